@@ -1,0 +1,55 @@
+#include <numeric>
+
+#include "costmodel/collective/algorithms.h"
+
+namespace tessera {
+namespace {
+
+bool IsExchange(CommKind kind) {
+  return kind == CommKind::kAllToAll || kind == CommKind::kRedistribute;
+}
+
+// Every rank to every other: the receiver's chunk, or the sender's own.
+Round EveryPair(int n, bool receivers_chunk, bool reduce) {
+  Round round;
+  round.modulus = n;
+  round.reduce = reduce;
+  for (int from = 0; from < n; ++from) {
+    for (int to = 0; to < n; ++to) {
+      if (from == to) continue;
+      round.sends.push_back({.from = from,
+                             .to = to,
+                             .base = 0,
+                             .first = receivers_chunk ? to : from,
+                             .count = 1});
+    }
+  }
+  return round;
+}
+
+}  // namespace
+
+bool DirectApplies(CommKind kind, const CollectiveGroup& group) {
+  return IsExchange(kind) || (RingApplies(kind, group) && group.shared_memory);
+}
+
+Rounds DirectRounds(CommKind kind, const CollectiveGroup& group) {
+  const int n = group.ranks;
+  Rounds out;
+  out.chunks = n;
+  out.owner.resize(static_cast<size_t>(n));
+  std::iota(out.owner.begin(), out.owner.end(), 0);
+  if (IsExchange(kind)) {
+    out.rounds.push_back(EveryPair(n, true, false));
+    return out;
+  }
+  if (kind != CommKind::kAllGather) {
+    out.rounds.push_back(EveryPair(n, true, true));
+  }
+  if (kind != CommKind::kReduceScatter) {
+    out.rounds.push_back(EveryPair(n, false, false));
+  }
+  return out;
+}
+
+}  // namespace tessera

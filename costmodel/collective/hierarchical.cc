@@ -1,0 +1,110 @@
+#include <algorithm>
+
+#include "costmodel/collective/algorithms.h"
+
+namespace tessera {
+namespace {
+
+// r rings in each of m hosts of g ranks. Chunk ((k * g) + j) * m + a belongs to
+// the rank at position j of ring k in host a.
+struct Shape {
+  int rings = 0;
+  int local = 0;  // g
+  int hosts = 0;  // m
+};
+
+Shape ShapeOf(const CollectiveGroup& group) {
+  size_t rings = group.node_rings[0].size();
+  for (const auto& node : group.node_rings) {
+    rings = std::min(rings, node.size());
+  }
+  return {static_cast<int>(rings), static_cast<int>(group.nodes[0].size()),
+          static_cast<int>(group.nodes.size())};
+}
+
+int RankAt(const CollectiveGroup& group, int host, int ring, int position) {
+  return group.node_rings[static_cast<size_t>(host)][static_cast<size_t>(ring)]
+                         [static_cast<size_t>(position)];
+}
+
+// Rings within every host, over blocks of m chunks.
+Round WithinHosts(const CollectiveGroup& group, const Shape& shape,
+                  bool reduce) {
+  const int g = shape.local;
+  const int m = shape.hosts;
+  Round round;
+  round.repeat = g - 1;
+  round.shift = -m;
+  round.modulus = g * m;
+  round.reduce = reduce;
+  for (int a = 0; a < m; ++a) {
+    for (int k = 0; k < shape.rings; ++k) {
+      for (int p = 0; p < g; ++p) {
+        round.sends.push_back({.from = RankAt(group, a, k, p),
+                               .to = RankAt(group, a, k, (p + 1) % g),
+                               .base = k * g * m,
+                               .first = (reduce ? (p + g - 1) % g : p) * m,
+                               .count = m});
+      }
+    }
+  }
+  return round;
+}
+
+// For every ring and position a ring across the hosts, over single chunks.
+Round AcrossHosts(const CollectiveGroup& group, const Shape& shape,
+                  bool reduce) {
+  const int g = shape.local;
+  const int m = shape.hosts;
+  Round round;
+  round.repeat = m - 1;
+  round.shift = -1;
+  round.modulus = m;
+  round.reduce = reduce;
+  for (int k = 0; k < shape.rings; ++k) {
+    for (int j = 0; j < g; ++j) {
+      for (int a = 0; a < m; ++a) {
+        round.sends.push_back({.from = RankAt(group, a, k, j),
+                               .to = RankAt(group, (a + 1) % m, k, j),
+                               .base = (k * g + j) * m,
+                               .first = reduce ? (a + m - 1) % m : a,
+                               .count = 1});
+      }
+    }
+  }
+  return round;
+}
+
+}  // namespace
+
+bool HierarchicalApplies(CommKind kind, const CollectiveGroup& group) {
+  const size_t local = group.nodes[0].size();
+  return RingApplies(kind, group) && group.nodes.size() > 1 && local > 1 &&
+         std::ranges::all_of(group.nodes, [&](const auto& node) {
+           return node.size() == local;
+         });
+}
+
+Rounds HierarchicalRounds(CommKind kind, const CollectiveGroup& group) {
+  const Shape shape = ShapeOf(group);
+  Rounds out;
+  out.chunks = shape.rings * shape.local * shape.hosts;
+  for (int k = 0; k < shape.rings; ++k) {
+    for (int j = 0; j < shape.local; ++j) {
+      for (int a = 0; a < shape.hosts; ++a) {
+        out.owner.push_back(RankAt(group, a, k, j));
+      }
+    }
+  }
+  if (kind != CommKind::kAllGather) {
+    out.rounds.push_back(WithinHosts(group, shape, true));
+    out.rounds.push_back(AcrossHosts(group, shape, true));
+  }
+  if (kind != CommKind::kReduceScatter) {
+    out.rounds.push_back(AcrossHosts(group, shape, false));
+    out.rounds.push_back(WithinHosts(group, shape, false));
+  }
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,191 @@
+#include "costmodel/collective/node_rings.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace tessera {
+namespace {
+
+using Cycle = std::vector<int>;
+using Matrix = std::vector<std::vector<int>>;
+
+// Bounds both searches: far more than an 8-GPU mesh takes (some thousands),
+// and milliseconds. Beyond it the best found so far stands.
+constexpr int kMaxSteps = 200'000;
+
+// How many times the slowest direct link goes into the one from i to j; 0 where
+// there is none, or not both ways.
+Matrix DirectLanes(const Cluster& cluster, std::span<const LinkId> direct_links,
+                   std::span<const DeviceId> devices) {
+  const size_t n = devices.size();
+  std::vector<std::vector<double>> rate(n, std::vector<double>(n, 0));
+  const auto position = [&](VertexId vertex) {
+    return static_cast<size_t>(
+        std::ranges::find(devices, vertex,
+                          [&](DeviceId d) {
+                            return cluster.devices[d.index()].vertex;
+                          }) -
+        devices.begin());
+  };
+  for (LinkId id : direct_links) {
+    const Link& link = cluster.links[id.index()];
+    const size_t i = position(link.from);
+    const size_t j = position(link.to);
+    if (i == n || j == n) continue;
+    rate[i][j] +=
+        cluster.link_types[static_cast<size_t>(link.type)].bandwidth.value;
+  }
+  double slowest = 0;
+  for (const auto& row : rate) {
+    for (double r : row) {
+      if (r > 0 && (slowest == 0 || r < slowest)) slowest = r;
+    }
+  }
+  Matrix lanes(n, std::vector<int>(n, 0));
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t j = 0; j < n; ++j) {
+      const double both = std::min(rate[i][j], rate[j][i]);
+      // Half a percent forgives rates that are rounded multiples.
+      if (both > 0) {
+        lanes[i][j] = static_cast<int>(std::floor(both / slowest + 0.005));
+      }
+    }
+  }
+  return lanes;
+}
+
+// All Hamiltonian cycles from position 0, each in one of its directions, in
+// lexicographic order.
+class CycleSearch {
+ public:
+  explicit CycleSearch(const Matrix& lanes)
+      : lanes_(lanes), visited_(lanes.size(), false) {}
+
+  std::vector<Cycle> Run() {
+    visited_[0] = true;
+    path_ = {0};
+    Extend();
+    return std::move(cycles_);
+  }
+
+ private:
+  void Extend() {
+    if (++steps_ > kMaxSteps) return;
+    const auto last = static_cast<size_t>(path_.back());
+    if (path_.size() == lanes_.size()) {
+      if (lanes_[last][0] > 0 && path_[1] < path_.back()) {
+        cycles_.push_back(path_);
+      }
+      return;
+    }
+    for (size_t next = 1; next < lanes_.size(); ++next) {
+      if (visited_[next] || lanes_[last][next] == 0) continue;
+      visited_[next] = true;
+      path_.push_back(static_cast<int>(next));
+      Extend();
+      path_.pop_back();
+      visited_[next] = false;
+    }
+  }
+
+  const Matrix& lanes_;
+  std::vector<bool> visited_;
+  Cycle path_;
+  std::vector<Cycle> cycles_;
+  int steps_ = 0;
+};
+
+// The largest set of cycles (with repetition) that the lanes allow.
+class Packing {
+ public:
+  Packing(Matrix lanes, const std::vector<Cycle>& cycles)
+      : lanes_(std::move(lanes)), cycles_(cycles) {
+    // Each cycle takes two lanes of every device.
+    bound_ = kMaxSteps;
+    for (const auto& row : lanes_) {
+      bound_ = std::min(bound_, std::accumulate(row.begin(), row.end(), 0) / 2);
+    }
+  }
+
+  std::vector<Cycle> Run() {
+    Add(0);
+    return std::move(best_);
+  }
+
+ private:
+  void Add(size_t first) {
+    if (chosen_.size() > best_.size()) best_ = chosen_;
+    for (size_t c = first; c < cycles_.size(); ++c) {
+      if (++steps_ > kMaxSteps || static_cast<int>(best_.size()) >= bound_) {
+        return;
+      }
+      if (!Fits(cycles_[c])) continue;
+      Take(cycles_[c], 1);
+      chosen_.push_back(cycles_[c]);
+      Add(c);
+      chosen_.pop_back();
+      Take(cycles_[c], -1);
+    }
+  }
+
+  bool Fits(const Cycle& cycle) const {
+    for (size_t i = 0; i < cycle.size(); ++i) {
+      const auto a = static_cast<size_t>(cycle[i]);
+      const auto b = static_cast<size_t>(cycle[(i + 1) % cycle.size()]);
+      if (lanes_[a][b] < 1) return false;
+    }
+    return true;
+  }
+
+  void Take(const Cycle& cycle, int count) {
+    for (size_t i = 0; i < cycle.size(); ++i) {
+      const auto a = static_cast<size_t>(cycle[i]);
+      const auto b = static_cast<size_t>(cycle[(i + 1) % cycle.size()]);
+      lanes_[a][b] -= count;
+      lanes_[b][a] -= count;
+    }
+  }
+
+  Matrix lanes_;
+  const std::vector<Cycle>& cycles_;
+  std::vector<Cycle> chosen_;
+  std::vector<Cycle> best_;
+  int bound_ = 0;
+  int steps_ = 0;
+};
+
+}  // namespace
+
+std::vector<LinkId> DirectLinks(const Cluster& cluster) {
+  const auto is_device = [&](VertexId vertex) {
+    return cluster.vertices[vertex.index()].kind == VertexKind::kDevice;
+  };
+  std::vector<LinkId> links;
+  for (size_t l = 0; l < cluster.links.size(); ++l) {
+    const Link& link = cluster.links[l];
+    if (is_device(link.from) && is_device(link.to)) {
+      links.emplace_back(static_cast<int64_t>(l));
+    }
+  }
+  return links;
+}
+
+std::vector<Cycle> NodeRings(const Cluster& cluster,
+                             std::span<const LinkId> direct_links,
+                             std::span<const DeviceId> devices) {
+  Cycle in_order(devices.size());
+  std::iota(in_order.begin(), in_order.end(), 0);
+  if (devices.size() < 3 || direct_links.empty()) return {in_order};
+  const Matrix lanes = DirectLanes(cluster, direct_links, devices);
+  const std::vector<Cycle> cycles = CycleSearch(lanes).Run();
+  std::vector<Cycle> rings;
+  for (const Cycle& cycle : Packing(lanes, cycles).Run()) {
+    rings.push_back(cycle);
+    rings.emplace_back(cycle.rbegin(), cycle.rend());
+  }
+  if (rings.empty()) rings.push_back(in_order);
+  return rings;
+}
+
+}  // namespace tessera

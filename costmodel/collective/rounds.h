@@ -1,0 +1,40 @@
+#pragma once
+// A collective algorithm as data: rounds of sends between the ranks of a group,
+// from which both its time and its result follow.
+
+#include <vector>
+
+namespace tessera {
+
+// `count` chunks from rank `from` to rank `to` (positions in the group). In
+// repetition t of its round the first of them is
+//   base + (first + t * shift) mod modulus.
+struct Send {
+  int from = 0;
+  int to = 0;
+  int base = 0;
+  int first = 0;
+  int count = 1;
+};
+
+// Sends that happen at once, `repeat` times over. Repetitions differ in the
+// chunks sent only, so that the n - 1 steps of a ring are one round.
+struct Round {
+  int repeat = 1;
+  int shift = 0;
+  int modulus = 1;
+  // Whether the receiver adds what arrives to what it has, or replaces it.
+  bool reduce = false;
+  std::vector<Send> sends;
+};
+
+// What every rank holds is cut into `chunks` equal chunks. owner[c] is the rank
+// to which chunk c belongs: where a reduce-scatter leaves it and an all-gather
+// finds it; in an all-to-all chunk c of every rank goes there.
+struct Rounds {
+  int chunks = 1;
+  std::vector<int> owner;
+  std::vector<Round> rounds;
+};
+
+}  // namespace tessera

@@ -1,0 +1,226 @@
+#include "costmodel/link/router.h"
+
+#include <algorithm>
+#include <boost/graph/adjacency_list.hpp>
+#include <boost/graph/dijkstra_shortest_paths.hpp>
+#include <compare>
+#include <limits>
+
+namespace tessera {
+namespace {
+
+// What a path costs, compared from the first member on.
+struct PathCost {
+  int32_t devices = 0;
+  int64_t picoseconds = 0;
+  int32_t hops = 0;
+  auto operator<=>(const PathCost&) const = default;
+  PathCost operator+(const PathCost& o) const {
+    return {devices + o.devices, picoseconds + o.picoseconds, hops + o.hops};
+  }
+};
+
+constexpr PathCost kUnreached = {std::numeric_limits<int32_t>::max(), 0, 0};
+
+using Graph =
+    boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS,
+                          boost::no_property,
+                          boost::property<boost::edge_weight_t, PathCost>>;
+
+}  // namespace
+
+Router::Router(const Cluster& cluster) : cluster_(cluster) {
+  for (size_t d = 0; d < cluster.devices.size(); ++d) {
+    while (static_cast<int>(first_device_.size()) <= cluster.devices[d].node) {
+      first_device_.push_back(static_cast<int>(d));
+    }
+  }
+  first_device_.push_back(static_cast<int>(cluster.devices.size()));
+
+  // Spread each node's number from its devices, up to and including NICs. Two
+  // numbers that meet make a vertex part of the network.
+  constexpr int kUnknown = -2;
+  constexpr int kNetwork = -1;
+  std::vector<std::vector<size_t>> neighbours(cluster.vertices.size());
+  for (const Link& link : cluster.links) {
+    neighbours[link.from.index()].push_back(link.to.index());
+    neighbours[link.to.index()].push_back(link.from.index());
+  }
+  owner_.assign(cluster.vertices.size(), kUnknown);
+  std::vector<size_t> open;
+  for (const Device& device : cluster.devices) {
+    owner_[device.vertex.index()] = device.node;
+    open.push_back(device.vertex.index());
+  }
+  while (!open.empty()) {
+    const size_t vertex = open.back();
+    open.pop_back();
+    const int owner = owner_[vertex];
+    if (cluster.vertices[vertex].kind == VertexKind::kNic &&
+        owner != kNetwork) {
+      continue;
+    }
+    for (size_t next : neighbours[vertex]) {
+      if (cluster.vertices[next].kind == VertexKind::kDevice) continue;
+      if (owner_[next] == owner || owner_[next] == kNetwork) continue;
+      // The network ends at the NICs of the nodes.
+      if (owner == kNetwork &&
+          cluster.vertices[next].kind == VertexKind::kNic) {
+        continue;
+      }
+      owner_[next] = owner_[next] == kUnknown ? owner : kNetwork;
+      open.push_back(next);
+    }
+  }
+  std::ranges::replace(owner_, kUnknown, kNetwork);
+
+  links_of_node_.resize(static_cast<size_t>(cluster.num_nodes()));
+  for (size_t l = 0; l < cluster.links.size(); ++l) {
+    const int from = owner_[cluster.links[l].from.index()];
+    const int to = owner_[cluster.links[l].to.index()];
+    const LinkId id(static_cast<int64_t>(l));
+    if (from < 0 && to < 0) {
+      links_of_network_.push_back(id);
+      continue;
+    }
+    if (from >= 0) links_of_node_[static_cast<size_t>(from)].push_back(id);
+    if (to >= 0 && to != from) {
+      links_of_node_[static_cast<size_t>(to)].push_back(id);
+    }
+  }
+}
+
+std::span<const LinkId> Router::Route(DeviceId from, DeviceId to) const {
+  const int node = cluster_.devices[to.index()].node;
+  const auto key = (static_cast<uint64_t>(from.index()) << 32) |
+                   static_cast<uint64_t>(node);
+  const RoutesToNode* routes = nullptr;
+  {
+    std::shared_lock lock(mutex_);
+    if (auto found = routes_.find(key); found != routes_.end()) {
+      routes = found->second.get();
+    }
+  }
+  if (routes == nullptr) {
+    // Computed outside the lock; a second thread's equal result is dropped.
+    auto computed = Compute(from, node);
+    std::unique_lock lock(mutex_);
+    routes = routes_.try_emplace(key, std::move(computed)).first->second.get();
+  }
+  const auto i = static_cast<size_t>(
+      to.value - first_device_[static_cast<size_t>(node)]);
+  return std::span(routes->links)
+      .subspan(routes->begin[i], routes->begin[i + 1] - routes->begin[i]);
+}
+
+Duration Router::Latency(std::span<const LinkId> route) const {
+  Duration total;
+  for (LinkId id : route) {
+    const int type = cluster_.links[id.index()].type;
+    total += cluster_.link_types[static_cast<size_t>(type)].latency;
+  }
+  return total;
+}
+
+std::unique_ptr<const Router::RoutesToNode> Router::Compute(DeviceId from,
+                                                            int node) const {
+  auto routes = std::make_unique<RoutesToNode>();
+  const int home = cluster_.devices[from.index()].node;
+  std::vector<LinkId> links = links_of_node_[static_cast<size_t>(home)];
+  if (node != home) {
+    const auto& others = links_of_node_[static_cast<size_t>(node)];
+    links.insert(links.end(), others.begin(), others.end());
+    links.insert(links.end(), links_of_network_.begin(),
+                 links_of_network_.end());
+    // A link between the two nodes is in both lists.
+    std::ranges::sort(links);
+    const auto repeated = std::ranges::unique(links);
+    links.erase(repeated.begin(), repeated.end());
+  }
+  if (Search(from, node, links, *routes)) return routes;
+
+  std::vector<LinkId> all;
+  for (size_t l = 0; l < cluster_.links.size(); ++l) {
+    all.emplace_back(static_cast<int64_t>(l));
+  }
+  TESSERA_CHECK(Search(from, node, all, *routes))
+      << "device " << from << " does not reach node " << node;
+  return routes;
+}
+
+bool Router::Search(DeviceId from, int node, std::span<const LinkId> links,
+                    RoutesToNode& out) const {
+  // The vertices of `links`, numbered as they occur.
+  std::unordered_map<int32_t, size_t> local_of;
+  const auto local = [&](VertexId vertex) {
+    return local_of.try_emplace(vertex.value, local_of.size()).first->second;
+  };
+  const VertexId start = cluster_.devices[from.index()].vertex;
+  const size_t source = local(start);
+  struct Edge {
+    size_t from;
+    size_t to;
+    PathCost cost;
+    LinkId link;
+  };
+  std::vector<Edge> edges;
+  for (LinkId id : links) {
+    const Link& link = cluster_.links[id.index()];
+    const bool forwards =
+        cluster_.vertices[link.from.index()].kind == VertexKind::kDevice &&
+        link.from != start;
+    const Duration latency =
+        cluster_.link_types[static_cast<size_t>(link.type)].latency;
+    edges.push_back({local(link.from), local(link.to),
+                     {forwards ? 1 : 0, latency.picoseconds, 1}, id});
+  }
+
+  Graph graph(local_of.size());
+  for (const Edge& edge : edges) {
+    boost::add_edge(edge.from, edge.to, edge.cost, graph);
+  }
+  std::vector<PathCost> cost(local_of.size(), kUnreached);
+  boost::dijkstra_shortest_paths(
+      graph, source,
+      boost::distance_map(
+          boost::make_iterator_property_map(
+              cost.begin(), boost::get(boost::vertex_index, graph)))
+          .distance_inf(kUnreached)
+          .distance_zero(PathCost{})
+          .distance_compare(std::less<PathCost>())
+          .distance_combine(std::plus<PathCost>()));
+
+  // The links that end a least path to each vertex; by id, as `links` are.
+  std::vector<std::vector<const Edge*>> last(local_of.size());
+  for (const Edge& edge : edges) {
+    if (cost[edge.from] == kUnreached) continue;
+    if (cost[edge.from] + edge.cost == cost[edge.to]) {
+      last[edge.to].push_back(&edge);
+    }
+  }
+  const int home = cluster_.devices[from.index()].node;
+  const auto local_index = static_cast<size_t>(
+      from.value - first_device_[static_cast<size_t>(home)]);
+
+  out.begin = {0};
+  out.links.clear();
+  const auto n = static_cast<size_t>(node);
+  for (int d = first_device_[n]; d < first_device_[n + 1]; ++d) {
+    const VertexId vertex = cluster_.devices[static_cast<size_t>(d)].vertex;
+    const size_t first = out.links.size();
+    const auto target = local_of.find(vertex.value);
+    if (target == local_of.end()) return false;
+    for (size_t v = target->second; v != source;) {
+      if (last[v].empty()) return false;
+      const Edge& edge = *last[v][local_index % last[v].size()];
+      out.links.push_back(edge.link);
+      v = edge.from;
+    }
+    std::reverse(out.links.begin() + static_cast<int64_t>(first),
+                 out.links.end());
+    out.begin.push_back(out.links.size());
+  }
+  return true;
+}
+
+}  // namespace tessera

@@ -1,0 +1,74 @@
+#pragma once
+// Routes between devices: which links a transfer crosses.
+//
+// The route from s to t is the path that is least by, in this order,
+//   1. other devices passed through (a GPU forwards for others only where
+//      nothing else joins the two);
+//   2. the sum of the links' latencies;
+//   3. the number of links.
+// Paths that are equal in all three are shared out over the sources: walking
+// back from t, of k links (by id) that end such a path, s takes the one at (its
+// local index on its node) mod k. So two GPUs and two NICs on one PCIe switch
+// pair up.
+//
+// A route stays within the nodes of s and t and the network between them where such
+// a path exists: no third host forwards. So routes depend on the cluster only.
+//
+// Routes are computed when first asked for, from one device to all of a node
+// at a time, and kept. There is no table over all pairs.
+//
+// Thread-safe: const methods may run concurrently.
+
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "planner/ir/cluster.h"
+
+namespace tessera {
+
+class Router {
+ public:
+  // `cluster` must be valid, and outlive this unchanged.
+  explicit Router(const Cluster& cluster);
+  Router(const Router&) = delete;
+  Router& operator=(const Router&) = delete;
+
+  // The links from `from` to `to` in order; empty when they are the same.
+  // Valid for the life of this.
+  std::span<const LinkId> Route(DeviceId from, DeviceId to) const;
+
+  // The sum of latencies along `route`.
+  Duration Latency(std::span<const LinkId> route) const;
+
+ private:
+  // The routes of one device to the devices of one node: those to the node's
+  // i-th device are links[begin[i]] to links[begin[i + 1] - 1].
+  struct RoutesToNode {
+    std::vector<size_t> begin;
+    std::vector<LinkId> links;
+  };
+
+  std::unique_ptr<const RoutesToNode> Compute(DeviceId from, int node) const;
+  // Fills `out` with routes over `links`, which are sorted; false when a device
+  // of `node` is out of reach along them.
+  bool Search(DeviceId from, int node, std::span<const LinkId> links,
+              RoutesToNode& out) const;
+
+  const Cluster& cluster_;
+  std::vector<int> first_device_;  // per node, and one past the last
+  // The node whose devices alone reach a vertex without crossing a NIC; -1
+  // for the network between the nodes.
+  std::vector<int> owner_;
+  std::vector<std::vector<LinkId>> links_of_node_;
+  std::vector<LinkId> links_of_network_;
+
+  mutable std::shared_mutex mutex_;
+  mutable std::unordered_map<uint64_t, std::unique_ptr<const RoutesToNode>>
+      routes_;  // by (device, node)
+};
+
+}  // namespace tessera

@@ -1,0 +1,86 @@
+#include "costmodel/profile/profile_db.h"
+
+#include <cmath>
+#include <tuple>
+
+#include "planner/ir/index_rule.h"
+
+namespace tessera {
+namespace {
+
+auto FamilyOf(const ProfileKey& key) {
+  return std::tie(key.name, key.dtype, key.device, key.ranks, key.nodes);
+}
+
+}  // namespace
+
+const Measurement* ProfileDb::Find(const ProfileKey& key) const {
+  const auto found = rows.find(key);
+  return found == rows.end() ? nullptr : &found->second;
+}
+
+std::pair<ProfileDb::Iterator, ProfileDb::Iterator> ProfileDb::Family(
+    const ProfileKey& key) const {
+  // The least key of the family: no rule, no extents, the least payload.
+  ProfileKey least = key;
+  least.rule.clear();
+  least.extents.clear();
+  least.payload = {0};
+  const Iterator begin = rows.lower_bound(least);
+  Iterator end = begin;
+  while (end != rows.end() && FamilyOf(end->first) == FamilyOf(key)) ++end;
+  return {begin, end};
+}
+
+ProfileKey CollectiveKey(CommKind kind, std::string_view device, int ranks,
+                         int nodes, Bytes payload) {
+  ProfileKey key;
+  key.name = std::string(NameOf(kind));
+  key.device = std::string(device);
+  key.ranks = ranks;
+  key.nodes = nodes;
+  key.payload = payload;
+  return key;
+}
+
+std::vector<Error> Validate(const ProfileDb& profile) {
+  std::vector<Error> errors;
+  int row = 0;
+  for (const auto& [key, measured] : profile.rows) {
+    const auto report = [&](std::string_view field, std::string message) {
+      errors.push_back(InvalidInput(
+          std::move(message),
+          "rows[" + std::to_string(row) + "]." + std::string(field)));
+    };
+    if (key.name.empty()) report("name", "is empty");
+    if (key.device.empty()) report("device", "is empty");
+    if (key.ranks < 1) report("ranks", "must be positive");
+    if (key.nodes < 1) report("nodes", "must be positive");
+    if (key.payload.value < 0) report("payload", "must not be negative");
+    if (!key.rule.empty()) {
+      const auto rule = IndexRule::Parse(key.rule);
+      if (!rule) {
+        report("rule", rule.error().message);
+      } else if (rule->factors.size() != key.extents.size()) {
+        report("extents", "there are " + std::to_string(key.extents.size()) +
+                              ", the rule has " +
+                              std::to_string(rule->factors.size()) +
+                              " factors");
+      }
+    } else if (!key.extents.empty()) {
+      report("extents", "there is no rule that they could belong to");
+    }
+    for (int64_t extent : key.extents) {
+      if (extent < 1) report("extents", "must be positive");
+    }
+    if (!(measured.median_s > 0) || !std::isfinite(measured.median_s)) {
+      report("median_s", "must be positive");
+    }
+    if (!(measured.spread >= 0)) report("spread", "must not be negative");
+    if (measured.samples < 1) report("samples", "must be positive");
+    ++row;
+  }
+  return errors;
+}
+
+}  // namespace tessera

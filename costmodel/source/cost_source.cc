@@ -1,0 +1,177 @@
+#include "costmodel/source/cost_source.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+std::optional<Cost> Measured(const CostQuery& query, const ProfileDb* profile) {
+  if (profile == nullptr) return std::nullopt;
+  const Measurement* found = profile->Find(query.key);
+  if (found == nullptr) return std::nullopt;
+  return Cost{found->median_s, CostSource::kMeasured};
+}
+
+// How far beyond the measured sizes a kernel's time is still believed.
+constexpr double kReach = 4;
+
+struct Point {
+  double work = 0;
+  double seconds = 0;
+};
+
+// Sorted by work; rows of equal work become one, their mean.
+void Normalise(std::vector<Point>& points) {
+  std::ranges::sort(points, {}, [](const Point& p) {
+    return std::pair(p.work, p.seconds);
+  });
+  size_t kept = 0;
+  for (size_t i = 0; i < points.size();) {
+    size_t end = i;
+    double sum = 0;
+    for (; end < points.size() && points[end].work == points[i].work; ++end) {
+      sum += points[end].seconds;
+    }
+    points[kept++] = {points[i].work, sum / static_cast<double>(end - i)};
+    i = end;
+  }
+  points.resize(kept);
+}
+
+// The two points that lie around `work`, or the two at the end it is beyond.
+size_t SegmentOf(const std::vector<Point>& points, double work) {
+  size_t right = 1;
+  while (right + 1 < points.size() && points[right].work < work) ++right;
+  return right;
+}
+
+std::optional<double> InterpolateKernel(const CostQuery& query,
+                                        const ProfileDb& profile) {
+  const auto work = WorkOf(query.key);
+  if (!work || !(*work > 0)) return std::nullopt;
+  std::vector<Point> same_rule;
+  std::vector<Point> any_rule;
+  const auto [begin, end] = profile.Family(query.key);
+  for (auto row = begin; row != end; ++row) {
+    const auto row_work = WorkOf(row->first);
+    if (!row_work || !(*row_work > 0)) continue;
+    any_rule.push_back({*row_work, row->second.median_s});
+    if (row->first.rule == query.key.rule) same_rule.push_back(any_rule.back());
+  }
+  std::vector<Point>& points = same_rule.empty() ? any_rule : same_rule;
+  if (points.empty()) return std::nullopt;
+  Normalise(points);
+  if (*work < points.front().work / kReach ||
+      *work > points.back().work * kReach) {
+    return std::nullopt;
+  }
+  if (points.size() == 1) return points[0].seconds * *work / points[0].work;
+  const size_t right = SegmentOf(points, *work);
+  const Point& a = points[right - 1];
+  const Point& b = points[right];
+  const double slope =
+      std::log(b.seconds / a.seconds) / std::log(b.work / a.work);
+  return a.seconds * std::pow(*work / a.work, slope);
+}
+
+std::optional<double> InterpolateCollective(const CostQuery& query,
+                                            const ProfileDb& profile) {
+  const auto payload = static_cast<double>(query.key.payload.value);
+  std::vector<Point> points;
+  const auto [begin, end] = profile.Family(query.key);
+  for (auto row = begin; row != end; ++row) {
+    points.push_back({static_cast<double>(row->first.payload.value),
+                      row->second.median_s});
+  }
+  if (points.empty()) return std::nullopt;
+  Normalise(points);
+  if (payload <= points.front().work) return points.front().seconds;
+  if (points.size() == 1) return points[0].seconds * payload / points[0].work;
+  const size_t right = SegmentOf(points, payload);
+  const Point& a = points[right - 1];
+  const Point& b = points[right];
+  // A slope that noise has made negative counts as none.
+  const double slope =
+      std::max(0.0, (b.seconds - a.seconds) / (b.work - a.work));
+  return payload > b.work ? b.seconds + slope * (payload - b.work)
+                          : a.seconds + slope * (payload - a.work);
+}
+
+std::optional<Cost> Interpolated(const CostQuery& query,
+                                 const ProfileDb* profile) {
+  if (profile == nullptr) return std::nullopt;
+  const auto seconds = query.collective
+                           ? InterpolateCollective(query, *profile)
+                           : InterpolateKernel(query, *profile);
+  if (!seconds) return std::nullopt;
+  return Cost{*seconds, CostSource::kInterpolated};
+}
+
+std::optional<Cost> Analytical(const CostQuery& query, const ProfileDb*) {
+  if (query.collective) {
+    return Cost{query.collective_seconds, CostSource::kAnalytical};
+  }
+  const DeviceType& device = *query.device;
+  double seconds = SecondsFor(
+      query.bytes, device.memory_bandwidth * device.memory_efficiency);
+  // Only matrix products reach the matrix units' peak, and only they can be
+  // bound by it; the others are bound by memory on every device of interest.
+  const FlopsPerSecond peak = device.Peak(query.key.dtype);
+  if (query.op_class != OpClass::kMemory && peak.value > 0) {
+    seconds = std::max(
+        seconds, SecondsFor(query.flops, peak * device.compute_efficiency));
+  }
+  return Cost{seconds + device.launch_overhead.seconds(),
+              CostSource::kAnalytical};
+}
+
+}  // namespace
+
+std::span<const CostSourceRow> CostSources() {
+  static constexpr CostSourceRow kTable[] = {
+      {"measured", "the profile's time of exactly this task", Measured},
+      {"interpolated", "between the profile's times of other sizes",
+       Interpolated},
+      {"analytical", "a roofline, or the alpha-beta model of a collective",
+       Analytical},
+  };
+  return kTable;
+}
+
+Cost PriceOf(const CostQuery& query, const ProfileDb* profile) {
+  for (const CostSourceRow& source : CostSources()) {
+    if (const auto cost = source.price(query, profile)) return *cost;
+  }
+  TESSERA_CHECK(false) << "no cost source knows " << query.key.name;
+  return {};
+}
+
+const OpDef* OperatorOf(std::string_view kernel) {
+  const auto op = FindOp(kernel.substr(0, kernel.find('.')));
+  return op ? *op : nullptr;
+}
+
+std::optional<double> WorkOf(const ProfileKey& key) {
+  const auto rule = IndexRule::Parse(key.rule);
+  if (!rule || rule->factors.size() != key.extents.size()) return std::nullopt;
+  const std::vector<DType> operands(rule->operands.size(), key.dtype);
+  const std::vector<DType> results(rule->results.size(), key.dtype);
+  const OpCall call = {.rule = &*rule,
+                       .extents = key.extents,
+                       .operand_dtypes = operands,
+                       .result_dtypes = results,
+                       .attributes = {}};
+  if (key.name == "copy") {
+    return static_cast<double>(OperandBytes(call).value);
+  }
+  const OpDef* op = OperatorOf(key.name);
+  if (op == nullptr) return std::nullopt;
+  if (op->op_class == OpClass::kMemory) {
+    return static_cast<double>(CallBytes(*op, call).value);
+  }
+  return op->flops(call).value;
+}
+
+}  // namespace tessera

@@ -1,0 +1,77 @@
+#pragma once
+// Where the time of one task comes from: a table of sources in order of trust.
+// The first one that knows the task prices it, and the cost says which it was.
+//
+//   measured      the profile has exactly this kernel (or collective) at
+//                 exactly this size;
+//   interpolated  the profile has the same at other sizes. Kernels: straight
+//                 lines through log(time) over log(work) of the nearest rows,
+//                 work being operations for matrix products and attention, and
+//                 bytes for the rest; rows of the same rule if there are any,
+//                 else all of the kernel; only for work in [min/4, 4*max] of
+//                 what was measured. Collectives: straight lines through time
+//                 over bytes, of the same ranks and hosts; above the largest,
+//                 by the last slope; below the smallest, its time;
+//   analytical    kernels: a roofline (Williams et al., 2009) with the device
+//                 type's stated efficiencies,
+//                   max(operations / (peak * compute_efficiency),
+//                       bytes / (bandwidth * memory_efficiency)) + launch;
+//                 collectives: the alpha-beta model of costmodel/collective.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "costmodel/profile/profile_db.h"
+#include "planner/base/units.h"
+#include "planner/ir/cluster.h"
+#include "planner/ir/op.h"
+
+namespace tessera {
+
+enum class CostSource : uint8_t { kMeasured, kInterpolated, kAnalytical };
+inline constexpr int kCostSources = 3;
+
+struct Cost {
+  double seconds = 0;
+  CostSource source = CostSource::kAnalytical;
+};
+
+// One task of one rank, as the sources see it.
+struct CostQuery {
+  ProfileKey key;
+  const DeviceType* device = nullptr;  // of the rank
+  // A kernel:
+  OpClass op_class = OpClass::kMemory;
+  Flops flops;
+  Bytes bytes;  // memory traffic
+  // A collective: its time by the alpha-beta model.
+  bool collective = false;
+  double collective_seconds = 0;
+};
+
+struct CostSourceRow {
+  std::string_view name;
+  std::string_view summary;
+  // Nothing when the source does not know the task. `profile` may be null.
+  std::optional<Cost> (*price)(const CostQuery& query,
+                               const ProfileDb* profile);
+};
+
+// In order of trust; the last one always answers.
+std::span<const CostSourceRow> CostSources();
+
+// The first answer of the table.
+Cost PriceOf(const CostQuery& query, const ProfileDb* profile);
+
+// Operations or bytes of a kernel at the key's extents: what interpolation
+// scales by. All tensors count as the key's dtype. Nothing for a kernel that
+// is not an operator's.
+std::optional<double> WorkOf(const ProfileKey& key);
+
+// The operator of a kernel: "cross_entropy" of "cross_entropy.state". Null for
+// a kernel that is not an operator's.
+const OpDef* OperatorOf(std::string_view kernel);
+
+}  // namespace tessera

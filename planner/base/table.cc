@@ -1,0 +1,53 @@
+#include "planner/base/table.h"
+
+#include <numeric>
+
+namespace tessera {
+namespace {
+
+// Levenshtein distance, two rows.
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substituted = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::string NearestName(std::string_view name,
+                        std::span<const std::string_view> candidates) {
+  std::string nearest;
+  size_t best = std::max<size_t>(2, name.size() / 3) + 1;
+  for (std::string_view candidate : candidates) {
+    const size_t distance = EditDistance(name, candidate);
+    if (distance < best) {
+      best = distance;
+      nearest = candidate;
+    }
+  }
+  return nearest;
+}
+
+Error UnknownName(std::string_view kind, std::string_view name,
+                  std::span<const std::string_view> known) {
+  std::string message = "unknown " + std::string(kind) + " '" +
+                        std::string(name) + "'";
+  const std::string nearest = NearestName(name, known);
+  if (!nearest.empty()) message += "; did you mean '" + nearest + "'?";
+  message += " known:";
+  for (size_t i = 0; i < known.size(); ++i) {
+    message += (i == 0 ? " " : ", ") + std::string(known[i]);
+  }
+  return {ErrorCode::kNotFound, message, ""};
+}
+
+}  // namespace tessera

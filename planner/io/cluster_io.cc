@@ -1,0 +1,202 @@
+#include "planner/io/cluster_io.h"
+
+#include <cmath>
+
+#include "planner/io/proto_file_io.h"
+#include "planner/topology/topologies.h"
+#include "proto/cluster.pb.h"
+
+namespace tessera {
+namespace {
+
+// The vertex kinds in the order of the file's enum, from 1.
+constexpr VertexKind kVertexKinds[] = {VertexKind::kDevice, VertexKind::kNic,
+                                       VertexKind::kBridge,
+                                       VertexKind::kSwitch};
+
+proto::VertexKind ToProto(VertexKind kind) {
+  int value = 1;
+  for (VertexKind known : kVertexKinds) {
+    if (known == kind) break;
+    ++value;
+  }
+  return static_cast<proto::VertexKind>(value);
+}
+
+std::string At(std::string_view list, int index, std::string_view field) {
+  return std::string(list) + "[" + std::to_string(index) + "]." +
+         std::string(field);
+}
+
+// Within the range of Duration, and a number.
+Result<Duration> ToDuration(double seconds, const std::string& where) {
+  if (!(std::abs(seconds) < 9e6)) {
+    return InvalidInput("is " + std::to_string(seconds) +
+                            " seconds, out of range",
+                        where);
+  }
+  return Duration::FromSeconds(seconds);
+}
+
+proto::Cluster ToProto(const Cluster& cluster) {
+  proto::Cluster out;
+  out.set_schema_version(kSchemaVersion);
+  out.set_name(cluster.name);
+  for (const DeviceType& type : cluster.device_types) {
+    proto::DeviceType& row = *out.add_device_types();
+    row.set_name(type.name);
+    row.set_source(type.source);
+    row.set_memory_bytes(type.memory.value);
+    row.set_peak_fp64_flops_per_second(type.peak_fp64.value);
+    row.set_peak_fp32_flops_per_second(type.peak_fp32.value);
+    row.set_peak_bf16_flops_per_second(type.peak_bf16.value);
+    row.set_peak_fp16_flops_per_second(type.peak_fp16.value);
+    row.set_memory_bandwidth_bytes_per_second(type.memory_bandwidth.value);
+    row.set_compute_efficiency(type.compute_efficiency);
+    row.set_memory_efficiency(type.memory_efficiency);
+    row.set_launch_overhead_seconds(type.launch_overhead.seconds());
+    row.set_concurrent_streams(type.concurrent_streams);
+  }
+  for (const LinkType& type : cluster.link_types) {
+    proto::LinkType& row = *out.add_link_types();
+    row.set_name(type.name);
+    row.set_source(type.source);
+    row.set_bandwidth_bytes_per_second(type.bandwidth.value);
+    row.set_latency_seconds(type.latency.seconds());
+  }
+  for (const Vertex& vertex : cluster.vertices) {
+    proto::Vertex& row = *out.add_vertices();
+    row.set_kind(ToProto(vertex.kind));
+    row.set_name(vertex.name);
+  }
+  for (const Device& device : cluster.devices) {
+    proto::Device& row = *out.add_devices();
+    row.set_device_type(device.type);
+    row.set_vertex(device.vertex.value);
+    row.set_node(device.node);
+  }
+  for (const Link& link : cluster.links) {
+    proto::Link& row = *out.add_links();
+    row.set_from_vertex(link.from.value);
+    row.set_to_vertex(link.to.value);
+    row.set_link_type(link.type);
+  }
+  return out;
+}
+
+Result<Cluster> FromProto(const proto::Cluster& in) {
+  Cluster out;
+  out.name = in.name();
+  for (int i = 0; i < in.device_types_size(); ++i) {
+    const proto::DeviceType& row = in.device_types(i);
+    DeviceType type;
+    type.name = row.name();
+    type.source = row.source();
+    type.memory = {row.memory_bytes()};
+    type.peak_fp64 = {row.peak_fp64_flops_per_second()};
+    type.peak_fp32 = {row.peak_fp32_flops_per_second()};
+    type.peak_bf16 = {row.peak_bf16_flops_per_second()};
+    type.peak_fp16 = {row.peak_fp16_flops_per_second()};
+    type.memory_bandwidth = {row.memory_bandwidth_bytes_per_second()};
+    type.compute_efficiency = row.compute_efficiency();
+    type.memory_efficiency = row.memory_efficiency();
+    TESSERA_TRY(type.launch_overhead,
+                ToDuration(row.launch_overhead_seconds(),
+                           At("device_types", i, "launch_overhead_seconds")));
+    type.concurrent_streams = row.concurrent_streams();
+    out.device_types.push_back(std::move(type));
+  }
+  for (int i = 0; i < in.link_types_size(); ++i) {
+    const proto::LinkType& row = in.link_types(i);
+    LinkType type;
+    type.name = row.name();
+    type.source = row.source();
+    type.bandwidth = {row.bandwidth_bytes_per_second()};
+    TESSERA_TRY(type.latency, ToDuration(row.latency_seconds(),
+                                         At("link_types", i,
+                                            "latency_seconds")));
+    out.link_types.push_back(std::move(type));
+  }
+  for (int i = 0; i < in.vertices_size(); ++i) {
+    const int kind = in.vertices(i).kind();
+    if (kind < 1 || kind > static_cast<int>(std::size(kVertexKinds))) {
+      return InvalidInput(
+          "must be VERTEX_KIND_DEVICE, _NIC, _BRIDGE or _SWITCH",
+          At("vertices", i, "kind"));
+    }
+    out.vertices.push_back({kVertexKinds[kind - 1], in.vertices(i).name()});
+  }
+  for (const proto::Device& row : in.devices()) {
+    out.devices.push_back(
+        {row.device_type(), VertexId(row.vertex()), row.node()});
+  }
+  for (const proto::Link& row : in.links()) {
+    out.links.push_back({VertexId(row.from_vertex()),
+                         VertexId(row.to_vertex()), row.link_type()});
+  }
+  return out;
+}
+
+// Validate() names the struct's fields; the file's carry their units.
+std::string AsInFile(std::string where) {
+  static constexpr struct {
+    std::string_view field;
+    std::string_view in_file;
+  } kRenamed[] = {
+      {"].memory", "].memory_bytes"},
+      {"].peak_fp64", "].peak_fp64_flops_per_second"},
+      {"].peak_fp32", "].peak_fp32_flops_per_second"},
+      {"].peak_bf16", "].peak_bf16_flops_per_second"},
+      {"].peak_fp16", "].peak_fp16_flops_per_second"},
+      {"].memory_bandwidth", "].memory_bandwidth_bytes_per_second"},
+      {"].launch_overhead", "].launch_overhead_seconds"},
+      {"].bandwidth", "].bandwidth_bytes_per_second"},
+      {"].latency", "].latency_seconds"},
+      {"].from", "].from_vertex"},
+      {"].to", "].to_vertex"},
+  };
+  for (const auto& row : kRenamed) {
+    if (!where.ends_with(row.field)) continue;
+    where.resize(where.size() - row.field.size());
+    return where.append(row.in_file);
+  }
+  if (where.starts_with("devices[") && where.ends_with("].type")) {
+    return where.substr(0, where.size() - 4) + "device_type";
+  }
+  if (where.starts_with("links[") && where.ends_with("].type")) {
+    return where.substr(0, where.size() - 4) + "link_type";
+  }
+  return where;
+}
+
+}  // namespace
+
+Result<Cluster> ReadCluster(const std::string& path) {
+  proto::Cluster message;
+  TESSERA_RETURN_IF_ERROR(ReadProtoFile(path, message));
+  auto cluster = FromProto(message);
+  if (!cluster) return cluster.error().At(path);
+  const std::vector<Error> errors = Validate(*cluster);
+  if (errors.empty()) return cluster;
+  Error first = errors.front();
+  first.where = AsInFile(first.where);
+  if (errors.size() > 1) {
+    first.message +=
+        " (and " + std::to_string(errors.size() - 1) + " more problems)";
+  }
+  return first.At(path);
+}
+
+Result<void> WriteCluster(const std::string& path, const Cluster& cluster) {
+  const std::vector<Error> errors = Validate(cluster);
+  TESSERA_CHECK(errors.empty()) << errors.front().ToString();
+  return WriteProtoFile(path, ToProto(cluster));
+}
+
+Result<Cluster> LoadCluster(std::string_view spec_or_path) {
+  const std::string path(spec_or_path);
+  if (HasProtoFileEnding(path)) return ReadCluster(path);
+  return MakeCluster(spec_or_path);
+}
+
+}  // namespace tessera

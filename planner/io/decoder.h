@@ -1,0 +1,127 @@
+#pragma once
+// The parts that decoder models share, on top of GraphBuilder: layers with
+// their weights, attention heads, the loss. Each importer's family lists its
+// own layers with them. Not for several threads.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/io/importer.h"
+#include "planner/io/model_config.h"
+#include "planner/ir/graph.h"
+
+namespace tessera {
+
+// Attention's heads: `groups` key/value heads, `per_group` query heads each.
+struct Heads {
+  int64_t groups = 1;
+  int64_t per_group = 1;
+  int64_t size = 1;
+};
+
+// Heads by the keys of a config: `heads` query heads over `hidden`, with
+// `key_value_heads` groups. An error in `config` where they do not divide;
+// a positive `head_size` replaces hidden / heads.
+Heads ReadHeads(ModelConfig& config, std::string_view hidden_key,
+                std::string_view heads_key, int64_t key_value_heads,
+                std::string_view key_value_heads_key, int64_t head_size = 0);
+
+// The operator of an activation's name in transformers; an error in `config`
+// where it has none.
+std::string ReadActivation(ModelConfig& config, std::string_view key,
+                           std::string_view fallback);
+
+// Rotary embedding of a model; `fraction` of each head is turned.
+struct Rotary {
+  double theta = 0;
+  double fraction = 1;
+};
+
+// Rotary embedding by the keys of a config, which transformers 5 gathers in
+// "rope_parameters". Scaled forms ("rope_scaling") are errors.
+Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
+                  std::string_view fraction_key, double default_fraction,
+                  int64_t head_size);
+
+// An error in `config` where options.seq_len exceeds the positions of `key`.
+void CheckSeqLen(ModelConfig& config, std::string_view key,
+                 const ImportOptions& options);
+
+// Says once in options.warnings that a dropout probability is left out.
+void WarnAttentionDropout(ModelConfig& config, std::string_view key,
+                          double fallback, const ImportOptions& options);
+
+// How a layer's weights start and what it has.
+struct LinearOptions {
+  double stddev = 0;
+  bool bias = false;
+};
+
+// How the projections of an attention layer are called.
+struct AttentionNames {
+  std::string q, k, v, out;
+};
+
+struct AttentionOptions {
+  Heads heads;
+  double scale = 0;
+  int64_t window = 0;              // 0: none
+  const Rotary* rotary = nullptr;  // null: none
+  LinearOptions qkv;
+  LinearOptions out;
+};
+
+class Decoder {
+ public:
+  // Adds the inputs "tokens", "labels" and "positions".
+  Decoder(const ModelConfig& config, const ImportOptions& options,
+          int64_t hidden);
+
+  void BeginBlock(std::string name) { builder_.BeginBlock(std::move(name)); }
+
+  TensorId tokens() const { return tokens_; }
+  TensorId positions() const { return positions_; }
+
+  // A weight with weight decay, which biases and norms do not have (Radford
+  // et al. 2018, section 4.1).
+  TensorId Matrix(std::string name, Shape shape, double stddev);
+
+  // Rows of `table` by `ids`.
+  TensorId Lookup(std::string name, TensorId ids, TensorId table);
+  // y[.., n] = x[.., k] w[n, k] + bias[n]: `n` and `k` are runs of letters,
+  // `shape` has their extents. Weights NAME.weight and NAME.bias.
+  TensorId Linear(const std::string& name, TensorId x, std::string_view n,
+                  std::string_view k, Shape shape,
+                  const LinearOptions& options);
+  TensorId LayerNorm(const std::string& name, TensorId x, double epsilon);
+  TensorId RmsNorm(const std::string& name, TensorId x, double epsilon);
+  // x itself where the probability is 0.
+  TensorId Dropout(std::string name, TensorId x, double probability);
+  TensorId Add(std::string name, TensorId x, TensorId y);
+  // Projections, rotary embedding and attention, without the norm before and
+  // the residual behind. `name` is the attention module's.
+  TensorId Attention(const std::string& name, const AttentionNames& names,
+                     TensorId x, const AttentionOptions& options);
+  // Inner layer `up` to `inner` features, activation, outer layer `down`.
+  TensorId Mlp(const std::string& name, std::string_view up,
+               std::string_view down, std::string_view activation, TensorId x,
+               int64_t inner, const LinearOptions& up_options,
+               const LinearOptions& down_options);
+  // down(activation(gate(x)) * up(x)): Shazeer 2020.
+  TensorId GatedMlp(const std::string& name, std::string_view activation,
+                    TensorId x, int64_t inner, const LinearOptions& options);
+
+  // Logits by `matrix` [vocabulary, hidden], and their loss.
+  Result<Graph> Finish(std::string head_name, TensorId x, TensorId matrix);
+
+ private:
+  GraphBuilder builder_;
+  int64_t hidden_;
+  TensorId tokens_;
+  TensorId labels_;
+  TensorId positions_;
+  int dropouts_ = 0;
+};
+
+}  // namespace tessera

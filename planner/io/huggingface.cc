@@ -1,0 +1,74 @@
+#include "planner/io/huggingface.h"
+
+#include <sys/stat.h>
+
+#include <array>
+
+#include "planner/base/table.h"
+
+namespace tessera {
+namespace {
+
+bool IsFolder(const std::string& path) {
+  struct stat status;
+  return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+}
+
+// Features of any family that change the computation.
+constexpr std::array kUnsupported = {
+    "add_cross_attention", "is_encoder_decoder", "quantization_config"};
+
+}  // namespace
+
+std::span<const ModelFamily> ModelFamilies() {
+  static constexpr std::array kFamilies = {
+      ModelFamily{"gpt2", "GPT-2 (Radford et al. 2019)", BuildGpt2},
+      ModelFamily{"llama", "Llama 1 to 3 (Touvron et al. 2023)", BuildLlama},
+      ModelFamily{"mistral", "Mistral (Jiang et al. 2023)", BuildMistral},
+      ModelFamily{"qwen2", "Qwen2 (Yang et al. 2024)", BuildQwen2},
+      ModelFamily{"gpt_neox", "GPT-NeoX and Pythia (Black et al. 2022)",
+                  BuildGptNeox},
+  };
+  return kFamilies;
+}
+
+bool IsHuggingFace(const std::string& path) {
+  return path.ends_with(".json") || IsFolder(path);
+}
+
+Result<Graph> ImportHuggingFace(const std::string& path,
+                                const ImportOptions& options) {
+  const std::string file = IsFolder(path) ? path + "/config.json" : path;
+  TESSERA_TRY(JsonValue values, ReadJson(file));
+  if (options.global_batch < 1) {
+    return InvalidInput("the model needs a global batch of at least 1", file);
+  }
+  if (options.seq_len < 1) {
+    return InvalidInput("the model needs a sequence length of at least 1",
+                        file);
+  }
+  if (options.dtype.has_value() && !IsFloat(*options.dtype)) {
+    return InvalidInput(
+        "parameters cannot be " + std::string(NameOf(*options.dtype)), file);
+  }
+  ModelConfig config(file, std::move(values));
+  if (!config.Has("model_type")) {
+    return InvalidInput("missing: expected the name of a model family",
+                        file + ": model_type");
+  }
+  const std::string type = config.String("model_type", "");
+  TESSERA_RETURN_IF_ERROR(config.Check());
+  const auto family = Find("model_type", ModelFamilies(), type);
+  if (!family) {
+    return InvalidInput(family.error().message, file + ": model_type");
+  }
+  for (const char* key : kUnsupported) config.Refuse(key);
+  auto graph = (*family)->build(config, options);
+  // A config whose own values cannot be put together.
+  if (!graph && graph.error().where.find(file) == std::string::npos) {
+    return graph.error().At(file);
+  }
+  return graph;
+}
+
+}  // namespace tessera

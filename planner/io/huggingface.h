@@ -1,0 +1,41 @@
+#pragma once
+// Decoder models of Hugging Face's transformers, from their config.json. Keys
+// that do not change the computation are skipped (a config has dozens); keys
+// that do, with a value that is not supported, are errors.
+//
+// Tensors are called as in the models' safetensors files. A fused projection
+// (c_attn, query_key_value) is three weights here, "....q.weight", ".k", ".v":
+// every dimension holds one factor, so queries are [g, r, d, i] for g groups
+// of r query heads of size d on i inputs.
+
+#include <string>
+
+#include "planner/io/importer.h"
+#include "planner/io/model_config.h"
+
+namespace tessera {
+
+bool IsHuggingFace(const std::string& path);
+
+// `path` is a config.json or a folder that holds one.
+Result<Graph> ImportHuggingFace(const std::string& path,
+                                const ImportOptions& options);
+
+// One kind of model: the "model_type" of its config.json.
+struct ModelFamily {
+  std::string_view name;
+  std::string_view summary;
+  // REQUIRES: options.global_batch and options.seq_len are positive.
+  Result<Graph> (*build)(ModelConfig& config, const ImportOptions& options);
+};
+
+std::span<const ModelFamily> ModelFamilies();
+
+// The families, each in planner/io/huggingface_<family>.cc.
+Result<Graph> BuildGpt2(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildLlama(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildMistral(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildQwen2(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildGptNeox(ModelConfig& config, const ImportOptions& options);
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+#include <sys/stat.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "planner/io/graph_io.h"
+#include "planner/io/huggingface.h"
+#include "planner/io/importer.h"
+
+namespace tessera {
+
+std::span<const Importer> Importers() {
+  static constexpr std::array kImporters = {
+      Importer{"graph", "Tessera's own graph file (.txtpb, .json or .pb)",
+               IsGraphFile, ImportGraph},
+      Importer{"huggingface",
+               "config.json of a Hugging Face model, or its folder",
+               IsHuggingFace, ImportHuggingFace},
+  };
+  return kImporters;
+}
+
+Result<Graph> ImportModel(const std::string& path,
+                          const ImportOptions& options) {
+  struct stat status;
+  if (::stat(path.c_str(), &status) != 0) {
+    return Error{ErrorCode::kNotFound,
+                 std::string("cannot open: ") + std::strerror(errno), path};
+  }
+  std::string known;
+  for (const Importer& importer : Importers()) {
+    if (importer.recognises(path)) return importer.import(path, options);
+    known += (known.empty() ? "" : "; ") + std::string(importer.summary);
+  }
+  return InvalidInput("not a model; known: " + known, path);
+}
+
+}  // namespace tessera

@@ -1,0 +1,227 @@
+#include "planner/io/json_check_io.h"
+
+#include <cctype>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "planner/base/table.h"
+
+namespace tessera {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+
+// Deeper than any of the formats; bounds the recursion on hostile input.
+constexpr int kMaxDepth = 100;
+
+// A recursive-descent reader that checks and keeps nothing. `type` is the
+// message type of the object at hand, or null where keys are free (a map).
+class Checker {
+ public:
+  explicit Checker(std::string_view text) : text_(text) {}
+
+  Result<void> Document(const Descriptor& type) {
+    SkipSpace();
+    if (Peek() != '{') return Wrong("expected '{'");
+    const bool free_keys = type.full_name() == "google.protobuf.Struct";
+    TESSERA_RETURN_IF_ERROR(Object(free_keys ? nullptr : &type, 0));
+    SkipSpace();
+    if (position_ != text_.size()) return Wrong("unexpected text at the end");
+    return {};
+  }
+
+ private:
+  char Peek() const {
+    return position_ < text_.size() ? text_[position_] : '\0';
+  }
+  void SkipSpace() {
+    while (position_ < text_.size() &&
+           std::string_view(" \t\r\n").find(text_[position_]) !=
+               std::string_view::npos) {
+      ++position_;
+    }
+  }
+  bool Skip(char c) {
+    if (Peek() != c) return false;
+    ++position_;
+    return true;
+  }
+
+  Error Wrong(std::string message) const { return WrongAt(position_, message); }
+  Error WrongAt(size_t position, std::string message) const {
+    if (position >= text_.size()) message = "the file ends early: " + message;
+    const std::string_view before = text_.substr(0, position);
+    size_t line = 1;
+    for (char c : before) line += c == '\n';
+    const size_t newline = before.rfind('\n');
+    const size_t column = newline == std::string_view::npos
+                              ? position + 1
+                              : position - newline;
+    return InvalidInput(message,
+                        std::to_string(line) + ":" + std::to_string(column));
+  }
+
+  Result<void> Object(const Descriptor* type, int depth) {
+    if (depth > kMaxDepth) return Wrong("nested too deep");
+    ++position_;  // '{'
+    SkipSpace();
+    if (Skip('}')) return {};
+    std::set<std::string, std::less<>> seen;
+    for (;;) {
+      SkipSpace();
+      const size_t start = position_;
+      if (Peek() != '"') return Wrong("expected a field name in quotes");
+      TESSERA_TRY(const std::string key, String());
+      const FieldDescriptor* field = nullptr;
+      if (type != nullptr) {
+        field = FieldNamed(*type, key);
+        if (field == nullptr) return UnknownKey(start, *type, key);
+      }
+      const std::string name =
+          field == nullptr ? key : std::string(field->name());
+      if (!seen.insert(name).second) {
+        return WrongAt(start, "field '" + key + "' occurs twice");
+      }
+      SkipSpace();
+      if (!Skip(':')) return Wrong("expected ':'");
+      TESSERA_RETURN_IF_ERROR(FieldValue(field, depth));
+      SkipSpace();
+      if (Skip(',')) continue;
+      if (Skip('}')) return {};
+      return Wrong("expected ',' or '}'");
+    }
+  }
+
+  // The value of `field`; null for a free key.
+  Result<void> FieldValue(const FieldDescriptor* field, int depth) {
+    SkipSpace();
+    if (field == nullptr) return Value(nullptr, depth + 1);
+    if (field->is_map()) {
+      if (Peek() == '{') return Object(nullptr, depth + 1);
+      return Wrong("expected '{'");
+    }
+    if (field->is_repeated() && Peek() != '[' && Peek() != 'n') {
+      return Wrong("expected '[': field '" + std::string(field->name()) +
+                   "' is a list");
+    }
+    if (!field->is_repeated() && Peek() == '[') {
+      return Wrong("field '" + std::string(field->name()) + "' is not a list");
+    }
+    return Value(field->message_type(), depth + 1);
+  }
+
+  Result<void> Value(const Descriptor* type, int depth) {
+    if (depth > kMaxDepth) return Wrong("nested too deep");
+    SkipSpace();
+    switch (Peek()) {
+      case '{':
+        return Object(type, depth);
+      case '[':
+        return Array(type, depth);
+      case '"': {
+        auto text = String();
+        if (!text) return text.error();
+        return {};
+      }
+      default:
+        return Literal();
+    }
+  }
+
+  Result<void> Array(const Descriptor* type, int depth) {
+    ++position_;  // '['
+    SkipSpace();
+    if (Skip(']')) return {};
+    for (;;) {
+      TESSERA_RETURN_IF_ERROR(Value(type, depth + 1));
+      SkipSpace();
+      if (Skip(',')) continue;
+      if (Skip(']')) return {};
+      return Wrong("expected ',' or ']'");
+    }
+  }
+
+  // The text between quotes, escapes left as they are: field names have none.
+  Result<std::string> String() {
+    const size_t start = ++position_;
+    while (position_ < text_.size()) {
+      const char c = text_[position_];
+      if (c == '"') {
+        return std::string(text_.substr(start, position_++ - start));
+      }
+      if (static_cast<unsigned char>(c) < 0x20) {
+        return Wrong("control character in a string");
+      }
+      position_ += c == '\\' ? 2 : 1;
+    }
+    position_ = text_.size();
+    return Wrong("expected '\"'");
+  }
+
+  // true, false, null or a number.
+  Result<void> Literal() {
+    const size_t start = position_;
+    while (std::isalnum(static_cast<unsigned char>(Peek())) != 0 ||
+           Peek() == '+' || Peek() == '-' || Peek() == '.') {
+      ++position_;
+    }
+    const std::string_view word = text_.substr(start, position_ - start);
+    if (word == "true" || word == "false" || word == "null") return {};
+    if (IsNumber(word)) return {};
+    if (word.empty()) return WrongAt(start, "expected a value");
+    return WrongAt(start, "'" + std::string(word) + "' is not a value");
+  }
+
+  // -?(0|[1-9][0-9]*)(.[0-9]+)?([eE][+-]?[0-9]+)?
+  static bool IsNumber(std::string_view word) {
+    size_t i = 0;
+    const auto digits = [&] {
+      const size_t start = i;
+      while (i < word.size() && word[i] >= '0' && word[i] <= '9') ++i;
+      return i - start;
+    };
+    const auto skip = [&](std::string_view any) {
+      if (i >= word.size() || any.find(word[i]) == any.npos) return false;
+      ++i;
+      return true;
+    };
+    skip("-");
+    const size_t first = i;
+    const size_t whole = digits();
+    if (whole == 0 || (whole > 1 && word[first] == '0')) return false;
+    if (skip(".") && digits() == 0) return false;
+    if (skip("eE")) {
+      skip("+-");
+      if (digits() == 0) return false;
+    }
+    return i == word.size();
+  }
+
+  static const FieldDescriptor* FieldNamed(const Descriptor& type,
+                                           const std::string& key) {
+    const FieldDescriptor* field = type.FindFieldByName(key);
+    return field != nullptr ? field : type.FindFieldByCamelcaseName(key);
+  }
+
+  Error UnknownKey(size_t start, const Descriptor& type,
+                   const std::string& key) const {
+    std::vector<std::string_view> known;
+    for (int i = 0; i < type.field_count(); ++i) {
+      known.push_back(type.field(i)->name());
+    }
+    return WrongAt(start, UnknownName("field", key, known).message);
+  }
+
+  std::string_view text_;
+  size_t position_ = 0;
+};
+
+}  // namespace
+
+Result<void> CheckJson(std::string_view text, const Descriptor& type) {
+  return Checker(text).Document(type);
+}
+
+}  // namespace tessera

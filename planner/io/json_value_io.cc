@@ -1,0 +1,110 @@
+#include <google/protobuf/struct.pb.h>
+#include <google/protobuf/util/json_util.h>
+
+#include <sstream>
+
+#include "planner/io/file.h"
+#include "planner/io/json_check_io.h"
+#include "planner/io/json_value.h"
+
+namespace tessera {
+namespace {
+
+JsonValue FromStruct(const google::protobuf::Struct& message);
+
+JsonValue FromValue(const google::protobuf::Value& message) {
+  JsonValue value;
+  switch (message.kind_case()) {
+    case google::protobuf::Value::kBoolValue:
+      value.kind = JsonValue::Kind::kBool;
+      value.boolean = message.bool_value();
+      break;
+    case google::protobuf::Value::kNumberValue:
+      value.kind = JsonValue::Kind::kNumber;
+      value.number = message.number_value();
+      break;
+    case google::protobuf::Value::kStringValue:
+      value.kind = JsonValue::Kind::kString;
+      value.text = message.string_value();
+      break;
+    case google::protobuf::Value::kListValue:
+      value.kind = JsonValue::Kind::kArray;
+      for (const auto& item : message.list_value().values()) {
+        value.items.push_back(FromValue(item));
+      }
+      break;
+    case google::protobuf::Value::kStructValue:
+      return FromStruct(message.struct_value());
+    case google::protobuf::Value::kNullValue:
+    case google::protobuf::Value::KIND_NOT_SET:
+      break;
+  }
+  return value;
+}
+
+JsonValue FromStruct(const google::protobuf::Struct& message) {
+  JsonValue value;
+  value.kind = JsonValue::Kind::kObject;
+  for (const auto& [key, field] : message.fields()) {
+    value.fields.emplace(key, FromValue(field));
+  }
+  return value;
+}
+
+}  // namespace
+
+const JsonValue& JsonValue::Field(std::string_view key) const {
+  static const JsonValue* const null = new JsonValue();
+  const auto found = fields.find(key);
+  return found == fields.end() ? *null : found->second;
+}
+
+std::string JsonValue::ToString() const {
+  std::ostringstream out;
+  const char* separator = "";
+  switch (kind) {
+    case Kind::kNull:
+      return "null";
+    case Kind::kBool:
+      return boolean ? "true" : "false";
+    case Kind::kNumber:
+      out.precision(17);
+      out << number;
+      return out.str();
+    case Kind::kString:
+      return "\"" + text + "\"";
+    case Kind::kArray:
+      out << "[";
+      for (const JsonValue& item : items) {
+        out << separator << item.ToString();
+        separator = ", ";
+      }
+      out << "]";
+      return out.str();
+    case Kind::kObject:
+      out << "{";
+      for (const auto& [key, value] : fields) {
+        out << separator << "\"" << key << "\": " << value.ToString();
+        separator = ", ";
+      }
+      out << "}";
+      return out.str();
+  }
+  return "";
+}
+
+Result<JsonValue> ReadJson(const std::string& path) {
+  TESSERA_TRY(const std::string bytes, ReadFile(path));
+  google::protobuf::Struct message;
+  if (auto checked = CheckJson(bytes, *message.GetDescriptor()); !checked) {
+    Error error = checked.error();
+    error.where = path + ":" + error.where;
+    return error;
+  }
+  const auto status =
+      google::protobuf::util::JsonStringToMessage(bytes, &message);
+  if (!status.ok()) return InvalidInput(std::string(status.message()), path);
+  return FromStruct(message);
+}
+
+}  // namespace tessera

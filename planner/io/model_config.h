@@ -1,0 +1,51 @@
+#pragma once
+// A config.json while it is read: values by key, with the type that the caller
+// expects. The first problem is kept and returned by Check, so that a reader is
+// a list of keys and one check. A copyable value; not for several threads.
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "planner/base/result.h"
+#include "planner/io/json_value.h"
+
+namespace tessera {
+
+class ModelConfig {
+ public:
+  ModelConfig(std::string path, JsonValue values);
+
+  // Whether `key` is there and not null.
+  bool Has(std::string_view key) const;
+
+  // A whole number of at least 1. The first form is an error where the key is
+  // missing or null, the second returns `fallback`, which is the default of
+  // the model's class in transformers.
+  int64_t Size(std::string_view key);
+  int64_t Size(std::string_view key, int64_t fallback);
+  // Finite, within [least, most].
+  double Number(std::string_view key, double fallback, double least,
+                double most);
+  bool Bool(std::string_view key, bool fallback);
+  std::string String(std::string_view key, std::string_view fallback);
+
+  // An error unless `key` is missing, null or false.
+  void Refuse(std::string_view key);
+  // Adds an error about `key`, which names the place.
+  void Wrong(std::string_view key, std::string message);
+
+  const std::string& path() const { return path_; }
+  const JsonValue& values() const { return values_; }
+  // The first problem so far.
+  Result<void> Check() const;
+
+ private:
+  const JsonValue* Find(std::string_view key) const;
+
+  std::string path_;
+  JsonValue values_;
+  std::optional<Error> error_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,224 @@
+#include "planner/ir/cluster.h"
+
+#include <cmath>
+#include <numeric>
+
+namespace tessera {
+namespace {
+
+std::string Indexed(std::string_view list, size_t index) {
+  return std::string(list) + "[" + std::to_string(index) + "]";
+}
+
+bool InRange(int64_t index, size_t size) {
+  return index >= 0 && static_cast<size_t>(index) < size;
+}
+
+// Collects errors; one function for each kind of mistake.
+struct Problems {
+  std::vector<Error> errors;
+
+  void Add(const std::string& where, std::string message) {
+    errors.push_back(InvalidInput(std::move(message), where));
+  }
+  void RequirePositive(double value, const std::string& where) {
+    if (!(value > 0) || !std::isfinite(value)) {
+      Add(where, "must be positive, is " + std::to_string(value));
+    }
+  }
+  void RequireNotNegative(double value, const std::string& where) {
+    if (!(value >= 0) || !std::isfinite(value)) {
+      Add(where, "must not be negative, is " + std::to_string(value));
+    }
+  }
+  void RequireFraction(double value, const std::string& where) {
+    if (!(value > 0 && value <= 1)) {
+      Add(where, "must be in (0, 1], is " + std::to_string(value));
+    }
+  }
+  void RequireIndex(int64_t index, size_t size, const std::string& where) {
+    if (!InRange(index, size)) {
+      Add(where, "is " + std::to_string(index) + ", must be in [0, " +
+                     std::to_string(size) + ")");
+    }
+  }
+};
+
+void CheckDeviceType(const DeviceType& type, const std::string& at,
+                     Problems& problems) {
+  problems.RequirePositive(static_cast<double>(type.memory.value),
+                           at + ".memory");
+  const double peaks[] = {type.peak_fp64.value, type.peak_fp32.value,
+                          type.peak_bf16.value, type.peak_fp16.value};
+  const char* const names[] = {".peak_fp64", ".peak_fp32", ".peak_bf16",
+                               ".peak_fp16"};
+  bool computes = false;
+  for (size_t i = 0; i < std::size(peaks); ++i) {
+    problems.RequireNotNegative(peaks[i], at + names[i]);
+    computes |= peaks[i] > 0;
+  }
+  if (!computes) {
+    problems.Add(at, "one of the peaks must be positive, all are zero");
+  }
+  problems.RequirePositive(type.memory_bandwidth.value,
+                           at + ".memory_bandwidth");
+  problems.RequireFraction(type.compute_efficiency, at + ".compute_efficiency");
+  problems.RequireFraction(type.memory_efficiency, at + ".memory_efficiency");
+  problems.RequireNotNegative(type.launch_overhead.seconds(),
+                              at + ".launch_overhead");
+}
+
+void CheckDevices(const Cluster& cluster, Problems& problems) {
+  if (cluster.devices.empty()) problems.Add("devices", "must not be empty");
+  std::vector<int> device_at(cluster.vertices.size(), -1);
+  int node = 0;
+  for (size_t i = 0; i < cluster.devices.size(); ++i) {
+    const Device& device = cluster.devices[i];
+    const std::string at = Indexed("devices", i);
+    problems.RequireIndex(device.type, cluster.device_types.size(),
+                          at + ".type");
+    problems.RequireIndex(device.vertex.value, cluster.vertices.size(),
+                          at + ".vertex");
+    if (InRange(device.vertex.value, cluster.vertices.size())) {
+      const size_t vertex = device.vertex.index();
+      if (cluster.vertices[vertex].kind != VertexKind::kDevice) {
+        problems.Add(at + ".vertex", "vertex " + std::to_string(vertex) +
+                                         " is not a device");
+      }
+      if (device_at[vertex] >= 0) {
+        problems.Add(at + ".vertex", "vertex " + std::to_string(vertex) +
+                                         " already is device " +
+                                         std::to_string(device_at[vertex]));
+      }
+      device_at[vertex] = static_cast<int>(i);
+    }
+    const bool continues = device.node == node;
+    const bool starts_next = i > 0 && device.node == node + 1;
+    if (!continues && !starts_next) {
+      problems.Add(at + ".node",
+                   "is " + std::to_string(device.node) +
+                       ": nodes count up from 0 and the ranks of one node "
+                       "are contiguous");
+    }
+    node = device.node;
+  }
+  for (size_t v = 0; v < cluster.vertices.size(); ++v) {
+    if (cluster.vertices[v].kind == VertexKind::kDevice && device_at[v] < 0) {
+      problems.Add(Indexed("vertices", v), "is a device that no rank uses");
+    }
+  }
+}
+
+void CheckLinks(const Cluster& cluster, Problems& problems) {
+  for (size_t i = 0; i < cluster.links.size(); ++i) {
+    const Link& link = cluster.links[i];
+    const std::string at = Indexed("links", i);
+    problems.RequireIndex(link.from.value, cluster.vertices.size(),
+                          at + ".from");
+    problems.RequireIndex(link.to.value, cluster.vertices.size(), at + ".to");
+    problems.RequireIndex(link.type, cluster.link_types.size(), at + ".type");
+    if (link.from == link.to) problems.Add(at, "joins a vertex to itself");
+  }
+}
+
+// The vertices that `start` reaches along `edges`.
+std::vector<bool> Reached(const std::vector<std::vector<size_t>>& edges,
+                          size_t start) {
+  std::vector<bool> reached(edges.size(), false);
+  std::vector<size_t> open = {start};
+  reached[start] = true;
+  while (!open.empty()) {
+    const size_t vertex = open.back();
+    open.pop_back();
+    for (size_t next : edges[vertex]) {
+      if (reached[next]) continue;
+      reached[next] = true;
+      open.push_back(next);
+    }
+  }
+  return reached;
+}
+
+// All devices reach each other when device 0 reaches all and all reach it.
+// REQUIRES: indices are in range.
+void CheckConnected(const Cluster& cluster, Problems& problems) {
+  std::vector<std::vector<size_t>> forward(cluster.vertices.size());
+  std::vector<std::vector<size_t>> backward(cluster.vertices.size());
+  for (const Link& link : cluster.links) {
+    forward[link.from.index()].push_back(link.to.index());
+    backward[link.to.index()].push_back(link.from.index());
+  }
+  const size_t first = cluster.devices.front().vertex.index();
+  const std::vector<bool> from_first = Reached(forward, first);
+  const std::vector<bool> to_first = Reached(backward, first);
+  for (size_t i = 0; i < cluster.devices.size(); ++i) {
+    const size_t vertex = cluster.devices[i].vertex.index();
+    if (!from_first[vertex]) {
+      problems.Add(Indexed("devices", i), "cannot be reached from device 0");
+    }
+    if (!to_first[vertex]) {
+      problems.Add(Indexed("devices", i), "cannot reach device 0");
+    }
+  }
+}
+
+}  // namespace
+
+FlopsPerSecond DeviceType::Peak(DType dtype) const {
+  switch (dtype) {
+    case DType::kFloat64:
+      return peak_fp64;
+    case DType::kFloat32:
+      return peak_fp32;
+    case DType::kBFloat16:
+      return peak_bf16;
+    case DType::kFloat16:
+      return peak_fp16;
+    case DType::kInt32:
+      return {};
+  }
+  return {};
+}
+
+int Cluster::num_nodes() const {
+  return devices.empty() ? 0 : devices.back().node + 1;
+}
+
+void Connect(Cluster& cluster, VertexId a, VertexId b, int link_type) {
+  cluster.links.push_back({a, b, link_type});
+  cluster.links.push_back({b, a, link_type});
+}
+
+VertexId AddVertex(Cluster& cluster, VertexKind kind, std::string name) {
+  cluster.vertices.push_back({kind, std::move(name)});
+  return VertexId(static_cast<int64_t>(cluster.vertices.size()) - 1);
+}
+
+DeviceId AddDevice(Cluster& cluster, int type, int node, std::string name) {
+  const VertexId vertex =
+      AddVertex(cluster, VertexKind::kDevice, std::move(name));
+  cluster.devices.push_back({type, vertex, node});
+  return DeviceId(static_cast<int64_t>(cluster.devices.size()) - 1);
+}
+
+std::vector<Error> Validate(const Cluster& cluster) {
+  Problems problems;
+  for (size_t i = 0; i < cluster.device_types.size(); ++i) {
+    CheckDeviceType(cluster.device_types[i], Indexed("device_types", i),
+                    problems);
+  }
+  for (size_t i = 0; i < cluster.link_types.size(); ++i) {
+    const std::string at = Indexed("link_types", i);
+    problems.RequirePositive(cluster.link_types[i].bandwidth.value,
+                             at + ".bandwidth");
+    problems.RequireNotNegative(cluster.link_types[i].latency.seconds(),
+                                at + ".latency");
+  }
+  const size_t before_graph = problems.errors.size();
+  CheckDevices(cluster, problems);
+  CheckLinks(cluster, problems);
+  if (problems.errors.size() == before_graph) CheckConnected(cluster, problems);
+  return std::move(problems.errors);
+}
+
+}  // namespace tessera

@@ -1,0 +1,101 @@
+#pragma once
+// Cluster: a machine as a plain directed graph. Vertices are devices, NICs,
+// bridges and switches; links join them, each with a latency and a bandwidth
+// per direction. No routing, no cost: those are costmodel/link.
+//
+// Figures are kept in two small tables, one row per device type and per link
+// type, each with the source of its numbers; devices and links refer to them.
+// A plain value: copyable, comparable, no pointers inside.
+
+#include <string>
+#include <vector>
+
+#include "planner/base/ids.h"
+#include "planner/base/result.h"
+#include "planner/base/units.h"
+#include "planner/ir/dtype.h"
+
+namespace tessera {
+
+struct DeviceType {
+  std::string name;    // "a100-sxm4-80gb"
+  std::string source;  // where the figures below come from
+  Bytes memory;        // device memory usable by tensors and workspaces
+  // Dense peak rate of matrix products per element type; zero when the device
+  // cannot compute in that type.
+  FlopsPerSecond peak_fp64;
+  FlopsPerSecond peak_fp32;
+  FlopsPerSecond peak_bf16;
+  FlopsPerSecond peak_fp16;
+  BytesPerSecond memory_bandwidth;  // peak
+  // Reachable fraction of the peaks by large kernels, for the analytical cost
+  // source. In (0, 1].
+  double compute_efficiency = 0;
+  double memory_efficiency = 0;
+  Duration launch_overhead;  // floor of one kernel's time
+  // Whether communication runs beside compute. If false (a CPU rank that
+  // moves its own bytes) every task of a rank shares one stream.
+  bool concurrent_streams = true;
+
+  // Zero when the type is not supported.
+  FlopsPerSecond Peak(DType dtype) const;
+  bool operator==(const DeviceType&) const = default;
+};
+
+struct LinkType {
+  std::string name;    // "nvlink3", "ib-hdr"
+  std::string source;  // where the figures below come from
+  BytesPerSecond bandwidth;  // per direction
+  Duration latency;
+  bool operator==(const LinkType&) const = default;
+};
+
+enum class VertexKind : uint8_t { kDevice, kNic, kBridge, kSwitch };
+
+struct Vertex {
+  VertexKind kind = VertexKind::kDevice;
+  std::string name;  // "node0.gpu3", "node0.nvswitch", "spine"
+  bool operator==(const Vertex&) const = default;
+};
+
+struct Device {
+  int type = 0;     // index into Cluster::device_types
+  VertexId vertex;  // where it sits in the graph
+  int node = 0;     // host number, 0-based: ranks of one node are contiguous
+  bool operator==(const Device&) const = default;
+};
+
+struct Link {
+  VertexId from;
+  VertexId to;
+  int type = 0;  // index into Cluster::link_types
+  bool operator==(const Link&) const = default;
+};
+
+struct Cluster {
+  std::string name;  // "dgx-a100-80gb:4"
+  std::vector<DeviceType> device_types;
+  std::vector<LinkType> link_types;
+  std::vector<Vertex> vertices;
+  std::vector<Device> devices;  // in rank order
+  std::vector<Link> links;
+
+  const DeviceType& TypeOf(DeviceId device) const {
+    return device_types[static_cast<size_t>(devices[device.index()].type)];
+  }
+  int num_nodes() const;
+  bool operator==(const Cluster&) const = default;
+};
+
+// Adds `link` in both directions.
+void Connect(Cluster& cluster, VertexId a, VertexId b, int link_type);
+VertexId AddVertex(Cluster& cluster, VertexKind kind, std::string name);
+DeviceId AddDevice(Cluster& cluster, int type, int node, std::string name);
+
+// All that is wrong with `cluster`: no devices, indices out of range, zero or
+// negative bandwidth, memory or peak, efficiencies outside (0, 1], devices
+// that cannot reach each other, nodes not contiguous. Empty when valid. Each
+// error's `where` names the field, such as "link_types[1].bandwidth".
+std::vector<Error> Validate(const Cluster& cluster);
+
+}  // namespace tessera

@@ -1,0 +1,263 @@
+// Reverse-mode differentiation of a graph: walks the forward nodes backwards
+// and appends, for each, the adjoints its operator declares. The rule of an
+// adjoint is the forward rule's factors over exactly what the adjoint reads
+// and writes, so its layouts are derived like any other operator's.
+
+#include <algorithm>
+
+#include "planner/ir/graph.h"
+
+namespace tessera {
+namespace {
+
+// One symbol of an adjoint's signature: "x1", "y0", "dy0", "dx2".
+struct Symbol {
+  bool gradient = false;
+  bool of_result = false;
+  size_t index = 0;
+};
+
+std::vector<Symbol> ReadSymbols(std::string_view text) {
+  std::vector<Symbol> symbols;
+  for (size_t i = 0; i < text.size();) {
+    Symbol symbol;
+    if (text[i] == ',') ++i;
+    if (text[i] == 'd') {
+      symbol.gradient = true;
+      ++i;
+    }
+    TESSERA_CHECK(i + 1 < text.size() && (text[i] == 'x' || text[i] == 'y'))
+        << "adjoint signature " << text;
+    symbol.of_result = text[i] == 'y';
+    symbol.index = static_cast<size_t>(text[i + 1] - '0');
+    symbols.push_back(symbol);
+    i += 2;
+  }
+  return symbols;
+}
+
+// A gradient that reaches a tensor, and the node whose operand it is.
+struct Contribution {
+  TensorId gradient;
+  NodeId consumer;
+};
+
+class Differentiator {
+ public:
+  explicit Differentiator(Graph graph) : graph_(std::move(graph)) {}
+
+  Result<Graph> Run() {
+    const size_t forward_nodes = graph_.nodes.size();
+    contributions_.resize(graph_.tensors.size());
+    producer_.resize(graph_.tensors.size());
+    FindDependents(forward_nodes);
+    if (!depends_[graph_.loss.index()]) {
+      return InvalidInput("the loss depends on no weight", "loss");
+    }
+    for (size_t i = forward_nodes; i-- > 0;) {
+      AddAdjoints(NodeId(i));
+    }
+    for (size_t t = 0; t < contributions_.size(); ++t) {
+      if (graph_.tensors[t].kind != TensorKind::kWeight) continue;
+      if (contributions_[t].empty()) {
+        return InvalidInput("the loss does not depend on it",
+                            "weight '" + graph_.tensors[t].name + "'");
+      }
+      for (const Contribution& c : contributions_[t]) {
+        graph_.gradients.push_back({TensorId(t), c.gradient});
+      }
+    }
+    return std::move(graph_);
+  }
+
+ private:
+  // Which tensors depend on a weight, and who produces each.
+  void FindDependents(size_t forward_nodes) {
+    depends_.assign(graph_.tensors.size(), false);
+    for (size_t t = 0; t < graph_.tensors.size(); ++t) {
+      depends_[t] = graph_.tensors[t].kind == TensorKind::kWeight;
+    }
+    for (size_t i = 0; i < forward_nodes; ++i) {
+      const Node& node = graph_.nodes[i];
+      const bool any =
+          std::any_of(node.operands.begin(), node.operands.end(),
+                      [&](TensorId id) { return depends_[id.index()]; });
+      for (TensorId id : node.results) {
+        depends_[id.index()] = any;
+        producer_[id.index()] = NodeId(i);
+      }
+    }
+  }
+
+  TensorId NewGradient(TensorId of_id, const std::string& name) {
+    const Tensor& of = graph_.tensor(of_id);
+    Tensor gradient;
+    gradient.gradient_of = of_id;
+    gradient.name = name;
+    gradient.shape = of.shape;
+    gradient.sample_dim = of.sample_dim;
+    if (of.kind == TensorKind::kWeight) {
+      gradient.kind = TensorKind::kWeightGradient;
+      gradient.dtype = of.dtype == DType::kFloat64 ? DType::kFloat64
+                                                   : DType::kFloat32;
+    } else {
+      gradient.kind = TensorKind::kGradient;
+      gradient.dtype = of.dtype;
+    }
+    graph_.tensors.push_back(std::move(gradient));
+    return TensorId(graph_.tensors.size() - 1);
+  }
+
+  // The whole gradient of a forward tensor, adding its contributions by a
+  // "sum" node if there are several; invalid when there is none.
+  TensorId GradientOf(TensorId tensor) {
+    std::vector<Contribution>& terms = contributions_[tensor.index()];
+    if (terms.empty()) return TensorId();
+    if (terms.size() > 1) {
+      Node sum;
+      const auto op = FindOp("sum");
+      TESSERA_CHECK(op.has_value()) << "no operator 'sum'";
+      sum.op = *op;
+      sum.name = graph_.tensor(tensor).name + ".d_sum";
+      sum.pass = Pass::kBackward;
+      // The sum belongs to its consumers' block, so that only one gradient
+      // travels between blocks; to the producer's where they differ.
+      const int block = graph_.node(terms[0].consumer).block;
+      const bool one_block =
+          std::all_of(terms.begin(), terms.end(), [&](const Contribution& c) {
+            return graph_.node(c.consumer).block == block;
+          });
+      sum.forward = one_block ? terms[0].consumer
+                              : producer_[tensor.index()];
+      sum.block = graph_.node(sum.forward).block;
+      const Node& producer = graph_.node(producer_[tensor.index()]);
+      const auto k = static_cast<size_t>(
+          std::find(producer.results.begin(), producer.results.end(), tensor) -
+          producer.results.begin());
+      for (uint8_t f : producer.rule.results[k]) {
+        sum.rule.factors.push_back(producer.rule.factors[f]);
+      }
+      Indices all;
+      for (size_t f = 0; f < sum.rule.factors.size(); ++f) {
+        all.push_back(static_cast<uint8_t>(f));
+      }
+      for (const Contribution& c : terms) {
+        sum.operands.push_back(c.gradient);
+        sum.rule.operands.push_back(all);
+        sum.rule.terms.push_back(0);
+      }
+      sum.rule.results = {all};
+      const TensorId total =
+          NewGradient(tensor, graph_.tensor(tensor).name + ".d");
+      sum.results = {total};
+      graph_.nodes.push_back(std::move(sum));
+      terms = {{total, terms[0].consumer}};
+    }
+    return terms[0].gradient;
+  }
+
+  void Contribute(TensorId tensor, TensorId gradient, NodeId consumer) {
+    contributions_[tensor.index()].push_back({gradient, consumer});
+  }
+
+  void AddAdjoints(NodeId id) {
+    // Copied: adding nodes and tensors moves the vectors.
+    const Node node = graph_.node(id);
+    const bool is_loss = std::find(node.results.begin(), node.results.end(),
+                                   graph_.loss) != node.results.end();
+    std::vector<TensorId> result_gradients;
+    bool reached = is_loss;
+    for (TensorId result : node.results) {
+      result_gradients.push_back(
+          depends_[result.index()] ? GradientOf(result) : TensorId());
+      reached = reached || result_gradients.back().valid();
+    }
+    if (!reached) return;
+    for (const AdjointDef& adjoint : node.op->adjoints) {
+      AddAdjoint(id, node, adjoint, result_gradients);
+    }
+  }
+
+  void AddAdjoint(NodeId id, const Node& node, const AdjointDef& adjoint,
+                  const std::vector<TensorId>& result_gradients) {
+    const size_t arrow = adjoint.signature.find("->");
+    const auto reads = ReadSymbols(adjoint.signature.substr(0, arrow));
+    const auto writes = ReadSymbols(adjoint.signature.substr(arrow + 2));
+    const bool wanted =
+        std::any_of(writes.begin(), writes.end(), [&](const Symbol& s) {
+          return s.index < node.operands.size() &&
+                 depends_[node.operands[s.index].index()];
+        });
+    if (!wanted) return;
+    if (adjoint.op.empty()) {
+      Contribute(node.operands[writes[0].index],
+                 result_gradients[reads[0].index], id);
+      return;
+    }
+    Node backward;
+    const auto op = FindOp(adjoint.op);
+    TESSERA_CHECK(op.has_value()) << op.error().message;
+    backward.op = *op;
+    backward.attributes = node.attributes;
+    backward.block = node.block;
+    backward.pass = Pass::kBackward;
+    backward.forward = id;
+    for (const Symbol& s : reads) {
+      const TensorId tensor = s.gradient    ? result_gradients[s.index]
+                              : s.of_result ? node.results[s.index]
+                                            : node.operands[s.index];
+      if (!tensor.valid()) return;  // no gradient arrives there
+      backward.operands.push_back(tensor);
+      backward.rule.operands.push_back(s.of_result
+                                           ? node.rule.results[s.index]
+                                           : node.rule.operands[s.index]);
+      backward.rule.terms.push_back(0);
+    }
+    for (const Symbol& s : writes) {
+      const TensorId operand = node.operands[s.index];
+      const std::string suffix = ".d" + std::to_string(s.index);
+      if (backward.name.empty()) backward.name = node.name + suffix;
+      const TensorId gradient =
+          NewGradient(operand, node.name + suffix);
+      backward.results.push_back(gradient);
+      backward.rule.results.push_back(node.rule.operands[s.index]);
+    }
+    KeepUsedFactors(node.rule, backward.rule);
+    graph_.nodes.push_back(backward);
+    for (size_t k = 0; k < writes.size(); ++k) {
+      Contribute(node.operands[writes[k].index], backward.results[k], id);
+    }
+  }
+
+  // Gives `rule`, whose indices refer to `forward`'s factors, a factor list of
+  // its own with those that it uses.
+  static void KeepUsedFactors(const IndexRule& forward, IndexRule& rule) {
+    std::vector<int> renumbered(forward.factors.size(), -1);
+    const auto renumber = [&](std::vector<Indices>& sides) {
+      for (Indices& indices : sides) {
+        for (uint8_t& f : indices) {
+          if (renumbered[f] < 0) {
+            renumbered[f] = static_cast<int>(rule.factors.size());
+            rule.factors.push_back(forward.factors[f]);
+          }
+          f = static_cast<uint8_t>(renumbered[f]);
+        }
+      }
+    };
+    renumber(rule.operands);
+    renumber(rule.results);
+  }
+
+  Graph graph_;
+  std::vector<std::vector<Contribution>> contributions_;  // by forward tensor
+  std::vector<NodeId> producer_;                          // by forward tensor
+  std::vector<bool> depends_;                             // on a weight
+};
+
+}  // namespace
+
+Result<Graph> Differentiate(Graph forward) {
+  return Differentiator(std::move(forward)).Run();
+}
+
+}  // namespace tessera

@@ -1,0 +1,383 @@
+#include "planner/ir/graph.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "planner/base/table.h"
+
+namespace tessera {
+namespace {
+
+// Statistics, losses and weight gradients are kept in at least fp32.
+DType StatisticsDType(DType dtype) {
+  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+}
+
+Result<std::vector<int64_t>> NodeExtents(const Graph& graph,
+                                         const Node& node) {
+  std::vector<Shape> operand_shapes;
+  std::vector<Shape> result_shapes;
+  for (TensorId id : node.operands) {
+    operand_shapes.push_back(graph.tensor(id).shape);
+  }
+  for (TensorId id : node.results) {
+    result_shapes.push_back(graph.tensor(id).shape);
+  }
+  return Extents(node.rule, operand_shapes, result_shapes);
+}
+
+Flops ForwardFlops(const Graph& graph, const Node& node) {
+  const auto extents = NodeExtents(graph, node);
+  TESSERA_CHECK(extents.has_value()) << node.name;
+  std::vector<DType> dtypes(std::max(node.operands.size(),
+                                     node.results.size()),
+                            graph.dtype);
+  const OpCall call = {&node.rule,
+                       *extents,
+                       std::span(dtypes).first(node.operands.size()),
+                       std::span(dtypes).first(node.results.size()),
+                       node.attributes};
+  return node.op->flops(call);
+}
+
+std::string ShapeText(const Shape& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) {
+    text += (i == 0 ? "" : ",") + std::to_string(shape[i]);
+  }
+  return text + "]";
+}
+
+// Exact text of an attribute list; salts only tell dropouts apart.
+std::string AttributeText(const Node& node, bool with_salt) {
+  std::string text;
+  for (const Attribute& attribute : node.attributes) {
+    if (!with_salt && attribute.name == "salt") continue;
+    char value[40];
+    std::snprintf(value, sizeof value, "=%a;", attribute.value);
+    text += attribute.name + value;
+  }
+  return text;
+}
+
+}  // namespace
+
+double Node::attribute(std::string_view attribute_name) const {
+  for (const Attribute& a : attributes) {
+    if (a.name == attribute_name) return a.value;
+  }
+  TESSERA_CHECK(false) << name << " has no attribute " << attribute_name;
+  return 0;
+}
+
+int64_t ParameterCount(const Graph& graph) {
+  int64_t count = 0;
+  for (const Tensor& tensor : graph.tensors) {
+    if (tensor.kind != TensorKind::kWeight) continue;
+    int64_t elements = 1;
+    for (int64_t extent : tensor.shape) elements *= extent;
+    count += elements;
+  }
+  return count;
+}
+
+int64_t MatmulParameterCount(const Graph& graph) {
+  int64_t count = 0;
+  for (const Node& node : graph.nodes) {
+    if (node.pass != Pass::kForward || node.op->op_class != OpClass::kMatmul) {
+      continue;
+    }
+    for (TensorId id : node.operands) {
+      const Tensor& tensor = graph.tensor(id);
+      if (tensor.kind != TensorKind::kWeight || tensor.shape.size() < 2 ||
+          node.rule.terms[static_cast<size_t>(
+              std::find(node.operands.begin(), node.operands.end(), id) -
+              node.operands.begin())] != 0) {
+        continue;
+      }
+      int64_t elements = 1;
+      for (int64_t extent : tensor.shape) elements *= extent;
+      count += elements;
+    }
+  }
+  return count;
+}
+
+Flops ModelFlops(const Graph& graph, bool halve_causal) {
+  Flops total;
+  for (const Node& node : graph.nodes) {
+    if (node.pass != Pass::kForward) continue;
+    // Backward does twice the forward's matrix products.
+    if (node.op->op_class == OpClass::kMatmul) {
+      total += ForwardFlops(graph, node) * 3;
+    } else if (node.op->op_class == OpClass::kAttention) {
+      total += ForwardFlops(graph, node) * (halve_causal ? 1.5 : 3);
+    }
+  }
+  return total;
+}
+
+GraphBuilder::GraphBuilder(std::string name, int64_t global_batch,
+                           int64_t seq_len, DType dtype) {
+  graph_.name = std::move(name);
+  graph_.global_batch = global_batch;
+  graph_.seq_len = seq_len;
+  graph_.dtype = dtype;
+}
+
+void GraphBuilder::BeginBlock(std::string name) {
+  graph_.blocks.push_back(std::move(name));
+}
+
+TensorId GraphBuilder::Input(std::string name, Shape shape, DType dtype) {
+  Tensor tensor;
+  tensor.name = std::move(name);
+  tensor.shape = std::move(shape);
+  tensor.dtype = dtype;
+  tensor.kind = TensorKind::kInput;
+  tensor.sample_dim = 0;
+  graph_.tensors.push_back(std::move(tensor));
+  return TensorId(graph_.tensors.size() - 1);
+}
+
+TensorId GraphBuilder::Weight(std::string name, Shape shape, Initializer init,
+                              bool weight_decay) {
+  Tensor tensor;
+  tensor.name = std::move(name);
+  tensor.shape = std::move(shape);
+  tensor.dtype = graph_.dtype;
+  tensor.kind = TensorKind::kWeight;
+  tensor.init = init;
+  tensor.weight_decay = weight_decay;
+  graph_.tensors.push_back(std::move(tensor));
+  return TensorId(graph_.tensors.size() - 1);
+}
+
+std::vector<TensorId> GraphBuilder::Add(std::string_view op, std::string name,
+                                        std::vector<TensorId> operands,
+                                        std::string_view rule,
+                                        std::vector<Attribute> attributes) {
+  Node node;
+  node.name = std::move(name);
+  const auto fail = [&](const Error& error) {
+    errors_.push_back(error.At("node " + node.name));
+    return std::vector<TensorId>(4);  // invalid ids, never read: Finish fails
+  };
+  if (graph_.blocks.empty()) graph_.blocks.emplace_back("main");
+  node.block = static_cast<int>(graph_.blocks.size()) - 1;
+  for (TensorId id : operands) {
+    if (!id.valid()) return fail(InvalidInput("an operand could not be built"));
+  }
+  auto found = FindOp(op);
+  if (!found) return fail(found.error());
+  node.op = *found;
+  auto parsed = IndexRule::Parse(rule.empty() ? node.op->rule : rule);
+  if (!parsed) return fail(parsed.error());
+  node.rule = *std::move(parsed);
+  node.operands = std::move(operands);
+  node.attributes = std::move(attributes);
+  std::sort(node.attributes.begin(), node.attributes.end(),
+            [](const Attribute& a, const Attribute& b) {
+              return a.name < b.name;
+            });
+  std::vector<int64_t> extents(node.rule.factors.size(), -1);
+  if (node.rule.operands.size() != node.operands.size()) {
+    return fail(InvalidInput("rule '" + node.rule.ToString() + "' has " +
+                             std::to_string(node.rule.operands.size()) +
+                             " operands, found " +
+                             std::to_string(node.operands.size())));
+  }
+  for (size_t i = 0; i < node.operands.size(); ++i) {
+    const Shape& shape = graph_.tensor(node.operands[i]).shape;
+    for (size_t d = 0; d < shape.size() && d < node.rule.operands[i].size();
+         ++d) {
+      extents[node.rule.operands[i][d]] = shape[d];
+    }
+  }
+  for (size_t k = 0; k < node.rule.results.size(); ++k) {
+    Tensor result;
+    result.name = k == 0 ? node.name : node.name + ":" + std::to_string(k);
+    for (size_t d = 0; d < node.rule.results[k].size(); ++d) {
+      const uint8_t f = node.rule.results[k][d];
+      result.shape.push_back(extents[f]);
+      if (node.rule.factors[f].role == Role::kSample) {
+        result.sample_dim = static_cast<int>(d);
+      }
+    }
+    const bool statistics = k > 0 || result.shape.empty();
+    result.dtype = statistics ? StatisticsDType(graph_.dtype) : graph_.dtype;
+    graph_.tensors.push_back(std::move(result));
+    node.results.push_back(TensorId(graph_.tensors.size() - 1));
+  }
+  if (auto checked = NodeExtents(graph_, node); !checked) {
+    return fail(checked.error());
+  }
+  std::vector<TensorId> results = node.results;
+  graph_.nodes.push_back(std::move(node));
+  return results;
+}
+
+TensorId GraphBuilder::Add1(std::string_view op, std::string name,
+                            std::vector<TensorId> operands,
+                            std::string_view rule,
+                            std::vector<Attribute> attributes) {
+  return Add(op, std::move(name), std::move(operands), rule,
+             std::move(attributes))[0];
+}
+
+Result<Graph> GraphBuilder::Finish(TensorId loss) {
+  if (!errors_.empty()) return errors_[0];
+  graph_.loss = loss;
+  const std::vector<Error> errors = Validate(graph_);
+  if (!errors.empty()) return errors[0];
+  return std::move(graph_);
+}
+
+std::vector<Error> Validate(const Graph& graph) {
+  std::vector<Error> errors;
+  const auto fail = [&](std::string where, std::string message) {
+    errors.push_back(InvalidInput(std::move(message), std::move(where)));
+  };
+  if (graph.nodes.empty()) fail("nodes", "expected at least one node");
+  std::vector<bool> ready(graph.tensors.size(), false);
+  for (size_t i = 0; i < graph.tensors.size(); ++i) {
+    const Tensor& tensor = graph.tensors[i];
+    const std::string where = "tensors[" + std::to_string(i) + "]";
+    ready[i] = tensor.kind == TensorKind::kInput ||
+               tensor.kind == TensorKind::kWeight;
+    for (int64_t extent : tensor.shape) {
+      if (extent < 1) {
+        fail(where, "tensor '" + tensor.name + "' has shape " +
+                        ShapeText(tensor.shape) +
+                        "; every extent must be at least 1");
+        break;
+      }
+    }
+  }
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& node = graph.nodes[i];
+    const std::string where =
+        "nodes[" + std::to_string(i) + "] '" + node.name + "'";
+    if (node.op == nullptr) {
+      fail(where, "has no operator");
+      continue;
+    }
+    if (node.block < 0 ||
+        node.block >= static_cast<int>(graph.blocks.size())) {
+      fail(where, "block " + std::to_string(node.block) + " of " +
+                      std::to_string(graph.blocks.size()));
+    }
+    for (std::string_view name : node.op->attributes) {
+      const bool found =
+          std::any_of(node.attributes.begin(), node.attributes.end(),
+                      [&](const Attribute& a) { return a.name == name; });
+      if (!found) {
+        fail(where, "lacks the attribute '" + std::string(name) + "'");
+      }
+    }
+    bool operands_exist = true;
+    for (TensorId id : node.operands) {
+      if (!id.valid() || id.index() >= graph.tensors.size()) {
+        fail(where, "operand " + std::to_string(id.value) + " does not exist");
+        operands_exist = false;
+      } else if (!ready[id.index()]) {
+        fail(where, "reads '" + graph.tensor(id).name +
+                        "' before it is produced: the graph has a cycle or "
+                        "its nodes are out of order");
+      }
+    }
+    for (TensorId id : node.results) {
+      if (!id.valid() || id.index() >= graph.tensors.size()) {
+        fail(where, "result " + std::to_string(id.value) + " does not exist");
+        operands_exist = false;
+      } else if (ready[id.index()]) {
+        fail(where, "'" + graph.tensor(id).name + "' is produced twice");
+      } else {
+        ready[id.index()] = true;
+      }
+    }
+    if (!operands_exist) continue;
+    if (auto extents = NodeExtents(graph, node); !extents) {
+      errors.push_back(extents.error().At(where));
+    }
+  }
+  if (!graph.loss.valid() || graph.loss.index() >= graph.tensors.size() ||
+      !graph.tensor(graph.loss).shape.empty() ||
+      !ready[graph.loss.index()]) {
+    fail("loss", "expected a scalar tensor that a node produces");
+  }
+  return errors;
+}
+
+namespace {
+
+// Everything of a node but names: operands by `tensor_text`.
+template <typename TensorText>
+std::string NodeText(const Node& node, bool with_salt,
+                     TensorText tensor_text) {
+  std::string text(node.op->name);
+  text += " " + node.rule.ToString() + " " + AttributeText(node, with_salt) +
+          (node.pass == Pass::kForward ? "f" : "b");
+  for (TensorId id : node.operands) text += " " + tensor_text(id);
+  text += " ->";
+  for (TensorId id : node.results) text += " " + tensor_text(id);
+  return text + "\n";
+}
+
+}  // namespace
+
+std::string Fingerprint(const Graph& graph) {
+  std::string text = std::to_string(graph.global_batch) + "," +
+                     std::to_string(graph.seq_len) + "," +
+                     std::string(NameOf(graph.dtype)) + "\n";
+  for (const Node& node : graph.nodes) {
+    if (node.pass != Pass::kForward) continue;
+    text += node.name + " " + std::to_string(node.block) + " " +
+            NodeText(node, true, [&](TensorId id) {
+              return graph.tensor(id).name + ShapeText(graph.tensor(id).shape);
+            });
+  }
+  // FNV-1a, 64 bits.
+  uint64_t hash = 0xcbf29ce484222325ULL;
+  for (char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  }
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx",
+                static_cast<unsigned long long>(hash));
+  return digits;
+}
+
+std::vector<int> BlockClasses(const Graph& graph) {
+  std::vector<std::string> texts(graph.blocks.size());
+  std::vector<std::map<TensorId, int>> numbers(graph.blocks.size());
+  std::vector<int> producer_block(graph.tensors.size(), -1);
+  for (const Node& node : graph.nodes) {
+    for (TensorId id : node.results) {
+      producer_block[id.index()] = node.block;
+    }
+  }
+  for (const Node& node : graph.nodes) {
+    const auto b = static_cast<size_t>(node.block);
+    texts[b] += NodeText(node, false, [&](TensorId id) {
+      const int number = static_cast<int>(numbers[b].size());
+      const bool is_new = numbers[b].emplace(id, number).second;
+      std::string text = std::to_string(numbers[b].at(id));
+      if (!is_new) return text;
+      const Tensor& tensor = graph.tensor(id);
+      const bool outside = producer_block[id.index()] != node.block;
+      return text + (outside ? "<" : "") + ShapeText(tensor.shape) +
+             std::string(NameOf(tensor.dtype)) +
+             std::to_string(static_cast<int>(tensor.kind));
+    });
+  }
+  std::map<std::string, int> first;
+  std::vector<int> classes;
+  for (size_t b = 0; b < texts.size(); ++b) {
+    classes.push_back(first.emplace(texts[b], static_cast<int>(b))
+                          .first->second);
+  }
+  return classes;
+}
+
+}  // namespace tessera

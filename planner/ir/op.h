@@ -1,0 +1,100 @@
+#pragma once
+// OpDef: all the planner knows of an operator kind, in one declaration. From
+// its index rule follow shapes, legal splits, layouts, FLOPs, bytes and the
+// rules of its adjoints; ops.def lists the operators, planner/ops/ has a file
+// for each. Immutable, owned by the table, alive for the whole process.
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/base/units.h"
+#include "planner/ir/dtype.h"
+#include "planner/ir/index_rule.h"
+
+namespace tessera {
+
+// Named numbers of a node ("epsilon", "theta"), sorted by name.
+struct Attribute {
+  std::string name;
+  double value = 0;
+  bool operator==(const Attribute&) const = default;
+};
+
+// One adjoint of an operator: which backward operator computes which
+// gradients, and exactly what it reads. `signature` is
+// "dy0,x1->dx0" over: xN operand N, yN result N, dyN gradient of result N,
+// dxN gradient of operand N. An adjoint with an empty `op` passes dy through
+// unchanged. Adjoints of operands that a node lacks (no bias) are left out.
+struct AdjointDef {
+  std::string_view op;
+  std::string_view signature;
+};
+
+// One call of an operator on one rank, as the cost functions see it.
+struct OpCall {
+  const IndexRule* rule = nullptr;
+  std::span<const int64_t> extents;  // local extent of each factor
+  std::span<const DType> operand_dtypes;
+  std::span<const DType> result_dtypes;
+  std::span<const Attribute> attributes;
+
+  // Product of the extents of all factors.
+  double Points() const;
+  // Extent of a factor. REQUIRES: the rule has it.
+  int64_t Extent(char letter) const;
+};
+
+// A factor over which an operator keeps a state that is merged between shards
+// (a softmax's axis). The operator then runs as two kernels, "NAME.state" and
+// "NAME": the first writes `state_width` fp32 numbers for each point of
+// `state_indices`, the states of all shards are gathered in rank order, and
+// the second reads them behind its operands.
+struct Coupling {
+  char factor = 0;                  // 0: the operator has none
+  std::string_view state_indices;   // factors of the state, such as "bs"
+  int state_width = 0;
+};
+
+// How an operator's time is bounded, for the analytical cost source.
+enum class OpClass : uint8_t {
+  kMatmul,     // runs on matrix units
+  kAttention,  // matrix units, with a softmax between the two products
+  kMemory,     // bounded by memory traffic
+};
+
+struct OpDef {
+  std::string_view name;
+  std::string_view summary;
+  // The default index rule; empty when each node gives its own (linear,
+  // elementwise), which must then have the operator's number of operands.
+  std::string_view rule = {};
+  OpClass op_class = OpClass::kMemory;
+  std::vector<AdjointDef> adjoints = {};
+  // Floating-point operations of a call (m*n*k counts 2*m*n*k).
+  Flops (*flops)(const OpCall&) = nullptr;
+  // Memory traffic of a call; null for the sum of all operands and results.
+  Bytes (*bytes)(const OpCall&) = nullptr;
+  // Names of the attributes a node must have.
+  std::vector<std::string_view> attributes = {};
+  Coupling coupling = {};
+  // Runs once a step over the whole batch, before the first microbatch.
+  bool once_per_step = false;
+};
+
+// All operators, in the order of ops.def.
+std::span<const OpDef> Ops();
+Result<const OpDef*> FindOp(std::string_view name);
+
+// FLOPs that are proportional to the number of points.
+template <int kPerPoint>
+Flops FlopsPerPoint(const OpCall& call) {
+  return {kPerPoint * call.Points()};
+}
+
+// Memory traffic of all operands and results of a call.
+Bytes OperandBytes(const OpCall& call);
+Bytes CallBytes(const OpDef& op, const OpCall& call);
+
+}  // namespace tessera

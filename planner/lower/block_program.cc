@@ -1,0 +1,857 @@
+// One block, one pass: nodes become tasks, layouts become reshards.
+
+#include <algorithm>
+#include <tuple>
+
+#include "planner/lower/lower.h"
+
+namespace tessera {
+namespace {
+
+// "NAME.state" of every coupled operator, alive for the whole process.
+std::string_view StateKernel(const OpDef& op) {
+  static const auto* const names = [] {
+    auto* map = new std::map<std::string_view, std::string>();
+    for (const OpDef& row : Ops()) {
+      if (row.coupling.factor != 0) {
+        map->emplace(row.name, std::string(row.name) + ".state");
+      }
+    }
+    return map;
+  }();
+  return names->at(op.name);
+}
+
+CommKind CommKindOf(ReshardKind kind) {
+  switch (kind) {
+    case ReshardKind::kAllReduce:
+      return CommKind::kAllReduce;
+    case ReshardKind::kReduceScatter:
+      return CommKind::kReduceScatter;
+    case ReshardKind::kAllGather:
+      return CommKind::kAllGather;
+    case ReshardKind::kAllToAll:
+      return CommKind::kAllToAll;
+    case ReshardKind::kRedistribute:
+    case ReshardKind::kSlice:
+      break;
+  }
+  return CommKind::kRedistribute;
+}
+
+bool SameMesh(const DeviceGroup& a, const DeviceGroup& b) {
+  return std::equal(a.axes.begin(), a.axes.end(), b.axes.begin(), b.axes.end(),
+                    [](const MeshAxis& x, const MeshAxis& y) {
+                      return x.size == y.size;
+                    });
+}
+
+class ProgramBuilder {
+ public:
+  ProgramBuilder(const LoweringContext& context, int block, ProgramKind kind)
+      : context_(context),
+        graph_(context.graph()),
+        block_(block),
+        kind_(kind),
+        group_id_(context.group_of_block(block)),
+        group_(context.plan().groups[group_id_.index()]) {
+    pass_ = kind == ProgramKind::kBegin || kind == ProgramKind::kForward ||
+                    kind == ProgramKind::kUpdate
+                ? Pass::kForward
+                : Pass::kBackward;
+  }
+
+  BlockProgram Build() {
+    switch (kind_) {
+      case ProgramKind::kBegin:
+      case ProgramKind::kForward:
+      case ProgramKind::kBackward:
+      case ProgramKind::kBackwardReduce:
+        EmitNodes();
+        break;
+      case ProgramKind::kTie:
+        EmitTie();
+        break;
+      case ProgramKind::kNorm:
+        EmitNorm();
+        break;
+      case ProgramKind::kUpdate:
+        EmitUpdate();
+        break;
+    }
+    return std::move(program_);
+  }
+
+ private:
+  // ---- values and tasks
+
+  ValueId AddValue(Value value) {
+    program_.values.push_back(std::move(value));
+    return ValueId(program_.values.size() - 1);
+  }
+  Value& value(ValueId id) { return program_.values[id.index()]; }
+
+  // A value that holds (a microbatch of) a graph tensor in `layout`.
+  Value TensorValue(TensorId tensor, std::string_view what,
+                    const Layout& layout, MemoryCategory category) {
+    const Tensor& t = graph_.tensor(tensor);
+    Value v;
+    v.what = what;
+    v.tensor = tensor;
+    v.group = group_id_;
+    v.shape = t.shape;
+    v.sample_dim = t.sample_dim;
+    if (t.sample_dim >= 0 && kind_ != ProgramKind::kBegin) {
+      v.shape[static_cast<size_t>(t.sample_dim)] /=
+          context_.plan().microbatches;
+    }
+    v.dtype = t.dtype;
+    v.layout = layout;
+    v.category = category;
+    return v;
+  }
+
+  // A copy of `of`, not persistent, in another layout.
+  ValueId Relaid(ValueId of, const Layout& layout, MemoryCategory category) {
+    Value v = value(of);
+    v.layout = layout;
+    v.category = category;
+    v.persistent = false;
+    v.alias_of = ValueId();
+    return AddValue(std::move(v));
+  }
+
+  Task& AddTask(TaskKind kind, std::vector<ValueId> reads,
+                std::vector<ValueId> writes) {
+    Task task;
+    task.kind = kind;
+    task.group = group_id_;
+    task.pass = pass_;
+    task.optimizer =
+        kind_ == ProgramKind::kNorm || kind_ == ProgramKind::kUpdate;
+    task.reads = std::move(reads);
+    task.writes = std::move(writes);
+    program_.tasks.push_back(std::move(task));
+    return program_.tasks.back();
+  }
+
+  StreamRole Stream(StreamRole wanted) const {
+    return context_.concurrent_streams() ? wanted : StreamRole::kCompute;
+  }
+
+  // Binds a value that exists outside the program; once for each port.
+  template <typename Make>
+  ValueId Import(const Port& port, Make make) {
+    const auto [it, is_new] = imported_.try_emplace(port);
+    if (is_new) {
+      it->second = AddValue(make());
+      program_.imports.push_back({port, it->second});
+    }
+    return it->second;
+  }
+
+  // ---- resharding
+
+  // One step of several values at once; `in_place` lets an all-reduce reuse
+  // the buffers of values that nothing else reads.
+  std::vector<ValueId> EmitStep(ReshardKind kind, AxisSet axes,
+                                const std::vector<ValueId>& from,
+                                const std::vector<Layout>& to, bool in_place,
+                                MemoryCategory category) {
+    std::vector<ValueId> results;
+    for (size_t i = 0; i < from.size(); ++i) {
+      results.push_back(Relaid(from[i], to[i], category));
+      if (kind == ReshardKind::kAllReduce && in_place) {
+        value(results[i]).alias_of = from[i];
+        value(results[i]).category = value(from[i]).category;
+      }
+    }
+    if (kind == ReshardKind::kSlice) {
+      AddTask(TaskKind::kSlice, from, results);
+    } else {
+      Task& task = AddTask(TaskKind::kComm, from, results);
+      task.comm = CommKindOf(kind);
+      task.axes = axes;
+      task.stream = Stream(StreamRole::kComm);
+    }
+    return results;
+  }
+
+  ValueId Reshard(ValueId from, const Layout& to, bool in_place,
+                  MemoryCategory category) {
+    const Layout start = value(from).layout;
+    for (const ReshardStep& step : PlanReshard(start, to, group_)) {
+      from = EmitStep(step.kind, step.axes, {from}, {step.to}, in_place,
+                      category)[0];
+    }
+    return from;
+  }
+
+  // ---- tensors
+
+  // The tensor as this group has it, imported or received.
+  ValueId Present(TensorId tensor) {
+    if (const auto it = present_.find(tensor); it != present_.end()) {
+      return it->second;
+    }
+    const auto* presence = context_.presence(tensor, group_id_);
+    TESSERA_CHECK(presence != nullptr) << graph_.tensor(tensor).name;
+    const Port port{Port::kTensor, tensor, 0};
+    const auto make = [&] {
+      return TensorValue(tensor, "activation", presence->layout,
+                         MemoryCategory::kActivation);
+    };
+    const auto& source = context_.presences(tensor)[0];
+    ValueId result;
+    if (source.group != group_id_ && presence->first_block == block_ &&
+        presence->first_pass == pass_) {
+      result = AddValue(make());
+      EmitReceive(port, source.group, result,
+                  pass_ == Pass::kForward ? StreamRole::kRecvForward
+                                          : StreamRole::kRecvBackward);
+      Export(tensor, result);
+    } else {
+      result = Import(port, make);
+      if (presence->last_block == block_ && presence->last_pass == pass_ &&
+          !context_.once_per_step(tensor)) {
+        program_.frees.push_back(port);
+      }
+    }
+    present_[tensor] = result;
+    return result;
+  }
+
+  // Leaves a tensor to later programs, if any reads it.
+  void Export(TensorId tensor, ValueId id) {
+    const auto* presence = context_.presence(tensor, group_id_);
+    if (presence->last_block < 0 || (presence->last_block == block_ &&
+                                     presence->last_pass == pass_ &&
+                                     kind_ != ProgramKind::kBegin)) {
+      return;
+    }
+    program_.exports.push_back({{Port::kTensor, tensor, 0}, id});
+  }
+
+  // The tensor in the layout that a node wants; equal wishes share.
+  ValueId Acquire(TensorId tensor, const Layout& wanted) {
+    const auto key = std::make_pair(tensor, wanted);
+    if (const auto it = acquired_.find(key); it != acquired_.end()) {
+      return it->second;
+    }
+    ValueId result;
+    switch (graph_.tensor(tensor).kind) {
+      case TensorKind::kInput:
+        result = AddValue(TensorValue(tensor, "input", wanted,
+                                      MemoryCategory::kActivation));
+        AddTask(TaskKind::kLoad, {}, {result});
+        break;
+      case TensorKind::kWeight:
+        result = Reshard(Parameter(tensor), wanted, false,
+                         MemoryCategory::kCommunication);
+        break;
+      default:
+        result = Reshard(Present(tensor), wanted, false,
+                         MemoryCategory::kCommunication);
+    }
+    acquired_[key] = result;
+    return result;
+  }
+
+  const LoweringContext::Replica& ReplicaHere(TensorId weight) const {
+    for (const auto& replica : context_.replicas(weight)) {
+      if (replica.group == group_id_) return replica;
+    }
+    TESSERA_CHECK(false) << graph_.tensor(weight).name;
+    return context_.replicas(weight)[0];
+  }
+
+  ValueId Parameter(TensorId weight) {
+    return Import({Port::kParameter, weight, 0}, [&] {
+      Value v = TensorValue(weight, "parameter", ReplicaHere(weight).layout,
+                            MemoryCategory::kParameter);
+      v.persistent = true;
+      return v;
+    });
+  }
+
+  ValueId Accumulator(TensorId weight, int index) {
+    return Import({Port::kAccumulator, weight, index}, [&] {
+      Value v = TensorValue(
+          weight, "gradient",
+          ReplicaHere(weight).gradients[static_cast<size_t>(index)],
+          MemoryCategory::kGradient);
+      v.dtype = GradientDType(weight);
+      v.persistent = true;
+      return v;
+    });
+  }
+
+  DType GradientDType(TensorId weight) const {
+    return graph_.tensor(weight).dtype == DType::kFloat64 ? DType::kFloat64
+                                                          : DType::kFloat32;
+  }
+
+  // ---- transfers between groups
+
+  void EmitSend(const Port& port, GroupId to, ValueId id, StreamRole stream) {
+    Task& task = AddTask(TaskKind::kSend, {id}, {});
+    task.stream = Stream(stream);
+    task.comm = CommKind::kSendRecv;
+    program_.sends.push_back({program_.tasks.size() - 1, port, to});
+  }
+
+  void EmitReceive(const Port& port, GroupId from, ValueId id,
+                   StreamRole stream) {
+    Task& task = AddTask(TaskKind::kRecv, {}, {id});
+    task.stream = Stream(stream);
+    task.comm = CommKind::kSendRecv;
+    program_.receives.push_back({program_.tasks.size() - 1, port, from});
+  }
+
+  // ---- nodes
+
+  void EmitNodes() {
+    const auto& nodes =
+        context_.nodes_of_block(pass_)[static_cast<size_t>(block_)];
+    for (NodeId id : nodes) {
+      const Node& node = graph_.node(id);
+      if (node.op->once_per_step != (kind_ == ProgramKind::kBegin)) continue;
+      if (node.op->name == "sum") {
+        EmitSum(id, node);
+      } else {
+        EmitNode(id, node);
+      }
+      for (TensorId result : node.results) Settle(result);
+    }
+    if (kind_ != ProgramKind::kBackwardReduce) return;
+    // A weight tied within this group is complete too: its home is the first
+    // of its blocks, whose backward runs last. Weights tied across groups wait
+    // for the other terms (kTie).
+    std::vector<TensorId> alone;
+    for (TensorId weight : context_.home_weights(block_)) {
+      if (context_.replicas(weight).size() == 1) alone.push_back(weight);
+    }
+    EmitReduce(alone);
+  }
+
+
+  void EmitNode(NodeId id, const Node& node) {
+    const OpPlacement& placement = context_.placement(id);
+    std::vector<ValueId> reads;
+    for (size_t k = 0; k < node.operands.size(); ++k) {
+      reads.push_back(
+          Acquire(node.operands[k], OperandLayout(node, placement, k)));
+    }
+    if (node.op->coupling.factor != 0) {
+      reads.push_back(EmitState(id, node, placement, reads));
+    }
+    std::vector<ValueId> writes;
+    bool accumulate = false;
+    for (size_t k = 0; k < node.results.size(); ++k) {
+      const TensorId result = node.results[k];
+      const Tensor& tensor = graph_.tensor(result);
+      if (tensor.kind == TensorKind::kWeightGradient) {
+        const TensorId weight = tensor.gradient_of;
+        const auto& layouts = ReplicaHere(weight).gradients;
+        const auto index =
+            std::find(layouts.begin(), layouts.end(),
+                      context_.produced(result)) -
+            layouts.begin();
+        writes.push_back(Accumulator(weight, static_cast<int>(index)));
+        accumulate = true;
+      } else if (result == graph_.loss) {
+        writes.push_back(Import({Port::kTensor, result, 0}, [&] {
+          Value v = TensorValue(result, "loss", context_.produced(result),
+                                MemoryCategory::kActivation);
+          v.persistent = true;
+          return v;
+        }));
+        accumulate = true;
+      } else {
+        writes.push_back(
+            AddValue(TensorValue(result, "activation",
+                                 context_.produced(result),
+                                 MemoryCategory::kActivation)));
+      }
+    }
+    Task& task = AddTask(TaskKind::kCompute, std::move(reads), writes);
+    task.kernel = node.op->name;
+    task.node = id;
+    task.accumulate = accumulate;
+    task.masks = Masks(node, placement);
+    for (size_t k = 0; k < node.results.size(); ++k) {
+      const Tensor& tensor = graph_.tensor(node.results[k]);
+      if (tensor.kind != TensorKind::kWeightGradient &&
+          node.results[k] != graph_.loss) {
+        made_[node.results[k]] = writes[k];
+      }
+    }
+  }
+
+  // Where a reduction is split, an additive term that lacks the factor counts
+  // at coordinate 0 only.
+  static std::vector<AxisSet> Masks(const Node& node,
+                                    const OpPlacement& placement) {
+    std::vector<AxisSet> masks(node.rule.operands.size(), 0);
+    bool any = false;
+    for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+      const int factor = static_cast<int>(f);
+      if (placement.axes[f] == 0 || Holds(node.rule.results[0], factor)) {
+        continue;
+      }
+      for (size_t i = 0; i < masks.size(); ++i) {
+        bool term_has = false;
+        for (size_t j = 0; j < masks.size(); ++j) {
+          term_has = term_has || (node.rule.terms[i] == node.rule.terms[j] &&
+                                  Holds(node.rule.operands[j], factor));
+        }
+        if (!term_has) {
+          masks[i] |= placement.axes[f];
+          any = true;
+        }
+      }
+    }
+    return any ? masks : std::vector<AxisSet>();
+  }
+
+  // A coupled operator's state: [shards, state indices, width], gathered in
+  // rank order over the axes that split the coupled factor.
+  ValueId EmitState(NodeId id, const Node& node, const OpPlacement& placement,
+                    const std::vector<ValueId>& reads) {
+    const Coupling& coupling = node.op->coupling;
+    const auto factor =
+        static_cast<size_t>(node.rule.FactorOf(coupling.factor));
+    const AxisSet axes = placement.axes[factor];
+    Value state;
+    state.what = "state";
+    state.group = group_id_;
+    state.dtype = graph_.dtype == DType::kFloat64 ? DType::kFloat64
+                                                  : DType::kFloat32;
+    state.shape = {group_.Size(axes)};
+    state.layout.dims[0] = axes;
+    for (char letter : coupling.state_indices) {
+      const int f = node.rule.FactorOf(letter);
+      int64_t extent = 0;
+      for (size_t k = 0; k < node.operands.size(); ++k) {
+        const Indices& indices = node.rule.operands[k];
+        const auto it = std::find(indices.begin(), indices.end(), f);
+        if (it != indices.end()) {
+          extent = value(reads[k])
+                       .shape[static_cast<size_t>(it - indices.begin())];
+        }
+      }
+      if (node.rule.factors[static_cast<size_t>(f)].role == Role::kSample) {
+        state.sample_dim = static_cast<int>(state.shape.size());
+      }
+      state.layout.dims[state.shape.size()] =
+          placement.axes[static_cast<size_t>(f)];
+      state.shape.push_back(extent);
+    }
+    state.shape.push_back(coupling.state_width);
+    const ValueId local = AddValue(state);
+    Task& task = AddTask(TaskKind::kCompute, reads, {local});
+    task.kernel = StateKernel(*node.op);
+    task.node = id;
+    Layout gathered = state.layout;
+    gathered.dims[0] = 0;
+    return Reshard(local, gathered, false, MemoryCategory::kCommunication);
+  }
+
+  // Adds operands of equal layout first, then reshards each sum once.
+  void EmitSum(NodeId id, const Node& node) {
+    const TensorId result = node.results[0];
+    const Layout target = context_.produced(result);
+    std::vector<std::pair<Layout, std::vector<ValueId>>> by_layout;
+    for (TensorId operand : node.operands) {
+      const ValueId v = Present(operand);
+      const Layout layout = value(v).layout;
+      auto it = std::find_if(by_layout.begin(), by_layout.end(),
+                             [&](const auto& b) { return b.first == layout; });
+      if (it == by_layout.end()) {
+        by_layout.push_back({layout, {}});
+        it = std::prev(by_layout.end());
+      }
+      it->second.push_back(v);
+    }
+    const auto add = [&](const std::vector<ValueId>& terms, ValueId to) {
+      Task& task = AddTask(TaskKind::kCompute, terms, {to});
+      task.kernel = "sum";
+      task.node = id;
+      return to;
+    };
+    const auto new_value = [&](const Layout& layout) {
+      return AddValue(TensorValue(result, "gradient", layout,
+                                  MemoryCategory::kActivation));
+    };
+    if (by_layout.size() == 1) {
+      made_[result] = add(by_layout[0].second, new_value(target));
+      return;
+    }
+    std::vector<ValueId> terms;
+    for (const auto& [layout, values] : by_layout) {
+      const bool several = values.size() > 1;
+      const ValueId local =
+          several ? add(values, new_value(layout)) : values[0];
+      terms.push_back(Reshard(local, target, several,
+                              MemoryCategory::kCommunication));
+    }
+    made_[result] = add(terms, new_value(target));
+  }
+
+  // Resolves the partial sums of a new tensor as its first reader wants it,
+  // sends it to the groups that read it, and leaves it to later programs.
+  void Settle(TensorId tensor) {
+    const auto it = made_.find(tensor);
+    if (it == made_.end()) return;
+    const auto& presences = context_.presences(tensor);
+    const ValueId settled = Reshard(it->second, presences[0].layout, true,
+                                    MemoryCategory::kActivation);
+    present_[tensor] = settled;
+    Layout whole = presences[0].layout;
+    whole.partial = 0;
+    for (size_t i = 1; i < presences.size(); ++i) {
+      const ValueId sent =
+          Reshard(settled, whole, false, MemoryCategory::kCommunication);
+      EmitSend({Port::kTensor, tensor, 0}, presences[i].group, sent,
+               pass_ == Pass::kForward ? StreamRole::kSendForward
+                                       : StreamRole::kSendBackward);
+    }
+    Export(tensor, settled);
+  }
+
+  // ---- gradients
+
+  // Brings the accumulated terms of each weight, and those that arrived from
+  // other groups, into the layout that the optimizer reads. Steps of one kind
+  // over the same axes are one collective for all weights.
+  void EmitReduce(const std::vector<TensorId>& weights) {
+    struct Term {
+      size_t weight;  // index into `weights`
+      ValueId id;
+      std::vector<ReshardStep> steps;
+    };
+    std::vector<Term> terms;
+    size_t rounds = 0;
+    for (size_t w = 0; w < weights.size(); ++w) {
+      const Layout target = context_.StateLayout(weights[w]);
+      for (ValueId id : GradientTerms(weights[w])) {
+        auto steps = PlanReshard(value(id).layout, target, group_);
+        rounds = std::max(rounds, steps.size());
+        terms.push_back({w, id, std::move(steps)});
+      }
+    }
+    for (size_t round = 0; round < rounds; ++round) {
+      // Buckets in order of first appearance, so that all ranks agree.
+      std::vector<std::pair<ReshardKind, AxisSet>> buckets;
+      for (const Term& term : terms) {
+        if (round >= term.steps.size()) continue;
+        const auto key =
+            std::pair(term.steps[round].kind, term.steps[round].axes);
+        if (std::find(buckets.begin(), buckets.end(), key) == buckets.end()) {
+          buckets.push_back(key);
+        }
+      }
+      for (const auto& [kind, axes] : buckets) {
+        std::vector<ValueId> from;
+        std::vector<Layout> to;
+        std::vector<Term*> members;
+        for (Term& term : terms) {
+          if (round >= term.steps.size() || term.steps[round].kind != kind ||
+              term.steps[round].axes != axes) {
+            continue;
+          }
+          from.push_back(term.id);
+          to.push_back(term.steps[round].to);
+          members.push_back(&term);
+        }
+        const auto results =
+            EmitStep(kind, axes, from, to, true, MemoryCategory::kGradient);
+        for (size_t i = 0; i < members.size(); ++i) members[i]->id = results[i];
+      }
+    }
+    for (size_t w = 0; w < weights.size(); ++w) {
+      std::vector<ValueId> ready;
+      for (const Term& term : terms) {
+        if (term.weight == w) ready.push_back(term.id);
+      }
+      ValueId reduced = ready[0];
+      if (ready.size() > 1) {
+        reduced = Relaid(ready[0], value(ready[0]).layout,
+                         MemoryCategory::kGradient);
+        AddTask(TaskKind::kCompute, ready, {reduced}).kernel = "sum";
+      }
+      program_.exports.push_back({{Port::kReduced, weights[w], 0}, reduced});
+    }
+  }
+
+  // The accumulators of a weight here, and what kTie received for it, with
+  // terms of equal layout added.
+  std::vector<ValueId> GradientTerms(TensorId weight) {
+    std::vector<ValueId> terms;
+    const auto& gradients = ReplicaHere(weight).gradients;
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      terms.push_back(Accumulator(weight, static_cast<int>(i)));
+    }
+    for (ValueId id : received_[weight]) {
+      const auto same =
+          std::find_if(terms.begin(), terms.end(), [&](ValueId other) {
+            return value(other).layout == value(id).layout;
+          });
+      if (same == terms.end()) {
+        terms.push_back(id);
+        continue;
+      }
+      const ValueId sum =
+          Relaid(*same, value(id).layout, MemoryCategory::kGradient);
+      AddTask(TaskKind::kCompute, {*same, id}, {sum}).kernel = "sum";
+      *same = sum;
+    }
+    return terms;
+  }
+
+  // The layout in which a replica's gradient travels to the home group: as it
+  // is between like meshes, partial sums included; else whole.
+  Layout TravelLayout(TensorId weight, const LoweringContext::Replica& replica,
+                      size_t index) const {
+    const auto& home = context_.replicas(weight)[0];
+    const auto& groups = context_.plan().groups;
+    Layout layout = replica.gradients[index];
+    if (SameMesh(groups[replica.group.index()], groups[home.group.index()])) {
+      return layout;
+    }
+    return home.layout;
+  }
+
+  void EmitTie() {
+    // Replicas that live in this block send their terms home.
+    for (TensorId weight : context_.weights()) {
+      const auto& replicas = context_.replicas(weight);
+      for (size_t r = 1; r < replicas.size(); ++r) {
+        if (replicas[r].block != block_) continue;
+        for (size_t i = 0; i < replicas[r].gradients.size(); ++i) {
+          ValueId id = Accumulator(weight, static_cast<int>(i));
+          const auto& home = context_.plan().groups[replicas[0].group.index()];
+          if (!SameMesh(group_, home)) {
+            Layout whole = value(id).layout;
+            whole.partial = 0;
+            id = Reshard(id, whole, true, MemoryCategory::kGradient);
+          }
+          EmitSend({Port::kAccumulator, weight, static_cast<int>(i)},
+                   replicas[0].group, id, StreamRole::kSendBackward);
+        }
+      }
+    }
+    std::vector<TensorId> tied;
+    for (TensorId weight : context_.home_weights(block_)) {
+      const auto& replicas = context_.replicas(weight);
+      if (replicas.size() == 1) continue;
+      tied.push_back(weight);
+      for (size_t r = 1; r < replicas.size(); ++r) {
+        for (size_t i = 0; i < replicas[r].gradients.size(); ++i) {
+          Value v = TensorValue(weight, "tied gradient",
+                                TravelLayout(weight, replicas[r], i),
+                                MemoryCategory::kGradient);
+          v.dtype = GradientDType(weight);
+          const ValueId id = AddValue(std::move(v));
+          EmitReceive({Port::kAccumulator, weight, static_cast<int>(i)},
+                      replicas[r].group, id, StreamRole::kRecvBackward);
+          received_[weight].push_back(id);
+        }
+      }
+    }
+    if (!tied.empty()) EmitReduce(tied);
+  }
+
+  ValueId Reduced(TensorId weight) {
+    return Import({Port::kReduced, weight, 0}, [&] {
+      Value v = TensorValue(weight, "reduced gradient",
+                            context_.StateLayout(weight),
+                            MemoryCategory::kGradient);
+      v.dtype = GradientDType(weight);
+      return v;
+    });
+  }
+
+  Value Scalar(std::string_view what, GroupId group) const {
+    Value v;
+    v.what = what;
+    v.group = group;
+    v.dtype = graph_.dtype == DType::kFloat64 ? DType::kFloat64
+                                              : DType::kFloat32;
+    v.category = MemoryCategory::kGradient;
+    v.persistent = true;
+    return v;
+  }
+
+  ValueId SquareSum() {
+    return Import({Port::kSquareSum, TensorId(), 0}, [&] {
+      const GroupId world(
+          static_cast<int64_t>(context_.plan().groups.size()));
+      Value v = Scalar("square sum", world);
+      v.layout.partial = 1;  // the world's only axis
+      return v;
+    });
+  }
+
+  ValueId Clip() {
+    return Import({Port::kClip, TensorId(), 0},
+                  [&] { return Scalar("clip", group_id_); });
+  }
+
+  bool clips() const { return context_.options().clip > 0; }
+
+  void EmitNorm() {
+    if (!clips()) return;
+    const auto& weights = context_.home_weights(block_);
+    std::vector<ValueId> reads;
+    std::vector<AxisSet> masks;
+    for (TensorId weight : weights) {
+      reads.push_back(Reduced(weight));
+      // Each element once: at coordinate 0 of the axes that replicate it.
+      masks.push_back(value(reads.back()).layout.replicated(group_));
+    }
+    if (reads.empty() && !FirstOfGroup()) return;
+    Task& task = AddTask(TaskKind::kCompute, reads, {SquareSum()});
+    task.kernel = "square_sum";
+    task.masks = masks;
+    task.accumulate = true;
+  }
+
+  bool FirstOfGroup() const {
+    return block_ == 0 ||
+           context_.group_of_block(block_ - 1) != group_id_;
+  }
+
+  ValueId State(Port::Kind kind, TensorId weight, std::string_view what,
+                const Layout& layout) {
+    return Import({kind, weight, 0}, [&] {
+      Value v =
+          TensorValue(weight, what, layout, MemoryCategory::kOptimizer);
+      v.dtype = GradientDType(weight);
+      v.persistent = true;
+      return v;
+    });
+  }
+
+  void EmitUpdate() {
+    if (clips() && FirstOfGroup()) {
+      AddTask(TaskKind::kCompute, {SquareSum()}, {Clip()}).kernel =
+          "clip_coefficient";
+    }
+    const auto& weights = context_.home_weights(block_);
+    if (!weights.empty()) UpdateWeights(weights);
+    ReturnTiedWeights();
+  }
+
+  void UpdateWeights(const std::vector<TensorId>& weights) {
+    const bool adamw = context_.options().optimizer == "adamw";
+    std::vector<ValueId> reads;
+    std::vector<ValueId> writes;
+    std::vector<ValueId> slice_from;
+    std::vector<ValueId> slice_to;
+    std::vector<ValueId> shards;  // what the parameter is made of afterwards
+    for (TensorId weight : weights) {
+      const Layout layout = context_.StateLayout(weight);
+      const ValueId parameter = Parameter(weight);
+      reads.push_back(Reduced(weight));
+      ValueId updated;
+      if (SizeOf(graph_.tensor(weight).dtype) < 4) {
+        updated = State(Port::kMaster, weight, "master", layout);
+      } else if (layout.flat != 0) {
+        updated = Relaid(parameter, layout, MemoryCategory::kCommunication);
+        slice_from.push_back(parameter);
+        slice_to.push_back(updated);
+      } else {
+        updated = parameter;
+      }
+      shards.push_back(updated);
+      writes.push_back(updated);
+      if (adamw) {
+        writes.push_back(State(Port::kFirstMoment, weight, "m", layout));
+        writes.push_back(State(Port::kSecondMoment, weight, "v", layout));
+      }
+    }
+    if (clips()) reads.push_back(Clip());
+    if (!slice_to.empty()) AddTask(TaskKind::kSlice, slice_from, slice_to);
+    AddTask(TaskKind::kCompute, reads, writes).kernel =
+        adamw ? "adamw" : "sgd";
+    ReturnShards(weights, shards);
+  }
+
+  // Masters are cast to the parameter's type, shards gathered into it.
+  void ReturnShards(const std::vector<TensorId>& weights,
+                    std::vector<ValueId> shards) {
+    std::vector<ValueId> cast_from;
+    std::vector<ValueId> cast_to;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const ValueId parameter = Parameter(weights[i]);
+      if (value(shards[i]).dtype == value(parameter).dtype) continue;
+      cast_from.push_back(shards[i]);
+      if (value(shards[i]).layout == value(parameter).layout) {
+        shards[i] = parameter;
+      } else {
+        const Layout layout = value(shards[i]).layout;
+        shards[i] =
+            Relaid(parameter, layout, MemoryCategory::kCommunication);
+      }
+      cast_to.push_back(shards[i]);
+    }
+    if (!cast_to.empty()) {
+      AddTask(TaskKind::kCompute, cast_from, cast_to).kernel = "cast";
+    }
+    std::map<AxisSet, std::pair<std::vector<ValueId>, std::vector<ValueId>>>
+        gathers;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const ValueId parameter = Parameter(weights[i]);
+      if (shards[i] == parameter) continue;
+      auto& [from, to] = gathers[value(shards[i]).layout.flat];
+      from.push_back(shards[i]);
+      to.push_back(parameter);
+    }
+    for (const auto& [axes, lists] : gathers) {
+      Task& task = AddTask(TaskKind::kComm, lists.first, lists.second);
+      task.comm = CommKind::kAllGather;
+      task.axes = axes;
+      task.stream = Stream(StreamRole::kComm);
+    }
+  }
+
+  void ReturnTiedWeights() {
+    for (TensorId weight : context_.weights()) {
+      const auto& replicas = context_.replicas(weight);
+      const Port port{Port::kParameter, weight, 0};
+      for (size_t r = 1; r < replicas.size(); ++r) {
+        if (replicas[r].block == block_) {
+          EmitReceive(port, replicas[0].group, Parameter(weight),
+                      StreamRole::kRecvForward);
+        } else if (replicas[0].block == block_) {
+          EmitSend(port, replicas[r].group, Parameter(weight),
+                   StreamRole::kSendForward);
+        }
+      }
+    }
+  }
+
+  const LoweringContext& context_;
+  const Graph& graph_;
+  const int block_;
+  const ProgramKind kind_;
+  const GroupId group_id_;
+  const DeviceGroup& group_;
+  Pass pass_ = Pass::kForward;
+  BlockProgram program_;
+  std::map<Port, ValueId> imported_;
+  std::map<TensorId, ValueId> made_;     // as the producing node left them
+  std::map<TensorId, ValueId> present_;  // as the group has them
+  std::map<std::pair<TensorId, Layout>, ValueId> acquired_;
+  std::map<TensorId, std::vector<ValueId>> received_;  // kTie
+};
+
+}  // namespace
+
+BlockProgram LowerBlock(const LoweringContext& context, int block,
+                        ProgramKind kind) {
+  return ProgramBuilder(context, block, kind).Build();
+}
+
+}  // namespace tessera

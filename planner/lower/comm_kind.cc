@@ -1,0 +1,23 @@
+#include "planner/lower/comm_kind.h"
+
+namespace tessera {
+
+std::string_view NameOf(CommKind kind) {
+  switch (kind) {
+    case CommKind::kAllReduce:
+      return "all-reduce";
+    case CommKind::kAllGather:
+      return "all-gather";
+    case CommKind::kReduceScatter:
+      return "reduce-scatter";
+    case CommKind::kAllToAll:
+      return "all-to-all";
+    case CommKind::kRedistribute:
+      return "redistribute";
+    case CommKind::kSendRecv:
+      return "send-recv";
+  }
+  return "";
+}
+
+}  // namespace tessera

@@ -1,0 +1,196 @@
+#include <algorithm>
+
+#include "planner/lower/lower.h"
+
+namespace tessera {
+namespace {
+
+bool SameMesh(const DeviceGroup& a, const DeviceGroup& b) {
+  return std::equal(a.axes.begin(), a.axes.end(), b.axes.begin(), b.axes.end(),
+                    [](const MeshAxis& x, const MeshAxis& y) {
+                      return x.size == y.size;
+                    });
+}
+
+// `produced` with its partial sums resolved as the first reader wants them:
+// scattered where the reader splits, whole elsewhere. Axes that are not
+// partial stay as they are.
+Layout Resolved(const Layout& produced, const Layout& wanted) {
+  Layout layout = produced;
+  for (size_t d = 0; d < kMaxDims; ++d) {
+    layout.dims[d] |= wanted.dims[d] & produced.partial;
+  }
+  layout.partial = 0;
+  return layout;
+}
+
+}  // namespace
+
+LoweringContext::LoweringContext(const Graph& graph, const Cluster& cluster,
+                                 const Plan& plan,
+                                 const TrainingOptions& options)
+    : graph_(graph), plan_(plan), options_(options) {
+  concurrent_streams_ =
+      cluster.TypeOf(plan.groups[0].devices[0]).concurrent_streams;
+  PlaceNodes();
+  FindLayouts();
+  FindReplicas();
+}
+
+void LoweringContext::PlaceNodes() {
+  const size_t blocks = graph_.blocks.size();
+  placements_.reserve(graph_.nodes.size());
+  group_of_block_.assign(blocks, GroupId(0));
+  forward_nodes_.resize(blocks);
+  backward_nodes_.resize(blocks);
+  once_per_step_.assign(graph_.tensors.size(), false);
+  for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+    const Node& node = graph_.nodes[i];
+    const auto block = static_cast<size_t>(node.block);
+    placements_.push_back(PlacementOf(graph_, plan_, NodeId(i)));
+    if (node.pass == Pass::kForward) {
+      group_of_block_[block] = placements_.back().group;
+      forward_nodes_[block].push_back(NodeId(i));
+    } else {
+      backward_nodes_[block].push_back(NodeId(i));
+    }
+    if (node.op->once_per_step) {
+      for (TensorId result : node.results) {
+        once_per_step_[result.index()] = true;
+      }
+    }
+  }
+}
+
+void LoweringContext::AddRead(TensorId tensor, GroupId group,
+                              const Layout& wanted, int block, Pass pass) {
+  std::vector<Presence>& presences = presences_[tensor.index()];
+  Presence& home = presences[0];
+  const bool first = home.last_block < 0 && presences.size() == 1;
+  if (first && home.layout.partial != 0) {
+    const bool comparable =
+        home.group == group ||
+        SameMesh(plan_.groups[home.group.index()], plan_.groups[group.index()]);
+    home.layout = Resolved(home.layout, comparable ? wanted : Layout());
+  }
+  for (Presence& presence : presences) {
+    if (presence.group != group) continue;
+    presence.last_block = block;
+    presence.last_pass = pass;
+    return;
+  }
+  presences.push_back({group, wanted, block, pass, block, pass});
+}
+
+void LoweringContext::FindLayouts() {
+  produced_.resize(graph_.tensors.size());
+  presences_.resize(graph_.tensors.size());
+  for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+    const Node& node = graph_.nodes[i];
+    const OpPlacement& placement = placements_[i];
+    const bool is_sum = node.op->name == "sum";
+    // A gradient sum reads what is there as it is, and lays out whole sums
+    // like the tensor whose gradient it is.
+    Layout whole;
+    if (is_sum) {
+      const Tensor& result = graph_.tensor(node.results[0]);
+      const Presence* forward = presence(result.gradient_of, placement.group);
+      TESSERA_CHECK(forward != nullptr) << node.name;
+      whole = forward->layout;
+      whole.partial = 0;
+    }
+    bool agree = true;
+    Layout common;
+    for (size_t k = 0; k < node.operands.size(); ++k) {
+      const TensorId operand = node.operands[k];
+      const TensorKind kind = graph_.tensor(operand).kind;
+      if (kind == TensorKind::kInput || kind == TensorKind::kWeight) continue;
+      if (is_sum && presences_[operand.index()][0].group == placement.group) {
+        Presence& home = presences_[operand.index()][0];
+        home.last_block = node.block;
+        home.last_pass = node.pass;
+      } else {
+        AddRead(operand, placement.group,
+                is_sum ? whole : OperandLayout(node, placement, k), node.block,
+                node.pass);
+      }
+      if (is_sum) {
+        const Layout& layout = presence(operand, placement.group)->layout;
+        if (k == 0) common = layout;
+        agree = agree && layout == common;
+      }
+    }
+    for (size_t k = 0; k < node.results.size(); ++k) {
+      const TensorId result = node.results[k];
+      Layout& layout = produced_[result.index()];
+      if (is_sum) {
+        layout = agree ? common : whole;
+      } else {
+        layout = ResultLayout(node, placement, k);
+      }
+      presences_[result.index()] = {
+          {placement.group, layout, node.block, node.pass, -1, node.pass}};
+    }
+  }
+}
+
+void LoweringContext::FindReplicas() {
+  weights_ = Weights(graph_);
+  weight_index_.assign(graph_.tensors.size(), -1);
+  home_weights_.resize(graph_.blocks.size());
+  for (size_t w = 0; w < weights_.size(); ++w) {
+    weight_index_[weights_[w].index()] = static_cast<int>(w);
+  }
+  for (size_t i = 0; i < plan_.ops.size(); ++i) {
+    const Node& node = graph_.nodes[i];
+    for (size_t k = 0; k < node.operands.size(); ++k) {
+      const TensorId weight = node.operands[k];
+      if (graph_.tensor(weight).kind != TensorKind::kWeight) continue;
+      std::vector<Replica>& replicas = replicas_[weight];
+      const bool known = std::any_of(
+          replicas.begin(), replicas.end(),
+          [&](const Replica& r) { return r.group == placements_[i].group; });
+      if (known) continue;
+      if (replicas.empty()) {
+        home_weights_[static_cast<size_t>(node.block)].push_back(weight);
+      }
+      replicas.push_back({placements_[i].group,
+                          OperandLayout(node, placements_[i], k),
+                          node.block,
+                          {}});
+    }
+  }
+  for (const GradientTerm& term : graph_.gradients) {
+    const Presence& produced = presences_[term.gradient.index()][0];
+    for (Replica& replica : replicas_[term.weight]) {
+      if (replica.group != produced.group) continue;
+      const Layout& layout = produced_[term.gradient.index()];
+      if (std::find(replica.gradients.begin(), replica.gradients.end(),
+                    layout) == replica.gradients.end()) {
+        replica.gradients.push_back(layout);
+      }
+    }
+  }
+}
+
+const LoweringContext::Presence* LoweringContext::presence(
+    TensorId tensor, GroupId group) const {
+  for (const Presence& presence : presences_[tensor.index()]) {
+    if (presence.group == group) return &presence;
+  }
+  return nullptr;
+}
+
+const WeightPlacement& LoweringContext::weight_placement(
+    TensorId weight) const {
+  return plan_.weights[static_cast<size_t>(weight_index_[weight.index()])];
+}
+
+Layout LoweringContext::StateLayout(TensorId weight) const {
+  Layout layout = replicas(weight)[0].layout;
+  const WeightPlacement& placement = weight_placement(weight);
+  if (placement.zero_stage >= 1) layout.flat = placement.zero_axes;
+  return layout;
+}
+
+}  // namespace tessera

@@ -1,0 +1,332 @@
+#include "planner/lower/lower.h"
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+
+#include "planner/schedule/pipeline_schedule.h"
+
+namespace tessera {
+namespace {
+
+// Places programs in a TaskGraph: binds their ports, matches their transfers,
+// and derives dependencies from what tasks read and write.
+class Assembler {
+ public:
+  Assembler(const LoweringContext& context, TaskGraph& tasks)
+      : context_(context), tasks_(tasks) {}
+
+  void Place(const BlockProgram& program, GroupId group, int microbatch) {
+    std::vector<ValueId> bound(program.values.size());
+    for (const BoundValue& import : program.imports) {
+      bound[import.value.index()] =
+          Bind(import.port, group, microbatch,
+               program.values[import.value.index()]);
+    }
+    for (size_t i = 0; i < bound.size(); ++i) {
+      if (bound[i].valid()) continue;
+      Value value = program.values[i];
+      if (value.alias_of.valid()) {
+        value.alias_of = bound[value.alias_of.index()];
+      }
+      if (value.sample_dim >= 0 && microbatch >= 0) {
+        value.sample_offset =
+            microbatch * value.shape[static_cast<size_t>(value.sample_dim)];
+      }
+      bound[i] = AddValue(std::move(value));
+    }
+    const auto first = static_cast<int64_t>(tasks_.tasks.size());
+    for (const Task& local : program.tasks) {
+      Task task = local;
+      task.microbatch = microbatch;
+      for (ValueId& id : task.reads) id = bound[id.index()];
+      for (ValueId& id : task.writes) id = bound[id.index()];
+      AddTask(std::move(task));
+    }
+    for (const Transfer& send : program.sends) {
+      const TransferKey key{send.port, group, send.peer, microbatch};
+      sent_[key] = TaskId(first + static_cast<int64_t>(send.task));
+    }
+    for (const Transfer& receive : program.receives) {
+      const TransferKey key{receive.port, receive.peer, group, microbatch};
+      const auto it = sent_.find(key);
+      TESSERA_CHECK(it != sent_.end()) << "a receive without its send";
+      Task& task = tasks_.tasks[static_cast<size_t>(first) + receive.task];
+      Task& send = tasks_.tasks[it->second.index()];
+      task.peer = send.reads[0];
+      send.peer = task.writes[0];
+      task.deps.insert(
+          std::upper_bound(task.deps.begin(), task.deps.end(), it->second),
+          it->second);
+      sent_.erase(it);
+    }
+    for (const BoundValue& exported : program.exports) {
+      ports_[KeyOf(exported.port, group, microbatch)] =
+          bound[exported.value.index()];
+    }
+  }
+
+  // The value bound to a port, or an invalid id.
+  ValueId Bound(const Port& port, GroupId group, int microbatch) const {
+    const auto it = ports_.find(KeyOf(port, group, microbatch));
+    return it == ports_.end() ? ValueId() : it->second;
+  }
+
+  ValueId AddValue(Value value) {
+    tasks_.values.push_back(std::move(value));
+    uses_.emplace_back();
+    written_.push_back(false);
+    return ValueId(tasks_.values.size() - 1);
+  }
+
+  void AddTask(Task task) {
+    const TaskId id(tasks_.tasks.size());
+    const auto depend = [&](const std::vector<TaskId>& on) {
+      for (TaskId other : on) {
+        if (!SameStream(tasks_.tasks[other.index()], task)) {
+          task.deps.push_back(other);
+        }
+      }
+    };
+    for (ValueId read : task.reads) {
+      depend(uses_[tasks_.Root(read).index()].writers);
+    }
+    // The first write of a step overwrites, later ones add. On the world's
+    // values every group has a copy of its own.
+    // A fresh result beside a sum (a token's statistics beside the loss) does
+    // not restart the sum.
+    bool first = true;
+    for (ValueId written : task.writes) {
+      const ValueId root = tasks_.Root(written);
+      depend(uses_[root.index()].writers);
+      depend(uses_[root.index()].readers);
+      first = first && !Written(root, task.group);
+    }
+    if (task.accumulate && first) task.accumulate = false;
+    std::sort(task.deps.begin(), task.deps.end());
+    task.deps.erase(std::unique(task.deps.begin(), task.deps.end()),
+                    task.deps.end());
+    for (ValueId read : task.reads) {
+      Replace(uses_[tasks_.Root(read).index()].readers, id, task);
+    }
+    for (ValueId written : task.writes) {
+      const ValueId root = tasks_.Root(written);
+      uses_[root.index()].readers.clear();
+      Replace(uses_[root.index()].writers, id, task);
+      MarkWritten(root, task.group);
+    }
+    tasks_.tasks.push_back(std::move(task));
+  }
+
+ private:
+  using PortKey = std::tuple<Port, GroupId, int>;
+  using TransferKey = std::tuple<Port, GroupId, GroupId, int>;
+
+  // The last task of each stream that wrote or read a buffer: earlier ones of
+  // the same stream precede it.
+  struct Uses {
+    std::vector<TaskId> writers;
+    std::vector<TaskId> readers;
+  };
+
+  static bool SameStream(const Task& a, const Task& b) {
+    return a.group == b.group && a.stream == b.stream &&
+           (a.stream != StreamRole::kComm || a.axes == b.axes);
+  }
+
+  void Replace(std::vector<TaskId>& list, TaskId id, const Task& task) {
+    for (TaskId& other : list) {
+      if (SameStream(tasks_.tasks[other.index()], task)) {
+        other = id;
+        return;
+      }
+    }
+    list.push_back(id);
+  }
+
+  bool Written(ValueId root, GroupId group) const {
+    return tasks_.value(root).group == tasks_.world
+               ? std::find(world_written_.begin(), world_written_.end(),
+                           std::pair(root, group)) != world_written_.end()
+               : written_[root.index()];
+  }
+  void MarkWritten(ValueId root, GroupId group) {
+    written_[root.index()] = true;
+    if (tasks_.value(root).group == tasks_.world) {
+      world_written_.emplace_back(root, group);
+    }
+  }
+
+  PortKey KeyOf(const Port& port, GroupId group, int microbatch) const {
+    const bool per_microbatch = port.kind == Port::kTensor &&
+                                port.tensor != context_.graph().loss &&
+                                !context_.once_per_step(port.tensor);
+    return {port, port.kind == Port::kSquareSum ? tasks_.world : group,
+            per_microbatch ? microbatch : -1};
+  }
+
+  ValueId Bind(const Port& port, GroupId group, int microbatch,
+               const Value& local) {
+    const auto [it, is_new] =
+        ports_.try_emplace(KeyOf(port, group, microbatch));
+    if (is_new) {
+      TESSERA_CHECK(local.persistent)
+          << local.what << " of tensor " << local.tensor
+          << " is imported before it exists";
+      it->second = AddValue(local);
+    }
+    return it->second;
+  }
+
+  const LoweringContext& context_;
+  TaskGraph& tasks_;
+  std::vector<Uses> uses_;     // by root value
+  std::vector<bool> written_;  // by root value, in this step
+  std::vector<std::pair<ValueId, GroupId>> world_written_;
+  std::map<PortKey, ValueId> ports_;
+  std::map<TransferKey, TaskId> sent_;
+};
+
+DeviceGroup World(const Plan& plan) {
+  DeviceGroup world;
+  world.name = "world";
+  for (const DeviceGroup& group : plan.groups) {
+    world.devices.insert(world.devices.end(), group.devices.begin(),
+                         group.devices.end());
+  }
+  world.axes = {{"world", static_cast<int>(world.devices.size())}};
+  return world;
+}
+
+class StepLowering {
+ public:
+  explicit StepLowering(const LoweringContext& context)
+      : context_(context), assembler_(context, tasks_) {
+    const Plan& plan = context.plan();
+    tasks_.groups = plan.groups;
+    tasks_.world = GroupId(plan.groups.size());
+    tasks_.groups.push_back(World(plan));
+    tasks_.microbatches = plan.microbatches;
+    blocks_.resize(plan.groups.size());
+    for (size_t b = 0; b < context.graph().blocks.size(); ++b) {
+      const int block = static_cast<int>(b);
+      blocks_[context.group_of_block(block).index()].push_back(block);
+    }
+  }
+
+  TaskGraph Run() {
+    PlaceAll(ProgramKind::kBegin, false);
+    RunSchedule();
+    PlaceAll(ProgramKind::kTie, true);
+    ReduceLoss();
+    PlaceAll(ProgramKind::kNorm, false);
+    ReduceNorm();
+    PlaceAll(ProgramKind::kUpdate, false);
+    return std::move(tasks_);
+  }
+
+ private:
+  // Once-a-step programs of all groups. Ties run from the last group to the
+  // first, since the home of a weight is the first group that reads it.
+  void PlaceAll(ProgramKind kind, bool descending) {
+    const size_t n = blocks_.size();
+    for (size_t i = 0; i < n; ++i) {
+      const size_t g = descending ? n - 1 - i : i;
+      for (int block : blocks_[g]) {
+        assembler_.Place(LowerBlock(context_, block, kind), GroupId(g), -1);
+      }
+    }
+  }
+
+  void RunSchedule() {
+    const Plan& plan = context_.plan();
+    const auto schedule = FindSchedule(plan.schedule);
+    TESSERA_CHECK(schedule.has_value()) << plan.schedule;
+    const int stages = static_cast<int>(plan.groups.size());
+    const std::vector<StageAction> order =
+        GlobalOrder(**schedule, stages, plan.microbatches);
+    TESSERA_CHECK(!order.empty()) << plan.schedule << " deadlocks";
+    std::vector<int> backwards(blocks_.size(), 0);
+    for (const StageAction& step : order) {
+      const auto g = static_cast<size_t>(step.stage);
+      if (step.action.pass == Pass::kForward) {
+        for (int block : blocks_[g]) {
+          Place(block, ProgramKind::kForward, step);
+        }
+        continue;
+      }
+      // Gradients are complete with the last backward that the stage runs.
+      const bool last = ++backwards[g] == plan.microbatches;
+      for (size_t i = blocks_[g].size(); i-- > 0;) {
+        Place(blocks_[g][i],
+              last ? ProgramKind::kBackwardReduce : ProgramKind::kBackward,
+              step);
+      }
+    }
+  }
+
+  void Place(int block, ProgramKind kind, const StageAction& step) {
+    const auto key = std::pair(block, kind);
+    auto it = programs_.find(key);
+    if (it == programs_.end()) {
+      it = programs_.emplace(key, LowerBlock(context_, block, kind)).first;
+    }
+    assembler_.Place(it->second, GroupId(step.stage), step.action.microbatch);
+  }
+
+  // The loss is summed over the ranks that share the batch; every rank of its
+  // group has it afterwards.
+  void ReduceLoss() {
+    const TensorId loss = context_.graph().loss;
+    const GroupId group = context_.presences(loss)[0].group;
+    const ValueId partial =
+        assembler_.Bound({Port::kTensor, loss, 0}, group, -1);
+    TESSERA_CHECK(partial.valid()) << "no loss";
+    tasks_.loss = AllReduceInPlace(partial, group,
+                                   tasks_.value(partial).layout.partial);
+  }
+
+  void ReduceNorm() {
+    const ValueId sum = assembler_.Bound({Port::kSquareSum, TensorId(), 0},
+                                         tasks_.world, -1);
+    if (sum.valid()) AllReduceInPlace(sum, tasks_.world, AxisSet{1});
+  }
+
+  ValueId AllReduceInPlace(ValueId partial, GroupId group, AxisSet axes) {
+    if (tasks_.group(group).Size(axes) == 1) return partial;
+    Value whole = tasks_.value(partial);
+    whole.layout.partial = 0;
+    whole.alias_of = partial;
+    whole.persistent = false;
+    const ValueId result = assembler_.AddValue(std::move(whole));
+    Task task;
+    task.kind = TaskKind::kComm;
+    task.stream = context_.concurrent_streams() ? StreamRole::kComm
+                                                : StreamRole::kCompute;
+    task.comm = CommKind::kAllReduce;
+    task.pass = Pass::kBackward;
+    task.optimizer = true;
+    task.group = group;
+    task.axes = axes;
+    task.reads = {partial};
+    task.writes = {result};
+    assembler_.AddTask(std::move(task));
+    return result;
+  }
+
+  const LoweringContext& context_;
+  TaskGraph tasks_;
+  Assembler assembler_;
+  std::vector<std::vector<int>> blocks_;  // by group, ascending
+  std::map<std::pair<int, ProgramKind>, BlockProgram> programs_;
+};
+
+}  // namespace
+
+TaskGraph Lower(const Graph& graph, const Cluster& cluster, const Plan& plan,
+                const TrainingOptions& options) {
+  const LoweringContext context(graph, cluster, plan, options);
+  return StepLowering(context).Run();
+}
+
+}  // namespace tessera

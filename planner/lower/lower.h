@@ -1,0 +1,178 @@
+#pragma once
+// Lower: the only place where a plan becomes work.
+//
+// The graph's blocks are lowered one by one, each pass of a block into a
+// BlockProgram: a few dozen tasks over local values, which names what it takes
+// from its surroundings (imports) and leaves to them (exports). Lower strings
+// the programs together, once for every microbatch, in the schedule's order;
+// the evaluator prices each distinct program once and composes their times.
+// Both see the same tasks.
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "planner/base/result.h"
+#include "planner/ir/cluster.h"
+#include "planner/ir/graph.h"
+#include "planner/lower/task_graph.h"
+#include "planner/plan/plan.h"
+
+namespace tessera {
+
+// What a plan implies before any task exists. All layouts are pure functions
+// of the plan, so a block's programs depend only on what is listed here.
+class LoweringContext {
+ public:
+  // REQUIRES: Validate(graph, cluster, plan) is empty; the three outlive the
+  // context. `graph` is differentiated.
+  LoweringContext(const Graph& graph, const Cluster& cluster, const Plan& plan,
+                  const TrainingOptions& options);
+
+  const Graph& graph() const { return graph_; }
+  const Plan& plan() const { return plan_; }
+  const TrainingOptions& options() const { return options_; }
+  bool concurrent_streams() const { return concurrent_streams_; }
+
+  const OpPlacement& placement(NodeId node) const {
+    return placements_[node.index()];
+  }
+  GroupId group_of_block(int block) const {
+    return group_of_block_[static_cast<size_t>(block)];
+  }
+  const std::vector<std::vector<NodeId>>& nodes_of_block(Pass pass) const {
+    return pass == Pass::kForward ? forward_nodes_ : backward_nodes_;
+  }
+
+  // A tensor as a group has it: as the group's producer leaves it (partial
+  // sums resolved to what the first reader wants), or as it arrives.
+  struct Presence {
+    GroupId group;
+    Layout layout;
+    int first_block = -1;  // where it is produced, or first read and received
+    Pass first_pass = Pass::kForward;
+    int last_block = -1;   // the program that reads it last; -1 for none
+    Pass last_pass = Pass::kForward;
+  };
+  // The first entry is the producer's group; further ones receive it.
+  const std::vector<Presence>& presences(TensorId tensor) const {
+    return presences_[tensor.index()];
+  }
+  const Presence* presence(TensorId tensor, GroupId group) const;
+  // The layout in which the producing node leaves a tensor, partial or not.
+  const Layout& produced(TensorId tensor) const {
+    return produced_[tensor.index()];
+  }
+
+  // A weight on a group that reads it. The first is its home, where the
+  // optimizer works; the others are tied replicas.
+  struct Replica {
+    GroupId group;
+    Layout layout;               // of the parameter
+    int block = -1;              // that of the first reader in this group
+    std::vector<Layout> gradients;  // distinct layouts of accumulated terms
+  };
+  const std::vector<Replica>& replicas(TensorId weight) const {
+    return replicas_.at(weight);
+  }
+  const WeightPlacement& weight_placement(TensorId weight) const;
+  // The stored layout of the reduced gradient and the optimizer's state.
+  Layout StateLayout(TensorId weight) const;
+  // Weights whose home block is `block`, in tensor order.
+  const std::vector<TensorId>& home_weights(int block) const {
+    return home_weights_[static_cast<size_t>(block)];
+  }
+  // Whether the tensor is produced once a step, not once a microbatch.
+  bool once_per_step(TensorId tensor) const {
+    return once_per_step_[tensor.index()];
+  }
+  const std::vector<TensorId>& weights() const { return weights_; }
+
+ private:
+  void PlaceNodes();
+  void FindLayouts();
+  void FindReplicas();
+  void AddRead(TensorId tensor, GroupId group, const Layout& wanted, int block,
+               Pass pass);
+
+  const Graph& graph_;
+  const Plan& plan_;
+  TrainingOptions options_;
+  bool concurrent_streams_ = true;
+  std::vector<OpPlacement> placements_;
+  std::vector<GroupId> group_of_block_;
+  std::vector<std::vector<NodeId>> forward_nodes_;
+  std::vector<std::vector<NodeId>> backward_nodes_;
+  std::vector<Layout> produced_;
+  std::vector<std::vector<Presence>> presences_;
+  std::map<TensorId, std::vector<Replica>> replicas_;
+  std::vector<std::vector<TensorId>> home_weights_;
+  std::vector<TensorId> weights_;
+  std::vector<bool> once_per_step_;
+  std::vector<int> weight_index_;  // by tensor
+};
+
+enum class ProgramKind : uint8_t {
+  kBegin,           // once a step, before the first microbatch
+  kForward,         // a microbatch's forward
+  kBackward,        // a microbatch's backward
+  kBackwardReduce,  // the last microbatch's: gradients are reduced as they end
+  kTie,             // tied gradients meet on their home group and are reduced
+  kNorm,            // sum of squares of the reduced gradients
+  kUpdate,          // optimizer, and what returns the new parameters
+};
+inline constexpr int kProgramKinds = 7;
+
+// What a value of a program is outside of it. One buffer exists for each
+// (group, port), and for each microbatch of a kTensor that is not once a step.
+struct Port {
+  enum Kind : uint8_t {
+    kTensor,       // a graph tensor as the group has it
+    kParameter,    // a weight as the group reads it
+    kAccumulator,  // a weight's summed gradient terms of one layout
+    kReduced,      // a weight's gradient as the optimizer reads it
+    kMaster,       // fp32 shard of a 16-bit weight
+    kFirstMoment,
+    kSecondMoment,
+    kSquareSum,    // of the rank's gradients; lives on the world group
+    kClip,         // the clip coefficient on a group
+  };
+  Kind kind = kTensor;
+  TensorId tensor;  // invalid for kSquareSum and kClip
+  int index = 0;    // kAccumulator: which of Replica::gradients
+  auto operator<=>(const Port&) const = default;
+};
+
+struct BoundValue {
+  Port port;
+  ValueId value;  // into BlockProgram::values
+};
+
+// A send to, or receive from, another group. Matched by (port, group pair).
+struct Transfer {
+  size_t task = 0;  // into BlockProgram::tasks
+  Port port;
+  GroupId peer;     // the group on the other side
+};
+
+struct BlockProgram {
+  // Local ids: ValueId and TaskId index these two vectors. `deps`, `peer` and
+  // sample offsets are filled in when the program is placed in a TaskGraph; a
+  // value's shape is that of a microbatch.
+  std::vector<Value> values;
+  std::vector<Task> tasks;
+  std::vector<BoundValue> imports;  // exist before the program runs
+  std::vector<BoundValue> exports;  // exist after it
+  std::vector<Port> frees;  // imports that nothing reads after the program
+  std::vector<Transfer> sends;
+  std::vector<Transfer> receives;
+};
+
+BlockProgram LowerBlock(const LoweringContext& context, int block,
+                        ProgramKind kind);
+
+// The whole step. REQUIRES: Validate(graph, cluster, plan) is empty.
+TaskGraph Lower(const Graph& graph, const Cluster& cluster, const Plan& plan,
+                const TrainingOptions& options);
+
+}  // namespace tessera

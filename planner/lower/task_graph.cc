@@ -1,0 +1,77 @@
+#include "planner/lower/task_graph.h"
+
+namespace tessera {
+
+ValueId TaskGraph::Root(ValueId id) const {
+  while (value(id).alias_of.valid()) id = value(id).alias_of;
+  return id;
+}
+
+std::vector<std::vector<ValueId>> LastUses(const TaskGraph& graph) {
+  std::vector<TaskId> last(graph.values.size());
+  for (size_t t = 0; t < graph.tasks.size(); ++t) {
+    for (const auto* list : {&graph.tasks[t].reads, &graph.tasks[t].writes}) {
+      for (ValueId id : *list) last[graph.Root(id).index()] = TaskId(t);
+    }
+  }
+  std::vector<std::vector<ValueId>> frees(graph.tasks.size());
+  for (size_t v = 0; v < last.size(); ++v) {
+    if (last[v].valid() && !graph.values[v].persistent) {
+      frees[last[v].index()].push_back(ValueId(v));
+    }
+  }
+  return frees;
+}
+
+Bytes LargestBytes(const TaskGraph& graph, ValueId id) {
+  const Value& value = graph.value(id);
+  return {LargestElements(value.layout, graph.group(value.group),
+                          value.shape) *
+          SizeOf(value.dtype)};
+}
+
+std::string NameOf(const TaskGraph& tasks, const Graph& graph, TaskId id) {
+  const Task& task = tasks.task(id);
+  const auto value_name = [&](ValueId v) {
+    const Value& value = tasks.value(v);
+    std::string name(value.what);
+    if (value.tensor.valid()) name += " " + graph.tensor(value.tensor).name;
+    return name;
+  };
+  const auto list_name = [&](const std::vector<ValueId>& list) {
+    if (list.empty()) return std::string();
+    std::string name = " " + value_name(list[0]);
+    if (list.size() > 1) {
+      name += " and " + std::to_string(list.size() - 1) + " more";
+    }
+    return name;
+  };
+  std::string name;
+  switch (task.kind) {
+    case TaskKind::kLoad:
+      name = "load" + list_name(task.writes);
+      break;
+    case TaskKind::kCompute:
+      name = task.node.valid() ? graph.node(task.node).name
+                               : std::string(task.kernel) +
+                                     list_name(task.writes);
+      if (task.kernel.ends_with(".state")) name += ".state";
+      break;
+    case TaskKind::kSlice:
+      name = "slice" + list_name(task.reads);
+      break;
+    case TaskKind::kComm:
+      name = std::string(NameOf(task.comm)) + list_name(task.reads);
+      break;
+    case TaskKind::kSend:
+      name = "send" + list_name(task.reads);
+      break;
+    case TaskKind::kRecv:
+      name = "receive" + list_name(task.writes);
+      break;
+  }
+  if (task.microbatch >= 0) name += " mb" + std::to_string(task.microbatch);
+  return name;
+}
+
+}  // namespace tessera

@@ -1,0 +1,47 @@
+// Causal attention with grouped-query heads: g key/value groups of r queries.
+//   o[b,s,g,r,:] = sum_t softmax_t(scale * q[b,s,g,r,:].k[b,t,g,:]) v[b,t,g,:]
+// over the keys t with position[b,t] <= position[b,s], and, where `window` is
+// positive, position[b,s] - position[b,t] < window. The second result is the
+// log-sum-exp of each row, which backward reads instead of the probabilities
+// (Dao et al. 2022). Splitting s leaves k and v whole: gathered context
+// parallelism; splitting r leaves dk and dv partial.
+
+#include "planner/ir/op.h"
+
+namespace tessera {
+namespace {
+
+// `products` matrix products of 2*d (or 2*e) operations for every pair of
+// query and key. Causal masking is not credited, as in the model's FLOPs.
+template <int kProductsQk, int kProductsV>
+Flops AttentionFlops(const OpCall& call) {
+  double pairs = 1;
+  for (char letter : {'b', 's', 'g', 'r', 't'}) {
+    pairs *= static_cast<double>(call.Extent(letter));
+  }
+  return {2 * pairs *
+          static_cast<double>(kProductsQk * call.Extent('d') +
+                              kProductsV * call.Extent('e'))};
+}
+
+}  // namespace
+
+std::vector<OpDef> AttentionOps() {
+  return {
+      {.name = "attention",
+       .summary = "causal grouped-query attention",
+       .rule = "bsgrd!,bt!gd,btge!,bs,bt->bsgre,bsgr",
+       .op_class = OpClass::kAttention,
+       .adjoints = {{"attention_dqkv",
+                     "dy0,x0,x1,x2,x3,x4,y0,y1->dx0,dx1,dx2"}},
+       .flops = AttentionFlops<1, 1>,
+       .attributes = {"scale", "window"}},
+      // Five products: the scores again, dv, dp, dq and dk.
+      {.name = "attention_dqkv",
+       .summary = "gradients of attention's queries, keys and values",
+       .op_class = OpClass::kAttention,
+       .flops = AttentionFlops<3, 2>},
+  };
+}
+
+}  // namespace tessera

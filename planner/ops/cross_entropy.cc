@@ -1,0 +1,33 @@
+// Softmax cross-entropy, summed over the counted tokens and divided by their
+// number in the global batch (an operand, so that the loss is never a mean of
+// means). A negative label is not counted. The vocabulary can be split: the
+// state of a shard is, for each token, (maximum, sum of exp(x - maximum),
+// logit of the target or 0), merged by the log-sum-exp rule (Megatron-LM's
+// vocabulary-parallel loss, Shoeybi et al. 2019, section 3).
+
+#include "planner/ir/op.h"
+
+namespace tessera {
+
+std::vector<OpDef> CrossEntropyOps() {
+  return {
+      // Number of labels >= 0, as a float.
+      {.name = "count_labels",
+       .summary = "counted tokens of the global batch",
+       .rule = "bs->",
+       .flops = FlopsPerPoint<1>,
+       .once_per_step = true},
+      // Results: the loss, and the log-sum-exp of each token's logits.
+      {.name = "cross_entropy",
+       .summary = "softmax cross-entropy over the last dimension",
+       .rule = "bsv,bs,->,bs",
+       .adjoints = {{"cross_entropy_dx", "x0,x1,x2,y1->dx0"}},
+       .flops = FlopsPerPoint<4>,
+       .coupling = {'v', "bs", 3}},
+      {.name = "cross_entropy_dx",
+       .summary = "(softmax - onehot) / counted tokens",
+       .flops = FlopsPerPoint<4>},
+  };
+}
+
+}  // namespace tessera

@@ -1,0 +1,19 @@
+// Dropout (Srivastava et al. 2014), inverted: x / (1 - probability) where kept.
+// What is kept is a function of (seed, step, salt, global index), so that no
+// split and no recomputation changes it; the gradient is the same operator.
+
+#include "planner/ir/op.h"
+
+namespace tessera {
+
+std::vector<OpDef> DropoutOps() {
+  return {
+      {.name = "dropout",
+       .summary = "inverted dropout, counter-based",
+       .adjoints = {{"dropout", "dy0->dx0"}},
+       .flops = FlopsPerPoint<2>,
+       .attributes = {"probability", "salt"}},
+  };
+}
+
+}  // namespace tessera

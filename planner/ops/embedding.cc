@@ -1,0 +1,38 @@
+// Table lookup: y[b,s,h] = table[ids[b,s], h]. Ids address v: rows outside a
+// shard's range read as zero, so that splitting v leaves a partial sum.
+
+#include "planner/ir/op.h"
+
+namespace tessera {
+namespace {
+
+// A lookup reads one row a token and writes it; the gradient reads one row and
+// reads and writes another. The table itself is not swept.
+template <int kRowsPerToken>
+Bytes RowBytes(const OpCall& call) {
+  const int64_t tokens = call.Extent('b') * call.Extent('s');
+  const int64_t row = call.Extent('h') * SizeOf(call.result_dtypes[0]);
+  return {tokens * (kRowsPerToken * row + SizeOf(DType::kInt32))};
+}
+
+}  // namespace
+
+std::vector<OpDef> EmbeddingOps() {
+  return {
+      {.name = "embedding",
+       .summary = "rows of a table, by id",
+       .rule = "bs,vh->bsh",
+       .adjoints = {{"embedding_dw", "dy0,x0->dx1"}},
+       .bytes = RowBytes<2>},
+      {.name = "embedding_dw",
+       .summary = "gradient of embedding's table",
+       .flops = [](const OpCall& call) -> Flops {
+         return {static_cast<double>(call.Extent('b')) *
+                 static_cast<double>(call.Extent('s')) *
+                 static_cast<double>(call.Extent('h'))};
+       },
+       .bytes = RowBytes<3>},
+  };
+}
+
+}  // namespace tessera

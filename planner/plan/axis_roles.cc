@@ -1,0 +1,325 @@
+#include "planner/plan/axis_roles.h"
+
+#include <algorithm>
+#include <bit>
+#include <unordered_map>
+
+namespace tessera {
+namespace {
+
+// The subset of `axes` with the largest size that is at most `extent`; of
+// equal sizes the one with the outer axes.
+AxisSet LargestFitting(const DeviceGroup& group, AxisSet axes, int64_t extent) {
+  if (group.Size(axes) <= extent) return axes;
+  AxisSet best = 0;
+  int64_t best_size = 1;
+  // All subsets, descending, down to the empty one; a degree has few axes.
+  for (AxisSet set = axes; set != 0; set = (set - 1) & axes) {
+    const int64_t size = group.Size(set);
+    if (size > extent || size < best_size) continue;
+    if (size == best_size && best != 0 &&
+        std::countr_zero(best) <= std::countr_zero(set)) {
+      continue;
+    }
+    best = set;
+    best_size = size;
+  }
+  return best_size > 1 ? best : 0;
+}
+
+// An activation inside a block: its tensor axes by dimension.
+struct Activation {
+  bool stream = true;  // on the residual stream
+  std::array<AxisSet, kMaxDims> dims = {};
+};
+
+class BlockPlacer {
+ public:
+  BlockPlacer(const GraphIndex& index, const DeviceGroup& group,
+              GroupId group_id, const AxisRoles& roles,
+              std::vector<OpPlacement>& ops)
+      : index_(index),
+        graph_(*index.graph),
+        group_(group),
+        group_id_(group_id),
+        roles_(roles),
+        ops_(ops) {}
+
+  std::vector<UnusedAxes> Run(int block) {
+    const auto& nodes = index_.nodes_of_block[static_cast<size_t>(block)];
+    for (NodeId id : nodes) Place(id);
+    std::vector<UnusedAxes> unused;
+    for (const auto& [node, axes] : left_over_) {
+      bool attention = false;
+      const AxisSet used = UsedBehind(node, attention);
+      if ((axes & ~used) == 0) continue;
+      int64_t columns = 1;
+      const Node& linear = graph_.node(node);
+      for (size_t f : Columns(node)) {
+        columns *= index_.extents[node.index()][f];
+      }
+      if (!linear.results.empty()) unused.push_back({node, columns, attention});
+    }
+    return unused;
+  }
+
+ private:
+  bool IsActivation(TensorId id) const {
+    const TensorKind kind = graph_.tensor(id).kind;
+    return kind != TensorKind::kInput && kind != TensorKind::kWeight;
+  }
+
+  const Activation& ActivationOf(TensorId id) const {
+    static const Activation from_elsewhere;
+    const auto found = activations_.find(id);
+    return found == activations_.end() ? from_elsewhere : found->second;
+  }
+
+  void Place(NodeId id) {
+    const Node& node = graph_.node(id);
+    OpPlacement& placement = ops_[id.index()];
+    placement = {};
+    placement.group = group_id_;
+    const int sample = index_.SampleFactor(id);
+    const int sequence = index_.SequenceFactor(id);
+    if (sample >= 0) placement.axes[static_cast<size_t>(sample)] = roles_.data;
+    if (sequence >= 0) {
+      placement.axes[static_cast<size_t>(sequence)] = roles_.context;
+    }
+    if (roles_.tensor == 0) return;
+
+    bool any_activation = false;
+    bool any_stream = false;
+    bool any_weight = false;
+    for (TensorId operand : node.operands) {
+      any_weight |= graph_.tensor(operand).kind == TensorKind::kWeight;
+      if (!IsActivation(operand)) continue;
+      any_activation = true;
+      any_stream |= ActivationOf(operand).stream;
+    }
+    Inherit(id, placement);
+    bool stream = any_stream || (!any_activation && any_weight);
+    if (node.op->op_class == OpClass::kMatmul) {
+      if (ActivationOf(node.operands[0]).stream) {
+        AxisSet rest = roles_.tensor & ~Used(placement);
+        for (size_t f : Columns(id)) {
+          const AxisSet axes =
+              LargestFitting(group_, rest, index_.extents[id.index()][f]);
+          placement.axes[f] |= axes;
+          rest &= ~axes;
+        }
+        if (rest != 0 && !Columns(id).empty()) left_over_.push_back({id, rest});
+        stream = false;
+      } else {
+        stream = true;  // its sum joins the residual stream
+      }
+    } else if (!any_activation && any_weight) {
+      SplitVocabulary(id, placement);
+    }
+    const bool split = (Used(placement) & roles_.tensor) != 0;
+    if (stream && roles_.sequence && !split && sequence >= 0 &&
+        node.op->op_class == OpClass::kMemory) {
+      SplitSequence(id, static_cast<size_t>(sequence), placement);
+    }
+    for (size_t k = 0; k < node.results.size(); ++k) {
+      Activation activation;
+      activation.stream = stream;
+      const Indices& indices = node.rule.results[k];
+      for (size_t d = 0; d < indices.size(); ++d) {
+        if (static_cast<int>(indices[d]) == sequence) continue;
+        activation.dims[d] = placement.axes[indices[d]] & roles_.tensor;
+      }
+      activations_[node.results[k]] = activation;
+    }
+  }
+
+  static AxisSet Used(const OpPlacement& placement) {
+    AxisSet used = 0;
+    for (AxisSet axes : placement.axes) used |= axes;
+    return used;
+  }
+
+  // Factors take the tensor axes that their dimensions arrive with.
+  void Inherit(NodeId id, OpPlacement& placement) {
+    const Node& node = graph_.node(id);
+    for (size_t i = 0; i < node.operands.size(); ++i) {
+      if (!IsActivation(node.operands[i])) continue;
+      const Activation& activation = ActivationOf(node.operands[i]);
+      const Indices& indices = node.rule.operands[i];
+      for (size_t d = 0; d < indices.size(); ++d) {
+        const uint8_t f = indices[d];
+        if (!node.rule.factors[f].splittable) continue;
+        placement.axes[f] |= activation.dims[d] & ~Used(placement);
+      }
+    }
+  }
+
+  // The output factors of a dense layer that column parallelism may split.
+  std::vector<size_t> Columns(NodeId id) const {
+    const Node& node = graph_.node(id);
+    const Indices& result = node.rule.results[0];
+    std::vector<size_t> columns;
+    for (size_t d = 0; d < result.size(); ++d) {
+      const uint8_t f = result[d];
+      if (!Holds(node.rule.operands[0], f) &&
+          node.rule.factors[f].splittable &&
+          index_.carried[node.results[0].index()][d]) {
+        columns.push_back(f);
+      }
+    }
+    return columns;
+  }
+
+  // Lookups in a table with a row for each class of the loss.
+  void SplitVocabulary(NodeId id, OpPlacement& placement) {
+    const Node& node = graph_.node(id);
+    for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+      const int64_t rows = index_.extents[id.index()][f];
+      if (!node.rule.factors[f].splittable ||
+          Holds(node.rule.results[0], static_cast<int>(f)) ||
+          std::find(index_.vocabularies.begin(), index_.vocabularies.end(),
+                    rows) == index_.vocabularies.end() ||
+          static_cast<int>(f) == index_.SampleFactor(id) ||
+          static_cast<int>(f) == index_.SequenceFactor(id)) {
+        continue;
+      }
+      placement.axes[f] |= LargestFitting(group_, roles_.tensor, rows);
+    }
+  }
+
+  void SplitSequence(NodeId id, size_t sequence, OpPlacement& placement) {
+    if (!graph_.node(id).rule.factors[sequence].splittable) return;
+    placement.axes[sequence] |= roles_.tensor;
+  }
+
+  // The tensor axes in use between a dense layer and the next ones, which are
+  // its ends; whether attention is on the way.
+  AxisSet UsedBehind(NodeId linear, bool& attention) const {
+    AxisSet used = 0;
+    std::vector<NodeId> open = {linear};
+    for (size_t i = 0; i < open.size(); ++i) {
+      for (TensorId result : graph_.node(open[i]).results) {
+        for (const GraphIndex::Use& use : index_.readers[result.index()]) {
+          const Node& reader = graph_.node(use.node);
+          if (reader.block != graph_.node(linear).block ||
+              reader.op->op_class == OpClass::kMatmul) {
+            continue;
+          }
+          used |= Used(ops_[use.node.index()]);
+          attention |= reader.op->op_class == OpClass::kAttention;
+          if (std::find(open.begin(), open.end(), use.node) == open.end()) {
+            open.push_back(use.node);
+          }
+        }
+      }
+    }
+    return used;
+  }
+
+  const GraphIndex& index_;
+  const Graph& graph_;
+  const DeviceGroup& group_;
+  const GroupId group_id_;
+  const AxisRoles& roles_;
+  std::vector<OpPlacement>& ops_;
+  std::unordered_map<TensorId, Activation> activations_;
+  std::vector<std::pair<NodeId, AxisSet>> left_over_;
+};
+
+// How the nodes of a block use the axes of their group.
+struct AxisUse {
+  AxisSet sample = 0;
+  AxisSet sequence = 0;
+  AxisSet other = 0;
+};
+
+AxisUse UseOf(const GraphIndex& index, const Plan& plan, int block) {
+  AxisUse use;
+  for (NodeId id : index.nodes_of_block[static_cast<size_t>(block)]) {
+    const OpPlacement& placement = plan.ops[id.index()];
+    for (int f = 0; f < kMaxFactors; ++f) {
+      const AxisSet axes = placement.axes[static_cast<size_t>(f)];
+      if (axes == 0) continue;
+      (f == index.SampleFactor(id)     ? use.sample
+       : f == index.SequenceFactor(id) ? use.sequence
+                                       : use.other) |= axes;
+    }
+  }
+  return use;
+}
+
+}  // namespace
+
+std::vector<UnusedAxes> PlaceBlock(const GraphIndex& index, int block,
+                                   const DeviceGroup& group, GroupId group_id,
+                                   const AxisRoles& roles,
+                                   std::vector<OpPlacement>& ops) {
+  return BlockPlacer(index, group, group_id, roles, ops).Run(block);
+}
+
+std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
+                                 int block) {
+  const auto& nodes = index.nodes_of_block[static_cast<size_t>(block)];
+  if (nodes.empty()) return std::nullopt;
+  const AxisUse use = UseOf(index, plan, block);
+  const AxisRoles roles = {
+      .data = use.sample & ~use.other,
+      .context = use.sequence & ~(use.other | use.sample),
+      .tensor = use.other,
+      .sequence = (use.sequence & use.other) != 0,
+  };
+  const GroupId group = plan.ops[nodes[0].index()].group;
+  // PlaceBlock writes this block's nodes only.
+  std::vector<OpPlacement> ops(plan.ops.size());
+  PlaceBlock(index, block, plan.groups[group.index()], group, roles, ops);
+  for (NodeId id : nodes) {
+    if (!(ops[id.index()] == plan.ops[id.index()])) return std::nullopt;
+  }
+  return roles;
+}
+
+namespace {
+
+AxisSet ZeroAxesGiven(const GraphIndex& index, const Plan& plan, size_t weight,
+                      const AxisUse& use) {
+  const GraphIndex::WeightUse& row = index.weights[weight];
+  const OpPlacement& home = plan.ops[row.home.node.index()];
+  const DeviceGroup& group = plan.groups[home.group.index()];
+  const Node& node = index.graph->node(row.home.node);
+  AxisSet axes = (use.sample | use.sequence) & ~use.other;
+  int64_t shard = 1;  // elements of the smallest shard
+  for (uint8_t f : node.rule.operands[row.home.operand]) {
+    axes &= ~home.axes[f];
+    shard *= std::max<int64_t>(1, index.extents[row.home.node.index()][f] /
+                                      group.Size(home.axes[f]));
+  }
+  return LargestFitting(group, axes, shard);
+}
+
+}  // namespace
+
+AxisSet ZeroAxes(const GraphIndex& index, const Plan& plan, size_t weight) {
+  const NodeId home = index.weights[weight].home.node;
+  if (!home.valid()) return 0;
+  return ZeroAxesGiven(index, plan, weight,
+                       UseOf(index, plan, index.graph->node(home).block));
+}
+
+void SetZeroAxes(const GraphIndex& index, Plan& plan) {
+  int known_block = -1;  // weights come in the order of their blocks
+  AxisUse use;
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    WeightPlacement& placement = plan.weights[w];
+    placement.zero_axes = 0;
+    const NodeId home = index.weights[w].home.node;
+    if (placement.zero_stage == 0 || !home.valid()) continue;
+    const int block = index.graph->node(home).block;
+    if (block != known_block) {
+      use = UseOf(index, plan, block);
+      known_block = block;
+    }
+    placement.zero_axes = ZeroAxesGiven(index, plan, w, use);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,62 @@
+#pragma once
+// Placements of a whole block from the roles of the mesh's axes, as Megatron-LM
+// lays out a transformer (Shoeybi et al. 2019; Korthikanti et al. 2022 for
+// sequence parallelism), derived from index rules and never from names.
+
+#include <optional>
+#include <vector>
+
+#include "planner/plan/graph_index.h"
+#include "planner/plan/plan.h"
+
+namespace tessera {
+
+// What the axes of a group do in a block. The sets are disjoint; an axis in
+// none of them repeats the block's work.
+struct AxisRoles {
+  AxisSet data = 0;     // split the batch
+  AxisSet context = 0;  // split the sequence, everywhere
+  AxisSet tensor = 0;   // split the insides of attention and MLP
+  bool sequence = false;  // where nothing else does, tensor axes split the
+                          // sequence
+  bool operator==(const AxisRoles&) const = default;
+};
+
+// The tensor axes that a dense layer asks for and finds no room for.
+struct UnusedAxes {
+  NodeId node;
+  int64_t columns = 0;     // what there is to split
+  bool attention = false;  // the columns are attention heads
+};
+
+// Sets `ops` of every forward node of `block`, on `group` of the plan.
+//  - Sample factors take the data axes, sequence factors the context axes.
+//  - Activations are on the residual stream when they come from an earlier
+//    block, a lookup, or a dense layer that reduces. A dense layer that reads
+//    the stream is column parallel: its output factors that survive up to the
+//    next dense layer (or the loss) take the tensor axes, in order, as many as
+//    their extents allow. Any other dense layer is row parallel: the factors
+//    it reduces keep the axes that they arrive with.
+//  - A lookup in a table of the vocabulary is split by rows.
+//  - All other nodes take the axes that their operands arrive with.
+// Returns the dense layers that leave tensor axes unused which nothing behind
+// them uses either: with key/value heads fewer than ranks, attention does.
+std::vector<UnusedAxes> PlaceBlock(const GraphIndex& index, int block,
+                                   const DeviceGroup& group, GroupId group_id,
+                                   const AxisRoles& roles,
+                                   std::vector<OpPlacement>& ops);
+
+// The roles under which PlaceBlock gives `block` the placements that it has in
+// `plan`, or nothing where there are none.
+std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
+                                 int block);
+
+// Where ZeRO may cut a weight's state: those of the axes on which it is
+// replicated at home that split only samples or the sequence there, in every
+// node of its home block, and no more than leave every rank an element.
+AxisSet ZeroAxes(const GraphIndex& index, const Plan& plan, size_t weight);
+
+// Gives each weight the zero axes of ZeroAxes where its stage is 1.
+void SetZeroAxes(const GraphIndex& index, Plan& plan);
+
+}  // namespace tessera

@@ -1,0 +1,72 @@
+#pragma once
+// Evaluation: what a plan costs, as a value. The cost model makes it, the
+// search compares it, reports print it.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/base/units.h"
+
+namespace tessera {
+
+// What a byte of a rank's memory holds.
+enum class MemoryCategory : uint8_t {
+  kParameter,
+  kGradient,
+  kOptimizer,
+  kActivation,
+  kCommunication,  // gathered, scattered and received copies
+  kWorkspace,      // scratch of kernels
+};
+inline constexpr int kMemoryCategories = 6;
+std::string_view NameOf(MemoryCategory category);
+
+// Peak bytes of one device by what they hold; the parts are taken at the
+// moment of the peak, so they add up to `total`.
+struct MemoryUse {
+  Bytes total;
+  std::array<Bytes, kMemoryCategories> parts = {};
+  bool operator==(const MemoryUse&) const = default;
+};
+
+// Where the time of a step goes, of one group: the parts add up to the step.
+struct Breakdown {
+  Duration compute;    // forward and backward kernels
+  Duration optimizer;  // optimizer kernels
+  // Time in which a rank communicates and computes nothing, by kind.
+  Duration all_reduce;
+  Duration all_gather;
+  Duration reduce_scatter;
+  Duration all_to_all;  // and redistributions
+  Duration send_recv;
+  Duration idle;  // neither: the pipeline's bubble
+
+  Duration total() const;
+  bool operator==(const Breakdown&) const = default;
+};
+
+// Shares of the step's task time by where the figures come from; they add up
+// to 1.
+struct SourceShares {
+  double measured = 0;
+  double interpolated = 0;
+  double analytical = 0;
+  bool operator==(const SourceShares&) const = default;
+};
+
+struct Evaluation {
+  Duration step_time;
+  Breakdown breakdown;            // of the bottleneck group
+  std::vector<MemoryUse> memory;  // by plan group: each of its devices
+  Bytes overflow;                 // of the fullest device, 0 if all fit
+  std::vector<std::string> violations;  // why it cannot run; one line each
+  SourceShares sources;
+
+  bool feasible() const { return violations.empty(); }
+  bool operator==(const Evaluation&) const = default;
+};
+
+}  // namespace tessera

@@ -1,0 +1,124 @@
+#include "planner/plan/graph_index.h"
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+std::array<int64_t, kMaxFactors> ExtentsOf(const Graph& graph,
+                                           const Node& node) {
+  std::array<int64_t, kMaxFactors> extents = {};
+  const auto read = [&](const std::vector<TensorId>& tensors,
+                        const std::vector<Indices>& sides) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const Shape& shape = graph.tensor(tensors[i]).shape;
+      for (size_t d = 0; d < shape.size(); ++d) {
+        extents[sides[i][d]] = shape[d];
+      }
+    }
+  };
+  read(node.results, node.rule.results);
+  read(node.operands, node.rule.operands);
+  return extents;
+}
+
+// FLOPs of matrix products, the forward part of the model's FLOPs.
+double MatmulFlops(const Graph& graph, const Node& node,
+                   std::span<const int64_t> extents) {
+  if (node.op->op_class == OpClass::kMemory) return 0;
+  const std::vector<DType> dtypes(
+      std::max(node.operands.size(), node.results.size()), graph.dtype);
+  const OpCall call = {&node.rule, extents.first(node.rule.factors.size()),
+                       std::span(dtypes).first(node.operands.size()),
+                       std::span(dtypes).first(node.results.size()),
+                       node.attributes};
+  return node.op->flops(call).value;
+}
+
+// Whether a reader of a tensor lets a split of dimension `dim` through.
+bool LetsThrough(const GraphIndex& index, const GraphIndex::Use& use,
+                 size_t dim) {
+  const Node& node = index.graph->node(use.node);
+  const uint8_t f = node.rule.operands[use.operand][dim];
+  if (!node.rule.factors[f].splittable) return false;
+  if (node.op->op_class == OpClass::kMatmul) return true;
+  for (size_t k = 0; k < node.results.size(); ++k) {
+    const Indices& indices = node.rule.results[k];
+    for (size_t d = 0; d < indices.size(); ++d) {
+      if (indices[d] == f && !index.carried[node.results[k].index()][d]) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+GraphIndex::GraphIndex(const Graph& graph_in)
+    : graph(&graph_in),
+      fingerprint(Fingerprint(graph_in)),
+      producer(graph_in.tensors.size()),
+      readers(graph_in.tensors.size()),
+      carried(graph_in.tensors.size()),
+      nodes_of_block(graph_in.blocks.size()),
+      block_class(BlockClasses(graph_in)),
+      block_flops(graph_in.blocks.size(), 0) {
+  for (const Node& node : graph->nodes) {
+    if (node.pass != Pass::kForward) break;
+    const NodeId id(static_cast<int64_t>(forward_nodes++));
+    extents.push_back(ExtentsOf(*graph, node));
+    nodes_of_block[static_cast<size_t>(node.block)].push_back(id);
+    block_flops[static_cast<size_t>(node.block)] +=
+        MatmulFlops(*graph, node, extents.back());
+    sequence_factor.push_back(node.rule.FactorOf(kSequenceFactor));
+    sample_factor.push_back(-1);
+    for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+      if (node.rule.factors[f].role == Role::kSample) {
+        sample_factor.back() = static_cast<int>(f);
+      }
+    }
+    for (size_t i = 0; i < node.operands.size(); ++i) {
+      const TensorId operand = node.operands[i];
+      readers[operand.index()].push_back({id, i});
+      const NodeId from = producer[operand.index()];
+      if (from.valid() && graph->node(from).block != node.block) {
+        block_edges.push_back({from, id});
+      }
+    }
+    for (TensorId result : node.results) producer[result.index()] = id;
+    if (const int v = node.rule.FactorOf(node.op->coupling.factor);
+        node.op->coupling.factor != 0 && v >= 0) {
+      vocabularies.push_back(extents.back()[static_cast<size_t>(v)]);
+    }
+  }
+  for (size_t t = 0; t < graph->tensors.size(); ++t) {
+    const Tensor& tensor = graph->tensors[t];
+    if (tensor.kind != TensorKind::kWeight) continue;
+    int64_t elements = 1;
+    for (int64_t extent : tensor.shape) elements *= extent;
+    weights.push_back({TensorId(static_cast<int64_t>(t)),
+                       readers[t].empty() ? Use{} : readers[t][0], elements});
+  }
+  // Backwards, so that what reads a node's results is known before it.
+  for (size_t i = forward_nodes; i-- > 0;) {
+    for (TensorId result : graph->nodes[i].results) {
+      const size_t dims = graph->tensor(result).shape.size();
+      for (size_t d = 0; d < dims; ++d) {
+        carried[result.index()][d] = std::all_of(
+            readers[result.index()].begin(), readers[result.index()].end(),
+            [&](const Use& use) { return LetsThrough(*this, use, d); });
+      }
+    }
+  }
+}
+
+int64_t GraphIndex::Extent(NodeId node, size_t factor, int64_t batch) const {
+  if (static_cast<int>(factor) == sample_factor[node.index()] &&
+      !graph->node(node).op->once_per_step) {
+    return batch;
+  }
+  return extents[node.index()][factor];
+}
+
+}  // namespace tessera

@@ -1,0 +1,77 @@
+#pragma once
+// GraphIndex: what validation, strategies and the search ask of a graph again
+// and again, looked up once. Immutable after construction, so thread-safe;
+// the graph must outlive it.
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "planner/base/ids.h"
+#include "planner/ir/graph.h"
+
+namespace tessera {
+
+// The letter that rules give the sequence, by convention; context and sequence
+// parallelism split it.
+inline constexpr char kSequenceFactor = 's';
+
+struct GraphIndex {
+  explicit GraphIndex(const Graph& graph);
+
+  // Operand `operand` of a node.
+  struct Use {
+    NodeId node;
+    size_t operand = 0;
+  };
+  // A weight and its first forward reader, where it is at home.
+  struct WeightUse {
+    TensorId tensor;
+    Use home;
+    int64_t elements = 0;
+  };
+  // A forward node that reads a result of another, in different blocks.
+  struct BlockEdge {
+    NodeId producer;
+    NodeId consumer;
+  };
+
+  // A factor's extent in one microbatch of `batch` samples; operators that run
+  // once a step see the whole batch.
+  int64_t Extent(NodeId node, size_t factor, int64_t batch) const;
+  // The sample factor of a node, or -1.
+  int SampleFactor(NodeId node) const { return sample_factor[node.index()]; }
+  int SequenceFactor(NodeId node) const {
+    return sequence_factor[node.index()];
+  }
+
+  const Graph* graph;
+  std::string fingerprint;
+  size_t forward_nodes = 0;  // the first nodes of the graph
+
+  // By forward node.
+  std::vector<std::array<int64_t, kMaxFactors>> extents;
+  std::vector<int> sample_factor;
+  std::vector<int> sequence_factor;
+
+  // By tensor.
+  std::vector<NodeId> producer;          // invalid: input or weight
+  std::vector<std::vector<Use>> readers;  // forward
+  // Whether a split of each dimension survives, through all that read the
+  // tensor, up to the next dense layers or the loss: where a dense layer's
+  // output may be split without a reshard behind it.
+  std::vector<std::array<bool, kMaxDims>> carried;
+
+  // By block.
+  std::vector<std::vector<NodeId>> nodes_of_block;  // forward
+  std::vector<int> block_class;                     // BlockClasses
+  std::vector<double> block_flops;  // matrix products, forward, whole batch
+  std::vector<BlockEdge> block_edges;
+
+  std::vector<WeightUse> weights;  // in tensor order, as Plan::weights
+  // Extents of the classes that a loss is taken over; a lookup table with as
+  // many rows is the vocabulary's.
+  std::vector<int64_t> vocabularies;
+};
+
+}  // namespace tessera

@@ -1,0 +1,276 @@
+#include "planner/plan/layout.h"
+
+#include <algorithm>
+
+namespace tessera {
+
+int64_t DeviceGroup::Size(AxisSet set) const {
+  int64_t size = 1;
+  for (size_t a = 0; a < axes.size(); ++a) {
+    if (set >> a & 1) size *= axes[a].size;
+  }
+  return size;
+}
+
+int DeviceGroup::Coordinate(int index, int axis) const {
+  for (size_t a = axes.size(); a-- > static_cast<size_t>(axis) + 1;) {
+    index /= axes[a].size;
+  }
+  return index % axes[static_cast<size_t>(axis)].size;
+}
+
+int64_t DeviceGroup::Coordinate(int index, AxisSet set) const {
+  int64_t coordinate = 0;
+  int64_t scale = 1;
+  for (size_t a = axes.size(); a-- > 0;) {
+    if (set >> a & 1) {
+      coordinate += scale * (index % axes[a].size);
+      scale *= axes[a].size;
+    }
+    index /= axes[a].size;
+  }
+  return coordinate;
+}
+
+std::vector<std::vector<int>> Subgroups(const DeviceGroup& group,
+                                        AxisSet axes) {
+  const AxisSet others = group.all_axes() & ~axes;
+  const auto count = static_cast<size_t>(group.Size(others));
+  const auto size = static_cast<size_t>(group.Size(axes));
+  std::vector<std::vector<int>> subgroups(count, std::vector<int>(size));
+  for (int i = 0; i < static_cast<int>(group.devices.size()); ++i) {
+    subgroups[static_cast<size_t>(group.Coordinate(i, others))]
+             [static_cast<size_t>(group.Coordinate(i, axes))] = i;
+  }
+  return subgroups;
+}
+
+std::vector<int> PrimeFactors(int64_t n) {
+  std::vector<int> factors;
+  for (int64_t p = 2; p * p <= n; ++p) {
+    for (; n % p == 0; n /= p) factors.push_back(static_cast<int>(p));
+  }
+  if (n > 1) factors.push_back(static_cast<int>(n));
+  std::reverse(factors.begin(), factors.end());
+  return factors;
+}
+
+namespace {
+
+// Consecutive runs of axes with one base name, "tp0 tp1", read as "tp".
+std::string AxesText(AxisSet set, const DeviceGroup& group) {
+  std::string text;
+  for (size_t a = 0; a < group.axes.size(); ++a) {
+    if (set >> a & 1) text += (text.empty() ? "" : "*") + group.axes[a].name;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string ToString(const Layout& layout, const DeviceGroup& group,
+                     size_t rank) {
+  std::string text = "[";
+  for (size_t d = 0; d < rank; ++d) {
+    text += (d == 0 ? "" : ", ");
+    text += layout.dims[d] == 0 ? "-" : AxesText(layout.dims[d], group);
+  }
+  text += "]";
+  if (layout.partial) text += " partial " + AxesText(layout.partial, group);
+  if (layout.flat) text += " flat " + AxesText(layout.flat, group);
+  return text;
+}
+
+std::vector<Range> BlockAt(const Layout& layout, const DeviceGroup& group,
+                           const Shape& shape, int index) {
+  std::vector<Range> block(shape.size());
+  for (size_t d = 0; d < shape.size(); ++d) {
+    block[d] = ShardRange(shape[d], group.Size(layout.dims[d]),
+                          group.Coordinate(index, layout.dims[d]));
+  }
+  return block;
+}
+
+Range FlatRunAt(const Layout& layout, const DeviceGroup& group,
+                const Shape& shape, int index) {
+  int64_t elements = 1;
+  for (const Range& range : BlockAt(layout, group, shape, index)) {
+    elements *= range.size();
+  }
+  return ShardRange(elements, group.Size(layout.flat),
+                    group.Coordinate(index, layout.flat));
+}
+
+int64_t ElementsAt(const Layout& layout, const DeviceGroup& group,
+                   const Shape& shape, int index) {
+  return FlatRunAt(layout, group, shape, index).size();
+}
+
+Shape LargestBlock(const Layout& layout, const DeviceGroup& group,
+                   const Shape& shape) {
+  Shape largest = shape;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    const int64_t parts = group.Size(layout.dims[d]);
+    largest[d] = (shape[d] + parts - 1) / parts;
+  }
+  return largest;
+}
+
+int64_t LargestElements(const Layout& layout, const DeviceGroup& group,
+                        const Shape& shape) {
+  int64_t elements = 1;
+  for (int64_t extent : LargestBlock(layout, group, shape)) elements *= extent;
+  const int64_t parts = group.Size(layout.flat);
+  return (elements + parts - 1) / parts;
+}
+
+bool HasEmptyShard(const Layout& layout, const DeviceGroup& group,
+                   const Shape& shape) {
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (shape[d] < group.Size(layout.dims[d])) return true;
+  }
+  return false;
+}
+
+namespace {
+
+// True when `axes` are the innermost of `dim`: every axis of `dim` outside
+// `axes` is outer to (lower than) all of them.
+bool Innermost(AxisSet dim, AxisSet axes) {
+  const AxisSet rest = dim & ~axes;
+  return rest == 0 || axes == 0 || (AxisSet{1} << std::countr_zero(axes)) > rest;
+}
+
+int DimOf(const Layout& layout, AxisSet axis) {
+  for (int d = 0; d < kMaxDims; ++d) {
+    if (layout.dims[static_cast<size_t>(d)] & axis) return d;
+  }
+  return -1;
+}
+
+// The dims of `layout` with `axes` removed, or put where `to` has them.
+Layout Moved(Layout layout, const Layout& to, AxisSet axes) {
+  for (size_t d = 0; d < kMaxDims; ++d) {
+    layout.dims[d] = (layout.dims[d] & ~axes) | (to.dims[d] & axes);
+  }
+  layout.partial = (layout.partial & ~axes) | (to.partial & axes);
+  layout.flat = (layout.flat & ~axes) | (to.flat & axes);
+  return layout;
+}
+
+// Whether `axes` are innermost on every dimension of `layout` that holds them.
+bool InnermostIn(const Layout& layout, AxisSet axes) {
+  for (AxisSet dim : layout.dims) {
+    if (!Innermost(dim, dim & axes)) return false;
+  }
+  return Innermost(layout.flat, layout.flat & axes);
+}
+
+// Innermost on the dimensions once the move is made, too.
+bool Applies(const Layout& from, const Layout& to, AxisSet axes) {
+  return axes != 0 && InnermostIn(from, axes) &&
+         InnermostIn(Moved(from, to, axes), axes);
+}
+
+}  // namespace
+
+std::vector<ReshardStep> PlanReshard(const Layout& from, const Layout& to,
+                                     const DeviceGroup& group) {
+  std::vector<ReshardStep> steps;
+  Layout now = from;
+  const auto take = [&](ReshardKind kind, AxisSet axes, AxisSet exchanged) {
+    now = Moved(now, to, axes);
+    steps.push_back({kind, exchanged, now});
+  };
+  const AxisSet all = group.all_axes();
+  // A flat cut changes the meaning of all dims below it: gather it first when
+  // the dims change too.
+  if (now.flat != 0 && now.flat != to.flat) {
+    take(ReshardKind::kAllGather, now.flat, now.flat);
+  }
+  const auto sharded = [](const Layout& l) { return l.sharded(); };
+
+  // Partial sums become shards, or nothing; shards never wait for them.
+  const AxisSet scatter = now.partial & sharded(to);
+  const AxisSet slice =
+      all & ~(sharded(now) | now.partial) & (sharded(to) | to.partial);
+  const AxisSet slice_dims = slice & ~to.flat;
+  if (Applies(now, to, slice_dims)) {
+    take(ReshardKind::kSlice, slice_dims, 0);
+  }
+  for (size_t d = 0; d < kMaxDims; ++d) {
+    const AxisSet axes = scatter & to.dims[d];
+    if (Applies(now, to, axes)) take(ReshardKind::kReduceScatter, axes, axes);
+  }
+  // Flat cuts lie on the block that the dims leave, so only when these are in
+  // place; an axis on which the data is whole is cut before or behind the
+  // reduce-scatter, whichever keeps inner runs inside outer ones.
+  if (const AxisSet axes = scatter & to.flat; axes != 0 && now.dims == to.dims) {
+    const AxisSet whole = to.flat & ~axes & ~now.flat;
+    if (Innermost(to.flat, axes)) {
+      if (whole != 0) take(ReshardKind::kSlice, whole, 0);
+      take(ReshardKind::kReduceScatter, axes, axes);
+    } else if (Innermost(to.flat, whole)) {
+      take(ReshardKind::kReduceScatter, axes, axes);
+    }
+  }
+  if (const AxisSet axes = now.partial & ~to.partial; axes != 0) {
+    // Those that should have been scattered but could not be are summed whole
+    // and sliced by the redistribution below.
+    Layout summed = now;
+    summed.partial &= ~axes;
+    now = summed;
+    steps.push_back({ReshardKind::kAllReduce, axes, now});
+    const AxisSet again =
+        all & ~(sharded(now) | now.partial) & sharded(to) & ~to.flat;
+    if (Applies(now, to, again)) take(ReshardKind::kSlice, again, 0);
+  }
+  if (now == to) return steps;
+
+  // Axes that move from one dimension to another.
+  AxisSet moving = 0;
+  for (size_t i = 0; i < group.axes.size(); ++i) {
+    const AxisSet axis = AxisSet{1} << i;
+    const int a = DimOf(now, axis);
+    const int b = DimOf(to, axis);
+    if (a >= 0 && b >= 0 && a != b) moving |= axis;
+  }
+  for (int a = 0; a < kMaxDims; ++a) {
+    for (int b = 0; b < kMaxDims; ++b) {
+      const AxisSet axes = moving & now.dims[static_cast<size_t>(a)] &
+                           to.dims[static_cast<size_t>(b)];
+      if (a != b && Applies(now, to, axes)) {
+        take(ReshardKind::kAllToAll, axes, axes);
+      }
+    }
+  }
+  for (size_t d = 0; d < kMaxDims; ++d) {
+    const AxisSet axes = now.dims[d] & ~sharded(to) & ~to.partial;
+    if (Applies(now, to, axes)) take(ReshardKind::kAllGather, axes, axes);
+  }
+  if (now.dims != to.dims) {
+    Layout target = now;
+    target.dims = to.dims;
+    AxisSet exchanged = 0;
+    for (size_t d = 0; d < kMaxDims; ++d) exchanged |= now.dims[d] ^ to.dims[d];
+    // Ranks along an axis that moves or appears exchange with one another, and
+    // so do those along axes inside it, whose ranges shift.
+    for (size_t d = 0; d < kMaxDims; ++d) {
+      if (now.dims[d] != to.dims[d]) exchanged |= now.dims[d] | to.dims[d];
+    }
+    now = target;
+    steps.push_back({ReshardKind::kRedistribute, exchanged, now});
+  }
+  if (now.flat != to.flat) {
+    take(ReshardKind::kSlice, to.flat & ~now.flat, 0);
+  }
+  if (now.partial != to.partial) {
+    take(ReshardKind::kSlice, to.partial & ~now.partial, 0);
+  }
+  TESSERA_CHECK(now == to) << ToString(from, group, kMaxDims) << " -> "
+                           << ToString(to, group, kMaxDims) << " stopped at "
+                           << ToString(now, group, kMaxDims);
+  return steps;
+}
+
+}  // namespace tessera

@@ -1,0 +1,139 @@
+#pragma once
+// Device groups with a logical mesh over them, and layouts of tensors on it.
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "planner/base/ids.h"
+#include "planner/ir/graph.h"
+
+namespace tessera {
+
+struct MeshAxis {
+  std::string name;
+  int size = 1;
+  bool operator==(const MeshAxis&) const = default;
+};
+
+// A set of mesh axes, bit i for axis i. Several axes on one dimension are
+// ordered as the mesh is: a lower axis is outer. A plan that wants another
+// order orders its mesh so.
+using AxisSet = uint32_t;
+inline constexpr int kMaxAxes = 24;
+
+// An ordered list of devices with a logical mesh over it, row-major: the last
+// axis is innermost. Axes are small (prime by default), so that a factor can
+// take any subset and degrees need not be powers of two.
+struct DeviceGroup {
+  std::string name;
+  std::vector<DeviceId> devices;
+  std::vector<MeshAxis> axes;
+
+  AxisSet all_axes() const { return (AxisSet{1} << axes.size()) - 1; }
+  // Product of the sizes of `set`.
+  int64_t Size(AxisSet set) const;
+  // Coordinate of position `index` (into `devices`) along axis `axis`.
+  int Coordinate(int index, int axis) const;
+  // The mixed-radix coordinate along the axes of `set`, outer first.
+  int64_t Coordinate(int index, AxisSet set) const;
+  bool operator==(const DeviceGroup&) const = default;
+};
+
+// The positions (into `devices`) of the subgroups that span `axes`: ranks that
+// differ in coordinates of `axes` only, in the order of these coordinates.
+std::vector<std::vector<int>> Subgroups(const DeviceGroup& group, AxisSet axes);
+
+// Prime factors of n, descending: the default axis sizes.
+std::vector<int> PrimeFactors(int64_t n);
+
+// Where the elements of a tensor are on a group: the axes that shard each
+// dimension, the axes over which ranks hold partial sums, and the axes over
+// which each rank's block is flattened and cut into runs (`flat`: ZeRO). On
+// all other axes the tensor is replicated. An axis appears at most once.
+struct Layout {
+  std::array<AxisSet, kMaxDims> dims = {};
+  AxisSet partial = 0;
+  AxisSet flat = 0;
+
+  AxisSet sharded() const {
+    AxisSet set = flat;
+    for (AxisSet dim : dims) set |= dim;
+    return set;
+  }
+  // The axes on which the tensor is replicated.
+  AxisSet replicated(const DeviceGroup& group) const {
+    return group.all_axes() & ~(sharded() | partial);
+  }
+  bool operator==(const Layout&) const = default;
+  auto operator<=>(const Layout&) const = default;
+};
+
+// "[b/dp, s, h/tp] partial(x2)", for people and errors.
+std::string ToString(const Layout& layout, const DeviceGroup& group,
+                     size_t rank);
+
+// A block of a tensor: [begin, end) along each dimension.
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - begin; }
+  bool operator==(const Range&) const = default;
+};
+
+// Shard i of P over extent n: [i*n/P, (i+1)*n/P), always on the global extent,
+// so that dropping inner axes yields the coarser split.
+inline Range ShardRange(int64_t extent, int64_t parts, int64_t i) {
+  return {i * extent / parts, (i + 1) * extent / parts};
+}
+
+// The block (dimensions only, before `flat`) at position `index` of `group`.
+std::vector<Range> BlockAt(const Layout& layout, const DeviceGroup& group,
+                           const Shape& shape, int index);
+// The run of the flattened block that `flat` leaves at position `index`.
+Range FlatRunAt(const Layout& layout, const DeviceGroup& group,
+                const Shape& shape, int index);
+// Elements stored at position `index`.
+int64_t ElementsAt(const Layout& layout, const DeviceGroup& group,
+                   const Shape& shape, int index);
+
+// The extents of the largest shard on the group.
+Shape LargestBlock(const Layout& layout, const DeviceGroup& group,
+                   const Shape& shape);
+// Elements of the largest shard, `flat` included.
+int64_t LargestElements(const Layout& layout, const DeviceGroup& group,
+                        const Shape& shape);
+// True when some rank would hold nothing.
+bool HasEmptyShard(const Layout& layout, const DeviceGroup& group,
+                   const Shape& shape);
+
+// How a layout becomes another on the same group.
+enum class ReshardKind : uint8_t {
+  kSlice,          // replicate -> shard, and mask to coordinate 0: local
+  kAllReduce,      // partial -> replicate
+  kReduceScatter,  // partial -> shard
+  kAllGather,      // shard -> replicate
+  kAllToAll,       // shard(a) -> shard(b)
+  kRedistribute,   // anything without partials, by index ranges
+};
+
+struct ReshardStep {
+  ReshardKind kind = ReshardKind::kSlice;
+  AxisSet axes = 0;  // over which ranks exchange; 0 for a slice
+  Layout to;         // after this step
+  bool operator==(const ReshardStep&) const = default;
+};
+
+// The steps from `from` to `to`, empty when they are equal. Conversions of one
+// kind over several axes are one step. Steps that shrink the data come first:
+// slices, reduce-scatters, all-reduces, all-to-alls, all-gathers; where that
+// chain does not apply, because an axis that moves is not innermost on its
+// dimension, one redistribution by index ranges takes its place. A step may
+// turn a replicated axis into a partial one by masking (a free slice).
+std::vector<ReshardStep> PlanReshard(const Layout& from, const Layout& to,
+                                     const DeviceGroup& group);
+
+}  // namespace tessera

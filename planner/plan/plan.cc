@@ -1,0 +1,75 @@
+#include "planner/plan/plan.h"
+
+#include <algorithm>
+
+namespace tessera {
+
+OpPlacement PlacementOf(const Graph& graph, const Plan& plan, NodeId id) {
+  const Node& node = graph.node(id);
+  if (node.pass == Pass::kForward) return plan.ops[id.index()];
+  const Node& forward = graph.node(node.forward);
+  const OpPlacement& placement = plan.ops[node.forward.index()];
+  OpPlacement result;
+  result.group = placement.group;
+  if (node.op->name == "sum") return result;
+  for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+    const int from = forward.rule.FactorOf(node.rule.factors[f].letter);
+    if (from >= 0) result.axes[f] = placement.axes[static_cast<size_t>(from)];
+  }
+  return result;
+}
+
+WeightHome HomeOf(const Graph& graph, const Plan& plan, TensorId weight) {
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& node = graph.nodes[i];
+    if (node.pass != Pass::kForward) break;
+    for (size_t k = 0; k < node.operands.size(); ++k) {
+      if (node.operands[k] != weight) continue;
+      const OpPlacement& placement = plan.ops[i];
+      return {NodeId(i), k, placement.group,
+              OperandLayout(node, placement, k)};
+    }
+  }
+  TESSERA_CHECK(false) << "weight " << graph.tensor(weight).name
+                       << " is not read";
+  return {};
+}
+
+std::vector<TensorId> Weights(const Graph& graph) {
+  std::vector<TensorId> weights;
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    if (graph.tensors[t].kind == TensorKind::kWeight) {
+      weights.push_back(TensorId(t));
+    }
+  }
+  return weights;
+}
+
+Layout OperandLayout(const Node& node, const OpPlacement& placement,
+                     size_t operand) {
+  Layout layout;
+  const Indices& indices = node.rule.operands[operand];
+  for (size_t d = 0; d < indices.size(); ++d) {
+    layout.dims[d] = placement.axes[indices[d]];
+  }
+  return layout;
+}
+
+Layout ResultLayout(const Node& node, const OpPlacement& placement,
+                    size_t result) {
+  Layout layout;
+  const Indices& indices = node.rule.results[result];
+  for (size_t d = 0; d < indices.size(); ++d) {
+    layout.dims[d] = placement.axes[indices[d]];
+  }
+  for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+    const bool merged =
+        node.op->coupling.factor == node.rule.factors[f].letter;
+    if (!merged && !Holds(indices, static_cast<int>(f))) {
+      layout.partial |= placement.axes[f];
+    }
+  }
+  return layout;
+}
+
+}  // namespace tessera

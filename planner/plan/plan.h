@@ -1,0 +1,98 @@
+#pragma once
+// Plan: the whole decision of how a graph runs on a cluster. Complete (nothing
+// is left to be guessed by the lowering), comparable, serializable; it holds no
+// clock and no path.
+//
+// Groups are the pipeline's stages, in order; a plan without a pipeline has
+// one. Every forward node is placed: on a group, with the mesh axes that split
+// each of its factors. Adjoints take the placement of their forward node;
+// layouts, gradients' reductions and all communication follow from that.
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "planner/base/ids.h"
+#include "planner/ir/cluster.h"
+#include "planner/ir/graph.h"
+#include "planner/plan/layout.h"
+
+namespace tessera {
+
+struct OpPlacement {
+  GroupId group{0};
+  // By factor of the node's rule. An axis serves at most one factor; on an
+  // axis that none takes, the node's work is repeated.
+  std::array<AxisSet, kMaxFactors> axes = {};
+  bool operator==(const OpPlacement&) const = default;
+};
+
+// How a weight is stored along the axes of its group on which it is
+// replicated. The optimizer's state is cut over `zero_axes`; stage 0 cuts
+// nothing, stage 1 cuts the state (Rajbhandari et al. 2020).
+struct WeightPlacement {
+  int zero_stage = 0;
+  AxisSet zero_axes = 0;
+  bool operator==(const WeightPlacement&) const = default;
+};
+
+struct Plan {
+  std::string graph_fingerprint;
+  std::string cluster_name;
+  std::vector<DeviceGroup> groups;
+  std::string schedule = "1f1b";  // a row of planner/schedule
+  int microbatches = 1;
+  std::vector<OpPlacement> ops;          // by forward node of the graph
+  std::vector<WeightPlacement> weights;  // by weight tensor, in tensor order
+  bool operator==(const Plan&) const = default;
+};
+
+// The optimizer and precision that a run uses: the state that memory must
+// hold, and the work of the step.
+struct TrainingOptions {
+  std::string optimizer = "adamw";  // or "sgd"
+  double learning_rate = 3e-4;
+  double clip = 1.0;  // global gradient norm; 0 for no clipping
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0.1;
+  bool operator==(const TrainingOptions&) const = default;
+};
+
+// The placement that a node of the (differentiated) graph runs under, by the
+// factors of its own rule. An adjoint's comes from its forward node's, by letter;
+// a gradient sum has only a group: its layout follows from its operands.
+OpPlacement PlacementOf(const Graph& graph, const Plan& plan, NodeId node);
+
+// The axes of the home group that may carry a weight's ZeRO shards: those on
+// which the weight is replicated. The home group is that of the first forward
+// node that reads the weight.
+struct WeightHome {
+  NodeId node;         // the first reader
+  size_t operand = 0;  // which of its operands
+  GroupId group;
+  Layout layout;  // of the stored parameter
+};
+WeightHome HomeOf(const Graph& graph, const Plan& plan, TensorId weight);
+
+// The weights of a graph in tensor order: Plan::weights is parallel to it.
+std::vector<TensorId> Weights(const Graph& graph);
+
+// Layouts that a placement gives to a node's operands and results: a dimension
+// is sharded by the axes of its factor; a result is partial over the axes of
+// the reduction factors it lacks (but for a coupled factor, whose state the
+// operator merges).
+Layout OperandLayout(const Node& node, const OpPlacement& placement,
+                     size_t operand);
+Layout ResultLayout(const Node& node, const OpPlacement& placement,
+                    size_t result);
+
+// Everything wrong with `plan` for `graph` on `cluster`, all problems at once:
+// another model's plan, unknown devices or schedule, an axis that serves two
+// factors, a split of what cannot be split, an empty shard, a batch that does
+// not divide, a group order that sends data backwards.
+std::vector<Error> Validate(const Graph& graph, const Cluster& cluster,
+                            const Plan& plan);
+
+}  // namespace tessera

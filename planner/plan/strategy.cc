@@ -1,0 +1,465 @@
+#include "planner/plan/strategy.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <numeric>
+#include <set>
+
+#include "planner/base/table.h"
+#include "planner/plan/axis_roles.h"
+#include "planner/plan/validate.h"
+#include "planner/schedule/pipeline_schedule.h"
+
+namespace tessera {
+namespace {
+
+struct DimensionRow {
+  std::string_view name;
+  MeshDimension dimension;
+  int Strategy::* degree;
+};
+
+// In the order of MeshDimension.
+constexpr std::array kDimensions = {
+    DimensionRow{"tp", MeshDimension::kTensor, &Strategy::tp},
+    DimensionRow{"cp", MeshDimension::kContext, &Strategy::cp},
+    DimensionRow{"ep", MeshDimension::kExpert, &Strategy::ep},
+    DimensionRow{"dp", MeshDimension::kData, &Strategy::dp},
+    DimensionRow{"pp", MeshDimension::kPipeline, &Strategy::pp},
+};
+
+const DimensionRow& RowOf(MeshDimension dimension) {
+  return kDimensions[static_cast<size_t>(dimension)];
+}
+
+// A whole number within [least, most]; `supported` says what would do.
+Result<int> ReadNumber(std::string_view value, int least, int most,
+                       std::string_view supported) {
+  int number = 0;
+  const auto [end, status] =
+      std::from_chars(value.data(), value.data() + value.size(), number);
+  if (status != std::errc() || end != value.data() + value.size() ||
+      number < least || number > most) {
+    return InvalidInput("is '" + std::string(value) + "': expected " +
+                        std::string(supported));
+  }
+  return number;
+}
+
+// No cluster has as many devices, no batch as many samples.
+constexpr int kMostDegree = 1 << 24;
+
+template <int Strategy::* kField>
+Result<void> ReadDegree(std::string_view value, Strategy& strategy) {
+  TESSERA_TRY(strategy.*kField,
+              ReadNumber(value, 1, kMostDegree, "a whole number from 1"));
+  return {};
+}
+
+// Degrees whose lowering knows no value but 1.
+template <int Strategy::* kField>
+Result<void> ReadOne(std::string_view value, Strategy& strategy) {
+  TESSERA_TRY(strategy.*kField, ReadNumber(value, 1, 1, "1"));
+  return {};
+}
+
+Result<void> ReadZero(std::string_view value, Strategy& strategy) {
+  TESSERA_TRY(strategy.zero, ReadNumber(value, 0, 1, "0 or 1"));
+  return {};
+}
+
+Result<void> ReadSequence(std::string_view value, Strategy& strategy) {
+  TESSERA_TRY(const int sp, ReadNumber(value, 0, 1, "0 or 1"));
+  strategy.sp = sp == 1;
+  return {};
+}
+
+Result<void> ReadRecompute(std::string_view value, Strategy&) {
+  if (value == "none") return {};
+  return InvalidInput("is '" + std::string(value) + "': expected none");
+}
+
+Result<void> ReadSchedule(std::string_view value, Strategy& strategy) {
+  TESSERA_TRY(const PipelineSchedule* schedule, FindSchedule(value));
+  strategy.schedule = std::string(schedule->name);
+  return {};
+}
+
+std::vector<std::string_view> Split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  for (;;) {
+    const size_t end = text.find(separator);
+    parts.push_back(text.substr(0, end));
+    if (end == std::string_view::npos) return parts;
+    text.remove_prefix(end + 1);
+  }
+}
+
+Result<void> ReadOrder(std::string_view value, Strategy& strategy) {
+  std::vector<MeshDimension> order;
+  for (std::string_view name : Split(value, '-')) {
+    TESSERA_TRY(const DimensionRow* row,
+                Find("mesh dimension",
+                     std::span<const DimensionRow>(kDimensions), name));
+    if (std::find(order.begin(), order.end(), row->dimension) != order.end()) {
+      return InvalidInput("names " + std::string(name) + " twice");
+    }
+    order.push_back(row->dimension);
+  }
+  if (order.size() != kDimensions.size()) {
+    return InvalidInput("is '" + std::string(value) +
+                        "': expected tp, cp, ep, dp and pp in some order, "
+                        "such as tp-cp-ep-dp-pp");
+  }
+  strategy.order = order;
+  return {};
+}
+
+struct KeyRow {
+  std::string_view name;
+  Result<void> (*read)(std::string_view value, Strategy& strategy);
+};
+
+constexpr std::array kKeys = {
+    KeyRow{"dp", ReadDegree<&Strategy::dp>},
+    KeyRow{"tp", ReadDegree<&Strategy::tp>},
+    KeyRow{"pp", ReadDegree<&Strategy::pp>},
+    KeyRow{"vp", ReadOne<&Strategy::vp>},
+    KeyRow{"cp", ReadDegree<&Strategy::cp>},
+    KeyRow{"ep", ReadOne<&Strategy::ep>},
+    KeyRow{"mbs", ReadDegree<&Strategy::mbs>},
+    KeyRow{"zero", ReadZero},
+    KeyRow{"sp", ReadSequence},
+    KeyRow{"recompute", ReadRecompute},
+    KeyRow{"schedule", ReadSchedule},
+    KeyRow{"order", ReadOrder},
+};
+
+// `strategy` with dp inferred, checked against the cluster and the batch.
+Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
+                          Strategy strategy) {
+  const auto devices = static_cast<int64_t>(cluster.devices.size());
+  const int64_t others = int64_t{strategy.tp} * strategy.pp * strategy.cp *
+                         strategy.ep;
+  const std::string product = "tp=" + std::to_string(strategy.tp) +
+                              " * pp=" + std::to_string(strategy.pp) +
+                              " * cp=" + std::to_string(strategy.cp) +
+                              " * ep=" + std::to_string(strategy.ep);
+  if (strategy.dp == 0) {
+    if (devices % others != 0) {
+      return InvalidInput(product + " = " + std::to_string(others) +
+                              " does not divide the " +
+                              std::to_string(devices) + " devices of " +
+                              cluster.name,
+                          "strategy");
+    }
+    strategy.dp = static_cast<int>(devices / others);
+  }
+  if (strategy.dp * others != devices) {
+    return InvalidInput("dp=" + std::to_string(strategy.dp) + " * " + product +
+                            " = " + std::to_string(strategy.dp * others) +
+                            ": expected the " + std::to_string(devices) +
+                            " devices of " + cluster.name,
+                        "strategy");
+  }
+  const int64_t samples = int64_t{strategy.mbs} * strategy.dp;
+  if (index.graph->global_batch % samples != 0) {
+    return InvalidInput("mbs=" + std::to_string(strategy.mbs) + " * dp=" +
+                            std::to_string(strategy.dp) + " = " +
+                            std::to_string(samples) +
+                            ": expected a divisor of the global batch " +
+                            std::to_string(index.graph->global_batch),
+                        "strategy");
+  }
+  const auto blocks = static_cast<int64_t>(index.graph->blocks.size());
+  if (strategy.pp > blocks) {
+    return InvalidInput("pp=" + std::to_string(strategy.pp) +
+                            ": expected at most " + std::to_string(blocks) +
+                            ", the number of blocks of " + index.graph->name,
+                        "strategy");
+  }
+  return strategy;
+}
+
+// One digit of a rank number.
+struct Digit {
+  int size = 1;
+  int stride = 1;
+};
+
+std::vector<DeviceGroup> Groups(const Strategy& strategy) {
+  std::array<Digit, kDimensions.size()> digits;
+  int stride = 1;
+  for (MeshDimension dimension : strategy.order) {
+    const int size = strategy.*RowOf(dimension).degree;
+    digits[static_cast<size_t>(dimension)] = {size, stride};
+    stride *= size;
+  }
+  std::vector<MeshDimension> outer_first(strategy.order.rbegin(),
+                                         strategy.order.rend());
+  std::erase(outer_first, MeshDimension::kPipeline);
+  std::vector<DeviceGroup> groups;
+  for (int stage = 0; stage < strategy.pp; ++stage) {
+    DeviceGroup group;
+    group.name = strategy.pp == 1 ? "all" : "stage" + std::to_string(stage);
+    std::vector<int> ranks = {
+        stage *
+        digits[static_cast<size_t>(MeshDimension::kPipeline)].stride};
+    for (MeshDimension dimension : outer_first) {
+      const Digit digit = digits[static_cast<size_t>(dimension)];
+      std::vector<int> finer;
+      for (int rank : ranks) {
+        for (int i = 0; i < digit.size; ++i) {
+          finer.push_back(rank + i * digit.stride);
+        }
+      }
+      ranks = std::move(finer);
+      int number = 0;
+      for (int prime : PrimeFactors(digit.size)) {
+        group.axes.push_back({std::string(RowOf(dimension).name) +
+                                  std::to_string(number++),
+                              prime});
+      }
+    }
+    for (int rank : ranks) group.devices.push_back(DeviceId(rank));
+    groups.push_back(std::move(group));
+  }
+  return groups;
+}
+
+AxisRoles Roles(const Strategy& strategy, const DeviceGroup& group) {
+  AxisRoles roles;
+  for (size_t a = 0; a < group.axes.size(); ++a) {
+    const AxisSet axis = AxisSet{1} << a;
+    const std::string_view name = group.axes[a].name;
+    if (name.starts_with("dp")) roles.data |= axis;
+    if (name.starts_with("cp")) roles.context |= axis;
+    if (name.starts_with("tp")) roles.tensor |= axis;
+  }
+  roles.sequence = strategy.sp && roles.tensor != 0;
+  return roles;
+}
+
+Error EmptyShard(const GraphIndex& index, const UnusedAxes& unused,
+                 const Strategy& strategy) {
+  return InvalidInput("tp=" + std::to_string(strategy.tp) +
+                          " leaves an empty shard: " +
+                          std::to_string(unused.columns) +
+                          (unused.attention ? " heads" : " columns") +
+                          " cannot be split over " +
+                          std::to_string(strategy.tp) + " ranks ('" +
+                          index.graph->node(unused.node).name + "')",
+                      "strategy");
+}
+
+}  // namespace
+
+Result<Strategy> ParseStrategy(std::string_view text) {
+  Strategy strategy;
+  std::set<std::string_view> seen;
+  if (text.empty()) return strategy;
+  for (std::string_view part : Split(text, ',')) {
+    const size_t equals = part.find('=');
+    const std::string_view key = part.substr(0, equals);
+    const auto row =
+        Find("strategy key", std::span<const KeyRow>(kKeys), key);
+    if (!row) return InvalidInput(row.error().message);
+    if (equals == std::string_view::npos) {
+      return InvalidInput("expected KEY=VALUE", std::string(key));
+    }
+    if (!seen.insert(key).second) {
+      return InvalidInput("is given twice", std::string(key));
+    }
+    if (auto read = (*row)->read(part.substr(equals + 1), strategy); !read) {
+      return InvalidInput(read.error().message, std::string(key));
+    }
+  }
+  return strategy;
+}
+
+std::vector<int> StageStarts(const GraphIndex& index, int stages) {
+  const auto blocks = static_cast<int>(index.block_flops.size());
+  TESSERA_CHECK(stages >= 1 && stages <= blocks) << stages << " of " << blocks;
+  // The first and the last block are no layers where there are others; with
+  // more stages than layers each block counts as one.
+  const bool has_layers = blocks - 2 >= stages;
+  const int layers = has_layers ? blocks - 2 : blocks;
+  std::vector<int> counts(static_cast<size_t>(stages), layers / stages);
+  std::vector<double> loads(counts.size(), 0);
+  if (has_layers) {
+    loads.front() += index.block_flops.front();
+    loads.back() += index.block_flops.back();
+  }
+  std::vector<size_t> lightest_first(counts.size());
+  std::iota(lightest_first.begin(), lightest_first.end(), size_t{0});
+  std::stable_sort(lightest_first.begin(), lightest_first.end(),
+                   [&](size_t a, size_t b) { return loads[a] < loads[b]; });
+  for (size_t i = 0; i < static_cast<size_t>(layers % stages); ++i) {
+    ++counts[lightest_first[i]];
+  }
+  std::vector<int> starts = {0};
+  for (size_t s = 0; s + 1 < counts.size(); ++s) {
+    starts.push_back(starts.back() + counts[s] +
+                     (s == 0 && has_layers ? 1 : 0));
+  }
+  return starts;
+}
+
+Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
+                              const Strategy& requested) {
+  TESSERA_TRY(const Strategy strategy, Complete(index, cluster, requested));
+  Plan plan;
+  plan.graph_fingerprint = index.fingerprint;
+  plan.cluster_name = cluster.name;
+  plan.groups = Groups(strategy);
+  plan.schedule = strategy.schedule;
+  plan.microbatches = static_cast<int>(index.graph->global_batch /
+                                       (int64_t{strategy.mbs} * strategy.dp));
+  plan.ops.resize(index.forward_nodes);
+  const std::vector<int> starts = StageStarts(index, strategy.pp);
+  for (size_t stage = 0; stage < starts.size(); ++stage) {
+    const DeviceGroup& group = plan.groups[stage];
+    if (group.axes.size() > static_cast<size_t>(kMaxAxes)) break;  // Validate
+    const AxisRoles roles = Roles(strategy, group);
+    const int end = stage + 1 < starts.size()
+                        ? starts[stage + 1]
+                        : static_cast<int>(index.nodes_of_block.size());
+    for (int block = starts[stage]; block < end; ++block) {
+      const std::vector<UnusedAxes> unused =
+          PlaceBlock(index, block, group, GroupId(static_cast<int64_t>(stage)),
+                     roles, plan.ops);
+      if (!unused.empty()) return EmptyShard(index, unused[0], strategy);
+    }
+  }
+  plan.weights.assign(index.weights.size(), {strategy.zero, 0});
+  SetZeroAxes(index, plan);
+  const std::vector<Error> errors = Validate(index, cluster, plan);
+  if (!errors.empty()) return errors[0].At("strategy");
+  return plan;
+}
+
+Result<Plan> PlanFromStrategy(const Graph& graph, const Cluster& cluster,
+                              const Strategy& strategy) {
+  return PlanFromStrategy(GraphIndex(graph), cluster, strategy);
+}
+
+std::optional<Strategy> UniformStrategy(const GraphIndex& index,
+                                        const Cluster& cluster,
+                                        const Plan& plan) {
+  Strategy strategy;
+  if (plan.groups.empty() || plan.ops.empty()) return std::nullopt;
+  strategy.pp = static_cast<int>(plan.groups.size());
+  strategy.schedule = plan.schedule;
+  for (const WeightPlacement& weight : plan.weights) {
+    strategy.zero = std::max(strategy.zero, weight.zero_stage);
+  }
+  // Degrees as the first stage has them, over all of its blocks: an axis may
+  // show its role in few of them.
+  const DeviceGroup& group = plan.groups[0];
+  AxisRoles roles;
+  for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
+    const auto& nodes = index.nodes_of_block[b];
+    if (nodes.empty() || plan.ops[nodes[0].index()].group != GroupId(0)) {
+      continue;
+    }
+    const auto of_block = RolesOf(index, plan, static_cast<int>(b));
+    if (!of_block.has_value()) return std::nullopt;
+    roles.data |= of_block->data;
+    roles.context |= of_block->context;
+    roles.tensor |= of_block->tensor;
+    roles.sequence |= of_block->sequence;
+  }
+  strategy.dp = static_cast<int>(group.Size(roles.data));
+  strategy.cp = static_cast<int>(group.Size(roles.context));
+  strategy.tp = static_cast<int>(group.Size(roles.tensor));
+  strategy.sp = roles.sequence;
+  const int64_t parts = int64_t{plan.microbatches} * strategy.dp;
+  if (parts == 0 || index.graph->global_batch % parts != 0) return std::nullopt;
+  strategy.mbs = static_cast<int>(index.graph->global_batch / parts);
+  // The plan it gives must be this one, up to names; a few orders are usual.
+  using D = MeshDimension;
+  const std::vector<D> orders[] = {
+      {D::kTensor, D::kContext, D::kExpert, D::kData, D::kPipeline},
+      {D::kTensor, D::kContext, D::kExpert, D::kPipeline, D::kData},
+      {D::kData, D::kTensor, D::kContext, D::kExpert, D::kPipeline},
+      {D::kTensor, D::kData, D::kContext, D::kExpert, D::kPipeline},
+  };
+  Plan named = plan;
+  for (const std::vector<D>& order : orders) {
+    strategy.order = order;
+    const auto made = PlanFromStrategy(index, cluster, strategy);
+    if (!made) return std::nullopt;
+    if (made->groups.size() != plan.groups.size()) return std::nullopt;
+    for (size_t g = 0; g < named.groups.size(); ++g) {
+      named.groups[g].name = made->groups[g].name;
+      for (size_t a = 0; a < named.groups[g].axes.size() &&
+                         a < made->groups[g].axes.size();
+           ++a) {
+        named.groups[g].axes[a].name = made->groups[g].axes[a].name;
+      }
+    }
+    named.cluster_name = made->cluster_name;
+    if (named == *made) return strategy;
+  }
+  return std::nullopt;
+}
+
+std::string ToString(const Strategy& strategy) {
+  std::string text = "dp" + std::to_string(strategy.dp) + " tp" +
+                     std::to_string(strategy.tp) + " pp" +
+                     std::to_string(strategy.pp);
+  if (strategy.cp > 1) text += " cp" + std::to_string(strategy.cp);
+  text += " mbs" + std::to_string(strategy.mbs) + " zero" +
+          std::to_string(strategy.zero) + " sp" + (strategy.sp ? "1" : "0");
+  if (strategy.pp > 1) text += " " + strategy.schedule;
+  if (strategy.order != Strategy().order) {
+    text += " order ";
+    for (size_t i = 0; i < strategy.order.size(); ++i) {
+      text += (i == 0 ? "" : "-") + std::string(RowOf(strategy.order[i]).name);
+    }
+  }
+  return text;
+}
+
+std::string StrategyText(const GraphIndex& index, const Cluster& cluster,
+                         const Plan& plan) {
+  const auto strategy = UniformStrategy(index, cluster, plan);
+  if (strategy.has_value()) return ToString(*strategy);
+  size_t devices = 0;
+  for (const DeviceGroup& group : plan.groups) devices += group.devices.size();
+  return "custom (" + std::to_string(plan.groups.size()) +
+         (plan.groups.size() == 1 ? " stage on " : " stages on ") +
+         std::to_string(devices) + " devices)";
+}
+
+void NameAxes(const GraphIndex& index, Plan& plan) {
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    AxisSet sample = 0;
+    AxisSet sequence = 0;
+    AxisSet other = 0;
+    for (size_t i = 0; i < plan.ops.size(); ++i) {
+      const NodeId id(static_cast<int64_t>(i));
+      if (plan.ops[i].group.index() != g) continue;
+      for (int f = 0; f < kMaxFactors; ++f) {
+        const AxisSet axes = plan.ops[i].axes[static_cast<size_t>(f)];
+        (f == index.SampleFactor(id)     ? sample
+         : f == index.SequenceFactor(id) ? sequence
+                                         : other) |= axes;
+      }
+    }
+    std::array<int, 4> numbers = {};
+    for (size_t a = 0; a < plan.groups[g].axes.size(); ++a) {
+      const AxisSet axis = AxisSet{1} << a;
+      const size_t role = other & axis      ? 0
+                          : sample & axis   ? 1
+                          : sequence & axis ? 2
+                                            : 3;
+      static constexpr std::array kNames = {"tp", "dp", "cp", "rep"};
+      plan.groups[g].axes[a].name =
+          kNames[role] + std::to_string(numbers[role]++);
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,82 @@
+#pragma once
+// Strategy: a uniform plan in a few degrees, as Megatron-LM and its kin take
+// them, and the way from it to a Plan. Also plans in words.
+//
+// Functions without state; thread-safe.
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/base/result.h"
+#include "planner/plan/graph_index.h"
+#include "planner/plan/plan.h"
+
+namespace tessera {
+
+// The dimensions of a strategy's device mesh, by name in `order`.
+enum class MeshDimension : uint8_t { kTensor, kContext, kExpert, kData,
+                                     kPipeline };
+
+struct Strategy {
+  int dp = 0;  // 0: what the other degrees leave of the cluster
+  int tp = 1;
+  int pp = 1;
+  int vp = 1;  // chunks of a stage: only 1 is lowered
+  int cp = 1;
+  int ep = 1;  // only 1: no operator has an expert factor
+  int mbs = 1;        // samples of a microbatch on each data-parallel replica
+  int zero = 0;       // ZeRO stage: 0 or 1
+  bool sp = false;    // norms, dropout and residuals split the sequence over tp
+  std::string recompute = "none";  // only "none" is lowered
+  std::string schedule = "1f1b";   // a row of planner/schedule
+  // How ranks are laid on the fabric, innermost first.
+  std::vector<MeshDimension> order = {
+      MeshDimension::kTensor, MeshDimension::kContext, MeshDimension::kExpert,
+      MeshDimension::kData, MeshDimension::kPipeline};
+  bool operator==(const Strategy&) const = default;
+};
+
+// Reads "tp=8,pp=4,mbs=2,zero=1,sp=1,schedule=1f1b,order=tp-cp-ep-dp-pp"; the
+// empty text is data parallelism. Errors name the key, and for a value that is
+// not lowered what is. `where` is the key.
+Result<Strategy> ParseStrategy(std::string_view text);
+
+// The plan of a strategy. Each degree becomes axes of prime size "dp0", "dp1",
+// "tp0", …; each pipeline stage takes an equal number of the blocks between the
+// first and the last (the first goes with the first stage, the last with the
+// last; what does not divide goes where there is least to compute, earlier
+// stages first). Within a block axes act by role (axis_roles.h). Errors:
+// degrees that do not make up the cluster, a batch that does not divide, tensor
+// parallelism beyond the heads (an empty shard), and what Validate finds.
+Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
+                              const Strategy& strategy);
+Result<Plan> PlanFromStrategy(const Graph& graph, const Cluster& cluster,
+                              const Strategy& strategy);
+
+// The first block of each stage, for `stages` of at most as many blocks.
+std::vector<int> StageStarts(const GraphIndex& index, int stages);
+
+// The strategy that gives `plan`, up to names of groups and axes; nothing
+// where the plan is not uniform.
+std::optional<Strategy> UniformStrategy(const GraphIndex& index,
+                                        const Cluster& cluster,
+                                        const Plan& plan);
+
+// "dp4 tp8 pp1 cp1 mbs2 zero1 sp1 1f1b".
+std::string ToString(const Strategy& strategy);
+// The same of a uniform plan, of any other "custom (3 stages on 24 devices)".
+std::string StrategyText(const GraphIndex& index, const Cluster& cluster,
+                         const Plan& plan);
+
+// Names each axis by what it does: "dp" splits only the batch, "cp" the
+// sequence, "tp" anything else, "rep" nothing; numbered, outer first.
+void NameAxes(const GraphIndex& index, Plan& plan);
+
+// The plan in words for people, several lines: stages with their devices, runs
+// of equal blocks and how they are split, ZeRO, schedule and microbatches.
+std::string Describe(const Graph& graph, const Cluster& cluster,
+                     const Plan& plan);
+
+}  // namespace tessera

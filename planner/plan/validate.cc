@@ -1,0 +1,350 @@
+#include "planner/plan/validate.h"
+
+#include <algorithm>
+#include <bit>
+#include <set>
+
+#include "planner/schedule/pipeline_schedule.h"
+
+namespace tessera {
+namespace {
+
+std::string Indexed(std::string_view list, size_t i) {
+  return std::string(list) + "[" + std::to_string(i) + "]";
+}
+
+std::string Quoted(std::string_view text) {
+  return "'" + std::string(text) + "'";
+}
+
+// Collects the problems of one plan. Nothing is built for a valid plan, so
+// that the search can afford a whole check for each candidate.
+class Validator {
+ public:
+  Validator(const GraphIndex& index, const Cluster& cluster, const Plan& plan)
+      : index_(index), graph_(*index.graph), cluster_(cluster), plan_(plan) {}
+
+  std::vector<Error> Run() {
+    if (plan_.graph_fingerprint != index_.fingerprint) {
+      Fail("graph_fingerprint",
+           "the plan is for another model: its graph is " +
+               Quoted(plan_.graph_fingerprint) + ", this one (" + graph_.name +
+               ", global batch " + std::to_string(graph_.global_batch) +
+               ", sequence length " + std::to_string(graph_.seq_len) +
+               ") is " + Quoted(index_.fingerprint));
+      // The nodes would be compared with those of another model.
+      return std::move(errors_);
+    }
+    CheckGroups();
+    CheckBatch();
+    // Sizes on a mesh that is none would mean nothing.
+    if (meshes_ok_) {
+      CheckPlacements();
+      CheckWeights();
+    }
+    return std::move(errors_);
+  }
+
+ private:
+  void Fail(std::string where, std::string message) {
+    errors_.push_back(InvalidInput(std::move(message), std::move(where)));
+  }
+
+  std::string NodeText(NodeId node) const {
+    return Indexed("ops", node.index()) + " " +
+           Quoted(graph_.node(node).name);
+  }
+
+  void CheckGroups() {
+    if (plan_.groups.empty()) Fail("groups", "expected at least one");
+    std::vector<int> group_of_device(cluster_.devices.size(), -1);
+    for (size_t g = 0; g < plan_.groups.size(); ++g) {
+      const DeviceGroup& group = plan_.groups[g];
+      const auto where = [&](std::string_view field) {
+        return Indexed("groups", g) + "." + std::string(field);
+      };
+      for (size_t other = 0; other < g; ++other) {
+        if (plan_.groups[other].name == group.name) {
+          Fail(where("name"), Quoted(group.name) + " occurs twice");
+          break;
+        }
+      }
+      if (group.devices.empty()) Fail(where("devices"), "expected at least one");
+      for (size_t i = 0; i < group.devices.size(); ++i) {
+        const DeviceId device = group.devices[i];
+        if (!device.valid() || device.index() >= cluster_.devices.size()) {
+          Fail(where(Indexed("devices", i)),
+               "device " + std::to_string(device.value) +
+                   " does not exist: cluster " + Quoted(cluster_.name) +
+                   " has " + std::to_string(cluster_.devices.size()) +
+                   " devices (the plan was made for " +
+                   Quoted(plan_.cluster_name) + ")");
+          continue;
+        }
+        int& owner = group_of_device[device.index()];
+        if (owner >= 0) {
+          Fail(where(Indexed("devices", i)),
+               "device " + std::to_string(device.value) +
+                   " is already in group " +
+                   Quoted(plan_.groups[static_cast<size_t>(owner)].name));
+        }
+        owner = static_cast<int>(g);
+      }
+      CheckAxes(group, where("axes"));
+    }
+  }
+
+  void CheckAxes(const DeviceGroup& group, const std::string& where) {
+    if (group.axes.size() > static_cast<size_t>(kMaxAxes)) {
+      Fail(where, "has " + std::to_string(group.axes.size()) +
+                      " axes: expected at most " + std::to_string(kMaxAxes));
+      meshes_ok_ = false;
+      return;
+    }
+    int64_t product = 1;
+    for (size_t a = 0; a < group.axes.size(); ++a) {
+      const MeshAxis& axis = group.axes[a];
+      if (axis.size < 1) {
+        Fail(where + Indexed("", a) + ".size",
+             "is " + std::to_string(axis.size) + ": expected at least 1");
+        meshes_ok_ = false;
+        return;
+      }
+      product *= axis.size;
+      for (size_t other = 0; other < a; ++other) {
+        if (group.axes[other].name == axis.name) {
+          Fail(where + Indexed("", a) + ".name",
+               Quoted(axis.name) + " occurs twice");
+          break;
+        }
+      }
+    }
+    if (product != static_cast<int64_t>(group.devices.size())) {
+      Fail(where, "the mesh has " + std::to_string(product) +
+                      " positions for " +
+                      std::to_string(group.devices.size()) + " devices");
+    }
+  }
+
+  void CheckBatch() {
+    if (auto found = FindSchedule(plan_.schedule); !found) {
+      Fail("schedule", found.error().message);
+    }
+    if (plan_.microbatches < 1) {
+      Fail("microbatches", "is " + std::to_string(plan_.microbatches) +
+                               ": expected at least 1");
+    } else if (graph_.global_batch % plan_.microbatches != 0) {
+      Fail("microbatches", "is " + std::to_string(plan_.microbatches) +
+                               ": expected a divisor of the global batch " +
+                               std::to_string(graph_.global_batch));
+    } else {
+      batch_ = graph_.global_batch / plan_.microbatches;
+    }
+  }
+
+  void CheckPlacements() {
+    if (plan_.ops.size() != index_.forward_nodes) {
+      Fail("ops", "has " + std::to_string(plan_.ops.size()) +
+                      " placements: expected " +
+                      std::to_string(index_.forward_nodes) +
+                      ", one for each forward node");
+      return;
+    }
+    bool groups_exist = true;
+    for (size_t i = 0; i < plan_.ops.size(); ++i) {
+      const NodeId node(static_cast<int64_t>(i));
+      const GroupId group = plan_.ops[i].group;
+      if (!group.valid() || group.index() >= plan_.groups.size()) {
+        Fail(NodeText(node), "group " + std::to_string(group.value) +
+                                 " does not exist: the plan has " +
+                                 std::to_string(plan_.groups.size()));
+        groups_exist = false;
+        continue;
+      }
+      CheckPlacement(node, plan_.ops[i], plan_.groups[group.index()]);
+    }
+    if (groups_exist) CheckStages();
+  }
+
+  void CheckPlacement(NodeId id, const OpPlacement& placement,
+                      const DeviceGroup& group) {
+    const Node& node = graph_.node(id);
+    AxisSet used = 0;
+    for (size_t f = 0; f < static_cast<size_t>(kMaxFactors); ++f) {
+      const AxisSet axes = placement.axes[f];
+      if (axes == 0) continue;
+      if (f >= node.rule.factors.size()) {
+        Fail(NodeText(id), "splits factor " + std::to_string(f) +
+                               "; its rule '" + node.rule.ToString() +
+                               "' has " +
+                               std::to_string(node.rule.factors.size()));
+        continue;
+      }
+      const Factor& factor = node.rule.factors[f];
+      const auto fail = [&](std::string message) {
+        Fail(NodeText(id) + " factor '" + factor.letter + "'",
+             std::move(message));
+      };
+      if (axes & ~group.all_axes()) {
+        fail("uses axis " +
+             std::to_string(std::countr_zero(axes & ~group.all_axes())) +
+             " of a mesh with " + std::to_string(group.axes.size()) +
+             " axes (group " + Quoted(group.name) + ")");
+        continue;
+      }
+      if (const AxisSet twice = axes & used; twice != 0) {
+        fail("axis " +
+             Quoted(group.axes[static_cast<size_t>(std::countr_zero(twice))]
+                        .name) +
+             " already serves another factor of the node");
+      }
+      used |= axes;
+      if (!factor.splittable) {
+        fail("cannot be split (rule '" + node.rule.ToString() + "')");
+        continue;
+      }
+      if (batch_ == 0) continue;
+      const int64_t extent = index_.Extent(id, f, batch_);
+      const int64_t degree = group.Size(axes);
+      if (extent < degree) {
+        fail("an empty shard: its extent " + std::to_string(extent) +
+             (factor.role == Role::kSample ? " (samples of a microbatch)"
+                                           : "") +
+             " is split over " + std::to_string(degree) + " ranks");
+      }
+    }
+  }
+
+  // The groups are pipeline stages: whole blocks, in order.
+  void CheckStages() {
+    std::vector<bool> has_block(plan_.groups.size(), false);
+    for (size_t b = 0; b < index_.nodes_of_block.size(); ++b) {
+      const std::vector<NodeId>& nodes = index_.nodes_of_block[b];
+      if (nodes.empty()) continue;
+      const GroupId group = plan_.ops[nodes[0].index()].group;
+      has_block[group.index()] = true;
+      for (NodeId node : nodes) {
+        const GroupId other = plan_.ops[node.index()].group;
+        if (other == group) continue;
+        has_block[other.index()] = true;
+        Fail(NodeText(node),
+             "is on group " + std::to_string(other.value) +
+                 ", but its block " + Quoted(graph_.blocks[b]) +
+                 " begins on group " + std::to_string(group.value) +
+                 "; a block is lowered onto one group");
+        break;
+      }
+    }
+    for (size_t g = 0; g < plan_.groups.size(); ++g) {
+      if (!has_block[g]) {
+        Fail(Indexed("groups", g),
+             "group " + Quoted(plan_.groups[g].name) + " has no operator");
+      }
+    }
+    for (const GraphIndex::BlockEdge& edge : index_.block_edges) {
+      const GroupId from = plan_.ops[edge.producer.index()].group;
+      const GroupId to = plan_.ops[edge.consumer.index()].group;
+      if (from <= to) continue;
+      Fail(NodeText(edge.consumer),
+           "is on group " + std::to_string(to.value) + ", but reads " +
+               Quoted(graph_.node(edge.producer).name) + " from group " +
+               std::to_string(from.value) +
+               "; a pipeline sends to later groups only");
+    }
+    stages_ok_ = true;
+  }
+
+  void CheckWeights() {
+    if (plan_.weights.size() != index_.weights.size()) {
+      Fail("weights", "has " + std::to_string(plan_.weights.size()) +
+                          " placements: expected " +
+                          std::to_string(index_.weights.size()) +
+                          ", one for each weight");
+      return;
+    }
+    for (size_t w = 0; w < plan_.weights.size(); ++w) {
+      const WeightPlacement& placement = plan_.weights[w];
+      const GraphIndex::WeightUse& use = index_.weights[w];
+      const auto fail = [&](std::string_view field, std::string message) {
+        Fail(Indexed("weights", w) + " " +
+                 Quoted(graph_.tensor(use.tensor).name) + "." +
+                 std::string(field),
+             std::move(message));
+      };
+      if (placement.zero_stage < 0 || placement.zero_stage > 1) {
+        fail("zero_stage", "is " + std::to_string(placement.zero_stage) +
+                               ": expected 0 or 1");
+        continue;
+      }
+      if (placement.zero_axes == 0) continue;
+      if (placement.zero_stage == 0) {
+        fail("zero_axes", "stage 0 cuts nothing: expected none");
+        continue;
+      }
+      // Needs a placement of the home node to compare with.
+      if (!stages_ok_ || !use.home.node.valid()) continue;
+      CheckZeroAxes(placement.zero_axes, use, fail);
+    }
+  }
+
+  template <typename FailFunction>
+  void CheckZeroAxes(AxisSet zero_axes, const GraphIndex::WeightUse& use,
+                     const FailFunction& fail) {
+    const OpPlacement& home = plan_.ops[use.home.node.index()];
+    const DeviceGroup& group = plan_.groups[home.group.index()];
+    if (zero_axes & ~group.all_axes()) {
+      fail("zero_axes", "uses axis " +
+                            std::to_string(std::countr_zero(
+                                zero_axes & ~group.all_axes())) +
+                            " of a mesh with " +
+                            std::to_string(group.axes.size()) + " axes");
+      return;
+    }
+    const Node& node = graph_.node(use.home.node);
+    const Indices& indices = node.rule.operands[use.home.operand];
+    int64_t shard = 1;  // elements of the smallest shard
+    AxisSet sharded = 0;
+    for (uint8_t f : indices) {
+      sharded |= home.axes[f];
+      shard *= std::max<int64_t>(
+          1, index_.extents[use.home.node.index()][f] /
+                 std::max<int64_t>(1, group.Size(home.axes[f])));
+    }
+    if (const AxisSet wrong = zero_axes & sharded; wrong != 0) {
+      fail("zero_axes",
+           "axis " +
+               Quoted(group.axes[static_cast<size_t>(std::countr_zero(wrong))]
+                          .name) +
+               " already shards the weight itself at " + Quoted(node.name));
+      return;
+    }
+    if (const int64_t degree = group.Size(zero_axes); shard < degree) {
+      fail("zero_axes", "an empty shard: " + std::to_string(shard) +
+                            " elements are cut over " +
+                            std::to_string(degree) + " ranks");
+    }
+  }
+
+  const GraphIndex& index_;
+  const Graph& graph_;
+  const Cluster& cluster_;
+  const Plan& plan_;
+  int64_t batch_ = 0;  // samples of a microbatch; 0 where it is not known
+  bool meshes_ok_ = true;
+  bool stages_ok_ = false;
+  std::vector<Error> errors_;
+};
+
+}  // namespace
+
+std::vector<Error> Validate(const GraphIndex& index, const Cluster& cluster,
+                            const Plan& plan) {
+  return Validator(index, cluster, plan).Run();
+}
+
+std::vector<Error> Validate(const Graph& graph, const Cluster& cluster,
+                            const Plan& plan) {
+  return Validate(GraphIndex(graph), cluster, plan);
+}
+
+}  // namespace tessera

@@ -1,0 +1,64 @@
+// NVIDIA's systems with NVSwitch.
+//
+// DGX A100: two GPUs and two compute NICs on each PCIe 4 switch (DGX A100
+// System User Guide, 2020). DGX H100 to B200: one ConnectX-7 per GPU (their
+// datasheets). GB200 NVL72: 72 GPUs in one NVLink domain, one 400 Gb/s NIC per
+// GPU (datasheet, 2024); a node is the rack.
+
+#include "planner/topology/nvswitch.h"
+#include "planner/topology/rows.h"
+
+namespace tessera {
+namespace {
+
+constexpr NvSwitchNode DgxA100(std::string_view device) {
+  return {.device = device,
+          .nvlink = "nvlink3",
+          .pcie = "pcie4-x16",
+          .gpus_per_pcie_switch = 2,
+          .gpus_per_nic = 1,
+          .nic = "ib-hdr"};
+}
+
+constexpr NvSwitchNode OneNicPerGpu(std::string_view device, int gpus,
+                                    std::string_view nvlink) {
+  return {.device = device,
+          .gpus = gpus,
+          .nvlink = nvlink,
+          .pcie = "pcie5-x16",
+          .gpus_per_pcie_switch = 1,
+          .gpus_per_nic = 1,
+          .nic = "ib-ndr"};
+}
+
+}  // namespace
+
+Result<Cluster> MakeDgxA100With40GB(int nodes, std::optional<int> gpus) {
+  return MakeNvSwitchCluster(DgxA100("a100-sxm4-40gb"), nodes, gpus);
+}
+
+Result<Cluster> MakeDgxA100With80GB(int nodes, std::optional<int> gpus) {
+  return MakeNvSwitchCluster(DgxA100("a100-sxm4-80gb"), nodes, gpus);
+}
+
+Result<Cluster> MakeDgxH100(int nodes, std::optional<int> gpus) {
+  return MakeNvSwitchCluster(OneNicPerGpu("h100-sxm5-80gb", 8, "nvlink4"),
+                             nodes, gpus);
+}
+
+Result<Cluster> MakeDgxH200(int nodes, std::optional<int> gpus) {
+  return MakeNvSwitchCluster(OneNicPerGpu("h200-sxm5-141gb", 8, "nvlink4"),
+                             nodes, gpus);
+}
+
+Result<Cluster> MakeDgxB200(int nodes, std::optional<int> gpus) {
+  return MakeNvSwitchCluster(OneNicPerGpu("b200-sxm-180gb", 8, "nvlink5"),
+                             nodes, gpus);
+}
+
+Result<Cluster> MakeGb200Nvl72(int nodes, std::optional<int> gpus) {
+  return MakeNvSwitchCluster(OneNicPerGpu("gb200-186gb", 72, "nvlink5-nvl72"),
+                             nodes, gpus);
+}
+
+}  // namespace tessera

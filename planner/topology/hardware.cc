@@ -1,0 +1,272 @@
+#include "planner/topology/hardware.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+constexpr double kTera = 1e12;
+constexpr double kGiga = 1e9;
+constexpr int64_t kGB = 1'000'000'000;
+
+// The total that nvidia-smi prints for the device, less 1 GiB for the CUDA
+// context and the libraries' own buffers (assumed).
+Bytes LessContext(int64_t nvidia_smi_mib) {
+  return {(nvidia_smi_mib - 1024) * (int64_t{1} << 20)};
+}
+
+// Kernels of a few microseconds: the fastest 1 % of the 16-bit matrix products
+// in NVIDIA aiconfigurator's tables take 1.8 (B200) to 3.1 us (A100).
+constexpr double kAmpereKernel = 3.1e-6;
+constexpr double kHopperKernel = 2.7e-6;
+constexpr double kBlackwellKernel = 1.8e-6;
+// Before Ampere: no table; taken as Ampere's.
+constexpr double kOlderKernel = kAmpereKernel;
+
+// Streaming kernels reach about nine tenths of the peak of HBM and GDDR
+// (STREAM-like copies; assumed, there is no table of it). Profiles replace it.
+constexpr double kStreaming = 0.90;
+
+DeviceType Gpu(std::string name, std::string source, Bytes memory,
+               double bandwidth, double fp64, double fp32, double bf16,
+               double fp16, double compute_efficiency, double kernel) {
+  DeviceType type;
+  type.name = std::move(name);
+  type.source = std::move(source);
+  type.memory = memory;
+  type.memory_bandwidth = {bandwidth};
+  type.peak_fp64 = {fp64};
+  type.peak_fp32 = {fp32};
+  type.peak_bf16 = {bf16};
+  type.peak_fp16 = {fp16};
+  type.compute_efficiency = compute_efficiency;
+  type.memory_efficiency = kStreaming;
+  type.launch_overhead = Duration::FromSeconds(kernel);
+  return type;
+}
+
+// memory_bandwidth and the peaks are the datasheets'. Peaks are dense, fp64 by tensor cores where there are some, fp32 without
+// TF32. compute_efficiency: median of large 16-bit products over the peak.
+std::vector<DeviceType> MakeDeviceTypes() {
+  const std::string large =
+      "; efficiency: median of large bf16 products in NVIDIA aiconfigurator, ";
+  const std::string a100 = large + "262 of 312 TFLOP/s";
+  const std::string h100 = large + "767 of 989.4 TFLOP/s";
+  const std::string h200 = large + "760 of 989.4 TFLOP/s";
+  const std::string v100 =
+      "; efficiency: DeepBench V100, 90th percentile of fp16 training products "
+      "105 of 125 TFLOP/s";
+  std::vector<DeviceType> types = {
+      Gpu("a100-sxm4-40gb", "NVIDIA A100 datasheet (2020)" + a100,
+          LessContext(40536), 1555 * kGiga, 19.5 * kTera, 19.5 * kTera,
+          312 * kTera, 312 * kTera, 262.0 / 312, kAmpereKernel),
+      Gpu("a100-sxm4-80gb", "NVIDIA A100 datasheet (2021)" + a100,
+          LessContext(81251), 2039 * kGiga, 19.5 * kTera, 19.5 * kTera,
+          312 * kTera, 312 * kTera, 262.0 / 312, kAmpereKernel),
+      Gpu("h100-sxm5-80gb", "NVIDIA H100 datasheet (2023)" + h100,
+          LessContext(81559), 3350 * kGiga, 67 * kTera, 67 * kTera, 989.4 * kTera,
+          989.4 * kTera, 767 / 989.4, kHopperKernel),
+      Gpu("h200-sxm5-141gb", "NVIDIA H200 datasheet (2024)" + h200,
+          LessContext(143771), 4800 * kGiga, 67 * kTera, 67 * kTera,
+          989.4 * kTera, 989.4 * kTera, 760 / 989.4, kHopperKernel),
+      Gpu("b200-sxm-180gb",
+          "NVIDIA DGX B200 datasheet (2024): 1,440 GB, 64 TB/s, 18 PFLOP/s "
+          "dense bf16, 296 TFLOP/s fp64, 600 TFLOP/s fp32 over 8 GPUs" +
+              large + "1,481 of 2,250 TFLOP/s",
+          LessContext(183359), 8000 * kGiga, 37 * kTera, 75 * kTera,
+          2250 * kTera, 2250 * kTera, 1481.0 / 2250, kBlackwellKernel),
+      Gpu("gb200-186gb",
+          "NVIDIA GB200 NVL72 datasheet (2024): 13.4 TB, 576 TB/s, 180 "
+          "PFLOP/s dense bf16, 2,880 TFLOP/s fp64, 5,760 TFLOP/s fp32 over "
+          "72 GPUs" +
+              large + "1,620 of 2,500 TFLOP/s",
+          LessContext(189471), 8000 * kGiga, 40 * kTera, 80 * kTera,
+          2500 * kTera, 2500 * kTera, 1620.0 / 2500, kBlackwellKernel),
+      Gpu("v100-sxm2-16gb", "NVIDIA V100 datasheet (2018)" + v100,
+          LessContext(16160), 900 * kGiga, 7.8 * kTera, 15.7 * kTera, 0,
+          125 * kTera, 105.0 / 125, kOlderKernel),
+      Gpu("v100-sxm2-32gb", "NVIDIA V100 datasheet (2018)" + v100,
+          LessContext(32510), 900 * kGiga, 7.8 * kTera, 15.7 * kTera, 0,
+          125 * kTera, 105.0 / 125, kOlderKernel),
+      Gpu("titan-rtx-24gb",
+          "NVIDIA Turing architecture whitepaper (2018) and TITAN RTX product "
+          "page; efficiency: as V100",
+          LessContext(24220), 672 * kGiga, 0.51 * kTera, 16.3 * kTera, 0,
+          130.5 * kTera, 105.0 / 125, kOlderKernel),
+      Gpu("p100-sxm2-16gb",
+          "NVIDIA P100 datasheet (2016); efficiency: DeepBench P100, 90th "
+          "percentile of fp32 training products 9.0 of 10.6 TFLOP/s",
+          LessContext(16280), 732 * kGiga, 5.3 * kTera, 10.6 * kTera, 0,
+          21.2 * kTera, 9.0 / 10.6, kOlderKernel),
+      Gpu("k80-gk210-12gb",
+          "NVIDIA K80 datasheet (2014), one of the board's two GPUs, boost "
+          "clock; efficiency: assumed as P100",
+          LessContext(11441), 240 * kGiga, 1.455 * kTera, 4.37 * kTera, 0, 0,
+          9.0 / 10.6, kOlderKernel),
+  };
+  DeviceType core;
+  core.name = "cpu-core";
+  core.source =
+      "assumed: an x86-64 core at 2.5 GHz with two 256-bit FMA units (32 fp32 "
+      "operations a cycle), half of it reached by blocked products; 10 GB/s "
+      "of memory; 4 GB of the host's memory; 1 us to start a kernel. A "
+      "profile of the machine replaces all of them";
+  core.memory = {4 * kGB};
+  core.memory_bandwidth = {10 * kGiga};
+  core.peak_fp64 = {40 * kGiga};
+  core.peak_fp32 = {80 * kGiga};
+  core.compute_efficiency = 0.5;
+  core.memory_efficiency = 0.8;
+  core.launch_overhead = Duration::FromSeconds(1e-6);
+  core.concurrent_streams = false;
+  types.push_back(std::move(core));
+  return types;
+}
+
+// Bandwidths are what large transfers reach, so that a ring over them gives
+// the published bus bandwidth; the nominal figure stands in the source.
+// Latencies are those of a step of a running collective, not of a cold write:
+// the slope of NCCL's time for 512 B over the number of steps, shared out over
+// the links that a step crosses.
+std::vector<LinkType> MakeLinkTypes() {
+  const auto row = [](std::string name, std::string source, double bandwidth,
+                      double latency) {
+    return LinkType{std::move(name), std::move(source), {bandwidth},
+                    Duration::FromSeconds(latency)};
+  };
+  // Steps of 0.94 us on A100, 0.82 on H100 and H200, 1.24 on B200 and 1.2 on
+  // GB200: all-reduce of 512 B on 2, 4 and 8 GPUs takes 9.98, 13.86, 21.27 us
+  // on A100: (21.27 - 9.98) / (14 - 2) = 0.94.
+  const std::string table = " in NVIDIA aiconfigurator's NCCL table";
+  // InfiniBand reaches 42 of 50 GB/s by NCCL send/recv (2 nodes of B200 with
+  // ConnectX-7, Together AI), and EFA 41.8 of 50 GB/s per node in a two-node
+  // all-reduce (p4de, aws-samples): 84 % of nominal.
+  const std::string nic = "; 84 % reached, as ConnectX-7 at 42 of 50 GB/s";
+  // One way between two nodes takes 5 us, as vidur's H100 send_recv of 2 KB
+  // (10 us) without what one inside a node takes (5 us); of these the PCIe
+  // links on the way, two on each side, take 4 * 0.85 us.
+  constexpr double kNic = 0.84;
+  constexpr double kPcieLatency = 0.85e-6;
+  constexpr double kInfiniBandLatency = (5e-6 - 4 * kPcieLatency) / 2;
+  const std::string pcie =
+      "; 80 % reached (packet headers; assumed); latency: half a step of NCCL "
+      "on L40S, 1.7 us," + table;
+  return {
+      row("nvlink1",
+          "NVIDIA P100 datasheet: 20 GB/s a direction; 90 % reached, as "
+          "nvlink2; latency as nvlink3's whole step",
+          18 * kGiga, 0.94e-6),
+      row("nvlink2",
+          "NVIDIA V100 datasheet: 25 GB/s a direction; 22.5 reached by "
+          "all-reduce over one link (vTrain's V100 table, 2 GPUs, 1 GiB); "
+          "latency as nvlink3's whole step",
+          22.5 * kGiga, 0.94e-6),
+      row("nvlink2-x2", "two nvlink2 side by side", 45 * kGiga, 0.94e-6),
+      row("nvlink3",
+          "NVIDIA A100 datasheet: 12 links, 300 GB/s a direction; 223 reached "
+          "by all-reduce on 8 GPUs at 512 MiB, steps of 0.94 us over two "
+          "links," + table,
+          223 * kGiga, 0.47e-6),
+      row("nvlink4",
+          "NVIDIA H100 datasheet: 18 links, 450 GB/s a direction; 350 reached "
+          "by all-reduce on 4 GPUs at 512 MiB (on 8, 445: sums in the "
+          "switch), steps of 0.82 us over two links," + table,
+          350 * kGiga, 0.41e-6),
+      row("nvlink5",
+          "NVIDIA DGX B200 datasheet: 900 GB/s a direction; 634 reached by "
+          "all-reduce on 4 GPUs at 512 MiB, steps of 1.24 us over two links," +
+              table,
+          634 * kGiga, 0.62e-6),
+      row("nvlink5-nvl72",
+          "NVIDIA GB200 NVL72 datasheet: 900 GB/s a direction; 628 reached by "
+          "all-reduce on 4 GPUs at 512 MiB, steps of 1.2 us over two links," +
+              table,
+          628 * kGiga, 0.6e-6),
+      row("pcie3-x16", "PCI-SIG: 15.75 GB/s a direction" + pcie, 12.6 * kGiga,
+          kPcieLatency),
+      row("pcie4-x16", "PCI-SIG: 31.5 GB/s a direction" + pcie, 25.2 * kGiga,
+          kPcieLatency),
+      row("pcie5-x16", "PCI-SIG: 63 GB/s a direction" + pcie, 50.4 * kGiga,
+          kPcieLatency),
+      row("pcie3-host",
+          "PCIe 3 x16 through the host: 6.1 GB/s reached by all-reduce of "
+          "16 MB on 2 P100 (DeepBench, NCCL 2.0) of 15.75 nominal; latency as "
+          "pcie3-x16",
+          6.1 * kGiga, kPcieLatency),
+      row("ib-fdr", "FDR InfiniBand, 54.5 Gb/s of data" + nic,
+          kNic * 54.5 / 8 * kGiga, kInfiniBandLatency),
+      row("ib-edr", "EDR InfiniBand, 100 Gb/s" + nic, kNic * 12.5 * kGiga,
+          kInfiniBandLatency),
+      row("ib-hdr", "NVIDIA DGX A100 datasheet: HDR InfiniBand, 200 Gb/s" + nic,
+          kNic * 25 * kGiga, kInfiniBandLatency),
+      row("ib-ndr",
+          "NVIDIA DGX H100 and DGX B200 datasheets: NDR InfiniBand, 400 Gb/s" +
+              nic,
+          kNic * 50 * kGiga, kInfiniBandLatency),
+      row("ena-25g",
+          "AWS p3.16xlarge: 25 Gb/s; 84 % reached and 15 us (TCP, half of a "
+          "one-way 30 us) assumed",
+          kNic * 25.0 / 8 * kGiga, 15e-6),
+      // The least all-reduce of two nodes, less its start (6 us) and the 14
+      // steps inside the nodes, is two crossings; less PCIe, halved per link.
+      // p4de: (163 - 6 - 14 * 0.94) / 2 = 72 us; (72 - 3.4) / 2 = 34.3 us.
+      row("efa-100g",
+          "AWS p4d: EFA, 100 Gb/s; 84 % reached and 34 us: two-node "
+          "all-reduce on p4de (aws-samples): 41.8 GB/s by 4 NICs, 163 us at "
+          "least",
+          kNic * 12.5 * kGiga, 34.3e-6),
+      // p5: (69 - 6 - 14 * 0.82) / 2 = 26 us; (26 - 3.4) / 2 = 11.3 us.
+      row("efa-4x100g",
+          "AWS p5: EFA, 3,200 Gb/s a node, 4 NICs of 100 Gb/s for each GPU, "
+          "striped; 84 % reached as p4d; 11 us: two-node all-reduce on p5 "
+          "(aws-samples), 69 us at least",
+          kNic * 50 * kGiga, 11.3e-6),
+      row("ethernet-10g",
+          "10 Gb/s Ethernet; 84 % reached and 15 us (TCP) assumed; the "
+          "published pair stands alone",
+          kNic * 1.25 * kGiga, 15e-6),
+      row("shm-copy",
+          "assumed: one core copies 5 GB/s into or out of shared memory and "
+          "notices a flag in 1 us. A profile of the machine replaces both",
+          5 * kGiga, 1e-6),
+      row("shm-memory",
+          "assumed: all cores of a host together copy 20 GB/s. A profile of "
+          "the machine replaces it",
+          20 * kGiga, 0),
+  };
+}
+
+template <typename Type>
+int Use(std::vector<Type>& used, std::span<const Type> table,
+        std::string_view name) {
+  for (size_t i = 0; i < used.size(); ++i) {
+    if (used[i].name == name) return static_cast<int>(i);
+  }
+  const auto row = std::ranges::find(table, name, &Type::name);
+  TESSERA_CHECK(row != table.end()) << name;
+  used.push_back(*row);
+  return static_cast<int>(used.size()) - 1;
+}
+
+}  // namespace
+
+std::span<const DeviceType> DeviceTypes() {
+  static const std::vector<DeviceType> types = MakeDeviceTypes();
+  return types;
+}
+
+std::span<const LinkType> LinkTypes() {
+  static const std::vector<LinkType> types = MakeLinkTypes();
+  return types;
+}
+
+int UseDeviceType(Cluster& cluster, std::string_view name) {
+  return Use(cluster.device_types, DeviceTypes(), name);
+}
+
+int UseLinkType(Cluster& cluster, std::string_view name) {
+  return Use(cluster.link_types, LinkTypes(), name);
+}
+
+}  // namespace tessera

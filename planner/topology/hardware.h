@@ -1,0 +1,19 @@
+#pragma once
+// The figures behind the presets: two tables with the source of every number.
+
+#include <span>
+#include <string_view>
+
+#include "planner/ir/cluster.h"
+
+namespace tessera {
+
+std::span<const DeviceType> DeviceTypes();
+std::span<const LinkType> LinkTypes();
+
+// The index in `cluster` of the type called `name`, which is copied from the
+// tables at its first use. REQUIRES: the tables have `name`.
+int UseDeviceType(Cluster& cluster, std::string_view name);
+int UseLinkType(Cluster& cluster, std::string_view name);
+
+}  // namespace tessera

@@ -1,0 +1,38 @@
+#pragma once
+// The functions behind the rows of topologies.cc: one file per family.
+
+#include <optional>
+
+#include "planner/base/result.h"
+#include "planner/ir/cluster.h"
+
+namespace tessera {
+
+#define TESSERA_TOPOLOGY(function) \
+  Result<Cluster> function(int nodes, std::optional<int> gpus_per_node)
+
+// dgx.cc
+TESSERA_TOPOLOGY(MakeDgxA100With40GB);
+TESSERA_TOPOLOGY(MakeDgxA100With80GB);
+TESSERA_TOPOLOGY(MakeDgxH100);
+TESSERA_TOPOLOGY(MakeDgxH200);
+TESSERA_TOPOLOGY(MakeDgxB200);
+TESSERA_TOPOLOGY(MakeGb200Nvl72);
+// cube_mesh.cc
+TESSERA_TOPOLOGY(MakeDgx1V100);
+TESSERA_TOPOLOGY(MakeP3);
+// aws.cc
+TESSERA_TOPOLOGY(MakeP4d);
+TESSERA_TOPOLOGY(MakeP5);
+// workstation.cc
+TESSERA_TOPOLOGY(MakeTitanRtxPair);
+TESSERA_TOPOLOGY(MakeTitanRtxPairWithoutNvLink);
+// flexflow.cc
+TESSERA_TOPOLOGY(MakeP100Edr);
+TESSERA_TOPOLOGY(MakeK80Fdr);
+// local_cpu.cc
+TESSERA_TOPOLOGY(MakeLocalCpu);
+
+#undef TESSERA_TOPOLOGY
+
+}  // namespace tessera

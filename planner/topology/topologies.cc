@@ -1,0 +1,95 @@
+#include "planner/topology/topologies.h"
+
+#include <array>
+#include <charconv>
+#include <string>
+
+#include "planner/base/table.h"
+#include "planner/topology/rows.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::array kTopologies = {
+    Topology{"dgx-a100-40gb", "8 A100 40 GB, NVSwitch, 8 x 200 Gb/s HDR", 8, 8,
+             "ib-hdr", MakeDgxA100With40GB},
+    Topology{"dgx-a100-80gb", "8 A100 80 GB, NVSwitch, 8 x 200 Gb/s HDR", 8, 8,
+             "ib-hdr", MakeDgxA100With80GB},
+    Topology{"dgx-h100", "8 H100 80 GB, NVSwitch, 8 x 400 Gb/s NDR", 8, 8,
+             "ib-ndr", MakeDgxH100},
+    Topology{"dgx-h200", "8 H200 141 GB, NVSwitch, 8 x 400 Gb/s NDR", 8, 8,
+             "ib-ndr", MakeDgxH200},
+    Topology{"dgx-b200", "8 B200 180 GB, NVSwitch, 8 x 400 Gb/s NDR", 8, 8,
+             "ib-ndr", MakeDgxB200},
+    Topology{"gb200-nvl72", "a rack of 72 GB200 on one NVLink domain; NODES "
+             "counts racks", 72, 72, "ib-ndr", MakeGb200Nvl72},
+    Topology{"dgx1-v100-32gb", "8 V100 32 GB, hybrid cube mesh, 4 x 100 Gb/s "
+             "EDR", 8, 4, "ib-edr", MakeDgx1V100},
+    Topology{"p3.16xlarge", "8 V100 16 GB, hybrid cube mesh, one 25 Gb/s NIC",
+             8, 1, "ena-25g", MakeP3},
+    Topology{"p4d.24xlarge", "8 A100 40 GB, NVSwitch, 4 x 100 Gb/s EFA", 8, 4,
+             "efa-100g", MakeP4d},
+    Topology{"p5.48xlarge", "8 H100 80 GB, NVSwitch, 32 x 100 Gb/s EFA", 8, 8,
+             "efa-4x100g", MakeP5},
+    Topology{"titan-rtx-pair", "2 TITAN RTX with an NVLink bridge", 2, 1,
+             "ethernet-10g", MakeTitanRtxPair},
+    Topology{"titan-rtx-pair-nonvlink", "2 TITAN RTX on PCIe 3 through the "
+             "host", 2, 1, "ethernet-10g", MakeTitanRtxPairWithoutNvLink},
+    Topology{"p100-edr", "4 P100 with NVLink, 100 Gb/s EDR (FlexFlow's)", 4, 1,
+             "ib-edr", MakeP100Edr},
+    Topology{"k80-fdr", "4 K80 on PCIe switches, 56 Gb/s FDR (FlexFlow's)", 4,
+             1, "ib-fdr", MakeK80Fdr},
+    Topology{"local-cpu", "ranks on the cores of this host; NODES counts ranks",
+             0, 0, "", MakeLocalCpu},
+};
+
+// More would be a slip of the keyboard.
+constexpr int kMaxNodes = 65536;
+
+Result<int> ParseCount(std::string_view text, std::string_view what, int max,
+                       std::string_view spec) {
+  int value = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 1 ||
+      value > max) {
+    return InvalidInput("expected " + std::string(what) + " in [1, " +
+                            std::to_string(max) + "], is '" +
+                            std::string(text) + "'",
+                        "cluster '" + std::string(spec) + "'");
+  }
+  return value;
+}
+
+}  // namespace
+
+std::span<const Topology> Topologies() { return kTopologies; }
+
+Result<Cluster> MakeCluster(std::string_view spec) {
+  const size_t colon = spec.find(':');
+  TESSERA_TRY(const Topology* topology,
+              Find("cluster", Topologies(), spec.substr(0, colon)));
+  int nodes = 1;
+  std::optional<int> gpus;
+  if (colon != std::string_view::npos) {
+    const std::string_view counts = spec.substr(colon + 1);
+    const size_t x = counts.find('x');
+    TESSERA_TRY(nodes, ParseCount(counts.substr(0, x), "a number of nodes",
+                                  kMaxNodes, spec));
+    if (x != std::string_view::npos) {
+      if (topology->gpus_per_node == 0) {
+        return InvalidInput("takes a number of ranks only, as in '" +
+                                std::string(topology->name) + ":4'",
+                            "cluster '" + std::string(spec) + "'");
+      }
+      TESSERA_TRY(gpus, ParseCount(counts.substr(x + 1), "GPUs per node",
+                                   topology->gpus_per_node, spec));
+    }
+  }
+  TESSERA_TRY(Cluster cluster, topology->make(nodes, gpus));
+  cluster.name = std::string(topology->name) + ":" + std::to_string(nodes);
+  if (gpus.has_value()) cluster.name += "x" + std::to_string(*gpus);
+  return cluster;
+}
+
+}  // namespace tessera

@@ -1,0 +1,123 @@
+#pragma once
+// Communication between the ranks of a job.
+//
+// A rank holds one CommWorld and gets from it a Communicator for every ordered
+// list of global ranks (a group) that it belongs to. Worlds are made by
+// MakeThreadWorlds (thread_world.h: ranks are threads of one process) and
+// MakeShmWorld (shm_world.h: ranks are processes of one host); the choice
+// changes no bit of any result.
+//
+// Thread safety: a world and its communicators belong to one thread at a time.
+// Operations return when their buffers may be used again. All members of a
+// group call its collectives with matching arguments, and any two ranks call
+// the collectives they share in the same order; both are checked where cheap,
+// and a mismatch is an Error.
+//
+// Errors: what the arguments alone show to be wrong is kInvalidInput and leaves
+// the world usable. Otherwise (a peer died, aborted, left, disagreed about the
+// operation, or was waited for longer than the limit) the error is
+// kUnavailable, or kInvalidInput for a disagreement, names the rank, and every
+// later operation of this world returns it again. A rank that gives up for a
+// reason of its own calls Abort(), so that its peers need not wait.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "planner/base/result.h"
+#include "planner/base/units.h"
+#include "planner/ir/dtype.h"
+
+namespace tessera {
+
+struct CommOptions {
+  // Longest wait for peers within one operation.
+  Duration timeout = Duration::FromSeconds(600);
+};
+
+// One group as seen by one of its ranks. `rank`, `root` and `peer` count
+// within the group; sums run in the order of the group's ranks,
+// ((r0 + r1) + r2) + ..., so they are the same bits on every rank, for every
+// operation that sums, in every kind of world.
+//
+// Buffers may be null where their size is zero. Send and receive buffers of
+// one call do not overlap, except where said. Sums take kFloat64, kFloat32 and
+// the integer types.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Replaces data[0, count) by the sum over all ranks.
+  virtual Result<void> AllReduce(void* data, int64_t count, DType dtype) = 0;
+
+  // Concatenates every rank's `send` in rank order. bytes_per_rank is the same
+  // on all ranks and send_bytes its entry for this rank. `send` may be this
+  // rank's own place within `recv`.
+  virtual Result<void> AllGather(const void* send, int64_t send_bytes,
+                                 void* recv,
+                                 std::span<const int64_t> bytes_per_rank) = 0;
+
+  // `send` is the concatenation of one part per rank, of counts_per_rank
+  // elements; recv receives the sum over all ranks of this rank's part. `recv`
+  // may be this rank's own place within `send`. The same bits as AllReduce.
+  virtual Result<void> ReduceScatter(const void* send, void* recv,
+                                     std::span<const int64_t> counts_per_rank,
+                                     DType dtype) = 0;
+
+  // `send` is the concatenation of one part per receiving rank, `recv` of one
+  // part per sending rank. recv_bytes[r] here equals send_bytes[this] at r.
+  virtual Result<void> AllToAll(const void* send,
+                                std::span<const int64_t> send_bytes, void* recv,
+                                std::span<const int64_t> recv_bytes) = 0;
+
+  virtual Result<void> Broadcast(void* data, int64_t bytes, int root) = 0;
+  virtual Result<void> Barrier() = 0;
+
+  // Never waits for the receiver: what the channel cannot take is copied and
+  // moved onward while this rank waits in any operation of its world and in
+  // CommWorld::Flush(). `peer` may be this rank.
+  virtual Result<void> Send(const void* data, int64_t bytes, int peer,
+                            uint64_t tag) = 0;
+
+  // The oldest message of this group from `peer` with `tag`; messages with
+  // other tags wait their turn. A message of another size is kInvalidInput and
+  // stays where it is.
+  virtual Result<void> Recv(void* data, int64_t bytes, int peer,
+                            uint64_t tag) = 0;
+};
+
+// A rank's membership of the job. Communicators are owned by it.
+// Destroying a world tells the peers that this rank has left: what it sent and
+// flushed can still be received, waiting for anything more is an Error.
+class CommWorld {
+ public:
+  virtual ~CommWorld() = default;
+
+  virtual int world_rank() const = 0;
+  virtual int world_size() const = 0;
+
+  // The communicator over `ranks`, in that order; the same one for the same
+  // list. `ranks` are distinct and include this rank. Needs no communication,
+  // but all members should call it in the same order, as other kinds of world
+  // may need it.
+  virtual Result<Communicator*> Group(std::span<const int> ranks) = 0;
+
+  // Waits until the peers' channels have taken all that this rank sent.
+  // To be called at the end of a step and before the world is destroyed.
+  virtual Result<void> Flush() = 0;
+
+  // Makes every present and later operation of every rank return kUnavailable
+  // with "rank R aborted: REASON". The first call in the job wins. Does not
+  // wait.
+  virtual void Abort(std::string_view reason) = 0;
+
+  // What this rank is doing, for error messages, its own and those of peers
+  // that see it die. Cheap enough for every task; cut at 95 bytes.
+  virtual void SetCurrentTask(std::string_view task) = 0;
+};
+
+}  // namespace tessera

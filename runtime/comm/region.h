@@ -1,0 +1,156 @@
+#pragma once
+// The memory that the ranks of one host share: heap-like for threads, a memfd
+// for processes. It holds, for N ranks,
+//   - one RegionHeader: how the job was aborted, if it was;
+//   - per rank an Inbox: a doorbell that peers ring, a counter per peer that
+//     the peer raises, the rank's state, pid and task, and what it is about to
+//     do;
+//   - per rank a staging area, written by its rank and read by peers;
+//   - per ordered pair of ranks a Ring of bytes for messages.
+// All-zero memory is a valid empty region. What is atomic may be touched by
+// anyone at any time; the rest is ordered by the counters (region_world.h).
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "planner/base/result.h"
+#include "planner/base/units.h"
+
+namespace tessera {
+
+// Text that may be read while it is written (and then may be a mixture).
+template <size_t kBytes>
+class AtomicText {
+ public:
+  // Cuts at kBytes - 1.
+  void Store(std::string_view text);
+  std::string Load() const;
+
+ private:
+  static_assert(kBytes % 8 == 0);
+  std::atomic<uint64_t> words_[kBytes / 8];
+};
+
+constexpr int kMaxRegionRanks = 64;  // bounds the inbox; one host's devices
+constexpr size_t kCacheLine = 64;
+
+enum class AbortState : uint32_t { kNone, kWriting, kSet };
+enum class RankState : uint32_t { kAbsent, kPresent, kLeft };
+enum class CollectiveKind : uint32_t {
+  kAllReduce,
+  kAllGather,
+  kReduceScatter,
+  kAllToAll,
+  kBroadcast,
+  kBarrier,
+};
+
+struct RegionHeader {
+  uint64_t token = 0;  // random; tells this region from any other
+  std::atomic<AbortState> abort_state;
+  AtomicText<512> abort_message;
+};
+
+// What a rank is about to do in a collective; peers compare it to their own.
+struct CollectiveHeader {
+  CollectiveKind kind = CollectiveKind::kBarrier;
+  uint64_t group = 0;   // hash of the list of ranks
+  uint64_t detail = 0;  // hash of counts, element type and root
+  int64_t bytes = 0;    // for the error message
+  int64_t rounds = 1;
+};
+
+struct Inbox {
+  alignas(kCacheLine) std::atomic<uint32_t> bell;  // futex; raised by peers
+  std::atomic<uint32_t> sleeping;                  // 1 while on the futex
+  // signals[p]: how often rank p signalled this rank.
+  alignas(kCacheLine) std::atomic<uint64_t> signals[kMaxRegionRanks];
+  alignas(kCacheLine) std::atomic<RankState> state;
+  std::atomic<int32_t> pid;
+  AtomicText<96> task;
+  alignas(kCacheLine) CollectiveHeader collective;
+  int64_t sizes[kMaxRegionRanks];  // all-to-all: bytes per receiver
+};
+
+// A byte stream from one rank to another. The bytes [tail, head) are in the
+// ring's data at their position modulo ring_bytes().
+struct Ring {
+  alignas(kCacheLine) std::atomic<uint64_t> head;     // moved by the sender
+  alignas(kCacheLine) std::atomic<uint64_t> tail;     // moved by the receiver
+  alignas(kCacheLine) std::atomic<uint32_t> backlog;  // sender holds more
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+// Owns the mapping.
+class Region {
+ public:
+  // Memory of this process only.
+  static Result<std::shared_ptr<Region>> MakePrivate(int ranks);
+  // Memory behind `fd`, a memfd that is made large enough. Does not keep `fd`.
+  static Result<std::shared_ptr<Region>> Map(int ranks, int fd);
+
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  ~Region();
+
+  int ranks() const { return ranks_; }
+  RegionHeader& header() const;
+  Inbox& inbox(int rank) const;
+  Ring& ring(int from, int to) const;
+  std::byte* ring_data(int from, int to) const;
+  int64_t ring_bytes() const { return ring_bytes_; }
+
+  // A rank's staging: two halves for what it sends and two, of half that size,
+  // for what it has reduced.
+  int64_t half_bytes() const { return half_bytes_; }
+  std::byte* send_half(int rank, int64_t round) const;
+  std::byte* result_half(int rank, int64_t round) const;
+
+  static size_t Size(int ranks);
+
+ private:
+  Region(int ranks, void* base);
+  int ranks_;
+  std::byte* base_;
+  int64_t half_bytes_;
+  int64_t ring_bytes_;
+};
+
+// Sleeps until `word` differs from `expected`, is woken, or `timeout` passes.
+void FutexWait(std::atomic<uint32_t>& word, uint32_t expected,
+               Duration timeout);
+void FutexWake(std::atomic<uint32_t>& word);
+
+template <size_t kBytes>
+void AtomicText<kBytes>::Store(std::string_view text) {
+  text = text.substr(0, kBytes - 1);
+  for (size_t w = 0; w < kBytes / 8; ++w) {
+    uint64_t word = 0;
+    for (size_t b = 0; b < 8 && w * 8 + b < text.size(); ++b) {
+      word |= uint64_t{static_cast<unsigned char>(text[w * 8 + b])} << (8 * b);
+    }
+    words_[w].store(word, std::memory_order_relaxed);
+    if (w * 8 + 8 > text.size()) break;  // the terminating zero is written
+  }
+}
+
+template <size_t kBytes>
+std::string AtomicText<kBytes>::Load() const {
+  std::string text;
+  for (const auto& atomic_word : words_) {
+    const uint64_t word = atomic_word.load(std::memory_order_relaxed);
+    for (int b = 0; b < 8; ++b) {
+      const char c = static_cast<char>((word >> (8 * b)) & 0xff);
+      if (c == '\0') return text;
+      text.push_back(c);
+    }
+  }
+  return text;
+}
+
+}  // namespace tessera

@@ -1,0 +1,134 @@
+#include "runtime/comm/shm_world.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <random>
+
+#include "runtime/comm/region_world.h"
+#include "runtime/comm/text.h"
+
+namespace tessera {
+namespace {
+
+// How long ranks may start apart.
+const Duration kMeetingTime = Duration::FromSeconds(120);
+
+// The host as far as memory and pids can be shared: its name, this boot, and
+// the namespace of its pids.
+std::string HostName() {
+  char name[256] = {};
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+std::string HostIdentity() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  char pids[64] = {};
+  if (readlink("/proc/self/ns/pid", pids, sizeof(pids) - 1) < 0) {
+    pids[0] = '\0';
+  }
+  return Text(HostName(), " ", boot, " ", pids);
+}
+
+std::string FirstWord(const std::string& text) {
+  return text.substr(0, text.find(' '));
+}
+
+// Rank 0's answer: where the memory is, or why there is none.
+Result<std::string> Offer(int size, Store& store, const std::string& prefix,
+                          int fd, uint64_t token) {
+  const std::string mine = HostIdentity();
+  for (int r = 1; r < size; ++r) {
+    TESSERA_TRY(const std::string theirs,
+                store.Get(Text(prefix, "host/", r), kMeetingTime));
+    if (theirs == mine) continue;
+    return Text("no rank ", r, " runs on '", FirstWord(theirs),
+                "' and rank 0 on '", FirstWord(mine),
+                "': shared memory needs all ranks on one host and in one "
+                "container");
+  }
+  return Text("yes /proc/", getpid(), "/fd/", fd, " ", token);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CommWorld>> MakeShmWorld(int rank, int size,
+                                                Store& store,
+                                                CommOptions options) {
+  if (size < 1 || size > kMaxRegionRanks || rank < 0 || rank >= size) {
+    return InvalidInput(Text("rank ", rank, " of ", size,
+                             ": shared memory serves 1 to ", kMaxRegionRanks,
+                             " ranks"));
+  }
+  // The n-th world of this job, by the rank's own count of its calls.
+  TESSERA_TRY(const int64_t call, store.Add(Text("shm/calls/", rank), 1));
+  const std::string prefix = Text("shm/", call, "/");
+
+  int fd = -1;
+  if (rank == 0) {
+    fd = memfd_create("tessera-ranks", MFD_CLOEXEC);
+    if (fd < 0) {
+      return Error{ErrorCode::kUnavailable,
+                   Text("cannot make shared memory: ", std::strerror(errno)),
+                   ""};
+    }
+  }
+  struct Closer {
+    int& fd;
+    ~Closer() {
+      if (fd >= 0) close(fd);
+    }
+  } closer{fd};
+
+  const uint64_t token = std::random_device()() | uint64_t{1} << 63;
+  std::shared_ptr<Region> region;
+  if (rank == 0) {
+    TESSERA_TRY(region, Region::Map(size, fd));
+    region->header().token = token;
+    TESSERA_TRY(const std::string offer, Offer(size, store, prefix, fd, token));
+    TESSERA_RETURN_IF_ERROR(store.Set(Text(prefix, "offer"), offer));
+  } else {
+    TESSERA_RETURN_IF_ERROR(
+        store.Set(Text(prefix, "host/", rank), HostIdentity()));
+  }
+  TESSERA_TRY(const std::string offer,
+              store.Get(Text(prefix, "offer"), kMeetingTime));
+  std::istringstream words(offer);
+  std::string answer, path;
+  uint64_t offered_token = 0;
+  words >> answer;
+  if (answer != "yes") {
+    return InvalidInput(
+        offer.substr(std::min(offer.size(), answer.size() + 1)));
+  }
+  words >> path >> offered_token;
+  if (rank != 0) {
+    fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (fd < 0) {
+      return Error{ErrorCode::kUnavailable,
+                   Text("cannot open the shared memory of rank 0 (", path,
+                        "): ", std::strerror(errno)),
+                   ""};
+    }
+    TESSERA_TRY(region, Region::Map(size, fd));
+    if (region->header().token != offered_token) {
+      return Error{
+          ErrorCode::kUnavailable,
+          Text("the shared memory of rank 0 (", path, ") is not this job's"),
+          ""};
+    }
+  }
+  auto world = std::make_unique<RegionWorld>(std::move(region), rank, options);
+  TESSERA_RETURN_IF_ERROR(
+      store.Barrier(Text(prefix, "mapped"), size, kMeetingTime));
+  world->WatchProcesses();
+  return std::unique_ptr<CommWorld>(std::move(world));
+}
+
+}  // namespace tessera

@@ -1,0 +1,592 @@
+#include "runtime/comm/store.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <list>
+#include <map>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "runtime/comm/text.h"
+
+namespace tessera {
+namespace {
+
+// On the wire, integers in the byte order of the host (ranks of one job run
+// one binary):
+//   greeting  magic u64, version u32, length u32, job id
+//   welcome   magic u64, version u32, status u8
+//   request   operation u8, key length u32, value length u32, argument i64,
+//             key, value
+//   reply     status u8, length u32, value
+// `argument` is the delta of an add and the timeout of a get in milliseconds.
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint64_t kMagic = 0x0041524553534554;  // "TESSERA\0"
+constexpr uint32_t kVersion = 1;
+constexpr uint32_t kMaxKey = 256;
+constexpr uint32_t kMaxValue = 1 << 20;
+constexpr size_t kGreetingBytes = 16;
+constexpr size_t kWelcomeBytes = 13;
+constexpr size_t kRequestBytes = 17;
+constexpr size_t kReplyBytes = 5;
+// How much longer than the server's clock a client waits for its answer.
+constexpr auto kGrace = std::chrono::seconds(10);
+// Connections that never finish their greeting are closed after this.
+constexpr auto kGreetingTime = std::chrono::seconds(10);
+
+enum Operation : uint8_t { kSet = 1, kGet = 2, kAdd = 3 };
+enum Status : uint8_t { kOk = 0, kTimeout = 1, kOtherJob = 2 };
+
+template <typename T>
+void Append(std::string& bytes, T value) {
+  bytes.append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+template <typename T>
+T Read(const char* bytes) {
+  T value;
+  std::memcpy(&value, bytes, sizeof(value));
+  return value;
+}
+
+Error Unavailable(std::string message) {
+  return {ErrorCode::kUnavailable, std::move(message), ""};
+}
+
+std::chrono::milliseconds Milliseconds(Duration duration) {
+  return std::chrono::milliseconds(duration.picoseconds / 1'000'000'000);
+}
+
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept
+      : fd_(std::exchange(other.fd_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~FileDescriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+void SetNoDelay(int fd) {
+  const int on = 1;  // fails harmlessly on what is no TCP socket
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
+
+// ---- The server -------------------------------------------------------------
+
+class Server {
+ public:
+  Server(FileDescriptor listener, std::string job_id)
+      : listener_(std::move(listener)),
+        job_id_(std::move(job_id)),
+        stop_(eventfd(0, EFD_CLOEXEC)) {
+    fcntl(listener_.get(), F_SETFL, O_NONBLOCK);
+    thread_ = std::thread([this] { Serve(); });
+  }
+  ~Server() {
+    const uint64_t one = 1;
+    if (write(stop_.get(), &one, sizeof(one)) < 0) {
+      // Cannot fail: the counter is far from its limit.
+    }
+    thread_.join();
+  }
+
+ private:
+  struct Connection {
+    FileDescriptor fd;
+    std::string in;
+    std::string out;
+    bool greeted = false;
+    bool closing = false;  // close once `out` is sent
+    Clock::time_point since;
+  };
+  struct Waiter {
+    Connection* connection;
+    std::string key;
+    Clock::time_point deadline;
+  };
+
+  void Serve() {
+    for (;;) {
+      std::vector<pollfd> fds = {{stop_.get(), POLLIN, 0},
+                                 {listener_.get(), POLLIN, 0}};
+      for (const Connection& c : connections_) {
+        const int events = c.out.empty() ? POLLIN : POLLIN | POLLOUT;
+        fds.push_back({c.fd.get(), static_cast<short>(events), 0});
+      }
+      poll(fds.data(), fds.size(), 100);
+      if (fds[0].revents != 0) return;
+      auto fd = fds.begin() + 2;
+      for (auto c = connections_.begin(); c != connections_.end(); ++fd) {
+        const bool keep = fd->revents == 0 || HandleEvents(*c);
+        const bool late =
+            !c->greeted && Clock::now() - c->since > kGreetingTime;
+        c = keep && !late ? std::next(c) : Drop(c);
+      }
+      if (fds[1].revents != 0) Accept();
+      ExpireWaiters();
+    }
+  }
+
+  void Accept() {
+    FileDescriptor fd(accept4(listener_.get(), nullptr, nullptr,
+                              SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (fd.get() < 0) return;
+    SetNoDelay(fd.get());
+    Connection connection;
+    connection.fd = std::move(fd);
+    connection.since = Clock::now();
+    connections_.push_back(std::move(connection));
+  }
+
+  std::list<Connection>::iterator Drop(std::list<Connection>::iterator c) {
+    std::erase_if(waiters_,
+                  [&](const Waiter& w) { return w.connection == &*c; });
+    return connections_.erase(c);
+  }
+
+  // False when the connection is to be dropped.
+  bool HandleEvents(Connection& c) {
+    char buffer[1 << 16];
+    for (;;) {
+      const ssize_t n = recv(c.fd.get(), buffer, sizeof(buffer), 0);
+      if (n > 0) {
+        c.in.append(buffer, static_cast<size_t>(n));
+        if (c.in.size() > 2 * kMaxValue) break;  // leaves the rest for later
+        continue;
+      }
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+      return false;
+    }
+    while (!c.closing) {
+      size_t used = 0;
+      if (!(c.greeted ? HandleRequest(c, used) : HandleGreeting(c, used))) {
+        return false;
+      }
+      if (used == 0) break;
+      c.in.erase(0, used);
+    }
+    return SendOut(c);
+  }
+
+  bool SendOut(Connection& c) {
+    while (!c.out.empty()) {
+      const ssize_t n =
+          send(c.fd.get(), c.out.data(), c.out.size(), MSG_NOSIGNAL);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
+      c.out.erase(0, static_cast<size_t>(n));
+    }
+    return !c.closing;
+  }
+
+  // These set `used` to the bytes consumed, 0 if more are needed; false for
+  // bytes that no client of ours sends.
+  bool HandleGreeting(Connection& c, size_t& used) {
+    if (c.in.size() >= 8 && Read<uint64_t>(c.in.data()) != kMagic) return false;
+    if (c.in.size() < kGreetingBytes) return true;
+    const auto version = Read<uint32_t>(c.in.data() + 8);
+    const auto length = Read<uint32_t>(c.in.data() + 12);
+    if (length > kMaxKey) return false;
+    if (c.in.size() < kGreetingBytes + length) return true;
+    const bool ours = version == kVersion &&
+                      c.in.compare(kGreetingBytes, length, job_id_) == 0;
+    Append(c.out, kMagic);
+    Append(c.out, kVersion);
+    Append(c.out, static_cast<uint8_t>(ours ? kOk : kOtherJob));
+    c.greeted = true;
+    c.closing = !ours;
+    used = kGreetingBytes + length;
+    return true;
+  }
+
+  bool HandleRequest(Connection& c, size_t& used) {
+    if (c.in.size() < kRequestBytes) return true;
+    const auto operation = Read<uint8_t>(c.in.data());
+    const auto key_length = Read<uint32_t>(c.in.data() + 1);
+    const auto value_length = Read<uint32_t>(c.in.data() + 5);
+    const auto argument = Read<int64_t>(c.in.data() + 9);
+    if (key_length > kMaxKey || value_length > kMaxValue) return false;
+    if (c.in.size() < kRequestBytes + key_length + value_length) return true;
+    const std::string key = c.in.substr(kRequestBytes, key_length);
+    used = kRequestBytes + key_length + value_length;
+    switch (operation) {
+      case kSet:
+        Reply(c, kOk, "");
+        Store(key, c.in.substr(kRequestBytes + key_length, value_length));
+        return true;
+      case kGet: {
+        if (const auto found = values_.find(key); found != values_.end()) {
+          Reply(c, kOk, found->second);
+        } else {
+          // At most about three years, so that the sum cannot overflow.
+          const int64_t wait =
+              std::clamp<int64_t>(argument, 0, int64_t{1} << 36);
+          waiters_.push_back(
+              {&c, key, Clock::now() + std::chrono::milliseconds(wait)});
+        }
+        return true;
+      }
+      case kAdd: {
+        int64_t sum = argument;
+        if (const auto found = values_.find(key); found != values_.end()) {
+          if (found->second.size() != sizeof(sum)) return false;
+          sum = static_cast<int64_t>(static_cast<uint64_t>(argument) +
+                                     Read<uint64_t>(found->second.data()));
+        }
+        std::string bytes;
+        Append(bytes, sum);
+        Reply(c, kOk, bytes);
+        Store(key, bytes);
+        return true;
+      }
+      default:
+        return false;
+    }
+  }
+
+  void Store(const std::string& key, std::string value) {
+    for (const Waiter& waiter : waiters_) {
+      if (waiter.key != key) continue;
+      Reply(*waiter.connection, kOk, value);
+      SendOut(*waiter.connection);  // a failure shows at the next event
+    }
+    std::erase_if(waiters_, [&](const Waiter& w) { return w.key == key; });
+    values_[key] = std::move(value);
+  }
+
+  void Reply(Connection& c, Status status, std::string_view value) {
+    Append(c.out, static_cast<uint8_t>(status));
+    Append(c.out, static_cast<uint32_t>(value.size()));
+    c.out += value;
+  }
+
+  void ExpireWaiters() {
+    const Clock::time_point now = Clock::now();
+    std::erase_if(waiters_, [&](const Waiter& waiter) {
+      if (waiter.deadline > now) return false;
+      Reply(*waiter.connection, kTimeout, "");
+      SendOut(*waiter.connection);
+      return true;
+    });
+  }
+
+  FileDescriptor listener_;
+  const std::string job_id_;
+  FileDescriptor stop_;
+  std::list<Connection> connections_;
+  std::vector<Waiter> waiters_;
+  std::map<std::string, std::string> values_;
+  std::thread thread_;
+};
+
+// ---- The client -------------------------------------------------------------
+
+class Client : public Store {
+ public:
+  Client(FileDescriptor fd, std::string address)
+      : fd_(std::move(fd)), address_(std::move(address)) {}
+
+  // Ends after the connection to it, with this object.
+  void Own(std::unique_ptr<Server> server) { server_ = std::move(server); }
+
+  enum class Greeted { kYes, kOtherJob, kOtherProtocol, kClosed };
+  Greeted Greet(std::string_view job_id, Clock::time_point deadline) {
+    std::string greeting;
+    Append(greeting, kMagic);
+    Append(greeting, kVersion);
+    Append(greeting, static_cast<uint32_t>(job_id.size()));
+    greeting += job_id;
+    std::string welcome(kWelcomeBytes, '\0');
+    if (!Write(greeting)) return Greeted::kClosed;
+    if (!ReadAll(welcome, deadline)) {
+      return timed_out_ ? Greeted::kOtherProtocol : Greeted::kClosed;
+    }
+    if (Read<uint64_t>(welcome.data()) != kMagic) {
+      return Greeted::kOtherProtocol;
+    }
+    return welcome[12] == kOk ? Greeted::kYes : Greeted::kOtherJob;
+  }
+
+  Result<void> Set(std::string_view key, std::string_view value) override {
+    auto reply = Request(kSet, key, value, 0, std::chrono::milliseconds(0));
+    if (!reply) return reply.error();
+    return {};
+  }
+
+  Result<std::string> Get(std::string_view key, Duration timeout) override {
+    return Request(kGet, key, "", Milliseconds(timeout).count(),
+                   Milliseconds(timeout));
+  }
+
+  Result<int64_t> Add(std::string_view key, int64_t delta) override {
+    TESSERA_TRY(const std::string sum,
+                Request(kAdd, key, "", delta, std::chrono::milliseconds(0)));
+    if (sum.size() != sizeof(int64_t)) return Broken("it answered nonsense");
+    return Read<int64_t>(sum.data());
+  }
+
+ private:
+  Error Broken(std::string_view why) const {
+    return Unavailable(
+        Text("the job's store at ", address_, " (rank 0): ", why));
+  }
+
+  Result<std::string> Request(Operation operation, std::string_view key,
+                              std::string_view value, int64_t argument,
+                              std::chrono::milliseconds wait) {
+    if (key.size() > kMaxKey || value.size() > kMaxValue) {
+      return InvalidInput(Text("key of ", key.size(), " bytes (at most ",
+                               kMaxKey, ") or value of ", value.size(),
+                               " bytes (at most ", kMaxValue, ")"));
+    }
+    std::string request;
+    Append(request, static_cast<uint8_t>(operation));
+    Append(request, static_cast<uint32_t>(key.size()));
+    Append(request, static_cast<uint32_t>(value.size()));
+    Append(request, argument);
+    request += key;
+    request += value;
+    const Clock::time_point deadline = Clock::now() + wait + kGrace;
+    std::string head(kReplyBytes, '\0');
+    if (!Write(request) || !ReadAll(head, deadline)) {
+      return Broken(timed_out_ ? "does not answer" : "connection lost");
+    }
+    const auto length = Read<uint32_t>(head.data() + 1);
+    if (length > kMaxValue) return Broken("it answered nonsense");
+    std::string reply(length, '\0');
+    if (!ReadAll(reply, deadline)) return Broken("connection lost");
+    if (head[0] == kTimeout) {
+      return Unavailable(
+          Text("waited ", static_cast<double>(wait.count()) / 1e3,
+               " s in vain for '", key, "' in the job's store at ", address_));
+    }
+    return reply;
+  }
+
+  bool Write(std::string_view bytes) {
+    while (!bytes.empty()) {
+      const ssize_t n =
+          send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return false;
+      bytes.remove_prefix(static_cast<size_t>(n));
+    }
+    return true;
+  }
+
+  bool ReadAll(std::string& bytes, Clock::time_point deadline) {
+    timed_out_ = false;
+    size_t got = 0;
+    while (got < bytes.size()) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+          deadline - Clock::now());
+      pollfd fd = {fd_.get(), POLLIN, 0};
+      const int wait =
+          static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1'000'000));
+      const int ready = poll(&fd, 1, wait);
+      if (ready < 0 && errno == EINTR) continue;
+      if (ready == 0 && Clock::now() >= deadline) {
+        timed_out_ = true;
+        return false;
+      }
+      if (ready <= 0) continue;
+      const ssize_t n =
+          recv(fd_.get(), bytes.data() + got, bytes.size() - got, 0);
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) return false;
+      got += static_cast<size_t>(n);
+    }
+    return true;
+  }
+
+  std::unique_ptr<Server> server_;  // on rank 0; closed after fd_
+  FileDescriptor fd_;
+  const std::string address_;
+  bool timed_out_ = false;
+};
+
+struct AddressList {
+  addrinfo* first = nullptr;
+  ~AddressList() {
+    if (first != nullptr) freeaddrinfo(first);
+  }
+};
+
+Result<void> Resolve(const StoreOptions& options, bool to_listen,
+                     AddressList& list) {
+  addrinfo hints = {};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV | (to_listen ? AI_PASSIVE : 0);
+  const int status =
+      getaddrinfo(options.host.c_str(), std::to_string(options.port).c_str(),
+                  &hints, &list.first);
+  if (status == 0) return {};
+  return Unavailable(Text("cannot find the host '", options.host,
+                          "' of rank 0: ", gai_strerror(status)));
+}
+
+Result<FileDescriptor> Listen(const StoreOptions& options) {
+  AddressList list;
+  TESSERA_RETURN_IF_ERROR(Resolve(options, true, list));
+  int error = 0;
+  for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
+    FileDescriptor fd(
+        socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
+    const int on =
+        1;  // a port left by an earlier job may still be in TIME_WAIT
+    if (fd.get() >= 0 &&
+        setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+        bind(fd.get(), a->ai_addr, a->ai_addrlen) == 0 &&
+        listen(fd.get(), SOMAXCONN) == 0) {
+      return fd;
+    }
+    error = errno;
+  }
+  return Unavailable(
+      Text("rank 0 cannot serve the job's store at ", options.host, ":",
+           options.port, ": ", std::strerror(error),
+           error == EADDRINUSE ? "; choose another MASTER_PORT" : ""));
+}
+
+// One attempt. An empty result: nobody listens yet.
+Result<FileDescriptor> ConnectOnce(const StoreOptions& options,
+                                   Clock::time_point deadline, int& error) {
+  AddressList list;
+  TESSERA_RETURN_IF_ERROR(Resolve(options, false, list));
+  for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
+    FileDescriptor fd(socket(a->ai_family,
+                             a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK,
+                             a->ai_protocol));
+    if (fd.get() < 0) {
+      error = errno;
+      continue;
+    }
+    error = connect(fd.get(), a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
+    if (error == EINPROGRESS) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+          deadline - Clock::now());
+      pollfd poll_fd = {fd.get(), POLLOUT, 0};
+      socklen_t length = sizeof(error);
+      if (poll(&poll_fd, 1,
+               static_cast<int>(std::clamp<int64_t>(left.count(), 1, 5000))) <=
+          0) {
+        error = ETIMEDOUT;
+      } else {
+        getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+      }
+    }
+    if (error != 0) continue;
+    fcntl(fd.get(), F_SETFL, 0);  // blocking from here on
+    SetNoDelay(fd.get());
+    return fd;
+  }
+  return FileDescriptor();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Store>> Store::Open(const StoreOptions& options) {
+  if (options.job_id.size() > kMaxKey) {
+    return InvalidInput(Text("the job id is longer than ", kMaxKey, " bytes"));
+  }
+  std::unique_ptr<Server> server;
+  if (options.rank == 0) {
+    FileDescriptor listener(options.listen_fd);
+    if (options.listen_fd < 0) {
+      TESSERA_TRY(listener, Listen(options));
+    }
+    server = std::make_unique<Server>(std::move(listener), options.job_id);
+  }
+  const std::string address = Text(options.host, ":", options.port);
+  const Clock::time_point deadline =
+      Clock::now() + Milliseconds(options.connect_timeout);
+  for (;;) {
+    int error = 0;
+    TESSERA_TRY(FileDescriptor fd, ConnectOnce(options, deadline, error));
+    std::string trouble = std::strerror(error);
+    if (fd.get() >= 0) {
+      auto client = std::make_unique<Client>(std::move(fd), address);
+      switch (client->Greet(
+          options.job_id,
+          std::min(deadline, Clock::now() + std::chrono::seconds(10)))) {
+        case Client::Greeted::kYes:
+          client->Own(std::move(server));
+          return std::unique_ptr<Store>(std::move(client));
+        case Client::Greeted::kOtherJob:
+          return Unavailable(Text("the store at ", address,
+                                  " serves another job or another version; "
+                                  "choose another MASTER_PORT"));
+        case Client::Greeted::kOtherProtocol:
+          return Unavailable(Text("what listens at ", address,
+                                  " is not a store of Tessera; choose another "
+                                  "MASTER_PORT"));
+        case Client::Greeted::kClosed:
+          // An earlier job's store that is ending, or another protocol.
+          trouble = "who listens there closes the connection";
+          break;
+      }
+    }
+    if (Clock::now() >= deadline) {
+      return Unavailable(Text("cannot reach rank 0 at ", address, " within ",
+                              options.connect_timeout.seconds(),
+                              " s: ", trouble));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+Result<void> Store::Barrier(std::string_view name, int count,
+                            Duration timeout) {
+  TESSERA_TRY(const int64_t arrived, Add(Text("barrier/", name), 1));
+  const std::string done = Text("barrier/", name, "/done");
+  if (arrived == count) {
+    TESSERA_RETURN_IF_ERROR(Set(done, ""));
+  }
+  if (auto all = Get(done, timeout); !all) return all.error();
+  return {};
+}
+
+Result<ListeningSocket> ListenOnLoopback() {
+  FileDescriptor fd(socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  if (fd.get() < 0 || bind(fd.get(), generic, length) != 0 ||
+      listen(fd.get(), SOMAXCONN) != 0 ||
+      getsockname(fd.get(), generic, &length) != 0) {
+    return Unavailable(Text("cannot listen on the loopback interface: ",
+                            std::strerror(errno)));
+  }
+  return ListeningSocket{dup(fd.get()), ntohs(address.sin_port)};
+}
+
+}  // namespace tessera

@@ -1,0 +1,108 @@
+#include "runtime/device/cpu_device.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <new>
+
+namespace tessera {
+namespace {
+
+// A cache line, and the widest vector register (AVX-512).
+constexpr std::align_val_t kAlignment{64};
+
+// Sizes are rounded up to an eighth of their power of two: buffers of nearly
+// equal size (ragged shards) share memory, and at most an eighth is wasted.
+size_t CapacityFor(int64_t bytes) {
+  const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 64));
+  const size_t step = std::max<size_t>(std::bit_floor(size) / 8, 64);
+  return (size + step - 1) / step * step;
+}
+
+void Poison([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
+#ifndef NDEBUG
+  std::memset(data, 0xff, bytes);
+#endif
+}
+
+}  // namespace
+
+CpuDevice::~CpuDevice() {
+  for (const auto& [data, allocation] : in_use_) {
+    ::operator delete(data, kAlignment);
+  }
+  for (const auto& [capacity, blocks] : free_) {
+    for (void* data : blocks) ::operator delete(data, kAlignment);
+  }
+}
+
+Result<void*> CpuDevice::Allocate(Bytes size, MemoryCategory category) {
+  const size_t capacity = CapacityFor(size.value);
+  std::vector<void*>& blocks = free_[capacity];
+  void* data = nullptr;
+  if (!blocks.empty()) {
+    data = blocks.back();
+    blocks.pop_back();
+  } else {
+    data = ::operator new(capacity, kAlignment, std::nothrow);
+    if (data == nullptr) {
+      return Error{ErrorCode::kUnavailable,
+                   "no host memory for " + std::to_string(size.value) +
+                       " bytes of " + std::string(NameOf(category)),
+                   ""};
+    }
+    Poison(data, capacity);
+  }
+  in_use_[data] = {size, capacity, category};
+  account_.Add(category, size);
+  return data;
+}
+
+void CpuDevice::Free(void* data) {
+  const auto it = in_use_.find(data);
+  TESSERA_CHECK(it != in_use_.end()) << "not in use: " << data;
+  const Allocation& allocation = it->second;
+  Poison(data, allocation.capacity);
+  account_.Remove(allocation.category, allocation.size);
+  free_[allocation.capacity].push_back(data);
+  in_use_.erase(it);
+}
+
+void CpuDevice::Zero(void* data, Bytes size) {
+  std::memset(data, 0, static_cast<size_t>(size.value));
+}
+
+void CpuDevice::Copy(void* to, const void* from, const StridedCopy& copy) {
+  const auto run_bytes = static_cast<size_t>(copy.run_bytes);
+  std::array<int64_t, kMaxDims> at = {};
+  auto* target = static_cast<std::byte*>(to);
+  const auto* source = static_cast<const std::byte*>(from);
+  for (;;) {
+    std::memcpy(target, source, run_bytes);
+    int dim = copy.dims - 1;
+    for (; dim >= 0; --dim) {
+      const auto d = static_cast<size_t>(dim);
+      target += copy.to_strides[d];
+      source += copy.from_strides[d];
+      if (++at[d] < copy.extents[d]) break;
+      target -= copy.to_strides[d] * copy.extents[d];
+      source -= copy.from_strides[d] * copy.extents[d];
+      at[d] = 0;
+    }
+    if (dim < 0) return;
+  }
+}
+
+void CpuDevice::Write(void* device_to, const void* host_from, Bytes size) {
+  std::memcpy(device_to, host_from, static_cast<size_t>(size.value));
+}
+
+void CpuDevice::Read(void* host_to, const void* device_from, Bytes size) {
+  std::memcpy(host_to, device_from, static_cast<size_t>(size.value));
+}
+
+Result<const Kernel*> CpuDevice::FindKernel(std::string_view kernel) const {
+  return FindCpuKernel(kernel);
+}
+
+}  // namespace tessera

@@ -1,0 +1,43 @@
+#pragma once
+// The host as a device: calls run at once, on the calling thread.
+
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "runtime/device/device.h"
+
+namespace tessera {
+
+// Memory is pooled by size, so that the buffers of a step are those of the step
+// before and fault no pages. In debug builds fresh and freed memory is filled
+// with 0xff: not a number in every floating-point type.
+class CpuDevice : public Device {
+ public:
+  CpuDevice() = default;
+  CpuDevice(const CpuDevice&) = delete;
+  CpuDevice& operator=(const CpuDevice&) = delete;
+  ~CpuDevice() override;
+
+  std::string_view name() const override { return "cpu"; }
+  Result<void*> Allocate(Bytes size, MemoryCategory category) override;
+  void Free(void* data) override;
+  void Zero(void* data, Bytes size) override;
+  void Copy(void* to, const void* from, const StridedCopy& copy) override;
+  void Write(void* device_to, const void* host_from, Bytes size) override;
+  void Read(void* host_to, const void* device_from, Bytes size) override;
+  Result<const Kernel*> FindKernel(std::string_view kernel) const override;
+  Result<void> Synchronize() override { return {}; }
+
+ private:
+  struct Allocation {
+    Bytes size;  // as asked for
+    size_t capacity = 0;
+    MemoryCategory category = MemoryCategory::kActivation;
+  };
+
+  std::unordered_map<void*, Allocation> in_use_;
+  std::map<size_t, std::vector<void*>> free_;  // by capacity
+};
+
+}  // namespace tessera

@@ -1,0 +1,535 @@
+#include "runtime/executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace tessera {
+namespace {
+
+// The dtype of scalars and statistics.
+DType ScalarType(const Graph& graph) {
+  return graph.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+}
+
+// The attributes that optimizer kernels read.
+std::vector<Attribute> OptimizerAttributes(const TrainingOptions& options,
+                                           bool weight_decay) {
+  return {{"beta1", options.beta1},
+          {"beta2", options.beta2},
+          {"clip", options.clip},
+          {"epsilon", options.epsilon},
+          {"lr", options.learning_rate},
+          {"weight_decay", weight_decay ? options.weight_decay : 0}};
+}
+
+std::vector<int> WorldRanks(const DeviceGroup& group) {
+  std::vector<int> ranks;
+  for (DeviceId device : group.devices) ranks.push_back(device.value);
+  return ranks;
+}
+
+// The subgroup over `axes` that holds `position`.
+std::vector<int> SubgroupOf(const DeviceGroup& group, AxisSet axes,
+                            int position) {
+  const AxisSet others = group.all_axes() & ~axes;
+  auto subgroups = Subgroups(group, axes);
+  return std::move(
+      subgroups[static_cast<size_t>(group.Coordinate(position, others))]);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RankExecutor>> RankExecutor::Create(
+    const TaskGraph& tasks, const Graph& graph, const TrainingOptions& options,
+    uint64_t seed, CommWorld& world, Device& device, LoadInput load) {
+  std::unique_ptr<RankExecutor> executor(new RankExecutor(
+      tasks, graph, options, seed, world, device, std::move(load)));
+  TESSERA_RETURN_IF_ERROR(executor->Prepare());
+  return executor;
+}
+
+RankExecutor::RankExecutor(const TaskGraph& tasks, const Graph& graph,
+                           const TrainingOptions& options, uint64_t seed,
+                           CommWorld& world, Device& device, LoadInput load)
+    : tasks_(tasks),
+      graph_(graph),
+      options_(options),
+      seed_(seed),
+      world_(world),
+      device_(device),
+      load_(std::move(load)) {}
+
+RankExecutor::~RankExecutor() {
+  for (void* buffer : buffers_) {
+    if (buffer != nullptr) device_.Free(buffer);
+  }
+  if (one_ != nullptr) device_.Free(one_);
+}
+
+// ---- Preparation
+
+Result<void> RankExecutor::Prepare() {
+  for (const DeviceGroup& group : tasks_.groups) {
+    const auto it = std::find(group.devices.begin(), group.devices.end(),
+                              DeviceId(world_.world_rank()));
+    positions_.push_back(it == group.devices.end()
+                             ? -1
+                             : static_cast<int>(it - group.devices.begin()));
+  }
+  TESSERA_RETURN_IF_ERROR(JoinGroups());
+  SizeBuffers();
+
+  const DType scalar = ScalarType(graph_);
+  TESSERA_TRY(one_, device_.Allocate({SizeOf(scalar)},
+                                     MemoryCategory::kWorkspace));
+  const double one64 = 1;
+  const float one32 = 1;
+  device_.Write(one_,
+                scalar == DType::kFloat64 ? static_cast<const void*>(&one64)
+                                          : &one32,
+                {SizeOf(scalar)});
+
+  for (size_t t = 0; t < tasks_.tasks.size(); ++t) {
+    const Task& task = tasks_.tasks[t];
+    if (position(task.group) < 0) continue;
+    Work work;
+    work.task = TaskId(t);
+    work.name = NameOf(tasks_, graph_, work.task);
+    switch (task.kind) {
+      case TaskKind::kLoad:
+        for (ValueId value : task.writes) work.loads.push_back(local(value));
+        break;
+      case TaskKind::kCompute:
+        if (auto done = PrepareCompute(task, work); !done) {
+          return done.error().At(work.name);
+        }
+        break;
+      case TaskKind::kSlice:
+        PrepareSlices(task, work);
+        break;
+      case TaskKind::kComm:
+        PrepareCollective(task, work);
+        break;
+      case TaskKind::kSend:
+      case TaskKind::kRecv:
+        PrepareTransfer(task, work);
+        break;
+    }
+    work_.push_back(std::move(work));
+  }
+  FindLifetimes();
+  for (size_t v = 0; v < tasks_.values.size(); ++v) {
+    if (tasks_.values[v].persistent && buffer_bytes_[v].value > 0) {
+      TESSERA_RETURN_IF_ERROR(Allocate(ValueId(v)));
+    }
+  }
+  return {};
+}
+
+// Every rank walks all groups in the same order, since joining one may need its
+// other members.
+Result<void> RankExecutor::JoinGroups() {
+  std::vector<int> everyone;
+  for (int rank = 0; rank < world_.world_size(); ++rank) {
+    everyone.push_back(rank);
+  }
+  TESSERA_TRY(everyone_, world_.Group(everyone));
+  std::vector<std::pair<GroupId, AxisSet>> seen;
+  for (const Task& task : tasks_.tasks) {
+    if (task.kind != TaskKind::kComm) continue;
+    const auto key = std::pair(task.group, task.axes);
+    if (std::find(seen.begin(), seen.end(), key) != seen.end()) continue;
+    seen.push_back(key);
+    if (position(task.group) < 0) continue;
+    const DeviceGroup& group = tasks_.group(task.group);
+    std::vector<int> ranks;
+    for (int i : SubgroupOf(group, task.axes, position(task.group))) {
+      ranks.push_back(group.devices[static_cast<size_t>(i)].value);
+    }
+    TESSERA_RETURN_IF_ERROR(world_.Group(ranks));
+  }
+  return {};
+}
+
+void RankExecutor::SizeBuffers() {
+  roots_.resize(tasks_.values.size());
+  buffer_bytes_.resize(tasks_.values.size());
+  buffers_.resize(tasks_.values.size());
+  for (size_t v = 0; v < tasks_.values.size(); ++v) {
+    roots_[v] = tasks_.Root(ValueId(v));
+    if (position(tasks_.values[v].group) < 0) continue;
+    Bytes& bytes = buffer_bytes_[roots_[v].index()];
+    bytes = Max(bytes, BytesOf(ValueId(v)));
+  }
+}
+
+// A buffer lives from the first to the last task of this rank that uses it.
+void RankExecutor::FindLifetimes() {
+  std::vector<Work*> first(tasks_.values.size());
+  std::vector<Work*> last(tasks_.values.size());
+  for (Work& work : work_) {
+    const Task& task = tasks_.task(work.task);
+    for (const auto* list : {&task.reads, &task.writes}) {
+      for (ValueId value : *list) {
+        const size_t root = roots_[value.index()].index();
+        if (first[root] == nullptr) {
+          TESSERA_CHECK(list == &task.writes || tasks_.values[root].persistent)
+              << work.name << " reads what was never written";
+          first[root] = &work;
+        }
+        last[root] = &work;
+      }
+    }
+  }
+  const ValueId loss = tasks_.loss.valid() ? tasks_.Root(tasks_.loss)
+                                           : ValueId();
+  for (size_t v = 0; v < tasks_.values.size(); ++v) {
+    if (tasks_.values[v].persistent || first[v] == nullptr) continue;
+    first[v]->allocates.push_back(ValueId(v));
+    if (ValueId(v) != loss) last[v]->frees.push_back(ValueId(v));
+  }
+}
+
+Bytes RankExecutor::BytesOf(ValueId id) const {
+  const Value& value = tasks_.value(id);
+  return {ElementsAt(value.layout, tasks_.group(value.group), value.shape,
+                     position(value.group)) *
+          SizeOf(value.dtype)};
+}
+
+Placement RankExecutor::placement(ValueId id) const {
+  const Value& value = tasks_.value(id);
+  return PlacementAt(value.layout, tasks_.group(value.group), value.shape,
+                     position(value.group));
+}
+
+LocalTensor RankExecutor::local(ValueId id) const {
+  const Value& value = tasks_.value(id);
+  const Placement here = placement(id);
+  LocalTensor tensor;
+  tensor.data = data(id);
+  tensor.dtype = value.dtype;
+  if (value.layout.flat != 0) {
+    tensor.shape = {here.elements()};
+    tensor.offset = {0};
+    tensor.global_shape = tensor.shape;
+    return tensor;
+  }
+  for (const Range& range : here.block) {
+    tensor.shape.push_back(range.size());
+    tensor.offset.push_back(range.begin);
+  }
+  // A microbatch is a range of samples of the tensor. States have no tensor.
+  tensor.global_shape = value.shape;
+  if (value.sample_dim >= 0) {
+    tensor.offset[static_cast<size_t>(value.sample_dim)] += value.sample_offset;
+  }
+  if (value.tensor.valid()) {
+    tensor.global_shape = graph_.tensor(value.tensor).shape;
+  }
+  return tensor;
+}
+
+void* RankExecutor::data(ValueId id) const {
+  return buffers_[roots_[id.index()].index()];
+}
+
+std::vector<Placement> RankExecutor::Placements(
+    ValueId id, const std::vector<int>& positions) const {
+  const Value& value = tasks_.value(id);
+  std::vector<Placement> placements;
+  for (int position : positions) {
+    placements.push_back(PlacementAt(value.layout, tasks_.group(value.group),
+                                     value.shape, position));
+  }
+  return placements;
+}
+
+Result<RankExecutor::Call> RankExecutor::MakeCall(
+    std::string_view kernel, std::vector<ValueId> reads,
+    std::vector<ValueId> writes) const {
+  Call call;
+  TESSERA_TRY(call.kernel, device_.FindKernel(kernel));
+  for (ValueId read : reads) {
+    call.operands.push_back(read.valid() ? local(read) : LocalTensor());
+  }
+  for (ValueId written : writes) call.results.push_back(local(written));
+  call.reads = std::move(reads);
+  call.writes = std::move(writes);
+  return call;
+}
+
+// A kernel of a graph's node, or one without a node that works alike ("sum").
+Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
+  if (task.kernel == "adamw" || task.kernel == "sgd" ||
+      task.kernel == "square_sum" || task.kernel == "clip_coefficient") {
+    return PrepareListKernel(task, work);
+  }
+  const int here = position(task.group);
+  const DeviceGroup& group = tasks_.group(task.group);
+  TESSERA_TRY(Call call, MakeCall(task.kernel, task.reads, task.writes));
+  for (size_t i = 0; i < task.masks.size(); ++i) {
+    if (group.Coordinate(here, task.masks[i]) != 0) call.reads[i] = ValueId();
+  }
+  if (task.node.valid()) {
+    call.rule = &graph_.node(task.node).rule;
+    call.attributes = graph_.node(task.node).attributes;
+  }
+  call.accumulate = task.accumulate;
+  if (call.accumulate && !call.kernel->accumulates) {
+    return InvalidInput("kernel '" + std::string(task.kernel) +
+                        "' does not accumulate");
+  }
+  work.calls.push_back(std::move(call));
+  return {};
+}
+
+// Optimizer kernels: the task lists all weights of a block, and each is a call
+// of its own on flat shards (Task::reads in planner/lower/task_graph.h).
+Result<void> RankExecutor::PrepareListKernel(const Task& task, Work& work) {
+  const auto add = [&](std::vector<ValueId> reads, std::vector<ValueId> writes,
+                       bool decay) -> Result<Call*> {
+    TESSERA_TRY(Call call, MakeCall(task.kernel, reads, writes));
+    call.attributes = OptimizerAttributes(options_, decay);
+    work.calls.push_back(std::move(call));
+    return &work.calls.back();
+  };
+  if (task.kernel == "clip_coefficient") {
+    TESSERA_RETURN_IF_ERROR(add(task.reads, task.writes, false));
+    return {};
+  }
+  if (task.kernel == "square_sum") {
+    // Starts as zero: masks may leave nothing to add on this rank.
+    if (!task.accumulate) work.zeroes = task.writes;
+    const DeviceGroup& group = tasks_.group(task.group);
+    for (size_t i = 0; i < task.reads.size(); ++i) {
+      const AxisSet mask = task.masks.empty() ? 0 : task.masks[i];
+      if (group.Coordinate(position(task.group), mask) != 0) continue;
+      TESSERA_TRY(Call* const call, add({task.reads[i]}, task.writes, false));
+      call->accumulate = true;
+    }
+    return {};
+  }
+  const size_t per_weight = task.kernel == "adamw" ? 3 : 1;
+  const size_t weights = task.writes.size() / per_weight;
+  TESSERA_CHECK(task.writes.size() == weights * per_weight &&
+                (task.reads.size() == weights ||
+                 task.reads.size() == weights + 1))
+      << task.kernel << " reads " << task.reads.size() << " and writes "
+      << task.writes.size();
+  const ValueId clip =
+      task.reads.size() > weights ? task.reads.back() : ValueId();
+  for (size_t w = 0; w < weights; ++w) {
+    const auto written = task.writes.begin() +
+                         static_cast<int64_t>(w * per_weight);
+    const TensorId weight = tasks_.value(*written).tensor;
+    TESSERA_TRY(Call* const call,
+                add({task.reads[w], clip},
+                    {written, written + static_cast<int64_t>(per_weight)},
+                    graph_.tensor(weight).weight_decay));
+    if (!clip.valid()) {
+      call->operands[1].dtype = ScalarType(graph_);
+      call->operands[1].data = one_;
+    }
+  }
+  return {};
+}
+
+void RankExecutor::PrepareSlices(const Task& task, Work& work) const {
+  const DeviceGroup& group = tasks_.group(task.group);
+  for (size_t i = 0; i < task.reads.size(); ++i) {
+    const Value& from = tasks_.value(task.reads[i]);
+    const Value& to = tasks_.value(task.writes[i]);
+    TESSERA_CHECK(from.dtype == to.dtype) << "slice to another type";
+    Slice slice{task.reads[i], task.writes[i], false, {}};
+    // A whole tensor that becomes a partial sum counts at coordinate 0.
+    const AxisSet masked = to.layout.partial & ~from.layout.partial;
+    slice.zero = group.Coordinate(position(task.group), masked) != 0;
+    const Placement source = placement(slice.from);
+    const Placement target = placement(slice.to);
+    const bool in_place =
+        roots_[slice.from.index()] == roots_[slice.to.index()];
+    TESSERA_CHECK(!in_place || source == target) << "slice in place";
+    if (!slice.zero && !in_place) {
+      for (const Box& box : BoxesOf(target)) {
+        slice.copies.push_back(CopyOf(box, source, target, SizeOf(to.dtype)));
+      }
+    }
+    work.slices.push_back(std::move(slice));
+  }
+}
+
+void RankExecutor::PrepareCollective(const Task& task, Work& work) const {
+  const DeviceGroup& group = tasks_.group(task.group);
+  const std::vector<int> members =
+      SubgroupOf(group, task.axes, position(task.group));
+  std::vector<int> ranks;
+  for (int i : members) {
+    ranks.push_back(group.devices[static_cast<size_t>(i)].value);
+  }
+  std::vector<CollectivePart> parts;
+  for (size_t i = 0; i < task.reads.size(); ++i) {
+    parts.push_back({tasks_.value(task.reads[i]).dtype,
+                     Placements(task.reads[i], members),
+                     Placements(task.writes[i], members)});
+  }
+  // Joined by JoinGroups.
+  Communicator* const communicator = world_.Group(ranks).value();
+  work.collective = std::make_unique<Collective>(task.comm, *communicator,
+                                                 std::move(parts));
+}
+
+void RankExecutor::PrepareTransfer(const Task& task, Work& work) const {
+  const bool sends = task.kind == TaskKind::kSend;
+  const ValueId from_id = sends ? task.reads[0] : task.peer;
+  const ValueId to_id = sends ? task.peer : task.writes[0];
+  const Value& from = tasks_.value(from_id);
+  const Value& to = tasks_.value(to_id);
+  const DeviceGroup& senders = tasks_.group(from.group);
+  const DeviceGroup& receivers = tasks_.group(to.group);
+  const auto all = [](const DeviceGroup& group) {
+    std::vector<int> positions;
+    for (size_t i = 0; i < group.devices.size(); ++i) {
+      positions.push_back(static_cast<int>(i));
+    }
+    return positions;
+  };
+  const std::vector<Placement> sources = Placements(from_id, all(senders));
+  const std::vector<Placement> targets = Placements(to_id, all(receivers));
+  // Like meshes and layouts: position to position, partial sums as they are.
+  const bool positionwise = from.layout == to.layout && sources == targets;
+  TESSERA_CHECK(positionwise || from.layout.partial == 0)
+      << work.name << " sends partial sums to an unlike group";
+  work.transfer = std::make_unique<Transfer>(
+      *everyone_, from.dtype, WorldRanks(senders), sources,
+      WorldRanks(receivers), targets, positionwise);
+}
+
+// ---- Running
+
+Result<void> RankExecutor::Allocate(ValueId root) {
+  TESSERA_TRY(buffers_[root.index()],
+              device_.Allocate(buffer_bytes_[root.index()],
+                               tasks_.value(root).category));
+  return {};
+}
+
+Result<Timeline> RankExecutor::Run(const TaskGraph& tasks) {
+  TESSERA_CHECK(&tasks == &tasks_) << "another task graph";
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  const auto now = [begin] {
+    const auto elapsed = Clock::now() - begin;
+    return Duration{
+        std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count() *
+        1000};
+  };
+  Timeline timeline;
+  timeline.spans.reserve(work_.size());
+  for (Work& work : work_) {
+    const Task& task = tasks_.task(work.task);
+    Span span;
+    span.task = work.task;
+    span.group = task.group;
+    span.rank = world_.world_rank();
+    span.stream = task.stream;
+    span.axes = task.axes;
+    span.start = now();
+    world_.SetCurrentTask(work.name);
+    if (auto done = RunTask(work); !done) return done.error().At(work.name);
+    span.end = now();
+    timeline.spans.push_back(span);
+  }
+  TESSERA_RETURN_IF_ERROR(device_.Synchronize());
+  timeline.step_time = now();
+  ++step_;
+  return timeline;
+}
+
+Result<void> RankExecutor::RunTask(Work& work) {
+  const Task& task = tasks_.task(work.task);
+  for (ValueId root : work.allocates) {
+    // The loss of the step before is still there.
+    if (buffers_[root.index()] != nullptr) continue;
+    TESSERA_RETURN_IF_ERROR(Allocate(root));
+  }
+  for (ValueId value : work.zeroes) device_.Zero(data(value), BytesOf(value));
+  switch (task.kind) {
+    case TaskKind::kLoad:
+      TESSERA_RETURN_IF_ERROR(RunLoad(work));
+      break;
+    case TaskKind::kCompute:
+      for (Call& call : work.calls) RunCall(call);
+      break;
+    case TaskKind::kSlice:
+      for (const Slice& slice : work.slices) {
+        if (slice.zero) device_.Zero(data(slice.to), BytesOf(slice.to));
+        for (const BoxCopy& copy : slice.copies) {
+          device_.Copy(static_cast<std::byte*>(data(slice.to)) + copy.to_offset,
+                       static_cast<const std::byte*>(data(slice.from)) +
+                           copy.from_offset,
+                       copy.strided);
+        }
+      }
+      break;
+    case TaskKind::kComm: {
+      std::vector<PartBuffers> buffers;
+      for (size_t i = 0; i < task.reads.size(); ++i) {
+        buffers.push_back({data(task.reads[i]), data(task.writes[i])});
+      }
+      TESSERA_RETURN_IF_ERROR(work.collective->Run(device_, buffers));
+      break;
+    }
+    // A message is told from others between the same ranks by the value that
+    // receives it.
+    case TaskKind::kSend:
+      TESSERA_RETURN_IF_ERROR(work.transfer->Send(
+          device_, data(task.reads[0]), static_cast<uint64_t>(task.peer.value)));
+      break;
+    case TaskKind::kRecv:
+      TESSERA_RETURN_IF_ERROR(work.transfer->Receive(
+          device_, data(task.writes[0]),
+          static_cast<uint64_t>(task.writes[0].value)));
+      break;
+  }
+  for (ValueId root : work.frees) {
+    device_.Free(std::exchange(buffers_[root.index()], nullptr));
+  }
+  return {};
+}
+
+Result<void> RankExecutor::RunLoad(const Work& work) {
+  const Task& task = tasks_.task(work.task);
+  for (size_t i = 0; i < task.writes.size(); ++i) {
+    LocalTensor block = work.loads[i];
+    std::vector<std::byte> host(
+        static_cast<size_t>(block.elements() * SizeOf(block.dtype)));
+    block.data = host.data();
+    TESSERA_RETURN_IF_ERROR(load_(
+        graph_.tensor(tasks_.value(task.writes[i]).tensor), block, step_));
+    device_.Write(data(task.writes[i]), host.data(),
+                  {static_cast<int64_t>(host.size())});
+  }
+  return {};
+}
+
+void RankExecutor::RunCall(Call& call) {
+  for (size_t i = 0; i < call.reads.size(); ++i) {
+    if (call.reads[i].valid()) call.operands[i].data = data(call.reads[i]);
+  }
+  for (size_t i = 0; i < call.writes.size(); ++i) {
+    call.results[i].data = data(call.writes[i]);
+  }
+  KernelCall kernel_call;
+  kernel_call.rule = call.rule;
+  kernel_call.attributes = call.attributes;
+  kernel_call.operands = call.operands;
+  kernel_call.results = call.results;
+  kernel_call.accumulate = call.accumulate;
+  kernel_call.seed = seed_;
+  kernel_call.step = step_;
+  call.kernel->run(kernel_call);
+}
+
+}  // namespace tessera

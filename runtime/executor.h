@@ -1,0 +1,140 @@
+#pragma once
+// RankExecutor: runs the steps of a task graph on one rank, with kernels and
+// collectives. Every rank of the job makes one from the same task graph and
+// runs it as often as the others; what a rank does of a task follows from its
+// position in the task's group.
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "planner/base/result.h"
+#include "planner/ir/graph.h"
+#include "planner/lower/executor.h"
+#include "planner/plan/plan.h"
+#include "runtime/comm/communicator.h"
+#include "runtime/device/device.h"
+#include "runtime/placement.h"
+#include "runtime/reshard_exec.h"
+
+namespace tessera {
+
+// Fills one rank's block of an input tensor in host memory, in the given step.
+// The block's offset says which samples and positions of the global batch it
+// holds.
+using LoadInput =
+    std::function<Result<void>(const Tensor&, const LocalTensor&, int64_t)>;
+
+class RankExecutor : public Executor {
+ public:
+  // Device i of the groups is rank i of `world`. Allocates what persists, with
+  // unknown contents, and joins all groups: the ranks of the job call this
+  // together. All references outlive the executor; `device` holds nothing else.
+  static Result<std::unique_ptr<RankExecutor>> Create(
+      const TaskGraph& tasks, const Graph& graph,
+      const TrainingOptions& options, uint64_t seed, CommWorld& world,
+      Device& device, LoadInput load);
+  ~RankExecutor() override;
+
+  // The optimizer step that the next Run makes, from 0; Run counts it up.
+  int64_t step() const { return step_; }
+  void set_step(int64_t step) { step_ = step; }
+
+  // One training step, measured from when the call begins. An error names the
+  // task; this executor is then of no further use.
+  // REQUIRES: `tasks` is that of Create.
+  Result<Timeline> Run(const TaskGraph& tasks) override;
+
+  // This rank's buffer of a value, and where its elements belong; null on the
+  // ranks outside of the value's group. Persistent values, and after a Run the
+  // loss.
+  void* data(ValueId value) const;
+  Placement placement(ValueId value) const;
+  // The same as a tensor of the whole batch. REQUIRES: the rank is in the
+  // value's group. Of a flat layout a vector of the run.
+  LocalTensor local(ValueId value) const;
+  // Index of this rank in a group of the task graph, or -1.
+  int position(GroupId group) const { return positions_[group.index()]; }
+
+  const TaskGraph& tasks() const { return tasks_; }
+  Device& device() const { return device_; }
+  CommWorld& world() const { return world_; }
+
+ private:
+  // One call of a kernel; data pointers are filled in when it runs.
+  struct Call {
+    const Kernel* kernel = nullptr;
+    const IndexRule* rule = nullptr;
+    std::vector<Attribute> attributes;
+    std::vector<ValueId> reads;  // invalid: the constant 1, or masked
+    std::vector<ValueId> writes;
+    std::vector<LocalTensor> operands;
+    std::vector<LocalTensor> results;
+    bool accumulate = false;
+  };
+  // kSlice, for one value.
+  struct Slice {
+    ValueId from;
+    ValueId to;
+    bool zero = false;  // this rank holds nothing of the sum
+    std::vector<BoxCopy> copies;
+  };
+  // What this rank does of a task.
+  struct Work {
+    TaskId task;
+    std::string name;
+    std::vector<ValueId> zeroes;  // results that start as zero
+    std::vector<Call> calls;
+    std::vector<Slice> slices;
+    std::vector<LocalTensor> loads;  // by Task::writes
+    std::unique_ptr<Collective> collective;
+    std::unique_ptr<Transfer> transfer;
+    std::vector<ValueId> allocates;  // roots
+    std::vector<ValueId> frees;
+  };
+
+  RankExecutor(const TaskGraph& tasks, const Graph& graph,
+               const TrainingOptions& options, uint64_t seed, CommWorld& world,
+               Device& device, LoadInput load);
+  Result<void> Prepare();
+  Result<void> JoinGroups();
+  void SizeBuffers();
+  void FindLifetimes();
+  Result<void> PrepareCompute(const Task& task, Work& work);
+  Result<void> PrepareListKernel(const Task& task, Work& work);
+  Result<Call> MakeCall(std::string_view kernel, std::vector<ValueId> reads,
+                        std::vector<ValueId> writes) const;
+  void PrepareSlices(const Task& task, Work& work) const;
+  void PrepareCollective(const Task& task, Work& work) const;
+  void PrepareTransfer(const Task& task, Work& work) const;
+
+  Result<void> RunTask(Work& work);
+  Result<void> RunLoad(const Work& work);
+  void RunCall(Call& call);
+  Result<void> Allocate(ValueId root);
+
+  std::vector<Placement> Placements(ValueId value,
+                                    const std::vector<int>& positions) const;
+  Bytes BytesOf(ValueId value) const;
+
+  const TaskGraph& tasks_;
+  const Graph& graph_;
+  const TrainingOptions options_;
+  const uint64_t seed_;
+  CommWorld& world_;
+  Device& device_;
+  const LoadInput load_;
+  int64_t step_ = 0;
+
+  std::vector<int> positions_;  // of this rank, by group
+  Communicator* everyone_ = nullptr;
+  std::vector<ValueId> roots_;        // by value
+  std::vector<Bytes> buffer_bytes_;   // by root value
+  std::vector<void*> buffers_;        // by root value
+  void* one_ = nullptr;               // the scalar 1, in the graph's precision
+  std::vector<Work> work_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,42 @@
+#pragma once
+// Randomness by global index: what a shard draws depends on where its elements
+// lie in the whole tensor and on nothing else, so that every split draws alike.
+
+#include <cstdint>
+
+#include "planner/base/rng.h"
+#include "runtime/kernels/kernel.h"
+
+namespace tessera {
+
+// Calls run(local, global, length) for each run of elements that are
+// neighbours in the block and in the whole tensor, in order; `local` and
+// `global` are the row-major indices of the run's first element.
+template <typename Run>
+void ForEachRun(const LocalTensor& tensor, Run run) {
+  const size_t dims = tensor.shape.size();
+  const int64_t length = dims == 0 ? 1 : tensor.shape[dims - 1];
+  if (length == 0) return;
+  const int64_t runs = tensor.elements() / length;
+  for (int64_t i = 0; i < runs; ++i) {
+    int64_t rest = i;
+    int64_t global = dims == 0 ? 0 : tensor.offset[dims - 1];
+    int64_t stride = dims == 0 ? 1 : tensor.global_shape[dims - 1];
+    for (size_t dim = dims; dim-- > 1;) {
+      const int64_t outer = dim - 1;
+      global += stride * (tensor.offset[outer] + rest % tensor.shape[outer]);
+      rest /= tensor.shape[outer];
+      stride *= tensor.global_shape[outer];
+    }
+    run(i * length, global, length);
+  }
+}
+
+// The key of one dropout node in one step. An element is kept where
+// CounterUniform01(key, its global index) >= probability.
+inline uint64_t DropoutKey(uint64_t seed, int64_t step, double salt) {
+  return Mix64(seed ^ Mix64(static_cast<uint64_t>(step) ^
+                            Mix64(static_cast<uint64_t>(salt))));
+}
+
+}  // namespace tessera

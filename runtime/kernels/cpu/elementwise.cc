@@ -1,0 +1,146 @@
+// Elementwise operators: operands and results have one shape.
+
+#include <cmath>
+
+#include "runtime/kernels/cpu/call.h"
+#include "runtime/kernels/cpu/vector.h"
+
+namespace tessera {
+namespace {
+
+// y = f(x), block by block.
+template <typename T, typename F>
+void Unary(const KernelCall& call, F f) {
+  const T* const x = call.operands[0].as<const T>();
+  T* const y = call.results[0].as<T>();
+  ForEachBlock(call.results[0].elements(), [&](int64_t i, int64_t count) {
+    Store<T>(f(Load(x + i, count)), count, y + i);
+  });
+}
+
+// y = f(a, b), block by block.
+template <typename T, typename F>
+void Binary(const KernelCall& call, F f) {
+  const T* const a = call.operands[0].as<const T>();
+  const T* const b = call.operands[1].as<const T>();
+  T* const y = call.results[0].as<T>();
+  TESSERA_CHECK(call.operands[0].elements() == call.operands[1].elements())
+      << call.operands[0].elements() << " and " << call.operands[1].elements();
+  ForEachBlock(call.results[0].elements(), [&](int64_t i, int64_t count) {
+    Store<T>(f(Load(a + i, count), Load(b + i, count)), count, y + i);
+  });
+}
+
+template <typename T>
+Block<T> Sigmoid(const Block<T>& x) {
+  return (T{1} + (-x).exp()).inverse();
+}
+
+// 0.5 (1 + tanh u) = sigmoid(2u), so GELU is x sigmoid(z) with
+// z = 2 sqrt(2/pi) (x + 0.044715 x^3).
+constexpr double kTwoRootTwoOverPi = 1.5957691216057308;
+constexpr double kCubic = 0.044715;
+
+template <typename T>
+Block<T> GeluArgument(const Block<T>& x) {
+  return T(kTwoRootTwoOverPi) * (x + T(kCubic) * x * x * x);
+}
+
+template <typename T>
+void Gelu(const KernelCall& call) {
+  Unary<T>(call, [](const Block<T>& x) -> Block<T> {
+    return x * Sigmoid<T>(GeluArgument<T>(x));
+  });
+}
+
+// dy, x -> dx: the derivative is p + x p (1 - p) z', p = sigmoid(z).
+template <typename T>
+void GeluDx(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& dy, const Block<T>& x) -> Block<T> {
+    const Block<T> p = Sigmoid<T>(GeluArgument<T>(x));
+    const Block<T> dz =
+        T(kTwoRootTwoOverPi) * (T{1} + T(3 * kCubic) * x * x);
+    return dy * (p + x * p * (T{1} - p) * dz);
+  });
+}
+
+constexpr double kRootHalf = 0.7071067811865476;      // 1 / sqrt(2)
+constexpr double kRootOneOverTwoPi = 0.3989422804014327;  // 1 / sqrt(2 pi)
+
+// The standard normal distribution.
+template <typename T>
+Block<T> NormalCdf(const Block<T>& x) {
+  return x.unaryExpr(
+      [](T v) { return T(0.5) * (T{1} + std::erf(v * T(kRootHalf))); });
+}
+
+template <typename T>
+void GeluErf(const KernelCall& call) {
+  Unary<T>(call, [](const Block<T>& x) -> Block<T> {
+    return x * NormalCdf<T>(x);
+  });
+}
+
+// dy, x -> dx: the derivative is cdf(x) + x density(x).
+template <typename T>
+void GeluErfDx(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& dy, const Block<T>& x) -> Block<T> {
+    const Block<T> density = T(kRootOneOverTwoPi) * (T(-0.5) * x * x).exp();
+    return dy * (NormalCdf<T>(x) + x * density);
+  });
+}
+
+template <typename T>
+void Silu(const KernelCall& call) {
+  Unary<T>(call, [](const Block<T>& x) -> Block<T> {
+    return x * Sigmoid<T>(x);
+  });
+}
+
+// dy, x -> dx.
+template <typename T>
+void SiluDx(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& dy, const Block<T>& x) -> Block<T> {
+    const Block<T> p = Sigmoid<T>(x);
+    return dy * p * (T{1} + x * (T{1} - p));
+  });
+}
+
+template <typename T>
+void Multiply(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& a, const Block<T>& b) -> Block<T> {
+    return a * b;
+  });
+}
+
+// Adds any number of operands, in order; those masked to zero are left out.
+template <typename T>
+void AddAll(const KernelCall& call) {
+  T* const y = call.results[0].as<T>();
+  ForEachBlock(call.results[0].elements(), [&](int64_t i, int64_t count) {
+    Block<T> sum = Block<T>::Zero();
+    for (const LocalTensor& operand : call.operands) {
+      if (operand.data == nullptr) continue;
+      sum += Load(operand.as<const T>() + i, count);
+    }
+    Store<T>(sum, count, y + i);
+  });
+}
+
+}  // namespace
+
+std::vector<Kernel> CpuElementwiseKernels() {
+  return {
+      {"gelu", ByDType<Gelu<float>, Gelu<double>>},
+      {"gelu_dx", ByDType<GeluDx<float>, GeluDx<double>>},
+      {"gelu_erf", ByDType<GeluErf<float>, GeluErf<double>>},
+      {"gelu_erf_dx", ByDType<GeluErfDx<float>, GeluErfDx<double>>},
+      {"silu", ByDType<Silu<float>, Silu<double>>},
+      {"silu_dx", ByDType<SiluDx<float>, SiluDx<double>>},
+      {"multiply", ByDType<Multiply<float>, Multiply<double>>},
+      {"add", ByDType<AddAll<float>, AddAll<double>>},
+      {"sum", ByDType<AddAll<float>, AddAll<double>>},
+  };
+}
+
+}  // namespace tessera

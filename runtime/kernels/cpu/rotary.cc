@@ -1,0 +1,76 @@
+// Rotary position embedding: x[j] and x[j + n/2], n = fraction * d, turn by
+// position * theta^(-2j/n). Angles are computed in double, once for each
+// position, and serve all heads.
+
+#include <algorithm>
+#include <cmath>
+
+#include "runtime/kernels/cpu/call.h"
+
+namespace tessera {
+namespace {
+
+// x, positions -> y; `direction` -1 turns backwards. The dimensions of the
+// positions are the first ones of x.
+template <typename T>
+void Turn(const KernelCall& call, double direction) {
+  const LocalTensor& positions = call.operands[1];
+  const int64_t width = call.operands[0].shape.back();
+  const int64_t tokens = positions.elements();
+  const int64_t heads = call.operands[0].elements() / (tokens * width);
+  const auto turned =
+      static_cast<int64_t>(call.attribute("fraction") * width);
+  TESSERA_CHECK(turned % 2 == 0 && turned <= width)
+      << turned << " of " << width << " features";
+  const int64_t half = turned / 2;
+  const double theta = call.attribute("theta");
+  std::vector<double> frequency(half);
+  for (int64_t j = 0; j < half; ++j) {
+    frequency[j] = std::pow(theta, -2.0 * static_cast<double>(j) /
+                                       static_cast<double>(turned));
+  }
+
+  const T* x = call.operands[0].as<const T>();
+  T* y = call.results[0].as<T>();
+  std::vector<T> cosine(half);
+  std::vector<T> sine(half);
+  for (int64_t token = 0; token < tokens; ++token) {
+    const double position = positions.as<const int32_t>()[token];
+    for (int64_t j = 0; j < half; ++j) {
+      const double angle = position * frequency[j];
+      cosine[j] = static_cast<T>(std::cos(angle));
+      sine[j] = static_cast<T>(direction * std::sin(angle));
+    }
+    for (int64_t head = 0; head < heads; ++head, x += width, y += width) {
+      for (int64_t j = 0; j < half; ++j) {
+        const T a = x[j];
+        const T b = x[j + half];
+        y[j] = a * cosine[j] - b * sine[j];
+        y[j + half] = b * cosine[j] + a * sine[j];
+      }
+      std::copy(x + turned, x + width, y + turned);
+    }
+  }
+}
+
+template <typename T>
+void Rotary(const KernelCall& call) {
+  Turn<T>(call, 1);
+}
+
+// dy, positions -> dx.
+template <typename T>
+void RotaryDx(const KernelCall& call) {
+  Turn<T>(call, -1);
+}
+
+}  // namespace
+
+std::vector<Kernel> CpuRotaryKernels() {
+  return {
+      {"rotary", ByDType<Rotary<float>, Rotary<double>>},
+      {"rotary_dx", ByDType<RotaryDx<float>, RotaryDx<double>>},
+  };
+}
+
+}  // namespace tessera

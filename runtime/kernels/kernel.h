@@ -1,0 +1,70 @@
+#pragma once
+// Kernel: runs one operator call of one rank on its local shards. A kernel has
+// no state, allocates no result, and never communicates; the executor gives it
+// row-major contiguous buffers. Kernels on redundant paths must be
+// deterministic, since replicas have to stay bit-equal.
+//
+// Operands and results come in the order of the operator's rule; those of an
+// adjoint in the order of its signature (AdjointDef). Statistics (mean,
+// reciprocal deviation, log-sum-exp, states) and scalars may be fp32 or fp64,
+// whatever the data's type; positions, ids and labels are int32.
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "planner/ir/graph.h"
+
+namespace tessera {
+
+// One rank's block of a tensor. `offset` and `global_shape` place the block in
+// the whole tensor (whole batch included), for operators that are keyed by
+// global index or addressed by global ids.
+struct LocalTensor {
+  void* data = nullptr;  // null: an additive operand masked to zero here
+  DType dtype = DType::kFloat32;
+  Shape shape;
+  Shape offset;
+  Shape global_shape;
+
+  int64_t elements() const {
+    int64_t n = 1;
+    for (int64_t extent : shape) n *= extent;
+    return n;
+  }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+};
+
+struct KernelCall {
+  const IndexRule* rule = nullptr;
+  std::span<const Attribute> attributes;
+  std::span<const LocalTensor> operands;
+  std::span<const LocalTensor> results;
+  // Add to the results instead of overwriting them (weight gradients of later
+  // microbatches, the loss). REQUIRES: Kernel::accumulates. Of cross_entropy's
+  // results only the loss is added to.
+  bool accumulate = false;
+  uint64_t seed = 0;  // of the run
+  int64_t step = 0;   // 0-based optimizer step
+
+  // REQUIRES: the attribute exists.
+  double attribute(std::string_view name) const;
+};
+
+struct Kernel {
+  std::string_view name;  // the operator's, or "NAME.state"
+  void (*run)(const KernelCall&);
+  bool accumulates = false;  // honours KernelCall::accumulate
+};
+
+// The CPU kernels (fp32 and fp64, by the dtype of the first float tensor of the
+// call), one for each row of kernels.def. Optimizer hyper-parameters arrive as
+// attributes: lr, beta1, beta2, epsilon, weight_decay, clip.
+std::span<const Kernel> CpuKernels();
+Result<const Kernel*> FindCpuKernel(std::string_view name);
+
+}  // namespace tessera

@@ -1,0 +1,635 @@
+#include "runtime/launch/launch.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <iostream>
+#include <random>
+
+#include "planner/base/check.h"
+#include "runtime/comm/text.h"
+
+extern char** environ;
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kGraceAfterFailure = std::chrono::seconds(5);
+constexpr auto kGraceAfterSignal = std::chrono::seconds(10);
+constexpr const char* kErrorFd = "TESSERA_ERROR_FD";
+constexpr const char* kStoreFd = "TESSERA_STORE_FD";
+constexpr const char* kJobId = "TESSERA_JOB_ID";
+
+std::string Get(const GetEnv& get_env, const char* name) {
+  const char* value = get_env(name);
+  return value == nullptr ? "" : value;
+}
+
+std::optional<int> ParseInt(std::string_view text) {
+  int value = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    return std::nullopt;
+  }
+  return value;
+}
+
+// The number in the variable, or `fallback` where that is not set. Without
+// fallback the variable must be set.
+Result<int> Number(const GetEnv& get_env, const char* name,
+                   std::optional<int> fallback = std::nullopt) {
+  const std::string text = Get(get_env, name);
+  if (text.empty() && fallback) return *fallback;
+  const std::optional<int> value = ParseInt(text);
+  if (!value || *value < 0) {
+    return InvalidInput(Text("expected a number, got '", text, "'"),
+                        Text("environment variable ", name));
+  }
+  return *value;
+}
+
+// The first number of "4(x2),3", which is how Slurm counts tasks per node.
+int FirstNumber(std::string_view text, int fallback) {
+  size_t end = 0;
+  while (end < text.size() &&
+         std::isdigit(static_cast<unsigned char>(text[end]))) {
+    ++end;
+  }
+  return ParseInt(text.substr(0, end)).value_or(fallback);
+}
+
+// A port between 20000 and 29999, which is below the range that Linux gives to
+// outgoing connections (32768 and up); the same for all who know `id`.
+int PortOf(std::string_view id) {
+  uint32_t hash = 2166136261u;  // FNV-1a
+  for (const char c : id) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  }
+  return 20000 + static_cast<int>(hash % 10000);
+}
+
+struct Launcher {
+  const char* name;
+  const char* rank;
+  const char* size;
+  const char* local_rank;
+  const char* local_size;
+  const char* job_id;
+};
+
+// In order of precedence. Sources: PyTorch's torchrun documentation, Open
+// MPI's mpirun(1), MPICH's Hydra, Slurm's srun(1).
+constexpr Launcher kLaunchers[] = {
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+     "TORCHELASTIC_RUN_ID"},
+    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+     "PMIX_NAMESPACE"},
+    {"pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+     "PMI_JOBID"},
+    {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "",
+     "SLURM_JOB_ID"},
+};
+
+Result<RankEnvironment> Detect(const Launcher& launcher,
+                               const GetEnv& get_env) {
+  RankEnvironment found;
+  found.launcher = launcher.name;
+  TESSERA_TRY(found.rank, Number(get_env, launcher.rank));
+  TESSERA_TRY(found.size, Number(get_env, launcher.size));
+  if (found.size < 1 || found.rank >= found.size) {
+    return InvalidInput(Text("rank ", found.rank, " of ", found.size, " (",
+                             launcher.rank, " and ", launcher.size, ")"),
+                        "environment");
+  }
+  const bool slurm = found.launcher == "srun";
+  if (slurm) {
+    found.local_size = FirstNumber(
+        Get(get_env, "SLURM_STEP_TASKS_PER_NODE"),
+        FirstNumber(Get(get_env, "SLURM_TASKS_PER_NODE"), found.size));
+  } else {
+    TESSERA_TRY(found.local_size,
+                Number(get_env, launcher.local_size, found.size));
+  }
+  TESSERA_TRY(found.local_rank,
+              Number(get_env, launcher.local_rank,
+                     found.rank % std::max(1, found.local_size)));
+
+  found.job_id = Get(get_env, kJobId);
+  if (found.job_id.empty()) found.job_id = Get(get_env, launcher.job_id);
+  if (slurm) found.job_id += "." + Get(get_env, "SLURM_STEP_ID");
+  // Of an identifier as long as Open MPI's the store takes 256 bytes.
+  if (found.job_id.size() > 200) found.job_id.resize(200);
+
+  found.master_host = Get(get_env, "MASTER_ADDR");
+  if (found.master_host.empty() && slurm) {
+    std::string nodes = Get(get_env, "SLURM_STEP_NODELIST");
+    if (nodes.empty()) nodes = Get(get_env, "SLURM_NODELIST");
+    if (nodes.empty()) nodes = Get(get_env, "SLURM_JOB_NODELIST");
+    if (!nodes.empty()) {
+      auto hosts = ExpandNodeList(nodes);
+      if (!hosts) return hosts.error().At("environment: SLURM_NODELIST");
+      found.master_host = hosts->front();
+      if (hosts->size() == 1) found.master_host = "127.0.0.1";
+    }
+  }
+  if (found.master_host.empty()) {
+    if (found.local_size < found.size) {
+      return InvalidInput(
+          Text("the ", found.size, " ranks are on several hosts (",
+               found.local_size,
+               " on this one), and MASTER_ADDR, the host of "
+               "rank 0, is not set"),
+          "environment");
+    }
+    found.master_host = "127.0.0.1";
+  }
+  TESSERA_TRY(found.master_port,
+              Number(get_env, "MASTER_PORT",
+                     PortOf(Text(launcher.name, found.job_id))));
+  // There torchrun itself listens on MASTER_PORT.
+  if (Get(get_env, "TORCHELASTIC_USE_AGENT_STORE") == "True") {
+    ++found.master_port;
+  }
+  if (found.master_port < 1 || found.master_port > 65535) {
+    return InvalidInput(Text("no port: ", found.master_port),
+                        "environment variable MASTER_PORT");
+  }
+  if (!Get(get_env, kStoreFd).empty()) {
+    found.launcher = "tessera";
+    if (found.rank == 0) {
+      TESSERA_TRY(found.listen_fd, Number(get_env, kStoreFd));
+    }
+  }
+  return found;
+}
+
+// Whether a process with SLURM_PROCID is one of srun's tasks. The script of
+// sbatch and the shell that salloc may start on a node have the variable too,
+// and SLURM_NTASKS, but are alone: the script outside any step, the shell in
+// the interactive step (slurm.h: SLURM_INTERACTIVE_STEP, the lowest of the
+// special step numbers).
+bool IsSlurmTask(const GetEnv& get_env) {
+  constexpr uint64_t kInteractiveStep = 0xfffffffa;
+  const std::string step = Get(get_env, "SLURM_STEP_ID");
+  if (step.empty()) return Get(get_env, "ENVIRONMENT") != "BATCH";
+  uint64_t number = 0;
+  std::from_chars(step.data(), step.data() + step.size(), number);
+  return number < kInteractiveStep;
+}
+
+}  // namespace
+
+Result<std::optional<RankEnvironment>> DetectRankEnvironment(
+    const GetEnv& get_env) {
+  for (const Launcher& launcher : kLaunchers) {
+    if (get_env(launcher.rank) == nullptr) continue;
+    const std::string name = launcher.name;
+    // A lone RANK is somebody else's variable.
+    if (name == "torchrun" && get_env(launcher.size) == nullptr) continue;
+    if (name == "srun" && !IsSlurmTask(get_env)) continue;
+    TESSERA_TRY(RankEnvironment found, Detect(launcher, get_env));
+    return std::optional<RankEnvironment>(std::move(found));
+  }
+  return std::optional<RankEnvironment>();
+}
+
+Result<std::optional<RankEnvironment>> DetectRankEnvironment() {
+  return DetectRankEnvironment(
+      [](const char* name) { return std::getenv(name); });
+}
+
+StoreOptions StoreOptionsOf(const RankEnvironment& environment) {
+  StoreOptions options;
+  options.host = environment.master_host;
+  options.port = environment.master_port;
+  options.job_id = environment.job_id;
+  options.rank = environment.rank;
+  options.listen_fd = environment.listen_fd;
+  return options;
+}
+
+// ---- Slurm's lists of hosts
+// ---------------------------------------------------
+
+namespace {
+
+// More hosts than any cluster has: a list that names more is a mistake.
+constexpr size_t kMaxHosts = 1 << 20;
+
+// "1-3,07": appends each number, as wide as its first one is written, to each
+// of `names`.
+Result<std::vector<std::string>> AppendRanges(
+    const std::vector<std::string>& names, std::string_view ranges) {
+  std::vector<std::string> suffixes;
+  while (true) {
+    const size_t comma = ranges.find(',');
+    const std::string_view range = ranges.substr(0, comma);
+    const size_t dash = range.find('-');
+    const std::string_view low = range.substr(0, dash);
+    const std::string_view high =
+        dash == std::string_view::npos ? low : range.substr(dash + 1);
+    const std::optional<int> first = ParseInt(low), last = ParseInt(high);
+    if (!first || !last || *first < 0 || *last < *first ||
+        static_cast<size_t>(*last - *first) > kMaxHosts) {
+      return InvalidInput(Text("bad range '", range, "'"));
+    }
+    for (int i = *first; i <= *last; ++i) {
+      const std::string digits = std::to_string(i);
+      const size_t zeros = low.size() - std::min(low.size(), digits.size());
+      suffixes.push_back(std::string(zeros, '0') + digits);
+    }
+    if (comma == std::string_view::npos) break;
+    ranges.remove_prefix(comma + 1);
+  }
+  if (names.size() * suffixes.size() > kMaxHosts) {
+    return InvalidInput("too many hosts");
+  }
+  std::vector<std::string> result;
+  for (const std::string& name : names) {
+    for (const std::string& suffix : suffixes) result.push_back(name + suffix);
+  }
+  return result;
+}
+
+}  // namespace
+
+Result<std::vector<std::string>> ExpandNodeList(std::string_view list) {
+  std::vector<std::string> hosts;
+  std::vector<std::string> names = {""};  // of the element being read
+  const auto finish = [&]() -> Result<void> {
+    for (const std::string& name : names) {
+      if (name.empty()) return InvalidInput(Text("empty name in '", list, "'"));
+      hosts.push_back(name);
+    }
+    names = {""};
+    return {};
+  };
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (list[i] == ',') {
+      TESSERA_RETURN_IF_ERROR(finish());
+    } else if (list[i] == '[') {
+      const size_t end = list.find(']', i);
+      if (end == std::string_view::npos) {
+        return InvalidInput(Text("'[' without ']' in '", list, "'"));
+      }
+      auto longer = AppendRanges(names, list.substr(i + 1, end - i - 1));
+      if (!longer)
+        return InvalidInput(Text(longer.error().message, " in '", list, "'"));
+      names = *std::move(longer);
+      i = end;
+    } else {
+      for (std::string& name : names) name += list[i];
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(finish());
+  return hosts;
+}
+
+// ---- The launcher
+// -------------------------------------------------------------
+
+namespace {
+
+// What ranks write to the launcher: one record per write, so that records stay
+// whole.
+struct Report {
+  int32_t rank;
+  ErrorCode code;
+  char text[2000];
+};
+static_assert(sizeof(Report) <= 4096, "PIPE_BUF on Linux");
+
+struct RankProcess {
+  pid_t pid = -1;
+  bool running = false;
+  int status = 0;  // as waitpid gives it
+};
+
+std::string HowItEnded(int status) {
+  if (WIFSIGNALED(status)) {
+    const int number = WTERMSIG(status);
+    return Text("was killed by signal ", number, " (", strsignal(number), ")");
+  }
+  return Text("exited with code ", WEXITSTATUS(status));
+}
+
+bool Failed(int status) {
+  return !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+}
+
+// The variables of a rank in addition to the launcher's own.
+std::vector<std::string> RankVariables(int rank, int nproc, int port,
+                                       int store_fd, int error_fd,
+                                       const std::string& job_id) {
+  return {Text("RANK=", rank),          Text("LOCAL_RANK=", rank),
+          Text("WORLD_SIZE=", nproc),   Text("LOCAL_WORLD_SIZE=", nproc),
+          "MASTER_ADDR=127.0.0.1",      Text("MASTER_PORT=", port),
+          Text(kJobId, "=", job_id),    Text(kStoreFd, "=", store_fd),
+          Text(kErrorFd, "=", error_fd)};
+}
+
+std::string NameOfVariable(std::string_view setting) {
+  return std::string(setting.substr(0, setting.find('=')));
+}
+
+// The environment for execve; the strings outlive the result.
+std::vector<char*> Environment(const std::vector<std::string>& variables) {
+  std::vector<char*> result;
+  for (char** e = environ; *e != nullptr; ++e) {
+    const std::string name = NameOfVariable(*e);
+    const bool replaced =
+        name == "TORCHELASTIC_USE_AGENT_STORE" ||
+        std::any_of(variables.begin(), variables.end(),
+                    [&](const auto& v) { return NameOfVariable(v) == name; });
+    if (!replaced) result.push_back(*e);
+  }
+  for (const std::string& v : variables) {
+    result.push_back(const_cast<char*>(v.c_str()));
+  }
+  result.push_back(nullptr);
+  return result;
+}
+
+// In the child: becomes the rank. Only calls that are safe after fork.
+[[noreturn]] void BecomeRank(int rank, pid_t launcher, pid_t group,
+                             int store_fd, const sigset_t& signals,
+                             char* const* arguments, char* const* variables) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != launcher) _exit(1);  // it died before the line above
+  setpgid(0, group);
+  if (rank != 0) close(store_fd);
+  const int null = open("/dev/null", O_RDONLY);
+  if (null >= 0) {
+    dup2(null, STDIN_FILENO);
+    close(null);
+  }
+  sigprocmask(SIG_SETMASK, &signals, nullptr);
+  execve("/proc/self/exe", arguments, variables);
+  _exit(127);
+}
+
+// Blocks the signals that the launcher waits for, for as long as it lives.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigemptyset(&waited_);
+    for (const int s : {SIGCHLD, SIGINT, SIGTERM}) sigaddset(&waited_, s);
+    sigprocmask(SIG_BLOCK, &waited_, &before_);
+  }
+  ~BlockedSignals() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  const sigset_t& before() const { return before_; }
+  // The next signal, or 0 after a tenth of a second.
+  int Next() {
+    const timespec limit = {0, 100'000'000};
+    const int number = sigtimedwait(&waited_, nullptr, &limit);
+    return number > 0 ? number : 0;
+  }
+
+ private:
+  sigset_t waited_;
+  sigset_t before_;
+};
+
+class Job {
+ public:
+  explicit Job(int error_fd) : error_fd_(error_fd) {}
+  ~Job() {
+    KillAll();
+    for (RankProcess& rank : ranks_) {
+      if (rank.running) waitpid(rank.pid, nullptr, 0);
+    }
+    close(error_fd_);
+  }
+
+  void Add(pid_t pid) { ranks_.push_back({pid, true, 0}); }
+  pid_t group() const { return ranks_.empty() ? 0 : ranks_[0].pid; }
+
+  void Forward(int signal) {
+    for (const RankProcess& rank : ranks_) {
+      if (rank.running) kill(rank.pid, signal);
+    }
+  }
+
+  // With whatever processes the ranks have started.
+  void KillAll() {
+    killed_ = true;
+    if (AnyRunning()) kill(-group(), SIGKILL);
+    Forward(SIGKILL);  // a rank that has not joined the group yet
+  }
+
+  // Waits until all ranks have ended and returns the exit code.
+  int Run(BlockedSignals& signals) {
+    int interrupt = 0;
+    std::optional<Clock::time_point> deadline;
+    for (;;) {
+      const int signal = signals.Next();
+      if (signal == SIGINT || signal == SIGTERM) {
+        if (interrupt == 0) {
+          deadline = Clock::now() + kGraceAfterSignal;
+        } else {
+          deadline = Clock::now();
+        }
+        interrupt = signal;
+        Forward(signal);
+      }
+      ReadReports();
+      Reap();
+      if (first_failed_ && !deadline) {
+        deadline = Clock::now() + kGraceAfterFailure;
+      }
+      if (deadline && Clock::now() >= *deadline) KillAll();
+      if (!AnyRunning()) break;
+    }
+    ReadReports();
+    if (interrupt != 0) return 128 + interrupt;
+    if (!first_failed_) return 0;
+    std::cerr << "tessera: " << Cause() << std::endl;
+    return ExitCode();
+  }
+
+ private:
+  bool AnyRunning() const {
+    return std::any_of(ranks_.begin(), ranks_.end(),
+                       [](const auto& rank) { return rank.running; });
+  }
+
+  void Reap() {
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      RankProcess& rank = ranks_[r];
+      if (!rank.running ||
+          waitpid(rank.pid, &rank.status, WNOHANG) != rank.pid) {
+        continue;
+      }
+      rank.running = false;
+      if (killed_ || !Failed(rank.status)) continue;
+      // Ranks that fail because a peer was killed may be reaped before it.
+      const bool signalled = WIFSIGNALED(rank.status);
+      if (!first_failed_ ||
+          (signalled && !WIFSIGNALED(ranks_[*first_failed_].status))) {
+        first_failed_ = r;
+      }
+    }
+  }
+
+  void ReadReports() {
+    Report report;
+    while (read(error_fd_, &report, sizeof(report)) == sizeof(report)) {
+      report.text[sizeof(report.text) - 1] = '\0';
+      reports_.push_back(report);
+    }
+  }
+
+  // One line. A rank that was killed could not speak, but its peers saw in
+  // which task; of ranks that failed the first to speak is the cause, unless
+  // it only tells of another.
+  std::string Cause() const {
+    const RankProcess& rank = ranks_[*first_failed_];
+    const std::string name =
+        Text("rank ", *first_failed_, " (pid ", rank.pid, ")");
+    if (WIFSIGNALED(rank.status)) {
+      return Text(name, " ", HowItEnded(rank.status), TaskOfDead(name));
+    }
+    const Report* cause = nullptr;
+    for (const Report& report : reports_) {
+      if (cause == nullptr) cause = &report;
+      if (!TellsOfAnother(report)) {
+        cause = &report;
+        break;
+      }
+    }
+    if (cause == nullptr) {
+      return Text(name, " ", HowItEnded(rank.status), " without saying why");
+    }
+    const std::string text = cause->text;
+    const std::string prefix = Text("rank ", cause->rank);
+    return text.starts_with(prefix) ? text : Text(prefix, ": ", text);
+  }
+
+  // " in task 'T'" if a peer reported so.
+  std::string TaskOfDead(const std::string& name) const {
+    const std::string words = name + " died ";
+    for (const Report& report : reports_) {
+      const std::string text = report.text;
+      const size_t found = text.find(words);
+      if (found != std::string::npos) {
+        return " " + text.substr(found + words.size());
+      }
+    }
+    return "";
+  }
+
+  // By the wording of communicator.h and region_world.cc.
+  bool TellsOfAnother(const Report& report) const {
+    const std::string text = report.text;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      if (static_cast<int>(r) == report.rank) continue;
+      for (const char* what : {" aborted: ", " (pid ", " has left"}) {
+        if (text.find(Text("rank ", r, what)) != std::string::npos) return true;
+      }
+    }
+    return false;
+  }
+
+  int ExitCode() const {
+    for (const RankProcess& rank : ranks_) {
+      if (WIFEXITED(rank.status) && WEXITSTATUS(rank.status) == 2) continue;
+      if (Failed(rank.status)) return 1;
+    }
+    return 2;
+  }
+
+  const int error_fd_;
+  std::vector<RankProcess> ranks_;
+  std::vector<Report> reports_;
+  std::optional<size_t> first_failed_;
+  bool killed_ = false;
+};
+
+}  // namespace
+
+Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments) {
+  if (nproc < 1) return InvalidInput(Text("cannot run ", nproc, " ranks"));
+  int error_pipe[2];
+  if (pipe2(error_pipe, O_CLOEXEC) != 0) {
+    return Error{ErrorCode::kUnavailable,
+                 Text("cannot make a pipe: ", std::strerror(errno)), ""};
+  }
+  fcntl(error_pipe[0], F_SETFL, O_NONBLOCK);
+  fcntl(error_pipe[1], F_SETFD, 0);  // the ranks inherit this end
+  BlockedSignals signals;
+  Job job(error_pipe[0]);
+  auto socket = ListenOnLoopback();
+  if (!socket) {
+    close(error_pipe[1]);
+    return socket.error();
+  }
+  std::random_device random;
+  const std::string job_id = Text("tessera-", random(), "-", random());
+
+  std::vector<std::string> words = {"tessera"};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+
+  const pid_t launcher = getpid();
+  std::cout.flush();  // or the ranks would write it once more
+  std::optional<Error> failure;
+  for (int rank = 0; rank < nproc && !failure; ++rank) {
+    const std::vector<std::string> variables = RankVariables(
+        rank, nproc, socket->port, socket->fd, error_pipe[1], job_id);
+    std::vector<char*> envp = Environment(variables);
+    const pid_t pid = fork();
+    if (pid == 0) {
+      BecomeRank(rank, launcher, job.group(), socket->fd, signals.before(),
+                 argv.data(), envp.data());
+    }
+    if (pid < 0) {
+      failure = Error{
+          ErrorCode::kUnavailable,
+          Text("cannot start rank ", rank, ": ", std::strerror(errno)), ""};
+    } else {
+      setpgid(pid, rank == 0 ? pid : job.group());
+      job.Add(pid);
+    }
+  }
+  close(error_pipe[1]);
+  close(socket->fd);
+  if (failure) return *failure;
+  return job.Run(signals);
+}
+
+void ReportRankError(const Error& error) {
+  const char* rank_text = std::getenv("RANK");
+  const int rank = ParseInt(rank_text == nullptr ? "" : rank_text).value_or(0);
+  const char* fd_text = std::getenv(kErrorFd);
+  const std::optional<int> fd = ParseInt(fd_text == nullptr ? "" : fd_text);
+  std::string line = error.ToString();
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  if (fd) {
+    Report report = {};
+    report.rank = rank;
+    report.code = error.code;
+    line.copy(report.text, sizeof(report.text) - 1);
+    if (write(*fd, &report, sizeof(report)) == sizeof(report)) return;
+  }
+  if (rank_text != nullptr) line = Text("rank ", rank, ": ", line);
+  std::cerr << "tessera: " << line << std::endl;
+}
+
+}  // namespace tessera

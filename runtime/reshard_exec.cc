@@ -1,0 +1,430 @@
+#include "runtime/reshard_exec.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace tessera {
+namespace {
+
+// Tensors below this size share a message: the start of a collective between
+// processes of one host takes about as long as copying this much (tens of
+// microseconds at a few GB/s).
+constexpr int64_t kShareBelowBytes = 256 * 1024;
+
+std::byte* At(void* data, int64_t offset) {
+  return static_cast<std::byte*>(data) + offset;
+}
+const std::byte* At(const void* data, int64_t offset) {
+  return static_cast<const std::byte*>(data) + offset;
+}
+
+void RunCopy(Device& device, const BoxCopy& copy, const void* from, void* to) {
+  device.Copy(At(to, copy.to_offset), At(from, copy.from_offset),
+              copy.strided);
+}
+
+// Memory of one call.
+class Staging {
+ public:
+  static Result<Staging> Allocate(Device& device, int64_t bytes) {
+    TESSERA_TRY(void* const data,
+                device.Allocate({bytes}, MemoryCategory::kCommunication));
+    return Staging(device, data);
+  }
+  Staging(Staging&& other) noexcept
+      : device_(other.device_), data_(std::exchange(other.data_, nullptr)) {}
+  Staging& operator=(Staging&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(data_, other.data_);
+    return *this;
+  }
+  ~Staging() {
+    if (data_ != nullptr) device_->Free(data_);
+  }
+  void* data() const { return data_; }
+
+ private:
+  Staging(Device& device, void* data) : device_(&device), data_(data) {}
+  Device* device_;
+  void* data_;
+};
+
+int64_t SumOfElements(const std::vector<Placement>& placements) {
+  int64_t elements = 0;
+  for (const Placement& placement : placements) {
+    elements += placement.elements();
+  }
+  return elements;
+}
+
+// Whether the members' placements follow one another within `whole`, in order
+// and without gaps: a buffer of the whole is then what a collective wants.
+bool InMemberOrder(const std::vector<Placement>& members,
+                   const Placement& whole) {
+  int64_t next = 0;
+  for (const Placement& member : members) {
+    if (member.elements() == 0) continue;
+    if (ContiguousIn(member, whole) != next) return false;
+    next += member.elements();
+  }
+  return next == whole.elements();
+}
+
+// The largest buffer of a part on any member.
+int64_t LargestBytes(const CollectivePart& part) {
+  int64_t elements = 0;
+  for (const auto* side : {&part.from, &part.to}) {
+    for (const Placement& placement : *side) {
+      elements = std::max(elements, placement.elements());
+    }
+  }
+  return elements * SizeOf(part.dtype);
+}
+
+}  // namespace
+
+Collective::Collective(CommKind kind, Communicator& group,
+                       std::vector<CollectivePart> parts)
+    : kind_(kind), group_(group), parts_(std::move(parts)) {
+  std::vector<std::pair<std::pair<Route, DType>, std::vector<size_t>>> shared;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const CollectivePart& part = parts_[i];
+    TESSERA_CHECK(static_cast<int>(part.from.size()) == group.size() &&
+                  part.from.size() == part.to.size());
+    const Route route = RouteOf(part);
+    if (LargestBytes(part) >= kShareBelowBytes) {
+      AddBatch(route, {i});
+      continue;
+    }
+    const auto key = std::pair(route, part.dtype);
+    auto it = std::find_if(shared.begin(), shared.end(),
+                           [&](const auto& s) { return s.first == key; });
+    if (it == shared.end()) {
+      shared.push_back({key, {}});
+      it = std::prev(shared.end());
+    }
+    it->second.push_back(i);
+  }
+  for (auto& [key, members] : shared) AddBatch(key.first, std::move(members));
+}
+
+Collective::Route Collective::RouteOf(const CollectivePart& part) const {
+  if (kind_ == CommKind::kAllReduce) {
+    for (const Placement& placement : part.to) {
+      TESSERA_CHECK(placement == part.from[0]) << "all-reduce moves elements";
+    }
+    return Route::kAllReduce;
+  }
+  if (kind_ == CommKind::kReduceScatter) {
+    TESSERA_CHECK(SumOfElements(part.to) == part.from[0].elements())
+        << SumOfElements(part.to) << " of " << part.from[0].elements();
+    return Route::kReduceScatter;
+  }
+  const bool alike =
+      std::all_of(part.to.begin(), part.to.end(),
+                  [&](const Placement& p) { return p == part.to[0]; });
+  return alike && SumOfElements(part.from) == part.to[0].elements()
+             ? Route::kGather
+             : Route::kExchange;
+}
+
+void Collective::AddBatch(Route route, std::vector<size_t> parts) {
+  Batch batch;
+  batch.route = route;
+  batch.dtype = parts_[parts[0]].dtype;
+  batch.parts = std::move(parts);
+  switch (route) {
+    case Route::kAllReduce:
+      PlanAllReduce(batch);
+      break;
+    case Route::kReduceScatter:
+      PlanReduceScatter(batch);
+      break;
+    case Route::kGather:
+      PlanGather(batch);
+      break;
+    case Route::kExchange:
+      PlanExchange(batch);
+      break;
+  }
+  batches_.push_back(std::move(batch));
+}
+
+void Collective::PlanAllReduce(Batch& batch) const {
+  const int64_t size = SizeOf(batch.dtype);
+  int64_t bytes = 0;
+  for (size_t i : batch.parts) {
+    const int64_t part_bytes = parts_[i].to[0].elements() * size;
+    BoxCopy copy;
+    copy.strided.run_bytes = part_bytes;
+    copy.to_offset = bytes;
+    batch.pack.push_back({i, copy});
+    std::swap(copy.from_offset, copy.to_offset);
+    batch.unpack.push_back({i, copy});
+    bytes += part_bytes;
+  }
+  batch.sent = bytes;
+  batch.stage_send = batch.parts.size() > 1;
+}
+
+void Collective::PlanReduceScatter(Batch& batch) const {
+  const int64_t size = SizeOf(batch.dtype);
+  const auto self = static_cast<size_t>(group_.rank());
+  const CollectivePart& first = parts_[batch.parts[0]];
+  const bool several = batch.parts.size() > 1;
+  batch.stage_receive = several;
+  batch.stage_send = several || !InMemberOrder(first.to, first.from[0]);
+  int64_t sent = 0;
+  for (size_t member = 0; member < first.to.size(); ++member) {
+    const int64_t start = sent;
+    for (size_t i : batch.parts) {
+      const Placement& piece = parts_[i].to[member];
+      for (const Box& box : BoxesOf(piece)) {
+        BoxCopy copy = CopyOf(box, parts_[i].from[self], piece, size);
+        copy.to_offset += sent;
+        batch.pack.push_back({i, copy});
+      }
+      if (member == self) {
+        BoxCopy copy;
+        copy.strided.run_bytes = piece.elements() * size;
+        copy.from_offset = sent - start;
+        batch.unpack.push_back({i, copy});
+      }
+      sent += piece.elements() * size;
+    }
+    batch.send_bytes.push_back(sent - start);
+  }
+  batch.sent = sent;
+  batch.received = batch.send_bytes[self];
+}
+
+void Collective::PlanGather(Batch& batch) const {
+  const int64_t size = SizeOf(batch.dtype);
+  const auto self = static_cast<size_t>(group_.rank());
+  const CollectivePart& first = parts_[batch.parts[0]];
+  const bool several = batch.parts.size() > 1;
+  batch.stage_send = several;
+  batch.stage_receive = several || !InMemberOrder(first.from, first.to[self]);
+  int64_t received = 0;
+  for (size_t member = 0; member < first.from.size(); ++member) {
+    const int64_t start = received;
+    for (size_t i : batch.parts) {
+      const Placement& piece = parts_[i].from[member];
+      if (member == self) {
+        BoxCopy copy;
+        copy.strided.run_bytes = piece.elements() * size;
+        copy.to_offset = received - start;
+        batch.pack.push_back({i, copy});
+      }
+      for (const Box& box : BoxesOf(piece)) {
+        BoxCopy copy = CopyOf(box, piece, parts_[i].to[self], size);
+        copy.from_offset += received;
+        batch.unpack.push_back({i, copy});
+      }
+      received += piece.elements() * size;
+    }
+    batch.receive_bytes.push_back(received - start);
+  }
+  batch.sent = batch.receive_bytes[self];
+  batch.received = received;
+}
+
+void Collective::PlanExchange(Batch& batch) const {
+  const int64_t size = SizeOf(batch.dtype);
+  const int self = group_.rank();
+  const auto members = static_cast<size_t>(group_.size());
+  batch.stage_send = true;
+  batch.stage_receive = true;
+  batch.send_bytes.assign(members, 0);
+  batch.receive_bytes.assign(members, 0);
+  std::vector<std::vector<Piece>> pieces;
+  for (size_t i : batch.parts) {
+    pieces.push_back(TransferPieces(parts_[i].from, parts_[i].to));
+  }
+  int64_t sent = 0;
+  int64_t received = 0;
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    const int64_t sent_before = sent;
+    const int64_t received_before = received;
+    for (size_t p = 0; p < pieces.size(); ++p) {
+      const size_t i = batch.parts[p];
+      const auto me = static_cast<size_t>(self);
+      for (const Piece& piece : pieces[p]) {
+        for (const Box& box : piece.boxes) {
+          const Placement packed = WholeBlock(box);
+          if (piece.from == self && piece.to == peer) {
+            BoxCopy copy = CopyOf(box, parts_[i].from[me], packed, size);
+            copy.to_offset += sent;
+            batch.pack.push_back({i, copy});
+            sent += packed.elements() * size;
+          }
+          if (piece.from == peer && piece.to == self) {
+            BoxCopy copy = CopyOf(box, packed, parts_[i].to[me], size);
+            copy.from_offset += received;
+            batch.unpack.push_back({i, copy});
+            received += packed.elements() * size;
+          }
+        }
+      }
+    }
+    batch.send_bytes[static_cast<size_t>(peer)] = sent - sent_before;
+    batch.receive_bytes[static_cast<size_t>(peer)] = received - received_before;
+  }
+  batch.sent = sent;
+  batch.received = received;
+}
+
+Result<void> Collective::Run(Device& device,
+                             std::span<const PartBuffers> buffers) const {
+  for (const Batch& batch : batches_) {
+    TESSERA_RETURN_IF_ERROR(RunBatch(batch, device, buffers));
+  }
+  return {};
+}
+
+Result<void> Collective::RunBatch(const Batch& batch, Device& device,
+                                  std::span<const PartBuffers> buffers) const {
+  const PartBuffers& first = buffers[batch.parts[0]];
+  const void* send = first.from;
+  void* receive = first.to;
+  std::optional<Staging> send_staging;
+  std::optional<Staging> receive_staging;
+  if (batch.stage_send) {
+    TESSERA_TRY(send_staging, Staging::Allocate(device, batch.sent));
+    for (const PartCopy& pack : batch.pack) {
+      RunCopy(device, pack.copy, buffers[pack.part].from, send_staging->data());
+    }
+    send = send_staging->data();
+  }
+  if (batch.route == Route::kAllReduce) {
+    if (batch.stage_send) {
+      receive = send_staging->data();
+    } else if (first.from != first.to) {
+      RunCopy(device, batch.pack[0].copy, first.from, first.to);
+    }
+  } else if (batch.stage_receive) {
+    TESSERA_TRY(receive_staging, Staging::Allocate(device, batch.received));
+    receive = receive_staging->data();
+  }
+  TESSERA_RETURN_IF_ERROR(Call(batch, send, receive));
+  if (receive != first.to) {
+    for (const PartCopy& unpack : batch.unpack) {
+      RunCopy(device, unpack.copy, receive, buffers[unpack.part].to);
+    }
+  }
+  return {};
+}
+
+Result<void> Collective::Call(const Batch& batch, const void* send,
+                              void* receive) const {
+  const int64_t size = SizeOf(batch.dtype);
+  switch (batch.route) {
+    case Route::kAllReduce:
+      return group_.AllReduce(receive, batch.sent / size, batch.dtype);
+    case Route::kReduceScatter: {
+      std::vector<int64_t> counts = batch.send_bytes;
+      for (int64_t& count : counts) count /= size;
+      return group_.ReduceScatter(send, receive, counts, batch.dtype);
+    }
+    case Route::kGather:
+      return group_.AllGather(send, batch.sent, receive, batch.receive_bytes);
+    case Route::kExchange:
+      return group_.AllToAll(send, batch.send_bytes, receive,
+                             batch.receive_bytes);
+  }
+  return {};
+}
+
+Transfer::Transfer(Communicator& world, DType dtype,
+                   std::span<const int> senders,
+                   const std::vector<Placement>& from,
+                   std::span<const int> receivers,
+                   const std::vector<Placement>& to, bool positionwise)
+    : world_(world) {
+  std::vector<Piece> pieces;
+  if (positionwise) {
+    TESSERA_CHECK(from == to) << "positions of unlike groups";
+    for (size_t i = 0; i < from.size(); ++i) {
+      const int position = static_cast<int>(i);
+      pieces.push_back({position, position, BoxesOf(from[i])});
+    }
+  } else {
+    pieces = TransferPieces(from, to);
+  }
+  const int64_t size = SizeOf(dtype);
+  const auto message = [&](const Piece& piece, int peer, const Placement& here,
+                           bool sending) {
+    Message result;
+    result.peer = peer;
+    for (const Box& box : piece.boxes) {
+      const Placement packed = WholeBlock(box);
+      BoxCopy copy = sending ? CopyOf(box, here, packed, size)
+                             : CopyOf(box, packed, here, size);
+      const int64_t in_buffer = sending ? copy.from_offset : copy.to_offset;
+      if (result.bytes == 0) {
+        result.offset = in_buffer;
+      }
+      if (copy.strided.dims != 0 ||
+          (result.offset >= 0 && in_buffer != result.offset + result.bytes)) {
+        result.offset = -1;
+      }
+      (sending ? copy.to_offset : copy.from_offset) += result.bytes;
+      result.bytes += packed.elements() * size;
+      result.copies.push_back(copy);
+    }
+    return result;
+  };
+  for (const Piece& piece : pieces) {
+    const auto source = static_cast<size_t>(piece.from);
+    const auto target = static_cast<size_t>(piece.to);
+    if (senders[source] == world.rank()) {
+      sends_.push_back(
+          message(piece, receivers[target], from[source], /*sending=*/true));
+    }
+    if (receivers[target] == world.rank()) {
+      receives_.push_back(
+          message(piece, senders[source], to[target], /*sending=*/false));
+    }
+  }
+}
+
+Result<void> Transfer::Send(Device& device, const void* data,
+                            uint64_t tag) const {
+  for (const Message& message : sends_) {
+    if (message.offset >= 0) {
+      TESSERA_RETURN_IF_ERROR(world_.Send(At(data, message.offset),
+                                          message.bytes, message.peer, tag));
+      continue;
+    }
+    TESSERA_TRY(const Staging staging,
+                Staging::Allocate(device, message.bytes));
+    for (const BoxCopy& copy : message.copies) {
+      RunCopy(device, copy, data, staging.data());
+    }
+    TESSERA_RETURN_IF_ERROR(
+        world_.Send(staging.data(), message.bytes, message.peer, tag));
+  }
+  return {};
+}
+
+Result<void> Transfer::Receive(Device& device, void* data,
+                               uint64_t tag) const {
+  for (const Message& message : receives_) {
+    if (message.offset >= 0) {
+      TESSERA_RETURN_IF_ERROR(world_.Recv(At(data, message.offset),
+                                          message.bytes, message.peer, tag));
+      continue;
+    }
+    TESSERA_TRY(const Staging staging,
+                Staging::Allocate(device, message.bytes));
+    TESSERA_RETURN_IF_ERROR(
+        world_.Recv(staging.data(), message.bytes, message.peer, tag));
+    for (const BoxCopy& copy : message.copies) {
+      RunCopy(device, copy, staging.data(), data);
+    }
+  }
+  return {};
+}
+
+}  // namespace tessera

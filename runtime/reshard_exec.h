@@ -1,0 +1,124 @@
+#pragma once
+// Collectives and transfers on tensors: which bytes of which buffers go through
+// a Communicator, worked out once from the placements on both sides and run
+// many times. Ragged and strided shards are packed; where the buffers are
+// already in the order of the collective they are used as they are.
+
+#include <span>
+#include <vector>
+
+#include "planner/base/result.h"
+#include "planner/lower/comm_kind.h"
+#include "runtime/comm/communicator.h"
+#include "runtime/device/device.h"
+#include "runtime/placement.h"
+
+namespace tessera {
+
+// One tensor of a collective, as every member of the group has it before and
+// after. Of an all-reduce or reduce-scatter the members hold partial sums.
+struct CollectivePart {
+  DType dtype = DType::kFloat32;
+  std::vector<Placement> from;  // by member
+  std::vector<Placement> to;
+};
+
+// Where this rank has a part. The two are the same buffer or do not overlap.
+struct PartBuffers {
+  const void* from = nullptr;
+  void* to = nullptr;
+};
+
+// A collective over one group, of several tensors at once: small ones share a
+// message. The sums are those of Communicator, whether or not they do.
+class Collective {
+ public:
+  // REQUIRES: the members pass the same parts; kind is not kSendRecv. An
+  // all-reduce leaves every element where it is; a reduce-scatter cuts what
+  // all members have into disjoint pieces; for every other kind the members
+  // together have all that each of them gets.
+  Collective(CommKind kind, Communicator& group,
+             std::vector<CollectivePart> parts);
+
+  // Staging memory is accounted as communication.
+  Result<void> Run(Device& device, std::span<const PartBuffers> buffers) const;
+
+ private:
+  enum class Route : uint8_t {
+    kAllReduce,
+    kReduceScatter,
+    kGather,    // everyone gets everything
+    kExchange,  // everyone gets some of it
+  };
+  // Copies between a part's buffer and a staging buffer.
+  struct PartCopy {
+    size_t part = 0;
+    BoxCopy copy;
+  };
+  // One call of the communicator.
+  struct Batch {
+    Route route = Route::kExchange;
+    DType dtype = DType::kFloat32;
+    std::vector<size_t> parts;
+    // Without staging the buffers of the only part are passed as they are.
+    bool stage_send = false;
+    bool stage_receive = false;
+    std::vector<PartCopy> pack;
+    std::vector<PartCopy> unpack;
+    // Bytes of this rank's send and receive buffers, and by member where the
+    // call wants them so.
+    int64_t sent = 0;
+    int64_t received = 0;
+    std::vector<int64_t> send_bytes;
+    std::vector<int64_t> receive_bytes;
+  };
+
+  Route RouteOf(const CollectivePart& part) const;
+  void AddBatch(Route route, std::vector<size_t> parts);
+  void PlanAllReduce(Batch& batch) const;
+  void PlanReduceScatter(Batch& batch) const;
+  void PlanGather(Batch& batch) const;
+  void PlanExchange(Batch& batch) const;
+  Result<void> RunBatch(const Batch& batch, Device& device,
+                        std::span<const PartBuffers> buffers) const;
+  Result<void> Call(const Batch& batch, const void* send, void* receive) const;
+
+  CommKind kind_;
+  Communicator& group_;
+  std::vector<CollectivePart> parts_;
+  std::vector<Batch> batches_;
+};
+
+// A tensor that moves from the ranks of one group to those of another. Both
+// sides make the same Transfer and each runs its half.
+class Transfer {
+ public:
+  // `from` and `to` have a placement for each of `senders` and `receivers`,
+  // which are ranks of `world`. Where `positionwise`, rank i of the one group
+  // sends its whole buffer to rank i of the other, whatever it holds (partial
+  // sums): REQUIRES equal placements. Else REQUIRES: the senders together have
+  // all that each receiver gets.
+  Transfer(Communicator& world, DType dtype, std::span<const int> senders,
+           const std::vector<Placement>& from, std::span<const int> receivers,
+           const std::vector<Placement>& to, bool positionwise);
+
+  // Sends this rank's pieces; does nothing on a rank that has none to send.
+  Result<void> Send(Device& device, const void* data, uint64_t tag) const;
+  // Receives this rank's pieces.
+  Result<void> Receive(Device& device, void* data, uint64_t tag) const;
+
+ private:
+  struct Message {
+    int peer = 0;  // rank of the world
+    int64_t bytes = 0;
+    // The place in the buffer, if the message lies there in one run.
+    int64_t offset = -1;
+    std::vector<BoxCopy> copies;  // else: between the buffer and the message
+  };
+
+  Communicator& world_;
+  std::vector<Message> sends_;
+  std::vector<Message> receives_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,291 @@
+// Every row of the table of collective algorithms, replayed on symbolic chunks
+// and priced on real topologies.
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <set>
+#include <string>
+
+#include "costmodel/collective/algorithms.h"
+#include "costmodel/collective/collective.h"
+#include "costmodel/collective/node_rings.h"
+#include "planner/topology/topologies.h"
+
+namespace tessera {
+namespace {
+
+constexpr CommKind kKinds[] = {
+    CommKind::kAllReduce, CommKind::kAllGather,    CommKind::kReduceScatter,
+    CommKind::kAllToAll,  CommKind::kRedistribute, CommKind::kSendRecv};
+
+size_t U(int i) { return static_cast<size_t>(i); }
+
+// Ranks dealt to hosts of the given sizes, one ring in rank order in each.
+CollectiveGroup GroupOf(const std::vector<int>& hosts, bool shared_memory) {
+  CollectiveGroup group;
+  for (int size : hosts) {
+    std::vector<int> ranks(U(size));
+    std::iota(ranks.begin(), ranks.end(), group.ranks);
+    group.ranks += size;
+    group.nodes.push_back(ranks);
+    group.node_rings.push_back({ranks});
+  }
+  group.shared_memory = shared_memory && hosts.size() == 1;
+  return group;
+}
+
+std::vector<CollectiveGroup> Groups() {
+  std::vector<CollectiveGroup> groups;
+  for (int n = 2; n <= 9; ++n) {
+    groups.push_back(GroupOf({n}, false));
+    groups.push_back(GroupOf({n}, true));
+    groups.push_back(GroupOf(std::vector<int>(U(n), 1), false));
+  }
+  groups.push_back(GroupOf({2, 2}, false));
+  groups.push_back(GroupOf({4, 4}, false));
+  groups.push_back(GroupOf({3, 3, 3}, false));
+  groups.push_back(GroupOf({2, 2, 2, 2}, false));
+  groups.push_back(GroupOf({1, 3}, false));
+  groups.push_back(GroupOf({4, 2, 3}, false));
+  // Two rings of their own within each host.
+  CollectiveGroup mesh = GroupOf({4, 4}, false);
+  mesh.node_rings[0].push_back({3, 2, 1, 0});
+  mesh.node_rings[1].push_back({7, 6, 5, 4});
+  groups.push_back(mesh);
+  return groups;
+}
+
+std::string Describe(const CollectiveAlgorithm& algorithm, CommKind kind,
+                     const CollectiveGroup& group) {
+  std::string text = std::string(algorithm.name) + " " +
+                     std::string(NameOf(kind)) + " hosts";
+  for (const auto& node : group.nodes) {
+    text += " " + std::to_string(node.size());
+  }
+  return text;
+}
+
+// Calls `deliver(round, from, to, chunk)` for every chunk sent, between
+// `begin()` and `end()` of each repetition.
+template <typename Begin, typename Deliver>
+void Replay(const Rounds& rounds, Begin begin, Deliver deliver) {
+  for (const Round& round : rounds.rounds) {
+    for (int t = 0; t < round.repeat; ++t) {
+      begin();
+      for (const Send& send : round.sends) {
+        int offset = (send.first + t * round.shift) % round.modulus;
+        if (offset < 0) offset += round.modulus;
+        for (int c = 0; c < send.count; ++c) {
+          deliver(round, send.from, send.to, send.base + offset + c);
+        }
+      }
+    }
+  }
+}
+
+// held[rank][chunk][r]: how often rank r's contribution is in there.
+using Contributions = std::vector<std::vector<std::vector<int>>>;
+
+void CheckReduction(const Rounds& rounds, int n, bool everywhere) {
+  Contributions held(U(n), std::vector<std::vector<int>>(
+                               U(rounds.chunks), std::vector<int>(U(n), 0)));
+  for (int r = 0; r < n; ++r) {
+    for (auto& chunk : held[U(r)]) chunk[U(r)] = 1;
+  }
+  Contributions before;
+  Replay(
+      rounds, [&] { before = held; },
+      [&](const Round& round, int from, int to, int chunk) {
+        const auto& sent = before[U(from)][U(chunk)];
+        auto& kept = held[U(to)][U(chunk)];
+        if (!round.reduce) {
+          kept = sent;
+          return;
+        }
+        for (int r = 0; r < n; ++r) kept[U(r)] += sent[U(r)];
+      });
+  const std::vector<int> once(U(n), 1);
+  for (int c = 0; c < rounds.chunks; ++c) {
+    for (int r = 0; r < n; ++r) {
+      if (!everywhere && rounds.owner[U(c)] != r) continue;
+      EXPECT_EQ(held[U(r)][U(c)], once) << "rank " << r << " chunk " << c;
+    }
+  }
+}
+
+void CheckGather(const Rounds& rounds, int n) {
+  std::vector<std::set<int>> held(U(n));
+  for (int c = 0; c < rounds.chunks; ++c) {
+    held[U(rounds.owner[U(c)])].insert(c);
+  }
+  std::vector<std::set<int>> before;
+  Replay(
+      rounds, [&] { before = held; },
+      [&](const Round& round, int from, int to, int chunk) {
+        EXPECT_FALSE(round.reduce);
+        EXPECT_TRUE(before[U(from)].contains(chunk))
+            << "rank " << from << " sends chunk " << chunk << " too early";
+        held[U(to)].insert(chunk);
+      });
+  for (int r = 0; r < n; ++r) {
+    EXPECT_EQ(held[U(r)].size(), U(rounds.chunks)) << "rank " << r;
+  }
+}
+
+// In an exchange every rank's chunk c goes to owner[c], once.
+void CheckExchange(const Rounds& rounds, int n) {
+  std::set<std::pair<int, int>> arrived;  // (sender, chunk)
+  Replay(
+      rounds, [] {},
+      [&](const Round&, int from, int to, int chunk) {
+        EXPECT_EQ(rounds.owner[U(chunk)], to);
+        EXPECT_TRUE(arrived.emplace(from, chunk).second);
+      });
+  EXPECT_EQ(arrived.size(), U(n * (rounds.chunks - rounds.chunks / n)));
+}
+
+TEST(CollectiveContract, EveryRankEndsWithTheRightData) {
+  int cases = 0;
+  for (const CollectiveAlgorithm& algorithm : CollectiveAlgorithms()) {
+    for (CommKind kind : kKinds) {
+      for (const CollectiveGroup& group : Groups()) {
+        if (!algorithm.applies(kind, group)) continue;
+        SCOPED_TRACE(Describe(algorithm, kind, group));
+        const Rounds rounds = algorithm.rounds(kind, group);
+        ASSERT_EQ(rounds.owner.size(), U(rounds.chunks));
+        switch (kind) {
+          case CommKind::kAllReduce:
+            CheckReduction(rounds, group.ranks, true);
+            break;
+          case CommKind::kReduceScatter:
+            CheckReduction(rounds, group.ranks, false);
+            break;
+          case CommKind::kAllGather:
+            CheckGather(rounds, group.ranks);
+            break;
+          case CommKind::kAllToAll:
+          case CommKind::kRedistribute:
+            CheckExchange(rounds, group.ranks);
+            break;
+          case CommKind::kSendRecv:
+            ASSERT_EQ(rounds.rounds.size(), 1u);
+            ASSERT_EQ(rounds.rounds[0].sends.size(), 1u);
+            EXPECT_EQ(rounds.rounds[0].sends[0].from, 0);
+            EXPECT_EQ(rounds.rounds[0].sends[0].to, 1);
+            break;
+        }
+        ++cases;
+      }
+    }
+  }
+  EXPECT_GT(cases, 100);
+}
+
+TEST(CollectiveContract, ABrokenRingIsCaught) {
+  // The replay itself must be able to fail: one step too few leaves a
+  // contribution out.
+  Rounds rounds = RingRounds(CommKind::kAllReduce, GroupOf({4}, false));
+  rounds.rounds[0].repeat -= 1;
+  bool complete = true;
+  std::vector<std::vector<std::set<int>>> held(
+      4, std::vector<std::set<int>>(4));
+  for (int r = 0; r < 4; ++r) {
+    for (auto& chunk : held[U(r)]) chunk.insert(r);
+  }
+  auto before = held;
+  Replay(
+      rounds, [&] { before = held; },
+      [&](const Round& round, int from, int to, int chunk) {
+        const auto& sent = before[U(from)][U(chunk)];
+        auto& kept = held[U(to)][U(chunk)];
+        if (!round.reduce) kept.clear();
+        kept.insert(sent.begin(), sent.end());
+      });
+  for (const auto& rank : held) {
+    for (const auto& chunk : rank) complete &= chunk.size() == 4;
+  }
+  EXPECT_FALSE(complete);
+}
+
+// Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms" (2009): a rank
+// sends at least 2 (n - 1) / n of the buffer in an all-reduce (on average over
+// ranks), half of that in a reduce-scatter, an all-gather or an all-to-all.
+TEST(CollectiveContract, BytesPerRankAreAtLeastTheLowerBound) {
+  for (const CollectiveAlgorithm& algorithm : CollectiveAlgorithms()) {
+    for (CommKind kind : kKinds) {
+      for (const CollectiveGroup& group : Groups()) {
+        if (!algorithm.applies(kind, group)) continue;
+        SCOPED_TRACE(Describe(algorithm, kind, group));
+        const Rounds rounds = algorithm.rounds(kind, group);
+        double sent = 0;  // by all ranks, in payloads
+        for (const Round& round : rounds.rounds) {
+          for (const Send& send : round.sends) {
+            sent += static_cast<double>(send.count) * round.repeat /
+                    rounds.chunks;
+          }
+        }
+        const double n = group.ranks;
+        double bound = (n - 1) / n * n;
+        if (kind == CommKind::kAllReduce) bound *= 2;
+        if (kind == CommKind::kSendRecv) bound = 1;
+        EXPECT_GE(sent, bound * (1 - 1e-9));
+        // No row of the table sends more than it must.
+        EXPECT_LE(sent, bound * (1 + 1e-9));
+      }
+    }
+  }
+}
+
+TEST(CollectiveContract, TimeIsMonotoneInBytesOnEveryTopology) {
+  for (const Topology& topology : Topologies()) {
+    for (int n = 2; n <= 9; ++n) {
+      const std::string spec = std::string(topology.name) +
+                               (topology.gpus_per_node == 0 ? ":9" : ":4");
+      const Result<Cluster> cluster = MakeCluster(spec);
+      ASSERT_TRUE(cluster) << cluster.error().ToString();
+      if (static_cast<int>(cluster->devices.size()) < n) continue;
+      const CollectiveModel model(*cluster);
+      std::vector<std::vector<DeviceId>> group(1);
+      for (int d = 0; d < n; ++d) group[0].emplace_back(d);
+      for (CommKind kind : kKinds) {
+        if (kind == CommKind::kSendRecv) group[0].resize(2);
+        for (const CollectiveOption& option : model.Options(kind, group)) {
+          SCOPED_TRACE(spec + " " + std::string(option.algorithm) + " " +
+                       std::string(NameOf(kind)) + " on " + std::to_string(n));
+          EXPECT_GT(option.latency_s, 0);
+          EXPECT_GT(option.seconds_per_byte, 0);
+          double before = 0;
+          for (int64_t bytes = 1; bytes < int64_t{1} << 34; bytes *= 4) {
+            const double seconds = option.Seconds({bytes});
+            EXPECT_GT(seconds, before);
+            before = seconds;
+          }
+        }
+        if (kind == CommKind::kSendRecv) {
+          group[0].clear();
+          for (int d = 0; d < n; ++d) group[0].emplace_back(d);
+        }
+      }
+    }
+  }
+}
+
+TEST(CollectiveContract, NodeRingsVisitEachDeviceOnceAndShareNoLink) {
+  for (const Topology& topology : Topologies()) {
+    const Result<Cluster> cluster = MakeCluster(topology.name);
+    ASSERT_TRUE(cluster);
+    const int n = std::min<int>(8, static_cast<int>(cluster->devices.size()));
+    std::vector<DeviceId> devices;
+    for (int d = 0; d < n; ++d) devices.emplace_back(d);
+    const auto rings = NodeRings(*cluster, DirectLinks(*cluster), devices);
+    ASSERT_FALSE(rings.empty());
+    for (const auto& ring : rings) {
+      EXPECT_EQ(std::set<int>(ring.begin(), ring.end()).size(), U(n))
+          << topology.name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

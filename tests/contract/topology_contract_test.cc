@@ -1,0 +1,173 @@
+// Every row of the table of topologies.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <queue>
+#include <string>
+
+#include "costmodel/link/router.h"
+#include "planner/topology/hardware.h"
+#include "planner/topology/topologies.h"
+
+namespace tessera {
+namespace {
+
+Cluster Make(const Topology& topology, int nodes) {
+  const std::string spec =
+      std::string(topology.name) + ":" + std::to_string(nodes);
+  Result<Cluster> cluster = MakeCluster(spec);
+  EXPECT_TRUE(cluster) << spec << ": " << cluster.error().ToString();
+  EXPECT_EQ(cluster->name, spec);
+  return *cluster;
+}
+
+TEST(TopologyContract, IsValidAndHasItsDevices) {
+  for (const Topology& topology : Topologies()) {
+    EXPECT_FALSE(topology.summary.empty());
+    for (int nodes : {1, 2, 4}) {
+      const Cluster cluster = Make(topology, nodes);
+      const std::vector<Error> errors = Validate(cluster);
+      EXPECT_TRUE(errors.empty())
+          << cluster.name << ": " << errors.front().ToString();
+      const bool one_host = topology.gpus_per_node == 0;
+      EXPECT_EQ(static_cast<int>(cluster.devices.size()),
+                one_host ? nodes : nodes * topology.gpus_per_node);
+      EXPECT_EQ(cluster.num_nodes(), one_host ? 1 : nodes);
+      for (const DeviceType& type : cluster.device_types) {
+        EXPECT_FALSE(type.source.empty()) << cluster.name;
+      }
+      for (const LinkType& type : cluster.link_types) {
+        EXPECT_FALSE(type.source.empty()) << cluster.name;
+      }
+      EXPECT_EQ(cluster, Make(topology, nodes)) << "not deterministic";
+    }
+  }
+}
+
+TEST(TopologyContract, TakesFewerDevicesPerNode) {
+  for (const Topology& topology : Topologies()) {
+    for (int gpus = 1; gpus <= topology.gpus_per_node; ++gpus) {
+      const std::string spec =
+          std::string(topology.name) + ":2x" + std::to_string(gpus);
+      const Result<Cluster> cluster = MakeCluster(spec);
+      ASSERT_TRUE(cluster) << spec;
+      EXPECT_TRUE(Validate(*cluster).empty()) << spec;
+      EXPECT_EQ(static_cast<int>(cluster->devices.size()), 2 * gpus) << spec;
+    }
+  }
+}
+
+// The route leads from one device to the other, through no other device and no
+// third node, and a second router finds the same.
+TEST(TopologyContract, RoutesAreWholeAndDeterministic) {
+  for (const Topology& topology : Topologies()) {
+    for (int nodes : {1, 2, 4}) {
+      const Cluster cluster = Make(topology, nodes);
+      const Router router(cluster);
+      const Router again(cluster);
+      const auto n = static_cast<int64_t>(cluster.devices.size());
+      // All pairs would take long on 288 devices; every 5th and 7th cover all
+      // local indices.
+      const int64_t step_from = n > 64 ? 5 : 1;
+      const int64_t step_to = n > 64 ? 7 : 1;
+      for (int64_t s = 0; s < n; s += step_from) {
+        // Asked for in the other order, so that nothing rests on it.
+        for (int64_t t = n - 1; t >= 0; t -= step_to) {
+          again.Route(DeviceId(s), DeviceId(t));
+        }
+        for (int64_t t = 0; t < n; t += step_to) {
+          const auto route = router.Route(DeviceId(s), DeviceId(t));
+          const auto second = again.Route(DeviceId(s), DeviceId(t));
+          ASSERT_TRUE(std::ranges::equal(route, second)) << cluster.name;
+          ASSERT_EQ(route.empty(), s == t);
+          VertexId at = cluster.devices[static_cast<size_t>(s)].vertex;
+          for (size_t i = 0; i < route.size(); ++i) {
+            const Link& link = cluster.links[route[i].index()];
+            ASSERT_EQ(link.from, at) << cluster.name;
+            at = link.to;
+            const bool inner = i + 1 < route.size();
+            EXPECT_FALSE(inner && cluster.vertices[at.index()].kind ==
+                                      VertexKind::kDevice)
+                << cluster.name << " " << s << " to " << t;
+          }
+          EXPECT_EQ(at, cluster.devices[static_cast<size_t>(t)].vertex);
+        }
+      }
+    }
+  }
+}
+
+// Maximum flow from the devices of the first half of the nodes to the others
+// (Edmonds and Karp, 1972).
+double Bisection(const Cluster& cluster) {
+  struct Arc {
+    size_t to;
+    double room;
+    size_t reverse;
+  };
+  const size_t source = cluster.vertices.size();
+  const size_t sink = source + 1;
+  std::vector<std::vector<Arc>> arcs(sink + 1);
+  const auto add = [&](size_t from, size_t to, double room) {
+    arcs[from].push_back({to, room, arcs[to].size()});
+    arcs[to].push_back({from, 0, arcs[from].size() - 1});
+  };
+  for (const Link& link : cluster.links) {
+    add(link.from.index(), link.to.index(),
+        cluster.link_types[static_cast<size_t>(link.type)].bandwidth.value);
+  }
+  for (const Device& device : cluster.devices) {
+    if (device.node < cluster.num_nodes() / 2) {
+      add(source, device.vertex.index(), 1e18);
+    } else {
+      add(device.vertex.index(), sink, 1e18);
+    }
+  }
+  double flow = 0;
+  for (;;) {
+    std::vector<std::pair<size_t, size_t>> via(arcs.size(), {sink + 1, 0});
+    std::queue<size_t> open({source});
+    via[source].first = source;
+    while (!open.empty() && via[sink].first > sink) {
+      const size_t v = open.front();
+      open.pop();
+      for (size_t i = 0; i < arcs[v].size(); ++i) {
+        const Arc& arc = arcs[v][i];
+        if (arc.room <= 1 || via[arc.to].first <= sink) continue;
+        via[arc.to] = {v, i};
+        open.push(arc.to);
+      }
+    }
+    if (via[sink].first > sink) return flow;
+    double push = 1e18;
+    for (size_t v = sink; v != source; v = via[v].first) {
+      push = std::min(push, arcs[via[v].first][via[v].second].room);
+    }
+    for (size_t v = sink; v != source; v = via[v].first) {
+      Arc& arc = arcs[via[v].first][via[v].second];
+      arc.room -= push;
+      arcs[v][arc.reverse].room += push;
+    }
+    flow += push;
+  }
+}
+
+TEST(TopologyContract, BisectionIsHalfOfTheNodesNics) {
+  for (const Topology& topology : Topologies()) {
+    if (topology.nics_per_node == 0) continue;
+    const auto nic = std::ranges::find(LinkTypes(), topology.nic_link,
+                                       &LinkType::name);
+    ASSERT_NE(nic, LinkTypes().end()) << topology.name;
+    for (int nodes : {2, 4}) {
+      const double expected =
+          nodes / 2 * topology.nics_per_node * nic->bandwidth.value;
+      const double found = Bisection(Make(topology, nodes));
+      EXPECT_NEAR(found, expected, 1e-6 * expected)
+          << topology.name << ":" << nodes;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

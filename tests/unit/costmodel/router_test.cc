@@ -1,0 +1,124 @@
+#include "costmodel/link/router.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+
+#include "planner/topology/topologies.h"
+
+namespace tessera {
+namespace {
+
+// "gpu0 nvswitch gpu1" without "nodeN." where the node does not matter.
+std::string Walk(const Cluster& cluster, const Router& router, int64_t from,
+                 int64_t to) {
+  const DeviceId source(from);
+  std::string text =
+      cluster.vertices[cluster.devices[source.index()].vertex.index()].name;
+  for (LinkId id : router.Route(source, DeviceId(to))) {
+    text += " " + cluster.vertices[cluster.links[id.index()].to.index()].name;
+  }
+  return text;
+}
+
+TEST(Router, TakesTheNvSwitchInsideANodeAndTheRailBetween) {
+  const Cluster cluster = *MakeCluster("dgx-a100-80gb:2");
+  const Router router(cluster);
+  EXPECT_EQ(Walk(cluster, router, 0, 1),
+            "node0.gpu0 node0.nvswitch node0.gpu1");
+  // GPU 0 and 1 share a PCIe switch with NICs 0 and 1, which are equally near:
+  // the sources share them out.
+  EXPECT_EQ(Walk(cluster, router, 0, 9),
+            "node0.gpu0 node0.pcie0 node0.nic0 leaf0 node1.nic0 node1.pcie0 "
+            "node1.gpu1");
+  EXPECT_EQ(Walk(cluster, router, 1, 9),
+            "node0.gpu1 node0.pcie0 node0.nic1 leaf1 node1.nic1 node1.pcie0 "
+            "node1.gpu1");
+  // GPU 7 is on another PCIe switch: the spine joins the rails.
+  EXPECT_EQ(Walk(cluster, router, 0, 15),
+            "node0.gpu0 node0.pcie0 node0.nic0 leaf0 spine leaf6 node1.nic6 "
+            "node1.pcie3 node1.gpu7");
+  EXPECT_TRUE(router.Route(DeviceId(3), DeviceId(3)).empty());
+  // Four PCIe links at 0.85 us and two of InfiniBand at 0.8 us.
+  EXPECT_EQ(router.Latency(router.Route(DeviceId(0), DeviceId(8))),
+            Duration::FromSeconds(5e-6));
+}
+
+TEST(Router, CubeMeshPairsWithoutNvLinkMeetOverPcie) {
+  const Cluster cluster = *MakeCluster("dgx1-v100-32gb");
+  const Router router(cluster);
+  EXPECT_EQ(Walk(cluster, router, 0, 3), "node0.gpu0 node0.gpu3");
+  EXPECT_EQ(Walk(cluster, router, 0, 5),
+            "node0.gpu0 node0.pcie0 node0.cpu0 node0.cpu1 node0.pcie2 "
+            "node0.gpu5");
+}
+
+// A chain of three devices: the middle one has to forward.
+TEST(Router, DevicesForwardWhereNothingElseDoes) {
+  Cluster cluster = *MakeCluster("local-cpu:3");
+  cluster.links.clear();
+  Connect(cluster, cluster.devices[0].vertex, cluster.devices[1].vertex, 0);
+  Connect(cluster, cluster.devices[1].vertex, cluster.devices[2].vertex, 0);
+  const Router router(cluster);
+  EXPECT_EQ(router.Route(DeviceId(0), DeviceId(2)).size(), 2u);
+  EXPECT_EQ(router.Route(DeviceId(2), DeviceId(0)).size(), 2u);
+}
+
+// Two nodes that only a third node's NIC joins: the search widens.
+TEST(Router, ThirdNodesForwardWhereNothingElseDoes) {
+  Cluster cluster;
+  cluster.device_types = MakeCluster("local-cpu:1")->device_types;
+  cluster.link_types = {{"cable", "", {1e9}, Duration::FromSeconds(1e-6)}};
+  std::vector<VertexId> nics;
+  for (int n = 0; n < 3; ++n) {
+    const DeviceId device = AddDevice(cluster, 0, n, "d");
+    nics.push_back(AddVertex(cluster, VertexKind::kNic, "nic"));
+    Connect(cluster, cluster.devices[device.index()].vertex, nics.back(), 0);
+  }
+  Connect(cluster, nics[0], nics[1], 0);
+  Connect(cluster, nics[1], nics[2], 0);
+  ASSERT_TRUE(Validate(cluster).empty());
+  const Router router(cluster);
+  EXPECT_EQ(router.Route(DeviceId(0), DeviceId(2)).size(), 4u);
+}
+
+// Two links side by side: device 0 takes the first, device 1 the second.
+TEST(Router, TiesAreSharedOut) {
+  Cluster cluster = *MakeCluster("local-cpu:2");
+  cluster.links.clear();
+  Connect(cluster, cluster.devices[0].vertex, cluster.devices[1].vertex, 0);
+  Connect(cluster, cluster.devices[0].vertex, cluster.devices[1].vertex, 0);
+  const Router router(cluster);
+  // Links 0 and 2 lead from 0 to 1, links 1 and 3 back.
+  const auto there = router.Route(DeviceId(0), DeviceId(1));
+  const auto back = router.Route(DeviceId(1), DeviceId(0));
+  ASSERT_EQ(there.size(), 1u);
+  EXPECT_EQ(there[0], LinkId(0));
+  ASSERT_EQ(back.size(), 1u);
+  EXPECT_EQ(back[0], LinkId(3));
+}
+
+TEST(Router, IsSafeFromSeveralThreads) {
+  const Cluster cluster = *MakeCluster("dgx-h100:4");
+  const Router shared(cluster);
+  const Router alone(cluster);
+  std::vector<std::thread> threads;
+  std::vector<int> mistakes(4, 0);
+  for (size_t t = 0; t < mistakes.size(); ++t) {
+    threads.emplace_back([&, t] {
+      for (int64_t s = 0; s < 32; ++s) {
+        for (int64_t d = 0; d < 32; ++d) {
+          const auto route = shared.Route(DeviceId(s), DeviceId(d));
+          const auto expected = alone.Route(DeviceId(s), DeviceId(d));
+          mistakes[t] += !std::ranges::equal(route, expected);
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(mistakes, std::vector<int>(4, 0));
+}
+
+}  // namespace
+}  // namespace tessera

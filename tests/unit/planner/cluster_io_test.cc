@@ -1,0 +1,196 @@
+#include "planner/io/cluster_io.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "planner/io/file.h"
+#include "planner/topology/topologies.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string TempPath(const std::string& name) {
+  return ::testing::TempDir() + "cluster_io_test_" + name;
+}
+
+std::string WriteText(const std::string& name, const std::string& text) {
+  const std::string path = TempPath(name);
+  std::ofstream(path, std::ios::binary) << text;
+  return path;
+}
+
+// Two CPUs joined by a cable.
+constexpr char kSmallJson[] = R"({
+  "schema_version": 1,
+  "name": "pair",
+  "device_types": [{
+    "name": "cpu", "memory_bytes": "1000",
+    "peak_fp32_flops_per_second": 1e9,
+    "memory_bandwidth_bytes_per_second": 1e9,
+    "compute_efficiency": 0.5, "memory_efficiency": 0.5
+  }],
+  "link_types": [{"name": "cable", "bandwidth_bytes_per_second": 1e9}],
+  "vertices": [{"kind": "VERTEX_KIND_DEVICE"}, {"kind": "VERTEX_KIND_DEVICE"}],
+  "devices": [{"vertex": 0}, {"vertex": 1}],
+  "links": [{"from_vertex": 0, "to_vertex": 1},
+            {"from_vertex": 1, "to_vertex": 0}]
+}
+)";
+
+std::string Replaced(std::string text, const std::string& from,
+                     const std::string& to) {
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+TEST(ClusterIo, EveryPresetSurvivesEveryEncoding) {
+  for (const Topology& topology : Topologies()) {
+    for (const char* nodes : {":1", ":2"}) {
+      const Cluster cluster =
+          *MakeCluster(std::string(topology.name) + nodes);
+      for (const char* ending : {".txtpb", ".json", ".pb"}) {
+        const std::string path = TempPath(std::string("round_trip") + ending);
+        ASSERT_TRUE(WriteCluster(path, cluster));
+        const Result<Cluster> read = ReadCluster(path);
+        ASSERT_TRUE(read) << read.error().ToString();
+        EXPECT_EQ(*read, cluster) << cluster.name << ending;
+        // Writing what was read gives the same bytes.
+        const std::string bytes = *ReadFile(path);
+        ASSERT_TRUE(WriteCluster(path, *read));
+        EXPECT_EQ(*ReadFile(path), bytes) << cluster.name << ending;
+      }
+    }
+  }
+}
+
+TEST(ClusterIo, LoadsPathsAndPresets) {
+  const std::string path = WriteText("small.json", kSmallJson);
+  const Result<Cluster> from_file = LoadCluster(path);
+  ASSERT_TRUE(from_file) << from_file.error().ToString();
+  EXPECT_EQ(from_file->name, "pair");
+  EXPECT_EQ(from_file->devices.size(), 2u);
+  EXPECT_EQ(LoadCluster("dgx-h100:2")->devices.size(), 16u);
+  EXPECT_FALSE(LoadCluster("no-such-thing"));
+}
+
+TEST(ClusterIo, NamesFilePlaceAndMistake) {
+  const struct {
+    std::string ending;
+    std::string text;
+    std::string where;
+    std::string message;
+  } cases[] = {
+      {".json",
+       Replaced(kSmallJson, "\"bandwidth_bytes_per_second\": 1e9",
+                "\"bandwidth_bytes_per_second\": 0"),
+       ".json: link_types[0].bandwidth_bytes_per_second", "must be positive"},
+      {".json", Replaced(kSmallJson, "from_vertex", "from_vertx"), ".json:13:14",
+       "unknown field 'from_vertx'; did you mean 'from_vertex'?"},
+      {".json", Replaced(kSmallJson, "\"name\": \"pair\"", "\"schema_version\": 1"),
+       ".json:3:3", "occurs twice"},
+      {".json", std::string(kSmallJson).substr(0, 200), ".json:8:",
+       "the file ends early"},
+      {".json", "", ".json:1:1", "the file ends early"},
+      {".json", "\x01\x02garbage", ".json:1:1", "expected '{'"},
+      {".json", Replaced(kSmallJson, "\"pair\",", "\"pair\""), ".json:4:3",
+       "expected ',' or '}'"},
+      {".json", Replaced(kSmallJson, "\"1000\"", "\"many\""), ".json",
+       "memory_bytes"},
+      {".json", Replaced(kSmallJson, "\"schema_version\": 1,", ""), ".json",
+       "schema_version is missing"},
+      {".json", Replaced(kSmallJson, "\"schema_version\": 1",
+                         "\"schema_version\": 2"),
+       ".json", "schema_version is 2: expected 1"},
+      {".json", Replaced(kSmallJson, "{\"kind\": \"VERTEX_KIND_DEVICE\"}", "{}"),
+       ".json: vertices[0].kind", "must be"},
+      {".json", Replaced(kSmallJson, "\"vertex\": 1", "\"vertex\": 5"),
+       ".json: devices[1].vertex", "is 5, must be in [0, 2)"},
+      {".txtpb", "schema_version: 1\nnam: \"x\"\n", ".txtpb:2:",
+       "did you mean 'name'?"},
+      {".txtpb", "schema_version: 1\ndevice_types { name: \"x\"", ".txtpb:2:",
+       "Expected identifier"},
+      {".txtpb", "schema_version: 1\n", ".txtpb: devices", "must not be empty"},
+      {".pb", "\xff\xff garbage", ".pb", "truncated or garbage"},
+      {".pb", "", ".pb", "schema_version is missing"},
+  };
+  int number = 0;
+  for (const auto& broken : cases) {
+    const std::string path = WriteText(
+        "bad" + std::to_string(number++) + broken.ending, broken.text);
+    const Result<Cluster> cluster = ReadCluster(path);
+    ASSERT_FALSE(cluster) << broken.message;
+    const Error& error = cluster.error();
+    EXPECT_EQ(error.code, ErrorCode::kInvalidInput) << error.ToString();
+    EXPECT_THAT(error.where, ::testing::StartsWith(path));
+    EXPECT_THAT(error.where, HasSubstr(broken.where)) << error.ToString();
+    EXPECT_THAT(error.message, HasSubstr(broken.message));
+    EXPECT_EQ(error.ToString().find('\n'), std::string::npos);
+  }
+}
+
+// No prefix of a file may pass for the whole, nor crash the reader. A binary
+// file cut between two fields is a smaller cluster, which validation refuses
+// here: the links come last, and each is needed.
+TEST(ClusterIo, EveryTruncationIsAnError) {
+  const Cluster cluster = *ReadCluster(WriteText("whole.json", kSmallJson));
+  for (const char* ending : {".txtpb", ".json", ".pb"}) {
+    const std::string whole = TempPath(std::string("whole") + ending);
+    ASSERT_TRUE(WriteCluster(whole, cluster));
+    std::string bytes = *ReadFile(whole);
+    while (!bytes.empty() && bytes.back() == '\n') bytes.pop_back();
+    for (size_t size = 0; size < bytes.size(); ++size) {
+      const std::string cut = WriteText(std::string("cut") + ending,
+                                        bytes.substr(0, size));
+      EXPECT_FALSE(ReadCluster(cut)) << ending << " cut to " << size;
+    }
+  }
+}
+
+TEST(ClusterIo, MissingFilesAndUnknownEndings) {
+  const Result<Cluster> missing = ReadCluster(TempPath("missing.json"));
+  ASSERT_FALSE(missing);
+  EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
+  EXPECT_EQ(missing.error().where, TempPath("missing.json"));
+  const Result<Cluster> ending = ReadCluster(TempPath("cluster.yaml"));
+  ASSERT_FALSE(ending);
+  EXPECT_THAT(ending.error().message, HasSubstr(".txtpb .json .pb"));
+}
+
+TEST(File, FailedWritesLeaveNothingBehind) {
+  const std::string directory = TempPath("directory");
+  std::filesystem::remove_all(directory);
+  EXPECT_EQ(WriteFileAtomically(directory + "/file", "x").error().code,
+            ErrorCode::kNotFound);
+  std::filesystem::create_directory(directory);
+  EXPECT_FALSE(WriteFileAtomically(directory, "x"));
+  ASSERT_TRUE(WriteFileAtomically(directory + "/file", "first"));
+  ASSERT_TRUE(WriteFileAtomically(directory + "/file", "second"));
+  EXPECT_EQ(*ReadFile(directory + "/file"), "second");
+  // Through a symbolic link the file changes, not the link.
+  std::filesystem::create_symlink("file", directory + "/link");
+  ASSERT_TRUE(WriteFileAtomically(directory + "/link", "third"));
+  EXPECT_EQ(*ReadFile(directory + "/file"), "third");
+  EXPECT_TRUE(std::filesystem::is_symlink(directory + "/link"));
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    files += entry.path().filename() != "link";
+  }
+  EXPECT_EQ(files, 1);
+  // /dev/full takes no byte and is no regular file.
+  if (std::filesystem::exists("/dev/full")) {
+    const Result<void> full = WriteFileAtomically("/dev/full", "x");
+    ASSERT_FALSE(full);
+    EXPECT_EQ(full.error().code, ErrorCode::kUnavailable);
+  }
+  EXPECT_FALSE(ReadFile(directory));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,90 @@
+#include "planner/ir/cluster.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "planner/topology/topologies.h"
+
+namespace tessera {
+namespace {
+
+Cluster TwoNodes() { return *MakeCluster("dgx-a100-80gb:2x2"); }
+
+std::vector<std::string> Places(const Cluster& cluster) {
+  std::vector<std::string> places;
+  for (const Error& error : Validate(cluster)) places.push_back(error.where);
+  return places;
+}
+
+TEST(Cluster, PeakIsPerDType) {
+  const Cluster cluster = TwoNodes();
+  const DeviceType& type = cluster.TypeOf(DeviceId(3));
+  EXPECT_EQ(type.name, "a100-sxm4-80gb");
+  EXPECT_EQ(type.Peak(DType::kBFloat16).value, 312e12);
+  EXPECT_EQ(type.Peak(DType::kFloat32).value, 19.5e12);
+  EXPECT_EQ(type.Peak(DType::kInt32).value, 0);
+  EXPECT_EQ(cluster.num_nodes(), 2);
+}
+
+TEST(ClusterValidate, NamesEachMistake) {
+  const struct {
+    std::function<void(Cluster&)> break_it;
+    std::string where;
+  } cases[] = {
+      {[](Cluster& c) { c.link_types[1].bandwidth = {0}; },
+       "link_types[1].bandwidth"},
+      {[](Cluster& c) { c.link_types[0].bandwidth = {NAN}; },
+       "link_types[0].bandwidth"},
+      {[](Cluster& c) { c.link_types[0].latency = {-1}; },
+       "link_types[0].latency"},
+      {[](Cluster& c) { c.device_types[0].memory = {0}; },
+       "device_types[0].memory"},
+      {[](Cluster& c) { c.device_types[0].peak_bf16 = {-1}; },
+       "device_types[0].peak_bf16"},
+      {[](Cluster& c) { c.device_types[0].compute_efficiency = 1.5; },
+       "device_types[0].compute_efficiency"},
+      {[](Cluster& c) { c.device_types[0].memory_efficiency = 0; },
+       "device_types[0].memory_efficiency"},
+      {[](Cluster& c) { c.devices[2].type = 7; }, "devices[2].type"},
+      {[](Cluster& c) { c.devices[2].vertex = VertexId(-1); },
+       "devices[2].vertex"},
+      {[](Cluster& c) { c.devices[1].vertex = c.devices[0].vertex; },
+       "devices[1].vertex"},
+      {[](Cluster& c) { c.devices[2].node = 2; }, "devices[2].node"},
+      {[](Cluster& c) { c.links[0].to = VertexId(99); }, "links[0].to"},
+      {[](Cluster& c) { c.links[0].type = -1; }, "links[0].type"},
+      {[](Cluster& c) { c.links[4].to = c.links[4].from; }, "links[4]"},
+  };
+  for (const auto& broken : cases) {
+    Cluster cluster = TwoNodes();
+    broken.break_it(cluster);
+    EXPECT_THAT(Places(cluster), ::testing::Contains(broken.where));
+  }
+}
+
+TEST(ClusterValidate, FindsDevicesThatCannotReachEachOther) {
+  Cluster cluster = TwoNodes();
+  std::erase_if(cluster.links, [&](const Link& link) {
+    return cluster.vertices[link.to.index()].name == "leaf0" ||
+           cluster.vertices[link.to.index()].name == "leaf1";
+  });
+  EXPECT_THAT(Places(cluster), ::testing::UnorderedElementsAre(
+                                   "devices[2]", "devices[2]", "devices[3]",
+                                   "devices[3]"));
+  cluster.devices.clear();
+  EXPECT_THAT(Places(cluster), ::testing::Contains("devices"));
+}
+
+TEST(ClusterValidate, ReturnsAllProblems) {
+  Cluster cluster = TwoNodes();
+  cluster.link_types[0].bandwidth = {0};
+  cluster.device_types[0].memory = {-5};
+  EXPECT_THAT(Places(cluster),
+              ::testing::ElementsAre("device_types[0].memory",
+                                     "link_types[0].bandwidth"));
+}
+
+}  // namespace
+}  // namespace tessera

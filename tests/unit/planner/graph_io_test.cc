@@ -1,0 +1,258 @@
+#include "planner/io/graph_io.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "planner/base/rng.h"
+#include "planner/io/file.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string TestName() {
+  return ::testing::UnitTest::GetInstance()->current_test_info()->name();
+}
+
+std::string Path(const std::string& ending) {
+  return ::testing::TempDir() + "/graph_io_test." + TestName() + ending;
+}
+
+// A random chain of layers, each of a random operator.
+Graph RandomGraph(uint64_t seed) {
+  Rng rng(seed);
+  const auto extent = [&] { return int64_t{1} + rng.Below(9); };
+  const int64_t batch = extent();
+  const int64_t seq_len = extent();
+  const int64_t hidden = extent();
+  const int64_t vocabulary = 1 + extent();
+  constexpr DType kDTypes[] = {DType::kFloat64, DType::kFloat32,
+                               DType::kBFloat16, DType::kFloat16};
+  GraphBuilder builder("random-" + std::to_string(seed), batch, seq_len,
+                       kDTypes[rng.Below(4)]);
+  builder.BeginBlock("embed");
+  const TensorId tokens =
+      builder.Input("tokens", {batch, seq_len}, DType::kInt32);
+  const TensorId labels =
+      builder.Input("labels", {batch, seq_len}, DType::kInt32);
+  const TensorId table = builder.Weight("table", {vocabulary, hidden},
+                                        {.stddev = rng.Uniform01()}, true);
+  TensorId x = builder.Add1("embedding", "lookup", {tokens, table});
+  const uint32_t layers = rng.Below(6);
+  for (uint32_t i = 0; i < layers; ++i) {
+    const std::string name = "layer." + std::to_string(i);
+    if (rng.Below(2) == 0) builder.BeginBlock(name);
+    switch (rng.Below(4)) {
+      case 0: {
+        const TensorId w = builder.Weight(name + ".weight", {hidden, hidden},
+                                          {.stddev = 0.1}, true);
+        const TensorId b = builder.Weight(name + ".bias", {hidden},
+                                          {.constant = rng.Uniform01()}, false);
+        x = builder.Add1("linear", name, {x, w, b}, "bsi,oi+o->bso");
+        break;
+      }
+      case 1:
+        x = builder.Add1("dropout", name, {x}, "bsh->bsh",
+                         {{"salt", 1.0 * i}, {"probability", rng.Uniform01()}});
+        break;
+      case 2: {
+        const TensorId w =
+            builder.Weight(name + ".weight", {hidden}, {.constant = 1}, false);
+        x = builder.Add1("rms_norm", name, {x, w}, "",
+                         {{"epsilon", rng.Uniform01()}});
+        break;
+      }
+      default:
+        x = builder.Add1("add", name, {x, x}, "bsh,bsh->bsh");
+    }
+  }
+  const TensorId logits =
+      builder.Add1("linear", "head", {x, table}, "bsi,vi->bsv");
+  const TensorId count = builder.Add1("count_labels", "count", {labels});
+  auto graph = builder.Finish(
+      builder.Add1("cross_entropy", "loss", {logits, labels, count}));
+  TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
+  return *std::move(graph);
+}
+
+TEST(GraphIo, RoundTripInEveryEncoding) {
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    const Graph graph = RandomGraph(seed);
+    for (const char* ending : {".txtpb", ".json", ".pb"}) {
+      const std::string path = Path(ending);
+      ASSERT_TRUE(WriteGraph(path, graph).has_value());
+      const auto read = ReadGraph(path);
+      ASSERT_TRUE(read.has_value()) << read.error().ToString();
+      EXPECT_EQ(*read, graph) << "seed " << seed << ending;
+      EXPECT_EQ(Fingerprint(*read), Fingerprint(graph));
+      const std::string bytes = *ReadFile(path);
+      ASSERT_TRUE(WriteGraph(path, *read).has_value());
+      EXPECT_EQ(*ReadFile(path), bytes);
+    }
+  }
+}
+
+TEST(GraphIo, RoundTripOfEveryFamily) {
+  for (const char* model :
+       {"gpt2-tiny", "llama-2-7b", "qwen2-7b", "mistral-7b", "pythia-1b"}) {
+    ImportOptions options;
+    options.global_batch = 4;
+    options.seq_len = 64;
+    const auto graph = ImportModel(
+        std::string(TESSERA_EXAMPLES) + "/models/" + model + "/config.json",
+        options);
+    ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+    const std::string path = Path(".json");
+    ASSERT_TRUE(WriteGraph(path, *graph).has_value());
+    // The file's own batch, length and type hold where none are given.
+    const auto read = ImportModel(path, {});
+    ASSERT_TRUE(read.has_value()) << read.error().ToString();
+    EXPECT_EQ(*read, *graph) << model;
+  }
+}
+
+// y = dropout(lookup(ids)), then the loss; small enough to break by hand.
+constexpr char kText[] = R"(schema_version: 1
+name: "toy"
+global_batch: 2
+seq_len: 3
+dtype: "fp32"
+blocks: "main"
+tensors { name: "ids" kind: TENSOR_KIND_INPUT shape: [2, 3] dtype: "int32"
+          sample_dim: 0 }
+tensors { name: "w" kind: TENSOR_KIND_WEIGHT shape: [5, 4] dtype: "fp32"
+          init { stddev: 0.5 } }
+tensors { name: "x" kind: TENSOR_KIND_ACTIVATION shape: [2, 3, 4]
+          dtype: "fp32" sample_dim: 0 }
+tensors { name: "y" kind: TENSOR_KIND_ACTIVATION shape: [2, 3, 4]
+          dtype: "fp32" sample_dim: 0 }
+tensors { name: "n" kind: TENSOR_KIND_ACTIVATION dtype: "fp32" }
+nodes { name: "x" op: "embedding" operands: ["ids", "w"] results: "x"
+        block: "main" }
+nodes { name: "y" op: "gelu" rule: "bsh->bsh" operands: "x" results: "y"
+        block: "main" }
+nodes { name: "n" op: "count_labels" operands: "ids" results: "n"
+        block: "main" }
+loss: "n"
+)";
+
+// The error of kText with `from` replaced by `to`.
+std::string ErrorWith(const std::string& from, const std::string& to) {
+  std::string text = kText;
+  const size_t at = text.find(from);
+  TESSERA_CHECK(at != std::string::npos) << from;
+  text.replace(at, from.size(), to);
+  const std::string path = Path(".txtpb");
+  std::ofstream(path) << text;
+  const auto graph = ReadGraph(path);
+  if (graph.has_value()) return "";
+  EXPECT_THAT(graph.error().where, HasSubstr(path));
+  return graph.error().ToString();
+}
+
+TEST(GraphIo, HandWrittenFileIsRead) {
+  EXPECT_EQ(ErrorWith("toy", "toys"), "");
+}
+
+TEST(GraphIo, EveryTruncationIsAnError) {
+  const std::string whole = kText;
+  const std::string path = Path(".txtpb");
+  // The last prefix lacks the newline and the closing quote.
+  for (size_t length = 0; length + 2 <= whole.size(); length += 3) {
+    std::ofstream(path) << whole.substr(0, length);
+    EXPECT_FALSE(ReadGraph(path).has_value()) << length;
+  }
+}
+
+TEST(GraphIo, EveryTruncationOfABinaryFileIsAnError) {
+  const std::string path = Path(".pb");
+  ASSERT_TRUE(WriteGraph(path, RandomGraph(1)).has_value());
+  const std::string whole = *ReadFile(path);
+  for (size_t length = 0; length < whole.size(); length += 3) {
+    std::ofstream(path, std::ios::binary) << whole.substr(0, length);
+    EXPECT_FALSE(ReadGraph(path).has_value()) << length;
+  }
+}
+
+TEST(GraphIo, Cycle) {
+  // x reads y, which reads x.
+  const std::string error =
+      ErrorWith(R"(op: "embedding" operands: ["ids", "w"])",
+                R"(op: "gelu" rule: "bsh->bsh"
+                                         operands: "y")");
+  EXPECT_THAT(error, HasSubstr("nodes[0]"));
+  EXPECT_THAT(error, HasSubstr("cycle"));
+}
+
+TEST(GraphIo, UnknownNames) {
+  EXPECT_THAT(ErrorWith("\"gelu\"", "\"gelo\""),
+              HasSubstr("nodes[1].op: unknown operator 'gelo'; did you mean "
+                        "'gelu'?"));
+  EXPECT_THAT(ErrorWith(R"(["ids", "w"])", R"(["ids", "z"])"),
+              HasSubstr("nodes[0].operands[1]: unknown tensor 'z'"));
+  EXPECT_THAT(ErrorWith(R"(results: "y")", R"(results: "yy")"),
+              HasSubstr("nodes[1].results[0]: unknown tensor 'yy'; did you "
+                        "mean 'y'?"));
+  EXPECT_THAT(ErrorWith(R"(block: "main" })", R"(block: "mein" })"),
+              HasSubstr("nodes[0].block: unknown block 'mein'; did you mean "
+                        "'main'?"));
+  EXPECT_THAT(ErrorWith(R"(loss: "n")", R"(loss: "m")"),
+              HasSubstr("loss: unknown tensor 'm'"));
+  EXPECT_THAT(ErrorWith("seq_len: 3", "seq_length: 3"),
+              HasSubstr(".txtpb:4:11: unknown field 'seq_length'; did you mean "
+                        "'seq_len'?"));
+  EXPECT_THAT(ErrorWith(R"(dtype: "fp32")", R"(dtype: "fp31")"),
+              HasSubstr("dtype: unknown dtype 'fp31'"));
+  EXPECT_THAT(ErrorWith(R"(rule: "bsh->bsh")",
+                        R"(rule: "bsh->bsh" attributes { name: "p" })"),
+              HasSubstr("nodes[1].attributes[0]: unknown attribute 'p'"));
+}
+
+TEST(GraphIo, ShapesDisagree) {
+  // The table is 5 by 4, so x has a width of 4.
+  EXPECT_THAT(ErrorWith("[2, 3, 4]", "[2, 3, 6]"), HasSubstr("nodes[0]"));
+  EXPECT_THAT(ErrorWith("[5, 4]", "[5, 0]"),
+              HasSubstr("tensors[1].shape: has the extent 0"));
+  EXPECT_THAT(ErrorWith("[5, 4]", "[5000000000, 4000000000]"),
+              HasSubstr("tensors[1].shape: has more than 2^50 elements"));
+  EXPECT_THAT(ErrorWith("global_batch: 2", "global_batch: 4"),
+              HasSubstr("tensors[0].sample_dim: has extent 2: expected the "
+                        "global batch 4"));
+}
+
+TEST(GraphIo, RulesThatAreNotTheOperators) {
+  EXPECT_THAT(
+      ErrorWith(R"(op: "count_labels")", R"(op: "count_labels" rule: "xy->")"),
+      HasSubstr("nodes[2].rule: is 'xy->': expected count_labels's "
+                "own, 'bs->'"));
+  EXPECT_THAT(ErrorWith(R"(rule: "bsh->bsh")", ""),
+              HasSubstr("nodes[1].rule: missing"));
+  EXPECT_THAT(ErrorWith(R"(op: "gelu")", R"(op: "gelu_dx")"),
+              HasSubstr("nodes[1].op: 'gelu_dx' is not a forward operator"));
+  EXPECT_THAT(ErrorWith(R"(operands: "x")", R"(operands: ["x", "x"])"),
+              HasSubstr("nodes[1].operands: has 2: expected 1"));
+}
+
+TEST(GraphIo, TensorsAreProducedOnce) {
+  EXPECT_THAT(ErrorWith(R"(results: "y")", R"(results: "x")"),
+              HasSubstr("tensors[3]: no node produces 'y'"));
+  EXPECT_THAT(ErrorWith(R"(name: "w")", R"(name: "ids")"),
+              HasSubstr("tensors[1].name: 'ids' occurs twice"));
+}
+
+TEST(GraphIo, OptionsThatDisagreeWithTheFile) {
+  const std::string path = Path(".txtpb");
+  std::ofstream(path) << kText;
+  ImportOptions options;
+  options.global_batch = 3;
+  const auto graph = ImportModel(path, options);
+  ASSERT_FALSE(graph.has_value());
+  EXPECT_THAT(graph.error().ToString(),
+              HasSubstr("global_batch: the graph has 2, not 3"));
+}
+
+}  // namespace
+}  // namespace tessera

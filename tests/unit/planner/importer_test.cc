@@ -1,0 +1,385 @@
+#include "planner/io/importer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <numeric>
+
+#include "planner/io/huggingface.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Example(const std::string& model) {
+  return std::string(TESSERA_EXAMPLES) + "/models/" + model + "/config.json";
+}
+
+ImportOptions Options(int64_t batch = 8, int64_t seq_len = 1024) {
+  ImportOptions options;
+  options.global_batch = batch;
+  options.seq_len = seq_len;
+  return options;
+}
+
+Graph Import(const std::string& path, const ImportOptions& options) {
+  auto graph = ImportModel(path, options);
+  TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
+  return *std::move(graph);
+}
+
+// A file of the running test, removed with the fixture's folder by the system.
+std::string WriteTemp(const std::string& name, const std::string& text) {
+  const std::string path = ::testing::TempDir() + "/importer_test." + name;
+  std::ofstream(path) << text;
+  return path;
+}
+
+std::string ErrorOf(const std::string& text,
+                    const ImportOptions& options = Options(8, 16)) {
+  const std::string path = WriteTemp(
+      ::testing::UnitTest::GetInstance()->current_test_info()->name() +
+          std::string(".json"),
+      text);
+  const auto graph = ImportModel(path, options);
+  if (graph.has_value()) return "";
+  EXPECT_THAT(graph.error().where, HasSubstr(path));
+  return graph.error().ToString();
+}
+
+const Node& NodeNamed(const Graph& graph, std::string_view name) {
+  for (const Node& node : graph.nodes) {
+    if (node.name == name) return node;
+  }
+  TESSERA_CHECK(false) << "no node " << name;
+  return graph.nodes[0];
+}
+
+const Tensor* TensorNamed(const Graph& graph, std::string_view name) {
+  for (const Tensor& tensor : graph.tensors) {
+    if (tensor.name == name) return &tensor;
+  }
+  return nullptr;
+}
+
+// ---- parameter counts ------------------------------------------------------
+
+struct Published {
+  const char* model;
+  int64_t parameters;
+};
+
+class ParameterCountTest : public ::testing::TestWithParam<Published> {};
+
+TEST_P(ParameterCountTest, EqualsThePublishedModel) {
+  const Graph graph = Import(Example(GetParam().model), Options());
+  EXPECT_EQ(ParameterCount(graph), GetParam().parameters);
+  EXPECT_EQ(graph.name, GetParam().model);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, ParameterCountTest,
+                         ::testing::Values(Published{"gpt2", 124439808},
+                                           Published{"gpt2-xl", 1557611200},
+                                           Published{"llama-2-7b", 6738415616},
+                                           Published{"llama-3-8b", 8030261248},
+                                           Published{"llama-3-70b",
+                                                     70553706496},
+                                           Published{"mistral-7b", 7241732096},
+                                           Published{"qwen2-7b", 7615616512},
+                                           Published{"pythia-1b", 1011781632}),
+                         [](const auto& info) {
+                           std::string name = info.param.model;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+// ---- model FLOPs ------------------------------------------------------------
+
+TEST(ModelFlops, Gpt2XlIs6NPlus12LHS) {
+  const int64_t batch = 512;
+  const int64_t s = 1024;
+  const Graph graph = Import(Example("gpt2-xl"), Options(batch, s));
+  // Matrix products: 12 h^2 a layer, and the head.
+  const double n = 48.0 * 12 * 1600 * 1600 + 50257.0 * 1600;
+  EXPECT_EQ(MatmulParameterCount(graph), static_cast<int64_t>(n));
+  const double tokens = static_cast<double>(batch) * s;
+  EXPECT_DOUBLE_EQ(ModelFlops(graph).value,
+                   6 * n * tokens + 12.0 * 48 * 1600 * s * tokens);
+  EXPECT_DOUBLE_EQ(ModelFlops(graph, /*halve_causal=*/true).value,
+                   6 * n * tokens + 6.0 * 48 * 1600 * s * tokens);
+}
+
+TEST(ModelFlops, Llama3WithGroupedHeads) {
+  const int64_t batch = 4;
+  const int64_t s = 8192;
+  const Graph graph = Import(Example("llama-3-8b"), Options(batch, s));
+  // q and o: h*h; k and v: h*1024 (8 of 32 heads); gate, up, down: h*14336.
+  const double layer = 4096.0 * (2 * 4096 + 2 * 1024 + 3 * 14336);
+  const double n = 32 * layer + 128256.0 * 4096;
+  const double tokens = static_cast<double>(batch) * s;
+  // 6*heads*(d_qk + d_v) = 6*32*256 = 12*4096.
+  EXPECT_DOUBLE_EQ(ModelFlops(graph).value,
+                   6 * n * tokens + 12.0 * 32 * 4096 * s * tokens);
+}
+
+// ---- structure --------------------------------------------------------------
+
+TEST(Gpt2, LayersAreOneClass) {
+  const Graph graph = Import(Example("gpt2-xl"), Options());
+  ASSERT_EQ(graph.blocks.size(), 50u);
+  EXPECT_EQ(graph.blocks.front(), "embed");
+  EXPECT_EQ(graph.blocks[1], "h.0");
+  EXPECT_EQ(graph.blocks[48], "h.47");
+  EXPECT_EQ(graph.blocks.back(), "head");
+  const std::vector<int> classes = BlockClasses(graph);
+  EXPECT_EQ(classes[0], 0);
+  for (size_t b = 1; b <= 48; ++b) EXPECT_EQ(classes[b], 1) << b;
+  EXPECT_EQ(classes[49], 49);
+}
+
+TEST(Importers, FolderAndFileAreTheSameModel) {
+  const std::string folder =
+      std::string(TESSERA_EXAMPLES) + "/models/gpt2-tiny";
+  const Graph graph = Import(folder, Options(2, 16));
+  EXPECT_EQ(graph, Import(folder + "/config.json", Options(2, 16)));
+  EXPECT_EQ(graph, Import(folder + "/./config.json", Options(2, 16)));
+}
+
+TEST(Fingerprint, IsThatOfTheModelNotOfItsFolder) {
+  Graph graph = Import(Example("gpt2-tiny"), Options(2, 16));
+  const std::string fingerprint = Fingerprint(graph);
+  graph.name = "copied";
+  EXPECT_EQ(Fingerprint(graph), fingerprint);
+}
+
+TEST(Gpt2, WeightsHaveTheirNamesShapesAndStarts) {
+  const Graph graph = Import(Example("gpt2"), Options());
+  const Tensor* q = TensorNamed(graph, "h.0.attn.c_attn.q.weight");
+  ASSERT_NE(q, nullptr);
+  EXPECT_EQ(q->shape, (Shape{12, 1, 64, 768}));  // [g, r, d, i]
+  EXPECT_TRUE(q->weight_decay);
+  EXPECT_EQ(q->init.stddev, 0.02);
+  const Tensor* bias = TensorNamed(graph, "h.0.attn.c_attn.q.bias");
+  ASSERT_NE(bias, nullptr);
+  EXPECT_EQ(bias->shape, (Shape{12, 1, 64}));
+  EXPECT_FALSE(bias->weight_decay);
+  EXPECT_EQ(bias->init, Initializer{});
+  const Tensor* out = TensorNamed(graph, "h.11.attn.c_proj.weight");
+  ASSERT_NE(out, nullptr);
+  EXPECT_EQ(out->shape, (Shape{768, 12, 1, 64}));  // [o, g, r, e]
+  // 0.02 / sqrt(2 * 12 layers)
+  EXPECT_NEAR(out->init.stddev, 0.00408248, 1e-8);
+  const Tensor* norm = TensorNamed(graph, "ln_f.weight");
+  ASSERT_NE(norm, nullptr);
+  EXPECT_EQ(norm->init.constant, 1);
+  EXPECT_FALSE(norm->weight_decay);
+  EXPECT_TRUE(TensorNamed(graph, "wpe.weight")->weight_decay);
+}
+
+TEST(Gpt2, HeadReadsTheEmbedding) {
+  const Graph graph = Import(Example("gpt2"), Options());
+  EXPECT_EQ(TensorNamed(graph, "lm_head.weight"), nullptr);
+  const Node& head = NodeNamed(graph, "lm_head");
+  EXPECT_EQ(graph.tensor(head.operands[1]).name, "wte.weight");
+  EXPECT_EQ(graph.tensor(graph.loss).shape, Shape{});
+}
+
+TEST(Gpt2, DropoutsHaveTheirOwnSalts) {
+  const Graph graph = Import(Example("gpt2"), Options());
+  std::vector<double> salts;
+  for (const Node& node : graph.nodes) {
+    if (node.op->name != "dropout") continue;
+    EXPECT_EQ(node.attribute("probability"), 0.1);
+    salts.push_back(node.attribute("salt"));
+  }
+  std::vector<double> expected(1 + 2 * 12);  // embedding, two a layer
+  std::iota(expected.begin(), expected.end(), 0.0);
+  EXPECT_EQ(salts, expected);
+}
+
+TEST(Gpt2, AttentionDropoutIsWarnedOf) {
+  std::vector<std::string> warnings;
+  ImportOptions options = Options();
+  options.warnings = &warnings;
+  Import(Example("gpt2"), options);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_THAT(warnings[0], HasSubstr("attn_pdrop=0.1: dropout on attention "
+                                     "probabilities is not applied"));
+  warnings.clear();
+  Import(Example("llama-3-8b"), options);
+  EXPECT_TRUE(warnings.empty());
+}
+
+TEST(Families, DifferentiateAndReadTheirDtype) {
+  for (const char* model :
+       {"gpt2-tiny", "llama-3-8b", "mistral-7b", "qwen2-7b", "pythia-1b"}) {
+    ImportOptions options = Options(4, 64);
+    options.dtype = DType::kBFloat16;
+    Graph graph = Import(Example(model), options);
+    EXPECT_EQ(graph.dtype, DType::kBFloat16);
+    auto whole = Differentiate(std::move(graph));
+    ASSERT_TRUE(whole.has_value()) << whole.error().ToString();
+    EXPECT_FALSE(whole->gradients.empty()) << model;
+  }
+}
+
+TEST(Llama, RotaryGroupsAndNoBiases) {
+  const Graph graph = Import(Example("llama-3-8b"), Options());
+  const Node& rotary = NodeNamed(graph, "model.layers.0.self_attn.rotary_q");
+  EXPECT_EQ(rotary.attribute("theta"), 500000);
+  EXPECT_EQ(rotary.attribute("fraction"), 1);
+  // 8 groups of 4 query heads of 128.
+  EXPECT_EQ(TensorNamed(graph, "model.layers.0.self_attn.q_proj.weight")->shape,
+            (Shape{8, 4, 128, 4096}));
+  EXPECT_EQ(TensorNamed(graph, "model.layers.0.self_attn.k_proj.weight")->shape,
+            (Shape{8, 128, 4096}));
+  EXPECT_EQ(TensorNamed(graph, "model.layers.0.self_attn.q_proj.bias"),
+            nullptr);
+  const Node& attention = NodeNamed(graph, "model.layers.0.self_attn");
+  EXPECT_DOUBLE_EQ(attention.attribute("scale"), 0.08838834764831845);
+  EXPECT_EQ(attention.attribute("window"), 0);
+}
+
+TEST(Mistral, HasAWindow) {
+  const Graph graph = Import(Example("mistral-7b"), Options());
+  EXPECT_EQ(NodeNamed(graph, "model.layers.31.self_attn").attribute("window"),
+            4096);
+}
+
+TEST(Qwen2, HasBiasesOnQueriesKeysAndValues) {
+  const Graph graph = Import(Example("qwen2-7b"), Options());
+  const std::string prefix = "model.layers.0.self_attn.";
+  for (const char* name : {"q_proj.bias", "k_proj.bias", "v_proj.bias"}) {
+    EXPECT_NE(TensorNamed(graph, prefix + name), nullptr) << name;
+  }
+  EXPECT_EQ(TensorNamed(graph, prefix + "o_proj.bias"), nullptr);
+  EXPECT_EQ(NodeNamed(graph, "model.layers.0.self_attn").attribute("window"),
+            0);
+}
+
+constexpr char kNeox[] = R"("model_type": "gpt_neox", "hidden_size": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50,
+    "intermediate_size": 64, "max_position_embeddings": 16,
+    "rotary_pct": 0.25)";
+
+TEST(GptNeox, BothResidualForms) {
+  const std::string parallel =
+      WriteTemp("neox.json", std::string("{") + kNeox + "}");
+  const std::string serial =
+      WriteTemp("neox_serial.json", std::string("{") + kNeox +
+                                        R"(, "use_parallel_residual": false})");
+  const Graph a = Import(parallel, Options(2, 16));
+  const Graph b = Import(serial, Options(2, 16));
+  EXPECT_EQ(ParameterCount(a), ParameterCount(b));
+  // Parallel: the second norm reads the layer's own input.
+  const std::string layer = "gpt_neox.layers.0.";
+  EXPECT_EQ(NodeNamed(a, layer + "post_attention_layernorm").operands[0],
+            NodeNamed(a, layer + "input_layernorm").operands[0]);
+  EXPECT_EQ(
+      b.tensor(NodeNamed(b, layer + "post_attention_layernorm").operands[0])
+          .name,
+      layer + "attention.add");
+  EXPECT_EQ(NodeNamed(a, layer + "mlp.act").op->name, "gelu_erf");
+  EXPECT_EQ(NodeNamed(a, layer + "attention.rotary_k").attribute("fraction"),
+            0.25);
+}
+
+// ---- bad input --------------------------------------------------------------
+
+std::string Gpt2Config(const std::string& more,
+                       const std::string& heads = "8") {
+  return R"({"model_type": "gpt2", "n_embd": 256, "n_layer": 2,
+             "n_positions": 128, "vocab_size": 100, "n_head": )" +
+         heads + more + "}";
+}
+
+std::string LlamaConfig(const std::string& more) {
+  return R"({"model_type": "llama", "hidden_size": 64, "vocab_size": 100,
+             "num_hidden_layers": 1, "num_attention_heads": 4,
+             "intermediate_size": 96, "max_position_embeddings": 128)" +
+         more + "}";
+}
+
+TEST(BadFile, IsMissing) {
+  const auto graph = ImportModel("/no/such/config.json", Options());
+  ASSERT_FALSE(graph.has_value());
+  EXPECT_EQ(graph.error().code, ErrorCode::kNotFound);
+  EXPECT_THAT(graph.error().ToString(), HasSubstr("/no/such/config.json: "));
+}
+
+TEST(BadFile, BreaksOff) {
+  // The text ends in line 3, behind the colon at column 12.
+  EXPECT_THAT(ErrorOf("{\n  \"model_type\": \"gpt2\",\n  \"n_embd\":"),
+              HasSubstr("json:3:12: the file ends early"));
+}
+
+TEST(BadFile, UnknownModelType) {
+  EXPECT_THAT(ErrorOf(R"({"model_type": "gpt3"})"),
+              HasSubstr("model_type: unknown model_type 'gpt3'; did you mean "
+                        "'gpt2'? known: gpt2, llama, mistral, qwen2, "
+                        "gpt_neox"));
+  EXPECT_THAT(ErrorOf("{}"), HasSubstr("model_type: missing"));
+}
+
+TEST(BadFile, HeadsDoNotDivide) {
+  EXPECT_THAT(ErrorOf(Gpt2Config("", "7")),
+              HasSubstr("n_head: is 7: expected a divisor of n_embd 256"));
+  EXPECT_THAT(ErrorOf(LlamaConfig(R"(, "num_key_value_heads": 3)")),
+              HasSubstr("num_key_value_heads: is 3: expected a divisor of "
+                        "num_attention_heads 4"));
+}
+
+TEST(BadFile, SequenceIsTooLong) {
+  EXPECT_THAT(ErrorOf(Gpt2Config(""), Options(8, 129)),
+              HasSubstr("n_positions: is 128: a sequence length of 129"));
+  EXPECT_EQ(ErrorOf(Gpt2Config(""), Options(8, 128)), "");
+  EXPECT_THAT(ErrorOf(LlamaConfig(""), Options(8, 129)),
+              HasSubstr("max_position_embeddings: is 128"));
+}
+
+TEST(BadFile, WrongValues) {
+  EXPECT_THAT(ErrorOf(Gpt2Config(R"(, "n_inner": "many")")),
+              HasSubstr("n_inner: is \"many\": expected a whole number"));
+  EXPECT_THAT(ErrorOf(Gpt2Config(R"(, "resid_pdrop": 1.5)")),
+              HasSubstr("resid_pdrop: is 1.5: expected a number from 0"));
+  EXPECT_THAT(ErrorOf(Gpt2Config("", "2.5")), HasSubstr("n_head: is 2.5"));
+  EXPECT_THAT(ErrorOf(R"({"model_type": "gpt2"})"),
+              HasSubstr("n_embd: missing"));
+}
+
+TEST(BadFile, UnsupportedFeatures) {
+  EXPECT_THAT(ErrorOf(Gpt2Config(R"(, "activation_function": "gelo")")),
+              HasSubstr("activation_function: unknown activation 'gelo'; did "
+                        "you mean 'gelu'?"));
+  EXPECT_THAT(
+      ErrorOf(Gpt2Config(R"(, "scale_attn_by_inverse_layer_idx": true)")),
+      HasSubstr("scale_attn_by_inverse_layer_idx: is true: not supported"));
+  EXPECT_THAT(
+      ErrorOf(LlamaConfig(R"(, "rope_scaling": {"rope_type": "llama3"})")),
+      HasSubstr("rope_scaling: is {\"rope_type\": \"llama3\"}: scaled"));
+  EXPECT_EQ(ErrorOf(LlamaConfig(R"(, "rope_scaling": null)")), "");
+  EXPECT_EQ(ErrorOf(LlamaConfig(R"(, "use_cache": true, "x": [1, {}])")), "");
+}
+
+TEST(BadFile, BatchIsNotGiven) {
+  EXPECT_THAT(ErrorOf(Gpt2Config(""), Options(0, 16)),
+              HasSubstr("global batch"));
+  EXPECT_THAT(ErrorOf(Gpt2Config(""), Options(8, 0)),
+              HasSubstr("sequence length"));
+}
+
+TEST(Importers, NamesAreUnique) {
+  std::vector<std::string_view> names;
+  for (const Importer& importer : Importers()) names.push_back(importer.name);
+  for (const ModelFamily& family : ModelFamilies()) {
+    names.push_back(family.name);
+  }
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end());
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,65 @@
+#include "planner/topology/topologies.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace tessera {
+namespace {
+
+TEST(MakeCluster, ReadsNameNodesAndGpus) {
+  EXPECT_EQ(MakeCluster("dgx-h200")->devices.size(), 8u);
+  EXPECT_EQ(MakeCluster("dgx-h200:3")->devices.size(), 24u);
+  EXPECT_EQ(MakeCluster("dgx-h200:1x1")->devices.size(), 1u);
+  EXPECT_EQ(MakeCluster("dgx-h200:2x4")->devices.size(), 8u);
+  EXPECT_EQ(MakeCluster("local-cpu:4")->devices.size(), 4u);
+  EXPECT_EQ(MakeCluster("local-cpu:4")->num_nodes(), 1);
+  EXPECT_EQ(MakeCluster("gb200-nvl72:2")->devices.size(), 144u);
+  EXPECT_EQ(MakeCluster("dgx-h200")->name, "dgx-h200:1");
+  EXPECT_EQ(MakeCluster("dgx-h200:2x4")->name, "dgx-h200:2x4");
+}
+
+TEST(MakeCluster, RefusesBadSpecs) {
+  for (const char* spec :
+       {"dgx-h200:", "dgx-h200:0", "dgx-h200:-1", "dgx-h200:x2",
+        "dgx-h200:1x9", "dgx-h200:1x0", "dgx-h200:1x", "dgx-h200:1.5",
+        "dgx-h200:2 ", "dgx-h200:99999999999", "local-cpu:2x2",
+        "titan-rtx-pair:1x3"}) {
+    const Result<Cluster> cluster = MakeCluster(spec);
+    ASSERT_FALSE(cluster) << spec;
+    EXPECT_EQ(cluster.error().code, ErrorCode::kInvalidInput) << spec;
+    EXPECT_THAT(cluster.error().where, ::testing::HasSubstr(spec));
+  }
+  const Result<Cluster> unknown = MakeCluster("dgx-h20:2");
+  ASSERT_FALSE(unknown);
+  EXPECT_EQ(unknown.error().code, ErrorCode::kNotFound);
+  EXPECT_THAT(unknown.error().message,
+              ::testing::HasSubstr("did you mean 'dgx-h200'?"));
+  EXPECT_FALSE(MakeCluster(""));
+}
+
+// Each V100 of the cube mesh has six NVLinks; three PCIe levels join the rest.
+TEST(Topologies, CubeMeshHasSixNvLinksPerGpu) {
+  const Cluster cluster = *MakeCluster("dgx1-v100-32gb");
+  std::map<int32_t, int> nvlinks;
+  for (const Link& link : cluster.links) {
+    const std::string& name =
+        cluster.link_types[static_cast<size_t>(link.type)].name;
+    if (name == "nvlink2") nvlinks[link.from.value] += 1;
+    if (name == "nvlink2-x2") nvlinks[link.from.value] += 2;
+  }
+  EXPECT_EQ(nvlinks.size(), 8u);
+  for (const auto& [vertex, count] : nvlinks) EXPECT_EQ(count, 6) << vertex;
+}
+
+TEST(Topologies, LocalCpuRanksShareOneHost) {
+  const Cluster cluster = *MakeCluster("local-cpu:4");
+  EXPECT_FALSE(cluster.device_types[0].concurrent_streams);
+  EXPECT_EQ(cluster.device_types[0].memory.value, 4'000'000'000);
+  EXPECT_EQ(cluster.device_types[0].Peak(DType::kBFloat16).value, 0);
+  EXPECT_GT(cluster.device_types[0].Peak(DType::kFloat64).value, 0);
+}
+
+}  // namespace
+}  // namespace tessera

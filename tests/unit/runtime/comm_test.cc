@@ -1,0 +1,806 @@
+// One conformance suite over every kind of world, and the store.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <thread>
+
+#include "planner/base/rng.h"
+#include "runtime/comm/shm_world.h"
+#include "runtime/comm/store.h"
+#include "runtime/comm/text.h"
+#include "runtime/comm/thread_world.h"
+
+namespace tessera {
+namespace {
+
+using std::chrono::steady_clock;
+using ::testing::HasSubstr;
+
+enum class Kind { kThreads, kShm };
+
+// What a rank found wrong; empty if nothing. Ranks may be processes, so they
+// hand back text instead of using gtest's macros.
+using RankBody = std::function<std::string(CommWorld&)>;
+
+#define RANK_EXPECT(condition) \
+  if (condition) {             \
+  } else                       \
+    return Text("line ", __LINE__, ": ", #condition)
+#define RANK_EXPECT_OK(expression)          \
+  if (const auto ok_ = (expression); ok_) { \
+  } else                                    \
+    return Text("line ", __LINE__, ": ", ok_.error().ToString())
+
+std::vector<std::string> RunThreads(int n, const RankBody& body,
+                                    CommOptions options) {
+  auto worlds = MakeThreadWorlds(n, options);
+  std::vector<std::string> results(static_cast<size_t>(n));
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < results.size(); ++r) {
+    threads.emplace_back([&, r] {
+      const auto world = std::move(worlds[r]);
+      results[r] = body(*world);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+std::string RunShmRank(int rank, int n, const ListeningSocket& socket,
+                       const RankBody& body, CommOptions options) {
+  StoreOptions store_options;
+  store_options.port = socket.port;
+  store_options.rank = rank;
+  store_options.listen_fd = rank == 0 ? socket.fd : -1;
+  auto store = Store::Open(store_options);
+  if (!store) return store.error().ToString();
+  auto world = MakeShmWorld(rank, n, **store, options);
+  if (!world) return world.error().ToString();
+  store->reset();
+  return body(**world);
+}
+
+// A rank that is killed yields "killed".
+std::vector<std::string> RunProcesses(int n, const RankBody& body,
+                                      CommOptions options) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  std::vector<pid_t> children;
+  std::vector<int> pipes;
+  for (int rank = 0; rank < n; ++rank) {
+    int ends[2];
+    EXPECT_EQ(pipe(ends), 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+      if (rank != 0) close(socket.fd);
+      const std::string result = RunShmRank(rank, n, socket, body, options);
+      const ssize_t written = write(ends[1], result.data(), result.size());
+      _exit(written == static_cast<ssize_t>(result.size()) ? 0 : 1);
+    }
+    close(ends[1]);
+    children.push_back(pid);
+    pipes.push_back(ends[0]);
+  }
+  close(socket.fd);
+  std::vector<std::string> results;
+  for (size_t r = 0; r < children.size(); ++r) {
+    std::string result;
+    char buffer[4096];
+    for (ssize_t got; (got = read(pipes[r], buffer, sizeof(buffer))) > 0;) {
+      result.append(buffer, static_cast<size_t>(got));
+    }
+    close(pipes[r]);
+    results.push_back(result);
+  }
+  // Reaped last, so that peers see the dead as zombies, as under launchers
+  // that wait for the first rank first.
+  for (size_t r = 0; r < children.size(); ++r) {
+    int status = 0;
+    waitpid(children[r], &status, 0);
+    if (WIFSIGNALED(status)) {
+      results[r] = "killed";
+    } else if (status != 0) {
+      results[r] += Text(" exit status ", status);
+    }
+  }
+  return results;
+}
+
+std::vector<std::string> RunRanks(Kind kind, int n, const RankBody& body,
+                                  CommOptions options = {}) {
+  return kind == Kind::kThreads ? RunThreads(n, body, options)
+                                : RunProcesses(n, body, options);
+}
+
+void ExpectAllRanks(Kind kind, int n, const RankBody& body) {
+  const auto results = RunRanks(kind, n, body);
+  for (size_t r = 0; r < results.size(); ++r) {
+    EXPECT_EQ(results[r], "") << "rank " << r;
+  }
+}
+
+std::vector<int> Iota(int n) {
+  std::vector<int> ranks(static_cast<size_t>(n));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+Communicator& All(CommWorld& world) {
+  return **world.Group(Iota(world.world_size()));
+}
+
+// Element `i` of rank `rank`'s data: of mixed signs and magnitudes, so that
+// the order of a sum shows in its bits.
+template <typename T>
+T Element(int rank, int64_t i) {
+  const double x =
+      CounterNormal(static_cast<uint64_t>(rank) + 1, static_cast<uint64_t>(i));
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(x * 1000);
+  } else {
+    return static_cast<T>(x * ((i + rank) % 3 == 0 ? 1e4 : 1.0));
+  }
+}
+
+template <typename T>
+std::vector<T> Elements(int rank, int64_t count) {
+  std::vector<T> data(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    data[static_cast<size_t>(i)] = Element<T>(rank, i);
+  }
+  return data;
+}
+
+// ((r0 + r1) + r2) + ... of the given ranks.
+template <typename T>
+std::vector<T> SerialSum(std::span<const int> ranks, int64_t count) {
+  std::vector<T> sum = Elements<T>(ranks[0], count);
+  for (const int r : ranks.subspan(1)) {
+    const std::vector<T> more = Elements<T>(r, count);
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
+  }
+  return sum;
+}
+
+template <typename T>
+bool SameBits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() &&
+         (a.empty() ||
+          std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+int64_t Total(std::span<const int64_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+// Sizes around the limits of region.cc: at once, within a round, several
+// rounds with a ragged last one; 300,001 floats are 1.2 MB.
+constexpr int64_t kCounts[] = {0, 1, 5, 4096, 4097, 70'001, 300'001};
+
+// Ragged, with an empty piece where there are several ranks.
+std::vector<int64_t> RaggedCounts(int n, int64_t scale) {
+  std::vector<int64_t> counts;
+  for (int r = 0; r < n; ++r) counts.push_back(r == 1 ? 0 : scale * r + 3);
+  return counts;
+}
+
+class CommTest : public ::testing::TestWithParam<std::tuple<Kind, int>> {
+ protected:
+  Kind kind() const { return std::get<0>(GetParam()); }
+  int n() const { return std::get<1>(GetParam()); }
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Worlds, CommTest,
+    ::testing::Combine(::testing::Values(Kind::kThreads, Kind::kShm),
+                       ::testing::Range(1, 6)),
+    [](const auto& info) {
+      return Text(std::get<0>(info.param) == Kind::kThreads ? "Threads" : "Shm",
+                  std::get<1>(info.param));
+    });
+
+template <typename T>
+std::string CheckAllReduce(CommWorld& world, DType dtype) {
+  const std::vector<int> ranks = Iota(world.world_size());
+  for (const int64_t count : kCounts) {
+    std::vector<T> data = Elements<T>(world.world_rank(), count);
+    RANK_EXPECT_OK(All(world).AllReduce(data.data(), count, dtype));
+    RANK_EXPECT(SameBits(data, SerialSum<T>(ranks, count)));
+  }
+  return "";
+}
+
+TEST_P(CommTest, AllReduceIsTheSerialSumBitForBit) {
+  ExpectAllRanks(kind(), n(), [](CommWorld& world) -> std::string {
+    std::string wrong = CheckAllReduce<float>(world, DType::kFloat32);
+    if (wrong.empty()) wrong = CheckAllReduce<double>(world, DType::kFloat64);
+    if (wrong.empty()) wrong = CheckAllReduce<int32_t>(world, DType::kInt32);
+    return wrong;
+  });
+}
+
+TEST_P(CommTest, ReduceScatterEqualsAllReduce) {
+  ExpectAllRanks(kind(), n(), [](CommWorld& world) -> std::string {
+    const int n = world.world_size();
+    const auto me = static_cast<size_t>(world.world_rank());
+    for (const int64_t scale : {1, 1000, 60'000}) {
+      const std::vector<int64_t> counts = RaggedCounts(n, scale);
+      const int64_t begin = Total(std::span(counts).first(me));
+      std::vector<float> send =
+          Elements<float>(world.world_rank(), Total(counts));
+      const std::vector<float> sum = SerialSum<float>(Iota(n), Total(counts));
+      const std::vector<float> expected(sum.begin() + begin,
+                                        sum.begin() + begin + counts[me]);
+      std::vector<float> recv(expected.size());
+      RANK_EXPECT_OK(All(world).ReduceScatter(send.data(), recv.data(), counts,
+                                              DType::kFloat32));
+      RANK_EXPECT(SameBits(recv, expected));
+      // In place.
+      RANK_EXPECT_OK(All(world).ReduceScatter(send.data(), send.data() + begin,
+                                              counts, DType::kFloat32));
+      recv.assign(send.begin() + begin, send.begin() + begin + counts[me]);
+      RANK_EXPECT(SameBits(recv, expected));
+    }
+    return "";
+  });
+}
+
+TEST_P(CommTest, AllGatherConcatenatesRaggedPieces) {
+  ExpectAllRanks(kind(), n(), [](CommWorld& world) -> std::string {
+    const int n = world.world_size();
+    const auto me = static_cast<size_t>(world.world_rank());
+    for (const int64_t scale : {1, 1000, 400'001}) {  // up to 1.6 MB
+      const std::vector<int64_t> counts = RaggedCounts(n, scale);
+      std::vector<uint8_t> expected;
+      for (int r = 0; r < n; ++r) {
+        for (int64_t i = 0; i < counts[static_cast<size_t>(r)]; ++i) {
+          expected.push_back(static_cast<uint8_t>(r * 37 + i % 251));
+        }
+      }
+      const int64_t begin = Total(std::span(counts).first(me));
+      const std::vector<uint8_t> send(expected.begin() + begin,
+                                      expected.begin() + begin + counts[me]);
+      std::vector<uint8_t> recv(expected.size());
+      RANK_EXPECT_OK(
+          All(world).AllGather(send.data(), counts[me], recv.data(), counts));
+      RANK_EXPECT(recv == expected);
+      // In place.
+      std::fill(recv.begin(), recv.end(), 0);
+      std::copy(send.begin(), send.end(), recv.begin() + begin);
+      RANK_EXPECT_OK(All(world).AllGather(recv.data() + begin, counts[me],
+                                          recv.data(), counts));
+      RANK_EXPECT(recv == expected);
+    }
+    return "";
+  });
+}
+
+TEST_P(CommTest, AllToAllExchangesRaggedPieces) {
+  ExpectAllRanks(kind(), n(), [](CommWorld& world) -> std::string {
+    const int n = world.world_size();
+    const int me = world.world_rank();
+    for (const int64_t scale : {0, 1, 90'001}) {
+      const auto bytes = [&](int from, int to) {
+        return (from + to) % 3 == 1 ? 0 : scale * (from + 2 * to);
+      };
+      const auto byte = [](int from, int to, int64_t i) {
+        return static_cast<uint8_t>(from * 16 + to + i % 97);
+      };
+      std::vector<int64_t> send_bytes, recv_bytes;
+      std::vector<uint8_t> send, expected;
+      for (int r = 0; r < n; ++r) {
+        send_bytes.push_back(bytes(me, r));
+        recv_bytes.push_back(bytes(r, me));
+        for (int64_t i = 0; i < bytes(me, r); ++i) {
+          send.push_back(byte(me, r, i));
+        }
+        for (int64_t i = 0; i < bytes(r, me); ++i) {
+          expected.push_back(byte(r, me, i));
+        }
+      }
+      std::vector<uint8_t> recv(expected.size());
+      RANK_EXPECT_OK(All(world).AllToAll(send.data(), send_bytes, recv.data(),
+                                         recv_bytes));
+      RANK_EXPECT(recv == expected);
+    }
+    return "";
+  });
+}
+
+TEST_P(CommTest, BroadcastFromEveryRoot) {
+  ExpectAllRanks(kind(), n(), [](CommWorld& world) -> std::string {
+    for (int root = 0; root < world.world_size(); ++root) {
+      for (const int64_t count : kCounts) {
+        std::vector<float> data = Elements<float>(world.world_rank(), count);
+        RANK_EXPECT_OK(All(world).Broadcast(data.data(), count * 4, root));
+        RANK_EXPECT(SameBits(data, Elements<float>(root, count)));
+      }
+    }
+    return "";
+  });
+}
+
+// Every pair and the whole, in ascending and descending order, many times and
+// without barriers between them.
+TEST_P(CommTest, GroupsInterleave) {
+  ExpectAllRanks(kind(), n(), [](CommWorld& world) -> std::string {
+    const int n = world.world_size();
+    const int me = world.world_rank();
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      for (int a = 0; a < n; ++a) {
+        for (int b = 0; b < n; ++b) {
+          if (a == b || (a != me && b != me)) continue;
+          const std::vector<int> ranks = {a, b};
+          auto group = world.Group(ranks);
+          RANK_EXPECT_OK(group);
+          RANK_EXPECT((*group)->rank() == (a == me ? 0 : 1));
+          RANK_EXPECT(*group == *world.Group(ranks));
+          const int64_t count = repeat % 2 == 0 ? 10 : 20'000;
+          std::vector<float> data = Elements<float>(me, count);
+          RANK_EXPECT_OK(
+              (*group)->AllReduce(data.data(), count, DType::kFloat32));
+          RANK_EXPECT(SameBits(data, SerialSum<float>(ranks, count)));
+        }
+      }
+      std::vector<int> ranks = Iota(n);
+      std::reverse(ranks.begin(), ranks.end());
+      auto group = world.Group(ranks);
+      RANK_EXPECT_OK(group);
+      std::vector<float> data = Elements<float>(me, 1000);
+      RANK_EXPECT_OK((*group)->AllReduce(data.data(), 1000, DType::kFloat32));
+      RANK_EXPECT(SameBits(data, SerialSum<float>(ranks, 1000)));
+    }
+    return "";
+  });
+}
+
+TEST_P(CommTest, GroupsAreChecked) {
+  ExpectAllRanks(kind(), n(), [](CommWorld& world) -> std::string {
+    const int me = world.world_rank();
+    const int n = world.world_size();
+    RANK_EXPECT(!world.Group(std::vector<int>{me, n}));
+    RANK_EXPECT(!world.Group(std::vector<int>{me, -1}));
+    RANK_EXPECT(!world.Group(std::vector<int>{me, me}));
+    RANK_EXPECT(!world.Group(std::vector<int>{}));
+    RANK_EXPECT(n == 1 || !world.Group(std::vector<int>{(me + 1) % n}));
+    // What is wrong by itself is an error and harms nothing.
+    float x = 1;
+    const std::vector<int64_t> counts(static_cast<size_t>(n) + 1, 1);
+    RANK_EXPECT(!All(world).AllReduce(&x, 1, DType::kBFloat16));
+    RANK_EXPECT(!All(world).AllReduce(&x, -1, DType::kFloat32));
+    RANK_EXPECT(!All(world).ReduceScatter(&x, &x, counts, DType::kFloat32));
+    RANK_EXPECT(!All(world).AllGather(&x, 4, &x, counts));
+    RANK_EXPECT(!All(world).Broadcast(&x, 4, n));
+    RANK_EXPECT(!All(world).Send(&x, 4, n, 0));
+    RANK_EXPECT(!All(world).Recv(&x, 4, -1, 0));
+    RANK_EXPECT_OK(All(world).Barrier());
+    return "";
+  });
+}
+
+// All ranks send to all ranks, themselves included, before anyone receives;
+// 40 messages of 100 KB are four times a ring of 1 MB.
+TEST_P(CommTest, CrossingSendsLargerThanTheRing) {
+  ExpectAllRanks(kind(), n(), [](CommWorld& world) -> std::string {
+    const int n = world.world_size();
+    Communicator& all = All(world);
+    constexpr int kMessages = 40;
+    constexpr int64_t kBytes = 100'000;
+    std::vector<uint8_t> data(kBytes);
+    for (int m = 0; m < kMessages; ++m) {
+      for (int to = 0; to < n; ++to) {
+        std::fill(data.begin(), data.end(),
+                  static_cast<uint8_t>(all.rank() * 50 + m));
+        RANK_EXPECT_OK(all.Send(data.data(), kBytes, to, 7));
+      }
+    }
+    RANK_EXPECT_OK(all.Barrier());
+    for (int from = n - 1; from >= 0; --from) {
+      for (int m = 0; m < kMessages; ++m) {
+        RANK_EXPECT_OK(all.Recv(data.data(), kBytes, from, 7));
+        RANK_EXPECT(data.front() == static_cast<uint8_t>(from * 50 + m));
+        RANK_EXPECT(data.back() == data.front());
+      }
+    }
+    RANK_EXPECT_OK(world.Flush());
+    return "";
+  });
+}
+
+TEST_P(CommTest, AThousandCrossingSends) {
+  if (n() < 2) GTEST_SKIP() << "needs a pair";
+  ExpectAllRanks(kind(), n(), [](CommWorld& world) -> std::string {
+    const int peer = world.world_rank() ^ 1;
+    if (peer >= world.world_size()) return "";
+    Communicator& all = All(world);
+    const int64_t count = 3000;  // 1000 x 12 KB are twelve rings of 1 MB
+    std::vector<float> data;
+    for (int m = 0; m < 1000; ++m) {
+      data = Elements<float>(m, 3);
+      data.resize(count, static_cast<float>(m));
+      RANK_EXPECT_OK(all.Send(data.data(), count * 4, peer, m % 5));
+    }
+    // In another order than they were sent.
+    for (int tag = 4; tag >= 0; --tag) {
+      for (int m = tag; m < 1000; m += 5) {
+        RANK_EXPECT_OK(all.Recv(data.data(), count * 4, peer, tag));
+        RANK_EXPECT(data[0] == Element<float>(m, 0));
+        RANK_EXPECT(data[count - 1] == static_cast<float>(m));
+      }
+    }
+    return world.Flush() ? "" : "flush";
+  });
+}
+
+TEST_P(CommTest, MessagesMatchByGroupAndTag) {
+  if (n() < 2) GTEST_SKIP() << "needs a pair";
+  ExpectAllRanks(kind(), n(), [](CommWorld& world) -> std::string {
+    if (world.world_rank() > 1) return "";
+    const int peer = 1 - world.world_rank();
+    Communicator& all = All(world);
+    Communicator& pair = **world.Group(std::vector<int>{1, 0});
+    RANK_EXPECT(pair.rank() == peer);
+    const int in_all = 10, in_pair = 20;
+    int got = 0;
+    if (world.world_rank() == 0) {
+      RANK_EXPECT_OK(all.Send(&in_all, 4, peer, 1));
+      RANK_EXPECT_OK(all.Send(nullptr, 0, peer, 2));
+      RANK_EXPECT_OK(pair.Send(&in_pair, 4, 0, 1));
+    } else {
+      RANK_EXPECT_OK(pair.Recv(&got, 4, 1, 1));
+      RANK_EXPECT(got == 20);
+      RANK_EXPECT_OK(all.Recv(nullptr, 0, peer, 2));
+      // Another size is refused and the message kept.
+      const auto wrong = all.Recv(&got, 3, peer, 1);
+      RANK_EXPECT(!wrong && wrong.error().code == ErrorCode::kInvalidInput);
+      RANK_EXPECT(wrong.error().message.find("sent 4 bytes") !=
+                  std::string::npos);
+      RANK_EXPECT_OK(all.Recv(&got, 4, peer, 1));
+      RANK_EXPECT(got == 10);
+    }
+    return "";
+  });
+}
+
+// A rank that only flushes and one that only waits in a collective of others
+// still move what is between them.
+TEST_P(CommTest, FlushIsHelpedByWaitingPeers) {
+  if (n() < 2) GTEST_SKIP() << "needs a pair";
+  ExpectAllRanks(kind(), n(), [](CommWorld& world) -> std::string {
+    Communicator& all = All(world);
+    std::vector<char> data(5 << 20, 'x');
+    const auto bytes = static_cast<int64_t>(data.size());
+    if (all.rank() == 0) {
+      RANK_EXPECT_OK(all.Send(data.data(), bytes, 1, 0));
+      RANK_EXPECT_OK(world.Flush());
+    }
+    RANK_EXPECT_OK(all.Barrier());
+    if (all.rank() == 1) {
+      data.assign(data.size(), ' ');
+      RANK_EXPECT_OK(all.Recv(data.data(), bytes, 0, 0));
+      RANK_EXPECT(data == std::vector<char>(data.size(), 'x'));
+    }
+    return "";
+  });
+}
+
+// ---- Failures
+// -----------------------------------------------------------------
+
+// The last rank aborts; whatever the others wait in, they return the reason,
+// and go on returning it.
+TEST_P(CommTest, AbortReachesEveryone) {
+  const auto results = RunRanks(kind(), n(), [](CommWorld& world) {
+    Communicator& all = All(world);
+    float x = 0;
+    if (world.world_rank() == world.world_size() - 1) {
+      world.Abort("disk full");
+    }
+    const auto result = world.world_rank() == 1
+                            ? all.Recv(&x, 4, 0, 0)
+                            : all.AllReduce(&x, 1, DType::kFloat32);
+    const auto again = world.Flush();
+    if (result || again) return std::string("no error");
+    if (result.error().code != ErrorCode::kUnavailable ||
+        again.error().message != result.error().message) {
+      return Text("another error: ", again.error().ToString());
+    }
+    return result.error().ToString();
+  });
+  for (const std::string& result : results) {
+    EXPECT_THAT(result,
+                HasSubstr(Text("rank ", n() - 1, " aborted: disk full")));
+  }
+}
+
+class FailureTest : public ::testing::TestWithParam<Kind> {};
+
+INSTANTIATE_TEST_SUITE_P(Worlds, FailureTest,
+                         ::testing::Values(Kind::kThreads, Kind::kShm),
+                         [](const auto& info) {
+                           return info.param == Kind::kThreads ? "Threads"
+                                                               : "Shm";
+                         });
+
+TEST_P(FailureTest, TimeoutNamesRankOperationAndTask) {
+  CommOptions options;
+  options.timeout = Duration::FromSeconds(0.3);
+  std::atomic<bool> done = false;  // keeps the late thread from leaving early
+  const auto results = RunRanks(
+      GetParam(), 2,
+      [&](CommWorld& world) {
+        world.SetCurrentTask(Text("task", world.world_rank()));
+        if (world.world_rank() == 1) {
+          for (int i = 0; i < 20 && !done; ++i) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+          }
+          return std::string();
+        }
+        const auto result = All(world).Barrier();
+        done = true;
+        return result ? "no error" : result.error().ToString();
+      },
+      options);
+  EXPECT_EQ(results[0],
+            "rank 0, in task 'task0', barrier of group {0,1}: rank 0 waited "
+            "longer than 0.3 s for rank 1 (in task 'task1')");
+}
+
+TEST_P(FailureTest, DisagreementIsAnError) {
+  const auto results = RunRanks(GetParam(), 3, [](CommWorld& world) {
+    float x[2] = {};
+    const auto result = All(world).AllReduce(x, world.world_rank() == 2 ? 2 : 1,
+                                             DType::kFloat32);
+    return result ? "no error" : result.error().ToString();
+  });
+  for (const std::string& result : results) {
+    EXPECT_THAT(result, HasSubstr("ranks disagree: rank "));
+    EXPECT_THAT(result, HasSubstr("all-reduce of 8 bytes"));
+  }
+}
+
+TEST_P(FailureTest, AllToAllSizesAreCompared) {
+  const auto results = RunRanks(GetParam(), 2, [](CommWorld& world) {
+    char send[8] = {}, recv[8] = {};
+    const std::vector<int64_t> four = {4, 4}, wrong = {3, 4};
+    const auto result = All(world).AllToAll(
+        send, four, recv, world.world_rank() == 1 ? wrong : four);
+    if (!result) return result.error().ToString();
+    const auto next = All(world).Barrier();  // rank 0 may have been served
+    return next ? "no error" : next.error().ToString();
+  });
+  for (const std::string& result : results) {
+    EXPECT_THAT(result, HasSubstr("rank 0 sends 4 bytes to rank 1, which "
+                                  "expects 3"));
+  }
+}
+
+TEST_P(FailureTest, WaitingForARankThatLeftIsAnError) {
+  const auto results = RunRanks(GetParam(), 3, [](CommWorld& world) {
+    const int value = 5;
+    int got = 0;
+    if (world.world_rank() == 2) {
+      (void)All(world).Send(&value, 4, 0, 0);
+      return std::string();
+    }
+    if (world.world_rank() == 1) return std::string();
+    // What was sent before is still there.
+    if (!All(world).Recv(&got, 4, 2, 0) || got != 5) return std::string("lost");
+    const auto result = All(world).Recv(&got, 4, 2, 0);
+    return result ? "no error" : result.error().ToString();
+  });
+  EXPECT_THAT(results[0], HasSubstr("rank 2 has left the job"));
+}
+
+// Also where the others wait in different operations, and one of them for a
+// rank that is well.
+TEST(ShmWorldTest, AKilledRankIsNamedWithItsTask) {
+  const auto start = steady_clock::now();
+  const auto results = RunRanks(Kind::kShm, 4, [](CommWorld& world) {
+    Communicator& all = All(world);
+    float x = 0;
+    if (!all.Barrier()) return std::string("barrier");
+    world.SetCurrentTask(Text("backward.", world.world_rank()));
+    if (world.world_rank() == 2) {
+      world.SetCurrentTask("block.3.mlp.backward");
+      raise(SIGKILL);
+    }
+    const auto result = world.world_rank() == 0
+                            ? all.Recv(&x, 4, 1, 0)
+                            : all.AllReduce(&x, 1, DType::kFloat32);
+    return result ? "no error" : result.error().ToString();
+  });
+  EXPECT_EQ(results[2], "killed");
+  for (const size_t r : {0, 1, 3}) {
+    EXPECT_THAT(results[r],
+                HasSubstr(Text("rank ", r, ", in task 'backward.")));
+    EXPECT_THAT(results[r], HasSubstr("rank 2 (pid "));
+    EXPECT_THAT(results[r], HasSubstr(") died in task 'block.3.mlp.backward'"));
+  }
+  EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(5));
+}
+
+TEST(ShmWorldTest, KilledAtRandomMoments) {
+  for (int trial = 0; trial < 8; ++trial) {
+    const auto results = RunRanks(Kind::kShm, 3, [&](CommWorld& world) {
+      if (world.world_rank() == trial % 3) {
+        std::thread([trial] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(3 * trial));
+          kill(getpid(), SIGKILL);
+        }).detach();
+      }
+      std::vector<float> data(200'000);
+      for (;;) {
+        auto result =
+            All(world).AllReduce(data.data(), 200'000, DType::kFloat32);
+        const int next = (world.world_rank() + 1) % 3;
+        const int previous = (world.world_rank() + 2) % 3;
+        if (result) result = All(world).Send(data.data(), 800'000, next, 0);
+        if (result) result = All(world).Recv(data.data(), 800'000, previous, 0);
+        if (!result) return result.error().ToString();
+      }
+    });
+    for (int r = 0; r < 3; ++r) {
+      const std::string& result = results[static_cast<size_t>(r)];
+      if (r == trial % 3) {
+        EXPECT_EQ(result, "killed");
+      } else {
+        EXPECT_THAT(result, HasSubstr(Text("rank ", trial % 3, " (pid ")));
+      }
+    }
+  }
+}
+
+// ---- The store
+// ------------------------------------------------------------------
+
+StoreOptions LocalStore(const ListeningSocket& socket, int rank) {
+  StoreOptions options;
+  options.port = socket.port;
+  options.rank = rank;
+  options.listen_fd = rank == 0 ? socket.fd : -1;
+  options.job_id = "job";
+  options.connect_timeout = Duration::FromSeconds(5);
+  return options;
+}
+
+TEST(StoreTest, SetGetAddBarrier) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  auto store = Store::Open(LocalStore(socket, 0));
+  ASSERT_TRUE(store) << store.error().ToString();
+  std::thread other([&] {
+    auto client = Store::Open(LocalStore(socket, 1));
+    ASSERT_TRUE(client) << client.error().ToString();
+    EXPECT_EQ((*client)->Get("late", Duration::FromSeconds(10)).value(), "v");
+    EXPECT_EQ((*client)->Add("counter", 5).value(), 5);
+    EXPECT_TRUE((*client)->Barrier("b", 2, Duration::FromSeconds(10)));
+  });
+  const std::string large(1 << 20, 'y');
+  EXPECT_TRUE((*store)->Set("large", large));
+  EXPECT_EQ((*store)->Get("large", Duration{}).value(), large);
+  EXPECT_TRUE((*store)->Set("late", "v"));
+  EXPECT_TRUE((*store)->Barrier("b", 2, Duration::FromSeconds(10)));
+  EXPECT_EQ((*store)->Add("counter", -7).value(), -2);
+  other.join();
+  EXPECT_FALSE((*store)->Set("huge", large + "y"));
+  EXPECT_FALSE((*store)->Set(std::string(257, 'k'), ""));
+}
+
+TEST(StoreTest, GetTimesOutAndTheStoreLivesOn) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  auto store = Store::Open(LocalStore(socket, 0));
+  ASSERT_TRUE(store);
+  const auto missing = (*store)->Get("missing", Duration::FromSeconds(0.15));
+  ASSERT_FALSE(missing);
+  EXPECT_EQ(missing.error().code, ErrorCode::kUnavailable);
+  EXPECT_THAT(missing.error().message,
+              HasSubstr("waited 0.15 s in vain for 'missing'"));
+  EXPECT_TRUE((*store)->Set("missing", "here"));
+  EXPECT_EQ((*store)->Get("missing", Duration{}).value(), "here");
+}
+
+TEST(StoreTest, AnotherJobIsRefused) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  auto store = Store::Open(LocalStore(socket, 0));
+  ASSERT_TRUE(store);
+  StoreOptions options = LocalStore(socket, 1);
+  options.job_id = "another";
+  const auto other = Store::Open(options);
+  ASSERT_FALSE(other);
+  EXPECT_THAT(other.error().message, HasSubstr("serves another job"));
+  EXPECT_TRUE((*store)->Set("k", "v"));
+}
+
+TEST(StoreTest, PortInUseAndNobodyThere) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  StoreOptions options = LocalStore(socket, 0);
+  options.listen_fd = -1;
+  const auto second = Store::Open(options);
+  ASSERT_FALSE(second);
+  EXPECT_THAT(second.error().message, HasSubstr("Address already in use"));
+  EXPECT_THAT(second.error().message, HasSubstr("MASTER_PORT"));
+
+  close(socket.fd);
+  options = LocalStore(socket, 1);
+  options.connect_timeout = Duration::FromSeconds(0.2);
+  const auto lonely = Store::Open(options);
+  ASSERT_FALSE(lonely);
+  EXPECT_THAT(
+      lonely.error().message,
+      HasSubstr(Text("cannot reach rank 0 at 127.0.0.1:", socket.port)));
+  EXPECT_THAT(lonely.error().message, HasSubstr("Connection refused"));
+}
+
+TEST(StoreTest, UnknownHostIsAnError) {
+  StoreOptions options;
+  options.host = "no-such-host.invalid";
+  options.port = 1;
+  options.rank = 1;
+  const auto store = Store::Open(options);
+  ASSERT_FALSE(store);
+  EXPECT_THAT(store.error().message, HasSubstr("no-such-host.invalid"));
+}
+
+// Somebody else listens on the port and says something else.
+TEST(StoreTest, WrongProtocolIsAnError) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  std::thread stranger([&] {
+    const int fd = accept(socket.fd, nullptr, nullptr);
+    const std::string text = "HTTP/1.1 400 Bad Request\r\n\r\n";
+    EXPECT_GT(send(fd, text.data(), text.size(), MSG_NOSIGNAL), 0);
+    char buffer[64];
+    while (recv(fd, buffer, sizeof(buffer), 0) > 0) {
+    }
+    close(fd);
+  });
+  const auto store = Store::Open(LocalStore(socket, 1));
+  stranger.join();
+  close(socket.fd);
+  ASSERT_FALSE(store);
+  EXPECT_THAT(store.error().message, HasSubstr("not a store of Tessera"));
+}
+
+TEST(StoreTest, GarbageHarmsNobody) {
+  const ListeningSocket socket = ListenOnLoopback().value();
+  auto store = Store::Open(LocalStore(socket, 0));
+  ASSERT_TRUE(store);
+  Rng rng(1);
+  for (int trial = 0; trial < 200; ++trial) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(socket.port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ASSERT_EQ(
+        connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    std::string bytes;
+    if (trial % 2 == 1) {  // a good greeting first: magic, version, job id
+      bytes.assign("TESSERA\0\1\0\0\0\3\0\0\0job", 19);
+    }
+    const uint32_t length = rng.Below(300);
+    for (uint32_t i = 0; i < length; ++i) {
+      // Small numbers too, so that lengths and operations may be valid.
+      bytes +=
+          static_cast<char>(rng.Below(2) == 0 ? rng.Below(4) : rng.Below(256));
+    }
+    (void)!send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    close(fd);
+  }
+  EXPECT_TRUE((*store)->Set("k", "v"));
+  EXPECT_EQ((*store)->Get("k", Duration{}).value(), "v");
+}
+
+}  // namespace
+}  // namespace tessera
