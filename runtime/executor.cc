@@ -42,7 +42,7 @@ std::vector<int> SubgroupOf(const DeviceGroup& group, AxisSet axes,
 
 Result<std::unique_ptr<RankExecutor>> RankExecutor::Create(
     const TaskGraph& tasks, const Graph& graph, const TrainingOptions& options,
-    uint64_t seed, CommWorld& world, Device& device, LoadInput load) {
+    uint64_t seed, CommWorld& world, RankDevice& device, LoadInput load) {
   std::unique_ptr<RankExecutor> executor(new RankExecutor(
       tasks, graph, options, seed, world, device, std::move(load)));
   TESSERA_RETURN_IF_ERROR(executor->Prepare());
@@ -51,7 +51,7 @@ Result<std::unique_ptr<RankExecutor>> RankExecutor::Create(
 
 RankExecutor::RankExecutor(const TaskGraph& tasks, const Graph& graph,
                            const TrainingOptions& options, uint64_t seed,
-                           CommWorld& world, Device& device, LoadInput load)
+                           CommWorld& world, RankDevice& device, LoadInput load)
     : tasks_(tasks),
       graph_(graph),
       options_(options),
@@ -401,7 +401,7 @@ void RankExecutor::PrepareTransfer(const Task& task, Work& work) const {
   const bool positionwise = from.layout == to.layout && sources == targets;
   TESSERA_CHECK(positionwise || from.layout.partial == 0)
       << work.name << " sends partial sums to an unlike group";
-  work.transfer = std::make_unique<Transfer>(
+  work.transfer = std::make_unique<GroupTransfer>(
       *everyone_, from.dtype, WorldRanks(senders), sources,
       WorldRanks(receivers), targets, positionwise);
 }

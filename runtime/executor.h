@@ -35,7 +35,7 @@ class RankExecutor : public Executor {
   static Result<std::unique_ptr<RankExecutor>> Create(
       const TaskGraph& tasks, const Graph& graph,
       const TrainingOptions& options, uint64_t seed, CommWorld& world,
-      Device& device, LoadInput load);
+      RankDevice& device, LoadInput load);
   ~RankExecutor() override;
 
   // The optimizer step that the next Run makes, from 0; Run counts it up.
@@ -59,7 +59,7 @@ class RankExecutor : public Executor {
   int position(GroupId group) const { return positions_[group.index()]; }
 
   const TaskGraph& tasks() const { return tasks_; }
-  Device& device() const { return device_; }
+  RankDevice& device() const { return device_; }
   CommWorld& world() const { return world_; }
 
  private:
@@ -90,14 +90,14 @@ class RankExecutor : public Executor {
     std::vector<Slice> slices;
     std::vector<LocalTensor> loads;  // by Task::writes
     std::unique_ptr<Collective> collective;
-    std::unique_ptr<Transfer> transfer;
+    std::unique_ptr<GroupTransfer> transfer;
     std::vector<ValueId> allocates;  // roots
     std::vector<ValueId> frees;
   };
 
   RankExecutor(const TaskGraph& tasks, const Graph& graph,
                const TrainingOptions& options, uint64_t seed, CommWorld& world,
-               Device& device, LoadInput load);
+               RankDevice& device, LoadInput load);
   Result<void> Prepare();
   Result<void> JoinGroups();
   void SizeBuffers();
@@ -124,7 +124,7 @@ class RankExecutor : public Executor {
   const TrainingOptions options_;
   const uint64_t seed_;
   CommWorld& world_;
-  Device& device_;
+  RankDevice& device_;
   const LoadInput load_;
   int64_t step_ = 0;
 

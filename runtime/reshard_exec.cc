@@ -4,6 +4,8 @@
 #include <optional>
 #include <utility>
 
+#include "runtime/device/staging.h"
+
 namespace tessera {
 namespace {
 
@@ -19,36 +21,10 @@ const std::byte* At(const void* data, int64_t offset) {
   return static_cast<const std::byte*>(data) + offset;
 }
 
-void RunCopy(Device& device, const BoxCopy& copy, const void* from, void* to) {
+void RunCopy(RankDevice& device, const BoxCopy& copy, const void* from, void* to) {
   device.Copy(At(to, copy.to_offset), At(from, copy.from_offset),
               copy.strided);
 }
-
-// Memory of one call.
-class Staging {
- public:
-  static Result<Staging> Allocate(Device& device, int64_t bytes) {
-    TESSERA_TRY(void* const data,
-                device.Allocate({bytes}, MemoryCategory::kCommunication));
-    return Staging(device, data);
-  }
-  Staging(Staging&& other) noexcept
-      : device_(other.device_), data_(std::exchange(other.data_, nullptr)) {}
-  Staging& operator=(Staging&& other) noexcept {
-    std::swap(device_, other.device_);
-    std::swap(data_, other.data_);
-    return *this;
-  }
-  ~Staging() {
-    if (data_ != nullptr) device_->Free(data_);
-  }
-  void* data() const { return data_; }
-
- private:
-  Staging(Device& device, void* data) : device_(&device), data_(data) {}
-  Device* device_;
-  void* data_;
-};
 
 int64_t SumOfElements(const std::vector<Placement>& placements) {
   int64_t elements = 0;
@@ -275,7 +251,7 @@ void Collective::PlanExchange(Batch& batch) const {
   batch.received = received;
 }
 
-Result<void> Collective::Run(Device& device,
+Result<void> Collective::Run(RankDevice& device,
                              std::span<const PartBuffers> buffers) const {
   for (const Batch& batch : batches_) {
     TESSERA_RETURN_IF_ERROR(RunBatch(batch, device, buffers));
@@ -283,7 +259,7 @@ Result<void> Collective::Run(Device& device,
   return {};
 }
 
-Result<void> Collective::RunBatch(const Batch& batch, Device& device,
+Result<void> Collective::RunBatch(const Batch& batch, RankDevice& device,
                                   std::span<const PartBuffers> buffers) const {
   const PartBuffers& first = buffers[batch.parts[0]];
   const void* send = first.from;
@@ -291,7 +267,7 @@ Result<void> Collective::RunBatch(const Batch& batch, Device& device,
   std::optional<Staging> send_staging;
   std::optional<Staging> receive_staging;
   if (batch.stage_send) {
-    TESSERA_TRY(send_staging, Staging::Allocate(device, batch.sent));
+    TESSERA_TRY(send_staging, Staging::Allocate(device, {batch.sent}));
     for (const PartCopy& pack : batch.pack) {
       RunCopy(device, pack.copy, buffers[pack.part].from, send_staging->data());
     }
@@ -304,7 +280,7 @@ Result<void> Collective::RunBatch(const Batch& batch, Device& device,
       RunCopy(device, batch.pack[0].copy, first.from, first.to);
     }
   } else if (batch.stage_receive) {
-    TESSERA_TRY(receive_staging, Staging::Allocate(device, batch.received));
+    TESSERA_TRY(receive_staging, Staging::Allocate(device, {batch.received}));
     receive = receive_staging->data();
   }
   TESSERA_RETURN_IF_ERROR(Call(batch, send, receive));
@@ -336,7 +312,7 @@ Result<void> Collective::Call(const Batch& batch, const void* send,
   return {};
 }
 
-Transfer::Transfer(Communicator& world, DType dtype,
+GroupTransfer::GroupTransfer(Communicator& world, DType dtype,
                    std::span<const int> senders,
                    const std::vector<Placement>& from,
                    std::span<const int> receivers,
@@ -389,7 +365,7 @@ Transfer::Transfer(Communicator& world, DType dtype,
   }
 }
 
-Result<void> Transfer::Send(Device& device, const void* data,
+Result<void> GroupTransfer::Send(RankDevice& device, const void* data,
                             uint64_t tag) const {
   for (const Message& message : sends_) {
     if (message.offset >= 0) {
@@ -398,7 +374,7 @@ Result<void> Transfer::Send(Device& device, const void* data,
       continue;
     }
     TESSERA_TRY(const Staging staging,
-                Staging::Allocate(device, message.bytes));
+                Staging::Allocate(device, {message.bytes}));
     for (const BoxCopy& copy : message.copies) {
       RunCopy(device, copy, data, staging.data());
     }
@@ -408,7 +384,7 @@ Result<void> Transfer::Send(Device& device, const void* data,
   return {};
 }
 
-Result<void> Transfer::Receive(Device& device, void* data,
+Result<void> GroupTransfer::Receive(RankDevice& device, void* data,
                                uint64_t tag) const {
   for (const Message& message : receives_) {
     if (message.offset >= 0) {
@@ -417,7 +393,7 @@ Result<void> Transfer::Receive(Device& device, void* data,
       continue;
     }
     TESSERA_TRY(const Staging staging,
-                Staging::Allocate(device, message.bytes));
+                Staging::Allocate(device, {message.bytes}));
     TESSERA_RETURN_IF_ERROR(
         world_.Recv(staging.data(), message.bytes, message.peer, tag));
     for (const BoxCopy& copy : message.copies) {

@@ -41,7 +41,7 @@ class Collective {
              std::vector<CollectivePart> parts);
 
   // Staging memory is accounted as communication.
-  Result<void> Run(Device& device, std::span<const PartBuffers> buffers) const;
+  Result<void> Run(RankDevice& device, std::span<const PartBuffers> buffers) const;
 
  private:
   enum class Route : uint8_t {
@@ -79,7 +79,7 @@ class Collective {
   void PlanReduceScatter(Batch& batch) const;
   void PlanGather(Batch& batch) const;
   void PlanExchange(Batch& batch) const;
-  Result<void> RunBatch(const Batch& batch, Device& device,
+  Result<void> RunBatch(const Batch& batch, RankDevice& device,
                         std::span<const PartBuffers> buffers) const;
   Result<void> Call(const Batch& batch, const void* send, void* receive) const;
 
@@ -90,22 +90,22 @@ class Collective {
 };
 
 // A tensor that moves from the ranks of one group to those of another. Both
-// sides make the same Transfer and each runs its half.
-class Transfer {
+// sides make the same GroupTransfer and each runs its half.
+class GroupTransfer {
  public:
   // `from` and `to` have a placement for each of `senders` and `receivers`,
   // which are ranks of `world`. Where `positionwise`, rank i of the one group
   // sends its whole buffer to rank i of the other, whatever it holds (partial
   // sums): REQUIRES equal placements. Else REQUIRES: the senders together have
   // all that each receiver gets.
-  Transfer(Communicator& world, DType dtype, std::span<const int> senders,
+  GroupTransfer(Communicator& world, DType dtype, std::span<const int> senders,
            const std::vector<Placement>& from, std::span<const int> receivers,
            const std::vector<Placement>& to, bool positionwise);
 
   // Sends this rank's pieces; does nothing on a rank that has none to send.
-  Result<void> Send(Device& device, const void* data, uint64_t tag) const;
+  Result<void> Send(RankDevice& device, const void* data, uint64_t tag) const;
   // Receives this rank's pieces.
-  Result<void> Receive(Device& device, void* data, uint64_t tag) const;
+  Result<void> Receive(RankDevice& device, void* data, uint64_t tag) const;
 
  private:
   struct Message {

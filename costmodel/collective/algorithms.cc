@@ -8,8 +8,7 @@ std::span<const CollectiveAlgorithm> CollectiveAlgorithms() {
   static constexpr std::array kAlgorithms = {
       CollectiveAlgorithm{"ring", "rings over all ranks", RingApplies,
                           RingRounds},
-      CollectiveAlgorithm{"hierarchical",
-                          "within each host, then across hosts",
+      CollectiveAlgorithm{"hierarchical", "within each host, then across hosts",
                           HierarchicalApplies, HierarchicalRounds},
       CollectiveAlgorithm{"direct", "every rank to every other at once",
                           DirectApplies, DirectRounds},

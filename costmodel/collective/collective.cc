@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <unordered_map>
 
 #include "costmodel/collective/algorithms.h"
 #include "costmodel/collective/node_rings.h"
@@ -12,7 +13,7 @@ namespace tessera {
 namespace {
 
 // See the header for its source.
-constexpr double kStartSeconds = 6e-6;
+constexpr double kStartSeconds = 8e-6;
 
 CollectiveGroup MakeGroup(const Cluster& cluster,
                           std::span<const LinkId> direct_links,
@@ -32,12 +33,57 @@ CollectiveGroup MakeGroup(const Cluster& cluster,
     for (int rank : ranks) local.push_back(devices[static_cast<size_t>(rank)]);
     auto rings = NodeRings(cluster, direct_links, local);
     for (auto& ring : rings) {
-      for (int& position : ring) position = ranks[static_cast<size_t>(position)];
+      for (int& position : ring)
+        position = ranks[static_cast<size_t>(position)];
     }
     group.node_rings.push_back(std::move(rings));
     group.nodes.push_back(std::move(ranks));
   }
   return group;
+}
+
+// The time of the longest chain of sends in `round`: `repeat` of them, each to
+// the sender of the next, which has the same base. latency[i] is sends[i]'s.
+Duration LongestChain(const Round& round, std::span<const Duration> latency) {
+  if (round.repeat == 1) {
+    return latency.empty() ? Duration() : std::ranges::max(latency);
+  }
+  const auto key = [](int rank, int base) {
+    return (static_cast<uint64_t>(rank) << 32) | static_cast<uint64_t>(base);
+  };
+  std::unordered_map<uint64_t, size_t> send_of;
+  for (size_t i = 0; i < round.sends.size(); ++i) {
+    send_of[key(round.sends[i].from, round.sends[i].base)] = i;
+  }
+  Duration longest;
+  std::vector<bool> seen(round.sends.size(), false);
+  for (size_t start = 0; start < round.sends.size(); ++start) {
+    if (seen[start]) continue;
+    std::vector<Duration> ring;  // the latencies along it
+    Duration lap;
+    for (size_t i = start; !seen[i];) {
+      seen[i] = true;
+      ring.push_back(latency[i]);
+      lap += latency[i];
+      const auto next =
+          send_of.find(key(round.sends[i].to, round.sends[i].base));
+      TESSERA_CHECK(next != send_of.end()) << round.sends[i].to;
+      i = next->second;
+    }
+    // Whole laps, and the longest stretch of what is left of `repeat`.
+    const size_t size = ring.size();
+    const size_t steps = static_cast<size_t>(round.repeat);
+    Duration stretch;
+    for (size_t i = 0; i < steps % size; ++i) stretch += ring[i];
+    Duration longest_stretch = stretch;
+    for (size_t i = 0; i < size; ++i) {
+      stretch = stretch - ring[i] + ring[(i + steps % size) % size];
+      longest_stretch = Max(longest_stretch, stretch);
+    }
+    longest = Max(longest,
+                  lap * static_cast<int64_t>(steps / size) + longest_stretch);
+  }
+  return longest;
 }
 
 }  // namespace
@@ -59,7 +105,11 @@ CollectiveModel::~CollectiveModel() = default;
 const std::vector<CollectiveOption>& CollectiveModel::Options(
     CommKind kind, std::span<const std::vector<DeviceId>> subgroups) const {
   TESSERA_CHECK(!subgroups.empty()) << NameOf(kind);
-  std::vector<int32_t> key = {static_cast<int32_t>(kind)};
+  size_t key_size = 1 + subgroups.size();
+  for (const auto& devices : subgroups) key_size += devices.size();
+  std::vector<int32_t> key;
+  key.reserve(key_size);
+  key.push_back(static_cast<int32_t>(kind));
   for (const auto& devices : subgroups) {
     key.push_back(static_cast<int32_t>(devices.size()));
     for (DeviceId device : devices) key.push_back(device.value);
@@ -106,17 +156,18 @@ std::vector<CollectiveOption> CollectiveModel::Compute(
       const Rounds rounds = algorithm.rounds(kind, groups[g]);
       Duration total;
       for (const Round& round : rounds.rounds) {
-        Duration longest;
+        std::vector<Duration> latencies;
+        latencies.reserve(round.sends.size());
         for (const Send& send : round.sends) {
           const auto route =
               router_.Route(members[g][static_cast<size_t>(send.from)],
                             members[g][static_cast<size_t>(send.to)]);
-          longest = Max(longest, router_.Latency(route));
-          const double share = static_cast<double>(send.count) *
-                               round.repeat / rounds.chunks;
+          latencies.push_back(router_.Latency(route));
+          const double share =
+              static_cast<double>(send.count) * round.repeat / rounds.chunks;
           for (LinkId link : route) load[link.index()] += share;
         }
-        total += longest * round.repeat;
+        total += LongestChain(round, latencies);
       }
       latency = Max(latency, total);
     }
@@ -141,10 +192,9 @@ std::vector<CollectiveOption> CollectiveModel::Compute(
 
 const CollectiveOption& CollectiveModel::Best(
     std::span<const CollectiveOption> options, Bytes payload) {
-  return *std::ranges::min_element(options, {},
-                                   [&](const CollectiveOption& option) {
-                                     return option.Seconds(payload);
-                                   });
+  return *std::ranges::min_element(
+      options, {},
+      [&](const CollectiveOption& option) { return option.Seconds(payload); });
 }
 
 }  // namespace tessera

@@ -5,7 +5,8 @@
 // routes gives an affine time in the payload B,
 //
 //   time(B) = latency_s + B * seconds_per_byte
-//   latency_s = start + sum over rounds of repeat * (longest route's latency)
+//   latency_s = start + sum over rounds of the longest chain of sends in it,
+//               each taking its route's latency
 //   seconds_per_byte = max over links of (bytes over the link per payload
 //                      byte) / (the link's bandwidth)
 //
@@ -16,13 +17,21 @@
 // across hosts therefore overlap; in a ring all rounds load alike and nothing
 // changes.
 //
-// start is 6 us: the mean over A100 (8.1), H100 and H200 (4.2) and B200 (7.6)
-// of the intercepts of NCCL's times for 512 B against the number of steps
-// (NVIDIA aiconfigurator's table); the slopes are in the links' latencies. So
-// eight A100 take 6 + 14 * 0.94 = 19.2 us at least (measured: 21.3), eight H100
-// 17.5 (15.6). Not in the model: NCCL's protocols, by which 1 to 16 MB take up
-// to 1.6 times as long, and sums in the switch (NVLS), by which eight H100 take
-// 0.8 times as long above 64 MB.
+// Without repetitions a chain is one send. In a ring it is as many sends in a
+// row as there are steps: each chunk crosses the slow links of the ring once,
+// and nobody waits for the others' slow links.
+//
+// start is 8 us: the intercept of NCCL's times for 512 B against the number of
+// steps on A100 (8.1) and B200 (7.7; NVIDIA aiconfigurator's NCCL table, on
+// H100 and H200 4.2); the slopes are in the links' latencies. So eight A100
+// take 8 + 14 * 0.94 = 21.2 us at least (measured: 21.3).
+//
+// Over that table's 2 to 8 GPUs of A100, H100, H200, B200 and GB200 and its
+// four collectives the mean error is +11 % up to 16 KiB, -5 % up to 512 KiB,
+// -28 % up to 16 MiB and -21 % above. What is not in the model: NCCL's
+// protocols, whose bandwidth grows with the size up to 512 MiB; that two GPUs
+// reach two thirds of a link outside all-reduce; and sums in the switch (NVLS),
+// with which eight H100 take 0.8 times as long.
 //
 // Payloads, per rank: all-reduce: the buffer; all-gather: the gathered result;
 // reduce-scatter: the whole input; all-to-all and redistribute: what each rank
@@ -76,8 +85,8 @@ class CollectiveModel {
       CommKind kind, std::span<const std::vector<DeviceId>> subgroups) const;
 
   // The option that takes the least time; of equal ones the first.
-  static const CollectiveOption& Best(
-      std::span<const CollectiveOption> options, Bytes payload);
+  static const CollectiveOption& Best(std::span<const CollectiveOption> options,
+                                      Bytes payload);
 
   const Router& router() const { return router_; }
 

@@ -22,10 +22,9 @@ Matrix DirectLanes(const Cluster& cluster, std::span<const LinkId> direct_links,
   std::vector<std::vector<double>> rate(n, std::vector<double>(n, 0));
   const auto position = [&](VertexId vertex) {
     return static_cast<size_t>(
-        std::ranges::find(devices, vertex,
-                          [&](DeviceId d) {
-                            return cluster.devices[d.index()].vertex;
-                          }) -
+        std::ranges::find(
+            devices, vertex,
+            [&](DeviceId d) { return cluster.devices[d.index()].vertex; }) -
         devices.begin());
   };
   for (LinkId id : direct_links) {

@@ -18,7 +18,9 @@ struct Send {
 };
 
 // Sends that happen at once, `repeat` times over. Repetitions differ in the
-// chunks sent only, so that the n - 1 steps of a ring are one round.
+// chunks sent only, so that the n - 1 steps of a ring are one round: what a
+// send brings, the receiver's send with the same base passes on in the next
+// repetition.
 struct Round {
   int repeat = 1;
   int shift = 0;

@@ -92,8 +92,8 @@ Router::Router(const Cluster& cluster) : cluster_(cluster) {
 
 std::span<const LinkId> Router::Route(DeviceId from, DeviceId to) const {
   const int node = cluster_.devices[to.index()].node;
-  const auto key = (static_cast<uint64_t>(from.index()) << 32) |
-                   static_cast<uint64_t>(node);
+  const auto key =
+      (static_cast<uint64_t>(from.index()) << 32) | static_cast<uint64_t>(node);
   const RoutesToNode* routes = nullptr;
   {
     std::shared_lock lock(mutex_);
@@ -107,8 +107,8 @@ std::span<const LinkId> Router::Route(DeviceId from, DeviceId to) const {
     std::unique_lock lock(mutex_);
     routes = routes_.try_emplace(key, std::move(computed)).first->second.get();
   }
-  const auto i = static_cast<size_t>(
-      to.value - first_device_[static_cast<size_t>(node)]);
+  const auto i =
+      static_cast<size_t>(to.value - first_device_[static_cast<size_t>(node)]);
   return std::span(routes->links)
       .subspan(routes->begin[i], routes->begin[i + 1] - routes->begin[i]);
 }
@@ -171,8 +171,10 @@ bool Router::Search(DeviceId from, int node, std::span<const LinkId> links,
         link.from != start;
     const Duration latency =
         cluster_.link_types[static_cast<size_t>(link.type)].latency;
-    edges.push_back({local(link.from), local(link.to),
-                     {forwards ? 1 : 0, latency.picoseconds, 1}, id});
+    edges.push_back({local(link.from),
+                     local(link.to),
+                     {forwards ? 1 : 0, latency.picoseconds, 1},
+                     id});
   }
 
   Graph graph(local_of.size());

@@ -11,8 +11,9 @@
 // local index on its node) mod k. So two GPUs and two NICs on one PCIe switch
 // pair up.
 //
-// A route stays within the nodes of s and t and the network between them where such
-// a path exists: no third host forwards. So routes depend on the cluster only.
+// A route stays within the nodes of s and t and the network between them where
+// such a path exists: no third host forwards. So routes depend on the cluster
+// only.
 //
 // Routes are computed when first asked for, from one device to all of a node
 // at a time, and kept. There is no table over all pairs.

@@ -31,9 +31,8 @@ std::string At(std::string_view list, int index, std::string_view field) {
 // Within the range of Duration, and a number.
 Result<Duration> ToDuration(double seconds, const std::string& where) {
   if (!(std::abs(seconds) < 9e6)) {
-    return InvalidInput("is " + std::to_string(seconds) +
-                            " seconds, out of range",
-                        where);
+    return InvalidInput(
+        "is " + std::to_string(seconds) + " seconds, out of range", where);
   }
   return Duration::FromSeconds(seconds);
 }
@@ -112,9 +111,9 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
     type.name = row.name();
     type.source = row.source();
     type.bandwidth = {row.bandwidth_bytes_per_second()};
-    TESSERA_TRY(type.latency, ToDuration(row.latency_seconds(),
-                                         At("link_types", i,
-                                            "latency_seconds")));
+    TESSERA_TRY(type.latency,
+                ToDuration(row.latency_seconds(),
+                           At("link_types", i, "latency_seconds")));
     out.link_types.push_back(std::move(type));
   }
   for (int i = 0; i < in.vertices_size(); ++i) {
@@ -131,8 +130,8 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
         {row.device_type(), VertexId(row.vertex()), row.node()});
   }
   for (const proto::Link& row : in.links()) {
-    out.links.push_back({VertexId(row.from_vertex()),
-                         VertexId(row.to_vertex()), row.link_type()});
+    out.links.push_back({VertexId(row.from_vertex()), VertexId(row.to_vertex()),
+                         row.link_type()});
   }
   return out;
 }

@@ -13,8 +13,7 @@
 namespace tessera {
 namespace {
 
-Error SystemError(std::string_view action, const std::string& path,
-                  int error) {
+Error SystemError(std::string_view action, const std::string& path, int error) {
   const ErrorCode code =
       error == ENOENT ? ErrorCode::kNotFound : ErrorCode::kUnavailable;
   return {code, std::string(action) + ": " + std::strerror(error), path};
@@ -82,8 +81,8 @@ Result<void> WriteInPlace(const std::string& path, std::string_view bytes) {
 // Creates the file `path`, which must not exist, with `bytes`, on the disk.
 Result<void> WriteNew(const std::string& path, mode_t mode,
                       std::string_view bytes) {
-  Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
-                         mode));
+  Descriptor file(
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
   if (!file.is_open()) return SystemError("cannot create", path, errno);
   if (!WriteAll(file.get(), bytes) || ::fsync(file.get()) != 0 ||
       !file.Close()) {
@@ -139,8 +138,8 @@ Result<void> WriteFileAtomically(const std::string& path,
   }
   // The new name is in the directory: flush that too. Some file systems do
   // not sync directories; the file itself is whole either way.
-  Descriptor directory(::open(DirectoryOf(target).c_str(),
-                              O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  Descriptor directory(
+      ::open(DirectoryOf(target).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (directory.is_open()) ::fsync(directory.get());
   return {};
 }

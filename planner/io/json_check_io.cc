@@ -56,9 +56,8 @@ class Checker {
     size_t line = 1;
     for (char c : before) line += c == '\n';
     const size_t newline = before.rfind('\n');
-    const size_t column = newline == std::string_view::npos
-                              ? position + 1
-                              : position - newline;
+    const size_t column =
+        newline == std::string_view::npos ? position + 1 : position - newline;
     return InvalidInput(message,
                         std::to_string(line) + ":" + std::to_string(column));
   }

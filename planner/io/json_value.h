@@ -3,6 +3,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "planner/base/result.h"
@@ -24,6 +25,10 @@ struct JsonValue {
   // As JSON on one line, for error messages.
   std::string ToString() const;
 };
+
+// The object that `text` is. kInvalidInput with `where` "line:column" for what
+// is not strict JSON, breaks off, or has a key twice in one object.
+Result<JsonValue> ParseJson(std::string_view text);
 
 // The object in the file at `path`. Errors: kNotFound for a missing file;
 // kInvalidInput with `where` "path:line:column" for what is not strict JSON,

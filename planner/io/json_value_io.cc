@@ -93,18 +93,22 @@ std::string JsonValue::ToString() const {
   return "";
 }
 
+Result<JsonValue> ParseJson(std::string_view text) {
+  google::protobuf::Struct message;
+  TESSERA_RETURN_IF_ERROR(CheckJson(text, *message.GetDescriptor()));
+  const auto status = google::protobuf::util::JsonStringToMessage(
+      google::protobuf::StringPiece(text.data(), text.size()), &message);
+  if (!status.ok()) return InvalidInput(std::string(status.message()));
+  return FromStruct(message);
+}
+
 Result<JsonValue> ReadJson(const std::string& path) {
   TESSERA_TRY(const std::string bytes, ReadFile(path));
-  google::protobuf::Struct message;
-  if (auto checked = CheckJson(bytes, *message.GetDescriptor()); !checked) {
-    Error error = checked.error();
-    error.where = path + ":" + error.where;
-    return error;
-  }
-  const auto status =
-      google::protobuf::util::JsonStringToMessage(bytes, &message);
-  if (!status.ok()) return InvalidInput(std::string(status.message()), path);
-  return FromStruct(message);
+  auto value = ParseJson(bytes);
+  if (value) return value;
+  Error error = value.error();
+  error.where = error.where.empty() ? path : path + ":" + error.where;
+  return error;
 }
 
 }  // namespace tessera

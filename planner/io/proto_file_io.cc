@@ -218,9 +218,9 @@ Result<void> ReadProtoFile(const std::string& path, Message& out) {
   }
   const int64_t version = SchemaVersionOf(out);
   if (version == 0) {
-    return InvalidInput("schema_version is missing: expected " +
-                            std::to_string(kSchemaVersion),
-                        path);
+    return InvalidInput(
+        "schema_version is missing: expected " + std::to_string(kSchemaVersion),
+        path);
   }
   if (version != kSchemaVersion) {
     return InvalidInput("schema_version is " + std::to_string(version) +

@@ -82,8 +82,8 @@ void CheckDevices(const Cluster& cluster, Problems& problems) {
     if (InRange(device.vertex.value, cluster.vertices.size())) {
       const size_t vertex = device.vertex.index();
       if (cluster.vertices[vertex].kind != VertexKind::kDevice) {
-        problems.Add(at + ".vertex", "vertex " + std::to_string(vertex) +
-                                         " is not a device");
+        problems.Add(at + ".vertex",
+                     "vertex " + std::to_string(vertex) + " is not a device");
       }
       if (device_at[vertex] >= 0) {
         problems.Add(at + ".vertex", "vertex " + std::to_string(vertex) +

@@ -340,7 +340,9 @@ class ProgramBuilder {
     std::vector<ValueId> reads;
     for (size_t k = 0; k < node.operands.size(); ++k) {
       reads.push_back(
-          Acquire(node.operands[k], OperandLayout(node, placement, k)));
+          context_.passes_partial(id)
+              ? Present(node.operands[k])
+              : Acquire(node.operands[k], OperandLayout(node, placement, k)));
     }
     if (node.op->coupling.factor != 0) {
       reads.push_back(EmitState(id, node, placement, reads));

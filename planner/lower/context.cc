@@ -82,7 +82,32 @@ void LoweringContext::AddRead(TensorId tensor, GroupId group,
   presences.push_back({group, wanted, block, pass, block, pass});
 }
 
+// An addition passes partial sums through when all its operands are partial
+// over the same axes, otherwise laid out as the node wants them, and nobody has
+// asked for them whole before.
+bool LoweringContext::PassesPartial(const Node& node,
+                                    const OpPlacement& placement) const {
+  if (node.op->name != "add") return false;
+  Layout common;
+  for (size_t k = 0; k < node.operands.size(); ++k) {
+    const std::vector<Presence>& presences =
+        presences_[node.operands[k].index()];
+    if (presences.size() != 1 || presences[0].last_block >= 0 ||
+        presences[0].group != placement.group) {
+      return false;
+    }
+    const Layout& layout = presences[0].layout;
+    Layout wanted = OperandLayout(node, placement, k);
+    wanted.partial = layout.partial;
+    if (layout.partial == 0 || layout != wanted) return false;
+    if (k > 0 && layout != common) return false;
+    common = layout;
+  }
+  return true;
+}
+
 void LoweringContext::FindLayouts() {
+  passes_partial_.assign(graph_.nodes.size(), false);
   produced_.resize(graph_.tensors.size());
   presences_.resize(graph_.tensors.size());
   for (size_t i = 0; i < graph_.nodes.size(); ++i) {
@@ -99,13 +124,15 @@ void LoweringContext::FindLayouts() {
       whole = forward->layout;
       whole.partial = 0;
     }
+    const bool passes = is_sum || PassesPartial(node, placement);
+    passes_partial_[i] = passes;
     bool agree = true;
     Layout common;
     for (size_t k = 0; k < node.operands.size(); ++k) {
       const TensorId operand = node.operands[k];
       const TensorKind kind = graph_.tensor(operand).kind;
       if (kind == TensorKind::kInput || kind == TensorKind::kWeight) continue;
-      if (is_sum && presences_[operand.index()][0].group == placement.group) {
+      if (passes && presences_[operand.index()][0].group == placement.group) {
         Presence& home = presences_[operand.index()][0];
         home.last_block = node.block;
         home.last_pass = node.pass;
@@ -114,7 +141,7 @@ void LoweringContext::FindLayouts() {
                 is_sum ? whole : OperandLayout(node, placement, k), node.block,
                 node.pass);
       }
-      if (is_sum) {
+      if (passes) {
         const Layout& layout = presence(operand, placement.group)->layout;
         if (k == 0) common = layout;
         agree = agree && layout == common;
@@ -123,7 +150,7 @@ void LoweringContext::FindLayouts() {
     for (size_t k = 0; k < node.results.size(); ++k) {
       const TensorId result = node.results[k];
       Layout& layout = produced_[result.index()];
-      if (is_sum) {
+      if (passes) {
         layout = agree ? common : whole;
       } else {
         layout = ResultLayout(node, placement, k);

@@ -82,6 +82,10 @@ class LoweringContext {
   const std::vector<TensorId>& home_weights(int block) const {
     return home_weights_[static_cast<size_t>(block)];
   }
+  // Whether the node adds its operands as they are, partial sums included.
+  bool passes_partial(NodeId node) const {
+    return passes_partial_[node.index()];
+  }
   // Whether the tensor is produced once a step, not once a microbatch.
   bool once_per_step(TensorId tensor) const {
     return once_per_step_[tensor.index()];
@@ -91,6 +95,7 @@ class LoweringContext {
  private:
   void PlaceNodes();
   void FindLayouts();
+  bool PassesPartial(const Node& node, const OpPlacement& placement) const;
   void FindReplicas();
   void AddRead(TensorId tensor, GroupId group, const Layout& wanted, int block,
                Pass pass);
@@ -109,6 +114,7 @@ class LoweringContext {
   std::vector<std::vector<TensorId>> home_weights_;
   std::vector<TensorId> weights_;
   std::vector<bool> once_per_step_;
+  std::vector<bool> passes_partial_;  // by node
   std::vector<int> weight_index_;  // by tensor
 };
 

@@ -1,7 +1,6 @@
 #include "planner/plan/axis_roles.h"
 
 #include <algorithm>
-#include <bit>
 #include <unordered_map>
 
 namespace tessera {
@@ -12,19 +11,16 @@ namespace {
 AxisSet LargestFitting(const DeviceGroup& group, AxisSet axes, int64_t extent) {
   if (group.Size(axes) <= extent) return axes;
   AxisSet best = 0;
-  int64_t best_size = 1;
-  // All subsets, descending, down to the empty one; a degree has few axes.
+  int64_t best_size = 2;
+  // All subsets, descending: the last of equal ones has the outermost axes. A
+  // degree has few axes.
   for (AxisSet set = axes; set != 0; set = (set - 1) & axes) {
     const int64_t size = group.Size(set);
     if (size > extent || size < best_size) continue;
-    if (size == best_size && best != 0 &&
-        std::countr_zero(best) <= std::countr_zero(set)) {
-      continue;
-    }
     best = set;
     best_size = size;
   }
-  return best_size > 1 ? best : 0;
+  return best;
 }
 
 // An activation inside a block: its tensor axes by dimension.
@@ -35,32 +31,29 @@ struct Activation {
 
 class BlockPlacer {
  public:
-  BlockPlacer(const GraphIndex& index, const DeviceGroup& group,
-              GroupId group_id, const AxisRoles& roles,
-              std::vector<OpPlacement>& ops)
+  BlockPlacer(const GraphIndex& index, int block, const DeviceGroup& group,
+              GroupId group_id, const AxisRoles& roles)
       : index_(index),
         graph_(*index.graph),
+        nodes_(index.nodes_of_block[static_cast<size_t>(block)]),
         group_(group),
         group_id_(group_id),
         roles_(roles),
-        ops_(ops) {}
+        placements_(nodes_.size()) {}
 
-  std::vector<UnusedAxes> Run(int block) {
-    const auto& nodes = index_.nodes_of_block[static_cast<size_t>(block)];
-    for (NodeId id : nodes) Place(id);
-    std::vector<UnusedAxes> unused;
+  std::vector<OpPlacement> Run(std::vector<UnusedAxes>* unused) {
+    for (NodeId id : nodes_) Place(id);
     for (const auto& [node, axes] : left_over_) {
+      if (unused == nullptr) break;
       bool attention = false;
-      const AxisSet used = UsedBehind(node, attention);
-      if ((axes & ~used) == 0) continue;
+      if ((axes & ~UsedBehind(node, attention)) == 0) continue;
       int64_t columns = 1;
-      const Node& linear = graph_.node(node);
       for (size_t f : Columns(node)) {
         columns *= index_.extents[node.index()][f];
       }
-      if (!linear.results.empty()) unused.push_back({node, columns, attention});
+      unused->push_back({node, columns, attention});
     }
-    return unused;
+    return std::move(placements_);
   }
 
  private:
@@ -77,8 +70,7 @@ class BlockPlacer {
 
   void Place(NodeId id) {
     const Node& node = graph_.node(id);
-    OpPlacement& placement = ops_[id.index()];
-    placement = {};
+    OpPlacement& placement = placements_[index_.position[id.index()]];
     placement.group = group_id_;
     const int sample = index_.SampleFactor(id);
     const int sequence = index_.SequenceFactor(id);
@@ -170,20 +162,14 @@ class BlockPlacer {
     return columns;
   }
 
-  // Lookups in a table with a row for each class of the loss.
+  // Lookups in a vocabulary are split by rows.
   void SplitVocabulary(NodeId id, OpPlacement& placement) {
     const Node& node = graph_.node(id);
-    for (size_t f = 0; f < node.rule.factors.size(); ++f) {
-      const int64_t rows = index_.extents[id.index()][f];
-      if (!node.rule.factors[f].splittable ||
-          Holds(node.rule.results[0], static_cast<int>(f)) ||
-          std::find(index_.vocabularies.begin(), index_.vocabularies.end(),
-                    rows) == index_.vocabularies.end() ||
-          static_cast<int>(f) == index_.SampleFactor(id) ||
-          static_cast<int>(f) == index_.SequenceFactor(id)) {
-        continue;
-      }
-      placement.axes[f] |= LargestFitting(group_, roles_.tensor, rows);
+    for (size_t i = 0; i < node.operands.size(); ++i) {
+      if (!index_.vocabulary[node.operands[i].index()]) continue;
+      const uint8_t f = node.rule.operands[i][0];
+      placement.axes[f] |= LargestFitting(group_, roles_.tensor,
+                                          index_.extents[id.index()][f]);
     }
   }
 
@@ -205,7 +191,7 @@ class BlockPlacer {
               reader.op->op_class == OpClass::kMatmul) {
             continue;
           }
-          used |= Used(ops_[use.node.index()]);
+          used |= Used(placements_[index_.position[use.node.index()]]);
           attention |= reader.op->op_class == OpClass::kAttention;
           if (std::find(open.begin(), open.end(), use.node) == open.end()) {
             open.push_back(use.node);
@@ -218,10 +204,11 @@ class BlockPlacer {
 
   const GraphIndex& index_;
   const Graph& graph_;
+  const std::vector<NodeId>& nodes_;
   const DeviceGroup& group_;
   const GroupId group_id_;
   const AxisRoles& roles_;
-  std::vector<OpPlacement>& ops_;
+  std::vector<OpPlacement> placements_;  // by position in the block
   std::unordered_map<TensorId, Activation> activations_;
   std::vector<std::pair<NodeId, AxisSet>> left_over_;
 };
@@ -250,11 +237,28 @@ AxisUse UseOf(const GraphIndex& index, const Plan& plan, int block) {
 
 }  // namespace
 
-std::vector<UnusedAxes> PlaceBlock(const GraphIndex& index, int block,
-                                   const DeviceGroup& group, GroupId group_id,
-                                   const AxisRoles& roles,
-                                   std::vector<OpPlacement>& ops) {
-  return BlockPlacer(index, group, group_id, roles, ops).Run(block);
+std::vector<OpPlacement> PlaceBlock(const GraphIndex& index, int block,
+                                    const DeviceGroup& group, GroupId group_id,
+                                    const AxisRoles& roles,
+                                    std::vector<UnusedAxes>* unused) {
+  return BlockPlacer(index, block, group, group_id, roles).Run(unused);
+}
+
+void SetBlock(const GraphIndex& index, int block,
+              const std::vector<OpPlacement>& placements, Plan& plan) {
+  const auto& nodes = index.nodes_of_block[static_cast<size_t>(block)];
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    plan.ops[nodes[i].index()] = placements[i];
+  }
+}
+
+bool BlockIs(const GraphIndex& index, int block,
+             const std::vector<OpPlacement>& placements, const Plan& plan) {
+  const auto& nodes = index.nodes_of_block[static_cast<size_t>(block)];
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (!(plan.ops[nodes[i].index()] == placements[i])) return false;
+  }
+  return true;
 }
 
 std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
@@ -269,11 +273,11 @@ std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
       .sequence = (use.sequence & use.other) != 0,
   };
   const GroupId group = plan.ops[nodes[0].index()].group;
-  // PlaceBlock writes this block's nodes only.
-  std::vector<OpPlacement> ops(plan.ops.size());
-  PlaceBlock(index, block, plan.groups[group.index()], group, roles, ops);
-  for (NodeId id : nodes) {
-    if (!(ops[id.index()] == plan.ops[id.index()])) return std::nullopt;
+  if (!BlockIs(index, block,
+               PlaceBlock(index, block, plan.groups[group.index()], group,
+                          roles),
+               plan)) {
+    return std::nullopt;
   }
   return roles;
 }

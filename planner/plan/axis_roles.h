@@ -29,7 +29,8 @@ struct UnusedAxes {
   bool attention = false;  // the columns are attention heads
 };
 
-// Sets `ops` of every forward node of `block`, on `group` of the plan.
+// The placements of the forward nodes of `block`, in the order of
+// GraphIndex::nodes_of_block, on a group.
 //  - Sample factors take the data axes, sequence factors the context axes.
 //  - Activations are on the residual stream when they come from an earlier
 //    block, a lookup, or a dense layer that reduces. A dense layer that reads
@@ -39,12 +40,21 @@ struct UnusedAxes {
 //    it reduces keep the axes that they arrive with.
 //  - A lookup in a table of the vocabulary is split by rows.
 //  - All other nodes take the axes that their operands arrive with.
-// Returns the dense layers that leave tensor axes unused which nothing behind
-// them uses either: with key/value heads fewer than ranks, attention does.
-std::vector<UnusedAxes> PlaceBlock(const GraphIndex& index, int block,
-                                   const DeviceGroup& group, GroupId group_id,
-                                   const AxisRoles& roles,
-                                   std::vector<OpPlacement>& ops);
+// `unused`, where not null, gets the dense layers that leave tensor axes unused
+// which nothing behind them uses either. (With key/value heads fewer than
+// ranks, attention does.)
+std::vector<OpPlacement> PlaceBlock(const GraphIndex& index, int block,
+                                    const DeviceGroup& group, GroupId group_id,
+                                    const AxisRoles& roles,
+                                    std::vector<UnusedAxes>* unused = nullptr);
+
+// Writes them into a plan.
+void SetBlock(const GraphIndex& index, int block,
+              const std::vector<OpPlacement>& placements, Plan& plan);
+
+// Whether a plan has them.
+bool BlockIs(const GraphIndex& index, int block,
+             const std::vector<OpPlacement>& placements, const Plan& plan);
 
 // The roles under which PlaceBlock gives `block` the placements that it has in
 // `plan`, or nothing where there are none.

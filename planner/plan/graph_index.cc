@@ -53,6 +53,53 @@ bool LetsThrough(const GraphIndex& index, const GraphIndex::Use& use,
   return true;
 }
 
+// The factor by which a lookup addresses the rows of its table, or -1: the
+// first of the table's that the ids and the result lack.
+int RowFactor(const Node& node) {
+  if (node.operands.size() != 2 ||
+      node.op->op_class != OpClass::kMemory) {
+    return -1;
+  }
+  for (uint8_t f : node.rule.operands[1]) {
+    if (!Holds(node.rule.operands[0], f) && !Holds(node.rule.results[0], f)) {
+      return f;
+    }
+  }
+  return -1;
+}
+
+std::vector<bool> VocabularyTables(const GraphIndex& index) {
+  const Graph& graph = *index.graph;
+  std::vector<int64_t> classes;
+  for (size_t i = 0; i < index.forward_nodes; ++i) {
+    const char letter = graph.nodes[i].op->coupling.factor;
+    const int f = letter == 0 ? -1 : graph.nodes[i].rule.FactorOf(letter);
+    if (f >= 0) classes.push_back(index.extents[i][static_cast<size_t>(f)]);
+  }
+  std::vector<bool> tables(graph.tensors.size(), false);
+  std::vector<bool> tied(graph.tensors.size(), false);
+  bool any_tied = false;
+  for (size_t i = 0; i < index.forward_nodes; ++i) {
+    const Node& node = graph.nodes[i];
+    const int row = RowFactor(node);
+    if (row < 0 || graph.tensor(node.operands[1]).kind != TensorKind::kWeight ||
+        std::find(classes.begin(), classes.end(),
+                  index.extents[i][static_cast<size_t>(row)]) ==
+            classes.end()) {
+      continue;
+    }
+    const size_t table = node.operands[1].index();
+    tables[table] = true;
+    tied[table] = std::any_of(
+        index.readers[table].begin(), index.readers[table].end(),
+        [&](const GraphIndex::Use& use) {
+          return graph.node(use.node).op->op_class == OpClass::kMatmul;
+        });
+    any_tied |= tied[table];
+  }
+  return any_tied ? tied : tables;
+}
+
 }  // namespace
 
 GraphIndex::GraphIndex(const Graph& graph_in)
@@ -68,6 +115,7 @@ GraphIndex::GraphIndex(const Graph& graph_in)
     if (node.pass != Pass::kForward) break;
     const NodeId id(static_cast<int64_t>(forward_nodes++));
     extents.push_back(ExtentsOf(*graph, node));
+    position.push_back(nodes_of_block[static_cast<size_t>(node.block)].size());
     nodes_of_block[static_cast<size_t>(node.block)].push_back(id);
     block_flops[static_cast<size_t>(node.block)] +=
         MatmulFlops(*graph, node, extents.back());
@@ -87,10 +135,6 @@ GraphIndex::GraphIndex(const Graph& graph_in)
       }
     }
     for (TensorId result : node.results) producer[result.index()] = id;
-    if (const int v = node.rule.FactorOf(node.op->coupling.factor);
-        node.op->coupling.factor != 0 && v >= 0) {
-      vocabularies.push_back(extents.back()[static_cast<size_t>(v)]);
-    }
   }
   for (size_t t = 0; t < graph->tensors.size(); ++t) {
     const Tensor& tensor = graph->tensors[t];
@@ -111,6 +155,7 @@ GraphIndex::GraphIndex(const Graph& graph_in)
       }
     }
   }
+  vocabulary = VocabularyTables(*this);
 }
 
 int64_t GraphIndex::Extent(NodeId node, size_t factor, int64_t batch) const {

@@ -39,7 +39,7 @@ struct GraphIndex {
   // A factor's extent in one microbatch of `batch` samples; operators that run
   // once a step see the whole batch.
   int64_t Extent(NodeId node, size_t factor, int64_t batch) const;
-  // The sample factor of a node, or -1.
+  // The factor of a node that indexes samples, or the sequence, or -1.
   int SampleFactor(NodeId node) const { return sample_factor[node.index()]; }
   int SequenceFactor(NodeId node) const {
     return sequence_factor[node.index()];
@@ -53,6 +53,7 @@ struct GraphIndex {
   std::vector<std::array<int64_t, kMaxFactors>> extents;
   std::vector<int> sample_factor;
   std::vector<int> sequence_factor;
+  std::vector<size_t> position;  // in nodes_of_block
 
   // By tensor.
   std::vector<NodeId> producer;          // invalid: input or weight
@@ -69,9 +70,10 @@ struct GraphIndex {
   std::vector<BlockEdge> block_edges;
 
   std::vector<WeightUse> weights;  // in tensor order, as Plan::weights
-  // Extents of the classes that a loss is taken over; a lookup table with as
-  // many rows is the vocabulary's.
-  std::vector<int64_t> vocabularies;
+  // By tensor: tables that are looked up and have a row for each class of the
+  // loss. Where a dense layer reads one of them (a tied head), only such: a
+  // table of positions may have as many rows.
+  std::vector<bool> vocabulary;
 };
 
 }  // namespace tessera

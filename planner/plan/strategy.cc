@@ -326,9 +326,11 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
                         ? starts[stage + 1]
                         : static_cast<int>(index.nodes_of_block.size());
     for (int block = starts[stage]; block < end; ++block) {
-      const std::vector<UnusedAxes> unused =
-          PlaceBlock(index, block, group, GroupId(static_cast<int64_t>(stage)),
-                     roles, plan.ops);
+      std::vector<UnusedAxes> unused;
+      SetBlock(index, block,
+               PlaceBlock(index, block, group,
+                          GroupId(static_cast<int64_t>(stage)), roles, &unused),
+               plan);
       if (!unused.empty()) return EmptyShard(index, unused[0], strategy);
     }
   }

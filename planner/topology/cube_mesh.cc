@@ -82,8 +82,8 @@ Cluster MakeCubeMesh(int nodes, std::optional<int> gpus,
   Cluster cluster;
   std::vector<std::vector<VertexId>> nics;
   for (int n = 0; n < nodes; ++n) {
-    nics.push_back(AddCubeMesh(cluster, n, gpus.value_or(8), device,
-                               nic_per_switch));
+    nics.push_back(
+        AddCubeMesh(cluster, n, gpus.value_or(8), device, nic_per_switch));
   }
   ConnectRails(cluster, nics, nic_link);
   return cluster;

@@ -19,8 +19,8 @@ void ConnectRails(Cluster& cluster,
   const size_t rails = nics.front().size();
   std::vector<VertexId> leaves;
   for (size_t rail = 0; rail < rails; ++rail) {
-    leaves.push_back(AddVertex(cluster, VertexKind::kSwitch,
-                               "leaf" + std::to_string(rail)));
+    leaves.push_back(
+        AddVertex(cluster, VertexKind::kSwitch, "leaf" + std::to_string(rail)));
     for (const auto& node : nics) {
       Connect(cluster, node[rail], leaves.back(), link);
     }
@@ -28,8 +28,9 @@ void ConnectRails(Cluster& cluster,
   if (rails == 1) return;
   LinkType trunk;
   trunk.name = std::string(nic_link) + "-trunk";
-  trunk.source = "non-blocking: the NICs of a rail together; latency: NVIDIA "
-                 "QM8700 datasheet (2018)";
+  trunk.source =
+      "non-blocking: the NICs of a rail together; latency: NVIDIA "
+      "QM8700 datasheet (2018)";
   trunk.bandwidth = cluster.link_types[static_cast<size_t>(link)].bandwidth *
                     static_cast<double>(nics.size());
   trunk.latency = Duration::FromSeconds(kSwitchLatency);

@@ -46,8 +46,9 @@ DeviceType Gpu(std::string name, std::string source, Bytes memory,
   return type;
 }
 
-// memory_bandwidth and the peaks are the datasheets'. Peaks are dense, fp64 by tensor cores where there are some, fp32 without
-// TF32. compute_efficiency: median of large 16-bit products over the peak.
+// memory_bandwidth and the peaks are the datasheets'. Peaks are dense, fp64 by
+// tensor cores where there are some, fp32 without TF32. compute_efficiency:
+// median of large 16-bit products over the peak.
 std::vector<DeviceType> MakeDeviceTypes() {
   const std::string large =
       "; efficiency: median of large bf16 products in NVIDIA aiconfigurator, ";
@@ -65,8 +66,8 @@ std::vector<DeviceType> MakeDeviceTypes() {
           LessContext(81251), 2039 * kGiga, 19.5 * kTera, 19.5 * kTera,
           312 * kTera, 312 * kTera, 262.0 / 312, kAmpereKernel),
       Gpu("h100-sxm5-80gb", "NVIDIA H100 datasheet (2023)" + h100,
-          LessContext(81559), 3350 * kGiga, 67 * kTera, 67 * kTera, 989.4 * kTera,
-          989.4 * kTera, 767 / 989.4, kHopperKernel),
+          LessContext(81559), 3350 * kGiga, 67 * kTera, 67 * kTera,
+          989.4 * kTera, 989.4 * kTera, 767 / 989.4, kHopperKernel),
       Gpu("h200-sxm5-141gb", "NVIDIA H200 datasheet (2024)" + h200,
           LessContext(143771), 4800 * kGiga, 67 * kTera, 67 * kTera,
           989.4 * kTera, 989.4 * kTera, 760 / 989.4, kHopperKernel),
@@ -132,7 +133,9 @@ std::vector<DeviceType> MakeDeviceTypes() {
 std::vector<LinkType> MakeLinkTypes() {
   const auto row = [](std::string name, std::string source, double bandwidth,
                       double latency) {
-    return LinkType{std::move(name), std::move(source), {bandwidth},
+    return LinkType{std::move(name),
+                    std::move(source),
+                    {bandwidth},
                     Duration::FromSeconds(latency)};
   };
   // Steps of 0.94 us on A100, 0.82 on H100 and H200, 1.24 on B200 and 1.2 on
@@ -151,7 +154,8 @@ std::vector<LinkType> MakeLinkTypes() {
   constexpr double kInfiniBandLatency = (5e-6 - 4 * kPcieLatency) / 2;
   const std::string pcie =
       "; 80 % reached (packet headers; assumed); latency: half a step of NCCL "
-      "on L40S, 1.7 us," + table;
+      "on L40S, 1.7 us," +
+      table;
   return {
       row("nvlink1",
           "NVIDIA P100 datasheet: 20 GB/s a direction; 90 % reached, as "
@@ -166,12 +170,14 @@ std::vector<LinkType> MakeLinkTypes() {
       row("nvlink3",
           "NVIDIA A100 datasheet: 12 links, 300 GB/s a direction; 223 reached "
           "by all-reduce on 8 GPUs at 512 MiB, steps of 0.94 us over two "
-          "links," + table,
+          "links," +
+              table,
           223 * kGiga, 0.47e-6),
       row("nvlink4",
           "NVIDIA H100 datasheet: 18 links, 450 GB/s a direction; 350 reached "
           "by all-reduce on 4 GPUs at 512 MiB (on 8, 445: sums in the "
-          "switch), steps of 0.82 us over two links," + table,
+          "switch), steps of 0.82 us over two links," +
+              table,
           350 * kGiga, 0.41e-6),
       row("nvlink5",
           "NVIDIA DGX B200 datasheet: 900 GB/s a direction; 634 reached by "
@@ -208,20 +214,20 @@ std::vector<LinkType> MakeLinkTypes() {
           "AWS p3.16xlarge: 25 Gb/s; 84 % reached and 15 us (TCP, half of a "
           "one-way 30 us) assumed",
           kNic * 25.0 / 8 * kGiga, 15e-6),
-      // The least all-reduce of two nodes, less its start (6 us) and the 14
+      // The least all-reduce of two nodes, less its start (8 us) and the 14
       // steps inside the nodes, is two crossings; less PCIe, halved per link.
-      // p4de: (163 - 6 - 14 * 0.94) / 2 = 72 us; (72 - 3.4) / 2 = 34.3 us.
+      // p4de: (163 - 8 - 14 * 0.94) / 2 = 71 us; (71 - 3.4) / 2 = 33.8 us.
       row("efa-100g",
           "AWS p4d: EFA, 100 Gb/s; 84 % reached and 34 us: two-node "
           "all-reduce on p4de (aws-samples): 41.8 GB/s by 4 NICs, 163 us at "
           "least",
-          kNic * 12.5 * kGiga, 34.3e-6),
-      // p5: (69 - 6 - 14 * 0.82) / 2 = 26 us; (26 - 3.4) / 2 = 11.3 us.
+          kNic * 12.5 * kGiga, 33.8e-6),
+      // p5: (69 - 8 - 14 * 0.82) / 2 = 24.8 us; (24.8 - 3.4) / 2 = 10.7 us.
       row("efa-4x100g",
           "AWS p5: EFA, 3,200 Gb/s a node, 4 NICs of 100 Gb/s for each GPU, "
           "striped; 84 % reached as p4d; 11 us: two-node all-reduce on p5 "
           "(aws-samples), 69 us at least",
-          kNic * 50 * kGiga, 11.3e-6),
+          kNic * 50 * kGiga, 10.7e-6),
       row("ethernet-10g",
           "10 Gb/s Ethernet; 84 % reached and 15 us (TCP) assumed; the "
           "published pair stands alone",

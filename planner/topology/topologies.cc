@@ -21,10 +21,14 @@ constexpr std::array kTopologies = {
              "ib-ndr", MakeDgxH200},
     Topology{"dgx-b200", "8 B200 180 GB, NVSwitch, 8 x 400 Gb/s NDR", 8, 8,
              "ib-ndr", MakeDgxB200},
-    Topology{"gb200-nvl72", "a rack of 72 GB200 on one NVLink domain; NODES "
-             "counts racks", 72, 72, "ib-ndr", MakeGb200Nvl72},
-    Topology{"dgx1-v100-32gb", "8 V100 32 GB, hybrid cube mesh, 4 x 100 Gb/s "
-             "EDR", 8, 4, "ib-edr", MakeDgx1V100},
+    Topology{"gb200-nvl72",
+             "a rack of 72 GB200 on one NVLink domain; NODES "
+             "counts racks",
+             72, 72, "ib-ndr", MakeGb200Nvl72},
+    Topology{"dgx1-v100-32gb",
+             "8 V100 32 GB, hybrid cube mesh, 4 x 100 Gb/s "
+             "EDR",
+             8, 4, "ib-edr", MakeDgx1V100},
     Topology{"p3.16xlarge", "8 V100 16 GB, hybrid cube mesh, one 25 Gb/s NIC",
              8, 1, "ena-25g", MakeP3},
     Topology{"p4d.24xlarge", "8 A100 40 GB, NVSwitch, 4 x 100 Gb/s EFA", 8, 4,
@@ -33,8 +37,10 @@ constexpr std::array kTopologies = {
              "efa-4x100g", MakeP5},
     Topology{"titan-rtx-pair", "2 TITAN RTX with an NVLink bridge", 2, 1,
              "ethernet-10g", MakeTitanRtxPair},
-    Topology{"titan-rtx-pair-nonvlink", "2 TITAN RTX on PCIe 3 through the "
-             "host", 2, 1, "ethernet-10g", MakeTitanRtxPairWithoutNvLink},
+    Topology{"titan-rtx-pair-nonvlink",
+             "2 TITAN RTX on PCIe 3 through the "
+             "host",
+             2, 1, "ethernet-10g", MakeTitanRtxPairWithoutNvLink},
     Topology{"p100-edr", "4 P100 with NVLink, 100 Gb/s EDR (FlexFlow's)", 4, 1,
              "ib-edr", MakeP100Edr},
     Topology{"k80-fdr", "4 K80 on PCIe switches, 56 Gb/s FDR (FlexFlow's)", 4,
@@ -63,7 +69,9 @@ Result<int> ParseCount(std::string_view text, std::string_view what, int max,
 
 }  // namespace
 
-std::span<const Topology> Topologies() { return kTopologies; }
+std::span<const Topology> Topologies() {
+  return kTopologies;
+}
 
 Result<Cluster> MakeCluster(std::string_view spec) {
   const size_t colon = spec.find(':');

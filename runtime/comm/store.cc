@@ -49,6 +49,8 @@ constexpr size_t kReplyBytes = 5;
 constexpr auto kGrace = std::chrono::seconds(10);
 // Connections that never finish their greeting are closed after this.
 constexpr auto kGreetingTime = std::chrono::seconds(10);
+// How long the server stays for ranks that still have something to ask.
+constexpr auto kLingerTime = std::chrono::seconds(5);
 
 enum Operation : uint8_t { kSet = 1, kGet = 2, kAdd = 3 };
 enum Status : uint8_t { kOk = 0, kTimeout = 1, kOtherJob = 2 };
@@ -131,6 +133,7 @@ class Server {
   };
 
   void Serve() {
+    std::optional<Clock::time_point> stopping;
     for (;;) {
       std::vector<pollfd> fds = {{stop_.get(), POLLIN, 0},
                                  {listener_.get(), POLLIN, 0}};
@@ -138,8 +141,13 @@ class Server {
         const int events = c.out.empty() ? POLLIN : POLLIN | POLLOUT;
         fds.push_back({c.fd.get(), static_cast<short>(events), 0});
       }
+      if (stopping) fds[0].fd = -1;  // seen
       poll(fds.data(), fds.size(), 100);
-      if (fds[0].revents != 0) return;
+      if (fds[0].revents != 0) stopping = Clock::now();
+      if (stopping && (connections_.empty() ||
+                       Clock::now() - *stopping > kLingerTime)) {
+        return;
+      }
       auto fd = fds.begin() + 2;
       for (auto c = connections_.begin(); c != connections_.end(); ++fd) {
         const bool keep = fd->revents == 0 || HandleEvents(*c);

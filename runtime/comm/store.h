@@ -34,6 +34,7 @@ class Store {
   // answers in time, or who answers is not this job's store.
   static Result<std::unique_ptr<Store>> Open(const StoreOptions& options);
 
+  // On rank 0 waits until the other ranks have closed theirs, at most 5 s.
   virtual ~Store() = default;
 
   virtual Result<void> Set(std::string_view key, std::string_view value) = 0;

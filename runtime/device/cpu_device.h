@@ -12,7 +12,7 @@ namespace tessera {
 // Memory is pooled by size, so that the buffers of a step are those of the step
 // before and fault no pages. In debug builds fresh and freed memory is filled
 // with 0xff: not a number in every floating-point type.
-class CpuDevice : public Device {
+class CpuDevice : public RankDevice {
  public:
   CpuDevice() = default;
   CpuDevice(const CpuDevice&) = delete;

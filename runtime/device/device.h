@@ -1,5 +1,5 @@
 #pragma once
-// Device: the memory and the kernels of one rank. Implementations: CpuDevice
+// RankDevice: the memory and the kernels of one rank. Implementations: CpuDevice
 // (cpu_device.h).
 //
 // All work of a device (copies, zeroing, kernels) runs in one queue, in the
@@ -31,9 +31,9 @@ struct StridedCopy {
   std::array<int64_t, kMaxDims> to_strides = {};
 };
 
-class Device {
+class RankDevice {
  public:
-  virtual ~Device() = default;
+  virtual ~RankDevice() = default;
 
   // "cpu"; for messages.
   virtual std::string_view name() const = 0;

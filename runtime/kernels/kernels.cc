@@ -18,8 +18,9 @@ double KernelCall::attribute(std::string_view name) const {
 std::span<const Kernel> CpuKernels() {
   static const std::vector<Kernel>* const table = [] {
     auto* kernels = new std::vector<Kernel>();
-#define TESSERA_KERNELS(family) \
-  for (const Kernel& kernel : Cpu##family##Kernels()) kernels->push_back(kernel);
+#define TESSERA_KERNELS(family)                       \
+  for (const Kernel& kernel : Cpu##family##Kernels()) \
+    kernels->push_back(kernel);
 #include "runtime/kernels/kernels.def"
 #undef TESSERA_KERNELS
     return kernels;

@@ -15,11 +15,13 @@
 namespace tessera {
 namespace {
 
-constexpr CommKind kKinds[] = {
-    CommKind::kAllReduce, CommKind::kAllGather,    CommKind::kReduceScatter,
-    CommKind::kAllToAll,  CommKind::kRedistribute, CommKind::kSendRecv};
+constexpr CommKind kKinds[] = {CommKind::kAllReduce,     CommKind::kAllGather,
+                               CommKind::kReduceScatter, CommKind::kAllToAll,
+                               CommKind::kRedistribute,  CommKind::kSendRecv};
 
-size_t U(int i) { return static_cast<size_t>(i); }
+size_t U(int i) {
+  return static_cast<size_t>(i);
+}
 
 // Ranks dealt to hosts of the given sizes, one ring in rank order in each.
 CollectiveGroup GroupOf(const std::vector<int>& hosts, bool shared_memory) {
@@ -58,8 +60,8 @@ std::vector<CollectiveGroup> Groups() {
 
 std::string Describe(const CollectiveAlgorithm& algorithm, CommKind kind,
                      const CollectiveGroup& group) {
-  std::string text = std::string(algorithm.name) + " " +
-                     std::string(NameOf(kind)) + " hosts";
+  std::string text =
+      std::string(algorithm.name) + " " + std::string(NameOf(kind)) + " hosts";
   for (const auto& node : group.nodes) {
     text += " " + std::to_string(node.size());
   }
@@ -188,8 +190,8 @@ TEST(CollectiveContract, ABrokenRingIsCaught) {
   Rounds rounds = RingRounds(CommKind::kAllReduce, GroupOf({4}, false));
   rounds.rounds[0].repeat -= 1;
   bool complete = true;
-  std::vector<std::vector<std::set<int>>> held(
-      4, std::vector<std::set<int>>(4));
+  std::vector<std::vector<std::set<int>>> held(4,
+                                               std::vector<std::set<int>>(4));
   for (int r = 0; r < 4; ++r) {
     for (auto& chunk : held[U(r)]) chunk.insert(r);
   }
@@ -221,8 +223,8 @@ TEST(CollectiveContract, BytesPerRankAreAtLeastTheLowerBound) {
         double sent = 0;  // by all ranks, in payloads
         for (const Round& round : rounds.rounds) {
           for (const Send& send : round.sends) {
-            sent += static_cast<double>(send.count) * round.repeat /
-                    rounds.chunks;
+            sent +=
+                static_cast<double>(send.count) * round.repeat / rounds.chunks;
           }
         }
         const double n = group.ranks;

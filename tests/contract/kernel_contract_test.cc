@@ -42,7 +42,9 @@ struct Case {
 constexpr Ints kIncreasing = {Ints::kIncreasing};
 constexpr Ints kShuffled = {Ints::kShuffled};
 
-Ints Below(int32_t high) { return {Ints::kRandom, 0, high}; }
+Ints Below(int32_t high) {
+  return {Ints::kRandom, 0, high};
+}
 
 Case Elementwise(std::string op, int operands = 1) {
   Case result = {op, op, "bsf", {{'b', 3}, {'s', 5}, {'f', 29}}};
@@ -243,7 +245,9 @@ struct Problem {
   Tensors initial;  // the results before the call: shapes, or values in place
 };
 
-const OpDef& OpNamed(std::string_view name) { return *FindOp(name).value(); }
+const OpDef& OpNamed(std::string_view name) {
+  return *FindOp(name).value();
+}
 
 Shape ShapeOf(const IndexRule& rule, const Indices& indices,
               const std::map<char, int64_t>& extents) {
@@ -273,8 +277,7 @@ void FillInts(HostTensor& tensor, const Ints& ints, Rng& rng) {
     const int64_t column = i % width;
     tensor.Set(i, static_cast<double>(column));
     if (ints.kind == Ints::kShuffled) {
-      const int64_t other =
-          i - rng.Below(static_cast<uint32_t>(column) + 1);
+      const int64_t other = i - rng.Below(static_cast<uint32_t>(column) + 1);
       const double swapped = tensor.At(other);
       tensor.Set(other, tensor.At(i));
       tensor.Set(i, swapped);
@@ -415,8 +418,7 @@ std::optional<AdjointProblem> Adjoint(const Problem& forward,
     if (s.index >= forward.operands.size()) return std::nullopt;
     backward.gradients_of.push_back(s.index);
     problem.rule.results.push_back(forward.rule.operands[s.index]);
-    problem.initial.emplace_back(forward.operands[s.index].shape(),
-                                 dy.dtype());
+    problem.initial.emplace_back(forward.operands[s.index].shape(), dy.dtype());
   }
   for (const Symbol& s : Symbols(adjoint.signature.substr(0, arrow))) {
     problem.rule.operands.push_back(s.of_result
@@ -504,7 +506,7 @@ HostTensor Shard(const HostTensor& whole, const Indices& indices, int factor,
 // Runs the problem on shards of one factor and puts the results together:
 // shards are placed, partial sums added.
 Tensors ComputeSplit(const Problem& problem, int factor, int64_t parts,
-                 Mistake mistake = Mistake::kNone) {
+                     Mistake mistake = Mistake::kNone) {
   const IndexRule& rule = problem.rule;
   const bool reduction =
       std::none_of(rule.results.begin(), rule.results.end(),
@@ -515,8 +517,8 @@ Tensors ComputeSplit(const Problem& problem, int factor, int64_t parts,
   std::vector<std::vector<LocalTensor>> locals(parts);
   for (int64_t part = 0; part < parts; ++part) {
     for (size_t i = 0; i < problem.operands.size(); ++i) {
-      operands[part].push_back(Shard(problem.operands[i], rule.operands[i],
-                                     factor, part, parts));
+      operands[part].push_back(
+          Shard(problem.operands[i], rule.operands[i], factor, part, parts));
       if (mistake == Mistake::kLocalIndex) operands[part].back().ForgetPlace();
       locals[part].push_back(operands[part].back().Local());
       if (reduction && part > 0 && rule.terms[i] > 0 &&
@@ -552,8 +554,8 @@ Tensors ComputeSplit(const Problem& problem, int factor, int64_t parts,
   for (int64_t part = 0; part < parts; ++part) {
     Tensors results;
     for (size_t k = 0; k < rule.results.size(); ++k) {
-      results.push_back(Shard(problem.initial[k], rule.results[k], factor,
-                              part, parts));
+      results.push_back(
+          Shard(problem.initial[k], rule.results[k], factor, part, parts));
     }
     const RunKernel run = mistake == Mistake::kUnmaskedIds
                               ? RunKernel(UnmaskedEmbedding)
@@ -691,7 +693,8 @@ TEST_P(KernelContract, ShardsOfEverySplitGiveTheWhole) {
       if (!problem.rule.factors[f].splittable) continue;
       for (int64_t parts : {2, 3}) {
         if (Extent(problem, factor) < parts) continue;
-        EXPECT_LE(Difference(whole, ComputeSplit(problem, factor, parts)), 1e-12)
+        EXPECT_LE(Difference(whole, ComputeSplit(problem, factor, parts)),
+                  1e-12)
             << problem.op->name << " split " << parts << " ways on "
             << problem.rule.factors[f].letter;
       }
@@ -715,8 +718,8 @@ TEST_P(KernelContract, BitsDoNotDependOnAlignment) {
         const Tensors skewed = Compute(Converted(problem, dtype, skew));
         for (size_t k = 0; k < aligned.size(); ++k) {
           EXPECT_TRUE(aligned[k].SameBits(skewed[k]))
-              << problem.op->name << " result " << k << " "
-              << NameOf(dtype) << " skew " << skew;
+              << problem.op->name << " result " << k << " " << NameOf(dtype)
+              << " skew " << skew;
         }
       }
     }

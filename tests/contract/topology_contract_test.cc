@@ -156,8 +156,8 @@ double Bisection(const Cluster& cluster) {
 TEST(TopologyContract, BisectionIsHalfOfTheNodesNics) {
   for (const Topology& topology : Topologies()) {
     if (topology.nics_per_node == 0) continue;
-    const auto nic = std::ranges::find(LinkTypes(), topology.nic_link,
-                                       &LinkType::name);
+    const auto nic =
+        std::ranges::find(LinkTypes(), topology.nic_link, &LinkType::name);
     ASSERT_NE(nic, LinkTypes().end()) << topology.name;
     for (int nodes : {2, 4}) {
       const double expected =

@@ -24,8 +24,7 @@ class HostTensor {
         dtype_(dtype),
         skew_(skew) {
     // Storage is in units of cache lines, which align it.
-    const auto bytes =
-        static_cast<size_t>((elements() + skew) * SizeOf(dtype));
+    const auto bytes = static_cast<size_t>((elements() + skew) * SizeOf(dtype));
     lines_.resize(bytes / sizeof(Line) + 1);
   }
   HostTensor(Shape shape, DType dtype, const std::vector<double>& values)
@@ -125,9 +124,7 @@ class HostTensor {
     char bytes[64] = {};
   };
 
-  const char* Data() const {
-    return lines_[0].bytes + skew_ * SizeOf(dtype_);
-  }
+  const char* Data() const { return lines_[0].bytes + skew_ * SizeOf(dtype_); }
   template <typename T>
   const T& Element(int64_t i) const {
     return reinterpret_cast<const T*>(Data())[i];

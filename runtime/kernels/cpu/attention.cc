@@ -19,8 +19,7 @@ constexpr int64_t kTileKeys = 64;
 
 // A tile's rows are aligned and of fixed length; see vector.h.
 template <typename T>
-using TileRow =
-    Eigen::Map<Eigen::Array<T, kTileKeys, 1>, Eigen::AlignedMax>;
+using TileRow = Eigen::Map<Eigen::Array<T, kTileKeys, 1>, Eigen::AlignedMax>;
 
 // One head's rows of q, k, v and their kin: every `stride`-th run of elements.
 template <typename T>
@@ -103,8 +102,8 @@ struct Sight {
 
 Sight SightOf(int32_t position, int64_t window) {
   constexpr int64_t kLowest = std::numeric_limits<int32_t>::min();
-  return {static_cast<int32_t>(
-              window > 0 ? std::max(kLowest, position - window) : kLowest),
+  return {static_cast<int32_t>(window > 0 ? std::max(kLowest, position - window)
+                                          : kLowest),
           position};
 }
 
@@ -125,8 +124,8 @@ Seen SeenOf(const std::vector<Sight>& sights, const KeyTile& tile) {
 template <typename T>
 void Mask(const Sight& sight, const KeyTile& tile, T value, T* row) {
   for (int64_t j = 0; j < kTileKeys; ++j) {
-    const bool seen = (tile.positions[j] <= sight.upto) &
-                      (tile.positions[j] > sight.after);
+    const bool seen =
+        (tile.positions[j] <= sight.upto) & (tile.positions[j] > sight.after);
     row[j] = seen ? row[j] : value;
   }
 }
@@ -175,8 +174,8 @@ void Attention(const KernelCall& call) {
         [&](int64_t group, int64_t head, int64_t first,
             const std::vector<Sight>& sights) {
           const auto rows = static_cast<int64_t>(sights.size());
-          const auto queries = p.Queries<ConstHeadMap<T>>(
-              q, p.d, sample, group, head, first, rows);
+          const auto queries = p.Queries<ConstHeadMap<T>>(q, p.d, sample, group,
+                                                          head, first, rows);
           output.setZero();
           std::fill_n(maximum, rows, kMinusInfinity);
           std::fill_n(sum, rows, T{0});
@@ -184,11 +183,10 @@ void Attention(const KernelCall& call) {
             const Seen seen = SeenOf(sights, tile);
             if (seen == Seen::kNothing) continue;
             auto part = scores.topLeftCorner(rows, tile.count);
-            part.noalias() =
-                static_cast<T>(p.scale) * queries *
-                p.Keys<ConstHeadMap<T>>(k, p.d, sample, group, tile.first,
-                                        tile.count)
-                    .transpose();
+            part.noalias() = static_cast<T>(p.scale) * queries *
+                             p.Keys<ConstHeadMap<T>>(k, p.d, sample, group,
+                                                     tile.first, tile.count)
+                                 .transpose();
             for (int64_t i = 0; i < rows; ++i) {
               T* const data = scores.row(i).data();
               TileRow<T> row(data);
@@ -209,8 +207,8 @@ void Attention(const KernelCall& call) {
                 part * p.Keys<ConstHeadMap<T>>(v, p.e, sample, group,
                                                tile.first, tile.count);
           }
-          auto results = p.Queries<HeadMap<T>>(o, p.e, sample, group, head,
-                                               first, rows);
+          auto results =
+              p.Queries<HeadMap<T>>(o, p.e, sample, group, head, first, rows);
           for (int64_t i = 0; i < rows; ++i) {
             const bool blind = sum[i] == 0;
             results.row(i) = output.row(i) * (blind ? T{0} : 1 / sum[i]);
@@ -255,8 +253,8 @@ void AttentionDqkv(const KernelCall& call) {
         [&](int64_t group, int64_t head, int64_t first,
             const std::vector<Sight>& sights) {
           const auto rows = static_cast<int64_t>(sights.size());
-          const auto queries = p.Queries<ConstHeadMap<T>>(
-              q, p.d, sample, group, head, first, rows);
+          const auto queries = p.Queries<ConstHeadMap<T>>(q, p.d, sample, group,
+                                                          head, first, rows);
           const auto dy = p.Queries<ConstHeadMap<T>>(
               output_gradient, p.e, sample, group, head, first, rows);
           const auto y = p.Queries<ConstHeadMap<T>>(o, p.e, sample, group, head,
@@ -313,8 +311,8 @@ void AttentionDqkv(const KernelCall& call) {
 std::vector<Kernel> CpuAttentionKernels() {
   return {
       {"attention", ByDType<Attention<float>, Attention<double>>},
-      {"attention_dqkv",
-       ByDType<AttentionDqkv<float>, AttentionDqkv<double>>, true},
+      {"attention_dqkv", ByDType<AttentionDqkv<float>, AttentionDqkv<double>>,
+       true},
   };
 }
 

@@ -9,20 +9,18 @@ namespace {
 template <typename T>
 void Dropout(const KernelCall& call) {
   const double probability = call.attribute("probability");
-  const uint64_t key =
-      DropoutKey(call.seed, call.step, call.attribute("salt"));
+  const uint64_t key = DropoutKey(call.seed, call.step, call.attribute("salt"));
   const T scale = static_cast<T>(1 / (1 - probability));
   const T* const x = call.operands[0].as<const T>();
   T* const y = call.results[0].as<T>();
-  ForEachRun(call.operands[0],
-             [&](int64_t local, int64_t global, int64_t length) {
-               for (int64_t i = 0; i < length; ++i) {
-                 const double draw = CounterUniform01(
-                     key, static_cast<uint64_t>(global + i));
-                 y[local + i] =
-                     draw >= probability ? x[local + i] * scale : T{0};
-               }
-             });
+  ForEachRun(
+      call.operands[0], [&](int64_t local, int64_t global, int64_t length) {
+        for (int64_t i = 0; i < length; ++i) {
+          const double draw =
+              CounterUniform01(key, static_cast<uint64_t>(global + i));
+          y[local + i] = draw >= probability ? x[local + i] * scale : T{0};
+        }
+      });
 }
 
 }  // namespace

@@ -58,13 +58,12 @@ template <typename T>
 void GeluDx(const KernelCall& call) {
   Binary<T>(call, [](const Block<T>& dy, const Block<T>& x) -> Block<T> {
     const Block<T> p = Sigmoid<T>(GeluArgument<T>(x));
-    const Block<T> dz =
-        T(kTwoRootTwoOverPi) * (T{1} + T(3 * kCubic) * x * x);
+    const Block<T> dz = T(kTwoRootTwoOverPi) * (T{1} + T(3 * kCubic) * x * x);
     return dy * (p + x * p * (T{1} - p) * dz);
   });
 }
 
-constexpr double kRootHalf = 0.7071067811865476;      // 1 / sqrt(2)
+constexpr double kRootHalf = 0.7071067811865476;          // 1 / sqrt(2)
 constexpr double kRootOneOverTwoPi = 0.3989422804014327;  // 1 / sqrt(2 pi)
 
 // The standard normal distribution.
@@ -76,9 +75,8 @@ Block<T> NormalCdf(const Block<T>& x) {
 
 template <typename T>
 void GeluErf(const KernelCall& call) {
-  Unary<T>(call, [](const Block<T>& x) -> Block<T> {
-    return x * NormalCdf<T>(x);
-  });
+  Unary<T>(call,
+           [](const Block<T>& x) -> Block<T> { return x * NormalCdf<T>(x); });
 }
 
 // dy, x -> dx: the derivative is cdf(x) + x density(x).
@@ -92,9 +90,8 @@ void GeluErfDx(const KernelCall& call) {
 
 template <typename T>
 void Silu(const KernelCall& call) {
-  Unary<T>(call, [](const Block<T>& x) -> Block<T> {
-    return x * Sigmoid<T>(x);
-  });
+  Unary<T>(call,
+           [](const Block<T>& x) -> Block<T> { return x * Sigmoid<T>(x); });
 }
 
 // dy, x -> dx.

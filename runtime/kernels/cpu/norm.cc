@@ -8,7 +8,9 @@
 namespace tessera {
 namespace {
 
-int64_t Width(const LocalTensor& x) { return x.shape.back(); }
+int64_t Width(const LocalTensor& x) {
+  return x.shape.back();
+}
 
 // x, scale, shift -> y, mean, rstd.
 template <typename T>
@@ -23,9 +25,10 @@ void LayerNorm(const KernelCall& call) {
   for (int64_t row = 0; row < rows; ++row, x += width, y += width) {
     const double n = static_cast<double>(width);
     const double mean = Sum(width, [x](int64_t j) { return x[j]; }) / n;
-    const double variance = Sum(width, [x, mean](int64_t j) {
-                              return (x[j] - mean) * (x[j] - mean);
-                            }) / n;
+    const double variance =
+        Sum(width,
+            [x, mean](int64_t j) { return (x[j] - mean) * (x[j] - mean); }) /
+        n;
     const double rstd = 1 / std::sqrt(variance + epsilon);
     const T m = static_cast<T>(mean);
     const T r = static_cast<T>(rstd);
@@ -54,12 +57,15 @@ void LayerNormDx(const KernelCall& call) {
     const double n = static_cast<double>(width);
     const T average = static_cast<T>(
         Sum(width, [=](int64_t j) { return dy[j] * scale[j]; }) / n);
-    const T slope = static_cast<T>(Sum(width, [=](int64_t j) {
-                      return dy[j] * scale[j] * ((x[j] - mean) * rstd);
-                    }) / n);
+    const T slope =
+        static_cast<T>(Sum(width,
+                           [=](int64_t j) {
+                             return dy[j] * scale[j] * ((x[j] - mean) * rstd);
+                           }) /
+                       n);
     for (int64_t j = 0; j < width; ++j) {
-      dx[j] = rstd * (dy[j] * scale[j] - average -
-                      (x[j] - mean) * rstd * slope);
+      dx[j] =
+          rstd * (dy[j] * scale[j] - average - (x[j] - mean) * rstd * slope);
     }
   }
 }
@@ -97,9 +103,10 @@ void RmsNorm(const KernelCall& call) {
   const T* const scale = call.operands[1].as<const T>();
   T* y = call.results[0].as<T>();
   for (int64_t row = 0; row < rows; ++row, x += width, y += width) {
-    const double mean_square = Sum(width, [x](int64_t j) {
-                                 return static_cast<double>(x[j]) * x[j];
-                               }) / static_cast<double>(width);
+    const double mean_square =
+        Sum(width,
+            [x](int64_t j) { return static_cast<double>(x[j]) * x[j]; }) /
+        static_cast<double>(width);
     const double rrms = 1 / std::sqrt(mean_square + epsilon);
     const T r = static_cast<T>(rrms);
     for (int64_t j = 0; j < width; ++j) y[j] = x[j] * r * scale[j];
@@ -120,9 +127,10 @@ void RmsNormDx(const KernelCall& call) {
   for (int64_t row = 0; row < rows;
        ++row, dy += width, x += width, dx += width) {
     const T rrms = static_cast<T>(Get(call.operands[3], row));
-    const T slope = static_cast<T>(Sum(width, [=](int64_t j) {
-                      return dy[j] * scale[j] * (x[j] * rrms);
-                    }) / static_cast<double>(width));
+    const T slope = static_cast<T>(
+        Sum(width,
+            [=](int64_t j) { return dy[j] * scale[j] * (x[j] * rrms); }) /
+        static_cast<double>(width));
     for (int64_t j = 0; j < width; ++j) {
       dx[j] = rrms * (dy[j] * scale[j] - x[j] * rrms * slope);
     }

@@ -43,8 +43,8 @@ void AdamW(const KernelCall& call) {
 // gradient, clip coefficient -> parameter (in place).
 template <typename T>
 void Sgd(const KernelCall& call) {
-  const T rate = static_cast<T>(call.attribute("lr") *
-                                Get(call.operands[1], 0));
+  const T rate =
+      static_cast<T>(call.attribute("lr") * Get(call.operands[1], 0));
   const T* const gradient = call.operands[0].as<const T>();
   T* const parameter = call.results[0].as<T>();
   ForEachBlock(call.operands[0].elements(), [&](int64_t i, int64_t count) {

@@ -18,16 +18,15 @@ void Turn(const KernelCall& call, double direction) {
   const int64_t width = call.operands[0].shape.back();
   const int64_t tokens = positions.elements();
   const int64_t heads = call.operands[0].elements() / (tokens * width);
-  const auto turned =
-      static_cast<int64_t>(call.attribute("fraction") * width);
+  const auto turned = static_cast<int64_t>(call.attribute("fraction") * width);
   TESSERA_CHECK(turned % 2 == 0 && turned <= width)
       << turned << " of " << width << " features";
   const int64_t half = turned / 2;
   const double theta = call.attribute("theta");
   std::vector<double> frequency(half);
   for (int64_t j = 0; j < half; ++j) {
-    frequency[j] = std::pow(theta, -2.0 * static_cast<double>(j) /
-                                       static_cast<double>(turned));
+    frequency[j] = std::pow(
+        theta, -2.0 * static_cast<double>(j) / static_cast<double>(turned));
   }
 
   const T* x = call.operands[0].as<const T>();

@@ -53,8 +53,7 @@ std::string Replaced(std::string text, const std::string& from,
 TEST(ClusterIo, EveryPresetSurvivesEveryEncoding) {
   for (const Topology& topology : Topologies()) {
     for (const char* nodes : {":1", ":2"}) {
-      const Cluster cluster =
-          *MakeCluster(std::string(topology.name) + nodes);
+      const Cluster cluster = *MakeCluster(std::string(topology.name) + nodes);
       for (const char* ending : {".txtpb", ".json", ".pb"}) {
         const std::string path = TempPath(std::string("round_trip") + ending);
         ASSERT_TRUE(WriteCluster(path, cluster));
@@ -91,12 +90,14 @@ TEST(ClusterIo, NamesFilePlaceAndMistake) {
        Replaced(kSmallJson, "\"bandwidth_bytes_per_second\": 1e9",
                 "\"bandwidth_bytes_per_second\": 0"),
        ".json: link_types[0].bandwidth_bytes_per_second", "must be positive"},
-      {".json", Replaced(kSmallJson, "from_vertex", "from_vertx"), ".json:13:14",
+      {".json", Replaced(kSmallJson, "from_vertex", "from_vertx"),
+       ".json:13:14",
        "unknown field 'from_vertx'; did you mean 'from_vertex'?"},
-      {".json", Replaced(kSmallJson, "\"name\": \"pair\"", "\"schema_version\": 1"),
+      {".json",
+       Replaced(kSmallJson, "\"name\": \"pair\"", "\"schema_version\": 1"),
        ".json:3:3", "occurs twice"},
-      {".json", std::string(kSmallJson).substr(0, 200), ".json:8:",
-       "the file ends early"},
+      {".json", std::string(kSmallJson).substr(0, 200),
+       ".json:8:", "the file ends early"},
       {".json", "", ".json:1:1", "the file ends early"},
       {".json", "\x01\x02garbage", ".json:1:1", "expected '{'"},
       {".json", Replaced(kSmallJson, "\"pair\",", "\"pair\""), ".json:4:3",
@@ -105,17 +106,18 @@ TEST(ClusterIo, NamesFilePlaceAndMistake) {
        "memory_bytes"},
       {".json", Replaced(kSmallJson, "\"schema_version\": 1,", ""), ".json",
        "schema_version is missing"},
-      {".json", Replaced(kSmallJson, "\"schema_version\": 1",
-                         "\"schema_version\": 2"),
+      {".json",
+       Replaced(kSmallJson, "\"schema_version\": 1", "\"schema_version\": 2"),
        ".json", "schema_version is 2: expected 1"},
-      {".json", Replaced(kSmallJson, "{\"kind\": \"VERTEX_KIND_DEVICE\"}", "{}"),
+      {".json",
+       Replaced(kSmallJson, "{\"kind\": \"VERTEX_KIND_DEVICE\"}", "{}"),
        ".json: vertices[0].kind", "must be"},
       {".json", Replaced(kSmallJson, "\"vertex\": 1", "\"vertex\": 5"),
        ".json: devices[1].vertex", "is 5, must be in [0, 2)"},
-      {".txtpb", "schema_version: 1\nnam: \"x\"\n", ".txtpb:2:",
-       "did you mean 'name'?"},
-      {".txtpb", "schema_version: 1\ndevice_types { name: \"x\"", ".txtpb:2:",
-       "Expected identifier"},
+      {".txtpb", "schema_version: 1\nnam: \"x\"\n",
+       ".txtpb:2:", "did you mean 'name'?"},
+      {".txtpb", "schema_version: 1\ndevice_types { name: \"x\"",
+       ".txtpb:2:", "Expected identifier"},
       {".txtpb", "schema_version: 1\n", ".txtpb: devices", "must not be empty"},
       {".pb", "\xff\xff garbage", ".pb", "truncated or garbage"},
       {".pb", "", ".pb", "schema_version is missing"},
@@ -146,8 +148,8 @@ TEST(ClusterIo, EveryTruncationIsAnError) {
     std::string bytes = *ReadFile(whole);
     while (!bytes.empty() && bytes.back() == '\n') bytes.pop_back();
     for (size_t size = 0; size < bytes.size(); ++size) {
-      const std::string cut = WriteText(std::string("cut") + ending,
-                                        bytes.substr(0, size));
+      const std::string cut =
+          WriteText(std::string("cut") + ending, bytes.substr(0, size));
       EXPECT_FALSE(ReadCluster(cut)) << ending << " cut to " << size;
     }
   }

@@ -10,7 +10,9 @@
 namespace tessera {
 namespace {
 
-Cluster TwoNodes() { return *MakeCluster("dgx-a100-80gb:2x2"); }
+Cluster TwoNodes() {
+  return *MakeCluster("dgx-a100-80gb:2x2");
+}
 
 std::vector<std::string> Places(const Cluster& cluster) {
   std::vector<std::string> places;
@@ -70,9 +72,9 @@ TEST(ClusterValidate, FindsDevicesThatCannotReachEachOther) {
     return cluster.vertices[link.to.index()].name == "leaf0" ||
            cluster.vertices[link.to.index()].name == "leaf1";
   });
-  EXPECT_THAT(Places(cluster), ::testing::UnorderedElementsAre(
-                                   "devices[2]", "devices[2]", "devices[3]",
-                                   "devices[3]"));
+  EXPECT_THAT(Places(cluster),
+              ::testing::UnorderedElementsAre("devices[2]", "devices[2]",
+                                              "devices[3]", "devices[3]"));
   cluster.devices.clear();
   EXPECT_THAT(Places(cluster), ::testing::Contains("devices"));
 }

@@ -22,10 +22,9 @@ TEST(MakeCluster, ReadsNameNodesAndGpus) {
 
 TEST(MakeCluster, RefusesBadSpecs) {
   for (const char* spec :
-       {"dgx-h200:", "dgx-h200:0", "dgx-h200:-1", "dgx-h200:x2",
-        "dgx-h200:1x9", "dgx-h200:1x0", "dgx-h200:1x", "dgx-h200:1.5",
-        "dgx-h200:2 ", "dgx-h200:99999999999", "local-cpu:2x2",
-        "titan-rtx-pair:1x3"}) {
+       {"dgx-h200:", "dgx-h200:0", "dgx-h200:-1", "dgx-h200:x2", "dgx-h200:1x9",
+        "dgx-h200:1x0", "dgx-h200:1x", "dgx-h200:1.5", "dgx-h200:2 ",
+        "dgx-h200:99999999999", "local-cpu:2x2", "titan-rtx-pair:1x3"}) {
     const Result<Cluster> cluster = MakeCluster(spec);
     ASSERT_FALSE(cluster) << spec;
     EXPECT_EQ(cluster.error().code, ErrorCode::kInvalidInput) << spec;

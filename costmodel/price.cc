@@ -1,0 +1,531 @@
+#include "costmodel/price.h"
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+
+#include "planner/base/rng.h"
+
+namespace tessera {
+namespace {
+
+int64_t LargestExtent(const Value& value, const DeviceGroup& group,
+                      size_t dim) {
+  const int64_t parts = group.Size(value.layout.dims[dim]);
+  return (value.shape[dim] + parts - 1) / parts;
+}
+
+int64_t Elements(const Value& value, const DeviceGroup& group) {
+  return LargestElements(value.layout, group, value.shape);
+}
+
+Bytes BytesOf(const Value& value, const DeviceGroup& group) {
+  return {Elements(value, group) * SizeOf(value.dtype)};
+}
+
+// Of one rank, all values of a list. A value of another group (a scalar of the
+// world's) is small and counted whole.
+Bytes BytesOf(const TaskView& view, const std::vector<ValueId>& ids) {
+  Bytes total;
+  for (ValueId id : ids) {
+    const Value& value = view.values[id.index()];
+    total += value.shape.empty() ? Bytes{SizeOf(value.dtype)}
+                                 : BytesOf(value, *view.group);
+  }
+  return total;
+}
+
+int64_t ElementsOf(const TaskView& view, const std::vector<ValueId>& ids) {
+  int64_t total = 0;
+  for (ValueId id : ids) {
+    const Value& value = view.values[id.index()];
+    total += value.shape.empty() ? 1 : Elements(value, *view.group);
+  }
+  return total;
+}
+
+// The type that a kernel computes in: of its first float tensor.
+DType ComputeType(const TaskView& view) {
+  for (const auto* ids : {&view.task->reads, &view.task->writes}) {
+    for (ValueId id : *ids) {
+      const DType dtype = view.values[id.index()].dtype;
+      if (IsFloat(dtype)) return dtype;
+    }
+  }
+  return DType::kFloat32;
+}
+
+std::vector<std::vector<DeviceId>> SubgroupDevices(const DeviceGroup& group,
+                                                   AxisSet axes) {
+  std::vector<std::vector<DeviceId>> subgroups;
+  for (const std::vector<int>& positions : Subgroups(group, axes)) {
+    auto& devices = subgroups.emplace_back();
+    for (int position : positions) {
+      devices.push_back(group.devices[static_cast<size_t>(position)]);
+    }
+  }
+  return subgroups;
+}
+
+std::vector<std::vector<DeviceId>> Pairs(const DeviceGroup& from,
+                                         const DeviceGroup& to) {
+  std::vector<std::vector<DeviceId>> pairs;
+  const size_t n = to.devices.size();
+  for (size_t j = 0; j < n; ++j) {
+    pairs.push_back({from.devices[j * from.devices.size() / n], to.devices[j]});
+  }
+  return pairs;
+}
+
+// The rule of a kernel that walks over flat lists: "n+n->n".
+std::string FlatRule(size_t operands) {
+  std::string rule;
+  for (size_t i = 0; i < operands; ++i) rule += i == 0 ? "n" : "+n";
+  return rule + "->n";
+}
+
+}  // namespace
+
+size_t IntKeyHash::operator()(const IntKey& key) const {
+  uint64_t hash = key.size();
+  for (int64_t value : key) {
+    hash = (hash ^ static_cast<uint64_t>(value)) * 0x9e3779b97f4a7c15ULL;
+    hash ^= hash >> 32;
+  }
+  return Mix64(hash);
+}
+
+Pricer::Pricer(const Graph& graph, const Cluster& cluster,
+               const ProfileDb* profile)
+    : graph_(graph),
+      cluster_(cluster),
+      profile_(profile),
+      collectives_(cluster),
+      shards_(kShards) {
+  int node = -1;
+  for (size_t i = 0; i < cluster.devices.size(); ++i) {
+    if (cluster.devices[i].node == node) continue;
+    node = cluster.devices[i].node;
+    first_device_.push_back(static_cast<int>(i));
+  }
+  hosts_alike_ = HostsAreAlike();
+  std::map<std::pair<std::string, std::vector<double>>, int> signatures;
+  for (const Node& n : graph.nodes) {
+    std::vector<double> attributes;
+    for (const Attribute& a : n.attributes) {
+      // Salts only tell dropouts apart.
+      if (a.name != "salt") attributes.push_back(a.value);
+    }
+    const auto [it, is_new] = signatures.try_emplace(
+        {std::string(n.op->name) + " " + n.rule.ToString(), attributes},
+        static_cast<int>(signatures.size()));
+    signature_.push_back(it->second);
+  }
+  static const std::vector<std::string>* const kStates = [] {
+    auto* names = new std::vector<std::string>();
+    for (const OpDef& op : Ops()) {
+      names->push_back(std::string(op.name) + ".state");
+    }
+    return names;
+  }();
+  int number = 0;
+  for (const OpDef& op : Ops()) kernels_[op.name] = ++number;
+  for (const std::string& name : *kStates) kernels_[name] = ++number;
+  kernels_["cast"] = ++number;
+}
+
+// Every host has the same vertices and links in the same order, and joins the
+// network between hosts at the same places: then renaming hosts changes no
+// route and no time.
+bool Pricer::HostsAreAlike() const {
+  const auto hosts = first_device_.size();
+  // A vertex belongs to the host whose devices alone reach it without
+  // crossing a NIC; -1 is the network.
+  const size_t n = cluster_.vertices.size();
+  std::vector<int> owner(n, -2);
+  for (const Device& device : cluster_.devices) {
+    owner[device.vertex.index()] = device.node;
+  }
+  std::vector<std::vector<size_t>> neighbours(n);
+  for (const Link& link : cluster_.links) {
+    neighbours[link.from.index()].push_back(link.to.index());
+    neighbours[link.to.index()].push_back(link.from.index());
+  }
+  std::vector<size_t> stack;
+  for (const Device& device : cluster_.devices) {
+    stack.push_back(device.vertex.index());
+  }
+  while (!stack.empty()) {
+    const size_t v = stack.back();
+    stack.pop_back();
+    if (cluster_.vertices[v].kind == VertexKind::kNic) continue;
+    for (size_t next : neighbours[v]) {
+      if (owner[next] == owner[v] || owner[next] == -1) continue;
+      const bool taken = owner[next] >= 0;
+      // Between two hosts without a NIC: part of the network.
+      owner[next] = taken ? -1 : owner[v];
+      if (!taken) stack.push_back(next);
+    }
+  }
+  std::vector<int> local(n, -1);  // number within its host
+  std::vector<int> count(hosts, 0);
+  for (size_t v = 0; v < n; ++v) {
+    if (owner[v] >= 0) local[v] = count[static_cast<size_t>(owner[v])]++;
+  }
+  // What a host looks like, hosts left out.
+  std::vector<std::vector<int64_t>> looks(hosts);
+  for (const Device& device : cluster_.devices) {
+    auto& look = looks[static_cast<size_t>(device.node)];
+    look.push_back(device.type);
+    look.push_back(local[device.vertex.index()]);
+  }
+  const auto end = [&](VertexId v) {
+    return owner[v.index()] >= 0 ? -1 - int64_t{local[v.index()]}
+                                 : int64_t{v.value};
+  };
+  for (const Link& link : cluster_.links) {
+    const int from = owner[link.from.index()];
+    const int to = owner[link.to.index()];
+    if (from >= 0 && to >= 0 && from != to) return false;
+    const int host = std::max(from, to);
+    if (host < 0) continue;
+    auto& look = looks[static_cast<size_t>(host)];
+    look.insert(look.end(), {end(link.from), end(link.to), link.type});
+  }
+  for (const auto& look : looks) {
+    if (look != looks[0]) return false;
+  }
+  return true;
+}
+
+int Pricer::ClassOf(const DeviceGroup& group, const DeviceGroup* peer) const {
+  std::vector<int> renamed(first_device_.size(), -1);
+  int hosts = 0;
+  IntKey key;
+  const auto add = [&](const DeviceGroup& g) {
+    key.push_back(static_cast<int64_t>(g.axes.size()));
+    for (const MeshAxis& axis : g.axes) key.push_back(axis.size);
+    for (DeviceId device : g.devices) {
+      if (!hosts_alike_) {
+        key.push_back(device.value);
+        continue;
+      }
+      const auto host =
+          static_cast<size_t>(cluster_.devices[device.index()].node);
+      if (renamed[host] < 0) renamed[host] = hosts++;
+      key.push_back(first_device_[static_cast<size_t>(renamed[host])] +
+                    device.value - first_device_[host]);
+    }
+  };
+  add(group);
+  const size_t size = key.size();
+  if (peer != nullptr) {
+    key.push_back(-1);
+    add(*peer);
+  }
+  {
+    std::shared_lock lock(class_mutex_);
+    if (auto it = class_numbers_.find(key); it != class_numbers_.end()) {
+      return it->second;
+    }
+  }
+  auto made = std::make_unique<GroupClass>();
+  made->group.axes = group.axes;
+  for (size_t i = 1 + group.axes.size(); i < size; ++i) {
+    made->group.devices.push_back(DeviceId(key[i]));
+  }
+  if (peer != nullptr) {
+    made->peer.axes = peer->axes;
+    for (size_t i = size + 2 + peer->axes.size(); i < key.size(); ++i) {
+      made->peer.devices.push_back(DeviceId(key[i]));
+    }
+  }
+  std::set<int> types;
+  for (DeviceId device : made->group.devices) {
+    types.insert(cluster_.devices[device.index()].type);
+  }
+  made->device_types.assign(types.begin(), types.end());
+  std::unique_lock lock(class_mutex_);
+  const auto [it, is_new] = class_numbers_.try_emplace(
+      std::move(key), static_cast<int>(classes_.size()));
+  if (is_new) classes_.push_back(std::move(made));
+  return it->second;
+}
+
+const Pricer::GroupClass& Pricer::Class(int number) const {
+  std::shared_lock lock(class_mutex_);
+  return *classes_[static_cast<size_t>(number)];
+}
+
+IntKey Pricer::KeyOf(const TaskView& view) const {
+  const Task& task = *view.task;
+  IntKey key;
+  key.reserve(32);
+  key.push_back(static_cast<int64_t>(task.kind));
+  key.push_back(view.group_class);
+  if (task.kind == TaskKind::kComm) {
+    key.push_back(static_cast<int64_t>(task.comm));
+    key.push_back(task.axes);
+    key.push_back(Payload(view).value);
+    return key;
+  }
+  if (task.kind == TaskKind::kSend) {
+    key.push_back(view.pair_class);
+    key.push_back(Payload(view).value);
+    return key;
+  }
+  if (task.kind == TaskKind::kCompute) {
+    const auto kernel = kernels_.find(task.kernel);
+    TESSERA_CHECK(kernel != kernels_.end()) << "unknown kernel " << task.kernel;
+    key.push_back(kernel->second);
+    key.push_back(task.node.valid() ? signature_[task.node.index()] : -1);
+  }
+  for (const auto* ids : {&task.reads, &task.writes}) {
+    key.push_back(static_cast<int64_t>(ids->size()));
+    for (ValueId id : *ids) {
+      const Value& value = view.values[id.index()];
+      key.push_back(static_cast<int64_t>(value.dtype) |
+                    static_cast<int64_t>(value.shape.size()) << 8);
+      if (value.layout.flat != 0) {
+        key.push_back(-Elements(value, *view.group));
+        continue;
+      }
+      for (size_t d = 0; d < value.shape.size(); ++d) {
+        key.push_back(LargestExtent(value, *view.group, d));
+      }
+    }
+  }
+  return key;
+}
+
+TaskCost Pricer::Price(const TaskView& view) const {
+  IntKey key = KeyOf(view);
+  Shard& shard = shards_[IntKeyHash()(key) % kShards];
+  {
+    std::shared_lock lock(shard.mutex);
+    if (auto it = shard.costs.find(key); it != shard.costs.end()) {
+      return it->second;
+    }
+  }
+  const TaskCost cost = Compute(view);
+  std::unique_lock lock(shard.mutex);
+  shard.costs.emplace(std::move(key), cost);
+  return cost;
+}
+
+Bytes Pricer::Payload(const TaskView& view) const {
+  const Task& task = *view.task;
+  if (task.kind == TaskKind::kSend) {
+    return BytesOf(*view.peer, *view.peer_group);
+  }
+  switch (task.comm) {
+    case CommKind::kAllGather:
+      return BytesOf(view, task.writes);
+    case CommKind::kRedistribute:
+      return Max(BytesOf(view, task.reads), BytesOf(view, task.writes));
+    default:
+      return BytesOf(view, task.reads);
+  }
+}
+
+const CollectiveOption& Pricer::Option(const TaskView& view,
+                                       const DeviceGroup& group,
+                                       const DeviceGroup& peer) const {
+  const Task& task = *view.task;
+  const bool send = task.kind == TaskKind::kSend;
+  const auto subgroups =
+      send ? Pairs(group, peer) : SubgroupDevices(group, task.axes);
+  return CollectiveModel::Best(
+      collectives_.Options(send ? CommKind::kSendRecv : task.comm, subgroups),
+      Payload(view));
+}
+
+// A copy of `elements` by the slowest device of the group.
+double Pricer::CopySeconds(const TaskView& view, Bytes traffic,
+                           int64_t elements, CostSource& source) const {
+  CostQuery query;
+  query.key.name = "copy";
+  query.key.dtype = ComputeType(view);
+  query.key.rule = FlatRule(1);
+  query.key.extents = {elements};
+  query.bytes = traffic;
+  double seconds = 0;
+  for (int type : Class(view.group_class).device_types) {
+    query.device = &cluster_.device_types[static_cast<size_t>(type)];
+    query.key.device = query.device->name;
+    const Cost cost = PriceOf(query, profile_);
+    seconds = std::max(seconds, cost.seconds);
+    source = std::max(source, cost.source);
+  }
+  return seconds;
+}
+
+CostQuery Pricer::KernelQuery(const TaskView& view) const {
+  const Task& task = *view.task;
+  const OpDef* op = OperatorOf(task.kernel);
+  const bool state = task.kernel.ends_with(".state");
+  CostQuery query;
+  query.key.name = std::string(task.kernel);
+  query.key.dtype = ComputeType(view);
+  query.bytes = BytesOf(view, task.reads) + BytesOf(view, task.writes);
+
+  const Node* node = task.node.valid() ? &graph_.node(task.node) : nullptr;
+  if (op == nullptr || op->name == "sum") {
+    query.key.rule = FlatRule(std::max<size_t>(1, task.reads.size()));
+    if (op == nullptr) query.key.rule = FlatRule(1);
+    query.key.extents = {ElementsOf(view, task.writes)};
+    return query;
+  }
+
+  std::vector<DType> operand_dtypes;
+  std::vector<DType> result_dtypes;
+  IndexRule flat;
+  const IndexRule* rule = nullptr;
+  std::vector<int64_t> extents;
+  if (node != nullptr) {
+    rule = &node->rule;
+    extents.assign(rule->factors.size(), 1);
+    // Behind a coupled operator's operands stands its state; the state kernel
+    // writes only that.
+    const auto read = [&](const std::vector<ValueId>& ids,
+                          const std::vector<Indices>& sides,
+                          std::vector<DType>& dtypes) {
+      TESSERA_CHECK(ids.size() >= sides.size()) << node->name;
+      for (size_t i = 0; i < sides.size(); ++i) {
+        const Value& value = view.values[ids[i].index()];
+        dtypes.push_back(value.dtype);
+        for (size_t d = 0; d < sides[i].size(); ++d) {
+          extents[sides[i][d]] = LargestExtent(value, *view.group, d);
+        }
+      }
+    };
+    read(task.reads, rule->operands, operand_dtypes);
+    if (!state) read(task.writes, rule->results, result_dtypes);
+  } else {
+    auto parsed = IndexRule::Parse(op->rule);
+    TESSERA_CHECK(parsed.has_value()) << op->name;
+    flat = std::move(*parsed);
+    rule = &flat;
+    // The optimizer's lists: as many tensors as the rule has updated results
+    // for each, or for a sum of squares the gradients it reads.
+    const size_t updated = rule->results.size();
+    int64_t elements = op->name == "square_sum"
+                           ? ElementsOf(view, task.reads)
+                           : ElementsOf(view, task.writes);
+    if (op->name == "adamw") elements /= static_cast<int64_t>(updated);
+    extents.assign(rule->factors.size(), elements);
+    operand_dtypes.assign(rule->operands.size(), DType::kFloat32);
+    if (!task.reads.empty()) {
+      operand_dtypes[0] = view.values[task.reads[0].index()].dtype;
+    }
+    for (size_t i = 0; i < updated; ++i) {
+      result_dtypes.push_back(
+          i < task.writes.size() ? view.values[task.writes[i].index()].dtype
+                                 : DType::kFloat32);
+    }
+  }
+  query.key.rule = rule->ToString();
+  query.key.extents = extents;
+  query.op_class = state ? OpClass::kMemory : op->op_class;
+  const OpCall call = {
+      .rule = rule,
+      .extents = extents,
+      .operand_dtypes = operand_dtypes,
+      .result_dtypes = result_dtypes,
+      .attributes = node != nullptr
+                        ? std::span<const Attribute>(node->attributes)
+                        : std::span<const Attribute>()};
+  if (op->flops != nullptr) query.flops = op->flops(call);
+  if (op->bytes != nullptr && !state) query.bytes = op->bytes(call);
+  return query;
+}
+
+TaskCost Pricer::Compute(const TaskView& view) const {
+  const Task& task = *view.task;
+  const GroupClass& where = Class(view.group_class);
+  const DeviceType& first =
+      cluster_.device_types[static_cast<size_t>(where.device_types[0])];
+  double seconds = 0;
+  CostSource source = CostSource::kMeasured;
+  switch (task.kind) {
+    case TaskKind::kCompute: {
+      CostQuery query = KernelQuery(view);
+      for (int type : where.device_types) {
+        query.device = &cluster_.device_types[static_cast<size_t>(type)];
+        query.key.device = query.device->name;
+        const Cost cost = PriceOf(query, profile_);
+        seconds = std::max(seconds, cost.seconds);
+        source = std::max(source, cost.source);
+      }
+      break;
+    }
+    case TaskKind::kLoad: {
+      seconds = CopySeconds(view, BytesOf(view, task.writes),
+                            ElementsOf(view, task.writes), source);
+      break;
+    }
+    case TaskKind::kSlice: {
+      seconds = CopySeconds(
+          view, BytesOf(view, task.reads) + BytesOf(view, task.writes),
+          ElementsOf(view, task.writes), source);
+      break;
+    }
+    case TaskKind::kRecv: {
+      if (first.concurrent_streams) break;
+      seconds = CopySeconds(view, BytesOf(view, task.writes) * 2,
+                            ElementsOf(view, task.writes), source);
+      break;
+    }
+    case TaskKind::kComm:
+    case TaskKind::kSend: {
+      const bool send = task.kind == TaskKind::kSend;
+      const GroupClass& pair = send ? Class(view.pair_class) : where;
+      const CollectiveOption& option = Option(view, pair.group, pair.peer);
+      const std::vector<DeviceId> ranks =
+          send ? Pairs(pair.group, pair.peer)[0]
+               : SubgroupDevices(where.group, task.axes)[0];
+      std::set<int> nodes;
+      for (DeviceId rank : ranks) {
+        nodes.insert(cluster_.devices[rank.index()].node);
+      }
+      CostQuery query;
+      query.key = CollectiveKey(send ? CommKind::kSendRecv : task.comm,
+                                first.name, static_cast<int>(ranks.size()),
+                                static_cast<int>(nodes.size()), Payload(view));
+      query.device = &first;
+      query.collective = true;
+      query.collective_seconds = option.Seconds(Payload(view));
+      const Cost cost = PriceOf(query, profile_);
+      seconds = cost.seconds;
+      source = cost.source;
+      break;
+    }
+  }
+  return {Duration::FromSeconds(seconds), source};
+}
+
+std::vector<LinkUse> Pricer::LinkUses(const TaskView& view,
+                                      Duration duration) const {
+  const TaskKind kind = view.task->kind;
+  if ((kind != TaskKind::kComm && kind != TaskKind::kSend) ||
+      duration <= Duration{}) {
+    return {};
+  }
+  const DeviceGroup none;
+  const CollectiveOption& option =
+      Option(view, *view.group,
+             view.peer_group != nullptr ? *view.peer_group : none);
+  const auto payload = static_cast<double>(Payload(view).value);
+  std::vector<LinkUse> uses;
+  for (const LinkLoad& load : option.loads) {
+    const Link& link = cluster_.links[load.link.index()];
+    const double bandwidth =
+        cluster_.link_types[static_cast<size_t>(link.type)].bandwidth.value;
+    const double share = load.bytes_per_payload_byte * payload /
+                         (bandwidth * duration.seconds());
+    if (share > 0) uses.push_back({load.link, std::min(share, 1.0)});
+  }
+  return uses;
+}
+
+}  // namespace tessera

@@ -1,0 +1,134 @@
+#pragma once
+// Pricer: the time of a task on the ranks of its group. What a rank does
+// follows from the layouts of the values that the task reads and writes; the
+// largest shard counts. The cost sources (source/cost_source.h) turn it into
+// seconds, rounded once to whole picoseconds.
+//
+//   kCompute  the kernel at its local extents. Optimizer kernels count the
+//             elements of all their tensors; kernels outside the operator
+//             table ("cast") and sums move their operands through memory.
+//   kLoad     a copy into place: its bytes written once.
+//   kSlice    a copy: read and written.
+//   kComm     the collective over all subgroups of `axes` at once; several
+//             buffers are one payload.
+//   kSend     pairs of ranks: destination rank j of n receives its block from
+//             source rank j*m/n of m.
+//   kRecv     nothing where communication has streams of its own (the send
+//             carries the time); else the copy out.
+//
+// Ranks of one group may have devices of several types: the slowest counts.
+//
+// Groups are priced up to a renaming of hosts, where hosts are alike: stages
+// that lie in their hosts in the same way cost the same, exactly.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "costmodel/collective/collective.h"
+#include "costmodel/link/fair_share.h"
+#include "costmodel/profile/profile_db.h"
+#include "costmodel/source/cost_source.h"
+#include "planner/base/units.h"
+#include "planner/ir/cluster.h"
+#include "planner/ir/graph.h"
+#include "planner/lower/task_graph.h"
+#include "planner/plan/layout.h"
+
+namespace tessera {
+
+struct TaskCost {
+  Duration duration;
+  CostSource source = CostSource::kAnalytical;
+  bool operator==(const TaskCost&) const = default;
+};
+
+// A task in its surroundings: a TaskGraph's, or a BlockProgram's local ones.
+struct TaskView {
+  const Task* task = nullptr;
+  std::span<const Value> values;   // that the task's ids index
+  const DeviceGroup* group = nullptr;
+  int group_class = -1;            // Pricer::ClassOf(*group)
+  // Of a send: the value that it becomes, and where.
+  const Value* peer = nullptr;
+  const DeviceGroup* peer_group = nullptr;
+  int pair_class = -1;             // Pricer::ClassOf(*group, peer_group)
+};
+
+// A sequence of integers, compared exactly.
+using IntKey = std::vector<int64_t>;
+struct IntKeyHash {
+  size_t operator()(const IntKey& key) const;
+};
+
+class Pricer {
+ public:
+  // `profile` may be null. All three outlive this, unchanged.
+  Pricer(const Graph& graph, const Cluster& cluster, const ProfileDb* profile);
+  Pricer(const Pricer&) = delete;
+  Pricer& operator=(const Pricer&) = delete;
+
+  const Graph& graph() const { return graph_; }
+  const Cluster& cluster() const { return cluster_; }
+
+  // Numbers groups (or pairs of groups) so that equal numbers cost the same.
+  // Thread-safe, as are all methods.
+  int ClassOf(const DeviceGroup& group,
+              const DeviceGroup* peer = nullptr) const;
+
+  TaskCost Price(const TaskView& view) const;
+
+  // What a kComm or kSend moves, as costmodel/collective counts it.
+  Bytes Payload(const TaskView& view) const;
+
+  // The share of each link that the task fills while it runs at full speed on
+  // the devices it really has; empty for tasks that do not communicate.
+  std::vector<LinkUse> LinkUses(const TaskView& view, Duration duration) const;
+
+ private:
+  // The canonical members of a class.
+  struct GroupClass {
+    DeviceGroup group;
+    DeviceGroup peer;
+    std::vector<int> device_types;  // distinct, of `group`
+  };
+
+  // The memo: by everything that a price depends on.
+  struct Shard {
+    std::shared_mutex mutex;
+    std::unordered_map<IntKey, TaskCost, IntKeyHash> costs;
+  };
+  static constexpr size_t kShards = 16;
+
+  bool HostsAreAlike() const;
+  const GroupClass& Class(int number) const;
+  IntKey KeyOf(const TaskView& view) const;
+  TaskCost Compute(const TaskView& view) const;
+  CostQuery KernelQuery(const TaskView& view) const;
+  double CopySeconds(const TaskView& view, Bytes traffic, int64_t elements,
+                     CostSource& source) const;
+  const CollectiveOption& Option(const TaskView& view,
+                                 const DeviceGroup& group,
+                                 const DeviceGroup& peer) const;
+
+  const Graph& graph_;
+  const Cluster& cluster_;
+  const ProfileDb* profile_;
+  CollectiveModel collectives_;
+  bool hosts_alike_ = false;
+  std::vector<int> first_device_;            // by host
+  std::vector<int> signature_;               // by node: operator and rule
+  std::unordered_map<std::string_view, int> kernels_;  // 0 for all others
+
+  mutable std::shared_mutex class_mutex_;
+  mutable std::unordered_map<IntKey, int, IntKeyHash> class_numbers_;
+  mutable std::vector<std::unique_ptr<const GroupClass>> classes_;
+  mutable std::vector<Shard> shards_;
+};
+
+}  // namespace tessera

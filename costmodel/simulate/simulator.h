@@ -1,0 +1,56 @@
+#pragma once
+// Simulator: runs a task graph with a clock.
+//
+// A task starts at max(end of the task before it in its stream, ends of its
+// dependencies) and takes the time that the Pricer gives it. A stream is
+// (group, role), for communication (group, role, axes). So without sharing of
+// links the timeline is the longest path through the task graph in issue
+// order, exact in integer picoseconds.
+//
+// With `share_links`, communication that overlaps in time shares the links it
+// has in common: each task runs at its max-min fair rate (link/fair_share.h),
+// which changes whenever another one starts or ends; ends are rounded up to
+// whole picoseconds. Where no link is ever asked for more than it has, the
+// timeline is the unshared one, to the picosecond.
+//
+// Deterministic. Spans are in issue order with rank -1.
+
+#include <vector>
+
+#include "costmodel/price.h"
+#include "planner/base/result.h"
+#include "planner/lower/executor.h"
+#include "planner/lower/task_graph.h"
+#include "planner/lower/timeline.h"
+
+namespace tessera {
+
+struct SimulationOptions {
+  bool share_links = true;
+};
+
+class Simulator : public Executor {
+ public:
+  // `pricer` outlives this.
+  explicit Simulator(const Pricer& pricer, SimulationOptions options = {})
+      : pricer_(pricer), options_(options) {}
+
+  // Never fails. Safe to call from several threads.
+  Result<Timeline> Run(const TaskGraph& tasks) override;
+
+ private:
+  const Pricer& pricer_;
+  SimulationOptions options_;
+};
+
+// The price of every task.
+std::vector<TaskCost> PriceTasks(const Pricer& pricer, const TaskGraph& tasks);
+
+// For each task the number of its stream; streams are numbered in order of
+// first use.
+std::vector<int> StreamsOf(const TaskGraph& tasks);
+
+// The unshared timeline for given durations, one for each task.
+Timeline LongestPath(const TaskGraph& tasks, std::span<const TaskCost> costs);
+
+}  // namespace tessera

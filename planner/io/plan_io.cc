@@ -1,0 +1,303 @@
+#include "planner/io/plan_io.h"
+
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "planner/base/table.h"
+#include "planner/io/proto_file_io.h"
+#include "proto/plan.pb.h"
+
+namespace tessera {
+namespace {
+
+std::string At(std::string_view list, int index, std::string_view field = "") {
+  std::string where = std::string(list) + "[" + std::to_string(index) + "]";
+  if (!field.empty()) where += "." + std::string(field);
+  return where;
+}
+
+size_t ForwardNodes(const Graph& graph) {
+  size_t count = 0;
+  while (count < graph.nodes.size() &&
+         graph.nodes[count].pass == Pass::kForward) {
+    ++count;
+  }
+  return count;
+}
+
+// ---- to the file ----------------------------------------------------------
+
+std::vector<std::string> AxisNames(AxisSet set, const DeviceGroup& group) {
+  std::vector<std::string> names;
+  for (size_t a = 0; a < group.axes.size(); ++a) {
+    if (set >> a & 1) names.push_back(group.axes[a].name);
+  }
+  return names;
+}
+
+// Entries that are equal but for the names they are about.
+template <typename Message>
+Message* EntryFor(google::protobuf::RepeatedPtrField<Message>& entries,
+                  std::map<std::string, Message*>& known,
+                  const Message& entry) {
+  const auto [found, is_new] =
+      known.emplace(entry.SerializeAsString(), nullptr);
+  if (is_new) {
+    found->second = entries.Add();
+    *found->second = entry;
+  }
+  return found->second;
+}
+
+void AddPlacements(const Graph& graph, const Plan& plan, proto::Plan& out) {
+  std::map<std::string, proto::Placement*> known;
+  for (size_t i = 0; i < plan.ops.size(); ++i) {
+    const Node& node = graph.nodes[i];
+    const OpPlacement& placement = plan.ops[i];
+    const DeviceGroup& group = plan.groups[placement.group.index()];
+    proto::Placement entry;
+    entry.set_group(group.name);
+    for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+      if (placement.axes[f] == 0) continue;
+      proto::Split& split = *entry.add_splits();
+      split.set_factor(std::string(1, node.rule.factors[f].letter));
+      for (const std::string& name : AxisNames(placement.axes[f], group)) {
+        split.add_axes(name);
+      }
+    }
+    EntryFor(*out.mutable_placements(), known, entry)->add_nodes(node.name);
+  }
+}
+
+void AddWeights(const Graph& graph, const Plan& plan, proto::Plan& out) {
+  std::map<std::string, proto::WeightStorage*> known;
+  const std::vector<TensorId> weights = Weights(graph);
+  for (size_t w = 0; w < weights.size(); ++w) {
+    const WeightPlacement& placement = plan.weights[w];
+    proto::WeightStorage entry;
+    entry.set_zero_stage(placement.zero_stage);
+    const GroupId home = HomeOf(graph, plan, weights[w]).group;
+    for (const std::string& name :
+         AxisNames(placement.zero_axes, plan.groups[home.index()])) {
+      entry.add_zero_axes(name);
+    }
+    EntryFor(*out.mutable_weights(), known, entry)
+        ->add_weights(graph.tensor(weights[w]).name);
+  }
+}
+
+proto::Plan ToProto(const Graph& graph, const Plan& plan) {
+  proto::Plan out;
+  out.set_schema_version(kSchemaVersion);
+  out.set_graph_fingerprint(plan.graph_fingerprint);
+  out.set_cluster(plan.cluster_name);
+  out.set_schedule(plan.schedule);
+  out.set_microbatches(plan.microbatches);
+  for (const DeviceGroup& group : plan.groups) {
+    proto::DeviceGroup& row = *out.add_groups();
+    row.set_name(group.name);
+    for (DeviceId device : group.devices) row.add_devices(device.value);
+    for (const MeshAxis& axis : group.axes) {
+      row.add_axes()->set_name(axis.name);
+      row.mutable_axes()->rbegin()->set_size(axis.size);
+    }
+  }
+  AddPlacements(graph, plan, out);
+  AddWeights(graph, plan, out);
+  return out;
+}
+
+// ---- from the file --------------------------------------------------------
+
+class Reader {
+ public:
+  Reader(const proto::Plan& message, const Graph& graph)
+      : message_(message), graph_(graph) {}
+
+  Result<Plan> Run() {
+    const std::string fingerprint = Fingerprint(graph_);
+    if (message_.graph_fingerprint() != fingerprint) {
+      return InvalidInput(
+          "is '" + message_.graph_fingerprint() +
+              "': the plan is for another model than " + graph_.name +
+              " (global batch " + std::to_string(graph_.global_batch) +
+              ", sequence length " + std::to_string(graph_.seq_len) + ", " +
+              std::string(NameOf(graph_.dtype)) + "), whose fingerprint is '" +
+              fingerprint + "'",
+          "graph_fingerprint");
+    }
+    plan_.graph_fingerprint = fingerprint;
+    plan_.cluster_name = message_.cluster();
+    plan_.schedule = message_.schedule();
+    plan_.microbatches = message_.microbatches();
+    TESSERA_RETURN_IF_ERROR(ReadGroups());
+    TESSERA_RETURN_IF_ERROR(ReadPlacements());
+    TESSERA_RETURN_IF_ERROR(ReadWeights());
+    return std::move(plan_);
+  }
+
+ private:
+  Result<void> ReadGroups() {
+    for (int g = 0; g < message_.groups_size(); ++g) {
+      const proto::DeviceGroup& row = message_.groups(g);
+      DeviceGroup group;
+      group.name = row.name();
+      for (int device : row.devices()) group.devices.push_back(DeviceId(device));
+      if (row.axes_size() > kMaxAxes) {
+        return InvalidInput("has " + std::to_string(row.axes_size()) +
+                                " axes: expected at most " +
+                                std::to_string(kMaxAxes),
+                            At("groups", g, "axes"));
+      }
+      for (const proto::MeshAxis& axis : row.axes()) {
+        group.axes.push_back({axis.name(), axis.size()});
+      }
+      plan_.groups.push_back(std::move(group));
+    }
+    return {};
+  }
+
+  Result<AxisSet> ReadAxes(
+      const google::protobuf::RepeatedPtrField<std::string>& names,
+      const DeviceGroup& group, const std::string& where) {
+    AxisSet set = 0;
+    for (const std::string& name : names) {
+      const auto axis = Find("mesh axis", std::span<const MeshAxis>(group.axes),
+                             std::string_view(name));
+      if (!axis) {
+        return InvalidInput(axis.error().message + " (group '" + group.name +
+                                "')",
+                            where);
+      }
+      const AxisSet bit = AxisSet{1} << (*axis - group.axes.data());
+      if (set & bit) return InvalidInput("'" + name + "' occurs twice", where);
+      set |= bit;
+    }
+    return set;
+  }
+
+  Result<void> ReadPlacements() {
+    const size_t count = ForwardNodes(graph_);
+    plan_.ops.resize(count);
+    std::unordered_map<std::string_view, size_t> index;
+    for (size_t i = 0; i < count; ++i) index[graph_.nodes[i].name] = i;
+    std::vector<bool> placed(count, false);
+    for (int p = 0; p < message_.placements_size(); ++p) {
+      const proto::Placement& row = message_.placements(p);
+      const auto group =
+          Find("group", std::span<const DeviceGroup>(plan_.groups),
+               std::string_view(row.group()));
+      if (!group) {
+        return InvalidInput(group.error().message, At("placements", p, "group"));
+      }
+      for (int n = 0; n < row.nodes_size(); ++n) {
+        const std::string where = At("placements", p, At("nodes", n));
+        const auto found = index.find(row.nodes(n));
+        if (found == index.end()) {
+          return InvalidInput("unknown node '" + row.nodes(n) + "'", where);
+        }
+        if (placed[found->second]) {
+          return InvalidInput("'" + row.nodes(n) + "' is placed twice", where);
+        }
+        placed[found->second] = true;
+        OpPlacement& placement = plan_.ops[found->second];
+        placement.group = GroupId(*group - plan_.groups.data());
+        TESSERA_RETURN_IF_ERROR(ReadSplits(row, p, graph_.nodes[found->second],
+                                           **group, placement));
+      }
+    }
+    for (size_t i = 0; i < count; ++i) {
+      if (!placed[i]) {
+        return InvalidInput(
+            "node '" + graph_.nodes[i].name + "' has no placement",
+            "placements");
+      }
+    }
+    return {};
+  }
+
+  Result<void> ReadSplits(const proto::Placement& row, int p, const Node& node,
+                          const DeviceGroup& group, OpPlacement& placement) {
+    for (int s = 0; s < row.splits_size(); ++s) {
+      const proto::Split& split = row.splits(s);
+      const std::string where = At("placements", p, At("splits", s));
+      const int factor = split.factor().size() == 1
+                             ? node.rule.FactorOf(split.factor()[0])
+                             : -1;
+      if (factor < 0) {
+        return InvalidInput("node '" + node.name + "' has no factor '" +
+                                split.factor() + "'; its rule is '" +
+                                node.rule.ToString() + "'",
+                            where + ".factor");
+      }
+      AxisSet& axes = placement.axes[static_cast<size_t>(factor)];
+      if (axes != 0) {
+        return InvalidInput("factor '" + split.factor() + "' is split twice",
+                            where + ".factor");
+      }
+      TESSERA_TRY(axes, ReadAxes(split.axes(), group, where + ".axes"));
+    }
+    return {};
+  }
+
+  Result<void> ReadWeights() {
+    const std::vector<TensorId> weights = Weights(graph_);
+    plan_.weights.resize(weights.size());
+    std::unordered_map<std::string_view, size_t> index;
+    for (size_t w = 0; w < weights.size(); ++w) {
+      index[graph_.tensor(weights[w]).name] = w;
+    }
+    std::vector<bool> stored(weights.size(), false);
+    for (int r = 0; r < message_.weights_size(); ++r) {
+      const proto::WeightStorage& row = message_.weights(r);
+      for (int n = 0; n < row.weights_size(); ++n) {
+        const std::string where = At("weights", r, At("weights", n));
+        const auto found = index.find(row.weights(n));
+        if (found == index.end()) {
+          return InvalidInput("unknown weight '" + row.weights(n) + "'", where);
+        }
+        const size_t w = found->second;
+        if (stored[w]) {
+          return InvalidInput("'" + row.weights(n) + "' occurs twice", where);
+        }
+        stored[w] = true;
+        const GroupId home = HomeOf(graph_, plan_, weights[w]).group;
+        plan_.weights[w].zero_stage = row.zero_stage();
+        TESSERA_TRY(plan_.weights[w].zero_axes,
+                    ReadAxes(row.zero_axes(), plan_.groups[home.index()],
+                             At("weights", r, "zero_axes")));
+      }
+    }
+    for (size_t w = 0; w < weights.size(); ++w) {
+      if (!stored[w]) {
+        return InvalidInput("weight '" + graph_.tensor(weights[w]).name +
+                                "' has no entry",
+                            "weights");
+      }
+    }
+    return {};
+  }
+
+  const proto::Plan& message_;
+  const Graph& graph_;
+  Plan plan_;
+};
+
+}  // namespace
+
+Result<Plan> ReadPlan(const std::string& path, const Graph& graph) {
+  proto::Plan message;
+  TESSERA_RETURN_IF_ERROR(ReadProtoFile(path, message));
+  auto plan = Reader(message, graph).Run();
+  if (!plan) return plan.error().At(path);
+  return plan;
+}
+
+Result<void> WritePlan(const std::string& path, const Graph& graph,
+                       const Plan& plan) {
+  TESSERA_CHECK(plan.ops.size() == ForwardNodes(graph)) << plan.ops.size();
+  return WriteProtoFile(path, ToProto(graph, plan));
+}
+
+}  // namespace tessera

@@ -1,0 +1,22 @@
+#pragma once
+// Plan files (proto/plan.proto). Thread-safe: functions without state.
+
+#include <string>
+
+#include "planner/base/result.h"
+#include "planner/plan/plan.h"
+
+namespace tessera {
+
+// The plan for `graph` in the file at `path` (.txtpb, .json or .pb). A plan for
+// another model is an error. Whether it is valid for a cluster, Validate says.
+// `where` of an error is "path: placements[3].splits[1]", or
+// "path:line:column" where the file cannot be parsed.
+Result<Plan> ReadPlan(const std::string& path, const Graph& graph);
+
+// Writes `plan` by WriteFileAtomically; the same plan gives the same bytes.
+// REQUIRES: `plan` is valid for `graph` on some cluster.
+Result<void> WritePlan(const std::string& path, const Graph& graph,
+                       const Plan& plan);
+
+}  // namespace tessera

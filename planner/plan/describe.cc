@@ -1,0 +1,255 @@
+// A plan in words.
+
+#include <algorithm>
+#include <map>
+
+#include "planner/plan/axis_roles.h"
+#include "planner/plan/strategy.h"
+
+namespace tessera {
+namespace {
+
+std::string Count(int64_t n, std::string_view one) {
+  return std::to_string(n) + " " + std::string(one) + (n == 1 ? "" : "s");
+}
+
+// "device 3", "devices 0-7", "devices 0, 4, 8, … (16)"; with their hosts.
+std::string DevicesText(const Cluster& cluster, const DeviceGroup& group) {
+  std::vector<int> ranks;
+  for (DeviceId device : group.devices) ranks.push_back(device.value);
+  std::sort(ranks.begin(), ranks.end());
+  std::string text = ranks.size() == 1 ? "device " : "devices ";
+  if (ranks.back() - ranks.front() + 1 == static_cast<int>(ranks.size())) {
+    text += std::to_string(ranks.front());
+    if (ranks.size() > 1) text += "-" + std::to_string(ranks.back());
+  } else {
+    for (size_t i = 0; i < ranks.size() && i < 3; ++i) {
+      text += std::to_string(ranks[i]) + ", ";
+    }
+    text += "… (" + std::to_string(ranks.size()) + ")";
+  }
+  const int first =
+      cluster.devices[static_cast<size_t>(ranks.front())].node;
+  const int last = cluster.devices[static_cast<size_t>(ranks.back())].node;
+  if (cluster.num_nodes() > 1) {
+    text += first == last ? " of node " + std::to_string(first)
+                          : " of nodes " + std::to_string(first) + "-" +
+                                std::to_string(last);
+  }
+  return text;
+}
+
+// "b/4 f/8" for the split factors of a placement, "whole" for none.
+std::string SplitText(const Node& node, const OpPlacement& placement,
+                      const DeviceGroup& group) {
+  std::string text;
+  for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+    if (placement.axes[f] == 0) continue;
+    text += (text.empty() ? "" : " ") +
+            std::string(1, node.rule.factors[f].letter) + "/" +
+            std::to_string(group.Size(placement.axes[f]));
+  }
+  return text.empty() ? "whole" : text;
+}
+
+class Describer {
+ public:
+  Describer(const GraphIndex& index, const Cluster& cluster, const Plan& plan)
+      : index_(index), graph_(*index.graph), cluster_(cluster), plan_(plan) {}
+
+  std::string Run() {
+    text_ = StrategyText(index_, cluster_, plan_) + "\n";
+    for (size_t g = 0; g < plan_.groups.size(); ++g) Stage(g);
+    Zero();
+    Batch();
+    return std::move(text_);
+  }
+
+ private:
+  GroupId GroupOf(size_t block) const {
+    return plan_.ops[index_.nodes_of_block[block][0].index()].group;
+  }
+
+  // Equal blocks with equal placements, in one line.
+  bool Alike(size_t a, size_t b) const {
+    if (index_.block_class[a] != index_.block_class[b]) return false;
+    const auto& left = index_.nodes_of_block[a];
+    const auto& right = index_.nodes_of_block[b];
+    for (size_t i = 0; i < left.size(); ++i) {
+      if (!(plan_.ops[left[i].index()] == plan_.ops[right[i].index()])) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  void Stage(size_t g) {
+    const DeviceGroup& group = plan_.groups[g];
+    text_ += plan_.groups.size() == 1
+                 ? "on " + DevicesText(cluster_, group) + ":\n"
+                 : "stage " + std::to_string(g) + " on " +
+                       DevicesText(cluster_, group) + ":\n";
+    for (size_t b = 0; b < graph_.blocks.size(); ++b) {
+      if (index_.nodes_of_block[b].empty() || GroupOf(b).index() != g) continue;
+      size_t last = b;
+      while (last + 1 < graph_.blocks.size() &&
+             !index_.nodes_of_block[last + 1].empty() &&
+             GroupOf(last + 1).index() == g && Alike(b, last + 1)) {
+        ++last;
+      }
+      text_ += "  " + graph_.blocks[b];
+      if (last > b) {
+        text_ += " … " + graph_.blocks[last] + " (" +
+                 std::to_string(last - b + 1) + ")";
+      }
+      text_ += ": " + BlockText(b, group) + "\n";
+      b = last;
+    }
+  }
+
+  std::string BlockText(size_t block, const DeviceGroup& group) const {
+    const auto roles = RolesOf(index_, plan_, static_cast<int>(block));
+    return roles.has_value() ? RolesText(block, *roles, group)
+                             : OwnText(block, group);
+  }
+
+  std::string RolesText(size_t block, const AxisRoles& roles,
+                        const DeviceGroup& group) const {
+    std::string text = "data-parallel " + std::to_string(group.Size(roles.data));
+    if (roles.context != 0) {
+      text += ", sequence split " + std::to_string(group.Size(roles.context)) +
+              " (context parallel)";
+    }
+    const AxisSet idle =
+        group.all_axes() & ~(roles.data | roles.context | roles.tensor);
+    if (roles.tensor != 0) {
+      text += ", tensor-parallel " + std::to_string(group.Size(roles.tensor)) +
+              " (" + TensorText(block, roles) + ")";
+      if (roles.sequence) text += ", the rest split by sequence";
+    }
+    if (idle != 0) {
+      text += ", repeated on " + std::to_string(group.Size(idle)) + " ranks";
+    }
+    return text;
+  }
+
+  // How the dense layers of a block are split.
+  std::string TensorText(size_t block, const AxisRoles& roles) const {
+    bool heads = false;
+    bool column = false;
+    bool row = false;
+    bool vocabulary = false;
+    for (NodeId id : index_.nodes_of_block[block]) {
+      const Node& node = graph_.node(id);
+      for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+        if ((plan_.ops[id.index()].axes[f] & roles.tensor) == 0) continue;
+        const bool in_result =
+            Holds(node.rule.results[0], static_cast<int>(f));
+        if (node.op->op_class == OpClass::kAttention) {
+          heads = true;
+        } else if (node.op->op_class == OpClass::kMatmul) {
+          (in_result ? column : row) = true;
+        }
+        vocabulary |= node.op->coupling.factor == node.rule.factors[f].letter;
+        for (TensorId operand : node.operands) {
+          vocabulary |= index_.vocabulary[operand.index()] && !in_result;
+        }
+      }
+    }
+    std::string text;
+    const auto add = [&](bool is, std::string_view word) {
+      if (is) text += (text.empty() ? "" : ", ") + std::string(word);
+    };
+    add(heads, "attention by heads");
+    add(column && row, "dense layers by columns, then rows");
+    add(vocabulary, "vocabulary");
+    add(text.empty(), "some dense layers");
+    return text;
+  }
+
+  // Placements that follow no roles: factor by factor, folded where equal.
+  std::string OwnText(size_t block, const DeviceGroup& group) const {
+    std::vector<std::pair<std::string, std::string>> runs;  // split, names
+    const std::string prefix = graph_.blocks[block] + ".";
+    for (NodeId id : index_.nodes_of_block[block]) {
+      const Node& node = graph_.node(id);
+      const std::string split = SplitText(node, plan_.ops[id.index()], group);
+      const size_t at = node.name.find(prefix);
+      const std::string name =
+          at == std::string::npos ? node.name
+                                  : node.name.substr(at + prefix.size());
+      const auto known =
+          std::find_if(runs.begin(), runs.end(),
+                       [&](const auto& run) { return run.first == split; });
+      if (known == runs.end()) {
+        runs.emplace_back(split, name);
+      } else {
+        known->second += ", " + name;
+      }
+    }
+    std::string text;
+    for (const auto& [split, names] : runs) {
+      text += (text.empty() ? "" : "; ") + split + ": " + names;
+    }
+    return text;
+  }
+
+  void Zero() {
+    std::map<int64_t, int64_t> elements;  // by the number of shards
+    int64_t total = 0;
+    for (size_t w = 0; w < plan_.weights.size(); ++w) {
+      const GraphIndex::WeightUse& use = index_.weights[w];
+      total += use.elements;
+      const DeviceGroup& group =
+          plan_.groups[plan_.ops[use.home.node.index()].group.index()];
+      elements[group.Size(plan_.weights[w].zero_axes)] += use.elements;
+    }
+    std::string parts;
+    for (const auto& [shards, count] : elements) {
+      if (shards == 1) continue;
+      const int64_t percent = (100 * count + total / 2) / total;
+      parts += (parts.empty() ? "" : ", ") + std::string("over ") +
+               std::to_string(shards) +
+               (percent == 100 ? ""
+                               : " for " + std::to_string(percent) +
+                                     "% of the parameters");
+    }
+    text_ += parts.empty() ? "optimizer state whole on every replica\n"
+                           : "ZeRO-1: optimizer state cut " + parts + "\n";
+  }
+
+  void Batch() {
+    if (plan_.groups.size() > 1) text_ += plan_.schedule + ", ";
+    text_ += Count(plan_.microbatches, "microbatch");
+    if (plan_.microbatches > 1) text_.insert(text_.size() - 1, "e");
+    text_ += " of " +
+             Count(graph_.global_batch / plan_.microbatches, "sample");
+    const int b = index_.SampleFactor(NodeId(0));
+    if (b >= 0) {
+      const OpPlacement& first = plan_.ops[0];
+      const int64_t degree = plan_.groups[first.group.index()].Size(
+          first.axes[static_cast<size_t>(b)]);
+      const int64_t samples = graph_.global_batch / plan_.microbatches;
+      if (degree > 1 && samples % degree == 0) {
+        text_ += " (" + std::to_string(samples / degree) + " per replica)";
+      }
+    }
+    text_ += "\n";
+  }
+
+  const GraphIndex& index_;
+  const Graph& graph_;
+  const Cluster& cluster_;
+  const Plan& plan_;
+  std::string text_;
+};
+
+}  // namespace
+
+std::string Describe(const Graph& graph, const Cluster& cluster,
+                     const Plan& plan) {
+  const GraphIndex index(graph);
+  return Describer(index, cluster, plan).Run();
+}
+
+}  // namespace tessera

@@ -1,0 +1,171 @@
+#include "runtime/checkpoint.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <numeric>
+#include <optional>
+
+#include "runtime/device/cpu_device.h"
+#include "runtime/device/staging.h"
+#include "runtime/safetensors.h"
+
+namespace tessera {
+namespace {
+
+// Apart from the tasks' messages, which are numbered by values, of which there
+// are fewer than 2^31.
+constexpr uint64_t kCheckpointTag = uint64_t{1} << 41;
+
+// The name under which a value is stored; empty for what is not.
+std::string NameInFile(const TaskGraph& tasks, const Graph& graph,
+                       ValueId id) {
+  const Value& value = tasks.value(id);
+  if (!value.persistent || !value.tensor.valid()) return "";
+  const std::string& name = graph.tensor(value.tensor).name;
+  if (value.what == "parameter") return name;
+  if (value.what == "m" || value.what == "v") {
+    return "optimizer." + std::string(value.what) + "." + name;
+  }
+  return "";
+}
+
+// What all ranks learn of rank 0's writing.
+struct Verdict {
+  int32_t failed = 0;
+  int32_t code = 0;
+  char message[248] = {};
+};
+
+Result<void> Announce(const Result<void>& written, const std::string& path,
+                      Communicator& all) {
+  Verdict verdict;
+  if (!written) {
+    verdict.failed = 1;
+    verdict.code = static_cast<int32_t>(written.error().code);
+    std::strncpy(verdict.message, written.error().message.c_str(),
+                 sizeof(verdict.message) - 1);
+  }
+  TESSERA_RETURN_IF_ERROR(all.Broadcast(&verdict, sizeof(verdict), 0));
+  if (verdict.failed == 0) return {};
+  return Error{static_cast<ErrorCode>(verdict.code), verdict.message, path};
+}
+
+}  // namespace
+
+Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
+                            uint64_t seed, RankExecutor& executor,
+                            Communicator& all) {
+  const TaskGraph& tasks = executor.tasks();
+  std::vector<ValueId> values;
+  std::vector<SafetensorsEntry> entries;
+  for (size_t v = 0; v < tasks.values.size(); ++v) {
+    const std::string name = NameInFile(tasks, graph, ValueId(v));
+    // Of a tied weight the first copy is as good as any.
+    const bool known =
+        std::any_of(entries.begin(), entries.end(),
+                    [&](const SafetensorsEntry& e) { return e.name == name; });
+    if (name.empty() || known) continue;
+    values.push_back(ValueId(v));
+    entries.push_back({name, tasks.values[v].dtype, tasks.values[v].shape});
+  }
+
+  // Rank 0 keeps receiving after a failed write, since its peers keep sending.
+  Result<void> written;
+  std::optional<SafetensorsWriter> writer;
+  if (all.rank() == 0) {
+    auto created = SafetensorsWriter::Create(
+        path, entries,
+        {{"graph", Fingerprint(graph)},
+         {"seed", std::to_string(seed)},
+         {"step", std::to_string(executor.step())}});
+    if (created) {
+      writer.emplace(std::move(*created));
+    } else {
+      written = created.error();
+    }
+  }
+  RankDevice& device = executor.device();
+  for (ValueId id : values) {
+    const Value& value = tasks.value(id);
+    const DeviceGroup& group = tasks.group(value.group);
+    std::vector<int> senders;
+    std::vector<Placement> sources;
+    for (size_t i = 0; i < group.devices.size(); ++i) {
+      senders.push_back(group.devices[i].value);
+      sources.push_back(PlacementAt(value.layout, group, value.shape,
+                                    static_cast<int>(i)));
+    }
+    Box block;
+    for (int64_t extent : value.shape) block.push_back({0, extent});
+    const Placement target = WholeBlock(std::move(block));
+    const int receiver = 0;
+    const GroupTransfer transfer(all, value.dtype, senders, sources,
+                                 {&receiver, 1}, {target},
+                                 /*positionwise=*/false);
+    TESSERA_RETURN_IF_ERROR(
+        transfer.Send(device, executor.data(id), kCheckpointTag));
+    if (all.rank() == 0) {
+      const Bytes bytes{target.elements() * SizeOf(value.dtype)};
+      TESSERA_TRY(const Staging whole, Staging::Allocate(device, bytes));
+      TESSERA_RETURN_IF_ERROR(
+          transfer.Receive(device, whole.data(), kCheckpointTag));
+      std::vector<std::byte> elements(static_cast<size_t>(bytes.value));
+      device.Read(elements.data(), whole.data(), bytes);
+      if (written) written = writer->Write(elements);
+    }
+    // Senders do not run ahead: what is under way takes their memory.
+    TESSERA_RETURN_IF_ERROR(all.Barrier());
+  }
+  if (writer && written) written = writer->Commit();
+  return Announce(written, path, all);
+}
+
+Result<void> LoadCheckpoint(const std::string& path, const Graph& graph,
+                            RankExecutor& executor) {
+  TESSERA_TRY(const SafetensorsFile file, SafetensorsFile::Open(path));
+  int64_t step = 0;
+  const auto metadata = file.metadata().find("step");
+  const bool weights_alone = metadata == file.metadata().end();
+  if (!weights_alone) {
+    const std::string& text = metadata->second;
+    const auto parsed =
+        std::from_chars(text.data(), text.data() + text.size(), step);
+    if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() ||
+        step < 0) {
+      return InvalidInput("step '" + text + "': expected a number",
+                          path + ": __metadata__");
+    }
+  }
+
+  const TaskGraph& tasks = executor.tasks();
+  CpuDevice host;
+  for (size_t v = 0; v < tasks.values.size(); ++v) {
+    const ValueId id(v);
+    const Value& value = tasks.values[v];
+    if (!value.persistent || executor.data(id) == nullptr) continue;
+    const Placement here = executor.placement(id);
+    const Bytes bytes{here.elements() * SizeOf(value.dtype)};
+    const std::string name = NameInFile(tasks, graph, id);
+    if (name.empty() || (weights_alone && value.what != "parameter")) {
+      executor.device().Zero(executor.data(id), bytes);
+      continue;
+    }
+    TESSERA_TRY(const std::byte* const stored,
+                file.Find({name, value.dtype, value.shape}));
+    Box block;
+    for (int64_t extent : value.shape) block.push_back({0, extent});
+    const Placement whole = WholeBlock(std::move(block));
+    std::vector<std::byte> shard(static_cast<size_t>(bytes.value));
+    for (const Box& box : BoxesOf(here)) {
+      const BoxCopy copy = CopyOf(box, whole, here, SizeOf(value.dtype));
+      host.Copy(shard.data() + copy.to_offset, stored + copy.from_offset,
+                copy.strided);
+    }
+    executor.device().Write(executor.data(id), shard.data(), bytes);
+  }
+  executor.set_step(step);
+  return {};
+}
+
+}  // namespace tessera

@@ -1,0 +1,30 @@
+#pragma once
+// Checkpoints of a training run: one safetensors file with every weight whole
+// under its name, the optimizer's state under "optimizer.m.NAME" and
+// "optimizer.v.NAME", and "step", "seed" and "graph" (its fingerprint) in the
+// metadata. Any plan's run can load what any other plan's run has saved; under
+// the same plan the run goes on bit by bit.
+
+#include <string>
+
+#include "planner/base/result.h"
+#include "planner/ir/graph.h"
+#include "runtime/executor.h"
+
+namespace tessera {
+
+// Called by all ranks, which are those of `all`, between steps. Rank 0 gathers
+// the tensors one by one and writes the file beside `path`, then renames it; on
+// an error, which all ranks return, `path` is as it was.
+Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
+                            uint64_t seed, RankExecutor& executor,
+                            Communicator& all);
+
+// Sets weights, optimizer state and the step of this rank, which reads only its
+// own shards of the file. A file whose metadata has no "step" is weights alone:
+// the run starts at step 0 with zero state. Errors name the tensor that is missing, or
+// has another type or shape.
+Result<void> LoadCheckpoint(const std::string& path, const Graph& graph,
+                            RankExecutor& executor);
+
+}  // namespace tessera

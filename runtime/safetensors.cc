@@ -1,0 +1,321 @@
+#include "runtime/safetensors.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+#include "planner/io/json_value.h"
+
+namespace tessera {
+namespace {
+
+static_assert(std::endian::native == std::endian::little);
+
+constexpr int64_t kLengthBytes = 8;
+// What the reference implementation accepts: MAX_HEADER_SIZE.
+constexpr int64_t kMaxHeaderBytes = 100'000'000;
+
+struct DTypeName {
+  DType dtype;
+  std::string_view name;
+};
+constexpr DTypeName kDTypeNames[] = {{DType::kFloat64, "F64"},
+                                     {DType::kFloat32, "F32"},
+                                     {DType::kBFloat16, "BF16"},
+                                     {DType::kFloat16, "F16"},
+                                     {DType::kInt32, "I32"}};
+
+std::string_view FileNameOf(DType dtype) {
+  for (const DTypeName& row : kDTypeNames) {
+    if (row.dtype == dtype) return row.name;
+  }
+  TESSERA_CHECK(false) << NameOf(dtype);
+  return "";
+}
+
+std::optional<DType> ParseFileName(std::string_view name) {
+  for (const DTypeName& row : kDTypeNames) {
+    if (row.name == name) return row.dtype;
+  }
+  return std::nullopt;
+}
+
+int64_t BytesOf(DType dtype, const Shape& shape) {
+  int64_t bytes = SizeOf(dtype);
+  for (int64_t extent : shape) bytes *= extent;
+  return bytes;
+}
+
+std::string ShapeText(const Shape& shape) {
+  std::string text = "[";
+  for (size_t d = 0; d < shape.size(); ++d) {
+    text += (d == 0 ? "" : ", ") + std::to_string(shape[d]);
+  }
+  return text + "]";
+}
+
+std::string Quoted(std::string_view text) {
+  std::string quoted = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
+  }
+  return quoted + "\"";
+}
+
+Error SystemError(std::string_view action, const std::string& path, int error) {
+  return {error == ENOENT ? ErrorCode::kNotFound : ErrorCode::kUnavailable,
+          std::string(action) + ": " + std::strerror(error), path};
+}
+
+// A whole number of at least 0, exact in a double.
+std::optional<int64_t> Count(const JsonValue& value) {
+  if (value.kind != JsonValue::Kind::kNumber || value.number < 0 ||
+      value.number > 0x1p53 ||
+      value.number != static_cast<double>(static_cast<int64_t>(value.number))) {
+    return std::nullopt;
+  }
+  return static_cast<int64_t>(value.number);
+}
+
+}  // namespace
+
+// ---- Reading
+
+SafetensorsFile::SafetensorsFile(SafetensorsFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      mapping_(std::exchange(other.mapping_, nullptr)),
+      size_(other.size_),
+      tensors_(std::move(other.tensors_)),
+      metadata_(std::move(other.metadata_)) {}
+
+SafetensorsFile::~SafetensorsFile() {
+  if (mapping_ != nullptr) {
+    ::munmap(const_cast<std::byte*>(mapping_), static_cast<size_t>(size_));
+  }
+}
+
+Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return SystemError("cannot open", path, errno);
+  struct stat status = {};
+  const bool regular =
+      ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
+  SafetensorsFile opened;
+  opened.path_ = path;
+  opened.size_ = status.st_size;
+  int map_error = 0;
+  if (regular && status.st_size > 0) {
+    void* mapping = ::mmap(nullptr, static_cast<size_t>(status.st_size),
+                           PROT_READ, MAP_PRIVATE, file, 0);
+    if (mapping == MAP_FAILED) {
+      map_error = errno;
+    } else {
+      opened.mapping_ = static_cast<const std::byte*>(mapping);
+    }
+  }
+  ::close(file);
+  if (!regular) return InvalidInput("not a regular file", path);
+  if (map_error != 0) return SystemError("cannot map", path, map_error);
+  TESSERA_RETURN_IF_ERROR(opened.ReadHeader());
+  return opened;
+}
+
+Result<void> SafetensorsFile::ReadHeader() {
+  if (size_ < kLengthBytes) {
+    return InvalidInput("truncated: " + std::to_string(size_) +
+                            " bytes, expected a safetensors file",
+                        path_);
+  }
+  uint64_t length = 0;
+  std::memcpy(&length, mapping_, kLengthBytes);
+  if (length > static_cast<uint64_t>(kMaxHeaderBytes)) {
+    return InvalidInput("a header of " + std::to_string(length) +
+                            " bytes, expected a safetensors file",
+                        path_);
+  }
+  const int64_t data_start = kLengthBytes + static_cast<int64_t>(length);
+  if (data_start > size_) {
+    return InvalidInput("truncated: " + std::to_string(size_) +
+                            " bytes, expected a header up to byte " +
+                            std::to_string(data_start),
+                        path_);
+  }
+  const std::string_view text(
+      reinterpret_cast<const char*>(mapping_ + kLengthBytes), length);
+  auto header = ParseJson(text);
+  if (!header) return header.error().At(path_ + ": header");
+  int64_t data_end = data_start;
+  for (const auto& [name, entry] : header->fields) {
+    if (name == "__metadata__") {
+      for (const auto& [key, value] : entry.fields) {
+        metadata_.emplace(key, value.text);
+      }
+      continue;
+    }
+    const auto wrong = [&](const std::string& what) {
+      return InvalidInput(what, path_ + ": tensor '" + name + "'");
+    };
+    Stored stored;
+    stored.dtype = entry.Field("dtype").text;
+    for (const JsonValue& extent : entry.Field("shape").items) {
+      const auto count = Count(extent);
+      if (!count) return wrong("a shape of " + extent.ToString());
+      stored.shape.push_back(*count);
+    }
+    const std::vector<JsonValue>& offsets = entry.Field("data_offsets").items;
+    const auto begin = offsets.size() == 2 ? Count(offsets[0]) : std::nullopt;
+    const auto end = offsets.size() == 2 ? Count(offsets[1]) : std::nullopt;
+    if (!begin || !end || *begin > *end) {
+      return wrong("data_offsets " + entry.Field("data_offsets").ToString());
+    }
+    if (*end > size_ - data_start) {
+      return wrong("truncated: ends at byte " +
+                   std::to_string(data_start + *end) + " of a file of " +
+                   std::to_string(size_));
+    }
+    const auto dtype = ParseFileName(stored.dtype);
+    if (dtype && *end - *begin != BytesOf(*dtype, stored.shape)) {
+      return wrong(std::to_string(*end - *begin) + " bytes for " +
+                   stored.dtype + ShapeText(stored.shape));
+    }
+    stored.offset = data_start + *begin;
+    data_end = std::max(data_end, data_start + *end);
+    tensors_.emplace(name, std::move(stored));
+  }
+  if (data_end != size_) {
+    return InvalidInput("the tensors end at byte " + std::to_string(data_end) +
+                            " of a file of " + std::to_string(size_),
+                        path_);
+  }
+  return {};
+}
+
+bool SafetensorsFile::Has(std::string_view name) const {
+  return tensors_.find(name) != tensors_.end();
+}
+
+Result<const std::byte*> SafetensorsFile::Find(
+    const SafetensorsEntry& expected) const {
+  const std::string where = path_ + ": tensor '" + expected.name + "'";
+  const auto found = tensors_.find(expected.name);
+  if (found == tensors_.end()) return InvalidInput("is missing", where);
+  const Stored& stored = found->second;
+  if (stored.dtype != FileNameOf(expected.dtype) ||
+      stored.shape != expected.shape) {
+    return InvalidInput("is " + stored.dtype + ShapeText(stored.shape) +
+                            ": expected " +
+                            std::string(FileNameOf(expected.dtype)) +
+                            ShapeText(expected.shape),
+                        where);
+  }
+  return mapping_ + stored.offset;
+}
+
+// ---- Writing
+
+SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept
+    : path_(std::move(other.path_)),
+      beside_(std::move(other.beside_)),
+      file_(std::exchange(other.file_, -1)),
+      entries_(std::move(other.entries_)),
+      next_(other.next_) {}
+
+SafetensorsWriter::~SafetensorsWriter() {
+  if (file_ < 0) return;
+  ::close(file_);
+  ::unlink(beside_.c_str());
+}
+
+Result<SafetensorsWriter> SafetensorsWriter::Create(
+    const std::string& path, std::vector<SafetensorsEntry> entries,
+    const std::map<std::string, std::string, std::less<>>& metadata) {
+  std::string header = "{\"__metadata__\":{";
+  for (const auto& [key, value] : metadata) {
+    header += (header.back() == '{' ? "" : ",") + Quoted(key) + ":" +
+              Quoted(value);
+  }
+  header += "}";
+  int64_t offset = 0;
+  for (const SafetensorsEntry& entry : entries) {
+    const int64_t end = offset + BytesOf(entry.dtype, entry.shape);
+    header += "," + Quoted(entry.name) + ":{\"dtype\":\"" +
+              std::string(FileNameOf(entry.dtype)) +
+              "\",\"shape\":" + ShapeText(entry.shape) +
+              ",\"data_offsets\":[" + std::to_string(offset) + "," +
+              std::to_string(end) + "]}";
+    offset = end;
+  }
+  header += "}";
+  // Spaces, so that the tensors begin at a multiple of 8 bytes.
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+
+  SafetensorsWriter writer;
+  writer.path_ = path;
+  writer.beside_ = path + ".tmp." + std::to_string(::getpid());
+  writer.entries_ = std::move(entries);
+  writer.file_ = ::open(writer.beside_.c_str(),
+                        O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (writer.file_ < 0) return SystemError("cannot create", path, errno);
+  const uint64_t length = header.size();
+  TESSERA_RETURN_IF_ERROR(
+      writer.WriteAll(std::as_bytes(std::span(&length, 1))));
+  TESSERA_RETURN_IF_ERROR(writer.WriteAll(std::as_bytes(std::span(header))));
+  return writer;
+}
+
+Result<void> SafetensorsWriter::WriteAll(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(file_, bytes.data(), bytes.size());
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      return SystemError("cannot write", path_, errno);
+    }
+    bytes = bytes.subspan(static_cast<size_t>(written));
+  }
+  return {};
+}
+
+Result<void> SafetensorsWriter::Write(std::span<const std::byte> elements) {
+  TESSERA_CHECK(next_ < entries_.size());
+  const SafetensorsEntry& entry = entries_[next_++];
+  TESSERA_CHECK(static_cast<int64_t>(elements.size()) ==
+                BytesOf(entry.dtype, entry.shape))
+      << entry.name << ": " << elements.size();
+  return WriteAll(elements);
+}
+
+Result<void> SafetensorsWriter::Commit() {
+  TESSERA_CHECK(next_ == entries_.size()) << next_;
+  if (::fsync(file_) != 0) return SystemError("cannot write", path_, errno);
+  const int closed = ::close(std::exchange(file_, -1));
+  if (closed != 0 || ::rename(beside_.c_str(), path_.c_str()) != 0) {
+    const int error = errno;
+    ::unlink(beside_.c_str());
+    return SystemError("cannot write", path_, error);
+  }
+  // The new name is in the directory: flush that too, where it can be.
+  const size_t slash = path_.rfind('/');
+  const std::string folder = slash == std::string::npos ? "."
+                             : slash == 0               ? "/"
+                                          : path_.substr(0, slash);
+  const int directory =
+      ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory >= 0) {
+    ::fsync(directory);
+    ::close(directory);
+  }
+  return {};
+}
+
+}  // namespace tessera

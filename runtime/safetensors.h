@@ -1,0 +1,89 @@
+#pragma once
+// Files in the safetensors format of Hugging Face: the length of a header (8
+// bytes, little-endian), the header (JSON: for each tensor "dtype", "shape" and
+// "data_offsets", and text under "__metadata__"), then the tensors, row-major
+// and little-endian, without gaps.
+// https://github.com/huggingface/safetensors, README, "Format".
+
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/base/result.h"
+#include "planner/ir/graph.h"
+
+namespace tessera {
+
+struct SafetensorsEntry {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  Shape shape;
+};
+
+// A file mapped into memory: only what is read is loaded. Owns the mapping.
+// Immutable once open; const functions may be called from several threads.
+class SafetensorsFile {
+ public:
+  // Errors: kNotFound for a missing file; kInvalidInput for one that is
+  // truncated or breaks the format, naming the tensor where there is one.
+  static Result<SafetensorsFile> Open(const std::string& path);
+  SafetensorsFile(SafetensorsFile&& other) noexcept;
+  SafetensorsFile& operator=(SafetensorsFile&&) = delete;
+  ~SafetensorsFile();
+
+  bool Has(std::string_view name) const;
+  // The elements of a tensor, at any alignment. kInvalidInput, with the tensor
+  // as `where`, when it is missing or of another type or shape.
+  Result<const std::byte*> Find(const SafetensorsEntry& expected) const;
+  const std::map<std::string, std::string, std::less<>>& metadata() const {
+    return metadata_;
+  }
+
+ private:
+  struct Stored {
+    std::string dtype;  // as the file has it: "F32"
+    Shape shape;
+    int64_t offset = 0;  // of the file
+  };
+
+  SafetensorsFile() = default;
+  Result<void> ReadHeader();
+
+  std::string path_;
+  const std::byte* mapping_ = nullptr;
+  int64_t size_ = 0;
+  std::map<std::string, Stored, std::less<>> tensors_;
+  std::map<std::string, std::string, std::less<>> metadata_;
+};
+
+// Writes a file beside `path`, tensor by tensor, and renames it over `path`
+// when all are there. Destroyed before that, it removes what it has written.
+class SafetensorsWriter {
+ public:
+  static Result<SafetensorsWriter> Create(
+      const std::string& path, std::vector<SafetensorsEntry> entries,
+      const std::map<std::string, std::string, std::less<>>& metadata);
+  SafetensorsWriter(SafetensorsWriter&& other) noexcept;
+  SafetensorsWriter& operator=(SafetensorsWriter&&) = delete;
+  ~SafetensorsWriter();
+
+  // The next entry's elements, in the order of `entries`. REQUIRES: as many
+  // bytes as it has.
+  Result<void> Write(std::span<const std::byte> elements);
+  // REQUIRES: every entry has been written.
+  Result<void> Commit();
+
+ private:
+  SafetensorsWriter() = default;
+  Result<void> WriteAll(std::span<const std::byte> bytes);
+
+  std::string path_;
+  std::string beside_;
+  int file_ = -1;
+  std::vector<SafetensorsEntry> entries_;
+  size_t next_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,79 @@
+#include "runtime/train_state.h"
+
+#include <cstring>
+#include <vector>
+
+#include "runtime/kernels/fill.h"
+
+namespace tessera {
+
+Result<void> InitialiseState(const Graph& graph, uint64_t seed,
+                             RankExecutor& executor) {
+  const TaskGraph& tasks = executor.tasks();
+  for (size_t v = 0; v < tasks.values.size(); ++v) {
+    const ValueId id(v);
+    const Value& value = tasks.values[v];
+    if (!value.persistent || executor.data(id) == nullptr) continue;
+    const Placement here = executor.placement(id);
+    const int64_t size = SizeOf(value.dtype);
+    if (value.what != "parameter" && value.what != "master") {
+      executor.device().Zero(executor.data(id), {here.elements() * size});
+      continue;
+    }
+    if (value.dtype != DType::kFloat32 && value.dtype != DType::kFloat64) {
+      return Error{ErrorCode::kInfeasible,
+                   "weights of type " + std::string(NameOf(value.dtype)) +
+                       ": expected fp32 or fp64",
+                   graph.tensor(value.tensor).name};
+    }
+    // The whole block, of which a flat layout keeps a run.
+    LocalTensor block;
+    block.dtype = value.dtype;
+    block.global_shape = value.shape;
+    for (const Range& range : here.block) {
+      block.shape.push_back(range.size());
+      block.offset.push_back(range.begin);
+    }
+    std::vector<std::byte> host(static_cast<size_t>(block.elements() * size));
+    block.data = host.data();
+    const Tensor& tensor = graph.tensor(value.tensor);
+    FillWeight(block, tensor.init, tensor.name, seed);
+    executor.device().Write(executor.data(id),
+                            host.data() + here.run.begin * size,
+                            {here.elements() * size});
+  }
+  return {};
+}
+
+LoadInput LoadFrom(const TokenData& data, uint64_t seed, const Graph& graph) {
+  const int64_t seq_len = graph.seq_len;
+  return [&data, seed, seq_len](const Tensor& tensor, const LocalTensor& block,
+                                int64_t step) -> Result<void> {
+    const bool tokens = tensor.name == "tokens";
+    if (!tokens && tensor.name != "labels" && tensor.name != "positions") {
+      return InvalidInput("no data for it: expected tokens, labels or positions",
+                          "input '" + tensor.name + "'");
+    }
+    const auto width = static_cast<size_t>(block.shape[1]);
+    const int64_t first = block.offset[1];
+    std::vector<int32_t> row(static_cast<size_t>(seq_len));
+    std::vector<int32_t> next(static_cast<size_t>(seq_len));
+    int32_t* out = block.as<int32_t>();
+    for (int64_t i = 0; i < block.shape[0]; ++i) {
+      if (tensor.name == "positions") {
+        for (size_t j = 0; j < width; ++j) {
+          out[j] = static_cast<int32_t>(first + static_cast<int64_t>(j));
+        }
+      } else {
+        TESSERA_RETURN_IF_ERROR(data.Sample(seed, step, block.offset[0] + i,
+                                            seq_len, row.data(), next.data()));
+        const int32_t* from = (tokens ? row : next).data() + first;
+        std::memcpy(out, from, width * sizeof(int32_t));
+      }
+      out += width;
+    }
+    return {};
+  };
+}
+
+}  // namespace tessera

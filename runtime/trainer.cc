@@ -1,0 +1,213 @@
+#include "runtime/trainer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <numeric>
+#include <thread>
+#include <type_traits>
+
+#include "runtime/checkpoint.h"
+#include "runtime/train_state.h"
+
+namespace tessera {
+namespace {
+
+// Timelines of so many last steps are kept to find the median one.
+constexpr size_t kKeptTimelines = 65;
+
+// Messages at the end of a run. Tasks' messages are numbered by values, of
+// which there are fewer than 2^31.
+constexpr uint64_t kReportTag = uint64_t{1} << 40;
+
+// What ranks tell each other after every step.
+struct Outcome {
+  double loss = 0;  // of the rank that has it
+  int64_t picoseconds = 0;
+  int64_t stop = 0;
+};
+
+// A rank's report to rank 0: this, then its spans.
+struct ReportHeader {
+  MemoryUse memory;
+  int64_t step_picoseconds = 0;
+  int64_t spans = 0;
+};
+static_assert(std::is_trivially_copyable_v<Span> &&
+              std::is_trivially_copyable_v<ReportHeader>);
+
+double LossOf(const RankExecutor& executor) {
+  const ValueId loss = executor.tasks().loss;
+  const DType dtype = executor.tasks().value(loss).dtype;
+  if (dtype == DType::kFloat64) {
+    double value = 0;
+    executor.device().Read(&value, executor.data(loss), {sizeof(value)});
+    return value;
+  }
+  float value = 0;
+  executor.device().Read(&value, executor.data(loss), {sizeof(value)});
+  return value;
+}
+
+// The index of the (lower) median, without the first of several.
+size_t MedianIndex(const std::vector<Duration>& times) {
+  std::vector<size_t> order(times.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  if (order.size() > 1) order.erase(order.begin());
+  const auto middle = order.begin() + static_cast<int64_t>(order.size() - 1) / 2;
+  std::nth_element(order.begin(), middle, order.end(), [&](size_t a, size_t b) {
+    return times[a] != times[b] ? times[a] < times[b] : a < b;
+  });
+  return *middle;
+}
+
+class Trainer {
+ public:
+  Trainer(const TrainingJob& job, RankExecutor& executor, Communicator& all)
+      : job_(job), executor_(executor), all_(all) {}
+
+  Result<TrainingResult> Run() {
+    TESSERA_RETURN_IF_ERROR(Start());
+    for (int64_t i = 0; i < job_.steps && !summary_.interrupted; ++i) {
+      TESSERA_RETURN_IF_ERROR(Step());
+      const bool last = i + 1 == job_.steps || summary_.interrupted;
+      const bool due = job_.save_every > 0 && (i + 1) % job_.save_every == 0;
+      if (!job_.save_path.empty() && (last || due)) {
+        TESSERA_RETURN_IF_ERROR(SaveCheckpoint(
+            job_.save_path, *job_.graph, job_.seed, executor_, all_));
+      }
+    }
+    TESSERA_RETURN_IF_ERROR(Report());
+    return std::move(summary_);
+  }
+
+ private:
+  Result<void> Start() {
+    if (job_.load_path.empty()) {
+      return InitialiseState(*job_.graph, job_.seed, executor_);
+    }
+    TESSERA_RETURN_IF_ERROR(
+        LoadCheckpoint(job_.load_path, *job_.graph, executor_));
+    summary_.first_step = executor_.step();
+    return {};
+  }
+
+  Result<void> Step() {
+    const int64_t step = executor_.step();
+    TESSERA_TRY(Timeline timeline, executor_.Run(*job_.tasks));
+
+    const auto ranks = static_cast<size_t>(all_.size());
+    const auto self = static_cast<size_t>(all_.rank());
+    const size_t loss_rank = LossRank();
+    std::vector<Outcome> outcomes(ranks);
+    Outcome& mine = outcomes[self];
+    if (self == loss_rank) mine.loss = LossOf(executor_);
+    mine.picoseconds = timeline.step_time.picoseconds;
+    mine.stop = job_.stop != nullptr && job_.stop->load() ? 1 : 0;
+    const std::vector<int64_t> sizes(ranks, sizeof(Outcome));
+    TESSERA_RETURN_IF_ERROR(
+        all_.AllGather(&mine, sizeof(Outcome), outcomes.data(), sizes));
+
+    StepReport report;
+    report.step = step;
+    report.loss = outcomes[loss_rank].loss;
+    for (const Outcome& outcome : outcomes) {
+      report.step_time = Max(report.step_time, {outcome.picoseconds});
+      summary_.interrupted = summary_.interrupted || outcome.stop != 0;
+    }
+    report.tokens_per_s = TokensPerSecond(report.step_time);
+    summary_.losses.push_back(report.loss);
+    summary_.step_times.push_back(report.step_time);
+    timelines_.push_back(std::move(timeline));
+    if (timelines_.size() > kKeptTimelines) timelines_.pop_front();
+    if (self == 0 && job_.progress) job_.progress(report);
+    return {};
+  }
+
+  size_t LossRank() const {
+    const Value& loss = job_.tasks->value(job_.tasks->loss);
+    return job_.tasks->group(loss.group).devices[0].index();
+  }
+
+  double TokensPerSecond(Duration step_time) const {
+    const auto tokens = static_cast<double>(job_.graph->global_batch *
+                                            job_.graph->seq_len);
+    return step_time.picoseconds > 0 ? tokens / step_time.seconds() : 0;
+  }
+
+  // Gathers what only rank 0 reports.
+  Result<void> Report() {
+    if (summary_.losses.empty()) return {};
+    const std::vector<Duration>& times = summary_.step_times;
+    const Duration median = times[MedianIndex(times)];
+    summary_.step_time = median;
+    summary_.tokens_per_s = TokensPerSecond(median);
+
+    // The median step of those whose timelines are still there. All ranks
+    // know the same times, so they choose the same step.
+    const std::vector<Duration> kept(
+        times.end() - static_cast<int64_t>(timelines_.size()), times.end());
+    const Timeline& timeline = timelines_[MedianIndex(kept)];
+    ReportHeader header;
+    header.memory = executor_.device().account().peak();
+    header.step_picoseconds = timeline.step_time.picoseconds;
+    header.spans = static_cast<int64_t>(timeline.spans.size());
+    TESSERA_RETURN_IF_ERROR(
+        all_.Send(&header, sizeof(header), 0, kReportTag));
+    TESSERA_RETURN_IF_ERROR(all_.Send(timeline.spans.data(),
+                                      header.spans * SpanBytes(), 0,
+                                      kReportTag + 1));
+    for (int rank = 0; all_.rank() == 0 && rank < all_.size(); ++rank) {
+      ReportHeader theirs;
+      TESSERA_RETURN_IF_ERROR(
+          all_.Recv(&theirs, sizeof(theirs), rank, kReportTag));
+      Timeline received;
+      received.step_time = {theirs.step_picoseconds};
+      received.spans.resize(static_cast<size_t>(theirs.spans));
+      TESSERA_RETURN_IF_ERROR(all_.Recv(received.spans.data(),
+                                        theirs.spans * SpanBytes(), rank,
+                                        kReportTag + 1));
+      summary_.memory.push_back(theirs.memory);
+      summary_.breakdowns.push_back(BreakdownOf(*job_.tasks, received));
+      summary_.timelines.push_back(std::move(received));
+    }
+    return executor_.world().Flush();
+  }
+
+  static int64_t SpanBytes() { return static_cast<int64_t>(sizeof(Span)); }
+
+  const TrainingJob& job_;
+  RankExecutor& executor_;
+  Communicator& all_;
+  TrainingResult summary_;
+  std::deque<Timeline> timelines_;  // of the last steps
+};
+
+Result<TrainingResult> TrainOrFail(const TrainingJob& job) {
+  std::vector<int> everyone(static_cast<size_t>(job.world->world_size()));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  TESSERA_TRY(Communicator* const all, job.world->Group(everyone));
+  TESSERA_TRY(const auto executor,
+              RankExecutor::Create(*job.tasks, *job.graph, job.options,
+                                   job.seed, *job.world, *job.device,
+                                   job.load));
+  return Trainer(job, *executor, *all).Run();
+}
+
+}  // namespace
+
+Result<TrainingResult> Train(const TrainingJob& job) {
+  auto result = TrainOrFail(job);
+  // Peers would wait for a rank that leaves. Where they abort or die, this
+  // comes too late to change their reason.
+  if (!result) job.world->Abort(result.error().ToString());
+  return result;
+}
+
+void RunThreads(int n, const std::function<void(int)>& f) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < n; ++i) threads.emplace_back(f, i);
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace tessera

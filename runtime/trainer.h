@@ -1,0 +1,64 @@
+#pragma once
+// Train: the training loop of one rank. Every rank of the job calls it with the
+// same job, but for its own world and device.
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "planner/base/result.h"
+#include "planner/lower/timeline.h"
+#include "planner/plan/plan.h"
+#include "runtime/executor.h"
+
+namespace tessera {
+
+struct StepReport {
+  int64_t step = 0;  // 0-based
+  double loss = 0;
+  Duration step_time;  // of the slowest rank
+  double tokens_per_s = 0;
+};
+
+// Owns nothing: what it points to outlives the call.
+struct TrainingJob {
+  const Graph* graph = nullptr;      // differentiated
+  const TaskGraph* tasks = nullptr;  // of the plan
+  TrainingOptions options;
+  // Fixes weights, dropout and (with LoadFrom) the order of the data.
+  uint64_t seed = 0;
+  int64_t steps = 1;  // after those of the checkpoint, if one is loaded
+  LoadInput load;
+  CommWorld* world = nullptr;
+  RankDevice* device = nullptr;
+  std::string load_path;   // checkpoint to start from; empty: none
+  std::string save_path;   // checkpoint to leave; empty: none
+  int64_t save_every = 0;  // steps; 0: only at the end
+  // Once true on any rank, all ranks finish the step, save and return.
+  const std::atomic<bool>* stop = nullptr;
+  std::function<void(const StepReport&)> progress;  // called on rank 0
+};
+
+struct TrainingResult {
+  int64_t first_step = 0;
+  std::vector<double> losses;        // by step; of the global batch
+  std::vector<Duration> step_times;  // of the slowest rank
+  // Medians, without the first step (which allocates) where there are more.
+  Duration step_time;
+  double tokens_per_s = 0;
+  bool interrupted = false;
+  // By rank, on rank 0 only: the true peak of memory, and the step that took
+  // the median time.
+  std::vector<MemoryUse> memory;
+  std::vector<Timeline> timelines;
+  std::vector<Breakdown> breakdowns;
+};
+
+// On an error of its own this rank aborts the job, so that no peer waits.
+Result<TrainingResult> Train(const TrainingJob& job);
+
+// Runs f(0) … f(n - 1) on a thread each and returns when all have.
+void RunThreads(int n, const std::function<void(int)>& f);
+
+}  // namespace tessera

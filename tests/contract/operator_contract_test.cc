@@ -1,0 +1,121 @@
+// Every operator of the table: what is derived from its index rule adds up.
+
+#include <gtest/gtest.h>
+
+#include "planner/ir/op.h"
+#include "planner/plan/layout.h"
+
+namespace tessera {
+namespace {
+
+// Rules of operators that leave the rule to the node.
+std::string_view RuleOf(const OpDef& op) {
+  if (!op.rule.empty()) return op.rule;
+  if (op.name == "linear") return "bsi,oi+o->bso";
+  if (op.name == "linear_dx") return "bso,oi->bsi";
+  if (op.name == "linear_dw") return "bso,bsi->oi";
+  if (op.name == "linear_db") return "bso->o";
+  if (op.name == "rotary" || op.name == "rotary_dx") return "bsgd!,bs->bsgd";
+  if (op.name == "multiply" || op.name == "add" || op.name == "sum" ||
+      op.name.ends_with("_dx")) {
+    return "bsh,bsh->bsh";
+  }
+  return "bsh->bsh";
+}
+
+// Rules of adjoints, read off the forward operator's declaration.
+std::string AdjointRule(const OpDef& forward, std::string_view signature) {
+  const IndexRule rule = *IndexRule::Parse(RuleOf(forward));
+  const size_t arrow = signature.find("->");
+  std::string text;
+  for (size_t i = 0; i < signature.size(); ++i) {
+    if (i == arrow) {
+      text += "->";
+      ++i;
+    } else if (signature[i] == ',') {
+      text += ',';
+    } else if (signature[i] == 'x' || signature[i] == 'y') {
+      const auto k = static_cast<size_t>(signature[i + 1] - '0');
+      const auto& side = signature[i] == 'x' ? rule.operands : rule.results;
+      if (k >= side.size()) return "";
+      for (uint8_t f : side[k]) {
+        text += rule.factors[f].letter;
+        if (!rule.factors[f].splittable) text += '!';
+      }
+      ++i;
+    }
+  }
+  return text;
+}
+
+int64_t ExtentOf(char letter) {
+  return letter == 'n' ? 37 : 11 + (letter - 'a');  // ragged for 2, 3 and 5
+}
+
+double FlopsOf(const OpDef& op, const IndexRule& rule,
+               const std::vector<int64_t>& extents) {
+  const std::vector<DType> dtypes(10, DType::kFloat32);
+  const OpCall call = {&rule, extents,
+                       std::span(dtypes).first(rule.operands.size()),
+                       std::span(dtypes).first(rule.results.size()),
+                       {}};
+  EXPECT_GT(CallBytes(op, call).value, 0) << op.name;
+  return op.flops == nullptr ? 0 : op.flops(call).value;
+}
+
+void ShardsAddUp(const OpDef& op, const std::string& text) {
+  const auto rule = IndexRule::Parse(text);
+  ASSERT_TRUE(rule.has_value()) << op.name << " " << text;
+  std::vector<int64_t> extents;
+  for (const Factor& factor : rule->factors) {
+    extents.push_back(ExtentOf(factor.letter));
+  }
+  const double whole = FlopsOf(op, *rule, extents);
+  for (size_t f = 0; f < extents.size(); ++f) {
+    if (!rule->factors[f].splittable) continue;
+    for (int64_t parts : {2, 3, 5}) {
+      double sum = 0;
+      for (int64_t i = 0; i < parts; ++i) {
+        std::vector<int64_t> local = extents;
+        local[f] = ShardRange(extents[f], parts, i).size();
+        sum += FlopsOf(op, *rule, local);
+      }
+      EXPECT_DOUBLE_EQ(sum, whole)
+          << op.name << " " << text << " split on "
+          << rule->factors[f].letter << " over " << parts;
+    }
+  }
+}
+
+TEST(OperatorContract, ShardsFlopsAddUpToTheWhole) {
+  int adjoints = 0;
+  for (const OpDef& op : Ops()) {
+    const bool is_adjoint_only = op.rule.empty() && op.adjoints.empty() &&
+                                 op.name.find("_d") != std::string_view::npos;
+    if (!is_adjoint_only) ShardsAddUp(op, std::string(RuleOf(op)));
+    for (const AdjointDef& adjoint : op.adjoints) {
+      if (adjoint.op.empty()) continue;
+      const auto backward = FindOp(adjoint.op);
+      ASSERT_TRUE(backward.has_value()) << op.name << " names " << adjoint.op;
+      const std::string rule = AdjointRule(op, adjoint.signature);
+      if (rule.empty()) continue;  // an optional operand
+      ShardsAddUp(**backward, rule);
+      ++adjoints;
+    }
+  }
+  EXPECT_GE(adjoints, 15);
+}
+
+TEST(OperatorContract, NamesAreUniqueAndSummariesPresent) {
+  const auto ops = Ops();
+  for (size_t i = 0; i < ops.size(); ++i) {
+    EXPECT_FALSE(ops[i].summary.empty()) << ops[i].name;
+    for (size_t j = 0; j < i; ++j) EXPECT_NE(ops[i].name, ops[j].name);
+    if (!ops[i].rule.empty()) {
+      EXPECT_TRUE(IndexRule::Parse(ops[i].rule).has_value()) << ops[i].name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,108 @@
+#include <gtest/gtest.h>
+
+#include "planner/ir/graph.h"
+
+namespace tessera {
+namespace {
+
+// x = table[ids]; y = x w^T + bias; z = y + x; loss(z w2^T), all of one width.
+Graph SmallForward(bool bias) {
+  GraphBuilder builder("small", 4, 3, DType::kFloat32);
+  builder.BeginBlock("all");
+  const TensorId ids = builder.Input("tokens", {4, 3}, DType::kInt32);
+  const TensorId labels = builder.Input("labels", {4, 3}, DType::kInt32);
+  const TensorId table = builder.Weight("table", {7, 5}, {0.1, 0}, true);
+  const TensorId w = builder.Weight("w", {5, 5}, {0.1, 0}, true);
+  const TensorId x = builder.Add1("embedding", "x", {ids, table});
+  TensorId y;
+  if (bias) {
+    const TensorId b = builder.Weight("bias", {5}, {0, 0}, false);
+    y = builder.Add1("linear", "y", {x, w, b}, "bsi,oi+o->bso");
+  } else {
+    y = builder.Add1("linear", "y", {x, w}, "bsi,oi->bso");
+  }
+  const TensorId z = builder.Add1("add", "z", {y, x}, "bsh,bsh->bsh");
+  const TensorId logits =
+      builder.Add1("linear", "logits", {z, table}, "bsi,vi->bsv");
+  const TensorId count = builder.Add1("count_labels", "count", {labels});
+  const TensorId loss =
+      builder.Add1("cross_entropy", "loss", {logits, labels, count});
+  auto graph = builder.Finish(loss);
+  EXPECT_TRUE(graph.has_value()) << graph.error().ToString();
+  return *graph;
+}
+
+const Node* FindNode(const Graph& graph, std::string_view name) {
+  for (const Node& node : graph.nodes) {
+    if (node.name == name) return &node;
+  }
+  return nullptr;
+}
+
+TEST(Differentiate, DerivesTheAdjointsRulesFromTheForwardRule) {
+  const Graph graph = *Differentiate(SmallForward(true));
+  EXPECT_EQ(FindNode(graph, "y.d0")->rule.ToString(), "bso,oi->bsi");
+  EXPECT_EQ(FindNode(graph, "y.d1")->rule.ToString(), "bso,bsi->oi");
+  EXPECT_EQ(FindNode(graph, "y.d2")->rule.ToString(), "bso->o");
+  // A bias gradient names exactly what it reads: listing x would multiply it.
+  EXPECT_EQ(FindNode(graph, "y.d2")->operands.size(), 1u);
+}
+
+TEST(Differentiate, KeepsTheForwardRoles) {
+  const Graph graph = *Differentiate(SmallForward(false));
+  const IndexRule& rule = FindNode(graph, "y.d1")->rule;
+  EXPECT_EQ(rule.factors[static_cast<size_t>(rule.FactorOf('b'))].role,
+            Role::kSample);
+  EXPECT_EQ(rule.factors[static_cast<size_t>(rule.FactorOf('o'))].role,
+            Role::kParameter);
+}
+
+TEST(Differentiate, AddsGradientsThatMeet) {
+  // x is read by the linear and by the residual add.
+  const Graph graph = *Differentiate(SmallForward(true));
+  const Node* sum = FindNode(graph, "x.d_sum");
+  ASSERT_NE(sum, nullptr);
+  EXPECT_EQ(sum->operands.size(), 2u);
+  EXPECT_EQ(graph.tensor(graph.tensor(sum->results[0]).gradient_of).name, "x");
+}
+
+TEST(Differentiate, ListsOneTermForEveryUseOfATiedWeight) {
+  const Graph graph = *Differentiate(SmallForward(true));
+  int terms = 0;
+  for (const GradientTerm& term : graph.gradients) {
+    terms += graph.tensor(term.weight).name == "table";
+  }
+  EXPECT_EQ(terms, 2);  // the lookup's and the head's
+}
+
+TEST(Differentiate, RefusesAWeightThatTheLossDoesNotSee) {
+  GraphBuilder builder("g", 2, 2, DType::kFloat32);
+  const TensorId labels = builder.Input("labels", {2, 2}, DType::kInt32);
+  const TensorId table = builder.Weight("table", {3, 3}, {}, true);
+  builder.Weight("unused", {3}, {}, true);
+  const TensorId x = builder.Add1("embedding", "x", {labels, table});
+  const TensorId count = builder.Add1("count_labels", "count", {labels});
+  const TensorId loss = builder.Add1("cross_entropy", "loss", {x, labels, count});
+  const auto graph = Differentiate(*builder.Finish(loss));
+  ASSERT_FALSE(graph.has_value());
+  EXPECT_NE(graph.error().ToString().find("unused"), std::string::npos);
+}
+
+TEST(Validate, NamesACycle) {
+  Graph graph = SmallForward(false);
+  std::swap(graph.nodes[0], graph.nodes[1]);
+  const std::vector<Error> errors = Validate(graph);
+  ASSERT_FALSE(errors.empty());
+  EXPECT_NE(errors[0].message.find("cycle"), std::string::npos);
+}
+
+TEST(ModelFlops, CountsSixPerMatrixParameterAndToken) {
+  // w: 25, tied head: 35; 12 tokens: 6 * 60 * 12 = 4320. No attention.
+  const Graph graph = SmallForward(true);
+  EXPECT_EQ(MatmulParameterCount(graph), 60);
+  EXPECT_EQ(ModelFlops(graph).value, 4320);
+  EXPECT_EQ(ParameterCount(graph), 35 + 25 + 5);
+}
+
+}  // namespace
+}  // namespace tessera

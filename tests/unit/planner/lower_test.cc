@@ -1,0 +1,235 @@
+// Layouts and communication that must come out by derivation, from index rules
+// alone: nothing in the lowering knows these techniques by name.
+
+#include "planner/lower/lower.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "planner/io/cluster_io.h"
+#include "planner/io/importer.h"
+#include "planner/plan/strategy.h"
+
+namespace tessera {
+namespace {
+
+
+struct Lowered {
+  Graph graph;
+  Plan plan;
+  TaskGraph tasks;
+};
+
+Lowered LowerTiny(const std::string& strategy_text, double clip = 1) {
+  ImportOptions options;
+  options.global_batch = 16;
+  options.seq_len = 32;
+  options.dtype = DType::kFloat32;
+  auto forward = ImportModel(
+      std::string(TESSERA_EXAMPLES) + "/models/gpt2-tiny/config.json", options);
+  Lowered lowered{*Differentiate(*forward), {}, {}};
+  const Cluster cluster = *LoadCluster("local-cpu:4");
+  const auto strategy = ParseStrategy(strategy_text);
+  EXPECT_TRUE(strategy.has_value()) << strategy.error().ToString();
+  auto plan = PlanFromStrategy(lowered.graph, cluster, *strategy);
+  EXPECT_TRUE(plan.has_value()) << plan.error().ToString();
+  lowered.plan = *plan;
+  TrainingOptions training;
+  training.clip = clip;
+  lowered.tasks = Lower(lowered.graph, cluster, lowered.plan, training);
+  return lowered;
+}
+
+// Collectives of one microbatch that move a layer's activations or their
+// gradients: those whose tensor belongs to block "h.1".
+std::map<std::pair<Pass, CommKind>, int> LayerCollectives(const Lowered& l) {
+  std::map<TensorId, int> block_of;
+  for (const Node& node : l.graph.nodes) {
+    for (TensorId id : node.results) block_of[id] = node.block;
+  }
+  std::map<std::pair<Pass, CommKind>, int> counts;
+  for (const Task& task : l.tasks.tasks) {
+    if (task.kind != TaskKind::kComm || task.microbatch != 0) continue;
+    const Value& value = l.tasks.value(task.reads[0]);
+    if (!value.tensor.valid() || value.category == MemoryCategory::kGradient) {
+      continue;
+    }
+    // The second layer; a gradient of its input is produced in it too.
+    if (block_of[value.tensor] == 2) ++counts[{task.pass, task.comm}];
+  }
+  return counts;
+}
+
+int Count(const TaskGraph& tasks, TaskKind kind) {
+  int n = 0;
+  for (const Task& task : tasks.tasks) n += task.kind == kind;
+  return n;
+}
+
+TEST(Lower, MegatronBlockHasTwoAllReducesEachWay) {
+  // Shoeybi et al. 2019, figure 4: f and g of the MLP and of attention.
+  const auto counts = LayerCollectives(LowerTiny("tp=4,mbs=4"));
+  EXPECT_EQ(counts.at({Pass::kForward, CommKind::kAllReduce}), 2);
+  EXPECT_EQ(counts.at({Pass::kBackward, CommKind::kAllReduce}), 2);
+  EXPECT_EQ(counts.size(), 2u);
+}
+
+TEST(Lower, SequenceParallelismGathersAndScattersEachWay) {
+  // Korthikanti et al. 2022, figure 5. What the column-parallel layers read is
+  // saved as produced (sharded), so backward gathers it again: two more.
+  const auto counts = LayerCollectives(LowerTiny("tp=4,sp=1,mbs=4"));
+  EXPECT_EQ(counts.at({Pass::kForward, CommKind::kAllGather}), 2);
+  EXPECT_EQ(counts.at({Pass::kForward, CommKind::kReduceScatter}), 2);
+  EXPECT_EQ(counts.at({Pass::kBackward, CommKind::kAllGather}), 4);
+  EXPECT_EQ(counts.at({Pass::kBackward, CommKind::kReduceScatter}), 2);
+  EXPECT_EQ(counts.size(), 4u);
+}
+
+TEST(Lower, ContextParallelismGathersKeysAndValues) {
+  // k and v gathered forward and again backward (saved as produced); dk and
+  // dv reduce-scattered.
+  const auto counts = LayerCollectives(LowerTiny("cp=4,mbs=4"));
+  EXPECT_EQ(counts.at({Pass::kForward, CommKind::kAllGather}), 2);
+  EXPECT_EQ(counts.at({Pass::kBackward, CommKind::kAllGather}), 2);
+  EXPECT_EQ(counts.at({Pass::kBackward, CommKind::kReduceScatter}), 2);
+  EXPECT_EQ(counts.size(), 3u);
+}
+
+TEST(Lower, DataParallelismReducesEachGradientOnce) {
+  const Lowered l = LowerTiny("dp=4,mbs=1");
+  std::map<TensorId, int> reduced;
+  for (const Task& task : l.tasks.tasks) {
+    if (task.kind != TaskKind::kComm) continue;
+    for (ValueId id : task.reads) {
+      const Value& value = l.tasks.value(id);
+      if (value.tensor.valid() &&
+          l.graph.tensor(value.tensor).kind == TensorKind::kWeight) {
+        EXPECT_EQ(task.comm, CommKind::kAllReduce);
+        EXPECT_EQ(task.microbatch, 3) << "gradients travel once, at the end";
+        ++reduced[value.tensor];
+      }
+    }
+  }
+  EXPECT_EQ(reduced.size(), Weights(l.graph).size());
+  for (const auto& [weight, times] : reduced) EXPECT_EQ(times, 1);
+}
+
+TEST(Lower, ZeroOneScattersGradientsAndGathersParameters) {
+  const Lowered l = LowerTiny("dp=4,zero=1");
+  int64_t scattered = 0;
+  int64_t gathered = 0;
+  for (const Task& task : l.tasks.tasks) {
+    if (task.kind != TaskKind::kComm) continue;
+    if (task.comm == CommKind::kReduceScatter) {
+      scattered += static_cast<int64_t>(task.reads.size());
+    }
+    if (task.comm == CommKind::kAllGather) {
+      gathered += static_cast<int64_t>(task.reads.size());
+    }
+  }
+  const auto weights = static_cast<int64_t>(Weights(l.graph).size());
+  EXPECT_EQ(scattered, weights);
+  EXPECT_EQ(gathered, weights);
+  // The optimizer's state is cut in four: m and v of 4 bytes over 4 ranks.
+  int64_t state = 0;
+  for (const Value& value : l.tasks.values) {
+    if (value.category == MemoryCategory::kOptimizer) {
+      state += ElementsAt(value.layout, l.tasks.group(value.group),
+                          value.shape, 0) * SizeOf(value.dtype);
+    }
+  }
+  EXPECT_NEAR(static_cast<double>(state),
+              static_cast<double>(ParameterCount(l.graph)) * 8 / 4,
+              1e-3 * static_cast<double>(ParameterCount(l.graph)));
+}
+
+TEST(Lower, ClippingCostsOneScalarAllReduce) {
+  const Lowered with = LowerTiny("dp=2,tp=2", 1);
+  const Lowered without = LowerTiny("dp=2,tp=2", 0);
+  EXPECT_EQ(Count(with.tasks, TaskKind::kComm),
+            Count(without.tasks, TaskKind::kComm) + 1);
+}
+
+TEST(Lower, PipelineSendsEachBoundaryOncePerMicrobatchEachWay) {
+  // Stages 4: 3 boundaries, 16 microbatches of one sample, both ways; the tied
+  // head's gradient travels home once and the updated table back once.
+  const Lowered l = LowerTiny("pp=4");
+  EXPECT_EQ(Count(l.tasks, TaskKind::kSend), 3 * 16 * 2 + 2);
+  EXPECT_EQ(Count(l.tasks, TaskKind::kRecv), 3 * 16 * 2 + 2);
+}
+
+TEST(Lower, VocabularyParallelLossExchangesItsStateOnly) {
+  // No rank gathers logits, only the state: 3 numbers a token and shard.
+  const Lowered l = LowerTiny("tp=4,mbs=4");
+  TensorId logits;
+  for (const Node& node : l.graph.nodes) {
+    if (node.op->name == "cross_entropy") logits = node.operands[0];
+  }
+  ASSERT_TRUE(logits.valid());
+  int states = 0;
+  for (const Task& task : l.tasks.tasks) {
+    if (task.kind != TaskKind::kComm) continue;
+    const Value& value = l.tasks.value(task.reads[0]);
+    EXPECT_NE(value.tensor, logits);
+    if (value.what != "state") continue;
+    ++states;
+    EXPECT_EQ(value.shape.back(), 3);
+    EXPECT_EQ(task.comm, CommKind::kAllGather);
+  }
+  EXPECT_EQ(states, l.tasks.microbatches);
+}
+
+TEST(Lower, EmbeddingsAddTheirPartialSumsBeforeOneAllReduce) {
+  // Both tables are split by row, so both lookups are partial sums.
+  const Lowered l = LowerTiny("tp=4,mbs=4");
+  int reduced = 0;
+  for (const Task& task : l.tasks.tasks) {
+    if (task.kind != TaskKind::kComm || task.microbatch != 0 ||
+        task.comm != CommKind::kAllReduce || task.pass != Pass::kForward) {
+      continue;
+    }
+    ++reduced;
+  }
+  EXPECT_EQ(reduced, 1 + 2 * 4) << "one for the embeddings, two for a layer";
+}
+
+// Every task's dependencies and its stream's predecessors produce what it
+// reads, for a plan that uses everything at once.
+TEST(Lower, ReadsWhatWasWritten) {
+  for (const char* text :
+       {"dp=4", "tp=2,pp=2", "pp=2,dp=2,zero=1", "tp=2,dp=2,zero=1,sp=1",
+        "cp=2,tp=2", "pp=4,schedule=gpipe"}) {
+    const Lowered l = LowerTiny(text);
+    std::vector<bool> written(l.tasks.values.size(), false);
+    for (const Task& task : l.tasks.tasks) {
+      for (ValueId id : task.reads) {
+        const ValueId root = l.tasks.Root(id);
+        const MemoryCategory category = l.tasks.value(root).category;
+        const bool initial = category == MemoryCategory::kParameter ||
+                             category == MemoryCategory::kOptimizer;
+        EXPECT_TRUE(initial || written[root.index()])
+            << text << ": " << l.tasks.value(id).what;
+      }
+      for (ValueId id : task.writes) written[l.tasks.Root(id).index()] = true;
+      for (size_t i = 1; i < task.deps.size(); ++i) {
+        EXPECT_LT(task.deps[i - 1], task.deps[i]);
+      }
+    }
+  }
+}
+
+
+
+TEST(Lower, GradientTermsOfATiedWeightMeetOnce) {
+  const Lowered l = LowerTiny("pp=4");
+  int sums = 0;
+  for (const Task& task : l.tasks.tasks) {
+    sums += task.kernel == "sum" && !task.node.valid();
+  }
+  EXPECT_EQ(sums, 1) << "one tied weight, added on its home group";
+  EXPECT_EQ(l.tasks.groups.size(), 5u) << "four stages and the world";
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,458 @@
+// CPU kernels against numbers worked by hand.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "runtime/kernels/fill.h"
+#include "runtime/kernels/kernel.h"
+#include "tests/support/host_tensor.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::DoubleNear;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::Pointwise;
+
+constexpr DType kF64 = DType::kFloat64;
+constexpr DType kF32 = DType::kFloat32;
+constexpr DType kI32 = DType::kInt32;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+HostTensor F64(Shape shape, const std::vector<double>& values) {
+  return HostTensor(std::move(shape), kF64, values);
+}
+HostTensor I32(Shape shape, const std::vector<double>& values) {
+  return HostTensor(std::move(shape), kI32, values);
+}
+HostTensor Scalar(double value) {
+  return F64({}, {value});
+}
+
+struct Options {
+  std::vector<Attribute> attributes = {};
+  std::string_view rule = "->";
+  bool accumulate = false;
+  uint64_t seed = 1;
+  int64_t step = 0;
+};
+
+void RunKernel(std::string_view kernel,
+               const std::vector<LocalTensor>& operands,
+               const std::vector<LocalTensor>& results,
+               const Options& options = {}) {
+  const IndexRule rule = IndexRule::Parse(options.rule).value();
+  FindCpuKernel(kernel).value()->run({.rule = &rule,
+                                      .attributes = options.attributes,
+                                      .operands = operands,
+                                      .results = results,
+                                      .accumulate = options.accumulate,
+                                      .seed = options.seed,
+                                      .step = options.step});
+}
+
+// The single result, of the given shape, of a call in fp64.
+std::vector<double> Compute(std::string_view kernel,
+                            const std::vector<HostTensor>& operands,
+                            Shape shape, const Options& options = {}) {
+  std::vector<LocalTensor> locals;
+  for (const HostTensor& operand : operands) locals.push_back(operand.Local());
+  const HostTensor result(std::move(shape), kF64);
+  RunKernel(kernel, locals, {result.Local()}, options);
+  return result.Values();
+}
+
+auto Near(std::vector<double> values, double tolerance = 1e-14) {
+  return Pointwise(::testing::DoubleNear(tolerance), std::move(values));
+}
+
+TEST(Linear, ByHand) {
+  const HostTensor x = F64({1, 1, 2}, {1, 2});
+  const HostTensor w = F64({2, 2}, {3, 4, 5, 6});
+  const HostTensor bias = F64({2}, {10, 20});
+  // 1*3 + 2*4 + 10 = 21, 1*5 + 2*6 + 20 = 37.
+  const Options options = {.rule = "bsi,oi+o->bso"};
+  EXPECT_THAT(Compute("linear", {x, w, bias}, {1, 1, 2}, options),
+              ElementsAre(21, 37));
+
+  // A bias that is masked to zero.
+  LocalTensor masked = bias.Local();
+  masked.data = nullptr;
+  const HostTensor y({1, 1, 2}, kF64);
+  RunKernel("linear", {x.Local(), w.Local(), masked}, {y.Local()}, options);
+  EXPECT_THAT(y.Values(), ElementsAre(11, 17));
+}
+
+TEST(Embedding, RowsOutOfTheShardAreZero) {
+  const HostTensor table = F64({4, 2}, {0, 1, 10, 11, 20, 21, 30, 31});
+  const HostTensor shard = table.Part(0, 1, 3);  // rows 1 and 2
+  const HostTensor ids = I32({1, 4}, {2, 0, 3, 1});
+  EXPECT_THAT(Compute("embedding", {ids, shard}, {1, 4, 2}),
+              ElementsAre(20, 21, 0, 0, 0, 0, 10, 11));
+}
+
+TEST(Embedding, GradientAddsTokensOfOneId) {
+  const HostTensor dy = F64({1, 3, 2}, {1, 2, 3, 4, 5, 6});
+  const HostTensor ids = I32({1, 3}, {1, 0, 1});
+  // Row 1: (1, 2) + (5, 6).
+  EXPECT_THAT(Compute("embedding_dw", {dy, ids}, {2, 2}),
+              ElementsAre(3, 4, 6, 8));
+}
+
+TEST(LayerNorm, OneToFour) {
+  const HostTensor x = F64({1, 1, 4}, {1, 2, 3, 4});
+  const HostTensor scale = F64({4}, {1, 1, 2, 2});
+  const HostTensor shift = F64({4}, {0, 0, 0, 1});
+  const HostTensor y({1, 1, 4}, kF64), mean({1, 1}, kF64), rstd({1, 1}, kF64);
+  RunKernel("layer_norm", {x.Local(), scale.Local(), shift.Local()},
+            {y.Local(), mean.Local(), rstd.Local()},
+            {.attributes = {{"epsilon", 0}}});
+  // mean 2.5, variance (2.25 + 0.25 + 0.25 + 2.25) / 4 = 1.25.
+  const double r = 1 / std::sqrt(1.25);
+  EXPECT_DOUBLE_EQ(mean.At(0), 2.5);
+  EXPECT_DOUBLE_EQ(rstd.At(0), r);
+  EXPECT_THAT(y.Values(),
+              Near({-1.5 * r, -0.5 * r, 2 * 0.5 * r, 2 * 1.5 * r + 1}));
+}
+
+TEST(LayerNorm, EpsilonIsAddedToTheVariance) {
+  const HostTensor x = F64({1, 1, 2}, {3, 3});
+  const HostTensor ones = F64({2}, {1, 1});
+  const HostTensor y({1, 1, 2}, kF64), mean({1, 1}, kF64), rstd({1, 1}, kF64);
+  RunKernel("layer_norm", {x.Local(), ones.Local(), ones.Local()},
+            {y.Local(), mean.Local(), rstd.Local()},
+            {.attributes = {{"epsilon", 0.25}}});
+  EXPECT_DOUBLE_EQ(rstd.At(0), 2);  // 1 / sqrt(0 + 0.25)
+}
+
+TEST(RmsNorm, ByHand) {
+  const HostTensor x = F64({1, 1, 4}, {1, 2, 2, 4});
+  const HostTensor scale = F64({4}, {1, 1, 1, 10});
+  const HostTensor y({1, 1, 4}, kF64), rrms({1, 1}, kF64);
+  RunKernel("rms_norm", {x.Local(), scale.Local()}, {y.Local(), rrms.Local()},
+            {.attributes = {{"epsilon", 0}}});
+  // (1 + 4 + 4 + 16) / 4 = 6.25 = 2.5^2.
+  EXPECT_DOUBLE_EQ(rrms.At(0), 0.4);
+  EXPECT_THAT(y.Values(), Near({0.4, 0.8, 0.8, 16}));
+}
+
+TEST(Rotary, PositionOne) {
+  const HostTensor x = F64({1, 1, 1, 4}, {1, 0, 0, 1});
+  const HostTensor position = I32({1, 1}, {1});
+  // x[0], x[2] turn by 100^0 = 1; x[1], x[3] by 100^(-2/4) = 0.1.
+  EXPECT_THAT(Compute("rotary", {x, position}, {1, 1, 1, 4},
+                      {.attributes = {{"fraction", 1}, {"theta", 100}}}),
+              Near({std::cos(1), -std::sin(0.1), std::sin(1), std::cos(0.1)}));
+  // Half of the features: x[0], x[1] turn by 1, the others pass.
+  EXPECT_THAT(Compute("rotary", {x, position}, {1, 1, 1, 4},
+                      {.attributes = {{"fraction", 0.5}, {"theta", 100}}}),
+              Near({std::cos(1), std::sin(1), 0, 1}));
+}
+
+TEST(Rotary, PositionZeroTurnsNothing) {
+  const HostTensor x = F64({1, 1, 1, 4}, {1, 2, 3, 4});
+  EXPECT_THAT(Compute("rotary", {x, I32({1, 1}, {0})}, {1, 1, 1, 4},
+                      {.attributes = {{"fraction", 1}, {"theta", 100}}}),
+              ElementsAre(1, 2, 3, 4));
+}
+
+// Two tokens, one head of width 1: q = (1, 1), k = (0, ln 3), v = (1, 5).
+struct TwoTokens {
+  HostTensor q = F64({1, 2, 1, 1, 1}, {1, 1});
+  HostTensor k = F64({1, 2, 1, 1}, {0, std::log(3)});
+  HostTensor v = F64({1, 2, 1, 1}, {1, 5});
+  HostTensor o = HostTensor({1, 2, 1, 1, 1}, kF64);
+  HostTensor lse = HostTensor({1, 2, 1, 1}, kF64);
+
+  void Attend(const std::vector<double>& query_positions, double window) {
+    const HostTensor queries = I32({1, 2}, query_positions);
+    const HostTensor keys = I32({1, 2}, {0, 1});
+    RunKernel("attention",
+              {q.Local(), k.Local(), v.Local(), queries.Local(), keys.Local()},
+              {o.Local(), lse.Local()},
+              {.attributes = {{"scale", 1}, {"window", window}}});
+  }
+};
+
+TEST(Attention, Causal) {
+  TwoTokens t;
+  t.Attend({0, 1}, 0);
+  // Token 0 sees key 0. Token 1 weighs e^0 : e^ln3 = 1 : 3, and
+  // 1/4 * 1 + 3/4 * 5 = 4.
+  EXPECT_THAT(t.o.Values(), Near({1, 4}));
+  EXPECT_THAT(t.lse.Values(), Near({0, std::log(4)}));
+}
+
+TEST(Attention, PositionsMaskNotIndices) {
+  TwoTokens t;
+  t.Attend({1, 0}, 0);
+  EXPECT_THAT(t.o.Values(), Near({4, 1}));
+}
+
+TEST(Attention, Window) {
+  TwoTokens t;
+  t.Attend({0, 1}, 1);  // each token sees itself only
+  EXPECT_THAT(t.o.Values(), Near({1, 5}));
+  EXPECT_THAT(t.lse.Values(), Near({0, std::log(3)}));
+}
+
+TEST(Attention, QueryThatSeesNoKey) {
+  TwoTokens t;
+  t.Attend({-1, 0}, 0);
+  EXPECT_THAT(t.o.Values(), Near({0, 1}));
+  EXPECT_EQ(t.lse.At(0), -kInfinity);
+
+  // It moves nothing: token 1 sees key 0 alone, with weight 1, so that dv[0]
+  // is its dy and the rest is zero.
+  const HostTensor dy = F64({1, 2, 1, 1, 1}, {7, 2});
+  const HostTensor queries = I32({1, 2}, {-1, 0}), keys = I32({1, 2}, {0, 1});
+  const HostTensor dq({1, 2, 1, 1, 1}, kF64), dk({1, 2, 1, 1}, kF64),
+      dv({1, 2, 1, 1}, kF64);
+  RunKernel("attention_dqkv",
+            {dy.Local(), t.q.Local(), t.k.Local(), t.v.Local(), queries.Local(),
+             keys.Local(), t.o.Local(), t.lse.Local()},
+            {dq.Local(), dk.Local(), dv.Local()},
+            {.attributes = {{"scale", 1}, {"window", 0}}});
+  EXPECT_THAT(dq.Values(), Near({0, 0}));
+  EXPECT_THAT(dk.Values(), Near({0, 0}));
+  EXPECT_THAT(dv.Values(), Near({2, 0}));
+}
+
+TEST(Elementwise, ValuesAtOne) {
+  const HostTensor one = F64({1}, {1});
+  // 0.5 (1 + tanh(0.7978845608 * 1.044715)) = 0.8411919906.
+  EXPECT_THAT(Compute("gelu", {one}, {1}), Near({0.8411919906082768}));
+  // The normal distribution at 1, and 1 / (1 + 1/e).
+  EXPECT_THAT(Compute("gelu_erf", {one}, {1}), Near({0.8413447460685429}));
+  EXPECT_THAT(Compute("silu", {one}, {1}), Near({0.7310585786300049}));
+}
+
+TEST(Elementwise, FarFromZero) {
+  const HostTensor x = F64({2}, {-1000, 1000});
+  const HostTensor dy = F64({2}, {1, 1});
+  for (DType dtype : {kF32, kF64}) {
+    for (std::string op : {"gelu", "gelu_erf", "silu"}) {
+      const HostTensor a = x.As(dtype), one = dy.As(dtype), y({2}, dtype);
+      RunKernel(op, {a.Local()}, {y.Local()});
+      EXPECT_THAT(y.Values(), Near({0, 1000})) << op;
+      RunKernel(op + "_dx", {one.Local(), a.Local()}, {y.Local()});
+      EXPECT_THAT(y.Values(), Near({0, 1})) << op;
+    }
+  }
+}
+
+TEST(Elementwise, Sums) {
+  const HostTensor a = F64({2}, {1, 2}), b = F64({2}, {10, 20});
+  EXPECT_THAT(Compute("add", {a, b}, {2}), ElementsAre(11, 22));
+  EXPECT_THAT(Compute("sum", {a, b, b}, {2}), ElementsAre(21, 42));
+  EXPECT_THAT(Compute("multiply", {a, b}, {2}), ElementsAre(10, 40));
+}
+
+TEST(Dropout, KeepsItsShareAndScalesIt) {
+  constexpr int64_t kCount = 10000;
+  HostTensor x({kCount}, kF64);
+  for (int64_t i = 0; i < kCount; ++i) x.Set(i, 3);
+  const auto dropped = [&](double probability, double salt, int64_t step) {
+    return Compute(
+        "dropout", {x}, {kCount},
+        {.attributes = {{"probability", probability}, {"salt", salt}},
+         .step = step});
+  };
+  const std::vector<double> y = dropped(0.25, 0, 0);
+  int64_t kept = 0;
+  for (double value : y) {
+    if (value == 0) continue;
+    EXPECT_DOUBLE_EQ(value, 4);  // 3 / 0.75
+    ++kept;
+  }
+  // 7500 expected, deviation sqrt(10000 * 0.25 * 0.75) = 43; five of them.
+  EXPECT_NEAR(kept, 7500, 217);
+  EXPECT_EQ(y, dropped(0.25, 0, 0));
+  EXPECT_NE(y, dropped(0.25, 0, 1));
+  EXPECT_NE(y, dropped(0.25, 1, 0));
+  EXPECT_THAT(dropped(0, 0, 0), Each(3));
+  EXPECT_THAT(dropped(1, 0, 0), Each(0));
+}
+
+TEST(CrossEntropy, UniformLogitsGiveTheLogarithmOfTheVocabulary) {
+  const HostTensor logits = F64({1, 3, 4}, std::vector<double>(12, 2.5));
+  const HostTensor labels = I32({1, 3}, {0, -1, 3});
+  const HostTensor count = Scalar(0), loss = Scalar(0);
+  const HostTensor state({1, 3, 3}, kF64), lse({1, 3}, kF64),
+      dx({1, 3, 4}, kF64);
+  RunKernel("count_labels", {labels.Local()}, {count.Local()});
+  EXPECT_EQ(count.At(0), 2);  // -1 is not counted
+  RunKernel("cross_entropy.state",
+            {logits.Local(), labels.Local(), count.Local()}, {state.Local()});
+  // Maximum 2.5, 4 e^0, and the target's logit where there is one.
+  EXPECT_THAT(state.Values(), ElementsAre(2.5, 4, 2.5, 2.5, 4, 0, 2.5, 4, 2.5));
+  RunKernel("cross_entropy",
+            {logits.Local(), labels.Local(), count.Local(), state.Local()},
+            {loss.Local(), lse.Local()});
+  EXPECT_DOUBLE_EQ(loss.At(0), std::log(4));  // (ln 4 + ln 4) / 2
+  EXPECT_THAT(lse.Values(), Each(DoubleNear(2.5 + std::log(4), 1e-15)));
+  RunKernel("cross_entropy_dx",
+            {logits.Local(), labels.Local(), count.Local(), lse.Local()},
+            {dx.Local()});
+  // (1/4 - onehot) / 2, and nothing for the token that is not counted.
+  EXPECT_THAT(dx.Values(), Near({-0.375, 0.125, 0.125, 0.125, 0, 0, 0, 0, 0.125,
+                                 0.125, 0.125, -0.375}));
+}
+
+TEST(CrossEntropy, LargeLogitsDoNotOverflow) {
+  const HostTensor logits = F64({1, 1, 2}, {1e4, 1e4}).As(kF32);
+  const HostTensor labels = I32({1, 1}, {0});
+  const HostTensor count({}, kF32, {1}), loss({}, kF32), lse({1, 1}, kF32),
+      state({1, 1, 3}, kF32);
+  const std::vector<LocalTensor> operands = {logits.Local(), labels.Local(),
+                                             count.Local()};
+  RunKernel("cross_entropy.state", operands, {state.Local()});
+  RunKernel("cross_entropy",
+            {operands[0], operands[1], operands[2], state.Local()},
+            {loss.Local(), lse.Local()});
+  EXPECT_FLOAT_EQ(static_cast<float>(loss.At(0)), std::log(2.0f));
+}
+
+TEST(CrossEntropy, NoCountedToken) {
+  const HostTensor logits = F64({1, 1, 2}, {1, 2});
+  const HostTensor labels = I32({1, 1}, {-1});
+  const HostTensor state = F64({1, 1, 3}, {2, 1, 0}), lse({1, 1}, kF64);
+  const HostTensor count = Scalar(0), loss = Scalar(9);
+  RunKernel("cross_entropy",
+            {logits.Local(), labels.Local(), count.Local(), state.Local()},
+            {loss.Local(), lse.Local()});
+  EXPECT_EQ(loss.At(0), 0);
+}
+
+Options AdamWOptions(int64_t step) {
+  return {.attributes = {{"beta1", 0.9},
+                         {"beta2", 0.99},
+                         {"epsilon", 0},
+                         {"lr", 0.1},
+                         {"weight_decay", 0.5}},
+          .step = step};
+}
+
+TEST(AdamW, TwoStepsByHand) {
+  const HostTensor gradient = F64({1}, {2}), clip = Scalar(0.5);  // g = 1
+  const HostTensor p = F64({1}, {1}), m({1}, kF64), v({1}, kF64);
+  const std::vector<LocalTensor> operands = {gradient.Local(), clip.Local()};
+  const std::vector<LocalTensor> results = {p.Local(), m.Local(), v.Local()};
+  RunKernel("adamw", operands, results, AdamWOptions(0));
+  // m = 0.1, v = 0.01; corrected by 1 - 0.9 and 1 - 0.99 both are 1.
+  // p = 1 * (1 - 0.1 * 0.5) - 0.1 * 1 / sqrt(1) = 0.85.
+  EXPECT_NEAR(m.At(0), 0.1, 1e-15);
+  EXPECT_NEAR(v.At(0), 0.01, 1e-15);
+  EXPECT_NEAR(p.At(0), 0.85, 1e-15);
+  RunKernel("adamw", operands, results, AdamWOptions(1));
+  // m = 0.9 * 0.1 + 0.1 = 0.19 = 1 - 0.9^2, v = 0.0199 = 1 - 0.99^2.
+  // p = 0.85 * 0.95 - 0.1 = 0.7075.
+  EXPECT_NEAR(p.At(0), 0.7075, 1e-14);
+}
+
+TEST(AdamW, EpsilonIsAddedToTheCorrectedRoot) {
+  const HostTensor gradient = F64({1}, {1}), clip = Scalar(1);
+  const HostTensor p = F64({1}, {0}), m({1}, kF64), v({1}, kF64);
+  Options options = AdamWOptions(0);
+  options.attributes[2].value = 1;
+  RunKernel("adamw", {gradient.Local(), clip.Local()},
+            {p.Local(), m.Local(), v.Local()}, options);
+  EXPECT_NEAR(p.At(0), -0.05, 1e-15);  // -0.1 * 1 / (1 + 1)
+}
+
+TEST(AdamW, ShardsHaveTheBitsOfTheWhole) {
+  constexpr int64_t kCount = 301;
+  HostTensor gradient({kCount}, kF32), p({kCount}, kF32);
+  for (int64_t i = 0; i < kCount; ++i) {
+    gradient.Set(i, std::sin(i));
+    p.Set(i, std::cos(i));
+  }
+  const HostTensor clip = Scalar(0.7);
+  const auto step = [&](const HostTensor& g, HostTensor& x) {
+    HostTensor m(g.shape(), kF32), v(g.shape(), kF32);
+    RunKernel("adamw", {g.Local(), clip.Local()},
+              {x.Local(), m.Local(), v.Local()}, AdamWOptions(0));
+  };
+  HostTensor joined({kCount}, kF32);
+  const int64_t bounds[] = {0, 77, 200, kCount};
+  for (int i = 0; i < 3; ++i) {
+    HostTensor part = p.Part(0, bounds[i], bounds[i + 1]);
+    step(gradient.Part(0, bounds[i], bounds[i + 1]), part);
+    joined.Add(part);
+  }
+  step(gradient, p);
+  EXPECT_TRUE(joined.SameBits(p));
+}
+
+TEST(Sgd, ByHand) {
+  const HostTensor gradient = F64({1}, {2}), p = F64({1}, {1});
+  const HostTensor clip = Scalar(0.5);
+  RunKernel("sgd", {gradient.Local(), clip.Local()}, {p.Local()},
+            {.attributes = {{"lr", 0.1}}});
+  EXPECT_DOUBLE_EQ(p.At(0), 0.9);  // 1 - 0.1 * 0.5 * 2
+}
+
+TEST(Clipping, ByHand) {
+  const HostTensor gradient = F64({3}, {1, 2, 3}), square = Scalar(2);
+  RunKernel("square_sum", {gradient.Local()}, {square.Local()},
+            {.accumulate = true});
+  EXPECT_EQ(square.At(0), 16);  // 2 + 1 + 4 + 9
+  const auto coefficient = [](double square_norm, double clip) {
+    return Compute("clip_coefficient", {Scalar(square_norm)}, {},
+                   {.attributes = {{"clip", clip}}})[0];
+  };
+  EXPECT_DOUBLE_EQ(coefficient(16, 1), 1 / (4 + 1e-6));
+  EXPECT_EQ(coefficient(0.25, 1), 1);  // shorter than the limit
+  EXPECT_EQ(coefficient(16, 0), 1);    // no clipping
+  EXPECT_TRUE(std::isnan(coefficient(NAN, 1)));
+}
+
+TEST(FillWeight, ShardsHaveTheValuesOfTheWhole) {
+  for (DType dtype : {kF32, kF64}) {
+    const HostTensor whole({7, 5}, dtype);
+    FillWeight(whole.Local(), {.stddev = 0.02}, "w", 3);
+    for (size_t dim : {size_t{0}, size_t{1}}) {
+      HostTensor joined({7, 5}, dtype);
+      const HostTensor zeros({7, 5}, dtype);
+      for (const auto& [begin, end] :
+           {std::pair{0, 2}, {2, 3}, {3, 5}, {5, 7}}) {
+        if (end > whole.shape()[dim]) continue;
+        HostTensor part = zeros.Part(dim, begin, end);
+        FillWeight(part.Local(), {.stddev = 0.02}, "w", 3);
+        joined.Add(part);
+      }
+      EXPECT_TRUE(joined.SameBits(whole));
+    }
+  }
+}
+
+TEST(FillWeight, NormalOrConstant) {
+  constexpr int64_t kCount = 10000;
+  const HostTensor w({kCount}, kF64);
+  FillWeight(w.Local(), {.stddev = 0.02}, "w", 3);
+  double sum = 0;
+  double squares = 0;
+  for (double value : w.Values()) {
+    sum += value;
+    squares += value * value;
+  }
+  // Five deviations: of the mean 0.02 / 100, of the variance sqrt(2) percent.
+  EXPECT_NEAR(sum / kCount, 0, 0.001);
+  EXPECT_NEAR(squares / kCount, 0.0004, 0.0004 * 0.071);
+
+  const auto first = [&](std::string_view name, uint64_t seed) {
+    FillWeight(w.Local(), {.stddev = 1}, name, seed);
+    return w.At(0);
+  };
+  EXPECT_NE(first("w", 3), first("v", 3));
+  EXPECT_NE(first("w", 3), first("w", 4));
+  FillWeight(w.Local(), {.constant = 1.5}, "w", 3);
+  EXPECT_THAT(w.Values(), Each(1.5));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,233 @@
+#include "tools/flags.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <set>
+#include <vector>
+
+#include "planner/base/table.h"
+
+namespace tessera {
+namespace {
+
+template <typename Integer>
+Result<Integer> ParseInteger(const std::string& text, Integer least,
+                             Integer most) {
+  Integer value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end || value < least || value > most) {
+    const bool bounded = most != std::numeric_limits<Integer>::max();
+    return InvalidInput("'" + text + "' is not a whole number " +
+                        (bounded ? "from " + std::to_string(least) + " to " +
+                                       std::to_string(most)
+                                 : "of at least " + std::to_string(least)));
+  }
+  return value;
+}
+
+Result<double> ParseNumber(const std::string& text, double least,
+                           std::string_view expected) {
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end || !std::isfinite(value) ||
+      value < least) {
+    return InvalidInput("'" + text + "' is not " + std::string(expected));
+  }
+  return value;
+}
+
+// The setters of flags that keep a text, or a whole number of at least kLeast.
+template <std::string Options::*kMember>
+Result<void> SetText(Options& options, const std::string& value) {
+  if (value.empty()) return InvalidInput("the value is empty");
+  options.*kMember = value;
+  return {};
+}
+
+template <auto kMember, auto kLeast, auto kMost>
+Result<void> SetInteger(Options& options, const std::string& value) {
+  TESSERA_TRY(options.*kMember, ParseInteger(value, kLeast, kMost));
+  return {};
+}
+
+constexpr int64_t kMostInt64 = std::numeric_limits<int64_t>::max();
+constexpr uint64_t kMostUint64 = std::numeric_limits<uint64_t>::max();
+
+Result<void> SetStrategy(Options& options, const std::string& value) {
+  options.strategy = value;
+  return {};
+}
+
+Result<void> SetDType(Options& options, const std::string& value) {
+  static constexpr std::array<std::string_view, 4> kNames = {"fp64", "fp32",
+                                                             "bf16", "fp16"};
+  if (std::ranges::find(kNames, value) == kNames.end()) {
+    return UnknownName("dtype", value, kNames);
+  }
+  TESSERA_TRY(options.dtype, ParseDType(value));
+  return {};
+}
+
+Result<void> SetOptimizer(Options& options, const std::string& value) {
+  static constexpr std::array<std::string_view, 2> kNames = {"adamw", "sgd"};
+  if (std::ranges::find(kNames, value) == kNames.end()) {
+    return UnknownName("optimizer", value, kNames);
+  }
+  options.training.optimizer = value;
+  return {};
+}
+
+Result<void> SetLearningRate(Options& options, const std::string& value) {
+  TESSERA_TRY(options.training.learning_rate,
+              ParseNumber(value, 0, "a number of at least 0"));
+  return {};
+}
+
+Result<void> SetClip(Options& options, const std::string& value) {
+  TESSERA_TRY(options.training.clip,
+              ParseNumber(value, 0, "a number of at least 0"));
+  return {};
+}
+
+Result<void> AddProfile(Options& options, const std::string& value) {
+  if (value.empty()) return InvalidInput("the value is empty");
+  options.profiles.push_back(value);
+  return {};
+}
+
+Result<void> SetJson(Options& options, const std::string&) {
+  options.json = true;
+  return {};
+}
+
+Result<void> SetTimeLimit(Options& options, const std::string& value) {
+  TESSERA_TRY(options.time_limit_s,
+              ParseNumber(value, 0, "a number of seconds"));
+  return {};
+}
+
+Result<void> SetProposals(Options& options, const std::string& value) {
+  TESSERA_TRY(options.proposals,
+              ParseInteger<int64_t>(value, 0, kMostInt64));
+  return {};
+}
+
+}  // namespace
+
+std::span<const Flag> Flags() {
+  static constexpr Flag kTable[] = {
+      {"--model", "FILE",
+       "model: a Hugging Face config.json or its folder, or a graph file",
+       SetText<&Options::model>},
+      {"--cluster", "NAME[:NODES[xGPUS]]|FILE",
+       "cluster: a preset ('tessera list topologies') or a cluster file",
+       SetText<&Options::cluster>},
+      {"--plan", "FILE", "plan, as 'tessera search -o' writes it",
+       SetText<&Options::plan>},
+      {"--strategy", "TEXT",
+       "uniform plan, such as \"dp=2,tp=8,pp=4,mbs=2,zero=1,sp=1\"; dp is "
+       "what the other degrees leave where absent",
+       SetStrategy},
+      {"--global-batch", "N", "sequences of one step, over all ranks",
+       SetInteger<&Options::global_batch, int64_t{1}, int64_t{1} << 31>},
+      {"--seq-len", "N", "tokens of a sequence",
+       SetInteger<&Options::seq_len, int64_t{1}, int64_t{1} << 31>},
+      {"--dtype", "fp64|fp32|bf16|fp16",
+       "of parameters and activations (default: the first of bf16, fp16 and "
+       "fp32 in which the cluster's devices compute)",
+       SetDType},
+      {"--optimizer", "adamw|sgd", "optimizer (default: adamw)", SetOptimizer},
+      {"--lr", "X", "learning rate (default: 3e-4)", SetLearningRate},
+      {"--clip", "X",
+       "global gradient norm, 0 for no clipping (default: 1.0)", SetClip},
+      {"--profile", "FILE",
+       "times measured by 'tessera profile'; may be given several times, "
+       "later files first",
+       AddProfile, true},
+      {"--seed", "N",
+       "of the search, or of weights, data order and dropout (default: 0)",
+       SetInteger<&Options::seed, uint64_t{0}, kMostUint64>},
+      {"--json", "", "print one JSON object on standard output", SetJson},
+      {"--time-limit", "SECONDS",
+       "time to work (search: 10, without end where --proposals is given; "
+       "profile: 60)",
+       SetTimeLimit},
+      {"--proposals", "N", "proposals of all chains together", SetProposals},
+      {"--chains", "N", "chains, whatever the cores (default: 8)",
+       SetInteger<&Options::chains, 1, 4096>},
+      {"--threads", "N",
+       "threads (default: one for each core); the plan found under "
+       "--proposals does not depend on them",
+       SetInteger<&Options::threads, 1, 1024>},
+      {"-o", "FILE", "file to write: .txtpb, .json or .pb",
+       SetText<&Options::output>},
+      {"--trace", "FILE",
+       "write the step as a trace for ui.perfetto.dev (.json), or as a "
+       "timeline file (.txtpb, .pb)",
+       SetText<&Options::trace>},
+      {"--backend", "cpu", "device that runs the kernels (default: cpu)",
+       SetText<&Options::backend>},
+      {"--nproc", "N", "ranks, each a process of this host",
+       SetInteger<&Options::nproc, 1, 4096>},
+      {"--data", "FILE",
+       "tokens: .bin of nanoGPT or llm.c, anything else is read as bytes",
+       SetText<&Options::data>},
+      {"--steps", "N", "optimizer steps (default: 20)",
+       SetInteger<&Options::steps, int64_t{1}, kMostInt64>},
+      {"--save", "FILE", "write the weights behind the last step",
+       SetText<&Options::save>},
+      {"--load", "FILE", "start from these weights", SetText<&Options::load>},
+  };
+  return kTable;
+}
+
+const Flag& FlagNamed(std::string_view name) {
+  const auto flags = Flags();
+  const auto found = std::ranges::find(flags, name, &Flag::name);
+  TESSERA_CHECK(found != flags.end()) << name;
+  return *found;
+}
+
+Result<Options> ParseFlags(std::span<const std::string_view> accepted,
+                           size_t max_positional,
+                           std::span<const std::string> arguments) {
+  Options options;
+  std::set<std::string_view> seen;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& word = arguments[i];
+    if (!word.starts_with("-")) {
+      if (options.positional.size() == max_positional) {
+        return InvalidInput("unexpected word '" + word + "'");
+      }
+      options.positional.push_back(word);
+      continue;
+    }
+    const size_t equals = word.find('=');
+    const std::string name = word.substr(0, equals);
+    const auto known = std::ranges::find(accepted, name);
+    if (known == accepted.end()) return UnknownName("flag", name, accepted);
+    const Flag& flag = FlagNamed(*known);
+    if (!seen.insert(flag.name).second && !flag.repeatable) {
+      return InvalidInput("given twice", name);
+    }
+    std::string value;
+    if (equals != std::string::npos) {
+      if (flag.value.empty()) return InvalidInput("takes no value", name);
+      value = word.substr(equals + 1);
+    } else if (!flag.value.empty()) {
+      if (i + 1 == arguments.size() || arguments[i + 1].starts_with("--")) {
+        return InvalidInput("needs a value, " + std::string(flag.value), name);
+      }
+      value = arguments[++i];
+    }
+    if (auto set = flag.set(options, value); !set) return set.error().At(name);
+  }
+  return options;
+}
+
+}  // namespace tessera

@@ -1,0 +1,114 @@
+#include "tools/format.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+namespace tessera {
+namespace {
+
+struct Unit {
+  double size;
+  std::string_view name;
+};
+
+// Units in descending order of size; the last one takes what is smaller.
+template <size_t n>
+std::string Scaled(double value, const std::array<Unit, n>& units) {
+  const Unit* unit = &units.back();
+  for (const Unit& candidate : units) {
+    // 0.9995 prints as 1.00 of the next unit.
+    if (std::abs(value) >= 0.9995 * candidate.size) {
+      unit = &candidate;
+      break;
+    }
+  }
+  const double scaled = value / unit->size;
+  const double size = std::abs(scaled);
+  const bool whole = scaled == std::floor(scaled) && unit == &units.back();
+  const int decimals = whole ? 0 : size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
+  std::string text = FormatFixed(scaled, decimals);
+  if (!unit->name.empty()) text += " " + std::string(unit->name);
+  return text;
+}
+
+}  // namespace
+
+std::string FormatFixed(double value, int decimals) {
+  char buffer[352];  // the largest double has 309 digits before the point
+  std::snprintf(buffer, sizeof(buffer), "%.*f", decimals, value);
+  return buffer;
+}
+
+std::string FormatTime(double seconds) {
+  static constexpr std::array<Unit, 4> kUnits = {
+      {{1, "s"}, {1e-3, "ms"}, {1e-6, "us"}, {1e-9, "ns"}}};
+  return seconds == 0 ? "0 s" : Scaled(seconds, kUnits);
+}
+
+std::string FormatTime(Duration time) { return FormatTime(time.seconds()); }
+
+std::string FormatBytes(Bytes bytes) {
+  static constexpr std::array<Unit, 5> kUnits = {
+      {{1e12, "TB"}, {1e9, "GB"}, {1e6, "MB"}, {1e3, "kB"}, {1, "B"}}};
+  return Scaled(static_cast<double>(bytes.value), kUnits);
+}
+
+std::string FormatCount(double count) {
+  static constexpr std::array<Unit, 5> kUnits = {{{1e12, "trillion"},
+                                                  {1e9, "billion"},
+                                                  {1e6, "million"},
+                                                  {1e3, "thousand"},
+                                                  {1, ""}}};
+  return Scaled(count, kUnits);
+}
+
+std::string FormatPercent(double share) {
+  return FormatFixed(100 * share, 1) + " %";
+}
+
+std::string FormatTable(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) {
+      widths[i] = std::max(widths[i], row[i].size());
+    }
+  }
+  std::string out;
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string padding(widths[i] - row[i].size(), ' ');
+      line += i == 0 ? "  " + row[i] + padding : "  " + padding + row[i];
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + "\n";
+  }
+  return out;
+}
+
+std::string Wrap(std::string_view text, size_t indent, size_t columns) {
+  std::string out;
+  size_t used = indent;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(' ', begin), text.size());
+    const std::string_view word = text.substr(begin, end - begin);
+    if (!out.empty()) {
+      if (used + 1 + word.size() > columns) {
+        out += "\n" + std::string(indent, ' ');
+        used = indent;
+      } else {
+        out += " ";
+        ++used;
+      }
+    }
+    out += word;
+    used += word.size();
+    begin = end + 1;
+  }
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,32 @@
+#pragma once
+// Quantities and tables as people read them. SI units: 1 GB is 10^9 bytes.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/base/units.h"
+
+namespace tessera {
+
+// Three digits or more and a unit: "12.3 ms", "1.20 s", "80.0 us".
+std::string FormatTime(double seconds);
+std::string FormatTime(Duration time);
+// "38.2 GB", "512 B".
+std::string FormatBytes(Bytes bytes);
+// "1.56 billion", "124 million", "999": for counts.
+std::string FormatCount(double count);
+// printf's "%.Nf".
+std::string FormatFixed(double value, int decimals);
+// "41.7 %" of 0.417.
+std::string FormatPercent(double share);
+
+// Columns of text: the first is aligned left, the others right. The first row
+// is the heading.
+std::string FormatTable(const std::vector<std::vector<std::string>>& rows);
+
+// `text` broken at spaces into lines of at most `columns`, each but the first
+// behind `indent` spaces.
+std::string Wrap(std::string_view text, size_t indent, size_t columns = 80);
+
+}  // namespace tessera

@@ -1,0 +1,164 @@
+#include "tools/inputs.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+
+#include "costmodel/profile/profile_io.h"
+#include "planner/io/cluster_io.h"
+#include "planner/io/graph_io.h"
+#include "planner/io/importer.h"
+#include "planner/io/plan_io.h"
+#include "planner/plan/strategy.h"
+
+namespace tessera {
+namespace {
+
+// The first of bf16, fp16 and fp32 in which every device computes.
+DType DefaultDType(const Cluster& cluster) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    bool all = true;
+    for (const DeviceType& type : cluster.device_types) {
+      all = all && type.Peak(dtype).value > 0;
+    }
+    if (all) return dtype;
+  }
+  return DType::kFloat32;
+}
+
+Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
+                        std::vector<std::string>& warnings) {
+  ImportOptions import = {.global_batch = options.global_batch,
+                          .seq_len = options.seq_len,
+                          .dtype = options.dtype,
+                          .warnings = &warnings};
+  // A graph file has a dtype of its own.
+  if (!import.dtype && !IsGraphFile(options.model)) {
+    import.dtype = DefaultDType(cluster);
+  }
+  TESSERA_TRY(Graph forward, ImportModel(options.model, import));
+  auto graph = Differentiate(std::move(forward));
+  if (!graph) return graph.error().At(options.model);
+  for (const DeviceType& type : cluster.device_types) {
+    if (type.Peak(graph->dtype).value > 0) continue;
+    return InvalidInput(
+        "device type '" + type.name + "' of cluster '" + cluster.name +
+            "' does not compute in " + std::string(NameOf(graph->dtype)),
+        "--dtype");
+  }
+  return graph;
+}
+
+// The rows of all files; of two with one key that of the later file.
+Result<std::optional<ProfileDb>> ReadProfiles(
+    const std::vector<std::string>& paths) {
+  std::optional<ProfileDb> all;
+  for (const std::string& path : paths) {
+    TESSERA_TRY(ProfileDb profile, ReadProfile(path));
+    if (all) profile.rows.merge(all->rows);
+    all = std::move(profile);
+  }
+  return all;
+}
+
+// All problems on one line.
+Result<void> CheckPlan(const Graph& graph, const Cluster& cluster,
+                       const Plan& plan, const std::string& where) {
+  const std::vector<Error> errors = Validate(graph, cluster, plan);
+  if (errors.empty()) return {};
+  Error error = errors.front().At(where);
+  if (errors.size() > 1) {
+    error.message += " (and " + std::to_string(errors.size() - 1) + " more)";
+  }
+  return error;
+}
+
+Result<std::optional<Plan>> ReadPlanOrStrategy(const Options& options,
+                                               const Graph& graph,
+                                               const Cluster& cluster) {
+  if (!options.plan.empty() && options.strategy) {
+    return InvalidInput("give a plan or a strategy, not both", "--strategy");
+  }
+  if (!options.plan.empty()) {
+    TESSERA_TRY(Plan plan, ReadPlan(options.plan));
+    TESSERA_RETURN_IF_ERROR(CheckPlan(graph, cluster, plan, options.plan));
+    return std::optional(std::move(plan));
+  }
+  if (options.strategy) {
+    const auto strategy = ParseStrategy(*options.strategy);
+    if (!strategy) return strategy.error().At("--strategy");
+    auto plan = PlanFromStrategy(graph, cluster, *strategy);
+    if (!plan) return plan.error().At("--strategy");
+    return std::optional(*std::move(plan));
+  }
+  return std::optional<Plan>();
+}
+
+}  // namespace
+
+Result<Inputs> ReadInputs(const Options& options,
+                          std::string_view default_cluster) {
+  Inputs inputs;
+  const std::string_view cluster =
+      options.cluster.empty() ? default_cluster : options.cluster;
+  if (!cluster.empty()) {
+    auto loaded = LoadCluster(cluster);
+    if (!loaded) {
+      return loaded.error().where.empty() ? loaded.error().At("--cluster")
+                                          : loaded.error();
+    }
+    inputs.cluster = *std::move(loaded);
+  }
+  TESSERA_TRY(inputs.profile, ReadProfiles(options.profiles));
+  if (options.model.empty()) return inputs;
+  TESSERA_TRY(inputs.graph,
+              ReadModel(options, inputs.cluster, inputs.warnings));
+  TESSERA_TRY(inputs.plan,
+              ReadPlanOrStrategy(options, inputs.graph, inputs.cluster));
+  return inputs;
+}
+
+Result<Plan> PlanOrDataParallel(const Inputs& inputs) {
+  if (inputs.plan) return *inputs.plan;
+  auto plan = PlanFromStrategy(inputs.graph, inputs.cluster, Strategy{});
+  if (!plan) {
+    return plan.error().At("data parallelism, as no plan or strategy is given");
+  }
+  return plan;
+}
+
+void PrintWarnings(const Inputs& inputs) {
+  for (const std::string& warning : inputs.warnings) {
+    std::cerr << "tessera: warning: " << warning << std::endl;
+  }
+}
+
+Result<void> CheckWritable(const std::string& path, std::string_view flag) {
+  const auto fail = [&](const std::string& message) {
+    return InvalidInput("cannot write '" + path + "': " + message,
+                        std::string(flag));
+  };
+  std::error_code error;
+  const std::filesystem::path file(path);
+  if (std::filesystem::is_directory(file, error)) {
+    return fail("it is a directory");
+  }
+  std::filesystem::path directory = file.parent_path();
+  if (directory.empty()) directory = ".";
+  const bool exists = std::filesystem::exists(file, error);
+  // Files are replaced; what is none (a terminal, a pipe) is written in place.
+  const bool in_place =
+      exists && !std::filesystem::is_regular_file(file, error);
+  if (!std::filesystem::is_directory(directory, error)) {
+    return fail("there is no directory '" + directory.string() + "'");
+  }
+  const std::filesystem::path written = in_place ? file : directory;
+  if (access(written.c_str(), W_OK) != 0) return fail(std::strerror(errno));
+  return {};
+}
+
+}  // namespace tessera

@@ -1,0 +1,45 @@
+#pragma once
+// What the verbs read, from the flags that they share.
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "costmodel/profile/profile_db.h"
+#include "planner/ir/cluster.h"
+#include "planner/ir/graph.h"
+#include "planner/plan/plan.h"
+#include "tools/options.h"
+
+namespace tessera {
+
+struct Inputs {
+  Cluster cluster;
+  Graph graph;  // differentiated
+  std::optional<ProfileDb> profile;
+  std::optional<Plan> plan;  // of --plan or --strategy, valid
+  std::vector<std::string> warnings;
+
+  const ProfileDb* profile_or_null() const {
+    return profile ? &*profile : nullptr;
+  }
+};
+
+// Reads --cluster, --model, --profile and the plan. Errors name the file or
+// flag. `cluster` stands in for an absent --cluster; without either, and
+// without --model, that part of the result is empty.
+Result<Inputs> ReadInputs(const Options& options,
+                          std::string_view default_cluster = "");
+
+// The plan of `inputs`, else data parallelism over the whole cluster.
+Result<Plan> PlanOrDataParallel(const Inputs& inputs);
+
+// "tessera: warning: ..." lines on standard error.
+void PrintWarnings(const Inputs& inputs);
+
+// An error unless a file can be written at `path`: asked before the work whose
+// result it is to hold. Writes nothing.
+Result<void> CheckWritable(const std::string& path, std::string_view flag);
+
+}  // namespace tessera

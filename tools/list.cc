@@ -1,0 +1,114 @@
+#include <iostream>
+
+#include "costmodel/collective/algorithms.h"
+#include "costmodel/source/cost_source.h"
+#include "planner/base/table.h"
+#include "planner/io/huggingface.h"
+#include "planner/io/importer.h"
+#include "planner/ir/op.h"
+#include "planner/schedule/pipeline_schedule.h"
+#include "planner/search/move.h"
+#include "planner/topology/topologies.h"
+#include "runtime/kernels/kernel.h"
+#include "tools/format.h"
+#include "tools/json.h"
+#include "tools/verb.h"
+
+namespace tessera {
+namespace {
+
+struct Entry {
+  std::string name;
+  std::string summary;
+};
+
+template <typename Row>
+std::vector<Entry> Entries(std::span<const Row> table) {
+  std::vector<Entry> entries;
+  for (const Row& row : table) {
+    entries.push_back({std::string(row.name), std::string(row.summary)});
+  }
+  return entries;
+}
+
+// Kernels have the summary of the operator that they compute.
+std::vector<Entry> KernelEntries() {
+  std::vector<Entry> entries;
+  for (const Kernel& kernel : CpuKernels()) {
+    const OpDef* op = OperatorOf(kernel.name);
+    entries.push_back({std::string(kernel.name),
+                       "cpu: " + std::string(op ? op->summary : "optimizer")});
+  }
+  return entries;
+}
+
+std::vector<Entry> DTypeEntries() {
+  return {{"fp64", "64-bit floating point, for proofs on the CPU"},
+          {"fp32", "32-bit floating point"},
+          {"bf16", "bfloat16, with fp32 master weights"},
+          {"fp16", "IEEE half precision, with fp32 master weights"}};
+}
+
+struct Kind {
+  std::string_view name;
+  std::string_view summary;
+  std::vector<Entry> (*entries)();
+};
+
+std::span<const Kind> Kinds();
+
+std::vector<Entry> KindEntries() { return Entries(Kinds()); }
+
+std::span<const Kind> Kinds() {
+  static constexpr Kind kTable[] = {
+      {"operators", "what a model's graph is made of",
+       [] { return Entries(Ops()); }},
+      {"kernels", "what the runtime computes operators with", KernelEntries},
+      {"topologies", "clusters by name, for --cluster",
+       [] { return Entries(Topologies()); }},
+      {"schedules", "pipeline schedules, for --strategy schedule=",
+       [] { return Entries(Schedules()); }},
+      {"collectives", "collective algorithms of the cost model",
+       [] { return Entries(CollectiveAlgorithms()); }},
+      {"sources", "where the time of a task comes from",
+       [] { return Entries(CostSources()); }},
+      {"moves", "how the search changes a plan",
+       [] { return Entries(Moves()); }},
+      {"importers", "files that --model reads",
+       [] { return Entries(Importers()); }},
+      {"models", "model families of a Hugging Face config.json",
+       [] { return Entries(ModelFamilies()); }},
+      {"dtypes", "element types, for --dtype", DTypeEntries},
+      {"kinds", "this list", KindEntries},
+  };
+  return kTable;
+}
+
+}  // namespace
+
+Result<int> RunList(const Options& options) {
+  const std::string_view name =
+      options.positional.empty() ? "kinds" : options.positional[0];
+  const auto kind = Find("kind", Kinds(), name);
+  if (!kind) return kind.error().At("list");
+  const std::vector<Entry> entries = (*kind)->entries();
+  if (options.json) {
+    const Json rows = Json::ArrayOf(entries, [](const Entry& entry) {
+      return Json::Object({{"name", entry.name}, {"summary", entry.summary}});
+    });
+    std::cout << Json::Object({{"kind", name}, {"rows", rows}}).ToString()
+              << "\n";
+    return 0;
+  }
+  size_t width = 0;
+  for (const Entry& entry : entries) {
+    width = std::max(width, entry.name.size());
+  }
+  for (const Entry& entry : entries) {
+    std::cout << entry.name << std::string(width + 2 - entry.name.size(), ' ')
+              << Wrap(entry.summary, width + 2) << "\n";
+  }
+  return 0;
+}
+
+}  // namespace tessera

@@ -1,0 +1,54 @@
+#pragma once
+// The values of all command-line flags. A flag means the same in every verb
+// that takes it (flags.cc); what is not given keeps the value below.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "planner/ir/dtype.h"
+#include "planner/plan/plan.h"
+
+namespace tessera {
+
+struct Options {
+  // What is planned or run.
+  std::string model;
+  std::string cluster;
+  std::string plan;
+  std::optional<std::string> strategy;
+  int64_t global_batch = 0;  // 0: not given
+  int64_t seq_len = 0;       // 0: not given
+  std::optional<DType> dtype;
+  TrainingOptions training;
+  std::vector<std::string> profiles;
+  uint64_t seed = 0;
+  bool json = false;
+
+  // search and profile
+  std::optional<double> time_limit_s;
+  std::optional<int64_t> proposals;
+  int chains = 8;
+  int threads = 0;  // 0: as many as there are cores
+  std::string output;
+
+  // simulate
+  std::string trace;
+
+  // run
+  std::string backend = "cpu";
+  int nproc = 0;  // 0: as the plan or cluster has it
+  std::string data;
+  int64_t steps = 20;
+  std::string save;
+  std::string load;
+
+  // What is not a flag, such as the KIND of `list`.
+  std::vector<std::string> positional;
+
+  // The command line behind the program's name, for launching ranks.
+  std::vector<std::string> arguments;
+};
+
+}  // namespace tessera

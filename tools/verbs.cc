@@ -1,0 +1,189 @@
+#include <algorithm>
+#include <csignal>
+#include <iostream>
+
+#include "planner/base/table.h"
+#include "tools/flags.h"
+#include "tools/format.h"
+#include "tools/verb.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kBadInput = 2;
+
+int ExitCodeOf(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidInput:
+    case ErrorCode::kNotFound:
+    case ErrorCode::kInfeasible:
+      return kBadInput;
+    case ErrorCode::kUnavailable:
+      return 1;
+    case ErrorCode::kInterrupted:
+      return 128 + SIGINT;
+  }
+  return 1;
+}
+
+// One line, whatever the message holds.
+int Fail(const Error& error) {
+  std::string line = error.ToString();
+  std::ranges::replace(line, '\n', ' ');
+  std::cerr << "tessera: " << line << std::endl;
+  return ExitCodeOf(error.code);
+}
+
+bool GivenFor(std::string_view flag, std::span<const std::string> arguments) {
+  return std::ranges::any_of(arguments, [&](const std::string& word) {
+    return word == flag || word.starts_with(std::string(flag) + "=");
+  });
+}
+
+Result<int> RunVerb(const Verb& verb, const std::vector<std::string>& all) {
+  const std::span<const std::string> arguments = std::span(all).subspan(1);
+  if (std::ranges::find(arguments, "--help") != arguments.end() ||
+      std::ranges::find(arguments, "-h") != arguments.end()) {
+    std::cout << HelpText(verb);
+    return 0;
+  }
+  auto options =
+      ParseFlags(verb.flags, verb.positional.empty() ? 0 : 1, arguments);
+  if (!options) return options.error().At(verb.name);
+  for (const std::string_view flag : verb.required) {
+    if (!GivenFor(flag, arguments)) {
+      return InvalidInput("needs " + std::string(flag) + " " +
+                              std::string(FlagNamed(flag).value),
+                          std::string(verb.name));
+    }
+  }
+  options->arguments = all;
+  return verb.run(*options);
+}
+
+}  // namespace
+
+std::span<const Verb> Verbs() {
+  static const std::vector<Verb> kTable = {
+      {"search", "find the fastest plan for a model on a cluster",
+       "Prints the plan in words, its predicted step time, MFU and memory, and "
+       "beside it the baselines (data parallelism, ZeRO, the Megatron expert), "
+       "all priced by the same code; the result is never worse than the best "
+       "of them. A plan or strategy that is given is one more start. Ctrl-C "
+       "ends the search and keeps the best plan so far.",
+       "tessera search --model examples/models/gpt2-xl/config.json --cluster "
+       "dgx-a100-80gb:4 --global-batch 512 --seq-len 1024 -o plan.json",
+       "",
+       {"--model", "--cluster", "--global-batch", "--seq-len", "--dtype",
+        "--plan", "--strategy", "--optimizer", "--lr", "--clip", "--profile",
+        "--time-limit", "--proposals", "--chains", "--threads", "--seed", "-o",
+        "--json"},
+       {"--model", "--cluster"},
+       RunSearch},
+      {"simulate", "predict the training step of a plan",
+       "Takes a plan file or a uniform strategy; without either, data "
+       "parallelism.",
+       "tessera simulate --model examples/models/gpt2-xl/config.json --cluster "
+       "dgx-a100-80gb:4 --global-batch 512 --seq-len 1024 --strategy "
+       "dp=4,tp=8,mbs=4 --trace timeline.json",
+       "",
+       {"--model", "--cluster", "--plan", "--strategy", "--global-batch",
+        "--seq-len", "--dtype", "--optimizer", "--lr", "--clip", "--profile",
+        "--trace", "--seed", "--json"},
+       {"--model", "--cluster"},
+       RunSimulate},
+      {"run", "train with a plan on this host",
+       "Starts one process for each rank, or is one of them under torchrun, "
+       "mpirun or srun. Without --cluster it is local-cpu:NPROC; without a "
+       "plan or strategy, data parallelism. At the end it prints the predicted "
+       "step beside the measured one.",
+       "tessera run --model examples/models/gpt2-tiny/config.json "
+       "--global-batch 16 --seq-len 128 --nproc 4 --strategy dp=2,tp=2,mbs=4 "
+       "--data examples/data/gpl-3.txt --steps 50",
+       "",
+       {"--model", "--data", "--nproc", "--cluster", "--plan", "--strategy",
+        "--global-batch", "--seq-len", "--steps", "--dtype", "--optimizer",
+        "--lr", "--clip", "--seed", "--load", "--save", "--backend",
+        "--profile", "--json"},
+       {"--model", "--data"},
+       RunRun},
+      {"profile", "time this machine's kernels and collectives",
+       "Starts all ranks of the cluster, since they share the machine, and "
+       "times what they run. With a model it times what its uniform plans "
+       "need (with a plan or strategy, what that needs); without, a range of "
+       "sizes. The file is for --profile of the other verbs.",
+       "tessera profile --cluster local-cpu:4 -o local.profile.pb",
+       "",
+       {"--cluster", "--model", "--plan", "--strategy", "--global-batch",
+        "--seq-len", "--dtype", "--optimizer", "--lr", "--clip",
+        "--time-limit", "--seed", "-o", "--json"},
+       {"--cluster", "-o"},
+       RunProfile},
+      {"list", "print what Tessera knows: operators, topologies, ...",
+       "Without KIND it prints the kinds.",
+       "tessera list topologies",
+       "KIND",
+       {"--json"},
+       {},
+       RunList},
+  };
+  return kTable;
+}
+
+std::string HelpText() {
+  std::string out =
+      "Tessera plans, simulates and runs the training of a model on a "
+      "cluster.\n\nusage: tessera VERB [FLAGS]\n\n";
+  for (const Verb& verb : Verbs()) {
+    out += "  " + std::string(verb.name) +
+           std::string(10 - verb.name.size(), ' ') +
+           std::string(verb.summary) + "\n";
+  }
+  const Verb& first = Verbs().front();
+  return out + "\n'tessera VERB --help' explains a verb. For example:\n\n  " +
+         Wrap(first.example, 4) + "\n";
+}
+
+std::string HelpText(const Verb& verb) {
+  std::string out = "tessera " + std::string(verb.name) + ": " +
+                    std::string(verb.summary) + "\n\nusage: tessera " +
+                    std::string(verb.name);
+  for (const std::string_view flag : verb.required) {
+    out += " " + std::string(flag) + " " + std::string(FlagNamed(flag).value);
+  }
+  if (!verb.positional.empty()) {
+    out += " [" + std::string(verb.positional) + "]";
+  }
+  out += " [FLAGS]\n\n" + Wrap(verb.details, 0) + "\n\n";
+  constexpr size_t kIndent = 6;
+  for (const std::string_view name : verb.flags) {
+    const Flag& flag = FlagNamed(name);
+    out += "  " + std::string(flag.name);
+    if (!flag.value.empty()) out += " " + std::string(flag.value);
+    out += "\n" + std::string(kIndent, ' ') + Wrap(flag.help, kIndent) + "\n";
+  }
+  return out + "\nFor example:\n\n  " + Wrap(verb.example, 4) + "\n";
+}
+
+int RunTessera(const std::vector<std::string>& arguments) {
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that leaves is a failed write
+  if (arguments.empty()) {
+    return Fail(InvalidInput("needs a verb; 'tessera --help' lists them"));
+  }
+  const std::string& name = arguments[0];
+  if (name == "--help" || name == "-h" || name == "help") {
+    std::cout << HelpText();
+    return 0;
+  }
+  const auto verb = Find("verb", Verbs(), name);
+  if (!verb) return Fail(verb.error());
+  const auto code = RunVerb(**verb, arguments);
+  if (!code) return Fail(code.error());
+  std::cout.flush();
+  if (!std::cout) {
+    return Fail({ErrorCode::kUnavailable, "cannot write", "standard output"});
+  }
+  return *code;
+}
+
+}  // namespace tessera
