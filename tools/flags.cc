@@ -167,8 +167,7 @@ std::span<const Flag> Flags() {
       {"-o", "FILE", "file to write: .txtpb, .json or .pb",
        SetText<&Options::output>},
       {"--trace", "FILE",
-       "write the step as a trace for ui.perfetto.dev (.json), or as a "
-       "timeline file (.txtpb, .pb)",
+       "write the step as a Chrome trace (JSON), for ui.perfetto.dev",
        SetText<&Options::trace>},
       {"--backend", "cpu", "device that runs the kernels (default: cpu)",
        SetText<&Options::backend>},

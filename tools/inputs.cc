@@ -84,7 +84,7 @@ Result<std::optional<Plan>> ReadPlanOrStrategy(const Options& options,
     return InvalidInput("give a plan or a strategy, not both", "--strategy");
   }
   if (!options.plan.empty()) {
-    TESSERA_TRY(Plan plan, ReadPlan(options.plan));
+    TESSERA_TRY(Plan plan, ReadPlan(options.plan, graph));
     TESSERA_RETURN_IF_ERROR(CheckPlan(graph, cluster, plan, options.plan));
     return std::optional(std::move(plan));
   }

@@ -103,20 +103,33 @@ Json& Json::Set(std::string key, Json value) {
   return *this;
 }
 
+Json& Json::Extend(Json other) {
+  TESSERA_CHECK(kind_ == Kind::kObject && other.kind_ == Kind::kObject);
+  for (Field& field : other.fields_) fields_.push_back(std::move(field));
+  return *this;
+}
+
 Json& Json::Append(Json value) {
   TESSERA_CHECK(kind_ == Kind::kArray);
   fields_.emplace_back("", std::move(value));
   return *this;
 }
 
-// Empty where a field is an object or an array.
-std::string Json::OnOneLine() const {
+// Whether no field is an object or array of something.
+bool Json::IsFlat() const {
+  for (const auto& [key, value] : fields_) {
+    if (value.kind_ != Kind::kPlain && !value.fields_.empty()) return false;
+  }
+  return true;
+}
+
+std::string Json::OneLine() const {
+  if (kind_ == Kind::kPlain) return text_;
   std::string line(1, kind_ == Kind::kObject ? '{' : '[');
   for (const auto& [key, value] : fields_) {
-    if (value.kind_ != Kind::kPlain && !value.fields_.empty()) return "";
     if (line.size() > 1) line += ", ";
     if (kind_ == Kind::kObject) line += JsonString(key) + ": ";
-    line += value.kind_ == Kind::kPlain ? value.text_ : value.OnOneLine();
+    line += value.OneLine();
   }
   return line + (kind_ == Kind::kObject ? '}' : ']');
 }
@@ -126,10 +139,12 @@ void Json::Print(size_t indent, size_t used, std::string& out) const {
     out += text_;
     return;
   }
-  const std::string line = OnOneLine();
-  if (!line.empty() && used + line.size() + 1 <= kColumns) {
-    out += line;
-    return;
+  if (IsFlat()) {
+    const std::string line = OneLine();
+    if (fields_.empty() || used + line.size() + 1 <= kColumns) {
+      out += line;
+      return;
+    }
   }
   const std::string inner(indent + 2, ' ');
   out += kind_ == Kind::kObject ? '{' : '[';

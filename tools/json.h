@@ -14,10 +14,11 @@ class Json {
  public:
   using Field = std::pair<std::string, Json>;
 
-  Json();                    // null
+  Json();  // null
   Json(bool value);
-  Json(double value);        // shortest text that reads back as the same double;
-                             // null when it is not finite
+  // The shortest text that reads back as the same double; null when it is not
+  // finite.
+  Json(double value);
   Json(int value);
   Json(int64_t value);
   Json(uint64_t value);
@@ -39,17 +40,21 @@ class Json {
 
   // REQUIRES: an object.
   Json& Set(std::string key, Json value);
+  // Adds the fields of `other`. REQUIRES: both are objects.
+  Json& Extend(Json other);
   // REQUIRES: an array.
   Json& Append(Json value);
 
   // On several lines, indented by two spaces, without a line end; an object or
   // array of plain values alone stays on one line where it fits 80 columns.
   std::string ToString() const;
+  // On one line, however long.
+  std::string OneLine() const;
 
  private:
   enum class Kind : uint8_t { kPlain, kObject, kArray };
 
-  std::string OnOneLine() const;
+  bool IsFlat() const;
   void Print(size_t indent, size_t used, std::string& out) const;
 
   Kind kind_ = Kind::kPlain;

@@ -246,7 +246,7 @@ class ProgramBuilder {
         AddTask(TaskKind::kLoad, {}, {result});
         break;
       case TensorKind::kWeight:
-        result = Reshard(Parameter(tensor), wanted, false,
+        result = Reshard(Whole(tensor), wanted, false,
                          MemoryCategory::kCommunication);
         break;
       default:
@@ -267,11 +267,79 @@ class ProgramBuilder {
 
   ValueId Parameter(TensorId weight) {
     return Import({Port::kParameter, weight, 0}, [&] {
-      Value v = TensorValue(weight, "parameter", ReplicaHere(weight).layout,
-                            MemoryCategory::kParameter);
+      Value v = TensorValue(
+          weight, "parameter",
+          context_.ParameterLayout(weight, ReplicaHere(weight)),
+          MemoryCategory::kParameter);
       v.persistent = true;
       return v;
     });
+  }
+
+  // ---- parameters that are stored cut (ZeRO stage 3)
+
+  bool IsCut(TensorId weight) const {
+    return context_.weight_placement(weight).zero_stage >= 3 &&
+           context_.replicas(weight)[0].group == group_id_;
+  }
+
+  // The parameter as its readers see it.
+  ValueId Whole(TensorId weight) {
+    if (!IsCut(weight)) return Parameter(weight);
+    if (const auto it = gathered_.find(weight); it != gathered_.end()) {
+      return it->second;
+    }
+    const Port port{Port::kGathered, weight, static_cast<int>(pass_)};
+    const ValueId id = Import(port, [&] {
+      return TensorValue(weight, "gathered", ReplicaHere(weight).layout,
+                         MemoryCategory::kCommunication);
+    });
+    program_.frees.push_back(port);
+    gathered_[weight] = id;
+    return id;
+  }
+
+  // Gathers a block's parameters, one collective for those over equal axes.
+  void EmitGather(int block) {
+    std::map<AxisSet, std::vector<TensorId>> by_axes;
+    for (TensorId weight : context_.CutWeights(block, pass_)) {
+      by_axes[context_.StateLayout(weight).flat].push_back(weight);
+    }
+    for (const auto& [axes, weights] : by_axes) {
+      std::vector<ValueId> from;
+      std::vector<Layout> to;
+      for (TensorId weight : weights) {
+        from.push_back(Parameter(weight));
+        to.push_back(ReplicaHere(weight).layout);
+      }
+      const std::vector<ValueId> whole =
+          EmitStep(ReshardKind::kAllGather, axes, from, to, false,
+                   MemoryCategory::kCommunication);
+      program_.tasks.back().after_compute = true;
+      for (size_t i = 0; i < weights.size(); ++i) {
+        value(whole[i]).what = "gathered";
+        if (block == block_) {
+          gathered_[weights[i]] = whole[i];
+        } else {
+          program_.exports.push_back(
+              {{Port::kGathered, weights[i], static_cast<int>(pass_)},
+               whole[i]});
+        }
+      }
+    }
+  }
+
+  // Parameters are gathered one block ahead of their use: a block's program
+  // gathers the next block's, and the first of a pass its own too.
+  void EmitGathers() {
+    const int step = pass_ == Pass::kForward ? 1 : -1;
+    const auto is_here = [&](int block) {
+      return block >= 0 &&
+             block < static_cast<int>(graph_.blocks.size()) &&
+             context_.group_of_block(block) == group_id_;
+    };
+    if (!is_here(block_ - step)) EmitGather(block_);
+    if (is_here(block_ + step)) EmitGather(block_ + step);
   }
 
   ValueId Accumulator(TensorId weight, int index) {
@@ -311,6 +379,7 @@ class ProgramBuilder {
   // ---- nodes
 
   void EmitNodes() {
+    if (kind_ != ProgramKind::kBegin) EmitGathers();
     const auto& nodes =
         context_.nodes_of_block(pass_)[static_cast<size_t>(block_)];
     for (NodeId id : nodes) {
@@ -323,13 +392,16 @@ class ProgramBuilder {
       }
       for (TensorId result : node.results) Settle(result);
     }
+    AccumulateCut();
     if (kind_ != ProgramKind::kBackwardReduce) return;
     // A weight tied within this group is complete too: its home is the first
     // of its blocks, whose backward runs last. Weights tied across groups wait
     // for the other terms (kTie).
     std::vector<TensorId> alone;
     for (TensorId weight : context_.home_weights(block_)) {
-      if (context_.replicas(weight).size() == 1) alone.push_back(weight);
+      if (context_.replicas(weight).size() == 1 && !CutsGradient(weight)) {
+        alone.push_back(weight);
+      }
     }
     EmitReduce(alone);
   }
@@ -349,18 +421,39 @@ class ProgramBuilder {
     }
     std::vector<ValueId> writes;
     bool accumulate = false;
+    // A kernel adds to all its results or to none: with one gradient cut, all
+    // of a node's are written anew and added afterwards.
+    bool cuts = false;
+    for (TensorId result : node.results) {
+      const Tensor& tensor = graph_.tensor(result);
+      cuts = cuts || (tensor.kind == TensorKind::kWeightGradient &&
+                      CutsGradient(tensor.gradient_of));
+    }
+    std::vector<std::pair<ValueId, ValueId>> add_later;  // from, accumulator
     for (size_t k = 0; k < node.results.size(); ++k) {
       const TensorId result = node.results[k];
       const Tensor& tensor = graph_.tensor(result);
       if (tensor.kind == TensorKind::kWeightGradient) {
         const TensorId weight = tensor.gradient_of;
         const auto& layouts = ReplicaHere(weight).gradients;
-        const auto index =
+        const auto index = static_cast<int>(
             std::find(layouts.begin(), layouts.end(),
                       context_.produced(result)) -
-            layouts.begin();
-        writes.push_back(Accumulator(weight, static_cast<int>(index)));
-        accumulate = true;
+            layouts.begin());
+        if (!cuts) {
+          writes.push_back(Accumulator(weight, index));
+          accumulate = true;
+          continue;
+        }
+        Value v = TensorValue(weight, "gradient", context_.produced(result),
+                              MemoryCategory::kGradient);
+        v.dtype = GradientDType(weight);
+        writes.push_back(AddValue(std::move(v)));
+        if (CutsGradient(weight)) {
+          new_gradients_[weight].push_back(writes.back());
+        } else {
+          add_later.push_back({writes.back(), Accumulator(weight, index)});
+        }
       } else if (result == graph_.loss) {
         writes.push_back(Import({Port::kTensor, result, 0}, [&] {
           Value v = TensorValue(result, "loss", context_.produced(result),
@@ -381,6 +474,11 @@ class ProgramBuilder {
     task.node = id;
     task.accumulate = accumulate;
     task.masks = Masks(node, placement);
+    for (const auto& [from, to] : add_later) {
+      Task& add = AddTask(TaskKind::kCompute, {from}, {to});
+      add.kernel = "sum";
+      add.accumulate = true;
+    }
     for (size_t k = 0; k < node.results.size(); ++k) {
       const Tensor& tensor = graph_.tensor(node.results[k]);
       if (tensor.kind != TensorKind::kWeightGradient &&
@@ -523,10 +621,12 @@ class ProgramBuilder {
 
   // ---- gradients
 
-  // Brings the accumulated terms of each weight, and those that arrived from
-  // other groups, into the layout that the optimizer reads. Steps of one kind
-  // over the same axes are one collective for all weights.
-  void EmitReduce(const std::vector<TensorId>& weights) {
+  // Brings the gradient terms of each weight into the layout that the
+  // optimizer reads, and adds them. Steps of one kind over the same axes are
+  // one collective for all weights.
+  std::vector<ValueId> Reduce(
+      const std::vector<TensorId>& weights,
+      const std::vector<std::vector<ValueId>>& terms_of) {
     struct Term {
       size_t weight;  // index into `weights`
       ValueId id;
@@ -536,7 +636,7 @@ class ProgramBuilder {
     size_t rounds = 0;
     for (size_t w = 0; w < weights.size(); ++w) {
       const Layout target = context_.StateLayout(weights[w]);
-      for (ValueId id : GradientTerms(weights[w])) {
+      for (ValueId id : terms_of[w]) {
         auto steps = PlanReshard(value(id).layout, target, group_);
         rounds = std::max(rounds, steps.size());
         terms.push_back({w, id, std::move(steps)});
@@ -571,18 +671,60 @@ class ProgramBuilder {
         for (size_t i = 0; i < members.size(); ++i) members[i]->id = results[i];
       }
     }
+    std::vector<ValueId> reduced;
     for (size_t w = 0; w < weights.size(); ++w) {
       std::vector<ValueId> ready;
       for (const Term& term : terms) {
         if (term.weight == w) ready.push_back(term.id);
       }
-      ValueId reduced = ready[0];
       if (ready.size() > 1) {
-        reduced = Relaid(ready[0], value(ready[0]).layout,
-                         MemoryCategory::kGradient);
-        AddTask(TaskKind::kCompute, ready, {reduced}).kernel = "sum";
+        const ValueId sum = Relaid(ready[0], value(ready[0]).layout,
+                                   MemoryCategory::kGradient);
+        AddTask(TaskKind::kCompute, ready, {sum}).kernel = "sum";
+        ready[0] = sum;
       }
-      program_.exports.push_back({{Port::kReduced, weights[w], 0}, reduced});
+      reduced.push_back(ready[0]);
+    }
+    return reduced;
+  }
+
+  // The reduction of gradients that were summed locally over the microbatches.
+  void EmitReduce(const std::vector<TensorId>& weights) {
+    std::vector<std::vector<ValueId>> terms;
+    for (TensorId weight : weights) terms.push_back(GradientTerms(weight));
+    const std::vector<ValueId> reduced = Reduce(weights, terms);
+    for (size_t w = 0; w < weights.size(); ++w) {
+      program_.exports.push_back({{Port::kReduced, weights[w], 0}, reduced[w]});
+    }
+  }
+
+  // Whether a weight's gradient is stored cut (ZeRO stages 2 and 3): then every
+  // microbatch's is reduced, and the shards are summed.
+  bool CutsGradient(TensorId weight) const {
+    return context_.weight_placement(weight).zero_stage >= 2;
+  }
+
+  void AccumulateCut() {
+    std::vector<TensorId> weights;
+    std::vector<std::vector<ValueId>> terms;
+    for (const auto& [weight, ids] : new_gradients_) {
+      weights.push_back(weight);
+      terms.push_back(ids);
+    }
+    const std::vector<ValueId> reduced = Reduce(weights, terms);
+    for (size_t w = 0; w < weights.size(); ++w) {
+      const TensorId weight = weights[w];
+      const ValueId sum = Import({Port::kReduced, weight, 0}, [&] {
+        Value v = TensorValue(weight, "gradient shard",
+                              context_.StateLayout(weight),
+                              MemoryCategory::kGradient);
+        v.dtype = GradientDType(weight);
+        v.persistent = true;
+        return v;
+      });
+      Task& task = AddTask(TaskKind::kCompute, {reduced[w]}, {sum});
+      task.kernel = "sum";
+      task.accumulate = true;
     }
   }
 
@@ -755,11 +897,12 @@ class ProgramBuilder {
     for (TensorId weight : weights) {
       const Layout layout = context_.StateLayout(weight);
       const ValueId parameter = Parameter(weight);
+      const bool stored_so = value(parameter).layout == layout;
       reads.push_back(Reduced(weight));
       ValueId updated;
       if (SizeOf(graph_.tensor(weight).dtype) < 4) {
         updated = State(Port::kMaster, weight, "master", layout);
-      } else if (layout.flat != 0) {
+      } else if (!stored_so) {
         updated = Relaid(parameter, layout, MemoryCategory::kCommunication);
         slice_from.push_back(parameter);
         slice_to.push_back(updated);
@@ -847,6 +990,8 @@ class ProgramBuilder {
   std::map<TensorId, ValueId> present_;  // as the group has them
   std::map<std::pair<TensorId, Layout>, ValueId> acquired_;
   std::map<TensorId, std::vector<ValueId>> received_;  // kTie
+  std::map<TensorId, ValueId> gathered_;  // cut parameters made whole
+  std::map<TensorId, std::vector<ValueId>> new_gradients_;  // to be cut
 };
 
 }  // namespace

@@ -213,6 +213,28 @@ const WeightPlacement& LoweringContext::weight_placement(
   return plan_.weights[static_cast<size_t>(weight_index_[weight.index()])];
 }
 
+Layout LoweringContext::ParameterLayout(TensorId weight,
+                                        const Replica& replica) const {
+  const bool cut = weight_placement(weight).zero_stage >= 3 &&
+                   &replica == &replicas(weight)[0];
+  return cut ? StateLayout(weight) : replica.layout;
+}
+
+std::vector<TensorId> LoweringContext::CutWeights(int block, Pass pass) const {
+  std::vector<TensorId> weights;
+  for (NodeId id : nodes_of_block(pass)[static_cast<size_t>(block)]) {
+    for (TensorId tensor : graph_.node(id).operands) {
+      if (graph_.tensor(tensor).kind == TensorKind::kWeight &&
+          weight_placement(tensor).zero_stage >= 3 &&
+          replicas(tensor)[0].group == group_of_block(block) &&
+          std::find(weights.begin(), weights.end(), tensor) == weights.end()) {
+        weights.push_back(tensor);
+      }
+    }
+  }
+  return weights;
+}
+
 Layout LoweringContext::StateLayout(TensorId weight) const {
   Layout layout = replicas(weight)[0].layout;
   const WeightPlacement& placement = weight_placement(weight);

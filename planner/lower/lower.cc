@@ -14,7 +14,9 @@ namespace {
 class Assembler {
  public:
   Assembler(const LoweringContext& context, TaskGraph& tasks)
-      : context_(context), tasks_(tasks) {}
+      : context_(context),
+        tasks_(tasks),
+        last_compute_(context.plan().groups.size()) {}
 
   void Place(const BlockProgram& program, GroupId group, int microbatch) {
     std::vector<ValueId> bound(program.values.size());
@@ -103,6 +105,14 @@ class Assembler {
       first = first && !Written(root, task.group);
     }
     if (task.accumulate && first) task.accumulate = false;
+    if (task.after_compute) {
+      const TaskId last = last_compute_[task.group.index()];
+      if (last.valid()) depend({last});
+    }
+    if (task.stream == StreamRole::kCompute &&
+        task.group.index() < last_compute_.size()) {
+      last_compute_[task.group.index()] = id;
+    }
     std::sort(task.deps.begin(), task.deps.end());
     task.deps.erase(std::unique(task.deps.begin(), task.deps.end()),
                     task.deps.end());
@@ -158,9 +168,10 @@ class Assembler {
   }
 
   PortKey KeyOf(const Port& port, GroupId group, int microbatch) const {
-    const bool per_microbatch = port.kind == Port::kTensor &&
-                                port.tensor != context_.graph().loss &&
-                                !context_.once_per_step(port.tensor);
+    const bool per_microbatch =
+        port.kind == Port::kGathered ||
+        (port.kind == Port::kTensor && port.tensor != context_.graph().loss &&
+         !context_.once_per_step(port.tensor));
     return {port, port.kind == Port::kSquareSum ? tasks_.world : group,
             per_microbatch ? microbatch : -1};
   }
@@ -180,6 +191,7 @@ class Assembler {
 
   const LoweringContext& context_;
   TaskGraph& tasks_;
+  std::vector<TaskId> last_compute_;  // by group, on its compute stream
   std::vector<Uses> uses_;     // by root value
   std::vector<bool> written_;  // by root value, in this step
   std::vector<std::pair<ValueId, GroupId>> world_written_;

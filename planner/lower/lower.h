@@ -78,6 +78,12 @@ class LoweringContext {
   const WeightPlacement& weight_placement(TensorId weight) const;
   // The stored layout of the reduced gradient and the optimizer's state.
   Layout StateLayout(TensorId weight) const;
+  // The stored layout of a replica's parameter: whole, or cut like the state
+  // at ZeRO stage 3.
+  Layout ParameterLayout(TensorId weight, const Replica& replica) const;
+  // Weights that are stored cut and that nodes of `block` read in `pass`, in
+  // the order of their first reads.
+  std::vector<TensorId> CutWeights(int block, Pass pass) const;
   // Weights whose home block is `block`, in tensor order.
   const std::vector<TensorId>& home_weights(int block) const {
     return home_weights_[static_cast<size_t>(block)];
@@ -137,6 +143,7 @@ struct Port {
     kParameter,    // a weight as the group reads it
     kAccumulator,  // a weight's summed gradient terms of one layout
     kReduced,      // a weight's gradient as the optimizer reads it
+    kGathered,     // a cut parameter made whole for one pass of a microbatch
     kMaster,       // fp32 shard of a 16-bit weight
     kFirstMoment,
     kSecondMoment,
@@ -145,7 +152,8 @@ struct Port {
   };
   Kind kind = kTensor;
   TensorId tensor;  // invalid for kSquareSum and kClip
-  int index = 0;    // kAccumulator: which of Replica::gradients
+  int index = 0;    // kAccumulator: which of Replica::gradients; kGathered:
+                    // the pass
   auto operator<=>(const Port&) const = default;
 };
 

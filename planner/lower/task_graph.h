@@ -66,6 +66,9 @@ struct Task {
   Pass pass = Pass::kForward;
   bool accumulate = false;  // kCompute: add to the results
   bool optimizer = false;   // belongs to the optimizer step
+  // Starts only when all earlier compute of its group has ended (a gather of
+  // parameters that may run ahead, but not further than memory allows).
+  bool after_compute = false;
   GroupId group;
   AxisSet axes = 0;         // kComm: over which ranks exchange
   int microbatch = -1;      // -1: once a step

@@ -7,7 +7,8 @@ namespace tessera {
 namespace {
 
 // A lookup reads one row a token and writes it; the gradient reads one row and
-// reads and writes another. The table itself is not swept.
+// reads and writes another. The table itself is not swept. Neither counts
+// FLOPs: the ids decide which shard of a table has the work.
 template <int kRowsPerToken>
 Bytes RowBytes(const OpCall& call) {
   const int64_t tokens = call.Extent('b') * call.Extent('s');
@@ -26,11 +27,6 @@ std::vector<OpDef> EmbeddingOps() {
        .bytes = RowBytes<2>},
       {.name = "embedding_dw",
        .summary = "gradient of embedding's table",
-       .flops = [](const OpCall& call) -> Flops {
-         return {static_cast<double>(call.Extent('b')) *
-                 static_cast<double>(call.Extent('s')) *
-                 static_cast<double>(call.Extent('h'))};
-       },
        .bytes = RowBytes<3>},
   };
 }

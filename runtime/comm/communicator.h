@@ -5,7 +5,9 @@
 // list of global ranks (a group) that it belongs to. Worlds are made by
 // MakeThreadWorlds (thread_world.h: ranks are threads of one process) and
 // MakeShmWorld (shm_world.h: ranks are processes of one host); the choice
-// changes no bit of any result.
+// changes no bit of any result. MakeNcclWorld (nccl_world.h: ranks with a GPU
+// each) works in the order of the device's queue and sums in an order of its
+// own; its header says where it differs.
 //
 // Thread safety: a world and its communicators belong to one thread at a time.
 // Operations return when their buffers may be used again. All members of a

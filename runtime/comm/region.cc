@@ -14,9 +14,11 @@ namespace tessera {
 namespace {
 
 // Bytes staged per rank and round. Source and staging of a round should stay
-// in a core's second-level cache; of 64 KiB to 1 MiB the fastest for 64 MB
-// all-reduces on 2 cores with 512 KiB each (own measurement, November 2026).
-constexpr int64_t kMaxHalfBytes = 256 << 10;
+// near a core, and rounds should be few where ranks share cores. For 64 MB
+// all-reduces by 2 and 4 ranks on 2 cores with 512 KiB of second-level cache,
+// 256 KiB to 1 MiB were alike and 64 KiB slower (own measurement, November
+// 2026).
+constexpr int64_t kMaxHalfBytes = 512 << 10;
 // All staging together stays below this: the smallest memory limits met are
 // containers with 64 MB of shared memory.
 constexpr int64_t kStagingBudget = 16 << 20;

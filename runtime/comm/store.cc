@@ -144,8 +144,8 @@ class Server {
       if (stopping) fds[0].fd = -1;  // seen
       poll(fds.data(), fds.size(), 100);
       if (fds[0].revents != 0) stopping = Clock::now();
-      if (stopping && (connections_.empty() ||
-                       Clock::now() - *stopping > kLingerTime)) {
+      if (stopping &&
+          (connections_.empty() || Clock::now() - *stopping > kLingerTime)) {
         return;
       }
       auto fd = fds.begin() + 2;

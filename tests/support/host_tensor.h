@@ -15,17 +15,13 @@ namespace tessera {
 class HostTensor {
  public:
   HostTensor() = default;
-  // A whole tensor of zeros. `skew` elements stand before the data, so that
-  // two tensors may differ in alignment.
-  HostTensor(Shape shape, DType dtype, int64_t skew = 0)
+  // A whole tensor of zeros.
+  HostTensor(Shape shape, DType dtype)
       : shape_(shape),
         offset_(shape.size(), 0),
         global_shape_(std::move(shape)),
-        dtype_(dtype),
-        skew_(skew) {
-    // Storage is in units of cache lines, which align it.
-    const auto bytes = static_cast<size_t>((elements() + skew) * SizeOf(dtype));
-    lines_.resize(bytes / sizeof(Line) + 1);
+        dtype_(dtype) {
+    Allocate();
   }
   HostTensor(Shape shape, DType dtype, const std::vector<double>& values)
       : HostTensor(std::move(shape), dtype) {
@@ -79,11 +75,13 @@ class HostTensor {
             .global_shape = global_shape_};
   }
 
-  // A copy with other storage: floats become `dtype`, integers stay.
+  // A copy with other storage: floats become `dtype`, integers stay. `skew`
+  // elements stand before the data, so that copies may differ in alignment.
   HostTensor As(DType dtype, int64_t skew = 0) const {
-    HostTensor copy(shape_, IsFloat(dtype_) ? dtype : dtype_, skew);
-    copy.offset_ = offset_;
-    copy.global_shape_ = global_shape_;
+    HostTensor copy = *this;
+    if (IsFloat(dtype_)) copy.dtype_ = dtype;
+    copy.skew_ = skew;
+    copy.Allocate();
     for (int64_t i = 0; i < elements(); ++i) copy.Set(i, At(i));
     return copy;
   }
@@ -124,6 +122,12 @@ class HostTensor {
     char bytes[64] = {};
   };
 
+  // Zeros. Storage is in units of cache lines, which align it.
+  void Allocate() {
+    const auto bytes =
+        static_cast<size_t>((elements() + skew_) * SizeOf(dtype_));
+    lines_.assign(bytes / sizeof(Line) + 1, Line());
+  }
   const char* Data() const { return lines_[0].bytes + skew_ * SizeOf(dtype_); }
   template <typename T>
   const T& Element(int64_t i) const {

@@ -1,0 +1,350 @@
+#include "costmodel/evaluate/evaluator.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+
+#include "costmodel/evaluate/step.h"
+#include "costmodel/memory/peak_memory.h"
+#include "costmodel/simulate/simulator.h"
+#include "planner/lower/lower.h"
+
+namespace tessera {
+namespace {
+
+// Entries that a memo keeps at most: a block's programs take some 10 kB, a
+// stage of a dozen blocks 100 kB, the key of a decision 1 kB.
+constexpr size_t kMaxDecisions = 100'000;
+constexpr size_t kMaxBlocks = 10'000;
+constexpr size_t kMaxStages = 2'000;
+
+std::string GigabyteText(int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f GB", static_cast<double>(bytes) * 1e-9);
+  return text;
+}
+
+// The bytes of a stage's devices over the step: its actions one after another.
+MemoryUse StagePeak(const Stage& stage, std::span<const Pass> passes) {
+  MemoryUse peak;
+  std::array<int64_t, kMemoryCategories> now = stage.persistent;
+  int64_t total = 0;
+  for (int64_t part : now) total += part;
+  peak.total = {total};
+  for (size_t c = 0; c < now.size(); ++c) peak.parts[c] = {now[c]};
+  const auto run = [&](const MemoryElement& action) {
+    if (total + action.total_peak > peak.total.value) {
+      peak.total = {total + action.total_peak};
+      for (size_t c = 0; c < now.size(); ++c) {
+        peak.parts[c] = {now[c] + action.peak[c]};
+      }
+    }
+    for (size_t c = 0; c < now.size(); ++c) now[c] += action.delta[c];
+    total += action.total_delta;
+  };
+  if (!stage.begin.tasks.empty()) run(stage.begin.memory);
+  size_t backwards = 0;
+  for (Pass pass : passes) {
+    if (pass == Pass::kForward) {
+      run(stage.forward.memory);
+    } else if (2 * ++backwards < passes.size()) {
+      run(stage.backward.memory);
+    }
+  }
+  run(stage.tail.memory);
+  return peak;
+}
+
+SourceShares Shares(const std::array<int64_t, kCostSources>& time) {
+  const double total =
+      static_cast<double>(time[0]) + static_cast<double>(time[1]) +
+      static_cast<double>(time[2]);
+  if (total == 0) return {0, 0, 1};
+  return {static_cast<double>(time[0]) / total,
+          static_cast<double>(time[1]) / total,
+          static_cast<double>(time[2]) / total};
+}
+
+}  // namespace
+
+Evaluator::Evaluator(const Graph& graph, const Cluster& cluster,
+                     const ProfileDb* profile, const TrainingOptions& options)
+    : graph_(graph),
+      cluster_(cluster),
+      options_(options),
+      pricer_(graph, cluster, profile),
+      shapes_(ShapesOf(graph)) {}
+
+template <typename T, typename Make>
+T Evaluator::Remember(Memo<T>& memo, size_t limit, const IntKey& key,
+                      Make make) {
+  {
+    std::shared_lock lock(memo.mutex);
+    if (auto it = memo.entries.find(key); it != memo.entries.end()) {
+      return it->second;
+    }
+  }
+  // Made outside the lock. Of two threads that make the same, the first wins,
+  // so that what a key names has one number.
+  T made = make();
+  std::unique_lock lock(memo.mutex);
+  if (memo.entries.size() >= limit) memo.entries.clear();
+  return memo.entries.try_emplace(key, std::move(made)).first->second;
+}
+
+// The template of every block. A block's programs follow from its own
+// decisions, those of the blocks around it (BlockShape::depends), the layouts
+// of the gradient sums that it reads, and how the groups lie. So each has the
+// key of just that; only what is not known yet is lowered.
+std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
+    const Plan& plan, const std::vector<GroupId>& groups) const {
+  const size_t n = shapes_.size();
+  std::vector<int> decisions(n);
+  IntKey key;
+  for (size_t b = 0; b < n; ++b) {
+    key.clear();
+    for (NodeId node : shapes_[b].forward) {
+      const auto& axes = plan.ops[node.index()].axes;
+      const size_t factors = graph_.node(node).rule.factors.size();
+      // Two axis sets to a number.
+      for (size_t f = 0; f < factors; f += 2) {
+        key.push_back(static_cast<int64_t>(axes[f]) << 32 |
+                      (f + 1 < factors ? axes[f + 1] : 0));
+      }
+    }
+    for (size_t w : shapes_[b].weights) {
+      key.push_back(plan.weights[w].zero_stage);
+      key.push_back(plan.weights[w].zero_axes);
+    }
+    decisions[b] = Remember(decisions_, kMaxDecisions, key,
+                            [&] { return numbers_++; });
+  }
+
+  const size_t count = plan.groups.size();
+  std::vector<int> classes(count * count, -1);
+  const auto class_of = [&](GroupId a, GroupId b) {
+    int& number = classes[a.index() * count + b.index()];
+    if (number < 0) {
+      number = pricer_.ClassOf(plan.groups[a.index()],
+                               a == b ? nullptr : &plan.groups[b.index()]);
+    }
+    return number;
+  };
+
+  std::optional<LoweringContext> context;
+  std::optional<Programs> programs;
+  std::vector<BlockPtr> blocks(n);
+  for (size_t b = n; b-- > 0;) {
+    const BlockShape& shape = shapes_[b];
+    const GroupId own = groups[b];
+    key.clear();
+    key.push_back(shape.wiring);
+    key.push_back(plan.microbatches);
+    key.push_back(b == 0 || groups[b - 1] != own);  // first of its group
+    std::vector<GroupId> distinct;
+    for (int depends : shape.depends) {
+      const auto d = static_cast<size_t>(depends);
+      auto at = std::find(distinct.begin(), distinct.end(), groups[d]);
+      if (at == distinct.end()) {
+        key.push_back(class_of(own, groups[d]));
+        distinct.push_back(groups[d]);
+        at = std::prev(distinct.end());
+      }
+      key.push_back(at - distinct.begin());
+      key.push_back(decisions[d]);
+      if (d > b) key.push_back(blocks[d]->sums);
+    }
+    blocks[b] = Remember(blocks_, kMaxBlocks, key, [&]() -> BlockPtr {
+      if (!context) {
+        context.emplace(graph_, cluster_, plan, options_);
+        programs.emplace(*context);
+      }
+      auto made = std::make_shared<Block>();
+      made->number = numbers_++;
+      made->priced =
+          MakeTemplate(pricer_, *programs, static_cast<int>(b), shape);
+      IntKey sums;
+      for (const Layout& layout : made->priced.sums) {
+        sums.insert(sums.end(), layout.dims.begin(), layout.dims.end());
+        sums.push_back(layout.partial);
+        sums.push_back(layout.flat);
+      }
+      made->sums =
+          Remember(sums_, kMaxDecisions, sums, [&] { return numbers_++; });
+      return made;
+    });
+  }
+  return blocks;
+}
+
+Evaluator::StagePtr Evaluator::StageOf(const std::vector<BlockPtr>& blocks,
+                                       const std::vector<int>& members,
+                                       int microbatches) const {
+  // Blocks know the number of microbatches.
+  IntKey key;
+  for (int b : members) {
+    key.push_back(blocks[static_cast<size_t>(b)]->number);
+  }
+  return Remember(stages_, kMaxStages, key, [&] {
+    std::vector<const BlockTemplate*> priced;
+    std::vector<const BlockShape*> shapes;
+    for (int b : members) {
+      priced.push_back(&blocks[static_cast<size_t>(b)]->priced);
+      shapes.push_back(&shapes_[static_cast<size_t>(b)]);
+    }
+    return MakeStage(priced, shapes, microbatches);
+  });
+}
+
+std::shared_ptr<const Evaluator::Order> Evaluator::OrderOf(
+    const Plan& plan) const {
+  const std::tuple key(plan.schedule, plan.groups.size(), plan.microbatches);
+  {
+    std::lock_guard lock(orders_mutex_);
+    if (auto it = orders_.find(key); it != orders_.end()) return it->second;
+  }
+  const auto schedule = FindSchedule(plan.schedule);
+  TESSERA_CHECK(schedule.has_value()) << plan.schedule;
+  auto order = std::make_shared<Order>();
+  order->actions =
+      GlobalOrder(**schedule, static_cast<int>(plan.groups.size()),
+                  plan.microbatches);
+  order->passes.resize(plan.groups.size());
+  for (const StageAction& step : order->actions) {
+    order->passes[static_cast<size_t>(step.stage)].push_back(step.action.pass);
+  }
+  std::lock_guard lock(orders_mutex_);
+  return orders_.try_emplace(key, std::move(order)).first->second;
+}
+
+// The all-reduce of the sum of squares over all devices.
+TaskCost Evaluator::WorldReduce(const Plan& plan) const {
+  DeviceGroup world;
+  for (const DeviceGroup& group : plan.groups) {
+    world.devices.insert(world.devices.end(), group.devices.begin(),
+                         group.devices.end());
+  }
+  world.axes = {{"world", static_cast<int>(world.devices.size())}};
+  Value sum;
+  sum.dtype = graph_.dtype == DType::kFloat64 ? DType::kFloat64
+                                              : DType::kFloat32;
+  Task task;
+  task.kind = TaskKind::kComm;
+  task.comm = CommKind::kAllReduce;
+  task.axes = 1;
+  task.reads = {ValueId(0)};
+  task.writes = {ValueId(0)};
+  TaskView view;
+  view.task = &task;
+  view.values = std::span(&sum, 1);
+  view.group = &world;
+  view.group_class = pricer_.ClassOf(world);
+  return pricer_.Price(view);
+}
+
+void Evaluator::CheckDevices(const Plan& plan, Evaluation& result) const {
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    const DeviceGroup& group = plan.groups[g];
+    const DeviceType* smallest = nullptr;
+    const DeviceType* unable = nullptr;
+    for (DeviceId device : group.devices) {
+      const DeviceType& type = cluster_.TypeOf(device);
+      if (smallest == nullptr || type.memory < smallest->memory) {
+        smallest = &type;
+      }
+      if (!(type.Peak(graph_.dtype).value > 0)) unable = &type;
+    }
+    if (unable != nullptr) {
+      result.violations.push_back("group " + group.name + ": " + unable->name +
+                                  " does not compute in " +
+                                  std::string(NameOf(graph_.dtype)));
+    }
+    const MemoryUse& use = result.memory[g];
+    if (use.total <= smallest->memory) continue;
+    result.overflow = Max(result.overflow, use.total - smallest->memory);
+    const auto largest =
+        std::max_element(use.parts.begin(), use.parts.end());
+    result.violations.push_back(
+        "group " + group.name + ": needs " + GigabyteText(use.total.value) +
+        " of " + GigabyteText(smallest->memory.value) +
+        " per device; largest: " +
+        std::string(NameOf(
+            static_cast<MemoryCategory>(largest - use.parts.begin()))) +
+        " " + GigabyteText(largest->value));
+  }
+}
+
+Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
+  ++simulated_;
+  const TaskGraph tasks = Lower(graph_, cluster_, plan, options_);
+  const std::vector<TaskCost> costs = PriceTasks(pricer_, tasks);
+  Evaluation result;
+  result.step_time = LongestPath(tasks, costs).step_time;
+  result.memory = PeakMemory(tasks);
+  std::array<int64_t, kCostSources> time = {};
+  for (const TaskCost& cost : costs) {
+    time[static_cast<size_t>(cost.source)] += cost.duration.picoseconds;
+  }
+  result.sources = Shares(time);
+  CheckDevices(plan, result);
+  return result;
+}
+
+Evaluation Evaluator::Evaluate(const Plan& plan) const {
+  if (shapes_.empty()) return EvaluateBySimulation(plan);
+  const size_t n = shapes_.size();
+  std::vector<GroupId> groups(n);
+  std::vector<StepStage> stages(plan.groups.size());
+  for (size_t b = 0; b < n; ++b) {
+    groups[b] = plan.ops[shapes_[b].forward.back().index()].group;
+    stages[groups[b].index()].blocks.push_back(static_cast<int>(b));
+  }
+  const std::vector<BlockPtr> blocks = BlocksOf(plan, groups);
+  std::vector<StagePtr> owners(stages.size());
+  for (size_t s = 0; s < stages.size(); ++s) {
+    owners[s] = StageOf(blocks, stages[s].blocks, plan.microbatches);
+    stages[s].stage = owners[s].get();
+    if (!owners[s]->exact) return EvaluateBySimulation(plan);
+  }
+
+  size_t devices = 0;
+  for (const DeviceGroup& group : plan.groups) devices += group.devices.size();
+  TaskCost world{{-1}, CostSource::kMeasured};
+  if (options_.clip > 0 && devices > 1) world = WorldReduce(plan);
+
+  const auto order = OrderOf(plan);
+  Evaluation result;
+  result.step_time = StepTime(stages, shapes_, groups, order->actions,
+                              plan.microbatches, world.duration);
+  std::array<int64_t, kCostSources> time = {};
+  if (world.duration >= Duration{}) {
+    time[static_cast<size_t>(world.source)] += world.duration.picoseconds;
+  }
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const Stage& stage = *owners[s];
+    result.memory.push_back(StagePeak(stage, order->passes[s]));
+    const int64_t m = plan.microbatches;
+    for (size_t c = 0; c < time.size(); ++c) {
+      time[c] += stage.begin.time_by_source[c] +
+                 m * stage.forward.time_by_source[c] +
+                 (m - 1) * stage.backward.time_by_source[c] +
+                 stage.tail.time_by_source[c];
+    }
+  }
+  result.sources = Shares(time);
+  CheckDevices(plan, result);
+  return result;
+}
+
+Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {
+  Evaluation result = Evaluate(plan);
+  const TaskGraph tasks = Lower(graph_, cluster_, plan, options_);
+  const auto timeline =
+      Simulator(pricer_, {.share_links = share_links}).Run(tasks);
+  TESSERA_CHECK(timeline.has_value()) << timeline.error().ToString();
+  result.step_time = timeline->step_time;
+  result.breakdown = BreakdownOf(tasks, *timeline);
+  return result;
+}
+
+}  // namespace tessera

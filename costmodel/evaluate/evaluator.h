@@ -1,0 +1,108 @@
+#pragma once
+// Evaluator: the fast price of a plan, for the search.
+//
+// Step time, memory, violations and sources are those of lowering the plan and
+// simulating it without sharing of links, to the picosecond and the byte:
+// the same programs (planner/lower), the same prices (price.h), the same rule
+// for when a task starts. What is saved is repetition: equal blocks are lowered
+// and priced once (block_template.h), a stage's microbatch is folded into a
+// small matrix once (stage.h), both remembered under exact keys. What costs time
+// on shared links is left out; the simulator has it.
+//
+// The breakdown is left empty: Explain fills it from a simulation.
+//
+// Thread-safe. The same plan gives the same bits, whatever came before.
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "costmodel/evaluate/block_template.h"
+#include "costmodel/evaluate/stage.h"
+#include "costmodel/price.h"
+#include "costmodel/profile/profile_db.h"
+#include "planner/ir/cluster.h"
+#include "planner/ir/graph.h"
+#include "planner/plan/plan.h"
+#include "planner/schedule/pipeline_schedule.h"
+#include "planner/search/objective.h"
+
+namespace tessera {
+
+class Evaluator : public Objective {
+ public:
+  // `profile` may be null. `graph` is differentiated; the three outlive this,
+  // unchanged.
+  Evaluator(const Graph& graph, const Cluster& cluster,
+            const ProfileDb* profile, const TrainingOptions& options);
+
+  // REQUIRES (both): Validate(graph, cluster, plan) is empty.
+  Evaluation Evaluate(const Plan& plan) const override;
+
+  // As Evaluate, with the breakdown of the bottleneck group. Lowers and
+  // simulates the whole step. With `share_links` step time and breakdown are
+  // those of the simulation with shared links.
+  Evaluation Explain(const Plan& plan, bool share_links = true) const;
+
+  // For a simulator that gives the same prices.
+  const Pricer& pricer() const { return pricer_; }
+
+  // How many plans could not be folded and were simulated.
+  int64_t simulated() const { return simulated_; }
+
+ private:
+  // Values under exact keys, emptied when full. Thread-safe.
+  template <typename T>
+  struct Memo {
+    mutable std::shared_mutex mutex;
+    std::unordered_map<IntKey, T, IntKeyHash> entries;
+  };
+  struct Block {
+    int number = -1;  // names it in the keys of stages
+    int sums = -1;    // names BlockTemplate::sums in the keys of other blocks
+    BlockTemplate priced;
+  };
+  struct Order {
+    std::vector<StageAction> actions;
+    std::vector<std::vector<Pass>> passes;  // by stage
+  };
+  using BlockPtr = std::shared_ptr<const Block>;
+  using StagePtr = std::shared_ptr<const Stage>;
+
+  template <typename T, typename Make>
+  static T Remember(Memo<T>& memo, size_t limit, const IntKey& key, Make make);
+
+  std::vector<BlockPtr> BlocksOf(const Plan& plan,
+                                 const std::vector<GroupId>& groups) const;
+  StagePtr StageOf(const std::vector<BlockPtr>& blocks,
+                   const std::vector<int>& members, int microbatches) const;
+  std::shared_ptr<const Order> OrderOf(const Plan& plan) const;
+  TaskCost WorldReduce(const Plan& plan) const;
+  void CheckDevices(const Plan& plan, Evaluation& result) const;
+  Evaluation EvaluateBySimulation(const Plan& plan) const;
+
+  const Graph& graph_;
+  const Cluster& cluster_;
+  const TrainingOptions options_;
+  Pricer pricer_;
+  std::vector<BlockShape> shapes_;
+
+  mutable std::atomic<int> numbers_ = 0;
+  mutable std::atomic<int64_t> simulated_ = 0;
+  mutable Memo<int> decisions_;
+  mutable Memo<int> sums_;
+  mutable Memo<BlockPtr> blocks_;
+  mutable Memo<StagePtr> stages_;
+  mutable std::mutex orders_mutex_;
+  mutable std::map<std::tuple<std::string, size_t, int>,
+                   std::shared_ptr<const Order>>
+      orders_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,129 @@
+#pragma once
+// Stage: what one device group does in a step, folded so that a step of many
+// microbatches costs little to time.
+//
+// A rank's streams run tasks in order, and a task starts at the maximum of some
+// earlier ends. So the ends after an action (one microbatch's forward or
+// backward through all blocks of the stage) are a max-plus linear function of
+// the times before it:
+//
+//   out[i] = max over j of in[j] + weight[i][j],
+//
+// exact in integers (Baccelli et al., Synchronization and Linearity, 1992,
+// chapter 2). Inputs are the streams' times, the ends of the sends that the
+// action receives, and of what earlier tasks left; outputs are the streams'
+// times, the ends of its sends and of what later actions wait for. The weights
+// are found once, by walking the action's tasks with one vector of weights for
+// each; the step then applies small sparse matrices. The last backward and the
+// optimizer run once a step: their tasks are walked as they are.
+//
+// An action's inputs leave out what is known to be earlier than another input:
+// a task waits for an older end only where no stream that it follows says the
+// same. Where the stage cannot prove that it has left out nothing that matters,
+// `exact` is false and the plan has to be simulated.
+//
+// Memory folds the same way: an action changes the bytes held by a fixed amount
+// and has a highest point on the way.
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "costmodel/evaluate/block_template.h"
+#include "planner/plan/evaluation.h"
+
+namespace tessera {
+
+// The other end of a transfer, relative to the stage: a port of a block, and a
+// block of the group on the other side.
+struct StageTransfer {
+  int block = 0;      // position in the stage
+  TemplatePort port;
+  int peer = 0;       // index into the block's BlockShape::depends
+};
+
+// Something that happened before an action, on which its tasks wait.
+struct StageInput {
+  enum Kind : uint8_t {
+    kReceive,  // the end of a send; `index` into the action's receives
+    kBegin,    // the end of a task of the begin action
+    kCarried,  // an end in the same microbatch's forward; `index` into
+               // Stage::carried
+    kLoss,     // the end of the last forward's loss
+    kSquareSum,   // the ends of all sums of squares so far
+  };
+  Kind kind = kReceive;
+  int index = 0;
+  bool operator==(const StageInput&) const = default;
+};
+
+struct StageTask {
+  int64_t duration = 0;  // picoseconds
+  int stream = 0;        // into Stage::streams
+  // Ranges of StageFold::deps (earlier tasks of the action) and `waits`
+  // (into StageFold::inputs).
+  int first_dep = 0;
+  int last_dep = 0;
+  int first_wait = 0;
+  int last_wait = 0;
+  bool sums_squares = false;  // kSquareSum is later than its end
+};
+
+// Sparse max-plus matrix. Columns are the stage's streams, then the inputs.
+struct MaxPlus {
+  struct Entry {
+    int column = 0;
+    int64_t weight = 0;
+  };
+  std::vector<int> row;        // entries of row i: row[i] .. row[i + 1]
+  std::vector<Entry> entries;
+};
+
+struct MemoryElement {
+  // Bytes that stay, and the highest point on the way, both relative to the
+  // bytes before.
+  std::array<int64_t, kMemoryCategories> delta = {};
+  int64_t total_delta = 0;
+  std::array<int64_t, kMemoryCategories> peak = {};
+  int64_t total_peak = 0;
+};
+
+struct StageFold {
+  std::vector<StageTask> tasks;
+  std::vector<int> deps;
+  std::vector<int> waits;
+  std::vector<StageInput> inputs;
+  std::vector<StageTransfer> receives;
+  std::vector<StageTransfer> sends;
+  std::vector<int> send_tasks;     // parallel to `sends`
+  MemoryElement memory;
+  std::array<int64_t, kCostSources> time_by_source = {};
+  // Forward and backward: rows are `touched` streams, sends, then (forward)
+  // carried ends and the loss if there is one.
+  std::vector<int> touched;
+  MaxPlus matrix;
+};
+
+struct Stage {
+  bool exact = true;
+  std::vector<StreamKey> streams;
+  int carried = 0;      // ends that a microbatch's backward waits for
+  bool has_loss = false;
+  std::array<int64_t, kMemoryCategories> persistent = {};
+  StageFold begin;
+  StageFold forward;
+  StageFold backward;
+  // The last backward, ties, the loss, sums of squares, the optimizer. Phases
+  // end at these tasks.
+  StageFold tail;
+  enum Phase { kReduce, kTie, kLoss, kNorm, kUpdate, kPhases };
+  std::array<size_t, kPhases> phase_end = {};
+};
+
+// The stage of consecutive blocks, `microbatches` of them at a time.
+std::shared_ptr<const Stage> MakeStage(
+    std::span<const BlockTemplate* const> blocks,
+    std::span<const BlockShape* const> shapes, int microbatches);
+
+}  // namespace tessera

@@ -1,0 +1,224 @@
+#include "costmodel/evaluate/step.h"
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+// A send to another group: a time for each microbatch.
+struct StageLink {
+  Port port;
+  GroupId from;
+  GroupId to;
+  bool operator==(const StageLink&) const = default;
+};
+
+class Step {
+ public:
+  Step(std::span<const StepStage> stages, std::span<const BlockShape> shapes,
+       std::span<const GroupId> group_of_block, int microbatches)
+      : shapes_(shapes),
+        group_of_block_(group_of_block),
+        microbatches_(static_cast<size_t>(microbatches)),
+        runs_(stages.size()) {
+    for (size_t s = 0; s < stages.size(); ++s) {
+      const Stage& stage = *stages[s].stage;
+      Run& run = runs_[s];
+      run.stage = &stage;
+      const GroupId own(static_cast<int64_t>(s));
+      run.forward = LinksOf(stage.forward, stages[s].blocks, own);
+      run.backward = LinksOf(stage.backward, stages[s].blocks, own);
+      run.tail = LinksOf(stage.tail, stages[s].blocks, own);
+      run.free_at.assign(stage.streams.size(), 0);
+      run.begin_ends.resize(stage.begin.tasks.size());
+      run.tail_ends.resize(stage.tail.tasks.size());
+      run.carried.assign(
+          microbatches_ * static_cast<size_t>(stage.carried), 0);
+    }
+    sent_.assign(links_.size() * microbatches_, 0);
+  }
+
+  Duration Time(std::span<const StageAction> order, Duration world_reduce) {
+    for (Run& run : runs_) {
+      Walk(run, run.stage->begin, Links(), 0, run.stage->begin.tasks.size(), 0,
+           run.begin_ends);
+    }
+    for (const StageAction& step : order) {
+      Run& run = runs_[static_cast<size_t>(step.stage)];
+      const auto m = static_cast<size_t>(step.action.microbatch);
+      if (step.action.pass == Pass::kForward) {
+        Apply(run, run.stage->forward, run.forward, m);
+      } else if (++run.backwards < microbatches_) {
+        Apply(run, run.stage->backward, run.backward, m);
+      } else {
+        WalkTail(run, Stage::kReduce, m);
+      }
+    }
+    // As Lower orders them: ties from the last group to the first.
+    for (size_t s = runs_.size(); s-- > 0;) WalkTail(runs_[s], Stage::kTie, 0);
+    for (Run& run : runs_) WalkTail(run, Stage::kLoss, 0);
+    for (Run& run : runs_) WalkTail(run, Stage::kNorm, 0);
+    if (world_reduce >= Duration{}) square_sum_ += world_reduce.picoseconds;
+    for (Run& run : runs_) WalkTail(run, Stage::kUpdate, 0);
+    int64_t end = square_sum_;
+    for (const Run& run : runs_) {
+      for (int64_t time : run.free_at) end = std::max(end, time);
+    }
+    return {end};
+  }
+
+ private:
+  // Of one action: links by position in its `receives` and `sends`.
+  struct Links {
+    std::vector<size_t> receives;
+    std::vector<size_t> sends;
+  };
+  struct Run {
+    const Stage* stage = nullptr;
+    Links forward;
+    Links backward;
+    Links tail;
+    std::vector<int64_t> free_at;  // by stream
+    std::vector<int64_t> begin_ends;
+    std::vector<int64_t> carried;  // by microbatch
+    int64_t loss = 0;
+    size_t backwards = 0;
+    std::vector<int64_t> tail_ends;
+    size_t tail_at = 0;
+  };
+
+  Links LinksOf(const StageFold& fold, std::span<const int> blocks,
+                GroupId own) {
+    const auto link = [&](const StageTransfer& transfer, bool sends) {
+      const int block = blocks[static_cast<size_t>(transfer.block)];
+      const BlockShape& shape = shapes_[static_cast<size_t>(block)];
+      const int peer_block = shape.depends[static_cast<size_t>(transfer.peer)];
+      const GroupId peer = group_of_block_[static_cast<size_t>(peer_block)];
+      const TensorId tensor =
+          shape.tensors[static_cast<size_t>(transfer.port.tensor)];
+      return LinkNumber({{transfer.port.kind, tensor, transfer.port.index},
+                         sends ? own : peer,
+                         sends ? peer : own});
+    };
+    Links out;
+    for (const StageTransfer& t : fold.receives) {
+      out.receives.push_back(link(t, false));
+    }
+    for (const StageTransfer& t : fold.sends) out.sends.push_back(link(t, true));
+    return out;
+  }
+
+  size_t LinkNumber(const StageLink& link) {
+    const auto it = std::find(links_.begin(), links_.end(), link);
+    if (it != links_.end()) return static_cast<size_t>(it - links_.begin());
+    links_.push_back(link);
+    return links_.size() - 1;
+  }
+
+  int64_t& Sent(size_t link, size_t m) {
+    return sent_[link * microbatches_ + m];
+  }
+
+  int64_t InputOf(const Run& run, const StageInput& input, const Links& links,
+                  size_t m) {
+    const auto i = static_cast<size_t>(input.index);
+    switch (input.kind) {
+      case StageInput::kReceive:
+        return Sent(links.receives[i], m);
+      case StageInput::kBegin:
+        return run.begin_ends[i];
+      case StageInput::kCarried:
+        return run.carried[m * static_cast<size_t>(run.stage->carried) + i];
+      case StageInput::kLoss:
+        return run.loss;
+      case StageInput::kSquareSum:
+        return square_sum_;
+    }
+    return 0;
+  }
+
+  // Runs tasks [begin, end) of a fold one by one.
+  void Walk(Run& run, const StageFold& fold, const Links& links, size_t begin,
+            size_t end, size_t m, std::vector<int64_t>& ends) {
+    for (size_t t = begin; t < end; ++t) {
+      const StageTask& task = fold.tasks[t];
+      int64_t& free_at = run.free_at[static_cast<size_t>(task.stream)];
+      int64_t start = free_at;
+      for (int d = task.first_dep; d < task.last_dep; ++d) {
+        const int dep = fold.deps[static_cast<size_t>(d)];
+        start = std::max(start, ends[static_cast<size_t>(dep)]);
+      }
+      for (int w = task.first_wait; w < task.last_wait; ++w) {
+        const int input = fold.waits[static_cast<size_t>(w)];
+        start = std::max(
+            start,
+            InputOf(run, fold.inputs[static_cast<size_t>(input)], links, m));
+      }
+      free_at = ends[t] = start + task.duration;
+      if (task.sums_squares) square_sum_ = std::max(square_sum_, free_at);
+    }
+  }
+
+  void WalkTail(Run& run, Stage::Phase phase, size_t m) {
+    const StageFold& tail = run.stage->tail;
+    const size_t end = run.stage->phase_end[phase];
+    Walk(run, tail, run.tail, run.tail_at, end, m, run.tail_ends);
+    for (size_t i = 0; i < tail.sends.size(); ++i) {
+      const auto t = static_cast<size_t>(tail.send_tasks[i]);
+      if (t >= run.tail_at && t < end) {
+        Sent(run.tail.sends[i], m) = run.tail_ends[t];
+      }
+    }
+    run.tail_at = end;
+  }
+
+  // Runs all tasks of a fold at once, by its matrix.
+  void Apply(Run& run, const StageFold& fold, const Links& links, size_t m) {
+    in_.assign(run.free_at.begin(), run.free_at.end());
+    for (const StageInput& input : fold.inputs) {
+      in_.push_back(InputOf(run, input, links, m));
+    }
+    size_t row = 0;
+    const auto next = [&] {
+      int64_t value = 0;
+      const auto end = static_cast<size_t>(fold.matrix.row[row + 1]);
+      for (auto e = static_cast<size_t>(fold.matrix.row[row]); e < end; ++e) {
+        const MaxPlus::Entry& entry = fold.matrix.entries[e];
+        value = std::max(
+            value, in_[static_cast<size_t>(entry.column)] + entry.weight);
+      }
+      ++row;
+      return value;
+    };
+    for (int stream : fold.touched) {
+      run.free_at[static_cast<size_t>(stream)] = next();
+    }
+    for (size_t link : links.sends) Sent(link, m) = next();
+    if (&fold != &run.stage->forward) return;
+    const auto carried = static_cast<size_t>(run.stage->carried);
+    for (size_t i = 0; i < carried; ++i) run.carried[m * carried + i] = next();
+    if (run.stage->has_loss) run.loss = next();
+  }
+
+  std::span<const BlockShape> shapes_;
+  std::span<const GroupId> group_of_block_;
+  const size_t microbatches_;
+  std::vector<Run> runs_;
+  std::vector<StageLink> links_;
+  std::vector<int64_t> sent_;  // by link and microbatch
+  std::vector<int64_t> in_;
+  int64_t square_sum_ = 0;  // when the sum of squares is next complete
+};
+
+}  // namespace
+
+Duration StepTime(std::span<const StepStage> stages,
+                  std::span<const BlockShape> shapes,
+                  std::span<const GroupId> group_of_block,
+                  std::span<const StageAction> order, int microbatches,
+                  Duration world_reduce) {
+  return Step(stages, shapes, group_of_block, microbatches)
+      .Time(order, world_reduce);
+}
+
+}  // namespace tessera

@@ -1,0 +1,19 @@
+#pragma once
+// Timelines in files (proto/timeline.proto). Thread-safe: functions without
+// state.
+
+#include <string>
+
+#include "planner/base/result.h"
+#include "planner/ir/graph.h"
+#include "planner/lower/timeline.h"
+
+namespace tessera {
+
+// The encoding follows the ending: .txtpb, .json or .pb. Names of tasks and
+// groups are written for people; reading gives the spans back.
+Result<void> WriteTimeline(const std::string& path, const TaskGraph& tasks,
+                           const Graph& graph, const Timeline& timeline);
+Result<Timeline> ReadTimeline(const std::string& path);
+
+}  // namespace tessera

@@ -1,0 +1,188 @@
+#include "planner/search/experts.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <functional>
+#include <optional>
+#include <thread>
+
+#include "planner/schedule/pipeline_schedule.h"
+
+namespace tessera {
+namespace {
+
+std::vector<int> Divisors(int64_t n, int64_t most) {
+  std::vector<int> divisors;
+  for (int64_t d = 1; d <= n && d <= most; ++d) {
+    if (n % d == 0) divisors.push_back(static_cast<int>(d));
+  }
+  return divisors;
+}
+
+// `strategy` with each possible number of samples in a microbatch.
+std::vector<Strategy> WithSamples(const SearchSpace& space,
+                                  Strategy strategy) {
+  std::vector<Strategy> strategies;
+  const int64_t batch = space.index.graph->global_batch;
+  if (batch % strategy.dp != 0) return strategies;
+  for (int mbs : Divisors(batch / strategy.dp, kMostSamples)) {
+    strategy.mbs = mbs;
+    strategies.push_back(strategy);
+  }
+  return strategies;
+}
+
+int Devices(const SearchSpace& space) {
+  return static_cast<int>(space.cluster->devices.size());
+}
+
+std::vector<std::vector<Strategy>> DataParallel(const SearchSpace& space) {
+  Strategy strategy;
+  strategy.dp = Devices(space);
+  return {WithSamples(space, strategy)};
+}
+
+std::vector<std::vector<Strategy>> ZeroDataParallel(const SearchSpace& space) {
+  Strategy strategy;
+  strategy.dp = Devices(space);
+  strategy.zero = 1;
+  return {WithSamples(space, strategy)};
+}
+
+// Narayanan et al. (SC'21), takeaways 1 and 2: tensor parallelism up to the
+// size of a node, then pipeline stages until the model fits, then data
+// parallelism; the microbatch size is tuned (takeaway 3).
+std::vector<std::vector<Strategy>> Megatron(const SearchSpace& space) {
+  std::vector<std::vector<Strategy>> lists;
+  const int devices = Devices(space);
+  std::vector<int> degrees = Divisors(devices, space.least_devices_of_node);
+  std::reverse(degrees.begin(), degrees.end());
+  for (int tp : degrees) {
+    Strategy strategy;
+    strategy.tp = tp;
+    strategy.dp = devices / tp;
+    // The largest degree that the model's heads and columns allow.
+    bool possible = false;
+    for (const Strategy& with_samples : WithSamples(space, strategy)) {
+      possible |= PlanFromStrategy(space.index, *space.cluster, with_samples)
+                      .has_value();
+      if (possible) break;
+    }
+    for (int pp : Divisors(devices / tp,
+                           static_cast<int64_t>(
+                               space.index.graph->blocks.size()))) {
+      strategy.pp = pp;
+      strategy.dp = devices / tp / pp;
+      const auto list = WithSamples(space, strategy);
+      if (!list.empty()) lists.push_back(list);
+    }
+    if (possible) return lists;
+    lists.clear();
+  }
+  return lists;
+}
+
+}  // namespace
+
+bool Better(const Evaluation& a, const Evaluation& b) {
+  if (a.feasible() != b.feasible()) return a.feasible();
+  return a.feasible() ? a.step_time < b.step_time : a.overflow < b.overflow;
+}
+
+std::vector<Strategy> UniformStrategies(const SearchSpace& space) {
+  std::vector<Strategy> strategies;
+  const int devices = Devices(space);
+  const auto blocks = static_cast<int64_t>(space.index.graph->blocks.size());
+  for (int tp : Divisors(devices, space.least_devices_of_node)) {
+    for (int pp : Divisors(devices / tp, blocks)) {
+      const int dp = devices / tp / pp;
+      for (int zero = 0; zero <= (dp > 1 ? 1 : 0); ++zero) {
+        for (int sp = 0; sp <= (tp > 1 ? 1 : 0); ++sp) {
+          for (const PipelineSchedule& schedule : Schedules()) {
+            Strategy strategy;
+            strategy.dp = dp;
+            strategy.tp = tp;
+            strategy.pp = pp;
+            strategy.zero = zero;
+            strategy.sp = sp == 1;
+            if (pp > 1) strategy.schedule = schedule.name;
+            const auto sized = WithSamples(space, strategy);
+            strategies.insert(strategies.end(), sized.begin(), sized.end());
+            if (pp == 1) break;
+          }
+        }
+      }
+    }
+  }
+  return strategies;
+}
+
+std::vector<Candidate> Price(const SearchSpace& space,
+                             const Objective& objective,
+                             const std::vector<Strategy>& strategies,
+                             int threads, const std::function<bool()>& stop) {
+  std::vector<std::optional<Candidate>> priced(strategies.size());
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    for (;;) {
+      if (stop && stop()) return;
+      const size_t i = next.fetch_add(1);
+      if (i >= strategies.size()) return;
+      auto plan =
+          PlanFromStrategy(space.index, *space.cluster, strategies[i]);
+      if (!plan) continue;
+      Evaluation evaluation = objective.Evaluate(*plan);
+      priced[i] = Candidate{strategies[i], *std::move(plan),
+                            std::move(evaluation)};
+    }
+  };
+  std::vector<std::thread> workers;
+  for (int t = 1; t < threads; ++t) workers.emplace_back(work);
+  work();
+  for (std::thread& worker : workers) worker.join();
+  std::vector<Candidate> candidates;
+  for (std::optional<Candidate>& candidate : priced) {
+    if (candidate.has_value()) candidates.push_back(*std::move(candidate));
+  }
+  return candidates;
+}
+
+std::span<const Expert> Experts() {
+  static constexpr std::array kExperts = {
+      Expert{"DDP", "data parallelism over all devices", DataParallel},
+      Expert{"ZeRO-1",
+             "data parallelism over all devices, optimizer state cut",
+             ZeroDataParallel},
+      Expert{"Megatron",
+             "tensor parallelism within the node, then pipeline stages until "
+             "it fits, then data parallelism (Narayanan et al. 2021)",
+             Megatron},
+  };
+  return kExperts;
+}
+
+std::vector<Baseline> Baselines(const SearchSpace& space,
+                                const Objective& objective, int threads) {
+  std::vector<Baseline> baselines;
+  for (const Expert& expert : Experts()) {
+    std::optional<Candidate> best;
+    for (const std::vector<Strategy>& list : expert.choices(space)) {
+      for (Candidate& candidate :
+           Price(space, objective, list, threads, nullptr)) {
+        if (!best.has_value() ||
+            Better(candidate.evaluation, best->evaluation)) {
+          best = std::move(candidate);
+        }
+      }
+      if (best.has_value() && best->evaluation.feasible()) break;
+    }
+    if (!best.has_value()) continue;
+    baselines.push_back({std::string(expert.name), std::string(expert.summary),
+                         best->strategy, std::move(best->plan),
+                         std::move(best->evaluation)});
+  }
+  return baselines;
+}
+
+}  // namespace tessera

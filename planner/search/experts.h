@@ -1,0 +1,67 @@
+#pragma once
+// Baselines: what people choose without a search, priced by the same code; and
+// the grid of uniform strategies from which the search starts.
+
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/plan/strategy.h"
+#include "planner/search/objective.h"
+#include "planner/search/search_space.h"
+
+namespace tessera {
+
+struct Candidate {
+  Strategy strategy;
+  Plan plan;
+  Evaluation evaluation;
+};
+
+// Whether `a` is strictly better: feasible before infeasible, then the shorter
+// step, or among infeasible ones the smaller overflow.
+bool Better(const Evaluation& a, const Evaluation& b);
+
+// Uniform strategies that give valid plans: tensor parallelism within a node,
+// any pipeline, microbatches of up to kMostSamples samples on a replica, ZeRO-1
+// where there is data parallelism, sequence parallelism where there is tensor
+// parallelism, every schedule where there is a pipeline. In a fixed order.
+inline constexpr int kMostSamples = 64;
+std::vector<Strategy> UniformStrategies(const SearchSpace& space);
+
+// Prices `strategies` on `threads` threads, in their order; those that give no
+// valid plan are left out. Stops taking new ones when `stop` says so (called
+// before each one, from any thread): the result then lacks the rest.
+std::vector<Candidate> Price(const SearchSpace& space,
+                             const Objective& objective,
+                             const std::vector<Strategy>& strategies,
+                             int threads, const std::function<bool()>& stop);
+
+struct Baseline {
+  std::string name;
+  std::string summary;
+  Strategy strategy;
+  Plan plan;
+  Evaluation evaluation;
+};
+
+// One way in which people choose.
+struct Expert {
+  std::string_view name;
+  std::string_view summary;
+  // The strategies it would consider, all of equal standing (the best is
+  // taken), one list after the other until a list has a feasible plan.
+  std::vector<std::vector<Strategy>> (*choices)(const SearchSpace& space);
+};
+
+// "DDP", "ZeRO-1" and "Megatron".
+std::span<const Expert> Experts();
+
+// The choice of every expert who has a valid plan, in the order of Experts();
+// the last list's best where none is feasible.
+std::vector<Baseline> Baselines(const SearchSpace& space,
+                                const Objective& objective, int threads);
+
+}  // namespace tessera

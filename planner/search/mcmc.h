@@ -1,0 +1,123 @@
+#pragma once
+// The search: Metropolis–Hastings over plans (Metropolis et al. 1953, Hastings
+// 1970; for parallelization plans Jia et al., SysML 2019).
+//
+// Several chains walk independently, each at one fixed temperature. A step
+// draws a move, prices the candidate once and compares it with the current
+// plan: with cost c(x) = step time of x over step time of the chain's start,
+//   accept with min(1, exp((c(old) - c(new)) / T) * q(old|new) / q(new|old)).
+// Infeasible plans have probability zero: a chain that has met a feasible plan
+// takes no other. Until then c(x) is the overflow of the fullest device, over
+// that of the start.
+//
+// Chains share nothing while they walk and are merged in their order, so the
+// result for a number of proposals does not depend on the number of threads.
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "planner/search/experts.h"
+#include "planner/search/move.h"
+#include "planner/search/objective.h"
+
+namespace tessera {
+
+struct SearchProgress {
+  int64_t proposals = 0;
+  double seconds = 0;
+  bool feasible = false;
+  Duration best;  // step time of the best plan so far
+};
+
+struct SearchOptions {
+  uint64_t seed = 0;
+  int chains = 8;
+  // The search ends at the first limit it meets; 0 is no limit. With a limit of
+  // proposals only, equal options give equal results.
+  int64_t proposals = 0;  // of all chains together
+  double time_limit = 10;  // seconds, the starting plans included
+  int threads = 0;        // 0: as many as the machine runs at once
+  // Of the hottest chain, in units of its start's step time: 0.02 accepts a
+  // plan 2 % slower with probability 1/e. Chain i runs at temperature /
+  // 4^(i mod 4), so that some explore and some settle.
+  double temperature = 0.02;
+  std::vector<Plan> starts;  // further starting points; invalid ones are passed
+  // Called about ten times a second from one thread, or never.
+  std::function<void(const SearchProgress&)> progress;
+  const std::atomic<bool>* stop = nullptr;  // ends the search when it is true
+};
+
+struct ChainStatistics {
+  double temperature = 0;
+  int64_t proposals = 0;
+  int64_t applicable = 0;  // moves that gave a candidate
+  int64_t accepted = 0;
+  Evaluation start;
+  Evaluation best;
+};
+
+// The best plan of a chain improved.
+struct TracePoint {
+  int chain = 0;
+  int64_t proposal = 0;  // of the chain, from 1
+  Duration step_time;
+};
+
+struct SearchResult {
+  Plan best;
+  Evaluation evaluation;
+  std::vector<Baseline> baselines;
+  int64_t uniform_strategies = 0;  // priced as starting points
+  int64_t proposals = 0;
+  int64_t accepted = 0;
+  double seconds = 0;
+  std::vector<ChainStatistics> chains;
+  std::vector<TracePoint> trace;  // chain by chain
+};
+
+// One chain. Not for several threads.
+class Chain {
+ public:
+  // `space`, `objective` and `moves` outlive it. REQUIRES: `start` is canonical.
+  Chain(const SearchSpace& space, const Objective& objective,
+        std::span<const Move> moves, Plan start, double temperature, Rng rng);
+
+  // One proposal; whether it was accepted.
+  bool Step();
+
+  const Plan& plan() const { return plan_; }
+  const Evaluation& evaluation() const { return evaluation_; }
+  const Plan& best() const { return best_; }
+  const ChainStatistics& statistics() const { return statistics_; }
+  // Proposal numbers and step times at which the best plan improved.
+  const std::vector<TracePoint>& trace() const { return trace_; }
+
+ private:
+  // Cost in units of the start's; the step time, or the overflow while nothing
+  // feasible was met.
+  double Cost(const Evaluation& evaluation) const;
+
+  const SearchSpace& space_;
+  const Objective& objective_;
+  std::span<const Move> moves_;
+  Plan plan_;
+  Evaluation evaluation_;
+  Plan best_;
+  double unit_ = 1;  // of the cost
+  Rng rng_;
+  ChainStatistics statistics_;
+  std::vector<TracePoint> trace_;
+};
+
+// The best plan for `graph` on `cluster`, never worse than the best baseline:
+// the baselines and the best uniform strategies are where the chains start.
+// REQUIRES: a limit, or `stop`. An error where no plan is valid at all; a
+// result that is not feasible where none fits.
+Result<SearchResult> Search(const SearchSpace& space,
+                            const Objective& objective,
+                            const SearchOptions& options);
+
+}  // namespace tessera

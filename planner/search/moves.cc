@@ -1,0 +1,44 @@
+#include <array>
+
+#include "planner/base/table.h"
+#include "planner/search/move.h"
+
+namespace tessera {
+
+// planner/search/moves/<name>.cc
+extern const Move kSplitOp;
+extern const Move kSplitClass;
+extern const Move kAxisRole;
+extern const Move kSequence;
+extern const Move kStageBoundary;
+extern const Move kStageCount;
+extern const Move kMicrobatches;
+extern const Move kSchedule;
+extern const Move kZero;
+extern const Move kFabricOrder;
+
+std::span<const Move> Moves() {
+  static const std::array table = {
+      kSplitOp,    kSplitClass,   kAxisRole, kSequence, kStageBoundary,
+      kStageCount, kMicrobatches, kSchedule, kZero,     kFabricOrder};
+  return table;
+}
+
+Result<const Move*> FindMove(std::string_view name) {
+  return Find("move", Moves(), name);
+}
+
+const Move& DrawMove(std::span<const Move> moves, Rng& rng) {
+  uint32_t total = 0;
+  for (const Move& move : moves) total += static_cast<uint32_t>(move.weight);
+  uint32_t draw = rng.Below(total);
+  for (const Move& move : moves) {
+    const auto weight = static_cast<uint32_t>(move.weight);
+    if (draw < weight) return move;
+    draw -= weight;
+  }
+  TESSERA_CHECK(false) << "weights of the moves";
+  return moves.back();
+}
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+// Swaps two neighbouring axes of the mesh of one group or of all: what was on
+// nearer devices goes to farther ones. Placements follow their axes. Its own
+// way back, so symmetric.
+
+#include <utility>
+
+#include "planner/search/moves/scope.h"
+
+namespace tessera {
+namespace {
+
+AxisSet Swapped(AxisSet set, uint32_t lower) {
+  const AxisSet a = set >> lower & 1;
+  const AxisSet b = set >> (lower + 1) & 1;
+  set &= ~(AxisSet{3} << lower);
+  return set | b << lower | a << (lower + 1);
+}
+
+std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
+                                Rng& rng) {
+  const GroupId chosen(
+      rng.Below(static_cast<uint32_t>(plan.groups.size())));
+  const bool all = rng.Below(2) == 1;
+  const auto axes =
+      static_cast<uint32_t>(plan.groups[chosen.index()].axes.size());
+  if (axes < 2) return std::nullopt;
+  const uint32_t lower = rng.Below(axes - 1);
+  Plan candidate = plan;
+  std::vector<bool> swapped(plan.groups.size(), false);
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    if (!all && g != chosen.index()) continue;
+    if (!SameMesh(plan.groups[g], plan.groups[chosen.index()])) {
+      return std::nullopt;
+    }
+    std::swap(candidate.groups[g].axes[lower],
+              candidate.groups[g].axes[lower + 1]);
+    swapped[g] = true;
+  }
+  for (OpPlacement& placement : candidate.ops) {
+    if (!swapped[placement.group.index()]) continue;
+    for (AxisSet& set : placement.axes) set = Swapped(set, lower);
+  }
+  return Finish(space, plan, std::move(candidate), 0);
+}
+
+}  // namespace
+
+extern const Move kFabricOrder;
+const Move kFabricOrder = {"fabric-order",
+                           "two neighbouring mesh axes change places", 1,
+                           Propose};
+
+}  // namespace tessera

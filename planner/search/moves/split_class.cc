@@ -1,0 +1,42 @@
+// Gives one axis to another factor in a node and in all its like: the nodes in
+// its place in equal blocks, of its stage or of the plan. All must agree on
+// the axis before, as they do after. Symmetric: node, scope, axis and target
+// are uniform, and back is the same draw with the old target.
+
+#include "planner/search/moves/retarget.h"
+#include "planner/search/moves/scope.h"
+
+namespace tessera {
+namespace {
+
+std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
+                                Rng& rng) {
+  const GraphIndex& index = space.index;
+  const NodeId node(rng.Below(static_cast<uint32_t>(index.forward_nodes)));
+  const Scope scope = rng.Below(2) == 0 ? Scope::kClassInStage : Scope::kClass;
+  const auto change = DrawRetarget(plan, space, node, rng);
+  if (!change.has_value()) return std::nullopt;
+  const auto blocks =
+      BlocksIn(space, plan, index.graph->node(node).block, scope);
+  if (!blocks.has_value()) return std::nullopt;
+  Plan candidate = plan;
+  for (int block : *blocks) {
+    const NodeId like = index.nodes_of_block[static_cast<size_t>(block)]
+                                            [index.position[node.index()]];
+    OpPlacement& placement = candidate.ops[like.index()];
+    if (FactorServedBy(placement, change->axis) != change->from) {
+      return std::nullopt;
+    }
+    Apply(*change, placement);
+  }
+  return Finish(space, plan, std::move(candidate), 0);
+}
+
+}  // namespace
+
+extern const Move kSplitClass;
+const Move kSplitClass = {"split-class",
+                          "one axis of an operator in all equal layers", 4,
+                          Propose};
+
+}  // namespace tessera

@@ -1,0 +1,42 @@
+// Switches ZeRO-1 for one weight, for its like in equal blocks or for all
+// weights. They must agree before, as they do after. Symmetric: weight and
+// reach are uniform.
+
+#include "planner/search/moves/scope.h"
+
+namespace tessera {
+namespace {
+
+std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
+                                Rng& rng) {
+  const GraphIndex& index = space.index;
+  if (index.weights.empty()) return std::nullopt;
+  const size_t chosen =
+      rng.Below(static_cast<uint32_t>(index.weights.size()));
+  const uint32_t reach = rng.Below(3);  // one, class, all
+  const GraphIndex::Use& home = index.weights[chosen].home;
+  const auto block_class = [&](const GraphIndex::Use& use) {
+    return index.block_class[static_cast<size_t>(
+        index.graph->node(use.node).block)];
+  };
+  const int stage = plan.weights[chosen].zero_stage;
+  Plan candidate = plan;
+  for (size_t w = 0; w < index.weights.size(); ++w) {
+    const GraphIndex::Use& other = index.weights[w].home;
+    const bool like = block_class(other) == block_class(home) &&
+                      index.position[other.node.index()] ==
+                          index.position[home.node.index()] &&
+                      other.operand == home.operand;
+    if (w != chosen && reach != 2 && !(reach == 1 && like)) continue;
+    if (plan.weights[w].zero_stage != stage) return std::nullopt;
+    candidate.weights[w].zero_stage = 1 - stage;
+  }
+  return Finish(space, plan, std::move(candidate), 0);
+}
+
+}  // namespace
+
+extern const Move kZero;
+const Move kZero = {"zero", "ZeRO-1 of a weight, its like or all", 2, Propose};
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+#include "planner/search/search_space.h"
+
+#include <algorithm>
+#include <map>
+
+#include "planner/plan/axis_roles.h"
+#include "planner/plan/validate.h"
+
+namespace tessera {
+namespace {
+
+std::vector<int> DistinctPrimes(int64_t n) {
+  std::vector<int> primes = PrimeFactors(n);
+  primes.erase(std::unique(primes.begin(), primes.end()), primes.end());
+  return primes;
+}
+
+}  // namespace
+
+SearchSpace::SearchSpace(const Graph& graph, const Cluster& cluster_in)
+    : index(graph),
+      cluster(&cluster_in),
+      batch_primes(DistinctPrimes(graph.global_batch)),
+      device_primes(
+          DistinctPrimes(static_cast<int64_t>(cluster_in.devices.size()))) {
+  std::map<int, int> devices_of_node;
+  for (const Device& device : cluster_in.devices) {
+    ++devices_of_node[device.node];
+  }
+  least_devices_of_node = static_cast<int>(cluster_in.devices.size());
+  for (const auto& [node, devices] : devices_of_node) {
+    least_devices_of_node = std::min(least_devices_of_node, devices);
+  }
+}
+
+bool MakeCanonical(const SearchSpace& space, Plan& plan) {
+  // ZeroAxes looks meshes up, so these are checked first, then the whole.
+  for (WeightPlacement& weight : plan.weights) weight.zero_axes = 0;
+  if (!Validate(space.index, *space.cluster, plan).empty()) return false;
+  SetZeroAxes(space.index, plan);
+  return true;
+}
+
+bool SameUpToNames(const Plan& a, const Plan& b) {
+  const auto same_group = [](const DeviceGroup& x, const DeviceGroup& y) {
+    return x.devices == y.devices &&
+           std::equal(x.axes.begin(), x.axes.end(), y.axes.begin(),
+                      y.axes.end(), [](const MeshAxis& p, const MeshAxis& q) {
+                        return p.size == q.size;
+                      });
+  };
+  return a.graph_fingerprint == b.graph_fingerprint &&
+         a.schedule == b.schedule && a.microbatches == b.microbatches &&
+         a.ops == b.ops && a.weights == b.weights &&
+         std::equal(a.groups.begin(), a.groups.end(), b.groups.begin(),
+                    b.groups.end(), same_group);
+}
+
+}  // namespace tessera

@@ -1,0 +1,34 @@
+#pragma once
+// SearchSpace: the plans of one graph on one cluster, and what the moves ask of
+// them again and again. Immutable, so thread-safe; graph and cluster outlive
+// it.
+
+#include <vector>
+
+#include "planner/ir/cluster.h"
+#include "planner/plan/graph_index.h"
+#include "planner/plan/plan.h"
+
+namespace tessera {
+
+struct SearchSpace {
+  SearchSpace(const Graph& graph, const Cluster& cluster);
+
+  GraphIndex index;
+  const Cluster* cluster;
+  std::vector<int> batch_primes;   // distinct prime factors, global batch
+  std::vector<int> device_primes;  // the same of the number of devices
+  int least_devices_of_node = 1;   // of the hosts with devices
+};
+
+// The search walks over canonical plans: valid ones in which a weight of ZeRO
+// stage 1 has the axes of ZeroAxes (planner/plan/axis_roles.h), so that one bit
+// says all of a weight's storage. Makes `plan` canonical; false where it is
+// invalid.
+bool MakeCanonical(const SearchSpace& space, Plan& plan);
+
+// Whether two plans are one state of the search: equal but for the names of
+// groups, axes and cluster.
+bool SameUpToNames(const Plan& a, const Plan& b);
+
+}  // namespace tessera

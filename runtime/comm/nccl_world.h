@@ -1,0 +1,57 @@
+#pragma once
+// Ranks as processes with a GPU each, over NCCL.
+//
+// Operations are enqueued and return before they have run. All of them are in
+// the order of the device's queue: what was enqueued there before is their
+// input, and what is enqueued after may use their buffers. Buffers are the
+// device's memory. Barrier, and what Recv has to know of a message before it
+// can receive it, are waited for.
+//
+// Where it differs from the other worlds:
+//   - Sums run in NCCL's order, not the ranks': the same bits on every rank and
+//     in every run on the same ranks and links, but other bits than elsewhere.
+//   - Ranks that disagree about an operation wait for each other until the time
+//     limit; only messages (Send and Recv) are compared.
+//   - Group, for a new list, is a collective of its members: each pair of ranks
+//     makes the groups that they share in one order. (NCCL's ncclCommSplit
+//     would be a collective of all ranks, those outside of the group too, and
+//     a rank need not know groups that it is not in.) A communicator takes tens
+//     of megabytes of the GPU, outside of the device's account.
+//   - The time limit holds for an operation from when the one before it was
+//     done, the kernels between them included.
+//   - Errors of operations that are under way come from later operations, from
+//     Flush and from all that waits for the device; they name the operation
+//     that did not end and the task in which it was enqueued.
+//   - Flush waits for this rank's collectives but not for the receivers of its
+//     messages; destroying the world does.
+//   - A rank that dies is noticed by NCCL (a closed connection) or by the time
+//     limit. Its task is not known to the others.
+//
+// Messages. For each pair of ranks and direction there is a communicator and a
+// stream, made when first used, so that a message that nobody receives yet
+// holds up nothing else. Send copies the message, and it goes out while this
+// rank waits in any operation of the world or for the device. It is preceded by
+// its group, tag and size.
+
+#include <memory>
+
+#include "runtime/comm/communicator.h"
+#include "runtime/comm/store.h"
+#include "runtime/device/cuda_device.h"
+
+namespace tessera {
+
+// Called by all `size` ranks; they meet through `store`. `store` and `device`
+// outlive the world, and the world is destroyed by the thread that used it.
+// While it lives it is what `device` calls while waiting (set_while_waiting).
+// Errors: NCCL's (two ranks on one GPU of one host, no route between hosts), a
+// rank that does not come within the time limit.
+Result<std::unique_ptr<CommWorld>> MakeNcclWorld(int rank, int size,
+                                                 Store& store,
+                                                 CudaDevice& device,
+                                                 CommOptions options = {});
+
+// "2.28.9": of the library that this process runs with.
+std::string NcclVersion();
+
+}  // namespace tessera

@@ -1,0 +1,145 @@
+#pragma once
+// An NVIDIA GPU as the device of a rank.
+//
+// Work runs in one stream, the queue, in the order of the calls and behind the
+// host's back: Allocate, Free, Zero, Copy and Write return at once, and memory
+// that is freed may be handed out again at once, because what uses it next
+// comes later in the queue. Who uses other streams (NcclWorld) orders them
+// against the queue by Order.
+//
+// Write returns when the host memory may be used again; it does not wait for
+// the queue. Read and Synchronize do. What goes wrong in a call that returns no
+// Result is kept and returned by the next Synchronize.
+//
+// Errors are kUnavailable and carry CUDA's name of the error:
+// "cuda:0: cudaMalloc of 4096 bytes: cudaErrorMemoryAllocation (out of
+// memory)".
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "planner/lower/task_graph.h"
+#include "runtime/device/cuda_arena.h"
+#include "runtime/device/device.h"
+
+// CUDA's own names, so that this header needs none of CUDA's.
+struct CUstream_st;
+struct CUevent_st;
+
+namespace tessera {
+
+using CudaStream = CUstream_st*;
+using CudaEvent = CUevent_st*;
+
+// GPUs that this process can use; 0 where there is no driver.
+// Like every other call of CUDA it makes processes forked later unable to use
+// a GPU.
+int CudaDeviceCount();
+
+class CudaDevice : public RankDevice {
+ public:
+  // Use MakeCudaDevice.
+  explicit CudaDevice(int ordinal);
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+  // Waits for all work.
+  ~CudaDevice() override;
+
+  std::string_view name() const override { return name_; }
+  // One arena per category, of large chunks that stay reserved. The account
+  // counts what is asked for, as on every device.
+  Result<void*> Allocate(Bytes size, MemoryCategory category) override;
+  void Free(void* data) override;
+  void Zero(void* data, Bytes size) override;
+  void Copy(void* to, const void* from, const StridedCopy& copy) override;
+  // Through pinned staging memory.
+  void Write(void* device_to, const void* host_from, Bytes size) override;
+  void Read(void* host_to, const void* device_from, Bytes size) override;
+  // There are no CUDA kernels: kNotFound.
+  Result<const Kernel*> FindKernel(std::string_view kernel) const override;
+  Result<void> Synchronize() override;
+
+  // What the arenas hold of the GPU's memory, whether or not it is in use.
+  Bytes reserved() const;
+
+  // Makes this device the calling thread's current one, which NCCL wants.
+  Result<void> Select() const;
+  CudaStream queue() const { return queue_; }
+  // A further stream, owned by the device. Streams that communicate have the
+  // highest priority, so that a transfer need not wait for compute kernels to
+  // leave multiprocessors free; kCompute has the lowest.
+  Result<CudaStream> MakeStream(StreamRole role);
+
+  // An event after the work that is now in `stream`. Goes back by Recycle.
+  Result<CudaEvent> Record(CudaStream stream);
+  void Recycle(CudaEvent event);
+  // Work enqueued in `later` from now on runs after the event, or after the
+  // work that is now in `earlier`.
+  Result<void> RunAfter(CudaStream later, CudaEvent event);
+  Result<void> Order(CudaStream earlier, CudaStream later);
+  Result<bool> IsDone(CudaEvent event);
+  // Waits for the event by looking at it, and calls what set_while_waiting was
+  // given in between; an error of that ends the wait.
+  Result<void> Wait(CudaEvent event);
+
+  // Called again and again by every wait of this device: where a peer's death
+  // would make the queue wait for ever, somebody has to notice. It must not
+  // wait itself. Empty: nothing.
+  using WhileWaiting = std::function<Result<void>()>;
+  void set_while_waiting(WhileWaiting function) {
+    while_waiting_ = std::move(function);
+  }
+
+ private:
+  friend Result<std::unique_ptr<CudaDevice>> MakeCudaDevice(int ordinal);
+
+  struct Allocation {
+    Bytes size;  // as asked for
+    MemoryCategory category = MemoryCategory::kActivation;
+  };
+  // A piece of pinned memory, free again when its event is done.
+  struct Staging {
+    std::byte* data = nullptr;
+    CudaEvent last_use = nullptr;
+  };
+
+  Result<void> Open();
+  Result<void*> Reserve(int64_t bytes);
+  Result<Staging*> NextStaging();
+  Result<void> WriteThroughStaging(std::byte* to, const std::byte* from,
+                                   int64_t bytes);
+  Result<void> ReadThroughStaging(std::byte* to, const std::byte* from,
+                                  int64_t bytes);
+  // `code` is a cudaError_t.
+  Result<void> Check(int code, std::string_view call) const;
+  void Keep(const Result<void>& result);  // the first error
+
+  const int ordinal_;
+  const std::string name_;
+  CudaStream queue_ = nullptr;
+  int lowest_priority_ = 0;
+  int highest_priority_ = 0;
+  std::vector<CudaStream> streams_;  // all, the queue among them
+  std::vector<CudaEvent> events_;    // all
+  std::vector<CudaEvent> free_events_;
+  std::vector<void*> chunks_;
+  std::vector<CudaArena> arenas_;  // by category
+  std::unordered_map<void*, Allocation> in_use_;
+  std::array<Staging, 2> staging_;
+  size_t next_staging_ = 0;
+  WhileWaiting while_waiting_;
+  std::optional<Error> kept_;
+};
+
+// GPU `ordinal` of those that CUDA_VISIBLE_DEVICES leaves visible. Its first
+// use in a process takes about a second. Sets CUDA_DEVICE_MAX_CONNECTIONS to 32
+// unless it is set: streams that share one of its connections wait for each
+// other, and a stream that waits for a peer may then wait for itself.
+Result<std::unique_ptr<CudaDevice>> MakeCudaDevice(int ordinal);
+
+}  // namespace tessera

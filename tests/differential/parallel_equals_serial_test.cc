@@ -1,0 +1,253 @@
+// Whatever the plan, the training is the same: every (dp, tp, pp, ZeRO)
+// factorisation of 2, 4 and 8 ranks gives the losses and weights of one rank.
+// In fp64, so that only the order of sums differs: what is left of a wrong
+// mask, a lost sum or a swapped shard is far above the tolerance. Negative
+// controls plant each of these and must be seen.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+
+#include "tests/support/tiny_training.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kBatch = 8;
+constexpr int64_t kSeqLen = 8;
+constexpr double kTolerance = 1e-9;
+// For tensors whose gradient is mathematically zero, such as a key's bias (the
+// softmax does not see it): what rounding leaves of it is below 1e-16, and
+// AdamW's step below lr * 1e-16 / epsilon = 3e-12.
+constexpr double kAbsoluteTolerance = 1e-10;
+
+struct Outcome {
+  std::vector<double> losses;
+  std::map<std::string, std::vector<double>> weights;
+};
+
+Outcome RunTasks(const Graph& graph, const TaskGraph& tasks) {
+  static const TokenData* const data = new TokenData(TinyTokens());
+  TinyRun run;
+  run.save_path = TempPath("weights.safetensors");
+  auto result = TrainTiny(graph, tasks, *data, run);
+  Outcome outcome;
+  if (!result) {
+    ADD_FAILURE() << result.error().ToString();
+    return outcome;
+  }
+  outcome.losses = result->losses;
+  const auto file = SafetensorsFile::Open(run.save_path).value();
+  for (TensorId id : Weights(graph)) {
+    const Tensor& tensor = graph.tensor(id);
+    outcome.weights[tensor.name] = ReadTensor(file, tensor.name, tensor);
+  }
+  std::remove(run.save_path.c_str());
+  return outcome;
+}
+
+// The first difference beyond the tolerance, or "".
+std::string Difference(const Outcome& a, const Outcome& b) {
+  if (a.losses.size() != b.losses.size()) return "numbers of steps";
+  for (size_t i = 0; i < a.losses.size(); ++i) {
+    if (!(std::abs(a.losses[i] - b.losses[i]) <= kTolerance)) {
+      return "loss of step " + std::to_string(i) + ": " +
+             std::to_string(a.losses[i]) + " and " +
+             std::to_string(b.losses[i]);
+    }
+  }
+  for (const auto& [name, expected] : b.weights) {
+    const std::vector<double>& actual = a.weights.at(name);
+    double square = 0;
+    double difference = 0;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      square += expected[i] * expected[i];
+      difference += (actual[i] - expected[i]) * (actual[i] - expected[i]);
+    }
+    const double bound =
+        std::max(kTolerance * std::sqrt(square), kAbsoluteTolerance);
+    if (!(std::sqrt(difference) <= bound)) {
+      char text[64];
+      std::snprintf(text, sizeof(text), ": %.3g of %.3g",
+                    std::sqrt(difference), std::sqrt(square));
+      return name + text;
+    }
+  }
+  return "";
+}
+
+TaskGraph LowerTiny(const Graph& graph, int ranks,
+                    const std::string& strategy) {
+  auto tasks = LowerStrategy(graph, ranks, strategy, {});
+  TESSERA_CHECK(tasks.has_value())
+      << strategy << ": " << tasks.error().ToString();
+  return std::move(tasks).value();
+}
+
+struct Case {
+  bool llama = false;
+  int layers = 2;
+  int ranks = 1;
+  std::string strategy;
+};
+
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << (c.llama ? "llama" : "gpt2") << " " << c.layers << " layers, "
+       << c.strategy;
+}
+
+// Every factorisation of `ranks`, with both ZeRO stages, and sequence splits
+// where tensors are split, and both schedules where there is a pipeline.
+std::vector<Case> Cases(int ranks) {
+  std::vector<Case> cases;
+  for (bool llama : {false, true}) {
+    for (int tp = 1; tp <= ranks; tp *= 2) {
+      for (int pp = 1; tp * pp <= ranks; pp *= 2) {
+        // Llama's four heads do not split eight ways.
+        if (llama && tp > 4) continue;
+        for (int zero : {0, 1}) {
+          for (int sp = 0; sp <= (tp > 1 ? 1 : 0); ++sp) {
+            for (const char* schedule : {"gpipe", "1f1b"}) {
+              if (pp == 1 && std::string(schedule) == "gpipe") continue;
+              Case c;
+              c.llama = llama;
+              c.layers = std::max(2, pp);
+              c.ranks = ranks;
+              c.strategy = "dp=" + std::to_string(ranks / tp / pp) +
+                           ",tp=" + std::to_string(tp) +
+                           ",pp=" + std::to_string(pp) +
+                           ",zero=" + std::to_string(zero) +
+                           ",sp=" + std::to_string(sp) +
+                           ",schedule=" + schedule;
+              cases.push_back(c);
+            }
+          }
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+const Graph& TinyGraph(bool llama, int layers) {
+  static auto* const graphs = new std::map<std::pair<bool, int>, Graph>();
+  const auto key = std::pair(llama, layers);
+  auto it = graphs->find(key);
+  if (it == graphs->end()) {
+    const std::string config = llama ? TinyLlama(layers) : TinyGpt2(layers);
+    it = graphs->emplace(key, ImportTiny(config, kBatch, kSeqLen)).first;
+  }
+  return it->second;
+}
+
+const Outcome& Serial(bool llama, int layers) {
+  static auto* const outcomes = new std::map<std::pair<bool, int>, Outcome>();
+  const auto key = std::pair(llama, layers);
+  auto it = outcomes->find(key);
+  if (it == outcomes->end()) {
+    const Graph& graph = TinyGraph(llama, layers);
+    const Outcome outcome =
+        RunTasks(graph, LowerTiny(graph, 1, "dp=1,mbs=8"));
+    it = outcomes->emplace(key, outcome).first;
+  }
+  return it->second;
+}
+
+// One test for all cases of a number of ranks: the serial runs are shared.
+class ParallelEqualsSerial : public ::testing::TestWithParam<int> {};
+
+TEST_P(ParallelEqualsSerial, EveryFactorisation) {
+  for (const Case& c : Cases(GetParam())) {
+    SCOPED_TRACE(::testing::PrintToString(c));
+    const Graph& graph = TinyGraph(c.llama, c.layers);
+    const TaskGraph tasks = LowerTiny(graph, c.ranks, c.strategy);
+    EXPECT_EQ(Difference(RunTasks(graph, tasks), Serial(c.llama, c.layers)),
+              "");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ParallelEqualsSerial,
+                         ::testing::Values(2, 4, 8));
+
+// The loss falls: equal runs are not equal because nothing happens.
+TEST(ParallelEqualsSerial, SerialLossFalls) {
+  for (bool llama : {false, true}) {
+    const Outcome& serial = Serial(llama, 2);
+    ASSERT_EQ(serial.losses.size(), 20u);
+    EXPECT_GT(std::abs(serial.losses.front() - serial.losses.back()), 1e-3);
+    // About log(40) = 3.69 at first, more for weights of this size.
+    EXPECT_GT(serial.losses.front(), 2.5);
+    EXPECT_LT(serial.losses.front(), 6);
+  }
+}
+
+// Microbatches alone change nothing.
+TEST(ParallelEqualsSerial, Microbatches) {
+  const Graph& graph = TinyGraph(false, 2);
+  EXPECT_EQ(Difference(RunTasks(graph, LowerTiny(graph, 1, "dp=1,mbs=2")),
+                       Serial(false, 2)),
+            "");
+}
+
+// ---- Negative controls: each plants one mistake.
+
+// Removes the first task that `wrong` accepts; its results keep what was there.
+template <typename Predicate>
+void RemoveFirst(TaskGraph& tasks, Predicate wrong) {
+  const auto it = std::find_if(tasks.tasks.begin(), tasks.tasks.end(), wrong);
+  ASSERT_NE(it, tasks.tasks.end());
+  tasks.tasks.erase(it);
+}
+
+TEST(NegativeControl, LostForwardAllReduce) {
+  const Graph& graph = TinyGraph(false, 2);
+  TaskGraph tasks = LowerTiny(graph, 2, "dp=1,tp=2");
+  RemoveFirst(tasks, [](const Task& task) {
+    return task.kind == TaskKind::kComm && task.comm == CommKind::kAllReduce &&
+           task.pass == Pass::kForward;
+  });
+  EXPECT_NE(Difference(RunTasks(graph, tasks), Serial(false, 2)), "");
+}
+
+TEST(NegativeControl, LostGradientAllReduce) {
+  const Graph& graph = TinyGraph(true, 2);
+  TaskGraph tasks = LowerTiny(graph, 2, "dp=2");
+  RemoveFirst(tasks, [&](const Task& task) {
+    return task.kind == TaskKind::kComm && task.comm == CommKind::kAllReduce &&
+           tasks.value(task.reads[0]).what == "gradient";
+  });
+  EXPECT_NE(Difference(RunTasks(graph, tasks), Serial(true, 2)), "");
+}
+
+// Each rank reads the tokens of the other; the labels stay.
+TEST(NegativeControl, SwappedShards) {
+  const Graph& graph = TinyGraph(true, 2);
+  TaskGraph tasks = LowerTiny(graph, 2, "dp=2");
+  DeviceGroup swapped = tasks.groups[0];
+  std::swap(swapped.devices[0], swapped.devices[1]);
+  tasks.groups.push_back(swapped);
+  for (Value& value : tasks.values) {
+    if (value.tensor.valid() && graph.tensor(value.tensor).name == "tokens") {
+      value.group = GroupId(tasks.groups.size() - 1);
+    }
+  }
+  EXPECT_NE(Difference(RunTasks(graph, tasks), Serial(true, 2)), "");
+}
+
+// Every rank adds the bias of a layer whose reduction is split.
+TEST(NegativeControl, UnmaskedBias) {
+  const Graph& graph = TinyGraph(false, 2);
+  TaskGraph tasks = LowerTiny(graph, 2, "dp=1,tp=2");
+  int masked = 0;
+  for (Task& task : tasks.tasks) {
+    if (!task.node.valid() || task.masks.empty()) continue;
+    task.masks.clear();
+    ++masked;
+  }
+  EXPECT_GT(masked, 0);
+  EXPECT_NE(Difference(RunTasks(graph, tasks), Serial(false, 2)), "");
+}
+
+}  // namespace
+}  // namespace tessera

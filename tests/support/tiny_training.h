@@ -1,0 +1,178 @@
+#pragma once
+// Tiny models and runs of them, for tests of the training runtime.
+
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "planner/base/rng.h"
+#include "planner/io/importer.h"
+#include "planner/lower/lower.h"
+#include "planner/plan/strategy.h"
+#include "planner/topology/topologies.h"
+#include "runtime/comm/thread_world.h"
+#include "runtime/data/tokens.h"
+#include "runtime/device/cpu_device.h"
+#include "runtime/safetensors.h"
+#include "runtime/train_state.h"
+#include "runtime/trainer.h"
+
+namespace tessera {
+
+inline std::string TempPath(const std::string& name) {
+  const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+  std::string prefix = "tessera.";
+  if (test != nullptr) {
+    prefix += std::string(test->test_suite_name()) + "." + test->name() + ".";
+  }
+  for (char& c : prefix) {
+    if (c == '/') c = '-';
+  }
+  return ::testing::TempDir() + prefix + name;
+}
+
+// Writes `text` as a config.json of its own and imports it, with gradients.
+inline Graph ImportTiny(const std::string& text, int64_t batch, int64_t seq_len,
+                        DType dtype = DType::kFloat64) {
+  const std::string folder = TempPath("model");
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder + "/config.json") << text;
+  ImportOptions options;
+  options.global_batch = batch;
+  options.seq_len = seq_len;
+  options.dtype = dtype;
+  auto forward = ImportModel(folder, options);
+  std::filesystem::remove_all(folder);
+  auto graph = Differentiate(std::move(forward).value());
+  return std::move(graph).value();
+}
+
+inline constexpr int64_t kTinyVocabulary = 40;
+
+// Tied embeddings, biases, dropout.
+inline std::string TinyGpt2(int layers, int heads = 8, int hidden = 16) {
+  return R"({"model_type": "gpt2", "n_embd": )" + std::to_string(hidden) +
+         R"(, "n_layer": )" + std::to_string(layers) + R"(, "n_head": )" +
+         std::to_string(heads) +
+         R"(, "vocab_size": 40, "n_positions": 8, "initializer_range": 0.2,
+              "embd_pdrop": 0.1, "resid_pdrop": 0.1, "attn_pdrop": 0.0,
+              "activation_function": "gelu_new",
+              "layer_norm_epsilon": 1e-5})";
+}
+
+// Four query heads on two key/value heads, rotary positions, no biases.
+inline std::string TinyLlama(int layers) {
+  return R"({"model_type": "llama", "hidden_size": 16,
+             "num_hidden_layers": )" + std::to_string(layers) +
+         R"(, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "intermediate_size": 24, "vocab_size": 40,
+              "max_position_embeddings": 8, "rms_norm_eps": 1e-6,
+              "rope_theta": 10000.0, "hidden_act": "silu",
+              "initializer_range": 0.2, "tie_word_embeddings": false})";
+}
+
+// A file of 1000 tokens in nanoGPT's format: Mix64(i) mod the vocabulary.
+inline TokenData TinyTokens() {
+  const std::string path = TempPath("tokens.bin");
+  {
+    std::ofstream file(path, std::ios::binary);
+    for (uint64_t i = 0; i < 1000; ++i) {
+      const auto token = static_cast<uint16_t>(
+          Mix64(i) % static_cast<uint64_t>(kTinyVocabulary));
+      file.write(reinterpret_cast<const char*>(&token), sizeof(token));
+    }
+  }
+  auto data = OpenTokens(path, kTinyVocabulary);
+  std::filesystem::remove(path);
+  return std::move(data).value();
+}
+
+inline Result<TaskGraph> LowerStrategy(const Graph& graph, int ranks,
+                                       const std::string& strategy,
+                                       const TrainingOptions& options) {
+  TESSERA_TRY(const Cluster cluster,
+              MakeCluster("local-cpu:" + std::to_string(ranks)));
+  TESSERA_TRY(const Strategy parsed, ParseStrategy(strategy));
+  TESSERA_TRY(const Plan plan, PlanFromStrategy(graph, cluster, parsed));
+  return Lower(graph, cluster, plan, options);
+}
+
+struct TinyRun {
+  int64_t steps = 20;
+  uint64_t seed = 7;
+  TrainingOptions options = {};
+  std::string load_path = {};
+  std::string save_path = {};
+  int64_t save_every = 0;
+  const std::atomic<bool>* stop = nullptr;
+};
+
+// Trains on one thread per rank. What rank 0 returns; errors of other ranks
+// are test failures unless rank 0 fails too.
+inline Result<TrainingResult> TrainTiny(const Graph& graph,
+                                        const TaskGraph& tasks,
+                                        const TokenData& data,
+                                        const TinyRun& run) {
+  const int ranks =
+      static_cast<int>(tasks.group(tasks.world).devices.size());
+  auto worlds = MakeThreadWorlds(ranks, {Duration::FromSeconds(60)});
+  std::vector<std::optional<Result<TrainingResult>>> results(
+      static_cast<size_t>(ranks));
+  RunThreads(ranks, [&](int rank) {
+    const auto r = static_cast<size_t>(rank);
+    CpuDevice device;
+    TrainingJob job;
+    job.graph = &graph;
+    job.tasks = &tasks;
+    job.options = run.options;
+    job.seed = run.seed;
+    job.steps = run.steps;
+    job.load = LoadFrom(data, run.seed, graph);
+    job.world = worlds[r].get();
+    job.device = &device;
+    job.load_path = run.load_path;
+    job.save_path = run.save_path;
+    job.save_every = run.save_every;
+    job.stop = run.stop;
+    results[r] = Train(job);
+    worlds[r].reset();
+  });
+  if (*results[0]) {
+    for (size_t r = 1; r < results.size(); ++r) {
+      EXPECT_TRUE(results[r]->has_value()) << results[r]->error().ToString();
+      if (!*results[r]) continue;
+      EXPECT_EQ((*results[r])->losses, (*results[0])->losses) << "rank " << r;
+    }
+  }
+  return *std::move(results[0]);
+}
+
+// The elements of a weight (or of its optimizer state) in a checkpoint.
+inline std::vector<double> ReadTensor(const SafetensorsFile& file,
+                                      const std::string& name,
+                                      const Tensor& tensor) {
+  const std::byte* bytes =
+      file.Find({name, tensor.dtype, tensor.shape}).value();
+  int64_t elements = 1;
+  for (int64_t extent : tensor.shape) elements *= extent;
+  std::vector<double> values;
+  for (int64_t i = 0; i < elements; ++i) {
+    if (tensor.dtype == DType::kFloat64) {
+      double value = 0;
+      std::memcpy(&value, bytes + i * 8, 8);
+      values.push_back(value);
+    } else {
+      float value = 0;
+      std::memcpy(&value, bytes + i * 4, 4);
+      values.push_back(value);
+    }
+  }
+  return values;
+}
+
+}  // namespace tessera

@@ -1,0 +1,47 @@
+#include <iostream>
+
+#include "costmodel/evaluate/evaluator.h"
+#include "costmodel/simulate/simulator.h"
+#include "planner/io/file.h"
+#include "planner/lower/lower.h"
+#include "tools/inputs.h"
+#include "tools/step_report.h"
+#include "tools/trace.h"
+#include "tools/verb.h"
+
+namespace tessera {
+
+Result<int> RunSimulate(const Options& options) {
+  if (!options.trace.empty()) {
+    TESSERA_RETURN_IF_ERROR(CheckWritable(options.trace, "--trace"));
+  }
+  TESSERA_TRY(const Inputs inputs, ReadInputs(options));
+  TESSERA_TRY(const Plan plan, PlanOrDataParallel(inputs));
+  PrintWarnings(inputs);
+
+  const Evaluator evaluator(inputs.graph, inputs.cluster,
+                            inputs.profile_or_null(), options.training);
+  const Evaluation step = evaluator.Explain(plan);
+  if (!options.trace.empty()) {
+    const TaskGraph tasks =
+        Lower(inputs.graph, inputs.cluster, plan, options.training);
+    TESSERA_TRY(const Timeline timeline,
+                Simulator(evaluator.pricer()).Run(tasks));
+    TESSERA_RETURN_IF_ERROR(WriteFileAtomically(
+        options.trace,
+        ChromeTrace(tasks, inputs.graph, inputs.cluster, timeline)));
+  }
+  if (options.json) {
+    std::cout << StepJson(inputs.graph, inputs.cluster, plan, step).ToString()
+              << "\n";
+  } else {
+    std::cout << StepText(inputs.graph, inputs.cluster, plan, step);
+    if (!options.trace.empty()) {
+      std::cout << "  trace: " << options.trace
+                << " (open it in ui.perfetto.dev)\n";
+    }
+  }
+  return 0;
+}
+
+}  // namespace tessera

@@ -1,0 +1,198 @@
+#include "tools/step_report.h"
+
+#include <array>
+
+#include "planner/plan/strategy.h"
+#include "tools/format.h"
+
+namespace tessera {
+namespace {
+
+// JSON names of the memory categories, in the order of the enumeration.
+constexpr std::array<std::string_view, kMemoryCategories> kMemoryNames = {
+    "parameters",  "gradients",     "optimizer",
+    "activations", "communication", "workspace"};
+
+Bytes PeakBytes(const Evaluation& evaluation) {
+  Bytes peak;
+  for (const MemoryUse& memory : evaluation.memory) {
+    peak = Max(peak, memory.total);
+  }
+  return peak;
+}
+
+FlopsPerSecond PeakOf(const Cluster& cluster, DType dtype) {
+  FlopsPerSecond peak;
+  for (size_t d = 0; d < cluster.devices.size(); ++d) {
+    peak += cluster.TypeOf(DeviceId(static_cast<int64_t>(d))).Peak(dtype);
+  }
+  return peak;
+}
+
+std::string Line(std::string_view label, const std::string& text) {
+  constexpr size_t kWidth = 14;
+  return "  " + std::string(label) + std::string(kWidth - label.size(), ' ') +
+         text + "\n";
+}
+
+std::string Rate(double tokens_per_s) {
+  return FormatCount(tokens_per_s) + " tokens/s";
+}
+
+std::string MemoryTable(const Cluster& cluster, const Plan& plan,
+                        const Evaluation& evaluation) {
+  std::vector<std::vector<std::string>> rows = {{"memory of a device"}};
+  for (const std::string_view name : kMemoryNames) {
+    rows[0].emplace_back(name);
+  }
+  rows[0].insert(rows[0].end(), {"total", "of"});
+  for (size_t g = 0; g < evaluation.memory.size(); ++g) {
+    const DeviceGroup& group = plan.groups[g];
+    const MemoryUse& memory = evaluation.memory[g];
+    auto& row = rows.emplace_back();
+    row.push_back(group.name + " (" + std::to_string(group.devices.size()) +
+                  (group.devices.size() == 1 ? " device)" : " devices)"));
+    for (const Bytes part : memory.parts) row.push_back(FormatBytes(part));
+    row.push_back(FormatBytes(memory.total));
+    row.push_back(FormatBytes(cluster.TypeOf(group.devices[0]).memory));
+  }
+  return FormatTable(rows);
+}
+
+}  // namespace
+
+Throughput ThroughputOf(const Graph& graph, const Cluster& cluster,
+                        Duration step_time) {
+  const double seconds = step_time.seconds();
+  const auto devices = static_cast<double>(cluster.devices.size());
+  const double peak = PeakOf(cluster, graph.dtype).value;
+  Throughput result;
+  result.tokens_per_s =
+      static_cast<double>(graph.global_batch * graph.seq_len) / seconds;
+  result.tokens_per_s_per_gpu = result.tokens_per_s / devices;
+  result.model_flops = ModelFlops(graph).value;
+  result.model_tflops_per_gpu = result.model_flops / seconds / devices * 1e-12;
+  result.mfu = result.model_flops / (seconds * peak);
+  result.mfu_causal =
+      ModelFlops(graph, /*halve_causal=*/true).value / (seconds * peak);
+  // The lowering recomputes nothing.
+  result.hfu = result.mfu;
+  return result;
+}
+
+std::vector<BreakdownPart> PartsOf(const Breakdown& breakdown) {
+  return {{"compute", breakdown.compute},
+          {"optimizer", breakdown.optimizer},
+          {"all_reduce", breakdown.all_reduce},
+          {"all_gather", breakdown.all_gather},
+          {"reduce_scatter", breakdown.reduce_scatter},
+          {"all_to_all", breakdown.all_to_all},
+          {"send_recv", breakdown.send_recv},
+          {"bubble", breakdown.idle}};
+}
+
+Json BreakdownJson(const Breakdown& breakdown) {
+  Json json = Json::Object();
+  for (const BreakdownPart& part : PartsOf(breakdown)) {
+    json.Set(std::string(part.name), part.time.seconds());
+  }
+  return json;
+}
+
+Json MemoryJson(const MemoryUse& memory) {
+  Json json = Json::Object({{"total", memory.total.value}});
+  for (size_t i = 0; i < kMemoryNames.size(); ++i) {
+    json.Set(std::string(kMemoryNames[i]), memory.parts[i].value);
+  }
+  return json;
+}
+
+Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
+              const Evaluation& evaluation) {
+  const Throughput rates = ThroughputOf(graph, cluster, evaluation.step_time);
+  std::vector<const MemoryUse*> memory(cluster.devices.size());
+  for (size_t g = 0; g < evaluation.memory.size(); ++g) {
+    for (const DeviceId device : plan.groups[g].devices) {
+      memory[device.index()] = &evaluation.memory[g];
+    }
+  }
+  Json per_device = Json::Array();
+  for (size_t d = 0; d < memory.size(); ++d) {
+    const auto vertex = cluster.devices[d].vertex;
+    Json device = Json::Object(
+        {{"device", static_cast<int64_t>(d)},
+         {"name", cluster.vertices[vertex.index()].name}});
+    const MemoryUse use = memory[d] == nullptr ? MemoryUse{} : *memory[d];
+    device.Extend(MemoryJson(use));
+    per_device.Append(std::move(device));
+  }
+  const SourceShares& sources = evaluation.sources;
+  return Json::Object(
+      {{"model", graph.name},
+       {"cluster", cluster.name},
+       {"devices", static_cast<int64_t>(cluster.devices.size())},
+       {"dtype", NameOf(graph.dtype)},
+       {"parameters", ParameterCount(graph)},
+       {"step_time_s", evaluation.step_time.seconds()},
+       {"tokens_per_s", rates.tokens_per_s},
+       {"tokens_per_s_per_gpu", rates.tokens_per_s_per_gpu},
+       {"model_flops", rates.model_flops},
+       {"model_tflops_per_gpu", rates.model_tflops_per_gpu},
+       {"mfu", rates.mfu},
+       {"mfu_causal", rates.mfu_causal},
+       {"hfu", rates.hfu},
+       {"memory", Json::Object({{"peak_bytes", PeakBytes(evaluation).value},
+                                {"per_device", std::move(per_device)}})},
+       {"breakdown", BreakdownJson(evaluation.breakdown)},
+       {"feasible", evaluation.feasible()},
+       {"violations",
+        Json::ArrayOf(evaluation.violations,
+                      [](const std::string& text) { return Json(text); })},
+       {"sources", Json::Object({{"measured", sources.measured},
+                                 {"interpolated", sources.interpolated},
+                                 {"analytical", sources.analytical}})}});
+}
+
+std::string StepText(const Graph& graph, const Cluster& cluster,
+                     const Plan& plan, const Evaluation& evaluation) {
+  const Throughput rates = ThroughputOf(graph, cluster, evaluation.step_time);
+  std::string out = Describe(graph, cluster, plan);
+  if (!out.ends_with('\n')) out += '\n';
+  out += "\n";
+  const SourceShares& sources = evaluation.sources;
+  out += Line("step time", FormatTime(evaluation.step_time) + ", by " +
+                               FormatPercent(sources.measured) +
+                               " measured, " +
+                               FormatPercent(sources.interpolated) +
+                               " interpolated, " +
+                               FormatPercent(sources.analytical) +
+                               " analytical task times");
+  out += Line("throughput", Rate(rates.tokens_per_s) + ", " +
+                                Rate(rates.tokens_per_s_per_gpu) +
+                                " per device");
+  out += Line("model FLOP/s",
+              FormatFixed(rates.model_tflops_per_gpu, 4) +
+                  " TFLOP/s per device: MFU " + FormatPercent(rates.mfu) +
+                  " (causal attention halved: " +
+                  FormatPercent(rates.mfu_causal) + "), HFU " +
+                  FormatPercent(rates.hfu));
+  out += Line("parameters", FormatCount(static_cast<double>(
+                                ParameterCount(graph))) + " in " +
+                                std::string(NameOf(graph.dtype)));
+  std::string breakdown;
+  for (const BreakdownPart& part : PartsOf(evaluation.breakdown)) {
+    if (part.time == Duration{}) continue;
+    if (!breakdown.empty()) breakdown += ", ";
+    breakdown += std::string(part.name) + " " +
+                 FormatPercent(part.time.seconds() /
+                               evaluation.step_time.seconds());
+  }
+  out += Line("time goes to", Wrap(breakdown, 16));
+  out += "\n" + MemoryTable(cluster, plan, evaluation);
+  for (const std::string& violation : evaluation.violations) {
+    out += "  cannot run: " + violation + "\n";
+  }
+  return out;
+}
+
+}  // namespace tessera

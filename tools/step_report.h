@@ -1,0 +1,47 @@
+#pragma once
+// How the predicted step of a plan is shown.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/ir/cluster.h"
+#include "planner/ir/graph.h"
+#include "planner/plan/evaluation.h"
+#include "planner/plan/plan.h"
+#include "tools/json.h"
+
+namespace tessera {
+
+// Rates of a step, by model FLOPs (planner/ir/graph.h). `peak` is the dense
+// peak of the graph's dtype, summed over the devices of the cluster.
+struct Throughput {
+  double tokens_per_s = 0;
+  double tokens_per_s_per_gpu = 0;
+  double model_flops = 0;
+  double model_tflops_per_gpu = 0;
+  double mfu = 0;
+  double mfu_causal = 0;  // causal attention counted half
+  double hfu = 0;         // with recomputed work
+};
+Throughput ThroughputOf(const Graph& graph, const Cluster& cluster,
+                        Duration step_time);
+
+// The fields of `tessera simulate --json`.
+Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
+              const Evaluation& evaluation);
+// The same in lines for people.
+std::string StepText(const Graph& graph, const Cluster& cluster,
+                     const Plan& plan, const Evaluation& evaluation);
+
+// The parts of a breakdown, which add up to its total, by the names of their
+// JSON fields ("all_reduce", "bubble").
+struct BreakdownPart {
+  std::string_view name;
+  Duration time;
+};
+std::vector<BreakdownPart> PartsOf(const Breakdown& breakdown);
+Json BreakdownJson(const Breakdown& breakdown);
+Json MemoryJson(const MemoryUse& memory);
+
+}  // namespace tessera
