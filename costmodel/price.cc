@@ -84,6 +84,16 @@ std::string FlatRule(size_t operands) {
   return rule + "->n";
 }
 
+// The copy that a kLoad, kSlice or kRecv is.
+ProfileKey CopyKey(const TaskView& view) {
+  ProfileKey key;
+  key.name = "copy";
+  key.dtype = ComputeType(view);
+  key.rule = FlatRule(1);
+  key.extents = {ElementsOf(view, view.task->writes)};
+  return key;
+}
+
 }  // namespace
 
 size_t IntKeyHash::operator()(const IntKey& key) const {
@@ -340,14 +350,11 @@ const CollectiveOption& Pricer::Option(const TaskView& view,
       Payload(view));
 }
 
-// A copy of `elements` by the slowest device of the group.
+// A copy by the slowest device of the group.
 double Pricer::CopySeconds(const TaskView& view, Bytes traffic,
-                           int64_t elements, CostSource& source) const {
+                           CostSource& source) const {
   CostQuery query;
-  query.key.name = "copy";
-  query.key.dtype = ComputeType(view);
-  query.key.rule = FlatRule(1);
-  query.key.extents = {elements};
+  query.key = CopyKey(view);
   query.bytes = traffic;
   double seconds = 0;
   for (int type : Class(view.group_class).device_types) {
@@ -440,6 +447,35 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
   return query;
 }
 
+// Of a kComm or kSend: the ranks of one subgroup, or one pair, count.
+ProfileKey Pricer::ExchangeKey(const TaskView& view) const {
+  const Task& task = *view.task;
+  const bool send = task.kind == TaskKind::kSend;
+  const GroupClass& where = Class(send ? view.pair_class : view.group_class);
+  const std::vector<DeviceId> ranks =
+      send ? Pairs(where.group, where.peer)[0]
+           : SubgroupDevices(where.group, task.axes)[0];
+  std::set<int> nodes;
+  for (DeviceId rank : ranks) {
+    nodes.insert(cluster_.devices[rank.index()].node);
+  }
+  return CollectiveKey(send ? CommKind::kSendRecv : task.comm,
+                       cluster_.TypeOf(where.group.devices[0]).name,
+                       static_cast<int>(ranks.size()),
+                       static_cast<int>(nodes.size()), Payload(view));
+}
+
+ProfileKey Pricer::ProfileKeyOf(const TaskView& view) const {
+  const TaskKind kind = view.task->kind;
+  if (kind == TaskKind::kComm || kind == TaskKind::kSend) {
+    return ExchangeKey(view);
+  }
+  ProfileKey key =
+      kind == TaskKind::kCompute ? KernelQuery(view).key : CopyKey(view);
+  key.device = cluster_.TypeOf(view.group->devices[0]).name;
+  return key;
+}
+
 TaskCost Pricer::Compute(const TaskView& view) const {
   const Task& task = *view.task;
   const GroupClass& where = Class(view.group_class);
@@ -460,20 +496,18 @@ TaskCost Pricer::Compute(const TaskView& view) const {
       break;
     }
     case TaskKind::kLoad: {
-      seconds = CopySeconds(view, BytesOf(view, task.writes),
-                            ElementsOf(view, task.writes), source);
+      seconds = CopySeconds(view, BytesOf(view, task.writes), source);
       break;
     }
     case TaskKind::kSlice: {
       seconds = CopySeconds(
           view, BytesOf(view, task.reads) + BytesOf(view, task.writes),
-          ElementsOf(view, task.writes), source);
+          source);
       break;
     }
     case TaskKind::kRecv: {
       if (first.concurrent_streams) break;
-      seconds = CopySeconds(view, BytesOf(view, task.writes) * 2,
-                            ElementsOf(view, task.writes), source);
+      seconds = CopySeconds(view, BytesOf(view, task.writes) * 2, source);
       break;
     }
     case TaskKind::kComm:
@@ -481,17 +515,8 @@ TaskCost Pricer::Compute(const TaskView& view) const {
       const bool send = task.kind == TaskKind::kSend;
       const GroupClass& pair = send ? Class(view.pair_class) : where;
       const CollectiveOption& option = Option(view, pair.group, pair.peer);
-      const std::vector<DeviceId> ranks =
-          send ? Pairs(pair.group, pair.peer)[0]
-               : SubgroupDevices(where.group, task.axes)[0];
-      std::set<int> nodes;
-      for (DeviceId rank : ranks) {
-        nodes.insert(cluster_.devices[rank.index()].node);
-      }
       CostQuery query;
-      query.key = CollectiveKey(send ? CommKind::kSendRecv : task.comm,
-                                first.name, static_cast<int>(ranks.size()),
-                                static_cast<int>(nodes.size()), Payload(view));
+      query.key = ExchangeKey(view);
       query.device = &first;
       query.collective = true;
       query.collective_seconds = option.Seconds(Payload(view));

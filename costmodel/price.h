@@ -83,6 +83,10 @@ class Pricer {
 
   TaskCost Price(const TaskView& view) const;
 
+  // What of a profile would be exactly this task's time, on the first device
+  // of its group. The profiler measures just these.
+  ProfileKey ProfileKeyOf(const TaskView& view) const;
+
   // What a kComm or kSend moves, as costmodel/collective counts it.
   Bytes Payload(const TaskView& view) const;
 
@@ -110,8 +114,9 @@ class Pricer {
   IntKey KeyOf(const TaskView& view) const;
   TaskCost Compute(const TaskView& view) const;
   CostQuery KernelQuery(const TaskView& view) const;
-  double CopySeconds(const TaskView& view, Bytes traffic, int64_t elements,
+  double CopySeconds(const TaskView& view, Bytes traffic,
                      CostSource& source) const;
+  ProfileKey ExchangeKey(const TaskView& view) const;
   const CollectiveOption& Option(const TaskView& view,
                                  const DeviceGroup& group,
                                  const DeviceGroup& peer) const;

@@ -161,4 +161,24 @@ Result<void> CheckWritable(const std::string& path, std::string_view flag) {
   return {};
 }
 
+Result<void> CheckProtoOutput(const std::string& path) {
+  const auto ends = [&](std::string_view end) { return path.ends_with(end); };
+  if (!ends(".txtpb") && !ends(".json") && !ends(".pb")) {
+    return InvalidInput("'" + path + "' does not end in .txtpb, .json or .pb",
+                        "-o");
+  }
+  return CheckWritable(path, "-o");
+}
+
+Result<void> CheckReadable(const std::string& path) {
+  if (access(path.c_str(), R_OK) != 0) {
+    return Error{ErrorCode::kNotFound,
+                 std::string("cannot open: ") + std::strerror(errno), path};
+  }
+  if (std::filesystem::is_directory(path)) {
+    return InvalidInput("is a directory", path);
+  }
+  return {};
+}
+
 }  // namespace tessera

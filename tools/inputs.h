@@ -41,5 +41,10 @@ void PrintWarnings(const Inputs& inputs);
 // An error unless a file can be written at `path`: asked before the work whose
 // result it is to hold. Writes nothing.
 Result<void> CheckWritable(const std::string& path, std::string_view flag);
+// The same for -o with a file of proto/, whose ending must be known.
+Result<void> CheckProtoOutput(const std::string& path);
+
+// An error unless there is a file at `path` that can be read.
+Result<void> CheckReadable(const std::string& path);
 
 }  // namespace tessera

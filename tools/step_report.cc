@@ -99,10 +99,18 @@ Json BreakdownJson(const Breakdown& breakdown) {
   return json;
 }
 
+std::vector<MemoryPart> MemoryParts(const MemoryUse& memory) {
+  std::vector<MemoryPart> parts;
+  for (size_t i = 0; i < kMemoryNames.size(); ++i) {
+    parts.push_back({kMemoryNames[i], memory.parts[i]});
+  }
+  return parts;
+}
+
 Json MemoryJson(const MemoryUse& memory) {
   Json json = Json::Object({{"total", memory.total.value}});
-  for (size_t i = 0; i < kMemoryNames.size(); ++i) {
-    json.Set(std::string(kMemoryNames[i]), memory.parts[i].value);
+  for (const MemoryPart& part : MemoryParts(memory)) {
+    json.Set(std::string(part.name), part.bytes.value);
   }
   return json;
 }

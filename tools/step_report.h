@@ -42,6 +42,14 @@ struct BreakdownPart {
 };
 std::vector<BreakdownPart> PartsOf(const Breakdown& breakdown);
 Json BreakdownJson(const Breakdown& breakdown);
+
+// The same of a device's memory ("parameters", "activations").
+struct MemoryPart {
+  std::string_view name;
+  Bytes bytes;
+};
+std::vector<MemoryPart> MemoryParts(const MemoryUse& memory);
+// With "total".
 Json MemoryJson(const MemoryUse& memory);
 
 }  // namespace tessera

@@ -40,6 +40,9 @@ Result<int> RunList(const Options& options);
 std::string HelpText();
 std::string HelpText(const Verb& verb);
 
+// The exit code of a failure.
+int ExitCodeOf(ErrorCode code);
+
 // The whole program. `arguments` are without the program's name.
 int RunTessera(const std::vector<std::string>& arguments);
 

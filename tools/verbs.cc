@@ -12,20 +12,6 @@ namespace {
 
 constexpr int kBadInput = 2;
 
-int ExitCodeOf(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kInvalidInput:
-    case ErrorCode::kNotFound:
-    case ErrorCode::kInfeasible:
-      return kBadInput;
-    case ErrorCode::kUnavailable:
-      return 1;
-    case ErrorCode::kInterrupted:
-      return 128 + SIGINT;
-  }
-  return 1;
-}
-
 // One line, whatever the message holds.
 int Fail(const Error& error) {
   std::string line = error.ToString();
@@ -62,6 +48,20 @@ Result<int> RunVerb(const Verb& verb, const std::vector<std::string>& all) {
 }
 
 }  // namespace
+
+int ExitCodeOf(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidInput:
+    case ErrorCode::kNotFound:
+    case ErrorCode::kInfeasible:
+      return kBadInput;
+    case ErrorCode::kUnavailable:
+      return 1;
+    case ErrorCode::kInterrupted:
+      return 128 + SIGINT;
+  }
+  return 1;
+}
 
 std::span<const Verb> Verbs() {
   static const std::vector<Verb> kTable = {

@@ -300,4 +300,8 @@ Result<void> WritePlan(const std::string& path, const Graph& graph,
   return WriteProtoFile(path, ToProto(graph, plan));
 }
 
+Result<std::string> PlanJson(const Graph& graph, const Plan& plan) {
+  return JsonOf(ToProto(graph, plan));
+}
+
 }  // namespace tessera

@@ -19,4 +19,7 @@ Result<Plan> ReadPlan(const std::string& path, const Graph& graph);
 Result<void> WritePlan(const std::string& path, const Graph& graph,
                        const Plan& plan);
 
+// The plan as WritePlan writes it to a .json file: one JSON object.
+Result<std::string> PlanJson(const Graph& graph, const Plan& plan);
+
 }  // namespace tessera

@@ -238,4 +238,8 @@ Result<void> WriteProtoFile(const std::string& path, const Message& message) {
   return WriteFileAtomically(path, bytes);
 }
 
+Result<std::string> JsonOf(const Message& message) {
+  return PrintJson(message);
+}
+
 }  // namespace tessera

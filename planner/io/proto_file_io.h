@@ -36,4 +36,7 @@ Result<void> ReadProtoFile(const std::string& path,
 Result<void> WriteProtoFile(const std::string& path,
                             const google::protobuf::Message& message);
 
+// `message` as WriteProtoFile writes it to a .json file.
+Result<std::string> JsonOf(const google::protobuf::Message& message);
+
 }  // namespace tessera

@@ -9,8 +9,8 @@
 namespace tessera {
 namespace {
 
-std::string Count(int64_t n, std::string_view one) {
-  return std::to_string(n) + " " + std::string(one) + (n == 1 ? "" : "s");
+std::string Count(int64_t n, std::string_view one, std::string_view plural) {
+  return std::to_string(n) + " " + std::string(n == 1 ? one : plural);
 }
 
 // "device 3", "devices 0-7", "devices 0, 4, 8, … (16)"; with their hosts.
@@ -220,10 +220,9 @@ class Describer {
 
   void Batch() {
     if (plan_.groups.size() > 1) text_ += plan_.schedule + ", ";
-    text_ += Count(plan_.microbatches, "microbatch");
-    if (plan_.microbatches > 1) text_.insert(text_.size() - 1, "e");
-    text_ += " of " +
-             Count(graph_.global_batch / plan_.microbatches, "sample");
+    text_ += Count(plan_.microbatches, "microbatch", "microbatches") + " of " +
+             Count(graph_.global_batch / plan_.microbatches, "sample",
+                   "samples");
     const int b = index_.SampleFactor(NodeId(0));
     if (b >= 0) {
       const OpPlacement& first = plan_.ops[0];

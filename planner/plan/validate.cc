@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <set>
+#include <cstdint>
 
 #include "planner/schedule/pipeline_schedule.h"
 
@@ -21,8 +21,14 @@ std::string Quoted(std::string_view text) {
 // that the search can afford a whole check for each candidate.
 class Validator {
  public:
-  Validator(const GraphIndex& index, const Cluster& cluster, const Plan& plan)
-      : index_(index), graph_(*index.graph), cluster_(cluster), plan_(plan) {}
+  // Stops soon after `most` problems.
+  Validator(const GraphIndex& index, const Cluster& cluster, const Plan& plan,
+            size_t most)
+      : index_(index),
+        graph_(*index.graph),
+        cluster_(cluster),
+        plan_(plan),
+        most_(most) {}
 
   std::vector<Error> Run() {
     if (plan_.graph_fingerprint != index_.fingerprint) {
@@ -38,7 +44,7 @@ class Validator {
     CheckGroups();
     CheckBatch();
     // Sizes on a mesh that is none would mean nothing.
-    if (meshes_ok_) {
+    if (meshes_ok_ && !Full()) {
       CheckPlacements();
       CheckWeights();
     }
@@ -49,6 +55,8 @@ class Validator {
   void Fail(std::string where, std::string message) {
     errors_.push_back(InvalidInput(std::move(message), std::move(where)));
   }
+
+  bool Full() const { return errors_.size() >= most_; }
 
   std::string NodeText(NodeId node) const {
     return Indexed("ops", node.index()) + " " +
@@ -162,6 +170,7 @@ class Validator {
         continue;
       }
       CheckPlacement(node, plan_.ops[i], plan_.groups[group.index()]);
+      if (Full()) return;
     }
     if (groups_exist) CheckStages();
   }
@@ -329,6 +338,7 @@ class Validator {
   const Graph& graph_;
   const Cluster& cluster_;
   const Plan& plan_;
+  const size_t most_;
   int64_t batch_ = 0;  // samples of a microbatch; 0 where it is not known
   bool meshes_ok_ = true;
   bool stages_ok_ = false;
@@ -339,7 +349,12 @@ class Validator {
 
 std::vector<Error> Validate(const GraphIndex& index, const Cluster& cluster,
                             const Plan& plan) {
-  return Validator(index, cluster, plan).Run();
+  return Validator(index, cluster, plan, SIZE_MAX).Run();
+}
+
+bool IsValid(const GraphIndex& index, const Cluster& cluster,
+             const Plan& plan) {
+  return Validator(index, cluster, plan, 1).Run().empty();
 }
 
 std::vector<Error> Validate(const Graph& graph, const Cluster& cluster,

@@ -15,4 +15,7 @@ namespace tessera {
 std::vector<Error> Validate(const GraphIndex& index, const Cluster& cluster,
                             const Plan& plan);
 
+// Whether there are none, which a broken plan shows sooner.
+bool IsValid(const GraphIndex& index, const Cluster& cluster, const Plan& plan);
+
 }  // namespace tessera

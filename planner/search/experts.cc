@@ -61,20 +61,19 @@ std::vector<std::vector<Strategy>> Megatron(const SearchSpace& space) {
   for (int tp : degrees) {
     Strategy strategy;
     strategy.tp = tp;
-    strategy.dp = devices / tp;
     // The largest degree that the model's heads and columns allow.
     bool possible = false;
-    for (const Strategy& with_samples : WithSamples(space, strategy)) {
-      possible |= PlanFromStrategy(space.index, *space.cluster, with_samples)
-                      .has_value();
-      if (possible) break;
-    }
     for (int pp : Divisors(devices / tp,
                            static_cast<int64_t>(
                                space.index.graph->blocks.size()))) {
       strategy.pp = pp;
       strategy.dp = devices / tp / pp;
       const auto list = WithSamples(space, strategy);
+      possible = possible ||
+                 std::any_of(list.begin(), list.end(), [&](const Strategy& s) {
+                   return PlanFromStrategy(space.index, *space.cluster, s)
+                       .has_value();
+                 });
       if (!list.empty()) lists.push_back(list);
     }
     if (possible) return lists;

@@ -40,10 +40,10 @@ struct SearchOptions {
   int64_t proposals = 0;  // of all chains together
   double time_limit = 10;  // seconds, the starting plans included
   int threads = 0;        // 0: as many as the machine runs at once
-  // Of the hottest chain, in units of its start's step time: 0.02 accepts a
-  // plan 2 % slower with probability 1/e. Chain i runs at temperature /
-  // 4^(i mod 4), so that some explore and some settle.
-  double temperature = 0.02;
+  // Of the hottest chain, in units of its start's step time: 0.1 accepts a plan
+  // that is slower by 10 % of it with probability 1/e. Chain i runs at
+  // temperature / 4^(i mod 4), so that some explore and some settle.
+  double temperature = 0.1;
   std::vector<Plan> starts;  // further starting points; invalid ones are passed
   // Called about ten times a second from one thread, or never.
   std::function<void(const SearchProgress&)> progress;

@@ -36,7 +36,7 @@ SearchSpace::SearchSpace(const Graph& graph, const Cluster& cluster_in)
 bool MakeCanonical(const SearchSpace& space, Plan& plan) {
   // ZeroAxes looks meshes up, so these are checked first, then the whole.
   for (WeightPlacement& weight : plan.weights) weight.zero_axes = 0;
-  if (!Validate(space.index, *space.cluster, plan).empty()) return false;
+  if (!IsValid(space.index, *space.cluster, plan)) return false;
   SetZeroAxes(space.index, plan);
   return true;
 }

@@ -322,9 +322,9 @@ Result<void> NcclWorld::Wait(Ready ready, Clock::time_point begin,
     TESSERA_RETURN_IF_ERROR(WhileWaiting());
     const std::chrono::duration<double> waited = Clock::now() - begin;
     if (waited.count() > options_.timeout.seconds()) {
-      return Fail(Unavailable(Text("rank ", rank_, " waited longer than ",
-                                   options_.timeout.seconds(), " s for ",
-                                   who)));
+      return Fail(
+          Unavailable(Text("rank ", rank_, " waited longer than ",
+                           options_.timeout.seconds(), " s for ", who)));
     }
     std::this_thread::sleep_for(kPause);
   }
@@ -349,8 +349,7 @@ Result<void> NcclWorld::WhileWaiting() {
 }
 
 Result<void> NcclWorld::CheckHealth() {
-  const std::string oldest =
-      in_flight_.empty() ? "" : in_flight_.front().what;
+  const std::string oldest = in_flight_.empty() ? "" : in_flight_.front().what;
   for (ncclComm_t comm : comms_) {
     ncclResult_t state = ncclSuccess;
     Result<void> well =
@@ -391,8 +390,7 @@ Result<void> NcclWorld::Open() {
     return InvalidInput(Text("rank ", rank_, " of ", size_));
   }
   // The n-th world of this job, by the rank's own count of its calls.
-  TESSERA_TRY(const int64_t call,
-              store_.Add(Text("nccl/calls/", rank_), 1));
+  TESSERA_TRY(const int64_t call, store_.Add(Text("nccl/calls/", rank_), 1));
   prefix_ = Text("nccl/", call, "/");
   front_since_ = health_checked_ = store_asked_ = Clock::now();
   device_.set_while_waiting([this] { return WhileWaiting(); });
@@ -483,15 +481,13 @@ Result<Communicator*> NcclWorld::Group(std::span<const int> ranks) {
   const auto position = static_cast<int>(here);
   // The list itself may be longer than a key.
   const std::string key = Text("group/", list.size(), "/", HashOf(list));
-  auto comm =
-      Connect(key, position, static_cast<int>(list.size()),
-              "the other members", /*wait=*/true);
+  auto comm = Connect(key, position, static_cast<int>(list.size()),
+                      "the other members", /*wait=*/true);
   if (!comm) {
     return AtThisRank(Fail(comm.error()),
                       Text("joining group ", NameOfGroup(list)));
   }
-  auto group =
-      std::make_unique<NcclCommunicator>(*this, list, position, *comm);
+  auto group = std::make_unique<NcclCommunicator>(*this, list, position, *comm);
   Communicator* const result = group.get();
   groups_.emplace(std::move(list), std::move(group));
   return result;
@@ -545,8 +541,7 @@ void NcclWorld::CloseAll() {
            state == ncclInProgress && Clock::now() < end) {
       std::this_thread::sleep_for(kPause);
     }
-    (void)(state == ncclSuccess ? ncclCommDestroy(comm)
-                                : ncclCommAbort(comm));
+    (void)(state == ncclSuccess ? ncclCommDestroy(comm) : ncclCommAbort(comm));
   }
   comms_.clear();
 }
@@ -588,16 +583,15 @@ Result<void> NcclCommunicator::Enqueue(std::string_view operation,
                 world_.device_.Record(world_.device_.queue()));
     if (world_.in_flight_.empty()) world_.front_since_ = Clock::now();
     world_.in_flight_.push_back(
-        {done, Text("rank ", world_.rank_, ", ", world_.TaskText(), ", ",
-                    operation, " of ", bytes, " bytes of group ",
-                    NameOfGroup(ranks_))});
+        {done,
+         Text("rank ", world_.rank_, ", ", world_.TaskText(), ", ", operation,
+              " of ", bytes, " bytes of group ", NameOfGroup(ranks_))});
     return world_.WhileWaiting();
   };
   if (auto done = run(); !done) {
     const Error failure = world_.Fail(done.error());
     // Where an operation before this one is to blame, it is named already.
-    return done.error().where.empty() ? Here(failure, operation)
-                                      : done.error();
+    return done.error().where.empty() ? Here(failure, operation) : done.error();
   }
   return {};
 }
@@ -716,9 +710,9 @@ Result<void> NcclCommunicator::AllToAll(const void* send,
   return Enqueue("all-to-all", send_offsets.back(), [&](cudaStream_t queue) {
     return ForEachRank(size(), [&](int peer, size_t r) {
       if (send_bytes[r] > 0) {
-        const ncclResult_t sent = ncclSend(from + send_offsets[r],
-                                           static_cast<size_t>(send_bytes[r]),
-                                           ncclUint8, peer, comm_, queue);
+        const ncclResult_t sent =
+            ncclSend(from + send_offsets[r], static_cast<size_t>(send_bytes[r]),
+                     ncclUint8, peer, comm_, queue);
         if (sent != ncclSuccess && sent != ncclInProgress) return sent;
       }
       if (recv_bytes[r] == 0) return ncclSuccess;
@@ -803,9 +797,9 @@ Result<void> NcclWorld::AddSlots() {
   TESSERA_RETURN_IF_ERROR(
       CudaOk(cudaMallocHost(&host, kSlots * kSlotBytes), "cudaMallocHost"));
   pinned_.push_back(host);
-  TESSERA_TRY(void* const on_device,
-              device_.Allocate({kSlots * kSlotBytes},
-                               MemoryCategory::kCommunication));
+  TESSERA_TRY(
+      void* const on_device,
+      device_.Allocate({kSlots * kSlotBytes}, MemoryCategory::kCommunication));
   slots_on_device_.push_back(on_device);
   // What the queue still does with this memory is over then.
   TESSERA_RETURN_IF_ERROR(device_.Synchronize());
@@ -823,8 +817,8 @@ Result<void> NcclWorld::Post(int to, const MessageHeader& header,
   TESSERA_RETURN_IF_ERROR(device_.Select());
   void* copy = nullptr;
   if (header.bytes > 0) {
-    TESSERA_TRY(copy, device_.Allocate({header.bytes},
-                                       MemoryCategory::kCommunication));
+    TESSERA_TRY(
+        copy, device_.Allocate({header.bytes}, MemoryCategory::kCommunication));
     device_.Copy(copy, data, {.run_bytes = header.bytes});
   }
   if (to == rank_) {
@@ -900,13 +894,11 @@ Result<bool> NcclWorld::Advance(Outbox& outbox, Outgoing& message) {
   if (connecting) return false;
   if (message.step == Step::kQueued) {
     TESSERA_RETURN_IF_ERROR(device_.Select());
-    TESSERA_RETURN_IF_ERROR(
-        CudaOk(cudaMemcpyAsync(message.header.device, message.header.host,
-                               sizeof(MessageHeader), cudaMemcpyHostToDevice,
-                               stream),
-               "cudaMemcpyAsync"));
-    TESSERA_RETURN_IF_ERROR(
-        send(message.header.device, sizeof(MessageHeader)));
+    TESSERA_RETURN_IF_ERROR(CudaOk(
+        cudaMemcpyAsync(message.header.device, message.header.host,
+                        sizeof(MessageHeader), cudaMemcpyHostToDevice, stream),
+        "cudaMemcpyAsync"));
+    TESSERA_RETURN_IF_ERROR(send(message.header.device, sizeof(MessageHeader)));
     message.step = Step::kHeaderIssued;
     TESSERA_TRY(const bool sending_header, busy());
     if (sending_header) return false;
@@ -952,8 +944,7 @@ Result<void> NcclWorld::Take(int from, const MessageHeader& wanted,
                              wanted.bytes, " are expected"));
   }
   if (found->arrived != nullptr) {
-    TESSERA_RETURN_IF_ERROR(
-        device_.RunAfter(device_.queue(), found->arrived));
+    TESSERA_RETURN_IF_ERROR(device_.RunAfter(device_.queue(), found->arrived));
     device_.Recycle(found->arrived);
   }
   if (found->data != nullptr) {
@@ -1010,8 +1001,8 @@ Result<NcclWorld::Message> NcclWorld::ReceiveNext(int from, Inbox& inbox,
                          message.header.tag == wanted.tag &&
                          bytes == wanted.bytes;
   if (!is_wanted) {
-    TESSERA_TRY(message.data, device_.Allocate({bytes},
-                                               MemoryCategory::kCommunication));
+    TESSERA_TRY(message.data,
+                device_.Allocate({bytes}, MemoryCategory::kCommunication));
   }
   // What the queue did with this memory comes first.
   TESSERA_RETURN_IF_ERROR(device_.Order(device_.queue(), stream));

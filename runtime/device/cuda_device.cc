@@ -81,9 +81,9 @@ Result<void> CudaDevice::Open() {
   TESSERA_TRY(queue_, MakeStream(StreamRole::kCompute));
   for (Staging& staging : staging_) {
     void* data = nullptr;
-    TESSERA_RETURN_IF_ERROR(Check(
-        cudaMallocHost(&data, static_cast<size_t>(kStagingBytes)),
-        "cudaMallocHost"));
+    TESSERA_RETURN_IF_ERROR(
+        Check(cudaMallocHost(&data, static_cast<size_t>(kStagingBytes)),
+              "cudaMallocHost"));
     staging.data = static_cast<std::byte*>(data);
     TESSERA_TRY(staging.last_use, Record(queue_));
   }
@@ -116,9 +116,9 @@ Result<void*> CudaDevice::Allocate(Bytes size, MemoryCategory category) {
   }
 #ifndef NDEBUG
   // Not a number in every floating-point type.
-  Keep(Check(cudaMemsetAsync(*data, 0xff, static_cast<size_t>(size.value),
-                             queue_),
-             "cudaMemsetAsync"));
+  Keep(Check(
+      cudaMemsetAsync(*data, 0xff, static_cast<size_t>(size.value), queue_),
+      "cudaMemsetAsync"));
 #endif
   in_use_[*data] = {size, category};
   account_.Add(category, size);
@@ -143,9 +143,8 @@ Bytes CudaDevice::reserved() const {
 void CudaDevice::Zero(void* data, Bytes size) {
   if (size.value == 0) return;
   Keep(Select());
-  Keep(Check(
-      cudaMemsetAsync(data, 0, static_cast<size_t>(size.value), queue_),
-      "cudaMemsetAsync"));
+  Keep(Check(cudaMemsetAsync(data, 0, static_cast<size_t>(size.value), queue_),
+             "cudaMemsetAsync"));
 }
 
 void CudaDevice::Copy(void* to, const void* from, const StridedCopy& copy) {
@@ -186,8 +185,8 @@ Result<void> CudaDevice::WriteThroughStaging(std::byte* to,
         Check(cudaMemcpyAsync(to + begin, staging->data, piece,
                               cudaMemcpyHostToDevice, queue_),
               "cudaMemcpyAsync to the device"));
-    TESSERA_RETURN_IF_ERROR(Check(cudaEventRecord(staging->last_use, queue_),
-                                  "cudaEventRecord"));
+    TESSERA_RETURN_IF_ERROR(
+        Check(cudaEventRecord(staging->last_use, queue_), "cudaEventRecord"));
   }
   return {};
 }
@@ -216,8 +215,8 @@ Result<void> CudaDevice::ReadThroughStaging(std::byte* to,
         Check(cudaMemcpyAsync(staging->data, from + begin, piece,
                               cudaMemcpyDeviceToHost, queue_),
               "cudaMemcpyAsync to the host"));
-    TESSERA_RETURN_IF_ERROR(Check(cudaEventRecord(staging->last_use, queue_),
-                                  "cudaEventRecord"));
+    TESSERA_RETURN_IF_ERROR(
+        Check(cudaEventRecord(staging->last_use, queue_), "cudaEventRecord"));
     TESSERA_RETURN_IF_ERROR(finish());
     under_way = {staging, to + begin, piece};
   }
@@ -258,7 +257,9 @@ Result<CudaEvent> CudaDevice::Record(CudaStream stream) {
   return event;
 }
 
-void CudaDevice::Recycle(CudaEvent event) { free_events_.push_back(event); }
+void CudaDevice::Recycle(CudaEvent event) {
+  free_events_.push_back(event);
+}
 
 Result<void> CudaDevice::RunAfter(CudaStream later, CudaEvent event) {
   return Check(cudaStreamWaitEvent(later, event, 0), "cudaStreamWaitEvent");

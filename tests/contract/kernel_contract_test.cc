@@ -248,6 +248,7 @@ const std::vector<Case>& Cases() {
        {},
        /*in_place=*/true},
       {"sgd", "sgd", "", {{'n', 301}}, {{"lr", 0.1}}, {}, /*in_place=*/true},
+      {"cast", "cast", "", {{'n', 301}}},
       {"square_sum", "square_sum", "", {{'n', 301}}},
       {"clip_coefficient", "clip_coefficient", "", {}, {{"clip", 0.5}}},
   };

@@ -51,7 +51,7 @@ std::optional<Proposal> Finish(const SearchSpace& space, const Plan& old,
                                Plan candidate, double log_ratio) {
   SetZeroAxes(space.index, candidate);
   if (SameUpToNames(candidate, old) ||
-      !Validate(space.index, *space.cluster, candidate).empty()) {
+      !IsValid(space.index, *space.cluster, candidate)) {
     return std::nullopt;
   }
   return Proposal{std::move(candidate), log_ratio};

@@ -116,6 +116,7 @@ void AddAll(const KernelCall& call) {
   T* const y = call.results[0].as<T>();
   ForEachBlock(call.results[0].elements(), [&](int64_t i, int64_t count) {
     Block<T> sum = Block<T>::Zero();
+    if (call.accumulate) sum = Load<T>(y + i, count);
     for (const LocalTensor& operand : call.operands) {
       if (operand.data == nullptr) continue;
       sum += Load(operand.as<const T>() + i, count);
@@ -135,8 +136,8 @@ std::vector<Kernel> CpuElementwiseKernels() {
       {"silu", ByDType<Silu<float>, Silu<double>>},
       {"silu_dx", ByDType<SiluDx<float>, SiluDx<double>>},
       {"multiply", ByDType<Multiply<float>, Multiply<double>>},
-      {"add", ByDType<AddAll<float>, AddAll<double>>},
-      {"sum", ByDType<AddAll<float>, AddAll<double>>},
+      {"add", ByDType<AddAll<float>, AddAll<double>>, true},
+      {"sum", ByDType<AddAll<float>, AddAll<double>>, true},
   };
 }
 

@@ -53,6 +53,14 @@ void Sgd(const KernelCall& call) {
   });
 }
 
+// master -> parameter, each of its own type.
+void Cast(const KernelCall& call) {
+  const int64_t n = call.operands[0].elements();
+  for (int64_t i = 0; i < n; ++i) {
+    Put(call.results[0], i, Get(call.operands[0], i));
+  }
+}
+
 // gradient -> sum of squares.
 template <typename T>
 void SquareSum(const KernelCall& call) {
@@ -79,6 +87,7 @@ std::vector<Kernel> CpuOptimizerKernels() {
   return {
       {"adamw", ByDType<AdamW<float>, AdamW<double>>},
       {"sgd", ByDType<Sgd<float>, Sgd<double>>},
+      {"cast", Cast},
       {"square_sum", ByDType<SquareSum<float>, SquareSum<double>>, true},
       {"clip_coefficient", ClipCoefficient},
   };

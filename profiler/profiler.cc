@@ -1,0 +1,363 @@
+#include "profiler/profiler.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <memory>
+#include <numeric>
+#include <string>
+
+#include "planner/base/rng.h"
+#include "planner/io/huggingface.h"
+#include "planner/io/model_config.h"
+#include "planner/plan/graph_index.h"
+#include "planner/plan/strategy.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kSamples = 5;
+// A sample takes so long at least, where its runs are short; between four and
+// one of Linux's default time slices of 3 ms (sysctl sched_base_slice_ns).
+constexpr double kLongestSample = 12e-3;
+constexpr double kShortestSample = 3e-3;
+constexpr int64_t kMostRuns = 10'000;
+
+constexpr std::array kPayloads = {1 << 10, 1 << 12, 1 << 14, 1 << 16,
+                                  1 << 18, 1 << 20, 1 << 22, 1 << 24};
+constexpr std::array kCollectives = {
+    CommKind::kAllReduce, CommKind::kAllGather, CommKind::kReduceScatter,
+    CommKind::kAllToAll, CommKind::kRedistribute};
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+std::vector<int> Divisors(int n) {
+  std::vector<int> divisors;
+  for (int d = 1; d <= n; ++d) {
+    if (n % d == 0) divisors.push_back(d);
+  }
+  return divisors;
+}
+
+// One exchange of a profile row, among this rank's subgroup of neighbours.
+class PreparedExchange {
+ public:
+  static Result<std::unique_ptr<PreparedExchange>> Make(const ProfileKey& key,
+                                                        CommWorld& world) {
+    auto exchange = std::make_unique<PreparedExchange>();
+    exchange->kind_ = KindOf(key.name);
+    const int first = world.world_rank() / key.ranks * key.ranks;
+    // Ranks that are left over watch.
+    if (first + key.ranks > world.world_size()) return exchange;
+    std::vector<int> ranks(static_cast<size_t>(key.ranks));
+    std::iota(ranks.begin(), ranks.end(), first);
+    TESSERA_TRY(exchange->group_, world.Group(ranks));
+    const auto n = static_cast<int64_t>(key.ranks);
+    exchange->count_ = key.payload.value / SizeOf(DType::kFloat32);
+    const int64_t share = exchange->count_ / n;
+    exchange->counts_.assign(ranks.size(), share);
+    exchange->bytes_.assign(ranks.size(), share * SizeOf(DType::kFloat32));
+    exchange->send_.resize(static_cast<size_t>(exchange->count_));
+    exchange->receive_.resize(static_cast<size_t>(exchange->count_));
+    return exchange;
+  }
+
+  Result<void> Run() {
+    if (group_ == nullptr) return {};
+    const auto self = static_cast<size_t>(group_->rank());
+    switch (kind_) {
+      case CommKind::kAllReduce:
+        return group_->AllReduce(send_.data(), count_, DType::kFloat32);
+      case CommKind::kAllGather:
+        return group_->AllGather(send_.data(), bytes_[self], receive_.data(),
+                                 bytes_);
+      case CommKind::kReduceScatter:
+        return group_->ReduceScatter(send_.data(), receive_.data(), counts_,
+                                     DType::kFloat32);
+      case CommKind::kAllToAll:
+      case CommKind::kRedistribute:
+        return group_->AllToAll(send_.data(), bytes_, receive_.data(), bytes_);
+      case CommKind::kSendRecv:
+        break;
+    }
+    // There and back: two messages.
+    const int64_t bytes = count_ * SizeOf(DType::kFloat32);
+    const int peer = 1 - group_->rank();
+    if (self == 0) {
+      TESSERA_RETURN_IF_ERROR(group_->Send(send_.data(), bytes, peer, 0));
+      return group_->Recv(receive_.data(), bytes, peer, 0);
+    }
+    TESSERA_RETURN_IF_ERROR(group_->Recv(receive_.data(), bytes, peer, 0));
+    return group_->Send(send_.data(), bytes, peer, 0);
+  }
+
+ private:
+  static CommKind KindOf(std::string_view name) {
+    for (const CommKind kind : kCollectives) {
+      if (NameOf(kind) == name) return kind;
+    }
+    TESSERA_CHECK(name == NameOf(CommKind::kSendRecv)) << name;
+    return CommKind::kSendRecv;
+  }
+
+  CommKind kind_ = CommKind::kAllReduce;
+  Communicator* group_ = nullptr;
+  int64_t count_ = 0;
+  std::vector<int64_t> counts_;
+  std::vector<int64_t> bytes_;
+  std::vector<float> send_;
+  std::vector<float> receive_;
+};
+
+// Times cases on all ranks at once.
+class Stopwatch {
+ public:
+  Stopwatch(Communicator& all, double sample_s)
+      : all_(all), sample_s_(sample_s) {}
+
+  Result<Measurement> Time(const std::function<Result<void>()>& run) {
+    TESSERA_RETURN_IF_ERROR(run());  // touches all memory
+    TESSERA_TRY(const double once, Sample(run, 1));
+    const double wanted = sample_s_ / std::max(once, 1e-9);
+    const auto runs = static_cast<int64_t>(
+        std::clamp(wanted, 1.0, static_cast<double>(kMostRuns)));
+    std::array<double, kSamples> samples = {};
+    for (double& sample : samples) {
+      TESSERA_TRY(sample, Sample(run, runs));
+    }
+    std::ranges::sort(samples);
+    Measurement result;
+    result.median_s = samples[kSamples / 2];
+    result.spread = (samples[3 * kSamples / 4] - samples[kSamples / 4]) /
+                    result.median_s;
+    result.samples = static_cast<int>(kSamples);
+    return result;
+  }
+
+ private:
+  // Seconds of one run: the mean over `runs` and over the ranks.
+  Result<double> Sample(const std::function<Result<void>()>& run,
+                        int64_t runs) {
+    TESSERA_RETURN_IF_ERROR(all_.Barrier());
+    const auto start = Clock::now();
+    for (int64_t i = 0; i < runs; ++i) TESSERA_RETURN_IF_ERROR(run());
+    double seconds = SecondsSince(start);
+    TESSERA_RETURN_IF_ERROR(all_.AllReduce(&seconds, 1, DType::kFloat64));
+    return std::max(seconds, 1e-9) /
+           static_cast<double>(runs * all_.size());
+  }
+
+  Communicator& all_;
+  const double sample_s_;
+};
+
+// A message's row holds what the sender is priced with; the receiver is priced
+// as a copy (costmodel/price.h). What was timed is two messages with both.
+void TakeCopiesFromMessages(ProfileDb& profile) {
+  for (auto& [key, row] : profile.rows) {
+    if (key.name != NameOf(CommKind::kSendRecv)) continue;
+    const double message = row.median_s / 2;
+    ProfileKey copy = key;
+    copy.name = "copy";
+    copy.ranks = 1;
+    copy.rule = "n->n";
+    copy.extents = {key.payload.value / SizeOf(DType::kFloat32)};
+    copy.payload = {};
+    const Measurement* copied = profile.Find(copy);
+    row.median_s = std::max(
+        message - (copied == nullptr ? 0 : copied->median_s), message / 4);
+  }
+}
+
+JsonValue Number(double value) {
+  JsonValue number;
+  number.kind = JsonValue::Kind::kNumber;
+  number.number = value;
+  return number;
+}
+
+Result<Graph> TypicalGraph(const ModelFamily& family, int64_t width,
+                           int64_t seq_len, int64_t layers) {
+  constexpr int64_t kHeadSize = 32;
+  constexpr int64_t kVocabulary = 256;  // bytes
+  constexpr int64_t kBatch = 16;
+  const auto wide = static_cast<double>(width);
+  const double heads = wide / kHeadSize;
+  JsonValue values;
+  values.kind = JsonValue::Kind::kObject;
+  const auto set = [&](const char* key, double value) {
+    values.fields[key] = Number(value);
+  };
+  set("vocab_size", kVocabulary);
+  const bool gpt2 = family.name == "gpt2";
+  set(gpt2 ? "n_embd" : "hidden_size", wide);
+  set(gpt2 ? "n_head" : "num_attention_heads", heads);
+  set(gpt2 ? "n_layer" : "num_hidden_layers", static_cast<double>(layers));
+  set(gpt2 ? "n_positions" : "max_position_embeddings",
+      static_cast<double>(seq_len));
+  if (gpt2) {
+    set("attn_pdrop", 0);
+  } else {
+    set("num_key_value_heads", heads / 2);
+    set("intermediate_size", 2.75 * wide);  // 8/3, to a multiple of the heads
+  }
+  ModelConfig config("typical " + std::string(family.name), std::move(values));
+  ImportOptions options;
+  options.global_batch = kBatch;
+  options.seq_len = seq_len;
+  options.dtype = DType::kFloat32;
+  TESSERA_TRY(Graph forward, family.build(config, options));
+  return Differentiate(std::move(forward));
+}
+
+}  // namespace
+
+std::vector<Plan> UniformPlans(const Graph& graph, const Cluster& cluster,
+                               int most_samples) {
+  const GraphIndex index(graph);
+  const auto ranks = static_cast<int>(cluster.devices.size());
+  std::vector<Plan> plans;
+  for (const int tp : Divisors(ranks)) {
+    for (const int pp : Divisors(ranks / tp)) {
+      Strategy strategy;
+      strategy.tp = tp;
+      strategy.pp = pp;
+      strategy.dp = ranks / tp / pp;
+      const int64_t samples = graph.global_batch / strategy.dp;
+      for (int mbs = 1; mbs <= std::min<int64_t>(samples, most_samples);
+           mbs *= 2) {
+        for (const bool sp : {false, true}) {
+          for (const int zero : {0, 1}) {
+            if ((sp && tp == 1) || (zero == 1 && strategy.dp == 1)) continue;
+            strategy.mbs = mbs;
+            strategy.sp = sp;
+            strategy.zero = zero;
+            auto plan = PlanFromStrategy(index, cluster, strategy);
+            if (plan) plans.push_back(*std::move(plan));
+          }
+        }
+      }
+    }
+  }
+  return plans;
+}
+
+Result<void> AddCases(const Graph& graph, const Cluster& cluster,
+                      std::span<const Plan> plans,
+                      const TrainingOptions& options, ProfileCases& cases) {
+  const Pricer pricer(graph, cluster, nullptr);
+  for (const Plan& plan : plans) {
+    TESSERA_RETURN_IF_ERROR(
+        AddKernelCases(pricer, plan, options, cases.kernels));
+  }
+  return {};
+}
+
+void AddLadder(const Cluster& cluster, ProfileCases& cases) {
+  const std::string& device = cluster.TypeOf(DeviceId(0)).name;
+  const auto ranks = static_cast<int>(cluster.devices.size());
+  for (const int payload : kPayloads) {
+    for (const int n : Divisors(ranks)) {
+      if (n == 1) continue;
+      for (const CommKind kind : kCollectives) {
+        cases.collectives.insert(CollectiveKey(kind, device, n, 1, {payload}));
+      }
+    }
+    if (ranks > 1) {
+      cases.collectives.insert(
+          CollectiveKey(CommKind::kSendRecv, device, 2, 1, {payload}));
+    }
+    ProfileKey key;
+    key.name = "copy";
+    key.device = device;
+    key.rule = "n->n";
+    key.extents = {payload / SizeOf(DType::kFloat32)};
+    KernelCase copy;
+    const KernelCase::Buffer buffer = {key.dtype, key.extents, key.extents,
+                                       KernelCase::Fill::kRandom};
+    copy.operands = {buffer};
+    copy.results = {buffer};
+    cases.kernels.try_emplace(std::move(key), std::move(copy));
+  }
+}
+
+Result<std::vector<Graph>> TypicalGraphs() {
+  constexpr int64_t kLayers = 4;
+  std::vector<Graph> graphs;
+  for (const ModelFamily& family : ModelFamilies()) {
+    if (family.name != "gpt2" && family.name != "llama") continue;
+    for (const int64_t width : {256, 512}) {
+      TESSERA_TRY(Graph graph, TypicalGraph(family, width, 128, kLayers));
+      graphs.push_back(std::move(graph));
+    }
+  }
+  return graphs;
+}
+
+Result<ProfilerResult> Profile(const ProfileCases& cases, CommWorld& world,
+                               const ProfilerOptions& options) {
+  const auto start = Clock::now();
+  std::vector<int> ranks(static_cast<size_t>(world.world_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  TESSERA_TRY(Communicator* const all, world.Group(ranks));
+
+  struct Case {
+    const ProfileKey* key;
+    const KernelCase* kernel;  // null for an exchange
+  };
+  std::vector<Case> order;
+  for (const auto& [key, kernel] : cases.kernels) {
+    order.push_back({&key, &kernel});
+  }
+  // In no order, so that what the time does not suffice for lies everywhere
+  // between what was timed.
+  Rng rng(0);
+  for (size_t i = order.size(); i > 1; --i) {
+    std::swap(order[i - 1], order[rng.Below(static_cast<uint32_t>(i))]);
+  }
+  std::vector<Case> exchanges;
+  for (const ProfileKey& key : cases.collectives) {
+    exchanges.push_back({&key, nullptr});
+  }
+  order.insert(order.begin(), exchanges.begin(), exchanges.end());
+
+  // A case takes its samples and about as much again as one more for the rest.
+  const double sample_s =
+      options.time_limit_s / static_cast<double>(order.size() * (kSamples + 2));
+  Stopwatch stopwatch(
+      *all, std::clamp(sample_s, kShortestSample, kLongestSample));
+  ProfilerResult result;
+  for (size_t i = 0; i < order.size(); ++i) {
+    double elapsed = SecondsSince(start);
+    TESSERA_RETURN_IF_ERROR(all->Broadcast(&elapsed, sizeof(elapsed), 0));
+    if (elapsed >= options.time_limit_s) {
+      result.left_out = order.size() - i;
+      break;
+    }
+    const ProfileKey& key = *order[i].key;
+    world.SetCurrentTask("profile " + key.name);
+    Measurement row;
+    if (order[i].kernel == nullptr) {
+      TESSERA_TRY(const auto exchange, PreparedExchange::Make(key, world));
+      TESSERA_TRY(row, stopwatch.Time([&] { return exchange->Run(); }));
+    } else {
+      PreparedKernel kernel(*order[i].kernel);
+      TESSERA_TRY(row, stopwatch.Time([&]() -> Result<void> {
+                    kernel.Run();
+                    return {};
+                  }));
+    }
+    result.profile.rows.emplace(key, row);
+    if (options.progress) options.progress(i + 1, order.size());
+  }
+  TESSERA_RETURN_IF_ERROR(world.Flush());
+  TakeCopiesFromMessages(result.profile);
+  result.profile.origin.ranks_at_once = world.world_size();
+  return result;
+}
+
+}  // namespace tessera

@@ -1,0 +1,226 @@
+// Every row of Moves(): valid in, valid out; a function of its arguments; and
+// in balance with its way back.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "planner/plan/strategy.h"
+#include "planner/plan/validate.h"
+#include "planner/search/move.h"
+#include "planner/topology/topologies.h"
+#include "tests/support/small_models.h"
+
+namespace tessera {
+namespace {
+
+using testing::MlpGraph;
+using testing::StateOf;
+
+Cluster Ranks(int count) {
+  auto cluster = MakeCluster("local-cpu:" + std::to_string(count));
+  TESSERA_CHECK(cluster.has_value()) << cluster.error().ToString();
+  return *std::move(cluster);
+}
+
+Plan Uniform(const SearchSpace& space, std::string_view text) {
+  const auto strategy = ParseStrategy(text);
+  TESSERA_CHECK(strategy.has_value()) << strategy.error().ToString();
+  auto plan = PlanFromStrategy(space.index, *space.cluster, *strategy);
+  TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
+  return *std::move(plan);
+}
+
+class MoveContract : public ::testing::TestWithParam<std::string> {
+ protected:
+  const Move& move() const {
+    const auto found = FindMove(GetParam());
+    TESSERA_CHECK(found.has_value());
+    return **found;
+  }
+};
+
+TEST_P(MoveContract, ValidInValidOutAndAFunctionOfItsArguments) {
+  const Graph graph = MlpGraph(4, 12, 4, 8, 12, 32);
+  const Cluster cluster = Ranks(12);
+  const SearchSpace space(graph, cluster);
+  int proposals = 0;
+  for (const char* text :
+       {"tp=2,zero=1", "tp=3,pp=2,sp=1", "pp=3,zero=1,cp=2", "tp=2,pp=2,mbs=2",
+        "tp=12", "pp=6,schedule=gpipe"}) {
+    Plan plan = Uniform(space, text);
+    Rng walk(11);
+    for (uint64_t i = 0; i < 150; ++i) {
+      const Plan before = plan;
+      Rng rng(i);
+      Rng again(i);
+      const auto proposal = move().propose(plan, space, rng);
+      const auto repeated = move().propose(plan, space, again);
+      ASSERT_EQ(plan, before);
+      ASSERT_EQ(proposal.has_value(), repeated.has_value());
+      if (proposal.has_value()) {
+        ++proposals;
+        ASSERT_EQ(proposal->plan, repeated->plan);
+        ASSERT_EQ(proposal->log_ratio, repeated->log_ratio);
+        ASSERT_TRUE(std::isfinite(proposal->log_ratio));
+        const auto errors = Validate(graph, cluster, proposal->plan);
+        ASSERT_TRUE(errors.empty()) << errors[0].ToString();
+        Plan canonical = proposal->plan;
+        ASSERT_TRUE(MakeCanonical(space, canonical));
+        ASSERT_EQ(canonical, proposal->plan);
+        ASSERT_FALSE(SameUpToNames(proposal->plan, plan));
+      }
+      // On from here: by this move and, so that others' states come up too, by
+      // any.
+      const Move& next = i % 2 == 0 ? move() : DrawMove(Moves(), walk);
+      auto step = next.propose(plan, space, walk);
+      if (step.has_value()) plan = std::move(step->plan);
+    }
+  }
+  EXPECT_GT(proposals, 3);
+}
+
+// The expected number of accepted steps from one plan to each other where all
+// costs are equal: the sum over draws of q * min(1, exp(log_ratio)).
+struct Flow {
+  double mean = 0;
+  double square = 0;
+};
+
+std::map<std::string, Flow> FlowsFrom(const Move& move,
+                                      const SearchSpace& space,
+                                      const Plan& plan, int draws,
+                                      uint64_t seed,
+                                      std::map<std::string, Plan>* reached) {
+  std::map<std::string, Flow> flows;
+  Rng rng(seed);
+  for (int i = 0; i < draws; ++i) {
+    const auto proposal = move.propose(plan, space, rng);
+    if (!proposal.has_value()) continue;
+    const double accepted = std::min(1.0, std::exp(proposal->log_ratio));
+    const std::string state = StateOf(proposal->plan);
+    flows[state].mean += accepted / draws;
+    flows[state].square += accepted * accepted / draws;
+    if (reached != nullptr) reached->emplace(state, proposal->plan);
+  }
+  return flows;
+}
+
+struct Balance {
+  int pairs = 0;       // of plans that were compared
+  int no_way_back = 0;
+  double worst = 0;    // difference of the two flows in standard errors
+  std::string where;   // of the worst
+};
+
+// Walks from `plan` and compares, for some plans on the way, what the move
+// sends to others with what these send back.
+void Judge(const Move& move, const SearchSpace& space, Plan plan,
+           Balance& balance) {
+  constexpr int kDraws = 3000;
+  Rng walk(21);
+  for (int round = 0; round < 4; ++round) {
+    std::map<std::string, Plan> reached;
+    const auto forward = FlowsFrom(move, space, plan, kDraws, 1, &reached);
+    // The likeliest ones, where a wrong ratio shows.
+    std::vector<std::pair<double, std::string>> likely;
+    for (const auto& [state, flow] : forward) {
+      likely.emplace_back(-flow.mean, state);
+    }
+    std::sort(likely.begin(), likely.end());
+    if (likely.size() > 3) likely.resize(3);
+    for (const auto& [negative, state] : likely) {
+      const Flow there = forward.at(state);
+      if (there.mean * kDraws < 30) continue;  // too rare to judge
+      const auto back =
+          FlowsFrom(move, space, reached.at(state), kDraws, 2, nullptr);
+      const auto found = back.find(StateOf(plan));
+      ++balance.pairs;
+      if (found == back.end()) {
+        ++balance.no_way_back;
+        balance.where = state + " to " + StateOf(plan);
+        continue;
+      }
+      const Flow here = found->second;
+      const double variance = (there.square - there.mean * there.mean +
+                               here.square - here.mean * here.mean) /
+                              kDraws;
+      const double sigmas =
+          std::abs(there.mean - here.mean) / std::sqrt(variance + 1e-12);
+      if (sigmas > balance.worst) {
+        balance.worst = sigmas;
+        balance.where = StateOf(plan) + " to " + state;
+      }
+    }
+    for (int i = 0; i < 6; ++i) {
+      auto step = DrawMove(Moves(), walk).propose(plan, space, walk);
+      if (step.has_value()) plan = std::move(step->plan);
+    }
+  }
+}
+
+Balance JudgeFromMany(const Move& move) {
+  const Graph graph = MlpGraph(2, 4, 2, 4, 8, 16);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  Balance balance;
+  for (const char* text : {"", "tp=2,zero=1", "tp=2,sp=1", "pp=2,mbs=2",
+                           "pp=2,tp=2", "tp=4", "cp=2"}) {
+    Judge(move, space, Uniform(space, text), balance);
+  }
+  return balance;
+}
+
+TEST_P(MoveContract, BalancesWithItsWayBack) {
+  const Balance balance = JudgeFromMany(move());
+  EXPECT_GT(balance.pairs, 2);
+  EXPECT_EQ(balance.no_way_back, 0) << balance.where;
+  // A few hundred comparisons: five standard errors are not chance.
+  EXPECT_LT(balance.worst, 5) << balance.where;
+}
+
+// The contract must see a move that is out of balance.
+TEST(MoveContractItself, CatchesWrongRatios) {
+  static const Move& axis_role = **FindMove("axis-role");
+  static const Move& microbatches = **FindMove("microbatches");
+  // Forgets the ratio of the draw of sequence parallelism.
+  const Move forgets = {"forgets", "", 1,
+                        [](const Plan& plan, const SearchSpace& space,
+                           Rng& rng) {
+                          auto proposal = axis_role.propose(plan, space, rng);
+                          if (proposal.has_value()) proposal->log_ratio = 0;
+                          return proposal;
+                        }};
+  EXPECT_GT(JudgeFromMany(forgets).worst, 5);
+  // Drops half of the ways to fewer microbatches.
+  const Move leans = {
+      "leans", "", 1,
+      [](const Plan& plan, const SearchSpace& space, Rng& rng) {
+        auto proposal = microbatches.propose(plan, space, rng);
+        if (proposal.has_value() &&
+            proposal->plan.microbatches < plan.microbatches &&
+            rng.Below(2) == 0) {
+          proposal.reset();
+        }
+        return proposal;
+      }};
+  EXPECT_GT(JudgeFromMany(leans).worst, 5);
+}
+
+std::vector<std::string> MoveNames() {
+  std::vector<std::string> names;
+  for (const Move& move : Moves()) names.emplace_back(move.name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MoveContract, ::testing::ValuesIn(MoveNames()),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,187 @@
+// The evaluator against lowering and simulating the whole step: the same step
+// time to the picosecond and the same memory to the byte, on random plans.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+
+#include "costmodel/evaluate/evaluator.h"
+#include "costmodel/memory/peak_memory.h"
+#include "costmodel/simulate/simulator.h"
+#include "planner/base/rng.h"
+#include "planner/io/importer.h"
+#include "planner/lower/lower.h"
+#include "planner/plan/strategy.h"
+#include "planner/search/move.h"
+#include "planner/search/search_space.h"
+#include "planner/topology/topologies.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kPlansPerCase = 25;
+
+std::string WriteConfig(const std::string& name, const std::string& text) {
+  const std::string path = ::testing::TempDir() + name;
+  std::ofstream(path) << text;
+  return path;
+}
+
+Graph Model(const std::string& path, DType dtype) {
+  ImportOptions options;
+  options.global_batch = 32;
+  options.seq_len = 64;
+  options.dtype = dtype;
+  auto forward = ImportModel(path, options);
+  TESSERA_CHECK(forward.has_value()) << forward.error().ToString();
+  auto graph = Differentiate(*forward);
+  TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
+  return *graph;
+}
+
+Graph Gpt2() {
+  return Model(std::string(TESSERA_EXAMPLES) + "/models/gpt2-tiny/config.json",
+               DType::kFloat32);
+}
+
+// Grouped queries, no biases, 16-bit weights with masters.
+Graph Llama(DType dtype) {
+  static const std::string path = WriteConfig("llama_config.json", R"({
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+    "hidden_act": "silu", "hidden_size": 128, "intermediate_size": 256,
+    "max_position_embeddings": 128, "num_attention_heads": 8,
+    "num_hidden_layers": 5, "num_key_value_heads": 4, "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "tie_word_embeddings": false,
+    "vocab_size": 512, "initializer_range": 0.02})");
+  return Model(path, dtype);
+}
+
+int Pick(Rng& rng, std::initializer_list<int> choices) {
+  return choices.begin()[rng.Below(static_cast<uint32_t>(choices.size()))];
+}
+
+std::optional<Plan> RandomStrategy(const Graph& graph, const Cluster& cluster,
+                                   Rng& rng) {
+  Strategy strategy;
+  strategy.tp = Pick(rng, {1, 2, 4});
+  strategy.pp = Pick(rng, {1, 2, 3, 4});
+  strategy.cp = Pick(rng, {1, 1, 2});
+  strategy.mbs = Pick(rng, {1, 2, 4});
+  strategy.zero = Pick(rng, {0, 1});
+  strategy.sp = strategy.tp > 1 && Pick(rng, {0, 1}) == 1;
+  strategy.schedule = Pick(rng, {0, 1}) == 1 ? "1f1b" : "gpipe";
+  auto plan = PlanFromStrategy(graph, cluster, strategy);
+  if (!plan) return std::nullopt;
+  return *plan;
+}
+
+// Moves one axis of one operator to another factor, or off it.
+void PerturbOps(const Graph& graph, const Cluster& cluster, Plan& plan,
+                Rng& rng) {
+  for (int tries = 0; tries < 12; ++tries) {
+    Plan candidate = plan;
+    const size_t n = rng.Below(static_cast<uint32_t>(plan.ops.size()));
+    OpPlacement& op = candidate.ops[n];
+    const DeviceGroup& group = plan.groups[op.group.index()];
+    if (group.axes.empty()) continue;
+    const AxisSet axis = AxisSet{1} << rng.Below(
+                             static_cast<uint32_t>(group.axes.size()));
+    for (AxisSet& axes : op.axes) axes &= ~axis;
+    const auto factors =
+        static_cast<uint32_t>(graph.nodes[n].rule.factors.size());
+    const uint32_t f = rng.Below(factors + 1);
+    if (f < factors) op.axes[f] |= axis;
+    if (Validate(graph, cluster, candidate).empty()) plan = candidate;
+  }
+}
+
+void PerturbByMoves(const SearchSpace& space, Plan& plan, Rng& rng) {
+  ASSERT_TRUE(MakeCanonical(space, plan));
+  for (int i = 0; i < 6; ++i) {
+    if (auto next = DrawMove(Moves(), rng).propose(plan, space, rng)) {
+      plan = next->plan;
+    }
+  }
+}
+
+struct Case {
+  const char* name;
+  Graph (*graph)();
+  const char* cluster;
+  double tolerance;  // of sharing links
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+class EvaluatorVsSimulator : public ::testing::TestWithParam<Case> {};
+
+TEST_P(EvaluatorVsSimulator, Agree) {
+  const Case& c = GetParam();
+  const Graph graph = c.graph();
+  const Cluster cluster = MakeCluster(c.cluster).value();
+  TrainingOptions options;
+  Rng rng(7);
+  const Evaluator evaluator(graph, cluster, nullptr, options);
+  const SearchSpace space(graph, cluster);
+  double worst = 0;
+  int pipelines = 0;
+  for (int made = 0; made < kPlansPerCase;) {
+    auto plan = RandomStrategy(graph, cluster, rng);
+    if (!plan) continue;
+    if (made % 3 == 1) PerturbOps(graph, cluster, *plan, rng);
+    if (made % 3 == 2) PerturbByMoves(space, *plan, rng);
+    const auto errors = Validate(graph, cluster, *plan);
+    ASSERT_TRUE(errors.empty()) << errors[0].ToString();
+    ++made;
+    pipelines += plan->groups.size() > 1;
+    const std::string text =
+        std::to_string(made) + ": " + Describe(graph, cluster, *plan);
+    const Evaluation fast = evaluator.Evaluate(*plan);
+    const TaskGraph tasks = Lower(graph, cluster, *plan, options);
+    const Timeline exact =
+        Simulator(evaluator.pricer(), {.share_links = false})
+            .Run(tasks)
+            .value();
+    EXPECT_EQ(fast.step_time.picoseconds, exact.step_time.picoseconds) << text;
+    EXPECT_EQ(fast.memory, PeakMemory(tasks)) << text;
+    const Timeline shared = Simulator(evaluator.pricer()).Run(tasks).value();
+    EXPECT_GE(shared.step_time, exact.step_time) << text;
+    const double error =
+        shared.step_time.seconds() / fast.step_time.seconds() - 1;
+    worst = std::max(worst, error);
+    EXPECT_LE(error, c.tolerance) << text;
+    EXPECT_EQ(BreakdownOf(tasks, exact).total(), exact.step_time) << text;
+    // A second evaluator, which remembers nothing, gives the same bits.
+    if (made % 8 == 0) {
+      const Evaluator fresh(graph, cluster, nullptr, options);
+      EXPECT_EQ(fresh.Evaluate(*plan), fast) << text;
+    }
+  }
+  EXPECT_GT(pipelines, 0);
+  EXPECT_EQ(evaluator.simulated(), 0);
+  RecordProperty("worst_sharing_error", std::to_string(worst));
+  std::cout << c.name << ": sharing links costs at most " << 100 * worst
+            << " %\n";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    RandomPlans, EvaluatorVsSimulator,
+    ::testing::Values(
+        Case{"gpt2_a100", Gpt2, "dgx-a100-80gb:1", 0.03},
+        Case{"gpt2_a100_two_nodes", Gpt2, "dgx-a100-80gb:2", 0.03},
+        Case{"llama_h100_two_half_nodes",
+             [] { return Llama(DType::kBFloat16); }, "dgx-h100:2x4", 0.03},
+        Case{"llama_a100_four_nodes", [] { return Llama(DType::kBFloat16); },
+             "dgx-a100-80gb:4x2", 0.03},
+        Case{"gpt2_cpu", Gpt2, "local-cpu:4", 0.03},
+        Case{"llama_cpu", [] { return Llama(DType::kFloat32); }, "local-cpu:8",
+             0.03},
+        Case{"gpt2_v100", Gpt2, "dgx1-v100-32gb:1", 1.0},
+        Case{"llama_v100", [] { return Llama(DType::kFloat16); },
+             "dgx1-v100-32gb:2x4", 1.0}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,194 @@
+// The GPU as a device: memory, copies, accounts, errors.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "runtime/device/cpu_device.h"
+#include "runtime/device/cuda_device.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Needs no GPU.
+TEST(CudaDeviceTest, AGpuThatIsNotThereIsAnError) {
+  const auto device = MakeCudaDevice(CudaDeviceCount());
+  ASSERT_FALSE(device);
+  EXPECT_EQ(device.error().code, ErrorCode::kUnavailable);
+  EXPECT_THAT(device.error().message, HasSubstr("there is no GPU"));
+  EXPECT_FALSE(MakeCudaDevice(-1));
+}
+
+class DeviceGpuTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (CudaDeviceCount() == 0) GTEST_SKIP() << "no CUDA device";
+    auto device = MakeCudaDevice(0);
+    ASSERT_TRUE(device) << device.error().ToString();
+    device_ = std::move(*device);
+  }
+
+  void* Allocate(int64_t bytes) {
+    return device_->Allocate({bytes}, MemoryCategory::kActivation).value();
+  }
+  template <typename T>
+  void* Upload(const std::vector<T>& values) {
+    const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+    void* const data = Allocate(bytes);
+    device_->Write(data, values.data(), {bytes});
+    return data;
+  }
+  template <typename T>
+  std::vector<T> Download(const void* data, size_t count) {
+    std::vector<T> values(count);
+    device_->Read(values.data(), data,
+                  {static_cast<int64_t>(count * sizeof(T))});
+    return values;
+  }
+  void ExpectWell() {
+    const auto done = device_->Synchronize();
+    EXPECT_TRUE(done) << done.error().ToString();
+  }
+
+  std::unique_ptr<CudaDevice> device_;
+};
+
+// 11 MB are three pieces of staging memory, the last one ragged.
+TEST_F(DeviceGpuTest, WriteReadAndZero) {
+  std::vector<int> values(2'750'001);
+  std::iota(values.begin(), values.end(), 17);
+  void* const data = Upload(values);
+  EXPECT_EQ(Download<int>(data, values.size()), values);
+  device_->Zero(data, {4000});
+  std::fill(values.begin(), values.begin() + 1000, 0);
+  EXPECT_EQ(Download<int>(data, values.size()), values);
+  ExpectWell();
+}
+
+// Host memory may be overwritten as soon as Write returns.
+TEST_F(DeviceGpuTest, WriteTakesItsCopyBeforeItReturns) {
+  std::vector<void*> data;
+  std::vector<int> values(500'000);
+  for (int i = 0; i < 20; ++i) {
+    std::fill(values.begin(), values.end(), i);
+    data.push_back(Upload(values));
+  }
+  for (int i = 0; i < 20; ++i) {
+    const auto back = Download<int>(data[static_cast<size_t>(i)], 500'000);
+    EXPECT_EQ(back, std::vector<int>(500'000, i));
+  }
+  ExpectWell();
+}
+
+// The same as on the CPU, for every width of word that the kernel copies by.
+TEST_F(DeviceGpuTest, StridedCopiesEqualTheCpus) {
+  std::vector<uint8_t> source(1 << 20);
+  for (size_t i = 0; i < source.size(); ++i) {
+    source[i] = static_cast<uint8_t>(i * 31 + i / 251);
+  }
+  const std::vector<uint8_t> target(source.size(), 0xee);
+  CpuDevice cpu;
+  for (const int64_t run : {1, 2, 4, 8, 16, 48, 100}) {
+    for (int dims = 0; dims <= kMaxDims; ++dims) {
+      StridedCopy copy;
+      copy.run_bytes = run;
+      copy.dims = dims;
+      // Innermost first: gaps of one run on the one side, none on the other.
+      int64_t from_stride = 2 * run;
+      int64_t to_stride = run;
+      for (int d = dims - 1; d >= 0; --d) {
+        const auto dim = static_cast<size_t>(d);
+        copy.extents[dim] = d % 3 + 1;
+        copy.from_strides[dim] = from_stride;
+        copy.to_strides[dim] = to_stride;
+        from_stride *= copy.extents[dim];
+        to_stride *= copy.extents[dim];
+      }
+      ASSERT_LE(from_stride, static_cast<int64_t>(source.size()));
+      std::vector<uint8_t> expected = target;
+      cpu.Copy(expected.data(), source.data(), copy);
+      void* const from = Upload(source);
+      void* const to = Upload(target);
+      device_->Copy(to, from, copy);
+      EXPECT_EQ(Download<uint8_t>(to, target.size()), expected)
+          << "run " << run << ", dims " << dims;
+      device_->Free(from);
+      device_->Free(to);
+    }
+  }
+  ExpectWell();
+}
+
+TEST_F(DeviceGpuTest, TheAccountIsThatOfTheCpu) {
+  void* const parameter =
+      device_->Allocate({1000}, MemoryCategory::kParameter).value();
+  void* const activation =
+      device_->Allocate({77}, MemoryCategory::kActivation).value();
+  EXPECT_EQ(device_->account().current().total.value, 1077);
+  device_->Free(activation);
+  EXPECT_EQ(device_->account().current().total.value, 1000);
+  EXPECT_EQ(device_->account().peak().total.value, 1077);
+  device_->Free(parameter);
+  EXPECT_EQ(device_->account().current().total.value, 0);
+}
+
+TEST_F(DeviceGpuTest, AWarmDeviceReservesNothing) {
+  const auto step = [&] {
+    std::vector<void*> blocks;
+    for (int64_t i = 1; i <= 64; ++i) blocks.push_back(Allocate(i * 1'000'000));
+    for (void* block : blocks) device_->Free(block);
+  };
+  step();
+  const Bytes reserved = device_->reserved();
+  for (int i = 0; i < 3; ++i) step();
+  EXPECT_EQ(device_->reserved(), reserved);
+}
+
+// A petabyte. The device goes on.
+TEST_F(DeviceGpuTest, OutOfMemoryIsAnErrorAndHarmsNothing) {
+  const auto data =
+      device_->Allocate({int64_t{1} << 50}, MemoryCategory::kGradient);
+  ASSERT_FALSE(data);
+  EXPECT_EQ(data.error().code, ErrorCode::kUnavailable);
+  EXPECT_THAT(data.error().message, HasSubstr("cudaErrorMemoryAllocation"));
+  const std::vector<int> values = {1, 2, 3};
+  EXPECT_EQ(Download<int>(Upload(values), 3), values);
+  ExpectWell();
+}
+
+TEST_F(DeviceGpuTest, StreamsAreOrderedByEvents) {
+  auto stream = device_->MakeStream(StreamRole::kComm);
+  ASSERT_TRUE(stream) << stream.error().ToString();
+  EXPECT_TRUE(device_->Order(device_->queue(), *stream));
+  auto event = device_->Record(*stream);
+  ASSERT_TRUE(event) << event.error().ToString();
+  EXPECT_TRUE(device_->Wait(*event));
+  EXPECT_TRUE(device_->IsDone(*event).value());
+  device_->Recycle(*event);
+}
+
+// What is called while waiting can end a wait.
+TEST_F(DeviceGpuTest, AWaitEndsWithTheErrorOfItsWatcher) {
+  std::vector<char> large(256 << 20);
+  void* const data = Allocate(static_cast<int64_t>(large.size()));
+  device_->set_while_waiting(
+      []() -> Result<void> { return InvalidInput("enough"); });
+  // Some milliseconds of work, so that the wait does not find it done.
+  for (int i = 0; i < 100; ++i) {
+    device_->Zero(data, {static_cast<int64_t>(large.size())});
+  }
+  const auto waited = device_->Synchronize();
+  device_->set_while_waiting(nullptr);
+  ASSERT_FALSE(waited);
+  EXPECT_EQ(waited.error().message, "enough");
+  ExpectWell();
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,168 @@
+#pragma once
+// Small graphs, and an objective that needs no cost model.
+
+#include <cstdint>
+#include <string>
+
+#include "planner/ir/graph.h"
+#include "planner/plan/axis_roles.h"
+#include "planner/search/objective.h"
+
+namespace tessera::testing {
+
+// embed | head: a lookup, a dense layer and the loss; four nodes, two weights.
+// The sequence has one token, so that it cannot be split.
+inline Graph TwoLayerGraph(int64_t batch, int64_t hidden, int64_t vocabulary) {
+  GraphBuilder builder("two-layer", batch, 1, DType::kFloat32);
+  builder.BeginBlock("embed");
+  const TensorId tokens = builder.Input("tokens", {batch, 1}, DType::kInt32);
+  const TensorId labels = builder.Input("labels", {batch, 1}, DType::kInt32);
+  const TensorId table =
+      builder.Weight("table", {vocabulary, hidden}, {.stddev = 1}, true);
+  const TensorId x = builder.Add1("embedding", "lookup", {tokens, table});
+  builder.BeginBlock("head");
+  const TensorId matrix =
+      builder.Weight("matrix", {vocabulary, hidden}, {.stddev = 1}, true);
+  const TensorId logits =
+      builder.Add1("linear", "linear", {x, matrix}, "bsi,vi->bsv");
+  const TensorId count = builder.Add1("count_labels", "count", {labels});
+  const TensorId loss =
+      builder.Add1("cross_entropy", "loss", {logits, labels, count});
+  auto graph = builder.Finish(loss);
+  TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
+  auto differentiated = Differentiate(*std::move(graph));
+  TESSERA_CHECK(differentiated.has_value())
+      << differentiated.error().ToString();
+  return *std::move(differentiated);
+}
+
+// embed | h.0 … | head: pre-norm MLP layers, without attention.
+inline Graph MlpGraph(int layers, int64_t batch, int64_t seq, int64_t hidden,
+                      int64_t inner, int64_t vocabulary) {
+  GraphBuilder builder("mlp", batch, seq, DType::kFloat32);
+  builder.BeginBlock("embed");
+  const TensorId tokens = builder.Input("tokens", {batch, seq}, DType::kInt32);
+  const TensorId labels = builder.Input("labels", {batch, seq}, DType::kInt32);
+  const TensorId table =
+      builder.Weight("table", {vocabulary, hidden}, {.stddev = 1}, true);
+  TensorId x = builder.Add1("embedding", "lookup", {tokens, table});
+  for (int layer = 0; layer < layers; ++layer) {
+    const std::string h = "h." + std::to_string(layer);
+    builder.BeginBlock(h);
+    const TensorId scale =
+        builder.Weight(h + ".scale", {hidden}, {.constant = 1}, false);
+    const TensorId up =
+        builder.Weight(h + ".up.w", {inner, hidden}, {.stddev = 1}, true);
+    const TensorId down =
+        builder.Weight(h + ".down.w", {hidden, inner}, {.stddev = 1}, true);
+    TensorId y = builder.Add("rms_norm", h + ".norm", {x, scale}, "",
+                             {{"epsilon", 1e-5}})[0];
+    y = builder.Add1("linear", h + ".up", {y, up}, "bsi,fi->bsf");
+    y = builder.Add1("silu", h + ".act", {y}, "bsf->bsf");
+    y = builder.Add1("linear", h + ".down", {y, down}, "bsf,of->bso");
+    x = builder.Add1("add", h + ".add", {x, y}, "bsh,bsh->bsh");
+  }
+  builder.BeginBlock("head");
+  const TensorId matrix =
+      builder.Weight("matrix", {vocabulary, hidden}, {.stddev = 1}, true);
+  const TensorId logits =
+      builder.Add1("linear", "head", {x, matrix}, "bsi,vi->bsv");
+  const TensorId count = builder.Add1("count_labels", "count", {labels});
+  const TensorId loss =
+      builder.Add1("cross_entropy", "loss", {logits, labels, count});
+  auto graph = builder.Finish(loss);
+  TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
+  auto differentiated = Differentiate(*std::move(graph));
+  TESSERA_CHECK(differentiated.has_value())
+      << differentiated.error().ToString();
+  return *std::move(differentiated);
+}
+
+// All of a plan that the search can change, as a key.
+inline std::string StateOf(const Plan& plan) {
+  std::string text = plan.schedule + "|" + std::to_string(plan.microbatches);
+  for (const DeviceGroup& group : plan.groups) {
+    text += "|";
+    for (DeviceId device : group.devices) {
+      text += std::to_string(device.value) + ",";
+    }
+    for (const MeshAxis& axis : group.axes) {
+      text += "x" + std::to_string(axis.size);
+    }
+  }
+  for (const OpPlacement& op : plan.ops) {
+    text += "|" + std::to_string(op.group.value);
+    for (AxisSet axes : op.axes) text += "," + std::to_string(axes);
+  }
+  for (const WeightPlacement& weight : plan.weights) {
+    text += weight.zero_stage ? "z" : "w";
+  }
+  return text;
+}
+
+// A rugged objective: compute that shrinks with the split, a price for each
+// tensor whose reader wants another split than its producer leaves, for each
+// microbatch, for gradients, and for the pipeline's bubble. Plans of more than
+// `memory` weight elements on a device do not fit.
+class ToyObjective : public Objective {
+ public:
+  explicit ToyObjective(const Graph& graph, int64_t memory = INT64_MAX)
+      : index_(graph), memory_(memory) {}
+
+  Evaluation Evaluate(const Plan& plan) const override {
+    const Graph& graph = *index_.graph;
+    int64_t time = 0;
+    for (size_t i = 0; i < plan.ops.size(); ++i) {
+      const Node& node = graph.nodes[i];
+      const OpPlacement& op = plan.ops[i];
+      const DeviceGroup& group = plan.groups[op.group.index()];
+      int64_t degree = 1;
+      for (AxisSet axes : op.axes) degree *= group.Size(axes);
+      const bool heavy = node.op->op_class != OpClass::kMemory;
+      time += (heavy ? 1'000'000 : 100'000) / degree;
+      for (size_t k = 0; k < node.operands.size(); ++k) {
+        const NodeId from = index_.producer[node.operands[k].index()];
+        if (!from.valid()) continue;
+        const OpPlacement& producer = plan.ops[from.index()];
+        const Node& source = graph.node(from);
+        size_t result = 0;
+        while (source.results[result] != node.operands[k]) ++result;
+        if (!(ResultLayout(source, producer, result) ==
+              OperandLayout(node, op, k)) ||
+            producer.group != op.group) {
+          time += 150'000;
+        }
+      }
+    }
+    int64_t elements = 0;
+    for (size_t w = 0; w < plan.weights.size(); ++w) {
+      const auto& home = index_.weights[w].home;
+      const OpPlacement& op = plan.ops[home.node.index()];
+      const DeviceGroup& group = plan.groups[op.group.index()];
+      const Layout layout =
+          OperandLayout(graph.node(home.node), op, home.operand);
+      const AxisSet replicated = layout.replicated(group);
+      const int64_t shard = LargestElements(
+          layout, group, graph.tensor(index_.weights[w].tensor).shape);
+      time += 20'000 * (group.Size(replicated) - 1);
+      const int64_t shards = group.Size(plan.weights[w].zero_axes);
+      time += plan.weights[w].zero_stage * 3'000 - 2'000 * (shards - 1);
+      elements += shard + 3 * shard / shards;
+    }
+    const auto stages = static_cast<int64_t>(plan.groups.size());
+    time += 10'000 * plan.microbatches +
+            time * (stages - 1) / (2 * plan.microbatches);
+    if (plan.schedule == "gpipe") time += 5'000 * plan.microbatches;
+    Evaluation evaluation;
+    evaluation.step_time = {std::max<int64_t>(1, time)};
+    evaluation.overflow = {std::max<int64_t>(0, elements - memory_)};
+    if (evaluation.overflow.value > 0) evaluation.violations = {"memory"};
+    return evaluation;
+  }
+
+ private:
+  GraphIndex index_;
+  int64_t memory_;
+};
+
+}  // namespace tessera::testing

@@ -1,0 +1,413 @@
+"""Trains tiny GPT-2 and Llama models in float64 with NumPy alone.
+
+An independent reference for Tessera's training: it shares no code with it, and
+differentiates by a tape instead of by derived operators. What must agree is the
+arithmetic and the counter-based randomness (weights, dropout, order of data).
+
+    pip install numpy
+    python3 training_reference.py      # rewrites gpt2.json and llama.json
+
+The tests read the two files only.
+"""
+
+import json
+import os
+
+import numpy as np
+
+MASK = (1 << 64) - 1
+
+
+# ---- Randomness: planner/base/rng.h, runtime/kernels/{fill.cc,counter.h}
+
+def mix64(z):
+    z = (z + 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def uniform01(key, counter):
+    return (mix64(key ^ mix64(counter)) >> 11) * 2.0**-53
+
+
+def normal(key, counter):
+    u = 1.0 - uniform01(key, 2 * counter)
+    v = uniform01(key, 2 * counter + 1)
+    return np.sqrt(-2.0 * np.log(u)) * np.cos(6.283185307179586 * v)
+
+
+def fnv1a(name):
+    value = 0xCBF29CE484222325
+    for byte in name.encode():
+        value = ((value ^ byte) * 0x100000001B3) & MASK
+    return value
+
+
+def initial(name, shape, stddev, seed):
+    key = mix64(seed ^ fnv1a(name))
+    count = int(np.prod(shape))
+    values = [stddev * normal(key, i) for i in range(count)]
+    return np.array(values).reshape(shape)
+
+
+# ---- A tape
+
+class Var:
+    """A value, its gradient, and how to pass the gradient on."""
+
+    def __init__(self, value, parents=()):
+        self.value = np.asarray(value, dtype=np.float64)
+        self.grad = np.zeros_like(self.value)
+        self.parents = parents  # pairs (Var, gradient of self -> its part)
+
+
+def backward(loss):
+    order, seen = [], set()
+
+    def visit(var):
+        if id(var) in seen:
+            return
+        seen.add(id(var))
+        for parent, _ in var.parents:
+            visit(parent)
+        order.append(var)
+
+    visit(loss)
+    loss.grad = np.ones_like(loss.value)
+    for var in reversed(order):
+        for parent, pull in var.parents:
+            parent.grad = parent.grad + pull(var.grad)
+
+
+def unbroadcast(grad, shape):
+    while grad.ndim > len(shape):
+        grad = grad.sum(axis=0)
+    for axis, extent in enumerate(shape):
+        if extent == 1 and grad.shape[axis] != 1:
+            grad = grad.sum(axis=axis, keepdims=True)
+    return grad
+
+
+def add(a, b):
+    return Var(a.value + b.value,
+               ((a, lambda g: unbroadcast(g, a.value.shape)),
+                (b, lambda g: unbroadcast(g, b.value.shape))))
+
+
+def mul(a, b):
+    return Var(a.value * b.value,
+               ((a, lambda g: unbroadcast(g * b.value, a.value.shape)),
+                (b, lambda g: unbroadcast(g * a.value, b.value.shape))))
+
+
+def const(value):
+    return Var(value)
+
+
+def scale(a, factor):
+    return Var(a.value * factor, ((a, lambda g: g * factor),))
+
+
+def einsum(rule, a, b):
+    operands, out = rule.split("->")
+    ia, ib = operands.split(",")
+    return Var(np.einsum(rule, a.value, b.value),
+               ((a, lambda g: np.einsum(f"{out},{ib}->{ia}", g, b.value)),
+                (b, lambda g: np.einsum(f"{out},{ia}->{ib}", g, a.value))))
+
+
+def function(a, f, derivative):
+    return Var(f(a.value), ((a, lambda g: g * derivative(a.value)),))
+
+
+def mean_last(a):
+    n = a.value.shape[-1]
+    return Var(a.value.mean(axis=-1, keepdims=True),
+               ((a, lambda g: np.broadcast_to(g / n, a.value.shape)),))
+
+
+def power(a, exponent):
+    return function(a, lambda x: x**exponent,
+                    lambda x: exponent * x**(exponent - 1))
+
+
+def lookup(table, ids):
+    def pull(g):
+        out = np.zeros_like(table.value)
+        np.add.at(out, ids, g)
+        return out
+
+    return Var(table.value[ids], ((table, pull),))
+
+
+def softmax(a):
+    e = np.exp(a.value - a.value.max(axis=-1, keepdims=True))
+    p = e / e.sum(axis=-1, keepdims=True)
+    return Var(p, ((a, lambda g: p * (g - (g * p).sum(-1, keepdims=True))),))
+
+
+def cross_entropy(logits, labels):
+    p = softmax(logits).value
+    count = labels.size
+    picked = np.take_along_axis(p, labels[..., None], axis=-1)
+
+    def pull(g):
+        d = p.copy()
+        np.put_along_axis(d, labels[..., None], picked - 1, axis=-1)
+        return g * d / count
+
+    return Var(-np.log(picked).sum() / count, ((logits, pull),))
+
+
+# ---- Models
+
+class Model:
+    def __init__(self, config, seed):
+        self.config = config
+        self.seed = seed
+        self.weights = {}
+        self.decayed = set()
+        self.salt = 0
+        self.step = 0
+
+    def matrix(self, name, shape, stddev):
+        if name not in self.weights:
+            self.weights[name] = Var(initial(name, shape, stddev, self.seed))
+            self.decayed.add(name)
+        return self.weights[name]
+
+    def vector(self, name, shape, value):
+        if name not in self.weights:
+            self.weights[name] = Var(np.full(shape, float(value)))
+        return self.weights[name]
+
+    def dropout(self, x, probability):
+        key = mix64(self.seed ^ mix64(self.step ^ mix64(self.salt)))
+        self.salt += 1
+        keep = np.array([uniform01(key, i) >= probability
+                         for i in range(x.value.size)])
+        return mul(x, const(keep.reshape(x.value.shape) / (1 - probability)))
+
+    def layer_norm(self, name, x):
+        h = x.value.shape[-1]
+        centred = add(x, scale(mean_last(x), -1.0))
+        variance = mean_last(mul(centred, centred))
+        epsilon = const(self.config["layer_norm_epsilon"])
+        y = mul(centred, power(add(variance, epsilon), -0.5))
+        y = mul(y, self.vector(name + ".weight", (h,), 1))
+        return add(y, self.vector(name + ".bias", (h,), 0))
+
+    def rms_norm(self, name, x):
+        h = x.value.shape[-1]
+        epsilon = const(self.config["rms_norm_eps"])
+        r = power(add(mean_last(mul(x, x)), epsilon), -0.5)
+        return mul(mul(x, r), self.vector(name + ".weight", (h,), 1))
+
+    def linear(self, name, x, n, k, shape, stddev, bias):
+        y = einsum(f"bs{k},{n}{k}->bs{n}", x,
+                   self.matrix(name + ".weight", shape, stddev))
+        if bias:
+            y = add(y, self.vector(name + ".bias", shape[:len(n)], 0))
+        return y
+
+    def attend(self, q, k, v):
+        """Causal, scaled by the root of the head size; q is [b s g r d]."""
+        seq = q.value.shape[1]
+        scores = einsum("bsgrd,btgd->bgrst", q, k)
+        scores = scale(scores, 1 / np.sqrt(q.value.shape[-1]))
+        hidden = np.where(np.tril(np.ones((seq, seq))) > 0, 0.0, -1e300)
+        return einsum("bgrst,btge->bsgre",
+                      softmax(add(scores, const(hidden))), v)
+
+
+def gpt2(model, tokens, labels):
+    c = model.config
+    h, heads, layers = c["n_embd"], c["n_head"], c["n_layer"]
+    d = h // heads
+    std = c["initializer_range"]
+    residual = std / np.sqrt(2.0 * layers)
+    batch, seq = tokens.shape
+    wte = model.matrix("wte.weight", (c["vocab_size"], h), std)
+    wpe = model.matrix("wpe.weight", (c["n_positions"], h), std)
+    positions = np.broadcast_to(np.arange(seq), (batch, seq))
+    x = add(lookup(wte, tokens), lookup(wpe, positions))
+    x = model.dropout(x, c["embd_pdrop"])
+    for i in range(layers):
+        p = f"h.{i}"
+        y = model.layer_norm(p + ".ln_1", x)
+        a = p + ".attn.c_attn"
+        q = model.linear(a + ".q", y, "grd", "i", (heads, 1, d, h), std, True)
+        k = model.linear(a + ".k", y, "gd", "i", (heads, d, h), std, True)
+        v = model.linear(a + ".v", y, "ge", "i", (heads, d, h), std, True)
+        y = model.attend(q, k, v)
+        y = model.linear(p + ".attn.c_proj", y, "o", "gre", (h, heads, 1, d),
+                         residual, True)
+        x = add(x, model.dropout(y, c["resid_pdrop"]))
+        y = model.layer_norm(p + ".ln_2", x)
+        y = model.linear(p + ".mlp.c_fc", y, "f", "i", (4 * h, h), std, True)
+        root = np.sqrt(2 / np.pi)
+
+        def gelu(z):
+            return 0.5 * z * (1 + np.tanh(root * (z + 0.044715 * z**3)))
+
+        def gelu_derivative(z):
+            t = np.tanh(root * (z + 0.044715 * z**3))
+            return (0.5 * (1 + t) + 0.5 * z * (1 - t * t) * root *
+                    (1 + 3 * 0.044715 * z * z))
+
+        y = function(y, gelu, gelu_derivative)
+        y = model.linear(p + ".mlp.c_proj", y, "o", "f", (h, 4 * h), residual,
+                         True)
+        x = add(x, model.dropout(y, c["resid_pdrop"]))
+    x = model.layer_norm("ln_f", x)
+    return cross_entropy(einsum("bsi,vi->bsv", x, wte), labels)
+
+
+def llama(model, tokens, labels):
+    c = model.config
+    h, layers = c["hidden_size"], c["num_hidden_layers"]
+    groups = c["num_key_value_heads"]
+    per_group = c["num_attention_heads"] // groups
+    d = h // c["num_attention_heads"]
+    inner, std = c["intermediate_size"], c["initializer_range"]
+    vocabulary = c["vocab_size"]
+    seq = tokens.shape[1]
+
+    angles = np.arange(seq)[:, None] * c["rope_theta"]**(
+        -2.0 * np.arange(d // 2) / d)
+    # x -> x R for each position: a linear map, so the tape needs no new rule.
+    turn = np.zeros((seq, d, d))
+    for s in range(seq):
+        for j in range(d // 2):
+            cosine, sine = np.cos(angles[s, j]), np.sin(angles[s, j])
+            turn[s, j, j] = cosine
+            turn[s, j + d // 2, j] = -sine
+            turn[s, j + d // 2, j + d // 2] = cosine
+            turn[s, j, j + d // 2] = sine
+    turn = const(turn)
+
+    def silu(z):
+        return z / (1 + np.exp(-z))
+
+    def silu_derivative(z):
+        sigmoid = 1 / (1 + np.exp(-z))
+        return sigmoid * (1 + z * (1 - sigmoid))
+
+    embedding = model.matrix("model.embed_tokens.weight", (vocabulary, h), std)
+    x = lookup(embedding, tokens)
+    for i in range(layers):
+        p = f"model.layers.{i}"
+        y = model.rms_norm(p + ".input_layernorm", x)
+        a = p + ".self_attn."
+        q = model.linear(a + "q_proj", y, "grd", "i", (groups, per_group, d, h),
+                         std, False)
+        k = model.linear(a + "k_proj", y, "gd", "i", (groups, d, h), std, False)
+        v = model.linear(a + "v_proj", y, "ge", "i", (groups, d, h), std, False)
+        q = einsum("bsgrd,sdf->bsgrf", q, turn)
+        k = einsum("bsgd,sdf->bsgf", k, turn)
+        y = model.attend(q, k, v)
+        y = model.linear(a + "o_proj", y, "o", "gre", (h, groups, per_group, d),
+                         std, False)
+        x = add(x, y)
+        y = model.rms_norm(p + ".post_attention_layernorm", x)
+        m = p + ".mlp."
+        gate = model.linear(m + "gate_proj", y, "f", "i", (inner, h), std,
+                            False)
+        up = model.linear(m + "up_proj", y, "f", "i", (inner, h), std, False)
+        y = mul(function(gate, silu, silu_derivative), up)
+        x = add(x, model.linear(m + "down_proj", y, "o", "f", (h, inner), std,
+                                False))
+    x = model.rms_norm("model.norm", x)
+    head = model.matrix("lm_head.weight", (vocabulary, h), std)
+    return cross_entropy(einsum("bsi,vi->bsv", x, head), labels)
+
+
+# ---- Training: runtime/data/tokens.cc, runtime/kernels/cpu/optimizer.cc
+
+def sample(data, seed, step, index, seq_len):
+    places = len(data) - seq_len
+    key = mix64(mix64(seed) ^ step)
+    start = min(int(uniform01(key, index) * places), places - 1)
+    row = data[start:start + seq_len + 1]
+    return row[:-1], row[1:]
+
+
+def train(forward, config, batch, seq_len, seed, steps, options):
+    data = np.array([mix64(i) % config["vocab_size"] for i in range(1000)])
+    model = Model(config, seed)
+    moments = {}
+    losses, norms = [], []
+    for step in range(steps):
+        rows = [sample(data, seed, step, i, seq_len) for i in range(batch)]
+        tokens = np.stack([r[0] for r in rows])
+        labels = np.stack([r[1] for r in rows])
+        model.step, model.salt = step, 0
+        for weight in model.weights.values():
+            weight.grad = np.zeros_like(weight.value)
+        loss = forward(model, tokens, labels)
+        backward(loss)
+        losses.append(float(loss.value))
+        norm = np.sqrt(sum((w.grad**2).sum() for w in model.weights.values()))
+        norms.append(float(norm))
+        clip = min(1.0, options["clip"] / (norm + 1e-6))
+        t = step + 1
+        for name, weight in model.weights.items():
+            if name not in moments:
+                moments[name] = [np.zeros_like(weight.value),
+                                 np.zeros_like(weight.value)]
+            g = clip * weight.grad
+            m, v = moments[name]
+            m[...] = options["beta1"] * m + (1 - options["beta1"]) * g
+            v[...] = options["beta2"] * v + (1 - options["beta2"]) * g * g
+            decay = options["weight_decay"] if name in model.decayed else 0.0
+            corrected = (np.sqrt(v) / np.sqrt(1 - options["beta2"]**t) +
+                         options["epsilon"])
+            update = (options["learning_rate"] / (1 - options["beta1"]**t) *
+                      m / corrected)
+            weight.value = (weight.value *
+                            (1 - options["learning_rate"] * decay) - update)
+    return {
+        "config": config,
+        "batch": batch,
+        "seq_len": seq_len,
+        "seed": seed,
+        "options": options,
+        "losses": losses,
+        "gradient_norms": norms,
+        "weight_norms": {name: float(np.sqrt((w.value**2).sum()))
+                         for name, w in sorted(model.weights.items())},
+    }
+
+
+# The clip lies below the norms, so that clipping is part of what is checked.
+OPTIONS = {"learning_rate": 0.01, "clip": 0.25, "beta1": 0.9, "beta2": 0.95,
+           "epsilon": 1e-8, "weight_decay": 0.1}
+
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 4,
+        "vocab_size": 40, "n_positions": 8, "initializer_range": 0.2,
+        "embd_pdrop": 0.1, "resid_pdrop": 0.1, "attn_pdrop": 0.0,
+        "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
+
+LLAMA = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2,
+         "intermediate_size": 24, "vocab_size": 40,
+         "max_position_embeddings": 8, "rms_norm_eps": 1e-6,
+         "rope_theta": 10000.0, "hidden_act": "silu",
+         "initializer_range": 0.2, "tie_word_embeddings": False}
+
+
+def main():
+    folder = os.path.dirname(os.path.abspath(__file__))
+    for name, forward, config in (("gpt2", gpt2, GPT2),
+                                  ("llama", llama, LLAMA)):
+        result = train(forward, config, batch=4, seq_len=8, seed=11, steps=8,
+                       options=OPTIONS)
+        with open(os.path.join(folder, name + ".json"), "w") as file:
+            json.dump(result, file, indent=1)
+            file.write("\n")
+        print(name, result["losses"], result["gradient_norms"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+#include "planner/search/mcmc.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <map>
+
+#include "planner/plan/validate.h"
+#include "planner/search/exhaustive.h"
+#include "planner/topology/topologies.h"
+#include "tests/support/small_models.h"
+
+namespace tessera {
+namespace {
+
+using testing::MlpGraph;
+using testing::StateOf;
+using testing::ToyObjective;
+using testing::TwoLayerGraph;
+
+Cluster Ranks(int count) {
+  auto cluster = MakeCluster("local-cpu:" + std::to_string(count));
+  TESSERA_CHECK(cluster.has_value()) << cluster.error().ToString();
+  return *std::move(cluster);
+}
+
+Plan Uniform(const SearchSpace& space, std::string_view text) {
+  const auto strategy = ParseStrategy(text);
+  TESSERA_CHECK(strategy.has_value()) << strategy.error().ToString();
+  auto plan = PlanFromStrategy(space.index, *space.cluster, *strategy);
+  TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
+  return *std::move(plan);
+}
+
+// A cost between 1000 and 1100 that depends on everything and on nothing in
+// particular.
+class HashObjective : public Objective {
+ public:
+  Evaluation Evaluate(const Plan& plan) const override {
+    Evaluation evaluation;
+    evaluation.step_time = {
+        1000 + static_cast<int64_t>(
+                   Mix64(std::hash<std::string>()(StateOf(plan))) % 101)};
+    return evaluation;
+  }
+};
+
+// The chain's visits against exp(-cost / T), state by state.
+TEST(Mcmc, VisitsStatesByTheirBoltzmannWeight) {
+  const Graph graph = TwoLayerGraph(2, 2, 2);
+  const Cluster cluster = Ranks(2);
+  const SearchSpace space(graph, cluster);
+  const HashObjective objective;
+  const Plan start = Uniform(space, "");
+  std::map<std::string, double> weights;
+  const double temperature = 0.05;
+  const double unit = static_cast<double>(
+      objective.Evaluate(start).step_time.picoseconds);
+  double total = 0;
+  ForEachPlan(space, start, [&](const Plan& plan) {
+    const double cost =
+        static_cast<double>(objective.Evaluate(plan).step_time.picoseconds) /
+        unit;
+    total += weights[StateOf(plan)] = std::exp(-cost / temperature);
+    return true;
+  });
+  // Lookup b/v/h/none, dense b/i/v/none, count b/none, loss b/v/none is
+  // 4*4*2*3 = 96 placements with 1 microbatch; with 2, of one sample, b cannot
+  // be split but in count, which sees the whole batch: 3*3*2*2 = 36. Times
+  // four stages of ZeRO.
+  ASSERT_EQ(weights.size(), (96u + 36u) * 4u);
+
+  // All moves but the one that leaves the mesh.
+  std::vector<Move> moves;
+  for (const Move& move : Moves()) {
+    if (move.name != "stage-count") moves.push_back(move);
+  }
+  Chain chain(space, objective, moves, start, temperature, Rng(5));
+  // Visits are correlated, so that the error is estimated from batch means.
+  constexpr int kBatches = 40;
+  constexpr int kSteps = 30'000;
+  std::map<std::string, std::array<int, kBatches>> visits;
+  for (size_t batch = 0; batch < kBatches; ++batch) {
+    for (int i = 0; i < kSteps; ++i) {
+      chain.Step();
+      ++visits[StateOf(chain.plan())][batch];
+    }
+  }
+  EXPECT_EQ(visits.size(), weights.size());  // all are reached, and no other
+  int beyond_three_sigma = 0;
+  double chi = 0;
+  for (const auto& [state, weight] : weights) {
+    const double expected = weight / total * kSteps;
+    double mean = 0;
+    double square = 0;
+    for (int count : visits[state]) {
+      mean += count / static_cast<double>(kBatches);
+      square += static_cast<double>(count) * count / kBatches;
+    }
+    const double sigma =
+        std::sqrt((square - mean * mean) / (kBatches - 1));
+    const double deviation = (mean - expected) / sigma;
+    chi += deviation * deviation;
+    beyond_three_sigma += std::abs(deviation) > 3;
+  }
+  // Of 528 states 0.27 % lie beyond three sigma by chance, 1.4; with batch
+  // means of 40 (Student's t) twice as many.
+  EXPECT_LE(beyond_three_sigma, 10);
+  // Mean of t^2 with 39 degrees of freedom is 39 / 37.
+  EXPECT_NEAR(chi / static_cast<double>(weights.size()), 39.0 / 37, 0.35);
+}
+
+TEST(Mcmc, EqualsBruteForce) {
+  const Graph graph = TwoLayerGraph(2, 2, 4);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  const ToyObjective objective(graph);
+  // One group with two axes of 2: at most 16*16*4*9 placements, 2 numbers of
+  // microbatches, 4 storages.
+  const Plan start = Uniform(space, "tp=2");
+  const auto exhaustive = Exhaustive(space, start, objective, 100'000);
+  ASSERT_TRUE(exhaustive.has_value());
+  EXPECT_GT(exhaustive->plans, 1000);
+  RecordProperty("plans", static_cast<int>(exhaustive->plans));
+  SearchOptions options;
+  options.proposals = 200'000;
+  options.time_limit = 0;
+  const auto result = Search(space, objective, options);
+  ASSERT_TRUE(result.has_value()) << result.error().ToString();
+  // The search also tries pipelines, which brute force does not.
+  ASSERT_EQ(result->best.groups.size(), 1u);
+  EXPECT_EQ(result->evaluation.step_time.picoseconds,
+            exhaustive->evaluation.step_time.picoseconds);
+  EXPECT_GT(exhaustive->evaluation.step_time.picoseconds, 1);
+}
+
+TEST(Mcmc, SamePlanForAnyNumberOfThreads) {
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  const ToyObjective objective(graph);
+  SearchOptions options;
+  options.proposals = 2'003;
+  options.time_limit = 0;
+  options.seed = 7;
+  options.threads = 1;
+  const auto one = Search(space, objective, options);
+  ASSERT_TRUE(one.has_value());
+  for (int threads : {2, 3}) {
+    options.threads = threads;
+    const auto more = Search(space, objective, options);
+    ASSERT_TRUE(more.has_value());
+    EXPECT_EQ(one->best, more->best);
+    EXPECT_EQ(one->evaluation, more->evaluation);
+    EXPECT_EQ(one->accepted, more->accepted);
+    EXPECT_EQ(more->proposals, 2'003);
+    ASSERT_EQ(one->trace.size(), more->trace.size());
+    for (size_t i = 0; i < one->trace.size(); ++i) {
+      EXPECT_EQ(one->trace[i].step_time, more->trace[i].step_time);
+      EXPECT_EQ(one->trace[i].proposal, more->trace[i].proposal);
+    }
+  }
+}
+
+TEST(Mcmc, NeverWorseThanTheBaselinesAndValid) {
+  const Graph graph = MlpGraph(3, 8, 4, 8, 16, 32);
+  const Cluster cluster = Ranks(8);
+  const SearchSpace space(graph, cluster);
+  const ToyObjective objective(graph);
+  SearchOptions options;
+  options.proposals = 400;
+  options.time_limit = 0;
+  const auto result = Search(space, objective, options);
+  ASSERT_TRUE(result.has_value());
+  ASSERT_EQ(result->baselines.size(), Experts().size());
+  for (const Baseline& baseline : result->baselines) {
+    EXPECT_LE(result->evaluation.step_time, baseline.evaluation.step_time)
+        << baseline.name;
+    EXPECT_EQ(baseline.evaluation, objective.Evaluate(baseline.plan));
+  }
+  EXPECT_TRUE(Validate(graph, cluster, result->best).empty());
+  EXPECT_EQ(result->evaluation, objective.Evaluate(result->best));
+  EXPECT_LT(result->evaluation.step_time,
+            objective.Evaluate(Uniform(space, "")).step_time);
+}
+
+TEST(Mcmc, TakesNoInfeasiblePlanOnceOneIsFeasible) {
+  const Graph graph = MlpGraph(2, 4, 2, 8, 16, 32);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  // Weights: table and matrix 256 each, two layers of 8 + 2*128: 1040
+  // elements, 4160 with state. A quarter and a bit must do.
+  const ToyObjective objective(graph, 1'500);
+  const Plan start = Uniform(space, "");
+  ASSERT_FALSE(objective.Evaluate(start).feasible());
+  Chain chain(space, objective, Moves(), start, 0.02, Rng(3));
+  bool feasible = false;
+  for (int i = 0; i < 20'000; ++i) {
+    chain.Step();
+    if (feasible) {
+      ASSERT_TRUE(chain.evaluation().feasible()) << i;
+    }
+    feasible = chain.evaluation().feasible();
+  }
+  EXPECT_TRUE(feasible);
+  EXPECT_TRUE(objective.Evaluate(chain.best()).feasible());
+}
+
+TEST(Mcmc, StopsByFlagAndByTime) {
+  const Graph graph = MlpGraph(2, 4, 2, 8, 16, 32);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  const ToyObjective objective(graph);
+  std::atomic<bool> stop = true;
+  SearchOptions options;
+  options.time_limit = 0;
+  options.stop = &stop;
+  const auto stopped = Search(space, objective, options);
+  ASSERT_TRUE(stopped.has_value());
+  EXPECT_EQ(stopped->proposals, 0);
+  EXPECT_TRUE(Validate(graph, cluster, stopped->best).empty());
+  options.stop = nullptr;
+  options.time_limit = 0.05;
+  const auto timed = Search(space, objective, options);
+  ASSERT_TRUE(timed.has_value());
+  EXPECT_EQ(static_cast<int64_t>(timed->chains.size()), 8);
+  int64_t sum = 0;
+  for (const ChainStatistics& chain : timed->chains) sum += chain.proposals;
+  EXPECT_EQ(sum, timed->proposals);
+}
+
+TEST(Mcmc, SaysWhyNothingIsValid) {
+  // Three samples on four ranks; one row of two columns cannot be split.
+  const Graph graph = TwoLayerGraph(3, 1, 2);
+  const Cluster cluster = Ranks(16);
+  const SearchSpace space(graph, cluster);
+  const ToyObjective objective(graph);
+  SearchOptions options;
+  options.proposals = 10;
+  const auto result = Search(space, objective, options);
+  ASSERT_FALSE(result.has_value());
+  EXPECT_NE(result.error().message.find("global batch 3"), std::string::npos)
+      << result.error().ToString();
+}
+
+TEST(Mcmc, CallsProgress) {
+  const Graph graph = TwoLayerGraph(2, 2, 2);
+  const Cluster cluster = Ranks(2);
+  const SearchSpace space(graph, cluster);
+  const ToyObjective objective(graph);
+  SearchOptions options;
+  options.time_limit = 0.35;
+  int calls = 0;
+  options.progress = [&](const SearchProgress& progress) {
+    ++calls;
+    EXPECT_TRUE(progress.feasible);
+    EXPECT_GT(progress.best.picoseconds, 0);
+  };
+  ASSERT_TRUE(Search(space, objective, options).has_value());
+  EXPECT_GE(calls, 1);
+}
+
+}  // namespace
+}  // namespace tessera

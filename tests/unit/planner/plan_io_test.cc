@@ -1,0 +1,149 @@
+#include "planner/io/plan_io.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "planner/plan/strategy.h"
+#include "planner/plan/validate.h"
+#include "planner/topology/topologies.h"
+#include "tests/support/small_models.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::MlpGraph;
+
+std::string Temp(const std::string& name) {
+  return ::testing::TempDir() + "/plan_io_test." + name;
+}
+
+std::string Contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+void Write(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+class PlanIoTest : public ::testing::Test {
+ protected:
+  PlanIoTest()
+      : graph_(MlpGraph(2, 8, 4, 8, 16, 32)),
+        cluster_(*MakeCluster("local-cpu:8")) {}
+
+  Plan Make(std::string_view strategy) const {
+    auto plan = PlanFromStrategy(graph_, cluster_, *ParseStrategy(strategy));
+    TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
+    return *std::move(plan);
+  }
+
+  // The error of reading a good text plan with `from` replaced by `to`.
+  std::string ErrorAfter(const std::string& from, const std::string& to) const {
+    const std::string path = Temp("broken.txtpb");
+    EXPECT_TRUE(WritePlan(path, graph_, Make("tp=2,pp=2,zero=1")).has_value());
+    std::string text = Contents(path);
+    const size_t at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from << " in\n" << text;
+    text.replace(at, from.size(), to);
+    Write(path, text);
+    const auto plan = ReadPlan(path, graph_);
+    return plan ? "none" : plan.error().ToString();
+  }
+
+  Graph graph_;
+  Cluster cluster_;
+};
+
+TEST_F(PlanIoTest, RoundTripIsExactAndBytesAreTheSame) {
+  for (const char* strategy :
+       {"", "tp=2,pp=2,zero=1,sp=1", "tp=4,mbs=4", "cp=2,zero=1"}) {
+    const Plan plan = Make(strategy);
+    for (const char* ending : {".txtpb", ".json", ".pb"}) {
+      const std::string path = Temp(std::string("round") + ending);
+      ASSERT_TRUE(WritePlan(path, graph_, plan).has_value());
+      const std::string bytes = Contents(path);
+      const auto read = ReadPlan(path, graph_);
+      ASSERT_TRUE(read.has_value()) << read.error().ToString();
+      EXPECT_EQ(*read, plan) << strategy << ending;
+      ASSERT_TRUE(WritePlan(path, graph_, *read).has_value());
+      EXPECT_EQ(Contents(path), bytes);
+      EXPECT_TRUE(Validate(graph_, cluster_, *read).empty());
+    }
+  }
+}
+
+TEST_F(PlanIoTest, NamesNodesFactorsAndAxes) {
+  const std::string path = Temp("readable.txtpb");
+  ASSERT_TRUE(WritePlan(path, graph_, Make("tp=2,pp=2")).has_value());
+  const std::string text = Contents(path);
+  for (const char* part :
+       {"nodes: \"h.0.up\"", "group: \"stage1\"", "factor: \"f\"",
+        "axes: \"tp0\"", "cluster: \"local-cpu:8\"", "microbatches: 4",
+        "schedule: \"1f1b\""}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+}
+
+TEST_F(PlanIoTest, APlanForAnotherModelSaysSo) {
+  const std::string path = Temp("other.json");
+  ASSERT_TRUE(WritePlan(path, graph_, Make("tp=2")).has_value());
+  const Graph other = MlpGraph(2, 16, 4, 8, 16, 32);
+  const auto plan = ReadPlan(path, other);
+  ASSERT_FALSE(plan.has_value());
+  EXPECT_EQ(plan.error().code, ErrorCode::kInvalidInput);
+  EXPECT_THAT(plan.error().ToString(),
+              HasSubstr("the plan is for another model than mlp (global batch "
+                        "16, sequence length 4, fp32)"));
+  EXPECT_THAT(plan.error().where, HasSubstr(path));
+}
+
+TEST_F(PlanIoTest, BadFilesGetOneLineWithThePlace) {
+  EXPECT_THAT(ErrorAfter("microbatches:", "microbatch:"),
+              HasSubstr("did you mean 'microbatches'?"));
+  EXPECT_THAT(ErrorAfter("group: \"stage0\"", "group: \"stag0\""),
+              HasSubstr("placements[0].group: unknown group 'stag0'; did you "
+                        "mean 'stage0'?"));
+  EXPECT_THAT(ErrorAfter("nodes: \"h.0.up\"", "nodes: \"h.9.up\""),
+              HasSubstr("unknown node 'h.9.up'"));
+  EXPECT_THAT(ErrorAfter("nodes: \"h.0.up\"", "nodes: \"lookup\""),
+              HasSubstr("'lookup' is placed twice"));
+  EXPECT_THAT(ErrorAfter("nodes: \"h.0.up\"", ""),
+              HasSubstr("placements: node 'h.0.up' has no placement"));
+  EXPECT_THAT(ErrorAfter("factor: \"v\"", "factor: \"q\""),
+              HasSubstr("placements[0].splits[1].factor: node 'lookup' has no "
+                        "factor 'q'"));
+  EXPECT_THAT(ErrorAfter("factor: \"v\"", "factor: \"b\""),
+              HasSubstr("factor 'b' is split twice"));
+  EXPECT_THAT(ErrorAfter("axes: \"tp0\"", "axes: \"tp9\""),
+              HasSubstr("placements[0].splits[1].axes: unknown mesh axis "
+                        "'tp9'"));
+  EXPECT_THAT(ErrorAfter("weights: \"table\"", ""),
+              HasSubstr("weights: weight 'table' has no entry"));
+  EXPECT_THAT(ErrorAfter("weights: \"table\"", "weights: \"matrix\""),
+              HasSubstr("'matrix' occurs twice"));
+  EXPECT_THAT(ErrorAfter("zero_axes: \"dp0\"", "zero_axes: \"dp1\""),
+              HasSubstr("zero_axes: unknown mesh axis 'dp1'"));
+  EXPECT_THAT(ErrorAfter("schema_version: 1", "schema_version: 7"),
+              HasSubstr("schema_version is 7"));
+}
+
+TEST_F(PlanIoTest, TruncatedAndMissingFiles) {
+  const std::string path = Temp("cut.json");
+  ASSERT_TRUE(WritePlan(path, graph_, Make("tp=2")).has_value());
+  const std::string text = Contents(path);
+  Write(path, text.substr(0, text.size() / 2));
+  EXPECT_FALSE(ReadPlan(path, graph_).has_value());
+  const auto missing = ReadPlan(Temp("missing.json"), graph_);
+  ASSERT_FALSE(missing.has_value());
+  EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,326 @@
+#include "planner/plan/strategy.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "planner/io/importer.h"
+#include "planner/plan/axis_roles.h"
+#include "planner/plan/validate.h"
+#include "planner/topology/topologies.h"
+#include "tests/support/small_models.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::MlpGraph;
+
+Graph Model(std::string_view name, int64_t batch, int64_t seq) {
+  ImportOptions options;
+  options.global_batch = batch;
+  options.seq_len = seq;
+  auto graph = ImportModel(
+      std::string(TESSERA_EXAMPLES) + "/models/" + std::string(name), options);
+  TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
+  auto differentiated = Differentiate(*std::move(graph));
+  TESSERA_CHECK(differentiated.has_value());
+  return *std::move(differentiated);
+}
+
+// "b/dp0 f/tp0*tp1" of the node called `name`.
+std::string SplitOf(const Graph& graph, const Plan& plan,
+                    std::string_view name) {
+  for (size_t i = 0; i < plan.ops.size(); ++i) {
+    const Node& node = graph.nodes[i];
+    if (node.name != name) continue;
+    const DeviceGroup& group = plan.groups[plan.ops[i].group.index()];
+    std::string text;
+    for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+      std::string axes;
+      for (size_t a = 0; a < group.axes.size(); ++a) {
+        if ((plan.ops[i].axes[f] >> a & 1) == 0) continue;
+        axes += (axes.empty() ? "" : "*") + group.axes[a].name;
+      }
+      if (axes.empty()) continue;
+      text += (text.empty() ? "" : " ") +
+              std::string(1, node.rule.factors[f].letter) + "/" + axes;
+    }
+    return text;
+  }
+  ADD_FAILURE() << "no node " << name;
+  return "";
+}
+
+Result<Plan> Make(const Graph& graph, const Cluster& cluster,
+                  std::string_view text) {
+  TESSERA_TRY(const Strategy strategy, ParseStrategy(text));
+  return PlanFromStrategy(graph, cluster, strategy);
+}
+
+TEST(ParseStrategy, DefaultsAndAllKeys) {
+  EXPECT_EQ(*ParseStrategy(""), Strategy());
+  const auto strategy = ParseStrategy(
+      "tp=8,pp=4,dp=2,vp=1,cp=1,ep=1,mbs=3,zero=1,sp=1,recompute=none,"
+      "schedule=gpipe,order=dp-tp-cp-ep-pp");
+  ASSERT_TRUE(strategy.has_value()) << strategy.error().ToString();
+  EXPECT_EQ(strategy->tp, 8);
+  EXPECT_EQ(strategy->pp, 4);
+  EXPECT_EQ(strategy->dp, 2);
+  EXPECT_EQ(strategy->mbs, 3);
+  EXPECT_EQ(strategy->zero, 1);
+  EXPECT_TRUE(strategy->sp);
+  EXPECT_EQ(strategy->schedule, "gpipe");
+  EXPECT_EQ(strategy->order[0], MeshDimension::kData);
+}
+
+TEST(ParseStrategy, SaysWhatIsSupported) {
+  const auto error = [](std::string_view text) {
+    const auto strategy = ParseStrategy(text);
+    return strategy ? "none" : strategy.error().ToString();
+  };
+  EXPECT_EQ(error("zero=2"), "zero: is '2': expected 0 or 1");
+  EXPECT_EQ(error("vp=2"), "vp: is '2': expected 1");
+  EXPECT_EQ(error("ep=4"), "ep: is '4': expected 1");
+  EXPECT_EQ(error("recompute=full"), "recompute: is 'full': expected none");
+  EXPECT_THAT(error("schedule=zb-h1"),
+              HasSubstr("schedule: unknown schedule 'zb-h1'"));
+  EXPECT_EQ(error("tp=0"), "tp: is '0': expected a whole number from 1");
+  EXPECT_EQ(error("tp=two"), "tp: is 'two': expected a whole number from 1");
+  EXPECT_EQ(error("tp=2x"), "tp: is '2x': expected a whole number from 1");
+  EXPECT_EQ(error("tp"), "tp: expected KEY=VALUE");
+  EXPECT_EQ(error("tp=2,tp=2"), "tp: is given twice");
+  EXPECT_THAT(error("schedul=1f1b"), HasSubstr("did you mean 'schedule'?"));
+  EXPECT_THAT(error("tp=2,"), HasSubstr("unknown strategy key ''"));
+  EXPECT_THAT(error("order=tp-dp"), HasSubstr("order: is 'tp-dp': expected"));
+  EXPECT_THAT(error("order=tp-tp-dp-pp-ep"), HasSubstr("names tp twice"));
+}
+
+TEST(PlanFromStrategy, MegatronOnGpt2ByDerivation) {
+  const Graph graph = Model("gpt2-tiny", 8, 64);
+  const auto plan = Make(graph, *MakeCluster("local-cpu:8"), "tp=4");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  const auto split = [&](std::string_view name) {
+    return SplitOf(graph, *plan, name);
+  };
+  EXPECT_EQ(split("wte"), "b/dp0 v/tp0*tp1");
+  EXPECT_EQ(split("wpe"), "b/dp0");  // as many rows, but not the vocabulary
+  EXPECT_EQ(split("drop"), "b/dp0");
+  EXPECT_EQ(split("h.2.ln_1"), "b/dp0");
+  // Column parallel by heads.
+  for (const char* name : {"h.2.attn.c_attn.q", "h.2.attn.c_attn.k",
+                           "h.2.attn.c_attn.v", "h.2.attn"}) {
+    EXPECT_EQ(split(name), "b/dp0 g/tp0*tp1") << name;
+  }
+  // Row parallel: the heads are reduced.
+  EXPECT_EQ(split("h.2.attn.c_proj"), "b/dp0 g/tp0*tp1");
+  EXPECT_EQ(split("h.2.attn.add"), "b/dp0");
+  EXPECT_EQ(split("h.2.mlp.c_fc"), "b/dp0 f/tp0*tp1");
+  EXPECT_EQ(split("h.2.mlp.act"), "b/dp0 f/tp0*tp1");
+  EXPECT_EQ(split("h.2.mlp.c_proj"), "b/dp0 f/tp0*tp1");
+  EXPECT_EQ(split("lm_head"), "b/dp0 v/tp0*tp1");
+  EXPECT_EQ(split("loss"), "b/dp0 v/tp0*tp1");
+  // Row-parallel results are partial sums, column-parallel ones sharded.
+  for (size_t i = 0; i < plan->ops.size(); ++i) {
+    const Layout layout = ResultLayout(graph.nodes[i], plan->ops[i], 0);
+    const bool row = graph.nodes[i].name.ends_with("c_proj") ||
+                     graph.nodes[i].name == "wte";
+    EXPECT_EQ(layout.partial & 6u, row ? 6u : 0u) << graph.nodes[i].name;
+  }
+  EXPECT_EQ(plan->microbatches, 4);  // 8 samples / (1 * dp 2)
+}
+
+TEST(PlanFromStrategy, SequenceParallelSplitsTheResidualStream) {
+  const Graph graph = Model("gpt2-tiny", 8, 64);
+  const auto plan = Make(graph, *MakeCluster("local-cpu:4"), "tp=4,sp=1");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  for (const char* name : {"wpe", "embed.add", "drop", "h.0.ln_1",
+                           "h.0.attn.resid_dropout", "h.0.attn.add", "h.0.ln_2",
+                           "h.0.mlp.add", "ln_f"}) {
+    EXPECT_EQ(SplitOf(graph, *plan, name), "s/tp0*tp1") << name;
+  }
+  EXPECT_EQ(SplitOf(graph, *plan, "wte"), "v/tp0*tp1");
+  EXPECT_EQ(SplitOf(graph, *plan, "h.0.mlp.act"), "f/tp0*tp1");
+  EXPECT_EQ(SplitOf(graph, *plan, "h.0.attn.c_proj"), "g/tp0*tp1");
+}
+
+TEST(PlanFromStrategy, GroupedQueryHeads) {
+  const Graph graph = Model("llama-3-8b", 64, 256);
+  // 8 key/value heads of 4 queries on 16 ranks: 8 by 2.
+  const auto plan = Make(graph, *MakeCluster("dgx-h100:2"), "tp=16");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  const std::string layer = "model.layers.3.";
+  const auto split = [&](std::string_view name) {
+    return SplitOf(graph, *plan, layer + std::string(name));
+  };
+  EXPECT_EQ(split("self_attn.q_proj"), "g/tp0*tp1*tp2 r/tp3");
+  EXPECT_EQ(split("self_attn.k_proj"), "g/tp0*tp1*tp2");  // on both
+  EXPECT_EQ(split("self_attn.rotary_k"), "g/tp0*tp1*tp2");
+  EXPECT_EQ(split("self_attn"), "g/tp0*tp1*tp2 r/tp3");
+  EXPECT_EQ(split("self_attn.o_proj"), "g/tp0*tp1*tp2 r/tp3");
+  EXPECT_EQ(split("mlp.gate_proj"), "f/tp0*tp1*tp2*tp3");
+  EXPECT_EQ(split("mlp.product"), "f/tp0*tp1*tp2*tp3");
+  EXPECT_EQ(split("mlp.down_proj"), "f/tp0*tp1*tp2*tp3");
+  EXPECT_EQ(split("input_layernorm"), "");
+  // 32 query heads do not go on 64 ranks.
+  const auto too_many = Make(graph, *MakeCluster("dgx-h100:8"), "tp=64");
+  ASSERT_FALSE(too_many.has_value());
+  EXPECT_THAT(too_many.error().message,
+              HasSubstr("an empty shard: 32 heads cannot be split over 64 "
+                        "ranks"));
+}
+
+TEST(PlanFromStrategy, ContextParallelSplitsEverySequence) {
+  const Graph graph = Model("gpt2-tiny", 8, 64);
+  const auto plan =
+      Make(graph, *MakeCluster("local-cpu:4"), "cp=2,tp=2,sp=1");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  EXPECT_EQ(SplitOf(graph, *plan, "h.0.attn"), "s/cp0 g/tp0");
+  EXPECT_EQ(SplitOf(graph, *plan, "h.0.mlp.c_fc"), "s/cp0 f/tp0");
+  EXPECT_EQ(SplitOf(graph, *plan, "h.0.ln_1"), "s/cp0*tp0");
+  EXPECT_EQ(SplitOf(graph, *plan, "count"), "s/cp0");
+}
+
+TEST(PlanFromStrategy, ZeroCutsOverDataAndContextAxes) {
+  const Graph graph = Model("gpt2-tiny", 8, 64);
+  const auto plan =
+      Make(graph, *MakeCluster("local-cpu:8"), "dp=2,cp=2,tp=2,sp=1,zero=1");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  ASSERT_EQ(plan->groups[0].axes.size(), 3u);  // dp0, cp0, tp0
+  for (const WeightPlacement& weight : plan->weights) {
+    EXPECT_EQ(weight.zero_stage, 1);
+    EXPECT_EQ(weight.zero_axes, 3u);
+  }
+}
+
+TEST(PlanFromStrategy, RanksFollowTheOrder) {
+  const Graph graph = MlpGraph(2, 8, 4, 8, 16, 32);
+  const Cluster cluster = *MakeCluster("local-cpu:8");
+  const auto ranks = [&](std::string_view text) {
+    const auto plan = Make(graph, cluster, text);
+    TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
+    std::vector<std::vector<int>> result;
+    for (const DeviceGroup& group : plan->groups) {
+      result.emplace_back();
+      for (DeviceId device : group.devices) {
+        result.back().push_back(device.value);
+      }
+    }
+    return result;
+  };
+  // tp innermost, then dp, then pp; the mesh is (dp, tp).
+  EXPECT_THAT(ranks("tp=2,pp=2"),
+              ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(4, 5, 6, 7)));
+  // dp innermost: the mesh is (tp, dp).
+  EXPECT_THAT(ranks("tp=2,pp=2,order=dp-tp-cp-ep-pp"),
+              ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(4, 5, 6, 7)));
+  // pp innermost: stages on even and odd ranks.
+  EXPECT_THAT(ranks("tp=2,pp=2,order=pp-tp-cp-ep-dp"),
+              ElementsAre(ElementsAre(0, 2, 4, 6), ElementsAre(1, 3, 5, 7)));
+  const auto plan = Make(graph, cluster, "tp=2,pp=2,order=dp-tp-cp-ep-pp");
+  EXPECT_EQ(plan->groups[0].axes[0].name, "tp0");
+  EXPECT_EQ(plan->groups[0].axes[1].name, "dp0");
+}
+
+TEST(PlanFromStrategy, StagesHoldEqualNumbersOfLayers) {
+  const Graph twelve = MlpGraph(12, 8, 4, 8, 16, 32);
+  // embed goes with the first stage, head with the last: blocks 0, 1+4, 1+8.
+  EXPECT_THAT(StageStarts(GraphIndex(twelve), 3), ElementsAre(0, 5, 9));
+  // Of 13 layers the extra one goes to the first stage without the head.
+  const Graph thirteen = MlpGraph(13, 8, 4, 8, 16, 32);
+  EXPECT_THAT(StageStarts(GraphIndex(thirteen), 3), ElementsAre(0, 6, 10));
+  // More stages than layers: every block is one.
+  const Graph two = MlpGraph(2, 8, 4, 8, 16, 32);
+  EXPECT_THAT(StageStarts(GraphIndex(two), 4), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(StageStarts(GraphIndex(two), 1), ElementsAre(0));
+}
+
+TEST(PlanFromStrategy, ErrorsNameTheFigures) {
+  const Graph graph = MlpGraph(2, 12, 4, 8, 16, 32);
+  const Cluster cluster = *MakeCluster("local-cpu:8");
+  const auto error = [&](std::string_view text) {
+    const auto plan = Make(graph, cluster, text);
+    return plan ? "none" : plan.error().ToString();
+  };
+  EXPECT_THAT(error("tp=3"), HasSubstr("= 3 does not divide the 8 devices of "
+                                       "local-cpu:8"));
+  EXPECT_THAT(error("dp=2,tp=2"), HasSubstr("= 4: expected the 8 devices"));
+  EXPECT_THAT(error("dp=8"),
+              HasSubstr("mbs=1 * dp=8 = 8: expected a divisor of the global "
+                        "batch 12"));
+  EXPECT_THAT(error("pp=8"), HasSubstr("pp=8: expected at most 4, the number "
+                                       "of blocks of mlp"));
+  EXPECT_THAT(error("tp=8,sp=1"), HasSubstr("an empty shard"));  // 4 tokens
+}
+
+TEST(UniformStrategy, ReadsBackWhatThePlanWasMadeFrom) {
+  const Graph graph = Model("gpt2-tiny", 16, 64);
+  const GraphIndex index(graph);
+  const Cluster cluster = *MakeCluster("local-cpu:8");
+  for (const char* text :
+       {"", "tp=2", "tp=2,sp=1,zero=1", "tp=4,pp=2,mbs=2,schedule=gpipe",
+        "cp=2,tp=2", "pp=4,zero=1", "tp=2,order=dp-tp-cp-ep-pp"}) {
+    const auto plan =
+        PlanFromStrategy(index, cluster, *ParseStrategy(text));
+    ASSERT_TRUE(plan.has_value()) << text;
+    const auto read = UniformStrategy(index, cluster, *plan);
+    ASSERT_TRUE(read.has_value()) << text;
+    EXPECT_EQ(*PlanFromStrategy(index, cluster, *read), *plan) << text;
+  }
+  Plan custom = *PlanFromStrategy(index, cluster, *ParseStrategy("tp=2"));
+  custom.ops[5].axes = {};
+  EXPECT_FALSE(UniformStrategy(index, cluster, custom).has_value());
+  EXPECT_EQ(StrategyText(index, cluster, custom),
+            "custom (1 stage on 8 devices)");
+}
+
+TEST(RolesOf, ReadsTheRolesThatABlockWasPlacedBy) {
+  const Graph graph = MlpGraph(1, 8, 8, 8, 16, 32);
+  const GraphIndex index(graph);
+  Plan plan = *PlanFromStrategy(index, *MakeCluster("local-cpu:8"),
+                                *ParseStrategy("tp=2,cp=2,sp=1"));
+  const auto roles = RolesOf(index, plan, 1);
+  ASSERT_TRUE(roles.has_value());
+  EXPECT_EQ(*roles, (AxisRoles{.data = 1, .context = 2, .tensor = 4,
+                               .sequence = true}));
+  plan.ops[index.nodes_of_block[1][2].index()].axes = {};
+  EXPECT_FALSE(RolesOf(index, plan, 1).has_value());
+}
+
+TEST(Describe, SaysWhichLayersAreSplitHow) {
+  const Graph graph = Model("gpt2-tiny", 16, 64);
+  const Cluster cluster = *MakeCluster("dgx-a100-80gb:2x4");
+  const auto plan = Make(graph, cluster, "tp=2,pp=2,zero=1,sp=1,mbs=2");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  EXPECT_EQ(
+      Describe(graph, cluster, *plan),
+      "dp2 tp2 pp2 mbs2 zero1 sp1 1f1b\n"
+      "stage 0 on devices 0-3 of node 0:\n"
+      "  embed: data-parallel 2, tensor-parallel 2 (vocabulary), the rest "
+      "split by sequence\n"
+      "  h.0 … h.1 (2): data-parallel 2, tensor-parallel 2 (attention by "
+      "heads, dense layers by columns, then rows), the rest split by "
+      "sequence\n"
+      "stage 1 on devices 4-7 of node 1:\n"
+      "  h.2 … h.3 (2): data-parallel 2, tensor-parallel 2 (attention by "
+      "heads, dense layers by columns, then rows), the rest split by "
+      "sequence\n"
+      "  head: data-parallel 2, tensor-parallel 2 (vocabulary), the rest "
+      "split by sequence\n"
+      "ZeRO-1: optimizer state cut over 2\n"
+      "1f1b, 4 microbatches of 4 samples (2 per replica)\n");
+}
+
+TEST(Describe, ListsTheSplitsOfABlockWithoutRoles) {
+  const Graph graph = MlpGraph(2, 8, 4, 8, 16, 32);
+  const Cluster cluster = *MakeCluster("local-cpu:4");
+  Plan plan = *Make(graph, cluster, "tp=2");
+  for (size_t i = 0; i < plan.ops.size(); ++i) {
+    if (graph.nodes[i].name == "h.1.act") plan.ops[i].axes = {};
+  }
+  EXPECT_THAT(Describe(graph, cluster, plan),
+              HasSubstr("h.1: b/2: norm, add; b/2 f/2: up, down; whole: act"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,230 @@
+#include "planner/plan/validate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "planner/plan/strategy.h"
+#include "planner/topology/topologies.h"
+#include "tests/support/small_models.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::MlpGraph;
+
+std::string AllText(const std::vector<Error>& errors) {
+  std::string text;
+  for (const Error& error : errors) text += error.ToString() + "\n";
+  return text;
+}
+
+class ValidateTest : public ::testing::Test {
+ protected:
+  ValidateTest()
+      : graph_(MlpGraph(2, 8, 4, 8, 12, 32)),
+        cluster_(*MakeCluster("local-cpu:8")) {}
+
+  Plan Make(std::string_view strategy) const {
+    auto plan =
+        PlanFromStrategy(graph_, cluster_, *ParseStrategy(strategy));
+    TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
+    return *std::move(plan);
+  }
+
+  // The errors after `change`, one line each.
+  std::string After(std::string_view strategy,
+                    const std::function<void(Plan&)>& change) const {
+    Plan plan = Make(strategy);
+    EXPECT_EQ(AllText(Validate(graph_, cluster_, plan)), "");
+    change(plan);
+    return AllText(Validate(graph_, cluster_, plan));
+  }
+
+  size_t NodeCalled(std::string_view name) const {
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      if (graph_.nodes[i].name == name) return i;
+    }
+    ADD_FAILURE() << name;
+    return 0;
+  }
+  size_t FactorOf(size_t node, char letter) const {
+    return static_cast<size_t>(graph_.nodes[node].rule.FactorOf(letter));
+  }
+
+  Graph graph_;
+  Cluster cluster_;
+};
+
+TEST_F(ValidateTest, AnotherModelIsTheOnlyThingSaid) {
+  const std::string text = After("tp=2", [](Plan& plan) {
+    plan.graph_fingerprint = "0123456789abcdef";
+    plan.microbatches = 0;
+  });
+  EXPECT_THAT(text, HasSubstr("graph_fingerprint: the plan is for another "
+                              "model: its graph is '0123456789abcdef'"));
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
+}
+
+TEST_F(ValidateTest, AnotherNameOfTheClusterIsNoError) {
+  EXPECT_EQ(After("", [](Plan& plan) { plan.cluster_name = "elsewhere"; }),
+            "");
+}
+
+TEST_F(ValidateTest, DevicesExistAndBelongToOneGroup) {
+  EXPECT_THAT(After("pp=2",
+                    [](Plan& plan) {
+                      plan.cluster_name = "big";
+                      plan.groups[1].devices[2] = DeviceId(31);
+                    }),
+              HasSubstr("groups[1].devices[2]: device 31 does not exist: "
+                        "cluster 'local-cpu:8' has 8 devices (the plan was "
+                        "made for 'big')"));
+  EXPECT_THAT(After("pp=2",
+                    [](Plan& plan) {
+                      plan.groups[1].devices[0] = plan.groups[0].devices[3];
+                    }),
+              HasSubstr("groups[1].devices[0]: device 3 is already in group "
+                        "'stage0'"));
+}
+
+TEST_F(ValidateTest, MeshesFitTheirDevices) {
+  EXPECT_THAT(After("", [](Plan& plan) { plan.groups[0].axes.pop_back(); }),
+              HasSubstr("groups[0].axes: the mesh has 4 positions for 8 "
+                        "devices"));
+  EXPECT_THAT(After("", [](Plan& plan) { plan.groups[0].axes[1].size = 0; }),
+              HasSubstr("groups[0].axes[1].size: is 0"));
+  EXPECT_THAT(
+      After("", [](Plan& plan) { plan.groups[0].axes.resize(40); }),
+      HasSubstr("groups[0].axes: has 40 axes: expected at most 24"));
+  EXPECT_THAT(
+      After("",
+            [](Plan& plan) {
+              plan.groups[0].axes[1].name = plan.groups[0].axes[0].name;
+            }),
+      HasSubstr("groups[0].axes[1].name: 'dp0' occurs twice"));
+  EXPECT_THAT(After("pp=2",
+                    [](Plan& plan) { plan.groups[1].name = "stage0"; }),
+              HasSubstr("groups[1].name: 'stage0' occurs twice"));
+}
+
+TEST_F(ValidateTest, ScheduleAndBatch) {
+  EXPECT_THAT(After("pp=2", [](Plan& plan) { plan.schedule = "2f2b"; }),
+              HasSubstr("schedule: unknown schedule '2f2b'"));
+  EXPECT_THAT(After("", [](Plan& plan) { plan.microbatches = 3; }),
+              HasSubstr("microbatches: is 3: expected a divisor of the global "
+                        "batch 8"));
+  EXPECT_THAT(After("", [](Plan& plan) { plan.microbatches = 0; }),
+              HasSubstr("microbatches: is 0: expected at least 1"));
+}
+
+TEST_F(ValidateTest, EmptyShardsAreRefusedAndRaggedOnesRun) {
+  // Eight samples on eight replicas, two microbatches: four samples each.
+  EXPECT_THAT(After("", [](Plan& plan) { plan.microbatches = 2; }),
+              HasSubstr("ops[0] 'lookup' factor 'b': an empty shard: its "
+                        "extent 4 (samples of a microbatch) is split over 8 "
+                        "ranks"));
+  // 12 columns over 8 ranks: 1, 2, 1, 2, …
+  const size_t up = NodeCalled("h.0.up");
+  EXPECT_EQ(After("",
+                  [&](Plan& plan) {
+                    plan.ops[up].axes = {};
+                    plan.ops[up].axes[FactorOf(up, 'f')] = 7;
+                  }),
+            "");
+  // The sequence has four tokens.
+  EXPECT_THAT(After("",
+                    [&](Plan& plan) {
+                      plan.ops[up].axes = {};
+                      plan.ops[up].axes[FactorOf(up, 's')] = 7;
+                    }),
+              HasSubstr("'h.0.up' factor 's': an empty shard: its extent 4 is "
+                        "split over 8 ranks"));
+}
+
+TEST_F(ValidateTest, SplitsFollowTheRule) {
+  const size_t norm = NodeCalled("h.1.norm");
+  EXPECT_THAT(After("tp=2",
+                    [&](Plan& plan) {
+                      plan.ops[norm].axes[FactorOf(norm, 'h')] = 4;
+                    }),
+              HasSubstr("'h.1.norm' factor 'h': cannot be split (rule "
+                        "'bsh!,h->bsh,bs')"));
+  EXPECT_THAT(After("tp=2",
+                    [&](Plan& plan) {
+                      plan.ops[norm].axes[FactorOf(norm, 's')] = 1;
+                    }),
+              HasSubstr("axis 'dp0' already serves another factor"));
+  EXPECT_THAT(After("tp=2",
+                    [&](Plan& plan) {
+                      plan.ops[norm].axes[FactorOf(norm, 's')] = 8;
+                    }),
+              HasSubstr("uses axis 3 of a mesh with 3 axes (group 'all')"));
+  EXPECT_THAT(After("tp=2", [&](Plan& plan) { plan.ops[norm].axes[7] = 4; }),
+              HasSubstr("splits factor 7"));
+}
+
+TEST_F(ValidateTest, BlocksAreOnOneGroupAndSendForward) {
+  const size_t act = NodeCalled("h.0.act");
+  EXPECT_THAT(After("pp=2",
+                    [&](Plan& plan) { plan.ops[act].group = GroupId(1); }),
+              HasSubstr("'h.0.act': is on group 1, but its block 'h.0' begins "
+                        "on group 0; a block is lowered onto one group"));
+  EXPECT_THAT(After("pp=2",
+                    [&](Plan& plan) { plan.ops[act].group = GroupId(5); }),
+              HasSubstr("group 5 does not exist: the plan has 2"));
+  EXPECT_THAT(
+      After("pp=2",
+            [](Plan& plan) { std::swap(plan.groups[0], plan.groups[1]); }),
+      "");  // names differ, the order of stages is the same
+  EXPECT_THAT(After("pp=2",
+                    [](Plan& plan) {
+                      for (OpPlacement& op : plan.ops) {
+                        op.group = GroupId(1 - op.group.value);
+                      }
+                    }),
+              HasSubstr("a pipeline sends to later groups only"));
+  EXPECT_THAT(After("pp=2",
+                    [](Plan& plan) {
+                      for (OpPlacement& op : plan.ops) op.group = GroupId(0);
+                    }),
+              HasSubstr("groups[1]: group 'stage1' has no operator"));
+}
+
+TEST_F(ValidateTest, WeightsAreCutWhereTheyAreReplicated) {
+  EXPECT_THAT(After("tp=2,zero=1",
+                    [](Plan& plan) { plan.weights[0].zero_stage = 3; }),
+              HasSubstr("weights[0] 'table'.zero_stage: is 3: expected 0 or "
+                        "1"));
+  EXPECT_THAT(After("tp=2,zero=1",
+                    [](Plan& plan) { plan.weights[0].zero_stage = 0; }),
+              HasSubstr("weights[0] 'table'.zero_axes: stage 0 cuts nothing"));
+  EXPECT_THAT(After("tp=2,zero=1",
+                    [](Plan& plan) { plan.weights[0].zero_axes = 7; }),
+              HasSubstr("axis 'tp0' already shards the weight itself at "
+                        "'lookup'"));
+  EXPECT_THAT(After("tp=2,zero=1",
+                    [](Plan& plan) { plan.weights[0].zero_axes = 32; }),
+              HasSubstr("uses axis 5 of a mesh with 3 axes"));
+  EXPECT_THAT(After("", [](Plan& plan) { plan.weights.pop_back(); }),
+              HasSubstr("weights: has"));
+  EXPECT_THAT(After("", [](Plan& plan) { plan.ops.pop_back(); }),
+              HasSubstr("ops: has"));
+}
+
+TEST_F(ValidateTest, AllProblemsAtOnce) {
+  const size_t norm = NodeCalled("h.1.norm");
+  const std::string text = After("tp=2,zero=1", [&](Plan& plan) {
+    plan.schedule = "none";
+    plan.microbatches = 3;
+    plan.ops[norm].axes[FactorOf(norm, 'h')] = 4;
+    plan.weights[1].zero_stage = 2;
+    plan.weights[2].zero_stage = 2;
+  });
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 5) << text;
+}
+
+}  // namespace
+}  // namespace tessera

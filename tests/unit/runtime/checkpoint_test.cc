@@ -1,0 +1,343 @@
+// Checkpoints and the training loop around them, on tiny models.
+
+#include "runtime/checkpoint.h"
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "gtest/gtest.h"
+#include "tests/support/tiny_training.h"
+
+namespace tessera {
+namespace {
+
+std::string ReadBytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream bytes;
+  bytes << file.rdbuf();
+  return bytes.str();
+}
+
+void WriteBytes(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+// ---- The format
+
+TEST(Safetensors, BytesAsTheFormatSays) {
+  const std::string path = TempPath("file");
+  const float values[3] = {1, 2, 3};
+  const int32_t count = 7;
+  {
+    auto writer = *SafetensorsWriter::Create(
+        path, {{"a", DType::kFloat32, {3, 1}}, {"n", DType::kInt32, {}}},
+        {{"step", "4"}});
+    ASSERT_TRUE(writer.Write(std::as_bytes(std::span(values))).has_value());
+    ASSERT_TRUE(writer.Write(std::as_bytes(std::span(&count, 1))).has_value());
+    EXPECT_FALSE(std::filesystem::exists(path));
+    ASSERT_TRUE(writer.Commit().has_value());
+  }
+  const std::string bytes = ReadBytes(path);
+  const std::string header =
+      R"({"__metadata__":{"step":"4"},)"
+      R"("a":{"dtype":"F32","shape":[3, 1],"data_offsets":[0,12]},)"
+      R"("n":{"dtype":"I32","shape":[],"data_offsets":[12,16]}})";
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), 8);
+  EXPECT_EQ(length % 8, 0u);
+  EXPECT_EQ(bytes.substr(8, header.size()), header);
+  EXPECT_EQ(bytes.size(), 8 + length + 16);
+
+  const auto file = *SafetensorsFile::Open(path);
+  EXPECT_EQ(file.metadata().at("step"), "4");
+  EXPECT_TRUE(file.Has("n"));
+  EXPECT_FALSE(file.Has("m"));
+  const std::byte* a = *file.Find({"a", DType::kFloat32, {3, 1}});
+  EXPECT_EQ(std::memcmp(a, values, sizeof(values)), 0);
+  EXPECT_EQ(file.Find({"a", DType::kFloat32, {3}}).error().ToString(),
+            path + ": tensor 'a': is F32[3, 1]: expected F32[3]");
+  EXPECT_EQ(file.Find({"a", DType::kFloat64, {3, 1}}).error().ToString(),
+            path + ": tensor 'a': is F32[3, 1]: expected F64[3, 1]");
+  EXPECT_EQ(file.Find({"b", DType::kFloat64, {}}).error().ToString(),
+            path + ": tensor 'b': is missing");
+  std::filesystem::remove(path);
+}
+
+TEST(Safetensors, UnfinishedFilesVanish) {
+  const std::string path = TempPath("file");
+  WriteBytes(path, "before");
+  {
+    auto writer =
+        *SafetensorsWriter::Create(path, {{"a", DType::kFloat32, {1}}}, {});
+  }
+  EXPECT_EQ(ReadBytes(path), "before");
+  int files = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(::testing::TempDir())) {
+    files += entry.path().string().starts_with(path);
+  }
+  EXPECT_EQ(files, 1);
+  std::filesystem::remove(path);
+}
+
+TEST(Safetensors, BrokenFilesAreErrors) {
+  const std::string path = TempPath("file");
+  const auto message = [&](const std::string& bytes) {
+    WriteBytes(path, bytes);
+    const auto file = SafetensorsFile::Open(path);
+    return file ? "" : file.error().ToString();
+  };
+  const auto with_header = [](std::string header, const std::string& data) {
+    const uint64_t length = header.size();
+    std::string bytes(8, '\0');
+    std::memcpy(bytes.data(), &length, 8);
+    return bytes + header + data;
+  };
+  EXPECT_EQ(message("abc"),
+            path + ": truncated: 3 bytes, expected a safetensors file");
+  // The first eight bytes, "GGUF and", as a little-endian number.
+  EXPECT_EQ(message("GGUF and something else"),
+            path + ": a header of 7236828442477807431 bytes, expected a "
+                   "safetensors file");
+  EXPECT_EQ(message(with_header("{}", "").substr(0, 9)),
+            path + ": truncated: 9 bytes, expected a header up to byte 10");
+  EXPECT_NE(message(with_header("{\"a\": ", "")), "");
+  const std::string a =
+      R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+  EXPECT_EQ(message(with_header(a, "12345678")), "");
+  EXPECT_EQ(message(with_header(a, "1234567")),
+            path + ": tensor 'a': truncated: ends at byte " +
+                std::to_string(8 + a.size() + 8) + " of a file of " +
+                std::to_string(8 + a.size() + 7));
+  EXPECT_NE(message(with_header(a, "123456789")), "");
+  EXPECT_EQ(
+      message(with_header(
+          R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})",
+          "12345678")),
+      path + ": tensor 'a': 8 bytes for F32[3]");
+  EXPECT_NE(
+      message(with_header(
+          R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})",
+          "12345678")),
+      "");
+  std::filesystem::remove(path);
+  EXPECT_EQ(SafetensorsFile::Open(path).error().code, ErrorCode::kNotFound);
+}
+
+// ---- Training runs
+
+class Checkpoint : public ::testing::Test {
+ protected:
+  TaskGraph Tasks(int ranks, const std::string& strategy) {
+    auto tasks = LowerStrategy(graph_, ranks, strategy, {});
+    TESSERA_CHECK(tasks.has_value()) << tasks.error().ToString();
+    return std::move(tasks).value();
+  }
+
+  const Graph graph_ = ImportTiny(TinyGpt2(2, 4), 4, 8, DType::kFloat32);
+  const TokenData data_ = TinyTokens();
+  const std::string path_ = TempPath("checkpoint.safetensors");
+  const std::string other_ = TempPath("other.safetensors");
+
+  void TearDown() override {
+    std::filesystem::remove(path_);
+    std::filesystem::remove(other_);
+  }
+};
+
+TEST_F(Checkpoint, ResumeIsExact) {
+  for (const char* strategy :
+       {"dp=2,tp=2,pp=1,zero=1", "dp=2,tp=1,pp=2,zero=1", "dp=1,tp=2,pp=2"}) {
+    SCOPED_TRACE(strategy);
+    const TaskGraph tasks = Tasks(4, strategy);
+    TinyRun whole;
+    whole.steps = 6;
+    whole.save_path = path_;
+    const auto straight = *TrainTiny(graph_, tasks, data_, whole);
+    const std::string expected = ReadBytes(path_);
+
+    TinyRun first = whole;
+    first.steps = 2;
+    first.save_path = other_;
+    const auto begun = *TrainTiny(graph_, tasks, data_, first);
+    TinyRun second = whole;
+    second.steps = 4;
+    second.load_path = other_;
+    std::filesystem::remove(path_);
+    const auto resumed = *TrainTiny(graph_, tasks, data_, second);
+
+    EXPECT_EQ(resumed.first_step, 2);
+    std::vector<double> losses = begun.losses;
+    losses.insert(losses.end(), resumed.losses.begin(), resumed.losses.end());
+    EXPECT_EQ(losses, straight.losses);
+    EXPECT_EQ(ReadBytes(path_), expected);
+  }
+}
+
+TEST_F(Checkpoint, LoadsUnderAnyPlan) {
+  TinyRun begin;
+  begin.steps = 2;
+  begin.save_path = path_;
+  ASSERT_TRUE(TrainTiny(graph_, Tasks(4, "dp=2,tp=2,zero=1,sp=1"), data_, begin)
+                  .has_value());
+  TinyRun go_on;
+  go_on.steps = 3;
+  go_on.load_path = path_;
+  const auto expected = *TrainTiny(graph_, Tasks(1, "mbs=4"), data_, go_on);
+  const auto actual =
+      *TrainTiny(graph_, Tasks(2, "dp=1,pp=2,schedule=gpipe"), data_, go_on);
+  ASSERT_EQ(actual.losses.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_NEAR(actual.losses[i], expected.losses[i], 1e-5) << i;
+  }
+}
+
+TEST_F(Checkpoint, HoldsStepSeedAndGraph) {
+  TinyRun run;
+  run.steps = 3;
+  run.save_path = path_;
+  ASSERT_TRUE(TrainTiny(graph_, Tasks(2, "dp=2"), data_, run).has_value());
+  const auto file = *SafetensorsFile::Open(path_);
+  EXPECT_EQ(file.metadata().at("step"), "3");
+  EXPECT_EQ(file.metadata().at("seed"), "7");
+  EXPECT_EQ(file.metadata().at("graph"), Fingerprint(graph_));
+  EXPECT_TRUE(file.Has("optimizer.m.wte.weight"));
+  EXPECT_TRUE(file.Has("optimizer.v.h.1.mlp.c_fc.bias"));
+}
+
+TEST_F(Checkpoint, WeightsAloneStartAtStepZero) {
+  const TaskGraph tasks = Tasks(2, "dp=2,zero=1");
+  TinyRun fresh;
+  fresh.steps = 2;
+  const auto expected = *TrainTiny(graph_, tasks, data_, fresh);
+  // The initial weights, by a run of no steps at learning rate 0.
+  TinyRun still = fresh;
+  still.steps = 1;
+  still.options.learning_rate = 0;
+  still.save_path = path_;
+  ASSERT_TRUE(TrainTiny(graph_, tasks, data_, still).has_value());
+  std::vector<SafetensorsEntry> entries;
+  std::vector<std::vector<float>> contents;
+  {
+    const auto file = *SafetensorsFile::Open(path_);
+    for (TensorId id : Weights(graph_)) {
+      const Tensor& tensor = graph_.tensor(id);
+      entries.push_back({tensor.name, tensor.dtype, tensor.shape});
+      const auto values = ReadTensor(file, tensor.name, tensor);
+      contents.emplace_back(values.begin(), values.end());
+    }
+  }
+  auto writer = *SafetensorsWriter::Create(other_, entries, {});
+  for (const auto& values : contents) {
+    ASSERT_TRUE(writer.Write(std::as_bytes(std::span(values))).has_value());
+  }
+  ASSERT_TRUE(writer.Commit().has_value());
+  TinyRun run = fresh;
+  run.load_path = other_;
+  const auto actual = *TrainTiny(graph_, tasks, data_, run);
+  EXPECT_EQ(actual.first_step, 0);
+  EXPECT_EQ(actual.losses, expected.losses);
+}
+
+TEST_F(Checkpoint, AnotherModelsIsAnError) {
+  TinyRun run;
+  run.steps = 1;
+  run.save_path = path_;
+  ASSERT_TRUE(TrainTiny(graph_, Tasks(1, ""), data_, run).has_value());
+  const Graph deeper = ImportTiny(TinyGpt2(3, 4), 4, 8, DType::kFloat32);
+  const Graph wider = ImportTiny(TinyGpt2(2, 4, 24), 4, 8, DType::kFloat32);
+  run.load_path = path_;
+  run.save_path = "";
+  for (const Graph* graph : {&deeper, &wider}) {
+    const TaskGraph tasks = LowerStrategy(*graph, 2, "dp=2", {}).value();
+    const auto result = TrainTiny(*graph, tasks, data_, run);
+    ASSERT_FALSE(result.has_value());
+    EXPECT_EQ(result.error().code, ErrorCode::kInvalidInput);
+    EXPECT_NE(result.error().ToString().find(graph == &deeper
+                                                 ? "h.2."
+                                                 : ", 16]: expected F32["),
+              std::string::npos)
+        << result.error().ToString();
+  }
+}
+
+TEST_F(Checkpoint, FailedSaveIsAnErrorOnAllRanks) {
+  TinyRun run;
+  run.steps = 1;
+  run.save_path = ::testing::TempDir() + "no/such/folder/checkpoint";
+  const auto result = TrainTiny(graph_, Tasks(2, "dp=2"), data_, run);
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(result.error().code, ErrorCode::kNotFound);
+  EXPECT_EQ(result.error().where, run.save_path);
+}
+
+// ---- The training loop
+
+TEST_F(Checkpoint, StopFinishesTheStepAndSaves) {
+  const std::atomic<bool> stop = true;
+  TinyRun run;
+  run.steps = 10;
+  run.stop = &stop;
+  run.save_path = path_;
+  const auto result = *TrainTiny(graph_, Tasks(2, "dp=1,pp=2"), data_, run);
+  EXPECT_TRUE(result.interrupted);
+  EXPECT_EQ(result.losses.size(), 1u);
+  EXPECT_EQ(SafetensorsFile::Open(path_)->metadata().at("step"), "1");
+}
+
+TEST_F(Checkpoint, ReportsEveryRank) {
+  TinyRun run;
+  run.steps = 4;
+  const TaskGraph tasks = Tasks(4, "dp=2,pp=2,zero=1");
+  const auto result = *TrainTiny(graph_, tasks, data_, run);
+  ASSERT_EQ(result.memory.size(), 4u);
+  ASSERT_EQ(result.timelines.size(), 4u);
+  ASSERT_EQ(result.breakdowns.size(), 4u);
+  EXPECT_EQ(result.step_times.size(), 4u);
+  for (size_t r = 0; r < 4; ++r) {
+    const MemoryUse& use = result.memory[r];
+    Bytes sum;
+    for (Bytes part : use.parts) sum += part;
+    EXPECT_EQ(sum, use.total);
+    EXPECT_GT(use.parts[static_cast<size_t>(MemoryCategory::kParameter)].value,
+              0);
+    ASSERT_FALSE(result.timelines[r].spans.empty());
+    EXPECT_EQ(result.timelines[r].spans[0].rank, static_cast<int>(r));
+    EXPECT_EQ(result.breakdowns[r].total(), result.timelines[r].step_time);
+  }
+  // Tokens of a step (4 samples of 8) over its time.
+  EXPECT_NEAR(result.tokens_per_s, 32 / result.step_time.seconds(), 1e-6);
+}
+
+// The error of one rank ends the job: the other does not wait for it.
+TEST_F(Checkpoint, BrokenDataEndsTheJob) {
+  const TaskGraph tasks = Tasks(2, "dp=1,pp=2");
+  auto worlds = MakeThreadWorlds(2, {Duration::FromSeconds(30)});
+  std::vector<std::string> errors(2);
+  RunThreads(2, [&](int rank) {
+    const auto r = static_cast<size_t>(rank);
+    CpuDevice device;
+    TrainingJob job;
+    job.graph = &graph_;
+    job.tasks = &tasks;
+    job.world = worlds[r].get();
+    job.device = &device;
+    job.load = [&](const Tensor& tensor, const LocalTensor& block,
+                   int64_t step) -> Result<void> {
+      if (tensor.name == "tokens") return InvalidInput("is broken", "tokens");
+      return LoadFrom(data_, 0, graph_)(tensor, block, step);
+    };
+    const auto result = Train(job);
+    if (!result) errors[r] = result.error().ToString();
+  });
+  // Only the first stage reads the tokens.
+  EXPECT_EQ(errors[0], "load input tokens mb0: tokens: is broken");
+  EXPECT_NE(errors[1].find("rank 0 aborted: load input tokens"),
+            std::string::npos)
+      << errors[1];
+}
+
+}  // namespace
+}  // namespace tessera

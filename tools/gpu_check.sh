@@ -1,0 +1,239 @@
+#!/usr/bin/env bash
+# What only a machine with a GPU can check, in parts that are bounded in time.
+#
+#   tools/gpu_check.sh [--only PART]… [--out FILE] BUILD_DIR
+#
+# PART is one of: device, nccl, copy. Without --only all parts run. A part that
+# fails does not keep the others from running. Without a GPU nothing runs: the
+# script says so and exits with 0. Otherwise it exits with 1 if a part failed,
+# and writes one JSON file: the device, its driver, the versions, and for every
+# part its status (passed, failed, timed out), seconds and what it measured or
+# the end of its output. Default FILE: tests/bench/results/DEVICE-DATE.json
+# beside this script.
+#
+# The binaries may come from another machine (nothing is built or installed
+# here, only bash, coreutils and Python 3 are needed):
+#   cmake -B BUILD_DIR -DTESSERA_CUDA=ON -DProtobuf_USE_STATIC_LIBS=ON
+#   cmake --build BUILD_DIR --target tessera_gpu_test tessera_gpu_bench
+#   tools/gpu_check.sh --pack FOLDER BUILD_DIR
+# --pack copies them, stripped, with the shared libraries that a plain Linux
+# lacks, to FOLDER, which is then the BUILD_DIR to run from. CUDA's and NCCL's
+# libraries (hundreds of megabytes) are not packed: they are looked for in
+# FOLDER/lib, where the loader looks, in /usr/local/cuda*/lib*, and in the
+# packages nvidia-* of the machine's python3.
+set -uo pipefail
+cd_root=$(cd "$(dirname "$0")/.." && pwd)
+
+usage() {
+  sed -n '2,/^set/{/^#/{s/^# \{0,1\}//;p}}' "$0" >&2
+  exit 2
+}
+
+all_parts=(device nccl copy)
+parts=()
+out=
+pack=
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --only)
+      [[ " ${all_parts[*]} " == *" ${2:-} "* ]] || {
+        echo "gpu_check: unknown part '${2:-}'; known: ${all_parts[*]}" >&2
+        exit 2
+      }
+      parts+=("$2")
+      shift 2 ;;
+    --out) out=${2:?}; shift 2 ;;
+    --pack) pack=${2:?}; shift 2 ;;
+    -*) usage ;;
+    *) break ;;
+  esac
+done
+[[ $# -eq 1 ]] || usage
+build=$(cd "$1" 2>/dev/null && pwd) || {
+  echo "gpu_check: no folder '$1'" >&2
+  exit 2
+}
+[[ ${#parts[@]} -gt 0 ]] || parts=("${all_parts[@]}")
+
+# The binary NAME, where a build or --pack leaves it.
+find_binary() {
+  local place
+  for place in "$build/$1" "$build/tests/$1"; do
+    [[ -x $place ]] && echo "$place" && return
+  done
+}
+test_binary=$(find_binary tessera_gpu_test)
+bench_binary=$(find_binary tessera_gpu_bench)
+for name in tessera_gpu_test tessera_gpu_bench; do
+  [[ -n $(find_binary $name) ]] || {
+    echo "gpu_check: $build has no $name (see the head of this script)" >&2
+    exit 2
+  }
+done
+
+if [[ -n $pack ]]; then
+  mkdir -p "$pack/lib"
+  for binary in "$test_binary" "$bench_binary"; do
+    strip -o "$pack/$(basename "$binary")" "$binary" || exit 1
+  done
+  # Every Linux has glibc and its loader; libstdc++ must not be older than ours.
+  ldd "$test_binary" "$bench_binary" | awk '/=> \// {print $3}' | sort -u |
+    grep -Ev '/(ld-linux|libc|libm|libdl|librt|libpthread|libcu|libnccl|libnv)[^/]*\.so' |
+    xargs -r -I{} cp -L {} "$pack/lib/"
+  du -sh "$pack"
+  exit 0
+fi
+
+# ---- Is there a GPU? --------------------------------------------------------
+
+if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L 2>/dev/null | grep -q GPU
+then
+  echo "gpu_check: skipped: this machine has no GPU (nvidia-smi names none); nothing ran"
+  exit 0
+fi
+
+# ---- Libraries --------------------------------------------------------------
+
+folders=$build/lib:${LD_LIBRARY_PATH:-}
+for folder in /usr/local/cuda*/lib /usr/local/cuda*/lib64 \
+    $(python3 -c '
+import glob, site, sys
+for base in site.getsitepackages():
+    print("\n".join(glob.glob(base + "/nvidia/*/lib")))' 2>/dev/null); do
+  [[ -d $folder ]] && folders=$folders:$folder
+done
+export LD_LIBRARY_PATH=$folders
+missing=$(ldd "$test_binary" "$bench_binary" 2>&1 | grep -E 'not found' | sort -u)
+if [[ -n $missing ]]; then
+  echo "gpu_check: the binaries cannot start here:" >&2
+  echo "$missing" >&2
+  exit 1
+fi
+
+# ---- The parts --------------------------------------------------------------
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export TEST_TMPDIR=$work
+
+# run_part NAME SECONDS COMMAND…
+run_part() {
+  local name=$1 limit=$2
+  shift 2
+  echo "== $name (at most $limit s)"
+  local begin end status
+  begin=$(date +%s.%N)
+  timeout --kill-after=10 "$limit" "$@" >"$work/$name.log" 2>&1
+  status=$?
+  end=$(date +%s.%N)
+  echo "$status $begin $end" >"$work/$name.status"
+  tail -n 5 "$work/$name.log"
+  echo "== $name: exit status $status"
+}
+
+for part in "${parts[@]}"; do
+  case $part in
+    device)
+      run_part device 120 "$test_binary" \
+        --gtest_filter='CudaArenaTest.*:CudaDeviceTest.*:DeviceGpuTest.*' \
+        --gtest_output=json:"$work/device.json" ;;
+    nccl)
+      run_part nccl 400 "$test_binary" --gtest_filter='*Nccl*GpuTest.*' \
+        --gtest_output=json:"$work/nccl.json" ;;
+    copy)
+      run_part copy 120 "$bench_binary" --benchmark_repetitions=3 \
+        --benchmark_report_aggregates_only=true \
+        --benchmark_out="$work/copy.json" --benchmark_out_format=json ;;
+  esac
+done
+
+# ---- The results ------------------------------------------------------------
+
+python3 - "$work" "$cd_root/tests/bench/results" "$out" "${parts[@]}" <<'PYTHON'
+import datetime, json, pathlib, re, subprocess, sys
+
+work, results, out = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+
+
+def query(fields):
+    text = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"],
+        capture_output=True, text=True).stdout.strip()
+    return [field.strip() for field in text.splitlines()[0].split(",")]
+
+
+def measured(name):
+    """What a part's own JSON file says, in short."""
+    path = work / f"{name}.json"
+    if not path.exists():
+        return {}
+    try:
+        data = json.loads(path.read_text())
+    except json.JSONDecodeError:  # cut off
+        return {}
+    if "benchmarks" in data:
+        return {"benchmarks": [
+            {"name": row["run_name"], "seconds": row["real_time"] * 1e-9,
+             **({"bytes_per_second": row["bytes_per_second"]}
+                if "bytes_per_second" in row else {})}
+            for row in data["benchmarks"]
+            if row.get("aggregate_name") == "median"]}
+    failed, ran, skipped = [], 0, []
+    for suite in data["testsuites"]:
+        for test in suite["testsuite"]:
+            name = f"{suite['name']}.{test['name']}"
+            if test["result"] == "SKIPPED":
+                skipped.append(name)
+            else:
+                ran += 1
+            if test.get("failures"):
+                failed.append(name)
+    return {"tests_run": ran, "tests_failed": failed, "tests_skipped": skipped}
+
+
+parts, bad = [], False
+for name in sys.argv[4:]:
+    code, begin, end = (work / f"{name}.status").read_text().split()
+    log = (work / f"{name}.log").read_text(errors="replace")
+    status = {"0": "passed", "124": "timed out", "137": "timed out"}.get(
+        code, "failed")
+    part = {"part": name, "status": status,
+            "seconds": round(float(end) - float(begin), 3), **measured(name)}
+    # A binary that finds no GPU where nvidia-smi finds one passes nothing.
+    if status == "passed" and (part.get("tests_skipped") or
+                               "skipped: no CUDA device" in log):
+        part["status"] = status = "failed"
+    if status != "passed":
+        bad = True
+        part["exit_status"] = int(code)
+        part["output_tail"] = log[-4000:]
+    parts.append(part)
+
+device, driver, memory = query("name,driver_version,memory.total")
+versions = {}
+log = work / "nccl.log"
+found = re.search(r"NCCL (\d+\.\d+\.\d+)",
+                  log.read_text(errors="replace") if log.exists() else "")
+if found:
+    versions["nccl"] = found[1]
+found = re.search(r"CUDA Version: *([\d.]+)", subprocess.run(
+    ["nvidia-smi"], capture_output=True, text=True).stdout)
+if found:
+    versions["cuda_driver"] = found[1]
+date = datetime.datetime.now(datetime.timezone.utc)
+document = {"device": device, "memory": memory, "driver": driver,
+            "date": date.isoformat(timespec="seconds"), "versions": versions,
+            "parts": parts}
+if not out:
+    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    out = f"{results}/{slug}-{date:%Y-%m-%d}.json"
+path = pathlib.Path(out)
+path.parent.mkdir(parents=True, exist_ok=True)
+beside = path.with_suffix(".json.part")
+beside.write_text(json.dumps(document, indent=2) + "\n")
+beside.rename(path)
+for part in parts:
+    print(f"{part['part']}: {part['status']} in {part['seconds']} s")
+print(f"wrote {path}")
+sys.exit(1 if bad else 0)
+PYTHON

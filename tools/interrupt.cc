@@ -1,0 +1,28 @@
+#include "tools/interrupt.h"
+
+#include <csignal>
+
+namespace tessera {
+namespace {
+
+// A signal handler reaches nothing but globals.
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
+std::atomic<bool> interrupted = false;
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+void OnSignal(int) { interrupted = true; }
+
+}  // namespace
+
+const std::atomic<bool>& CatchInterrupts() {
+  struct sigaction action = {};
+  action.sa_handler = OnSignal;
+  sigemptyset(&action.sa_mask);
+  // SA_RESETHAND: the second signal has its default effect.
+  action.sa_flags = static_cast<int>(SA_RESTART | SA_RESETHAND);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+  return interrupted;
+}
+
+}  // namespace tessera

@@ -1,0 +1,199 @@
+#include "tools/run_report.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "tools/format.h"
+#include "tools/step_report.h"
+
+namespace tessera {
+namespace {
+
+// What takes equally long wherever it runs: a collective in one subgroup (told
+// by its first rank), or the receives of one tensor on one rank.
+using Alike = std::tuple<int, int32_t, int>;
+
+Alike AlikeOf(const TaskGraph& tasks, const Span& span) {
+  const Task& task = tasks.task(span.task);
+  if (task.kind == TaskKind::kRecv) {
+    const Value& value = tasks.value(task.writes[0]);
+    return {1, value.tensor.value, span.rank};
+  }
+  const DeviceGroup& group = tasks.group(task.group);
+  const auto self =
+      std::ranges::find(group.devices, DeviceId(span.rank)) -
+      group.devices.begin();
+  for (const auto& subgroup : Subgroups(group, task.axes)) {
+    if (std::ranges::find(subgroup, self) != subgroup.end()) {
+      return {0, span.task.value, subgroup.front()};
+    }
+  }
+  return {0, span.task.value, -1};
+}
+
+bool Waits(const Task& task) {
+  return task.kind == TaskKind::kComm || task.kind == TaskKind::kRecv;
+}
+
+Breakdown Sum(Breakdown a, const Breakdown& b) {
+  a.compute += b.compute;
+  a.optimizer += b.optimizer;
+  a.all_reduce += b.all_reduce;
+  a.all_gather += b.all_gather;
+  a.reduce_scatter += b.reduce_scatter;
+  a.all_to_all += b.all_to_all;
+  a.send_recv += b.send_recv;
+  a.idle += b.idle;
+  return a;
+}
+
+Breakdown Divide(Breakdown b, int64_t n) {
+  for (Duration* part :
+       {&b.compute, &b.optimizer, &b.all_reduce, &b.all_gather,
+        &b.reduce_scatter, &b.all_to_all, &b.send_recv, &b.idle}) {
+    part->picoseconds /= n;
+  }
+  return b;
+}
+
+Json LossesJson(const std::vector<double>& losses) {
+  return Json::ArrayOf(losses, [](double loss) { return Json(loss); });
+}
+
+}  // namespace
+
+Breakdown MeasuredBreakdown(const TaskGraph& tasks,
+                            const std::vector<Timeline>& timelines) {
+  std::map<Alike, Duration> shortest;
+  Duration step;
+  for (const Timeline& timeline : timelines) {
+    step = Max(step, timeline.step_time);
+    for (const Span& span : timeline.spans) {
+      if (!Waits(tasks.task(span.task))) continue;
+      const Duration time = span.end - span.start;
+      const auto [found, is_new] =
+          shortest.try_emplace(AlikeOf(tasks, span), time);
+      if (!is_new) found->second = std::min(found->second, time);
+    }
+  }
+  Breakdown sum;
+  for (Timeline timeline : timelines) {
+    timeline.step_time = step;
+    for (Span& span : timeline.spans) {
+      if (!Waits(tasks.task(span.task))) continue;
+      span.start = span.end - shortest.at(AlikeOf(tasks, span));
+    }
+    sum = Sum(sum, BreakdownOf(tasks, timeline));
+  }
+  return Divide(sum, std::max<int64_t>(1, std::ssize(timelines)));
+}
+
+Breakdown PredictedBreakdown(const TaskGraph& tasks, const Timeline& timeline) {
+  Breakdown sum;
+  int64_t ranks = 0;
+  for (size_t g = 0; g < tasks.groups.size(); ++g) {
+    const GroupId group(static_cast<int64_t>(g));
+    if (group == tasks.world && tasks.groups.size() > 1) continue;
+    Timeline own;
+    own.step_time = timeline.step_time;
+    for (const Span& span : timeline.spans) {
+      if (span.group == group || span.group == tasks.world) {
+        own.spans.push_back(span);
+      }
+    }
+    const Breakdown breakdown = BreakdownOf(tasks, own);
+    for (size_t i = 0; i < tasks.group(group).devices.size(); ++i) {
+      sum = Sum(sum, breakdown);
+      ++ranks;
+    }
+  }
+  return Divide(sum, std::max<int64_t>(1, ranks));
+}
+
+Json RunJson(const RunReport& report) {
+  const TrainingResult& result = *report.result;
+  Json memory = Json::Array();
+  for (size_t rank = 0; rank < result.memory.size(); ++rank) {
+    Json row = Json::Object({{"rank", static_cast<int64_t>(rank)}});
+    row.Extend(MemoryJson(result.memory[rank]));
+    memory.Append(std::move(row));
+  }
+  Json predicted_memory = Json::Array();
+  for (size_t rank = 0; rank < report.predicted_memory.size(); ++rank) {
+    Json row = Json::Object({{"rank", static_cast<int64_t>(rank)}});
+    row.Extend(MemoryJson(report.predicted_memory[rank]));
+    predicted_memory.Append(std::move(row));
+  }
+  return Json::Object(
+      {{"first_step", result.first_step},
+       {"losses", LossesJson(result.losses)},
+       {"step_times_s",
+        Json::ArrayOf(result.step_times,
+                      [](Duration time) { return Json(time.seconds()); })},
+       {"step_time_s", result.step_time.seconds()},
+       {"tokens_per_s", result.tokens_per_s},
+       {"interrupted", result.interrupted},
+       {"memory", Json::Object({{"per_rank", std::move(memory)}})},
+       {"measured",
+        Json::Object({{"step_time_s", result.step_time.seconds()},
+                      {"breakdown", BreakdownJson(report.measured)}})},
+       {"predicted",
+        Json::Object(
+            {{"step_time_s", report.predicted.step_time.seconds()},
+             {"breakdown", BreakdownJson(report.predicted.breakdown)},
+             {"memory",
+              Json::Object({{"per_rank", std::move(predicted_memory)}})},
+             {"sources",
+              Json::Object(
+                  {{"measured", report.predicted.sources.measured},
+                   {"interpolated", report.predicted.sources.interpolated},
+                   {"analytical", report.predicted.sources.analytical}})}})}});
+}
+
+std::string RunText(const RunReport& report) {
+  const TrainingResult& result = *report.result;
+  const SourceShares& sources = report.predicted.sources;
+  std::string out = "\nstep time by category, mean over the ranks (predicted "
+                    "from " +
+                    FormatPercent(sources.measured) + " measured, " +
+                    FormatPercent(sources.interpolated) + " interpolated, " +
+                    FormatPercent(sources.analytical) + " analytical times)\n";
+  std::vector<std::vector<std::string>> rows = {
+      {"", "predicted", "measured", "predicted/measured"}};
+  const auto add = [&](std::string_view name, Duration predicted,
+                       Duration measured) {
+    if (predicted == Duration{} && measured == Duration{}) return;
+    rows.push_back({std::string(name), FormatTime(predicted),
+                    FormatTime(measured),
+                    measured == Duration{}
+                        ? "-"
+                        : FormatFixed(predicted.seconds() / measured.seconds(),
+                                      2)});
+  };
+  const auto predicted = PartsOf(report.predicted.breakdown);
+  const auto measured = PartsOf(report.measured);
+  for (size_t i = 0; i < predicted.size(); ++i) {
+    add(predicted[i].name, predicted[i].time, measured[i].time);
+  }
+  add("step", report.predicted.step_time, result.step_time);
+  out += FormatTable(rows);
+
+  out += "\npeak memory\n";
+  rows = {{"rank", "predicted", "measured"}};
+  for (const MemoryPart& part : MemoryParts(MemoryUse{})) {
+    rows[0].emplace_back(part.name);
+  }
+  for (size_t rank = 0; rank < result.memory.size(); ++rank) {
+    auto& row = rows.emplace_back();
+    row = {std::to_string(rank),
+           FormatBytes(report.predicted_memory[rank].total),
+           FormatBytes(result.memory[rank].total)};
+    for (const MemoryPart& part : MemoryParts(result.memory[rank])) {
+      row.push_back(FormatBytes(part.bytes));
+    }
+  }
+  return out + FormatTable(rows);
+}
+
+}  // namespace tessera

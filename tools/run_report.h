@@ -1,0 +1,38 @@
+#pragma once
+// What `tessera run` shows at its end: the measured step beside the predicted
+// one.
+
+#include <string>
+#include <vector>
+
+#include "planner/lower/task_graph.h"
+#include "planner/lower/timeline.h"
+#include "planner/plan/evaluation.h"
+#include "planner/plan/plan.h"
+#include "runtime/trainer.h"
+#include "tools/json.h"
+
+namespace tessera {
+
+// Mean over the ranks of where a step's time goes.
+//
+// Measured: a rank that waits in a collective for a slower one, or in a receive
+// for its data, counts as idle for all but the shortest time that any rank (for
+// receives: any microbatch) spent in the same task; that is what the cost model
+// calls the task's time. What is left to the end of the slowest rank is idle
+// too.
+Breakdown MeasuredBreakdown(const TaskGraph& tasks,
+                            const std::vector<Timeline>& timelines);
+// Predicted, from a simulated timeline.
+Breakdown PredictedBreakdown(const TaskGraph& tasks, const Timeline& timeline);
+
+struct RunReport {
+  const TrainingResult* result = nullptr;
+  Breakdown measured;
+  Evaluation predicted;  // with the mean over ranks as breakdown
+  std::vector<MemoryUse> predicted_memory;  // by rank
+};
+Json RunJson(const RunReport& report);
+std::string RunText(const RunReport& report);
+
+}  // namespace tessera
