@@ -19,8 +19,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kSamples = 5;
-// A sample takes so long at least, where its runs are short; between four and
-// one of Linux's default time slices of 3 ms (sysctl sched_base_slice_ns).
+// A sample takes so long at least, where its runs are short; between one and
+// four of Linux's default time slices of 3 ms (sysctl sched_base_slice_ns).
 constexpr double kLongestSample = 12e-3;
 constexpr double kShortestSample = 3e-3;
 constexpr int64_t kMostRuns = 10'000;
@@ -29,7 +29,7 @@ constexpr std::array kPayloads = {1 << 10, 1 << 12, 1 << 14, 1 << 16,
                                   1 << 18, 1 << 20, 1 << 22, 1 << 24};
 constexpr std::array kCollectives = {
     CommKind::kAllReduce, CommKind::kAllGather, CommKind::kReduceScatter,
-    CommKind::kAllToAll, CommKind::kRedistribute};
+    CommKind::kAllToAll};
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -79,8 +79,8 @@ class PreparedExchange {
         return group_->ReduceScatter(send_.data(), receive_.data(), counts_,
                                      DType::kFloat32);
       case CommKind::kAllToAll:
-      case CommKind::kRedistribute:
         return group_->AllToAll(send_.data(), bytes_, receive_.data(), bytes_);
+      case CommKind::kRedistribute:
       case CommKind::kSendRecv:
         break;
     }
@@ -120,9 +120,12 @@ class Stopwatch {
       : all_(all), sample_s_(sample_s) {}
 
   Result<Measurement> Time(const std::function<Result<void>()>& run) {
-    TESSERA_RETURN_IF_ERROR(run());  // touches all memory
-    TESSERA_TRY(const double once, Sample(run, 1));
-    const double wanted = sample_s_ / std::max(once, 1e-9);
+    // The first run touches all memory; where that counts, once more.
+    TESSERA_TRY(double once, Sample(run, 1));
+    if (once < sample_s_) {
+      TESSERA_TRY(once, Sample(run, 1));
+    }
+    const double wanted = sample_s_ / once;
     const auto runs = static_cast<int64_t>(
         std::clamp(wanted, 1.0, static_cast<double>(kMostRuns)));
     std::array<double, kSamples> samples = {};
@@ -173,6 +176,17 @@ void TakeCopiesFromMessages(ProfileDb& profile) {
   }
 }
 
+// The runtime redistributes by the same call as it exchanges all to all.
+void AddRedistributions(ProfileDb& profile) {
+  const std::map<ProfileKey, Measurement> rows = profile.rows;
+  for (const auto& [key, row] : rows) {
+    if (key.name != NameOf(CommKind::kAllToAll)) continue;
+    ProfileKey same = key;
+    same.name = NameOf(CommKind::kRedistribute);
+    profile.rows.emplace(std::move(same), row);
+  }
+}
+
 JsonValue Number(double value) {
   JsonValue number;
   number.kind = JsonValue::Kind::kNumber;
@@ -180,35 +194,35 @@ JsonValue Number(double value) {
   return number;
 }
 
-Result<Graph> TypicalGraph(const ModelFamily& family, int64_t width,
-                           int64_t seq_len, int64_t layers) {
-  constexpr int64_t kHeadSize = 32;
-  constexpr int64_t kVocabulary = 256;  // bytes
+Result<Graph> TypicalGraph(const ModelFamily& family) {
+  constexpr double kWidth = 256;
+  constexpr double kHeads = 8;
+  constexpr double kLayers = 4;
+  constexpr double kVocabulary = 256;  // bytes
+  constexpr double kPositions = 256;
+  constexpr int64_t kSeqLen = 128;
   constexpr int64_t kBatch = 16;
-  const auto wide = static_cast<double>(width);
-  const double heads = wide / kHeadSize;
   JsonValue values;
   values.kind = JsonValue::Kind::kObject;
   const auto set = [&](const char* key, double value) {
     values.fields[key] = Number(value);
   };
-  set("vocab_size", kVocabulary);
   const bool gpt2 = family.name == "gpt2";
-  set(gpt2 ? "n_embd" : "hidden_size", wide);
-  set(gpt2 ? "n_head" : "num_attention_heads", heads);
-  set(gpt2 ? "n_layer" : "num_hidden_layers", static_cast<double>(layers));
-  set(gpt2 ? "n_positions" : "max_position_embeddings",
-      static_cast<double>(seq_len));
+  set("vocab_size", kVocabulary);
+  set(gpt2 ? "n_embd" : "hidden_size", kWidth);
+  set(gpt2 ? "n_head" : "num_attention_heads", kHeads);
+  set(gpt2 ? "n_layer" : "num_hidden_layers", kLayers);
+  set(gpt2 ? "n_positions" : "max_position_embeddings", kPositions);
   if (gpt2) {
     set("attn_pdrop", 0);
   } else {
-    set("num_key_value_heads", heads / 2);
-    set("intermediate_size", 2.75 * wide);  // 8/3, to a multiple of the heads
+    set("num_key_value_heads", kHeads / 2);
+    set("intermediate_size", 2.75 * kWidth);  // 8/3, in multiples of the heads
   }
   ModelConfig config("typical " + std::string(family.name), std::move(values));
   ImportOptions options;
   options.global_batch = kBatch;
-  options.seq_len = seq_len;
+  options.seq_len = kSeqLen;
   options.dtype = DType::kFloat32;
   TESSERA_TRY(Graph forward, family.build(config, options));
   return Differentiate(std::move(forward));
@@ -217,7 +231,7 @@ Result<Graph> TypicalGraph(const ModelFamily& family, int64_t width,
 }  // namespace
 
 std::vector<Plan> UniformPlans(const Graph& graph, const Cluster& cluster,
-                               int most_samples) {
+                               std::span<const int> samples) {
   const GraphIndex index(graph);
   const auto ranks = static_cast<int>(cluster.devices.size());
   std::vector<Plan> plans;
@@ -227,9 +241,7 @@ std::vector<Plan> UniformPlans(const Graph& graph, const Cluster& cluster,
       strategy.tp = tp;
       strategy.pp = pp;
       strategy.dp = ranks / tp / pp;
-      const int64_t samples = graph.global_batch / strategy.dp;
-      for (int mbs = 1; mbs <= std::min<int64_t>(samples, most_samples);
-           mbs *= 2) {
+      for (const int mbs : samples) {
         for (const bool sp : {false, true}) {
           for (const int zero : {0, 1}) {
             if ((sp && tp == 1) || (zero == 1 && strategy.dp == 1)) continue;
@@ -286,14 +298,11 @@ void AddLadder(const Cluster& cluster, ProfileCases& cases) {
 }
 
 Result<std::vector<Graph>> TypicalGraphs() {
-  constexpr int64_t kLayers = 4;
   std::vector<Graph> graphs;
   for (const ModelFamily& family : ModelFamilies()) {
     if (family.name != "gpt2" && family.name != "llama") continue;
-    for (const int64_t width : {256, 512}) {
-      TESSERA_TRY(Graph graph, TypicalGraph(family, width, 128, kLayers));
-      graphs.push_back(std::move(graph));
-    }
+    TESSERA_TRY(Graph graph, TypicalGraph(family));
+    graphs.push_back(std::move(graph));
   }
   return graphs;
 }
@@ -356,6 +365,7 @@ Result<ProfilerResult> Profile(const ProfileCases& cases, CommWorld& world,
   }
   TESSERA_RETURN_IF_ERROR(world.Flush());
   TakeCopiesFromMessages(result.profile);
+  AddRedistributions(result.profile);
   result.profile.origin.ranks_at_once = world.world_size();
   return result;
 }

@@ -31,10 +31,10 @@ struct ProfileCases {
 };
 
 // The uniform strategies that `graph` has on `cluster`: every (dp, tp, pp),
-// with and without sequence parallelism, with every number of samples in a
-// microbatch up to `most_samples`. Valid plans only.
+// with and without sequence parallelism and ZeRO-1, with microbatches of so
+// many `samples` on a replica. Valid plans only.
 std::vector<Plan> UniformPlans(const Graph& graph, const Cluster& cluster,
-                               int most_samples);
+                               std::span<const int> samples);
 
 // What `plans` run, on the ranks of a host. Errors of AddKernelCases.
 Result<void> AddCases(const Graph& graph, const Cluster& cluster,
@@ -45,8 +45,8 @@ Result<void> AddCases(const Graph& graph, const Cluster& cluster,
 // 1 KiB to 16 MiB; copies of the same sizes.
 void AddLadder(const Cluster& cluster, ProfileCases& cases);
 
-// Graphs that stand for many models where none is given: one-layer decoders of
-// the GPT-2 and Llama families, of several widths and lengths.
+// Graphs that stand for many models where none is given: a small decoder of the
+// GPT-2 and one of the Llama family.
 Result<std::vector<Graph>> TypicalGraphs();
 
 struct ProfilerOptions {

@@ -18,8 +18,7 @@ namespace {
 constexpr uint64_t kCheckpointTag = uint64_t{1} << 41;
 
 // The name under which a value is stored; empty for what is not.
-std::string NameInFile(const TaskGraph& tasks, const Graph& graph,
-                       ValueId id) {
+std::string NameInFile(const TaskGraph& tasks, const Graph& graph, ValueId id) {
   const Value& value = tasks.value(id);
   if (!value.persistent || !value.tensor.valid()) return "";
   const std::string& name = graph.tensor(value.tensor).name;
@@ -74,11 +73,11 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
   Result<void> written;
   std::optional<SafetensorsWriter> writer;
   if (all.rank() == 0) {
-    auto created = SafetensorsWriter::Create(
-        path, entries,
-        {{"graph", Fingerprint(graph)},
-         {"seed", std::to_string(seed)},
-         {"step", std::to_string(executor.step())}});
+    auto created =
+        SafetensorsWriter::Create(path, entries,
+                                  {{"graph", Fingerprint(graph)},
+                                   {"seed", std::to_string(seed)},
+                                   {"step", std::to_string(executor.step())}});
     if (created) {
       writer.emplace(std::move(*created));
     } else {
@@ -93,8 +92,8 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
     std::vector<Placement> sources;
     for (size_t i = 0; i < group.devices.size(); ++i) {
       senders.push_back(group.devices[i].value);
-      sources.push_back(PlacementAt(value.layout, group, value.shape,
-                                    static_cast<int>(i)));
+      sources.push_back(
+          PlacementAt(value.layout, group, value.shape, static_cast<int>(i)));
     }
     Box block;
     for (int64_t extent : value.shape) block.push_back({0, extent});

@@ -22,8 +22,8 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
 
 // Sets weights, optimizer state and the step of this rank, which reads only its
 // own shards of the file. A file whose metadata has no "step" is weights alone:
-// the run starts at step 0 with zero state. Errors name the tensor that is missing, or
-// has another type or shape.
+// the run starts at step 0 with zero state. Errors name the tensor that is
+// missing, or has another type or shape.
 Result<void> LoadCheckpoint(const std::string& path, const Graph& graph,
                             RankExecutor& executor);
 

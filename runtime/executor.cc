@@ -80,16 +80,6 @@ Result<void> RankExecutor::Prepare() {
   TESSERA_RETURN_IF_ERROR(JoinGroups());
   SizeBuffers();
 
-  const DType scalar = ScalarType(graph_);
-  TESSERA_TRY(one_, device_.Allocate({SizeOf(scalar)},
-                                     MemoryCategory::kWorkspace));
-  const double one64 = 1;
-  const float one32 = 1;
-  device_.Write(one_,
-                scalar == DType::kFloat64 ? static_cast<const void*>(&one64)
-                                          : &one32,
-                {SizeOf(scalar)});
-
   for (size_t t = 0; t < tasks_.tasks.size(); ++t) {
     const Task& task = tasks_.tasks[t];
     if (position(task.group) < 0) continue;
@@ -182,8 +172,8 @@ void RankExecutor::FindLifetimes() {
       }
     }
   }
-  const ValueId loss = tasks_.loss.valid() ? tasks_.Root(tasks_.loss)
-                                           : ValueId();
+  const ValueId loss =
+      tasks_.loss.valid() ? tasks_.Root(tasks_.loss) : ValueId();
   for (size_t v = 0; v < tasks_.values.size(); ++v) {
     if (tasks_.values[v].persistent || first[v] == nullptr) continue;
     first[v]->allocates.push_back(ValueId(v));
@@ -313,27 +303,41 @@ Result<void> RankExecutor::PrepareListKernel(const Task& task, Work& work) {
   }
   const size_t per_weight = task.kernel == "adamw" ? 3 : 1;
   const size_t weights = task.writes.size() / per_weight;
-  TESSERA_CHECK(task.writes.size() == weights * per_weight &&
-                (task.reads.size() == weights ||
-                 task.reads.size() == weights + 1))
+  TESSERA_CHECK(
+      task.writes.size() == weights * per_weight &&
+      (task.reads.size() == weights || task.reads.size() == weights + 1))
       << task.kernel << " reads " << task.reads.size() << " and writes "
       << task.writes.size();
   const ValueId clip =
       task.reads.size() > weights ? task.reads.back() : ValueId();
   for (size_t w = 0; w < weights; ++w) {
-    const auto written = task.writes.begin() +
-                         static_cast<int64_t>(w * per_weight);
+    const auto written =
+        task.writes.begin() + static_cast<int64_t>(w * per_weight);
     const TensorId weight = tasks_.value(*written).tensor;
     TESSERA_TRY(Call* const call,
                 add({task.reads[w], clip},
                     {written, written + static_cast<int64_t>(per_weight)},
                     graph_.tensor(weight).weight_decay));
     if (!clip.valid()) {
+      TESSERA_TRY(call->operands[1].data, One());
       call->operands[1].dtype = ScalarType(graph_);
-      call->operands[1].data = one_;
     }
   }
   return {};
+}
+
+Result<void*> RankExecutor::One() {
+  if (one_ != nullptr) return one_;
+  const Bytes size{SizeOf(ScalarType(graph_))};
+  TESSERA_TRY(one_, device_.Allocate(size, MemoryCategory::kWorkspace));
+  if (ScalarType(graph_) == DType::kFloat64) {
+    const double one = 1;
+    device_.Write(one_, &one, size);
+  } else {
+    const float one = 1;
+    device_.Write(one_, &one, size);
+  }
+  return one_;
 }
 
 void RankExecutor::PrepareSlices(const Task& task, Work& work) const {
@@ -376,8 +380,8 @@ void RankExecutor::PrepareCollective(const Task& task, Work& work) const {
   }
   // Joined by JoinGroups.
   Communicator* const communicator = world_.Group(ranks).value();
-  work.collective = std::make_unique<Collective>(task.comm, *communicator,
-                                                 std::move(parts));
+  work.collective =
+      std::make_unique<Collective>(task.comm, *communicator, std::move(parts));
 }
 
 void RankExecutor::PrepareTransfer(const Task& task, Work& work) const {
@@ -484,13 +488,14 @@ Result<void> RankExecutor::RunTask(Work& work) {
     // A message is told from others between the same ranks by the value that
     // receives it.
     case TaskKind::kSend:
-      TESSERA_RETURN_IF_ERROR(work.transfer->Send(
-          device_, data(task.reads[0]), static_cast<uint64_t>(task.peer.value)));
+      TESSERA_RETURN_IF_ERROR(
+          work.transfer->Send(device_, data(task.reads[0]),
+                              static_cast<uint64_t>(task.peer.value)));
       break;
     case TaskKind::kRecv:
-      TESSERA_RETURN_IF_ERROR(work.transfer->Receive(
-          device_, data(task.writes[0]),
-          static_cast<uint64_t>(task.writes[0].value)));
+      TESSERA_RETURN_IF_ERROR(
+          work.transfer->Receive(device_, data(task.writes[0]),
+                                 static_cast<uint64_t>(task.writes[0].value)));
       break;
   }
   for (ValueId root : work.frees) {

@@ -68,7 +68,7 @@ class RankExecutor : public Executor {
     const Kernel* kernel = nullptr;
     const IndexRule* rule = nullptr;
     std::vector<Attribute> attributes;
-    std::vector<ValueId> reads;  // invalid: the constant 1, or masked
+    std::vector<ValueId> reads;  // invalid: One(), or masked
     std::vector<ValueId> writes;
     std::vector<LocalTensor> operands;
     std::vector<LocalTensor> results;
@@ -106,6 +106,9 @@ class RankExecutor : public Executor {
   Result<void> PrepareListKernel(const Task& task, Work& work);
   Result<Call> MakeCall(std::string_view kernel, std::vector<ValueId> reads,
                         std::vector<ValueId> writes) const;
+  // Memory that holds the scalar 1: the clip coefficient where none is
+  // computed.
+  Result<void*> One();
   void PrepareSlices(const Task& task, Work& work) const;
   void PrepareCollective(const Task& task, Work& work) const;
   void PrepareTransfer(const Task& task, Work& work) const;
@@ -130,10 +133,10 @@ class RankExecutor : public Executor {
 
   std::vector<int> positions_;  // of this rank, by group
   Communicator* everyone_ = nullptr;
-  std::vector<ValueId> roots_;        // by value
-  std::vector<Bytes> buffer_bytes_;   // by root value
-  std::vector<void*> buffers_;        // by root value
-  void* one_ = nullptr;               // the scalar 1, in the graph's precision
+  std::vector<ValueId> roots_;       // by value
+  std::vector<Bytes> buffer_bytes_;  // by root value
+  std::vector<void*> buffers_;       // by root value
+  void* one_ = nullptr;              // One(), once it is wanted
   std::vector<Work> work_;
 };
 

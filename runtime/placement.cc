@@ -144,10 +144,10 @@ BoxCopy CopyOf(const Box& box, const Placement& from, const Placement& to,
           to_stride == strided.run_bytes) {
         strided.run_bytes *= extent;
       } else if (strided.dims > 0 &&
-                 from_stride == strided.from_strides[last] *
-                                    strided.extents[last] &&
-                 to_stride == strided.to_strides[last] *
-                                  strided.extents[last]) {
+                 from_stride ==
+                     strided.from_strides[last] * strided.extents[last] &&
+                 to_stride ==
+                     strided.to_strides[last] * strided.extents[last]) {
         strided.extents[last] *= extent;
       } else {
         const auto next = static_cast<size_t>(strided.dims++);

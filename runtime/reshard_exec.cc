@@ -21,9 +21,9 @@ const std::byte* At(const void* data, int64_t offset) {
   return static_cast<const std::byte*>(data) + offset;
 }
 
-void RunCopy(RankDevice& device, const BoxCopy& copy, const void* from, void* to) {
-  device.Copy(At(to, copy.to_offset), At(from, copy.from_offset),
-              copy.strided);
+void RunCopy(RankDevice& device, const BoxCopy& copy, const void* from,
+             void* to) {
+  device.Copy(At(to, copy.to_offset), At(from, copy.from_offset), copy.strided);
 }
 
 int64_t SumOfElements(const std::vector<Placement>& placements) {
@@ -313,10 +313,11 @@ Result<void> Collective::Call(const Batch& batch, const void* send,
 }
 
 GroupTransfer::GroupTransfer(Communicator& world, DType dtype,
-                   std::span<const int> senders,
-                   const std::vector<Placement>& from,
-                   std::span<const int> receivers,
-                   const std::vector<Placement>& to, bool positionwise)
+                             std::span<const int> senders,
+                             const std::vector<Placement>& from,
+                             std::span<const int> receivers,
+                             const std::vector<Placement>& to,
+                             bool positionwise)
     : world_(world) {
   std::vector<Piece> pieces;
   if (positionwise) {
@@ -366,7 +367,7 @@ GroupTransfer::GroupTransfer(Communicator& world, DType dtype,
 }
 
 Result<void> GroupTransfer::Send(RankDevice& device, const void* data,
-                            uint64_t tag) const {
+                                 uint64_t tag) const {
   for (const Message& message : sends_) {
     if (message.offset >= 0) {
       TESSERA_RETURN_IF_ERROR(world_.Send(At(data, message.offset),
@@ -385,7 +386,7 @@ Result<void> GroupTransfer::Send(RankDevice& device, const void* data,
 }
 
 Result<void> GroupTransfer::Receive(RankDevice& device, void* data,
-                               uint64_t tag) const {
+                                    uint64_t tag) const {
   for (const Message& message : receives_) {
     if (message.offset >= 0) {
       TESSERA_RETURN_IF_ERROR(world_.Recv(At(data, message.offset),

@@ -41,7 +41,8 @@ class Collective {
              std::vector<CollectivePart> parts);
 
   // Staging memory is accounted as communication.
-  Result<void> Run(RankDevice& device, std::span<const PartBuffers> buffers) const;
+  Result<void> Run(RankDevice& device,
+                   std::span<const PartBuffers> buffers) const;
 
  private:
   enum class Route : uint8_t {
@@ -99,8 +100,9 @@ class GroupTransfer {
   // sums): REQUIRES equal placements. Else REQUIRES: the senders together have
   // all that each receiver gets.
   GroupTransfer(Communicator& world, DType dtype, std::span<const int> senders,
-           const std::vector<Placement>& from, std::span<const int> receivers,
-           const std::vector<Placement>& to, bool positionwise);
+                const std::vector<Placement>& from,
+                std::span<const int> receivers,
+                const std::vector<Placement>& to, bool positionwise);
 
   // Sends this rank's pieces; does nothing on a rank that has none to send.
   Result<void> Send(RankDevice& device, const void* data, uint64_t tag) const;

@@ -109,8 +109,7 @@ Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return SystemError("cannot open", path, errno);
   struct stat status = {};
-  const bool regular =
-      ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
+  const bool regular = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
   SafetensorsFile opened;
   opened.path_ = path;
   opened.size_ = status.st_size;
@@ -213,11 +212,10 @@ Result<const std::byte*> SafetensorsFile::Find(
   const Stored& stored = found->second;
   if (stored.dtype != FileNameOf(expected.dtype) ||
       stored.shape != expected.shape) {
-    return InvalidInput("is " + stored.dtype + ShapeText(stored.shape) +
-                            ": expected " +
-                            std::string(FileNameOf(expected.dtype)) +
-                            ShapeText(expected.shape),
-                        where);
+    return InvalidInput(
+        "is " + stored.dtype + ShapeText(stored.shape) + ": expected " +
+            std::string(FileNameOf(expected.dtype)) + ShapeText(expected.shape),
+        where);
   }
   return mapping_ + stored.offset;
 }
@@ -242,8 +240,8 @@ Result<SafetensorsWriter> SafetensorsWriter::Create(
     const std::map<std::string, std::string, std::less<>>& metadata) {
   std::string header = "{\"__metadata__\":{";
   for (const auto& [key, value] : metadata) {
-    header += (header.back() == '{' ? "" : ",") + Quoted(key) + ":" +
-              Quoted(value);
+    header +=
+        (header.back() == '{' ? "" : ",") + Quoted(key) + ":" + Quoted(value);
   }
   header += "}";
   int64_t offset = 0;
@@ -251,9 +249,8 @@ Result<SafetensorsWriter> SafetensorsWriter::Create(
     const int64_t end = offset + BytesOf(entry.dtype, entry.shape);
     header += "," + Quoted(entry.name) + ":{\"dtype\":\"" +
               std::string(FileNameOf(entry.dtype)) +
-              "\",\"shape\":" + ShapeText(entry.shape) +
-              ",\"data_offsets\":[" + std::to_string(offset) + "," +
-              std::to_string(end) + "]}";
+              "\",\"shape\":" + ShapeText(entry.shape) + ",\"data_offsets\":[" +
+              std::to_string(offset) + "," + std::to_string(end) + "]}";
     offset = end;
   }
   header += "}";

@@ -51,8 +51,9 @@ LoadInput LoadFrom(const TokenData& data, uint64_t seed, const Graph& graph) {
                                 int64_t step) -> Result<void> {
     const bool tokens = tensor.name == "tokens";
     if (!tokens && tensor.name != "labels" && tensor.name != "positions") {
-      return InvalidInput("no data for it: expected tokens, labels or positions",
-                          "input '" + tensor.name + "'");
+      return InvalidInput(
+          "no data for it: expected tokens, labels or positions",
+          "input '" + tensor.name + "'");
     }
     const auto width = static_cast<size_t>(block.shape[1]);
     const int64_t first = block.offset[1];

@@ -54,7 +54,8 @@ size_t MedianIndex(const std::vector<Duration>& times) {
   std::vector<size_t> order(times.size());
   std::iota(order.begin(), order.end(), size_t{0});
   if (order.size() > 1) order.erase(order.begin());
-  const auto middle = order.begin() + static_cast<int64_t>(order.size() - 1) / 2;
+  const auto middle =
+      order.begin() + static_cast<int64_t>(order.size() - 1) / 2;
   std::nth_element(order.begin(), middle, order.end(), [&](size_t a, size_t b) {
     return times[a] != times[b] ? times[a] < times[b] : a < b;
   });
@@ -73,8 +74,8 @@ class Trainer {
       const bool last = i + 1 == job_.steps || summary_.interrupted;
       const bool due = job_.save_every > 0 && (i + 1) % job_.save_every == 0;
       if (!job_.save_path.empty() && (last || due)) {
-        TESSERA_RETURN_IF_ERROR(SaveCheckpoint(
-            job_.save_path, *job_.graph, job_.seed, executor_, all_));
+        TESSERA_RETURN_IF_ERROR(SaveCheckpoint(job_.save_path, *job_.graph,
+                                               job_.seed, executor_, all_));
       }
     }
     TESSERA_RETURN_IF_ERROR(Report());
@@ -130,8 +131,8 @@ class Trainer {
   }
 
   double TokensPerSecond(Duration step_time) const {
-    const auto tokens = static_cast<double>(job_.graph->global_batch *
-                                            job_.graph->seq_len);
+    const auto tokens =
+        static_cast<double>(job_.graph->global_batch * job_.graph->seq_len);
     return step_time.picoseconds > 0 ? tokens / step_time.seconds() : 0;
   }
 
@@ -152,11 +153,9 @@ class Trainer {
     header.memory = executor_.device().account().peak();
     header.step_picoseconds = timeline.step_time.picoseconds;
     header.spans = static_cast<int64_t>(timeline.spans.size());
-    TESSERA_RETURN_IF_ERROR(
-        all_.Send(&header, sizeof(header), 0, kReportTag));
-    TESSERA_RETURN_IF_ERROR(all_.Send(timeline.spans.data(),
-                                      header.spans * SpanBytes(), 0,
-                                      kReportTag + 1));
+    TESSERA_RETURN_IF_ERROR(all_.Send(&header, sizeof(header), 0, kReportTag));
+    TESSERA_RETURN_IF_ERROR(all_.Send(
+        timeline.spans.data(), header.spans * SpanBytes(), 0, kReportTag + 1));
     for (int rank = 0; all_.rank() == 0 && rank < all_.size(); ++rank) {
       ReportHeader theirs;
       TESSERA_RETURN_IF_ERROR(
@@ -187,10 +186,10 @@ Result<TrainingResult> TrainOrFail(const TrainingJob& job) {
   std::vector<int> everyone(static_cast<size_t>(job.world->world_size()));
   std::iota(everyone.begin(), everyone.end(), 0);
   TESSERA_TRY(Communicator* const all, job.world->Group(everyone));
-  TESSERA_TRY(const auto executor,
-              RankExecutor::Create(*job.tasks, *job.graph, job.options,
-                                   job.seed, *job.world, *job.device,
-                                   job.load));
+  TESSERA_TRY(
+      const auto executor,
+      RankExecutor::Create(*job.tasks, *job.graph, job.options, job.seed,
+                           *job.world, *job.device, job.load));
   return Trainer(job, *executor, *all).Run();
 }
 

@@ -64,6 +64,14 @@ std::string FormatCount(double count) {
   return Scaled(count, kUnits);
 }
 
+std::string FormatRate(FlopsPerSecond rate) {
+  static constexpr std::array<Unit, 4> kUnits = {{{1e15, "PFLOP/s"},
+                                                  {1e12, "TFLOP/s"},
+                                                  {1e9, "GFLOP/s"},
+                                                  {1e6, "MFLOP/s"}}};
+  return Scaled(rate.value, kUnits);
+}
+
 std::string FormatPercent(double share) {
   return FormatFixed(100 * share, 1) + " %";
 }

@@ -16,6 +16,8 @@ std::string FormatTime(Duration time);
 std::string FormatBytes(Bytes bytes);
 // "1.56 billion", "124 million", "999": for counts.
 std::string FormatCount(double count);
+// "218 TFLOP/s".
+std::string FormatRate(FlopsPerSecond rate);
 // printf's "%.Nf".
 std::string FormatFixed(double value, int decimals);
 // "41.7 %" of 0.417.

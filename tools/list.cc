@@ -87,7 +87,7 @@ std::span<const Kind> Kinds() {
 }  // namespace
 
 Result<int> RunList(const Options& options) {
-  const std::string_view name =
+  const std::string name =
       options.positional.empty() ? "kinds" : options.positional[0];
   const auto kind = Find("kind", Kinds(), name);
   if (!kind) return kind.error().At("list");

@@ -23,8 +23,10 @@ namespace tessera {
 namespace {
 
 constexpr double kDefaultTimeLimit = 60;  // seconds
-// Microbatches of up to so many samples are measured, where no plan is given.
-constexpr int kMostSamples = 16;
+// Samples of the microbatches that are timed where no plan is given: for one
+// model, and for many.
+constexpr int kSamples[] = {1, 2, 4, 8, 16};
+constexpr int kFewSamples[] = {1, 4, 16};
 
 std::string CpuModel() {
   std::ifstream cpus("/proc/cpuinfo");
@@ -76,7 +78,7 @@ Result<ProfileCases> ReadCases(const Options& options, Inputs& inputs) {
     }
     TESSERA_TRY(const std::vector<Graph> graphs, TypicalGraphs());
     for (const Graph& graph : graphs) {
-      const auto plans = UniformPlans(graph, inputs.cluster, kMostSamples);
+      const auto plans = UniformPlans(graph, inputs.cluster, kFewSamples);
       TESSERA_RETURN_IF_ERROR(
           AddCases(graph, inputs.cluster, plans, options.training, cases));
     }
@@ -86,7 +88,7 @@ Result<ProfileCases> ReadCases(const Options& options, Inputs& inputs) {
   if (inputs.plan) {
     plans.push_back(*inputs.plan);
   } else {
-    plans = UniformPlans(inputs.graph, inputs.cluster, kMostSamples);
+    plans = UniformPlans(inputs.graph, inputs.cluster, kSamples);
   }
   if (plans.empty()) {
     return InvalidInput("no uniform plan of '" + options.model +
@@ -103,11 +105,10 @@ std::string Summary(const ProfileDb& profile) {
   std::map<std::string, std::pair<int, double>> kinds;  // rows, best rate
   for (const auto& [key, row] : profile.rows) {
     double work = static_cast<double>(key.payload.value);
-    if (key.rule.empty() == false) work = WorkOf(key).value_or(0);
-    auto& [rows, rate] = kinds[key.name + (key.ranks > 1 ? " over " +
-                                                               std::to_string(
-                                                                   key.ranks)
-                                                         : "")];
+    if (!key.rule.empty()) work = WorkOf(key).value_or(0);
+    std::string name = key.name;
+    if (key.ranks > 1) name += " over " + std::to_string(key.ranks);
+    auto& [rows, rate] = kinds[name];
     ++rows;
     rate = std::max(rate, work / row.median_s);
   }

@@ -178,9 +178,9 @@ std::string StepText(const Graph& graph, const Cluster& cluster,
   out += Line("throughput", Rate(rates.tokens_per_s) + ", " +
                                 Rate(rates.tokens_per_s_per_gpu) +
                                 " per device");
-  out += Line("model FLOP/s",
-              FormatFixed(rates.model_tflops_per_gpu, 4) +
-                  " TFLOP/s per device: MFU " + FormatPercent(rates.mfu) +
+  out += Line("model FLOPs",
+              FormatRate({rates.model_tflops_per_gpu * 1e12}) +
+                  " per device: MFU " + FormatPercent(rates.mfu) +
                   " (causal attention halved: " +
                   FormatPercent(rates.mfu_causal) + "), HFU " +
                   FormatPercent(rates.hfu));

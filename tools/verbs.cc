@@ -166,7 +166,6 @@ std::string HelpText(const Verb& verb) {
 }
 
 int RunTessera(const std::vector<std::string>& arguments) {
-  std::signal(SIGPIPE, SIG_IGN);  // a reader that leaves is a failed write
   if (arguments.empty()) {
     return Fail(InvalidInput("needs a verb; 'tessera --help' lists them"));
   }

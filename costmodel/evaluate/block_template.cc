@@ -38,16 +38,6 @@ bool IsInput(const Graph& graph, TensorId id) {
   return graph.tensor(id).kind == TensorKind::kInput;
 }
 
-TemplatePort PortIn(const std::map<TensorId, int>& numbers, const Port& port) {
-  TemplatePort out = {port.kind, -1, port.index};
-  if (port.tensor.valid()) out.tensor = numbers.at(port.tensor);
-  return out;
-}
-
-StreamKey StreamOf(const Task& task) {
-  return {task.stream, task.stream == StreamRole::kComm ? task.axes : 0};
-}
-
 }  // namespace
 
 std::vector<BlockShape> ShapesOf(const Graph& graph) {
@@ -160,130 +150,272 @@ const BlockProgram& Programs::Of(int block, ProgramKind kind) {
   return it->second;
 }
 
-BlockTemplate MakeTemplate(const Pricer& pricer, Programs& programs, int block,
-                           const BlockShape& shape) {
-  const LoweringContext& context = programs.context();
-  const auto& groups = context.plan().groups;
-  const GroupId own = context.group_of_block(block);
-  const DeviceGroup& group = groups[own.index()];
-  const int group_class = pricer.ClassOf(group);
-  std::map<TensorId, int> numbers;
-  for (size_t i = 0; i < shape.tensors.size(); ++i) {
-    numbers.emplace(shape.tensors[i], static_cast<int>(i));
+namespace {
+
+class TemplateMaker {
+ public:
+  TemplateMaker(const Pricer& pricer, Programs& programs, int block,
+                const BlockShape& shape)
+      : pricer_(pricer),
+        programs_(programs),
+        context_(programs.context()),
+        block_(block),
+        shape_(shape),
+        own_(context_.group_of_block(block)),
+        group_(context_.plan().groups[own_.index()]),
+        group_class_(pricer.ClassOf(group_)) {
+    for (size_t i = 0; i < shape.tensors.size(); ++i) {
+      numbers_.emplace(shape.tensors[i], static_cast<int>(i));
+    }
   }
-  // The block in the peer's group that has the other end.
-  const auto peer_of = [&](GroupId peer, ProgramKind kind, const Port& port,
-                           bool receives, const Value** value) {
-    for (size_t i = 0; i < shape.depends.size(); ++i) {
-      if (context.group_of_block(shape.depends[i]) != peer) continue;
-      const BlockProgram& other = programs.Of(shape.depends[i], kind);
-      for (const Transfer& t : receives ? other.receives : other.sends) {
-        if (t.port != port || t.peer != own) continue;
-        const Task& task = other.tasks[t.task];
-        *value = &other.values[(receives ? task.writes : task.reads)[0]
-                                   .index()];
+
+  BlockTemplate Make() {
+    out_.streams = {{StreamRole::kCompute, 0}};
+    for (int k = 0; k < kProgramKinds; ++k) {
+      MakeProgram(static_cast<ProgramKind>(k));
+    }
+    MakeLoss();
+    for (TensorId id : shape_.sums) out_.sums.push_back(context_.produced(id));
+    return std::move(out_);
+  }
+
+ private:
+  int StreamNumber(const Task& task) {
+    const StreamKey key = {task.stream,
+                           task.stream == StreamRole::kComm ? task.axes : 0};
+    auto& streams = out_.streams;
+    const auto it = std::find(streams.begin(), streams.end(), key);
+    if (it != streams.end()) return static_cast<int>(it - streams.begin());
+    streams.push_back(key);
+    return static_cast<int>(streams.size() - 1);
+  }
+
+  TemplatePort PortIn(const Port& port) const {
+    TemplatePort out = {port.kind, -1, port.index};
+    if (port.tensor.valid()) out.tensor = numbers_.at(port.tensor);
+    return out;
+  }
+
+  // The block in the peer's group that has the other end of a transfer; of a
+  // send, also the value that arrives.
+  int PeerOf(const Transfer& transfer, ProgramKind kind, bool sends,
+             const Value** arrives) {
+    for (size_t i = 0; i < shape_.depends.size(); ++i) {
+      const int block = shape_.depends[i];
+      if (context_.group_of_block(block) != transfer.peer) continue;
+      // A tied weight's other ends are in blocks that read it.
+      const BlockProgram& other = programs_.Of(block, kind);
+      for (const Transfer& t : sends ? other.receives : other.sends) {
+        if (t.port != transfer.port || t.peer != own_) continue;
+        if (sends) {
+          *arrives = &other.values[other.tasks[t.task].writes[0].index()];
+        }
         return static_cast<int>(i);
       }
     }
     TESSERA_CHECK(false) << "a transfer without its other end";
     return -1;
-  };
+  }
 
-  BlockTemplate out;
-  for (int k = 0; k < kProgramKinds; ++k) {
-    const auto kind = static_cast<ProgramKind>(k);
-    const BlockProgram& program = programs.Of(block, kind);
-    TemplateProgram& priced = out.programs[static_cast<size_t>(k)];
-    std::vector<int> buffer(program.values.size(), -1);
-    for (size_t v = 0; v < program.values.size(); ++v) {
-      const Value& value = program.values[v];
-      if (value.alias_of.valid()) continue;
-      const bool scalar = value.shape.empty();
-      buffer[v] = static_cast<int>(priced.buffers.size());
-      priced.buffers.push_back(
-          {{(scalar ? 1 : LargestElements(value.layout, group, value.shape)) *
-            SizeOf(value.dtype)},
-           value.category,
-           value.persistent});
-    }
-    for (size_t v = 0; v < program.values.size(); ++v) {
-      size_t root = v;
-      while (program.values[root].alias_of.valid()) {
-        root = program.values[root].alias_of.index();
-      }
-      buffer[v] = buffer[root];
-    }
-    for (const BoundValue& import : program.imports) {
-      priced.imports.push_back(
-          {PortIn(numbers, import.port), buffer[import.value.index()]});
-      if (import.port.tensor == context.graph().loss) {
-        out.loss_tensor = numbers.at(import.port.tensor);
-      }
-    }
-    for (const BoundValue& exported : program.exports) {
-      priced.exports.push_back(
-          {PortIn(numbers, exported.port), buffer[exported.value.index()]});
-    }
-    std::vector<const Value*> peer_values(program.tasks.size(), nullptr);
-    std::vector<GroupId> peer_groups(program.tasks.size());
+  void MakeProgram(ProgramKind kind) {
+    const BlockProgram& program = programs_.Of(block_, kind);
+    TemplateProgram& priced = out_.programs[static_cast<size_t>(kind)];
+    std::vector<const Value*> arrives(program.tasks.size(), nullptr);
     for (const Transfer& send : program.sends) {
       priced.sends.push_back(
-          {send.task, PortIn(numbers, send.port),
-           peer_of(send.peer, kind, send.port, true, &peer_values[send.task])});
-      peer_groups[send.task] = send.peer;
+          {static_cast<int>(send.task), PortIn(send.port),
+           PeerOf(send, kind, true, &arrives[send.task])});
     }
     for (const Transfer& receive : program.receives) {
-      const Value* sent = nullptr;
-      priced.receives.push_back(
-          {receive.task, PortIn(numbers, receive.port),
-           peer_of(receive.peer, kind, receive.port, false, &sent)});
+      priced.receives.push_back({static_cast<int>(receive.task),
+                                 PortIn(receive.port),
+                                 PeerOf(receive, kind, false, nullptr)});
     }
+    priced.tasks.resize(program.tasks.size());
     for (size_t t = 0; t < program.tasks.size(); ++t) {
       const Task& task = program.tasks[t];
       TaskView view;
       view.task = &task;
       view.values = program.values;
-      view.group = &group;
-      view.group_class = group_class;
+      view.group = &group_;
+      view.group_class = group_class_;
       if (task.kind == TaskKind::kSend) {
-        view.peer = peer_values[t];
-        view.peer_group = &groups[peer_groups[t].index()];
-        view.pair_class = pricer.ClassOf(group, view.peer_group);
+        view.peer = arrives[t];
+        view.peer_group = &context_.plan().groups[arrives[t]->group.index()];
+        view.pair_class = pricer_.ClassOf(group_, view.peer_group);
       }
-      TemplateTask& made = priced.tasks.emplace_back();
-      made.cost = pricer.Price(view);
-      made.stream = StreamOf(task);
-      for (ValueId id : task.reads) made.reads.push_back(buffer[id.index()]);
-      for (ValueId id : task.writes) made.writes.push_back(buffer[id.index()]);
+      priced.tasks[t].cost = pricer_.Price(view);
+      priced.tasks[t].stream = StreamNumber(task);
     }
+    Connect(program, priced);
   }
 
-  if (out.loss_tensor >= 0) {
-    const BlockProgram& forward = programs.Of(block, ProgramKind::kForward);
+  // Dependencies within the program, its bound buffers, its own memory.
+  void Connect(const BlockProgram& program, TemplateProgram& priced) {
+    struct Local {
+      int root = 0;
+      int bound = -1;  // into TemplateProgram::buffers
+      bool imported = false;
+      bool square_sum = false;
+      int writer = -1;
+      int first_touch = -1;
+      int last_touch = -1;
+      std::vector<int> readers;  // since the writer
+    };
+    std::vector<Local> locals(program.values.size());
+    for (size_t v = 0; v < locals.size(); ++v) {
+      size_t root = v;
+      while (program.values[root].alias_of.valid()) {
+        root = program.values[root].alias_of.index();
+      }
+      locals[v].root = static_cast<int>(root);
+    }
+    const auto local = [&](ValueId id) -> Local& {
+      return locals[static_cast<size_t>(locals[id.index()].root)];
+    };
+    const auto bytes = [&](size_t v) -> Bytes {
+      const Value& value = program.values[v];
+      const int64_t elements =
+          value.shape.empty()
+              ? 1
+              : LargestElements(value.layout, group_, value.shape);
+      return {elements * SizeOf(value.dtype)};
+    };
+    const auto bind = [&](ValueId id) {
+      Local& l = local(id);
+      if (l.bound < 0) {
+        const Value& value = program.values[static_cast<size_t>(l.root)];
+        l.bound = static_cast<int>(priced.buffers.size());
+        TemplateBuffer& made = priced.buffers.emplace_back();
+        made.bytes = bytes(static_cast<size_t>(l.root));
+        made.category = value.category;
+        made.persistent = value.persistent;
+      }
+      return l.bound;
+    };
+    for (const BoundValue& import : program.imports) {
+      priced.imports.push_back({PortIn(import.port), bind(import.value)});
+      local(import.value).imported = true;
+      local(import.value).square_sum = import.port.kind == Port::kSquareSum;
+      if (import.port.tensor == context_.graph().loss) {
+        out_.loss_tensor = priced.imports.back().port.tensor;
+      }
+    }
+    for (const BoundValue& exported : program.exports) {
+      priced.exports.push_back({PortIn(exported.port), bind(exported.value)});
+    }
+
+    for (size_t i = 0; i < program.tasks.size(); ++i) {
+      const Task& task = program.tasks[i];
+      TemplateTask& made = priced.tasks[i];
+      const int t = static_cast<int>(i);
+      made.first_dep = static_cast<int>(priced.deps.size());
+      const auto depend = [&](int on) {
+        if (priced.tasks[static_cast<size_t>(on)].stream == made.stream) {
+          return;
+        }
+        const auto begin = priced.deps.begin() + made.first_dep;
+        if (std::find(begin, priced.deps.end(), on) == priced.deps.end()) {
+          priced.deps.push_back(on);
+        }
+      };
+      const auto touch = [&](ValueId id, bool writes) {
+        Local& l = local(id);
+        if (l.writer >= 0) depend(l.writer);
+        // The sum of squares is all groups': others write it too.
+        if (l.imported && (l.writer < 0 || l.square_sum)) {
+          priced.outside.push_back({t, l.bound, writes});
+        }
+        if (writes) {
+          for (int reader : l.readers) depend(reader);
+        }
+        if (l.first_touch < 0) {
+          l.first_touch = t;
+          if (!l.imported) {
+            const Value& value = program.values[static_cast<size_t>(l.root)];
+            priced.taken.push_back(
+                {t, value.category, bytes(static_cast<size_t>(l.root)).value});
+          }
+        }
+        l.last_touch = t;
+        if (l.bound >= 0 && made.stream != 0) {
+          TemplateBuffer& b = priced.buffers[static_cast<size_t>(l.bound)];
+          if (b.persistent) b.off_compute.push_back(t);
+        }
+      };
+      for (ValueId id : task.reads) touch(id, false);
+      for (ValueId id : task.writes) touch(id, true);
+      for (ValueId id : task.reads) local(id).readers.push_back(t);
+      for (ValueId id : task.writes) {
+        local(id).readers.clear();
+        local(id).writer = t;
+      }
+      made.last_dep = static_cast<int>(priced.deps.size());
+    }
+    for (size_t v = 0; v < locals.size(); ++v) {
+      Local& l = locals[v];
+      if (static_cast<size_t>(l.root) != v) continue;
+      if (l.bound < 0) {
+        if (l.last_touch >= 0) {
+          priced.given.push_back(
+              {l.last_touch, program.values[v].category, bytes(v).value});
+        }
+        continue;
+      }
+      TemplateBuffer& b = priced.buffers[static_cast<size_t>(l.bound)];
+      b.last_writer = l.writer;
+      b.last_touch = l.last_touch;
+      if (b.persistent) b.readers = std::move(l.readers);
+    }
+    std::stable_sort(priced.given.begin(), priced.given.end(),
+                     [](const TemplateBytes& a, const TemplateBytes& b) {
+                       return a.task < b.task;
+                     });
+  }
+
+  // As Lower reduces the loss of the last microbatch.
+  void MakeLoss() {
+    if (out_.loss_tensor < 0) return;
+    const BlockProgram& forward = programs_.Of(block_, ProgramKind::kForward);
     for (const BoundValue& import : forward.imports) {
-      if (import.port.tensor != context.graph().loss) continue;
-      const Value& loss = forward.values[import.value.index()];
+      if (import.port.tensor != context_.graph().loss) continue;
       Task task;
       task.kind = TaskKind::kComm;
       task.comm = CommKind::kAllReduce;
-      task.stream = context.concurrent_streams() ? StreamRole::kComm
-                                                 : StreamRole::kCompute;
-      task.axes = loss.layout.partial;
-      if (group.Size(task.axes) == 1) continue;
+      task.stream = context_.concurrent_streams() ? StreamRole::kComm
+                                                  : StreamRole::kCompute;
+      task.axes = forward.values[import.value.index()].layout.partial;
+      if (group_.Size(task.axes) == 1) continue;
       task.reads = {import.value};
       task.writes = {import.value};
       TaskView view;
       view.task = &task;
       view.values = forward.values;
-      view.group = &group;
-      view.group_class = group_class;
-      out.reduces_loss = true;
-      out.loss_reduce.cost = pricer.Price(view);
-      out.loss_reduce.stream = StreamOf(task);
+      view.group = &group_;
+      view.group_class = group_class_;
+      out_.reduces_loss = true;
+      out_.loss_reduce = pricer_.Price(view);
+      out_.loss_stream = StreamNumber(task);
     }
   }
-  for (TensorId id : shape.sums) out.sums.push_back(context.produced(id));
-  return out;
+
+  const Pricer& pricer_;
+  Programs& programs_;
+  const LoweringContext& context_;
+  const int block_;
+  const BlockShape& shape_;
+  const GroupId own_;
+  const DeviceGroup& group_;
+  const int group_class_;
+  std::map<TensorId, int> numbers_;
+  BlockTemplate out_;
+};
+
+}  // namespace
+
+BlockTemplate MakeTemplate(const Pricer& pricer, Programs& programs, int block,
+                           const BlockShape& shape) {
+  return TemplateMaker(pricer, programs, block, shape).Make();
 }
 
 }  // namespace tessera

@@ -41,12 +41,6 @@ struct TemplatePort {
   int index = 0;
 };
 
-struct TemplateBuffer {  // a value that is no alias
-  Bytes bytes;
-  MemoryCategory category = MemoryCategory::kActivation;
-  bool persistent = false;
-};
-
 struct StreamKey {
   StreamRole role = StreamRole::kCompute;
   AxisSet axes = 0;  // of kComm
@@ -55,36 +49,69 @@ struct StreamKey {
 
 struct TemplateTask {
   TaskCost cost;
-  StreamKey stream;
-  std::vector<int> reads;  // into TemplateProgram::buffers
-  std::vector<int> writes;
+  int stream = 0;     // into BlockTemplate::streams
+  int first_dep = 0;  // a range of TemplateProgram::deps
+  int last_dep = 0;
+};
+
+// A buffer that outlives the program, or existed before it.
+struct TemplateBuffer {
+  Bytes bytes;
+  MemoryCategory category = MemoryCategory::kActivation;
+  bool persistent = false;
+  int last_writer = -1;  // task; -1: only read
+  int last_touch = -1;
+  // Of a persistent buffer: who reads it behind the last writer, and who
+  // touches it on a stream other than compute.
+  std::vector<int> readers;
+  std::vector<int> off_compute;
 };
 
 struct TemplateBinding {
   TemplatePort port;
+  int buffer = 0;  // into TemplateProgram::buffers
+};
+
+// A task's access to a buffer that no task of the program wrote before.
+struct TemplateAccess {
+  int task = 0;
   int buffer = 0;
+  bool writes = false;
+};
+
+// Bytes taken when a task starts, or given back when it has ended.
+struct TemplateBytes {
+  int task = 0;
+  MemoryCategory category = MemoryCategory::kActivation;
+  int64_t bytes = 0;
 };
 
 struct TemplateTransfer {
-  size_t task = 0;
+  int task = 0;
   TemplatePort port;
   int peer = 0;  // the other side's group is that of depends[peer]
 };
 
 struct TemplateProgram {
   std::vector<TemplateTask> tasks;
+  std::vector<int> deps;  // tasks of other streams that a task waits for
   std::vector<TemplateBuffer> buffers;
+  std::vector<TemplateAccess> outside;  // in task order
   std::vector<TemplateBinding> imports;
   std::vector<TemplateBinding> exports;
+  std::vector<TemplateBytes> taken;  // by all buffers that it makes
+  std::vector<TemplateBytes> given;  // by those that end with it
   std::vector<TemplateTransfer> sends;
   std::vector<TemplateTransfer> receives;
 };
 
 struct BlockTemplate {
+  std::vector<StreamKey> streams;  // the first is compute
   std::array<TemplateProgram, kProgramKinds> programs;  // by ProgramKind
   // The all-reduce of the loss, where the block computes it and it is partial.
   bool reduces_loss = false;
-  TemplateTask loss_reduce;
+  TaskCost loss_reduce;
+  int loss_stream = 0;
   int loss_tensor = -1;  // into BlockShape::tensors; -1: not computed here
   std::vector<Layout> sums;  // of BlockShape::sums
 };

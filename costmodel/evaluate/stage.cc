@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
+
+#include "planner/base/rng.h"
 
 namespace tessera {
 namespace {
@@ -14,29 +15,63 @@ constexpr int64_t kNever = std::numeric_limits<int64_t>::min() / 4;
 enum ActionKind { kBeginAction, kForwardAction, kBackwardAction, kTailAction };
 constexpr int kActions = 4;
 
-// A task of an action that touched a buffer.
-struct Touch {
-  int action = 0;
-  int task = 0;
-  bool writes = false;
+// Numbers ports: open addressing with keys of one word.
+class PortTable {
+ public:
+  explicit PortTable(size_t ports) {
+    size_t size = 64;
+    while (size < 2 * ports) size *= 2;
+    keys_.assign(size, 0);
+    numbers_.resize(size);
+  }
+
+  // The number of `port`, which may be assigned to; -1 when it is new.
+  int& operator[](const Port& port) {
+    const uint64_t key = (static_cast<uint64_t>(port.kind) + 1) << 56 |
+                         static_cast<uint64_t>(port.index) << 32 |
+                         static_cast<uint32_t>(port.tensor.value);
+    const size_t mask = keys_.size() - 1;
+    size_t at = Mix64(key) & mask;
+    while (keys_[at] != 0 && keys_[at] != key) at = (at + 1) & mask;
+    if (keys_[at] == 0) {
+      keys_[at] = key;
+      numbers_[at] = -1;
+    }
+    return numbers_[at];
+  }
+
+ private:
+  std::vector<uint64_t> keys_;
+  std::vector<int> numbers_;
 };
 
+// A buffer that more than one program touches.
 struct Buffer {
-  TemplateBuffer what;
-  // In issue order. A microbatch's forward is followed by either the backward
-  // or the tail.
-  std::vector<Touch> touches;
+  const TemplateBuffer* what = nullptr;
   bool is_loss = false;
   bool is_square_sum = false;
+  // The last writer and last touch in each action; -1 for none.
+  std::array<int, kActions> writer = {-1, -1, -1, -1};
+  std::array<int, kActions> touch = {-1, -1, -1, -1};
+  int carried = -1;
+  // Persistent: readers since the last writer, in the action `readers_of`.
+  std::vector<int> readers;
+  int readers_of = -1;
 };
 
-// An action while it is put together: tasks with the buffers that they touch.
-struct RawTask {
-  TaskCost cost;
-  int stream = 0;
-  std::vector<int> reads;   // stage buffers
-  std::vector<int> writes;
-  int receive = -1;         // into StageFold::receives
+// An off-compute touch of a persistent buffer in the loop.
+struct OffCompute {
+  int action = 0;
+  int task = 0;
+  int buffer = 0;
+};
+
+// For each task, or stream, its time as a function of the columns.
+struct Rows {
+  size_t columns = 0;
+  std::vector<int64_t> cells;
+  int64_t* at(size_t i) { return cells.data() + i * columns; }
+  const int64_t* at(size_t i) const { return cells.data() + i * columns; }
 };
 
 class StageBuilder {
@@ -46,31 +81,28 @@ class StageBuilder {
       : blocks_(blocks),
         shapes_(shapes),
         microbatches_(microbatches),
-        stage_(std::make_shared<Stage>()) {
-    StreamNumber({StreamRole::kCompute, 0});
+        stage_(std::make_shared<Stage>()),
+        ports_(CountPorts(blocks)) {
+    stage_->streams = {{StreamRole::kCompute, 0}};
+    for (const BlockTemplate* block : blocks) {
+      auto& numbers = streams_.emplace_back();
+      for (const StreamKey& key : block->streams) {
+        numbers.push_back(StreamNumber(key));
+      }
+    }
   }
 
   std::shared_ptr<const Stage> Build() {
     const int n = static_cast<int>(blocks_.size());
-    for (int b = 0; b < n; ++b) {
-      Place(b, ProgramKind::kBegin, kBeginAction);
-    }
-    for (int b = 0; b < n; ++b) {
-      Place(b, ProgramKind::kForward, kForwardAction);
-    }
-    // The tail's backward follows the same forward as the plain backward.
-    const std::map<Port, int> after_forward = ports_;
+    for (int b = 0; b < n; ++b) Place(b, ProgramKind::kBegin, kBeginAction);
+    for (int b = 0; b < n; ++b) Place(b, ProgramKind::kForward, kForwardAction);
+    forward_ = RowsOf(stage_->forward);
+    forward_ends_ = EndRows(stage_->forward, forward_);
+    // The tail's backward follows the same forward as the plain backward, and
+    // makes the same ports anew.
     if (microbatches_ > 1) {
       for (int b = n; b-- > 0;) {
         Place(b, ProgramKind::kBackward, kBackwardAction);
-      }
-      const std::map<Port, int> after_backward = ports_;
-      ports_ = after_forward;
-      // Persistent buffers are the same ones.
-      for (const auto& [port, buffer] : after_backward) {
-        if (buffers_[static_cast<size_t>(buffer)].what.persistent) {
-          ports_.emplace(port, buffer);
-        }
       }
     }
     for (int b = n; b-- > 0;) {
@@ -83,26 +115,27 @@ class StageBuilder {
     PlaceAscending(ProgramKind::kNorm, Stage::kNorm);
     PlaceAscending(ProgramKind::kUpdate, Stage::kUpdate);
 
-    Connect(kBeginAction);
-    Connect(kForwardAction);
-    const auto forward_rows = Rows(kForwardAction);
-    ends_ = EndRows(kForwardAction, forward_rows);
-    forward_rows_ = &forward_rows;
-    Connect(kBackwardAction);
-    Connect(kTailAction);
-    const auto backward_rows = Rows(kBackwardAction);
-    CheckPersistent(forward_rows, backward_rows);
-    Export(kForwardAction, forward_rows);
-    Export(kBackwardAction, backward_rows);
+    const Rows backward = RowsOf(stage_->backward);
+    CheckPersistent(backward);
+    Export(stage_->forward, forward_);
+    Export(stage_->backward, backward);
     FoldMemory();
     return stage_;
   }
 
  private:
-  using Row = std::vector<int64_t>;
+  static size_t CountPorts(std::span<const BlockTemplate* const> blocks) {
+    size_t count = 0;
+    for (const BlockTemplate* block : blocks) {
+      for (const TemplateProgram& program : block->programs) {
+        count += program.imports.size() + program.exports.size();
+      }
+    }
+    return count;
+  }
 
-  StageFold& action(int kind) {
-    switch (kind) {
+  StageFold& fold(int action) {
+    switch (action) {
       case kBeginAction:
         return stage_->begin;
       case kForwardAction:
@@ -113,11 +146,6 @@ class StageBuilder {
         return stage_->tail;
     }
   }
-  Buffer& buffer(int b) { return buffers_[static_cast<size_t>(b)]; }
-  RawTask& raw(const Touch& touch) {
-    return raw_[static_cast<size_t>(touch.action)]
-               [static_cast<size_t>(touch.task)];
-  }
 
   int StreamNumber(const StreamKey& key) {
     auto& streams = stage_->streams;
@@ -126,8 +154,6 @@ class StageBuilder {
     streams.push_back(key);
     return static_cast<int>(streams.size() - 1);
   }
-
-  // ---- stringing programs together, as Lower does
 
   Port PortOf(int block, const TemplatePort& port) const {
     Port out;
@@ -140,64 +166,113 @@ class StageBuilder {
     return out;
   }
 
-  void Place(int block, ProgramKind kind, int into) {
+  // ---- stringing programs together, as Lower does
+
+  void Place(int block, ProgramKind kind, int action) {
     const BlockTemplate& whole = *blocks_[static_cast<size_t>(block)];
-    const TemplateProgram& program =
-        whole.programs[static_cast<size_t>(kind)];
-    std::vector<int> bound(program.buffers.size(), -1);
-    const auto make = [&](const TemplateBuffer& what) {
-      buffers_.push_back({what, {}, false, false});
+    const TemplateProgram& program = whole.programs[static_cast<size_t>(kind)];
+    if (program.tasks.empty() && program.imports.empty()) return;
+    StageFold& out = fold(action);
+    const int first = static_cast<int>(out.tasks.size());
+    bound_.assign(program.buffers.size(), -1);
+    const auto make = [&](int local) {
+      Buffer& made = buffers_.emplace_back();
+      made.what = &program.buffers[static_cast<size_t>(local)];
       return static_cast<int>(buffers_.size() - 1);
     };
     for (const TemplateBinding& import : program.imports) {
       const Port port = PortOf(block, import.port);
-      const auto [it, is_new] = ports_.try_emplace(port, -1);
-      if (is_new) {
-        it->second = make(program.buffers[static_cast<size_t>(import.buffer)]);
-        buffer(it->second).is_square_sum = port.kind == Port::kSquareSum;
-        buffer(it->second).is_loss = port.kind == Port::kTensor &&
-                                     import.port.tensor == whole.loss_tensor;
+      int& number = ports_[port];
+      if (number < 0) {
+        number = make(import.buffer);
+        Buffer& made = buffers_.back();
+        made.is_square_sum = port.kind == Port::kSquareSum;
+        made.is_loss = port.kind == Port::kTensor &&
+                       import.port.tensor == whole.loss_tensor;
+        if (made.is_loss) loss_ = number;
       }
-      bound[static_cast<size_t>(import.buffer)] = it->second;
+      bound_[static_cast<size_t>(import.buffer)] = number;
     }
-    for (size_t i = 0; i < bound.size(); ++i) {
-      if (bound[i] < 0) bound[i] = make(program.buffers[i]);
+    for (size_t i = 0; i < bound_.size(); ++i) {
+      if (bound_[i] < 0) bound_[i] = make(static_cast<int>(i));
     }
-    auto& tasks = raw_[static_cast<size_t>(into)];
-    const size_t first = tasks.size();
-    for (const TemplateTask& task : program.tasks) {
-      RawTask& made = tasks.emplace_back();
-      made.cost = task.cost;
-      made.stream = StreamNumber(task.stream);
-      for (int b : task.reads) {
-        made.reads.push_back(bound[static_cast<size_t>(b)]);
-      }
-      for (int b : task.writes) {
-        made.writes.push_back(bound[static_cast<size_t>(b)]);
-      }
-      Touched(into, static_cast<int>(tasks.size() - 1));
-    }
-    StageFold& out = action(into);
-    for (const TemplateTransfer& send : program.sends) {
-      out.sends.push_back({block, send.port, send.peer});
-      out.send_tasks.push_back(static_cast<int>(first + send.task));
-    }
+
+    const std::vector<int>& streams = streams_[static_cast<size_t>(block)];
+    receive_of_.assign(program.tasks.size(), -1);
     for (const TemplateTransfer& receive : program.receives) {
-      tasks[first + receive.task].receive =
+      receive_of_[static_cast<size_t>(receive.task)] =
           static_cast<int>(out.receives.size());
       out.receives.push_back({block, receive.port, receive.peer});
     }
+    size_t next_outside = 0;
+    for (size_t i = 0; i < program.tasks.size(); ++i) {
+      const TemplateTask& from = program.tasks[i];
+      StageTask task;
+      task.duration = from.cost.duration.picoseconds;
+      task.stream = streams[static_cast<size_t>(from.stream)];
+      task.first_dep = static_cast<int>(out.deps.size());
+      for (int d = from.first_dep; d < from.last_dep; ++d) {
+        out.deps.push_back(first + program.deps[static_cast<size_t>(d)]);
+      }
+      task.first_wait = static_cast<int>(out.waits.size());
+      if (receive_of_[i] >= 0) {
+        Wait(out, task, {StageInput::kReceive, receive_of_[i]});
+      }
+      const size_t first_outside = next_outside;
+      for (; next_outside < program.outside.size() &&
+             program.outside[next_outside].task == static_cast<int>(i);
+           ++next_outside) {
+        const TemplateAccess& access = program.outside[next_outside];
+        DependAcross(out, action, task,
+                     bound_[static_cast<size_t>(access.buffer)],
+                     access.writes);
+      }
+      task.last_dep = static_cast<int>(out.deps.size());
+      NoteAfterCompute(out, action, task);
+      for (size_t o = first_outside; o < next_outside; ++o) {
+        const TemplateAccess& access = program.outside[o];
+        Resolve(out, action, task, bound_[static_cast<size_t>(access.buffer)],
+                access.writes);
+      }
+      task.last_wait = static_cast<int>(out.waits.size());
+      out.tasks.push_back(task);
+      out.time_by_source[static_cast<size_t>(from.cost.source)] +=
+          task.duration;
+    }
+    for (const TemplateTransfer& send : program.sends) {
+      out.sends.push_back({block, send.port, send.peer});
+      out.send_tasks.push_back(first + send.task);
+    }
+
+    for (size_t i = 0; i < bound_.size(); ++i) {
+      const TemplateBuffer& local = program.buffers[i];
+      Buffer& b = buffers_[static_cast<size_t>(bound_[i])];
+      const auto at = static_cast<size_t>(action);
+      if (local.last_touch >= 0) b.touch[at] = first + local.last_touch;
+      if (b.what->persistent) {
+        if (local.last_writer >= 0 || b.readers_of != action) {
+          b.readers.clear();
+          b.readers_of = action;
+        }
+        for (int reader : local.readers) b.readers.push_back(first + reader);
+        if (action == kForwardAction || action == kBackwardAction) {
+          for (int task : local.off_compute) {
+            off_compute_.push_back({action, first + task, bound_[i]});
+          }
+        }
+      }
+      if (local.last_writer >= 0) {
+        b.writer[at] = first + local.last_writer;
+        if (b.is_square_sum) {
+          out.tasks[static_cast<size_t>(b.writer[at])].sums_squares = true;
+        }
+      }
+    }
     for (const TemplateBinding& exported : program.exports) {
       ports_[PortOf(block, exported.port)] =
-          bound[static_cast<size_t>(exported.buffer)];
+          bound_[static_cast<size_t>(exported.buffer)];
     }
-  }
-
-  void Touched(int into, int task) {
-    const RawTask& made =
-        raw_[static_cast<size_t>(into)][static_cast<size_t>(task)];
-    for (int b : made.reads) buffer(b).touches.push_back({into, task, false});
-    for (int b : made.writes) buffer(b).touches.push_back({into, task, true});
+    placed_[static_cast<size_t>(action)].push_back({&program, first});
   }
 
   void PlaceAscending(ProgramKind kind, Stage::Phase phase) {
@@ -208,7 +283,7 @@ class StageBuilder {
   }
 
   void EndPhase(Stage::Phase phase) {
-    stage_->phase_end[phase] = raw_[kTailAction].size();
+    stage_->phase_end[phase] = stage_->tail.tasks.size();
   }
 
   void PlaceLoss() {
@@ -217,229 +292,191 @@ class StageBuilder {
       if (block.loss_tensor < 0) continue;
       stage_->has_loss = true;
       if (!block.reduces_loss) continue;
-      RawTask task;
-      task.cost = block.loss_reduce.cost;
-      task.stream = StreamNumber(block.loss_reduce.stream);
-      for (size_t i = 0; i < buffers_.size(); ++i) {
-        if (buffers_[i].is_loss) task.reads = {static_cast<int>(i)};
-      }
-      raw_[kTailAction].push_back(task);
-      Touched(kTailAction, static_cast<int>(raw_[kTailAction].size() - 1));
+      StageFold& out = stage_->tail;
+      StageTask task;
+      task.duration = block.loss_reduce.duration.picoseconds;
+      task.stream = streams_[b][static_cast<size_t>(block.loss_stream)];
+      task.first_dep = task.last_dep = static_cast<int>(out.deps.size());
+      task.first_wait = static_cast<int>(out.waits.size());
+      NoteAfterCompute(out, kTailAction, task);
+      Wait(out, task, {StageInput::kLoss, 0});
+      task.last_wait = static_cast<int>(out.waits.size());
+      out.tasks.push_back(task);
+      out.time_by_source[static_cast<size_t>(block.loss_reduce.source)] +=
+          task.duration;
     }
   }
 
   // ---- dependencies
 
-  // Which tasks of an action start no earlier than the compute stream was free
-  // before it: those on it, and those behind one of these.
-  std::vector<bool> AfterCompute(int kind,
-                                 const std::vector<std::vector<int>>& deps) {
-    const auto& tasks = raw_[static_cast<size_t>(kind)];
-    std::vector<bool> after(tasks.size());
-    std::vector<bool> stream_after(stage_->streams.size());
+  void Depend(StageFold& out, const StageTask& task, int on) {
+    if (out.tasks[static_cast<size_t>(on)].stream == task.stream) return;
+    const auto begin = out.deps.begin() + task.first_dep;
+    if (std::find(begin, out.deps.end(), on) == out.deps.end()) {
+      out.deps.push_back(on);
+    }
+  }
+
+  // On what other programs of the same action did with a buffer.
+  void DependAcross(StageFold& out, int action, const StageTask& task, int b,
+                    bool writes) {
+    const Buffer& buffer = buffers_[static_cast<size_t>(b)];
+    const int writer = buffer.writer[static_cast<size_t>(action)];
+    if (writer >= 0) Depend(out, task, writer);
+    if (!writes || buffer.readers_of != action) return;
+    for (int reader : buffer.readers) Depend(out, task, reader);
+  }
+
+  // Whether the task starts no earlier than the compute stream was free before
+  // the action: it is on that stream, or behind a task that is.
+  void NoteAfterCompute(const StageFold& out, int action,
+                        const StageTask& task) {
+    auto& after = after_[static_cast<size_t>(action)];
+    auto& stream_after = stream_after_[static_cast<size_t>(action)];
+    stream_after.resize(stage_->streams.size(), false);
     stream_after[0] = true;
-    for (size_t t = 0; t < tasks.size(); ++t) {
-      const auto stream = static_cast<size_t>(tasks[t].stream);
-      bool is_after = stream_after[stream];
-      for (int dep : deps[t]) {
-        is_after = is_after || after[static_cast<size_t>(dep)];
-      }
-      after[t] = is_after;
-      stream_after[stream] = is_after;
+    const auto stream = static_cast<size_t>(task.stream);
+    bool is_after = stream_after[stream];
+    for (int d = task.first_dep; d < task.last_dep && !is_after; ++d) {
+      const int dep = out.deps[static_cast<size_t>(d)];
+      is_after = after[static_cast<size_t>(dep)];
     }
-    return after;
+    after.push_back(is_after);
+    stream_after[stream] = is_after;
   }
 
-  int InputNumber(StageFold& out, StageInput input) {
-    const auto it = std::find(out.inputs.begin(), out.inputs.end(), input);
-    if (it != out.inputs.end()) {
-      return static_cast<int>(it - out.inputs.begin());
+  static void Wait(StageFold& out, const StageTask& task, StageInput input) {
+    auto it = std::find(out.inputs.begin(), out.inputs.end(), input);
+    if (it == out.inputs.end()) {
+      out.inputs.push_back(input);
+      it = std::prev(out.inputs.end());
     }
-    out.inputs.push_back(input);
-    return static_cast<int>(out.inputs.size() - 1);
-  }
-
-  // Fills the action's tasks, dependencies and inputs.
-  void Connect(int kind) {
-    const auto& tasks = raw_[static_cast<size_t>(kind)];
-    StageFold& out = action(kind);
-    std::vector<std::vector<int>> deps(tasks.size());
-    std::vector<std::vector<int>> waits(tasks.size());
-    // The last writer in this action, and the readers since, by buffer. The sum
-  // of squares is all groups': others write it too.
-    std::vector<int> writer(buffers_.size(), -1);
-    std::vector<std::vector<int>> readers(buffers_.size());
-    struct Outside {
-      int task;
-      int buffer;
-      bool writes;
-    };
-    std::vector<Outside> outside;  // accesses that reach back before it
-    for (size_t i = 0; i < tasks.size(); ++i) {
-      const int t = static_cast<int>(i);
-      const auto depend = [&](int on) {
-        if (tasks[static_cast<size_t>(on)].stream != tasks[i].stream) {
-          deps[i].push_back(on);
-        }
-      };
-      if (tasks[i].receive >= 0) {
-        waits[i].push_back(
-            InputNumber(out, {StageInput::kReceive, tasks[i].receive}));
-      }
-      for (int b : tasks[i].reads) {
-        const auto at = static_cast<size_t>(b);
-        if (writer[at] >= 0) depend(writer[at]);
-        if (writer[at] < 0 || buffer(b).is_square_sum) {
-          outside.push_back({t, b, false});
-        }
-      }
-      for (int b : tasks[i].writes) {
-        const auto at = static_cast<size_t>(b);
-        if (writer[at] >= 0) depend(writer[at]);
-        if (writer[at] < 0 || buffer(b).is_square_sum) {
-          outside.push_back({t, b, true});
-        }
-        for (int reader : readers[at]) {
-          if (reader != t) depend(reader);
-        }
-      }
-      for (int b : tasks[i].reads) readers[static_cast<size_t>(b)].push_back(t);
-      for (int b : tasks[i].writes) {
-        readers[static_cast<size_t>(b)].clear();
-        writer[static_cast<size_t>(b)] = t;
-      }
-    }
-    const std::vector<bool> after = AfterCompute(kind, deps);
-    for (const Outside& o : outside) {
-      Resolve(kind, o.task, o.buffer, o.writes,
-              after[static_cast<size_t>(o.task)],
-              waits[static_cast<size_t>(o.task)]);
-    }
-    out.tasks.resize(tasks.size());
-    for (size_t t = 0; t < tasks.size(); ++t) {
-      StageTask& task = out.tasks[t];
-      task.duration = tasks[t].cost.duration.picoseconds;
-      task.stream = tasks[t].stream;
-      task.first_dep = static_cast<int>(out.deps.size());
-      out.deps.insert(out.deps.end(), deps[t].begin(), deps[t].end());
-      task.last_dep = static_cast<int>(out.deps.size());
-      task.first_wait = static_cast<int>(out.waits.size());
-      out.waits.insert(out.waits.end(), waits[t].begin(), waits[t].end());
-      task.last_wait = static_cast<int>(out.waits.size());
-      for (int b : tasks[t].writes) {
-        task.sums_squares = task.sums_squares || buffer(b).is_square_sum;
-      }
-      out.time_by_source[static_cast<size_t>(tasks[t].cost.source)] +=
-          task.duration;
+    const int number = static_cast<int>(it - out.inputs.begin());
+    const auto begin = out.waits.begin() + task.first_wait;
+    if (std::find(begin, out.waits.end(), number) == out.waits.end()) {
+      out.waits.push_back(number);
     }
   }
 
-  // What task `task` of an action waits for when it touches a buffer that the
-  // action has not written before.
-  void Resolve(int kind, int task, int b, bool writes, bool after_compute,
-               std::vector<int>& waits) {
-    const Buffer& touched = buffer(b);
-    StageFold& out = action(kind);
-    const auto wait = [&](StageInput input) {
-      const int number = InputNumber(out, input);
-      if (std::find(waits.begin(), waits.end(), number) == waits.end()) {
-        waits.push_back(number);
-      }
-    };
-    if (touched.is_square_sum) {
-      wait({StageInput::kSquareSum, 0});
+  // What the task waits for when it touches a buffer that the action has not
+  // written before. `after_` already has the task.
+  void Resolve(StageFold& out, int action, const StageTask& task, int number,
+               bool writes) {
+    Buffer& b = buffers_[static_cast<size_t>(number)];
+    if (b.is_square_sum) {
+      Wait(out, task, {StageInput::kSquareSum, 0});
       return;
     }
-    if (touched.is_loss && kind == kTailAction) {
-      wait({StageInput::kLoss, 0});
+    if (b.is_loss && action == kTailAction) {
+      Wait(out, task, {StageInput::kLoss, 0});
       return;
     }
-    if (touched.what.persistent) {
-      // Checked by CheckPersistent, but for the tail, which comes later than
-      // all that the loop's compute streams did.
-      if (kind == kTailAction && !after_compute) {
-        for (const Touch& touch : touched.touches) {
-          if (touch.action == kTailAction || touch.action == kBeginAction) {
-            continue;
-          }
-          if (writes || touch.writes) stage_->exact = false;
-        }
+    if (b.writer[static_cast<size_t>(action)] >= 0) return;
+    const bool after_compute =
+        after_[static_cast<size_t>(action)].back();
+    if (b.what->persistent) {
+      // The loop is checked by CheckPersistent. The tail comes later than all
+      // that the loop's compute streams did.
+      if (action == kTailAction && !after_compute) {
+        const bool touched =
+            b.touch[kForwardAction] >= 0 || b.touch[kBackwardAction] >= 0;
+        const bool written =
+            b.writer[kForwardAction] >= 0 || b.writer[kBackwardAction] >= 0;
+        if (writes ? touched : written) stage_->exact = false;
       }
       return;
     }
-    // Written once, before; where?
-    const Touch* writer = nullptr;
-    for (const Touch& touch : touched.touches) {
-      if (touch.action >= kind) break;
-      if (touch.writes) writer = &touch;
-    }
-    if (writer == nullptr) return;  // made by this task
+    const int forward = b.writer[kForwardAction];
+    const int begin = b.writer[kBeginAction];
+    if (forward < 0 && begin < 0) return;  // the task makes it
     if (writes) {
       stage_->exact = false;  // the fold knows no second writer
       return;
     }
-    if (writer->action == kBeginAction) {
-      wait({StageInput::kBegin, writer->task});
+    if (forward < 0) {
+      Wait(out, task, {StageInput::kBegin, begin});
       return;
     }
-    TESSERA_CHECK(writer->action == kForwardAction) << writer->action;
     // Implied where a stream that the reader follows was busy for longer.
-    const Row& row =
-        (*forward_rows_)[static_cast<size_t>(writer->task)];
-    const int stream =
-        raw_[static_cast<size_t>(kind)][static_cast<size_t>(task)].stream;
-    if (NotAfter(row, ends_[static_cast<size_t>(stream)]) ||
-        (after_compute && NotAfter(row, ends_[0]))) {
+    const auto writer = static_cast<size_t>(forward);
+    if (NotAfter(forward_, writer, static_cast<size_t>(task.stream)) ||
+        (after_compute && NotAfter(forward_, writer, 0))) {
       return;
     }
-    const auto [it, is_new] = carried_.try_emplace(b, stage_->carried);
-    if (is_new) {
-      ++stage_->carried;
-      carried_rows_.push_back(writer->task);
+    if (b.carried < 0) {
+      b.carried = stage_->carried++;
+      carried_tasks_.push_back(forward);
     }
-    wait({StageInput::kCarried, it->second});
+    Wait(out, task, {StageInput::kCarried, b.carried});
   }
 
-  static bool NotAfter(const Row& row, const Row& other) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      if (row[i] > other[i]) return false;
+  // Whether a forward task always ends before the forward leaves a stream.
+  bool NotAfter(const Rows& rows, size_t task, size_t stream) const {
+    return NotAfter(rows, task, forward_ends_, stream);
+  }
+  static bool NotAfter(const Rows& rows, size_t task, const Rows& ends,
+                       size_t stream) {
+    const int64_t* a = rows.at(task);
+    const int64_t* b = ends.at(stream);
+    for (size_t c = 0; c < rows.columns; ++c) {
+      if (a[c] > b[c]) return false;
     }
     return true;
   }
 
+  // Persistent buffers are touched by every microbatch. The fold follows them
+  // through the compute stream only: in the loop, what writes one and what
+  // touches a written one has to be on it, and other readers' ends have to be
+  // waited for by it.
+  void CheckPersistent(const Rows& backward) {
+    if (off_compute_.empty()) return;
+    const Rows backward_ends = EndRows(stage_->backward, backward);
+    for (const OffCompute& touch : off_compute_) {
+      const Buffer& b = buffers_[static_cast<size_t>(touch.buffer)];
+      const bool written =
+          b.writer[kForwardAction] >= 0 || b.writer[kBackwardAction] >= 0;
+      const auto task = static_cast<size_t>(touch.task);
+      const bool implied =
+          touch.action == kForwardAction
+              ? NotAfter(forward_, task, forward_ends_, 0)
+              : NotAfter(backward, task, backward_ends, 0);
+      if (written || !implied) stage_->exact = false;
+    }
+  }
+
   // ---- matrices
 
-  // For each task of an action its end as a function of the columns.
-  std::vector<Row> Rows(int kind) {
-    const StageFold& a = action(kind);
+  Rows RowsOf(const StageFold& a) const {
     const size_t streams = stage_->streams.size();
-    const size_t columns = streams + a.inputs.size();
-    std::vector<Row> rows(a.tasks.size(), Row(columns, kNever));
+    Rows rows;
+    rows.columns = streams + a.inputs.size();
+    rows.cells.assign(a.tasks.size() * rows.columns, kNever);
     std::vector<int> last(streams, -1);
-    const auto join = [](Row& into, const Row& other) {
-      for (size_t i = 0; i < into.size(); ++i) {
-        into[i] = std::max(into[i], other[i]);
-      }
-    };
     for (size_t t = 0; t < a.tasks.size(); ++t) {
       const StageTask& task = a.tasks[t];
-      Row& row = rows[t];
+      int64_t* row = rows.at(t);
+      const auto join = [&](int other) {
+        const int64_t* from = rows.at(static_cast<size_t>(other));
+        for (size_t c = 0; c < rows.columns; ++c) {
+          row[c] = std::max(row[c], from[c]);
+        }
+      };
       const auto stream = static_cast<size_t>(task.stream);
       if (last[stream] >= 0) {
-        join(row, rows[static_cast<size_t>(last[stream])]);
+        join(last[stream]);
       } else {
         row[stream] = 0;
       }
       for (int d = task.first_dep; d < task.last_dep; ++d) {
-        join(row, rows[static_cast<size_t>(a.deps[static_cast<size_t>(d)])]);
+        join(a.deps[static_cast<size_t>(d)]);
       }
       for (int w = task.first_wait; w < task.last_wait; ++w) {
         const auto column =
             streams + static_cast<size_t>(a.waits[static_cast<size_t>(w)]);
         row[column] = std::max<int64_t>(row[column], 0);
       }
-      for (int64_t& weight : row) {
-        if (weight > kNever) weight += task.duration;
+      for (size_t c = 0; c < rows.columns; ++c) {
+        if (row[c] > kNever) row[c] += task.duration;
       }
       last[stream] = static_cast<int>(t);
     }
@@ -447,23 +484,32 @@ class StageBuilder {
   }
 
   // For each stream the time that it is free after the action.
-  std::vector<Row> EndRows(int kind, const std::vector<Row>& rows) {
-    const StageFold& a = action(kind);
+  Rows EndRows(const StageFold& a, const Rows& rows) const {
     const size_t streams = stage_->streams.size();
-    std::vector<Row> ends(streams, Row(streams + a.inputs.size(), kNever));
-    for (size_t s = 0; s < streams; ++s) ends[s][s] = 0;
+    Rows ends;
+    ends.columns = rows.columns;
+    ends.cells.assign(streams * ends.columns, kNever);
+    std::vector<int> last(streams, -1);
     for (size_t t = 0; t < a.tasks.size(); ++t) {
-      ends[static_cast<size_t>(a.tasks[t].stream)] = rows[t];
+      last[static_cast<size_t>(a.tasks[t].stream)] = static_cast<int>(t);
+    }
+    for (size_t s = 0; s < streams; ++s) {
+      if (last[s] < 0) {
+        ends.at(s)[s] = 0;
+      } else {
+        std::copy_n(rows.at(static_cast<size_t>(last[s])), ends.columns,
+                    ends.at(s));
+      }
     }
     return ends;
   }
 
-  void Export(int kind, const std::vector<Row>& rows) {
-    StageFold& a = action(kind);
+  void Export(StageFold& a, const Rows& rows) {
     MaxPlus& matrix = a.matrix;
     matrix.row = {0};
-    const auto add = [&](const Row& row) {
-      for (size_t c = 0; c < row.size(); ++c) {
+    const auto add = [&](int task) {
+      const int64_t* row = rows.at(static_cast<size_t>(task));
+      for (size_t c = 0; c < rows.columns; ++c) {
         if (row[c] > kNever) {
           matrix.entries.push_back({static_cast<int>(c), row[c]});
         }
@@ -477,160 +523,131 @@ class StageBuilder {
     for (size_t s = 0; s < last.size(); ++s) {
       if (last[s] < 0) continue;
       a.touched.push_back(static_cast<int>(s));
-      add(rows[static_cast<size_t>(last[s])]);
+      add(last[s]);
     }
-    for (int task : a.send_tasks) add(rows[static_cast<size_t>(task)]);
-    if (kind != kForwardAction) return;
-    for (int task : carried_rows_) add(rows[static_cast<size_t>(task)]);
+    for (int task : a.send_tasks) add(task);
+    if (&a != &stage_->forward) return;
+    for (int task : carried_tasks_) add(task);
     if (!stage_->has_loss) return;
-    for (const Buffer& b : buffers_) {
-      if (!b.is_loss) continue;
-      int writer = -1;
-      for (const Touch& touch : b.touches) {
-        if (touch.action == kForwardAction && touch.writes) writer = touch.task;
-      }
-      TESSERA_CHECK(writer >= 0) << "nothing writes the loss";
-      add(rows[static_cast<size_t>(writer)]);
-    }
-  }
-
-  // Persistent buffers are touched by every microbatch. The fold follows them
-  // through the compute stream only: in the loop, what writes one and what
-  // touches a written one has to be on it, and other readers' ends have to be
-  // waited for by it.
-  void CheckPersistent(const std::vector<Row>& forward,
-                       const std::vector<Row>& backward) {
-    const auto backward_ends = EndRows(kBackwardAction, backward);
-    for (const Buffer& b : buffers_) {
-      if (!b.what.persistent) continue;
-      const bool written = std::any_of(
-          b.touches.begin(), b.touches.end(), [](const Touch& touch) {
-            return touch.writes && (touch.action == kForwardAction ||
-                                    touch.action == kBackwardAction);
-          });
-      for (const Touch& touch : b.touches) {
-        const bool in_forward = touch.action == kForwardAction;
-        if (!in_forward && touch.action != kBackwardAction) continue;
-        if (raw(touch).stream == 0) continue;
-        const auto t = static_cast<size_t>(touch.task);
-        if (written || (in_forward ? !NotAfter(forward[t], ends_[0])
-                                   : !NotAfter(backward[t],
-                                               backward_ends[0]))) {
-          stage_->exact = false;
-        }
-      }
-    }
+    const int writer =
+        buffers_[static_cast<size_t>(loss_)].writer[kForwardAction];
+    TESSERA_CHECK(writer >= 0) << "nothing writes the loss";
+    add(writer);
   }
 
   // ---- memory
 
   // The action whose last touch frees a buffer that is not persistent.
   int LastAction(const Buffer& b) {
-    std::array<bool, kActions> in = {};
-    for (const Touch& touch : b.touches) {
-      in[static_cast<size_t>(touch.action)] = true;
-    }
+    const auto in = [&](int action) {
+      return b.touch[static_cast<size_t>(action)] >= 0;
+    };
     // What is left to the backwards has to be so in all of them, and what is
     // made once a step has to last to the tail or end where it begins.
-    const bool loop = in[kForwardAction] || in[kBackwardAction];
-    if (in[kBeginAction] && loop && !in[kTailAction]) stage_->exact = false;
-    if (!in[kBeginAction] && in[kForwardAction] && microbatches_ > 1 &&
-        in[kBackwardAction] != in[kTailAction]) {
+    if (in(kBeginAction)) {
+      if ((in(kForwardAction) || in(kBackwardAction)) && !in(kTailAction)) {
+        stage_->exact = false;
+      }
+    } else if (in(kForwardAction) && microbatches_ > 1 &&
+               in(kBackwardAction) != in(kTailAction)) {
       stage_->exact = false;
     }
-    for (int kind = kActions; kind-- > 0;) {
-      if (in[static_cast<size_t>(kind)]) return kind;
+    for (int action = kActions; action-- > 0;) {
+      if (in(action)) return action;
     }
     return -1;
   }
 
   void FoldMemory() {
-    std::vector<bool> once(buffers_.size(), false);  // made in begin
-    std::vector<int> last(buffers_.size());
-    for (size_t b = 0; b < buffers_.size(); ++b) {
-      const Buffer& what = buffers_[b];
-      if (what.what.persistent) {
-        stage_->persistent[static_cast<size_t>(what.what.category)] +=
-            what.what.bytes.value;
+    std::array<std::vector<std::pair<int, const TemplateBuffer*>>, kActions>
+        given;
+    for (const Buffer& b : buffers_) {
+      if (b.what->persistent) {
+        stage_->persistent[static_cast<size_t>(b.what->category)] +=
+            b.what->bytes.value;
         continue;
       }
-      last[b] = LastAction(what);
-      once[b] = !what.touches.empty() &&
-                what.touches[0].action == kBeginAction;
+      const int last = LastAction(b);
+      if (last < 0) continue;
+      const auto give = [&](int action) {
+        const auto at = static_cast<size_t>(action);
+        given[at].emplace_back(b.touch[at], b.what);
+      };
+      give(last);
+      // A forward's buffer is given back by either backward.
+      if (last == kTailAction && b.touch[kForwardAction] >= 0 &&
+          b.touch[kBeginAction] < 0 && b.touch[kBackwardAction] >= 0) {
+        give(kBackwardAction);
+      }
     }
-    for (int kind = 0; kind < kActions; ++kind) {
-      FoldMemory(kind, last, once);
+    for (int action = 0; action < kActions; ++action) {
+      auto& list = given[static_cast<size_t>(action)];
+      std::sort(list.begin(), list.end(), [](const auto& a, const auto& b) {
+        return a.first < b.first;
+      });
+      FoldMemory(action, list);
     }
   }
 
-  void FoldMemory(int kind, const std::vector<int>& last,
-                  const std::vector<bool>& once) {
-    const auto& tasks = raw_[static_cast<size_t>(kind)];
-    // Freed here: what dies with this action, and what the forward left to
-    // the backward, which the tail's backward takes too.
-    const auto dies_here = [&](size_t b) {
-      if (last[b] == kind) return true;
-      return kind == kBackwardAction && last[b] == kTailAction && !once[b];
-    };
-    std::vector<int> last_task(buffers_.size(), -1);
-    std::vector<bool> held(buffers_.size(), false);
-    for (size_t b = 0; b < buffers_.size(); ++b) {
-      for (const Touch& touch : buffers_[b].touches) {
-        if (touch.action == kind) last_task[b] = touch.task;
-        // Made by an earlier action.
-        if (touch.action < kind && !(kind == kTailAction &&
-                                     touch.action == kBackwardAction)) {
-          held[b] = true;
-        }
-      }
-    }
-    MemoryElement& memory = action(kind).memory;
+  void FoldMemory(
+      int action,
+      const std::vector<std::pair<int, const TemplateBuffer*>>& given) {
+    MemoryElement& memory = fold(action).memory;
     memory.total_peak = std::numeric_limits<int64_t>::min();
-    const auto change = [&](size_t b, int64_t sign) {
-      const TemplateBuffer& what = buffers_[b].what;
-      memory.delta[static_cast<size_t>(what.category)] +=
-          sign * what.bytes.value;
-      memory.total_delta += sign * what.bytes.value;
+    const auto change = [&](MemoryCategory category, int64_t bytes) {
+      memory.delta[static_cast<size_t>(category)] += bytes;
+      memory.total_delta += bytes;
     };
-    for (size_t t = 0; t < tasks.size(); ++t) {
-      for (const auto* list : {&tasks[t].reads, &tasks[t].writes}) {
-        for (int id : *list) {
-          const auto b = static_cast<size_t>(id);
-          if (buffers_[b].what.persistent || held[b]) continue;
-          held[b] = true;
-          change(b, 1);
+    size_t next_given = 0;
+    for (const Placed& placed : placed_[static_cast<size_t>(action)]) {
+      const TemplateProgram& program = *placed.program;
+      size_t taken = 0;
+      size_t own = 0;
+      for (int t = 0; t < static_cast<int>(program.tasks.size()); ++t) {
+        for (; taken < program.taken.size() && program.taken[taken].task == t;
+             ++taken) {
+          change(program.taken[taken].category, program.taken[taken].bytes);
         }
-      }
-      if (memory.total_delta > memory.total_peak) {
-        memory.total_peak = memory.total_delta;
-        memory.peak = memory.delta;
-      }
-      for (const auto* list : {&tasks[t].reads, &tasks[t].writes}) {
-        for (int id : *list) {
-          const auto b = static_cast<size_t>(id);
-          if (buffers_[b].what.persistent || !held[b] ||
-              last_task[b] != static_cast<int>(t) || !dies_here(b)) {
-            continue;
-          }
-          held[b] = false;
-          last_task[b] = -1;
-          change(b, -1);
+        if (memory.total_delta > memory.total_peak) {
+          memory.total_peak = memory.total_delta;
+          memory.peak = memory.delta;
+        }
+        for (; own < program.given.size() && program.given[own].task == t;
+             ++own) {
+          change(program.given[own].category, -program.given[own].bytes);
+        }
+        for (; next_given < given.size() &&
+               given[next_given].first == placed.first + t;
+             ++next_given) {
+          const TemplateBuffer& what = *given[next_given].second;
+          change(what.category, -what.bytes.value);
         }
       }
     }
   }
+
+  struct Placed {
+    const TemplateProgram* program = nullptr;
+    int first = 0;  // its first task in the action
+  };
 
   std::span<const BlockTemplate* const> blocks_;
   std::span<const BlockShape* const> shapes_;
   const int microbatches_;
   std::shared_ptr<Stage> stage_;
+  PortTable ports_;
+  std::vector<std::vector<int>> streams_;  // by block and its own stream
   std::vector<Buffer> buffers_;
-  std::map<Port, int> ports_;
-  std::array<std::vector<RawTask>, kActions> raw_;
-  std::vector<Row> ends_;  // after a forward
-  const std::vector<Row>* forward_rows_ = nullptr;
-  std::map<int, int> carried_;  // by buffer
-  std::vector<int> carried_rows_;  // the forward tasks whose ends they are
+  int loss_ = -1;  // buffer
+  std::array<std::vector<Placed>, kActions> placed_;
+  std::array<std::vector<bool>, kActions> after_;
+  std::array<std::vector<bool>, kActions> stream_after_;
+  std::vector<OffCompute> off_compute_;
+  Rows forward_;
+  Rows forward_ends_;
+  std::vector<int> carried_tasks_;  // the forward tasks whose ends they are
+  std::vector<int> bound_;          // scratch
+  std::vector<int> receive_of_;     // scratch
 };
 
 }  // namespace

@@ -143,7 +143,8 @@ class Reader {
       const proto::DeviceGroup& row = message_.groups(g);
       DeviceGroup group;
       group.name = row.name();
-      for (int device : row.devices()) group.devices.push_back(DeviceId(device));
+      for (int device : row.devices())
+        group.devices.push_back(DeviceId(device));
       if (row.axes_size() > kMaxAxes) {
         return InvalidInput("has " + std::to_string(row.axes_size()) +
                                 " axes: expected at most " +
@@ -166,9 +167,8 @@ class Reader {
       const auto axis = Find("mesh axis", std::span<const MeshAxis>(group.axes),
                              std::string_view(name));
       if (!axis) {
-        return InvalidInput(axis.error().message + " (group '" + group.name +
-                                "')",
-                            where);
+        return InvalidInput(
+            axis.error().message + " (group '" + group.name + "')", where);
       }
       const AxisSet bit = AxisSet{1} << (*axis - group.axes.data());
       if (set & bit) return InvalidInput("'" + name + "' occurs twice", where);
@@ -189,7 +189,8 @@ class Reader {
           Find("group", std::span<const DeviceGroup>(plan_.groups),
                std::string_view(row.group()));
       if (!group) {
-        return InvalidInput(group.error().message, At("placements", p, "group"));
+        return InvalidInput(group.error().message,
+                            At("placements", p, "group"));
       }
       for (int n = 0; n < row.nodes_size(); ++n) {
         const std::string where = At("placements", p, At("nodes", n));
@@ -271,9 +272,9 @@ class Reader {
     }
     for (size_t w = 0; w < weights.size(); ++w) {
       if (!stored[w]) {
-        return InvalidInput("weight '" + graph_.tensor(weights[w]).name +
-                                "' has no entry",
-                            "weights");
+        return InvalidInput(
+            "weight '" + graph_.tensor(weights[w]).name + "' has no entry",
+            "weights");
       }
     }
     return {};

@@ -768,7 +768,7 @@ class ProgramBuilder {
 
   void EmitTie() {
     // Replicas that live in this block send their terms home.
-    for (TensorId weight : context_.weights()) {
+    for (TensorId weight : context_.tied_weights()) {
       const auto& replicas = context_.replicas(weight);
       for (size_t r = 1; r < replicas.size(); ++r) {
         if (replicas[r].block != block_) continue;
@@ -962,7 +962,7 @@ class ProgramBuilder {
   }
 
   void ReturnTiedWeights() {
-    for (TensorId weight : context_.weights()) {
+    for (TensorId weight : context_.tied_weights()) {
       const auto& replicas = context_.replicas(weight);
       const Port port{Port::kParameter, weight, 0};
       for (size_t r = 1; r < replicas.size(); ++r) {

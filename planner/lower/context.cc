@@ -198,6 +198,9 @@ void LoweringContext::FindReplicas() {
       }
     }
   }
+  for (TensorId weight : weights_) {
+    if (replicas_[weight].size() > 1) tied_weights_.push_back(weight);
+  }
 }
 
 const LoweringContext::Presence* LoweringContext::presence(

@@ -97,6 +97,8 @@ class LoweringContext {
     return once_per_step_[tensor.index()];
   }
   const std::vector<TensorId>& weights() const { return weights_; }
+  // Those with replicas on several groups, in tensor order.
+  const std::vector<TensorId>& tied_weights() const { return tied_weights_; }
 
  private:
   void PlaceNodes();
@@ -119,6 +121,7 @@ class LoweringContext {
   std::map<TensorId, std::vector<Replica>> replicas_;
   std::vector<std::vector<TensorId>> home_weights_;
   std::vector<TensorId> weights_;
+  std::vector<TensorId> tied_weights_;
   std::vector<bool> once_per_step_;
   std::vector<bool> passes_partial_;  // by node
   std::vector<int> weight_index_;  // by tensor

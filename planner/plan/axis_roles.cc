@@ -153,8 +153,7 @@ class BlockPlacer {
     std::vector<size_t> columns;
     for (size_t d = 0; d < result.size(); ++d) {
       const uint8_t f = result[d];
-      if (!Holds(node.rule.operands[0], f) &&
-          node.rule.factors[f].splittable &&
+      if (!Holds(node.rule.operands[0], f) && node.rule.factors[f].splittable &&
           index_.carried[node.results[0].index()][d]) {
         columns.push_back(f);
       }
@@ -168,8 +167,8 @@ class BlockPlacer {
     for (size_t i = 0; i < node.operands.size(); ++i) {
       if (!index_.vocabulary[node.operands[i].index()]) continue;
       const uint8_t f = node.rule.operands[i][0];
-      placement.axes[f] |= LargestFitting(group_, roles_.tensor,
-                                          index_.extents[id.index()][f]);
+      placement.axes[f] |=
+          LargestFitting(group_, roles_.tensor, index_.extents[id.index()][f]);
     }
   }
 
@@ -273,10 +272,10 @@ std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
       .sequence = (use.sequence & use.other) != 0,
   };
   const GroupId group = plan.ops[nodes[0].index()].group;
-  if (!BlockIs(index, block,
-               PlaceBlock(index, block, plan.groups[group.index()], group,
-                          roles),
-               plan)) {
+  if (!BlockIs(
+          index, block,
+          PlaceBlock(index, block, plan.groups[group.index()], group, roles),
+          plan)) {
     return std::nullopt;
   }
   return roles;
@@ -294,8 +293,8 @@ AxisSet ZeroAxesGiven(const GraphIndex& index, const Plan& plan, size_t weight,
   int64_t shard = 1;  // elements of the smallest shard
   for (uint8_t f : node.rule.operands[row.home.operand]) {
     axes &= ~home.axes[f];
-    shard *= std::max<int64_t>(1, index.extents[row.home.node.index()][f] /
-                                      group.Size(home.axes[f]));
+    shard *= std::max<int64_t>(
+        1, index.extents[row.home.node.index()][f] / group.Size(home.axes[f]));
   }
   return LargestFitting(group, axes, shard);
 }

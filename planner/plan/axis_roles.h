@@ -14,9 +14,9 @@ namespace tessera {
 // What the axes of a group do in a block. The sets are disjoint; an axis in
 // none of them repeats the block's work.
 struct AxisRoles {
-  AxisSet data = 0;     // split the batch
-  AxisSet context = 0;  // split the sequence, everywhere
-  AxisSet tensor = 0;   // split the insides of attention and MLP
+  AxisSet data = 0;       // split the batch
+  AxisSet context = 0;    // split the sequence, everywhere
+  AxisSet tensor = 0;     // split the insides of attention and MLP
   bool sequence = false;  // where nothing else does, tensor axes split the
                           // sequence
   bool operator==(const AxisRoles&) const = default;

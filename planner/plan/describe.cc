@@ -28,8 +28,7 @@ std::string DevicesText(const Cluster& cluster, const DeviceGroup& group) {
     }
     text += "… (" + std::to_string(ranks.size()) + ")";
   }
-  const int first =
-      cluster.devices[static_cast<size_t>(ranks.front())].node;
+  const int first = cluster.devices[static_cast<size_t>(ranks.front())].node;
   const int last = cluster.devices[static_cast<size_t>(ranks.back())].node;
   if (cluster.num_nodes() > 1) {
     text += first == last ? " of node " + std::to_string(first)
@@ -115,7 +114,8 @@ class Describer {
 
   std::string RolesText(size_t block, const AxisRoles& roles,
                         const DeviceGroup& group) const {
-    std::string text = "data-parallel " + std::to_string(group.Size(roles.data));
+    std::string text =
+        "data-parallel " + std::to_string(group.Size(roles.data));
     if (roles.context != 0) {
       text += ", sequence split " + std::to_string(group.Size(roles.context)) +
               " (context parallel)";
@@ -143,8 +143,7 @@ class Describer {
       const Node& node = graph_.node(id);
       for (size_t f = 0; f < node.rule.factors.size(); ++f) {
         if ((plan_.ops[id.index()].axes[f] & roles.tensor) == 0) continue;
-        const bool in_result =
-            Holds(node.rule.results[0], static_cast<int>(f));
+        const bool in_result = Holds(node.rule.results[0], static_cast<int>(f));
         if (node.op->op_class == OpClass::kAttention) {
           heads = true;
         } else if (node.op->op_class == OpClass::kMatmul) {
@@ -175,9 +174,9 @@ class Describer {
       const Node& node = graph_.node(id);
       const std::string split = SplitText(node, plan_.ops[id.index()], group);
       const size_t at = node.name.find(prefix);
-      const std::string name =
-          at == std::string::npos ? node.name
-                                  : node.name.substr(at + prefix.size());
+      const std::string name = at == std::string::npos
+                                   ? node.name
+                                   : node.name.substr(at + prefix.size());
       const auto known =
           std::find_if(runs.begin(), runs.end(),
                        [&](const auto& run) { return run.first == split; });
@@ -220,9 +219,9 @@ class Describer {
 
   void Batch() {
     if (plan_.groups.size() > 1) text_ += plan_.schedule + ", ";
-    text_ += Count(plan_.microbatches, "microbatch", "microbatches") + " of " +
-             Count(graph_.global_batch / plan_.microbatches, "sample",
-                   "samples");
+    text_ +=
+        Count(plan_.microbatches, "microbatch", "microbatches") + " of " +
+        Count(graph_.global_batch / plan_.microbatches, "sample", "samples");
     const int b = index_.SampleFactor(NodeId(0));
     if (b >= 0) {
       const OpPlacement& first = plan_.ops[0];

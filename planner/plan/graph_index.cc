@@ -56,8 +56,7 @@ bool LetsThrough(const GraphIndex& index, const GraphIndex::Use& use,
 // The factor by which a lookup addresses the rows of its table, or -1: the
 // first of the table's that the ids and the result lack.
 int RowFactor(const Node& node) {
-  if (node.operands.size() != 2 ||
-      node.op->op_class != OpClass::kMemory) {
+  if (node.operands.size() != 2 || node.op->op_class != OpClass::kMemory) {
     return -1;
   }
   for (uint8_t f : node.rule.operands[1]) {

@@ -56,7 +56,7 @@ struct GraphIndex {
   std::vector<size_t> position;  // in nodes_of_block
 
   // By tensor.
-  std::vector<NodeId> producer;          // invalid: input or weight
+  std::vector<NodeId> producer;           // invalid: input or weight
   std::vector<std::vector<Use>> readers;  // forward
   // Whether a split of each dimension survives, through all that read the
   // tensor, up to the next dense layers or the loss: where a dense layer's

@@ -17,7 +17,7 @@ namespace {
 struct DimensionRow {
   std::string_view name;
   MeshDimension dimension;
-  int Strategy::* degree;
+  int Strategy::*degree;
 };
 
 // In the order of MeshDimension.
@@ -50,7 +50,7 @@ Result<int> ReadNumber(std::string_view value, int least, int most,
 // No cluster has as many devices, no batch as many samples.
 constexpr int kMostDegree = 1 << 24;
 
-template <int Strategy::* kField>
+template <int Strategy::*kField>
 Result<void> ReadDegree(std::string_view value, Strategy& strategy) {
   TESSERA_TRY(strategy.*kField,
               ReadNumber(value, 1, kMostDegree, "a whole number from 1"));
@@ -58,7 +58,7 @@ Result<void> ReadDegree(std::string_view value, Strategy& strategy) {
 }
 
 // Degrees whose lowering knows no value but 1.
-template <int Strategy::* kField>
+template <int Strategy::*kField>
 Result<void> ReadOne(std::string_view value, Strategy& strategy) {
   TESSERA_TRY(strategy.*kField, ReadNumber(value, 1, 1, "1"));
   return {};
@@ -140,19 +140,18 @@ constexpr std::array kKeys = {
 Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
                           Strategy strategy) {
   const auto devices = static_cast<int64_t>(cluster.devices.size());
-  const int64_t others = int64_t{strategy.tp} * strategy.pp * strategy.cp *
-                         strategy.ep;
+  const int64_t others =
+      int64_t{strategy.tp} * strategy.pp * strategy.cp * strategy.ep;
   const std::string product = "tp=" + std::to_string(strategy.tp) +
                               " * pp=" + std::to_string(strategy.pp) +
                               " * cp=" + std::to_string(strategy.cp) +
                               " * ep=" + std::to_string(strategy.ep);
   if (strategy.dp == 0) {
     if (devices % others != 0) {
-      return InvalidInput(product + " = " + std::to_string(others) +
-                              " does not divide the " +
-                              std::to_string(devices) + " devices of " +
-                              cluster.name,
-                          "strategy");
+      return InvalidInput(
+          product + " = " + std::to_string(others) + " does not divide the " +
+              std::to_string(devices) + " devices of " + cluster.name,
+          "strategy");
     }
     strategy.dp = static_cast<int>(devices / others);
   }
@@ -165,8 +164,8 @@ Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
   }
   const int64_t samples = int64_t{strategy.mbs} * strategy.dp;
   if (index.graph->global_batch % samples != 0) {
-    return InvalidInput("mbs=" + std::to_string(strategy.mbs) + " * dp=" +
-                            std::to_string(strategy.dp) + " = " +
+    return InvalidInput("mbs=" + std::to_string(strategy.mbs) +
+                            " * dp=" + std::to_string(strategy.dp) + " = " +
                             std::to_string(samples) +
                             ": expected a divisor of the global batch " +
                             std::to_string(index.graph->global_batch),
@@ -204,8 +203,7 @@ std::vector<DeviceGroup> Groups(const Strategy& strategy) {
     DeviceGroup group;
     group.name = strategy.pp == 1 ? "all" : "stage" + std::to_string(stage);
     std::vector<int> ranks = {
-        stage *
-        digits[static_cast<size_t>(MeshDimension::kPipeline)].stride};
+        stage * digits[static_cast<size_t>(MeshDimension::kPipeline)].stride};
     for (MeshDimension dimension : outer_first) {
       const Digit digit = digits[static_cast<size_t>(dimension)];
       std::vector<int> finer;
@@ -217,9 +215,9 @@ std::vector<DeviceGroup> Groups(const Strategy& strategy) {
       ranks = std::move(finer);
       int number = 0;
       for (int prime : PrimeFactors(digit.size)) {
-        group.axes.push_back({std::string(RowOf(dimension).name) +
-                                  std::to_string(number++),
-                              prime});
+        group.axes.push_back(
+            {std::string(RowOf(dimension).name) + std::to_string(number++),
+             prime});
       }
     }
     for (int rank : ranks) group.devices.push_back(DeviceId(rank));
@@ -243,14 +241,13 @@ AxisRoles Roles(const Strategy& strategy, const DeviceGroup& group) {
 
 Error EmptyShard(const GraphIndex& index, const UnusedAxes& unused,
                  const Strategy& strategy) {
-  return InvalidInput("tp=" + std::to_string(strategy.tp) +
-                          " leaves an empty shard: " +
-                          std::to_string(unused.columns) +
-                          (unused.attention ? " heads" : " columns") +
-                          " cannot be split over " +
-                          std::to_string(strategy.tp) + " ranks ('" +
-                          index.graph->node(unused.node).name + "')",
-                      "strategy");
+  return InvalidInput(
+      "tp=" + std::to_string(strategy.tp) +
+          " leaves an empty shard: " + std::to_string(unused.columns) +
+          (unused.attention ? " heads" : " columns") +
+          " cannot be split over " + std::to_string(strategy.tp) + " ranks ('" +
+          index.graph->node(unused.node).name + "')",
+      "strategy");
 }
 
 }  // namespace
@@ -262,8 +259,7 @@ Result<Strategy> ParseStrategy(std::string_view text) {
   for (std::string_view part : Split(text, ',')) {
     const size_t equals = part.find('=');
     const std::string_view key = part.substr(0, equals);
-    const auto row =
-        Find("strategy key", std::span<const KeyRow>(kKeys), key);
+    const auto row = Find("strategy key", std::span<const KeyRow>(kKeys), key);
     if (!row) return InvalidInput(row.error().message);
     if (equals == std::string_view::npos) {
       return InvalidInput("expected KEY=VALUE", std::string(key));
@@ -395,8 +391,8 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
     if (made->groups.size() != plan.groups.size()) return std::nullopt;
     for (size_t g = 0; g < named.groups.size(); ++g) {
       named.groups[g].name = made->groups[g].name;
-      for (size_t a = 0; a < named.groups[g].axes.size() &&
-                         a < made->groups[g].axes.size();
+      for (size_t a = 0;
+           a < named.groups[g].axes.size() && a < made->groups[g].axes.size();
            ++a) {
         named.groups[g].axes[a].name = made->groups[g].axes[a].name;
       }

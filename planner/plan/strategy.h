@@ -16,8 +16,13 @@
 namespace tessera {
 
 // The dimensions of a strategy's device mesh, by name in `order`.
-enum class MeshDimension : uint8_t { kTensor, kContext, kExpert, kData,
-                                     kPipeline };
+enum class MeshDimension : uint8_t {
+  kTensor,
+  kContext,
+  kExpert,
+  kData,
+  kPipeline
+};
 
 struct Strategy {
   int dp = 0;  // 0: what the other degrees leave of the cluster
@@ -25,10 +30,10 @@ struct Strategy {
   int pp = 1;
   int vp = 1;  // chunks of a stage: only 1 is lowered
   int cp = 1;
-  int ep = 1;  // only 1: no operator has an expert factor
-  int mbs = 1;        // samples of a microbatch on each data-parallel replica
-  int zero = 0;       // ZeRO stage: 0 or 1
-  bool sp = false;    // norms, dropout and residuals split the sequence over tp
+  int ep = 1;       // only 1: no operator has an expert factor
+  int mbs = 1;      // samples of a microbatch on each data-parallel replica
+  int zero = 0;     // ZeRO stage: 0 or 1
+  bool sp = false;  // norms, dropout and residuals split the sequence over tp
   std::string recompute = "none";  // only "none" is lowered
   std::string schedule = "1f1b";   // a row of planner/schedule
   // How ranks are laid on the fabric, innermost first.

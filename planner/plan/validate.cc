@@ -36,8 +36,8 @@ class Validator {
            "the plan is for another model: its graph is " +
                Quoted(plan_.graph_fingerprint) + ", this one (" + graph_.name +
                ", global batch " + std::to_string(graph_.global_batch) +
-               ", sequence length " + std::to_string(graph_.seq_len) +
-               ") is " + Quoted(index_.fingerprint));
+               ", sequence length " + std::to_string(graph_.seq_len) + ") is " +
+               Quoted(index_.fingerprint));
       // The nodes would be compared with those of another model.
       return std::move(errors_);
     }
@@ -59,8 +59,7 @@ class Validator {
   bool Full() const { return errors_.size() >= most_; }
 
   std::string NodeText(NodeId node) const {
-    return Indexed("ops", node.index()) + " " +
-           Quoted(graph_.node(node).name);
+    return Indexed("ops", node.index()) + " " + Quoted(graph_.node(node).name);
   }
 
   void CheckGroups() {
@@ -77,7 +76,8 @@ class Validator {
           break;
         }
       }
-      if (group.devices.empty()) Fail(where("devices"), "expected at least one");
+      if (group.devices.empty())
+        Fail(where("devices"), "expected at least one");
       for (size_t i = 0; i < group.devices.size(); ++i) {
         const DeviceId device = group.devices[i];
         if (!device.valid() || device.index() >= cluster_.devices.size()) {
@@ -129,8 +129,8 @@ class Validator {
     }
     if (product != static_cast<int64_t>(group.devices.size())) {
       Fail(where, "the mesh has " + std::to_string(product) +
-                      " positions for " +
-                      std::to_string(group.devices.size()) + " devices");
+                      " positions for " + std::to_string(group.devices.size()) +
+                      " devices");
     }
   }
 
@@ -202,10 +202,11 @@ class Validator {
         continue;
       }
       if (const AxisSet twice = axes & used; twice != 0) {
-        fail("axis " +
-             Quoted(group.axes[static_cast<size_t>(std::countr_zero(twice))]
-                        .name) +
-             " already serves another factor of the node");
+        fail(
+            "axis " +
+            Quoted(
+                group.axes[static_cast<size_t>(std::countr_zero(twice))].name) +
+            " already serves another factor of the node");
       }
       used |= axes;
       if (!factor.splittable) {
@@ -216,10 +217,10 @@ class Validator {
       const int64_t extent = index_.Extent(id, f, batch_);
       const int64_t degree = group.Size(axes);
       if (extent < degree) {
-        fail("an empty shard: its extent " + std::to_string(extent) +
-             (factor.role == Role::kSample ? " (samples of a microbatch)"
-                                           : "") +
-             " is split over " + std::to_string(degree) + " ranks");
+        fail(
+            "an empty shard: its extent " + std::to_string(extent) +
+            (factor.role == Role::kSample ? " (samples of a microbatch)" : "") +
+            " is split over " + std::to_string(degree) + " ranks");
       }
     }
   }
@@ -236,11 +237,11 @@ class Validator {
         const GroupId other = plan_.ops[node.index()].group;
         if (other == group) continue;
         has_block[other.index()] = true;
-        Fail(NodeText(node),
-             "is on group " + std::to_string(other.value) +
-                 ", but its block " + Quoted(graph_.blocks[b]) +
-                 " begins on group " + std::to_string(group.value) +
-                 "; a block is lowered onto one group");
+        Fail(NodeText(node), "is on group " + std::to_string(other.value) +
+                                 ", but its block " + Quoted(graph_.blocks[b]) +
+                                 " begins on group " +
+                                 std::to_string(group.value) +
+                                 "; a block is lowered onto one group");
         break;
       }
     }
@@ -302,11 +303,11 @@ class Validator {
     const OpPlacement& home = plan_.ops[use.home.node.index()];
     const DeviceGroup& group = plan_.groups[home.group.index()];
     if (zero_axes & ~group.all_axes()) {
-      fail("zero_axes", "uses axis " +
-                            std::to_string(std::countr_zero(
-                                zero_axes & ~group.all_axes())) +
-                            " of a mesh with " +
-                            std::to_string(group.axes.size()) + " axes");
+      fail("zero_axes",
+           "uses axis " +
+               std::to_string(std::countr_zero(zero_axes & ~group.all_axes())) +
+               " of a mesh with " + std::to_string(group.axes.size()) +
+               " axes");
       return;
     }
     const Node& node = graph_.node(use.home.node);
@@ -329,8 +330,8 @@ class Validator {
     }
     if (const int64_t degree = group.Size(zero_axes); shard < degree) {
       fail("zero_axes", "an empty shard: " + std::to_string(shard) +
-                            " elements are cut over " +
-                            std::to_string(degree) + " ranks");
+                            " elements are cut over " + std::to_string(degree) +
+                            " ranks");
     }
   }
 

@@ -96,14 +96,13 @@ std::optional<ExhaustiveResult> Exhaustive(const SearchSpace& space,
                                            const Objective& objective,
                                            int64_t limit) {
   std::optional<ExhaustiveResult> result;
-  const int64_t count =
-      ForEachPlan(space, start, [&](const Plan& plan) {
-        Evaluation evaluation = objective.Evaluate(plan);
-        if (!result.has_value() || Better(evaluation, result->evaluation)) {
-          result = ExhaustiveResult{plan, std::move(evaluation), 0};
-        }
-        return --limit >= 0;
-      });
+  const int64_t count = ForEachPlan(space, start, [&](const Plan& plan) {
+    Evaluation evaluation = objective.Evaluate(plan);
+    if (!result.has_value() || Better(evaluation, result->evaluation)) {
+      result = ExhaustiveResult{plan, std::move(evaluation), 0};
+    }
+    return --limit >= 0;
+  });
   if (limit < 0 || !result.has_value()) return std::nullopt;
   result->plans = count;
   return result;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <functional>
 #include <optional>
 #include <thread>
@@ -21,8 +22,7 @@ std::vector<int> Divisors(int64_t n, int64_t most) {
 }
 
 // `strategy` with each possible number of samples in a microbatch.
-std::vector<Strategy> WithSamples(const SearchSpace& space,
-                                  Strategy strategy) {
+std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy) {
   std::vector<Strategy> strategies;
   const int64_t batch = space.index.graph->global_batch;
   if (batch % strategy.dp != 0) return strategies;
@@ -31,6 +31,19 @@ std::vector<Strategy> WithSamples(const SearchSpace& space,
     strategies.push_back(strategy);
   }
   return strategies;
+}
+
+// In the order of van der Corput (1935): indices by their bits reversed, so
+// that each beginning is spread over the whole.
+std::vector<Strategy> Spread(const std::vector<Strategy>& strategies) {
+  const int bits = std::bit_width(strategies.size());
+  std::vector<Strategy> spread;
+  for (size_t i = 0; i < size_t{1} << bits; ++i) {
+    size_t reversed = 0;
+    for (int b = 0; b < bits; ++b) reversed |= (i >> b & 1) << (bits - 1 - b);
+    if (reversed < strategies.size()) spread.push_back(strategies[reversed]);
+  }
+  return spread;
 }
 
 int Devices(const SearchSpace& space) {
@@ -63,17 +76,17 @@ std::vector<std::vector<Strategy>> Megatron(const SearchSpace& space) {
     strategy.tp = tp;
     // The largest degree that the model's heads and columns allow.
     bool possible = false;
-    for (int pp : Divisors(devices / tp,
-                           static_cast<int64_t>(
-                               space.index.graph->blocks.size()))) {
+    for (int pp :
+         Divisors(devices / tp,
+                  static_cast<int64_t>(space.index.graph->blocks.size()))) {
       strategy.pp = pp;
       strategy.dp = devices / tp / pp;
       const auto list = WithSamples(space, strategy);
-      possible = possible ||
-                 std::any_of(list.begin(), list.end(), [&](const Strategy& s) {
-                   return PlanFromStrategy(space.index, *space.cluster, s)
-                       .has_value();
-                 });
+      possible =
+          possible ||
+          std::any_of(list.begin(), list.end(), [&](const Strategy& s) {
+            return PlanFromStrategy(space.index, *space.cluster, s).has_value();
+          });
       if (!list.empty()) lists.push_back(list);
     }
     if (possible) return lists;
@@ -114,7 +127,7 @@ std::vector<Strategy> UniformStrategies(const SearchSpace& space) {
       }
     }
   }
-  return strategies;
+  return Spread(strategies);
 }
 
 std::vector<Candidate> Price(const SearchSpace& space,
@@ -128,12 +141,11 @@ std::vector<Candidate> Price(const SearchSpace& space,
       if (stop && stop()) return;
       const size_t i = next.fetch_add(1);
       if (i >= strategies.size()) return;
-      auto plan =
-          PlanFromStrategy(space.index, *space.cluster, strategies[i]);
+      auto plan = PlanFromStrategy(space.index, *space.cluster, strategies[i]);
       if (!plan) continue;
       Evaluation evaluation = objective.Evaluate(*plan);
-      priced[i] = Candidate{strategies[i], *std::move(plan),
-                            std::move(evaluation)};
+      priced[i] =
+          Candidate{strategies[i], *std::move(plan), std::move(evaluation)};
     }
   };
   std::vector<std::thread> workers;
@@ -150,8 +162,7 @@ std::vector<Candidate> Price(const SearchSpace& space,
 std::span<const Expert> Experts() {
   static constexpr std::array kExperts = {
       Expert{"DDP", "data parallelism over all devices", DataParallel},
-      Expert{"ZeRO-1",
-             "data parallelism over all devices, optimizer state cut",
+      Expert{"ZeRO-1", "data parallelism over all devices, optimizer state cut",
              ZeroDataParallel},
       Expert{"Megatron",
              "tensor parallelism within the node, then pipeline stages until "

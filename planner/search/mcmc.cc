@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "planner/plan/axis_roles.h"
+#include "planner/search/tidy.h"
 
 namespace tessera {
 namespace {
@@ -44,11 +44,13 @@ Plan Randomized(const SearchSpace& space, Plan plan, Rng& rng) {
   return plan;
 }
 
-// The share of a time limit that may go into starting plans.
-constexpr double kStartShare = 0.4;
+// The parts of a time limit after which starting plans and walks end; the rest
+// is for Tidy.
+constexpr double kStartEnd = 0.4;
+constexpr double kWalkEnd = 0.9;
 
 struct Starts {
-  std::vector<Plan> ranked;    // uniform plans and the caller's, best first
+  std::vector<Plan> ranked;  // uniform plans and the caller's, best first
   std::vector<Plan> baselines;
 };
 
@@ -79,10 +81,9 @@ Chain::Chain(const SearchSpace& space, const Objective& objective,
       evaluation_(objective.Evaluate(plan_)),
       best_(plan_),
       rng_(rng) {
-  unit_ = evaluation_.feasible()
-              ? static_cast<double>(
-                    std::max<int64_t>(1, evaluation_.step_time.picoseconds))
-              : OverflowOf(evaluation_);
+  unit_ = evaluation_.feasible() ? static_cast<double>(std::max<int64_t>(
+                                       1, evaluation_.step_time.picoseconds))
+                                 : OverflowOf(evaluation_);
   statistics_.temperature = temperature;
   statistics_.start = evaluation_;
   statistics_.best = evaluation_;
@@ -151,7 +152,7 @@ Result<SearchResult> Search(const SearchSpace& space,
   result.baselines = Baselines(space, objective, threads);
   std::vector<Candidate> uniform =
       Price(space, objective, UniformStrategies(space), threads,
-            [&] { return stopped() || out_of_time(kStartShare); });
+            [&] { return stopped() || out_of_time(kStartEnd); });
   result.uniform_strategies = static_cast<int64_t>(uniform.size());
   for (const Baseline& baseline : result.baselines) {
     uniform.push_back({baseline.strategy, baseline.plan, baseline.evaluation});
@@ -177,7 +178,10 @@ Result<SearchResult> Search(const SearchSpace& space,
   Starts starts;
   for (const Candidate& candidate : uniform) {
     if (starts.ranked.size() == static_cast<size_t>(options.chains)) break;
-    starts.ranked.push_back(candidate.plan);
+    const bool known = std::any_of(
+        starts.ranked.begin(), starts.ranked.end(),
+        [&](const Plan& plan) { return SameUpToNames(plan, candidate.plan); });
+    if (!known) starts.ranked.push_back(candidate.plan);
   }
   for (const Baseline& baseline : result.baselines) {
     starts.baselines.push_back(baseline.plan);
@@ -188,7 +192,7 @@ Result<SearchResult> Search(const SearchSpace& space,
   for (int c = 0; c < options.chains; ++c) {
     chains.emplace_back(space, objective, Moves(),
                         StartOf(space, starts, c, options.seed),
-                        options.temperature / std::pow(4.0, c % 4),
+                        options.temperature / std::pow(4.0, 3 - c % 4),
                         Rng(options.seed, static_cast<uint64_t>(c)));
     quota.push_back(options.proposals / options.chains +
                     (c < options.proposals % options.chains ? 1 : 0));
@@ -213,7 +217,7 @@ Result<SearchResult> Search(const SearchSpace& space,
               slice, quota[c] - chains[c].statistics().proposals);
         }
         for (int64_t step = 0; step < slice; ++step) {
-          if (stopped() || out_of_time(1)) return;
+          if (stopped() || out_of_time(kWalkEnd)) return;
           chains[c].Step();
           proposals.fetch_add(1, std::memory_order_relaxed);
         }
@@ -264,6 +268,11 @@ Result<SearchResult> Search(const SearchSpace& space,
       result.best = chains[c].best();
       result.evaluation = statistics.best;
     }
+  }
+  if (MakeCanonical(space, result.best)) {
+    Tidy(
+        space, objective, [&] { return stopped() || out_of_time(1); },
+        result.best, result.evaluation);
   }
   NameAxes(space.index, result.best);
   result.seconds = clock.Seconds();

@@ -37,12 +37,12 @@ struct SearchOptions {
   int chains = 8;
   // The search ends at the first limit it meets; 0 is no limit. With a limit of
   // proposals only, equal options give equal results.
-  int64_t proposals = 0;  // of all chains together
+  int64_t proposals = 0;   // of all chains together
   double time_limit = 10;  // seconds, the starting plans included
-  int threads = 0;        // 0: as many as the machine runs at once
+  int threads = 0;         // 0: as many as the machine runs at once
   // Of the hottest chain, in units of its start's step time: 0.1 accepts a plan
   // that is slower by 10 % of it with probability 1/e. Chain i runs at
-  // temperature / 4^(i mod 4), so that some explore and some settle.
+  // temperature / 4^(3 - i mod 4), so that some settle and some explore.
   double temperature = 0.1;
   std::vector<Plan> starts;  // further starting points; invalid ones are passed
   // Called about ten times a second from one thread, or never.
@@ -81,7 +81,8 @@ struct SearchResult {
 // One chain. Not for several threads.
 class Chain {
  public:
-  // `space`, `objective` and `moves` outlive it. REQUIRES: `start` is canonical.
+  // `space`, `objective` and `moves` outlive it. REQUIRES: `start` is
+  // canonical.
   Chain(const SearchSpace& space, const Objective& objective,
         std::span<const Move> moves, Plan start, double temperature, Rng rng);
 

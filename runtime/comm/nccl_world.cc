@@ -553,6 +553,8 @@ Result<void> NcclWorld::Flush() {
     TESSERA_RETURN_IF_ERROR(WhileWaiting());
     if (!in_flight_.empty()) std::this_thread::sleep_for(kPause);
   }
+  // What was cut off is done as well: somebody's failure must be known here.
+  health_checked_ = store_asked_ = {};
   return WhileWaiting();
 }
 
@@ -702,13 +704,23 @@ Result<void> NcclCommunicator::AllToAll(const void* send,
   }
   const std::vector<int64_t> send_offsets = Offsets(send_bytes);
   const std::vector<int64_t> recv_offsets = Offsets(recv_bytes);
-  // A rank with nothing to exchange has no part in it; who has something to
-  // exchange with it knows that.
-  if (send_offsets.back() == 0 && recv_offsets.back() == 0) return {};
   const auto* const from = static_cast<const std::byte*>(send);
   auto* const to = static_cast<std::byte*>(recv);
+  if (auto usable = world_.CheckUsable(); !usable) {
+    return Here(usable.error(), "all-to-all");
+  }
+  if (send_bytes[me] > 0) {
+    world_.device_.Copy(to + recv_offsets[me], from + send_offsets[me],
+                        {.run_bytes = send_bytes[me]});
+  }
+  // A rank with nothing to exchange has no part in it; who has something to
+  // exchange with it knows that.
+  if (send_offsets.back() + recv_offsets.back() == 2 * send_bytes[me]) {
+    return {};
+  }
   return Enqueue("all-to-all", send_offsets.back(), [&](cudaStream_t queue) {
     return ForEachRank(size(), [&](int peer, size_t r) {
+      if (peer == rank_) return ncclSuccess;
       if (send_bytes[r] > 0) {
         const ncclResult_t sent =
             ncclSend(from + send_offsets[r], static_cast<size_t>(send_bytes[r]),

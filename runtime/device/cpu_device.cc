@@ -5,6 +5,10 @@
 #include <cstring>
 #include <new>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace tessera {
 namespace {
 
@@ -19,9 +23,20 @@ size_t CapacityFor(int64_t bytes) {
   return (size + step - 1) / step * step;
 }
 
-void Poison([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
+// Makes memory that nobody owns useless: not a number in debug builds, and an
+// error to touch under the address sanitizer.
+void Disown([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 #ifndef NDEBUG
   std::memset(data, 0xff, bytes);
+#endif
+#ifdef __SANITIZE_ADDRESS__
+  ASAN_POISON_MEMORY_REGION(data, bytes);
+#endif
+}
+
+void Own([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
+#ifdef __SANITIZE_ADDRESS__
+  ASAN_UNPOISON_MEMORY_REGION(data, bytes);
 #endif
 }
 
@@ -29,10 +44,14 @@ void Poison([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 
 CpuDevice::~CpuDevice() {
   for (const auto& [data, allocation] : in_use_) {
+    Own(data, allocation.capacity);
     ::operator delete(data, kAlignment);
   }
   for (const auto& [capacity, blocks] : free_) {
-    for (void* data : blocks) ::operator delete(data, kAlignment);
+    for (void* data : blocks) {
+      Own(data, capacity);
+      ::operator delete(data, kAlignment);
+    }
   }
 }
 
@@ -51,8 +70,9 @@ Result<void*> CpuDevice::Allocate(Bytes size, MemoryCategory category) {
                        " bytes of " + std::string(NameOf(category)),
                    ""};
     }
-    Poison(data, capacity);
+    Disown(data, capacity);
   }
+  Own(data, static_cast<size_t>(size.value));
   in_use_[data] = {size, capacity, category};
   account_.Add(category, size);
   return data;
@@ -62,7 +82,8 @@ void CpuDevice::Free(void* data) {
   const auto it = in_use_.find(data);
   TESSERA_CHECK(it != in_use_.end()) << "not in use: " << data;
   const Allocation& allocation = it->second;
-  Poison(data, allocation.capacity);
+  Own(data, allocation.capacity);
+  Disown(data, allocation.capacity);
   account_.Remove(allocation.category, allocation.size);
   free_[allocation.capacity].push_back(data);
   in_use_.erase(it);

@@ -11,7 +11,8 @@ namespace tessera {
 
 // Memory is pooled by size, so that the buffers of a step are those of the step
 // before and fault no pages. In debug builds fresh and freed memory is filled
-// with 0xff: not a number in every floating-point type.
+// with 0xff: not a number in every floating-point type. Under the address
+// sanitizer touching what is not allocated is an error.
 class CpuDevice : public RankDevice {
  public:
   CpuDevice() = default;

@@ -1,6 +1,6 @@
 #pragma once
-// RankDevice: the memory and the kernels of one rank. Implementations: CpuDevice
-// (cpu_device.h).
+// RankDevice: the memory and the kernels of one rank. Implementations:
+// CpuDevice (cpu_device.h) and CudaDevice (cuda_device.h).
 //
 // All work of a device (copies, zeroing, kernels) runs in one queue, in the
 // order of the calls; Synchronize waits for it. Pointers are the device's own:

@@ -69,8 +69,8 @@ std::string Difference(const Outcome& a, const Outcome& b) {
         std::max(kTolerance * std::sqrt(square), kAbsoluteTolerance);
     if (!(std::sqrt(difference) <= bound)) {
       char text[64];
-      std::snprintf(text, sizeof(text), ": %.3g of %.3g",
-                    std::sqrt(difference), std::sqrt(square));
+      std::snprintf(text, sizeof(text), ": %.3g of %.3g", std::sqrt(difference),
+                    std::sqrt(square));
       return name + text;
     }
   }
@@ -114,12 +114,11 @@ std::vector<Case> Cases(int ranks) {
               c.llama = llama;
               c.layers = std::max(2, pp);
               c.ranks = ranks;
-              c.strategy = "dp=" + std::to_string(ranks / tp / pp) +
-                           ",tp=" + std::to_string(tp) +
-                           ",pp=" + std::to_string(pp) +
-                           ",zero=" + std::to_string(zero) +
-                           ",sp=" + std::to_string(sp) +
-                           ",schedule=" + schedule;
+              c.strategy =
+                  "dp=" + std::to_string(ranks / tp / pp) +
+                  ",tp=" + std::to_string(tp) + ",pp=" + std::to_string(pp) +
+                  ",zero=" + std::to_string(zero) +
+                  ",sp=" + std::to_string(sp) + ",schedule=" + schedule;
               cases.push_back(c);
             }
           }
@@ -147,8 +146,7 @@ const Outcome& Serial(bool llama, int layers) {
   auto it = outcomes->find(key);
   if (it == outcomes->end()) {
     const Graph& graph = TinyGraph(llama, layers);
-    const Outcome outcome =
-        RunTasks(graph, LowerTiny(graph, 1, "dp=1,mbs=8"));
+    const Outcome outcome = RunTasks(graph, LowerTiny(graph, 1, "dp=1,mbs=8"));
     it = outcomes->emplace(key, outcome).first;
   }
   return it->second;

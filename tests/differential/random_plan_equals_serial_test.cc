@@ -52,8 +52,8 @@ Plan RandomPlan(const GraphIndex& index,
         continue;
       }
       const AxisSet axes = placement.axes[f] | AxisSet{1} << a;
-      const int64_t extent = index.Extent(NodeId(i), f,
-                                          kBatch / plan.microbatches);
+      const int64_t extent =
+          index.Extent(NodeId(i), f, kBatch / plan.microbatches);
       if (extent >= group.Size(axes)) placement.axes[f] = axes;
     }
   }
@@ -62,8 +62,6 @@ Plan RandomPlan(const GraphIndex& index,
     WeightPlacement placement;
     placement.zero_axes =
         home.layout.replicated(plan.groups[home.group.index()]) & rng.Below(8);
-    int64_t least = 1;
-    for (int64_t extent : graph.tensor(weight).shape) least *= extent;
     placement.zero_stage = placement.zero_axes != 0 ? 1 : 0;
     plan.weights.push_back(placement);
   }
@@ -76,8 +74,8 @@ struct Outcome {
 };
 
 Outcome RunPlan(const Graph& graph, const Plan& plan, const TokenData& data) {
-  const int ranks = static_cast<int>(plan.groups.back().devices.back().value) +
-                    1;
+  const int ranks =
+      static_cast<int>(plan.groups.back().devices.back().value) + 1;
   const Cluster cluster =
       MakeCluster("local-cpu:" + std::to_string(ranks)).value();
   for (const Error& error : Validate(graph, cluster, plan)) {
@@ -107,19 +105,19 @@ Outcome RunPlan(const Graph& graph, const Plan& plan, const TokenData& data) {
   return outcome;
 }
 
-class RandomPlan_ : public ::testing::TestWithParam<bool> {};
+class RandomPlans : public ::testing::TestWithParam<bool> {};
 
-TEST_P(RandomPlan_, EqualsSerial) {
-  const Graph graph = ImportTiny(GetParam() ? TinyLlama(2) : TinyGpt2(2, 4),
-                                 kBatch, kSeqLen);
+TEST_P(RandomPlans, EqualsSerial) {
+  const Graph graph =
+      ImportTiny(GetParam() ? TinyLlama(2) : TinyGpt2(2, 4), kBatch, kSeqLen);
   const GraphIndex index(graph);
   const TokenData data = TinyTokens();
   Rng rng(41);
   const Outcome serial = RunPlan(graph, RandomPlan(index, {{1}}, rng), data);
   ASSERT_EQ(serial.losses.size(), static_cast<size_t>(kSteps));
   const std::vector<std::vector<std::vector<int>>> shapes = {
-      {{2}}, {{3}}, {{2, 2}}, {{3, 2}}, {{2, 2, 2}}, {{2}, {3}}, {{2, 2}, {1}},
-      {{2}, {2}}, {{1}, {2}, {2}}};
+      {{2}},      {{3}},         {{2, 2}},   {{3, 2}},       {{2, 2, 2}},
+      {{2}, {3}}, {{2, 2}, {1}}, {{2}, {2}}, {{1}, {2}, {2}}};
   for (int trial = 0; trial < 40; ++trial) {
     const auto& meshes = shapes[static_cast<size_t>(trial) % shapes.size()];
     SCOPED_TRACE("trial " + std::to_string(trial));
@@ -135,7 +133,7 @@ TEST_P(RandomPlan_, EqualsSerial) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, RandomPlan_, ::testing::Bool());
+INSTANTIATE_TEST_SUITE_P(Models, RandomPlans, ::testing::Bool());
 
 }  // namespace
 }  // namespace tessera

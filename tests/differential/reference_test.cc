@@ -13,10 +13,9 @@ namespace {
 class Reference : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Reference, LossesAndWeightsAgree) {
-  const JsonValue reference =
-      ReadJson(std::string(TESSERA_TESTDATA) + "/reference/" + GetParam() +
-               ".json")
-          .value();
+  const JsonValue reference = ReadJson(std::string(TESSERA_TESTDATA) +
+                                       "/reference/" + GetParam() + ".json")
+                                  .value();
   const auto number = [&](const char* key) {
     return reference.Field(key).number;
   };
@@ -38,8 +37,7 @@ TEST_P(Reference, LossesAndWeightsAgree) {
   const TaskGraph tasks =
       LowerStrategy(graph, 1, "dp=1,mbs=2", run.options).value();
   const TokenData data = TinyTokens();
-  const TrainingResult result =
-      TrainTiny(graph, tasks, data, run).value();
+  const TrainingResult result = TrainTiny(graph, tasks, data, run).value();
 
   ASSERT_GE(result.losses.size(), 5u);
   for (size_t i = 0; i < result.losses.size(); ++i) {
@@ -66,8 +64,7 @@ TEST_P(Reference, LossesAndWeightsAgree) {
   std::remove(run.save_path.c_str());
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Reference,
-                         ::testing::Values("gpt2", "llama"));
+INSTANTIATE_TEST_SUITE_P(Models, Reference, ::testing::Values("gpt2", "llama"));
 
 }  // namespace
 }  // namespace tessera

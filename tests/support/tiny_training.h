@@ -1,6 +1,8 @@
 #pragma once
 // Tiny models and runs of them, for tests of the training runtime.
 
+#include <gtest/gtest.h>
+
 #include <atomic>
 #include <cstring>
 #include <filesystem>
@@ -9,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "gtest/gtest.h"
 #include "planner/base/rng.h"
 #include "planner/io/importer.h"
 #include "planner/lower/lower.h"
@@ -68,7 +69,8 @@ inline std::string TinyGpt2(int layers, int heads = 8, int hidden = 16) {
 // Four query heads on two key/value heads, rotary positions, no biases.
 inline std::string TinyLlama(int layers) {
   return R"({"model_type": "llama", "hidden_size": 16,
-             "num_hidden_layers": )" + std::to_string(layers) +
+             "num_hidden_layers": )" +
+         std::to_string(layers) +
          R"(, "num_attention_heads": 4, "num_key_value_heads": 2,
               "intermediate_size": 24, "vocab_size": 40,
               "max_position_embeddings": 8, "rms_norm_eps": 1e-6,
@@ -118,8 +120,7 @@ inline Result<TrainingResult> TrainTiny(const Graph& graph,
                                         const TaskGraph& tasks,
                                         const TokenData& data,
                                         const TinyRun& run) {
-  const int ranks =
-      static_cast<int>(tasks.group(tasks.world).devices.size());
+  const int ranks = static_cast<int>(tasks.group(tasks.world).devices.size());
   auto worlds = MakeThreadWorlds(ranks, {Duration::FromSeconds(60)});
   std::vector<std::optional<Result<TrainingResult>>> results(
       static_cast<size_t>(ranks));

@@ -76,8 +76,8 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   const AxisRole from = roles->data & axis      ? AxisRole::kData
                         : roles->context & axis ? AxisRole::kContext
                                                 : AxisRole::kTensor;
-  const auto to = static_cast<AxisRole>(
-      (static_cast<uint32_t>(from) + shift) % kAxisRoles);
+  const auto to =
+      static_cast<AxisRole>((static_cast<uint32_t>(from) + shift) % kAxisRoles);
   const auto blocks = BlocksIn(space, plan, block, scope);
   if (!blocks.has_value()) return std::nullopt;
 
@@ -89,8 +89,8 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   const auto forth = [&](std::optional<bool> sequence) {
     return Turned(space, plan, *blocks, axis, from, to, sequence);
   };
-  auto candidate = first_tensor_axis ? forth(sequence_draw)
-                                     : forth(std::nullopt);
+  auto candidate =
+      first_tensor_axis ? forth(sequence_draw) : forth(std::nullopt);
   if (!candidate.has_value()) return std::nullopt;
   const auto back = [&](std::optional<bool> sequence) {
     return Turned(space, *candidate, *blocks, axis, to, from, sequence);

@@ -18,8 +18,7 @@ AxisSet Swapped(AxisSet set, uint32_t lower) {
 
 std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
                                 Rng& rng) {
-  const GroupId chosen(
-      rng.Below(static_cast<uint32_t>(plan.groups.size())));
+  const GroupId chosen(rng.Below(static_cast<uint32_t>(plan.groups.size())));
   const bool all = rng.Below(2) == 1;
   const auto axes =
       static_cast<uint32_t>(plan.groups[chosen.index()].axes.size());
@@ -46,8 +45,7 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
 }  // namespace
 
 extern const Move kFabricOrder;
-const Move kFabricOrder = {"fabric-order",
-                           "two neighbouring mesh axes change places", 1,
-                           Propose};
+const Move kFabricOrder = {
+    "fabric-order", "two neighbouring mesh axes change places", 1, Propose};
 
 }  // namespace tessera

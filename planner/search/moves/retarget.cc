@@ -17,8 +17,8 @@ std::optional<Retarget> DrawRetarget(const Plan& plan, const SearchSpace& space,
   const DeviceGroup& group = plan.groups[placement.group.index()];
   if (group.axes.empty()) return std::nullopt;
   Retarget change;
-  change.axis = AxisSet{1}
-                << rng.Below(static_cast<uint32_t>(group.axes.size()));
+  change.axis =
+      AxisSet{1} << rng.Below(static_cast<uint32_t>(group.axes.size()));
   change.from = FactorServedBy(placement, change.axis);
   std::vector<int> targets;
   if (change.from != -1) targets.push_back(-1);

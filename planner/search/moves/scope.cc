@@ -13,10 +13,9 @@ GroupId GroupOfBlock(const SearchSpace& space, const Plan& plan, int block) {
 }
 
 bool SameMesh(const DeviceGroup& a, const DeviceGroup& b) {
-  return std::equal(a.axes.begin(), a.axes.end(), b.axes.begin(), b.axes.end(),
-                    [](const MeshAxis& x, const MeshAxis& y) {
-                      return x.size == y.size;
-                    });
+  return std::equal(
+      a.axes.begin(), a.axes.end(), b.axes.begin(), b.axes.end(),
+      [](const MeshAxis& x, const MeshAxis& y) { return x.size == y.size; });
 }
 
 std::optional<std::vector<int>> BlocksIn(const SearchSpace& space,
@@ -28,15 +27,24 @@ std::optional<std::vector<int>> BlocksIn(const SearchSpace& space,
   for (int b = 0; b < static_cast<int>(classes.size()); ++b) {
     const GroupId other = GroupOfBlock(space, plan, b);
     if (!other.valid()) continue;
-    const bool same_class = classes[static_cast<size_t>(b)] ==
-                            classes[static_cast<size_t>(block)];
+    const bool same_class =
+        classes[static_cast<size_t>(b)] == classes[static_cast<size_t>(block)];
     bool in = b == block;
     switch (scope) {
-      case Scope::kBlock: break;
-      case Scope::kClassInStage: in = same_class && other == group; break;
-      case Scope::kClass: in = same_class; break;
-      case Scope::kStage: in = other == group; break;
-      case Scope::kPlan: in = true; break;
+      case Scope::kBlock:
+        break;
+      case Scope::kClassInStage:
+        in = same_class && other == group;
+        break;
+      case Scope::kClass:
+        in = same_class;
+        break;
+      case Scope::kStage:
+        in = other == group;
+        break;
+      case Scope::kPlan:
+        in = true;
+        break;
     }
     if (!in) continue;
     if (!SameMesh(plan.groups[group.index()], plan.groups[other.index()])) {

@@ -44,8 +44,7 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
 }  // namespace
 
 extern const Move kSequence;
-const Move kSequence = {"sequence",
-                        "sequence parallelism of norms and residuals", 2,
-                        Propose};
+const Move kSequence = {
+    "sequence", "sequence parallelism of norms and residuals", 2, Propose};
 
 }  // namespace tessera

@@ -35,8 +35,7 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
 }  // namespace
 
 extern const Move kSplitClass;
-const Move kSplitClass = {"split-class",
-                          "one axis of an operator in all equal layers", 4,
-                          Propose};
+const Move kSplitClass = {
+    "split-class", "one axis of an operator in all equal layers", 4, Propose};
 
 }  // namespace tessera

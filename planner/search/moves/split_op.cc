@@ -2,8 +2,8 @@
 // Symmetric: node, axis and target are uniform, and back is the same draw with
 // the old target.
 
-#include "planner/search/moves/scope.h"
 #include "planner/search/moves/retarget.h"
+#include "planner/search/moves/scope.h"
 
 namespace tessera {
 namespace {

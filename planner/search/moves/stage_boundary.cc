@@ -28,8 +28,7 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   }
   const int moved = to_right ? last : first;
   Plan candidate = plan;
-  for (NodeId node :
-       space.index.nodes_of_block[static_cast<size_t>(moved)]) {
+  for (NodeId node : space.index.nodes_of_block[static_cast<size_t>(moved)]) {
     candidate.ops[node.index()].group = to_right ? right : left;
   }
   // Invalid where the stage is left empty.

@@ -15,8 +15,8 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   if (primes.empty()) return std::nullopt;
   const int prime = primes[rng.Below(static_cast<uint32_t>(primes.size()))];
   const bool more_stages = rng.Below(2) == 1;
-  constexpr int Strategy::* kPartners[] = {&Strategy::dp, &Strategy::tp,
-                                           &Strategy::cp};
+  constexpr int Strategy::*kPartners[] = {&Strategy::dp, &Strategy::tp,
+                                          &Strategy::cp};
   const auto partner = kPartners[rng.Below(3)];
 
   auto strategy = UniformStrategy(space.index, *space.cluster, plan);

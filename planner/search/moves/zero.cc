@@ -11,13 +11,12 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
                                 Rng& rng) {
   const GraphIndex& index = space.index;
   if (index.weights.empty()) return std::nullopt;
-  const size_t chosen =
-      rng.Below(static_cast<uint32_t>(index.weights.size()));
+  const size_t chosen = rng.Below(static_cast<uint32_t>(index.weights.size()));
   const uint32_t reach = rng.Below(3);  // one, class, all
   const GraphIndex::Use& home = index.weights[chosen].home;
   const auto block_class = [&](const GraphIndex::Use& use) {
-    return index.block_class[static_cast<size_t>(
-        index.graph->node(use.node).block)];
+    return index
+        .block_class[static_cast<size_t>(index.graph->node(use.node).block)];
   };
   const int stage = plan.weights[chosen].zero_stage;
   Plan candidate = plan;

@@ -8,6 +8,7 @@
 
 #include "planner/plan/validate.h"
 #include "planner/search/exhaustive.h"
+#include "planner/search/tidy.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/small_models.h"
 
@@ -55,8 +56,8 @@ TEST(Mcmc, VisitsStatesByTheirBoltzmannWeight) {
   const Plan start = Uniform(space, "");
   std::map<std::string, double> weights;
   const double temperature = 0.05;
-  const double unit = static_cast<double>(
-      objective.Evaluate(start).step_time.picoseconds);
+  const double unit =
+      static_cast<double>(objective.Evaluate(start).step_time.picoseconds);
   double total = 0;
   ForEachPlan(space, start, [&](const Plan& plan) {
     const double cost =
@@ -98,8 +99,7 @@ TEST(Mcmc, VisitsStatesByTheirBoltzmannWeight) {
       mean += count / static_cast<double>(kBatches);
       square += static_cast<double>(count) * count / kBatches;
     }
-    const double sigma =
-        std::sqrt((square - mean * mean) / (kBatches - 1));
+    const double sigma = std::sqrt((square - mean * mean) / (kBatches - 1));
     const double deviation = (mean - expected) / sigma;
     chi += deviation * deviation;
     beyond_three_sigma += std::abs(deviation) > 3;
@@ -228,6 +228,38 @@ TEST(Mcmc, StopsByFlagAndByTime) {
   int64_t sum = 0;
   for (const ChainStatistics& chain : timed->chains) sum += chain.proposals;
   EXPECT_EQ(sum, timed->proposals);
+}
+
+TEST(Tidy, MakesEqualLayersAlikeWhereItCostsNothing) {
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  const ToyObjective objective(graph);
+  const Plan uniform = Uniform(space, "tp=2");
+  Plan drifted = uniform;
+  for (size_t i = 0; i < drifted.ops.size(); ++i) {
+    if (graph.nodes[i].name == "h.1.up" || graph.nodes[i].name == "h.3.norm") {
+      drifted.ops[i].axes = {};
+    }
+  }
+  drifted.weights[4].zero_stage = 1;
+  ASSERT_TRUE(MakeCanonical(space, drifted));
+  Evaluation evaluation = objective.Evaluate(drifted);
+  const Evaluation before = evaluation;
+  const int evaluations = Tidy(space, objective, nullptr, drifted, evaluation);
+  EXPECT_GT(evaluations, 0);
+  EXPECT_LT(evaluation.step_time, before.step_time);
+  EXPECT_EQ(evaluation, objective.Evaluate(drifted));
+  EXPECT_EQ(drifted.ops, uniform.ops);
+  for (const WeightPlacement& weight : drifted.weights) {
+    EXPECT_EQ(weight.zero_stage, drifted.weights[0].zero_stage);
+  }
+  // Told to stop, it changes nothing.
+  Plan kept = drifted;
+  EXPECT_EQ(Tidy(
+                space, objective, [] { return true; }, kept, evaluation),
+            0);
+  EXPECT_EQ(kept, drifted);
 }
 
 TEST(Mcmc, SaysWhyNothingIsValid) {

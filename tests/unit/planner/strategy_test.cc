@@ -123,8 +123,8 @@ TEST(PlanFromStrategy, MegatronOnGpt2ByDerivation) {
   // Row-parallel results are partial sums, column-parallel ones sharded.
   for (size_t i = 0; i < plan->ops.size(); ++i) {
     const Layout layout = ResultLayout(graph.nodes[i], plan->ops[i], 0);
-    const bool row = graph.nodes[i].name.ends_with("c_proj") ||
-                     graph.nodes[i].name == "wte";
+    const bool row =
+        graph.nodes[i].name.ends_with("c_proj") || graph.nodes[i].name == "wte";
     EXPECT_EQ(layout.partial & 6u, row ? 6u : 0u) << graph.nodes[i].name;
   }
   EXPECT_EQ(plan->microbatches, 4);  // 8 samples / (1 * dp 2)
@@ -134,9 +134,9 @@ TEST(PlanFromStrategy, SequenceParallelSplitsTheResidualStream) {
   const Graph graph = Model("gpt2-tiny", 8, 64);
   const auto plan = Make(graph, *MakeCluster("local-cpu:4"), "tp=4,sp=1");
   ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
-  for (const char* name : {"wpe", "embed.add", "drop", "h.0.ln_1",
-                           "h.0.attn.resid_dropout", "h.0.attn.add", "h.0.ln_2",
-                           "h.0.mlp.add", "ln_f"}) {
+  for (const char* name :
+       {"wpe", "embed.add", "drop", "h.0.ln_1", "h.0.attn.resid_dropout",
+        "h.0.attn.add", "h.0.ln_2", "h.0.mlp.add", "ln_f"}) {
     EXPECT_EQ(SplitOf(graph, *plan, name), "s/tp0*tp1") << name;
   }
   EXPECT_EQ(SplitOf(graph, *plan, "wte"), "v/tp0*tp1");
@@ -172,8 +172,7 @@ TEST(PlanFromStrategy, GroupedQueryHeads) {
 
 TEST(PlanFromStrategy, ContextParallelSplitsEverySequence) {
   const Graph graph = Model("gpt2-tiny", 8, 64);
-  const auto plan =
-      Make(graph, *MakeCluster("local-cpu:4"), "cp=2,tp=2,sp=1");
+  const auto plan = Make(graph, *MakeCluster("local-cpu:4"), "cp=2,tp=2,sp=1");
   ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
   EXPECT_EQ(SplitOf(graph, *plan, "h.0.attn"), "s/cp0 g/tp0");
   EXPECT_EQ(SplitOf(graph, *plan, "h.0.mlp.c_fc"), "s/cp0 f/tp0");
@@ -260,8 +259,7 @@ TEST(UniformStrategy, ReadsBackWhatThePlanWasMadeFrom) {
   for (const char* text :
        {"", "tp=2", "tp=2,sp=1,zero=1", "tp=4,pp=2,mbs=2,schedule=gpipe",
         "cp=2,tp=2", "pp=4,zero=1", "tp=2,order=dp-tp-cp-ep-pp"}) {
-    const auto plan =
-        PlanFromStrategy(index, cluster, *ParseStrategy(text));
+    const auto plan = PlanFromStrategy(index, cluster, *ParseStrategy(text));
     ASSERT_TRUE(plan.has_value()) << text;
     const auto read = UniformStrategy(index, cluster, *plan);
     ASSERT_TRUE(read.has_value()) << text;
@@ -281,8 +279,9 @@ TEST(RolesOf, ReadsTheRolesThatABlockWasPlacedBy) {
                                 *ParseStrategy("tp=2,cp=2,sp=1"));
   const auto roles = RolesOf(index, plan, 1);
   ASSERT_TRUE(roles.has_value());
-  EXPECT_EQ(*roles, (AxisRoles{.data = 1, .context = 2, .tensor = 4,
-                               .sequence = true}));
+  EXPECT_EQ(
+      *roles,
+      (AxisRoles{.data = 1, .context = 2, .tensor = 4, .sequence = true}));
   plan.ops[index.nodes_of_block[1][2].index()].axes = {};
   EXPECT_FALSE(RolesOf(index, plan, 1).has_value());
 }

@@ -28,8 +28,7 @@ class ValidateTest : public ::testing::Test {
         cluster_(*MakeCluster("local-cpu:8")) {}
 
   Plan Make(std::string_view strategy) const {
-    auto plan =
-        PlanFromStrategy(graph_, cluster_, *ParseStrategy(strategy));
+    auto plan = PlanFromStrategy(graph_, cluster_, *ParseStrategy(strategy));
     TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
     return *std::move(plan);
   }
@@ -69,8 +68,7 @@ TEST_F(ValidateTest, AnotherModelIsTheOnlyThingSaid) {
 }
 
 TEST_F(ValidateTest, AnotherNameOfTheClusterIsNoError) {
-  EXPECT_EQ(After("", [](Plan& plan) { plan.cluster_name = "elsewhere"; }),
-            "");
+  EXPECT_EQ(After("", [](Plan& plan) { plan.cluster_name = "elsewhere"; }), "");
 }
 
 TEST_F(ValidateTest, DevicesExistAndBelongToOneGroup) {
@@ -96,17 +94,14 @@ TEST_F(ValidateTest, MeshesFitTheirDevices) {
                         "devices"));
   EXPECT_THAT(After("", [](Plan& plan) { plan.groups[0].axes[1].size = 0; }),
               HasSubstr("groups[0].axes[1].size: is 0"));
-  EXPECT_THAT(
-      After("", [](Plan& plan) { plan.groups[0].axes.resize(40); }),
-      HasSubstr("groups[0].axes: has 40 axes: expected at most 24"));
-  EXPECT_THAT(
-      After("",
-            [](Plan& plan) {
-              plan.groups[0].axes[1].name = plan.groups[0].axes[0].name;
-            }),
-      HasSubstr("groups[0].axes[1].name: 'dp0' occurs twice"));
-  EXPECT_THAT(After("pp=2",
-                    [](Plan& plan) { plan.groups[1].name = "stage0"; }),
+  EXPECT_THAT(After("", [](Plan& plan) { plan.groups[0].axes.resize(40); }),
+              HasSubstr("groups[0].axes: has 40 axes: expected at most 24"));
+  EXPECT_THAT(After("",
+                    [](Plan& plan) {
+                      plan.groups[0].axes[1].name = plan.groups[0].axes[0].name;
+                    }),
+              HasSubstr("groups[0].axes[1].name: 'dp0' occurs twice"));
+  EXPECT_THAT(After("pp=2", [](Plan& plan) { plan.groups[1].name = "stage0"; }),
               HasSubstr("groups[1].name: 'stage0' occurs twice"));
 }
 
@@ -146,35 +141,32 @@ TEST_F(ValidateTest, EmptyShardsAreRefusedAndRaggedOnesRun) {
 
 TEST_F(ValidateTest, SplitsFollowTheRule) {
   const size_t norm = NodeCalled("h.1.norm");
-  EXPECT_THAT(After("tp=2",
-                    [&](Plan& plan) {
-                      plan.ops[norm].axes[FactorOf(norm, 'h')] = 4;
-                    }),
-              HasSubstr("'h.1.norm' factor 'h': cannot be split (rule "
-                        "'bsh!,h->bsh,bs')"));
-  EXPECT_THAT(After("tp=2",
-                    [&](Plan& plan) {
-                      plan.ops[norm].axes[FactorOf(norm, 's')] = 1;
-                    }),
-              HasSubstr("axis 'dp0' already serves another factor"));
-  EXPECT_THAT(After("tp=2",
-                    [&](Plan& plan) {
-                      plan.ops[norm].axes[FactorOf(norm, 's')] = 8;
-                    }),
-              HasSubstr("uses axis 3 of a mesh with 3 axes (group 'all')"));
+  EXPECT_THAT(
+      After("tp=2",
+            [&](Plan& plan) { plan.ops[norm].axes[FactorOf(norm, 'h')] = 4; }),
+      HasSubstr("'h.1.norm' factor 'h': cannot be split (rule "
+                "'bsh!,h->bsh,bs')"));
+  EXPECT_THAT(
+      After("tp=2",
+            [&](Plan& plan) { plan.ops[norm].axes[FactorOf(norm, 's')] = 1; }),
+      HasSubstr("axis 'dp0' already serves another factor"));
+  EXPECT_THAT(
+      After("tp=2",
+            [&](Plan& plan) { plan.ops[norm].axes[FactorOf(norm, 's')] = 8; }),
+      HasSubstr("uses axis 3 of a mesh with 3 axes (group 'all')"));
   EXPECT_THAT(After("tp=2", [&](Plan& plan) { plan.ops[norm].axes[7] = 4; }),
               HasSubstr("splits factor 7"));
 }
 
 TEST_F(ValidateTest, BlocksAreOnOneGroupAndSendForward) {
   const size_t act = NodeCalled("h.0.act");
-  EXPECT_THAT(After("pp=2",
-                    [&](Plan& plan) { plan.ops[act].group = GroupId(1); }),
-              HasSubstr("'h.0.act': is on group 1, but its block 'h.0' begins "
-                        "on group 0; a block is lowered onto one group"));
-  EXPECT_THAT(After("pp=2",
-                    [&](Plan& plan) { plan.ops[act].group = GroupId(5); }),
-              HasSubstr("group 5 does not exist: the plan has 2"));
+  EXPECT_THAT(
+      After("pp=2", [&](Plan& plan) { plan.ops[act].group = GroupId(1); }),
+      HasSubstr("'h.0.act': is on group 1, but its block 'h.0' begins "
+                "on group 0; a block is lowered onto one group"));
+  EXPECT_THAT(
+      After("pp=2", [&](Plan& plan) { plan.ops[act].group = GroupId(5); }),
+      HasSubstr("group 5 does not exist: the plan has 2"));
   EXPECT_THAT(
       After("pp=2",
             [](Plan& plan) { std::swap(plan.groups[0], plan.groups[1]); }),
@@ -194,20 +186,20 @@ TEST_F(ValidateTest, BlocksAreOnOneGroupAndSendForward) {
 }
 
 TEST_F(ValidateTest, WeightsAreCutWhereTheyAreReplicated) {
-  EXPECT_THAT(After("tp=2,zero=1",
-                    [](Plan& plan) { plan.weights[0].zero_stage = 3; }),
-              HasSubstr("weights[0] 'table'.zero_stage: is 3: expected 0 or "
-                        "1"));
-  EXPECT_THAT(After("tp=2,zero=1",
-                    [](Plan& plan) { plan.weights[0].zero_stage = 0; }),
-              HasSubstr("weights[0] 'table'.zero_axes: stage 0 cuts nothing"));
-  EXPECT_THAT(After("tp=2,zero=1",
-                    [](Plan& plan) { plan.weights[0].zero_axes = 7; }),
-              HasSubstr("axis 'tp0' already shards the weight itself at "
-                        "'lookup'"));
-  EXPECT_THAT(After("tp=2,zero=1",
-                    [](Plan& plan) { plan.weights[0].zero_axes = 32; }),
-              HasSubstr("uses axis 5 of a mesh with 3 axes"));
+  EXPECT_THAT(
+      After("tp=2,zero=1", [](Plan& plan) { plan.weights[0].zero_stage = 3; }),
+      HasSubstr("weights[0] 'table'.zero_stage: is 3: expected 0 or "
+                "1"));
+  EXPECT_THAT(
+      After("tp=2,zero=1", [](Plan& plan) { plan.weights[0].zero_stage = 0; }),
+      HasSubstr("weights[0] 'table'.zero_axes: stage 0 cuts nothing"));
+  EXPECT_THAT(
+      After("tp=2,zero=1", [](Plan& plan) { plan.weights[0].zero_axes = 7; }),
+      HasSubstr("axis 'tp0' already shards the weight itself at "
+                "'lookup'"));
+  EXPECT_THAT(
+      After("tp=2,zero=1", [](Plan& plan) { plan.weights[0].zero_axes = 32; }),
+      HasSubstr("uses axis 5 of a mesh with 3 axes"));
   EXPECT_THAT(After("", [](Plan& plan) { plan.weights.pop_back(); }),
               HasSubstr("weights: has"));
   EXPECT_THAT(After("", [](Plan& plan) { plan.ops.pop_back(); }),

@@ -2,12 +2,13 @@
 
 #include "runtime/checkpoint.h"
 
+#include <gtest/gtest.h>
+
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
-#include "gtest/gtest.h"
 #include "tests/support/tiny_training.h"
 
 namespace tessera {
@@ -99,8 +100,9 @@ TEST(Safetensors, BrokenFilesAreErrors) {
             path + ": truncated: 3 bytes, expected a safetensors file");
   // The first eight bytes, "GGUF and", as a little-endian number.
   EXPECT_EQ(message("GGUF and something else"),
-            path + ": a header of 7236828442477807431 bytes, expected a "
-                   "safetensors file");
+            path +
+                ": a header of 7236828442477807431 bytes, expected a "
+                "safetensors file");
   EXPECT_EQ(message(with_header("{}", "").substr(0, 9)),
             path + ": truncated: 9 bytes, expected a header up to byte 10");
   EXPECT_NE(message(with_header("{\"a\": ", "")), "");
@@ -112,16 +114,14 @@ TEST(Safetensors, BrokenFilesAreErrors) {
                 std::to_string(8 + a.size() + 8) + " of a file of " +
                 std::to_string(8 + a.size() + 7));
   EXPECT_NE(message(with_header(a, "123456789")), "");
-  EXPECT_EQ(
-      message(with_header(
-          R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})",
-          "12345678")),
-      path + ": tensor 'a': 8 bytes for F32[3]");
-  EXPECT_NE(
-      message(with_header(
-          R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})",
-          "12345678")),
-      "");
+  EXPECT_EQ(message(with_header(
+                R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})",
+                "12345678")),
+            path + ": tensor 'a': 8 bytes for F32[3]");
+  EXPECT_NE(message(with_header(
+                R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})",
+                "12345678")),
+            "");
   std::filesystem::remove(path);
   EXPECT_EQ(SafetensorsFile::Open(path).error().code, ErrorCode::kNotFound);
 }
@@ -255,9 +255,8 @@ TEST_F(Checkpoint, AnotherModelsIsAnError) {
     const auto result = TrainTiny(*graph, tasks, data_, run);
     ASSERT_FALSE(result.has_value());
     EXPECT_EQ(result.error().code, ErrorCode::kInvalidInput);
-    EXPECT_NE(result.error().ToString().find(graph == &deeper
-                                                 ? "h.2."
-                                                 : ", 16]: expected F32["),
+    EXPECT_NE(result.error().ToString().find(
+                  graph == &deeper ? "h.2." : ", 16]: expected F32["),
               std::string::npos)
         << result.error().ToString();
   }

@@ -1,8 +1,8 @@
 #include "runtime/device/cpu_device.h"
 
-#include <cstdint>
+#include <gtest/gtest.h>
 
-#include "gtest/gtest.h"
+#include <cstdint>
 
 namespace tessera {
 namespace {
@@ -41,6 +41,8 @@ TEST(CpuDevice, FreedMemoryIsUsedAgain) {
   device.Free(c);
 }
 
+// The sanitizers' allocators abort instead.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST(CpuDevice, NoMemoryIsAnError) {
   CpuDevice device;
   const auto result =
@@ -50,7 +52,9 @@ TEST(CpuDevice, NoMemoryIsAnError) {
   EXPECT_EQ(device.account().current(), MemoryUse());
 }
 
-TEST(CpuDevice, StridedCopyTransposesBlocks) {
+#endif
+
+TEST(CpuDevice, StridedCopyPicksColumns) {
   CpuDevice device;
   // Columns 1 and 2 of a 3x4 matrix into a 3x2 matrix.
   const int32_t from[12] = {0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23};

@@ -1,8 +1,9 @@
 #include "runtime/placement.h"
 
+#include <gtest/gtest.h>
+
 #include <numeric>
 
-#include "gtest/gtest.h"
 #include "planner/base/rng.h"
 #include "runtime/device/cpu_device.h"
 
@@ -54,8 +55,8 @@ TEST(Placement, BoxesCoverRunsInOrder) {
     }
     const int64_t elements = ElementsOf(block);
     const int64_t begin = rng.Below(static_cast<uint32_t>(elements));
-    const int64_t end = begin + rng.Below(static_cast<uint32_t>(
-                                    elements - begin + 1));
+    const int64_t end =
+        begin + rng.Below(static_cast<uint32_t>(elements - begin + 1));
     const Placement run{block, {begin, end}};
     std::vector<int32_t> all(static_cast<size_t>(elements));
     std::iota(all.begin(), all.end(), 0);

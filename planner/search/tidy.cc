@@ -1,0 +1,139 @@
+#include "planner/search/tidy.h"
+
+#include <algorithm>
+#include <map>
+
+#include "planner/search/experts.h"
+#include "planner/search/moves/scope.h"
+
+namespace tessera {
+namespace {
+
+class Tidier {
+ public:
+  Tidier(const SearchSpace& space, const Objective& objective,
+         const std::function<bool()>& stop, Plan& plan, Evaluation& evaluation)
+      : space_(space),
+        index_(space.index),
+        objective_(objective),
+        stop_(stop),
+        plan_(plan),
+        evaluation_(evaluation) {
+    weights_of_block_.resize(index_.nodes_of_block.size());
+    for (size_t w = 0; w < index_.weights.size(); ++w) {
+      const NodeId home = index_.weights[w].home.node;
+      if (!home.valid()) continue;
+      weights_of_block_[static_cast<size_t>(index_.graph->node(home).block)]
+          .push_back(w);
+    }
+  }
+
+  int Run() {
+    for (Scope scope : {Scope::kClassInStage, Scope::kClass}) {
+      std::vector<bool> done(index_.nodes_of_block.size(), false);
+      for (int b = 0; b < static_cast<int>(done.size()); ++b) {
+        if (done[static_cast<size_t>(b)] ||
+            index_.nodes_of_block[static_cast<size_t>(b)].empty()) {
+          continue;
+        }
+        const auto blocks = BlocksIn(space_, plan_, b, scope);
+        if (!blocks.has_value()) continue;
+        for (int member : *blocks) done[static_cast<size_t>(member)] = true;
+        MakeAlike(*blocks);
+      }
+    }
+    for (int stage : {1, 0}) {
+      Plan candidate = plan_;
+      for (WeightPlacement& weight : candidate.weights) {
+        weight.zero_stage = stage;
+      }
+      Offer(std::move(candidate));
+    }
+    return evaluations_;
+  }
+
+ private:
+  // Gives `to` the placements and ZeRO stages that `from` has in plan_.
+  void Copy(int from, int to, Plan& candidate) const {
+    const auto f = static_cast<size_t>(from);
+    const auto t = static_cast<size_t>(to);
+    for (size_t i = 0; i < index_.nodes_of_block[f].size(); ++i) {
+      candidate.ops[index_.nodes_of_block[t][i].index()].axes =
+          plan_.ops[index_.nodes_of_block[f][i].index()].axes;
+    }
+    // A tied weight has its home in one of the blocks only.
+    if (weights_of_block_[f].size() != weights_of_block_[t].size()) return;
+    for (size_t i = 0; i < weights_of_block_[f].size(); ++i) {
+      candidate.weights[weights_of_block_[t][i]].zero_stage =
+          plan_.weights[weights_of_block_[f][i]].zero_stage;
+    }
+  }
+
+  bool Alike(int a, int b) const {
+    Plan copy = plan_;
+    Copy(a, b, copy);
+    return copy.ops == plan_.ops &&
+           std::equal(copy.weights.begin(), copy.weights.end(),
+                      plan_.weights.begin(), plan_.weights.end(),
+                      [](const WeightPlacement& x, const WeightPlacement& y) {
+                        return x.zero_stage == y.zero_stage;
+                      });
+  }
+
+  void MakeAlike(const std::vector<int>& blocks) {
+    // One block of each kind, and how many there are of it.
+    std::vector<std::pair<int, int>> kinds;
+    for (int block : blocks) {
+      const auto known = std::find_if(
+          kinds.begin(), kinds.end(),
+          [&](const auto& kind) { return Alike(kind.second, block); });
+      if (known == kinds.end()) {
+        kinds.emplace_back(-1, block);
+      } else {
+        --known->first;
+      }
+    }
+    if (kinds.size() < 2) return;
+    std::stable_sort(
+        kinds.begin(), kinds.end(),
+        [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (const auto& [count, kind] : kinds) {
+      Plan candidate = plan_;
+      for (int block : blocks) Copy(kind, block, candidate);
+      if (Offer(std::move(candidate))) return;
+    }
+  }
+
+  // Takes `candidate` where it is valid, another plan and no worse.
+  bool Offer(Plan candidate) {
+    if (!MakeCanonical(space_, candidate) || SameUpToNames(candidate, plan_) ||
+        (stop_ && stop_())) {
+      return false;
+    }
+    ++evaluations_;
+    Evaluation evaluation = objective_.Evaluate(candidate);
+    if (Better(evaluation_, evaluation)) return false;
+    plan_ = std::move(candidate);
+    evaluation_ = std::move(evaluation);
+    return true;
+  }
+
+  const SearchSpace& space_;
+  const GraphIndex& index_;
+  const Objective& objective_;
+  const std::function<bool()>& stop_;
+  Plan& plan_;
+  Evaluation& evaluation_;
+  std::vector<std::vector<size_t>> weights_of_block_;
+  int evaluations_ = 0;
+};
+
+}  // namespace
+
+int Tidy(const SearchSpace& space, const Objective& objective,
+         const std::function<bool()>& stop, Plan& plan,
+         Evaluation& evaluation) {
+  return Tidier(space, objective, stop, plan, evaluation).Run();
+}
+
+}  // namespace tessera

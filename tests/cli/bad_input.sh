@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Bad input: exit code 2, one line that says what and where, nothing written.
+# shellcheck source=tests/cli/lib.bash
+source "$(dirname "$0")/lib.bash"
+config=$examples/models/gpt2-tiny/config.json
+cpu=(--cluster local-cpu:4)
+
+# Flags and verbs.
+fails 2 "needs a verb"
+fails 2 "unknown verb 'serach'; did you mean 'search'\?" serach
+fails 2 "unknown flag '--modle'; did you mean '--model'\?" simulate --modle x
+fails 2 "simulate: needs --cluster" simulate --model "$config"
+fails 2 "unknown kind 'schedule'; did you mean 'schedules'\?" list schedule
+fails 2 "--global-batch: 'many' is not a whole number" \
+  simulate "${cpu[@]}" --model "$config" --global-batch many --seq-len 16
+fails 2 "--backend.*unknown backend 'gpu'" \
+  run "${tiny[@]}" "${text[@]}" --backend gpu
+
+# Models.
+fails 2 "no-such.json" \
+  simulate "${cpu[@]}" --model no-such.json --global-batch 8 --seq-len 16
+head -c 300 "$config" >"$work/cut.json"
+fails 2 "cut.json:[0-9]+:[0-9]+" simulate "${cpu[@]}" \
+  --model "$work/cut.json" --global-batch 8 --seq-len 16
+cat >"$work/cycle.txtpb" <<'GRAPH'
+schema_version: 1
+name: "cycle"
+blocks { name: "b" nodes { op: "gelu" name: "a" operands: "y" results: "x" } }
+GRAPH
+fails 2 "cycle.txtpb" simulate "${cpu[@]}" --model "$work/cycle.txtpb"
+fails 2 "global_batch|global-batch|batch" \
+  simulate "${cpu[@]}" --model "$config" --seq-len 16
+fails 2 "n_positions" \
+  simulate "${cpu[@]}" --model "$config" --global-batch 8 --seq-len 100000
+
+# Clusters.
+fails 2 "unknown cluster 'dgx-a100-80g'.*did you mean 'dgx-a100-80gb'|dgx-a100-80g" \
+  simulate "${tiny[@]}" --cluster dgx-a100-80g:4
+fails 2 "no-such.txtpb" simulate "${tiny[@]}" --cluster no-such.txtpb
+
+# Strategies and plans.
+fails 2 "--strategy" simulate "${tiny[@]}" "${cpu[@]}" --strategy tpp=4
+fails 2 "--strategy.*3" simulate "${tiny[@]}" "${cpu[@]}" --strategy dp=3
+fails 2 "--strategy" simulate "${tiny[@]}" "${cpu[@]}" --strategy dp=4,mbs=3
+sed -e 's/"n_head": 8/"n_head": 7/' -e 's/"n_embd": 256/"n_embd": 252/' \
+  "$config" >"$work/seven.json"
+fails 2 "--strategy.*(heads|7)" simulate --model "$work/seven.json" \
+  --cluster local-cpu:8 --global-batch 8 --seq-len 16 --strategy tp=8
+"$tessera" search "${tiny[@]}" "${cpu[@]}" --proposals 10 --chains 1 \
+  -o "$work/plan.json" >"$work/out" 2>&1 || fail "$(cat "$work/out")"
+fails 2 "plan.json.*(model|graph)" simulate "${cpu[@]}" \
+  --model "$config" --global-batch 16 --seq-len 16 --plan "$work/plan.json"
+fails 2 "not both" simulate "${tiny[@]}" "${cpu[@]}" --strategy dp=4 \
+  --plan "$work/plan.json"
+sed 's/"schedule"/"schedul"/' "$work/plan.json" >"$work/typo.json"
+fails 2 "typo.json:[0-9]+:[0-9]+.*schedul" simulate "${tiny[@]}" "${cpu[@]}" \
+  --plan "$work/typo.json"
+head -c 200 "$work/plan.json" >"$work/cut-plan.json"
+fails 2 "cut-plan.json" simulate "${tiny[@]}" "${cpu[@]}" \
+  --plan "$work/cut-plan.json"
+
+# What `run` reads; no rank starts.
+fails 2 "no-such.txt" run "${tiny[@]}" --data no-such.txt --nproc 2
+printf 'short' >"$work/short.txt"
+fails 2 "short.txt" run "${tiny[@]}" --data "$work/short.txt" --nproc 2
+fails 2 "--nproc: 2 ranks on the 4 devices" \
+  run "${tiny[@]}" "${text[@]}" "${cpu[@]}" --nproc 2
+fails 2 "--dtype: the cpu backend" \
+  run "${tiny[@]}" "${text[@]}" --cluster dgx-h100:1x2
+fails 2 "no-such.safetensors" run "${tiny[@]}" "${text[@]}" --nproc 2 \
+  --load no-such.safetensors
+fails 2 "no-such.pb" run "${tiny[@]}" "${text[@]}" --nproc 2 \
+  --profile no-such.pb
+
+# Files that cannot be written, found before the work.
+mkdir "$work/folder.json"
+for verb in search profile; do
+  arguments=("${cpu[@]}")
+  if [[ $verb == search ]]; then arguments+=("${tiny[@]}"); fi
+  fails 2 "-o: cannot write" \
+    $verb "${arguments[@]}" -o "$work/no-such-folder/x.json"
+  fails 2 "-o: cannot write.*directory" \
+    $verb "${arguments[@]}" -o "$work/folder.json"
+  fails 2 "-o: '.*' does not end in" $verb "${arguments[@]}" -o "$work/x.yaml"
+done
+fails 2 "--trace: cannot write" \
+  simulate "${tiny[@]}" "${cpu[@]}" --trace "$work/no-such-folder/x.json"
+fails 2 "--save: cannot write" \
+  run "${tiny[@]}" "${text[@]}" --save "$work/no-such-folder/x.safetensors"
+[[ ! -e $work/x.yaml && ! -e $work/no-such-folder ]] || fail "half written"

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# --help of the program and of every verb; `list` of every kind.
+# shellcheck source=tests/cli/lib.bash
+source "$(dirname "$0")/lib.bash"
+
+"$tessera" --help >"$work/help"
+for verb in search simulate run profile list; do
+  grep -qE "^  $verb " "$work/help" || fail "$verb is not in the help"
+  "$tessera" $verb --help >"$work/verb" 2>"$work/stderr"
+  grep -q "usage: tessera $verb" "$work/verb" || fail "usage of $verb"
+  grep -q "^  tessera $verb" "$work/verb" || fail "no example of $verb"
+  [[ ! -s $work/stderr ]] || fail "standard error of $verb --help"
+done
+[[ $(awk 'length > 80' "$work/help" "$work/verb") == "" ]] ||
+  fail "lines of the help exceed 80 columns"
+
+"$tessera" list --json >"$work/kinds"
+for kind in $(json '" ".join(row["name"] for row in j["rows"])' \
+  "$work/kinds"); do
+  "$tessera" list "$kind" --json >"$work/list"
+  json "j['kind'] == '$kind' and len(j['rows']) > 0" "$work/list" >/dev/null
+  "$tessera" list "$kind" >"$work/list" || fail "list $kind"
+done
+"$tessera" list topologies | grep -q "^dgx-a100-80gb " || fail "topologies"

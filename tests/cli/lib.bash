@@ -1,0 +1,45 @@
+# shellcheck shell=bash
+# What the tests of the command line share. Sourced by them; they get
+# TESSERA_BINARY and TESSERA_EXAMPLES, and work in a folder of their own.
+set -euo pipefail
+tessera=${TESSERA_BINARY:?the binary under test}
+examples=${TESSERA_EXAMPLES:?the folder examples/}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# A small model, and its text.
+# shellcheck disable=SC2034 # for the tests
+tiny=(--model "$examples/models/gpt2-tiny/config.json"
+  --global-batch 8 --seq-len 16)
+# shellcheck disable=SC2034
+text=(--data "$examples/data/gpl-3.txt")
+
+fail() {
+  echo "FAILED: $*" >&2
+  exit 1
+}
+
+# fails CODE PATTERN ARGUMENT…: tessera ends with CODE, prints nothing on
+# standard output and one line that matches PATTERN on standard error.
+fails() {
+  local expected=$1 pattern=$2 code=0
+  shift 2
+  "$tessera" "$@" >"$work/stdout" 2>"$work/stderr" || code=$?
+  [[ $code == "$expected" ]] ||
+    fail "exit code $code instead of $expected: $* ($(cat "$work/stderr"))"
+  [[ $(wc -l <"$work/stderr") == 1 ]] ||
+    fail "not one line on standard error: $* ($(cat "$work/stderr"))"
+  grep -qE -- "^tessera: .*$pattern" "$work/stderr" ||
+    fail "'$pattern' is not in: $(cat "$work/stderr")"
+  [[ ! -s $work/stdout ]] || fail "printed on standard output: $*"
+}
+
+# json EXPRESSION FILE: evaluates a Python expression over the object `j`.
+json() {
+  python3 -c 'import json, sys
+j = json.load(open(sys.argv[2]))
+result = eval(sys.argv[1])
+print(result)
+sys.exit(0 if result is not False else 1)' "$1" "$2" ||
+    fail "not true of $2: $1"
+}

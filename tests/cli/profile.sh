@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# `profile`: what it measures prices the plan that it measured it for.
+# shellcheck source=tests/cli/lib.bash
+source "$(dirname "$0")/lib.bash"
+
+"$tessera" profile "${tiny[@]}" --cluster local-cpu:2 --strategy tp=2,mbs=4 \
+  --time-limit 60 --json -o "$work/profile.json" >"$work/out.json" \
+  2>/dev/null
+json 'j["rows"] > 20 and j["ranks"] == 2' "$work/out.json" >/dev/null
+json 'all(float(r["median_seconds"]) > 0 and r["samples"] >= 5
+  for r in j["rows"])' "$work/profile.json" >/dev/null
+"$tessera" simulate "${tiny[@]}" --cluster local-cpu:2 --strategy tp=2,mbs=4 \
+  --profile "$work/profile.json" --json >"$work/simulated.json" 2>/dev/null
+json 'j["sources"]["analytical"] == 0' "$work/simulated.json" >/dev/null
+json 'j["sources"]["measured"] > 0.5' "$work/simulated.json" >/dev/null
+fails 2 "only the ranks of this host" \
+  profile --cluster dgx-h100:1 -o "$work/x.pb"

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# `run`: the losses of every plan are the same; a rank that dies takes the job
+# down with one line.
+# shellcheck source=tests/cli/lib.bash
+source "$(dirname "$0")/lib.bash"
+long=("${tiny[@]}" "${text[@]}" --seed 5 --steps 100000)
+training=("${tiny[@]}" "${text[@]}" --seed 5 --steps 3)
+
+"$tessera" run "${training[@]}" --strategy mbs=8 --json >"$work/one.json" \
+  2>"$work/stderr"
+"$tessera" run "${training[@]}" --strategy dp=2,tp=2,zero=1,mbs=2 --json \
+  >"$work/four.json" 2>"$work/stderr"
+check() { json "$1" "$work/four.json" >/dev/null; }
+check 'len(j["losses"]) == 3 and j["step_time_s"] > 0 and j["tokens_per_s"] > 0'
+check 'len(j["memory"]["per_rank"]) == 4'
+check 'abs(sum(j["predicted"]["breakdown"].values())
+  / j["predicted"]["step_time_s"] - 1) < 1e-9'
+check 'set(j["measured"]["breakdown"]) == set(j["predicted"]["breakdown"])'
+# Memory is predicted but for the staging buffers of collectives.
+check 'all(0 <= m["total"] / p["total"] - 1 < 0.02 for m, p in zip(
+  j["memory"]["per_rank"], j["predicted"]["memory"]["per_rank"]))'
+check 'all(abs(a - b) <= 1e-5 for a, b in zip(
+  j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))'
+
+# A checkpoint goes on where it ended, under another plan.
+"$tessera" run "${training[@]}" --nproc 2 --save "$work/half.safetensors" \
+  >/dev/null
+"$tessera" run "${training[@]}" --strategy tp=2 --json \
+  --load "$work/half.safetensors" >"$work/second.json"
+json 'j["first_step"] == 3 and len(j["losses"]) == 3' "$work/second.json" \
+  >/dev/null
+
+# Ranks started by others: torchrun's variables.
+export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 10000)) WORLD_SIZE=2
+RANK=1 LOCAL_RANK=1 "$tessera" run "${training[@]}" --json >"$work/rank1" &
+other=$!
+RANK=0 LOCAL_RANK=0 "$tessera" run "${training[@]}" --json >"$work/rank0"
+wait $other || fail "rank 1"
+unset MASTER_ADDR MASTER_PORT WORLD_SIZE
+[[ ! -s $work/rank1 ]] || fail "rank 1 printed"
+json 'len(j["losses"]) == 3' "$work/rank0" >/dev/null
+
+# A rank is killed.
+"$tessera" run "${long[@]}" --nproc 3 \
+  --strategy dp=1,tp=3 >"$work/stdout" 2>"$work/stderr" &
+job=$!
+for _ in $(seq 300); do
+  if grep -q "^step 2 " "$work/stdout"; then break; fi
+  sleep 0.1
+done
+ranks=$(pgrep -P $job)
+[[ $(wc -w <<<"$ranks") == 3 ]] || fail "expected 3 ranks: $ranks"
+start=$SECONDS
+kill -KILL "$(sed -n 2p <<<"$ranks")"
+code=0
+wait $job || code=$?
+((SECONDS - start <= 10)) || fail "took $((SECONDS - start)) s to end"
+[[ $code == 1 ]] || fail "exit code $code for a killed rank"
+[[ $(wc -l <"$work/stderr") == 1 ]] || fail "lines: $(cat "$work/stderr")"
+grep -qE "^tessera: rank 1 .* in task '.+'" "$work/stderr" ||
+  fail "does not name rank and task: $(cat "$work/stderr")"
+for rank in $ranks; do
+  if kill -0 "$rank" 2>/dev/null; then fail "rank $rank is an orphan"; fi
+done
+
+# Ctrl-C.
+"$tessera" run "${long[@]}" --nproc 2 \
+  >"$work/stdout" 2>"$work/stderr" &
+job=$!
+for _ in $(seq 300); do
+  if grep -q "^step 2 " "$work/stdout"; then break; fi
+  sleep 0.1
+done
+kill -INT $job
+code=0
+wait $job || code=$?
+[[ $code == 130 ]] || fail "exit code $code for an interrupted run"
+grep -q "^  step " "$work/stdout" || fail "no summary of an interrupted run"

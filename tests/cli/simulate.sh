@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# `simulate --json`: the promised fields; its trace.
+# shellcheck source=tests/cli/lib.bash
+source "$(dirname "$0")/lib.bash"
+
+"$tessera" simulate --model "$examples/models/gpt2-xl/config.json" \
+  --cluster dgx-a100-80gb:1 --global-batch 64 --seq-len 1024 \
+  --strategy tp=2,pp=2,mbs=2,zero=1 --json --trace "$work/trace.json" \
+  >"$work/out.json" 2>/dev/null
+check() { json "$1" "$work/out.json" >/dev/null; }
+
+check 'j["parameters"] == 1557611200'
+check 'j["step_time_s"] > 0'
+check 'abs(sum(j["breakdown"].values()) / j["step_time_s"] - 1) < 1e-9'
+check '{"compute", "optimizer", "bubble", "all_reduce"} <= set(j["breakdown"])'
+check 'abs(j["tokens_per_s"] * j["step_time_s"] / (64 * 1024) - 1) < 1e-9'
+check 'abs(j["tokens_per_s_per_gpu"] * 8 / j["tokens_per_s"] - 1) < 1e-9'
+# 6·N·tokens + 12·layers·hidden·seq·tokens, N without lookups but the head.
+check 'j["model_flops"] == 65536 * (
+  6 * (1557611200 - 1024 * 1600 - 1600 * (48 * 13 + 2))
+  + 12 * 48 * 1600 * 1024)'
+# Of eight A100 at 312 TFLOP/s.
+check 'abs(j["mfu"] * 8 * 312e12 * j["step_time_s"] / j["model_flops"] - 1) < 1e-9'
+check 'abs(j["model_tflops_per_gpu"] / 312 - j["mfu"]) < 1e-9'
+check '0 < j["mfu_causal"] < j["mfu"] <= j["hfu"] < 1'
+check 'j["feasible"] is True and j["violations"] == []'
+check 'abs(sum(j["sources"].values()) - 1) < 1e-9'
+check 'set(j["sources"]) == {"measured", "interpolated", "analytical"}'
+check 'len(j["memory"]["per_device"]) == 8'
+check 'all(d["total"] == sum(d[p] for p in ("parameters", "gradients",
+  "optimizer", "activations", "workspace", "communication"))
+  for d in j["memory"]["per_device"])'
+check 'j["memory"]["peak_bytes"] == max(
+  d["total"] for d in j["memory"]["per_device"])'
+
+# The trace: every device and stream is named, spans of a row do not overlap,
+# and the last one ends with the step.
+python3 - "$work/trace.json" "$work/out.json" <<'PYTHON' || fail "trace"
+import collections, json, sys
+events = json.load(open(sys.argv[1]))["traceEvents"]
+step = json.load(open(sys.argv[2]))["step_time_s"]
+named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+assert {e["pid"] for e in events if e["name"] == "process_name"} == set(range(8))
+rows = collections.defaultdict(list)
+for e in events:
+    if e["ph"] == "X":
+        rows[e["pid"], e["tid"]].append((e["ts"], e["ts"] + e["dur"]))
+assert set(rows) == named
+for spans in rows.values():
+    spans.sort()
+    for (_, end), (start, _) in zip(spans, spans[1:]):
+        assert start >= end - 1e-3, (start, end)
+last = max(end for spans in rows.values() for _, end in spans)
+assert abs(last * 1e-6 / step - 1) < 1e-6, (last, step)
+PYTHON
+
+# What does not fit is a result, with reasons.
+"$tessera" simulate --model "$examples/models/llama-3-70b/config.json" \
+  --cluster dgx-a100-40gb:1 --global-batch 8 --seq-len 128 --strategy dp=8 \
+  --json >"$work/out.json" 2>/dev/null
+check 'j["feasible"] is False and len(j["violations"]) > 0'

@@ -1,0 +1,110 @@
+#include "tools/flags.h"
+
+#include <gmock/gmock.h>
+
+#include "tools/verb.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr std::string_view kAccepted[] = {
+    "--model", "--json", "--seed", "--profile", "--dtype", "--lr", "-o"};
+
+Result<Options> Parse(const std::vector<std::string>& arguments) {
+  return ParseFlags(kAccepted, 1, arguments);
+}
+
+std::string ErrorOf(const std::vector<std::string>& arguments) {
+  const auto options = Parse(arguments);
+  return options ? "no error" : options.error().ToString();
+}
+
+TEST(ParseFlagsTest, TakesValuesBehindAFlagOrAnEqualsSign) {
+  const auto options = Parse({"--model", "a=b.json", "--seed=7", "-o", "x.pb"});
+  ASSERT_TRUE(options) << options.error().ToString();
+  EXPECT_EQ(options->model, "a=b.json");
+  EXPECT_EQ(options->seed, 7u);
+  EXPECT_EQ(options->output, "x.pb");
+  EXPECT_FALSE(options->json);
+}
+
+TEST(ParseFlagsTest, TakesSwitchesWordsAndRepeatedFlags) {
+  const auto options =
+      Parse({"--json", "schedules", "--profile", "a", "--profile", "b"});
+  ASSERT_TRUE(options) << options.error().ToString();
+  EXPECT_TRUE(options->json);
+  EXPECT_THAT(options->positional, ElementsAre("schedules"));
+  EXPECT_THAT(options->profiles, ElementsAre("a", "b"));
+}
+
+TEST(ParseFlagsTest, NamesWhatIsWrong) {
+  EXPECT_THAT(ErrorOf({"--modle", "x"}),
+              HasSubstr("unknown flag '--modle'; did you mean '--model'?"));
+  // Known to other verbs only.
+  EXPECT_THAT(ErrorOf({"--steps", "3"}), HasSubstr("unknown flag '--steps'"));
+  EXPECT_THAT(ErrorOf({"--model"}), HasSubstr("--model: needs a value, FILE"));
+  EXPECT_THAT(ErrorOf({"--model", "--json"}), HasSubstr("needs a value"));
+  EXPECT_THAT(ErrorOf({"--model="}), HasSubstr("the value is empty"));
+  EXPECT_THAT(ErrorOf({"--json=1"}), HasSubstr("--json: takes no value"));
+  EXPECT_THAT(ErrorOf({"--seed", "1", "--seed", "2"}),
+              HasSubstr("--seed: given twice"));
+  EXPECT_THAT(ErrorOf({"a", "b"}), HasSubstr("unexpected word 'b'"));
+}
+
+TEST(ParseFlagsTest, RefusesValuesThatAreNone) {
+  for (const char* seed : {"-1", "1.5", "1x", "", "18446744073709551616"}) {
+    EXPECT_THAT(ErrorOf({"--seed", seed}), HasSubstr("whole number")) << seed;
+  }
+  for (const char* rate : {"nan", "inf", "-1", "fast"}) {
+    EXPECT_THAT(ErrorOf({"--lr", rate}), HasSubstr("--lr: '")) << rate;
+  }
+  EXPECT_THAT(ErrorOf({"--dtype", "bf61"}), HasSubstr("did you mean 'bf16'?"));
+  // An element type, but of tokens only.
+  EXPECT_THAT(ErrorOf({"--dtype", "int32"}), HasSubstr("unknown dtype"));
+}
+
+TEST(VerbsTest, EveryFlagExistsAndIsListedOnce) {
+  for (const Verb& verb : Verbs()) {
+    std::vector<std::string_view> seen;
+    for (const std::string_view flag : verb.flags) {
+      EXPECT_EQ(FlagNamed(flag).name, flag);
+      EXPECT_THAT(seen, ::testing::Not(::testing::Contains(flag)))
+          << verb.name;
+      seen.push_back(flag);
+    }
+    for (const std::string_view flag : verb.required) {
+      EXPECT_THAT(verb.flags, ::testing::Contains(flag)) << verb.name;
+    }
+  }
+}
+
+TEST(VerbsTest, HelpNamesEveryFlagAndHasAnExampleWithoutUnknownFlags) {
+  for (const Verb& verb : Verbs()) {
+    const std::string help = HelpText(verb);
+    for (const std::string_view flag : verb.flags) {
+      EXPECT_THAT(help, HasSubstr("  " + std::string(flag))) << verb.name;
+    }
+    std::vector<std::string> words;
+    std::string word;
+    for (const char c : std::string(verb.example) + " ") {
+      if (c != ' ') {
+        word += c;
+      } else {
+        words.push_back(std::exchange(word, ""));
+      }
+    }
+    ASSERT_GE(words.size(), 2u);
+    EXPECT_EQ(words[0], "tessera");
+    EXPECT_EQ(words[1], verb.name);
+    words.erase(words.begin(), words.begin() + 2);
+    const auto options =
+        ParseFlags(verb.flags, verb.positional.empty() ? 0 : 1, words);
+    EXPECT_TRUE(options) << verb.name << ": " << options.error().ToString();
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,35 @@
+#include "tools/format.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+TEST(FormatTest, ChoosesUnitsWithThreeDigits) {
+  EXPECT_EQ(FormatTime(1.234), "1.23 s");
+  EXPECT_EQ(FormatTime(0.0123), "12.3 ms");
+  EXPECT_EQ(FormatTime(0.99996), "1.00 s");
+  EXPECT_EQ(FormatTime(1.5e-7), "150 ns");
+  EXPECT_EQ(FormatTime(0.0), "0 s");
+  EXPECT_EQ(FormatBytes({84'100'000'000}), "84.1 GB");
+  EXPECT_EQ(FormatBytes({512}), "512 B");
+  EXPECT_EQ(FormatBytes({0}), "0 B");
+  EXPECT_EQ(FormatCount(1'557'611'200), "1.56 billion");
+  EXPECT_EQ(FormatCount(60), "60");
+  EXPECT_EQ(FormatRate({2.187e14}), "219 TFLOP/s");
+  EXPECT_EQ(FormatPercent(0.417), "41.7 %");
+}
+
+TEST(FormatTest, AlignsTables) {
+  EXPECT_EQ(FormatTable({{"name", "x"}, {"a", "10"}}),
+            "  name   x\n"
+            "  a     10\n");
+}
+
+TEST(FormatTest, WrapsAtSpaces) {
+  EXPECT_EQ(Wrap("aa bb cc", 2, 7), "aa bb\n  cc");
+  EXPECT_EQ(Wrap("", 2, 7), "");
+}
+
+}  // namespace
+}  // namespace tessera
