@@ -334,9 +334,9 @@ Result<ProfilerResult> Profile(const ProfileCases& cases, CommWorld& world,
   }
   order.insert(order.begin(), exchanges.begin(), exchanges.end());
 
-  // A case takes its samples and about as much again as one more for the rest.
+  // Behind the samples there is time for the first runs and for setting up.
   const double sample_s =
-      options.time_limit_s / static_cast<double>(order.size() * (kSamples + 2));
+      options.time_limit_s / static_cast<double>(order.size() * (kSamples + 4));
   Stopwatch stopwatch(
       *all, std::clamp(sample_s, kShortestSample, kLongestSample));
   ProfilerResult result;

@@ -4,12 +4,41 @@
 #include <tuple>
 
 #include "planner/ir/index_rule.h"
+#include "planner/ir/op.h"
 
 namespace tessera {
 namespace {
 
 auto FamilyOf(const ProfileKey& key) {
   return std::tie(key.name, key.dtype, key.device, key.ranks, key.nodes);
+}
+
+// The rule that names the factors of an operator's cost: its own default, or
+// that of the operator whose adjoint it is. Empty when it has none.
+std::string_view DefaultRule(std::string_view kernel) {
+  const std::string_view name = kernel.substr(0, kernel.find('.'));
+  for (const OpDef& op : Ops()) {
+    if (op.name == name) {
+      if (!op.rule.empty()) return op.rule;
+      continue;
+    }
+    for (const AdjointDef& adjoint : op.adjoints) {
+      if (adjoint.op == name && !op.rule.empty()) return op.rule;
+    }
+  }
+  return {};
+}
+
+// A factor that the kernel's cost needs and `rule` lacks, or 0. Statistics and
+// the like may be left out by an adjoint that does not read them; a rule with
+// all letters of its operator is always enough.
+char LackedFactor(std::string_view kernel, const IndexRule& rule) {
+  const auto needed = IndexRule::Parse(DefaultRule(kernel));
+  if (!needed) return 0;
+  for (const Factor& factor : needed->factors) {
+    if (rule.FactorOf(factor.letter) < 0) return factor.letter;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -66,6 +95,9 @@ std::vector<Error> Validate(const ProfileDb& profile) {
                               ", the rule has " +
                               std::to_string(rule->factors.size()) +
                               " factors");
+      } else if (const char lacks = LackedFactor(key.name, *rule)) {
+        report("rule", std::string("lacks the factor '") + lacks + "' of '" +
+                           key.name + "'");
       }
     } else if (!key.extents.empty()) {
       report("extents", "there is no rule that they could belong to");

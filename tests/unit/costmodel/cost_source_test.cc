@@ -1,0 +1,139 @@
+#include "costmodel/source/cost_source.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace tessera {
+namespace {
+
+DeviceType Device() {
+  DeviceType type;
+  type.name = "device";
+  type.peak_fp32 = {1e12};
+  type.peak_bf16 = {4e12};
+  type.memory_bandwidth = {1e11};
+  type.compute_efficiency = 0.5;
+  type.memory_efficiency = 0.8;
+  type.launch_overhead = Duration::FromSeconds(2e-6);
+  return type;
+}
+
+ProfileKey Linear(int64_t rows) {
+  ProfileKey key;
+  key.name = "linear";
+  key.device = "device";
+  key.rule = "bsi,oi->bso";
+  key.extents = {rows, 8, 16, 32};  // b, s, i, o
+  return key;
+}
+
+// 1e9 operations at 1e12 * 0.5 per second are 2 ms; 1e6 bytes at 1e11 * 0.8 are
+// 12.5 us; 2 us to launch.
+TEST(Analytical, IsARoofline) {
+  const DeviceType device = Device();
+  CostQuery query;
+  query.device = &device;
+  query.op_class = OpClass::kMatmul;
+  query.flops = {1e9};
+  query.bytes = {1'000'000};
+  EXPECT_DOUBLE_EQ(PriceOf(query, nullptr).seconds, 2e-3 + 2e-6);
+  EXPECT_EQ(PriceOf(query, nullptr).source, CostSource::kAnalytical);
+  // bf16: a quarter of the time.
+  query.key.dtype = DType::kBFloat16;
+  EXPECT_DOUBLE_EQ(PriceOf(query, nullptr).seconds, 0.5e-3 + 2e-6);
+  query.op_class = OpClass::kMemory;
+  EXPECT_DOUBLE_EQ(PriceOf(query, nullptr).seconds, 12.5e-6 + 2e-6);
+}
+
+TEST(WorkOf, CountsOperationsOrBytes) {
+  // 2 * b * s * o * i.
+  EXPECT_DOUBLE_EQ(*WorkOf(Linear(4)), 2.0 * 4 * 8 * 32 * 16);
+  ProfileKey gelu = Linear(4);
+  gelu.name = "gelu";
+  gelu.rule = "bsh->bsh";
+  gelu.extents = {4, 8, 16};
+  EXPECT_DOUBLE_EQ(*WorkOf(gelu), 2 * 4 * 4 * 8 * 16);  // read and written
+  gelu.name = "unheard_of";
+  EXPECT_FALSE(WorkOf(gelu).has_value());
+}
+
+TEST(Sources, MeasuredThenInterpolated) {
+  const DeviceType device = Device();
+  ProfileDb profile;
+  profile.rows[Linear(4)] = {1e-3, 0, 5};
+  profile.rows[Linear(16)] = {2e-3, 0, 5};
+  CostQuery query;
+  query.device = &device;
+  query.op_class = OpClass::kMatmul;
+  const auto price = [&](int64_t rows) {
+    query.key = Linear(rows);
+    return PriceOf(query, &profile);
+  };
+  EXPECT_EQ(price(4).source, CostSource::kMeasured);
+  EXPECT_DOUBLE_EQ(price(4).seconds, 1e-3);
+  // Four times the work takes twice the time: time grows as sqrt(work).
+  EXPECT_EQ(price(8).source, CostSource::kInterpolated);
+  EXPECT_NEAR(price(8).seconds, std::sqrt(2) * 1e-3, 1e-12);
+  // The same line up to a quarter and to four times of what was measured.
+  EXPECT_NEAR(price(64).seconds, 4e-3, 1e-12);
+  EXPECT_NEAR(price(1).seconds, 0.5e-3, 1e-12);
+  EXPECT_EQ(price(65).source, CostSource::kAnalytical);
+  // Another type or device is another family.
+  query.key = Linear(4);
+  query.key.dtype = DType::kFloat64;
+  EXPECT_EQ(PriceOf(query, &profile).source, CostSource::kAnalytical);
+}
+
+// Rows of the same rule count before others of the kernel.
+TEST(Sources, RulesOfTheirOwnFirst) {
+  const DeviceType device = Device();
+  ProfileDb profile;
+  profile.rows[Linear(4)] = {1e-3, 0, 5};
+  ProfileKey other = Linear(8);
+  other.rule = "bsi,oi+o->bso";
+  CostQuery query;
+  query.device = &device;
+  query.key = other;
+  EXPECT_DOUBLE_EQ(PriceOf(query, &profile).seconds, 2e-3);
+  profile.rows[other] = {5e-3, 0, 5};
+  query.key.extents[0] = 16;
+  EXPECT_DOUBLE_EQ(PriceOf(query, &profile).seconds, 10e-3);
+}
+
+TEST(Sources, CollectivesAreLinearInBytes) {
+  const DeviceType device = Device();
+  ProfileDb profile;
+  const auto key = [](int64_t bytes) {
+    return CollectiveKey(CommKind::kAllReduce, "device", 4, 1, {bytes});
+  };
+  profile.rows[key(1000)] = {10e-6, 0, 5};
+  profile.rows[key(3000)] = {30e-6, 0, 5};
+  CostQuery query;
+  query.device = &device;
+  query.collective = true;
+  query.collective_seconds = 1;
+  const auto price = [&](int64_t bytes) {
+    query.key = key(bytes);
+    return PriceOf(query, &profile).seconds;
+  };
+  EXPECT_NEAR(price(2000), 20e-6, 1e-15);
+  EXPECT_NEAR(price(5000), 50e-6, 1e-15);  // by the last slope
+  EXPECT_NEAR(price(10), 10e-6, 1e-15);    // never less than the smallest
+  query.key = CollectiveKey(CommKind::kAllReduce, "device", 8, 1, {1000});
+  EXPECT_EQ(PriceOf(query, &profile).seconds, 1);  // other ranks: the model
+}
+
+TEST(Sources, EveryRowHasANameAndTheLastAlwaysAnswers) {
+  const DeviceType device = Device();
+  CostQuery query;
+  query.device = &device;
+  for (const CostSourceRow& source : CostSources()) {
+    EXPECT_FALSE(source.name.empty());
+    EXPECT_FALSE(source.summary.empty());
+  }
+  EXPECT_TRUE(CostSources().back().price(query, nullptr).has_value());
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,63 @@
+#include "costmodel/memory/peak_memory.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+// A parameter of 100 elements (400 bytes) for the whole step; an input of 10
+// (40) that one task reads to make an activation of 30, split in two (60), and
+// its sum in place; a message of 5 (20) at the end.
+//   load      400 + 40
+//   compute   400 + 40 + 60 = 500, then the input ends
+//   in place  400 + 60
+//   send      400 + 60 + 20 = 480: the activation is read once more
+TEST(PeakMemory, FollowsLifetimesInIssueOrder) {
+  TaskGraph tasks;
+  DeviceGroup group;
+  group.devices = {DeviceId(0), DeviceId(1)};
+  group.axes = {{"tp", 2}};
+  tasks.groups = {group, group};
+  tasks.world = GroupId(1);
+  const auto value = [&](Shape shape, MemoryCategory category) {
+    Value v;
+    v.what = "value";
+    v.group = GroupId(0);
+    v.shape = std::move(shape);
+    v.category = category;
+    tasks.values.push_back(v);
+    return ValueId(static_cast<int64_t>(tasks.values.size()) - 1);
+  };
+  const ValueId parameter = value({100}, MemoryCategory::kParameter);
+  tasks.values.back().persistent = true;
+  const ValueId input = value({10}, MemoryCategory::kActivation);
+  const ValueId partial = value({30}, MemoryCategory::kActivation);
+  tasks.values.back().layout.dims[0] = 1;
+  const ValueId whole = value({30}, MemoryCategory::kCommunication);
+  tasks.values.back().alias_of = partial;
+  const ValueId message = value({5}, MemoryCategory::kCommunication);
+  const auto add = [&](std::vector<ValueId> reads,
+                       std::vector<ValueId> writes) {
+    Task task;
+    task.group = GroupId(0);
+    task.reads = std::move(reads);
+    task.writes = std::move(writes);
+    tasks.tasks.push_back(task);
+  };
+  add({}, {input});
+  add({parameter, input}, {partial});
+  add({partial}, {whole});
+  add({whole}, {message});
+  const std::vector<MemoryUse> peaks = PeakMemory(tasks);
+  ASSERT_EQ(peaks.size(), 1u);
+  EXPECT_EQ(peaks[0].total, Bytes{500});
+  const auto part = [&](MemoryCategory category) {
+    return peaks[0].parts[static_cast<size_t>(category)];
+  };
+  EXPECT_EQ(part(MemoryCategory::kParameter), Bytes{400});
+  EXPECT_EQ(part(MemoryCategory::kActivation), Bytes{100});
+  EXPECT_EQ(part(MemoryCategory::kCommunication), Bytes{0});
+}
+
+}  // namespace
+}  // namespace tessera

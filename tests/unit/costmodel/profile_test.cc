@@ -1,0 +1,86 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "costmodel/profile/profile_db.h"
+#include "costmodel/profile/profile_io.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+ProfileDb Example() {
+  ProfileDb profile;
+  profile.origin = {"a CPU", "2026-01-02", "Eigen 3.4.0", 4};
+  ProfileKey kernel;
+  kernel.name = "linear";
+  kernel.device = "cpu-core";
+  kernel.rule = "bsi,oi+o->bso";
+  kernel.extents = {1, 2, 3, 4};
+  profile.rows[kernel] = {1.5e-5, 0.02, 9};
+  profile.rows[CollectiveKey(CommKind::kAllReduce, "cpu-core", 4, 1, {4096})] =
+      {3e-5, 0.1, 7};
+  return profile;
+}
+
+TEST(ProfileDb, ComparesTheWholeKey) {
+  const ProfileDb profile = Example();
+  ProfileKey key;
+  key.name = "linear";
+  key.device = "cpu-core";
+  key.rule = "bsi,oi+o->bso";
+  key.extents = {1, 2, 3, 4};
+  EXPECT_NE(profile.Find(key), nullptr);
+  for (auto change : std::vector<void (*)(ProfileKey&)>{
+           [](ProfileKey& k) { k.name = "linear_dx"; },
+           [](ProfileKey& k) { k.dtype = DType::kBFloat16; },
+           [](ProfileKey& k) { k.device = "a100"; },
+           [](ProfileKey& k) { k.rule = "bsi,oi->bso"; },
+           [](ProfileKey& k) { k.extents[3] = 5; },
+           [](ProfileKey& k) { k.ranks = 2; }}) {
+    ProfileKey other = key;
+    change(other);
+    EXPECT_EQ(profile.Find(other), nullptr);
+  }
+}
+
+TEST(ProfileIo, RoundTrips) {
+  for (const char* ending : {".txtpb", ".json", ".pb"}) {
+    const std::string path = ::testing::TempDir() + "profile" + ending;
+    ASSERT_TRUE(WriteProfile(path, Example()).has_value());
+    const auto read = ReadProfile(path);
+    ASSERT_TRUE(read.has_value()) << read.error().ToString();
+    EXPECT_EQ(*read, Example()) << ending;
+  }
+}
+
+std::string ErrorOf(const std::string& rows) {
+  const std::string path = ::testing::TempDir() + "bad.txtpb";
+  std::ofstream(path) << "schema_version: 1\n" << rows;
+  const auto read = ReadProfile(path);
+  return read ? "" : read.error().ToString();
+}
+
+TEST(ProfileIo, RefusesWhatMakesNoSense) {
+  const std::string good =
+      "rows { name: 'gelu' dtype: 'fp32' device: 'd' ranks: 1 nodes: 1 "
+      "rule: 'bsh->bsh' extents: [1, 2, 3] median_seconds: 1e-6 samples: 3 }\n";
+  EXPECT_EQ(ErrorOf(good), "");
+  EXPECT_THAT(ErrorOf(good + good), HasSubstr("rows[1]: the same was measured"));
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    text.replace(text.find(from), from.size(), to);
+    return ErrorOf(text);
+  };
+  EXPECT_THAT(with("'fp32'", "'fp31'"), HasSubstr("rows[0].dtype"));
+  EXPECT_THAT(with("[1, 2, 3]", "[1, 2]"), HasSubstr("rows[0].extents"));
+  EXPECT_THAT(with("1e-6", "-1"), HasSubstr("rows[0].median_s"));
+  EXPECT_THAT(with("bsh->bsh", "bsh>bsh"), HasSubstr("rows[0].rule"));
+  // An operator's cost needs the factors of its own rule.
+  EXPECT_THAT(with("'gelu'", "'embedding'"), HasSubstr("rows[0].rule"));
+}
+
+}  // namespace
+}  // namespace tessera
