@@ -26,8 +26,8 @@ KernelCase::Buffer BufferOf(const TaskGraph& tasks, const Graph& graph,
   if (value.dtype == DType::kInt32) {
     const bool positions =
         value.tensor.valid() && graph.tensor(value.tensor).name == "positions";
-    buffer.fill = positions ? KernelCase::Fill::kPositions
-                            : KernelCase::Fill::kIds;
+    buffer.fill =
+        positions ? KernelCase::Fill::kPositions : KernelCase::Fill::kIds;
   }
   return buffer;
 }
@@ -55,14 +55,12 @@ KernelCase ListCase(const Task& task, const TaskGraph& tasks,
   const auto dtype_of = [&](ValueId id) { return tasks.value(id).dtype; };
   const int64_t n = key.extents.empty() ? 1 : key.extents[0];
   KernelCase result;
-  result.attributes = {{"beta1", options.beta1},
-                       {"beta2", options.beta2},
-                       {"clip", options.clip},
-                       {"epsilon", options.epsilon},
-                       {"lr", options.learning_rate},
-                       {"weight_decay", options.weight_decay}};
-  const KernelCase::Buffer scalar = {key.dtype, {}, {},
-                                     KernelCase::Fill::kRandom};
+  result.attributes = {
+      {"beta1", options.beta1},      {"beta2", options.beta2},
+      {"clip", options.clip},        {"epsilon", options.epsilon},
+      {"lr", options.learning_rate}, {"weight_decay", options.weight_decay}};
+  const KernelCase::Buffer scalar = {
+      key.dtype, {}, {}, KernelCase::Fill::kRandom};
   if (task.kernel == "clip_coefficient") {
     result.operands = {scalar};
     result.results = {scalar};
@@ -70,8 +68,8 @@ KernelCase ListCase(const Task& task, const TaskGraph& tasks,
   }
   result.operands = {Flat(n, dtype_of(task.reads[0]))};
   if (task.kernel == "square_sum") {
-    result.results = {{dtype_of(task.writes[0]), {}, {},
-                       KernelCase::Fill::kRandom}};
+    result.results = {
+        {dtype_of(task.writes[0]), {}, {}, KernelCase::Fill::kRandom}};
     return result;
   }
   result.operands.push_back(scalar);
@@ -154,8 +152,8 @@ std::vector<LocalTensor> PreparedKernel::Allocate(
     tensor.offset.assign(buffer.shape.size(), 0);
     tensor.global_shape = buffer.global_shape;
     const auto n = static_cast<size_t>(tensor.elements());
-    auto& memory = memory_.emplace_back(
-        n * static_cast<size_t>(SizeOf(buffer.dtype)));
+    auto& memory =
+        memory_.emplace_back(n * static_cast<size_t>(SizeOf(buffer.dtype)));
     tensor.data = memory.data();
     const auto length =
         static_cast<size_t>(buffer.shape.empty() ? 1 : buffer.shape.back());

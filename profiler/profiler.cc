@@ -27,9 +27,9 @@ constexpr int64_t kMostRuns = 10'000;
 
 constexpr std::array kPayloads = {1 << 10, 1 << 12, 1 << 14, 1 << 16,
                                   1 << 18, 1 << 20, 1 << 22, 1 << 24};
-constexpr std::array kCollectives = {
-    CommKind::kAllReduce, CommKind::kAllGather, CommKind::kReduceScatter,
-    CommKind::kAllToAll};
+constexpr std::array kCollectives = {CommKind::kAllReduce, CommKind::kAllGather,
+                                     CommKind::kReduceScatter,
+                                     CommKind::kAllToAll};
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -135,8 +135,8 @@ class Stopwatch {
     std::ranges::sort(samples);
     Measurement result;
     result.median_s = samples[kSamples / 2];
-    result.spread = (samples[3 * kSamples / 4] - samples[kSamples / 4]) /
-                    result.median_s;
+    result.spread =
+        (samples[3 * kSamples / 4] - samples[kSamples / 4]) / result.median_s;
     result.samples = static_cast<int>(kSamples);
     return result;
   }
@@ -150,8 +150,7 @@ class Stopwatch {
     for (int64_t i = 0; i < runs; ++i) TESSERA_RETURN_IF_ERROR(run());
     double seconds = SecondsSince(start);
     TESSERA_RETURN_IF_ERROR(all_.AllReduce(&seconds, 1, DType::kFloat64));
-    return std::max(seconds, 1e-9) /
-           static_cast<double>(runs * all_.size());
+    return std::max(seconds, 1e-9) / static_cast<double>(runs * all_.size());
   }
 
   Communicator& all_;
@@ -335,10 +334,10 @@ Result<ProfilerResult> Profile(const ProfileCases& cases, CommWorld& world,
   order.insert(order.begin(), exchanges.begin(), exchanges.end());
 
   // Behind the samples there is time for the first runs and for setting up.
-  const double sample_s =
+  const double share =
       options.time_limit_s / static_cast<double>(order.size() * (kSamples + 4));
-  Stopwatch stopwatch(
-      *all, std::clamp(sample_s, kShortestSample, kLongestSample));
+  Stopwatch stopwatch(*all, options.sample_s.value_or(std::clamp(
+                                share, kShortestSample, kLongestSample)));
   ProfilerResult result;
   for (size_t i = 0; i < order.size(); ++i) {
     double elapsed = SecondsSince(start);
@@ -356,9 +355,9 @@ Result<ProfilerResult> Profile(const ProfileCases& cases, CommWorld& world,
     } else {
       PreparedKernel kernel(*order[i].kernel);
       TESSERA_TRY(row, stopwatch.Time([&]() -> Result<void> {
-                    kernel.Run();
-                    return {};
-                  }));
+        kernel.Run();
+        return {};
+      }));
     }
     result.profile.rows.emplace(key, row);
     if (options.progress) options.progress(i + 1, order.size());

@@ -11,6 +11,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <vector>
@@ -52,12 +53,15 @@ Result<std::vector<Graph>> TypicalGraphs();
 struct ProfilerOptions {
   // Cases that there is no time for are left out.
   double time_limit_s = 60;
+  // A sample's least time. By default what the time limit leaves for each, but
+  // between one and four of Linux's time slices.
+  std::optional<double> sample_s;
   // Called now and then, on every rank: cases done, and all.
   std::function<void(size_t done, size_t all)> progress;
 };
 
 struct ProfilerResult {
-  ProfileDb profile;   // the same on every rank
+  ProfileDb profile;    // the same on every rank
   size_t left_out = 0;  // cases
 };
 

@@ -260,7 +260,9 @@ Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
   const DeviceGroup& group = tasks_.group(task.group);
   TESSERA_TRY(Call call, MakeCall(task.kernel, task.reads, task.writes));
   for (size_t i = 0; i < task.masks.size(); ++i) {
-    if (group.Coordinate(here, task.masks[i]) != 0) call.reads[i] = ValueId();
+    if (group.Coordinate(here, task.masks[i]) == 0) continue;
+    call.reads[i] = ValueId();
+    call.operands[i].data = nullptr;
   }
   if (task.node.valid()) {
     call.rule = &graph_.node(task.node).rule;

@@ -112,8 +112,7 @@ Result<void> SetTimeLimit(Options& options, const std::string& value) {
 }
 
 Result<void> SetProposals(Options& options, const std::string& value) {
-  TESSERA_TRY(options.proposals,
-              ParseInteger<int64_t>(value, 0, kMostInt64));
+  TESSERA_TRY(options.proposals, ParseInteger<int64_t>(value, 0, kMostInt64));
   return {};
 }
 
@@ -143,8 +142,8 @@ std::span<const Flag> Flags() {
        SetDType},
       {"--optimizer", "adamw|sgd", "optimizer (default: adamw)", SetOptimizer},
       {"--lr", "X", "learning rate (default: 3e-4)", SetLearningRate},
-      {"--clip", "X",
-       "global gradient norm, 0 for no clipping (default: 1.0)", SetClip},
+      {"--clip", "X", "global gradient norm, 0 for no clipping (default: 1.0)",
+       SetClip},
       {"--profile", "FILE",
        "times measured by 'tessera profile'; may be given several times, "
        "later files first",

@@ -47,7 +47,9 @@ std::string FormatTime(double seconds) {
   return seconds == 0 ? "0 s" : Scaled(seconds, kUnits);
 }
 
-std::string FormatTime(Duration time) { return FormatTime(time.seconds()); }
+std::string FormatTime(Duration time) {
+  return FormatTime(time.seconds());
+}
 
 std::string FormatBytes(Bytes bytes) {
   static constexpr std::array<Unit, 5> kUnits = {

@@ -36,19 +36,26 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
                           .seq_len = options.seq_len,
                           .dtype = options.dtype,
                           .warnings = &warnings};
-  // A graph file has a dtype of its own.
-  if (!import.dtype && !IsGraphFile(options.model)) {
-    import.dtype = DefaultDType(cluster);
+  // A graph file has sizes and a dtype of its own.
+  if (!IsGraphFile(options.model)) {
+    if (!import.dtype) import.dtype = DefaultDType(cluster);
+    TESSERA_RETURN_IF_ERROR(CheckReadable(options.model));
+    const char* missing = import.global_batch == 0 ? "--global-batch N"
+                          : import.seq_len == 0    ? "--seq-len N"
+                                                   : nullptr;
+    if (missing != nullptr) {
+      return InvalidInput(std::string("needs ") + missing, options.model);
+    }
   }
   TESSERA_TRY(Graph forward, ImportModel(options.model, import));
   auto graph = Differentiate(std::move(forward));
   if (!graph) return graph.error().At(options.model);
   for (const DeviceType& type : cluster.device_types) {
     if (type.Peak(graph->dtype).value > 0) continue;
-    return InvalidInput(
-        "device type '" + type.name + "' of cluster '" + cluster.name +
-            "' does not compute in " + std::string(NameOf(graph->dtype)),
-        "--dtype");
+    return InvalidInput("device type '" + type.name + "' of cluster '" +
+                            cluster.name + "' does not compute in " +
+                            std::string(NameOf(graph->dtype)),
+                        "--dtype");
   }
   return graph;
 }
@@ -171,14 +178,9 @@ Result<void> CheckProtoOutput(const std::string& path) {
 }
 
 Result<void> CheckReadable(const std::string& path) {
-  if (access(path.c_str(), R_OK) != 0) {
-    return Error{ErrorCode::kNotFound,
-                 std::string("cannot open: ") + std::strerror(errno), path};
-  }
-  if (std::filesystem::is_directory(path)) {
-    return InvalidInput("is a directory", path);
-  }
-  return {};
+  if (access(path.c_str(), R_OK) == 0) return {};
+  return Error{ErrorCode::kNotFound,
+               std::string("cannot open: ") + std::strerror(errno), path};
 }
 
 }  // namespace tessera

@@ -44,7 +44,7 @@ Result<void> CheckWritable(const std::string& path, std::string_view flag);
 // The same for -o with a file of proto/, whose ending must be known.
 Result<void> CheckProtoOutput(const std::string& path);
 
-// An error unless there is a file at `path` that can be read.
+// An error unless there is a file or folder at `path` that can be read.
 Result<void> CheckReadable(const std::string& path);
 
 }  // namespace tessera

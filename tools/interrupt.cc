@@ -10,7 +10,9 @@ namespace {
 std::atomic<bool> interrupted = false;
 static_assert(std::atomic<bool>::is_always_lock_free);
 
-void OnSignal(int) { interrupted = true; }
+void OnSignal(int) {
+  interrupted = true;
+}
 
 }  // namespace
 

@@ -57,7 +57,9 @@ struct Kind {
 
 std::span<const Kind> Kinds();
 
-std::vector<Entry> KindEntries() { return Entries(Kinds()); }
+std::vector<Entry> KindEntries() {
+  return Entries(Kinds());
+}
 
 std::span<const Kind> Kinds() {
   static constexpr Kind kTable[] = {

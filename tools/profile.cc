@@ -66,9 +66,11 @@ Result<ProfileCases> ReadCases(const Options& options, Inputs& inputs) {
   if (inputs.cluster.device_types.size() != 1 ||
       inputs.cluster.device_types[0].name != "cpu-core" ||
       inputs.cluster.num_nodes() != 1) {
-    return InvalidInput("only the ranks of this host can be timed: expected "
-                        "local-cpu:N, not '" + inputs.cluster.name + "'",
-                        "--cluster");
+    return InvalidInput(
+        "only the ranks of this host can be timed: expected "
+        "local-cpu:N, not '" +
+            inputs.cluster.name + "'",
+        "--cluster");
   }
   ProfileCases cases;
   AddLadder(inputs.cluster, cases);
@@ -91,9 +93,9 @@ Result<ProfileCases> ReadCases(const Options& options, Inputs& inputs) {
     plans = UniformPlans(inputs.graph, inputs.cluster, kSamples);
   }
   if (plans.empty()) {
-    return InvalidInput("no uniform plan of '" + options.model +
-                            "' is valid there",
-                        "--cluster");
+    return InvalidInput(
+        "no uniform plan of '" + options.model + "' is valid there",
+        "--cluster");
   }
   TESSERA_RETURN_IF_ERROR(
       AddCases(inputs.graph, inputs.cluster, plans, options.training, cases));
@@ -127,9 +129,10 @@ std::string Summary(const ProfileDb& profile) {
 void ShowProgress(size_t done, size_t all) {
   const bool terminal = isatty(STDERR_FILENO) != 0;
   if (!terminal && done != all && done % 100 != 0) return;
-  std::fprintf(stderr, terminal ? "\rprofiling: %zu of %zu%s"
-                                : "profiling: %zu of %zu%s",
-               done, all, terminal && done != all ? "" : "\n");
+  std::fprintf(
+      stderr,
+      terminal ? "\rprofiling: %zu of %zu%s" : "profiling: %zu of %zu%s", done,
+      all, terminal && done != all ? "" : "\n");
 }
 
 Result<int> ProfileInWorld(const Options& options, const ProfileCases& cases,
@@ -159,8 +162,8 @@ Result<int> ProfileInWorld(const Options& options, const ProfileCases& cases,
               << std::endl;
   } else {
     std::cout << profile.rows.size() << " times on " << profile.origin.host
-              << ", " << world.world_size() << " ranks at once: "
-              << options.output << "\n\n"
+              << ", " << world.world_size()
+              << " ranks at once: " << options.output << "\n\n"
               << Summary(profile) << std::flush;
   }
   return 0;

@@ -117,8 +117,8 @@ Result<Job> ReadJob(const Options& options, int ranks) {
   // Whether the data is long enough shows with the first row.
   std::vector<int32_t> tokens(static_cast<size_t>(graph.seq_len));
   std::vector<int32_t> labels(tokens.size());
-  TESSERA_RETURN_IF_ERROR(job.data->Sample(
-      options.seed, 0, 0, graph.seq_len, tokens.data(), labels.data()));
+  TESSERA_RETURN_IF_ERROR(job.data->Sample(options.seed, 0, 0, graph.seq_len,
+                                           tokens.data(), labels.data()));
   if (!options.load.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckReadable(options.load));
   }
@@ -127,9 +127,9 @@ Result<Job> ReadJob(const Options& options, int ranks) {
 
 void PrintStep(const StepReport& step) {
   std::cout << "step " << step.step + 1 << "  loss "
-            << FormatFixed(step.loss, 6) << "  "
-            << FormatTime(step.step_time) << "  "
-            << FormatFixed(step.tokens_per_s, 0) << " tokens/s" << std::endl;
+            << FormatFixed(step.loss, 6) << "  " << FormatTime(step.step_time)
+            << "  " << FormatFixed(step.tokens_per_s, 0) << " tokens/s"
+            << std::endl;
 }
 
 RunReport ReportOf(const Job& job, const TaskGraph& tasks,

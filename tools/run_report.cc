@@ -21,9 +21,8 @@ Alike AlikeOf(const TaskGraph& tasks, const Span& span) {
     return {1, value.tensor.value, span.rank};
   }
   const DeviceGroup& group = tasks.group(task.group);
-  const auto self =
-      std::ranges::find(group.devices, DeviceId(span.rank)) -
-      group.devices.begin();
+  const auto self = std::ranges::find(group.devices, DeviceId(span.rank)) -
+                    group.devices.begin();
   for (const auto& subgroup : Subgroups(group, task.axes)) {
     if (std::ranges::find(subgroup, self) != subgroup.end()) {
       return {0, span.task.value, subgroup.front()};
@@ -154,22 +153,22 @@ Json RunJson(const RunReport& report) {
 std::string RunText(const RunReport& report) {
   const TrainingResult& result = *report.result;
   const SourceShares& sources = report.predicted.sources;
-  std::string out = "\nstep time by category, mean over the ranks (predicted "
-                    "from " +
-                    FormatPercent(sources.measured) + " measured, " +
-                    FormatPercent(sources.interpolated) + " interpolated, " +
-                    FormatPercent(sources.analytical) + " analytical times)\n";
+  std::string out =
+      "\nstep time by category, mean over the ranks (predicted "
+      "from " +
+      FormatPercent(sources.measured) + " measured, " +
+      FormatPercent(sources.interpolated) + " interpolated, " +
+      FormatPercent(sources.analytical) + " analytical times)\n";
   std::vector<std::vector<std::string>> rows = {
       {"", "predicted", "measured", "predicted/measured"}};
   const auto add = [&](std::string_view name, Duration predicted,
                        Duration measured) {
     if (predicted == Duration{} && measured == Duration{}) return;
-    rows.push_back({std::string(name), FormatTime(predicted),
-                    FormatTime(measured),
-                    measured == Duration{}
-                        ? "-"
-                        : FormatFixed(predicted.seconds() / measured.seconds(),
-                                      2)});
+    rows.push_back(
+        {std::string(name), FormatTime(predicted), FormatTime(measured),
+         measured == Duration{}
+             ? "-"
+             : FormatFixed(predicted.seconds() / measured.seconds(), 2)});
   };
   const auto predicted = PartsOf(report.predicted.breakdown);
   const auto measured = PartsOf(report.measured);

@@ -24,7 +24,8 @@ std::string ProgressText(const SearchProgress& progress) {
   std::string text = "searching: " + FormatFixed(progress.seconds, 1) + " s, " +
                      std::to_string(progress.proposals) + " proposals, ";
   if (progress.best == Duration{}) return text + "pricing the starting plans";
-  text += progress.feasible ? "best step " : "nothing fits yet; least bad step ";
+  text +=
+      progress.feasible ? "best step " : "nothing fits yet; least bad step ";
   return text + FormatTime(progress.best);
 }
 
@@ -110,8 +111,8 @@ Result<int> RunSearch(const Options& options) {
   const bool interrupted = search.stop->load();
   if (!searched) {
     if (!interrupted) return searched.error();
-    return Error{ErrorCode::kInterrupted,
-                 "interrupted before there was a plan", "search"};
+    return Error{ErrorCode::kInterrupted, "interrupted before there was a plan",
+                 "search"};
   }
   const SearchResult& result = *searched;
   if (interrupted) {
@@ -123,12 +124,10 @@ Result<int> RunSearch(const Options& options) {
         WritePlan(options.output, inputs.graph, result.best));
   }
   // Without sharing of links, as the search priced it.
-  const Evaluation step =
-      evaluator.Explain(result.best, /*share_links=*/false);
+  const Evaluation step = evaluator.Explain(result.best, /*share_links=*/false);
   if (options.json) {
     TESSERA_TRY(std::string plan, PlanJson(inputs.graph, result.best));
-    Json json =
-        StepJson(inputs.graph, inputs.cluster, result.best, step);
+    Json json = StepJson(inputs.graph, inputs.cluster, result.best, step);
     json.Extend(Json::Object(
         {{"strategy", StrategyText(space.index, inputs.cluster, result.best)},
          {"plan", Json::Raw(std::move(plan))},
@@ -143,9 +142,8 @@ Result<int> RunSearch(const Options& options) {
   } else {
     std::cout << StepText(inputs.graph, inputs.cluster, result.best, step)
               << "\n"
-              << BaselineTable(result) << "\n  "
-              << result.proposals << " proposals in "
-              << FormatTime(result.seconds) << " ("
+              << BaselineTable(result) << "\n  " << result.proposals
+              << " proposals in " << FormatTime(result.seconds) << " ("
               << FormatCount(static_cast<double>(result.proposals) /
                              std::max(result.seconds, 1e-9))
               << "/s), " << result.accepted << " accepted, "
@@ -157,10 +155,10 @@ Result<int> RunSearch(const Options& options) {
     }
   }
   if (result.evaluation.feasible()) return 0;
-  return Error{ErrorCode::kUnavailable,
-               "no plan was found that fits: " +
-                   result.evaluation.violations.front(),
-               "search"};
+  return Error{
+      ErrorCode::kUnavailable,
+      "no plan was found that fits: " + result.evaluation.violations.front(),
+      "search"};
 }
 
 }  // namespace tessera

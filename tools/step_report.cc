@@ -127,9 +127,9 @@ Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
   Json per_device = Json::Array();
   for (size_t d = 0; d < memory.size(); ++d) {
     const auto vertex = cluster.devices[d].vertex;
-    Json device = Json::Object(
-        {{"device", static_cast<int64_t>(d)},
-         {"name", cluster.vertices[vertex.index()].name}});
+    Json device =
+        Json::Object({{"device", static_cast<int64_t>(d)},
+                      {"name", cluster.vertices[vertex.index()].name}});
     const MemoryUse use = memory[d] == nullptr ? MemoryUse{} : *memory[d];
     device.Extend(MemoryJson(use));
     per_device.Append(std::move(device));
@@ -168,32 +168,30 @@ std::string StepText(const Graph& graph, const Cluster& cluster,
   if (!out.ends_with('\n')) out += '\n';
   out += "\n";
   const SourceShares& sources = evaluation.sources;
-  out += Line("step time", FormatTime(evaluation.step_time) + ", by " +
-                               FormatPercent(sources.measured) +
-                               " measured, " +
-                               FormatPercent(sources.interpolated) +
-                               " interpolated, " +
-                               FormatPercent(sources.analytical) +
-                               " analytical task times");
-  out += Line("throughput", Rate(rates.tokens_per_s) + ", " +
-                                Rate(rates.tokens_per_s_per_gpu) +
-                                " per device");
-  out += Line("model FLOPs",
-              FormatRate({rates.model_tflops_per_gpu * 1e12}) +
-                  " per device: MFU " + FormatPercent(rates.mfu) +
-                  " (causal attention halved: " +
-                  FormatPercent(rates.mfu_causal) + "), HFU " +
-                  FormatPercent(rates.hfu));
-  out += Line("parameters", FormatCount(static_cast<double>(
-                                ParameterCount(graph))) + " in " +
-                                std::string(NameOf(graph.dtype)));
+  out += Line("step time",
+              FormatTime(evaluation.step_time) + ", by " +
+                  FormatPercent(sources.measured) + " measured, " +
+                  FormatPercent(sources.interpolated) + " interpolated, " +
+                  FormatPercent(sources.analytical) + " analytical task times");
+  out +=
+      Line("throughput", Rate(rates.tokens_per_s) + ", " +
+                             Rate(rates.tokens_per_s_per_gpu) + " per device");
+  out +=
+      Line("model FLOPs",
+           FormatRate({rates.model_tflops_per_gpu * 1e12}) +
+               " per device: MFU " + FormatPercent(rates.mfu) +
+               " (causal attention halved: " + FormatPercent(rates.mfu_causal) +
+               "), HFU " + FormatPercent(rates.hfu));
+  out += Line("parameters",
+              FormatCount(static_cast<double>(ParameterCount(graph))) + " in " +
+                  std::string(NameOf(graph.dtype)));
   std::string breakdown;
   for (const BreakdownPart& part : PartsOf(evaluation.breakdown)) {
     if (part.time == Duration{}) continue;
     if (!breakdown.empty()) breakdown += ", ";
-    breakdown += std::string(part.name) + " " +
-                 FormatPercent(part.time.seconds() /
-                               evaluation.step_time.seconds());
+    breakdown +=
+        std::string(part.name) + " " +
+        FormatPercent(part.time.seconds() / evaluation.step_time.seconds());
   }
   out += Line("time goes to", Wrap(breakdown, 16));
   out += "\n" + MemoryTable(cluster, plan, evaluation);

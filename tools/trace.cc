@@ -129,12 +129,13 @@ std::string ChromeTrace(const TaskGraph& tasks, const Graph& graph,
 
   const auto describe = [&](const char* what, int process, int thread,
                             Json::Field argument) {
-    lines.push_back(Json::Object({{"name", what},
-                                  {"ph", "M"},
-                                  {"pid", process},
-                                  {"tid", thread},
-                                  {"args", Json::Object({std::move(argument)})}})
-                        .OneLine());
+    lines.push_back(
+        Json::Object({{"name", what},
+                      {"ph", "M"},
+                      {"pid", process},
+                      {"tid", thread},
+                      {"args", Json::Object({std::move(argument)})}})
+            .OneLine());
   };
   for (const auto& [process, name] : processes) {
     describe("process_name", process, 0, {"name", name});

@@ -21,9 +21,9 @@ struct Verb {
   std::string_view summary;
   std::string_view details;  // further sentences of its help
   std::string_view example;
-  std::string_view positional;  // placeholder of its one word, or empty
-  std::vector<std::string_view> flags;     // rows of flags.h
-  std::vector<std::string_view> required;  // of these
+  std::string_view positional;          // placeholder of its one word, or empty
+  std::vector<std::string_view> flags;  // rows of flags.h
+  std::vector<std::string_view> required;      // of these
   Result<int> (*run)(const Options& options);  // returns the exit code
 };
 

@@ -65,7 +65,8 @@ int ExitCodeOf(ErrorCode code) {
 
 std::span<const Verb> Verbs() {
   static const std::vector<Verb> kTable = {
-      {"search", "find the fastest plan for a model on a cluster",
+      {"search",
+       "find the fastest plan for a model on a cluster",
        "Prints the plan in words, its predicted step time, MFU and memory, and "
        "beside it the baselines (data parallelism, ZeRO, the Megatron expert), "
        "all priced by the same code; the result is never worse than the best "
@@ -80,7 +81,8 @@ std::span<const Verb> Verbs() {
         "--json"},
        {"--model", "--cluster"},
        RunSearch},
-      {"simulate", "predict the training step of a plan",
+      {"simulate",
+       "predict the training step of a plan",
        "Takes a plan file or a uniform strategy; without either, data "
        "parallelism.",
        "tessera simulate --model examples/models/gpt2-xl/config.json --cluster "
@@ -92,7 +94,8 @@ std::span<const Verb> Verbs() {
         "--trace", "--seed", "--json"},
        {"--model", "--cluster"},
        RunSimulate},
-      {"run", "train with a plan on this host",
+      {"run",
+       "train with a plan on this host",
        "Starts one process for each rank, or is one of them under torchrun, "
        "mpirun or srun. Without --cluster it is local-cpu:NPROC; without a "
        "plan or strategy, data parallelism. At the end it prints the predicted "
@@ -107,7 +110,8 @@ std::span<const Verb> Verbs() {
         "--profile", "--json"},
        {"--model", "--data"},
        RunRun},
-      {"profile", "time this machine's kernels and collectives",
+      {"profile",
+       "time this machine's kernels and collectives",
        "Starts all ranks of the cluster, since they share the machine, and "
        "times what they run. With a model it times what its uniform plans "
        "need (with a plan or strategy, what that needs); without, a range of "
@@ -115,11 +119,12 @@ std::span<const Verb> Verbs() {
        "tessera profile --cluster local-cpu:4 -o local.profile.pb",
        "",
        {"--cluster", "--model", "--plan", "--strategy", "--global-batch",
-        "--seq-len", "--dtype", "--optimizer", "--lr", "--clip",
-        "--time-limit", "--seed", "-o", "--json"},
+        "--seq-len", "--dtype", "--optimizer", "--lr", "--clip", "--time-limit",
+        "--seed", "-o", "--json"},
        {"--cluster", "-o"},
        RunProfile},
-      {"list", "print what Tessera knows: operators, topologies, ...",
+      {"list",
+       "print what Tessera knows: operators, topologies, ...",
        "Without KIND it prints the kinds.",
        "tessera list topologies",
        "KIND",
@@ -136,8 +141,8 @@ std::string HelpText() {
       "cluster.\n\nusage: tessera VERB [FLAGS]\n\n";
   for (const Verb& verb : Verbs()) {
     out += "  " + std::string(verb.name) +
-           std::string(10 - verb.name.size(), ' ') +
-           std::string(verb.summary) + "\n";
+           std::string(10 - verb.name.size(), ' ') + std::string(verb.summary) +
+           "\n";
   }
   const Verb& first = Verbs().front();
   return out + "\n'tessera VERB --help' explains a verb. For example:\n\n  " +

@@ -33,6 +33,28 @@ bool IsSum(const Node& node) {
   return node.pass == Pass::kBackward && node.op->name == "sum";
 }
 
+// Whether an addition may pass on partial sums that another block left (an
+// addition does so where nobody has read its operands before).
+bool PassesOnOthers(const Graph& graph,
+                    const std::vector<std::vector<Access>>& accesses,
+                    NodeId id) {
+  const Node& node = graph.node(id);
+  if (node.op->name != "add") return false;
+  for (TensorId operand : node.operands) {
+    bool read_before = false;
+    bool made_elsewhere = false;
+    for (const Access& access : accesses[operand.index()]) {
+      const bool makes = access.role % 2 == 1;
+      if (makes && graph.node(access.node).block != node.block) {
+        made_elsewhere = true;
+      }
+      if (!makes && access.node < id) read_before = true;
+    }
+    if (made_elsewhere && !read_before) return true;
+  }
+  return false;
+}
+
 // Inputs have no layout of their own: each program loads what it wants.
 bool IsInput(const Graph& graph, TensorId id) {
   return graph.tensor(id).kind == TensorKind::kInput;
@@ -84,7 +106,21 @@ std::vector<BlockShape> ShapesOf(const Graph& graph) {
       for (TensorId operand : node.operands) touch(operand);
       for (TensorId result : node.results) touch(result);
       if (IsSum(node)) touch(followed(node));
+      if (PassesOnOthers(graph, accesses, id)) return {};
     }
+    const size_t own_weights = shape.weights.size();
+    for (int neighbour : {own - 1, own + 1}) {
+      if (neighbour < 0 || neighbour >= static_cast<int>(shapes.size())) {
+        continue;
+      }
+      others.insert(neighbour);
+      for (NodeId id : nodes[static_cast<size_t>(neighbour)]) {
+        for (TensorId operand : graph.node(id).operands) {
+          if (weight_index[operand.index()] >= 0) touch(operand);
+        }
+      }
+    }
+    shape.weights.resize(own_weights);
     std::vector<TensorId> related = shape.tensors;
     for (TensorId id : shape.tensors) {
       if (IsInput(graph, id)) continue;
@@ -246,6 +282,7 @@ class TemplateMaker {
       }
       priced.tasks[t].cost = pricer_.Price(view);
       priced.tasks[t].stream = StreamNumber(task);
+      priced.tasks[t].after_compute = task.after_compute;
     }
     Connect(program, priced);
   }

@@ -16,13 +16,15 @@ namespace tessera {
 
 // What of the graph a block's programs depend on.
 struct BlockShape {
-  std::vector<NodeId> forward;    // its forward nodes
-  std::vector<TensorId> tensors;  // that its nodes touch, by first appearance
-  // The blocks whose decisions its programs depend on: itself, and those that
-  // touch one of its tensors, or a tensor whose layout a gradient sum over one
-  // of its tensors follows.
+  std::vector<NodeId> forward;  // its forward nodes
+  // That its nodes touch, by first appearance; then the weights of the blocks
+  // before and after it, which its programs may gather ahead of their use.
+  std::vector<TensorId> tensors;
+  // The blocks whose decisions its programs depend on: itself, its neighbours,
+  // those that touch one of its tensors, or a tensor whose layout a gradient
+  // sum over one of its tensors follows.
   std::vector<int> depends;
-  std::vector<size_t> weights;    // among `tensors`: index into Plan::weights
+  std::vector<size_t> weights;  // that its nodes touch: into Plan::weights
   // Its gradient sums that other blocks read: their layouts follow from more
   // than placements (the operands' layouts), so they are part of what readers
   // depend on.
@@ -31,8 +33,10 @@ struct BlockShape {
   int wiring = -1;
 };
 
-// One for each block. Empty when the graph's gradient sums do not run from the
-// last block to the first, so that templates cannot be found one by one.
+// One for each block. Empty where a block's layouts follow from those of a block
+// that is looked at later, so that templates cannot be found one by one from the
+// last block to the first: a gradient sum that an earlier block makes for a
+// later one, an addition that may pass on another block's partial sums.
 std::vector<BlockShape> ShapesOf(const Graph& graph);
 
 struct TemplatePort {
@@ -50,6 +54,7 @@ struct StreamKey {
 struct TemplateTask {
   TaskCost cost;
   int stream = 0;     // into BlockTemplate::streams
+  bool after_compute = false;  // Task::after_compute
   int first_dep = 0;  // a range of TemplateProgram::deps
   int last_dep = 0;
 };

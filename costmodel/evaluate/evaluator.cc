@@ -20,7 +20,8 @@ constexpr size_t kMaxStages = 2'000;
 
 std::string GigabyteText(int64_t bytes) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.1f GB", static_cast<double>(bytes) * 1e-9);
+  std::snprintf(text, sizeof text, "%.1f GB",
+                static_cast<double>(bytes) * 1e-9);
   return text;
 }
 
@@ -140,7 +141,6 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
     key.clear();
     key.push_back(shape.wiring);
     key.push_back(plan.microbatches);
-    key.push_back(b == 0 || groups[b - 1] != own);  // first of its group
     std::vector<GroupId> distinct;
     for (int depends : shape.depends) {
       const auto d = static_cast<size_t>(depends);

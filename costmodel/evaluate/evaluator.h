@@ -2,12 +2,13 @@
 // Evaluator: the fast price of a plan, for the search.
 //
 // Step time, memory, violations and sources are those of lowering the plan and
-// simulating it without sharing of links, to the picosecond and the byte:
-// the same programs (planner/lower), the same prices (price.h), the same rule
-// for when a task starts. What is saved is repetition: equal blocks are lowered
-// and priced once (block_template.h), a stage's microbatch is folded into a
-// small matrix once (stage.h), both remembered under exact keys. What costs time
-// on shared links is left out; the simulator has it.
+// simulating it without sharing of links, to the picosecond and the byte: the
+// same programs (planner/lower), the same prices (price.h), the same rule for
+// when a task starts. What is saved is repetition: equal blocks are lowered and
+// priced once (block_template.h), a stage's microbatch is folded into a small
+// matrix once (stage.h), both remembered under exact keys. A plan that cannot
+// be folded exactly is simulated instead. Time lost on shared links is left
+// out; the simulator has it.
 //
 // The breakdown is left empty: Explain fills it from a simulation.
 //

@@ -210,6 +210,7 @@ class StageBuilder {
       StageTask task;
       task.duration = from.cost.duration.picoseconds;
       task.stream = streams[static_cast<size_t>(from.stream)];
+      task.after_compute = from.after_compute;
       task.first_dep = static_cast<int>(out.deps.size());
       for (int d = from.first_dep; d < from.last_dep; ++d) {
         out.deps.push_back(first + program.deps[static_cast<size_t>(d)]);
@@ -336,7 +337,7 @@ class StageBuilder {
     stream_after.resize(stage_->streams.size(), false);
     stream_after[0] = true;
     const auto stream = static_cast<size_t>(task.stream);
-    bool is_after = stream_after[stream];
+    bool is_after = stream_after[stream] || task.after_compute;
     for (int d = task.first_dep; d < task.last_dep && !is_after; ++d) {
       const int dep = out.deps[static_cast<size_t>(d)];
       is_after = after[static_cast<size_t>(dep)];
@@ -461,12 +462,16 @@ class StageBuilder {
           row[c] = std::max(row[c], from[c]);
         }
       };
+      const auto follow = [&](size_t stream) {
+        if (last[stream] >= 0) {
+          join(last[stream]);
+        } else {
+          row[stream] = std::max<int64_t>(row[stream], 0);
+        }
+      };
       const auto stream = static_cast<size_t>(task.stream);
-      if (last[stream] >= 0) {
-        join(last[stream]);
-      } else {
-        row[stream] = 0;
-      }
+      follow(stream);
+      if (task.after_compute) follow(0);
       for (int d = task.first_dep; d < task.last_dep; ++d) {
         join(a.deps[static_cast<size_t>(d)]);
       }

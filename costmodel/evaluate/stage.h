@@ -67,7 +67,8 @@ struct StageTask {
   int last_dep = 0;
   int first_wait = 0;
   int last_wait = 0;
-  bool sums_squares = false;  // kSquareSum is later than its end
+  bool after_compute = false;  // waits until the compute stream is free
+  bool sums_squares = false;   // kSquareSum is later than its end
 };
 
 // Sparse max-plus matrix. Columns are the stage's streams, then the inputs.

@@ -104,7 +104,9 @@ class Step {
     for (const StageTransfer& t : fold.receives) {
       out.receives.push_back(link(t, false));
     }
-    for (const StageTransfer& t : fold.sends) out.sends.push_back(link(t, true));
+    for (const StageTransfer& t : fold.sends) {
+      out.sends.push_back(link(t, true));
+    }
     return out;
   }
 
@@ -144,6 +146,7 @@ class Step {
       const StageTask& task = fold.tasks[t];
       int64_t& free_at = run.free_at[static_cast<size_t>(task.stream)];
       int64_t start = free_at;
+      if (task.after_compute) start = std::max(start, run.free_at[0]);
       for (int d = task.first_dep; d < task.last_dep; ++d) {
         const int dep = fold.deps[static_cast<size_t>(d)];
         start = std::max(start, ends[static_cast<size_t>(dep)]);

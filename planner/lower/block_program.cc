@@ -279,7 +279,7 @@ class ProgramBuilder {
   // ---- parameters that are stored cut (ZeRO stage 3)
 
   bool IsCut(TensorId weight) const {
-    return context_.weight_placement(weight).zero_stage >= 3 &&
+    return context_.ZeroStage(weight) >= 3 &&
            context_.replicas(weight)[0].group == group_id_;
   }
 
@@ -701,7 +701,7 @@ class ProgramBuilder {
   // Whether a weight's gradient is stored cut (ZeRO stages 2 and 3): then every
   // microbatch's is reduced, and the shards are summed.
   bool CutsGradient(TensorId weight) const {
-    return context_.weight_placement(weight).zero_stage >= 2;
+    return context_.ZeroStage(weight) >= 2;
   }
 
   void AccumulateCut() {

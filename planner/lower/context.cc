@@ -216,10 +216,15 @@ const WeightPlacement& LoweringContext::weight_placement(
   return plan_.weights[static_cast<size_t>(weight_index_[weight.index()])];
 }
 
+int LoweringContext::ZeroStage(TensorId weight) const {
+  const WeightPlacement& placement = weight_placement(weight);
+  return placement.zero_axes == 0 ? 0 : placement.zero_stage;
+}
+
 Layout LoweringContext::ParameterLayout(TensorId weight,
                                         const Replica& replica) const {
-  const bool cut = weight_placement(weight).zero_stage >= 3 &&
-                   &replica == &replicas(weight)[0];
+  const bool cut =
+      ZeroStage(weight) >= 3 && &replica == &replicas(weight)[0];
   return cut ? StateLayout(weight) : replica.layout;
 }
 
@@ -228,7 +233,7 @@ std::vector<TensorId> LoweringContext::CutWeights(int block, Pass pass) const {
   for (NodeId id : nodes_of_block(pass)[static_cast<size_t>(block)]) {
     for (TensorId tensor : graph_.node(id).operands) {
       if (graph_.tensor(tensor).kind == TensorKind::kWeight &&
-          weight_placement(tensor).zero_stage >= 3 &&
+          ZeroStage(tensor) >= 3 &&
           replicas(tensor)[0].group == group_of_block(block) &&
           std::find(weights.begin(), weights.end(), tensor) == weights.end()) {
         weights.push_back(tensor);
@@ -240,8 +245,7 @@ std::vector<TensorId> LoweringContext::CutWeights(int block, Pass pass) const {
 
 Layout LoweringContext::StateLayout(TensorId weight) const {
   Layout layout = replicas(weight)[0].layout;
-  const WeightPlacement& placement = weight_placement(weight);
-  if (placement.zero_stage >= 1) layout.flat = placement.zero_axes;
+  if (ZeroStage(weight) >= 1) layout.flat = weight_placement(weight).zero_axes;
   return layout;
 }
 

@@ -76,6 +76,8 @@ class LoweringContext {
     return replicas_.at(weight);
   }
   const WeightPlacement& weight_placement(TensorId weight) const;
+  // The stage at which the weight is really cut: 0 without axes to cut over.
+  int ZeroStage(TensorId weight) const;
   // The stored layout of the reduced gradient and the optimizer's state.
   Layout StateLayout(TensorId weight) const;
   // The stored layout of a replica's parameter: whole, or cut like the state

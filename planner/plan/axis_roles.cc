@@ -308,6 +308,21 @@ AxisSet ZeroAxes(const GraphIndex& index, const Plan& plan, size_t weight) {
                        UseOf(index, plan, index.graph->node(home).block));
 }
 
+bool IsTiedAcrossGroups(const GraphIndex& index, const Plan& plan,
+                        size_t weight) {
+  const auto& readers = index.readers[index.weights[weight].tensor.index()];
+  return std::any_of(
+      readers.begin(), readers.end(), [&](const GraphIndex::Use& use) {
+        return plan.ops[use.node.index()].group !=
+               plan.ops[readers[0].node.index()].group;
+      });
+}
+
+int HighestZeroStage(const GraphIndex& index, const Plan& plan, size_t weight,
+                     int wanted) {
+  return wanted > 1 && IsTiedAcrossGroups(index, plan, weight) ? 1 : wanted;
+}
+
 void SetZeroAxes(const GraphIndex& index, Plan& plan) {
   int known_block = -1;  // weights come in the order of their blocks
   AxisUse use;

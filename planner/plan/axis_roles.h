@@ -66,7 +66,15 @@ std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
 // node of its home block, and no more than leave every rank an element.
 AxisSet ZeroAxes(const GraphIndex& index, const Plan& plan, size_t weight);
 
-// Gives each weight the zero axes of ZeroAxes where its stage is 1.
+// Whether several groups read the weight: then its gradient and parameter are
+// stored whole, since the groups exchange them.
+bool IsTiedAcrossGroups(const GraphIndex& index, const Plan& plan,
+                        size_t weight);
+// `wanted`, or the highest stage below it that the weight allows.
+int HighestZeroStage(const GraphIndex& index, const Plan& plan, size_t weight,
+                     int wanted);
+
+// Gives each weight that has a stage the zero axes of ZeroAxes.
 void SetZeroAxes(const GraphIndex& index, Plan& plan);
 
 }  // namespace tessera

@@ -194,27 +194,35 @@ class Describer {
   }
 
   void Zero() {
-    std::map<int64_t, int64_t> elements;  // by the number of shards
+    std::map<std::pair<int, int64_t>, int64_t> elements;  // by stage, shards
     int64_t total = 0;
     for (size_t w = 0; w < plan_.weights.size(); ++w) {
       const GraphIndex::WeightUse& use = index_.weights[w];
       total += use.elements;
       const DeviceGroup& group =
           plan_.groups[plan_.ops[use.home.node.index()].group.index()];
-      elements[group.Size(plan_.weights[w].zero_axes)] += use.elements;
+      const WeightPlacement& placement = plan_.weights[w];
+      elements[{placement.zero_stage, group.Size(placement.zero_axes)}] +=
+          use.elements;
     }
-    std::string parts;
-    for (const auto& [shards, count] : elements) {
+    bool any = false;
+    for (const auto& [cut, count] : elements) {
+      const auto& [stage, shards] = cut;
       if (shards == 1) continue;
+      any = true;
+      static constexpr std::string_view kWhat[] = {
+          "", "optimizer state", "optimizer state and gradients",
+          "optimizer state, gradients and parameters"};
       const int64_t percent = (100 * count + total / 2) / total;
-      parts += (parts.empty() ? "" : ", ") + std::string("over ") +
+      text_ += "ZeRO-" + std::to_string(stage) + ": " +
+               std::string(kWhat[stage]) + " cut over " +
                std::to_string(shards) +
                (percent == 100 ? ""
                                : " for " + std::to_string(percent) +
-                                     "% of the parameters");
+                                     "% of the parameters") +
+               "\n";
     }
-    text_ += parts.empty() ? "optimizer state whole on every replica\n"
-                           : "ZeRO-1: optimizer state cut " + parts + "\n";
+    if (!any) text_ += "optimizer state whole on every replica\n";
   }
 
   void Batch() {

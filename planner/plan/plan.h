@@ -28,8 +28,10 @@ struct OpPlacement {
 };
 
 // How a weight is stored along the axes of its group on which it is
-// replicated. The optimizer's state is cut over `zero_axes`; stage 0 cuts
-// nothing, stage 1 cuts the state (Rajbhandari et al. 2020).
+// replicated (Rajbhandari et al. 2020). Stage 0 cuts nothing; stage 1 cuts the
+// optimizer's state over `zero_axes`, stage 2 the gradient too (each
+// microbatch's is reduced), stage 3 the parameter too (gathered one block ahead
+// of its use, in each pass).
 struct WeightPlacement {
   int zero_stage = 0;
   AxisSet zero_axes = 0;

@@ -65,7 +65,7 @@ Result<void> ReadOne(std::string_view value, Strategy& strategy) {
 }
 
 Result<void> ReadZero(std::string_view value, Strategy& strategy) {
-  TESSERA_TRY(strategy.zero, ReadNumber(value, 0, 1, "0 or 1"));
+  TESSERA_TRY(strategy.zero, ReadNumber(value, 0, 3, "0, 1, 2 or 3"));
   return {};
 }
 
@@ -330,7 +330,11 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
       if (!unused.empty()) return EmptyShard(index, unused[0], strategy);
     }
   }
-  plan.weights.assign(index.weights.size(), {strategy.zero, 0});
+  plan.weights.assign(index.weights.size(), {});
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    plan.weights[w].zero_stage =
+        HighestZeroStage(index, plan, w, strategy.zero);
+  }
   SetZeroAxes(index, plan);
   const std::vector<Error> errors = Validate(index, cluster, plan);
   if (!errors.empty()) return errors[0].At("strategy");

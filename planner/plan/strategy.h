@@ -32,7 +32,8 @@ struct Strategy {
   int cp = 1;
   int ep = 1;       // only 1: no operator has an expert factor
   int mbs = 1;      // samples of a microbatch on each data-parallel replica
-  int zero = 0;     // ZeRO stage: 0 or 1
+  int zero = 0;     // ZeRO stage, 0 to 3; 1 at most where several stages read
+                    // a weight
   bool sp = false;  // norms, dropout and residuals split the sequence over tp
   std::string recompute = "none";  // only "none" is lowered
   std::string schedule = "1f1b";   // a row of planner/schedule

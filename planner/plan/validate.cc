@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "planner/plan/axis_roles.h"
 #include "planner/schedule/pipeline_schedule.h"
 
 namespace tessera {
@@ -281,9 +282,16 @@ class Validator {
                  std::string(field),
              std::move(message));
       };
-      if (placement.zero_stage < 0 || placement.zero_stage > 1) {
+      if (placement.zero_stage < 0 || placement.zero_stage > 3) {
         fail("zero_stage", "is " + std::to_string(placement.zero_stage) +
-                               ": expected 0 or 1");
+                               ": expected 0, 1, 2 or 3");
+        continue;
+      }
+      if (placement.zero_stage > 1 && stages_ok_ &&
+          IsTiedAcrossGroups(index_, plan_, w)) {
+        fail("zero_stage",
+             "is " + std::to_string(placement.zero_stage) +
+                 " of a weight that several groups read: expected 0 or 1");
         continue;
       }
       if (placement.zero_axes == 0) continue;

@@ -56,10 +56,11 @@ std::vector<std::vector<Strategy>> DataParallel(const SearchSpace& space) {
   return {WithSamples(space, strategy)};
 }
 
+template <int kStage>
 std::vector<std::vector<Strategy>> ZeroDataParallel(const SearchSpace& space) {
   Strategy strategy;
   strategy.dp = Devices(space);
-  strategy.zero = 1;
+  strategy.zero = kStage;
   return {WithSamples(space, strategy)};
 }
 
@@ -109,7 +110,7 @@ std::vector<Strategy> UniformStrategies(const SearchSpace& space) {
   for (int tp : Divisors(devices, space.least_devices_of_node)) {
     for (int pp : Divisors(devices / tp, blocks)) {
       const int dp = devices / tp / pp;
-      for (int zero = 0; zero <= (dp > 1 ? 1 : 0); ++zero) {
+      for (int zero = 0; zero <= (dp > 1 ? 3 : 0); ++zero) {
         for (int sp = 0; sp <= (tp > 1 ? 1 : 0); ++sp) {
           for (const PipelineSchedule& schedule : Schedules()) {
             Strategy strategy;
@@ -163,7 +164,15 @@ std::span<const Expert> Experts() {
   static constexpr std::array kExperts = {
       Expert{"DDP", "data parallelism over all devices", DataParallel},
       Expert{"ZeRO-1", "data parallelism over all devices, optimizer state cut",
-             ZeroDataParallel},
+             ZeroDataParallel<1>},
+      Expert{"ZeRO-2",
+             "data parallelism over all devices, optimizer state and gradients "
+             "cut",
+             ZeroDataParallel<2>},
+      Expert{"ZeRO-3",
+             "data parallelism over all devices, optimizer state, gradients "
+             "and parameters cut",
+             ZeroDataParallel<3>},
       Expert{"Megatron",
              "tensor parallelism within the node, then pipeline stages until "
              "it fits, then data parallelism (Narayanan et al. 2021)",

@@ -25,8 +25,8 @@ struct Candidate {
 bool Better(const Evaluation& a, const Evaluation& b);
 
 // Uniform strategies that give valid plans: tensor parallelism within a node,
-// any pipeline, microbatches of up to kMostSamples samples on a replica, ZeRO-1
-// where there is data parallelism, sequence parallelism where there is tensor
+// any pipeline, microbatches of up to kMostSamples samples on a replica, every ZeRO
+// stage where there is data parallelism, sequence parallelism where there is tensor
 // parallelism, every schedule where there is a pipeline. In a fixed order whose
 // beginnings cover all of them evenly, for who runs out of time.
 inline constexpr int kMostSamples = 64;
@@ -57,7 +57,7 @@ struct Expert {
   std::vector<std::vector<Strategy>> (*choices)(const SearchSpace& space);
 };
 
-// "DDP", "ZeRO-1" and "Megatron".
+// "DDP", "ZeRO-1" to "ZeRO-3" and "Megatron".
 std::span<const Expert> Experts();
 
 // The choice of every expert who has a valid plan, in the order of Experts();

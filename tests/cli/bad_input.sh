@@ -22,21 +22,52 @@ fails 2 "no-such.json" \
 head -c 300 "$config" >"$work/cut.json"
 fails 2 "cut.json:[0-9]+:[0-9]+" simulate "${cpu[@]}" \
   --model "$work/cut.json" --global-batch 8 --seq-len 16
+# y = gelu(x), x = gelu(y).
 cat >"$work/cycle.txtpb" <<'GRAPH'
 schema_version: 1
 name: "cycle"
-blocks { name: "b" nodes { op: "gelu" name: "a" operands: "y" results: "x" } }
+global_batch: 4
+seq_len: 1
+dtype: "fp32"
+blocks: "all"
+tensors { name: "x" kind: TENSOR_KIND_ACTIVATION shape: 4 dtype: "fp32" }
+tensors { name: "y" kind: TENSOR_KIND_ACTIVATION shape: 4 dtype: "fp32" }
+nodes { name: "a" op: "gelu" rule: "b->b" operands: "x" results: "y" block: "all" }
+nodes { name: "b" op: "gelu" rule: "b->b" operands: "y" results: "x" block: "all" }
+loss: "y"
 GRAPH
-fails 2 "cycle.txtpb" simulate "${cpu[@]}" --model "$work/cycle.txtpb"
-fails 2 "global_batch|global-batch|batch" \
+fails 2 "cycle.txtpb: nodes.*(before it is produced|cycle)" \
+  simulate "${cpu[@]}" --model "$work/cycle.txtpb"
+fails 2 "needs --global-batch" \
   simulate "${cpu[@]}" --model "$config" --seq-len 16
 fails 2 "n_positions" \
   simulate "${cpu[@]}" --model "$config" --global-batch 8 --seq-len 100000
 
 # Clusters.
-fails 2 "unknown cluster 'dgx-a100-80g'.*did you mean 'dgx-a100-80gb'|dgx-a100-80g" \
+fails 2 "unknown cluster 'dgx-a100-80g'; did you mean 'dgx-a100-80gb'\?" \
   simulate "${tiny[@]}" --cluster dgx-a100-80g:4
 fails 2 "no-such.txtpb" simulate "${tiny[@]}" --cluster no-such.txtpb
+
+cat >"$work/slow.txtpb" <<'CLUSTER'
+schema_version: 1
+name: "slow"
+device_types {
+  name: "d" source: "test" memory_bytes: 1000000000
+  peak_fp32_flops_per_second: 1e12 memory_bandwidth_bytes_per_second: 1e11
+  compute_efficiency: 0.5 memory_efficiency: 0.5 launch_overhead_seconds: 1e-6
+}
+link_types {
+  name: "l" source: "test" bandwidth_bytes_per_second: 0 latency_seconds: 1e-6
+}
+vertices { kind: VERTEX_KIND_DEVICE name: "d0" }
+vertices { kind: VERTEX_KIND_DEVICE name: "d1" }
+devices { device_type: 0 vertex: 0 node: 0 }
+devices { device_type: 0 vertex: 1 node: 0 }
+links { from_vertex: 0 to_vertex: 1 link_type: 0 }
+links { from_vertex: 1 to_vertex: 0 link_type: 0 }
+CLUSTER
+fails 2 "slow.txtpb: link_types\[0\].bandwidth_bytes_per_second" \
+  simulate "${tiny[@]}" --cluster "$work/slow.txtpb"
 
 # Strategies and plans.
 fails 2 "--strategy" simulate "${tiny[@]}" "${cpu[@]}" --strategy tpp=4

@@ -1,11 +1,14 @@
 // The evaluator against lowering and simulating the whole step: the same step
 // time to the picosecond and the same memory to the byte, on random plans.
+// Where every GPU has its own way out of the host, sharing links adds at most
+// 3 %; within a cube mesh of NVLinks it may add more.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <fstream>
+#include <set>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/memory/peak_memory.h"
@@ -69,7 +72,7 @@ std::optional<Plan> RandomStrategy(const Graph& graph, const Cluster& cluster,
   strategy.pp = Pick(rng, {1, 2, 3, 4});
   strategy.cp = Pick(rng, {1, 1, 2});
   strategy.mbs = Pick(rng, {1, 2, 4});
-  strategy.zero = Pick(rng, {0, 1});
+  strategy.zero = Pick(rng, {0, 1, 2, 3});
   strategy.sp = strategy.tp > 1 && Pick(rng, {0, 1}) == 1;
   strategy.schedule = Pick(rng, {0, 1}) == 1 ? "1f1b" : "gpipe";
   auto plan = PlanFromStrategy(graph, cluster, strategy);
@@ -110,7 +113,8 @@ struct Case {
   const char* name;
   Graph (*graph)();
   const char* cluster;
-  double tolerance;  // of sharing links
+  double tolerance;  // of what sharing links may add
+  TrainingOptions options = {};
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
@@ -121,12 +125,13 @@ TEST_P(EvaluatorVsSimulator, Agree) {
   const Case& c = GetParam();
   const Graph graph = c.graph();
   const Cluster cluster = MakeCluster(c.cluster).value();
-  TrainingOptions options;
+  const TrainingOptions& options = c.options;
   Rng rng(7);
   const Evaluator evaluator(graph, cluster, nullptr, options);
   const SearchSpace space(graph, cluster);
   double worst = 0;
   int pipelines = 0;
+  std::set<Duration> times;
   for (int made = 0; made < kPlansPerCase;) {
     auto plan = RandomStrategy(graph, cluster, rng);
     if (!plan) continue;
@@ -146,6 +151,7 @@ TEST_P(EvaluatorVsSimulator, Agree) {
             .value();
     EXPECT_EQ(fast.step_time.picoseconds, exact.step_time.picoseconds) << text;
     EXPECT_EQ(fast.memory, PeakMemory(tasks)) << text;
+    times.insert(fast.step_time);
     const Timeline shared = Simulator(evaluator.pricer()).Run(tasks).value();
     EXPECT_GE(shared.step_time, exact.step_time) << text;
     const double error =
@@ -159,11 +165,11 @@ TEST_P(EvaluatorVsSimulator, Agree) {
       EXPECT_EQ(fresh.Evaluate(*plan), fast) << text;
     }
   }
-  EXPECT_GT(pipelines, 0);
+  // The plans are of many kinds, and none had to be simulated.
+  EXPECT_GT(pipelines, kPlansPerCase / 4);
+  EXPECT_GT(times.size(), kPlansPerCase / 2u);
   EXPECT_EQ(evaluator.simulated(), 0);
-  RecordProperty("worst_sharing_error", std::to_string(worst));
-  std::cout << c.name << ": sharing links costs at most " << 100 * worst
-            << " %\n";
+  RecordProperty("worst_sharing_percent", std::to_string(100 * worst));
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -178,6 +184,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"gpt2_cpu", Gpt2, "local-cpu:4", 0.03},
         Case{"llama_cpu", [] { return Llama(DType::kFloat32); }, "local-cpu:8",
              0.03},
+        Case{"llama_sgd_unclipped", [] { return Llama(DType::kFloat64); },
+             "dgx-h100:1", 0.03, {.optimizer = "sgd", .clip = 0}},
         Case{"gpt2_v100", Gpt2, "dgx1-v100-32gb:1", 1.0},
         Case{"llama_v100", [] { return Llama(DType::kFloat16); },
              "dgx1-v100-32gb:2x4", 1.0}),

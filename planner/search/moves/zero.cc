@@ -1,11 +1,16 @@
-// Switches ZeRO-1 for one weight, for its like in equal blocks or for all
-// weights. They must agree before, as they do after. Symmetric: weight and
-// reach are uniform.
+// Changes the ZeRO stage of one weight, of its like in equal blocks or of all
+// weights. They must agree before, as they do after, but for weights that
+// several groups read, which follow as far as they can. Symmetric: weight,
+// reach and the new stage are uniform, and a weight that several groups read
+// changes alone.
 
+#include "planner/plan/axis_roles.h"
 #include "planner/search/moves/scope.h"
 
 namespace tessera {
 namespace {
+
+constexpr uint32_t kStages = 4;  // 0 to 3
 
 std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
                                 Rng& rng) {
@@ -18,7 +23,13 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
     return index
         .block_class[static_cast<size_t>(index.graph->node(use.node).block)];
   };
+  if (reach != 0 && IsTiedAcrossGroups(index, plan, chosen)) {
+    return std::nullopt;
+  }
   const int stage = plan.weights[chosen].zero_stage;
+  const int wanted =
+      (stage + 1 + static_cast<int>(rng.Below(kStages - 1))) %
+      static_cast<int>(kStages);
   Plan candidate = plan;
   for (size_t w = 0; w < index.weights.size(); ++w) {
     const GraphIndex::Use& other = index.weights[w].home;
@@ -27,8 +38,12 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
                           index.position[home.node.index()] &&
                       other.operand == home.operand;
     if (w != chosen && reach != 2 && !(reach == 1 && like)) continue;
-    if (plan.weights[w].zero_stage != stage) return std::nullopt;
-    candidate.weights[w].zero_stage = 1 - stage;
+    if (plan.weights[w].zero_stage !=
+        HighestZeroStage(index, plan, w, stage)) {
+      return std::nullopt;
+    }
+    candidate.weights[w].zero_stage =
+        HighestZeroStage(index, plan, w, wanted);
   }
   return Finish(space, plan, std::move(candidate), 0);
 }
@@ -36,6 +51,6 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
 }  // namespace
 
 extern const Move kZero;
-const Move kZero = {"zero", "ZeRO-1 of a weight, its like or all", 2, Propose};
+const Move kZero = {"zero", "ZeRO stage of a weight, its like or all", 2, Propose};
 
 }  // namespace tessera

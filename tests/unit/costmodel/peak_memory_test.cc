@@ -6,12 +6,12 @@ namespace tessera {
 namespace {
 
 // A parameter of 100 elements (400 bytes) for the whole step; an input of 10
-// (40) that one task reads to make an activation of 30, split in two (60), and
-// its sum in place; a message of 5 (20) at the end.
-//   load      400 + 40
-//   compute   400 + 40 + 60 = 500, then the input ends
-//   in place  400 + 60
-//   send      400 + 60 + 20 = 480: the activation is read once more
+// (40) of which one task makes an activation of 30, split in two (60), that is
+// reduced in place and of which a copy of 5 (20) is made.
+//   load     400 + 40
+//   compute  400 + 40 + 60 = 500, then the input ends
+//   reduce   400 + 60
+//   copy     400 + 60 + 20 = 480
 TEST(PeakMemory, FollowsLifetimesInIssueOrder) {
   TaskGraph tasks;
   DeviceGroup group;

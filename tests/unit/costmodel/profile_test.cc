@@ -68,7 +68,8 @@ TEST(ProfileIo, RefusesWhatMakesNoSense) {
       "rows { name: 'gelu' dtype: 'fp32' device: 'd' ranks: 1 nodes: 1 "
       "rule: 'bsh->bsh' extents: [1, 2, 3] median_seconds: 1e-6 samples: 3 }\n";
   EXPECT_EQ(ErrorOf(good), "");
-  EXPECT_THAT(ErrorOf(good + good), HasSubstr("rows[1]: the same was measured"));
+  EXPECT_THAT(ErrorOf(good + good),
+              HasSubstr("rows[1]: the same was measured"));
   const auto with = [&](const std::string& from, const std::string& to) {
     std::string text = good;
     text.replace(text.find(from), from.size(), to);

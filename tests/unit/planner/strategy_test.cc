@@ -79,7 +79,7 @@ TEST(ParseStrategy, SaysWhatIsSupported) {
     const auto strategy = ParseStrategy(text);
     return strategy ? "none" : strategy.error().ToString();
   };
-  EXPECT_EQ(error("zero=2"), "zero: is '2': expected 0 or 1");
+  EXPECT_EQ(error("zero=4"), "zero: is '4': expected 0, 1, 2 or 3");
   EXPECT_EQ(error("vp=2"), "vp: is '2': expected 1");
   EXPECT_EQ(error("ep=4"), "ep: is '4': expected 1");
   EXPECT_EQ(error("recompute=full"), "recompute: is 'full': expected none");

@@ -187,9 +187,9 @@ TEST_F(ValidateTest, BlocksAreOnOneGroupAndSendForward) {
 
 TEST_F(ValidateTest, WeightsAreCutWhereTheyAreReplicated) {
   EXPECT_THAT(
-      After("tp=2,zero=1", [](Plan& plan) { plan.weights[0].zero_stage = 3; }),
-      HasSubstr("weights[0] 'table'.zero_stage: is 3: expected 0 or "
-                "1"));
+      After("tp=2,zero=1", [](Plan& plan) { plan.weights[0].zero_stage = 4; }),
+      HasSubstr("weights[0] 'table'.zero_stage: is 4: expected 0, 1, "
+                "2 or 3"));
   EXPECT_THAT(
       After("tp=2,zero=1", [](Plan& plan) { plan.weights[0].zero_stage = 0; }),
       HasSubstr("weights[0] 'table'.zero_axes: stage 0 cuts nothing"));
@@ -212,8 +212,8 @@ TEST_F(ValidateTest, AllProblemsAtOnce) {
     plan.schedule = "none";
     plan.microbatches = 3;
     plan.ops[norm].axes[FactorOf(norm, 'h')] = 4;
-    plan.weights[1].zero_stage = 2;
-    plan.weights[2].zero_stage = 2;
+    plan.weights[1].zero_stage = 4;
+    plan.weights[2].zero_stage = -1;
   });
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 5) << text;
 }

@@ -71,8 +71,7 @@ TEST(VerbsTest, EveryFlagExistsAndIsListedOnce) {
     std::vector<std::string_view> seen;
     for (const std::string_view flag : verb.flags) {
       EXPECT_EQ(FlagNamed(flag).name, flag);
-      EXPECT_THAT(seen, ::testing::Not(::testing::Contains(flag)))
-          << verb.name;
+      EXPECT_THAT(seen, ::testing::Not(::testing::Contains(flag))) << verb.name;
       seen.push_back(flag);
     }
     for (const std::string_view flag : verb.required) {

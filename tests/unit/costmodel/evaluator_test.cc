@@ -1,0 +1,130 @@
+#include "costmodel/evaluate/evaluator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "planner/io/importer.h"
+#include "planner/plan/strategy.h"
+#include "planner/topology/topologies.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Graph Gpt2(const std::string& size, int64_t seq_len, DType dtype) {
+  ImportOptions options;
+  options.global_batch = 32;
+  options.seq_len = seq_len;
+  options.dtype = dtype;
+  return Differentiate(ImportModel(std::string(TESSERA_EXAMPLES) +
+                                       "/models/" + size + "/config.json",
+                                   options)
+                           .value())
+      .value();
+}
+
+Plan Uniform(const Graph& graph, const Cluster& cluster,
+             std::string_view strategy) {
+  return PlanFromStrategy(graph, cluster, ParseStrategy(strategy).value())
+      .value();
+}
+
+// 1.56e9 parameters at 2 + 4 + 4 + 4 + 4 bytes (bf16 and its fp32 gradient,
+// master and moments) are 28 GB, which a V100 with 16 GB lacks, as it lacks
+// bf16.
+TEST(Evaluator, SaysWhatDoesNotFit) {
+  const Graph graph = Gpt2("gpt2-xl", 64, DType::kBFloat16);
+  const Cluster cluster = MakeCluster("p3.16xlarge:1x1").value();
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const Evaluation result = evaluator.Evaluate(Uniform(graph, cluster, ""));
+  EXPECT_FALSE(result.feasible());
+  EXPECT_GT(result.overflow.value, 28'000'000'000 - 17'000'000'000);
+  EXPECT_THAT(result.violations,
+              ElementsAre(HasSubstr("v100-sxm2-16gb does not compute in bf16"),
+                          HasSubstr("largest: optimizer 18.7 GB")));
+  EXPECT_GT(result.step_time, Duration{});
+}
+
+TEST(Evaluator, ExplainsAllOfTheStep) {
+  const Graph graph = Gpt2("gpt2-tiny", 64, DType::kFloat32);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1").value();
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const Plan plan = Uniform(graph, cluster, "pp=2,tp=2,mbs=2");
+  const Evaluation fast = evaluator.Evaluate(plan);
+  Evaluation explained = evaluator.Explain(plan, /*share_links=*/false);
+  EXPECT_EQ(explained.breakdown.total(), explained.step_time);
+  EXPECT_GT(explained.breakdown.idle, Duration{});
+  EXPECT_GT(explained.breakdown.all_reduce, Duration{});
+  EXPECT_EQ(explained.sources.analytical, 1);
+  explained.breakdown = {};
+  EXPECT_EQ(explained, fast);
+}
+
+// One measured matrix product: others of up to four times its size either way
+// follow from it, in proportion; the rest stays with the model.
+TEST(Evaluator, CountsItsSources) {
+  const Graph graph = Gpt2("gpt2-tiny", 64, DType::kFloat32);
+  const Cluster cluster = MakeCluster("local-cpu:1").value();
+  const Plan plan = Uniform(graph, cluster, "mbs=32");
+  const auto model = Evaluator(graph, cluster, nullptr, {}).Evaluate(plan);
+  ProfileDb profile;
+  // The head: 32 samples of 64 tokens, 256 wide, 256 words; a second.
+  ProfileKey key;
+  key.name = "linear";
+  key.device = "cpu-core";
+  for (const Node& node : graph.nodes) {
+    if (node.op->name == "linear" &&
+        graph.blocks[static_cast<size_t>(node.block)] == "head") {
+      key.rule = node.rule.ToString();
+    }
+  }
+  key.extents = {32, 64, 256, 256};
+  profile.rows[key] = {1.0, 0, 1};
+  const auto measured = Evaluator(graph, cluster, &profile, {}).Evaluate(plan);
+  EXPECT_GT(measured.step_time.seconds(), model.step_time.seconds() + 0.9);
+  EXPECT_GT(measured.sources.measured, 0);
+  EXPECT_GT(measured.sources.interpolated, measured.sources.measured);
+  EXPECT_GT(measured.sources.analytical, 0);
+  EXPECT_NEAR(measured.sources.measured + measured.sources.interpolated +
+                  measured.sources.analytical,
+              1, 1e-12);
+  EXPECT_EQ(measured.memory, model.memory);
+}
+
+TEST(Evaluator, GivesTheSameBitsOnManyThreads) {
+  const Graph graph = Gpt2("gpt2-tiny", 64, DType::kFloat32);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:2").value();
+  std::vector<Plan> plans;
+  for (const char* strategy :
+       {"", "tp=2", "tp=4,zero=1", "pp=2,tp=2", "pp=4,tp=2,sp=1", "pp=2,mbs=2",
+        "tp=8,sp=1", "pp=4,schedule=gpipe"}) {
+    plans.push_back(Uniform(graph, cluster, strategy));
+  }
+  const Evaluator alone(graph, cluster, nullptr, {});
+  std::vector<Evaluation> expected;
+  for (const Plan& plan : plans) expected.push_back(alone.Evaluate(plan));
+
+  const Evaluator shared(graph, cluster, nullptr, {});
+  std::vector<std::vector<Evaluation>> found(4);
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < found.size(); ++t) {
+    threads.emplace_back([&, t] {
+      for (size_t i = 0; i < plans.size(); ++i) {
+        found[t].push_back(shared.Evaluate(plans[(i + t) % plans.size()]));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t t = 0; t < found.size(); ++t) {
+    for (size_t i = 0; i < plans.size(); ++i) {
+      EXPECT_EQ(found[t][i], expected[(i + t) % plans.size()]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera
