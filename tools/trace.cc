@@ -94,12 +94,12 @@ std::string ChromeTrace(const TaskGraph& tasks, const Graph& graph,
   std::vector<std::string> lines;
   std::map<Stream, int> threads;
   std::map<int, std::string> processes;
-  const auto add = [&](const Span& span, int process, std::string name) {
+  const auto add = [&](const Span& span, int process, const std::string& name) {
     const Task& task = tasks.task(span.task);
     const Stream stream = {process, span.group, span.stream, span.axes};
     const auto [thread, is_new] =
         threads.try_emplace(stream, static_cast<int>(threads.size()));
-    processes.try_emplace(process, std::move(name));
+    processes.try_emplace(process, name);
     Json args = Json::Object({{"task", span.task.value}});
     if (task.microbatch >= 0) args.Set("microbatch", task.microbatch);
     lines.push_back(Json::Object({{"name", NameOf(tasks, graph, span.task)},

@@ -33,10 +33,10 @@ struct BlockShape {
   int wiring = -1;
 };
 
-// One for each block. Empty where a block's layouts follow from those of a block
-// that is looked at later, so that templates cannot be found one by one from the
-// last block to the first: a gradient sum that an earlier block makes for a
-// later one, an addition that may pass on another block's partial sums.
+// One for each block. Empty where a block's layouts follow from those of a
+// block that is looked at later, so that templates cannot be found one by one
+// from the last block to the first: a gradient sum that an earlier block makes
+// for a later one, an addition that may pass on another block's partial sums.
 std::vector<BlockShape> ShapesOf(const Graph& graph);
 
 struct TemplatePort {

@@ -17,25 +17,29 @@ std::optional<Cost> Measured(const CostQuery& query, const ProfileDb* profile) {
 // How far beyond the measured sizes a kernel's time is still believed.
 constexpr double kReach = 4;
 
+// Rows whose work differs by less say more about the noise of measuring than
+// about the slope between them; they count as one, their mean.
+constexpr double kAlike = 1.1;
+
 struct Point {
   double work = 0;
   double seconds = 0;
 };
 
-// Sorted by work; rows of equal work become one, their mean.
+// Sorted by work; rows of like work become one, their mean.
 void Normalise(std::vector<Point>& points) {
-  std::ranges::sort(points, {}, [](const Point& p) {
-    return std::pair(p.work, p.seconds);
-  });
+  std::ranges::sort(
+      points, {}, [](const Point& p) { return std::pair(p.work, p.seconds); });
   size_t kept = 0;
   for (size_t i = 0; i < points.size();) {
-    size_t end = i;
-    double sum = 0;
-    for (; end < points.size() && points[end].work == points[i].work; ++end) {
-      sum += points[end].seconds;
+    const double most = points[i].work * kAlike;
+    Point sum;
+    double count = 0;
+    for (; i < points.size() && points[i].work <= most; ++i, ++count) {
+      sum.work += points[i].work;
+      sum.seconds += points[i].seconds;
     }
-    points[kept++] = {points[i].work, sum / static_cast<double>(end - i)};
-    i = end;
+    points[kept++] = {sum.work / count, sum.seconds / count};
   }
   points.resize(kept);
 }
@@ -45,6 +49,10 @@ size_t SegmentOf(const std::vector<Point>& points, double work) {
   size_t right = 1;
   while (right + 1 < points.size() && points[right].work < work) ++right;
   return right;
+}
+
+double Outer(double slope) {
+  return std::clamp(slope, 0.0, 1.0);
 }
 
 std::optional<double> InterpolateKernel(const CostQuery& query,
@@ -71,8 +79,10 @@ std::optional<double> InterpolateKernel(const CostQuery& query,
   const size_t right = SegmentOf(points, *work);
   const Point& a = points[right - 1];
   const Point& b = points[right];
-  const double slope =
-      std::log(b.seconds / a.seconds) / std::log(b.work / a.work);
+  double slope = std::log(b.seconds / a.seconds) / std::log(b.work / a.work);
+  // Beyond the ends time grows with the work, and at most as fast.
+  if (*work > b.work) return b.seconds * std::pow(*work / b.work, Outer(slope));
+  if (*work < a.work) slope = Outer(slope);
   return a.seconds * std::pow(*work / a.work, slope);
 }
 
@@ -82,8 +92,8 @@ std::optional<double> InterpolateCollective(const CostQuery& query,
   std::vector<Point> points;
   const auto [begin, end] = profile.Family(query.key);
   for (auto row = begin; row != end; ++row) {
-    points.push_back({static_cast<double>(row->first.payload.value),
-                      row->second.median_s});
+    points.push_back(
+        {static_cast<double>(row->first.payload.value), row->second.median_s});
   }
   if (points.empty()) return std::nullopt;
   Normalise(points);
@@ -102,9 +112,8 @@ std::optional<double> InterpolateCollective(const CostQuery& query,
 std::optional<Cost> Interpolated(const CostQuery& query,
                                  const ProfileDb* profile) {
   if (profile == nullptr) return std::nullopt;
-  const auto seconds = query.collective
-                           ? InterpolateCollective(query, *profile)
-                           : InterpolateKernel(query, *profile);
+  const auto seconds = query.collective ? InterpolateCollective(query, *profile)
+                                        : InterpolateKernel(query, *profile);
   if (!seconds) return std::nullopt;
   return Cost{*seconds, CostSource::kInterpolated};
 }

@@ -1,7 +1,8 @@
 // The evaluator against lowering and simulating the whole step: the same step
 // time to the picosecond and the same memory to the byte, on random plans.
-// Where every GPU has its own way out of the host, sharing links adds at most
-// 3 %; within a cube mesh of NVLinks it may add more.
+// Where GPUs meet at a switch and have their own way out of the host, sharing
+// links adds at most 3 %; in a cube mesh of NVLinks, or where ranks share the
+// memory of a host, it may add more.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -181,14 +182,14 @@ INSTANTIATE_TEST_SUITE_P(
              [] { return Llama(DType::kBFloat16); }, "dgx-h100:2x4", 0.03},
         Case{"llama_a100_four_nodes", [] { return Llama(DType::kBFloat16); },
              "dgx-a100-80gb:4x2", 0.03},
-        Case{"gpt2_cpu", Gpt2, "local-cpu:4", 0.03},
+        Case{"gpt2_cpu", Gpt2, "local-cpu:4", 0.2},
         Case{"llama_cpu", [] { return Llama(DType::kFloat32); }, "local-cpu:8",
-             0.03},
+             0.2},
         Case{"llama_sgd_unclipped", [] { return Llama(DType::kFloat64); },
              "dgx-h100:1", 0.03, {.optimizer = "sgd", .clip = 0}},
-        Case{"gpt2_v100", Gpt2, "dgx1-v100-32gb:1", 1.0},
+        Case{"gpt2_v100", Gpt2, "dgx1-v100-32gb:1", 0.2},
         Case{"llama_v100", [] { return Llama(DType::kFloat16); },
-             "dgx1-v100-32gb:2x4", 1.0}),
+             "dgx1-v100-32gb:2x4", 0.2}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -85,6 +85,24 @@ TEST(Sources, MeasuredThenInterpolated) {
   EXPECT_EQ(PriceOf(query, &profile).source, CostSource::kAnalytical);
 }
 
+// Two rows of nearly one size whose times differ by noise: a line through them
+// would reach e^30 at twice the size. Their mean is 1.5 ms at 1000.5 rows.
+TEST(Sources, NoiseBetweenLikeSizesIsNoSlope) {
+  const DeviceType device = Device();
+  ProfileDb profile;
+  profile.rows[Linear(1000)] = {1e-3, 0, 5};
+  profile.rows[Linear(1001)] = {2e-3, 0, 5};
+  CostQuery query;
+  query.device = &device;
+  query.key = Linear(2001);
+  EXPECT_NEAR(PriceOf(query, &profile).seconds, 3e-3, 1e-9);
+  // Falling or steep at the end: flat, or in proportion beyond it.
+  profile.rows[Linear(500)] = {6e-3, 0, 5};
+  EXPECT_NEAR(PriceOf(query, &profile).seconds, 1.5e-3, 1e-9);
+  profile.rows[Linear(500)] = {1e-6, 0, 5};
+  EXPECT_NEAR(PriceOf(query, &profile).seconds, 3e-3, 1e-9);
+}
+
 // Rows of the same rule count before others of the kernel.
 TEST(Sources, RulesOfTheirOwnFirst) {
   const DeviceType device = Device();
