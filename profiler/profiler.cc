@@ -7,6 +7,7 @@
 #include <numeric>
 #include <string>
 
+#include "costmodel/source/cost_source.h"
 #include "planner/base/rng.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/model_config.h"
@@ -186,6 +187,43 @@ void AddRedistributions(ProfileDb& profile) {
   }
 }
 
+struct Case {
+  const ProfileKey* key = nullptr;
+  const KernelCase* kernel = nullptr;  // null for an exchange
+};
+
+// Exchanges first, then the kernels. Of kernels that do the same work of the
+// same rule in other shapes all but one come last, as interpolation does best
+// without them; otherwise they are in no order, so that what there is no time
+// for lies everywhere between what was timed.
+std::vector<Case> InOrder(const ProfileCases& cases) {
+  constexpr double kLikeWork = 1.1;  // as costmodel/source counts it
+  std::vector<Case> order;
+  for (const ProfileKey& key : cases.collectives) order.push_back({&key});
+  std::vector<Case> kernels;
+  for (const auto& [key, kernel] : cases.kernels) {
+    kernels.push_back({&key, &kernel});
+  }
+  Rng rng(0);
+  for (size_t i = kernels.size(); i > 1; --i) {
+    std::swap(kernels[i - 1], kernels[rng.Below(static_cast<uint32_t>(i))]);
+  }
+  std::vector<Case> last;
+  std::map<std::string, std::vector<double>> works;  // by kernel and rule
+  for (const Case& kernel : kernels) {
+    const ProfileKey& key = *kernel.key;
+    const double work = WorkOf(key).value_or(0);
+    std::vector<double>& known = works[key.name + " " + key.rule];
+    const bool like = std::ranges::any_of(known, [&](double other) {
+      return work <= other * kLikeWork && other <= work * kLikeWork;
+    });
+    (like ? last : order).push_back(kernel);
+    if (!like) known.push_back(work);
+  }
+  order.insert(order.end(), last.begin(), last.end());
+  return order;
+}
+
 JsonValue Number(double value) {
   JsonValue number;
   number.kind = JsonValue::Kind::kNumber;
@@ -313,26 +351,7 @@ Result<ProfilerResult> Profile(const ProfileCases& cases, CommWorld& world,
   std::iota(ranks.begin(), ranks.end(), 0);
   TESSERA_TRY(Communicator* const all, world.Group(ranks));
 
-  struct Case {
-    const ProfileKey* key;
-    const KernelCase* kernel;  // null for an exchange
-  };
-  std::vector<Case> order;
-  for (const auto& [key, kernel] : cases.kernels) {
-    order.push_back({&key, &kernel});
-  }
-  // In no order, so that what the time does not suffice for lies everywhere
-  // between what was timed.
-  Rng rng(0);
-  for (size_t i = order.size(); i > 1; --i) {
-    std::swap(order[i - 1], order[rng.Below(static_cast<uint32_t>(i))]);
-  }
-  std::vector<Case> exchanges;
-  for (const ProfileKey& key : cases.collectives) {
-    exchanges.push_back({&key, nullptr});
-  }
-  order.insert(order.begin(), exchanges.begin(), exchanges.end());
-
+  const std::vector<Case> order = InOrder(cases);
   // Behind the samples there is time for the first runs and for setting up.
   const double share =
       options.time_limit_s / static_cast<double>(order.size() * (kSamples + 4));

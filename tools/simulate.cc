@@ -3,6 +3,7 @@
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/simulate/simulator.h"
 #include "planner/io/file.h"
+#include "planner/io/timeline_io.h"
 #include "planner/lower/lower.h"
 #include "tools/inputs.h"
 #include "tools/step_report.h"
@@ -15,6 +16,9 @@ Result<int> RunSimulate(const Options& options) {
   if (!options.trace.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckWritable(options.trace, "--trace"));
   }
+  if (!options.output.empty()) {
+    TESSERA_RETURN_IF_ERROR(CheckWritable(options.output, "-o"));
+  }
   TESSERA_TRY(const Inputs inputs, ReadInputs(options));
   TESSERA_TRY(const Plan plan, PlanOrDataParallel(inputs));
   PrintWarnings(inputs);
@@ -22,14 +26,20 @@ Result<int> RunSimulate(const Options& options) {
   const Evaluator evaluator(inputs.graph, inputs.cluster,
                             inputs.profile_or_null(), options.training);
   const Evaluation step = evaluator.Explain(plan);
-  if (!options.trace.empty()) {
+  if (!options.trace.empty() || !options.output.empty()) {
     const TaskGraph tasks =
         Lower(inputs.graph, inputs.cluster, plan, options.training);
     TESSERA_TRY(const Timeline timeline,
                 Simulator(evaluator.pricer()).Run(tasks));
-    TESSERA_RETURN_IF_ERROR(WriteFileAtomically(
-        options.trace,
-        ChromeTrace(tasks, inputs.graph, inputs.cluster, timeline)));
+    if (!options.trace.empty()) {
+      TESSERA_RETURN_IF_ERROR(WriteFileAtomically(
+          options.trace,
+          ChromeTrace(tasks, inputs.graph, inputs.cluster, timeline)));
+    }
+    if (!options.output.empty()) {
+      TESSERA_RETURN_IF_ERROR(
+          WriteTimeline(options.output, tasks, inputs.graph, timeline));
+    }
   }
   if (options.json) {
     std::cout << StepJson(inputs.graph, inputs.cluster, plan, step).ToString()
@@ -39,6 +49,9 @@ Result<int> RunSimulate(const Options& options) {
     if (!options.trace.empty()) {
       std::cout << "  trace: " << options.trace
                 << " (open it in ui.perfetto.dev)\n";
+    }
+    if (!options.output.empty()) {
+      std::cout << "  timeline: " << options.output << "\n";
     }
   }
   return 0;

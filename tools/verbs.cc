@@ -91,7 +91,7 @@ std::span<const Verb> Verbs() {
        "",
        {"--model", "--cluster", "--plan", "--strategy", "--global-batch",
         "--seq-len", "--dtype", "--optimizer", "--lr", "--clip", "--profile",
-        "--trace", "--seed", "--json"},
+        "--trace", "-o", "--seed", "--json"},
        {"--model", "--cluster"},
        RunSimulate},
       {"run",
