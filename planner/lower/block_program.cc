@@ -39,13 +39,6 @@ CommKind CommKindOf(ReshardKind kind) {
   return CommKind::kRedistribute;
 }
 
-bool SameMesh(const DeviceGroup& a, const DeviceGroup& b) {
-  return std::equal(a.axes.begin(), a.axes.end(), b.axes.begin(), b.axes.end(),
-                    [](const MeshAxis& x, const MeshAxis& y) {
-                      return x.size == y.size;
-                    });
-}
-
 class ProgramBuilder {
  public:
   ProgramBuilder(const LoweringContext& context, int block, ProgramKind kind)

@@ -5,13 +5,6 @@
 namespace tessera {
 namespace {
 
-bool SameMesh(const DeviceGroup& a, const DeviceGroup& b) {
-  return std::equal(a.axes.begin(), a.axes.end(), b.axes.begin(), b.axes.end(),
-                    [](const MeshAxis& x, const MeshAxis& y) {
-                      return x.size == y.size;
-                    });
-}
-
 // `produced` with its partial sums resolved as the first reader wants them:
 // scattered where the reader splits, whole elsewhere. Axes that are not
 // partial stay as they are.

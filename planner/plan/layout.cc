@@ -32,6 +32,13 @@ int64_t DeviceGroup::Coordinate(int index, AxisSet set) const {
   return coordinate;
 }
 
+bool SameMesh(const DeviceGroup& a, const DeviceGroup& b) {
+  return std::equal(a.axes.begin(), a.axes.end(), b.axes.begin(), b.axes.end(),
+                    [](const MeshAxis& x, const MeshAxis& y) {
+                      return x.size == y.size;
+                    });
+}
+
 std::vector<std::vector<int>> Subgroups(const DeviceGroup& group,
                                         AxisSet axes) {
   const AxisSet others = group.all_axes() & ~axes;

@@ -43,6 +43,9 @@ struct DeviceGroup {
   bool operator==(const DeviceGroup&) const = default;
 };
 
+// Whether two groups have axes of the same sizes in the same order.
+bool SameMesh(const DeviceGroup& a, const DeviceGroup& b);
+
 // The positions (into `devices`) of the subgroups that span `axes`: ranks that
 // differ in coordinates of `axes` only, in the order of these coordinates.
 std::vector<std::vector<int>> Subgroups(const DeviceGroup& group, AxisSet axes);

@@ -70,7 +70,7 @@ class Enumerator {
       ++count_;
       return visit_(plan);
     }
-    for (int stage : {0, 1}) {
+    for (int stage : {0, 1, 2, 3}) {
       plan_.weights[weight] = {stage, 0};
       if (!StoreWeight(weight + 1)) return false;
     }

@@ -95,7 +95,7 @@ inline std::string StateOf(const Plan& plan) {
     for (AxisSet axes : op.axes) text += "," + std::to_string(axes);
   }
   for (const WeightPlacement& weight : plan.weights) {
-    text += weight.zero_stage ? "z" : "w";
+    text += std::to_string(weight.zero_stage);
   }
   return text;
 }

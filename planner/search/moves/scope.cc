@@ -12,12 +12,6 @@ GroupId GroupOfBlock(const SearchSpace& space, const Plan& plan, int block) {
   return nodes.empty() ? GroupId() : plan.ops[nodes[0].index()].group;
 }
 
-bool SameMesh(const DeviceGroup& a, const DeviceGroup& b) {
-  return std::equal(
-      a.axes.begin(), a.axes.end(), b.axes.begin(), b.axes.end(),
-      [](const MeshAxis& x, const MeshAxis& y) { return x.size == y.size; });
-}
-
 std::optional<std::vector<int>> BlocksIn(const SearchSpace& space,
                                          const Plan& plan, int block,
                                          Scope scope) {

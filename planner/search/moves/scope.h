@@ -21,9 +21,6 @@ inline constexpr uint32_t kScopes = 5;
 
 GroupId GroupOfBlock(const SearchSpace& space, const Plan& plan, int block);
 
-// Whether two groups have axes of the same sizes in the same order.
-bool SameMesh(const DeviceGroup& a, const DeviceGroup& b);
-
 // The blocks in `scope` of `block`, ascending, or nothing where their groups'
 // meshes differ. A change of placements alters no scope.
 std::optional<std::vector<int>> BlocksIn(const SearchSpace& space,

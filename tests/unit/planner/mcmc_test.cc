@@ -69,8 +69,8 @@ TEST(Mcmc, VisitsStatesByTheirBoltzmannWeight) {
   // Lookup b/v/h/none, dense b/i/v/none, count b/none, loss b/v/none is
   // 4*4*2*3 = 96 placements with 1 microbatch; with 2, of one sample, b cannot
   // be split but in count, which sees the whole batch: 3*3*2*2 = 36. Times
-  // four stages of ZeRO.
-  ASSERT_EQ(weights.size(), (96u + 36u) * 4u);
+  // four stages of ZeRO for each of two weights.
+  ASSERT_EQ(weights.size(), (96u + 36u) * 16u);
 
   // All moves but the one that leaves the mesh.
   std::vector<Move> moves;
@@ -104,9 +104,9 @@ TEST(Mcmc, VisitsStatesByTheirBoltzmannWeight) {
     chi += deviation * deviation;
     beyond_three_sigma += std::abs(deviation) > 3;
   }
-  // Of 528 states 0.27 % lie beyond three sigma by chance, 1.4; with batch
-  // means of 40 (Student's t) twice as many.
-  EXPECT_LE(beyond_three_sigma, 10);
+  // Of 2112 states 0.27 % lie beyond three sigma by chance, 6; with batch
+  // means of 40 (Student's t) twice as many, and more for counts this small.
+  EXPECT_LE(beyond_three_sigma, 40);
   // Mean of t^2 with 39 degrees of freedom is 39 / 37.
   EXPECT_NEAR(chi / static_cast<double>(weights.size()), 39.0 / 37, 0.35);
 }
