@@ -40,11 +40,12 @@ run $tessera simulate --plan out/gpt2-xl.plan.json "${xl[@]}" \
   --trace out/gpt2-xl.timeline.json
 
 heading "3. Profile this machine's own kernels and collectives, as 4 ranks"
-run $tessera profile --cluster local-cpu:4 -o out/local.profile.pb
-
-heading "4. Search a plan for a small GPT-2 on 4 ranks here, and train with it"
 tiny=(--model examples/models/gpt2-tiny/config.json
   --global-batch 16 --seq-len 128 --dtype fp32)
+run $tessera profile --cluster local-cpu:4 "${tiny[@]}" \
+  -o out/local.profile.pb
+
+heading "4. Search a plan for a small GPT-2 on 4 ranks here, and train with it"
 training=(--data examples/data/gpl-3.txt --steps 50 --seed 1)
 run $tessera search "${tiny[@]}" --cluster local-cpu:4 \
   --profile out/local.profile.pb -o out/gpt2-tiny.plan.json
