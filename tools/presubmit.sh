@@ -69,7 +69,8 @@ if ((${#host_sources[@]})); then
     done
   )
   if ((${#host_sources[@]})); then
-    check_with clang-tidy --quiet -p build/dev "${host_sources[@]}"
+    check_with clang-tidy --quiet -p build/dev \
+      --extra-arg=-Wno-unknown-warning-option "${host_sources[@]}"
   fi
 fi
 
