@@ -41,19 +41,27 @@ Result<void> AddKernelCases(const Pricer& pricer, const Plan& plan,
                             const TrainingOptions& options,
                             std::map<ProfileKey, KernelCase>& cases);
 
-// The buffers of a case with contents, and what runs it.
+// The buffers of a case with contents, and what runs it. Runs take turns over
+// as many sets of buffers as exceed a rank's share of the last-level cache: in
+// a step a kernel seldom finds there what it works on, since all that the step
+// touches lies in between.
 class PreparedKernel {
  public:
   explicit PreparedKernel(const KernelCase& kernel_case);
   void Run();
 
  private:
-  std::vector<LocalTensor> Allocate(const std::vector<KernelCase::Buffer>& of);
+  struct Buffers {
+    std::vector<std::vector<std::byte>> memory;
+    std::vector<LocalTensor> operands;
+    std::vector<LocalTensor> results;
+  };
+  void Allocate(const std::vector<KernelCase::Buffer>& of, Buffers& buffers,
+                std::vector<LocalTensor>& tensors) const;
 
   const KernelCase& case_;
-  std::vector<std::vector<std::byte>> memory_;
-  std::vector<LocalTensor> operands_;
-  std::vector<LocalTensor> results_;
+  std::vector<Buffers> sets_;
+  size_t next_ = 0;
 };
 
 }  // namespace tessera
