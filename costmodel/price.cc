@@ -416,9 +416,8 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
     // The optimizer's lists: as many tensors as the rule has updated results
     // for each, or for a sum of squares the gradients it reads.
     const size_t updated = rule->results.size();
-    int64_t elements = op->name == "square_sum"
-                           ? ElementsOf(view, task.reads)
-                           : ElementsOf(view, task.writes);
+    int64_t elements = op->name == "square_sum" ? ElementsOf(view, task.reads)
+                                                : ElementsOf(view, task.writes);
     if (op->name == "adamw") elements /= static_cast<int64_t>(updated);
     extents.assign(rule->factors.size(), elements);
     operand_dtypes.assign(rule->operands.size(), DType::kFloat32);
@@ -426,9 +425,9 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
       operand_dtypes[0] = view.values[task.reads[0].index()].dtype;
     }
     for (size_t i = 0; i < updated; ++i) {
-      result_dtypes.push_back(
-          i < task.writes.size() ? view.values[task.writes[i].index()].dtype
-                                 : DType::kFloat32);
+      result_dtypes.push_back(i < task.writes.size()
+                                  ? view.values[task.writes[i].index()].dtype
+                                  : DType::kFloat32);
     }
   }
   query.key.rule = rule->ToString();
@@ -501,8 +500,7 @@ TaskCost Pricer::Compute(const TaskView& view) const {
     }
     case TaskKind::kSlice: {
       seconds = CopySeconds(
-          view, BytesOf(view, task.reads) + BytesOf(view, task.writes),
-          source);
+          view, BytesOf(view, task.reads) + BytesOf(view, task.writes), source);
       break;
     }
     case TaskKind::kRecv: {
@@ -537,9 +535,8 @@ std::vector<LinkUse> Pricer::LinkUses(const TaskView& view,
     return {};
   }
   const DeviceGroup none;
-  const CollectiveOption& option =
-      Option(view, *view.group,
-             view.peer_group != nullptr ? *view.peer_group : none);
+  const CollectiveOption& option = Option(
+      view, *view.group, view.peer_group != nullptr ? *view.peer_group : none);
   const auto payload = static_cast<double>(Payload(view).value);
   std::vector<LinkUse> uses;
   for (const LinkLoad& load : option.loads) {

@@ -51,13 +51,13 @@ struct TaskCost {
 // A task in its surroundings: a TaskGraph's, or a BlockProgram's local ones.
 struct TaskView {
   const Task* task = nullptr;
-  std::span<const Value> values;   // that the task's ids index
+  std::span<const Value> values;  // that the task's ids index
   const DeviceGroup* group = nullptr;
-  int group_class = -1;            // Pricer::ClassOf(*group)
+  int group_class = -1;  // Pricer::ClassOf(*group)
   // Of a send: the value that it becomes, and where.
   const Value* peer = nullptr;
   const DeviceGroup* peer_group = nullptr;
-  int pair_class = -1;             // Pricer::ClassOf(*group, peer_group)
+  int pair_class = -1;  // Pricer::ClassOf(*group, peer_group)
 };
 
 // A sequence of integers, compared exactly.
@@ -117,8 +117,7 @@ class Pricer {
   double CopySeconds(const TaskView& view, Bytes traffic,
                      CostSource& source) const;
   ProfileKey ExchangeKey(const TaskView& view) const;
-  const CollectiveOption& Option(const TaskView& view,
-                                 const DeviceGroup& group,
+  const CollectiveOption& Option(const TaskView& view, const DeviceGroup& group,
                                  const DeviceGroup& peer) const;
 
   const Graph& graph_;
@@ -126,8 +125,8 @@ class Pricer {
   const ProfileDb* profile_;
   CollectiveModel collectives_;
   bool hosts_alike_ = false;
-  std::vector<int> first_device_;            // by host
-  std::vector<int> signature_;               // by node: operator and rule
+  std::vector<int> first_device_;  // by host
+  std::vector<int> signature_;     // by node: operator and rule
   std::unordered_map<std::string_view, int> kernels_;  // 0 for all others
 
   mutable std::shared_mutex class_mutex_;

@@ -174,8 +174,8 @@ void PreparedKernel::Allocate(const std::vector<KernelCase::Buffer>& of,
     tensor.offset.assign(buffer.shape.size(), 0);
     tensor.global_shape = buffer.global_shape;
     const auto n = static_cast<size_t>(tensor.elements());
-    auto& memory =
-        buffers.memory.emplace_back(n * static_cast<size_t>(SizeOf(buffer.dtype)));
+    auto& memory = buffers.memory.emplace_back(
+        n * static_cast<size_t>(SizeOf(buffer.dtype)));
     tensor.data = memory.data();
     const auto length =
         static_cast<size_t>(buffer.shape.empty() ? 1 : buffer.shape.back());

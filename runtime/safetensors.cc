@@ -257,6 +257,10 @@ Result<SafetensorsWriter> SafetensorsWriter::Create(
   // Spaces, so that the tensors begin at a multiple of 8 bytes.
   header.resize((header.size() + 7) / 8 * 8, ' ');
 
+  struct stat status;
+  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    return InvalidInput("is not a regular file", path);
+  }
   SafetensorsWriter writer;
   writer.path_ = path;
   writer.beside_ = path + ".tmp." + std::to_string(::getpid());

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <iostream>
 #include <limits>
 #include <optional>
@@ -179,6 +180,13 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
     training.progress = PrintStep;
   }
   TESSERA_TRY(const TrainingResult result, Train(training));
+  const auto diverged =
+      std::find_if(result.losses.begin(), result.losses.end(),
+                   [](double loss) { return !std::isfinite(loss); });
+  if (prints && diverged != result.losses.end()) {
+    std::cerr << "tessera: warning: the loss is not finite from step "
+              << diverged - result.losses.begin() + 1 << " on\n";
+  }
   if (prints && !result.losses.empty()) {
     const RunReport report = ReportOf(job, tasks, options, result);
     if (options.json) {
@@ -192,6 +200,12 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
 
 Result<int> TrainAsRank(const Options& options,
                         const RankEnvironment& environment) {
+  if (options.nproc != 0 && options.nproc != environment.size) {
+    return InvalidInput("is " + std::to_string(options.nproc) + ", but " +
+                            environment.launcher + " started " +
+                            std::to_string(environment.size) + " ranks",
+                        "--nproc");
+  }
   TESSERA_TRY(const Job job, ReadJob(options, environment.size));
   if (environment.rank == 0 && environment.launcher != "tessera") {
     PrintWarnings(job.inputs);

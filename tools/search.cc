@@ -119,7 +119,8 @@ Result<int> RunSearch(const Options& options) {
     std::cerr << "tessera: search interrupted; the best plan so far follows\n";
   }
 
-  if (!options.output.empty()) {
+  const bool writes = !options.output.empty() && result.evaluation.feasible();
+  if (writes) {
     TESSERA_RETURN_IF_ERROR(
         WritePlan(options.output, inputs.graph, result.best));
   }
@@ -137,7 +138,7 @@ Result<int> RunSearch(const Options& options) {
          {"search_time_s", result.seconds},
          {"seed", options.seed},
          {"interrupted", interrupted}}));
-    if (!options.output.empty()) json.Set("plan_file", options.output);
+    if (writes) json.Set("plan_file", options.output);
     std::cout << json.ToString() << "\n";
   } else {
     std::cout << StepText(inputs.graph, inputs.cluster, result.best, step)
@@ -150,7 +151,7 @@ Result<int> RunSearch(const Options& options) {
               << result.uniform_strategies
               << " uniform strategies priced to start from, seed "
               << options.seed << "\n";
-    if (!options.output.empty()) {
+    if (writes) {
       std::cout << "  plan: " << options.output << "\n";
     }
   }

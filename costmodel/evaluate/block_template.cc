@@ -92,8 +92,7 @@ std::vector<BlockShape> ShapesOf(const Graph& graph) {
       if (!seen.insert(id).second) return;
       shape.tensors.push_back(id);
       if (weight_index[id.index()] >= 0) {
-        shape.weights.push_back(
-            static_cast<size_t>(weight_index[id.index()]));
+        shape.weights.push_back(static_cast<size_t>(weight_index[id.index()]));
       }
     };
     // A sum's layout follows that of the tensor whose gradient it is.
@@ -163,16 +162,15 @@ std::vector<BlockShape> ShapesOf(const Graph& graph) {
       if (IsInput(graph, id)) continue;
       for (const Access& access : accesses[id.index()]) {
         const int block = graph.node(access.node).block;
-        const auto at = std::find(shape.depends.begin(), shape.depends.end(),
-                                  block);
+        const auto at =
+            std::find(shape.depends.begin(), shape.depends.end(), block);
         key.push_back(at - shape.depends.begin());
         key.push_back(number[access.node.index()]);
         key.push_back(access.role);
       }
     }
-    shape.wiring =
-        wirings.try_emplace(key, static_cast<int>(wirings.size()))
-            .first->second;
+    shape.wiring = wirings.try_emplace(key, static_cast<int>(wirings.size()))
+                       .first->second;
   }
   return shapes;
 }
@@ -258,9 +256,8 @@ class TemplateMaker {
     TemplateProgram& priced = out_.programs[static_cast<size_t>(kind)];
     std::vector<const Value*> arrives(program.tasks.size(), nullptr);
     for (const Transfer& send : program.sends) {
-      priced.sends.push_back(
-          {static_cast<int>(send.task), PortIn(send.port),
-           PeerOf(send, kind, true, &arrives[send.task])});
+      priced.sends.push_back({static_cast<int>(send.task), PortIn(send.port),
+                              PeerOf(send, kind, true, &arrives[send.task])});
     }
     for (const Transfer& receive : program.receives) {
       priced.receives.push_back({static_cast<int>(receive.task),

@@ -53,9 +53,9 @@ struct StreamKey {
 
 struct TemplateTask {
   TaskCost cost;
-  int stream = 0;     // into BlockTemplate::streams
+  int stream = 0;              // into BlockTemplate::streams
   bool after_compute = false;  // Task::after_compute
-  int first_dep = 0;  // a range of TemplateProgram::deps
+  int first_dep = 0;           // a range of TemplateProgram::deps
   int last_dep = 0;
 };
 
@@ -111,13 +111,13 @@ struct TemplateProgram {
 };
 
 struct BlockTemplate {
-  std::vector<StreamKey> streams;  // the first is compute
+  std::vector<StreamKey> streams;                       // the first is compute
   std::array<TemplateProgram, kProgramKinds> programs;  // by ProgramKind
   // The all-reduce of the loss, where the block computes it and it is partial.
   bool reduces_loss = false;
   TaskCost loss_reduce;
   int loss_stream = 0;
-  int loss_tensor = -1;  // into BlockShape::tensors; -1: not computed here
+  int loss_tensor = -1;      // into BlockShape::tensors; -1: not computed here
   std::vector<Layout> sums;  // of BlockShape::sums
 };
 

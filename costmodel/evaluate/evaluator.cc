@@ -57,9 +57,9 @@ MemoryUse StagePeak(const Stage& stage, std::span<const Pass> passes) {
 }
 
 SourceShares Shares(const std::array<int64_t, kCostSources>& time) {
-  const double total =
-      static_cast<double>(time[0]) + static_cast<double>(time[1]) +
-      static_cast<double>(time[2]);
+  const double total = static_cast<double>(time[0]) +
+                       static_cast<double>(time[1]) +
+                       static_cast<double>(time[2]);
   if (total == 0) return {0, 0, 1};
   return {static_cast<double>(time[0]) / total,
           static_cast<double>(time[1]) / total,
@@ -117,8 +117,8 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
       key.push_back(plan.weights[w].zero_stage);
       key.push_back(plan.weights[w].zero_axes);
     }
-    decisions[b] = Remember(decisions_, kMaxDecisions, key,
-                            [&] { return numbers_++; });
+    decisions[b] =
+        Remember(decisions_, kMaxDecisions, key, [&] { return numbers_++; });
   }
 
   const size_t count = plan.groups.size();
@@ -206,9 +206,8 @@ std::shared_ptr<const Evaluator::Order> Evaluator::OrderOf(
   const auto schedule = FindSchedule(plan.schedule);
   TESSERA_CHECK(schedule.has_value()) << plan.schedule;
   auto order = std::make_shared<Order>();
-  order->actions =
-      GlobalOrder(**schedule, static_cast<int>(plan.groups.size()),
-                  plan.microbatches);
+  order->actions = GlobalOrder(**schedule, static_cast<int>(plan.groups.size()),
+                               plan.microbatches);
   order->passes.resize(plan.groups.size());
   for (const StageAction& step : order->actions) {
     order->passes[static_cast<size_t>(step.stage)].push_back(step.action.pass);
@@ -226,8 +225,8 @@ TaskCost Evaluator::WorldReduce(const Plan& plan) const {
   }
   world.axes = {{"world", static_cast<int>(world.devices.size())}};
   Value sum;
-  sum.dtype = graph_.dtype == DType::kFloat64 ? DType::kFloat64
-                                              : DType::kFloat32;
+  sum.dtype =
+      graph_.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   Task task;
   task.kind = TaskKind::kComm;
   task.comm = CommKind::kAllReduce;
@@ -262,14 +261,13 @@ void Evaluator::CheckDevices(const Plan& plan, Evaluation& result) const {
     const MemoryUse& use = result.memory[g];
     if (use.total <= smallest->memory) continue;
     result.overflow = Max(result.overflow, use.total - smallest->memory);
-    const auto largest =
-        std::max_element(use.parts.begin(), use.parts.end());
+    const auto largest = std::max_element(use.parts.begin(), use.parts.end());
     result.violations.push_back(
         "group " + group.name + ": needs " + GigabyteText(use.total.value) +
         " of " + GigabyteText(smallest->memory.value) +
         " per device; largest: " +
-        std::string(NameOf(
-            static_cast<MemoryCategory>(largest - use.parts.begin()))) +
+        std::string(
+            NameOf(static_cast<MemoryCategory>(largest - use.parts.begin()))) +
         " " + GigabyteText(largest->value));
   }
 }

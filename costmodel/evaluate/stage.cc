@@ -225,8 +225,7 @@ class StageBuilder {
            ++next_outside) {
         const TemplateAccess& access = program.outside[next_outside];
         DependAcross(out, action, task,
-                     bound_[static_cast<size_t>(access.buffer)],
-                     access.writes);
+                     bound_[static_cast<size_t>(access.buffer)], access.writes);
       }
       task.last_dep = static_cast<int>(out.deps.size());
       NoteAfterCompute(out, action, task);
@@ -373,8 +372,7 @@ class StageBuilder {
       return;
     }
     if (b.writer[static_cast<size_t>(action)] >= 0) return;
-    const bool after_compute =
-        after_[static_cast<size_t>(action)].back();
+    const bool after_compute = after_[static_cast<size_t>(action)].back();
     if (b.what->persistent) {
       // The loop is checked by CheckPersistent. The tail comes later than all
       // that the loop's compute streams did.
@@ -437,10 +435,9 @@ class StageBuilder {
       const bool written =
           b.writer[kForwardAction] >= 0 || b.writer[kBackwardAction] >= 0;
       const auto task = static_cast<size_t>(touch.task);
-      const bool implied =
-          touch.action == kForwardAction
-              ? NotAfter(forward_, task, forward_ends_, 0)
-              : NotAfter(backward, task, backward_ends, 0);
+      const bool implied = touch.action == kForwardAction
+                               ? NotAfter(forward_, task, forward_ends_, 0)
+                               : NotAfter(backward, task, backward_ends, 0);
       if (written || !implied) stage_->exact = false;
     }
   }
@@ -587,9 +584,8 @@ class StageBuilder {
     }
     for (int action = 0; action < kActions; ++action) {
       auto& list = given[static_cast<size_t>(action)];
-      std::sort(list.begin(), list.end(), [](const auto& a, const auto& b) {
-        return a.first < b.first;
-      });
+      std::sort(list.begin(), list.end(),
+                [](const auto& a, const auto& b) { return a.first < b.first; });
       FoldMemory(action, list);
     }
   }

@@ -38,20 +38,20 @@ namespace tessera {
 // The other end of a transfer, relative to the stage: a port of a block, and a
 // block of the group on the other side.
 struct StageTransfer {
-  int block = 0;      // position in the stage
+  int block = 0;  // position in the stage
   TemplatePort port;
-  int peer = 0;       // index into the block's BlockShape::depends
+  int peer = 0;  // index into the block's BlockShape::depends
 };
 
 // Something that happened before an action, on which its tasks wait.
 struct StageInput {
   enum Kind : uint8_t {
-    kReceive,  // the end of a send; `index` into the action's receives
-    kBegin,    // the end of a task of the begin action
-    kCarried,  // an end in the same microbatch's forward; `index` into
-               // Stage::carried
-    kLoss,     // the end of the last forward's loss
-    kSquareSum,   // the ends of all sums of squares so far
+    kReceive,    // the end of a send; `index` into the action's receives
+    kBegin,      // the end of a task of the begin action
+    kCarried,    // an end in the same microbatch's forward; `index` into
+                 // Stage::carried
+    kLoss,       // the end of the last forward's loss
+    kSquareSum,  // the ends of all sums of squares so far
   };
   Kind kind = kReceive;
   int index = 0;
@@ -77,7 +77,7 @@ struct MaxPlus {
     int column = 0;
     int64_t weight = 0;
   };
-  std::vector<int> row;        // entries of row i: row[i] .. row[i + 1]
+  std::vector<int> row;  // entries of row i: row[i] .. row[i + 1]
   std::vector<Entry> entries;
 };
 
@@ -97,7 +97,7 @@ struct StageFold {
   std::vector<StageInput> inputs;
   std::vector<StageTransfer> receives;
   std::vector<StageTransfer> sends;
-  std::vector<int> send_tasks;     // parallel to `sends`
+  std::vector<int> send_tasks;  // parallel to `sends`
   MemoryElement memory;
   std::array<int64_t, kCostSources> time_by_source = {};
   // Forward and backward: rows are `touched` streams, sends, then (forward)
@@ -109,7 +109,7 @@ struct StageFold {
 struct Stage {
   bool exact = true;
   std::vector<StreamKey> streams;
-  int carried = 0;      // ends that a microbatch's backward waits for
+  int carried = 0;  // ends that a microbatch's backward waits for
   bool has_loss = false;
   std::array<int64_t, kMemoryCategories> persistent = {};
   StageFold begin;

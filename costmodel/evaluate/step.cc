@@ -32,8 +32,7 @@ class Step {
       run.free_at.assign(stage.streams.size(), 0);
       run.begin_ends.resize(stage.begin.tasks.size());
       run.tail_ends.resize(stage.tail.tasks.size());
-      run.carried.assign(
-          microbatches_ * static_cast<size_t>(stage.carried), 0);
+      run.carried.assign(microbatches_ * static_cast<size_t>(stage.carried), 0);
     }
     sent_.assign(links_.size() * microbatches_, 0);
   }
@@ -187,8 +186,8 @@ class Step {
       const auto end = static_cast<size_t>(fold.matrix.row[row + 1]);
       for (auto e = static_cast<size_t>(fold.matrix.row[row]); e < end; ++e) {
         const MaxPlus::Entry& entry = fold.matrix.entries[e];
-        value = std::max(
-            value, in_[static_cast<size_t>(entry.column)] + entry.weight);
+        value = std::max(value,
+                         in_[static_cast<size_t>(entry.column)] + entry.weight);
       }
       ++row;
       return value;

@@ -25,13 +25,13 @@ namespace tessera {
 // Fields are compared in this order, so that the rows of one family (up to
 // `nodes`) are neighbours.
 struct ProfileKey {
-  std::string name;    // of a kernel, "copy", or NameOf(CommKind)
+  std::string name;               // of a kernel, "copy", or NameOf(CommKind)
   DType dtype = DType::kFloat32;  // of the kernel's first float tensor; fp32
                                   // for a collective
-  std::string device;  // DeviceType::name
-  int ranks = 1;       // that exchange with one another; 1 for a kernel
-  int nodes = 1;       // hosts that these are on
-  std::string rule;    // IndexRule::ToString(); empty for a collective
+  std::string device;             // DeviceType::name
+  int ranks = 1;     // that exchange with one another; 1 for a kernel
+  int nodes = 1;     // hosts that these are on
+  std::string rule;  // IndexRule::ToString(); empty for a collective
   std::vector<int64_t> extents;  // local, by factor of `rule`
   Bytes payload;                 // of a collective
 

@@ -25,9 +25,8 @@ Result<ProfileDb> FromProto(const proto::Profile& in) {
     key.payload = {row.payload_bytes()};
     const bool inserted =
         out.rows
-            .emplace(std::move(key),
-                     Measurement{row.median_seconds(), row.spread(),
-                                 row.samples()})
+            .emplace(std::move(key), Measurement{row.median_seconds(),
+                                                 row.spread(), row.samples()})
             .second;
     if (!inserted) {
       return InvalidInput("the same was measured in an earlier row", where);

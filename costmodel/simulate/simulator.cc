@@ -54,10 +54,10 @@ Flows FindFlows(const Pricer& pricer, const TaskGraph& tasks,
     const TaskView view = ViewOf(tasks, task, classes);
     const GroupId peer =
         task.kind == TaskKind::kSend ? view.peer->group : GroupId();
-    const auto [it, is_new] = known.try_emplace(
-        {task.kind, task.comm, task.group, peer, task.axes,
-         pricer.Payload(view)},
-        static_cast<int>(flows.uses.size()));
+    const auto [it, is_new] =
+        known.try_emplace({task.kind, task.comm, task.group, peer, task.axes,
+                           pricer.Payload(view)},
+                          static_cast<int>(flows.uses.size()));
     if (is_new) {
       flows.uses.push_back(pricer.LinkUses(view, costs[t].duration));
     }
@@ -206,9 +206,8 @@ class FluidRun {
         ends_.emplace(now_ + duration, t);
         continue;
       }
-      active_.push_back({t, flow, 1,
-                         static_cast<double>(duration.picoseconds), now_,
-                         now_ + duration});
+      active_.push_back({t, flow, 1, static_cast<double>(duration.picoseconds),
+                         now_, now_ + duration});
       changed_ = true;
     }
     ready_.clear();
@@ -240,13 +239,13 @@ class FluidRun {
       Active& flow = active_[i];
       const double rate = it->second[i];
       if (rate == flow.rate) continue;
-      const auto passed =
-          static_cast<double>((now_ - flow.since).picoseconds);
+      const auto passed = static_cast<double>((now_ - flow.since).picoseconds);
       flow.remaining = std::max(0.0, flow.remaining - flow.rate * passed);
       flow.rate = rate;
       flow.since = now_;
-      flow.end = now_ + Duration{static_cast<int64_t>(
-                            std::ceil(flow.remaining / rate))};
+      flow.end =
+          now_ +
+          Duration{static_cast<int64_t>(std::ceil(flow.remaining / rate))};
     }
   }
 

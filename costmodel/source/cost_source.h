@@ -10,9 +10,10 @@
 //                 bytes for the rest; rows of the same rule if there are any,
 //                 else all of the kernel; rows whose work differs by less than
 //                 10 % are one, their mean; only for work in [min/4, 4*max] of
-//                 what was measured, growing at most in proportion there. Collectives: straight lines through time
-//                 over bytes, of the same ranks and hosts; above the largest,
-//                 by the last slope; below the smallest, its time;
+//                 what was measured, growing at most in proportion there.
+//                 Collectives: straight lines through time over bytes, of the
+//                 same ranks and hosts; above the largest, by the last slope;
+//                 below the smallest, its time;
 //   analytical    kernels: a roofline (Williams et al., 2009) with the device
 //                 type's stated efficiencies,
 //                   max(operations / (peak * compute_efficiency),

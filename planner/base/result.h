@@ -95,12 +95,11 @@ class [[nodiscard]] Result<void> {
 
 // TESSERA_TRY(auto graph, ReadGraph(path)): binds the value or returns the
 // error. A full statement on its own line.
-#define TESSERA_TRY(binding, expression)                            \
-  auto TESSERA_CONCAT(result_, __LINE__) = (expression);            \
-  if (!TESSERA_CONCAT(result_, __LINE__).has_value())               \
-    return TESSERA_CONCAT(result_, __LINE__).error();               \
+#define TESSERA_TRY(binding, expression)                 \
+  auto TESSERA_CONCAT(result_, __LINE__) = (expression); \
+  if (!TESSERA_CONCAT(result_, __LINE__).has_value())    \
+    return TESSERA_CONCAT(result_, __LINE__).error();    \
   binding = std::move(TESSERA_CONCAT(result_, __LINE__)).value()
 
-#define TESSERA_RETURN_IF_ERROR(expression)                       \
-  if (auto result_ = (expression); !result_.has_value()) \
-  return result_.error()
+#define TESSERA_RETURN_IF_ERROR(expression) \
+  if (auto result_ = (expression); !result_.has_value()) return result_.error()

@@ -5,8 +5,8 @@
 //    finaliser; Steele et al. 2014) for weights and dropout, keyed by global
 //    index so that no split changes what is drawn.
 
-#include <cstdint>
 #include <cmath>
+#include <cstdint>
 
 namespace tessera {
 

@@ -39,11 +39,11 @@ std::string NearestName(std::string_view name,
 
 Error UnknownName(std::string_view kind, std::string_view name,
                   std::span<const std::string_view> known) {
-  std::string message = "unknown " + std::string(kind) + " '" +
-                        std::string(name) + "'";
+  std::string message =
+      "unknown " + std::string(kind) + " '" + std::string(name) + "'";
   const std::string nearest = NearestName(name, known);
   if (!nearest.empty()) message += "; did you mean '" + nearest + "'?";
-  message += " known:";
+  message += nearest.empty() ? "; known:" : " known:";
   for (size_t i = 0; i < known.size(); ++i) {
     message += (i == 0 ? " " : ", ") + std::string(known[i]);
   }

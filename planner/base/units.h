@@ -2,6 +2,7 @@
 // Quantities with one dimension each, in SI units. Conversions to and from
 // other units happen at the file boundary only.
 
+#include <algorithm>
 #include <cmath>
 #include <compare>
 #include <cstdint>
@@ -16,9 +17,11 @@ namespace tessera {
 struct Duration {
   int64_t picoseconds = 0;
 
-  // Rounds to the nearest picosecond. REQUIRES: |seconds| < 9e6.
+  // Rounds to the nearest picosecond; what would not fit is the longest span.
+  // REQUIRES: not NaN.
   static Duration FromSeconds(double seconds) {
-    return {static_cast<int64_t>(std::llround(seconds * 1e12))};
+    return {static_cast<int64_t>(
+        std::llround(std::clamp(seconds, -9e6, 9e6) * 1e12))};
   }
   double seconds() const { return static_cast<double>(picoseconds) * 1e-12; }
   double milliseconds() const { return seconds() * 1e3; }
@@ -33,7 +36,9 @@ struct Duration {
   }
 };
 
-inline Duration Max(Duration a, Duration b) { return a < b ? b : a; }
+inline Duration Max(Duration a, Duration b) {
+  return a < b ? b : a;
+}
 
 // Strongly typed doubles: never added to one another across dimensions.
 template <typename Tag>
@@ -68,7 +73,9 @@ struct Bytes {
   }
 };
 
-inline Bytes Max(Bytes a, Bytes b) { return a < b ? b : a; }
+inline Bytes Max(Bytes a, Bytes b) {
+  return a < b ? b : a;
+}
 
 // Time to do `work` at `rate`, in seconds (not yet rounded to a Duration).
 inline double SecondsFor(Flops work, FlopsPerSecond rate) {

@@ -14,8 +14,9 @@ namespace tessera {
 namespace {
 
 Error SystemError(std::string_view action, const std::string& path, int error) {
-  const ErrorCode code =
-      error == ENOENT ? ErrorCode::kNotFound : ErrorCode::kUnavailable;
+  const ErrorCode code = error == ENOENT   ? ErrorCode::kNotFound
+                         : error == EISDIR ? ErrorCode::kInvalidInput
+                                           : ErrorCode::kUnavailable;
   return {code, std::string(action) + ": " + std::strerror(error), path};
 }
 

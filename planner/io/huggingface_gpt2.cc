@@ -10,7 +10,7 @@ namespace tessera {
 
 Result<Graph> BuildGpt2(ModelConfig& config, const ImportOptions& options) {
   const int64_t hidden = config.Size("n_embd");
-  const int64_t layers = config.Size("n_layer");
+  const int64_t layers = config.Layers("n_layer");
   const int64_t vocabulary = config.Size("vocab_size");
   const int64_t positions = config.Size("n_positions");
   const int64_t inner = config.Size("n_inner", 4 * hidden);

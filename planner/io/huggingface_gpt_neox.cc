@@ -12,7 +12,7 @@ namespace tessera {
 
 Result<Graph> BuildGptNeox(ModelConfig& config, const ImportOptions& options) {
   const int64_t hidden = config.Size("hidden_size");
-  const int64_t layers = config.Size("num_hidden_layers");
+  const int64_t layers = config.Layers("num_hidden_layers");
   const int64_t vocabulary = config.Size("vocab_size");
   const int64_t inner = config.Size("intermediate_size");
   const Heads heads =

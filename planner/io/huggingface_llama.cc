@@ -23,7 +23,7 @@ struct Relative {
 Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
                     int64_t key_value_heads, const Relative& relative) {
   const int64_t hidden = config.Size("hidden_size");
-  const int64_t layers = config.Size("num_hidden_layers");
+  const int64_t layers = config.Layers("num_hidden_layers");
   const int64_t vocabulary = config.Size("vocab_size");
   const int64_t inner = config.Size("intermediate_size");
   const int64_t head_size =

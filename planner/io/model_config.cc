@@ -8,6 +8,9 @@ namespace {
 
 // No extent of a model comes near; products of three stay within int64.
 constexpr double kMaxSize = 1 << 20;
+// The deepest published transformers have 1,000 layers (Wang et al. 2022,
+// "DeepNet").
+constexpr int64_t kMaxLayers = 4096;
 
 }  // namespace
 
@@ -37,6 +40,14 @@ int64_t ModelConfig::Size(std::string_view key) {
     return 1;
   }
   return static_cast<int64_t>(number);
+}
+
+int64_t ModelConfig::Layers(std::string_view key) {
+  const int64_t layers = Size(key);
+  if (layers <= kMaxLayers) return layers;
+  Wrong(key, "is " + std::to_string(layers) + ": expected at most " +
+                 std::to_string(kMaxLayers) + " layers");
+  return 1;
 }
 
 int64_t ModelConfig::Size(std::string_view key, int64_t fallback) {

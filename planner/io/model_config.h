@@ -23,6 +23,8 @@ class ModelConfig {
   // missing or null, the second returns `fallback`, which is the default of
   // the model's class in transformers.
   int64_t Size(std::string_view key);
+  // The number of layers, within what can be planned.
+  int64_t Layers(std::string_view key);
   int64_t Size(std::string_view key, int64_t fallback);
   // Finite, within [least, most].
   double Number(std::string_view key, double fallback, double least,

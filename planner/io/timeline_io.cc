@@ -50,11 +50,10 @@ Result<Timeline> ReadTimeline(const std::string& path) {
         in.end_picoseconds() > message.step_picoseconds()) {
       return fail("expected 0 <= start <= end <= step");
     }
-    timeline.spans.push_back({TaskId(in.task()), GroupId(in.group()),
-                              in.has_rank() ? in.rank() : -1,
-                              static_cast<StreamRole>(in.stream()), in.axes(),
-                              Duration{in.start_picoseconds()},
-                              Duration{in.end_picoseconds()}});
+    timeline.spans.push_back(
+        {TaskId(in.task()), GroupId(in.group()), in.has_rank() ? in.rank() : -1,
+         static_cast<StreamRole>(in.stream()), in.axes(),
+         Duration{in.start_picoseconds()}, Duration{in.end_picoseconds()}});
   }
   return timeline;
 }

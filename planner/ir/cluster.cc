@@ -1,6 +1,7 @@
 #include "planner/ir/cluster.h"
 
 #include <cmath>
+#include <cstdio>
 #include <numeric>
 
 namespace tessera {
@@ -14,6 +15,18 @@ bool InRange(int64_t index, size_t size) {
   return index >= 0 && static_cast<size_t>(index) < size;
 }
 
+// Bounds far outside of any machine, within which times of steps can be counted
+// in picoseconds.
+constexpr double kLeastBandwidth = 1e6;  // bytes/s
+constexpr double kLeastPeak = 1e9;       // operations/s
+constexpr double kLongestLatency = 1;    // s
+
+std::string Short(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", value);
+  return text;
+}
+
 // Collects errors; one function for each kind of mistake.
 struct Problems {
   std::vector<Error> errors;
@@ -23,17 +36,31 @@ struct Problems {
   }
   void RequirePositive(double value, const std::string& where) {
     if (!(value > 0) || !std::isfinite(value)) {
-      Add(where, "must be positive, is " + std::to_string(value));
+      Add(where, "must be positive, is " + Short(value));
+    }
+  }
+  void RequireBandwidth(double value, const std::string& where) {
+    RequirePositive(value, where);
+    if (value > 0 && value < kLeastBandwidth) {
+      Add(where, "must be at least " + Short(kLeastBandwidth) + ", is " +
+                     Short(value));
+    }
+  }
+  void RequireLatency(double value, const std::string& where) {
+    RequireNotNegative(value, where);
+    if (value > kLongestLatency) {
+      Add(where,
+          "must be at most " + Short(kLongestLatency) + ", is " + Short(value));
     }
   }
   void RequireNotNegative(double value, const std::string& where) {
     if (!(value >= 0) || !std::isfinite(value)) {
-      Add(where, "must not be negative, is " + std::to_string(value));
+      Add(where, "must not be negative, is " + Short(value));
     }
   }
   void RequireFraction(double value, const std::string& where) {
     if (!(value > 0 && value <= 1)) {
-      Add(where, "must be in (0, 1], is " + std::to_string(value));
+      Add(where, "must be in (0, 1], is " + Short(value));
     }
   }
   void RequireIndex(int64_t index, size_t size, const std::string& where) {
@@ -55,17 +82,21 @@ void CheckDeviceType(const DeviceType& type, const std::string& at,
   bool computes = false;
   for (size_t i = 0; i < std::size(peaks); ++i) {
     problems.RequireNotNegative(peaks[i], at + names[i]);
+    if (peaks[i] > 0 && peaks[i] < kLeastPeak) {
+      problems.Add(at + names[i], "must be 0 or at least " + Short(kLeastPeak) +
+                                      ", is " + Short(peaks[i]));
+    }
     computes |= peaks[i] > 0;
   }
   if (!computes) {
     problems.Add(at, "one of the peaks must be positive, all are zero");
   }
-  problems.RequirePositive(type.memory_bandwidth.value,
-                           at + ".memory_bandwidth");
+  problems.RequireBandwidth(type.memory_bandwidth.value,
+                            at + ".memory_bandwidth");
   problems.RequireFraction(type.compute_efficiency, at + ".compute_efficiency");
   problems.RequireFraction(type.memory_efficiency, at + ".memory_efficiency");
-  problems.RequireNotNegative(type.launch_overhead.seconds(),
-                              at + ".launch_overhead");
+  problems.RequireLatency(type.launch_overhead.seconds(),
+                          at + ".launch_overhead");
 }
 
 void CheckDevices(const Cluster& cluster, Problems& problems) {
@@ -209,10 +240,10 @@ std::vector<Error> Validate(const Cluster& cluster) {
   }
   for (size_t i = 0; i < cluster.link_types.size(); ++i) {
     const std::string at = Indexed("link_types", i);
-    problems.RequirePositive(cluster.link_types[i].bandwidth.value,
-                             at + ".bandwidth");
-    problems.RequireNotNegative(cluster.link_types[i].latency.seconds(),
-                                at + ".latency");
+    problems.RequireBandwidth(cluster.link_types[i].bandwidth.value,
+                              at + ".bandwidth");
+    problems.RequireLatency(cluster.link_types[i].latency.seconds(),
+                            at + ".latency");
   }
   const size_t before_graph = problems.errors.size();
   CheckDevices(cluster, problems);

@@ -43,8 +43,8 @@ struct DeviceType {
 };
 
 struct LinkType {
-  std::string name;    // "nvlink3", "ib-hdr"
-  std::string source;  // where the figures below come from
+  std::string name;          // "nvlink3", "ib-hdr"
+  std::string source;        // where the figures below come from
   BytesPerSecond bandwidth;  // per direction
   Duration latency;
   bool operator==(const LinkType&) const = default;

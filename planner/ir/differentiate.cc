@@ -98,8 +98,8 @@ class Differentiator {
     gradient.sample_dim = of.sample_dim;
     if (of.kind == TensorKind::kWeight) {
       gradient.kind = TensorKind::kWeightGradient;
-      gradient.dtype = of.dtype == DType::kFloat64 ? DType::kFloat64
-                                                   : DType::kFloat32;
+      gradient.dtype =
+          of.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
     } else {
       gradient.kind = TensorKind::kGradient;
       gradient.dtype = of.dtype;
@@ -127,8 +127,7 @@ class Differentiator {
           std::all_of(terms.begin(), terms.end(), [&](const Contribution& c) {
             return graph_.node(c.consumer).block == block;
           });
-      sum.forward = one_block ? terms[0].consumer
-                              : producer_[tensor.index()];
+      sum.forward = one_block ? terms[0].consumer : producer_[tensor.index()];
       sum.block = graph_.node(sum.forward).block;
       const Node& producer = graph_.node(producer_[tensor.index()]);
       const auto k = static_cast<size_t>(
@@ -168,8 +167,8 @@ class Differentiator {
     std::vector<TensorId> result_gradients;
     bool reached = is_loss;
     for (TensorId result : node.results) {
-      result_gradients.push_back(
-          depends_[result.index()] ? GradientOf(result) : TensorId());
+      result_gradients.push_back(depends_[result.index()] ? GradientOf(result)
+                                                          : TensorId());
       reached = reached || result_gradients.back().valid();
     }
     if (!reached) return;
@@ -217,8 +216,7 @@ class Differentiator {
       const TensorId operand = node.operands[s.index];
       const std::string suffix = ".d" + std::to_string(s.index);
       if (backward.name.empty()) backward.name = node.name + suffix;
-      const TensorId gradient =
-          NewGradient(operand, node.name + suffix);
+      const TensorId gradient = NewGradient(operand, node.name + suffix);
       backward.results.push_back(gradient);
       backward.rule.results.push_back(node.rule.operands[s.index]);
     }

@@ -28,9 +28,15 @@ const DTypeRow& RowOf(DType dtype) {
 
 }  // namespace
 
-int64_t SizeOf(DType dtype) { return RowOf(dtype).size; }
-bool IsFloat(DType dtype) { return RowOf(dtype).is_float; }
-std::string_view NameOf(DType dtype) { return RowOf(dtype).name; }
+int64_t SizeOf(DType dtype) {
+  return RowOf(dtype).size;
+}
+bool IsFloat(DType dtype) {
+  return RowOf(dtype).is_float;
+}
+std::string_view NameOf(DType dtype) {
+  return RowOf(dtype).name;
+}
 
 Result<DType> ParseDType(std::string_view name) {
   TESSERA_TRY(const DTypeRow* row,

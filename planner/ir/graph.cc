@@ -13,8 +13,7 @@ DType StatisticsDType(DType dtype) {
   return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
 }
 
-Result<std::vector<int64_t>> NodeExtents(const Graph& graph,
-                                         const Node& node) {
+Result<std::vector<int64_t>> NodeExtents(const Graph& graph, const Node& node) {
   std::vector<Shape> operand_shapes;
   std::vector<Shape> result_shapes;
   for (TensorId id : node.operands) {
@@ -29,14 +28,11 @@ Result<std::vector<int64_t>> NodeExtents(const Graph& graph,
 Flops ForwardFlops(const Graph& graph, const Node& node) {
   const auto extents = NodeExtents(graph, node);
   TESSERA_CHECK(extents.has_value()) << node.name;
-  std::vector<DType> dtypes(std::max(node.operands.size(),
-                                     node.results.size()),
+  std::vector<DType> dtypes(std::max(node.operands.size(), node.results.size()),
                             graph.dtype);
-  const OpCall call = {&node.rule,
-                       *extents,
-                       std::span(dtypes).first(node.operands.size()),
-                       std::span(dtypes).first(node.results.size()),
-                       node.attributes};
+  const OpCall call = {
+      &node.rule, *extents, std::span(dtypes).first(node.operands.size()),
+      std::span(dtypes).first(node.results.size()), node.attributes};
   return node.op->flops(call);
 }
 
@@ -176,10 +172,9 @@ std::vector<TensorId> GraphBuilder::Add(std::string_view op, std::string name,
   node.rule = *std::move(parsed);
   node.operands = std::move(operands);
   node.attributes = std::move(attributes);
-  std::sort(node.attributes.begin(), node.attributes.end(),
-            [](const Attribute& a, const Attribute& b) {
-              return a.name < b.name;
-            });
+  std::sort(
+      node.attributes.begin(), node.attributes.end(),
+      [](const Attribute& a, const Attribute& b) { return a.name < b.name; });
   std::vector<int64_t> extents(node.rule.factors.size(), -1);
   if (node.rule.operands.size() != node.operands.size()) {
     return fail(InvalidInput("rule '" + node.rule.ToString() + "' has " +
@@ -243,8 +238,8 @@ std::vector<Error> Validate(const Graph& graph) {
   for (size_t i = 0; i < graph.tensors.size(); ++i) {
     const Tensor& tensor = graph.tensors[i];
     const std::string where = "tensors[" + std::to_string(i) + "]";
-    ready[i] = tensor.kind == TensorKind::kInput ||
-               tensor.kind == TensorKind::kWeight;
+    ready[i] =
+        tensor.kind == TensorKind::kInput || tensor.kind == TensorKind::kWeight;
     for (int64_t extent : tensor.shape) {
       if (extent < 1) {
         fail(where, "tensor '" + tensor.name + "' has shape " +
@@ -262,8 +257,7 @@ std::vector<Error> Validate(const Graph& graph) {
       fail(where, "has no operator");
       continue;
     }
-    if (node.block < 0 ||
-        node.block >= static_cast<int>(graph.blocks.size())) {
+    if (node.block < 0 || node.block >= static_cast<int>(graph.blocks.size())) {
       fail(where, "block " + std::to_string(node.block) + " of " +
                       std::to_string(graph.blocks.size()));
     }
@@ -302,8 +296,7 @@ std::vector<Error> Validate(const Graph& graph) {
     }
   }
   if (!graph.loss.valid() || graph.loss.index() >= graph.tensors.size() ||
-      !graph.tensor(graph.loss).shape.empty() ||
-      !ready[graph.loss.index()]) {
+      !graph.tensor(graph.loss).shape.empty() || !ready[graph.loss.index()]) {
     fail("loss", "expected a scalar tensor that a node produces");
   }
   return errors;
@@ -313,8 +306,7 @@ namespace {
 
 // Everything of a node but names: operands by `tensor_text`.
 template <typename TensorText>
-std::string NodeText(const Node& node, bool with_salt,
-                     TensorText tensor_text) {
+std::string NodeText(const Node& node, bool with_salt, TensorText tensor_text) {
   std::string text(node.op->name);
   text += " " + node.rule.ToString() + " " + AttributeText(node, with_salt) +
           (node.pass == Pass::kForward ? "f" : "b");
@@ -374,8 +366,8 @@ std::vector<int> BlockClasses(const Graph& graph) {
   std::map<std::string, int> first;
   std::vector<int> classes;
   for (size_t b = 0; b < texts.size(); ++b) {
-    classes.push_back(first.emplace(texts[b], static_cast<int>(b))
-                          .first->second);
+    classes.push_back(
+        first.emplace(texts[b], static_cast<int>(b)).first->second);
   }
   return classes;
 }

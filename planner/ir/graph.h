@@ -39,9 +39,9 @@ struct Tensor {
   Shape shape;
   DType dtype = DType::kFloat32;
   TensorKind kind = TensorKind::kActivation;
-  int sample_dim = -1;  // dimension that the microbatches cut, or -1
-  TensorId gradient_of;  // gradients only: the tensor they belong to
-  Initializer init;     // weights only
+  int sample_dim = -1;        // dimension that the microbatches cut, or -1
+  TensorId gradient_of;       // gradients only: the tensor they belong to
+  Initializer init;           // weights only
   bool weight_decay = false;  // weights only: AdamW decays it
   bool operator==(const Tensor&) const = default;
 };
@@ -74,9 +74,9 @@ struct GradientTerm {
 struct Graph {
   std::string name;
   std::vector<Tensor> tensors;
-  std::vector<Node> nodes;          // topological: forward, then backward
-  std::vector<std::string> blocks;  // "embed", "h.0", …, "head", in order
-  TensorId loss;                    // scalar
+  std::vector<Node> nodes;              // topological: forward, then backward
+  std::vector<std::string> blocks;      // "embed", "h.0", …, "head", in order
+  TensorId loss;                        // scalar
   std::vector<GradientTerm> gradients;  // after Differentiate
   int64_t global_batch = 0;
   int64_t seq_len = 0;

@@ -46,10 +46,10 @@ inline constexpr int kMaxDims = 6;
 using Indices = std::vector<uint8_t>;
 
 struct IndexRule {
-  std::vector<Factor> factors;     // in order of first appearance
-  std::vector<Indices> operands;   // each entry indexes `factors`
+  std::vector<Factor> factors;    // in order of first appearance
+  std::vector<Indices> operands;  // each entry indexes `factors`
   std::vector<Indices> results;
-  std::vector<uint8_t> terms;      // term number of each operand
+  std::vector<uint8_t> terms;  // term number of each operand
 
   static Result<IndexRule> Parse(std::string_view text);
   std::string ToString() const;

@@ -52,8 +52,8 @@ struct OpCall {
 // `state_indices`, the states of all shards are gathered in rank order, and
 // the second reads them behind its operands.
 struct Coupling {
-  char factor = 0;                  // 0: the operator has none
-  std::string_view state_indices;   // factors of the state, such as "bs"
+  char factor = 0;                 // 0: the operator has none
+  std::string_view state_indices;  // factors of the state, such as "bs"
   int state_width = 0;
 };
 

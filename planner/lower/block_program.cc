@@ -217,9 +217,9 @@ class ProgramBuilder {
   // Leaves a tensor to later programs, if any reads it.
   void Export(TensorId tensor, ValueId id) {
     const auto* presence = context_.presence(tensor, group_id_);
-    if (presence->last_block < 0 || (presence->last_block == block_ &&
-                                     presence->last_pass == pass_ &&
-                                     kind_ != ProgramKind::kBegin)) {
+    if (presence->last_block < 0 ||
+        (presence->last_block == block_ && presence->last_pass == pass_ &&
+         kind_ != ProgramKind::kBegin)) {
       return;
     }
     program_.exports.push_back({{Port::kTensor, tensor, 0}, id});
@@ -234,8 +234,8 @@ class ProgramBuilder {
     ValueId result;
     switch (graph_.tensor(tensor).kind) {
       case TensorKind::kInput:
-        result = AddValue(TensorValue(tensor, "input", wanted,
-                                      MemoryCategory::kActivation));
+        result = AddValue(
+            TensorValue(tensor, "input", wanted, MemoryCategory::kActivation));
         AddTask(TaskKind::kLoad, {}, {result});
         break;
       case TensorKind::kWeight:
@@ -260,10 +260,10 @@ class ProgramBuilder {
 
   ValueId Parameter(TensorId weight) {
     return Import({Port::kParameter, weight, 0}, [&] {
-      Value v = TensorValue(
-          weight, "parameter",
-          context_.ParameterLayout(weight, ReplicaHere(weight)),
-          MemoryCategory::kParameter);
+      Value v =
+          TensorValue(weight, "parameter",
+                      context_.ParameterLayout(weight, ReplicaHere(weight)),
+                      MemoryCategory::kParameter);
       v.persistent = true;
       return v;
     });
@@ -327,8 +327,7 @@ class ProgramBuilder {
   void EmitGathers() {
     const int step = pass_ == Pass::kForward ? 1 : -1;
     const auto is_here = [&](int block) {
-      return block >= 0 &&
-             block < static_cast<int>(graph_.blocks.size()) &&
+      return block >= 0 && block < static_cast<int>(graph_.blocks.size()) &&
              context_.group_of_block(block) == group_id_;
     };
     if (!is_here(block_ - step)) EmitGather(block_);
@@ -337,10 +336,10 @@ class ProgramBuilder {
 
   ValueId Accumulator(TensorId weight, int index) {
     return Import({Port::kAccumulator, weight, index}, [&] {
-      Value v = TensorValue(
-          weight, "gradient",
-          ReplicaHere(weight).gradients[static_cast<size_t>(index)],
-          MemoryCategory::kGradient);
+      Value v =
+          TensorValue(weight, "gradient",
+                      ReplicaHere(weight).gradients[static_cast<size_t>(index)],
+                      MemoryCategory::kGradient);
       v.dtype = GradientDType(weight);
       v.persistent = true;
       return v;
@@ -399,7 +398,6 @@ class ProgramBuilder {
     EmitReduce(alone);
   }
 
-
   void EmitNode(NodeId id, const Node& node) {
     const OpPlacement& placement = context_.placement(id);
     std::vector<ValueId> reads;
@@ -429,10 +427,10 @@ class ProgramBuilder {
       if (tensor.kind == TensorKind::kWeightGradient) {
         const TensorId weight = tensor.gradient_of;
         const auto& layouts = ReplicaHere(weight).gradients;
-        const auto index = static_cast<int>(
-            std::find(layouts.begin(), layouts.end(),
-                      context_.produced(result)) -
-            layouts.begin());
+        const auto index =
+            static_cast<int>(std::find(layouts.begin(), layouts.end(),
+                                       context_.produced(result)) -
+                             layouts.begin());
         if (!cuts) {
           writes.push_back(Accumulator(weight, index));
           accumulate = true;
@@ -456,10 +454,9 @@ class ProgramBuilder {
         }));
         accumulate = true;
       } else {
-        writes.push_back(
-            AddValue(TensorValue(result, "activation",
-                                 context_.produced(result),
-                                 MemoryCategory::kActivation)));
+        writes.push_back(AddValue(TensorValue(result, "activation",
+                                              context_.produced(result),
+                                              MemoryCategory::kActivation)));
       }
     }
     Task& task = AddTask(TaskKind::kCompute, std::move(reads), writes);
@@ -518,8 +515,8 @@ class ProgramBuilder {
     Value state;
     state.what = "state";
     state.group = group_id_;
-    state.dtype = graph_.dtype == DType::kFloat64 ? DType::kFloat64
-                                                  : DType::kFloat32;
+    state.dtype =
+        graph_.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
     state.shape = {group_.Size(axes)};
     state.layout.dims[0] = axes;
     for (char letter : coupling.state_indices) {
@@ -529,8 +526,8 @@ class ProgramBuilder {
         const Indices& indices = node.rule.operands[k];
         const auto it = std::find(indices.begin(), indices.end(), f);
         if (it != indices.end()) {
-          extent = value(reads[k])
-                       .shape[static_cast<size_t>(it - indices.begin())];
+          extent =
+              value(reads[k]).shape[static_cast<size_t>(it - indices.begin())];
         }
       }
       if (node.rule.factors[static_cast<size_t>(f)].role == Role::kSample) {
@@ -573,8 +570,8 @@ class ProgramBuilder {
       return to;
     };
     const auto new_value = [&](const Layout& layout) {
-      return AddValue(TensorValue(result, "gradient", layout,
-                                  MemoryCategory::kActivation));
+      return AddValue(
+          TensorValue(result, "gradient", layout, MemoryCategory::kActivation));
     };
     if (by_layout.size() == 1) {
       made_[result] = add(by_layout[0].second, new_value(target));
@@ -585,8 +582,8 @@ class ProgramBuilder {
       const bool several = values.size() > 1;
       const ValueId local =
           several ? add(values, new_value(layout)) : values[0];
-      terms.push_back(Reshard(local, target, several,
-                              MemoryCategory::kCommunication));
+      terms.push_back(
+          Reshard(local, target, several, MemoryCategory::kCommunication));
     }
     made_[result] = add(terms, new_value(target));
   }
@@ -671,8 +668,8 @@ class ProgramBuilder {
         if (term.weight == w) ready.push_back(term.id);
       }
       if (ready.size() > 1) {
-        const ValueId sum = Relaid(ready[0], value(ready[0]).layout,
-                                   MemoryCategory::kGradient);
+        const ValueId sum =
+            Relaid(ready[0], value(ready[0]).layout, MemoryCategory::kGradient);
         AddTask(TaskKind::kCompute, ready, {sum}).kernel = "sum";
         ready[0] = sum;
       }
@@ -708,9 +705,9 @@ class ProgramBuilder {
     for (size_t w = 0; w < weights.size(); ++w) {
       const TensorId weight = weights[w];
       const ValueId sum = Import({Port::kReduced, weight, 0}, [&] {
-        Value v = TensorValue(weight, "gradient shard",
-                              context_.StateLayout(weight),
-                              MemoryCategory::kGradient);
+        Value v =
+            TensorValue(weight, "gradient shard", context_.StateLayout(weight),
+                        MemoryCategory::kGradient);
         v.dtype = GradientDType(weight);
         v.persistent = true;
         return v;
@@ -801,9 +798,9 @@ class ProgramBuilder {
 
   ValueId Reduced(TensorId weight) {
     return Import({Port::kReduced, weight, 0}, [&] {
-      Value v = TensorValue(weight, "reduced gradient",
-                            context_.StateLayout(weight),
-                            MemoryCategory::kGradient);
+      Value v =
+          TensorValue(weight, "reduced gradient", context_.StateLayout(weight),
+                      MemoryCategory::kGradient);
       v.dtype = GradientDType(weight);
       return v;
     });
@@ -813,8 +810,8 @@ class ProgramBuilder {
     Value v;
     v.what = what;
     v.group = group;
-    v.dtype = graph_.dtype == DType::kFloat64 ? DType::kFloat64
-                                              : DType::kFloat32;
+    v.dtype =
+        graph_.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
     v.category = MemoryCategory::kGradient;
     v.persistent = true;
     return v;
@@ -822,8 +819,7 @@ class ProgramBuilder {
 
   ValueId SquareSum() {
     return Import({Port::kSquareSum, TensorId(), 0}, [&] {
-      const GroupId world(
-          static_cast<int64_t>(context_.plan().groups.size()));
+      const GroupId world(static_cast<int64_t>(context_.plan().groups.size()));
       Value v = Scalar("square sum", world);
       v.layout.partial = 1;  // the world's only axis
       return v;
@@ -855,15 +851,13 @@ class ProgramBuilder {
   }
 
   bool FirstOfGroup() const {
-    return block_ == 0 ||
-           context_.group_of_block(block_ - 1) != group_id_;
+    return block_ == 0 || context_.group_of_block(block_ - 1) != group_id_;
   }
 
   ValueId State(Port::Kind kind, TensorId weight, std::string_view what,
                 const Layout& layout) {
     return Import({kind, weight, 0}, [&] {
-      Value v =
-          TensorValue(weight, what, layout, MemoryCategory::kOptimizer);
+      Value v = TensorValue(weight, what, layout, MemoryCategory::kOptimizer);
       v.dtype = GradientDType(weight);
       v.persistent = true;
       return v;
@@ -911,8 +905,7 @@ class ProgramBuilder {
     }
     if (clips()) reads.push_back(Clip());
     if (!slice_to.empty()) AddTask(TaskKind::kSlice, slice_from, slice_to);
-    AddTask(TaskKind::kCompute, reads, writes).kernel =
-        adamw ? "adamw" : "sgd";
+    AddTask(TaskKind::kCompute, reads, writes).kernel = adamw ? "adamw" : "sgd";
     ReturnShards(weights, shards);
   }
 
@@ -929,8 +922,7 @@ class ProgramBuilder {
         shards[i] = parameter;
       } else {
         const Layout layout = value(shards[i]).layout;
-        shards[i] =
-            Relaid(parameter, layout, MemoryCategory::kCommunication);
+        shards[i] = Relaid(parameter, layout, MemoryCategory::kCommunication);
       }
       cast_to.push_back(shards[i]);
     }

@@ -216,8 +216,7 @@ int LoweringContext::ZeroStage(TensorId weight) const {
 
 Layout LoweringContext::ParameterLayout(TensorId weight,
                                         const Replica& replica) const {
-  const bool cut =
-      ZeroStage(weight) >= 3 && &replica == &replicas(weight)[0];
+  const bool cut = ZeroStage(weight) >= 3 && &replica == &replicas(weight)[0];
   return cut ? StateLayout(weight) : replica.layout;
 }
 

@@ -21,9 +21,8 @@ class Assembler {
   void Place(const BlockProgram& program, GroupId group, int microbatch) {
     std::vector<ValueId> bound(program.values.size());
     for (const BoundValue& import : program.imports) {
-      bound[import.value.index()] =
-          Bind(import.port, group, microbatch,
-               program.values[import.value.index()]);
+      bound[import.value.index()] = Bind(import.port, group, microbatch,
+                                         program.values[import.value.index()]);
     }
     for (size_t i = 0; i < bound.size(); ++i) {
       if (bound[i].valid()) continue;
@@ -192,8 +191,8 @@ class Assembler {
   const LoweringContext& context_;
   TaskGraph& tasks_;
   std::vector<TaskId> last_compute_;  // by group, on its compute stream
-  std::vector<Uses> uses_;     // by root value
-  std::vector<bool> written_;  // by root value, in this step
+  std::vector<Uses> uses_;            // by root value
+  std::vector<bool> written_;         // by root value, in this step
   std::vector<std::pair<ValueId, GroupId>> world_written_;
   std::map<PortKey, ValueId> ports_;
   std::map<TransferKey, TaskId> sent_;
@@ -294,13 +293,13 @@ class StepLowering {
     const ValueId partial =
         assembler_.Bound({Port::kTensor, loss, 0}, group, -1);
     TESSERA_CHECK(partial.valid()) << "no loss";
-    tasks_.loss = AllReduceInPlace(partial, group,
-                                   tasks_.value(partial).layout.partial);
+    tasks_.loss =
+        AllReduceInPlace(partial, group, tasks_.value(partial).layout.partial);
   }
 
   void ReduceNorm() {
-    const ValueId sum = assembler_.Bound({Port::kSquareSum, TensorId(), 0},
-                                         tasks_.world, -1);
+    const ValueId sum =
+        assembler_.Bound({Port::kSquareSum, TensorId(), 0}, tasks_.world, -1);
     if (sum.valid()) AllReduceInPlace(sum, tasks_.world, AxisSet{1});
   }
 

@@ -51,7 +51,7 @@ class LoweringContext {
     Layout layout;
     int first_block = -1;  // where it is produced, or first read and received
     Pass first_pass = Pass::kForward;
-    int last_block = -1;   // the program that reads it last; -1 for none
+    int last_block = -1;  // the program that reads it last; -1 for none
     Pass last_pass = Pass::kForward;
   };
   // The first entry is the producer's group; further ones receive it.
@@ -68,8 +68,8 @@ class LoweringContext {
   // optimizer works; the others are tied replicas.
   struct Replica {
     GroupId group;
-    Layout layout;               // of the parameter
-    int block = -1;              // that of the first reader in this group
+    Layout layout;                  // of the parameter
+    int block = -1;                 // that of the first reader in this group
     std::vector<Layout> gradients;  // distinct layouts of accumulated terms
   };
   const std::vector<Replica>& replicas(TensorId weight) const {
@@ -126,7 +126,7 @@ class LoweringContext {
   std::vector<TensorId> tied_weights_;
   std::vector<bool> once_per_step_;
   std::vector<bool> passes_partial_;  // by node
-  std::vector<int> weight_index_;  // by tensor
+  std::vector<int> weight_index_;     // by tensor
 };
 
 enum class ProgramKind : uint8_t {
@@ -152,8 +152,8 @@ struct Port {
     kMaster,       // fp32 shard of a 16-bit weight
     kFirstMoment,
     kSecondMoment,
-    kSquareSum,    // of the rank's gradients; lives on the world group
-    kClip,         // the clip coefficient on a group
+    kSquareSum,  // of the rank's gradients; lives on the world group
+    kClip,       // the clip coefficient on a group
   };
   Kind kind = kTensor;
   TensorId tensor;  // invalid for kSquareSum and kClip
@@ -171,7 +171,7 @@ struct BoundValue {
 struct Transfer {
   size_t task = 0;  // into BlockProgram::tasks
   Port port;
-  GroupId peer;     // the group on the other side
+  GroupId peer;  // the group on the other side
 };
 
 struct BlockProgram {

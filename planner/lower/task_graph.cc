@@ -25,8 +25,7 @@ std::vector<std::vector<ValueId>> LastUses(const TaskGraph& graph) {
 
 Bytes LargestBytes(const TaskGraph& graph, ValueId id) {
   const Value& value = graph.value(id);
-  return {LargestElements(value.layout, graph.group(value.group),
-                          value.shape) *
+  return {LargestElements(value.layout, graph.group(value.group), value.shape) *
           SizeOf(value.dtype)};
 }
 
@@ -52,9 +51,9 @@ std::string NameOf(const TaskGraph& tasks, const Graph& graph, TaskId id) {
       name = "load" + list_name(task.writes);
       break;
     case TaskKind::kCompute:
-      name = task.node.valid() ? graph.node(task.node).name
-                               : std::string(task.kernel) +
-                                     list_name(task.writes);
+      name = task.node.valid()
+                 ? graph.node(task.node).name
+                 : std::string(task.kernel) + list_name(task.writes);
       if (task.kernel.ends_with(".state")) name += ".state";
       break;
     case TaskKind::kSlice:

@@ -23,10 +23,10 @@ namespace tessera {
 // A buffer on every rank of a group: a tensor, or a microbatch of one, in one
 // layout.
 struct Value {
-  std::string_view what;   // for people: "parameter", "m", "clip", …
-  TensorId tensor;         // whose elements; invalid for step scalars
+  std::string_view what;  // for people: "parameter", "m", "clip", …
+  TensorId tensor;        // whose elements; invalid for step scalars
   GroupId group;
-  Shape shape;             // of the microbatch, over the whole group
+  Shape shape;                // of the microbatch, over the whole group
   int64_t sample_offset = 0;  // of the microbatch in the batch, on sample_dim
   int sample_dim = -1;
   DType dtype = DType::kFloat32;
@@ -70,10 +70,11 @@ struct Task {
   // parameters that may run ahead, but not further than memory allows).
   bool after_compute = false;
   GroupId group;
-  AxisSet axes = 0;         // kComm: over which ranks exchange
-  int microbatch = -1;      // -1: once a step
-  NodeId node;              // kCompute of a graph node, else invalid
-  std::string_view kernel;  // kCompute: "linear", "cross_entropy.state", "adamw"
+  AxisSet axes = 0;     // kComm: over which ranks exchange
+  int microbatch = -1;  // -1: once a step
+  NodeId node;          // kCompute of a graph node, else invalid
+  std::string_view
+      kernel;  // kCompute: "linear", "cross_entropy.state", "adamw"
   // Optimizer kernels work on lists: "adamw" reads the gradients and then the
   // clip coefficient (if gradients are clipped) and updates parameter, m, v of
   // each in turn; "sgd" the parameters; "square_sum" reads the gradients.
@@ -82,7 +83,7 @@ struct Task {
   // kCompute: axes by operand; at nonzero coordinates of these the operand
   // counts as zero (a bias where the reduction is split). Empty: no masks.
   std::vector<AxisSet> masks;
-  ValueId peer;              // kSend, kRecv: the value on the other side
+  ValueId peer;  // kSend, kRecv: the value on the other side
   // Ascending, all smaller than the task's own id. Tasks that precede it in
   // its own stream are left out: the stream orders them.
   std::vector<TaskId> deps;

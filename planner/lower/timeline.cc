@@ -73,9 +73,8 @@ Breakdown BreakdownOf(const TaskGraph& tasks, const Timeline& timeline) {
     edges.push_back({span.start, activity, 1});
     edges.push_back({span.end, activity, -1});
   }
-  std::sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) {
-    return a.at < b.at;
-  });
+  std::sort(edges.begin(), edges.end(),
+            [](const Edge& a, const Edge& b) { return a.at < b.at; });
   std::array<Duration, kActivities> spent = {};
   std::array<int, kActivities> running = {};
   Duration now;

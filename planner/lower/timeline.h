@@ -13,11 +13,11 @@ namespace tessera {
 
 struct Span {
   TaskId task;
-  GroupId group;      // whose ranks ran it
-  int rank = -1;      // global device index, or -1: every rank of the group
+  GroupId group;  // whose ranks ran it
+  int rank = -1;  // global device index, or -1: every rank of the group
   StreamRole stream = StreamRole::kCompute;
-  AxisSet axes = 0;   // tells the streams of a group's communicators apart
-  Duration start;     // since the step began
+  AxisSet axes = 0;  // tells the streams of a group's communicators apart
+  Duration start;    // since the step began
   Duration end;
   bool operator==(const Span&) const = default;
 };

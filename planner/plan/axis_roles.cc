@@ -311,11 +311,11 @@ AxisSet ZeroAxes(const GraphIndex& index, const Plan& plan, size_t weight) {
 bool IsTiedAcrossGroups(const GraphIndex& index, const Plan& plan,
                         size_t weight) {
   const auto& readers = index.readers[index.weights[weight].tensor.index()];
-  return std::any_of(
-      readers.begin(), readers.end(), [&](const GraphIndex::Use& use) {
-        return plan.ops[use.node.index()].group !=
-               plan.ops[readers[0].node.index()].group;
-      });
+  return std::any_of(readers.begin(), readers.end(),
+                     [&](const GraphIndex::Use& use) {
+                       return plan.ops[use.node.index()].group !=
+                              plan.ops[readers[0].node.index()].group;
+                     });
 }
 
 int HighestZeroStage(const GraphIndex& index, const Plan& plan, size_t weight,

@@ -214,13 +214,13 @@ class Describer {
           "", "optimizer state", "optimizer state and gradients",
           "optimizer state, gradients and parameters"};
       const int64_t percent = (100 * count + total / 2) / total;
-      text_ += "ZeRO-" + std::to_string(stage) + ": " +
-               std::string(kWhat[stage]) + " cut over " +
-               std::to_string(shards) +
-               (percent == 100 ? ""
-                               : " for " + std::to_string(percent) +
-                                     "% of the parameters") +
-               "\n";
+      text_ +=
+          "ZeRO-" + std::to_string(stage) + ": " + std::string(kWhat[stage]) +
+          " cut over " + std::to_string(shards) +
+          (percent == 100
+               ? ""
+               : " for " + std::to_string(percent) + "% of the parameters") +
+          "\n";
     }
     if (!any) text_ += "optimizer state whole on every replica\n";
   }

@@ -59,9 +59,9 @@ struct SourceShares {
 
 struct Evaluation {
   Duration step_time;
-  Breakdown breakdown;            // of the bottleneck group
-  std::vector<MemoryUse> memory;  // by plan group: each of its devices
-  Bytes overflow;                 // of the fullest device, 0 if all fit
+  Breakdown breakdown;                  // of the bottleneck group
+  std::vector<MemoryUse> memory;        // by plan group: each of its devices
+  Bytes overflow;                       // of the fullest device, 0 if all fit
   std::vector<std::string> violations;  // why it cannot run; one line each
   SourceShares sources;
 

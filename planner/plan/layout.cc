@@ -33,10 +33,9 @@ int64_t DeviceGroup::Coordinate(int index, AxisSet set) const {
 }
 
 bool SameMesh(const DeviceGroup& a, const DeviceGroup& b) {
-  return std::equal(a.axes.begin(), a.axes.end(), b.axes.begin(), b.axes.end(),
-                    [](const MeshAxis& x, const MeshAxis& y) {
-                      return x.size == y.size;
-                    });
+  return std::equal(
+      a.axes.begin(), a.axes.end(), b.axes.begin(), b.axes.end(),
+      [](const MeshAxis& x, const MeshAxis& y) { return x.size == y.size; });
 }
 
 std::vector<std::vector<int>> Subgroups(const DeviceGroup& group,
@@ -145,7 +144,8 @@ namespace {
 // `axes` is outer to (lower than) all of them.
 bool Innermost(AxisSet dim, AxisSet axes) {
   const AxisSet rest = dim & ~axes;
-  return rest == 0 || axes == 0 || (AxisSet{1} << std::countr_zero(axes)) > rest;
+  return rest == 0 || axes == 0 ||
+         (AxisSet{1} << std::countr_zero(axes)) > rest;
 }
 
 int DimOf(const Layout& layout, AxisSet axis) {
@@ -212,7 +212,8 @@ std::vector<ReshardStep> PlanReshard(const Layout& from, const Layout& to,
   // Flat cuts lie on the block that the dims leave, so only when these are in
   // place; an axis on which the data is whole is cut before or behind the
   // reduce-scatter, whichever keeps inner runs inside outer ones.
-  if (const AxisSet axes = scatter & to.flat; axes != 0 && now.dims == to.dims) {
+  if (const AxisSet axes = scatter & to.flat;
+      axes != 0 && now.dims == to.dims) {
     const AxisSet whole = to.flat & ~axes & ~now.flat;
     if (Innermost(to.flat, axes)) {
       if (whole != 0) take(ReshardKind::kSlice, whole, 0);

@@ -26,8 +26,7 @@ WeightHome HomeOf(const Graph& graph, const Plan& plan, TensorId weight) {
     for (size_t k = 0; k < node.operands.size(); ++k) {
       if (node.operands[k] != weight) continue;
       const OpPlacement& placement = plan.ops[i];
-      return {NodeId(i), k, placement.group,
-              OperandLayout(node, placement, k)};
+      return {NodeId(i), k, placement.group, OperandLayout(node, placement, k)};
     }
   }
   TESSERA_CHECK(false) << "weight " << graph.tensor(weight).name
@@ -63,8 +62,7 @@ Layout ResultLayout(const Node& node, const OpPlacement& placement,
     layout.dims[d] = placement.axes[indices[d]];
   }
   for (size_t f = 0; f < node.rule.factors.size(); ++f) {
-    const bool merged =
-        node.op->coupling.factor == node.rule.factors[f].letter;
+    const bool merged = node.op->coupling.factor == node.rule.factors[f].letter;
     if (!merged && !Holds(indices, static_cast<int>(f))) {
       layout.partial |= placement.axes[f];
     }

@@ -38,6 +38,10 @@ struct WeightPlacement {
   bool operator==(const WeightPlacement&) const = default;
 };
 
+// A step of more microbatches is refused: its tasks would fill the memory of
+// the machine that plans.
+inline constexpr int kMostMicrobatches = 32768;
+
 struct Plan {
   std::string graph_fingerprint;
   std::string cluster_name;
@@ -63,8 +67,9 @@ struct TrainingOptions {
 };
 
 // The placement that a node of the (differentiated) graph runs under, by the
-// factors of its own rule. An adjoint's comes from its forward node's, by letter;
-// a gradient sum has only a group: its layout follows from its operands.
+// factors of its own rule. An adjoint's comes from its forward node's, by
+// letter; a gradient sum has only a group: its layout follows from its
+// operands.
 OpPlacement PlacementOf(const Graph& graph, const Plan& plan, NodeId node);
 
 // The axes of the home group that may carry a weight's ZeRO shards: those on

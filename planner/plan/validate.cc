@@ -142,6 +142,11 @@ class Validator {
     if (plan_.microbatches < 1) {
       Fail("microbatches", "is " + std::to_string(plan_.microbatches) +
                                ": expected at least 1");
+    } else if (plan_.microbatches > kMostMicrobatches) {
+      Fail("microbatches", "is " + std::to_string(plan_.microbatches) +
+                               ": expected at most " +
+                               std::to_string(kMostMicrobatches) +
+                               "; give a microbatch more samples (mbs)");
     } else if (graph_.global_batch % plan_.microbatches != 0) {
       Fail("microbatches", "is " + std::to_string(plan_.microbatches) +
                                ": expected a divisor of the global batch " +

@@ -14,9 +14,13 @@ std::vector<Action> Order(int, int, int microbatches) {
   return order;
 }
 
-int InFlight(int, int, int microbatches) { return microbatches; }
+int InFlight(int, int, int microbatches) {
+  return microbatches;
+}
 
-double Bubble(int stages, int) { return stages - 1; }
+double Bubble(int stages, int) {
+  return stages - 1;
+}
 
 }  // namespace
 

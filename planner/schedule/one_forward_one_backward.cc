@@ -27,7 +27,9 @@ int InFlight(int stage, int stages, int microbatches) {
   return std::min(stages - stage, microbatches);
 }
 
-double Bubble(int stages, int) { return stages - 1; }
+double Bubble(int stages, int) {
+  return stages - 1;
+}
 
 }  // namespace
 

@@ -147,6 +147,14 @@ Result<RankEnvironment> Detect(const Launcher& launcher,
       if (hosts->size() == 1) found.master_host = "127.0.0.1";
     }
   }
+  const bool has_address =
+      !found.master_host.empty() && !Get(get_env, "MASTER_PORT").empty();
+  if (found.launcher == "torchrun" && found.size > 1 && !has_address) {
+    return InvalidInput(
+        Text("RANK and WORLD_SIZE are set (rank ", found.rank, " of ",
+             found.size, "), but not MASTER_ADDR and MASTER_PORT"),
+        "environment");
+  }
   if (found.master_host.empty()) {
     if (found.local_size < found.size) {
       return InvalidInput(

@@ -55,7 +55,8 @@ int64_t ExtentOf(char letter) {
 double FlopsOf(const OpDef& op, const IndexRule& rule,
                const std::vector<int64_t>& extents) {
   const std::vector<DType> dtypes(10, DType::kFloat32);
-  const OpCall call = {&rule, extents,
+  const OpCall call = {&rule,
+                       extents,
                        std::span(dtypes).first(rule.operands.size()),
                        std::span(dtypes).first(rule.results.size()),
                        {}};
@@ -81,8 +82,8 @@ void ShardsAddUp(const OpDef& op, const std::string& text) {
         sum += FlopsOf(op, *rule, local);
       }
       EXPECT_DOUBLE_EQ(sum, whole)
-          << op.name << " " << text << " split on "
-          << rule->factors[f].letter << " over " << parts;
+          << op.name << " " << text << " split on " << rule->factors[f].letter
+          << " over " << parts;
     }
   }
 }

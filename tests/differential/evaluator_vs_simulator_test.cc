@@ -90,8 +90,8 @@ void PerturbOps(const Graph& graph, const Cluster& cluster, Plan& plan,
     OpPlacement& op = candidate.ops[n];
     const DeviceGroup& group = plan.groups[op.group.index()];
     if (group.axes.empty()) continue;
-    const AxisSet axis = AxisSet{1} << rng.Below(
-                             static_cast<uint32_t>(group.axes.size()));
+    const AxisSet axis = AxisSet{1}
+                         << rng.Below(static_cast<uint32_t>(group.axes.size()));
     for (AxisSet& axes : op.axes) axes &= ~axis;
     const auto factors =
         static_cast<uint32_t>(graph.nodes[n].rule.factors.size());
@@ -118,7 +118,9 @@ struct Case {
   TrainingOptions options = {};
 };
 
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
 
 class EvaluatorVsSimulator : public ::testing::TestWithParam<Case> {};
 
@@ -146,10 +148,9 @@ TEST_P(EvaluatorVsSimulator, Agree) {
         std::to_string(made) + ": " + Describe(graph, cluster, *plan);
     const Evaluation fast = evaluator.Evaluate(*plan);
     const TaskGraph tasks = Lower(graph, cluster, *plan, options);
-    const Timeline exact =
-        Simulator(evaluator.pricer(), {.share_links = false})
-            .Run(tasks)
-            .value();
+    const Timeline exact = Simulator(evaluator.pricer(), {.share_links = false})
+                               .Run(tasks)
+                               .value();
     EXPECT_EQ(fast.step_time.picoseconds, exact.step_time.picoseconds) << text;
     EXPECT_EQ(fast.memory, PeakMemory(tasks)) << text;
     times.insert(fast.step_time);
@@ -185,8 +186,11 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"gpt2_cpu", Gpt2, "local-cpu:4", 0.2},
         Case{"llama_cpu", [] { return Llama(DType::kFloat32); }, "local-cpu:8",
              0.2},
-        Case{"llama_sgd_unclipped", [] { return Llama(DType::kFloat64); },
-             "dgx-h100:1", 0.03, {.optimizer = "sgd", .clip = 0}},
+        Case{"llama_sgd_unclipped",
+             [] { return Llama(DType::kFloat64); },
+             "dgx-h100:1",
+             0.03,
+             {.optimizer = "sgd", .clip = 0}},
         Case{"gpt2_v100", Gpt2, "dgx1-v100-32gb:1", 0.2},
         Case{"llama_v100", [] { return Llama(DType::kFloat16); },
              "dgx1-v100-32gb:2x4", 0.2}),

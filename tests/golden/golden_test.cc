@@ -39,8 +39,8 @@ Case Load(const std::string& model, const std::string& cluster,
   options.global_batch = batch;
   options.seq_len = seq_len;
   options.dtype = dtype;
-  auto forward = ImportModel(
-      std::string(TESSERA_EXAMPLES) + "/models/" + model, options);
+  auto forward =
+      ImportModel(std::string(TESSERA_EXAMPLES) + "/models/" + model, options);
   EXPECT_TRUE(forward.has_value()) << forward.error().ToString();
   Case c{*Differentiate(*forward), *LoadCluster(cluster), {}};
   const auto parsed = ParseStrategy(strategy);
@@ -68,13 +68,12 @@ TEST(Golden, PlansInWords) {
 
 // Every task of a step, in issue order: what a plan becomes.
 std::string TaskText(const Case& c) {
-  const TaskGraph tasks =
-      Lower(c.graph, c.cluster, c.plan, TrainingOptions());
+  const TaskGraph tasks = Lower(c.graph, c.cluster, c.plan, TrainingOptions());
   std::string text;
   for (size_t i = 0; i < tasks.tasks.size(); ++i) {
     const Task& task = tasks.tasks[i];
-    text += tasks.group(task.group).name + ": " +
-            NameOf(tasks, c.graph, TaskId(i));
+    text +=
+        tasks.group(task.group).name + ": " + NameOf(tasks, c.graph, TaskId(i));
     if (task.accumulate) text += " +=";
     for (ValueId id : task.writes) {
       const Value& value = tasks.value(id);
@@ -87,10 +86,10 @@ std::string TaskText(const Case& c) {
 }
 
 TEST(Golden, TasksOfAStep) {
-  ExpectGolden("tasks_tp2_pp2_zero1",
-               TaskText(Load("gpt2-tiny", "local-cpu:8",
-                             "tp=2,pp=2,dp=2,mbs=4,zero=1", 8, 64,
-                             DType::kFloat32)));
+  ExpectGolden(
+      "tasks_tp2_pp2_zero1",
+      TaskText(Load("gpt2-tiny", "local-cpu:8", "tp=2,pp=2,dp=2,mbs=4,zero=1",
+                    8, 64, DType::kFloat32)));
 }
 
 }  // namespace

@@ -27,9 +27,8 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
     return std::nullopt;
   }
   const int stage = plan.weights[chosen].zero_stage;
-  const int wanted =
-      (stage + 1 + static_cast<int>(rng.Below(kStages - 1))) %
-      static_cast<int>(kStages);
+  const int wanted = (stage + 1 + static_cast<int>(rng.Below(kStages - 1))) %
+                     static_cast<int>(kStages);
   Plan candidate = plan;
   for (size_t w = 0; w < index.weights.size(); ++w) {
     const GraphIndex::Use& other = index.weights[w].home;
@@ -38,12 +37,10 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
                           index.position[home.node.index()] &&
                       other.operand == home.operand;
     if (w != chosen && reach != 2 && !(reach == 1 && like)) continue;
-    if (plan.weights[w].zero_stage !=
-        HighestZeroStage(index, plan, w, stage)) {
+    if (plan.weights[w].zero_stage != HighestZeroStage(index, plan, w, stage)) {
       return std::nullopt;
     }
-    candidate.weights[w].zero_stage =
-        HighestZeroStage(index, plan, w, wanted);
+    candidate.weights[w].zero_stage = HighestZeroStage(index, plan, w, wanted);
   }
   return Finish(space, plan, std::move(candidate), 0);
 }
@@ -51,6 +48,7 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
 }  // namespace
 
 extern const Move kZero;
-const Move kZero = {"zero", "ZeRO stage of a weight, its like or all", 2, Propose};
+const Move kZero = {"zero", "ZeRO stage of a weight, its like or all", 2,
+                    Propose};
 
 }  // namespace tessera

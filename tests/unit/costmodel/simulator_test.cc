@@ -41,8 +41,8 @@ Duration PipelineTime(std::string_view schedule, int stages, int microbatches,
   std::vector<TaskCost> costs;
   std::map<std::pair<int, int>, TaskId> forwards;
   std::map<std::pair<int, int>, TaskId> backwards;
-  for (const StageAction& step : GlobalOrder(
-           *FindSchedule(schedule).value(), stages, microbatches)) {
+  for (const StageAction& step :
+       GlobalOrder(*FindSchedule(schedule).value(), stages, microbatches)) {
     const TaskId id(static_cast<int64_t>(tasks.tasks.size()));
     const int m = step.action.microbatch;
     std::vector<TaskId> deps;

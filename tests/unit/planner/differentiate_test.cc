@@ -82,7 +82,8 @@ TEST(Differentiate, RefusesAWeightThatTheLossDoesNotSee) {
   builder.Weight("unused", {3}, {}, true);
   const TensorId x = builder.Add1("embedding", "x", {labels, table});
   const TensorId count = builder.Add1("count_labels", "count", {labels});
-  const TensorId loss = builder.Add1("cross_entropy", "loss", {x, labels, count});
+  const TensorId loss =
+      builder.Add1("cross_entropy", "loss", {x, labels, count});
   const auto graph = Differentiate(*builder.Finish(loss));
   ASSERT_FALSE(graph.has_value());
   EXPECT_NE(graph.error().ToString().find("unused"), std::string::npos);

@@ -75,16 +75,16 @@ std::vector<bool> Mask(const Layout& layout, const DeviceGroup& group,
       inside = inside && i >= block[d].begin && i < block[d].end;
     }
     if (!inside) continue;
-    mask[static_cast<size_t>(e)] =
-        in_block >= run.begin && in_block < run.end;
+    mask[static_cast<size_t>(e)] = in_block >= run.begin && in_block < run.end;
     ++in_block;
   }
   return mask;
 }
 
 // Runs the steps by the definition of each kind, on every rank's own data.
-void RunStep(const ReshardStep& step, const Layout& from, const DeviceGroup& group,
-         const Shape& shape, std::vector<Held>& ranks) {
+void RunStep(const ReshardStep& step, const Layout& from,
+             const DeviceGroup& group, const Shape& shape,
+             std::vector<Held>& ranks) {
   const std::vector<Held> before = ranks;
   const AxisSet new_partial = step.to.partial & ~from.partial;
   for (const std::vector<int>& members : Subgroups(group, step.axes)) {
@@ -111,8 +111,8 @@ void RunStep(const ReshardStep& step, const Layout& from, const DeviceGroup& gro
   }
 }
 
-Layout RandomLayout(Rng& rng, const DeviceGroup& group, size_t dims,
-                    bool flat, bool partial) {
+Layout RandomLayout(Rng& rng, const DeviceGroup& group, size_t dims, bool flat,
+                    bool partial) {
   Layout layout;
   for (size_t a = 0; a < group.axes.size(); ++a) {
     const AxisSet axis = AxisSet{1} << a;
@@ -156,9 +156,8 @@ TEST(PlanReshard, MovesTheDataItSays) {
       const int64_t shares = group.Size(from.partial);
       for (size_t e = 0; e < truth.size(); ++e) {
         // Shares 1, 1, …, and the rest on the last.
-        h.value[e] = share + 1 < shares
-                         ? 1
-                         : truth[e] - static_cast<double>(shares - 1);
+        h.value[e] =
+            share + 1 < shares ? 1 : truth[e] - static_cast<double>(shares - 1);
       }
     }
     const std::string what = ToString(from, group, 2) + " -> " +

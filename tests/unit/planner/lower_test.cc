@@ -14,7 +14,6 @@
 namespace tessera {
 namespace {
 
-
 struct Lowered {
   Graph graph;
   Plan plan;
@@ -135,8 +134,9 @@ TEST(Lower, ZeroOneScattersGradientsAndGathersParameters) {
   int64_t state = 0;
   for (const Value& value : l.tasks.values) {
     if (value.category == MemoryCategory::kOptimizer) {
-      state += ElementsAt(value.layout, l.tasks.group(value.group),
-                          value.shape, 0) * SizeOf(value.dtype);
+      state +=
+          ElementsAt(value.layout, l.tasks.group(value.group), value.shape, 0) *
+          SizeOf(value.dtype);
     }
   }
   EXPECT_NEAR(static_cast<double>(state),
@@ -193,8 +193,7 @@ TEST(Lower, EmbeddingsAddTheirPartialSumsBeforeOneAllReduce) {
   ASSERT_NE(token, position);
   l.plan.ops[position] = l.plan.ops[token];
   const Cluster cluster = *LoadCluster("local-cpu:4");
-  const TaskGraph tasks =
-      Lower(l.graph, cluster, l.plan, TrainingOptions());
+  const TaskGraph tasks = Lower(l.graph, cluster, l.plan, TrainingOptions());
   int reduced = 0;
   for (const Task& task : tasks.tasks) {
     reduced += task.kind == TaskKind::kComm && task.microbatch == 0 &&
@@ -227,8 +226,6 @@ TEST(Lower, ReadsWhatWasWritten) {
     }
   }
 }
-
-
 
 TEST(Lower, GradientTermsOfATiedWeightMeetOnce) {
   const Lowered l = LowerTiny("pp=4");

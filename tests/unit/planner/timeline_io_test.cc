@@ -74,10 +74,12 @@ TEST(TimelineIo, NamesTasksForPeople) {
 TEST(TimelineIo, RefusesSpansThatCannotBe) {
   const auto error_of = [](const std::string& span) {
     const std::string path = Path("bad.txtpb");
-    EXPECT_TRUE(WriteFileAtomically(path, "schema_version: 1\n"
-                                          "step_picoseconds: 10\n"
-                                          "groups: \"all\"\n"
-                                          "spans { " + span + " }\n")
+    EXPECT_TRUE(WriteFileAtomically(path,
+                                    "schema_version: 1\n"
+                                    "step_picoseconds: 10\n"
+                                    "groups: \"all\"\n"
+                                    "spans { " +
+                                        span + " }\n")
                     .has_value());
     const auto read = ReadTimeline(path);
     return read.has_value() ? "read" : read.error().ToString();
