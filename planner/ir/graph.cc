@@ -13,6 +13,21 @@ DType StatisticsDType(DType dtype) {
   return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
 }
 
+// Of a forward node's result `k`.
+DType ResultDType(DType graph_dtype, size_t k, const Shape& shape) {
+  return k > 0 || shape.empty() ? StatisticsDType(graph_dtype) : graph_dtype;
+}
+
+// The dimension of the samples, or -1.
+int SampleDim(const IndexRule& rule, const Indices& indices) {
+  for (size_t d = 0; d < indices.size(); ++d) {
+    if (rule.factors[indices[d]].role == Role::kSample) {
+      return static_cast<int>(d);
+    }
+  }
+  return -1;
+}
+
 Result<std::vector<int64_t>> NodeExtents(const Graph& graph, const Node& node) {
   std::vector<Shape> operand_shapes;
   std::vector<Shape> result_shapes;
@@ -193,14 +208,10 @@ std::vector<TensorId> GraphBuilder::Add(std::string_view op, std::string name,
     Tensor result;
     result.name = k == 0 ? node.name : node.name + ":" + std::to_string(k);
     for (size_t d = 0; d < node.rule.results[k].size(); ++d) {
-      const uint8_t f = node.rule.results[k][d];
-      result.shape.push_back(extents[f]);
-      if (node.rule.factors[f].role == Role::kSample) {
-        result.sample_dim = static_cast<int>(d);
-      }
+      result.shape.push_back(extents[node.rule.results[k][d]]);
     }
-    const bool statistics = k > 0 || result.shape.empty();
-    result.dtype = statistics ? StatisticsDType(graph_.dtype) : graph_.dtype;
+    result.sample_dim = SampleDim(node.rule, node.rule.results[k]);
+    result.dtype = ResultDType(graph_.dtype, k, result.shape);
     graph_.tensors.push_back(std::move(result));
     node.results.push_back(TensorId(graph_.tensors.size() - 1));
   }
@@ -227,6 +238,72 @@ Result<Graph> GraphBuilder::Finish(TensorId loss) {
   if (!errors.empty()) return errors[0];
   return std::move(graph_);
 }
+
+namespace {
+
+// What the rule and the operator of a forward node demand of its tensors.
+// REQUIRES: the rule fits their shapes.
+void CheckTensors(const Graph& graph, const Node& node,
+                  const std::string& where, std::vector<Error>& errors) {
+  const auto check = [&](TensorId id, const Indices& indices,
+                         DType expected_dtype) {
+    const Tensor& tensor = graph.tensor(id);
+    if (tensor.dtype != expected_dtype) {
+      errors.push_back(InvalidInput(
+          "'" + tensor.name + "' is " + std::string(NameOf(tensor.dtype)) +
+              "; here a graph of " + std::string(NameOf(graph.dtype)) +
+              " has " + std::string(NameOf(expected_dtype)),
+          where));
+    }
+    const int sample_dim = SampleDim(node.rule, indices);
+    if (tensor.sample_dim != sample_dim) {
+      errors.push_back(InvalidInput(
+          "'" + tensor.name + "' has the sample dimension " +
+              std::to_string(tensor.sample_dim) + " (-1: none); by the rule '" +
+              node.rule.ToString() + "' it is " + std::to_string(sample_dim),
+          where));
+    }
+  };
+  const std::vector<size_t>& integers = node.op->integer_operands;
+  for (size_t i = 0; i < node.operands.size(); ++i) {
+    const Tensor& operand = graph.tensor(node.operands[i]);
+    DType expected = DType::kInt32;
+    if (std::find(integers.begin(), integers.end(), i) == integers.end()) {
+      // What a node produces was checked there.
+      expected =
+          operand.kind == TensorKind::kActivation && IsFloat(operand.dtype)
+              ? operand.dtype
+              : graph.dtype;
+    }
+    check(node.operands[i], node.rule.operands[i], expected);
+  }
+  for (size_t k = 0; k < node.results.size(); ++k) {
+    check(node.results[k], node.rule.results[k],
+          ResultDType(graph.dtype, k, graph.tensor(node.results[k]).shape));
+  }
+}
+
+// Attributes and rule of a forward node. An adjoint has its forward's.
+void CheckAgainstOperator(const Node& node, const std::string& where,
+                          std::vector<Error>& errors) {
+  for (const Attribute& attribute : node.attributes) {
+    if (std::find(node.op->attributes.begin(), node.op->attributes.end(),
+                  attribute.name) == node.op->attributes.end()) {
+      errors.push_back(InvalidInput(
+          UnknownName("attribute", attribute.name, node.op->attributes).message,
+          where));
+    }
+  }
+  const RuleForm& form = node.op->form;
+  if (form.accepts != nullptr && !form.accepts(node.rule)) {
+    errors.push_back(InvalidInput(
+        "rule '" + node.rule.ToString() + "' is not of the form of " +
+            std::string(node.op->name) + ": " + std::string(form.text),
+        where));
+  }
+}
+
+}  // namespace
 
 std::vector<Error> Validate(const Graph& graph) {
   std::vector<Error> errors;
@@ -269,6 +346,7 @@ std::vector<Error> Validate(const Graph& graph) {
         fail(where, "lacks the attribute '" + std::string(name) + "'");
       }
     }
+    if (node.pass == Pass::kForward) CheckAgainstOperator(node, where, errors);
     bool operands_exist = true;
     for (TensorId id : node.operands) {
       if (!id.valid() || id.index() >= graph.tensors.size()) {
@@ -293,6 +371,8 @@ std::vector<Error> Validate(const Graph& graph) {
     if (!operands_exist) continue;
     if (auto extents = NodeExtents(graph, node); !extents) {
       errors.push_back(extents.error().At(where));
+    } else if (node.pass == Pass::kForward) {
+      CheckTensors(graph, node, where, errors);
     }
   }
   if (!graph.loss.valid() || graph.loss.index() >= graph.tensors.size() ||

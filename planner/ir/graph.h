@@ -138,11 +138,14 @@ class GraphBuilder {
 // nodes; a weight's are listed as GradientTerms, one for each use.
 Result<Graph> Differentiate(Graph forward);
 
-// All that is wrong: rules that do not fit shapes, operands that are used
-// before they are produced (a cycle), unknown attributes, an empty extent.
+// All that is wrong: rules that do not fit shapes or have another form than the
+// operator's, element types and sample dimensions that do not follow from the
+// graph's type and the rules, operands that are used before they are produced
+// (a cycle), unknown attributes, an empty extent.
 std::vector<Error> Validate(const Graph& graph);
 
-// 16 hex digits of everything that a plan depends on.
+// 16 hex digits of everything that a plan depends on. Element types but the
+// graph's own follow from it (Validate).
 std::string Fingerprint(const Graph& graph);
 
 // For each block the number of the first block that is equal to it up to

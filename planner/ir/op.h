@@ -64,20 +64,30 @@ enum class OpClass : uint8_t {
   kMemory,     // bounded by memory traffic
 };
 
+// What a forward node's own rule must look like, for an operator that has no
+// default: kernels rely on the order of the indices.
+struct RuleForm {
+  std::string_view text;                        // for the error message
+  bool (*accepts)(const IndexRule&) = nullptr;  // null: any
+};
+
 struct OpDef {
   std::string_view name;
   std::string_view summary;
   // The default index rule; empty when each node gives its own (linear,
-  // elementwise), which must then have the operator's number of operands.
+  // elementwise), which must then have the operator's form.
   std::string_view rule = {};
+  RuleForm form = {};
   OpClass op_class = OpClass::kMemory;
   std::vector<AdjointDef> adjoints = {};
   // Floating-point operations of a call (m*n*k counts 2*m*n*k).
   Flops (*flops)(const OpCall&) = nullptr;
   // Memory traffic of a call; null for the sum of all operands and results.
   Bytes (*bytes)(const OpCall&) = nullptr;
-  // Names of the attributes a node must have.
+  // Names of the attributes that a node must have; it may have no others.
   std::vector<std::string_view> attributes = {};
+  // Which operands are int32 (ids, labels, positions); the others are floats.
+  std::vector<size_t> integer_operands = {};
   Coupling coupling = {};
   // Runs once a step over the whole batch, before the first microbatch.
   bool once_per_step = false;
@@ -92,6 +102,22 @@ template <int kPerPoint>
 Flops FlopsPerPoint(const OpCall& call) {
   return {kPerPoint * call.Points()};
 }
+
+// Rules with `kOperands` operands and one result, all of the same indices.
+template <size_t kOperands>
+bool IsElementwise(const IndexRule& rule) {
+  if (rule.operands.size() != kOperands || rule.results.size() != 1) {
+    return false;
+  }
+  for (const Indices& operand : rule.operands) {
+    if (operand != rule.results[0]) return false;
+  }
+  return true;
+}
+inline constexpr RuleForm kUnaryForm = {
+    "one operand, with the indices of the result", IsElementwise<1>};
+inline constexpr RuleForm kBinaryForm = {
+    "two operands, both with the indices of the result", IsElementwise<2>};
 
 // Memory traffic of all operands and results of a call.
 Bytes OperandBytes(const OpCall& call);

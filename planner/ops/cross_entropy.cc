@@ -16,6 +16,7 @@ std::vector<OpDef> CrossEntropyOps() {
        .summary = "counted tokens of the global batch",
        .rule = "bs->",
        .flops = FlopsPerPoint<1>,
+       .integer_operands = {0},
        .once_per_step = true},
       // Results: the loss, and the log-sum-exp of each token's logits.
       {.name = "cross_entropy",
@@ -23,6 +24,7 @@ std::vector<OpDef> CrossEntropyOps() {
        .rule = "bsv,bs,->,bs",
        .adjoints = {{"cross_entropy_dx", "x0,x1,x2,y1->dx0"}},
        .flops = FlopsPerPoint<4>,
+       .integer_operands = {1},
        .coupling = {'v', "bs", 3}},
       {.name = "cross_entropy_dx",
        .summary = "(softmax - onehot) / counted tokens",

@@ -10,6 +10,7 @@ std::vector<OpDef> DropoutOps() {
   return {
       {.name = "dropout",
        .summary = "inverted dropout, counter-based",
+       .form = kUnaryForm,
        .adjoints = {{"dropout", "dy0->dx0"}},
        .flops = FlopsPerPoint<2>,
        .attributes = {"probability", "salt"}},

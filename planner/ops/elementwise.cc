@@ -9,6 +9,7 @@ std::vector<OpDef> ElementwiseOps() {
       // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): GPT-2's GELU.
       {.name = "gelu",
        .summary = "GELU, tanh form",
+       .form = kUnaryForm,
        .adjoints = {{"gelu_dx", "dy0,x0->dx0"}},
        .flops = FlopsPerPoint<10>},
       {.name = "gelu_dx",
@@ -17,6 +18,7 @@ std::vector<OpDef> ElementwiseOps() {
       // 0.5 x (1 + erf(x / sqrt 2)).
       {.name = "gelu_erf",
        .summary = "GELU, exact form",
+       .form = kUnaryForm,
        .adjoints = {{"gelu_erf_dx", "dy0,x0->dx0"}},
        .flops = FlopsPerPoint<10>},
       {.name = "gelu_erf_dx",
@@ -24,6 +26,7 @@ std::vector<OpDef> ElementwiseOps() {
        .flops = FlopsPerPoint<18>},
       {.name = "silu",
        .summary = "x * sigmoid(x)",
+       .form = kUnaryForm,
        .adjoints = {{"silu_dx", "dy0,x0->dx0"}},
        .flops = FlopsPerPoint<5>},
       {.name = "silu_dx",
@@ -31,10 +34,12 @@ std::vector<OpDef> ElementwiseOps() {
        .flops = FlopsPerPoint<9>},
       {.name = "multiply",
        .summary = "elementwise product",
+       .form = kBinaryForm,
        .adjoints = {{"multiply", "dy0,x1->dx0"}, {"multiply", "dy0,x0->dx1"}},
        .flops = FlopsPerPoint<1>},
       {.name = "add",
        .summary = "elementwise sum",
+       .form = kBinaryForm,
        .adjoints = {{"", "dy0->dx0"}, {"", "dy0->dx1"}},
        .flops = FlopsPerPoint<1>},
       // Where gradients meet. It adds operands of equal layout first and

@@ -5,11 +5,44 @@
 #include "planner/ir/op.h"
 
 namespace tessera {
+namespace {
+
+// Whether x is (M, K), w is (N, K), y is (M, N) and the bias, if any, is an
+// additive N: as a product it would be added once for each shard of K.
+bool IsLinear(const IndexRule& rule) {
+  const size_t operands = rule.operands.size();
+  if ((operands != 2 && operands != 3) || rule.results.size() != 1 ||
+      rule.terms[1] != rule.terms[0]) {
+    return false;
+  }
+  const Indices& x = rule.operands[0];
+  const Indices& w = rule.operands[1];
+  Indices m;
+  Indices n;
+  Indices k;
+  for (uint8_t f : x) (Holds(w, f) ? k : m).push_back(f);
+  for (uint8_t f : w) {
+    if (!Holds(x, f)) n.push_back(f);
+  }
+  const auto is = [](const Indices& indices, Indices first,
+                     const Indices& second) {
+    first.insert(first.end(), second.begin(), second.end());
+    return indices == first;
+  };
+  return is(x, m, k) && is(w, n, k) && is(rule.results[0], m, n) &&
+         (operands == 2 ||
+          (rule.operands[2] == n && rule.terms[2] != rule.terms[0]));
+}
+
+}  // namespace
 
 std::vector<OpDef> LinearOps() {
   return {
       {.name = "linear",
        .summary = "dense layer, optional bias",
+       .form = {"'M K,N K->M N' or 'M K,N K+N->M N' of runs of factors, such "
+                "as 'bsi,oi+o->bso'",
+                IsLinear},
        .op_class = OpClass::kMatmul,
        .adjoints = {{"linear_dx", "dy0,x1->dx0"},
                     {"linear_dw", "dy0,x0->dx1"},

@@ -3,17 +3,35 @@
 // angle position * theta^(-2j/n); the other d - n features pass. The position
 // is an operand, so that packed or permuted sequences are inputs, not modes.
 
+#include <algorithm>
+
 #include "planner/ir/op.h"
 
 namespace tessera {
+namespace {
+
+// Whether the positions have the first indices of x, y has those of x, and x's
+// last one, the features, is whole and not of the positions.
+bool IsRotary(const IndexRule& rule) {
+  if (rule.operands.size() != 2 || rule.results.size() != 1) return false;
+  const Indices& x = rule.operands[0];
+  const Indices& positions = rule.operands[1];
+  return rule.results[0] == x && positions.size() < x.size() &&
+         std::equal(positions.begin(), positions.end(), x.begin()) &&
+         !rule.factors[x.back()].splittable;
+}
+
+}  // namespace
 
 std::vector<OpDef> RotaryOps() {
   return {
       {.name = "rotary",
        .summary = "rotary position embedding",
+       .form = {"x, positions -> y as in 'bsgd!,bs->bsgd'", IsRotary},
        .adjoints = {{"rotary_dx", "dy0,x1->dx0"}},
        .flops = FlopsPerPoint<3>,
-       .attributes = {"fraction", "theta"}},
+       .attributes = {"fraction", "theta"},
+       .integer_operands = {1}},
       {.name = "rotary_dx",
        .summary = "gradient of rotary: the turn backwards",
        .flops = FlopsPerPoint<3>},

@@ -98,6 +98,8 @@ TEST(DetectRankEnvironmentTest, OpenMpiOnManyHostsNeedsTheMaster) {
 TEST(DetectRankEnvironmentTest, RankComesBeforeMpiBeforeSlurm) {
   Variables variables = {{"RANK", "1"},
                          {"WORLD_SIZE", "2"},
+                         {"MASTER_ADDR", "127.0.0.1"},
+                         {"MASTER_PORT", "29500"},
                          {"OMPI_COMM_WORLD_RANK", "3"},
                          {"OMPI_COMM_WORLD_SIZE", "8"},
                          {"PMI_RANK", "4"},
@@ -113,6 +115,16 @@ TEST(DetectRankEnvironmentTest, RankComesBeforeMpiBeforeSlurm) {
   EXPECT_EQ(Detect(variables).value()->rank, 4);
   variables.erase("PMI_RANK");
   EXPECT_EQ(Detect(variables).value()->rank, 5);
+}
+
+TEST(DetectRankEnvironmentTest, RanksWithoutAnAddressAreAnError) {
+  // Each would wait for peers on a port of its own.
+  Variables variables = {{"RANK", "0"}, {"WORLD_SIZE", "2"}};
+  const auto found = Detect(variables);
+  ASSERT_FALSE(found.has_value());
+  EXPECT_NE(found.error().message.find("MASTER_ADDR"), std::string::npos);
+  variables["WORLD_SIZE"] = "1";
+  EXPECT_TRUE(Detect(variables).has_value());
 }
 
 TEST(DetectRankEnvironmentTest, SlurmsMasterIsTheFirstHost) {
