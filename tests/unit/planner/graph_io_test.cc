@@ -234,6 +234,35 @@ TEST(GraphIo, RulesThatAreNotTheOperators) {
               HasSubstr("nodes[1].op: 'gelu_dx' is not a forward operator"));
   EXPECT_THAT(ErrorWith(R"(operands: "x")", R"(operands: ["x", "x"])"),
               HasSubstr("nodes[1].operands: has 2: expected 1"));
+  // Kernels would walk x in the order of y.
+  EXPECT_THAT(ErrorWith(R"(rule: "bsh->bsh")", R"(rule: "bsh->sbh")"),
+              HasSubstr("rule 'bsh->sbh' is not of the form of gelu: one "
+                        "operand, with the indices of the result"));
+}
+
+TEST(GraphIo, ElementTypesFollowFromTheGraphs) {
+  EXPECT_THAT(ErrorWith(R"("int32")", R"("fp32")"),
+              HasSubstr("nodes[0] 'x': 'ids' is fp32; here a graph of fp32 has "
+                        "int32"));
+  EXPECT_THAT(ErrorWith(R"(dtype: "fp32"
+          init)",
+                        R"(dtype: "int32"
+          init)"),
+              HasSubstr("nodes[0] 'x': 'w' is int32; here a graph of fp32 has "
+                        "fp32"));
+  EXPECT_THAT(
+      ErrorWith(R"(ACTIVATION dtype: "fp32")", R"(ACTIVATION dtype: "fp64")"),
+      HasSubstr("nodes[2] 'n': 'n' is fp64"));
+}
+
+TEST(GraphIo, SampleDimensionsFollowFromTheRules) {
+  // Microbatches would cut the ids, but not x.
+  EXPECT_THAT(ErrorWith(R"(shape: [2, 3, 4]
+          dtype: "fp32" sample_dim: 0)",
+                        R"(shape: [2, 3, 4]
+          dtype: "fp32")"),
+              HasSubstr("nodes[0] 'x': 'x' has the sample dimension -1 (-1: "
+                        "none); by the rule 'bs,vh->bsh' it is 0"));
 }
 
 TEST(GraphIo, TensorsAreProducedOnce) {
