@@ -13,6 +13,7 @@
 #include "planner/search/move.h"
 #include "planner/search/search_space.h"
 #include "planner/topology/topologies.h"
+#include "tests/support/paths.h"
 
 namespace tessera {
 namespace {
@@ -31,11 +32,11 @@ const Problem& Gpt2Xl() {
     options.global_batch = 512;
     options.seq_len = 1024;
     options.dtype = DType::kBFloat16;
-    p->graph = Differentiate(ImportModel(std::string(TESSERA_EXAMPLES) +
-                                             "/models/gpt2-xl/config.json",
-                                         options)
-                                 .value())
-                   .value();
+    p->graph =
+        Differentiate(
+            ImportModel(ExamplePath("models/gpt2-xl/config.json"), options)
+                .value())
+            .value();
     p->cluster = MakeCluster("dgx-a100-80gb:4").value();
     Strategy strategy;
     strategy.pp = 4;

@@ -21,6 +21,7 @@
 #include "planner/search/move.h"
 #include "planner/search/search_space.h"
 #include "planner/topology/topologies.h"
+#include "tests/support/paths.h"
 
 namespace tessera {
 namespace {
@@ -46,8 +47,7 @@ Graph Model(const std::string& path, DType dtype) {
 }
 
 Graph Gpt2() {
-  return Model(std::string(TESSERA_EXAMPLES) + "/models/gpt2-tiny/config.json",
-               DType::kFloat32);
+  return Model(ExamplePath("models/gpt2-tiny/config.json"), DType::kFloat32);
 }
 
 // Grouped queries, no biases, 16-bit weights with masters.

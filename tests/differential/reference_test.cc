@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "planner/io/json_value.h"
+#include "tests/support/paths.h"
 #include "tests/support/tiny_training.h"
 
 namespace tessera {
@@ -13,9 +14,9 @@ namespace {
 class Reference : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Reference, LossesAndWeightsAgree) {
-  const JsonValue reference = ReadJson(std::string(TESSERA_TESTDATA) +
-                                       "/reference/" + GetParam() + ".json")
-                                  .value();
+  const JsonValue reference =
+      ReadJson(TestdataPath(std::string("reference/") + GetParam() + ".json"))
+          .value();
   const auto number = [&](const char* key) {
     return reference.Field(key).number;
   };

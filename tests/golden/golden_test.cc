@@ -10,13 +10,13 @@
 #include "planner/io/importer.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/strategy.h"
+#include "tests/support/paths.h"
 
 namespace tessera {
 namespace {
 
 void ExpectGolden(const std::string& name, const std::string& text) {
-  const std::string path =
-      std::string(TESSERA_TESTDATA) + "/golden/" + name + ".txt";
+  const std::string path = TestdataPath(std::string("golden/") + name + ".txt");
   if (std::getenv("TESSERA_UPDATE_GOLDEN") != nullptr) {
     ASSERT_TRUE(WriteFileAtomically(path, text).has_value()) << path;
     return;
@@ -40,7 +40,7 @@ Case Load(const std::string& model, const std::string& cluster,
   options.seq_len = seq_len;
   options.dtype = dtype;
   auto forward =
-      ImportModel(std::string(TESSERA_EXAMPLES) + "/models/" + model, options);
+      ImportModel(ExamplePath(std::string("models/") + model), options);
   EXPECT_TRUE(forward.has_value()) << forward.error().ToString();
   Case c{*Differentiate(*forward), *LoadCluster(cluster), {}};
   const auto parsed = ParseStrategy(strategy);

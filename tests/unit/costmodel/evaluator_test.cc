@@ -8,6 +8,7 @@
 #include "planner/io/importer.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
+#include "tests/support/paths.h"
 
 namespace tessera {
 namespace {
@@ -20,8 +21,8 @@ Graph Gpt2(const std::string& size, int64_t seq_len, DType dtype) {
   options.global_batch = 32;
   options.seq_len = seq_len;
   options.dtype = dtype;
-  return Differentiate(ImportModel(std::string(TESSERA_EXAMPLES) + "/models/" +
-                                       size + "/config.json",
+  return Differentiate(ImportModel(ExamplePath(std::string("models/") + size +
+                                               "/config.json"),
                                    options)
                            .value())
       .value();

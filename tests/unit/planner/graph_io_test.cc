@@ -7,6 +7,7 @@
 
 #include "planner/base/rng.h"
 #include "planner/io/file.h"
+#include "tests/support/paths.h"
 
 namespace tessera {
 namespace {
@@ -102,8 +103,7 @@ TEST(GraphIo, RoundTripOfEveryFamily) {
     options.global_batch = 4;
     options.seq_len = 64;
     const auto graph = ImportModel(
-        std::string(TESSERA_EXAMPLES) + "/models/" + model + "/config.json",
-        options);
+        ExamplePath(std::string("models/") + model + "/config.json"), options);
     ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
     const std::string path = Path(".json");
     ASSERT_TRUE(WriteGraph(path, *graph).has_value());

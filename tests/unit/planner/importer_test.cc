@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "planner/io/huggingface.h"
+#include "tests/support/paths.h"
 
 namespace tessera {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 using ::testing::HasSubstr;
 
 std::string Example(const std::string& model) {
-  return std::string(TESSERA_EXAMPLES) + "/models/" + model + "/config.json";
+  return ExamplePath(std::string("models/") + model + "/config.json");
 }
 
 ImportOptions Options(int64_t batch = 8, int64_t seq_len = 1024) {
@@ -141,8 +142,7 @@ TEST(Gpt2, LayersAreOneClass) {
 }
 
 TEST(Importers, FolderAndFileAreTheSameModel) {
-  const std::string folder =
-      std::string(TESSERA_EXAMPLES) + "/models/gpt2-tiny";
+  const std::string folder = ExamplePath("models/gpt2-tiny");
   const Graph graph = Import(folder, Options(2, 16));
   EXPECT_EQ(graph, Import(folder + "/config.json", Options(2, 16)));
   EXPECT_EQ(graph, Import(folder + "/./config.json", Options(2, 16)));

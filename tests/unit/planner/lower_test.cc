@@ -10,6 +10,7 @@
 #include "planner/io/cluster_io.h"
 #include "planner/io/importer.h"
 #include "planner/plan/strategy.h"
+#include "tests/support/paths.h"
 
 namespace tessera {
 namespace {
@@ -25,8 +26,8 @@ Lowered LowerTiny(const std::string& strategy_text, double clip = 1) {
   options.global_batch = 16;
   options.seq_len = 32;
   options.dtype = DType::kFloat32;
-  auto forward = ImportModel(
-      std::string(TESSERA_EXAMPLES) + "/models/gpt2-tiny/config.json", options);
+  auto forward =
+      ImportModel(ExamplePath("models/gpt2-tiny/config.json"), options);
   Lowered lowered{*Differentiate(*forward), {}, {}};
   const Cluster cluster = *LoadCluster("local-cpu:4");
   const auto strategy = ParseStrategy(strategy_text);

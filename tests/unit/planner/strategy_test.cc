@@ -7,6 +7,7 @@
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/validate.h"
 #include "planner/topology/topologies.h"
+#include "tests/support/paths.h"
 #include "tests/support/small_models.h"
 
 namespace tessera {
@@ -21,7 +22,7 @@ Graph Model(std::string_view name, int64_t batch, int64_t seq) {
   options.global_batch = batch;
   options.seq_len = seq;
   auto graph = ImportModel(
-      std::string(TESSERA_EXAMPLES) + "/models/" + std::string(name), options);
+      ExamplePath(std::string("models/") + std::string(name)), options);
   TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
   auto differentiated = Differentiate(*std::move(graph));
   TESSERA_CHECK(differentiated.has_value());

@@ -12,6 +12,7 @@
 #include "planner/topology/topologies.h"
 #include "runtime/comm/thread_world.h"
 #include "runtime/trainer.h"
+#include "tests/support/paths.h"
 
 namespace tessera {
 namespace {
@@ -26,7 +27,7 @@ Graph TinyGraph() {
   options.seq_len = 8;
   options.dtype = DType::kFloat32;
   return Differentiate(
-             ImportModel(TESSERA_EXAMPLES "/models/gpt2-tiny", options).value())
+             ImportModel(ExamplePath("models/gpt2-tiny"), options).value())
       .value();
 }
 
