@@ -42,12 +42,7 @@ CommKind CommKindOf(ReshardKind kind) {
 class ProgramBuilder {
  public:
   ProgramBuilder(const LoweringContext& context, int block, ProgramKind kind)
-      : context_(context),
-        graph_(context.graph()),
-        block_(block),
-        kind_(kind),
-        group_id_(context.group_of_block(block)),
-        group_(context.plan().groups[group_id_.index()]) {
+      : context_(context), graph_(context.graph()), block_(block), kind_(kind) {
     pass_ = kind == ProgramKind::kBegin || kind == ProgramKind::kForward ||
                     kind == ProgramKind::kUpdate
                 ? Pass::kForward
@@ -76,6 +71,38 @@ class ProgramBuilder {
   }
 
  private:
+  // ---- groups
+
+  // The group whose tasks are being emitted: that of a node, or of a weight.
+  const DeviceGroup& group() const {
+    return context_.plan().groups[here_.index()];
+  }
+
+  GroupId HomeGroup(TensorId weight) const {
+    return context_.replicas(weight)[0].group;
+  }
+
+  // Calls `emit` on each group that is home to some of the weights, with them,
+  // in the order of their first weights.
+  template <typename Emit>
+  void AtHome(const std::vector<TensorId>& weights, const Emit& emit) {
+    std::vector<std::pair<GroupId, std::vector<TensorId>>> by_group;
+    for (TensorId weight : weights) {
+      const GroupId home = HomeGroup(weight);
+      auto it = std::find_if(by_group.begin(), by_group.end(),
+                             [&](const auto& g) { return g.first == home; });
+      if (it == by_group.end()) {
+        by_group.push_back({home, {}});
+        it = std::prev(by_group.end());
+      }
+      it->second.push_back(weight);
+    }
+    for (const auto& [home, members] : by_group) {
+      here_ = home;
+      emit(members);
+    }
+  }
+
   // ---- values and tasks
 
   ValueId AddValue(Value value) {
@@ -91,7 +118,7 @@ class ProgramBuilder {
     Value v;
     v.what = what;
     v.tensor = tensor;
-    v.group = group_id_;
+    v.group = here_;
     v.shape = t.shape;
     v.sample_dim = t.sample_dim;
     if (t.sample_dim >= 0 && kind_ != ProgramKind::kBegin) {
@@ -118,7 +145,7 @@ class ProgramBuilder {
                 std::vector<ValueId> writes) {
     Task task;
     task.kind = kind;
-    task.group = group_id_;
+    task.group = here_;
     task.pass = pass_;
     task.optimizer =
         kind_ == ProgramKind::kNorm || kind_ == ProgramKind::kUpdate;
@@ -132,10 +159,11 @@ class ProgramBuilder {
     return context_.concurrent_streams() ? wanted : StreamRole::kCompute;
   }
 
-  // Binds a value that exists outside the program; once for each port.
+  // Binds a value that exists outside the program; once for each port of a
+  // group.
   template <typename Make>
   ValueId Import(const Port& port, Make make) {
-    const auto [it, is_new] = imported_.try_emplace(port);
+    const auto [it, is_new] = imported_.try_emplace({here_, port});
     if (is_new) {
       it->second = AddValue(make());
       program_.imports.push_back({port, it->second});
@@ -173,7 +201,7 @@ class ProgramBuilder {
   ValueId Reshard(ValueId from, const Layout& to, bool in_place,
                   MemoryCategory category) {
     const Layout start = value(from).layout;
-    for (const ReshardStep& step : PlanReshard(start, to, group_)) {
+    for (const ReshardStep& step : PlanReshard(start, to, group())) {
       from = EmitStep(step.kind, step.axes, {from}, {step.to}, in_place,
                       category)[0];
     }
@@ -184,10 +212,10 @@ class ProgramBuilder {
 
   // The tensor as this group has it, imported or received.
   ValueId Present(TensorId tensor) {
-    if (const auto it = present_.find(tensor); it != present_.end()) {
+    if (const auto it = present_.find({here_, tensor}); it != present_.end()) {
       return it->second;
     }
-    const auto* presence = context_.presence(tensor, group_id_);
+    const auto* presence = context_.presence(tensor, here_);
     TESSERA_CHECK(presence != nullptr) << graph_.tensor(tensor).name;
     const Port port{Port::kTensor, tensor, 0};
     const auto make = [&] {
@@ -196,7 +224,7 @@ class ProgramBuilder {
     };
     const auto& source = context_.presences(tensor)[0];
     ValueId result;
-    if (source.group != group_id_ && presence->first_block == block_ &&
+    if (source.group != here_ && presence->first_block == block_ &&
         presence->first_pass == pass_) {
       result = AddValue(make());
       EmitReceive(port, source.group, result,
@@ -207,16 +235,16 @@ class ProgramBuilder {
       result = Import(port, make);
       if (presence->last_block == block_ && presence->last_pass == pass_ &&
           !context_.once_per_step(tensor)) {
-        program_.frees.push_back(port);
+        program_.frees.push_back({here_, port});
       }
     }
-    present_[tensor] = result;
+    present_[{here_, tensor}] = result;
     return result;
   }
 
   // Leaves a tensor to later programs, if any reads it.
   void Export(TensorId tensor, ValueId id) {
-    const auto* presence = context_.presence(tensor, group_id_);
+    const auto* presence = context_.presence(tensor, here_);
     if (presence->last_block < 0 ||
         (presence->last_block == block_ && presence->last_pass == pass_ &&
          kind_ != ProgramKind::kBegin)) {
@@ -227,7 +255,7 @@ class ProgramBuilder {
 
   // The tensor in the layout that a node wants; equal wishes share.
   ValueId Acquire(TensorId tensor, const Layout& wanted) {
-    const auto key = std::make_pair(tensor, wanted);
+    const auto key = std::tuple(here_, tensor, wanted);
     if (const auto it = acquired_.find(key); it != acquired_.end()) {
       return it->second;
     }
@@ -252,7 +280,7 @@ class ProgramBuilder {
 
   const LoweringContext::Replica& ReplicaHere(TensorId weight) const {
     for (const auto& replica : context_.replicas(weight)) {
-      if (replica.group == group_id_) return replica;
+      if (replica.group == here_) return replica;
     }
     TESSERA_CHECK(false) << graph_.tensor(weight).name;
     return context_.replicas(weight)[0];
@@ -272,8 +300,7 @@ class ProgramBuilder {
   // ---- parameters that are stored cut (ZeRO stage 3)
 
   bool IsCut(TensorId weight) const {
-    return context_.ZeroStage(weight) >= 3 &&
-           context_.replicas(weight)[0].group == group_id_;
+    return context_.ZeroStage(weight) >= 3 && HomeGroup(weight) == here_;
   }
 
   // The parameter as its readers see it.
@@ -287,15 +314,22 @@ class ProgramBuilder {
       return TensorValue(weight, "gathered", ReplicaHere(weight).layout,
                          MemoryCategory::kCommunication);
     });
-    program_.frees.push_back(port);
+    program_.frees.push_back({here_, port});
     gathered_[weight] = id;
     return id;
   }
 
-  // Gathers a block's parameters, one collective for those over equal axes.
   void EmitGather(int block) {
+    AtHome(context_.CutWeights(block, pass_),
+           [&](const std::vector<TensorId>& weights) {
+             EmitGather(block, weights);
+           });
+  }
+
+  // Gathers parameters of a block, one collective for those over equal axes.
+  void EmitGather(int block, const std::vector<TensorId>& cut) {
     std::map<AxisSet, std::vector<TensorId>> by_axes;
-    for (TensorId weight : context_.CutWeights(block, pass_)) {
+    for (TensorId weight : cut) {
       by_axes[context_.StateLayout(weight).flat].push_back(weight);
     }
     for (const auto& [axes, weights] : by_axes) {
@@ -328,7 +362,7 @@ class ProgramBuilder {
     const int step = pass_ == Pass::kForward ? 1 : -1;
     const auto is_here = [&](int block) {
       return block >= 0 && block < static_cast<int>(graph_.blocks.size()) &&
-             context_.group_of_block(block) == group_id_;
+             context_.stage_of_block(block) == context_.stage_of_block(block_);
     };
     if (!is_here(block_ - step)) EmitGather(block_);
     if (is_here(block_ + step)) EmitGather(block_ + step);
@@ -377,6 +411,7 @@ class ProgramBuilder {
     for (NodeId id : nodes) {
       const Node& node = graph_.node(id);
       if (node.op->once_per_step != (kind_ == ProgramKind::kBegin)) continue;
+      here_ = context_.placement(id).group;
       if (node.op->name == "sum") {
         EmitSum(id, node);
       } else {
@@ -386,9 +421,9 @@ class ProgramBuilder {
     }
     AccumulateCut();
     if (kind_ != ProgramKind::kBackwardReduce) return;
-    // A weight tied within this group is complete too: its home is the first
-    // of its blocks, whose backward runs last. Weights tied across groups wait
-    // for the other terms (kTie).
+    // A weight tied within a group is complete too: its home is the first of
+    // its blocks, whose backward runs last. Weights tied across groups wait for
+    // the other terms (kTie).
     std::vector<TensorId> alone;
     for (TensorId weight : context_.home_weights(block_)) {
       if (context_.replicas(weight).size() == 1 && !CutsGradient(weight)) {
@@ -514,10 +549,10 @@ class ProgramBuilder {
     const AxisSet axes = placement.axes[factor];
     Value state;
     state.what = "state";
-    state.group = group_id_;
+    state.group = here_;
     state.dtype =
         graph_.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-    state.shape = {group_.Size(axes)};
+    state.shape = {group().Size(axes)};
     state.layout.dims[0] = axes;
     for (char letter : coupling.state_indices) {
       const int f = node.rule.FactorOf(letter);
@@ -596,7 +631,7 @@ class ProgramBuilder {
     const auto& presences = context_.presences(tensor);
     const ValueId settled = Reshard(it->second, presences[0].layout, true,
                                     MemoryCategory::kActivation);
-    present_[tensor] = settled;
+    present_[{here_, tensor}] = settled;
     Layout whole = presences[0].layout;
     whole.partial = 0;
     for (size_t i = 1; i < presences.size(); ++i) {
@@ -627,7 +662,7 @@ class ProgramBuilder {
     for (size_t w = 0; w < weights.size(); ++w) {
       const Layout target = context_.StateLayout(weights[w]);
       for (ValueId id : terms_of[w]) {
-        auto steps = PlanReshard(value(id).layout, target, group_);
+        auto steps = PlanReshard(value(id).layout, target, group());
         rounds = std::max(rounds, steps.size());
         terms.push_back({w, id, std::move(steps)});
       }
@@ -679,13 +714,16 @@ class ProgramBuilder {
   }
 
   // The reduction of gradients that were summed locally over the microbatches.
-  void EmitReduce(const std::vector<TensorId>& weights) {
-    std::vector<std::vector<ValueId>> terms;
-    for (TensorId weight : weights) terms.push_back(GradientTerms(weight));
-    const std::vector<ValueId> reduced = Reduce(weights, terms);
-    for (size_t w = 0; w < weights.size(); ++w) {
-      program_.exports.push_back({{Port::kReduced, weights[w], 0}, reduced[w]});
-    }
+  void EmitReduce(const std::vector<TensorId>& all) {
+    AtHome(all, [&](const std::vector<TensorId>& weights) {
+      std::vector<std::vector<ValueId>> terms;
+      for (TensorId weight : weights) terms.push_back(GradientTerms(weight));
+      const std::vector<ValueId> reduced = Reduce(weights, terms);
+      for (size_t w = 0; w < weights.size(); ++w) {
+        program_.exports.push_back(
+            {{Port::kReduced, weights[w], 0}, reduced[w]});
+      }
+    });
   }
 
   // Whether a weight's gradient is stored cut (ZeRO stages 2 and 3): then every
@@ -695,12 +733,16 @@ class ProgramBuilder {
   }
 
   void AccumulateCut() {
-    std::vector<TensorId> weights;
+    std::vector<TensorId> all;
+    for (const auto& [weight, ids] : new_gradients_) all.push_back(weight);
+    AtHome(all, [&](const std::vector<TensorId>& weights) {
+      AccumulateCut(weights);
+    });
+  }
+
+  void AccumulateCut(const std::vector<TensorId>& weights) {
     std::vector<std::vector<ValueId>> terms;
-    for (const auto& [weight, ids] : new_gradients_) {
-      weights.push_back(weight);
-      terms.push_back(ids);
-    }
+    for (TensorId weight : weights) terms.push_back(new_gradients_[weight]);
     const std::vector<ValueId> reduced = Reduce(weights, terms);
     for (size_t w = 0; w < weights.size(); ++w) {
       const TensorId weight = weights[w];
@@ -762,10 +804,11 @@ class ProgramBuilder {
       const auto& replicas = context_.replicas(weight);
       for (size_t r = 1; r < replicas.size(); ++r) {
         if (replicas[r].block != block_) continue;
+        here_ = replicas[r].group;
         for (size_t i = 0; i < replicas[r].gradients.size(); ++i) {
           ValueId id = Accumulator(weight, static_cast<int>(i));
           const auto& home = context_.plan().groups[replicas[0].group.index()];
-          if (!SameMesh(group_, home)) {
+          if (!SameMesh(group(), home)) {
             Layout whole = value(id).layout;
             whole.partial = 0;
             id = Reshard(id, whole, true, MemoryCategory::kGradient);
@@ -780,6 +823,7 @@ class ProgramBuilder {
       const auto& replicas = context_.replicas(weight);
       if (replicas.size() == 1) continue;
       tied.push_back(weight);
+      here_ = replicas[0].group;
       for (size_t r = 1; r < replicas.size(); ++r) {
         for (size_t i = 0; i < replicas[r].gradients.size(); ++i) {
           Value v = TensorValue(weight, "tied gradient",
@@ -828,30 +872,38 @@ class ProgramBuilder {
 
   ValueId Clip() {
     return Import({Port::kClip, TensorId(), 0},
-                  [&] { return Scalar("clip", group_id_); });
+                  [&] { return Scalar("clip", here_); });
   }
 
   bool clips() const { return context_.options().clip > 0; }
 
+  // Each group begins with a sum, of nothing if need be.
   void EmitNorm() {
     if (!clips()) return;
-    const auto& weights = context_.home_weights(block_);
+    std::vector<GroupId> begun = context_.groups_begun(block_);
+    AtHome(context_.home_weights(block_),
+           [&](const std::vector<TensorId>& weights) {
+             std::erase(begun, here_);
+             EmitSquareSum(weights);
+           });
+    for (GroupId group : begun) {
+      here_ = group;
+      EmitSquareSum({});
+    }
+  }
+
+  void EmitSquareSum(const std::vector<TensorId>& weights) {
     std::vector<ValueId> reads;
     std::vector<AxisSet> masks;
     for (TensorId weight : weights) {
       reads.push_back(Reduced(weight));
       // Each element once: at coordinate 0 of the axes that replicate it.
-      masks.push_back(value(reads.back()).layout.replicated(group_));
+      masks.push_back(value(reads.back()).layout.replicated(group()));
     }
-    if (reads.empty() && !FirstOfGroup()) return;
     Task& task = AddTask(TaskKind::kCompute, reads, {SquareSum()});
     task.kernel = "square_sum";
     task.masks = masks;
     task.accumulate = true;
-  }
-
-  bool FirstOfGroup() const {
-    return block_ == 0 || context_.group_of_block(block_ - 1) != group_id_;
   }
 
   ValueId State(Port::Kind kind, TensorId weight, std::string_view what,
@@ -865,12 +917,15 @@ class ProgramBuilder {
   }
 
   void EmitUpdate() {
-    if (clips() && FirstOfGroup()) {
+    for (GroupId group : context_.groups_begun(block_)) {
+      if (!clips()) break;
+      here_ = group;
       AddTask(TaskKind::kCompute, {SquareSum()}, {Clip()}).kernel =
           "clip_coefficient";
     }
-    const auto& weights = context_.home_weights(block_);
-    if (!weights.empty()) UpdateWeights(weights);
+    AtHome(
+        context_.home_weights(block_),
+        [&](const std::vector<TensorId>& weights) { UpdateWeights(weights); });
     ReturnTiedWeights();
   }
 
@@ -951,12 +1006,15 @@ class ProgramBuilder {
       const auto& replicas = context_.replicas(weight);
       const Port port{Port::kParameter, weight, 0};
       for (size_t r = 1; r < replicas.size(); ++r) {
-        if (replicas[r].block == block_) {
-          EmitReceive(port, replicas[0].group, Parameter(weight),
-                      StreamRole::kRecvForward);
-        } else if (replicas[0].block == block_) {
+        if (replicas[0].block == block_) {
+          here_ = replicas[0].group;
           EmitSend(port, replicas[r].group, Parameter(weight),
                    StreamRole::kSendForward);
+        }
+        if (replicas[r].block == block_) {
+          here_ = replicas[r].group;
+          EmitReceive(port, replicas[0].group, Parameter(weight),
+                      StreamRole::kRecvForward);
         }
       }
     }
@@ -966,14 +1024,15 @@ class ProgramBuilder {
   const Graph& graph_;
   const int block_;
   const ProgramKind kind_;
-  const GroupId group_id_;
-  const DeviceGroup& group_;
   Pass pass_ = Pass::kForward;
   BlockProgram program_;
-  std::map<Port, ValueId> imported_;
-  std::map<TensorId, ValueId> made_;     // as the producing node left them
-  std::map<TensorId, ValueId> present_;  // as the group has them
-  std::map<std::pair<TensorId, Layout>, ValueId> acquired_;
+  GroupId here_;  // the current group
+  std::map<std::pair<GroupId, Port>, ValueId> imported_;
+  // As the producing node left them.
+  std::map<TensorId, ValueId> made_;
+  // As a group has them, and as its nodes want them.
+  std::map<std::pair<GroupId, TensorId>, ValueId> present_;
+  std::map<std::tuple<GroupId, TensorId, Layout>, ValueId> acquired_;
   std::map<TensorId, std::vector<ValueId>> received_;  // kTie
   std::map<TensorId, ValueId> gathered_;  // cut parameters made whole
   std::map<TensorId, std::vector<ValueId>> new_gradients_;  // to be cut

@@ -34,6 +34,8 @@ void LoweringContext::PlaceNodes() {
   const size_t blocks = graph_.blocks.size();
   placements_.reserve(graph_.nodes.size());
   group_of_block_.assign(blocks, GroupId(0));
+  groups_begun_.resize(blocks);
+  std::vector<bool> begun(plan_.groups.size(), false);
   forward_nodes_.resize(blocks);
   backward_nodes_.resize(blocks);
   once_per_step_.assign(graph_.tensors.size(), false);
@@ -42,7 +44,12 @@ void LoweringContext::PlaceNodes() {
     const auto block = static_cast<size_t>(node.block);
     placements_.push_back(PlacementOf(graph_, plan_, NodeId(i)));
     if (node.pass == Pass::kForward) {
-      group_of_block_[block] = placements_.back().group;
+      const GroupId group = placements_.back().group;
+      group_of_block_[block] = group;
+      if (!begun[group.index()]) {
+        begun[group.index()] = true;
+        groups_begun_[block].push_back(group);
+      }
       forward_nodes_[block].push_back(NodeId(i));
     } else {
       backward_nodes_[block].push_back(NodeId(i));
@@ -226,7 +233,6 @@ std::vector<TensorId> LoweringContext::CutWeights(int block, Pass pass) const {
     for (TensorId tensor : graph_.node(id).operands) {
       if (graph_.tensor(tensor).kind == TensorKind::kWeight &&
           ZeroStage(tensor) >= 3 &&
-          replicas(tensor)[0].group == group_of_block(block) &&
           std::find(weights.begin(), weights.end(), tensor) == weights.end()) {
         weights.push_back(tensor);
       }

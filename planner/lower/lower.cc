@@ -18,11 +18,11 @@ class Assembler {
         tasks_(tasks),
         last_compute_(context.plan().groups.size()) {}
 
-  void Place(const BlockProgram& program, GroupId group, int microbatch) {
+  void Place(const BlockProgram& program, int microbatch) {
     std::vector<ValueId> bound(program.values.size());
     for (const BoundValue& import : program.imports) {
-      bound[import.value.index()] = Bind(import.port, group, microbatch,
-                                         program.values[import.value.index()]);
+      bound[import.value.index()] =
+          Bind(import.port, microbatch, program.values[import.value.index()]);
     }
     for (size_t i = 0; i < bound.size(); ++i) {
       if (bound[i].valid()) continue;
@@ -45,11 +45,13 @@ class Assembler {
       AddTask(std::move(task));
     }
     for (const Transfer& send : program.sends) {
-      const TransferKey key{send.port, group, send.peer, microbatch};
+      const TransferKey key{send.port, program.tasks[send.task].group,
+                            send.peer, microbatch};
       sent_[key] = TaskId(first + static_cast<int64_t>(send.task));
     }
     for (const Transfer& receive : program.receives) {
-      const TransferKey key{receive.port, receive.peer, group, microbatch};
+      const TransferKey key{receive.port, receive.peer,
+                            program.tasks[receive.task].group, microbatch};
       const auto it = sent_.find(key);
       TESSERA_CHECK(it != sent_.end()) << "a receive without its send";
       Task& task = tasks_.tasks[static_cast<size_t>(first) + receive.task];
@@ -62,8 +64,8 @@ class Assembler {
       sent_.erase(it);
     }
     for (const BoundValue& exported : program.exports) {
-      ports_[KeyOf(exported.port, group, microbatch)] =
-          bound[exported.value.index()];
+      const ValueId id = bound[exported.value.index()];
+      ports_[KeyOf(exported.port, tasks_.value(id).group, microbatch)] = id;
     }
   }
 
@@ -171,14 +173,12 @@ class Assembler {
         port.kind == Port::kGathered ||
         (port.kind == Port::kTensor && port.tensor != context_.graph().loss &&
          !context_.once_per_step(port.tensor));
-    return {port, port.kind == Port::kSquareSum ? tasks_.world : group,
-            per_microbatch ? microbatch : -1};
+    return {port, group, per_microbatch ? microbatch : -1};
   }
 
-  ValueId Bind(const Port& port, GroupId group, int microbatch,
-               const Value& local) {
+  ValueId Bind(const Port& port, int microbatch, const Value& local) {
     const auto [it, is_new] =
-        ports_.try_emplace(KeyOf(port, group, microbatch));
+        ports_.try_emplace(KeyOf(port, local.group, microbatch));
     if (is_new) {
       TESSERA_CHECK(local.persistent)
           << local.what << " of tensor " << local.tensor
@@ -244,7 +244,7 @@ class StepLowering {
     for (size_t i = 0; i < n; ++i) {
       const size_t g = descending ? n - 1 - i : i;
       for (int block : blocks_[g]) {
-        assembler_.Place(LowerBlock(context_, block, kind), GroupId(g), -1);
+        assembler_.Place(LowerBlock(context_, block, kind), -1);
       }
     }
   }
@@ -282,7 +282,7 @@ class StepLowering {
     if (it == programs_.end()) {
       it = programs_.emplace(key, LowerBlock(context_, block, kind)).first;
     }
-    assembler_.Place(it->second, GroupId(step.stage), step.action.microbatch);
+    assembler_.Place(it->second, step.action.microbatch);
   }
 
   // The loss is summed over the ranks that share the batch; every rank of its

@@ -37,8 +37,15 @@ class LoweringContext {
   const OpPlacement& placement(NodeId node) const {
     return placements_[node.index()];
   }
+  // The group of a block that lies on one.
   GroupId group_of_block(int block) const {
     return group_of_block_[static_cast<size_t>(block)];
+  }
+  // The pipeline stage of a block.
+  int stage_of_block(int block) const { return group_of_block(block).value; }
+  // The groups that have nodes of the block and of none before it.
+  const std::vector<GroupId>& groups_begun(int block) const {
+    return groups_begun_[static_cast<size_t>(block)];
   }
   const std::vector<std::vector<NodeId>>& nodes_of_block(Pass pass) const {
     return pass == Pass::kForward ? forward_nodes_ : backward_nodes_;
@@ -116,6 +123,7 @@ class LoweringContext {
   bool concurrent_streams_ = true;
   std::vector<OpPlacement> placements_;
   std::vector<GroupId> group_of_block_;
+  std::vector<std::vector<GroupId>> groups_begun_;  // by block
   std::vector<std::vector<NodeId>> forward_nodes_;
   std::vector<std::vector<NodeId>> backward_nodes_;
   std::vector<Layout> produced_;
@@ -167,13 +175,16 @@ struct BoundValue {
   ValueId value;  // into BlockProgram::values
 };
 
-// A send to, or receive from, another group. Matched by (port, group pair).
+// A send to, or receive from, another group than the task's. Matched by (port,
+// group pair).
 struct Transfer {
   size_t task = 0;  // into BlockProgram::tasks
   Port port;
   GroupId peer;  // the group on the other side
 };
 
+// Programs hold tasks of one group or of several. A bound value's group is
+// that of its port.
 struct BlockProgram {
   // Local ids: ValueId and TaskId index these two vectors. `deps`, `peer` and
   // sample offsets are filled in when the program is placed in a TaskGraph; a
@@ -182,7 +193,8 @@ struct BlockProgram {
   std::vector<Task> tasks;
   std::vector<BoundValue> imports;  // exist before the program runs
   std::vector<BoundValue> exports;  // exist after it
-  std::vector<Port> frees;  // imports that nothing reads after the program
+  // Imports that nothing reads after the program.
+  std::vector<std::pair<GroupId, Port>> frees;
   std::vector<Transfer> sends;
   std::vector<Transfer> receives;
 };
