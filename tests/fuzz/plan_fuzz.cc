@@ -1,0 +1,221 @@
+// tessera_plan_fuzz: checks as many random plans as one likes.
+//
+//   --plans N    how many (1000)
+//   --seed S     of the sequence (1)
+//   --models M   how many models the plans share (N / 20, at least 20)
+//   --rows TEXT  only plans that exercise a row whose name has TEXT in it
+//   --one CASE   checks this case alone, and says what it is
+//
+// Prints a failing case as it was drawn and shrunk, each as an argument for
+// --one, and in the end how often each row and pair of rows was exercised. A
+// case that ends the process is a failure like others: cases run in a child
+// that is replaced. Exit code 1 if any failed.
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "planner/plan/strategy.h"
+#include "planner/topology/topologies.h"
+#include "tests/support/plan_check.h"
+
+namespace tessera {
+namespace {
+
+// Check(c), in a process of its own.
+std::string CheckInChild(const Case& c) {
+  int pipe_ends[2];
+  TESSERA_CHECK(pipe(pipe_ends) == 0);
+  std::fflush(stdout);
+  const pid_t child = fork();
+  TESSERA_CHECK(child >= 0);
+  if (child == 0) {
+    close(pipe_ends[0]);
+    PlanChecker checker;
+    const std::string wrong = checker.Check(c);
+    const ssize_t written = write(pipe_ends[1], wrong.data(), wrong.size());
+    _exit(written == static_cast<ssize_t>(wrong.size()) ? 0 : 3);
+  }
+  close(pipe_ends[1]);
+  std::string wrong;
+  char buffer[512];
+  for (ssize_t n = 0; (n = read(pipe_ends[0], buffer, sizeof(buffer))) > 0;) {
+    wrong.append(buffer, static_cast<size_t>(n));
+  }
+  close(pipe_ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (WIFSIGNALED(status)) {
+    return "ends by signal " + std::to_string(WTERMSIG(status));
+  }
+  return wrong;
+}
+
+void Report(const Case& c, const std::string& wrong) {
+  std::printf("FAILED %s\n  --one '%s'\n", wrong.c_str(), ToText(c).c_str());
+  std::fflush(stdout);
+  const Case smallest =
+      Shrink(c, [](const Case& x) { return !CheckInChild(x).empty(); });
+  std::printf("  shrunk: %s\n  --one '%s'\n", CheckInChild(smallest).c_str(),
+              ToText(smallest).c_str());
+  std::fflush(stdout);
+}
+
+int CheckOne(const std::string& text) {
+  const auto c = ParseCase(text);
+  if (!c) {
+    std::fprintf(stderr, "%s\n", c.error().ToString().c_str());
+    return 2;
+  }
+  PlanChecker checker;
+  const auto plan = checker.ValidPlan(*c);
+  if (!plan) {
+    std::printf("no valid plan\n");
+    return 2;
+  }
+  const auto& model = checker.ModelOf(c->graph);
+  const Cluster cluster = MakeCluster(plan->cluster_name).value();
+  std::printf("%s\n", Describe(model.graph, cluster, *plan).c_str());
+  const RowSet rows = RowsOf(model.index, *plan);
+  for (size_t i = 0; i < PlacementRows().size(); ++i) {
+    if ((rows >> i & 1) == 0) continue;
+    std::printf("  %s\n", std::string(PlacementRows()[i].name).c_str());
+  }
+  const std::string wrong = CheckInChild(*c);
+  std::printf("%s\n", wrong.empty() ? "holds" : wrong.c_str());
+  return wrong.empty() ? 0 : 1;
+}
+
+// Runs cases [first, plans) of a sequence in a child, which tells each case
+// before and each verdict after it; returns how many cases began.
+class Sequence {
+ public:
+  Sequence(uint64_t seed, int models, RowSet wanted)
+      : generator_(seed, models, checker_), wanted_(wanted) {}
+
+  // The number of failures among `plans` cases.
+  int Run(int plans) {
+    int failures = 0;
+    for (int i = 0; i < plans;) {
+      // The child has the checker's models; what it learns is lost with it.
+      const int batch = std::min(kBatch, plans - i);
+      std::vector<Case> cases;
+      for (int k = 0; k < batch; ++k) cases.push_back(generator_.Next(wanted_));
+      failures += RunBatch(cases);
+      i += batch;
+      std::printf("%d plans, %d failures\n", i, failures);
+      std::fflush(stdout);
+    }
+    return failures;
+  }
+
+  const Coverage& coverage() const { return generator_.coverage(); }
+
+ private:
+  static constexpr int kBatch = 250;
+
+  int RunBatch(const std::vector<Case>& cases) {
+    int failures = 0;
+    for (const Case& c : cases) checker_.SerialOf(c.graph);
+    for (size_t next = 0; next < cases.size();) {
+      std::string wrong;
+      next = RunUntilFailure(cases, next, wrong);
+      if (wrong.empty()) break;
+      ++failures;
+      if (failures <= kMostReports) Report(cases[next], wrong);
+      ++next;
+    }
+    return failures;
+  }
+
+  // The first case from `first` on that fails, or the number of cases.
+  size_t RunUntilFailure(const std::vector<Case>& cases, size_t first,
+                         std::string& wrong) {
+    int pipe_ends[2];
+    TESSERA_CHECK(pipe(pipe_ends) == 0);
+    std::fflush(stdout);
+    const pid_t child = fork();
+    TESSERA_CHECK(child >= 0);
+    if (child == 0) {
+      close(pipe_ends[0]);
+      for (size_t i = first; i < cases.size(); ++i) {
+        const std::string verdict = checker_.Check(cases[i]);
+        const std::string line = verdict.empty() ? "." : "!" + verdict;
+        if (write(pipe_ends[1], line.data(), line.size()) < 0) _exit(3);
+        if (!verdict.empty()) _exit(0);
+      }
+      _exit(0);
+    }
+    close(pipe_ends[1]);
+    std::string text;
+    char buffer[512];
+    for (ssize_t n = 0; (n = read(pipe_ends[0], buffer, sizeof(buffer))) > 0;) {
+      text.append(buffer, static_cast<size_t>(n));
+    }
+    close(pipe_ends[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+    const size_t failed = text.find('!');
+    const size_t passed = std::min(failed, text.size());
+    if (failed != std::string::npos) wrong = text.substr(failed + 1);
+    if (WIFSIGNALED(status)) {
+      wrong = "ends by signal " + std::to_string(WTERMSIG(status));
+    }
+    return first + passed;
+  }
+
+  static constexpr int kMostReports = 20;
+
+  PlanChecker checker_;
+  CaseGenerator generator_;
+  const RowSet wanted_;
+};
+
+int Main(int argc, char** argv) {
+  int plans = 1000;
+  int models = 0;
+  uint64_t seed = 1;
+  RowSet wanted = 0;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string flag = argv[i];
+    const char* const value = argv[i + 1];
+    if (flag == "--one") return CheckOne(value);
+    if (flag == "--plans") {
+      plans = std::atoi(value);
+    } else if (flag == "--models") {
+      models = std::atoi(value);
+    } else if (flag == "--seed") {
+      seed = std::strtoull(value, nullptr, 10);
+    } else if (flag == "--rows") {
+      for (size_t r = 0; r < PlacementRows().size(); ++r) {
+        if (PlacementRows()[r].name.find(value) != std::string_view::npos) {
+          wanted |= RowSet{1} << r;
+        }
+      }
+      if (wanted == 0) {
+        std::fprintf(stderr, "no row has '%s' in its name\n", value);
+        return 2;
+      }
+    } else {
+      std::fprintf(stderr, "unknown flag %s\n", argv[i]);
+      return 2;
+    }
+  }
+  if (models == 0) models = std::max(20, plans / 20);
+  Sequence sequence(seed, models, wanted);
+  const int failures = sequence.Run(plans);
+  std::printf("%s", sequence.coverage().ToString(50).c_str());
+  std::printf("%d of %d plans failed\n", failures, plans);
+  return failures == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  return tessera::Main(argc, argv);
+}

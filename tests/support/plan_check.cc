@@ -1,0 +1,224 @@
+#include "tests/support/plan_check.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <utility>
+
+#include "costmodel/evaluate/evaluator.h"
+#include "costmodel/memory/peak_memory.h"
+#include "costmodel/simulate/simulator.h"
+#include "planner/io/plan_io.h"
+#include "planner/lower/lower.h"
+#include "planner/plan/validate.h"
+#include "planner/topology/topologies.h"
+
+namespace tessera {
+namespace {
+
+// Candidates of which the generator takes the one that was needed most.
+constexpr int kCandidates = 12;
+
+const Cluster& ClusterOf(int ranks) {
+  static auto* const clusters = new std::map<int, Cluster>();
+  const auto [it, is_new] = clusters->try_emplace(ranks);
+  if (is_new) {
+    it->second = MakeCluster("local-cpu:" + std::to_string(ranks)).value();
+  }
+  return it->second;
+}
+
+// A prediction counts the largest shard for every rank of a group; where all
+// shards are equal it is the truth, up to the scalar 1 that an optimizer
+// without clipping reads.
+std::string ComparePeaks(const TaskGraph& tasks,
+                         const std::vector<MemoryUse>& peaks) {
+  const std::vector<MemoryUse> predicted = PeakMemory(tasks);
+  for (size_t g = 0; g < predicted.size(); ++g) {
+    const DeviceGroup& group = tasks.groups[g];
+    bool ragged = false;
+    for (const Value& value : tasks.values) {
+      if (value.group.index() != g) continue;
+      const auto elements = [&](size_t i) {
+        return ElementsAt(value.layout, group, value.shape,
+                          static_cast<int>(i));
+      };
+      for (size_t i = 1; i < group.devices.size() && !ragged; ++i) {
+        ragged = elements(i) != elements(0);
+      }
+    }
+    const auto expected = static_cast<double>(predicted[g].total.value);
+    for (DeviceId device : group.devices) {
+      const auto actual =
+          static_cast<double>(peaks[device.index()].total.value);
+      if (expected >= 0.98 * actual && (ragged || expected <= 1.05 * actual)) {
+        continue;
+      }
+      return "peak memory of rank " + std::to_string(device.value) + ": " +
+             std::to_string(static_cast<int64_t>(actual)) +
+             " bytes, predicted " +
+             std::to_string(static_cast<int64_t>(expected));
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+TrainInMemoryOptions CheckedRun() {
+  return {.training = {.learning_rate = 0.01, .clip = 0.1, .epsilon = 1e-3}};
+}
+
+PlanChecker::Model& PlanChecker::ModelOf(const GraphSpec& spec) {
+  std::unique_ptr<Model>& model = models_[ToText(spec)];
+  if (model == nullptr) model = std::make_unique<Model>(spec);
+  return *model;
+}
+
+const Trained& PlanChecker::SerialOf(const GraphSpec& spec) {
+  Model& model = ModelOf(spec);
+  if (!model.serial) {
+    const Plan plan = *MakePlan(model.index, {});
+    auto trained = TrainInMemory(
+        model.graph,
+        Lower(model.graph, ClusterOf(1), plan, CheckedRun().training),
+        CheckedRun());
+    TESSERA_CHECK(trained.has_value()) << trained.error().ToString();
+    model.serial = *std::move(trained);
+  }
+  return *model.serial;
+}
+
+std::optional<Plan> PlanChecker::ValidPlan(const Case& c) {
+  const Model& model = ModelOf(c.graph);
+  std::optional<Plan> plan = MakePlan(model.index, c.plan);
+  if (!plan || !IsValid(model.index, ClusterOf(RanksOf(c.plan)), *plan)) {
+    return {};
+  }
+  return plan;
+}
+
+std::string PlanChecker::Check(const Case& c) {
+  for (const auto check : {&PlanChecker::CheckFile, &PlanChecker::CheckPrice}) {
+    if (std::string wrong = (this->*check)(c); !wrong.empty()) return wrong;
+  }
+  return CheckTraining(c);
+}
+
+std::string PlanChecker::CheckTraining(const Case& c, const Change& change) {
+  const auto plan = ValidPlan(c);
+  if (!plan) return "";
+  const Graph& graph = ModelOf(c.graph).graph;
+  TaskGraph tasks =
+      Lower(graph, ClusterOf(RanksOf(c.plan)), *plan, CheckedRun().training);
+  if (change && !change(tasks)) return "";
+  const auto trained = TrainInMemory(graph, tasks, CheckedRun());
+  if (!trained) return trained.error().ToString();
+  return Difference(*trained, SerialOf(c.graph));
+}
+
+std::string PlanChecker::CheckMemory(const Case& c) {
+  const auto plan = ValidPlan(c);
+  if (!plan) return "";
+  const Graph& graph = ModelOf(c.graph).graph;
+  const TaskGraph tasks =
+      Lower(graph, ClusterOf(RanksOf(c.plan)), *plan, CheckedRun().training);
+  TrainInMemoryOptions two_steps = CheckedRun();
+  two_steps.steps = 2;
+  const auto trained = TrainInMemory(graph, tasks, two_steps);
+  if (!trained) return trained.error().ToString();
+  return ComparePeaks(tasks, trained->peaks);
+}
+
+std::string PlanChecker::CheckPrice(const Case& c) {
+  const auto plan = ValidPlan(c);
+  if (!plan) return "";
+  const Graph& graph = ModelOf(c.graph).graph;
+  const Cluster& cluster = ClusterOf(RanksOf(c.plan));
+  const TrainingOptions options = CheckedRun().training;
+  const Evaluator evaluator(graph, cluster, nullptr, options);
+  const Evaluation fast = evaluator.Evaluate(*plan);
+  const TaskGraph tasks = Lower(graph, cluster, *plan, options);
+  const Timeline exact =
+      Simulator(evaluator.pricer(), {.share_links = false}).Run(tasks).value();
+  if (fast.step_time != exact.step_time) {
+    return "the evaluator says " + std::to_string(fast.step_time.picoseconds) +
+           " ps, the simulator " + std::to_string(exact.step_time.picoseconds);
+  }
+  if (fast.memory != PeakMemory(tasks)) {
+    return "the evaluator predicts other memory than the task graph takes";
+  }
+  return "";
+}
+
+std::string PlanChecker::CheckFile(const Case& c) {
+  const auto plan = ValidPlan(c);
+  if (!plan) return "";
+  const Graph& graph = ModelOf(c.graph).graph;
+  const std::string path =
+      (std::filesystem::temp_directory_path() /
+       ("tessera.plan_check." + std::to_string(getpid()) + ".txtpb"))
+          .string();
+  if (auto written = WritePlan(path, graph, *plan); !written) {
+    return written.error().ToString();
+  }
+  const auto read = ReadPlan(path, graph);
+  std::filesystem::remove(path);
+  if (!read) return read.error().ToString();
+  return *read == *plan ? "" : "the plan's file holds another plan";
+}
+
+CaseGenerator::CaseGenerator(uint64_t seed, int models, PlanChecker& checker)
+    : rng_(seed), checker_(checker) {
+  for (int i = 0; i < models; ++i) models_.push_back(RandomGraphSpec(rng_));
+}
+
+Case CaseGenerator::Next(RowSet wanted) {
+  std::optional<Case> best;
+  RowSet best_rows = 0;
+  int64_t best_count = 0;
+  for (int made = 0; made < kCandidates;) {
+    Case c;
+    c.graph = models_[rng_.Below(static_cast<uint32_t>(models_.size()))];
+    c.plan = RandomPlanSpec(c.graph, rng_);
+    const auto plan = checker_.ValidPlan(c);
+    if (!plan) continue;
+    const RowSet rows = RowsOf(checker_.ModelOf(c.graph).index, *plan);
+    if (wanted != 0 && (rows & wanted) == 0) continue;
+    ++made;
+    const int64_t count = coverage_.Rarest(rows);
+    if (best && count >= best_count) continue;
+    best = c;
+    best_rows = rows;
+    best_count = count;
+  }
+  coverage_.Add(best_rows);
+  return *best;
+}
+
+Case Shrink(const Case& c, const std::function<bool(const Case&)>& fails) {
+  Case smallest = c;
+  const size_t fields = FieldsOf(smallest).size();
+  for (bool smaller = true; smaller;) {
+    smaller = false;
+    for (size_t i = 0; i < fields; ++i) {
+      const Field now = FieldsOf(smallest)[i];
+      // The least value, half way to it, one less, and for a mesh one axis
+      // less.
+      const int values[] = {now.least, (*now.value + now.least) / 2,
+                            *now.value / 10, *now.value % 10, *now.value - 1};
+      for (int value : values) {
+        if (value < now.least || value >= *now.value) continue;
+        Case candidate = smallest;
+        *FieldsOf(candidate)[i].value = value;
+        if (!fails(candidate)) continue;
+        smallest = candidate;
+        smaller = true;
+        break;
+      }
+    }
+  }
+  return smallest;
+}
+
+}  // namespace tessera

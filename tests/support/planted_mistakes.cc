@@ -1,0 +1,507 @@
+#include "tests/support/planted_mistakes.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+
+#include "planner/base/check.h"
+
+namespace tessera {
+namespace {
+
+// The first task that passes `test`, or null.
+template <typename Test>
+Task* FindTask(TaskGraph& tasks, Test test) {
+  const auto it = std::find_if(tasks.tasks.begin(), tasks.tasks.end(), test);
+  return it == tasks.tasks.end() ? nullptr : &*it;
+}
+
+// Makes a task do nothing. What only it wrote stays as it was in the beginning.
+void Remove(TaskGraph& tasks, Task& task) {
+  const std::vector<ValueId> written = task.writes;
+  task.kind = TaskKind::kSlice;
+  task.reads.clear();
+  task.writes.clear();
+  task.peer = ValueId();
+  for (ValueId id : written) {
+    const ValueId root = tasks.Root(id);
+    const bool has_writer =
+        std::any_of(tasks.tasks.begin(), tasks.tasks.end(), [&](const Task& t) {
+          return std::any_of(t.writes.begin(), t.writes.end(),
+                             [&](ValueId v) { return tasks.Root(v) == root; });
+        });
+    if (!has_writer) tasks.values[root.index()].persistent = true;
+  }
+}
+
+bool IsComm(const Task& task, CommKind kind) {
+  return task.kind == TaskKind::kComm && task.comm == kind;
+}
+
+bool IsActivation(const Graph& graph, const Value& value) {
+  return value.tensor.valid() &&
+         graph.tensor(value.tensor).kind == TensorKind::kActivation;
+}
+
+// Matrices have gradients that are not zero; those of some biases are.
+bool IsMatrix(const Graph& graph, const Value& value) {
+  return value.tensor.valid() &&
+         graph.tensor(value.tensor).kind == TensorKind::kWeight &&
+         graph.tensor(value.tensor).weight_decay;
+}
+
+bool ReadsMatrix(const Graph& graph, const TaskGraph& tasks, const Task& task) {
+  return std::any_of(task.reads.begin(), task.reads.end(), [&](ValueId id) {
+    return IsMatrix(graph, tasks.value(id));
+  });
+}
+
+bool ReadsActivation(const Graph& graph, const TaskGraph& tasks,
+                     const Task& task) {
+  return std::any_of(task.reads.begin(), task.reads.end(), [&](ValueId id) {
+    return IsActivation(graph, tasks.value(id));
+  });
+}
+
+bool ReadsWhat(const TaskGraph& tasks, const Task& task,
+               std::string_view what) {
+  return std::any_of(task.reads.begin(), task.reads.end(),
+                     [&](ValueId id) { return tasks.value(id).what == what; });
+}
+
+std::string_view OpOf(const Graph& graph, const Task& task) {
+  return task.kind == TaskKind::kCompute && task.node.valid()
+             ? graph.node(task.node).op->name
+             : std::string_view();
+}
+
+// The same buffer, but two ranks believe that they hold each other's shard of
+// it; nothing where no two shards have one shape and other places.
+std::optional<ValueId> WithSwappedShards(TaskGraph& tasks, ValueId id) {
+  Value value = tasks.value(id);
+  DeviceGroup group = tasks.group(value.group);
+  const int n = static_cast<int>(group.devices.size());
+  const auto sizes = [](const std::vector<Range>& block) {
+    std::vector<int64_t> sizes;
+    for (const Range& range : block) sizes.push_back(range.size());
+    return sizes;
+  };
+  for (int a = 0; a < n; ++a) {
+    for (int b = a + 1; b < n; ++b) {
+      const auto block_a = BlockAt(value.layout, group, value.shape, a);
+      const auto block_b = BlockAt(value.layout, group, value.shape, b);
+      const Range run_a = FlatRunAt(value.layout, group, value.shape, a);
+      const Range run_b = FlatRunAt(value.layout, group, value.shape, b);
+      if (sizes(block_a) != sizes(block_b) || run_a.size() != run_b.size() ||
+          (block_a == block_b && run_a == run_b)) {
+        continue;
+      }
+      std::swap(group.devices[static_cast<size_t>(a)],
+                group.devices[static_cast<size_t>(b)]);
+      tasks.groups.push_back(group);
+      value.group = GroupId(static_cast<int64_t>(tasks.groups.size()) - 1);
+      value.alias_of = tasks.Root(id);
+      value.persistent = false;
+      tasks.values.push_back(value);
+      return ValueId(static_cast<int64_t>(tasks.values.size()) - 1);
+    }
+  }
+  return {};
+}
+
+// Swaps the shards of the first value that tasks for which `test` holds write
+// (or read, where they write none).
+template <typename Test>
+bool SwapShards(TaskGraph& tasks, bool of_reads, Test test) {
+  for (size_t t = 0; t < tasks.tasks.size(); ++t) {
+    if (!test(tasks.tasks[t])) continue;
+    auto& ids = of_reads ? tasks.tasks[t].reads : tasks.tasks[t].writes;
+    const auto swapped = WithSwappedShards(tasks, ids[0]);
+    if (!swapped) continue;
+    (of_reads ? tasks.tasks[t].reads : tasks.tasks[t].writes)[0] = *swapped;
+    return true;
+  }
+  return false;
+}
+
+template <typename Test>
+bool RemoveTask(TaskGraph& tasks, Test test) {
+  Task* const task = FindTask(tasks, test);
+  if (task == nullptr) return false;
+  Remove(tasks, *task);
+  return true;
+}
+
+// Removes a transfer, on both of its sides.
+template <typename Test>
+bool RemoveTransfer(TaskGraph& tasks, Test test) {
+  Task* const send = FindTask(tasks, [&](const Task& task) {
+    return task.kind == TaskKind::kSend && test(tasks.value(task.reads[0]));
+  });
+  if (send == nullptr) return false;
+  const ValueId to = send->peer;
+  Task* const receive = FindTask(tasks, [&](const Task& task) {
+    return task.kind == TaskKind::kRecv && task.writes[0] == to;
+  });
+  TESSERA_CHECK(receive != nullptr) << "a send without its receive";
+  Remove(tasks, *send);
+  Remove(tasks, *receive);
+  return true;
+}
+
+// ---- Collectives
+
+bool LostForwardAllReduce(const Graph& graph, TaskGraph& tasks) {
+  return RemoveTask(tasks, [&](const Task& task) {
+    return IsComm(task, CommKind::kAllReduce) && task.pass == Pass::kForward &&
+           task.microbatch >= 0 && ReadsActivation(graph, tasks, task);
+  });
+}
+
+bool LostGather(const Graph& graph, TaskGraph& tasks) {
+  return RemoveTask(tasks, [&](const Task& task) {
+    return IsComm(task, CommKind::kAllGather) && task.pass == Pass::kForward &&
+           task.microbatch >= 0 && ReadsActivation(graph, tasks, task);
+  });
+}
+
+bool LostRedistribution(const Graph& graph, TaskGraph& tasks) {
+  return RemoveTask(tasks, [&](const Task& task) {
+    return (IsComm(task, CommKind::kAllToAll) ||
+            IsComm(task, CommKind::kRedistribute)) &&
+           task.pass == Pass::kForward && ReadsActivation(graph, tasks, task);
+  });
+}
+
+bool LostGradientAllReduce(const Graph& graph, TaskGraph& tasks) {
+  return RemoveTask(tasks, [&](const Task& task) {
+    return IsComm(task, CommKind::kAllReduce) && task.pass == Pass::kBackward &&
+           ReadsMatrix(graph, tasks, task);
+  });
+}
+
+bool LostGradientReduceScatter(const Graph& graph, TaskGraph& tasks) {
+  return RemoveTask(tasks, [&](const Task& task) {
+    return IsComm(task, CommKind::kReduceScatter) &&
+           task.pass == Pass::kBackward && ReadsMatrix(graph, tasks, task);
+  });
+}
+
+bool LostReturnOfShards(const Graph& graph, TaskGraph& tasks) {
+  return RemoveTask(tasks, [&](const Task& task) {
+    return IsComm(task, CommKind::kAllGather) && task.optimizer &&
+           ReadsMatrix(graph, tasks, task);
+  });
+}
+
+bool LostStateOfTheLoss(const Graph&, TaskGraph& tasks) {
+  return RemoveTask(tasks, [&](const Task& task) {
+    return IsComm(task, CommKind::kAllGather) &&
+           ReadsWhat(tasks, task, "state");
+  });
+}
+
+bool LostNormAllReduce(const Graph&, TaskGraph& tasks) {
+  return RemoveTask(tasks, [&](const Task& task) {
+    return IsComm(task, CommKind::kAllReduce) &&
+           ReadsWhat(tasks, task, "square sum");
+  });
+}
+
+bool LostLossAllReduce(const Graph&, TaskGraph& tasks) {
+  return RemoveTask(tasks, [&](const Task& task) {
+    return IsComm(task, CommKind::kAllReduce) && ReadsWhat(tasks, task, "loss");
+  });
+}
+
+bool AllReduceOverTooFewAxes(const Graph& graph, TaskGraph& tasks) {
+  Task* const task = FindTask(tasks, [&](const Task& t) {
+    return IsComm(t, CommKind::kAllReduce) && (t.axes & (t.axes - 1)) != 0 &&
+           (ReadsMatrix(graph, tasks, t) || ReadsActivation(graph, tasks, t));
+  });
+  if (task == nullptr) return false;
+  task->axes &= task->axes - 1;
+  return true;
+}
+
+// ---- Shards
+
+bool SwappedTokens(const Graph& graph, TaskGraph& tasks) {
+  return SwapShards(tasks, false, [&](const Task& task) {
+    return task.kind == TaskKind::kLoad &&
+           graph.tensor(tasks.value(task.writes[0]).tensor).name == "tokens";
+  });
+}
+
+bool SwappedSlices(const Graph& graph, TaskGraph& tasks) {
+  return SwapShards(tasks, false, [&](const Task& task) {
+    return task.kind == TaskKind::kSlice && task.pass == Pass::kForward &&
+           task.microbatch >= 0 && ReadsActivation(graph, tasks, task) &&
+           tasks.value(task.writes[0]).layout.partial == 0;
+  });
+}
+
+bool SwappedZeroShards(const Graph& graph, TaskGraph& tasks) {
+  return SwapShards(tasks, false, [&](const Task& task) {
+    return task.kind == TaskKind::kSlice && task.optimizer &&
+           ReadsMatrix(graph, tasks, task);
+  });
+}
+
+bool SwappedReceivers(const Graph& graph, TaskGraph& tasks) {
+  for (size_t t = 0; t < tasks.tasks.size(); ++t) {
+    Task& task = tasks.tasks[t];
+    if (task.kind != TaskKind::kRecv || task.pass != Pass::kForward ||
+        !IsActivation(graph, tasks.value(task.writes[0]))) {
+      continue;
+    }
+    const ValueId received = task.writes[0];
+    const auto swapped = WithSwappedShards(tasks, received);
+    if (!swapped) continue;
+    for (Task& other : tasks.tasks) {
+      if (other.kind == TaskKind::kSend && other.peer == received) {
+        other.peer = *swapped;
+      }
+    }
+    tasks.tasks[t].writes[0] = *swapped;
+    return true;
+  }
+  return false;
+}
+
+// ---- Sums
+
+// The bias of a key is no place: the softmax does not see it.
+bool BiasOnEveryRank(const Graph& graph, TaskGraph& tasks) {
+  bool planted = false;
+  for (Task& task : tasks.tasks) {
+    if (OpOf(graph, task) != "linear" || task.masks.empty() ||
+        graph.node(task.node).name.ends_with(".k")) {
+      continue;
+    }
+    task.masks.clear();
+    planted = true;
+  }
+  return planted;
+}
+
+// Each rank divides by the mean number of labels, as if its own were that.
+bool MeanOfMeans(const Graph& graph, TaskGraph& tasks) {
+  Task* const task = FindTask(tasks, [&](const Task& t) {
+    if (!IsComm(t, CommKind::kAllReduce)) return false;
+    const TensorId tensor = tasks.value(t.reads[0]).tensor;
+    return std::any_of(
+        graph.nodes.begin(), graph.nodes.end(), [&](const Node& node) {
+          return node.op->name == "count_labels" && node.results[0] == tensor;
+        });
+  });
+  if (task == nullptr) return false;
+  const auto ranks =
+      static_cast<size_t>(tasks.group(task->group).Size(task->axes));
+  task->kind = TaskKind::kCompute;
+  task->kernel = "sum";
+  task->reads.assign(ranks, task->reads[0]);
+  tasks.values[task->writes[0].index()].alias_of = ValueId();
+  return true;
+}
+
+bool TiedNormCountedTwice(const Graph& graph, TaskGraph& tasks) {
+  for (Task& task : tasks.tasks) {
+    if (task.kernel != "square_sum") continue;
+    for (size_t i = 0; i < task.reads.size(); ++i) {
+      const TensorId weight = tasks.value(task.reads[i]).tensor;
+      const auto terms = std::count_if(
+          graph.gradients.begin(), graph.gradients.end(),
+          [&](const GradientTerm& term) { return term.weight == weight; });
+      if (terms < 2) continue;
+      task.reads.push_back(task.reads[i]);
+      task.masks.push_back(task.masks[i]);
+      return true;
+    }
+  }
+  return false;
+}
+
+bool NormOfEveryReplica(const Graph& graph, TaskGraph& tasks) {
+  for (Task& task : tasks.tasks) {
+    if (task.kernel != "square_sum") continue;
+    for (size_t i = 0; i < task.masks.size(); ++i) {
+      if (task.masks[i] == 0 || !IsMatrix(graph, tasks.value(task.reads[i]))) {
+        continue;
+      }
+      task.masks[i] = 0;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool UnclippedUpdate(const Graph&, TaskGraph& tasks) {
+  Task* const task = FindTask(tasks, [&](const Task& t) {
+    return t.kernel == "adamw" && t.writes.size() / 3 + 1 == t.reads.size();
+  });
+  if (task == nullptr) return false;
+  task->reads.pop_back();
+  return true;
+}
+
+// ---- Microbatches
+
+bool IsGradientOfMatrix(const Graph& graph, const TaskGraph& tasks,
+                        const Task& task) {
+  return OpOf(graph, task) == "linear_dw" &&
+         tasks.value(task.writes[0]).what == "gradient";
+}
+
+bool LostMicrobatch(const Graph& graph, TaskGraph& tasks) {
+  return RemoveTask(tasks, [&](const Task& task) {
+    return task.accumulate && IsGradientOfMatrix(graph, tasks, task);
+  });
+}
+
+bool OverwrittenGradient(const Graph& graph, TaskGraph& tasks) {
+  Task* const task = FindTask(tasks, [&](const Task& t) {
+    return t.accumulate && IsGradientOfMatrix(graph, tasks, t);
+  });
+  if (task == nullptr) return false;
+  task->accumulate = false;
+  return true;
+}
+
+bool OverwrittenShardOfGradient(const Graph& graph, TaskGraph& tasks) {
+  Task* const task = FindTask(tasks, [&](const Task& t) {
+    return t.accumulate && t.kernel == "sum" &&
+           tasks.value(t.writes[0]).what == "gradient shard" &&
+           IsMatrix(graph, tasks.value(t.writes[0]));
+  });
+  if (task == nullptr) return false;
+  task->accumulate = false;
+  return true;
+}
+
+bool GradientOfTheStepBefore(const Graph& graph, TaskGraph& tasks) {
+  Task* const task = FindTask(tasks, [&](const Task& t) {
+    return !t.accumulate && IsGradientOfMatrix(graph, tasks, t) &&
+           tasks.value(t.writes[0]).persistent;
+  });
+  if (task == nullptr) return false;
+  task->accumulate = true;
+  return true;
+}
+
+// Labels of the first two microbatches, in both passes.
+bool SwappedMicrobatches(const Graph& graph, TaskGraph& tasks) {
+  bool planted = false;
+  for (Task& task : tasks.tasks) {
+    if (task.kind != TaskKind::kLoad || task.microbatch < 0 ||
+        task.microbatch > 1 || tasks.microbatches < 2) {
+      continue;
+    }
+    Value& value = tasks.values[task.writes[0].index()];
+    if (graph.tensor(value.tensor).name != "labels") continue;
+    value.sample_offset = value.shape[0] * (1 - task.microbatch);
+    planted = true;
+  }
+  return planted;
+}
+
+bool ActivationOfAnotherMicrobatch(const Graph& graph, TaskGraph& tasks) {
+  for (Task& task : tasks.tasks) {
+    if (OpOf(graph, task) != "linear_dw" || task.microbatch != 1) continue;
+    const Task* const before = FindTask(tasks, [&](const Task& t) {
+      return t.node == task.node && t.microbatch == 0 &&
+             t.kind == TaskKind::kCompute;
+    });
+    if (before == nullptr ||
+        !IsActivation(graph, tasks.value(before->reads[1]))) {
+      continue;
+    }
+    task.reads[1] = before->reads[1];
+    return true;
+  }
+  return false;
+}
+
+// ---- Dropout
+
+bool LocalDropoutCounterOfMicrobatch(const Graph& graph, TaskGraph& tasks) {
+  for (size_t t = 0; t < tasks.tasks.size(); ++t) {
+    if (OpOf(graph, tasks.tasks[t]) != "dropout" ||
+        tasks.tasks[t].microbatch < 1) {
+      continue;
+    }
+    Value value = tasks.value(tasks.tasks[t].reads[0]);
+    value.alias_of = tasks.Root(tasks.tasks[t].reads[0]);
+    value.persistent = false;
+    value.sample_offset = 0;
+    tasks.values.push_back(value);
+    tasks.tasks[t].reads[0] =
+        ValueId(static_cast<int64_t>(tasks.values.size()) - 1);
+    return true;
+  }
+  return false;
+}
+
+bool LocalDropoutCounterOfShard(const Graph& graph, TaskGraph& tasks) {
+  return SwapShards(tasks, true, [&](const Task& task) {
+    return OpOf(graph, task) == "dropout" && task.pass == Pass::kForward;
+  });
+}
+
+// ---- Tied weights
+
+bool LostTiedGradient(const Graph&, TaskGraph& tasks) {
+  return RemoveTransfer(
+      tasks, [](const Value& value) { return value.what == "gradient"; });
+}
+
+bool LostTiedWeight(const Graph&, TaskGraph& tasks) {
+  return RemoveTransfer(
+      tasks, [](const Value& value) { return value.what == "parameter"; });
+}
+
+constexpr std::array kMistakes = {
+    PlantedMistake{"a lost forward all-reduce", LostForwardAllReduce},
+    PlantedMistake{"a lost all-gather", LostGather},
+    PlantedMistake{"a lost redistribution", LostRedistribution},
+    PlantedMistake{"a lost gradient all-reduce", LostGradientAllReduce},
+    PlantedMistake{"a lost gradient reduce-scatter", LostGradientReduceScatter},
+    PlantedMistake{"updated shards that are not returned", LostReturnOfShards},
+    PlantedMistake{"a loss without the other shards' state",
+                   LostStateOfTheLoss},
+    PlantedMistake{"a norm of one rank's gradients", LostNormAllReduce},
+    PlantedMistake{"a loss of one rank's samples", LostLossAllReduce},
+    PlantedMistake{"an all-reduce over too few axes", AllReduceOverTooFewAxes},
+    PlantedMistake{"swapped shards of the data", SwappedTokens},
+    PlantedMistake{"swapped slices", SwappedSlices},
+    PlantedMistake{"swapped ZeRO shards", SwappedZeroShards},
+    PlantedMistake{"swapped receivers", SwappedReceivers},
+    PlantedMistake{"a bias on every rank", BiasOnEveryRank},
+    PlantedMistake{"a mean of means", MeanOfMeans},
+    PlantedMistake{"a tied norm counted twice", TiedNormCountedTwice},
+    PlantedMistake{"a norm of every replica", NormOfEveryReplica},
+    PlantedMistake{"an update that is not clipped", UnclippedUpdate},
+    PlantedMistake{"a lost microbatch", LostMicrobatch},
+    PlantedMistake{"an overwritten gradient", OverwrittenGradient},
+    PlantedMistake{"an overwritten shard of a gradient",
+                   OverwrittenShardOfGradient},
+    PlantedMistake{"a gradient of the step before", GradientOfTheStepBefore},
+    PlantedMistake{"a wrong microbatch order", SwappedMicrobatches},
+    PlantedMistake{"an activation of another microbatch",
+                   ActivationOfAnotherMicrobatch},
+    PlantedMistake{"a dropout counter local to the microbatch",
+                   LocalDropoutCounterOfMicrobatch},
+    PlantedMistake{"a dropout counter local to the shard",
+                   LocalDropoutCounterOfShard},
+    PlantedMistake{"a lost gradient of a tied weight", LostTiedGradient},
+    PlantedMistake{"a tied weight that is not returned", LostTiedWeight},
+};
+
+}  // namespace
+
+std::span<const PlantedMistake> PlantedMistakes() {
+  return kMistakes;
+}
+
+}  // namespace tessera

@@ -1,0 +1,145 @@
+#include "tests/support/random_graph.h"
+
+#include <cmath>
+#include <initializer_list>
+#include <string>
+
+#include "planner/base/check.h"
+#include "planner/io/decoder.h"
+
+namespace tessera {
+namespace {
+
+constexpr double kDropout = 0.2;
+constexpr double kStddev = 0.3;
+constexpr double kEpsilon = 1e-5;
+
+int Pick(Rng& rng, std::initializer_list<int> choices) {
+  return choices.begin()[rng.Below(static_cast<uint32_t>(choices.size()))];
+}
+
+class SmallDecoder {
+ public:
+  SmallDecoder(const GraphSpec& spec, DType dtype)
+      : spec_(spec),
+        options_({.global_batch = spec.batch,
+                  .seq_len = spec.sequence,
+                  .dtype = dtype}),
+        model_(ModelConfig("random/config.json", {}), options_, spec.hidden),
+        rotary_({.theta = 100, .fraction = 1}),
+        linear_({.stddev = kStddev, .bias = spec.bias == 1}) {}
+
+  Graph Build() {
+    const TensorId table =
+        model_.Matrix("embed.weight", {spec_.vocabulary, spec_.hidden}, 1);
+    TensorId x = model_.Lookup("embed", model_.tokens(), table);
+    if (spec_.rotary == 0) {
+      const TensorId positions =
+          model_.Matrix("positions.weight", {spec_.sequence, spec_.hidden}, 1);
+      x = model_.Add("embed.add", x,
+                     model_.Lookup("positions", model_.positions(), positions));
+    }
+    x = Dropout("embed.dropout", x);
+    for (int i = 0; i < spec_.layers; ++i) {
+      const std::string name = "h." + std::to_string(i);
+      model_.BeginBlock(name);
+      x = Layer(name, x);
+    }
+    model_.BeginBlock("head");
+    x = Norm("head.norm", x);
+    const TensorId matrix =
+        spec_.tied == 1
+            ? table
+            : model_.Matrix("head.weight", {spec_.vocabulary, spec_.hidden},
+                            kStddev);
+    auto forward = model_.Finish("head", x, matrix);
+    TESSERA_CHECK(forward.has_value()) << forward.error().ToString();
+    auto graph = Differentiate(*std::move(forward));
+    TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
+    return *std::move(graph);
+  }
+
+ private:
+  TensorId Norm(const std::string& name, TensorId x) {
+    return spec_.rms == 1 ? model_.RmsNorm(name, x, kEpsilon)
+                          : model_.LayerNorm(name, x, kEpsilon);
+  }
+
+  TensorId Dropout(const std::string& name, TensorId x) {
+    return model_.Dropout(name, x, spec_.dropout == 1 ? kDropout : 0);
+  }
+
+  TensorId Attention(const std::string& name, TensorId x) {
+    x = model_.Attention(
+        name, {"q", "k", "v", "out"}, x,
+        {.heads = {spec_.groups, spec_.per_group, spec_.head_size},
+         .scale = 1 / std::sqrt(static_cast<double>(spec_.head_size)),
+         .window = spec_.window,
+         .rotary = spec_.rotary == 1 ? &rotary_ : nullptr,
+         .qkv = linear_,
+         .out = linear_});
+    return Dropout(name + ".dropout", x);
+  }
+
+  TensorId Mlp(const std::string& name, bool gated, TensorId x) {
+    x = gated ? model_.GatedMlp(name, "silu", x, spec_.inner, linear_)
+              : model_.Mlp(name, "up", "down", "gelu", x, spec_.inner, linear_,
+                           linear_);
+    return Dropout(name + ".dropout", x);
+  }
+
+  TensorId Layer(const std::string& name, TensorId x) {
+    const bool gated = spec_.gated == 1;
+    const TensorId norm = Norm(name + ".norm", x);
+    TensorId y = Attention(name + ".attention", norm);
+    if (spec_.residual == 0) {
+      x = model_.Add(name + ".attention.add", x, y);
+      y = Mlp(name + ".mlp", gated, Norm(name + ".mlp.norm", x));
+    } else if (spec_.residual == 1) {
+      const TensorId z = Mlp(name + ".mlp", gated, Norm(name + ".mlp.norm", x));
+      y = model_.Add(name + ".branches.add", y, z);
+    } else {
+      const TensorId z = Mlp(name + ".mlp", gated, norm);
+      const TensorId other = Mlp(name + ".other", !gated, norm);
+      y = model_.Add(name + ".branches.add", y,
+                     model_.Add(name + ".mlps.add", z, other));
+    }
+    return model_.Add(name + ".add", x, y);
+  }
+
+  const GraphSpec& spec_;
+  const ImportOptions options_;
+  Decoder model_;
+  const Rotary rotary_;
+  const LinearOptions linear_;
+};
+
+}  // namespace
+
+GraphSpec RandomGraphSpec(Rng& rng) {
+  GraphSpec spec;
+  spec.layers = Pick(rng, {0, 1, 1, 2, 2, 3, 4});
+  spec.residual = Pick(rng, {0, 0, 1, 2});
+  spec.rms = Pick(rng, {0, 1});
+  spec.gated = Pick(rng, {0, 1});
+  spec.rotary = Pick(rng, {0, 1});
+  spec.tied = Pick(rng, {0, 1});
+  spec.bias = Pick(rng, {0, 1});
+  spec.dropout = Pick(rng, {0, 1});
+  spec.window = Pick(rng, {0, 0, 0, 2, 3});
+  spec.groups = Pick(rng, {1, 2, 2, 3, 4, 5});
+  spec.per_group = Pick(rng, {1, 1, 2, 3, 4});
+  spec.head_size = Pick(rng, {2, 4});
+  spec.hidden = Pick(rng, {6, 7, 8, 9, 10, 12});
+  spec.inner = Pick(rng, {6, 7, 9, 10, 12, 16});
+  spec.vocabulary = Pick(rng, {11, 13, 16, 18, 21});
+  spec.sequence = Pick(rng, {3, 4, 6, 7, 8});
+  spec.batch = Pick(rng, {4, 6, 6, 8, 9, 10, 12, 12});
+  return spec;
+}
+
+Graph MakeGraph(const GraphSpec& spec, DType dtype) {
+  return SmallDecoder(spec, dtype).Build();
+}
+
+}  // namespace tessera

@@ -1,0 +1,42 @@
+#pragma once
+// Small decoder models of odd sizes, for tests that draw models at random.
+
+#include <cstdint>
+
+#include "planner/base/rng.h"
+#include "planner/ir/graph.h"
+
+namespace tessera {
+
+// A model as a few whole numbers, so that it can be printed, read back and made
+// smaller number by number. Extents are those of planner/io/decoder.h.
+struct GraphSpec {
+  int layers = 1;  // 0: an embedding and a head
+  // What follows the residual stream in a layer: 0 attention, then MLP; 1 both
+  // beside each other, each with a norm (GPT-NeoX); 2 attention and two unlike
+  // MLPs on one norm.
+  int residual = 0;
+  int rms = 0;      // 1: RMS norm; 0: layer norm
+  int gated = 0;    // 1: a gated MLP (Llama); 0: two layers and GELU (GPT-2)
+  int rotary = 0;   // 1: rotary positions; 0: a learned table
+  int tied = 0;     // 1: the head reads the embedding's table
+  int bias = 0;     // 1: of the layers' dense operators
+  int dropout = 0;  // 1: behind the embedding and every branch
+  int window = 0;   // of attention; 0: none
+  int groups = 1;   // key/value heads
+  int per_group = 1;
+  int head_size = 2;  // even
+  int hidden = 2;
+  int inner = 2;
+  int vocabulary = 2;
+  int sequence = 1;
+  int batch = 1;
+  bool operator==(const GraphSpec&) const = default;
+};
+
+GraphSpec RandomGraphSpec(Rng& rng);
+
+// The model in fp64, with its backward pass.
+Graph MakeGraph(const GraphSpec& spec, DType dtype = DType::kFloat64);
+
+}  // namespace tessera

@@ -1,0 +1,370 @@
+#include "tests/support/random_plan.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <numeric>
+#include <sstream>
+#include <string_view>
+
+#include "planner/plan/axis_roles.h"
+#include "planner/schedule/pipeline_schedule.h"
+
+namespace tessera {
+namespace {
+
+int Pick(Rng& rng, std::initializer_list<int> choices) {
+  return choices.begin()[rng.Below(static_cast<uint32_t>(choices.size()))];
+}
+
+std::vector<int> Digits(int mesh) {
+  std::vector<int> digits;
+  for (; mesh > 0; mesh /= 10) digits.push_back(mesh % 10);
+  std::reverse(digits.begin(), digits.end());
+  return digits;
+}
+
+int Product(const std::vector<int>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), 1, std::multiplies<>());
+}
+
+// FNV-1a, the same everywhere.
+uint64_t Hash(std::string_view text) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
+  }
+  return hash;
+}
+
+// A mesh of `ranks`: its prime factors in any order, or one axis, or two.
+int RandomMesh(int ranks, Rng& rng) {
+  if (ranks == 1) return 1;
+  std::vector<int> sizes = PrimeFactors(ranks);
+  while (sizes.size() > 1 && rng.Below(4) == 0) {
+    const int last = sizes.back();
+    sizes.pop_back();
+    sizes[rng.Below(static_cast<uint32_t>(sizes.size()))] *= last;
+  }
+  int mesh = 0;
+  while (!sizes.empty()) {
+    const size_t i = rng.Below(static_cast<uint32_t>(sizes.size()));
+    mesh = mesh * 10 + sizes[i];
+    sizes.erase(sizes.begin() + static_cast<int64_t>(i));
+  }
+  return mesh;
+}
+
+class PlanMaker {
+ public:
+  PlanMaker(const GraphIndex& index, const PlanSpec& spec)
+      : index_(index), graph_(*index.graph), spec_(spec) {}
+
+  std::optional<Plan> Run() {
+    const int ranks = RanksOf(spec_);
+    if (ranks < 1 || ranks > kMostRanks) return {};
+    MakeGroups();
+    const size_t blocks = graph_.blocks.size();
+    if (plan_.groups.empty() || plan_.groups.size() > blocks) return {};
+    plan_.graph_fingerprint = index_.fingerprint;
+    plan_.cluster_name = "local-cpu:" + std::to_string(RanksOf(spec_));
+    plan_.schedule = Schedules()[static_cast<size_t>(spec_.schedule)].name;
+    plan_.microbatches = spec_.microbatches;
+    plan_.ops.resize(index_.forward_nodes);
+    ChooseStages();
+    for (size_t b = 0; b < blocks; ++b) PlaceBlockOf(static_cast<int>(b));
+    PlaceWeights();
+    return std::move(plan_);
+  }
+
+ private:
+  // A number in [0, n) that is a function of the key and of what it is for.
+  uint32_t Draw(std::string_view what, uint64_t which, uint32_t n) const {
+    const uint64_t bits =
+        Mix64(static_cast<uint64_t>(spec_.key) ^ Mix64(Hash(what) + which));
+    return static_cast<uint32_t>((bits >> 32) % n);
+  }
+
+  void MakeGroups() {
+    std::vector<DeviceId> devices;
+    for (int i = 0; i < RanksOf(spec_); ++i) devices.push_back(DeviceId(i));
+    if (spec_.shuffled == 1) {
+      std::sort(devices.begin(), devices.end(), [&](DeviceId a, DeviceId b) {
+        return Mix64(a.index() ^ static_cast<uint64_t>(spec_.key)) <
+               Mix64(b.index() ^ static_cast<uint64_t>(spec_.key));
+      });
+    }
+    auto next = devices.begin();
+    for (int mesh : spec_.mesh) {
+      if (mesh == 0) continue;
+      DeviceGroup group;
+      group.name = "stage" + std::to_string(plan_.groups.size());
+      for (int size : Digits(mesh)) {
+        if (size <= 1) continue;
+        group.axes.push_back({"a" + std::to_string(group.axes.size()), size});
+      }
+      const auto end = next + group.Size(group.all_axes());
+      group.devices.assign(next, end);
+      next = end;
+      plan_.groups.push_back(std::move(group));
+    }
+  }
+
+  // Each stage takes some consecutive blocks: the places between blocks at
+  // which a stage ends are those with the smallest draws.
+  void ChooseStages() {
+    const size_t blocks = graph_.blocks.size();
+    std::vector<size_t> places(blocks - 1);
+    std::iota(places.begin(), places.end(), size_t{0});
+    std::stable_sort(places.begin(), places.end(), [&](size_t a, size_t b) {
+      return Draw("cut", a, 1000) < Draw("cut", b, 1000);
+    });
+    places.resize(plan_.groups.size() - 1);
+    stage_of_block_.assign(blocks, 0);
+    for (size_t place : places) {
+      for (size_t b = place + 1; b < blocks; ++b) ++stage_of_block_[b];
+    }
+  }
+
+  void PlaceBlockOf(int block) {
+    const int stage = stage_of_block_[static_cast<size_t>(block)];
+    const DeviceGroup& group = plan_.groups[static_cast<size_t>(stage)];
+    if (spec_.placement > 0) {
+      SetBlock(index_, block,
+               PlaceBlock(index_, block, group, GroupId(stage),
+                          RolesOfStage(stage, group)),
+               plan_);
+    }
+    for (NodeId id : index_.nodes_of_block[static_cast<size_t>(block)]) {
+      plan_.ops[id.index()].group = GroupId(stage);
+      const std::string& name = graph_.node(id).name;
+      if (spec_.placement == 0 ||
+          (spec_.placement == 2 && Draw(name + ".own", 0, 4) == 0)) {
+        PlaceAlone(id, group);
+      }
+    }
+  }
+
+  AxisRoles RolesOfStage(int stage, const DeviceGroup& group) const {
+    AxisRoles roles;
+    const auto draw = [&](size_t axis, uint32_t n) {
+      return Draw("role", static_cast<uint64_t>(stage) * 16 + axis, n);
+    };
+    const int64_t batch = graph_.global_batch / std::max(1, spec_.microbatches);
+    for (size_t a = 0; a < group.axes.size(); ++a) {
+      const AxisSet axis = AxisSet{1} << a;
+      switch (draw(a, 8)) {
+        case 0:
+        case 1:
+        case 2:
+          if (group.Size(roles.data | axis) <= batch) roles.data |= axis;
+          break;
+        case 3:
+        case 4:
+          if (group.Size(roles.context | axis) <= graph_.seq_len) {
+            roles.context |= axis;
+          }
+          break;
+        case 5:
+        case 6:
+          roles.tensor |= axis;
+          break;
+        default:
+          break;  // repeats the work
+      }
+    }
+    roles.sequence = draw(15, 2) == 0 &&
+                     group.Size(roles.context | roles.tensor) <= graph_.seq_len;
+    return roles;
+  }
+
+  // Each axis on some factor that has room for it, or on none.
+  void PlaceAlone(NodeId id, const DeviceGroup& group) {
+    const Node& node = graph_.node(id);
+    OpPlacement& placement = plan_.ops[id.index()];
+    placement.axes = {};
+    const auto factors = static_cast<uint32_t>(node.rule.factors.size());
+    for (size_t a = 0; a < group.axes.size(); ++a) {
+      const size_t f = Draw(node.name, a, factors + 1);
+      if (f == factors || !node.rule.factors[f].splittable) continue;
+      const AxisSet axes = placement.axes[f] | AxisSet{1} << a;
+      const int64_t extent = index_.Extent(
+          id, f, graph_.global_batch / std::max(1, spec_.microbatches));
+      if (extent >= group.Size(axes)) placement.axes[f] = axes;
+    }
+  }
+
+  void PlaceWeights() {
+    plan_.weights.resize(index_.weights.size());
+    for (size_t w = 0; w < plan_.weights.size(); ++w) {
+      const std::string& name = graph_.tensor(index_.weights[w].tensor).name;
+      const bool alone = spec_.zero == 4;
+      const auto stage = static_cast<int>(Draw(name + ".zero", 0, 4));
+      plan_.weights[w].zero_stage =
+          HighestZeroStage(index_, plan_, w, alone ? stage : spec_.zero);
+    }
+    SetZeroAxes(index_, plan_);
+    for (size_t w = 0; w < plan_.weights.size() && spec_.zero == 4; ++w) {
+      PlaceWeightAlone(w);
+    }
+  }
+
+  // Any of the axes on which the weight is replicated at home, with an element
+  // left for every rank.
+  void PlaceWeightAlone(size_t w) {
+    WeightPlacement& placement = plan_.weights[w];
+    if (placement.zero_stage == 0) return;
+    const TensorId weight = index_.weights[w].tensor;
+    const std::string& name = graph_.tensor(weight).name;
+    const WeightHome home = HomeOf(graph_, plan_, weight);
+    const DeviceGroup& group = plan_.groups[home.group.index()];
+    placement.zero_axes = home.layout.replicated(group) &
+                          static_cast<AxisSet>(Draw(name + ".axes", 0, 256));
+    Layout cut = home.layout;
+    cut.flat = placement.zero_axes;
+    if (HasEmptyShard(cut, group, graph_.tensor(weight).shape)) {
+      placement.zero_axes = 0;
+    }
+  }
+
+  const GraphIndex& index_;
+  const Graph& graph_;
+  const PlanSpec& spec_;
+  Plan plan_;
+  std::vector<int> stage_of_block_;
+};
+
+std::string ToText(const std::vector<Field>& fields) {
+  std::string text;
+  for (const Field& field : fields) {
+    if (*field.value == field.least) continue;
+    if (!text.empty()) text += " ";
+    text += field.name + "=" + std::to_string(*field.value);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<Field> FieldsOf(GraphSpec& graph) {
+  return {{"layers", &graph.layers, 0},
+          {"residual", &graph.residual, 0},
+          {"rms", &graph.rms, 0},
+          {"gated", &graph.gated, 0},
+          {"rotary", &graph.rotary, 0},
+          {"tied", &graph.tied, 0},
+          {"bias", &graph.bias, 0},
+          {"dropout", &graph.dropout, 0},
+          {"window", &graph.window, 0},
+          {"groups", &graph.groups, 1},
+          {"per_group", &graph.per_group, 1},
+          {"head_size", &graph.head_size, 2},
+          {"hidden", &graph.hidden, 2},
+          {"inner", &graph.inner, 2},
+          {"vocabulary", &graph.vocabulary, 2},
+          {"sequence", &graph.sequence, 1},
+          {"batch", &graph.batch, 1}};
+}
+
+std::vector<Field> FieldsOf(Case& c) {
+  std::vector<Field> fields = FieldsOf(c.graph);
+  for (size_t i = 0; i < c.plan.mesh.size(); ++i) {
+    fields.push_back(
+        {"mesh" + std::to_string(i), &c.plan.mesh[i], i == 0 ? 1 : 0});
+  }
+  const Field rest[] = {{"schedule", &c.plan.schedule, 0},
+                        {"microbatches", &c.plan.microbatches, 1},
+                        {"placement", &c.plan.placement, 0},
+                        {"zero", &c.plan.zero, 0},
+                        {"shuffled", &c.plan.shuffled, 0},
+                        {"key", &c.plan.key, 0}};
+  fields.insert(fields.end(), std::begin(rest), std::end(rest));
+  return fields;
+}
+
+std::string ToText(const GraphSpec& graph) {
+  GraphSpec copy = graph;
+  return ToText(FieldsOf(copy));
+}
+
+std::string ToText(const Case& c) {
+  Case copy = c;
+  return ToText(FieldsOf(copy));
+}
+
+Result<Case> ParseCase(const std::string& text) {
+  Case c;
+  const std::vector<Field> fields = FieldsOf(c);
+  for (const Field& field : fields) *field.value = field.least;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    const size_t equals = word.find('=');
+    const std::string name = word.substr(0, equals);
+    const auto field =
+        std::find_if(fields.begin(), fields.end(),
+                     [&](const Field& f) { return f.name == name; });
+    if (field == fields.end() || equals == std::string::npos) {
+      return InvalidInput("expected NAME=NUMBER of a case", word);
+    }
+    std::istringstream number(word.substr(equals + 1));
+    if (!(number >> *field->value) || !number.eof()) {
+      return InvalidInput("expected a whole number", word);
+    }
+  }
+  return c;
+}
+
+int RanksOf(const PlanSpec& plan) {
+  int ranks = 0;
+  for (int mesh : plan.mesh) {
+    if (mesh != 0) ranks += Product(Digits(mesh));
+  }
+  return ranks;
+}
+
+PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng) {
+  PlanSpec spec;
+  spec.mesh = {};
+  const int most = std::min(kMostStages, graph.layers + 2);
+  int stages = Pick(rng, {1, 1, 2, 2, 3, 4, 6});
+  stages = std::min(stages, most);
+  int left = kMostRanks - stages;
+  const bool alike = rng.Below(3) == 0;
+  for (int i = 0; i < stages; ++i) {
+    const bool repeat =
+        alike && i > 0 && Product(Digits(spec.mesh[0])) - 1 <= left;
+    int ranks = 1;
+    if (repeat) {
+      ranks = Product(Digits(spec.mesh[0]));
+    } else if (left > 0) {
+      const int limit = stages == 1 ? left : std::min(left, 5);
+      ranks += static_cast<int>(rng.Below(static_cast<uint32_t>(limit + 1)));
+    }
+    spec.mesh[static_cast<size_t>(i)] =
+        repeat ? spec.mesh[0] : RandomMesh(ranks, rng);
+    left -= ranks - 1;
+  }
+  spec.schedule =
+      static_cast<int>(rng.Below(static_cast<uint32_t>(Schedules().size())));
+  std::vector<int> divisors;
+  for (int m = 1; m <= graph.batch; ++m) {
+    if (graph.batch % m == 0) divisors.push_back(m);
+  }
+  // Few samples leave nothing to split.
+  spec.microbatches =
+      divisors[rng.Below(static_cast<uint32_t>(divisors.size()))];
+  if (rng.Below(2) == 0) {
+    spec.microbatches = divisors[rng.Below(
+        static_cast<uint32_t>(std::min<size_t>(divisors.size(), 3)))];
+  }
+  spec.placement = Pick(rng, {0, 1, 2});
+  spec.zero = Pick(rng, {0, 0, 1, 2, 3, 4, 4});
+  spec.shuffled = Pick(rng, {0, 0, 1});
+  spec.key = static_cast<int>(rng.Below(1u << 30));
+  return spec;
+}
+
+std::optional<Plan> MakePlan(const GraphIndex& index, const PlanSpec& spec) {
+  return PlanMaker(index, spec).Run();
+}
+
+}  // namespace tessera

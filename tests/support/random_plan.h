@@ -1,0 +1,74 @@
+#pragma once
+// Plans of every kind for small models, drawn at random.
+//
+// A case is a model and a plan as whole numbers. All that is not among them (on
+// which factor an axis works, where stages begin, …) is a function of `key` and
+// of names, so that a change of one number changes as little as possible of the
+// rest: that is what makes a failing case easy to shrink.
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "planner/base/result.h"
+#include "planner/base/rng.h"
+#include "planner/plan/graph_index.h"
+#include "planner/plan/plan.h"
+#include "tests/support/random_graph.h"
+
+namespace tessera {
+
+inline constexpr int kMostStages = 8;
+inline constexpr int kMostRanks = 8;
+
+struct PlanSpec {
+  // By stage: the sizes of its mesh's axes as decimal digits, outer first
+  // (232 is three axes, 1 a single rank); 0 for no stage.
+  std::array<int, kMostStages> mesh = {1};
+  int schedule = 0;  // row of Schedules()
+  int microbatches = 1;
+  // 0: every operator on its own; 1: by the roles that axes have in a stage;
+  // 2: so, with some operators on their own.
+  int placement = 0;
+  // 0 to 3: this ZeRO stage over all axes that may be cut; 4: each weight on
+  // its own, over any axes.
+  int zero = 0;
+  int shuffled = 0;  // 1: devices in any order
+  int key = 0;
+  bool operator==(const PlanSpec&) const = default;
+};
+
+struct Case {
+  GraphSpec graph;
+  PlanSpec plan;
+  bool operator==(const Case&) const = default;
+};
+
+// The numbers of a case, with the least value that each may have.
+struct Field {
+  std::string name;
+  int* value;
+  int least;
+};
+std::vector<Field> FieldsOf(GraphSpec& graph);
+std::vector<Field> FieldsOf(Case& c);
+
+// "layers=2 groups=3 … key=77": the numbers that are not the least, and back.
+// Errors name the key.
+std::string ToText(const GraphSpec& graph);
+std::string ToText(const Case& c);
+Result<Case> ParseCase(const std::string& text);
+
+int RanksOf(const PlanSpec& plan);
+
+// A plan of at most kMostRanks ranks. It need not be valid for the model, but
+// often is.
+PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng);
+
+// The plan of a spec, or nothing where stages outnumber the blocks. Whether it
+// is valid, Validate says.
+std::optional<Plan> MakePlan(const GraphIndex& index, const PlanSpec& spec);
+
+}  // namespace tessera

@@ -1,0 +1,263 @@
+#include "tests/support/train_in_memory.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <optional>
+
+#include "planner/base/rng.h"
+#include "runtime/comm/thread_world.h"
+#include "runtime/device/cpu_device.h"
+#include "runtime/executor.h"
+#include "runtime/train_state.h"
+#include "runtime/trainer.h"
+
+namespace tessera {
+namespace {
+
+constexpr double kTolerance = 1e-9;
+constexpr double kAbsoluteTolerance = 1e-12;
+
+int64_t VocabularyOf(const Graph& graph) {
+  for (const Node& node : graph.nodes) {
+    if (node.op->name == "cross_entropy") {
+      return graph.tensor(node.operands[0]).shape.back();
+    }
+  }
+  return 2;
+}
+
+// What stands at a place of the data in one step.
+int32_t TokenAt(int64_t step, int64_t sample, int64_t position,
+                int64_t vocabulary) {
+  const auto place =
+      static_cast<uint64_t>((step * 4096 + sample) * 4096 + position);
+  return static_cast<int32_t>(Mix64(place) % static_cast<uint64_t>(vocabulary));
+}
+
+int32_t LabelAt(int64_t step, int64_t sample, int64_t position,
+                int64_t vocabulary) {
+  // The first position always counts, so that some label does.
+  const int32_t token = TokenAt(step, sample, position + 1, vocabulary);
+  const bool counts =
+      position == 0 || TokenAt(step, sample, position + 1000, 5) != 0;
+  return counts ? token : -1;
+}
+
+LoadInput LoadRandom(const Graph& graph) {
+  const int64_t vocabulary = VocabularyOf(graph);
+  return [vocabulary](const Tensor& tensor, const LocalTensor& block,
+                      int64_t step) -> Result<void> {
+    auto* out = block.as<int32_t>();
+    for (int64_t i = 0; i < block.shape[0]; ++i) {
+      for (int64_t j = 0; j < block.shape[1]; ++j) {
+        const int64_t sample = block.offset[0] + i;
+        const int64_t position = block.offset[1] + j;
+        *out++ = tensor.name == "tokens"
+                     ? TokenAt(step, sample, position, vocabulary)
+                 : tensor.name == "labels"
+                     ? LabelAt(step, sample, position, vocabulary)
+                     : static_cast<int32_t>(position);
+      }
+    }
+    return {};
+  };
+}
+
+// The elements of a floating-point value that a rank holds.
+std::vector<double> ReadValue(const RankExecutor& executor, ValueId id) {
+  const Value& value = executor.tasks().value(id);
+  const int64_t n = executor.placement(id).elements();
+  std::vector<std::byte> bytes(static_cast<size_t>(n * SizeOf(value.dtype)));
+  executor.device().Read(bytes.data(), executor.data(id),
+                         {static_cast<int64_t>(bytes.size())});
+  std::vector<double> values;
+  for (int64_t i = 0; i < n; ++i) {
+    if (value.dtype == DType::kFloat64) {
+      double x = 0;
+      std::memcpy(&x, bytes.data() + i * 8, 8);
+      values.push_back(x);
+    } else {
+      float x = 0;
+      std::memcpy(&x, bytes.data() + i * 4, 4);
+      values.push_back(x);
+    }
+  }
+  return values;
+}
+
+bool SameBits(double a, double b) {
+  return std::memcmp(&a, &b, sizeof(a)) == 0;
+}
+
+// What the ranks have in the end, put together element by element.
+class Gathered {
+ public:
+  // Called by all ranks at any time.
+  void Add(const RankExecutor& executor, const Graph& graph) {
+    const std::lock_guard lock(mutex_);
+    const TaskGraph& tasks = executor.tasks();
+    for (size_t v = 0; v < tasks.values.size(); ++v) {
+      const ValueId id(static_cast<int64_t>(v));
+      const Value& value = tasks.value(id);
+      if (value.what != "parameter" || !value.persistent ||
+          executor.data(id) == nullptr) {
+        continue;
+      }
+      AddWeight(graph.tensor(value.tensor), executor.placement(id),
+                ReadValue(executor, id), executor.world().world_rank());
+    }
+  }
+
+  void AddLoss(int64_t step, int rank, double loss) {
+    const std::lock_guard lock(mutex_);
+    losses_.resize(std::max(losses_.size(), static_cast<size_t>(step) + 1));
+    std::optional<double>& known = losses_[static_cast<size_t>(step)];
+    if (known && !SameBits(*known, loss)) {
+      Disagree("the loss of step " + std::to_string(step), rank);
+    }
+    known = loss;
+  }
+
+  Result<Trained> Take() {
+    if (!disagreement_.empty()) return InvalidInput(disagreement_);
+    Trained trained;
+    for (const auto& loss : losses_) {
+      trained.losses.push_back(loss.value_or(std::nan("")));
+    }
+    for (auto& [name, elements] : weights_) {
+      std::vector<double>& values = trained.weights[name];
+      for (const std::optional<double>& element : elements) {
+        if (!element) return InvalidInput("no rank has all of it", name);
+        values.push_back(*element);
+      }
+    }
+    return trained;
+  }
+
+ private:
+  void AddWeight(const Tensor& tensor, const Placement& placement,
+                 const std::vector<double>& values, int rank) {
+    int64_t elements = 1;
+    for (int64_t extent : tensor.shape) elements *= extent;
+    auto& whole = weights_[tensor.name];
+    whole.resize(static_cast<size_t>(elements));
+    for (size_t i = 0; i < values.size(); ++i) {
+      int64_t local = placement.run.begin + static_cast<int64_t>(i);
+      int64_t global = 0;
+      int64_t stride = 1;
+      for (size_t d = tensor.shape.size(); d-- > 0;) {
+        const Range& range = placement.block[d];
+        global += stride * (range.begin + local % range.size());
+        local /= range.size();
+        stride *= tensor.shape[d];
+      }
+      std::optional<double>& element = whole[static_cast<size_t>(global)];
+      if (element && !SameBits(*element, values[i])) {
+        Disagree(tensor.name + "[" + std::to_string(global) + "]", rank);
+      }
+      element = values[i];
+    }
+  }
+
+  void Disagree(const std::string& what, int rank) {
+    if (!disagreement_.empty()) return;
+    disagreement_ = "rank " + std::to_string(rank) +
+                    " has other bits than another rank: " + what;
+  }
+
+  std::mutex mutex_;
+  std::vector<std::optional<double>> losses_;
+  std::map<std::string, std::vector<std::optional<double>>> weights_;
+  std::string disagreement_;
+};
+
+Result<MemoryUse> TrainRank(const Graph& graph, const TaskGraph& tasks,
+                            const TrainInMemoryOptions& options,
+                            CommWorld& world, Gathered& gathered) {
+  CpuDevice device;
+  TESSERA_TRY(const auto executor,
+              RankExecutor::Create(tasks, graph, options.training, options.seed,
+                                   world, device, LoadRandom(graph)));
+  TESSERA_RETURN_IF_ERROR(InitialiseState(graph, options.seed, *executor));
+  for (int64_t step = 0; step < options.steps; ++step) {
+    TESSERA_RETURN_IF_ERROR(executor->Run(tasks));
+    if (executor->position(tasks.value(tasks.loss).group) >= 0) {
+      gathered.AddLoss(step, world.world_rank(),
+                       ReadValue(*executor, tasks.loss)[0]);
+    }
+  }
+  gathered.Add(*executor, graph);
+  TESSERA_RETURN_IF_ERROR(world.Flush());
+  return device.account().peak();
+}
+
+}  // namespace
+
+Result<Trained> TrainInMemory(const Graph& graph, const TaskGraph& tasks,
+                              const TrainInMemoryOptions& options) {
+  const int ranks = static_cast<int>(tasks.group(tasks.world).devices.size());
+  auto worlds = MakeThreadWorlds(ranks, {Duration::FromSeconds(60)});
+  std::vector<std::optional<Result<MemoryUse>>> results(
+      static_cast<size_t>(ranks));
+  Gathered gathered;
+  RunThreads(ranks, [&](int rank) {
+    const auto r = static_cast<size_t>(rank);
+    results[r] = TrainRank(graph, tasks, options, *worlds[r], gathered);
+    if (!*results[r]) worlds[r]->Abort(results[r]->error().ToString());
+    worlds[r].reset();
+  });
+  for (const auto& result : results) {
+    if (!*result) return result->error();
+  }
+  TESSERA_TRY(Trained trained, gathered.Take());
+  for (const auto& result : results) trained.peaks.push_back(**result);
+  return trained;
+}
+
+std::string Difference(const Trained& actual, const Trained& expected) {
+  char text[160];
+  if (actual.losses.size() != expected.losses.size()) return "numbers of steps";
+  for (size_t i = 0; i < expected.losses.size(); ++i) {
+    if (std::abs(actual.losses[i] - expected.losses[i]) <= kTolerance) continue;
+    std::snprintf(text, sizeof(text), "loss of step %zu: %.17g, expected %.17g",
+                  i, actual.losses[i], expected.losses[i]);
+    return text;
+  }
+  for (const auto& [name, wanted] : expected.weights) {
+    const auto found = actual.weights.find(name);
+    if (found == actual.weights.end()) return "no " + name;
+    double square = 0;
+    double difference = 0;
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      const double d = found->second[i] - wanted[i];
+      square += wanted[i] * wanted[i];
+      difference += d * d;
+    }
+    const double bound =
+        std::max(kTolerance * std::sqrt(square), kAbsoluteTolerance);
+    if (std::sqrt(difference) <= bound) continue;
+    std::snprintf(text, sizeof(text), "%.80s is off by %.3g of %.3g",
+                  name.c_str(), std::sqrt(difference), std::sqrt(square));
+    return text;
+  }
+  return "";
+}
+
+std::string DifferenceInBits(const Trained& actual, const Trained& expected) {
+  const auto same = [](const std::vector<double>& a,
+                       const std::vector<double>& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), SameBits);
+  };
+  if (!same(actual.losses, expected.losses)) return "losses";
+  for (const auto& [name, wanted] : expected.weights) {
+    const auto found = actual.weights.find(name);
+    if (found == actual.weights.end()) return "no " + name;
+    if (!same(found->second, wanted)) return name;
+  }
+  return "";
+}
+
+}  // namespace tessera
