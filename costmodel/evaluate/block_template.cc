@@ -62,7 +62,7 @@ bool IsInput(const Graph& graph, TensorId id) {
 
 }  // namespace
 
-std::vector<BlockShape> ShapesOf(const Graph& graph) {
+std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
   const auto accesses = AccessesOf(graph);
   const std::vector<int> classes = BlockClasses(graph);
   std::vector<BlockShape> shapes(graph.blocks.size());
@@ -108,10 +108,11 @@ std::vector<BlockShape> ShapesOf(const Graph& graph) {
       if (PassesOnOthers(graph, accesses, id)) return {};
     }
     const size_t own_weights = shape.weights.size();
-    for (int neighbour : {own - 1, own + 1}) {
-      if (neighbour < 0 || neighbour >= static_cast<int>(shapes.size())) {
-        continue;
-      }
+    // Even where nothing is gathered ahead, neighbours say where a pass begins.
+    const int blocks = static_cast<int>(shapes.size());
+    const int reach = std::clamp(prefetch, 1, blocks);
+    for (int neighbour = own - reach; neighbour <= own + reach; ++neighbour) {
+      if (neighbour < 0 || neighbour >= blocks || neighbour == own) continue;
       others.insert(neighbour);
       for (NodeId id : nodes[static_cast<size_t>(neighbour)]) {
         for (TensorId operand : graph.node(id).operands) {

@@ -18,7 +18,7 @@ namespace tessera {
 struct BlockShape {
   std::vector<NodeId> forward;  // its forward nodes
   // That its nodes touch, by first appearance; then the weights of the blocks
-  // before and after it, which its programs may gather ahead of their use.
+  // around it, which its programs may gather ahead of their use.
   std::vector<TensorId> tensors;
   // The blocks whose decisions its programs depend on: itself, its neighbours,
   // those that touch one of its tensors, or a tensor whose layout a gradient
@@ -33,11 +33,12 @@ struct BlockShape {
   int wiring = -1;
 };
 
-// One for each block. Empty where a block's layouts follow from those of a
+// One for each block, for programs that gather parameters up to `prefetch`
+// blocks ahead. Empty where a block's layouts follow from those of a
 // block that is looked at later, so that templates cannot be found one by one
 // from the last block to the first: a gradient sum that an earlier block makes
 // for a later one, an addition that may pass on another block's partial sums.
-std::vector<BlockShape> ShapesOf(const Graph& graph);
+std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch);
 
 struct TemplatePort {
   Port::Kind kind = Port::kTensor;

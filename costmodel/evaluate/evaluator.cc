@@ -73,8 +73,16 @@ Evaluator::Evaluator(const Graph& graph, const Cluster& cluster,
     : graph_(graph),
       cluster_(cluster),
       options_(options),
-      pricer_(graph, cluster, profile),
-      shapes_(ShapesOf(graph)) {}
+      pricer_(graph, cluster, profile) {}
+
+const std::vector<BlockShape>& Evaluator::ShapesFor(int prefetch) const {
+  const int blocks = static_cast<int>(graph_.blocks.size());
+  const int reach = std::clamp(prefetch, 1, blocks);
+  std::lock_guard lock(shapes_mutex_);
+  const auto [it, is_new] = shapes_.try_emplace(reach);
+  if (is_new) it->second = ShapesOf(graph_, reach);
+  return it->second;
+}
 
 template <typename T, typename Make>
 T Evaluator::Remember(Memo<T>& memo, size_t limit, const IntKey& key,
@@ -98,13 +106,14 @@ T Evaluator::Remember(Memo<T>& memo, size_t limit, const IntKey& key,
 // of the gradient sums that it reads, and how the groups lie. So each has the
 // key of just that; only what is not known yet is lowered.
 std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
-    const Plan& plan, const std::vector<GroupId>& groups) const {
-  const size_t n = shapes_.size();
+    const Plan& plan, const std::vector<BlockShape>& shapes,
+    const std::vector<GroupId>& groups) const {
+  const size_t n = shapes.size();
   std::vector<int> decisions(n);
   IntKey key;
   for (size_t b = 0; b < n; ++b) {
     key.clear();
-    for (NodeId node : shapes_[b].forward) {
+    for (NodeId node : shapes[b].forward) {
       const auto& axes = plan.ops[node.index()].axes;
       const size_t factors = graph_.node(node).rule.factors.size();
       // Two axis sets to a number.
@@ -113,7 +122,7 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
                       (f + 1 < factors ? axes[f + 1] : 0));
       }
     }
-    for (size_t w : shapes_[b].weights) {
+    for (size_t w : shapes[b].weights) {
       key.push_back(plan.weights[w].zero_stage);
       key.push_back(plan.weights[w].zero_axes);
     }
@@ -136,11 +145,13 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
   std::optional<Programs> programs;
   std::vector<BlockPtr> blocks(n);
   for (size_t b = n; b-- > 0;) {
-    const BlockShape& shape = shapes_[b];
+    const BlockShape& shape = shapes[b];
     const GroupId own = groups[b];
     key.clear();
     key.push_back(shape.wiring);
     key.push_back(plan.microbatches);
+    key.push_back(plan.bucket_bytes.value);
+    key.push_back(plan.prefetch);
     std::vector<GroupId> distinct;
     for (int depends : shape.depends) {
       const auto d = static_cast<size_t>(depends);
@@ -178,6 +189,7 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
 }
 
 Evaluator::StagePtr Evaluator::StageOf(const std::vector<BlockPtr>& blocks,
+                                       const std::vector<BlockShape>& all,
                                        const std::vector<int>& members,
                                        int microbatches) const {
   // Blocks know the number of microbatches.
@@ -190,7 +202,7 @@ Evaluator::StagePtr Evaluator::StageOf(const std::vector<BlockPtr>& blocks,
     std::vector<const BlockShape*> shapes;
     for (int b : members) {
       priced.push_back(&blocks[static_cast<size_t>(b)]->priced);
-      shapes.push_back(&shapes_[static_cast<size_t>(b)]);
+      shapes.push_back(&all[static_cast<size_t>(b)]);
     }
     return MakeStage(priced, shapes, microbatches);
   });
@@ -289,18 +301,19 @@ Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
 }
 
 Evaluation Evaluator::Evaluate(const Plan& plan) const {
-  if (shapes_.empty()) return EvaluateBySimulation(plan);
-  const size_t n = shapes_.size();
+  const std::vector<BlockShape>& shapes = ShapesFor(plan.prefetch);
+  if (shapes.empty()) return EvaluateBySimulation(plan);
+  const size_t n = shapes.size();
   std::vector<GroupId> groups(n);
   std::vector<StepStage> stages(plan.groups.size());
   for (size_t b = 0; b < n; ++b) {
-    groups[b] = plan.ops[shapes_[b].forward.back().index()].group;
+    groups[b] = plan.ops[shapes[b].forward.back().index()].group;
     stages[groups[b].index()].blocks.push_back(static_cast<int>(b));
   }
-  const std::vector<BlockPtr> blocks = BlocksOf(plan, groups);
+  const std::vector<BlockPtr> blocks = BlocksOf(plan, shapes, groups);
   std::vector<StagePtr> owners(stages.size());
   for (size_t s = 0; s < stages.size(); ++s) {
-    owners[s] = StageOf(blocks, stages[s].blocks, plan.microbatches);
+    owners[s] = StageOf(blocks, shapes, stages[s].blocks, plan.microbatches);
     stages[s].stage = owners[s].get();
     if (!owners[s]->exact) return EvaluateBySimulation(plan);
   }
@@ -312,7 +325,7 @@ Evaluation Evaluator::Evaluate(const Plan& plan) const {
 
   const auto order = OrderOf(plan);
   Evaluation result;
-  result.step_time = StepTime(stages, shapes_, groups, order->actions,
+  result.step_time = StepTime(stages, shapes, groups, order->actions,
                               plan.microbatches, world.duration);
   std::array<int64_t, kCostSources> time = {};
   if (world.duration >= Duration{}) {

@@ -79,9 +79,12 @@ class Evaluator : public Objective {
   template <typename T, typename Make>
   static T Remember(Memo<T>& memo, size_t limit, const IntKey& key, Make make);
 
+  const std::vector<BlockShape>& ShapesFor(int prefetch) const;
   std::vector<BlockPtr> BlocksOf(const Plan& plan,
+                                 const std::vector<BlockShape>& shapes,
                                  const std::vector<GroupId>& groups) const;
   StagePtr StageOf(const std::vector<BlockPtr>& blocks,
+                   const std::vector<BlockShape>& shapes,
                    const std::vector<int>& members, int microbatches) const;
   std::shared_ptr<const Order> OrderOf(const Plan& plan) const;
   TaskCost WorldReduce(const Plan& plan) const;
@@ -92,8 +95,9 @@ class Evaluator : public Objective {
   const Cluster& cluster_;
   const TrainingOptions options_;
   Pricer pricer_;
-  std::vector<BlockShape> shapes_;
 
+  mutable std::mutex shapes_mutex_;
+  mutable std::map<int, std::vector<BlockShape>> shapes_;  // by prefetch
   mutable std::atomic<int> numbers_ = 0;
   mutable std::atomic<int64_t> simulated_ = 0;
   mutable Memo<int> decisions_;

@@ -105,6 +105,8 @@ proto::Plan ToProto(const Graph& graph, const Plan& plan) {
   }
   AddPlacements(graph, plan, out);
   AddWeights(graph, plan, out);
+  out.set_bucket_bytes(plan.bucket_bytes.value);
+  if (plan.prefetch != Plan().prefetch) out.set_prefetch(plan.prefetch);
   return out;
 }
 
@@ -131,6 +133,8 @@ class Reader {
     plan_.cluster_name = message_.cluster();
     plan_.schedule = message_.schedule();
     plan_.microbatches = message_.microbatches();
+    plan_.bucket_bytes = {message_.bucket_bytes()};
+    if (message_.has_prefetch()) plan_.prefetch = message_.prefetch();
     TESSERA_RETURN_IF_ERROR(ReadGroups());
     TESSERA_RETURN_IF_ERROR(ReadPlacements());
     TESSERA_RETURN_IF_ERROR(ReadWeights());

@@ -356,16 +356,16 @@ class ProgramBuilder {
     }
   }
 
-  // Parameters are gathered one block ahead of their use: a block's program
-  // gathers the next block's, and the first of a pass its own too.
+  // Parameters are gathered Plan::prefetch blocks ahead of their use; the
+  // first block of a stage's pass also gathers all that come before.
   void EmitGathers() {
-    const int step = pass_ == Pass::kForward ? 1 : -1;
-    const auto is_here = [&](int block) {
-      return block >= 0 && block < static_cast<int>(graph_.blocks.size()) &&
-             context_.stage_of_block(block) == context_.stage_of_block(block_);
-    };
-    if (!is_here(block_ - step)) EmitGather(block_);
-    if (is_here(block_ + step)) EmitGather(block_ + step);
+    const int prefetch = context_.plan().prefetch;
+    const bool first = context_.BlockAhead(block_, pass_, -1) < 0;
+    for (int ahead = first ? 0 : prefetch; ahead <= prefetch; ++ahead) {
+      const int block = context_.BlockAhead(block_, pass_, ahead);
+      if (block < 0) break;
+      EmitGather(block);
+    }
   }
 
   ValueId Accumulator(TensorId weight, int index) {
@@ -408,6 +408,16 @@ class ProgramBuilder {
     if (kind_ != ProgramKind::kBegin) EmitGathers();
     const auto& nodes =
         context_.nodes_of_block(pass_)[static_cast<size_t>(block_)];
+    // The last node of the program that adds to the gradient of a weight.
+    std::map<TensorId, NodeId> completes;
+    for (NodeId id : nodes) {
+      for (TensorId result : graph_.node(id).results) {
+        const Tensor& tensor = graph_.tensor(result);
+        if (tensor.kind == TensorKind::kWeightGradient) {
+          completes[tensor.gradient_of] = id;
+        }
+      }
+    }
     for (NodeId id : nodes) {
       const Node& node = graph_.node(id);
       if (node.op->once_per_step != (kind_ == ProgramKind::kBegin)) continue;
@@ -418,19 +428,16 @@ class ProgramBuilder {
         EmitNode(id, node);
       }
       for (TensorId result : node.results) Settle(result);
-    }
-    AccumulateCut();
-    if (kind_ != ProgramKind::kBackwardReduce) return;
-    // A weight tied within a group is complete too: its home is the first of
-    // its blocks, whose backward runs last. Weights tied across groups wait for
-    // the other terms (kTie).
-    std::vector<TensorId> alone;
-    for (TensorId weight : context_.home_weights(block_)) {
-      if (context_.replicas(weight).size() == 1 && !CutsGradient(weight)) {
-        alone.push_back(weight);
+      for (TensorId result : node.results) {
+        const Tensor& tensor = graph_.tensor(result);
+        if (tensor.kind == TensorKind::kWeightGradient &&
+            completes.at(tensor.gradient_of) == id) {
+          Complete(tensor.gradient_of);
+        }
       }
     }
-    EmitReduce(alone);
+    for (const Bucket& bucket : buckets_) ReduceBucket(bucket);
+    AddShards();
   }
 
   void EmitNode(NodeId id, const Node& node) {
@@ -713,6 +720,79 @@ class ProgramBuilder {
     return reduced;
   }
 
+  // Gradients that are reduced together: where their size is limited, by equal
+  // conversions, so that a bucket is one collective.
+  struct Bucket {
+    GroupId group;
+    std::vector<std::pair<ReshardKind, AxisSet>> steps;
+    std::vector<TensorId> weights;
+    int64_t bytes = 0;  // of the largest rank's gradients
+  };
+
+  // A gradient of this block's is complete: of the microbatch where it is
+  // stored cut (then every microbatch's is reduced and the shards are summed),
+  // else of the step. Of a weight tied within this group it is complete in its
+  // home block, the first of its blocks, whose backward runs last. Weights
+  // tied across groups wait for the other terms (kTie).
+  void Complete(TensorId weight) {
+    if (!CutsGradient(weight)) {
+      const auto& home = context_.home_weights(block_);
+      if (kind_ != ProgramKind::kBackwardReduce ||
+          context_.replicas(weight).size() != 1 ||
+          std::find(home.begin(), home.end(), weight) == home.end()) {
+        return;
+      }
+    }
+    Bucket wanted;
+    wanted.group = here_;
+    for (ValueId term : CompleteTerms(weight)) {
+      const Value& v = value(term);
+      for (const ReshardStep& step :
+           PlanReshard(v.layout, context_.StateLayout(weight), group())) {
+        wanted.steps.emplace_back(step.kind, step.axes);
+      }
+      wanted.bytes +=
+          LargestElements(v.layout, group(), v.shape) * SizeOf(v.dtype);
+    }
+    const int64_t limit = context_.plan().bucket_bytes.value;
+    if (limit == 0) wanted.steps.clear();
+    auto bucket =
+        std::find_if(buckets_.begin(), buckets_.end(), [&](const Bucket& b) {
+          return b.group == wanted.group && b.steps == wanted.steps;
+        });
+    if (bucket == buckets_.end()) {
+      bucket = buckets_.insert(buckets_.end(), {here_, wanted.steps, {}, 0});
+    }
+    bucket->weights.push_back(weight);
+    bucket->bytes += wanted.bytes;
+    if (limit == 0 || bucket->bytes < limit) return;
+    ReduceBucket(*bucket);
+    buckets_.erase(bucket);
+  }
+
+  // What of a weight's complete gradient is reduced.
+  std::vector<ValueId> CompleteTerms(TensorId weight) {
+    return CutsGradient(weight) ? new_gradients_.at(weight)
+                                : GradientTerms(weight);
+  }
+
+  void ReduceBucket(const Bucket& bucket) {
+    here_ = bucket.group;
+    std::vector<std::vector<ValueId>> terms;
+    for (TensorId weight : bucket.weights) {
+      terms.push_back(CompleteTerms(weight));
+    }
+    const std::vector<ValueId> reduced = Reduce(bucket.weights, terms);
+    for (size_t w = 0; w < reduced.size(); ++w) {
+      const TensorId weight = bucket.weights[w];
+      if (CutsGradient(weight)) {
+        shards_.emplace_back(weight, reduced[w]);
+      } else {
+        program_.exports.push_back({{Port::kReduced, weight, 0}, reduced[w]});
+      }
+    }
+  }
+
   // The reduction of gradients that were summed locally over the microbatches.
   void EmitReduce(const std::vector<TensorId>& all) {
     AtHome(all, [&](const std::vector<TensorId>& weights) {
@@ -726,26 +806,17 @@ class ProgramBuilder {
     });
   }
 
-  // Whether a weight's gradient is stored cut (ZeRO stages 2 and 3): then every
-  // microbatch's is reduced, and the shards are summed.
+  // Whether a weight's gradient is stored cut (ZeRO stages 2 and 3).
   bool CutsGradient(TensorId weight) const {
     return context_.ZeroStage(weight) >= 2;
   }
 
-  void AccumulateCut() {
-    std::vector<TensorId> all;
-    for (const auto& [weight, ids] : new_gradients_) all.push_back(weight);
-    AtHome(all, [&](const std::vector<TensorId>& weights) {
-      AccumulateCut(weights);
-    });
-  }
-
-  void AccumulateCut(const std::vector<TensorId>& weights) {
-    std::vector<std::vector<ValueId>> terms;
-    for (TensorId weight : weights) terms.push_back(new_gradients_[weight]);
-    const std::vector<ValueId> reduced = Reduce(weights, terms);
-    for (size_t w = 0; w < weights.size(); ++w) {
-      const TensorId weight = weights[w];
+  // Adds the microbatch's reduced shards to the step's: behind all other work
+  // of the block, since each waits for its reduction.
+  void AddShards() {
+    for (const auto& [shard_of, shard] : shards_) {
+      const TensorId weight = shard_of;
+      here_ = HomeGroup(weight);
       const ValueId sum = Import({Port::kReduced, weight, 0}, [&] {
         Value v =
             TensorValue(weight, "gradient shard", context_.StateLayout(weight),
@@ -754,7 +825,7 @@ class ProgramBuilder {
         v.persistent = true;
         return v;
       });
-      Task& task = AddTask(TaskKind::kCompute, {reduced[w]}, {sum});
+      Task& task = AddTask(TaskKind::kCompute, {shard}, {sum});
       task.kernel = "sum";
       task.accumulate = true;
     }
@@ -1036,6 +1107,8 @@ class ProgramBuilder {
   std::map<TensorId, std::vector<ValueId>> received_;  // kTie
   std::map<TensorId, ValueId> gathered_;  // cut parameters made whole
   std::map<TensorId, std::vector<ValueId>> new_gradients_;  // to be cut
+  std::vector<Bucket> buckets_;                             // being filled
+  std::vector<std::pair<TensorId, ValueId>> shards_;        // to be added
 };
 
 }  // namespace

@@ -241,6 +241,14 @@ std::vector<TensorId> LoweringContext::CutWeights(int block, Pass pass) const {
   return weights;
 }
 
+int LoweringContext::BlockAhead(int block, Pass pass, int ahead) const {
+  const int other = pass == Pass::kForward ? block + ahead : block - ahead;
+  const auto blocks = static_cast<int>(group_of_block_.size());
+  const bool same_stage = other >= 0 && other < blocks &&
+                          stage_of_block(other) == stage_of_block(block);
+  return same_stage ? other : -1;
+}
+
 Layout LoweringContext::StateLayout(TensorId weight) const {
   Layout layout = replicas(weight)[0].layout;
   if (ZeroStage(weight) >= 1) layout.flat = weight_placement(weight).zero_axes;

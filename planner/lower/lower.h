@@ -93,6 +93,9 @@ class LoweringContext {
   // Weights that are stored cut and that nodes of `block` read in `pass`, in
   // the order of their first reads.
   std::vector<TensorId> CutWeights(int block, Pass pass) const;
+  // The block that the stage of `block` runs `ahead` blocks later in a pass
+  // (earlier where negative), or -1 where the pass ends before.
+  int BlockAhead(int block, Pass pass, int ahead) const;
   // Weights whose home block is `block`, in tensor order.
   const std::vector<TensorId>& home_weights(int block) const {
     return home_weights_[static_cast<size_t>(block)];

@@ -308,6 +308,26 @@ AxisSet ZeroAxes(const GraphIndex& index, const Plan& plan, size_t weight) {
                        UseOf(index, plan, index.graph->node(home).block));
 }
 
+AxisSet AxesWithinNode(const Cluster& cluster, const DeviceGroup& group,
+                       AxisSet wanted) {
+  // By dropping outer axes one after another.
+  for (AxisSet axes = wanted; axes != 0; axes &= axes - 1) {
+    const auto subgroups = Subgroups(group, axes);
+    const bool within =
+        std::ranges::all_of(subgroups, [&](const std::vector<int>& members) {
+          return std::ranges::all_of(members, [&](int member) {
+            const auto node = [&](int position) {
+              const DeviceId id = group.devices[static_cast<size_t>(position)];
+              return cluster.devices[id.index()].node;
+            };
+            return node(member) == node(members[0]);
+          });
+        });
+    if (within) return axes;
+  }
+  return 0;
+}
+
 bool IsTiedAcrossGroups(const GraphIndex& index, const Plan& plan,
                         size_t weight) {
   const auto& readers = index.readers[index.weights[weight].tensor.index()];

@@ -66,6 +66,11 @@ std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
 // node of its home block, and no more than leave every rank an element.
 AxisSet ZeroAxes(const GraphIndex& index, const Plan& plan, size_t weight);
 
+// The axes of `wanted` whose subgroups lie within one host each: the innermost
+// of them, as many as do.
+AxisSet AxesWithinNode(const Cluster& cluster, const DeviceGroup& group,
+                       AxisSet wanted);
+
 // Whether several groups read the weight: then its gradient and parameter are
 // stored whole, since the groups exchange them.
 bool IsTiedAcrossGroups(const GraphIndex& index, const Plan& plan,

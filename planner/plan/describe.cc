@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/strategy.h"
@@ -194,7 +195,9 @@ class Describer {
   }
 
   void Zero() {
-    std::map<std::pair<int, int64_t>, int64_t> elements;  // by stage, shards
+    // By stage, shards and replicas of a shard.
+    std::map<std::tuple<int, int64_t, int64_t>, int64_t> elements;
+    bool gathers = false;
     int64_t total = 0;
     for (size_t w = 0; w < plan_.weights.size(); ++w) {
       const GraphIndex::WeightUse& use = index_.weights[w];
@@ -202,12 +205,16 @@ class Describer {
       const DeviceGroup& group =
           plan_.groups[plan_.ops[use.home.node.index()].group.index()];
       const WeightPlacement& placement = plan_.weights[w];
-      elements[{placement.zero_stage, group.Size(placement.zero_axes)}] +=
-          use.elements;
+      const AxisSet whole =
+          placement.zero_axes == 0 ? 0 : ZeroAxes(index_, plan_, w);
+      elements[{placement.zero_stage, group.Size(placement.zero_axes),
+                group.Size(whole & ~placement.zero_axes)}] += use.elements;
+      gathers =
+          gathers || (placement.zero_stage == 3 && placement.zero_axes != 0);
     }
     bool any = false;
     for (const auto& [cut, count] : elements) {
-      const auto& [stage, shards] = cut;
+      const auto& [stage, shards, replicas] = cut;
       if (shards == 1) continue;
       any = true;
       static constexpr std::string_view kWhat[] = {
@@ -217,12 +224,26 @@ class Describer {
       text_ +=
           "ZeRO-" + std::to_string(stage) + ": " + std::string(kWhat[stage]) +
           " cut over " + std::to_string(shards) +
+          (replicas == 1
+               ? ""
+               : ", each shard on " + std::to_string(replicas) + " ranks") +
           (percent == 100
                ? ""
                : " for " + std::to_string(percent) + "% of the parameters") +
           "\n";
     }
     if (!any) text_ += "optimizer state whole on every replica\n";
+    if (gathers) {
+      text_ += "parameters gathered " +
+               (plan_.prefetch == 0
+                    ? "just before their use"
+                    : Count(plan_.prefetch, "block", "blocks") + " ahead") +
+               "\n";
+    }
+    if (plan_.bucket_bytes.value > 0) {
+      text_ += "gradients reduced in buckets of " +
+               std::to_string(plan_.bucket_bytes.value) + " bytes\n";
+    }
   }
 
   void Batch() {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "planner/base/ids.h"
+#include "planner/base/units.h"
 #include "planner/ir/cluster.h"
 #include "planner/ir/graph.h"
 #include "planner/plan/layout.h"
@@ -30,8 +31,11 @@ struct OpPlacement {
 // How a weight is stored along the axes of its group on which it is
 // replicated (Rajbhandari et al. 2020). Stage 0 cuts nothing; stage 1 cuts the
 // optimizer's state over `zero_axes`, stage 2 the gradient too (each
-// microbatch's is reduced), stage 3 the parameter too (gathered one block ahead
-// of its use, in each pass).
+// microbatch's is reduced), stage 3 the parameter too (gathered
+// Plan::prefetch blocks ahead of its use, in each pass). On the axes on which
+// the weight is replicated but not cut, shards are replicated: a gradient is
+// reduce-scattered over `zero_axes` and its shard all-reduced over the others
+// (hybrid sharding, Zhao et al. 2023, "PyTorch FSDP").
 struct WeightPlacement {
   int zero_stage = 0;
   AxisSet zero_axes = 0;
@@ -50,6 +54,15 @@ struct Plan {
   int microbatches = 1;
   std::vector<OpPlacement> ops;          // by forward node of the graph
   std::vector<WeightPlacement> weights;  // by weight tensor, in tensor order
+  // Gradients are reduced in buckets, in the order in which backward completes
+  // them: a bucket as soon as it has so many bytes, and what is left of a block
+  // with its end (Li et al. 2020, "PyTorch Distributed"; there a bucket may
+  // span layers). 0: one bucket for each block.
+  Bytes bucket_bytes;
+  // How many blocks ahead of their use a stage gathers the parameters of ZeRO
+  // stage 3, in each pass; 0: with the block that reads them. Each costs the
+  // memory of a block's whole parameters.
+  int prefetch = 1;
   bool operator==(const Plan&) const = default;
 };
 

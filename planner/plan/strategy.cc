@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
 #include <numeric>
 #include <set>
@@ -69,6 +70,61 @@ Result<void> ReadZero(std::string_view value, Strategy& strategy) {
   return {};
 }
 
+Result<void> ReadZeroGroup(std::string_view value, Strategy& strategy) {
+  if (value == "node") {
+    strategy.zero_group = Strategy::kWithinNode;
+    return {};
+  }
+  TESSERA_TRY(strategy.zero_group,
+              ReadNumber(value, 1, kMostDegree,
+                         "a whole number of ranks from 1, or node"));
+  return {};
+}
+
+struct ByteUnit {
+  std::string_view name;
+  int64_t bytes;
+};
+// The larger first; SI.
+constexpr std::array kByteUnits = {ByteUnit{"GB", 1'000'000'000},
+                                   ByteUnit{"MB", 1'000'000},
+                                   ByteUnit{"kB", 1'000}, ByteUnit{"B", 1}};
+
+Result<void> ReadBucket(std::string_view value, Strategy& strategy) {
+  std::string_view number = value;
+  int64_t unit = 1;
+  for (const ByteUnit& row : kByteUnits) {
+    if (!number.ends_with(row.name)) continue;
+    number.remove_suffix(row.name.size());
+    unit = row.bytes;
+    break;
+  }
+  const auto count = ReadNumber(number, 0, kMostDegree, "");
+  if (!count) {
+    return InvalidInput("is '" + std::string(value) +
+                        "': expected a size such as 25MB, or 0 for one bucket "
+                        "for each block");
+  }
+  strategy.bucket = {*count * unit};
+  return {};
+}
+
+// "25MB": in the largest unit that is whole.
+std::string BucketText(Bytes size) {
+  for (const ByteUnit& row : kByteUnits) {
+    if (size.value % row.bytes == 0) {
+      return std::to_string(size.value / row.bytes) + std::string(row.name);
+    }
+  }
+  return std::to_string(size.value);
+}
+
+Result<void> ReadPrefetch(std::string_view value, Strategy& strategy) {
+  TESSERA_TRY(strategy.prefetch,
+              ReadNumber(value, 0, kMostDegree, "a whole number of blocks"));
+  return {};
+}
+
 Result<void> ReadSequence(std::string_view value, Strategy& strategy) {
   TESSERA_TRY(const int sp, ReadNumber(value, 0, 1, "0 or 1"));
   strategy.sp = sp == 1;
@@ -130,6 +186,9 @@ constexpr std::array kKeys = {
     KeyRow{"ep", ReadOne<&Strategy::ep>},
     KeyRow{"mbs", ReadDegree<&Strategy::mbs>},
     KeyRow{"zero", ReadZero},
+    KeyRow{"zero-group", ReadZeroGroup},
+    KeyRow{"bucket", ReadBucket},
+    KeyRow{"prefetch", ReadPrefetch},
     KeyRow{"sp", ReadSequence},
     KeyRow{"recompute", ReadRecompute},
     KeyRow{"schedule", ReadSchedule},
@@ -239,6 +298,34 @@ AxisRoles Roles(const Strategy& strategy, const DeviceGroup& group) {
   return roles;
 }
 
+// The axes of a group that one ZeRO cut may take: of the data and context axes
+// the innermost that make up the strategy's zero-group.
+Result<AxisSet> ZeroGroupAxes(const Cluster& cluster, const Strategy& strategy,
+                              const DeviceGroup& group) {
+  const AxisRoles roles = Roles(strategy, group);
+  const AxisSet all = roles.data | roles.context;
+  if (strategy.zero_group == 0) return all;
+  if (strategy.zero_group == Strategy::kWithinNode) {
+    return AxesWithinNode(cluster, group, all);
+  }
+  AxisSet best = 0;
+  bool found = strategy.zero_group == 1;
+  for (AxisSet axes = all; axes != 0; axes = (axes - 1) & all) {
+    if (group.Size(axes) != strategy.zero_group) continue;
+    // Lower axes are outer.
+    if (!found || std::countr_zero(axes) > std::countr_zero(best)) best = axes;
+    found = true;
+  }
+  if (!found) {
+    return InvalidInput("zero-group=" + std::to_string(strategy.zero_group) +
+                            ": expected a product of prime factors of dp=" +
+                            std::to_string(strategy.dp) +
+                            " * cp=" + std::to_string(strategy.cp),
+                        "strategy");
+  }
+  return best;
+}
+
 Error EmptyShard(const GraphIndex& index, const UnusedAxes& unused,
                  const Strategy& strategy) {
   return InvalidInput(
@@ -336,6 +423,15 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
         HighestZeroStage(index, plan, w, strategy.zero);
   }
   SetZeroAxes(index, plan);
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    if (strategy.zero_group == 0 || plan.weights[w].zero_axes == 0) continue;
+    const GroupId home = plan.ops[index.weights[w].home.node.index()].group;
+    TESSERA_TRY(const AxisSet axes,
+                ZeroGroupAxes(cluster, strategy, plan.groups[home.index()]));
+    plan.weights[w].zero_axes &= axes;
+  }
+  plan.bucket_bytes = strategy.bucket;
+  plan.prefetch = strategy.prefetch;
   const std::vector<Error> errors = Validate(index, cluster, plan);
   if (!errors.empty()) return errors[0].At("strategy");
   return plan;
@@ -353,8 +449,20 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
   if (plan.groups.empty() || plan.ops.empty()) return std::nullopt;
   strategy.pp = static_cast<int>(plan.groups.size());
   strategy.schedule = plan.schedule;
-  for (const WeightPlacement& weight : plan.weights) {
+  strategy.bucket = plan.bucket_bytes;
+  strategy.prefetch = plan.prefetch;
+  Plan whole = plan;
+  SetZeroAxes(index, whole);
+  int64_t zero_group = 1;
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    const WeightPlacement& weight = plan.weights[w];
     strategy.zero = std::max(strategy.zero, weight.zero_stage);
+    const GroupId home = plan.ops[index.weights[w].home.node.index()].group;
+    zero_group =
+        std::max(zero_group, plan.groups[home.index()].Size(weight.zero_axes));
+  }
+  if (whole.weights != plan.weights) {
+    strategy.zero_group = static_cast<int>(zero_group);
   }
   // Degrees as the first stage has them, over all of its blocks: an axis may
   // show its role in few of them.
@@ -413,7 +521,17 @@ std::string ToString(const Strategy& strategy) {
                      std::to_string(strategy.pp);
   if (strategy.cp > 1) text += " cp" + std::to_string(strategy.cp);
   text += " mbs" + std::to_string(strategy.mbs) + " zero" +
-          std::to_string(strategy.zero) + " sp" + (strategy.sp ? "1" : "0");
+          std::to_string(strategy.zero) +
+          (strategy.zero_group == 0 ? ""
+           : strategy.zero_group == Strategy::kWithinNode
+               ? " within nodes"
+               : " within " + std::to_string(strategy.zero_group) + " ranks") +
+          " sp" + (strategy.sp ? "1" : "0");
+  if (strategy.bucket.value > 0)
+    text += " bucket " + BucketText(strategy.bucket);
+  if (strategy.prefetch != Strategy().prefetch) {
+    text += " prefetch " + std::to_string(strategy.prefetch);
+  }
   if (strategy.pp > 1) text += " " + strategy.schedule;
   if (strategy.order != Strategy().order) {
     text += " order ";

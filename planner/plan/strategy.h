@@ -30,11 +30,17 @@ struct Strategy {
   int pp = 1;
   int vp = 1;  // chunks of a stage: only 1 is lowered
   int cp = 1;
-  int ep = 1;       // only 1: no operator has an expert factor
-  int mbs = 1;      // samples of a microbatch on each data-parallel replica
-  int zero = 0;     // ZeRO stage, 0 to 3; 1 at most where several stages read
-                    // a weight
-  bool sp = false;  // norms, dropout and residuals split the sequence over tp
+  int ep = 1;    // only 1: no operator has an expert factor
+  int mbs = 1;   // samples of a microbatch on each data-parallel replica
+  int zero = 0;  // ZeRO stage, 0 to 3; 1 at most where several stages read
+                 // a weight
+  // How many ranks share one cut (hybrid sharding): a number, kWithinNode, or 0
+  // for all ranks that hold the weight alike.
+  static constexpr int kWithinNode = -1;
+  int zero_group = 0;
+  Bytes bucket;      // Plan::bucket_bytes
+  int prefetch = 1;  // Plan::prefetch
+  bool sp = false;   // norms, dropout and residuals split the sequence over tp
   std::string recompute = "none";  // only "none" is lowered
   std::string schedule = "1f1b";   // a row of planner/schedule
   // How ranks are laid on the fabric, innermost first.
@@ -44,8 +50,9 @@ struct Strategy {
   bool operator==(const Strategy&) const = default;
 };
 
-// Reads "tp=8,pp=4,mbs=2,zero=1,sp=1,schedule=1f1b,order=tp-cp-ep-dp-pp"; the
-// empty text is data parallelism. Errors name the key, and for a value that is
+// Reads "tp=8,pp=4,mbs=2,zero=1,sp=1,schedule=1f1b,order=tp-cp-ep-dp-pp" and
+// "zero=3,zero-group=node,bucket=25MB,prefetch=2"; the empty text is data
+// parallelism. Errors name the key, and for a value that is
 // not lowered what is. `where` is the key.
 Result<Strategy> ParseStrategy(std::string_view text);
 
@@ -55,7 +62,8 @@ Result<Strategy> ParseStrategy(std::string_view text);
 // last; what does not divide goes where there is least to compute, earlier
 // stages first). Within a block axes act by role (axis_roles.h). Errors:
 // degrees that do not make up the cluster, a batch that does not divide, tensor
-// parallelism beyond the heads (an empty shard), and what Validate finds.
+// parallelism beyond the heads (an empty shard), a zero-group that no data and
+// context axes make up, and what Validate finds.
 Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
                               const Strategy& strategy);
 Result<Plan> PlanFromStrategy(const Graph& graph, const Cluster& cluster,
@@ -70,7 +78,8 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
                                         const Cluster& cluster,
                                         const Plan& plan);
 
-// "dp4 tp8 pp1 cp1 mbs2 zero1 sp1 1f1b".
+// "dp4 tp8 pp1 cp1 mbs2 zero1 sp1 1f1b"; keys with their defaults, but for the
+// usual ones, are left out.
 std::string ToString(const Strategy& strategy);
 // The same of a uniform plan, of any other "custom (3 stages on 24 devices)".
 std::string StrategyText(const GraphIndex& index, const Cluster& cluster,

@@ -44,6 +44,7 @@ class Validator {
     }
     CheckGroups();
     CheckBatch();
+    CheckStorage();
     // Sizes on a mesh that is none would mean nothing.
     if (meshes_ok_ && !Full()) {
       CheckPlacements();
@@ -153,6 +154,17 @@ class Validator {
                                std::to_string(graph_.global_batch));
     } else {
       batch_ = graph_.global_batch / plan_.microbatches;
+    }
+  }
+
+  void CheckStorage() {
+    if (plan_.bucket_bytes < Bytes{}) {
+      Fail("bucket_bytes", "is " + std::to_string(plan_.bucket_bytes.value) +
+                               ": expected at least 0");
+    }
+    if (plan_.prefetch < 0) {
+      Fail("prefetch", "is " + std::to_string(plan_.prefetch) +
+                           ": expected at least 0 blocks");
     }
   }
 

@@ -74,6 +74,9 @@ std::optional<Plan> RandomStrategy(const Graph& graph, const Cluster& cluster,
   strategy.cp = Pick(rng, {1, 1, 2});
   strategy.mbs = Pick(rng, {1, 2, 4});
   strategy.zero = Pick(rng, {0, 1, 2, 3});
+  strategy.zero_group = Pick(rng, {0, 0, 2, Strategy::kWithinNode});
+  strategy.bucket = {Pick(rng, {0, 1, 100'000, 1'000'000})};
+  strategy.prefetch = Pick(rng, {0, 1, 1, 2, 5});
   strategy.sp = strategy.tp > 1 && Pick(rng, {0, 1}) == 1;
   strategy.schedule = Pick(rng, {0, 1}) == 1 ? "1f1b" : "gpipe";
   auto plan = PlanFromStrategy(graph, cluster, strategy);

@@ -95,9 +95,11 @@ inline std::string StateOf(const Plan& plan) {
     for (AxisSet axes : op.axes) text += "," + std::to_string(axes);
   }
   for (const WeightPlacement& weight : plan.weights) {
-    text += std::to_string(weight.zero_stage);
+    text += std::to_string(weight.zero_stage) + "," +
+            std::to_string(weight.zero_axes) + ";";
   }
-  return text;
+  return text + "|" + std::to_string(plan.bucket_bytes.value) + "|" +
+         std::to_string(plan.prefetch);
 }
 
 // A rugged objective: compute that shrinks with the split, a price for each

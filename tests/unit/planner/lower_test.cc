@@ -145,6 +145,111 @@ TEST(Lower, ZeroOneScattersGradientsAndGathersParameters) {
               1e-3 * static_cast<double>(ParameterCount(l.graph)));
 }
 
+TEST(Lower, HybridShardingScattersWithinAndReducesShardsAcross) {
+  // Two axes of two: state is cut over dp1 and repeated on dp0. Each gradient
+  // is reduce-scattered within (4 bytes an element sent half), its shard
+  // all-reduced across, and the parameter gathered within only.
+  const Lowered l = LowerTiny("dp=4,zero=1,zero-group=2", 0);
+  const AxisSet within = 0b10;
+  const AxisSet across = 0b01;
+  std::map<std::pair<CommKind, AxisSet>, size_t> moved;
+  for (const Task& task : l.tasks.tasks) {
+    if (task.kind != TaskKind::kComm) continue;
+    const Value& value = l.tasks.value(task.reads[0]);
+    if (!value.tensor.valid() ||
+        l.graph.tensor(value.tensor).kind != TensorKind::kWeight) {
+      continue;
+    }
+    moved[{task.comm, task.axes}] += task.reads.size();
+    if (task.comm == CommKind::kAllReduce) {
+      EXPECT_EQ(value.layout.flat, within) << "whole gradients cross";
+    }
+  }
+  const size_t weights = Weights(l.graph).size();
+  EXPECT_EQ(moved.size(), 3u);
+  EXPECT_EQ((moved[{CommKind::kReduceScatter, within}]), weights);
+  EXPECT_EQ((moved[{CommKind::kAllReduce, across}]), weights);
+  EXPECT_EQ((moved[{CommKind::kAllGather, within}]), weights);
+}
+
+// The reductions of gradients of a step, each with its index among the tasks
+// and the bytes of a rank.
+struct Reduction {
+  size_t task = 0;
+  int64_t bytes = 0;
+  size_t last_term = 0;  // the task that completed the last of its gradients
+};
+std::vector<Reduction> Reductions(const TaskGraph& tasks) {
+  std::vector<Reduction> reductions;
+  std::vector<size_t> writer(tasks.values.size(), 0);
+  for (size_t t = 0; t < tasks.tasks.size(); ++t) {
+    const Task& task = tasks.tasks[t];
+    if (task.kind == TaskKind::kComm && !task.optimizer &&
+        tasks.value(task.reads[0]).category == MemoryCategory::kGradient) {
+      Reduction& r = reductions.emplace_back();
+      r.task = t;
+      for (ValueId id : task.reads) {
+        r.bytes += LargestBytes(tasks, id).value;
+        r.last_term = std::max(r.last_term, writer[tasks.Root(id).index()]);
+      }
+    }
+    for (ValueId id : task.writes) writer[tasks.Root(id).index()] = t;
+  }
+  return reductions;
+}
+
+TEST(Lower, BucketsAreReducedAsBackwardFillsThem) {
+  // One for each of six blocks where nothing is said; one for each gradient
+  // where any byte fills a bucket, right behind what completes it.
+  const Lowered whole = LowerTiny("dp=4");
+  EXPECT_EQ(Reductions(whole.tasks).size(), whole.graph.blocks.size());
+  const Lowered each = LowerTiny("dp=4,bucket=1B");
+  EXPECT_EQ(Reductions(each.tasks).size(), Weights(each.graph).size());
+  for (const Reduction& r : Reductions(each.tasks)) {
+    for (size_t t = r.last_term + 1; t < r.task; ++t) {
+      EXPECT_NE(each.tasks.tasks[t].kind, TaskKind::kCompute)
+          << "waits for more than its last gradient";
+    }
+  }
+  // In between: a bucket is full or its block's last, and all bytes travel.
+  const Lowered some = LowerTiny("dp=4,bucket=100kB");
+  int64_t bytes = 0;
+  size_t full = 0;
+  for (const Reduction& r : Reductions(some.tasks)) {
+    bytes += r.bytes;
+    full += r.bytes >= 100'000;
+  }
+  EXPECT_EQ(bytes, ParameterCount(some.graph) * 4);
+  EXPECT_GT(full, 0u);
+  EXPECT_LE(Reductions(some.tasks).size(), full + some.graph.blocks.size());
+}
+
+TEST(Lower, PrefetchGathersSoManyBlocksAhead) {
+  // Gathers of parameters before the first forward node of each block.
+  for (int depth : {0, 1, 3}) {
+    const Lowered l =
+        LowerTiny("dp=4,zero=3,prefetch=" + std::to_string(depth));
+    const int blocks = static_cast<int>(l.graph.blocks.size());
+    std::vector<int> gathered_before(l.graph.blocks.size(), -1);
+    int gathers = 0;
+    for (const Task& task : l.tasks.tasks) {
+      if (task.microbatch != 0 || task.pass != Pass::kForward) continue;
+      if (task.kind == TaskKind::kComm) {
+        gathers += l.tasks.value(task.writes[0]).what == "gathered";
+      }
+      if (!task.node.valid()) continue;
+      int& before =
+          gathered_before[static_cast<size_t>(l.graph.node(task.node).block)];
+      if (before < 0) before = gathers;
+    }
+    for (int b = 0; b < blocks; ++b) {
+      EXPECT_EQ(gathered_before[static_cast<size_t>(b)],
+                std::min(b + depth + 1, blocks))
+          << "block " << b << ", depth " << depth;
+    }
+  }
+}
+
 TEST(Lower, ClippingCostsOneScalarAllReduce) {
   const Lowered with = LowerTiny("dp=2,tp=2", 1);
   const Lowered without = LowerTiny("dp=2,tp=2", 0);
@@ -208,7 +313,8 @@ TEST(Lower, EmbeddingsAddTheirPartialSumsBeforeOneAllReduce) {
 TEST(Lower, ReadsWhatWasWritten) {
   for (const char* text :
        {"dp=4", "tp=2,pp=2", "pp=2,dp=2,zero=1", "tp=2,dp=2,zero=1,sp=1",
-        "cp=2,tp=2", "pp=4,schedule=gpipe"}) {
+        "cp=2,tp=2", "pp=4,schedule=gpipe", "dp=4,zero=3,prefetch=3",
+        "dp=4,zero=2,zero-group=2,bucket=100kB"}) {
     const Lowered l = LowerTiny(text);
     std::vector<bool> written(l.tasks.values.size(), false);
     for (const Task& task : l.tasks.tasks) {

@@ -97,6 +97,66 @@ TEST(ParseStrategy, SaysWhatIsSupported) {
   EXPECT_THAT(error("order=tp-tp-dp-pp-ep"), HasSubstr("names tp twice"));
 }
 
+TEST(ParseStrategy, StorageAndCommunication) {
+  const auto strategy =
+      ParseStrategy("zero=3,zero-group=4,bucket=25MB,prefetch=2");
+  ASSERT_TRUE(strategy.has_value()) << strategy.error().ToString();
+  EXPECT_EQ(strategy->zero_group, 4);
+  EXPECT_EQ(strategy->bucket, Bytes{25'000'000});
+  EXPECT_EQ(strategy->prefetch, 2);
+  EXPECT_EQ(ParseStrategy("zero-group=node")->zero_group,
+            Strategy::kWithinNode);
+  EXPECT_EQ(ParseStrategy("bucket=4096")->bucket, Bytes{4096});
+  EXPECT_EQ(ParseStrategy("bucket=3kB")->bucket, Bytes{3000});
+  const auto error = [](std::string_view text) {
+    const auto bad = ParseStrategy(text);
+    return bad ? "none" : bad.error().ToString();
+  };
+  EXPECT_EQ(error("zero-group=0"),
+            "zero-group: is '0': expected a whole number of ranks from 1, or "
+            "node");
+  EXPECT_EQ(error("bucket=big"),
+            "bucket: is 'big': expected a size such as 25MB, or 0 for one "
+            "bucket for each block");
+  EXPECT_EQ(error("prefetch=-1"),
+            "prefetch: is '-1': expected a whole number of blocks");
+}
+
+// The zero axes of every weight that is cut, which they share.
+AxisSet SharedZeroAxes(const Plan& plan) {
+  AxisSet axes = 0;
+  for (const WeightPlacement& weight : plan.weights) {
+    if (weight.zero_axes == 0) continue;
+    EXPECT_TRUE(axes == 0 || axes == weight.zero_axes);
+    axes = weight.zero_axes;
+  }
+  return axes;
+}
+
+TEST(PlanFromStrategy, HybridShardingCutsWithinANode) {
+  const Graph graph = MlpGraph(2, 16, 4, 8, 16, 32);
+  // Two hosts of four GPUs, tensor parallelism inside: dp0 is across hosts.
+  const Cluster cluster = *MakeCluster("dgx-a100-80gb:2x4");
+  const auto within = Make(graph, cluster, "tp=2,zero=3,zero-group=node");
+  ASSERT_TRUE(within.has_value()) << within.error().ToString();
+  ASSERT_EQ(within->groups[0].axes[0], (MeshAxis{"dp0", 2}));
+  EXPECT_EQ(SharedZeroAxes(*within), AxisSet{0b10}) << "dp1";
+  const auto two = Make(graph, cluster, "tp=2,zero=3,zero-group=2");
+  EXPECT_EQ(*two, *within);
+  const auto all = Make(graph, cluster, "tp=2,zero=3");
+  EXPECT_EQ(SharedZeroAxes(*all), AxisSet{0b11});
+  EXPECT_EQ(*Make(graph, cluster, "tp=2,zero=3,zero-group=4"), *all);
+  // One rank: nothing is cut.
+  EXPECT_EQ(SharedZeroAxes(*Make(graph, cluster, "tp=2,zero=3,zero-group=1")),
+            AxisSet{0});
+  EXPECT_EQ(Make(graph, cluster, "tp=2,zero=3,zero-group=3").error().message,
+            "zero-group=3: expected a product of prime factors of dp=4 * cp=1");
+  EXPECT_THAT(StrategyText(GraphIndex(graph), cluster, *within),
+              HasSubstr("zero3 within 2 ranks"));
+  EXPECT_THAT(Describe(graph, cluster, *within),
+              HasSubstr("cut over 2, each shard on 2 ranks"));
+}
+
 TEST(PlanFromStrategy, MegatronOnGpt2ByDerivation) {
   const Graph graph = Model("gpt2-tiny", 8, 64);
   const auto plan = Make(graph, *MakeCluster("local-cpu:8"), "tp=4");
