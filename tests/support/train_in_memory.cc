@@ -1,13 +1,20 @@
 #include "tests/support/train_in_memory.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 #include <optional>
 
 #include "planner/base/rng.h"
+#include "runtime/checkpoint.h"
+#include "runtime/comm/shm_world.h"
+#include "runtime/comm/store.h"
 #include "runtime/comm/thread_world.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/executor.h"
@@ -102,12 +109,15 @@ class Gathered {
     for (size_t v = 0; v < tasks.values.size(); ++v) {
       const ValueId id(static_cast<int64_t>(v));
       const Value& value = tasks.value(id);
-      if (value.what != "parameter" || !value.persistent ||
+      const bool weight = value.what == "parameter";
+      if ((!weight && value.what != "m") || !value.persistent ||
           executor.data(id) == nullptr) {
         continue;
       }
-      AddWeight(graph.tensor(value.tensor), executor.placement(id),
-                ReadValue(executor, id), executor.world().world_rank());
+      const Tensor& tensor = graph.tensor(value.tensor);
+      AddElements(tensor, executor.placement(id), ReadValue(executor, id),
+                  executor.world().world_rank(),
+                  (weight ? weights_ : moments_)[tensor.name]);
     }
   }
 
@@ -121,28 +131,43 @@ class Gathered {
     known = loss;
   }
 
+  std::vector<double> losses() const {
+    std::vector<double> losses;
+    for (const auto& loss : losses_) {
+      losses.push_back(loss.value_or(std::nan("")));
+    }
+    return losses;
+  }
+
   Result<Trained> Take() {
     if (!disagreement_.empty()) return InvalidInput(disagreement_);
     Trained trained;
-    for (const auto& loss : losses_) {
-      trained.losses.push_back(loss.value_or(std::nan("")));
-    }
-    for (auto& [name, elements] : weights_) {
-      std::vector<double>& values = trained.weights[name];
-      for (const std::optional<double>& element : elements) {
-        if (!element) return InvalidInput("no rank has all of it", name);
-        values.push_back(*element);
-      }
-    }
+    trained.losses = losses();
+    TESSERA_TRY(trained.weights, Whole(weights_));
+    TESSERA_TRY(trained.first_moments, Whole(moments_));
     return trained;
   }
 
  private:
-  void AddWeight(const Tensor& tensor, const Placement& placement,
-                 const std::vector<double>& values, int rank) {
+  using Elements = std::vector<std::optional<double>>;
+
+  static Result<std::map<std::string, std::vector<double>>> Whole(
+      const std::map<std::string, Elements>& tensors) {
+    std::map<std::string, std::vector<double>> whole;
+    for (const auto& [name, elements] : tensors) {
+      for (const std::optional<double>& element : elements) {
+        if (!element) return InvalidInput("no rank has all of it", name);
+        whole[name].push_back(*element);
+      }
+    }
+    return whole;
+  }
+
+  void AddElements(const Tensor& tensor, const Placement& placement,
+                   const std::vector<double>& values, int rank,
+                   Elements& whole) {
     int64_t elements = 1;
     for (int64_t extent : tensor.shape) elements *= extent;
-    auto& whole = weights_[tensor.name];
     whole.resize(static_cast<size_t>(elements));
     for (size_t i = 0; i < values.size(); ++i) {
       int64_t local = placement.run.begin + static_cast<int64_t>(i);
@@ -169,8 +194,9 @@ class Gathered {
   }
 
   std::mutex mutex_;
-  std::vector<std::optional<double>> losses_;
-  std::map<std::string, std::vector<std::optional<double>>> weights_;
+  Elements losses_;
+  std::map<std::string, Elements> weights_;
+  std::map<std::string, Elements> moments_;
   std::string disagreement_;
 };
 
@@ -181,15 +207,27 @@ Result<MemoryUse> TrainRank(const Graph& graph, const TaskGraph& tasks,
   TESSERA_TRY(const auto executor,
               RankExecutor::Create(tasks, graph, options.training, options.seed,
                                    world, device, LoadRandom(graph)));
-  TESSERA_RETURN_IF_ERROR(InitialiseState(graph, options.seed, *executor));
-  for (int64_t step = 0; step < options.steps; ++step) {
+  if (options.load_path.empty()) {
+    TESSERA_RETURN_IF_ERROR(InitialiseState(graph, options.seed, *executor));
+  } else {
+    TESSERA_RETURN_IF_ERROR(
+        LoadCheckpoint(options.load_path, graph, *executor));
+  }
+  for (int64_t i = 0; i < options.steps; ++i) {
     TESSERA_RETURN_IF_ERROR(executor->Run(tasks));
     if (executor->position(tasks.value(tasks.loss).group) >= 0) {
-      gathered.AddLoss(step, world.world_rank(),
+      gathered.AddLoss(i, world.world_rank(),
                        ReadValue(*executor, tasks.loss)[0]);
     }
   }
   gathered.Add(*executor, graph);
+  if (!options.save_path.empty()) {
+    std::vector<int> everyone(static_cast<size_t>(world.world_size()));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    TESSERA_TRY(Communicator* const all, world.Group(everyone));
+    TESSERA_RETURN_IF_ERROR(SaveCheckpoint(options.save_path, graph,
+                                           options.seed, *executor, *all));
+  }
   TESSERA_RETURN_IF_ERROR(world.Flush());
   return device.account().peak();
 }
@@ -215,6 +253,72 @@ Result<Trained> TrainInMemory(const Graph& graph, const TaskGraph& tasks,
   TESSERA_TRY(Trained trained, gathered.Take());
   for (const auto& result : results) trained.peaks.push_back(**result);
   return trained;
+}
+
+namespace {
+
+// A rank's losses, or none where it has none of them.
+Result<std::vector<double>> TrainShmRank(int rank,
+                                         const ListeningSocket& socket,
+                                         const Graph& graph,
+                                         const TaskGraph& tasks,
+                                         const TrainInMemoryOptions& options) {
+  StoreOptions store_options;
+  store_options.port = socket.port;
+  store_options.rank = rank;
+  store_options.listen_fd = rank == 0 ? socket.fd : -1;
+  TESSERA_TRY(auto store, Store::Open(store_options));
+  const int ranks = static_cast<int>(tasks.group(tasks.world).devices.size());
+  TESSERA_TRY(const auto world,
+              MakeShmWorld(rank, ranks, *store, {Duration::FromSeconds(60)}));
+  store.reset();
+  Gathered gathered;
+  TESSERA_RETURN_IF_ERROR(TrainRank(graph, tasks, options, *world, gathered));
+  return gathered.losses();
+}
+
+}  // namespace
+
+Result<std::vector<double>> TrainOverShm(const Graph& graph,
+                                         const TaskGraph& tasks,
+                                         const TrainInMemoryOptions& options) {
+  const size_t ranks = tasks.group(tasks.world).devices.size();
+  TESSERA_TRY(const ListeningSocket socket, ListenOnLoopback());
+  std::vector<pid_t> children(ranks);
+  std::vector<int> pipes(ranks);
+  for (size_t r = 0; r < ranks; ++r) {
+    int ends[2];
+    TESSERA_CHECK(pipe(ends) == 0);
+    pipes[r] = ends[0];
+    children[r] = fork();
+    TESSERA_CHECK(children[r] >= 0);
+    if (children[r] == 0) {
+      if (r != 0) close(socket.fd);
+      const auto losses =
+          TrainShmRank(static_cast<int>(r), socket, graph, tasks, options);
+      if (!losses) _exit(1);
+      const auto bytes = losses->size() * sizeof(double);
+      const ssize_t written = write(ends[1], losses->data(), bytes);
+      _exit(written == static_cast<ssize_t>(bytes) ? 0 : 1);
+    }
+    close(ends[1]);
+  }
+  close(socket.fd);
+  std::vector<double> losses;
+  bool failed = false;
+  for (size_t r = 0; r < ranks; ++r) {
+    std::vector<double> theirs(static_cast<size_t>(options.steps));
+    const size_t bytes = theirs.size() * sizeof(double);
+    // Less than a pipe holds: written, and read, in one piece.
+    const ssize_t n = read(pipes[r], theirs.data(), bytes);
+    if (n == static_cast<ssize_t>(bytes)) losses = theirs;
+    close(pipes[r]);
+    int status = 0;
+    waitpid(children[r], &status, 0);
+    failed = failed || status != 0;
+  }
+  if (failed) return InvalidInput("a rank failed");
+  return losses;
 }
 
 std::string Difference(const Trained& actual, const Trained& expected) {

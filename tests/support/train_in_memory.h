@@ -1,6 +1,5 @@
 #pragma once
-// A few training steps of a task graph on threads of this process, without
-// files: what tests compare.
+// A few training steps of a task graph, and what of them tests compare.
 
 #include <map>
 #include <string>
@@ -14,8 +13,9 @@ namespace tessera {
 
 struct Trained {
   std::vector<double> losses;  // by step
-  // The weights after the last step, whole, by name.
+  // After the last step, whole, by name: the weights and AdamW's first moments.
   std::map<std::string, std::vector<double>> weights;
+  std::map<std::string, std::vector<double>> first_moments;
   std::vector<MemoryUse> peaks;  // by rank
 };
 
@@ -23,13 +23,22 @@ struct TrainInMemoryOptions {
   TrainingOptions training = {.learning_rate = 0.01};
   int64_t steps = 5;
   uint64_t seed = 7;
+  std::string load_path = {};  // checkpoint to start from; empty: none
+  std::string save_path = {};  // checkpoint to leave; empty: none
 };
 
-// Tokens are a function of (step, sample, position); a fifth of the labels does
-// not count. Errors: those of the ranks; ranks that have the loss, or elements
-// of a weight, in common and disagree about a bit of them.
+// On threads of this process. Tokens are a function of (step, sample,
+// position); a fifth of the labels does not count. Errors: those of the ranks;
+// ranks that have the loss, or elements of a weight, in common and disagree
+// about a bit of them.
 Result<Trained> TrainInMemory(const Graph& graph, const TaskGraph& tasks,
                               const TrainInMemoryOptions& options);
+
+// The same on processes that share memory; the losses. REQUIRES: no other
+// threads, as for any fork.
+Result<std::vector<double>> TrainOverShm(const Graph& graph,
+                                         const TaskGraph& tasks,
+                                         const TrainInMemoryOptions& options);
 
 // The first difference of `actual` from `expected`, or "": losses by more than
 // 1e-9, a weight by more than 1e-9 of its norm. A weight whose gradient is
