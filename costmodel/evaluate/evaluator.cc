@@ -26,7 +26,7 @@ std::string GigabyteText(int64_t bytes) {
 }
 
 // The bytes of a stage's devices over the step: its actions one after another.
-MemoryUse StagePeak(const Stage& stage, std::span<const Pass> passes) {
+MemoryUse StagePeak(const Stage& stage, std::span<const Action> actions) {
   MemoryUse peak;
   std::array<int64_t, kMemoryCategories> now = stage.persistent;
   int64_t total = 0;
@@ -45,10 +45,10 @@ MemoryUse StagePeak(const Stage& stage, std::span<const Pass> passes) {
   };
   if (!stage.begin.tasks.empty()) run(stage.begin.memory);
   size_t backwards = 0;
-  for (Pass pass : passes) {
-    if (pass == Pass::kForward) {
+  for (const Action& action : actions) {
+    if (action.kind == ActionKind::kForward) {
       run(stage.forward.memory);
-    } else if (2 * ++backwards < passes.size()) {
+    } else if (2 * ++backwards < actions.size()) {
       run(stage.backward.memory);
     }
   }
@@ -210,20 +210,20 @@ Evaluator::StagePtr Evaluator::StageOf(const std::vector<BlockPtr>& blocks,
 
 std::shared_ptr<const Evaluator::Order> Evaluator::OrderOf(
     const Plan& plan) const {
-  const std::tuple key(plan.schedule, plan.groups.size(), plan.microbatches);
+  const std::pair key(plan.schedule, ShapeOf(plan));
   {
     std::lock_guard lock(orders_mutex_);
     if (auto it = orders_.find(key); it != orders_.end()) return it->second;
   }
-  const auto schedule = FindSchedule(plan.schedule);
-  TESSERA_CHECK(schedule.has_value()) << plan.schedule;
   auto order = std::make_shared<Order>();
-  order->actions = GlobalOrder(**schedule, static_cast<int>(plan.groups.size()),
-                               plan.microbatches);
-  order->passes.resize(plan.groups.size());
-  for (const StageAction& step : order->actions) {
-    order->passes[static_cast<size_t>(step.stage)].push_back(step.action.pass);
-  }
+  order->stages = OrdersOf(plan);
+  order->actions = GlobalOrder(order->stages, key.second);
+  order->folds =
+      key.second.chunks == 1 &&
+      std::none_of(order->actions.begin(), order->actions.end(),
+                   [](const StageAction& step) {
+                     return step.action.kind == ActionKind::kBackwardInput;
+                   });
   std::lock_guard lock(orders_mutex_);
   return orders_.try_emplace(key, std::move(order)).first->second;
 }
@@ -302,7 +302,8 @@ Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
 
 Evaluation Evaluator::Evaluate(const Plan& plan) const {
   const std::vector<BlockShape>& shapes = ShapesFor(plan.prefetch);
-  if (shapes.empty()) return EvaluateBySimulation(plan);
+  const auto order = OrderOf(plan);
+  if (shapes.empty() || !order->folds) return EvaluateBySimulation(plan);
   const size_t n = shapes.size();
   std::vector<GroupId> groups(n);
   std::vector<StepStage> stages(plan.groups.size());
@@ -323,7 +324,6 @@ Evaluation Evaluator::Evaluate(const Plan& plan) const {
   TaskCost world{{-1}, CostSource::kMeasured};
   if (options_.clip > 0 && devices > 1) world = WorldReduce(plan);
 
-  const auto order = OrderOf(plan);
   Evaluation result;
   result.step_time = StepTime(stages, shapes, groups, order->actions,
                               plan.microbatches, world.duration);
@@ -333,7 +333,7 @@ Evaluation Evaluator::Evaluate(const Plan& plan) const {
   }
   for (size_t s = 0; s < stages.size(); ++s) {
     const Stage& stage = *owners[s];
-    result.memory.push_back(StagePeak(stage, order->passes[s]));
+    result.memory.push_back(StagePeak(stage, order->stages[s]));
     const int64_t m = plan.microbatches;
     for (size_t c = 0; c < time.size(); ++c) {
       time[c] += stage.begin.time_by_source[c] +

@@ -20,8 +20,8 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
-#include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "costmodel/evaluate/block_template.h"
@@ -71,7 +71,8 @@ class Evaluator : public Objective {
   };
   struct Order {
     std::vector<StageAction> actions;
-    std::vector<std::vector<Pass>> passes;  // by stage
+    StageOrders stages;
+    bool folds = true;  // stages have one chunk each and whole backwards
   };
   using BlockPtr = std::shared_ptr<const Block>;
   using StagePtr = std::shared_ptr<const Stage>;
@@ -105,7 +106,7 @@ class Evaluator : public Objective {
   mutable Memo<BlockPtr> blocks_;
   mutable Memo<StagePtr> stages_;
   mutable std::mutex orders_mutex_;
-  mutable std::map<std::tuple<std::string, size_t, int>,
+  mutable std::map<std::pair<std::string, PipelineShape>,
                    std::shared_ptr<const Order>>
       orders_;
 };

@@ -12,7 +12,7 @@ namespace {
 // durations does not wrap.
 constexpr int64_t kNever = std::numeric_limits<int64_t>::min() / 4;
 
-enum ActionKind { kBeginAction, kForwardAction, kBackwardAction, kTailAction };
+enum FoldKind { kBeginAction, kForwardAction, kBackwardAction, kTailAction };
 constexpr int kActions = 4;
 
 // Numbers ports: open addressing with keys of one word.

@@ -45,7 +45,7 @@ class Step {
     for (const StageAction& step : order) {
       Run& run = runs_[static_cast<size_t>(step.stage)];
       const auto m = static_cast<size_t>(step.action.microbatch);
-      if (step.action.pass == Pass::kForward) {
+      if (step.action.kind == ActionKind::kForward) {
         Apply(run, run.stage->forward, run.forward, m);
       } else if (++run.backwards < microbatches_) {
         Apply(run, run.stage->backward, run.backward, m);

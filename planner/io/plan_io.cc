@@ -58,6 +58,7 @@ void AddPlacements(const Graph& graph, const Plan& plan, proto::Plan& out) {
     const DeviceGroup& group = plan.groups[placement.group.index()];
     proto::Placement entry;
     entry.set_group(group.name);
+    entry.set_chunk(placement.chunk);
     for (size_t f = 0; f < node.rule.factors.size(); ++f) {
       if (placement.axes[f] == 0) continue;
       proto::Split& split = *entry.add_splits();
@@ -208,6 +209,7 @@ class Reader {
         placed[found->second] = true;
         OpPlacement& placement = plan_.ops[found->second];
         placement.group = GroupId(*group - plan_.groups.data());
+        placement.chunk = row.chunk();
         TESSERA_RETURN_IF_ERROR(ReadSplits(row, p, graph_.nodes[found->second],
                                            **group, placement));
       }

@@ -39,15 +39,37 @@ CommKind CommKindOf(ReshardKind kind) {
   return CommKind::kRedistribute;
 }
 
+// The kind of action that a program is done in, or as.
+ActionKind ActionOf(ProgramKind kind) {
+  switch (kind) {
+    case ProgramKind::kBegin:
+    case ProgramKind::kForward:
+    case ProgramKind::kUpdate:
+      return ActionKind::kForward;
+    case ProgramKind::kBackwardInput:
+      return ActionKind::kBackwardInput;
+    case ProgramKind::kBackwardWeight:
+    case ProgramKind::kBackwardWeightReduce:
+      return ActionKind::kBackwardWeight;
+    case ProgramKind::kBackward:
+    case ProgramKind::kBackwardReduce:
+    case ProgramKind::kTie:
+    case ProgramKind::kNorm:
+      break;
+  }
+  return ActionKind::kBackward;
+}
+
 class ProgramBuilder {
  public:
   ProgramBuilder(const LoweringContext& context, int block, ProgramKind kind)
-      : context_(context), graph_(context.graph()), block_(block), kind_(kind) {
-    pass_ = kind == ProgramKind::kBegin || kind == ProgramKind::kForward ||
-                    kind == ProgramKind::kUpdate
-                ? Pass::kForward
-                : Pass::kBackward;
-  }
+      : context_(context),
+        graph_(context.graph()),
+        block_(block),
+        kind_(kind),
+        action_(ActionOf(kind)),
+        pass_(action_ == ActionKind::kForward ? Pass::kForward
+                                              : Pass::kBackward) {}
 
   BlockProgram Build() {
     switch (kind_) {
@@ -55,6 +77,9 @@ class ProgramBuilder {
       case ProgramKind::kForward:
       case ProgramKind::kBackward:
       case ProgramKind::kBackwardReduce:
+      case ProgramKind::kBackwardInput:
+      case ProgramKind::kBackwardWeight:
+      case ProgramKind::kBackwardWeightReduce:
         EmitNodes();
         break;
       case ProgramKind::kTie:
@@ -225,7 +250,7 @@ class ProgramBuilder {
     const auto& source = context_.presences(tensor)[0];
     ValueId result;
     if (source.group != here_ && presence->first_block == block_ &&
-        presence->first_pass == pass_) {
+        Includes(action_, presence->first_part)) {
       result = AddValue(make());
       EmitReceive(port, source.group, result,
                   pass_ == Pass::kForward ? StreamRole::kRecvForward
@@ -233,10 +258,6 @@ class ProgramBuilder {
       Export(tensor, result);
     } else {
       result = Import(port, make);
-      if (presence->last_block == block_ && presence->last_pass == pass_ &&
-          !context_.once_per_step(tensor)) {
-        program_.frees.push_back({here_, port});
-      }
     }
     present_[{here_, tensor}] = result;
     return result;
@@ -244,13 +265,13 @@ class ProgramBuilder {
 
   // Leaves a tensor to later programs, if any reads it.
   void Export(TensorId tensor, ValueId id) {
-    const auto* presence = context_.presence(tensor, here_);
-    if (presence->last_block < 0 ||
-        (presence->last_block == block_ && presence->last_pass == pass_ &&
-         kind_ != ProgramKind::kBegin)) {
-      return;
+    for (const auto& reader : context_.presence(tensor, here_)->readers) {
+      if (kind_ == ProgramKind::kBegin || reader.block != block_ ||
+          !Includes(action_, reader.part)) {
+        program_.exports.push_back({{Port::kTensor, tensor, 0}, id});
+        return;
+      }
     }
-    program_.exports.push_back({{Port::kTensor, tensor, 0}, id});
   }
 
   // The tensor in the layout that a node wants; equal wishes share.
@@ -309,18 +330,17 @@ class ProgramBuilder {
     if (const auto it = gathered_.find(weight); it != gathered_.end()) {
       return it->second;
     }
-    const Port port{Port::kGathered, weight, static_cast<int>(pass_)};
+    const Port port{Port::kGathered, weight, static_cast<int>(action_)};
     const ValueId id = Import(port, [&] {
       return TensorValue(weight, "gathered", ReplicaHere(weight).layout,
                          MemoryCategory::kCommunication);
     });
-    program_.frees.push_back({here_, port});
     gathered_[weight] = id;
     return id;
   }
 
   void EmitGather(int block) {
-    AtHome(context_.CutWeights(block, pass_),
+    AtHome(context_.CutWeights(block, action_),
            [&](const std::vector<TensorId>& weights) {
              EmitGather(block, weights);
            });
@@ -349,7 +369,7 @@ class ProgramBuilder {
           gathered_[weights[i]] = whole[i];
         } else {
           program_.exports.push_back(
-              {{Port::kGathered, weights[i], static_cast<int>(pass_)},
+              {{Port::kGathered, weights[i], static_cast<int>(action_)},
                whole[i]});
         }
       }
@@ -411,6 +431,7 @@ class ProgramBuilder {
     // The last node of the program that adds to the gradient of a weight.
     std::map<TensorId, NodeId> completes;
     for (NodeId id : nodes) {
+      if (!Includes(action_, context_.part(id))) continue;
       for (TensorId result : graph_.node(id).results) {
         const Tensor& tensor = graph_.tensor(result);
         if (tensor.kind == TensorKind::kWeightGradient) {
@@ -422,6 +443,10 @@ class ProgramBuilder {
       const Node& node = graph_.node(id);
       if (node.op->once_per_step != (kind_ == ProgramKind::kBegin)) continue;
       here_ = context_.placement(id).group;
+      if (!Includes(action_, context_.part(id))) {
+        if (action_ == ActionKind::kBackwardInput) ReceiveOperands(node);
+        continue;
+      }
       if (node.op->name == "sum") {
         EmitSum(id, node);
       } else {
@@ -436,8 +461,31 @@ class ProgramBuilder {
         }
       }
     }
+    if (kind_ == ProgramKind::kBackwardWeightReduce) {
+      // Those that came with the gradients of activations alone.
+      for (TensorId weight : context_.home_weights(block_)) {
+        if (completes.contains(weight) || CutsGradient(weight)) continue;
+        here_ = HomeGroup(weight);
+        Complete(weight);
+      }
+    }
     for (const Bucket& bucket : buckets_) ReduceBucket(bucket);
     AddShards();
+  }
+
+  // Receives what only the gradients of weights read: it comes with the other
+  // tensors of the microbatch's backward.
+  void ReceiveOperands(const Node& node) {
+    for (TensorId operand : node.operands) {
+      const TensorKind kind = graph_.tensor(operand).kind;
+      if (kind == TensorKind::kInput || kind == TensorKind::kWeight) continue;
+      const auto* presence = context_.presence(operand, here_);
+      if (context_.presences(operand)[0].group != here_ &&
+          presence->first_block == block_ &&
+          presence->first_part == ActionKind::kBackwardInput) {
+        Present(operand);
+      }
+    }
   }
 
   void EmitNode(NodeId id, const Node& node) {
@@ -731,14 +779,15 @@ class ProgramBuilder {
 
   // A gradient of this block's is complete: of the microbatch where it is
   // stored cut (then every microbatch's is reduced and the shards are summed),
-  // else of the step. Of a weight tied within this group it is complete in its
+  // else of the step. Of a weight tied within this chunk it is complete in its
   // home block, the first of its blocks, whose backward runs last. Weights
-  // tied across groups wait for the other terms (kTie).
+  // tied across chunks or groups wait for the other terms (kTie).
   void Complete(TensorId weight) {
     if (!CutsGradient(weight)) {
       const auto& home = context_.home_weights(block_);
-      if (kind_ != ProgramKind::kBackwardReduce ||
-          context_.replicas(weight).size() != 1 ||
+      const bool last = kind_ == ProgramKind::kBackwardReduce ||
+                        kind_ == ProgramKind::kBackwardWeightReduce;
+      if (!last || !context_.CompleteWithBackward(weight) ||
           std::find(home.begin(), home.end(), weight) == home.end()) {
         return;
       }
@@ -891,8 +940,10 @@ class ProgramBuilder {
     }
     std::vector<TensorId> tied;
     for (TensorId weight : context_.home_weights(block_)) {
+      if (context_.CompleteWithBackward(weight) || CutsGradient(weight)) {
+        continue;
+      }
       const auto& replicas = context_.replicas(weight);
-      if (replicas.size() == 1) continue;
       tied.push_back(weight);
       here_ = replicas[0].group;
       for (size_t r = 1; r < replicas.size(); ++r) {
@@ -1095,7 +1146,8 @@ class ProgramBuilder {
   const Graph& graph_;
   const int block_;
   const ProgramKind kind_;
-  Pass pass_ = Pass::kForward;
+  const ActionKind action_;
+  const Pass pass_;
   BlockProgram program_;
   GroupId here_;  // the current group
   std::map<std::pair<GroupId, Port>, ValueId> imported_;
@@ -1112,6 +1164,21 @@ class ProgramBuilder {
 };
 
 }  // namespace
+
+ProgramKind ProgramOf(ActionKind action, bool last) {
+  switch (action) {
+    case ActionKind::kForward:
+      return ProgramKind::kForward;
+    case ActionKind::kBackwardInput:
+      return ProgramKind::kBackwardInput;
+    case ActionKind::kBackwardWeight:
+      return last ? ProgramKind::kBackwardWeightReduce
+                  : ProgramKind::kBackwardWeight;
+    case ActionKind::kBackward:
+      break;
+  }
+  return last ? ProgramKind::kBackwardReduce : ProgramKind::kBackward;
+}
 
 BlockProgram LowerBlock(const LoweringContext& context, int block,
                         ProgramKind kind) {

@@ -36,6 +36,7 @@ void LoweringContext::PlaceNodes() {
   group_of_block_.assign(blocks, GroupId(0));
   groups_begun_.resize(blocks);
   std::vector<bool> begun(plan_.groups.size(), false);
+  position_of_block_.assign(blocks, 0);
   forward_nodes_.resize(blocks);
   backward_nodes_.resize(blocks);
   once_per_step_.assign(graph_.tensors.size(), false);
@@ -44,15 +45,25 @@ void LoweringContext::PlaceNodes() {
     const auto block = static_cast<size_t>(node.block);
     placements_.push_back(PlacementOf(graph_, plan_, NodeId(i)));
     if (node.pass == Pass::kForward) {
-      const GroupId group = placements_.back().group;
-      group_of_block_[block] = group;
-      if (!begun[group.index()]) {
-        begun[group.index()] = true;
-        groups_begun_[block].push_back(group);
+      const OpPlacement& placement = placements_.back();
+      group_of_block_[block] = placement.group;
+      position_of_block_[block] =
+          placement.chunk * static_cast<int>(plan_.groups.size()) +
+          placement.group.value;
+      if (!begun[placement.group.index()]) {
+        begun[placement.group.index()] = true;
+        groups_begun_[block].push_back(placement.group);
       }
       forward_nodes_[block].push_back(NodeId(i));
+      parts_.push_back(ActionKind::kForward);
     } else {
       backward_nodes_[block].push_back(NodeId(i));
+      const bool weights_only = std::all_of(
+          node.results.begin(), node.results.end(), [&](TensorId result) {
+            return graph_.tensor(result).kind == TensorKind::kWeightGradient;
+          });
+      parts_.push_back(weights_only ? ActionKind::kBackwardWeight
+                                    : ActionKind::kBackwardInput);
     }
     if (node.op->once_per_step) {
       for (TensorId result : node.results) {
@@ -63,10 +74,11 @@ void LoweringContext::PlaceNodes() {
 }
 
 void LoweringContext::AddRead(TensorId tensor, GroupId group,
-                              const Layout& wanted, int block, Pass pass) {
+                              const Layout& wanted, int block,
+                              ActionKind part) {
   std::vector<Presence>& presences = presences_[tensor.index()];
   Presence& home = presences[0];
-  const bool first = home.last_block < 0 && presences.size() == 1;
+  const bool first = home.readers.empty() && presences.size() == 1;
   if (first && home.layout.partial != 0) {
     const bool comparable =
         home.group == group ||
@@ -75,11 +87,15 @@ void LoweringContext::AddRead(TensorId tensor, GroupId group,
   }
   for (Presence& presence : presences) {
     if (presence.group != group) continue;
-    presence.last_block = block;
-    presence.last_pass = pass;
+    presence.readers.push_back({block, part});
     return;
   }
-  presences.push_back({group, wanted, block, pass, block, pass});
+  presences.push_back(
+      {group,
+       wanted,
+       block,
+       part == ActionKind::kBackwardWeight ? ActionKind::kBackwardInput : part,
+       {{block, part}}});
 }
 
 // An addition passes partial sums through when all its operands are partial
@@ -92,7 +108,7 @@ bool LoweringContext::PassesPartial(const Node& node,
   for (size_t k = 0; k < node.operands.size(); ++k) {
     const std::vector<Presence>& presences =
         presences_[node.operands[k].index()];
-    if (presences.size() != 1 || presences[0].last_block >= 0 ||
+    if (presences.size() != 1 || !presences[0].readers.empty() ||
         presences[0].group != placement.group) {
       return false;
     }
@@ -133,13 +149,12 @@ void LoweringContext::FindLayouts() {
       const TensorKind kind = graph_.tensor(operand).kind;
       if (kind == TensorKind::kInput || kind == TensorKind::kWeight) continue;
       if (passes && presences_[operand.index()][0].group == placement.group) {
-        Presence& home = presences_[operand.index()][0];
-        home.last_block = node.block;
-        home.last_pass = node.pass;
+        presences_[operand.index()][0].readers.push_back(
+            {node.block, parts_[i]});
       } else {
         AddRead(operand, placement.group,
                 is_sum ? whole : OperandLayout(node, placement, k), node.block,
-                node.pass);
+                parts_[i]);
       }
       if (passes) {
         const Layout& layout = presence(operand, placement.group)->layout;
@@ -156,7 +171,7 @@ void LoweringContext::FindLayouts() {
         layout = ResultLayout(node, placement, k);
       }
       presences_[result.index()] = {
-          {placement.group, layout, node.block, node.pass, -1, node.pass}};
+          {placement.group, layout, node.block, parts_[i]}};
     }
   }
 }
@@ -174,16 +189,22 @@ void LoweringContext::FindReplicas() {
       const TensorId weight = node.operands[k];
       if (graph_.tensor(weight).kind != TensorKind::kWeight) continue;
       std::vector<Replica>& replicas = replicas_[weight];
-      const bool known = std::any_of(
+      const auto known = std::find_if(
           replicas.begin(), replicas.end(),
           [&](const Replica& r) { return r.group == placements_[i].group; });
-      if (known) continue;
+      if (known != replicas.end()) {
+        known->one_chunk =
+            known->one_chunk &&
+            position_of_block(known->block) == position_of_block(node.block);
+        continue;
+      }
       if (replicas.empty()) {
         home_weights_[static_cast<size_t>(node.block)].push_back(weight);
       }
       replicas.push_back({placements_[i].group,
                           OperandLayout(node, placements_[i], k),
                           node.block,
+                          true,
                           {}});
     }
   }
@@ -227,9 +248,17 @@ Layout LoweringContext::ParameterLayout(TensorId weight,
   return cut ? StateLayout(weight) : replica.layout;
 }
 
-std::vector<TensorId> LoweringContext::CutWeights(int block, Pass pass) const {
+bool LoweringContext::CompleteWithBackward(TensorId weight) const {
+  return replicas(weight).size() == 1 && replicas(weight)[0].one_chunk;
+}
+
+std::vector<TensorId> LoweringContext::CutWeights(int block,
+                                                  ActionKind action) const {
   std::vector<TensorId> weights;
+  const Pass pass =
+      action == ActionKind::kForward ? Pass::kForward : Pass::kBackward;
   for (NodeId id : nodes_of_block(pass)[static_cast<size_t>(block)]) {
+    if (!Includes(action, part(id))) continue;
     for (TensorId tensor : graph_.node(id).operands) {
       if (graph_.tensor(tensor).kind == TensorKind::kWeight &&
           ZeroStage(tensor) >= 3 &&
@@ -244,9 +273,10 @@ std::vector<TensorId> LoweringContext::CutWeights(int block, Pass pass) const {
 int LoweringContext::BlockAhead(int block, Pass pass, int ahead) const {
   const int other = pass == Pass::kForward ? block + ahead : block - ahead;
   const auto blocks = static_cast<int>(group_of_block_.size());
-  const bool same_stage = other >= 0 && other < blocks &&
-                          stage_of_block(other) == stage_of_block(block);
-  return same_stage ? other : -1;
+  const bool same_position =
+      other >= 0 && other < blocks &&
+      position_of_block(other) == position_of_block(block);
+  return same_position ? other : -1;
 }
 
 Layout LoweringContext::StateLayout(TensorId weight) const {

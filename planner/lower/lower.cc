@@ -219,9 +219,13 @@ class StepLowering {
     tasks_.groups.push_back(World(plan));
     tasks_.microbatches = plan.microbatches;
     blocks_.resize(plan.groups.size());
+    const PipelineShape shape = ShapeOf(plan);
+    at_position_.resize(static_cast<size_t>(shape.stages * shape.chunks));
     for (size_t b = 0; b < context.graph().blocks.size(); ++b) {
       const int block = static_cast<int>(b);
       blocks_[context.group_of_block(block).index()].push_back(block);
+      at_position_[static_cast<size_t>(context.position_of_block(block))]
+          .push_back(block);
     }
   }
 
@@ -251,28 +255,27 @@ class StepLowering {
 
   void RunSchedule() {
     const Plan& plan = context_.plan();
-    const auto schedule = FindSchedule(plan.schedule);
-    TESSERA_CHECK(schedule.has_value()) << plan.schedule;
-    const int stages = static_cast<int>(plan.groups.size());
-    const std::vector<StageAction> order =
-        GlobalOrder(**schedule, stages, plan.microbatches);
-    TESSERA_CHECK(!order.empty()) << plan.schedule << " deadlocks";
-    std::vector<int> backwards(blocks_.size(), 0);
-    for (const StageAction& step : order) {
-      const auto g = static_cast<size_t>(step.stage);
-      if (step.action.pass == Pass::kForward) {
-        for (int block : blocks_[g]) {
-          Place(block, ProgramKind::kForward, step);
-        }
+    const PipelineShape shape = ShapeOf(plan);
+    std::vector<int> complete(at_position_.size(), 0);
+    for (const StageAction& step : GlobalOrder(OrdersOf(plan), shape)) {
+      const ActionKind kind = step.action.kind;
+      const auto position =
+          static_cast<size_t>(step.action.chunk * shape.stages + step.stage);
+      const std::vector<int>& blocks = at_position_[position];
+      if (kind == ActionKind::kForward) {
+        for (int block : blocks) Place(block, ProgramKind::kForward, step);
         continue;
       }
-      // Gradients are complete with the last backward that the stage runs.
-      const bool last = ++backwards[g] == plan.microbatches;
-      for (size_t i = blocks_[g].size(); i-- > 0;) {
-        Place(blocks_[g][i],
-              last ? ProgramKind::kBackwardReduce : ProgramKind::kBackward,
-              step);
+      // Gradients are complete with the last that the chunk makes.
+      const bool last = kind != ActionKind::kBackwardInput &&
+                        ++complete[position] == plan.microbatches;
+      for (size_t i = blocks.size(); i-- > 0;) {
+        Place(blocks[i], ProgramOf(kind, last), step);
       }
+    }
+    for (int microbatches : complete) {
+      TESSERA_CHECK(microbatches == plan.microbatches)
+          << plan.schedule << " deadlocks";
     }
   }
 
@@ -328,7 +331,8 @@ class StepLowering {
   const LoweringContext& context_;
   TaskGraph tasks_;
   Assembler assembler_;
-  std::vector<std::vector<int>> blocks_;  // by group, ascending
+  std::vector<std::vector<int>> blocks_;       // by group, ascending
+  std::vector<std::vector<int>> at_position_;  // the same by position
   std::map<std::pair<int, ProgramKind>, BlockProgram> programs_;
 };
 

@@ -41,12 +41,18 @@ class LoweringContext {
   GroupId group_of_block(int block) const {
     return group_of_block_[static_cast<size_t>(block)];
   }
-  // The pipeline stage of a block.
-  int stage_of_block(int block) const { return group_of_block(block).value; }
+  // Of the pipeline: chunk * stages + stage.
+  int position_of_block(int block) const {
+    return position_of_block_[static_cast<size_t>(block)];
+  }
   // The groups that have nodes of the block and of none before it.
   const std::vector<GroupId>& groups_begun(int block) const {
     return groups_begun_[static_cast<size_t>(block)];
   }
+  // kForward, or the part of the backward that the node belongs to: a node
+  // whose results are all gradients of weights to kBackwardWeight, any other to
+  // kBackwardInput.
+  ActionKind part(NodeId node) const { return parts_[node.index()]; }
   const std::vector<std::vector<NodeId>>& nodes_of_block(Pass pass) const {
     return pass == Pass::kForward ? forward_nodes_ : backward_nodes_;
   }
@@ -56,10 +62,16 @@ class LoweringContext {
   struct Presence {
     GroupId group;
     Layout layout;
-    int first_block = -1;  // where it is produced, or first read and received
-    Pass first_pass = Pass::kForward;
-    int last_block = -1;  // the program that reads it last; -1 for none
-    Pass last_pass = Pass::kForward;
+    // Where it is produced, or first read and received (in a backward with the
+    // gradients of activations, which run first).
+    int first_block = -1;
+    ActionKind first_part = ActionKind::kForward;
+    struct Reader {
+      int block = -1;
+      ActionKind part = ActionKind::kForward;
+      bool operator==(const Reader&) const = default;
+    };
+    std::vector<Reader> readers = {};  // on this group
   };
   // The first entry is the producer's group; further ones receive it.
   const std::vector<Presence>& presences(TensorId tensor) const {
@@ -77,6 +89,7 @@ class LoweringContext {
     GroupId group;
     Layout layout;                  // of the parameter
     int block = -1;                 // that of the first reader in this group
+    bool one_chunk = true;          // all readers in this group are in one
     std::vector<Layout> gradients;  // distinct layouts of accumulated terms
   };
   const std::vector<Replica>& replicas(TensorId weight) const {
@@ -90,12 +103,15 @@ class LoweringContext {
   // The stored layout of a replica's parameter: whole, or cut like the state
   // at ZeRO stage 3.
   Layout ParameterLayout(TensorId weight, const Replica& replica) const;
-  // Weights that are stored cut and that nodes of `block` read in `pass`, in
+  // Weights that are stored cut and that nodes of `block` read in an action, in
   // the order of their first reads.
-  std::vector<TensorId> CutWeights(int block, Pass pass) const;
-  // The block that the stage of `block` runs `ahead` blocks later in a pass
+  std::vector<TensorId> CutWeights(int block, ActionKind action) const;
+  // The block that the position of `block` runs `ahead` blocks later in a pass
   // (earlier where negative), or -1 where the pass ends before.
   int BlockAhead(int block, Pass pass, int ahead) const;
+  // Whether a weight's gradient is complete with the last backward of its home
+  // block's chunk: nothing else reads the weight.
+  bool CompleteWithBackward(TensorId weight) const;
   // Weights whose home block is `block`, in tensor order.
   const std::vector<TensorId>& home_weights(int block) const {
     return home_weights_[static_cast<size_t>(block)];
@@ -118,14 +134,16 @@ class LoweringContext {
   bool PassesPartial(const Node& node, const OpPlacement& placement) const;
   void FindReplicas();
   void AddRead(TensorId tensor, GroupId group, const Layout& wanted, int block,
-               Pass pass);
+               ActionKind part);
 
   const Graph& graph_;
   const Plan& plan_;
   TrainingOptions options_;
   bool concurrent_streams_ = true;
   std::vector<OpPlacement> placements_;
+  std::vector<ActionKind> parts_;  // by node
   std::vector<GroupId> group_of_block_;
+  std::vector<int> position_of_block_;
   std::vector<std::vector<GroupId>> groups_begun_;  // by block
   std::vector<std::vector<NodeId>> forward_nodes_;
   std::vector<std::vector<NodeId>> backward_nodes_;
@@ -140,16 +158,28 @@ class LoweringContext {
   std::vector<int> weight_index_;     // by tensor
 };
 
+// Whether an action of one kind does the nodes of a part.
+inline bool Includes(ActionKind action, ActionKind part) {
+  return action == part ||
+         (action == ActionKind::kBackward && part != ActionKind::kForward);
+}
+
 enum class ProgramKind : uint8_t {
-  kBegin,           // once a step, before the first microbatch
-  kForward,         // a microbatch's forward
-  kBackward,        // a microbatch's backward
-  kBackwardReduce,  // the last microbatch's: gradients are reduced as they end
-  kTie,             // tied gradients meet on their home group and are reduced
-  kNorm,            // sum of squares of the reduced gradients
-  kUpdate,          // optimizer, and what returns the new parameters
+  kBegin,                 // once a step, before the first microbatch
+  kForward,               // a microbatch's forward
+  kBackward,              // a microbatch's backward
+  kBackwardReduce,        // the chunk's last: gradients are reduced as they end
+  kBackwardInput,         // a microbatch's gradients of activations
+  kBackwardWeight,        // a microbatch's gradients of weights
+  kBackwardWeightReduce,  // the chunk's last
+  kTie,     // gradients of weights that several positions read are complete:
+            // they meet on their home group and are reduced
+  kNorm,    // sum of squares of the reduced gradients
+  kUpdate,  // optimizer, and what returns the new parameters
 };
-inline constexpr int kProgramKinds = 7;
+inline constexpr int kProgramKinds = 10;
+// The program of an action, `last` for the chunk's last gradients of weights.
+ProgramKind ProgramOf(ActionKind action, bool last);
 
 // What a value of a program is outside of it. One buffer exists for each
 // (group, port), and for each microbatch of a kTensor that is not once a step.
@@ -159,7 +189,7 @@ struct Port {
     kParameter,    // a weight as the group reads it
     kAccumulator,  // a weight's summed gradient terms of one layout
     kReduced,      // a weight's gradient as the optimizer reads it
-    kGathered,     // a cut parameter made whole for one pass of a microbatch
+    kGathered,     // a cut parameter made whole for one action
     kMaster,       // fp32 shard of a 16-bit weight
     kFirstMoment,
     kSecondMoment,
@@ -169,7 +199,7 @@ struct Port {
   Kind kind = kTensor;
   TensorId tensor;  // invalid for kSquareSum and kClip
   int index = 0;    // kAccumulator: which of Replica::gradients; kGathered:
-                    // the pass
+                    // the action
   auto operator<=>(const Port&) const = default;
 };
 
@@ -196,8 +226,6 @@ struct BlockProgram {
   std::vector<Task> tasks;
   std::vector<BoundValue> imports;  // exist before the program runs
   std::vector<BoundValue> exports;  // exist after it
-  // Imports that nothing reads after the program.
-  std::vector<std::pair<GroupId, Port>> frees;
   std::vector<Transfer> sends;
   std::vector<Transfer> receives;
 };

@@ -247,7 +247,10 @@ void SetBlock(const GraphIndex& index, int block,
               const std::vector<OpPlacement>& placements, Plan& plan) {
   const auto& nodes = index.nodes_of_block[static_cast<size_t>(block)];
   for (size_t i = 0; i < nodes.size(); ++i) {
-    plan.ops[nodes[i].index()] = placements[i];
+    OpPlacement& op = plan.ops[nodes[i].index()];
+    const int chunk = op.chunk;
+    op = placements[i];
+    op.chunk = chunk;
   }
 }
 
@@ -255,7 +258,9 @@ bool BlockIs(const GraphIndex& index, int block,
              const std::vector<OpPlacement>& placements, const Plan& plan) {
   const auto& nodes = index.nodes_of_block[static_cast<size_t>(block)];
   for (size_t i = 0; i < nodes.size(); ++i) {
-    if (!(plan.ops[nodes[i].index()] == placements[i])) return false;
+    OpPlacement placement = placements[i];
+    placement.chunk = plan.ops[nodes[i].index()].chunk;
+    if (!(plan.ops[nodes[i].index()] == placement)) return false;
   }
   return true;
 }

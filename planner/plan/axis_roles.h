@@ -48,11 +48,11 @@ std::vector<OpPlacement> PlaceBlock(const GraphIndex& index, int block,
                                     const AxisRoles& roles,
                                     std::vector<UnusedAxes>* unused = nullptr);
 
-// Writes them into a plan.
+// Writes them into a plan, in which the block stays in its chunk.
 void SetBlock(const GraphIndex& index, int block,
               const std::vector<OpPlacement>& placements, Plan& plan);
 
-// Whether a plan has them.
+// Whether a plan has them, in any chunk.
 bool BlockIs(const GraphIndex& index, int block,
              const std::vector<OpPlacement>& placements, const Plan& plan);
 

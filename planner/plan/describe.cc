@@ -66,8 +66,9 @@ class Describer {
   }
 
  private:
-  GroupId GroupOf(size_t block) const {
-    return plan_.ops[index_.nodes_of_block[block][0].index()].group;
+  // The first node's: a block has one group and chunk.
+  const OpPlacement& PlacementOf(size_t block) const {
+    return plan_.ops[index_.nodes_of_block[block][0].index()];
   }
 
   // Equal blocks with equal placements, in one line.
@@ -89,15 +90,23 @@ class Describer {
                  ? "on " + DevicesText(cluster_, group) + ":\n"
                  : "stage " + std::to_string(g) + " on " +
                        DevicesText(cluster_, group) + ":\n";
+    const int chunks = ShapeOf(plan_).chunks;
     for (size_t b = 0; b < graph_.blocks.size(); ++b) {
-      if (index_.nodes_of_block[b].empty() || GroupOf(b).index() != g) continue;
+      if (index_.nodes_of_block[b].empty() ||
+          PlacementOf(b).group.index() != g) {
+        continue;
+      }
+      // Blocks that are alike are in one chunk too.
       size_t last = b;
       while (last + 1 < graph_.blocks.size() &&
-             !index_.nodes_of_block[last + 1].empty() &&
-             GroupOf(last + 1).index() == g && Alike(b, last + 1)) {
+             !index_.nodes_of_block[last + 1].empty() && Alike(b, last + 1)) {
         ++last;
       }
-      text_ += "  " + graph_.blocks[b];
+      text_ += "  ";
+      if (chunks > 1) {
+        text_ += "chunk " + std::to_string(PlacementOf(b).chunk) + ", ";
+      }
+      text_ += graph_.blocks[b];
       if (last > b) {
         text_ += " … " + graph_.blocks[last] + " (" +
                  std::to_string(last - b + 1) + ")";

@@ -4,6 +4,21 @@
 
 namespace tessera {
 
+PipelineShape ShapeOf(const Plan& plan) {
+  int last_chunk = 0;
+  for (const OpPlacement& op : plan.ops) {
+    last_chunk = std::max(last_chunk, op.chunk);
+  }
+  return {static_cast<int>(plan.groups.size()), last_chunk + 1,
+          plan.microbatches};
+}
+
+StageOrders OrdersOf(const Plan& plan) {
+  const auto schedule = FindSchedule(plan.schedule);
+  TESSERA_CHECK(schedule.has_value()) << plan.schedule;
+  return OrdersOf(**schedule, ShapeOf(plan));
+}
+
 OpPlacement PlacementOf(const Graph& graph, const Plan& plan, NodeId id) {
   const Node& node = graph.node(id);
   if (node.pass == Pass::kForward) return plan.ops[id.index()];
@@ -11,6 +26,7 @@ OpPlacement PlacementOf(const Graph& graph, const Plan& plan, NodeId id) {
   const OpPlacement& placement = plan.ops[node.forward.index()];
   OpPlacement result;
   result.group = placement.group;
+  result.chunk = placement.chunk;
   if (node.op->name == "sum") return result;
   for (size_t f = 0; f < node.rule.factors.size(); ++f) {
     const int from = forward.rule.FactorOf(node.rule.factors[f].letter);

@@ -4,9 +4,11 @@
 // clock and no path.
 //
 // Groups are the pipeline's stages, in order; a plan without a pipeline has
-// one. Every forward node is placed: on a group, with the mesh axes that split
-// each of its factors. Adjoints take the placement of their forward node;
-// layouts, gradients' reductions and all communication follow from that.
+// one. A stage may have several chunks of the model (virtual stages): chunk c
+// of group g is at position c * groups + g of the pipeline. Every forward node
+// is placed: on a group, with the mesh axes that split each of its factors.
+// Adjoints take the placement of their forward node; layouts, gradients'
+// reductions and all communication follow from that.
 
 #include <array>
 #include <string>
@@ -17,6 +19,7 @@
 #include "planner/ir/cluster.h"
 #include "planner/ir/graph.h"
 #include "planner/plan/layout.h"
+#include "planner/schedule/pipeline_schedule.h"
 
 namespace tessera {
 
@@ -25,6 +28,7 @@ struct OpPlacement {
   // By factor of the node's rule. An axis serves at most one factor; on an
   // axis that none takes, the node's work is repeated.
   std::array<AxisSet, kMaxFactors> axes = {};
+  int chunk = 0;  // of the group
   bool operator==(const OpPlacement&) const = default;
 };
 
@@ -65,6 +69,11 @@ struct Plan {
   int prefetch = 1;
   bool operator==(const Plan&) const = default;
 };
+
+// Its groups, the chunks that its groups have, and its microbatches.
+PipelineShape ShapeOf(const Plan& plan);
+// REQUIRES: the plan's schedule accepts its shape.
+StageOrders OrdersOf(const Plan& plan);
 
 // The optimizer and precision that a run uses: the state that memory must
 // hold, and the work of the step.
@@ -111,7 +120,8 @@ Layout ResultLayout(const Node& node, const OpPlacement& placement,
 // Everything wrong with `plan` for `graph` on `cluster`, all problems at once:
 // another model's plan, unknown devices or schedule, an axis that serves two
 // factors, a split of what cannot be split, an empty shard, a batch that does
-// not divide, a group order that sends data backwards.
+// not divide, an order of positions that sends data backwards, a schedule that
+// does not run so many chunks.
 std::vector<Error> Validate(const Graph& graph, const Cluster& cluster,
                             const Plan& plan);
 

@@ -181,7 +181,7 @@ constexpr std::array kKeys = {
     KeyRow{"dp", ReadDegree<&Strategy::dp>},
     KeyRow{"tp", ReadDegree<&Strategy::tp>},
     KeyRow{"pp", ReadDegree<&Strategy::pp>},
-    KeyRow{"vp", ReadOne<&Strategy::vp>},
+    KeyRow{"vp", ReadDegree<&Strategy::vp>},
     KeyRow{"cp", ReadDegree<&Strategy::cp>},
     KeyRow{"ep", ReadOne<&Strategy::ep>},
     KeyRow{"mbs", ReadDegree<&Strategy::mbs>},
@@ -231,11 +231,22 @@ Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
                         "strategy");
   }
   const auto blocks = static_cast<int64_t>(index.graph->blocks.size());
-  if (strategy.pp > blocks) {
-    return InvalidInput("pp=" + std::to_string(strategy.pp) +
-                            ": expected at most " + std::to_string(blocks) +
-                            ", the number of blocks of " + index.graph->name,
-                        "strategy");
+  if (int64_t{strategy.pp} * strategy.vp > blocks) {
+    return InvalidInput(
+        "pp=" + std::to_string(strategy.pp) +
+            (strategy.vp > 1
+                 ? " * vp=" + std::to_string(strategy.vp) + " = " +
+                       std::to_string(int64_t{strategy.pp} * strategy.vp)
+                 : "") +
+            ": expected at most " + std::to_string(blocks) +
+            ", the number of blocks of " + index.graph->name,
+        "strategy");
+  }
+  TESSERA_TRY(const PipelineSchedule* schedule,
+              FindSchedule(strategy.schedule));
+  if (auto accepted = Accepts(*schedule, {strategy.pp, strategy.vp, 1});
+      !accepted) {
+    return accepted.error().At("strategy");
   }
   return strategy;
 }
@@ -361,14 +372,15 @@ Result<Strategy> ParseStrategy(std::string_view text) {
   return strategy;
 }
 
-std::vector<int> StageStarts(const GraphIndex& index, int stages) {
+std::vector<int> StageStarts(const GraphIndex& index, int positions) {
   const auto blocks = static_cast<int>(index.block_flops.size());
-  TESSERA_CHECK(stages >= 1 && stages <= blocks) << stages << " of " << blocks;
+  TESSERA_CHECK(positions >= 1 && positions <= blocks)
+      << positions << " of " << blocks;
   // The first and the last block are no layers where there are others; with
-  // more stages than layers each block counts as one.
-  const bool has_layers = blocks - 2 >= stages;
+  // more positions than layers each block counts as one.
+  const bool has_layers = blocks - 2 >= positions;
   const int layers = has_layers ? blocks - 2 : blocks;
-  std::vector<int> counts(static_cast<size_t>(stages), layers / stages);
+  std::vector<int> counts(static_cast<size_t>(positions), layers / positions);
   std::vector<double> loads(counts.size(), 0);
   if (has_layers) {
     loads.front() += index.block_flops.front();
@@ -378,7 +390,7 @@ std::vector<int> StageStarts(const GraphIndex& index, int stages) {
   std::iota(lightest_first.begin(), lightest_first.end(), size_t{0});
   std::stable_sort(lightest_first.begin(), lightest_first.end(),
                    [&](size_t a, size_t b) { return loads[a] < loads[b]; });
-  for (size_t i = 0; i < static_cast<size_t>(layers % stages); ++i) {
+  for (size_t i = 0; i < static_cast<size_t>(layers % positions); ++i) {
     ++counts[lightest_first[i]];
   }
   std::vector<int> starts = {0};
@@ -400,20 +412,25 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
   plan.microbatches = static_cast<int>(index.graph->global_batch /
                                        (int64_t{strategy.mbs} * strategy.dp));
   plan.ops.resize(index.forward_nodes);
-  const std::vector<int> starts = StageStarts(index, strategy.pp);
-  for (size_t stage = 0; stage < starts.size(); ++stage) {
+  const std::vector<int> starts = StageStarts(index, strategy.pp * strategy.vp);
+  for (size_t position = 0; position < starts.size(); ++position) {
+    const size_t stage = position % plan.groups.size();
     const DeviceGroup& group = plan.groups[stage];
     if (group.axes.size() > static_cast<size_t>(kMaxAxes)) break;  // Validate
     const AxisRoles roles = Roles(strategy, group);
-    const int end = stage + 1 < starts.size()
-                        ? starts[stage + 1]
+    const int end = position + 1 < starts.size()
+                        ? starts[position + 1]
                         : static_cast<int>(index.nodes_of_block.size());
-    for (int block = starts[stage]; block < end; ++block) {
+    for (int block = starts[position]; block < end; ++block) {
       std::vector<UnusedAxes> unused;
       SetBlock(index, block,
                PlaceBlock(index, block, group,
                           GroupId(static_cast<int64_t>(stage)), roles, &unused),
                plan);
+      for (NodeId node : index.nodes_of_block[static_cast<size_t>(block)]) {
+        plan.ops[node.index()].chunk =
+            static_cast<int>(position / plan.groups.size());
+      }
       if (!unused.empty()) return EmptyShard(index, unused[0], strategy);
     }
   }
@@ -448,6 +465,7 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
   Strategy strategy;
   if (plan.groups.empty() || plan.ops.empty()) return std::nullopt;
   strategy.pp = static_cast<int>(plan.groups.size());
+  strategy.vp = ShapeOf(plan).chunks;
   strategy.schedule = plan.schedule;
   strategy.bucket = plan.bucket_bytes;
   strategy.prefetch = plan.prefetch;
@@ -532,7 +550,8 @@ std::string ToString(const Strategy& strategy) {
   if (strategy.prefetch != Strategy().prefetch) {
     text += " prefetch " + std::to_string(strategy.prefetch);
   }
-  if (strategy.pp > 1) text += " " + strategy.schedule;
+  if (strategy.vp > 1) text += " vp" + std::to_string(strategy.vp);
+  if (strategy.pp * strategy.vp > 1) text += " " + strategy.schedule;
   if (strategy.order != Strategy().order) {
     text += " order ";
     for (size_t i = 0; i < strategy.order.size(); ++i) {

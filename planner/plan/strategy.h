@@ -28,7 +28,7 @@ struct Strategy {
   int dp = 0;  // 0: what the other degrees leave of the cluster
   int tp = 1;
   int pp = 1;
-  int vp = 1;  // chunks of a stage: only 1 is lowered
+  int vp = 1;  // chunks of a stage
   int cp = 1;
   int ep = 1;    // only 1: no operator has an expert factor
   int mbs = 1;   // samples of a microbatch on each data-parallel replica
@@ -57,20 +57,20 @@ struct Strategy {
 Result<Strategy> ParseStrategy(std::string_view text);
 
 // The plan of a strategy. Each degree becomes axes of prime size "dp0", "dp1",
-// "tp0", …; each pipeline stage takes an equal number of the blocks between the
-// first and the last (the first goes with the first stage, the last with the
-// last; what does not divide goes where there is least to compute, earlier
-// stages first). Within a block axes act by role (axis_roles.h). Errors:
-// degrees that do not make up the cluster, a batch that does not divide, tensor
-// parallelism beyond the heads (an empty shard), a zero-group that no data and
-// context axes make up, and what Validate finds.
+// "tp0", …; each position of the pipeline (stages times chunks) takes an equal
+// number of the blocks between the first and the last (the first goes with the
+// first position, the last with the last; what does not divide goes where there
+// is least to compute, earlier positions first). Within a block axes act by
+// role (axis_roles.h). Errors: degrees that do not make up the cluster, a batch
+// that does not divide, tensor parallelism beyond the heads (an empty shard), a
+// zero-group that no data and context axes make up, and what Validate finds.
 Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
                               const Strategy& strategy);
 Result<Plan> PlanFromStrategy(const Graph& graph, const Cluster& cluster,
                               const Strategy& strategy);
 
-// The first block of each stage, for `stages` of at most as many blocks.
-std::vector<int> StageStarts(const GraphIndex& index, int stages);
+// The first block of each position, for `positions` of at most as many blocks.
+std::vector<int> StageStarts(const GraphIndex& index, int positions);
 
 // The strategy that gives `plan`, up to names of groups and axes; nothing
 // where the plan is not uniform.
@@ -78,8 +78,8 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
                                         const Cluster& cluster,
                                         const Plan& plan);
 
-// "dp4 tp8 pp1 cp1 mbs2 zero1 sp1 1f1b"; keys with their defaults, but for the
-// usual ones, are left out.
+// "dp4 tp8 pp1 cp1 mbs2 zero1 sp1", with a pipeline also "vp2 interleaved";
+// keys with their defaults, but for the usual ones, are left out.
 std::string ToString(const Strategy& strategy);
 // The same of a uniform plan, of any other "custom (3 stages on 24 devices)".
 std::string StrategyText(const GraphIndex& index, const Cluster& cluster,

@@ -176,7 +176,7 @@ class Validator {
                       ", one for each forward node");
       return;
     }
-    bool groups_exist = true;
+    bool positions_exist = true;
     for (size_t i = 0; i < plan_.ops.size(); ++i) {
       const NodeId node(static_cast<int64_t>(i));
       const GroupId group = plan_.ops[i].group;
@@ -184,13 +184,21 @@ class Validator {
         Fail(NodeText(node), "group " + std::to_string(group.value) +
                                  " does not exist: the plan has " +
                                  std::to_string(plan_.groups.size()));
-        groups_exist = false;
+        positions_exist = false;
         continue;
+      }
+      const auto blocks = static_cast<int>(graph_.blocks.size());
+      if (plan_.ops[i].chunk < 0 || plan_.ops[i].chunk >= blocks) {
+        Fail(NodeText(node), "chunk " + std::to_string(plan_.ops[i].chunk) +
+                                 ": expected 0 to " +
+                                 std::to_string(blocks - 1) +
+                                 ", since each chunk has a block");
+        positions_exist = false;
       }
       CheckPlacement(node, plan_.ops[i], plan_.groups[group.index()]);
       if (Full()) return;
     }
-    if (groups_exist) CheckStages();
+    if (positions_exist) CheckStages();
   }
 
   void CheckPlacement(NodeId id, const OpPlacement& placement,
@@ -243,41 +251,59 @@ class Validator {
     }
   }
 
-  // The groups are pipeline stages: whole blocks, in order.
+  // "group 1", or where there are chunks "group 1, chunk 0".
+  std::string PositionText(const OpPlacement& op, int chunks) const {
+    return "group " + std::to_string(op.group.value) +
+           (chunks > 1 ? ", chunk " + std::to_string(op.chunk) : "");
+  }
+
+  // The groups are pipeline stages: whole blocks, in the order of positions.
   void CheckStages() {
-    std::vector<bool> has_block(plan_.groups.size(), false);
+    const PipelineShape shape = ShapeOf(plan_);
+    const auto position = [&](NodeId node) {
+      const OpPlacement& op = plan_.ops[node.index()];
+      return static_cast<size_t>(op.chunk) * plan_.groups.size() +
+             op.group.index();
+    };
+    const auto text = [&](NodeId node) {
+      return PositionText(plan_.ops[node.index()], shape.chunks);
+    };
+    std::vector<bool> has_block(
+        plan_.groups.size() * static_cast<size_t>(shape.chunks), false);
     for (size_t b = 0; b < index_.nodes_of_block.size(); ++b) {
       const std::vector<NodeId>& nodes = index_.nodes_of_block[b];
       if (nodes.empty()) continue;
-      const GroupId group = plan_.ops[nodes[0].index()].group;
-      has_block[group.index()] = true;
+      has_block[position(nodes[0])] = true;
       for (NodeId node : nodes) {
-        const GroupId other = plan_.ops[node.index()].group;
-        if (other == group) continue;
-        has_block[other.index()] = true;
-        Fail(NodeText(node), "is on group " + std::to_string(other.value) +
-                                 ", but its block " + Quoted(graph_.blocks[b]) +
-                                 " begins on group " +
-                                 std::to_string(group.value) +
+        if (position(node) == position(nodes[0])) continue;
+        has_block[position(node)] = true;
+        Fail(NodeText(node), "is on " + text(node) + ", but its block " +
+                                 Quoted(graph_.blocks[b]) + " begins on " +
+                                 text(nodes[0]) +
                                  "; a block is lowered onto one group");
         break;
       }
     }
-    for (size_t g = 0; g < plan_.groups.size(); ++g) {
-      if (!has_block[g]) {
-        Fail(Indexed("groups", g),
-             "group " + Quoted(plan_.groups[g].name) + " has no operator");
-      }
+    for (size_t p = 0; p < has_block.size(); ++p) {
+      if (has_block[p]) continue;
+      const size_t g = p % plan_.groups.size();
+      const size_t chunk = p / plan_.groups.size();
+      Fail(Indexed("groups", g),
+           "group " + Quoted(plan_.groups[g].name) + " has no operator" +
+               (shape.chunks > 1 ? " in chunk " + std::to_string(chunk) : ""));
     }
     for (const GraphIndex::BlockEdge& edge : index_.block_edges) {
-      const GroupId from = plan_.ops[edge.producer.index()].group;
-      const GroupId to = plan_.ops[edge.consumer.index()].group;
-      if (from <= to) continue;
+      if (position(edge.producer) <= position(edge.consumer)) continue;
       Fail(NodeText(edge.consumer),
-           "is on group " + std::to_string(to.value) + ", but reads " +
-               Quoted(graph_.node(edge.producer).name) + " from group " +
-               std::to_string(from.value) +
-               "; a pipeline sends to later groups only");
+           "is on " + text(edge.consumer) + ", but reads " +
+               Quoted(graph_.node(edge.producer).name) + " from " +
+               text(edge.producer) + "; a pipeline sends to later " +
+               (shape.chunks > 1 ? "positions" : "groups") + " only");
+    }
+    if (const auto schedule = FindSchedule(plan_.schedule); schedule) {
+      if (auto accepted = Accepts(**schedule, shape); !accepted) {
+        Fail("schedule", accepted.error().message);
+      }
     }
     stages_ok_ = true;
   }

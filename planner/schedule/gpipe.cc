@@ -1,25 +1,27 @@
 // GPipe (Huang et al. 2019): all forwards, then all backwards. Backwards run in
 // the microbatches' order, so that gradients accumulate as in every schedule.
+// The bubble is (p - 1)(t_F + t_B) (Narayanan et al. 2021, section 2.2.1).
 
 #include "planner/schedule/pipeline_schedule.h"
 
 namespace tessera {
 namespace {
 
-std::vector<Action> Order(int, int, int microbatches) {
+std::vector<Action> Order(int, const PipelineShape& shape) {
   std::vector<Action> order;
-  for (Pass pass : {Pass::kForward, Pass::kBackward}) {
-    for (int m = 0; m < microbatches; ++m) order.push_back({pass, m});
+  for (ActionKind kind : {ActionKind::kForward, ActionKind::kBackward}) {
+    for (int m = 0; m < shape.microbatches; ++m) order.push_back({kind, 0, m});
   }
   return order;
 }
 
-int InFlight(int, int, int microbatches) {
-  return microbatches;
+int InFlight(int, const PipelineShape& shape) {
+  return shape.microbatches;
 }
 
-double Bubble(int stages, int) {
-  return stages - 1;
+double Bubble(const PipelineShape& shape, const PassTimes& times) {
+  return (shape.stages - 1) *
+         (times.forward + times.backward_input + times.backward_weight);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
-// 1F1B, PipeDream-Flush (Narayanan et al. 2021, section 2.2): stage s of p runs
-// p - 1 - s forwards, then alternates one forward with one backward, then
-// drains. It keeps the activations of at most p - s microbatches.
+// 1F1B, PipeDream-Flush (Narayanan et al. 2021, section 2.2.1): stage s of p
+// runs p - 1 - s forwards, then alternates one forward with one backward, then
+// drains. It keeps the activations of at most p - s microbatches. The bubble is
+// GPipe's, (p - 1)(t_F + t_B).
 
 #include <algorithm>
 
@@ -9,26 +10,24 @@
 namespace tessera {
 namespace {
 
-std::vector<Action> Order(int stage, int stages, int microbatches) {
-  const int warmup = std::min(stages - 1 - stage, microbatches);
+std::vector<Action> Order(int stage, const PipelineShape& shape) {
+  const int m = shape.microbatches;
+  const int warmup = std::min(shape.stages - 1 - stage, m);
   std::vector<Action> order;
-  for (int m = 0; m < warmup; ++m) order.push_back({Pass::kForward, m});
-  for (int m = warmup; m < microbatches; ++m) {
-    order.push_back({Pass::kForward, m});
-    order.push_back({Pass::kBackward, m - warmup});
-  }
-  for (int m = microbatches - warmup; m < microbatches; ++m) {
-    order.push_back({Pass::kBackward, m});
+  for (int i = 0; i < m + warmup; ++i) {
+    if (i < m) order.push_back({ActionKind::kForward, 0, i});
+    if (i >= warmup) order.push_back({ActionKind::kBackward, 0, i - warmup});
   }
   return order;
 }
 
-int InFlight(int stage, int stages, int microbatches) {
-  return std::min(stages - stage, microbatches);
+int InFlight(int stage, const PipelineShape& shape) {
+  return std::min(shape.stages - stage, shape.microbatches);
 }
 
-double Bubble(int stages, int) {
-  return stages - 1;
+double Bubble(const PipelineShape& shape, const PassTimes& times) {
+  return (shape.stages - 1) *
+         (times.forward + times.backward_input + times.backward_weight);
 }
 
 }  // namespace

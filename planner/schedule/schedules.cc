@@ -9,9 +9,12 @@ namespace tessera {
 // planner/schedule/<name>.cc
 extern const PipelineSchedule kGpipe;
 extern const PipelineSchedule kOneForwardOneBackward;
+extern const PipelineSchedule kInterleaved;
+extern const PipelineSchedule kZeroBubbleH1;
 
 std::span<const PipelineSchedule> Schedules() {
-  static const std::array table = {kGpipe, kOneForwardOneBackward};
+  static const std::array table = {kGpipe, kOneForwardOneBackward, kInterleaved,
+                                   kZeroBubbleH1};
   return table;
 }
 
@@ -19,40 +22,85 @@ Result<const PipelineSchedule*> FindSchedule(std::string_view name) {
   return Find("schedule", Schedules(), name);
 }
 
-std::vector<StageAction> GlobalOrder(const PipelineSchedule& schedule,
-                                     int stages, int microbatches) {
-  const auto n = static_cast<size_t>(stages);
-  std::vector<std::vector<Action>> orders;
-  size_t total = 0;
-  for (int s = 0; s < stages; ++s) {
-    orders.push_back(schedule.order(s, stages, microbatches));
-    total += orders.back().size();
+std::string ToString(const Action& action, int chunks) {
+  std::string text(1, "FBIW"[static_cast<size_t>(action.kind)]);
+  text += std::to_string(action.microbatch);
+  if (chunks > 1) text += "." + std::to_string(action.chunk);
+  return text;
+}
+
+Result<void> Accepts(const PipelineSchedule& schedule,
+                     const PipelineShape& shape) {
+  if (shape.chunks < schedule.least_chunks) {
+    return InvalidInput(std::string(schedule.name) + " needs at least " +
+                        std::to_string(schedule.least_chunks) +
+                        " chunks a stage (vp), not " +
+                        std::to_string(shape.chunks));
   }
+  if (shape.chunks > schedule.most_chunks) {
+    return InvalidInput(
+        std::string(schedule.name) + " runs one chunk a stage, not " +
+        std::to_string(shape.chunks) + " (vp); interleaved runs several");
+  }
+  return {};
+}
+
+std::vector<const PipelineSchedule*> SchedulesFor(const PipelineShape& shape) {
+  std::vector<const PipelineSchedule*> rows;
+  for (const PipelineSchedule& row : Schedules()) {
+    if (row.order != nullptr && Accepts(row, shape)) rows.push_back(&row);
+  }
+  return rows;
+}
+
+StageOrders OrdersOf(const PipelineSchedule& schedule,
+                     const PipelineShape& shape) {
+  StageOrders orders;
+  for (int s = 0; s < shape.stages; ++s) {
+    orders.push_back(schedule.order(s, shape));
+  }
+  return orders;
+}
+
+std::vector<StageAction> GlobalOrder(const StageOrders& orders,
+                                     const PipelineShape& shape) {
+  const auto n = static_cast<size_t>(shape.stages);
+  const size_t positions = n * static_cast<size_t>(shape.chunks);
+  // By position and microbatch.
+  struct Done {
+    bool forward = false;
+    bool backward = false;  // gradients of activations
+  };
+  std::vector<std::vector<Done>> done(
+      positions, std::vector<Done>(static_cast<size_t>(shape.microbatches)));
   std::vector<size_t> next(n, 0);
-  std::vector<std::vector<bool>> forward_done(
-      n, std::vector<bool>(static_cast<size_t>(microbatches)));
-  std::vector<std::vector<bool>> backward_done = forward_done;
   std::vector<StageAction> result;
-  for (bool progress = true; progress && result.size() < total;) {
+  for (bool progress = true; progress;) {
     progress = false;
     for (size_t s = 0; s < n; ++s) {
       // As many as are ready, so that a stage's actions stay together.
       for (; next[s] < orders[s].size(); ++next[s]) {
-        const Action action = orders[s][next[s]];
+        const Action& action = orders[s][next[s]];
         const auto m = static_cast<size_t>(action.microbatch);
-        const bool ready =
-            action.pass == Pass::kForward
-                ? s == 0 || forward_done[s - 1][m]
-                : forward_done[s][m] && (s + 1 == n || backward_done[s + 1][m]);
-        if (!ready) break;
-        (action.pass == Pass::kForward ? forward_done : backward_done)[s][m] =
-            true;
+        const size_t p = static_cast<size_t>(action.chunk) * n + s;
+        Done& own = done[p][m];
+        if (action.kind == ActionKind::kForward) {
+          if (p > 0 && !done[p - 1][m].forward) break;
+          own.forward = true;
+        } else if (action.kind == ActionKind::kBackwardWeight) {
+          if (!own.backward) break;
+        } else {
+          const bool ready =
+              own.forward && (p + 1 == positions || done[p + 1][m].backward);
+          if (!ready) break;
+          own.backward = true;
+        }
         result.push_back({static_cast<int>(s), action});
         progress = true;
       }
     }
   }
-  return result.size() == total ? result : std::vector<StageAction>();
+  return result;
 }
 
 }  // namespace tessera

@@ -8,10 +8,10 @@ namespace {
 
 // All placements of a node: an odometer over its axes, each on one of the
 // factors that can be split, or on none.
-std::vector<OpPlacement> PlacementsOf(const Node& node, GroupId group,
+std::vector<OpPlacement> PlacementsOf(const Node& node, OpPlacement start,
                                       size_t axes) {
-  std::vector<OpPlacement> placements(1);
-  placements[0].group = group;
+  start.axes = {};
+  std::vector<OpPlacement> placements = {start};
   for (size_t a = 0; a < axes; ++a) {
     const size_t count = placements.size();
     for (size_t f = 0; f < node.rule.factors.size(); ++f) {
@@ -32,17 +32,17 @@ class Enumerator {
              const std::function<bool(const Plan&)>& visit)
       : space_(space), plan_(start), visit_(visit) {
     for (size_t i = 0; i < plan_.ops.size(); ++i) {
-      const GroupId group = plan_.ops[i].group;
+      const OpPlacement& op = plan_.ops[i];
       placements_.push_back(
-          PlacementsOf(space.index.graph->nodes[i], group,
-                       plan_.groups[group.index()].axes.size()));
+          PlacementsOf(space.index.graph->nodes[i], op,
+                       plan_.groups[op.group.index()].axes.size()));
     }
   }
 
   int64_t Run() {
     const int64_t batch = space_.index.graph->global_batch;
-    for (const PipelineSchedule& schedule : Schedules()) {
-      if (plan_.groups.size() > 1) plan_.schedule = schedule.name;
+    for (const PipelineSchedule* schedule : SchedulesFor(ShapeOf(plan_))) {
+      if (plan_.groups.size() > 1) plan_.schedule = schedule->name;
       for (int64_t m = 1; m <= batch; ++m) {
         if (batch % m != 0) continue;
         plan_.microbatches = static_cast<int>(m);

@@ -112,14 +112,15 @@ std::vector<Strategy> UniformStrategies(const SearchSpace& space) {
       const int dp = devices / tp / pp;
       for (int zero = 0; zero <= (dp > 1 ? 3 : 0); ++zero) {
         for (int sp = 0; sp <= (tp > 1 ? 1 : 0); ++sp) {
-          for (const PipelineSchedule& schedule : Schedules()) {
+          for (const PipelineSchedule* schedule :
+               SchedulesFor({.stages = pp})) {
             Strategy strategy;
             strategy.dp = dp;
             strategy.tp = tp;
             strategy.pp = pp;
             strategy.zero = zero;
             strategy.sp = sp == 1;
-            if (pp > 1) strategy.schedule = schedule.name;
+            if (pp > 1) strategy.schedule = schedule->name;
             const auto sized = WithSamples(space, strategy);
             strategies.insert(strategies.end(), sized.begin(), sized.end());
             if (pp == 1) break;

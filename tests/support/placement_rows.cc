@@ -87,197 +87,225 @@ std::vector<int> BlocksByGroup(const GraphIndex& index, const Plan& plan) {
   return blocks;
 }
 
-constexpr std::array kRows = {
-    PlacementRow{"data parallel",
-                 [](const GraphIndex& index, const Plan& plan) {
-                   for (size_t w = 0; w < plan.weights.size(); ++w) {
-                     const WeightHome home =
-                         HomeOf(*index.graph, plan, index.weights[w].tensor);
-                     const AxisSet data = DataAxes(index, plan, home.group) &
-                                          home.layout.replicated(
-                                              plan.groups[home.group.index()]);
-                     if (plan.weights[w].zero_axes == 0 && data != 0) {
-                       return true;
-                     }
-                   }
-                   return false;
-                 }},
-    PlacementRow{"ZeRO-1", [](const GraphIndex&,
-                              const Plan& plan) { return HasZero(plan, 1); }},
-    PlacementRow{"ZeRO-2", [](const GraphIndex&,
-                              const Plan& plan) { return HasZero(plan, 2); }},
-    PlacementRow{"ZeRO-3", [](const GraphIndex&,
-                              const Plan& plan) { return HasZero(plan, 3); }},
-    PlacementRow{
-        "ZeRO on some axes",
-        [](const GraphIndex& index, const Plan& plan) {
-          for (size_t w = 0; w < plan.weights.size(); ++w) {
-            const AxisSet zero = plan.weights[w].zero_axes;
-            if (zero == 0) continue;
-            const WeightHome home =
-                HomeOf(*index.graph, plan, index.weights[w].tensor);
-            const AxisSet whole =
-                home.layout.replicated(plan.groups[home.group.index()]) & ~zero;
-            if ((whole & DataAxes(index, plan, home.group)) != 0) {
-              return true;
-            }
-          }
-          return false;
-        }},
-    PlacementRow{"model parallel, one microbatch",
-                 [](const GraphIndex&, const Plan& plan) {
-                   return plan.groups.size() > 1 && plan.microbatches == 1;
-                 }},
-    PlacementRow{"GPipe",
-                 [](const GraphIndex&, const Plan& plan) {
-                   return HasPipeline(plan, "gpipe");
-                 }},
-    PlacementRow{"1F1B",
-                 [](const GraphIndex&, const Plan& plan) {
-                   return HasPipeline(plan, "1f1b");
-                 }},
-    PlacementRow{"unlike numbers of blocks",
-                 [](const GraphIndex& index, const Plan& plan) {
-                   const std::vector<int> blocks = BlocksByGroup(index, plan);
-                   return std::adjacent_find(blocks.begin(), blocks.end(),
-                                             std::not_equal_to<>()) !=
-                          blocks.end();
-                 }},
-    PlacementRow{"tied across stages",
-                 [](const GraphIndex& index, const Plan& plan) {
-                   for (size_t w = 0; w < plan.weights.size(); ++w) {
-                     if (IsTiedAcrossGroups(index, plan, w)) return true;
-                   }
-                   return false;
-                 }},
-    PlacementRow{"tied within a stage",
-                 [](const GraphIndex& index, const Plan& plan) {
-                   for (size_t w = 0; w < plan.weights.size(); ++w) {
-                     const TensorId weight = index.weights[w].tensor;
-                     if (index.readers[weight.index()].size() > 1 &&
-                         !IsTiedAcrossGroups(index, plan, w)) {
-                       return true;
-                     }
-                   }
-                   return false;
-                 }},
-    PlacementRow{"microbatches no multiple of stages",
-                 [](const GraphIndex&, const Plan& plan) {
-                   return plan.microbatches > 1 &&
-                          static_cast<size_t>(plan.microbatches) %
-                                  plan.groups.size() !=
-                              0;
-                 }},
-    PlacementRow{"column parallel",
-                 [](const GraphIndex& index, const Plan& plan) {
-                   return SplitsDense(index, plan, Role::kParameter);
-                 }},
-    PlacementRow{"row parallel",
-                 [](const GraphIndex& index, const Plan& plan) {
-                   return SplitsDense(index, plan, Role::kReduction);
-                 }},
-    PlacementRow{"attention heads",
-                 [](const GraphIndex& index, const Plan& plan) {
-                   return Splits(index, plan, "attention", "g");
-                 }},
-    PlacementRow{"key/value heads fewer than ranks",
-                 [](const GraphIndex& index, const Plan& plan) {
-                   return Splits(index, plan, "attention", "r");
-                 }},
-    PlacementRow{"vocabulary-parallel embedding",
-                 [](const GraphIndex& index, const Plan& plan) {
-                   return Splits(index, plan, "embedding", "v");
-                 }},
-    PlacementRow{"vocabulary-parallel loss",
-                 [](const GraphIndex& index, const Plan& plan) {
-                   return Splits(index, plan, "cross_entropy", "v");
-                 }},
-    PlacementRow{"sequence parallel",
-                 [](const GraphIndex& index, const Plan& plan) {
-                   // A norm split on the sequence by an axis that splits
-                   // attention's heads or a weight elsewhere in the block.
-                   for (const auto& nodes : index.nodes_of_block) {
-                     AxisSet tensor = 0;
-                     AxisSet norm = 0;
-                     for (NodeId id : nodes) {
-                       const Node& node = index.graph->node(id);
-                       const OpPlacement& placement = plan.ops[id.index()];
-                       if (node.op->name.ends_with("norm")) {
-                         norm |= AxesOf(node, placement, 's');
-                       }
-                       if (node.op->op_class != OpClass::kMatmul) continue;
-                       for (size_t f = 0; f < node.rule.factors.size(); ++f) {
-                         const char letter = node.rule.factors[f].letter;
-                         if (letter != 'b' && letter != 's') {
-                           tensor |= placement.axes[f];
-                         }
-                       }
-                     }
-                     if ((norm & tensor) != 0) return true;
-                   }
-                   return false;
-                 }},
-    PlacementRow{"context parallel",
-                 [](const GraphIndex& index, const Plan& plan) {
-                   return Splits(index, plan, "attention", "s");
-                 }},
-    PlacementRow{"operators on their own",
-                 [](const GraphIndex& index, const Plan& plan) {
-                   for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
-                     if (!RolesOf(index, plan, static_cast<int>(b))) {
-                       return true;
-                     }
-                   }
-                   return false;
-                 }},
-    PlacementRow{
-        "ragged shards",
-        [](const GraphIndex& index, const Plan& plan) {
-          const int64_t batch = index.graph->global_batch / plan.microbatches;
-          return AnyNode(index, [&](const Node& node, NodeId id) {
-            for (size_t f = 0; f < node.rule.factors.size(); ++f) {
-              const AxisSet axes = plan.ops[id.index()].axes[f];
-              if (index.Extent(id, f, batch) % GroupOf(plan, id).Size(axes) !=
-                  0) {
-                return true;
-              }
-            }
-            return false;
-          });
-        }},
-    PlacementRow{"degrees of 3, 5, 6 or 7",
-                 [](const GraphIndex& index, const Plan& plan) {
-                   return AnyNode(index, [&](const Node& node, NodeId id) {
-                     for (size_t f = 0; f < node.rule.factors.size(); ++f) {
-                       const int64_t degree =
-                           GroupOf(plan, id).Size(plan.ops[id.index()].axes[f]);
-                       if (degree == 3 || (degree >= 5 && degree <= 7)) {
-                         return true;
-                       }
-                     }
-                     return false;
-                   });
-                 }},
-    PlacementRow{"unlike meshes of stages",
-                 [](const GraphIndex&, const Plan& plan) {
-                   return std::any_of(plan.groups.begin(), plan.groups.end(),
-                                      [&](const DeviceGroup& group) {
-                                        return !SameMesh(group, plan.groups[0]);
-                                      });
-                 }},
-    PlacementRow{"parallel branches",
-                 [](const GraphIndex& index, const Plan&) {
-                   return AnyNode(index, [&](const Node& node, NodeId) {
-                     return node.name.ends_with(".branches.add");
-                   });
-                 }},
-    PlacementRow{"dropout",
-                 [](const GraphIndex& index, const Plan& plan) {
-                   return AnyNode(index, [&](const Node& node, NodeId id) {
-                     return node.op->name == "dropout" &&
-                            !GroupOf(plan, id).axes.empty();
-                   });
-                 }},
+constexpr std::array
+    kRows =
+        {
+            PlacementRow{
+                "data parallel",
+                [](const GraphIndex& index, const Plan& plan) {
+                  for (size_t w = 0; w < plan.weights.size(); ++w) {
+                    const WeightHome home =
+                        HomeOf(*index.graph, plan, index.weights[w].tensor);
+                    const AxisSet data =
+                        DataAxes(index, plan, home.group) &
+                        home.layout.replicated(plan.groups[home.group.index()]);
+                    if (plan.weights[w].zero_axes == 0 && data != 0) {
+                      return true;
+                    }
+                  }
+                  return false;
+                }},
+            PlacementRow{"ZeRO-1",
+                         [](const GraphIndex&, const Plan& plan) {
+                           return HasZero(plan, 1);
+                         }},
+            PlacementRow{"ZeRO-2",
+                         [](const GraphIndex&, const Plan& plan) {
+                           return HasZero(plan, 2);
+                         }},
+            PlacementRow{"ZeRO-3",
+                         [](const GraphIndex&, const Plan& plan) {
+                           return HasZero(plan, 3);
+                         }},
+            PlacementRow{
+                "ZeRO on some axes",
+                [](const GraphIndex& index, const Plan& plan) {
+                  for (size_t w = 0; w < plan.weights.size(); ++w) {
+                    const AxisSet zero = plan.weights[w].zero_axes;
+                    if (zero == 0) continue;
+                    const WeightHome home =
+                        HomeOf(*index.graph, plan, index.weights[w].tensor);
+                    const AxisSet whole = home.layout.replicated(
+                                              plan.groups[home.group.index()]) &
+                                          ~zero;
+                    if ((whole & DataAxes(index, plan, home.group)) != 0) {
+                      return true;
+                    }
+                  }
+                  return false;
+                }},
+            PlacementRow{"model parallel, one microbatch",
+                         [](const GraphIndex&, const Plan& plan) {
+                           return plan.groups.size() > 1 &&
+                                  plan.microbatches == 1;
+                         }},
+            PlacementRow{"GPipe",
+                         [](const GraphIndex&, const Plan& plan) {
+                           return HasPipeline(plan, "gpipe");
+                         }},
+            PlacementRow{"1F1B",
+                         [](const GraphIndex&, const Plan& plan) {
+                           return HasPipeline(plan, "1f1b");
+                         }},
+            PlacementRow{"interleaved 1F1B",
+                         [](const GraphIndex&, const Plan& plan) {
+                           return HasPipeline(plan, "interleaved");
+                         }},
+            PlacementRow{"ZB-H1",
+                         [](const GraphIndex&, const Plan& plan) {
+                           return HasPipeline(plan, "zb-h1");
+                         }},
+            PlacementRow{"unlike numbers of blocks",
+                         [](const GraphIndex& index, const Plan& plan) {
+                           const std::vector<int> blocks =
+                               BlocksByGroup(index, plan);
+                           return std::adjacent_find(
+                                      blocks.begin(), blocks.end(),
+                                      std::not_equal_to<>()) != blocks.end();
+                         }},
+            PlacementRow{"tied across stages",
+                         [](const GraphIndex& index, const Plan& plan) {
+                           for (size_t w = 0; w < plan.weights.size(); ++w) {
+                             if (IsTiedAcrossGroups(index, plan, w))
+                               return true;
+                           }
+                           return false;
+                         }},
+            PlacementRow{"tied within a stage",
+                         [](const GraphIndex& index, const Plan& plan) {
+                           for (size_t w = 0; w < plan.weights.size(); ++w) {
+                             const TensorId weight = index.weights[w].tensor;
+                             if (index.readers[weight.index()].size() > 1 &&
+                                 !IsTiedAcrossGroups(index, plan, w)) {
+                               return true;
+                             }
+                           }
+                           return false;
+                         }},
+            PlacementRow{"microbatches no multiple of stages",
+                         [](const GraphIndex&, const Plan& plan) {
+                           return plan.microbatches > 1 &&
+                                  static_cast<size_t>(plan.microbatches) %
+                                          plan.groups.size() !=
+                                      0;
+                         }},
+            PlacementRow{"column parallel",
+                         [](const GraphIndex& index, const Plan& plan) {
+                           return SplitsDense(index, plan, Role::kParameter);
+                         }},
+            PlacementRow{"row parallel",
+                         [](const GraphIndex& index, const Plan& plan) {
+                           return SplitsDense(index, plan, Role::kReduction);
+                         }},
+            PlacementRow{"attention heads",
+                         [](const GraphIndex& index, const Plan& plan) {
+                           return Splits(index, plan, "attention", "g");
+                         }},
+            PlacementRow{"key/value heads fewer than ranks",
+                         [](const GraphIndex& index, const Plan& plan) {
+                           return Splits(index, plan, "attention", "r");
+                         }},
+            PlacementRow{"vocabulary-parallel embedding",
+                         [](const GraphIndex& index, const Plan& plan) {
+                           return Splits(index, plan, "embedding", "v");
+                         }},
+            PlacementRow{"vocabulary-parallel loss",
+                         [](const GraphIndex& index, const Plan& plan) {
+                           return Splits(index, plan, "cross_entropy", "v");
+                         }},
+            PlacementRow{
+                "sequence parallel",
+                [](const GraphIndex& index, const Plan& plan) {
+                  // A norm split on the sequence by an axis that splits
+                  // attention's heads or a weight elsewhere in the block.
+                  for (const auto& nodes : index.nodes_of_block) {
+                    AxisSet tensor = 0;
+                    AxisSet norm = 0;
+                    for (NodeId id : nodes) {
+                      const Node& node = index.graph->node(id);
+                      const OpPlacement& placement = plan.ops[id.index()];
+                      if (node.op->name.ends_with("norm")) {
+                        norm |= AxesOf(node, placement, 's');
+                      }
+                      if (node.op->op_class != OpClass::kMatmul) continue;
+                      for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+                        const char letter = node.rule.factors[f].letter;
+                        if (letter != 'b' && letter != 's') {
+                          tensor |= placement.axes[f];
+                        }
+                      }
+                    }
+                    if ((norm & tensor) != 0) return true;
+                  }
+                  return false;
+                }},
+            PlacementRow{"context parallel",
+                         [](const GraphIndex& index, const Plan& plan) {
+                           return Splits(index, plan, "attention", "s");
+                         }},
+            PlacementRow{"operators on their own",
+                         [](const GraphIndex& index, const Plan& plan) {
+                           for (size_t b = 0; b < index.nodes_of_block.size();
+                                ++b) {
+                             if (!RolesOf(index, plan, static_cast<int>(b))) {
+                               return true;
+                             }
+                           }
+                           return false;
+                         }},
+            PlacementRow{
+                "ragged shards",
+                [](const GraphIndex& index, const Plan& plan) {
+                  const int64_t batch =
+                      index.graph->global_batch / plan.microbatches;
+                  return AnyNode(index, [&](const Node& node, NodeId id) {
+                    for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+                      const AxisSet axes = plan.ops[id.index()].axes[f];
+                      if (index.Extent(id, f, batch) %
+                              GroupOf(plan, id).Size(axes) !=
+                          0) {
+                        return true;
+                      }
+                    }
+                    return false;
+                  });
+                }},
+            PlacementRow{
+                "degrees of 3, 5, 6 or 7",
+                [](const GraphIndex& index, const Plan& plan) {
+                  return AnyNode(index, [&](const Node& node, NodeId id) {
+                    for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+                      const int64_t degree =
+                          GroupOf(plan, id).Size(plan.ops[id.index()].axes[f]);
+                      if (degree == 3 || (degree >= 5 && degree <= 7)) {
+                        return true;
+                      }
+                    }
+                    return false;
+                  });
+                }},
+            PlacementRow{"unlike meshes of stages",
+                         [](const GraphIndex&, const Plan& plan) {
+                           return std::any_of(
+                               plan.groups.begin(), plan.groups.end(),
+                               [&](const DeviceGroup& group) {
+                                 return !SameMesh(group, plan.groups[0]);
+                               });
+                         }},
+            PlacementRow{"parallel branches",
+                         [](const GraphIndex& index, const Plan&) {
+                           return AnyNode(index, [&](const Node& node, NodeId) {
+                             return node.name.ends_with(".branches.add");
+                           });
+                         }},
+            PlacementRow{"dropout",
+                         [](const GraphIndex& index, const Plan& plan) {
+                           return AnyNode(
+                               index, [&](const Node& node, NodeId id) {
+                                 return node.op->name == "dropout" &&
+                                        !GroupOf(plan, id).axes.empty();
+                               });
+                         }},
 };
 static_assert(kRows.size() <= 64);
 
@@ -289,8 +317,15 @@ struct ExcludedPair {
 constexpr std::array kExcluded = {
     // A plan has one schedule, which means something with microbatches only.
     ExcludedPair{"GPipe", "1F1B"},
+    ExcludedPair{"GPipe", "interleaved 1F1B"},
+    ExcludedPair{"GPipe", "ZB-H1"},
+    ExcludedPair{"1F1B", "interleaved 1F1B"},
+    ExcludedPair{"1F1B", "ZB-H1"},
+    ExcludedPair{"interleaved 1F1B", "ZB-H1"},
     ExcludedPair{"GPipe", "model parallel, one microbatch"},
     ExcludedPair{"1F1B", "model parallel, one microbatch"},
+    ExcludedPair{"interleaved 1F1B", "model parallel, one microbatch"},
+    ExcludedPair{"ZB-H1", "model parallel, one microbatch"},
     ExcludedPair{"microbatches no multiple of stages",
                  "model parallel, one microbatch"},
     // There is one weight that is tied.

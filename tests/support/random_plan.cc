@@ -64,10 +64,15 @@ class PlanMaker {
     if (ranks < 1 || ranks > kMostRanks) return {};
     MakeGroups();
     const size_t blocks = graph_.blocks.size();
-    if (plan_.groups.empty() || plan_.groups.size() > blocks) return {};
+    if (plan_.groups.empty() || spec_.chunks < 1 || positions() > blocks) {
+      return {};
+    }
     plan_.graph_fingerprint = index_.fingerprint;
     plan_.cluster_name = "local-cpu:" + std::to_string(RanksOf(spec_));
-    plan_.schedule = Schedules()[static_cast<size_t>(spec_.schedule)].name;
+    const auto schedules =
+        SchedulesFor({static_cast<int>(plan_.groups.size()), spec_.chunks});
+    plan_.schedule =
+        schedules[static_cast<size_t>(spec_.schedule) % schedules.size()]->name;
     plan_.microbatches = spec_.microbatches;
     plan_.ops.resize(index_.forward_nodes);
     ChooseStages();
@@ -77,6 +82,10 @@ class PlanMaker {
   }
 
  private:
+  size_t positions() const {
+    return plan_.groups.size() * static_cast<size_t>(spec_.chunks);
+  }
+
   // A number in [0, n) that is a function of the key and of what it is for.
   uint32_t Draw(std::string_view what, uint64_t which, uint32_t n) const {
     const uint64_t bits =
@@ -109,8 +118,8 @@ class PlanMaker {
     }
   }
 
-  // Each stage takes some consecutive blocks: the places between blocks at
-  // which a stage ends are those with the smallest draws.
+  // Each position of the pipeline takes some consecutive blocks: the places
+  // between blocks at which one ends are those with the smallest draws.
   void ChooseStages() {
     const size_t blocks = graph_.blocks.size();
     std::vector<size_t> places(blocks - 1);
@@ -118,15 +127,17 @@ class PlanMaker {
     std::stable_sort(places.begin(), places.end(), [&](size_t a, size_t b) {
       return Draw("cut", a, 1000) < Draw("cut", b, 1000);
     });
-    places.resize(plan_.groups.size() - 1);
-    stage_of_block_.assign(blocks, 0);
+    places.resize(positions() - 1);
+    position_of_block_.assign(blocks, 0);
     for (size_t place : places) {
-      for (size_t b = place + 1; b < blocks; ++b) ++stage_of_block_[b];
+      for (size_t b = place + 1; b < blocks; ++b) ++position_of_block_[b];
     }
   }
 
   void PlaceBlockOf(int block) {
-    const int stage = stage_of_block_[static_cast<size_t>(block)];
+    const auto stages = static_cast<int>(plan_.groups.size());
+    const int position = position_of_block_[static_cast<size_t>(block)];
+    const int stage = position % stages;
     const DeviceGroup& group = plan_.groups[static_cast<size_t>(stage)];
     if (spec_.placement > 0) {
       SetBlock(index_, block,
@@ -136,6 +147,7 @@ class PlanMaker {
     }
     for (NodeId id : index_.nodes_of_block[static_cast<size_t>(block)]) {
       plan_.ops[id.index()].group = GroupId(stage);
+      plan_.ops[id.index()].chunk = position / stages;
       const std::string& name = graph_.node(id).name;
       if (spec_.placement == 0 ||
           (spec_.placement == 2 && Draw(name + ".own", 0, 4) == 0)) {
@@ -230,7 +242,7 @@ class PlanMaker {
   const Graph& graph_;
   const PlanSpec& spec_;
   Plan plan_;
-  std::vector<int> stage_of_block_;
+  std::vector<int> position_of_block_;
 };
 
 std::string ToText(const std::vector<Field>& fields) {
@@ -271,7 +283,8 @@ std::vector<Field> FieldsOf(Case& c) {
     fields.push_back(
         {"mesh" + std::to_string(i), &c.plan.mesh[i], i == 0 ? 1 : 0});
   }
-  const Field rest[] = {{"schedule", &c.plan.schedule, 0},
+  const Field rest[] = {{"chunks", &c.plan.chunks, 1},
+                        {"schedule", &c.plan.schedule, 0},
                         {"microbatches", &c.plan.microbatches, 1},
                         {"placement", &c.plan.placement, 0},
                         {"zero", &c.plan.zero, 0},
@@ -343,6 +356,8 @@ PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng) {
         repeat ? spec.mesh[0] : RandomMesh(ranks, rng);
     left -= ranks - 1;
   }
+  spec.chunks =
+      std::min(Pick(rng, {1, 1, 1, 2, 2, 3}), (graph.layers + 2) / stages);
   spec.schedule =
       static_cast<int>(rng.Below(static_cast<uint32_t>(Schedules().size())));
   std::vector<int> divisors;

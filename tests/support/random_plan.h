@@ -27,7 +27,8 @@ struct PlanSpec {
   // By stage: the sizes of its mesh's axes as decimal digits, outer first
   // (232 is three axes, 1 a single rank); 0 for no stage.
   std::array<int, kMostStages> mesh = {1};
-  int schedule = 0;  // row of Schedules()
+  int chunks = 1;    // of each stage
+  int schedule = 0;  // of those that run the chunks
   int microbatches = 1;
   // 0: every operator on its own; 1: by the roles that axes have in a stage;
   // 2: so, with some operators on their own.
@@ -67,8 +68,8 @@ int RanksOf(const PlanSpec& plan);
 // often is.
 PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng);
 
-// The plan of a spec, or nothing where stages outnumber the blocks. Whether it
-// is valid, Validate says.
+// The plan of a spec, or nothing where positions outnumber the blocks. Whether
+// it is valid, Validate says.
 std::optional<Plan> MakePlan(const GraphIndex& index, const PlanSpec& spec);
 
 }  // namespace tessera

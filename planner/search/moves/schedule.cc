@@ -1,4 +1,5 @@
-// Takes another pipeline schedule, uniformly: symmetric.
+// Takes another pipeline schedule, uniformly of those that run the plan's
+// chunks: symmetric.
 
 #include "planner/schedule/pipeline_schedule.h"
 #include "planner/search/moves/scope.h"
@@ -10,10 +11,10 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
                                 Rng& rng) {
   // One stage runs all schedules alike up to the order of its microbatches.
   if (plan.groups.size() < 2) return std::nullopt;
-  const auto schedules = Schedules();
+  const auto schedules = SchedulesFor(ShapeOf(plan));
   Plan candidate = plan;
   candidate.schedule =
-      schedules[rng.Below(static_cast<uint32_t>(schedules.size()))].name;
+      schedules[rng.Below(static_cast<uint32_t>(schedules.size()))]->name;
   return Finish(space, plan, std::move(candidate), 0);
 }
 

@@ -1,7 +1,6 @@
-// Moves one block over a boundary between two stages of equal mesh; it keeps
-// its splits. Symmetric: boundary and direction are uniform.
-
-#include <algorithm>
+// Moves one block over a boundary between two positions of the pipeline (the
+// stages, or their chunks) of equal mesh; it keeps its splits. Symmetric:
+// boundary and direction are uniform.
 
 #include "planner/search/moves/scope.h"
 
@@ -10,28 +9,32 @@ namespace {
 
 std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
                                 Rng& rng) {
-  const auto stages = static_cast<uint32_t>(plan.groups.size());
-  if (stages < 2) return std::nullopt;
-  const GroupId left(rng.Below(stages - 1));
-  const GroupId right(left.value + 1);
+  const PipelineShape shape = ShapeOf(plan);
+  const int positions = shape.stages * shape.chunks;
+  if (positions < 2) return std::nullopt;
+  const auto left =
+      static_cast<int>(rng.Below(static_cast<uint32_t>(positions - 1)));
   const bool to_right = rng.Below(2) == 1;
-  if (!SameMesh(plan.groups[left.index()], plan.groups[right.index()])) {
+  const int from = to_right ? left : left + 1;
+  const int to = to_right ? left + 1 : left;
+  if (!SameMesh(plan.groups[static_cast<size_t>(from % shape.stages)],
+                plan.groups[static_cast<size_t>(to % shape.stages)])) {
     return std::nullopt;
   }
-  const GroupId from = to_right ? left : right;
-  int first = -1;
-  int last = -1;
+  int moved = -1;
   for (int b = 0; b < static_cast<int>(space.index.block_class.size()); ++b) {
-    if (GroupOfBlock(space, plan, b) != from) continue;
-    if (first < 0) first = b;
-    last = b;
+    const auto& nodes = space.index.nodes_of_block[static_cast<size_t>(b)];
+    if (nodes.empty()) continue;
+    const OpPlacement& op = plan.ops[nodes[0].index()];
+    if (op.chunk * shape.stages + op.group.value != from) continue;
+    if (moved < 0 || to_right) moved = b;
   }
-  const int moved = to_right ? last : first;
   Plan candidate = plan;
   for (NodeId node : space.index.nodes_of_block[static_cast<size_t>(moved)]) {
-    candidate.ops[node.index()].group = to_right ? right : left;
+    candidate.ops[node.index()].group = GroupId(to % shape.stages);
+    candidate.ops[node.index()].chunk = to / shape.stages;
   }
-  // Invalid where the stage is left empty.
+  // Invalid where the position is left empty.
   return Finish(space, plan, std::move(candidate), 0);
 }
 

@@ -41,12 +41,13 @@ Duration PipelineTime(std::string_view schedule, int stages, int microbatches,
   std::vector<TaskCost> costs;
   std::map<std::pair<int, int>, TaskId> forwards;
   std::map<std::pair<int, int>, TaskId> backwards;
+  const PipelineShape shape = {stages, 1, microbatches};
   for (const StageAction& step :
-       GlobalOrder(*FindSchedule(schedule).value(), stages, microbatches)) {
+       GlobalOrder(OrdersOf(*FindSchedule(schedule).value(), shape), shape)) {
     const TaskId id(static_cast<int64_t>(tasks.tasks.size()));
     const int m = step.action.microbatch;
     std::vector<TaskId> deps;
-    if (step.action.pass == Pass::kForward) {
+    if (step.action.kind == ActionKind::kForward) {
       if (step.stage > 0) deps.push_back(forwards.at({step.stage - 1, m}));
       forwards[{step.stage, m}] = id;
       costs.push_back({forward, CostSource::kAnalytical});

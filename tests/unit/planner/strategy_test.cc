@@ -81,11 +81,11 @@ TEST(ParseStrategy, SaysWhatIsSupported) {
     return strategy ? "none" : strategy.error().ToString();
   };
   EXPECT_EQ(error("zero=4"), "zero: is '4': expected 0, 1, 2 or 3");
-  EXPECT_EQ(error("vp=2"), "vp: is '2': expected 1");
+  EXPECT_EQ(error("vp=0"), "vp: is '0': expected a whole number from 1");
   EXPECT_EQ(error("ep=4"), "ep: is '4': expected 1");
   EXPECT_EQ(error("recompute=full"), "recompute: is 'full': expected none");
-  EXPECT_THAT(error("schedule=zb-h1"),
-              HasSubstr("schedule: unknown schedule 'zb-h1'"));
+  EXPECT_THAT(error("schedule=zb-h2"),
+              HasSubstr("schedule: unknown schedule 'zb-h2'"));
   EXPECT_EQ(error("tp=0"), "tp: is '0': expected a whole number from 1");
   EXPECT_EQ(error("tp=two"), "tp: is 'two': expected a whole number from 1");
   EXPECT_EQ(error("tp=2x"), "tp: is '2x': expected a whole number from 1");
