@@ -50,9 +50,12 @@ std::optional<DType> ParseFileName(std::string_view name) {
   return std::nullopt;
 }
 
-int64_t BytesOf(DType dtype, const Shape& shape) {
+// Nothing where there are more bytes than an int64 counts.
+std::optional<int64_t> BytesOf(DType dtype, const Shape& shape) {
   int64_t bytes = SizeOf(dtype);
-  for (int64_t extent : shape) bytes *= extent;
+  for (int64_t extent : shape) {
+    if (__builtin_mul_overflow(bytes, extent, &bytes)) return std::nullopt;
+  }
   return bytes;
 }
 
@@ -246,7 +249,7 @@ Result<SafetensorsWriter> SafetensorsWriter::Create(
   header += "}";
   int64_t offset = 0;
   for (const SafetensorsEntry& entry : entries) {
-    const int64_t end = offset + BytesOf(entry.dtype, entry.shape);
+    const int64_t end = offset + BytesOf(entry.dtype, entry.shape).value();
     header += "," + Quoted(entry.name) + ":{\"dtype\":\"" +
               std::string(FileNameOf(entry.dtype)) +
               "\",\"shape\":" + ShapeText(entry.shape) + ",\"data_offsets\":[" +

@@ -1,5 +1,6 @@
 #include "costmodel/profile/profile_db.h"
 
+#include <algorithm>
 #include <cmath>
 #include <tuple>
 
@@ -40,6 +41,23 @@ char LackedFactor(std::string_view kernel, const IndexRule& rule) {
   }
   return 0;
 }
+
+// Elements of the largest operand or result. REQUIRES: an extent a factor.
+double LargestTensor(const IndexRule& rule,
+                     const std::vector<int64_t>& extents) {
+  double largest = 0;
+  for (const auto* side : {&rule.operands, &rule.results}) {
+    for (const Indices& indices : *side) {
+      double elements = 1;
+      for (uint8_t f : indices) elements *= static_cast<double>(extents[f]);
+      largest = std::max(largest, elements);
+    }
+  }
+  return largest;
+}
+
+// Far beyond any device's memory, far below where an int64 of bytes ends.
+constexpr double kMostElements = 0x1p50;
 
 }  // namespace
 
@@ -95,6 +113,8 @@ std::vector<Error> Validate(const ProfileDb& profile) {
                               ", the rule has " +
                               std::to_string(rule->factors.size()) +
                               " factors");
+      } else if (LargestTensor(*rule, key.extents) > kMostElements) {
+        report("extents", "a tensor of more than 2^50 elements");
       } else if (const char lacks = LackedFactor(key.name, *rule)) {
         report("rule", std::string("lacks the factor '") + lacks + "' of '" +
                            key.name + "'");

@@ -181,15 +181,9 @@ Result<std::vector<Attribute>> ReadAttributes(const proto::Node& row,
   for (int i = 0; i < row.attributes_size(); ++i) {
     const proto::Attribute& attribute = row.attributes(i);
     const std::string where = At("nodes", index, At("attributes", i));
-    if (std::find(op.attributes.begin(), op.attributes.end(),
-                  attribute.name()) == op.attributes.end()) {
-      Error error = UnknownName("attribute", attribute.name(), op.attributes);
-      return InvalidInput(error.message, where);
-    }
-    if (!std::isfinite(attribute.value())) {
-      return InvalidInput("expected a finite number", where);
-    }
     attributes.push_back({attribute.name(), attribute.value()});
+    std::string problem = AttributeProblem(op, attributes.back());
+    if (!problem.empty()) return InvalidInput(std::move(problem), where);
   }
   std::sort(
       attributes.begin(), attributes.end(),

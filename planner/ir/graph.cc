@@ -287,11 +287,9 @@ void CheckTensors(const Graph& graph, const Node& node,
 void CheckAgainstOperator(const Node& node, const std::string& where,
                           std::vector<Error>& errors) {
   for (const Attribute& attribute : node.attributes) {
-    if (std::find(node.op->attributes.begin(), node.op->attributes.end(),
-                  attribute.name) == node.op->attributes.end()) {
-      errors.push_back(InvalidInput(
-          UnknownName("attribute", attribute.name, node.op->attributes).message,
-          where));
+    std::string problem = AttributeProblem(*node.op, attribute);
+    if (!problem.empty()) {
+      errors.push_back(InvalidInput(std::move(problem), where));
     }
   }
   const RuleForm& form = node.op->form;
@@ -338,12 +336,14 @@ std::vector<Error> Validate(const Graph& graph) {
       fail(where, "block " + std::to_string(node.block) + " of " +
                       std::to_string(graph.blocks.size()));
     }
-    for (std::string_view name : node.op->attributes) {
+    bool has_attributes = true;
+    for (const AttributeDef& def : node.op->attributes) {
       const bool found =
           std::any_of(node.attributes.begin(), node.attributes.end(),
-                      [&](const Attribute& a) { return a.name == name; });
+                      [&](const Attribute& a) { return a.name == def.name; });
       if (!found) {
-        fail(where, "lacks the attribute '" + std::string(name) + "'");
+        fail(where, "lacks the attribute '" + std::string(def.name) + "'");
+        has_attributes = false;
       }
     }
     if (node.pass == Pass::kForward) CheckAgainstOperator(node, where, errors);
@@ -373,6 +373,11 @@ std::vector<Error> Validate(const Graph& graph) {
       errors.push_back(extents.error().At(where));
     } else if (node.pass == Pass::kForward) {
       CheckTensors(graph, node, where, errors);
+      if (node.op->problem != nullptr && has_attributes) {
+        std::string problem =
+            node.op->problem({&node.rule, *extents, {}, {}, node.attributes});
+        if (!problem.empty()) fail(where, std::move(problem));
+      }
     }
   }
   if (!graph.loss.valid() || graph.loss.index() >= graph.tensors.size() ||

@@ -1,5 +1,10 @@
 #include "planner/ir/op.h"
 
+#include <cmath>
+#include <sstream>
+
+#include "planner/base/table.h"
+
 namespace tessera {
 
 double OpCall::Points() const {
@@ -13,6 +18,41 @@ int64_t OpCall::Extent(char letter) const {
   TESSERA_CHECK(f >= 0) << "no factor '" << letter << "' in "
                         << rule->ToString();
   return extents[static_cast<size_t>(f)];
+}
+
+double OpCall::attribute(std::string_view name) const {
+  for (const Attribute& a : attributes) {
+    if (a.name == name) return a.value;
+  }
+  TESSERA_CHECK(false) << "no attribute " << name;
+  return 0;
+}
+
+std::string AttributeProblem(const OpDef& op, const Attribute& attribute) {
+  for (const AttributeDef& def : op.attributes) {
+    if (def.name != attribute.name) continue;
+    const double value = attribute.value;
+    // Written so that a NaN is out of range.
+    if (value >= def.least && value <= def.most &&
+        (!def.whole || value == std::floor(value))) {
+      return "";
+    }
+    std::ostringstream text;
+    text << "'" << def.name << "' is " << value << ": expected a "
+         << (def.whole ? "whole" : "finite") << " number";
+    if (def.least > std::numeric_limits<double>::lowest()) {
+      text << " of at least " << def.least;
+    }
+    if (def.most < std::numeric_limits<double>::max()) {
+      text << (def.least > std::numeric_limits<double>::lowest() ? " and"
+                                                                 : " of")
+           << " at most " << def.most;
+    }
+    return text.str();
+  }
+  return UnknownName("attribute", attribute.name,
+                     Names(std::span(op.attributes)))
+      .message;
 }
 
 Bytes OperandBytes(const OpCall& call) {

@@ -4,6 +4,7 @@
 // rules of its adjoints; ops.def lists the operators, planner/ops/ has a file
 // for each. Immutable, owned by the table, alive for the whole process.
 
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,6 +21,14 @@ struct Attribute {
   std::string name;
   double value = 0;
   bool operator==(const Attribute&) const = default;
+};
+
+// A named number that each node of an operator has, and what it may be.
+struct AttributeDef {
+  std::string_view name;
+  double least = std::numeric_limits<double>::lowest();
+  double most = std::numeric_limits<double>::max();
+  bool whole = false;
 };
 
 // One adjoint of an operator: which backward operator computes which
@@ -44,6 +53,8 @@ struct OpCall {
   double Points() const;
   // Extent of a factor. REQUIRES: the rule has it.
   int64_t Extent(char letter) const;
+  // REQUIRES: the attribute exists.
+  double attribute(std::string_view name) const;
 };
 
 // A factor over which an operator keeps a state that is merged between shards
@@ -84,8 +95,11 @@ struct OpDef {
   Flops (*flops)(const OpCall&) = nullptr;
   // Memory traffic of a call; null for the sum of all operands and results.
   Bytes (*bytes)(const OpCall&) = nullptr;
-  // Names of the attributes that a node must have; it may have no others.
-  std::vector<std::string_view> attributes = {};
+  // The attributes that a node must have; it may have no others.
+  std::vector<AttributeDef> attributes = {};
+  // What is wrong with a node's extents and attributes beyond its rule and the
+  // ranges of its attributes; empty for nothing. Null: nothing can be.
+  std::string (*problem)(const OpCall&) = nullptr;
   // Which operands are int32 (ids, labels, positions); the others are floats.
   std::vector<size_t> integer_operands = {};
   Coupling coupling = {};
@@ -118,6 +132,10 @@ inline constexpr RuleForm kUnaryForm = {
     "one operand, with the indices of the result", IsElementwise<1>};
 inline constexpr RuleForm kBinaryForm = {
     "two operands, both with the indices of the result", IsElementwise<2>};
+
+// What is wrong with an attribute of a node of `op`: an unknown name, a value
+// out of its range. Empty for nothing.
+std::string AttributeProblem(const OpDef& op, const Attribute& attribute);
 
 // Memory traffic of all operands and results of a call.
 Bytes OperandBytes(const OpCall& call);

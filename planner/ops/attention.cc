@@ -35,7 +35,7 @@ std::vector<OpDef> AttentionOps() {
        .adjoints = {{"attention_dqkv",
                      "dy0,x0,x1,x2,x3,x4,y0,y1->dx0,dx1,dx2"}},
        .flops = AttentionFlops<1, 1>,
-       .attributes = {"scale", "window"},
+       .attributes = {{"scale"}, {.name = "window", .least = 0, .whole = true}},
        .integer_operands = {3, 4}},
       // Five products: the scores again, dv, dp, dq and dk.
       {.name = "attention_dqkv",

@@ -6,6 +6,9 @@
 
 namespace tessera {
 
+// What is kept is divided by 1 - probability.
+constexpr double kMostDropout = 1 - 1e-6;
+
 std::vector<OpDef> DropoutOps() {
   return {
       {.name = "dropout",
@@ -13,7 +16,8 @@ std::vector<OpDef> DropoutOps() {
        .form = kUnaryForm,
        .adjoints = {{"dropout", "dy0->dx0"}},
        .flops = FlopsPerPoint<2>,
-       .attributes = {"probability", "salt"}},
+       .attributes = {{"probability", 0, kMostDropout},
+                      {"salt", 0, 0x1p53, true}}},
   };
 }
 

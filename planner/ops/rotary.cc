@@ -21,6 +21,17 @@ bool IsRotary(const IndexRule& rule) {
          !rule.factors[x.back()].splittable;
 }
 
+// Features are turned in pairs.
+std::string RotaryProblem(const OpCall& call) {
+  const Indices& x = call.rule->operands[0];
+  const int64_t width = call.extents[x.back()];
+  const auto turned = static_cast<int64_t>(call.attribute("fraction") *
+                                           static_cast<double>(width));
+  if (turned % 2 == 0) return "";
+  return "turns " + std::to_string(turned) + " of " + std::to_string(width) +
+         " features: expected an even number";
+}
+
 }  // namespace
 
 std::vector<OpDef> RotaryOps() {
@@ -30,7 +41,8 @@ std::vector<OpDef> RotaryOps() {
        .form = {"x, positions -> y as in 'bsgd!,bs->bsgd'", IsRotary},
        .adjoints = {{"rotary_dx", "dy0,x1->dx0"}},
        .flops = FlopsPerPoint<3>,
-       .attributes = {"fraction", "theta"},
+       .attributes = {{"fraction", 0, 1}, {.name = "theta", .least = 1}},
+       .problem = RotaryProblem,
        .integer_operands = {1}},
       {.name = "rotary_dx",
        .summary = "gradient of rotary: the turn backwards",

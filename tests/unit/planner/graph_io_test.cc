@@ -240,6 +240,35 @@ TEST(GraphIo, RulesThatAreNotTheOperators) {
                         "operand, with the indices of the result"));
 }
 
+TEST(GraphIo, AttributesHaveRanges) {
+  const auto with = [](const std::string& node) {
+    return ErrorWith(R"(op: "gelu" rule: "bsh->bsh")", node);
+  };
+  EXPECT_THAT(with(R"(op: "dropout" rule: "bsh->bsh"
+                      attributes { name: "probability" value: 1 }
+                      attributes { name: "salt" value: 0 })"),
+              HasSubstr("nodes[1].attributes[0]: 'probability' is 1: expected "
+                        "a finite number of at least 0 and at most 0.999999"));
+  EXPECT_THAT(with(R"(op: "dropout" rule: "bsh->bsh"
+                      attributes { name: "probability" value: 0.5 }
+                      attributes { name: "salt" value: 0.5 })"),
+              HasSubstr("'salt' is 0.5: expected a whole number"));
+  EXPECT_THAT(with(R"(op: "dropout" rule: "bsh->bsh"
+                      attributes { name: "probability" value: nan }
+                      attributes { name: "salt" value: 0 })"),
+              HasSubstr("'probability' is nan"));
+}
+
+TEST(GraphIo, RotaryTurnsPairs) {
+  // 0.75 * 4 features cannot be turned in pairs.
+  EXPECT_THAT(
+      ErrorWith(R"(op: "gelu" rule: "bsh->bsh" operands: "x")",
+                R"(op: "rotary" rule: "bsh!,bs->bsh" operands: ["x", "ids"]
+                   attributes { name: "fraction" value: 0.75 }
+                   attributes { name: "theta" value: 10000 })"),
+      HasSubstr("turns 3 of 4 features: expected an even number"));
+}
+
 TEST(GraphIo, ElementTypesFollowFromTheGraphs) {
   EXPECT_THAT(ErrorWith(R"("int32")", R"("fp32")"),
               HasSubstr("nodes[0] 'x': 'ids' is fp32; here a graph of fp32 has "

@@ -118,6 +118,12 @@ TEST(Safetensors, BrokenFilesAreErrors) {
                 R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})",
                 "12345678")),
             path + ": tensor 'a': 8 bytes for F32[3]");
+  // 2^64 elements: their bytes do not fit in an int64.
+  EXPECT_EQ(message(with_header(R"({"a":{"dtype":"F32","shape":)"
+                                R"([4294967296,4294967296],)"
+                                R"("data_offsets":[0,0]}})",
+                                "")),
+            path + ": tensor 'a': 0 bytes for F32[4294967296, 4294967296]");
   EXPECT_NE(message(with_header(
                 R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})",
                 "12345678")),
