@@ -4,15 +4,11 @@
 #include <optional>
 #include <utility>
 
+#include "planner/lower/staging.h"
 #include "runtime/device/staging.h"
 
 namespace tessera {
 namespace {
-
-// Tensors below this size share a message: the start of a collective between
-// processes of one host takes about as long as copying this much (tens of
-// microseconds at a few GB/s).
-constexpr int64_t kShareBelowBytes = 256 * 1024;
 
 std::byte* At(void* data, int64_t offset) {
   return static_cast<std::byte*>(data) + offset;

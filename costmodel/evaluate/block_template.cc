@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "planner/lower/staging.h"
+
 namespace tessera {
 namespace {
 
@@ -231,10 +233,10 @@ class TemplateMaker {
     return out;
   }
 
-  // The block in the peer's group that has the other end of a transfer; of a
-  // send, also the value that arrives.
+  // The block in the peer's group that has the other end of a transfer, and the
+  // value there.
   int PeerOf(const Transfer& transfer, ProgramKind kind, bool sends,
-             const Value** arrives) {
+             const Value** there) {
     for (size_t i = 0; i < shape_.depends.size(); ++i) {
       const int block = shape_.depends[i];
       if (context_.group_of_block(block) != transfer.peer) continue;
@@ -242,9 +244,8 @@ class TemplateMaker {
       const BlockProgram& other = programs_.Of(block, kind);
       for (const Transfer& t : sends ? other.receives : other.sends) {
         if (t.port != transfer.port || t.peer != own_) continue;
-        if (sends) {
-          *arrives = &other.values[other.tasks[t.task].writes[0].index()];
-        }
+        const Task& end = other.tasks[t.task];
+        *there = &other.values[(sends ? end.writes : end.reads)[0].index()];
         return static_cast<int>(i);
       }
     }
@@ -255,15 +256,15 @@ class TemplateMaker {
   void MakeProgram(ProgramKind kind) {
     const BlockProgram& program = programs_.Of(block_, kind);
     TemplateProgram& priced = out_.programs[static_cast<size_t>(kind)];
-    std::vector<const Value*> arrives(program.tasks.size(), nullptr);
+    std::vector<const Value*> peers(program.tasks.size(), nullptr);
     for (const Transfer& send : program.sends) {
       priced.sends.push_back({static_cast<int>(send.task), PortIn(send.port),
-                              PeerOf(send, kind, true, &arrives[send.task])});
+                              PeerOf(send, kind, true, &peers[send.task])});
     }
     for (const Transfer& receive : program.receives) {
-      priced.receives.push_back({static_cast<int>(receive.task),
-                                 PortIn(receive.port),
-                                 PeerOf(receive, kind, false, nullptr)});
+      priced.receives.push_back(
+          {static_cast<int>(receive.task), PortIn(receive.port),
+           PeerOf(receive, kind, false, &peers[receive.task])});
     }
     priced.tasks.resize(program.tasks.size());
     for (size_t t = 0; t < program.tasks.size(); ++t) {
@@ -274,19 +275,22 @@ class TemplateMaker {
       view.group = &group_;
       view.group_class = group_class_;
       if (task.kind == TaskKind::kSend) {
-        view.peer = arrives[t];
-        view.peer_group = &context_.plan().groups[arrives[t]->group.index()];
+        view.peer = peers[t];
+        view.peer_group = &context_.plan().groups[peers[t]->group.index()];
         view.pair_class = pricer_.ClassOf(group_, view.peer_group);
       }
       priced.tasks[t].cost = pricer_.Price(view);
       priced.tasks[t].stream = StreamNumber(task);
       priced.tasks[t].after_compute = task.after_compute;
     }
-    Connect(program, priced);
+    Connect(program, peers, priced);
   }
 
   // Dependencies within the program, its bound buffers, its own memory.
-  void Connect(const BlockProgram& program, TemplateProgram& priced) {
+  // `peers` has the value on the other side of each transfer.
+  void Connect(const BlockProgram& program,
+               const std::vector<const Value*>& peers,
+               TemplateProgram& priced) {
     struct Local {
       int root = 0;
       int bound = -1;  // into TemplateProgram::buffers
@@ -386,6 +390,17 @@ class TemplateMaker {
         local(id).writer = t;
       }
       made.last_dep = static_cast<int>(priced.deps.size());
+      const Value* const peer = peers[i];
+      const Bytes staging = StagingBytes(
+          task, program.values, group_, peer,
+          peer == nullptr ? nullptr
+                          : &context_.plan().groups[peer->group.index()]);
+      if (staging.value > 0) {
+        priced.taken.push_back(
+            {t, MemoryCategory::kCommunication, staging.value});
+        priced.given.push_back(
+            {t, MemoryCategory::kCommunication, staging.value});
+      }
     }
     for (size_t v = 0; v < locals.size(); ++v) {
       Local& l = locals[v];

@@ -1,5 +1,7 @@
 #include "costmodel/memory/peak_memory.h"
 
+#include "planner/lower/staging.h"
+
 namespace tessera {
 namespace {
 
@@ -55,7 +57,14 @@ std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks) {
         account.Add(tasks.values[root].category, bytes[root]);
       }
     }
+    const Value* const peer =
+        task.peer.valid() ? &tasks.value(task.peer) : nullptr;
+    const Bytes staging =
+        StagingBytes(task, tasks.values, tasks.group(task.group), peer,
+                     peer == nullptr ? nullptr : &tasks.group(peer->group));
+    account.Add(MemoryCategory::kCommunication, staging);
     account.Note();
+    account.Remove(MemoryCategory::kCommunication, staging);
     for (ValueId id : frees[t]) {
       account.Remove(tasks.value(id).category, bytes[id.index()]);
     }

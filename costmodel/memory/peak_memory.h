@@ -5,7 +5,8 @@
 // and given back, whatever the clock says. A persistent value counts always;
 // another one from the first task that touches it to the last (LastUses), both
 // included. An alias is its root. Shards may differ by one element: the largest
-// counts for every device. Kernels need no scratch worth counting. The world's
+// counts for every device. A task's staging (planner/lower/staging.h) counts
+// while it runs. Kernels need no scratch worth counting. The world's
 // values have a copy on the devices of every group.
 
 #include <vector>

@@ -42,14 +42,29 @@ bool Splits(const GraphIndex& index, const Plan& plan, std::string_view op,
   });
 }
 
-// The axes of a group that split samples in some operator of it.
-AxisSet DataAxes(const GraphIndex& index, const Plan& plan, GroupId group) {
+// Whether a node is split, on a factor and to a degree for which `test` holds.
+template <typename Test>
+bool AnySplit(const GraphIndex& index, const Plan& plan, Test test) {
+  return AnyNode(index, [&](const Node& node, NodeId id) {
+    for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+      const AxisSet axes = plan.ops[id.index()].axes[f];
+      if (axes != 0 && test(id, f, GroupOf(plan, id).Size(axes))) return true;
+    }
+    return false;
+  });
+}
+
+// The axes on which a weight is replicated at home and that split samples in
+// some operator there.
+AxisSet DataAxesOf(const GraphIndex& index, const Plan& plan, size_t weight) {
+  const WeightHome home =
+      HomeOf(*index.graph, plan, index.weights[weight].tensor);
   AxisSet axes = 0;
   for (size_t i = 0; i < plan.ops.size(); ++i) {
-    if (plan.ops[i].group != group) continue;
+    if (plan.ops[i].group != home.group) continue;
     axes |= AxesOf(index.graph->nodes[i], plan.ops[i], 'b');
   }
-  return axes;
+  return axes & home.layout.replicated(plan.groups[home.group.index()]);
 }
 
 // Whether a dense layer with a weight is split on a factor of that role.
@@ -74,263 +89,246 @@ bool HasZero(const Plan& plan, int stage) {
                      });
 }
 
+// Whether a weight is stored whole on ranks that have unlike samples.
+bool ReducesGradients(const GraphIndex& index, const Plan& plan) {
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    if (plan.weights[w].zero_axes == 0 && DataAxesOf(index, plan, w) != 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
 bool HasPipeline(const Plan& plan, std::string_view schedule) {
   return plan.groups.size() > 1 && plan.microbatches > 1 &&
          plan.schedule == schedule;
 }
 
-std::vector<int> BlocksByGroup(const GraphIndex& index, const Plan& plan) {
+// ---- The rows. The model of each is that of the index.
+
+bool Zero1(const GraphIndex&, const Plan& plan) {
+  return HasZero(plan, 1);
+}
+bool Zero2(const GraphIndex&, const Plan& plan) {
+  return HasZero(plan, 2);
+}
+bool Zero3(const GraphIndex&, const Plan& plan) {
+  return HasZero(plan, 3);
+}
+
+// A weight that is cut over some of the ranks with unlike samples.
+bool HybridZero(const GraphIndex& index, const Plan& plan) {
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    if (plan.weights[w].zero_axes == 0) continue;
+    if (DataAxesOf(index, plan, w) & ~plan.weights[w].zero_axes) return true;
+  }
+  return false;
+}
+
+bool Buckets(const GraphIndex& index, const Plan& plan) {
+  return plan.bucket_bytes.value > 0 && ReducesGradients(index, plan);
+}
+bool NoPrefetch(const GraphIndex&, const Plan& plan) {
+  return plan.prefetch == 0 && HasZero(plan, 3);
+}
+bool DeepPrefetch(const GraphIndex&, const Plan& plan) {
+  return plan.prefetch > 1 && HasZero(plan, 3);
+}
+
+bool OneMicrobatch(const GraphIndex&, const Plan& plan) {
+  return plan.groups.size() > 1 && plan.microbatches == 1;
+}
+bool Gpipe(const GraphIndex&, const Plan& plan) {
+  return HasPipeline(plan, "gpipe");
+}
+bool OneForwardOneBackward(const GraphIndex&, const Plan& plan) {
+  return HasPipeline(plan, "1f1b");
+}
+bool Interleaved(const GraphIndex&, const Plan& plan) {
+  return HasPipeline(plan, "interleaved");
+}
+bool ZeroBubble(const GraphIndex&, const Plan& plan) {
+  return HasPipeline(plan, "zb-h1");
+}
+
+bool UnlikeStages(const GraphIndex& index, const Plan& plan) {
   std::vector<int> blocks(plan.groups.size(), 0);
   for (const auto& nodes : index.nodes_of_block) {
     ++blocks[plan.ops[nodes[0].index()].group.index()];
   }
-  return blocks;
+  return std::adjacent_find(blocks.begin(), blocks.end(),
+                            std::not_equal_to<>()) != blocks.end();
 }
 
-constexpr std::array
-    kRows =
-        {
-            PlacementRow{
-                "data parallel",
-                [](const GraphIndex& index, const Plan& plan) {
-                  for (size_t w = 0; w < plan.weights.size(); ++w) {
-                    const WeightHome home =
-                        HomeOf(*index.graph, plan, index.weights[w].tensor);
-                    const AxisSet data =
-                        DataAxes(index, plan, home.group) &
-                        home.layout.replicated(plan.groups[home.group.index()]);
-                    if (plan.weights[w].zero_axes == 0 && data != 0) {
-                      return true;
-                    }
-                  }
-                  return false;
-                }},
-            PlacementRow{"ZeRO-1",
-                         [](const GraphIndex&, const Plan& plan) {
-                           return HasZero(plan, 1);
-                         }},
-            PlacementRow{"ZeRO-2",
-                         [](const GraphIndex&, const Plan& plan) {
-                           return HasZero(plan, 2);
-                         }},
-            PlacementRow{"ZeRO-3",
-                         [](const GraphIndex&, const Plan& plan) {
-                           return HasZero(plan, 3);
-                         }},
-            PlacementRow{
-                "ZeRO on some axes",
-                [](const GraphIndex& index, const Plan& plan) {
-                  for (size_t w = 0; w < plan.weights.size(); ++w) {
-                    const AxisSet zero = plan.weights[w].zero_axes;
-                    if (zero == 0) continue;
-                    const WeightHome home =
-                        HomeOf(*index.graph, plan, index.weights[w].tensor);
-                    const AxisSet whole = home.layout.replicated(
-                                              plan.groups[home.group.index()]) &
-                                          ~zero;
-                    if ((whole & DataAxes(index, plan, home.group)) != 0) {
-                      return true;
-                    }
-                  }
-                  return false;
-                }},
-            PlacementRow{"model parallel, one microbatch",
-                         [](const GraphIndex&, const Plan& plan) {
-                           return plan.groups.size() > 1 &&
-                                  plan.microbatches == 1;
-                         }},
-            PlacementRow{"GPipe",
-                         [](const GraphIndex&, const Plan& plan) {
-                           return HasPipeline(plan, "gpipe");
-                         }},
-            PlacementRow{"1F1B",
-                         [](const GraphIndex&, const Plan& plan) {
-                           return HasPipeline(plan, "1f1b");
-                         }},
-            PlacementRow{"interleaved 1F1B",
-                         [](const GraphIndex&, const Plan& plan) {
-                           return HasPipeline(plan, "interleaved");
-                         }},
-            PlacementRow{"ZB-H1",
-                         [](const GraphIndex&, const Plan& plan) {
-                           return HasPipeline(plan, "zb-h1");
-                         }},
-            PlacementRow{"unlike numbers of blocks",
-                         [](const GraphIndex& index, const Plan& plan) {
-                           const std::vector<int> blocks =
-                               BlocksByGroup(index, plan);
-                           return std::adjacent_find(
-                                      blocks.begin(), blocks.end(),
-                                      std::not_equal_to<>()) != blocks.end();
-                         }},
-            PlacementRow{"tied across stages",
-                         [](const GraphIndex& index, const Plan& plan) {
-                           for (size_t w = 0; w < plan.weights.size(); ++w) {
-                             if (IsTiedAcrossGroups(index, plan, w))
-                               return true;
-                           }
-                           return false;
-                         }},
-            PlacementRow{"tied within a stage",
-                         [](const GraphIndex& index, const Plan& plan) {
-                           for (size_t w = 0; w < plan.weights.size(); ++w) {
-                             const TensorId weight = index.weights[w].tensor;
-                             if (index.readers[weight.index()].size() > 1 &&
-                                 !IsTiedAcrossGroups(index, plan, w)) {
-                               return true;
-                             }
-                           }
-                           return false;
-                         }},
-            PlacementRow{"microbatches no multiple of stages",
-                         [](const GraphIndex&, const Plan& plan) {
-                           return plan.microbatches > 1 &&
-                                  static_cast<size_t>(plan.microbatches) %
-                                          plan.groups.size() !=
-                                      0;
-                         }},
-            PlacementRow{"column parallel",
-                         [](const GraphIndex& index, const Plan& plan) {
-                           return SplitsDense(index, plan, Role::kParameter);
-                         }},
-            PlacementRow{"row parallel",
-                         [](const GraphIndex& index, const Plan& plan) {
-                           return SplitsDense(index, plan, Role::kReduction);
-                         }},
-            PlacementRow{"attention heads",
-                         [](const GraphIndex& index, const Plan& plan) {
-                           return Splits(index, plan, "attention", "g");
-                         }},
-            PlacementRow{"key/value heads fewer than ranks",
-                         [](const GraphIndex& index, const Plan& plan) {
-                           return Splits(index, plan, "attention", "r");
-                         }},
-            PlacementRow{"vocabulary-parallel embedding",
-                         [](const GraphIndex& index, const Plan& plan) {
-                           return Splits(index, plan, "embedding", "v");
-                         }},
-            PlacementRow{"vocabulary-parallel loss",
-                         [](const GraphIndex& index, const Plan& plan) {
-                           return Splits(index, plan, "cross_entropy", "v");
-                         }},
-            PlacementRow{
-                "sequence parallel",
-                [](const GraphIndex& index, const Plan& plan) {
-                  // A norm split on the sequence by an axis that splits
-                  // attention's heads or a weight elsewhere in the block.
-                  for (const auto& nodes : index.nodes_of_block) {
-                    AxisSet tensor = 0;
-                    AxisSet norm = 0;
-                    for (NodeId id : nodes) {
-                      const Node& node = index.graph->node(id);
-                      const OpPlacement& placement = plan.ops[id.index()];
-                      if (node.op->name.ends_with("norm")) {
-                        norm |= AxesOf(node, placement, 's');
-                      }
-                      if (node.op->op_class != OpClass::kMatmul) continue;
-                      for (size_t f = 0; f < node.rule.factors.size(); ++f) {
-                        const char letter = node.rule.factors[f].letter;
-                        if (letter != 'b' && letter != 's') {
-                          tensor |= placement.axes[f];
-                        }
-                      }
-                    }
-                    if ((norm & tensor) != 0) return true;
-                  }
-                  return false;
-                }},
-            PlacementRow{"context parallel",
-                         [](const GraphIndex& index, const Plan& plan) {
-                           return Splits(index, plan, "attention", "s");
-                         }},
-            PlacementRow{"operators on their own",
-                         [](const GraphIndex& index, const Plan& plan) {
-                           for (size_t b = 0; b < index.nodes_of_block.size();
-                                ++b) {
-                             if (!RolesOf(index, plan, static_cast<int>(b))) {
-                               return true;
-                             }
-                           }
-                           return false;
-                         }},
-            PlacementRow{
-                "ragged shards",
-                [](const GraphIndex& index, const Plan& plan) {
-                  const int64_t batch =
-                      index.graph->global_batch / plan.microbatches;
-                  return AnyNode(index, [&](const Node& node, NodeId id) {
-                    for (size_t f = 0; f < node.rule.factors.size(); ++f) {
-                      const AxisSet axes = plan.ops[id.index()].axes[f];
-                      if (index.Extent(id, f, batch) %
-                              GroupOf(plan, id).Size(axes) !=
-                          0) {
-                        return true;
-                      }
-                    }
-                    return false;
-                  });
-                }},
-            PlacementRow{
-                "degrees of 3, 5, 6 or 7",
-                [](const GraphIndex& index, const Plan& plan) {
-                  return AnyNode(index, [&](const Node& node, NodeId id) {
-                    for (size_t f = 0; f < node.rule.factors.size(); ++f) {
-                      const int64_t degree =
-                          GroupOf(plan, id).Size(plan.ops[id.index()].axes[f]);
-                      if (degree == 3 || (degree >= 5 && degree <= 7)) {
-                        return true;
-                      }
-                    }
-                    return false;
-                  });
-                }},
-            PlacementRow{"unlike meshes of stages",
-                         [](const GraphIndex&, const Plan& plan) {
-                           return std::any_of(
-                               plan.groups.begin(), plan.groups.end(),
-                               [&](const DeviceGroup& group) {
-                                 return !SameMesh(group, plan.groups[0]);
-                               });
-                         }},
-            PlacementRow{"parallel branches",
-                         [](const GraphIndex& index, const Plan&) {
-                           return AnyNode(index, [&](const Node& node, NodeId) {
-                             return node.name.ends_with(".branches.add");
-                           });
-                         }},
-            PlacementRow{"dropout",
-                         [](const GraphIndex& index, const Plan& plan) {
-                           return AnyNode(
-                               index, [&](const Node& node, NodeId id) {
-                                 return node.op->name == "dropout" &&
-                                        !GroupOf(plan, id).axes.empty();
-                               });
-                         }},
+bool TiedAcrossStages(const GraphIndex& index, const Plan& plan) {
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    if (IsTiedAcrossGroups(index, plan, w)) return true;
+  }
+  return false;
+}
+bool TiedWithinStage(const GraphIndex& index, const Plan& plan) {
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    const TensorId weight = index.weights[w].tensor;
+    if (index.readers[weight.index()].size() > 1 &&
+        !IsTiedAcrossGroups(index, plan, w)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool NoMultipleOfStages(const GraphIndex&, const Plan& plan) {
+  return plan.microbatches > 1 &&
+         static_cast<size_t>(plan.microbatches) % plan.groups.size() != 0;
+}
+
+bool ColumnParallel(const GraphIndex& index, const Plan& plan) {
+  return SplitsDense(index, plan, Role::kParameter);
+}
+bool RowParallel(const GraphIndex& index, const Plan& plan) {
+  return SplitsDense(index, plan, Role::kReduction);
+}
+bool AttentionHeads(const GraphIndex& index, const Plan& plan) {
+  return Splits(index, plan, "attention", "g");
+}
+bool FewKeyValueHeads(const GraphIndex& index, const Plan& plan) {
+  return Splits(index, plan, "attention", "r");
+}
+bool VocabularyEmbedding(const GraphIndex& index, const Plan& plan) {
+  return Splits(index, plan, "embedding", "v");
+}
+bool VocabularyLoss(const GraphIndex& index, const Plan& plan) {
+  return Splits(index, plan, "cross_entropy", "v");
+}
+
+// A norm split on the sequence by an axis that splits a dense layer's features
+// elsewhere in the block.
+bool SequenceParallel(const GraphIndex& index, const Plan& plan) {
+  for (const auto& nodes : index.nodes_of_block) {
+    AxisSet tensor = 0;
+    AxisSet norm = 0;
+    for (NodeId id : nodes) {
+      const Node& node = index.graph->node(id);
+      const OpPlacement& placement = plan.ops[id.index()];
+      if (node.op->name.ends_with("norm")) norm |= AxesOf(node, placement, 's');
+      if (node.op->op_class != OpClass::kMatmul) continue;
+      for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+        const char letter = node.rule.factors[f].letter;
+        if (letter != 'b' && letter != 's') tensor |= placement.axes[f];
+      }
+    }
+    if ((norm & tensor) != 0) return true;
+  }
+  return false;
+}
+
+bool ContextParallel(const GraphIndex& index, const Plan& plan) {
+  return Splits(index, plan, "attention", "s");
+}
+
+// A block in which axes have no roles.
+bool OperatorsAlone(const GraphIndex& index, const Plan& plan) {
+  for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
+    if (!RolesOf(index, plan, static_cast<int>(b))) return true;
+  }
+  return false;
+}
+
+bool Ragged(const GraphIndex& index, const Plan& plan) {
+  const int64_t batch = index.graph->global_batch / plan.microbatches;
+  return AnySplit(index, plan, [&](NodeId id, size_t f, int64_t degree) {
+    return index.Extent(id, f, batch) % degree != 0;
+  });
+}
+bool OddDegrees(const GraphIndex& index, const Plan& plan) {
+  return AnySplit(index, plan, [](NodeId, size_t, int64_t degree) {
+    return degree == 3 || (degree >= 5 && degree <= 7);
+  });
+}
+
+bool UnlikeMeshes(const GraphIndex&, const Plan& plan) {
+  return std::any_of(plan.groups.begin(), plan.groups.end(),
+                     [&](const DeviceGroup& group) {
+                       return !SameMesh(group, plan.groups[0]);
+                     });
+}
+
+bool Branches(const GraphIndex& index, const Plan&) {
+  return AnyNode(index, [](const Node& node, NodeId) {
+    return node.name.ends_with(".branches.add");
+  });
+}
+bool Dropout(const GraphIndex& index, const Plan& plan) {
+  return AnyNode(index, [&](const Node& node, NodeId id) {
+    return node.op->name == "dropout" && !GroupOf(plan, id).axes.empty();
+  });
+}
+
+constexpr std::array kRows = {
+    PlacementRow{"data parallel", ReducesGradients},
+    PlacementRow{"ZeRO-1", Zero1},
+    PlacementRow{"ZeRO-2", Zero2},
+    PlacementRow{"ZeRO-3", Zero3},
+    PlacementRow{"ZeRO on some axes", HybridZero},
+    PlacementRow{"gradient buckets", Buckets},
+    PlacementRow{"no prefetch", NoPrefetch},
+    PlacementRow{"prefetch of several blocks", DeepPrefetch},
+    PlacementRow{"model parallel, one microbatch", OneMicrobatch},
+    PlacementRow{"GPipe", Gpipe},
+    PlacementRow{"1F1B", OneForwardOneBackward},
+    PlacementRow{"interleaved 1F1B", Interleaved},
+    PlacementRow{"ZB-H1", ZeroBubble},
+    PlacementRow{"unlike numbers of blocks", UnlikeStages},
+    PlacementRow{"tied across stages", TiedAcrossStages},
+    PlacementRow{"tied within a stage", TiedWithinStage},
+    PlacementRow{"microbatches no multiple of stages", NoMultipleOfStages},
+    PlacementRow{"column parallel", ColumnParallel},
+    PlacementRow{"row parallel", RowParallel},
+    PlacementRow{"attention heads", AttentionHeads},
+    PlacementRow{"key/value heads fewer than ranks", FewKeyValueHeads},
+    PlacementRow{"vocabulary-parallel embedding", VocabularyEmbedding},
+    PlacementRow{"vocabulary-parallel loss", VocabularyLoss},
+    PlacementRow{"sequence parallel", SequenceParallel},
+    PlacementRow{"context parallel", ContextParallel},
+    PlacementRow{"operators on their own", OperatorsAlone},
+    PlacementRow{"ragged shards", Ragged},
+    PlacementRow{"degrees of 3, 5, 6 or 7", OddDegrees},
+    PlacementRow{"unlike meshes of stages", UnlikeMeshes},
+    PlacementRow{"parallel branches", Branches},
+    PlacementRow{"dropout", Dropout},
 };
 static_assert(kRows.size() <= 64);
 
-// Pairs that exclude each other, whatever the model and the number of ranks.
+// Rows of which a plan exercises at most one, whatever the model and the number
+// of ranks.
+constexpr std::array kSchedules = {"model parallel, one microbatch", "GPipe",
+                                   "1F1B", "interleaved 1F1B", "ZB-H1"};
+constexpr std::array kPrefetch = {"no prefetch", "prefetch of several blocks"};
+constexpr std::array kTied = {"tied within a stage", "tied across stages"};
+constexpr std::array<std::span<const char* const>, 3> kFamilies = {
+    kSchedules, kPrefetch, kTied};
+
 struct ExcludedPair {
   std::string_view a;
   std::string_view b;
 };
 constexpr std::array kExcluded = {
-    // A plan has one schedule, which means something with microbatches only.
-    ExcludedPair{"GPipe", "1F1B"},
-    ExcludedPair{"GPipe", "interleaved 1F1B"},
-    ExcludedPair{"GPipe", "ZB-H1"},
-    ExcludedPair{"1F1B", "interleaved 1F1B"},
-    ExcludedPair{"1F1B", "ZB-H1"},
-    ExcludedPair{"interleaved 1F1B", "ZB-H1"},
-    ExcludedPair{"GPipe", "model parallel, one microbatch"},
-    ExcludedPair{"1F1B", "model parallel, one microbatch"},
-    ExcludedPair{"interleaved 1F1B", "model parallel, one microbatch"},
-    ExcludedPair{"ZB-H1", "model parallel, one microbatch"},
     ExcludedPair{"microbatches no multiple of stages",
                  "model parallel, one microbatch"},
-    // There is one weight that is tied.
-    ExcludedPair{"tied within a stage", "tied across stages"},
+    // The weight that is tied is at both ends of the model.
+    ExcludedPair{"tied within a stage", "microbatches no multiple of stages"},
+    ExcludedPair{"tied within a stage", "unlike numbers of blocks"},
+    ExcludedPair{"tied within a stage", "unlike meshes of stages"},
+    ExcludedPair{"tied within a stage", "model parallel, one microbatch"},
+    ExcludedPair{"tied within a stage", "GPipe"},
+    ExcludedPair{"tied within a stage", "1F1B"},
+    ExcludedPair{"tied within a stage", "interleaved 1F1B"},
+    ExcludedPair{"tied within a stage", "ZB-H1"},
 };
+
+bool Has(std::span<const char* const> names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
 
 }  // namespace
 
@@ -347,11 +345,16 @@ RowSet RowsOf(const GraphIndex& index, const Plan& plan) {
 }
 
 bool IsLegalPair(size_t a, size_t b) {
-  return std::none_of(
-      kExcluded.begin(), kExcluded.end(), [&](const ExcludedPair& pair) {
-        return (kRows[a].name == pair.a && kRows[b].name == pair.b) ||
-               (kRows[a].name == pair.b && kRows[b].name == pair.a);
-      });
+  const std::string_view first = kRows[a].name;
+  const std::string_view second = kRows[b].name;
+  for (const auto& family : kFamilies) {
+    if (a != b && Has(family, first) && Has(family, second)) return false;
+  }
+  return std::none_of(kExcluded.begin(), kExcluded.end(),
+                      [&](const ExcludedPair& pair) {
+                        return (first == pair.a && second == pair.b) ||
+                               (first == pair.b && second == pair.a);
+                      });
 }
 
 Coverage::Coverage()

@@ -46,7 +46,6 @@ class PlanChecker {
   std::string Check(const Case& c);
   std::string CheckTraining(const Case& c, const Change& change = nullptr);
   std::string CheckPrice(const Case& c);
-  std::string CheckMemory(const Case& c);
   std::string CheckFile(const Case& c);
 
  private:

@@ -74,6 +74,8 @@ class PlanMaker {
     plan_.schedule =
         schedules[static_cast<size_t>(spec_.schedule) % schedules.size()]->name;
     plan_.microbatches = spec_.microbatches;
+    plan_.bucket_bytes = {spec_.bucket};
+    plan_.prefetch = spec_.prefetch;
     plan_.ops.resize(index_.forward_nodes);
     ChooseStages();
     for (size_t b = 0; b < blocks; ++b) PlaceBlockOf(static_cast<int>(b));
@@ -288,6 +290,8 @@ std::vector<Field> FieldsOf(Case& c) {
                         {"microbatches", &c.plan.microbatches, 1},
                         {"placement", &c.plan.placement, 0},
                         {"zero", &c.plan.zero, 0},
+                        {"bucket", &c.plan.bucket, 0},
+                        {"prefetch", &c.plan.prefetch, 0},
                         {"shuffled", &c.plan.shuffled, 0},
                         {"key", &c.plan.key, 0}};
   fields.insert(fields.end(), std::begin(rest), std::end(rest));
@@ -373,6 +377,9 @@ PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng) {
   }
   spec.placement = Pick(rng, {0, 1, 2});
   spec.zero = Pick(rng, {0, 0, 1, 2, 3, 4, 4});
+  // In fp64 the weights of these models have some 50 to 2000 bytes.
+  spec.bucket = Pick(rng, {0, 0, 1, 300, 1500, 6000});
+  spec.prefetch = Pick(rng, {0, 1, 1, 2, 3});
   spec.shuffled = Pick(rng, {0, 0, 1});
   spec.key = static_cast<int>(rng.Below(1u << 30));
   return spec;

@@ -36,6 +36,8 @@ struct PlanSpec {
   // 0 to 3: this ZeRO stage over all axes that may be cut; 4: each weight on
   // its own, over any axes.
   int zero = 0;
+  int bucket = 0;    // Plan::bucket_bytes
+  int prefetch = 0;  // Plan::prefetch
   int shuffled = 0;  // 1: devices in any order
   int key = 0;
   bool operator==(const PlanSpec&) const = default;

@@ -1,0 +1,146 @@
+#include "planner/lower/staging.h"
+
+#include <algorithm>
+#include <bit>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+int64_t BytesOf(const Value& value, const DeviceGroup& group) {
+  return LargestElements(value.layout, group, value.shape) *
+         SizeOf(value.dtype);
+}
+
+// Whether a box of extents `inner` lies in one piece within one of `outer`.
+bool InOnePiece(const Shape& inner, const Shape& outer) {
+  size_t d = 0;
+  while (d < inner.size() && inner[d] == 1) ++d;
+  for (++d; d < inner.size(); ++d) {
+    if (inner[d] != outer[d]) return false;
+  }
+  return true;
+}
+
+// Whether the shards that `cut` makes of a block of `whole` follow one another
+// in it, in the order of the ranks.
+bool InRankOrder(const Layout& whole, const Layout& cut,
+                 const DeviceGroup& group, const Shape& shape) {
+  const AxisSet flat = cut.flat & ~whole.flat;
+  size_t dims = 0;
+  size_t dim = 0;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (cut.dims[d] == whole.dims[d]) continue;
+    dim = d;
+    ++dims;
+  }
+  if (flat != 0) {
+    // Runs of runs follow one another where the new cuts are inner ones.
+    return dims == 0 && (whole.flat == 0 ||
+                         whole.flat < (AxisSet{1} << std::countr_zero(flat)));
+  }
+  const Shape block = LargestBlock(whole, group, shape);
+  return dims <= 1 &&
+         std::all_of(block.begin(), block.begin() + static_cast<int64_t>(dim),
+                     [](int64_t extent) { return extent == 1; });
+}
+
+// One message of a collective: a large tensor, or all small ones of one type.
+struct Message {
+  int64_t from = 0;
+  int64_t to = 0;
+  int tensors = 0;
+  bool in_order = true;  // of the only one
+  bool gathers = false;  // everyone gets everything
+};
+
+int64_t StagedBytes(CommKind kind, const Message& message) {
+  const bool several = message.tensors > 1;
+  switch (kind) {
+    case CommKind::kAllReduce:
+      return several ? message.from : 0;
+    case CommKind::kReduceScatter:
+      return (several || !message.in_order ? message.from : 0) +
+             (several ? message.to : 0);
+    default:
+      if (!message.gathers) return 2 * message.to;
+      return (several ? message.from : 0) +
+             (several || !message.in_order ? message.to : 0);
+  }
+}
+
+Bytes CollectiveBytes(const Task& task, std::span<const Value> values,
+                      const DeviceGroup& group) {
+  int64_t most = 0;
+  std::vector<std::pair<std::pair<DType, bool>, Message>> shared;
+  for (size_t i = 0; i < task.reads.size(); ++i) {
+    const Value& from = values[task.reads[i].index()];
+    const Value& to = values[task.writes[i].index()];
+    Message message;
+    message.from = BytesOf(from, group);
+    message.to = BytesOf(to, group);
+    message.tensors = 1;
+    const AxisSet cut = from.layout.sharded() & task.axes;
+    message.gathers = task.comm != CommKind::kAllReduce &&
+                      task.comm != CommKind::kReduceScatter &&
+                      cut == task.axes &&
+                      (to.layout.sharded() & task.axes) == 0;
+    message.in_order =
+        task.comm == CommKind::kReduceScatter
+            ? InRankOrder(from.layout, to.layout, group, from.shape)
+            : InRankOrder(to.layout, from.layout, group, from.shape);
+    if (std::max(message.from, message.to) >= kShareBelowBytes) {
+      most = std::max(most, StagedBytes(task.comm, message));
+      continue;
+    }
+    const auto key = std::pair(from.dtype, message.gathers);
+    auto it = std::find_if(shared.begin(), shared.end(),
+                           [&](const auto& s) { return s.first == key; });
+    if (it == shared.end()) {
+      shared.push_back({key, message});
+      continue;
+    }
+    it->second.from += message.from;
+    it->second.to += message.to;
+    ++it->second.tensors;
+  }
+  for (const auto& [key, message] : shared) {
+    most = std::max(most, StagedBytes(task.comm, message));
+  }
+  return {most};
+}
+
+// Messages are staged one at a time.
+Bytes TransferBytes(const Value& here, const DeviceGroup& group,
+                    const Value& there, const DeviceGroup& peer_group) {
+  if (here.layout == there.layout && SameMesh(group, peer_group)) return {};
+  const Shape own = LargestBlock(here.layout, group, here.shape);
+  Shape piece = LargestBlock(there.layout, peer_group, there.shape);
+  int64_t elements = 1;
+  for (size_t d = 0; d < piece.size(); ++d) {
+    piece[d] = std::min(piece[d], own[d]);
+    elements *= piece[d];
+  }
+  return {InOnePiece(piece, own) ? 0 : elements * SizeOf(here.dtype)};
+}
+
+}  // namespace
+
+Bytes StagingBytes(const Task& task, std::span<const Value> values,
+                   const DeviceGroup& group, const Value* peer,
+                   const DeviceGroup* peer_group) {
+  switch (task.kind) {
+    case TaskKind::kComm:
+      return CollectiveBytes(task, values, group);
+    case TaskKind::kSend:
+      return TransferBytes(values[task.reads[0].index()], group, *peer,
+                           *peer_group);
+    case TaskKind::kRecv:
+      return TransferBytes(values[task.writes[0].index()], group, *peer,
+                           *peer_group);
+    default:
+      return {};
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,28 @@
+#pragma once
+// Staging: the memory in which the ranks of a collective or transfer pack what
+// they send and receive, where buffers do not lie in the order in which it
+// travels. It is taken while the task runs. Pure functions of layouts, so that
+// the cost model predicts what the runtime (runtime/reshard_exec.h) takes.
+
+#include <cstdint>
+#include <span>
+
+#include "planner/lower/task_graph.h"
+
+namespace tessera {
+
+// Tensors below this size share a message of their collective: the start of a
+// collective between processes of one host takes about as long as copying this
+// much (tens of microseconds at a few GB/s).
+inline constexpr int64_t kShareBelowBytes = 256 * 1024;
+
+// The most bytes that a rank stages at one time in a task; for the largest
+// shards. An exchange is taken to send as much as it receives, which holds in
+// the mean over its ranks. `values` are what the task's ids index, on `group`;
+// `peer` is the value on the other side of a send or receive and `peer_group`
+// its group, else null.
+Bytes StagingBytes(const Task& task, std::span<const Value> values,
+                   const DeviceGroup& group, const Value* peer,
+                   const DeviceGroup* peer_group);
+
+}  // namespace tessera

@@ -1,0 +1,87 @@
+#include "planner/lower/staging.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+// Two ranks in one axis, and one rank alone.
+const DeviceGroup kPair = {"pair", {DeviceId(0), DeviceId(1)}, {{"a", 2}}};
+const DeviceGroup kSingle = {"single", {DeviceId(2)}, {}};
+
+// A 4 x 6 tensor of fp32: 96 bytes.
+Value Tensor4x6(Layout layout) {
+  Value value;
+  value.shape = {4, 6};
+  value.layout = layout;
+  return value;
+}
+
+Layout Rows() {
+  Layout layout;
+  layout.dims[0] = 1;
+  return layout;
+}
+Layout Columns() {
+  Layout layout;
+  layout.dims[1] = 1;
+  return layout;
+}
+Layout Runs() {
+  Layout layout;
+  layout.flat = 1;
+  return layout;
+}
+
+int64_t Staged(CommKind kind, int tensors, Layout from, Layout to) {
+  const std::vector<Value> values = {Tensor4x6(from), Tensor4x6(to)};
+  Task task;
+  task.kind = TaskKind::kComm;
+  task.comm = kind;
+  task.axes = 1;
+  task.reads.assign(static_cast<size_t>(tensors), ValueId(0));
+  task.writes.assign(static_cast<size_t>(tensors), ValueId(1));
+  return StagingBytes(task, values, kPair, nullptr, nullptr).value;
+}
+
+TEST(Staging, AllReduce) {
+  EXPECT_EQ(Staged(CommKind::kAllReduce, 1, {}, {}), 0);
+  EXPECT_EQ(Staged(CommKind::kAllReduce, 3, {}, {}), 3 * 96);
+}
+
+// Rows and runs of a row-major block follow one another, columns do not.
+TEST(Staging, ReduceScatter) {
+  EXPECT_EQ(Staged(CommKind::kReduceScatter, 1, {}, Rows()), 0);
+  EXPECT_EQ(Staged(CommKind::kReduceScatter, 1, {}, Runs()), 0);
+  EXPECT_EQ(Staged(CommKind::kReduceScatter, 1, {}, Columns()), 96);
+  // Two tensors are packed, and unpacked from what is received.
+  EXPECT_EQ(Staged(CommKind::kReduceScatter, 2, {}, Runs()), 2 * (96 + 48));
+}
+
+TEST(Staging, AllGather) {
+  EXPECT_EQ(Staged(CommKind::kAllGather, 1, Rows(), {}), 0);
+  EXPECT_EQ(Staged(CommKind::kAllGather, 1, Columns(), {}), 96);
+  EXPECT_EQ(Staged(CommKind::kAllGather, 2, Rows(), {}), 2 * (48 + 96));
+}
+
+// Half a tensor is sent and half received.
+TEST(Staging, AllToAll) {
+  EXPECT_EQ(Staged(CommKind::kAllToAll, 1, Rows(), Columns()), 48 + 48);
+}
+
+// Columns arrive one after another: each is scattered into the whole.
+TEST(Staging, Transfers) {
+  const std::vector<Value> values = {Tensor4x6(Columns()), Tensor4x6({})};
+  Task send;
+  send.kind = TaskKind::kSend;
+  send.reads = {ValueId(0)};
+  EXPECT_EQ(StagingBytes(send, values, kPair, &values[1], &kSingle).value, 0);
+  Task receive;
+  receive.kind = TaskKind::kRecv;
+  receive.writes = {ValueId(1)};
+  EXPECT_EQ(StagingBytes(receive, values, kSingle, &values[0], &kPair).value,
+            48);
+}
+
+}  // namespace
+}  // namespace tessera
