@@ -6,6 +6,7 @@
 #include "planner/io/huggingface.h"
 #include "planner/io/importer.h"
 #include "planner/ir/op.h"
+#include "planner/plan/recompute.h"
 #include "planner/schedule/pipeline_schedule.h"
 #include "planner/search/move.h"
 #include "planner/topology/topologies.h"
@@ -70,6 +71,8 @@ std::span<const Kind> Kinds() {
        [] { return Entries(Topologies()); }},
       {"schedules", "pipeline schedules, for --strategy schedule=",
        [] { return Entries(Schedules()); }},
+      {"recompute", "what backward computes again, for --strategy recompute=",
+       [] { return Entries(RecomputeLevels()); }},
       {"collectives", "collective algorithms of the cost model",
        [] { return Entries(CollectiveAlgorithms()); }},
       {"sources", "where the time of a task comes from",

@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "planner/lower/lower.h"
 #include "planner/plan/strategy.h"
 #include "tools/format.h"
 
@@ -59,10 +60,24 @@ std::string MemoryTable(const Cluster& cluster, const Plan& plan,
   return FormatTable(rows);
 }
 
+// Of the matrix products that the backward pass computes again.
+double RecomputedFlops(const Graph& graph, const Cluster& cluster,
+                       const Plan& plan) {
+  const GraphIndex index(graph);
+  const LoweringContext context(graph, cluster, plan, TrainingOptions());
+  double flops = 0;
+  for (size_t b = 0; b < graph.blocks.size(); ++b) {
+    for (NodeId node : context.recomputed_nodes(static_cast<int>(b))) {
+      flops += index.node_flops[node.index()];
+    }
+  }
+  return flops;
+}
+
 }  // namespace
 
 Throughput ThroughputOf(const Graph& graph, const Cluster& cluster,
-                        Duration step_time) {
+                        const Plan& plan, Duration step_time) {
   const double seconds = step_time.seconds();
   const auto devices = static_cast<double>(cluster.devices.size());
   const double peak = PeakOf(cluster, graph.dtype).value;
@@ -75,8 +90,8 @@ Throughput ThroughputOf(const Graph& graph, const Cluster& cluster,
   result.mfu = result.model_flops / (seconds * peak);
   result.mfu_causal =
       ModelFlops(graph, /*halve_causal=*/true).value / (seconds * peak);
-  // The lowering recomputes nothing.
-  result.hfu = result.mfu;
+  const double again = RecomputedFlops(graph, cluster, plan);
+  result.hfu = (result.model_flops + again) / (seconds * peak);
   return result;
 }
 
@@ -117,7 +132,8 @@ Json MemoryJson(const MemoryUse& memory) {
 
 Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
               const Evaluation& evaluation) {
-  const Throughput rates = ThroughputOf(graph, cluster, evaluation.step_time);
+  const Throughput rates =
+      ThroughputOf(graph, cluster, plan, evaluation.step_time);
   std::vector<const MemoryUse*> memory(cluster.devices.size());
   for (size_t g = 0; g < evaluation.memory.size(); ++g) {
     for (const DeviceId device : plan.groups[g].devices) {
@@ -163,7 +179,8 @@ Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
 
 std::string StepText(const Graph& graph, const Cluster& cluster,
                      const Plan& plan, const Evaluation& evaluation) {
-  const Throughput rates = ThroughputOf(graph, cluster, evaluation.step_time);
+  const Throughput rates =
+      ThroughputOf(graph, cluster, plan, evaluation.step_time);
   std::string out = Describe(graph, cluster, plan);
   if (!out.ends_with('\n')) out += '\n';
   out += "\n";

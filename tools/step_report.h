@@ -25,7 +25,7 @@ struct Throughput {
   double hfu = 0;         // with recomputed work
 };
 Throughput ThroughputOf(const Graph& graph, const Cluster& cluster,
-                        Duration step_time);
+                        const Plan& plan, Duration step_time);
 
 // The fields of `tessera simulate --json`.
 Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,

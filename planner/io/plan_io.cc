@@ -67,6 +67,7 @@ void AddPlacements(const Graph& graph, const Plan& plan, proto::Plan& out) {
         split.add_axes(name);
       }
     }
+    entry.set_recompute(placement.recompute);
     EntryFor(*out.mutable_placements(), known, entry)->add_nodes(node.name);
   }
 }
@@ -210,6 +211,7 @@ class Reader {
         OpPlacement& placement = plan_.ops[found->second];
         placement.group = GroupId(*group - plan_.groups.data());
         placement.chunk = row.chunk();
+        placement.recompute = row.recompute();
         TESSERA_RETURN_IF_ERROR(ReadSplits(row, p, graph_.nodes[found->second],
                                            **group, placement));
       }

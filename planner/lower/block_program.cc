@@ -240,6 +240,11 @@ class ProgramBuilder {
     if (const auto it = present_.find({here_, tensor}); it != present_.end()) {
       return it->second;
     }
+    if (Includes(action_, ActionKind::kBackwardInput) &&
+        context_.recomputed(tensor).valid()) {
+      Recompute(context_.recomputed(tensor));
+      return present_.at({here_, tensor});
+    }
     const auto* presence = context_.presence(tensor, here_);
     TESSERA_CHECK(presence != nullptr) << graph_.tensor(tensor).name;
     const Port port{Port::kTensor, tensor, 0};
@@ -265,7 +270,11 @@ class ProgramBuilder {
 
   // Leaves a tensor to later programs, if any reads it.
   void Export(TensorId tensor, ValueId id) {
+    const bool again = context_.recomputed(tensor).valid();
     for (const auto& reader : context_.presence(tensor, here_)->readers) {
+      // What is computed again does not go from one pass to the other.
+      const bool forward = reader.part == ActionKind::kForward;
+      if (again && forward != (action_ == ActionKind::kForward)) continue;
       if (kind_ == ProgramKind::kBegin || reader.block != block_ ||
           !Includes(action_, reader.part)) {
         program_.exports.push_back({{Port::kTensor, tensor, 0}, id});
@@ -473,8 +482,8 @@ class ProgramBuilder {
     AddShards();
   }
 
-  // Receives what only the gradients of weights read: it comes with the other
-  // tensors of the microbatch's backward.
+  // Receives, or computes again, what only the gradients of weights read: it
+  // comes with the other tensors of the microbatch's backward.
   void ReceiveOperands(const Node& node) {
     for (TensorId operand : node.operands) {
       const TensorKind kind = graph_.tensor(operand).kind;
@@ -485,6 +494,7 @@ class ProgramBuilder {
           presence->first_part == ActionKind::kBackwardInput) {
         Present(operand);
       }
+      if (context_.recomputed(operand).valid()) Present(operand);
     }
   }
 
@@ -565,6 +575,20 @@ class ProgramBuilder {
           node.results[k] != graph_.loss) {
         made_[node.results[k]] = writes[k];
       }
+    }
+  }
+
+  // Runs a forward node again for those of its results that were not kept.
+  void Recompute(NodeId id) {
+    const Node& node = graph_.node(id);
+    EmitNode(id, node);
+    for (TensorId result : node.results) {
+      if (!context_.recomputed(result).valid()) continue;
+      const ValueId settled =
+          Reshard(made_.at(result), context_.presences(result)[0].layout, true,
+                  MemoryCategory::kActivation);
+      present_[{here_, result}] = settled;
+      Export(result, settled);
     }
   }
 

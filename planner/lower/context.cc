@@ -27,6 +27,7 @@ LoweringContext::LoweringContext(const Graph& graph, const Cluster& cluster,
       cluster.TypeOf(plan.groups[0].devices[0]).concurrent_streams;
   PlaceNodes();
   FindLayouts();
+  FindRecomputed();
   FindReplicas();
 }
 
@@ -176,6 +177,63 @@ void LoweringContext::FindLayouts() {
   }
 }
 
+// What backward needs and is not kept: results of nodes that are to run again,
+// where nobody outside of the block reads them. Running again needs the node's
+// operands, which are kept longer or made in the same way.
+void LoweringContext::FindRecomputed() {
+  recomputed_.assign(graph_.tensors.size(), NodeId());
+  recomputed_nodes_.resize(graph_.blocks.size());
+  std::vector<NodeId> makers(graph_.tensors.size());
+  bool any = false;
+  for (size_t i = 0; i < plan_.ops.size(); ++i) {
+    if (!plan_.ops[i].recompute) continue;
+    any = true;
+    for (TensorId result : graph_.nodes[i].results) {
+      if (presences_[result.index()].size() == 1) {
+        makers[result.index()] = NodeId(i);
+      }
+    }
+  }
+  if (!any) return;
+  std::vector<TensorId> wanted;
+  for (const Node& node : graph_.nodes) {
+    for (TensorId operand : node.operands) {
+      NodeId& maker = makers[operand.index()];
+      if (maker.valid() && graph_.node(maker).block != node.block) {
+        maker = NodeId();
+      }
+      if (node.pass == Pass::kBackward) wanted.push_back(operand);
+    }
+  }
+  while (!wanted.empty()) {
+    const TensorId tensor = wanted.back();
+    wanted.pop_back();
+    const NodeId maker = makers[tensor.index()];
+    if (!maker.valid() || recomputed(tensor).valid()) continue;
+    recomputed_[tensor.index()] = maker;
+    const Node& node = graph_.node(maker);
+    auto& nodes = recomputed_nodes_[static_cast<size_t>(node.block)];
+    if (std::find(nodes.begin(), nodes.end(), maker) != nodes.end()) continue;
+    nodes.push_back(maker);
+    wanted.insert(wanted.end(), node.operands.begin(), node.operands.end());
+  }
+
+  for (auto& nodes : recomputed_nodes_) {
+    std::sort(nodes.begin(), nodes.end());
+    for (NodeId id : nodes) {
+      const Node& node = graph_.node(id);
+      for (TensorId operand : node.operands) {
+        for (Presence& presence : presences_[operand.index()]) {
+          if (presence.group == placement(id).group) {
+            presence.readers.push_back(
+                {node.block, ActionKind::kBackwardInput});
+          }
+        }
+      }
+    }
+  }
+}
+
 void LoweringContext::FindReplicas() {
   weights_ = Weights(graph_);
   weight_index_.assign(graph_.tensors.size(), -1);
@@ -257,8 +315,15 @@ std::vector<TensorId> LoweringContext::CutWeights(int block,
   std::vector<TensorId> weights;
   const Pass pass =
       action == ActionKind::kForward ? Pass::kForward : Pass::kBackward;
+  std::vector<NodeId> nodes;
   for (NodeId id : nodes_of_block(pass)[static_cast<size_t>(block)]) {
-    if (!Includes(action, part(id))) continue;
+    if (Includes(action, part(id))) nodes.push_back(id);
+  }
+  if (Includes(action, ActionKind::kBackwardInput)) {
+    const auto& again = recomputed_nodes(block);
+    nodes.insert(nodes.end(), again.begin(), again.end());
+  }
+  for (NodeId id : nodes) {
     for (TensorId tensor : graph_.node(id).operands) {
       if (graph_.tensor(tensor).kind == TensorKind::kWeight &&
           ZeroStage(tensor) >= 3 &&

@@ -78,6 +78,16 @@ class LoweringContext {
     return presences_[tensor.index()];
   }
   const Presence* presence(TensorId tensor, GroupId group) const;
+  // The forward node that its block's backward (where it is split, the part
+  // with the gradients of activations) runs again to make `tensor`, which was
+  // not kept; invalid for other tensors.
+  NodeId recomputed(TensorId tensor) const {
+    return recomputed_[tensor.index()];
+  }
+  // The forward nodes of a block that run again, in order.
+  const std::vector<NodeId>& recomputed_nodes(int block) const {
+    return recomputed_nodes_[static_cast<size_t>(block)];
+  }
   // The layout in which the producing node leaves a tensor, partial or not.
   const Layout& produced(TensorId tensor) const {
     return produced_[tensor.index()];
@@ -104,7 +114,7 @@ class LoweringContext {
   // at ZeRO stage 3.
   Layout ParameterLayout(TensorId weight, const Replica& replica) const;
   // Weights that are stored cut and that nodes of `block` read in an action, in
-  // the order of their first reads.
+  // the order of their first reads, those that run again last.
   std::vector<TensorId> CutWeights(int block, ActionKind action) const;
   // The block that the position of `block` runs `ahead` blocks later in a pass
   // (earlier where negative), or -1 where the pass ends before.
@@ -135,6 +145,7 @@ class LoweringContext {
   void FindReplicas();
   void AddRead(TensorId tensor, GroupId group, const Layout& wanted, int block,
                ActionKind part);
+  void FindRecomputed();
 
   const Graph& graph_;
   const Plan& plan_;
@@ -149,6 +160,8 @@ class LoweringContext {
   std::vector<std::vector<NodeId>> backward_nodes_;
   std::vector<Layout> produced_;
   std::vector<std::vector<Presence>> presences_;
+  std::vector<NodeId> recomputed_;                     // by tensor
+  std::vector<std::vector<NodeId>> recomputed_nodes_;  // by block
   std::map<TensorId, std::vector<Replica>> replicas_;
   std::vector<std::vector<TensorId>> home_weights_;
   std::vector<TensorId> weights_;

@@ -29,6 +29,12 @@ Bytes LargestBytes(const TaskGraph& graph, ValueId id) {
           SizeOf(value.dtype)};
 }
 
+bool IsRecomputed(const Graph& graph, const Task& task) {
+  return task.kind == TaskKind::kCompute && task.node.valid() &&
+         task.pass == Pass::kBackward &&
+         graph.node(task.node).pass == Pass::kForward;
+}
+
 std::string NameOf(const TaskGraph& tasks, const Graph& graph, TaskId id) {
   const Task& task = tasks.task(id);
   const auto value_name = [&](ValueId v) {
@@ -55,6 +61,7 @@ std::string NameOf(const TaskGraph& tasks, const Graph& graph, TaskId id) {
                  ? graph.node(task.node).name
                  : std::string(task.kernel) + list_name(task.writes);
       if (task.kernel.ends_with(".state")) name += ".state";
+      if (IsRecomputed(graph, task)) name += " again";
       break;
     case TaskKind::kSlice:
       name = "slice" + list_name(task.reads);

@@ -110,6 +110,9 @@ std::vector<std::vector<ValueId>> LastUses(const TaskGraph& graph);
 // Bytes of the largest shard of a value.
 Bytes LargestBytes(const TaskGraph& graph, ValueId value);
 
+// Whether the task computes a forward node again in the backward pass.
+bool IsRecomputed(const Graph& graph, const Task& task);
+
 // A short name for traces: "h.3.attn.q_proj mb2", "all-reduce grad h.3".
 std::string NameOf(const TaskGraph& tasks, const Graph& graph, TaskId id);
 

@@ -247,10 +247,9 @@ void SetBlock(const GraphIndex& index, int block,
               const std::vector<OpPlacement>& placements, Plan& plan) {
   const auto& nodes = index.nodes_of_block[static_cast<size_t>(block)];
   for (size_t i = 0; i < nodes.size(); ++i) {
-    OpPlacement& op = plan.ops[nodes[i].index()];
-    const int chunk = op.chunk;
-    op = placements[i];
-    op.chunk = chunk;
+    OpPlacement& placement = plan.ops[nodes[i].index()];
+    placement.group = placements[i].group;
+    placement.axes = placements[i].axes;
   }
 }
 
@@ -258,9 +257,11 @@ bool BlockIs(const GraphIndex& index, int block,
              const std::vector<OpPlacement>& placements, const Plan& plan) {
   const auto& nodes = index.nodes_of_block[static_cast<size_t>(block)];
   for (size_t i = 0; i < nodes.size(); ++i) {
-    OpPlacement placement = placements[i];
-    placement.chunk = plan.ops[nodes[i].index()].chunk;
-    if (!(plan.ops[nodes[i].index()] == placement)) return false;
+    const OpPlacement& placement = plan.ops[nodes[i].index()];
+    if (placement.group != placements[i].group ||
+        placement.axes != placements[i].axes) {
+      return false;
+    }
   }
   return true;
 }

@@ -48,7 +48,7 @@ std::vector<OpPlacement> PlaceBlock(const GraphIndex& index, int block,
                                     const AxisRoles& roles,
                                     std::vector<UnusedAxes>* unused = nullptr);
 
-// Writes them into a plan, in which the block stays in its chunk.
+// Writes their groups and axes into a plan.
 void SetBlock(const GraphIndex& index, int block,
               const std::vector<OpPlacement>& placements, Plan& plan);
 

@@ -118,8 +118,22 @@ class Describer {
 
   std::string BlockText(size_t block, const DeviceGroup& group) const {
     const auto roles = RolesOf(index_, plan_, static_cast<int>(block));
-    return roles.has_value() ? RolesText(block, *roles, group)
-                             : OwnText(block, group);
+    return (roles.has_value() ? RolesText(block, *roles, group)
+                              : OwnText(block, group)) +
+           RecomputeText(block);
+  }
+
+  std::string RecomputeText(size_t block) const {
+    const auto level = RecomputeOf(index_, plan_, static_cast<int>(block));
+    if (level == RecomputeLevel::kNone) return "";
+    if (level.has_value()) {
+      return ", recompute " + std::string(NameOf(*level));
+    }
+    const auto& nodes = index_.nodes_of_block[block];
+    const auto again = std::count_if(
+        nodes.begin(), nodes.end(),
+        [&](NodeId node) { return plan_.ops[node.index()].recompute; });
+    return ", " + Count(again, "operator", "operators") + " recomputed";
   }
 
   std::string RolesText(size_t block, const AxisRoles& roles,

@@ -116,8 +116,8 @@ GraphIndex::GraphIndex(const Graph& graph_in)
     extents.push_back(ExtentsOf(*graph, node));
     position.push_back(nodes_of_block[static_cast<size_t>(node.block)].size());
     nodes_of_block[static_cast<size_t>(node.block)].push_back(id);
-    block_flops[static_cast<size_t>(node.block)] +=
-        MatmulFlops(*graph, node, extents.back());
+    node_flops.push_back(MatmulFlops(*graph, node, extents.back()));
+    block_flops[static_cast<size_t>(node.block)] += node_flops.back();
     sequence_factor.push_back(node.rule.FactorOf(kSequenceFactor));
     sample_factor.push_back(-1);
     for (size_t f = 0; f < node.rule.factors.size(); ++f) {

@@ -53,7 +53,8 @@ struct GraphIndex {
   std::vector<std::array<int64_t, kMaxFactors>> extents;
   std::vector<int> sample_factor;
   std::vector<int> sequence_factor;
-  std::vector<size_t> position;  // in nodes_of_block
+  std::vector<size_t> position;    // in nodes_of_block
+  std::vector<double> node_flops;  // matrix products, whole batch
 
   // By tensor.
   std::vector<NodeId> producer;           // invalid: input or weight
@@ -66,7 +67,7 @@ struct GraphIndex {
   // By block.
   std::vector<std::vector<NodeId>> nodes_of_block;  // forward
   std::vector<int> block_class;                     // BlockClasses
-  std::vector<double> block_flops;  // matrix products, forward, whole batch
+  std::vector<double> block_flops;                  // sums of node_flops
   std::vector<BlockEdge> block_edges;
 
   std::vector<WeightUse> weights;  // in tensor order, as Plan::weights

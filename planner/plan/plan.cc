@@ -19,6 +19,13 @@ StageOrders OrdersOf(const Plan& plan) {
   return OrdersOf(**schedule, ShapeOf(plan));
 }
 
+bool CanRecompute(const Graph& graph, NodeId id) {
+  const Node& node = graph.node(id);
+  return !node.op->once_per_step &&
+         std::find(node.results.begin(), node.results.end(), graph.loss) ==
+             node.results.end();
+}
+
 OpPlacement PlacementOf(const Graph& graph, const Plan& plan, NodeId id) {
   const Node& node = graph.node(id);
   if (node.pass == Pass::kForward) return plan.ops[id.index()];

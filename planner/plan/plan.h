@@ -29,6 +29,10 @@ struct OpPlacement {
   // axis that none takes, the node's work is repeated.
   std::array<AxisSet, kMaxFactors> axes = {};
   int chunk = 0;  // of the group
+  // The backward pass computes the node's results anew from its operands
+  // instead of keeping them (Chen et al. 2016). Results that other blocks or
+  // groups read are kept all the same: they are the checkpoints.
+  bool recompute = false;
   bool operator==(const OpPlacement&) const = default;
 };
 
@@ -87,6 +91,10 @@ struct TrainingOptions {
   double weight_decay = 0.1;
   bool operator==(const TrainingOptions&) const = default;
 };
+
+// Whether a node may be computed twice in a step: not what runs once a step,
+// and not the loss, which adds to a sum.
+bool CanRecompute(const Graph& graph, NodeId node);
 
 // The placement that a node of the (differentiated) graph runs under, by the
 // factors of its own rule. An adjoint's comes from its forward node's, by

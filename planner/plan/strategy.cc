@@ -131,9 +131,15 @@ Result<void> ReadSequence(std::string_view value, Strategy& strategy) {
   return {};
 }
 
-Result<void> ReadRecompute(std::string_view value, Strategy&) {
-  if (value == "none") return {};
-  return InvalidInput("is '" + std::string(value) + "': expected none");
+// "full", "selective:4".
+Result<void> ReadRecompute(std::string_view value, Strategy& strategy) {
+  const size_t colon = value.find(':');
+  TESSERA_TRY(strategy.recompute, FindRecomputeLevel(value.substr(0, colon)));
+  if (colon == std::string_view::npos) return {};
+  TESSERA_TRY(strategy.recompute_layers,
+              ReadNumber(value.substr(colon + 1), 1, kMostDegree,
+                         "a whole number of layers behind the ':'"));
+  return {};
 }
 
 Result<void> ReadSchedule(std::string_view value, Strategy& strategy) {
@@ -195,6 +201,14 @@ constexpr std::array kKeys = {
     KeyRow{"order", ReadOrder},
 };
 
+std::string RecomputeText(const Strategy& strategy) {
+  std::string text(NameOf(strategy.recompute));
+  if (strategy.recompute_layers > 0) {
+    text += ":" + std::to_string(strategy.recompute_layers);
+  }
+  return text;
+}
+
 // `strategy` with dp inferred, checked against the cluster and the batch.
 Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
                           Strategy strategy) {
@@ -247,6 +261,14 @@ Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
   if (auto accepted = Accepts(*schedule, {strategy.pp, strategy.vp, 1});
       !accepted) {
     return accepted.error().At("strategy");
+  }
+  const auto [first, last] = Layers(index);
+  if (strategy.recompute_layers > last - first) {
+    return InvalidInput("recompute=" + RecomputeText(strategy) +
+                            ": expected at most " +
+                            std::to_string(last - first) +
+                            ", the number of layers of " + index.graph->name,
+                        "strategy");
   }
   return strategy;
 }
@@ -434,6 +456,12 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
       if (!unused.empty()) return EmptyShard(index, unused[0], strategy);
     }
   }
+  const auto [first_layer, last_layer] = Layers(index);
+  const int again = strategy.recompute_layers > 0 ? strategy.recompute_layers
+                                                  : last_layer - first_layer;
+  for (int layer = first_layer; layer < first_layer + again; ++layer) {
+    SetRecompute(index, layer, strategy.recompute, plan);
+  }
   plan.weights.assign(index.weights.size(), {});
   for (size_t w = 0; w < plan.weights.size(); ++w) {
     plan.weights[w].zero_stage =
@@ -502,6 +530,16 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
   strategy.cp = static_cast<int>(group.Size(roles.context));
   strategy.tp = static_cast<int>(group.Size(roles.tensor));
   strategy.sp = roles.sequence;
+  const auto [first_layer, last_layer] = Layers(index);
+  for (int layer = first_layer; layer < last_layer; ++layer) {
+    const auto level = RecomputeOf(index, plan, layer);
+    if (!level.has_value()) return std::nullopt;
+    if (layer == first_layer) strategy.recompute = *level;
+    if (level != strategy.recompute) {
+      strategy.recompute_layers = layer - first_layer;
+      break;
+    }
+  }
   const int64_t parts = int64_t{plan.microbatches} * strategy.dp;
   if (parts == 0 || index.graph->global_batch % parts != 0) return std::nullopt;
   strategy.mbs = static_cast<int>(index.graph->global_batch / parts);
@@ -549,6 +587,9 @@ std::string ToString(const Strategy& strategy) {
     text += " bucket " + BucketText(strategy.bucket);
   if (strategy.prefetch != Strategy().prefetch) {
     text += " prefetch " + std::to_string(strategy.prefetch);
+  }
+  if (strategy.recompute != RecomputeLevel::kNone) {
+    text += " recompute " + RecomputeText(strategy);
   }
   if (strategy.vp > 1) text += " vp" + std::to_string(strategy.vp);
   if (strategy.pp * strategy.vp > 1) text += " " + strategy.schedule;

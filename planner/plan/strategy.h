@@ -12,6 +12,7 @@
 #include "planner/base/result.h"
 #include "planner/plan/graph_index.h"
 #include "planner/plan/plan.h"
+#include "planner/plan/recompute.h"
 
 namespace tessera {
 
@@ -41,8 +42,9 @@ struct Strategy {
   Bytes bucket;      // Plan::bucket_bytes
   int prefetch = 1;  // Plan::prefetch
   bool sp = false;   // norms, dropout and residuals split the sequence over tp
-  std::string recompute = "none";  // only "none" is lowered
-  std::string schedule = "1f1b";   // a row of planner/schedule
+  RecomputeLevel recompute = RecomputeLevel::kNone;
+  int recompute_layers = 0;       // the first so many; 0: all
+  std::string schedule = "1f1b";  // a row of planner/schedule
   // How ranks are laid on the fabric, innermost first.
   std::vector<MeshDimension> order = {
       MeshDimension::kTensor, MeshDimension::kContext, MeshDimension::kExpert,

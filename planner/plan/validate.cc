@@ -204,6 +204,10 @@ class Validator {
   void CheckPlacement(NodeId id, const OpPlacement& placement,
                       const DeviceGroup& group) {
     const Node& node = graph_.node(id);
+    if (placement.recompute && !CanRecompute(graph_, id)) {
+      Fail(NodeText(id) + " recompute",
+           Quoted(node.op->name) + " cannot run twice in a step");
+    }
     AxisSet used = 0;
     for (size_t f = 0; f < static_cast<size_t>(kMaxFactors); ++f) {
       const AxisSet axes = placement.axes[f];

@@ -13,7 +13,8 @@ namespace tessera {
 // Visits every canonical plan (search_space.h) with the groups and stages of
 // `start`, once each: all placements of axes on factors, numbers of
 // microbatches, schedules (where there is more than one stage) and ZeRO stages.
-// `visit` returns false to end early. Returns the number of plans visited.
+// Nothing is recomputed. `visit` returns false to end early. Returns the number
+// of plans visited.
 int64_t ForEachPlan(const SearchSpace& space, const Plan& start,
                     const std::function<bool(const Plan&)>& visit);
 

@@ -15,12 +15,14 @@ extern const Move kStageCount;
 extern const Move kMicrobatches;
 extern const Move kSchedule;
 extern const Move kZero;
+extern const Move kRecompute;
 extern const Move kFabricOrder;
 
 std::span<const Move> Moves() {
-  static const std::array table = {
-      kSplitOp,    kSplitClass,   kAxisRole, kSequence, kStageBoundary,
-      kStageCount, kMicrobatches, kSchedule, kZero,     kFabricOrder};
+  static const std::array table = {kSplitOp,      kSplitClass,    kAxisRole,
+                                   kSequence,     kStageBoundary, kStageCount,
+                                   kMicrobatches, kSchedule,      kZero,
+                                   kRecompute,    kFabricOrder};
   return table;
 }
 

@@ -53,13 +53,17 @@ class Tidier {
   }
 
  private:
-  // Gives `to` the placements and ZeRO stages that `from` has in plan_.
+  // Gives `to` the splits, recomputation and ZeRO stages that `from` has in
+  // plan_.
   void Copy(int from, int to, Plan& candidate) const {
     const auto f = static_cast<size_t>(from);
     const auto t = static_cast<size_t>(to);
     for (size_t i = 0; i < index_.nodes_of_block[f].size(); ++i) {
-      candidate.ops[index_.nodes_of_block[t][i].index()].axes =
-          plan_.ops[index_.nodes_of_block[f][i].index()].axes;
+      const OpPlacement& source =
+          plan_.ops[index_.nodes_of_block[f][i].index()];
+      OpPlacement& target = candidate.ops[index_.nodes_of_block[t][i].index()];
+      target.axes = source.axes;
+      target.recompute = source.recompute;
     }
     // A tied weight has its home in one of the blocks only.
     if (weights_of_block_[f].size() != weights_of_block_[t].size()) return;

@@ -7,6 +7,7 @@
 
 #include "planner/base/check.h"
 #include "planner/plan/axis_roles.h"
+#include "planner/plan/recompute.h"
 
 namespace tessera {
 namespace {
@@ -133,6 +134,27 @@ bool NoPrefetch(const GraphIndex&, const Plan& plan) {
 }
 bool DeepPrefetch(const GraphIndex&, const Plan& plan) {
   return plan.prefetch > 1 && HasZero(plan, 3);
+}
+
+bool RecomputesLayer(const GraphIndex& index, const Plan& plan,
+                     RecomputeLevel level) {
+  const auto [first, last] = Layers(index);
+  for (int layer = first; layer < last; ++layer) {
+    if (RecomputeOf(index, plan, layer) == level) return true;
+  }
+  return false;
+}
+bool SelectiveRecompute(const GraphIndex& index, const Plan& plan) {
+  return RecomputesLayer(index, plan, RecomputeLevel::kSelective);
+}
+bool FullRecompute(const GraphIndex& index, const Plan& plan) {
+  return RecomputesLayer(index, plan, RecomputeLevel::kFull);
+}
+bool OperatorsRecomputed(const GraphIndex& index, const Plan& plan) {
+  for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
+    if (!RecomputeOf(index, plan, static_cast<int>(b))) return true;
+  }
+  return false;
 }
 
 bool OneMicrobatch(const GraphIndex&, const Plan& plan) {
@@ -273,6 +295,9 @@ constexpr std::array kRows = {
     PlacementRow{"gradient buckets", Buckets},
     PlacementRow{"no prefetch", NoPrefetch},
     PlacementRow{"prefetch of several blocks", DeepPrefetch},
+    PlacementRow{"selective recomputation", SelectiveRecompute},
+    PlacementRow{"full recomputation", FullRecompute},
+    PlacementRow{"operators recomputed on their own", OperatorsRecomputed},
     PlacementRow{"model parallel, one microbatch", OneMicrobatch},
     PlacementRow{"GPipe", Gpipe},
     PlacementRow{"1F1B", OneForwardOneBackward},
@@ -313,6 +338,10 @@ struct ExcludedPair {
   std::string_view b;
 };
 constexpr std::array kExcluded = {
+    // The random plans have one level of recomputation.
+    ExcludedPair{"selective recomputation", "full recomputation"},
+    ExcludedPair{"selective recomputation",
+                 "operators recomputed on their own"},
     ExcludedPair{"microbatches no multiple of stages",
                  "model parallel, one microbatch"},
     // The weight that is tied is at both ends of the model.

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "planner/plan/axis_roles.h"
+#include "planner/plan/recompute.h"
 #include "planner/schedule/pipeline_schedule.h"
 
 namespace tessera {
@@ -155,6 +156,12 @@ class PlanMaker {
           (spec_.placement == 2 && Draw(name + ".own", 0, 4) == 0)) {
         PlaceAlone(id, group);
       }
+      plan_.ops[id.index()].recompute =
+          CanRecompute(graph_, id) && Draw(name + ".again", 0, 2) == 0;
+    }
+    if (spec_.recompute < 3) {
+      SetRecompute(index_, block, static_cast<RecomputeLevel>(spec_.recompute),
+                   plan_);
     }
   }
 
@@ -292,6 +299,7 @@ std::vector<Field> FieldsOf(Case& c) {
                         {"zero", &c.plan.zero, 0},
                         {"bucket", &c.plan.bucket, 0},
                         {"prefetch", &c.plan.prefetch, 0},
+                        {"recompute", &c.plan.recompute, 0},
                         {"shuffled", &c.plan.shuffled, 0},
                         {"key", &c.plan.key, 0}};
   fields.insert(fields.end(), std::begin(rest), std::end(rest));
@@ -380,6 +388,7 @@ PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng) {
   // In fp64 the weights of these models have some 50 to 2000 bytes.
   spec.bucket = Pick(rng, {0, 0, 1, 300, 1500, 6000});
   spec.prefetch = Pick(rng, {0, 1, 1, 2, 3});
+  spec.recompute = Pick(rng, {0, 0, 0, 1, 2, 3});
   spec.shuffled = Pick(rng, {0, 0, 1});
   spec.key = static_cast<int>(rng.Below(1u << 30));
   return spec;

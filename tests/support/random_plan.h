@@ -38,6 +38,9 @@ struct PlanSpec {
   int zero = 0;
   int bucket = 0;    // Plan::bucket_bytes
   int prefetch = 0;  // Plan::prefetch
+  // 1: the attention core in every block; 2: all that can be; 3: operators on
+  // their own.
+  int recompute = 0;
   int shuffled = 0;  // 1: devices in any order
   int key = 0;
   bool operator==(const PlanSpec&) const = default;

@@ -93,6 +93,7 @@ inline std::string StateOf(const Plan& plan) {
   for (const OpPlacement& op : plan.ops) {
     text += "|" + std::to_string(op.group.value);
     for (AxisSet axes : op.axes) text += "," + std::to_string(axes);
+    if (op.recompute) text += "r";
   }
   for (const WeightPlacement& weight : plan.weights) {
     text += std::to_string(weight.zero_stage) + "," +

@@ -308,13 +308,64 @@ TEST(Lower, EmbeddingsAddTheirPartialSumsBeforeOneAllReduce) {
   EXPECT_EQ(reduced, 1 + 2 * 4) << "one for the embeddings, two for a layer";
 }
 
+// Shapes of what a layer's forward leaves to backward, by the name of the node
+// that made it; in one microbatch.
+std::map<std::string, std::vector<Shape>> KeptByLayer(const Lowered& l,
+                                                      int block) {
+  std::map<ValueId, const Task*> writer;
+  std::map<ValueId, const Task*> last_reader;
+  for (const Task& task : l.tasks.tasks) {
+    for (ValueId id : task.writes) writer.try_emplace(l.tasks.Root(id), &task);
+    for (ValueId id : task.reads) last_reader[l.tasks.Root(id)] = &task;
+  }
+  std::map<std::string, std::vector<Shape>> kept;
+  for (const auto& [id, task] : writer) {
+    if (l.tasks.value(id).persistent || !task->node.valid() ||
+        task->pass != Pass::kForward || task->microbatch != 0 ||
+        l.graph.node(task->node).block != block || last_reader[id] == nullptr ||
+        last_reader[id]->pass != Pass::kBackward) {
+      continue;
+    }
+    kept[l.graph.node(task->node).name].push_back(l.tasks.value(id).shape);
+  }
+  return kept;
+}
+
+TEST(Lower, FullRecomputationKeepsOneResidualOfALayer) {
+  // Samples of a microbatch 4, tokens 32, hidden size 256 of gpt2-tiny.
+  const Lowered l = LowerTiny("dp=4,mbs=1,recompute=full:3");
+  for (int block : {1, 2, 3}) {
+    const auto kept = KeptByLayer(l, block);
+    ASSERT_EQ(kept.size(), 1u);
+    const std::vector<Shape> residual = {{4, 32, 256}};
+    EXPECT_EQ(kept.begin()->second, residual) << kept.begin()->first;
+  }
+  // The fourth layer keeps all: two norms with mean and deviation, queries,
+  // keys and values, attention with its log-sum-exp, two residuals, the MLP's
+  // first layer and activation.
+  size_t tensors = 0;
+  for (const auto& [node, shapes] : KeptByLayer(l, 4)) tensors += shapes.size();
+  EXPECT_EQ(tensors, 2u * 3 + 3 + 2 + 2 + 2);
+}
+
+TEST(Lower, SelectiveRecomputationDropsTheAttentionCore) {
+  auto all = KeptByLayer(LowerTiny("dp=4,mbs=1"), 2);
+  ASSERT_EQ(all.count("h.1.attn"), 1u);
+  // 8 heads of 32 features; the log-sum-exp has one number a row.
+  const std::vector<Shape> core = {{4, 32, 8, 1, 32}, {4, 32, 8, 1}};
+  EXPECT_EQ(all["h.1.attn"], core);
+  all.erase("h.1.attn");
+  EXPECT_EQ(KeptByLayer(LowerTiny("dp=4,mbs=1,recompute=selective"), 2), all);
+}
+
 // Every task's dependencies and its stream's predecessors produce what it
 // reads, for a plan that uses everything at once.
 TEST(Lower, ReadsWhatWasWritten) {
   for (const char* text :
        {"dp=4", "tp=2,pp=2", "pp=2,dp=2,zero=1", "tp=2,dp=2,zero=1,sp=1",
         "cp=2,tp=2", "pp=4,schedule=gpipe", "dp=4,zero=3,prefetch=3",
-        "dp=4,zero=2,zero-group=2,bucket=100kB"}) {
+        "dp=4,zero=2,zero-group=2,bucket=100kB", "tp=2,recompute=full",
+        "zero=3,recompute=full"}) {
     const Lowered l = LowerTiny(text);
     std::vector<bool> written(l.tasks.values.size(), false);
     for (const Task& task : l.tasks.tasks) {

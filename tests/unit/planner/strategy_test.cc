@@ -62,7 +62,7 @@ Result<Plan> Make(const Graph& graph, const Cluster& cluster,
 TEST(ParseStrategy, DefaultsAndAllKeys) {
   EXPECT_EQ(*ParseStrategy(""), Strategy());
   const auto strategy = ParseStrategy(
-      "tp=8,pp=4,dp=2,vp=1,cp=1,ep=1,mbs=3,zero=1,sp=1,recompute=none,"
+      "tp=8,pp=4,dp=2,vp=1,cp=1,ep=1,mbs=3,zero=1,sp=1,recompute=full:4,"
       "schedule=gpipe,order=dp-tp-cp-ep-pp");
   ASSERT_TRUE(strategy.has_value()) << strategy.error().ToString();
   EXPECT_EQ(strategy->tp, 8);
@@ -71,6 +71,8 @@ TEST(ParseStrategy, DefaultsAndAllKeys) {
   EXPECT_EQ(strategy->mbs, 3);
   EXPECT_EQ(strategy->zero, 1);
   EXPECT_TRUE(strategy->sp);
+  EXPECT_EQ(strategy->recompute, RecomputeLevel::kFull);
+  EXPECT_EQ(strategy->recompute_layers, 4);
   EXPECT_EQ(strategy->schedule, "gpipe");
   EXPECT_EQ(strategy->order[0], MeshDimension::kData);
 }
@@ -83,7 +85,12 @@ TEST(ParseStrategy, SaysWhatIsSupported) {
   EXPECT_EQ(error("zero=4"), "zero: is '4': expected 0, 1, 2 or 3");
   EXPECT_EQ(error("vp=0"), "vp: is '0': expected a whole number from 1");
   EXPECT_EQ(error("ep=4"), "ep: is '4': expected 1");
-  EXPECT_EQ(error("recompute=full"), "recompute: is 'full': expected none");
+  EXPECT_EQ(error("recompute=all"),
+            "recompute: unknown recompute level 'all'; did you mean 'full'? "
+            "known: none, selective, full");
+  EXPECT_EQ(error("recompute=full:0"),
+            "recompute: is '0': expected a whole number of layers behind the "
+            "':'");
   EXPECT_THAT(error("schedule=zb-h2"),
               HasSubstr("schedule: unknown schedule 'zb-h2'"));
   EXPECT_EQ(error("tp=0"), "tp: is '0': expected a whole number from 1");
@@ -319,7 +326,8 @@ TEST(UniformStrategy, ReadsBackWhatThePlanWasMadeFrom) {
   const Cluster cluster = *MakeCluster("local-cpu:8");
   for (const char* text :
        {"", "tp=2", "tp=2,sp=1,zero=1", "tp=4,pp=2,mbs=2,schedule=gpipe",
-        "cp=2,tp=2", "pp=4,zero=1", "tp=2,order=dp-tp-cp-ep-pp"}) {
+        "cp=2,tp=2", "pp=4,zero=1", "tp=2,order=dp-tp-cp-ep-pp",
+        "recompute=selective", "tp=2,recompute=full", "recompute=full:3"}) {
     const auto plan = PlanFromStrategy(index, cluster, *ParseStrategy(text));
     ASSERT_TRUE(plan.has_value()) << text;
     const auto read = UniformStrategy(index, cluster, *plan);
@@ -369,6 +377,20 @@ TEST(Describe, SaysWhichLayersAreSplitHow) {
       "split by sequence\n"
       "ZeRO-1: optimizer state cut over 2\n"
       "1f1b, 4 microbatches of 4 samples (2 per replica)\n");
+}
+
+TEST(Describe, SaysWhatIsComputedAgain) {
+  const Graph graph = Model("gpt2-tiny", 16, 64);
+  const Cluster cluster = *MakeCluster("local-cpu:2");
+  const auto plan = Make(graph, cluster, "recompute=full:3");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  const std::string text = Describe(graph, cluster, *plan);
+  EXPECT_THAT(text, HasSubstr("zero0 sp0 recompute full:3\n"));
+  EXPECT_THAT(text, HasSubstr("h.0 … h.2 (3): data-parallel 2, recompute "
+                              "full\n  h.3: data-parallel 2\n"));
+  EXPECT_EQ(Make(graph, cluster, "recompute=full:5").error().ToString(),
+            "strategy: recompute=full:5: expected at most 4, the number of "
+            "layers of gpt2-tiny");
 }
 
 TEST(Describe, ListsTheSplitsOfABlockWithoutRoles) {

@@ -115,6 +115,14 @@ TEST_F(ValidateTest, ScheduleAndBatch) {
               HasSubstr("microbatches: is 0: expected at least 1"));
 }
 
+TEST_F(ValidateTest, TheLossIsNotComputedTwice) {
+  const size_t loss = NodeCalled("loss");
+  EXPECT_THAT(
+      After("", [&](Plan& plan) { plan.ops[loss].recompute = true; }),
+      HasSubstr("'loss' recompute: 'cross_entropy' cannot run twice in a "
+                "step"));
+}
+
 TEST_F(ValidateTest, EmptyShardsAreRefusedAndRaggedOnesRun) {
   // Eight samples on eight replicas, two microbatches: four samples each.
   EXPECT_THAT(After("", [](Plan& plan) { plan.microbatches = 2; }),
