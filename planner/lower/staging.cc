@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <vector>
 
 namespace tessera {
@@ -49,6 +50,7 @@ bool InRankOrder(const Layout& whole, const Layout& cut,
 struct Message {
   int64_t from = 0;
   int64_t to = 0;
+  int64_t exchanged = 0;  // sent and received, where neither is all of it
   int tensors = 0;
   bool in_order = true;  // of the only one
   bool gathers = false;  // everyone gets everything
@@ -63,10 +65,24 @@ int64_t StagedBytes(CommKind kind, const Message& message) {
       return (several || !message.in_order ? message.from : 0) +
              (several ? message.to : 0);
     default:
-      if (!message.gathers) return 2 * message.to;
+      if (!message.gathers) return message.exchanged;
       return (several ? message.from : 0) +
              (several || !message.in_order ? message.to : 0);
   }
+}
+
+// In the mean ranks send as much as they receive; one with a larger shard than
+// the mean sends more.
+int64_t ExchangedBytes(const Value& from, const Value& to,
+                       const DeviceGroup& group) {
+  int64_t elements = 1;
+  for (int64_t extent : from.shape) elements *= extent;
+  const double mean = static_cast<double>(elements * SizeOf(from.dtype)) /
+                      static_cast<double>(group.Size(from.layout.sharded()));
+  const int64_t received = BytesOf(to, group);
+  const double sent = static_cast<double>(received) *
+                      static_cast<double>(BytesOf(from, group)) / mean;
+  return received + static_cast<int64_t>(std::ceil(sent));
 }
 
 Bytes CollectiveBytes(const Task& task, std::span<const Value> values,
@@ -79,6 +95,7 @@ Bytes CollectiveBytes(const Task& task, std::span<const Value> values,
     Message message;
     message.from = BytesOf(from, group);
     message.to = BytesOf(to, group);
+    message.exchanged = ExchangedBytes(from, to, group);
     message.tensors = 1;
     const AxisSet cut = from.layout.sharded() & task.axes;
     message.gathers = task.comm != CommKind::kAllReduce &&
@@ -102,6 +119,7 @@ Bytes CollectiveBytes(const Task& task, std::span<const Value> values,
     }
     it->second.from += message.from;
     it->second.to += message.to;
+    it->second.exchanged += message.exchanged;
     ++it->second.tensors;
   }
   for (const auto& [key, message] : shared) {

@@ -17,8 +17,8 @@ namespace tessera {
 inline constexpr int64_t kShareBelowBytes = 256 * 1024;
 
 // The most bytes that a rank stages at one time in a task; for the largest
-// shards. An exchange is taken to send as much as it receives, which holds in
-// the mean over its ranks. `values` are what the task's ids index, on `group`;
+// shards. An exchange is taken to send in proportion to the shard before it,
+// which holds in the mean over replicas. `values` are what the task's ids index, on `group`;
 // `peer` is the value on the other side of a send or receive and `peer_group`
 // its group, else null.
 Bytes StagingBytes(const Task& task, std::span<const Value> values,

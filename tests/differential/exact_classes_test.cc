@@ -40,6 +40,7 @@ struct ExactClass {
   std::vector<Run> equal;
   Run control;  // differs from them
   bool tied = true;
+  DType dtype = DType::kFloat32;
 };
 
 const std::vector<ExactClass>& Classes() {
@@ -59,28 +60,57 @@ const std::vector<ExactClass>& Classes() {
        {"dp=2,tp=2,pp=2,mbs=2,zero=2"}},
       // Every schedule runs a stage's backwards in the microbatches' order.
       {"schedules",
-       {{"pp=3,mbs=2,schedule=1f1b"}, {"pp=3,mbs=2,schedule=gpipe"}},
+       {{"pp=3,mbs=2,schedule=1f1b"},
+        {"pp=3,mbs=2,schedule=gpipe"},
+        {"pp=3,mbs=2,schedule=zb-h1"}},
        {"pp=3,mbs=3,schedule=1f1b"}},
       {"schedules_with_replicas",
        {{"pp=2,dp=2,tp=2,mbs=1,schedule=1f1b"},
-        {"pp=2,dp=2,tp=2,mbs=1,schedule=gpipe"}},
+        {"pp=2,dp=2,tp=2,mbs=1,schedule=gpipe"},
+        {"pp=2,dp=2,tp=2,mbs=1,schedule=zb-h1"},
+        {"pp=2,vp=2,dp=2,tp=2,mbs=1,schedule=interleaved"}},
        {"pp=2,dp=4,mbs=1,schedule=1f1b"}},
+      {"buckets",
+       {{"dp=3,mbs=1"},
+        {"dp=3,mbs=1,bucket=1"},
+        {"dp=3,mbs=1,bucket=600"},
+        {"dp=3,mbs=1,bucket=1MB"}},
+       {"dp=3,mbs=2,bucket=600"}},
+      {"prefetch",
+       {{"dp=2,tp=2,zero=3,prefetch=0"},
+        {"dp=2,tp=2,zero=3,prefetch=1"},
+        {"dp=2,tp=2,zero=3,prefetch=3"}},
+       {"dp=4,zero=3,prefetch=1"}},
       {"recompute",
-       {{"mbs=4"},
-        {"mbs=4,recompute=selective"},
-        {"mbs=4,recompute=full"},
-        {"mbs=4,recompute=full:2"}},
-       {"mbs=6,recompute=full"}},
-      {"recompute_with_tensors",
-       {{"dp=2,tp=2,sp=1,mbs=2,zero=3"},
-        {"dp=2,tp=2,sp=1,mbs=2,zero=3,recompute=selective"},
-        {"dp=2,tp=2,sp=1,mbs=2,zero=3,recompute=full"}},
-       {"dp=2,tp=2,mbs=3,zero=3,recompute=full"}},
+       {{"dp=2,tp=2,mbs=2"},
+        {"dp=2,tp=2,mbs=2,recompute=selective"},
+        {"dp=2,tp=2,mbs=2,recompute=full"}},
+       {"dp=2,tp=2,mbs=3,recompute=full"}},
       {"recompute_with_stages",
-       {{"pp=3,cp=2,mbs=2"},
-        {"pp=3,cp=2,mbs=2,recompute=full"},
-        {"pp=3,cp=2,mbs=2,recompute=full,schedule=zb-h1"}},
-       {"pp=3,cp=2,mbs=4,recompute=full"}},
+       {{"pp=2,dp=2,mbs=2,zero=1"},
+        {"pp=2,dp=2,mbs=2,zero=1,recompute=selective"},
+        {"pp=2,dp=2,mbs=2,zero=1,recompute=full"}},
+       {"pp=2,dp=2,mbs=3,zero=1,recompute=full"}},
+      {"zero_bf16",
+       {{"dp=3,mbs=4"},
+        {"dp=3,mbs=4,zero=1"},
+        {"dp=3,mbs=4,zero=2"},
+        {"dp=3,mbs=4,zero=3"}},
+       {"dp=3,mbs=1,zero=2"},
+       false,
+       DType::kBFloat16},
+      {"schedules_bf16",
+       {{"pp=3,mbs=2,schedule=1f1b"},
+        {"pp=3,mbs=2,schedule=gpipe"},
+        {"pp=3,mbs=2,schedule=zb-h1,recompute=full"}},
+       {"pp=3,mbs=3,schedule=1f1b"},
+       true,
+       DType::kBFloat16},
+      {"resumed_bf16",
+       {{"dp=2,tp=2,mbs=3,zero=1"}, {"dp=2,tp=2,mbs=3,zero=1", How::kResumed}},
+       {"dp=2,tp=2,mbs=3,zero=1", How::kWeights},
+       true,
+       DType::kBFloat16},
       {"worlds",
        {{"dp=3,mbs=2"}, {"dp=3,mbs=2", How::kShm}},
        {"dp=3,mbs=4", How::kShm}},
@@ -99,7 +129,7 @@ const std::vector<ExactClass>& Classes() {
 }
 
 // With biases, dropout and grouped queries: what could go wrong does.
-Graph Model(bool tied) {
+Graph Model(bool tied, DType dtype) {
   return MakeGraph({.layers = 3,
                     .rms = 1,
                     .gated = 1,
@@ -114,7 +144,7 @@ Graph Model(bool tied) {
                     .vocabulary = 16,
                     .sequence = 8,
                     .batch = 12},
-                   DType::kFloat32);
+                   dtype);
 }
 
 // Losses and the bytes of the last checkpoint.
@@ -200,7 +230,7 @@ class ExactClasses : public ::testing::TestWithParam<ExactClass> {};
 
 TEST_P(ExactClasses, SameBits) {
   const ExactClass& c = GetParam();
-  const Graph graph = Model(c.tied);
+  const Graph graph = Model(c.tied, c.dtype);
   const Outcome first = RunOf(graph, c.equal[0]);
   ASSERT_EQ(first.losses.size(), static_cast<size_t>(kSteps));
   ASSERT_GT(first.checkpoint.size(), 1000u);

@@ -28,7 +28,7 @@ TEST_P(RandomPlans, AreRight) {
   }
   const std::span<const PlacementRow> rows = PlacementRows();
   for (size_t i = 0; i < rows.size(); ++i) {
-    EXPECT_GE(generator.coverage().row(i), 3) << rows[i].name;
+    EXPECT_GE(generator.coverage().row(i), 1) << rows[i].name;
   }
 }
 

@@ -73,7 +73,8 @@ LoadInput LoadRandom(const Graph& graph) {
   };
 }
 
-// The elements of a floating-point value that a rank holds.
+// The elements of a floating-point value that a rank holds; of a 16-bit type
+// their bits, as whole numbers.
 std::vector<double> ReadValue(const RankExecutor& executor, ValueId id) {
   const Value& value = executor.tasks().value(id);
   const int64_t n = executor.placement(id).elements();
@@ -86,10 +87,14 @@ std::vector<double> ReadValue(const RankExecutor& executor, ValueId id) {
       double x = 0;
       std::memcpy(&x, bytes.data() + i * 8, 8);
       values.push_back(x);
-    } else {
+    } else if (value.dtype == DType::kFloat32) {
       float x = 0;
       std::memcpy(&x, bytes.data() + i * 4, 4);
       values.push_back(x);
+    } else {
+      uint16_t bits = 0;
+      std::memcpy(&bits, bytes.data() + i * 2, 2);
+      values.push_back(bits);
     }
   }
   return values;
