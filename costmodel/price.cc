@@ -504,7 +504,7 @@ TaskCost Pricer::Compute(const TaskView& view) const {
       break;
     }
     case TaskKind::kRecv: {
-      if (first.concurrent_streams) break;
+      if (!first.shared_memory) break;
       seconds = CopySeconds(view, BytesOf(view, task.writes) * 2, source);
       break;
     }

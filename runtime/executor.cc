@@ -1,6 +1,7 @@
 #include "runtime/executor.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <utility>
 
@@ -109,6 +110,7 @@ Result<void> RankExecutor::Prepare() {
     work_.push_back(std::move(work));
   }
   FindLifetimes();
+  PlanStreams();
   for (size_t v = 0; v < tasks_.values.size(); ++v) {
     if (tasks_.values[v].persistent && buffer_bytes_[v].value > 0) {
       TESSERA_RETURN_IF_ERROR(Allocate(ValueId(v)));
@@ -154,31 +156,80 @@ void RankExecutor::SizeBuffers() {
   }
 }
 
-// A buffer lives from the first to the last task of this rank that uses it.
+// A buffer lives from the first task of this rank that uses it until all that
+// do have ended. The loss stays.
 void RankExecutor::FindLifetimes() {
-  std::vector<Work*> first(tasks_.values.size());
-  std::vector<Work*> last(tasks_.values.size());
+  use_counts_.assign(tasks_.values.size(), 0);
+  const ValueId loss =
+      tasks_.loss.valid() ? tasks_.Root(tasks_.loss) : ValueId();
   for (Work& work : work_) {
     const Task& task = tasks_.task(work.task);
     for (const auto* list : {&task.reads, &task.writes}) {
       for (ValueId value : *list) {
-        const size_t root = roots_[value.index()].index();
-        if (first[root] == nullptr) {
-          TESSERA_CHECK(list == &task.writes || tasks_.values[root].persistent)
-              << work.name << " reads what was never written";
-          first[root] = &work;
+        const ValueId root = roots_[value.index()];
+        if (tasks_.value(root).persistent) continue;
+        if (std::find(work.uses.begin(), work.uses.end(), root) !=
+            work.uses.end()) {
+          continue;
         }
-        last[root] = &work;
+        if (use_counts_[root.index()] == 0) {
+          TESSERA_CHECK(list == &task.writes)
+              << work.name << " reads what was never written";
+          work.allocates.push_back(root);
+        }
+        ++use_counts_[root.index()];
+        work.uses.push_back(root);
       }
     }
+    std::erase(work.uses, loss);
   }
-  const ValueId loss =
-      tasks_.loss.valid() ? tasks_.Root(tasks_.loss) : ValueId();
-  for (size_t v = 0; v < tasks_.values.size(); ++v) {
-    if (tasks_.values[v].persistent || first[v] == nullptr) continue;
-    first[v]->allocates.push_back(ValueId(v));
-    if (ValueId(v) != loss) last[v]->frees.push_back(ValueId(v));
+}
+
+// What tells the streams of this rank apart: a communicator, or for all else
+// the role.
+int RankExecutor::StreamOf(const Work& work) {
+  static constexpr std::array<char, 256> kRoles = {};
+  const Task& task = tasks_.task(work.task);
+  const void* key = &kRoles[static_cast<size_t>(StreamRole::kCompute)];
+  if (device_.concurrent() && task.stream != StreamRole::kCompute) {
+    key = task.kind == TaskKind::kComm
+              ? static_cast<const void*>(&work.collective->group())
+              : &kRoles[static_cast<size_t>(task.stream)];
   }
+  auto it = std::find(streams_.begin(), streams_.end(), key);
+  if (it == streams_.end()) it = streams_.insert(it, key);
+  return static_cast<int>(it - streams_.begin());
+}
+
+void RankExecutor::PlanStreams() {
+  std::vector<int> job_of(tasks_.tasks.size(), -1);
+  std::vector<int> left = use_counts_;
+  std::vector<Bytes> gives;
+  std::vector<Bytes> staging;  // by stream, the most
+  for (const Work& work : work_) {
+    StreamJob job;
+    job.stream = StreamOf(work);
+    for (TaskId dep : tasks_.task(work.task).deps) {
+      if (job_of[dep.index()] >= 0) job.deps.push_back(job_of[dep.index()]);
+    }
+    const auto stream = static_cast<size_t>(job.stream);
+    if (stream >= staging.size()) staging.resize(stream + 1);
+    staging[stream] = Max(staging[stream], work.staging);
+    Bytes given;
+    for (ValueId root : work.allocates) {
+      job.takes += buffer_bytes_[root.index()];
+    }
+    for (ValueId root : work.uses) {
+      if (--left[root.index()] == 0) given += buffer_bytes_[root.index()];
+    }
+    job_of[work.task.index()] = static_cast<int>(jobs_.size());
+    jobs_.push_back(std::move(job));
+    gives.push_back(given);
+  }
+  // Staging beside it, so that no stream waits for another's.
+  budget_ = SequentialPeak(jobs_, gives);
+  for (Bytes most : staging) budget_ += most;
+  for (size_t i = 0; i < jobs_.size(); ++i) jobs_[i].takes += work_[i].staging;
 }
 
 Bytes RankExecutor::BytesOf(ValueId id) const {
@@ -395,6 +446,7 @@ void RankExecutor::PrepareCollective(const Task& task, Work& work) const {
   Communicator* const communicator = world_.Group(ranks).value();
   work.collective =
       std::make_unique<Collective>(task.comm, *communicator, std::move(parts));
+  work.staging = work.collective->staging();
 }
 
 void RankExecutor::PrepareTransfer(const Task& task, Work& work) const {
@@ -421,6 +473,7 @@ void RankExecutor::PrepareTransfer(const Task& task, Work& work) const {
   work.transfer = std::make_unique<GroupTransfer>(
       *everyone_, from.dtype, WorldRanks(senders), sources,
       WorldRanks(receivers), targets, positionwise);
+  work.staging = work.transfer->staging();
 }
 
 // ---- Running
@@ -443,8 +496,7 @@ Result<Timeline> RankExecutor::Run(const TaskGraph& tasks) {
         1000};
   };
   Timeline timeline;
-  timeline.spans.reserve(work_.size());
-  for (Work& work : work_) {
+  for (const Work& work : work_) {
     const Task& task = tasks_.task(work.task);
     Span span;
     span.task = work.task;
@@ -452,25 +504,58 @@ Result<Timeline> RankExecutor::Run(const TaskGraph& tasks) {
     span.rank = world_.world_rank();
     span.stream = task.stream;
     span.axes = task.axes;
+    timeline.spans.push_back(span);
+  }
+  uses_left_ = use_counts_;
+  const auto at = [](auto& list, int job) -> auto& {
+    return list[static_cast<size_t>(job)];
+  };
+  StreamHooks hooks;
+  hooks.admit = [&](int job) -> Result<void> {
+    const Work& work = at(work_, job);
+    if (auto done = Admit(work); !done) return done.error().At(work.name);
+    return {};
+  };
+  hooks.run = [&](int job) -> Result<void> {
+    Work& work = at(work_, job);
+    Span& span = at(timeline.spans, job);
     span.start = now();
     world_.SetCurrentTask(work.name);
     if (auto done = RunTask(work); !done) return done.error().At(work.name);
     span.end = now();
-    timeline.spans.push_back(span);
-  }
+    return {};
+  };
+  hooks.finish = [&](int job) { return Release(at(work_, job)); };
+  // Own threads may wait for peers, and peers for this rank.
+  hooks.fail = [&](const Error& error) { world_.Abort(error.ToString()); };
+  TESSERA_RETURN_IF_ERROR(RunStreams(jobs_, budget_, hooks));
   TESSERA_RETURN_IF_ERROR(device_.Synchronize());
   timeline.step_time = now();
   ++step_;
   return timeline;
 }
 
-Result<void> RankExecutor::RunTask(Work& work) {
-  const Task& task = tasks_.task(work.task);
+Result<void> RankExecutor::Admit(const Work& work) {
   for (ValueId root : work.allocates) {
     // The loss of the step before is still there.
     if (buffers_[root.index()] != nullptr) continue;
     TESSERA_RETURN_IF_ERROR(Allocate(root));
   }
+  return {};
+}
+
+Bytes RankExecutor::Release(const Work& work) {
+  Bytes given = work.staging;
+  for (ValueId root : work.uses) {
+    if (--uses_left_[root.index()] > 0) continue;
+    device_.Free(std::exchange(buffers_[root.index()], nullptr));
+    given += buffer_bytes_[root.index()];
+  }
+  return given;
+}
+
+Result<void> RankExecutor::RunTask(Work& work) {
+  const Task& task = tasks_.task(work.task);
   for (ValueId value : work.zeroes) device_.Zero(data(value), BytesOf(value));
   switch (task.kind) {
     case TaskKind::kLoad:
@@ -510,9 +595,6 @@ Result<void> RankExecutor::RunTask(Work& work) {
           work.transfer->Receive(device_, data(task.writes[0]),
                                  static_cast<uint64_t>(task.writes[0].value)));
       break;
-  }
-  for (ValueId root : work.frees) {
-    device_.Free(std::exchange(buffers_[root.index()], nullptr));
   }
   return {};
 }

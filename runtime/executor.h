@@ -3,6 +3,12 @@
 // collectives. Every rank of the job makes one from the same task graph and
 // runs it as often as the others; what a rank does of a task follows from its
 // position in the task's group.
+//
+// On a device whose calls may come from several threads, streams run beside
+// each other (runtime/streams.h): this rank's computation is one, each
+// communicator one, and sends and receives one for each StreamRole. Otherwise
+// all tasks run in issue order. Results do not depend on it, and memory never
+// exceeds what issue order needs, but for the staging of collectives.
 
 #include <functional>
 #include <memory>
@@ -18,6 +24,7 @@
 #include "runtime/device/device.h"
 #include "runtime/placement.h"
 #include "runtime/reshard_exec.h"
+#include "runtime/streams.h"
 
 namespace tessera {
 
@@ -43,7 +50,8 @@ class RankExecutor : public Executor {
   void set_step(int64_t step) { step_ = step; }
 
   // One training step, measured from when the call begins. An error names the
-  // task; this executor is then of no further use.
+  // task; the job has then been aborted, and this executor is of no further
+  // use.
   // REQUIRES: `tasks` is that of Create.
   Result<Timeline> Run(const TaskGraph& tasks) override;
 
@@ -91,8 +99,10 @@ class RankExecutor : public Executor {
     std::vector<LocalTensor> loads;  // by Task::writes
     std::unique_ptr<Collective> collective;
     std::unique_ptr<GroupTransfer> transfer;
-    std::vector<ValueId> allocates;  // roots
-    std::vector<ValueId> frees;
+    // Roots that are not persistent, without the loss.
+    std::vector<ValueId> uses;
+    std::vector<ValueId> allocates;  // whose first use this is
+    Bytes staging;                   // besides, while it runs
   };
 
   RankExecutor(const TaskGraph& tasks, const Graph& graph,
@@ -102,6 +112,8 @@ class RankExecutor : public Executor {
   Result<void> JoinGroups();
   void SizeBuffers();
   void FindLifetimes();
+  void PlanStreams();
+  int StreamOf(const Work& work);
   Result<void> PrepareCompute(const Task& task, Work& work);
   Result<void> PrepareListKernel(const Task& task, Work& work);
   Result<Call> MakeCall(std::string_view kernel, std::vector<ValueId> reads,
@@ -114,6 +126,9 @@ class RankExecutor : public Executor {
   void PrepareTransfer(const Task& task, Work& work) const;
 
   Result<void> RunTask(Work& work);
+  // Allocates what a task uses first; and frees what it used last.
+  Result<void> Admit(const Work& work);
+  Bytes Release(const Work& work);
   Result<void> RunLoad(const Work& work);
   void RunCall(Call& call);
   Result<void> Allocate(ValueId root);
@@ -138,6 +153,13 @@ class RankExecutor : public Executor {
   std::vector<void*> buffers_;       // by root value
   void* one_ = nullptr;              // One(), once it is wanted
   std::vector<Work> work_;
+  std::vector<int> use_counts_;  // by root value: of tasks that use it
+  std::vector<int> uses_left_;   // by root value: of those not ended
+
+  // By task of this rank.
+  std::vector<StreamJob> jobs_;
+  Bytes budget_;
+  std::vector<const void*> streams_;  // what tells the streams apart
 };
 
 }  // namespace tessera

@@ -247,6 +247,17 @@ void Collective::PlanExchange(Batch& batch) const {
   batch.received = received;
 }
 
+Bytes Collective::staging() const {
+  Bytes most;
+  for (const Batch& batch : batches_) {
+    Bytes bytes;
+    if (batch.stage_send) bytes += {batch.sent};
+    if (batch.stage_receive) bytes += {batch.received};
+    most = Max(most, bytes);
+  }
+  return most;
+}
+
 Result<void> Collective::Run(RankDevice& device,
                              std::span<const PartBuffers> buffers) const {
   for (const Batch& batch : batches_) {
@@ -360,6 +371,16 @@ GroupTransfer::GroupTransfer(Communicator& world, DType dtype,
           message(piece, senders[source], to[target], /*sending=*/false));
     }
   }
+}
+
+Bytes GroupTransfer::staging() const {
+  Bytes most;
+  for (const auto* messages : {&sends_, &receives_}) {
+    for (const Message& message : *messages) {
+      if (message.offset < 0) most = Max(most, {message.bytes});
+    }
+  }
+  return most;
 }
 
 Result<void> GroupTransfer::Send(RankDevice& device, const void* data,

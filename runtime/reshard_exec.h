@@ -44,6 +44,10 @@ class Collective {
   Result<void> Run(RankDevice& device,
                    std::span<const PartBuffers> buffers) const;
 
+  const Communicator& group() const { return group_; }
+  // The most that Run allocates at a time.
+  Bytes staging() const;
+
  private:
   enum class Route : uint8_t {
     kAllReduce,
@@ -108,6 +112,9 @@ class GroupTransfer {
   Result<void> Send(RankDevice& device, const void* data, uint64_t tag) const;
   // Receives this rank's pieces.
   Result<void> Receive(RankDevice& device, void* data, uint64_t tag) const;
+
+  // The most that this rank's half allocates at a time.
+  Bytes staging() const;
 
  private:
   struct Message {

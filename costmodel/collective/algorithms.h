@@ -19,7 +19,7 @@ struct CollectiveGroup {
   // links of its own (node_rings.h). At least one.
   std::vector<std::vector<std::vector<int>>> node_rings;
   // Whether ranks move their own bytes through memory that all of them see
-  // (devices without concurrent streams, on one host).
+  // (DeviceType::shared_memory, on one host).
   bool shared_memory = false;
 };
 

@@ -25,7 +25,7 @@ CollectiveGroup MakeGroup(const Cluster& cluster,
   for (size_t rank = 0; rank < devices.size(); ++rank) {
     const Device& device = cluster.devices[devices[rank].index()];
     by_node[device.node].push_back(static_cast<int>(rank));
-    group.shared_memory &= !cluster.TypeOf(devices[rank]).concurrent_streams;
+    group.shared_memory &= cluster.TypeOf(devices[rank]).shared_memory;
   }
   group.shared_memory &= by_node.size() == 1;
   for (auto& [node, ranks] : by_node) {

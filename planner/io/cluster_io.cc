@@ -55,6 +55,7 @@ proto::Cluster ToProto(const Cluster& cluster) {
     row.set_memory_efficiency(type.memory_efficiency);
     row.set_launch_overhead_seconds(type.launch_overhead.seconds());
     row.set_concurrent_streams(type.concurrent_streams);
+    row.set_shared_memory(type.shared_memory);
   }
   for (const LinkType& type : cluster.link_types) {
     proto::LinkType& row = *out.add_link_types();
@@ -103,6 +104,7 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
                 ToDuration(row.launch_overhead_seconds(),
                            At("device_types", i, "launch_overhead_seconds")));
     type.concurrent_streams = row.concurrent_streams();
+    type.shared_memory = row.shared_memory();
     out.device_types.push_back(std::move(type));
   }
   for (int i = 0; i < in.link_types_size(); ++i) {

@@ -33,9 +33,12 @@ struct DeviceType {
   double compute_efficiency = 0;
   double memory_efficiency = 0;
   Duration launch_overhead;  // floor of one kernel's time
-  // Whether communication runs beside compute. If false (a CPU rank that
-  // moves its own bytes) every task of a rank shares one stream.
+  // Whether communication runs beside compute. If false every task of a rank
+  // shares one stream.
   bool concurrent_streams = true;
+  // Whether the devices of a node have one memory in common, through which they
+  // move their own bytes: the cores of a host.
+  bool shared_memory = false;
 
   // Zero when the type is not supported.
   FlopsPerSecond Peak(DType dtype) const;

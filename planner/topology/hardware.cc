@@ -123,7 +123,8 @@ std::vector<DeviceType> MakeDeviceTypes() {
   core.compute_efficiency = 0.5;
   core.memory_efficiency = 0.8;
   core.launch_overhead = Duration::FromSeconds(1e-6);
-  core.concurrent_streams = false;
+  core.concurrent_streams = true;
+  core.shared_memory = true;
   types.push_back(std::move(core));
   return types;
 }

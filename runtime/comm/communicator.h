@@ -9,11 +9,18 @@
 // each) works in the order of the device's queue and sums in an order of its
 // own; its header says where it differs.
 //
-// Thread safety: a world and its communicators belong to one thread at a time.
+// Thread safety: several threads of a rank may use its world at once. The
+// collectives of one communicator belong to one thread at a time; those of
+// different communicators run beside each other. Send and Recv may be called by
+// several threads, and beside collectives; of receives from one peer with one
+// tag one waits at a time. (nccl_world.h: a world of GPUs belongs, with its
+// communicators, to one thread at a time.)
+//
 // Operations return when their buffers may be used again. All members of a
-// group call its collectives with matching arguments, and any two ranks call
-// the collectives they share in the same order; both are checked where cheap,
-// and a mismatch is an Error.
+// group call its collectives in the same order and with matching arguments; a
+// mismatch is an Error. Where a thread calls the collectives of several groups,
+// the ranks they share call them in the same order too, or they wait for each
+// other until the time is up.
 //
 // Errors: what the arguments alone show to be wrong is kInvalidInput and leaves
 // the world usable. Otherwise (a peer died, aborted, left, disagreed about the
@@ -80,8 +87,7 @@ class Communicator {
   virtual Result<void> Barrier() = 0;
 
   // Never waits for the receiver: what the channel cannot take is copied and
-  // moved onward while this rank waits in any operation of its world and in
-  // CommWorld::Flush(). `peer` may be this rank.
+  // moved onward by and by. `peer` may be this rank.
   virtual Result<void> Send(const void* data, int64_t bytes, int peer,
                             uint64_t tag) = 0;
 
@@ -117,8 +123,8 @@ class CommWorld {
   // wait.
   virtual void Abort(std::string_view reason) = 0;
 
-  // What this rank is doing, for error messages, its own and those of peers
-  // that see it die. Cheap enough for every task; cut at 95 bytes.
+  // What this rank began last, for the error messages of peers that see it die
+  // or wait for it. Cheap enough for every task; cut at 95 bytes.
   virtual void SetCurrentTask(std::string_view task) = 0;
 };
 

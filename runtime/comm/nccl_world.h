@@ -8,6 +8,7 @@
 // can receive it, are waited for.
 //
 // Where it differs from the other worlds:
+//   - A world belongs, with its communicators, to one thread at a time.
 //   - Sums run in NCCL's order, not the ranks': the same bits on every rank and
 //     in every run on the same ranks and links, but other bits than elsewhere.
 //     Those of 16-bit types may be rounded on the way.

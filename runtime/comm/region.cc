@@ -7,21 +7,23 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <ctime>
 
 namespace tessera {
 namespace {
 
-// Bytes staged per rank and round. Source and staging of a round should stay
+// Bytes staged per channel and round. Source and staging of a round should stay
 // near a core, and rounds should be few where ranks share cores. For 64 MB
 // all-reduces by 2 and 4 ranks on 2 cores with 512 KiB of second-level cache,
 // 256 KiB to 1 MiB were alike and 64 KiB slower (own measurement, November
 // 2026).
-constexpr int64_t kMaxHalfBytes = 512 << 10;
-// All staging together stays below this: the smallest memory limits met are
-// containers with 64 MB of shared memory.
-constexpr int64_t kStagingBudget = 16 << 20;
+constexpr int64_t kMaxHalfBytes = 256 << 10;
+// All ranks' staging for a channel each stays below this: the smallest memory
+// limits met are containers with 64 MB of shared memory, and a rank seldom has
+// more than four communicators.
+constexpr int64_t kStagingBudget = 12 << 20;
 // A ring should take a microbatch's activations at a pipeline boundary (1 MiB
 // for 1024 tokens of 256 floats); its pages cost nothing until used.
 constexpr int64_t kMaxRingBytes = 1 << 20;
@@ -50,7 +52,8 @@ int64_t RingBytes(int ranks) {
 }
 
 int64_t RingStride(int ranks) {
-  return RoundUp(static_cast<int64_t>(sizeof(Ring)) + RingBytes(ranks), kPage);
+  return RoundUp(static_cast<int64_t>(sizeof(MessageRing)) + RingBytes(ranks),
+                 kPage);
 }
 
 int64_t InboxOffset() {
@@ -63,7 +66,7 @@ int64_t StagingOffset(int ranks) {
   return InboxOffset() + ranks * InboxStride();
 }
 int64_t RingOffset(int ranks) {
-  return StagingOffset(ranks) + ranks * 3 * HalfBytes(ranks);
+  return StagingOffset(ranks) + ranks * kMaxChannels * 3 * HalfBytes(ranks);
 }
 
 Error SystemError(std::string what) {
@@ -115,39 +118,42 @@ Inbox& Region::inbox(int rank) const {
                                    rank * InboxStride());
 }
 
-Ring& Region::ring(int from, int to) const {
-  return *reinterpret_cast<Ring*>(base_ + RingOffset(ranks_) +
-                                  (int64_t{from} * ranks_ + to) *
-                                      RingStride(ranks_));
+MessageRing& Region::ring(int from, int to) const {
+  return *reinterpret_cast<MessageRing*>(base_ + RingOffset(ranks_) +
+                                         (int64_t{from} * ranks_ + to) *
+                                             RingStride(ranks_));
 }
 
 std::byte* Region::ring_data(int from, int to) const {
-  return reinterpret_cast<std::byte*>(&ring(from, to)) + sizeof(Ring);
+  return reinterpret_cast<std::byte*>(&ring(from, to)) + sizeof(MessageRing);
 }
 
-std::byte* Region::send_half(int rank, int64_t round) const {
-  return base_ + StagingOffset(ranks_) + rank * 3 * half_bytes_ +
+std::byte* Region::send_half(int rank, int channel, int64_t round) const {
+  return base_ + StagingOffset(ranks_) +
+         (rank * kMaxChannels + channel) * 3 * half_bytes_ +
          (round % 2) * half_bytes_;
 }
 
-std::byte* Region::result_half(int rank, int64_t round) const {
-  return base_ + StagingOffset(ranks_) + (rank * 3 + 2) * half_bytes_ +
+std::byte* Region::result_half(int rank, int channel, int64_t round) const {
+  return send_half(rank, channel, 0) + 2 * half_bytes_ +
          (round % 2) * (half_bytes_ / 2);
 }
 
 // The words may lie in memory shared by processes, so no FUTEX_PRIVATE_FLAG.
-void FutexWait(std::atomic<uint32_t>& word, uint32_t expected,
-               Duration timeout) {
+void SleepOn(Bell& bell, uint32_t rung, Duration timeout) {
   timespec limit;
   limit.tv_sec = timeout.picoseconds / 1'000'000'000'000;
   limit.tv_nsec = timeout.picoseconds % 1'000'000'000'000 / 1000;
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, expected,
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&bell.rung), FUTEX_WAIT, rung,
           &limit, nullptr, 0);
 }
 
-void FutexWake(std::atomic<uint32_t>& word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, 1, nullptr,
-          nullptr, 0);
+void Ring(Bell& bell) {
+  bell.rung.fetch_add(1);
+  if (bell.sleepers.load() != 0) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&bell.rung), FUTEX_WAKE,
+            INT_MAX, nullptr, nullptr, 0);
+  }
 }
 
 }  // namespace tessera

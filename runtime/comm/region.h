@@ -2,11 +2,13 @@
 // The memory that the ranks of one host share: heap-like for threads, a memfd
 // for processes. It holds, for N ranks,
 //   - one RegionHeader: how the job was aborted, if it was;
-//   - per rank an Inbox: a doorbell that peers ring, a counter per peer that
-//     the peer raises, the rank's state, pid and task, and what it is about to
-//     do;
-//   - per rank a staging area, written by its rank and read by peers;
+//   - per rank an Inbox: its state, pid and task, bells for messages, and its
+//     channels: one for each of its communicators, with a bell that the other
+//     members ring, a counter per member that the member raises, and what the
+//     rank is about to do;
+//   - per channel a staging area, written by its rank and read by the others;
 //   - per ordered pair of ranks a Ring of bytes for messages.
+// Pages that nobody touches cost nothing: channels may be many.
 // All-zero memory is a valid empty region. What is atomic may be touched by
 // anyone at any time; the rest is ordered by the counters (region_world.h).
 
@@ -36,6 +38,7 @@ class AtomicText {
 };
 
 constexpr int kMaxRegionRanks = 64;  // bounds the inbox; one host's devices
+constexpr int kMaxChannels = 64;     // communicators of one rank
 constexpr size_t kCacheLine = 64;
 
 enum class AbortState : uint32_t { kNone, kWriting, kSet };
@@ -58,27 +61,44 @@ struct RegionHeader {
 // What a rank is about to do in a collective; peers compare it to their own.
 struct CollectiveHeader {
   CollectiveKind kind = CollectiveKind::kBarrier;
-  uint64_t group = 0;   // hash of the list of ranks
   uint64_t detail = 0;  // hash of counts, element type and root
   int64_t bytes = 0;    // for the error message
   int64_t rounds = 1;
 };
 
-struct Inbox {
-  alignas(kCacheLine) std::atomic<uint32_t> bell;  // futex; raised by peers
-  std::atomic<uint32_t> sleeping;                  // 1 while on the futex
+// Wakes whoever waits for something; what, the waiter sees for itself. A waiter
+// counts itself a sleeper before it reads `rung`, looks once more, and sleeps
+// while `rung` is what it read. The ringer raises `rung` before it reads
+// `sleepers`. All sequentially consistent: either the sleeper sees that the
+// bell was rung or the ringer sees the sleeper.
+struct alignas(kCacheLine) Bell {
+  std::atomic<uint32_t> rung;  // futex; counts
+  std::atomic<uint32_t> sleepers;
+};
+void Ring(Bell& bell);
+
+// A rank's end of a communicator.
+struct Channel {
+  std::atomic<uint64_t> group;  // hash of the list of ranks; 0: unused
+  Bell bell;
   // signals[p]: how often rank p signalled this rank.
   alignas(kCacheLine) std::atomic<uint64_t> signals[kMaxRegionRanks];
-  alignas(kCacheLine) std::atomic<RankState> state;
-  std::atomic<int32_t> pid;
-  AtomicText<96> task;
   alignas(kCacheLine) CollectiveHeader collective;
   int64_t sizes[kMaxRegionRanks];  // all-to-all: bytes per receiver
 };
 
+struct Inbox {
+  Bell mail;     // for those who wait for messages, or for the queue's end
+  Bell courier;  // for the thread that moves what did not fit into a ring
+  alignas(kCacheLine) std::atomic<RankState> state;
+  std::atomic<int32_t> pid;
+  AtomicText<96> task;
+  Channel channels[kMaxChannels];  // used ones first
+};
+
 // A byte stream from one rank to another. The bytes [tail, head) are in the
 // ring's data at their position modulo ring_bytes().
-struct Ring {
+struct MessageRing {
   alignas(kCacheLine) std::atomic<uint64_t> head;     // moved by the sender
   alignas(kCacheLine) std::atomic<uint64_t> tail;     // moved by the receiver
   alignas(kCacheLine) std::atomic<uint32_t> backlog;  // sender holds more
@@ -101,15 +121,15 @@ class Region {
   int ranks() const { return ranks_; }
   RegionHeader& header() const;
   Inbox& inbox(int rank) const;
-  Ring& ring(int from, int to) const;
+  MessageRing& ring(int from, int to) const;
   std::byte* ring_data(int from, int to) const;
   int64_t ring_bytes() const { return ring_bytes_; }
 
-  // A rank's staging: two halves for what it sends and two, of half that size,
-  // for what it has reduced.
+  // A channel's staging: two halves for what its rank sends and two, of half
+  // that size, for what it has reduced.
   int64_t half_bytes() const { return half_bytes_; }
-  std::byte* send_half(int rank, int64_t round) const;
-  std::byte* result_half(int rank, int64_t round) const;
+  std::byte* send_half(int rank, int channel, int64_t round) const;
+  std::byte* result_half(int rank, int channel, int64_t round) const;
 
   static size_t Size(int ranks);
 
@@ -121,10 +141,9 @@ class Region {
   int64_t ring_bytes_;
 };
 
-// Sleeps until `word` differs from `expected`, is woken, or `timeout` passes.
-void FutexWait(std::atomic<uint32_t>& word, uint32_t expected,
-               Duration timeout);
-void FutexWake(std::atomic<uint32_t>& word);
+// Sleeps until `bell` has been rung since it stood at `rung`, or `timeout`
+// passes.
+void SleepOn(Bell& bell, uint32_t rung, Duration timeout);
 
 template <size_t kBytes>
 void AtomicText<kBytes>::Store(std::string_view text) {

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <fstream>
 #include <type_traits>
+#include <utility>
 
 #include "planner/base/check.h"
 #include "runtime/comm/copy.h"
@@ -153,12 +154,16 @@ RegionWorld::RegionWorld(std::shared_ptr<Region> region, int rank,
   Inbox& inbox = region_->inbox(rank_);
   inbox.pid.store(getpid(), std::memory_order_relaxed);
   inbox.state.store(RankState::kPresent, std::memory_order_release);
+  if (world_size() > 1) courier_ = std::thread([this] { RunCourier(); });
 }
 
 RegionWorld::~RegionWorld() {
+  leaving_.store(true);
+  Ring(region_->inbox(rank_).courier);
+  if (courier_.joinable()) courier_.join();
   region_->inbox(rank_).state.store(RankState::kLeft);
   for (int r = 0; r < world_size(); ++r) {
-    Notify(r);
+    RingAll(r);
     const int pidfd = peers_[static_cast<size_t>(r)].pidfd;
     if (pidfd >= 0) close(pidfd);
   }
@@ -191,6 +196,7 @@ bool RegionWorld::IsDead(int rank) {
 
 Result<Communicator*> RegionWorld::Group(std::span<const int> ranks) {
   std::vector<int> key(ranks.begin(), ranks.end());
+  const std::lock_guard lock(groups_mutex_);
   if (const auto found = groups_.find(key); found != groups_.end()) {
     return found->second.get();
   }
@@ -210,7 +216,12 @@ Result<Communicator*> RegionWorld::Group(std::span<const int> ranks) {
     return InvalidInput(
         Text("rank ", rank_, " asks for a group that it is not in"));
   }
-  auto group = std::make_unique<RegionCommunicator>(*this, key);
+  if (groups_.size() == kMaxChannels) {
+    return InvalidInput(
+        Text("rank ", rank_, " asks for more than ", kMaxChannels, " groups"));
+  }
+  auto group = std::make_unique<RegionCommunicator>(
+      *this, key, static_cast<int>(groups_.size()));
   Communicator* result = group.get();
   groups_.emplace(std::move(key), std::move(group));
   return result;
@@ -223,32 +234,38 @@ void RegionWorld::Abort(std::string_view reason) {
 // Publishes `error` as the job's, unless there is one already. The failure of
 // this world is what was published first.
 Error RegionWorld::Fail(Error error) {
+  const std::lock_guard lock(failure_mutex_);
   if (failure_) return *failure_;
   RegionHeader& header = region_->header();
   AbortState none = AbortState::kNone;
   if (header.abort_state.compare_exchange_strong(none, AbortState::kWriting)) {
     header.abort_message.Store(error.message);
     header.abort_state.store(AbortState::kSet);
-    for (int r = 0; r < world_size(); ++r) Notify(r);
+    for (int r = 0; r < world_size(); ++r) RingAll(r);
   } else if (header.abort_state.load() == AbortState::kSet) {
     error = Unavailable(header.abort_message.Load());
   }
   failure_ = error;
-  posted_.reset();
+  failed_.store(true);
   return error;
 }
 
 Result<void> RegionWorld::CheckUsable() {
-  if (failure_) return *failure_;
   const RegionHeader& header = region_->header();
-  if (header.abort_state.load(std::memory_order_acquire) == AbortState::kSet) {
-    failure_ = Unavailable(header.abort_message.Load());
-    return *failure_;
+  if (!failed_.load(std::memory_order_acquire) &&
+      header.abort_state.load(std::memory_order_acquire) != AbortState::kSet) {
+    return {};
   }
-  return {};
+  const std::lock_guard lock(failure_mutex_);
+  if (!failure_) {
+    failure_ = Unavailable(header.abort_message.Load());
+    failed_.store(true);
+  }
+  return *failure_;
 }
 
 void RegionWorld::SetCurrentTask(std::string_view task) {
+  const std::lock_guard lock(task_mutex_);
   region_->inbox(rank_).task.Store(task);
 }
 
@@ -259,56 +276,43 @@ std::string RegionWorld::TaskOf(int rank) const {
 
 // ---- Waiting ----------------------------------------------------------------
 
-// The bell is raised before `sleeping` is read, and a sleeper sets `sleeping`
-// before it reads the bell, both sequentially consistent: either the sleeper
-// sees the new bell or the ringer sees the sleeper.
-void RegionWorld::Notify(int rank) {
+void RegionWorld::RingAll(int rank) {
   Inbox& inbox = region_->inbox(rank);
-  inbox.bell.fetch_add(1);
-  if (inbox.sleeping.load() != 0 && inbox.sleeping.exchange(0) != 0) {
-    FutexWake(inbox.bell);
+  Ring(inbox.mail);
+  Ring(inbox.courier);
+  for (Channel& channel : inbox.channels) {
+    if (channel.group.load() == 0) break;
+    Ring(channel.bell);
   }
 }
 
-void RegionWorld::Signal(int rank) {
-  Peer& peer = peers_[static_cast<size_t>(rank)];
-  region_->inbox(rank).signals[rank_].store(++peer.signals_sent,
-                                            std::memory_order_release);
-  Notify(rank);
-}
-
-bool RegionWorld::HasSignalled(int rank) const {
-  return region_->inbox(rank_).signals[rank].load(std::memory_order_acquire) >=
-         peers_[static_cast<size_t>(rank)].signals_expected;
-}
-
 template <typename Ready, typename Awaited>
-Result<void> RegionWorld::Wait(Ready ready, Awaited awaited) {
-  MoveMessages();
+Result<void> RegionWorld::Wait(Bell& bell, Ready ready, Awaited awaited) {
   for (int i = 0; i < kLooks; ++i) {
     if (ready()) return {};
     Pause();
   }
   for (int i = 0; i < kYields; ++i) {
-    MoveMessages();
     if (ready()) return {};
     sched_yield();
   }
-  Inbox& inbox = region_->inbox(rank_);
+  struct Sleeper {
+    Bell& bell;
+    explicit Sleeper(Bell& b) : bell(b) { bell.sleepers.fetch_add(1); }
+    ~Sleeper() { bell.sleepers.fetch_sub(1); }
+  } sleeper(bell);
   const Clock::time_point begin = Clock::now();
   Clock::time_point checked = begin;
   for (;;) {
-    inbox.sleeping.store(1);
-    const uint32_t bell = inbox.bell.load();
-    const bool moved = MoveMessages();
-    if (ready()) break;
+    const uint32_t rung = bell.rung.load();
+    if (ready()) return {};
     TESSERA_RETURN_IF_ERROR(CheckUsable());
     const Clock::time_point now = Clock::now();
     if (now - checked >= std::chrono::milliseconds(90)) {
       checked = now;
       std::optional<Error> trouble = FindTrouble(awaited);
       // What a peer did before its end may be all that was awaited.
-      if (ready()) break;
+      if (ready()) return {};
       if (!trouble && std::chrono::duration<double>(now - begin).count() >
                           options_.timeout.seconds()) {
         std::string missing;
@@ -326,10 +330,8 @@ Result<void> RegionWorld::Wait(Ready ready, Awaited awaited) {
         return Fail(*trouble);
       }
     }
-    if (!moved) FutexWait(inbox.bell, bell, kHealthInterval);
+    SleepOn(bell, rung, kHealthInterval);
   }
-  inbox.sleeping.store(0);
-  return {};
 }
 
 template <typename Awaited>
@@ -354,7 +356,7 @@ std::optional<Error> RegionWorld::FindTrouble(Awaited awaited) {
 // ---- Messages ---------------------------------------------------------------
 
 int64_t RegionWorld::WriteRing(int to, const std::byte* data, int64_t bytes) {
-  Ring& ring = region_->ring(rank_, to);
+  MessageRing& ring = region_->ring(rank_, to);
   const auto size = static_cast<uint64_t>(region_->ring_bytes());
   int64_t written = 0;
   while (written < bytes) {
@@ -367,14 +369,14 @@ int64_t RegionWorld::WriteRing(int to, const std::byte* data, int64_t bytes) {
     if (n == 0) break;
     CopyToCache(region_->ring_data(rank_, to) + offset, data + written, n);
     ring.head.store(head + static_cast<uint64_t>(n), std::memory_order_release);
-    Notify(to);
+    Ring(region_->inbox(to).mail);
     written += n;
   }
   return written;
 }
 
 int64_t RegionWorld::ReadRing(int from, std::byte* data, int64_t bytes) {
-  Ring& ring = region_->ring(from, rank_);
+  MessageRing& ring = region_->ring(from, rank_);
   const auto size = static_cast<uint64_t>(region_->ring_bytes());
   int64_t read = 0;
   while (read < bytes) {
@@ -386,9 +388,9 @@ int64_t RegionWorld::ReadRing(int from, std::byte* data, int64_t bytes) {
     if (n == 0) break;
     CopyToCache(data + read, region_->ring_data(from, rank_) + offset, n);
     // Sequentially consistent against the sender, which sets `backlog` and
-    // then looks at `tail` once more before it sleeps.
+    // whose courier then looks at `tail` once more before it sleeps.
     ring.tail.store(tail + static_cast<uint64_t>(n));
-    if (ring.backlog.load() != 0) Notify(from);
+    if (ring.backlog.load() != 0) Ring(region_->inbox(from).courier);
     read += n;
   }
   return read;
@@ -403,18 +405,23 @@ bool RegionWorld::PushQueue(int to) {
     const int64_t n = WriteRing(to, first.bytes.data() + first.written, left);
     first.written += n;
     moved |= n > 0;
-    if (n < left) return moved;
+    if (n < left) break;
     queue.pop_front();
   }
-  if (moved) region_->ring(rank_, to).backlog.store(0);
+  if (queue.empty()) {
+    region_->ring(rank_, to).backlog.store(0);
+  } else if (moved) {
+    Ring(region_->inbox(to).courier);  // to make room for the rest
+  }
   return moved;
 }
 
 bool RegionWorld::DrainRing(int from) {
   Peer& peer = peers_[static_cast<size_t>(from)];
-  Ring& ring = region_->ring(from, rank_);
+  MessageRing& ring = region_->ring(from, rank_);
   bool moved = false;
-  for (;;) {
+  // After a failure waiting receives return, and their buffers are gone.
+  while (CheckUsable()) {
     if (!peer.messages.empty() &&
         peer.messages.back().filled < peer.messages.back().bytes) {
       Message& message = peer.messages.back();
@@ -432,12 +439,15 @@ bool RegionWorld::DrainRing(int from) {
     ReadRing(from, reinterpret_cast<std::byte*>(&header), sizeof(header));
     moved = true;
     Message message{header.group, header.tag, header.bytes, 0, nullptr, {}};
-    // The posted receive takes the first that matches, straight into place.
-    if (posted_ && posted_->from == from && posted_->data != nullptr &&
-        posted_->group == header.group && posted_->tag == header.tag &&
-        posted_->bytes == header.bytes) {
-      message.data = posted_->data;
-      posted_->data = nullptr;
+    // A posted receive takes the first that matches, straight into place.
+    const auto posted = std::find_if(
+        posted_.begin(), posted_.end(), [&](const PostedRecv* recv) {
+          return recv->from == from && recv->data != nullptr &&
+                 recv->group == header.group && recv->tag == header.tag &&
+                 recv->bytes == header.bytes;
+        });
+    if (posted != posted_.end()) {
+      message.data = std::exchange((*posted)->data, nullptr);
     } else {
       message.buffer = std::make_unique_for_overwrite<std::byte[]>(
           static_cast<size_t>(header.bytes));
@@ -445,49 +455,139 @@ bool RegionWorld::DrainRing(int from) {
     }
     peer.messages.push_back(std::move(message));
   }
+  return moved;
 }
 
-bool RegionWorld::MoveMessages() {
-  bool moved = false;
-  for (int r = 0; r < world_size(); ++r) {
-    if (r == rank_) continue;
-    if (!peers_[static_cast<size_t>(r)].queue.empty()) moved |= PushQueue(r);
-    if (region_->ring(r, rank_).backlog.load() != 0) moved |= DrainRing(r);
+bool RegionWorld::QueuesAreEmpty() const {
+  return std::all_of(peers_.begin(), peers_.end(),
+                     [](const Peer& peer) { return peer.queue.empty(); });
+}
+
+// Moves what senders could not, in both directions. Looks again whenever a ring
+// has room for what is queued here, or a sender has more than a ring takes.
+void RegionWorld::RunCourier() {
+  Inbox& inbox = region_->inbox(rank_);
+  inbox.courier.sleepers.fetch_add(1);
+  while (!leaving_.load()) {
+    const uint32_t rung = inbox.courier.rung.load();
+    bool moved = false;
+    if (CheckUsable()) {
+      const std::lock_guard lock(mail_mutex_);
+      for (int r = 0; r < world_size(); ++r) {
+        if (r == rank_) continue;
+        if (!peers_[static_cast<size_t>(r)].queue.empty()) {
+          moved |= PushQueue(r);
+        }
+        if (region_->ring(r, rank_).backlog.load() != 0) moved |= DrainRing(r);
+      }
+    }
+    if (moved) {
+      Ring(inbox.mail);
+    } else {
+      SleepOn(inbox.courier, rung, options_.timeout);
+    }
   }
-  return moved;
+  inbox.courier.sleepers.fetch_sub(1);
 }
 
 Result<void> RegionWorld::Flush() {
   Result<void> result = CheckUsable();
-  const auto has_queue = [this](int r) {
-    return !peers_[static_cast<size_t>(r)].queue.empty();
-  };
   if (result) {
     result = Wait(
+        region_->inbox(rank_).mail,
         [&] {
-          MoveMessages();
-          for (int r = 0; r < world_size(); ++r) {
-            if (has_queue(r)) return false;
-          }
-          return true;
+          const std::lock_guard lock(mail_mutex_);
+          return QueuesAreEmpty();
         },
-        has_queue);
+        [&](int r) {
+          const std::lock_guard lock(mail_mutex_);
+          return !peers_[static_cast<size_t>(r)].queue.empty();
+        });
   }
   if (result) return result;
-  return result.error().At(
-      Text("rank ", rank_, ", ", TaskOf(rank_), ", flush"));
+  return result.error().At(Text("rank ", rank_, ", flush"));
 }
 
 // ---- The communicator -------------------------------------------------------
 
 RegionCommunicator::RegionCommunicator(RegionWorld& world,
-                                       std::vector<int> ranks)
-    : world_(world), ranks_(std::move(ranks)) {
+                                       std::vector<int> ranks, int channel)
+    : world_(world), ranks_(std::move(ranks)), channels_(ranks_.size(), -1) {
   Hash hash;
   for (int r : ranks_) hash.Add(static_cast<uint64_t>(r));
-  group_ = hash.value();
+  group_ = hash.value() | 1;  // 0 is an unused channel
   rank_ = static_cast<int>(
       std::find(ranks_.begin(), ranks_.end(), world_.rank_) - ranks_.begin());
+  channels_[static_cast<size_t>(rank_)] = channel;
+  // Published, and then those told who joined before: of two members at least
+  // one finds the other, and tells it.
+  this->channel(rank_).group.store(group_);
+  for (int r = 0; r < size(); ++r) {
+    if (FindChannel(r)) Ring(this->channel(r).bell);
+  }
+}
+
+Channel& RegionCommunicator::channel(int rank) const {
+  const int number = channels_[static_cast<size_t>(rank)];
+  TESSERA_CHECK(number >= 0) << rank;
+  return world_.region_->inbox(Global(rank)).channels[number];
+}
+
+std::byte* RegionCommunicator::send_half(int rank, int64_t round) const {
+  return world_.region_->send_half(Global(rank),
+                                   channels_[static_cast<size_t>(rank)], round);
+}
+
+std::byte* RegionCommunicator::result_half(int rank, int64_t round) const {
+  return world_.region_->result_half(
+      Global(rank), channels_[static_cast<size_t>(rank)], round);
+}
+
+bool RegionCommunicator::FindChannel(int rank) {
+  int& number = channels_[static_cast<size_t>(rank)];
+  if (number >= 0) return true;
+  Inbox& inbox = world_.region_->inbox(Global(rank));
+  for (int c = 0; c < kMaxChannels; ++c) {
+    const uint64_t group = inbox.channels[c].group.load();
+    if (group == 0) return false;
+    if (group != group_) continue;
+    number = c;
+    return true;
+  }
+  return false;
+}
+
+bool RegionCommunicator::HasSignalled(int rank) {
+  return rank == rank_ ||
+         (FindChannel(rank) && channel(rank_).signals[Global(rank)].load(
+                                   std::memory_order_acquire) >= signals_);
+}
+
+// Until all have joined and have signalled as often as this rank.
+Result<void> RegionCommunicator::WaitForPeers() {
+  return world_.Wait(
+      channel(rank_).bell,
+      [&] {
+        for (int r = 0; r < size(); ++r) {
+          if (!HasSignalled(r)) return false;
+        }
+        return true;
+      },
+      [&](int world_rank) {
+        const auto at = std::find(ranks_.begin(), ranks_.end(), world_rank);
+        return at != ranks_.end() &&
+               !HasSignalled(static_cast<int>(at - ranks_.begin()));
+      });
+}
+
+// REQUIRES: all peers have joined.
+void RegionCommunicator::SignalPeers() {
+  ++signals_;
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank_) continue;
+    channel(r).signals[world_.rank_].store(signals_, std::memory_order_release);
+    Ring(channel(r).bell);
+  }
 }
 
 std::string RegionCommunicator::GroupName() const {
@@ -497,8 +597,8 @@ std::string RegionCommunicator::GroupName() const {
 }
 
 Error RegionCommunicator::Here(Error error, std::string_view operation) const {
-  return error.At(Text("rank ", world_.rank_, ", ", world_.TaskOf(world_.rank_),
-                       ", ", operation, " of group ", GroupName()));
+  return error.At(
+      Text("rank ", world_.rank_, ", ", operation, " of group ", GroupName()));
 }
 
 // The part of a half that is staged for one rank of the group. Multiples of a
@@ -512,7 +612,6 @@ CollectiveHeader RegionCommunicator::Header(CollectiveKind kind, int64_t bytes,
                                             int64_t bytes_per_round) const {
   CollectiveHeader header;
   header.kind = kind;
-  header.group = group_;
   header.detail = static_cast<uint64_t>(bytes);
   header.bytes = bytes;
   header.rounds = Rounds(bytes, bytes_per_round);
@@ -521,23 +620,19 @@ CollectiveHeader RegionCommunicator::Header(CollectiveKind kind, int64_t bytes,
 
 Result<void> RegionCommunicator::CheckHeaders(const CollectiveHeader& mine,
                                               int64_t& rounds) {
-  for (int r : ranks_) {
-    const CollectiveHeader& theirs = world_.region_->inbox(r).collective;
+  for (int r = 0; r < size(); ++r) {
+    const CollectiveHeader& theirs = channel(r).collective;
     rounds = std::max(rounds, theirs.rounds);
-    if (theirs.kind == mine.kind && theirs.group == mine.group &&
-        theirs.detail == mine.detail) {
-      continue;
-    }
+    if (theirs.kind == mine.kind && theirs.detail == mine.detail) continue;
     const auto describe = [](const CollectiveHeader& header) {
       return Text(NameOf(header.kind), " of ", header.bytes, " bytes");
     };
-    return world_.Fail(InvalidInput(
-        Text("ranks disagree: rank ", world_.rank_, " calls ", describe(mine),
-             " in group ", GroupName(), ", rank ", r, " ", describe(theirs),
-             (theirs.group != mine.group ? " in another group"
-              : theirs.kind == mine.kind && theirs.bytes == mine.bytes
-                  ? " with other counts, element type or root"
-                  : ""))));
+    return world_.Fail(InvalidInput(Text(
+        "ranks disagree: rank ", world_.rank_, " calls ", describe(mine),
+        " in group ", GroupName(), ", rank ", Global(r), " ", describe(theirs),
+        (theirs.kind == mine.kind && theirs.bytes == mine.bytes
+             ? " with other counts, element type or root"
+             : ""))));
   }
   return {};
 }
@@ -545,32 +640,16 @@ Result<void> RegionCommunicator::CheckHeaders(const CollectiveHeader& mine,
 template <typename Stage, typename Consume>
 Result<void> RegionCommunicator::RunRounds(CollectiveHeader header, Stage stage,
                                            Consume consume) {
-  const auto signal_peers = [&] {
-    for (int r : ranks_) {
-      if (r == world_.rank_) continue;
-      world_.Signal(r);
-      ++world_.peers_[static_cast<size_t>(r)].signals_expected;
-    }
-  };
-  const auto pending = [&](int r) {
-    return r != world_.rank_ && !world_.HasSignalled(r);
-  };
   const auto run = [&]() -> Result<void> {
     TESSERA_RETURN_IF_ERROR(world_.CheckUsable());
-    // Any rank may still be reading what the last collective staged.
-    const auto none_pending = [&] {
-      for (int r = 0; r < world_.world_size(); ++r) {
-        if (pending(r)) return false;
-      }
-      return true;
-    };
-    TESSERA_RETURN_IF_ERROR(world_.Wait(none_pending, pending));
-    world_.region_->inbox(world_.rank_).collective = header;
+    // A peer may still be reading what the last collective staged.
+    TESSERA_RETURN_IF_ERROR(WaitForPeers());
+    channel(rank_).collective = header;
     int64_t rounds = header.rounds;
     for (int64_t i = 0; i < rounds; ++i) {
       stage(i);
-      signal_peers();
-      TESSERA_RETURN_IF_ERROR(world_.Wait(none_pending, pending));
+      SignalPeers();
+      TESSERA_RETURN_IF_ERROR(WaitForPeers());
       if (i == 0) {
         TESSERA_RETURN_IF_ERROR(CheckHeaders(header, rounds));
       }
@@ -580,7 +659,7 @@ Result<void> RegionCommunicator::RunRounds(CollectiveHeader header, Stage stage,
         consume(i);
       }
     }
-    signal_peers();
+    SignalPeers();
     return {};
   };
   if (Result<void> result = run(); !result) {
@@ -609,14 +688,11 @@ Result<void> RegionCommunicator::AllReduceAtOnce(std::byte* data, int64_t count,
       Header(CollectiveKind::kAllReduce, bytes, bytes + 1);
   header.detail = Hash().Add(header.detail).Add(uint64_t(dtype)).value();
   return RunRounds(
-      header,
-      [&](int64_t) {
-        CopyToCache(world_.region_->send_half(world_.rank_, 0), data, bytes);
-      },
+      header, [&](int64_t) { CopyToCache(send_half(rank_, 0), data, bytes); },
       [&](int64_t) {
         std::vector<const std::byte*> sources;
-        for (int r : ranks_) {
-          sources.push_back(world_.region_->send_half(r, 0));
+        for (int r = 0; r < size(); ++r) {
+          sources.push_back(send_half(r, 0));
         }
         SumInOrder(sources, data, nullptr, count, dtype, IsLarge(bytes));
       });
@@ -640,7 +716,6 @@ Result<void> RegionCommunicator::AllReduceInSlices(std::byte* data,
     const int64_t end = round.length * (r + 1) / size();
     return {round.begin + begin, end - begin};
   };
-  const Region& region = *world_.region_;
   const int64_t slot = SlotBytes();
   return RunRounds(
       header,
@@ -648,7 +723,7 @@ Result<void> RegionCommunicator::AllReduceInSlices(std::byte* data,
         for (int r = 0; r < size() && i + 1 < header.rounds; ++r) {
           if (r == rank_) continue;
           const Piece piece = slice(i, r);
-          CopyToCache(region.send_half(world_.rank_, i) + r * slot,
+          CopyToCache(send_half(rank_, i) + r * slot,
                       data + piece.begin * element, piece.length * element);
         }
         if (i == 0) return;
@@ -657,20 +732,18 @@ Result<void> RegionCommunicator::AllReduceInSlices(std::byte* data,
         std::vector<const std::byte*> sources;
         for (int r = 0; r < size(); ++r) {
           sources.push_back(r == rank_ ? place
-                                       : region.send_half(Global(r), i - 1) +
-                                             rank_ * slot);
+                                       : send_half(r, i - 1) + rank_ * slot);
         }
-        SumInOrder(sources, place, region.result_half(world_.rank_, i - 1),
-                   mine.length, dtype, IsLarge(count * element));
+        SumInOrder(sources, place, result_half(rank_, i - 1), mine.length,
+                   dtype, IsLarge(count * element));
       },
       [&](int64_t i) {
         if (i == 0) return;
         for (int r = 0; r < size(); ++r) {
           if (r == rank_) continue;
           const Piece piece = slice(i - 1, r);
-          CopyOut(data + piece.begin * element,
-                  region.result_half(Global(r), i - 1), piece.length * element,
-                  count * element);
+          CopyOut(data + piece.begin * element, result_half(r, i - 1),
+                  piece.length * element, count * element);
         }
       });
 }
@@ -709,8 +782,7 @@ Result<void> RegionCommunicator::AllGather(
                 "all-gather");
   }
   const std::vector<int64_t> offsets = Offsets(bytes_per_rank);
-  const Region& region = *world_.region_;
-  const int64_t per_round = region.half_bytes();
+  const int64_t per_round = world_.region_->half_bytes();
   CollectiveHeader header =
       Header(CollectiveKind::kAllGather, offsets.back(), per_round);
   header.detail = Hash().Add(bytes_per_rank).value();
@@ -724,16 +796,15 @@ Result<void> RegionCommunicator::AllGather(
       [&](int64_t i) {
         if (size() == 1) return;
         const Piece piece = PieceOf(send_bytes, per_round, i);
-        CopyToCache(region.send_half(world_.rank_, i), from + piece.begin,
-                    piece.length);
+        CopyToCache(send_half(rank_, i), from + piece.begin, piece.length);
       },
       [&](int64_t i) {
         for (int r = 0; r < size(); ++r) {
           if (r == rank_) continue;
           const auto index = static_cast<size_t>(r);
           const Piece piece = PieceOf(bytes_per_rank[index], per_round, i);
-          CopyOut(to + offsets[index] + piece.begin,
-                  region.send_half(Global(r), i), piece.length, header.bytes);
+          CopyOut(to + offsets[index] + piece.begin, send_half(r, i),
+                  piece.length, header.bytes);
         }
       });
 }
@@ -745,7 +816,6 @@ Result<void> RegionCommunicator::ReduceScatter(
     return Here(valid.error(), "reduce-scatter");
   }
   const std::vector<int64_t> offsets = Offsets(counts_per_rank);
-  const Region& region = *world_.region_;
   const int64_t element = SizeOf(dtype);
   const int64_t slot = SlotBytes();
   const int64_t per_round = slot / element;
@@ -768,7 +838,7 @@ Result<void> RegionCommunicator::ReduceScatter(
         for (int r = 0; r < size(); ++r) {
           if (r == rank_) continue;
           const Piece piece = piece_of(i, r);
-          CopyToCache(region.send_half(world_.rank_, i) + r * slot,
+          CopyToCache(send_half(rank_, i) + r * slot,
                       from + piece.begin * element, piece.length * element);
         }
       },
@@ -777,8 +847,7 @@ Result<void> RegionCommunicator::ReduceScatter(
         std::vector<const std::byte*> sources;
         for (int r = 0; r < size(); ++r) {
           sources.push_back(r == rank_ ? from + mine.begin * element
-                                       : region.send_half(Global(r), i) +
-                                             rank_ * slot);
+                                       : send_half(r, i) + rank_ * slot);
         }
         SumInOrder(sources, to + i * per_round * element, nullptr, mine.length,
                    dtype, IsLarge(offsets.back() * element));
@@ -803,7 +872,6 @@ Result<void> RegionCommunicator::AllToAll(const void* send,
   }
   const std::vector<int64_t> send_offsets = Offsets(send_bytes);
   const std::vector<int64_t> recv_offsets = Offsets(recv_bytes);
-  const Region& region = *world_.region_;
   const int64_t slot = SlotBytes();
   CollectiveHeader header =
       Header(CollectiveKind::kAllToAll, send_offsets.back(), slot);
@@ -817,14 +885,13 @@ Result<void> RegionCommunicator::AllToAll(const void* send,
       header,
       [&](int64_t i) {
         if (i == 0) {
-          std::copy(send_bytes.begin(), send_bytes.end(),
-                    region.inbox(world_.rank_).sizes);
+          std::copy(send_bytes.begin(), send_bytes.end(), channel(rank_).sizes);
         }
         for (int r = 0; r < size(); ++r) {
           if (r == rank_) continue;
           const auto index = static_cast<size_t>(r);
           const Piece piece = PieceOf(send_bytes[index], slot, i);
-          CopyToCache(region.send_half(world_.rank_, i) + r * slot,
+          CopyToCache(send_half(rank_, i) + r * slot,
                       from + send_offsets[index] + piece.begin, piece.length);
         }
       },
@@ -832,7 +899,7 @@ Result<void> RegionCommunicator::AllToAll(const void* send,
         for (int r = 0; r < size(); ++r) {
           if (r == rank_) continue;
           const auto index = static_cast<size_t>(r);
-          const int64_t sent = region.inbox(Global(r)).sizes[rank_];
+          const int64_t sent = channel(r).sizes[rank_];
           if (i == 0 && sent != recv_bytes[index]) {
             return world_.Fail(
                 InvalidInput(Text("ranks disagree: rank ", Global(r), " sends ",
@@ -841,7 +908,7 @@ Result<void> RegionCommunicator::AllToAll(const void* send,
           }
           const Piece piece = PieceOf(recv_bytes[index], slot, i);
           CopyOut(to + recv_offsets[index] + piece.begin,
-                  region.send_half(Global(r), i) + rank_ * slot, piece.length,
+                  send_half(r, i) + rank_ * slot, piece.length,
                   recv_offsets.back());
         }
         return {};
@@ -855,8 +922,7 @@ Result<void> RegionCommunicator::Broadcast(void* data, int64_t bytes,
                                   root, " of a group of ", size())),
                 "broadcast");
   }
-  const Region& region = *world_.region_;
-  const int64_t per_round = region.half_bytes();
+  const int64_t per_round = world_.region_->half_bytes();
   CollectiveHeader header =
       Header(CollectiveKind::kBroadcast, bytes, per_round);
   header.detail =
@@ -867,14 +933,12 @@ Result<void> RegionCommunicator::Broadcast(void* data, int64_t bytes,
       [&](int64_t i) {
         if (rank_ != root || size() == 1) return;
         const Piece piece = PieceOf(bytes, per_round, i);
-        CopyToCache(region.send_half(world_.rank_, i), place + piece.begin,
-                    piece.length);
+        CopyToCache(send_half(rank_, i), place + piece.begin, piece.length);
       },
       [&](int64_t i) {
         if (rank_ == root) return;
         const Piece piece = PieceOf(bytes, per_round, i);
-        CopyOut(place + piece.begin, region.send_half(Global(root), i),
-                piece.length, bytes);
+        CopyOut(place + piece.begin, send_half(root, i), piece.length, bytes);
       });
 }
 
@@ -895,6 +959,7 @@ Result<void> RegionCommunicator::Send(const void* data, int64_t bytes, int peer,
   }
   const auto* const from = static_cast<const std::byte*>(data);
   const int to = Global(peer);
+  const std::lock_guard lock(world_.mail_mutex_);
   RegionWorld::Peer& state = world_.peers_[static_cast<size_t>(to)];
   if (peer == rank_) {
     RegionWorld::Message message{group_, tag, bytes, bytes, nullptr, {}};
@@ -903,6 +968,7 @@ Result<void> RegionCommunicator::Send(const void* data, int64_t bytes, int peer,
     message.data = message.buffer.get();
     CopyToCache(message.data, from, bytes);
     state.messages.push_back(std::move(message));
+    Ring(world_.region_->inbox(to).mail);
     return {};
   }
   const MessageHeader header = {group_, tag, bytes};
@@ -925,7 +991,10 @@ Result<void> RegionCommunicator::Send(const void* data, int64_t bytes, int peer,
   }
   state.queue.push_back(std::move(rest));
   world_.region_->ring(world_.rank_, to).backlog.store(1);
-  world_.Notify(to);  // it may sleep in another operation, and must drain
+  // The peer's courier has to make room, and then the own one to go on; or it
+  // has made some meanwhile.
+  Ring(world_.region_->inbox(to).courier);
+  Ring(world_.region_->inbox(world_.rank_).courier);
   return {};
 }
 
@@ -942,25 +1011,32 @@ Result<void> RegionCommunicator::Recv(void* data, int64_t bytes, int peer,
   const int from = Global(peer);
   auto& messages = world_.peers_[static_cast<size_t>(from)].messages;
   auto* const place = static_cast<std::byte*>(data);
+  RegionWorld::PostedRecv post = {from, group_, tag, bytes,
+                                  bytes > 0 ? place : nullptr};
   const auto find = [&] {
     return std::find_if(messages.begin(), messages.end(), [&](const auto& m) {
       return m.group == group_ && m.tag == tag;
     });
   };
-  auto found = find();
-  if (found == messages.end()) {
-    world_.posted_ = {from, group_, tag, bytes, place};
-    if (bytes == 0) world_.posted_.reset();  // nothing to place
-  }
+  auto found = messages.end();
   const auto ready = [&] {
+    const std::lock_guard lock(world_.mail_mutex_);
     if (peer != rank_) world_.DrainRing(from);
     if (found == messages.end()) found = find();
     return found != messages.end() &&
            (found->filled == found->bytes || found->bytes != bytes);
   };
+  {
+    // What has begun to arrive comes before what a post would take.
+    const std::lock_guard lock(world_.mail_mutex_);
+    found = find();
+    if (found == messages.end()) world_.posted_.push_back(&post);
+  }
   Result<void> result =
-      world_.Wait(ready, [&](int r) { return r == from && r != world_.rank_; });
-  world_.posted_.reset();
+      world_.Wait(world_.region_->inbox(world_.rank_).mail, ready,
+                  [&](int r) { return r == from && r != world_.rank_; });
+  const std::lock_guard lock(world_.mail_mutex_);
+  world_.posted_.remove(&post);
   if (!result) return Here(result.error(), "receive");
   if (found->bytes != bytes) {
     return Here(InvalidInput(Text("rank ", from, " sent ", found->bytes,

@@ -1,31 +1,37 @@
 #pragma once
 // The CommWorld over a Region: one protocol for threads and processes.
 //
-// Signals. Rank a raises inbox(b).signals[a]; both count, so "all my peers have
-// got this far" is a comparison of numbers. As any two ranks run the
-// collectives they share in one order, the counts need not know about groups.
+// Channels. A rank's end of a communicator is a channel of its inbox, which it
+// claims by itself in Group(): a peer finds it there by the hash of the group,
+// and waits for it with its first collective. What happens in one communicator
+// touches no other, so that each may have a thread of its own.
 //
 // Collectives run in rounds. In round i a rank stages bytes in its half i mod
-// 2, signals its peers, waits for theirs, and reads what they staged. When
-// a peer has signalled round i it has read round i - 1, so half (i + 1) mod 2
-// is free then: one wait per round. After the last round a rank signals once
-// more ("read"), and only its next collective, in whatever group, waits for
-// that. Headers are staged the same way and compared after the first wait.
+// 2, signals its peers, waits for theirs, and reads what they staged. Signals
+// are counts, so "all my peers have got this far" is a comparison of numbers.
+// When a peer has signalled round i it has read round i - 1, so half (i + 1)
+// mod 2 is free then: one wait per round. After the last round a rank signals
+// once more ("read"), and only its next collective waits for that. Headers are
+// staged the same way and compared after the first wait.
 //
 // Messages. Send writes to the ring of the pair as much as fits and queues a
-// copy of the rest. Recv reads the ring into the waiting buffer, or into a
-// buffer of its own when the message is another one. Ranks that wait, for
-// whatever, push their queues, and empty rings whose senders have more.
+// copy of the rest, which a thread of the world, the courier, moves onward as
+// the ring empties. Recv reads the ring into the waiting buffer, or into a
+// buffer of its own when the message is another one. The courier also empties
+// rings whose senders have more.
 //
-// Waiting is: look a few times, give the core away a few times, then sleep on
-// the own bell. Sleepers look at the abort state and at the peers' health.
+// Waiting is: look a few times, give the core away a few times, then sleep on a
+// bell. Sleepers look at the abort state and at the peers' health.
 
+#include <atomic>
 #include <deque>
 #include <list>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/comm/communicator.h"
@@ -37,8 +43,9 @@ class RegionWorld;
 
 class RegionCommunicator : public Communicator {
  public:
+  // Claims channel `channel` of the world's rank.
   // REQUIRES: `ranks` are distinct and contain the world's own.
-  RegionCommunicator(RegionWorld& world, std::vector<int> ranks);
+  RegionCommunicator(RegionWorld& world, std::vector<int> ranks, int channel);
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(ranks_.size()); }
@@ -69,11 +76,23 @@ class RegionCommunicator : public Communicator {
   std::string GroupName() const;
   int Global(int rank) const { return ranks_[static_cast<size_t>(rank)]; }
   int64_t SlotBytes() const;
+  // By rank of the group. Of a peer: REQUIRES that it has been found.
+  Channel& channel(int rank) const;
+  std::byte* send_half(int rank, int64_t round) const;
+  std::byte* result_half(int rank, int64_t round) const;
+  // Whether the peer has joined; remembers where.
+  bool FindChannel(int rank);
+  // Whether all peers have signalled as often as this rank.
+  bool HasSignalled(int rank);
+  Result<void> WaitForPeers();
+  void SignalPeers();
 
   RegionWorld& world_;
   const std::vector<int> ranks_;
   int rank_ = 0;
-  uint64_t group_ = 0;  // hash of ranks_
+  uint64_t group_ = 0;         // hash of ranks_
+  std::vector<int> channels_;  // by rank; -1: not found yet
+  uint64_t signals_ = 0;       // sent to each peer, and expected from it
 };
 
 class RegionWorld : public CommWorld {
@@ -109,53 +128,65 @@ class RegionWorld : public CommWorld {
     int64_t written = 0;
   };
   struct Peer {
-    uint64_t signals_sent = 0;
-    uint64_t signals_expected = 0;
     std::deque<Outgoing> queue;   // to the peer, after what is in the ring
     std::list<Message> messages;  // from the peer; only the last is incomplete
     int pidfd = -1;
-    bool gone = false;  // seen dead, for pids without a pidfd
+    std::atomic<bool> gone = false;  // seen dead, for pids without a pidfd
   };
+  // A receive that waits; on the stack of its thread.
   struct PostedRecv {
     int from = 0;  // global
     uint64_t group = 0;
     uint64_t tag = 0;
     int64_t bytes = 0;
-    std::byte* data = nullptr;
+    std::byte* data = nullptr;  // null once a message has taken it
   };
 
   // The error that ended this world, or the job's abort.
   Result<void> CheckUsable();
   Error Fail(Error error);
 
-  // Returns when ready() does, moving messages meanwhile. `awaited(rank)` says
-  // whether this needs more from that rank.
+  // Returns when ready() does; `bell` is rung when that may have changed.
+  // `awaited(rank)` says whether this needs more from that rank.
   template <typename Ready, typename Awaited>
-  Result<void> Wait(Ready ready, Awaited awaited);
+  Result<void> Wait(Bell& bell, Ready ready, Awaited awaited);
   template <typename Awaited>
   std::optional<Error> FindTrouble(Awaited awaited);
   bool IsDead(int rank);
+  // Wakes all that wait at `rank`, whatever for.
+  void RingAll(int rank);
 
-  void Notify(int rank);
-  void Signal(int rank);
-  bool HasSignalled(int rank) const;
-
-  bool MoveMessages();
+  // REQUIRES of these: mail_mutex_ is held.
   bool PushQueue(int to);
   // Bytes of [data, data + bytes) that fitted into the ring.
   int64_t WriteRing(int to, const std::byte* data, int64_t bytes);
   int64_t ReadRing(int from, std::byte* data, int64_t bytes);
   bool DrainRing(int from);
+  bool QueuesAreEmpty() const;
+
+  void RunCourier();
   std::string TaskOf(int rank) const;
 
   std::shared_ptr<Region> region_;
   const int rank_;
   const CommOptions options_;
-  std::vector<Peer> peers_;  // by global rank
-  std::optional<PostedRecv> posted_;
-  std::optional<Error> failure_;
-  bool watches_processes_ = false;
+
+  std::mutex groups_mutex_;
   std::map<std::vector<int>, std::unique_ptr<RegionCommunicator>> groups_;
+
+  std::mutex failure_mutex_;
+  std::optional<Error> failure_;
+  std::atomic<bool> failed_ = false;  // whether failure_ is there
+
+  std::mutex task_mutex_;
+
+  std::mutex mail_mutex_;    // guards queues, messages, posts and rings' ends
+  std::vector<Peer> peers_;  // by global rank
+  std::list<PostedRecv*> posted_;
+  bool watches_processes_ = false;
+
+  std::atomic<bool> leaving_ = false;
+  std::thread courier_;
 };
 
 }  // namespace tessera

@@ -57,6 +57,7 @@ CpuDevice::~CpuDevice() {
 
 Result<void*> CpuDevice::Allocate(Bytes size, MemoryCategory category) {
   const size_t capacity = CapacityFor(size.value);
+  const std::lock_guard lock(mutex_);
   std::vector<void*>& blocks = free_[capacity];
   void* data = nullptr;
   if (!blocks.empty()) {
@@ -79,6 +80,7 @@ Result<void*> CpuDevice::Allocate(Bytes size, MemoryCategory category) {
 }
 
 void CpuDevice::Free(void* data) {
+  const std::lock_guard lock(mutex_);
   const auto it = in_use_.find(data);
   TESSERA_CHECK(it != in_use_.end()) << "not in use: " << data;
   const Allocation& allocation = it->second;

@@ -2,6 +2,7 @@
 // The host as a device: calls run at once, on the calling thread.
 
 #include <map>
+#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -21,6 +22,7 @@ class CpuDevice : public RankDevice {
   ~CpuDevice() override;
 
   std::string_view name() const override { return "cpu"; }
+  bool concurrent() const override { return true; }
   Result<void*> Allocate(Bytes size, MemoryCategory category) override;
   void Free(void* data) override;
   void Zero(void* data, Bytes size) override;
@@ -37,6 +39,7 @@ class CpuDevice : public RankDevice {
     MemoryCategory category = MemoryCategory::kActivation;
   };
 
+  std::mutex mutex_;  // guards what follows, and the account
   std::unordered_map<void*, Allocation> in_use_;
   std::map<size_t, std::vector<void*>> free_;  // by capacity
 };

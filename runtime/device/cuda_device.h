@@ -51,6 +51,8 @@ class CudaDevice : public RankDevice {
   ~CudaDevice() override;
 
   std::string_view name() const override { return name_; }
+  // One queue, one thread.
+  bool concurrent() const override { return false; }
   // One arena per category, of large chunks that stay reserved. The account
   // counts what is asked for, as on every device.
   Result<void*> Allocate(Bytes size, MemoryCategory category) override;

@@ -5,7 +5,7 @@
 // All work of a device (copies, zeroing, kernels) runs in one queue, in the
 // order of the calls; Synchronize waits for it. Pointers are the device's own:
 // only Read and Write reach them from the host. A device belongs to one thread
-// at a time.
+// at a time, unless it is concurrent().
 
 #include <array>
 #include <cstddef>
@@ -37,6 +37,10 @@ class RankDevice {
 
   // "cpu"; for messages.
   virtual std::string_view name() const = 0;
+
+  // Whether several threads may call this device and its kernels at once; each
+  // thread's calls then have ended when they return.
+  virtual bool concurrent() const = 0;
 
   // Memory for `size` bytes (at least one), aligned to 64 bytes, with unknown
   // contents. kUnavailable when there is no more. Freed memory is kept for

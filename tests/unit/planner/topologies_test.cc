@@ -54,7 +54,8 @@ TEST(Topologies, CubeMeshHasSixNvLinksPerGpu) {
 
 TEST(Topologies, LocalCpuRanksShareOneHost) {
   const Cluster cluster = *MakeCluster("local-cpu:4");
-  EXPECT_FALSE(cluster.device_types[0].concurrent_streams);
+  EXPECT_TRUE(cluster.device_types[0].concurrent_streams);
+  EXPECT_TRUE(cluster.device_types[0].shared_memory);
   EXPECT_EQ(cluster.device_types[0].memory.value, 4'000'000'000);
   EXPECT_GT(cluster.device_types[0].Peak(DType::kBFloat16).value, 0);
   EXPECT_GT(cluster.device_types[0].Peak(DType::kFloat64).value, 0);

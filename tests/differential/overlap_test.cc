@@ -1,0 +1,223 @@
+// Communication runs under computation: in a data-parallel step the reduction
+// of a block's gradients is under way while the backward of an earlier block
+// computes, and within every stream the order is the simulator's. Nothing is
+// timed: the two wait for each other, and would wait for ever if one ran after
+// the other.
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <tuple>
+
+#include "costmodel/evaluate/evaluator.h"
+#include "costmodel/simulate/simulator.h"
+#include "tests/support/tiny_training.h"
+
+namespace tessera {
+namespace {
+
+// Two tasks that have both begun before either goes on.
+struct Meeting {
+  std::string reduction;
+  std::string kernel;
+};
+
+// Where the threads of one rank meet.
+class Meetings {
+ public:
+  explicit Meetings(std::vector<Meeting> meetings)
+      : meetings_(std::move(meetings)) {}
+
+  // This thread begins a task.
+  void Begin(std::string_view task) {
+    std::unique_lock lock(mutex_);
+    tasks_[std::this_thread::get_id()] = task;
+    begun_.insert(std::string(task));
+    changed_.notify_all();
+    for (const Meeting& meeting : meetings_) {
+      if (meeting.kernel == task) Await(lock, meeting.reduction);
+    }
+  }
+
+  // Within the task that this thread began last.
+  void Reduce() {
+    std::unique_lock lock(mutex_);
+    const std::string task = tasks_[std::this_thread::get_id()];
+    for (const Meeting& meeting : meetings_) {
+      if (meeting.reduction == task) Await(lock, meeting.kernel);
+    }
+  }
+
+  // What was awaited in vain.
+  const std::set<std::string>& missed() const { return missed_; }
+
+ private:
+  void Await(std::unique_lock<std::mutex>& lock, const std::string& task) {
+    if (!changed_.wait_for(lock, std::chrono::seconds(20),
+                           [&] { return begun_.contains(task); })) {
+      missed_.insert(task);
+    }
+  }
+
+  const std::vector<Meeting> meetings_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::thread::id, std::string> tasks_;
+  std::set<std::string> begun_;
+  std::set<std::string> missed_;
+};
+
+class MeetingCommunicator : public Communicator {
+ public:
+  MeetingCommunicator(Communicator& inner, Meetings& meetings)
+      : inner_(inner), meetings_(meetings) {}
+
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  Result<void> AllReduce(void* data, int64_t count, DType dtype) override {
+    meetings_.Reduce();
+    return inner_.AllReduce(data, count, dtype);
+  }
+  Result<void> AllGather(const void* send, int64_t send_bytes, void* recv,
+                         std::span<const int64_t> bytes) override {
+    return inner_.AllGather(send, send_bytes, recv, bytes);
+  }
+  Result<void> ReduceScatter(const void* send, void* recv,
+                             std::span<const int64_t> counts,
+                             DType dtype) override {
+    meetings_.Reduce();
+    return inner_.ReduceScatter(send, recv, counts, dtype);
+  }
+  Result<void> AllToAll(const void* send, std::span<const int64_t> send_bytes,
+                        void* recv,
+                        std::span<const int64_t> recv_bytes) override {
+    return inner_.AllToAll(send, send_bytes, recv, recv_bytes);
+  }
+  Result<void> Broadcast(void* data, int64_t bytes, int root) override {
+    return inner_.Broadcast(data, bytes, root);
+  }
+  Result<void> Barrier() override { return inner_.Barrier(); }
+  Result<void> Send(const void* data, int64_t bytes, int peer,
+                    uint64_t tag) override {
+    return inner_.Send(data, bytes, peer, tag);
+  }
+  Result<void> Recv(void* data, int64_t bytes, int peer,
+                    uint64_t tag) override {
+    return inner_.Recv(data, bytes, peer, tag);
+  }
+
+ private:
+  Communicator& inner_;
+  Meetings& meetings_;
+};
+
+class MeetingWorld : public CommWorld {
+ public:
+  MeetingWorld(CommWorld& inner, Meetings& meetings)
+      : inner_(inner), meetings_(meetings) {}
+
+  int world_rank() const override { return inner_.world_rank(); }
+  int world_size() const override { return inner_.world_size(); }
+  Result<Communicator*> Group(std::span<const int> ranks) override {
+    TESSERA_TRY(Communicator* const group, inner_.Group(ranks));
+    auto& mine = groups_[group];
+    if (mine == nullptr) {
+      mine = std::make_unique<MeetingCommunicator>(*group, meetings_);
+    }
+    return mine.get();
+  }
+  Result<void> Flush() override { return inner_.Flush(); }
+  void Abort(std::string_view reason) override { inner_.Abort(reason); }
+  void SetCurrentTask(std::string_view task) override {
+    meetings_.Begin(task);
+    inner_.SetCurrentTask(task);
+  }
+
+ private:
+  CommWorld& inner_;
+  Meetings& meetings_;
+  std::map<Communicator*, std::unique_ptr<Communicator>> groups_;
+};
+
+// Reductions of gradients, each with the kernel that is issued next after it.
+// Those of the first blocks of the backward pass are left out: there memory is
+// at its peak, and a kernel may wait for what a reduction gives back.
+std::vector<Meeting> ReductionsUnderBackward(const TaskGraph& tasks,
+                                             const Graph& graph) {
+  std::vector<Meeting> meetings;
+  int reductions = 0;
+  for (size_t t = 0; t < tasks.tasks.size(); ++t) {
+    const Task& task = tasks.tasks[t];
+    if (task.kind != TaskKind::kComm || task.optimizer ||
+        task.pass != Pass::kBackward || ++reductions <= 2) {
+      continue;
+    }
+    for (size_t k = t + 1; k < tasks.tasks.size(); ++k) {
+      const Task& kernel = tasks.tasks[k];
+      if (kernel.kind != TaskKind::kCompute || !kernel.node.valid()) continue;
+      meetings.push_back(
+          {NameOf(tasks, graph, TaskId(t)), NameOf(tasks, graph, TaskId(k))});
+      break;
+    }
+  }
+  return meetings;
+}
+
+// Tasks of each stream, in the order in which they start.
+std::map<std::tuple<GroupId, StreamRole, AxisSet>, std::vector<TaskId>>
+StreamOrders(Timeline timeline) {
+  std::stable_sort(
+      timeline.spans.begin(), timeline.spans.end(),
+      [](const Span& a, const Span& b) { return a.start < b.start; });
+  std::map<std::tuple<GroupId, StreamRole, AxisSet>, std::vector<TaskId>>
+      orders;
+  for (const Span& span : timeline.spans) {
+    const AxisSet axes = span.stream == StreamRole::kComm ? span.axes : 0;
+    orders[{span.group, span.stream, axes}].push_back(span.task);
+  }
+  return orders;
+}
+
+void ExpectOverlap(const std::string& strategy, size_t least_meetings) {
+  const Graph graph = ImportTiny(TinyGpt2(3), 4, 8);
+  const TokenData data = TinyTokens();
+  const Cluster cluster = MakeCluster("local-cpu:2").value();
+  const Plan plan =
+      PlanFromStrategy(graph, cluster, ParseStrategy(strategy).value()).value();
+  const TaskGraph tasks = Lower(graph, cluster, plan, {});
+  const std::vector<Meeting> meetings = ReductionsUnderBackward(tasks, graph);
+  ASSERT_GE(meetings.size(), least_meetings);
+
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const Timeline predicted = Simulator(evaluator.pricer()).Run(tasks).value();
+  auto worlds = MakeThreadWorlds(2, {Duration::FromSeconds(60)});
+  RunThreads(2, [&](int rank) {
+    Meetings meet(meetings);
+    MeetingWorld world(*worlds[static_cast<size_t>(rank)], meet);
+    CpuDevice device;
+    auto executor = RankExecutor::Create(tasks, graph, {}, 7, world, device,
+                                         LoadFrom(data, 7, graph));
+    ASSERT_TRUE(executor.has_value()) << executor.error().ToString();
+    ASSERT_TRUE(InitialiseState(graph, 7, **executor).has_value());
+    const auto timeline = (*executor)->Run(tasks);
+    ASSERT_TRUE(timeline.has_value()) << timeline.error().ToString();
+    EXPECT_THAT(meet.missed(), ::testing::IsEmpty());
+    EXPECT_EQ(StreamOrders(*timeline), StreamOrders(predicted));
+  });
+}
+
+TEST(OverlapTest, DdpReducesUnderBackward) {
+  ExpectOverlap("dp=2", 1);
+}
+
+TEST(OverlapTest, ZeroScattersUnderBackward) {
+  ExpectOverlap("dp=2,zero=2", 1);
+}
+
+}  // namespace
+}  // namespace tessera
