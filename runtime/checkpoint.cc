@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 #include <optional>
+#include <type_traits>
 
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/staging.h"
@@ -60,6 +61,25 @@ Result<void> Announce(const Result<void>& written, const std::string& path,
   return Error{static_cast<ErrorCode>(verdict.code), verdict.message, path};
 }
 
+// A whole number of the metadata, if it is there.
+template <typename Integer>
+Result<std::optional<Integer>> Count(const SafetensorsFile& file,
+                                     const std::string& key,
+                                     const std::string& path) {
+  const auto found = file.metadata().find(key);
+  if (found == file.metadata().end()) return std::optional<Integer>();
+  const std::string& text = found->second;
+  Integer value = 0;
+  const auto [stop, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || stop != text.data() + text.size() ||
+      (std::is_signed_v<Integer> && value < 0)) {
+    return InvalidInput(key + " '" + text + "': expected a number",
+                        path + ": __metadata__");
+  }
+  return std::optional(value);
+}
+
 }  // namespace
 
 Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
@@ -84,11 +104,12 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
   Result<void> written;
   std::optional<SafetensorsWriter> writer;
   if (all.rank() == 0) {
-    auto created =
-        SafetensorsWriter::Create(path, entries,
-                                  {{"graph", Fingerprint(graph)},
-                                   {"seed", std::to_string(seed)},
-                                   {"step", std::to_string(executor.step())}});
+    auto created = SafetensorsWriter::Create(
+        path, entries,
+        {{"graph", Fingerprint(graph)},
+         {"samples", std::to_string(executor.samples())},
+         {"seed", std::to_string(seed)},
+         {"step", std::to_string(executor.step())}});
     if (created) {
       writer.emplace(std::move(*created));
     } else {
@@ -134,19 +155,9 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
 Result<void> LoadCheckpoint(const std::string& path, const Graph& graph,
                             RankExecutor& executor) {
   TESSERA_TRY(const SafetensorsFile file, SafetensorsFile::Open(path));
-  int64_t step = 0;
-  const auto metadata = file.metadata().find("step");
-  const bool weights_alone = metadata == file.metadata().end();
-  if (!weights_alone) {
-    const std::string& text = metadata->second;
-    const auto parsed =
-        std::from_chars(text.data(), text.data() + text.size(), step);
-    if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() ||
-        step < 0) {
-      return InvalidInput("step '" + text + "': expected a number",
-                          path + ": __metadata__");
-    }
-  }
+  TESSERA_TRY(const auto step, Count<int64_t>(file, "step", path));
+  TESSERA_TRY(const auto samples, Count<int64_t>(file, "samples", path));
+  const bool weights_alone = !step;
 
   const TaskGraph& tasks = executor.tasks();
   CpuDevice host;
@@ -188,8 +199,16 @@ Result<void> LoadCheckpoint(const std::string& path, const Graph& graph,
     }
     executor.device().Write(executor.data(id), shard.data(), bytes);
   }
-  executor.set_step(step);
+  executor.set_progress(step.value_or(0), samples.value_or(step.value_or(0) *
+                                                           graph.global_batch));
   return {};
+}
+
+Result<std::optional<uint64_t>> SeedOfCheckpoint(const std::string& path) {
+  TESSERA_TRY(const SafetensorsFile file, SafetensorsFile::Open(path));
+  TESSERA_TRY(const auto step, Count<int64_t>(file, "step", path));
+  if (!step) return std::optional<uint64_t>();
+  return Count<uint64_t>(file, "seed", path);
 }
 
 }  // namespace tessera

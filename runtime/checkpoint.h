@@ -1,13 +1,15 @@
 #pragma once
 // Checkpoints of a training run: one safetensors file with every weight whole
 // under its name, the optimizer's state under "optimizer.m.NAME" and
-// "optimizer.v.NAME", and "step", "seed" and "graph" (its fingerprint) in the
-// metadata. Of 16-bit weights the file holds the fp32 masters, of which the
-// parameters are made when they are loaded; of fp16 runs the state of the loss
-// scale, too ("optimizer.loss_scale"). Any plan's run can load what any other
-// plan's run has saved, in bf16, fp16 or fp32; under the same plan the run goes
-// on bit by bit.
+// "optimizer.v.NAME", and in the metadata "step", "samples" (how many the run
+// has taken: the state of sampling), "seed" and "graph" (its fingerprint). Of
+// 16-bit weights the file holds the fp32 masters, of which the parameters are
+// made when they are loaded; of fp16 runs the state of the loss scale, too
+// ("optimizer.loss_scale"). Any plan's run can load what any other plan's run
+// has saved, in bf16, fp16 or fp32; under the same plan the run goes on bit by
+// bit.
 
+#include <optional>
 #include <string>
 
 #include "planner/base/result.h"
@@ -23,11 +25,15 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
                             uint64_t seed, RankExecutor& executor,
                             Communicator& all);
 
-// Sets weights, optimizer state and the step of this rank, which reads only its
-// own shards of the file. A file whose metadata has no "step" is weights alone:
-// the run starts at step 0 with zero state. Errors name the tensor that is
-// missing, or has another type or shape.
+// Sets weights, optimizer state, the step and the samples of this rank, which
+// reads only its own shards of the file. A file whose metadata has no "step" is
+// weights alone: the run starts at step 0 with zero state. Errors name the
+// tensor that is missing, or has another type or shape.
 Result<void> LoadCheckpoint(const std::string& path, const Graph& graph,
                             RankExecutor& executor);
+
+// The seed of the run that wrote the checkpoint, with which it goes on; none
+// where the file is weights alone.
+Result<std::optional<uint64_t>> SeedOfCheckpoint(const std::string& path);
 
 }  // namespace tessera

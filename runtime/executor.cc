@@ -24,6 +24,13 @@ std::vector<Attribute> OptimizerAttributes(const TrainingOptions& options,
           {"weight_decay", weight_decay ? options.weight_decay : 0}};
 }
 
+void SetAttribute(std::vector<Attribute>& attributes, std::string_view name,
+                  double value) {
+  for (Attribute& attribute : attributes) {
+    if (attribute.name == name) attribute.value = value;
+  }
+}
+
 std::vector<int> WorldRanks(const DeviceGroup& group) {
   std::vector<int> ranks;
   for (DeviceId device : group.devices) ranks.push_back(device.value);
@@ -50,20 +57,32 @@ Result<std::unique_ptr<RankExecutor>> RankExecutor::Create(
   return executor;
 }
 
+Result<std::unique_ptr<RankExecutor>> RankExecutor::CreateForLoss(
+    const TaskGraph& tasks, const RankExecutor& of, LoadInput load) {
+  std::unique_ptr<RankExecutor> executor(
+      new RankExecutor(tasks, of.graph_, of.options_, of.seed_, of.world_,
+                       of.device_, std::move(load), &of));
+  TESSERA_RETURN_IF_ERROR(executor->Prepare());
+  return executor;
+}
+
 RankExecutor::RankExecutor(const TaskGraph& tasks, const Graph& graph,
                            const TrainingOptions& options, uint64_t seed,
-                           CommWorld& world, RankDevice& device, LoadInput load)
+                           CommWorld& world, RankDevice& device, LoadInput load,
+                           const RankExecutor* weights)
     : tasks_(tasks),
       graph_(graph),
       options_(options),
       seed_(seed),
       world_(world),
       device_(device),
-      load_(std::move(load)) {}
+      load_(std::move(load)),
+      weights_(weights) {}
 
 RankExecutor::~RankExecutor() {
-  for (void* buffer : buffers_) {
-    if (buffer != nullptr) device_.Free(buffer);
+  for (size_t v = 0; v < buffers_.size(); ++v) {
+    const bool borrowed = weights_ != nullptr && tasks_.values[v].persistent;
+    if (buffers_[v] != nullptr && !borrowed) device_.Free(buffers_[v]);
   }
   if (one_ != nullptr) device_.Free(one_);
 }
@@ -112,7 +131,10 @@ Result<void> RankExecutor::Prepare() {
   FindLifetimes();
   PlanStreams();
   for (size_t v = 0; v < tasks_.values.size(); ++v) {
-    if (tasks_.values[v].persistent && buffer_bytes_[v].value > 0) {
+    if (!tasks_.values[v].persistent || buffer_bytes_[v].value == 0) continue;
+    if (weights_ != nullptr) {
+      buffers_[v] = weights_->buffers_[v];
+    } else {
       TESSERA_RETURN_IF_ERROR(Allocate(ValueId(v)));
     }
   }
@@ -320,6 +342,9 @@ Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
     call.rule = &graph_.node(task.node).rule;
     call.attributes = graph_.node(task.node).attributes;
   }
+  if (task.kernel == "dropout" && weights_ != nullptr) {
+    SetAttribute(call.attributes, "probability", 0);
+  }
   call.accumulate = task.accumulate;
   if (call.accumulate && !call.kernel->accumulates) {
     return InvalidInput("kernel '" + std::string(task.kernel) +
@@ -478,6 +503,12 @@ void RankExecutor::PrepareTransfer(const Task& task, Work& work) const {
 
 // ---- Running
 
+void RankExecutor::set_learning_rate(double rate) {
+  for (Work& work : work_) {
+    for (Call& call : work.calls) SetAttribute(call.attributes, "lr", rate);
+  }
+}
+
 Result<void> RankExecutor::Allocate(ValueId root) {
   TESSERA_TRY(buffers_[root.index()],
               device_.Allocate(buffer_bytes_[root.index()],
@@ -532,6 +563,7 @@ Result<Timeline> RankExecutor::Run(const TaskGraph& tasks) {
   TESSERA_RETURN_IF_ERROR(device_.Synchronize());
   timeline.step_time = now();
   ++step_;
+  samples_ += graph_.global_batch;
   return timeline;
 }
 
@@ -607,7 +639,7 @@ Result<void> RankExecutor::RunLoad(const Work& work) {
         static_cast<size_t>(block.elements() * SizeOf(block.dtype)));
     block.data = host.data();
     TESSERA_RETURN_IF_ERROR(load_(
-        graph_.tensor(tasks_.value(task.writes[i]).tensor), block, step_));
+        graph_.tensor(tasks_.value(task.writes[i]).tensor), block, samples_));
     device_.Write(data(task.writes[i]), host.data(),
                   {static_cast<int64_t>(host.size())});
   }

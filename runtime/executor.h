@@ -28,9 +28,9 @@
 
 namespace tessera {
 
-// Fills one rank's block of an input tensor in host memory, in the given step.
-// The block's offset says which samples and positions of the global batch it
-// holds.
+// Fills one rank's block of an input tensor in host memory. The block's offset
+// says which samples and positions of the global batch it holds; the number is
+// how many samples the run has taken before this batch.
 using LoadInput =
     std::function<Result<void>(const Tensor&, const LocalTensor&, int64_t)>;
 
@@ -43,11 +43,23 @@ class RankExecutor : public Executor {
       const TaskGraph& tasks, const Graph& graph,
       const TrainingOptions& options, uint64_t seed, CommWorld& world,
       RankDevice& device, LoadInput load);
+  // Runs `tasks`, which is LossOnly of another executor's task graph, on that
+  // one's weights: a Run computes the loss, without dropout. `of` outlives the
+  // result, and the two do not run at the same time.
+  static Result<std::unique_ptr<RankExecutor>> CreateForLoss(
+      const TaskGraph& tasks, const RankExecutor& of, LoadInput load);
   ~RankExecutor() override;
 
-  // The optimizer step that the next Run makes, from 0; Run counts it up.
+  // The optimizer step that the next Run makes, and the samples taken before
+  // it, from 0. Run counts them up, by one and by the global batch.
   int64_t step() const { return step_; }
-  void set_step(int64_t step) { step_ = step; }
+  int64_t samples() const { return samples_; }
+  void set_progress(int64_t step, int64_t samples) {
+    step_ = step;
+    samples_ = samples;
+  }
+  // Of the next steps; at first TrainingOptions::learning_rate.
+  void set_learning_rate(double rate);
 
   // One training step, measured from when the call begins. An error names the
   // task; the job has then been aborted, and this executor is of no further
@@ -107,7 +119,8 @@ class RankExecutor : public Executor {
 
   RankExecutor(const TaskGraph& tasks, const Graph& graph,
                const TrainingOptions& options, uint64_t seed, CommWorld& world,
-               RankDevice& device, LoadInput load);
+               RankDevice& device, LoadInput load,
+               const RankExecutor* weights = nullptr);
   Result<void> Prepare();
   Result<void> JoinGroups();
   void SizeBuffers();
@@ -144,7 +157,9 @@ class RankExecutor : public Executor {
   CommWorld& world_;
   RankDevice& device_;
   const LoadInput load_;
+  const RankExecutor* const weights_ = nullptr;  // whose weights these are
   int64_t step_ = 0;
+  int64_t samples_ = 0;
 
   std::vector<int> positions_;  // of this rank, by group
   Communicator* everyone_ = nullptr;

@@ -56,8 +56,11 @@ void InitialiseState(const Graph& graph, uint64_t seed,
 
 LoadInput LoadFrom(const TokenData& data, uint64_t seed, const Graph& graph) {
   const int64_t seq_len = graph.seq_len;
-  return [&data, seed, seq_len](const Tensor& tensor, const LocalTensor& block,
-                                int64_t step) -> Result<void> {
+  const int64_t batch = graph.global_batch;
+  return [&data, seed, seq_len, batch](const Tensor& tensor,
+                                       const LocalTensor& block,
+                                       int64_t first_sample) -> Result<void> {
+    const int64_t step = first_sample / batch;
     const bool tokens = tensor.name == "tokens";
     if (!tokens && tensor.name != "labels" && tensor.name != "positions") {
       return InvalidInput(

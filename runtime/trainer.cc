@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <numeric>
 #include <thread>
 #include <type_traits>
@@ -36,6 +37,7 @@ struct ReportHeader {
 static_assert(std::is_trivially_copyable_v<Span> &&
               std::is_trivially_copyable_v<ReportHeader>);
 
+// REQUIRES: this rank is in the loss's group.
 double LossOf(const RankExecutor& executor) {
   const ValueId loss = executor.tasks().loss;
   const DType dtype = executor.tasks().value(loss).dtype;
@@ -65,7 +67,13 @@ size_t MedianIndex(const std::vector<Duration>& times) {
 class Trainer {
  public:
   Trainer(const TrainingJob& job, RankExecutor& executor, Communicator& all)
-      : job_(job), executor_(executor), all_(all) {}
+      : job_(job), executor_(executor), all_(all) {
+    if (job.learning_rate) {
+      learning_rate_ = *job.learning_rate;
+    } else {
+      learning_rate_.peak = job.options.learning_rate;
+    }
+  }
 
   Result<TrainingResult> Run() {
     TESSERA_RETURN_IF_ERROR(Start());
@@ -86,16 +94,27 @@ class Trainer {
   Result<void> Start() {
     if (job_.load_path.empty()) {
       InitialiseState(*job_.graph, job_.seed, executor_);
-      return {};
+    } else {
+      TESSERA_RETURN_IF_ERROR(
+          LoadCheckpoint(job_.load_path, *job_.graph, executor_));
     }
-    TESSERA_RETURN_IF_ERROR(
-        LoadCheckpoint(job_.load_path, *job_.graph, executor_));
     summary_.first_step = executor_.step();
+    if (learning_rate_.steps == 0) {
+      learning_rate_.steps = executor_.step() + job_.steps;
+    }
+    if (job_.validation.every > 0) {
+      loss_tasks_ = LossOnly(*job_.tasks);
+      TESSERA_TRY(validator_,
+                  RankExecutor::CreateForLoss(loss_tasks_, executor_,
+                                              job_.validation.load));
+    }
     return {};
   }
 
   Result<void> Step() {
     const int64_t step = executor_.step();
+    const double rate = RateAt(learning_rate_, step);
+    executor_.set_learning_rate(rate);
     TESSERA_TRY(Timeline timeline, executor_.Run(*job_.tasks));
 
     const auto ranks = static_cast<size_t>(all_.size());
@@ -112,6 +131,7 @@ class Trainer {
 
     StepReport report;
     report.step = step;
+    report.learning_rate = rate;
     report.loss = outcomes[loss_rank].loss;
     for (const Outcome& outcome : outcomes) {
       report.step_time = Max(report.step_time, {outcome.picoseconds});
@@ -122,8 +142,31 @@ class Trainer {
     summary_.step_times.push_back(report.step_time);
     timelines_.push_back(std::move(timeline));
     if (timelines_.size() > kKeptTimelines) timelines_.pop_front();
+    if (validator_ != nullptr && (step + 1) % job_.validation.every == 0) {
+      TESSERA_TRY(report.validation_loss, Validate());
+      summary_.validation_loss = report.validation_loss;
+    }
     if (self == 0 && job_.progress) job_.progress(report);
     return {};
+  }
+
+  Result<double> Validate() {
+    double sum = 0;
+    int64_t labels = 0;
+    for (int64_t i = 0; i < job_.validation.batches; ++i) {
+      validator_->set_progress(0, i * job_.graph->global_batch);
+      if (auto done = validator_->Run(loss_tasks_); !done) {
+        return done.error().At("validation");
+      }
+      double loss = 0;
+      const auto rank = static_cast<int>(LossRank());
+      if (all_.rank() == rank) loss = LossOf(*validator_);
+      TESSERA_RETURN_IF_ERROR(all_.Broadcast(&loss, sizeof(loss), rank));
+      TESSERA_TRY(const int64_t counted, job_.validation.labels(i));
+      sum += loss * static_cast<double>(counted);
+      labels += counted;
+    }
+    return labels > 0 ? sum / static_cast<double>(labels) : 0;
   }
 
   size_t LossRank() const {
@@ -179,6 +222,9 @@ class Trainer {
   const TrainingJob& job_;
   RankExecutor& executor_;
   Communicator& all_;
+  LearningRate learning_rate_;
+  TaskGraph loss_tasks_;
+  std::unique_ptr<RankExecutor> validator_;  // null: no validation
   TrainingResult summary_;
   std::deque<Timeline> timelines_;  // of the last steps
 };

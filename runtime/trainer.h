@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "planner/lower/timeline.h"
 #include "planner/plan/plan.h"
 #include "runtime/executor.h"
+#include "runtime/learning_rate.h"
 
 namespace tessera {
 
@@ -19,6 +21,19 @@ struct StepReport {
   double loss = 0;
   Duration step_time;  // of the slowest rank
   double tokens_per_s = 0;
+  double learning_rate = 0;
+  std::optional<double> validation_loss;  // after the step
+};
+
+// The loss on batches that are not trained on, with the weights as they are and
+// without dropout: the mean over all labels that count.
+struct Validation {
+  int64_t every = 0;  // steps; 0: never
+  int64_t batches = 0;
+  // Batch i has the samples from i * global_batch on.
+  LoadInput load;
+  // How many labels count in batch i.
+  std::function<Result<int64_t>(int64_t)> labels;
 };
 
 // Owns nothing: what it points to outlives the call.
@@ -30,6 +45,9 @@ struct TrainingJob {
   uint64_t seed = 0;
   int64_t steps = 1;  // after those of the checkpoint, if one is loaded
   LoadInput load;
+  // Of TrainingOptions::learning_rate where not given.
+  std::optional<LearningRate> learning_rate;
+  Validation validation;
   CommWorld* world = nullptr;
   RankDevice* device = nullptr;
   std::string load_path;   // checkpoint to start from; empty: none
@@ -42,8 +60,9 @@ struct TrainingJob {
 
 struct TrainingResult {
   int64_t first_step = 0;
-  std::vector<double> losses;        // by step; of the global batch
-  std::vector<Duration> step_times;  // of the slowest rank
+  std::vector<double> losses;             // by step; of the global batch
+  std::vector<Duration> step_times;       // of the slowest rank
+  std::optional<double> validation_loss;  // the last one
   // Medians, without the first step (which allocates) where there are more.
   Duration step_time;
   double tokens_per_s = 0;

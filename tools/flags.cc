@@ -88,6 +88,12 @@ Result<void> SetLearningRate(Options& options, const std::string& value) {
   return {};
 }
 
+Result<void> SetLeastLearningRate(Options& options, const std::string& value) {
+  TESSERA_TRY(options.min_learning_rate,
+              ParseNumber(value, 0, "a number of at least 0"));
+  return {};
+}
+
 Result<void> SetClip(Options& options, const std::string& value) {
   TESSERA_TRY(options.training.clip,
               ParseNumber(value, 0, "a number of at least 0"));
@@ -141,7 +147,8 @@ std::span<const Flag> Flags() {
        "fp32 in which the cluster's devices compute)",
        SetDType},
       {"--optimizer", "adamw|sgd", "optimizer (default: adamw)", SetOptimizer},
-      {"--lr", "X", "learning rate (default: 3e-4)", SetLearningRate},
+      {"--lr", "X", "learning rate, at its peak (default: 3e-4)",
+       SetLearningRate},
       {"--clip", "X", "global gradient norm, 0 for no clipping (default: 1.0)",
        SetClip},
       {"--profile", "FILE",
@@ -177,9 +184,38 @@ std::span<const Flag> Flags() {
        SetText<&Options::data>},
       {"--steps", "N", "optimizer steps (default: 20)",
        SetInteger<&Options::steps, int64_t{1}, kMostInt64>},
-      {"--save", "FILE", "write the weights behind the last step",
+      {"--warmup", "N",
+       "steps over which the learning rate rises to --lr (default: 0)",
+       SetInteger<&Options::warmup, int64_t{0}, kMostInt64>},
+      {"--decay", "constant|cosine|linear|step",
+       "how the learning rate falls after the warm-up ('tessera list decays'; "
+       "default: constant)",
+       SetText<&Options::decay>},
+      {"--min-lr", "X", "learning rate at the end of the decay (default: 0)",
+       SetLeastLearningRate},
+      {"--decay-steps", "N",
+       "step of training at which the decay ends (default: the last of this "
+       "run)",
+       SetInteger<&Options::decay_steps, int64_t{1}, kMostInt64>},
+      {"--validate-every", "N",
+       "steps between validations, on the last rows of the data, which are "
+       "then not trained on (default: none)",
+       SetInteger<&Options::validate_every, int64_t{1}, kMostInt64>},
+      {"--validate-batches", "N", "global batches of a validation (default: 4)",
+       SetInteger<&Options::validate_batches, int64_t{1}, int64_t{1} << 31>},
+      {"--end-of-text", "ID",
+       "token that ends a document: documents are kept apart, each with "
+       "positions and a mask of its own",
+       SetInteger<&Options::end_of_text, int64_t{0}, int64_t{1} << 31>},
+      {"--log", "FILE", "write a JSON object for each step, one a line",
+       SetText<&Options::log>},
+      {"--save", "FILE",
+       "write a checkpoint behind the last step, or that in which Ctrl-C came",
        SetText<&Options::save>},
-      {"--load", "FILE", "start from these weights", SetText<&Options::load>},
+      {"--save-every", "N", "write it also every N steps",
+       SetInteger<&Options::save_every, int64_t{1}, kMostInt64>},
+      {"--load", "FILE", "go on from this checkpoint, or these weights",
+       SetText<&Options::load>},
   };
   return kTable;
 }

@@ -35,6 +35,12 @@ std::string Scaled(double value, const std::array<Unit, n>& units) {
 
 }  // namespace
 
+std::string FormatNumber(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.3g", value);
+  return text;
+}
+
 std::string FormatFixed(double value, int decimals) {
   char buffer[352];  // the largest double has 309 digits before the point
   std::snprintf(buffer, sizeof(buffer), "%.*f", decimals, value);

@@ -19,6 +19,8 @@ std::string FormatCount(double count);
 // "218 TFLOP/s".
 std::string FormatRate(FlopsPerSecond rate);
 // printf's "%.Nf".
+// Three significant digits.
+std::string FormatNumber(double value);
 std::string FormatFixed(double value, int decimals);
 // "41.7 %" of 0.417.
 std::string FormatPercent(double share);

@@ -36,6 +36,7 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
   ImportOptions import = {.global_batch = options.global_batch,
                           .seq_len = options.seq_len,
                           .dtype = options.dtype,
+                          .documents = options.end_of_text >= 0,
                           .warnings = &warnings};
   // A graph file has sizes and a dtype of its own.
   if (!IsGraphFile(options.model)) {

@@ -11,6 +11,7 @@
 #include "planner/search/move.h"
 #include "planner/topology/topologies.h"
 #include "runtime/kernels/kernel.h"
+#include "runtime/learning_rate.h"
 #include "tools/format.h"
 #include "tools/json.h"
 #include "tools/verb.h"
@@ -83,6 +84,8 @@ std::span<const Kind> Kinds() {
        [] { return Entries(Importers()); }},
       {"models", "model families of a Hugging Face config.json",
        [] { return Entries(ModelFamilies()); }},
+      {"decays", "how the learning rate falls, for --decay",
+       [] { return Entries(Decays()); }},
       {"dtypes", "element types, for --dtype", DTypeEntries},
       {"kinds", "this list", KindEntries},
   };

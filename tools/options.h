@@ -43,6 +43,15 @@ struct Options {
   int64_t steps = 20;
   std::string save;
   std::string load;
+  int64_t save_every = 0;
+  std::string log;
+  std::string decay = "constant";
+  double min_learning_rate = 0;
+  int64_t warmup = 0;
+  int64_t decay_steps = 0;  // 0: those of this run and before
+  int64_t validate_every = 0;
+  int64_t validate_batches = 4;
+  int64_t end_of_text = -1;  // -1: not given
 
   // What is not a flag, such as the KIND of `list`.
   std::vector<std::string> positional;

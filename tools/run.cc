@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <iostream>
 #include <limits>
+#include <memory>
 #include <optional>
 
 #include "costmodel/evaluate/evaluator.h"
@@ -11,16 +13,17 @@
 #include "planner/lower/lower.h"
 #include "planner/plan/graph_index.h"
 #include "planner/plan/strategy.h"
+#include "runtime/checkpoint.h"
 #include "runtime/comm/shm_world.h"
 #include "runtime/comm/thread_world.h"
-#include "runtime/data/tokens.h"
+#include "runtime/data/batches.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/launch/launch.h"
-#include "runtime/train_state.h"
 #include "runtime/trainer.h"
 #include "tools/format.h"
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
+#include "tools/json.h"
 #include "tools/run_report.h"
 #include "tools/verb.h"
 
@@ -72,8 +75,54 @@ int64_t VocabularyOf(const Graph& graph) {
 struct Job {
   Inputs inputs;
   Plan plan;
-  std::optional<TokenData> data;
+  uint64_t seed = 0;  // of the checkpoint, if one is loaded
+  std::unique_ptr<TokenData> data;
+  std::optional<Batches> batches;
+  LearningRate learning_rate;
 };
+
+Result<LearningRate> LearningRateOf(const Options& options) {
+  LearningRate rate;
+  const auto decay = FindDecay(options.decay);
+  if (!decay) return decay.error().At("--decay");
+  rate.decay = *decay;
+  rate.peak = options.training.learning_rate;
+  rate.least = options.min_learning_rate;
+  rate.warmup = options.warmup;
+  rate.steps = options.decay_steps;
+  if (rate.least > rate.peak) {
+    return InvalidInput("is above --lr", "--min-lr");
+  }
+  return rate;
+}
+
+// The rows that the run reads; that all documents end in a token of the
+// vocabulary, and that the graph keeps them apart.
+Result<Batches> BatchesOf(const Options& options, const Graph& graph,
+                          uint64_t seed, const TokenData& data) {
+  if (options.end_of_text >= 0) {
+    const auto masked =
+        std::ranges::find(graph.tensors, "mask_positions", &Tensor::name);
+    if (masked == graph.tensors.end()) {
+      return InvalidInput(
+          "the graph of '" + options.model + "' has no input 'mask_positions'",
+          "--end-of-text");
+    }
+    if (options.end_of_text >= VocabularyOf(graph)) {
+      return InvalidInput("is " + std::to_string(options.end_of_text) +
+                              ": expected less than the vocabulary size " +
+                              std::to_string(VocabularyOf(graph)),
+                          "--end-of-text");
+    }
+  }
+  return Batches::Make(
+      data, {.seq_len = graph.seq_len,
+             .global_batch = graph.global_batch,
+             .seed = seed,
+             .validation_batches =
+                 options.validate_every > 0 ? options.validate_batches : 0,
+             .end_of_text = options.end_of_text});
+}
 
 // Reads and checks everything, so that no rank starts on bad input.
 // `ranks` is 0 where nobody has said.
@@ -81,6 +130,11 @@ Result<Job> ReadJob(const Options& options, int ranks) {
   TESSERA_RETURN_IF_ERROR(CheckBackend(options));
   if (!options.save.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckWritable(options.save, "--save"));
+  } else if (options.save_every > 0) {
+    return InvalidInput("needs --save FILE", "--save-every");
+  }
+  if (!options.log.empty()) {
+    TESSERA_RETURN_IF_ERROR(CheckWritable(options.log, "--log"));
   }
   if (ranks == 0 && options.cluster.empty()) {
     TESSERA_TRY(ranks, RanksOfPlan(options));
@@ -109,23 +163,42 @@ Result<Job> ReadJob(const Options& options, int ranks) {
   }
   TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
 
-  TESSERA_TRY(job.data, OpenTokens(options.data, VocabularyOf(graph)));
-  // Whether the data is long enough shows with the first row.
-  std::vector<int32_t> tokens(static_cast<size_t>(graph.seq_len));
-  std::vector<int32_t> labels(tokens.size());
-  TESSERA_RETURN_IF_ERROR(job.data->Sample(options.seed, 0, 0, graph.seq_len,
-                                           tokens.data(), labels.data()));
+  job.seed = options.seed;
   if (!options.load.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckReadable(options.load));
+    TESSERA_TRY(const auto seed, SeedOfCheckpoint(options.load));
+    job.seed = seed.value_or(options.seed);
   }
+  TESSERA_TRY(job.learning_rate, LearningRateOf(options));
+  TESSERA_TRY(TokenData data, OpenTokens(options.data, VocabularyOf(graph)));
+  job.data = std::make_unique<TokenData>(std::move(data));
+  TESSERA_TRY(job.batches, BatchesOf(options, graph, job.seed, *job.data));
   return job;
 }
 
-void PrintStep(const StepReport& step) {
-  std::cout << "step " << step.step + 1 << "  loss "
-            << FormatFixed(step.loss, 6) << "  " << FormatTime(step.step_time)
-            << "  " << FormatFixed(step.tokens_per_s, 0) << " tokens/s"
-            << std::endl;
+void PrintStep(const StepReport& step, int64_t last) {
+  std::cout << "step " << step.step + 1 << " of " << last << "  loss "
+            << FormatFixed(step.loss, 6) << "  lr "
+            << FormatNumber(step.learning_rate) << "  "
+            << FormatTime(step.step_time) << "  "
+            << FormatFixed(step.tokens_per_s, 0) << " tokens/s";
+  if (step.validation_loss) {
+    std::cout << "  validation loss " << FormatFixed(*step.validation_loss, 6);
+  }
+  std::cout << std::endl;
+}
+
+// One line of --log.
+void LogStep(const StepReport& step, std::ostream& log) {
+  Json line = Json::Object({{"step", step.step + 1},
+                            {"loss", step.loss},
+                            {"learning_rate", step.learning_rate},
+                            {"step_time_s", step.step_time.seconds()},
+                            {"tokens_per_s", step.tokens_per_s}});
+  if (step.validation_loss) {
+    line.Set("validation_loss", *step.validation_loss);
+  }
+  log << line.OneLine() << std::endl;
 }
 
 RunReport ReportOf(const Job& job, const TaskGraph& tasks,
@@ -161,20 +234,50 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   training.graph = &graph;
   training.tasks = &tasks;
   training.options = options.training;
-  training.seed = options.seed;
+  training.seed = job.seed;
   training.steps = options.steps;
-  training.load = LoadFrom(*job.data, options.seed, graph);
+  training.load = LoadTraining(*job.batches);
+  training.learning_rate = job.learning_rate;
+  training.validation.every = options.validate_every;
+  training.validation.batches = job.batches->options().validation_batches;
+  training.validation.load = LoadValidation(*job.batches);
+  training.validation.labels = [&job](int64_t batch) {
+    return job.batches->ValidationLabels(batch);
+  };
   training.world = &world;
   training.device = &device;
   training.load_path = options.load;
   training.save_path = options.save;
+  training.save_every = options.save_every;
   training.stop = &CatchInterrupts();
   const bool prints = world.world_rank() == 0;
   if (prints && !options.json) {
     std::cout << Describe(graph, job.inputs.cluster, job.plan) << std::endl;
-    training.progress = PrintStep;
   }
+  std::ofstream log;
+  if (prints && !options.log.empty()) {
+    // A resumed run's steps follow those before.
+    log.open(options.log,
+             options.load.empty() ? std::ios::trunc : std::ios::app);
+  }
+  int64_t last = 0;
+  training.progress = [&](const StepReport& step) {
+    if (last == 0) last = step.step + options.steps;
+    if (!options.json) PrintStep(step, last);
+    if (log.is_open()) LogStep(step, log);
+  };
   TESSERA_TRY(const TrainingResult result, Train(training));
+  if (log.is_open() && !log.flush()) {
+    return Error{ErrorCode::kUnavailable, "cannot write", options.log};
+  }
+  if (prints && result.interrupted) {
+    const auto steps = result.first_step + std::ssize(result.losses);
+    std::cerr << "tessera: interrupted after step " << steps
+              << (options.save.empty()
+                      ? "; not saved, as there is no --save FILE"
+                      : "; saved in " + options.save)
+              << std::endl;
+  }
   const auto diverged =
       std::find_if(result.losses.begin(), result.losses.end(),
                    [](double loss) { return !std::isfinite(loss); });

@@ -132,6 +132,8 @@ Json RunJson(const RunReport& report) {
                       [](Duration time) { return Json(time.seconds()); })},
        {"step_time_s", result.step_time.seconds()},
        {"tokens_per_s", result.tokens_per_s},
+       {"validation_loss",
+        result.validation_loss ? Json(*result.validation_loss) : Json()},
        {"interrupted", result.interrupted},
        {"memory", Json::Object({{"per_rank", std::move(memory)}})},
        {"measured",

@@ -1,5 +1,6 @@
 #include "planner/io/decoder.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <filesystem>
@@ -134,6 +135,11 @@ Decoder::Decoder(const ModelConfig& config, const ImportOptions& options,
   tokens_ = builder_.Input("tokens", shape, DType::kInt32);
   labels_ = builder_.Input("labels", shape, DType::kInt32);
   positions_ = builder_.Input("positions", shape, DType::kInt32);
+  mask_positions_ = positions_;
+  if (options.documents) {
+    mask_positions_ = builder_.Input("mask_positions", shape, DType::kInt32);
+    widest_window_ = options.seq_len;
+  }
 }
 
 TensorId Decoder::Matrix(std::string name, Shape shape, double stddev) {
@@ -209,10 +215,13 @@ TensorId Decoder::Attention(const std::string& name,
     k = builder_.Add1("rotary", prefix + "rotary_k", {k, positions_},
                       "bsgd!,bs->bsgd", attributes);
   }
-  const TensorId attended =
-      builder_.Add1("attention", name, {q, k, v, positions_, positions_}, "",
-                    {{"scale", options.scale},
-                     {"window", static_cast<double>(options.window)}});
+  int64_t window = options.window;
+  if (widest_window_ > 0) {
+    window = window > 0 ? std::min(window, widest_window_) : widest_window_;
+  }
+  const TensorId attended = builder_.Add1(
+      "attention", name, {q, k, v, mask_positions_, mask_positions_}, "",
+      {{"scale", options.scale}, {"window", static_cast<double>(window)}});
   return Linear(prefix + names.out, attended, "o", "gre", {hidden_, g, r, d},
                 options.out);
 }

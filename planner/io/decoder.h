@@ -74,7 +74,8 @@ struct AttentionOptions {
 
 class Decoder {
  public:
-  // Adds the inputs "tokens", "labels" and "positions".
+  // Adds the inputs "tokens", "labels" and "positions"; for documents
+  // "mask_positions" too.
   Decoder(const ModelConfig& config, const ImportOptions& options,
           int64_t hidden);
 
@@ -121,6 +122,8 @@ class Decoder {
   TensorId tokens_;
   TensorId labels_;
   TensorId positions_;
+  TensorId mask_positions_;    // what attention's mask reads
+  int64_t widest_window_ = 0;  // 0: any
   int dropouts_ = 0;
 };
 

@@ -21,6 +21,10 @@ struct ImportOptions {
   int64_t seq_len = 0;
   // Of parameters and activations; where not given, the file's own, else fp32.
   std::optional<DType> dtype;
+  // Rows may hold several documents, which attention keeps apart: it reads
+  // "mask_positions" instead of "positions", in a window of at most seq_len
+  // (runtime/data/batches.h). A graph file is as it is.
+  bool documents = false;
   // Where not null, what the graph leaves out of the file is appended, one
   // line each: "config.json: attn_pdrop=0.1: ...".
   std::vector<std::string>* warnings = nullptr;

@@ -7,6 +7,46 @@ ValueId TaskGraph::Root(ValueId id) const {
   return id;
 }
 
+TaskGraph LossOnly(const TaskGraph& graph) {
+  std::vector<bool> wanted(graph.values.size(), false);
+  wanted[graph.loss.index()] = true;
+  std::vector<bool> kept(graph.tasks.size(), false);
+  for (size_t t = graph.tasks.size(); t-- > 0;) {
+    const Task& task = graph.tasks[t];
+    // The optimizer's results are for the next step; the sum of the loss over
+    // ranks stands beside it.
+    if (task.kind == TaskKind::kSend) {
+      kept[t] = wanted[task.peer.index()];
+    } else {
+      for (ValueId id : task.writes) {
+        kept[t] = kept[t] ||
+                  (wanted[id.index()] && (!task.optimizer || id == graph.loss));
+      }
+    }
+    if (!kept[t]) continue;
+    for (ValueId id : task.reads) wanted[id.index()] = true;
+  }
+  TaskGraph out;
+  out.groups = graph.groups;
+  out.world = graph.world;
+  out.values = graph.values;
+  out.loss = graph.loss;
+  out.microbatches = graph.microbatches;
+  std::vector<TaskId> renamed(graph.tasks.size());
+  for (size_t t = 0; t < graph.tasks.size(); ++t) {
+    if (!kept[t]) continue;
+    Task task = graph.tasks[t];
+    std::vector<TaskId> deps;
+    for (TaskId dep : task.deps) {
+      if (kept[dep.index()]) deps.push_back(renamed[dep.index()]);
+    }
+    task.deps = std::move(deps);
+    renamed[t] = TaskId(static_cast<int64_t>(out.tasks.size()));
+    out.tasks.push_back(std::move(task));
+  }
+  return out;
+}
+
 std::vector<std::vector<ValueId>> LastUses(const TaskGraph& graph) {
   std::vector<TaskId> last(graph.values.size());
   for (size_t t = 0; t < graph.tasks.size(); ++t) {

@@ -106,6 +106,10 @@ struct TaskGraph {
   ValueId Root(ValueId id) const;
 };
 
+// The tasks of a step that its loss depends on: the forward passes and the sum
+// over ranks. Values keep their numbers.
+TaskGraph LossOnly(const TaskGraph& graph);
+
 // For each task the non-persistent buffers (roots) whose last use it is.
 std::vector<std::vector<ValueId>> LastUses(const TaskGraph& graph);
 

@@ -32,10 +32,18 @@ class TokenData {
   ~TokenData();
 
   TokenFormat format() const { return format_; }
+  const std::string& path() const { return path_; }
   // Number of tokens, at least 1.
   int64_t size() const { return size_; }
   // REQUIRES: 0 <= i < size(). May exceed the vocabulary.
   int64_t operator[](int64_t i) const;
+
+  // Token `i`; an error where it exceeds the vocabulary.
+  // REQUIRES: 0 <= i < size().
+  Result<int32_t> Token(int64_t i) const {
+    TESSERA_RETURN_IF_ERROR(CheckId(i));
+    return static_cast<int32_t>((*this)[i]);
+  }
 
   // Writes one row of a step: seq_len tokens from a random place, and as
   // labels the token that follows each. The place is a function of (seed,

@@ -17,6 +17,7 @@
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
 #include "runtime/comm/thread_world.h"
+#include "runtime/data/batches.h"
 #include "runtime/data/tokens.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/safetensors.h"
@@ -112,6 +113,9 @@ struct TinyRun {
   std::string save_path = {};
   int64_t save_every = 0;
   const std::atomic<bool>* stop = nullptr;
+  const Batches* batches = nullptr;  // where null: random places
+  std::optional<LearningRate> learning_rate = {};
+  int64_t validate_every = 0;
 };
 
 // Trains on one thread per rank. What rank 0 returns; errors of other ranks
@@ -140,6 +144,16 @@ inline Result<TrainingResult> TrainTiny(const Graph& graph,
     job.save_path = run.save_path;
     job.save_every = run.save_every;
     job.stop = run.stop;
+    job.learning_rate = run.learning_rate;
+    if (run.batches != nullptr) {
+      const Batches& batches = *run.batches;
+      job.load = LoadTraining(batches);
+      job.validation = {run.validate_every,
+                        batches.options().validation_batches,
+                        LoadValidation(batches), [&batches](int64_t batch) {
+                          return batches.ValidationLabels(batch);
+                        }};
+    }
     results[r] = Train(job);
     worlds[r].reset();
   });

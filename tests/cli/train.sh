@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# `run` as a trainer: a resumed run goes on as if it had not stopped, its log
+# has a line for each step, and Ctrl-C leaves a checkpoint.
+# shellcheck source=tests/cli/lib.bash
+source "$(dirname "$0")/lib.bash"
+training=("${tiny[@]}" "${text[@]}" --seed 5 --strategy dp=2 --warmup 2
+  --decay cosine --decay-steps 6 --validate-every 3 --validate-batches 1)
+
+"$tessera" run "${training[@]}" --steps 6 --json --log "$work/whole.jsonl" \
+  >"$work/whole.json" 2>"$work/stderr"
+"$tessera" run "${training[@]}" --steps 3 --log "$work/parts.jsonl" \
+  --save "$work/half" >/dev/null 2>"$work/stderr"
+# The seed is the checkpoint's.
+"$tessera" run "${training[@]/#5/6}" --steps 3 --json --load "$work/half" \
+  --log "$work/parts.jsonl" >"$work/second.json" 2>"$work/stderr"
+json 'j["first_step"] == 3 and (j["losses"] ==
+  json.load(open("'"$work/whole.json"'"))["losses"][3:])' \
+  "$work/second.json" >/dev/null
+[[ $(wc -l <"$work/parts.jsonl") == 6 ]] || fail "lines of the log"
+python3 - "$work/whole.jsonl" "$work/parts.jsonl" <<'END' || fail "the logs differ"
+import json, sys
+whole, parts = ([json.loads(line) for line in open(path)]
+                for path in sys.argv[1:])
+for a, b in zip(whole, parts):
+    for key in ("step", "loss", "learning_rate"):
+        assert a[key] == b[key], (key, a, b)
+    assert a.get("validation_loss") == b.get("validation_loss")
+assert [line["step"] for line in whole if "validation_loss" in line] == [3, 6]
+# A warm-up of two steps to 3e-4, then a cosine to 0 at step 6.
+assert [round(line["learning_rate"] * 1e6) for line in whole[:3]] == [
+    150, 300, 300], whole
+END
+
+# Documents: the text's lines.
+"$tessera" run "${tiny[@]}" "${text[@]}" --end-of-text 10 --steps 2 --json \
+  >"$work/lines.json" 2>"$work/stderr"
+json 'len(j["losses"]) == 2' "$work/lines.json" >/dev/null
+
+# Ctrl-C, with and without a place for the checkpoint.
+interrupt() {
+  "$tessera" run "${tiny[@]}" "${text[@]}" --steps 100000 --nproc 2 "$@" \
+    >"$work/stdout" 2>"$work/stderr" &
+  local job=$!
+  for _ in $(seq 300); do
+    if grep -q "^step 2 " "$work/stdout"; then break; fi
+    sleep 0.1
+  done
+  kill -INT $job
+  local code=0
+  wait $job || code=$?
+  [[ $code == 130 ]] || fail "exit code $code for an interrupted run"
+}
+interrupt --save "$work/stopped"
+grep -q "^tessera: interrupted after step .*; saved in $work/stopped$" \
+  "$work/stderr" || fail "does not say where it saved: $(cat "$work/stderr")"
+"$tessera" run "${tiny[@]}" "${text[@]}" --steps 1 --nproc 2 --json \
+  --load "$work/stopped" >"$work/on.json" 2>"$work/stderr"
+json 'j["first_step"] >= 2' "$work/on.json" >/dev/null
+interrupt
+grep -q "; not saved, as there is no --save FILE$" "$work/stderr" ||
+  fail "does not say that it did not save: $(cat "$work/stderr")"

@@ -1,0 +1,223 @@
+// The rows of a run, and training on them: resumed, validated, of documents.
+
+#include "runtime/data/batches.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <set>
+
+#include "tests/support/tiny_training.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+
+TokenData TokensOf(const std::vector<uint16_t>& ids) {
+  const std::string path = TempPath("ids.bin");
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(ids.data()),
+             static_cast<std::streamsize>(2 * ids.size()));
+  auto data = OpenTokens(path, kTinyVocabulary);
+  std::remove(path.c_str());
+  return std::move(data).value();
+}
+
+TEST(BatchesTest, PermutedIsAPermutationForEachKey) {
+  for (const int64_t n : {1, 2, 3, 7, 64, 100}) {
+    std::set<int64_t> seen;
+    for (int64_t i = 0; i < n; ++i) seen.insert(Permuted(5, i, n));
+    EXPECT_EQ(std::ssize(seen), n);
+    EXPECT_EQ(*seen.begin(), 0);
+    EXPECT_EQ(*seen.rbegin(), n - 1);
+  }
+  int same = 0;
+  for (int64_t i = 0; i < 1000; ++i) {
+    same += Permuted(1, i, 1000) == Permuted(2, i, 1000) ? 1 : 0;
+  }
+  EXPECT_LT(same, 10);  // one is expected by chance
+}
+
+// 26 tokens are 5 rows of 5, each with its label; one batch of 2 is held out.
+TEST(BatchesTest, AnEpochHasEveryRowOnceButThoseHeldOut) {
+  std::vector<uint16_t> ids;
+  for (uint16_t i = 0; i < 26; ++i) ids.push_back(i);
+  const TokenData data = TokensOf(ids);
+  const Batches batches =
+      Batches::Make(data,
+                    {.seq_len = 5, .global_batch = 2, .validation_batches = 1})
+          .value();
+  ASSERT_EQ(batches.rows(), 3);
+  for (int64_t epoch = 0; epoch < 3; ++epoch) {
+    std::set<int32_t> starts;
+    for (int64_t i = 0; i < 3; ++i) {
+      const BatchRow row = batches.TrainingRow(3 * epoch + i).value();
+      starts.insert(row.tokens[0]);
+      EXPECT_EQ(row.labels[4], row.tokens[4] + 1);
+      EXPECT_THAT(row.positions, ElementsAre(0, 1, 2, 3, 4));
+    }
+    EXPECT_EQ(starts, (std::set<int32_t>{0, 5, 10}));
+  }
+  EXPECT_EQ(batches.ValidationRow(0)->tokens[0], 15);
+  EXPECT_EQ(batches.ValidationRow(1)->tokens[0], 20);
+  EXPECT_EQ(batches.ValidationLabels(0).value(), 10);
+  const auto short_data = Batches::Make(
+      data, {.seq_len = 5, .global_batch = 5, .validation_batches = 1});
+  ASSERT_FALSE(short_data.has_value());
+  EXPECT_THAT(short_data.error().ToString(),
+              ::testing::HasSubstr("5 rows held out need at least 31"));
+}
+
+TEST(BatchesTest, DocumentsHavePositionsOfTheirOwn) {
+  const TokenData data = TokensOf({7, 8, 0, 4, 0, 5, 6, 9, 9});
+  const Batches batches =
+      Batches::Make(data, {.seq_len = 8, .global_batch = 1, .end_of_text = 0})
+          .value();
+  const BatchRow row = batches.TrainingRow(0).value();
+  EXPECT_THAT(row.tokens, ElementsAre(7, 8, 0, 4, 0, 5, 6, 9));
+  EXPECT_THAT(row.labels, ElementsAre(8, 0, -1, 0, -1, 6, 9, 9));
+  EXPECT_THAT(row.positions, ElementsAre(0, 1, 2, 0, 1, 0, 1, 2));
+  EXPECT_THAT(row.mask_positions, ElementsAre(0, 1, 2, 16, 17, 32, 33, 34));
+}
+
+// ---- Training
+
+Graph ImportTinyDocuments(int64_t batch, int64_t seq_len) {
+  const std::string folder = TempPath("model");
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder + "/config.json") << TinyLlama(2);
+  auto forward = ImportModel(folder, {.global_batch = batch,
+                                      .seq_len = seq_len,
+                                      .dtype = DType::kFloat64,
+                                      .documents = true});
+  std::filesystem::remove_all(folder);
+  return Differentiate(std::move(forward).value()).value();
+}
+
+double FirstLoss(const Graph& graph, const std::string& strategy, int ranks,
+                 const TokenData& data, int64_t end_of_text) {
+  const Batches batches = Batches::Make(data, {.seq_len = graph.seq_len,
+                                               .global_batch = 1,
+                                               .end_of_text = end_of_text})
+                              .value();
+  TinyRun run;
+  run.steps = 1;
+  run.batches = &batches;
+  const TaskGraph tasks =
+      LowerStrategy(graph, ranks, strategy, run.options).value();
+  return TrainTiny(graph, tasks, data, run)->losses[0];
+}
+
+// A row of three documents, of 3, 2 and 3 tokens with 2, 1 and 3 labels, has
+// the loss of the three in rows of their own: the mean over all labels. Each
+// file holds one row and the label behind it, so that there is no choice.
+TEST(DocumentsTest, APackedRowIsItsDocuments) {
+  const TokenData packed = TokensOf({7, 8, 0, 4, 0, 5, 6, 9, 9});
+  const double loss =
+      FirstLoss(ImportTinyDocuments(1, 8), "dp=1", 1, packed, 0);
+  double sum = 0;
+  const auto add = [&](const std::vector<uint16_t>& ids, int labels) {
+    const auto n = static_cast<int64_t>(ids.size()) - 1;
+    sum += labels *
+           FirstLoss(ImportTinyDocuments(1, n), "dp=1", 1, TokensOf(ids), 0);
+  };
+  add({7, 8, 0, 4}, 2);
+  add({4, 0, 5}, 1);
+  add({5, 6, 9, 9}, 3);
+  EXPECT_NEAR(loss, sum / 6, 1e-12);
+  // Control: without documents all eight labels count, and all keys are seen.
+  EXPECT_GT(std::abs(loss - FirstLoss(ImportTinyDocuments(1, 8), "dp=1", 1,
+                                      packed, -1)),
+            1e-3);
+  // Split over heads and over the sequence.
+  EXPECT_NEAR(FirstLoss(ImportTinyDocuments(1, 8), "dp=1,tp=2", 2, packed, 0),
+              loss, 1e-12);
+  EXPECT_NEAR(FirstLoss(ImportTinyDocuments(1, 8), "dp=1,cp=2", 2, packed, 0),
+              loss, 1e-12);
+}
+
+class ResumeTest : public ::testing::Test {
+ protected:
+  // 89 tokens are 11 rows of 8, of which 3 are held out: the first epoch of 8
+  // ends within the third step of 3.
+  ResumeTest() {
+    std::vector<uint16_t> ids;
+    for (uint64_t i = 0; i < 89; ++i) {
+      ids.push_back(static_cast<uint16_t>(Mix64(i) % kTinyVocabulary));
+    }
+    data_.emplace(TokensOf(ids));
+    batches_.emplace(Batches::Make(*data_, {.seq_len = 8,
+                                            .global_batch = 3,
+                                            .seed = 7,
+                                            .validation_batches = 1})
+                         .value());
+    run_.batches = &*batches_;
+    run_.validate_every = 2;
+    run_.learning_rate = {.decay = FindDecay("cosine").value(),
+                          .peak = 0.01,
+                          .least = 0.001,
+                          .warmup = 3,
+                          .steps = 10};
+  }
+  ~ResumeTest() override { std::remove(path_.c_str()); }
+
+  Graph graph_ = ImportTiny(TinyGpt2(2, 4), 3, 8, DType::kFloat32);
+  std::optional<TokenData> data_;
+  std::optional<Batches> batches_;
+  TinyRun run_;
+  const std::string path_ = TempPath("checkpoint");
+};
+
+// Ten steps of three samples over epochs of eight, with dropout: bit for bit
+// those of five steps and five more.
+TEST_F(ResumeTest, GoesOnAsIfItHadNotStopped) {
+  ASSERT_EQ(batches_->rows(), 8);
+  const TaskGraph tasks =
+      LowerStrategy(graph_, 3, "dp=3,zero=1", run_.options).value();
+  run_.steps = 10;
+  const auto whole = TrainTiny(graph_, tasks, *data_, run_).value();
+  run_.steps = 5;
+  run_.save_path = path_;
+  const auto first = TrainTiny(graph_, tasks, *data_, run_).value();
+  run_.save_path = "";
+  run_.load_path = path_;
+  const auto second = TrainTiny(graph_, tasks, *data_, run_).value();
+  EXPECT_EQ(second.first_step, 5);
+  std::vector<double> losses = first.losses;
+  losses.insert(losses.end(), second.losses.begin(), second.losses.end());
+  EXPECT_EQ(losses, whole.losses);
+  EXPECT_EQ(second.validation_loss, whole.validation_loss);
+  EXPECT_NE(second.validation_loss, first.validation_loss);
+}
+
+// Validation changes nothing of the training and no memory, and is the same
+// under every plan.
+TEST_F(ResumeTest, ValidationOnlyLooks) {
+  run_.steps = 4;
+  const auto validated = [&](const std::string& strategy, int ranks) {
+    return TrainTiny(
+               graph_,
+               LowerStrategy(graph_, ranks, strategy, run_.options).value(),
+               *data_, run_)
+        .value();
+  };
+  const auto one = validated("dp=1", 1);
+  ASSERT_TRUE(one.validation_loss.has_value());
+  for (const char* strategy : {"dp=3,zero=3", "dp=1,tp=2", "dp=1,pp=2"}) {
+    const int ranks = strategy[3] == '3' ? 3 : 2;
+    EXPECT_NEAR(*validated(strategy, ranks).validation_loss,
+                *one.validation_loss, 1e-5)
+        << strategy;
+  }
+  run_.validate_every = 0;
+  const auto plain = validated("dp=1", 1);
+  EXPECT_EQ(plain.losses, one.losses);
+  // The loss of the validation, a number, is kept beside that of training.
+  EXPECT_LE(one.memory[0].total.value - plain.memory[0].total.value, 8);
+  EXPECT_FALSE(plain.validation_loss.has_value());
+}
+
+}  // namespace
+}  // namespace tessera
