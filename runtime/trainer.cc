@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "runtime/checkpoint.h"
+#include "runtime/device/process_memory.h"
 #include "runtime/train_state.h"
 
 namespace tessera {
@@ -31,6 +32,7 @@ struct Outcome {
 // A rank's report to rank 0: this, then its spans.
 struct ReportHeader {
   MemoryUse memory;
+  Bytes os_peak;
   int64_t step_picoseconds = 0;
   int64_t spans = 0;
 };
@@ -66,8 +68,12 @@ size_t MedianIndex(const std::vector<Duration>& times) {
 
 class Trainer {
  public:
-  Trainer(const TrainingJob& job, RankExecutor& executor, Communicator& all)
-      : job_(job), executor_(executor), all_(all) {
+  Trainer(const TrainingJob& job, RankExecutor& executor, Communicator& all,
+          Bytes resident_before)
+      : job_(job),
+        executor_(executor),
+        all_(all),
+        resident_before_(resident_before) {
     if (job.learning_rate) {
       learning_rate_ = *job.learning_rate;
     } else {
@@ -195,6 +201,7 @@ class Trainer {
     const Timeline& timeline = timelines_[MedianIndex(kept)];
     ReportHeader header;
     header.memory = executor_.device().account().peak();
+    header.os_peak = PeakResidentBytes() - resident_before_;
     header.step_picoseconds = timeline.step_time.picoseconds;
     header.spans = static_cast<int64_t>(timeline.spans.size());
     TESSERA_RETURN_IF_ERROR(all_.Send(&header, sizeof(header), 0, kReportTag));
@@ -211,6 +218,7 @@ class Trainer {
                                         theirs.spans * SpanBytes(), rank,
                                         kReportTag + 1));
       summary_.memory.push_back(theirs.memory);
+      summary_.os_peak.push_back(theirs.os_peak);
       summary_.breakdowns.push_back(BreakdownOf(*job_.tasks, received));
       summary_.timelines.push_back(std::move(received));
     }
@@ -222,6 +230,7 @@ class Trainer {
   const TrainingJob& job_;
   RankExecutor& executor_;
   Communicator& all_;
+  const Bytes resident_before_;
   LearningRate learning_rate_;
   TaskGraph loss_tasks_;
   std::unique_ptr<RankExecutor> validator_;  // null: no validation
@@ -233,11 +242,13 @@ Result<TrainingResult> TrainOrFail(const TrainingJob& job) {
   std::vector<int> everyone(static_cast<size_t>(job.world->world_size()));
   std::iota(everyone.begin(), everyone.end(), 0);
   TESSERA_TRY(Communicator* const all, job.world->Group(everyone));
+  ResetPeakResident();
+  const Bytes resident_before = ResidentBytes();
   TESSERA_TRY(
       const auto executor,
       RankExecutor::Create(*job.tasks, *job.graph, job.options, job.seed,
                            *job.world, *job.device, job.load));
-  return Trainer(job, *executor, *all).Run();
+  return Trainer(job, *executor, *all, resident_before).Run();
 }
 
 }  // namespace

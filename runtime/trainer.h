@@ -70,6 +70,9 @@ struct TrainingResult {
   // By rank, on rank 0 only: the true peak of memory, and the step that took
   // the median time.
   std::vector<MemoryUse> memory;
+  // By rank: the most that its process held beyond what it held before
+  // training, as the operating system counts.
+  std::vector<Bytes> os_peak;
   std::vector<Timeline> timelines;
   std::vector<Breakdown> breakdowns;
 };

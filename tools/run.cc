@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -7,6 +9,7 @@
 #include <optional>
 
 #include "costmodel/evaluate/evaluator.h"
+#include "costmodel/memory/peak_memory.h"
 #include "costmodel/simulate/simulator.h"
 #include "planner/base/table.h"
 #include "planner/io/plan_io.h"
@@ -124,6 +127,37 @@ Result<Batches> BatchesOf(const Options& options, const Graph& graph,
              .end_of_text = options.end_of_text});
 }
 
+// What a rank may hold: the device's memory, or where nobody has named a
+// cluster its share of the host's.
+Bytes MemoryOf(const Options& options, const Cluster& cluster,
+               DeviceId device) {
+  if (!options.cluster.empty()) return cluster.TypeOf(device).memory;
+  const int64_t host = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+  return {host / static_cast<int64_t>(cluster.devices.size())};
+}
+
+// Out of memory is known before the first step.
+Result<void> CheckMemory(const Options& options, const Inputs& inputs,
+                         const Plan& plan) {
+  const TaskGraph tasks =
+      Lower(inputs.graph, inputs.cluster, plan, options.training);
+  const std::vector<MemoryUse> peaks = PeakMemory(tasks);
+  for (size_t g = 0; g < peaks.size(); ++g) {
+    for (DeviceId device : plan.groups[g].devices) {
+      const Bytes memory = MemoryOf(options, inputs.cluster, device);
+      if (peaks[g].total <= memory) continue;
+      return Error{ErrorCode::kInfeasible,
+                   "out of memory: a rank needs " +
+                       FormatBytes(peaks[g].total) + " of " +
+                       FormatBytes(memory) + "; at the peak it holds " +
+                       LargestAtPeakText(tasks, inputs.graph,
+                                         GroupId(static_cast<int64_t>(g))),
+                   "group " + plan.groups[g].name};
+    }
+  }
+  return {};
+}
+
 // Reads and checks everything, so that no rank starts on bad input.
 // `ranks` is 0 where nobody has said.
 Result<Job> ReadJob(const Options& options, int ranks) {
@@ -162,6 +196,7 @@ Result<Job> ReadJob(const Options& options, int ranks) {
                         "--cluster");
   }
   TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
+  TESSERA_RETURN_IF_ERROR(CheckMemory(options, job.inputs, job.plan));
 
   job.seed = options.seed;
   if (!options.load.empty()) {

@@ -116,6 +116,9 @@ Json RunJson(const RunReport& report) {
   for (size_t rank = 0; rank < result.memory.size(); ++rank) {
     Json row = Json::Object({{"rank", static_cast<int64_t>(rank)}});
     row.Extend(MemoryJson(result.memory[rank]));
+    if (rank < result.os_peak.size()) {
+      row.Set("os_peak", result.os_peak[rank].value);
+    }
     memory.Append(std::move(row));
   }
   Json predicted_memory = Json::Array();
@@ -181,15 +184,16 @@ std::string RunText(const RunReport& report) {
   out += FormatTable(rows);
 
   out += "\npeak memory\n";
-  rows = {{"rank", "predicted", "measured"}};
+  rows = {{"rank", "predicted", "measured", "process"}};
   for (const MemoryPart& part : MemoryParts(MemoryUse{})) {
     rows[0].emplace_back(part.name);
   }
   for (size_t rank = 0; rank < result.memory.size(); ++rank) {
     auto& row = rows.emplace_back();
-    row = {std::to_string(rank),
-           FormatBytes(report.predicted_memory[rank].total),
-           FormatBytes(result.memory[rank].total)};
+    row = {
+        std::to_string(rank), FormatBytes(report.predicted_memory[rank].total),
+        FormatBytes(result.memory[rank].total),
+        rank < result.os_peak.size() ? FormatBytes(result.os_peak[rank]) : "-"};
     for (const MemoryPart& part : MemoryParts(result.memory[rank])) {
       row.push_back(FormatBytes(part.bytes));
     }

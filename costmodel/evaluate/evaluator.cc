@@ -356,6 +356,15 @@ Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {
   TESSERA_CHECK(timeline.has_value()) << timeline.error().ToString();
   result.step_time = timeline->step_time;
   result.breakdown = BreakdownOf(tasks, *timeline);
+  if (result.overflow > Bytes{}) {
+    const auto fullest = std::max_element(
+        result.memory.begin(), result.memory.end(),
+        [](const auto& a, const auto& b) { return a.total < b.total; });
+    const GroupId group(fullest - result.memory.begin());
+    result.violations.push_back("group " + plan.groups[group.index()].name +
+                                " holds at its peak " +
+                                LargestAtPeakText(tasks, graph_, group));
+  }
   return result;
 }
 

@@ -1,5 +1,9 @@
 #include "costmodel/memory/peak_memory.h"
 
+#include <algorithm>
+#include <cstdio>
+#include <string>
+
 #include "planner/lower/staging.h"
 
 namespace tessera {
@@ -23,6 +27,17 @@ struct Account {
     if (now.total > peak.total) peak = now;
   }
 };
+
+std::string SizeText(Bytes bytes) {
+  const auto size = static_cast<double>(bytes.value);
+  char text[32];
+  if (size >= 1e9) {
+    std::snprintf(text, sizeof(text), "%.1f GB", size * 1e-9);
+  } else {
+    std::snprintf(text, sizeof(text), "%.1f MB", size * 1e-6);
+  }
+  return text;
+}
 
 }  // namespace
 
@@ -72,6 +87,77 @@ std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks) {
   std::vector<MemoryUse> peaks;
   for (const Account& account : accounts) peaks.push_back(account.peak);
   return peaks;
+}
+
+std::vector<ValueId> LargestAtPeak(const TaskGraph& tasks, GroupId group,
+                                   size_t most) {
+  // Each buffer's first and last task in the group.
+  const size_t count = tasks.tasks.size();
+  std::vector<size_t> first(tasks.values.size(), count);
+  std::vector<size_t> last(tasks.values.size(), 0);
+  for (size_t t = 0; t < count; ++t) {
+    const Task& task = tasks.tasks[t];
+    if (task.group != group) continue;
+    for (const auto* ids : {&task.reads, &task.writes}) {
+      for (ValueId id : *ids) {
+        const size_t root = tasks.Root(id).index();
+        first[root] = std::min(first[root], t);
+        last[root] = t;
+      }
+    }
+  }
+  std::vector<ValueId> buffers;
+  std::vector<Bytes> change(count + 1);  // of what is held, before each task
+  for (size_t v = 0; v < tasks.values.size(); ++v) {
+    const Value& value = tasks.values[v];
+    const ValueId id(static_cast<int64_t>(v));
+    if (value.alias_of.valid()) continue;
+    if (value.persistent) {
+      if (value.group != group && value.group != tasks.world) continue;
+      first[v] = 0;
+      last[v] = count;
+    }
+    if (first[v] == count) continue;
+    buffers.push_back(id);
+    if (value.persistent) continue;
+    const Bytes bytes = LargestBytes(tasks, id);
+    change[first[v]] += bytes;
+    change[last[v] + 1] = change[last[v] + 1] - bytes;
+  }
+  size_t peak = 0;
+  Bytes held;
+  Bytes highest;
+  for (size_t t = 0; t < count; ++t) {
+    held += change[t];
+    if (held <= highest) continue;
+    highest = held;
+    peak = t;
+  }
+  std::erase_if(buffers, [&](ValueId id) {
+    return first[id.index()] > peak || last[id.index()] < peak;
+  });
+  std::stable_sort(buffers.begin(), buffers.end(), [&](ValueId a, ValueId b) {
+    return LargestBytes(tasks, a) > LargestBytes(tasks, b);
+  });
+  buffers.resize(std::min(buffers.size(), most));
+  return buffers;
+}
+
+std::string LargestAtPeakText(const TaskGraph& tasks, const Graph& graph,
+                              GroupId group, size_t most) {
+  std::string text;
+  for (ValueId id : LargestAtPeak(tasks, group, most)) {
+    const Value& value = tasks.value(id);
+    if (!text.empty()) text += ", ";
+    text += SizeText(LargestBytes(tasks, id)) + " ";
+    text += value.what.empty() ? NameOf(value.category) : value.what;
+    if (value.tensor.valid()) text += " " + graph.tensor(value.tensor).name;
+    if (value.category != MemoryCategory::kParameter &&
+        value.category != MemoryCategory::kGradient) {
+      text += " (" + std::string(NameOf(value.category)) + ")";
+    }
+  }
+  return text;
 }
 
 }  // namespace tessera

@@ -9,8 +9,10 @@
 // while it runs. Kernels need no scratch worth counting. The world's
 // values have a copy on the devices of every group.
 
+#include <string>
 #include <vector>
 
+#include "planner/ir/graph.h"
 #include "planner/lower/task_graph.h"
 #include "planner/plan/evaluation.h"
 
@@ -18,5 +20,15 @@ namespace tessera {
 
 // By plan group; the parts are those at the first moment of the peak.
 std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks);
+
+// What the devices of a plan group hold at the first moment of the peak, the
+// largest `most` buffers, largest first.
+std::vector<ValueId> LargestAtPeak(const TaskGraph& tasks, GroupId group,
+                                   size_t most);
+
+// "1.2 GB parameter wte.weight, 310.0 MB gradient wte.weight, ...": for people
+// whose plan does not fit.
+std::string LargestAtPeakText(const TaskGraph& tasks, const Graph& graph,
+                              GroupId group, size_t most = 5);
 
 }  // namespace tessera

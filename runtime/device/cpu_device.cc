@@ -1,5 +1,7 @@
 #include "runtime/device/cpu_device.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -40,17 +42,51 @@ void Own([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 #endif
 }
 
+// Large blocks are mappings of their own: what is released is the system's at
+// once.
+constexpr size_t kMappedBytes = 128 << 10;
+
+void* Acquire(size_t capacity) {
+  if (capacity < kMappedBytes) {
+    return ::operator new(capacity, kAlignment, std::nothrow);
+  }
+  void* data = mmap(nullptr, capacity, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return data == MAP_FAILED ? nullptr : data;
+}
+
+void ReleaseBlock(void* data, size_t capacity) {
+  Own(data, capacity);
+  if (capacity < kMappedBytes) {
+    ::operator delete(data, kAlignment);
+  } else {
+    munmap(data, capacity);
+  }
+}
+
 }  // namespace
 
 CpuDevice::~CpuDevice() {
   for (const auto& [data, allocation] : in_use_) {
-    Own(data, allocation.capacity);
-    ::operator delete(data, kAlignment);
+    ReleaseBlock(data, allocation.capacity);
   }
   for (const auto& [capacity, blocks] : free_) {
-    for (void* data : blocks) {
-      Own(data, capacity);
-      ::operator delete(data, kAlignment);
+    for (void* data : blocks) ReleaseBlock(data, capacity);
+  }
+}
+
+// Largest first, until `wanted` more bytes from the system leave the pool and
+// what is in use within the peak.
+void CpuDevice::ReleasePool(size_t wanted) {
+  const size_t peak = std::max(peak_bytes_, in_use_bytes_ + wanted);
+  const size_t most = peak + peak / 32;
+  for (auto it = free_.rbegin(); it != free_.rend(); ++it) {
+    auto& [capacity, blocks] = *it;
+    while (!blocks.empty()) {
+      if (in_use_bytes_ + free_bytes_ + wanted <= most) return;
+      ReleaseBlock(blocks.back(), capacity);
+      blocks.pop_back();
+      free_bytes_ -= capacity;
     }
   }
 }
@@ -63,8 +99,10 @@ Result<void*> CpuDevice::Allocate(Bytes size, MemoryCategory category) {
   if (!blocks.empty()) {
     data = blocks.back();
     blocks.pop_back();
+    free_bytes_ -= capacity;
   } else {
-    data = ::operator new(capacity, kAlignment, std::nothrow);
+    ReleasePool(capacity);
+    data = Acquire(capacity);
     if (data == nullptr) {
       return Error{ErrorCode::kUnavailable,
                    "no host memory for " + std::to_string(size.value) +
@@ -75,6 +113,8 @@ Result<void*> CpuDevice::Allocate(Bytes size, MemoryCategory category) {
   }
   Own(data, static_cast<size_t>(size.value));
   in_use_[data] = {size, capacity, category};
+  in_use_bytes_ += capacity;
+  peak_bytes_ = std::max(peak_bytes_, in_use_bytes_);
   account_.Add(category, size);
   return data;
 }
@@ -88,6 +128,8 @@ void CpuDevice::Free(void* data) {
   Disown(data, allocation.capacity);
   account_.Remove(allocation.category, allocation.size);
   free_[allocation.capacity].push_back(data);
+  in_use_bytes_ -= allocation.capacity;
+  free_bytes_ += allocation.capacity;
   in_use_.erase(it);
 }
 

@@ -11,9 +11,12 @@
 namespace tessera {
 
 // Memory is pooled by size, so that the buffers of a step are those of the step
-// before and fault no pages. In debug builds fresh and freed memory is filled
-// with 0xff: not a number in every floating-point type. Under the address
-// sanitizer touching what is not allocated is an error.
+// before and fault no pages. Before the pool and what is in use together exceed
+// the most that was ever in use (but for a thirty-second), memory of the pool
+// goes back to the system: what the process holds is what the account says. In
+// debug builds fresh and freed memory is filled with 0xff: not a number in
+// every floating-point type. Under the address sanitizer touching what is not
+// allocated is an error.
 class CpuDevice : public RankDevice {
  public:
   CpuDevice() = default;
@@ -39,9 +42,14 @@ class CpuDevice : public RankDevice {
     MemoryCategory category = MemoryCategory::kActivation;
   };
 
+  void ReleasePool(size_t wanted);
+
   std::mutex mutex_;  // guards what follows, and the account
   std::unordered_map<void*, Allocation> in_use_;
   std::map<size_t, std::vector<void*>> free_;  // by capacity
+  size_t in_use_bytes_ = 0;                    // capacities
+  size_t peak_bytes_ = 0;                      // of in_use_bytes_
+  size_t free_bytes_ = 0;
 };
 
 }  // namespace tessera

@@ -57,6 +57,10 @@ TEST(PeakMemory, FollowsLifetimesInIssueOrder) {
   EXPECT_EQ(part(MemoryCategory::kParameter), Bytes{400});
   EXPECT_EQ(part(MemoryCategory::kActivation), Bytes{100});
   EXPECT_EQ(part(MemoryCategory::kCommunication), Bytes{0});
+  EXPECT_EQ(LargestAtPeak(tasks, GroupId(0), 9),
+            (std::vector<ValueId>{parameter, partial, input}));
+  EXPECT_EQ(LargestAtPeak(tasks, GroupId(0), 1),
+            (std::vector<ValueId>{parameter}));
 }
 
 }  // namespace

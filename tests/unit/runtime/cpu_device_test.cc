@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstring>
+
+#include "runtime/device/process_memory.h"
 
 namespace tessera {
 namespace {
@@ -41,8 +44,32 @@ TEST(CpuDevice, FreedMemoryIsUsedAgain) {
   device.Free(c);
 }
 
-// The sanitizers' allocators abort instead.
+// The sanitizers' allocators abort instead, and keep accounts of their own.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// Buffers of many sizes, one after another: 40 to 120 MB each, 40 to 160 MB
+// together. A pool that kept each size would hold 40 + 60 + 80 + 100 + 120.
+TEST(CpuDevice, TheProcessHoldsWhatTheAccountSays) {
+  const Bytes before = ResidentBytes();
+  ResetPeakResident();
+  CpuDevice device;
+  const auto touch = [&](int64_t megabytes) {
+    const Bytes size{megabytes * 1'000'000};
+    void* const data = *device.Allocate(size, MemoryCategory::kActivation);
+    std::memset(data, 1, static_cast<size_t>(size.value));
+    return data;
+  };
+  void* const kept = touch(40);
+  for (int64_t megabytes : {60, 80, 100, 120, 90, 70}) {
+    device.Free(touch(megabytes));
+  }
+  device.Free(kept);
+  const auto account = static_cast<double>(device.account().peak().total.value);
+  EXPECT_EQ(account, 160e6);
+  const auto process =
+      static_cast<double>((PeakResidentBytes() - before).value);
+  EXPECT_NEAR(process / account, 1, 0.05);
+}
+
 TEST(CpuDevice, NoMemoryIsAnError) {
   CpuDevice device;
   const auto result =

@@ -1,0 +1,16 @@
+#pragma once
+// What the operating system says that this process holds (proc(5), status).
+
+#include "planner/base/units.h"
+
+namespace tessera {
+
+// Resident now: VmRSS. Zero where the system does not say.
+Bytes ResidentBytes();
+
+// The most that was resident: VmHWM, since the last ResetPeakResident where the
+// system allows it, otherwise since the process began.
+Bytes PeakResidentBytes();
+void ResetPeakResident();
+
+}  // namespace tessera
