@@ -330,6 +330,7 @@ Bytes Pricer::Payload(const TaskView& view) const {
   }
   switch (task.comm) {
     case CommKind::kAllGather:
+    case CommKind::kGather:
       return BytesOf(view, task.writes);
     case CommKind::kRedistribute:
       return Max(BytesOf(view, task.reads), BytesOf(view, task.writes));

@@ -81,6 +81,11 @@ class PreparedExchange {
                                      DType::kFloat32);
       case CommKind::kAllToAll:
         return group_->AllToAll(send_.data(), bytes_, receive_.data(), bytes_);
+      // Never timed: the exchanges with a root are priced analytically.
+      case CommKind::kScatter:
+      case CommKind::kBroadcast:
+      case CommKind::kGather:
+      case CommKind::kReduce:
       case CommKind::kRedistribute:
       case CommKind::kSendRecv:
         break;

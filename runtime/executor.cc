@@ -102,7 +102,7 @@ Result<void> RankExecutor::Prepare() {
 
   for (size_t t = 0; t < tasks_.tasks.size(); ++t) {
     const Task& task = tasks_.tasks[t];
-    if (position(task.group) < 0) continue;
+    if (position(task.group) < 0 || IsIdle(task)) continue;
     Work work;
     work.task = TaskId(t);
     work.name = NameOf(tasks_, graph_, work.task);
@@ -189,7 +189,10 @@ void RankExecutor::FindLifetimes() {
     for (const auto* list : {&task.reads, &task.writes}) {
       for (ValueId value : *list) {
         const ValueId root = roots_[value.index()];
-        if (tasks_.value(root).persistent) continue;
+        if (tasks_.value(root).persistent ||
+            buffer_bytes_[root.index()].value == 0) {
+          continue;
+        }
         if (std::find(work.uses.begin(), work.uses.end(), root) !=
             work.uses.end()) {
           continue;
@@ -252,6 +255,39 @@ void RankExecutor::PlanStreams() {
   budget_ = SequentialPeak(jobs_, gives);
   for (Bytes most : staging) budget_ += most;
   for (size_t i = 0; i < jobs_.size(); ++i) jobs_[i].takes += work_[i].staging;
+}
+
+bool RankExecutor::IsAbsent(ValueId id) const {
+  const Value& value = tasks_.value(id);
+  return IsAbsentAt(value.layout, tasks_.group(value.group),
+                    position(value.group));
+}
+
+bool RankExecutor::IsIdle(const Task& task) const {
+  switch (task.kind) {
+    case TaskKind::kLoad:
+    case TaskKind::kCompute:
+    case TaskKind::kSlice:
+      return !task.writes.empty() &&
+             std::all_of(task.writes.begin(), task.writes.end(),
+                         [&](ValueId id) { return IsAbsent(id); });
+    case TaskKind::kComm: {
+      // None of the subgroup has anything before or after.
+      const DeviceGroup& group = tasks_.group(task.group);
+      for (int i : SubgroupOf(group, task.axes, position(task.group))) {
+        for (const auto* list : {&task.reads, &task.writes}) {
+          for (ValueId id : *list) {
+            if (!IsAbsentAt(tasks_.value(id).layout, group, i)) return false;
+          }
+        }
+      }
+      return true;
+    }
+    case TaskKind::kSend:
+    case TaskKind::kRecv:
+      return false;
+  }
+  return false;
 }
 
 Bytes RankExecutor::BytesOf(ValueId id) const {
@@ -400,6 +436,7 @@ Result<void> RankExecutor::PrepareListKernel(const Task& task, Work& work) {
   for (size_t w = 0; w < weights; ++w) {
     const auto written =
         task.writes.begin() + static_cast<int64_t>(w * per_weight);
+    if (IsAbsent(*written)) continue;
     const TensorId weight = tasks_.value(*written).tensor;
     std::vector<ValueId> reads = {task.reads[w]};
     reads.insert(reads.end(), scalars.begin(), scalars.end());
@@ -435,6 +472,7 @@ void RankExecutor::PrepareSlices(const Task& task, Work& work) const {
     const Value& from = tasks_.value(task.reads[i]);
     const Value& to = tasks_.value(task.writes[i]);
     TESSERA_CHECK(from.dtype == to.dtype) << "slice to another type";
+    if (IsAbsent(task.writes[i])) continue;
     Slice slice{task.reads[i], task.writes[i], false, {}};
     // A whole tensor that becomes a partial sum counts at coordinate 0.
     const AxisSet masked = to.layout.partial & ~from.layout.partial;

@@ -149,6 +149,11 @@ class RankExecutor : public Executor {
   std::vector<Placement> Placements(ValueId value,
                                     const std::vector<int>& positions) const;
   Bytes BytesOf(ValueId value) const;
+  // Whether this rank is away from the root that alone has the value.
+  bool IsAbsent(ValueId value) const;
+  // Whether a task leaves this rank nothing to do, since all that it makes is
+  // elsewhere.
+  bool IsIdle(const Task& task) const;
 
   const TaskGraph& tasks_;
   const Graph& graph_;

@@ -88,7 +88,8 @@ Collective::Route Collective::RouteOf(const CollectivePart& part) const {
     }
     return Route::kAllReduce;
   }
-  if (kind_ == CommKind::kReduceScatter) {
+  // A reduce scatters everything to the root.
+  if (kind_ == CommKind::kReduceScatter || kind_ == CommKind::kReduce) {
     TESSERA_CHECK(SumOfElements(part.to) == part.from[0].elements())
         << SumOfElements(part.to) << " of " << part.from[0].elements();
     return Route::kReduceScatter;

@@ -35,8 +35,8 @@ class Collective {
  public:
   // REQUIRES: the members pass the same parts; kind is not kSendRecv. An
   // all-reduce leaves every element where it is; a reduce-scatter cuts what
-  // all members have into disjoint pieces; for every other kind the members
-  // together have all that each of them gets.
+  // all members have into disjoint pieces, and a reduce gives it whole to one;
+  // for every other kind the members together have all that each of them gets.
   Collective(CommKind kind, Communicator& group,
              std::vector<CollectivePart> parts);
 

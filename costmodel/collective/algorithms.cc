@@ -12,6 +12,8 @@ std::span<const CollectiveAlgorithm> CollectiveAlgorithms() {
                           HierarchicalApplies, HierarchicalRounds},
       CollectiveAlgorithm{"direct", "every rank to every other at once",
                           DirectApplies, DirectRounds},
+      CollectiveAlgorithm{"rooted", "between one rank and all others",
+                          RootedApplies, RootedRounds},
       CollectiveAlgorithm{"point-to-point", "one rank to another",
                           PointToPointApplies, PointToPointRounds},
   };

@@ -50,6 +50,12 @@ Rounds HierarchicalRounds(CommKind kind, const CollectiveGroup& group);
 bool DirectApplies(CommKind kind, const CollectiveGroup& group);
 Rounds DirectRounds(CommKind kind, const CollectiveGroup& group);
 
+// rooted.cc: scatter and gather send between the root (rank 0) and every other
+// rank at once; broadcast and reduce pass pieces along a chain of all ranks
+// that begins or ends at the root, as NCCL's do.
+bool RootedApplies(CommKind kind, const CollectiveGroup& group);
+Rounds RootedRounds(CommKind kind, const CollectiveGroup& group);
+
 // point_to_point.cc: rank 0 sends to rank 1.
 bool PointToPointApplies(CommKind kind, const CollectiveGroup& group);
 Rounds PointToPointRounds(CommKind kind, const CollectiveGroup& group);

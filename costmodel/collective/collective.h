@@ -35,7 +35,8 @@
 //
 // Payloads, per rank: all-reduce: the buffer; all-gather: the gathered result;
 // reduce-scatter: the whole input; all-to-all and redistribute: what each rank
-// holds, of which it sends 1/n to every other; send-recv: what the pair moves.
+// holds, of which it sends 1/n to every other; send-recv: what the pair moves;
+// scatter, broadcast, gather and reduce: what the root has before or after.
 
 #include <memory>
 #include <shared_mutex>

@@ -56,6 +56,16 @@ MemoryUse StagePeak(const Stage& stage, std::span<const Action> actions) {
   return peak;
 }
 
+// Whether anything is kept at a root. Where inputs and losses then come from is
+// not among what tells blocks apart.
+bool UsesRoot(const Plan& plan) {
+  return std::ranges::any_of(
+             plan.weights,
+             [](const WeightPlacement& w) { return w.rooted != 0; }) ||
+         std::ranges::any_of(
+             plan.ops, [](const OpPlacement& op) { return op.rooted != 0; });
+}
+
 SourceShares Shares(const std::array<int64_t, kCostSources>& time) {
   const double total = static_cast<double>(time[0]) +
                        static_cast<double>(time[1]) +
@@ -304,7 +314,9 @@ Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
 Evaluation Evaluator::Evaluate(const Plan& plan) const {
   const std::vector<BlockShape>& shapes = ShapesFor(plan.prefetch);
   const auto order = OrderOf(plan);
-  if (shapes.empty() || !order->folds) return EvaluateBySimulation(plan);
+  if (shapes.empty() || !order->folds || UsesRoot(plan)) {
+    return EvaluateBySimulation(plan);
+  }
   const size_t n = shapes.size();
   std::vector<GroupId> groups(n);
   std::vector<StepStage> stages(plan.groups.size());

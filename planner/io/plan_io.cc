@@ -68,6 +68,9 @@ void AddPlacements(const Graph& graph, const Plan& plan, proto::Plan& out) {
       }
     }
     entry.set_recompute(placement.recompute);
+    for (const std::string& name : AxisNames(placement.rooted, group)) {
+      entry.add_rooted(name);
+    }
     EntryFor(*out.mutable_placements(), known, entry)->add_nodes(node.name);
   }
 }
@@ -83,6 +86,10 @@ void AddWeights(const Graph& graph, const Plan& plan, proto::Plan& out) {
     for (const std::string& name :
          AxisNames(placement.zero_axes, plan.groups[home.index()])) {
       entry.add_zero_axes(name);
+    }
+    for (const std::string& name :
+         AxisNames(placement.rooted, plan.groups[home.index()])) {
+      entry.add_rooted(name);
     }
     EntryFor(*out.mutable_weights(), known, entry)
         ->add_weights(graph.tensor(weights[w]).name);
@@ -212,6 +219,8 @@ class Reader {
         placement.group = GroupId(*group - plan_.groups.data());
         placement.chunk = row.chunk();
         placement.recompute = row.recompute();
+        TESSERA_TRY(placement.rooted, ReadAxes(row.rooted(), **group,
+                                               At("placements", p, "rooted")));
         TESSERA_RETURN_IF_ERROR(ReadSplits(row, p, graph_.nodes[found->second],
                                            **group, placement));
       }
@@ -276,6 +285,9 @@ class Reader {
         TESSERA_TRY(plan_.weights[w].zero_axes,
                     ReadAxes(row.zero_axes(), plan_.groups[home.index()],
                              At("weights", r, "zero_axes")));
+        TESSERA_TRY(plan_.weights[w].rooted,
+                    ReadAxes(row.rooted(), plan_.groups[home.index()],
+                             At("weights", r, "rooted")));
       }
     }
     for (size_t w = 0; w < weights.size(); ++w) {

@@ -32,6 +32,14 @@ CommKind CommKindOf(ReshardKind kind) {
       return CommKind::kAllGather;
     case ReshardKind::kAllToAll:
       return CommKind::kAllToAll;
+    case ReshardKind::kScatter:
+      return CommKind::kScatter;
+    case ReshardKind::kBroadcast:
+      return CommKind::kBroadcast;
+    case ReshardKind::kGather:
+      return CommKind::kGather;
+    case ReshardKind::kReduce:
+      return CommKind::kReduce;
     case ReshardKind::kRedistribute:
     case ReshardKind::kSlice:
       break;
@@ -198,8 +206,8 @@ class ProgramBuilder {
 
   // ---- resharding
 
-  // One step of several values at once; `in_place` lets an all-reduce reuse
-  // the buffers of values that nothing else reads.
+  // One step of several values at once; `in_place` lets an all-reduce or a
+  // reduce reuse the buffers of values that nothing else reads.
   std::vector<ValueId> EmitStep(ReshardKind kind, AxisSet axes,
                                 const std::vector<ValueId>& from,
                                 const std::vector<Layout>& to, bool in_place,
@@ -207,7 +215,8 @@ class ProgramBuilder {
     std::vector<ValueId> results;
     for (size_t i = 0; i < from.size(); ++i) {
       results.push_back(Relaid(from[i], to[i], category));
-      if (kind == ReshardKind::kAllReduce && in_place) {
+      if (in_place &&
+          (kind == ReshardKind::kAllReduce || kind == ReshardKind::kReduce)) {
         value(results[i]).alias_of = from[i];
         value(results[i]).category = value(from[i]).category;
       }
@@ -283,6 +292,32 @@ class ProgramBuilder {
     }
   }
 
+  ValueId Load(TensorId tensor, const Layout& layout) {
+    const ValueId result = AddValue(
+        TensorValue(tensor, "input", layout, MemoryCategory::kActivation));
+    AddTask(TaskKind::kLoad, {}, {result});
+    return result;
+  }
+
+  // An input that the root alone loads: its first reader scatters it, and
+  // later programs find it as it does.
+  ValueId PresentInput(TensorId tensor) {
+    const auto* presence = context_.presence(tensor, here_);
+    if (present_.contains({here_, tensor}) || presence->first_block != block_ ||
+        !Includes(action_, presence->first_part)) {
+      return Present(tensor);
+    }
+    const AxisSet root = context_.InputRoot(tensor, here_);
+    Layout loaded = presence->layout;
+    for (AxisSet& dim : loaded.dims) dim &= ~root;
+    loaded.rooted = root;
+    const ValueId result = Reshard(Load(tensor, loaded), presence->layout,
+                                   false, MemoryCategory::kActivation);
+    present_[{here_, tensor}] = result;
+    Export(tensor, result);
+    return result;
+  }
+
   // The tensor in the layout that a node wants; equal wishes share.
   ValueId Acquire(TensorId tensor, const Layout& wanted) {
     const auto key = std::tuple(here_, tensor, wanted);
@@ -292,9 +327,13 @@ class ProgramBuilder {
     ValueId result;
     switch (graph_.tensor(tensor).kind) {
       case TensorKind::kInput:
-        result = AddValue(
-            TensorValue(tensor, "input", wanted, MemoryCategory::kActivation));
-        AddTask(TaskKind::kLoad, {}, {result});
+        if (kind_ != ProgramKind::kBegin &&
+            context_.InputRoot(tensor, here_) != 0) {
+          result = Reshard(PresentInput(tensor), wanted, false,
+                           MemoryCategory::kCommunication);
+        } else {
+          result = Load(tensor, wanted);
+        }
         break;
       case TensorKind::kWeight:
         result = Reshard(Whole(tensor), wanted, false,
@@ -644,6 +683,7 @@ class ProgramBuilder {
         graph_.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
     state.shape = {group().Size(axes)};
     state.layout.dims[0] = axes;
+    state.layout.rooted = placement.rooted;
     for (char letter : coupling.state_indices) {
       const int f = node.rule.FactorOf(letter);
       int64_t extent = 0;
@@ -1067,8 +1107,10 @@ class ProgramBuilder {
     std::vector<AxisSet> masks;
     for (TensorId weight : weights) {
       reads.push_back(Reduced(weight));
-      // Each element once: at coordinate 0 of the axes that replicate it.
-      masks.push_back(value(reads.back()).layout.replicated(group()));
+      // Each element once: at coordinate 0 of the axes that replicate it, and
+      // where it is at all.
+      const Layout& layout = value(reads.back()).layout;
+      masks.push_back(layout.replicated(group()) | layout.rooted);
     }
     Task& task = AddTask(TaskKind::kCompute, reads, {SquareSum()});
     task.kernel = "square_sum";
@@ -1121,8 +1163,12 @@ class ProgramBuilder {
         updated = State(Port::kMaster, weight, "master", layout);
       } else if (!stored_so) {
         updated = Relaid(parameter, layout, MemoryCategory::kCommunication);
-        slice_from.push_back(parameter);
-        slice_to.push_back(updated);
+        if (layout.rooted != 0) {
+          InPlace(updated, parameter);
+        } else {
+          slice_from.push_back(parameter);
+          slice_to.push_back(updated);
+        }
       } else {
         updated = parameter;
       }
@@ -1140,7 +1186,15 @@ class ProgramBuilder {
     ReturnShards(weights, shards);
   }
 
-  // Masters are cast to the parameter's type, shards gathered into it.
+  // Lets `value` share the buffer of `of`, which is laid out alike where it is
+  // at all.
+  void InPlace(ValueId shared, ValueId of) {
+    value(shared).alias_of = of;
+    value(shared).category = value(of).category;
+  }
+
+  // Masters are cast to the parameter's type, shards gathered into it, what the
+  // root has broadcast.
   void ReturnShards(const std::vector<TensorId>& weights,
                     std::vector<ValueId> shards) {
     std::vector<ValueId> cast_from;
@@ -1154,25 +1208,31 @@ class ProgramBuilder {
       } else {
         const Layout layout = value(shards[i]).layout;
         shards[i] = Relaid(parameter, layout, MemoryCategory::kCommunication);
+        if (layout.rooted != 0) InPlace(shards[i], parameter);
       }
       cast_to.push_back(shards[i]);
     }
     if (!cast_to.empty()) {
       AddTask(TaskKind::kCompute, cast_from, cast_to).kernel = "cast";
     }
-    std::map<AxisSet, std::pair<std::vector<ValueId>, std::vector<ValueId>>>
-        gathers;
+    std::map<std::pair<CommKind, AxisSet>,
+             std::pair<std::vector<ValueId>, std::vector<ValueId>>>
+        returns;
     for (size_t i = 0; i < weights.size(); ++i) {
       const ValueId parameter = Parameter(weights[i]);
       if (shards[i] == parameter) continue;
-      auto& [from, to] = gathers[value(shards[i]).layout.flat];
+      const Layout& layout = value(shards[i]).layout;
+      auto& [from, to] =
+          returns[layout.rooted != 0
+                      ? std::pair(CommKind::kBroadcast, layout.rooted)
+                      : std::pair(CommKind::kAllGather, layout.flat)];
       from.push_back(shards[i]);
       to.push_back(parameter);
     }
-    for (const auto& [axes, lists] : gathers) {
+    for (const auto& [exchange, lists] : returns) {
       Task& task = AddTask(TaskKind::kComm, lists.first, lists.second);
-      task.comm = CommKind::kAllGather;
-      task.axes = axes;
+      task.comm = exchange.first;
+      task.axes = exchange.second;
       task.stream = Stream(StreamRole::kComm);
     }
   }

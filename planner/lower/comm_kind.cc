@@ -16,6 +16,14 @@ std::string_view NameOf(CommKind kind) {
       return "redistribute";
     case CommKind::kSendRecv:
       return "send-recv";
+    case CommKind::kScatter:
+      return "scatter";
+    case CommKind::kBroadcast:
+      return "broadcast";
+    case CommKind::kGather:
+      return "gather";
+    case CommKind::kReduce:
+      return "reduce";
   }
   return "";
 }

@@ -13,7 +13,13 @@ enum class CommKind : uint8_t {
   kAllToAll,
   kRedistribute,  // by index ranges
   kSendRecv,
+  // One rank, the root, on one side: it is the first of its subgroup.
+  kScatter,
+  kBroadcast,
+  kGather,
+  kReduce,
 };
+inline constexpr int kCommKinds = 10;
 std::string_view NameOf(CommKind kind);
 
 }  // namespace tessera

@@ -26,6 +26,7 @@ LoweringContext::LoweringContext(const Graph& graph, const Cluster& cluster,
   concurrent_streams_ =
       cluster.TypeOf(plan.groups[0].devices[0]).concurrent_streams;
   PlaceNodes();
+  FindInputRoots();
   FindLayouts();
   FindRecomputed();
   FindReplicas();
@@ -74,13 +75,46 @@ void LoweringContext::PlaceNodes() {
   }
 }
 
+void LoweringContext::FindInputRoots() {
+  weights_ = Weights(graph_);
+  weight_index_.assign(graph_.tensors.size(), -1);
+  for (size_t w = 0; w < weights_.size(); ++w) {
+    weight_index_[weights_[w].index()] = static_cast<int>(w);
+  }
+  for (size_t i = 0; i < plan_.ops.size(); ++i) {
+    AxisSet root = 0;
+    for (TensorId id : graph_.nodes[i].operands) {
+      if (graph_.tensor(id).kind != TensorKind::kWeight) continue;
+      const AxisSet rooted = weight_placement(id).rooted;
+      if (rooted != 0 &&
+          HomeOf(graph_, plan_, id).group == placements_[i].group) {
+        root |= rooted;
+      }
+    }
+    if (root == 0) continue;
+    for (TensorId id : graph_.nodes[i].operands) {
+      if (graph_.tensor(id).kind == TensorKind::kInput) {
+        input_roots_.try_emplace({id, placements_[i].group}, root);
+      }
+    }
+  }
+}
+
+AxisSet LoweringContext::InputRoot(TensorId input, GroupId group) const {
+  const auto it = input_roots_.find({input, group});
+  return it == input_roots_.end() ? 0 : it->second;
+}
+
 void LoweringContext::AddRead(TensorId tensor, GroupId group,
                               const Layout& wanted, int block,
                               ActionKind part) {
   std::vector<Presence>& presences = presences_[tensor.index()];
   Presence& home = presences[0];
   const bool first = home.readers.empty() && presences.size() == 1;
-  if (first && home.layout.partial != 0) {
+  // What is first read at a root is kept there.
+  if (first && wanted.rooted != 0 && home.group == group) {
+    home.layout = wanted;
+  } else if (first && home.layout.partial != 0) {
     const bool comparable =
         home.group == group ||
         SameMesh(plan_.groups[home.group.index()], plan_.groups[group.index()]);
@@ -148,7 +182,20 @@ void LoweringContext::FindLayouts() {
     for (size_t k = 0; k < node.operands.size(); ++k) {
       const TensorId operand = node.operands[k];
       const TensorKind kind = graph_.tensor(operand).kind;
-      if (kind == TensorKind::kInput || kind == TensorKind::kWeight) continue;
+      if (kind == TensorKind::kWeight) continue;
+      if (kind == TensorKind::kInput) {
+        if (node.op->once_per_step ||
+            InputRoot(operand, placement.group) == 0) {
+          continue;
+        }
+        std::vector<Presence>& presences = presences_[operand.index()];
+        const Layout wanted = OperandLayout(node, placement, k);
+        if (presence(operand, placement.group) == nullptr) {
+          presences.push_back({placement.group, wanted, node.block, parts_[i]});
+        }
+        AddRead(operand, placement.group, wanted, node.block, parts_[i]);
+        continue;
+      }
       if (passes && presences_[operand.index()][0].group == placement.group) {
         presences_[operand.index()][0].readers.push_back(
             {node.block, parts_[i]});
@@ -235,12 +282,7 @@ void LoweringContext::FindRecomputed() {
 }
 
 void LoweringContext::FindReplicas() {
-  weights_ = Weights(graph_);
-  weight_index_.assign(graph_.tensors.size(), -1);
   home_weights_.resize(graph_.blocks.size());
-  for (size_t w = 0; w < weights_.size(); ++w) {
-    weight_index_[weights_[w].index()] = static_cast<int>(w);
-  }
   for (size_t i = 0; i < plan_.ops.size(); ++i) {
     const Node& node = graph_.nodes[i];
     for (size_t k = 0; k < node.operands.size(); ++k) {
@@ -347,6 +389,7 @@ int LoweringContext::BlockAhead(int block, Pass pass, int ahead) const {
 Layout LoweringContext::StateLayout(TensorId weight) const {
   Layout layout = replicas(weight)[0].layout;
   if (ZeroStage(weight) >= 1) layout.flat = weight_placement(weight).zero_axes;
+  layout.rooted |= weight_placement(weight).rooted;
   return layout;
 }
 

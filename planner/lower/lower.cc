@@ -298,6 +298,12 @@ class StepLowering {
     TESSERA_CHECK(partial.valid()) << "no loss";
     tasks_.loss =
         AllReduceInPlace(partial, group, tasks_.value(partial).layout.partial);
+    const AxisSet rooted = tasks_.value(partial).layout.rooted;
+    if (tasks_.group(group).Size(rooted) == 1) return;
+    Layout whole = tasks_.value(tasks_.loss).layout;
+    whole.rooted = 0;
+    tasks_.loss = ExchangeInPlace(CommKind::kBroadcast, tasks_.loss, group,
+                                  rooted, whole);
   }
 
   void ReduceNorm() {
@@ -308,21 +314,28 @@ class StepLowering {
 
   ValueId AllReduceInPlace(ValueId partial, GroupId group, AxisSet axes) {
     if (tasks_.group(group).Size(axes) == 1) return partial;
-    Value whole = tasks_.value(partial);
-    whole.layout.partial = 0;
-    whole.alias_of = partial;
+    Layout whole = tasks_.value(partial).layout;
+    whole.partial = 0;
+    return ExchangeInPlace(CommKind::kAllReduce, partial, group, axes, whole);
+  }
+
+  ValueId ExchangeInPlace(CommKind kind, ValueId from, GroupId group,
+                          AxisSet axes, const Layout& layout) {
+    Value whole = tasks_.value(from);
+    whole.layout = layout;
+    whole.alias_of = from;
     whole.persistent = false;
     const ValueId result = assembler_.AddValue(std::move(whole));
     Task task;
     task.kind = TaskKind::kComm;
     task.stream = context_.concurrent_streams() ? StreamRole::kComm
                                                 : StreamRole::kCompute;
-    task.comm = CommKind::kAllReduce;
+    task.comm = kind;
     task.pass = Pass::kBackward;
     task.optimizer = true;
     task.group = group;
     task.axes = axes;
-    task.reads = {partial};
+    task.reads = {from};
     task.writes = {result};
     assembler_.AddTask(std::move(task));
     return result;

@@ -90,6 +90,11 @@ class LoweringContext {
   const std::vector<NodeId>& recomputed_nodes(int block) const {
     return recomputed_nodes_[static_cast<size_t>(block)];
   }
+  // The axes along which a group's inputs come from a root: those of the root
+  // that keeps a weight with which a node there reads the input. Elsewhere
+  // ranks load what they need, whenever they need it; what a root loads is
+  // scattered once for each microbatch, and has a presence.
+  AxisSet InputRoot(TensorId input, GroupId group) const;
   // The layout in which the producing node leaves a tensor, partial or not.
   const Layout& produced(TensorId tensor) const {
     return produced_[tensor.index()];
@@ -110,7 +115,8 @@ class LoweringContext {
   const WeightPlacement& weight_placement(TensorId weight) const;
   // The stage at which the weight is really cut: 0 without axes to cut over.
   int ZeroStage(TensorId weight) const;
-  // The stored layout of the reduced gradient and the optimizer's state.
+  // The stored layout of the reduced gradient and the optimizer's state: cut
+  // (ZeRO), on a root, or as the parameter.
   Layout StateLayout(TensorId weight) const;
   // The stored layout of a replica's parameter: whole, or cut like the state
   // at ZeRO stage 3.
@@ -142,6 +148,7 @@ class LoweringContext {
 
  private:
   void PlaceNodes();
+  void FindInputRoots();
   void FindLayouts();
   bool PassesPartial(const Node& node, const OpPlacement& placement) const;
   void FindReplicas();
@@ -160,6 +167,7 @@ class LoweringContext {
   std::vector<std::vector<GroupId>> groups_begun_;  // by block
   std::vector<std::vector<NodeId>> forward_nodes_;
   std::vector<std::vector<NodeId>> backward_nodes_;
+  std::map<std::pair<TensorId, GroupId>, AxisSet> input_roots_;
   std::vector<Layout> produced_;
   std::vector<std::vector<Presence>> presences_;
   std::vector<NodeId> recomputed_;                     // by tensor

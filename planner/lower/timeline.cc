@@ -14,7 +14,7 @@ enum Activity : uint8_t {
   kOptimizing,
   kCommunicating,  // plus CommKind
 };
-constexpr int kActivities = kCommunicating + 6;
+constexpr int kActivities = kCommunicating + kCommKinds;
 
 int ActivityOf(const Task& task) {
   switch (task.kind) {
@@ -100,7 +100,10 @@ Breakdown BreakdownOf(const TaskGraph& tasks, const Timeline& timeline) {
   breakdown.reduce_scatter = communicating(CommKind::kReduceScatter);
   breakdown.all_to_all = communicating(CommKind::kAllToAll) +
                          communicating(CommKind::kRedistribute);
-  breakdown.send_recv = communicating(CommKind::kSendRecv);
+  breakdown.send_recv =
+      communicating(CommKind::kSendRecv) + communicating(CommKind::kScatter) +
+      communicating(CommKind::kBroadcast) + communicating(CommKind::kGather) +
+      communicating(CommKind::kReduce);
   return breakdown;
 }
 

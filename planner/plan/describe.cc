@@ -221,6 +221,7 @@ class Describer {
     // By stage, shards and replicas of a shard.
     std::map<std::tuple<int, int64_t, int64_t>, int64_t> elements;
     bool gathers = false;
+    int64_t rooted = 0;
     int64_t total = 0;
     for (size_t w = 0; w < plan_.weights.size(); ++w) {
       const GraphIndex::WeightUse& use = index_.weights[w];
@@ -228,6 +229,7 @@ class Describer {
       const DeviceGroup& group =
           plan_.groups[plan_.ops[use.home.node.index()].group.index()];
       const WeightPlacement& placement = plan_.weights[w];
+      rooted = std::max(rooted, group.Size(placement.rooted));
       const AxisSet whole =
           placement.zero_axes == 0 ? 0 : ZeroAxes(index_, plan_, w);
       elements[{placement.zero_stage, group.Size(placement.zero_axes),
@@ -255,7 +257,12 @@ class Describer {
                : " for " + std::to_string(percent) + "% of the parameters") +
           "\n";
     }
-    if (!any) text_ += "optimizer state whole on every replica\n";
+    if (rooted > 1) {
+      text_ += "one rank of " + std::to_string(rooted) +
+               " keeps the optimizer state and updates for all\n";
+    } else if (!any) {
+      text_ += "optimizer state whole on every replica\n";
+    }
     if (gathers) {
       text_ += "parameters gathered " +
                (plan_.prefetch == 0

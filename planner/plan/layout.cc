@@ -84,6 +84,7 @@ std::string ToString(const Layout& layout, const DeviceGroup& group,
   text += "]";
   if (layout.partial) text += " partial " + AxesText(layout.partial, group);
   if (layout.flat) text += " flat " + AxesText(layout.flat, group);
+  if (layout.rooted) text += " at root of " + AxesText(layout.rooted, group);
   return text;
 }
 
@@ -99,6 +100,7 @@ std::vector<Range> BlockAt(const Layout& layout, const DeviceGroup& group,
 
 Range FlatRunAt(const Layout& layout, const DeviceGroup& group,
                 const Shape& shape, int index) {
+  if (IsAbsentAt(layout, group, index)) return {0, 0};
   int64_t elements = 1;
   for (const Range& range : BlockAt(layout, group, shape, index)) {
     elements *= range.size();
@@ -110,6 +112,10 @@ Range FlatRunAt(const Layout& layout, const DeviceGroup& group,
 int64_t ElementsAt(const Layout& layout, const DeviceGroup& group,
                    const Shape& shape, int index) {
   return FlatRunAt(layout, group, shape, index).size();
+}
+
+bool IsAbsentAt(const Layout& layout, const DeviceGroup& group, int index) {
+  return layout.rooted != 0 && group.Coordinate(index, layout.rooted) != 0;
 }
 
 Shape LargestBlock(const Layout& layout, const DeviceGroup& group,
@@ -162,6 +168,7 @@ Layout Moved(Layout layout, const Layout& to, AxisSet axes) {
   }
   layout.partial = (layout.partial & ~axes) | (to.partial & axes);
   layout.flat = (layout.flat & ~axes) | (to.flat & axes);
+  layout.rooted = (layout.rooted & ~axes) | (to.rooted & axes);
   return layout;
 }
 
@@ -197,10 +204,36 @@ std::vector<ReshardStep> PlanReshard(const Layout& from, const Layout& to,
   }
   const auto sharded = [](const Layout& l) { return l.sharded(); };
 
+  // What leaves a root is scattered where a dimension can take it, else
+  // broadcast.
+  const AxisSet leaving = now.rooted & ~to.rooted;
+  for (size_t d = 0; d < kMaxDims; ++d) {
+    const AxisSet axes = leaving & to.dims[d];
+    if (Applies(now, to, axes)) take(ReshardKind::kScatter, axes, axes);
+  }
+  if (const AxisSet axes = now.rooted & ~to.rooted; axes != 0) {
+    now.rooted &= ~axes;
+    steps.push_back({ReshardKind::kBroadcast, axes, now});
+  }
+  // What goes to a root: partial sums are reduced, innermost shards gathered
+  // (others all-gathered below) and replicas dropped.
+  if (const AxisSet axes = now.partial & to.rooted; axes != 0) {
+    take(ReshardKind::kReduce, axes, axes);
+  }
+  for (size_t d = 0; d < kMaxDims; ++d) {
+    const AxisSet axes = now.dims[d] & to.rooted;
+    if (Applies(now, to, axes)) take(ReshardKind::kGather, axes, axes);
+  }
+  if (const AxisSet axes =
+          to.rooted & ~(now.rooted | sharded(now) | now.partial);
+      axes != 0) {
+    take(ReshardKind::kSlice, axes, 0);
+  }
+
   // Partial sums become shards, or nothing; shards never wait for them.
   const AxisSet scatter = now.partial & sharded(to);
-  const AxisSet slice =
-      all & ~(sharded(now) | now.partial) & (sharded(to) | to.partial);
+  const AxisSet slice = all & ~(sharded(now) | now.partial | now.rooted) &
+                        (sharded(to) | to.partial);
   const AxisSet slice_dims = slice & ~to.flat;
   if (Applies(now, to, slice_dims)) {
     take(ReshardKind::kSlice, slice_dims, 0);
@@ -229,8 +262,8 @@ std::vector<ReshardStep> PlanReshard(const Layout& from, const Layout& to,
     summed.partial &= ~axes;
     now = summed;
     steps.push_back({ReshardKind::kAllReduce, axes, now});
-    const AxisSet again =
-        all & ~(sharded(now) | now.partial) & sharded(to) & ~to.flat;
+    const AxisSet again = all & ~(sharded(now) | now.partial | now.rooted) &
+                          sharded(to) & ~to.flat;
     if (Applies(now, to, again)) take(ReshardKind::kSlice, again, 0);
   }
   if (now == to) return steps;
@@ -274,6 +307,9 @@ std::vector<ReshardStep> PlanReshard(const Layout& from, const Layout& to,
   }
   if (now.partial != to.partial) {
     take(ReshardKind::kSlice, to.partial & ~now.partial, 0);
+  }
+  if (now.rooted != to.rooted) {
+    take(ReshardKind::kSlice, to.rooted & ~now.rooted, 0);
   }
   TESSERA_CHECK(now == to) << ToString(from, group, kMaxDims) << " -> "
                            << ToString(to, group, kMaxDims) << " stopped at "

@@ -54,13 +54,15 @@ std::vector<std::vector<int>> Subgroups(const DeviceGroup& group, AxisSet axes);
 std::vector<int> PrimeFactors(int64_t n);
 
 // Where the elements of a tensor are on a group: the axes that shard each
-// dimension, the axes over which ranks hold partial sums, and the axes over
-// which each rank's block is flattened and cut into runs (`flat`: ZeRO). On
-// all other axes the tensor is replicated. An axis appears at most once.
+// dimension, the axes over which ranks hold partial sums, the axes over which
+// each rank's block is flattened and cut into runs (`flat`: ZeRO), and the axes
+// along which only the ranks at coordinate 0 hold anything (`rooted`). On all
+// other axes the tensor is replicated. An axis appears at most once.
 struct Layout {
   std::array<AxisSet, kMaxDims> dims = {};
   AxisSet partial = 0;
   AxisSet flat = 0;
+  AxisSet rooted = 0;
 
   AxisSet sharded() const {
     AxisSet set = flat;
@@ -69,7 +71,7 @@ struct Layout {
   }
   // The axes on which the tensor is replicated.
   AxisSet replicated(const DeviceGroup& group) const {
-    return group.all_axes() & ~(sharded() | partial);
+    return group.all_axes() & ~(sharded() | partial | rooted);
   }
   bool operator==(const Layout&) const = default;
   auto operator<=>(const Layout&) const = default;
@@ -96,12 +98,16 @@ inline Range ShardRange(int64_t extent, int64_t parts, int64_t i) {
 // The block (dimensions only, before `flat`) at position `index` of `group`.
 std::vector<Range> BlockAt(const Layout& layout, const DeviceGroup& group,
                            const Shape& shape, int index);
-// The run of the flattened block that `flat` leaves at position `index`.
+// The run of the flattened block that `flat` and `rooted` leave at position
+// `index`; empty away from the root.
 Range FlatRunAt(const Layout& layout, const DeviceGroup& group,
                 const Shape& shape, int index);
 // Elements stored at position `index`.
 int64_t ElementsAt(const Layout& layout, const DeviceGroup& group,
                    const Shape& shape, int index);
+
+// Whether position `index` is away from the root, and holds nothing.
+bool IsAbsentAt(const Layout& layout, const DeviceGroup& group, int index);
 
 // The extents of the largest shard on the group.
 Shape LargestBlock(const Layout& layout, const DeviceGroup& group,
@@ -121,6 +127,10 @@ enum class ReshardKind : uint8_t {
   kAllGather,      // shard -> replicate
   kAllToAll,       // shard(a) -> shard(b)
   kRedistribute,   // anything without partials, by index ranges
+  kScatter,        // rooted -> shard
+  kBroadcast,      // rooted -> replicate
+  kGather,         // shard -> rooted
+  kReduce,         // partial -> rooted
 };
 
 struct ReshardStep {
@@ -132,7 +142,9 @@ struct ReshardStep {
 
 // The steps from `from` to `to`, empty when they are equal. Conversions of one
 // kind over several axes are one step. Steps that shrink the data come first:
-// slices, reduce-scatters, all-reduces, all-to-alls, all-gathers; where that
+// slices, reduces, reduce-scatters, all-reduces, all-to-alls, all-gathers (what
+// leaves a root before all others, what goes to one first among its kin; where
+// a replica is wanted at the root only, a slice drops the rest); where that
 // chain does not apply, because an axis that moves is not innermost on its
 // dimension, one redistribution by index ranges takes its place. A step may
 // turn a replicated axis into a partial one by masking (a free slice).

@@ -35,6 +35,7 @@ OpPlacement PlacementOf(const Graph& graph, const Plan& plan, NodeId id) {
   result.group = placement.group;
   result.chunk = placement.chunk;
   if (node.op->name == "sum") return result;
+  result.rooted = placement.rooted;
   for (size_t f = 0; f < node.rule.factors.size(); ++f) {
     const int from = forward.rule.FactorOf(node.rule.factors[f].letter);
     if (from >= 0) result.axes[f] = placement.axes[static_cast<size_t>(from)];
@@ -74,6 +75,7 @@ Layout OperandLayout(const Node& node, const OpPlacement& placement,
   for (size_t d = 0; d < indices.size(); ++d) {
     layout.dims[d] = placement.axes[indices[d]];
   }
+  layout.rooted = placement.rooted;
   return layout;
 }
 
@@ -90,6 +92,7 @@ Layout ResultLayout(const Node& node, const OpPlacement& placement,
       layout.partial |= placement.axes[f];
     }
   }
+  layout.rooted = placement.rooted;
   return layout;
 }
 

@@ -33,6 +33,9 @@ struct OpPlacement {
   // instead of keeping them (Chen et al. 2016). Results that other blocks or
   // groups read are kept all the same: they are the checkpoints.
   bool recompute = false;
+  // The axes along which only the ranks at coordinate 0 do the work, on whole
+  // operands: of a node that reads no weight.
+  AxisSet rooted = 0;
   bool operator==(const OpPlacement&) const = default;
 };
 
@@ -47,6 +50,11 @@ struct OpPlacement {
 struct WeightPlacement {
   int zero_stage = 0;
   AxisSet zero_axes = 0;
+  // The axes along which only the ranks at coordinate 0 keep the optimizer's
+  // state: gradients are reduced to them, and they broadcast what they update
+  // (rooted data parallelism). Inputs that are read with such a weight come
+  // from there too. Of a weight that is not cut.
+  AxisSet rooted = 0;
   bool operator==(const WeightPlacement&) const = default;
 };
 

@@ -70,6 +70,16 @@ Result<void> ReadZero(std::string_view value, Strategy& strategy) {
   return {};
 }
 
+Result<void> ReadDataParallelKind(std::string_view value, Strategy& strategy) {
+  if (value != "ddp" && value != "rooted") {
+    return InvalidInput("is '" + std::string(value) +
+                        "': expected ddp or rooted");
+  }
+  strategy.dp_kind =
+      value == "rooted" ? DataParallelKind::kRooted : DataParallelKind::kDdp;
+  return {};
+}
+
 Result<void> ReadZeroGroup(std::string_view value, Strategy& strategy) {
   if (value == "node") {
     strategy.zero_group = Strategy::kWithinNode;
@@ -192,6 +202,7 @@ constexpr std::array kKeys = {
     KeyRow{"ep", ReadOne<&Strategy::ep>},
     KeyRow{"mbs", ReadDegree<&Strategy::mbs>},
     KeyRow{"zero", ReadZero},
+    KeyRow{"dp-kind", ReadDataParallelKind},
     KeyRow{"zero-group", ReadZeroGroup},
     KeyRow{"bucket", ReadBucket},
     KeyRow{"prefetch", ReadPrefetch},
@@ -359,6 +370,30 @@ Result<AxisSet> ZeroGroupAxes(const Cluster& cluster, const Strategy& strategy,
   return best;
 }
 
+// Moves the loss to the root of the data axes, with what it reads that has no
+// weights and runs once a step, and the state of all weights that the data axes
+// replicate.
+void SetRooted(const GraphIndex& index, const Strategy& strategy, Plan& plan) {
+  const auto data = [&](GroupId group) {
+    return Roles(strategy, plan.groups[group.index()]).data;
+  };
+  const auto move = [&](NodeId id) {
+    OpPlacement& placement = plan.ops[id.index()];
+    placement.rooted = data(placement.group);
+    for (AxisSet& axes : placement.axes) axes &= ~placement.rooted;
+  };
+  const NodeId loss = index.producer[index.graph->loss.index()];
+  move(loss);
+  for (TensorId operand : index.graph->node(loss).operands) {
+    const NodeId from = index.producer[operand.index()];
+    if (from.valid() && index.graph->node(from).op->once_per_step) move(from);
+  }
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    const WeightHome home = HomeOf(*index.graph, plan, index.weights[w].tensor);
+    plan.weights[w].rooted = data(home.group) & ~home.layout.sharded();
+  }
+}
+
 Error EmptyShard(const GraphIndex& index, const UnusedAxes& unused,
                  const Strategy& strategy) {
   return InvalidInput(
@@ -475,6 +510,16 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
                 ZeroGroupAxes(cluster, strategy, plan.groups[home.index()]));
     plan.weights[w].zero_axes &= axes;
   }
+  if (strategy.dp_kind == DataParallelKind::kRooted) {
+    if (strategy.zero > 0) {
+      return InvalidInput(
+          "dp-kind=rooted keeps all state on the root: expected "
+          "zero=0, not zero=" +
+              std::to_string(strategy.zero),
+          "strategy");
+    }
+    SetRooted(index, strategy, plan);
+  }
   plan.bucket_bytes = strategy.bucket;
   plan.prefetch = strategy.prefetch;
   const std::vector<Error> errors = Validate(index, cluster, plan);
@@ -497,6 +542,16 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
   strategy.schedule = plan.schedule;
   strategy.bucket = plan.bucket_bytes;
   strategy.prefetch = plan.prefetch;
+  // As it would be without a root.
+  Plan plain = plan;
+  for (size_t i = 0; i < plan.ops.size(); ++i) {
+    const int sample = index.SampleFactor(NodeId(static_cast<int64_t>(i)));
+    if (plan.ops[i].rooted == 0) continue;
+    if (sample < 0) return std::nullopt;
+    strategy.dp_kind = DataParallelKind::kRooted;
+    plain.ops[i].axes[static_cast<size_t>(sample)] |= plan.ops[i].rooted;
+    plain.ops[i].rooted = 0;
+  }
   Plan whole = plan;
   SetZeroAxes(index, whole);
   int64_t zero_group = 1;
@@ -519,7 +574,7 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
     if (nodes.empty() || plan.ops[nodes[0].index()].group != GroupId(0)) {
       continue;
     }
-    const auto of_block = RolesOf(index, plan, static_cast<int>(b));
+    const auto of_block = RolesOf(index, plain, static_cast<int>(b));
     if (!of_block.has_value()) return std::nullopt;
     roles.data |= of_block->data;
     roles.context |= of_block->context;
@@ -583,6 +638,7 @@ std::string ToString(const Strategy& strategy) {
                ? " within nodes"
                : " within " + std::to_string(strategy.zero_group) + " ranks") +
           " sp" + (strategy.sp ? "1" : "0");
+  if (strategy.dp_kind == DataParallelKind::kRooted) text += " rooted";
   if (strategy.bucket.value > 0)
     text += " bucket " + BucketText(strategy.bucket);
   if (strategy.prefetch != Strategy().prefetch) {

@@ -25,6 +25,10 @@ enum class MeshDimension : uint8_t {
   kPipeline
 };
 
+// How replicas of a weight are kept alike: every rank reduces and updates
+// (distributed data parallelism), or one of them for all.
+enum class DataParallelKind : uint8_t { kDdp, kRooted };
+
 struct Strategy {
   int dp = 0;  // 0: what the other degrees leave of the cluster
   int tp = 1;
@@ -35,6 +39,10 @@ struct Strategy {
   int mbs = 1;   // samples of a microbatch on each data-parallel replica
   int zero = 0;  // ZeRO stage, 0 to 3; 1 at most where several stages read
                  // a weight
+  // kRooted: the root of the data axes scatters the inputs, gathers the logits
+  // and computes the loss, scatters its gradient, reduces the weights'
+  // gradients, steps alone and broadcasts what it has updated. Not with ZeRO.
+  DataParallelKind dp_kind = DataParallelKind::kDdp;
   // How many ranks share one cut (hybrid sharding): a number, kWithinNode, or 0
   // for all ranks that hold the weight alike.
   static constexpr int kWithinNode = -1;

@@ -208,7 +208,8 @@ class Validator {
       Fail(NodeText(id) + " recompute",
            Quoted(node.op->name) + " cannot run twice in a step");
     }
-    AxisSet used = 0;
+    AxisSet used = placement.rooted;
+    CheckRooted(id, placement.rooted, group);
     for (size_t f = 0; f < static_cast<size_t>(kMaxFactors); ++f) {
       const AxisSet axes = placement.axes[f];
       if (axes == 0) continue;
@@ -252,6 +253,23 @@ class Validator {
             (factor.role == Role::kSample ? " (samples of a microbatch)" : "") +
             " is split over " + std::to_string(degree) + " ranks");
       }
+    }
+  }
+
+  void CheckRooted(NodeId id, AxisSet rooted, const DeviceGroup& group) {
+    if (rooted == 0) return;
+    if (rooted & ~group.all_axes()) {
+      Fail(NodeText(id) + ".rooted", "uses axes beyond the " +
+                                         std::to_string(group.axes.size()) +
+                                         " of group " + Quoted(group.name));
+    }
+    for (TensorId operand : graph_.node(id).operands) {
+      if (graph_.tensor(operand).kind != TensorKind::kWeight) continue;
+      Fail(NodeText(id) + ".rooted",
+           "the node reads weight " + Quoted(graph_.tensor(operand).name) +
+               ": expected none, since only nodes without weights run at a "
+               "root");
+      return;
     }
   }
 
@@ -341,6 +359,16 @@ class Validator {
                  " of a weight that several groups read: expected 0 or 1");
         continue;
       }
+      if (placement.rooted != 0 &&
+          (placement.zero_stage > 0 || placement.zero_axes != 0)) {
+        fail("rooted",
+             "the root keeps the whole state: expected zero_stage 0 and no "
+             "zero_axes");
+        continue;
+      }
+      if (placement.rooted != 0 && stages_ok_ && use.home.node.valid()) {
+        CheckCopies(placement.rooted, use, "rooted", fail);
+      }
       if (placement.zero_axes == 0) continue;
       if (placement.zero_stage == 0) {
         fail("zero_axes", "stage 0 cuts nothing: expected none");
@@ -348,19 +376,20 @@ class Validator {
       }
       // Needs a placement of the home node to compare with.
       if (!stages_ok_ || !use.home.node.valid()) continue;
-      CheckZeroAxes(placement.zero_axes, use, fail);
+      CheckCopies(placement.zero_axes, use, "zero_axes", fail);
     }
   }
 
+  // Axes on which a weight's copies may differ in what they keep.
   template <typename FailFunction>
-  void CheckZeroAxes(AxisSet zero_axes, const GraphIndex::WeightUse& use,
-                     const FailFunction& fail) {
+  void CheckCopies(AxisSet axes, const GraphIndex::WeightUse& use,
+                   std::string_view field, const FailFunction& fail) {
     const OpPlacement& home = plan_.ops[use.home.node.index()];
     const DeviceGroup& group = plan_.groups[home.group.index()];
-    if (zero_axes & ~group.all_axes()) {
-      fail("zero_axes",
+    if (axes & ~group.all_axes()) {
+      fail(field,
            "uses axis " +
-               std::to_string(std::countr_zero(zero_axes & ~group.all_axes())) +
+               std::to_string(std::countr_zero(axes & ~group.all_axes())) +
                " of a mesh with " + std::to_string(group.axes.size()) +
                " axes");
       return;
@@ -375,18 +404,19 @@ class Validator {
           1, index_.extents[use.home.node.index()][f] /
                  std::max<int64_t>(1, group.Size(home.axes[f])));
     }
-    if (const AxisSet wrong = zero_axes & sharded; wrong != 0) {
-      fail("zero_axes",
+    if (const AxisSet wrong = axes & sharded; wrong != 0) {
+      fail(field,
            "axis " +
                Quoted(group.axes[static_cast<size_t>(std::countr_zero(wrong))]
                           .name) +
                " already shards the weight itself at " + Quoted(node.name));
       return;
     }
-    if (const int64_t degree = group.Size(zero_axes); shard < degree) {
-      fail("zero_axes", "an empty shard: " + std::to_string(shard) +
-                            " elements are cut over " + std::to_string(degree) +
-                            " ranks");
+    if (field != "zero_axes") return;
+    if (const int64_t degree = group.Size(axes); shard < degree) {
+      fail(field, "an empty shard: " + std::to_string(shard) +
+                      " elements are cut over " + std::to_string(degree) +
+                      " ranks");
     }
   }
 

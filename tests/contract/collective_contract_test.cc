@@ -17,7 +17,9 @@ namespace {
 
 constexpr CommKind kKinds[] = {CommKind::kAllReduce,     CommKind::kAllGather,
                                CommKind::kReduceScatter, CommKind::kAllToAll,
-                               CommKind::kRedistribute,  CommKind::kSendRecv};
+                               CommKind::kRedistribute,  CommKind::kSendRecv,
+                               CommKind::kScatter,       CommKind::kBroadcast,
+                               CommKind::kGather,        CommKind::kReduce};
 
 size_t U(int i) {
   return static_cast<size_t>(i);
@@ -89,7 +91,10 @@ void Replay(const Rounds& rounds, Begin begin, Deliver deliver) {
 // held[rank][chunk][r]: how often rank r's contribution is in there.
 using Contributions = std::vector<std::vector<std::vector<int>>>;
 
-void CheckReduction(const Rounds& rounds, int n, bool everywhere) {
+// Who has to end with the whole sum: all, each chunk's owner, or the root.
+enum class Ends { kEverywhere, kAtOwners, kAtRoot };
+
+void CheckReduction(const Rounds& rounds, int n, Ends ends) {
   Contributions held(U(n), std::vector<std::vector<int>>(
                                U(rounds.chunks), std::vector<int>(U(n), 0)));
   for (int r = 0; r < n; ++r) {
@@ -110,7 +115,8 @@ void CheckReduction(const Rounds& rounds, int n, bool everywhere) {
   const std::vector<int> once(U(n), 1);
   for (int c = 0; c < rounds.chunks; ++c) {
     for (int r = 0; r < n; ++r) {
-      if (!everywhere && rounds.owner[U(c)] != r) continue;
+      if (ends == Ends::kAtOwners && rounds.owner[U(c)] != r) continue;
+      if (ends == Ends::kAtRoot && r != 0) continue;
       EXPECT_EQ(held[U(r)][U(c)], once) << "rank " << r << " chunk " << c;
     }
   }
@@ -132,6 +138,32 @@ void CheckGather(const Rounds& rounds, int n) {
       });
   for (int r = 0; r < n; ++r) {
     EXPECT_EQ(held[U(r)].size(), U(rounds.chunks)) << "rank " << r;
+  }
+}
+
+// What the root has reaches each chunk's owner (scatter) or everyone
+// (broadcast); a gather brings it all to the root.
+void CheckRooted(const Rounds& rounds, int n, CommKind kind) {
+  std::vector<std::set<int>> held(U(n));
+  for (int c = 0; c < rounds.chunks; ++c) {
+    held[kind == CommKind::kGather ? U(rounds.owner[U(c)]) : 0].insert(c);
+  }
+  std::vector<std::set<int>> before;
+  Replay(
+      rounds, [&] { before = held; },
+      [&](const Round& round, int from, int to, int chunk) {
+        EXPECT_FALSE(round.reduce);
+        EXPECT_TRUE(before[U(from)].contains(chunk));
+        held[U(to)].insert(chunk);
+      });
+  for (int c = 0; c < rounds.chunks; ++c) {
+    for (int r = 0; r < n; ++r) {
+      const bool wanted =
+          kind == CommKind::kBroadcast ||
+          r == (kind == CommKind::kGather ? 0 : rounds.owner[U(c)]);
+      EXPECT_TRUE(!wanted || held[U(r)].contains(c))
+          << "rank " << r << " chunk " << c;
+    }
   }
 }
 
@@ -158,10 +190,18 @@ TEST(CollectiveContract, EveryRankEndsWithTheRightData) {
         ASSERT_EQ(rounds.owner.size(), U(rounds.chunks));
         switch (kind) {
           case CommKind::kAllReduce:
-            CheckReduction(rounds, group.ranks, true);
+            CheckReduction(rounds, group.ranks, Ends::kEverywhere);
             break;
           case CommKind::kReduceScatter:
-            CheckReduction(rounds, group.ranks, false);
+            CheckReduction(rounds, group.ranks, Ends::kAtOwners);
+            break;
+          case CommKind::kReduce:
+            CheckReduction(rounds, group.ranks, Ends::kAtRoot);
+            break;
+          case CommKind::kScatter:
+          case CommKind::kBroadcast:
+          case CommKind::kGather:
+            CheckRooted(rounds, group.ranks, kind);
             break;
           case CommKind::kAllGather:
             CheckGather(rounds, group.ranks);
@@ -231,6 +271,14 @@ TEST(CollectiveContract, BytesPerRankAreAtLeastTheLowerBound) {
         double bound = (n - 1) / n * n;
         if (kind == CommKind::kAllReduce) bound *= 2;
         if (kind == CommKind::kSendRecv) bound = 1;
+        // All but the root's own share leaves it, or comes; every other rank
+        // gets, or gives, the whole.
+        const bool shares =
+            kind == CommKind::kScatter || kind == CommKind::kGather;
+        const bool wholes =
+            kind == CommKind::kBroadcast || kind == CommKind::kReduce;
+        if (shares) bound = (n - 1) / n;
+        if (wholes) bound = n - 1;
         EXPECT_GE(sent, bound * (1 - 1e-9));
         // No row of the table sends more than it must.
         EXPECT_LE(sent, bound * (1 + 1e-9));

@@ -120,6 +120,26 @@ TEST_P(StorageEqualsDdp, PrefetchDepthBitForBit) {
 INSTANTIATE_TEST_SUITE_P(Types, StorageEqualsDdp,
                          ::testing::Values(DType::kFloat64, DType::kFloat32));
 
+// A reduce sums in rank order, as an all-reduce does, and the root's loss sums
+// the samples of all ranks.
+TEST(RootedDataParallelism, EqualsDdp) {
+  for (bool gpt2 : {true, false}) {
+    const Graph graph =
+        ImportTiny(gpt2 ? TinyGpt2(2) : TinyLlama(2), kBatch, kSeqLen);
+    const Outcome ddp = Train(graph, 4, "dp=4,mbs=1");
+    for (const char* strategy :
+         {"dp=4,mbs=1,dp-kind=rooted", "dp=4,mbs=2,dp-kind=rooted,bucket=1B"}) {
+      EXPECT_LT(Distance(Train(graph, 4, strategy), ddp), 1e-9) << strategy;
+    }
+    for (const char* strategy :
+         {"dp=2,tp=2,mbs=1,dp-kind=rooted", "dp=2,pp=2,mbs=1,dp-kind=rooted",
+          "dp=2,cp=2,mbs=2,dp-kind=rooted",
+          "dp=2,tp=2,sp=1,mbs=2,dp-kind=rooted"}) {
+      EXPECT_LT(Distance(Train(graph, 4, strategy), ddp), 1e-9) << strategy;
+    }
+  }
+}
+
 TEST(StorageReassociates, ReducingEachMicrobatchOrInTwoSteps) {
   const Graph graph = ImportTiny(TinyGpt2(2), kBatch, kSeqLen);
   const Outcome ddp = Train(graph, 4, "dp=4,mbs=1");

@@ -126,6 +126,13 @@ bool HybridZero(const GraphIndex& index, const Plan& plan) {
   return false;
 }
 
+bool Rooted(const GraphIndex& index, const Plan& plan) {
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    if (plan.weights[w].rooted & DataAxesOf(index, plan, w)) return true;
+  }
+  return false;
+}
+
 bool Buckets(const GraphIndex& index, const Plan& plan) {
   return plan.bucket_bytes.value > 0 && ReducesGradients(index, plan);
 }
@@ -288,6 +295,7 @@ bool Dropout(const GraphIndex& index, const Plan& plan) {
 
 constexpr std::array kRows = {
     PlacementRow{"data parallel", ReducesGradients},
+    PlacementRow{"data parallel, rooted", Rooted},
     PlacementRow{"ZeRO-1", Zero1},
     PlacementRow{"ZeRO-2", Zero2},
     PlacementRow{"ZeRO-3", Zero3},

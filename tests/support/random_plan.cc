@@ -221,11 +221,39 @@ class PlanMaker {
       const bool alone = spec_.zero == 4;
       const auto stage = static_cast<int>(Draw(name + ".zero", 0, 4));
       plan_.weights[w].zero_stage =
-          HighestZeroStage(index_, plan_, w, alone ? stage : spec_.zero);
+          spec_.zero == 5
+              ? 0
+              : HighestZeroStage(index_, plan_, w, alone ? stage : spec_.zero);
     }
+    if (spec_.zero == 5) PlaceAtRoots();
     SetZeroAxes(index_, plan_);
     for (size_t w = 0; w < plan_.weights.size() && spec_.zero == 4; ++w) {
       PlaceWeightAlone(w);
+    }
+  }
+
+  // Each weight at the root of some axes, and some operators without weights.
+  void PlaceAtRoots() {
+    for (size_t w = 0; w < plan_.weights.size(); ++w) {
+      const TensorId weight = index_.weights[w].tensor;
+      const WeightHome home = HomeOf(graph_, plan_, weight);
+      plan_.weights[w].rooted =
+          home.layout.replicated(plan_.groups[home.group.index()]) &
+          static_cast<AxisSet>(
+              Draw(graph_.tensor(weight).name + ".root", 0, 256));
+    }
+    for (size_t i = 0; i < plan_.ops.size(); ++i) {
+      const Node& node = graph_.nodes[i];
+      const bool reads_weight = std::any_of(
+          node.operands.begin(), node.operands.end(), [&](TensorId id) {
+            return graph_.tensor(id).kind == TensorKind::kWeight;
+          });
+      if (reads_weight || Draw(node.name + ".rooted", 0, 4) != 0) continue;
+      OpPlacement& placement = plan_.ops[i];
+      placement.rooted =
+          plan_.groups[placement.group.index()].all_axes() &
+          static_cast<AxisSet>(Draw(node.name + ".root", 0, 256));
+      for (AxisSet& axes : placement.axes) axes &= ~placement.rooted;
     }
   }
 
@@ -384,7 +412,7 @@ PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng) {
         static_cast<uint32_t>(std::min<size_t>(divisors.size(), 3)))];
   }
   spec.placement = Pick(rng, {0, 1, 2});
-  spec.zero = Pick(rng, {0, 0, 1, 2, 3, 4, 4});
+  spec.zero = Pick(rng, {0, 0, 1, 2, 3, 4, 4, 5});
   // In fp64 the weights of these models have some 50 to 2000 bytes.
   spec.bucket = Pick(rng, {0, 0, 1, 300, 1500, 6000});
   spec.prefetch = Pick(rng, {0, 1, 1, 2, 3});

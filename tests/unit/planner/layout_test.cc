@@ -99,7 +99,8 @@ void RunStep(const ReshardStep& step, const Layout& from,
           const Held& h = before[static_cast<size_t>(other)];
           if (!h.held[e]) continue;
           const bool sums = step.kind == ReshardKind::kAllReduce ||
-                            step.kind == ReshardKind::kReduceScatter;
+                            step.kind == ReshardKind::kReduceScatter ||
+                            step.kind == ReshardKind::kReduce;
           if (sums || found == 0) result.value[e] += h.value[e];
           ++found;
         }
@@ -112,10 +113,14 @@ void RunStep(const ReshardStep& step, const Layout& from,
 }
 
 Layout RandomLayout(Rng& rng, const DeviceGroup& group, size_t dims, bool flat,
-                    bool partial) {
+                    bool partial, bool rooted) {
   Layout layout;
   for (size_t a = 0; a < group.axes.size(); ++a) {
     const AxisSet axis = AxisSet{1} << a;
+    if (rooted && rng.Below(4) == 0) {
+      layout.rooted |= axis;
+      continue;
+    }
     const uint32_t choice =
         rng.Below(static_cast<uint32_t>(dims) + 1 + partial + flat);
     if (choice < dims) {
@@ -140,8 +145,9 @@ TEST(PlanReshard, MovesTheDataItSays) {
     const DeviceGroup group =
         Mesh(meshes[rng.Below(static_cast<uint32_t>(meshes.size()))]);
     const Shape shape = {12 + rng.Below(3), 13};
-    const Layout from = RandomLayout(rng, group, 2, false, true);
-    Layout to = RandomLayout(rng, group, 2, true, true);
+    const bool rooted = round % 2 == 1;
+    const Layout from = RandomLayout(rng, group, 2, false, true, rooted);
+    Layout to = RandomLayout(rng, group, 2, true, true, rooted);
     // A flat cut is asked for by storage only, which is never partial.
     if (to.flat != 0) to.partial = 0;
     to.partial &= ~from.sharded();  // a shard never becomes partial here
@@ -208,6 +214,8 @@ TEST(PlanReshard, EachConversionIsItsCollective) {
   partial.partial = 1;
   Layout flat;
   flat.flat = 1;
+  Layout root;
+  root.rooted = 1;
   const auto kind = [&](const Layout& a, const Layout& b) {
     const auto steps = PlanReshard(a, b, group);
     EXPECT_EQ(steps.size(), 1u);
@@ -222,6 +230,11 @@ TEST(PlanReshard, EachConversionIsItsCollective) {
   EXPECT_EQ(kind(partial, flat), ReshardKind::kReduceScatter);
   EXPECT_EQ(kind(flat, whole), ReshardKind::kAllGather);
   EXPECT_EQ(kind(whole, flat), ReshardKind::kSlice);
+  EXPECT_EQ(kind(root, rows), ReshardKind::kScatter);
+  EXPECT_EQ(kind(root, whole), ReshardKind::kBroadcast);
+  EXPECT_EQ(kind(rows, root), ReshardKind::kGather);
+  EXPECT_EQ(kind(partial, root), ReshardKind::kReduce);
+  EXPECT_EQ(kind(whole, root), ReshardKind::kSlice);
 }
 
 }  // namespace

@@ -250,6 +250,49 @@ TEST(Lower, PrefetchGathersSoManyBlocksAhead) {
   }
 }
 
+TEST(Lower, RootedDataParallelismExchangesFiveTimesABatch) {
+  // PyTorch's DataParallel: scatter the inputs (tokens and positions), gather
+  // the logits, scatter their gradient, reduce the gradients and broadcast what
+  // the root has updated; and the loss, which every rank reports.
+  const Lowered l = LowerTiny("dp=4,mbs=4,dp-kind=rooted", 0);
+  ASSERT_EQ(l.tasks.microbatches, 1);
+  std::map<std::pair<CommKind, std::string>, size_t> moved;  // tensors
+  for (const Task& task : l.tasks.tasks) {
+    if (task.kind != TaskKind::kComm) continue;
+    for (ValueId id : task.reads) {
+      const TensorId tensor = l.tasks.value(id).tensor;
+      const Tensor& t = l.graph.tensor(tensor);
+      const std::string what = t.kind == TensorKind::kInput    ? "input"
+                               : t.kind == TensorKind::kWeight ? "weight"
+                               : tensor == l.graph.loss        ? "loss"
+                               : t.kind == TensorKind::kGradient
+                                   ? "logits' gradient"
+                                   : "logits";
+      ++moved[{task.comm, what}];
+    }
+  }
+  const size_t weights = Weights(l.graph).size();
+  const std::map<std::pair<CommKind, std::string>, size_t> expected = {
+      {{CommKind::kScatter, "input"}, 2},
+      {{CommKind::kGather, "logits"}, 1},
+      {{CommKind::kScatter, "logits' gradient"}, 1},
+      {{CommKind::kReduce, "weight"}, weights},
+      {{CommKind::kBroadcast, "weight"}, weights},
+      {{CommKind::kBroadcast, "loss"}, 1}};
+  EXPECT_EQ(moved, expected);
+  // The root alone has the optimizer's state, m and v of 4 bytes each.
+  for (int position = 0; position < 4; ++position) {
+    int64_t state = 0;
+    for (const Value& value : l.tasks.values) {
+      if (value.category != MemoryCategory::kOptimizer) continue;
+      state += ElementsAt(value.layout, l.tasks.group(value.group), value.shape,
+                          position) *
+               SizeOf(value.dtype);
+    }
+    EXPECT_EQ(state, position == 0 ? ParameterCount(l.graph) * 8 : 0);
+  }
+}
+
 TEST(Lower, ClippingCostsOneScalarAllReduce) {
   const Lowered with = LowerTiny("dp=2,tp=2", 1);
   const Lowered without = LowerTiny("dp=2,tp=2", 0);

@@ -129,6 +129,29 @@ TEST(ParseStrategy, StorageAndCommunication) {
             "prefetch: is '-1': expected a whole number of blocks");
 }
 
+TEST(PlanFromStrategy, RootedDataParallelismKeepsLossAndStateAtTheRoot) {
+  const Graph graph = Model("gpt2-tiny", 8, 64);
+  const Cluster cluster = *MakeCluster("local-cpu:8");
+  const auto plan = Make(graph, cluster, "tp=2,pp=2,dp-kind=rooted");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  for (const WeightPlacement& weight : plan->weights) {
+    EXPECT_EQ(weight.rooted, AxisSet{0b1}) << "dp0";
+  }
+  for (size_t i = 0; i < plan->ops.size(); ++i) {
+    const std::string& name = graph.nodes[i].name;
+    const bool at_root = name == "loss" || graph.nodes[i].op->once_per_step;
+    EXPECT_EQ(plan->ops[i].rooted, at_root ? AxisSet{0b1} : AxisSet{0}) << name;
+  }
+  EXPECT_EQ(SplitOf(graph, *plan, "loss"), "v/tp0");
+  EXPECT_THAT(StrategyText(GraphIndex(graph), cluster, *plan),
+              HasSubstr("dp2 tp2 pp2 mbs1 zero0 sp0 rooted"));
+  EXPECT_EQ(Make(graph, cluster, "dp-kind=rooted,zero=1").error().message,
+            "dp-kind=rooted keeps all state on the root: expected zero=0, not "
+            "zero=1");
+  EXPECT_EQ(ParseStrategy("dp-kind=dpp").error().ToString(),
+            "dp-kind: is 'dpp': expected ddp or rooted");
+}
+
 // The zero axes of every weight that is cut, which they share.
 AxisSet SharedZeroAxes(const Plan& plan) {
   AxisSet axes = 0;
