@@ -135,7 +135,8 @@ std::span<const Flag> Flags() {
       {"--plan", "FILE", "plan, as 'tessera search -o' writes it",
        SetText<&Options::plan>},
       {"--strategy", "TEXT",
-       "uniform plan, such as \"dp=2,tp=8,pp=4,mbs=2,zero=1,sp=1\"; dp is "
+       "uniform plan, such as \"dp=2,tp=8,pp=4,mbs=2,zero=1,sp=1\" (also "
+       "zero-group=N|node, bucket=SIZE, prefetch=N, dp-kind=ddp|rooted); dp is "
        "what the other degrees leave where absent",
        SetStrategy},
       {"--global-batch", "N", "sequences of one step, over all ranks",

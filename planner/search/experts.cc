@@ -56,6 +56,27 @@ std::vector<std::vector<Strategy>> DataParallel(const SearchSpace& space) {
   return {WithSamples(space, strategy)};
 }
 
+// The whole batch at once, as its users have it.
+std::vector<std::vector<Strategy>> Rooted(const SearchSpace& space) {
+  Strategy strategy;
+  strategy.dp = Devices(space);
+  strategy.dp_kind = DataParallelKind::kRooted;
+  const int64_t batch = space.index.graph->global_batch;
+  if (strategy.dp == 1 || batch % strategy.dp != 0) return {};
+  strategy.mbs = static_cast<int>(batch / strategy.dp);
+  return {{strategy}};
+}
+
+// Zhao et al. 2023: ZeRO-3 within nodes, replicas across.
+std::vector<std::vector<Strategy>> Hybrid(const SearchSpace& space) {
+  if (space.cluster->num_nodes() == 1) return {};
+  Strategy strategy;
+  strategy.dp = Devices(space);
+  strategy.zero = 3;
+  strategy.zero_group = Strategy::kWithinNode;
+  return {WithSamples(space, strategy)};
+}
+
 template <int kStage>
 std::vector<std::vector<Strategy>> ZeroDataParallel(const SearchSpace& space) {
   Strategy strategy;
@@ -163,6 +184,10 @@ std::vector<Candidate> Price(const SearchSpace& space,
 
 std::span<const Expert> Experts() {
   static constexpr std::array kExperts = {
+      Expert{"DataParallel",
+             "one device scatters the batch, computes the loss and steps for "
+             "all",
+             Rooted},
       Expert{"DDP", "data parallelism over all devices", DataParallel},
       Expert{"ZeRO-1", "data parallelism over all devices, optimizer state cut",
              ZeroDataParallel<1>},
@@ -174,6 +199,8 @@ std::span<const Expert> Experts() {
              "data parallelism over all devices, optimizer state, gradients "
              "and parameters cut",
              ZeroDataParallel<3>},
+      Expert{"Hybrid ZeRO",
+             "ZeRO-3 within nodes, replicas across (Zhao et al. 2023)", Hybrid},
       Expert{"Megatron",
              "tensor parallelism within the node, then pipeline stages until "
              "it fits, then data parallelism (Narayanan et al. 2021)",

@@ -57,7 +57,7 @@ struct Expert {
   std::vector<std::vector<Strategy>> (*choices)(const SearchSpace& space);
 };
 
-// "DDP", "ZeRO-1" to "ZeRO-3" and "Megatron".
+// "DataParallel", "DDP", "ZeRO-1" to "ZeRO-3", "Hybrid ZeRO" and "Megatron".
 std::span<const Expert> Experts();
 
 // The choice of every expert who has a valid plan, in the order of Experts();

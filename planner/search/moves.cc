@@ -16,13 +16,15 @@ extern const Move kMicrobatches;
 extern const Move kSchedule;
 extern const Move kZero;
 extern const Move kRecompute;
+extern const Move kBucket;
+extern const Move kPrefetch;
 extern const Move kFabricOrder;
 
 std::span<const Move> Moves() {
-  static const std::array table = {kSplitOp,      kSplitClass,    kAxisRole,
-                                   kSequence,     kStageBoundary, kStageCount,
-                                   kMicrobatches, kSchedule,      kZero,
-                                   kRecompute,    kFabricOrder};
+  static const std::array table = {
+      kSplitOp,    kSplitClass,   kAxisRole,   kSequence, kStageBoundary,
+      kStageCount, kMicrobatches, kSchedule,   kZero,     kRecompute,
+      kBucket,     kPrefetch,     kFabricOrder};
   return table;
 }
 

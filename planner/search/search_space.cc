@@ -15,6 +15,14 @@ std::vector<int> DistinctPrimes(int64_t n) {
   return primes;
 }
 
+// Of a weight's zero axes those within a node.
+AxisSet WithinNode(const SearchSpace& space, const Plan& plan, size_t weight) {
+  const NodeId home = space.index.weights[weight].home.node;
+  const GroupId group = plan.ops[home.index()].group;
+  return AxesWithinNode(*space.cluster, plan.groups[group.index()],
+                        plan.weights[weight].zero_axes);
+}
+
 }  // namespace
 
 SearchSpace::SearchSpace(const Graph& graph, const Cluster& cluster_in)
@@ -35,9 +43,40 @@ SearchSpace::SearchSpace(const Graph& graph, const Cluster& cluster_in)
 
 bool MakeCanonical(const SearchSpace& space, Plan& plan) {
   // ZeroAxes looks meshes up, so these are checked first, then the whole.
+  const std::vector<WeightPlacement> wanted = plan.weights;
   for (WeightPlacement& weight : plan.weights) weight.zero_axes = 0;
   if (!IsValid(space.index, *space.cluster, plan)) return false;
   SetZeroAxes(space.index, plan);
+  if (space.cluster->num_nodes() == 1) return true;
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    AxisSet& axes = plan.weights[w].zero_axes;
+    if (wanted[w].zero_axes == 0 || wanted[w].zero_axes == axes) continue;
+    const AxisSet within = WithinNode(space, plan, w);
+    if (wanted[w].zero_axes == within) axes = within;
+  }
+  return true;
+}
+
+std::vector<bool> CutWithinNode(const SearchSpace& space, const Plan& plan) {
+  std::vector<bool> within(plan.weights.size(), false);
+  if (space.cluster->num_nodes() == 1) return within;
+  Plan whole = plan;
+  SetZeroAxes(space.index, whole);
+  for (size_t w = 0; w < within.size(); ++w) {
+    within[w] = plan.weights[w].zero_axes != whole.weights[w].zero_axes;
+  }
+  return within;
+}
+
+bool SetCuts(const SearchSpace& space, const std::vector<bool>& within_node,
+             Plan& plan) {
+  SetZeroAxes(space.index, plan);
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    if (!within_node[w] || plan.weights[w].zero_stage == 0) continue;
+    const AxisSet within = WithinNode(space, plan, w);
+    if (within == 0 || within == plan.weights[w].zero_axes) return false;
+    plan.weights[w].zero_axes = within;
+  }
   return true;
 }
 

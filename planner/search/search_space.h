@@ -21,11 +21,19 @@ struct SearchSpace {
   int least_devices_of_node = 1;   // of the hosts with devices
 };
 
-// The search walks over canonical plans: valid ones in which a weight of ZeRO
-// stage 1 has the axes of ZeroAxes (planner/plan/axis_roles.h), so that one bit
-// says all of a weight's storage. Makes `plan` canonical; false where it is
+// The search walks over canonical plans: valid ones in which a weight with a
+// ZeRO stage is cut over the axes of ZeroAxes, or over those of them within a
+// node where that is less (planner/plan/axis_roles.h), so that a stage and a
+// bit say all of a weight's storage. Makes `plan` canonical; false where it is
 // invalid.
 bool MakeCanonical(const SearchSpace& space, Plan& plan);
+
+// By weight of a canonical plan, whether it is cut within nodes only.
+std::vector<bool> CutWithinNode(const SearchSpace& space, const Plan& plan);
+// Cuts the weights so, those without a stage not at all. False where one that
+// is to be cut within nodes has no axes across them.
+bool SetCuts(const SearchSpace& space, const std::vector<bool>& within_node,
+             Plan& plan);
 
 // Whether two plans are one state of the search: equal but for the names of
 // groups, axes and cluster.

@@ -49,6 +49,11 @@ class Tidier {
       }
       Offer(std::move(candidate));
     }
+    // What the walk changed for nothing.
+    Plan candidate = plan_;
+    candidate.bucket_bytes = Plan().bucket_bytes;
+    candidate.prefetch = Plan().prefetch;
+    Offer(std::move(candidate));
     return evaluations_;
   }
 

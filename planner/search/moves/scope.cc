@@ -51,8 +51,15 @@ std::optional<std::vector<int>> BlocksIn(const SearchSpace& space,
 
 std::optional<Proposal> Finish(const SearchSpace& space, const Plan& old,
                                Plan candidate, double log_ratio) {
-  SetZeroAxes(space.index, candidate);
-  if (SameUpToNames(candidate, old) ||
+  return Finish(space, old, std::move(candidate), log_ratio,
+                CutWithinNode(space, old));
+}
+
+std::optional<Proposal> Finish(const SearchSpace& space, const Plan& old,
+                               Plan candidate, double log_ratio,
+                               const std::vector<bool>& within_node) {
+  if (!SetCuts(space, within_node, candidate) ||
+      SameUpToNames(candidate, old) ||
       !IsValid(space.index, *space.cluster, candidate)) {
     return std::nullopt;
   }

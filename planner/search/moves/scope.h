@@ -27,10 +27,15 @@ std::optional<std::vector<int>> BlocksIn(const SearchSpace& space,
                                          const Plan& plan, int block,
                                          Scope scope);
 
-// The candidate as a proposal: its zero axes set, if it is valid and differs
-// from `old`.
+// The candidate as a proposal: its zero axes set, within nodes where they were
+// so, if it is valid and differs from `old`. Nothing where a weight can no
+// longer be cut within nodes only: there would be no way back.
 std::optional<Proposal> Finish(const SearchSpace& space, const Plan& old,
                                Plan candidate, double log_ratio);
+// The same with the cuts given.
+std::optional<Proposal> Finish(const SearchSpace& space, const Plan& old,
+                               Plan candidate, double log_ratio,
+                               const std::vector<bool>& within_node);
 
 // A block that has nodes. Symmetric: it depends on the graph only.
 int DrawBlock(const SearchSpace& space, Rng& rng);

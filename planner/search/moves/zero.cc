@@ -1,7 +1,8 @@
 // Changes the ZeRO stage of one weight, of its like in equal blocks or of all
-// weights. They must agree before, as they do after, but for weights that
+// weights, and where there are several nodes whether they are cut within nodes
+// only. They must agree before, as they do after, but for weights that
 // several groups read, which follow as far as they can. Symmetric: weight,
-// reach and the new stage are uniform, and a weight that several groups read
+// reach and the new cut are uniform, and a weight that several groups read
 // changes alone.
 
 #include "planner/plan/axis_roles.h"
@@ -10,7 +11,13 @@
 namespace tessera {
 namespace {
 
-constexpr uint32_t kStages = 4;  // 0 to 3
+// Stages 0 to 3 over all axes, then 1 to 3 within nodes.
+constexpr uint32_t kStages = 4;
+constexpr uint32_t kCuts = 7;
+
+int StageOf(uint32_t cut) {
+  return static_cast<int>(cut < kStages ? cut : cut - kStages + 1);
+}
 
 std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
                                 Rng& rng) {
@@ -26,9 +33,14 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   if (reach != 0 && IsTiedAcrossGroups(index, plan, chosen)) {
     return std::nullopt;
   }
+  const uint32_t cuts = space.cluster->num_nodes() > 1 ? kCuts : kStages;
+  std::vector<bool> within = CutWithinNode(space, plan);
+  const bool chosen_within = within[chosen];
   const int stage = plan.weights[chosen].zero_stage;
-  const int wanted = (stage + 1 + static_cast<int>(rng.Below(kStages - 1))) %
-                     static_cast<int>(kStages);
+  const uint32_t cut =
+      static_cast<uint32_t>(stage) + (chosen_within ? kStages - 1 : 0);
+  const uint32_t next = (cut + 1 + rng.Below(cuts - 1)) % cuts;
+  const int wanted = StageOf(next);
   Plan candidate = plan;
   for (size_t w = 0; w < index.weights.size(); ++w) {
     const GraphIndex::Use& other = index.weights[w].home;
@@ -37,18 +49,20 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
                           index.position[home.node.index()] &&
                       other.operand == home.operand;
     if (w != chosen && reach != 2 && !(reach == 1 && like)) continue;
-    if (plan.weights[w].zero_stage != HighestZeroStage(index, plan, w, stage)) {
+    if (plan.weights[w].zero_stage != HighestZeroStage(index, plan, w, stage) ||
+        within[w] != chosen_within) {
       return std::nullopt;
     }
     candidate.weights[w].zero_stage = HighestZeroStage(index, plan, w, wanted);
+    within[w] = next >= kStages;
   }
-  return Finish(space, plan, std::move(candidate), 0);
+  return Finish(space, plan, std::move(candidate), 0, within);
 }
 
 }  // namespace
 
 extern const Move kZero;
-const Move kZero = {"zero", "ZeRO stage of a weight, its like or all", 2,
+const Move kZero = {"zero", "ZeRO cut of a weight, its like or all", 2,
                     Propose};
 
 }  // namespace tessera

@@ -175,7 +175,8 @@ TEST(Mcmc, NeverWorseThanTheBaselinesAndValid) {
   options.time_limit = 0;
   const auto result = Search(space, objective, options);
   ASSERT_TRUE(result.has_value());
-  ASSERT_EQ(result->baselines.size(), Experts().size());
+  // All but hybrid ZeRO, which needs several nodes.
+  ASSERT_EQ(result->baselines.size(), Experts().size() - 1);
   for (const Baseline& baseline : result->baselines) {
     EXPECT_LE(result->evaluation.step_time, baseline.evaluation.step_time)
         << baseline.name;
