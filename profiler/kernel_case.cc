@@ -48,6 +48,18 @@ int64_t IdsOf(const Graph& graph) {
   return ids;
 }
 
+// The number of slots that an int32 tensor of a graph counts, or 0 where it is
+// no router's result.
+int64_t SlotsOf(const Graph& graph, TensorId tensor) {
+  for (const Node& node : graph.nodes) {
+    if (node.op->name == "moe_gate" && node.results[1] == tensor) {
+      return graph.tensor(node.operands[0]).shape.back() *
+             static_cast<int64_t>(node.attribute("capacity"));
+    }
+  }
+  return 0;
+}
+
 // One call over the elements of all tensors of an optimizer task's list, which
 // is how its key counts them.
 KernelCase ListCase(const Task& task, const TaskGraph& tasks,
@@ -115,6 +127,13 @@ Result<KernelCase> CaseOf(const Task& task, const TaskGraph& tasks,
   }
   TESSERA_TRY(result.kernel, FindCpuKernel(task.kernel));
   result.ids = IdsOf(graph);
+  for (const ValueId id : task.reads) {
+    const Value& value = tasks.value(id);
+    if (value.dtype != DType::kInt32 || !value.tensor.valid()) continue;
+    if (const int64_t slots = SlotsOf(graph, value.tensor); slots > 0) {
+      result.ids = slots;
+    }
+  }
   return result;
 }
 

@@ -260,6 +260,7 @@ Result<Graph> TypicalGraph(const ModelFamily& family) {
   } else {
     set("num_key_value_heads", kHeads / 2);
     set("intermediate_size", 2.75 * kWidth);  // 8/3, in multiples of the heads
+    set("expert_capacity_factor", 1.25);      // where there are experts
   }
   ModelConfig config("typical " + std::string(family.name), std::move(values));
   ImportOptions options;
@@ -279,19 +280,23 @@ std::vector<Plan> UniformPlans(const Graph& graph, const Cluster& cluster,
   std::vector<Plan> plans;
   for (const int tp : Divisors(ranks)) {
     for (const int pp : Divisors(ranks / tp)) {
-      Strategy strategy;
-      strategy.tp = tp;
-      strategy.pp = pp;
-      strategy.dp = ranks / tp / pp;
-      for (const int mbs : samples) {
-        for (const bool sp : {false, true}) {
-          for (const int zero : {0, 1}) {
-            if ((sp && tp == 1) || (zero == 1 && strategy.dp == 1)) continue;
-            strategy.mbs = mbs;
-            strategy.sp = sp;
-            strategy.zero = zero;
-            auto plan = PlanFromStrategy(index, cluster, strategy);
-            if (plan) plans.push_back(*std::move(plan));
+      const int replicas = ranks / tp / pp;
+      for (const int ep : Divisors(index.has_experts ? replicas : 1)) {
+        Strategy strategy;
+        strategy.tp = tp;
+        strategy.pp = pp;
+        strategy.ep = ep;
+        strategy.dp = replicas / ep;
+        for (const int mbs : samples) {
+          for (const bool sp : {false, true}) {
+            for (const int zero : {0, 1}) {
+              if ((sp && tp == 1) || (zero == 1 && replicas == 1)) continue;
+              strategy.mbs = mbs;
+              strategy.sp = sp;
+              strategy.zero = zero;
+              auto plan = PlanFromStrategy(index, cluster, strategy);
+              if (plan) plans.push_back(*std::move(plan));
+            }
           }
         }
       }

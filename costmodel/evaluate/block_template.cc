@@ -35,28 +35,6 @@ bool IsSum(const Node& node) {
   return node.pass == Pass::kBackward && node.op->name == "sum";
 }
 
-// Whether an addition may pass on partial sums that another block left (an
-// addition does so where nobody has read its operands before).
-bool PassesOnOthers(const Graph& graph,
-                    const std::vector<std::vector<Access>>& accesses,
-                    NodeId id) {
-  const Node& node = graph.node(id);
-  if (node.op->name != "add") return false;
-  for (TensorId operand : node.operands) {
-    bool read_before = false;
-    bool made_elsewhere = false;
-    for (const Access& access : accesses[operand.index()]) {
-      const bool makes = access.role % 2 == 1;
-      if (makes && graph.node(access.node).block != node.block) {
-        made_elsewhere = true;
-      }
-      if (!makes && access.node < id) read_before = true;
-    }
-    if (made_elsewhere && !read_before) return true;
-  }
-  return false;
-}
-
 // Inputs have no layout of their own: each program loads what it wants.
 bool IsInput(const Graph& graph, TensorId id) {
   return graph.tensor(id).kind == TensorKind::kInput;
@@ -107,7 +85,6 @@ std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
       for (TensorId operand : node.operands) touch(operand);
       for (TensorId result : node.results) touch(result);
       if (IsSum(node)) touch(followed(node));
-      if (PassesOnOthers(graph, accesses, id)) return {};
     }
     const size_t own_weights = shape.weights.size();
     // Even where nothing is gathered ahead, neighbours say where a pass begins.

@@ -37,7 +37,7 @@ struct BlockShape {
 // blocks ahead. Empty where a block's layouts follow from those of a
 // block that is looked at later, so that templates cannot be found one by one
 // from the last block to the first: a gradient sum that an earlier block makes
-// for a later one, an addition that may pass on another block's partial sums.
+// for a later one.
 std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch);
 
 struct TemplatePort {

@@ -129,7 +129,8 @@ Decoder::Decoder(const ModelConfig& config, const ImportOptions& options,
                  int64_t hidden)
     : builder_(GraphName(config.path()), options.global_batch, options.seq_len,
                options.dtype.value_or(DType::kFloat32)),
-      hidden_(hidden) {
+      hidden_(hidden),
+      seq_len_(options.seq_len) {
   const Shape shape = {options.global_batch, options.seq_len};
   builder_.BeginBlock("embed");
   tokens_ = builder_.Input("tokens", shape, DType::kInt32);
@@ -253,13 +254,67 @@ TensorId Decoder::GatedMlp(const std::string& name, std::string_view activation,
                 options);
 }
 
+TensorId Decoder::Experts(const std::string& name, std::string_view activation,
+                          TensorId x, int64_t inner,
+                          const ExpertOptions& options) {
+  const std::string prefix = name + ".";
+  const auto experts = static_cast<double>(options.experts);
+  const auto top_k = static_cast<double>(options.top_k);
+  const auto tokens = static_cast<double>(seq_len_);
+  const double capacity = options.capacity_factor == 0
+                              ? tokens
+                              : std::clamp(std::ceil(options.capacity_factor *
+                                                     top_k * tokens / experts),
+                                           1.0, tokens);
+  const TensorId router = Matrix(prefix + "gate.weight",
+                                 {options.experts, hidden_}, options.stddev);
+  const TensorId logits =
+      builder_.Add1("linear_fp32", prefix + "gate", {x, router}, "bsi,ei->bse");
+  const std::vector<TensorId> routes = builder_.Add(
+      "moe_gate", prefix + "routes", {logits}, "",
+      {{"capacity", capacity}, {"renormalise", 1}, {"top_k", top_k}});
+  if (options.balance > 0) {
+    const TensorId balance =
+        builder_.Add1("moe_balance", prefix + "balance", {logits}, "",
+                      {{"coefficient", options.balance}, {"top_k", top_k}});
+    balance_ = balance_.valid() ? builder_.Add1("add", prefix + "balance_add",
+                                                {balance_, balance}, ",->")
+                                : balance;
+  }
+  const TensorId slots =
+      builder_.Add1("moe_dispatch", prefix + "dispatch", {x, routes[1]}, "",
+                    {{"capacity", capacity}, {"experts", experts}});
+  const auto linear = [&](const char* part, TensorId in, int64_t rows,
+                          int64_t columns) {
+    const std::string whole = prefix + "experts." + part;
+    const TensorId matrix = Matrix(
+        whole + ".weight", {options.experts, rows, columns}, options.stddev);
+    return builder_.Add1("expert_linear", whole, {in, matrix}, "",
+                         {{"top_k", top_k}});
+  };
+  TensorId gate = linear("w1", slots, inner, hidden_);
+  gate = builder_.Add1(activation, prefix + "experts.act_fn", {gate},
+                       "ebsf->ebsf");
+  const TensorId up = linear("w3", slots, inner, hidden_);
+  const TensorId product = builder_.Add1("multiply", prefix + "experts.product",
+                                         {gate, up}, "ebsf,ebsf->ebsf");
+  const TensorId down = linear("w2", product, hidden_, inner);
+  const TensorId collected =
+      builder_.Add1("moe_collect", prefix + "collect", {down, routes[1]});
+  return builder_.Add1("moe_combine", prefix + "combine",
+                       {collected, routes[0]});
+}
+
 Result<Graph> Decoder::Finish(std::string head_name, TensorId x,
                               TensorId matrix) {
   const TensorId logits =
       builder_.Add1("linear", std::move(head_name), {x, matrix}, "bsi,vi->bsv");
   const TensorId count = builder_.Add1("count_labels", "count", {labels_});
-  const TensorId loss =
+  TensorId loss =
       builder_.Add1("cross_entropy", "loss", {logits, labels_, count});
+  if (balance_.valid()) {
+    loss = builder_.Add1("add", "loss.total", {loss, balance_}, ",->");
+  }
   return builder_.Finish(loss);
 }
 

@@ -72,6 +72,17 @@ struct AttentionOptions {
   LinearOptions out;
 };
 
+// A mixture of experts instead of an MLP (planner/ops/moe.cc).
+struct ExpertOptions {
+  int64_t experts = 0;
+  int64_t top_k = 1;
+  // Slots of an expert for each sample; 0: as many as it has tokens, so that
+  // none is dropped.
+  double capacity_factor = 0;
+  double balance = 0;  // coefficient of the auxiliary loss
+  double stddev = 0;
+};
+
 class Decoder {
  public:
   // Adds the inputs "tokens", "labels" and "positions"; for documents
@@ -113,17 +124,26 @@ class Decoder {
   TensorId GatedMlp(const std::string& name, std::string_view activation,
                     TensorId x, int64_t inner, const LinearOptions& options);
 
-  // Logits by `matrix` [vocabulary, hidden], and their loss.
+  // A router, and for each token the weighted sum of its experts, each a
+  // GatedMlp without biases. Weights NAME.gate.weight [e, h] and
+  // NAME.experts.{w1,w3,w2}.weight [e, out, in]: gate, up and down.
+  TensorId Experts(const std::string& name, std::string_view activation,
+                   TensorId x, int64_t inner, const ExpertOptions& options);
+
+  // Logits by `matrix` [vocabulary, hidden], and their loss, auxiliary
+  // losses added.
   Result<Graph> Finish(std::string head_name, TensorId x, TensorId matrix);
 
  private:
   GraphBuilder builder_;
   int64_t hidden_;
+  int64_t seq_len_;
   TensorId tokens_;
   TensorId labels_;
   TensorId positions_;
   TensorId mask_positions_;    // what attention's mask reads
   int64_t widest_window_ = 0;  // 0: any
+  TensorId balance_;           // sum of the auxiliary losses so far, if any
   int dropouts_ = 0;
 };
 

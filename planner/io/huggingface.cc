@@ -25,6 +25,7 @@ std::span<const ModelFamily> ModelFamilies() {
       ModelFamily{"gpt2", "GPT-2 (Radford et al. 2019)", BuildGpt2},
       ModelFamily{"llama", "Llama 1 to 3 (Touvron et al. 2023)", BuildLlama},
       ModelFamily{"mistral", "Mistral (Jiang et al. 2023)", BuildMistral},
+      ModelFamily{"mixtral", "Mixtral (Jiang et al. 2024)", BuildMixtral},
       ModelFamily{"qwen2", "Qwen2 (Yang et al. 2024)", BuildQwen2},
       ModelFamily{"gpt_neox", "GPT-NeoX and Pythia (Black et al. 2022)",
                   BuildGptNeox},

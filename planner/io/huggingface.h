@@ -35,6 +35,7 @@ std::span<const ModelFamily> ModelFamilies();
 Result<Graph> BuildGpt2(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildLlama(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildMistral(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildMixtral(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildQwen2(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildGptNeox(ModelConfig& config, const ImportOptions& options);
 

@@ -1,7 +1,8 @@
 // Llama and its relatives: pre-norm blocks with RMS norm, rotary positions,
-// grouped-query heads and a gated MLP. The relatives differ in their biases
-// and windows. Names and defaults are those of transformers' LlamaConfig,
-// MistralConfig, Qwen2Config and their models.
+// grouped-query heads and a gated MLP, or experts of this kind. The relatives
+// differ in their biases and windows. Names and defaults are those of
+// transformers' LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config and
+// their models.
 
 #include <cmath>
 
@@ -18,6 +19,7 @@ struct Relative {
   bool mlp_bias = false;
   int64_t window = 0;  // 0: none
   int64_t first_windowed_layer = 0;
+  ExpertOptions experts = {};  // none: an MLP
 };
 
 Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
@@ -43,6 +45,8 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   WarnAttentionDropout(config, "attention_dropout", 0, options);
   TESSERA_RETURN_IF_ERROR(config.Check());
 
+  ExpertOptions experts = relative.experts;
+  experts.stddev = stddev;
   const LinearOptions mlp = {.stddev = stddev, .bias = relative.mlp_bias};
   AttentionOptions attention = {
       .heads = heads,
@@ -65,8 +69,11 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
                         {"q_proj", "k_proj", "v_proj", "o_proj"}, y, attention);
     x = model.Add(name + ".self_attn.add", x, y);
     y = model.RmsNorm(name + ".post_attention_layernorm", x, epsilon);
-    y = model.GatedMlp(name + ".mlp", activation, y, inner, mlp);
-    x = model.Add(name + ".mlp.add", x, y);
+    const bool dense = experts.experts == 0;
+    const std::string mlp_name = name + (dense ? ".mlp" : ".block_sparse_moe");
+    y = dense ? model.GatedMlp(mlp_name, activation, y, inner, mlp)
+              : model.Experts(mlp_name, activation, y, inner, experts);
+    x = model.Add(mlp_name + ".add", x, y);
   }
   model.BeginBlock("head");
   x = model.RmsNorm("model.norm", x, epsilon);
@@ -94,6 +101,29 @@ Result<Graph> BuildMistral(ModelConfig& config, const ImportOptions& options) {
                                            ? config.Size("sliding_window")
                                            : 0};
   return Build(config, options, config.Size("num_key_value_heads"), relative);
+}
+
+// `expert_capacity_factor` is Tessera's own key: transformers drops no tokens,
+// and neither does a config without it. The auxiliary loss is always part of
+// the loss; its unit is the sample (transformers': the batch, all layers).
+Result<Graph> BuildMixtral(ModelConfig& config, const ImportOptions& options) {
+  Relative relative = {.window = config.Has("sliding_window")
+                                     ? config.Size("sliding_window")
+                                     : 0};
+  relative.experts = {
+      .experts = config.Size("num_local_experts", 8),
+      .top_k = config.Size("num_experts_per_tok", 2),
+      .capacity_factor = config.Number("expert_capacity_factor", 0, 0, 1e6),
+      .balance = config.Number("router_aux_loss_coef", 0.001, 0, 1e6)};
+  config.Number("router_jitter_noise", 0, 0, 0);
+  if (relative.experts.top_k > relative.experts.experts) {
+    config.Wrong("num_experts_per_tok",
+                 "is " + std::to_string(relative.experts.top_k) +
+                     ": expected at most num_local_experts " +
+                     std::to_string(relative.experts.experts));
+  }
+  return Build(config, options, config.Size("num_key_value_heads", 8),
+               relative);
 }
 
 Result<Graph> BuildQwen2(ModelConfig& config, const ImportOptions& options) {

@@ -49,6 +49,8 @@ class Differentiator {
   Result<Graph> Run() {
     const size_t forward_nodes = graph_.nodes.size();
     contributions_.resize(graph_.tensors.size());
+    adds_to_loss_.assign(graph_.tensors.size(), false);
+    adds_to_loss_[graph_.loss.index()] = true;
     producer_.resize(graph_.tensors.size());
     FindDependents(forward_nodes);
     if (!depends_[graph_.loss.index()]) {
@@ -162,8 +164,9 @@ class Differentiator {
   void AddAdjoints(NodeId id) {
     // Copied: adding nodes and tensors moves the vectors.
     const Node node = graph_.node(id);
-    const bool is_loss = std::find(node.results.begin(), node.results.end(),
-                                   graph_.loss) != node.results.end();
+    const bool is_loss = std::any_of(
+        node.results.begin(), node.results.end(),
+        [&](TensorId result) { return adds_to_loss_[result.index()]; });
     std::vector<TensorId> result_gradients;
     bool reached = is_loss;
     for (TensorId result : node.results) {
@@ -189,8 +192,12 @@ class Differentiator {
         });
     if (!wanted) return;
     if (adjoint.op.empty()) {
-      Contribute(node.operands[writes[0].index],
-                 result_gradients[reads[0].index], id);
+      const TensorId operand = node.operands[writes[0].index];
+      if (adds_to_loss_[node.results[reads[0].index].index()]) {
+        adds_to_loss_[operand.index()] = true;
+      } else {
+        Contribute(operand, result_gradients[reads[0].index], id);
+      }
       return;
     }
     Node backward;
@@ -250,6 +257,9 @@ class Differentiator {
   std::vector<std::vector<Contribution>> contributions_;  // by forward tensor
   std::vector<NodeId> producer_;                          // by forward tensor
   std::vector<bool> depends_;                             // on a weight
+  // The loss and what is added up to it: their gradient is one, which the
+  // adjoints of the operators that compute them take for granted.
+  std::vector<bool> adds_to_loss_;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "planner/ir/graph.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "planner/base/table.h"
@@ -14,8 +15,14 @@ DType StatisticsDType(DType dtype) {
 }
 
 // Of a forward node's result `k`.
-DType ResultDType(DType graph_dtype, size_t k, const Shape& shape) {
-  return k > 0 || shape.empty() ? StatisticsDType(graph_dtype) : graph_dtype;
+DType ResultDType(DType graph_dtype, const OpDef& op, size_t k,
+                  const Shape& shape) {
+  const std::vector<size_t>& integers = op.integer_results;
+  if (std::find(integers.begin(), integers.end(), k) != integers.end()) {
+    return DType::kInt32;
+  }
+  return k > 0 || shape.empty() || op.wide ? StatisticsDType(graph_dtype)
+                                           : graph_dtype;
 }
 
 // The dimension of the samples, or -1.
@@ -71,6 +78,30 @@ std::string AttributeText(const Node& node, bool with_salt) {
   return text;
 }
 
+// How often a token meets the weights of a matrix product, and the shares of
+// the weights and of the computed products that count for it: all of them, but
+// for experts, of which a token has `top_k` while their slots are all computed.
+struct ActiveShare {
+  double weights = 1;
+  double products = 1;
+};
+
+ActiveShare ActiveShareOf(const Graph& graph, const Node& node) {
+  const std::vector<AttributeDef>& attributes = node.op->attributes;
+  if (std::none_of(attributes.begin(), attributes.end(),
+                   [](const AttributeDef& a) { return a.name == "top_k"; })) {
+    return {};
+  }
+  const auto extents = NodeExtents(graph, node);
+  TESSERA_CHECK(extents.has_value()) << node.name;
+  const auto extent = [&](char letter) {
+    const int f = node.rule.FactorOf(letter);
+    return static_cast<double>((*extents)[static_cast<size_t>(f)]);
+  };
+  const double used = node.attribute("top_k") / extent('e');
+  return {used, used * static_cast<double>(graph.seq_len) / extent('s')};
+}
+
 }  // namespace
 
 double Node::attribute(std::string_view attribute_name) const {
@@ -108,7 +139,8 @@ int64_t MatmulParameterCount(const Graph& graph) {
       }
       int64_t elements = 1;
       for (int64_t extent : tensor.shape) elements *= extent;
-      count += elements;
+      const double active = ActiveShareOf(graph, node).weights;
+      count += std::llround(active * static_cast<double>(elements));
     }
   }
   return count;
@@ -120,7 +152,8 @@ Flops ModelFlops(const Graph& graph, bool halve_causal) {
     if (node.pass != Pass::kForward) continue;
     // Backward does twice the forward's matrix products.
     if (node.op->op_class == OpClass::kMatmul) {
-      total += ForwardFlops(graph, node) * 3;
+      total +=
+          ForwardFlops(graph, node) * (3 * ActiveShareOf(graph, node).products);
     } else if (node.op->op_class == OpClass::kAttention) {
       total += ForwardFlops(graph, node) * (halve_causal ? 1.5 : 3);
     }
@@ -204,6 +237,13 @@ std::vector<TensorId> GraphBuilder::Add(std::string_view op, std::string name,
       extents[node.rule.operands[i][d]] = shape[d];
     }
   }
+  for (const FactorSize& size : node.op->sizes) {
+    const int f = node.rule.FactorOf(size.factor);
+    for (const Attribute& attribute : node.attributes) {
+      if (attribute.name != size.attribute || f < 0) continue;
+      extents[static_cast<size_t>(f)] = static_cast<int64_t>(attribute.value);
+    }
+  }
   for (size_t k = 0; k < node.rule.results.size(); ++k) {
     Tensor result;
     result.name = k == 0 ? node.name : node.name + ":" + std::to_string(k);
@@ -211,7 +251,7 @@ std::vector<TensorId> GraphBuilder::Add(std::string_view op, std::string name,
       result.shape.push_back(extents[node.rule.results[k][d]]);
     }
     result.sample_dim = SampleDim(node.rule, node.rule.results[k]);
-    result.dtype = ResultDType(graph_.dtype, k, result.shape);
+    result.dtype = ResultDType(graph_.dtype, *node.op, k, result.shape);
     graph_.tensors.push_back(std::move(result));
     node.results.push_back(TensorId(graph_.tensors.size() - 1));
   }
@@ -279,7 +319,8 @@ void CheckTensors(const Graph& graph, const Node& node,
   }
   for (size_t k = 0; k < node.results.size(); ++k) {
     check(node.results[k], node.rule.results[k],
-          ResultDType(graph.dtype, k, graph.tensor(node.results[k]).shape));
+          ResultDType(graph.dtype, *node.op, k,
+                      graph.tensor(node.results[k]).shape));
   }
 }
 
@@ -298,6 +339,27 @@ void CheckAgainstOperator(const Node& node, const std::string& where,
         "rule '" + node.rule.ToString() + "' is not of the form of " +
             std::string(node.op->name) + ": " + std::string(form.text),
         where));
+  }
+}
+
+// Extents that attributes give.
+void CheckSizes(const Node& node, const std::vector<int64_t>& extents,
+                const std::string& where, std::vector<Error>& errors) {
+  for (const FactorSize& size : node.op->sizes) {
+    const int f = node.rule.FactorOf(size.factor);
+    if (f < 0) continue;
+    const int64_t extent = extents[static_cast<size_t>(f)];
+    for (const Attribute& attribute : node.attributes) {
+      if (attribute.name != size.attribute ||
+          attribute.value == static_cast<double>(extent)) {
+        continue;
+      }
+      errors.push_back(InvalidInput(
+          std::string("factor '") + size.factor + "' is " +
+              std::to_string(extent) + ": expected the attribute '" +
+              attribute.name + "', " + std::to_string(attribute.value),
+          where));
+    }
   }
 }
 
@@ -378,6 +440,7 @@ std::vector<Error> Validate(const Graph& graph) {
             node.op->problem({&node.rule, *extents, {}, {}, node.attributes});
         if (!problem.empty()) fail(where, std::move(problem));
       }
+      CheckSizes(node, *extents, where, errors);
     }
   }
   if (!graph.loss.valid() || graph.loss.index() >= graph.tensors.size() ||

@@ -89,11 +89,13 @@ struct Graph {
 
 // Number of trained scalars.
 int64_t ParameterCount(const Graph& graph);
-// Trained scalars that take part in matrix products: each weight once for
-// every linear that reads it (a tied output head once, lookups not).
+// Trained scalars that take part in a token's matrix products: each weight once
+// for every linear that reads it (a tied output head once, lookups not), of
+// experts the share that a token is routed to.
 int64_t MatmulParameterCount(const Graph& graph);
 
-// Model FLOPs of one training step: 6 per matrix-product parameter and token,
+// Model FLOPs of one training step: 6 per matrix-product parameter and token
+// (active experts only, however many slots of theirs are computed),
 // plus 6*heads*(d_qk + d_v)*seq per token and attention (causal not halved,
 // unless `halve_causal`). Narayanan et al. (SC'21), appendix, without
 // recomputation.

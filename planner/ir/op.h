@@ -82,6 +82,12 @@ struct RuleForm {
   bool (*accepts)(const IndexRule&) = nullptr;  // null: any
 };
 
+// A factor whose extent no operand gives: a node's attribute does.
+struct FactorSize {
+  char factor = 0;
+  std::string_view attribute;
+};
+
 struct OpDef {
   std::string_view name;
   std::string_view summary;
@@ -102,6 +108,11 @@ struct OpDef {
   std::string (*problem)(const OpCall&) = nullptr;
   // Which operands are int32 (ids, labels, positions); the others are floats.
   std::vector<size_t> integer_operands = {};
+  // Which results are int32.
+  std::vector<size_t> integer_results = {};
+  // The first result is of at least fp32, like the statistics behind it.
+  bool wide = false;
+  std::vector<FactorSize> sizes = {};
   Coupling coupling = {};
   // Runs once a step over the whole batch, before the first microbatch.
   bool once_per_step = false;

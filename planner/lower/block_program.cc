@@ -340,11 +340,32 @@ class ProgramBuilder {
                          MemoryCategory::kCommunication);
         break;
       default:
-        result = Reshard(Present(tensor), wanted, false,
-                         MemoryCategory::kCommunication);
+        result = wanted == context_.produced(tensor)
+                     ? AsProduced(tensor)
+                     : Reshard(Present(tensor), wanted, false,
+                               MemoryCategory::kCommunication);
     }
     acquired_[key] = result;
     return result;
+  }
+
+  // The tensor in the layout in which its node leaves it.
+  ValueId AsProduced(TensorId tensor) {
+    const Layout& layout = context_.produced(tensor);
+    if (const auto it = made_.find(tensor);
+        it != made_.end() && value(it->second).group == here_) {
+      return it->second;
+    }
+    if (context_.kept_as_produced(tensor) &&
+        context_.presences(tensor)[0].group == here_ &&
+        context_.presences(tensor)[0].first_block == block_) {
+      return Import({Port::kTensor, tensor, 1}, [&] {
+        return TensorValue(tensor, "activation", layout,
+                           MemoryCategory::kActivation);
+      });
+    }
+    return Reshard(Present(tensor), layout, false,
+                   MemoryCategory::kCommunication);
   }
 
   const LoweringContext::Replica& ReplicaHere(TensorId weight) const {
@@ -772,6 +793,9 @@ class ProgramBuilder {
                                        : StreamRole::kSendBackward);
     }
     Export(tensor, settled);
+    if (context_.kept_as_produced(tensor)) {
+      program_.exports.push_back({{Port::kTensor, tensor, 1}, it->second});
+    }
   }
 
   // ---- gradients

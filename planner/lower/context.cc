@@ -29,6 +29,7 @@ LoweringContext::LoweringContext(const Graph& graph, const Cluster& cluster,
   FindInputRoots();
   FindLayouts();
   FindRecomputed();
+  FindKept();
   FindReplicas();
 }
 
@@ -114,11 +115,17 @@ void LoweringContext::AddRead(TensorId tensor, GroupId group,
   // What is first read at a root is kept there.
   if (first && wanted.rooted != 0 && home.group == group) {
     home.layout = wanted;
-  } else if (first && home.layout.partial != 0) {
+  } else if (first) {
     const bool comparable =
         home.group == group ||
         SameMesh(plan_.groups[home.group.index()], plan_.groups[group.index()]);
-    home.layout = Resolved(home.layout, comparable ? wanted : Layout());
+    if (home.layout.partial != 0) {
+      home.layout = Resolved(home.layout, comparable ? wanted : Layout());
+    } else if (home.group == group && home.layout.flat == 0 &&
+               home.layout.rooted == 0 &&
+               home.layout.sharded() == wanted.sharded()) {
+      home.layout = wanted;
+    }
   }
   for (Presence& presence : presences) {
     if (presence.group != group) continue;
@@ -133,9 +140,9 @@ void LoweringContext::AddRead(TensorId tensor, GroupId group,
        {{block, part}}});
 }
 
-// An addition passes partial sums through when all its operands are partial
-// over the same axes, otherwise laid out as the node wants them, and nobody has
-// asked for them whole before.
+// An addition passes partial sums through when all its operands come from its
+// block, are partial over the same axes, otherwise laid out as the node wants
+// them, and nobody has asked for them whole before.
 bool LoweringContext::PassesPartial(const Node& node,
                                     const OpPlacement& placement) const {
   if (node.op->name != "add") return false;
@@ -144,7 +151,8 @@ bool LoweringContext::PassesPartial(const Node& node,
     const std::vector<Presence>& presences =
         presences_[node.operands[k].index()];
     if (presences.size() != 1 || !presences[0].readers.empty() ||
-        presences[0].group != placement.group) {
+        presences[0].group != placement.group ||
+        presences[0].first_block != node.block) {
       return false;
     }
     const Layout& layout = presences[0].layout;
@@ -220,6 +228,29 @@ void LoweringContext::FindLayouts() {
       }
       presences_[result.index()] = {
           {placement.group, layout, node.block, parts_[i]}};
+    }
+  }
+}
+
+// An activation that was exchanged for its readers, and is wanted by an adjoint
+// in its block as it was produced, is kept so, too; what runs again is not
+// kept.
+void LoweringContext::FindKept() {
+  kept_as_produced_.assign(graph_.tensors.size(), false);
+  for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+    const Node& node = graph_.nodes[i];
+    if (node.pass == Pass::kForward || passes_partial_[i]) continue;
+    for (size_t k = 0; k < node.operands.size(); ++k) {
+      const TensorId tensor = node.operands[k];
+      if (graph_.tensor(tensor).kind != TensorKind::kActivation) continue;
+      const Presence& home = presences_[tensor.index()][0];
+      const Layout& produced = produced_[tensor.index()];
+      if (!recomputed(tensor).valid() && home.group == placements_[i].group &&
+          home.first_block == node.block && home.layout != produced &&
+          home.layout.sharded() == produced.sharded() &&
+          OperandLayout(node, placements_[i], k) == produced) {
+        kept_as_produced_[tensor.index()] = true;
+      }
     }
   }
 }

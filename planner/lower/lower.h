@@ -59,8 +59,10 @@ class LoweringContext {
     return pass == Pass::kForward ? forward_nodes_ : backward_nodes_;
   }
 
-  // A tensor as a group has it: as the group's producer leaves it (partial
-  // sums resolved to what the first reader wants), or as it arrives.
+  // A tensor as a group has it: as the group's producer leaves it, or as it
+  // arrives. Partial sums are resolved to what the first reader wants, and so
+  // is what only an all-to-all separates from it: as much lies on each rank
+  // either way, and backward need not exchange it again.
   struct Presence {
     GroupId group;
     Layout layout;
@@ -95,6 +97,11 @@ class LoweringContext {
   // ranks load what they need, whenever they need it; what a root loads is
   // scattered once for each microbatch, and has a presence.
   AxisSet InputRoot(TensorId input, GroupId group) const;
+  // Whether an activation that was exchanged for its readers is kept as it was
+  // produced, too, because an adjoint in its block wants it so.
+  bool kept_as_produced(TensorId tensor) const {
+    return kept_as_produced_[tensor.index()];
+  }
   // The layout in which the producing node leaves a tensor, partial or not.
   const Layout& produced(TensorId tensor) const {
     return produced_[tensor.index()];
@@ -151,6 +158,7 @@ class LoweringContext {
   void FindInputRoots();
   void FindLayouts();
   bool PassesPartial(const Node& node, const OpPlacement& placement) const;
+  void FindKept();
   void FindReplicas();
   void AddRead(TensorId tensor, GroupId group, const Layout& wanted, int block,
                ActionKind part);
@@ -177,8 +185,9 @@ class LoweringContext {
   std::vector<TensorId> weights_;
   std::vector<TensorId> tied_weights_;
   std::vector<bool> once_per_step_;
-  std::vector<bool> passes_partial_;  // by node
-  std::vector<int> weight_index_;     // by tensor
+  std::vector<bool> kept_as_produced_;  // by tensor
+  std::vector<bool> passes_partial_;    // by node
+  std::vector<int> weight_index_;       // by tensor
 };
 
 // Whether an action of one kind does the nodes of a part.
@@ -208,7 +217,8 @@ ProgramKind ProgramOf(ActionKind action, bool last);
 // (group, port), and for each microbatch of a kTensor that is not once a step.
 struct Port {
   enum Kind : uint8_t {
-    kTensor,       // a graph tensor as the group has it
+    kTensor,       // a graph tensor as the group has it (index 0), or as it
+                   // was produced (1)
     kParameter,    // a weight as the group reads it
     kAccumulator,  // a weight's summed gradient terms of one layout
     kReduced,      // a weight's gradient as the optimizer reads it

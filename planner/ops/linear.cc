@@ -48,6 +48,17 @@ std::vector<OpDef> LinearOps() {
                     {"linear_dw", "dy0,x0->dx1"},
                     {"linear_db", "dy0->dx2"}},
        .flops = FlopsPerPoint<2>},
+      // Its logits decide discretely: a router's choices should not depend on
+      // how 16-bit sums are rounded.
+      {.name = "linear_fp32",
+       .summary = "dense layer with a result of at least fp32 (a router)",
+       .form = {"as of linear", IsLinear},
+       .op_class = OpClass::kMatmul,
+       .adjoints = {{"linear_dx", "dy0,x1->dx0"},
+                    {"linear_dw", "dy0,x0->dx1"},
+                    {"linear_db", "dy0->dx2"}},
+       .flops = FlopsPerPoint<2>,
+       .wide = true},
       {.name = "linear_dx",
        .summary = "gradient of linear's input: dy w",
        .op_class = OpClass::kMatmul,

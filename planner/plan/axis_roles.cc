@@ -43,6 +43,7 @@ class BlockPlacer {
 
   std::vector<OpPlacement> Run(std::vector<UnusedAxes>* unused) {
     for (NodeId id : nodes_) Place(id);
+    if (unused != nullptr) *unused = too_few_heads_;
     for (const auto& [node, axes] : left_over_) {
       if (unused == nullptr) break;
       bool attention = false;
@@ -51,7 +52,7 @@ class BlockPlacer {
       for (size_t f : Columns(node)) {
         columns *= index_.extents[node.index()][f];
       }
-      unused->push_back({node, columns, attention});
+      unused->push_back({node, columns, attention, /*context=*/false});
     }
     return std::move(placements_);
   }
@@ -74,9 +75,22 @@ class BlockPlacer {
     placement.group = group_id_;
     const int sample = index_.SampleFactor(id);
     const int sequence = index_.SequenceFactor(id);
-    if (sample >= 0) placement.axes[static_cast<size_t>(sample)] = roles_.data;
-    if (sequence >= 0) {
+    const int expert = index_.ExpertFactor(id);
+    if (expert >= 0)
+      placement.axes[static_cast<size_t>(expert)] = roles_.expert;
+    if (sample >= 0) {
+      placement.axes[static_cast<size_t>(sample)] =
+          expert >= 0 ? roles_.data : roles_.data | roles_.expert;
+    }
+    const bool by_heads =
+        roles_.heads && node.op->op_class == OpClass::kAttention;
+    if (sequence >= 0 && !by_heads &&
+        node.rule.factors[static_cast<size_t>(sequence)].splittable) {
       placement.axes[static_cast<size_t>(sequence)] = roles_.context;
+    }
+    if (by_heads) {
+      if (roles_.tensor != 0) Inherit(id, placement);
+      SplitHeads(id, placement);
     }
     if (roles_.tensor == 0) return;
 
@@ -123,6 +137,26 @@ class BlockPlacer {
       }
       activations_[node.results[k]] = activation;
     }
+  }
+
+  // The context axes on the heads of an attention, on top of the tensor axes.
+  void SplitHeads(NodeId id, OpPlacement& placement) {
+    const Node& node = graph_.node(id);
+    AxisSet rest = roles_.context;
+    int64_t heads = 1;
+    for (uint8_t f : node.rule.results[0]) {
+      if (!Holds(node.rule.operands[0], f) || f == index_.SampleFactor(id) ||
+          f == index_.SequenceFactor(id)) {
+        continue;
+      }
+      const int64_t extent = index_.extents[id.index()][f];
+      const AxisSet axes =
+          LargestFitting(group_, rest, extent / group_.Size(placement.axes[f]));
+      placement.axes[f] |= axes;
+      rest &= ~axes;
+      heads *= extent;
+    }
+    if (rest != 0) too_few_heads_.push_back({id, heads, true, true});
   }
 
   static AxisSet Used(const OpPlacement& placement) {
@@ -173,7 +207,9 @@ class BlockPlacer {
   }
 
   void SplitSequence(NodeId id, size_t sequence, OpPlacement& placement) {
-    if (!graph_.node(id).rule.factors[sequence].splittable) return;
+    // Not where a node only gathers from, or scatters to, sequences.
+    const Factor& factor = graph_.node(id).rule.factors[sequence];
+    if (!factor.splittable || factor.role != Role::kAttribute) return;
     placement.axes[sequence] |= roles_.tensor;
   }
 
@@ -210,12 +246,15 @@ class BlockPlacer {
   std::vector<OpPlacement> placements_;  // by position in the block
   std::unordered_map<TensorId, Activation> activations_;
   std::vector<std::pair<NodeId, AxisSet>> left_over_;
+  std::vector<UnusedAxes> too_few_heads_;
 };
 
 // How the nodes of a block use the axes of their group.
 struct AxisUse {
   AxisSet sample = 0;
+  AxisSet expert = 0;
   AxisSet sequence = 0;
+  AxisSet heads = 0;  // other factors of attention
   AxisSet other = 0;
 };
 
@@ -223,11 +262,15 @@ AxisUse UseOf(const GraphIndex& index, const Plan& plan, int block) {
   AxisUse use;
   for (NodeId id : index.nodes_of_block[static_cast<size_t>(block)]) {
     const OpPlacement& placement = plan.ops[id.index()];
+    const bool attention =
+        index.graph->node(id).op->op_class == OpClass::kAttention;
     for (int f = 0; f < kMaxFactors; ++f) {
       const AxisSet axes = placement.axes[static_cast<size_t>(f)];
       if (axes == 0) continue;
       (f == index.SampleFactor(id)     ? use.sample
+       : f == index.ExpertFactor(id)   ? use.expert
        : f == index.SequenceFactor(id) ? use.sequence
+       : attention                     ? use.heads
                                        : use.other) |= axes;
     }
   }
@@ -270,12 +313,17 @@ std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
                                  int block) {
   const auto& nodes = index.nodes_of_block[static_cast<size_t>(block)];
   if (nodes.empty()) return std::nullopt;
-  const AxisUse use = UseOf(index, plan, block);
+  AxisUse use = UseOf(index, plan, block);
+  // Axes that split the sequence and, in attention alone, heads.
+  const AxisSet by_heads = use.heads & use.sequence & ~use.other;
+  use.other |= use.heads & ~by_heads;
   const AxisRoles roles = {
-      .data = use.sample & ~use.other,
-      .context = use.sequence & ~(use.other | use.sample),
+      .data = use.sample & ~(use.other | use.expert),
+      .expert = use.expert & ~use.other,
+      .context = use.sequence & ~(use.other | use.sample | use.expert),
       .tensor = use.other,
       .sequence = (use.sequence & use.other) != 0,
+      .heads = by_heads != 0,
   };
   const GroupId group = plan.ops[nodes[0].index()].group;
   if (!BlockIs(

@@ -15,23 +15,30 @@ namespace tessera {
 // none of them repeats the block's work.
 struct AxisRoles {
   AxisSet data = 0;       // split the batch
+  AxisSet expert = 0;     // split the experts, and the batch outside of them
   AxisSet context = 0;    // split the sequence, everywhere
   AxisSet tensor = 0;     // split the insides of attention and MLP
   bool sequence = false;  // where nothing else does, tensor axes split the
                           // sequence
+  bool heads = false;     // context axes split the heads inside of attention,
+                          // not the sequence (Jacobs et al. 2023, Ulysses)
   bool operator==(const AxisRoles&) const = default;
 };
 
-// The tensor axes that a dense layer asks for and finds no room for.
+// The tensor axes that a dense layer asks for and finds no room for, or the
+// context axes of attention that is to split heads by them.
 struct UnusedAxes {
   NodeId node;
   int64_t columns = 0;     // what there is to split
   bool attention = false;  // the columns are attention heads
+  bool context = false;
 };
 
 // The placements of the forward nodes of `block`, in the order of
 // GraphIndex::nodes_of_block, on a group.
-//  - Sample factors take the data axes, sequence factors the context axes.
+//  - Sample factors take the data axes, and outside of experts the expert axes
+//    too; expert factors the expert axes, sequence factors the context axes,
+//    which split attention's heads instead where `heads` says so.
 //  - Activations are on the residual stream when they come from an earlier
 //    block, a lookup, or a dense layer that reduces. A dense layer that reads
 //    the stream is column parallel: its output factors that survive up to the

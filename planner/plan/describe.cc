@@ -138,14 +138,19 @@ class Describer {
 
   std::string RolesText(size_t block, const AxisRoles& roles,
                         const DeviceGroup& group) const {
-    std::string text =
-        "data-parallel " + std::to_string(group.Size(roles.data));
+    std::string text = "data-parallel " +
+                       std::to_string(group.Size(roles.data | roles.expert));
+    if (roles.expert != 0) {
+      text += " (experts split " + std::to_string(group.Size(roles.expert)) +
+              " ways)";
+    }
     if (roles.context != 0) {
       text += ", sequence split " + std::to_string(group.Size(roles.context)) +
-              " (context parallel)";
+              (roles.heads ? " (context parallel, attention by heads)"
+                           : " (context parallel)");
     }
-    const AxisSet idle =
-        group.all_axes() & ~(roles.data | roles.context | roles.tensor);
+    const AxisSet idle = group.all_axes() & ~(roles.data | roles.expert |
+                                              roles.context | roles.tensor);
     if (roles.tensor != 0) {
       text += ", tensor-parallel " + std::to_string(group.Size(roles.tensor)) +
               " (" + TensorText(block, roles) + ")";

@@ -35,6 +35,26 @@ double MatmulFlops(const Graph& graph, const Node& node,
   return node.op->flops(call).value;
 }
 
+// The factor of GraphIndex::ExpertFactor. `expert_dim` has the dimension of
+// the experts of each tensor so far, or -1.
+int FindExpertFactor(const Node& node, const std::vector<int>& expert_dim) {
+  const IndexRule& rule = node.rule;
+  const auto in_result = [&](int f) { return Holds(rule.results[0], f); };
+  if (node.op->op_class == OpClass::kMatmul) {
+    for (uint8_t f : rule.operands[0]) {
+      if (Holds(rule.operands[1], f) && in_result(f)) return f;
+    }
+    return -1;
+  }
+  for (size_t i = 0; i < node.operands.size(); ++i) {
+    const int dim = expert_dim[node.operands[i].index()];
+    if (dim < 0) continue;
+    const int f = rule.operands[i][static_cast<size_t>(dim)];
+    if (in_result(f)) return f;
+  }
+  return -1;
+}
+
 // Whether a reader of a tensor lets a split of dimension `dim` through.
 bool LetsThrough(const GraphIndex& index, const GraphIndex::Use& use,
                  size_t dim) {
@@ -110,6 +130,7 @@ GraphIndex::GraphIndex(const Graph& graph_in)
       nodes_of_block(graph_in.blocks.size()),
       block_class(BlockClasses(graph_in)),
       block_flops(graph_in.blocks.size(), 0) {
+  std::vector<int> expert_dim(graph->tensors.size(), -1);
   for (const Node& node : graph->nodes) {
     if (node.pass != Pass::kForward) break;
     const NodeId id(static_cast<int64_t>(forward_nodes++));
@@ -123,6 +144,15 @@ GraphIndex::GraphIndex(const Graph& graph_in)
     for (size_t f = 0; f < node.rule.factors.size(); ++f) {
       if (node.rule.factors[f].role == Role::kSample) {
         sample_factor.back() = static_cast<int>(f);
+      }
+    }
+    expert_factor.push_back(FindExpertFactor(node, expert_dim));
+    has_experts |= expert_factor.back() >= 0;
+    for (size_t k = 0; k < node.results.size(); ++k) {
+      const Indices& indices = node.rule.results[k];
+      for (size_t d = 0; d < indices.size(); ++d) {
+        if (static_cast<int>(indices[d]) != expert_factor.back()) continue;
+        expert_dim[node.results[k].index()] = static_cast<int>(d);
       }
     }
     for (size_t i = 0; i < node.operands.size(); ++i) {

@@ -44,6 +44,10 @@ struct GraphIndex {
   int SequenceFactor(NodeId node) const {
     return sequence_factor[node.index()];
   }
+  // The factor that numbers the experts inside of them, or -1: one that the
+  // input, the weight and the result of a matrix product share, and what is
+  // computed from that result element by element.
+  int ExpertFactor(NodeId node) const { return expert_factor[node.index()]; }
 
   const Graph* graph;
   std::string fingerprint;
@@ -53,6 +57,7 @@ struct GraphIndex {
   std::vector<std::array<int64_t, kMaxFactors>> extents;
   std::vector<int> sample_factor;
   std::vector<int> sequence_factor;
+  std::vector<int> expert_factor;
   std::vector<size_t> position;    // in nodes_of_block
   std::vector<double> node_flops;  // matrix products, whole batch
 
@@ -75,6 +80,7 @@ struct GraphIndex {
   // loss. Where a dense layer reads one of them (a tied head), only such: a
   // table of positions may have as many rows.
   std::vector<bool> vocabulary;
+  bool has_experts = false;
 };
 
 }  // namespace tessera

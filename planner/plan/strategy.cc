@@ -158,6 +158,15 @@ Result<void> ReadSchedule(std::string_view value, Strategy& strategy) {
   return {};
 }
 
+Result<void> ReadContextKind(std::string_view value, Strategy& strategy) {
+  if (value != "gather" && value != "ulysses") {
+    return InvalidInput("is '" + std::string(value) +
+                        "': expected gather or ulysses");
+  }
+  strategy.cp_kind = std::string(value);
+  return {};
+}
+
 std::vector<std::string_view> Split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
   for (;;) {
@@ -199,7 +208,8 @@ constexpr std::array kKeys = {
     KeyRow{"pp", ReadDegree<&Strategy::pp>},
     KeyRow{"vp", ReadDegree<&Strategy::vp>},
     KeyRow{"cp", ReadDegree<&Strategy::cp>},
-    KeyRow{"ep", ReadOne<&Strategy::ep>},
+    KeyRow{"cp-kind", ReadContextKind},
+    KeyRow{"ep", ReadDegree<&Strategy::ep>},
     KeyRow{"mbs", ReadDegree<&Strategy::mbs>},
     KeyRow{"zero", ReadZero},
     KeyRow{"dp-kind", ReadDataParallelKind},
@@ -246,14 +256,21 @@ Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
                             " devices of " + cluster.name,
                         "strategy");
   }
-  const int64_t samples = int64_t{strategy.mbs} * strategy.dp;
-  if (index.graph->global_batch % samples != 0) {
-    return InvalidInput("mbs=" + std::to_string(strategy.mbs) +
-                            " * dp=" + std::to_string(strategy.dp) + " = " +
-                            std::to_string(samples) +
-                            ": expected a divisor of the global batch " +
-                            std::to_string(index.graph->global_batch),
+  if (strategy.ep > 1 && !index.has_experts) {
+    return InvalidInput("ep=" + std::to_string(strategy.ep) + ": expected 1, " +
+                            index.graph->name + " has no experts",
                         "strategy");
+  }
+  const int64_t samples = int64_t{strategy.mbs} * strategy.dp * strategy.ep;
+  if (index.graph->global_batch % samples != 0) {
+    return InvalidInput(
+        "mbs=" + std::to_string(strategy.mbs) +
+            " * dp=" + std::to_string(strategy.dp) +
+            (strategy.ep > 1 ? " * ep=" + std::to_string(strategy.ep) : "") +
+            " = " + std::to_string(samples) +
+            ": expected a divisor of the global batch " +
+            std::to_string(index.graph->global_batch),
+        "strategy");
   }
   const auto blocks = static_cast<int64_t>(index.graph->blocks.size());
   if (int64_t{strategy.pp} * strategy.vp > blocks) {
@@ -335,10 +352,12 @@ AxisRoles Roles(const Strategy& strategy, const DeviceGroup& group) {
     const AxisSet axis = AxisSet{1} << a;
     const std::string_view name = group.axes[a].name;
     if (name.starts_with("dp")) roles.data |= axis;
+    if (name.starts_with("ep")) roles.expert |= axis;
     if (name.starts_with("cp")) roles.context |= axis;
     if (name.starts_with("tp")) roles.tensor |= axis;
   }
   roles.sequence = strategy.sp && roles.tensor != 0;
+  roles.heads = strategy.cp_kind == "ulysses" && roles.context != 0;
   return roles;
 }
 
@@ -347,7 +366,7 @@ AxisRoles Roles(const Strategy& strategy, const DeviceGroup& group) {
 Result<AxisSet> ZeroGroupAxes(const Cluster& cluster, const Strategy& strategy,
                               const DeviceGroup& group) {
   const AxisRoles roles = Roles(strategy, group);
-  const AxisSet all = roles.data | roles.context;
+  const AxisSet all = roles.data | roles.expert | roles.context;
   if (strategy.zero_group == 0) return all;
   if (strategy.zero_group == Strategy::kWithinNode) {
     return AxesWithinNode(cluster, group, all);
@@ -361,11 +380,13 @@ Result<AxisSet> ZeroGroupAxes(const Cluster& cluster, const Strategy& strategy,
     found = true;
   }
   if (!found) {
-    return InvalidInput("zero-group=" + std::to_string(strategy.zero_group) +
-                            ": expected a product of prime factors of dp=" +
-                            std::to_string(strategy.dp) +
-                            " * cp=" + std::to_string(strategy.cp),
-                        "strategy");
+    return InvalidInput(
+        "zero-group=" + std::to_string(strategy.zero_group) +
+            ": expected a product of prime factors of dp=" +
+            std::to_string(strategy.dp) +
+            (strategy.ep > 1 ? " * ep=" + std::to_string(strategy.ep) : "") +
+            " * cp=" + std::to_string(strategy.cp),
+        "strategy");
   }
   return best;
 }
@@ -396,13 +417,19 @@ void SetRooted(const GraphIndex& index, const Strategy& strategy, Plan& plan) {
 
 Error EmptyShard(const GraphIndex& index, const UnusedAxes& unused,
                  const Strategy& strategy) {
-  return InvalidInput(
-      "tp=" + std::to_string(strategy.tp) +
-          " leaves an empty shard: " + std::to_string(unused.columns) +
-          (unused.attention ? " heads" : " columns") +
-          " cannot be split over " + std::to_string(strategy.tp) + " ranks ('" +
-          index.graph->node(unused.node).name + "')",
-      "strategy");
+  std::string degrees = "tp=" + std::to_string(strategy.tp);
+  int ranks = strategy.tp;
+  if (unused.context) {
+    degrees += " and cp=" + std::to_string(strategy.cp);
+    ranks *= strategy.cp;
+  }
+  return InvalidInput(degrees + (unused.context ? " leave" : " leaves") +
+                          " an empty shard: " + std::to_string(unused.columns) +
+                          (unused.attention ? " heads" : " columns") +
+                          " cannot be split over " + std::to_string(ranks) +
+                          " ranks ('" + index.graph->node(unused.node).name +
+                          "')",
+                      "strategy");
 }
 
 }  // namespace
@@ -466,8 +493,9 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
   plan.cluster_name = cluster.name;
   plan.groups = Groups(strategy);
   plan.schedule = strategy.schedule;
-  plan.microbatches = static_cast<int>(index.graph->global_batch /
-                                       (int64_t{strategy.mbs} * strategy.dp));
+  plan.microbatches =
+      static_cast<int>(index.graph->global_batch /
+                       (int64_t{strategy.mbs} * strategy.dp * strategy.ep));
   plan.ops.resize(index.forward_nodes);
   const std::vector<int> starts = StageStarts(index, strategy.pp * strategy.vp);
   for (size_t position = 0; position < starts.size(); ++position) {
@@ -577,11 +605,16 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
     const auto of_block = RolesOf(index, plain, static_cast<int>(b));
     if (!of_block.has_value()) return std::nullopt;
     roles.data |= of_block->data;
+    roles.expert |= of_block->expert;
     roles.context |= of_block->context;
     roles.tensor |= of_block->tensor;
     roles.sequence |= of_block->sequence;
+    roles.heads |= of_block->heads;
   }
+  // Blocks without experts show the expert axes as data axes.
+  roles.data &= ~roles.expert;
   strategy.dp = static_cast<int>(group.Size(roles.data));
+  strategy.ep = static_cast<int>(group.Size(roles.expert));
   strategy.cp = static_cast<int>(group.Size(roles.context));
   strategy.tp = static_cast<int>(group.Size(roles.tensor));
   strategy.sp = roles.sequence;
@@ -595,7 +628,8 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
       break;
     }
   }
-  const int64_t parts = int64_t{plan.microbatches} * strategy.dp;
+  if (roles.heads) strategy.cp_kind = "ulysses";
+  const int64_t parts = int64_t{plan.microbatches} * strategy.dp * strategy.ep;
   if (parts == 0 || index.graph->global_batch % parts != 0) return std::nullopt;
   strategy.mbs = static_cast<int>(index.graph->global_batch / parts);
   // The plan it gives must be this one, up to names; a few orders are usual.
@@ -631,6 +665,10 @@ std::string ToString(const Strategy& strategy) {
                      std::to_string(strategy.tp) + " pp" +
                      std::to_string(strategy.pp);
   if (strategy.cp > 1) text += " cp" + std::to_string(strategy.cp);
+  if (strategy.cp > 1 && strategy.cp_kind != "gather") {
+    text += " " + strategy.cp_kind;
+  }
+  if (strategy.ep > 1) text += " ep" + std::to_string(strategy.ep);
   text += " mbs" + std::to_string(strategy.mbs) + " zero" +
           std::to_string(strategy.zero) +
           (strategy.zero_group == 0 ? ""
@@ -672,6 +710,7 @@ std::string StrategyText(const GraphIndex& index, const Cluster& cluster,
 void NameAxes(const GraphIndex& index, Plan& plan) {
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     AxisSet sample = 0;
+    AxisSet expert = 0;
     AxisSet sequence = 0;
     AxisSet other = 0;
     for (size_t i = 0; i < plan.ops.size(); ++i) {
@@ -680,18 +719,20 @@ void NameAxes(const GraphIndex& index, Plan& plan) {
       for (int f = 0; f < kMaxFactors; ++f) {
         const AxisSet axes = plan.ops[i].axes[static_cast<size_t>(f)];
         (f == index.SampleFactor(id)     ? sample
+         : f == index.ExpertFactor(id)   ? expert
          : f == index.SequenceFactor(id) ? sequence
                                          : other) |= axes;
       }
     }
-    std::array<int, 4> numbers = {};
+    std::array<int, 5> numbers = {};
     for (size_t a = 0; a < plan.groups[g].axes.size(); ++a) {
       const AxisSet axis = AxisSet{1} << a;
       const size_t role = other & axis      ? 0
-                          : sample & axis   ? 1
-                          : sequence & axis ? 2
-                                            : 3;
-      static constexpr std::array kNames = {"tp", "dp", "cp", "rep"};
+                          : expert & axis   ? 1
+                          : sample & axis   ? 2
+                          : sequence & axis ? 3
+                                            : 4;
+      static constexpr std::array kNames = {"tp", "ep", "dp", "cp", "rep"};
       plan.groups[g].axes[a].name =
           kNames[role] + std::to_string(numbers[role]++);
     }

@@ -35,7 +35,10 @@ struct Strategy {
   int pp = 1;
   int vp = 1;  // chunks of a stage
   int cp = 1;
-  int ep = 1;    // only 1: no operator has an expert factor
+  std::string cp_kind = "gather";  // attention gathers keys and values, or
+                                   // "ulysses": splits heads instead
+  int ep = 1;    // splits experts; outside of them these ranks are
+                 // data-parallel too, beside the dp copies of each expert
   int mbs = 1;   // samples of a microbatch on each data-parallel replica
   int zero = 0;  // ZeRO stage, 0 to 3; 1 at most where several stages read
                  // a weight
@@ -88,15 +91,15 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
                                         const Cluster& cluster,
                                         const Plan& plan);
 
-// "dp4 tp8 pp1 cp1 mbs2 zero1 sp1", with a pipeline also "vp2 interleaved";
+// "dp4 tp8 pp1 cp2 mbs2 zero1 sp1", with a pipeline also "vp2 interleaved";
 // keys with their defaults, but for the usual ones, are left out.
 std::string ToString(const Strategy& strategy);
 // The same of a uniform plan, of any other "custom (3 stages on 24 devices)".
 std::string StrategyText(const GraphIndex& index, const Cluster& cluster,
                          const Plan& plan);
 
-// Names each axis by what it does: "dp" splits only the batch, "cp" the
-// sequence, "tp" anything else, "rep" nothing; numbered, outer first.
+// Names each axis by what it does: "dp" splits only the batch, "ep" experts,
+// "cp" the sequence, "tp" anything else, "rep" nothing; numbered, outer first.
 void NameAxes(const GraphIndex& index, Plan& plan);
 
 // The plan in words for people, several lines: stages with their devices, runs

@@ -25,8 +25,9 @@ std::vector<int> Divisors(int64_t n, int64_t most) {
 std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy) {
   std::vector<Strategy> strategies;
   const int64_t batch = space.index.graph->global_batch;
-  if (batch % strategy.dp != 0) return strategies;
-  for (int mbs : Divisors(batch / strategy.dp, kMostSamples)) {
+  const int64_t replicas = int64_t{strategy.dp} * strategy.ep;
+  if (batch % replicas != 0) return strategies;
+  for (int mbs : Divisors(batch / replicas, kMostSamples)) {
     strategy.mbs = mbs;
     strategies.push_back(strategy);
   }
@@ -130,21 +131,25 @@ std::vector<Strategy> UniformStrategies(const SearchSpace& space) {
   const auto blocks = static_cast<int64_t>(space.index.graph->blocks.size());
   for (int tp : Divisors(devices, space.least_devices_of_node)) {
     for (int pp : Divisors(devices / tp, blocks)) {
-      const int dp = devices / tp / pp;
-      for (int zero = 0; zero <= (dp > 1 ? 3 : 0); ++zero) {
-        for (int sp = 0; sp <= (tp > 1 ? 1 : 0); ++sp) {
-          for (const PipelineSchedule* schedule :
-               SchedulesFor({.stages = pp})) {
-            Strategy strategy;
-            strategy.dp = dp;
-            strategy.tp = tp;
-            strategy.pp = pp;
-            strategy.zero = zero;
-            strategy.sp = sp == 1;
-            if (pp > 1) strategy.schedule = schedule->name;
-            const auto sized = WithSamples(space, strategy);
-            strategies.insert(strategies.end(), sized.begin(), sized.end());
-            if (pp == 1) break;
+      const int replicas = devices / tp / pp;
+      for (int ep :
+           Divisors(replicas, space.index.has_experts ? replicas : 1)) {
+        for (int zero = 0; zero <= (replicas > 1 ? 3 : 0); ++zero) {
+          for (int sp = 0; sp <= (tp > 1 ? 1 : 0); ++sp) {
+            for (const PipelineSchedule* schedule :
+                 SchedulesFor({.stages = pp})) {
+              Strategy strategy;
+              strategy.dp = replicas / ep;
+              strategy.ep = ep;
+              strategy.tp = tp;
+              strategy.pp = pp;
+              strategy.zero = zero;
+              strategy.sp = sp == 1;
+              if (pp > 1) strategy.schedule = schedule->name;
+              const auto sized = WithSamples(space, strategy);
+              strategies.insert(strategies.end(), sized.begin(), sized.end());
+              if (pp == 1) break;
+            }
           }
         }
       }

@@ -25,10 +25,11 @@ struct Candidate {
 bool Better(const Evaluation& a, const Evaluation& b);
 
 // Uniform strategies that give valid plans: tensor parallelism within a node,
-// any pipeline, microbatches of up to kMostSamples samples on a replica, every
-// ZeRO stage where there is data parallelism, sequence parallelism where there
-// is tensor parallelism, every schedule where there is a pipeline. In a fixed
-// order whose beginnings cover all of them evenly, for who runs out of time.
+// any pipeline, any split of experts, microbatches of up to kMostSamples
+// samples on a replica, every ZeRO stage where there is data parallelism,
+// sequence parallelism where there is tensor parallelism, every schedule where
+// there is a pipeline. In a fixed order whose beginnings cover all of them
+// evenly, for who runs out of time.
 inline constexpr int kMostSamples = 64;
 std::vector<Strategy> UniformStrategies(const SearchSpace& space);
 

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -62,6 +63,14 @@ Case AttentionCase(std::string name, std::map<char, int64_t> extents,
           std::move(extents),
           {{"scale", 0.6}, {"window", window}},
           {{3, queries}, {4, keys}}};
+}
+
+Case GateCase(const std::string& name, double capacity, double renormalise) {
+  return {"moe_gate_" + name,
+          "moe_gate",
+          "",
+          {{'b', 3}, {'s', 7}, {'e', 5}, {'k', 3}},
+          {{"capacity", capacity}, {"renormalise", renormalise}, {"top_k", 3}}};
 }
 
 const std::vector<Case>& Cases() {
@@ -237,6 +246,55 @@ const std::vector<Case>& Cases() {
        {{'b', 3}, {'s', 3}, {'v', 301}},
        {},
        {{1, {Ints::kRandom, 0, 301}}}},
+      {"linear_fp32",
+       "linear_fp32",
+       "bsi,ei->bse",
+       {{'b', 3}, {'s', 5}, {'i', 7}, {'e', 3}}},
+      GateCase("drops", 2, 1),
+      GateCase("dropless", 7, 1),
+      GateCase("as_they_are", 3, 0),
+      {"moe_balance",
+       "moe_balance",
+       "",
+       {{'b', 3}, {'s', 7}, {'e', 5}},
+       {{"coefficient", 0.3}, {"top_k", 2}}},
+      // Some slots are taken twice, some choices were dropped.
+      {"moe_dispatch",
+       "moe_dispatch",
+       "",
+       {{'b', 3}, {'t', 5}, {'h', 7}, {'k', 2}, {'e', 4}, {'s', 3}},
+       {{"capacity", 3}, {"experts", 4}},
+       {{1, {Ints::kRandom, -3, 12}}}},
+      {"moe_dispatch_wide",
+       "moe_dispatch",
+       "",
+       {{'b', 1}, {'t', 5}, {'h', 133}, {'k', 1}, {'e', 3}, {'s', 2}},
+       {{"capacity", 2}, {"experts", 3}},
+       {{1, {Ints::kRandom, -1, 6}}}},
+      {"moe_collect",
+       "moe_collect",
+       "",
+       {{'b', 3}, {'t', 3}, {'h', 7}, {'k', 2}, {'e', 4}, {'s', 5}},
+       {},
+       {{1, {Ints::kRandom, -3, 12}}}},
+      {"moe_combine",
+       "moe_combine",
+       "",
+       {{'b', 3}, {'s', 5}, {'k', 3}, {'h', 7}}},
+      {"moe_combine_wide",
+       "moe_combine",
+       "",
+       {{'b', 1}, {'s', 3}, {'k', 2}, {'h', 133}}},
+      {"expert_linear",
+       "expert_linear",
+       "",
+       {{'e', 4}, {'b', 3}, {'s', 3}, {'i', 5}, {'o', 7}},
+       {{"top_k", 2}}},
+      {"expert_linear_one_row",
+       "expert_linear",
+       "",
+       {{'e', 3}, {'b', 1}, {'s', 1}, {'i', 37}, {'o', 41}},
+       {{"top_k", 1}}},
       {"adamw",
        "adamw",
        "",
@@ -325,9 +383,12 @@ Problem ForwardProblem(const Case& c) {
       if (shape.empty()) problem.operands.back().Set(0, 3);  // count, norm
     }
   }
+  const std::vector<size_t>& integers = problem.op->integer_results;
   for (const Indices& indices : problem.rule.results) {
+    const bool is_integer = std::find(integers.begin(), integers.end(),
+                                      problem.initial.size()) != integers.end();
     problem.initial.emplace_back(ShapeOf(problem.rule, indices, c.extents),
-                                 DType::kFloat64);
+                                 is_integer ? DType::kInt32 : DType::kFloat64);
     if (!c.in_place) continue;
     HostTensor& result = problem.initial.back();
     FillRandom(result, rng);
@@ -571,7 +632,7 @@ Tensors ComputeSplit(const Problem& problem, int factor, int64_t parts,
 
   Tensors whole;
   for (const HostTensor& initial : problem.initial) {
-    whole.emplace_back(initial.shape(), DType::kFloat64);
+    whole.emplace_back(initial.shape(), initial.dtype());
   }
   for (int64_t part = 0; part < parts; ++part) {
     Tensors results;
@@ -877,6 +938,16 @@ TEST(PlantedMistake, UnmaskedEmbedding) {
 TEST(PlantedMistake, LocalVocabulary) {
   ExpectCaught("embedding", 'v', Mistake::kLocalIndex);
   ExpectCaught("cross_entropy", 'v', Mistake::kLocalIndex);
+}
+
+// Experts, places, tokens of another shard are taken for its own.
+TEST(PlantedMistake, LocalSlots) {
+  ExpectCaught("moe_collect", 'e', Mistake::kLocalIndex);
+  ExpectCaught("moe_collect", 't', Mistake::kLocalIndex);
+}
+
+TEST(PlantedMistake, MeanOfShardMeans) {
+  ExpectCaught("moe_balance", 'b', Mistake::kLocalIndex);
 }
 
 TEST(PlantedMistake, UnmergedStates) {

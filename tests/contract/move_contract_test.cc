@@ -7,6 +7,7 @@
 #include <cmath>
 #include <map>
 
+#include "planner/plan/axis_roles.h"
 #include "planner/plan/strategy.h"
 #include "planner/plan/validate.h"
 #include "planner/search/move.h"
@@ -17,6 +18,7 @@ namespace tessera {
 namespace {
 
 using testing::MlpGraph;
+using testing::MoeGraph;
 using testing::StateOf;
 
 Cluster Ranks(int count) {
@@ -170,6 +172,38 @@ Balance JudgeFromMany(const Move& move) {
     Judge(move, space, Uniform(space, text), balance);
   }
   return balance;
+}
+
+// Axes between data and expert parallelism.
+TEST(AxisRole, BalancesWithExperts) {
+  const Graph graph = MoeGraph(2, 4, 2, 4, 4, 4, 16);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  const Move& move = **FindMove("axis-role");
+  Balance balance;
+  for (const char* text : {"", "ep=2,zero=1", "ep=4", "ep=2,tp=2"}) {
+    Judge(move, space, Uniform(space, text), balance);
+  }
+  EXPECT_GT(balance.pairs, 10);
+  EXPECT_EQ(balance.no_way_back, 0) << balance.where;
+  EXPECT_LT(balance.worst, 5) << balance.where;
+  // Expert parallelism is in reach, of every degree.
+  for (const int from : {1, 2}) {
+    const Plan plan = Uniform(space, "ep=" + std::to_string(from));
+    Rng rng(3);
+    int64_t degree = 0;
+    for (int i = 0; i < 300; ++i) {
+      const auto step = move.propose(plan, space, rng);
+      if (!step.has_value()) continue;
+      for (size_t b = 0; b < graph.blocks.size(); ++b) {
+        const auto roles =
+            RolesOf(space.index, step->plan, static_cast<int>(b));
+        if (!roles.has_value()) continue;
+        degree = std::max(degree, plan.groups[0].Size(roles->expert));
+      }
+    }
+    EXPECT_EQ(degree, 2 * from);
+  }
 }
 
 TEST_P(MoveContract, BalancesWithItsWayBack) {

@@ -11,7 +11,7 @@ namespace {
 // Rules of operators that leave the rule to the node.
 std::string_view RuleOf(const OpDef& op) {
   if (!op.rule.empty()) return op.rule;
-  if (op.name == "linear") return "bsi,oi+o->bso";
+  if (op.name == "linear" || op.name == "linear_fp32") return "bsi,oi+o->bso";
   if (op.name == "linear_dx") return "bso,oi->bsi";
   if (op.name == "linear_dw") return "bso,bsi->oi";
   if (op.name == "linear_db") return "bso->o";

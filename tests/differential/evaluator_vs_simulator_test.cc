@@ -62,16 +62,24 @@ Graph Llama(DType dtype) {
   return Model(path, dtype);
 }
 
+// Experts, an auxiliary loss, a tied head.
+Graph Mixtral(DType dtype) {
+  return Model(ExamplePath("models/mixtral-tiny/config.json"), dtype);
+}
+
 int Pick(Rng& rng, std::initializer_list<int> choices) {
   return choices.begin()[rng.Below(static_cast<uint32_t>(choices.size()))];
 }
 
 std::optional<Plan> RandomStrategy(const Graph& graph, const Cluster& cluster,
                                    Rng& rng) {
+  const bool has_experts = GraphIndex(graph).has_experts;
   Strategy strategy;
   strategy.tp = Pick(rng, {1, 2, 4});
   strategy.pp = Pick(rng, {1, 2, 3, 4});
   strategy.cp = Pick(rng, {1, 1, 2});
+  if (Pick(rng, {0, 1}) == 1) strategy.cp_kind = "ulysses";
+  if (has_experts) strategy.ep = Pick(rng, {1, 2, 4});
   strategy.mbs = Pick(rng, {1, 2, 4});
   strategy.zero = Pick(rng, {0, 1, 2, 3});
   strategy.zero_group = Pick(rng, {0, 0, 2, Strategy::kWithinNode});
@@ -197,6 +205,10 @@ INSTANTIATE_TEST_SUITE_P(
              0.03,
              {.optimizer = "sgd", .clip = 0}},
         Case{"gpt2_v100", Gpt2, "dgx1-v100-32gb:1", 0.2},
+        Case{"mixtral_a100", [] { return Mixtral(DType::kBFloat16); },
+             "dgx-a100-80gb:2", 0.03},
+        Case{"mixtral_cpu", [] { return Mixtral(DType::kFloat32); },
+             "local-cpu:8", 0.2},
         Case{"llama_v100", [] { return Llama(DType::kFloat16); },
              "dgx1-v100-32gb:2x4", 0.2}),
     [](const auto& info) { return std::string(info.param.name); });

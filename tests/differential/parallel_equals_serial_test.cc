@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <initializer_list>
 #include <map>
 
 #include "tests/support/tiny_training.h"
@@ -85,15 +86,18 @@ TaskGraph LowerTiny(const Graph& graph, int ranks,
   return std::move(tasks).value();
 }
 
+enum class Model { kGpt2, kLlama, kMixtral };
+
 struct Case {
-  bool llama = false;
+  Model model = Model::kGpt2;
   int layers = 2;
   int ranks = 1;
   std::string strategy;
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
-  *out << (c.llama ? "llama" : "gpt2") << " " << c.layers << " layers, "
+  constexpr const char* kNames[] = {"gpt2", "llama", "mixtral"};
+  *out << kNames[static_cast<size_t>(c.model)] << " " << c.layers << " layers, "
        << c.strategy;
 }
 
@@ -101,17 +105,17 @@ void PrintTo(const Case& c, std::ostream* out) {
 // where tensors are split, and both schedules where there is a pipeline.
 std::vector<Case> Cases(int ranks) {
   std::vector<Case> cases;
-  for (bool llama : {false, true}) {
+  for (Model model : {Model::kGpt2, Model::kLlama}) {
     for (int tp = 1; tp <= ranks; tp *= 2) {
       for (int pp = 1; tp * pp <= ranks; pp *= 2) {
         // Llama's four heads do not split eight ways.
-        if (llama && tp > 4) continue;
+        if (model == Model::kLlama && tp > 4) continue;
         for (int zero : {0, 1}) {
           for (int sp = 0; sp <= (tp > 1 ? 1 : 0); ++sp) {
             for (const char* schedule : {"gpipe", "1f1b"}) {
               if (pp == 1 && std::string(schedule) == "gpipe") continue;
               Case c;
-              c.llama = llama;
+              c.model = model;
               c.layers = std::max(2, pp);
               c.ranks = ranks;
               c.strategy =
@@ -129,23 +133,25 @@ std::vector<Case> Cases(int ranks) {
   return cases;
 }
 
-const Graph& TinyGraph(bool llama, int layers) {
-  static auto* const graphs = new std::map<std::pair<bool, int>, Graph>();
-  const auto key = std::pair(llama, layers);
+const Graph& TinyGraph(Model model, int layers) {
+  static auto* const graphs = new std::map<std::pair<Model, int>, Graph>();
+  const auto key = std::pair(model, layers);
   auto it = graphs->find(key);
   if (it == graphs->end()) {
-    const std::string config = llama ? TinyLlama(layers) : TinyGpt2(layers);
+    const std::string config = model == Model::kGpt2    ? TinyGpt2(layers)
+                               : model == Model::kLlama ? TinyLlama(layers)
+                                                        : TinyMixtral(layers);
     it = graphs->emplace(key, ImportTiny(config, kBatch, kSeqLen)).first;
   }
   return it->second;
 }
 
-const Outcome& Serial(bool llama, int layers) {
-  static auto* const outcomes = new std::map<std::pair<bool, int>, Outcome>();
-  const auto key = std::pair(llama, layers);
+const Outcome& Serial(Model model, int layers) {
+  static auto* const outcomes = new std::map<std::pair<Model, int>, Outcome>();
+  const auto key = std::pair(model, layers);
   auto it = outcomes->find(key);
   if (it == outcomes->end()) {
-    const Graph& graph = TinyGraph(llama, layers);
+    const Graph& graph = TinyGraph(model, layers);
     const Outcome outcome = RunTasks(graph, LowerTiny(graph, 1, "dp=1,mbs=8"));
     it = outcomes->emplace(key, outcome).first;
   }
@@ -158,9 +164,9 @@ class ParallelEqualsSerial : public ::testing::TestWithParam<int> {};
 TEST_P(ParallelEqualsSerial, EveryFactorisation) {
   for (const Case& c : Cases(GetParam())) {
     SCOPED_TRACE(::testing::PrintToString(c));
-    const Graph& graph = TinyGraph(c.llama, c.layers);
+    const Graph& graph = TinyGraph(c.model, c.layers);
     const TaskGraph tasks = LowerTiny(graph, c.ranks, c.strategy);
-    EXPECT_EQ(Difference(RunTasks(graph, tasks), Serial(c.llama, c.layers)),
+    EXPECT_EQ(Difference(RunTasks(graph, tasks), Serial(c.model, c.layers)),
               "");
   }
 }
@@ -168,10 +174,44 @@ TEST_P(ParallelEqualsSerial, EveryFactorisation) {
 INSTANTIATE_TEST_SUITE_P(Ranks, ParallelEqualsSerial,
                          ::testing::Values(2, 4, 8));
 
+// Runs each strategy on as many ranks as its degrees make up.
+void ExpectEqualsSerial(Model model,
+                        std::initializer_list<const char*> strategies) {
+  for (const char* text : strategies) {
+    SCOPED_TRACE(text);
+    const Strategy s = ParseStrategy(text).value();
+    const int ranks = std::max(1, s.dp) * s.tp * s.pp * s.cp * s.ep;
+    const Graph& graph = TinyGraph(model, 2);
+    EXPECT_EQ(Difference(RunTasks(graph, LowerTiny(graph, ranks, text)),
+                         Serial(model, 2)),
+              "");
+  }
+}
+
+// Experts over their own axes, beside every other kind of split.
+TEST(ParallelEqualsSerial, Experts) {
+  ExpectEqualsSerial(
+      Model::kMixtral,
+      {"ep=2,mbs=2", "ep=4", "tp=2,ep=2", "tp=2,sp=1,ep=2,zero=1",
+       "dp=2,ep=2,zero=1", "dp=2,ep=2,zero=3", "cp=2,ep=2", "pp=2,ep=2",
+       "dp=2,tp=2,ep=2", "pp=2,tp=2,ep=2,zero=2", "cp=2,tp=2,sp=1,ep=2",
+       "cp=2,ep=2,tp=2,cp-kind=ulysses"});
+}
+
+TEST(ParallelEqualsSerial, ContextByHeads) {
+  ExpectEqualsSerial(Model::kGpt2,
+                     {"cp=2,cp-kind=ulysses", "cp=4,mbs=2,cp-kind=ulysses",
+                      "cp=2,tp=2,sp=1,cp-kind=ulysses",
+                      "pp=2,dp=2,cp=2,zero=3,cp-kind=ulysses"});
+  // Two key/value heads for four ranks: gathered.
+  ExpectEqualsSerial(Model::kLlama,
+                     {"cp=4,cp-kind=ulysses", "cp=2,tp=2,cp-kind=ulysses"});
+}
+
 // The loss falls: equal runs are not equal because nothing happens.
 TEST(ParallelEqualsSerial, SerialLossFalls) {
-  for (bool llama : {false, true}) {
-    const Outcome& serial = Serial(llama, 2);
+  for (Model model : {Model::kGpt2, Model::kLlama, Model::kMixtral}) {
+    const Outcome& serial = Serial(model, 2);
     ASSERT_EQ(serial.losses.size(), 20u);
     EXPECT_GT(std::abs(serial.losses.front() - serial.losses.back()), 1e-3);
     // About log(40) = 3.69 at first, more for weights of this size.
@@ -182,9 +222,9 @@ TEST(ParallelEqualsSerial, SerialLossFalls) {
 
 // Microbatches alone change nothing.
 TEST(ParallelEqualsSerial, Microbatches) {
-  const Graph& graph = TinyGraph(false, 2);
+  const Graph& graph = TinyGraph(Model::kGpt2, 2);
   EXPECT_EQ(Difference(RunTasks(graph, LowerTiny(graph, 1, "dp=1,mbs=2")),
-                       Serial(false, 2)),
+                       Serial(Model::kGpt2, 2)),
             "");
 }
 
@@ -199,28 +239,28 @@ void RemoveFirst(TaskGraph& tasks, Predicate wrong) {
 }
 
 TEST(NegativeControl, LostForwardAllReduce) {
-  const Graph& graph = TinyGraph(false, 2);
+  const Graph& graph = TinyGraph(Model::kGpt2, 2);
   TaskGraph tasks = LowerTiny(graph, 2, "dp=1,tp=2");
   RemoveFirst(tasks, [](const Task& task) {
     return task.kind == TaskKind::kComm && task.comm == CommKind::kAllReduce &&
            task.pass == Pass::kForward;
   });
-  EXPECT_NE(Difference(RunTasks(graph, tasks), Serial(false, 2)), "");
+  EXPECT_NE(Difference(RunTasks(graph, tasks), Serial(Model::kGpt2, 2)), "");
 }
 
 TEST(NegativeControl, LostGradientAllReduce) {
-  const Graph& graph = TinyGraph(true, 2);
+  const Graph& graph = TinyGraph(Model::kLlama, 2);
   TaskGraph tasks = LowerTiny(graph, 2, "dp=2");
   RemoveFirst(tasks, [&](const Task& task) {
     return task.kind == TaskKind::kComm && task.comm == CommKind::kAllReduce &&
            tasks.value(task.reads[0]).what == "gradient";
   });
-  EXPECT_NE(Difference(RunTasks(graph, tasks), Serial(true, 2)), "");
+  EXPECT_NE(Difference(RunTasks(graph, tasks), Serial(Model::kLlama, 2)), "");
 }
 
 // Each rank reads the tokens of the other; the labels stay.
 TEST(NegativeControl, SwappedShards) {
-  const Graph& graph = TinyGraph(true, 2);
+  const Graph& graph = TinyGraph(Model::kLlama, 2);
   TaskGraph tasks = LowerTiny(graph, 2, "dp=2");
   DeviceGroup swapped = tasks.groups[0];
   std::swap(swapped.devices[0], swapped.devices[1]);
@@ -230,12 +270,22 @@ TEST(NegativeControl, SwappedShards) {
       value.group = GroupId(tasks.groups.size() - 1);
     }
   }
-  EXPECT_NE(Difference(RunTasks(graph, tasks), Serial(true, 2)), "");
+  EXPECT_NE(Difference(RunTasks(graph, tasks), Serial(Model::kLlama, 2)), "");
+}
+
+TEST(NegativeControl, LostExpertGradientAllReduce) {
+  const Graph& graph = TinyGraph(Model::kMixtral, 2);
+  TaskGraph tasks = LowerTiny(graph, 4, "dp=2,ep=2");
+  RemoveFirst(tasks, [&](const Task& task) {
+    return task.kind == TaskKind::kComm && task.axes == 1 &&
+           tasks.value(task.reads[0]).what == "gradient";
+  });
+  EXPECT_NE(Difference(RunTasks(graph, tasks), Serial(Model::kMixtral, 2)), "");
 }
 
 // Every rank adds the bias of a layer whose reduction is split.
 TEST(NegativeControl, UnmaskedBias) {
-  const Graph& graph = TinyGraph(false, 2);
+  const Graph& graph = TinyGraph(Model::kGpt2, 2);
   TaskGraph tasks = LowerTiny(graph, 2, "dp=1,tp=2");
   int masked = 0;
   for (Task& task : tasks.tasks) {
@@ -244,7 +294,7 @@ TEST(NegativeControl, UnmaskedBias) {
     ++masked;
   }
   EXPECT_GT(masked, 0);
-  EXPECT_NE(Difference(RunTasks(graph, tasks), Serial(false, 2)), "");
+  EXPECT_NE(Difference(RunTasks(graph, tasks), Serial(Model::kGpt2, 2)), "");
 }
 
 }  // namespace

@@ -87,6 +87,7 @@ TEST_P(Reference, LossesAndWeightsAgree) {
 INSTANTIATE_TEST_SUITE_P(
     Models, Reference,
     ::testing::Values(Case{"gpt2.json"}, Case{"llama.json"},
+                      Case{"mixtral.json"},
                       Case{"gpt2_bf16.json", DType::kBFloat16, 5e-4, 3},
                       Case{"llama_bf16.json", DType::kBFloat16, 5e-4, 5},
                       Case{"gpt2_fp16.json", DType::kFloat16, 1e-4, 3},

@@ -251,6 +251,33 @@ bool SequenceParallel(const GraphIndex& index, const Plan& plan) {
   return false;
 }
 
+// The axes on `letter` of the node that makes operand `k` of `id`.
+AxisSet AxesOfProducer(const GraphIndex& index, const Plan& plan, NodeId id,
+                       size_t k, char letter) {
+  const NodeId from = index.producer[index.graph->node(id).operands[k].index()];
+  return AxesOf(index.graph->node(from), plan.ops[from.index()], letter);
+}
+
+// Attention's heads split by an axis that splits the sequence of what it reads.
+bool HeadsForSequence(const GraphIndex& index, const Plan& plan) {
+  return AnyNode(index, [&](const Node& node, NodeId id) {
+    if (node.op->name != "attention") return false;
+    const OpPlacement& placement = plan.ops[id.index()];
+    const AxisSet heads =
+        AxesOf(node, placement, 'g') | AxesOf(node, placement, 'r');
+    return (heads & AxesOfProducer(index, plan, id, 2, 's')) != 0;
+  });
+}
+
+// Experts split by an axis that splits the samples of the tokens they get.
+bool ExpertsForSamples(const GraphIndex& index, const Plan& plan) {
+  return AnyNode(index, [&](const Node& node, NodeId id) {
+    return node.op->name == "expert_linear" &&
+           (AxesOf(node, plan.ops[id.index()], 'e') &
+            AxesOfProducer(index, plan, id, 0, 'b')) != 0;
+  });
+}
+
 bool ContextParallel(const GraphIndex& index, const Plan& plan) {
   return Splits(index, plan, "attention", "s");
 }
@@ -323,6 +350,8 @@ constexpr std::array kRows = {
     PlacementRow{"vocabulary-parallel loss", VocabularyLoss},
     PlacementRow{"sequence parallel", SequenceParallel},
     PlacementRow{"context parallel", ContextParallel},
+    PlacementRow{"context parallel by heads", HeadsForSequence},
+    PlacementRow{"expert parallel", ExpertsForSamples},
     PlacementRow{"operators on their own", OperatorsAlone},
     PlacementRow{"ragged shards", Ragged},
     PlacementRow{"degrees of 3, 5, 6 or 7", OddDegrees},

@@ -17,7 +17,8 @@ Task* FindTask(TaskGraph& tasks, Test test) {
   return it == tasks.tasks.end() ? nullptr : &*it;
 }
 
-// Makes a task do nothing. What only it wrote stays as it was in the beginning.
+// Makes a task do nothing. What it was the first to write stays as it was in
+// the beginning.
 void Remove(TaskGraph& tasks, Task& task) {
   const std::vector<ValueId> written = task.writes;
   task.kind = TaskKind::kSlice;
@@ -26,12 +27,16 @@ void Remove(TaskGraph& tasks, Task& task) {
   task.peer = ValueId();
   for (ValueId id : written) {
     const ValueId root = tasks.Root(id);
-    const bool has_writer =
-        std::any_of(tasks.tasks.begin(), tasks.tasks.end(), [&](const Task& t) {
-          return std::any_of(t.writes.begin(), t.writes.end(),
-                             [&](ValueId v) { return tasks.Root(v) == root; });
-        });
-    if (!has_writer) tasks.values[root.index()].persistent = true;
+    const auto has_root = [&](const std::vector<ValueId>& ids) {
+      return std::any_of(ids.begin(), ids.end(),
+                         [&](ValueId v) { return tasks.Root(v) == root; });
+    };
+    const auto first = std::find_if(
+        tasks.tasks.begin(), tasks.tasks.end(),
+        [&](Task& t) { return has_root(t.reads) || has_root(t.writes); });
+    if (first == tasks.tasks.end() || has_root(first->reads)) {
+      tasks.values[root.index()].persistent = true;
+    }
   }
 }
 

@@ -1,5 +1,6 @@
 #include "tests/support/random_graph.h"
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <string>
@@ -13,6 +14,7 @@ namespace {
 constexpr double kDropout = 0.2;
 constexpr double kStddev = 0.3;
 constexpr double kEpsilon = 1e-5;
+constexpr double kBalance = 0.1;
 
 int Pick(Rng& rng, std::initializer_list<int> choices) {
   return choices.begin()[rng.Below(static_cast<uint32_t>(choices.size()))];
@@ -81,7 +83,18 @@ class SmallDecoder {
     return Dropout(name + ".dropout", x);
   }
 
+  TensorId Experts(const std::string& name, TensorId x) {
+    x = model_.Experts(name, "silu", x, spec_.inner,
+                       {.experts = spec_.experts,
+                        .top_k = std::min(spec_.top_k, spec_.experts),
+                        .capacity_factor = spec_.drops == 1 ? 1.0 : 0.0,
+                        .balance = spec_.balance == 1 ? kBalance : 0,
+                        .stddev = kStddev});
+    return Dropout(name + ".dropout", x);
+  }
+
   TensorId Mlp(const std::string& name, bool gated, TensorId x) {
+    if (spec_.experts > 0 && name.ends_with(".mlp")) return Experts(name, x);
     x = gated ? model_.GatedMlp(name, "silu", x, spec_.inner, linear_)
               : model_.Mlp(name, "up", "down", "gelu", x, spec_.inner, linear_,
                            linear_);
@@ -122,6 +135,10 @@ GraphSpec RandomGraphSpec(Rng& rng) {
   spec.residual = Pick(rng, {0, 0, 1, 2});
   spec.rms = Pick(rng, {0, 1});
   spec.gated = Pick(rng, {0, 1});
+  spec.experts = Pick(rng, {0, 0, 2, 3, 4, 5});
+  spec.top_k = Pick(rng, {1, 2});
+  spec.drops = Pick(rng, {0, 1});
+  spec.balance = Pick(rng, {0, 1});
   spec.rotary = Pick(rng, {0, 1});
   spec.tied = Pick(rng, {0, 1});
   spec.bias = Pick(rng, {0, 1});

@@ -18,6 +18,10 @@ struct GraphSpec {
   int residual = 0;
   int rms = 0;      // 1: RMS norm; 0: layer norm
   int gated = 0;    // 1: a gated MLP (Llama); 0: two layers and GELU (GPT-2)
+  int experts = 0;  // of the (first) MLP of each layer; 0: no experts
+  int top_k = 1;    // of each token, at most `experts`
+  int drops = 0;    // 1: experts have room for balanced choices only
+  int balance = 0;  // 1: an auxiliary loss in each layer
   int rotary = 0;   // 1: rotary positions; 0: a learned table
   int tied = 0;     // 1: the head reads the embedding's table
   int bias = 0;     // 1: of the layers' dense operators

@@ -173,11 +173,19 @@ class PlanMaker {
     const int64_t batch = graph_.global_batch / std::max(1, spec_.microbatches);
     for (size_t a = 0; a < group.axes.size(); ++a) {
       const AxisSet axis = AxisSet{1} << a;
-      switch (draw(a, 8)) {
+      // Outside of experts their axes split samples.
+      const bool has_room =
+          group.Size(roles.data | roles.expert | axis) <= batch;
+      switch (draw(a, 10)) {
         case 0:
         case 1:
         case 2:
-          if (group.Size(roles.data | axis) <= batch) roles.data |= axis;
+          if (has_room) roles.data |= axis;
+          break;
+        case 8:
+        case 9:
+          if (has_room)
+            (index_.has_experts ? roles.expert : roles.data) |= axis;
           break;
         case 3:
         case 4:
@@ -195,6 +203,7 @@ class PlanMaker {
     }
     roles.sequence = draw(15, 2) == 0 &&
                      group.Size(roles.context | roles.tensor) <= graph_.seq_len;
+    roles.heads = roles.context != 0 && draw(14, 2) == 0;
     return roles;
   }
 
@@ -299,6 +308,10 @@ std::vector<Field> FieldsOf(GraphSpec& graph) {
           {"residual", &graph.residual, 0},
           {"rms", &graph.rms, 0},
           {"gated", &graph.gated, 0},
+          {"experts", &graph.experts, 0},
+          {"top_k", &graph.top_k, 1},
+          {"drops", &graph.drops, 0},
+          {"balance", &graph.balance, 0},
           {"rotary", &graph.rotary, 0},
           {"tied", &graph.tied, 0},
           {"bias", &graph.bias, 0},

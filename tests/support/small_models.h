@@ -36,31 +36,26 @@ inline Graph TwoLayerGraph(int64_t batch, int64_t hidden, int64_t vocabulary) {
   return *std::move(differentiated);
 }
 
-// embed | h.0 … | head: pre-norm MLP layers, without attention.
-inline Graph MlpGraph(int layers, int64_t batch, int64_t seq, int64_t hidden,
-                      int64_t inner, int64_t vocabulary) {
-  GraphBuilder builder("mlp", batch, seq, DType::kFloat32);
+// embed | h.0 … | head: `layer(builder, name, x)` makes each residual layer.
+template <typename Layer>
+Graph StackedGraph(std::string name, int layers, int64_t batch, int64_t seq,
+                   int64_t hidden, int64_t vocabulary, Layer layer) {
+  GraphBuilder builder(std::move(name), batch, seq, DType::kFloat32);
   builder.BeginBlock("embed");
   const TensorId tokens = builder.Input("tokens", {batch, seq}, DType::kInt32);
   const TensorId labels = builder.Input("labels", {batch, seq}, DType::kInt32);
   const TensorId table =
       builder.Weight("table", {vocabulary, hidden}, {.stddev = 1}, true);
   TensorId x = builder.Add1("embedding", "lookup", {tokens, table});
-  for (int layer = 0; layer < layers; ++layer) {
-    const std::string h = "h." + std::to_string(layer);
+  for (int i = 0; i < layers; ++i) {
+    const std::string h = "h." + std::to_string(i);
     builder.BeginBlock(h);
     const TensorId scale =
         builder.Weight(h + ".scale", {hidden}, {.constant = 1}, false);
-    const TensorId up =
-        builder.Weight(h + ".up.w", {inner, hidden}, {.stddev = 1}, true);
-    const TensorId down =
-        builder.Weight(h + ".down.w", {hidden, inner}, {.stddev = 1}, true);
-    TensorId y = builder.Add("rms_norm", h + ".norm", {x, scale}, "",
-                             {{"epsilon", 1e-5}})[0];
-    y = builder.Add1("linear", h + ".up", {y, up}, "bsi,fi->bsf");
-    y = builder.Add1("silu", h + ".act", {y}, "bsf->bsf");
-    y = builder.Add1("linear", h + ".down", {y, down}, "bsf,of->bso");
-    x = builder.Add1("add", h + ".add", {x, y}, "bsh,bsh->bsh");
+    const TensorId y = builder.Add("rms_norm", h + ".norm", {x, scale}, "",
+                                   {{"epsilon", 1e-5}})[0];
+    x = builder.Add1("add", h + ".add", {x, layer(builder, h, y)},
+                     "bsh,bsh->bsh");
   }
   builder.BeginBlock("head");
   const TensorId matrix =
@@ -76,6 +71,52 @@ inline Graph MlpGraph(int layers, int64_t batch, int64_t seq, int64_t hidden,
   TESSERA_CHECK(differentiated.has_value())
       << differentiated.error().ToString();
   return *std::move(differentiated);
+}
+
+// Pre-norm MLP layers, without attention.
+inline Graph MlpGraph(int layers, int64_t batch, int64_t seq, int64_t hidden,
+                      int64_t inner, int64_t vocabulary) {
+  const auto mlp = [&](GraphBuilder& builder, const std::string& h,
+                       TensorId y) {
+    const TensorId up =
+        builder.Weight(h + ".up.w", {inner, hidden}, {.stddev = 1}, true);
+    const TensorId down =
+        builder.Weight(h + ".down.w", {hidden, inner}, {.stddev = 1}, true);
+    y = builder.Add1("linear", h + ".up", {y, up}, "bsi,fi->bsf");
+    y = builder.Add1("silu", h + ".act", {y}, "bsf->bsf");
+    return builder.Add1("linear", h + ".down", {y, down}, "bsf,of->bso");
+  };
+  return StackedGraph("mlp", layers, batch, seq, hidden, vocabulary, mlp);
+}
+
+// Experts instead of MLPs; a token takes one and none is dropped.
+inline Graph MoeGraph(int layers, int64_t batch, int64_t seq, int64_t hidden,
+                      int64_t inner, int64_t experts, int64_t vocabulary) {
+  const auto moe = [&](GraphBuilder& builder, const std::string& h,
+                       TensorId y) {
+    const auto capacity = static_cast<double>(seq);
+    const TensorId router =
+        builder.Weight(h + ".router.w", {experts, hidden}, {.stddev = 1}, true);
+    const TensorId up = builder.Weight(h + ".up.w", {experts, inner, hidden},
+                                       {.stddev = 1}, true);
+    const TensorId down = builder.Weight(
+        h + ".down.w", {experts, hidden, inner}, {.stddev = 1}, true);
+    const TensorId logits =
+        builder.Add1("linear_fp32", h + ".router", {y, router}, "bsi,ei->bse");
+    const auto routes =
+        builder.Add("moe_gate", h + ".gate", {logits}, "",
+                    {{"capacity", capacity}, {"renormalise", 0}, {"top_k", 1}});
+    y = builder.Add1(
+        "moe_dispatch", h + ".dispatch", {y, routes[1]}, "",
+        {{"capacity", capacity}, {"experts", static_cast<double>(experts)}});
+    y = builder.Add1("expert_linear", h + ".up", {y, up}, "", {{"top_k", 1}});
+    y = builder.Add1("silu", h + ".act", {y}, "ebsf->ebsf");
+    y = builder.Add1("expert_linear", h + ".down", {y, down}, "",
+                     {{"top_k", 1}});
+    y = builder.Add1("moe_collect", h + ".collect", {y, routes[1]});
+    return builder.Add1("moe_combine", h + ".combine", {y, routes[0]});
+  };
+  return StackedGraph("moe", layers, batch, seq, hidden, vocabulary, moe);
 }
 
 // All of a plan that the search can change, as a key.

@@ -79,6 +79,20 @@ inline std::string TinyLlama(int layers) {
               "initializer_range": 0.2, "tie_word_embeddings": false})";
 }
 
+// Four experts of which a token takes two, some choices dropped.
+inline std::string TinyMixtral(int layers) {
+  return R"({"model_type": "mixtral", "hidden_size": 16,
+             "num_hidden_layers": )" +
+         std::to_string(layers) +
+         R"(, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "intermediate_size": 12, "vocab_size": 40,
+              "max_position_embeddings": 8, "rms_norm_eps": 1e-6,
+              "rope_theta": 10000.0, "hidden_act": "silu",
+              "initializer_range": 0.2, "tie_word_embeddings": false,
+              "num_local_experts": 4, "num_experts_per_tok": 2,
+              "expert_capacity_factor": 1.0, "router_aux_loss_coef": 0.1})";
+}
+
 // A file of 1000 tokens in nanoGPT's format: Mix64(i) mod the vocabulary.
 inline TokenData TinyTokens() {
   const std::string path = TempPath("tokens.bin");

@@ -1,6 +1,7 @@
-// Turns an axis between data, context and tensor parallelism in a whole block,
-// in its like, in a stage or in the plan, and derives all placements anew: the
-// mesh factored otherwise, or tensor parallelism switched on or off.
+// Turns an axis between data, context, tensor and (where there are experts)
+// expert parallelism in a whole block, in its like, in a stage or in the plan,
+// and derives all placements anew: the mesh factored otherwise, or tensor
+// parallelism switched on or off.
 //
 // Every block in scope must have derived placements and the axis in one role.
 // Block, scope, axis and new role are uniform, so back is as likely, but for
@@ -16,13 +17,30 @@
 namespace tessera {
 namespace {
 
-enum class AxisRole : uint8_t { kData, kContext, kTensor };
-constexpr uint32_t kAxisRoles = 3;
+enum class AxisRole : uint8_t { kData, kContext, kTensor, kExpert };
+
+// A block without experts shows expert axes as data axes, so the fourth role
+// is for others only.
+uint32_t NumberOfRoles(const SearchSpace& space) {
+  return space.index.has_experts ? 4 : 3;
+}
 
 AxisSet& SetOf(AxisRoles& roles, AxisRole role) {
-  return role == AxisRole::kData      ? roles.data
-         : role == AxisRole::kContext ? roles.context
-                                      : roles.tensor;
+  switch (role) {
+    case AxisRole::kData:
+      return roles.data;
+    case AxisRole::kContext:
+      return roles.context;
+    case AxisRole::kTensor:
+      return roles.tensor;
+    case AxisRole::kExpert:
+      break;
+  }
+  return roles.expert;
+}
+
+bool SplitsSamples(AxisRole role) {
+  return role == AxisRole::kData || role == AxisRole::kExpert;
 }
 
 // `roles` with `axis` in `to`; false where it is not in `from`. The sequence
@@ -34,6 +52,7 @@ bool Turn(AxisRoles& roles, AxisSet axis, AxisRole from, AxisRole to,
   SetOf(roles, to) |= axis;
   if (sequence.has_value()) roles.sequence = *sequence;
   if (roles.tensor == 0) roles.sequence = false;
+  if (roles.context == 0) roles.heads = false;
   return true;
 }
 
@@ -67,7 +86,8 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   if (group.axes.empty()) return std::nullopt;
   const uint32_t number = rng.Below(static_cast<uint32_t>(group.axes.size()));
   const AxisSet axis = AxisSet{1} << number;
-  const uint32_t shift = 1 + rng.Below(kAxisRoles - 1);
+  const uint32_t number_of_roles = NumberOfRoles(space);
+  const uint32_t shift = 1 + rng.Below(number_of_roles - 1);
   const bool sequence_draw = rng.Below(2) == 1;
   const bool keep_samples = rng.Below(2) == 1;
 
@@ -75,9 +95,10 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   if (!roles.has_value()) return std::nullopt;
   const AxisRole from = roles->data & axis      ? AxisRole::kData
                         : roles->context & axis ? AxisRole::kContext
+                        : roles->expert & axis  ? AxisRole::kExpert
                                                 : AxisRole::kTensor;
-  const auto to =
-      static_cast<AxisRole>((static_cast<uint32_t>(from) + shift) % kAxisRoles);
+  const auto to = static_cast<AxisRole>((static_cast<uint32_t>(from) + shift) %
+                                        number_of_roles);
   const auto blocks = BlocksIn(space, plan, block, scope);
   if (!blocks.has_value()) return std::nullopt;
 
@@ -102,6 +123,7 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   Turn(expected, axis, from, to, std::nullopt);
   if (!roles_after.has_value() || roles_after->data != expected.data ||
       roles_after->context != expected.context ||
+      roles_after->expert != expected.expert ||
       roles_after->tensor != expected.tensor) {
     return std::nullopt;
   }
@@ -122,9 +144,9 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
 
   if (scope == Scope::kPlan && keep_samples) {
     const int size = group.axes[number].size;
-    if (from == AxisRole::kData) {
+    if (SplitsSamples(from) && !SplitsSamples(to)) {
       candidate->microbatches *= size;
-    } else if (to == AxisRole::kData) {
+    } else if (SplitsSamples(to) && !SplitsSamples(from)) {
       if (candidate->microbatches % size != 0) return std::nullopt;
       candidate->microbatches /= size;
     }
@@ -136,7 +158,8 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
 
 extern const Move kAxisRole;
 const Move kAxisRole = {"axis-role",
-                        "an axis between data, context and tensor parallelism",
+                        "an axis between data, context, tensor and expert "
+                        "parallelism",
                         4, Propose};
 
 }  // namespace tessera

@@ -1,6 +1,8 @@
-// Switches sequence parallelism in a block and those in scope: norms, dropout
-// and residuals split by sequence over the tensor axes, or repeated. Symmetric:
-// block and scope are uniform, and the blocks agree before and after.
+// Switches, in a block and those in scope, sequence parallelism (norms, dropout
+// and residuals split by sequence over the tensor axes, or repeated) or what
+// the context axes split in attention (queries by sequence, or heads).
+// Symmetric: block, scope and switch are uniform, and the blocks agree before
+// and after.
 
 #include "planner/plan/axis_roles.h"
 #include "planner/search/moves/scope.h"
@@ -15,27 +17,36 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   const auto blocks = BlocksIn(space, plan, block, scope);
   if (!blocks.has_value()) return std::nullopt;
   const auto own = RolesOf(space.index, plan, block);
-  if (!own.has_value() || own->tensor == 0) return std::nullopt;
+  if (!own.has_value() || (own->tensor | own->context) == 0) {
+    return std::nullopt;
+  }
+  // A coin where the block has axes of both kinds, as it has on the way back.
+  const bool in_attention =
+      own->tensor == 0 || (own->context != 0 && rng.Below(2) == 1);
+  bool AxisRoles::*const flag =
+      in_attention ? &AxisRoles::heads : &AxisRoles::sequence;
+  AxisSet AxisRoles::*const axes =
+      in_attention ? &AxisRoles::context : &AxisRoles::tensor;
   Plan candidate = plan;
   for (int b : *blocks) {
     auto roles = RolesOf(space.index, plan, b);
     if (!roles.has_value()) return std::nullopt;
-    if (roles->tensor == 0) continue;
+    if ((*roles).*axes == 0) continue;
     const GroupId group = GroupOfBlock(space, plan, b);
-    const auto placed = [&](bool sequence) {
-      roles->sequence = sequence;
+    const auto placed = [&](bool on) {
+      (*roles).*flag = on;
       return PlaceBlock(space.index, b, plan.groups[group.index()], group,
                         *roles);
     };
     // A block without a node to show it agrees with either.
-    if (!BlockIs(space.index, b, placed(own->sequence), plan)) {
+    if (!BlockIs(space.index, b, placed((*own).*flag), plan)) {
       return std::nullopt;
     }
-    SetBlock(space.index, b, placed(!own->sequence), candidate);
+    SetBlock(space.index, b, placed(!((*own).*flag)), candidate);
   }
   // The way back starts from what this block shows.
   const auto after = RolesOf(space.index, candidate, block);
-  if (!after.has_value() || after->sequence == own->sequence) {
+  if (!after.has_value() || (*after).*flag == (*own).*flag) {
     return std::nullopt;
   }
   return Finish(space, plan, std::move(candidate), 0);
@@ -45,6 +56,8 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
 
 extern const Move kSequence;
 const Move kSequence = {
-    "sequence", "sequence parallelism of norms and residuals", 2, Propose};
+    "sequence",
+    "sequence parallelism of norms and residuals, or attention by heads", 2,
+    Propose};
 
 }  // namespace tessera

@@ -87,6 +87,7 @@ void LinearDb(const KernelCall& call) {
 std::vector<Kernel> CpuLinearKernels() {
   return {
       {"linear", ByDType<Linear<float>, Linear<double>>, true},
+      {"linear_fp32", ByDType<Linear<float>, Linear<double>>, true},
       {"linear_dx", ByDType<LinearDx<float>, LinearDx<double>>, true},
       {"linear_dw", ByDType<LinearDw<float>, LinearDw<double>>, true},
       {"linear_db", ByDType<LinearDb<float>, LinearDb<double>>, true},

@@ -1,5 +1,5 @@
-"""Trains tiny GPT-2 and Llama models in float64 with NumPy alone, also as if
-parameters and activations were stored in bf16 or fp16.
+"""Trains tiny GPT-2, Llama and Mixtral models in float64 with NumPy alone, the
+first two also as if parameters and activations were stored in bf16 or fp16.
 
 An independent reference for Tessera's training: it shares no code with it, and
 differentiates by a tape instead of by derived operators. What must agree is the
@@ -203,6 +203,7 @@ class Model:
         self.decayed = set()
         self.salt = 0
         self.step = 0
+        self.dropped = 0  # choices of experts that found no place
 
     def matrix(self, name, shape, stddev):
         if name not in self.weights:
@@ -313,13 +314,78 @@ def gpt2(model, tokens, labels):
     return cross_entropy(used(logits), labels)
 
 
-def llama(model, tokens, labels):
+def silu(z):
+    return z / (1 + np.exp(-z))
+
+
+def silu_derivative(z):
+    sigmoid = 1 / (1 + np.exp(-z))
+    return sigmoid * (1 + z * (1 - sigmoid))
+
+
+def gated_mlp(model, name, x):
+    """down(silu(gate(x)) * up(x)), and no auxiliary loss."""
+    c = model.config
+    h, inner, std = (c["hidden_size"], c["intermediate_size"],
+                     c["initializer_range"])
+    m = name + ".mlp."
+    gate = model.linear(m + "gate_proj", x, "f", "i", (inner, h), std, False)
+    up = model.linear(m + "up_proj", x, "f", "i", (inner, h), std, False)
+    gate = stored(function(used(gate), silu, silu_derivative))
+    y = stored(mul(used(gate), used(up)))
+    return model.linear(m + "down_proj", y, "o", "f", (h, inner), std,
+                        False), None
+
+
+def experts(model, name, x):
+    """Every expert of every token, weighted: 0 where it was not chosen, or
+    where the expert's places of this sample were taken before."""
+    c = model.config
+    h, inner, std = (c["hidden_size"], c["intermediate_size"],
+                     c["initializer_range"])
+    n, top_k = c["num_local_experts"], c["num_experts_per_tok"]
+    batch, seq, _ = x.value.shape
+    m = name + ".block_sparse_moe."
+    p = softmax(einsum("bsi,ei->bse", x,
+                       model.matrix(m + "gate.weight", (n, h), std)))
+    capacity = min(seq, int(np.ceil(
+        c["expert_capacity_factor"] * top_k * seq / n)))
+    chosen = np.zeros((batch, seq, n))
+    kept = np.zeros((batch, seq, n))
+    for b in range(batch):
+        places = [capacity] * n
+        for s in range(seq):
+            for e in np.argsort(-p.value[b, s], kind="stable")[:top_k]:
+                chosen[b, s, e] = 1
+                kept[b, s, e] = float(places[e] > 0)
+                places[e] -= 1
+    model.dropped += int((chosen - kept).sum())
+    picked = mul(p, const(chosen))
+    total = scale(mean_last(picked), n)
+    weights = mul(mul(picked, power(total, -1.0)), const(kept))
+
+    def each(part, rule, of, shape):
+        return einsum(rule, of, model.matrix(m + f"experts.{part}.weight",
+                                             shape, std))
+
+    gate = each("w1", "bsi,efi->bsef", x, (n, inner, h))
+    up = each("w3", "bsi,efi->bsef", x, (n, inner, h))
+    y = mul(function(gate, silu, silu_derivative), up)
+    y = each("w2", "bsef,eof->bseo", y, (n, h, inner))
+    shares = chosen.mean(axis=1, keepdims=True) / top_k
+    shares = np.broadcast_to(shares, chosen.shape)
+    balance = einsum("bse,bse->", p, const(shares))
+    balance = scale(balance, c["router_aux_loss_coef"] * n / (batch * seq))
+    return einsum("bseo,bse->bso", y, weights), balance
+
+
+def llama(model, tokens, labels, mlp=gated_mlp):
     c = model.config
     h, layers = c["hidden_size"], c["num_hidden_layers"]
     groups = c["num_key_value_heads"]
     per_group = c["num_attention_heads"] // groups
     d = h // c["num_attention_heads"]
-    inner, std = c["intermediate_size"], c["initializer_range"]
+    std = c["initializer_range"]
     vocabulary = c["vocab_size"]
     seq = tokens.shape[1]
 
@@ -336,13 +402,7 @@ def llama(model, tokens, labels):
             turn[s, j, j + d // 2] = sine
     turn = const(turn)
 
-    def silu(z):
-        return z / (1 + np.exp(-z))
-
-    def silu_derivative(z):
-        sigmoid = 1 / (1 + np.exp(-z))
-        return sigmoid * (1 + z * (1 - sigmoid))
-
+    auxiliary = []
     embedding = model.matrix("model.embed_tokens.weight", (vocabulary, h), std)
     x = stored(lookup(embedding, tokens))
     for i in range(layers):
@@ -360,18 +420,21 @@ def llama(model, tokens, labels):
                          std, False)
         x = stored(add(x, y))
         y = model.rms_norm(p + ".post_attention_layernorm", x)
-        m = p + ".mlp."
-        gate = model.linear(m + "gate_proj", y, "f", "i", (inner, h), std,
-                            False)
-        up = model.linear(m + "up_proj", y, "f", "i", (inner, h), std, False)
-        gate = stored(function(used(gate), silu, silu_derivative))
-        y = stored(mul(used(gate), used(up)))
-        x = stored(add(x, model.linear(m + "down_proj", y, "o", "f", (h, inner),
-                                       std, False)))
+        y, loss = mlp(model, p, y)
+        x = stored(add(x, y))
+        if loss is not None:
+            auxiliary.append(loss)
     x = model.rms_norm("model.norm", x)
     head = model.matrix("lm_head.weight", (vocabulary, h), std)
     logits = stored(einsum("bsi,vi->bsv", used(x), head))
-    return cross_entropy(used(logits), labels)
+    loss = cross_entropy(used(logits), labels)
+    for term in auxiliary:
+        loss = add(loss, term)
+    return loss
+
+
+def mixtral(model, tokens, labels):
+    return llama(model, tokens, labels, experts)
 
 
 # ---- Training: runtime/data/tokens.cc, runtime/kernels/cpu/optimizer.cc
@@ -426,6 +489,7 @@ def train(forward, config, batch, seq_len, seed, steps, options):
                       m / corrected)
             weight.value = (weight.value *
                             (1 - options["learning_rate"] * decay) - update)
+    print("dropped choices:", model.dropped)
     return {
         "config": config,
         "batch": batch,
@@ -456,12 +520,25 @@ LLAMA = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2,
          "initializer_range": 0.2, "tie_word_embeddings": False}
 
 
+# Room for balanced choices only, so that some are dropped.
+MIXTRAL = {"model_type": "mixtral", "hidden_size": 16, "num_hidden_layers": 2,
+           "num_attention_heads": 4, "num_key_value_heads": 2,
+           "intermediate_size": 12, "vocab_size": 40,
+           "max_position_embeddings": 8, "rms_norm_eps": 1e-6,
+           "rope_theta": 10000.0, "hidden_act": "silu",
+           "initializer_range": 0.2, "tie_word_embeddings": False,
+           "num_local_experts": 4, "num_experts_per_tok": 2,
+           "expert_capacity_factor": 1.0, "router_aux_loss_coef": 0.1}
+
+
 def main():
     global storage
     folder = os.path.dirname(os.path.abspath(__file__))
     for name, forward, config in (("gpt2", gpt2, GPT2),
-                                  ("llama", llama, LLAMA)):
-        for storage in (None, "bf16", "fp16"):
+                                  ("llama", llama, LLAMA),
+                                  ("mixtral", mixtral, MIXTRAL)):
+        storages = (None,) if name == "mixtral" else (None, "bf16", "fp16")
+        for storage in storages:
             result = train(forward, config, batch=4, seq_len=8, seed=11,
                            steps=8, options=OPTIONS)
             suffix = "" if storage is None else "_" + storage

@@ -89,6 +89,44 @@ TEST(Differentiate, RefusesAWeightThatTheLossDoesNotSee) {
   EXPECT_NE(graph.error().ToString().find("unused"), std::string::npos);
 }
 
+// What is added to the loss has gradient one, which its operator takes for
+// granted: no gradient of a scalar exists.
+TEST(Differentiate, AuxiliaryLossesAreAddedToTheLoss) {
+  GraphBuilder builder("g", 2, 2, DType::kFloat32);
+  const TensorId labels = builder.Input("labels", {2, 2}, DType::kInt32);
+  const TensorId table = builder.Weight("table", {3, 3}, {}, true);
+  const TensorId x = builder.Add1("embedding", "x", {labels, table});
+  const TensorId balance = builder.Add1("moe_balance", "balance", {x}, "",
+                                        {{"coefficient", 1}, {"top_k", 1}});
+  const TensorId count = builder.Add1("count_labels", "count", {labels});
+  const TensorId entropy =
+      builder.Add1("cross_entropy", "entropy", {x, labels, count});
+  const TensorId loss = builder.Add1("add", "loss", {entropy, balance}, ",->");
+  const Graph graph = *Differentiate(*builder.Finish(loss));
+  ASSERT_NE(FindNode(graph, "balance.d0"), nullptr);
+  ASSERT_NE(FindNode(graph, "entropy.d0"), nullptr);
+  ASSERT_NE(FindNode(graph, "x.d_sum"), nullptr);
+  for (const Tensor& tensor : graph.tensors) {
+    EXPECT_FALSE(tensor.gradient_of.valid() && tensor.shape.empty())
+        << tensor.name;
+  }
+}
+
+TEST(Validate, AsManyChoicesAsExperts) {
+  GraphBuilder builder("g", 2, 2, DType::kFloat32);
+  const TensorId labels = builder.Input("labels", {2, 2}, DType::kInt32);
+  const TensorId table = builder.Weight("table", {3, 3}, {}, true);
+  const TensorId x = builder.Add1("embedding", "x", {labels, table});
+  builder.Add("moe_gate", "gate", {x}, "",
+              {{"capacity", 1}, {"renormalise", 1}, {"top_k", 4}});
+  const auto graph = builder.Finish(x);
+  ASSERT_FALSE(graph.has_value());
+  EXPECT_NE(graph.error().ToString().find(
+                "top_k is 4: expected at most 3, the number of experts"),
+            std::string::npos)
+      << graph.error().ToString();
+}
+
 TEST(Validate, NamesACycle) {
   Graph graph = SmallForward(false);
   std::swap(graph.nodes[0], graph.nodes[1]);

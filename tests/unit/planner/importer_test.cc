@@ -81,21 +81,22 @@ TEST_P(ParameterCountTest, EqualsThePublishedModel) {
   EXPECT_EQ(graph.name, GetParam().model);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, ParameterCountTest,
-                         ::testing::Values(Published{"gpt2", 124439808},
-                                           Published{"gpt2-xl", 1557611200},
-                                           Published{"llama-2-7b", 6738415616},
-                                           Published{"llama-3-8b", 8030261248},
-                                           Published{"llama-3-70b",
-                                                     70553706496},
-                                           Published{"mistral-7b", 7241732096},
-                                           Published{"qwen2-7b", 7615616512},
-                                           Published{"pythia-1b", 1011781632}),
-                         [](const auto& info) {
-                           std::string name = info.param.model;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Models, ParameterCountTest,
+    ::testing::Values(Published{"gpt2", 124439808},
+                      Published{"gpt2-xl", 1557611200},
+                      Published{"llama-2-7b", 6738415616},
+                      Published{"llama-3-8b", 8030261248},
+                      Published{"llama-3-70b", 70553706496},
+                      Published{"mistral-7b", 7241732096},
+                      Published{"mixtral-8x7b", 46702792704},
+                      Published{"qwen2-7b", 7615616512},
+                      Published{"pythia-1b", 1011781632}),
+    [](const auto& info) {
+      std::string name = info.param.model;
+      std::replace(name.begin(), name.end(), '-', '_');
+      return name;
+    });
 
 // ---- model FLOPs ------------------------------------------------------------
 
@@ -111,6 +112,19 @@ TEST(ModelFlops, Gpt2XlIs6NPlus12LHS) {
                    6 * n * tokens + 12.0 * 48 * 1600 * s * tokens);
   EXPECT_DOUBLE_EQ(ModelFlops(graph, /*halve_causal=*/true).value,
                    6 * n * tokens + 6.0 * 48 * 1600 * s * tokens);
+}
+
+TEST(ModelFlops, MixtralCountsActiveExperts) {
+  const int64_t batch = 4;
+  const int64_t s = 4096;
+  const Graph graph = Import(Example("mixtral-8x7b"), Options(batch, s));
+  // q and o: h*h; k and v: h*1024; the router; two of eight experts.
+  const double layer = 4096.0 * (2 * 4096 + 2 * 1024 + 8 + 2 * 3 * 14336);
+  const double n = 32 * layer + 32000.0 * 4096;
+  EXPECT_EQ(MatmulParameterCount(graph), static_cast<int64_t>(n));
+  const double tokens = static_cast<double>(batch) * s;
+  EXPECT_DOUBLE_EQ(ModelFlops(graph).value,
+                   6 * n * tokens + 12.0 * 32 * 4096 * s * tokens);
 }
 
 TEST(ModelFlops, Llama3WithGroupedHeads) {
@@ -214,8 +228,8 @@ TEST(Gpt2, AttentionDropoutIsWarnedOf) {
 }
 
 TEST(Families, DifferentiateAndReadTheirDtype) {
-  for (const char* model :
-       {"gpt2-tiny", "llama-3-8b", "mistral-7b", "qwen2-7b", "pythia-1b"}) {
+  for (const char* model : {"gpt2-tiny", "llama-3-8b", "mistral-7b",
+                            "mixtral-tiny", "qwen2-7b", "pythia-1b"}) {
     ImportOptions options = Options(4, 64);
     options.dtype = DType::kBFloat16;
     Graph graph = Import(Example(model), options);
@@ -247,6 +261,27 @@ TEST(Mistral, HasAWindow) {
   const Graph graph = Import(Example("mistral-7b"), Options());
   EXPECT_EQ(NodeNamed(graph, "model.layers.31.self_attn").attribute("window"),
             4096);
+}
+
+TEST(Mixtral, ExpertsSlotsAndAuxiliaryLoss) {
+  ImportOptions options = Options(4, 64);
+  options.dtype = DType::kBFloat16;
+  const Graph graph = Import(Example("mixtral-tiny"), options);
+  const std::string moe = "model.layers.1.block_sparse_moe.";
+  EXPECT_EQ(TensorNamed(graph, moe + "experts.w1.weight")->shape,
+            (Shape{4, 192, 96}));
+  // ceil(1.25 * 2 * 64 / 4) slots of each expert and sample.
+  EXPECT_EQ(TensorNamed(graph, moe + "dispatch")->shape, (Shape{4, 4, 40, 96}));
+  // Routing is decided in fp32, and slots are numbers.
+  EXPECT_EQ(TensorNamed(graph, moe + "gate")->dtype, DType::kFloat32);
+  EXPECT_EQ(TensorNamed(graph, moe + "routes")->dtype, DType::kBFloat16);
+  EXPECT_EQ(TensorNamed(graph, moe + "routes:1")->dtype, DType::kInt32);
+  EXPECT_EQ(graph.tensor(graph.loss).name, "loss.total");
+  // Without a capacity factor an expert has room for every token.
+  const Graph dropless = Import(Example("mixtral-8x7b"), Options(1, 128));
+  EXPECT_EQ(NodeNamed(dropless, "model.layers.0.block_sparse_moe.dispatch")
+                .attribute("capacity"),
+            128);
 }
 
 TEST(Qwen2, HasBiasesOnQueriesKeysAndValues) {
@@ -319,8 +354,8 @@ TEST(BadFile, BreaksOff) {
 TEST(BadFile, UnknownModelType) {
   EXPECT_THAT(ErrorOf(R"({"model_type": "gpt3"})"),
               HasSubstr("model_type: unknown model_type 'gpt3'; did you mean "
-                        "'gpt2'? known: gpt2, llama, mistral, qwen2, "
-                        "gpt_neox"));
+                        "'gpt2'? known: gpt2, llama, mistral, mixtral, "
+                        "qwen2, gpt_neox"));
   EXPECT_THAT(ErrorOf("{}"), HasSubstr("model_type: missing"));
 }
 

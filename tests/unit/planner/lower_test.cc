@@ -21,13 +21,13 @@ struct Lowered {
   TaskGraph tasks;
 };
 
-Lowered LowerTiny(const std::string& strategy_text, double clip = 1) {
+Lowered LowerTiny(const std::string& strategy_text, double clip = 1,
+                  const std::string& model = "gpt2-tiny") {
   ImportOptions options;
   options.global_batch = 16;
   options.seq_len = 32;
   options.dtype = DType::kFloat32;
-  auto forward =
-      ImportModel(ExamplePath("models/gpt2-tiny/config.json"), options);
+  auto forward = ImportModel(ExamplePath("models/" + model), options);
   Lowered lowered{*Differentiate(*forward), {}, {}};
   const Cluster cluster = *LoadCluster("local-cpu:4");
   const auto strategy = ParseStrategy(strategy_text);
@@ -42,7 +42,7 @@ Lowered LowerTiny(const std::string& strategy_text, double clip = 1) {
 }
 
 // Collectives of one microbatch that move a layer's activations or their
-// gradients: those whose tensor belongs to block "h.1".
+// gradients: those whose tensor belongs to the second layer.
 std::map<std::pair<Pass, CommKind>, int> LayerCollectives(const Lowered& l) {
   std::map<TensorId, int> block_of;
   for (const Node& node : l.graph.nodes) {
@@ -94,6 +94,50 @@ TEST(Lower, ContextParallelismGathersKeysAndValues) {
   EXPECT_EQ(counts.at({Pass::kBackward, CommKind::kAllGather}), 2);
   EXPECT_EQ(counts.at({Pass::kBackward, CommKind::kReduceScatter}), 2);
   EXPECT_EQ(counts.size(), 3u);
+}
+
+TEST(Lower, UlyssesExchangesFourTimesEachWay) {
+  // Jacobs et al. 2023, section 3.1: q, k, v and the output, and their
+  // gradients. The output is kept both by heads and by sequence.
+  const auto counts = LayerCollectives(LowerTiny("cp=4,cp-kind=ulysses,mbs=4"));
+  EXPECT_EQ(counts.at({Pass::kForward, CommKind::kAllToAll}), 4);
+  EXPECT_EQ(counts.at({Pass::kBackward, CommKind::kAllToAll}), 4);
+  EXPECT_EQ(counts.size(), 2u);
+}
+
+TEST(Lower, ExpertParallelismExchangesTokensTwiceEachWay) {
+  // Lepikhin et al. 2020, section 3.3: to the experts and back. The scalar is
+  // the auxiliary loss.
+  const auto counts = LayerCollectives(LowerTiny("ep=4", 1, "mixtral-tiny"));
+  EXPECT_EQ(counts.at({Pass::kForward, CommKind::kAllToAll}), 2);
+  EXPECT_EQ(counts.at({Pass::kForward, CommKind::kAllReduce}), 1);
+  EXPECT_EQ(counts.at({Pass::kBackward, CommKind::kAllToAll}), 2);
+  EXPECT_EQ(counts.size(), 3u);
+}
+
+TEST(Lower, ExpertsReduceTheirGradientsOverTheirCopiesOnly) {
+  const Lowered l = LowerTiny("dp=2,ep=2", 1, "mixtral-tiny");
+  const AxisSet dp = 1;
+  const AxisSet ep = 2;
+  ASSERT_EQ(l.plan.groups[0].axes[1].name, "ep0");
+  int experts = 0;
+  for (const Task& task : l.tasks.tasks) {
+    if (task.kind != TaskKind::kComm) continue;
+    for (ValueId id : task.reads) {
+      const Value& value = l.tasks.value(id);
+      if (value.category != MemoryCategory::kGradient ||
+          !value.tensor.valid()) {
+        continue;
+      }
+      const std::string& name = l.graph.tensor(value.tensor).name;
+      const bool of_expert = name.find(".experts.") != std::string::npos;
+      EXPECT_EQ(task.axes, of_expert ? dp : dp | ep) << name;
+      // Half of the experts on each rank.
+      EXPECT_EQ(value.layout.dims[0], of_expert ? ep : 0u) << name;
+      experts += of_expert;
+    }
+  }
+  EXPECT_EQ(experts, 3 * 3) << "w1, w2 and w3 of three layers";
 }
 
 TEST(Lower, DataParallelismReducesEachGradientOnce) {

@@ -62,12 +62,13 @@ Result<Plan> Make(const Graph& graph, const Cluster& cluster,
 TEST(ParseStrategy, DefaultsAndAllKeys) {
   EXPECT_EQ(*ParseStrategy(""), Strategy());
   const auto strategy = ParseStrategy(
-      "tp=8,pp=4,dp=2,vp=1,cp=1,ep=1,mbs=3,zero=1,sp=1,recompute=full:4,"
+      "tp=8,pp=4,dp=2,vp=1,cp=1,ep=2,mbs=3,zero=1,sp=1,recompute=full:4,"
       "schedule=gpipe,order=dp-tp-cp-ep-pp");
   ASSERT_TRUE(strategy.has_value()) << strategy.error().ToString();
   EXPECT_EQ(strategy->tp, 8);
   EXPECT_EQ(strategy->pp, 4);
   EXPECT_EQ(strategy->dp, 2);
+  EXPECT_EQ(strategy->ep, 2);
   EXPECT_EQ(strategy->mbs, 3);
   EXPECT_EQ(strategy->zero, 1);
   EXPECT_TRUE(strategy->sp);
@@ -84,13 +85,14 @@ TEST(ParseStrategy, SaysWhatIsSupported) {
   };
   EXPECT_EQ(error("zero=4"), "zero: is '4': expected 0, 1, 2 or 3");
   EXPECT_EQ(error("vp=0"), "vp: is '0': expected a whole number from 1");
-  EXPECT_EQ(error("ep=4"), "ep: is '4': expected 1");
   EXPECT_EQ(error("recompute=all"),
             "recompute: unknown recompute level 'all'; did you mean 'full'? "
             "known: none, selective, full");
   EXPECT_EQ(error("recompute=full:0"),
             "recompute: is '0': expected a whole number of layers behind the "
             "':'");
+  EXPECT_EQ(error("cp-kind=rings"),
+            "cp-kind: is 'rings': expected gather or ulysses");
   EXPECT_THAT(error("schedule=zb-h2"),
               HasSubstr("schedule: unknown schedule 'zb-h2'"));
   EXPECT_EQ(error("tp=0"), "tp: is '0': expected a whole number from 1");
@@ -185,6 +187,94 @@ TEST(PlanFromStrategy, HybridShardingCutsWithinANode) {
               HasSubstr("zero3 within 2 ranks"));
   EXPECT_THAT(Describe(graph, cluster, *within),
               HasSubstr("cut over 2, each shard on 2 ranks"));
+}
+
+TEST(PlanFromStrategy, ExpertsByDerivation) {
+  const Graph graph = Model("mixtral-tiny", 8, 64);
+  const auto plan =
+      Make(graph, *MakeCluster("local-cpu:8"), "tp=2,ep=2,zero=1");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  const auto split = [&](const std::string& name) {
+    return SplitOf(graph, *plan, "model.layers.1." + name);
+  };
+  EXPECT_EQ(plan->microbatches, 2);
+  // Outside of experts these axes split samples.
+  EXPECT_EQ(split("self_attn.q_proj"), "b/dp0*ep0 g/tp0");
+  EXPECT_EQ(split("block_sparse_moe.gate"), "b/dp0*ep0");
+  EXPECT_EQ(split("block_sparse_moe.routes"), "b/dp0*ep0");
+  EXPECT_EQ(split("block_sparse_moe.dispatch"), "b/dp0*ep0");
+  EXPECT_EQ(split("block_sparse_moe.experts.w1"), "e/ep0 b/dp0 o/tp0");
+  EXPECT_EQ(split("block_sparse_moe.experts.act_fn"), "e/ep0 b/dp0 f/tp0");
+  EXPECT_EQ(split("block_sparse_moe.experts.w2"), "e/ep0 b/dp0 i/tp0");
+  EXPECT_EQ(split("block_sparse_moe.collect"), "b/dp0*ep0");
+  EXPECT_EQ(split("block_sparse_moe.combine"), "b/dp0*ep0");
+  // An expert's state is cut over its copies, others' over all replicas.
+  const GraphIndex index(graph);
+  for (size_t w = 0; w < plan->weights.size(); ++w) {
+    const std::string& name = graph.tensor(index.weights[w].tensor).name;
+    const bool of_expert = name.find(".experts.") != std::string::npos;
+    EXPECT_EQ(plan->groups[0].Size(plan->weights[w].zero_axes),
+              of_expert ? 2 : 4)
+        << name;
+  }
+  const auto uniform =
+      UniformStrategy(index, *MakeCluster("local-cpu:8"), *plan);
+  ASSERT_TRUE(uniform.has_value());
+  EXPECT_EQ(ToString(*uniform), "dp2 tp2 pp1 ep2 mbs1 zero1 sp0");
+  EXPECT_THAT(Describe(graph, *MakeCluster("local-cpu:8"), *plan),
+              HasSubstr("data-parallel 4 (experts split 2 ways), "
+                        "tensor-parallel 2"));
+}
+
+// Slots are split like a sequence by context parallelism; routing is not.
+TEST(PlanFromStrategy, ExpertsWithSplitSequences) {
+  const Graph graph = Model("mixtral-tiny", 8, 64);
+  const auto plan = Make(graph, *MakeCluster("local-cpu:4"), "cp=2,tp=2,sp=1");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  const auto split = [&](const std::string& name) {
+    return SplitOf(graph, *plan, "model.layers.1.block_sparse_moe." + name);
+  };
+  EXPECT_EQ(split("gate"), "s/cp0");
+  EXPECT_EQ(split("routes"), "");
+  EXPECT_EQ(split("dispatch"), "s/cp0");
+  EXPECT_EQ(split("experts.w1"), "s/cp0 o/tp0");
+  EXPECT_EQ(split("collect"), "s/cp0");
+  EXPECT_EQ(split("combine"), "s/cp0*tp0");
+}
+
+TEST(PlanFromStrategy, UlyssesSplitsHeadsInAttentionOnly) {
+  const Graph graph = Model("gpt2-tiny", 8, 64);
+  const Cluster cluster = *MakeCluster("local-cpu:8");
+  const auto plan = Make(graph, cluster, "cp=4,tp=2,sp=1,cp-kind=ulysses");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  EXPECT_EQ(SplitOf(graph, *plan, "h.1.attn.c_attn.q"), "s/cp0*cp1 g/tp0");
+  EXPECT_EQ(SplitOf(graph, *plan, "h.1.attn"), "g/cp0*cp1*tp0");
+  EXPECT_EQ(SplitOf(graph, *plan, "h.1.ln_1"), "s/cp0*cp1*tp0");
+  const auto uniform = UniformStrategy(GraphIndex(graph), cluster, *plan);
+  ASSERT_TRUE(uniform.has_value());
+  EXPECT_EQ(ToString(*uniform), "dp1 tp2 pp1 cp4 ulysses mbs1 zero0 sp1");
+  EXPECT_THAT(Describe(graph, cluster, *plan),
+              HasSubstr("sequence split 4 (context parallel, attention by "
+                        "heads), tensor-parallel 2"));
+  // Eight heads.
+  const auto too_many =
+      Make(graph, *MakeCluster("local-cpu:16"), "cp=16,cp-kind=ulysses");
+  ASSERT_FALSE(too_many.has_value());
+  EXPECT_EQ(too_many.error().ToString(),
+            "strategy: tp=1 and cp=16 leave an empty shard: 8 heads cannot be "
+            "split over 16 ranks ('h.0.attn')");
+}
+
+TEST(PlanFromStrategy, ExpertParallelismNeedsExperts) {
+  const auto dense =
+      Make(Model("gpt2-tiny", 8, 64), *MakeCluster("local-cpu:2"), "ep=2");
+  ASSERT_FALSE(dense.has_value());
+  EXPECT_EQ(dense.error().ToString(),
+            "strategy: ep=2: expected 1, gpt2-tiny has no experts");
+  const auto too_many =
+      Make(Model("mixtral-tiny", 8, 64), *MakeCluster("local-cpu:8"), "ep=8");
+  ASSERT_FALSE(too_many.has_value());
+  EXPECT_THAT(too_many.error().ToString(), HasSubstr("an empty shard"));
 }
 
 TEST(PlanFromStrategy, MegatronOnGpt2ByDerivation) {

@@ -1,0 +1,383 @@
+// Mixture of experts. Routing is computed in double from logits that every
+// rank of a routing group has whole; slots are moved row by row, and those of
+// other ranks (other experts, other places) are passed over.
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "runtime/kernels/cpu/call.h"
+#include "runtime/kernels/cpu/vector.h"
+
+namespace tessera {
+namespace {
+
+// ---- routing
+
+// A token's probabilities, and its `top_k` experts, best first; of equal
+// logits the lower expert comes first.
+struct Route {
+  std::vector<double> probabilities;
+  std::vector<int64_t> experts;
+};
+
+Route RouteOf(const LocalTensor& logits, int64_t token, int64_t top_k) {
+  const int64_t n = logits.shape.back();
+  Route route;
+  route.probabilities.resize(n);
+  for (int64_t e = 0; e < n; ++e) {
+    route.probabilities[e] = Get(logits, token * n + e);
+    route.experts.push_back(e);
+  }
+  std::vector<double>& p = route.probabilities;
+  TESSERA_CHECK(top_k <= n) << top_k << " of " << n << " experts";
+  std::partial_sort(route.experts.begin(), route.experts.begin() + top_k,
+                    route.experts.end(), [&](int64_t a, int64_t b) {
+                      return p[a] > p[b] || (p[a] == p[b] && a < b);
+                    });
+  route.experts.resize(top_k);
+  const double maximum = p[route.experts[0]];
+  double sum = 0;
+  for (double& x : p) {
+    x = std::exp(x - maximum);
+    sum += x;
+  }
+  for (double& x : p) x /= sum;
+  return route;
+}
+
+// What the chosen probabilities are divided by.
+double Divisor(const KernelCall& call, const Route& route) {
+  if (call.attribute("renormalise") == 0) return 1;
+  double sum = 0;
+  for (int64_t e : route.experts) sum += route.probabilities[e];
+  return sum;
+}
+
+// logits[b, s, e] -> weights[b, s, k], slots[b, s, k]. A shard of k has some of
+// the choices.
+void Gate(const KernelCall& call) {
+  const LocalTensor& logits = call.operands[0];
+  const LocalTensor& weights = call.results[0];
+  const LocalTensor& slots = call.results[1];
+  const auto capacity = static_cast<int64_t>(call.attribute("capacity"));
+  const int64_t top_k = weights.global_shape.back();
+  const int64_t first = weights.offset.back();
+  const int64_t width = weights.shape.back();
+  const int64_t seq = logits.shape[1];
+  std::vector<int64_t> used(logits.shape[2]);
+  for (int64_t token = 0; token < logits.shape[0] * seq; ++token) {
+    if (token % seq == 0) std::fill(used.begin(), used.end(), 0);
+    const Route route = RouteOf(logits, token, top_k);
+    const double divisor = Divisor(call, route);
+    for (int64_t k = 0; k < top_k; ++k) {
+      const int64_t expert = route.experts[k];
+      const int64_t place = used[expert]++;
+      if (k < first || k >= first + width) continue;
+      const int64_t i = token * width + k - first;
+      Put(weights, i, route.probabilities[expert] / divisor);
+      slots.as<int32_t>()[i] = static_cast<int32_t>(
+          place < capacity ? expert * capacity + place : -1);
+    }
+  }
+}
+
+// dweights[b, s, k], logits -> dlogits. With w = p / d over the choices:
+// dlogits_e = p_e (g_e - sum of p g), g = dw / d of the chosen, 0 of others;
+// d = 1, or the sum of the chosen p, which takes their mean off once more. A
+// shard of k yields a part of the sum over choices.
+void GateDx(const KernelCall& call) {
+  const LocalTensor& dweights = call.operands[0];
+  const LocalTensor& logits = call.operands[1];
+  const LocalTensor& dlogits = call.results[0];
+  const int64_t top_k = dweights.global_shape.back();
+  const int64_t first = dweights.offset.back();
+  const int64_t width = dweights.shape.back();
+  const int64_t experts = logits.shape.back();
+  const bool renormalised = call.attribute("renormalise") != 0;
+  std::vector<double> g(experts);
+  for (int64_t token = 0; token < logits.elements() / experts; ++token) {
+    const Route route = RouteOf(logits, token, top_k);
+    const std::vector<double>& p = route.probabilities;
+    const double divisor = Divisor(call, route);
+    std::fill(g.begin(), g.end(), 0);
+    double mean = 0;  // sum of w dw
+    for (int64_t k = first; k < first + width; ++k) {
+      const int64_t expert = route.experts[k];
+      const double dw = Get(dweights, token * width + k - first);
+      g[expert] = dw / divisor;
+      mean += p[expert] / divisor * dw;
+    }
+    if (renormalised) {
+      for (int64_t expert : route.experts) g[expert] -= mean / divisor;
+    }
+    // Renormalised weights do not see the others: their sum of p g is zero.
+    const double sum = renormalised ? 0 : mean;
+    for (int64_t e = 0; e < experts; ++e) {
+      Put(dlogits, token * experts + e, p[e] * (g[e] - sum));
+    }
+  }
+}
+
+// ---- balance
+
+// Of one sample: the share of its choices that each expert has, and the mean
+// probability of each.
+struct Loads {
+  std::vector<double> share;
+  std::vector<double> probability;
+};
+
+Loads LoadsOf(const KernelCall& call, int64_t sample) {
+  const LocalTensor& logits = call.operands[0];
+  const int64_t seq = logits.shape[1];
+  const auto top_k = static_cast<int64_t>(call.attribute("top_k"));
+  Loads load;
+  load.share.resize(logits.shape[2]);
+  load.probability.resize(logits.shape[2]);
+  for (int64_t s = 0; s < seq; ++s) {
+    const Route route = RouteOf(logits, sample * seq + s, top_k);
+    for (int64_t e : route.experts) {
+      load.share[e] += 1 / static_cast<double>(seq * top_k);
+    }
+    for (size_t e = 0; e < load.probability.size(); ++e) {
+      load.probability[e] += route.probabilities[e] / static_cast<double>(seq);
+    }
+  }
+  return load;
+}
+
+// The loss of a sample is this times the sum of share * probability.
+double BalanceScale(const KernelCall& call) {
+  const LocalTensor& logits = call.operands[0];
+  return call.attribute("coefficient") * static_cast<double>(logits.shape[2]) /
+         static_cast<double>(logits.global_shape[0]);
+}
+
+// logits -> loss.
+void Balance(const KernelCall& call) {
+  double loss = 0;
+  for (int64_t b = 0; b < call.operands[0].shape[0]; ++b) {
+    const Loads load = LoadsOf(call, b);
+    for (size_t e = 0; e < load.share.size(); ++e) {
+      loss += load.share[e] * load.probability[e];
+    }
+  }
+  PutOrAdd(call, call.results[0], 0, BalanceScale(call) * loss);
+}
+
+// logits -> dlogits; the shares are counts and have no gradient.
+void BalanceDx(const KernelCall& call) {
+  const LocalTensor& logits = call.operands[0];
+  const int64_t seq = logits.shape[1];
+  const int64_t experts = logits.shape[2];
+  const auto top_k = static_cast<int64_t>(call.attribute("top_k"));
+  const double scale = BalanceScale(call) / static_cast<double>(seq);
+  for (int64_t b = 0; b < logits.shape[0]; ++b) {
+    const Loads load = LoadsOf(call, b);
+    for (int64_t token = b * seq; token < (b + 1) * seq; ++token) {
+      const Route route = RouteOf(logits, token, top_k);
+      const std::vector<double>& p = route.probabilities;
+      double mean = 0;
+      for (int64_t e = 0; e < experts; ++e) mean += p[e] * load.share[e];
+      for (int64_t e = 0; e < experts; ++e) {
+        Put(call.results[0], token * experts + e,
+            scale * p[e] * (load.share[e] - mean));
+      }
+    }
+  }
+}
+
+// ---- rows and slots
+
+// Calls f(row, choice, slot) for the choices of `slots` [b, n, k] whose slot
+// lies in the local block `at` of slots [e, b, c, h]: `row` counts (b, n),
+// `slot` counts (e, b, c).
+template <typename F>
+void ForEachSlot(const LocalTensor& slots, const LocalTensor& at, F f) {
+  const int64_t capacity = at.global_shape[2];
+  const int64_t rows = slots.shape[0] * slots.shape[1];
+  const int64_t top_k = slots.shape[2];
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t sample = row / slots.shape[1];
+    for (int64_t k = 0; k < top_k; ++k) {
+      const int64_t number = slots.as<const int32_t>()[row * top_k + k];
+      if (number < 0) continue;
+      const int64_t expert = number / capacity - at.offset[0];
+      const int64_t place = number % capacity - at.offset[2];
+      if (expert < 0 || expert >= at.shape[0] || place < 0 ||
+          place >= at.shape[2]) {
+        continue;
+      }
+      f(row, row * top_k + k,
+        (expert * at.shape[1] + sample) * at.shape[2] + place);
+    }
+  }
+}
+
+template <typename T>
+void AddRow(const T* from, T* to, int64_t width) {
+  ForEachBlock(width, [&](int64_t i, int64_t count) {
+    Store<T>(Load(to + i, count) + Load(from + i, count), count, to + i);
+  });
+}
+
+template <typename T>
+T* Cleared(const LocalTensor& tensor) {
+  std::fill_n(tensor.as<T>(), tensor.elements(), T{0});
+  return tensor.as<T>();
+}
+
+// x[b, t, h] (or, by choice, [b, t, k, h]), slots[b, t, k] -> [e, b, s, h].
+template <typename T, bool kByChoice>
+void ToSlots(const KernelCall& call) {
+  const LocalTensor& to = call.results[0];
+  const int64_t width = to.shape.back();
+  const T* const x = call.operands[0].as<const T>();
+  T* const y = Cleared<T>(to);
+  ForEachSlot(call.operands[1], to,
+              [&](int64_t row, int64_t choice, int64_t slot) {
+                const int64_t from = kByChoice ? choice : row;
+                AddRow(x + from * width, y + slot * width, width);
+              });
+}
+
+// [e, b, s, h], slots[b, t, k] -> y[b, t, h] (or, by choice, [b, t, k, h]).
+template <typename T, bool kByChoice>
+void FromSlots(const KernelCall& call) {
+  const LocalTensor& from = call.operands[0];
+  const int64_t width = from.shape.back();
+  const T* const x = from.as<const T>();
+  T* const y = Cleared<T>(call.results[0]);
+  ForEachSlot(call.operands[1], from,
+              [&](int64_t row, int64_t choice, int64_t slot) {
+                const int64_t to = kByChoice ? choice : row;
+                AddRow(x + slot * width, y + to * width, width);
+              });
+}
+
+// z[b, s, k, h], weights[b, s, k] -> y[b, s, h].
+template <typename T>
+void Combine(const KernelCall& call) {
+  const LocalTensor& weights = call.operands[1];
+  const int64_t top_k = weights.shape.back();
+  const int64_t width = call.results[0].shape.back();
+  const T* const z = call.operands[0].as<const T>();
+  T* const y = call.results[0].as<T>();
+  for (int64_t row = 0; row < weights.elements() / top_k; ++row) {
+    ForEachBlock(width, [&](int64_t i, int64_t count) {
+      Block<T> sum = Block<T>::Zero();
+      for (int64_t k = row * top_k; k < (row + 1) * top_k; ++k) {
+        sum += static_cast<T>(Get(weights, k)) * Load(z + k * width + i, count);
+      }
+      Store<T>(sum, count, y + row * width + i);
+    });
+  }
+}
+
+// dy[b, s, h], weights[b, s, k] -> dz[b, s, k, h].
+template <typename T>
+void CombineDx(const KernelCall& call) {
+  const LocalTensor& weights = call.operands[1];
+  const int64_t top_k = weights.shape.back();
+  const int64_t width = call.operands[0].shape.back();
+  const T* const dy = call.operands[0].as<const T>();
+  T* const dz = call.results[0].as<T>();
+  for (int64_t k = 0; k < weights.elements(); ++k) {
+    const T weight = static_cast<T>(Get(weights, k));
+    const int64_t row = k / top_k;
+    ForEachBlock(width, [&](int64_t i, int64_t count) {
+      Store<T>(weight * Load(dy + row * width + i, count), count,
+               dz + k * width + i);
+    });
+  }
+}
+
+// dy[b, s, h], z[b, s, k, h] -> dweights[b, s, k].
+template <typename T>
+void CombineDw(const KernelCall& call) {
+  const LocalTensor& dweights = call.results[0];
+  const int64_t top_k = dweights.shape.back();
+  const int64_t width = call.operands[0].shape.back();
+  const T* const dy = call.operands[0].as<const T>();
+  const T* const z = call.operands[1].as<const T>();
+  for (int64_t k = 0; k < dweights.elements(); ++k) {
+    const T* const a = dy + k / top_k * width;
+    const T* const b = z + k * width;
+    Put(dweights, k, Sum(width, [&](int64_t i) {
+          return static_cast<double>(a[i]) * static_cast<double>(b[i]);
+        }));
+  }
+}
+
+// ---- experts
+
+// The matrix of expert `e`: the last dimension, and all between.
+template <typename T>
+ConstMatrixMap<T> Of(const LocalTensor& tensor, int64_t e) {
+  const int64_t columns = tensor.shape.back();
+  const int64_t rows = tensor.elements() / tensor.shape[0] / columns;
+  return {tensor.as<const T>() + e * rows * columns, rows, columns};
+}
+
+template <typename T>
+MatrixMap<T> ResultOf(const KernelCall& call, int64_t e) {
+  const auto whole = Of<T>(call.results[0], e);
+  MatrixMap<T> result(const_cast<T*>(whole.data()), whole.rows(), whole.cols());
+  if (!call.accumulate) result.setZero();
+  return result;
+}
+
+// x[e, b, s, i], w[e, o, i] -> y[e, b, s, o].
+template <typename T>
+void ExpertLinear(const KernelCall& call) {
+  for (int64_t e = 0; e < call.results[0].shape[0]; ++e) {
+    ResultOf<T>(call, e).noalias() +=
+        Of<T>(call.operands[0], e) * Of<T>(call.operands[1], e).transpose();
+  }
+}
+
+// dy, w -> dx.
+template <typename T>
+void ExpertLinearDx(const KernelCall& call) {
+  for (int64_t e = 0; e < call.results[0].shape[0]; ++e) {
+    ResultOf<T>(call, e).noalias() +=
+        Of<T>(call.operands[0], e) * Of<T>(call.operands[1], e);
+  }
+}
+
+// dy, x -> dw.
+template <typename T>
+void ExpertLinearDw(const KernelCall& call) {
+  for (int64_t e = 0; e < call.results[0].shape[0]; ++e) {
+    ResultOf<T>(call, e).noalias() +=
+        Of<T>(call.operands[0], e).transpose() * Of<T>(call.operands[1], e);
+  }
+}
+
+}  // namespace
+
+std::vector<Kernel> CpuMoeKernels() {
+  return {
+      {"moe_gate", Gate},
+      {"moe_gate_dx", GateDx},
+      {"moe_balance", Balance, true},
+      {"moe_balance_dx", BalanceDx},
+      {"moe_dispatch", ByDType<ToSlots<float, false>, ToSlots<double, false>>},
+      {"moe_dispatch_dx",
+       ByDType<FromSlots<float, false>, FromSlots<double, false>>},
+      {"moe_collect", ByDType<FromSlots<float, true>, FromSlots<double, true>>},
+      {"moe_collect_dx", ByDType<ToSlots<float, true>, ToSlots<double, true>>},
+      {"moe_combine", ByDType<Combine<float>, Combine<double>>},
+      {"moe_combine_dx", ByDType<CombineDx<float>, CombineDx<double>>},
+      {"moe_combine_dw", ByDType<CombineDw<float>, CombineDw<double>>},
+      {"expert_linear", ByDType<ExpertLinear<float>, ExpertLinear<double>>,
+       true},
+      {"expert_linear_dx",
+       ByDType<ExpertLinearDx<float>, ExpertLinearDx<double>>, true},
+      {"expert_linear_dw",
+       ByDType<ExpertLinearDw<float>, ExpertLinearDw<double>>, true},
+  };
+}
+
+}  // namespace tessera
