@@ -8,6 +8,7 @@
 #include "costmodel/simulate/simulator.h"
 #include "planner/base/table.h"
 #include "planner/io/plan_io.h"
+#include "planner/lower/check_order.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/graph_index.h"
 #include "planner/plan/strategy.h"
@@ -113,6 +114,11 @@ Result<Job> ReadJob(const Options& options, int ranks) {
                         "--dtype");
   }
   TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
+  const TaskGraph tasks =
+      Lower(graph, job.inputs.cluster, job.plan, options.training);
+  if (const auto problems = CheckOrder(tasks, graph); !problems.empty()) {
+    return problems[0].At("the plan's tasks");
+  }
 
   TESSERA_TRY(job.data, OpenTokens(options.data, VocabularyOf(graph)));
   // Whether the data is long enough shows with the first row.

@@ -12,15 +12,17 @@ extern const Move kAxisRole;
 extern const Move kSequence;
 extern const Move kStageBoundary;
 extern const Move kStageCount;
+extern const Move kChunks;
 extern const Move kMicrobatches;
 extern const Move kSchedule;
 extern const Move kZero;
 extern const Move kFabricOrder;
 
 std::span<const Move> Moves() {
-  static const std::array table = {
-      kSplitOp,    kSplitClass,   kAxisRole, kSequence, kStageBoundary,
-      kStageCount, kMicrobatches, kSchedule, kZero,     kFabricOrder};
+  static const std::array table = {kSplitOp,  kSplitClass,    kAxisRole,
+                                   kSequence, kStageBoundary, kStageCount,
+                                   kChunks,   kMicrobatches,  kSchedule,
+                                   kZero,     kFabricOrder};
   return table;
 }
 

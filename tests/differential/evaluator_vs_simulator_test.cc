@@ -78,7 +78,11 @@ std::optional<Plan> RandomStrategy(const Graph& graph, const Cluster& cluster,
   strategy.bucket = {Pick(rng, {0, 1, 100'000, 1'000'000})};
   strategy.prefetch = Pick(rng, {0, 1, 1, 2, 5});
   strategy.sp = strategy.tp > 1 && Pick(rng, {0, 1}) == 1;
-  strategy.schedule = Pick(rng, {0, 1}) == 1 ? "1f1b" : "gpipe";
+  if (strategy.pp > 1) strategy.vp = Pick(rng, {1, 1, 2});
+  const auto schedules =
+      SchedulesFor({.stages = strategy.pp, .chunks = strategy.vp});
+  strategy.schedule =
+      schedules[rng.Below(static_cast<uint32_t>(schedules.size()))]->name;
   auto plan = PlanFromStrategy(graph, cluster, strategy);
   if (!plan) return std::nullopt;
   return *plan;

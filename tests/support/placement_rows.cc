@@ -155,6 +155,10 @@ constexpr std::array
                          [](const GraphIndex&, const Plan& plan) {
                            return HasPipeline(plan, "zb-h1");
                          }},
+            PlacementRow{"table of actions",
+                         [](const GraphIndex&, const Plan& plan) {
+                           return HasPipeline(plan, "table");
+                         }},
             PlacementRow{"unlike numbers of blocks",
                          [](const GraphIndex& index, const Plan& plan) {
                            const std::vector<int> blocks =
@@ -322,6 +326,11 @@ constexpr std::array kExcluded = {
     ExcludedPair{"1F1B", "interleaved 1F1B"},
     ExcludedPair{"1F1B", "ZB-H1"},
     ExcludedPair{"interleaved 1F1B", "ZB-H1"},
+    ExcludedPair{"GPipe", "table of actions"},
+    ExcludedPair{"1F1B", "table of actions"},
+    ExcludedPair{"interleaved 1F1B", "table of actions"},
+    ExcludedPair{"ZB-H1", "table of actions"},
+    ExcludedPair{"table of actions", "model parallel, one microbatch"},
     ExcludedPair{"GPipe", "model parallel, one microbatch"},
     ExcludedPair{"1F1B", "model parallel, one microbatch"},
     ExcludedPair{"interleaved 1F1B", "model parallel, one microbatch"},
