@@ -801,8 +801,12 @@ class StageBuilder {
         if (!g.final_only) every.emplace_back(g.task, g.what);
         final.emplace_back(g.task, g.what);
       }
-      FoldMemory(f, final, fold(f).final_memory);
       FoldMemory(f, every, fold(f).memory);
+      if (final.size() == every.size()) {
+        fold(f).final_memory = fold(f).memory;
+      } else {
+        FoldMemory(f, final, fold(f).final_memory);
+      }
     }
   }
 
