@@ -72,6 +72,10 @@ KernelCase ListCase(const Task& task, const TaskGraph& tasks,
         {dtype_of(task.writes[0]), {}, {}, KernelCase::Fill::kRandom}};
     return result;
   }
+  if (task.kernel == "cast") {
+    result.results = {Flat(n, dtype_of(task.writes[0]))};
+    return result;
+  }
   result.operands.push_back(scalar);
   const size_t per_weight = task.kernel == "adamw" ? 3 : 1;
   for (size_t i = 0; i < per_weight; ++i) {
@@ -82,7 +86,7 @@ KernelCase ListCase(const Task& task, const TaskGraph& tasks,
 
 bool IsList(std::string_view kernel) {
   return kernel == "adamw" || kernel == "sgd" || kernel == "square_sum" ||
-         kernel == "clip_coefficient";
+         kernel == "clip_coefficient" || kernel == "cast";
 }
 
 Result<KernelCase> CaseOf(const Task& task, const TaskGraph& tasks,

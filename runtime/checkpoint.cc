@@ -8,6 +8,8 @@
 
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/staging.h"
+#include "runtime/float16.h"
+#include "runtime/loss_scale.h"
 #include "runtime/safetensors.h"
 
 namespace tessera {
@@ -17,12 +19,20 @@ namespace {
 // are fewer than 2^31.
 constexpr uint64_t kCheckpointTag = uint64_t{1} << 41;
 
-// The name under which a value is stored; empty for what is not.
+// A parameter that is its fp32 master, rounded.
+bool IsRounded(const Value& value) {
+  return value.what == "parameter" && Is16Bit(value.dtype);
+}
+
+// The name under which a value is stored; empty for what is not. Of a 16-bit
+// weight it is the master that is stored.
 std::string NameInFile(const TaskGraph& tasks, const Graph& graph, ValueId id) {
   const Value& value = tasks.value(id);
-  if (!value.persistent || !value.tensor.valid()) return "";
+  if (!value.persistent) return "";
+  if (value.what == "loss scale") return "optimizer.loss_scale";
+  if (!value.tensor.valid()) return "";
   const std::string& name = graph.tensor(value.tensor).name;
-  if (value.what == "parameter") return name;
+  if (value.what == "parameter" || value.what == "master") return name;
   if (value.what == "m" || value.what == "v") {
     return "optimizer." + std::string(value.what) + "." + name;
   }
@@ -59,6 +69,7 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
   std::vector<ValueId> values;
   std::vector<SafetensorsEntry> entries;
   for (size_t v = 0; v < tasks.values.size(); ++v) {
+    if (IsRounded(tasks.values[v])) continue;
     const std::string name = NameInFile(tasks, graph, ValueId(v));
     // Of a tied weight the first copy is as good as any.
     const bool known =
@@ -146,20 +157,34 @@ Result<void> LoadCheckpoint(const std::string& path, const Graph& graph,
     const Placement here = executor.placement(id);
     const Bytes bytes{here.elements() * SizeOf(value.dtype)};
     const std::string name = NameInFile(tasks, graph, id);
-    if (name.empty() || (weights_alone && value.what != "parameter")) {
+    const bool weight = value.what == "parameter" || value.what == "master";
+    if (value.what == "loss scale" && !file.Has(name)) {
+      const LossScale start;
+      executor.device().Write(executor.data(id), &start, bytes);
+      continue;
+    }
+    if (name.empty() || (weights_alone && !weight)) {
       executor.device().Zero(executor.data(id), bytes);
       continue;
     }
+    const DType dtype = IsRounded(value) ? DType::kFloat32 : value.dtype;
     TESSERA_TRY(const std::byte* const stored,
-                file.Find({name, value.dtype, value.shape}));
+                file.Find({name, dtype, value.shape}));
     Box block;
     for (int64_t extent : value.shape) block.push_back({0, extent});
     const Placement whole = WholeBlock(std::move(block));
-    std::vector<std::byte> shard(static_cast<size_t>(bytes.value));
+    std::vector<std::byte> shard(
+        static_cast<size_t>(here.elements() * SizeOf(dtype)));
     for (const Box& box : BoxesOf(here)) {
-      const BoxCopy copy = CopyOf(box, whole, here, SizeOf(value.dtype));
+      const BoxCopy copy = CopyOf(box, whole, here, SizeOf(dtype));
       host.Copy(shard.data() + copy.to_offset, stored + copy.from_offset,
                 copy.strided);
+    }
+    if (IsRounded(value)) {
+      std::vector<std::byte> rounded(static_cast<size_t>(bytes.value));
+      Narrow(reinterpret_cast<const float*>(shard.data()), here.elements(),
+             value.dtype, rounded.data());
+      shard = std::move(rounded);
     }
     executor.device().Write(executor.data(id), shard.data(), bytes);
   }

@@ -2,8 +2,11 @@
 // Checkpoints of a training run: one safetensors file with every weight whole
 // under its name, the optimizer's state under "optimizer.m.NAME" and
 // "optimizer.v.NAME", and "step", "seed" and "graph" (its fingerprint) in the
-// metadata. Any plan's run can load what any other plan's run has saved; under
-// the same plan the run goes on bit by bit.
+// metadata. Of 16-bit weights the file holds the fp32 masters, of which the
+// parameters are made when they are loaded; of fp16 runs the state of the loss
+// scale, too ("optimizer.loss_scale"). Any plan's run can load what any other
+// plan's run has saved, in bf16, fp16 or fp32; under the same plan the run goes
+// on bit by bit.
 
 #include <string>
 

@@ -253,7 +253,8 @@ Result<RankExecutor::Call> RankExecutor::MakeCall(
 // A kernel of a graph's node, or one without a node that works alike ("sum").
 Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
   if (task.kernel == "adamw" || task.kernel == "sgd" ||
-      task.kernel == "square_sum" || task.kernel == "clip_coefficient") {
+      task.kernel == "square_sum" || task.kernel == "clip_coefficient" ||
+      task.kernel == "cast") {
     return PrepareListKernel(task, work);
   }
   const int here = position(task.group);
@@ -291,6 +292,12 @@ Result<void> RankExecutor::PrepareListKernel(const Task& task, Work& work) {
     TESSERA_RETURN_IF_ERROR(add(task.reads, task.writes, false));
     return {};
   }
+  if (task.kernel == "cast") {
+    for (size_t i = 0; i < task.reads.size(); ++i) {
+      TESSERA_RETURN_IF_ERROR(add({task.reads[i]}, {task.writes[i]}, false));
+    }
+    return {};
+  }
   if (task.kernel == "square_sum") {
     // Starts as zero: masks may leave nothing to add on this rank.
     if (!task.accumulate) work.zeroes = task.writes;
@@ -305,22 +312,26 @@ Result<void> RankExecutor::PrepareListKernel(const Task& task, Work& work) {
   }
   const size_t per_weight = task.kernel == "adamw" ? 3 : 1;
   const size_t weights = task.writes.size() / per_weight;
-  TESSERA_CHECK(
-      task.writes.size() == weights * per_weight &&
-      (task.reads.size() == weights || task.reads.size() == weights + 1))
+  TESSERA_CHECK(task.writes.size() == weights * per_weight &&
+                task.reads.size() >= weights &&
+                task.reads.size() <= weights + 2)
       << task.kernel << " reads " << task.reads.size() << " and writes "
       << task.writes.size();
-  const ValueId clip =
-      task.reads.size() > weights ? task.reads.back() : ValueId();
+  // The coefficient, and the loss scale.
+  std::vector<ValueId> scalars(
+      task.reads.begin() + static_cast<int64_t>(weights), task.reads.end());
+  if (scalars.empty()) scalars.push_back(ValueId());
   for (size_t w = 0; w < weights; ++w) {
     const auto written =
         task.writes.begin() + static_cast<int64_t>(w * per_weight);
     const TensorId weight = tasks_.value(*written).tensor;
+    std::vector<ValueId> reads = {task.reads[w]};
+    reads.insert(reads.end(), scalars.begin(), scalars.end());
     TESSERA_TRY(Call* const call,
-                add({task.reads[w], clip},
+                add(std::move(reads),
                     {written, written + static_cast<int64_t>(per_weight)},
                     graph_.tensor(weight).weight_decay));
-    if (!clip.valid()) {
+    if (!scalars[0].valid()) {
       TESSERA_TRY(call->operands[1].data, One());
       call->operands[1].dtype = ScalarType(graph_);
     }

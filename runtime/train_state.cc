@@ -3,12 +3,14 @@
 #include <cstring>
 #include <vector>
 
+#include "runtime/float16.h"
 #include "runtime/kernels/fill.h"
+#include "runtime/loss_scale.h"
 
 namespace tessera {
 
-Result<void> InitialiseState(const Graph& graph, uint64_t seed,
-                             RankExecutor& executor) {
+void InitialiseState(const Graph& graph, uint64_t seed,
+                     RankExecutor& executor) {
   const TaskGraph& tasks = executor.tasks();
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const ValueId id(v);
@@ -16,33 +18,40 @@ Result<void> InitialiseState(const Graph& graph, uint64_t seed,
     if (!value.persistent || executor.data(id) == nullptr) continue;
     const Placement here = executor.placement(id);
     const int64_t size = SizeOf(value.dtype);
+    if (value.what == "loss scale") {
+      const LossScale start;
+      executor.device().Write(executor.data(id), &start, {sizeof(start)});
+      continue;
+    }
     if (value.what != "parameter" && value.what != "master") {
       executor.device().Zero(executor.data(id), {here.elements() * size});
       continue;
     }
-    if (value.dtype != DType::kFloat32 && value.dtype != DType::kFloat64) {
-      return Error{ErrorCode::kInfeasible,
-                   "weights of type " + std::string(NameOf(value.dtype)) +
-                       ": expected fp32 or fp64",
-                   graph.tensor(value.tensor).name};
-    }
-    // The whole block, of which a flat layout keeps a run.
+    // The whole block, of which a flat layout keeps a run. A 16-bit parameter
+    // is its master, rounded.
     LocalTensor block;
-    block.dtype = value.dtype;
+    block.dtype = Is16Bit(value.dtype) ? DType::kFloat32 : value.dtype;
     block.global_shape = value.shape;
     for (const Range& range : here.block) {
       block.shape.push_back(range.size());
       block.offset.push_back(range.begin);
     }
-    std::vector<std::byte> host(static_cast<size_t>(block.elements() * size));
+    std::vector<std::byte> host(
+        static_cast<size_t>(block.elements() * SizeOf(block.dtype)));
     block.data = host.data();
     const Tensor& tensor = graph.tensor(value.tensor);
     FillWeight(block, tensor.init, tensor.name, seed);
+    if (Is16Bit(value.dtype)) {
+      std::vector<std::byte> rounded(
+          static_cast<size_t>(block.elements() * size));
+      Narrow(block.as<const float>(), block.elements(), value.dtype,
+             rounded.data());
+      host = std::move(rounded);
+    }
     executor.device().Write(executor.data(id),
                             host.data() + here.run.begin * size,
                             {here.elements() * size});
   }
-  return {};
 }
 
 LoadInput LoadFrom(const TokenData& data, uint64_t seed, const Graph& graph) {

@@ -85,7 +85,8 @@ class Trainer {
  private:
   Result<void> Start() {
     if (job_.load_path.empty()) {
-      return InitialiseState(*job_.graph, job_.seed, executor_);
+      InitialiseState(*job_.graph, job_.seed, executor_);
+      return {};
     }
     TESSERA_RETURN_IF_ERROR(
         LoadCheckpoint(job_.load_path, *job_.graph, executor_));

@@ -18,12 +18,13 @@
 namespace tessera {
 namespace {
 
-// The first of bf16, fp16 and fp32 in which every device computes.
+// The first of bf16 and fp16 in which every device is faster than in fp32, or
+// fp32.
 DType DefaultDType(const Cluster& cluster) {
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
     bool all = true;
     for (const DeviceType& type : cluster.device_types) {
-      all = all && type.Peak(dtype).value > 0;
+      all = all && type.Peak(dtype).value > type.peak_fp32.value;
     }
     if (all) return dtype;
   }

@@ -108,11 +108,6 @@ Result<Job> ReadJob(const Options& options, int ranks) {
                             std::to_string(kMostRanks) + " ranks on one host",
                         "--cluster");
   }
-  if (graph.dtype != DType::kFloat32 && graph.dtype != DType::kFloat64) {
-    return InvalidInput("the cpu backend trains in fp32 and fp64, not in " +
-                            std::string(NameOf(graph.dtype)),
-                        "--dtype");
-  }
   TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
   const TaskGraph tasks =
       Lower(graph, job.inputs.cluster, job.plan, options.training);

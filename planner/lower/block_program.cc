@@ -500,6 +500,9 @@ class ProgramBuilder {
     if (node.op->coupling.factor != 0) {
       reads.push_back(EmitState(id, node, placement, reads));
     }
+    if (context_.scales_loss() && BeginsBackward(node)) {
+      reads.push_back(LossScale());
+    }
     std::vector<ValueId> writes;
     bool accumulate = false;
     // A kernel adds to all its results or to none: with one gradient cut, all
@@ -566,6 +569,14 @@ class ProgramBuilder {
         made_[node.results[k]] = writes[k];
       }
     }
+  }
+
+  // Whether the node makes gradients of the loss alone: those that are scaled.
+  bool BeginsBackward(const Node& node) const {
+    if (!node.forward.valid()) return false;
+    const std::vector<TensorId>& results = graph_.node(node.forward).results;
+    return std::find(results.begin(), results.end(), graph_.loss) !=
+           results.end();
   }
 
   // Where a reduction is split, an additive term that lacks the factor counts
@@ -997,7 +1008,20 @@ class ProgramBuilder {
                   [&] { return Scalar("clip", here_); });
   }
 
-  bool clips() const { return context_.options().clip > 0; }
+  ValueId LossScale() {
+    return Import({Port::kLossScale, TensorId(), 0}, [&] {
+      Value v = Scalar("loss scale", here_);
+      v.shape = {3};  // runtime/loss_scale.h
+      v.category = MemoryCategory::kOptimizer;
+      return v;
+    });
+  }
+
+  // Whether the optimizer reads a coefficient: scaled gradients need the norm
+  // to be seen to overflow.
+  bool clips() const {
+    return context_.options().clip > 0 || context_.scales_loss();
+  }
 
   // Each group begins with a sum, of nothing if need be.
   void EmitNorm() {
@@ -1042,8 +1066,13 @@ class ProgramBuilder {
     for (GroupId group : context_.groups_begun(block_)) {
       if (!clips()) break;
       here_ = group;
-      AddTask(TaskKind::kCompute, {SquareSum()}, {Clip()}).kernel =
-          "clip_coefficient";
+      std::vector<ValueId> reads = {SquareSum()};
+      std::vector<ValueId> writes = {Clip()};
+      if (context_.scales_loss()) {
+        reads.push_back(LossScale());
+        writes.push_back(LossScale());
+      }
+      AddTask(TaskKind::kCompute, reads, writes).kernel = "clip_coefficient";
     }
     AtHome(
         context_.home_weights(block_),
@@ -1081,6 +1110,7 @@ class ProgramBuilder {
       }
     }
     if (clips()) reads.push_back(Clip());
+    if (context_.scales_loss()) reads.push_back(LossScale());
     if (!slice_to.empty()) AddTask(TaskKind::kSlice, slice_from, slice_to);
     AddTask(TaskKind::kCompute, reads, writes).kernel = adamw ? "adamw" : "sgd";
     ReturnShards(weights, shards);

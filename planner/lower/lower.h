@@ -33,6 +33,8 @@ class LoweringContext {
   const Plan& plan() const { return plan_; }
   const TrainingOptions& options() const { return options_; }
   bool concurrent_streams() const { return concurrent_streams_; }
+  // fp16 gradients are those of a scaled loss (runtime/loss_scale.h).
+  bool scales_loss() const { return graph_.dtype == DType::kFloat16; }
 
   const OpPlacement& placement(NodeId node) const {
     return placements_[node.index()];
@@ -195,9 +197,10 @@ struct Port {
     kSecondMoment,
     kSquareSum,  // of the rank's gradients; lives on the world group
     kClip,       // the clip coefficient on a group
+    kLossScale,  // the state of fp16's loss scaling on a group
   };
   Kind kind = kTensor;
-  TensorId tensor;  // invalid for kSquareSum and kClip
+  TensorId tensor;  // invalid from kSquareSum on
   int index = 0;    // kAccumulator: which of Replica::gradients; kGathered:
                     // the action
   auto operator<=>(const Port&) const = default;

@@ -76,8 +76,10 @@ struct Task {
   std::string_view
       kernel;  // kCompute: "linear", "cross_entropy.state", "adamw"
   // Optimizer kernels work on lists: "adamw" reads the gradients and then the
-  // clip coefficient (if gradients are clipped) and updates parameter, m, v of
-  // each in turn; "sgd" the parameters; "square_sum" reads the gradients.
+  // clip coefficient (if gradients are clipped or scaled) and updates
+  // parameter, m, v of each in turn; "sgd" the parameters; "square_sum" reads
+  // the gradients. In fp16 the state of the loss scale stands behind these, and
+  // "clip_coefficient" updates it. "cast" makes writes[i] of reads[i].
   std::vector<ValueId> reads;
   std::vector<ValueId> writes;
   // kCompute: axes by operand; at nonzero coordinates of these the operand

@@ -26,6 +26,7 @@ std::vector<OpDef> CrossEntropyOps() {
        .flops = FlopsPerPoint<4>,
        .integer_operands = {1},
        .coupling = {'v', "bs", 3}},
+      // In fp16 multiplied by the loss scale, which stands behind the operands.
       {.name = "cross_entropy_dx",
        .summary = "(softmax - onehot) / counted tokens",
        .flops = FlopsPerPoint<4>},

@@ -9,7 +9,8 @@ std::vector<OpDef> OptimizerOps() {
   return {
       // Loshchilov and Hutter 2019, algorithm 2, with bias correction. The
       // gradient is scaled by the clip coefficient first. Operands: gradient,
-      // clip coefficient; updated in place: parameter, m, v.
+      // clip coefficient, in fp16 the loss scale; updated in place: parameter,
+      // m, v.
       {.name = "adamw",
        .summary = "AdamW step",
        .rule = "n,->n,n,n",
@@ -40,7 +41,8 @@ std::vector<OpDef> OptimizerOps() {
        .summary = "sum of squares of a gradient",
        .rule = "n->",
        .flops = FlopsPerPoint<2>},
-      // min(1, clip / norm) for the square of the global norm.
+      // min(1, clip / norm) for the square of the global norm; in fp16 divided
+      // by the loss scale, which follows the norm and is updated.
       {.name = "clip_coefficient",
        .summary = "gradient clipping by global norm",
        .rule = "->",

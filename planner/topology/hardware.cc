@@ -110,13 +110,16 @@ std::vector<DeviceType> MakeDeviceTypes() {
   core.name = "cpu-core";
   core.source =
       "assumed: an x86-64 core at 2.5 GHz with two 256-bit FMA units (32 fp32 "
-      "operations a cycle), half of it reached by blocked products; 10 GB/s "
-      "of memory; 4 GB of the host's memory; 1 us to start a kernel. A "
+      "operations a cycle), half of it reached by blocked products; 16-bit "
+      "types at half of that, being converted to fp32 and back; 10 GB/s of "
+      "memory; 4 GB of the host's memory; 1 us to start a kernel. A "
       "profile of the machine replaces all of them";
   core.memory = {4 * kGB};
   core.memory_bandwidth = {10 * kGiga};
   core.peak_fp64 = {40 * kGiga};
   core.peak_fp32 = {80 * kGiga};
+  core.peak_bf16 = {40 * kGiga};
+  core.peak_fp16 = {40 * kGiga};
   core.compute_efficiency = 0.5;
   core.memory_efficiency = 0.8;
   core.launch_overhead = Duration::FromSeconds(1e-6);

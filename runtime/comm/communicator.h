@@ -44,8 +44,8 @@ struct CommOptions {
 // operation that sums, in every kind of world.
 //
 // Buffers may be null where their size is zero. Send and receive buffers of
-// one call do not overlap, except where said. Sums take kFloat64, kFloat32 and
-// the integer types.
+// one call do not overlap, except where said. Sums of 16-bit types are taken in
+// fp32 and rounded once, to nearest even.
 class Communicator {
  public:
   virtual ~Communicator() = default;

@@ -57,7 +57,6 @@ std::string NameOfGroup(std::span<const int> ranks) {
   return name + "}";
 }
 
-// REQUIRES: CanSum(dtype).
 ncclDataType_t NcclType(DType dtype) {
   switch (dtype) {
     case DType::kFloat64:
@@ -610,10 +609,8 @@ ncclResult_t ForEachRank(int size, Call call) {
 
 Result<void> NcclCommunicator::AllReduce(void* data, int64_t count,
                                          DType dtype) {
-  if (!CanSum(dtype) || count < 0) {
-    return Here(InvalidInput(Text("cannot sum ", count, " elements of type ",
-                                  NameOf(dtype))),
-                "all-reduce");
+  if (count < 0) {
+    return Here(InvalidInput(Text("negative count ", count)), "all-reduce");
   }
   if (count == 0) return {};
   return Enqueue("all-reduce", count * SizeOf(dtype), [&](cudaStream_t queue) {
@@ -657,11 +654,6 @@ Result<void> NcclCommunicator::AllGather(
 Result<void> NcclCommunicator::ReduceScatter(
     const void* send, void* recv, std::span<const int64_t> counts_per_rank,
     DType dtype) {
-  if (!CanSum(dtype)) {
-    return Here(
-        InvalidInput(Text("cannot sum elements of type ", NameOf(dtype))),
-        "reduce-scatter");
-  }
   if (auto valid = CheckLengths(counts_per_rank, size()); !valid) {
     return Here(valid.error(), "reduce-scatter");
   }

@@ -10,6 +10,7 @@
 // Where it differs from the other worlds:
 //   - Sums run in NCCL's order, not the ranks': the same bits on every rank and
 //     in every run on the same ranks and links, but other bits than elsewhere.
+//     Those of 16-bit types may be rounded on the way.
 //   - Ranks that disagree about an operation wait for each other until the time
 //     limit; only messages (Send and Recv) are compared.
 //   - Group, for a new list, is a collective of its members: each pair of ranks

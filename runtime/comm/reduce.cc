@@ -4,6 +4,7 @@
 
 #include "planner/base/check.h"
 #include "runtime/comm/copy.h"
+#include "runtime/float16.h"
 
 namespace tessera {
 namespace {
@@ -60,23 +61,45 @@ void Sum(std::span<const std::byte* const> sources, std::byte* sum,
   }
 }
 
-}  // namespace
-
-bool CanSum(DType dtype) {
-  return dtype == DType::kFloat64 || dtype == DType::kFloat32 ||
-         dtype == DType::kInt32;
+void Sum16Bit(std::span<const std::byte* const> sources, std::byte* sum,
+              std::byte* staged, int64_t count, DType dtype, bool past_cache) {
+  constexpr int64_t kSize = 2;
+  alignas(64) float block[kBlock<float>];
+  alignas(64) float term[kBlock<float>];
+  alignas(64) uint16_t rounded[kBlock<float>];
+  for (int64_t begin = 0; begin < count; begin += kBlock<float>) {
+    const int64_t n = std::min(kBlock<float>, count - begin);
+    Widen(sources[0] + begin * kSize, dtype, n, block);
+    for (size_t s = 1; s < sources.size(); ++s) {
+      Widen(sources[s] + begin * kSize, dtype, n, term);
+      Add(block, term, n);
+    }
+    Narrow(block, n, dtype, rounded);
+    if (staged != nullptr) {
+      CopyToCache(staged + begin * kSize, rounded, n * kSize);
+    }
+    if (past_cache) {
+      CopyPastCache(sum + begin * kSize, rounded, n * kSize);
+    } else {
+      CopyToCache(sum + begin * kSize, rounded, n * kSize);
+    }
+  }
 }
+
+}  // namespace
 
 void SumInOrder(std::span<const std::byte* const> sources, std::byte* sum,
                 std::byte* staged, int64_t count, DType dtype,
                 bool past_cache) {
-  TESSERA_CHECK(CanSum(dtype)) << static_cast<int>(dtype);
   switch (dtype) {
     case DType::kFloat64:
       return Sum<double>(sources, sum, staged, count, past_cache);
     case DType::kFloat32:
       return Sum<float>(sources, sum, staged, count, past_cache);
-    default:
+    case DType::kBFloat16:
+    case DType::kFloat16:
+      return Sum16Bit(sources, sum, staged, count, dtype, past_cache);
+    case DType::kInt32:
       return Sum<uint32_t>(sources, sum, staged, count, past_cache);
   }
 }

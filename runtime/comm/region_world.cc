@@ -591,11 +591,6 @@ Result<void> RegionCommunicator::RunRounds(CollectiveHeader header, Stage stage,
 
 Result<void> RegionCommunicator::AllReduce(void* data, int64_t count,
                                            DType dtype) {
-  if (!CanSum(dtype)) {
-    return Here(
-        InvalidInput(Text("cannot sum elements of type ", NameOf(dtype))),
-        "all-reduce");
-  }
   if (count < 0) {
     return Here(InvalidInput(Text("negative count ", count)), "all-reduce");
   }
@@ -746,11 +741,6 @@ Result<void> RegionCommunicator::AllGather(
 Result<void> RegionCommunicator::ReduceScatter(
     const void* send, void* recv, std::span<const int64_t> counts_per_rank,
     DType dtype) {
-  if (!CanSum(dtype)) {
-    return Here(
-        InvalidInput(Text("cannot sum elements of type ", NameOf(dtype))),
-        "reduce-scatter");
-  }
   if (auto valid = CheckLengths(counts_per_rank, size()); !valid) {
     return Here(valid.error(), "reduce-scatter");
   }

@@ -1,7 +1,8 @@
 // The contract of every kernel, over a table of cases: gradients match finite
 // differences, shards of every split give the unsplit result, fp32 agrees with
-// fp64, accumulation adds, and no bit depends on the alignment of buffers. An
-// operator without a case fails; a new one needs one line in Cases().
+// fp64, 16-bit data is computed in fp32 and rounded once, accumulation adds,
+// and no bit depends on the alignment of buffers. An operator without a case
+// fails; a new one needs one line in Cases().
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -376,7 +377,9 @@ Tensors Compute(const Problem& problem, bool accumulate = false) {
   std::vector<LocalTensor> operands = Locals(problem.operands);
   HostTensor state;
   if (problem.op->coupling.factor != 0) {
-    state = StateOf(problem, operands, problem.initial[0].dtype());
+    const bool doubles = problem.initial[0].dtype() == DType::kFloat64;
+    state =
+        StateOf(problem, operands, doubles ? DType::kFloat64 : DType::kFloat32);
     operands.push_back(state.Local());
   }
   Call(problem, KernelNamed(problem.op->name), operands, results, accumulate);
@@ -729,9 +732,43 @@ TEST_P(KernelContract, Fp32AgreesWithFp64) {
   }
 }
 
+// On the same 16-bit values: what fp64 gives, but for the error of fp32 and
+// half a unit in the last of 8 or 11 bits.
+TEST_P(KernelContract, SixteenBitResultsAreRoundedOnce) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    const double half_unit = dtype == DType::kBFloat16 ? 0x1p-8 : 0x1p-11;
+    for (const Problem& problem : AllProblems(GetParam())) {
+      const Problem stored = Converted(problem, dtype, 0);
+      const Tensors exact = Compute(Converted(stored, DType::kFloat64, 0));
+      EXPECT_LE(Difference(exact, Compute(stored)), half_unit + 5e-6)
+          << problem.op->name << " " << NameOf(dtype);
+    }
+  }
+}
+
+// As gradients of weights are.
+TEST_P(KernelContract, Fp32ResultsOf16BitOperandsAreNotRounded) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (const Problem& problem : AllProblems(GetParam())) {
+      Problem stored = problem;
+      for (HostTensor& tensor : stored.operands) tensor = tensor.As(dtype);
+      for (HostTensor& tensor : stored.initial) {
+        tensor = tensor.As(DType::kFloat32);
+      }
+      const Tensors results = Compute(stored);
+      const Tensors expected = Compute(Converted(stored, DType::kFloat32, 0));
+      for (size_t k = 0; k < results.size(); ++k) {
+        EXPECT_TRUE(results[k].SameBits(expected[k]))
+            << problem.op->name << " result " << k << " " << NameOf(dtype);
+      }
+    }
+  }
+}
+
 TEST_P(KernelContract, BitsDoNotDependOnAlignment) {
   for (const Problem& problem : AllProblems(GetParam())) {
-    for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
+    for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16,
+                        DType::kFloat16}) {
       const Tensors aligned = Compute(Converted(problem, dtype, 0));
       for (int64_t skew : {1, 3, 5}) {
         const Tensors skewed = Compute(Converted(problem, dtype, skew));

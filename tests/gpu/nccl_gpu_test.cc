@@ -274,7 +274,6 @@ std::string BadArguments(Rank& rank) {
   RANK_EXPECT(!rank.world.Group(std::vector<int>{}));
   float* const x = rank.Upload(std::vector<float>{1});
   const std::vector<int64_t> counts(static_cast<size_t>(n) + 1, 1);
-  RANK_EXPECT(!rank.all().AllReduce(x, 1, DType::kBFloat16));
   RANK_EXPECT(!rank.all().AllReduce(x, -1, DType::kFloat32));
   RANK_EXPECT(!rank.all().ReduceScatter(x, x, counts, DType::kFloat32));
   RANK_EXPECT(!rank.all().AllGather(x, 4, x, counts));

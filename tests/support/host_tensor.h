@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/float16.h"
 #include "runtime/kernels/kernel.h"
 
 namespace tessera {
@@ -44,6 +45,10 @@ class HostTensor {
         return Element<double>(i);
       case DType::kFloat32:
         return Element<float>(i);
+      case DType::kBFloat16:
+        return ToFloat(Element<BFloat16>(i));
+      case DType::kFloat16:
+        return ToFloat(Element<Float16>(i));
       default:
         return Element<int32_t>(i);
     }
@@ -55,6 +60,12 @@ class HostTensor {
         break;
       case DType::kFloat32:
         Element<float>(i) = static_cast<float>(value);
+        break;
+      case DType::kBFloat16:
+        Element<BFloat16>(i) = ToBFloat16(static_cast<float>(value));
+        break;
+      case DType::kFloat16:
+        Element<Float16>(i) = ToFloat16(static_cast<float>(value));
         break;
       default:
         Element<int32_t>(i) = static_cast<int32_t>(value);

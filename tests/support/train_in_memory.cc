@@ -208,7 +208,7 @@ Result<MemoryUse> TrainRank(const Graph& graph, const TaskGraph& tasks,
               RankExecutor::Create(tasks, graph, options.training, options.seed,
                                    world, device, LoadRandom(graph)));
   if (options.load_path.empty()) {
-    TESSERA_RETURN_IF_ERROR(InitialiseState(graph, options.seed, *executor));
+    InitialiseState(graph, options.seed, *executor);
   } else {
     TESSERA_RETURN_IF_ERROR(
         LoadCheckpoint(options.load_path, graph, *executor));

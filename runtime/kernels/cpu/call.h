@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "runtime/float16.h"
 #include "runtime/kernels/kernel.h"
 
 namespace tessera {
@@ -20,7 +21,12 @@ inline DType DataType(const KernelCall& call) {
   return DType::kFloat32;
 }
 
-// A Kernel::run that picks one of two instances of a kernel template.
+// Runs an fp32 kernel on a call with 16-bit tensors: these are widened, and
+// what it makes of the results is rounded once.
+void RunWidened(const KernelCall& call, void (*kernel)(const KernelCall&));
+
+// A Kernel::run that picks one of two instances of a kernel template. 16-bit
+// data is computed in fp32.
 template <void (*kFloat)(const KernelCall&), void (*kDouble)(const KernelCall&)>
 void ByDType(const KernelCall& call) {
   switch (DataType(call)) {
@@ -28,23 +34,42 @@ void ByDType(const KernelCall& call) {
       return kFloat(call);
     case DType::kFloat64:
       return kDouble(call);
+    case DType::kBFloat16:
+    case DType::kFloat16:
+      return RunWidened(call, kFloat);
     default:
       TESSERA_CHECK(false) << "the CPU has no kernels for "
                            << NameOf(DataType(call));
   }
 }
 
-// Element `i` of an fp32 or fp64 tensor.
+// Element `i` of a floating-point tensor.
 inline double Get(const LocalTensor& tensor, int64_t i) {
-  return tensor.dtype == DType::kFloat64
-             ? tensor.as<const double>()[i]
-             : static_cast<double>(tensor.as<const float>()[i]);
+  switch (tensor.dtype) {
+    case DType::kFloat64:
+      return tensor.as<const double>()[i];
+    case DType::kBFloat16:
+      return ToFloat(tensor.as<const BFloat16>()[i]);
+    case DType::kFloat16:
+      return ToFloat(tensor.as<const Float16>()[i]);
+    default:
+      return tensor.as<const float>()[i];
+  }
 }
 inline void Put(const LocalTensor& tensor, int64_t i, double value) {
-  if (tensor.dtype == DType::kFloat64) {
-    tensor.as<double>()[i] = value;
-  } else {
-    tensor.as<float>()[i] = static_cast<float>(value);
+  const auto single = static_cast<float>(value);
+  switch (tensor.dtype) {
+    case DType::kFloat64:
+      tensor.as<double>()[i] = value;
+      break;
+    case DType::kBFloat16:
+      tensor.as<BFloat16>()[i] = ToBFloat16(single);
+      break;
+    case DType::kFloat16:
+      tensor.as<Float16>()[i] = ToFloat16(single);
+      break;
+    default:
+      tensor.as<float>()[i] = single;
   }
 }
 // Puts or, where the call accumulates, adds.

@@ -82,12 +82,14 @@ void CrossEntropy(const KernelCall& call) {
   PutOrAdd(call, call.results[0], 0, counted > 0 ? loss / counted : 0);
 }
 
-// logits, labels, count, lse -> dlogits: (softmax - onehot) / count.
+// logits, labels, count, lse [, loss scale] -> dlogits:
+// (softmax - onehot) scale / count.
 template <typename T>
 void CrossEntropyDx(const KernelCall& call) {
   const LocalTensor& logits = call.operands[0];
   const LocalTensor& labels = call.operands[1];
   const double counted = Get(call.operands[2], 0);
+  const double scale = call.operands.size() > 4 ? Get(call.operands[4], 0) : 1;
   const int64_t width = logits.shape.back();
   const T* x = logits.as<const T>();
   T* dx = call.results[0].as<T>();
@@ -99,7 +101,7 @@ void CrossEntropyDx(const KernelCall& call) {
       continue;
     }
     const T lse = static_cast<T>(Get(call.operands[3], token));
-    const T weight = static_cast<T>(1 / counted);
+    const T weight = static_cast<T>(scale / counted);
     ForEachBlock(width, [&](int64_t i, int64_t count) {
       Store<T>((Load(x + i, count) - lse).exp() * weight, count, dx + i);
     });

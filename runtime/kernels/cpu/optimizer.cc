@@ -4,18 +4,26 @@
 
 #include "runtime/kernels/cpu/call.h"
 #include "runtime/kernels/cpu/vector.h"
+#include "runtime/loss_scale.h"
 
 namespace tessera {
 namespace {
 
-// gradient, clip coefficient -> parameter, m, v (in place), in the order of
-// PyTorch's AdamW: the decay before the step, epsilon outside the root.
+// Earlier steps that were not skipped.
+double StepsBefore(const KernelCall& call) {
+  const auto step = static_cast<double>(call.step);
+  return call.operands.size() > 2 ? step - Get(call.operands[2], 2) : step;
+}
+
+// gradient, clip coefficient [, loss scale] -> parameter, m, v (in place), in
+// the order of PyTorch's AdamW: the decay before the step, epsilon outside the
+// root. A negative coefficient skips the step.
 template <typename T>
 void AdamW(const KernelCall& call) {
   const double lr = call.attribute("lr");
   const double beta1 = call.attribute("beta1");
   const double beta2 = call.attribute("beta2");
-  const double t = static_cast<double>(call.step + 1);
+  const double t = StepsBefore(call) + 1;
   const T decay = static_cast<T>(1 - lr * call.attribute("weight_decay"));
   const T rate = static_cast<T>(lr / (1 - std::pow(beta1, t)));
   const T root = static_cast<T>(std::sqrt(1 - std::pow(beta2, t)));
@@ -25,6 +33,7 @@ void AdamW(const KernelCall& call) {
   const T keep2 = static_cast<T>(beta2);
   const T take2 = static_cast<T>(1 - beta2);
   const T clip = static_cast<T>(Get(call.operands[1], 0));
+  if (clip < 0) return;
   const T* const gradient = call.operands[0].as<const T>();
   T* const parameter = call.results[0].as<T>();
   T* const m = call.results[1].as<T>();
@@ -40,9 +49,10 @@ void AdamW(const KernelCall& call) {
   });
 }
 
-// gradient, clip coefficient -> parameter (in place).
+// gradient, clip coefficient [, loss scale] -> parameter (in place).
 template <typename T>
 void Sgd(const KernelCall& call) {
+  if (Get(call.operands[1], 0) < 0) return;
   const T rate =
       static_cast<T>(call.attribute("lr") * Get(call.operands[1], 0));
   const T* const gradient = call.operands[0].as<const T>();
@@ -55,10 +65,12 @@ void Sgd(const KernelCall& call) {
 
 // master -> parameter, each of its own type.
 void Cast(const KernelCall& call) {
-  const int64_t n = call.operands[0].elements();
-  for (int64_t i = 0; i < n; ++i) {
-    Put(call.results[0], i, Get(call.operands[0], i));
+  const LocalTensor& from = call.operands[0];
+  const LocalTensor& to = call.results[0];
+  if (from.dtype == DType::kFloat32 && Is16Bit(to.dtype)) {
+    return Narrow(from.as<const float>(), from.elements(), to.dtype, to.data);
   }
+  for (int64_t i = 0; i < from.elements(); ++i) Put(to, i, Get(from, i));
 }
 
 // gradient -> sum of squares.
@@ -71,14 +83,41 @@ void SquareSum(const KernelCall& call) {
   PutOrAdd(call, call.results[0], 0, sum);
 }
 
-// square of the global norm -> min(1, clip / (norm + 1e-6)), as
-// torch.nn.utils.clip_grad_norm_ has it; 1 where clip <= 0. A norm that is not
-// a number stays visible.
+// Divides a coefficient by the loss scale, or has the step skipped, and
+// updates the state.
+double Unscaled(double coefficient, bool overflow, const LocalTensor& state) {
+  LossScale& loss = *state.as<LossScale>();
+  if (overflow) {
+    loss.scale = std::max(loss.scale / 2, 1.0F);
+    loss.good_steps = 0;
+    loss.skipped_steps += 1;
+    return -1;
+  }
+  coefficient /= loss.scale;
+  loss.good_steps += 1;
+  if (loss.good_steps == LossScale::kGrowthInterval) {
+    loss.scale *= 2;
+    loss.good_steps = 0;
+  }
+  return coefficient;
+}
+
+// square of the global norm [, loss scale] -> min(1, clip / (norm + 1e-6)), as
+// torch.nn.utils.clip_grad_norm_ has it [, loss scale in place]; 1 where clip
+// <= 0. A norm that is not a number stays visible. Of scaled gradients the norm
+// is scaled, too; one that is not finite makes the coefficient negative.
 void ClipCoefficient(const KernelCall& call) {
   const double clip = call.attribute("clip");
-  const double norm = std::sqrt(Get(call.operands[0], 0));
-  const double coefficient = clip / (norm + 1e-6);
-  Put(call.results[0], 0, clip <= 0 || coefficient >= 1 ? 1 : coefficient);
+  const bool scaled = call.operands.size() > 1;
+  const double square = Get(call.operands[0], 0);
+  const double scale = scaled ? Get(call.operands[1], 0) : 1;
+  double coefficient = clip / (std::sqrt(square) / scale + 1e-6);
+  if (clip <= 0 || coefficient >= 1) coefficient = 1;
+  if (scaled) {
+    coefficient =
+        Unscaled(coefficient, !std::isfinite(square), call.results[1]);
+  }
+  Put(call.results[0], 0, coefficient);
 }
 
 }  // namespace

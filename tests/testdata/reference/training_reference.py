@@ -1,13 +1,14 @@
-"""Trains tiny GPT-2 and Llama models in float64 with NumPy alone.
+"""Trains tiny GPT-2 and Llama models in float64 with NumPy alone, also as if
+parameters and activations were stored in bf16 or fp16.
 
 An independent reference for Tessera's training: it shares no code with it, and
 differentiates by a tape instead of by derived operators. What must agree is the
 arithmetic and the counter-based randomness (weights, dropout, order of data).
 
     pip install numpy
-    python3 training_reference.py      # rewrites gpt2.json and llama.json
+    python3 training_reference.py      # rewrites gpt2.json, llama.json, …
 
-The tests read the two files only.
+The tests read the files only.
 """
 
 import json
@@ -51,6 +52,23 @@ def initial(name, shape, stddev, seed):
     return np.array(values).reshape(shape)
 
 
+# ---- Storage types: bits of the significand, least and largest exponent
+
+FORMATS = {"bf16": (8, -126, 127), "fp16": (11, -14, 15)}
+storage = None  # the type in which operators leave their results; None: float64
+
+
+def rounded(x):
+    """The nearest value of the storage type, ties to even (as np.rint)."""
+    if storage is None:
+        return x
+    bits, least, largest = FORMATS[storage]
+    exponent = np.frexp(x)[1] - 1
+    unit = 2.0 ** (np.maximum(exponent, least) - (bits - 1))
+    y = np.rint(x / unit) * unit
+    return np.where(np.abs(y) >= 2.0 ** (largest + 1), np.copysign(np.inf, x), y)
+
+
 # ---- A tape
 
 class Var:
@@ -62,7 +80,7 @@ class Var:
         self.parents = parents  # pairs (Var, gradient of self -> its part)
 
 
-def backward(loss):
+def backward(loss, factor=1.0):
     order, seen = [], set()
 
     def visit(var):
@@ -74,7 +92,7 @@ def backward(loss):
         order.append(var)
 
     visit(loss)
-    loss.grad = np.ones_like(loss.value)
+    loss.grad = np.full_like(loss.value, factor)
     for var in reversed(order):
         for parent, pull in var.parents:
             parent.grad = parent.grad + pull(var.grad)
@@ -99,6 +117,21 @@ def mul(a, b):
     return Var(a.value * b.value,
                ((a, lambda g: unbroadcast(g * b.value, a.value.shape)),
                 (b, lambda g: unbroadcast(g * a.value, b.value.shape))))
+
+
+def stored(a):
+    """An operator's result, and the sum of the gradients that return to it."""
+    return Var(rounded(a.value), ((a, rounded),))
+
+
+def used(a):
+    """An operator's operand; its gradient is stored before it is added."""
+    return Var(a.value, ((a, rounded),))
+
+
+def cast(weight):
+    """A parameter is its master, rounded; its gradient is not."""
+    return Var(rounded(weight.value), ((weight, lambda g: g),))
 
 
 def const(value):
@@ -175,50 +208,65 @@ class Model:
         if name not in self.weights:
             self.weights[name] = Var(initial(name, shape, stddev, self.seed))
             self.decayed.add(name)
-        return self.weights[name]
+        return cast(self.weights[name])
 
     def vector(self, name, shape, value):
         if name not in self.weights:
             self.weights[name] = Var(np.full(shape, float(value)))
-        return self.weights[name]
+        return cast(self.weights[name])
 
     def dropout(self, x, probability):
         key = mix64(self.seed ^ mix64(self.step ^ mix64(self.salt)))
         self.salt += 1
         keep = np.array([uniform01(key, i) >= probability
                          for i in range(x.value.size)])
-        return mul(x, const(keep.reshape(x.value.shape) / (1 - probability)))
+        keep = keep.reshape(x.value.shape) / (1 - probability)
+        return stored(mul(used(x), const(keep)))
 
     def layer_norm(self, name, x):
+        x = used(x)
         h = x.value.shape[-1]
         centred = add(x, scale(mean_last(x), -1.0))
         variance = mean_last(mul(centred, centred))
         epsilon = const(self.config["layer_norm_epsilon"])
         y = mul(centred, power(add(variance, epsilon), -0.5))
         y = mul(y, self.vector(name + ".weight", (h,), 1))
-        return add(y, self.vector(name + ".bias", (h,), 0))
+        return stored(add(y, self.vector(name + ".bias", (h,), 0)))
 
     def rms_norm(self, name, x):
+        x = used(x)
         h = x.value.shape[-1]
         epsilon = const(self.config["rms_norm_eps"])
         r = power(add(mean_last(mul(x, x)), epsilon), -0.5)
-        return mul(mul(x, r), self.vector(name + ".weight", (h,), 1))
+        return stored(mul(mul(x, r), self.vector(name + ".weight", (h,), 1)))
 
     def linear(self, name, x, n, k, shape, stddev, bias):
-        y = einsum(f"bs{k},{n}{k}->bs{n}", x,
+        y = einsum(f"bs{k},{n}{k}->bs{n}", used(x),
                    self.matrix(name + ".weight", shape, stddev))
         if bias:
             y = add(y, self.vector(name + ".bias", shape[:len(n)], 0))
-        return y
+        return stored(y)
 
     def attend(self, q, k, v):
         """Causal, scaled by the root of the head size; q is [b s g r d]."""
+        q, k, v = used(q), used(k), used(v)
         seq = q.value.shape[1]
         scores = einsum("bsgrd,btgd->bgrst", q, k)
         scores = scale(scores, 1 / np.sqrt(q.value.shape[-1]))
         hidden = np.where(np.tril(np.ones((seq, seq))) > 0, 0.0, -1e300)
-        return einsum("bgrst,btge->bsgre",
-                      softmax(add(scores, const(hidden))), v)
+        scores = add(scores, const(hidden))
+        p = softmax(scores).value
+        out = rounded(np.einsum("bgrst,btge->bsgre", p, v.value))
+
+        def pull_scores(g):
+            # rowsum(g out) instead of rowsum(dp p): the same in exact numbers.
+            dp = np.einsum("bsgre,btge->bgrst", g, v.value)
+            dot = np.einsum("bsgre,bsgre->bgrs", g, out)
+            return p * (dp - dot[..., None])
+
+        return stored(Var(out, (
+            (scores, pull_scores),
+            (v, lambda g: np.einsum("bsgre,bgrst->btge", g, p)))))
 
 
 def gpt2(model, tokens, labels):
@@ -231,7 +279,7 @@ def gpt2(model, tokens, labels):
     wte = model.matrix("wte.weight", (c["vocab_size"], h), std)
     wpe = model.matrix("wpe.weight", (c["n_positions"], h), std)
     positions = np.broadcast_to(np.arange(seq), (batch, seq))
-    x = add(lookup(wte, tokens), lookup(wpe, positions))
+    x = stored(add(stored(lookup(wte, tokens)), stored(lookup(wpe, positions))))
     x = model.dropout(x, c["embd_pdrop"])
     for i in range(layers):
         p = f"h.{i}"
@@ -243,7 +291,7 @@ def gpt2(model, tokens, labels):
         y = model.attend(q, k, v)
         y = model.linear(p + ".attn.c_proj", y, "o", "gre", (h, heads, 1, d),
                          residual, True)
-        x = add(x, model.dropout(y, c["resid_pdrop"]))
+        x = stored(add(x, model.dropout(y, c["resid_pdrop"])))
         y = model.layer_norm(p + ".ln_2", x)
         y = model.linear(p + ".mlp.c_fc", y, "f", "i", (4 * h, h), std, True)
         root = np.sqrt(2 / np.pi)
@@ -256,12 +304,13 @@ def gpt2(model, tokens, labels):
             return (0.5 * (1 + t) + 0.5 * z * (1 - t * t) * root *
                     (1 + 3 * 0.044715 * z * z))
 
-        y = function(y, gelu, gelu_derivative)
+        y = stored(function(used(y), gelu, gelu_derivative))
         y = model.linear(p + ".mlp.c_proj", y, "o", "f", (h, 4 * h), residual,
                          True)
-        x = add(x, model.dropout(y, c["resid_pdrop"]))
+        x = stored(add(x, model.dropout(y, c["resid_pdrop"])))
     x = model.layer_norm("ln_f", x)
-    return cross_entropy(einsum("bsi,vi->bsv", x, wte), labels)
+    logits = stored(einsum("bsi,vi->bsv", used(x), wte))
+    return cross_entropy(used(logits), labels)
 
 
 def llama(model, tokens, labels):
@@ -295,7 +344,7 @@ def llama(model, tokens, labels):
         return sigmoid * (1 + z * (1 - sigmoid))
 
     embedding = model.matrix("model.embed_tokens.weight", (vocabulary, h), std)
-    x = lookup(embedding, tokens)
+    x = stored(lookup(embedding, tokens))
     for i in range(layers):
         p = f"model.layers.{i}"
         y = model.rms_norm(p + ".input_layernorm", x)
@@ -304,23 +353,25 @@ def llama(model, tokens, labels):
                          std, False)
         k = model.linear(a + "k_proj", y, "gd", "i", (groups, d, h), std, False)
         v = model.linear(a + "v_proj", y, "ge", "i", (groups, d, h), std, False)
-        q = einsum("bsgrd,sdf->bsgrf", q, turn)
-        k = einsum("bsgd,sdf->bsgf", k, turn)
+        q = stored(einsum("bsgrd,sdf->bsgrf", used(q), turn))
+        k = stored(einsum("bsgd,sdf->bsgf", used(k), turn))
         y = model.attend(q, k, v)
         y = model.linear(a + "o_proj", y, "o", "gre", (h, groups, per_group, d),
                          std, False)
-        x = add(x, y)
+        x = stored(add(x, y))
         y = model.rms_norm(p + ".post_attention_layernorm", x)
         m = p + ".mlp."
         gate = model.linear(m + "gate_proj", y, "f", "i", (inner, h), std,
                             False)
         up = model.linear(m + "up_proj", y, "f", "i", (inner, h), std, False)
-        y = mul(function(gate, silu, silu_derivative), up)
-        x = add(x, model.linear(m + "down_proj", y, "o", "f", (h, inner), std,
-                                False))
+        gate = stored(function(used(gate), silu, silu_derivative))
+        y = stored(mul(used(gate), used(up)))
+        x = stored(add(x, model.linear(m + "down_proj", y, "o", "f", (h, inner),
+                                       std, False)))
     x = model.rms_norm("model.norm", x)
     head = model.matrix("lm_head.weight", (vocabulary, h), std)
-    return cross_entropy(einsum("bsi,vi->bsv", x, head), labels)
+    logits = stored(einsum("bsi,vi->bsv", used(x), head))
+    return cross_entropy(used(logits), labels)
 
 
 # ---- Training: runtime/data/tokens.cc, runtime/kernels/cpu/optimizer.cc
@@ -337,6 +388,9 @@ def train(forward, config, batch, seq_len, seed, steps, options):
     data = np.array([mix64(i) % config["vocab_size"] for i in range(1000)])
     model = Model(config, seed)
     moments = {}
+    # Gradients of fp16 are those of the scaled loss; a step that overflows is
+    # skipped and halves the scale.
+    factor, good = (65536.0 if storage == "fp16" else 1.0), 0
     losses, norms = [], []
     for step in range(steps):
         rows = [sample(data, seed, step, i, seq_len) for i in range(batch)]
@@ -346,12 +400,17 @@ def train(forward, config, batch, seq_len, seed, steps, options):
         for weight in model.weights.values():
             weight.grad = np.zeros_like(weight.value)
         loss = forward(model, tokens, labels)
-        backward(loss)
+        backward(loss, factor)
         losses.append(float(loss.value))
         norm = np.sqrt(sum((w.grad**2).sum() for w in model.weights.values()))
-        norms.append(float(norm))
-        clip = min(1.0, options["clip"] / (norm + 1e-6))
-        t = step + 1
+        norm = norm / factor
+        norms.append(float(norm) if np.isfinite(norm) else None)
+        if not np.isfinite(norm):
+            factor /= 2
+            continue
+        good += 1
+        clip = min(1.0, options["clip"] / (norm + 1e-6)) / factor
+        t = good
         for name, weight in model.weights.items():
             if name not in moments:
                 moments[name] = [np.zeros_like(weight.value),
@@ -398,15 +457,19 @@ LLAMA = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2,
 
 
 def main():
+    global storage
     folder = os.path.dirname(os.path.abspath(__file__))
     for name, forward, config in (("gpt2", gpt2, GPT2),
                                   ("llama", llama, LLAMA)):
-        result = train(forward, config, batch=4, seq_len=8, seed=11, steps=8,
-                       options=OPTIONS)
-        with open(os.path.join(folder, name + ".json"), "w") as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
-        print(name, result["losses"], result["gradient_norms"])
+        for storage in (None, "bf16", "fp16"):
+            result = train(forward, config, batch=4, seq_len=8, seed=11,
+                           steps=8, options=OPTIONS)
+            suffix = "" if storage is None else "_" + storage
+            path = os.path.join(folder, name + suffix + ".json")
+            with open(path, "w") as file:
+                json.dump(result, file, indent=1)
+                file.write("\n")
+            print(name, storage, result["losses"], result["gradient_norms"])
 
 
 if __name__ == "__main__":

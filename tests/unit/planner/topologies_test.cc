@@ -56,7 +56,7 @@ TEST(Topologies, LocalCpuRanksShareOneHost) {
   const Cluster cluster = *MakeCluster("local-cpu:4");
   EXPECT_FALSE(cluster.device_types[0].concurrent_streams);
   EXPECT_EQ(cluster.device_types[0].memory.value, 4'000'000'000);
-  EXPECT_EQ(cluster.device_types[0].Peak(DType::kBFloat16).value, 0);
+  EXPECT_GT(cluster.device_types[0].Peak(DType::kBFloat16).value, 0);
   EXPECT_GT(cluster.device_types[0].Peak(DType::kFloat64).value, 0);
 }
 
