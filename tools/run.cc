@@ -13,6 +13,7 @@
 #include "costmodel/simulate/simulator.h"
 #include "planner/base/table.h"
 #include "planner/io/plan_io.h"
+#include "planner/lower/check_order.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/graph_index.h"
 #include "planner/plan/strategy.h"
@@ -197,6 +198,11 @@ Result<Job> ReadJob(const Options& options, int ranks) {
   }
   TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
   TESSERA_RETURN_IF_ERROR(CheckMemory(options, job.inputs, job.plan));
+  const TaskGraph tasks =
+      Lower(graph, job.inputs.cluster, job.plan, options.training);
+  if (const auto problems = CheckOrder(tasks, graph); !problems.empty()) {
+    return problems[0].At("the plan's tasks");
+  }
 
   job.seed = options.seed;
   if (!options.load.empty()) {

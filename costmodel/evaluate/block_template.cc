@@ -183,10 +183,16 @@ class TemplateMaker {
     }
   }
 
-  BlockTemplate Make() {
+  BlockTemplate Make(bool splits) {
     out_.streams = {{StreamRole::kCompute, 0}};
     for (int k = 0; k < kProgramKinds; ++k) {
-      MakeProgram(static_cast<ProgramKind>(k));
+      const auto kind = static_cast<ProgramKind>(k);
+      const bool whole = kind == ProgramKind::kBackward ||
+                         kind == ProgramKind::kBackwardReduce;
+      const bool part = kind == ProgramKind::kBackwardInput ||
+                        kind == ProgramKind::kBackwardWeight ||
+                        kind == ProgramKind::kBackwardWeightReduce;
+      if (splits ? !whole : !part) MakeProgram(kind);
     }
     MakeLoss();
     for (TensorId id : shape_.sums) out_.sums.push_back(context_.produced(id));
@@ -441,8 +447,8 @@ class TemplateMaker {
 }  // namespace
 
 BlockTemplate MakeTemplate(const Pricer& pricer, Programs& programs, int block,
-                           const BlockShape& shape) {
-  return TemplateMaker(pricer, programs, block, shape).Make();
+                           const BlockShape& shape, bool splits) {
+  return TemplateMaker(pricer, programs, block, shape).Make(splits);
 }
 
 }  // namespace tessera

@@ -134,7 +134,9 @@ class Programs {
   std::map<std::pair<int, ProgramKind>, BlockProgram> programs_;
 };
 
+// With the programs of whole backwards, or where the stage `splits` them of
+// their parts.
 BlockTemplate MakeTemplate(const Pricer& pricer, Programs& programs, int block,
-                           const BlockShape& shape);
+                           const BlockShape& shape, bool splits);
 
 }  // namespace tessera

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <optional>
 
-#include "costmodel/evaluate/step.h"
 #include "costmodel/memory/peak_memory.h"
 #include "costmodel/simulate/simulator.h"
 #include "planner/lower/lower.h"
@@ -26,7 +25,8 @@ std::string GigabyteText(int64_t bytes) {
 }
 
 // The bytes of a stage's devices over the step: its actions one after another.
-MemoryUse StagePeak(const Stage& stage, std::span<const Action> actions) {
+MemoryUse StagePeak(const Stage& stage, std::span<const Action> actions,
+                    int microbatches) {
   MemoryUse peak;
   std::array<int64_t, kMemoryCategories> now = stage.persistent;
   int64_t total = 0;
@@ -43,16 +43,13 @@ MemoryUse StagePeak(const Stage& stage, std::span<const Action> actions) {
     for (size_t c = 0; c < now.size(); ++c) now[c] += action.delta[c];
     total += action.total_delta;
   };
-  if (!stage.begin.tasks.empty()) run(stage.begin.memory);
-  size_t backwards = 0;
+  if (!stage.begin.tasks.empty()) run(stage.begin.final_memory);
+  FoldOrder order(stage, microbatches);
   for (const Action& action : actions) {
-    if (action.kind == ActionKind::kForward) {
-      run(stage.forward.memory);
-    } else if (2 * ++backwards < actions.size()) {
-      run(stage.backward.memory);
-    }
+    const FoldOrder::Next next = order.Of(action);
+    run(next.final ? next.fold->final_memory : next.fold->memory);
   }
-  run(stage.tail.memory);
+  run(stage.tail.final_memory);
   return peak;
 }
 
@@ -117,7 +114,7 @@ T Evaluator::Remember(Memo<T>& memo, size_t limit, const IntKey& key,
 // key of just that; only what is not known yet is lowered.
 std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
     const Plan& plan, const std::vector<BlockShape>& shapes,
-    const std::vector<GroupId>& groups) const {
+    const std::vector<GroupId>& groups, const std::vector<bool>& splits) const {
   const size_t n = shapes.size();
   std::vector<int> decisions(n);
   IntKey key;
@@ -154,6 +151,13 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
 
   std::optional<LoweringContext> context;
   std::optional<Programs> programs;
+  // What begins a group has its once-a-step work.
+  std::vector<size_t> first_block(count, n);
+  std::vector<int> chunks(n);
+  for (size_t b = n; b-- > 0;) {
+    first_block[groups[b].index()] = b;
+    chunks[b] = plan.ops[shapes[b].forward.back().index()].chunk;
+  }
   std::vector<BlockPtr> blocks(n);
   for (size_t b = n; b-- > 0;) {
     const BlockShape& shape = shapes[b];
@@ -163,16 +167,22 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
     key.push_back(plan.microbatches);
     key.push_back(plan.bucket_bytes.value);
     key.push_back(plan.prefetch);
+    key.push_back(splits[own.index()]);
+    key.push_back(first_block[own.index()] == b);
     std::vector<GroupId> distinct;
+    std::vector<int> chunk_of;  // the first block's of each of these
     for (int depends : shape.depends) {
       const auto d = static_cast<size_t>(depends);
       auto at = std::find(distinct.begin(), distinct.end(), groups[d]);
       if (at == distinct.end()) {
         key.push_back(class_of(own, groups[d]));
         distinct.push_back(groups[d]);
+        chunk_of.push_back(chunks[d]);
         at = std::prev(distinct.end());
       }
+      const auto number = static_cast<size_t>(at - distinct.begin());
       key.push_back(at - distinct.begin());
+      key.push_back(chunks[d] - chunk_of[number]);
       key.push_back(decisions[d]);
       if (d > b) key.push_back(blocks[d]->sums);
     }
@@ -183,8 +193,8 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
       }
       auto made = std::make_shared<Block>();
       made->number = numbers_++;
-      made->priced =
-          MakeTemplate(pricer_, *programs, static_cast<int>(b), shape);
+      made->priced = MakeTemplate(pricer_, *programs, static_cast<int>(b),
+                                  shape, splits[own.index()]);
       IntKey sums;
       for (const Layout& layout : made->priced.sums) {
         sums.insert(sums.end(), layout.dims.begin(), layout.dims.end());
@@ -201,40 +211,51 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
 
 Evaluator::StagePtr Evaluator::StageOf(const std::vector<BlockPtr>& blocks,
                                        const std::vector<BlockShape>& all,
-                                       const std::vector<int>& members,
+                                       const StepStage& stage, bool splits,
                                        int microbatches) const {
-  // Blocks know the number of microbatches.
+  // Blocks know the number of microbatches and whether backwards are split.
   IntKey key;
-  for (int b : members) {
-    key.push_back(blocks[static_cast<size_t>(b)]->number);
+  for (size_t i = 0; i < stage.blocks.size(); ++i) {
+    key.push_back(blocks[static_cast<size_t>(stage.blocks[i])]->number);
+    key.push_back(stage.chunks[i]);
   }
   return Remember(stages_, kMaxStages, key, [&] {
-    std::vector<const BlockTemplate*> priced;
-    std::vector<const BlockShape*> shapes;
-    for (int b : members) {
-      priced.push_back(&blocks[static_cast<size_t>(b)]->priced);
-      shapes.push_back(&all[static_cast<size_t>(b)]);
+    std::vector<StageMember> members;
+    for (size_t i = 0; i < stage.blocks.size(); ++i) {
+      const auto b = static_cast<size_t>(stage.blocks[i]);
+      members.push_back({&blocks[b]->priced, &all[b], stage.chunks[i]});
     }
-    return MakeStage(priced, shapes, microbatches);
+    return MakeStage(members, splits, microbatches);
   });
 }
 
 std::shared_ptr<const Evaluator::Order> Evaluator::OrderOf(
     const Plan& plan) const {
   const std::pair key(plan.schedule, ShapeOf(plan));
-  {
+  // A table is the plan's own.
+  const bool remember = plan.actions.empty();
+  if (remember) {
     std::lock_guard lock(orders_mutex_);
     if (auto it = orders_.find(key); it != orders_.end()) return it->second;
   }
   auto order = std::make_shared<Order>();
   order->stages = OrdersOf(plan);
   order->actions = GlobalOrder(order->stages, key.second);
-  order->folds =
-      key.second.chunks == 1 &&
-      std::none_of(order->actions.begin(), order->actions.end(),
-                   [](const StageAction& step) {
-                     return step.action.kind == ActionKind::kBackwardInput;
-                   });
+  for (const std::vector<Action>& actions : order->stages) {
+    const auto count = [&](ActionKind kind) {
+      return std::count_if(
+          actions.begin(), actions.end(),
+          [&](const Action& action) { return action.kind == kind; });
+    };
+    order->splits.push_back(count(ActionKind::kBackwardInput) > 0);
+    if (order->splits.back() && count(ActionKind::kBackward) > 0) {
+      order->folds = false;
+    }
+  }
+  // Chunks of one group may leave each other tensors: then it matters in which
+  // order they end, which a table does not bind.
+  if (!plan.actions.empty() && key.second.chunks > 1) order->folds = false;
+  if (!remember) return order;
   std::lock_guard lock(orders_mutex_);
   return orders_.try_emplace(key, std::move(order)).first->second;
 }
@@ -322,12 +343,16 @@ Evaluation Evaluator::Evaluate(const Plan& plan) const {
   std::vector<StepStage> stages(plan.groups.size());
   for (size_t b = 0; b < n; ++b) {
     groups[b] = plan.ops[shapes[b].forward.back().index()].group;
-    stages[groups[b].index()].blocks.push_back(static_cast<int>(b));
+    StepStage& stage = stages[groups[b].index()];
+    stage.blocks.push_back(static_cast<int>(b));
+    stage.chunks.push_back(plan.ops[shapes[b].forward.back().index()].chunk);
   }
-  const std::vector<BlockPtr> blocks = BlocksOf(plan, shapes, groups);
+  const std::vector<BlockPtr> blocks =
+      BlocksOf(plan, shapes, groups, order->splits);
   std::vector<StagePtr> owners(stages.size());
   for (size_t s = 0; s < stages.size(); ++s) {
-    owners[s] = StageOf(blocks, shapes, stages[s].blocks, plan.microbatches);
+    owners[s] =
+        StageOf(blocks, shapes, stages[s], order->splits[s], plan.microbatches);
     stages[s].stage = owners[s].get();
     if (!owners[s]->exact) return EvaluateBySimulation(plan);
   }
@@ -346,13 +371,18 @@ Evaluation Evaluator::Evaluate(const Plan& plan) const {
   }
   for (size_t s = 0; s < stages.size(); ++s) {
     const Stage& stage = *owners[s];
-    result.memory.push_back(StagePeak(stage, order->stages[s]));
+    result.memory.push_back(
+        StagePeak(stage, order->stages[s], plan.microbatches));
     const int64_t m = plan.microbatches;
     for (size_t c = 0; c < time.size(); ++c) {
-      time[c] += stage.begin.time_by_source[c] +
-                 m * stage.forward.time_by_source[c] +
-                 (m - 1) * stage.backward.time_by_source[c] +
-                 stage.tail.time_by_source[c];
+      time[c] += stage.begin.time_by_source[c] + stage.tail.time_by_source[c];
+      for (const Stage::Chunk& chunk : stage.chunks) {
+        time[c] +=
+            m * chunk.forward.time_by_source[c] +
+            (order->splits[s] ? m : m - 1) * chunk.backward.time_by_source[c] +
+            (m - 1) * chunk.weight.time_by_source[c] +
+            chunk.last.time_by_source[c];
+      }
     }
   }
   result.sources = Shares(time);

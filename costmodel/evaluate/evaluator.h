@@ -26,6 +26,7 @@
 
 #include "costmodel/evaluate/block_template.h"
 #include "costmodel/evaluate/stage.h"
+#include "costmodel/evaluate/step.h"
 #include "costmodel/price.h"
 #include "costmodel/profile/profile_db.h"
 #include "planner/ir/cluster.h"
@@ -72,7 +73,8 @@ class Evaluator : public Objective {
   struct Order {
     std::vector<StageAction> actions;
     StageOrders stages;
-    bool folds = true;  // stages have one chunk each and whole backwards
+    std::vector<bool> splits;  // by stage: its backwards are split
+    bool folds = true;         // each stage splits all or none
   };
   using BlockPtr = std::shared_ptr<const Block>;
   using StagePtr = std::shared_ptr<const Stage>;
@@ -83,10 +85,11 @@ class Evaluator : public Objective {
   const std::vector<BlockShape>& ShapesFor(int prefetch) const;
   std::vector<BlockPtr> BlocksOf(const Plan& plan,
                                  const std::vector<BlockShape>& shapes,
-                                 const std::vector<GroupId>& groups) const;
+                                 const std::vector<GroupId>& groups,
+                                 const std::vector<bool>& splits) const;
   StagePtr StageOf(const std::vector<BlockPtr>& blocks,
                    const std::vector<BlockShape>& shapes,
-                   const std::vector<int>& members, int microbatches) const;
+                   const StepStage& stage, bool splits, int microbatches) const;
   std::shared_ptr<const Order> OrderOf(const Plan& plan) const;
   TaskCost WorldReduce(const Plan& plan) const;
   void CheckDevices(const Plan& plan, Evaluation& result) const;

@@ -12,8 +12,20 @@ namespace {
 // durations does not wrap.
 constexpr int64_t kNever = std::numeric_limits<int64_t>::min() / 4;
 
-enum FoldKind { kBeginAction, kForwardAction, kBackwardAction, kTailAction };
-constexpr int kActions = 4;
+// What a stage does, as numbers: kBegin, then kForward to kLast of each chunk,
+// then the tail.
+enum FoldKind { kForwardFold, kBackwardFold, kWeightFold, kLastFold };
+constexpr int kFoldKinds = 4;
+constexpr int kBeginFold = 0;
+int FoldNumber(int chunk, FoldKind kind) {
+  return 1 + chunk * kFoldKinds + kind;
+}
+
+// Sets of chunks. More chunks than bits share the last.
+constexpr uint64_t kAllChunks = ~uint64_t{0};
+uint64_t ChunkBit(int chunk) {
+  return uint64_t{1} << std::min(chunk, 63);
+}
 
 // Numbers ports: open addressing with keys of one word.
 class PortTable {
@@ -50,18 +62,13 @@ struct Buffer {
   const TemplateBuffer* what = nullptr;
   bool is_loss = false;
   bool is_square_sum = false;
-  // The last writer and last touch in each action; -1 for none.
-  std::array<int, kActions> writer = {-1, -1, -1, -1};
-  std::array<int, kActions> touch = {-1, -1, -1, -1};
-  int carried = -1;
-  // Persistent: readers since the last writer, in the action `readers_of`.
-  std::vector<int> readers;
-  int readers_of = -1;
+  // Persistent: readers since the last writer, by fold and task.
+  std::vector<std::pair<int, int>> readers;
 };
 
 // An off-compute touch of a persistent buffer in the loop.
 struct OffCompute {
-  int action = 0;
+  int fold = 0;
   int task = 0;
   int buffer = 0;
 };
@@ -76,75 +83,124 @@ struct Rows {
 
 class StageBuilder {
  public:
-  StageBuilder(std::span<const BlockTemplate* const> blocks,
-               std::span<const BlockShape* const> shapes, int microbatches)
-      : blocks_(blocks),
-        shapes_(shapes),
+  StageBuilder(std::span<const StageMember> members, bool splits,
+               int microbatches)
+      : members_(members),
+        splits_(splits),
         microbatches_(microbatches),
         stage_(std::make_shared<Stage>()),
-        ports_(CountPorts(blocks)) {
+        ports_(CountPorts(members)) {
+    int chunks = 0;
     stage_->streams = {{StreamRole::kCompute, 0}};
-    for (const BlockTemplate* block : blocks) {
+    for (const StageMember& member : members) {
+      chunks = std::max(chunks, member.chunk + 1);
       auto& numbers = streams_.emplace_back();
-      for (const StreamKey& key : block->streams) {
+      for (const StreamKey& key : member.block->streams) {
         numbers.push_back(StreamNumber(key));
       }
     }
+    stage_->chunks.resize(static_cast<size_t>(chunks));
+    folds_.push_back(&stage_->begin);
+    for (Stage::Chunk& chunk : stage_->chunks) {
+      for (StageFold* fold :
+           {&chunk.forward, &chunk.backward, &chunk.weight, &chunk.last}) {
+        folds_.push_back(fold);
+      }
+    }
+    folds_.push_back(&stage_->tail);
+    tail_ = static_cast<int>(folds_.size()) - 1;
+    placed_.resize(folds_.size());
+    after_.resize(folds_.size());
+    stream_after_.resize(folds_.size());
+    rows_.resize(folds_.size());
+    ends_.resize(folds_.size());
   }
 
   std::shared_ptr<const Stage> Build() {
-    const int n = static_cast<int>(blocks_.size());
-    for (int b = 0; b < n; ++b) Place(b, ProgramKind::kBegin, kBeginAction);
-    for (int b = 0; b < n; ++b) Place(b, ProgramKind::kForward, kForwardAction);
-    forward_ = RowsOf(stage_->forward);
-    forward_ends_ = EndRows(stage_->forward, forward_);
-    // The tail's backward follows the same forward as the plain backward, and
-    // makes the same ports anew.
-    if (microbatches_ > 1) {
-      for (int b = n; b-- > 0;) {
-        Place(b, ProgramKind::kBackward, kBackwardAction);
+    const auto chunks = static_cast<int>(stage_->chunks.size());
+    PlaceAscending(ProgramKind::kBegin, kBeginFold, -1);
+    for (int c = 0; c < chunks; ++c) {
+      const int fold = FoldNumber(c, kForwardFold);
+      PlaceAscending(ProgramKind::kForward, fold, c);
+      FindRows(fold);
+    }
+    // The last gradients of weights follow the same actions as the others, and
+    // make the same ports anew.
+    for (int c = chunks; c-- > 0;) {
+      const int backward = FoldNumber(c, kBackwardFold);
+      const int weight = FoldNumber(c, kWeightFold);
+      if (splits_) {
+        PlaceDescending(ProgramKind::kBackwardInput, backward, c);
+        FindRows(backward);
+        if (microbatches_ == 1) continue;
+        PlaceDescending(ProgramKind::kBackwardWeight, weight, c);
+        FindRows(weight);
+      } else if (microbatches_ > 1) {
+        PlaceDescending(ProgramKind::kBackward, backward, c);
+        FindRows(backward);
       }
     }
-    for (int b = n; b-- > 0;) {
-      Place(b, ProgramKind::kBackwardReduce, kTailAction);
+    for (int c = chunks; c-- > 0;) {
+      PlaceDescending(splits_ ? ProgramKind::kBackwardWeightReduce
+                              : ProgramKind::kBackwardReduce,
+                      FoldNumber(c, kLastFold), c);
     }
-    EndPhase(Stage::kReduce);
-    PlaceAscending(ProgramKind::kTie, Stage::kTie);
+    PlaceAscending(ProgramKind::kTie, tail_, -1);
+    EndPhase(Stage::kTie);
     PlaceLoss();
     EndPhase(Stage::kLoss);
-    PlaceAscending(ProgramKind::kNorm, Stage::kNorm);
-    PlaceAscending(ProgramKind::kUpdate, Stage::kUpdate);
+    PlaceAscending(ProgramKind::kNorm, tail_, -1);
+    EndPhase(Stage::kNorm);
+    PlaceAscending(ProgramKind::kUpdate, tail_, -1);
+    EndPhase(Stage::kUpdate);
 
-    const Rows backward = RowsOf(stage_->backward);
-    CheckPersistent(backward);
-    Export(stage_->forward, forward_);
-    Export(stage_->backward, backward);
+    CheckPersistent();
+    for (int f = 0; f < tail_; ++f) {
+      if (IsLoop(f)) Export(f);
+    }
     FoldMemory();
     return stage_;
   }
 
  private:
-  static size_t CountPorts(std::span<const BlockTemplate* const> blocks) {
+  static size_t CountPorts(std::span<const StageMember> members) {
     size_t count = 0;
-    for (const BlockTemplate* block : blocks) {
-      for (const TemplateProgram& program : block->programs) {
+    for (const StageMember& member : members) {
+      for (const TemplateProgram& program : member.block->programs) {
         count += program.imports.size() + program.exports.size();
       }
     }
     return count;
   }
 
-  StageFold& fold(int action) {
-    switch (action) {
-      case kBeginAction:
-        return stage_->begin;
-      case kForwardAction:
-        return stage_->forward;
-      case kBackwardAction:
-        return stage_->backward;
-      default:
-        return stage_->tail;
+  StageFold& fold(int number) { return *folds_[static_cast<size_t>(number)]; }
+  const StageFold& fold(int number) const {
+    return *folds_[static_cast<size_t>(number)];
+  }
+  static int ChunkOf(int number) { return (number - 1) / kFoldKinds; }
+  bool IsOf(int number, FoldKind kind) const {
+    return number != kBeginFold && number != tail_ &&
+           (number - 1) % kFoldKinds == kind;
+  }
+  // Whether the fold runs for each microbatch.
+  bool IsLoop(int number) const {
+    return number != kBeginFold && number != tail_ && !IsOf(number, kLastFold);
+  }
+
+  // The last task of a fold that writes or touches a buffer; -1 for none.
+  int& Writer(int buffer, int number) {
+    return writers_[static_cast<size_t>(buffer) * folds_.size() +
+                    static_cast<size_t>(number)];
+  }
+  int& Touch(int buffer, int number) {
+    return touches_[static_cast<size_t>(buffer) * folds_.size() +
+                    static_cast<size_t>(number)];
+  }
+  bool WrittenInLoop(int buffer) {
+    for (int f = 0; f < tail_; ++f) {
+      if (IsLoop(f) && Writer(buffer, f) >= 0) return true;
     }
+    return false;
   }
 
   int StreamNumber(const StreamKey& key) {
@@ -160,8 +216,8 @@ class StageBuilder {
     out.kind = port.kind;
     out.index = port.index;
     if (port.tensor >= 0) {
-      out.tensor = shapes_[static_cast<size_t>(block)]
-                       ->tensors[static_cast<size_t>(port.tensor)];
+      out.tensor = members_[static_cast<size_t>(block)]
+                       .shape->tensors[static_cast<size_t>(port.tensor)];
     }
     return out;
   }
@@ -169,7 +225,7 @@ class StageBuilder {
   // ---- stringing programs together, as Lower does
 
   void Place(int block, ProgramKind kind, int action) {
-    const BlockTemplate& whole = *blocks_[static_cast<size_t>(block)];
+    const BlockTemplate& whole = *members_[static_cast<size_t>(block)].block;
     const TemplateProgram& program = whole.programs[static_cast<size_t>(kind)];
     if (program.tasks.empty() && program.imports.empty()) return;
     StageFold& out = fold(action);
@@ -178,6 +234,8 @@ class StageBuilder {
     const auto make = [&](int local) {
       Buffer& made = buffers_.emplace_back();
       made.what = &program.buffers[static_cast<size_t>(local)];
+      writers_.resize(writers_.size() + folds_.size(), -1);
+      touches_.resize(touches_.size() + folds_.size(), -1);
       return static_cast<int>(buffers_.size() - 1);
     };
     for (const TemplateBinding& import : program.imports) {
@@ -234,6 +292,11 @@ class StageBuilder {
         Resolve(out, action, task, bound_[static_cast<size_t>(access.buffer)],
                 access.writes);
       }
+      for (size_t o = first_outside; o < next_outside; ++o) {
+        const TemplateAccess& access = program.outside[o];
+        WaitForLoop(out, action, task,
+                    bound_[static_cast<size_t>(access.buffer)], access.writes);
+      }
       task.last_wait = static_cast<int>(out.waits.size());
       out.tasks.push_back(task);
       out.time_by_source[static_cast<size_t>(from.cost.source)] +=
@@ -247,24 +310,25 @@ class StageBuilder {
     for (size_t i = 0; i < bound_.size(); ++i) {
       const TemplateBuffer& local = program.buffers[i];
       Buffer& b = buffers_[static_cast<size_t>(bound_[i])];
-      const auto at = static_cast<size_t>(action);
-      if (local.last_touch >= 0) b.touch[at] = first + local.last_touch;
+      if (local.last_touch >= 0) {
+        Touch(bound_[i], action) = first + local.last_touch;
+      }
       if (b.what->persistent) {
-        if (local.last_writer >= 0 || b.readers_of != action) {
-          b.readers.clear();
-          b.readers_of = action;
+        if (local.last_writer >= 0) b.readers.clear();
+        for (int reader : local.readers) {
+          b.readers.emplace_back(action, first + reader);
         }
-        for (int reader : local.readers) b.readers.push_back(first + reader);
-        if (action == kForwardAction || action == kBackwardAction) {
+        if (action != kBeginFold && action != tail_) {
           for (int task : local.off_compute) {
             off_compute_.push_back({action, first + task, bound_[i]});
           }
         }
       }
       if (local.last_writer >= 0) {
-        b.writer[at] = first + local.last_writer;
+        const int writer = first + local.last_writer;
+        Writer(bound_[i], action) = writer;
         if (b.is_square_sum) {
-          out.tasks[static_cast<size_t>(b.writer[at])].sums_squares = true;
+          out.tasks[static_cast<size_t>(writer)].sums_squares = true;
         }
       }
     }
@@ -275,11 +339,23 @@ class StageBuilder {
     placed_[static_cast<size_t>(action)].push_back({&program, first});
   }
 
-  void PlaceAscending(ProgramKind kind, Stage::Phase phase) {
-    for (int b = 0; b < static_cast<int>(blocks_.size()); ++b) {
-      Place(b, kind, kTailAction);
+  // The blocks of a chunk, or with -1 of all.
+  void PlaceAscending(ProgramKind kind, int number, int chunk) {
+    for (size_t b = 0; b < members_.size(); ++b) {
+      if (chunk >= 0 && members_[b].chunk != chunk) continue;
+      Place(static_cast<int>(b), kind, number);
     }
-    EndPhase(phase);
+  }
+  void PlaceDescending(ProgramKind kind, int number, int chunk) {
+    for (size_t b = members_.size(); b-- > 0;) {
+      if (members_[b].chunk == chunk) Place(static_cast<int>(b), kind, number);
+    }
+  }
+
+  void FindRows(int number) {
+    const auto at = static_cast<size_t>(number);
+    rows_[at] = RowsOf(fold(number));
+    ends_[at] = EndRows(fold(number), rows_[at]);
   }
 
   void EndPhase(Stage::Phase phase) {
@@ -287,10 +363,10 @@ class StageBuilder {
   }
 
   void PlaceLoss() {
-    for (size_t b = 0; b < blocks_.size(); ++b) {
-      const BlockTemplate& block = *blocks_[b];
+    for (size_t b = 0; b < members_.size(); ++b) {
+      const BlockTemplate& block = *members_[b].block;
       if (block.loss_tensor < 0) continue;
-      stage_->has_loss = true;
+      fold(FoldNumber(members_[b].chunk, kForwardFold)).has_loss = true;
       if (!block.reduces_loss) continue;
       StageFold& out = stage_->tail;
       StageTask task;
@@ -298,7 +374,7 @@ class StageBuilder {
       task.stream = streams_[b][static_cast<size_t>(block.loss_stream)];
       task.first_dep = task.last_dep = static_cast<int>(out.deps.size());
       task.first_wait = static_cast<int>(out.waits.size());
-      NoteAfterCompute(out, kTailAction, task);
+      NoteAfterCompute(out, tail_, task);
       Wait(out, task, {StageInput::kLoss, 0});
       task.last_wait = static_cast<int>(out.waits.size());
       out.tasks.push_back(task);
@@ -320,29 +396,47 @@ class StageBuilder {
   // On what other programs of the same action did with a buffer.
   void DependAcross(StageFold& out, int action, const StageTask& task, int b,
                     bool writes) {
-    const Buffer& buffer = buffers_[static_cast<size_t>(b)];
-    const int writer = buffer.writer[static_cast<size_t>(action)];
+    const int writer = Writer(b, action);
     if (writer >= 0) Depend(out, task, writer);
-    if (!writes || buffer.readers_of != action) return;
-    for (int reader : buffer.readers) Depend(out, task, reader);
+    if (!writes) return;
+    for (const auto& [number, reader] :
+         buffers_[static_cast<size_t>(b)].readers) {
+      if (number == action) Depend(out, task, reader);
+    }
   }
 
-  // Whether the task starts no earlier than the compute stream was free before
-  // the action: it is on that stream, or behind a task that is.
+  // The chunks, bit by bit, whose loop's compute has ended when the task
+  // starts: all where it starts no earlier than the compute stream was free
+  // before the action, since it is on that stream, or behind a task that is.
   void NoteAfterCompute(const StageFold& out, int action,
                         const StageTask& task) {
     auto& after = after_[static_cast<size_t>(action)];
     auto& stream_after = stream_after_[static_cast<size_t>(action)];
-    stream_after.resize(stage_->streams.size(), false);
-    stream_after[0] = true;
+    stream_after.resize(stage_->streams.size(), 0);
+    stream_after[0] = kAllChunks;
     const auto stream = static_cast<size_t>(task.stream);
-    bool is_after = stream_after[stream] || task.after_compute;
-    for (int d = task.first_dep; d < task.last_dep && !is_after; ++d) {
-      const int dep = out.deps[static_cast<size_t>(d)];
-      is_after = after[static_cast<size_t>(dep)];
+    uint64_t mask = task.after_compute ? kAllChunks : stream_after[stream];
+    for (int d = task.first_dep; d < task.last_dep; ++d) {
+      mask |= after[static_cast<size_t>(out.deps[static_cast<size_t>(d)])];
     }
-    after.push_back(is_after);
-    stream_after[stream] = is_after;
+    after.push_back(mask);
+    stream_after[stream] = mask;
+  }
+
+  // Waits for a task of chunk `chunk`'s last action. What is behind compute
+  // there is behind that of the chunk's loop.
+  void WaitForLast(StageFold& out, int action, const StageTask& task, int from,
+                   int on) {
+    const int chunk = ChunkOf(from);
+    Wait(out, task, {StageInput::kLast, on, chunk});
+    if (after_[static_cast<size_t>(from)][static_cast<size_t>(on)] !=
+        kAllChunks) {
+      return;
+    }
+    uint64_t& mask = after_[static_cast<size_t>(action)].back();
+    mask |= ChunkBit(chunk);
+    stream_after_[static_cast<size_t>(action)]
+                 [static_cast<size_t>(task.stream)] |= mask;
   }
 
   static void Wait(StageFold& out, const StageTask& task, StageInput input) {
@@ -367,56 +461,103 @@ class StageBuilder {
       Wait(out, task, {StageInput::kSquareSum, 0});
       return;
     }
-    if (b.is_loss && action == kTailAction) {
+    if (b.is_loss && action == tail_) {
       Wait(out, task, {StageInput::kLoss, 0});
       return;
     }
-    if (b.writer[static_cast<size_t>(action)] >= 0) return;
-    const bool after_compute = after_[static_cast<size_t>(action)].back();
+    if (Writer(number, action) >= 0) return;
     if (b.what->persistent) {
-      // The loop is checked by CheckPersistent. The tail comes later than all
-      // that the loop's compute streams did.
-      if (action == kTailAction && !after_compute) {
-        const bool touched =
-            b.touch[kForwardAction] >= 0 || b.touch[kBackwardAction] >= 0;
-        const bool written =
-            b.writer[kForwardAction] >= 0 || b.writer[kBackwardAction] >= 0;
-        if (writes ? touched : written) stage_->exact = false;
-      }
+      ResolvePersistent(out, action, task, number, writes);
       return;
     }
-    const int forward = b.writer[kForwardAction];
-    const int begin = b.writer[kBeginAction];
-    if (forward < 0 && begin < 0) return;  // the task makes it
+    int from = -1;  // the fold that made it
+    for (int f = 0; f < tail_; ++f) {
+      if (Writer(number, f) < 0) continue;
+      // The fold knows no second writer.
+      if (from >= 0) stage_->exact = false;
+      from = f;
+    }
+    if (from < 0) return;  // the task makes it
     if (writes) {
-      stage_->exact = false;  // the fold knows no second writer
+      stage_->exact = false;
       return;
     }
-    if (forward < 0) {
-      Wait(out, task, {StageInput::kBegin, begin});
+    const int writer = Writer(number, from);
+    if (from == kBeginFold) {
+      Wait(out, task, {StageInput::kBegin, writer});
+      return;
+    }
+    if (!IsLoop(from)) {
+      WaitForLast(out, action, task, from, writer);
       return;
     }
     // Implied where a stream that the reader follows was busy for longer.
-    const auto writer = static_cast<size_t>(forward);
-    if (NotAfter(forward_, writer, static_cast<size_t>(task.stream)) ||
-        (after_compute && NotAfter(forward_, writer, 0))) {
+    if (NotAfter(from, writer, static_cast<size_t>(task.stream)) ||
+        (after_[static_cast<size_t>(action)].back() == kAllChunks &&
+         NotAfter(from, writer, 0))) {
       return;
     }
-    if (b.carried < 0) {
-      b.carried = stage_->carried++;
-      carried_tasks_.push_back(forward);
-    }
-    Wait(out, task, {StageInput::kCarried, b.carried});
+    Wait(out, task, {StageInput::kCarried, Carry(from, writer)});
   }
 
-  // Whether a forward task always ends before the forward leaves a stream.
-  bool NotAfter(const Rows& rows, size_t task, size_t stream) const {
-    return NotAfter(rows, task, forward_ends_, stream);
+  // What runs once waits for what else ran once.
+  void ResolvePersistent(StageFold& out, int action, const StageTask& task,
+                         int number, bool writes) {
+    if (IsLoop(action) || action == kBeginFold) return;
+    for (int f = 0; f < tail_; ++f) {
+      if (!IsOf(f, kLastFold) || f == action) continue;
+      const int writer = Writer(number, f);
+      if (writer >= 0) WaitForLast(out, action, task, f, writer);
+    }
+    if (!writes) return;
+    const Buffer& b = buffers_[static_cast<size_t>(number)];
+    for (const auto& [f, reader] : b.readers) {
+      if (!IsOf(f, kLastFold) || f == action) continue;
+      WaitForLast(out, action, task, f, reader);
+    }
   }
-  static bool NotAfter(const Rows& rows, size_t task, const Rows& ends,
-                       size_t stream) {
-    const int64_t* a = rows.at(task);
-    const int64_t* b = ends.at(stream);
+
+  // What runs once and touches a persistent buffer comes later than what the
+  // loop did with it: behind its compute, or else it waits for that, which has
+  // to be on the compute stream.
+  void WaitForLoop(StageFold& out, int action, const StageTask& task,
+                   int number, bool writes) {
+    const Buffer& b = buffers_[static_cast<size_t>(number)];
+    if (IsLoop(action) || action == kBeginFold || !b.what->persistent ||
+        b.is_square_sum || Writer(number, action) >= 0) {
+      return;
+    }
+    const uint64_t after = after_[static_cast<size_t>(action)].back();
+    for (int f = 0; f < tail_; ++f) {
+      if (!IsLoop(f) || (after & ChunkBit(ChunkOf(f))) != 0) continue;
+      const int on = writes ? Touch(number, f) : Writer(number, f);
+      if (on < 0) continue;
+      if (std::any_of(off_compute_.begin(), off_compute_.end(),
+                      [&](const OffCompute& touch) {
+                        return touch.fold == f && touch.buffer == number;
+                      })) {
+        stage_->exact = false;
+      }
+      Wait(out, task, {StageInput::kLatest, Carry(f, on)});
+    }
+  }
+
+  // The number under which the end of a task of a loop's fold is carried on.
+  int Carry(int from, int task) {
+    for (int number : fold(from).carries) {
+      if (carried_tasks_[static_cast<size_t>(number)] == task) return number;
+    }
+    fold(from).carries.push_back(stage_->carried);
+    carried_tasks_.push_back(task);
+    return stage_->carried++;
+  }
+
+  // Whether a task of a loop's fold always ends before the fold leaves a
+  // stream.
+  bool NotAfter(int number, int task, size_t stream) const {
+    const Rows& rows = rows_[static_cast<size_t>(number)];
+    const int64_t* a = rows.at(static_cast<size_t>(task));
+    const int64_t* b = ends_[static_cast<size_t>(number)].at(stream);
     for (size_t c = 0; c < rows.columns; ++c) {
       if (a[c] > b[c]) return false;
     }
@@ -426,19 +567,25 @@ class StageBuilder {
   // Persistent buffers are touched by every microbatch. The fold follows them
   // through the compute stream only: in the loop, what writes one and what
   // touches a written one has to be on it, and other readers' ends have to be
-  // waited for by it.
-  void CheckPersistent(const Rows& backward) {
-    if (off_compute_.empty()) return;
-    const Rows backward_ends = EndRows(stage_->backward, backward);
+  // waited for by it. A chunk's last action may touch off it only what no other
+  // chunk touches.
+  void CheckPersistent() {
     for (const OffCompute& touch : off_compute_) {
-      const Buffer& b = buffers_[static_cast<size_t>(touch.buffer)];
-      const bool written =
-          b.writer[kForwardAction] >= 0 || b.writer[kBackwardAction] >= 0;
-      const auto task = static_cast<size_t>(touch.task);
-      const bool implied = touch.action == kForwardAction
-                               ? NotAfter(forward_, task, forward_ends_, 0)
-                               : NotAfter(backward, task, backward_ends, 0);
-      if (written || !implied) stage_->exact = false;
+      if (IsLoop(touch.fold)) {
+        if (WrittenInLoop(touch.buffer) ||
+            !NotAfter(touch.fold, touch.task, 0)) {
+          stage_->exact = false;
+        }
+        continue;
+      }
+      bool written = false;
+      bool elsewhere = false;
+      for (int f = 1; f < tail_; ++f) {
+        written = written || Writer(touch.buffer, f) >= 0;
+        elsewhere = elsewhere || (ChunkOf(f) != ChunkOf(touch.fold) &&
+                                  Touch(touch.buffer, f) >= 0);
+      }
+      if (written && elsewhere) stage_->exact = false;
     }
   }
 
@@ -506,7 +653,9 @@ class StageBuilder {
     return ends;
   }
 
-  void Export(StageFold& a, const Rows& rows) {
+  void Export(int number) {
+    StageFold& a = fold(number);
+    const Rows& rows = rows_[static_cast<size_t>(number)];
     MaxPlus& matrix = a.matrix;
     matrix.row = {0};
     const auto add = [&](int task) {
@@ -528,72 +677,143 @@ class StageBuilder {
       add(last[s]);
     }
     for (int task : a.send_tasks) add(task);
-    if (&a != &stage_->forward) return;
-    for (int task : carried_tasks_) add(task);
-    if (!stage_->has_loss) return;
-    const int writer =
-        buffers_[static_cast<size_t>(loss_)].writer[kForwardAction];
+    for (int carried : a.carries) {
+      add(carried_tasks_[static_cast<size_t>(carried)]);
+    }
+    if (!a.has_loss) return;
+    const int writer = Writer(loss_, number);
     TESSERA_CHECK(writer >= 0) << "nothing writes the loss";
     add(writer);
   }
 
   // ---- memory
 
-  // The action whose last touch frees a buffer that is not persistent.
-  int LastAction(const Buffer& b) {
-    const auto in = [&](int action) {
-      return b.touch[static_cast<size_t>(action)] >= 0;
-    };
-    // What is left to the backwards has to be so in all of them, and what is
-    // made once a step has to last to the tail or end where it begins.
-    if (in(kBeginAction)) {
-      if ((in(kForwardAction) || in(kBackwardAction)) && !in(kTailAction)) {
-        stage_->exact = false;
+  // Folds in which a buffer that is not persistent is given back: in each run
+  // of `each`, or only in the last run of `once`; -1 for none.
+  struct GivenBack {
+    int each = -1;
+    int once = -1;
+  };
+
+  GivenBack FindGivenBack(int buffer) {
+    GivenBack given;
+    const auto in = [&](int f) { return Touch(buffer, f) >= 0; };
+    // The fold that runs last of those that touch it, of the loop and of what
+    // runs once. Of two chunks the later goes first in the backward.
+    int loop = -1;
+    int last = -1;
+    bool weights = false;  // in some chunk's gradients of weights
+    bool shared = false;   // with the microbatch that ends in a last fold
+    int chunks = 0;        // that touch it
+    for (int c = 0; c < static_cast<int>(stage_->chunks.size()); ++c) {
+      bool here = false;
+      for (FoldKind kind : {kForwardFold, kBackwardFold, kWeightFold}) {
+        const int f = FoldNumber(c, kind);
+        if (!in(f)) continue;
+        here = true;
+        // Chunks descend in the backward: the first found is last.
+        if (loop < 0 || IsOf(loop, kForwardFold) || ChunkOf(loop) == c) {
+          loop = f;
+        }
+        weights = weights || kind == kWeightFold;
+        shared = shared || kind == kForwardFold ||
+                 (splits_ && kind == kBackwardFold);
       }
-    } else if (in(kForwardAction) && microbatches_ > 1 &&
-               in(kBackwardAction) != in(kTailAction)) {
-      stage_->exact = false;
+      const int f = FoldNumber(c, kLastFold);
+      if (in(f)) {
+        here = true;
+        if (last < 0) last = f;
+        weights = weights || splits_;
+      }
+      chunks += here;
     }
-    for (int action = kActions; action-- > 0;) {
-      if (in(action)) return action;
+    // Whose gradients of weights come last the schedule says.
+    if (weights && chunks > 1) stage_->exact = false;
+    if (in(tail_)) last = tail_;
+    if (in(kBeginFold)) {
+      // Made once: given back in the last run of what touches it last.
+      if (last >= 0) {
+        given.once = last;
+      } else {
+        given.once = loop >= 0 ? loop : kBeginFold;
+      }
+      if (chunks > 1 && last != tail_) stage_->exact = false;
+      return given;
     }
-    return -1;
+    if (loop < 0) {
+      given.once = last;
+      return given;
+    }
+    given.each = loop;
+    if (!shared) {
+      if (last >= 0) stage_->exact = false;
+      return given;
+    }
+    // What the loop's last action gives back, the last fold does for its
+    // microbatch.
+    const bool ends = IsOf(loop, splits_ ? kWeightFold : kBackwardFold);
+    if (ends) {
+      const int own = FoldNumber(ChunkOf(loop), kLastFold);
+      if (!in(own)) stage_->exact = false;
+      given.once = last;
+    } else if (last >= 0) {
+      // No other run of what comes last than the last touches it.
+      given.once = last;
+      if (microbatches_ > 1) stage_->exact = false;
+      given.each = -1;
+    }
+    return given;
   }
 
   void FoldMemory() {
-    std::array<std::vector<std::pair<int, const TemplateBuffer*>>, kActions>
-        given;
-    for (const Buffer& b : buffers_) {
-      if (b.what->persistent) {
-        stage_->persistent[static_cast<size_t>(b.what->category)] +=
-            b.what->bytes.value;
+    struct Given {
+      int task = 0;
+      const TemplateBuffer* what = nullptr;
+      bool final_only = false;
+    };
+    std::vector<std::vector<Given>> given(folds_.size());
+    for (size_t i = 0; i < buffers_.size(); ++i) {
+      const auto buffer = static_cast<int>(i);
+      const TemplateBuffer* what = buffers_[i].what;
+      if (what->persistent) {
+        stage_->persistent[static_cast<size_t>(what->category)] +=
+            what->bytes.value;
         continue;
       }
-      const int last = LastAction(b);
-      if (last < 0) continue;
-      const auto give = [&](int action) {
-        const auto at = static_cast<size_t>(action);
-        given[at].emplace_back(b.touch[at], b.what);
-      };
-      give(last);
-      // A forward's buffer is given back by either backward.
-      if (last == kTailAction && b.touch[kForwardAction] >= 0 &&
-          b.touch[kBeginAction] < 0 && b.touch[kBackwardAction] >= 0) {
-        give(kBackwardAction);
+      const GivenBack back = FindGivenBack(buffer);
+      if (back.each >= 0) {
+        given[static_cast<size_t>(back.each)].push_back(
+            {Touch(buffer, back.each), what, false});
+      }
+      if (back.once >= 0) {
+        given[static_cast<size_t>(back.once)].push_back(
+            {Touch(buffer, back.once), what, true});
       }
     }
-    for (int action = 0; action < kActions; ++action) {
-      auto& list = given[static_cast<size_t>(action)];
-      std::sort(list.begin(), list.end(),
-                [](const auto& a, const auto& b) { return a.first < b.first; });
-      FoldMemory(action, list);
+    for (int f = 0; f <= tail_; ++f) {
+      auto& list = given[static_cast<size_t>(f)];
+      std::stable_sort(
+          list.begin(), list.end(),
+          [](const Given& a, const Given& b) { return a.task < b.task; });
+      std::vector<std::pair<int, const TemplateBuffer*>> every;
+      std::vector<std::pair<int, const TemplateBuffer*>> final;
+      for (const Given& g : list) {
+        if (!g.final_only) every.emplace_back(g.task, g.what);
+        final.emplace_back(g.task, g.what);
+      }
+      FoldMemory(f, every, fold(f).memory);
+      if (final.size() == every.size()) {
+        fold(f).final_memory = fold(f).memory;
+      } else {
+        FoldMemory(f, final, fold(f).final_memory);
+      }
     }
   }
 
   void FoldMemory(
       int action,
-      const std::vector<std::pair<int, const TemplateBuffer*>>& given) {
-    MemoryElement& memory = fold(action).memory;
+      const std::vector<std::pair<int, const TemplateBuffer*>>& given,
+      MemoryElement& memory) const {
     memory.total_peak = std::numeric_limits<int64_t>::min();
     const auto change = [&](MemoryCategory category, int64_t bytes) {
       memory.delta[static_cast<size_t>(category)] += bytes;
@@ -632,31 +852,35 @@ class StageBuilder {
     int first = 0;  // its first task in the action
   };
 
-  std::span<const BlockTemplate* const> blocks_;
-  std::span<const BlockShape* const> shapes_;
+  std::span<const StageMember> members_;
+  const bool splits_;
   const int microbatches_;
   std::shared_ptr<Stage> stage_;
   PortTable ports_;
+  std::vector<StageFold*> folds_;  // by number
+  int tail_ = 0;
   std::vector<std::vector<int>> streams_;  // by block and its own stream
   std::vector<Buffer> buffers_;
-  int loss_ = -1;  // buffer
-  std::array<std::vector<Placed>, kActions> placed_;
-  std::array<std::vector<bool>, kActions> after_;
-  std::array<std::vector<bool>, kActions> stream_after_;
+  std::vector<int> writers_;  // by buffer and fold
+  std::vector<int> touches_;  // the same
+  int loss_ = -1;             // buffer
+  // By fold.
+  std::vector<std::vector<Placed>> placed_;
+  std::vector<std::vector<uint64_t>> after_;
+  std::vector<std::vector<uint64_t>> stream_after_;
+  std::vector<Rows> rows_;
+  std::vector<Rows> ends_;
   std::vector<OffCompute> off_compute_;
-  Rows forward_;
-  Rows forward_ends_;
-  std::vector<int> carried_tasks_;  // the forward tasks whose ends they are
+  std::vector<int> carried_tasks_;  // whose ends they are
   std::vector<int> bound_;          // scratch
   std::vector<int> receive_of_;     // scratch
 };
 
 }  // namespace
 
-std::shared_ptr<const Stage> MakeStage(
-    std::span<const BlockTemplate* const> blocks,
-    std::span<const BlockShape* const> shapes, int microbatches) {
-  return StageBuilder(blocks, shapes, microbatches).Build();
+std::shared_ptr<const Stage> MakeStage(std::span<const StageMember> members,
+                                       bool splits, int microbatches) {
+  return StageBuilder(members, splits, microbatches).Build();
 }
 
 }  // namespace tessera

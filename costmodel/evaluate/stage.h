@@ -3,9 +3,9 @@
 // microbatches costs little to time.
 //
 // A rank's streams run tasks in order, and a task starts at the maximum of some
-// earlier ends. So the ends after an action (one microbatch's forward or
-// backward through all blocks of the stage) are a max-plus linear function of
-// the times before it:
+// earlier ends. So the ends after an action (one microbatch's forward, backward
+// or part of a backward through all blocks of a chunk of the stage) are a
+// max-plus linear function of the times before it:
 //
 //   out[i] = max over j of in[j] + weight[i][j],
 //
@@ -14,8 +14,9 @@
 // action receives, and of what earlier tasks left; outputs are the streams'
 // times, the ends of its sends and of what later actions wait for. The weights
 // are found once, by walking the action's tasks with one vector of weights for
-// each; the step then applies small sparse matrices. The last backward and the
-// optimizer run once a step: their tasks are walked as they are.
+// each; the step then applies small sparse matrices. Each chunk's last
+// gradients of weights and the optimizer run once a step: their tasks are
+// walked as they are.
 //
 // An action's inputs leave out what is known to be earlier than another input:
 // a task waits for an older end only where no stream that it follows says the
@@ -28,10 +29,12 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "costmodel/evaluate/block_template.h"
 #include "planner/plan/evaluation.h"
+#include "planner/schedule/pipeline_schedule.h"
 
 namespace tessera {
 
@@ -48,13 +51,16 @@ struct StageInput {
   enum Kind : uint8_t {
     kReceive,    // the end of a send; `index` into the action's receives
     kBegin,      // the end of a task of the begin action
-    kCarried,    // an end in the same microbatch's forward; `index` into
+    kLast,       // the end of a task of chunk `chunk`'s last action
+    kCarried,    // an end in another action of the microbatch; `index` below
                  // Stage::carried
+    kLatest,     // the same of the latest microbatch
     kLoss,       // the end of the last forward's loss
     kSquareSum,  // the ends of all sums of squares so far
   };
   Kind kind = kReceive;
   int index = 0;
+  int chunk = 0;
   bool operator==(const StageInput&) const = default;
 };
 
@@ -99,32 +105,85 @@ struct StageFold {
   std::vector<StageTransfer> sends;
   std::vector<int> send_tasks;  // parallel to `sends`
   MemoryElement memory;
+  MemoryElement final_memory;  // of its last run in the step
   std::array<int64_t, kCostSources> time_by_source = {};
-  // Forward and backward: rows are `touched` streams, sends, then (forward)
-  // carried ends and the loss if there is one.
+  // Of folds that run for each microbatch: rows are `touched` streams, sends,
+  // carried ends, then the loss if the fold computes it.
   std::vector<int> touched;
+  std::vector<int> carries;  // numbers below Stage::carried
+  bool has_loss = false;
   MaxPlus matrix;
 };
 
 struct Stage {
   bool exact = true;
   std::vector<StreamKey> streams;
-  int carried = 0;  // ends that a microbatch's backward waits for
-  bool has_loss = false;
+  int carried = 0;  // ends that a microbatch's later actions wait for
   std::array<int64_t, kMemoryCategories> persistent = {};
   StageFold begin;
-  StageFold forward;
-  StageFold backward;
-  // The last backward, ties, the loss, sums of squares, the optimizer. Phases
-  // end at these tasks.
+  struct Chunk {
+    StageFold forward;
+    StageFold backward;  // whole, or the gradients of activations
+    StageFold weight;    // of split backwards: the gradients of weights
+    StageFold last;      // the last whole backward or gradients of weights
+  };
+  std::vector<Chunk> chunks;
+  // Ties, the loss, sums of squares, the optimizer. Phases end at these tasks.
   StageFold tail;
-  enum Phase { kReduce, kTie, kLoss, kNorm, kUpdate, kPhases };
+  enum Phase { kTie, kLoss, kNorm, kUpdate, kPhases };
   std::array<size_t, kPhases> phase_end = {};
 };
 
-// The stage of consecutive blocks, `microbatches` of them at a time.
-std::shared_ptr<const Stage> MakeStage(
-    std::span<const BlockTemplate* const> blocks,
-    std::span<const BlockShape* const> shapes, int microbatches);
+// A block of a stage.
+struct StageMember {
+  const BlockTemplate* block = nullptr;
+  const BlockShape* shape = nullptr;
+  int chunk = 0;
+};
+
+// Which folds the actions of a stage run, one after the other.
+class FoldOrder {
+ public:
+  FoldOrder(const Stage& stage, int microbatches)
+      : stage_(stage),
+        microbatches_(microbatches),
+        runs_(stage.chunks.size()) {}
+
+  struct Next {
+    const StageFold* fold = nullptr;
+    bool last = false;   // it is the chunk's `last`: its tasks are walked
+    bool final = false;  // it does not run again in the step
+  };
+  Next Of(const Action& action) {
+    const auto c = static_cast<size_t>(action.chunk);
+    const Stage::Chunk& chunk = stage_.chunks[c];
+    int& runs = runs_[c][static_cast<size_t>(action.kind)];
+    const bool final = ++runs == microbatches_;
+    switch (action.kind) {
+      case ActionKind::kForward:
+        return {&chunk.forward, false, final};
+      case ActionKind::kBackwardInput:
+        return {&chunk.backward, false, final};
+      case ActionKind::kBackward:
+        if (!final) return {&chunk.backward, false, false};
+        break;
+      case ActionKind::kBackwardWeight:
+        if (!final) return {&chunk.weight, false, false};
+        break;
+    }
+    return {&chunk.last, true, true};
+  }
+
+ private:
+  const Stage& stage_;
+  const int microbatches_;
+  std::vector<std::array<int, 4>> runs_;  // by chunk and ActionKind
+};
+
+// The stage of some blocks, in order, of which each chunk has one at least.
+// `splits`: its backwards are split. REQUIRES: the templates have the programs
+// of such backwards.
+std::shared_ptr<const Stage> MakeStage(std::span<const StageMember> members,
+                                       bool splits, int microbatches);
 
 }  // namespace tessera

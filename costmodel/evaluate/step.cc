@@ -1,6 +1,7 @@
 #include "costmodel/evaluate/step.h"
 
 #include <algorithm>
+#include <map>
 
 namespace tessera {
 namespace {
@@ -19,19 +20,24 @@ class Step {
        std::span<const GroupId> group_of_block, int microbatches)
       : shapes_(shapes),
         group_of_block_(group_of_block),
-        microbatches_(static_cast<size_t>(microbatches)),
-        runs_(stages.size()) {
+        microbatches_(static_cast<size_t>(microbatches)) {
+    runs_.reserve(stages.size());
     for (size_t s = 0; s < stages.size(); ++s) {
       const Stage& stage = *stages[s].stage;
-      Run& run = runs_[s];
-      run.stage = &stage;
+      Run& run = runs_.emplace_back(stage, microbatches);
       const GroupId own(static_cast<int64_t>(s));
-      run.forward = LinksOf(stage.forward, stages[s].blocks, own);
-      run.backward = LinksOf(stage.backward, stages[s].blocks, own);
-      run.tail = LinksOf(stage.tail, stages[s].blocks, own);
+      for (const Stage::Chunk& chunk : stage.chunks) {
+        for (const StageFold* fold :
+             {&chunk.forward, &chunk.backward, &chunk.weight, &chunk.last}) {
+          run.links[fold] = LinksOf(*fold, stages[s].blocks, own);
+        }
+        run.last_ends.emplace_back(chunk.last.tasks.size());
+      }
+      run.links[&stage.tail] = LinksOf(stage.tail, stages[s].blocks, own);
       run.free_at.assign(stage.streams.size(), 0);
       run.begin_ends.resize(stage.begin.tasks.size());
       run.tail_ends.resize(stage.tail.tasks.size());
+      run.latest.assign(static_cast<size_t>(stage.carried), 0);
       run.carried.assign(microbatches_ * static_cast<size_t>(stage.carried), 0);
     }
     sent_.assign(links_.size() * microbatches_, 0);
@@ -45,20 +51,19 @@ class Step {
     for (const StageAction& step : order) {
       Run& run = runs_[static_cast<size_t>(step.stage)];
       const auto m = static_cast<size_t>(step.action.microbatch);
-      if (step.action.kind == ActionKind::kForward) {
-        Apply(run, run.stage->forward, run.forward, m);
-      } else if (++run.backwards < microbatches_) {
-        Apply(run, run.stage->backward, run.backward, m);
+      const FoldOrder::Next next = run.order.Of(step.action);
+      if (next.last) {
+        WalkLast(run, step.action.chunk, m);
       } else {
-        WalkTail(run, Stage::kReduce, m);
+        Apply(run, *next.fold, run.links.at(next.fold), m);
       }
     }
     // As Lower orders them: ties from the last group to the first.
-    for (size_t s = runs_.size(); s-- > 0;) WalkTail(runs_[s], Stage::kTie, 0);
-    for (Run& run : runs_) WalkTail(run, Stage::kLoss, 0);
-    for (Run& run : runs_) WalkTail(run, Stage::kNorm, 0);
+    for (size_t s = runs_.size(); s-- > 0;) WalkTail(runs_[s], Stage::kTie);
+    for (Run& run : runs_) WalkTail(run, Stage::kLoss);
+    for (Run& run : runs_) WalkTail(run, Stage::kNorm);
     if (world_reduce >= Duration{}) square_sum_ += world_reduce.picoseconds;
-    for (Run& run : runs_) WalkTail(run, Stage::kUpdate, 0);
+    for (Run& run : runs_) WalkTail(run, Stage::kUpdate);
     int64_t end = square_sum_;
     for (const Run& run : runs_) {
       for (int64_t time : run.free_at) end = std::max(end, time);
@@ -73,15 +78,18 @@ class Step {
     std::vector<size_t> sends;
   };
   struct Run {
-    const Stage* stage = nullptr;
-    Links forward;
-    Links backward;
-    Links tail;
+    Run(const Stage& of, int microbatches)
+        : stage(&of), order(of, microbatches) {}
+
+    const Stage* stage;
+    FoldOrder order;
+    std::map<const StageFold*, Links> links;
     std::vector<int64_t> free_at;  // by stream
     std::vector<int64_t> begin_ends;
     std::vector<int64_t> carried;  // by microbatch
+    std::vector<int64_t> latest;   // of these, of the latest microbatch
     int64_t loss = 0;
-    size_t backwards = 0;
+    std::vector<std::vector<int64_t>> last_ends;  // by chunk
     std::vector<int64_t> tail_ends;
     size_t tail_at = 0;
   };
@@ -128,8 +136,12 @@ class Step {
         return Sent(links.receives[i], m);
       case StageInput::kBegin:
         return run.begin_ends[i];
+      case StageInput::kLast:
+        return run.last_ends[static_cast<size_t>(input.chunk)][i];
       case StageInput::kCarried:
         return run.carried[m * static_cast<size_t>(run.stage->carried) + i];
+      case StageInput::kLatest:
+        return run.latest[i];
       case StageInput::kLoss:
         return run.loss;
       case StageInput::kSquareSum:
@@ -161,14 +173,26 @@ class Step {
     }
   }
 
-  void WalkTail(Run& run, Stage::Phase phase, size_t m) {
+  void WalkLast(Run& run, int chunk, size_t m) {
+    const auto c = static_cast<size_t>(chunk);
+    const StageFold& last = run.stage->chunks[c].last;
+    const Links& links = run.links.at(&last);
+    Walk(run, last, links, 0, last.tasks.size(), m, run.last_ends[c]);
+    for (size_t i = 0; i < last.sends.size(); ++i) {
+      const auto t = static_cast<size_t>(last.send_tasks[i]);
+      Sent(links.sends[i], m) = run.last_ends[c][t];
+    }
+  }
+
+  void WalkTail(Run& run, Stage::Phase phase) {
     const StageFold& tail = run.stage->tail;
+    const Links& links = run.links.at(&tail);
     const size_t end = run.stage->phase_end[phase];
-    Walk(run, tail, run.tail, run.tail_at, end, m, run.tail_ends);
+    Walk(run, tail, links, run.tail_at, end, 0, run.tail_ends);
     for (size_t i = 0; i < tail.sends.size(); ++i) {
       const auto t = static_cast<size_t>(tail.send_tasks[i]);
       if (t >= run.tail_at && t < end) {
-        Sent(run.tail.sends[i], m) = run.tail_ends[t];
+        Sent(links.sends[i], 0) = run.tail_ends[t];
       }
     }
     run.tail_at = end;
@@ -196,10 +220,12 @@ class Step {
       run.free_at[static_cast<size_t>(stream)] = next();
     }
     for (size_t link : links.sends) Sent(link, m) = next();
-    if (&fold != &run.stage->forward) return;
     const auto carried = static_cast<size_t>(run.stage->carried);
-    for (size_t i = 0; i < carried; ++i) run.carried[m * carried + i] = next();
-    if (run.stage->has_loss) run.loss = next();
+    for (int number : fold.carries) {
+      const auto n = static_cast<size_t>(number);
+      run.carried[m * carried + n] = run.latest[n] = next();
+    }
+    if (fold.has_loss) run.loss = next();
   }
 
   std::span<const BlockShape> shapes_;

@@ -15,6 +15,7 @@ namespace tessera {
 struct StepStage {
   const Stage* stage = nullptr;
   std::vector<int> blocks;  // of the graph, in order
+  std::vector<int> chunks;  // of these
 };
 
 // `group_of_block` says which stage has a block. `world_reduce` is the time of

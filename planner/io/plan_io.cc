@@ -6,6 +6,7 @@
 
 #include "planner/base/table.h"
 #include "planner/io/proto_file_io.h"
+#include "planner/schedule/action_table.h"
 #include "proto/plan.pb.h"
 
 namespace tessera {
@@ -112,6 +113,13 @@ proto::Plan ToProto(const Graph& graph, const Plan& plan) {
       row.mutable_axes()->rbegin()->set_size(axis.size);
     }
   }
+  const int chunks = ShapeOf(plan).chunks;
+  for (const std::vector<Action>& order : plan.actions) {
+    proto::ActionList& list = *out.add_actions();
+    for (const Action& action : order) {
+      list.add_actions(ToString(action, chunks));
+    }
+  }
   AddPlacements(graph, plan, out);
   AddWeights(graph, plan, out);
   out.set_bucket_bytes(plan.bucket_bytes.value);
@@ -144,6 +152,7 @@ class Reader {
     plan_.microbatches = message_.microbatches();
     plan_.bucket_bytes = {message_.bucket_bytes()};
     if (message_.has_prefetch()) plan_.prefetch = message_.prefetch();
+    TESSERA_RETURN_IF_ERROR(ReadActions());
     TESSERA_RETURN_IF_ERROR(ReadGroups());
     TESSERA_RETURN_IF_ERROR(ReadPlacements());
     TESSERA_RETURN_IF_ERROR(ReadWeights());
@@ -151,6 +160,22 @@ class Reader {
   }
 
  private:
+  Result<void> ReadActions() {
+    for (int g = 0; g < message_.actions_size(); ++g) {
+      const proto::ActionList& list = message_.actions(g);
+      std::vector<Action> order;
+      for (int i = 0; i < list.actions_size(); ++i) {
+        auto action = ParseAction(list.actions(i));
+        if (!action) {
+          return action.error().At(At("actions", g, At("actions", i)));
+        }
+        order.push_back(*action);
+      }
+      plan_.actions.push_back(std::move(order));
+    }
+    return {};
+  }
+
   Result<void> ReadGroups() {
     for (int g = 0; g < message_.groups_size(); ++g) {
       const proto::DeviceGroup& row = message_.groups(g);

@@ -16,6 +16,7 @@ PipelineShape ShapeOf(const Plan& plan) {
 StageOrders OrdersOf(const Plan& plan) {
   const auto schedule = FindSchedule(plan.schedule);
   TESSERA_CHECK(schedule.has_value()) << plan.schedule;
+  if ((*schedule)->order == nullptr) return plan.actions;
   return OrdersOf(**schedule, ShapeOf(plan));
 }
 

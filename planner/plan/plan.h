@@ -70,6 +70,8 @@ struct Plan {
   int microbatches = 1;
   std::vector<OpPlacement> ops;          // by forward node of the graph
   std::vector<WeightPlacement> weights;  // by weight tensor, in tensor order
+  // Of schedule "table": what each group does, in order. Else empty.
+  StageOrders actions;
   // Gradients are reduced in buckets, in the order in which backward completes
   // them: a bucket as soon as it has so many bytes, and what is left of a block
   // with its end (Li et al. 2020, "PyTorch Distributed"; there a bucket may
@@ -84,7 +86,7 @@ struct Plan {
 
 // Its groups, the chunks that its groups have, and its microbatches.
 PipelineShape ShapeOf(const Plan& plan);
-// REQUIRES: the plan's schedule accepts its shape.
+// REQUIRES: the plan's schedule is valid.
 StageOrders OrdersOf(const Plan& plan);
 
 // The optimizer and precision that a run uses: the state that memory must

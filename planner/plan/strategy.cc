@@ -4,13 +4,14 @@
 #include <array>
 #include <bit>
 #include <charconv>
+#include <filesystem>
 #include <numeric>
 #include <set>
 
 #include "planner/base/table.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/validate.h"
-#include "planner/schedule/pipeline_schedule.h"
+#include "planner/schedule/action_table.h"
 
 namespace tessera {
 namespace {
@@ -153,8 +154,21 @@ Result<void> ReadRecompute(std::string_view value, Strategy& strategy) {
 }
 
 Result<void> ReadSchedule(std::string_view value, Strategy& strategy) {
-  TESSERA_TRY(const PipelineSchedule* schedule, FindSchedule(value));
-  strategy.schedule = std::string(schedule->name);
+  const auto row = FindSchedule(value);
+  const std::string path(value);
+  if (!row && std::filesystem::exists(path)) {
+    TESSERA_TRY(strategy.actions, ReadActionTable(path));
+    strategy.schedule = "table";
+    return {};
+  }
+  if (!row) {
+    return InvalidInput(row.error().message + "; nor is there such a file");
+  }
+  if ((*row)->order == nullptr) {
+    return InvalidInput("is '" + path +
+                        "': expected the file with the table of actions");
+  }
+  strategy.schedule = path;
   return {};
 }
 
@@ -297,6 +311,22 @@ Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
                             std::to_string(last - first) +
                             ", the number of layers of " + index.graph->name,
                         "strategy");
+  }
+  if (schedule->order == nullptr) {
+    const PipelineShape table = ShapeOf(strategy.actions);
+    const auto microbatches =
+        static_cast<int>(index.graph->global_batch / samples);
+    if (table != PipelineShape{strategy.pp, strategy.vp, microbatches}) {
+      return InvalidInput(
+          "the schedule's table has pp=" + std::to_string(table.stages) +
+              ", vp=" + std::to_string(table.chunks) + " and " +
+              std::to_string(table.microbatches) +
+              " microbatches; the strategy has pp=" +
+              std::to_string(strategy.pp) +
+              ", vp=" + std::to_string(strategy.vp) + " and " +
+              std::to_string(microbatches),
+          "strategy");
+    }
   }
   return strategy;
 }
@@ -450,7 +480,7 @@ Result<Strategy> ParseStrategy(std::string_view text) {
       return InvalidInput("is given twice", std::string(key));
     }
     if (auto read = (*row)->read(part.substr(equals + 1), strategy); !read) {
-      return InvalidInput(read.error().message, std::string(key));
+      return read.error().At(key);
     }
   }
   return strategy;
@@ -493,6 +523,7 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
   plan.cluster_name = cluster.name;
   plan.groups = Groups(strategy);
   plan.schedule = strategy.schedule;
+  plan.actions = strategy.actions;
   plan.microbatches =
       static_cast<int>(index.graph->global_batch /
                        (int64_t{strategy.mbs} * strategy.dp * strategy.ep));
@@ -568,6 +599,7 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
   strategy.pp = static_cast<int>(plan.groups.size());
   strategy.vp = ShapeOf(plan).chunks;
   strategy.schedule = plan.schedule;
+  strategy.actions = plan.actions;
   strategy.bucket = plan.bucket_bytes;
   strategy.prefetch = plan.prefetch;
   // As it would be without a root.

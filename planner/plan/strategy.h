@@ -56,6 +56,7 @@ struct Strategy {
   RecomputeLevel recompute = RecomputeLevel::kNone;
   int recompute_layers = 0;       // the first so many; 0: all
   std::string schedule = "1f1b";  // a row of planner/schedule
+  StageOrders actions = {};        // of schedule "table"
   // How ranks are laid on the fabric, innermost first.
   std::vector<MeshDimension> order = {
       MeshDimension::kTensor, MeshDimension::kContext, MeshDimension::kExpert,
@@ -66,7 +67,9 @@ struct Strategy {
 // Reads "tp=8,pp=4,mbs=2,zero=1,sp=1,schedule=1f1b,order=tp-cp-ep-dp-pp" and
 // "zero=3,zero-group=node,bucket=25MB,prefetch=2"; the empty text is data
 // parallelism. Errors name the key, and for a value that is
-// not lowered what is. `where` is the key.
+// not lowered what is. `where` is the key. A schedule that is no row names a
+// file with a table of actions (planner/schedule/action_table.h), which is
+// read.
 Result<Strategy> ParseStrategy(std::string_view text);
 
 // The plan of a strategy. Each degree becomes axes of prime size "dp0", "dp1",

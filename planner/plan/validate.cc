@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "planner/plan/axis_roles.h"
-#include "planner/schedule/pipeline_schedule.h"
+#include "planner/schedule/action_table.h"
 
 namespace tessera {
 namespace {
@@ -322,12 +322,42 @@ class Validator {
                text(edge.producer) + "; a pipeline sends to later " +
                (shape.chunks > 1 ? "positions" : "groups") + " only");
     }
-    if (const auto schedule = FindSchedule(plan_.schedule); schedule) {
-      if (auto accepted = Accepts(**schedule, shape); !accepted) {
-        Fail("schedule", accepted.error().message);
-      }
-    }
+    CheckSchedule(shape);
     stages_ok_ = true;
+  }
+
+  void CheckSchedule(const PipelineShape& shape) {
+    const auto schedule = FindSchedule(plan_.schedule);
+    if (!schedule) return;  // CheckBatch says so
+    if (auto accepted = Accepts(**schedule, shape); !accepted) {
+      Fail("schedule", accepted.error().message);
+    }
+    if ((*schedule)->order != nullptr) {
+      if (!plan_.actions.empty()) {
+        Fail("actions",
+             "are for schedule 'table', not " + Quoted(plan_.schedule));
+      }
+      return;
+    }
+    if (plan_.actions.size() != plan_.groups.size()) {
+      Fail("actions",
+           "has " + std::to_string(plan_.actions.size()) + " lists: expected " +
+               std::to_string(plan_.groups.size()) + ", one for each group");
+      return;
+    }
+    if (plan_.microbatches < 1 || plan_.microbatches > kMostMicrobatches) {
+      return;  // CheckBatch says so
+    }
+    for (const OrderProblem& problem : CheckOrders(plan_.actions, shape)) {
+      const auto stage = static_cast<size_t>(problem.stage);
+      std::string where = Indexed("actions", stage);
+      if (problem.action >= 0) {
+        const auto i = static_cast<size_t>(problem.action);
+        where += "." + Indexed("actions", i) + " " +
+                 Quoted(ToString(plan_.actions[stage][i], shape.chunks));
+      }
+      Fail(where, problem.message);
+    }
   }
 
   void CheckWeights() {

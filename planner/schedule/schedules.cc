@@ -11,10 +11,11 @@ extern const PipelineSchedule kGpipe;
 extern const PipelineSchedule kOneForwardOneBackward;
 extern const PipelineSchedule kInterleaved;
 extern const PipelineSchedule kZeroBubbleH1;
+extern const PipelineSchedule kTable;  // action_table.cc
 
 std::span<const PipelineSchedule> Schedules() {
   static const std::array table = {kGpipe, kOneForwardOneBackward, kInterleaved,
-                                   kZeroBubbleH1};
+                                   kZeroBubbleH1, kTable};
   return table;
 }
 

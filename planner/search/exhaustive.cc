@@ -41,6 +41,7 @@ class Enumerator {
 
   int64_t Run() {
     const int64_t batch = space_.index.graph->global_batch;
+    plan_.actions.clear();
     for (const PipelineSchedule* schedule : SchedulesFor(ShapeOf(plan_))) {
       if (plan_.groups.size() > 1) plan_.schedule = schedule->name;
       for (int64_t m = 1; m <= batch; ++m) {

@@ -12,6 +12,7 @@ extern const Move kAxisRole;
 extern const Move kSequence;
 extern const Move kStageBoundary;
 extern const Move kStageCount;
+extern const Move kChunks;
 extern const Move kMicrobatches;
 extern const Move kSchedule;
 extern const Move kZero;
@@ -23,7 +24,7 @@ extern const Move kFabricOrder;
 std::span<const Move> Moves() {
   static const std::array table = {
       kSplitOp,    kSplitClass,   kAxisRole,   kSequence, kStageBoundary,
-      kStageCount, kMicrobatches, kSchedule,   kZero,     kRecompute,
+      kStageCount, kChunks, kMicrobatches, kSchedule,   kZero,     kRecompute,
       kBucket,     kPrefetch,     kFabricOrder};
   return table;
 }

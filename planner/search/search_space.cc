@@ -90,7 +90,7 @@ bool SameUpToNames(const Plan& a, const Plan& b) {
   };
   return a.graph_fingerprint == b.graph_fingerprint &&
          a.schedule == b.schedule && a.microbatches == b.microbatches &&
-         a.ops == b.ops && a.weights == b.weights &&
+         a.ops == b.ops && a.weights == b.weights && a.actions == b.actions &&
          a.bucket_bytes == b.bucket_bytes && a.prefetch == b.prefetch &&
          std::equal(a.groups.begin(), a.groups.end(), b.groups.begin(),
                     b.groups.end(), same_group);

@@ -73,6 +73,9 @@ fails 2 "slow.txtpb: link_types\[0\].bandwidth_bytes_per_second" \
 fails 2 "--strategy" simulate "${tiny[@]}" "${cpu[@]}" --strategy tpp=4
 fails 2 "--strategy.*3" simulate "${tiny[@]}" "${cpu[@]}" --strategy dp=3
 fails 2 "--strategy" simulate "${tiny[@]}" "${cpu[@]}" --strategy dp=4,mbs=3
+printf 'F0 F1 B0 B1\nB0 F0 F1 B1\n' >"$work/schedule"
+fails 2 "--strategy.*schedule: line 2: B0 .* comes before its forward" \
+  simulate "${tiny[@]}" "${cpu[@]}" --strategy "pp=2,schedule=$work/schedule"
 sed -e 's/"n_head": 8/"n_head": 7/' -e 's/"n_embd": 256/"n_embd": 252/' \
   "$config" >"$work/seven.json"
 fails 2 "--strategy.*(heads|7)" simulate --model "$work/seven.json" \

@@ -49,8 +49,11 @@ TEST_P(MoveContract, ValidInValidOutAndAFunctionOfItsArguments) {
   const Cluster cluster = Ranks(12);
   const SearchSpace space(graph, cluster);
   int proposals = 0;
-  for (const char* text : {"tp=2,zero=1", "tp=3,pp=2,sp=1", "pp=3,zero=1,cp=2",
-                           "tp=2,pp=2,mbs=2", "tp=12", "pp=6,schedule=gpipe"}) {
+  for (const char* text :
+       {"tp=2,zero=1", "tp=3,pp=2,sp=1", "pp=3,zero=1,cp=2", "tp=2,pp=2,mbs=2",
+        "tp=12", "pp=6,schedule=gpipe", "pp=2,vp=3,schedule=interleaved",
+        "pp=3,mbs=1", "pp=2,mbs=2", "pp=2,vp=2,schedule=interleaved",
+        "pp=3,vp=2,schedule=interleaved", "pp=2,schedule=zb-h1"}) {
     Plan plan = Uniform(space, text);
     Rng walk(11);
     for (uint64_t i = 0; i < 150; ++i) {
@@ -167,8 +170,10 @@ Balance JudgeFromMany(const Move& move) {
   const Cluster cluster = Ranks(4);
   const SearchSpace space(graph, cluster);
   Balance balance;
-  for (const char* text : {"", "tp=2,zero=1", "tp=2,sp=1", "pp=2,mbs=2",
-                           "pp=2,tp=2", "tp=4", "cp=2"}) {
+  for (const char* text :
+       {"", "tp=2,zero=1", "tp=2,sp=1", "pp=2,mbs=2", "pp=2,tp=2", "tp=4",
+        "cp=2", "pp=2,vp=2,mbs=2,schedule=interleaved",
+        "pp=2,vp=2,tp=2,schedule=interleaved"}) {
     Judge(move, space, Uniform(space, text), balance);
   }
   return balance;

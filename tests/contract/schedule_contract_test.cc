@@ -196,7 +196,8 @@ TEST_P(ScheduleContract, BubbleIsItsFormula) {
 std::vector<std::string> ScheduleNames() {
   std::vector<std::string> names;
   for (const PipelineSchedule& schedule : Schedules()) {
-    names.emplace_back(schedule.name);
+    // A table has no order of its own.
+    if (schedule.order != nullptr) names.emplace_back(schedule.name);
   }
   return names;
 }

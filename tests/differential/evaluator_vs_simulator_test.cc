@@ -88,7 +88,11 @@ std::optional<Plan> RandomStrategy(const Graph& graph, const Cluster& cluster,
   strategy.sp = strategy.tp > 1 && Pick(rng, {0, 1}) == 1;
   strategy.recompute = static_cast<RecomputeLevel>(Pick(rng, {0, 0, 1, 2}));
   strategy.recompute_layers = Pick(rng, {0, 2});
-  strategy.schedule = Pick(rng, {0, 1}) == 1 ? "1f1b" : "gpipe";
+  if (strategy.pp > 1) strategy.vp = Pick(rng, {1, 1, 2});
+  const auto schedules =
+      SchedulesFor({.stages = strategy.pp, .chunks = strategy.vp});
+  strategy.schedule =
+      schedules[rng.Below(static_cast<uint32_t>(schedules.size()))]->name;
   auto plan = PlanFromStrategy(graph, cluster, strategy);
   if (!plan) return std::nullopt;
   return *plan;

@@ -180,6 +180,10 @@ bool ZeroBubble(const GraphIndex&, const Plan& plan) {
   return HasPipeline(plan, "zb-h1");
 }
 
+bool TableOfActions(const GraphIndex&, const Plan& plan) {
+  return HasPipeline(plan, "table");
+}
+
 bool UnlikeStages(const GraphIndex& index, const Plan& plan) {
   std::vector<int> blocks(plan.groups.size(), 0);
   for (const auto& nodes : index.nodes_of_block) {
@@ -338,6 +342,7 @@ constexpr std::array kRows = {
     PlacementRow{"1F1B", OneForwardOneBackward},
     PlacementRow{"interleaved 1F1B", Interleaved},
     PlacementRow{"ZB-H1", ZeroBubble},
+    PlacementRow{"table of actions", TableOfActions},
     PlacementRow{"unlike numbers of blocks", UnlikeStages},
     PlacementRow{"tied across stages", TiedAcrossStages},
     PlacementRow{"tied within a stage", TiedWithinStage},
@@ -381,6 +386,8 @@ constexpr std::array kExcluded = {
                  "operators recomputed on their own"},
     ExcludedPair{"microbatches no multiple of stages",
                  "model parallel, one microbatch"},
+    ExcludedPair{"table of actions", "model parallel, one microbatch"},
+    ExcludedPair{"tied within a stage", "table of actions"},
     // The weight that is tied is at both ends of the model.
     ExcludedPair{"tied within a stage", "microbatches no multiple of stages"},
     ExcludedPair{"tied within a stage", "unlike numbers of blocks"},

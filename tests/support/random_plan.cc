@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <map>
 #include <numeric>
 #include <sstream>
 #include <string_view>
@@ -72,8 +73,10 @@ class PlanMaker {
     plan_.cluster_name = "local-cpu:" + std::to_string(RanksOf(spec_));
     const auto schedules =
         SchedulesFor({static_cast<int>(plan_.groups.size()), spec_.chunks});
-    plan_.schedule =
-        schedules[static_cast<size_t>(spec_.schedule) % schedules.size()]->name;
+    const size_t row =
+        static_cast<size_t>(spec_.schedule) % (schedules.size() + 1);
+    plan_.schedule = row < schedules.size() ? schedules[row]->name : "table";
+    if (row == schedules.size()) MakeTable();
     plan_.microbatches = spec_.microbatches;
     plan_.bucket_bytes = {spec_.bucket};
     plan_.prefetch = spec_.prefetch;
@@ -118,6 +121,46 @@ class PlanMaker {
       group.devices.assign(next, end);
       next = end;
       plan_.groups.push_back(std::move(group));
+    }
+  }
+
+  // A table: whatever a stage could do next, by draws, until all is done. With
+  // whole or split backwards, by microbatch and position.
+  void MakeTable() {
+    const auto stages = static_cast<int>(plan_.groups.size());
+    const int last = stages * spec_.chunks - 1;
+    plan_.actions.resize(plan_.groups.size());
+    // By position and microbatch: 0 to 3 as much of it as is done.
+    std::map<std::pair<int, int>, int> done;
+    for (uint64_t round = 0;; ++round) {
+      std::vector<std::pair<int, Action>> ready;
+      for (int p = 0; p <= last; ++p) {
+        for (int m = 0; m < spec_.microbatches; ++m) {
+          const int so_far = done[{p, m}];
+          const bool splits =
+              Draw("split",
+                   static_cast<uint64_t>(p) * 64 + static_cast<uint64_t>(m),
+                   2) == 0;
+          Action action = {ActionKind::kForward, p / stages, m};
+          if (so_far == 3) continue;
+          if (so_far == 0) {
+            if (p > 0 && done[{p - 1, m}] == 0) continue;
+          } else if (so_far == 1) {
+            if (p < last && done[{p + 1, m}] < 2) continue;
+            action.kind =
+                splits ? ActionKind::kBackwardInput : ActionKind::kBackward;
+          } else {
+            action.kind = ActionKind::kBackwardWeight;
+          }
+          ready.emplace_back(p, action);
+        }
+      }
+      if (ready.empty()) return;
+      const auto& [p, action] =
+          ready[Draw("next", round, static_cast<uint32_t>(ready.size()))];
+      plan_.actions[static_cast<size_t>(p % stages)].push_back(action);
+      int& so_far = done[{p, action.microbatch}];
+      so_far = action.kind == ActionKind::kBackward ? 3 : so_far + 1;
     }
   }
 

@@ -28,7 +28,7 @@ struct PlanSpec {
   // (232 is three axes, 1 a single rank); 0 for no stage.
   std::array<int, kMostStages> mesh = {1};
   int chunks = 1;    // of each stage
-  int schedule = 0;  // of those that run the chunks
+  int schedule = 0;  // of those that run the chunks, or behind them a table
   int microbatches = 1;
   // 0: every operator on its own; 1: by the roles that axes have in a stage;
   // 2: so, with some operators on their own.

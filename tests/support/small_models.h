@@ -132,7 +132,8 @@ inline std::string StateOf(const Plan& plan) {
     }
   }
   for (const OpPlacement& op : plan.ops) {
-    text += "|" + std::to_string(op.group.value);
+    text +=
+        "|" + std::to_string(op.chunk) + "." + std::to_string(op.group.value);
     for (AxisSet axes : op.axes) text += "," + std::to_string(axes);
     if (op.recompute) text += "r";
   }

@@ -10,7 +10,7 @@ namespace {
 std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
                                 Rng& rng) {
   // One stage runs all schedules alike up to the order of its microbatches.
-  if (plan.groups.size() < 2) return std::nullopt;
+  if (plan.groups.size() < 2 || !plan.actions.empty()) return std::nullopt;
   const auto schedules = SchedulesFor(ShapeOf(plan));
   Plan candidate = plan;
   candidate.schedule =

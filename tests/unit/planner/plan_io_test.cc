@@ -81,6 +81,26 @@ TEST_F(PlanIoTest, RoundTripIsExactAndBytesAreTheSame) {
   }
 }
 
+TEST_F(PlanIoTest, ChunksAndTablesComeBack) {
+  Plan plan = Make("pp=2,vp=2,mbs=1,dp=4,schedule=interleaved");
+  plan.actions = OrdersOf(plan);
+  plan.schedule = "table";
+  ASSERT_TRUE(Validate(graph_, cluster_, plan).empty());
+  const std::string path = Temp("table.txtpb");
+  ASSERT_TRUE(WritePlan(path, graph_, plan).has_value());
+  const auto read = ReadPlan(path, graph_);
+  ASSERT_TRUE(read.has_value()) << read.error().ToString();
+  EXPECT_EQ(*read, plan);
+  std::string text = Contents(path);
+  EXPECT_THAT(text, HasSubstr("chunk: 1"));
+  const std::string good = "actions: \"B1.1\"";
+  ASSERT_NE(text.find(good), std::string::npos) << text;
+  text.replace(text.find(good), good.size(), "actions: \"R1.1\"");
+  Write(path, text);
+  EXPECT_THAT(ReadPlan(path, graph_).error().ToString(),
+              HasSubstr("'R1.1' is no action"));
+}
+
 TEST_F(PlanIoTest, NamesNodesFactorsAndAxes) {
   const std::string path = Temp("readable.txtpb");
   ASSERT_TRUE(WritePlan(path, graph_, Make("tp=2,pp=2")).has_value());

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <fstream>
+
 #include "planner/io/importer.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/validate.h"
@@ -413,6 +416,57 @@ TEST(PlanFromStrategy, StagesHoldEqualNumbersOfLayers) {
   const Graph two = MlpGraph(2, 8, 4, 8, 16, 32);
   EXPECT_THAT(StageStarts(GraphIndex(two), 4), ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(StageStarts(GraphIndex(two), 1), ElementsAre(0));
+}
+
+TEST(PlanFromStrategy, ChunksAreDealtInTurns) {
+  const Graph graph = MlpGraph(6, 8, 4, 8, 16, 32);
+  const Cluster cluster = *MakeCluster("local-cpu:2");
+  const auto plan =
+      Make(graph, cluster, "pp=2,vp=2,schedule=interleaved,mbs=2");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  // Eight blocks: embed with two layers, two, one, one with the head: what does
+  // not divide goes to the first positions, which have no head.
+  std::vector<int> positions;
+  for (const auto& nodes : GraphIndex(graph).nodes_of_block) {
+    const OpPlacement& op = plan->ops[nodes[0].index()];
+    positions.push_back(op.chunk * 2 + op.group.value);
+  }
+  EXPECT_THAT(positions, ElementsAre(0, 0, 0, 1, 1, 2, 3, 3));
+  EXPECT_EQ(StrategyText(GraphIndex(graph), cluster, *plan),
+            "dp1 tp1 pp2 mbs2 zero0 sp0 vp2 interleaved");
+  EXPECT_THAT(Describe(graph, cluster, *plan),
+              HasSubstr("  chunk 1, h.4: data-parallel 1\n"));
+  EXPECT_EQ(Make(graph, cluster, "pp=2,vp=2").error().message,
+            "1f1b runs one chunk a stage, not 2 (vp); interleaved runs "
+            "several");
+  EXPECT_THAT(
+      Make(graph, cluster, "pp=2,vp=5,schedule=interleaved").error().message,
+      HasSubstr("pp=2 * vp=5 = 10: expected at most 8"));
+}
+
+TEST(PlanFromStrategy, AScheduleFromAFile) {
+  const Graph graph = MlpGraph(2, 4, 4, 8, 16, 32);
+  const Cluster cluster = *MakeCluster("local-cpu:2");
+  const std::string path = ::testing::TempDir() + "strategy_test.schedule";
+  std::ofstream(path) << "F0 F1 B0 B1\nF0 B0 F1 I1 W1\n";
+  const auto plan = Make(graph, cluster, "pp=2,mbs=2,schedule=" + path);
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  EXPECT_EQ(plan->schedule, "table");
+  EXPECT_EQ(plan->actions[1][3], (Action{ActionKind::kBackwardInput, 0, 1}));
+  const auto strategy = UniformStrategy(GraphIndex(graph), cluster, *plan);
+  ASSERT_TRUE(strategy.has_value());
+  EXPECT_EQ(strategy->actions, plan->actions);
+  EXPECT_EQ(Make(graph, cluster, "pp=2,mbs=1,schedule=" + path).error().message,
+            "the schedule's table has pp=2, vp=1 and 2 microbatches; the "
+            "strategy has pp=2, vp=1 and 4");
+  std::ofstream(path) << "F0 F1 B0 B1\nF0 B0 X1\n";
+  EXPECT_THAT(ParseStrategy("pp=2,schedule=" + path).error().ToString(),
+              HasSubstr("schedule: " + path + ": line 2: 'X1' is no action"));
+  std::remove(path.c_str());
+  EXPECT_THAT(ParseStrategy("schedule=table").error().ToString(),
+              HasSubstr("schedule: is 'table': expected the file"));
+  EXPECT_THAT(ParseStrategy("schedule=1f2b").error().ToString(),
+              HasSubstr("nor is there such a file"));
 }
 
 TEST(PlanFromStrategy, ErrorsNameTheFigures) {

@@ -12,6 +12,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::MlpGraph;
 
@@ -121,6 +122,60 @@ TEST_F(ValidateTest, TheLossIsNotComputedTwice) {
       After("", [&](Plan& plan) { plan.ops[loss].recompute = true; }),
       HasSubstr("'loss' recompute: 'cross_entropy' cannot run twice in a "
                 "step"));
+}
+
+TEST_F(ValidateTest, ChunksAreInOrderAndTheScheduleRunsThem) {
+  const std::string_view chunked = "pp=2,vp=2,schedule=interleaved";
+  EXPECT_THAT(After(chunked, [](Plan& plan) { plan.schedule = "1f1b"; }),
+              HasSubstr("schedule: 1f1b runs one chunk a stage, not 2 (vp)"));
+  EXPECT_THAT(After("pp=2", [](Plan& plan) { plan.schedule = "interleaved"; }),
+              HasSubstr("schedule: interleaved needs at least 2 chunks"));
+  EXPECT_THAT(After(chunked, [](Plan& plan) { plan.ops[0].chunk = -1; }),
+              HasSubstr("ops[0] 'lookup': chunk -1: expected 0 to 3"));
+  // Four blocks, one a position: the second one's chunk is left empty, and the
+  // third sends back to it.
+  EXPECT_THAT(After(chunked,
+                    [&](Plan& plan) {
+                      for (OpPlacement& op : plan.ops) {
+                        if (op.group == GroupId(1)) op.chunk = 1;
+                      }
+                    }),
+              AllOf(HasSubstr("groups[1]: group 'stage1' has no operator in "
+                              "chunk 0"),
+                    HasSubstr("from group 1, chunk 1; a pipeline sends to "
+                              "later positions only")));
+}
+
+TEST_F(ValidateTest, TablesOfActionsAreChecked) {
+  const auto with = [&](const std::function<void(StageOrders&)>& change) {
+    return After("pp=2,mbs=1,dp=4", [&](Plan& plan) {
+      plan.actions = OrdersOf(plan);
+      plan.schedule = "table";
+      change(plan.actions);
+    });
+  };
+  EXPECT_EQ(with([](StageOrders&) {}), "");
+  EXPECT_THAT(with([](StageOrders& orders) { orders.pop_back(); }),
+              HasSubstr("actions: has 1 lists: expected 2"));
+  EXPECT_THAT(with([](StageOrders& orders) { orders[1].pop_back(); }),
+              HasSubstr("actions[1]: lacks B1"));
+  EXPECT_THAT(with([](StageOrders& orders) { orders[0][1] = orders[0][0]; }),
+              HasSubstr("actions[0].actions[1] 'F0': occurs twice"));
+  // The last stage wants microbatch 1 first, the first returns 0 in between.
+  EXPECT_THAT(with([](StageOrders& orders) {
+                orders[0] = {{ActionKind::kForward, 0, 0},
+                             {ActionKind::kBackward, 0, 0},
+                             {ActionKind::kForward, 0, 1},
+                             {ActionKind::kBackward, 0, 1}};
+                orders[1] = {{ActionKind::kForward, 0, 1},
+                             {ActionKind::kBackward, 0, 1},
+                             {ActionKind::kForward, 0, 0},
+                             {ActionKind::kBackward, 0, 0}};
+              }),
+              AllOf(HasSubstr("actions[0].actions[1] 'B0': waits forever"),
+                    HasSubstr("actions[1].actions[0] 'F1': waits forever")));
+  EXPECT_THAT(After("pp=2", [](Plan& plan) { plan.actions = OrdersOf(plan); }),
+              HasSubstr("actions: are for schedule 'table', not '1f1b'"));
 }
 
 TEST_F(ValidateTest, EmptyShardsAreRefusedAndRaggedOnesRun) {

@@ -1,0 +1,46 @@
+// Multiplies or divides the number of chunks of each stage in a uniform
+// pipeline, and takes a schedule that runs them. Factor and direction are
+// uniform, the schedule is so among those that run the new number: as many as
+// there are on each side make the ratio.
+
+#include <cmath>
+
+#include "planner/plan/strategy.h"
+#include "planner/search/moves/scope.h"
+
+namespace tessera {
+namespace {
+
+std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
+                                Rng& rng) {
+  const int factor = 2 + static_cast<int>(rng.Below(2));
+  const bool more = rng.Below(2) == 1;
+  if (plan.groups.size() < 2 || !plan.actions.empty()) return std::nullopt;
+  auto strategy = UniformStrategy(space.index, *space.cluster, plan);
+  if (!strategy.has_value()) return std::nullopt;
+  if (!more && strategy->vp % factor != 0) return std::nullopt;
+  const size_t ways_back = SchedulesFor(ShapeOf(plan)).size();
+  strategy->vp = more ? strategy->vp * factor : strategy->vp / factor;
+  const auto schedules =
+      SchedulesFor({strategy->pp, strategy->vp, plan.microbatches});
+  const size_t ways = schedules.size();
+  strategy->schedule = schedules[rng.Below(static_cast<uint32_t>(ways))]->name;
+  auto made = PlanFromStrategy(space.index, *space.cluster, *strategy);
+  // The way back starts from the strategy that the plan shows.
+  if (!made || UniformStrategy(space.index, *space.cluster, *made) !=
+                   std::optional<Strategy>(*strategy)) {
+    return std::nullopt;
+  }
+  NameAxes(space.index, *made);
+  return Finish(space, plan, *std::move(made),
+                std::log(static_cast<double>(ways)) -
+                    std::log(static_cast<double>(ways_back)));
+}
+
+}  // namespace
+
+extern const Move kChunks;
+const Move kChunks = {
+    "chunks", "chunks of a stage, for an interleaved schedule", 1, Propose};
+
+}  // namespace tessera
