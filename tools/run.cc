@@ -139,9 +139,7 @@ Bytes MemoryOf(const Options& options, const Cluster& cluster,
 
 // Out of memory is known before the first step.
 Result<void> CheckMemory(const Options& options, const Inputs& inputs,
-                         const Plan& plan) {
-  const TaskGraph tasks =
-      Lower(inputs.graph, inputs.cluster, plan, options.training);
+                         const Plan& plan, const TaskGraph& tasks) {
   const std::vector<MemoryUse> peaks = PeakMemory(tasks);
   for (size_t g = 0; g < peaks.size(); ++g) {
     for (DeviceId device : plan.groups[g].devices) {
@@ -197,12 +195,12 @@ Result<Job> ReadJob(const Options& options, int ranks) {
                         "--cluster");
   }
   TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
-  TESSERA_RETURN_IF_ERROR(CheckMemory(options, job.inputs, job.plan));
   const TaskGraph tasks =
       Lower(graph, job.inputs.cluster, job.plan, options.training);
   if (const auto problems = CheckOrder(tasks, graph); !problems.empty()) {
     return problems[0].At("the plan's tasks");
   }
+  TESSERA_RETURN_IF_ERROR(CheckMemory(options, job.inputs, job.plan, tasks));
 
   job.seed = options.seed;
   if (!options.load.empty()) {

@@ -655,12 +655,14 @@ class ProgramBuilder {
     }
   }
 
-  // Whether the node makes gradients of the loss alone: those that are scaled.
+  // Whether the node makes gradients of a loss alone, from no other gradient:
+  // those that are scaled.
   bool BeginsBackward(const Node& node) const {
-    if (!node.forward.valid()) return false;
-    const std::vector<TensorId>& results = graph_.node(node.forward).results;
-    return std::find(results.begin(), results.end(), graph_.loss) !=
-           results.end();
+    return node.forward.valid() &&
+           std::none_of(
+               node.operands.begin(), node.operands.end(), [&](TensorId id) {
+                 return graph_.tensor(id).kind == TensorKind::kGradient;
+               });
   }
 
   // Where a reduction is split, an additive term that lacks the factor counts

@@ -9,16 +9,19 @@
 
 namespace tessera {
 
-// The dtype of the first floating-point tensor of the call.
+// The dtype of the first 16-bit tensor of the call, or of its first
+// floating-point tensor where none has 16 bits.
 inline DType DataType(const KernelCall& call) {
-  for (const LocalTensor& tensor : call.operands) {
-    if (IsFloat(tensor.dtype)) return tensor.dtype;
+  const LocalTensor* first = nullptr;
+  for (const auto& tensors : {call.operands, call.results}) {
+    for (const LocalTensor& tensor : tensors) {
+      if (!IsFloat(tensor.dtype)) continue;
+      if (SizeOf(tensor.dtype) == 2) return tensor.dtype;
+      if (first == nullptr) first = &tensor;
+    }
   }
-  for (const LocalTensor& tensor : call.results) {
-    if (IsFloat(tensor.dtype)) return tensor.dtype;
-  }
-  TESSERA_CHECK(false) << "a call without floating-point tensors";
-  return DType::kFloat32;
+  TESSERA_CHECK(first != nullptr) << "a call without floating-point tensors";
+  return first->dtype;
 }
 
 // Runs an fp32 kernel on a call with 16-bit tensors: these are widened, and

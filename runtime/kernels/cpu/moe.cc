@@ -166,13 +166,16 @@ void Balance(const KernelCall& call) {
   PutOrAdd(call, call.results[0], 0, BalanceScale(call) * loss);
 }
 
-// logits -> dlogits; the shares are counts and have no gradient.
+// logits [, loss scale] -> dlogits; the shares are counts and have no gradient.
 void BalanceDx(const KernelCall& call) {
   const LocalTensor& logits = call.operands[0];
   const int64_t seq = logits.shape[1];
   const int64_t experts = logits.shape[2];
   const auto top_k = static_cast<int64_t>(call.attribute("top_k"));
-  const double scale = BalanceScale(call) / static_cast<double>(seq);
+  const double loss_scale =
+      call.operands.size() > 1 ? Get(call.operands[1], 0) : 1;
+  const double scale =
+      loss_scale * BalanceScale(call) / static_cast<double>(seq);
   for (int64_t b = 0; b < logits.shape[0]; ++b) {
     const Loads load = LoadsOf(call, b);
     for (int64_t token = b * seq; token < (b + 1) * seq; ++token) {

@@ -341,6 +341,7 @@ class OneRankStep : public ::testing::Test {
   OneRankStep() {
     graph_ = OneTensor({4, 8});
     graph_.tensors[0].sample_dim = 0;
+    graph_.global_batch = 4;
     tasks_.groups = {MakeGroup(0, {1})};
     input_ = AddValue(tasks_, GroupId(0), {4, 8}, {});
     sum_ = AddValue(tasks_, GroupId(0), {4, 8}, {});
@@ -373,7 +374,8 @@ TEST_F(OneRankStep, AllocatesAndFrees) {
   CpuDevice device;
   std::vector<int64_t> steps;
   const LoadInput load = [&](const Tensor&, const LocalTensor& block,
-                             int64_t step) -> Result<void> {
+                             int64_t first_sample) -> Result<void> {
+    const int64_t step = first_sample / 4;
     steps.push_back(step);
     EXPECT_EQ(block.shape, (Shape{4, 8}));
     for (int64_t i = 0; i < 32; ++i) {
