@@ -230,17 +230,14 @@ void RankExecutor::PlanStreams() {
   std::vector<int> job_of(tasks_.tasks.size(), -1);
   std::vector<int> left = use_counts_;
   std::vector<Bytes> gives;
-  std::vector<Bytes> staging;  // by stream, the most
   for (const Work& work : work_) {
     StreamJob job;
     job.stream = StreamOf(work);
     for (TaskId dep : tasks_.task(work.task).deps) {
       if (job_of[dep.index()] >= 0) job.deps.push_back(job_of[dep.index()]);
     }
-    const auto stream = static_cast<size_t>(job.stream);
-    if (stream >= staging.size()) staging.resize(stream + 1);
-    staging[stream] = Max(staging[stream], work.staging);
-    Bytes given;
+    job.takes = work.staging;
+    Bytes given = work.staging;
     for (ValueId root : work.allocates) {
       job.takes += buffer_bytes_[root.index()];
     }
@@ -251,10 +248,7 @@ void RankExecutor::PlanStreams() {
     jobs_.push_back(std::move(job));
     gives.push_back(given);
   }
-  // Staging beside it, so that no stream waits for another's.
   budget_ = SequentialPeak(jobs_, gives);
-  for (Bytes most : staging) budget_ += most;
-  for (size_t i = 0; i < jobs_.size(); ++i) jobs_[i].takes += work_[i].staging;
 }
 
 bool RankExecutor::IsAbsent(ValueId id) const {

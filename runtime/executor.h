@@ -8,7 +8,7 @@
 // each other (runtime/streams.h): this rank's computation is one, each
 // communicator one, and sends and receives one for each StreamRole. Otherwise
 // all tasks run in issue order. Results do not depend on it, and memory never
-// exceeds what issue order needs, but for the staging of collectives.
+// exceeds what issue order needs.
 
 #include <functional>
 #include <memory>

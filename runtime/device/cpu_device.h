@@ -19,13 +19,15 @@ namespace tessera {
 // allocated is an error.
 class CpuDevice : public RankDevice {
  public:
-  CpuDevice() = default;
+  // Where it is not `concurrent`, a rank runs all its streams on one thread, in
+  // issue order.
+  explicit CpuDevice(bool concurrent = true) : concurrent_(concurrent) {}
   CpuDevice(const CpuDevice&) = delete;
   CpuDevice& operator=(const CpuDevice&) = delete;
   ~CpuDevice() override;
 
   std::string_view name() const override { return "cpu"; }
-  bool concurrent() const override { return true; }
+  bool concurrent() const override { return concurrent_; }
   Result<void*> Allocate(Bytes size, MemoryCategory category) override;
   void Free(void* data) override;
   void Zero(void* data, Bytes size) override;
@@ -36,6 +38,7 @@ class CpuDevice : public RankDevice {
   Result<void> Synchronize() override { return {}; }
 
  private:
+  const bool concurrent_;
   struct Allocation {
     Bytes size;  // as asked for
     size_t capacity = 0;

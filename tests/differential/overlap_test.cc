@@ -215,9 +215,5 @@ TEST(OverlapTest, DdpReducesUnderBackward) {
   ExpectOverlap("dp=2", 1);
 }
 
-TEST(OverlapTest, ZeroScattersUnderBackward) {
-  ExpectOverlap("dp=2,zero=2", 1);
-}
-
 }  // namespace
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -28,10 +29,23 @@ const Cluster& ClusterOf(int ranks) {
   return it->second;
 }
 
+// Whether ranks of a group exchange what some of them hold alike: then one of
+// the replicas may send for the others too, which a prediction does not count.
+bool ReplicasSend(const TaskGraph& tasks, GroupId group) {
+  return std::any_of(
+      tasks.tasks.begin(), tasks.tasks.end(), [&](const Task& task) {
+        return task.kind == TaskKind::kComm && task.group == group &&
+               task.comm == CommKind::kRedistribute &&
+               (task.axes & ~tasks.value(task.reads[0]).layout.sharded()) != 0;
+      });
+}
+
 // A prediction counts the largest shard for every rank of a group; where all
 // shards are equal it is the truth, up to the scalar 1 that an optimizer
-// without clipping reads.
-std::string ComparePeaks(const TaskGraph& tasks,
+// without clipping reads. Unequal shards of these small tensors differ by tens
+// of per cents, and what they exchange is counted in the mean.
+// Concurrent streams may hold less than issue order would.
+std::string ComparePeaks(const TaskGraph& tasks, bool concurrent,
                          const std::vector<MemoryUse>& peaks) {
   const std::vector<MemoryUse> predicted = PeakMemory(tasks);
   for (size_t g = 0; g < predicted.size(); ++g) {
@@ -48,10 +62,14 @@ std::string ComparePeaks(const TaskGraph& tasks,
       }
     }
     const auto expected = static_cast<double>(predicted[g].total.value);
+    const bool uneven =
+        ragged || ReplicasSend(tasks, GroupId(static_cast<int64_t>(g)));
+    const double least = uneven ? 0.9 : 0.98;
     for (DeviceId device : group.devices) {
       const auto actual =
           static_cast<double>(peaks[device.index()].total.value);
-      if (expected >= 0.98 * actual && (ragged || expected <= 1.05 * actual)) {
+      if (expected >= least * actual &&
+          (ragged || concurrent || expected <= 1.05 * actual)) {
         continue;
       }
       return "peak memory of rank " + std::to_string(device.value) + ": " +
@@ -112,10 +130,13 @@ std::string PlanChecker::CheckTraining(const Case& c, const Change& change) {
   TaskGraph tasks =
       Lower(graph, ClusterOf(RanksOf(c.plan)), *plan, CheckedRun().training);
   if (change && !change(tasks)) return "";
-  const auto trained = TrainInMemory(graph, tasks, CheckedRun());
+  TrainInMemoryOptions run = CheckedRun();
+  run.concurrent = c.plan.key % 2 == 0;
+  const auto trained = TrainInMemory(graph, tasks, run);
   if (!trained) return trained.error().ToString();
   std::string wrong = Difference(*trained, SerialOf(c.graph));
-  return wrong.empty() ? ComparePeaks(tasks, trained->peaks) : wrong;
+  return wrong.empty() ? ComparePeaks(tasks, run.concurrent, trained->peaks)
+                       : wrong;
 }
 
 std::string PlanChecker::CheckPrice(const Case& c) {

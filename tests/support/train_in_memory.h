@@ -23,6 +23,7 @@ struct TrainInMemoryOptions {
   TrainingOptions training = {.learning_rate = 0.01};
   int64_t steps = 5;
   uint64_t seed = 7;
+  bool concurrent = true;      // streams beside each other
   std::string load_path = {};  // checkpoint to start from; empty: none
   std::string save_path = {};  // checkpoint to leave; empty: none
 };

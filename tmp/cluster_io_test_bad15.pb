@@ -1,0 +1,1 @@
+ÿÿ garbage

@@ -1,0 +1,1 @@
+stage0stage1"adamw gradient@"#all-reduce gradient (08@
