@@ -1,11 +1,12 @@
 #pragma once
-// The host as a device: calls run at once, on the calling thread.
+// The host as a device: calls run at once.
 
 #include <map>
 #include <unordered_map>
 #include <vector>
 
 #include "runtime/device/device.h"
+#include "runtime/thread_pool.h"
 
 namespace tessera {
 
@@ -15,7 +16,8 @@ namespace tessera {
 // sanitizer touching what is not allocated is an error.
 class CpuDevice : public RankDevice {
  public:
-  CpuDevice() = default;
+  // Kernels run on the caller's thread and `threads` - 1 others.
+  explicit CpuDevice(int threads = 1) : threads_(threads) {}
   CpuDevice(const CpuDevice&) = delete;
   CpuDevice& operator=(const CpuDevice&) = delete;
   ~CpuDevice() override;
@@ -28,6 +30,7 @@ class CpuDevice : public RankDevice {
   void Write(void* device_to, const void* host_from, Bytes size) override;
   void Read(void* host_to, const void* device_from, Bytes size) override;
   Result<const Kernel*> FindKernel(std::string_view kernel) const override;
+  ThreadPool* threads() override { return &threads_; }
   Result<void> Synchronize() override { return {}; }
 
  private:
@@ -37,6 +40,7 @@ class CpuDevice : public RankDevice {
     MemoryCategory category = MemoryCategory::kActivation;
   };
 
+  ThreadPool threads_;
   std::unordered_map<void*, Allocation> in_use_;
   std::map<size_t, std::vector<void*>> free_;  // by capacity
 };
