@@ -170,8 +170,9 @@ Result<void> AddKernelCases(const Pricer& pricer, const Plan& plan,
   return {};
 }
 
-PreparedKernel::PreparedKernel(const KernelCase& kernel_case)
-    : case_(kernel_case) {
+PreparedKernel::PreparedKernel(const KernelCase& kernel_case,
+                               ThreadPool& threads)
+    : case_(kernel_case), threads_(threads) {
   Buffers first;
   Allocate(case_.operands, first, first.operands);
   Allocate(case_.results, first, first.results);
@@ -240,6 +241,7 @@ void PreparedKernel::Run() {
   call.attributes = case_.attributes;
   call.operands = set.operands;
   call.results = set.results;
+  call.threads = &threads_;
   case_.kernel->run(call);
 }
 

@@ -47,7 +47,8 @@ Result<void> AddKernelCases(const Pricer& pricer, const Plan& plan,
 // touches lies in between.
 class PreparedKernel {
  public:
-  explicit PreparedKernel(const KernelCase& kernel_case);
+  // Both outlive it.
+  PreparedKernel(const KernelCase& kernel_case, ThreadPool& threads);
   void Run();
 
  private:
@@ -60,6 +61,7 @@ class PreparedKernel {
                 std::vector<LocalTensor>& tensors) const;
 
   const KernelCase& case_;
+  ThreadPool& threads_;
   std::vector<Buffers> sets_;
   size_t next_ = 0;
 };

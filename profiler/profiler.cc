@@ -367,6 +367,7 @@ Result<ProfilerResult> Profile(const ProfileCases& cases, CommWorld& world,
       options.time_limit_s / static_cast<double>(order.size() * (kSamples + 4));
   Stopwatch stopwatch(*all, options.sample_s.value_or(std::clamp(
                                 share, kShortestSample, kLongestSample)));
+  ThreadPool threads(options.threads);
   ProfilerResult result;
   for (size_t i = 0; i < order.size(); ++i) {
     double elapsed = SecondsSince(start);
@@ -382,7 +383,7 @@ Result<ProfilerResult> Profile(const ProfileCases& cases, CommWorld& world,
       TESSERA_TRY(const auto exchange, PreparedExchange::Make(key, world));
       TESSERA_TRY(row, stopwatch.Time([&] { return exchange->Run(); }));
     } else {
-      PreparedKernel kernel(*order[i].kernel);
+      PreparedKernel kernel(*order[i].kernel, threads);
       TESSERA_TRY(row, stopwatch.Time([&]() -> Result<void> {
         kernel.Run();
         return {};

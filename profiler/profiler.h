@@ -53,6 +53,7 @@ Result<std::vector<Graph>> TypicalGraphs();
 struct ProfilerOptions {
   // Cases that there is no time for are left out.
   double time_limit_s = 60;
+  int threads = 1;  // on which each rank's kernels run
   // A sample's least time. By default what the time limit leaves for each, but
   // between one and four of Linux's time slices.
   std::optional<double> sample_s;

@@ -693,6 +693,7 @@ void RankExecutor::RunCall(Call& call) {
   kernel_call.accumulate = call.accumulate;
   kernel_call.seed = seed_;
   kernel_call.step = step_;
+  kernel_call.threads = device_.threads();
   call.kernel->run(kernel_call);
 }
 

@@ -170,8 +170,9 @@ std::span<const Flag> Flags() {
       {"--chains", "N", "chains, whatever the cores (default: 8)",
        SetInteger<&Options::chains, 1, 4096>},
       {"--threads", "N",
-       "threads (default: one for each core); the plan found under "
-       "--proposals does not depend on them",
+       "threads, of the search or of each rank (default: all cores are "
+       "used); neither the plan found under --proposals nor any bit of a "
+       "training run depends on them",
        SetInteger<&Options::threads, 1, 1024>},
       {"-o", "FILE", "file to write: .txtpb, .json or .pb",
        SetText<&Options::output>},

@@ -26,11 +26,11 @@ struct Options {
   uint64_t seed = 0;
   bool json = false;
 
-  // search and profile
+  // search, profile and run
   std::optional<double> time_limit_s;
   std::optional<int64_t> proposals;
   int chains = 8;
-  int threads = 0;  // 0: as many as there are cores
+  int threads = 0;  // of the search, or of each rank; 0: all cores together
   std::string output;
 
   // simulate

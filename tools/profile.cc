@@ -140,6 +140,8 @@ Result<int> ProfileInWorld(const Options& options, const ProfileCases& cases,
   const bool prints = world.world_rank() == 0;
   ProfilerOptions profiler;
   profiler.time_limit_s = options.time_limit_s.value_or(kDefaultTimeLimit);
+  profiler.threads = options.threads > 0 ? options.threads
+                                         : ThreadsPerRank(world.world_size());
   if (prints) profiler.progress = ShowProgress;
   TESSERA_TRY(ProfilerResult result, Profile(cases, world, profiler));
   if (!prints) return 0;

@@ -268,7 +268,8 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   const Graph& graph = job.inputs.graph;
   const TaskGraph tasks =
       Lower(graph, job.inputs.cluster, job.plan, options.training);
-  CpuDevice device;
+  CpuDevice device(options.threads > 0 ? options.threads
+                                       : ThreadsPerRank(world.world_size()));
   TrainingJob training;
   training.graph = &graph;
   training.tasks = &tasks;

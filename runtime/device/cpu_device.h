@@ -1,5 +1,5 @@
 #pragma once
-// The host as a device: calls run at once, on the calling thread.
+// The host as a device: calls run at once.
 
 #include <map>
 #include <mutex>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/device/device.h"
+#include "runtime/thread_pool.h"
 
 namespace tessera {
 
@@ -19,9 +20,10 @@ namespace tessera {
 // allocated is an error.
 class CpuDevice : public RankDevice {
  public:
-  // Where it is not `concurrent`, a rank runs all its streams on one thread, in
-  // issue order.
-  explicit CpuDevice(bool concurrent = true) : concurrent_(concurrent) {}
+  // Kernels run on the caller's thread and `threads` - 1 others. Where it is not
+  // `concurrent`, a rank runs all its streams in issue order.
+  explicit CpuDevice(int threads = 1, bool concurrent = true)
+      : concurrent_(concurrent), threads_(threads) {}
   CpuDevice(const CpuDevice&) = delete;
   CpuDevice& operator=(const CpuDevice&) = delete;
   ~CpuDevice() override;
@@ -35,10 +37,10 @@ class CpuDevice : public RankDevice {
   void Write(void* device_to, const void* host_from, Bytes size) override;
   void Read(void* host_to, const void* device_from, Bytes size) override;
   Result<const Kernel*> FindKernel(std::string_view kernel) const override;
+  ThreadPool* threads() override { return &threads_; }
   Result<void> Synchronize() override { return {}; }
 
  private:
-  const bool concurrent_;
   struct Allocation {
     Bytes size;  // as asked for
     size_t capacity = 0;
@@ -47,6 +49,8 @@ class CpuDevice : public RankDevice {
 
   void ReleasePool(size_t wanted);
 
+  const bool concurrent_;
+  ThreadPool threads_;
   std::mutex mutex_;  // guards what follows, and the account
   std::unordered_map<void*, Allocation> in_use_;
   std::map<size_t, std::vector<void*>> free_;  // by capacity

@@ -59,6 +59,9 @@ class RankDevice {
   // kNotFound for an unknown kernel.
   virtual Result<const Kernel*> FindKernel(std::string_view kernel) const = 0;
 
+  // On which the kernels may run; null for one.
+  virtual ThreadPool* threads() { return nullptr; }
+
   virtual Result<void> Synchronize() = 0;
 
   const MemoryAccount& account() const { return account_; }

@@ -9,16 +9,24 @@
 
 namespace tessera {
 
-// Calls run(local, global, length) for each run of elements that are
-// neighbours in the block and in the whole tensor, in order; `local` and
-// `global` are the row-major indices of the run's first element.
+// Runs of elements that are neighbours in the block and in the whole tensor:
+// those along the last dimension.
+inline int64_t RunLength(const LocalTensor& tensor) {
+  return tensor.shape.empty() ? 1 : tensor.shape.back();
+}
+inline int64_t RunCount(const LocalTensor& tensor) {
+  const int64_t length = RunLength(tensor);
+  return length == 0 ? 0 : tensor.elements() / length;
+}
+
+// Calls run(local, global, length) for the runs [begin, end), in order; `local`
+// and `global` are the row-major indices of the run's first element.
 template <typename Run>
-void ForEachRun(const LocalTensor& tensor, Run run) {
+void ForEachRun(const LocalTensor& tensor, int64_t begin, int64_t end,
+                Run run) {
   const size_t dims = tensor.shape.size();
-  const int64_t length = dims == 0 ? 1 : tensor.shape[dims - 1];
-  if (length == 0) return;
-  const int64_t runs = tensor.elements() / length;
-  for (int64_t i = 0; i < runs; ++i) {
+  const int64_t length = RunLength(tensor);
+  for (int64_t i = begin; i < end; ++i) {
     int64_t rest = i;
     int64_t global = dims == 0 ? 0 : tensor.offset[dims - 1];
     int64_t stride = dims == 0 ? 1 : tensor.global_shape[dims - 1];

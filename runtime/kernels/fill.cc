@@ -24,13 +24,14 @@ void Fill(const LocalTensor& tensor, const Initializer& init, uint64_t key) {
     std::fill_n(data, tensor.elements(), static_cast<T>(init.constant));
     return;
   }
-  ForEachRun(tensor, [&](int64_t local, int64_t global, int64_t length) {
-    for (int64_t i = 0; i < length; ++i) {
-      const auto counter = static_cast<uint64_t>(global + i);
-      data[local + i] =
-          static_cast<T>(init.stddev * CounterNormal(key, counter));
-    }
-  });
+  ForEachRun(tensor, 0, RunCount(tensor),
+             [&](int64_t local, int64_t global, int64_t length) {
+               for (int64_t i = 0; i < length; ++i) {
+                 const auto counter = static_cast<uint64_t>(global + i);
+                 data[local + i] =
+                     static_cast<T>(init.stddev * CounterNormal(key, counter));
+               }
+             });
 }
 
 }  // namespace

@@ -18,6 +18,8 @@
 
 namespace tessera {
 
+class ThreadPool;
+
 // One rank's block of a tensor. `offset` and `global_shape` place the block in
 // the whole tensor (whole batch included), for operators that are keyed by
 // global index or addressed by global ids.
@@ -50,6 +52,9 @@ struct KernelCall {
   bool accumulate = false;
   uint64_t seed = 0;  // of the run
   int64_t step = 0;   // 0-based optimizer step
+  // On which the kernel may run; null: on the caller's thread alone. No bit of
+  // a result depends on them.
+  ThreadPool* threads = nullptr;
 
   // REQUIRES: the attribute exists.
   double attribute(std::string_view name) const;
@@ -61,11 +66,12 @@ struct Kernel {
   bool accumulates = false;  // honours KernelCall::accumulate
 };
 
-// The CPU kernels, one for each row of kernels.def. They compute in fp64 or fp32
-// by the dtype of the first float tensor of the call, with 16-bit data in fp32:
-// operands are widened and results rounded once (runtime/float16.h), and fp32
-// results of 16-bit operands (gradients of weights) are not. Optimizer hyper-parameters arrive as
-// attributes: lr, beta1, beta2, epsilon, weight_decay, clip.
+// The CPU kernels, one for each row of kernels.def. They compute in fp64 or
+// fp32 by the dtype of the first float tensor of the call, with 16-bit data in
+// fp32: operands are widened and results rounded once (runtime/float16.h), and
+// fp32 results of 16-bit operands (gradients of weights) are not. Optimizer
+// hyper-parameters arrive as attributes: lr, beta1, beta2, epsilon,
+// weight_decay, clip.
 std::span<const Kernel> CpuKernels();
 Result<const Kernel*> FindCpuKernel(std::string_view name);
 

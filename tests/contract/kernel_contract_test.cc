@@ -16,6 +16,7 @@
 
 #include "planner/base/rng.h"
 #include "runtime/kernels/kernel.h"
+#include "runtime/thread_pool.h"
 #include "tests/support/host_tensor.h"
 
 namespace tessera {
@@ -401,7 +402,7 @@ Problem ForwardProblem(const Case& c) {
 
 void Call(const Problem& problem, const RunKernel& run,
           const std::vector<LocalTensor>& operands, Tensors& results,
-          bool accumulate = false) {
+          bool accumulate = false, ThreadPool* threads = nullptr) {
   std::vector<LocalTensor> local;
   for (const HostTensor& result : results) local.push_back(result.Local());
   run({.rule = &problem.rule,
@@ -410,7 +411,8 @@ void Call(const Problem& problem, const RunKernel& run,
        .results = local,
        .accumulate = accumulate,
        .seed = 5,
-       .step = 3});
+       .step = 3,
+       .threads = threads});
 }
 
 RunKernel KernelNamed(std::string_view name) {
@@ -424,16 +426,18 @@ std::vector<LocalTensor> Locals(const Tensors& tensors) {
 }
 
 HostTensor StateOf(const Problem& problem,
-                   const std::vector<LocalTensor>& operands, DType dtype) {
+                   const std::vector<LocalTensor>& operands, DType dtype,
+                   ThreadPool* threads = nullptr) {
   Shape shape = operands[1].shape;
   shape.push_back(problem.op->coupling.state_width);
   Tensors state = {HostTensor(shape, dtype)};
   Call(problem, KernelNamed(std::string(problem.op->name) + ".state"), operands,
-       state);
+       state, /*accumulate=*/false, threads);
   return state[0];
 }
 
-Tensors Compute(const Problem& problem, bool accumulate = false) {
+Tensors Compute(const Problem& problem, bool accumulate = false,
+                ThreadPool* threads = nullptr) {
   Tensors results = problem.initial;
   std::vector<LocalTensor> operands = Locals(problem.operands);
   HostTensor state;
@@ -443,7 +447,8 @@ Tensors Compute(const Problem& problem, bool accumulate = false) {
         StateOf(problem, operands, doubles ? DType::kFloat64 : DType::kFloat32);
     operands.push_back(state.Local());
   }
-  Call(problem, KernelNamed(problem.op->name), operands, results, accumulate);
+  Call(problem, KernelNamed(problem.op->name), operands, results, accumulate,
+       threads);
   return results;
 }
 
@@ -838,6 +843,33 @@ TEST_P(KernelContract, BitsDoNotDependOnAlignment) {
               << problem.op->name << " result " << k << " " << NameOf(dtype)
               << " skew " << skew;
         }
+      }
+    }
+  }
+}
+
+// The case with so many samples, or elements, that threads share the work.
+Case Enlarged(Case c) {
+  for (char factor : {'b', 'n'}) {
+    const auto it = c.extents.find(factor);
+    if (it == c.extents.end()) continue;
+    const int64_t elements = ForwardProblem(c).operands[0].elements();
+    it->second *= 1 + 70000 / elements;
+  }
+  return c;
+}
+
+TEST_P(KernelContract, BitsDoNotDependOnThreads) {
+  for (const Problem& problem : AllProblems(Enlarged(GetParam()))) {
+    const Problem single = Converted(problem, DType::kFloat32, 0);
+    const Tensors expected = Compute(single);
+    for (int count : {2, 3}) {
+      ThreadPool threads(count);
+      const Tensors actual = Compute(single, /*accumulate=*/false, &threads);
+      for (size_t k = 0; k < actual.size(); ++k) {
+        EXPECT_TRUE(actual[k].SameBits(expected[k]))
+            << problem.op->name << " result " << k << ", " << count
+            << " threads";
       }
     }
   }

@@ -208,7 +208,7 @@ class Gathered {
 Result<MemoryUse> TrainRank(const Graph& graph, const TaskGraph& tasks,
                             const TrainInMemoryOptions& options,
                             CommWorld& world, Gathered& gathered) {
-  CpuDevice device(options.concurrent);
+  CpuDevice device(1, options.concurrent);
   TESSERA_TRY(const auto executor,
               RankExecutor::Create(tasks, graph, options.training, options.seed,
                                    world, device, LoadRandom(graph)));

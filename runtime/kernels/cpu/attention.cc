@@ -130,22 +130,28 @@ void Mask(const Sight& sight, const KeyTile& tile, T value, T* row) {
   }
 }
 
-// Calls tile(sample, group, head, first query, sights of the queries) for
-// every tile of queries.
-template <typename Tile>
-void ForEachQueryTile(const Problem& p, int64_t sample,
-                      const int32_t* positions, Tile tile) {
+// Calls group(sample, group) for all of them, on the threads of the call: they
+// share no key, no value and no query.
+template <typename F>
+void ForEachGroup(const KernelCall& call, const Problem& p, F f) {
+  const int64_t tiles = (p.s + kTileQueries - 1) / kTileQueries;
+  ForEachRange(call, p.b * p.g, tiles * p.r > 1 ? 1 : p.b * p.g,
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i) f(i / p.g, i % p.g);
+               });
+}
+
+// Calls tile(head, first query, sights of the queries) for every tile of a
+// group's queries.
+template <typename F>
+void ForEachQueryTile(const Problem& p, const int32_t* positions, F tile) {
   std::vector<Sight> sights;
   for (int64_t first = 0; first < p.s; first += kTileQueries) {
     sights.clear();
     for (int64_t i = first; i < std::min(first + kTileQueries, p.s); ++i) {
-      sights.push_back(SightOf(positions[sample * p.s + i], p.window));
+      sights.push_back(SightOf(positions[i], p.window));
     }
-    for (int64_t group = 0; group < p.g; ++group) {
-      for (int64_t head = 0; head < p.r; ++head) {
-        tile(group, head, first, sights);
-      }
-    }
+    for (int64_t head = 0; head < p.r; ++head) tile(head, first, sights);
   }
 }
 
@@ -162,17 +168,16 @@ void Attention(const KernelCall& call) {
   T* const o = call.results[0].as<T>();
   constexpr T kMinusInfinity = -std::numeric_limits<T>::infinity();
 
-  Matrix<T> scores(kTileQueries, kTileKeys);
-  Matrix<T> output(kTileQueries, p.e);
-  T maximum[kTileQueries];
-  T sum[kTileQueries];
-  for (int64_t sample = 0; sample < p.b; ++sample) {
+  ForEachGroup(call, p, [&](int64_t sample, int64_t group) {
+    Matrix<T> scores(kTileQueries, kTileKeys);
+    Matrix<T> output(kTileQueries, p.e);
+    T maximum[kTileQueries];
+    T sum[kTileQueries];
     const std::vector<KeyTile> tiles =
         KeyTiles(key_positions + sample * p.t, p.t);
     ForEachQueryTile(
-        p, sample, query_positions,
-        [&](int64_t group, int64_t head, int64_t first,
-            const std::vector<Sight>& sights) {
+        p, query_positions + sample * p.s,
+        [&](int64_t head, int64_t first, const std::vector<Sight>& sights) {
           const auto rows = static_cast<int64_t>(sights.size());
           const auto queries = p.Queries<ConstHeadMap<T>>(q, p.d, sample, group,
                                                           head, first, rows);
@@ -216,7 +221,7 @@ void Attention(const KernelCall& call) {
                 blind ? kMinusInfinity : maximum[i] + std::log(sum[i]));
           }
         });
-  }
+  });
 }
 
 // do, q, k, v, query positions, key positions, o, lse -> dq, dk, dv. With
@@ -239,19 +244,18 @@ void AttentionDqkv(const KernelCall& call) {
     }
   }
 
-  Matrix<T> scores(kTileQueries, kTileKeys);
-  Matrix<T> gradients(kTileQueries, kTileKeys);
-  // Padding of the tiles is computed and never used: keep it finite.
-  gradients.setZero();
-  T lse[kTileQueries];
-  T dot[kTileQueries];
-  for (int64_t sample = 0; sample < p.b; ++sample) {
+  ForEachGroup(call, p, [&](int64_t sample, int64_t group) {
+    Matrix<T> scores(kTileQueries, kTileKeys);
+    Matrix<T> gradients(kTileQueries, kTileKeys);
+    // Padding of the tiles is computed and never used: keep it finite.
+    gradients.setZero();
+    T lse[kTileQueries];
+    T dot[kTileQueries];
     const std::vector<KeyTile> tiles =
         KeyTiles(key_positions + sample * p.t, p.t);
     ForEachQueryTile(
-        p, sample, query_positions,
-        [&](int64_t group, int64_t head, int64_t first,
-            const std::vector<Sight>& sights) {
+        p, query_positions + sample * p.s,
+        [&](int64_t head, int64_t first, const std::vector<Sight>& sights) {
           const auto rows = static_cast<int64_t>(sights.size());
           const auto queries = p.Queries<ConstHeadMap<T>>(q, p.d, sample, group,
                                                           head, first, rows);
@@ -303,7 +307,7 @@ void AttentionDqkv(const KernelCall& call) {
             dk.noalias() += scale * gradient.transpose() * queries;
           }
         });
-  }
+  });
 }
 
 }  // namespace

@@ -2,12 +2,35 @@
 // What the CPU kernels share: dispatch by dtype, and access to the few numbers
 // (statistics, scalars) whose dtype is not the data's.
 
+#include <algorithm>
 #include <cstdint>
 
 #include "runtime/float16.h"
 #include "runtime/kernels/kernel.h"
+#include "runtime/thread_pool.h"
 
 namespace tessera {
+
+// Calls f(begin, end) for ranges that together are [0, n), on the threads of
+// the call. Ranges have at least `grain` iterations, which should take some 10
+// us; what f makes of an iteration does not depend on where its range ends.
+template <typename F>
+void ForEachRange(const KernelCall& call, int64_t n, int64_t grain, F f) {
+  constexpr int64_t kRangesPerThread = 4;  // threads may be held up
+  const int64_t threads = call.threads != nullptr ? call.threads->threads() : 1;
+  const int64_t ranges = std::min(threads * kRangesPerThread, n / grain);
+  if (threads == 1 || ranges <= 1) return f(int64_t{0}, n);
+  call.threads->For(
+      ranges, [&](int64_t i) { f(i * n / ranges, (i + 1) * n / ranges); });
+}
+
+// So many elements of an elementwise kernel take some 10 us.
+inline constexpr int64_t kGrainElements = 16384;
+
+// Rows of `width` elements.
+inline int64_t RowGrain(int64_t width) {
+  return std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, width));
+}
 
 // The dtype of the first 16-bit tensor of the call, or of its first
 // floating-point tensor where none has 16 bits.

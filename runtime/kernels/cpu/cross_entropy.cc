@@ -19,6 +19,16 @@ int64_t TargetColumn(const LocalTensor& logits, int32_t label) {
                                                                    : -1;
 }
 
+// Calls f(token) for all tokens, on the threads of the call.
+template <typename F>
+void ForEachToken(const KernelCall& call, const LocalTensor& labels,
+                  int64_t width, F f) {
+  ForEachRange(call, labels.elements(), RowGrain(width),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t token = begin; token < end; ++token) f(token);
+               });
+}
+
 // labels -> number of labels >= 0.
 void CountLabels(const KernelCall& call) {
   const LocalTensor& labels = call.operands[0];
@@ -35,8 +45,8 @@ void CrossEntropyState(const KernelCall& call) {
   const LocalTensor& labels = call.operands[1];
   const LocalTensor& state = call.results[0];
   const int64_t width = logits.shape.back();
-  const T* x = logits.as<const T>();
-  for (int64_t token = 0; token < labels.elements(); ++token, x += width) {
+  ForEachToken(call, labels, width, [&](int64_t token) {
+    const T* const x = logits.as<const T>() + token * width;
     const T maximum = ConstMatrixMap<T>(x, 1, width).maxCoeff();
     double sum = 0;
     ForEachBlock(width, [&](int64_t i, int64_t count) {
@@ -48,7 +58,7 @@ void CrossEntropyState(const KernelCall& call) {
     Put(state, 3 * token, maximum);
     Put(state, 3 * token + 1, sum);
     Put(state, 3 * token + 2, target < 0 ? 0 : static_cast<double>(x[target]));
-  }
+  });
 }
 
 // logits, labels, count, states[shards, tokens, 3] -> loss, lse. The logits
@@ -91,14 +101,13 @@ void CrossEntropyDx(const KernelCall& call) {
   const double counted = Get(call.operands[2], 0);
   const double scale = call.operands.size() > 4 ? Get(call.operands[4], 0) : 1;
   const int64_t width = logits.shape.back();
-  const T* x = logits.as<const T>();
-  T* dx = call.results[0].as<T>();
-  for (int64_t token = 0; token < labels.elements();
-       ++token, x += width, dx += width) {
+  ForEachToken(call, labels, width, [&](int64_t token) {
+    const T* const x = logits.as<const T>() + token * width;
+    T* const dx = call.results[0].as<T>() + token * width;
     const int32_t label = labels.as<const int32_t>()[token];
     if (label < 0) {
       std::fill_n(dx, width, T{0});
-      continue;
+      return;
     }
     const T lse = static_cast<T>(Get(call.operands[3], token));
     const T weight = static_cast<T>(scale / counted);
@@ -107,7 +116,7 @@ void CrossEntropyDx(const KernelCall& call) {
     });
     const int64_t target = TargetColumn(logits, label);
     if (target >= 0) dx[target] -= weight;
-  }
+  });
 }
 
 }  // namespace

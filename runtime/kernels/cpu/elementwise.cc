@@ -13,7 +13,7 @@ template <typename T, typename F>
 void Unary(const KernelCall& call, F f) {
   const T* const x = call.operands[0].as<const T>();
   T* const y = call.results[0].as<T>();
-  ForEachBlock(call.results[0].elements(), [&](int64_t i, int64_t count) {
+  ForEachBlock(call, call.results[0].elements(), [&](int64_t i, int64_t count) {
     Store<T>(f(Load(x + i, count)), count, y + i);
   });
 }
@@ -26,7 +26,7 @@ void Binary(const KernelCall& call, F f) {
   T* const y = call.results[0].as<T>();
   TESSERA_CHECK(call.operands[0].elements() == call.operands[1].elements())
       << call.operands[0].elements() << " and " << call.operands[1].elements();
-  ForEachBlock(call.results[0].elements(), [&](int64_t i, int64_t count) {
+  ForEachBlock(call, call.results[0].elements(), [&](int64_t i, int64_t count) {
     Store<T>(f(Load(a + i, count), Load(b + i, count)), count, y + i);
   });
 }
@@ -114,7 +114,7 @@ void Multiply(const KernelCall& call) {
 template <typename T>
 void AddAll(const KernelCall& call) {
   T* const y = call.results[0].as<T>();
-  ForEachBlock(call.results[0].elements(), [&](int64_t i, int64_t count) {
+  ForEachBlock(call, call.results[0].elements(), [&](int64_t i, int64_t count) {
     Block<T> sum = Block<T>::Zero();
     if (call.accumulate) sum = Load<T>(y + i, count);
     for (const LocalTensor& operand : call.operands) {

@@ -20,15 +20,18 @@ void Embedding(const KernelCall& call) {
   const LocalTensor& ids = call.operands[0];
   const LocalTensor& table = call.operands[1];
   const int64_t width = table.shape[1];
-  T* y = call.results[0].as<T>();
-  for (int64_t i = 0; i < ids.elements(); ++i, y += width) {
-    const int64_t row = LocalRow(table, ids.as<const int32_t>()[i]);
-    if (row < 0) {
-      std::fill_n(y, width, T{0});
-    } else {
-      std::copy_n(table.as<const T>() + row * width, width, y);
-    }
-  }
+  ForEachRange(
+      call, ids.elements(), RowGrain(width), [&](int64_t begin, int64_t end) {
+        T* y = call.results[0].as<T>() + begin * width;
+        for (int64_t i = begin; i < end; ++i, y += width) {
+          const int64_t row = LocalRow(table, ids.as<const int32_t>()[i]);
+          if (row < 0) {
+            std::fill_n(y, width, T{0});
+          } else {
+            std::copy_n(table.as<const T>() + row * width, width, y);
+          }
+        }
+      });
 }
 
 // dy, ids -> dtable. Tokens are added in order.
@@ -38,13 +41,16 @@ void EmbeddingDw(const KernelCall& call) {
   const LocalTensor& table = call.results[0];
   const int64_t width = table.shape[1];
   if (!call.accumulate) std::fill_n(table.as<T>(), table.elements(), T{0});
-  const T* dy = call.operands[0].as<const T>();
-  for (int64_t i = 0; i < ids.elements(); ++i, dy += width) {
-    const int64_t row = LocalRow(table, ids.as<const int32_t>()[i]);
-    if (row < 0) continue;
-    T* const out = table.as<T>() + row * width;
-    for (int64_t j = 0; j < width; ++j) out[j] += dy[j];
-  }
+  const int64_t tokens = ids.elements();
+  ForEachRange(call, width, RowGrain(tokens), [&](int64_t begin, int64_t end) {
+    const T* dy = call.operands[0].as<const T>();
+    for (int64_t i = 0; i < tokens; ++i, dy += width) {
+      const int64_t row = LocalRow(table, ids.as<const int32_t>()[i]);
+      if (row < 0) continue;
+      T* const out = table.as<T>() + row * width;
+      for (int64_t j = begin; j < end; ++j) out[j] += dy[j];
+    }
+  });
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 // M, N and K are runs of dimensions.
 
 #include "runtime/kernels/cpu/call.h"
-#include "runtime/kernels/cpu/vector.h"
+#include "runtime/kernels/cpu/gemm.h"
 
 namespace tessera {
 namespace {
@@ -20,52 +20,52 @@ int64_t Extent(const KernelCall& call, int a, int b, bool shared) {
   return extent;
 }
 
+// Operand `i` as a row-major matrix of `rows` rows.
 template <typename T>
-ConstMatrixMap<T> Operand(const KernelCall& call, int i, int64_t rows) {
+MatrixView<T> Operand(const KernelCall& call, int i, int64_t rows) {
   const LocalTensor& tensor = call.operands[i];
-  return {tensor.as<const T>(), rows, tensor.elements() / rows};
+  return {tensor.as<const T>(), tensor.elements() / rows, 1};
 }
 
 template <typename T>
-MatrixMap<T> FirstResult(const KernelCall& call, int64_t rows,
-                         int64_t columns) {
-  const LocalTensor& tensor = call.results[0];
-  TESSERA_CHECK(tensor.elements() == rows * columns)
-      << tensor.elements() << " elements for " << rows << "x" << columns;
-  return {tensor.as<T>(), rows, columns};
+void Multiply(const KernelCall& call, int64_t rows, int64_t columns,
+              int64_t depth, MatrixView<T> a, MatrixView<T> b,
+              const T* bias = nullptr) {
+  const LocalTensor& y = call.results[0];
+  TESSERA_CHECK(y.elements() == rows * columns)
+      << y.elements() << " elements for " << rows << "x" << columns;
+  Gemm(rows, columns, depth, a, b, bias, call.accumulate, y.as<T>(),
+       call.threads);
 }
 
-// x, w [, bias] -> y.
+// x, w [, bias] -> y = x w^T + bias.
 template <typename T>
 void Linear(const KernelCall& call) {
-  const auto x = Operand<T>(call, 0, Extent(call, 0, 1, /*shared=*/false));
-  const auto w = Operand<T>(call, 1, Extent(call, 1, 0, /*shared=*/false));
-  auto y = FirstResult<T>(call, x.rows(), w.rows());
-  if (!call.accumulate) y.setZero();
-  if (call.operands.size() > 2 && call.operands[2].data != nullptr) {
-    y.rowwise() += Operand<T>(call, 2, 1).row(0);
-  }
-  y.noalias() += x * w.transpose();
+  const int64_t rows = Extent(call, 0, 1, /*shared=*/false);
+  const int64_t columns = Extent(call, 1, 0, /*shared=*/false);
+  const auto x = Operand<T>(call, 0, rows);
+  const auto w = Operand<T>(call, 1, columns);
+  const T* bias = nullptr;
+  if (call.operands.size() > 2) bias = call.operands[2].as<const T>();
+  Multiply(call, rows, columns, x.row_stride, x, w.Transposed(), bias);
 }
 
-// dy, w -> dx.
+// dy, w -> dx = dy w.
 template <typename T>
 void LinearDx(const KernelCall& call) {
-  const auto dy = Operand<T>(call, 0, Extent(call, 0, 1, /*shared=*/false));
-  const auto w = Operand<T>(call, 1, Extent(call, 1, 0, /*shared=*/true));
-  auto dx = FirstResult<T>(call, dy.rows(), w.cols());
-  if (!call.accumulate) dx.setZero();
-  dx.noalias() += dy * w;
+  const int64_t rows = Extent(call, 0, 1, /*shared=*/false);
+  const int64_t depth = Extent(call, 1, 0, /*shared=*/true);
+  const auto w = Operand<T>(call, 1, depth);
+  Multiply(call, rows, w.row_stride, depth, Operand<T>(call, 0, rows), w);
 }
 
-// dy, x -> dw.
+// dy, x -> dw = dy^T x.
 template <typename T>
 void LinearDw(const KernelCall& call) {
-  const auto dy = Operand<T>(call, 0, Extent(call, 0, 1, /*shared=*/true));
-  const auto x = Operand<T>(call, 1, Extent(call, 1, 0, /*shared=*/true));
-  auto dw = FirstResult<T>(call, dy.cols(), x.cols());
-  if (!call.accumulate) dw.setZero();
-  dw.noalias() += dy.transpose() * x;
+  const int64_t depth = Extent(call, 0, 1, /*shared=*/true);
+  const auto dy = Operand<T>(call, 0, depth);
+  const auto x = Operand<T>(call, 1, depth);
+  Multiply(call, dy.row_stride, x.row_stride, depth, dy.Transposed(), x);
 }
 
 // dy -> dbias: column sums, in double.
@@ -74,12 +74,16 @@ void LinearDb(const KernelCall& call) {
   const LocalTensor& db = call.results[0];
   const int64_t columns = db.elements();
   const int64_t rows = call.operands[0].elements() / columns;
-  const T* dy = call.operands[0].as<const T>();
-  std::vector<double> sums(columns);
-  for (int64_t row = 0; row < rows; ++row, dy += columns) {
-    for (int64_t j = 0; j < columns; ++j) sums[j] += dy[j];
-  }
-  for (int64_t j = 0; j < columns; ++j) PutOrAdd(call, db, j, sums[j]);
+  ForEachRange(call, columns, RowGrain(rows), [&](int64_t begin, int64_t end) {
+    const T* dy = call.operands[0].as<const T>() + begin;
+    std::vector<double> sums(end - begin);
+    for (int64_t row = 0; row < rows; ++row, dy += columns) {
+      for (int64_t j = 0; j < end - begin; ++j) sums[j] += dy[j];
+    }
+    for (int64_t j = begin; j < end; ++j) {
+      PutOrAdd(call, db, j, sums[j - begin]);
+    }
+  });
 }
 
 }  // namespace

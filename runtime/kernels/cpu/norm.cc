@@ -12,17 +12,25 @@ int64_t Width(const LocalTensor& x) {
   return x.shape.back();
 }
 
+// Calls f(row) for all rows, on the threads of the call.
+template <typename F>
+void ForEachRow(const KernelCall& call, int64_t rows, int64_t width, F f) {
+  ForEachRange(call, rows, RowGrain(width), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) f(row);
+  });
+}
+
 // x, scale, shift -> y, mean, rstd.
 template <typename T>
 void LayerNorm(const KernelCall& call) {
   const int64_t width = Width(call.operands[0]);
   const int64_t rows = call.operands[0].elements() / width;
   const double epsilon = call.attribute("epsilon");
-  const T* x = call.operands[0].as<const T>();
   const T* const scale = call.operands[1].as<const T>();
   const T* const shift = call.operands[2].as<const T>();
-  T* y = call.results[0].as<T>();
-  for (int64_t row = 0; row < rows; ++row, x += width, y += width) {
+  ForEachRow(call, rows, width, [&](int64_t row) {
+    const T* const x = call.operands[0].as<const T>() + row * width;
+    T* const y = call.results[0].as<T>() + row * width;
     const double n = static_cast<double>(width);
     const double mean = Sum(width, [x](int64_t j) { return x[j]; }) / n;
     const double variance =
@@ -37,7 +45,7 @@ void LayerNorm(const KernelCall& call) {
     }
     Put(call.results[1], row, mean);
     Put(call.results[2], row, rstd);
-  }
+  });
 }
 
 // dy, x, scale, mean, rstd -> dx. With h = (x - mean) rstd and g = dy scale:
@@ -46,12 +54,11 @@ template <typename T>
 void LayerNormDx(const KernelCall& call) {
   const int64_t width = Width(call.operands[1]);
   const int64_t rows = call.operands[1].elements() / width;
-  const T* dy = call.operands[0].as<const T>();
-  const T* x = call.operands[1].as<const T>();
   const T* const scale = call.operands[2].as<const T>();
-  T* dx = call.results[0].as<T>();
-  for (int64_t row = 0; row < rows;
-       ++row, dy += width, x += width, dx += width) {
+  ForEachRow(call, rows, width, [&](int64_t row) {
+    const T* const dy = call.operands[0].as<const T>() + row * width;
+    const T* const x = call.operands[1].as<const T>() + row * width;
+    T* const dx = call.results[0].as<T>() + row * width;
     const T mean = static_cast<T>(Get(call.operands[3], row));
     const T rstd = static_cast<T>(Get(call.operands[4], row));
     const double n = static_cast<double>(width);
@@ -67,7 +74,7 @@ void LayerNormDx(const KernelCall& call) {
       dx[j] =
           rstd * (dy[j] * scale[j] - average - (x[j] - mean) * rstd * slope);
     }
-  }
+  });
 }
 
 // dy, x, mean, rstd -> dscale, dshift.
@@ -75,22 +82,24 @@ template <typename T>
 void LayerNormDw(const KernelCall& call) {
   const int64_t width = Width(call.operands[1]);
   const int64_t rows = call.operands[1].elements() / width;
-  const T* dy = call.operands[0].as<const T>();
-  const T* x = call.operands[1].as<const T>();
-  std::vector<double> dscale(width);
-  std::vector<double> dshift(width);
-  for (int64_t row = 0; row < rows; ++row, dy += width, x += width) {
-    const T mean = static_cast<T>(Get(call.operands[2], row));
-    const T rstd = static_cast<T>(Get(call.operands[3], row));
-    for (int64_t j = 0; j < width; ++j) {
-      dscale[j] += dy[j] * ((x[j] - mean) * rstd);
-      dshift[j] += dy[j];
+  ForEachRange(call, width, RowGrain(rows), [&](int64_t begin, int64_t end) {
+    const T* dy = call.operands[0].as<const T>();
+    const T* x = call.operands[1].as<const T>();
+    std::vector<double> dscale(width);
+    std::vector<double> dshift(width);
+    for (int64_t row = 0; row < rows; ++row, dy += width, x += width) {
+      const T mean = static_cast<T>(Get(call.operands[2], row));
+      const T rstd = static_cast<T>(Get(call.operands[3], row));
+      for (int64_t j = begin; j < end; ++j) {
+        dscale[j] += dy[j] * ((x[j] - mean) * rstd);
+        dshift[j] += dy[j];
+      }
     }
-  }
-  for (int64_t j = 0; j < width; ++j) {
-    PutOrAdd(call, call.results[0], j, dscale[j]);
-    PutOrAdd(call, call.results[1], j, dshift[j]);
-  }
+    for (int64_t j = begin; j < end; ++j) {
+      PutOrAdd(call, call.results[0], j, dscale[j]);
+      PutOrAdd(call, call.results[1], j, dshift[j]);
+    }
+  });
 }
 
 // x, scale -> y, rrms.
@@ -99,10 +108,10 @@ void RmsNorm(const KernelCall& call) {
   const int64_t width = Width(call.operands[0]);
   const int64_t rows = call.operands[0].elements() / width;
   const double epsilon = call.attribute("epsilon");
-  const T* x = call.operands[0].as<const T>();
   const T* const scale = call.operands[1].as<const T>();
-  T* y = call.results[0].as<T>();
-  for (int64_t row = 0; row < rows; ++row, x += width, y += width) {
+  ForEachRow(call, rows, width, [&](int64_t row) {
+    const T* const x = call.operands[0].as<const T>() + row * width;
+    T* const y = call.results[0].as<T>() + row * width;
     const double mean_square =
         Sum(width,
             [x](int64_t j) { return static_cast<double>(x[j]) * x[j]; }) /
@@ -111,7 +120,7 @@ void RmsNorm(const KernelCall& call) {
     const T r = static_cast<T>(rrms);
     for (int64_t j = 0; j < width; ++j) y[j] = x[j] * r * scale[j];
     Put(call.results[1], row, rrms);
-  }
+  });
 }
 
 // dy, x, scale, rrms -> dx. With h = x rrms and g = dy scale:
@@ -120,12 +129,11 @@ template <typename T>
 void RmsNormDx(const KernelCall& call) {
   const int64_t width = Width(call.operands[1]);
   const int64_t rows = call.operands[1].elements() / width;
-  const T* dy = call.operands[0].as<const T>();
-  const T* x = call.operands[1].as<const T>();
   const T* const scale = call.operands[2].as<const T>();
-  T* dx = call.results[0].as<T>();
-  for (int64_t row = 0; row < rows;
-       ++row, dy += width, x += width, dx += width) {
+  ForEachRow(call, rows, width, [&](int64_t row) {
+    const T* const dy = call.operands[0].as<const T>() + row * width;
+    const T* const x = call.operands[1].as<const T>() + row * width;
+    T* const dx = call.results[0].as<T>() + row * width;
     const T rrms = static_cast<T>(Get(call.operands[3], row));
     const T slope = static_cast<T>(
         Sum(width,
@@ -134,7 +142,7 @@ void RmsNormDx(const KernelCall& call) {
     for (int64_t j = 0; j < width; ++j) {
       dx[j] = rrms * (dy[j] * scale[j] - x[j] * rrms * slope);
     }
-  }
+  });
 }
 
 // dy, x, rrms -> dscale.
@@ -142,16 +150,20 @@ template <typename T>
 void RmsNormDw(const KernelCall& call) {
   const int64_t width = Width(call.operands[1]);
   const int64_t rows = call.operands[1].elements() / width;
-  const T* dy = call.operands[0].as<const T>();
-  const T* x = call.operands[1].as<const T>();
-  std::vector<double> dscale(width);
-  for (int64_t row = 0; row < rows; ++row, dy += width, x += width) {
-    const T rrms = static_cast<T>(Get(call.operands[2], row));
-    for (int64_t j = 0; j < width; ++j) dscale[j] += dy[j] * (x[j] * rrms);
-  }
-  for (int64_t j = 0; j < width; ++j) {
-    PutOrAdd(call, call.results[0], j, dscale[j]);
-  }
+  ForEachRange(call, width, RowGrain(rows), [&](int64_t begin, int64_t end) {
+    const T* dy = call.operands[0].as<const T>();
+    const T* x = call.operands[1].as<const T>();
+    std::vector<double> dscale(width);
+    for (int64_t row = 0; row < rows; ++row, dy += width, x += width) {
+      const T rrms = static_cast<T>(Get(call.operands[2], row));
+      for (int64_t j = begin; j < end; ++j) {
+        dscale[j] += dy[j] * (x[j] * rrms);
+      }
+    }
+    for (int64_t j = begin; j < end; ++j) {
+      PutOrAdd(call, call.results[0], j, dscale[j]);
+    }
+  });
 }
 
 }  // namespace

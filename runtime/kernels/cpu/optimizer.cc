@@ -38,15 +38,17 @@ void AdamW(const KernelCall& call) {
   T* const parameter = call.results[0].as<T>();
   T* const m = call.results[1].as<T>();
   T* const v = call.results[2].as<T>();
-  ForEachBlock(call.operands[0].elements(), [&](int64_t i, int64_t count) {
-    const Block<T> g = clip * Load(gradient + i, count);
-    const Block<T> new_m = keep1 * Load(m + i, count) + take1 * g;
-    const Block<T> new_v = keep2 * Load(v + i, count) + take2 * g * g;
-    const Block<T> step = rate * new_m / (new_v.sqrt() / root + epsilon);
-    Store<T>(Load(parameter + i, count) * decay - step, count, parameter + i);
-    Store<T>(new_m, count, m + i);
-    Store<T>(new_v, count, v + i);
-  });
+  ForEachBlock(
+      call, call.operands[0].elements(), [&](int64_t i, int64_t count) {
+        const Block<T> g = clip * Load(gradient + i, count);
+        const Block<T> new_m = keep1 * Load(m + i, count) + take1 * g;
+        const Block<T> new_v = keep2 * Load(v + i, count) + take2 * g * g;
+        const Block<T> step = rate * new_m / (new_v.sqrt() / root + epsilon);
+        Store<T>(Load(parameter + i, count) * decay - step, count,
+                 parameter + i);
+        Store<T>(new_m, count, m + i);
+        Store<T>(new_v, count, v + i);
+      });
 }
 
 // gradient, clip coefficient [, loss scale] -> parameter (in place).
@@ -57,10 +59,11 @@ void Sgd(const KernelCall& call) {
       static_cast<T>(call.attribute("lr") * Get(call.operands[1], 0));
   const T* const gradient = call.operands[0].as<const T>();
   T* const parameter = call.results[0].as<T>();
-  ForEachBlock(call.operands[0].elements(), [&](int64_t i, int64_t count) {
-    const Block<T> p = Load(parameter + i, count);
-    Store<T>(p - rate * Load(gradient + i, count), count, parameter + i);
-  });
+  ForEachBlock(
+      call, call.operands[0].elements(), [&](int64_t i, int64_t count) {
+        const Block<T> p = Load(parameter + i, count);
+        Store<T>(p - rate * Load(gradient + i, count), count, parameter + i);
+      });
 }
 
 // master -> parameter, each of its own type.
@@ -73,13 +76,24 @@ void Cast(const KernelCall& call) {
   for (int64_t i = 0; i < from.elements(); ++i) Put(to, i, Get(from, i));
 }
 
-// gradient -> sum of squares.
+// gradient -> sum of squares: of fixed blocks, and of their sums in order.
 template <typename T>
 void SquareSum(const KernelCall& call) {
+  constexpr int64_t kSumBlock = 65536;
   const T* const g = call.operands[0].as<const T>();
-  const double sum = Sum(call.operands[0].elements(), [g](int64_t i) {
-    return static_cast<double>(g[i]) * g[i];
+  const int64_t n = call.operands[0].elements();
+  std::vector<double> sums((n + kSumBlock - 1) / kSumBlock);
+  ForEachRange(call, std::ssize(sums), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const T* const first = g + block * kSumBlock;
+      sums[block] =
+          Sum(std::min(kSumBlock, n - block * kSumBlock), [first](int64_t i) {
+            return static_cast<double>(first[i]) * first[i];
+          });
+    }
   });
+  double sum = 0;
+  for (double block : sums) sum += block;
   PutOrAdd(call, call.results[0], 0, sum);
 }
 

@@ -29,27 +29,30 @@ void Turn(const KernelCall& call, double direction) {
         theta, -2.0 * static_cast<double>(j) / static_cast<double>(turned));
   }
 
-  const T* x = call.operands[0].as<const T>();
-  T* y = call.results[0].as<T>();
-  std::vector<T> cosine(half);
-  std::vector<T> sine(half);
-  for (int64_t token = 0; token < tokens; ++token) {
-    const double position = positions.as<const int32_t>()[token];
-    for (int64_t j = 0; j < half; ++j) {
-      const double angle = position * frequency[j];
-      cosine[j] = static_cast<T>(std::cos(angle));
-      sine[j] = static_cast<T>(direction * std::sin(angle));
-    }
-    for (int64_t head = 0; head < heads; ++head, x += width, y += width) {
+  const int64_t grain = RowGrain(heads * width);
+  ForEachRange(call, tokens, grain, [&](int64_t begin, int64_t end) {
+    const T* x = call.operands[0].as<const T>() + begin * heads * width;
+    T* y = call.results[0].as<T>() + begin * heads * width;
+    std::vector<T> cosine(half);
+    std::vector<T> sine(half);
+    for (int64_t token = begin; token < end; ++token) {
+      const double position = positions.as<const int32_t>()[token];
       for (int64_t j = 0; j < half; ++j) {
-        const T a = x[j];
-        const T b = x[j + half];
-        y[j] = a * cosine[j] - b * sine[j];
-        y[j + half] = b * cosine[j] + a * sine[j];
+        const double angle = position * frequency[j];
+        cosine[j] = static_cast<T>(std::cos(angle));
+        sine[j] = static_cast<T>(direction * std::sin(angle));
       }
-      std::copy(x + turned, x + width, y + turned);
+      for (int64_t head = 0; head < heads; ++head, x += width, y += width) {
+        for (int64_t j = 0; j < half; ++j) {
+          const T a = x[j];
+          const T b = x[j + half];
+          y[j] = a * cosine[j] - b * sine[j];
+          y[j + half] = b * cosine[j] + a * sine[j];
+        }
+        std::copy(x + turned, x + width, y + turned);
+      }
     }
-  }
+  });
 }
 
 template <typename T>

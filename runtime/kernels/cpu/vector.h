@@ -8,11 +8,13 @@
 #include <algorithm>
 #include <cstdint>
 
-#define EIGEN_DONT_PARALLELIZE  // a rank is one thread
+#define EIGEN_DONT_PARALLELIZE  // the kernels do
 // Small products, too, go through packed panels: the coefficient-wise ones peel
 // to the result's alignment.
 #define EIGEN_GEMM_TO_COEFFBASED_THRESHOLD 0
 #include <Eigen/Core>
+
+#include "runtime/kernels/cpu/call.h"
 
 namespace tessera {
 
@@ -47,6 +49,18 @@ void Store(const Block<T>& block, int64_t count, T* data) {
 template <typename F>
 void ForEachBlock(int64_t n, F f) {
   for (int64_t i = 0; i < n; i += kBlock) f(i, std::min(kBlock, n - i));
+}
+
+// The same on the threads of the call.
+template <typename F>
+void ForEachBlock(const KernelCall& call, int64_t n, F f) {
+  const int64_t blocks = (n + kBlock - 1) / kBlock;
+  ForEachRange(
+      call, blocks, kGrainElements / kBlock, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin * kBlock; i < end * kBlock; i += kBlock) {
+          f(i, std::min(kBlock, n - i));
+        }
+      });
 }
 
 // term(0) + ... + term(n - 1) in double, over eight lanes.

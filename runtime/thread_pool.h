@@ -1,0 +1,35 @@
+#pragma once
+// ThreadPool: the threads on which a rank's kernels run, for loops whose
+// iterations are independent of each other.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace tessera {
+
+class ThreadPool {
+ public:
+  // `threads` - 1 threads of its own beside the caller's. REQUIRES: at least 1.
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int threads() const { return threads_; }
+
+  // Calls f(0), …, f(n - 1), in any order and on any of the threads; returns
+  // when all have. One caller at a time; f does not call For.
+  void For(int64_t n, const std::function<void(int64_t)>& f);
+
+ private:
+  struct Shared;
+
+  const int threads_;
+  std::unique_ptr<Shared> shared_;  // null with one thread
+};
+
+// The threads of each of `ranks` ranks that share this host's cores: at least 1.
+int ThreadsPerRank(int ranks);
+
+}  // namespace tessera

@@ -1,0 +1,41 @@
+#include "runtime/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+TEST(ThreadPool, EveryIterationOnce) {
+  for (int threads : {1, 2, 5}) {
+    ThreadPool pool(threads);
+    EXPECT_EQ(pool.threads(), threads);
+    for (int64_t n : {0, 1, 2, 7, 1000}) {
+      std::vector<std::atomic<int>> calls(static_cast<size_t>(n));
+      pool.For(n, [&](int64_t i) { ++calls[static_cast<size_t>(i)]; });
+      for (const auto& count : calls) EXPECT_EQ(count, 1);
+    }
+  }
+}
+
+// Two iterations that wait for each other run at the same time.
+TEST(ThreadPool, IterationsOverlap) {
+  ThreadPool pool(2);
+  std::atomic<int> arrived = 0;
+  pool.For(2, [&](int64_t) {
+    ++arrived;
+    while (arrived < 2) std::this_thread::yield();
+  });
+  EXPECT_EQ(arrived, 2);
+}
+
+TEST(ThreadPool, RanksShareTheCores) {
+  EXPECT_GE(ThreadsPerRank(1), 1);
+  EXPECT_EQ(ThreadsPerRank(1 << 20), 1);
+}
+
+}  // namespace
+}  // namespace tessera
