@@ -11,6 +11,7 @@
 #include "planner/lower/check_order.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/graph_index.h"
+#include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "runtime/comm/shm_world.h"
 #include "runtime/comm/thread_world.h"
@@ -148,9 +149,10 @@ RunReport ReportOf(const Job& job, const TaskGraph& tasks,
   report.predicted.step_time = timeline.step_time;
   report.predicted.breakdown = PredictedBreakdown(tasks, timeline);
   report.predicted_memory.resize(inputs.cluster.devices.size());
-  for (size_t g = 0; g < report.predicted.memory.size(); ++g) {
-    for (const DeviceId device : job.plan.groups[g].devices) {
-      report.predicted_memory[device.index()] = report.predicted.memory[g];
+  const std::vector<DeviceSet> sets = DeviceSets(job.plan.groups);
+  for (size_t s = 0; s < sets.size(); ++s) {
+    for (const DeviceId device : sets[s].devices) {
+      report.predicted_memory[device.index()] = report.predicted.memory[s];
     }
   }
   return report;

@@ -39,7 +39,7 @@ bool PassesOnOthers(const Graph& graph,
                     const std::vector<std::vector<Access>>& accesses,
                     NodeId id) {
   const Node& node = graph.node(id);
-  if (node.op->name != "add") return false;
+  if (!AddsPartialSums(*node.op, node.operands.size())) return false;
   for (TensorId operand : node.operands) {
     bool read_before = false;
     bool made_elsewhere = false;

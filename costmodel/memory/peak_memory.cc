@@ -1,9 +1,11 @@
 #include "costmodel/memory/peak_memory.h"
 
+#include "planner/plan/stages.h"
+
 namespace tessera {
 namespace {
 
-// The bytes of one group at a moment of the walk, and the most so far.
+// The bytes of one device at a moment of the walk, and the most so far.
 struct Account {
   MemoryUse now;
   MemoryUse peak;
@@ -25,7 +27,14 @@ struct Account {
 }  // namespace
 
 std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks) {
-  std::vector<Account> accounts(tasks.world.index());
+  const std::vector<DeviceSet> sets = DeviceSets(tasks.plan_groups());
+  std::vector<Account> accounts(sets.size());
+  std::vector<std::vector<Account*>> of_group(tasks.world.index());
+  for (size_t s = 0; s < sets.size(); ++s) {
+    for (GroupId group : sets[s].groups) {
+      of_group[group.index()].push_back(&accounts[s]);
+    }
+  }
   std::vector<Bytes> bytes(tasks.values.size());
   std::vector<bool> held(tasks.values.size(), false);
   for (size_t v = 0; v < tasks.values.size(); ++v) {
@@ -37,7 +46,9 @@ std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks) {
     if (value.group == tasks.world) {
       for (Account& account : accounts) account.Add(value.category, bytes[v]);
     } else {
-      accounts[value.group.index()].Add(value.category, bytes[v]);
+      for (Account* account : of_group[value.group.index()]) {
+        account->Add(value.category, bytes[v]);
+      }
     }
   }
   for (Account& account : accounts) account.Note();
@@ -46,18 +57,22 @@ std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks) {
   for (size_t t = 0; t < tasks.tasks.size(); ++t) {
     const Task& task = tasks.tasks[t];
     if (task.group == tasks.world) continue;
-    Account& account = accounts[task.group.index()];
+    const auto& here = of_group[task.group.index()];
     for (const auto* ids : {&task.reads, &task.writes}) {
       for (ValueId id : *ids) {
         const size_t root = tasks.Root(id).index();
         if (held[root]) continue;
         held[root] = true;
-        account.Add(tasks.values[root].category, bytes[root]);
+        for (Account* account : here) {
+          account->Add(tasks.values[root].category, bytes[root]);
+        }
       }
     }
-    account.Note();
-    for (ValueId id : frees[t]) {
-      account.Remove(tasks.value(id).category, bytes[id.index()]);
+    for (Account* account : here) {
+      account->Note();
+      for (ValueId id : frees[t]) {
+        account->Remove(tasks.value(id).category, bytes[id.index()]);
+      }
     }
   }
   std::vector<MemoryUse> peaks;

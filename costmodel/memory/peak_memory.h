@@ -1,12 +1,12 @@
 #pragma once
-// Peak bytes on the devices of each group, from the lifetimes of values.
+// Peak bytes on the devices of a plan, from the lifetimes of values.
 //
 // Tasks are walked in issue order: the order in which a rank's memory is taken
 // and given back, whatever the clock says. A persistent value counts always;
 // another one from the first task that touches it to the last (LastUses), both
 // included. An alias is its root. Shards may differ by one element: the largest
 // counts for every device. Kernels need no scratch worth counting. The world's
-// values have a copy on the devices of every group.
+// values have a copy on every device.
 
 #include <vector>
 
@@ -15,7 +15,8 @@
 
 namespace tessera {
 
-// By plan group; the parts are those at the first moment of the peak.
+// By DeviceSets of the plan's groups (planner/plan/stages.h): a device holds
+// what all its groups do. The parts are those at the first moment of the peak.
 std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks);
 
 }  // namespace tessera

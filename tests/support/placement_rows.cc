@@ -7,6 +7,7 @@
 
 #include "planner/base/check.h"
 #include "planner/plan/axis_roles.h"
+#include "planner/plan/stages.h"
 
 namespace tessera {
 namespace {
@@ -74,16 +75,16 @@ bool HasZero(const Plan& plan, int stage) {
                      });
 }
 
-bool HasPipeline(const Plan& plan, std::string_view schedule) {
-  return plan.groups.size() > 1 && plan.microbatches > 1 &&
+bool HasPipeline(const GraphIndex& index, const Plan& plan,
+                 std::string_view schedule) {
+  return StagesOf(*index.graph, plan).count() > 1 && plan.microbatches > 1 &&
          plan.schedule == schedule;
 }
 
-std::vector<int> BlocksByGroup(const GraphIndex& index, const Plan& plan) {
-  std::vector<int> blocks(plan.groups.size(), 0);
-  for (const auto& nodes : index.nodes_of_block) {
-    ++blocks[plan.ops[nodes[0].index()].group.index()];
-  }
+std::vector<int> BlocksByStage(const GraphIndex& index, const Plan& plan) {
+  const Stages stages = StagesOf(*index.graph, plan);
+  std::vector<int> blocks(stages.groups.size(), 0);
+  for (int stage : stages.of_block) ++blocks[static_cast<size_t>(stage)];
   return blocks;
 }
 
@@ -135,25 +136,25 @@ constexpr std::array
                   return false;
                 }},
             PlacementRow{"model parallel, one microbatch",
-                         [](const GraphIndex&, const Plan& plan) {
-                           return plan.groups.size() > 1 &&
+                         [](const GraphIndex& index, const Plan& plan) {
+                           return StagesOf(*index.graph, plan).count() > 1 &&
                                   plan.microbatches == 1;
                          }},
             PlacementRow{"GPipe",
-                         [](const GraphIndex&, const Plan& plan) {
-                           return HasPipeline(plan, "gpipe");
+                         [](const GraphIndex& index, const Plan& plan) {
+                           return HasPipeline(index, plan, "gpipe");
                          }},
             PlacementRow{"1F1B",
-                         [](const GraphIndex&, const Plan& plan) {
-                           return HasPipeline(plan, "1f1b");
+                         [](const GraphIndex& index, const Plan& plan) {
+                           return HasPipeline(index, plan, "1f1b");
                          }},
             PlacementRow{"interleaved 1F1B",
-                         [](const GraphIndex&, const Plan& plan) {
-                           return HasPipeline(plan, "interleaved");
+                         [](const GraphIndex& index, const Plan& plan) {
+                           return HasPipeline(index, plan, "interleaved");
                          }},
             PlacementRow{"ZB-H1",
-                         [](const GraphIndex&, const Plan& plan) {
-                           return HasPipeline(plan, "zb-h1");
+                         [](const GraphIndex& index, const Plan& plan) {
+                           return HasPipeline(index, plan, "zb-h1");
                          }},
             PlacementRow{"table of actions",
                          [](const GraphIndex&, const Plan& plan) {
@@ -162,7 +163,7 @@ constexpr std::array
             PlacementRow{"unlike numbers of blocks",
                          [](const GraphIndex& index, const Plan& plan) {
                            const std::vector<int> blocks =
-                               BlocksByGroup(index, plan);
+                               BlocksByStage(index, plan);
                            return std::adjacent_find(
                                       blocks.begin(), blocks.end(),
                                       std::not_equal_to<>()) != blocks.end();
@@ -186,13 +187,14 @@ constexpr std::array
                            }
                            return false;
                          }},
-            PlacementRow{"microbatches no multiple of stages",
-                         [](const GraphIndex&, const Plan& plan) {
-                           return plan.microbatches > 1 &&
-                                  static_cast<size_t>(plan.microbatches) %
-                                          plan.groups.size() !=
-                                      0;
-                         }},
+            PlacementRow{
+                "microbatches no multiple of stages",
+                [](const GraphIndex& index, const Plan& plan) {
+                  return plan.microbatches > 1 &&
+                         plan.microbatches %
+                                 StagesOf(*index.graph, plan).count() !=
+                             0;
+                }},
             PlacementRow{"column parallel",
                          [](const GraphIndex& index, const Plan& plan) {
                            return SplitsDense(index, plan, Role::kParameter);
@@ -295,6 +297,11 @@ constexpr std::array
                                [&](const DeviceGroup& group) {
                                  return !SameMesh(group, plan.groups[0]);
                                });
+                         }},
+            PlacementRow{"operators of a stage on several groups",
+                         [](const GraphIndex& index, const Plan& plan) {
+                           return StagesOf(*index.graph, plan).groups.size() <
+                                  plan.groups.size();
                          }},
             PlacementRow{"parallel branches",
                          [](const GraphIndex& index, const Plan&) {

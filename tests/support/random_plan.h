@@ -36,6 +36,8 @@ struct PlanSpec {
   // 0 to 3: this ZeRO stage over all axes that may be cut; 4: each weight on
   // its own, over any axes.
   int zero = 0;
+  // 1: some operators on the first or the second half of their stage's devices.
+  int halves = 0;
   int shuffled = 0;  // 1: devices in any order
   int key = 0;
   bool operator==(const PlanSpec&) const = default;

@@ -59,5 +59,31 @@ TEST(PeakMemory, FollowsLifetimesInIssueOrder) {
   EXPECT_EQ(part(MemoryCategory::kCommunication), Bytes{0});
 }
 
+// Group 0 is devices 0 and 1 with 40 bytes, group 1 device 1 with 400 more.
+TEST(PeakMemory, ADeviceHoldsWhatAllItsGroupsDo) {
+  TaskGraph tasks;
+  DeviceGroup both;
+  both.name = "both";
+  both.devices = {DeviceId(0), DeviceId(1)};
+  both.axes = {{"dp", 2}};
+  DeviceGroup second;
+  second.name = "second";
+  second.devices = {DeviceId(1)};
+  tasks.groups = {both, second, both};
+  tasks.world = GroupId(2);
+  for (const int64_t elements : {10, 100}) {
+    Value v;
+    v.group = GroupId(elements == 10 ? 0 : 1);
+    v.shape = {elements};
+    v.persistent = true;
+    tasks.values.push_back(v);
+  }
+  // The sets of devices {0} and {1}, in this order.
+  const std::vector<MemoryUse> peaks = PeakMemory(tasks);
+  ASSERT_EQ(peaks.size(), 2u);
+  EXPECT_EQ(peaks[0].total, Bytes{40});
+  EXPECT_EQ(peaks[1].total, Bytes{440});
+}
+
 }  // namespace
 }  // namespace tessera
