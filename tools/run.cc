@@ -16,6 +16,7 @@
 #include "planner/lower/check_order.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/graph_index.h"
+#include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "runtime/checkpoint.h"
 #include "runtime/comm/shm_world.h"
@@ -141,17 +142,17 @@ Bytes MemoryOf(const Options& options, const Cluster& cluster,
 Result<void> CheckMemory(const Options& options, const Inputs& inputs,
                          const Plan& plan, const TaskGraph& tasks) {
   const std::vector<MemoryUse> peaks = PeakMemory(tasks);
-  for (size_t g = 0; g < peaks.size(); ++g) {
-    for (DeviceId device : plan.groups[g].devices) {
+  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
+  for (size_t i = 0; i < sets.size(); ++i) {
+    for (DeviceId device : sets[i].devices) {
       const Bytes memory = MemoryOf(options, inputs.cluster, device);
-      if (peaks[g].total <= memory) continue;
+      if (peaks[i].total <= memory) continue;
       return Error{ErrorCode::kInfeasible,
                    "out of memory: a rank needs " +
-                       FormatBytes(peaks[g].total) + " of " +
+                       FormatBytes(peaks[i].total) + " of " +
                        FormatBytes(memory) + "; at the peak it holds " +
-                       LargestAtPeakText(tasks, inputs.graph,
-                                         GroupId(static_cast<int64_t>(g))),
-                   "group " + plan.groups[g].name};
+                       LargestAtPeakText(tasks, inputs.graph, sets[i]),
+                   "group " + sets[i].name};
     }
   }
   return {};
@@ -254,9 +255,10 @@ RunReport ReportOf(const Job& job, const TaskGraph& tasks,
   report.predicted.step_time = timeline.step_time;
   report.predicted.breakdown = PredictedBreakdown(tasks, timeline);
   report.predicted_memory.resize(inputs.cluster.devices.size());
-  for (size_t g = 0; g < report.predicted.memory.size(); ++g) {
-    for (const DeviceId device : job.plan.groups[g].devices) {
-      report.predicted_memory[device.index()] = report.predicted.memory[g];
+  const std::vector<DeviceSet> sets = DeviceSets(job.plan.groups);
+  for (size_t s = 0; s < sets.size(); ++s) {
+    for (const DeviceId device : sets[s].devices) {
+      report.predicted_memory[device.index()] = report.predicted.memory[s];
     }
   }
   return report;

@@ -4,6 +4,7 @@
 #include <map>
 #include <tuple>
 
+#include "planner/plan/stages.h"
 #include "tools/format.h"
 #include "tools/step_report.h"
 
@@ -91,18 +92,16 @@ Breakdown MeasuredBreakdown(const TaskGraph& tasks,
 Breakdown PredictedBreakdown(const TaskGraph& tasks, const Timeline& timeline) {
   Breakdown sum;
   int64_t ranks = 0;
-  for (size_t g = 0; g < tasks.groups.size(); ++g) {
-    const GroupId group(static_cast<int64_t>(g));
-    if (group == tasks.world && tasks.groups.size() > 1) continue;
+  for (const DeviceSet& set : DeviceSets(tasks.plan_groups())) {
     Timeline own;
     own.step_time = timeline.step_time;
     for (const Span& span : timeline.spans) {
-      if (span.group == group || span.group == tasks.world) {
+      if (Holds(set, span.group) || span.group == tasks.world) {
         own.spans.push_back(span);
       }
     }
     const Breakdown breakdown = BreakdownOf(tasks, own);
-    for (size_t i = 0; i < tasks.group(group).devices.size(); ++i) {
+    for (size_t i = 0; i < set.devices.size(); ++i) {
       sum = Sum(sum, breakdown);
       ++ranks;
     }

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "planner/lower/lower.h"
+#include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "tools/format.h"
 
@@ -47,15 +48,16 @@ std::string MemoryTable(const Cluster& cluster, const Plan& plan,
     rows[0].emplace_back(name);
   }
   rows[0].insert(rows[0].end(), {"total", "of"});
-  for (size_t g = 0; g < evaluation.memory.size(); ++g) {
-    const DeviceGroup& group = plan.groups[g];
-    const MemoryUse& memory = evaluation.memory[g];
+  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
+  for (size_t s = 0; s < sets.size(); ++s) {
+    const DeviceSet& set = sets[s];
+    const MemoryUse& memory = evaluation.memory[s];
     auto& row = rows.emplace_back();
-    row.push_back(group.name + " (" + std::to_string(group.devices.size()) +
-                  (group.devices.size() == 1 ? " device)" : " devices)"));
+    row.push_back(set.name + " (" + std::to_string(set.devices.size()) +
+                  (set.devices.size() == 1 ? " device)" : " devices)"));
     for (const Bytes part : memory.parts) row.push_back(FormatBytes(part));
     row.push_back(FormatBytes(memory.total));
-    row.push_back(FormatBytes(cluster.TypeOf(group.devices[0]).memory));
+    row.push_back(FormatBytes(cluster.TypeOf(set.devices[0]).memory));
   }
   return FormatTable(rows);
 }
@@ -135,9 +137,10 @@ Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
   const Throughput rates =
       ThroughputOf(graph, cluster, plan, evaluation.step_time);
   std::vector<const MemoryUse*> memory(cluster.devices.size());
-  for (size_t g = 0; g < evaluation.memory.size(); ++g) {
-    for (const DeviceId device : plan.groups[g].devices) {
-      memory[device.index()] = &evaluation.memory[g];
+  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
+  for (size_t s = 0; s < sets.size(); ++s) {
+    for (const DeviceId device : sets[s].devices) {
+      memory[device.index()] = &evaluation.memory[s];
     }
   }
   Json per_device = Json::Array();

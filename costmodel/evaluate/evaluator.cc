@@ -7,6 +7,7 @@
 #include "costmodel/memory/peak_memory.h"
 #include "costmodel/simulate/simulator.h"
 #include "planner/lower/lower.h"
+#include "planner/plan/stages.h"
 
 namespace tessera {
 namespace {
@@ -231,7 +232,7 @@ Evaluator::StagePtr Evaluator::StageOf(const std::vector<BlockPtr>& blocks,
 
 std::shared_ptr<const Evaluator::Order> Evaluator::OrderOf(
     const Plan& plan) const {
-  const std::pair key(plan.schedule, ShapeOf(plan));
+  const std::pair key(plan.schedule, ShapeOf(graph_, plan));
   // A table is the plan's own.
   const bool remember = plan.actions.empty();
   if (remember) {
@@ -239,7 +240,7 @@ std::shared_ptr<const Evaluator::Order> Evaluator::OrderOf(
     if (auto it = orders_.find(key); it != orders_.end()) return it->second;
   }
   auto order = std::make_shared<Order>();
-  order->stages = OrdersOf(plan);
+  order->stages = OrdersOf(graph_, plan);
   order->actions = GlobalOrder(order->stages, key.second);
   for (const std::vector<Action>& actions : order->stages) {
     const auto count = [&](ActionKind kind) {
@@ -262,12 +263,7 @@ std::shared_ptr<const Evaluator::Order> Evaluator::OrderOf(
 
 // The all-reduce of the sum of squares over all devices.
 TaskCost Evaluator::WorldReduce(const Plan& plan) const {
-  DeviceGroup world;
-  for (const DeviceGroup& group : plan.groups) {
-    world.devices.insert(world.devices.end(), group.devices.begin(),
-                         group.devices.end());
-  }
-  world.axes = {{"world", static_cast<int>(world.devices.size())}};
+  const DeviceGroup world = World(plan);
   Value sum;
   sum.dtype =
       graph_.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
@@ -286,8 +282,9 @@ TaskCost Evaluator::WorldReduce(const Plan& plan) const {
 }
 
 void Evaluator::CheckDevices(const Plan& plan, Evaluation& result) const {
-  for (size_t g = 0; g < plan.groups.size(); ++g) {
-    const DeviceGroup& group = plan.groups[g];
+  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
+  for (size_t g = 0; g < sets.size(); ++g) {
+    const DeviceSet& group = sets[g];
     const DeviceType* smallest = nullptr;
     const DeviceType* unable = nullptr;
     for (DeviceId device : group.devices) {
@@ -334,8 +331,10 @@ Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
 
 Evaluation Evaluator::Evaluate(const Plan& plan) const {
   const std::vector<BlockShape>& shapes = ShapesFor(plan.prefetch);
+  // Blocks are folded for one group.
   const auto order = OrderOf(plan);
-  if (shapes.empty() || !order->folds || UsesRoot(plan)) {
+  if (shapes.empty() || !order->folds || UsesRoot(plan) ||
+      order->stages.size() < plan.groups.size()) {
     return EvaluateBySimulation(plan);
   }
   const size_t n = shapes.size();
@@ -402,10 +401,11 @@ Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {
     const auto fullest = std::max_element(
         result.memory.begin(), result.memory.end(),
         [](const auto& a, const auto& b) { return a.total < b.total; });
-    const GroupId group(fullest - result.memory.begin());
-    result.violations.push_back("group " + plan.groups[group.index()].name +
+    const DeviceSet devices = DeviceSets(
+        plan.groups)[static_cast<size_t>(fullest - result.memory.begin())];
+    result.violations.push_back("group " + devices.name +
                                 " holds at its peak " +
-                                LargestAtPeakText(tasks, graph_, group));
+                                LargestAtPeakText(tasks, graph_, devices));
   }
   return result;
 }

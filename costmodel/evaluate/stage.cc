@@ -145,7 +145,7 @@ class StageBuilder {
                               : ProgramKind::kBackwardReduce,
                       FoldNumber(c, kLastFold), c);
     }
-    PlaceAscending(ProgramKind::kTie, tail_, -1);
+    PlaceDescending(ProgramKind::kTie, tail_, -1);
     EndPhase(Stage::kTie);
     PlaceLoss();
     EndPhase(Stage::kLoss);
@@ -348,7 +348,8 @@ class StageBuilder {
   }
   void PlaceDescending(ProgramKind kind, int number, int chunk) {
     for (size_t b = members_.size(); b-- > 0;) {
-      if (members_[b].chunk == chunk) Place(static_cast<int>(b), kind, number);
+      if (chunk >= 0 && members_[b].chunk != chunk) continue;
+      Place(static_cast<int>(b), kind, number);
     }
   }
 

@@ -5,11 +5,12 @@
 #include <string>
 
 #include "planner/lower/staging.h"
+#include "planner/plan/stages.h"
 
 namespace tessera {
 namespace {
 
-// The bytes of one group at a moment of the walk, and the most so far.
+// The bytes of one device at a moment of the walk, and the most so far.
 struct Account {
   MemoryUse now;
   MemoryUse peak;
@@ -42,7 +43,14 @@ std::string SizeText(Bytes bytes) {
 }  // namespace
 
 std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks) {
-  std::vector<Account> accounts(tasks.world.index());
+  const std::vector<DeviceSet> sets = DeviceSets(tasks.plan_groups());
+  std::vector<Account> accounts(sets.size());
+  std::vector<std::vector<Account*>> of_group(tasks.world.index());
+  for (size_t s = 0; s < sets.size(); ++s) {
+    for (GroupId group : sets[s].groups) {
+      of_group[group.index()].push_back(&accounts[s]);
+    }
+  }
   std::vector<Bytes> bytes(tasks.values.size());
   std::vector<bool> held(tasks.values.size(), false);
   for (size_t v = 0; v < tasks.values.size(); ++v) {
@@ -54,7 +62,9 @@ std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks) {
     if (value.group == tasks.world) {
       for (Account& account : accounts) account.Add(value.category, bytes[v]);
     } else {
-      accounts[value.group.index()].Add(value.category, bytes[v]);
+      for (Account* account : of_group[value.group.index()]) {
+        account->Add(value.category, bytes[v]);
+      }
     }
   }
   for (Account& account : accounts) account.Note();
@@ -63,13 +73,15 @@ std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks) {
   for (size_t t = 0; t < tasks.tasks.size(); ++t) {
     const Task& task = tasks.tasks[t];
     if (task.group == tasks.world) continue;
-    Account& account = accounts[task.group.index()];
+    const auto& here = of_group[task.group.index()];
     for (const auto* ids : {&task.reads, &task.writes}) {
       for (ValueId id : *ids) {
         const size_t root = tasks.Root(id).index();
         if (held[root]) continue;
         held[root] = true;
-        account.Add(tasks.values[root].category, bytes[root]);
+        for (Account* account : here) {
+          account->Add(tasks.values[root].category, bytes[root]);
+        }
       }
     }
     const Value* const peer =
@@ -77,11 +89,13 @@ std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks) {
     const Bytes staging =
         StagingBytes(task, tasks.values, tasks.group(task.group), peer,
                      peer == nullptr ? nullptr : &tasks.group(peer->group));
-    account.Add(MemoryCategory::kCommunication, staging);
-    account.Note();
-    account.Remove(MemoryCategory::kCommunication, staging);
-    for (ValueId id : frees[t]) {
-      account.Remove(tasks.value(id).category, bytes[id.index()]);
+    for (Account* account : here) {
+      account->Add(MemoryCategory::kCommunication, staging);
+      account->Note();
+      account->Remove(MemoryCategory::kCommunication, staging);
+      for (ValueId id : frees[t]) {
+        account->Remove(tasks.value(id).category, bytes[id.index()]);
+      }
     }
   }
   std::vector<MemoryUse> peaks;
@@ -89,15 +103,15 @@ std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks) {
   return peaks;
 }
 
-std::vector<ValueId> LargestAtPeak(const TaskGraph& tasks, GroupId group,
-                                   size_t most) {
-  // Each buffer's first and last task in the group.
+std::vector<ValueId> LargestAtPeak(const TaskGraph& tasks,
+                                   const DeviceSet& devices, size_t most) {
+  // Each buffer's first and last task on the devices.
   const size_t count = tasks.tasks.size();
   std::vector<size_t> first(tasks.values.size(), count);
   std::vector<size_t> last(tasks.values.size(), 0);
   for (size_t t = 0; t < count; ++t) {
     const Task& task = tasks.tasks[t];
-    if (task.group != group) continue;
+    if (!Holds(devices, task.group)) continue;
     for (const auto* ids : {&task.reads, &task.writes}) {
       for (ValueId id : *ids) {
         const size_t root = tasks.Root(id).index();
@@ -113,7 +127,7 @@ std::vector<ValueId> LargestAtPeak(const TaskGraph& tasks, GroupId group,
     const ValueId id(static_cast<int64_t>(v));
     if (value.alias_of.valid()) continue;
     if (value.persistent) {
-      if (value.group != group && value.group != tasks.world) continue;
+      if (!Holds(devices, value.group) && value.group != tasks.world) continue;
       first[v] = 0;
       last[v] = count;
     }
@@ -144,9 +158,9 @@ std::vector<ValueId> LargestAtPeak(const TaskGraph& tasks, GroupId group,
 }
 
 std::string LargestAtPeakText(const TaskGraph& tasks, const Graph& graph,
-                              GroupId group, size_t most) {
+                              const DeviceSet& devices, size_t most) {
   std::string text;
-  for (ValueId id : LargestAtPeak(tasks, group, most)) {
+  for (ValueId id : LargestAtPeak(tasks, devices, most)) {
     const Value& value = tasks.value(id);
     if (!text.empty()) text += ", ";
     text += SizeText(LargestBytes(tasks, id)) + " ";

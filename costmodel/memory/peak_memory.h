@@ -1,13 +1,13 @@
 #pragma once
-// Peak bytes on the devices of each group, from the lifetimes of values.
+// Peak bytes on the devices of a plan, from the lifetimes of values.
 //
 // Tasks are walked in issue order: the order in which a rank's memory is taken
 // and given back, whatever the clock says. A persistent value counts always;
 // another one from the first task that touches it to the last (LastUses), both
 // included. An alias is its root. Shards may differ by one element: the largest
 // counts for every device. A task's staging (planner/lower/staging.h) counts
-// while it runs. Kernels need no scratch worth counting. The world's
-// values have a copy on the devices of every group.
+// while it runs. Kernels need no scratch worth counting. The world's values
+// have a copy on every device.
 
 #include <string>
 #include <vector>
@@ -15,20 +15,22 @@
 #include "planner/ir/graph.h"
 #include "planner/lower/task_graph.h"
 #include "planner/plan/evaluation.h"
+#include "planner/plan/stages.h"
 
 namespace tessera {
 
-// By plan group; the parts are those at the first moment of the peak.
+// By DeviceSets of the plan's groups (planner/plan/stages.h): a device holds
+// what all its groups do. The parts are those at the first moment of the peak.
 std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks);
 
-// What the devices of a plan group hold at the first moment of the peak, the
-// largest `most` buffers, largest first.
-std::vector<ValueId> LargestAtPeak(const TaskGraph& tasks, GroupId group,
-                                   size_t most);
+// What the devices of a set hold at the first moment of the peak, the largest
+// `most` buffers, largest first.
+std::vector<ValueId> LargestAtPeak(const TaskGraph& tasks,
+                                   const DeviceSet& devices, size_t most);
 
 // "1.2 GB parameter wte.weight, 310.0 MB gradient wte.weight, ...": for people
 // whose plan does not fit.
 std::string LargestAtPeakText(const TaskGraph& tasks, const Graph& graph,
-                              GroupId group, size_t most = 5);
+                              const DeviceSet& devices, size_t most = 5);
 
 }  // namespace tessera

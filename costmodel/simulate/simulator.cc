@@ -6,6 +6,8 @@
 #include <queue>
 #include <tuple>
 
+#include "planner/plan/stages.h"
+
 namespace tessera {
 namespace {
 
@@ -173,6 +175,8 @@ class FluidRun {
     const size_t n = tasks_.tasks.size();
     const std::vector<int> streams = StreamsOf(tasks_);
     std::vector<int64_t> last;  // by stream
+    const auto overlaps = Overlaps(tasks_.plan_groups());
+    std::vector<int64_t> last_compute(tasks_.groups.size(), -1);
     std::vector<std::pair<size_t, size_t>> edges;
     waiting_.assign(n, 0);
     first_.assign(n + 1, 0);
@@ -183,9 +187,16 @@ class FluidRun {
         edges.emplace_back(static_cast<size_t>(last[stream]), t);
       }
       last[stream] = static_cast<int64_t>(t);
-      for (TaskId dep : tasks_.tasks[t].deps) {
-        edges.emplace_back(dep.index(), t);
+      const Task& task = tasks_.tasks[t];
+      for (TaskId dep : task.deps) edges.emplace_back(dep.index(), t);
+      if (task.stream != StreamRole::kCompute || task.group == tasks_.world) {
+        continue;
       }
+      for (GroupId other : overlaps[task.group.index()]) {
+        const int64_t before = last_compute[other.index()];
+        if (before >= 0) edges.emplace_back(static_cast<size_t>(before), t);
+      }
+      last_compute[task.group.index()] = static_cast<int64_t>(t);
     }
     for (const auto& [from, to] : edges) {
       ++first_[from + 1];
@@ -329,7 +340,9 @@ std::vector<int> StreamsOf(const TaskGraph& tasks) {
 Timeline LongestPath(const TaskGraph& tasks, std::span<const TaskCost> costs) {
   TESSERA_CHECK(costs.size() == tasks.tasks.size()) << costs.size();
   const std::vector<int> streams = StreamsOf(tasks);
+  const auto overlaps = Overlaps(tasks.plan_groups());
   std::vector<Duration> free_at;  // by stream
+  std::vector<Duration> compute_free_at(tasks.groups.size());
   Timeline timeline;
   timeline.spans.resize(tasks.tasks.size());
   for (size_t t = 0; t < tasks.tasks.size(); ++t) {
@@ -340,8 +353,16 @@ Timeline LongestPath(const TaskGraph& tasks, std::span<const TaskCost> costs) {
     for (TaskId dep : task.deps) {
       start = Max(start, timeline.spans[dep.index()].end);
     }
+    const bool takes_turns =
+        task.stream == StreamRole::kCompute && task.group != tasks.world;
+    if (takes_turns) {
+      for (GroupId other : overlaps[task.group.index()]) {
+        start = Max(start, compute_free_at[other.index()]);
+      }
+    }
     const Duration end = start + costs[t].duration;
     free_at[stream] = end;
+    if (takes_turns) compute_free_at[task.group.index()] = end;
     Span& span = timeline.spans[t];
     span.task = TaskId(static_cast<int64_t>(t));
     span.group = task.group;

@@ -3,7 +3,9 @@
 //
 // A task starts at max(end of the task before it in its stream, ends of its
 // dependencies) and takes the time that the Pricer gives it. A stream is
-// (group, role), for communication (group, role, axes). So without sharing of
+// (group, role), for communication (group, role, axes); a task of a compute
+// stream also waits for the earlier ones of groups that share a device with
+// its own: a device computes for one group at a time. So without sharing of
 // links the timeline is the longest path through the task graph in issue
 // order, exact in integer picoseconds.
 //

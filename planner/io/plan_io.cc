@@ -6,6 +6,7 @@
 
 #include "planner/base/table.h"
 #include "planner/io/proto_file_io.h"
+#include "planner/plan/stages.h"
 #include "planner/schedule/action_table.h"
 #include "proto/plan.pb.h"
 
@@ -113,7 +114,7 @@ proto::Plan ToProto(const Graph& graph, const Plan& plan) {
       row.mutable_axes()->rbegin()->set_size(axis.size);
     }
   }
-  const int chunks = ShapeOf(plan).chunks;
+  const int chunks = ShapeOf(graph, plan).chunks;
   for (const std::vector<Action>& order : plan.actions) {
     proto::ActionList& list = *out.add_actions();
     for (const Action& action : order) {

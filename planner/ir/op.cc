@@ -1,5 +1,6 @@
 #include "planner/ir/op.h"
 
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 
@@ -53,6 +54,13 @@ std::string AttributeProblem(const OpDef& op, const Attribute& attribute) {
   return UnknownName("attribute", attribute.name,
                      Names(std::span(op.attributes)))
       .message;
+}
+
+bool AddsPartialSums(const OpDef& op, size_t operands) {
+  return operands > 1 && std::any_of(op.linear.begin(), op.linear.end(),
+                                     [&](const std::vector<size_t>& set) {
+                                       return set.size() == operands;
+                                     });
 }
 
 Bytes OperandBytes(const OpCall& call) {

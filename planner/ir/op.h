@@ -116,7 +116,18 @@ struct OpDef {
   Coupling coupling = {};
   // Runs once a step over the whole batch, before the first microbatch.
   bool once_per_step = false;
+  // The sets of operands in which the first result, or all results of an
+  // adjoint, is linear while the others stay as they are: a product in each
+  // operand alone, a sum in all together. (Operands of another term of the
+  // rule, a bias, count as zero.) Nothing else may read a partial sum.
+  std::vector<std::vector<size_t>> linear = {};
 };
+
+// Whether an operator is linear in several operands at once, and these are all
+// of a node's: partial sums of all of them pass through it as one. Where an
+// operator is linear in a single operand nothing is won, so that lowering
+// resolves the sum in front of it.
+bool AddsPartialSums(const OpDef& op, size_t operands);
 
 // All operators, in the order of ops.def.
 std::span<const OpDef> Ops();

@@ -68,6 +68,18 @@ ActionKind ActionOf(ProgramKind kind) {
   return ActionKind::kBackward;
 }
 
+Value Scalar(const LoweringContext& context, std::string_view what,
+             GroupId group) {
+  Value v;
+  v.what = what;
+  v.group = group;
+  v.dtype = context.graph().dtype == DType::kFloat64 ? DType::kFloat64
+                                                     : DType::kFloat32;
+  v.category = MemoryCategory::kGradient;
+  v.persistent = true;
+  return v;
+}
+
 class ProgramBuilder {
  public:
   ProgramBuilder(const LoweringContext& context, int block, ProgramKind kind)
@@ -256,23 +268,29 @@ class ProgramBuilder {
     }
     const auto* presence = context_.presence(tensor, here_);
     TESSERA_CHECK(presence != nullptr) << graph_.tensor(tensor).name;
+    const auto& source = context_.presences(tensor)[0];
+    if (source.group != here_ && presence->first_block == block_ &&
+        Includes(action_, presence->first_part) &&
+        !context_.once_per_step(tensor)) {
+      return Receive(tensor, *presence, source.group);
+    }
     const Port port{Port::kTensor, tensor, 0};
-    const auto make = [&] {
+    const ValueId result = Import(port, [&] {
       return TensorValue(tensor, "activation", presence->layout,
                          MemoryCategory::kActivation);
-    };
-    const auto& source = context_.presences(tensor)[0];
-    ValueId result;
-    if (source.group != here_ && presence->first_block == block_ &&
-        Includes(action_, presence->first_part)) {
-      result = AddValue(make());
-      EmitReceive(port, source.group, result,
-                  pass_ == Pass::kForward ? StreamRole::kRecvForward
-                                          : StreamRole::kRecvBackward);
-      Export(tensor, result);
-    } else {
-      result = Import(port, make);
-    }
+    });
+    present_[{here_, tensor}] = result;
+    return result;
+  }
+
+  ValueId Receive(TensorId tensor, const LoweringContext::Presence& presence,
+                  GroupId from) {
+    const ValueId result = AddValue(TensorValue(
+        tensor, "activation", presence.layout, MemoryCategory::kActivation));
+    EmitReceive({Port::kTensor, tensor, 0}, from, result,
+                pass_ == Pass::kForward ? StreamRole::kRecvForward
+                                        : StreamRole::kRecvBackward);
+    Export(tensor, result);
     present_[{here_, tensor}] = result;
     return result;
   }
@@ -777,7 +795,8 @@ class ProgramBuilder {
   }
 
   // Resolves the partial sums of a new tensor as its first reader wants it,
-  // sends it to the groups that read it, and leaves it to later programs.
+  // sends it to the groups that read it, and leaves it to later programs. They
+  // receive it where they first read it, but for what is made once a step.
   void Settle(TensorId tensor) {
     const auto it = made_.find(tensor);
     if (it == made_.end()) return;
@@ -785,6 +804,7 @@ class ProgramBuilder {
     const ValueId settled = Reshard(it->second, presences[0].layout, true,
                                     MemoryCategory::kActivation);
     present_[{here_, tensor}] = settled;
+    Export(tensor, settled);
     Layout whole = presences[0].layout;
     whole.partial = 0;
     for (size_t i = 1; i < presences.size(); ++i) {
@@ -798,6 +818,12 @@ class ProgramBuilder {
     if (context_.kept_as_produced(tensor)) {
       program_.exports.push_back({{Port::kTensor, tensor, 1}, it->second});
     }
+    if (!context_.once_per_step(tensor)) return;
+    for (size_t i = 1; i < presences.size(); ++i) {
+      here_ = presences[i].group;
+      Receive(tensor, presences[i], presences[0].group);
+    }
+    here_ = presences[0].group;
   }
 
   // ---- gradients
@@ -1073,34 +1099,19 @@ class ProgramBuilder {
     });
   }
 
-  Value Scalar(std::string_view what, GroupId group) const {
-    Value v;
-    v.what = what;
-    v.group = group;
-    v.dtype =
-        graph_.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-    v.category = MemoryCategory::kGradient;
-    v.persistent = true;
-    return v;
-  }
-
   ValueId SquareSum() {
-    return Import({Port::kSquareSum, TensorId(), 0}, [&] {
-      const GroupId world(static_cast<int64_t>(context_.plan().groups.size()));
-      Value v = Scalar("square sum", world);
-      v.layout.partial = 1;  // the world's only axis
-      return v;
-    });
+    return Import({Port::kSquareSum, TensorId(), 0},
+                  [&] { return SquareSumValue(context_); });
   }
 
   ValueId Clip() {
     return Import({Port::kClip, TensorId(), 0},
-                  [&] { return Scalar("clip", here_); });
+                  [&] { return Scalar(context_, "clip", here_); });
   }
 
   ValueId LossScale() {
     return Import({Port::kLossScale, TensorId(), 0}, [&] {
-      Value v = Scalar("loss scale", here_);
+      Value v = Scalar(context_, "loss scale", here_);
       v.shape = {3};  // runtime/loss_scale.h
       v.category = MemoryCategory::kOptimizer;
       return v;
@@ -1318,6 +1329,13 @@ ProgramKind ProgramOf(ActionKind action, bool last) {
       break;
   }
   return last ? ProgramKind::kBackwardReduce : ProgramKind::kBackward;
+}
+
+Value SquareSumValue(const LoweringContext& context) {
+  const GroupId world(static_cast<int64_t>(context.plan().groups.size()));
+  Value v = Scalar(context, "square sum", world);
+  v.layout.partial = 1;  // the world's only axis
+  return v;
 }
 
 BlockProgram LowerBlock(const LoweringContext& context, int block,

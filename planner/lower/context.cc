@@ -22,7 +22,12 @@ Layout Resolved(const Layout& produced, const Layout& wanted) {
 LoweringContext::LoweringContext(const Graph& graph, const Cluster& cluster,
                                  const Plan& plan,
                                  const TrainingOptions& options)
-    : graph_(graph), plan_(plan), options_(options) {
+    : graph_(graph),
+      plan_(plan),
+      options_(options),
+      stages_(StagesOf(graph, plan)),
+      overlaps_(Overlaps(plan.groups)) {
+  for (const auto& others : overlaps_) devices_are_shared_ |= !others.empty();
   concurrent_streams_ =
       cluster.TypeOf(plan.groups[0].devices[0]).concurrent_streams;
   PlaceNodes();
@@ -50,9 +55,8 @@ void LoweringContext::PlaceNodes() {
     if (node.pass == Pass::kForward) {
       const OpPlacement& placement = placements_.back();
       group_of_block_[block] = placement.group;
-      position_of_block_[block] =
-          placement.chunk * static_cast<int>(plan_.groups.size()) +
-          placement.group.value;
+      position_of_block_[block] = placement.chunk * stages_.count() +
+                                  stages_.of_group[placement.group.index()];
       if (!begun[placement.group.index()]) {
         begun[placement.group.index()] = true;
         groups_begun_[block].push_back(placement.group);
@@ -145,7 +149,7 @@ void LoweringContext::AddRead(TensorId tensor, GroupId group,
 // them, and nobody has asked for them whole before.
 bool LoweringContext::PassesPartial(const Node& node,
                                     const OpPlacement& placement) const {
-  if (node.op->name != "add") return false;
+  if (!AddsPartialSums(*node.op, node.operands.size())) return false;
   Layout common;
   for (size_t k = 0; k < node.operands.size(); ++k) {
     const std::vector<Presence>& presences =

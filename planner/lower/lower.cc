@@ -69,6 +69,19 @@ class Assembler {
     }
   }
 
+  // The value bound to a port, which may be `local` anew where it persists.
+  ValueId Bind(const Port& port, int microbatch, const Value& local) {
+    const auto [it, is_new] =
+        ports_.try_emplace(KeyOf(port, local.group, microbatch));
+    if (is_new) {
+      TESSERA_CHECK(local.persistent)
+          << local.what << " of tensor " << local.tensor
+          << " is imported before it exists";
+      it->second = AddValue(local);
+    }
+    return it->second;
+  }
+
   // The value bound to a port, or an invalid id.
   ValueId Bound(const Port& port, GroupId group, int microbatch) const {
     const auto it = ports_.find(KeyOf(port, group, microbatch));
@@ -107,8 +120,12 @@ class Assembler {
     }
     if (task.accumulate && first) task.accumulate = false;
     if (task.after_compute) {
-      const TaskId last = last_compute_[task.group.index()];
-      if (last.valid()) depend({last});
+      const auto after = [&](GroupId group) {
+        const TaskId last = last_compute_[group.index()];
+        if (last.valid()) depend({last});
+      };
+      after(task.group);
+      for (GroupId other : context_.overlaps(task.group)) after(other);
     }
     if (task.stream == StreamRole::kCompute &&
         task.group.index() < last_compute_.size()) {
@@ -156,10 +173,15 @@ class Assembler {
   }
 
   bool Written(ValueId root, GroupId group) const {
-    return tasks_.value(root).group == tasks_.world
-               ? std::find(world_written_.begin(), world_written_.end(),
-                           std::pair(root, group)) != world_written_.end()
-               : written_[root.index()];
+    if (tasks_.value(root).group != tasks_.world) {
+      return written_[root.index()];
+    }
+    return std::any_of(
+        world_written_.begin(), world_written_.end(),
+        [&](const std::pair<ValueId, GroupId>& written) {
+          return written.first == root &&
+                 (written.second == group || written.second == tasks_.world);
+        });
   }
   void MarkWritten(ValueId root, GroupId group) {
     written_[root.index()] = true;
@@ -176,18 +198,6 @@ class Assembler {
     return {port, group, per_microbatch ? microbatch : -1};
   }
 
-  ValueId Bind(const Port& port, int microbatch, const Value& local) {
-    const auto [it, is_new] =
-        ports_.try_emplace(KeyOf(port, local.group, microbatch));
-    if (is_new) {
-      TESSERA_CHECK(local.persistent)
-          << local.what << " of tensor " << local.tensor
-          << " is imported before it exists";
-      it->second = AddValue(local);
-    }
-    return it->second;
-  }
-
   const LoweringContext& context_;
   TaskGraph& tasks_;
   std::vector<TaskId> last_compute_;  // by group, on its compute stream
@@ -198,17 +208,6 @@ class Assembler {
   std::map<TransferKey, TaskId> sent_;
 };
 
-DeviceGroup World(const Plan& plan) {
-  DeviceGroup world;
-  world.name = "world";
-  for (const DeviceGroup& group : plan.groups) {
-    world.devices.insert(world.devices.end(), group.devices.begin(),
-                         group.devices.end());
-  }
-  world.axes = {{"world", static_cast<int>(world.devices.size())}};
-  return world;
-}
-
 class StepLowering {
  public:
   explicit StepLowering(const LoweringContext& context)
@@ -218,12 +217,11 @@ class StepLowering {
     tasks_.world = GroupId(plan.groups.size());
     tasks_.groups.push_back(World(plan));
     tasks_.microbatches = plan.microbatches;
-    blocks_.resize(plan.groups.size());
-    const PipelineShape shape = ShapeOf(plan);
+    const PipelineShape shape = ShapeOf(context.graph(), plan);
     at_position_.resize(static_cast<size_t>(shape.stages * shape.chunks));
     for (size_t b = 0; b < context.graph().blocks.size(); ++b) {
       const int block = static_cast<int>(b);
-      blocks_[context.group_of_block(block).index()].push_back(block);
+      if (context.stage_of_block(block) < 0) continue;
       at_position_[static_cast<size_t>(context.position_of_block(block))]
           .push_back(block);
     }
@@ -234,6 +232,7 @@ class StepLowering {
     RunSchedule();
     PlaceAll(ProgramKind::kTie, true);
     ReduceLoss();
+    BeginNorm();
     PlaceAll(ProgramKind::kNorm, false);
     ReduceNorm();
     PlaceAll(ProgramKind::kUpdate, false);
@@ -241,23 +240,22 @@ class StepLowering {
   }
 
  private:
-  // Once-a-step programs of all groups. Ties run from the last group to the
-  // first, since the home of a weight is the first group that reads it.
+  // Once-a-step programs of all blocks. Ties run from the last to the first,
+  // since the home of a weight is in the first block that reads it.
   void PlaceAll(ProgramKind kind, bool descending) {
-    const size_t n = blocks_.size();
-    for (size_t i = 0; i < n; ++i) {
-      const size_t g = descending ? n - 1 - i : i;
-      for (int block : blocks_[g]) {
-        assembler_.Place(LowerBlock(context_, block, kind), -1);
-      }
+    const auto n = static_cast<int>(context_.graph().blocks.size());
+    for (int i = 0; i < n; ++i) {
+      const int block = descending ? n - 1 - i : i;
+      assembler_.Place(LowerBlock(context_, block, kind), -1);
     }
   }
 
   void RunSchedule() {
     const Plan& plan = context_.plan();
-    const PipelineShape shape = ShapeOf(plan);
+    const PipelineShape shape = ShapeOf(context_.graph(), plan);
     std::vector<int> complete(at_position_.size(), 0);
-    for (const StageAction& step : GlobalOrder(OrdersOf(plan), shape)) {
+    for (const StageAction& step :
+         GlobalOrder(OrdersOf(context_.graph(), plan), shape)) {
       const ActionKind kind = step.action.kind;
       const auto position =
           static_cast<size_t>(step.action.chunk * shape.stages + step.stage);
@@ -306,6 +304,22 @@ class StepLowering {
                                   rooted, whole);
   }
 
+  // A rank of several groups adds the squares of all of them to one sum: it is
+  // zero before the first. (Where groups share no device, the first task of
+  // each overwrites it.)
+  void BeginNorm() {
+    const bool sums = context_.options().clip > 0 || context_.scales_loss();
+    if (!sums || !context_.devices_are_shared()) return;
+    const Port port{Port::kSquareSum, TensorId(), 0};
+    Task task;
+    task.kernel = "square_sum";
+    task.pass = Pass::kBackward;
+    task.optimizer = true;
+    task.group = tasks_.world;
+    task.writes = {assembler_.Bind(port, -1, SquareSumValue(context_))};
+    assembler_.AddTask(std::move(task));
+  }
+
   void ReduceNorm() {
     const ValueId sum =
         assembler_.Bound({Port::kSquareSum, TensorId(), 0}, tasks_.world, -1);
@@ -344,8 +358,7 @@ class StepLowering {
   const LoweringContext& context_;
   TaskGraph tasks_;
   Assembler assembler_;
-  std::vector<std::vector<int>> blocks_;       // by group, ascending
-  std::vector<std::vector<int>> at_position_;  // the same by position
+  std::vector<std::vector<int>> at_position_;  // blocks, by position
   std::map<std::pair<int, ProgramKind>, BlockProgram> programs_;
 };
 

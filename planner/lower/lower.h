@@ -17,6 +17,7 @@
 #include "planner/ir/graph.h"
 #include "planner/lower/task_graph.h"
 #include "planner/plan/plan.h"
+#include "planner/plan/stages.h"
 
 namespace tessera {
 
@@ -38,6 +39,16 @@ class LoweringContext {
 
   const OpPlacement& placement(NodeId node) const {
     return placements_[node.index()];
+  }
+  const Stages& stages() const { return stages_; }
+  // The other groups that a group shares devices with.
+  const std::vector<GroupId>& overlaps(GroupId group) const {
+    return overlaps_[group.index()];
+  }
+  bool devices_are_shared() const { return devices_are_shared_; }
+  // The pipeline stage of a block; -1 for a block without nodes.
+  int stage_of_block(int block) const {
+    return stages_.of_block[static_cast<size_t>(block)];
   }
   // The group of a block that lies on one.
   GroupId group_of_block(int block) const {
@@ -168,6 +179,9 @@ class LoweringContext {
   const Plan& plan_;
   TrainingOptions options_;
   bool concurrent_streams_ = true;
+  Stages stages_;
+  std::vector<std::vector<GroupId>> overlaps_;  // by group
+  bool devices_are_shared_ = false;
   std::vector<OpPlacement> placements_;
   std::vector<ActionKind> parts_;  // by node
   std::vector<GroupId> group_of_block_;
@@ -266,6 +280,9 @@ struct BlockProgram {
 
 BlockProgram LowerBlock(const LoweringContext& context, int block,
                         ProgramKind kind);
+
+// The sum of squares of the gradients, one on each device.
+Value SquareSumValue(const LoweringContext& context);
 
 // The whole step. REQUIRES: Validate(graph, cluster, plan) is empty.
 TaskGraph Lower(const Graph& graph, const Cluster& cluster, const Plan& plan,

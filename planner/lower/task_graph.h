@@ -7,7 +7,10 @@
 // and what a rank does follows from its mesh coordinate. `tasks` is the issue
 // order: every rank executes the tasks of its groups in this order. Within a
 // stream tasks run in issue order; across streams only dependencies order.
+// Groups that share a device share its compute stream: there a task waits for
+// all earlier compute of these groups.
 
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -92,7 +95,7 @@ struct Task {
 };
 
 struct TaskGraph {
-  std::vector<DeviceGroup> groups;  // the plan's, then one of all devices
+  std::vector<DeviceGroup> groups;  // the plan's, then World(plan)
   GroupId world;
   std::vector<Value> values;
   std::vector<Task> tasks;
@@ -102,6 +105,9 @@ struct TaskGraph {
   const Value& value(ValueId id) const { return values[id.index()]; }
   const Task& task(TaskId id) const { return tasks[id.index()]; }
   const DeviceGroup& group(GroupId id) const { return groups[id.index()]; }
+  std::span<const DeviceGroup> plan_groups() const {
+    return {groups.data(), world.index()};
+  }
   // The value that owns the buffer of `id`.
   ValueId Root(ValueId id) const;
 };

@@ -4,6 +4,8 @@
 #include <array>
 #include <map>
 
+#include "planner/plan/stages.h"
+
 namespace tessera {
 namespace {
 
@@ -34,20 +36,27 @@ int ActivityOf(const Task& task) {
 }  // namespace
 
 Breakdown BreakdownOf(const TaskGraph& tasks, const Timeline& timeline) {
-  // A place is a rank of a measured timeline or a group of a simulated one. In
-  // the latter every group takes part in the world's tasks.
+  // A place is a rank of a measured timeline or a device set of a simulated
+  // one. In the latter every set takes part in the world's tasks.
+  const std::vector<DeviceSet> sets = DeviceSets(tasks.plan_groups());
   const auto is_world = [&](const Span& span) {
     return span.rank < 0 && span.group == tasks.world;
   };
-  const auto place_of = [&](const Span& span) {
-    return span.rank >= 0 ? span.rank : span.group.value;
+  const auto is_at = [&](const Span& span, int place) {
+    return span.rank >= 0 ? span.rank == place
+                          : Holds(sets[static_cast<size_t>(place)], span.group);
   };
   std::map<int, Duration> computing;
   for (const Span& span : timeline.spans) {
     if (is_world(span)) continue;
-    Duration& sum = computing[place_of(span)];
-    if (ActivityOf(tasks.task(span.task)) < kCommunicating) {
-      sum += span.end - span.start;
+    const bool computes = ActivityOf(tasks.task(span.task)) < kCommunicating;
+    const Duration time = computes ? span.end - span.start : Duration();
+    if (span.rank >= 0) {
+      computing[span.rank] += time;
+      continue;
+    }
+    for (int place = 0; place < static_cast<int>(sets.size()); ++place) {
+      if (is_at(span, place)) computing[place] += time;
     }
   }
   Breakdown breakdown;
@@ -68,7 +77,7 @@ Breakdown BreakdownOf(const TaskGraph& tasks, const Timeline& timeline) {
   std::vector<Edge> edges;
   for (const Span& span : timeline.spans) {
     if (span.start == span.end) continue;
-    if (!is_world(span) && place_of(span) != place) continue;
+    if (!is_world(span) && !is_at(span, place)) continue;
     const int activity = ActivityOf(tasks.task(span.task));
     edges.push_back({span.start, activity, 1});
     edges.push_back({span.end, activity, -1});

@@ -36,12 +36,14 @@ std::vector<OpDef> AttentionOps() {
                      "dy0,x0,x1,x2,x3,x4,y0,y1->dx0,dx1,dx2"}},
        .flops = AttentionFlops<1, 1>,
        .attributes = {{"scale"}, {.name = "window", .least = 0, .whole = true}},
-       .integer_operands = {3, 4}},
+       .integer_operands = {3, 4},
+       .linear = {{2}}},
       // Five products: the scores again, dv, dp, dq and dk.
       {.name = "attention_dqkv",
        .summary = "gradients of attention's queries, keys and values",
        .op_class = OpClass::kAttention,
-       .flops = AttentionFlops<3, 2>},
+       .flops = AttentionFlops<3, 2>,
+       .linear = {{0}}},
   };
 }
 

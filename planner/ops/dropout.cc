@@ -17,7 +17,8 @@ std::vector<OpDef> DropoutOps() {
        .adjoints = {{"dropout", "dy0->dx0"}},
        .flops = FlopsPerPoint<2>,
        .attributes = {{"probability", 0, kMostDropout},
-                      {"salt", 0, 0x1p53, true}}},
+                      {"salt", 0, 0x1p53, true}},
+       .linear = {{0}}},
   };
 }
 

@@ -25,10 +25,12 @@ std::vector<OpDef> EmbeddingOps() {
        .rule = "bs,vh->bsh",
        .adjoints = {{"embedding_dw", "dy0,x0->dx1"}},
        .bytes = RowBytes<2>,
-       .integer_operands = {0}},
+       .integer_operands = {0},
+       .linear = {{1}}},
       {.name = "embedding_dw",
        .summary = "gradient of embedding's table",
-       .bytes = RowBytes<3>},
+       .bytes = RowBytes<3>,
+       .linear = {{0}}},
   };
 }
 

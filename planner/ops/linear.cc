@@ -47,7 +47,8 @@ std::vector<OpDef> LinearOps() {
        .adjoints = {{"linear_dx", "dy0,x1->dx0"},
                     {"linear_dw", "dy0,x0->dx1"},
                     {"linear_db", "dy0->dx2"}},
-       .flops = FlopsPerPoint<2>},
+       .flops = FlopsPerPoint<2>,
+       .linear = {{0}, {1}}},
       // Its logits decide discretely: a router's choices should not depend on
       // how 16-bit sums are rounded.
       {.name = "linear_fp32",
@@ -62,14 +63,17 @@ std::vector<OpDef> LinearOps() {
       {.name = "linear_dx",
        .summary = "gradient of linear's input: dy w",
        .op_class = OpClass::kMatmul,
-       .flops = FlopsPerPoint<2>},
+       .flops = FlopsPerPoint<2>,
+       .linear = {{0}, {1}}},
       {.name = "linear_dw",
        .summary = "gradient of linear's weight: dy^T x",
        .op_class = OpClass::kMatmul,
-       .flops = FlopsPerPoint<2>},
+       .flops = FlopsPerPoint<2>,
+       .linear = {{0}, {1}}},
       {.name = "linear_db",
        .summary = "gradient of linear's bias: column sums of dy",
-       .flops = FlopsPerPoint<1>},
+       .flops = FlopsPerPoint<1>,
+       .linear = {{0}}},
   };
 }
 

@@ -43,10 +43,12 @@ std::vector<OpDef> RotaryOps() {
        .flops = FlopsPerPoint<3>,
        .attributes = {{"fraction", 0, 1}, {.name = "theta", .least = 1}},
        .problem = RotaryProblem,
-       .integer_operands = {1}},
+       .integer_operands = {1},
+       .linear = {{0}}},
       {.name = "rotary_dx",
        .summary = "gradient of rotary: the turn backwards",
-       .flops = FlopsPerPoint<3>},
+       .flops = FlopsPerPoint<3>,
+       .linear = {{0}}},
   };
 }
 

@@ -258,10 +258,13 @@ struct AxisUse {
   AxisSet other = 0;
 };
 
-AxisUse UseOf(const GraphIndex& index, const Plan& plan, int block) {
+// Of the nodes of a block that are on `group`.
+AxisUse UseOf(const GraphIndex& index, const Plan& plan, int block,
+              GroupId group) {
   AxisUse use;
   for (NodeId id : index.nodes_of_block[static_cast<size_t>(block)]) {
     const OpPlacement& placement = plan.ops[id.index()];
+    if (placement.group != group) continue;
     const bool attention =
         index.graph->node(id).op->op_class == OpClass::kAttention;
     for (int f = 0; f < kMaxFactors; ++f) {
@@ -313,7 +316,8 @@ std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
                                  int block) {
   const auto& nodes = index.nodes_of_block[static_cast<size_t>(block)];
   if (nodes.empty()) return std::nullopt;
-  AxisUse use = UseOf(index, plan, block);
+  const GroupId group = plan.ops[nodes[0].index()].group;
+  AxisUse use = UseOf(index, plan, block, group);
   // Axes that split the sequence and, in attention alone, heads.
   const AxisSet by_heads = use.heads & use.sequence & ~use.other;
   use.other |= use.heads & ~by_heads;
@@ -325,7 +329,6 @@ std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
       .sequence = (use.sequence & use.other) != 0,
       .heads = by_heads != 0,
   };
-  const GroupId group = plan.ops[nodes[0].index()].group;
   if (!BlockIs(
           index, block,
           PlaceBlock(index, block, plan.groups[group.index()], group, roles),
@@ -359,7 +362,8 @@ AxisSet ZeroAxes(const GraphIndex& index, const Plan& plan, size_t weight) {
   const NodeId home = index.weights[weight].home.node;
   if (!home.valid()) return 0;
   return ZeroAxesGiven(index, plan, weight,
-                       UseOf(index, plan, index.graph->node(home).block));
+                       UseOf(index, plan, index.graph->node(home).block,
+                             plan.ops[home.index()].group));
 }
 
 AxisSet AxesWithinNode(const Cluster& cluster, const DeviceGroup& group,
@@ -398,7 +402,9 @@ int HighestZeroStage(const GraphIndex& index, const Plan& plan, size_t weight,
 }
 
 void SetZeroAxes(const GraphIndex& index, Plan& plan) {
-  int known_block = -1;  // weights come in the order of their blocks
+  // Weights come in the order of their blocks.
+  int known_block = -1;
+  GroupId known_group;
   AxisUse use;
   for (size_t w = 0; w < plan.weights.size(); ++w) {
     WeightPlacement& placement = plan.weights[w];
@@ -406,9 +412,11 @@ void SetZeroAxes(const GraphIndex& index, Plan& plan) {
     const NodeId home = index.weights[w].home.node;
     if (placement.zero_stage == 0 || !home.valid()) continue;
     const int block = index.graph->node(home).block;
-    if (block != known_block) {
-      use = UseOf(index, plan, block);
+    const GroupId group = plan.ops[home.index()].group;
+    if (block != known_block || group != known_group) {
+      use = UseOf(index, plan, block, group);
       known_block = block;
+      known_group = group;
     }
     placement.zero_axes = ZeroAxesGiven(index, plan, w, use);
   }

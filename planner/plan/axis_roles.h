@@ -70,7 +70,8 @@ std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
 
 // Where ZeRO may cut a weight's state: those of the axes on which it is
 // replicated at home that split only samples or the sequence there, in every
-// node of its home block, and no more than leave every rank an element.
+// node of its home block on its home group, and no more than leave every rank
+// an element.
 AxisSet ZeroAxes(const GraphIndex& index, const Plan& plan, size_t weight);
 
 // The axes of `wanted` whose subgroups lie within one host each: the innermost

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "planner/plan/axis_roles.h"
+#include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 
 namespace tessera {
@@ -55,22 +56,21 @@ std::string SplitText(const Node& node, const OpPlacement& placement,
 class Describer {
  public:
   Describer(const GraphIndex& index, const Cluster& cluster, const Plan& plan)
-      : index_(index), graph_(*index.graph), cluster_(cluster), plan_(plan) {}
+      : index_(index),
+        graph_(*index.graph),
+        cluster_(cluster),
+        plan_(plan),
+        stages_(StagesOf(*index.graph, plan)) {}
 
   std::string Run() {
     text_ = StrategyText(index_, cluster_, plan_) + "\n";
-    for (size_t g = 0; g < plan_.groups.size(); ++g) Stage(g);
+    for (int stage = 0; stage < stages_.count(); ++stage) Stage(stage);
     Zero();
     Batch();
     return std::move(text_);
   }
 
  private:
-  // The first node's: a block has one group and chunk.
-  const OpPlacement& PlacementOf(size_t block) const {
-    return plan_.ops[index_.nodes_of_block[block][0].index()];
-  }
-
   // Equal blocks with equal placements, in one line.
   bool Alike(size_t a, size_t b) const {
     if (index_.block_class[a] != index_.block_class[b]) return false;
@@ -84,42 +84,71 @@ class Describer {
     return true;
   }
 
-  void Stage(size_t g) {
-    const DeviceGroup& group = plan_.groups[g];
-    text_ += plan_.groups.size() == 1
-                 ? "on " + DevicesText(cluster_, group) + ":\n"
-                 : "stage " + std::to_string(g) + " on " +
-                       DevicesText(cluster_, group) + ":\n";
-    const int chunks = ShapeOf(plan_).chunks;
-    for (size_t b = 0; b < graph_.blocks.size(); ++b) {
-      if (index_.nodes_of_block[b].empty() ||
-          PlacementOf(b).group.index() != g) {
-        continue;
+  void Stage(int stage) {
+    const auto& groups = stages_.groups[static_cast<size_t>(stage)];
+    if (groups.size() > 1) {
+      text_ += stages_.count() == 1 ? "on" : "stage " + std::to_string(stage);
+      for (GroupId group : groups) {
+        text_ += (group == groups[0] ? " " : ", ") + NameOf(group) + " (" +
+                 DevicesText(cluster_, plan_.groups[group.index()]) + ")";
       }
+      text_ += ":\n";
+    } else {
+      const DeviceGroup& group = plan_.groups[groups[0].index()];
+      text_ += stages_.count() == 1
+                   ? "on " + DevicesText(cluster_, group) + ":\n"
+                   : "stage " + std::to_string(stage) + " on " +
+                         DevicesText(cluster_, group) + ":\n";
+    }
+    const int chunks = ShapeOf(graph_, plan_).chunks;
+    for (size_t b = 0; b < graph_.blocks.size(); ++b) {
+      if (stages_.of_block[b] != stage) continue;
       // Blocks that are alike are in one chunk too.
       size_t last = b;
       while (last + 1 < graph_.blocks.size() &&
-             !index_.nodes_of_block[last + 1].empty() && Alike(b, last + 1)) {
+             stages_.of_block[last + 1] == stage && Alike(b, last + 1)) {
         ++last;
       }
       text_ += "  ";
       if (chunks > 1) {
-        text_ += "chunk " + std::to_string(PlacementOf(b).chunk) + ", ";
+        text_ += "chunk " +
+                 std::to_string(
+                     plan_.ops[index_.nodes_of_block[b][0].index()].chunk) +
+                 ", ";
       }
       text_ += graph_.blocks[b];
       if (last > b) {
         text_ += " … " + graph_.blocks[last] + " (" +
                  std::to_string(last - b + 1) + ")";
       }
-      text_ += ": " + BlockText(b, group) + "\n";
+      text_ += ": ";
+      for (GroupId group : groups) {
+        const std::string block = BlockText(b, group);
+        if (block.empty()) continue;
+        if (text_.back() != ' ') text_ += " | ";
+        if (groups.size() > 1) text_ += NameOf(group) + ": ";
+        text_ += block;
+      }
+      text_ += "\n";
       b = last;
     }
   }
 
-  std::string BlockText(size_t block, const DeviceGroup& group) const {
+  std::string NameOf(GroupId group) const {
+    return plan_.groups[group.index()].name;
+  }
+
+  // Of the block's nodes on `id`; empty where it has none.
+  std::string BlockText(size_t block, GroupId id) const {
+    const DeviceGroup& group = plan_.groups[id.index()];
+    const bool here = std::any_of(
+        index_.nodes_of_block[block].begin(),
+        index_.nodes_of_block[block].end(),
+        [&](NodeId node) { return plan_.ops[node.index()].group == id; });
+    if (!here) return "";
     const auto roles = RolesOf(index_, plan_, static_cast<int>(block));
     return (roles.has_value() ? RolesText(block, *roles, group)
-                              : OwnText(block, group)) +
+                              : OwnText(block, id)) +
            RecomputeText(block);
   }
 
@@ -127,7 +156,7 @@ class Describer {
     const auto level = RecomputeOf(index_, plan_, static_cast<int>(block));
     if (level == RecomputeLevel::kNone) return "";
     if (level.has_value()) {
-      return ", recompute " + std::string(NameOf(*level));
+      return ", recompute " + std::string(tessera::NameOf(*level));
     }
     const auto& nodes = index_.nodes_of_block[block];
     const auto again = std::count_if(
@@ -196,10 +225,12 @@ class Describer {
   }
 
   // Placements that follow no roles: factor by factor, folded where equal.
-  std::string OwnText(size_t block, const DeviceGroup& group) const {
+  std::string OwnText(size_t block, GroupId group_id) const {
+    const DeviceGroup& group = plan_.groups[group_id.index()];
     std::vector<std::pair<std::string, std::string>> runs;  // split, names
     const std::string prefix = graph_.blocks[block] + ".";
     for (NodeId id : index_.nodes_of_block[block]) {
+      if (plan_.ops[id.index()].group != group_id) continue;
       const Node& node = graph_.node(id);
       const std::string split = SplitText(node, plan_.ops[id.index()], group);
       const size_t at = node.name.find(prefix);
@@ -282,7 +313,7 @@ class Describer {
   }
 
   void Batch() {
-    if (plan_.groups.size() > 1) text_ += plan_.schedule + ", ";
+    if (stages_.count() > 1) text_ += plan_.schedule + ", ";
     text_ +=
         Count(plan_.microbatches, "microbatch", "microbatches") + " of " +
         Count(graph_.global_batch / plan_.microbatches, "sample", "samples");
@@ -303,6 +334,7 @@ class Describer {
   const Graph& graph_;
   const Cluster& cluster_;
   const Plan& plan_;
+  const Stages stages_;
   std::string text_;
 };
 

@@ -59,8 +59,9 @@ struct SourceShares {
 
 struct Evaluation {
   Duration step_time;
-  Breakdown breakdown;                  // of the bottleneck group
-  std::vector<MemoryUse> memory;        // by plan group: each of its devices
+  Breakdown breakdown;  // of the bottleneck group
+  // By DeviceSets of the plan's groups (planner/plan/stages.h): of each device.
+  std::vector<MemoryUse> memory;
   Bytes overflow;                       // of the fullest device, 0 if all fit
   std::vector<std::string> violations;  // why it cannot run; one line each
   SourceShares sources;

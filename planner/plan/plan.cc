@@ -4,22 +4,6 @@
 
 namespace tessera {
 
-PipelineShape ShapeOf(const Plan& plan) {
-  int last_chunk = 0;
-  for (const OpPlacement& op : plan.ops) {
-    last_chunk = std::max(last_chunk, op.chunk);
-  }
-  return {static_cast<int>(plan.groups.size()), last_chunk + 1,
-          plan.microbatches};
-}
-
-StageOrders OrdersOf(const Plan& plan) {
-  const auto schedule = FindSchedule(plan.schedule);
-  TESSERA_CHECK(schedule.has_value()) << plan.schedule;
-  if ((*schedule)->order == nullptr) return plan.actions;
-  return OrdersOf(**schedule, ShapeOf(plan));
-}
-
 bool CanRecompute(const Graph& graph, NodeId id) {
   const Node& node = graph.node(id);
   return !node.op->once_per_step &&

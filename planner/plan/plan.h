@@ -4,9 +4,11 @@
 // clock and no path.
 //
 // Groups are the pipeline's stages, in order; a plan without a pipeline has
-// one. A stage may have several chunks of the model (virtual stages): chunk c
-// of group g is at position c * groups + g of the pipeline. Every forward node
-// is placed: on a group, with the mesh axes that split each of its factors.
+// one. Groups that share devices or blocks are of one stage (stages.h): so
+// operators of one layer run on different devices. A stage may have several
+// chunks of the model (virtual stages): chunk c of stage s is at position
+// c * stages + s of the pipeline. Every forward node is placed: on a group,
+// with the mesh axes that split each of its factors.
 // Adjoints take the placement of their forward node; layouts, gradients'
 // reductions and all communication follow from that.
 
@@ -83,11 +85,6 @@ struct Plan {
   int prefetch = 1;
   bool operator==(const Plan&) const = default;
 };
-
-// Its groups, the chunks that its groups have, and its microbatches.
-PipelineShape ShapeOf(const Plan& plan);
-// REQUIRES: the plan's schedule is valid.
-StageOrders OrdersOf(const Plan& plan);
 
 // The optimizer and precision that a run uses: the state that memory must
 // hold, and the work of the step.

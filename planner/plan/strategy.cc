@@ -10,6 +10,8 @@
 
 #include "planner/base/table.h"
 #include "planner/plan/axis_roles.h"
+#include "planner/plan/branches.h"
+#include "planner/plan/stages.h"
 #include "planner/plan/validate.h"
 #include "planner/schedule/action_table.h"
 
@@ -142,6 +144,15 @@ Result<void> ReadSequence(std::string_view value, Strategy& strategy) {
   return {};
 }
 
+Result<void> ReadBranches(std::string_view value, Strategy& strategy) {
+  if (value != "split" && value != "whole") {
+    return InvalidInput("is '" + std::string(value) +
+                        "': expected split or whole");
+  }
+  strategy.split_branches = value == "split";
+  return {};
+}
+
 // "full", "selective:4".
 Result<void> ReadRecompute(std::string_view value, Strategy& strategy) {
   const size_t colon = value.find(':');
@@ -231,6 +242,7 @@ constexpr std::array kKeys = {
     KeyRow{"bucket", ReadBucket},
     KeyRow{"prefetch", ReadPrefetch},
     KeyRow{"sp", ReadSequence},
+    KeyRow{"branches", ReadBranches},
     KeyRow{"recompute", ReadRecompute},
     KeyRow{"schedule", ReadSchedule},
     KeyRow{"order", ReadOrder},
@@ -445,6 +457,32 @@ void SetRooted(const GraphIndex& index, const Strategy& strategy, Plan& plan) {
   }
 }
 
+// Along the outermost data axis of two ranks.
+Result<Plan> WithSplitBranches(const GraphIndex& index, Plan plan) {
+  bool any_axis = false;
+  bool any_block = false;
+  // From the last group, since halves come behind theirs.
+  for (int64_t g = std::ssize(plan.groups); g-- > 0;) {
+    const auto& axes = plan.groups[static_cast<size_t>(g)].axes;
+    const auto axis =
+        std::find_if(axes.begin(), axes.end(), [](const MeshAxis& a) {
+          return a.size == 2 && a.name.starts_with("dp");
+        });
+    if (axis == axes.end()) continue;
+    any_axis = true;
+    auto split = SplitBranches(index, plan, GroupId(g),
+                               static_cast<int>(axis - axes.begin()));
+    if (!split.has_value()) continue;
+    any_block = true;
+    plan = *std::move(split);
+  }
+  if (any_block) return plan;
+  return InvalidInput(any_axis ? "branches=split: no block has two branches "
+                                 "with dense layers"
+                               : "branches=split needs a dp that 2 divides",
+                      "strategy");
+}
+
 Error EmptyShard(const GraphIndex& index, const UnusedAxes& unused,
                  const Strategy& strategy) {
   std::string degrees = "tp=" + std::to_string(strategy.tp);
@@ -556,6 +594,9 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
   for (int layer = first_layer; layer < first_layer + again; ++layer) {
     SetRecompute(index, layer, strategy.recompute, plan);
   }
+  if (strategy.split_branches) {
+    TESSERA_TRY(plan, WithSplitBranches(index, std::move(plan)));
+  }
   plan.weights.assign(index.weights.size(), {});
   for (size_t w = 0; w < plan.weights.size(); ++w) {
     plan.weights[w].zero_stage =
@@ -597,7 +638,7 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
   Strategy strategy;
   if (plan.groups.empty() || plan.ops.empty()) return std::nullopt;
   strategy.pp = static_cast<int>(plan.groups.size());
-  strategy.vp = ShapeOf(plan).chunks;
+  strategy.vp = ShapeOf(*index.graph, plan).chunks;
   strategy.schedule = plan.schedule;
   strategy.actions = plan.actions;
   strategy.bucket = plan.bucket_bytes;
@@ -709,6 +750,7 @@ std::string ToString(const Strategy& strategy) {
                : " within " + std::to_string(strategy.zero_group) + " ranks") +
           " sp" + (strategy.sp ? "1" : "0");
   if (strategy.dp_kind == DataParallelKind::kRooted) text += " rooted";
+  if (strategy.split_branches) text += " branches split";
   if (strategy.bucket.value > 0)
     text += " bucket " + BucketText(strategy.bucket);
   if (strategy.prefetch != Strategy().prefetch) {
@@ -732,11 +774,10 @@ std::string StrategyText(const GraphIndex& index, const Cluster& cluster,
                          const Plan& plan) {
   const auto strategy = UniformStrategy(index, cluster, plan);
   if (strategy.has_value()) return ToString(*strategy);
-  size_t devices = 0;
-  for (const DeviceGroup& group : plan.groups) devices += group.devices.size();
-  return "custom (" + std::to_string(plan.groups.size()) +
-         (plan.groups.size() == 1 ? " stage on " : " stages on ") +
-         std::to_string(devices) + " devices)";
+  const int stages = StagesOf(*index.graph, plan).count();
+  return "custom (" + std::to_string(stages) +
+         (stages == 1 ? " stage on " : " stages on ") +
+         std::to_string(World(plan).devices.size()) + " devices)";
 }
 
 void NameAxes(const GraphIndex& index, Plan& plan) {

@@ -53,10 +53,12 @@ struct Strategy {
   Bytes bucket;      // Plan::bucket_bytes
   int prefetch = 1;  // Plan::prefetch
   bool sp = false;   // norms, dropout and residuals split the sequence over tp
+  // The parallel branches of a block on halves of its group (branches.h).
+  bool split_branches = false;
   RecomputeLevel recompute = RecomputeLevel::kNone;
   int recompute_layers = 0;       // the first so many; 0: all
   std::string schedule = "1f1b";  // a row of planner/schedule
-  StageOrders actions = {};        // of schedule "table"
+  StageOrders actions = {};       // of schedule "table"
   // How ranks are laid on the fabric, innermost first.
   std::vector<MeshDimension> order = {
       MeshDimension::kTensor, MeshDimension::kContext, MeshDimension::kExpert,
@@ -79,7 +81,8 @@ Result<Strategy> ParseStrategy(std::string_view text);
 // is least to compute, earlier positions first). Within a block axes act by
 // role (axis_roles.h). Errors: degrees that do not make up the cluster, a batch
 // that does not divide, tensor parallelism beyond the heads (an empty shard), a
-// zero-group that no data and context axes make up, and what Validate finds.
+// zero-group that no data and context axes make up, branches to split without a
+// data axis of 2 or without blocks that have some, and what Validate finds.
 Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
                               const Strategy& strategy);
 Result<Plan> PlanFromStrategy(const Graph& graph, const Cluster& cluster,

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "planner/plan/axis_roles.h"
+#include "planner/plan/stages.h"
 #include "planner/schedule/action_table.h"
 
 namespace tessera {
@@ -89,16 +90,16 @@ class Validator {
                    " has " + std::to_string(cluster_.devices.size()) +
                    " devices (the plan was made for " +
                    Quoted(plan_.cluster_name) + ")");
+          devices_ok_ = false;
           continue;
         }
-        int& owner = group_of_device[device.index()];
-        if (owner >= 0) {
+        int& last_group = group_of_device[device.index()];
+        if (last_group == static_cast<int>(g)) {
           Fail(where(Indexed("devices", i)),
                "device " + std::to_string(device.value) +
-                   " is already in group " +
-                   Quoted(plan_.groups[static_cast<size_t>(owner)].name));
+                   " is already in group " + Quoted(group.name));
         }
-        owner = static_cast<int>(g);
+        last_group = static_cast<int>(g);
       }
       CheckAxes(group, where("axes"));
     }
@@ -121,6 +122,12 @@ class Validator {
         return;
       }
       product *= axis.size;
+      if (product > INT32_MAX) {
+        Fail(where, "the mesh has more than " + std::to_string(INT32_MAX) +
+                        " positions");
+        meshes_ok_ = false;
+        return;
+      }
       for (size_t other = 0; other < a; ++other) {
         if (group.axes[other].name == axis.name) {
           Fail(where + Indexed("", a) + ".name",
@@ -198,7 +205,7 @@ class Validator {
       CheckPlacement(node, plan_.ops[i], plan_.groups[group.index()]);
       if (Full()) return;
     }
-    if (positions_exist) CheckStages();
+    if (positions_exist && devices_ok_) CheckStages();
   }
 
   void CheckPlacement(NodeId id, const OpPlacement& placement,
@@ -279,48 +286,64 @@ class Validator {
            (chunks > 1 ? ", chunk " + std::to_string(op.chunk) : "");
   }
 
-  // The groups are pipeline stages: whole blocks, in the order of positions.
+  // Every group works, stages have a block in each chunk and send forward.
   void CheckStages() {
-    const PipelineShape shape = ShapeOf(plan_);
+    const Stages stages = StagesOf(graph_, plan_);
+    const PipelineShape shape = ShapeOf(graph_, plan_);
+    const auto stage = [&](NodeId node) {
+      return stages.of_group[plan_.ops[node.index()].group.index()];
+    };
     const auto position = [&](NodeId node) {
-      const OpPlacement& op = plan_.ops[node.index()];
-      return static_cast<size_t>(op.chunk) * plan_.groups.size() +
-             op.group.index();
+      return plan_.ops[node.index()].chunk * shape.stages + stage(node);
     };
     const auto text = [&](NodeId node) {
       return PositionText(plan_.ops[node.index()], shape.chunks);
     };
+    std::vector<bool> has_node(plan_.groups.size(), false);
     std::vector<bool> has_block(
-        plan_.groups.size() * static_cast<size_t>(shape.chunks), false);
+        static_cast<size_t>(shape.stages * shape.chunks), false);
     for (size_t b = 0; b < index_.nodes_of_block.size(); ++b) {
       const std::vector<NodeId>& nodes = index_.nodes_of_block[b];
-      if (nodes.empty()) continue;
-      has_block[position(nodes[0])] = true;
+      for (NodeId node : nodes) {
+        has_node[plan_.ops[node.index()].group.index()] = true;
+        has_block[static_cast<size_t>(position(node))] = true;
+      }
       for (NodeId node : nodes) {
         if (position(node) == position(nodes[0])) continue;
-        has_block[position(node)] = true;
         Fail(NodeText(node), "is on " + text(node) + ", but its block " +
                                  Quoted(graph_.blocks[b]) + " begins on " +
                                  text(nodes[0]) +
-                                 "; a block is lowered onto one group");
+                                 "; a block is lowered in one chunk");
         break;
       }
     }
-    for (size_t p = 0; p < has_block.size(); ++p) {
-      if (has_block[p]) continue;
-      const size_t g = p % plan_.groups.size();
-      const size_t chunk = p / plan_.groups.size();
-      Fail(Indexed("groups", g),
-           "group " + Quoted(plan_.groups[g].name) + " has no operator" +
-               (shape.chunks > 1 ? " in chunk " + std::to_string(chunk) : ""));
+    for (size_t g = 0; g < plan_.groups.size(); ++g) {
+      const auto of_group = static_cast<size_t>(stages.of_group[g]);
+      const bool first = stages.groups[of_group][0].index() == g;
+      for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+        const auto p = static_cast<size_t>(chunk * shape.stages) + of_group;
+        if (has_node[g] && (!first || has_block[p])) continue;
+        Fail(
+            Indexed("groups", g),
+            "group " + Quoted(plan_.groups[g].name) + " has no operator" +
+                (shape.chunks > 1 ? " in chunk " + std::to_string(chunk) : ""));
+      }
     }
     for (const GraphIndex::BlockEdge& edge : index_.block_edges) {
-      if (position(edge.producer) <= position(edge.consumer)) continue;
-      Fail(NodeText(edge.consumer),
-           "is on " + text(edge.consumer) + ", but reads " +
-               Quoted(graph_.node(edge.producer).name) + " from " +
-               text(edge.producer) + "; a pipeline sends to later " +
-               (shape.chunks > 1 ? "positions" : "groups") + " only");
+      const Node& producer = graph_.node(edge.producer);
+      const auto fail = [&](std::string_view why) {
+        Fail(NodeText(edge.consumer),
+             "is on " + text(edge.consumer) + ", but reads " +
+                 Quoted(producer.name) + " from " + text(edge.producer) + "; " +
+                 std::string(why));
+      };
+      if (position(edge.producer) > position(edge.consumer)) {
+        fail(shape.chunks > 1 ? "a pipeline sends to later positions only"
+                              : "a pipeline sends to later stages only");
+      } else if (producer.op->once_per_step &&
+                 stage(edge.producer) != stage(edge.consumer)) {
+        fail("what is computed once a step stays in its pipeline stage");
+      }
     }
     CheckSchedule(shape);
     stages_ok_ = true;
@@ -339,10 +362,10 @@ class Validator {
       }
       return;
     }
-    if (plan_.actions.size() != plan_.groups.size()) {
-      Fail("actions",
-           "has " + std::to_string(plan_.actions.size()) + " lists: expected " +
-               std::to_string(plan_.groups.size()) + ", one for each group");
+    if (plan_.actions.size() != static_cast<size_t>(shape.stages)) {
+      Fail("actions", "has " + std::to_string(plan_.actions.size()) +
+                          " lists: expected " + std::to_string(shape.stages) +
+                          ", one for each stage");
       return;
     }
     if (plan_.microbatches < 1 || plan_.microbatches > kMostMicrobatches) {
@@ -457,6 +480,7 @@ class Validator {
   const size_t most_;
   int64_t batch_ = 0;  // samples of a microbatch; 0 where it is not known
   bool meshes_ok_ = true;
+  bool devices_ok_ = true;
   bool stages_ok_ = false;
   std::vector<Error> errors_;
 };

@@ -1,5 +1,6 @@
 #include "planner/search/exhaustive.h"
 
+#include "planner/plan/stages.h"
 #include "planner/schedule/pipeline_schedule.h"
 #include "planner/search/experts.h"
 
@@ -42,7 +43,8 @@ class Enumerator {
   int64_t Run() {
     const int64_t batch = space_.index.graph->global_batch;
     plan_.actions.clear();
-    for (const PipelineSchedule* schedule : SchedulesFor(ShapeOf(plan_))) {
+    for (const PipelineSchedule* schedule :
+         SchedulesFor(ShapeOf(*space_.index.graph, plan_))) {
       if (plan_.groups.size() > 1) plan_.schedule = schedule->name;
       for (int64_t m = 1; m <= batch; ++m) {
         if (batch % m != 0) continue;

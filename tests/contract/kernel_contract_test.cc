@@ -132,6 +132,13 @@ const std::vector<Case>& Cases() {
        "bsgrd!,d->bsgrd,bsgr",
        {{'b', 3}, {'s', 3}, {'g', 2}, {'r', 3}, {'d', 5}},
        {{"epsilon", 1e-6}}},
+      {"row_mean", "row_mean", "", {{'b', 3}, {'s', 5}, {'h', 7}}},
+      {"row_std",
+       "row_std",
+       "",
+       {{'b', 3}, {'s', 5}, {'h', 7}},
+       {{"epsilon", 1e-5}}},
+      {"normalize", "normalize", "", {{'b', 3}, {'s', 5}, {'h', 7}}},
       {"rotary_queries",
        "rotary",
        "bsgrd!,bs->bsgrd",
@@ -890,6 +897,45 @@ TEST_P(KernelContract, AccumulationAdds) {
       for (int64_t i = 0; i < sums[k].elements(); ++i) {
         EXPECT_NEAR(sums[k].At(i), base + fresh[k].At(i), 1e-12)
             << problem.op->name << " result " << k << " element " << i;
+      }
+    }
+  }
+}
+
+// f(a + b) = f(a) + f(b) in each set of operands that OpDef::linear declares.
+TEST_P(KernelContract, LinearWhereDeclared) {
+  const std::vector<Problem> problems = AllProblems(GetParam());
+  for (size_t p = 0; p < problems.size(); ++p) {
+    for (const std::vector<size_t>& set : problems[p].op->linear) {
+      Problem a = problems[p];
+      if (set.back() >= a.operands.size()) continue;
+      const auto in_set = [&](size_t i) {
+        return std::find(set.begin(), set.end(), i) != set.end();
+      };
+      for (size_t i = 0; i < a.operands.size(); ++i) {
+        if (in_set(i) || a.rule.terms[i] == a.rule.terms[set[0]]) continue;
+        for (int64_t e = 0; e < a.operands[i].elements(); ++e) {
+          a.operands[i].Set(e, 0);
+        }
+      }
+      Problem b = a;
+      Problem sum = a;
+      Rng rng(17);
+      for (size_t i : set) {
+        FillRandom(b.operands[i], rng);
+        for (int64_t e = 0; e < sum.operands[i].elements(); ++e) {
+          sum.operands[i].Set(e, a.operands[i].At(e) + b.operands[i].At(e));
+        }
+      }
+      const Tensors of_a = Compute(a);
+      const Tensors of_b = Compute(b);
+      const Tensors of_sum = Compute(sum);
+      const size_t results = p == 0 ? 1 : of_sum.size();
+      for (size_t k = 0; k < results; ++k) {
+        for (int64_t e = 0; e < of_sum[k].elements(); ++e) {
+          ASSERT_NEAR(of_sum[k].At(e), of_a[k].At(e) + of_b[k].At(e), 1e-9)
+              << a.op->name << " result " << k << " element " << e;
+        }
       }
     }
   }

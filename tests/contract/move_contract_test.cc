@@ -17,6 +17,7 @@
 namespace tessera {
 namespace {
 
+using testing::BranchesGraph;
 using testing::MlpGraph;
 using testing::MoeGraph;
 using testing::StateOf;
@@ -44,47 +45,68 @@ class MoveContract : public ::testing::TestWithParam<std::string> {
   }
 };
 
-TEST_P(MoveContract, ValidInValidOutAndAFunctionOfItsArguments) {
-  const Graph graph = MlpGraph(4, 12, 4, 8, 12, 32);
-  const Cluster cluster = Ranks(12);
-  const SearchSpace space(graph, cluster);
+// Proposals of `move` and steps of all moves from `plan` on; the number of the
+// former.
+int Walk(const Move& move, const SearchSpace& space, const Plan& start) {
   int proposals = 0;
-  for (const char* text :
-       {"tp=2,zero=1", "tp=3,pp=2,sp=1", "pp=3,zero=1,cp=2", "tp=2,pp=2,mbs=2",
-        "tp=12", "pp=6,schedule=gpipe", "pp=2,vp=3,schedule=interleaved",
-        "pp=3,mbs=1", "pp=2,mbs=2", "pp=2,vp=2,schedule=interleaved",
-        "pp=3,vp=2,schedule=interleaved", "pp=2,schedule=zb-h1"}) {
-    const Plan start = Uniform(space, text);
-    Plan plan = start;
-    Rng walk(11);
-    for (uint64_t i = 0; i < 150; ++i) {
-      // A long walk leaves the uniform plans, which some moves need.
-      if (i % 15 == 0) plan = start;
-      const Plan before = plan;
-      Rng rng(i);
-      Rng again(i);
-      const auto proposal = move().propose(plan, space, rng);
-      const auto repeated = move().propose(plan, space, again);
-      ASSERT_EQ(plan, before);
-      ASSERT_EQ(proposal.has_value(), repeated.has_value());
-      if (proposal.has_value()) {
-        ++proposals;
-        ASSERT_EQ(proposal->plan, repeated->plan);
-        ASSERT_EQ(proposal->log_ratio, repeated->log_ratio);
-        ASSERT_TRUE(std::isfinite(proposal->log_ratio));
-        const auto errors = Validate(graph, cluster, proposal->plan);
-        ASSERT_TRUE(errors.empty()) << errors[0].ToString();
-        Plan canonical = proposal->plan;
-        ASSERT_TRUE(MakeCanonical(space, canonical));
-        ASSERT_EQ(canonical, proposal->plan);
-        ASSERT_FALSE(SameUpToNames(proposal->plan, plan));
-      }
-      // On from here: by this move and, so that others' states come up too, by
-      // any.
-      const Move& next = i % 2 == 0 ? move() : DrawMove(Moves(), walk);
-      auto step = next.propose(plan, space, walk);
-      if (step.has_value()) plan = std::move(step->plan);
+  Plan plan = start;
+  Rng walk(11);
+  for (uint64_t i = 0; i < 150; ++i) {
+    // A long walk leaves the uniform plans, which some moves need.
+    if (i % 15 == 0) plan = start;
+    const Plan before = plan;
+    Rng rng(i);
+    Rng again(i);
+    const auto proposal = move.propose(plan, space, rng);
+    const auto repeated = move.propose(plan, space, again);
+    EXPECT_EQ(plan, before);
+    EXPECT_EQ(proposal.has_value(), repeated.has_value());
+    if (proposal.has_value() && repeated.has_value()) {
+      ++proposals;
+      EXPECT_EQ(proposal->plan, repeated->plan);
+      EXPECT_EQ(proposal->log_ratio, repeated->log_ratio);
+      EXPECT_TRUE(std::isfinite(proposal->log_ratio));
+      const auto errors =
+          Validate(*space.index.graph, *space.cluster, proposal->plan);
+      EXPECT_TRUE(errors.empty()) << errors[0].ToString();
+      Plan canonical = proposal->plan;
+      EXPECT_TRUE(MakeCanonical(space, canonical));
+      EXPECT_EQ(canonical, proposal->plan);
+      EXPECT_FALSE(SameUpToNames(proposal->plan, plan));
     }
+    if (::testing::Test::HasFailure()) break;
+    // On from here: by this move and, so that others' states come up too, by
+    // any.
+    const Move& next = i % 2 == 0 ? move : DrawMove(Moves(), walk);
+    auto step = next.propose(plan, space, walk);
+    if (step.has_value()) plan = std::move(step->plan);
+  }
+  return proposals;
+}
+
+TEST_P(MoveContract, ValidInValidOutAndAFunctionOfItsArguments) {
+  const Cluster cluster = Ranks(12);
+  const Graph layers = MlpGraph(4, 12, 4, 8, 12, 32);
+  const SearchSpace of_layers(layers, cluster);
+  const Graph branches = BranchesGraph(12, 4, 8, 12, 32);
+  const SearchSpace of_branches(branches, cluster);
+  int proposals = 0;
+  for (const auto& [space, text] :
+       {std::pair(&of_layers, "tp=2,zero=1"),
+        {&of_layers, "tp=3,pp=2,sp=1"},
+        {&of_layers, "pp=3,zero=1,cp=2"},
+        {&of_layers, "tp=2,pp=2,mbs=2"},
+        {&of_layers, "tp=12"},
+        {&of_layers, "pp=6,schedule=gpipe"},
+        {&of_layers, "pp=2,vp=3,schedule=interleaved"},
+        {&of_layers, "pp=3,mbs=1"},
+        {&of_layers, "pp=2,mbs=2"},
+        {&of_layers, "pp=2,vp=2,schedule=interleaved"},
+        {&of_layers, "pp=3,vp=2,schedule=interleaved"},
+        {&of_layers, "pp=2,schedule=zb-h1"},
+        {&of_branches, "zero=1,branches=split"},
+        {&of_branches, "pp=3"}}) {
+    proposals += Walk(move(), *space, Uniform(*space, text));
   }
   EXPECT_GT(proposals, 3);
 }
@@ -169,15 +191,20 @@ void Judge(const Move& move, const SearchSpace& space, Plan plan,
 }
 
 Balance JudgeFromMany(const Move& move) {
-  const Graph graph = MlpGraph(2, 4, 2, 4, 8, 16);
   const Cluster cluster = Ranks(4);
-  const SearchSpace space(graph, cluster);
   Balance balance;
+  const Graph layers = MlpGraph(2, 4, 2, 4, 8, 16);
+  const SearchSpace of_layers(layers, cluster);
   for (const char* text :
        {"", "tp=2,zero=1", "tp=2,sp=1", "pp=2,mbs=2", "pp=2,tp=2", "tp=4",
         "cp=2", "pp=2,vp=2,mbs=2,schedule=interleaved",
         "pp=2,vp=2,tp=2,schedule=interleaved"}) {
-    Judge(move, space, Uniform(space, text), balance);
+    Judge(move, of_layers, Uniform(of_layers, text), balance);
+  }
+  const Graph branches = BranchesGraph(4, 2, 4, 8, 16);
+  const SearchSpace of_branches(branches, cluster);
+  for (const char* text : {"", "branches=split", "tp=2,branches=split"}) {
+    Judge(move, of_branches, Uniform(of_branches, text), balance);
   }
   return balance;
 }

@@ -8,6 +8,7 @@
 #include "planner/base/check.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/recompute.h"
+#include "planner/plan/stages.h"
 
 namespace tessera {
 namespace {
@@ -100,8 +101,9 @@ bool ReducesGradients(const GraphIndex& index, const Plan& plan) {
   return false;
 }
 
-bool HasPipeline(const Plan& plan, std::string_view schedule) {
-  return plan.groups.size() > 1 && plan.microbatches > 1 &&
+bool HasPipeline(const GraphIndex& index, const Plan& plan,
+                 std::string_view schedule) {
+  return StagesOf(*index.graph, plan).count() > 1 && plan.microbatches > 1 &&
          plan.schedule == schedule;
 }
 
@@ -164,31 +166,30 @@ bool OperatorsRecomputed(const GraphIndex& index, const Plan& plan) {
   return false;
 }
 
-bool OneMicrobatch(const GraphIndex&, const Plan& plan) {
-  return plan.groups.size() > 1 && plan.microbatches == 1;
+bool OneMicrobatch(const GraphIndex& index, const Plan& plan) {
+  return StagesOf(*index.graph, plan).count() > 1 && plan.microbatches == 1;
 }
-bool Gpipe(const GraphIndex&, const Plan& plan) {
-  return HasPipeline(plan, "gpipe");
+bool Gpipe(const GraphIndex& index, const Plan& plan) {
+  return HasPipeline(index, plan, "gpipe");
 }
-bool OneForwardOneBackward(const GraphIndex&, const Plan& plan) {
-  return HasPipeline(plan, "1f1b");
+bool OneForwardOneBackward(const GraphIndex& index, const Plan& plan) {
+  return HasPipeline(index, plan, "1f1b");
 }
-bool Interleaved(const GraphIndex&, const Plan& plan) {
-  return HasPipeline(plan, "interleaved");
+bool Interleaved(const GraphIndex& index, const Plan& plan) {
+  return HasPipeline(index, plan, "interleaved");
 }
-bool ZeroBubble(const GraphIndex&, const Plan& plan) {
-  return HasPipeline(plan, "zb-h1");
+bool ZeroBubble(const GraphIndex& index, const Plan& plan) {
+  return HasPipeline(index, plan, "zb-h1");
 }
 
-bool TableOfActions(const GraphIndex&, const Plan& plan) {
-  return HasPipeline(plan, "table");
+bool TableOfActions(const GraphIndex& index, const Plan& plan) {
+  return HasPipeline(index, plan, "table");
 }
 
 bool UnlikeStages(const GraphIndex& index, const Plan& plan) {
-  std::vector<int> blocks(plan.groups.size(), 0);
-  for (const auto& nodes : index.nodes_of_block) {
-    ++blocks[plan.ops[nodes[0].index()].group.index()];
-  }
+  const Stages stages = StagesOf(*index.graph, plan);
+  std::vector<int> blocks(stages.groups.size(), 0);
+  for (int stage : stages.of_block) ++blocks[static_cast<size_t>(stage)];
   return std::adjacent_find(blocks.begin(), blocks.end(),
                             std::not_equal_to<>()) != blocks.end();
 }
@@ -210,9 +211,9 @@ bool TiedWithinStage(const GraphIndex& index, const Plan& plan) {
   return false;
 }
 
-bool NoMultipleOfStages(const GraphIndex&, const Plan& plan) {
+bool NoMultipleOfStages(const GraphIndex& index, const Plan& plan) {
   return plan.microbatches > 1 &&
-         static_cast<size_t>(plan.microbatches) % plan.groups.size() != 0;
+         plan.microbatches % StagesOf(*index.graph, plan).count() != 0;
 }
 
 bool ColumnParallel(const GraphIndex& index, const Plan& plan) {
@@ -313,6 +314,10 @@ bool UnlikeMeshes(const GraphIndex&, const Plan& plan) {
                      });
 }
 
+bool SeveralGroups(const GraphIndex& index, const Plan& plan) {
+  return StagesOf(*index.graph, plan).groups.size() < plan.groups.size();
+}
+
 bool Branches(const GraphIndex& index, const Plan&) {
   return AnyNode(index, [](const Node& node, NodeId) {
     return node.name.ends_with(".branches.add");
@@ -361,6 +366,7 @@ constexpr std::array kRows = {
     PlacementRow{"ragged shards", Ragged},
     PlacementRow{"degrees of 3, 5, 6 or 7", OddDegrees},
     PlacementRow{"unlike meshes of stages", UnlikeMeshes},
+    PlacementRow{"operators of a stage on several groups", SeveralGroups},
     PlacementRow{"parallel branches", Branches},
     PlacementRow{"dropout", Dropout},
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <span>
 #include <utility>
 
 #include "costmodel/evaluate/evaluator.h"
@@ -11,6 +12,7 @@
 #include "costmodel/simulate/simulator.h"
 #include "planner/io/plan_io.h"
 #include "planner/lower/lower.h"
+#include "planner/plan/stages.h"
 #include "planner/plan/validate.h"
 #include "planner/topology/topologies.h"
 
@@ -48,24 +50,28 @@ bool ReplicasSend(const TaskGraph& tasks, GroupId group) {
 std::string ComparePeaks(const TaskGraph& tasks, bool concurrent,
                          const std::vector<MemoryUse>& peaks) {
   const std::vector<MemoryUse> predicted = PeakMemory(tasks);
-  for (size_t g = 0; g < predicted.size(); ++g) {
-    const DeviceGroup& group = tasks.groups[g];
+  const std::vector<DeviceSet> sets =
+      DeviceSets(std::span(tasks.groups).first(tasks.world.index()));
+  for (size_t i = 0; i < sets.size(); ++i) {
     bool ragged = false;
     for (const Value& value : tasks.values) {
-      if (value.group.index() != g) continue;
-      const auto elements = [&](size_t i) {
+      if (!Holds(sets[i], value.group)) continue;
+      const DeviceGroup& group = tasks.group(value.group);
+      const auto elements = [&](size_t d) {
         return ElementsAt(value.layout, group, value.shape,
-                          static_cast<int>(i));
+                          static_cast<int>(d));
       };
-      for (size_t i = 1; i < group.devices.size() && !ragged; ++i) {
-        ragged = elements(i) != elements(0);
+      for (size_t d = 1; d < group.devices.size() && !ragged; ++d) {
+        ragged = elements(d) != elements(0);
       }
     }
-    const auto expected = static_cast<double>(predicted[g].total.value);
-    const bool uneven =
-        ragged || ReplicasSend(tasks, GroupId(static_cast<int64_t>(g)));
+    const auto expected = static_cast<double>(predicted[i].total.value);
+    bool uneven = ragged;
+    for (GroupId group : sets[i].groups) {
+      uneven = uneven || ReplicasSend(tasks, group);
+    }
     const double least = uneven ? 0.9 : 0.98;
-    for (DeviceId device : group.devices) {
+    for (DeviceId device : sets[i].devices) {
       const auto actual =
           static_cast<double>(peaks[device.index()].total.value);
       if (expected >= least * actual &&

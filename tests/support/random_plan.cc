@@ -83,6 +83,7 @@ class PlanMaker {
     plan_.ops.resize(index_.forward_nodes);
     ChooseStages();
     for (size_t b = 0; b < blocks; ++b) PlaceBlockOf(static_cast<int>(b));
+    if (spec_.halves == 1) PlaceOnHalves();
     PlaceWeights();
     return std::move(plan_);
   }
@@ -266,6 +267,40 @@ class PlanMaker {
     }
   }
 
+  // A quarter of a stage's operators on each half of its devices; of a single
+  // device both halves are all.
+  void PlaceOnHalves() {
+    const size_t stages = plan_.groups.size();
+    for (size_t stage = 0; stage < stages; ++stage) {
+      const std::vector<DeviceId> devices = plan_.groups[stage].devices;
+      const auto middle = static_cast<int64_t>(devices.size() + 1) / 2;
+      for (uint32_t half : {0u, 1u}) {
+        DeviceGroup group;
+        group.name = plan_.groups[stage].name + (half == 0 ? ".a" : ".b");
+        group.devices.assign(
+            half == 0 || devices.size() == 1 ? devices.begin()
+                                             : devices.begin() + middle,
+            half == 0 ? devices.begin() + middle : devices.end());
+        for (int size :
+             PrimeFactors(static_cast<int64_t>(group.devices.size()))) {
+          group.axes.push_back({"a" + std::to_string(group.axes.size()), size});
+        }
+        bool used = false;
+        for (size_t i = 0; i < plan_.ops.size(); ++i) {
+          const NodeId id(static_cast<int64_t>(i));
+          if (plan_.ops[i].group.index() != stage ||
+              Draw(graph_.node(id).name + ".half", 0, 4) != half) {
+            continue;
+          }
+          used = true;
+          plan_.ops[i].group = GroupId(std::ssize(plan_.groups));
+          PlaceAlone(id, group);
+        }
+        if (used) plan_.groups.push_back(std::move(group));
+      }
+    }
+  }
+
   void PlaceWeights() {
     plan_.weights.resize(index_.weights.size());
     for (size_t w = 0; w < plan_.weights.size(); ++w) {
@@ -384,6 +419,7 @@ std::vector<Field> FieldsOf(Case& c) {
                         {"bucket", &c.plan.bucket, 0},
                         {"prefetch", &c.plan.prefetch, 0},
                         {"recompute", &c.plan.recompute, 0},
+                        {"halves", &c.plan.halves, 0},
                         {"shuffled", &c.plan.shuffled, 0},
                         {"key", &c.plan.key, 0}};
   fields.insert(fields.end(), std::begin(rest), std::end(rest));
@@ -473,6 +509,7 @@ PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng) {
   spec.bucket = Pick(rng, {0, 0, 1, 300, 1500, 6000});
   spec.prefetch = Pick(rng, {0, 1, 1, 2, 3});
   spec.recompute = Pick(rng, {0, 0, 0, 1, 2, 3});
+  spec.halves = Pick(rng, {0, 0, 0, 1});
   spec.shuffled = Pick(rng, {0, 0, 1});
   spec.key = static_cast<int>(rng.Below(1u << 30));
   return spec;

@@ -42,6 +42,8 @@ struct PlanSpec {
   // 1: the attention core in every block; 2: all that can be; 3: operators on
   // their own.
   int recompute = 0;
+  // 1: some operators on the first or the second half of their stage's devices.
+  int halves = 0;
   int shuffled = 0;  // 1: devices in any order
   int key = 0;
   bool operator==(const PlanSpec&) const = default;

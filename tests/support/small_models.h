@@ -119,6 +119,42 @@ inline Graph MoeGraph(int layers, int64_t batch, int64_t seq, int64_t hidden,
   return StackedGraph("moe", layers, batch, seq, hidden, vocabulary, moe);
 }
 
+// embed | h | head: a layer of two branches beside each other, with a residual.
+inline Graph BranchesGraph(int64_t batch, int64_t seq, int64_t hidden,
+                           int64_t inner, int64_t vocabulary) {
+  GraphBuilder builder("branches", batch, seq, DType::kFloat32);
+  builder.BeginBlock("embed");
+  const TensorId tokens = builder.Input("tokens", {batch, seq}, DType::kInt32);
+  const TensorId labels = builder.Input("labels", {batch, seq}, DType::kInt32);
+  const TensorId table =
+      builder.Weight("table", {vocabulary, hidden}, {.stddev = 1}, true);
+  TensorId x = builder.Add1("embedding", "lookup", {tokens, table});
+  builder.BeginBlock("h");
+  const auto dense = [&](const std::string& name, TensorId from, int64_t out,
+                         int64_t in, std::string_view rule) {
+    const TensorId weight =
+        builder.Weight(name + ".w", {out, in}, {.stddev = 1}, true);
+    return builder.Add1("linear", name, {from, weight}, rule);
+  };
+  TensorId a = dense("h.left.up", x, inner, hidden, "bsi,fi->bsf");
+  a = builder.Add1("silu", "h.left.act", {a}, "bsf->bsf");
+  a = dense("h.left.down", a, hidden, inner, "bsf,of->bso");
+  const TensorId b = dense("h.right", x, hidden, hidden, "bsi,oi->bso");
+  TensorId y = builder.Add1("add", "h.join", {a, b}, "bsh,bsh->bsh");
+  x = builder.Add1("add", "h.add", {x, y}, "bsh,bsh->bsh");
+  builder.BeginBlock("head");
+  const TensorId logits = dense("logits", x, vocabulary, hidden, "bsi,vi->bsv");
+  const TensorId count = builder.Add1("count_labels", "count", {labels});
+  const TensorId loss =
+      builder.Add1("cross_entropy", "loss", {logits, labels, count});
+  auto graph = builder.Finish(loss);
+  TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
+  auto differentiated = Differentiate(*std::move(graph));
+  TESSERA_CHECK(differentiated.has_value())
+      << differentiated.error().ToString();
+  return *std::move(differentiated);
+}
+
 // All of a plan that the search can change, as a key.
 inline std::string StateOf(const Plan& plan) {
   std::string text = plan.schedule + "|" + std::to_string(plan.microbatches);

@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/moves/scope.h"
 
@@ -19,7 +20,8 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   auto strategy = UniformStrategy(space.index, *space.cluster, plan);
   if (!strategy.has_value()) return std::nullopt;
   if (!more && strategy->vp % factor != 0) return std::nullopt;
-  const size_t ways_back = SchedulesFor(ShapeOf(plan)).size();
+  const size_t ways_back =
+      SchedulesFor(ShapeOf(*space.index.graph, plan)).size();
   strategy->vp = more ? strategy->vp * factor : strategy->vp / factor;
   const auto schedules =
       SchedulesFor({strategy->pp, strategy->vp, plan.microbatches});

@@ -1,6 +1,7 @@
 // Takes another pipeline schedule, uniformly of those that run the plan's
 // chunks: symmetric.
 
+#include "planner/plan/stages.h"
 #include "planner/schedule/pipeline_schedule.h"
 #include "planner/search/moves/scope.h"
 
@@ -10,8 +11,9 @@ namespace {
 std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
                                 Rng& rng) {
   // One stage runs all schedules alike up to the order of its microbatches.
-  if (plan.groups.size() < 2 || !plan.actions.empty()) return std::nullopt;
-  const auto schedules = SchedulesFor(ShapeOf(plan));
+  const PipelineShape shape = ShapeOf(*space.index.graph, plan);
+  if (shape.stages < 2 || !plan.actions.empty()) return std::nullopt;
+  const auto schedules = SchedulesFor(shape);
   Plan candidate = plan;
   candidate.schedule =
       schedules[rng.Below(static_cast<uint32_t>(schedules.size()))]->name;

@@ -1,7 +1,9 @@
 // Moves one block over a boundary between two positions of the pipeline (the
 // stages, or their chunks) of equal mesh; it keeps its splits. Symmetric:
-// boundary and direction are uniform.
+// boundary and direction are uniform. All stages must have one group, as they
+// do after.
 
+#include "planner/plan/stages.h"
 #include "planner/search/moves/scope.h"
 
 namespace tessera {
@@ -9,9 +11,11 @@ namespace {
 
 std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
                                 Rng& rng) {
-  const PipelineShape shape = ShapeOf(plan);
+  const PipelineShape shape = ShapeOf(*space.index.graph, plan);
   const int positions = shape.stages * shape.chunks;
-  if (positions < 2) return std::nullopt;
+  if (positions < 2 || shape.stages != static_cast<int>(plan.groups.size())) {
+    return std::nullopt;
+  }
   const auto left =
       static_cast<int>(rng.Below(static_cast<uint32_t>(positions - 1)));
   const bool to_right = rng.Below(2) == 1;

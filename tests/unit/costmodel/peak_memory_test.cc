@@ -57,10 +57,37 @@ TEST(PeakMemory, FollowsLifetimesInIssueOrder) {
   EXPECT_EQ(part(MemoryCategory::kParameter), Bytes{400});
   EXPECT_EQ(part(MemoryCategory::kActivation), Bytes{100});
   EXPECT_EQ(part(MemoryCategory::kCommunication), Bytes{0});
-  EXPECT_EQ(LargestAtPeak(tasks, GroupId(0), 9),
+  const auto groups = std::span(tasks.groups).first(tasks.world.index());
+  EXPECT_EQ(LargestAtPeak(tasks, DeviceSets(groups)[0], 9),
             (std::vector<ValueId>{parameter, partial, input}));
-  EXPECT_EQ(LargestAtPeak(tasks, GroupId(0), 1),
+  EXPECT_EQ(LargestAtPeak(tasks, DeviceSets(groups)[0], 1),
             (std::vector<ValueId>{parameter}));
+}
+
+// Group 0 is devices 0 and 1 with 40 bytes, group 1 device 1 with 400 more.
+TEST(PeakMemory, ADeviceHoldsWhatAllItsGroupsDo) {
+  TaskGraph tasks;
+  DeviceGroup both;
+  both.name = "both";
+  both.devices = {DeviceId(0), DeviceId(1)};
+  both.axes = {{"dp", 2}};
+  DeviceGroup second;
+  second.name = "second";
+  second.devices = {DeviceId(1)};
+  tasks.groups = {both, second, both};
+  tasks.world = GroupId(2);
+  for (const int64_t elements : {10, 100}) {
+    Value v;
+    v.group = GroupId(elements == 10 ? 0 : 1);
+    v.shape = {elements};
+    v.persistent = true;
+    tasks.values.push_back(v);
+  }
+  // The sets of devices {0} and {1}, in this order.
+  const std::vector<MemoryUse> peaks = PeakMemory(tasks);
+  ASSERT_EQ(peaks.size(), 2u);
+  EXPECT_EQ(peaks[0].total, Bytes{40});
+  EXPECT_EQ(peaks[1].total, Bytes{440});
 }
 
 }  // namespace

@@ -102,6 +102,29 @@ TEST(LongestPath, StreamsRunInOrder) {
   EXPECT_EQ(timeline.step_time, kMicrosecond * 5);
 }
 
+// Group 0 has both devices, 1 and 2 one each. On device 0: 0-1, 1-4 (group 1),
+// then both at 4-5; on device 1 group 2 computes beside group 1: 1-2.
+TEST(LongestPath, ADeviceComputesForOneGroupAtATime) {
+  TaskGraph tasks = Groups(2);
+  tasks.groups.insert(tasks.groups.begin(), DeviceGroup());
+  tasks.groups[0].devices = {DeviceId(0), DeviceId(1)};
+  tasks.groups[0].axes = {{"both", 2}};
+  tasks.world = GroupId(3);
+  tasks.tasks = {Compute(GroupId(0)), Compute(GroupId(1)), Compute(GroupId(2)),
+                 Compute(GroupId(0))};
+  std::vector<TaskCost> costs(4, {kMicrosecond, CostSource::kAnalytical});
+  costs[1].duration = kMicrosecond * 3;
+  const Timeline timeline = LongestPath(tasks, costs);
+  std::vector<int64_t> starts;
+  for (const Span& span : timeline.spans) {
+    starts.push_back(span.start.picoseconds / kMicrosecond.picoseconds);
+  }
+  EXPECT_THAT(starts, ::testing::ElementsAre(0, 1, 1, 4));
+  EXPECT_EQ(timeline.step_time, kMicrosecond * 5);
+  // Device 0 computes 1 + 3 + 1, device 1 only 1 + 1 + 1.
+  EXPECT_EQ(BreakdownOf(tasks, timeline).compute, kMicrosecond * 5);
+}
+
 // Devices 0 and 1 on switch a, 2 and 3 on switch b; one cable joins a and b.
 // All links carry 1 GB/s without latency.
 Cluster Bottleneck() {

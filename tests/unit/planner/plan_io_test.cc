@@ -6,6 +6,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "planner/plan/validate.h"
 #include "planner/topology/topologies.h"
@@ -83,7 +84,7 @@ TEST_F(PlanIoTest, RoundTripIsExactAndBytesAreTheSame) {
 
 TEST_F(PlanIoTest, ChunksAndTablesComeBack) {
   Plan plan = Make("pp=2,vp=2,mbs=1,dp=4,schedule=interleaved");
-  plan.actions = OrdersOf(plan);
+  plan.actions = OrdersOf(graph_, plan);
   plan.schedule = "table";
   ASSERT_TRUE(Validate(graph_, cluster_, plan).empty());
   const std::string path = Temp("table.txtpb");

@@ -5,6 +5,7 @@
 
 #include <functional>
 
+#include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/small_models.h"
@@ -83,16 +84,25 @@ TEST_F(ValidateTest, DevicesExistAndBelongToOneGroup) {
                         "made for 'big')"));
   EXPECT_THAT(After("pp=2",
                     [](Plan& plan) {
-                      plan.groups[1].devices[0] = plan.groups[0].devices[3];
+                      plan.groups[1].devices[0] = plan.groups[1].devices[3];
                     }),
-              HasSubstr("groups[1].devices[0]: device 3 is already in group "
-                        "'stage0'"));
+              HasSubstr("groups[1].devices[3]: device 7 is already in group "
+                        "'stage1'"));
 }
 
 TEST_F(ValidateTest, MeshesFitTheirDevices) {
   EXPECT_THAT(After("", [](Plan& plan) { plan.groups[0].axes.pop_back(); }),
               HasSubstr("groups[0].axes: the mesh has 4 positions for 8 "
                         "devices"));
+  // 2^31 * 2^31 would not be told from 0 in 64 bits after a third.
+  EXPECT_THAT(After("",
+                    [](Plan& plan) {
+                      for (MeshAxis& axis : plan.groups[0].axes) {
+                        axis.size = INT32_MAX;
+                      }
+                    }),
+              HasSubstr("groups[0].axes: the mesh has more than 2147483647 "
+                        "positions"));
   EXPECT_THAT(After("", [](Plan& plan) { plan.groups[0].axes[1].size = 0; }),
               HasSubstr("groups[0].axes[1].size: is 0"));
   EXPECT_THAT(After("", [](Plan& plan) { plan.groups[0].axes.resize(40); }),
@@ -149,7 +159,7 @@ TEST_F(ValidateTest, ChunksAreInOrderAndTheScheduleRunsThem) {
 TEST_F(ValidateTest, TablesOfActionsAreChecked) {
   const auto with = [&](const std::function<void(StageOrders&)>& change) {
     return After("pp=2,mbs=1,dp=4", [&](Plan& plan) {
-      plan.actions = OrdersOf(plan);
+      plan.actions = OrdersOf(graph_, plan);
       plan.schedule = "table";
       change(plan.actions);
     });
@@ -174,8 +184,9 @@ TEST_F(ValidateTest, TablesOfActionsAreChecked) {
               }),
               AllOf(HasSubstr("actions[0].actions[1] 'B0': waits forever"),
                     HasSubstr("actions[1].actions[0] 'F1': waits forever")));
-  EXPECT_THAT(After("pp=2", [](Plan& plan) { plan.actions = OrdersOf(plan); }),
-              HasSubstr("actions: are for schedule 'table', not '1f1b'"));
+  EXPECT_THAT(
+      After("pp=2", [&](Plan& plan) { plan.actions = OrdersOf(graph_, plan); }),
+      HasSubstr("actions: are for schedule 'table', not '1f1b'"));
 }
 
 TEST_F(ValidateTest, EmptyShardsAreRefusedAndRaggedOnesRun) {
@@ -221,12 +232,20 @@ TEST_F(ValidateTest, SplitsFollowTheRule) {
               HasSubstr("splits factor 7"));
 }
 
-TEST_F(ValidateTest, BlocksAreOnOneGroupAndSendForward) {
+TEST_F(ValidateTest, GroupsExistAndStagesSendForward) {
   const size_t act = NodeCalled("h.0.act");
+  // Two groups of one block are one stage.
   EXPECT_THAT(
-      After("pp=2", [&](Plan& plan) { plan.ops[act].group = GroupId(1); }),
-      HasSubstr("'h.0.act': is on group 1, but its block 'h.0' begins "
-                "on group 0; a block is lowered onto one group"));
+      After("pp=2", [&](Plan& plan) { plan.ops[act].group = GroupId(1); }), "");
+  // So are two that share a device.
+  EXPECT_THAT(After("pp=2",
+                    [](Plan& plan) {
+                      plan.groups[1].devices[0] = plan.groups[0].devices[0];
+                      for (OpPlacement& op : plan.ops) {
+                        op.group = GroupId(1 - op.group.value);
+                      }
+                    }),
+              "");
   EXPECT_THAT(
       After("pp=2", [&](Plan& plan) { plan.ops[act].group = GroupId(5); }),
       HasSubstr("group 5 does not exist: the plan has 2"));
@@ -240,7 +259,7 @@ TEST_F(ValidateTest, BlocksAreOnOneGroupAndSendForward) {
                         op.group = GroupId(1 - op.group.value);
                       }
                     }),
-              HasSubstr("a pipeline sends to later groups only"));
+              HasSubstr("a pipeline sends to later stages only"));
   EXPECT_THAT(After("pp=2",
                     [](Plan& plan) {
                       for (OpPlacement& op : plan.ops) op.group = GroupId(0);
