@@ -13,6 +13,7 @@
 #include "planner/io/model_config.h"
 #include "planner/plan/graph_index.h"
 #include "planner/plan/strategy.h"
+#include "runtime/thread_pool.h"
 
 namespace tessera {
 namespace {

@@ -14,6 +14,7 @@
 #include "runtime/comm/shm_world.h"
 #include "runtime/comm/thread_world.h"
 #include "runtime/launch/launch.h"
+#include "runtime/thread_pool.h"
 #include "tools/format.h"
 #include "tools/inputs.h"
 #include "tools/json.h"
