@@ -196,8 +196,8 @@ Balance JudgeFromMany(const Move& move) {
   const Graph layers = MlpGraph(2, 4, 2, 4, 8, 16);
   const SearchSpace of_layers(layers, cluster);
   for (const char* text :
-       {"", "tp=2,zero=1", "tp=2,sp=1", "pp=2,mbs=2", "pp=2,tp=2", "tp=4",
-        "cp=2", "pp=2,vp=2,mbs=2,schedule=interleaved",
+       {"", "tp=2,zero=1", "zero=3", "tp=2,sp=1", "pp=2,mbs=2", "pp=2,tp=2",
+        "tp=4", "cp=2", "pp=2,vp=2,mbs=2,schedule=interleaved",
         "pp=2,vp=2,tp=2,schedule=interleaved"}) {
     Judge(move, of_layers, Uniform(of_layers, text), balance);
   }
