@@ -17,6 +17,7 @@
 #include "planner/base/rng.h"
 #include "planner/io/importer.h"
 #include "planner/lower/lower.h"
+#include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/move.h"
 #include "planner/search/search_space.h"
@@ -151,6 +152,7 @@ TEST_P(EvaluatorVsSimulator, Agree) {
   const SearchSpace space(graph, cluster);
   double worst = 0;
   int pipelines = 0;
+  int several_groups = 0;
   std::set<Duration> times;
   for (int made = 0; made < kPlansPerCase;) {
     auto plan = RandomStrategy(graph, cluster, rng);
@@ -160,7 +162,9 @@ TEST_P(EvaluatorVsSimulator, Agree) {
     const auto errors = Validate(graph, cluster, *plan);
     ASSERT_TRUE(errors.empty()) << errors[0].ToString();
     ++made;
-    pipelines += plan->groups.size() > 1;
+    const int stages = StagesOf(graph, *plan).count();
+    pipelines += stages > 1;
+    several_groups += stages < std::ssize(plan->groups);
     const std::string text =
         std::to_string(made) + ": " + Describe(graph, cluster, *plan);
     const Evaluation fast = evaluator.Evaluate(*plan);
@@ -184,10 +188,11 @@ TEST_P(EvaluatorVsSimulator, Agree) {
       EXPECT_EQ(fresh.Evaluate(*plan), fast) << text;
     }
   }
-  // The plans are of many kinds, and none had to be simulated.
-  EXPECT_GT(pipelines, kPlansPerCase / 4);
+  // The plans are of many kinds, and only stages of several groups had to be
+  // simulated.
+  EXPECT_GT(pipelines, kPlansPerCase / 8);
   EXPECT_GT(times.size(), kPlansPerCase / 2u);
-  EXPECT_EQ(evaluator.simulated(), 0);
+  EXPECT_EQ(evaluator.simulated(), several_groups);
   RecordProperty("worst_sharing_percent", std::to_string(100 * worst));
 }
 
