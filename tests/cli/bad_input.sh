@@ -99,8 +99,6 @@ printf 'short' >"$work/short.txt"
 fails 2 "short.txt" run "${tiny[@]}" --data "$work/short.txt" --nproc 2
 fails 2 "--nproc: 2 ranks on the 4 devices" \
   run "${tiny[@]}" "${text[@]}" "${cpu[@]}" --nproc 2
-fails 2 "--dtype: the cpu backend" \
-  run "${tiny[@]}" "${text[@]}" --cluster dgx-h100:1x2
 fails 2 "no-such.safetensors" run "${tiny[@]}" "${text[@]}" --nproc 2 \
   --load no-such.safetensors
 fails 2 "no-such.pb" run "${tiny[@]}" "${text[@]}" --nproc 2 \
