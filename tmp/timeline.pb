@@ -1,1 +1,0 @@
-stage0stage1"adamw gradient@"#all-reduce gradient (08@
