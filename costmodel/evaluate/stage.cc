@@ -145,14 +145,10 @@ class StageBuilder {
                               : ProgramKind::kBackwardReduce,
                       FoldNumber(c, kLastFold), c);
     }
-    PlaceDescending(ProgramKind::kTie, tail_, -1);
-    EndPhase(Stage::kTie);
-    PlaceLoss();
-    EndPhase(Stage::kLoss);
-    PlaceAscending(ProgramKind::kNorm, tail_, -1);
-    EndPhase(Stage::kNorm);
-    PlaceAscending(ProgramKind::kUpdate, tail_, -1);
-    EndPhase(Stage::kUpdate);
+    PlaceTail(Stage::kTie);
+    PlaceTail(Stage::kLoss);
+    PlaceTail(Stage::kNorm);
+    PlaceTail(Stage::kUpdate);
 
     CheckPersistent();
     for (int f = 0; f < tail_; ++f) {
@@ -348,8 +344,31 @@ class StageBuilder {
   }
   void PlaceDescending(ProgramKind kind, int number, int chunk) {
     for (size_t b = members_.size(); b-- > 0;) {
-      if (chunk >= 0 && members_[b].chunk != chunk) continue;
-      Place(static_cast<int>(b), kind, number);
+      if (members_[b].chunk == chunk) Place(static_cast<int>(b), kind, number);
+    }
+  }
+
+  void PlaceTail(Stage::Phase phase) {
+    std::vector<size_t>& ends = stage_->phase_ends[phase];
+    ends.resize(members_.size());
+    for (size_t i = 0; i < members_.size(); ++i) {
+      const size_t b = Stage::Descends(phase) ? members_.size() - 1 - i : i;
+      switch (phase) {
+        case Stage::kTie:
+          Place(static_cast<int>(b), ProgramKind::kTie, tail_);
+          break;
+        case Stage::kLoss:
+          PlaceLoss(b);
+          break;
+        case Stage::kNorm:
+          Place(static_cast<int>(b), ProgramKind::kNorm, tail_);
+          break;
+        case Stage::kUpdate:
+        case Stage::kPhases:
+          Place(static_cast<int>(b), ProgramKind::kUpdate, tail_);
+          break;
+      }
+      ends[b] = stage_->tail.tasks.size();
     }
   }
 
@@ -359,29 +378,23 @@ class StageBuilder {
     ends_[at] = EndRows(fold(number), rows_[at]);
   }
 
-  void EndPhase(Stage::Phase phase) {
-    stage_->phase_end[phase] = stage_->tail.tasks.size();
-  }
-
-  void PlaceLoss() {
-    for (size_t b = 0; b < members_.size(); ++b) {
-      const BlockTemplate& block = *members_[b].block;
-      if (block.loss_tensor < 0) continue;
-      fold(FoldNumber(members_[b].chunk, kForwardFold)).has_loss = true;
-      if (!block.reduces_loss) continue;
-      StageFold& out = stage_->tail;
-      StageTask task;
-      task.duration = block.loss_reduce.duration.picoseconds;
-      task.stream = streams_[b][static_cast<size_t>(block.loss_stream)];
-      task.first_dep = task.last_dep = static_cast<int>(out.deps.size());
-      task.first_wait = static_cast<int>(out.waits.size());
-      NoteAfterCompute(out, tail_, task);
-      Wait(out, task, {StageInput::kLoss, 0});
-      task.last_wait = static_cast<int>(out.waits.size());
-      out.tasks.push_back(task);
-      out.time_by_source[static_cast<size_t>(block.loss_reduce.source)] +=
-          task.duration;
-    }
+  void PlaceLoss(size_t b) {
+    const BlockTemplate& block = *members_[b].block;
+    if (block.loss_tensor < 0) return;
+    fold(FoldNumber(members_[b].chunk, kForwardFold)).has_loss = true;
+    if (!block.reduces_loss) return;
+    StageFold& out = stage_->tail;
+    StageTask task;
+    task.duration = block.loss_reduce.duration.picoseconds;
+    task.stream = streams_[b][static_cast<size_t>(block.loss_stream)];
+    task.first_dep = task.last_dep = static_cast<int>(out.deps.size());
+    task.first_wait = static_cast<int>(out.waits.size());
+    NoteAfterCompute(out, tail_, task);
+    Wait(out, task, {StageInput::kLoss, 0});
+    task.last_wait = static_cast<int>(out.waits.size());
+    out.tasks.push_back(task);
+    out.time_by_source[static_cast<size_t>(block.loss_reduce.source)] +=
+        task.duration;
   }
 
   // ---- dependencies

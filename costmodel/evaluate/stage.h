@@ -128,10 +128,13 @@ struct Stage {
     StageFold last;      // the last whole backward or gradients of weights
   };
   std::vector<Chunk> chunks;
-  // Ties, the loss, sums of squares, the optimizer. Phases end at these tasks.
+  // Ties, the loss, sums of squares, the optimizer, each block by block.
   StageFold tail;
   enum Phase { kTie, kLoss, kNorm, kUpdate, kPhases };
-  std::array<size_t, kPhases> phase_end = {};
+  // Whether a phase runs from the last block to the first, as Lower does.
+  static bool Descends(Phase phase) { return phase == kTie; }
+  // Where the blocks' tasks of a phase end, by block of the stage.
+  std::array<std::vector<size_t>, kPhases> phase_ends;
 };
 
 // A block of a stage.

@@ -22,6 +22,7 @@ class Step {
         group_of_block_(group_of_block),
         microbatches_(static_cast<size_t>(microbatches)) {
     runs_.reserve(stages.size());
+    at_.resize(group_of_block.size());
     for (size_t s = 0; s < stages.size(); ++s) {
       const Stage& stage = *stages[s].stage;
       Run& run = runs_.emplace_back(stage, microbatches);
@@ -34,6 +35,9 @@ class Step {
         run.last_ends.emplace_back(chunk.last.tasks.size());
       }
       run.links[&stage.tail] = LinksOf(stage.tail, stages[s].blocks, own);
+      for (size_t b = 0; b < stages[s].blocks.size(); ++b) {
+        at_[static_cast<size_t>(stages[s].blocks[b])] = {s, b};
+      }
       run.free_at.assign(stage.streams.size(), 0);
       run.begin_ends.resize(stage.begin.tasks.size());
       run.tail_ends.resize(stage.tail.tasks.size());
@@ -58,12 +62,11 @@ class Step {
         Apply(run, *next.fold, run.links.at(next.fold), m);
       }
     }
-    // As Lower orders them: ties from the last group to the first.
-    for (size_t s = runs_.size(); s-- > 0;) WalkTail(runs_[s], Stage::kTie);
-    for (Run& run : runs_) WalkTail(run, Stage::kLoss);
-    for (Run& run : runs_) WalkTail(run, Stage::kNorm);
+    WalkTail(Stage::kTie);
+    WalkTail(Stage::kLoss);
+    WalkTail(Stage::kNorm);
     if (world_reduce >= Duration{}) square_sum_ += world_reduce.picoseconds;
-    for (Run& run : runs_) WalkTail(run, Stage::kUpdate);
+    WalkTail(Stage::kUpdate);
     int64_t end = square_sum_;
     for (const Run& run : runs_) {
       for (int64_t time : run.free_at) end = std::max(end, time);
@@ -184,10 +187,19 @@ class Step {
     }
   }
 
-  void WalkTail(Run& run, Stage::Phase phase) {
+  // A phase of all stages, block by block: stages take turns, so that what one
+  // sends another receives.
+  void WalkTail(Stage::Phase phase) {
+    for (size_t i = 0; i < at_.size(); ++i) {
+      const InStage& at = at_[Stage::Descends(phase) ? at_.size() - 1 - i : i];
+      Run& run = runs_[at.stage];
+      WalkTail(run, run.stage->phase_ends[phase][at.member]);
+    }
+  }
+
+  void WalkTail(Run& run, size_t end) {
     const StageFold& tail = run.stage->tail;
     const Links& links = run.links.at(&tail);
-    const size_t end = run.stage->phase_end[phase];
     Walk(run, tail, links, run.tail_at, end, 0, run.tail_ends);
     for (size_t i = 0; i < tail.sends.size(); ++i) {
       const auto t = static_cast<size_t>(tail.send_tasks[i]);
@@ -232,6 +244,11 @@ class Step {
   std::span<const GroupId> group_of_block_;
   const size_t microbatches_;
   std::vector<Run> runs_;
+  struct InStage {
+    size_t stage = 0;
+    size_t member = 0;
+  };
+  std::vector<InStage> at_;  // by block
   std::vector<StageLink> links_;
   std::vector<int64_t> sent_;  // by link and microbatch
   std::vector<int64_t> in_;

@@ -61,6 +61,7 @@ int64_t StagedBytes(CommKind kind, const Message& message) {
   switch (kind) {
     case CommKind::kAllReduce:
       return several ? message.from : 0;
+    case CommKind::kReduce:
     case CommKind::kReduceScatter:
       return (several || !message.in_order ? message.from : 0) +
              (several ? message.to : 0);
@@ -98,14 +99,28 @@ Bytes CollectiveBytes(const Task& task, std::span<const Value> values,
     message.exchanged = ExchangedBytes(from, to, group);
     message.tensors = 1;
     const AxisSet cut = from.layout.sharded() & task.axes;
-    message.gathers = task.comm != CommKind::kAllReduce &&
-                      task.comm != CommKind::kReduceScatter &&
-                      cut == task.axes &&
-                      (to.layout.sharded() & task.axes) == 0;
-    message.in_order =
-        task.comm == CommKind::kReduceScatter
-            ? InRankOrder(from.layout, to.layout, group, from.shape)
-            : InRankOrder(to.layout, from.layout, group, from.shape);
+    switch (task.comm) {
+      case CommKind::kAllReduce:
+      case CommKind::kReduce:  // scatters everything to the root
+        break;
+      case CommKind::kBroadcast:  // gathers from the root alone
+        message.gathers = true;
+        break;
+      case CommKind::kScatter:
+      case CommKind::kGather:  // the root sends, or receives, its own part too
+        message.exchanged = message.from + message.to;
+        break;
+      case CommKind::kReduceScatter:
+        message.in_order =
+            InRankOrder(from.layout, to.layout, group, from.shape);
+        break;
+      default:
+        message.gathers =
+            cut == task.axes && (to.layout.sharded() & task.axes) == 0;
+        message.in_order =
+            InRankOrder(to.layout, from.layout, group, from.shape);
+        break;
+    }
     if (std::max(message.from, message.to) >= kShareBelowBytes) {
       most = std::max(most, StagedBytes(task.comm, message));
       continue;
@@ -128,15 +143,37 @@ Bytes CollectiveBytes(const Task& task, std::span<const Value> values,
   return {most};
 }
 
+// The largest piece of a dimension's shard of `own` parts that a shard of
+// `other` parts shares with it: all of it where the cuts of `own` are cuts of
+// the other too, or the other way round. Else some shards go in several pieces,
+// of which this is the largest.
+int64_t LargestPiece(int64_t extent, int64_t own, int64_t other) {
+  if (own % other == 0 || other % own == 0) {
+    return (extent + std::max(own, other) - 1) / std::max(own, other);
+  }
+  int64_t largest = 0;
+  for (int64_t i = 0; i < own; ++i) {
+    const Range mine = ShardRange(extent, own, i);
+    for (int64_t j = 0; j < other; ++j) {
+      const Range theirs = ShardRange(extent, other, j);
+      const int64_t shared =
+          std::min(mine.end, theirs.end) - std::max(mine.begin, theirs.begin);
+      if (shared < mine.end - mine.begin) largest = std::max(largest, shared);
+    }
+  }
+  return largest;
+}
+
 // Messages are staged one at a time.
 Bytes TransferBytes(const Value& here, const DeviceGroup& group,
                     const Value& there, const DeviceGroup& peer_group) {
   if (here.layout == there.layout && SameMesh(group, peer_group)) return {};
   const Shape own = LargestBlock(here.layout, group, here.shape);
-  Shape piece = LargestBlock(there.layout, peer_group, there.shape);
+  Shape piece = own;
   int64_t elements = 1;
   for (size_t d = 0; d < piece.size(); ++d) {
-    piece[d] = std::min(piece[d], own[d]);
+    piece[d] = LargestPiece(here.shape[d], group.Size(here.layout.dims[d]),
+                            peer_group.Size(there.layout.dims[d]));
     elements *= piece[d];
   }
   return {InOnePiece(piece, own) ? 0 : elements * SizeOf(here.dtype)};

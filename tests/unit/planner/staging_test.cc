@@ -69,6 +69,35 @@ TEST(Staging, AllToAll) {
   EXPECT_EQ(Staged(CommKind::kAllToAll, 1, Rows(), Columns()), 48 + 48);
 }
 
+// The root packs the whole and its own half, or unpacks them; what it
+// broadcasts, or reduces, lies in order.
+TEST(Staging, Rooted) {
+  Layout rooted;
+  rooted.rooted = 1;
+  EXPECT_EQ(Staged(CommKind::kScatter, 1, rooted, Rows()), 96 + 48);
+  EXPECT_EQ(Staged(CommKind::kGather, 1, Rows(), rooted), 48 + 96);
+  EXPECT_EQ(Staged(CommKind::kBroadcast, 1, rooted, {}), 0);
+  EXPECT_EQ(Staged(CommKind::kBroadcast, 2, rooted, {}), 2 * (96 + 96));
+  Layout partial;
+  partial.partial = 1;
+  EXPECT_EQ(Staged(CommKind::kReduce, 1, partial, rooted), 0);
+  EXPECT_EQ(Staged(CommKind::kReduce, 2, partial, rooted), 2 * (96 + 96));
+}
+
+// Thirds of six columns from halves: the second third, columns 2 and 3, comes
+// in two pieces of 4 x 1. Thirds of the rows would be whole runs.
+TEST(Staging, TransfersOfUnlikeCuts) {
+  const DeviceGroup three = {
+      "three", {DeviceId(2), DeviceId(3), DeviceId(4)}, {{"a", 3}}};
+  const std::vector<Value> values = {Tensor4x6(Columns()),
+                                     Tensor4x6(Columns())};
+  Task receive;
+  receive.kind = TaskKind::kRecv;
+  receive.writes = {ValueId(1)};
+  EXPECT_EQ(StagingBytes(receive, values, three, &values[0], &kPair).value,
+            4 * 1 * 4);
+}
+
 // Columns arrive one after another: each is scattered into the whole.
 TEST(Staging, Transfers) {
   const std::vector<Value> values = {Tensor4x6(Columns()), Tensor4x6({})};
