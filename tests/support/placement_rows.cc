@@ -307,10 +307,12 @@ bool OddDegrees(const GraphIndex& index, const Plan& plan) {
   });
 }
 
-bool UnlikeMeshes(const GraphIndex&, const Plan& plan) {
-  return std::any_of(plan.groups.begin(), plan.groups.end(),
-                     [&](const DeviceGroup& group) {
-                       return !SameMesh(group, plan.groups[0]);
+bool UnlikeMeshes(const GraphIndex& index, const Plan& plan) {
+  const Stages stages = StagesOf(*index.graph, plan);
+  const auto& first = plan.groups[stages.groups[0][0].index()];
+  return std::any_of(stages.groups.begin(), stages.groups.end(),
+                     [&](const std::vector<GroupId>& groups) {
+                       return !SameMesh(plan.groups[groups[0].index()], first);
                      });
 }
 
