@@ -217,8 +217,8 @@ int RankExecutor::StreamOf(const Work& work) {
   const Task& task = tasks_.task(work.task);
   const void* key = &kRoles[static_cast<size_t>(StreamRole::kCompute)];
   if (device_.concurrent() && task.stream != StreamRole::kCompute) {
-    key = task.kind == TaskKind::kComm
-              ? static_cast<const void*>(&work.collective->group())
+    key = task.stream == StreamRole::kComm
+              ? static_cast<const void*>(&CommunicatorOf(task))
               : &kRoles[static_cast<size_t>(task.stream)];
   }
   auto it = std::find(streams_.begin(), streams_.end(), key);
@@ -485,24 +485,27 @@ void RankExecutor::PrepareSlices(const Task& task, Work& work) const {
   }
 }
 
-void RankExecutor::PrepareCollective(const Task& task, Work& work) const {
+Communicator& RankExecutor::CommunicatorOf(const Task& task) const {
   const DeviceGroup& group = tasks_.group(task.group);
-  const std::vector<int> members =
-      SubgroupOf(group, task.axes, position(task.group));
   std::vector<int> ranks;
-  for (int i : members) {
+  for (int i : SubgroupOf(group, task.axes, position(task.group))) {
     ranks.push_back(group.devices[static_cast<size_t>(i)].value);
   }
+  // Joined by JoinGroups.
+  return *world_.Group(ranks).value();
+}
+
+void RankExecutor::PrepareCollective(const Task& task, Work& work) const {
+  const std::vector<int> members =
+      SubgroupOf(tasks_.group(task.group), task.axes, position(task.group));
   std::vector<CollectivePart> parts;
   for (size_t i = 0; i < task.reads.size(); ++i) {
     parts.push_back({tasks_.value(task.reads[i]).dtype,
                      Placements(task.reads[i], members),
                      Placements(task.writes[i], members)});
   }
-  // Joined by JoinGroups.
-  Communicator* const communicator = world_.Group(ranks).value();
-  work.collective =
-      std::make_unique<Collective>(task.comm, *communicator, std::move(parts));
+  work.collective = std::make_unique<Collective>(
+      task.comm, CommunicatorOf(task), std::move(parts));
   work.staging = work.collective->staging();
 }
 

@@ -135,6 +135,8 @@ class RankExecutor : public Executor {
   // computed.
   Result<void*> One();
   void PrepareSlices(const Task& task, Work& work) const;
+  // That of a task's exchange over its axes.
+  Communicator& CommunicatorOf(const Task& task) const;
   void PrepareCollective(const Task& task, Work& work) const;
   void PrepareTransfer(const Task& task, Work& work) const;
 

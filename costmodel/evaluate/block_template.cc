@@ -360,9 +360,13 @@ class TemplateMaker {
           }
         }
         l.last_touch = t;
-        if (l.bound >= 0 && made.stream != 0) {
+        if (l.bound >= 0) {
           TemplateBuffer& b = priced.buffers[static_cast<size_t>(l.bound)];
-          if (b.persistent) b.off_compute.push_back(t);
+          if (made.stream == 0) {
+            b.on_compute = true;
+          } else if (b.persistent) {
+            b.off_compute.push_back(t);
+          }
         }
       };
       for (ValueId id : task.reads) touch(id, false);

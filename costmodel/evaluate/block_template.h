@@ -67,10 +67,11 @@ struct TemplateBuffer {
   bool persistent = false;
   int last_writer = -1;  // task; -1: only read
   int last_touch = -1;
-  // Of a persistent buffer: who reads it behind the last writer, and who
-  // touches it on a stream other than compute.
+  // Of a persistent buffer: who reads it behind the last writer, who touches
+  // it on a stream other than compute, and whether any does on that.
   std::vector<int> readers;
   std::vector<int> off_compute;
+  bool on_compute = false;
 };
 
 struct TemplateBinding {

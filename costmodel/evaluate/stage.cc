@@ -64,6 +64,17 @@ struct Buffer {
   bool is_square_sum = false;
   // Persistent: readers since the last writer, by fold and task.
   std::vector<std::pair<int, int>> readers;
+  // Persistent: the stream of all that the chunks' folds do with it.
+  int stream = kNoStream;
+  static constexpr int kNoStream = -1;
+  static constexpr int kSeveralStreams = -2;
+  bool followed = true;  // by all that runs once and touches it
+
+  // Whether one stream, other than compute, orders all that is done with it.
+  bool HasItsStream() const { return stream > 0 && followed; }
+  void NoteStream(int number) {
+    stream = stream == kNoStream || stream == number ? number : kSeveralStreams;
+  }
 };
 
 // An off-compute touch of a persistent buffer in the loop.
@@ -315,8 +326,10 @@ class StageBuilder {
           b.readers.emplace_back(action, first + reader);
         }
         if (action != kBeginFold && action != tail_) {
+          if (local.on_compute) b.NoteStream(0);
           for (int task : local.off_compute) {
             off_compute_.push_back({action, first + task, bound_[i]});
+            b.NoteStream(out.tasks[static_cast<size_t>(first + task)].stream);
           }
         }
       }
@@ -536,11 +549,13 @@ class StageBuilder {
   // to be on the compute stream.
   void WaitForLoop(StageFold& out, int action, const StageTask& task,
                    int number, bool writes) {
-    const Buffer& b = buffers_[static_cast<size_t>(number)];
+    Buffer& b = buffers_[static_cast<size_t>(number)];
     if (IsLoop(action) || action == kBeginFold || !b.what->persistent ||
         b.is_square_sum || Writer(number, action) >= 0) {
       return;
     }
+    if (FollowsItsStream(action, task, number)) return;
+    b.followed = false;
     const uint64_t after = after_[static_cast<size_t>(action)].back();
     for (int f = 0; f < tail_; ++f) {
       if (!IsLoop(f) || (after & ChunkBit(ChunkOf(f))) != 0) continue;
@@ -554,6 +569,23 @@ class StageBuilder {
       }
       Wait(out, task, {StageInput::kLatest, Carry(f, on)});
     }
+  }
+
+  // Whether all that the loop does with a buffer is on one stream, other than
+  // compute, and done before the task: since it is on that stream too, or waits
+  // for each chunk's last action with the buffer.
+  bool FollowsItsStream(int action, const StageTask& task, int number) {
+    const Buffer& b = buffers_[static_cast<size_t>(number)];
+    if (b.stream <= 0) return false;
+    if (task.stream == b.stream) return true;
+    if (action != tail_) return false;
+    for (int f = 0; f < tail_; ++f) {
+      if (IsLoop(f) && Touch(number, f) >= 0 &&
+          Writer(number, FoldNumber(ChunkOf(f), kLastFold)) < 0) {
+        return false;
+      }
+    }
+    return true;
   }
 
   // The number under which the end of a task of a loop's fold is carried on.
@@ -582,9 +614,11 @@ class StageBuilder {
   // through the compute stream only: in the loop, what writes one and what
   // touches a written one has to be on it, and other readers' ends have to be
   // waited for by it. A chunk's last action may touch off it only what no other
-  // chunk touches.
+  // chunk touches. Or all that the chunks do with it is on one other stream,
+  // which orders it.
   void CheckPersistent() {
     for (const OffCompute& touch : off_compute_) {
+      if (buffers_[static_cast<size_t>(touch.buffer)].HasItsStream()) continue;
       if (IsLoop(touch.fold)) {
         if (WrittenInLoop(touch.buffer) ||
             !NotAfter(touch.fold, touch.task, 0)) {

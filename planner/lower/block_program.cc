@@ -557,7 +557,6 @@ class ProgramBuilder {
       }
     }
     for (const Bucket& bucket : buckets_) ReduceBucket(bucket);
-    AddShards();
   }
 
   // Receives, or computes again, what only the gradients of weights read: it
@@ -962,7 +961,7 @@ class ProgramBuilder {
     for (size_t w = 0; w < reduced.size(); ++w) {
       const TensorId weight = bucket.weights[w];
       if (CutsGradient(weight)) {
-        shards_.emplace_back(weight, reduced[w]);
+        AddShard(weight, reduced[w]);
       } else {
         program_.exports.push_back({{Port::kReduced, weight, 0}, reduced[w]});
       }
@@ -987,24 +986,29 @@ class ProgramBuilder {
     return context_.ZeroStage(weight) >= 2;
   }
 
-  // Adds the microbatch's reduced shards to the step's: behind all other work
-  // of the block, since each waits for its reduction.
-  void AddShards() {
-    for (const auto& [shard_of, shard] : shards_) {
-      const TensorId weight = shard_of;
-      here_ = HomeGroup(weight);
-      const ValueId sum = Import({Port::kReduced, weight, 0}, [&] {
-        Value v =
-            TensorValue(weight, "gradient shard", context_.StateLayout(weight),
-                        MemoryCategory::kGradient);
-        v.dtype = GradientDType(weight);
-        v.persistent = true;
-        return v;
-      });
-      Task& task = AddTask(TaskKind::kCompute, {shard}, {sum});
-      task.kernel = "sum";
-      task.accumulate = true;
-    }
+  // Adds a microbatch's reduced shard to the step's, on the stream that made
+  // it: compute does not wait for the reduction.
+  void AddShard(TensorId weight, ValueId shard) {
+    const auto made = std::find_if(
+        program_.tasks.rbegin(), program_.tasks.rend(), [&](const Task& task) {
+          return std::find(task.writes.begin(), task.writes.end(), shard) !=
+                 task.writes.end();
+        });
+    const StreamRole stream = made->stream;
+    const AxisSet axes = made->axes;
+    const ValueId sum = Import({Port::kReduced, weight, 0}, [&] {
+      Value v =
+          TensorValue(weight, "gradient shard", context_.StateLayout(weight),
+                      MemoryCategory::kGradient);
+      v.dtype = GradientDType(weight);
+      v.persistent = true;
+      return v;
+    });
+    Task& task = AddTask(TaskKind::kCompute, {shard}, {sum});
+    task.kernel = "sum";
+    task.accumulate = true;
+    task.stream = stream;
+    task.axes = axes;
   }
 
   // The accumulators of a weight here, and what kTie received for it, with
@@ -1311,7 +1315,6 @@ class ProgramBuilder {
   std::map<TensorId, ValueId> gathered_;  // cut parameters made whole
   std::map<TensorId, std::vector<ValueId>> new_gradients_;  // to be cut
   std::vector<Bucket> buckets_;                             // being filled
-  std::vector<std::pair<TensorId, ValueId>> shards_;        // to be added
 };
 
 }  // namespace

@@ -73,7 +73,8 @@ struct Task {
   // parameters that may run ahead, but not further than memory allows).
   bool after_compute = false;
   GroupId group;
-  AxisSet axes = 0;     // kComm: over which ranks exchange
+  AxisSet axes = 0;     // kComm: over which ranks exchange; of a kCompute on
+                        // a communicator's stream: that of these axes
   int microbatch = -1;  // -1: once a step
   NodeId node;          // kCompute of a graph node, else invalid
   std::string_view

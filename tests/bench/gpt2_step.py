@@ -11,6 +11,7 @@ shortest step and the ratios. PYTHON is one that has torch.
 import argparse
 import os
 import pathlib
+import re
 import signal
 import statistics
 import subprocess
@@ -29,14 +30,14 @@ def start_tessera(binary, args):
 
 
 def tessera_step(process):
-    """Seconds of the next step: "step 3  loss 5.4  515 ms  …"."""
+    """Seconds of the next step: "step 3 of 9  loss 5.4  …  515 ms  …"."""
     os.kill(process.pid, signal.SIGCONT)
     for line in process.stdout:
-        words = line.split()
-        if words[:1] == ["step"]:
+        found = re.match(r"step .*  (\d+(?:\.\d+)?) (s|ms|us)\b", line)
+        if found:
             os.kill(process.pid, signal.SIGSTOP)
-            unit = {"s": 1.0, "ms": 1e-3, "us": 1e-6}[words[5]]
-            return float(words[4]) * unit
+            unit = {"s": 1.0, "ms": 1e-3, "us": 1e-6}[found[2]]
+            return float(found[1]) * unit
     sys.exit("tessera ended")
 
 

@@ -1,8 +1,8 @@
-// Communication runs under computation: in a data-parallel step the reduction
-// of a block's gradients is under way while the backward of an earlier block
-// computes, and within every stream the order is the simulator's. Nothing is
-// timed: the two wait for each other, and would wait for ever if one ran after
-// the other.
+// Communication runs under computation: in a data-parallel step, and with cut
+// gradients in every microbatch, the reduction of a block's gradients is under
+// way while the backward of an earlier block computes, and within every stream
+// the order is the simulator's. Nothing is timed: the two wait for each other,
+// and would wait for ever if one ran after the other.
 
 #include <gmock/gmock.h>
 
@@ -145,16 +145,16 @@ class MeetingWorld : public CommWorld {
 };
 
 // Reductions of gradients, each with the kernel that is issued next after it.
-// Those of the first blocks of the backward pass are left out: there memory is
+// Those of the first blocks of each backward pass are left out: there memory is
 // at its peak, and a kernel may wait for what a reduction gives back.
 std::vector<Meeting> ReductionsUnderBackward(const TaskGraph& tasks,
                                              const Graph& graph) {
   std::vector<Meeting> meetings;
-  int reductions = 0;
+  std::map<int, int> reductions;  // by microbatch
   for (size_t t = 0; t < tasks.tasks.size(); ++t) {
     const Task& task = tasks.tasks[t];
     if (task.kind != TaskKind::kComm || task.optimizer ||
-        task.pass != Pass::kBackward || ++reductions <= 2) {
+        task.pass != Pass::kBackward || ++reductions[task.microbatch] <= 2) {
       continue;
     }
     for (size_t k = t + 1; k < tasks.tasks.size(); ++k) {
@@ -213,6 +213,12 @@ void ExpectOverlap(const std::string& strategy, size_t least_meetings) {
 
 TEST(OverlapTest, DdpReducesUnderBackward) {
   ExpectOverlap("dp=2", 1);
+}
+
+// Each microbatch's gradients are reduced, and their shards added, while the
+// backward goes on.
+TEST(OverlapTest, CutGradientsAreReducedUnderBackward) {
+  ExpectOverlap("dp=2,zero=2,mbs=1", 3);
 }
 
 }  // namespace

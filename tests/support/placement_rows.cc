@@ -376,8 +376,12 @@ static_assert(kRows.size() <= 64);
 
 // Rows of which a plan exercises at most one, whatever the model and the number
 // of ranks.
-constexpr std::array kSchedules = {"model parallel, one microbatch", "GPipe",
-                                   "1F1B", "interleaved 1F1B", "ZB-H1"};
+constexpr std::array kSchedules = {"model parallel, one microbatch",
+                                   "GPipe",
+                                   "1F1B",
+                                   "interleaved 1F1B",
+                                   "ZB-H1",
+                                   "table of actions"};
 constexpr std::array kPrefetch = {"no prefetch", "prefetch of several blocks"};
 constexpr std::array kTied = {"tied within a stage", "tied across stages"};
 constexpr std::array<std::span<const char* const>, 3> kFamilies = {
@@ -394,7 +398,6 @@ constexpr std::array kExcluded = {
                  "operators recomputed on their own"},
     ExcludedPair{"microbatches no multiple of stages",
                  "model parallel, one microbatch"},
-    ExcludedPair{"table of actions", "model parallel, one microbatch"},
     ExcludedPair{"tied within a stage", "table of actions"},
     // The weight that is tied is at both ends of the model.
     ExcludedPair{"tied within a stage", "microbatches no multiple of stages"},

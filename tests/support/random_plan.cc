@@ -305,23 +305,24 @@ class PlanMaker {
     plan_.weights.resize(index_.weights.size());
     for (size_t w = 0; w < plan_.weights.size(); ++w) {
       const std::string& name = graph_.tensor(index_.weights[w].tensor).name;
-      const bool alone = spec_.zero == 4;
-      const auto stage = static_cast<int>(Draw(name + ".zero", 0, 4));
+      const bool alone = spec_.zero >= 4;
+      auto stage = static_cast<int>(Draw(name + ".zero", 0, 4));
+      if (spec_.zero == 5 && Draw(name + ".kept", 0, 2) == 0) stage = 0;
       plan_.weights[w].zero_stage =
-          spec_.zero == 5
-              ? 0
-              : HighestZeroStage(index_, plan_, w, alone ? stage : spec_.zero);
+          HighestZeroStage(index_, plan_, w, alone ? stage : spec_.zero);
     }
     if (spec_.zero == 5) PlaceAtRoots();
     SetZeroAxes(index_, plan_);
-    for (size_t w = 0; w < plan_.weights.size() && spec_.zero == 4; ++w) {
+    for (size_t w = 0; w < plan_.weights.size() && spec_.zero >= 4; ++w) {
       PlaceWeightAlone(w);
     }
   }
 
-  // Each weight at the root of some axes, and some operators without weights.
+  // Each weight that is not cut at the root of some axes, and some operators
+  // without weights.
   void PlaceAtRoots() {
     for (size_t w = 0; w < plan_.weights.size(); ++w) {
+      if (plan_.weights[w].zero_stage > 0) continue;
       const TensorId weight = index_.weights[w].tensor;
       const WeightHome home = HomeOf(graph_, plan_, weight);
       plan_.weights[w].rooted =

@@ -34,8 +34,8 @@ struct PlanSpec {
   // 2: so, with some operators on their own.
   int placement = 0;
   // 0 to 3: this ZeRO stage over all axes that may be cut; 4: each weight on
-  // its own, over any axes; 5: each at a root of some axes, and some operators
-  // without weights too.
+  // its own, over any axes; 5: the same with weights that are not cut at a root
+  // of some axes, and some operators without weights too.
   int zero = 0;
   int bucket = 0;    // Plan::bucket_bytes
   int prefetch = 0;  // Plan::prefetch
