@@ -11,8 +11,7 @@ namespace {
 
 int64_t LargestExtent(const Value& value, const DeviceGroup& group,
                       size_t dim) {
-  const int64_t parts = group.Size(value.layout.dims[dim]);
-  return (value.shape[dim] + parts - 1) / parts;
+  return LargestExtent(value.layout, group, value.shape, dim);
 }
 
 int64_t Elements(const Value& value, const DeviceGroup& group) {
@@ -84,13 +83,26 @@ std::string FlatRule(size_t operands) {
   return rule + "->n";
 }
 
+// What a kSlice copies: all of the one value is a part of the other.
+int64_t SlicedElements(const TaskView& view) {
+  int64_t total = 0;
+  for (size_t i = 0; i < view.task->reads.size(); ++i) {
+    total += std::min(
+        Elements(view.values[view.task->reads[i].index()], *view.group),
+        Elements(view.values[view.task->writes[i].index()], *view.group));
+  }
+  return total;
+}
+
 // The copy that a kLoad, kSlice or kRecv is.
 ProfileKey CopyKey(const TaskView& view) {
   ProfileKey key;
   key.name = "copy";
   key.dtype = ComputeType(view);
   key.rule = FlatRule(1);
-  key.extents = {ElementsOf(view, view.task->writes)};
+  key.extents = {view.task->kind == TaskKind::kSlice
+                     ? SlicedElements(view)
+                     : ElementsOf(view, view.task->writes)};
   return key;
 }
 
@@ -500,8 +512,10 @@ TaskCost Pricer::Compute(const TaskView& view) const {
       break;
     }
     case TaskKind::kSlice: {
-      seconds = CopySeconds(
-          view, BytesOf(view, task.reads) + BytesOf(view, task.writes), source);
+      // Read and written.
+      const int64_t moved =
+          2 * SlicedElements(view) * SizeOf(ComputeType(view));
+      seconds = CopySeconds(view, {moved}, source);
       break;
     }
     case TaskKind::kRecv: {

@@ -80,24 +80,90 @@ Result<std::optional<Integer>> Count(const SafetensorsFile& file,
   return std::optional(value);
 }
 
+Box WholeBox(const Shape& shape) {
+  Box box;
+  for (int64_t extent : shape) box.push_back({0, extent});
+  return box;
+}
+
+// The blocks that a value is made of: all of the tensor, or what a tile has of
+// each shard.
+std::vector<Box> BlocksOf(const Value& value, const DeviceGroup& group) {
+  if (value.layout.tile.count == 1) return {WholeBox(value.shape)};
+  std::vector<Box> blocks;
+  for (size_t i = 0; i < group.devices.size(); ++i) {
+    Box block = BlockAt(value.layout, group, value.shape, static_cast<int>(i));
+    if (std::find(blocks.begin(), blocks.end(), block) == blocks.end()) {
+      blocks.push_back(std::move(block));
+    }
+  }
+  return blocks;
+}
+
+// Brings the elements of a value to rank 0, to their places in `elements`,
+// which holds `whole`. Senders do not run ahead: what is under way takes their
+// memory.
+Result<void> CollectValue(const TaskGraph& tasks, ValueId id,
+                          const Placement& whole, RankExecutor& executor,
+                          Communicator& all, std::vector<std::byte>& elements) {
+  const Value& value = tasks.value(id);
+  const DeviceGroup& group = tasks.group(value.group);
+  RankDevice& device = executor.device();
+  CpuDevice host;
+  std::vector<int> senders;
+  std::vector<Placement> sources;
+  for (size_t i = 0; i < group.devices.size(); ++i) {
+    senders.push_back(group.devices[i].value);
+    sources.push_back(
+        PlacementAt(value.layout, group, value.shape, static_cast<int>(i)));
+  }
+  for (const Box& block : BlocksOf(value, group)) {
+    const Placement target = WholeBlock(block);
+    const int receiver = 0;
+    const GroupTransfer transfer(all, value.dtype, senders, sources,
+                                 {&receiver, 1}, {target},
+                                 /*positionwise=*/false);
+    TESSERA_RETURN_IF_ERROR(
+        transfer.Send(device, executor.data(id), kCheckpointTag));
+    if (all.rank() == 0) {
+      const Bytes bytes{target.elements() * SizeOf(value.dtype)};
+      TESSERA_TRY(const Staging staging, Staging::Allocate(device, bytes));
+      TESSERA_RETURN_IF_ERROR(
+          transfer.Receive(device, staging.data(), kCheckpointTag));
+      std::vector<std::byte> received(static_cast<size_t>(bytes.value));
+      device.Read(received.data(), staging.data(), bytes);
+      const BoxCopy copy = CopyOf(block, target, whole, SizeOf(value.dtype));
+      host.Copy(elements.data() + copy.to_offset,
+                received.data() + copy.from_offset, copy.strided);
+    }
+    TESSERA_RETURN_IF_ERROR(all.Barrier());
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
                             uint64_t seed, RankExecutor& executor,
                             Communicator& all) {
   const TaskGraph& tasks = executor.tasks();
-  std::vector<ValueId> values;
+  std::vector<std::vector<ValueId>> values;  // by entry: one, or its tiles
   std::vector<SafetensorsEntry> entries;
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     if (IsRounded(tasks.values[v])) continue;
     const std::string name = NameInFile(tasks, graph, ValueId(v));
+    if (name.empty()) continue;
+    const auto known =
+        std::find_if(entries.begin(), entries.end(),
+                     [&](const SafetensorsEntry& e) { return e.name == name; });
+    if (known == entries.end()) {
+      values.push_back({ValueId(v)});
+      entries.push_back({name, tasks.values[v].dtype, tasks.values[v].shape});
+    } else if (tasks.values[v].layout.tile.count > 1) {
+      values[static_cast<size_t>(known - entries.begin())].push_back(
+          ValueId(v));
+    }
     // Of a tied weight the first copy is as good as any.
-    const bool known =
-        std::any_of(entries.begin(), entries.end(),
-                    [&](const SafetensorsEntry& e) { return e.name == name; });
-    if (name.empty() || known) continue;
-    values.push_back(ValueId(v));
-    entries.push_back({name, tasks.values[v].dtype, tasks.values[v].shape});
   }
 
   // Rank 0 keeps receiving after a failed write, since its peers keep sending.
@@ -116,37 +182,19 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
       written = created.error();
     }
   }
-  RankDevice& device = executor.device();
-  for (ValueId id : values) {
-    const Value& value = tasks.value(id);
-    const DeviceGroup& group = tasks.group(value.group);
-    std::vector<int> senders;
-    std::vector<Placement> sources;
-    for (size_t i = 0; i < group.devices.size(); ++i) {
-      senders.push_back(group.devices[i].value);
-      sources.push_back(
-          PlacementAt(value.layout, group, value.shape, static_cast<int>(i)));
-    }
-    Box block;
-    for (int64_t extent : value.shape) block.push_back({0, extent});
-    const Placement target = WholeBlock(std::move(block));
-    const int receiver = 0;
-    const GroupTransfer transfer(all, value.dtype, senders, sources,
-                                 {&receiver, 1}, {target},
-                                 /*positionwise=*/false);
-    TESSERA_RETURN_IF_ERROR(
-        transfer.Send(device, executor.data(id), kCheckpointTag));
+  for (const std::vector<ValueId>& parts : values) {
+    const Value& first = tasks.value(parts[0]);
+    const Placement whole = WholeBlock(WholeBox(first.shape));
+    std::vector<std::byte> elements;
     if (all.rank() == 0) {
-      const Bytes bytes{target.elements() * SizeOf(value.dtype)};
-      TESSERA_TRY(const Staging whole, Staging::Allocate(device, bytes));
-      TESSERA_RETURN_IF_ERROR(
-          transfer.Receive(device, whole.data(), kCheckpointTag));
-      std::vector<std::byte> elements(static_cast<size_t>(bytes.value));
-      device.Read(elements.data(), whole.data(), bytes);
-      if (written) written = writer->Write(elements);
+      elements.resize(
+          static_cast<size_t>(whole.elements() * SizeOf(first.dtype)));
     }
-    // Senders do not run ahead: what is under way takes their memory.
-    TESSERA_RETURN_IF_ERROR(all.Barrier());
+    for (ValueId id : parts) {
+      TESSERA_RETURN_IF_ERROR(
+          CollectValue(tasks, id, whole, executor, all, elements));
+    }
+    if (all.rank() == 0 && written) written = writer->Write(elements);
   }
   if (writer && written) written = writer->Commit();
   return Announce(written, path, all);
@@ -181,9 +229,7 @@ Result<void> LoadCheckpoint(const std::string& path, const Graph& graph,
     const DType dtype = IsRounded(value) ? DType::kFloat32 : value.dtype;
     TESSERA_TRY(const std::byte* const stored,
                 file.Find({name, dtype, value.shape}));
-    Box block;
-    for (int64_t extent : value.shape) block.push_back({0, extent});
-    const Placement whole = WholeBlock(std::move(block));
+    const Placement whole = WholeBlock(WholeBox(value.shape));
     std::vector<std::byte> shard(
         static_cast<size_t>(here.elements() * SizeOf(dtype)));
     for (const Box& box : BoxesOf(here)) {

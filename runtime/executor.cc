@@ -477,7 +477,9 @@ void RankExecutor::PrepareSlices(const Task& task, Work& work) const {
         roots_[slice.from.index()] == roots_[slice.to.index()];
     TESSERA_CHECK(!in_place || source == target) << "slice in place";
     if (!slice.zero && !in_place) {
-      for (const Box& box : BoxesOf(target)) {
+      // A tile goes to its place in the whole; else all of the target is read.
+      const bool joins = from.layout.tile.count > to.layout.tile.count;
+      for (const Box& box : BoxesOf(joins ? source : target)) {
         slice.copies.push_back(CopyOf(box, source, target, SizeOf(to.dtype)));
       }
     }

@@ -211,7 +211,7 @@ class TemplateMaker {
   }
 
   TemplatePort PortIn(const Port& port) const {
-    TemplatePort out = {port.kind, -1, port.index};
+    TemplatePort out = {port.kind, -1, port.index, port.tile};
     if (port.tensor.valid()) out.tensor = numbers_.at(port.tensor);
     return out;
   }

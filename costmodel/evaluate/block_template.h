@@ -44,6 +44,7 @@ struct TemplatePort {
   Port::Kind kind = Port::kTensor;
   int tensor = -1;  // into BlockShape::tensors
   int index = 0;
+  int tile = 0;
 };
 
 struct StreamKey {

@@ -40,7 +40,8 @@ class PortTable {
   // The number of `port`, which may be assigned to; -1 when it is new.
   int& operator[](const Port& port) {
     const uint64_t key = (static_cast<uint64_t>(port.kind) + 1) << 56 |
-                         static_cast<uint64_t>(port.index) << 32 |
+                         static_cast<uint64_t>(port.index) << 48 |
+                         static_cast<uint64_t>(port.tile) << 32 |
                          static_cast<uint32_t>(port.tensor.value);
     const size_t mask = keys_.size() - 1;
     size_t at = Mix64(key) & mask;
@@ -222,6 +223,7 @@ class StageBuilder {
     Port out;
     out.kind = port.kind;
     out.index = port.index;
+    out.tile = port.tile;
     if (port.tensor >= 0) {
       out.tensor = members_[static_cast<size_t>(block)]
                        .shape->tensors[static_cast<size_t>(port.tensor)];

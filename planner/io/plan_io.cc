@@ -70,6 +70,7 @@ void AddPlacements(const Graph& graph, const Plan& plan, proto::Plan& out) {
       }
     }
     entry.set_recompute(placement.recompute);
+    if (placement.tiles != 1) entry.set_tiles(placement.tiles);
     for (const std::string& name : AxisNames(placement.rooted, group)) {
       entry.add_rooted(name);
     }
@@ -245,6 +246,7 @@ class Reader {
         placement.group = GroupId(*group - plan_.groups.data());
         placement.chunk = row.chunk();
         placement.recompute = row.recompute();
+        if (row.has_tiles()) placement.tiles = row.tiles();
         TESSERA_TRY(placement.rooted, ReadAxes(row.rooted(), **group,
                                                At("placements", p, "rooted")));
         TESSERA_RETURN_IF_ERROR(ReadSplits(row, p, graph_.nodes[found->second],

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "planner/lower/lower.h"
+#include "planner/plan/tiles.h"
 
 namespace tessera {
 namespace {
@@ -45,6 +46,12 @@ CommKind CommKindOf(ReshardKind kind) {
       break;
   }
   return CommKind::kRedistribute;
+}
+
+// The dimension that a factor indexes, or -1.
+int DimOf(const Indices& indices, int factor) {
+  const auto it = std::find(indices.begin(), indices.end(), factor);
+  return it == indices.end() ? -1 : static_cast<int>(it - indices.begin());
 }
 
 // The kind of action that a program is done in, or as.
@@ -127,25 +134,37 @@ class ProgramBuilder {
     return context_.replicas(weight)[0].group;
   }
 
-  // Calls `emit` on each group that is home to some of the weights, with them,
-  // in the order of their first weights.
+  // Calls `emit` on each group that is home to some of the pieces, with them,
+  // in the order of their first pieces.
   template <typename Emit>
-  void AtHome(const std::vector<TensorId>& weights, const Emit& emit) {
-    std::vector<std::pair<GroupId, std::vector<TensorId>>> by_group;
-    for (TensorId weight : weights) {
-      const GroupId home = HomeGroup(weight);
+  void AtHome(const std::vector<WeightPiece>& pieces, const Emit& emit) {
+    std::vector<std::pair<GroupId, std::vector<WeightPiece>>> by_group;
+    for (const WeightPiece& piece : pieces) {
+      const GroupId home = HomeGroup(piece.weight);
       auto it = std::find_if(by_group.begin(), by_group.end(),
                              [&](const auto& g) { return g.first == home; });
       if (it == by_group.end()) {
         by_group.push_back({home, {}});
         it = std::prev(by_group.end());
       }
-      it->second.push_back(weight);
+      it->second.push_back(piece);
     }
     for (const auto& [home, members] : by_group) {
       here_ = home;
       emit(members);
     }
+  }
+
+  // The pieces in which weights are stored.
+  std::vector<WeightPiece> PiecesOf(
+      const std::vector<TensorId>& weights) const {
+    std::vector<WeightPiece> pieces;
+    for (TensorId weight : weights) {
+      for (int tile = 0; tile < context_.tiles(weight); ++tile) {
+        pieces.push_back({weight, tile});
+      }
+    }
+    return pieces;
   }
 
   // ---- values and tasks
@@ -394,12 +413,17 @@ class ProgramBuilder {
     return context_.replicas(weight)[0];
   }
 
-  ValueId Parameter(TensorId weight) {
-    return Import({Port::kParameter, weight, 0}, [&] {
-      Value v =
-          TensorValue(weight, "parameter",
-                      context_.ParameterLayout(weight, ReplicaHere(weight)),
-                      MemoryCategory::kParameter);
+  // The port of what is kept of a piece of a weight.
+  static Port PortOf(Port::Kind kind, const WeightPiece& piece, int index = 0) {
+    return {kind, piece.weight, index, piece.tile};
+  }
+
+  ValueId Parameter(const WeightPiece& piece) {
+    return Import(PortOf(Port::kParameter, piece), [&] {
+      Value v = TensorValue(
+          piece.weight, "parameter",
+          context_.ParameterLayout(piece, ReplicaHere(piece.weight)),
+          MemoryCategory::kParameter);
       v.persistent = true;
       return v;
     });
@@ -413,7 +437,7 @@ class ProgramBuilder {
 
   // The parameter as its readers see it.
   ValueId Whole(TensorId weight) {
-    if (!IsCut(weight)) return Parameter(weight);
+    if (!IsCut(weight)) return Parameter({weight});
     if (const auto it = gathered_.find(weight); it != gathered_.end()) {
       return it->second;
     }
@@ -427,40 +451,47 @@ class ProgramBuilder {
   }
 
   void EmitGather(int block) {
-    AtHome(context_.CutWeights(block, action_),
-           [&](const std::vector<TensorId>& weights) {
-             EmitGather(block, weights);
+    AtHome(PiecesOf(context_.CutWeights(block, action_)),
+           [&](const std::vector<WeightPiece>& pieces) {
+             EmitGather(block, pieces);
            });
   }
 
   // Gathers parameters of a block, one collective for those over equal axes.
-  void EmitGather(int block, const std::vector<TensorId>& cut) {
-    std::map<AxisSet, std::vector<TensorId>> by_axes;
-    for (TensorId weight : cut) {
-      by_axes[context_.StateLayout(weight).flat].push_back(weight);
+  void EmitGather(int block, const std::vector<WeightPiece>& cut) {
+    std::map<AxisSet, std::vector<WeightPiece>> by_axes;
+    for (const WeightPiece& piece : cut) {
+      by_axes[context_.StateLayout(piece).flat].push_back(piece);
     }
-    for (const auto& [axes, weights] : by_axes) {
-      std::vector<ValueId> from;
-      std::vector<Layout> to;
-      for (TensorId weight : weights) {
-        from.push_back(Parameter(weight));
-        to.push_back(ReplicaHere(weight).layout);
-      }
-      const std::vector<ValueId> whole =
-          EmitStep(ReshardKind::kAllGather, axes, from, to, false,
-                   MemoryCategory::kCommunication);
-      program_.tasks.back().after_compute = true;
-      for (size_t i = 0; i < weights.size(); ++i) {
-        value(whole[i]).what = "gathered";
+    for (const auto& [axes, pieces] : by_axes) {
+      const std::vector<ValueId> whole = Gathered(axes, pieces);
+      for (size_t i = 0; i < pieces.size(); ++i) {
         if (block == block_) {
-          gathered_[weights[i]] = whole[i];
+          gathered_[pieces[i].weight] = whole[i];
         } else {
           program_.exports.push_back(
-              {{Port::kGathered, weights[i], static_cast<int>(action_)},
+              {PortOf(Port::kGathered, pieces[i], static_cast<int>(action_)),
                whole[i]});
         }
       }
     }
+  }
+
+  // Of one collective over `axes`, behind all earlier computation.
+  std::vector<ValueId> Gathered(AxisSet axes,
+                                const std::vector<WeightPiece>& pieces) {
+    std::vector<ValueId> from;
+    std::vector<Layout> to;
+    for (const WeightPiece& piece : pieces) {
+      from.push_back(Parameter(piece));
+      to.push_back(context_.PieceOf(ReplicaHere(piece.weight).layout, piece));
+    }
+    const std::vector<ValueId> whole =
+        EmitStep(ReshardKind::kAllGather, axes, from, to, false,
+                 MemoryCategory::kCommunication);
+    program_.tasks.back().after_compute = true;
+    for (ValueId id : whole) value(id).what = "gathered";
+    return whole;
   }
 
   // Parameters are gathered Plan::prefetch blocks ahead of their use; the
@@ -475,16 +506,30 @@ class ProgramBuilder {
     }
   }
 
-  ValueId Accumulator(TensorId weight, int index) {
-    return Import({Port::kAccumulator, weight, index}, [&] {
-      Value v =
-          TensorValue(weight, "gradient",
-                      ReplicaHere(weight).gradients[static_cast<size_t>(index)],
-                      MemoryCategory::kGradient);
-      v.dtype = GradientDType(weight);
+  ValueId Accumulator(const WeightPiece& piece, int index) {
+    return Import(PortOf(Port::kAccumulator, piece, index), [&] {
+      const auto& layouts = ReplicaHere(piece.weight).gradients;
+      Value v = GradientValue(piece, layouts[static_cast<size_t>(index)]);
       v.persistent = true;
       return v;
     });
+  }
+
+  Value GradientValue(const WeightPiece& piece, const Layout& layout) {
+    Value v =
+        TensorValue(piece.weight, "gradient", context_.PieceOf(layout, piece),
+                    MemoryCategory::kGradient);
+    v.dtype = GradientDType(piece.weight);
+    return v;
+  }
+
+  // Which of the accumulated layouts a gradient has.
+  int AccumulatorIndex(TensorId gradient) const {
+    const TensorId weight = graph_.tensor(gradient).gradient_of;
+    const auto& layouts = ReplicaHere(weight).gradients;
+    return static_cast<int>(
+        std::find(layouts.begin(), layouts.end(), context_.produced(gradient)) -
+        layouts.begin());
   }
 
   DType GradientDType(TensorId weight) const {
@@ -577,6 +622,10 @@ class ProgramBuilder {
 
   void EmitNode(NodeId id, const Node& node) {
     const OpPlacement& placement = context_.placement(id);
+    if (TiledFactor(graph_, placement, id) >= 0) {
+      EmitTiles(id, node, placement);
+      return;
+    }
     std::vector<ValueId> reads;
     for (size_t k = 0; k < node.operands.size(); ++k) {
       reads.push_back(
@@ -605,22 +654,16 @@ class ProgramBuilder {
       const TensorId result = node.results[k];
       const Tensor& tensor = graph_.tensor(result);
       if (tensor.kind == TensorKind::kWeightGradient) {
-        const TensorId weight = tensor.gradient_of;
-        const auto& layouts = ReplicaHere(weight).gradients;
-        const auto index =
-            static_cast<int>(std::find(layouts.begin(), layouts.end(),
-                                       context_.produced(result)) -
-                             layouts.begin());
+        const WeightPiece weight = {tensor.gradient_of};
+        const int index = AccumulatorIndex(result);
         if (!cuts) {
           writes.push_back(Accumulator(weight, index));
           accumulate = true;
           continue;
         }
-        Value v = TensorValue(weight, "gradient", context_.produced(result),
-                              MemoryCategory::kGradient);
-        v.dtype = GradientDType(weight);
-        writes.push_back(AddValue(std::move(v)));
-        if (CutsGradient(weight)) {
+        writes.push_back(
+            AddValue(GradientValue(weight, context_.produced(result))));
+        if (CutsGradient(weight.weight)) {
           new_gradients_[weight].push_back(writes.back());
         } else {
           add_later.push_back({writes.back(), Accumulator(weight, index)});
@@ -656,6 +699,109 @@ class ProgramBuilder {
         made_[node.results[k]] = writes[k];
       }
     }
+  }
+
+  // ---- tiles (planner/plan/tiles.h)
+
+  // A linear or one of its adjoints, tile by tile: on the tile's part of each
+  // operand that has the tiled factor. Results that have it, too, are put
+  // together; one that has not is a sum over the tiles.
+  void EmitTiles(NodeId id, const Node& node, const OpPlacement& placement) {
+    const int factor = TiledFactor(graph_, placement, id);
+    const TensorId result = node.results[0];
+    const bool is_gradient =
+        graph_.tensor(result).kind == TensorKind::kWeightGradient;
+    const int result_dim = DimOf(node.rule.results[0], factor);
+    // Of a tiled weight, or whole.
+    std::vector<ValueId> operands;
+    for (size_t k = 0; k < node.operands.size(); ++k) {
+      operands.push_back(
+          DimOf(node.rule.operands[k], factor) >= 0 && IsTiled(node.operands[k])
+              ? ValueId()
+              : Acquire(node.operands[k], OperandLayout(node, placement, k)));
+    }
+    ValueId whole;  // the result, where it is no weight's gradient
+    ValueId sum;    // of 16-bit terms, in fp32
+    if (!is_gradient) {
+      whole =
+          AddValue(TensorValue(result, "activation", context_.produced(result),
+                               MemoryCategory::kActivation));
+      if (result_dim < 0 && SizeOf(value(whole).dtype) < 4) {
+        sum = Relaid(whole, value(whole).layout, MemoryCategory::kActivation);
+        value(sum).dtype = DType::kFloat32;
+      }
+    }
+    next_tile_ = ValueId();
+    for (int tile = 0; tile < placement.tiles; ++tile) {
+      const auto part = [&](Layout layout, int dim) {
+        layout.tile = {dim, tile, placement.tiles};
+        return layout;
+      };
+      std::vector<ValueId> reads;
+      for (size_t k = 0; k < node.operands.size(); ++k) {
+        const int dim = DimOf(node.rule.operands[k], factor);
+        if (dim < 0) {
+          reads.push_back(operands[k]);
+        } else if (operands[k].valid()) {
+          reads.push_back(EmitStep(ReshardKind::kSlice, 0, {operands[k]},
+                                   {part(value(operands[k]).layout, dim)},
+                                   false, MemoryCategory::kActivation)[0]);
+        } else {
+          reads.push_back(TileOf(node.operands[k], tile));
+        }
+      }
+      ValueId written;
+      if (is_gradient) {
+        const WeightPiece piece = {graph_.tensor(result).gradient_of, tile};
+        written =
+            CutsGradient(piece.weight)
+                ? AddValue(GradientValue(piece, context_.produced(result)))
+                : Accumulator(piece, AccumulatorIndex(result));
+      } else if (result_dim >= 0) {
+        written = Relaid(whole, part(value(whole).layout, result_dim),
+                         MemoryCategory::kActivation);
+      } else {
+        written = sum.valid() ? sum : whole;
+      }
+      Task& task = AddTask(TaskKind::kCompute, std::move(reads), {written});
+      task.kernel = node.op->name;
+      task.node = id;
+      // The first write of a value overwrites (Lower).
+      task.accumulate = result_dim < 0 || is_gradient;
+      task.masks = Masks(node, placement);
+      if (is_gradient) {
+        const WeightPiece piece = {graph_.tensor(result).gradient_of, tile};
+        if (!CutsGradient(piece.weight)) continue;
+        new_gradients_[piece].push_back(written);
+        ReduceBucket({here_, {}, {piece}, 0});
+      } else if (result_dim >= 0) {
+        AddTask(TaskKind::kSlice, {written}, {whole});
+      }
+    }
+    if (sum.valid())
+      AddTask(TaskKind::kCompute, {sum}, {whole}).kernel = "cast";
+    if (!is_gradient) made_[result] = whole;
+  }
+
+  bool IsTiled(TensorId tensor) const {
+    return graph_.tensor(tensor).kind == TensorKind::kWeight &&
+           context_.tiles(tensor) > 1;
+  }
+
+  // A tile of a weight as its readers see it. One that is stored cut is
+  // gathered for this reader alone: with Plan::prefetch while the tile before
+  // it is at work, which makes two at a time, else when that is done.
+  ValueId TileOf(TensorId weight, int tile) {
+    if (!IsCut(weight)) return Parameter({weight, tile});
+    const auto gather = [&](int t) {
+      const WeightPiece piece = {weight, t};
+      return Gathered(context_.StateLayout(piece).flat, {piece})[0];
+    };
+    const ValueId here = next_tile_.valid() ? next_tile_ : gather(tile);
+    const bool ahead =
+        context_.plan().prefetch > 0 && tile + 1 < context_.tiles(weight);
+    next_tile_ = ahead ? gather(tile + 1) : ValueId();
+    return here;
   }
 
   // Runs a forward node again for those of its results that were not kept.
@@ -831,7 +977,7 @@ class ProgramBuilder {
   // optimizer reads, and adds them. Steps of one kind over the same axes are
   // one collective for all weights.
   std::vector<ValueId> Reduce(
-      const std::vector<TensorId>& weights,
+      const std::vector<WeightPiece>& weights,
       const std::vector<std::vector<ValueId>>& terms_of) {
     struct Term {
       size_t weight;  // index into `weights`
@@ -899,7 +1045,7 @@ class ProgramBuilder {
   struct Bucket {
     GroupId group;
     std::vector<std::pair<ReshardKind, AxisSet>> steps;
-    std::vector<TensorId> weights;
+    std::vector<WeightPiece> weights;
     int64_t bytes = 0;  // of the largest rank's gradients
   };
 
@@ -909,7 +1055,10 @@ class ProgramBuilder {
   // home block, the first of its blocks, whose backward runs last. Weights
   // tied across chunks or groups wait for the other terms (kTie).
   void Complete(TensorId weight) {
-    if (!CutsGradient(weight)) {
+    if (CutsGradient(weight)) {
+      // Tiles are reduced one by one as they are made.
+      if (context_.tiles(weight) > 1) return;
+    } else {
       const auto& home = context_.home_weights(block_);
       const bool last = kind_ == ProgramKind::kBackwardReduce ||
                         kind_ == ProgramKind::kBackwardWeightReduce;
@@ -918,12 +1067,16 @@ class ProgramBuilder {
         return;
       }
     }
+    for (const WeightPiece& piece : PiecesOf({weight})) AddToBucket(piece);
+  }
+
+  void AddToBucket(const WeightPiece& piece) {
     Bucket wanted;
     wanted.group = here_;
-    for (ValueId term : CompleteTerms(weight)) {
+    for (ValueId term : CompleteTerms(piece)) {
       const Value& v = value(term);
       for (const ReshardStep& step :
-           PlanReshard(v.layout, context_.StateLayout(weight), group())) {
+           PlanReshard(v.layout, context_.StateLayout(piece), group())) {
         wanted.steps.emplace_back(step.kind, step.axes);
       }
       wanted.bytes +=
@@ -938,7 +1091,7 @@ class ProgramBuilder {
     if (bucket == buckets_.end()) {
       bucket = buckets_.insert(buckets_.end(), {here_, wanted.steps, {}, 0});
     }
-    bucket->weights.push_back(weight);
+    bucket->weights.push_back(piece);
     bucket->bytes += wanted.bytes;
     if (limit == 0 || bucket->bytes < limit) return;
     ReduceBucket(*bucket);
@@ -946,37 +1099,38 @@ class ProgramBuilder {
   }
 
   // What of a weight's complete gradient is reduced.
-  std::vector<ValueId> CompleteTerms(TensorId weight) {
-    return CutsGradient(weight) ? new_gradients_.at(weight)
-                                : GradientTerms(weight);
+  std::vector<ValueId> CompleteTerms(const WeightPiece& piece) {
+    return CutsGradient(piece.weight) ? new_gradients_.at(piece)
+                                      : GradientTerms(piece);
   }
 
   void ReduceBucket(const Bucket& bucket) {
     here_ = bucket.group;
     std::vector<std::vector<ValueId>> terms;
-    for (TensorId weight : bucket.weights) {
-      terms.push_back(CompleteTerms(weight));
+    for (const WeightPiece& piece : bucket.weights) {
+      terms.push_back(CompleteTerms(piece));
     }
     const std::vector<ValueId> reduced = Reduce(bucket.weights, terms);
     for (size_t w = 0; w < reduced.size(); ++w) {
-      const TensorId weight = bucket.weights[w];
-      if (CutsGradient(weight)) {
-        AddShard(weight, reduced[w]);
+      const WeightPiece& piece = bucket.weights[w];
+      if (CutsGradient(piece.weight)) {
+        AddShard(piece, reduced[w]);
       } else {
-        program_.exports.push_back({{Port::kReduced, weight, 0}, reduced[w]});
+        program_.exports.push_back({PortOf(Port::kReduced, piece), reduced[w]});
       }
     }
   }
 
   // The reduction of gradients that were summed locally over the microbatches.
   void EmitReduce(const std::vector<TensorId>& all) {
-    AtHome(all, [&](const std::vector<TensorId>& weights) {
+    AtHome(PiecesOf(all), [&](const std::vector<WeightPiece>& pieces) {
       std::vector<std::vector<ValueId>> terms;
-      for (TensorId weight : weights) terms.push_back(GradientTerms(weight));
-      const std::vector<ValueId> reduced = Reduce(weights, terms);
-      for (size_t w = 0; w < weights.size(); ++w) {
+      for (const WeightPiece& piece : pieces)
+        terms.push_back(GradientTerms(piece));
+      const std::vector<ValueId> reduced = Reduce(pieces, terms);
+      for (size_t i = 0; i < pieces.size(); ++i) {
         program_.exports.push_back(
-            {{Port::kReduced, weights[w], 0}, reduced[w]});
+            {PortOf(Port::kReduced, pieces[i]), reduced[i]});
       }
     });
   }
@@ -988,7 +1142,7 @@ class ProgramBuilder {
 
   // Adds a microbatch's reduced shard to the step's, on the stream that made
   // it: compute does not wait for the reduction.
-  void AddShard(TensorId weight, ValueId shard) {
+  void AddShard(const WeightPiece& piece, ValueId shard) {
     const auto made = std::find_if(
         program_.tasks.rbegin(), program_.tasks.rend(), [&](const Task& task) {
           return std::find(task.writes.begin(), task.writes.end(), shard) !=
@@ -996,11 +1150,11 @@ class ProgramBuilder {
         });
     const StreamRole stream = made->stream;
     const AxisSet axes = made->axes;
-    const ValueId sum = Import({Port::kReduced, weight, 0}, [&] {
+    const ValueId sum = Import(PortOf(Port::kReduced, piece), [&] {
       Value v =
-          TensorValue(weight, "gradient shard", context_.StateLayout(weight),
-                      MemoryCategory::kGradient);
-      v.dtype = GradientDType(weight);
+          TensorValue(piece.weight, "gradient shard",
+                      context_.StateLayout(piece), MemoryCategory::kGradient);
+      v.dtype = GradientDType(piece.weight);
       v.persistent = true;
       return v;
     });
@@ -1013,13 +1167,13 @@ class ProgramBuilder {
 
   // The accumulators of a weight here, and what kTie received for it, with
   // terms of equal layout added.
-  std::vector<ValueId> GradientTerms(TensorId weight) {
+  std::vector<ValueId> GradientTerms(const WeightPiece& piece) {
     std::vector<ValueId> terms;
-    const auto& gradients = ReplicaHere(weight).gradients;
+    const auto& gradients = ReplicaHere(piece.weight).gradients;
     for (size_t i = 0; i < gradients.size(); ++i) {
-      terms.push_back(Accumulator(weight, static_cast<int>(i)));
+      terms.push_back(Accumulator(piece, static_cast<int>(i)));
     }
-    for (ValueId id : received_[weight]) {
+    for (ValueId id : received_[piece.weight]) {
       const auto same =
           std::find_if(terms.begin(), terms.end(), [&](ValueId other) {
             return value(other).layout == value(id).layout;
@@ -1057,7 +1211,7 @@ class ProgramBuilder {
         if (replicas[r].block != block_) continue;
         here_ = replicas[r].group;
         for (size_t i = 0; i < replicas[r].gradients.size(); ++i) {
-          ValueId id = Accumulator(weight, static_cast<int>(i));
+          ValueId id = Accumulator({weight}, static_cast<int>(i));
           const auto& home = context_.plan().groups[replicas[0].group.index()];
           if (!SameMesh(group(), home)) {
             Layout whole = value(id).layout;
@@ -1093,12 +1247,12 @@ class ProgramBuilder {
     if (!tied.empty()) EmitReduce(tied);
   }
 
-  ValueId Reduced(TensorId weight) {
-    return Import({Port::kReduced, weight, 0}, [&] {
+  ValueId Reduced(const WeightPiece& piece) {
+    return Import(PortOf(Port::kReduced, piece), [&] {
       Value v =
-          TensorValue(weight, "reduced gradient", context_.StateLayout(weight),
-                      MemoryCategory::kGradient);
-      v.dtype = GradientDType(weight);
+          TensorValue(piece.weight, "reduced gradient",
+                      context_.StateLayout(piece), MemoryCategory::kGradient);
+      v.dtype = GradientDType(piece.weight);
       return v;
     });
   }
@@ -1132,10 +1286,10 @@ class ProgramBuilder {
   void EmitNorm() {
     if (!clips()) return;
     std::vector<GroupId> begun = context_.groups_begun(block_);
-    AtHome(context_.home_weights(block_),
-           [&](const std::vector<TensorId>& weights) {
+    AtHome(PiecesOf(context_.home_weights(block_)),
+           [&](const std::vector<WeightPiece>& pieces) {
              std::erase(begun, here_);
-             EmitSquareSum(weights);
+             EmitSquareSum(pieces);
            });
     for (GroupId group : begun) {
       here_ = group;
@@ -1143,11 +1297,11 @@ class ProgramBuilder {
     }
   }
 
-  void EmitSquareSum(const std::vector<TensorId>& weights) {
+  void EmitSquareSum(const std::vector<WeightPiece>& pieces) {
     std::vector<ValueId> reads;
     std::vector<AxisSet> masks;
-    for (TensorId weight : weights) {
-      reads.push_back(Reduced(weight));
+    for (const WeightPiece& piece : pieces) {
+      reads.push_back(Reduced(piece));
       // Each element once: at coordinate 0 of the axes that replicate it, and
       // where it is at all.
       const Layout& layout = value(reads.back()).layout;
@@ -1159,11 +1313,12 @@ class ProgramBuilder {
     task.accumulate = true;
   }
 
-  ValueId State(Port::Kind kind, TensorId weight, std::string_view what,
-                const Layout& layout) {
-    return Import({kind, weight, 0}, [&] {
-      Value v = TensorValue(weight, what, layout, MemoryCategory::kOptimizer);
-      v.dtype = GradientDType(weight);
+  ValueId State(Port::Kind kind, const WeightPiece& piece,
+                std::string_view what, const Layout& layout) {
+    return Import(PortOf(kind, piece), [&] {
+      Value v =
+          TensorValue(piece.weight, what, layout, MemoryCategory::kOptimizer);
+      v.dtype = GradientDType(piece.weight);
       v.persistent = true;
       return v;
     });
@@ -1182,26 +1337,26 @@ class ProgramBuilder {
       AddTask(TaskKind::kCompute, reads, writes).kernel = "clip_coefficient";
     }
     AtHome(
-        context_.home_weights(block_),
-        [&](const std::vector<TensorId>& weights) { UpdateWeights(weights); });
+        PiecesOf(context_.home_weights(block_)),
+        [&](const std::vector<WeightPiece>& pieces) { UpdateWeights(pieces); });
     ReturnTiedWeights();
   }
 
-  void UpdateWeights(const std::vector<TensorId>& weights) {
+  void UpdateWeights(const std::vector<WeightPiece>& pieces) {
     const bool adamw = context_.options().optimizer == "adamw";
     std::vector<ValueId> reads;
     std::vector<ValueId> writes;
     std::vector<ValueId> slice_from;
     std::vector<ValueId> slice_to;
     std::vector<ValueId> shards;  // what the parameter is made of afterwards
-    for (TensorId weight : weights) {
-      const Layout layout = context_.StateLayout(weight);
-      const ValueId parameter = Parameter(weight);
+    for (const WeightPiece& piece : pieces) {
+      const Layout layout = context_.StateLayout(piece);
+      const ValueId parameter = Parameter(piece);
       const bool stored_so = value(parameter).layout == layout;
-      reads.push_back(Reduced(weight));
+      reads.push_back(Reduced(piece));
       ValueId updated;
-      if (SizeOf(graph_.tensor(weight).dtype) < 4) {
-        updated = State(Port::kMaster, weight, "master", layout);
+      if (SizeOf(value(parameter).dtype) < 4) {
+        updated = State(Port::kMaster, piece, "master", layout);
       } else if (!stored_so) {
         updated = Relaid(parameter, layout, MemoryCategory::kCommunication);
         if (layout.rooted != 0) {
@@ -1216,15 +1371,15 @@ class ProgramBuilder {
       shards.push_back(updated);
       writes.push_back(updated);
       if (adamw) {
-        writes.push_back(State(Port::kFirstMoment, weight, "m", layout));
-        writes.push_back(State(Port::kSecondMoment, weight, "v", layout));
+        writes.push_back(State(Port::kFirstMoment, piece, "m", layout));
+        writes.push_back(State(Port::kSecondMoment, piece, "v", layout));
       }
     }
     if (clips()) reads.push_back(Clip());
     if (context_.scales_loss()) reads.push_back(LossScale());
     if (!slice_to.empty()) AddTask(TaskKind::kSlice, slice_from, slice_to);
     AddTask(TaskKind::kCompute, reads, writes).kernel = adamw ? "adamw" : "sgd";
-    ReturnShards(weights, shards);
+    ReturnShards(pieces, shards);
   }
 
   // Lets `value` share the buffer of `of`, which is laid out alike where it is
@@ -1236,12 +1391,12 @@ class ProgramBuilder {
 
   // Masters are cast to the parameter's type, shards gathered into it, what the
   // root has broadcast.
-  void ReturnShards(const std::vector<TensorId>& weights,
+  void ReturnShards(const std::vector<WeightPiece>& pieces,
                     std::vector<ValueId> shards) {
     std::vector<ValueId> cast_from;
     std::vector<ValueId> cast_to;
-    for (size_t i = 0; i < weights.size(); ++i) {
-      const ValueId parameter = Parameter(weights[i]);
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const ValueId parameter = Parameter(pieces[i]);
       if (value(shards[i]).dtype == value(parameter).dtype) continue;
       cast_from.push_back(shards[i]);
       if (value(shards[i]).layout == value(parameter).layout) {
@@ -1259,8 +1414,8 @@ class ProgramBuilder {
     std::map<std::pair<CommKind, AxisSet>,
              std::pair<std::vector<ValueId>, std::vector<ValueId>>>
         returns;
-    for (size_t i = 0; i < weights.size(); ++i) {
-      const ValueId parameter = Parameter(weights[i]);
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const ValueId parameter = Parameter(pieces[i]);
       if (shards[i] == parameter) continue;
       const Layout& layout = value(shards[i]).layout;
       auto& [from, to] =
@@ -1285,12 +1440,12 @@ class ProgramBuilder {
       for (size_t r = 1; r < replicas.size(); ++r) {
         if (replicas[0].block == block_) {
           here_ = replicas[0].group;
-          EmitSend(port, replicas[r].group, Parameter(weight),
+          EmitSend(port, replicas[r].group, Parameter({weight}),
                    StreamRole::kSendForward);
         }
         if (replicas[r].block == block_) {
           here_ = replicas[r].group;
-          EmitReceive(port, replicas[0].group, Parameter(weight),
+          EmitReceive(port, replicas[0].group, Parameter({weight}),
                       StreamRole::kRecvForward);
         }
       }
@@ -1313,8 +1468,9 @@ class ProgramBuilder {
   std::map<std::tuple<GroupId, TensorId, Layout>, ValueId> acquired_;
   std::map<TensorId, std::vector<ValueId>> received_;  // kTie
   std::map<TensorId, ValueId> gathered_;  // cut parameters made whole
-  std::map<TensorId, std::vector<ValueId>> new_gradients_;  // to be cut
-  std::vector<Bucket> buckets_;                             // being filled
+  ValueId next_tile_;                     // gathered ahead of its use
+  std::map<WeightPiece, std::vector<ValueId>> new_gradients_;  // to be cut
+  std::vector<Bucket> buckets_;                                // being filled
 };
 
 }  // namespace

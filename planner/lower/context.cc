@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "planner/lower/lower.h"
+#include "planner/plan/tiles.h"
 
 namespace tessera {
 namespace {
@@ -334,6 +335,8 @@ void LoweringContext::FindReplicas() {
         continue;
       }
       if (replicas.empty()) {
+        // A linear's bias is whole.
+        tiles_[weight] = k == 1 ? placements_[i].tiles : 1;
         home_weights_[static_cast<size_t>(node.block)].push_back(weight);
       }
       replicas.push_back({placements_[i].group,
@@ -377,10 +380,19 @@ int LoweringContext::ZeroStage(TensorId weight) const {
   return placement.zero_axes == 0 ? 0 : placement.zero_stage;
 }
 
-Layout LoweringContext::ParameterLayout(TensorId weight,
+Layout LoweringContext::PieceOf(Layout layout, const WeightPiece& piece) const {
+  const int count = tiles(piece.weight);
+  if (count > 1) {
+    layout.tile = {TiledDim(graph_, piece.weight), piece.tile, count};
+  }
+  return layout;
+}
+
+Layout LoweringContext::ParameterLayout(const WeightPiece& piece,
                                         const Replica& replica) const {
-  const bool cut = ZeroStage(weight) >= 3 && &replica == &replicas(weight)[0];
-  return cut ? StateLayout(weight) : replica.layout;
+  const bool cut =
+      ZeroStage(piece.weight) >= 3 && &replica == &replicas(piece.weight)[0];
+  return cut ? StateLayout(piece) : PieceOf(replica.layout, piece);
 }
 
 bool LoweringContext::CompleteWithBackward(TensorId weight) const {
@@ -403,7 +415,7 @@ std::vector<TensorId> LoweringContext::CutWeights(int block,
   for (NodeId id : nodes) {
     for (TensorId tensor : graph_.node(id).operands) {
       if (graph_.tensor(tensor).kind == TensorKind::kWeight &&
-          ZeroStage(tensor) >= 3 &&
+          ZeroStage(tensor) >= 3 && tiles(tensor) == 1 &&
           std::find(weights.begin(), weights.end(), tensor) == weights.end()) {
         weights.push_back(tensor);
       }
@@ -421,8 +433,9 @@ int LoweringContext::BlockAhead(int block, Pass pass, int ahead) const {
   return same_position ? other : -1;
 }
 
-Layout LoweringContext::StateLayout(TensorId weight) const {
-  Layout layout = replicas(weight)[0].layout;
+Layout LoweringContext::StateLayout(const WeightPiece& piece) const {
+  const TensorId weight = piece.weight;
+  Layout layout = PieceOf(replicas(weight)[0].layout, piece);
   if (ZeroStage(weight) >= 1) layout.flat = weight_placement(weight).zero_axes;
   layout.rooted |= weight_placement(weight).rooted;
   return layout;

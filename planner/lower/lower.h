@@ -21,6 +21,13 @@
 
 namespace tessera {
 
+// What is stored, reduced and updated as one: a weight, or a tile of one.
+struct WeightPiece {
+  TensorId weight;
+  int tile = 0;
+  auto operator<=>(const WeightPiece&) const = default;
+};
+
 // What a plan implies before any task exists. All layouts are pure functions
 // of the plan, so a block's programs depend only on what is listed here.
 class LoweringContext {
@@ -133,14 +140,20 @@ class LoweringContext {
   const WeightPlacement& weight_placement(TensorId weight) const;
   // The stage at which the weight is really cut: 0 without axes to cut over.
   int ZeroStage(TensorId weight) const;
+  // In how many tiles a weight is stored and used; 1: in one piece.
+  int tiles(TensorId weight) const { return tiles_.at(weight); }
+  // What of a weight's layout is the piece's.
+  Layout PieceOf(Layout layout, const WeightPiece& piece) const;
   // The stored layout of the reduced gradient and the optimizer's state: cut
   // (ZeRO), on a root, or as the parameter.
-  Layout StateLayout(TensorId weight) const;
+  Layout StateLayout(const WeightPiece& piece) const;
   // The stored layout of a replica's parameter: whole, or cut like the state
   // at ZeRO stage 3.
-  Layout ParameterLayout(TensorId weight, const Replica& replica) const;
+  Layout ParameterLayout(const WeightPiece& piece,
+                         const Replica& replica) const;
   // Weights that are stored cut and that nodes of `block` read in an action, in
-  // the order of their first reads, those that run again last.
+  // the order of their first reads, those that run again last. Without those
+  // in tiles, each of which is gathered for its use.
   std::vector<TensorId> CutWeights(int block, ActionKind action) const;
   // The block that the position of `block` runs `ahead` blocks later in a pass
   // (earlier where negative), or -1 where the pass ends before.
@@ -195,6 +208,7 @@ class LoweringContext {
   std::vector<NodeId> recomputed_;                     // by tensor
   std::vector<std::vector<NodeId>> recomputed_nodes_;  // by block
   std::map<TensorId, std::vector<Replica>> replicas_;
+  std::map<TensorId, int> tiles_;
   std::vector<std::vector<TensorId>> home_weights_;
   std::vector<TensorId> weights_;
   std::vector<TensorId> tied_weights_;
@@ -248,6 +262,7 @@ struct Port {
   TensorId tensor;  // invalid from kSquareSum on
   int index = 0;    // kAccumulator: which of Replica::gradients; kGathered:
                     // the action
+  int tile = 0;     // of the weight
   auto operator<=>(const Port&) const = default;
 };
 

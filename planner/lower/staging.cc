@@ -79,7 +79,8 @@ int64_t ExchangedBytes(const Value& from, const Value& to,
   int64_t elements = 1;
   for (int64_t extent : from.shape) elements *= extent;
   const double mean = static_cast<double>(elements * SizeOf(from.dtype)) /
-                      static_cast<double>(group.Size(from.layout.sharded()));
+                      static_cast<double>(group.Size(from.layout.sharded()) *
+                                          from.layout.tile.count);
   const int64_t received = BytesOf(to, group);
   const double sent = static_cast<double>(received) *
                       static_cast<double>(BytesOf(from, group)) / mean;

@@ -102,6 +102,14 @@ std::string NameOf(const TaskGraph& tasks, const Graph& graph, TaskId id) {
                  : std::string(task.kernel) + list_name(task.writes);
       if (task.kernel.ends_with(".state")) name += ".state";
       if (IsRecomputed(graph, task)) name += " again";
+      for (const auto* list : {&task.reads, &task.writes}) {
+        if (list->empty() || !task.node.valid()) continue;
+        const Tile& tile = tasks.value(list->back()).layout.tile;
+        if (tile.count == 1) continue;
+        name += " tile " + std::to_string(tile.index + 1) + "/" +
+                std::to_string(tile.count);
+        break;
+      }
       break;
     case TaskKind::kSlice:
       name = "slice" + list_name(task.reads);

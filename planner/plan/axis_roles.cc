@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "planner/plan/tiles.h"
+
 namespace tessera {
 namespace {
 
@@ -347,11 +349,14 @@ AxisSet ZeroAxesGiven(const GraphIndex& index, const Plan& plan, size_t weight,
   const DeviceGroup& group = plan.groups[home.group.index()];
   const Node& node = index.graph->node(row.home.node);
   AxisSet axes = (use.sample | use.sequence) & ~use.other;
-  int64_t shard = 1;  // elements of the smallest shard
+  int64_t shard = 1;  // elements of the smallest shard, or its smallest tile
+  const int tiled = TiledFactor(*index.graph, home, row.home.node);
   for (uint8_t f : node.rule.operands[row.home.operand]) {
     axes &= ~home.axes[f];
-    shard *= std::max<int64_t>(
-        1, index.extents[row.home.node.index()][f] / group.Size(home.axes[f]));
+    const int64_t parts =
+        group.Size(home.axes[f]) * (f == tiled ? home.tiles : 1);
+    shard *=
+        std::max<int64_t>(1, index.extents[row.home.node.index()][f] / parts);
   }
   return LargestFitting(group, axes, shard);
 }

@@ -7,6 +7,7 @@
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
+#include "planner/plan/tiles.h"
 
 namespace tessera {
 namespace {
@@ -149,7 +150,20 @@ class Describer {
     const auto roles = RolesOf(index_, plan_, static_cast<int>(block));
     return (roles.has_value() ? RolesText(block, *roles, group)
                               : OwnText(block, id)) +
-           RecomputeText(block);
+           TilesText(block) + RecomputeText(block);
+  }
+
+  std::string TilesText(size_t block) const {
+    const auto tiles = TilesOf(index_, plan_, static_cast<int>(block));
+    if (tiles == 1) return "";
+    if (tiles.has_value()) {
+      return ", linears in " + Count(*tiles, "tile", "tiles");
+    }
+    const auto& nodes = index_.nodes_of_block[block];
+    const auto tiled = std::count_if(
+        nodes.begin(), nodes.end(),
+        [&](NodeId node) { return plan_.ops[node.index()].tiles > 1; });
+    return ", " + Count(tiled, "linear", "linears") + " in tiles";
   }
 
   std::string RecomputeText(size_t block) const {

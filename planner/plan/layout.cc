@@ -85,6 +85,10 @@ std::string ToString(const Layout& layout, const DeviceGroup& group,
   if (layout.partial) text += " partial " + AxesText(layout.partial, group);
   if (layout.flat) text += " flat " + AxesText(layout.flat, group);
   if (layout.rooted) text += " at root of " + AxesText(layout.rooted, group);
+  if (layout.tile.count > 1) {
+    text += " tile " + std::to_string(layout.tile.index + 1) + "/" +
+            std::to_string(layout.tile.count);
+  }
   return text;
 }
 
@@ -94,6 +98,12 @@ std::vector<Range> BlockAt(const Layout& layout, const DeviceGroup& group,
   for (size_t d = 0; d < shape.size(); ++d) {
     block[d] = ShardRange(shape[d], group.Size(layout.dims[d]),
                           group.Coordinate(index, layout.dims[d]));
+  }
+  if (layout.tile.count > 1) {
+    Range& tiled = block[static_cast<size_t>(layout.tile.dim)];
+    const Range tile =
+        ShardRange(tiled.size(), layout.tile.count, layout.tile.index);
+    tiled = {tiled.begin + tile.begin, tiled.begin + tile.end};
   }
   return block;
 }
@@ -118,12 +128,23 @@ bool IsAbsentAt(const Layout& layout, const DeviceGroup& group, int index) {
   return layout.rooted != 0 && group.Coordinate(index, layout.rooted) != 0;
 }
 
+int64_t LargestExtent(const Layout& layout, const DeviceGroup& group,
+                      const Shape& shape, size_t dim) {
+  const int64_t parts = group.Size(layout.dims[dim]);
+  const int64_t largest = (shape[dim] + parts - 1) / parts;
+  const Tile& tile = layout.tile;
+  if (tile.count == 1 || static_cast<size_t>(tile.dim) != dim) return largest;
+  // A middle tile of a smaller shard may be the larger one.
+  return std::max(
+      ShardRange(largest, tile.count, tile.index).size(),
+      ShardRange(shape[dim] / parts, tile.count, tile.index).size());
+}
+
 Shape LargestBlock(const Layout& layout, const DeviceGroup& group,
                    const Shape& shape) {
   Shape largest = shape;
   for (size_t d = 0; d < shape.size(); ++d) {
-    const int64_t parts = group.Size(layout.dims[d]);
-    largest[d] = (shape[d] + parts - 1) / parts;
+    largest[d] = LargestExtent(layout, group, shape, d);
   }
   return largest;
 }
@@ -131,7 +152,9 @@ Shape LargestBlock(const Layout& layout, const DeviceGroup& group,
 int64_t LargestElements(const Layout& layout, const DeviceGroup& group,
                         const Shape& shape) {
   int64_t elements = 1;
-  for (int64_t extent : LargestBlock(layout, group, shape)) elements *= extent;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    elements *= LargestExtent(layout, group, shape, d);
+  }
   const int64_t parts = group.Size(layout.flat);
   return (elements + parts - 1) / parts;
 }
@@ -139,7 +162,10 @@ int64_t LargestElements(const Layout& layout, const DeviceGroup& group,
 bool HasEmptyShard(const Layout& layout, const DeviceGroup& group,
                    const Shape& shape) {
   for (size_t d = 0; d < shape.size(); ++d) {
-    if (shape[d] < group.Size(layout.dims[d])) return true;
+    const bool tiled =
+        layout.tile.count > 1 && static_cast<size_t>(layout.tile.dim) == d;
+    const int64_t smallest = shape[d] / group.Size(layout.dims[d]);
+    if (smallest < (tiled ? layout.tile.count : 1)) return true;
   }
   return false;
 }

@@ -53,16 +53,29 @@ std::vector<std::vector<int>> Subgroups(const DeviceGroup& group, AxisSet axes);
 // Prime factors of n, descending: the default axis sizes.
 std::vector<int> PrimeFactors(int64_t n);
 
+// The piece `index` of the `count` that each rank's block is cut into along
+// `dim`, by the bounds of ShardRange. A count of 1 is the whole block.
+struct Tile {
+  int dim = 0;
+  int index = 0;
+  int count = 1;
+  bool operator==(const Tile&) const = default;
+  auto operator<=>(const Tile&) const = default;
+};
+
 // Where the elements of a tensor are on a group: the axes that shard each
 // dimension, the axes over which ranks hold partial sums, the axes over which
 // each rank's block is flattened and cut into runs (`flat`: ZeRO), and the axes
 // along which only the ranks at coordinate 0 hold anything (`rooted`). On all
-// other axes the tensor is replicated. An axis appears at most once.
+// other axes the tensor is replicated. An axis appears at most once. Of a tile
+// only so much of each rank's block is there (and is flattened); shapes remain
+// those of the whole tensor.
 struct Layout {
   std::array<AxisSet, kMaxDims> dims = {};
   AxisSet partial = 0;
   AxisSet flat = 0;
   AxisSet rooted = 0;
+  Tile tile = {};
 
   AxisSet sharded() const {
     AxisSet set = flat;
@@ -95,7 +108,8 @@ inline Range ShardRange(int64_t extent, int64_t parts, int64_t i) {
   return {i * extent / parts, (i + 1) * extent / parts};
 }
 
-// The block (dimensions only, before `flat`) at position `index` of `group`.
+// The block (dimensions and tile, before `flat`) at position `index` of
+// `group`.
 std::vector<Range> BlockAt(const Layout& layout, const DeviceGroup& group,
                            const Shape& shape, int index);
 // The run of the flattened block that `flat` and `rooted` leave at position
@@ -109,6 +123,9 @@ int64_t ElementsAt(const Layout& layout, const DeviceGroup& group,
 // Whether position `index` is away from the root, and holds nothing.
 bool IsAbsentAt(const Layout& layout, const DeviceGroup& group, int index);
 
+// The extent of the largest shard of dimension `dim`.
+int64_t LargestExtent(const Layout& layout, const DeviceGroup& group,
+                      const Shape& shape, size_t dim);
 // The extents of the largest shard on the group.
 Shape LargestBlock(const Layout& layout, const DeviceGroup& group,
                    const Shape& shape);
@@ -140,7 +157,8 @@ struct ReshardStep {
   bool operator==(const ReshardStep&) const = default;
 };
 
-// The steps from `from` to `to`, empty when they are equal. Conversions of one
+// The steps from `from` to `to`, which have the same tile; empty when they are
+// equal. Conversions of one
 // kind over several axes are one step. Steps that shrink the data come first:
 // slices, reduces, reduce-scatters, all-reduces, all-to-alls, all-gathers (what
 // leaves a root before all others, what goes to one first among its kin; where

@@ -21,6 +21,7 @@ OpPlacement PlacementOf(const Graph& graph, const Plan& plan, NodeId id) {
   result.chunk = placement.chunk;
   if (node.op->name == "sum") return result;
   result.rooted = placement.rooted;
+  result.tiles = placement.tiles;
   for (size_t f = 0; f < node.rule.factors.size(); ++f) {
     const int from = forward.rule.FactorOf(node.rule.factors[f].letter);
     if (from >= 0) result.axes[f] = placement.axes[static_cast<size_t>(from)];

@@ -38,6 +38,9 @@ struct OpPlacement {
   // The axes along which only the ranks at coordinate 0 do the work, on whole
   // operands: of a node that reads no weight.
   AxisSet rooted = 0;
+  // Memory-centric tiling (planner/plan/tiles.h): a linear runs as so many
+  // tiles, one after another.
+  int tiles = 1;
   bool operator==(const OpPlacement&) const = default;
 };
 

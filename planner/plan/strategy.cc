@@ -12,6 +12,7 @@
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/branches.h"
 #include "planner/plan/stages.h"
+#include "planner/plan/tiles.h"
 #include "planner/plan/validate.h"
 #include "planner/schedule/action_table.h"
 
@@ -138,6 +139,13 @@ Result<void> ReadPrefetch(std::string_view value, Strategy& strategy) {
   return {};
 }
 
+Result<void> ReadTiles(std::string_view value, Strategy& strategy) {
+  TESSERA_TRY(strategy.tiles, ReadNumber(value, 1, kMostTiles,
+                                         "a whole number from 1 to " +
+                                             std::to_string(kMostTiles)));
+  return {};
+}
+
 Result<void> ReadSequence(std::string_view value, Strategy& strategy) {
   TESSERA_TRY(const int sp, ReadNumber(value, 0, 1, "0 or 1"));
   strategy.sp = sp == 1;
@@ -241,6 +249,7 @@ constexpr std::array kKeys = {
     KeyRow{"zero-group", ReadZeroGroup},
     KeyRow{"bucket", ReadBucket},
     KeyRow{"prefetch", ReadPrefetch},
+    KeyRow{"tiles", ReadTiles},
     KeyRow{"sp", ReadSequence},
     KeyRow{"branches", ReadBranches},
     KeyRow{"recompute", ReadRecompute},
@@ -597,6 +606,11 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
   if (strategy.split_branches) {
     TESSERA_TRY(plan, WithSplitBranches(index, std::move(plan)));
   }
+  for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
+    if (strategy.tiles > 1) {
+      SetTiles(index, static_cast<int>(b), strategy.tiles, plan);
+    }
+  }
   plan.weights.assign(index.weights.size(), {});
   for (size_t w = 0; w < plan.weights.size(); ++w) {
     plan.weights[w].zero_stage =
@@ -643,6 +657,9 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
   strategy.actions = plan.actions;
   strategy.bucket = plan.bucket_bytes;
   strategy.prefetch = plan.prefetch;
+  for (const OpPlacement& op : plan.ops) {
+    strategy.tiles = std::max(strategy.tiles, op.tiles);
+  }
   // As it would be without a root.
   Plan plain = plan;
   for (size_t i = 0; i < plan.ops.size(); ++i) {
@@ -756,6 +773,7 @@ std::string ToString(const Strategy& strategy) {
   if (strategy.prefetch != Strategy().prefetch) {
     text += " prefetch " + std::to_string(strategy.prefetch);
   }
+  if (strategy.tiles > 1) text += " tiles" + std::to_string(strategy.tiles);
   if (strategy.recompute != RecomputeLevel::kNone) {
     text += " recompute " + RecomputeText(strategy);
   }

@@ -52,6 +52,8 @@ struct Strategy {
   int zero_group = 0;
   Bytes bucket;      // Plan::bucket_bytes
   int prefetch = 1;  // Plan::prefetch
+  int tiles = 1;     // of every linear that can run in tiles, or as many as it
+                     // has rows for
   bool sp = false;   // norms, dropout and residuals split the sequence over tp
   // The parallel branches of a block on halves of its group (branches.h).
   bool split_branches = false;

@@ -6,6 +6,7 @@
 
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/stages.h"
+#include "planner/plan/tiles.h"
 #include "planner/schedule/action_table.h"
 
 namespace tessera {
@@ -215,6 +216,7 @@ class Validator {
       Fail(NodeText(id) + " recompute",
            Quoted(node.op->name) + " cannot run twice in a step");
     }
+    CheckTiles(id, placement);
     AxisSet used = placement.rooted;
     CheckRooted(id, placement.rooted, group);
     for (size_t f = 0; f < static_cast<size_t>(kMaxFactors); ++f) {
@@ -260,6 +262,36 @@ class Validator {
             (factor.role == Role::kSample ? " (samples of a microbatch)" : "") +
             " is split over " + std::to_string(degree) + " ranks");
       }
+    }
+  }
+
+  void CheckTiles(NodeId id, const OpPlacement& placement) {
+    if (placement.tiles == 1) return;
+    const Node& node = graph_.node(id);
+    const auto fail = [&](const std::string& expected) {
+      Fail(NodeText(id) + " tiles",
+           "is " + std::to_string(placement.tiles) + ": expected " + expected);
+    };
+    if (placement.tiles < 1) return fail("at least 1");
+    if (node.op->name != "linear") {
+      return fail("1, since only a linear runs in tiles, no " +
+                  Quoted(node.op->name));
+    }
+    if (!CanTile(index_, id)) {
+      return fail("1, since other operators read " +
+                  Quoted(graph_.tensor(node.operands[1]).name) + ", too");
+    }
+    for (AxisSet axes : placement.axes) {
+      // CheckPlacement says so.
+      if (axes & ~plan_.groups[placement.group.index()].all_axes()) return;
+    }
+    const int most = MostTiles(index_, plan_, id);
+    if (placement.tiles > most) {
+      fail("at most " + std::to_string(most) +
+           (most == kMostTiles
+                ? ""
+                : ", the rows of the smallest shard of " +
+                      Quoted(graph_.tensor(node.operands[1]).name)));
     }
   }
 
@@ -449,13 +481,15 @@ class Validator {
     }
     const Node& node = graph_.node(use.home.node);
     const Indices& indices = node.rule.operands[use.home.operand];
-    int64_t shard = 1;  // elements of the smallest shard
+    int64_t shard = 1;  // elements of the smallest shard, or its smallest tile
     AxisSet sharded = 0;
+    const int tiled = TiledFactor(graph_, home, use.home.node);
     for (uint8_t f : indices) {
       sharded |= home.axes[f];
-      shard *= std::max<int64_t>(
-          1, index_.extents[use.home.node.index()][f] /
-                 std::max<int64_t>(1, group.Size(home.axes[f])));
+      const int64_t parts =
+          group.Size(home.axes[f]) * (f == tiled ? std::max(1, home.tiles) : 1);
+      shard *= std::max<int64_t>(1, index_.extents[use.home.node.index()][f] /
+                                        std::max<int64_t>(1, parts));
     }
     if (const AxisSet wrong = axes & sharded; wrong != 0) {
       fail(field,

@@ -18,15 +18,17 @@ extern const Move kMicrobatches;
 extern const Move kSchedule;
 extern const Move kZero;
 extern const Move kRecompute;
+extern const Move kTiles;
 extern const Move kBucket;
 extern const Move kPrefetch;
 extern const Move kFabricOrder;
 
 std::span<const Move> Moves() {
   static const std::array table = {
-      kSplitOp,       kSplitClass, kAxisRole, kSequence,     kBranches,
-      kStageBoundary, kStageCount, kChunks,   kMicrobatches, kSchedule,
-      kZero,          kRecompute,  kBucket,   kPrefetch,     kFabricOrder};
+      kSplitOp,      kSplitClass,    kAxisRole,   kSequence,
+      kBranches,     kStageBoundary, kStageCount, kChunks,
+      kMicrobatches, kSchedule,      kZero,       kRecompute,
+      kTiles,        kBucket,        kPrefetch,   kFabricOrder};
   return table;
 }
 

@@ -54,12 +54,15 @@ class Tidier {
     candidate.bucket_bytes = Plan().bucket_bytes;
     candidate.prefetch = Plan().prefetch;
     Offer(std::move(candidate));
+    candidate = plan_;
+    for (OpPlacement& op : candidate.ops) op.tiles = 1;
+    Offer(std::move(candidate));
     return evaluations_;
   }
 
  private:
-  // Gives `to` the splits, recomputation and ZeRO stages that `from` has in
-  // plan_.
+  // Gives `to` the splits, recomputation, tiles and ZeRO stages that `from` has
+  // in plan_.
   void Copy(int from, int to, Plan& candidate) const {
     const auto f = static_cast<size_t>(from);
     const auto t = static_cast<size_t>(to);
@@ -69,6 +72,7 @@ class Tidier {
       OpPlacement& target = candidate.ops[index_.nodes_of_block[t][i].index()];
       target.axes = source.axes;
       target.recompute = source.recompute;
+      target.tiles = source.tiles;
     }
     // A tied weight has its home in one of the blocks only.
     if (weights_of_block_[f].size() != weights_of_block_[t].size()) return;

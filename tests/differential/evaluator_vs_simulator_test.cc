@@ -86,6 +86,7 @@ std::optional<Plan> RandomStrategy(const Graph& graph, const Cluster& cluster,
   strategy.zero_group = Pick(rng, {0, 0, 2, Strategy::kWithinNode});
   strategy.bucket = {Pick(rng, {0, 1, 100'000, 1'000'000})};
   strategy.prefetch = Pick(rng, {0, 1, 1, 2, 5});
+  strategy.tiles = Pick(rng, {1, 1, 1, 2, 3});
   strategy.sp = strategy.tp > 1 && Pick(rng, {0, 1}) == 1;
   strategy.recompute = static_cast<RecomputeLevel>(Pick(rng, {0, 0, 1, 2}));
   strategy.recompute_layers = Pick(rng, {0, 2});

@@ -166,6 +166,11 @@ bool OperatorsRecomputed(const GraphIndex& index, const Plan& plan) {
   return false;
 }
 
+bool Tiles(const GraphIndex&, const Plan& plan) {
+  return std::any_of(plan.ops.begin(), plan.ops.end(),
+                     [](const OpPlacement& op) { return op.tiles > 1; });
+}
+
 bool OneMicrobatch(const GraphIndex& index, const Plan& plan) {
   return StagesOf(*index.graph, plan).count() > 1 && plan.microbatches == 1;
 }
@@ -344,6 +349,7 @@ constexpr std::array kRows = {
     PlacementRow{"selective recomputation", SelectiveRecompute},
     PlacementRow{"full recomputation", FullRecompute},
     PlacementRow{"operators recomputed on their own", OperatorsRecomputed},
+    PlacementRow{"memory-centric tiling", Tiles},
     PlacementRow{"model parallel, one microbatch", OneMicrobatch},
     PlacementRow{"GPipe", Gpipe},
     PlacementRow{"1F1B", OneForwardOneBackward},

@@ -454,6 +454,73 @@ bool LocalDropoutCounterOfShard(const Graph& graph, TaskGraph& tasks) {
   });
 }
 
+// ---- Tiles
+
+// The same buffer, taken for the other of a linear's first two tiles; nothing
+// where these are of unlike sizes.
+std::optional<ValueId> WithOtherTile(TaskGraph& tasks, ValueId id) {
+  Value value = tasks.value(id);
+  const DeviceGroup& group = tasks.group(value.group);
+  Layout& layout = value.layout;
+  if (layout.tile.count == 1 || layout.tile.index > 1) return {};
+  for (int i = 0; i < static_cast<int>(group.devices.size()); ++i) {
+    const int64_t size = ElementsAt(layout, group, value.shape, i);
+    Layout other = layout;
+    other.tile.index = 1 - layout.tile.index;
+    if (ElementsAt(other, group, value.shape, i) != size) return {};
+  }
+  layout.tile.index = 1 - layout.tile.index;
+  value.alias_of = tasks.Root(id);
+  value.persistent = false;
+  tasks.values.push_back(value);
+  return ValueId(static_cast<int64_t>(tasks.values.size()) - 1);
+}
+
+bool TileInTheWrongColumns(const Graph&, TaskGraph& tasks) {
+  for (size_t t = 0; t < tasks.tasks.size(); ++t) {
+    if (tasks.tasks[t].kind != TaskKind::kSlice ||
+        tasks.value(tasks.tasks[t].writes[0]).layout.tile.count > 1) {
+      continue;
+    }
+    const auto other = WithOtherTile(tasks, tasks.tasks[t].reads[0]);
+    if (!other) continue;
+    tasks.tasks[t].reads[0] = *other;
+    return true;
+  }
+  return false;
+}
+
+bool IsTileOf(const Graph& graph, const TaskGraph& tasks, const Task& task,
+              std::string_view op, size_t operand) {
+  return OpOf(graph, task) == op &&
+         tasks.value(task.reads[operand]).layout.tile.count > 1;
+}
+
+// Of a later tile: the sum over the tiles before is lost.
+bool OverwrittenSumOverTiles(const Graph& graph, TaskGraph& tasks) {
+  Task* const task = FindTask(tasks, [&](const Task& t) {
+    return t.accumulate && IsTileOf(graph, tasks, t, "linear_dx", 1);
+  });
+  if (task == nullptr) return false;
+  task->accumulate = false;
+  return true;
+}
+
+bool TileOfTheGradientTwice(const Graph& graph, TaskGraph& tasks) {
+  for (Task& task : tasks.tasks) {
+    if (!IsTileOf(graph, tasks, task, "linear_dw", 0)) continue;
+    const Tile tile = tasks.value(task.reads[0]).layout.tile;
+    const Task* const before = FindTask(tasks, [&](const Task& t) {
+      return t.node == task.node && t.microbatch == task.microbatch &&
+             IsTileOf(graph, tasks, t, "linear_dw", 0);
+    });
+    if (tile.index != 1 || !WithOtherTile(tasks, before->reads[0])) continue;
+    task.reads[0] = before->reads[0];
+    return true;
+  }
+  return false;
+}
+
 // ---- Tied weights
 
 bool LostTiedGradient(const Graph&, TaskGraph& tasks) {
@@ -499,6 +566,9 @@ constexpr std::array kMistakes = {
                    LocalDropoutCounterOfMicrobatch},
     PlantedMistake{"a dropout counter local to the shard",
                    LocalDropoutCounterOfShard},
+    PlantedMistake{"a tile in the wrong columns", TileInTheWrongColumns},
+    PlantedMistake{"an overwritten sum over tiles", OverwrittenSumOverTiles},
+    PlantedMistake{"a tile's gradient made twice", TileOfTheGradientTwice},
     PlantedMistake{"a lost gradient of a tied weight", LostTiedGradient},
     PlantedMistake{"a tied weight that is not returned", LostTiedWeight},
 };

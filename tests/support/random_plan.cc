@@ -9,6 +9,7 @@
 
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/recompute.h"
+#include "planner/plan/tiles.h"
 #include "planner/schedule/pipeline_schedule.h"
 
 namespace tessera {
@@ -202,6 +203,13 @@ class PlanMaker {
       }
       plan_.ops[id.index()].recompute =
           CanRecompute(graph_, id) && Draw(name + ".again", 0, 2) == 0;
+      if (spec_.tiles > 1 && CanTile(index_, id)) {
+        const int tiles =
+            1 + static_cast<int>(Draw(name + ".tiles", 0,
+                                      static_cast<uint32_t>(spec_.tiles)));
+        plan_.ops[id.index()].tiles =
+            std::min(tiles, MostTiles(index_, plan_, id));
+      }
     }
     if (spec_.recompute < 3) {
       SetRecompute(index_, block, static_cast<RecomputeLevel>(spec_.recompute),
@@ -421,6 +429,7 @@ std::vector<Field> FieldsOf(Case& c) {
                         {"prefetch", &c.plan.prefetch, 0},
                         {"recompute", &c.plan.recompute, 0},
                         {"halves", &c.plan.halves, 0},
+                        {"tiles", &c.plan.tiles, 1},
                         {"shuffled", &c.plan.shuffled, 0},
                         {"key", &c.plan.key, 0}};
   fields.insert(fields.end(), std::begin(rest), std::end(rest));
@@ -511,6 +520,7 @@ PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng) {
   spec.prefetch = Pick(rng, {0, 1, 1, 2, 3});
   spec.recompute = Pick(rng, {0, 0, 0, 1, 2, 3});
   spec.halves = Pick(rng, {0, 0, 0, 1});
+  spec.tiles = Pick(rng, {1, 1, 2, 3, 5});
   spec.shuffled = Pick(rng, {0, 0, 1});
   spec.key = static_cast<int>(rng.Below(1u << 30));
   return spec;

@@ -44,6 +44,7 @@ struct PlanSpec {
   int recompute = 0;
   // 1: some operators on the first or the second half of their stage's devices.
   int halves = 0;
+  int tiles = 1;     // of each linear that can, up to so many
   int shuffled = 0;  // 1: devices in any order
   int key = 0;
   bool operator==(const PlanSpec&) const = default;

@@ -172,6 +172,7 @@ inline std::string StateOf(const Plan& plan) {
         "|" + std::to_string(op.chunk) + "." + std::to_string(op.group.value);
     for (AxisSet axes : op.axes) text += "," + std::to_string(axes);
     if (op.recompute) text += "r";
+    text += "t" + std::to_string(op.tiles);
   }
   for (const WeightPlacement& weight : plan.weights) {
     text += std::to_string(weight.zero_stage) + "," +

@@ -77,7 +77,7 @@ TEST(Mcmc, VisitsStatesByTheirBoltzmannWeight) {
   for (const Move& move : Moves()) {
     const std::string_view name = move.name;
     if (name != "stage-count" && name != "chunks" && name != "recompute" &&
-        name != "bucket" && name != "prefetch") {
+        name != "tiles" && name != "bucket" && name != "prefetch") {
       moves.push_back(move);
     }
   }

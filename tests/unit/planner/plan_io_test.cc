@@ -66,7 +66,7 @@ TEST_F(PlanIoTest, RoundTripIsExactAndBytesAreTheSame) {
   for (const char* strategy :
        {"", "tp=2,pp=2,zero=1,sp=1", "tp=4,mbs=4", "cp=2,zero=1",
         "zero=3,zero-group=2,bucket=25MB,prefetch=0", "recompute=full:1",
-        "dp-kind=rooted,tp=2"}) {
+        "tiles=3", "dp-kind=rooted,tp=2"}) {
     const Plan plan = Make(strategy);
     for (const char* ending : {".txtpb", ".json", ".pb"}) {
       const std::string path = Temp(std::string("round") + ending);
