@@ -35,6 +35,44 @@ TEST(ShardRange, DroppingInnerPartsYieldsTheCoarserSplit) {
   }
 }
 
+TEST(Layout, TilesCutEachRanksBlock) {
+  // 11 rows over 2 ranks: [0,5) and [5,11); in 3 tiles: 1, 2, 2 and 2, 2, 2.
+  const DeviceGroup group = Mesh({2});
+  Layout layout;
+  layout.dims[1] = 1;
+  layout.tile = {1, 0, 3};
+  const Shape shape = {4, 11};
+  const std::vector<std::vector<Range>> rows = {{{0, 1}, {1, 3}, {3, 5}},
+                                                {{5, 7}, {7, 9}, {9, 11}}};
+  for (int rank = 0; rank < 2; ++rank) {
+    for (int t = 0; t < 3; ++t) {
+      layout.tile.index = t;
+      EXPECT_EQ(BlockAt(layout, group, shape, rank),
+                (std::vector<Range>{
+                    {0, 4},
+                    rows[static_cast<size_t>(rank)][static_cast<size_t>(t)]}));
+    }
+  }
+  EXPECT_EQ(LargestBlock(layout, group, shape), (Shape{4, 2}));
+  // A run of a tile: 8 elements over the other axis of 2.
+  const DeviceGroup square = Mesh({2, 2});
+  layout.tile.index = 0;
+  layout.flat = 2;
+  EXPECT_EQ(FlatRunAt(layout, square, shape, 3), (Range{4, 8}));
+  EXPECT_EQ(LargestElements(layout, square, shape), 4);
+}
+
+TEST(Layout, TheLargestTileMayBeThatOfASmallerShard) {
+  // The third of 5 tiles of 2 rows is a row; of 3 rows it is none: [1, 1).
+  Layout layout;
+  layout.dims[0] = 1;
+  layout.tile = {0, 2, 5};
+  EXPECT_EQ(LargestExtent(layout, Mesh({2}), {5}, 0), 1);
+  EXPECT_TRUE(HasEmptyShard(layout, Mesh({2}), {5}));
+  layout.tile.count = 2;
+  EXPECT_FALSE(HasEmptyShard(layout, Mesh({2}), {5}));
+}
+
 TEST(DeviceGroup, CoordinatesAreRowMajor) {
   const DeviceGroup group = Mesh({2, 3, 2});
   // 9 = 1*6 + 1*2 + 1.

@@ -294,6 +294,69 @@ TEST(Lower, PrefetchGathersSoManyBlocksAhead) {
   }
 }
 
+// The gathers of tiles, and the most bytes of gathered tiles at a time.
+struct GatheredTiles {
+  int gathers = 0;
+  int64_t most = 0;
+};
+
+GatheredTiles GatheredTilesOf(const Lowered& l) {
+  GatheredTiles gathered;
+  const auto frees = LastUses(l.tasks);
+  int64_t now = 0;
+  const auto bytes = [&](ValueId id) {
+    const Value& value = l.tasks.value(id);
+    return value.what == "gathered" && value.layout.tile.count > 1
+               ? LargestBytes(l.tasks, id).value
+               : 0;
+  };
+  for (size_t t = 0; t < l.tasks.tasks.size(); ++t) {
+    const Task& task = l.tasks.tasks[t];
+    if (task.kind == TaskKind::kComm) {
+      for (ValueId id : task.writes) {
+        gathered.gathers += bytes(id) > 0;
+        now += bytes(id);
+      }
+    }
+    gathered.most = std::max(gathered.most, now);
+    for (ValueId id : frees[t]) now -= bytes(id);
+  }
+  EXPECT_EQ(now, 0);
+  return gathered;
+}
+
+TEST(Lower, TilesAreGatheredOneByOneAndReleased) {
+  // The largest linears are those of the MLP: 256 * 1024 fp32, 1 MiB. One tile
+  // of them is whole at a time, or two where one is gathered ahead. Each of a
+  // layer's 6 linears gathers its tiles in both passes of 4 microbatches.
+  constexpr int64_t kLargest = int64_t{4} * 256 * 1024;
+  for (int tiles : {2, 4, 8}) {
+    const std::string text = "dp=4,mbs=1,zero=3,tiles=" + std::to_string(tiles);
+    const GatheredTiles one = GatheredTilesOf(LowerTiny(text + ",prefetch=0"));
+    EXPECT_EQ(one.gathers, 2 * 4 * 4 * 6 * tiles);
+    EXPECT_EQ(one.most, kLargest / tiles);
+    const GatheredTiles two = GatheredTilesOf(LowerTiny(text + ",prefetch=1"));
+    EXPECT_EQ(two.gathers, one.gathers);
+    EXPECT_EQ(two.most, 2 * kLargest / tiles);
+  }
+}
+
+TEST(Lower, TilesOfTheGradientAreReducedOneByOne) {
+  // With ZeRO-2 no more than one tile of a weight's new gradient is whole.
+  const Lowered l = LowerTiny("dp=4,mbs=1,zero=2,tiles=4");
+  int reductions = 0;
+  for (const Task& task : l.tasks.tasks) {
+    if (task.kind != TaskKind::kComm || task.pass != Pass::kBackward ||
+        l.tasks.value(task.reads[0]).layout.tile.count == 1 || task.optimizer) {
+      continue;
+    }
+    ++reductions;
+    EXPECT_EQ(task.comm, CommKind::kReduceScatter);
+    EXPECT_EQ(task.reads.size(), 1u);
+  }
+  EXPECT_EQ(reductions, 4 * 4 * 6 * 4);
+}
+
 TEST(Lower, RootedDataParallelismExchangesFiveTimesABatch) {
   // PyTorch's DataParallel: scatter the inputs (tokens and positions), gather
   // the logits, scatter their gradient, reduce the gradients and broadcast what
@@ -452,7 +515,7 @@ TEST(Lower, ReadsWhatWasWritten) {
        {"dp=4", "tp=2,pp=2", "pp=2,dp=2,zero=1", "tp=2,dp=2,zero=1,sp=1",
         "cp=2,tp=2", "pp=4,schedule=gpipe", "dp=4,zero=3,prefetch=3",
         "dp=4,zero=2,zero-group=2,bucket=100kB", "tp=2,recompute=full",
-        "zero=3,recompute=full"}) {
+        "zero=3,recompute=full", "tp=2,zero=3,tiles=3,recompute=full"}) {
     const Lowered l = LowerTiny(text);
     std::vector<bool> written(l.tasks.values.size(), false);
     for (const Task& task : l.tasks.tasks) {

@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <fstream>
+#include <map>
 
 #include "planner/io/importer.h"
 #include "planner/plan/axis_roles.h"
@@ -130,8 +131,30 @@ TEST(ParseStrategy, StorageAndCommunication) {
   EXPECT_EQ(error("bucket=big"),
             "bucket: is 'big': expected a size such as 25MB, or 0 for one "
             "bucket for each block");
+  EXPECT_EQ(ParseStrategy("tiles=4")->tiles, 4);
+  EXPECT_EQ(error("tiles=0"),
+            "tiles: is '0': expected a whole number from 1 to 1024");
   EXPECT_EQ(error("prefetch=-1"),
             "prefetch: is '-1': expected a whole number of blocks");
+}
+
+TEST(PlanFromStrategy, TilesEveryLinearAsFarAsItHasRows) {
+  const Graph graph = Model("gpt2-tiny", 8, 64);
+  const Cluster cluster = *MakeCluster("local-cpu:8");
+  // Projections of 8 heads have a row for each, 4 on a rank.
+  const auto plan = Make(graph, cluster, "tp=2,tiles=6");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  std::map<std::string, int> tiles;
+  for (size_t i = 0; i < plan->ops.size(); ++i) {
+    if (plan->ops[i].tiles > 1) tiles[graph.nodes[i].name] = plan->ops[i].tiles;
+  }
+  EXPECT_EQ(tiles.size(), 4u * 6u);  // the head is tied
+  EXPECT_EQ(tiles["h.1.attn.c_attn.q"], 4);
+  EXPECT_EQ(tiles["h.1.attn.c_proj"], 6);
+  EXPECT_EQ(tiles["h.1.mlp.c_fc"], 6);
+  const auto strategy = UniformStrategy(GraphIndex(graph), cluster, *plan);
+  ASSERT_TRUE(strategy.has_value());
+  EXPECT_EQ(strategy->tiles, 6);
 }
 
 TEST(PlanFromStrategy, RootedDataParallelismKeepsLossAndStateAtTheRoot) {

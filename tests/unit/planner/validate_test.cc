@@ -213,6 +213,24 @@ TEST_F(ValidateTest, EmptyShardsAreRefusedAndRaggedOnesRun) {
                         "split over 8 ranks"));
 }
 
+TEST_F(ValidateTest, TilesAreOfLinearsAndHaveRows) {
+  const size_t up = NodeCalled("h.0.up");
+  const auto with = [&](std::string_view node, int tiles) {
+    return After("tp=4",
+                 [&](Plan& plan) { plan.ops[NodeCalled(node)].tiles = tiles; });
+  };
+  // 12 rows over 4 ranks.
+  EXPECT_EQ(with("h.0.up", 3), "");
+  EXPECT_THAT(with("h.0.up", 4),
+              HasSubstr("ops[" + std::to_string(up) +
+                        "] 'h.0.up' tiles: is 4: expected at most 3, the rows "
+                        "of the smallest shard of 'h.0.up.w'"));
+  EXPECT_THAT(with("h.0.up", 0), HasSubstr("is 0: expected at least 1"));
+  EXPECT_THAT(with("h.0.act", 2),
+              HasSubstr("expected 1, since only a linear runs in tiles, no "
+                        "'silu'"));
+}
+
 TEST_F(ValidateTest, SplitsFollowTheRule) {
   const size_t norm = NodeCalled("h.1.norm");
   EXPECT_THAT(
