@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <type_traits>
@@ -147,23 +148,23 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
                             uint64_t seed, RankExecutor& executor,
                             Communicator& all) {
   const TaskGraph& tasks = executor.tasks();
-  std::vector<std::vector<ValueId>> values;  // by entry: one, or its tiles
-  std::vector<SafetensorsEntry> entries;
+  // By name, so that the file does not depend on the plan: one value, or the
+  // tiles of a weight.
+  std::map<std::string, std::vector<ValueId>> values;
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     if (IsRounded(tasks.values[v])) continue;
     const std::string name = NameInFile(tasks, graph, ValueId(v));
     if (name.empty()) continue;
-    const auto known =
-        std::find_if(entries.begin(), entries.end(),
-                     [&](const SafetensorsEntry& e) { return e.name == name; });
-    if (known == entries.end()) {
-      values.push_back({ValueId(v)});
-      entries.push_back({name, tasks.values[v].dtype, tasks.values[v].shape});
-    } else if (tasks.values[v].layout.tile.count > 1) {
-      values[static_cast<size_t>(known - entries.begin())].push_back(
-          ValueId(v));
-    }
     // Of a tied weight the first copy is as good as any.
+    std::vector<ValueId>& parts = values[name];
+    if (parts.empty() || tasks.values[v].layout.tile.count > 1) {
+      parts.push_back(ValueId(v));
+    }
+  }
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& [name, parts] : values) {
+    const Value& value = tasks.value(parts[0]);
+    entries.push_back({name, value.dtype, value.shape});
   }
 
   // Rank 0 keeps receiving after a failed write, since its peers keep sending.
@@ -182,7 +183,7 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
       written = created.error();
     }
   }
-  for (const std::vector<ValueId>& parts : values) {
+  for (const auto& [name, parts] : values) {
     const Value& first = tasks.value(parts[0]);
     const Placement whole = WholeBlock(WholeBox(first.shape));
     std::vector<std::byte> elements;

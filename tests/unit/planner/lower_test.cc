@@ -305,8 +305,10 @@ GatheredTiles GatheredTilesOf(const Lowered& l) {
   const auto frees = LastUses(l.tasks);
   int64_t now = 0;
   const auto bytes = [&](ValueId id) {
+    // Of a bias, which is whole, the tiles are slices.
     const Value& value = l.tasks.value(id);
-    return value.what == "gathered" && value.layout.tile.count > 1
+    return value.what == "gathered" && value.layout.tile.count > 1 &&
+                   value.shape.size() > 1
                ? LargestBytes(l.tasks, id).value
                : 0;
   };
