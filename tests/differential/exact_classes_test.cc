@@ -95,7 +95,7 @@ const std::vector<ExactClass>& Classes() {
        {{"dp=2,tp=2,mbs=6,tiles=3"},
         {"dp=2,tp=2,mbs=6,tiles=3,zero=3"},
         {"dp=2,tp=2,mbs=6,tiles=3,zero=3", How::kResumed}},
-       {"dp=2,tp=2,mbs=6,tiles=2"},
+       {"dp=2,tp=2,mbs=3,tiles=3"},
        false,
        DType::kBFloat16},
       {"recompute",

@@ -49,11 +49,21 @@ bool IsActivation(const Graph& graph, const Value& value) {
          graph.tensor(value.tensor).kind == TensorKind::kActivation;
 }
 
+// Whether a router chooses by it: of one expert a token, with all of its
+// weight, the choice has no gradient.
+bool IsOfRouter(const Graph& graph, TensorId weight) {
+  return std::any_of(
+      graph.nodes.begin(), graph.nodes.end(), [&](const Node& node) {
+        return node.op->name == "linear_fp32" && node.operands[1] == weight;
+      });
+}
+
 // Matrices have gradients that are not zero; those of some biases are.
 bool IsMatrix(const Graph& graph, const Value& value) {
   return value.tensor.valid() &&
          graph.tensor(value.tensor).kind == TensorKind::kWeight &&
-         graph.tensor(value.tensor).weight_decay;
+         graph.tensor(value.tensor).weight_decay &&
+         !IsOfRouter(graph, value.tensor);
 }
 
 bool ReadsMatrix(const Graph& graph, const TaskGraph& tasks, const Task& task) {
@@ -239,11 +249,14 @@ bool SwappedTokens(const Graph& graph, TaskGraph& tasks) {
   });
 }
 
+// Of whole tensors: all of any shard is there.
 bool SwappedSlices(const Graph& graph, TaskGraph& tasks) {
   return SwapShards(tasks, false, [&](const Task& task) {
     return task.kind == TaskKind::kSlice && task.pass == Pass::kForward &&
            task.microbatch >= 0 && ReadsActivation(graph, tasks, task) &&
-           tasks.value(task.writes[0]).layout.partial == 0;
+           tasks.value(task.writes[0]).layout.partial == 0 &&
+           tasks.value(task.reads[0]).layout.tile ==
+               tasks.value(task.writes[0]).layout.tile;
   });
 }
 

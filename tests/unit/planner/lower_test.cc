@@ -303,27 +303,28 @@ struct GatheredTiles {
 GatheredTiles GatheredTilesOf(const Lowered& l) {
   GatheredTiles gathered;
   const auto frees = LastUses(l.tasks);
+  std::map<ValueId, int64_t> held;  // bytes
   int64_t now = 0;
-  const auto bytes = [&](ValueId id) {
-    // Of a bias, which is whole, the tiles are slices.
-    const Value& value = l.tasks.value(id);
-    return value.what == "gathered" && value.layout.tile.count > 1 &&
-                   value.shape.size() > 1
-               ? LargestBytes(l.tasks, id).value
-               : 0;
-  };
   for (size_t t = 0; t < l.tasks.tasks.size(); ++t) {
     const Task& task = l.tasks.tasks[t];
-    if (task.kind == TaskKind::kComm) {
-      for (ValueId id : task.writes) {
-        gathered.gathers += bytes(id) > 0;
-        now += bytes(id);
+    for (ValueId id : task.writes) {
+      const Value& value = l.tasks.value(id);
+      if (task.comm != CommKind::kAllGather || value.what != "gathered" ||
+          task.kind != TaskKind::kComm || value.layout.tile.count == 1) {
+        continue;
       }
+      ++gathered.gathers;
+      now += held[id] = LargestBytes(l.tasks, id).value;
     }
     gathered.most = std::max(gathered.most, now);
-    for (ValueId id : frees[t]) now -= bytes(id);
+    for (ValueId id : frees[t]) {
+      const auto it = held.find(id);
+      if (it == held.end()) continue;
+      now -= it->second;
+      held.erase(it);
+    }
   }
-  EXPECT_EQ(now, 0);
+  EXPECT_TRUE(held.empty());
   return gathered;
 }
 
