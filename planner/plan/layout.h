@@ -57,12 +57,16 @@ std::vector<int> PrimeFactors(int64_t n);
 // dimension, the axes over which ranks hold partial sums, the axes over which
 // each rank's block is flattened and cut into runs (`flat`: ZeRO), and the axes
 // along which only the ranks at coordinate 0 hold anything (`rooted`). On all
-// other axes the tensor is replicated. An axis appears at most once.
+// other axes the tensor is replicated. An axis appears at most once. The blocks
+// of a dimension that is sharded over exactly `ring` may have travelled: rank i
+// of n along it holds block (i + turn) mod n.
 struct Layout {
   std::array<AxisSet, kMaxDims> dims = {};
   AxisSet partial = 0;
   AxisSet flat = 0;
   AxisSet rooted = 0;
+  AxisSet ring = 0;
+  int turn = 0;
 
   AxisSet sharded() const {
     AxisSet set = flat;

@@ -172,13 +172,14 @@ inline std::string StateOf(const Plan& plan) {
         "|" + std::to_string(op.chunk) + "." + std::to_string(op.group.value);
     for (AxisSet axes : op.axes) text += "," + std::to_string(axes);
     if (op.recompute) text += "r";
+    if (op.streamed != 0) text += "s" + std::to_string(op.streamed);
   }
   for (const WeightPlacement& weight : plan.weights) {
     text += std::to_string(weight.zero_stage) + "," +
             std::to_string(weight.zero_axes) + ";";
   }
   return text + "|" + std::to_string(plan.bucket_bytes.value) + "|" +
-         std::to_string(plan.prefetch);
+         std::to_string(plan.prefetch) + "|" + std::to_string(plan.zigzag);
 }
 
 // A rugged objective: compute that shrinks with the split, a price for each

@@ -95,7 +95,7 @@ TEST(ParseStrategy, SaysWhatIsSupported) {
             "recompute: is '0': expected a whole number of layers behind the "
             "':'");
   EXPECT_EQ(error("cp-kind=rings"),
-            "cp-kind: is 'rings': expected gather or ulysses");
+            "cp-kind: is 'rings': expected gather, ring or ulysses");
   EXPECT_THAT(error("schedule=zb-h2"),
               HasSubstr("schedule: unknown schedule 'zb-h2'"));
   EXPECT_EQ(error("tp=0"), "tp: is '0': expected a whole number from 1");
