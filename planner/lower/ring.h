@@ -8,7 +8,8 @@
 // stay: a forward operator's kernel merges each step's into them, an adjoint's
 // terms are added. A streamed result is a sum that follows its block: each rank
 // adds its term to what arrives, and the n-th time it has come home. In memory
-// are the blocks of two steps and, of sums, what goes, what comes and the term.
+// are at most two travelling blocks of each operand, and of each sum what goes
+// and what comes, or what has come and the term.
 // Results of 16 bits are kept in fp32 until they are complete.
 
 #include "planner/lower/lower.h"
