@@ -39,15 +39,15 @@ std::vector<OpDef> AttentionOps() {
        .flops = AttentionFlops<1, 1>,
        .attributes = {{"scale"}, {.name = "window", .least = 0, .whole = true}},
        .integer_operands = {3, 4},
-       .linear = {{2}},
-       .streamed = 't'},
+       .streamed = 't',
+       .linear = {{2}}},
       // Five products: the scores again, dv, dp, dq and dk.
       {.name = "attention_dqkv",
        .summary = "gradients of attention's queries, keys and values",
        .op_class = OpClass::kAttention,
        .flops = AttentionFlops<3, 2>,
-       .linear = {{0}},
-       .streamed = 't'},
+       .streamed = 't',
+       .linear = {{0}}},
   };
 }
 

@@ -194,7 +194,7 @@ void Judge(const Move& move, const SearchSpace& space, Plan plan,
 Balance JudgeFromMany(const Move& move) {
   const Cluster cluster = Ranks(4);
   Balance balance;
-  const Graph layers = MlpGraph(2, 4, 2, 4, 8, 16);
+  const Graph layers = MlpGraph(2, 4, 4, 4, 8, 16);
   const SearchSpace of_layers(layers, cluster);
   for (const char* text :
        {"", "tp=2,zero=1", "zero=3", "tp=2,sp=1", "pp=2,mbs=2", "pp=2,tp=2",

@@ -418,7 +418,8 @@ bool ActivationOfAnotherMicrobatch(const Graph& graph, TaskGraph& tasks) {
       return t.node == task.node && t.microbatch == 0 &&
              t.kind == TaskKind::kCompute;
     });
-    if (before == nullptr ||
+    // In a table of actions microbatch 0 may come later.
+    if (before == nullptr || before > &task ||
         !IsActivation(graph, tasks.value(before->reads[1]))) {
       continue;
     }
