@@ -530,10 +530,12 @@ PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng) {
   spec.recompute = Pick(rng, {0, 0, 0, 1, 2, 3});
   spec.halves = Pick(rng, {0, 0, 0, 1});
   spec.ring = Pick(rng, {0, 0, 1, 2});
-  spec.zigzag = Pick(rng, {0, 0, 2, 2, 3, 4});
-  if (spec.zigzag > 0 && graph.sequence % (2 * spec.zigzag) != 0) {
-    spec.zigzag = 0;
+  // Of what cuts the sequence evenly, or nothing.
+  std::vector<int> zigzags = {0};
+  for (int n = 2; 2 * n <= graph.sequence; ++n) {
+    if (graph.sequence % (2 * n) == 0) zigzags.push_back(n);
   }
+  spec.zigzag = zigzags[rng.Below(static_cast<uint32_t>(zigzags.size()))];
   spec.shuffled = Pick(rng, {0, 0, 1});
   spec.key = static_cast<int>(rng.Below(1u << 30));
   return spec;
