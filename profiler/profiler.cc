@@ -31,7 +31,7 @@ constexpr std::array kPayloads = {1 << 10, 1 << 12, 1 << 14, 1 << 16,
                                   1 << 18, 1 << 20, 1 << 22, 1 << 24};
 constexpr std::array kCollectives = {CommKind::kAllReduce, CommKind::kAllGather,
                                      CommKind::kReduceScatter,
-                                     CommKind::kAllToAll};
+                                     CommKind::kAllToAll, CommKind::kShift};
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -65,6 +65,13 @@ class PreparedExchange {
     exchange->bytes_.assign(ranks.size(), share * SizeOf(DType::kFloat32));
     exchange->send_.resize(static_cast<size_t>(exchange->count_));
     exchange->receive_.resize(static_cast<size_t>(exchange->count_));
+    // A shift's go to the rank before and come from the one behind.
+    const auto self = static_cast<size_t>(exchange->group_->rank());
+    exchange->shift_send_.assign(ranks.size(), 0);
+    exchange->shift_receive_.assign(ranks.size(), 0);
+    const int64_t all = exchange->count_ * SizeOf(DType::kFloat32);
+    exchange->shift_send_[(self + ranks.size() - 1) % ranks.size()] = all;
+    exchange->shift_receive_[(self + 1) % ranks.size()] = all;
     return exchange;
   }
 
@@ -82,6 +89,9 @@ class PreparedExchange {
                                      DType::kFloat32);
       case CommKind::kAllToAll:
         return group_->AllToAll(send_.data(), bytes_, receive_.data(), bytes_);
+      case CommKind::kShift:
+        return group_->AllToAll(send_.data(), shift_send_, receive_.data(),
+                                shift_receive_);
       // Never timed: the exchanges with a root are priced analytically.
       case CommKind::kScatter:
       case CommKind::kBroadcast:
@@ -116,6 +126,8 @@ class PreparedExchange {
   int64_t count_ = 0;
   std::vector<int64_t> counts_;
   std::vector<int64_t> bytes_;
+  std::vector<int64_t> shift_send_;
+  std::vector<int64_t> shift_receive_;
   std::vector<float> send_;
   std::vector<float> receive_;
 };

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <utility>
 
+#include "planner/plan/sequence_order.h"
+
 namespace tessera {
 namespace {
 
@@ -675,10 +677,44 @@ Result<void> RankExecutor::RunLoad(const Work& work) {
     std::vector<std::byte> host(
         static_cast<size_t>(block.elements() * SizeOf(block.dtype)));
     block.data = host.data();
-    TESSERA_RETURN_IF_ERROR(load_(
-        graph_.tensor(tasks_.value(task.writes[i]).tensor), block, samples_));
+    const Tensor& tensor = graph_.tensor(tasks_.value(task.writes[i]).tensor);
+    if (tasks_.zigzag > 1) {
+      TESSERA_RETURN_IF_ERROR(LoadZigzag(tensor, block));
+    } else {
+      TESSERA_RETURN_IF_ERROR(load_(tensor, block, samples_));
+    }
     device_.Write(data(task.writes[i]), host.data(),
                   {static_cast<int64_t>(host.size())});
+  }
+  return {};
+}
+
+// The second dimension of an input is the sequence: each run of positions that
+// follow one another is loaded and put into its columns.
+Result<void> RankExecutor::LoadZigzag(const Tensor& tensor,
+                                      const LocalTensor& block) {
+  const int64_t columns = block.shape[1];
+  const auto position = [&](int64_t column) {
+    return ZigzagPosition(graph_.seq_len, tasks_.zigzag,
+                          block.offset[1] + column);
+  };
+  const int64_t rows = block.shape[0];
+  const int64_t size = SizeOf(block.dtype);
+  for (int64_t first = 0; first < columns;) {
+    int64_t end = first + 1;
+    while (end < columns && position(end) == position(end - 1) + 1) ++end;
+    const int64_t width = end - first;
+    LocalTensor run = block;
+    run.shape[1] = width;
+    run.offset[1] = position(first);
+    std::vector<std::byte> host(static_cast<size_t>(rows * width * size));
+    run.data = host.data();
+    TESSERA_RETURN_IF_ERROR(load_(tensor, run, samples_));
+    for (int64_t row = 0; row < rows; ++row) {
+      std::copy_n(host.data() + row * width * size, width * size,
+                  block.as<std::byte>() + (row * columns + first) * size);
+    }
+    first = end;
   }
   return {};
 }
@@ -699,6 +735,7 @@ void RankExecutor::RunCall(Call& call) {
   kernel_call.seed = seed_;
   kernel_call.step = step_;
   kernel_call.threads = device_.threads();
+  kernel_call.zigzag = tasks_.zigzag;
   call.kernel->run(kernel_call);
 }
 

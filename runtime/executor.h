@@ -145,6 +145,7 @@ class RankExecutor : public Executor {
   Result<void> Admit(const Work& work);
   Bytes Release(const Work& work);
   Result<void> RunLoad(const Work& work);
+  Result<void> LoadZigzag(const Tensor& tensor, const LocalTensor& block);
   void RunCall(Call& call);
   Result<void> Allocate(ValueId root);
 

@@ -65,7 +65,7 @@ Collective::Collective(CommKind kind, Communicator& group,
     TESSERA_CHECK(static_cast<int>(part.from.size()) == group.size() &&
                   part.from.size() == part.to.size());
     const Route route = RouteOf(part);
-    if (LargestBytes(part) >= kShareBelowBytes) {
+    if (LargestBytes(part) >= kShareBelowBytes || route == Route::kShift) {
       AddBatch(route, {i});
       continue;
     }
@@ -87,6 +87,13 @@ Collective::Route Collective::RouteOf(const CollectivePart& part) const {
       TESSERA_CHECK(placement == part.from[0]) << "all-reduce moves elements";
     }
     return Route::kAllReduce;
+  }
+  if (kind_ == CommKind::kShift) {
+    for (size_t member = 0; member < part.from.size(); ++member) {
+      const size_t next = (member + 1) % part.from.size();
+      TESSERA_CHECK(part.to[member] == part.from[next]) << "not a shift";
+    }
+    return Route::kShift;
   }
   // A reduce scatters everything to the root.
   if (kind_ == CommKind::kReduceScatter || kind_ == CommKind::kReduce) {
@@ -119,6 +126,9 @@ void Collective::AddBatch(Route route, std::vector<size_t> parts) {
       break;
     case Route::kExchange:
       PlanExchange(batch);
+      break;
+    case Route::kShift:
+      PlanShift(batch);
       break;
   }
   batches_.push_back(std::move(batch));
@@ -248,6 +258,20 @@ void Collective::PlanExchange(Batch& batch) const {
   batch.received = received;
 }
 
+// Whole buffers, so that nothing is staged.
+void Collective::PlanShift(Batch& batch) const {
+  const CollectivePart& part = parts_[batch.parts[0]];
+  const int64_t size = SizeOf(batch.dtype);
+  const size_t members = part.from.size();
+  const auto self = static_cast<size_t>(group_.rank());
+  batch.sent = part.from[self].elements() * size;
+  batch.received = part.to[self].elements() * size;
+  batch.send_bytes.assign(members, 0);
+  batch.receive_bytes.assign(members, 0);
+  batch.send_bytes[(self + members - 1) % members] = batch.sent;
+  batch.receive_bytes[(self + 1) % members] = batch.received;
+}
+
 Bytes Collective::staging() const {
   Bytes most;
   for (const Batch& batch : batches_) {
@@ -314,6 +338,7 @@ Result<void> Collective::Call(const Batch& batch, const void* send,
     case Route::kGather:
       return group_.AllGather(send, batch.sent, receive, batch.receive_bytes);
     case Route::kExchange:
+    case Route::kShift:
       return group_.AllToAll(send, batch.send_bytes, receive,
                              batch.receive_bytes);
   }

@@ -36,7 +36,9 @@ class Collective {
   // REQUIRES: the members pass the same parts; kind is not kSendRecv. An
   // all-reduce leaves every element where it is; a reduce-scatter cuts what
   // all members have into disjoint pieces, and a reduce gives it whole to one;
-  // for every other kind the members together have all that each of them gets.
+  // a shift gives each member what the next one has, and the last what the first
+  // has; for every other kind the members together have all that each of them
+  // gets.
   Collective(CommKind kind, Communicator& group,
              std::vector<CollectivePart> parts);
 
@@ -54,6 +56,7 @@ class Collective {
     kReduceScatter,
     kGather,    // everyone gets everything
     kExchange,  // everyone gets some of it
+    kShift,     // everyone gets the next member's
   };
   // Copies between a part's buffer and a staging buffer.
   struct PartCopy {
@@ -84,6 +87,7 @@ class Collective {
   void PlanReduceScatter(Batch& batch) const;
   void PlanGather(Batch& batch) const;
   void PlanExchange(Batch& batch) const;
+  void PlanShift(Batch& batch) const;
   Result<void> RunBatch(const Batch& batch, RankDevice& device,
                         std::span<const PartBuffers> buffers) const;
   Result<void> Call(const Batch& batch, const void* send, void* receive) const;

@@ -137,8 +137,8 @@ std::span<const Flag> Flags() {
       {"--strategy", "TEXT",
        "uniform plan, such as \"dp=2,tp=8,pp=4,mbs=2,zero=1,sp=1\" (also "
        "zero-group=N|node, bucket=SIZE, prefetch=N, tiles=N, "
-       "dp-kind=ddp|rooted, ep=N, "
-       "cp-kind=gather|ulysses, recompute=none|selective|full[:LAYERS]); dp is "
+       "dp-kind=ddp|rooted, ep=N, cp-kind=gather|ring|ulysses, "
+       "cp-balance=none|zigzag, recompute=none|selective|full[:LAYERS]); dp is "
        "what the other degrees leave where absent; vp=N chunks a stage, "
        "schedule=NAME|FILE ('tessera list schedules', or a table of actions)",
        SetStrategy},

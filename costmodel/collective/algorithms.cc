@@ -16,6 +16,8 @@ std::span<const CollectiveAlgorithm> CollectiveAlgorithms() {
                           RootedApplies, RootedRounds},
       CollectiveAlgorithm{"point-to-point", "one rank to another",
                           PointToPointApplies, PointToPointRounds},
+      CollectiveAlgorithm{"neighbour", "every rank to the one before",
+                          NeighbourApplies, NeighbourRounds},
   };
   return kAlgorithms;
 }

@@ -60,4 +60,8 @@ Rounds RootedRounds(CommKind kind, const CollectiveGroup& group);
 bool PointToPointApplies(CommKind kind, const CollectiveGroup& group);
 Rounds PointToPointRounds(CommKind kind, const CollectiveGroup& group);
 
+// neighbour.cc: rank i sends what it has to rank i - 1, the first to the last.
+bool NeighbourApplies(CommKind kind, const CollectiveGroup& group);
+Rounds NeighbourRounds(CommKind kind, const CollectiveGroup& group);
+
 }  // namespace tessera

@@ -36,6 +36,7 @@
 // Payloads, per rank: all-reduce: the buffer; all-gather: the gathered result;
 // reduce-scatter: the whole input; all-to-all and redistribute: what each rank
 // holds, of which it sends 1/n to every other; send-recv: what the pair moves;
+// shift: what a rank sends on;
 // scatter, broadcast, gather and reduce: what the root has before or after.
 
 #include <memory>

@@ -125,6 +125,7 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
       const auto& axes = plan.ops[node.index()].axes;
       key.push_back(plan.ops[node.index()].recompute);
       key.push_back(plan.ops[node.index()].tiles);
+      key.push_back(plan.ops[node.index()].streamed);
       const size_t factors = graph_.node(node).rule.factors.size();
       // Two axis sets to a number.
       for (size_t f = 0; f < factors; f += 2) {

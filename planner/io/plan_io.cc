@@ -74,6 +74,9 @@ void AddPlacements(const Graph& graph, const Plan& plan, proto::Plan& out) {
     for (const std::string& name : AxisNames(placement.rooted, group)) {
       entry.add_rooted(name);
     }
+    for (const std::string& name : AxisNames(placement.streamed, group)) {
+      entry.add_streamed(name);
+    }
     EntryFor(*out.mutable_placements(), known, entry)->add_nodes(node.name);
   }
 }
@@ -126,6 +129,7 @@ proto::Plan ToProto(const Graph& graph, const Plan& plan) {
   AddWeights(graph, plan, out);
   out.set_bucket_bytes(plan.bucket_bytes.value);
   if (plan.prefetch != Plan().prefetch) out.set_prefetch(plan.prefetch);
+  out.set_zigzag(plan.zigzag);
   return out;
 }
 
@@ -154,6 +158,7 @@ class Reader {
     plan_.microbatches = message_.microbatches();
     plan_.bucket_bytes = {message_.bucket_bytes()};
     if (message_.has_prefetch()) plan_.prefetch = message_.prefetch();
+    plan_.zigzag = message_.zigzag();
     TESSERA_RETURN_IF_ERROR(ReadActions());
     TESSERA_RETURN_IF_ERROR(ReadGroups());
     TESSERA_RETURN_IF_ERROR(ReadPlacements());
@@ -249,6 +254,9 @@ class Reader {
         if (row.has_tiles()) placement.tiles = row.tiles();
         TESSERA_TRY(placement.rooted, ReadAxes(row.rooted(), **group,
                                                At("placements", p, "rooted")));
+        TESSERA_TRY(
+            placement.streamed,
+            ReadAxes(row.streamed(), **group, At("placements", p, "streamed")));
         TESSERA_RETURN_IF_ERROR(ReadSplits(row, p, graph_.nodes[found->second],
                                            **group, placement));
       }

@@ -114,6 +114,10 @@ struct OpDef {
   bool wide = false;
   std::vector<FactorSize> sizes = {};
   Coupling coupling = {};
+  // A factor whose blocks the operator can take one after another, in any
+  // order: its kernel accumulates, and merges the results over the blocks of
+  // several calls. (An adjoint's results are sums over them.) 0: none.
+  char streamed = 0;
   // Runs once a step over the whole batch, before the first microbatch.
   bool once_per_step = false;
   // The sets of operands in which the first result, or all results of an

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "planner/lower/lower.h"
+#include "planner/lower/ring.h"
 #include "planner/plan/tiles.h"
 
 namespace tessera {
@@ -687,6 +688,13 @@ class ProgramBuilder {
     task.node = id;
     task.accumulate = accumulate;
     task.masks = Masks(node, placement);
+    if (const auto ranks = group().Size(placement.streamed); ranks > 1) {
+      const RingCall call = {task, &node, placement.streamed,
+                             static_cast<int>(ranks),
+                             Stream(StreamRole::kComm)};
+      program_.tasks.pop_back();
+      EmitRing(call, program_);
+    }
     for (const auto& [from, to] : add_later) {
       Task& add = AddTask(TaskKind::kCompute, {from}, {to});
       add.kernel = "sum";

@@ -16,6 +16,8 @@ std::string_view NameOf(CommKind kind) {
       return "redistribute";
     case CommKind::kSendRecv:
       return "send-recv";
+    case CommKind::kShift:
+      return "shift";
     case CommKind::kScatter:
       return "scatter";
     case CommKind::kBroadcast:

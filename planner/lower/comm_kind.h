@@ -13,13 +13,14 @@ enum class CommKind : uint8_t {
   kAllToAll,
   kRedistribute,  // by index ranges
   kSendRecv,
+  kShift,  // each rank's buffers to the rank before it, around a ring
   // One rank, the root, on one side: it is the first of its subgroup.
   kScatter,
   kBroadcast,
   kGather,
   kReduce,
 };
-inline constexpr int kCommKinds = 10;
+inline constexpr int kCommKinds = 11;
 std::string_view NameOf(CommKind kind);
 
 }  // namespace tessera

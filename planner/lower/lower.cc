@@ -217,6 +217,7 @@ class StepLowering {
     tasks_.world = GroupId(plan.groups.size());
     tasks_.groups.push_back(World(plan));
     tasks_.microbatches = plan.microbatches;
+    tasks_.zigzag = plan.zigzag;
     const PipelineShape shape = ShapeOf(context.graph(), plan);
     at_position_.resize(static_cast<size_t>(shape.stages * shape.chunks));
     for (size_t b = 0; b < context.graph().blocks.size(); ++b) {

@@ -187,6 +187,8 @@ Bytes StagingBytes(const Task& task, std::span<const Value> values,
                    const DeviceGroup* peer_group) {
   switch (task.kind) {
     case TaskKind::kComm:
+      // Whole buffers travel as they are.
+      if (task.comm == CommKind::kShift) return {};
       return CollectiveBytes(task, values, group);
     case TaskKind::kSend:
       return TransferBytes(values[task.reads[0].index()], group, *peer,

@@ -32,6 +32,7 @@ TaskGraph LossOnly(const TaskGraph& graph) {
   out.values = graph.values;
   out.loss = graph.loss;
   out.microbatches = graph.microbatches;
+  out.zigzag = graph.zigzag;
   std::vector<TaskId> renamed(graph.tasks.size());
   for (size_t t = 0; t < graph.tasks.size(); ++t) {
     if (!kept[t]) continue;

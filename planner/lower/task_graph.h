@@ -102,6 +102,7 @@ struct TaskGraph {
   std::vector<Task> tasks;
   ValueId loss;  // scalar, whole on its group after the step
   int microbatches = 1;
+  int zigzag = 0;  // Plan::zigzag: how inputs are loaded
 
   const Value& value(ValueId id) const { return values[id.index()]; }
   const Task& task(TaskId id) const { return tasks[id.index()]; }

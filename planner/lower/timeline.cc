@@ -110,7 +110,8 @@ Breakdown BreakdownOf(const TaskGraph& tasks, const Timeline& timeline) {
   breakdown.all_to_all = communicating(CommKind::kAllToAll) +
                          communicating(CommKind::kRedistribute);
   breakdown.send_recv =
-      communicating(CommKind::kSendRecv) + communicating(CommKind::kScatter) +
+      communicating(CommKind::kSendRecv) + communicating(CommKind::kShift) +
+      communicating(CommKind::kScatter) +
       communicating(CommKind::kBroadcast) + communicating(CommKind::kGather) +
       communicating(CommKind::kReduce);
   return breakdown;

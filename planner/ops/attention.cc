@@ -4,7 +4,9 @@
 // positive, position[b,s] - position[b,t] < window. The second result is the
 // log-sum-exp of each row, which backward reads instead of the probabilities
 // (Dao et al. 2022). Splitting s leaves k and v whole: gathered context
-// parallelism; splitting r leaves dk and dv partial.
+// parallelism; splitting r leaves dk and dv partial. Blocks of t may come one
+// by one: results (o1, lse1) and (o2, lse2) over disjoint keys merge to
+//   lse = log(exp(lse1) + exp(lse2)), o = sum_i exp(lse_i - lse) o_i.
 
 #include "planner/ir/op.h"
 
@@ -37,12 +39,14 @@ std::vector<OpDef> AttentionOps() {
        .flops = AttentionFlops<1, 1>,
        .attributes = {{"scale"}, {.name = "window", .least = 0, .whole = true}},
        .integer_operands = {3, 4},
+       .streamed = 't',
        .linear = {{2}}},
       // Five products: the scores again, dv, dp, dq and dk.
       {.name = "attention_dqkv",
        .summary = "gradients of attention's queries, keys and values",
        .op_class = OpClass::kAttention,
        .flops = AttentionFlops<3, 2>,
+       .streamed = 't',
        .linear = {{0}}},
   };
 }

@@ -89,6 +89,9 @@ class BlockPlacer {
     if (sequence >= 0 && !by_heads &&
         node.rule.factors[static_cast<size_t>(sequence)].splittable) {
       placement.axes[static_cast<size_t>(sequence)] = roles_.context;
+      if (roles_.ring && node.op->streamed != 0) {
+        placement.streamed = roles_.context;
+      }
     }
     if (by_heads) {
       if (roles_.tensor != 0) Inherit(id, placement);
@@ -257,6 +260,7 @@ struct AxisUse {
   AxisSet expert = 0;
   AxisSet sequence = 0;
   AxisSet heads = 0;  // other factors of attention
+  AxisSet streamed = 0;
   AxisSet other = 0;
 };
 
@@ -269,6 +273,7 @@ AxisUse UseOf(const GraphIndex& index, const Plan& plan, int block,
     if (placement.group != group) continue;
     const bool attention =
         index.graph->node(id).op->op_class == OpClass::kAttention;
+    use.streamed |= placement.streamed;
     for (int f = 0; f < kMaxFactors; ++f) {
       const AxisSet axes = placement.axes[static_cast<size_t>(f)];
       if (axes == 0) continue;
@@ -298,6 +303,7 @@ void SetBlock(const GraphIndex& index, int block,
     OpPlacement& placement = plan.ops[nodes[i].index()];
     placement.group = placements[i].group;
     placement.axes = placements[i].axes;
+    placement.streamed = placements[i].streamed;
   }
 }
 
@@ -307,7 +313,8 @@ bool BlockIs(const GraphIndex& index, int block,
   for (size_t i = 0; i < nodes.size(); ++i) {
     const OpPlacement& placement = plan.ops[nodes[i].index()];
     if (placement.group != placements[i].group ||
-        placement.axes != placements[i].axes) {
+        placement.axes != placements[i].axes ||
+        placement.streamed != placements[i].streamed) {
       return false;
     }
   }
@@ -330,6 +337,7 @@ std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
       .tensor = use.other,
       .sequence = (use.sequence & use.other) != 0,
       .heads = by_heads != 0,
+      .ring = use.streamed != 0,
   };
   if (!BlockIs(
           index, block,

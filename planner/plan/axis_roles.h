@@ -22,6 +22,9 @@ struct AxisRoles {
                           // sequence
   bool heads = false;     // context axes split the heads inside of attention,
                           // not the sequence (Jacobs et al. 2023, Ulysses)
+  bool ring = false;      // attention's keys and values go round the context
+                          // axes, where these split its sequence (Liu et al.
+                          // 2023, Ring Attention)
   bool operator==(const AxisRoles&) const = default;
 };
 
@@ -55,7 +58,7 @@ std::vector<OpPlacement> PlaceBlock(const GraphIndex& index, int block,
                                     const AxisRoles& roles,
                                     std::vector<UnusedAxes>* unused = nullptr);
 
-// Writes their groups and axes into a plan.
+// Writes their groups, axes and streamed axes into a plan.
 void SetBlock(const GraphIndex& index, int block,
               const std::vector<OpPlacement>& placements, Plan& plan);
 

@@ -51,6 +51,10 @@ std::string SplitText(const Node& node, const OpPlacement& placement,
             std::string(1, node.rule.factors[f].letter) + "/" +
             std::to_string(group.Size(placement.axes[f]));
   }
+  if (placement.streamed != 0) {
+    text += " " + std::string(1, node.op->streamed) + " round " +
+            std::to_string(group.Size(placement.streamed));
+  }
   return text.empty() ? "whole" : text;
 }
 
@@ -189,8 +193,9 @@ class Describer {
     }
     if (roles.context != 0) {
       text += ", sequence split " + std::to_string(group.Size(roles.context)) +
-              (roles.heads ? " (context parallel, attention by heads)"
-                           : " (context parallel)");
+              (roles.heads  ? " (context parallel, attention by heads)"
+               : roles.ring ? " (context parallel, keys and values in a ring)"
+                            : " (context parallel)");
     }
     const AxisSet idle = group.all_axes() & ~(roles.data | roles.expert |
                                               roles.context | roles.tensor);
@@ -340,6 +345,10 @@ class Describer {
       if (degree > 1 && samples % degree == 0) {
         text_ += " (" + std::to_string(samples / degree) + " per replica)";
       }
+    }
+    if (plan_.zigzag > 1) {
+      text_ += ", sequences in the zigzag order of " +
+               std::to_string(plan_.zigzag) + " ranks";
     }
     text_ += "\n";
   }

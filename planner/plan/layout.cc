@@ -89,6 +89,7 @@ std::string ToString(const Layout& layout, const DeviceGroup& group,
     text += " tile " + std::to_string(layout.tile.index + 1) + "/" +
             std::to_string(layout.tile.count);
   }
+  if (layout.ring) text += " turned by " + std::to_string(layout.turn);
   return text;
 }
 
@@ -96,8 +97,12 @@ std::vector<Range> BlockAt(const Layout& layout, const DeviceGroup& group,
                            const Shape& shape, int index) {
   std::vector<Range> block(shape.size());
   for (size_t d = 0; d < shape.size(); ++d) {
-    block[d] = ShardRange(shape[d], group.Size(layout.dims[d]),
-                          group.Coordinate(index, layout.dims[d]));
+    const int64_t parts = group.Size(layout.dims[d]);
+    int64_t part = group.Coordinate(index, layout.dims[d]);
+    if (layout.ring != 0 && layout.dims[d] == layout.ring) {
+      part = (part + layout.turn) % parts;
+    }
+    block[d] = ShardRange(shape[d], parts, part);
   }
   if (layout.tile.count > 1) {
     Range& tiled = block[static_cast<size_t>(layout.tile.dim)];

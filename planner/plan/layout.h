@@ -69,13 +69,17 @@ struct Tile {
 // along which only the ranks at coordinate 0 hold anything (`rooted`). On all
 // other axes the tensor is replicated. An axis appears at most once. Of a tile
 // only so much of each rank's block is there (and is flattened); shapes remain
-// those of the whole tensor.
+// those of the whole tensor. The blocks of a dimension that is sharded over
+// exactly `ring` may have travelled: rank i of n along it holds block
+// (i + turn) mod n.
 struct Layout {
   std::array<AxisSet, kMaxDims> dims = {};
   AxisSet partial = 0;
   AxisSet flat = 0;
   AxisSet rooted = 0;
   Tile tile = {};
+  AxisSet ring = 0;
+  int turn = 0;
 
   AxisSet sharded() const {
     AxisSet set = flat;

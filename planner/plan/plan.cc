@@ -22,6 +22,7 @@ OpPlacement PlacementOf(const Graph& graph, const Plan& plan, NodeId id) {
   if (node.op->name == "sum") return result;
   result.rooted = placement.rooted;
   result.tiles = placement.tiles;
+  if (node.op->streamed != 0) result.streamed = placement.streamed;
   for (size_t f = 0; f < node.rule.factors.size(); ++f) {
     const int from = forward.rule.FactorOf(node.rule.factors[f].letter);
     if (from >= 0) result.axes[f] = placement.axes[static_cast<size_t>(from)];
@@ -54,12 +55,22 @@ std::vector<TensorId> Weights(const Graph& graph) {
   return weights;
 }
 
+namespace {
+
+// The axes that shard a dimension of factor `f`.
+AxisSet AxesOf(const Node& node, const OpPlacement& placement, uint8_t f) {
+  const bool streamed = node.rule.factors[f].letter == node.op->streamed;
+  return placement.axes[f] | (streamed ? placement.streamed : 0);
+}
+
+}  // namespace
+
 Layout OperandLayout(const Node& node, const OpPlacement& placement,
                      size_t operand) {
   Layout layout;
   const Indices& indices = node.rule.operands[operand];
   for (size_t d = 0; d < indices.size(); ++d) {
-    layout.dims[d] = placement.axes[indices[d]];
+    layout.dims[d] = AxesOf(node, placement, indices[d]);
   }
   layout.rooted = placement.rooted;
   return layout;
@@ -70,7 +81,7 @@ Layout ResultLayout(const Node& node, const OpPlacement& placement,
   Layout layout;
   const Indices& indices = node.rule.results[result];
   for (size_t d = 0; d < indices.size(); ++d) {
-    layout.dims[d] = placement.axes[indices[d]];
+    layout.dims[d] = AxesOf(node, placement, indices[d]);
   }
   for (size_t f = 0; f < node.rule.factors.size(); ++f) {
     const bool merged = node.op->coupling.factor == node.rule.factors[f].letter;
@@ -78,6 +89,8 @@ Layout ResultLayout(const Node& node, const OpPlacement& placement,
       layout.partial |= placement.axes[f];
     }
   }
+  // The sums of a streamed result go round with their blocks.
+  layout.partial &= ~layout.sharded();
   layout.rooted = placement.rooted;
   return layout;
 }

@@ -41,6 +41,10 @@ struct OpPlacement {
   // Memory-centric tiling (planner/plan/tiles.h): a linear runs as so many
   // tiles, one after another.
   int tiles = 1;
+  // Of a node with a streamed factor (OpDef::streamed): the axes, among those
+  // that split its sequence, along which the operands with that factor stay
+  // sharded and travel from rank to rank (Liu et al. 2023, "Ring Attention").
+  AxisSet streamed = 0;
   bool operator==(const OpPlacement&) const = default;
 };
 
@@ -86,6 +90,9 @@ struct Plan {
   // stage 3, in each pass; 0: with the block that reads them. Each costs the
   // memory of a block's whole parameters.
   int prefetch = 1;
+  // n > 1: positions of the sequence are in the zigzag order of n ranks
+  // (sequence_order.h). 0: in their own.
+  int zigzag = 0;
   bool operator==(const Plan&) const = default;
 };
 

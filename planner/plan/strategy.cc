@@ -192,11 +192,20 @@ Result<void> ReadSchedule(std::string_view value, Strategy& strategy) {
 }
 
 Result<void> ReadContextKind(std::string_view value, Strategy& strategy) {
-  if (value != "gather" && value != "ulysses") {
+  if (value != "gather" && value != "ring" && value != "ulysses") {
     return InvalidInput("is '" + std::string(value) +
-                        "': expected gather or ulysses");
+                        "': expected gather, ring or ulysses");
   }
   strategy.cp_kind = std::string(value);
+  return {};
+}
+
+Result<void> ReadBalance(std::string_view value, Strategy& strategy) {
+  if (value != "none" && value != "zigzag") {
+    return InvalidInput("is '" + std::string(value) +
+                        "': expected none or zigzag");
+  }
+  strategy.zigzag = value == "zigzag";
   return {};
 }
 
@@ -242,6 +251,7 @@ constexpr std::array kKeys = {
     KeyRow{"vp", ReadDegree<&Strategy::vp>},
     KeyRow{"cp", ReadDegree<&Strategy::cp>},
     KeyRow{"cp-kind", ReadContextKind},
+    KeyRow{"cp-balance", ReadBalance},
     KeyRow{"ep", ReadDegree<&Strategy::ep>},
     KeyRow{"mbs", ReadDegree<&Strategy::mbs>},
     KeyRow{"zero", ReadZero},
@@ -295,6 +305,12 @@ Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
     return InvalidInput("ep=" + std::to_string(strategy.ep) + ": expected 1, " +
                             index.graph->name + " has no experts",
                         "strategy");
+  }
+  if (strategy.zigzag && strategy.cp == 1) {
+    return InvalidInput(
+        "cp-balance=zigzag is an order for ranks that split the sequence: "
+        "expected cp of at least 2",
+        "strategy");
   }
   const int64_t samples = int64_t{strategy.mbs} * strategy.dp * strategy.ep;
   if (index.graph->global_batch % samples != 0) {
@@ -409,6 +425,7 @@ AxisRoles Roles(const Strategy& strategy, const DeviceGroup& group) {
   }
   roles.sequence = strategy.sp && roles.tensor != 0;
   roles.heads = strategy.cp_kind == "ulysses" && roles.context != 0;
+  roles.ring = strategy.cp_kind == "ring" && roles.context != 0;
   return roles;
 }
 
@@ -636,6 +653,7 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
   }
   plan.bucket_bytes = strategy.bucket;
   plan.prefetch = strategy.prefetch;
+  plan.zigzag = strategy.zigzag ? strategy.cp : 0;
   const std::vector<Error> errors = Validate(index, cluster, plan);
   if (!errors.empty()) return errors[0].At("strategy");
   return plan;
@@ -660,6 +678,7 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
   for (const OpPlacement& op : plan.ops) {
     strategy.tiles = std::max(strategy.tiles, op.tiles);
   }
+  strategy.zigzag = plan.zigzag != 0;
   // As it would be without a root.
   Plan plain = plan;
   for (size_t i = 0; i < plan.ops.size(); ++i) {
@@ -700,6 +719,7 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
     roles.tensor |= of_block->tensor;
     roles.sequence |= of_block->sequence;
     roles.heads |= of_block->heads;
+    roles.ring |= of_block->ring;
   }
   // Blocks without experts show the expert axes as data axes.
   roles.data &= ~roles.expert;
@@ -719,6 +739,7 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
     }
   }
   if (roles.heads) strategy.cp_kind = "ulysses";
+  if (roles.ring) strategy.cp_kind = "ring";
   const int64_t parts = int64_t{plan.microbatches} * strategy.dp * strategy.ep;
   if (parts == 0 || index.graph->global_batch % parts != 0) return std::nullopt;
   strategy.mbs = static_cast<int>(index.graph->global_batch / parts);
@@ -758,6 +779,7 @@ std::string ToString(const Strategy& strategy) {
   if (strategy.cp > 1 && strategy.cp_kind != "gather") {
     text += " " + strategy.cp_kind;
   }
+  if (strategy.zigzag) text += " zigzag";
   if (strategy.ep > 1) text += " ep" + std::to_string(strategy.ep);
   text += " mbs" + std::to_string(strategy.mbs) + " zero" +
           std::to_string(strategy.zero) +

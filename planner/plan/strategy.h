@@ -36,7 +36,9 @@ struct Strategy {
   int vp = 1;  // chunks of a stage
   int cp = 1;
   std::string cp_kind = "gather";  // attention gathers keys and values, or
-                                   // "ulysses": splits heads instead
+                                   // "ring": passes them round, or "ulysses":
+                                   // splits heads instead
+  bool zigzag = false;  // sequences are in the zigzag order of the cp ranks
   int ep = 1;    // splits experts; outside of them these ranks are
                  // data-parallel too, beside the dp copies of each expert
   int mbs = 1;   // samples of a microbatch on each data-parallel replica

@@ -47,6 +47,7 @@ class Validator {
     CheckGroups();
     CheckBatch();
     CheckStorage();
+    CheckZigzag();
     // Sizes on a mesh that is none would mean nothing.
     if (meshes_ok_ && !Full()) {
       CheckPlacements();
@@ -176,6 +177,51 @@ class Validator {
     }
   }
 
+  void CheckZigzag() {
+    const int ranks = plan_.zigzag;
+    if (ranks == 0) return;
+    const auto fail = [&](std::string message) {
+      Fail("zigzag", "is " + std::to_string(ranks) + ": " + std::move(message));
+    };
+    if (ranks < 2) {
+      fail("expected 0, or at least 2 ranks");
+      return;
+    }
+    if (graph_.seq_len % (2 * int64_t{ranks}) != 0) {
+      fail("the order cuts sequences into " + std::to_string(2 * ranks) +
+           " chunks: expected a divisor of the sequence length " +
+           std::to_string(graph_.seq_len));
+    }
+    for (const Tensor& tensor : graph_.tensors) {
+      if (tensor.kind == TensorKind::kInput &&
+          (tensor.shape.size() < 2 || tensor.shape[1] != graph_.seq_len)) {
+        fail("input " + Quoted(tensor.name) + " has no positions to reorder");
+        return;
+      }
+    }
+    for (size_t i = 0; i < index_.forward_nodes; ++i) {
+      const Node& node = graph_.nodes[i];
+      for (const Attribute& attribute : node.attributes) {
+        if (attribute.name != "capacity" ||
+            attribute.value >= static_cast<double>(graph_.seq_len)) {
+          continue;
+        }
+        fail(Quoted(node.name) +
+             " gives experts' room to tokens in their order; expected room for "
+             "all");
+        return;
+      }
+      if (node.op->streamed == 0) continue;
+      for (size_t operand : node.op->integer_operands) {
+        const Tensor& positions = graph_.tensor(node.operands[operand]);
+        if (positions.kind == TensorKind::kInput) continue;
+        fail("positions " + Quoted(positions.name) + " of " +
+             Quoted(node.name) + " are no input that can be reordered");
+        return;
+      }
+    }
+  }
+
   void CheckPlacements() {
     if (plan_.ops.size() != index_.forward_nodes) {
       Fail("ops", "has " + std::to_string(plan_.ops.size()) +
@@ -219,6 +265,7 @@ class Validator {
     CheckTiles(id, placement);
     AxisSet used = placement.rooted;
     CheckRooted(id, placement.rooted, group);
+    CheckStreamed(id, placement, group);
     for (size_t f = 0; f < static_cast<size_t>(kMaxFactors); ++f) {
       const AxisSet axes = placement.axes[f];
       if (axes == 0) continue;
@@ -292,6 +339,40 @@ class Validator {
                 ? ""
                 : ", the rows of the smallest shard of " +
                       Quoted(graph_.tensor(node.operands[1]).name)));
+    }
+  }
+
+  void CheckStreamed(NodeId id, const OpPlacement& placement,
+                     const DeviceGroup& group) {
+    if (placement.streamed == 0) return;
+    const Node& node = graph_.node(id);
+    const auto fail = [&](std::string message) {
+      Fail(NodeText(id) + ".streamed", std::move(message));
+    };
+    if (node.op->streamed == 0) {
+      fail(Quoted(node.op->name) + " has no operands that can be streamed");
+      return;
+    }
+    const int sequence = index_.SequenceFactor(id);
+    const AxisSet split =
+        sequence < 0 ? 0 : placement.axes[static_cast<size_t>(sequence)];
+    if (placement.streamed & ~split & group.all_axes()) {
+      fail("expected axes that split factor '" +
+           std::string(1, kSequenceFactor) + "' of the node");
+      return;
+    }
+    if (placement.streamed & ~group.all_axes()) {
+      fail("uses axes beyond the " + std::to_string(group.axes.size()) +
+           " of group " + Quoted(group.name));
+      return;
+    }
+    const int64_t extent = index_.Extent(
+        id, static_cast<size_t>(node.rule.FactorOf(node.op->streamed)), 1);
+    const int64_t degree = group.Size(placement.streamed);
+    if (extent < degree) {
+      fail("an empty shard: the extent " + std::to_string(extent) +
+           " of factor '" + std::string(1, node.op->streamed) +
+           "' is split over " + std::to_string(degree) + " ranks");
     }
   }
 

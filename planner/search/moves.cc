@@ -11,6 +11,7 @@ extern const Move kSplitClass;
 extern const Move kAxisRole;
 extern const Move kSequence;
 extern const Move kBranches;
+extern const Move kContext;
 extern const Move kStageBoundary;
 extern const Move kStageCount;
 extern const Move kChunks;
@@ -25,10 +26,10 @@ extern const Move kFabricOrder;
 
 std::span<const Move> Moves() {
   static const std::array table = {
-      kSplitOp,      kSplitClass,    kAxisRole,   kSequence,
-      kBranches,     kStageBoundary, kStageCount, kChunks,
-      kMicrobatches, kSchedule,      kZero,       kRecompute,
-      kTiles,        kBucket,        kPrefetch,   kFabricOrder};
+      kSplitOp,  kSplitClass,    kAxisRole,   kSequence, kBranches,
+      kContext,  kStageBoundary, kStageCount, kChunks,   kMicrobatches,
+      kSchedule, kZero,          kRecompute,  kTiles,    kBucket,
+      kPrefetch, kFabricOrder};
   return table;
 }
 

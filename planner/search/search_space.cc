@@ -92,6 +92,7 @@ bool SameUpToNames(const Plan& a, const Plan& b) {
          a.schedule == b.schedule && a.microbatches == b.microbatches &&
          a.ops == b.ops && a.weights == b.weights && a.actions == b.actions &&
          a.bucket_bytes == b.bucket_bytes && a.prefetch == b.prefetch &&
+         a.zigzag == b.zigzag &&
          std::equal(a.groups.begin(), a.groups.end(), b.groups.begin(),
                     b.groups.end(), same_group);
 }

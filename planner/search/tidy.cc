@@ -53,6 +53,7 @@ class Tidier {
     Plan candidate = plan_;
     candidate.bucket_bytes = Plan().bucket_bytes;
     candidate.prefetch = Plan().prefetch;
+    candidate.zigzag = Plan().zigzag;
     Offer(std::move(candidate));
     candidate = plan_;
     for (OpPlacement& op : candidate.ops) op.tiles = 1;
@@ -71,6 +72,7 @@ class Tidier {
           plan_.ops[index_.nodes_of_block[f][i].index()];
       OpPlacement& target = candidate.ops[index_.nodes_of_block[t][i].index()];
       target.axes = source.axes;
+      target.streamed = source.streamed;
       target.recompute = source.recompute;
       target.tiles = source.tiles;
     }

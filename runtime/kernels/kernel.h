@@ -48,10 +48,12 @@ struct KernelCall {
   std::span<const LocalTensor> results;
   // Add to the results instead of overwriting them (weight gradients of later
   // microbatches, the loss). REQUIRES: Kernel::accumulates. Of cross_entropy's
-  // results only the loss is added to.
+  // results only the loss is added to. Attention's results are merged: they
+  // become those over the keys of both calls.
   bool accumulate = false;
   uint64_t seed = 0;  // of the run
   int64_t step = 0;   // 0-based optimizer step
+  int zigzag = 0;     // the sequence is in this order (Plan::zigzag)
   // On which the kernel may run; null: on the caller's thread alone. No bit of
   // a result depends on them.
   ThreadPool* threads = nullptr;

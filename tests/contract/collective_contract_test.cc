@@ -19,7 +19,8 @@ constexpr CommKind kKinds[] = {CommKind::kAllReduce,     CommKind::kAllGather,
                                CommKind::kReduceScatter, CommKind::kAllToAll,
                                CommKind::kRedistribute,  CommKind::kSendRecv,
                                CommKind::kScatter,       CommKind::kBroadcast,
-                               CommKind::kGather,        CommKind::kReduce};
+                               CommKind::kGather,        CommKind::kReduce,
+                               CommKind::kShift};
 
 size_t U(int i) {
   return static_cast<size_t>(i);
@@ -179,6 +180,22 @@ void CheckExchange(const Rounds& rounds, int n) {
   EXPECT_EQ(arrived.size(), U(n * (rounds.chunks - rounds.chunks / n)));
 }
 
+// Everyone ends with what the next rank had, and the last with the first's.
+void CheckShift(const Rounds& rounds, int n) {
+  std::vector<std::set<int>> arrived(U(n));  // whose chunks
+  Replay(
+      rounds, [] {},
+      [&](const Round& round, int from, int to, int chunk) {
+        EXPECT_FALSE(round.reduce);
+        EXPECT_EQ(chunk, 0);
+        arrived[U(to)].insert(from);
+      });
+  EXPECT_EQ(rounds.chunks, 1);
+  for (int r = 0; r < n; ++r) {
+    EXPECT_EQ(arrived[U(r)], std::set<int>({(r + 1) % n})) << "rank " << r;
+  }
+}
+
 TEST(CollectiveContract, EveryRankEndsWithTheRightData) {
   int cases = 0;
   for (const CollectiveAlgorithm& algorithm : CollectiveAlgorithms()) {
@@ -215,6 +232,9 @@ TEST(CollectiveContract, EveryRankEndsWithTheRightData) {
             ASSERT_EQ(rounds.rounds[0].sends.size(), 1u);
             EXPECT_EQ(rounds.rounds[0].sends[0].from, 0);
             EXPECT_EQ(rounds.rounds[0].sends[0].to, 1);
+            break;
+          case CommKind::kShift:
+            CheckShift(rounds, group.ranks);
             break;
         }
         ++cases;
@@ -271,6 +291,7 @@ TEST(CollectiveContract, BytesPerRankAreAtLeastTheLowerBound) {
         double bound = (n - 1) / n * n;
         if (kind == CommKind::kAllReduce) bound *= 2;
         if (kind == CommKind::kSendRecv) bound = 1;
+        if (kind == CommKind::kShift) bound = n;
         // All but the root's own share leaves it, or comes; every other rank
         // gets, or gives, the whole.
         const bool shares =

@@ -17,6 +17,7 @@
 namespace tessera {
 namespace {
 
+using testing::AttentionGraph;
 using testing::BranchesGraph;
 using testing::MlpGraph;
 using testing::MoeGraph;
@@ -193,7 +194,7 @@ void Judge(const Move& move, const SearchSpace& space, Plan plan,
 Balance JudgeFromMany(const Move& move) {
   const Cluster cluster = Ranks(4);
   Balance balance;
-  const Graph layers = MlpGraph(2, 4, 2, 4, 8, 16);
+  const Graph layers = MlpGraph(2, 4, 4, 4, 8, 16);
   const SearchSpace of_layers(layers, cluster);
   for (const char* text :
        {"", "tp=2,zero=1", "zero=3", "tp=2,sp=1", "pp=2,mbs=2", "pp=2,tp=2",
@@ -239,6 +240,34 @@ TEST(AxisRole, BalancesWithExperts) {
     }
     EXPECT_EQ(degree, 2 * from);
   }
+}
+
+// Rings, the zigzag order, and the moves that meet rings.
+TEST(Context, BalancesWithAttention) {
+  const Graph graph = AttentionGraph(2, 4, 8, 4, 2, 16);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  for (const char* name : {"context", "sequence", "axis-role"}) {
+    Balance balance;
+    for (const char* text :
+         {"cp=2", "cp=2,cp-kind=ring", "cp=4,cp-kind=ring,cp-balance=zigzag",
+          "cp=2,tp=2,cp-kind=ring", "cp=2,cp-kind=ulysses"}) {
+      Judge(**FindMove(name), space, Uniform(space, text), balance);
+    }
+    EXPECT_GT(balance.pairs, 10) << name;
+    EXPECT_EQ(balance.no_way_back, 0) << name << " " << balance.where;
+    EXPECT_LT(balance.worst, 5) << name << " " << balance.where;
+  }
+  // A ring is in reach, and so is what it was.
+  const Move& context = **FindMove("context");
+  const Plan gather = Uniform(space, "cp=4");
+  const Plan ring = Uniform(space, "cp=4,cp-kind=ring");
+  std::map<std::string, Plan> reached;
+  FlowsFrom(context, space, gather, 300, 1, &reached);
+  EXPECT_TRUE(reached.contains(StateOf(ring)));
+  reached.clear();
+  FlowsFrom(context, space, ring, 300, 1, &reached);
+  EXPECT_TRUE(reached.contains(StateOf(gather)));
 }
 
 TEST_P(MoveContract, BalancesWithItsWayBack) {

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <fstream>
 #include <set>
@@ -79,7 +80,8 @@ std::optional<Plan> RandomStrategy(const Graph& graph, const Cluster& cluster,
   strategy.tp = Pick(rng, {1, 2, 4});
   strategy.pp = Pick(rng, {1, 2, 3, 4});
   strategy.cp = Pick(rng, {1, 1, 2});
-  if (Pick(rng, {0, 1}) == 1) strategy.cp_kind = "ulysses";
+  strategy.cp_kind = std::array{"gather", "ulysses", "ring"}[rng.Below(3)];
+  strategy.zigzag = strategy.cp > 1 && Pick(rng, {0, 1}) == 1;
   if (has_experts) strategy.ep = Pick(rng, {1, 2, 4});
   strategy.mbs = Pick(rng, {1, 2, 4});
   strategy.zero = Pick(rng, {0, 1, 2, 3});

@@ -118,6 +118,7 @@ TEST(MixedPrecision, SplitsStayWithinRounding) {
           {2, "dp=2"},
           {2, "dp=1,tp=2"},
           {2, "dp=1,tp=2,sp=1"},
+          {4, "dp=1,cp=4,mbs=8,cp-kind=ring,cp-balance=zigzag"},
           {2, "dp=1,pp=2,mbs=2"},
           {8, "dp=2,tp=2,pp=2,zero=1,mbs=2"}};
       for (const auto& [ranks, strategy] : splits) {

@@ -96,6 +96,7 @@ class MeetingCommunicator : public Communicator {
   Result<void> AllToAll(const void* send, std::span<const int64_t> send_bytes,
                         void* recv,
                         std::span<const int64_t> recv_bytes) override {
+    meetings_.Reduce();
     return inner_.AllToAll(send, send_bytes, recv, recv_bytes);
   }
   Result<void> Broadcast(void* data, int64_t bytes, int root) override {
@@ -168,6 +169,24 @@ std::vector<Meeting> ReductionsUnderBackward(const TaskGraph& tasks,
   return meetings;
 }
 
+// The first block of keys and values that a layer passes on, with the attention
+// to the block that is there. (Later ones have the same names.)
+std::vector<Meeting> FirstShiftsUnderAttention(const TaskGraph& tasks,
+                                               const Graph& graph) {
+  std::vector<Meeting> meetings;
+  std::set<std::string> seen;
+  for (size_t t = 0; t + 1 < tasks.tasks.size(); ++t) {
+    const Task& task = tasks.tasks[t];
+    const std::string name = NameOf(tasks, graph, TaskId(t));
+    if (task.kind != TaskKind::kComm || task.comm != CommKind::kShift ||
+        task.pass != Pass::kForward || !seen.insert(name).second) {
+      continue;
+    }
+    meetings.push_back({name, NameOf(tasks, graph, TaskId(t + 1))});
+  }
+  return meetings;
+}
+
 // Tasks of each stream, in the order in which they start.
 std::map<std::tuple<GroupId, StreamRole, AxisSet>, std::vector<TaskId>>
 StreamOrders(Timeline timeline) {
@@ -183,14 +202,16 @@ StreamOrders(Timeline timeline) {
   return orders;
 }
 
-void ExpectOverlap(const std::string& strategy, size_t least_meetings) {
+void ExpectOverlap(const std::string& strategy, size_t least_meetings,
+                   std::vector<Meeting> (*meetings_of)(const TaskGraph&,
+                                                       const Graph&)) {
   const Graph graph = ImportTiny(TinyGpt2(3), 4, 8);
   const TokenData data = TinyTokens();
   const Cluster cluster = MakeCluster("local-cpu:2").value();
   const Plan plan =
       PlanFromStrategy(graph, cluster, ParseStrategy(strategy).value()).value();
   const TaskGraph tasks = Lower(graph, cluster, plan, {});
-  const std::vector<Meeting> meetings = ReductionsUnderBackward(tasks, graph);
+  const std::vector<Meeting> meetings = meetings_of(tasks, graph);
   ASSERT_GE(meetings.size(), least_meetings);
 
   const Evaluator evaluator(graph, cluster, nullptr, {});
@@ -212,7 +233,12 @@ void ExpectOverlap(const std::string& strategy, size_t least_meetings) {
 }
 
 TEST(OverlapTest, DdpReducesUnderBackward) {
-  ExpectOverlap("dp=2", 1);
+  ExpectOverlap("dp=2", 1, ReductionsUnderBackward);
+}
+
+TEST(OverlapTest, RingPassesBlocksOnUnderAttention) {
+  // 3 layers and a microbatch of all samples.
+  ExpectOverlap("cp=2,cp-kind=ring,mbs=4", 3, FirstShiftsUnderAttention);
 }
 
 // Each microbatch's gradients are reduced, and their shards added, while the

@@ -208,6 +208,32 @@ TEST(ParallelEqualsSerial, ContextByHeads) {
                      {"cp=4,cp-kind=ulysses", "cp=2,tp=2,cp-kind=ulysses"});
 }
 
+// Keys and values go round, in equal and in ragged shards of 8 positions, with
+// the sequence in order and in zigzag order.
+TEST(ParallelEqualsSerial, ContextInARing) {
+  ExpectEqualsSerial(
+      Model::kGpt2,
+      {"cp=2,cp-kind=ring", "cp=3,mbs=8,cp-kind=ring",
+
+       "cp=7,mbs=4,cp-kind=ring", "cp=2,tp=2,sp=1,cp-kind=ring",
+       "pp=2,dp=2,cp=2,zero=3,cp-kind=ring",
+       "cp=4,cp-kind=ring,recompute=full,cp-balance=zigzag",
+       "dp=2,cp=4,zero=2,cp-kind=ring,cp-balance=zigzag",
+       "pp=2,cp=2,tp=2,cp-kind=ring,cp-balance=zigzag,schedule=zb-h1"});
+  // Two key/value heads, and four ranks for heads.
+  ExpectEqualsSerial(Model::kLlama,
+                     {"cp=4,cp-kind=ring", "cp=2,tp=4,mbs=2,cp-kind=ring",
+                      "cp=4,tp=2,mbs=2,cp-kind=ring,cp-balance=zigzag"});
+}
+
+TEST(ParallelEqualsSerial, ZigzagOrder) {
+  ExpectEqualsSerial(Model::kGpt2,
+                     {"cp=2,cp-balance=zigzag", "cp=4,cp-balance=zigzag",
+                      "dp=2,cp=2,pp=2,cp-balance=zigzag",
+                      "cp=2,cp-kind=ulysses,cp-balance=zigzag"});
+  ExpectEqualsSerial(Model::kLlama, {"cp=2,tp=2,sp=1,cp-balance=zigzag"});
+}
+
 // The loss falls: equal runs are not equal because nothing happens.
 TEST(ParallelEqualsSerial, SerialLossFalls) {
   for (Model model : {Model::kGpt2, Model::kLlama, Model::kMixtral}) {
@@ -272,6 +298,23 @@ TEST(NegativeControl, SwappedShards) {
     }
   }
   EXPECT_NE(Difference(RunTasks(graph, tasks), Serial(Model::kLlama, 2)), "");
+}
+
+// A block stays where it is, and its keys count twice.
+TEST(NegativeControl, LostShift) {
+  const Graph& graph = TinyGraph(Model::kGpt2, 2);
+  TaskGraph tasks = LowerTiny(graph, 2, "cp=2,cp-kind=ring");
+  const auto it =
+      std::find_if(tasks.tasks.begin(), tasks.tasks.end(), [](const Task& t) {
+        return t.kind == TaskKind::kComm && t.comm == CommKind::kShift;
+      });
+  ASSERT_NE(it, tasks.tasks.end());
+  it->kind = TaskKind::kSlice;
+  for (ValueId id : it->writes) {
+    tasks.values[id.index()].layout.ring = 0;
+    tasks.values[id.index()].layout.turn = 0;
+  }
+  EXPECT_NE(Difference(RunTasks(graph, tasks), Serial(Model::kGpt2, 2)), "");
 }
 
 TEST(NegativeControl, LostExpertGradientAllReduce) {

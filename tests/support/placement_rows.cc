@@ -292,6 +292,16 @@ bool ContextParallel(const GraphIndex& index, const Plan& plan) {
   return Splits(index, plan, "attention", "s");
 }
 
+// Keys and values that go from rank to rank.
+bool Ring(const GraphIndex& index, const Plan& plan) {
+  return AnyNode(index, [&](const Node&, NodeId id) {
+    return plan.ops[id.index()].streamed != 0;
+  });
+}
+bool Zigzag(const GraphIndex& index, const Plan& plan) {
+  return plan.zigzag > 1 && ContextParallel(index, plan);
+}
+
 // A block in which axes have no roles.
 bool OperatorsAlone(const GraphIndex& index, const Plan& plan) {
   for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
@@ -368,6 +378,8 @@ constexpr std::array kRows = {
     PlacementRow{"vocabulary-parallel loss", VocabularyLoss},
     PlacementRow{"sequence parallel", SequenceParallel},
     PlacementRow{"context parallel", ContextParallel},
+    PlacementRow{"context parallel, ring", Ring},
+    PlacementRow{"context parallel, zigzag order", Zigzag},
     PlacementRow{"context parallel by heads", HeadsForSequence},
     PlacementRow{"expert parallel", ExpertsForSamples},
     PlacementRow{"operators on their own", OperatorsAlone},

@@ -431,7 +431,8 @@ bool ActivationOfAnotherMicrobatch(const Graph& graph, TaskGraph& tasks) {
       return t.node == task.node && t.microbatch == 0 &&
              t.kind == TaskKind::kCompute;
     });
-    if (before == nullptr ||
+    // In a table of actions microbatch 0 may come later.
+    if (before == nullptr || before > &task ||
         !IsActivation(graph, tasks.value(before->reads[1]))) {
       continue;
     }
@@ -534,6 +535,111 @@ bool TileOfTheGradientTwice(const Graph& graph, TaskGraph& tasks) {
   return false;
 }
 
+// ---- Rings
+
+// Another value of the same buffer, in another layout; nothing where ranks'
+// blocks differ in size.
+std::optional<ValueId> WithLayout(TaskGraph& tasks, ValueId id,
+                                  const Layout& layout) {
+  Value value = tasks.value(id);
+  const DeviceGroup& group = tasks.group(value.group);
+  for (int i = 1; i < static_cast<int>(group.devices.size()); ++i) {
+    if (ElementsAt(layout, group, value.shape, i) !=
+        ElementsAt(layout, group, value.shape, 0)) {
+      return {};
+    }
+  }
+  value.layout = layout;
+  value.alias_of = tasks.Root(id);
+  value.persistent = false;
+  tasks.values.push_back(value);
+  return ValueId(static_cast<int64_t>(tasks.values.size()) - 1);
+}
+
+// The first shift that passes `test` leaves every rank what it has.
+template <typename Test>
+bool LoseShift(TaskGraph& tasks, Test test) {
+  for (Task& task : tasks.tasks) {
+    if (!IsComm(task, CommKind::kShift) || !test(task)) continue;
+    std::vector<ValueId> writes;
+    for (size_t i = 0; i < task.reads.size(); ++i) {
+      const auto same =
+          WithLayout(tasks, task.writes[i], tasks.value(task.reads[i]).layout);
+      if (!same) return false;
+      writes.push_back(*same);
+    }
+    task.kind = TaskKind::kSlice;
+    task.writes = writes;
+    return true;
+  }
+  return false;
+}
+
+bool LostShift(const Graph&, TaskGraph& tasks) {
+  return LoseShift(
+      tasks, [](const Task& task) { return task.pass == Pass::kForward; });
+}
+
+bool GradientsAtTheWrongRank(const Graph&, TaskGraph& tasks) {
+  return LoseShift(tasks, [&](const Task& task) {
+    return tasks.value(task.writes[0]).layout.turn == 0;
+  });
+}
+
+bool OverwrittenAttention(const Graph& graph, TaskGraph& tasks) {
+  Task* const task = FindTask(tasks, [&](const Task& t) {
+    return OpOf(graph, t) == "attention" && t.accumulate;
+  });
+  if (task == nullptr) return false;
+  task->accumulate = false;
+  return true;
+}
+
+// Of the block before a rank's own, which its queries see in any window.
+bool LostTermOfAGradient(const Graph& graph, TaskGraph& tasks) {
+  return RemoveTask(tasks, [&](const Task& task) {
+    if (task.kernel != "sum" || !task.accumulate || task.node.valid()) {
+      return false;
+    }
+    const Value& sum = tasks.value(task.writes[0]);
+    return sum.layout.ring != 0 &&
+           sum.layout.turn + 1 ==
+               tasks.group(sum.group).Size(sum.layout.ring) &&
+           std::any_of(graph.nodes.begin(), graph.nodes.end(),
+                       [&](const Node& node) {
+                         return node.op->name == "attention_dqkv" &&
+                                node.results[2] == sum.tensor;
+                       });
+  });
+}
+
+// The labels of the rank behind, as in an order that only they are in.
+bool LabelsInAnotherOrder(const Graph& graph, TaskGraph& tasks) {
+  bool planted = false;
+  for (const Task& task : tasks.tasks) {
+    if (task.kind != TaskKind::kLoad || tasks.zigzag == 0) continue;
+    Value& value = tasks.values[task.writes[0].index()];
+    if (graph.tensor(value.tensor).name != "labels" ||
+        tasks.group(value.group).Size(value.layout.dims[1]) < 2) {
+      continue;
+    }
+    Layout turned = value.layout;
+    turned.ring = turned.dims[1];
+    turned.turn = 1;
+    const bool of_the_loss =
+        std::all_of(tasks.tasks.begin(), tasks.tasks.end(), [&](const Task& t) {
+          return OpOf(graph, t).starts_with("cross_entropy") ||
+                 std::find(t.reads.begin(), t.reads.end(), task.writes[0]) ==
+                     t.reads.end();
+        });
+    const int64_t ranks = tasks.group(value.group).Size(turned.ring);
+    if (!of_the_loss || value.shape[1] % ranks != 0) continue;
+    value.layout = turned;
+    planted = true;
+  }
+  return planted;
+}
+
 // ---- Tied weights
 
 bool LostTiedGradient(const Graph&, TaskGraph& tasks) {
@@ -582,6 +688,12 @@ constexpr std::array kMistakes = {
     PlantedMistake{"a tile in the wrong columns", TileInTheWrongColumns},
     PlantedMistake{"an overwritten sum over tiles", OverwrittenSumOverTiles},
     PlantedMistake{"a tile's gradient made twice", TileOfTheGradientTwice},
+    PlantedMistake{"a block that is not passed on", LostShift},
+    PlantedMistake{"gradients of keys at the wrong rank",
+                   GradientsAtTheWrongRank},
+    PlantedMistake{"attention to the last block only", OverwrittenAttention},
+    PlantedMistake{"a lost term of a value's gradient", LostTermOfAGradient},
+    PlantedMistake{"labels in another order", LabelsInAnotherOrder},
     PlantedMistake{"a lost gradient of a tied weight", LostTiedGradient},
     PlantedMistake{"a tied weight that is not returned", LostTiedWeight},
 };

@@ -81,11 +81,13 @@ class PlanMaker {
     plan_.microbatches = spec_.microbatches;
     plan_.bucket_bytes = {spec_.bucket};
     plan_.prefetch = spec_.prefetch;
+    plan_.zigzag = spec_.zigzag;
     plan_.ops.resize(index_.forward_nodes);
     ChooseStages();
     for (size_t b = 0; b < blocks; ++b) PlaceBlockOf(static_cast<int>(b));
     if (spec_.halves == 1) PlaceOnHalves();
     PlaceWeights();
+    if (spec_.ring > 0) PlaceRings();
     return std::move(plan_);
   }
 
@@ -353,6 +355,20 @@ class PlanMaker {
     }
   }
 
+  void PlaceRings() {
+    for (size_t i = 0; i < plan_.ops.size(); ++i) {
+      const Node& node = graph_.nodes[i];
+      if (node.op->streamed == 0) continue;
+      const int sequence = index_.SequenceFactor(NodeId(i));
+      OpPlacement& placement = plan_.ops[i];
+      placement.streamed = placement.axes[static_cast<size_t>(sequence)];
+      if (spec_.ring == 2) {
+        placement.streamed &=
+            static_cast<AxisSet>(Draw(node.name + ".ring", 0, 256));
+      }
+    }
+  }
+
   // Any of the axes on which the weight is replicated at home, with an element
   // left for every rank.
   void PlaceWeightAlone(size_t w) {
@@ -430,6 +446,8 @@ std::vector<Field> FieldsOf(Case& c) {
                         {"recompute", &c.plan.recompute, 0},
                         {"halves", &c.plan.halves, 0},
                         {"tiles", &c.plan.tiles, 1},
+                        {"ring", &c.plan.ring, 0},
+                        {"zigzag", &c.plan.zigzag, 0},
                         {"shuffled", &c.plan.shuffled, 0},
                         {"key", &c.plan.key, 0}};
   fields.insert(fields.end(), std::begin(rest), std::end(rest));
@@ -521,6 +539,13 @@ PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng) {
   spec.recompute = Pick(rng, {0, 0, 0, 1, 2, 3});
   spec.halves = Pick(rng, {0, 0, 0, 1});
   spec.tiles = Pick(rng, {1, 1, 2, 3, 5});
+  spec.ring = Pick(rng, {0, 0, 1, 2});
+  // Of what cuts the sequence evenly, or nothing.
+  std::vector<int> zigzags = {0};
+  for (int n = 2; 2 * n <= graph.sequence; ++n) {
+    if (graph.sequence % (2 * n) == 0) zigzags.push_back(n);
+  }
+  spec.zigzag = zigzags[rng.Below(static_cast<uint32_t>(zigzags.size()))];
   spec.shuffled = Pick(rng, {0, 0, 1});
   spec.key = static_cast<int>(rng.Below(1u << 30));
   return spec;

@@ -44,7 +44,11 @@ struct PlanSpec {
   int recompute = 0;
   // 1: some operators on the first or the second half of their stage's devices.
   int halves = 0;
-  int tiles = 1;     // of each linear that can, up to so many
+  int tiles = 1;  // of each linear that can, up to so many
+  // 1: attention's keys and values go round all axes that split its sequence;
+  // 2: round any of them.
+  int ring = 0;
+  int zigzag = 0;    // Plan::zigzag
   int shuffled = 0;  // 1: devices in any order
   int key = 0;
   bool operator==(const PlanSpec&) const = default;

@@ -89,6 +89,37 @@ inline Graph MlpGraph(int layers, int64_t batch, int64_t seq, int64_t hidden,
   return StackedGraph("mlp", layers, batch, seq, hidden, vocabulary, mlp);
 }
 
+// Attention instead of MLPs, with `heads` heads of one key/value head each.
+inline Graph AttentionGraph(int layers, int64_t batch, int64_t seq,
+                            int64_t hidden, int64_t heads, int64_t vocabulary) {
+  TensorId positions;
+  const auto attention = [&](GraphBuilder& builder, const std::string& h,
+                             TensorId x) {
+    if (!positions.valid()) {
+      positions = builder.Input("positions", {batch, seq}, DType::kInt32);
+    }
+    const auto project = [&](const std::string& name, Shape shape,
+                             const char* rule) {
+      const TensorId weight =
+          builder.Weight(name + ".w", std::move(shape), {.stddev = 1}, true);
+      return builder.Add1("linear", name, {x, weight}, rule);
+    };
+    const int64_t size = hidden / heads;
+    const TensorId q =
+        project(h + ".q", {heads, 1, size, hidden}, "bsi,grdi->bsgrd");
+    const TensorId k =
+        project(h + ".k", {heads, size, hidden}, "bsi,gdi->bsgd");
+    const TensorId v =
+        project(h + ".v", {heads, size, hidden}, "bsi,gei->bsge");
+    x = builder.Add("attention", h + ".attention",
+                    {q, k, v, positions, positions}, "",
+                    {{"scale", 1}, {"window", 0}})[0];
+    return project(h + ".out", {hidden, heads, 1, size}, "bsgre,ogre->bso");
+  };
+  return StackedGraph("attention", layers, batch, seq, hidden, vocabulary,
+                      attention);
+}
+
 // Experts instead of MLPs; a token takes one and none is dropped.
 inline Graph MoeGraph(int layers, int64_t batch, int64_t seq, int64_t hidden,
                       int64_t inner, int64_t experts, int64_t vocabulary) {
@@ -173,13 +204,14 @@ inline std::string StateOf(const Plan& plan) {
     for (AxisSet axes : op.axes) text += "," + std::to_string(axes);
     if (op.recompute) text += "r";
     text += "t" + std::to_string(op.tiles);
+    if (op.streamed != 0) text += "s" + std::to_string(op.streamed);
   }
   for (const WeightPlacement& weight : plan.weights) {
     text += std::to_string(weight.zero_stage) + "," +
             std::to_string(weight.zero_axes) + ";";
   }
   return text + "|" + std::to_string(plan.bucket_bytes.value) + "|" +
-         std::to_string(plan.prefetch);
+         std::to_string(plan.prefetch) + "|" + std::to_string(plan.zigzag);
 }
 
 // A rugged objective: compute that shrinks with the split, a price for each

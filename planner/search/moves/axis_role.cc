@@ -52,7 +52,7 @@ bool Turn(AxisRoles& roles, AxisSet axis, AxisRole from, AxisRole to,
   SetOf(roles, to) |= axis;
   if (sequence.has_value()) roles.sequence = *sequence;
   if (roles.tensor == 0) roles.sequence = false;
-  if (roles.context == 0) roles.heads = false;
+  if (roles.context == 0) roles.heads = roles.ring = false;
   return true;
 }
 

@@ -38,6 +38,7 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   for (OpPlacement& placement : candidate.ops) {
     if (!swapped[placement.group.index()]) continue;
     for (AxisSet& set : placement.axes) set = Swapped(set, lower);
+    placement.streamed = Swapped(placement.streamed, lower);
   }
   return Finish(space, plan, std::move(candidate), 0);
 }

@@ -23,6 +23,8 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   // A coin where the block has axes of both kinds, as it has on the way back.
   const bool in_attention =
       own->tensor == 0 || (own->context != 0 && rng.Below(2) == 1);
+  // A ring is not by heads (context.cc).
+  if (in_attention && own->ring) return std::nullopt;
   bool AxisRoles::*const flag =
       in_attention ? &AxisRoles::heads : &AxisRoles::sequence;
   AxisSet AxisRoles::*const axes =

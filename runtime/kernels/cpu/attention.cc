@@ -156,7 +156,8 @@ void ForEachQueryTile(const Problem& p, const int32_t* positions, F tile) {
 }
 
 // q, k, v, query positions, key positions -> o, lse. A query that sees no key
-// gives zeros and the log-sum-exp -infinity.
+// gives zeros and the log-sum-exp -infinity. A call that accumulates begins
+// with what o and lse hold, as one more tile of keys.
 template <typename T>
 void Attention(const KernelCall& call) {
   const Problem p(call, call.operands[0], call.operands[1], call.operands[2]);
@@ -184,6 +185,16 @@ void Attention(const KernelCall& call) {
           output.setZero();
           std::fill_n(maximum, rows, kMinusInfinity);
           std::fill_n(sum, rows, T{0});
+          auto results =
+              p.Queries<HeadMap<T>>(o, p.e, sample, group, head, first, rows);
+          for (int64_t i = 0; call.accumulate && i < rows; ++i) {
+            const double lse =
+                Get(call.results[1], p.Row(sample, first + i, group, head));
+            if (std::isinf(lse)) continue;
+            output.row(i) = results.row(i);
+            maximum[i] = static_cast<T>(lse);
+            sum[i] = 1;
+          }
           for (const KeyTile& tile : tiles) {
             const Seen seen = SeenOf(sights, tile);
             if (seen == Seen::kNothing) continue;
@@ -212,8 +223,6 @@ void Attention(const KernelCall& call) {
                 part * p.Keys<ConstHeadMap<T>>(v, p.e, sample, group,
                                                tile.first, tile.count);
           }
-          auto results =
-              p.Queries<HeadMap<T>>(o, p.e, sample, group, head, first, rows);
           for (int64_t i = 0; i < rows; ++i) {
             const bool blind = sum[i] == 0;
             results.row(i) = output.row(i) * (blind ? T{0} : 1 / sum[i]);
@@ -314,7 +323,7 @@ void AttentionDqkv(const KernelCall& call) {
 
 std::vector<Kernel> CpuAttentionKernels() {
   return {
-      {"attention", ByDType<Attention<float>, Attention<double>>},
+      {"attention", ByDType<Attention<float>, Attention<double>>, true},
       {"attention_dqkv", ByDType<AttentionDqkv<float>, AttentionDqkv<double>>,
        true},
   };

@@ -85,6 +85,23 @@ TEST(DeviceGroup, CoordinatesAreRowMajor) {
                 {0, 2, 4}, {1, 3, 5}, {6, 8, 10}, {7, 9, 11}}));
 }
 
+TEST(Layout, TurnedBlocksAreThoseOfRanksFurtherOn) {
+  // 7 rows over 3 ranks of the inner axis: [0,2) [2,4) [4,7).
+  const DeviceGroup group = Mesh({2, 3});
+  Layout layout;
+  layout.dims = {0b10, 0b01};
+  layout.ring = 0b10;
+  layout.turn = 2;
+  const Shape shape = {7, 2};
+  EXPECT_EQ(BlockAt(layout, group, shape, 0),
+            (std::vector<Range>{{4, 7}, {0, 1}}));
+  EXPECT_EQ(BlockAt(layout, group, shape, 1),
+            (std::vector<Range>{{0, 2}, {0, 1}}));
+  EXPECT_EQ(BlockAt(layout, group, shape, 5),
+            (std::vector<Range>{{2, 4}, {1, 2}}));
+  EXPECT_EQ(ToString(layout, group, 2), "[a1, a0] turned by 2");
+}
+
 // What each rank holds of a tensor: a value where `held`.
 struct Held {
   std::vector<bool> held;

@@ -5,7 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <set>
 
 #include "planner/io/cluster_io.h"
 #include "planner/io/importer.h"
@@ -22,11 +24,12 @@ struct Lowered {
 };
 
 Lowered LowerTiny(const std::string& strategy_text, double clip = 1,
-                  const std::string& model = "gpt2-tiny") {
+                  const std::string& model = "gpt2-tiny",
+                  DType dtype = DType::kFloat32) {
   ImportOptions options;
   options.global_batch = 16;
   options.seq_len = 32;
-  options.dtype = DType::kFloat32;
+  options.dtype = dtype;
   auto forward = ImportModel(ExamplePath("models/" + model), options);
   Lowered lowered{*Differentiate(*forward), {}, {}};
   const Cluster cluster = *LoadCluster("local-cpu:4");
@@ -94,6 +97,68 @@ TEST(Lower, ContextParallelismGathersKeysAndValues) {
   EXPECT_EQ(counts.at({Pass::kBackward, CommKind::kAllGather}), 2);
   EXPECT_EQ(counts.at({Pass::kBackward, CommKind::kReduceScatter}), 2);
   EXPECT_EQ(counts.size(), 3u);
+}
+
+TEST(Lower, RingPassesKeysAndValuesOnEachWay) {
+  // Liu et al. 2023: k and v (one exchange) go to 3 other ranks, forward and
+  // again backward; dk and dv follow them and come home: 3 + 1.
+  const auto counts = LayerCollectives(LowerTiny("cp=4,cp-kind=ring,mbs=4"));
+  EXPECT_EQ(counts.at({Pass::kForward, CommKind::kShift}), 3);
+  EXPECT_EQ(counts.at({Pass::kBackward, CommKind::kShift}), 3 + 4);
+  EXPECT_EQ(counts.size(), 2u);
+}
+
+// The most blocks of a tensor that a microbatch has at a time, but for those
+// that are kept from one pass to the other.
+int MostBlocks(const Lowered& l, const std::string& tensor, Pass pass) {
+  const std::vector<std::vector<ValueId>> last = LastUses(l.tasks);
+  std::set<ValueId> alive;
+  size_t most = 0;
+  for (size_t t = 0; t < l.tasks.tasks.size(); ++t) {
+    const Task& task = l.tasks.tasks[t];
+    for (ValueId id : task.writes) {
+      const Value& value = l.tasks.value(id);
+      if (task.pass == pass && value.tensor.valid() && task.microbatch == 0 &&
+          l.graph.tensor(value.tensor).name == tensor &&
+          value.category == MemoryCategory::kCommunication) {
+        alive.insert(id);
+      }
+    }
+    most = std::max(most, alive.size());
+    for (ValueId id : last[t]) alive.erase(id);
+  }
+  return static_cast<int>(most);
+}
+
+TEST(Lower, RingHasTwoBlocksOfKeysInsteadOfAll) {
+  const Lowered l = LowerTiny("cp=4,cp-kind=ring,mbs=4");
+  // The one that is read and the one that arrives.
+  EXPECT_EQ(MostBlocks(l, "h.1.attn.c_attn.k", Pass::kForward), 2);
+  EXPECT_EQ(MostBlocks(l, "h.1.attn.c_attn.k", Pass::kBackward), 2);
+  // Of the gradients what goes and what arrives, then that and a new term.
+  EXPECT_EQ(MostBlocks(l, "h.1.attn.d1", Pass::kBackward), 2);
+  // Of two ranks' blocks only the other one comes.
+  const Lowered two = LowerTiny("cp=2,cp-kind=ring");
+  EXPECT_EQ(MostBlocks(two, "h.1.attn.c_attn.k", Pass::kForward), 1);
+}
+
+TEST(Lower, RingOfBf16SumsInFp32) {
+  const Lowered l =
+      LowerTiny("cp=4,cp-kind=ring,mbs=4", 1, "gpt2-tiny", DType::kBFloat16);
+  int sums = 0;
+  for (const Task& task : l.tasks.tasks) {
+    if (task.kind != TaskKind::kCompute || !task.node.valid() ||
+        l.graph.node(task.node).op->streamed == 0) {
+      continue;
+    }
+    for (ValueId id : task.writes) {
+      EXPECT_EQ(l.tasks.value(id).dtype, DType::kFloat32);
+      ++sums;
+    }
+  }
+  // Two results forward and three backward, of 4 steps in 4 layers and 4
+  // microbatches.
+  EXPECT_EQ(sums, (2 + 3) * 4 * 4 * 4);
 }
 
 TEST(Lower, UlyssesExchangesFourTimesEachWay) {

@@ -15,6 +15,7 @@
 namespace tessera {
 namespace {
 
+using testing::AttentionGraph;
 using ::testing::HasSubstr;
 using testing::MlpGraph;
 
@@ -100,6 +101,27 @@ TEST_F(PlanIoTest, ChunksAndTablesComeBack) {
   Write(path, text);
   EXPECT_THAT(ReadPlan(path, graph_).error().ToString(),
               HasSubstr("'R1.1' is no action"));
+}
+
+TEST_F(PlanIoTest, RingsAndZigzagComeBack) {
+  const Graph graph = AttentionGraph(2, 16, 8, 8, 2, 32);
+  const auto plan = PlanFromStrategy(
+      graph, cluster_,
+      *ParseStrategy("cp=4,tp=2,cp-kind=ring,cp-balance=zigzag"));
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  const std::string path = Temp("ring.txtpb");
+  ASSERT_TRUE(WritePlan(path, graph, *plan).has_value());
+  const auto read = ReadPlan(path, graph);
+  ASSERT_TRUE(read.has_value()) << read.error().ToString();
+  EXPECT_EQ(*read, *plan);
+  std::string text = Contents(path);
+  EXPECT_THAT(text, HasSubstr("zigzag: 4"));
+  const std::string good = "streamed: \"cp1\"";
+  ASSERT_NE(text.find(good), std::string::npos) << text;
+  text.replace(text.find(good), good.size(), "streamed: \"cp0\"");
+  Write(path, text);
+  EXPECT_THAT(ReadPlan(path, graph).error().ToString(),
+              HasSubstr("streamed: 'cp0' occurs twice"));
 }
 
 TEST_F(PlanIoTest, NamesNodesFactorsAndAxes) {

@@ -96,7 +96,9 @@ TEST(ParseStrategy, SaysWhatIsSupported) {
             "recompute: is '0': expected a whole number of layers behind the "
             "':'");
   EXPECT_EQ(error("cp-kind=rings"),
-            "cp-kind: is 'rings': expected gather or ulysses");
+            "cp-kind: is 'rings': expected gather, ring or ulysses");
+  EXPECT_EQ(error("cp-balance=zig"),
+            "cp-balance: is 'zig': expected none or zigzag");
   EXPECT_THAT(error("schedule=zb-h2"),
               HasSubstr("schedule: unknown schedule 'zb-h2'"));
   EXPECT_EQ(error("tp=0"), "tp: is '0': expected a whole number from 1");
@@ -289,6 +291,36 @@ TEST(PlanFromStrategy, UlyssesSplitsHeadsInAttentionOnly) {
   EXPECT_EQ(too_many.error().ToString(),
             "strategy: tp=1 and cp=16 leave an empty shard: 8 heads cannot be "
             "split over 16 ranks ('h.0.attn')");
+}
+
+TEST(PlanFromStrategy, RingStreamsWhatSplitsTheSequence) {
+  const Graph graph = Model("gpt2-tiny", 8, 64);
+  const Cluster cluster = *MakeCluster("local-cpu:8");
+  const auto plan =
+      Make(graph, cluster, "cp=4,tp=2,cp-kind=ring,cp-balance=zigzag");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  EXPECT_EQ(SplitOf(graph, *plan, "h.1.attn"), "s/cp0*cp1 g/tp0");
+  EXPECT_EQ(plan->zigzag, 4);
+  size_t streaming = 0;
+  for (const OpPlacement& op : plan->ops) {
+    if (op.streamed == 0) continue;
+    ++streaming;
+    EXPECT_EQ(op.streamed, 0b11u);  // cp0 and cp1, the outer axes
+  }
+  EXPECT_EQ(streaming, 4u);  // layers
+  const auto uniform = UniformStrategy(GraphIndex(graph), cluster, *plan);
+  ASSERT_TRUE(uniform.has_value());
+  EXPECT_EQ(ToString(*uniform), "dp1 tp2 pp1 cp4 ring zigzag mbs1 zero0 sp0");
+  EXPECT_THAT(Describe(graph, cluster, *plan),
+              HasSubstr("sequence split 4 (context parallel, keys and values "
+                        "in a ring), tensor-parallel 2"));
+  EXPECT_THAT(Describe(graph, cluster, *plan),
+              HasSubstr("sequences in the zigzag order of 4 ranks"));
+  const auto alone = Make(graph, cluster, "tp=2,cp-balance=zigzag");
+  ASSERT_FALSE(alone.has_value());
+  EXPECT_EQ(alone.error().ToString(),
+            "strategy: cp-balance=zigzag is an order for ranks that split the "
+            "sequence: expected cp of at least 2");
 }
 
 TEST(PlanFromStrategy, ExpertParallelismNeedsExperts) {

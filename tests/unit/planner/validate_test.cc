@@ -14,8 +14,10 @@ namespace tessera {
 namespace {
 
 using ::testing::AllOf;
+using testing::AttentionGraph;
 using ::testing::HasSubstr;
 using testing::MlpGraph;
+using testing::MoeGraph;
 
 std::string AllText(const std::vector<Error>& errors) {
   std::string text;
@@ -304,6 +306,65 @@ TEST_F(ValidateTest, WeightsAreCutWhereTheyAreReplicated) {
               HasSubstr("weights: has"));
   EXPECT_THAT(After("", [](Plan& plan) { plan.ops.pop_back(); }),
               HasSubstr("ops: has"));
+}
+
+TEST_F(ValidateTest, WhatIsStreamedSplitsTheSequence) {
+  const size_t norm = NodeCalled("h.0.norm");
+  EXPECT_THAT(After("cp=2", [&](Plan& plan) { plan.ops[norm].streamed = 1; }),
+              HasSubstr("'h.0.norm'.streamed: 'rms_norm' has no operands that "
+                        "can be streamed"));
+  const Graph graph = AttentionGraph(1, 8, 8, 8, 2, 32);
+  const auto made =
+      PlanFromStrategy(graph, cluster_, *ParseStrategy("cp=4,cp-kind=ring"));
+  ASSERT_TRUE(made.has_value()) << made.error().ToString();
+  size_t attention = 0;
+  while (graph.nodes[attention].op->name != "attention") ++attention;
+  const AxisSet context = made->ops[attention].streamed;
+  EXPECT_EQ(made->groups[0].Size(context), 4);
+  Plan plan = *made;
+  plan.ops[attention].streamed = made->groups[0].all_axes();
+  EXPECT_THAT(AllText(Validate(graph, cluster_, plan)),
+              HasSubstr("'h.0.attention'.streamed: expected axes that split "
+                        "factor 's' of the node"));
+  plan.ops[attention].streamed = 64;
+  EXPECT_THAT(AllText(Validate(graph, cluster_, plan)),
+              HasSubstr("'h.0.attention'.streamed: uses axes beyond the 3 of "
+                        "group 'all'"));
+  // Some of them may stay.
+  plan.ops[attention].streamed = context & (~context + 1);
+  EXPECT_EQ(AllText(Validate(graph, cluster_, plan)), "");
+}
+
+TEST_F(ValidateTest, ZigzagCutsTheSequenceEvenly) {
+  const auto with = [](int ranks) {
+    return [ranks](Plan& plan) { plan.zigzag = ranks; };
+  };
+  EXPECT_EQ(After("cp=2", with(2)), "");
+  EXPECT_THAT(After("cp=2", with(1)),
+              HasSubstr("zigzag: is 1: expected 0, or at least 2 ranks"));
+  EXPECT_THAT(After("cp=2", with(3)),
+              HasSubstr("zigzag: is 3: the order cuts sequences into 6 chunks: "
+                        "expected a divisor of the sequence length 4"));
+}
+
+TEST_F(ValidateTest, ZigzagNeedsExpertsWithRoomForAll) {
+  const auto problem = [&](double capacity) {
+    Graph graph = MoeGraph(1, 8, 4, 8, 4, 4, 32);
+    for (Node& node : graph.nodes) {
+      for (Attribute& a : node.attributes) {
+        if (a.name == "capacity") a.value = capacity;
+      }
+    }
+    auto plan = PlanFromStrategy(graph, cluster_, *ParseStrategy("cp=2"));
+    TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
+    plan->zigzag = 2;
+    return AllText(Validate(graph, cluster_, *plan));
+  };
+  EXPECT_EQ(problem(4), "");
+  EXPECT_THAT(
+      problem(3),
+      HasSubstr("zigzag: is 2: 'h.0.gate' gives experts' room to tokens "
+                "in their order"));
 }
 
 TEST_F(ValidateTest, AllProblemsAtOnce) {

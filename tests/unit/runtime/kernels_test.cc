@@ -222,6 +222,47 @@ TEST(Attention, QueryThatSeesNoKey) {
   EXPECT_THAT(dv.Values(), Near({2, 0}));
 }
 
+// Blocks of keys in any order, merged, are one attention over all of them: with
+// blocks that some query does not see at all, first, between and last.
+TEST(Attention, MergesBlocksOfKeys) {
+  constexpr int64_t kQueries = 4, kKeys = 7;
+  HostTensor q({1, kQueries, 1, 2, 2}, kF64), k({1, kKeys, 1, 2}, kF64),
+      v({1, kKeys, 1, 2}, kF64);
+  for (const HostTensor* tensor : {&q, &k, &v}) {
+    for (int64_t i = 0; i < tensor->elements(); ++i) {
+      const_cast<HostTensor*>(tensor)->Set(
+          i, std::sin(static_cast<double>(3 * i + tensor->elements())));
+    }
+  }
+  const HostTensor queries = I32({1, kQueries}, {6, 0, 3, 1});
+  const HostTensor keys = I32({1, kKeys}, {5, 6, 0, 4, 1, 3, 2});
+  const std::vector<std::pair<int64_t, int64_t>> blocks = {
+      {0, 2}, {4, 7}, {2, 3}, {3, 4}};
+  for (double window : {0, 2}) {
+    const Options options = {.attributes = {{"scale", 2}, {"window", window}}};
+    const HostTensor o({1, kQueries, 1, 2, 2}, kF64),
+        lse({1, kQueries, 1, 2}, kF64);
+    RunKernel("attention",
+              {q.Local(), k.Local(), v.Local(), queries.Local(), keys.Local()},
+              {o.Local(), lse.Local()}, options);
+    const HostTensor merged({1, kQueries, 1, 2, 2}, kF64),
+        merged_lse({1, kQueries, 1, 2}, kF64);
+    for (const auto& [begin, end] : blocks) {
+      Options step = options;
+      step.accumulate = begin != blocks[0].first;
+      const HostTensor key = k.Part(1, begin, end);
+      const HostTensor value = v.Part(1, begin, end);
+      const HostTensor position = keys.Part(1, begin, end);
+      RunKernel("attention",
+                {q.Local(), key.Local(), value.Local(), queries.Local(),
+                 position.Local()},
+                {merged.Local(), merged_lse.Local()}, step);
+    }
+    EXPECT_THAT(merged.Values(), Near(o.Values(), 1e-14)) << window;
+    EXPECT_THAT(merged_lse.Values(), Near(lse.Values(), 1e-14)) << window;
+  }
+}
+
 TEST(Elementwise, ValuesAtOne) {
   const HostTensor one = F64({1}, {1});
   // 0.5 (1 + tanh(0.7978845608 * 1.044715)) = 0.8411919906.
