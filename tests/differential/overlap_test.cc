@@ -244,7 +244,7 @@ TEST(OverlapTest, RingPassesBlocksOnUnderAttention) {
 // Each microbatch's gradients are reduced, and their shards added, while the
 // backward goes on.
 TEST(OverlapTest, CutGradientsAreReducedUnderBackward) {
-  ExpectOverlap("dp=2,zero=2,mbs=1", 3);
+  ExpectOverlap("dp=2,zero=2,mbs=1", 3, ReductionsUnderBackward);
 }
 
 }  // namespace

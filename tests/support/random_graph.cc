@@ -150,7 +150,7 @@ GraphSpec RandomGraphSpec(Rng& rng) {
   spec.hidden = Pick(rng, {6, 7, 8, 9, 10, 12});
   spec.inner = Pick(rng, {6, 7, 9, 10, 12, 16});
   spec.vocabulary = Pick(rng, {11, 13, 16, 18, 21});
-  spec.sequence = Pick(rng, {3, 4, 6, 7, 8});
+  spec.sequence = Pick(rng, {4, 4, 6, 7, 8});
   spec.batch = Pick(rng, {4, 6, 6, 8, 9, 10, 12, 12});
   return spec;
 }
