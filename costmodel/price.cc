@@ -130,6 +130,14 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
     node = cluster.devices[i].node;
     first_device_.push_back(static_cast<int>(i));
   }
+  for (size_t n = 0; n < first_device_.size(); ++n) {
+    const size_t next = n + 1 < first_device_.size()
+                            ? static_cast<size_t>(first_device_[n + 1])
+                            : cluster.devices.size();
+    devices_per_host_ = std::max(
+        devices_per_host_,
+        static_cast<double>(next - static_cast<size_t>(first_device_[n])));
+  }
   hosts_alike_ = HostsAreAlike();
   std::map<std::pair<std::string, std::vector<double>>, int> signatures;
   for (const Node& n : graph.nodes) {
@@ -307,7 +315,8 @@ IntKey Pricer::KeyOf(const TaskView& view) const {
     for (ValueId id : *ids) {
       const Value& value = view.values[id.index()];
       key.push_back(static_cast<int64_t>(value.dtype) |
-                    static_cast<int64_t>(value.shape.size()) << 8);
+                    static_cast<int64_t>(value.shape.size()) << 8 |
+                    static_cast<int64_t>(value.tier) << 16);
       if (value.layout.flat != 0) {
         key.push_back(-Elements(value, *view.group));
         continue;
@@ -378,6 +387,32 @@ double Pricer::CopySeconds(const TaskView& view, Bytes traffic,
     source = std::max(source, cost.source);
   }
   return seconds;
+}
+
+// A copy between tiers, or a kernel on the host, where these are no memory of
+// the devices'. REQUIRES: the cluster has a host.
+double Pricer::TierSeconds(const TaskView& view, CostSource& source) const {
+  const Task& task = *view.task;
+  const Host& host = *cluster_.host;
+  source = CostSource::kAnalytical;
+  const Bytes read = BytesOf(view, task.reads);
+  const Bytes written = BytesOf(view, task.writes);
+  const auto seconds = [](Bytes bytes, double bandwidth) {
+    return static_cast<double>(bytes.value) / bandwidth;
+  };
+  if (task.kind == TaskKind::kCompute) {
+    // The optimizer's results are read, too.
+    const Bytes again = task.kernel == "cast" ? Bytes{} : written;
+    return seconds(read + written + again,
+                   host.memory_bandwidth.value / devices_per_host_);
+  }
+  if (view.values[task.reads[0].index()].tier == MemoryTier::kFile) {
+    return seconds(written, host.storage_read.value / devices_per_host_);
+  }
+  if (view.values[task.writes[0].index()].tier == MemoryTier::kFile) {
+    return seconds(read, host.storage_write.value / devices_per_host_);
+  }
+  return seconds(read, host.device_link.value);
 }
 
 CostQuery Pricer::KernelQuery(const TaskView& view) const {
@@ -497,6 +532,10 @@ TaskCost Pricer::Compute(const TaskView& view) const {
   CostSource source = CostSource::kMeasured;
   switch (task.kind) {
     case TaskKind::kCompute: {
+      if (OnHost(task, view.values) && !first.shared_memory) {
+        seconds = TierSeconds(view, source);
+        break;
+      }
       CostQuery query = KernelQuery(view);
       for (int type : where.device_types) {
         query.device = &cluster_.device_types[static_cast<size_t>(type)];
@@ -516,6 +555,18 @@ TaskCost Pricer::Compute(const TaskView& view) const {
       const int64_t moved =
           2 * SlicedElements(view) * SizeOf(ComputeType(view));
       seconds = CopySeconds(view, {moved}, source);
+      break;
+    }
+    case TaskKind::kCopy: {
+      const auto in_file = [&](ValueId id) {
+        return view.values[id.index()].tier == MemoryTier::kFile;
+      };
+      if (first.shared_memory && !in_file(task.reads[0]) &&
+          !in_file(task.writes[0])) {
+        seconds = CopySeconds(view, BytesOf(view, task.reads) * 2, source);
+      } else {
+        seconds = TierSeconds(view, source);
+      }
       break;
     }
     case TaskKind::kRecv: {

@@ -9,12 +9,19 @@
 //             table ("cast") and sums move their operands through memory.
 //   kLoad     a copy into place: its bytes written once.
 //   kSlice    a copy: read and written.
+//   kCopy     over the device's link to its host, or the device's share of the
+//             storage's bandwidth. Where host and device are one memory, a copy
+//             as kSlice.
 //   kComm     the collective over all subgroups of `axes` at once; several
 //             buffers are one payload.
 //   kSend     pairs of ranks: destination rank j of n receives its block from
 //             source rank j*m/n of m.
 //   kRecv     nothing where communication has streams of its own (the send
 //             carries the time); else the copy out.
+//
+// What computes on the host moves its operands through the device's share of
+// the host's memory bandwidth; where the device is a core of the host, it is a
+// kernel as any other.
 //
 // Ranks of one group may have devices of several types: the slowest counts.
 //
@@ -116,6 +123,7 @@ class Pricer {
   CostQuery KernelQuery(const TaskView& view) const;
   double CopySeconds(const TaskView& view, Bytes traffic,
                      CostSource& source) const;
+  double TierSeconds(const TaskView& view, CostSource& source) const;
   ProfileKey ExchangeKey(const TaskView& view) const;
   const CollectiveOption& Option(const TaskView& view, const DeviceGroup& group,
                                  const DeviceGroup& peer) const;
@@ -126,6 +134,7 @@ class Pricer {
   CollectiveModel collectives_;
   bool hosts_alike_ = false;
   std::vector<int> first_device_;  // by host
+  double devices_per_host_ = 1;    // the most
   std::vector<int> signature_;     // by node: operator and rule
   std::unordered_map<std::string_view, int> kernels_;  // 0 for all others
 

@@ -81,6 +81,22 @@ Result<std::optional<Integer>> Count(const SafetensorsFile& file,
   return std::optional(value);
 }
 
+// This rank's part of a value in the memory of its device: the buffer itself,
+// or `copy` of what lies on another tier.
+Result<const void*> OnDevice(const RankExecutor& executor, ValueId id,
+                             std::optional<Staging>& copy) {
+  const Value& value = executor.tasks().value(id);
+  if (value.tier == MemoryTier::kDevice || !executor.Holds(id)) {
+    return executor.data(id);
+  }
+  const Bytes bytes{executor.placement(id).elements() * SizeOf(value.dtype)};
+  std::vector<std::byte> elements(static_cast<size_t>(bytes.value));
+  TESSERA_RETURN_IF_ERROR(executor.ReadValue(id, elements.data()));
+  TESSERA_TRY(copy, Staging::Allocate(executor.device(), bytes));
+  executor.device().Write(copy->data(), elements.data(), bytes);
+  return copy->data();
+}
+
 Box WholeBox(const Shape& shape) {
   Box box;
   for (int64_t extent : shape) box.push_back({0, extent});
@@ -124,8 +140,9 @@ Result<void> CollectValue(const TaskGraph& tasks, ValueId id,
     const GroupTransfer transfer(all, value.dtype, senders, sources,
                                  {&receiver, 1}, {target},
                                  /*positionwise=*/false);
-    TESSERA_RETURN_IF_ERROR(
-        transfer.Send(device, executor.data(id), kCheckpointTag));
+    std::optional<Staging> copy;
+    TESSERA_TRY(const void* const part, OnDevice(executor, id, copy));
+    TESSERA_RETURN_IF_ERROR(transfer.Send(device, part, kCheckpointTag));
     if (all.rank() == 0) {
       const Bytes bytes{target.elements() * SizeOf(value.dtype)};
       TESSERA_TRY(const Staging staging, Staging::Allocate(device, bytes));
@@ -213,18 +230,19 @@ Result<void> LoadCheckpoint(const std::string& path, const Graph& graph,
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const ValueId id(v);
     const Value& value = tasks.values[v];
-    if (!value.persistent || executor.data(id) == nullptr) continue;
+    if (!value.persistent || !executor.Holds(id)) continue;
     const Placement here = executor.placement(id);
     const Bytes bytes{here.elements() * SizeOf(value.dtype)};
     const std::string name = NameInFile(tasks, graph, id);
     const bool weight = value.what == "parameter" || value.what == "master";
     if (value.what == "loss scale" && !file.Has(name)) {
       const LossScale start;
-      executor.device().Write(executor.data(id), &start, bytes);
+      TESSERA_RETURN_IF_ERROR(executor.WriteValue(id, &start));
       continue;
     }
     if (name.empty() || (weights_alone && !weight)) {
-      executor.device().Zero(executor.data(id), bytes);
+      const std::vector<std::byte> zeros(static_cast<size_t>(bytes.value));
+      TESSERA_RETURN_IF_ERROR(executor.WriteValue(id, zeros.data()));
       continue;
     }
     const DType dtype = IsRounded(value) ? DType::kFloat32 : value.dtype;
@@ -244,7 +262,7 @@ Result<void> LoadCheckpoint(const std::string& path, const Graph& graph,
              value.dtype, rounded.data());
       shard = std::move(rounded);
     }
-    executor.device().Write(executor.data(id), shard.data(), bytes);
+    TESSERA_RETURN_IF_ERROR(executor.WriteValue(id, shard.data()));
   }
   executor.set_progress(step.value_or(0), samples.value_or(step.value_or(0) *
                                                            graph.global_batch));

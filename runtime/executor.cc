@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "planner/plan/sequence_order.h"
+#include "runtime/device/staging.h"
 
 namespace tessera {
 namespace {
@@ -52,10 +53,11 @@ std::vector<int> SubgroupOf(const DeviceGroup& group, AxisSet axes,
 
 Result<std::unique_ptr<RankExecutor>> RankExecutor::Create(
     const TaskGraph& tasks, const Graph& graph, const TrainingOptions& options,
-    uint64_t seed, CommWorld& world, RankDevice& device, LoadInput load) {
+    uint64_t seed, CommWorld& world, RankDevice& device, LoadInput load,
+    const FileTierOptions& files) {
   std::unique_ptr<RankExecutor> executor(new RankExecutor(
       tasks, graph, options, seed, world, device, std::move(load)));
-  TESSERA_RETURN_IF_ERROR(executor->Prepare());
+  TESSERA_RETURN_IF_ERROR(executor->Prepare(files));
   return executor;
 }
 
@@ -64,7 +66,7 @@ Result<std::unique_ptr<RankExecutor>> RankExecutor::CreateForLoss(
   std::unique_ptr<RankExecutor> executor(
       new RankExecutor(tasks, of.graph_, of.options_, of.seed_, of.world_,
                        of.device_, std::move(load), &of));
-  TESSERA_RETURN_IF_ERROR(executor->Prepare());
+  TESSERA_RETURN_IF_ERROR(executor->Prepare({}));
   return executor;
 }
 
@@ -84,14 +86,14 @@ RankExecutor::RankExecutor(const TaskGraph& tasks, const Graph& graph,
 RankExecutor::~RankExecutor() {
   for (size_t v = 0; v < buffers_.size(); ++v) {
     const bool borrowed = weights_ != nullptr && tasks_.values[v].persistent;
-    if (buffers_[v] != nullptr && !borrowed) device_.Free(buffers_[v]);
+    if (!borrowed) Free(ValueId(v));
   }
-  if (one_ != nullptr) device_.Free(one_);
+  for (const auto& [device, one] : ones_) device->Free(one);
 }
 
 // ---- Preparation
 
-Result<void> RankExecutor::Prepare() {
+Result<void> RankExecutor::Prepare(const FileTierOptions& files) {
   for (const DeviceGroup& group : tasks_.groups) {
     const auto it = std::find(group.devices.begin(), group.devices.end(),
                               DeviceId(world_.world_rank()));
@@ -99,6 +101,7 @@ Result<void> RankExecutor::Prepare() {
                              ? -1
                              : static_cast<int>(it - group.devices.begin()));
   }
+  TESSERA_RETURN_IF_ERROR(OpenTiers(files));
   TESSERA_RETURN_IF_ERROR(JoinGroups());
   SizeBuffers();
 
@@ -120,6 +123,8 @@ Result<void> RankExecutor::Prepare() {
       case TaskKind::kSlice:
         PrepareSlices(task, work);
         break;
+      case TaskKind::kCopy:
+        break;
       case TaskKind::kComm:
         PrepareCollective(task, work);
         break;
@@ -136,9 +141,34 @@ Result<void> RankExecutor::Prepare() {
     if (!tasks_.values[v].persistent || buffer_bytes_[v].value == 0) continue;
     if (weights_ != nullptr) {
       buffers_[v] = weights_->buffers_[v];
+      offsets_[v] = weights_->offsets_[v];
     } else {
       TESSERA_RETURN_IF_ERROR(Allocate(ValueId(v)));
     }
+  }
+  return {};
+}
+
+// The host's buffers are such as the file reads and writes directly.
+Result<void> RankExecutor::OpenTiers(const FileTierOptions& files) {
+  if (weights_ != nullptr) {
+    host_ = weights_->host_;
+    files_ = weights_->files_;
+    return {};
+  }
+  bool host = false;
+  bool file = false;
+  for (const Value& value : tasks_.values) {
+    if (position(value.group) < 0) continue;
+    host = host || value.tier == MemoryTier::kHost;
+    file = file || value.tier == MemoryTier::kFile;
+  }
+  if (host || file) {
+    host_ = file ? std::make_shared<CpuDevice>(1, true, kFileBlockBytes)
+                 : std::make_shared<CpuDevice>();
+  }
+  if (file) {
+    TESSERA_TRY(files_, FileTier::Open(files));
   }
   return {};
 }
@@ -172,6 +202,7 @@ void RankExecutor::SizeBuffers() {
   roots_.resize(tasks_.values.size());
   buffer_bytes_.resize(tasks_.values.size());
   buffers_.resize(tasks_.values.size());
+  offsets_.assign(tasks_.values.size(), -1);
   for (size_t v = 0; v < tasks_.values.size(); ++v) {
     roots_[v] = tasks_.Root(ValueId(v));
     if (position(tasks_.values[v].group) < 0) continue;
@@ -231,20 +262,18 @@ int RankExecutor::StreamOf(const Work& work) {
 void RankExecutor::PlanStreams() {
   std::vector<int> job_of(tasks_.tasks.size(), -1);
   std::vector<int> left = use_counts_;
-  std::vector<Bytes> gives;
+  std::vector<HeldBytes> gives;
   for (const Work& work : work_) {
     StreamJob job;
     job.stream = StreamOf(work);
     for (TaskId dep : tasks_.task(work.task).deps) {
       if (job_of[dep.index()] >= 0) job.deps.push_back(job_of[dep.index()]);
     }
-    job.takes = work.staging;
-    Bytes given = work.staging;
-    for (ValueId root : work.allocates) {
-      job.takes += buffer_bytes_[root.index()];
-    }
+    job.takes.device = work.staging;
+    HeldBytes given = job.takes;
+    for (ValueId root : work.allocates) job.takes += MemoryOf(root);
     for (ValueId root : work.uses) {
-      if (--left[root.index()] == 0) given += buffer_bytes_[root.index()];
+      if (--left[root.index()] == 0) given += MemoryOf(root);
     }
     job_of[work.task.index()] = static_cast<int>(jobs_.size());
     jobs_.push_back(std::move(job));
@@ -264,6 +293,7 @@ bool RankExecutor::IsIdle(const Task& task) const {
     case TaskKind::kLoad:
     case TaskKind::kCompute:
     case TaskKind::kSlice:
+    case TaskKind::kCopy:
       return !task.writes.empty() &&
              std::all_of(task.writes.begin(), task.writes.end(),
                          [&](ValueId id) { return IsAbsent(id); });
@@ -342,10 +372,10 @@ std::vector<Placement> RankExecutor::Placements(
 }
 
 Result<RankExecutor::Call> RankExecutor::MakeCall(
-    std::string_view kernel, std::vector<ValueId> reads,
-    std::vector<ValueId> writes) const {
+    const RankDevice& device, std::string_view kernel,
+    std::vector<ValueId> reads, std::vector<ValueId> writes) const {
   Call call;
-  TESSERA_TRY(call.kernel, device_.FindKernel(kernel));
+  TESSERA_TRY(call.kernel, device.FindKernel(kernel));
   for (ValueId read : reads) {
     call.operands.push_back(read.valid() ? local(read) : LocalTensor());
   }
@@ -364,7 +394,8 @@ Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
   }
   const int here = position(task.group);
   const DeviceGroup& group = tasks_.group(task.group);
-  TESSERA_TRY(Call call, MakeCall(task.kernel, task.reads, task.writes));
+  TESSERA_TRY(Call call,
+              MakeCall(device_, task.kernel, task.reads, task.writes));
   for (size_t i = 0; i < task.masks.size(); ++i) {
     if (group.Coordinate(here, task.masks[i]) == 0) continue;
     call.reads[i] = ValueId();
@@ -389,9 +420,10 @@ Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
 // Optimizer kernels: the task lists all weights of a block, and each is a call
 // of its own on flat shards (Task::reads in planner/lower/task_graph.h).
 Result<void> RankExecutor::PrepareListKernel(const Task& task, Work& work) {
+  RankDevice& device = OnHost(task, tasks_.values) ? *host_ : device_;
   const auto add = [&](std::vector<ValueId> reads, std::vector<ValueId> writes,
                        bool decay) -> Result<Call*> {
-    TESSERA_TRY(Call call, MakeCall(task.kernel, reads, writes));
+    TESSERA_TRY(Call call, MakeCall(device, task.kernel, reads, writes));
     call.attributes = OptimizerAttributes(options_, decay);
     work.calls.push_back(std::move(call));
     return &work.calls.back();
@@ -441,25 +473,29 @@ Result<void> RankExecutor::PrepareListKernel(const Task& task, Work& work) {
                     {written, written + static_cast<int64_t>(per_weight)},
                     graph_.tensor(weight).weight_decay));
     if (!scalars[0].valid()) {
-      TESSERA_TRY(call->operands[1].data, One());
+      TESSERA_TRY(call->operands[1].data, One(device));
       call->operands[1].dtype = ScalarType(graph_);
     }
   }
   return {};
 }
 
-Result<void*> RankExecutor::One() {
-  if (one_ != nullptr) return one_;
+Result<void*> RankExecutor::One(RankDevice& device) {
+  for (const auto& [other, data] : ones_) {
+    if (other == &device) return data;
+  }
   const Bytes size{SizeOf(ScalarType(graph_))};
-  TESSERA_TRY(one_, device_.Allocate(size, MemoryCategory::kWorkspace));
+  TESSERA_TRY(void* const data,
+              device.Allocate(size, MemoryCategory::kWorkspace));
+  ones_.emplace_back(&device, data);
   if (ScalarType(graph_) == DType::kFloat64) {
     const double one = 1;
-    device_.Write(one_, &one, size);
+    device.Write(data, &one, size);
   } else {
     const float one = 1;
-    device_.Write(one_, &one, size);
+    device.Write(data, &one, size);
   }
-  return one_;
+  return data;
 }
 
 void RankExecutor::PrepareSlices(const Task& task, Work& work) const {
@@ -549,10 +585,96 @@ void RankExecutor::set_learning_rate(double rate) {
 }
 
 Result<void> RankExecutor::Allocate(ValueId root) {
-  TESSERA_TRY(buffers_[root.index()],
-              device_.Allocate(buffer_bytes_[root.index()],
-                               tasks_.value(root).category));
+  const Bytes bytes = buffer_bytes_[root.index()];
+  const Value& value = tasks_.value(root);
+  if (value.tier == MemoryTier::kFile) {
+    TESSERA_TRY(offsets_[root.index()], files_->Allocate(bytes));
+    return {};
+  }
+  RankDevice& device = value.tier == MemoryTier::kHost ? *host_ : device_;
+  TESSERA_TRY(buffers_[root.index()], device.Allocate(bytes, value.category));
   return {};
+}
+
+void RankExecutor::Free(ValueId root) {
+  int64_t& offset = offsets_[root.index()];
+  if (offset >= 0) files_->Free(std::exchange(offset, -1));
+  void* const data = std::exchange(buffers_[root.index()], nullptr);
+  if (data == nullptr) return;
+  if (tasks_.value(root).tier == MemoryTier::kHost) {
+    host_->Free(data);
+  } else {
+    device_.Free(data);
+  }
+}
+
+HeldBytes RankExecutor::MemoryOf(ValueId root) const {
+  const Bytes bytes = buffer_bytes_[root.index()];
+  switch (tasks_.value(root).tier) {
+    case MemoryTier::kDevice:
+      return {bytes, {}};
+    case MemoryTier::kHost:
+      return {{}, bytes};
+    case MemoryTier::kFile:
+      break;
+  }
+  return {};
+}
+
+bool RankExecutor::Holds(ValueId id) const {
+  const size_t root = roots_[id.index()].index();
+  return buffers_[root] != nullptr || offsets_[root] >= 0;
+}
+
+Result<void> RankExecutor::ReadValue(ValueId id, void* to) const {
+  const Bytes bytes = BytesOf(id);
+  const size_t root = roots_[id.index()].index();
+  switch (tasks_.value(id).tier) {
+    case MemoryTier::kDevice:
+      device_.Read(to, buffers_[root], bytes);
+      break;
+    case MemoryTier::kHost:
+      host_->Read(to, buffers_[root], bytes);
+      break;
+    case MemoryTier::kFile: {
+      TESSERA_TRY(const Staging staging, Staging::Allocate(*host_, bytes));
+      const FileTier::Transfer transfer{offsets_[root], staging.data(),
+                                        bytes.value};
+      TESSERA_RETURN_IF_ERROR(files_->Read({&transfer, 1}));
+      host_->Read(to, staging.data(), bytes);
+      break;
+    }
+  }
+  return {};
+}
+
+Result<void> RankExecutor::WriteValue(ValueId id, const void* from) {
+  const Bytes bytes = BytesOf(id);
+  const size_t root = roots_[id.index()].index();
+  switch (tasks_.value(id).tier) {
+    case MemoryTier::kDevice:
+      device_.Write(buffers_[root], from, bytes);
+      break;
+    case MemoryTier::kHost:
+      host_->Write(buffers_[root], from, bytes);
+      break;
+    case MemoryTier::kFile: {
+      TESSERA_TRY(const Staging staging, Staging::Allocate(*host_, bytes));
+      host_->Write(staging.data(), from, bytes);
+      const FileTier::Transfer transfer{offsets_[root], staging.data(),
+                                        bytes.value};
+      return files_->Write({&transfer, 1});
+    }
+  }
+  return {};
+}
+
+MemoryUse RankExecutor::host_peak() const {
+  return host_ == nullptr ? MemoryUse() : host_->account().peak();
+}
+
+Bytes RankExecutor::file_bytes() const {
+  return files_ == nullptr ? Bytes() : files_->length();
 }
 
 Result<Timeline> RankExecutor::Run(const TaskGraph& tasks) {
@@ -609,18 +731,18 @@ Result<Timeline> RankExecutor::Run(const TaskGraph& tasks) {
 Result<void> RankExecutor::Admit(const Work& work) {
   for (ValueId root : work.allocates) {
     // The loss of the step before is still there.
-    if (buffers_[root.index()] != nullptr) continue;
+    if (Holds(root)) continue;
     TESSERA_RETURN_IF_ERROR(Allocate(root));
   }
   return {};
 }
 
-Bytes RankExecutor::Release(const Work& work) {
-  Bytes given = work.staging;
+HeldBytes RankExecutor::Release(const Work& work) {
+  HeldBytes given{work.staging, {}};
   for (ValueId root : work.uses) {
     if (--uses_left_[root.index()] > 0) continue;
-    device_.Free(std::exchange(buffers_[root.index()], nullptr));
-    given += buffer_bytes_[root.index()];
+    Free(root);
+    given += MemoryOf(root);
   }
   return given;
 }
@@ -645,6 +767,9 @@ Result<void> RankExecutor::RunTask(Work& work) {
                        copy.strided);
         }
       }
+      break;
+    case TaskKind::kCopy:
+      TESSERA_RETURN_IF_ERROR(RunCopy(task));
       break;
     case TaskKind::kComm: {
       std::vector<PartBuffers> buffers;
@@ -717,6 +842,32 @@ Result<void> RankExecutor::LoadZigzag(const Tensor& tensor,
     first = end;
   }
   return {};
+}
+
+Result<void> RankExecutor::RunCopy(const Task& task) {
+  std::vector<FileTier::Transfer> transfers;
+  bool to_file = false;
+  for (size_t i = 0; i < task.reads.size(); ++i) {
+    const ValueId from = task.reads[i];
+    const ValueId to = task.writes[i];
+    const Bytes bytes = BytesOf(to);
+    if (bytes == Bytes{}) continue;
+    const auto offset = [&](ValueId id) {
+      return offsets_[roots_[id.index()].index()];
+    };
+    if (tasks_.value(from).tier == MemoryTier::kFile) {
+      transfers.push_back({offset(from), data(to), bytes.value});
+    } else if (tasks_.value(to).tier == MemoryTier::kFile) {
+      transfers.push_back({offset(to), data(from), bytes.value});
+      to_file = true;
+    } else if (tasks_.value(to).tier == MemoryTier::kDevice) {
+      device_.Write(data(to), data(from), bytes);
+    } else {
+      device_.Read(data(to), data(from), bytes);
+    }
+  }
+  if (transfers.empty()) return {};
+  return to_file ? files_->Write(transfers) : files_->Read(transfers);
 }
 
 void RankExecutor::RunCall(Call& call) {

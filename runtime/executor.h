@@ -21,9 +21,11 @@
 #include "planner/lower/executor.h"
 #include "planner/plan/plan.h"
 #include "runtime/comm/communicator.h"
+#include "runtime/device/cpu_device.h"
 #include "runtime/device/device.h"
 #include "runtime/placement.h"
 #include "runtime/reshard_exec.h"
+#include "runtime/storage/file_tier.h"
 #include "runtime/streams.h"
 
 namespace tessera {
@@ -39,10 +41,12 @@ class RankExecutor : public Executor {
   // Device i of the groups is rank i of `world`. Allocates what persists, with
   // unknown contents, and joins all groups: the ranks of the job call this
   // together. All references outlive the executor; `device` holds nothing else.
+  // What the task graph keeps in files lies in one of this rank's own in
+  // `files`.directory.
   static Result<std::unique_ptr<RankExecutor>> Create(
       const TaskGraph& tasks, const Graph& graph,
       const TrainingOptions& options, uint64_t seed, CommWorld& world,
-      RankDevice& device, LoadInput load);
+      RankDevice& device, LoadInput load, const FileTierOptions& files = {});
   // Runs `tasks`, which is LossOnly of another executor's task graph, on that
   // one's weights: a Run computes the loss, without dropout. `of` outlives the
   // result, and the two do not run at the same time.
@@ -67,14 +71,23 @@ class RankExecutor : public Executor {
   // REQUIRES: `tasks` is that of Create.
   Result<Timeline> Run(const TaskGraph& tasks) override;
 
-  // This rank's buffer of a value, and where its elements belong; null on the
-  // ranks outside of the value's group. Persistent values, and after a Run the
-  // loss.
+  // This rank's buffer of a value, in the memory of its tier, and where its
+  // elements belong; null on the ranks outside of the value's group, and for
+  // what lies in a file. Persistent values, and after a Run the loss.
   void* data(ValueId value) const;
   Placement placement(ValueId value) const;
   // The same as a tensor of the whole batch. REQUIRES: the rank is in the
   // value's group. Of a flat layout a vector of the run.
   LocalTensor local(ValueId value) const;
+  // Whether this rank has a part of a persistent value, on whatever tier; and
+  // that part from and to memory of the caller.
+  bool Holds(ValueId value) const;
+  Result<void> ReadValue(ValueId value, void* to) const;
+  Result<void> WriteValue(ValueId value, const void* from);
+  // The peak of what this rank keeps in the host's memory, and its file.
+  MemoryUse host_peak() const;
+  Bytes file_bytes() const;
+
   // Index of this rank in a group of the task graph, or -1.
   int position(GroupId group) const { return positions_[group.index()]; }
 
@@ -121,7 +134,8 @@ class RankExecutor : public Executor {
                const TrainingOptions& options, uint64_t seed, CommWorld& world,
                RankDevice& device, LoadInput load,
                const RankExecutor* weights = nullptr);
-  Result<void> Prepare();
+  Result<void> Prepare(const FileTierOptions& files);
+  Result<void> OpenTiers(const FileTierOptions& files);
   Result<void> JoinGroups();
   void SizeBuffers();
   void FindLifetimes();
@@ -129,11 +143,13 @@ class RankExecutor : public Executor {
   int StreamOf(const Work& work);
   Result<void> PrepareCompute(const Task& task, Work& work);
   Result<void> PrepareListKernel(const Task& task, Work& work);
-  Result<Call> MakeCall(std::string_view kernel, std::vector<ValueId> reads,
+  // What a kernel of `device` does.
+  Result<Call> MakeCall(const RankDevice& device, std::string_view kernel,
+                        std::vector<ValueId> reads,
                         std::vector<ValueId> writes) const;
-  // Memory that holds the scalar 1: the clip coefficient where none is
-  // computed.
-  Result<void*> One();
+  // Memory of `device` that holds the scalar 1: the clip coefficient where none
+  // is computed.
+  Result<void*> One(RankDevice& device);
   void PrepareSlices(const Task& task, Work& work) const;
   // That of a task's exchange over its axes.
   Communicator& CommunicatorOf(const Task& task) const;
@@ -143,11 +159,15 @@ class RankExecutor : public Executor {
   Result<void> RunTask(Work& work);
   // Allocates what a task uses first; and frees what it used last.
   Result<void> Admit(const Work& work);
-  Bytes Release(const Work& work);
+  HeldBytes Release(const Work& work);
   Result<void> RunLoad(const Work& work);
   Result<void> LoadZigzag(const Tensor& tensor, const LocalTensor& block);
+  Result<void> RunCopy(const Task& task);
   void RunCall(Call& call);
   Result<void> Allocate(ValueId root);
+  void Free(ValueId root);
+  // Of a buffer's tier; of what lies in a file nothing.
+  HeldBytes MemoryOf(ValueId root) const;
 
   std::vector<Placement> Placements(ValueId value,
                                     const std::vector<int>& positions) const;
@@ -166,6 +186,10 @@ class RankExecutor : public Executor {
   RankDevice& device_;
   const LoadInput load_;
   const RankExecutor* const weights_ = nullptr;  // whose weights these are
+  // Memory of the host, and the file; null where no value is there. Those of
+  // `weights_` where there are such.
+  std::shared_ptr<CpuDevice> host_;
+  std::shared_ptr<FileTier> files_;
   int64_t step_ = 0;
   int64_t samples_ = 0;
 
@@ -174,14 +198,16 @@ class RankExecutor : public Executor {
   std::vector<ValueId> roots_;       // by value
   std::vector<Bytes> buffer_bytes_;  // by root value
   std::vector<void*> buffers_;       // by root value
-  void* one_ = nullptr;              // One(), once it is wanted
+  std::vector<int64_t> offsets_;     // the same in the file, or -1
+  // One() of a device, once it is wanted.
+  std::vector<std::pair<RankDevice*, void*>> ones_;
   std::vector<Work> work_;
   std::vector<int> use_counts_;  // by root value: of tasks that use it
   std::vector<int> uses_left_;   // by root value: of those not ended
 
   // By task of this rank.
   std::vector<StreamJob> jobs_;
-  Bytes budget_;
+  HeldBytes budget_;
   std::vector<const void*> streams_;  // what tells the streams apart
 };
 

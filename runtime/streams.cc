@@ -13,7 +13,7 @@ namespace {
 
 class StreamRun {
  public:
-  StreamRun(const std::vector<StreamJob>& jobs, Bytes budget,
+  StreamRun(const std::vector<StreamJob>& jobs, const HeldBytes& budget,
             const StreamHooks& hooks)
       : jobs_(jobs), budget_(budget), hooks_(hooks), ended_(jobs.size()) {
     for (size_t i = 0; i < jobs.size(); ++i) {
@@ -100,12 +100,14 @@ class StreamRun {
       if (!ended_[static_cast<size_t>(dep)]) return false;
     }
     while (admitted_ <= job) {
-      const Bytes held = held_ + jobs_[static_cast<size_t>(admitted_)].takes;
-      if (held > budget_) {
+      HeldBytes held = held_;
+      held += jobs_[static_cast<size_t>(admitted_)].takes;
+      if (!held.FitsInto(budget_)) {
         // Where nothing before it is left, it must fit.
         TESSERA_CHECK(ended_count_ < static_cast<size_t>(admitted_))
-            << "job " << admitted_ << " does not fit into " << budget_.value
-            << " bytes";
+            << "job " << admitted_ << " does not fit into "
+            << budget_.device.value << " bytes of device and "
+            << budget_.host.value << " of host memory";
         return false;
       }
       if (auto done = hooks_.admit(admitted_); !done) {
@@ -125,7 +127,7 @@ class StreamRun {
   }
 
   const std::vector<StreamJob>& jobs_;
-  const Bytes budget_;
+  const HeldBytes budget_;
   const StreamHooks& hooks_;
 
   std::mutex mutex_;  // guards what follows
@@ -134,7 +136,7 @@ class StreamRun {
   std::vector<bool> ended_;
   size_t ended_count_ = 0;
   int admitted_ = 0;  // jobs [0, admitted_) are
-  Bytes held_;
+  HeldBytes held_;
   size_t idle_ = 0;
   std::optional<Error> error_;
   std::vector<std::thread> workers_;  // besides the caller
@@ -142,18 +144,18 @@ class StreamRun {
 
 }  // namespace
 
-Result<void> RunStreams(const std::vector<StreamJob>& jobs, Bytes budget,
-                        const StreamHooks& hooks) {
+Result<void> RunStreams(const std::vector<StreamJob>& jobs,
+                        const HeldBytes& budget, const StreamHooks& hooks) {
   return StreamRun(jobs, budget, hooks).Run();
 }
 
-Bytes SequentialPeak(const std::vector<StreamJob>& jobs,
-                     const std::vector<Bytes>& gives) {
-  Bytes held;
-  Bytes peak;
+HeldBytes SequentialPeak(const std::vector<StreamJob>& jobs,
+                         const std::vector<HeldBytes>& gives) {
+  HeldBytes held;
+  HeldBytes peak;
   for (size_t i = 0; i < jobs.size(); ++i) {
     held += jobs[i].takes;
-    peak = Max(peak, held);
+    peak = {Max(peak.device, held.device), Max(peak.host, held.host)};
     held = held - gives[i];
   }
   return peak;

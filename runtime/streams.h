@@ -22,10 +22,28 @@
 
 namespace tessera {
 
+// Memory of the two tiers that buffers lie in.
+struct HeldBytes {
+  Bytes device;
+  Bytes host;
+
+  HeldBytes& operator+=(const HeldBytes& other) {
+    device += other.device;
+    host += other.host;
+    return *this;
+  }
+  friend HeldBytes operator-(const HeldBytes& a, const HeldBytes& b) {
+    return {a.device - b.device, a.host - b.host};
+  }
+  bool FitsInto(const HeldBytes& budget) const {
+    return device <= budget.device && host <= budget.host;
+  }
+};
+
 struct StreamJob {
   int stream = 0;         // from 0
   std::vector<int> deps;  // jobs of smaller index that end before it starts
-  Bytes takes;            // when admitted
+  HeldBytes takes;        // when admitted
 };
 
 struct StreamHooks {
@@ -35,7 +53,7 @@ struct StreamHooks {
   std::function<Result<void>(int)> run;
   // After run: gives memory back, and says how much. One thread at a time, not
   // beside admit.
-  std::function<Bytes(int)> finish;
+  std::function<HeldBytes(int)> finish;
   // The first error, as soon as it is known: makes others' runs return. Called
   // once, and run's later errors are ignored.
   std::function<void(const Error&)> fail;
@@ -44,12 +62,12 @@ struct StreamHooks {
 // Returns when all jobs have ended, or with the first error when all that run
 // have returned. The caller's thread is one of the workers; there are at most
 // as many as streams.
-Result<void> RunStreams(const std::vector<StreamJob>& jobs, Bytes budget,
-                        const StreamHooks& hooks);
+Result<void> RunStreams(const std::vector<StreamJob>& jobs,
+                        const HeldBytes& budget, const StreamHooks& hooks);
 
-// The most that is held when jobs run one by one in index order. `gives[i]` is
-// what job i gives back.
-Bytes SequentialPeak(const std::vector<StreamJob>& jobs,
-                     const std::vector<Bytes>& gives);
+// The most that is held of each tier when jobs run one by one in index order.
+// `gives[i]` is what job i gives back.
+HeldBytes SequentialPeak(const std::vector<StreamJob>& jobs,
+                         const std::vector<HeldBytes>& gives);
 
 }  // namespace tessera

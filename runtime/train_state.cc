@@ -9,22 +9,24 @@
 
 namespace tessera {
 
-void InitialiseState(const Graph& graph, uint64_t seed,
-                     RankExecutor& executor) {
+Result<void> InitialiseState(const Graph& graph, uint64_t seed,
+                             RankExecutor& executor) {
   const TaskGraph& tasks = executor.tasks();
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const ValueId id(v);
     const Value& value = tasks.values[v];
-    if (!value.persistent || executor.data(id) == nullptr) continue;
+    if (!value.persistent || !executor.Holds(id)) continue;
     const Placement here = executor.placement(id);
     const int64_t size = SizeOf(value.dtype);
     if (value.what == "loss scale") {
       const LossScale start;
-      executor.device().Write(executor.data(id), &start, {sizeof(start)});
+      TESSERA_RETURN_IF_ERROR(executor.WriteValue(id, &start));
       continue;
     }
     if (value.what != "parameter" && value.what != "master") {
-      executor.device().Zero(executor.data(id), {here.elements() * size});
+      const std::vector<std::byte> zeros(
+          static_cast<size_t>(here.elements() * size));
+      TESSERA_RETURN_IF_ERROR(executor.WriteValue(id, zeros.data()));
       continue;
     }
     // The whole block, of which a flat layout keeps a run. A 16-bit parameter
@@ -48,10 +50,10 @@ void InitialiseState(const Graph& graph, uint64_t seed,
              rounded.data());
       host = std::move(rounded);
     }
-    executor.device().Write(executor.data(id),
-                            host.data() + here.run.begin * size,
-                            {here.elements() * size});
+    TESSERA_RETURN_IF_ERROR(
+        executor.WriteValue(id, host.data() + here.run.begin * size));
   }
+  return {};
 }
 
 LoadInput LoadFrom(const TokenData& data, uint64_t seed, const Graph& graph) {

@@ -32,6 +32,8 @@ struct Outcome {
 // A rank's report to rank 0: this, then its spans.
 struct ReportHeader {
   MemoryUse memory;
+  MemoryUse host_memory;
+  Bytes file_bytes;
   Bytes os_peak;
   int64_t step_picoseconds = 0;
   int64_t spans = 0;
@@ -99,7 +101,8 @@ class Trainer {
  private:
   Result<void> Start() {
     if (job_.load_path.empty()) {
-      InitialiseState(*job_.graph, job_.seed, executor_);
+      TESSERA_RETURN_IF_ERROR(
+          InitialiseState(*job_.graph, job_.seed, executor_));
     } else {
       TESSERA_RETURN_IF_ERROR(
           LoadCheckpoint(job_.load_path, *job_.graph, executor_));
@@ -201,6 +204,8 @@ class Trainer {
     const Timeline& timeline = timelines_[MedianIndex(kept)];
     ReportHeader header;
     header.memory = executor_.device().account().peak();
+    header.host_memory = executor_.host_peak();
+    header.file_bytes = executor_.file_bytes();
     header.os_peak = PeakResidentBytes() - resident_before_;
     header.step_picoseconds = timeline.step_time.picoseconds;
     header.spans = static_cast<int64_t>(timeline.spans.size());
@@ -218,6 +223,8 @@ class Trainer {
                                         theirs.spans * SpanBytes(), rank,
                                         kReportTag + 1));
       summary_.memory.push_back(theirs.memory);
+      summary_.host_memory.push_back(theirs.host_memory);
+      summary_.file_bytes.push_back(theirs.file_bytes);
       summary_.os_peak.push_back(theirs.os_peak);
       summary_.breakdowns.push_back(BreakdownOf(*job_.tasks, received));
       summary_.timelines.push_back(std::move(received));
@@ -244,10 +251,10 @@ Result<TrainingResult> TrainOrFail(const TrainingJob& job) {
   TESSERA_TRY(Communicator* const all, job.world->Group(everyone));
   ResetPeakResident();
   const Bytes resident_before = ResidentBytes();
-  TESSERA_TRY(
-      const auto executor,
-      RankExecutor::Create(*job.tasks, *job.graph, job.options, job.seed,
-                           *job.world, *job.device, job.load));
+  TESSERA_TRY(const auto executor,
+              RankExecutor::Create(*job.tasks, *job.graph, job.options,
+                                   job.seed, *job.world, *job.device, job.load,
+                                   {.directory = job.offload_directory}));
   return Trainer(job, *executor, *all, resident_before).Run();
 }
 

@@ -50,6 +50,8 @@ struct TrainingJob {
   Validation validation;
   CommWorld* world = nullptr;
   RankDevice* device = nullptr;
+  // Where what the plan keeps in files lies, if it does.
+  std::string offload_directory = ".";
   std::string load_path;   // checkpoint to start from; empty: none
   std::string save_path;   // checkpoint to leave; empty: none
   int64_t save_every = 0;  // steps; 0: only at the end
@@ -70,6 +72,9 @@ struct TrainingResult {
   // By rank, on rank 0 only: the true peak of memory, and the step that took
   // the median time.
   std::vector<MemoryUse> memory;
+  // The same of what it kept in the host's memory, and the length of its file.
+  std::vector<MemoryUse> host_memory;
+  std::vector<Bytes> file_bytes;
   // By rank: the most that its process held beyond what it held before
   // training, as the operating system counts.
   std::vector<Bytes> os_peak;

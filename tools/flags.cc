@@ -137,7 +137,9 @@ std::span<const Flag> Flags() {
       {"--strategy", "TEXT",
        "uniform plan, such as \"dp=2,tp=8,pp=4,mbs=2,zero=1,sp=1\" (also "
        "zero-group=N|node, bucket=SIZE, prefetch=N, tiles=N, "
-       "dp-kind=ddp|rooted, ep=N, cp-kind=gather|ring|ulysses, "
+       "offload=optimizer:host,parameters:file:DIR,activations:host in any "
+       "choice of these, dp-kind=ddp|rooted, ep=N, "
+       "cp-kind=gather|ring|ulysses, "
        "cp-balance=none|zigzag, recompute=none|selective|full[:LAYERS]); dp is "
        "what the other degrees leave where absent; vp=N chunks a stage, "
        "schedule=NAME|FILE ('tessera list schedules', or a table of actions)",
@@ -219,6 +221,10 @@ std::span<const Flag> Flags() {
        SetText<&Options::save>},
       {"--save-every", "N", "write it also every N steps",
        SetInteger<&Options::save_every, int64_t{1}, kMostInt64>},
+      {"--offload-dir", "DIR",
+       "where what the plan keeps in files lies (default: the strategy's "
+       "folder, or the system's for temporary files)",
+       SetText<&Options::offload_directory>},
       {"--load", "FILE", "go on from this checkpoint, or these weights",
        SetText<&Options::load>},
   };

@@ -44,6 +44,7 @@ struct Options {
   std::string save;
   std::string load;
   int64_t save_every = 0;
+  std::string offload_directory;  // empty: the strategy's, or the system's
   std::string log;
   std::string decay = "constant";
   double min_learning_rate = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <limits>
@@ -138,6 +139,29 @@ Bytes MemoryOf(const Options& options, const Cluster& cluster,
   return {host / static_cast<int64_t>(cluster.devices.size())};
 }
 
+// A folder with room for files of offloaded state.
+std::string OffloadDirectory(const Options& options) {
+  if (!options.offload_directory.empty()) return options.offload_directory;
+  if (options.strategy) {
+    // Read before.
+    const auto strategy = ParseStrategy(*options.strategy);
+    if (strategy && !strategy->offload_directory.empty()) {
+      return strategy->offload_directory;
+    }
+  }
+  std::error_code code;
+  const auto path = std::filesystem::temp_directory_path(code);
+  return code ? "." : path.string();
+}
+
+Result<void> CheckOffloadDirectory(const Options& options, const Plan& plan) {
+  if (!Uses(plan, MemoryTier::kFile)) return {};
+  const std::string directory = OffloadDirectory(options);
+  const auto file = FileTier::Open({.directory = directory});
+  if (!file) return file.error().At("--offload-dir");
+  return {};
+}
+
 // Out of memory is known before the first step.
 Result<void> CheckMemory(const Options& options, const Inputs& inputs,
                          const Plan& plan, const TaskGraph& tasks) {
@@ -202,6 +226,7 @@ Result<Job> ReadJob(const Options& options, int ranks) {
     return problems[0].At("the plan's tasks");
   }
   TESSERA_RETURN_IF_ERROR(CheckMemory(options, job.inputs, job.plan, tasks));
+  TESSERA_RETURN_IF_ERROR(CheckOffloadDirectory(options, job.plan));
 
   job.seed = options.seed;
   if (!options.load.empty()) {
@@ -254,13 +279,19 @@ RunReport ReportOf(const Job& job, const TaskGraph& tasks,
   const Timeline timeline = Simulator(evaluator.pricer()).Run(tasks).value();
   report.predicted.step_time = timeline.step_time;
   report.predicted.breakdown = PredictedBreakdown(tasks, timeline);
-  report.predicted_memory.resize(inputs.cluster.devices.size());
   const std::vector<DeviceSet> sets = DeviceSets(job.plan.groups);
-  for (size_t s = 0; s < sets.size(); ++s) {
-    for (const DeviceId device : sets[s].devices) {
-      report.predicted_memory[device.index()] = report.predicted.memory[s];
+  const auto by_rank = [&](const std::vector<MemoryUse>& by_set) {
+    std::vector<MemoryUse> memory(inputs.cluster.devices.size());
+    for (size_t s = 0; s < by_set.size(); ++s) {
+      for (const DeviceId device : sets[s].devices) {
+        memory[device.index()] = by_set[s];
+      }
     }
-  }
+    return memory;
+  };
+  report.predicted_memory = by_rank(report.predicted.memory);
+  report.predicted_host = by_rank(report.predicted.host_memory);
+  report.predicted_file = by_rank(report.predicted.file_memory);
   return report;
 }
 
@@ -291,6 +322,7 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   training.load_path = options.load;
   training.save_path = options.save;
   training.save_every = options.save_every;
+  training.offload_directory = OffloadDirectory(options);
   training.stop = &CatchInterrupts();
   const bool prints = world.world_rank() == 0;
   if (prints && !options.json) {

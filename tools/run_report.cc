@@ -44,6 +44,7 @@ Breakdown Sum(Breakdown a, const Breakdown& b) {
   a.reduce_scatter += b.reduce_scatter;
   a.all_to_all += b.all_to_all;
   a.send_recv += b.send_recv;
+  a.copies += b.copies;
   a.idle += b.idle;
   return a;
 }
@@ -51,7 +52,7 @@ Breakdown Sum(Breakdown a, const Breakdown& b) {
 Breakdown Divide(Breakdown b, int64_t n) {
   for (Duration* part :
        {&b.compute, &b.optimizer, &b.all_reduce, &b.all_gather,
-        &b.reduce_scatter, &b.all_to_all, &b.send_recv, &b.idle}) {
+        &b.reduce_scatter, &b.all_to_all, &b.send_recv, &b.copies, &b.idle}) {
     part->picoseconds /= n;
   }
   return b;
@@ -115,6 +116,8 @@ Json RunJson(const RunReport& report) {
   for (size_t rank = 0; rank < result.memory.size(); ++rank) {
     Json row = Json::Object({{"rank", static_cast<int64_t>(rank)}});
     row.Extend(MemoryJson(result.memory[rank]));
+    row.Set("host", result.host_memory[rank].total.value);
+    row.Set("file", result.file_bytes[rank].value);
     if (rank < result.os_peak.size()) {
       row.Set("os_peak", result.os_peak[rank].value);
     }
@@ -124,6 +127,8 @@ Json RunJson(const RunReport& report) {
   for (size_t rank = 0; rank < report.predicted_memory.size(); ++rank) {
     Json row = Json::Object({{"rank", static_cast<int64_t>(rank)}});
     row.Extend(MemoryJson(report.predicted_memory[rank]));
+    row.Set("host", report.predicted_host[rank].total.value);
+    row.Set("file", report.predicted_file[rank].total.value);
     predicted_memory.Append(std::move(row));
   }
   return Json::Object(
@@ -196,6 +201,24 @@ std::string RunText(const RunReport& report) {
     for (const MemoryPart& part : MemoryParts(result.memory[rank])) {
       row.push_back(FormatBytes(part.bytes));
     }
+  }
+  out += FormatTable(rows);
+
+  const auto none = [](Bytes bytes) { return bytes == Bytes{}; };
+  if (std::ranges::all_of(result.host_memory, none,
+                          [](const MemoryUse& use) { return use.total; }) &&
+      std::ranges::all_of(result.file_bytes, none)) {
+    return out;
+  }
+  out += "\npeak beside the device\n";
+  rows = {{"rank", "host predicted", "host measured", "file predicted",
+           "file measured"}};
+  for (size_t rank = 0; rank < result.host_memory.size(); ++rank) {
+    rows.push_back({std::to_string(rank),
+                    FormatBytes(report.predicted_host[rank].total),
+                    FormatBytes(result.host_memory[rank].total),
+                    FormatBytes(report.predicted_file[rank].total),
+                    FormatBytes(result.file_bytes[rank])});
   }
   return out + FormatTable(rows);
 }

@@ -30,7 +30,10 @@ struct RunReport {
   const TrainingResult* result = nullptr;
   Breakdown measured;
   Evaluation predicted;  // with the mean over ranks as breakdown
-  std::vector<MemoryUse> predicted_memory;  // by rank
+  // By rank: of the device, of the host's memory, of the file.
+  std::vector<MemoryUse> predicted_memory;
+  std::vector<MemoryUse> predicted_host;
+  std::vector<MemoryUse> predicted_file;
 };
 Json RunJson(const RunReport& report);
 std::string RunText(const RunReport& report);

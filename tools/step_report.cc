@@ -105,6 +105,7 @@ std::vector<BreakdownPart> PartsOf(const Breakdown& breakdown) {
           {"reduce_scatter", breakdown.reduce_scatter},
           {"all_to_all", breakdown.all_to_all},
           {"send_recv", breakdown.send_recv},
+          {"copies", breakdown.copies},
           {"bubble", breakdown.idle}};
 }
 

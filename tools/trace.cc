@@ -35,6 +35,16 @@ std::string NameOfStream(const Stream& stream, const DeviceGroup& group) {
       return "receive forward";
     case StreamRole::kRecvBackward:
       return "receive backward";
+    case StreamRole::kHost:
+      return "host";
+    case StreamRole::kCopyIn:
+      return "copy in";
+    case StreamRole::kCopyOut:
+      return "copy out";
+    case StreamRole::kFileRead:
+      return "file read";
+    case StreamRole::kFileWrite:
+      return "file write";
     case StreamRole::kComm:
       break;
   }
@@ -52,6 +62,8 @@ std::string Category(const Task& task) {
     case TaskKind::kSend:
     case TaskKind::kRecv:
       return "send_recv";
+    case TaskKind::kCopy:
+      return "copy";
     default:
       break;
   }

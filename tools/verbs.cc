@@ -131,6 +131,7 @@ std::span<const Verb> Verbs() {
         "--load",
         "--save",
         "--save-every",
+        "--offload-dir",
         "--backend",
         "--threads",
         "--profile",

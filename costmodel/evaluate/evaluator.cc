@@ -64,6 +64,10 @@ bool UsesRoot(const Plan& plan) {
              plan.ops, [](const OpPlacement& op) { return op.rooted != 0; });
 }
 
+bool Offloads(const Plan& plan) {
+  return Uses(plan, MemoryTier::kHost) || Uses(plan, MemoryTier::kFile);
+}
+
 SourceShares Shares(const std::array<int64_t, kCostSources>& time) {
   const double total = static_cast<double>(time[0]) +
                        static_cast<double>(time[1]) +
@@ -315,6 +319,34 @@ void Evaluator::CheckDevices(const Plan& plan, Evaluation& result) const {
   }
 }
 
+// What the ranks of a node keep beside their devices fits into its host.
+void Evaluator::CheckHosts(const Plan& plan, Evaluation& result) const {
+  if (!cluster_.host) return;
+  std::vector<Bytes> memory(static_cast<size_t>(cluster_.num_nodes()));
+  std::vector<Bytes> storage(memory.size());
+  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
+  for (size_t s = 0; s < sets.size(); ++s) {
+    for (DeviceId device : sets[s].devices) {
+      const auto node =
+          static_cast<size_t>(cluster_.devices[device.index()].node);
+      memory[node] += result.host_memory[s].total;
+      storage[node] += result.file_memory[s].total;
+    }
+  }
+  const auto check = [&](const std::vector<Bytes>& needed, Bytes has,
+                         std::string_view what) {
+    const auto most = std::max_element(needed.begin(), needed.end());
+    if (*most <= has) return;
+    result.overflow = Max(result.overflow, *most - has);
+    result.violations.push_back(
+        "host of node " + std::to_string(most - needed.begin()) + ": needs " +
+        GigabyteText(most->value) + " of " + GigabyteText(has.value) + " of " +
+        std::string(what));
+  };
+  check(memory, cluster_.host->memory, "memory");
+  check(storage, cluster_.host->storage, "storage");
+}
+
 Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
   ++simulated_;
   const TaskGraph tasks = Lower(graph_, cluster_, plan, options_);
@@ -322,6 +354,11 @@ Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
   Evaluation result;
   result.step_time = LongestPath(tasks, costs).step_time;
   result.memory = PeakMemory(tasks);
+  if (Offloads(plan)) {
+    result.host_memory = PeakMemory(tasks, MemoryTier::kHost);
+    result.file_memory = PeakMemory(tasks, MemoryTier::kFile);
+    CheckHosts(plan, result);
+  }
   std::array<int64_t, kCostSources> time = {};
   for (const TaskCost& cost : costs) {
     time[static_cast<size_t>(cost.source)] += cost.duration.picoseconds;
@@ -335,7 +372,7 @@ Evaluation Evaluator::Evaluate(const Plan& plan) const {
   const std::vector<BlockShape>& shapes = ShapesFor(plan.prefetch);
   // Blocks are folded for one group.
   const auto order = OrderOf(plan);
-  if (shapes.empty() || !order->folds || UsesRoot(plan) ||
+  if (shapes.empty() || !order->folds || UsesRoot(plan) || Offloads(plan) ||
       order->stages.size() < plan.groups.size()) {
     return EvaluateBySimulation(plan);
   }

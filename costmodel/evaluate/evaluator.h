@@ -93,6 +93,7 @@ class Evaluator : public Objective {
   std::shared_ptr<const Order> OrderOf(const Plan& plan) const;
   TaskCost WorldReduce(const Plan& plan) const;
   void CheckDevices(const Plan& plan, Evaluation& result) const;
+  void CheckHosts(const Plan& plan, Evaluation& result) const;
   Evaluation EvaluateBySimulation(const Plan& plan) const;
 
   const Graph& graph_;

@@ -42,7 +42,7 @@ std::string SizeText(Bytes bytes) {
 
 }  // namespace
 
-std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks) {
+std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks, MemoryTier tier) {
   const std::vector<DeviceSet> sets = DeviceSets(tasks.plan_groups());
   std::vector<Account> accounts(sets.size());
   std::vector<std::vector<Account*>> of_group(tasks.world.index());
@@ -55,8 +55,12 @@ std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks) {
   std::vector<bool> held(tasks.values.size(), false);
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const Value& value = tasks.values[v];
-    if (value.alias_of.valid()) continue;
+    if (value.alias_of.valid() || value.tier != tier) continue;
     bytes[v] = LargestBytes(tasks, ValueId(static_cast<int64_t>(v)));
+    if (tier == MemoryTier::kFile) {
+      bytes[v] = {(bytes[v].value + kFileBlockBytes - 1) / kFileBlockBytes *
+                  kFileBlockBytes};
+    }
     if (!value.persistent) continue;
     held[v] = true;
     if (value.group == tasks.world) {
@@ -77,7 +81,7 @@ std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks) {
     for (const auto* ids : {&task.reads, &task.writes}) {
       for (ValueId id : *ids) {
         const size_t root = tasks.Root(id).index();
-        if (held[root]) continue;
+        if (held[root] || tasks.values[root].tier != tier) continue;
         held[root] = true;
         for (Account* account : here) {
           account->Add(tasks.values[root].category, bytes[root]);
@@ -87,8 +91,11 @@ std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks) {
     const Value* const peer =
         task.peer.valid() ? &tasks.value(task.peer) : nullptr;
     const Bytes staging =
-        StagingBytes(task, tasks.values, tasks.group(task.group), peer,
-                     peer == nullptr ? nullptr : &tasks.group(peer->group));
+        tier != MemoryTier::kDevice
+            ? Bytes{}
+            : StagingBytes(
+                  task, tasks.values, tasks.group(task.group), peer,
+                  peer == nullptr ? nullptr : &tasks.group(peer->group));
     for (Account* account : here) {
       account->Add(MemoryCategory::kCommunication, staging);
       account->Note();
@@ -125,7 +132,7 @@ std::vector<ValueId> LargestAtPeak(const TaskGraph& tasks,
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const Value& value = tasks.values[v];
     const ValueId id(static_cast<int64_t>(v));
-    if (value.alias_of.valid()) continue;
+    if (value.alias_of.valid() || value.tier != MemoryTier::kDevice) continue;
     if (value.persistent) {
       if (!Holds(devices, value.group) && value.group != tasks.world) continue;
       first[v] = 0;

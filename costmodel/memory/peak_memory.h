@@ -7,7 +7,7 @@
 // included. An alias is its root. Shards may differ by one element: the largest
 // counts for every device. A task's staging (planner/lower/staging.h) counts
 // while it runs. Kernels need no scratch worth counting. The world's values
-// have a copy on every device.
+// have a copy on every device. Of a file whole blocks count.
 
 #include <string>
 #include <vector>
@@ -19,9 +19,11 @@
 
 namespace tessera {
 
-// By DeviceSets of the plan's groups (planner/plan/stages.h): a device holds
-// what all its groups do. The parts are those at the first moment of the peak.
-std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks);
+// By DeviceSets of the plan's groups (planner/plan/stages.h), what each device
+// keeps on a tier: what all its groups do. The parts are those at the first
+// moment of the peak.
+std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks,
+                                  MemoryTier tier = MemoryTier::kDevice);
 
 // What the devices of a set hold at the first moment of the peak, the largest
 // `most` buffers, largest first.

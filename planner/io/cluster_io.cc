@@ -64,6 +64,17 @@ proto::Cluster ToProto(const Cluster& cluster) {
     row.set_bandwidth_bytes_per_second(type.bandwidth.value);
     row.set_latency_seconds(type.latency.seconds());
   }
+  if (cluster.host) {
+    proto::Host& row = *out.mutable_host();
+    row.set_source(cluster.host->source);
+    row.set_memory_bytes(cluster.host->memory.value);
+    row.set_memory_bandwidth_bytes_per_second(
+        cluster.host->memory_bandwidth.value);
+    row.set_device_link_bytes_per_second(cluster.host->device_link.value);
+    row.set_storage_bytes(cluster.host->storage.value);
+    row.set_storage_read_bytes_per_second(cluster.host->storage_read.value);
+    row.set_storage_write_bytes_per_second(cluster.host->storage_write.value);
+  }
   for (const Vertex& vertex : cluster.vertices) {
     proto::Vertex& row = *out.add_vertices();
     row.set_kind(ToProto(vertex.kind));
@@ -118,6 +129,16 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
                            At("link_types", i, "latency_seconds")));
     out.link_types.push_back(std::move(type));
   }
+  if (in.has_host()) {
+    const proto::Host& row = in.host();
+    out.host = Host{row.source(),
+                    {row.memory_bytes()},
+                    {row.memory_bandwidth_bytes_per_second()},
+                    {row.device_link_bytes_per_second()},
+                    {row.storage_bytes()},
+                    {row.storage_read_bytes_per_second()},
+                    {row.storage_write_bytes_per_second()}};
+  }
   for (int i = 0; i < in.vertices_size(); ++i) {
     const int kind = in.vertices(i).kind();
     if (kind < 1 || kind > static_cast<int>(std::size(kVertexKinds))) {
@@ -154,6 +175,12 @@ std::string AsInFile(std::string where) {
       {"].bandwidth", "].bandwidth_bytes_per_second"},
       {"].latency", "].latency_seconds"},
       {"].from", "].from_vertex"},
+      {"host.memory", "host.memory_bytes"},
+      {"host.memory_bandwidth", "host.memory_bandwidth_bytes_per_second"},
+      {"host.device_link", "host.device_link_bytes_per_second"},
+      {"host.storage", "host.storage_bytes"},
+      {"host.storage_read", "host.storage_read_bytes_per_second"},
+      {"host.storage_write", "host.storage_write_bytes_per_second"},
       {"].to", "].to_vertex"},
   };
   for (const auto& row : kRenamed) {

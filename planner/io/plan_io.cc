@@ -52,6 +52,18 @@ Message* EntryFor(google::protobuf::RepeatedPtrField<Message>& entries,
   return found->second;
 }
 
+// The names in the files are those of the enums' prefixed values.
+proto::MemoryTier ToProto(MemoryTier tier) {
+  return static_cast<proto::MemoryTier>(tier);
+}
+
+Result<MemoryTier> FromProto(proto::MemoryTier tier, const std::string& where) {
+  if (tier < 0 || tier >= kMemoryTiers) {
+    return InvalidInput("must be DEVICE, HOST or FILE", where);
+  }
+  return static_cast<MemoryTier>(tier);
+}
+
 void AddPlacements(const Graph& graph, const Plan& plan, proto::Plan& out) {
   std::map<std::string, proto::Placement*> known;
   for (size_t i = 0; i < plan.ops.size(); ++i) {
@@ -77,6 +89,7 @@ void AddPlacements(const Graph& graph, const Plan& plan, proto::Plan& out) {
     for (const std::string& name : AxisNames(placement.streamed, group)) {
       entry.add_streamed(name);
     }
+    entry.set_activation_tier(ToProto(placement.activation_tier));
     EntryFor(*out.mutable_placements(), known, entry)->add_nodes(node.name);
   }
 }
@@ -97,6 +110,8 @@ void AddWeights(const Graph& graph, const Plan& plan, proto::Plan& out) {
          AxisNames(placement.rooted, plan.groups[home.index()])) {
       entry.add_rooted(name);
     }
+    entry.set_parameter_tier(ToProto(placement.parameter_tier));
+    entry.set_optimizer_tier(ToProto(placement.optimizer_tier));
     EntryFor(*out.mutable_weights(), known, entry)
         ->add_weights(graph.tensor(weights[w]).name);
   }
@@ -257,6 +272,9 @@ class Reader {
         TESSERA_TRY(
             placement.streamed,
             ReadAxes(row.streamed(), **group, At("placements", p, "streamed")));
+        TESSERA_TRY(placement.activation_tier,
+                    FromProto(row.activation_tier(),
+                              At("placements", p, "activation_tier")));
         TESSERA_RETURN_IF_ERROR(ReadSplits(row, p, graph_.nodes[found->second],
                                            **group, placement));
       }
@@ -324,6 +342,12 @@ class Reader {
         TESSERA_TRY(plan_.weights[w].rooted,
                     ReadAxes(row.rooted(), plan_.groups[home.index()],
                              At("weights", r, "rooted")));
+        TESSERA_TRY(plan_.weights[w].parameter_tier,
+                    FromProto(row.parameter_tier(),
+                              At("weights", r, "parameter_tier")));
+        TESSERA_TRY(plan_.weights[w].optimizer_tier,
+                    FromProto(row.optimizer_tier(),
+                              At("weights", r, "optimizer_tier")));
       }
     }
     for (size_t w = 0; w < weights.size(); ++w) {

@@ -99,6 +99,19 @@ void CheckDeviceType(const DeviceType& type, const std::string& at,
                           at + ".launch_overhead");
 }
 
+void CheckHost(const Host& host, Problems& problems) {
+  problems.RequirePositive(static_cast<double>(host.memory.value),
+                           "host.memory");
+  problems.RequireBandwidth(host.memory_bandwidth.value,
+                            "host.memory_bandwidth");
+  problems.RequireBandwidth(host.device_link.value, "host.device_link");
+  problems.RequireNotNegative(static_cast<double>(host.storage.value),
+                              "host.storage");
+  if (host.storage == Bytes{}) return;
+  problems.RequireBandwidth(host.storage_read.value, "host.storage_read");
+  problems.RequireBandwidth(host.storage_write.value, "host.storage_write");
+}
+
 void CheckDevices(const Cluster& cluster, Problems& problems) {
   if (cluster.devices.empty()) problems.Add("devices", "must not be empty");
   std::vector<int> device_at(cluster.vertices.size(), -1);
@@ -246,6 +259,7 @@ std::vector<Error> Validate(const Cluster& cluster) {
                             at + ".latency");
   }
   const size_t before_graph = problems.errors.size();
+  if (cluster.host) CheckHost(*cluster.host, problems);
   CheckDevices(cluster, problems);
   CheckLinks(cluster, problems);
   if (problems.errors.size() == before_graph) CheckConnected(cluster, problems);

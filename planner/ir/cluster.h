@@ -7,6 +7,7 @@
 // type, each with the source of its numbers; devices and links refer to them.
 // A plain value: copyable, comparable, no pointers inside.
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,21 @@ struct DeviceType {
   // Zero when the type is not supported.
   FlopsPerSecond Peak(DType dtype) const;
   bool operator==(const DeviceType&) const = default;
+};
+
+// What each node has beside its devices: where they may keep what they do not
+// use. Its figures are shared by the devices of the node, who use it alike.
+struct Host {
+  std::string source;               // where the figures below come from
+  Bytes memory;                     // usable by tensors
+  BytesPerSecond memory_bandwidth;  // reached by streaming kernels
+  // Of each device, per direction, while all devices copy.
+  BytesPerSecond device_link;
+  // Zero where the node has no storage to keep files on.
+  Bytes storage;
+  BytesPerSecond storage_read;
+  BytesPerSecond storage_write;
+  bool operator==(const Host&) const = default;
 };
 
 struct LinkType {
@@ -82,6 +98,7 @@ struct Cluster {
   std::vector<Vertex> vertices;
   std::vector<Device> devices;  // in rank order
   std::vector<Link> links;
+  std::optional<Host> host;  // of every node; without it nothing leaves devices
 
   const DeviceType& TypeOf(DeviceId device) const {
     return device_types[static_cast<size_t>(devices[device.index()].type)];

@@ -325,6 +325,7 @@ class ProgramBuilder {
       if (kind_ == ProgramKind::kBegin || reader.block != block_ ||
           !Includes(action_, reader.part)) {
         program_.exports.push_back({{Port::kTensor, tensor, 0}, id});
+        CopyOutLater(tensor, 0, id);
         return;
       }
     }
@@ -426,19 +427,141 @@ class ProgramBuilder {
           context_.ParameterLayout(piece, ReplicaHere(piece.weight)),
           MemoryCategory::kParameter);
       v.persistent = true;
+      v.tier = context_.weight_placement(piece.weight).parameter_tier;
       return v;
     });
   }
 
-  // ---- parameters that are stored cut (ZeRO stage 3)
+  // ---- memory tiers
 
+  // A value like `of` on another tier.
+  ValueId OnTier(ValueId of, MemoryTier tier, MemoryCategory category) {
+    const ValueId id = Relaid(of, value(of).layout, category);
+    value(id).tier = tier;
+    return id;
+  }
+
+  StreamRole CopyStream(MemoryTier from, MemoryTier to) const {
+    if (from == MemoryTier::kFile) return Stream(StreamRole::kFileRead);
+    if (to == MemoryTier::kFile) return Stream(StreamRole::kFileWrite);
+    return Stream(from == MemoryTier::kHost ? StreamRole::kCopyIn
+                                            : StreamRole::kCopyOut);
+  }
+
+  // Copies from[i] to to[i], between device and file through the host's memory:
+  // one task for all that go the same way.
+  void EmitCopies(std::vector<ValueId> from, const std::vector<ValueId>& to,
+                  bool after_compute = false) {
+    for (;;) {
+      std::map<std::pair<MemoryTier, MemoryTier>,
+               std::pair<std::vector<ValueId>, std::vector<ValueId>>>
+          ways;
+      for (size_t i = 0; i < from.size(); ++i) {
+        if (from[i] == to[i]) continue;
+        const MemoryTier source = value(from[i]).tier;
+        ValueId next = to[i];
+        if (source != MemoryTier::kHost &&
+            value(next).tier != MemoryTier::kHost) {
+          next = OnTier(from[i], MemoryTier::kHost,
+                        MemoryCategory::kCommunication);
+        }
+        auto& [reads, writes] = ways[{source, value(next).tier}];
+        reads.push_back(from[i]);
+        writes.push_back(next);
+        from[i] = next;
+      }
+      if (ways.empty()) return;
+      for (const auto& [way, lists] : ways) {
+        Task& task = AddTask(TaskKind::kCopy, lists.first, lists.second);
+        task.stream = CopyStream(way.first, way.second);
+        task.after_compute = after_compute;
+      }
+    }
+  }
+
+  // Leaves a value to later programs, and to this one.
+  void Leave(const Port& port, ValueId id) {
+    imported_[{here_, port}] = id;
+    program_.exports.push_back({port, id});
+  }
+
+  // A buffer of Port::kTensor, new in forward: what backward reads is copied
+  // out with the end of the block.
+  void CopyOutLater(TensorId tensor, int index, ValueId id) {
+    if (action_ == ActionKind::kForward &&
+        context_.FindOffloaded(tensor, index, here_) != nullptr) {
+      leaving_.push_back({{Port::kTensor, tensor, index}, id});
+    }
+  }
+
+  void EmitCopiesOut() {
+    std::map<GroupId, std::pair<std::vector<ValueId>, std::vector<ValueId>>>
+        by_group;
+    for (const auto& [port, id] : leaving_) {
+      here_ = value(id).group;
+      const MemoryTier tier =
+          context_.FindOffloaded(port.tensor, port.index, here_)->tier;
+      const ValueId away = OnTier(id, tier, value(id).category);
+      auto& [from, to] = by_group[here_];
+      from.push_back(id);
+      to.push_back(away);
+      program_.exports.push_back(
+          {{Port::kOffloaded, port.tensor, port.index}, away});
+    }
+    for (const auto& [group, lists] : by_group) {
+      here_ = group;
+      EmitCopies(lists.first, lists.second);
+    }
+  }
+
+  // Copies in what backward first reads one block later; the first block of a
+  // stage's backward also what it reads itself.
+  void EmitCopiesIn() {
+    const bool first = context_.BlockAhead(block_, pass_, -1) < 0;
+    for (int ahead = first ? 0 : 1; ahead <= 1; ++ahead) {
+      const int block = context_.BlockAhead(block_, pass_, ahead);
+      if (block < 0) return;
+      std::map<GroupId, std::pair<std::vector<ValueId>, std::vector<ValueId>>>
+          by_group;
+      for (const auto& kept : context_.offloaded(block)) {
+        if (!Includes(action_, kept.part)) continue;
+        here_ = kept.group;
+        const auto* presence = context_.presence(kept.tensor, here_);
+        const Layout& layout =
+            kept.index == 1 ? context_.produced(kept.tensor) : presence->layout;
+        const ValueId away =
+            Import({Port::kOffloaded, kept.tensor, kept.index}, [&] {
+              Value v = TensorValue(kept.tensor, "activation", layout,
+                                    MemoryCategory::kActivation);
+              v.tier = kept.tier;
+              return v;
+            });
+        const ValueId id =
+            OnTier(away, MemoryTier::kDevice, MemoryCategory::kActivation);
+        auto& [from, to] = by_group[here_];
+        from.push_back(away);
+        to.push_back(id);
+        Leave({Port::kTensor, kept.tensor, kept.index}, id);
+      }
+      for (const auto& [group, lists] : by_group) {
+        here_ = group;
+        EmitCopies(lists.first, lists.second, true);
+      }
+    }
+  }
+
+  // ---- parameters that are not stored as their readers see them
+
+  // Whether the stored parameter is cut (ZeRO stage 3).
   bool IsCut(TensorId weight) const {
     return context_.ZeroStage(weight) >= 3 && HomeGroup(weight) == here_;
   }
 
   // The parameter as its readers see it.
   ValueId Whole(TensorId weight) {
-    if (!IsCut(weight)) return Parameter({weight});
+    if (!context_.IsFetched(weight) || HomeGroup(weight) != here_) {
+      return Parameter({weight});
+    }
     if (const auto it = gathered_.find(weight); it != gathered_.end()) {
       return it->second;
     }
@@ -452,47 +575,63 @@ class ProgramBuilder {
   }
 
   void EmitGather(int block) {
-    AtHome(PiecesOf(context_.CutWeights(block, action_)),
+    AtHome(PiecesOf(context_.FetchedWeights(block, action_)),
            [&](const std::vector<WeightPiece>& pieces) {
              EmitGather(block, pieces);
            });
   }
 
-  // Gathers parameters of a block, one collective for those over equal axes.
-  void EmitGather(int block, const std::vector<WeightPiece>& cut) {
-    std::map<AxisSet, std::vector<WeightPiece>> by_axes;
-    for (const WeightPiece& piece : cut) {
-      by_axes[context_.StateLayout(piece).flat].push_back(piece);
-    }
-    for (const auto& [axes, pieces] : by_axes) {
-      const std::vector<ValueId> whole = Gathered(axes, pieces);
-      for (size_t i = 0; i < pieces.size(); ++i) {
-        if (block == block_) {
-          gathered_[pieces[i].weight] = whole[i];
-        } else {
-          program_.exports.push_back(
-              {PortOf(Port::kGathered, pieces[i], static_cast<int>(action_)),
-               whole[i]});
-        }
+  void EmitGather(int block, const std::vector<WeightPiece>& pieces) {
+    const std::vector<ValueId> whole = Fetched(pieces);
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      if (block == block_) {
+        gathered_[pieces[i].weight] = whole[i];
+      } else {
+        program_.exports.push_back(
+            {PortOf(Port::kGathered, pieces[i], static_cast<int>(action_)),
+             whole[i]});
       }
     }
   }
 
-  // Of one collective over `axes`, behind all earlier computation.
-  std::vector<ValueId> Gathered(AxisSet axes,
-                                const std::vector<WeightPiece>& pieces) {
-    std::vector<ValueId> from;
-    std::vector<Layout> to;
-    for (const WeightPiece& piece : pieces) {
-      from.push_back(Parameter(piece));
-      to.push_back(context_.PieceOf(ReplicaHere(piece.weight).layout, piece));
+  // Parameters as their readers see them, behind all earlier computation:
+  // copied to the device, and gathered where they are cut, one collective for
+  // those over equal axes.
+  std::vector<ValueId> Fetched(const std::vector<WeightPiece>& pieces) {
+    std::vector<ValueId> here;
+    std::vector<ValueId> away;
+    std::vector<ValueId> copies;
+    std::map<AxisSet, std::vector<size_t>> by_axes;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const ValueId stored = Parameter(pieces[i]);
+      here.push_back(stored);
+      if (value(stored).tier != MemoryTier::kDevice) {
+        here[i] =
+            OnTier(stored, MemoryTier::kDevice, MemoryCategory::kCommunication);
+        away.push_back(stored);
+        copies.push_back(here[i]);
+      }
+      if (IsCut(pieces[i].weight)) {
+        by_axes[context_.StateLayout(pieces[i]).flat].push_back(i);
+      }
     }
-    const std::vector<ValueId> whole =
-        EmitStep(ReshardKind::kAllGather, axes, from, to, false,
-                 MemoryCategory::kCommunication);
-    program_.tasks.back().after_compute = true;
-    for (ValueId id : whole) value(id).what = "gathered";
-    return whole;
+    EmitCopies(away, copies, true);
+    for (const auto& [axes, members] : by_axes) {
+      std::vector<ValueId> from;
+      std::vector<Layout> to;
+      for (size_t i : members) {
+        from.push_back(here[i]);
+        to.push_back(
+            context_.PieceOf(ReplicaHere(pieces[i].weight).layout, pieces[i]));
+      }
+      const std::vector<ValueId> whole =
+          EmitStep(ReshardKind::kAllGather, axes, from, to, false,
+                   MemoryCategory::kCommunication);
+      program_.tasks.back().after_compute = true;
+      for (size_t m = 0; m < members.size(); ++m) here[members[m]] = whole[m];
+    }
+    for (ValueId id : here) value(id).what = "gathered";
+    return here;
   }
 
   // Parameters are gathered Plan::prefetch blocks ahead of their use; the
@@ -559,6 +698,7 @@ class ProgramBuilder {
 
   void EmitNodes() {
     if (kind_ != ProgramKind::kBegin) EmitGathers();
+    if (pass_ == Pass::kBackward) EmitCopiesIn();
     const auto& nodes =
         context_.nodes_of_block(pass_)[static_cast<size_t>(block_)];
     // The last node of the program that adds to the gradient of a weight.
@@ -603,6 +743,11 @@ class ProgramBuilder {
       }
     }
     for (const Bucket& bucket : buckets_) ReduceBucket(bucket);
+    if (kind_ == ProgramKind::kBackwardReduce ||
+        kind_ == ProgramKind::kBackwardWeightReduce) {
+      CopyOutShards(true);
+    }
+    EmitCopiesOut();
   }
 
   // Receives, or computes again, what only the gradients of weights read: it
@@ -800,10 +945,10 @@ class ProgramBuilder {
   // gathered for this reader alone: with Plan::prefetch while the tile before
   // it is at work, which makes two at a time, else when that is done.
   ValueId TileOf(TensorId weight, int tile) {
-    if (!IsCut(weight)) return Parameter({weight, tile});
+    if (!context_.IsFetched(weight)) return Parameter({weight, tile});
     const auto gather = [&](int t) {
       const WeightPiece piece = {weight, t};
-      return Gathered(context_.StateLayout(piece).flat, {piece})[0];
+      return Fetched({piece})[0];
     };
     const ValueId here = next_tile_.valid() ? next_tile_ : gather(tile);
     const bool ahead =
@@ -970,6 +1115,7 @@ class ProgramBuilder {
     Export(tensor, settled);
     if (context_.kept_as_produced(tensor)) {
       program_.exports.push_back({{Port::kTensor, tensor, 1}, it->second});
+      CopyOutLater(tensor, 1, it->second);
     }
     if (!context_.once_per_step(tensor)) return;
     for (size_t i = 1; i < presences.size(); ++i) {
@@ -1119,14 +1265,17 @@ class ProgramBuilder {
       terms.push_back(CompleteTerms(piece));
     }
     const std::vector<ValueId> reduced = Reduce(bucket.weights, terms);
+    std::vector<std::pair<WeightPiece, ValueId>> complete;
     for (size_t w = 0; w < reduced.size(); ++w) {
       const WeightPiece& piece = bucket.weights[w];
       if (CutsGradient(piece.weight)) {
         AddShard(piece, reduced[w]);
       } else {
         program_.exports.push_back({PortOf(Port::kReduced, piece), reduced[w]});
+        complete.emplace_back(piece, reduced[w]);
       }
     }
+    CopyOutGradients(complete);
   }
 
   // The reduction of gradients that were summed locally over the microbatches.
@@ -1136,10 +1285,63 @@ class ProgramBuilder {
       for (const WeightPiece& piece : pieces)
         terms.push_back(GradientTerms(piece));
       const std::vector<ValueId> reduced = Reduce(pieces, terms);
+      std::vector<std::pair<WeightPiece, ValueId>> complete;
       for (size_t i = 0; i < pieces.size(); ++i) {
         program_.exports.push_back(
             {PortOf(Port::kReduced, pieces[i]), reduced[i]});
+        complete.emplace_back(pieces[i], reduced[i]);
       }
+      CopyOutGradients(complete);
+    });
+  }
+
+  bool StepsOnHost(TensorId weight) const {
+    return context_.weight_placement(weight).optimizer_tier !=
+           MemoryTier::kDevice;
+  }
+
+  // Copies the step's reduced gradients to the host that makes their step.
+  void CopyOutGradients(
+      const std::vector<std::pair<WeightPiece, ValueId>>& complete) {
+    std::vector<ValueId> from;
+    std::vector<ValueId> to;
+    for (const auto& [piece, reduced] : complete) {
+      if (!StepsOnHost(piece.weight)) continue;
+      from.push_back(reduced);
+      to.push_back(
+          OnTier(reduced, MemoryTier::kHost, MemoryCategory::kGradient));
+      program_.exports.push_back({PortOf(Port::kReduced, piece, 1), to.back()});
+    }
+    EmitCopies(from, to);
+  }
+
+  // The same of those that are stored cut, whose shards have all been added: of
+  // this block's weights that are complete `with_backward`, or those that are
+  // not.
+  void CopyOutShards(bool with_backward) {
+    std::vector<TensorId> cut = context_.home_weights(block_);
+    std::erase_if(cut, [&](TensorId weight) {
+      return !CutsGradient(weight) ||
+             context_.CompleteWithBackward(weight) != with_backward;
+    });
+    AtHome(PiecesOf(cut), [&](const std::vector<WeightPiece>& pieces) {
+      std::vector<std::pair<WeightPiece, ValueId>> complete;
+      for (const WeightPiece& piece : pieces) {
+        complete.emplace_back(piece, GradientShard(piece));
+      }
+      CopyOutGradients(complete);
+    });
+  }
+
+  // The step's, of a gradient that is stored cut.
+  ValueId GradientShard(const WeightPiece& piece) {
+    return Import(PortOf(Port::kReduced, piece), [&] {
+      Value v =
+          TensorValue(piece.weight, "gradient shard",
+                      context_.StateLayout(piece), MemoryCategory::kGradient);
+      v.dtype = GradientDType(piece.weight);
+      v.persistent = true;
+      return v;
     });
   }
 
@@ -1158,14 +1360,7 @@ class ProgramBuilder {
         });
     const StreamRole stream = made->stream;
     const AxisSet axes = made->axes;
-    const ValueId sum = Import(PortOf(Port::kReduced, piece), [&] {
-      Value v =
-          TensorValue(piece.weight, "gradient shard",
-                      context_.StateLayout(piece), MemoryCategory::kGradient);
-      v.dtype = GradientDType(piece.weight);
-      v.persistent = true;
-      return v;
-    });
+    const ValueId sum = GradientShard(piece);
     Task& task = AddTask(TaskKind::kCompute, {shard}, {sum});
     task.kernel = "sum";
     task.accumulate = true;
@@ -1253,6 +1448,7 @@ class ProgramBuilder {
       }
     }
     if (!tied.empty()) EmitReduce(tied);
+    CopyOutShards(false);
   }
 
   ValueId Reduced(const WeightPiece& piece) {
@@ -1328,6 +1524,7 @@ class ProgramBuilder {
           TensorValue(piece.weight, what, layout, MemoryCategory::kOptimizer);
       v.dtype = GradientDType(piece.weight);
       v.persistent = true;
+      v.tier = context_.weight_placement(piece.weight).optimizer_tier;
       return v;
     });
   }
@@ -1343,6 +1540,7 @@ class ProgramBuilder {
         writes.push_back(LossScale());
       }
       AddTask(TaskKind::kCompute, reads, writes).kernel = "clip_coefficient";
+      CopyOutScalars();
     }
     AtHome(
         PiecesOf(context_.home_weights(block_)),
@@ -1350,8 +1548,25 @@ class ProgramBuilder {
     ReturnTiedWeights();
   }
 
-  void UpdateWeights(const std::vector<WeightPiece>& pieces) {
+  void UpdateWeights(std::vector<WeightPiece> pieces) {
+    const auto on_host = std::stable_partition(
+        pieces.begin(), pieces.end(),
+        [&](const WeightPiece& piece) { return !StepsOnHost(piece.weight); });
+    const std::vector<WeightPiece> on_device(pieces.begin(), on_host);
+    pieces.erase(pieces.begin(), on_host);
+    if (!on_device.empty()) UpdateOnDevice(on_device);
+    UpdateOnHost(pieces);
+  }
+
+  void UpdateOnDevice(const std::vector<WeightPiece>& pieces) {
     const bool adamw = context_.options().optimizer == "adamw";
+    std::vector<WeightPiece> updated_itself;  // not its master
+    for (const WeightPiece& piece : pieces) {
+      if (SizeOf(graph_.tensor(piece.weight).dtype) >= 4) {
+        updated_itself.push_back(piece);
+      }
+    }
+    CopyParameters(updated_itself, true);
     std::vector<ValueId> reads;
     std::vector<ValueId> writes;
     std::vector<ValueId> slice_from;
@@ -1359,7 +1574,7 @@ class ProgramBuilder {
     std::vector<ValueId> shards;  // what the parameter is made of afterwards
     for (const WeightPiece& piece : pieces) {
       const Layout layout = context_.StateLayout(piece);
-      const ValueId parameter = Parameter(piece);
+      const ValueId parameter = DeviceParameter(piece);
       const bool stored_so = value(parameter).layout == layout;
       reads.push_back(Reduced(piece));
       ValueId updated;
@@ -1388,6 +1603,192 @@ class ProgramBuilder {
     if (!slice_to.empty()) AddTask(TaskKind::kSlice, slice_from, slice_to);
     AddTask(TaskKind::kCompute, reads, writes).kernel = adamw ? "adamw" : "sgd";
     ReturnShards(pieces, shards);
+    CopyParameters(pieces, false);
+  }
+
+  // The stored parameter; off the device a copy of it there.
+  ValueId DeviceParameter(const WeightPiece& piece) {
+    const ValueId stored = Parameter(piece);
+    if (value(stored).tier == MemoryTier::kDevice) return stored;
+    const auto [it, is_new] = device_parameters_.try_emplace(piece);
+    if (is_new) {
+      it->second =
+          OnTier(stored, MemoryTier::kDevice, MemoryCategory::kCommunication);
+    }
+    return it->second;
+  }
+
+  // Copies stored parameters to their copies on the device, or back.
+  void CopyParameters(const std::vector<WeightPiece>& pieces, bool in) {
+    std::vector<ValueId> stored;
+    std::vector<ValueId> copies;
+    for (const WeightPiece& piece : pieces) {
+      stored.push_back(Parameter(piece));
+      copies.push_back(DeviceParameter(piece));
+    }
+    EmitCopies(in ? stored : copies, in ? copies : stored);
+  }
+
+  // ---- the step on the host
+
+  // What the step of a group reads beside gradients, if any of its weights
+  // steps on the host.
+  void CopyOutScalars() {
+    const auto& weights = context_.weights();
+    if (std::none_of(weights.begin(), weights.end(), [&](TensorId weight) {
+          return StepsOnHost(weight) && HomeGroup(weight) == here_;
+        })) {
+      return;
+    }
+    std::vector<ValueId> from = {Clip()};
+    if (context_.scales_loss()) from.push_back(LossScale());
+    std::vector<ValueId> to;
+    for (ValueId id : from) {
+      to.push_back(OnTier(id, MemoryTier::kHost, value(id).category));
+    }
+    EmitCopies(from, to);
+    Leave({Port::kClip, TensorId(), 1}, to[0]);
+    if (context_.scales_loss()) Leave({Port::kLossScale, TensorId(), 1}, to[1]);
+  }
+
+  // A copy in the host's memory that an earlier program has left of a value.
+  ValueId LeftOnHost(const Port& port, ValueId of) {
+    return Import(port, [&] {
+      Value v = value(of);
+      v.persistent = false;
+      v.tier = MemoryTier::kHost;
+      return v;
+    });
+  }
+
+  // What the host's step updates: the parameter in the precision of the state
+  // and the moments, as they are stored.
+  std::vector<std::pair<Port, ValueId>> HostState(const WeightPiece& piece) {
+    const Layout layout = context_.StateLayout(piece);
+    std::vector<std::pair<Port, ValueId>> state;
+    const auto add = [&](Port::Kind kind, std::string_view what) {
+      state.push_back(
+          {PortOf(kind, piece, 1), State(kind, piece, what, layout)});
+    };
+    if (context_.HasHostMaster(piece.weight)) {
+      add(Port::kMaster, "master");
+    } else {
+      state.push_back({PortOf(Port::kParameter, piece, 1), Parameter(piece)});
+    }
+    if (context_.options().optimizer == "adamw") {
+      add(Port::kFirstMoment, "m");
+      add(Port::kSecondMoment, "v");
+    }
+    return state;
+  }
+
+  // Reads what the host's step of a block's weights here updates in files.
+  void ReadState(int block) {
+    std::vector<ValueId> from;
+    std::vector<ValueId> to;
+    for (const WeightPiece& piece : PiecesOf(context_.home_weights(block))) {
+      if (!context_.HasFileState(piece.weight) ||
+          HomeGroup(piece.weight) != here_) {
+        continue;
+      }
+      for (const auto& [port, stored] : HostState(piece)) {
+        if (value(stored).tier != MemoryTier::kFile) continue;
+        const ValueId read =
+            OnTier(stored, MemoryTier::kHost, value(stored).category);
+        from.push_back(stored);
+        to.push_back(read);
+        Leave(port, read);
+      }
+    }
+    EmitCopies(from, to);
+  }
+
+  // State in files is read while the block before steps, and written behind the
+  // step.
+  void UpdateOnHost(const std::vector<WeightPiece>& pieces) {
+    if (pieces.empty()) return;
+    if (std::any_of(pieces.begin(), pieces.end(),
+                    [&](const WeightPiece& piece) {
+                      return context_.HasFileState(piece.weight);
+                    })) {
+      if (context_.NextFileBlock(block_, here_, -1) < 0) ReadState(block_);
+      const int next = context_.NextFileBlock(block_, here_, 1);
+      if (next >= 0) ReadState(next);
+    }
+    const bool adamw = context_.options().optimizer == "adamw";
+    std::vector<ValueId> reads;
+    std::vector<ValueId> writes;
+    std::vector<ValueId> read_back;  // of files
+    std::vector<ValueId> stored_in;
+    std::vector<ValueId> updated;  // parameters
+    for (const WeightPiece& piece : pieces) {
+      reads.push_back(
+          LeftOnHost(PortOf(Port::kReduced, piece, 1), Reduced(piece)));
+      updated.push_back(ValueId());
+      for (const auto& [port, stored] : HostState(piece)) {
+        ValueId id = stored;
+        if (value(stored).tier == MemoryTier::kFile) {
+          id = LeftOnHost(port, stored);
+          read_back.push_back(id);
+          stored_in.push_back(stored);
+        }
+        writes.push_back(id);
+        if (!updated.back().valid()) updated.back() = id;
+      }
+    }
+    if (clips()) reads.push_back(LeftOnHost({Port::kClip, {}, 1}, Clip()));
+    if (context_.scales_loss()) {
+      reads.push_back(LeftOnHost({Port::kLossScale, {}, 1}, LossScale()));
+    }
+    Task& task = AddTask(TaskKind::kCompute, reads, writes);
+    task.kernel = adamw ? "adamw" : "sgd";
+    task.stream = Stream(StreamRole::kHost);
+    EmitCopies(read_back, stored_in);
+    ReturnFromHost(pieces, updated);
+  }
+
+  // Masters are cast to the parameter's type and copied to where it is stored;
+  // shards of one that is not cut meet on the device.
+  void ReturnFromHost(const std::vector<WeightPiece>& pieces,
+                      std::vector<ValueId> updated) {
+    std::vector<ValueId> cast_from;
+    std::vector<ValueId> cast_to;
+    std::vector<ValueId> from;
+    std::vector<ValueId> to;
+    std::vector<WeightPiece> cut;
+    std::vector<ValueId> shards;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      if (!context_.HasHostMaster(pieces[i].weight)) continue;
+      const ValueId parameter = Parameter(pieces[i]);
+      const Layout layout = context_.StateLayout(pieces[i]);
+      ValueId target = parameter;
+      if (value(parameter).layout != layout) {
+        target = Relaid(DeviceParameter(pieces[i]), layout,
+                        MemoryCategory::kCommunication);
+        if (layout.rooted != 0) ReturnInPlace(target, pieces[i]);
+        cut.push_back(pieces[i]);
+        shards.push_back(target);
+      }
+      ValueId fresh = updated[i];
+      if (value(fresh).dtype != value(parameter).dtype) {
+        cast_from.push_back(fresh);
+        fresh = value(target).tier == MemoryTier::kHost
+                    ? target
+                    : OnTier(target, MemoryTier::kHost,
+                             MemoryCategory::kCommunication);
+        cast_to.push_back(fresh);
+      }
+      from.push_back(fresh);
+      to.push_back(target);
+    }
+    if (!cast_to.empty()) {
+      Task& task = AddTask(TaskKind::kCompute, cast_from, cast_to);
+      task.kernel = "cast";
+      task.stream = Stream(StreamRole::kHost);
+    }
+    EmitCopies(from, to);
+    ReturnShards(cut, shards);
+    CopyParameters(cut, false);
   }
 
   // Lets `value` share the buffer of `of`, which is laid out alike where it is
@@ -1397,6 +1798,15 @@ class ProgramBuilder {
     value(shared).category = value(of).category;
   }
 
+  // What a root returns shares the buffer of the parameter that the others
+  // receive it in, if that is stored on the device.
+  void ReturnInPlace(ValueId shared, const WeightPiece& piece) {
+    const ValueId parameter = Parameter(piece);
+    if (value(parameter).tier == MemoryTier::kDevice) {
+      InPlace(shared, parameter);
+    }
+  }
+
   // Masters are cast to the parameter's type, shards gathered into it, what the
   // root has broadcast.
   void ReturnShards(const std::vector<WeightPiece>& pieces,
@@ -1404,7 +1814,7 @@ class ProgramBuilder {
     std::vector<ValueId> cast_from;
     std::vector<ValueId> cast_to;
     for (size_t i = 0; i < pieces.size(); ++i) {
-      const ValueId parameter = Parameter(pieces[i]);
+      const ValueId parameter = DeviceParameter(pieces[i]);
       if (value(shards[i]).dtype == value(parameter).dtype) continue;
       cast_from.push_back(shards[i]);
       if (value(shards[i]).layout == value(parameter).layout) {
@@ -1412,7 +1822,7 @@ class ProgramBuilder {
       } else {
         const Layout layout = value(shards[i]).layout;
         shards[i] = Relaid(parameter, layout, MemoryCategory::kCommunication);
-        if (layout.rooted != 0) InPlace(shards[i], parameter);
+        if (layout.rooted != 0) ReturnInPlace(shards[i], pieces[i]);
       }
       cast_to.push_back(shards[i]);
     }
@@ -1423,7 +1833,7 @@ class ProgramBuilder {
              std::pair<std::vector<ValueId>, std::vector<ValueId>>>
         returns;
     for (size_t i = 0; i < pieces.size(); ++i) {
-      const ValueId parameter = Parameter(pieces[i]);
+      const ValueId parameter = DeviceParameter(pieces[i]);
       if (shards[i] == parameter) continue;
       const Layout& layout = value(shards[i]).layout;
       auto& [from, to] =
@@ -1475,8 +1885,10 @@ class ProgramBuilder {
   std::map<std::pair<GroupId, TensorId>, ValueId> present_;
   std::map<std::tuple<GroupId, TensorId, Layout>, ValueId> acquired_;
   std::map<TensorId, std::vector<ValueId>> received_;  // kTie
-  std::map<TensorId, ValueId> gathered_;  // cut parameters made whole
-  ValueId next_tile_;                     // gathered ahead of its use
+  std::map<TensorId, ValueId> gathered_;  // fetched parameters made whole
+  ValueId next_tile_;                     // fetched ahead of its use
+  std::map<WeightPiece, ValueId> device_parameters_;  // copies of stored ones
+  std::vector<BoundValue> leaving_;                   // to be copied out
   std::map<WeightPiece, std::vector<ValueId>> new_gradients_;  // to be cut
   std::vector<Bucket> buckets_;                                // being filled
 };

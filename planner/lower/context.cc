@@ -37,6 +37,7 @@ LoweringContext::LoweringContext(const Graph& graph, const Cluster& cluster,
   FindRecomputed();
   FindKept();
   FindReplicas();
+  FindOffloaded();
 }
 
 void LoweringContext::PlaceNodes() {
@@ -399,8 +400,8 @@ bool LoweringContext::CompleteWithBackward(TensorId weight) const {
   return replicas(weight).size() == 1 && replicas(weight)[0].one_chunk;
 }
 
-std::vector<TensorId> LoweringContext::CutWeights(int block,
-                                                  ActionKind action) const {
+std::vector<TensorId> LoweringContext::FetchedWeights(int block,
+                                                      ActionKind action) const {
   std::vector<TensorId> weights;
   const Pass pass =
       action == ActionKind::kForward ? Pass::kForward : Pass::kBackward;
@@ -415,7 +416,7 @@ std::vector<TensorId> LoweringContext::CutWeights(int block,
   for (NodeId id : nodes) {
     for (TensorId tensor : graph_.node(id).operands) {
       if (graph_.tensor(tensor).kind == TensorKind::kWeight &&
-          ZeroStage(tensor) >= 3 && tiles(tensor) == 1 &&
+          IsFetched(tensor) && tiles(tensor) == 1 &&
           std::find(weights.begin(), weights.end(), tensor) == weights.end()) {
         weights.push_back(tensor);
       }

@@ -192,7 +192,7 @@ class Assembler {
 
   PortKey KeyOf(const Port& port, GroupId group, int microbatch) const {
     const bool per_microbatch =
-        port.kind == Port::kGathered ||
+        port.kind == Port::kGathered || port.kind == Port::kOffloaded ||
         (port.kind == Port::kTensor && port.tensor != context_.graph().loss &&
          !context_.once_per_step(port.tensor));
     return {port, group, per_microbatch ? microbatch : -1};

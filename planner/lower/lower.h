@@ -10,6 +10,7 @@
 
 #include <map>
 #include <memory>
+#include <tuple>
 #include <vector>
 
 #include "planner/base/result.h"
@@ -151,10 +152,42 @@ class LoweringContext {
   // at ZeRO stage 3.
   Layout ParameterLayout(const WeightPiece& piece,
                          const Replica& replica) const;
-  // Weights that are stored cut and that nodes of `block` read in an action, in
-  // the order of their first reads, those that run again last. Without those
-  // in tiles, each of which is gathered for its use.
-  std::vector<TensorId> CutWeights(int block, ActionKind action) const;
+  // Weights whose stored parameter is not what their readers see, being cut or
+  // off the device, and that nodes of `block` read in an action, in the order
+  // of their first reads, those that run again last. Without those in tiles,
+  // each of which is fetched for its use.
+  std::vector<TensorId> FetchedWeights(int block, ActionKind action) const;
+  bool IsFetched(TensorId weight) const {
+    return ZeroStage(weight) >= 3 ||
+           weight_placement(weight).parameter_tier != MemoryTier::kDevice;
+  }
+  // Whether the host's state has a parameter of its own: it is not stored as
+  // the state is, beside it.
+  bool HasHostMaster(TensorId weight) const;
+  // Whether the host's step reads and writes files.
+  bool HasFileState(TensorId weight) const;
+  // The next block that is home to such weights on the group, or -1; with
+  // `direction` -1 the one before.
+  int NextFileBlock(int block, GroupId group, int direction) const;
+
+  // A kept activation that leaves the device between the passes: a buffer of
+  // Port::kTensor on a group.
+  struct Offloaded {
+    TensorId tensor;
+    int index = 0;  // of its Port
+    GroupId group;
+    MemoryTier tier = MemoryTier::kHost;
+    // In which action of `offloaded`'s block it is first read.
+    ActionKind part = ActionKind::kBackwardInput;
+  };
+  // Those that backward first reads in `block`.
+  const std::vector<Offloaded>& offloaded(int block) const {
+    return offloaded_[static_cast<size_t>(block)];
+  }
+  // Null where the buffer stays, or backward does not read it.
+  const Offloaded* FindOffloaded(TensorId tensor, int index,
+                                 GroupId group) const;
+
   // The block that the position of `block` runs `ahead` blocks later in a pass
   // (earlier where negative), or -1 where the pass ends before.
   int BlockAhead(int block, Pass pass, int ahead) const;
@@ -187,6 +220,7 @@ class LoweringContext {
   void AddRead(TensorId tensor, GroupId group, const Layout& wanted, int block,
                ActionKind part);
   void FindRecomputed();
+  void FindOffloaded();
 
   const Graph& graph_;
   const Plan& plan_;
@@ -212,6 +246,7 @@ class LoweringContext {
   std::vector<std::vector<TensorId>> home_weights_;
   std::vector<TensorId> weights_;
   std::vector<TensorId> tied_weights_;
+  std::vector<std::vector<Offloaded>> offloaded_;  // by block
   std::vector<bool> once_per_step_;
   std::vector<bool> kept_as_produced_;  // by tensor
   std::vector<bool> passes_partial_;    // by node
@@ -250,7 +285,8 @@ struct Port {
     kParameter,    // a weight as the group reads it
     kAccumulator,  // a weight's summed gradient terms of one layout
     kReduced,      // a weight's gradient as the optimizer reads it
-    kGathered,     // a cut parameter made whole for one action
+    kGathered,     // a fetched parameter made whole for one action
+    kOffloaded,    // a kept activation on its tier; index as kTensor's
     kMaster,       // fp32 shard of a 16-bit weight
     kFirstMoment,
     kSecondMoment,
@@ -260,9 +296,11 @@ struct Port {
   };
   Kind kind = kTensor;
   TensorId tensor;  // invalid from kSquareSum on
-  int index = 0;    // kAccumulator: which of Replica::gradients; kGathered:
-                    // the action
-  int tile = 0;     // of the weight
+  // kAccumulator: which of Replica::gradients; kGathered: the action; from
+  // kReduced and kMaster on, and of a parameter: 1 for a copy in the host's
+  // memory.
+  int index = 0;
+  int tile = 0;  // of the weight
   auto operator<=>(const Port&) const = default;
 };
 

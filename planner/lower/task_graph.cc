@@ -64,6 +64,11 @@ std::vector<std::vector<ValueId>> LastUses(const TaskGraph& graph) {
   return frees;
 }
 
+bool OnHost(const Task& task, std::span<const Value> values) {
+  return task.kind == TaskKind::kCompute && !task.writes.empty() &&
+         values[task.writes[0].index()].tier == MemoryTier::kHost;
+}
+
 Bytes LargestBytes(const TaskGraph& graph, ValueId id) {
   const Value& value = graph.value(id);
   return {LargestElements(value.layout, graph.group(value.group), value.shape) *
@@ -114,6 +119,11 @@ std::string NameOf(const TaskGraph& tasks, const Graph& graph, TaskId id) {
       break;
     case TaskKind::kSlice:
       name = "slice" + list_name(task.reads);
+      break;
+    case TaskKind::kCopy:
+      name = "copy to " +
+             std::string(NameOf(tasks.value(task.writes[0]).tier)) +
+             list_name(task.reads);
       break;
     case TaskKind::kComm:
       name = std::string(NameOf(task.comm)) + list_name(task.reads);

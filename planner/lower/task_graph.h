@@ -20,6 +20,7 @@
 #include "planner/lower/comm_kind.h"
 #include "planner/plan/evaluation.h"
 #include "planner/plan/layout.h"
+#include "planner/plan/memory_tier.h"
 
 namespace tessera {
 
@@ -35,6 +36,7 @@ struct Value {
   DType dtype = DType::kFloat32;
   Layout layout;
   MemoryCategory category = MemoryCategory::kActivation;
+  MemoryTier tier = MemoryTier::kDevice;
   // Lives through the whole run; otherwise from its first write to the last
   // task that reads it (or an alias of it).
   bool persistent = false;
@@ -46,6 +48,7 @@ enum class TaskKind : uint8_t {
   kLoad,     // fills an input value from the data
   kCompute,  // kernel on local shards
   kSlice,    // local change of layout: slice, mask, copy
+  kCopy,     // reads[i] to writes[i], alike but on the next tier
   kComm,     // collective over `axes`; reads[i] becomes writes[i]
   kSend,     // reads[0] to the group of its `peer` value
   kRecv,     // writes[0], sent as the peer group's value
@@ -60,6 +63,11 @@ enum class StreamRole : uint8_t {
   kSendBackward,
   kRecvForward,
   kRecvBackward,
+  kHost,       // kernels on the host's memory
+  kCopyIn,     // host to device
+  kCopyOut,    // device to host
+  kFileRead,   // file to host
+  kFileWrite,  // host to file
 };
 
 struct Task {
@@ -120,6 +128,9 @@ TaskGraph LossOnly(const TaskGraph& graph);
 
 // For each task the non-persistent buffers (roots) whose last use it is.
 std::vector<std::vector<ValueId>> LastUses(const TaskGraph& graph);
+
+// Whether a kCompute works in the host's memory, on values there.
+bool OnHost(const Task& task, std::span<const Value> values);
 
 // Bytes of the largest shard of a value.
 Bytes LargestBytes(const TaskGraph& graph, ValueId value);

@@ -15,8 +15,9 @@ enum Activity : uint8_t {
   kComputing,
   kOptimizing,
   kCommunicating,  // plus CommKind
+  kCopying = kCommunicating + kCommKinds,
 };
-constexpr int kActivities = kCommunicating + kCommKinds;
+constexpr int kActivities = kCopying + 1;
 
 int ActivityOf(const Task& task) {
   switch (task.kind) {
@@ -24,6 +25,8 @@ int ActivityOf(const Task& task) {
     case TaskKind::kCompute:
     case TaskKind::kSlice:
       return task.optimizer ? kOptimizing : kComputing;
+    case TaskKind::kCopy:
+      return kCopying;
     case TaskKind::kComm:
       return kCommunicating + static_cast<int>(task.comm);
     case TaskKind::kSend:
@@ -111,9 +114,9 @@ Breakdown BreakdownOf(const TaskGraph& tasks, const Timeline& timeline) {
                          communicating(CommKind::kRedistribute);
   breakdown.send_recv =
       communicating(CommKind::kSendRecv) + communicating(CommKind::kShift) +
-      communicating(CommKind::kScatter) +
-      communicating(CommKind::kBroadcast) + communicating(CommKind::kGather) +
-      communicating(CommKind::kReduce);
+      communicating(CommKind::kScatter) + communicating(CommKind::kBroadcast) +
+      communicating(CommKind::kGather) + communicating(CommKind::kReduce);
+  breakdown.copies = spent[kCopying];
   return breakdown;
 }
 

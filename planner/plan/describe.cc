@@ -71,6 +71,7 @@ class Describer {
     text_ = StrategyText(index_, cluster_, plan_) + "\n";
     for (int stage = 0; stage < stages_.count(); ++stage) Stage(stage);
     Zero();
+    Offload();
     Batch();
     return std::move(text_);
   }
@@ -329,6 +330,37 @@ class Describer {
       text_ += "gradients reduced in buckets of " +
                std::to_string(plan_.bucket_bytes.value) + " bytes\n";
     }
+  }
+
+  // What leaves the devices, and how much of it.
+  void Offload() {
+    std::map<MemoryTier, int64_t> parameters;
+    std::map<MemoryTier, int64_t> optimizer;
+    std::map<MemoryTier, int64_t> activations;
+    for (size_t w = 0; w < plan_.weights.size(); ++w) {
+      const int64_t elements = index_.weights[w].elements;
+      parameters[plan_.weights[w].parameter_tier] += elements;
+      optimizer[plan_.weights[w].optimizer_tier] += elements;
+    }
+    for (const OpPlacement& op : plan_.ops) ++activations[op.activation_tier];
+    const auto line = [&](std::string_view what, std::string_view of,
+                          const std::map<MemoryTier, int64_t>& shares) {
+      int64_t total = 0;
+      for (const auto& [tier, share] : shares) total += share;
+      for (const auto& [tier, share] : shares) {
+        if (tier == MemoryTier::kDevice) continue;
+        const int64_t percent = (100 * share + total / 2) / total;
+        text_ += std::string(what) + " on the " +
+                 (tier == MemoryTier::kHost ? "host" : "file tier") +
+                 (percent == 100 ? ""
+                                 : " for " + std::to_string(percent) +
+                                       "% of the " + std::string(of)) +
+                 "\n";
+      }
+    };
+    line("optimizer state and its step", "parameters", optimizer);
+    line("stored parameters", "parameters", parameters);
+    line("kept activations", "operators", activations);
   }
 
   void Batch() {

@@ -11,7 +11,7 @@ std::string_view NameOf(MemoryCategory category) {
 
 Duration Breakdown::total() const {
   return compute + optimizer + all_reduce + all_gather + reduce_scatter +
-         all_to_all + send_recv + idle;
+         all_to_all + send_recv + copies + idle;
 }
 
 }  // namespace tessera

@@ -42,7 +42,8 @@ struct Breakdown {
   Duration reduce_scatter;
   Duration all_to_all;  // and redistributions
   Duration send_recv;
-  Duration idle;  // neither: the pipeline's bubble
+  Duration copies;  // between memory tiers
+  Duration idle;    // neither: the pipeline's bubble
 
   Duration total() const;
   bool operator==(const Breakdown&) const = default;
@@ -62,6 +63,10 @@ struct Evaluation {
   Breakdown breakdown;  // of the bottleneck group
   // By DeviceSets of the plan's groups (planner/plan/stages.h): of each device.
   std::vector<MemoryUse> memory;
+  // The same of what each keeps in its host's memory, and in its file; empty
+  // where nothing leaves the devices.
+  std::vector<MemoryUse> host_memory;
+  std::vector<MemoryUse> file_memory;
   Bytes overflow;                       // of the fullest device, 0 if all fit
   std::vector<std::string> violations;  // why it cannot run; one line each
   SourceShares sources;

@@ -4,6 +4,17 @@
 
 namespace tessera {
 
+bool Uses(const Plan& plan, MemoryTier tier) {
+  return std::ranges::any_of(plan.ops,
+                             [&](const OpPlacement& op) {
+                               return op.activation_tier == tier;
+                             }) ||
+         std::ranges::any_of(plan.weights, [&](const WeightPlacement& weight) {
+           return weight.parameter_tier == tier ||
+                  weight.optimizer_tier == tier;
+         });
+}
+
 bool CanRecompute(const Graph& graph, NodeId id) {
   const Node& node = graph.node(id);
   return !node.op->once_per_step &&

@@ -21,6 +21,7 @@
 #include "planner/ir/cluster.h"
 #include "planner/ir/graph.h"
 #include "planner/plan/layout.h"
+#include "planner/plan/memory_tier.h"
 #include "planner/schedule/pipeline_schedule.h"
 
 namespace tessera {
@@ -45,6 +46,10 @@ struct OpPlacement {
   // that split its sequence, along which the operands with that factor stay
   // sharded and travel from rank to rank (Liu et al. 2023, "Ring Attention").
   AxisSet streamed = 0;
+  // Where the node's results wait for backward: off the device they are copied
+  // out when their block's forward has ended, and copied in one block ahead of
+  // their first use in backward.
+  MemoryTier activation_tier = MemoryTier::kDevice;
   bool operator==(const OpPlacement&) const = default;
 };
 
@@ -64,6 +69,17 @@ struct WeightPlacement {
   // (rooted data parallelism). Inputs that are read with such a weight come
   // from there too. Of a weight that is not cut.
   AxisSet rooted = 0;
+  // Where the stored parameter lives (Rajbhandari et al. 2021,
+  // "ZeRO-Infinity"). Off the device it is copied in Plan::prefetch blocks
+  // ahead of its use, in each pass, and what is cut is then gathered. On the
+  // device where several groups read the weight.
+  MemoryTier parameter_tier = MemoryTier::kDevice;
+  // Where the optimizer's state lives. Off the device it has the parameter in
+  // the precision of the state besides, unless the parameter is stored just so
+  // and there too, and the host does the step: the reduced gradient is copied
+  // out, and the new parameter in (Ren et al. 2021, "ZeRO-Offload"). State in a
+  // file is read one block ahead of its step and written behind it.
+  MemoryTier optimizer_tier = MemoryTier::kDevice;
   bool operator==(const WeightPlacement&) const = default;
 };
 
@@ -95,6 +111,9 @@ struct Plan {
   int zigzag = 0;
   bool operator==(const Plan&) const = default;
 };
+
+// Whether anything of the plan lives on the tier.
+bool Uses(const Plan& plan, MemoryTier tier);
 
 // The optimizer and precision that a run uses: the state that memory must
 // hold, and the work of the step.

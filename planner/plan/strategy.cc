@@ -146,6 +146,74 @@ Result<void> ReadTiles(std::string_view value, Strategy& strategy) {
   return {};
 }
 
+std::vector<std::string_view> Split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  for (;;) {
+    const size_t end = text.find(separator);
+    parts.push_back(text.substr(0, end));
+    if (end == std::string_view::npos) return parts;
+    text.remove_prefix(end + 1);
+  }
+}
+
+struct OffloadRow {
+  std::string_view name;
+  MemoryTier Strategy::*tier;
+};
+constexpr std::array kOffloads = {
+    OffloadRow{"optimizer", &Strategy::optimizer_tier},
+    OffloadRow{"parameters", &Strategy::parameter_tier},
+    OffloadRow{"activations", &Strategy::activation_tier},
+};
+
+// "optimizer:host,parameters:file:/mnt/nvme".
+Result<void> ReadOffload(std::string_view value, Strategy& strategy) {
+  for (std::string_view item : Split(value, ',')) {
+    const size_t colon = item.find(':');
+    const auto row = Find("offload", std::span<const OffloadRow>(kOffloads),
+                          item.substr(0, colon));
+    if (!row) return InvalidInput(row.error().message);
+    if (colon == std::string_view::npos) {
+      return InvalidInput("'" + std::string(item) +
+                          "' lacks its tier: expected :host or :file");
+    }
+    std::string_view tier = item.substr(colon + 1);
+    std::string_view directory;
+    if (const size_t end = tier.find(':'); end != std::string_view::npos) {
+      directory = tier.substr(end + 1);
+      tier = tier.substr(0, end);
+    }
+    auto found = FindMemoryTier(tier);
+    if (!found) return found.error().At((*row)->name);
+    strategy.*(*row)->tier = *found;
+    if (directory.empty()) continue;
+    if (*found != MemoryTier::kFile) {
+      return InvalidInput("'" + std::string(item) +
+                          "': only the file tier has a directory");
+    }
+    if (!strategy.offload_directory.empty() &&
+        strategy.offload_directory != directory) {
+      return InvalidInput("names two directories, " +
+                          strategy.offload_directory + " and " +
+                          std::string(directory) + ": expected one");
+    }
+    strategy.offload_directory = std::string(directory);
+  }
+  return {};
+}
+
+// "optimizer:host,parameters:file"; empty where all is on the devices.
+std::string OffloadText(const Strategy& strategy) {
+  std::string text;
+  for (const OffloadRow& row : kOffloads) {
+    const MemoryTier tier = strategy.*row.tier;
+    if (tier == MemoryTier::kDevice) continue;
+    text += (text.empty() ? "" : ",") + std::string(row.name) + ":" +
+            std::string(NameOf(tier));
+  }
+  return text;
+}
+
 Result<void> ReadSequence(std::string_view value, Strategy& strategy) {
   TESSERA_TRY(const int sp, ReadNumber(value, 0, 1, "0 or 1"));
   strategy.sp = sp == 1;
@@ -209,16 +277,6 @@ Result<void> ReadBalance(std::string_view value, Strategy& strategy) {
   return {};
 }
 
-std::vector<std::string_view> Split(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  for (;;) {
-    const size_t end = text.find(separator);
-    parts.push_back(text.substr(0, end));
-    if (end == std::string_view::npos) return parts;
-    text.remove_prefix(end + 1);
-  }
-}
-
 Result<void> ReadOrder(std::string_view value, Strategy& strategy) {
   std::vector<MeshDimension> order;
   for (std::string_view name : Split(value, '-')) {
@@ -260,6 +318,7 @@ constexpr std::array kKeys = {
     KeyRow{"bucket", ReadBucket},
     KeyRow{"prefetch", ReadPrefetch},
     KeyRow{"tiles", ReadTiles},
+    KeyRow{"offload", ReadOffload},
     KeyRow{"sp", ReadSequence},
     KeyRow{"branches", ReadBranches},
     KeyRow{"recompute", ReadRecompute},
@@ -532,7 +591,18 @@ Result<Strategy> ParseStrategy(std::string_view text) {
   Strategy strategy;
   std::set<std::string_view> seen;
   if (text.empty()) return strategy;
+  std::vector<std::string_view> parts;
   for (std::string_view part : Split(text, ',')) {
+    if (part.find('=') != std::string_view::npos || parts.empty() ||
+        !parts.back().starts_with("offload=")) {
+      parts.push_back(part);
+    } else {
+      // The comma is of the value.
+      parts.back() = {parts.back().data(),
+                      parts.back().size() + 1 + part.size()};
+    }
+  }
+  for (std::string_view part : parts) {
     const size_t equals = part.find('=');
     const std::string_view key = part.substr(0, equals);
     const auto row = Find("strategy key", std::span<const KeyRow>(kKeys), key);
@@ -651,6 +721,15 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
     }
     SetRooted(index, strategy, plan);
   }
+  for (OpPlacement& op : plan.ops) {
+    op.activation_tier = strategy.activation_tier;
+  }
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    plan.weights[w].optimizer_tier = strategy.optimizer_tier;
+    if (!IsTiedAcrossGroups(index, plan, w)) {
+      plan.weights[w].parameter_tier = strategy.parameter_tier;
+    }
+  }
   plan.bucket_bytes = strategy.bucket;
   plan.prefetch = strategy.prefetch;
   plan.zigzag = strategy.zigzag ? strategy.cp : 0;
@@ -679,6 +758,12 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
     strategy.tiles = std::max(strategy.tiles, op.tiles);
   }
   strategy.zigzag = plan.zigzag != 0;
+  strategy.activation_tier = plan.ops[0].activation_tier;
+  for (const WeightPlacement& weight : plan.weights) {
+    strategy.optimizer_tier = weight.optimizer_tier;
+    strategy.parameter_tier =
+        std::max(strategy.parameter_tier, weight.parameter_tier);
+  }
   // As it would be without a root.
   Plan plain = plan;
   for (size_t i = 0; i < plan.ops.size(); ++i) {
@@ -796,6 +881,9 @@ std::string ToString(const Strategy& strategy) {
     text += " prefetch " + std::to_string(strategy.prefetch);
   }
   if (strategy.tiles > 1) text += " tiles" + std::to_string(strategy.tiles);
+  if (const std::string offload = OffloadText(strategy); !offload.empty()) {
+    text += " offload " + offload;
+  }
   if (strategy.recompute != RecomputeLevel::kNone) {
     text += " recompute " + RecomputeText(strategy);
   }

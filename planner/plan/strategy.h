@@ -39,8 +39,8 @@ struct Strategy {
                                    // "ring": passes them round, or "ulysses":
                                    // splits heads instead
   bool zigzag = false;  // sequences are in the zigzag order of the cp ranks
-  int ep = 1;    // splits experts; outside of them these ranks are
-                 // data-parallel too, beside the dp copies of each expert
+  int ep = 1;           // splits experts; outside of them these ranks are
+               // data-parallel too, beside the dp copies of each expert
   int mbs = 1;   // samples of a microbatch on each data-parallel replica
   int zero = 0;  // ZeRO stage, 0 to 3; 1 at most where several stages read
                  // a weight
@@ -56,7 +56,15 @@ struct Strategy {
   int prefetch = 1;  // Plan::prefetch
   int tiles = 1;     // of every linear that can run in tiles, or as many as it
                      // has rows for
-  bool sp = false;   // norms, dropout and residuals split the sequence over tp
+  // Where parameters, optimizer states (of all weights) and kept activations
+  // (of all nodes) live. A parameter that several groups read stays on its
+  // device.
+  MemoryTier parameter_tier = MemoryTier::kDevice;
+  MemoryTier optimizer_tier = MemoryTier::kDevice;
+  MemoryTier activation_tier = MemoryTier::kDevice;
+  // Where a run keeps the file tier; the plan does not have it.
+  std::string offload_directory = {};
+  bool sp = false;  // norms, dropout and residuals split the sequence over tp
   // The parallel branches of a block on halves of its group (branches.h).
   bool split_branches = false;
   RecomputeLevel recompute = RecomputeLevel::kNone;
@@ -72,7 +80,10 @@ struct Strategy {
 
 // Reads "tp=8,pp=4,mbs=2,zero=1,sp=1,schedule=1f1b,order=tp-cp-ep-dp-pp" and
 // "zero=3,zero-group=node,bucket=25MB,prefetch=2"; the empty text is data
-// parallelism. Errors name the key, and for a value that is
+// parallelism. What follows a comma in the value of "offload" without a '='
+// belongs to it:
+// "offload=optimizer:host,parameters:file:/mnt/nvme,activations:host", where
+// the directory may be left out. Errors name the key, and for a value that is
 // not lowered what is. `where` is the key. A schedule that is no row names a
 // file with a table of actions (planner/schedule/action_table.h), which is
 // read.

@@ -222,6 +222,19 @@ class Validator {
     }
   }
 
+  // The cluster has the tiers that the plan uses.
+  void CheckTier(MemoryTier tier, const std::string& where) {
+    if (tier == MemoryTier::kDevice) return;
+    if (!cluster_.host) {
+      Fail(where, "is " + std::string(NameOf(tier)) +
+                      ": expected device, since cluster " +
+                      Quoted(cluster_.name) + " has no figures of its hosts");
+    } else if (tier == MemoryTier::kFile && cluster_.host->storage == Bytes{}) {
+      Fail(where, "is file: expected device or host, since cluster " +
+                      Quoted(cluster_.name) + " has no storage");
+    }
+  }
+
   void CheckPlacements() {
     if (plan_.ops.size() != index_.forward_nodes) {
       Fail("ops", "has " + std::to_string(plan_.ops.size()) +
@@ -263,6 +276,7 @@ class Validator {
            Quoted(node.op->name) + " cannot run twice in a step");
     }
     CheckTiles(id, placement);
+    CheckTier(placement.activation_tier, NodeText(id) + " activation_tier");
     AxisSet used = placement.rooted;
     CheckRooted(id, placement.rooted, group);
     CheckStreamed(id, placement, group);
@@ -523,6 +537,17 @@ class Validator {
         fail("zero_stage",
              "is " + std::to_string(placement.zero_stage) +
                  " of a weight that several groups read: expected 0 or 1");
+        continue;
+      }
+      const std::string at =
+          Indexed("weights", w) + " " + Quoted(graph_.tensor(use.tensor).name);
+      CheckTier(placement.parameter_tier, at + ".parameter_tier");
+      CheckTier(placement.optimizer_tier, at + ".optimizer_tier");
+      if (placement.parameter_tier != MemoryTier::kDevice && stages_ok_ &&
+          IsTiedAcrossGroups(index_, plan_, w)) {
+        fail("parameter_tier",
+             "is " + std::string(NameOf(placement.parameter_tier)) +
+                 " of a weight that several groups read: expected device");
         continue;
       }
       if (placement.rooted != 0 &&

@@ -11,49 +11,54 @@
 namespace tessera {
 namespace {
 
-constexpr NvSwitchNode DgxA100(std::string_view device) {
+constexpr NvSwitchNode DgxA100(std::string_view device, std::string_view host) {
   return {.device = device,
           .nvlink = "nvlink3",
           .pcie = "pcie4-x16",
           .gpus_per_pcie_switch = 2,
           .gpus_per_nic = 1,
-          .nic = "ib-hdr"};
+          .nic = "ib-hdr",
+          .host = host};
 }
 
 constexpr NvSwitchNode OneNicPerGpu(std::string_view device, int gpus,
-                                    std::string_view nvlink) {
+                                    std::string_view nvlink,
+                                    std::string_view host = {}) {
   return {.device = device,
           .gpus = gpus,
           .nvlink = nvlink,
           .pcie = "pcie5-x16",
           .gpus_per_pcie_switch = 1,
           .gpus_per_nic = 1,
-          .nic = "ib-ndr"};
+          .nic = "ib-ndr",
+          .host = host};
 }
 
 }  // namespace
 
 Result<Cluster> MakeDgxA100With40GB(int nodes, std::optional<int> gpus) {
-  return MakeNvSwitchCluster(DgxA100("a100-sxm4-40gb"), nodes, gpus);
+  return MakeNvSwitchCluster(DgxA100("a100-sxm4-40gb", "dgx-a100-40gb"), nodes,
+                             gpus);
 }
 
 Result<Cluster> MakeDgxA100With80GB(int nodes, std::optional<int> gpus) {
-  return MakeNvSwitchCluster(DgxA100("a100-sxm4-80gb"), nodes, gpus);
+  return MakeNvSwitchCluster(DgxA100("a100-sxm4-80gb", "dgx-a100-80gb"), nodes,
+                             gpus);
 }
 
 Result<Cluster> MakeDgxH100(int nodes, std::optional<int> gpus) {
-  return MakeNvSwitchCluster(OneNicPerGpu("h100-sxm5-80gb", 8, "nvlink4"),
-                             nodes, gpus);
+  return MakeNvSwitchCluster(
+      OneNicPerGpu("h100-sxm5-80gb", 8, "nvlink4", "dgx-h100"), nodes, gpus);
 }
 
 Result<Cluster> MakeDgxH200(int nodes, std::optional<int> gpus) {
-  return MakeNvSwitchCluster(OneNicPerGpu("h200-sxm5-141gb", 8, "nvlink4"),
-                             nodes, gpus);
+  return MakeNvSwitchCluster(
+      OneNicPerGpu("h200-sxm5-141gb", 8, "nvlink4", "dgx-h100"), nodes, gpus);
 }
 
 Result<Cluster> MakeDgxB200(int nodes, std::optional<int> gpus) {
-  return MakeNvSwitchCluster(OneNicPerGpu("b200-sxm-180gb", 8, "nvlink5"),
-                             nodes, gpus);
+  return MakeNvSwitchCluster(
+      OneNicPerGpu("b200-sxm-180gb", 8, "nvlink5", "dgx-b200"), nodes, gpus);
 }
 
 Result<Cluster> MakeGb200Nvl72(int nodes, std::optional<int> gpus) {

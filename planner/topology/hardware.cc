@@ -247,6 +247,80 @@ std::vector<LinkType> MakeLinkTypes() {
   };
 }
 
+struct HostRow {
+  std::string_view name;
+  Host host;
+};
+
+// Streaming kernels of the host reach 80 % of its memory's peak (STREAM on
+// server processors; assumed). A node's storage is what its data drives do
+// together, each SSD as its datasheet says.
+std::vector<HostRow> MakeHosts() {
+  constexpr double kHostStreaming = 0.8;
+  constexpr int64_t kTB = 1000 * kGB;
+  const auto row = [](std::string_view name, std::string source, int64_t memory,
+                      double peak, double device_link, int64_t storage,
+                      double read, double write) {
+    return HostRow{name,
+                   {std::move(source),
+                    {memory},
+                    {kHostStreaming * peak},
+                    {device_link},
+                    {storage},
+                    {read},
+                    {write}}};
+  };
+  const std::string sharing =
+      "; 80 % of the memory's peak reached (assumed); link as the PCIe "
+      "switch's "
+      "own, shared by its GPUs";
+  const std::string drives =
+      "; 3.84 TB U.2 drives as Samsung PM1733 (datasheet: 7.0 GB/s read, 3.8 "
+      "write)";
+  std::vector<HostRow> hosts = {
+      row("dgx-a100-40gb",
+          "NVIDIA DGX A100 System User Guide (2020): 1 TB, two EPYC 7742 of 8 "
+          "channels DDR4-3200 (409.6 GB/s), 15 TB on 4 drives, two GPUs on a "
+          "PCIe 4 switch" +
+              sharing + drives,
+          1000 * kGB, 409.6 * kGiga, 12.6 * kGiga, 15 * kTB, 28 * kGiga,
+          15.2 * kGiga),
+      row("dgx-a100-80gb",
+          "NVIDIA DGX A100 System User Guide (2021): 2 TB, two EPYC 7742 of 8 "
+          "channels DDR4-3200 (409.6 GB/s), 30 TB on 8 drives, two GPUs on a "
+          "PCIe 4 switch" +
+              sharing + drives,
+          2 * kTB, 409.6 * kGiga, 12.6 * kGiga, 30 * kTB, 56 * kGiga,
+          30.4 * kGiga),
+      row("dgx-h100",
+          "NVIDIA DGX H100 datasheet (2023): 2 TB, two Xeon 8480C of 8 "
+          "channels DDR5-4800 (614.4 GB/s), 30 TB on 8 drives, PCIe 5 x16 for "
+          "each GPU" +
+              sharing + drives,
+          2 * kTB, 614.4 * kGiga, 50.4 * kGiga, 30 * kTB, 56 * kGiga,
+          30.4 * kGiga),
+      row("dgx-b200",
+          "NVIDIA DGX B200 datasheet (2024): 2 TB, two Xeon 8570 of 8 channels "
+          "DDR5-5600 (716.8 GB/s), 30 TB on 8 drives, PCIe 5 x16 for each "
+          "GPU" +
+              sharing + drives,
+          2 * kTB, 716.8 * kGiga, 50.4 * kGiga, 30 * kTB, 56 * kGiga,
+          30.4 * kGiga),
+  };
+  hosts.push_back(
+      {"local-cpu",
+       {"assumed: 64 GB of memory that all cores read and write at 20 GB/s, "
+        "one at 5 GB/s; 100 GB on a SATA SSD (SATA 3: 0.6 GB/s nominal). "
+        "Steps and copies are priced as those of the ranks' own memory",
+        {64 * kGB},
+        {20 * kGiga},
+        {5 * kGiga},
+        {100 * kGB},
+        {0.5 * kGiga},
+        {0.5 * kGiga}}});
+  return hosts;
+}
+
 template <typename Type>
 int Use(std::vector<Type>& used, std::span<const Type> table,
         std::string_view name) {
@@ -269,6 +343,13 @@ std::span<const DeviceType> DeviceTypes() {
 std::span<const LinkType> LinkTypes() {
   static const std::vector<LinkType> types = MakeLinkTypes();
   return types;
+}
+
+const Host& HostOf(std::string_view name) {
+  static const std::vector<HostRow> hosts = MakeHosts();
+  const auto row = std::ranges::find(hosts, name, &HostRow::name);
+  TESSERA_CHECK(row != hosts.end()) << name;
+  return row->host;
 }
 
 int UseDeviceType(Cluster& cluster, std::string_view name) {

@@ -1,5 +1,5 @@
 #pragma once
-// The figures behind the presets: two tables with the source of every number.
+// The figures behind the presets: three tables with the source of every number.
 
 #include <span>
 #include <string_view>
@@ -10,6 +10,10 @@ namespace tessera {
 
 std::span<const DeviceType> DeviceTypes();
 std::span<const LinkType> LinkTypes();
+
+// A node's memory and storage by the name of its preset. REQUIRES: the table has
+// it.
+const Host& HostOf(std::string_view name);
 
 // The index in `cluster` of the type called `name`, which is copied from the
 // tables at its first use. REQUIRES: the tables have `name`.

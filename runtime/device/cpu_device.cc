@@ -14,14 +14,11 @@
 namespace tessera {
 namespace {
 
-// A cache line, and the widest vector register (AVX-512).
-constexpr std::align_val_t kAlignment{64};
-
 // Sizes are rounded up to an eighth of their power of two: buffers of nearly
 // equal size (ragged shards) share memory, and at most an eighth is wasted.
-size_t CapacityFor(int64_t bytes) {
+size_t CapacityFor(int64_t bytes, size_t alignment) {
   const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 64));
-  const size_t step = std::max<size_t>(std::bit_floor(size) / 8, 64);
+  const size_t step = std::max<size_t>(std::bit_floor(size) / 8, alignment);
   return (size + step - 1) / step * step;
 }
 
@@ -46,19 +43,19 @@ void Own([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 // once.
 constexpr size_t kMappedBytes = 128 << 10;
 
-void* Acquire(size_t capacity) {
+void* Acquire(size_t capacity, size_t alignment) {
   if (capacity < kMappedBytes) {
-    return ::operator new(capacity, kAlignment, std::nothrow);
+    return ::operator new(capacity, std::align_val_t(alignment), std::nothrow);
   }
   void* data = mmap(nullptr, capacity, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return data == MAP_FAILED ? nullptr : data;
 }
 
-void ReleaseBlock(void* data, size_t capacity) {
+void ReleaseBlock(void* data, size_t capacity, size_t alignment) {
   Own(data, capacity);
   if (capacity < kMappedBytes) {
-    ::operator delete(data, kAlignment);
+    ::operator delete(data, std::align_val_t(alignment));
   } else {
     munmap(data, capacity);
   }
@@ -68,10 +65,10 @@ void ReleaseBlock(void* data, size_t capacity) {
 
 CpuDevice::~CpuDevice() {
   for (const auto& [data, allocation] : in_use_) {
-    ReleaseBlock(data, allocation.capacity);
+    ReleaseBlock(data, allocation.capacity, alignment_);
   }
   for (const auto& [capacity, blocks] : free_) {
-    for (void* data : blocks) ReleaseBlock(data, capacity);
+    for (void* data : blocks) ReleaseBlock(data, capacity, alignment_);
   }
 }
 
@@ -84,7 +81,7 @@ void CpuDevice::ReleasePool(size_t wanted) {
     auto& [capacity, blocks] = *it;
     while (!blocks.empty()) {
       if (in_use_bytes_ + free_bytes_ + wanted <= most) return;
-      ReleaseBlock(blocks.back(), capacity);
+      ReleaseBlock(blocks.back(), capacity, alignment_);
       blocks.pop_back();
       free_bytes_ -= capacity;
     }
@@ -92,7 +89,7 @@ void CpuDevice::ReleasePool(size_t wanted) {
 }
 
 Result<void*> CpuDevice::Allocate(Bytes size, MemoryCategory category) {
-  const size_t capacity = CapacityFor(size.value);
+  const size_t capacity = CapacityFor(size.value, alignment_);
   const std::lock_guard lock(mutex_);
   std::vector<void*>& blocks = free_[capacity];
   void* data = nullptr;
@@ -102,7 +99,7 @@ Result<void*> CpuDevice::Allocate(Bytes size, MemoryCategory category) {
     free_bytes_ -= capacity;
   } else {
     ReleasePool(capacity);
-    data = Acquire(capacity);
+    data = Acquire(capacity, alignment_);
     if (data == nullptr) {
       return Error{ErrorCode::kUnavailable,
                    "no host memory for " + std::to_string(size.value) +

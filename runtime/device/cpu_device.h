@@ -11,6 +11,8 @@
 
 namespace tessera {
 
+// It serves as well for what other devices of the host keep in its memory.
+//
 // Memory is pooled by size, so that the buffers of a step are those of the step
 // before and fault no pages. Before the pool and what is in use together exceed
 // the most that was ever in use (but for a thirty-second), memory of the pool
@@ -21,9 +23,12 @@ namespace tessera {
 class CpuDevice : public RankDevice {
  public:
   // Kernels run on the caller's thread and `threads` - 1 others. Where it is not
-  // `concurrent`, a rank runs all its streams in issue order.
-  explicit CpuDevice(int threads = 1, bool concurrent = true)
-      : concurrent_(concurrent), threads_(threads) {}
+  // `concurrent`, a rank runs all its streams in issue order. Memory begins at
+  // multiples of `alignment`, a power of two from 64 to the system's page, and
+  // goes on to the next one.
+  explicit CpuDevice(int threads = 1, bool concurrent = true,
+                     size_t alignment = 64)
+      : concurrent_(concurrent), alignment_(alignment), threads_(threads) {}
   CpuDevice(const CpuDevice&) = delete;
   CpuDevice& operator=(const CpuDevice&) = delete;
   ~CpuDevice() override;
@@ -50,6 +55,7 @@ class CpuDevice : public RankDevice {
   void ReleasePool(size_t wanted);
 
   const bool concurrent_;
+  const size_t alignment_;
   ThreadPool threads_;
   std::mutex mutex_;  // guards what follows, and the account
   std::unordered_map<void*, Allocation> in_use_;

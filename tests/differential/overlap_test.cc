@@ -224,7 +224,7 @@ void ExpectOverlap(const std::string& strategy, size_t least_meetings,
     auto executor = RankExecutor::Create(tasks, graph, {}, 7, world, device,
                                          LoadFrom(data, 7, graph));
     ASSERT_TRUE(executor.has_value()) << executor.error().ToString();
-    InitialiseState(graph, 7, **executor);
+    ASSERT_TRUE(InitialiseState(graph, 7, **executor).has_value());
     const auto timeline = (*executor)->Run(tasks);
     ASSERT_TRUE(timeline.has_value()) << timeline.error().ToString();
     EXPECT_THAT(meet.missed(), ::testing::IsEmpty());

@@ -346,6 +346,28 @@ bool Dropout(const GraphIndex& index, const Plan& plan) {
   });
 }
 
+bool OptimizerOffDevice(const GraphIndex&, const Plan& plan) {
+  return std::any_of(plan.weights.begin(), plan.weights.end(),
+                     [](const WeightPlacement& weight) {
+                       return weight.optimizer_tier != MemoryTier::kDevice;
+                     });
+}
+bool ParametersOffDevice(const GraphIndex&, const Plan& plan) {
+  return std::any_of(plan.weights.begin(), plan.weights.end(),
+                     [](const WeightPlacement& weight) {
+                       return weight.parameter_tier != MemoryTier::kDevice;
+                     });
+}
+bool ActivationsOffDevice(const GraphIndex&, const Plan& plan) {
+  return std::any_of(plan.ops.begin(), plan.ops.end(),
+                     [](const OpPlacement& op) {
+                       return op.activation_tier != MemoryTier::kDevice;
+                     });
+}
+bool FilesUsed(const GraphIndex&, const Plan& plan) {
+  return Uses(plan, MemoryTier::kFile);
+}
+
 constexpr std::array kRows = {
     PlacementRow{"data parallel", ReducesGradients},
     PlacementRow{"data parallel, rooted", Rooted},
@@ -389,6 +411,10 @@ constexpr std::array kRows = {
     PlacementRow{"operators of a stage on several groups", SeveralGroups},
     PlacementRow{"parallel branches", Branches},
     PlacementRow{"dropout", Dropout},
+    PlacementRow{"optimizer off the device", OptimizerOffDevice},
+    PlacementRow{"parameters off the device", ParametersOffDevice},
+    PlacementRow{"activations off the device", ActivationsOffDevice},
+    PlacementRow{"file tier", FilesUsed},
 };
 static_assert(kRows.size() <= 64);
 

@@ -47,9 +47,9 @@ bool ReplicasSend(const TaskGraph& tasks, GroupId group) {
 // without clipping reads. Unequal shards of these small tensors differ by tens
 // of per cents, and what they exchange is counted in the mean.
 // Concurrent streams may hold less than issue order would.
-std::string ComparePeaks(const TaskGraph& tasks, bool concurrent,
-                         const std::vector<MemoryUse>& peaks) {
-  const std::vector<MemoryUse> predicted = PeakMemory(tasks);
+std::string ComparePeaks(const TaskGraph& tasks, MemoryTier tier,
+                         bool concurrent, const std::vector<MemoryUse>& peaks) {
+  const std::vector<MemoryUse> predicted = PeakMemory(tasks, tier);
   const std::vector<DeviceSet> sets =
       DeviceSets(std::span(tasks.groups).first(tasks.world.index()));
   for (size_t i = 0; i < sets.size(); ++i) {
@@ -82,7 +82,8 @@ std::string ComparePeaks(const TaskGraph& tasks, bool concurrent,
         (ragged || concurrent || expected <= 1.05 * actual)) {
       continue;
     }
-    return "peak memory of rank " + std::to_string(fullest.value) + ": " +
+    return "peak " + std::string(NameOf(tier)) + " memory of rank " +
+           std::to_string(fullest.value) + ": " +
            std::to_string(static_cast<int64_t>(actual)) + " bytes, predicted " +
            std::to_string(static_cast<int64_t>(expected));
   }
@@ -143,8 +144,15 @@ std::string PlanChecker::CheckTraining(const Case& c, const Change& change) {
   const auto trained = TrainInMemory(graph, tasks, run);
   if (!trained) return trained.error().ToString();
   std::string wrong = Difference(*trained, SerialOf(c.graph));
-  return wrong.empty() ? ComparePeaks(tasks, run.concurrent, trained->peaks)
-                       : wrong;
+  if (wrong.empty()) {
+    wrong = ComparePeaks(tasks, MemoryTier::kDevice, run.concurrent,
+                         trained->peaks);
+  }
+  if (wrong.empty()) {
+    wrong = ComparePeaks(tasks, MemoryTier::kHost, run.concurrent,
+                         trained->host_peaks);
+  }
+  return wrong;
 }
 
 std::string PlanChecker::CheckPrice(const Case& c) {

@@ -652,6 +652,58 @@ bool LostTiedWeight(const Graph&, TaskGraph& tasks) {
       tasks, [](const Value& value) { return value.what == "parameter"; });
 }
 
+// ---- Memory tiers
+
+bool IsCopy(const TaskGraph& tasks, const Task& task, MemoryTier from,
+            MemoryTier to) {
+  return task.kind == TaskKind::kCopy &&
+         tasks.value(task.reads[0]).tier == from &&
+         tasks.value(task.writes[0]).tier == to;
+}
+
+bool LostGradientForTheHost(const Graph& graph, TaskGraph& tasks) {
+  return RemoveTask(tasks, [&](const Task& task) {
+    return IsCopy(tasks, task, MemoryTier::kDevice, MemoryTier::kHost) &&
+           !task.optimizer && ReadsMatrix(graph, tasks, task);
+  });
+}
+
+bool StaleParameter(const Graph& graph, TaskGraph& tasks) {
+  return RemoveTask(tasks, [&](const Task& task) {
+    return IsCopy(tasks, task, MemoryTier::kHost, MemoryTier::kDevice) &&
+           task.optimizer && ReadsMatrix(graph, tasks, task);
+  });
+}
+
+bool StateNotWrittenBack(const Graph& graph, TaskGraph& tasks) {
+  return RemoveTask(tasks, [&](const Task& task) {
+    return IsCopy(tasks, task, MemoryTier::kHost, MemoryTier::kFile) &&
+           task.optimizer && ReadsMatrix(graph, tasks, task);
+  });
+}
+
+bool ActivationOfAnotherMicrobatchCopiedIn(const Graph& graph,
+                                           TaskGraph& tasks) {
+  for (Task& task : tasks.tasks) {
+    if (!IsCopy(tasks, task, MemoryTier::kHost, MemoryTier::kDevice) ||
+        task.microbatch != 1 ||
+        !IsActivation(graph, tasks.value(task.reads[0]))) {
+      continue;
+    }
+    const Task* const before = FindTask(tasks, [&](const Task& t) {
+      return t.kind == TaskKind::kCopy && t.microbatch == 0 &&
+             t.stream == task.stream && t.group == task.group &&
+             tasks.value(t.writes[0]).tensor ==
+                 tasks.value(task.writes[0]).tensor &&
+             t.reads.size() == task.reads.size();
+    });
+    if (before == nullptr || before > &task) continue;
+    task.reads = before->reads;
+    return true;
+  }
+  return false;
+}
+
 constexpr std::array kMistakes = {
     PlantedMistake{"a lost forward all-reduce", LostForwardAllReduce},
     PlantedMistake{"a lost all-gather", LostGather},
@@ -696,6 +748,13 @@ constexpr std::array kMistakes = {
     PlantedMistake{"labels in another order", LabelsInAnotherOrder},
     PlantedMistake{"a lost gradient of a tied weight", LostTiedGradient},
     PlantedMistake{"a tied weight that is not returned", LostTiedWeight},
+    PlantedMistake{"a gradient that the host does not get",
+                   LostGradientForTheHost},
+    PlantedMistake{"a stale parameter after the host's step", StaleParameter},
+    PlantedMistake{"optimizer state that is not written back",
+                   StateNotWrittenBack},
+    PlantedMistake{"an activation of another microbatch copied in",
+                   ActivationOfAnotherMicrobatchCopiedIn},
 };
 
 }  // namespace

@@ -88,6 +88,7 @@ class PlanMaker {
     if (spec_.halves == 1) PlaceOnHalves();
     PlaceWeights();
     if (spec_.ring > 0) PlaceRings();
+    PlaceOnTiers();
     return std::move(plan_);
   }
 
@@ -369,6 +370,27 @@ class PlanMaker {
     }
   }
 
+  void PlaceOnTiers() {
+    const auto tier = [&](const std::string& what, int mode) {
+      if (spec_.offload == 4) return MemoryTier::kFile;
+      if (spec_.offload == mode) return MemoryTier::kHost;
+      return spec_.offload == 5
+                 ? static_cast<MemoryTier>(Draw(what, 0, kMemoryTiers))
+                 : MemoryTier::kDevice;
+    };
+    for (size_t w = 0; w < plan_.weights.size(); ++w) {
+      const std::string& name = graph_.tensor(index_.weights[w].tensor).name;
+      plan_.weights[w].optimizer_tier = tier(name + ".optimizer_tier", 1);
+      if (!IsTiedAcrossGroups(index_, plan_, w)) {
+        plan_.weights[w].parameter_tier = tier(name + ".parameter_tier", 2);
+      }
+    }
+    for (size_t i = 0; i < plan_.ops.size(); ++i) {
+      plan_.ops[i].activation_tier =
+          tier(graph_.nodes[i].name + ".activation_tier", 3);
+    }
+  }
+
   // Any of the axes on which the weight is replicated at home, with an element
   // left for every rank.
   void PlaceWeightAlone(size_t w) {
@@ -448,6 +470,7 @@ std::vector<Field> FieldsOf(Case& c) {
                         {"tiles", &c.plan.tiles, 1},
                         {"ring", &c.plan.ring, 0},
                         {"zigzag", &c.plan.zigzag, 0},
+                        {"offload", &c.plan.offload, 0},
                         {"shuffled", &c.plan.shuffled, 0},
                         {"key", &c.plan.key, 0}};
   fields.insert(fields.end(), std::begin(rest), std::end(rest));
@@ -546,6 +569,7 @@ PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng) {
     if (graph.sequence % (2 * n) == 0) zigzags.push_back(n);
   }
   spec.zigzag = zigzags[rng.Below(static_cast<uint32_t>(zigzags.size()))];
+  spec.offload = Pick(rng, {0, 0, 0, 0, 1, 2, 3, 4, 5});
   spec.shuffled = Pick(rng, {0, 0, 1});
   spec.key = static_cast<int>(rng.Below(1u << 30));
   return spec;

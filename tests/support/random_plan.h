@@ -48,7 +48,10 @@ struct PlanSpec {
   // 1: attention's keys and values go round all axes that split its sequence;
   // 2: round any of them.
   int ring = 0;
-  int zigzag = 0;    // Plan::zigzag
+  int zigzag = 0;  // Plan::zigzag
+  // 1: optimizer states on the host; 2: parameters; 3: activations; 4: all of
+  // these in files; 5: each weight and operator on its own.
+  int offload = 0;
   int shuffled = 0;  // 1: devices in any order
   int key = 0;
   bool operator==(const PlanSpec&) const = default;

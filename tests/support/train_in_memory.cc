@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -79,8 +80,8 @@ std::vector<double> ReadValue(const RankExecutor& executor, ValueId id) {
   const Value& value = executor.tasks().value(id);
   const int64_t n = executor.placement(id).elements();
   std::vector<std::byte> bytes(static_cast<size_t>(n * SizeOf(value.dtype)));
-  executor.device().Read(bytes.data(), executor.data(id),
-                         {static_cast<int64_t>(bytes.size())});
+  const auto read = executor.ReadValue(id, bytes.data());
+  TESSERA_CHECK(read.has_value()) << read.error().ToString();
   std::vector<double> values;
   for (int64_t i = 0; i < n; ++i) {
     if (value.dtype == DType::kFloat64) {
@@ -116,7 +117,7 @@ class Gathered {
       const Value& value = tasks.value(id);
       const bool weight = value.what == "parameter";
       if ((!weight && value.what != "m") || !value.persistent ||
-          executor.data(id) == nullptr) {
+          !executor.Holds(id)) {
         continue;
       }
       const Tensor& tensor = graph.tensor(value.tensor);
@@ -205,15 +206,23 @@ class Gathered {
   std::string disagreement_;
 };
 
-Result<MemoryUse> TrainRank(const Graph& graph, const TaskGraph& tasks,
-                            const TrainInMemoryOptions& options,
-                            CommWorld& world, Gathered& gathered) {
+struct Peaks {
+  MemoryUse device;
+  MemoryUse host;
+};
+
+Result<Peaks> TrainRank(const Graph& graph, const TaskGraph& tasks,
+                        const TrainInMemoryOptions& options, CommWorld& world,
+                        Gathered& gathered) {
   CpuDevice device(1, options.concurrent);
-  TESSERA_TRY(const auto executor,
-              RankExecutor::Create(tasks, graph, options.training, options.seed,
-                                   world, device, LoadRandom(graph)));
+  TESSERA_TRY(
+      const auto executor,
+      RankExecutor::Create(
+          tasks, graph, options.training, options.seed, world, device,
+          LoadRandom(graph),
+          {.directory = std::filesystem::temp_directory_path().string()}));
   if (options.load_path.empty()) {
-    InitialiseState(graph, options.seed, *executor);
+    TESSERA_RETURN_IF_ERROR(InitialiseState(graph, options.seed, *executor));
   } else {
     TESSERA_RETURN_IF_ERROR(
         LoadCheckpoint(options.load_path, graph, *executor));
@@ -234,7 +243,7 @@ Result<MemoryUse> TrainRank(const Graph& graph, const TaskGraph& tasks,
                                            options.seed, *executor, *all));
   }
   TESSERA_RETURN_IF_ERROR(world.Flush());
-  return device.account().peak();
+  return Peaks{device.account().peak(), executor->host_peak()};
 }
 
 }  // namespace
@@ -243,8 +252,7 @@ Result<Trained> TrainInMemory(const Graph& graph, const TaskGraph& tasks,
                               const TrainInMemoryOptions& options) {
   const int ranks = static_cast<int>(tasks.group(tasks.world).devices.size());
   auto worlds = MakeThreadWorlds(ranks, {Duration::FromSeconds(60)});
-  std::vector<std::optional<Result<MemoryUse>>> results(
-      static_cast<size_t>(ranks));
+  std::vector<std::optional<Result<Peaks>>> results(static_cast<size_t>(ranks));
   Gathered gathered;
   RunThreads(ranks, [&](int rank) {
     const auto r = static_cast<size_t>(rank);
@@ -256,7 +264,10 @@ Result<Trained> TrainInMemory(const Graph& graph, const TaskGraph& tasks,
     if (!*result) return result->error();
   }
   TESSERA_TRY(Trained trained, gathered.Take());
-  for (const auto& result : results) trained.peaks.push_back(**result);
+  for (const auto& result : results) {
+    trained.peaks.push_back((*result)->device);
+    trained.host_peaks.push_back((*result)->host);
+  }
   return trained;
 }
 

@@ -16,7 +16,8 @@ struct Trained {
   // After the last step, whole, by name: the weights and AdamW's first moments.
   std::map<std::string, std::vector<double>> weights;
   std::map<std::string, std::vector<double>> first_moments;
-  std::vector<MemoryUse> peaks;  // by rank
+  std::vector<MemoryUse> peaks;       // by rank
+  std::vector<MemoryUse> host_peaks;  // of the host's memory
 };
 
 struct TrainInMemoryOptions {

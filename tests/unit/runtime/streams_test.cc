@@ -16,7 +16,7 @@ namespace {
 // dependencies; memory that a job takes is given back by a later one.
 struct RandomJobs {
   std::vector<StreamJob> jobs;
-  std::vector<Bytes> gives;
+  std::vector<HeldBytes> gives;
 
   explicit RandomJobs(Rng& rng) {
     const int count = 1 + static_cast<int>(rng.Below(40));
@@ -25,7 +25,8 @@ struct RandomJobs {
     for (int i = 0; i < count; ++i) {
       StreamJob job;
       job.stream = static_cast<int>(rng.Below(streams));
-      job.takes = {static_cast<int64_t>(rng.Below(10))};
+      job.takes = {{static_cast<int64_t>(rng.Below(10))},
+                   {static_cast<int64_t>(rng.Below(10))}};
       for (int dep = 0; dep < i; ++dep) {
         if (rng.Below(8) == 0) job.deps.push_back(dep);
       }
@@ -44,18 +45,18 @@ TEST(StreamsTest, OrderDependenciesAndBudgetHold) {
   for (int trial = 0; trial < 300; ++trial) {
     const RandomJobs random(rng);
     const auto& jobs = random.jobs;
-    const Bytes budget = SequentialPeak(jobs, random.gives);
+    const HeldBytes budget = SequentialPeak(jobs, random.gives);
     std::mutex mutex;
     std::vector<bool> ended(jobs.size());
     int admitted = 0;
-    Bytes held;
+    HeldBytes held;
     bool wrong = false;
     StreamHooks hooks;
     hooks.admit = [&](int job) -> Result<void> {
       const std::lock_guard lock(mutex);
       wrong |= job != admitted++;
       held += jobs[static_cast<size_t>(job)].takes;
-      wrong |= held > budget;
+      wrong |= !held.FitsInto(budget);
       return {};
     };
     hooks.run = [&](int job) -> Result<void> {
@@ -82,7 +83,8 @@ TEST(StreamsTest, OrderDependenciesAndBudgetHold) {
     ASSERT_TRUE(RunStreams(jobs, budget, hooks).has_value());
     EXPECT_FALSE(wrong) << "trial " << trial;
     EXPECT_EQ(std::count(ended.begin(), ended.end(), true), std::ssize(jobs));
-    EXPECT_EQ(held.value, 0);
+    EXPECT_EQ(held.device.value, 0);
+    EXPECT_EQ(held.host.value, 0);
   }
 }
 
@@ -105,7 +107,7 @@ TEST(StreamsTest, StreamsRunBesideEachOther) {
     }
     return Error{ErrorCode::kUnavailable, "alone", ""};
   };
-  hooks.finish = [](int) { return Bytes{}; };
+  hooks.finish = [](int) { return HeldBytes{}; };
   hooks.fail = [](const Error&) {};
   const auto result = RunStreams(jobs, {}, hooks);
   EXPECT_TRUE(result.has_value()) << result.error().ToString();
@@ -116,7 +118,7 @@ TEST(StreamsTest, StreamsRunBesideEachOther) {
 TEST(StreamsTest, ATightBudgetOrders) {
   std::vector<StreamJob> jobs(2);
   jobs[1].stream = 1;
-  jobs[0].takes = jobs[1].takes = {8};
+  jobs[0].takes = jobs[1].takes = {{8}, {}};
   std::atomic<int> running = 0;
   std::atomic<bool> together = false;
   StreamHooks hooks;
@@ -126,9 +128,9 @@ TEST(StreamsTest, ATightBudgetOrders) {
     running.fetch_sub(1);
     return {};
   };
-  hooks.finish = [](int) { return Bytes{8}; };
+  hooks.finish = [](int) { return HeldBytes{{8}, {}}; };
   hooks.fail = [](const Error&) {};
-  EXPECT_TRUE(RunStreams(jobs, {8}, hooks).has_value());
+  EXPECT_TRUE(RunStreams(jobs, {{8}, {}}, hooks).has_value());
   EXPECT_FALSE(together);
 }
 
@@ -151,7 +153,7 @@ TEST(StreamsTest, TheFirstErrorEndsAll) {
     failed.wait(lock, [&] { return has_failed; });
     return Error{ErrorCode::kUnavailable, "gave up", ""};
   };
-  hooks.finish = [](int) { return Bytes{}; };
+  hooks.finish = [](int) { return HeldBytes{}; };
   hooks.fail = [&](const Error& error) {
     EXPECT_EQ(error.message, "disk full");
     const std::lock_guard lock(mutex);

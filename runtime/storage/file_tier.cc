@@ -1,0 +1,204 @@
+#include "runtime/storage/file_tier.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "planner/base/check.h"
+#include "runtime/storage/io_ring.h"
+
+namespace tessera {
+namespace {
+
+int64_t WholeBlocks(int64_t bytes) {
+  return (std::max<int64_t>(bytes, 1) + kFileBlockBytes - 1) / kFileBlockBytes *
+         kFileBlockBytes;
+}
+
+// A file without a name, or -1.
+int OpenNameless(const std::string& directory, int flags) {
+  const int fd = open(directory.c_str(),
+                      O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC | flags, 0600);
+  if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR)) return fd;
+  std::string path = directory + "/tessera-offload-XXXXXX";
+  const int named = mkostemp(path.data(), O_CLOEXEC | flags);
+  if (named >= 0) unlink(path.c_str());
+  return named;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<FileTier>> FileTier::Open(
+    const FileTierOptions& options) {
+  int fd = -1;
+  bool direct = options.direct;
+  if (direct) fd = OpenNameless(options.directory, O_DIRECT);
+  if (fd < 0) {
+    direct = false;
+    fd = OpenNameless(options.directory, 0);
+  }
+  if (fd < 0) {
+    return Error{ErrorCode::kUnavailable,
+                 "cannot make a file for offloading: " +
+                     std::string(std::strerror(errno)),
+                 options.directory};
+  }
+  std::unique_ptr<FileTier> tier(new FileTier(fd, direct, options.directory));
+  if (options.ring) {
+    tier->read_ring_ = IoRing::Make(kDepth);
+    tier->write_ring_ = IoRing::Make(kDepth);
+    if (tier->read_ring_ == nullptr || tier->write_ring_ == nullptr) {
+      tier->read_ring_.reset();
+      tier->write_ring_.reset();
+    }
+  }
+  return tier;
+}
+
+FileTier::FileTier(int fd, bool direct, std::string directory)
+    : fd_(fd), direct_(direct), directory_(std::move(directory)) {}
+
+FileTier::~FileTier() {
+  close(fd_);
+}
+
+Result<int64_t> FileTier::Allocate(Bytes size) {
+  const int64_t bytes = WholeBlocks(size.value);
+  const std::lock_guard lock(mutex_);
+  std::vector<int64_t>& free = free_[bytes];
+  int64_t offset = length_;
+  if (!free.empty()) {
+    offset = free.back();
+    free.pop_back();
+  } else {
+    // Beyond the process's limit the kernel would send a signal.
+    rlimit limit;
+    int code = 0;
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 &&
+        limit.rlim_cur != RLIM_INFINITY &&
+        static_cast<uint64_t>(length_ + bytes) > limit.rlim_cur) {
+      code = EFBIG;
+    } else {
+      do {
+        code = posix_fallocate(fd_, length_, bytes);
+      } while (code == EINTR);
+    }
+    if (code != 0) {
+      return Error{ErrorCode::kUnavailable,
+                   "cannot reserve " + std::to_string(bytes) +
+                       " bytes at offset " + std::to_string(length_) +
+                       " of the offload file: " + std::strerror(code),
+                   directory_};
+    }
+    length_ += bytes;
+  }
+  sizes_[offset] = bytes;
+  return offset;
+}
+
+void FileTier::Free(int64_t offset) {
+  const std::lock_guard lock(mutex_);
+  const auto it = sizes_.find(offset);
+  TESSERA_CHECK(it != sizes_.end()) << "not in use: " << offset;
+  free_[it->second].push_back(offset);
+  sizes_.erase(it);
+}
+
+Bytes FileTier::length() const {
+  const std::lock_guard lock(mutex_);
+  return {length_};
+}
+
+Error FileTier::Failed(bool write, const Transfer& transfer, int code) const {
+  return Error{ErrorCode::kUnavailable,
+               std::string("cannot ") + (write ? "write " : "read ") +
+                   std::to_string(transfer.bytes) + " bytes at offset " +
+                   std::to_string(transfer.offset) + " of the offload file: " +
+                   (code == 0 ? "it ends there" : std::strerror(code)),
+               directory_};
+}
+
+Result<void> FileTier::Read(std::span<const Transfer> transfers) {
+  const std::lock_guard lock(read_mutex_);
+  return Run(transfers, false);
+}
+
+Result<void> FileTier::Write(std::span<const Transfer> transfers) {
+  const std::lock_guard lock(write_mutex_);
+  return Run(transfers, true);
+}
+
+// Requests of whole blocks. One that ends early goes on where it has come to;
+// if it is direct, behind its last whole block.
+Result<void> FileTier::Run(std::span<const Transfer> transfers, bool write) {
+  std::vector<Transfer> requests;
+  for (const Transfer& transfer : transfers) {
+    TESSERA_CHECK(
+        reinterpret_cast<uintptr_t>(transfer.data) % kFileBlockBytes == 0)
+        << "a buffer that is not aligned";
+    const int64_t bytes = WholeBlocks(transfer.bytes);
+    for (int64_t at = 0; at < bytes; at += kRequestBytes) {
+      requests.push_back({transfer.offset + at,
+                          static_cast<std::byte*>(transfer.data) + at,
+                          std::min(kRequestBytes, bytes - at)});
+    }
+  }
+  // Whether a request that has moved `result` bytes (or failed) is done.
+  const auto advance = [&](Transfer& request, int64_t result) -> Result<bool> {
+    if (result == -EINTR || result == -EAGAIN) return false;
+    if (result <= 0) return Failed(write, request, static_cast<int>(-result));
+    if (direct_ && result < request.bytes) {
+      if (result < kFileBlockBytes) return Failed(write, request, EIO);
+      result -= result % kFileBlockBytes;
+    }
+    request.offset += result;
+    request.data = static_cast<std::byte*>(request.data) + result;
+    request.bytes -= result;
+    return request.bytes == 0;
+  };
+
+  if (IoRing* const ring = (write ? write_ring_ : read_ring_).get()) {
+    size_t next = 0;
+    int in_flight = 0;
+    Result<void> first;  // what is in flight ends in any case
+    const auto submit = [&](size_t i) {
+      ring->Submit(write, fd_, requests[i].data,
+                   static_cast<uint32_t>(requests[i].bytes), requests[i].offset,
+                   i);
+      ++in_flight;
+    };
+    while (in_flight > 0 || (first && next < requests.size())) {
+      while (first && in_flight < kDepth && next < requests.size()) {
+        submit(next++);
+      }
+      const IoRing::Completion completion = ring->Wait();
+      --in_flight;
+      const auto done = advance(requests[completion.tag], completion.result);
+      if (!done) {
+        if (first) first = done.error();
+      } else if (!*done && first) {
+        submit(completion.tag);
+      }
+    }
+    return first;
+  }
+  for (Transfer& request : requests) {
+    for (;;) {
+      const auto size = static_cast<size_t>(request.bytes);
+      const int64_t moved =
+          write ? pwrite(fd_, request.data, size, request.offset)
+                : pread(fd_, request.data, size, request.offset);
+      TESSERA_TRY(const bool done,
+                  advance(request, moved < 0 ? -int64_t{errno} : moved));
+      if (done) break;
+    }
+  }
+  return {};
+}
+
+}  // namespace tessera

@@ -1,0 +1,190 @@
+#include "runtime/storage/file_tier.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "planner/base/rng.h"
+#include "runtime/device/cpu_device.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Direct or not, with io_uring or without.
+class FileTierTest : public ::testing::TestWithParam<std::tuple<bool, bool>> {
+ protected:
+  std::unique_ptr<FileTier> Open() const {
+    const auto [direct, ring] = GetParam();
+    auto tier = FileTier::Open(
+        {.directory = ::testing::TempDir(), .direct = direct, .ring = ring});
+    TESSERA_CHECK(tier.has_value()) << tier.error().ToString();
+    return *std::move(tier);
+  }
+
+  // Memory as FileTier wants it, filled with numbers that follow from `seed`.
+  std::byte* Filled(int64_t bytes, uint64_t seed) {
+    auto* const data = static_cast<std::byte*>(
+        memory_.Allocate({bytes}, MemoryCategory::kOptimizer).value());
+    for (int64_t i = 0; i < bytes; ++i) {
+      data[i] = static_cast<std::byte>(Mix64(seed + static_cast<uint64_t>(i)));
+    }
+    return data;
+  }
+
+  CpuDevice memory_{1, true, kFileBlockBytes};
+};
+
+TEST_P(FileTierTest, OddSizesComeBack) {
+  const auto tier = Open();
+  std::vector<FileTier::Transfer> out;
+  std::vector<FileTier::Transfer> in;
+  int64_t blocks = 0;
+  for (int64_t bytes :
+       {int64_t{1}, int64_t{4095}, int64_t{4096}, int64_t{4097},
+        FileTier::kRequestBytes - 1, 3 * FileTier::kRequestBytes + 12345}) {
+    const int64_t offset = tier->Allocate({bytes}).value();
+    out.push_back({offset, Filled(bytes, 7), bytes});
+    in.push_back({offset, Filled(bytes, 8), bytes});
+    blocks += (bytes + 4095) / 4096;
+  }
+  EXPECT_EQ(tier->length().value, blocks * 4096);
+  ASSERT_TRUE(tier->Write(out).has_value());
+  ASSERT_TRUE(tier->Read(in).has_value());
+  for (size_t i = 0; i < in.size(); ++i) {
+    EXPECT_EQ(
+        std::memcmp(in[i].data, out[i].data, static_cast<size_t>(in[i].bytes)),
+        0)
+        << in[i].bytes;
+  }
+}
+
+// More requests than are in flight at once.
+TEST_P(FileTierTest, ManyAtOnceInBothDirections) {
+  const auto tier = Open();
+  constexpr int kExtents = 5 * FileTier::kDepth;
+  std::vector<FileTier::Transfer> first;
+  std::vector<FileTier::Transfer> second;
+  for (int i = 0; i < kExtents; ++i) {
+    first.push_back({tier->Allocate({8192}).value(),
+                     Filled(8192, static_cast<uint64_t>(i)), 8192});
+    second.push_back({tier->Allocate({8192}).value(),
+                      Filled(8192, static_cast<uint64_t>(1000 + i)), 8192});
+  }
+  ASSERT_TRUE(tier->Write(first).has_value());
+  auto read = first;
+  for (auto& transfer : read) transfer.data = Filled(8192, 99);
+  // One thread reads what was written while another writes the rest.
+  std::thread writer([&] { EXPECT_TRUE(tier->Write(second).has_value()); });
+  EXPECT_TRUE(tier->Read(read).has_value());
+  writer.join();
+  for (size_t i = 0; i < read.size(); ++i) {
+    EXPECT_EQ(std::memcmp(read[i].data, first[i].data, 8192), 0) << i;
+  }
+}
+
+TEST_P(FileTierTest, FreedExtentsAreUsedAgain) {
+  const auto tier = Open();
+  const int64_t a = tier->Allocate({5000}).value();
+  const int64_t b = tier->Allocate({100}).value();
+  tier->Free(a);
+  EXPECT_EQ(tier->Allocate({8192}).value(), a) << "two blocks each";
+  tier->Free(b);
+  EXPECT_EQ(tier->Allocate({1}).value(), b);
+  EXPECT_EQ(tier->length().value, 3 * 4096);
+}
+
+TEST_P(FileTierTest, LeavesNoName) {
+  const std::string folder = ::testing::TempDir() + "tessera.file_tier";
+  std::filesystem::create_directories(folder);
+  const auto [direct, ring] = GetParam();
+  const auto tier =
+      FileTier::Open({.directory = folder, .direct = direct, .ring = ring})
+          .value();
+  ASSERT_TRUE(tier->Allocate({100}).has_value());
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  std::filesystem::remove_all(folder);
+}
+
+// A file that may not grow beyond 1 MiB: what is refused is said with its
+// place, and a write that the limit cuts short goes on to its end before it
+// fails.
+TEST_P(FileTierTest, AFullStorageIsAnError) {
+  const pid_t child = fork();
+  if (child == 0) {
+    signal(SIGXFSZ, SIG_IGN);
+    const auto tier = Open();
+    const int64_t before = tier->Allocate({4 << 20}).value();
+    const rlimit limit{1 << 20, 1 << 20};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    const auto allocated = tier->Allocate({5000});
+    if (allocated ||
+        allocated.error().message.find(
+            "cannot reserve 8192 bytes at offset 4194304 of the offload file: "
+            "File too large") == std::string::npos) {
+      _exit(1);
+    }
+    // Two requests, of which one lies within the limit.
+    const FileTier::Transfer both{before, Filled(2 << 20, 1), 2 << 20};
+    const auto written = tier->Write({&both, 1});
+    if (written ||
+        written.error().message.find("cannot write 1048576 bytes at offset "
+                                     "1048576 of the offload file: File too "
+                                     "large") == std::string::npos) {
+      _exit(2);
+    }
+    const FileTier::Transfer half{before, Filled(1 << 20, 2), 1 << 20};
+    _exit(tier->Read({&half, 1}).has_value() ? 0 : 3);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+// A limit inside of a request: the kernel writes up to it, and the error names
+// what is left.
+TEST_P(FileTierTest, AShortWriteGoesOn) {
+  const pid_t child = fork();
+  if (child == 0) {
+    signal(SIGXFSZ, SIG_IGN);
+    const auto tier = Open();
+    const int64_t offset = tier->Allocate({1 << 20}).value();
+    const rlimit limit{512 << 10, 512 << 10};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    const FileTier::Transfer transfer{offset, Filled(1 << 20, 1), 1 << 20};
+    const auto written = tier->Write({&transfer, 1});
+    _exit(!written && written.error().message.find(
+                          "cannot write 524288 bytes at offset 524288 of the "
+                          "offload file: File too large") != std::string::npos
+              ? 0
+              : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST_P(FileTierTest, AnUnknownFolderIsAnError) {
+  const auto tier = FileTier::Open({.directory = "/nowhere/at/all"});
+  ASSERT_FALSE(tier.has_value());
+  EXPECT_THAT(tier.error().ToString(),
+              HasSubstr("/nowhere/at/all: cannot make a file for offloading: "
+                        "No such file or directory"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, FileTierTest,
+                         ::testing::Combine(::testing::Bool(),
+                                            ::testing::Bool()));
+
+}  // namespace
+}  // namespace tessera
