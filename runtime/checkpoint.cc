@@ -134,14 +134,14 @@ Result<void> CollectValue(const TaskGraph& tasks, ValueId id,
     sources.push_back(
         PlacementAt(value.layout, group, value.shape, static_cast<int>(i)));
   }
+  std::optional<Staging> staged;
+  TESSERA_TRY(const void* const part, OnDevice(executor, id, staged));
   for (const Box& block : BlocksOf(value, group)) {
     const Placement target = WholeBlock(block);
     const int receiver = 0;
     const GroupTransfer transfer(all, value.dtype, senders, sources,
                                  {&receiver, 1}, {target},
                                  /*positionwise=*/false);
-    std::optional<Staging> copy;
-    TESSERA_TRY(const void* const part, OnDevice(executor, id, copy));
     TESSERA_RETURN_IF_ERROR(transfer.Send(device, part, kCheckpointTag));
     if (all.rank() == 0) {
       const Bytes bytes{target.elements() * SizeOf(value.dtype)};

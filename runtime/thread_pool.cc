@@ -11,6 +11,7 @@
 namespace tessera {
 
 struct ThreadPool::Shared {
+  std::mutex caller;  // held by whom the workers work for
   std::mutex mutex;
   std::condition_variable begun;
   std::condition_variable ended;
@@ -60,7 +61,11 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::For(int64_t n, const std::function<void(int64_t)>& f) {
-  if (shared_ == nullptr || n <= 1) {
+  std::unique_lock<std::mutex> caller;
+  if (shared_ != nullptr && n > 1) {
+    caller = std::unique_lock(shared_->caller, std::try_to_lock);
+  }
+  if (!caller.owns_lock()) {
     for (int64_t i = 0; i < n; ++i) f(i);
     return;
   }

@@ -1,6 +1,7 @@
 #pragma once
 // ThreadPool: the threads on which a rank's kernels run, for loops whose
-// iterations are independent of each other.
+// iterations are independent of each other. Thread-safe: the workers serve one
+// loop at a time, and who calls meanwhile runs its loop alone.
 
 #include <cstdint>
 #include <functional>
@@ -19,7 +20,7 @@ class ThreadPool {
   int threads() const { return threads_; }
 
   // Calls f(0), …, f(n - 1), in any order and on any of the threads; returns
-  // when all have. One caller at a time; f does not call For.
+  // when all have. f does not call For.
   void For(int64_t n, const std::function<void(int64_t)>& f);
 
  private:

@@ -158,7 +158,7 @@ Result<void> CheckOffloadDirectory(const Options& options, const Plan& plan) {
   if (!Uses(plan, MemoryTier::kFile)) return {};
   const std::string directory = OffloadDirectory(options);
   const auto file = FileTier::Open({.directory = directory});
-  if (!file) return file.error().At("--offload-dir");
+  if (!file) return InvalidInput(file.error().ToString(), "--offload-dir");
   return {};
 }
 

@@ -1102,7 +1102,6 @@ class ProgramBuilder {
     const ValueId settled = Reshard(it->second, presences[0].layout, true,
                                     MemoryCategory::kActivation);
     present_[{here_, tensor}] = settled;
-    Export(tensor, settled);
     Layout whole = presences[0].layout;
     whole.partial = 0;
     for (size_t i = 1; i < presences.size(); ++i) {
@@ -1327,21 +1326,9 @@ class ProgramBuilder {
     AtHome(PiecesOf(cut), [&](const std::vector<WeightPiece>& pieces) {
       std::vector<std::pair<WeightPiece, ValueId>> complete;
       for (const WeightPiece& piece : pieces) {
-        complete.emplace_back(piece, GradientShard(piece));
+        complete.emplace_back(piece, Reduced(piece));
       }
       CopyOutGradients(complete);
-    });
-  }
-
-  // The step's, of a gradient that is stored cut.
-  ValueId GradientShard(const WeightPiece& piece) {
-    return Import(PortOf(Port::kReduced, piece), [&] {
-      Value v =
-          TensorValue(piece.weight, "gradient shard",
-                      context_.StateLayout(piece), MemoryCategory::kGradient);
-      v.dtype = GradientDType(piece.weight);
-      v.persistent = true;
-      return v;
     });
   }
 
@@ -1360,7 +1347,7 @@ class ProgramBuilder {
         });
     const StreamRole stream = made->stream;
     const AxisSet axes = made->axes;
-    const ValueId sum = GradientShard(piece);
+    const ValueId sum = Reduced(piece);
     Task& task = AddTask(TaskKind::kCompute, {shard}, {sum});
     task.kernel = "sum";
     task.accumulate = true;
@@ -1451,12 +1438,16 @@ class ProgramBuilder {
     CopyOutShards(false);
   }
 
+  // The step's gradient as the optimizer reads it. One that is stored cut is a
+  // sum over the microbatches.
   ValueId Reduced(const WeightPiece& piece) {
     return Import(PortOf(Port::kReduced, piece), [&] {
+      const bool cut = CutsGradient(piece.weight);
       Value v =
-          TensorValue(piece.weight, "reduced gradient",
+          TensorValue(piece.weight, cut ? "gradient shard" : "reduced gradient",
                       context_.StateLayout(piece), MemoryCategory::kGradient);
       v.dtype = GradientDType(piece.weight);
+      v.persistent = cut;
       return v;
     });
   }

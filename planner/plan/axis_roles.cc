@@ -358,7 +358,10 @@ AxisSet ZeroAxesGiven(const GraphIndex& index, const Plan& plan, size_t weight,
   const Node& node = index.graph->node(row.home.node);
   AxisSet axes = (use.sample | use.sequence) & ~use.other;
   int64_t shard = 1;  // elements of the smallest shard, or its smallest tile
-  const int tiled = TiledFactor(*index.graph, home, row.home.node);
+  // A bias is stored whole.
+  const int tiled = row.home.operand == 1
+                        ? TiledFactor(*index.graph, home, row.home.node)
+                        : -1;
   for (uint8_t f : node.rule.operands[row.home.operand]) {
     axes &= ~home.axes[f];
     const int64_t parts =

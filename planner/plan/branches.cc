@@ -119,6 +119,8 @@ std::optional<Plan> SplitBranches(const GraphIndex& index, const Plan& plan,
         }
         placement.group.value += half;
         for (AxisSet& axes : placement.axes) axes = Removed(axes, axis);
+        placement.streamed = Removed(placement.streamed, axis);
+        placement.rooted = Removed(placement.rooted, axis);
       }
     }
   }
@@ -143,6 +145,8 @@ std::optional<Plan> MergeBranches(const GraphIndex& index, const Plan& plan,
     }
     placement.group = group;
     for (AxisSet& axes : placement.axes) axes = Inserted(axes, axis);
+    placement.streamed = Inserted(placement.streamed, axis);
+    placement.rooted = Inserted(placement.rooted, axis);
     const int sample = index.SampleFactor(NodeId(static_cast<int64_t>(i)));
     if (sample < 0) return std::nullopt;
     placement.axes[static_cast<size_t>(sample)] |= AxisSet{1} << axis;

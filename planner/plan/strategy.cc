@@ -185,6 +185,9 @@ Result<void> ReadOffload(std::string_view value, Strategy& strategy) {
     }
     auto found = FindMemoryTier(tier);
     if (!found) return found.error().At((*row)->name);
+    if (strategy.*(*row)->tier != MemoryTier::kDevice) {
+      return InvalidInput(std::string((*row)->name) + " is given twice");
+    }
     strategy.*(*row)->tier = *found;
     if (directory.empty()) continue;
     if (*found != MemoryTier::kFile) {

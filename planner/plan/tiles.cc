@@ -26,9 +26,15 @@ int TiledFactor(const Graph& graph, const OpPlacement& placement, NodeId id) {
 
 bool CanTile(const GraphIndex& index, NodeId id) {
   const Node& node = index.graph->node(id);
-  return node.op->name == "linear" &&
-         index.graph->tensor(node.operands[1]).kind == TensorKind::kWeight &&
-         index.readers[node.operands[1].index()].size() == 1;
+  if (node.op->name != "linear" ||
+      index.graph->tensor(node.operands[1]).kind != TensorKind::kWeight ||
+      index.readers[node.operands[1].index()].size() != 1) {
+    return false;
+  }
+  // A weight of one row has the reduced dimension alone.
+  const auto dim =
+      static_cast<size_t>(TiledDim(*index.graph, node.operands[1]));
+  return Holds(node.rule.results[0], node.rule.operands[1][dim]);
 }
 
 int MostTiles(const GraphIndex& index, const Plan& plan, NodeId id) {

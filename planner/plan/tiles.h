@@ -32,8 +32,8 @@ int TiledDim(const Graph& graph, TensorId weight);
 // its weight's. Else -1.
 int TiledFactor(const Graph& graph, const OpPlacement& placement, NodeId node);
 
-// Whether a forward node may run in tiles: a linear whose weight nothing else
-// reads.
+// Whether a forward node may run in tiles: a linear of several rows whose
+// weight nothing else reads.
 bool CanTile(const GraphIndex& index, NodeId node);
 
 // The most tiles that leave each a row on every rank. REQUIRES: CanTile.

@@ -194,7 +194,7 @@ class Validator {
     }
     for (const Tensor& tensor : graph_.tensors) {
       if (tensor.kind == TensorKind::kInput &&
-          (tensor.shape.size() < 2 || tensor.shape[1] != graph_.seq_len)) {
+          (tensor.shape.size() != 2 || tensor.shape[1] != graph_.seq_len)) {
         fail("input " + Quoted(tensor.name) + " has no positions to reorder");
         return;
       }
@@ -339,8 +339,8 @@ class Validator {
                   Quoted(node.op->name));
     }
     if (!CanTile(index_, id)) {
-      return fail("1, since other operators read " +
-                  Quoted(graph_.tensor(node.operands[1]).name) + ", too");
+      return fail("1, since " + Quoted(graph_.tensor(node.operands[1]).name) +
+                  " has one row, or other operators read it, too");
     }
     for (AxisSet axes : placement.axes) {
       // CheckPlacement says so.
@@ -589,7 +589,9 @@ class Validator {
     const Indices& indices = node.rule.operands[use.home.operand];
     int64_t shard = 1;  // elements of the smallest shard, or its smallest tile
     AxisSet sharded = 0;
-    const int tiled = TiledFactor(graph_, home, use.home.node);
+    // A bias is stored whole.
+    const int tiled =
+        use.home.operand == 1 ? TiledFactor(graph_, home, use.home.node) : -1;
     for (uint8_t f : indices) {
       sharded |= home.axes[f];
       const int64_t parts =

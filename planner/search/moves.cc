@@ -20,6 +20,7 @@ extern const Move kSchedule;
 extern const Move kZero;
 extern const Move kRecompute;
 extern const Move kTiles;
+extern const Move kOffload;
 extern const Move kBucket;
 extern const Move kPrefetch;
 extern const Move kFabricOrder;
@@ -28,8 +29,8 @@ std::span<const Move> Moves() {
   static const std::array table = {
       kSplitOp,  kSplitClass,    kAxisRole,   kSequence, kBranches,
       kContext,  kStageBoundary, kStageCount, kChunks,   kMicrobatches,
-      kSchedule, kZero,          kRecompute,  kTiles,    kBucket,
-      kPrefetch, kFabricOrder};
+      kSchedule, kZero,          kRecompute,  kTiles,    kOffload,
+      kBucket,   kPrefetch,      kFabricOrder};
   return table;
 }
 

@@ -62,8 +62,8 @@ class Tidier {
   }
 
  private:
-  // Gives `to` the splits, recomputation, tiles and ZeRO stages that `from` has
-  // in plan_.
+  // Gives `to` the splits, recomputation, tiles, ZeRO stages and tiers that
+  // `from` has in plan_.
   void Copy(int from, int to, Plan& candidate) const {
     const auto f = static_cast<size_t>(from);
     const auto t = static_cast<size_t>(to);
@@ -75,12 +75,16 @@ class Tidier {
       target.streamed = source.streamed;
       target.recompute = source.recompute;
       target.tiles = source.tiles;
+      target.activation_tier = source.activation_tier;
     }
     // A tied weight has its home in one of the blocks only.
     if (weights_of_block_[f].size() != weights_of_block_[t].size()) return;
     for (size_t i = 0; i < weights_of_block_[f].size(); ++i) {
-      candidate.weights[weights_of_block_[t][i]].zero_stage =
-          plan_.weights[weights_of_block_[f][i]].zero_stage;
+      const WeightPlacement& source = plan_.weights[weights_of_block_[f][i]];
+      WeightPlacement& target = candidate.weights[weights_of_block_[t][i]];
+      target.zero_stage = source.zero_stage;
+      target.parameter_tier = source.parameter_tier;
+      target.optimizer_tier = source.optimizer_tier;
     }
   }
 
@@ -91,7 +95,9 @@ class Tidier {
            std::equal(copy.weights.begin(), copy.weights.end(),
                       plan_.weights.begin(), plan_.weights.end(),
                       [](const WeightPlacement& x, const WeightPlacement& y) {
-                        return x.zero_stage == y.zero_stage;
+                        return x.zero_stage == y.zero_stage &&
+                               x.parameter_tier == y.parameter_tier &&
+                               x.optimizer_tier == y.optimizer_tier;
                       });
   }
 

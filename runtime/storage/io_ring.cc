@@ -20,10 +20,15 @@ int Setup(unsigned entries, io_uring_params* params) {
   return static_cast<int>(syscall(__NR_io_uring_setup, entries, params));
 }
 
-int Enter(int fd, unsigned submit, unsigned wait) {
-  return static_cast<int>(syscall(__NR_io_uring_enter, fd, submit, wait,
-                                  wait > 0 ? IORING_ENTER_GETEVENTS : 0,
-                                  nullptr, 0));
+// False where it has to be tried again.
+bool Enter(int fd, unsigned submit, unsigned wait) {
+  if (syscall(__NR_io_uring_enter, fd, submit, wait,
+              wait > 0 ? IORING_ENTER_GETEVENTS : 0, nullptr, 0) >= 0) {
+    return true;
+  }
+  TESSERA_CHECK(errno == EINTR || errno == EAGAIN || errno == EBUSY)
+      << "io_uring_enter: " << std::strerror(errno);
+  return false;
 }
 
 bool HasReadAndWrite(int fd) {
@@ -104,9 +109,7 @@ void IoRing::Submit(bool write, int fd, void* data, uint32_t bytes,
   entry.user_data = tag;
   submit_array_[slot] = slot;
   std::atomic_ref(*submit_tail_).store(tail + 1, std::memory_order_release);
-  while (Enter(fd_, 1, 0) < 0) {
-    TESSERA_CHECK(errno == EINTR || errno == EAGAIN || errno == EBUSY)
-        << "io_uring_enter: " << std::strerror(errno);
+  while (!Enter(fd_, 1, 0)) {
   }
 }
 

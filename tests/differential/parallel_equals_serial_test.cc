@@ -6,76 +6,19 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <initializer_list>
 #include <map>
 
-#include "tests/support/tiny_training.h"
+#include "tests/support/tiny_outcome.h"
 
 namespace tessera {
 namespace {
 
 constexpr int64_t kBatch = 8;
 constexpr int64_t kSeqLen = 8;
-constexpr double kTolerance = 1e-9;
-// For tensors whose gradient is mathematically zero, such as a key's bias (the
-// softmax does not see it): what rounding leaves of it is below 1e-16, and
-// AdamW's step below lr * 1e-16 / epsilon = 3e-12.
-constexpr double kAbsoluteTolerance = 1e-10;
-
-struct Outcome {
-  std::vector<double> losses;
-  std::map<std::string, std::vector<double>> weights;
-};
 
 Outcome RunTasks(const Graph& graph, const TaskGraph& tasks) {
-  static const TokenData* const data = new TokenData(TinyTokens());
-  TinyRun run;
-  run.save_path = TempPath("weights.safetensors");
-  auto result = TrainTiny(graph, tasks, *data, run);
-  Outcome outcome;
-  if (!result) {
-    ADD_FAILURE() << result.error().ToString();
-    return outcome;
-  }
-  outcome.losses = result->losses;
-  const auto file = SafetensorsFile::Open(run.save_path).value();
-  for (TensorId id : Weights(graph)) {
-    const Tensor& tensor = graph.tensor(id);
-    outcome.weights[tensor.name] = ReadTensor(file, tensor.name, tensor);
-  }
-  std::remove(run.save_path.c_str());
-  return outcome;
-}
-
-// The first difference beyond the tolerance, or "".
-std::string Difference(const Outcome& a, const Outcome& b) {
-  if (a.losses.size() != b.losses.size()) return "numbers of steps";
-  for (size_t i = 0; i < a.losses.size(); ++i) {
-    if (!(std::abs(a.losses[i] - b.losses[i]) <= kTolerance)) {
-      return "loss of step " + std::to_string(i) + ": " +
-             std::to_string(a.losses[i]) + " and " +
-             std::to_string(b.losses[i]);
-    }
-  }
-  for (const auto& [name, expected] : b.weights) {
-    const std::vector<double>& actual = a.weights.at(name);
-    double square = 0;
-    double difference = 0;
-    for (size_t i = 0; i < expected.size(); ++i) {
-      square += expected[i] * expected[i];
-      difference += (actual[i] - expected[i]) * (actual[i] - expected[i]);
-    }
-    const double bound =
-        std::max(kTolerance * std::sqrt(square), kAbsoluteTolerance);
-    if (!(std::sqrt(difference) <= bound)) {
-      char text[64];
-      std::snprintf(text, sizeof(text), ": %.3g of %.3g", std::sqrt(difference),
-                    std::sqrt(square));
-      return name + text;
-    }
-  }
-  return "";
+  return OutcomeOf(graph, tasks, {});
 }
 
 TaskGraph LowerTiny(const Graph& graph, int ranks,

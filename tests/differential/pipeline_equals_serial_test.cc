@@ -2,12 +2,8 @@
 // each other, bit for bit: a schedule changes when a stage works, never in
 // which order it sums.
 
-#include <cmath>
-#include <cstdio>
-#include <map>
-
 #include "planner/plan/graph_index.h"
-#include "tests/support/tiny_training.h"
+#include "tests/support/tiny_outcome.h"
 
 namespace tessera {
 namespace {
@@ -15,15 +11,6 @@ namespace {
 constexpr int64_t kBatch = 12;
 constexpr int64_t kSeqLen = 4;
 constexpr int64_t kSteps = 3;
-constexpr double kTolerance = 1e-9;
-// Of tensors whose gradient is mathematically zero, such as a key's bias.
-constexpr double kAbsoluteTolerance = 1e-10;
-
-struct Outcome {
-  std::vector<double> losses;
-  std::map<std::string, std::vector<double>> weights;
-  bool operator==(const Outcome&) const = default;
-};
 
 TrainingOptions Unclipped() {
   TrainingOptions options;
@@ -33,58 +20,18 @@ TrainingOptions Unclipped() {
 
 Outcome RunTasks(const Graph& graph, const TaskGraph& tasks,
                  const TrainingOptions& options) {
-  static const TokenData* const data = new TokenData(TinyTokens());
   TinyRun run;
   run.steps = kSteps;
   run.options = options;
-  run.save_path = TempPath("weights.safetensors");
-  auto result = TrainTiny(graph, tasks, *data, run);
-  Outcome outcome;
-  if (!result) {
-    ADD_FAILURE() << result.error().ToString();
-    return outcome;
-  }
-  outcome.losses = result->losses;
-  const auto file = SafetensorsFile::Open(run.save_path).value();
-  for (TensorId id : Weights(graph)) {
-    const Tensor& tensor = graph.tensor(id);
-    outcome.weights[tensor.name] = ReadTensor(file, tensor.name, tensor);
-  }
-  std::remove(run.save_path.c_str());
-  return outcome;
+  return OutcomeOf(graph, tasks, run);
 }
 
 Outcome RunStrategy(const Graph& graph, int ranks, const std::string& strategy,
                     const TrainingOptions& options = {}) {
-  const auto tasks = LowerStrategy(graph, ranks, strategy, options);
-  if (!tasks) {
-    ADD_FAILURE() << strategy << ": " << tasks.error().ToString();
-    return {};
-  }
-  return RunTasks(graph, *tasks, options);
-}
-
-// The first difference beyond the tolerance, or "".
-std::string Difference(const Outcome& a, const Outcome& b) {
-  if (a.losses.size() != b.losses.size()) return "numbers of steps";
-  for (size_t i = 0; i < a.losses.size(); ++i) {
-    if (!(std::abs(a.losses[i] - b.losses[i]) <= kTolerance)) {
-      return "loss of step " + std::to_string(i);
-    }
-  }
-  for (const auto& [name, expected] : b.weights) {
-    const std::vector<double>& actual = a.weights.at(name);
-    double square = 0;
-    double difference = 0;
-    for (size_t i = 0; i < expected.size(); ++i) {
-      square += expected[i] * expected[i];
-      difference += (actual[i] - expected[i]) * (actual[i] - expected[i]);
-    }
-    const double bound =
-        std::max(kTolerance * std::sqrt(square), kAbsoluteTolerance);
-    if (!(std::sqrt(difference) <= bound)) return name;
-  }
-  return "";
+  TinyRun run;
+  run.steps = kSteps;
+  run.options = options;
+  return OutcomeOf(graph, ranks, strategy, run);
 }
 
 std::string ScheduleText(int pp, int vp, int mbs, std::string_view schedule) {

@@ -5,10 +5,8 @@
 // it must.
 
 #include <cmath>
-#include <cstdio>
-#include <map>
 
-#include "tests/support/tiny_training.h"
+#include "tests/support/tiny_outcome.h"
 
 namespace tessera {
 namespace {
@@ -17,38 +15,12 @@ constexpr int64_t kBatch = 8;
 constexpr int64_t kSeqLen = 8;
 constexpr int64_t kSteps = 5;
 
-struct Outcome {
-  std::vector<double> losses;
-  std::map<std::string, std::vector<double>> weights;
-  bool operator==(const Outcome&) const = default;
-};
-
 Outcome Train(const Graph& graph, int ranks, const std::string& strategy) {
-  static const TokenData* const data = new TokenData(TinyTokens());
   TinyRun run;
   run.steps = kSteps;
   // The norm sums shards, in an order that depends on how they are cut.
   run.options.clip = 0;
-  run.save_path = TempPath("weights.safetensors");
-  const auto tasks = LowerStrategy(graph, ranks, strategy, run.options);
-  if (!tasks) {
-    ADD_FAILURE() << strategy << ": " << tasks.error().ToString();
-    return {};
-  }
-  const auto result = TrainTiny(graph, *tasks, *data, run);
-  if (!result) {
-    ADD_FAILURE() << strategy << ": " << result.error().ToString();
-    return {};
-  }
-  Outcome outcome;
-  outcome.losses = result->losses;
-  const auto file = SafetensorsFile::Open(run.save_path).value();
-  for (TensorId id : Weights(graph)) {
-    const Tensor& tensor = graph.tensor(id);
-    outcome.weights[tensor.name] = ReadTensor(file, tensor.name, tensor);
-  }
-  std::remove(run.save_path.c_str());
-  return outcome;
+  return OutcomeOf(graph, ranks, strategy, run);
 }
 
 // The largest difference of a loss, or of a weight relative to its norm (but
@@ -59,15 +31,8 @@ double Distance(const Outcome& a, const Outcome& b) {
     distance = std::max(distance, std::abs(a.losses[i] - b.losses[i]));
   }
   for (const auto& [name, expected] : b.weights) {
-    const std::vector<double>& actual = a.weights.at(name);
-    double square = 0;
-    double difference = 0;
-    for (size_t i = 0; i < expected.size(); ++i) {
-      square += expected[i] * expected[i];
-      difference += (actual[i] - expected[i]) * (actual[i] - expected[i]);
-    }
-    distance = std::max(
-        distance, std::sqrt(difference) / std::max(std::sqrt(square), 0.1));
+    const Apart apart = ApartOf(a.weights.at(name), expected);
+    distance = std::max(distance, apart.difference / std::max(apart.norm, 0.1));
   }
   return distance;
 }

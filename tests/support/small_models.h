@@ -188,6 +188,9 @@ inline Graph BranchesGraph(int64_t batch, int64_t seq, int64_t hidden,
 
 // All of a plan that the search can change, as a key.
 inline std::string StateOf(const Plan& plan) {
+  const auto tier = [](MemoryTier t) {
+    return "@" + std::to_string(static_cast<int>(t));
+  };
   std::string text = plan.schedule + "|" + std::to_string(plan.microbatches);
   for (const DeviceGroup& group : plan.groups) {
     text += "|";
@@ -205,10 +208,12 @@ inline std::string StateOf(const Plan& plan) {
     if (op.recompute) text += "r";
     text += "t" + std::to_string(op.tiles);
     if (op.streamed != 0) text += "s" + std::to_string(op.streamed);
+    text += tier(op.activation_tier);
   }
   for (const WeightPlacement& weight : plan.weights) {
     text += std::to_string(weight.zero_stage) + "," +
-            std::to_string(weight.zero_axes) + ";";
+            std::to_string(weight.zero_axes) + tier(weight.parameter_tier) +
+            tier(weight.optimizer_tier) + ";";
   }
   return text + "|" + std::to_string(plan.bucket_bytes.value) + "|" +
          std::to_string(plan.prefetch) + "|" + std::to_string(plan.zigzag);

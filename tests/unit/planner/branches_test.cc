@@ -71,6 +71,22 @@ TEST_F(BranchesTest, SplitOnHalvesOfTheirGroup) {
   EXPECT_FALSE(MergeBranches(index_, plan, GroupId(0), 1).has_value());
 }
 
+// Axes of a half are numbered anew, wherever a placement names them.
+TEST_F(BranchesTest, KeepTheirRings) {
+  Plan plan = *Make("cp=2,dp=4");
+  const AxisSet ring = AxisSet{1} << 2;  // (dp, dp, cp)
+  const auto left = BranchesOf(index_, 1)->left;
+  for (NodeId id : left) plan.ops[id.index()].streamed = ring;
+  const auto split = SplitBranches(index_, plan, GroupId(0), 0);
+  ASSERT_TRUE(split.has_value());
+  for (NodeId id : left) {
+    EXPECT_EQ(split->ops[id.index()].streamed, ring >> 1);
+  }
+  const auto merged = MergeBranches(index_, *split, GroupId(0), 0);
+  ASSERT_TRUE(merged.has_value());
+  EXPECT_EQ(merged->ops, plan.ops);
+}
+
 TEST_F(BranchesTest, NeedAnAxisOfTwoReplicas) {
   EXPECT_THAT(Make("tp=8,branches=split").error().ToString(),
               HasSubstr("needs a dp that 2 divides"));

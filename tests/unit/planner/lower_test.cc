@@ -425,6 +425,28 @@ TEST(Lower, TilesOfTheGradientAreReducedOneByOne) {
   EXPECT_EQ(reductions, 4 * 4 * 6 * 4);
 }
 
+TEST(Lower, ActivationsLeaveOnceAndComeBackOnce) {
+  const Lowered l = LowerTiny("dp=4,mbs=1,offload=activations:host");
+  std::map<ValueId, int> out;  // by what lies on the host
+  std::map<ValueId, int> in;
+  for (const Task& task : l.tasks.tasks) {
+    if (task.kind != TaskKind::kCopy) continue;
+    for (size_t i = 0; i < task.reads.size(); ++i) {
+      if (l.tasks.value(task.writes[i]).tier == MemoryTier::kHost) {
+        ++out[task.writes[i]];
+        // Not a second time under another name.
+        ++out[task.reads[i]];
+      } else {
+        ++in[task.reads[i]];
+      }
+    }
+  }
+  EXPECT_FALSE(in.empty());
+  EXPECT_EQ(out.size(), 2 * in.size());
+  for (const auto& [id, copies] : out) EXPECT_EQ(copies, 1);
+  for (const auto& [id, copies] : in) EXPECT_EQ(copies, 1);
+}
+
 TEST(Lower, RootedDataParallelismExchangesFiveTimesABatch) {
   // PyTorch's DataParallel: scatter the inputs (tokens and positions), gather
   // the logits, scatter their gradient, reduce the gradients and broadcast what

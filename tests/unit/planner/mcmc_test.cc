@@ -77,7 +77,8 @@ TEST(Mcmc, VisitsStatesByTheirBoltzmannWeight) {
   for (const Move& move : Moves()) {
     const std::string_view name = move.name;
     if (name != "stage-count" && name != "chunks" && name != "recompute" &&
-        name != "tiles" && name != "bucket" && name != "prefetch") {
+        name != "tiles" && name != "offload" && name != "bucket" &&
+        name != "prefetch") {
       moves.push_back(move);
     }
   }

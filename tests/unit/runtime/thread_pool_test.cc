@@ -32,6 +32,21 @@ TEST(ThreadPool, IterationsOverlap) {
   EXPECT_EQ(arrived, 2);
 }
 
+// Streams of a rank call at the same time.
+TEST(ThreadPool, SeveralCallers) {
+  ThreadPool pool(3);
+  std::atomic<int64_t> sums[2] = {0, 0};
+  const auto call = [&](size_t caller) {
+    for (int loop = 0; loop < 2000; ++loop) {
+      pool.For(8, [&](int64_t i) { sums[caller] += i; });
+    }
+  };
+  std::thread other(call, 1);
+  call(0);
+  other.join();
+  for (const auto& sum : sums) EXPECT_EQ(sum, 2000 * 28);
+}
+
 TEST(ThreadPool, RanksShareTheCores) {
   EXPECT_GE(ThreadsPerRank(1), 1);
   EXPECT_EQ(ThreadsPerRank(1 << 20), 1);

@@ -1,0 +1,67 @@
+// Moves the parameters, the optimizer states or the kept activations of some
+// blocks to another tier of memory. They must be on one tier before, as they
+// are after, but for parameters that several groups read, which stay on their
+// devices. Symmetric: blocks, what moves and the new tier are uniform.
+
+#include "planner/plan/axis_roles.h"
+#include "planner/search/moves/scope.h"
+
+namespace tessera {
+namespace {
+
+enum class What : uint8_t { kParameters, kOptimizer, kActivations };
+constexpr uint32_t kWhats = 3;
+
+// The tiers of what moves in a block.
+std::vector<MemoryTier*> TiersIn(const GraphIndex& index, int block, What what,
+                                 Plan& plan) {
+  std::vector<MemoryTier*> tiers;
+  if (what == What::kActivations) {
+    for (NodeId id : index.nodes_of_block[static_cast<size_t>(block)]) {
+      tiers.push_back(&plan.ops[id.index()].activation_tier);
+    }
+    return tiers;
+  }
+  for (size_t w = 0; w < index.weights.size(); ++w) {
+    if (index.graph->node(index.weights[w].home.node).block != block) continue;
+    WeightPlacement& weight = plan.weights[w];
+    if (what == What::kOptimizer) {
+      tiers.push_back(&weight.optimizer_tier);
+    } else if (!IsTiedAcrossGroups(index, plan, w)) {
+      tiers.push_back(&weight.parameter_tier);
+    }
+  }
+  return tiers;
+}
+
+std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
+                                Rng& rng) {
+  if (!space.cluster->host) return std::nullopt;
+  const uint32_t tiers = space.cluster->host->storage > Bytes{} ? 3 : 2;
+  const int block = DrawBlock(space, rng);
+  const auto scope = static_cast<Scope>(rng.Below(kScopes));
+  const auto what = static_cast<What>(rng.Below(kWhats));
+  const uint32_t step = 1 + rng.Below(tiers - 1);
+  const auto blocks = BlocksIn(space, plan, block, scope);
+  if (!blocks.has_value()) return std::nullopt;
+  Plan candidate = plan;
+  std::optional<MemoryTier> before;
+  for (int b : *blocks) {
+    for (MemoryTier* tier : TiersIn(space.index, b, what, candidate)) {
+      if (!before) before = *tier;
+      if (*tier != *before) return std::nullopt;
+      *tier = static_cast<MemoryTier>((static_cast<uint32_t>(*tier) + step) %
+                                      tiers);
+    }
+  }
+  return Finish(space, plan, std::move(candidate), 0);
+}
+
+}  // namespace
+
+extern const Move kOffload;
+const Move kOffload = {
+    "offload", "tier of memory of parameters, optimizer states or activations",
+    1, Propose};
+
+}  // namespace tessera
