@@ -41,6 +41,7 @@ unset MASTER_ADDR MASTER_PORT WORLD_SIZE
 json 'len(j["losses"]) == 3' "$work/rank0" >/dev/null
 
 # A rank is killed.
+: >"$work/stdout"
 "$tessera" run "${long[@]}" --nproc 3 \
   --strategy dp=1,tp=3 >"$work/stdout" 2>"$work/stderr" &
 job=$!
@@ -63,7 +64,8 @@ for rank in $ranks; do
   if kill -0 "$rank" 2>/dev/null; then fail "rank $rank is an orphan"; fi
 done
 
-# Ctrl-C.
+# Ctrl-C. Not at the sight of the steps before.
+: >"$work/stdout"
 "$tessera" run "${long[@]}" --nproc 2 \
   >"$work/stdout" 2>"$work/stderr" &
 job=$!
