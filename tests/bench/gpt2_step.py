@@ -11,11 +11,11 @@ shortest step and the ratios. PYTHON is one that has torch.
 import argparse
 import os
 import pathlib
-import re
 import signal
 import statistics
 import subprocess
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -26,18 +26,18 @@ def start_tessera(binary, args):
          "--data", ROOT / "examples/data/gpl-3.txt", "--global-batch", "4",
          "--seq-len", "256", "--dtype", "fp32", "--steps", "1000000",
          "--nproc", "1", "--threads", str(args.threads)],
-        stdout=subprocess.PIPE, text=True)
+        stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def tessera_step(process):
-    """Seconds of the next step: "step 3 of 9  loss 5.4  …  515 ms  …"."""
-    os.kill(process.pid, signal.SIGCONT)
+    """Seconds until the next step's line; between steps the ranks stand still,
+    so that the program's own clock would count the other's time."""
+    start = time.perf_counter()
+    os.killpg(process.pid, signal.SIGCONT)
     for line in process.stdout:
-        found = re.match(r"step .*  (\d+(?:\.\d+)?) (s|ms|us)\b", line)
-        if found:
-            os.kill(process.pid, signal.SIGSTOP)
-            unit = {"s": 1.0, "ms": 1e-3, "us": 1e-6}[found[2]]
-            return float(found[1]) * unit
+        if line.startswith("step "):
+            os.killpg(process.pid, signal.SIGSTOP)
+            return time.perf_counter() - start
     sys.exit("tessera ended")
 
 
@@ -69,7 +69,7 @@ def main():
                 times["tessera"].append(ours)
                 times["pytorch"].append(theirs)
     finally:
-        tessera.kill()
+        os.killpg(tessera.pid, signal.SIGKILL)
         pytorch.kill()
     for name, of in (("median", statistics.median), ("shortest", min)):
         ours, theirs = of(times["tessera"]), of(times["pytorch"])

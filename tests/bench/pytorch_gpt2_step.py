@@ -61,7 +61,7 @@ class GPT2(nn.Module):
         for block in self.h:
             x = block(x)
         logits = F.linear(self.ln_f(x), self.wte.weight)
-        return F.cross_entropy(logits.view(-1, VOCABULARY), labels.view(-1))
+        return F.cross_entropy(logits.view(-1, VOCABULARY), labels.reshape(-1))
 
 
 def main():
