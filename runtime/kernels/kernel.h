@@ -19,6 +19,7 @@
 namespace tessera {
 
 class ThreadPool;
+struct CudaQueue;
 
 // One rank's block of a tensor. `offset` and `global_shape` place the block in
 // the whole tensor (whole batch included), for operators that are keyed by
@@ -57,6 +58,9 @@ struct KernelCall {
   // On which the kernel may run; null: on the caller's thread alone. No bit of
   // a result depends on them.
   ThreadPool* threads = nullptr;
+  // Where a CUDA kernel is enqueued (runtime/kernels/cuda/queue.h); null on the
+  // CPU.
+  CudaQueue* queue = nullptr;
 
   // REQUIRES: the attribute exists.
   double attribute(std::string_view name) const;
@@ -76,5 +80,13 @@ struct Kernel {
 // weight_decay, clip.
 std::span<const Kernel> CpuKernels();
 Result<const Kernel*> FindCpuKernel(std::string_view name);
+
+// The CUDA kernels, of the same names and meaning. They enqueue their work and
+// return; the memory of operands and results is the GPU's. They compute in fp32
+// (matrix products of 16-bit data on tensor cores, with fp32 sums), have no
+// fp64, and give the same bits for the same call on the same device. Only
+// where Tessera is built with CUDA.
+std::span<const Kernel> CudaKernels();
+Result<const Kernel*> FindCudaKernel(std::string_view name);
 
 }  // namespace tessera
