@@ -1,0 +1,257 @@
+// Gradients: buckets, reductions, shards, terms of tied weights.
+
+#include <algorithm>
+#include <tuple>
+
+#include "planner/lower/program_builder.h"
+
+namespace tessera {
+std::vector<ValueId> ProgramBuilder::Reduce(
+    const std::vector<WeightPiece>& weights,
+    const std::vector<std::vector<ValueId>>& terms_of) {
+  struct Term {
+    size_t weight;  // index into `weights`
+    ValueId id;
+    std::vector<ReshardStep> steps;
+  };
+  std::vector<Term> terms;
+  size_t rounds = 0;
+  for (size_t w = 0; w < weights.size(); ++w) {
+    const Layout target = context_.StateLayout(weights[w]);
+    for (ValueId id : terms_of[w]) {
+      auto steps = PlanReshard(value(id).layout, target, group());
+      rounds = std::max(rounds, steps.size());
+      terms.push_back({w, id, std::move(steps)});
+    }
+  }
+  for (size_t round = 0; round < rounds; ++round) {
+    // Buckets in order of first appearance, so that all ranks agree.
+    std::vector<std::pair<ReshardKind, AxisSet>> buckets;
+    for (const Term& term : terms) {
+      if (round >= term.steps.size()) continue;
+      const auto key =
+          std::pair(term.steps[round].kind, term.steps[round].axes);
+      if (std::find(buckets.begin(), buckets.end(), key) == buckets.end()) {
+        buckets.push_back(key);
+      }
+    }
+    for (const auto& [kind, axes] : buckets) {
+      std::vector<ValueId> from;
+      std::vector<Layout> to;
+      std::vector<Term*> members;
+      for (Term& term : terms) {
+        if (round >= term.steps.size() || term.steps[round].kind != kind ||
+            term.steps[round].axes != axes) {
+          continue;
+        }
+        from.push_back(term.id);
+        to.push_back(term.steps[round].to);
+        members.push_back(&term);
+      }
+      const auto results =
+          EmitStep(kind, axes, from, to, true, MemoryCategory::kGradient);
+      for (size_t i = 0; i < members.size(); ++i) members[i]->id = results[i];
+    }
+  }
+  std::vector<ValueId> reduced;
+  for (size_t w = 0; w < weights.size(); ++w) {
+    std::vector<ValueId> ready;
+    for (const Term& term : terms) {
+      if (term.weight == w) ready.push_back(term.id);
+    }
+    if (ready.size() > 1) {
+      const ValueId sum =
+          Relaid(ready[0], value(ready[0]).layout, MemoryCategory::kGradient);
+      AddTask(TaskKind::kCompute, ready, {sum}).kernel = "sum";
+      ready[0] = sum;
+    }
+    reduced.push_back(ready[0]);
+  }
+  return reduced;
+}
+
+void ProgramBuilder::Complete(TensorId weight) {
+  if (CutsGradient(weight)) {
+    // Tiles are reduced one by one as they are made.
+    if (context_.tiles(weight) > 1) return;
+  } else {
+    const auto& home = context_.home_weights(block_);
+    const bool last = kind_ == ProgramKind::kBackwardReduce ||
+                      kind_ == ProgramKind::kBackwardWeightReduce;
+    if (!last || !context_.CompleteWithBackward(weight) ||
+        std::find(home.begin(), home.end(), weight) == home.end()) {
+      return;
+    }
+  }
+  for (const WeightPiece& piece : PiecesOf({weight})) AddToBucket(piece);
+}
+
+void ProgramBuilder::AddToBucket(const WeightPiece& piece) {
+  Bucket wanted;
+  wanted.group = here_;
+  for (ValueId term : CompleteTerms(piece)) {
+    const Value& v = value(term);
+    for (const ReshardStep& step :
+         PlanReshard(v.layout, context_.StateLayout(piece), group())) {
+      wanted.steps.emplace_back(step.kind, step.axes);
+    }
+    wanted.bytes +=
+        LargestElements(v.layout, group(), v.shape) * SizeOf(v.dtype);
+  }
+  const int64_t limit = context_.plan().bucket_bytes.value;
+  if (limit == 0) wanted.steps.clear();
+  auto bucket =
+      std::find_if(buckets_.begin(), buckets_.end(), [&](const Bucket& b) {
+        return b.group == wanted.group && b.steps == wanted.steps;
+      });
+  if (bucket == buckets_.end()) {
+    bucket = buckets_.insert(buckets_.end(), {here_, wanted.steps, {}, 0});
+  }
+  bucket->weights.push_back(piece);
+  bucket->bytes += wanted.bytes;
+  if (limit == 0 || bucket->bytes < limit) return;
+  ReduceBucket(*bucket);
+  buckets_.erase(bucket);
+}
+
+std::vector<ValueId> ProgramBuilder::CompleteTerms(const WeightPiece& piece) {
+  return CutsGradient(piece.weight) ? new_gradients_.at(piece)
+                                    : GradientTerms(piece);
+}
+
+void ProgramBuilder::ReduceBucket(const Bucket& bucket) {
+  here_ = bucket.group;
+  std::vector<std::vector<ValueId>> terms;
+  for (const WeightPiece& piece : bucket.weights) {
+    terms.push_back(CompleteTerms(piece));
+  }
+  const std::vector<ValueId> reduced = Reduce(bucket.weights, terms);
+  std::vector<std::pair<WeightPiece, ValueId>> complete;
+  for (size_t w = 0; w < reduced.size(); ++w) {
+    const WeightPiece& piece = bucket.weights[w];
+    if (CutsGradient(piece.weight)) {
+      AddShard(piece, reduced[w]);
+    } else {
+      program_.exports.push_back({PortOf(Port::kReduced, piece), reduced[w]});
+      complete.emplace_back(piece, reduced[w]);
+    }
+  }
+  CopyOutGradients(complete);
+}
+
+void ProgramBuilder::EmitReduce(const std::vector<TensorId>& all) {
+  AtHome(PiecesOf(all), [&](const std::vector<WeightPiece>& pieces) {
+    std::vector<std::vector<ValueId>> terms;
+    for (const WeightPiece& piece : pieces)
+      terms.push_back(GradientTerms(piece));
+    const std::vector<ValueId> reduced = Reduce(pieces, terms);
+    std::vector<std::pair<WeightPiece, ValueId>> complete;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      program_.exports.push_back(
+          {PortOf(Port::kReduced, pieces[i]), reduced[i]});
+      complete.emplace_back(pieces[i], reduced[i]);
+    }
+    CopyOutGradients(complete);
+  });
+}
+
+bool ProgramBuilder::CutsGradient(TensorId weight) const {
+  return context_.ZeroStage(weight) >= 2;
+}
+
+void ProgramBuilder::AddShard(const WeightPiece& piece, ValueId shard) {
+  const auto made = std::find_if(
+      program_.tasks.rbegin(), program_.tasks.rend(), [&](const Task& task) {
+        return std::find(task.writes.begin(), task.writes.end(), shard) !=
+               task.writes.end();
+      });
+  const StreamRole stream = made->stream;
+  const AxisSet axes = made->axes;
+  const ValueId sum = Reduced(piece);
+  Task& task = AddTask(TaskKind::kCompute, {shard}, {sum});
+  task.kernel = "sum";
+  task.accumulate = true;
+  task.stream = stream;
+  task.axes = axes;
+}
+
+std::vector<ValueId> ProgramBuilder::GradientTerms(const WeightPiece& piece) {
+  std::vector<ValueId> terms;
+  const auto& gradients = ReplicaHere(piece.weight).gradients;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    terms.push_back(Accumulator(piece, static_cast<int>(i)));
+  }
+  for (ValueId id : received_[piece.weight]) {
+    const auto same = std::find_if(
+        terms.begin(), terms.end(),
+        [&](ValueId other) { return value(other).layout == value(id).layout; });
+    if (same == terms.end()) {
+      terms.push_back(id);
+      continue;
+    }
+    const ValueId sum =
+        Relaid(*same, value(id).layout, MemoryCategory::kGradient);
+    AddTask(TaskKind::kCompute, {*same, id}, {sum}).kernel = "sum";
+    *same = sum;
+  }
+  return terms;
+}
+
+Layout ProgramBuilder::TravelLayout(TensorId weight,
+                                    const LoweringContext::Replica& replica,
+                                    size_t index) const {
+  const auto& home = context_.replicas(weight)[0];
+  const auto& groups = context_.plan().groups;
+  Layout layout = replica.gradients[index];
+  if (SameMesh(groups[replica.group.index()], groups[home.group.index()])) {
+    return layout;
+  }
+  return home.layout;
+}
+
+void ProgramBuilder::EmitTie() {
+  // Replicas that live in this block send their terms home.
+  for (TensorId weight : context_.tied_weights()) {
+    const auto& replicas = context_.replicas(weight);
+    for (size_t r = 1; r < replicas.size(); ++r) {
+      if (replicas[r].block != block_) continue;
+      here_ = replicas[r].group;
+      for (size_t i = 0; i < replicas[r].gradients.size(); ++i) {
+        ValueId id = Accumulator({weight}, static_cast<int>(i));
+        const auto& home = context_.plan().groups[replicas[0].group.index()];
+        if (!SameMesh(group(), home)) {
+          Layout whole = value(id).layout;
+          whole.partial = 0;
+          id = Reshard(id, whole, true, MemoryCategory::kGradient);
+        }
+        EmitSend({Port::kAccumulator, weight, static_cast<int>(i)},
+                 replicas[0].group, id, StreamRole::kSendBackward);
+      }
+    }
+  }
+  std::vector<TensorId> tied;
+  for (TensorId weight : context_.home_weights(block_)) {
+    if (context_.CompleteWithBackward(weight) || CutsGradient(weight)) {
+      continue;
+    }
+    const auto& replicas = context_.replicas(weight);
+    tied.push_back(weight);
+    here_ = replicas[0].group;
+    for (size_t r = 1; r < replicas.size(); ++r) {
+      for (size_t i = 0; i < replicas[r].gradients.size(); ++i) {
+        Value v = TensorValue(weight, "tied gradient",
+                              TravelLayout(weight, replicas[r], i),
+                              MemoryCategory::kGradient);
+        v.dtype = GradientDType(weight);
+        const ValueId id = AddValue(std::move(v));
+        EmitReceive({Port::kAccumulator, weight, static_cast<int>(i)},
+                    replicas[r].group, id, StreamRole::kRecvBackward);
+        received_[weight].push_back(id);
+      }
+    }
+  }
+  if (!tied.empty()) EmitReduce(tied);
+  CopyOutShards(false);
+}
+
+}  // namespace tessera
