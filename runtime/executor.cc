@@ -573,7 +573,8 @@ void RankExecutor::PrepareTransfer(const Task& task, Work& work) const {
   work.transfer = std::make_unique<GroupTransfer>(
       *everyone_, from.dtype, WorldRanks(senders), sources,
       WorldRanks(receivers), targets, positionwise);
-  work.staging = work.transfer->staging();
+  work.staging = sends ? work.transfer->send_staging()
+                       : work.transfer->receive_staging();
 }
 
 // ---- Running

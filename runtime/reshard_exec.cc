@@ -399,12 +399,10 @@ GroupTransfer::GroupTransfer(Communicator& world, DType dtype,
   }
 }
 
-Bytes GroupTransfer::staging() const {
+Bytes GroupTransfer::LargestStaged(const std::vector<Message>& messages) {
   Bytes most;
-  for (const auto* messages : {&sends_, &receives_}) {
-    for (const Message& message : *messages) {
-      if (message.offset < 0) most = Max(most, {message.bytes});
-    }
+  for (const Message& message : messages) {
+    if (message.offset < 0) most = Max(most, {message.bytes});
   }
   return most;
 }

@@ -117,8 +117,10 @@ class GroupTransfer {
   // Receives this rank's pieces.
   Result<void> Receive(RankDevice& device, void* data, uint64_t tag) const;
 
-  // The most that this rank's half allocates at a time.
-  Bytes staging() const;
+  // The most that Send and Receive of this rank allocate at a time. A rank of
+  // both groups does both.
+  Bytes send_staging() const { return LargestStaged(sends_); }
+  Bytes receive_staging() const { return LargestStaged(receives_); }
 
  private:
   struct Message {
@@ -128,6 +130,8 @@ class GroupTransfer {
     int64_t offset = -1;
     std::vector<BoxCopy> copies;  // else: between the buffer and the message
   };
+
+  static Bytes LargestStaged(const std::vector<Message>& messages);
 
   Communicator& world_;
   std::vector<Message> sends_;
