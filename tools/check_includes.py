@@ -49,7 +49,8 @@ LIBRARIES = [
     (r"boost/.*", r"^(planner|costmodel)/.*\.cc$",
      "Boost stays out of headers and of all rooms but planner and costmodel"),
     (r"cuda.*|cublas.*|nccl.*",
-     r"\.cu$|/kernels/cuda/|/device/cuda_|/comm/(nccl|cuda)_|^tests/gpu/",
+     r"\.cu$|/kernels/cuda/|/device/cuda_|/comm/(nccl|cuda)_|"
+     r"^tests/(gpu|emulation)/",
      "CUDA and NCCL only in the files that a build without them leaves out "
      "(see runtime/CMakeLists.txt)"),
 ]

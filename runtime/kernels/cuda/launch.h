@@ -1,0 +1,64 @@
+#pragma once
+// How CUDA kernels are launched, and shared memory. For .cu files, which are
+// compiled twice: by nvcc, and for the tests by the host's compiler, where
+// tests/emulation/cuda_emulation.h stands in for the device
+// (TESSERA_EMULATE_CUDA).
+
+#include <cstddef>
+#include <utility>
+
+#include "runtime/kernels/cuda/queue.h"
+
+namespace tessera {
+
+// Shared memory of a block, as a local variable of a kernel:
+//   TESSERA_SHARED(sums, float[32]);
+#ifdef TESSERA_EMULATE_CUDA
+#define TESSERA_SHARED(name, ...) \
+  static char name##_tag;         \
+  auto& name = ::tessera::emulation::Shared<__VA_ARGS__>(&name##_tag)
+#else
+#define TESSERA_SHARED(name, ...)  \
+  using name##_type = __VA_ARGS__; \
+  __shared__ name##_type name
+#endif
+
+#if defined(TESSERA_EMULATE_CUDA) || defined(__CUDACC__)
+
+// The shared memory whose size the launch gives, aligned to 128 bytes.
+inline __device__ std::byte* DynamicShared() {
+#ifdef TESSERA_EMULATE_CUDA
+  return emulation::DynamicShared();
+#else
+  extern __shared__ __align__(128) std::byte tessera_dynamic_shared[];
+  return tessera_dynamic_shared;
+#endif
+}
+
+// Enqueues kernel(args...); nothing where the grid is empty. `shared_bytes` is
+// of dynamic shared memory, of which sm_90 has 227 KiB. What goes wrong is kept
+// in the queue.
+template <typename... Params, typename... Args>
+void Launch(void (*kernel)(Params...), dim3 grid, dim3 block,
+            size_t shared_bytes, CudaQueue& queue, Args&&... args) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+#ifdef TESSERA_EMULATE_CUDA
+  emulation::Run([&] { kernel(static_cast<Params>(args)...); }, grid, block,
+                 shared_bytes, &queue.error);
+#else
+  constexpr size_t kWithoutAsking = 48 << 10;
+  if (shared_bytes > kWithoutAsking) {
+    queue.Keep(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shared_bytes)),
+               "cudaFuncSetAttribute");
+  }
+  kernel<<<grid, block, shared_bytes, queue.stream>>>(
+      static_cast<Params>(args)...);
+  queue.Keep(cudaGetLastError(), "launch of a kernel");
+#endif
+}
+
+#endif
+
+}  // namespace tessera
