@@ -887,6 +887,7 @@ void RankExecutor::RunCall(Call& call) {
   kernel_call.seed = seed_;
   kernel_call.step = step_;
   kernel_call.threads = device_.threads();
+  kernel_call.queue = device_.kernel_queue();
   kernel_call.zigzag = tasks_.zigzag;
   call.kernel->run(kernel_call);
 }

@@ -9,6 +9,8 @@
 #include <thread>
 
 #include "runtime/device/cuda_copy.h"
+#include "runtime/kernels/cuda/cublaslt_matmul.h"
+#include "runtime/kernels/cuda/queue.h"
 
 namespace tessera {
 namespace {
@@ -20,6 +22,10 @@ constexpr int64_t kChunkBytes = int64_t{512} << 20;
 // Of each of the two pieces of pinned memory: over PCIe 5.0 x16 (64 GB/s) a
 // piece takes 65 us, an order more than its launch.
 constexpr int64_t kStagingBytes = int64_t{4} << 20;
+
+// What cuBLASLt wants on Hopper (cuBLAS 13 manual, cublasSetWorkspace); others
+// of our kernels make do with less.
+constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
 // How often a wait looks before it sleeps between looks. A look takes about a
 // microsecond.
@@ -87,7 +93,16 @@ Result<void> CudaDevice::Open() {
     staging.data = static_cast<std::byte*>(data);
     TESSERA_TRY(staging.last_use, Record(queue_));
   }
-  return {};
+  TESSERA_TRY(matmul_, CublasLtMatMul::Make());
+  TESSERA_TRY(void* const workspace, Reserve(kWorkspaceBytes));
+  kernel_queue_ = std::make_unique<CudaQueue>();
+  kernel_queue_->stream = queue_;
+  kernel_queue_->workspace = static_cast<std::byte*>(workspace);
+  kernel_queue_->workspace_bytes = kWorkspaceBytes;
+  kernel_queue_->matmul = matmul_.get();
+  return Check(cudaDeviceGetAttribute(&kernel_queue_->multiprocessors,
+                                      cudaDevAttrMultiProcessorCount, ordinal_),
+               "cudaDeviceGetAttribute");
 }
 
 // ---- Memory -----------------------------------------------------------------
@@ -300,6 +315,11 @@ Result<void> CudaDevice::Synchronize() {
   TESSERA_TRY(const CudaEvent event, Record(queue_));
   Result<void> waited = Wait(event);
   Recycle(event);
+  if (!kernel_queue_->error.empty()) {
+    Keep(Error{ErrorCode::kUnavailable, name_ + ": " + kernel_queue_->error,
+               ""});
+    kernel_queue_->error.clear();
+  }
   if (kept_) {
     const Error error = *kept_;
     kept_.reset();
@@ -309,8 +329,7 @@ Result<void> CudaDevice::Synchronize() {
 }
 
 Result<const Kernel*> CudaDevice::FindKernel(std::string_view kernel) const {
-  return Error{ErrorCode::kNotFound,
-               "there is no CUDA kernel '" + std::string(kernel) + "'", ""};
+  return FindCudaKernel(kernel);
 }
 
 // ---- Errors -----------------------------------------------------------------

@@ -33,6 +33,8 @@ struct CUevent_st;
 
 namespace tessera {
 
+class CudaMatMul;
+
 using CudaStream = CUstream_st*;
 using CudaEvent = CUevent_st*;
 
@@ -62,8 +64,9 @@ class CudaDevice : public RankDevice {
   // Through pinned staging memory.
   void Write(void* device_to, const void* host_from, Bytes size) override;
   void Read(void* host_to, const void* device_from, Bytes size) override;
-  // There are no CUDA kernels: kNotFound.
   Result<const Kernel*> FindKernel(std::string_view kernel) const override;
+  // Of queue(), with a workspace.
+  CudaQueue* kernel_queue() override { return kernel_queue_.get(); }
   Result<void> Synchronize() override;
 
   // What the arenas hold of the GPU's memory, whether or not it is in use.
@@ -124,6 +127,8 @@ class CudaDevice : public RankDevice {
   const int ordinal_;
   const std::string name_;
   CudaStream queue_ = nullptr;
+  std::unique_ptr<CudaMatMul> matmul_;
+  std::unique_ptr<CudaQueue> kernel_queue_;
   int lowest_priority_ = 0;
   int highest_priority_ = 0;
   std::vector<CudaStream> streams_;  // all, the queue among them

@@ -61,6 +61,8 @@ class RankDevice {
 
   // On which the kernels may run; null for one.
   virtual ThreadPool* threads() { return nullptr; }
+  // Where kernels are enqueued; null where they run in their call.
+  virtual CudaQueue* kernel_queue() { return nullptr; }
 
   virtual Result<void> Synchronize() = 0;
 

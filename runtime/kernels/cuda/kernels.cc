@@ -3,8 +3,19 @@
 
 namespace tessera {
 
+// runtime/kernels/cuda/<family>.cu defines those of its family.
+std::vector<Kernel> CudaElementwiseKernels();
+
 std::span<const Kernel> CudaKernels() {
-  static const std::vector<Kernel>* const table = new std::vector<Kernel>();
+  static const std::vector<Kernel>* const table = [] {
+    auto* kernels = new std::vector<Kernel>();
+    for (const auto& family : {
+             CudaElementwiseKernels(),
+         }) {
+      kernels->insert(kernels->end(), family.begin(), family.end());
+    }
+    return kernels;
+  }();
   return *table;
 }
 

@@ -1,0 +1,244 @@
+#pragma once
+// What the CUDA kernels share: access to tensors of every floating-point type,
+// and their dispatch by it. For .cu files.
+//
+// Arithmetic is in fp32. A thread works on vectors of kVector elements that
+// begin at multiples of kVector in their tensor, which it loads and stores 128
+// bits at a time where the tensor is aligned; what is computed, and in which
+// order, does not depend on that.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+
+#include "planner/base/check.h"
+#include "runtime/float16.h"
+#include "runtime/kernels/cuda/launch.h"
+#include "runtime/kernels/kernel.h"
+
+namespace tessera {
+
+inline constexpr int kVector = 8;
+
+// ---- Values -----------------------------------------------------------------
+
+__device__ inline float Fp32(float x) {
+  return x;
+}
+__device__ inline float Fp32(BFloat16 x) {
+  return __uint_as_float(uint32_t{x.bits} << 16);
+}
+__device__ inline float Fp32(Float16 x) {
+  return __half2float(__ushort_as_half(x.bits));
+}
+
+// Rounds to nearest even.
+template <typename T>
+__device__ T Rounded(float x);
+template <>
+__device__ inline float Rounded(float x) {
+  return x;
+}
+template <>
+__device__ inline BFloat16 Rounded(float x) {
+  return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+}
+template <>
+__device__ inline Float16 Rounded(float x) {
+  return {__half_as_ushort(__float2half_rn(x))};
+}
+
+// The elements of a vector that an operation is about: [begin, end).
+struct Span {
+  int begin = 0;
+  int end = kVector;
+
+  __device__ bool Has(int j) const { return begin <= j && j < end; }
+  __device__ bool Whole() const { return begin == 0 && end == kVector; }
+};
+
+// ---- Tensors ----------------------------------------------------------------
+
+// Storage as dtypes tell, for calls whose tensors are not all of one type, and
+// for the few numbers of each row (statistics) or call.
+struct Any {};
+
+// The elements of a tensor, which are T; a value that is passed to kernels.
+template <typename T>
+struct Elements {
+  T* data = nullptr;
+  bool aligned = false;  // to 16 bytes
+
+  Elements() = default;
+  explicit Elements(const LocalTensor& tensor)
+      : data(tensor.as<T>()),
+        aligned(reinterpret_cast<uintptr_t>(data) % 16 == 0) {}
+
+  __device__ float Get(int64_t i) const { return Fp32(data[i]); }
+  __device__ void Set(int64_t i, float value) const {
+    data[i] = Rounded<T>(value);
+  }
+  // x[j] becomes element first + j for the j of the span, and 0 for others.
+  // `first` may be anything; where it is no multiple of kVector, elements are
+  // loaded one by one.
+  __device__ void Load(int64_t first, Span span, float (&x)[kVector]) const {
+    if (aligned && span.Whole() && first % kVector == 0) {
+      LoadVector(data + first, x);
+      return;
+    }
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) x[j] = span.Has(j) ? Get(first + j) : 0;
+  }
+  __device__ void Store(int64_t first, Span span,
+                        const float (&x)[kVector]) const {
+    if (aligned && span.Whole() && first % kVector == 0) {
+      StoreVector(x, data + first);
+      return;
+    }
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      if (span.Has(j)) Set(first + j, x[j]);
+    }
+  }
+
+ private:
+  __device__ static void LoadVector(const float* from, float (&x)[kVector]) {
+#pragma unroll
+    for (int j = 0; j < kVector; j += 4) {
+      const float4 part = *reinterpret_cast<const float4*>(from + j);
+      x[j] = part.x;
+      x[j + 1] = part.y;
+      x[j + 2] = part.z;
+      x[j + 3] = part.w;
+    }
+  }
+  __device__ static void StoreVector(const float (&x)[kVector], float* to) {
+#pragma unroll
+    for (int j = 0; j < kVector; j += 4) {
+      *reinterpret_cast<float4*>(to + j) =
+          make_float4(x[j], x[j + 1], x[j + 2], x[j + 3]);
+    }
+  }
+  // 16-bit types.
+  struct alignas(16) Packed {
+    T of[kVector];
+  };
+  template <typename Half>
+  __device__ static void LoadVector(const Half* from, float (&x)[kVector]) {
+    const Packed packed = *reinterpret_cast<const Packed*>(from);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) x[j] = Fp32(packed.of[j]);
+  }
+  template <typename Half>
+  __device__ static void StoreVector(const float (&x)[kVector], Half* to) {
+    Packed packed;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) packed.of[j] = Rounded<T>(x[j]);
+    *reinterpret_cast<Packed*>(to) = packed;
+  }
+};
+
+template <>
+struct Elements<Any> {
+  void* data = nullptr;
+  DType dtype = DType::kFloat32;
+
+  Elements() = default;
+  explicit Elements(const LocalTensor& tensor)
+      : data(tensor.data), dtype(tensor.dtype) {
+    TESSERA_CHECK(dtype == DType::kFloat32 || Is16Bit(dtype))
+        << "CUDA has no kernels for " << NameOf(dtype);
+  }
+
+  __device__ float Get(int64_t i) const {
+    switch (dtype) {
+      case DType::kBFloat16:
+        return Fp32(static_cast<const BFloat16*>(data)[i]);
+      case DType::kFloat16:
+        return Fp32(static_cast<const Float16*>(data)[i]);
+      default:
+        return static_cast<const float*>(data)[i];
+    }
+  }
+  __device__ void Set(int64_t i, float value) const {
+    switch (dtype) {
+      case DType::kBFloat16:
+        static_cast<BFloat16*>(data)[i] = Rounded<BFloat16>(value);
+        break;
+      case DType::kFloat16:
+        static_cast<Float16*>(data)[i] = Rounded<Float16>(value);
+        break;
+      default:
+        static_cast<float*>(data)[i] = value;
+    }
+  }
+  __device__ void Load(int64_t first, Span span, float (&x)[kVector]) const {
+    for (int j = 0; j < kVector; ++j) x[j] = span.Has(j) ? Get(first + j) : 0;
+  }
+  __device__ void Store(int64_t first, Span span,
+                        const float (&x)[kVector]) const {
+    for (int j = 0; j < kVector; ++j) {
+      if (span.Has(j)) Set(first + j, x[j]);
+    }
+  }
+};
+
+// Calls f.operator()<T>() with T the type of all these tensors, or Any.
+template <typename F>
+void ByType(std::span<const LocalTensor> tensors, F f) {
+  const DType dtype = tensors[0].dtype;
+  const bool alike =
+      std::all_of(tensors.begin(), tensors.end(),
+                  [&](const LocalTensor& t) { return t.dtype == dtype; });
+  if (!alike) return f.template operator()<Any>();
+  switch (dtype) {
+    case DType::kFloat32:
+      return f.template operator()<float>();
+    case DType::kBFloat16:
+      return f.template operator()<BFloat16>();
+    case DType::kFloat16:
+      return f.template operator()<Float16>();
+    default:
+      TESSERA_CHECK(false) << "CUDA has no kernels for " << NameOf(dtype);
+  }
+}
+
+template <typename F>
+void ByType(std::initializer_list<LocalTensor> tensors, F f) {
+  ByType(std::span<const LocalTensor>(tensors.begin(), tensors.size()), f);
+}
+
+// ---- Elementwise kernels ----------------------------------------------------
+
+inline constexpr unsigned kThreads =
+    256;  // of a block, where nothing else asks
+
+// Blocks for `items` work items of one thread each; threads loop over the rest.
+// Some waves of blocks even out the work; more do not.
+inline unsigned BlocksFor(const CudaQueue& queue, int64_t items) {
+  const int64_t most = std::max(queue.multiprocessors, 1) * int64_t{32};
+  return static_cast<unsigned>(
+      std::min((items + kThreads - 1) / int64_t{kThreads}, most));
+}
+inline unsigned BlocksForVectors(const CudaQueue& queue, int64_t elements) {
+  return BlocksFor(queue, (elements + kVector - 1) / kVector);
+}
+
+// Calls f(first, span) for the vectors of n elements, on all threads of the
+// grid.
+template <typename F>
+__device__ void ForEachVector(int64_t n, F f) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x * kVector;
+  int64_t first =
+      (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * int64_t{kVector};
+  for (; first < n; first += step) {
+    f(first, Span{0, static_cast<int>(n - first < kVector ? n - first
+                                                          : int64_t{kVector})});
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,204 @@
+// The contract of the CUDA kernels: each does what the CPU's kernel of its name
+// does, on the cases of tests/support/kernel_cases.h and on larger ones, where
+// rows take several warps and grids several blocks. Part of two binaries:
+// tests/kernels/kernel_device.h.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "tests/kernels/kernel_device.h"
+#include "tests/support/kernel_cases.h"
+
+namespace tessera {
+namespace {
+
+// Kernels of the CPU that have no CUDA kernel.
+const std::set<std::string_view>& Missing() {
+  static const auto* const missing = new std::set<std::string_view>{
+      // clang-format off
+      "adamw", "attention", "attention_dqkv", "cast", "clip_coefficient",
+      "count_labels", "cross_entropy", "cross_entropy.state",
+      "cross_entropy_dx", "dropout", "embedding", "embedding_dw",
+      "expert_linear", "expert_linear_dw", "expert_linear_dx", "layer_norm",
+      "layer_norm_dw", "layer_norm_dx", "linear", "linear_db", "linear_dw",
+      "linear_dx", "linear_fp32", "moe_balance", "moe_balance_dx",
+      "moe_collect", "moe_collect_dx", "moe_combine", "moe_combine_dw",
+      "moe_combine_dx", "moe_dispatch", "moe_dispatch_dx", "moe_gate",
+      "moe_gate_dx", "normalize", "normalize_dmean", "normalize_dstd",
+      "normalize_dw", "normalize_dx", "rms_norm", "rms_norm_dw", "rms_norm_dx",
+      "rotary", "rotary_dx", "row_mean", "row_mean_dx", "row_std", "row_std_dx",
+      "sgd", "square_sum",
+      // clang-format on
+  };
+  return *missing;
+}
+
+// Rows of several warps, ragged widths, several blocks.
+std::vector<KernelCase> AllCases() {
+  std::vector<KernelCase> cases = KernelCases();
+  const std::vector<KernelCase> large = {
+      {"gelu_large", "gelu", "bsf->bsf", {{'b', 3}, {'s', 50}, {'f', 129}}},
+      {"silu_large", "silu", "bsf->bsf", {{'b', 2}, {'s', 50}, {'f', 256}}},
+      {"sum_large",
+       "sum",
+       "bsf,bsf,bsf,bsf->bsf",
+       {{'b', 3}, {'s', 50}, {'f', 131}}},
+  };
+  cases.insert(cases.end(), large.begin(), large.end());
+  return cases;
+}
+
+// The kernels a problem takes.
+bool HasKernels(const Problem& problem) {
+  std::string state = std::string(problem.op->name) + ".state";
+  return !Missing().count(problem.op->name) &&
+         (problem.op->coupling.factor == 0 || !Missing().count(state));
+}
+
+class CudaKernelContract : public ::testing::TestWithParam<KernelCase> {
+ protected:
+  void SetUp() override {
+    device_ = MakeKernelDevice();
+    if (device_ == nullptr) GTEST_SKIP() << "no CUDA device";
+    for (Problem& problem : AllProblems(GetParam())) {
+      if (HasKernels(problem)) problems_.push_back(std::move(problem));
+    }
+  }
+
+  CallOptions OnDevice(bool accumulate = false) {
+    return {.run =
+                [this](std::string_view kernel, const KernelCall& call) {
+                  RunOnDevice(*device_, kernel, call, GetParam().in_place);
+                },
+            .accumulate = accumulate};
+  }
+
+  std::unique_ptr<KernelDevice> device_;
+  std::vector<Problem> problems_;
+};
+
+INSTANTIATE_TEST_SUITE_P(, CudaKernelContract, ::testing::ValuesIn(AllCases()),
+                         [](const auto& info) { return info.param.name; });
+
+// fp32 sums of up to some thousand terms: 2^-24 = 6e-8 a hundred times, in a
+// random walk. Values are relative to the largest of a tensor.
+constexpr double kFp32Error = 5e-6;
+
+double HalfUnit(DType dtype) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return 0x1p-8;
+    case DType::kFloat16:
+      return 0x1p-11;
+    default:
+      return 0;
+  }
+}
+
+constexpr DType kStored[] = {DType::kFloat32, DType::kBFloat16,
+                             DType::kFloat16};
+
+// What the CPU gives in fp64 for the very values that are stored.
+Tensors Exact(const Problem& stored) {
+  return Compute(Converted(stored, DType::kFloat64, 0));
+}
+
+TEST_P(CudaKernelContract, EqualsTheCpu) {
+  for (const Problem& problem : problems_) {
+    for (const DType dtype : kStored) {
+      for (const int64_t skew : {0, 3}) {
+        const Problem stored = Converted(problem, dtype, skew);
+        EXPECT_LE(Difference(Exact(stored), Compute(stored, OnDevice())),
+                  HalfUnit(dtype) + kFp32Error)
+            << problem.op->name << " " << NameOf(dtype) << " skew " << skew;
+      }
+    }
+  }
+}
+
+// As gradients of weights are.
+TEST_P(CudaKernelContract, Fp32ResultsOf16BitOperandsAreNotRounded) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (Problem stored : problems_) {
+      for (HostTensor& tensor : stored.operands) tensor = tensor.As(dtype);
+      for (HostTensor& tensor : stored.initial) {
+        tensor = tensor.As(DType::kFloat32);
+      }
+      EXPECT_LE(Difference(Exact(stored), Compute(stored, OnDevice())),
+                kFp32Error)
+          << stored.op->name << " " << NameOf(dtype);
+    }
+  }
+}
+
+TEST_P(CudaKernelContract, ShardsOfEverySplitGiveTheWhole) {
+  for (const Problem& problem : problems_) {
+    const Problem stored = Converted(problem, DType::kFloat32, 0);
+    const Tensors exact = Exact(stored);
+    for (size_t f = 0; f < stored.rule.factors.size(); ++f) {
+      const int factor = static_cast<int>(f);
+      if (!stored.rule.factors[f].splittable) continue;
+      for (const int64_t parts : {2, 3}) {
+        if (Extent(stored, factor) < parts) continue;
+        EXPECT_LE(
+            Difference(exact, ComputeSplit(stored, factor, parts, OnDevice())),
+            kFp32Error)
+            << stored.op->name << " split " << parts << " ways on "
+            << stored.rule.factors[f].letter;
+      }
+    }
+  }
+}
+
+TEST_P(CudaKernelContract, AccumulationAdds) {
+  for (const Problem& problem : problems_) {
+    const Kernel& kernel = *FindCudaKernel(problem.op->name).value();
+    EXPECT_EQ(kernel.accumulates,
+              FindCpuKernel(problem.op->name).value()->accumulates);
+    if (!kernel.accumulates) continue;
+    for (const DType dtype : kStored) {
+      Problem stored = Converted(problem, dtype, 0);
+      for (HostTensor& result : stored.initial) {
+        for (int64_t i = 0; i < result.elements(); ++i) result.Set(i, 1);
+      }
+      const Problem wide = Converted(stored, DType::kFloat64, 0);
+      EXPECT_LE(Difference(Compute(wide, {.accumulate = true}),
+                           Compute(stored, OnDevice(/*accumulate=*/true))),
+                HalfUnit(dtype) + kFp32Error)
+          << problem.op->name << " " << NameOf(dtype);
+    }
+  }
+}
+
+// Whatever the order of threads and blocks, and the alignment of buffers.
+TEST_P(CudaKernelContract, GivesTheSameBitsAgain) {
+  for (const Problem& problem : problems_) {
+    const Problem stored = Converted(problem, DType::kBFloat16, 0);
+    device_->Reorder(1);
+    const Tensors once = Compute(stored, OnDevice());
+    device_->Reorder(2);
+    const Tensors again =
+        Compute(Converted(problem, DType::kBFloat16, 1), OnDevice());
+    for (size_t k = 0; k < once.size(); ++k) {
+      EXPECT_TRUE(once[k].SameBits(again[k]))
+          << problem.op->name << " result " << k;
+    }
+  }
+}
+
+TEST(CudaKernelTable, HasEveryKernelOfTheCpu) {
+  const auto names = [](std::span<const Kernel> kernels) {
+    std::set<std::string_view> result;
+    for (const Kernel& kernel : kernels) result.insert(kernel.name);
+    return result;
+  };
+  std::set<std::string_view> wanted = names(CpuKernels());
+  for (std::string_view name : Missing()) wanted.erase(name);
+  EXPECT_EQ(names(CudaKernels()), wanted);
+}
+
+}  // namespace
+}  // namespace tessera

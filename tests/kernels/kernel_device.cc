@@ -1,0 +1,101 @@
+#include "tests/kernels/kernel_device.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+// A tensor on the device, with margins that nobody may touch.
+class OnDevice {
+ public:
+  OnDevice(KernelDevice& device, const LocalTensor& tensor, bool filled)
+      : device_(device),
+        host_(tensor.data),
+        bytes_(static_cast<size_t>(tensor.elements() * SizeOf(tensor.dtype))) {
+    if (host_ == nullptr) return;
+    front_ = kMargin + reinterpret_cast<uintptr_t>(host_) % kMargin;
+    before_.assign(front_ + bytes_ + kMargin, kPoison);
+    if (filled) std::memcpy(before_.data() + front_, host_, bytes_);
+    memory_ = device.Allocate(before_.size());
+    device.Write(memory_, before_.data(), before_.size());
+    device.Guard(memory_, front_);
+    device.Guard(data() + bytes_, kMargin);
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  ~OnDevice() {
+    if (memory_ != nullptr) device_.Free(memory_);
+  }
+
+  std::byte* data() const {
+    return memory_ == nullptr ? nullptr : memory_ + front_;
+  }
+
+  // `written`: the tensor may have changed, and goes back.
+  void Return(bool written, const std::string& name) {
+    if (memory_ == nullptr) return;
+    device_.Unguard(memory_, before_.size());
+    std::vector<unsigned char> after(before_.size());
+    device_.Read(after.data(), memory_, after.size());
+    if (written) {
+      std::memcpy(host_, after.data() + front_, bytes_);
+      std::memcpy(before_.data() + front_, after.data() + front_, bytes_);
+    }
+    for (size_t i = 0; i < after.size(); ++i) {
+      ASSERT_EQ(after[i], before_[i])
+          << "written to: byte " << static_cast<int64_t>(i - front_) << " of "
+          << name << ", which has " << bytes_;
+    }
+  }
+
+ private:
+  static constexpr size_t kMargin = 256;
+  static constexpr unsigned char kPoison = 0xff;
+
+  KernelDevice& device_;
+  void* host_;
+  size_t bytes_;
+  size_t front_ = 0;
+  std::vector<unsigned char> before_;
+  std::byte* memory_ = nullptr;
+};
+
+}  // namespace
+
+void RunOnDevice(KernelDevice& device, std::string_view kernel,
+                 const KernelCall& call, bool in_place) {
+  std::vector<std::unique_ptr<OnDevice>> tensors;
+  const auto upload = [&](std::span<const LocalTensor> side, bool filled) {
+    std::vector<LocalTensor> uploaded(side.begin(), side.end());
+    for (LocalTensor& tensor : uploaded) {
+      tensors.push_back(std::make_unique<OnDevice>(device, tensor, filled));
+      tensor.data = tensors.back()->data();
+    }
+    return uploaded;
+  };
+  const std::vector<LocalTensor> operands = upload(call.operands, true);
+  const std::vector<LocalTensor> results =
+      upload(call.results, call.accumulate || in_place);
+  KernelCall there = call;
+  there.operands = operands;
+  there.results = results;
+  there.queue = &device.queue();
+  const auto found = FindCudaKernel(kernel);
+  ASSERT_TRUE(found) << found.error().message;
+  (*found)->run(there);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const bool is_operand = i < operands.size();
+    tensors[i]->Return(
+        !is_operand, std::string(kernel) + "'s " +
+                         (is_operand ? "operand " : "result ") +
+                         std::to_string(is_operand ? i : i - operands.size()));
+  }
+  EXPECT_EQ(device.queue().error, "") << kernel;
+  device.queue().error.clear();
+}
+
+}  // namespace tessera

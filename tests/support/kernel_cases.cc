@@ -1,0 +1,625 @@
+#include "tests/support/kernel_cases.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace tessera {
+namespace {
+
+constexpr Ints kIncreasing = {Ints::kIncreasing};
+constexpr Ints kShuffled = {Ints::kShuffled};
+
+Ints Below(int32_t high) {
+  return {Ints::kRandom, 0, high};
+}
+
+KernelCase Elementwise(std::string op, int operands = 1) {
+  KernelCase result = {op, op, "bsf", {{'b', 3}, {'s', 5}, {'f', 29}}};
+  for (int i = 1; i < operands; ++i) result.rule += ",bsf";
+  result.rule += "->bsf";
+  return result;
+}
+
+KernelCase AttentionCase(std::string name, std::map<char, int64_t> extents,
+                         double window, Ints queries, Ints keys) {
+  return {"attention_" + name,
+          "attention",
+          "",
+          std::move(extents),
+          {{"scale", 0.6}, {"window", window}},
+          {{3, queries}, {4, keys}}};
+}
+
+KernelCase GateCase(const std::string& name, double capacity,
+                    double renormalise) {
+  return {"moe_gate_" + name,
+          "moe_gate",
+          "",
+          {{'b', 3}, {'s', 7}, {'e', 5}, {'k', 3}},
+          {{"capacity", capacity}, {"renormalise", renormalise}, {"top_k", 3}}};
+}
+
+}  // namespace
+
+const std::vector<KernelCase>& KernelCases() {
+  static const auto* const cases = new std::vector<KernelCase>{
+      {"embedding",
+       "embedding",
+       "",
+       {{'b', 3}, {'s', 5}, {'v', 7}, {'h', 3}},
+       {},
+       {{0, Below(7)}}},
+      {"linear_bias",
+       "linear",
+       "bsi,oi+o->bso",
+       {{'b', 3}, {'s', 3}, {'i', 5}, {'o', 7}}},
+      {"linear_no_bias",
+       "linear",
+       "bsi,oi->bso",
+       {{'b', 3}, {'s', 5}, {'i', 7}, {'o', 3}}},
+      {"linear_to_heads",
+       "linear",
+       "bsi,grdi+grd->bsgrd",
+       {{'b', 2}, {'s', 3}, {'i', 5}, {'g', 2}, {'r', 3}, {'d', 3}}},
+      {"linear_from_heads",
+       "linear",
+       "bsgre,ogre+o->bso",
+       {{'b', 3}, {'s', 2}, {'o', 5}, {'g', 2}, {'r', 3}, {'e', 3}}},
+      // Beyond Eigen's threshold for blocked products.
+      {"linear_large",
+       "linear",
+       "bsi,oi+o->bso",
+       {{'b', 3}, {'s', 11}, {'i', 37}, {'o', 41}}},
+      // Vectors, which Eigen multiplies by other code.
+      {"linear_one_row",
+       "linear",
+       "bsi,oi+o->bso",
+       {{'b', 1}, {'s', 1}, {'i', 37}, {'o', 41}}},
+      {"linear_one_column",
+       "linear",
+       "bsi,oi+o->bso",
+       {{'b', 3}, {'s', 11}, {'i', 37}, {'o', 1}}},
+      {"layer_norm",
+       "layer_norm",
+       "",
+       {{'b', 3}, {'s', 5}, {'h', 7}},
+       {{"epsilon", 1e-5}}},
+      {"layer_norm_wide",
+       "layer_norm",
+       "",
+       {{'b', 3}, {'s', 3}, {'h', 133}},
+       {{"epsilon", 1e-5}}},
+      {"rms_norm",
+       "rms_norm",
+       "",
+       {{'b', 3}, {'s', 5}, {'h', 7}},
+       {{"epsilon", 1e-6}}},
+      {"rms_norm_of_heads",
+       "rms_norm",
+       "bsgrd!,d->bsgrd,bsgr",
+       {{'b', 3}, {'s', 3}, {'g', 2}, {'r', 3}, {'d', 5}},
+       {{"epsilon", 1e-6}}},
+      {"row_mean", "row_mean", "", {{'b', 3}, {'s', 5}, {'h', 7}}},
+      {"row_std",
+       "row_std",
+       "",
+       {{'b', 3}, {'s', 5}, {'h', 7}},
+       {{"epsilon", 1e-5}}},
+      {"normalize", "normalize", "", {{'b', 3}, {'s', 5}, {'h', 7}}},
+      {"rotary_queries",
+       "rotary",
+       "bsgrd!,bs->bsgrd",
+       {{'b', 3}, {'s', 5}, {'g', 2}, {'r', 3}, {'d', 6}},
+       {{"fraction", 1}, {"theta", 10000}},
+       {{1, kIncreasing}}},
+      {"rotary_keys_in_part",
+       "rotary",
+       "bsgd!,bs->bsgd",
+       {{'b', 3}, {'s', 5}, {'g', 3}, {'d', 8}},
+       {{"fraction", 0.5}, {"theta", 100}},
+       {{1, kShuffled}}},
+      AttentionCase("causal",
+                    {{'b', 3},
+                     {'s', 5},
+                     {'g', 3},
+                     {'r', 1},
+                     {'d', 4},
+                     {'t', 5},
+                     {'e', 4}},
+                    0, kIncreasing, kIncreasing),
+      AttentionCase("grouped",
+                    {{'b', 2},
+                     {'s', 7},
+                     {'g', 2},
+                     {'r', 3},
+                     {'d', 3},
+                     {'t', 7},
+                     {'e', 5}},
+                    0, kShuffled, kShuffled),
+      AttentionCase("window",
+                    {{'b', 2},
+                     {'s', 7},
+                     {'g', 2},
+                     {'r', 2},
+                     {'d', 3},
+                     {'t', 7},
+                     {'e', 3}},
+                    3, kIncreasing, kIncreasing),
+      AttentionCase("one_query",
+                    {{'b', 2},
+                     {'s', 1},
+                     {'g', 2},
+                     {'r', 1},
+                     {'d', 5},
+                     {'t', 70},
+                     {'e', 3}},
+                    0, Below(70), kIncreasing),
+      // Some queries see no key at all.
+      AttentionCase("blind",
+                    {{'b', 3},
+                     {'s', 5},
+                     {'g', 2},
+                     {'r', 3},
+                     {'d', 3},
+                     {'t', 7},
+                     {'e', 3}},
+                    2, Below(9), Below(9)),
+      // Several tiles each way, ragged; most of them are skipped.
+      AttentionCase("tiles",
+                    {{'b', 1},
+                     {'s', 150},
+                     {'g', 1},
+                     {'r', 2},
+                     {'d', 5},
+                     {'t', 203},
+                     {'e', 3}},
+                    0, kIncreasing, kIncreasing),
+      AttentionCase("tiles_window",
+                    {{'b', 1},
+                     {'s', 203},
+                     {'g', 2},
+                     {'r', 1},
+                     {'d', 5},
+                     {'t', 203},
+                     {'e', 3}},
+                    70, kIncreasing, kIncreasing),
+      AttentionCase("tiles_shuffled",
+                    {{'b', 1},
+                     {'s', 150},
+                     {'g', 1},
+                     {'r', 2},
+                     {'d', 5},
+                     {'t', 150},
+                     {'e', 3}},
+                    40, kShuffled, kShuffled),
+      Elementwise("gelu"),
+      Elementwise("gelu_erf"),
+      Elementwise("silu"),
+      Elementwise("multiply", 2),
+      Elementwise("add", 2),
+      Elementwise("sum", 3),
+      {"dropout",
+       "dropout",
+       "bsh->bsh",
+       {{'b', 3}, {'s', 5}, {'h', 7}},
+       {{"probability", 0.4}, {"salt", 11}}},
+      {"count_labels",
+       "count_labels",
+       "",
+       {{'b', 3}, {'s', 5}},
+       {},
+       {{0, {Ints::kRandom, -2, 7}}}},
+      {"cross_entropy",
+       "cross_entropy",
+       "",
+       {{'b', 3}, {'s', 5}, {'v', 7}},
+       {},
+       {{1, {Ints::kRandom, -2, 7}}}},
+      {"cross_entropy_wide",
+       "cross_entropy",
+       "",
+       {{'b', 3}, {'s', 3}, {'v', 301}},
+       {},
+       {{1, {Ints::kRandom, 0, 301}}}},
+      {"linear_fp32",
+       "linear_fp32",
+       "bsi,ei->bse",
+       {{'b', 3}, {'s', 5}, {'i', 7}, {'e', 3}}},
+      GateCase("drops", 2, 1),
+      GateCase("dropless", 7, 1),
+      GateCase("as_they_are", 3, 0),
+      {"moe_balance",
+       "moe_balance",
+       "",
+       {{'b', 3}, {'s', 7}, {'e', 5}},
+       {{"coefficient", 0.3}, {"top_k", 2}}},
+      // Some slots are taken twice, some choices were dropped.
+      {"moe_dispatch",
+       "moe_dispatch",
+       "",
+       {{'b', 3}, {'t', 5}, {'h', 7}, {'k', 2}, {'e', 4}, {'s', 3}},
+       {{"capacity", 3}, {"experts", 4}},
+       {{1, {Ints::kRandom, -3, 12}}}},
+      {"moe_dispatch_wide",
+       "moe_dispatch",
+       "",
+       {{'b', 1}, {'t', 5}, {'h', 133}, {'k', 1}, {'e', 3}, {'s', 2}},
+       {{"capacity", 2}, {"experts", 3}},
+       {{1, {Ints::kRandom, -1, 6}}}},
+      {"moe_collect",
+       "moe_collect",
+       "",
+       {{'b', 3}, {'t', 3}, {'h', 7}, {'k', 2}, {'e', 4}, {'s', 5}},
+       {},
+       {{1, {Ints::kRandom, -3, 12}}}},
+      {"moe_combine",
+       "moe_combine",
+       "",
+       {{'b', 3}, {'s', 5}, {'k', 3}, {'h', 7}}},
+      {"moe_combine_wide",
+       "moe_combine",
+       "",
+       {{'b', 1}, {'s', 3}, {'k', 2}, {'h', 133}}},
+      {"expert_linear",
+       "expert_linear",
+       "",
+       {{'e', 4}, {'b', 3}, {'s', 3}, {'i', 5}, {'o', 7}},
+       {{"top_k", 2}}},
+      {"expert_linear_one_row",
+       "expert_linear",
+       "",
+       {{'e', 3}, {'b', 1}, {'s', 1}, {'i', 37}, {'o', 41}},
+       {{"top_k", 1}}},
+      {"adamw",
+       "adamw",
+       "",
+       {{'n', 301}},
+       {{"beta1", 0.9},
+        {"beta2", 0.95},
+        {"epsilon", 1e-8},
+        {"lr", 0.01},
+        {"weight_decay", 0.1}},
+       {},
+       /*in_place=*/true},
+      {"sgd", "sgd", "", {{'n', 301}}, {{"lr", 0.1}}, {}, /*in_place=*/true},
+      {"cast", "cast", "", {{'n', 301}}},
+      {"square_sum", "square_sum", "", {{'n', 301}}},
+      {"clip_coefficient", "clip_coefficient", "", {}, {{"clip", 0.5}}},
+  };
+  return *cases;
+}
+
+const KernelCase& KernelCaseNamed(std::string_view name) {
+  for (const KernelCase& c : KernelCases()) {
+    if (c.name == name) return c;
+  }
+  TESSERA_CHECK(false) << name;
+  return KernelCases()[0];
+}
+
+const OpDef& OpNamed(std::string_view name) {
+  return *FindOp(name).value();
+}
+
+namespace {
+
+Shape ShapeOf(const IndexRule& rule, const Indices& indices,
+              const std::map<char, int64_t>& extents) {
+  Shape shape;
+  for (uint8_t f : indices) {
+    shape.push_back(extents.at(rule.factors[f].letter));
+  }
+  return shape;
+}
+
+}  // namespace
+
+void FillRandom(HostTensor& tensor, Rng& rng) {
+  for (int64_t i = 0; i < tensor.elements(); ++i) {
+    const double magnitude = 0.1 + 0.9 * rng.Uniform01();
+    tensor.Set(i, rng.Below(2) == 0 ? magnitude : -magnitude);
+  }
+}
+
+namespace {
+
+void FillInts(HostTensor& tensor, const Ints& ints, Rng& rng) {
+  const int64_t width = tensor.shape().back();
+  for (int64_t i = 0; i < tensor.elements(); ++i) {
+    if (ints.kind == Ints::kRandom) {
+      const auto range = static_cast<uint32_t>(ints.high - ints.low);
+      tensor.Set(i, ints.low + static_cast<int32_t>(rng.Below(range)));
+      continue;
+    }
+    const int64_t column = i % width;
+    tensor.Set(i, static_cast<double>(column));
+    if (ints.kind == Ints::kShuffled) {
+      const int64_t other = i - rng.Below(static_cast<uint32_t>(column) + 1);
+      const double swapped = tensor.At(other);
+      tensor.Set(other, tensor.At(i));
+      tensor.Set(i, swapped);
+    }
+  }
+}
+
+}  // namespace
+
+Problem ForwardProblem(const KernelCase& c) {
+  Rng rng(7);
+  Problem problem;
+  problem.op = &OpNamed(c.op);
+  problem.rule =
+      IndexRule::Parse(c.rule.empty() ? problem.op->rule : c.rule).value();
+  problem.attributes = c.attributes;
+  for (size_t i = 0; i < problem.rule.operands.size(); ++i) {
+    const Shape shape =
+        ShapeOf(problem.rule, problem.rule.operands[i], c.extents);
+    const auto ints = c.ints.find(i);
+    if (ints != c.ints.end()) {
+      problem.operands.emplace_back(shape, DType::kInt32);
+      FillInts(problem.operands.back(), ints->second, rng);
+    } else {
+      problem.operands.emplace_back(shape, DType::kFloat64);
+      FillRandom(problem.operands.back(), rng);
+      if (shape.empty()) problem.operands.back().Set(0, 3);  // count, norm
+    }
+  }
+  const std::vector<size_t>& integers = problem.op->integer_results;
+  for (const Indices& indices : problem.rule.results) {
+    const bool is_integer = std::find(integers.begin(), integers.end(),
+                                      problem.initial.size()) != integers.end();
+    problem.initial.emplace_back(ShapeOf(problem.rule, indices, c.extents),
+                                 is_integer ? DType::kInt32 : DType::kFloat64);
+    if (!c.in_place) continue;
+    HostTensor& result = problem.initial.back();
+    FillRandom(result, rng);
+    for (int64_t i = 0; i < result.elements(); ++i) {  // v is not negative
+      result.Set(i, std::abs(result.At(i)));
+    }
+  }
+  return problem;
+}
+
+namespace {
+
+void Call(const Problem& problem, std::string_view kernel,
+          const std::vector<LocalTensor>& operands, const CallOptions& options,
+          Tensors& results) {
+  std::vector<LocalTensor> local;
+  for (const HostTensor& result : results) local.push_back(result.Local());
+  options.run(kernel, {.rule = &problem.rule,
+                       .attributes = problem.attributes,
+                       .operands = operands,
+                       .results = local,
+                       .accumulate = options.accumulate,
+                       .seed = 5,
+                       .step = 3,
+                       .threads = options.threads});
+}
+
+std::vector<LocalTensor> Locals(const Tensors& tensors) {
+  std::vector<LocalTensor> locals;
+  for (const HostTensor& tensor : tensors) locals.push_back(tensor.Local());
+  return locals;
+}
+
+HostTensor StateOf(const Problem& problem,
+                   const std::vector<LocalTensor>& operands,
+                   CallOptions options) {
+  const bool doubles = problem.initial[0].dtype() == DType::kFloat64;
+  Shape shape = operands[1].shape;
+  shape.push_back(problem.op->coupling.state_width);
+  Tensors state = {
+      HostTensor(shape, doubles ? DType::kFloat64 : DType::kFloat32)};
+  options.accumulate = false;
+  Call(problem, std::string(problem.op->name) + ".state", operands, options,
+       state);
+  return state[0];
+}
+
+}  // namespace
+
+void RunCpuKernel(std::string_view kernel, const KernelCall& call) {
+  FindCpuKernel(kernel).value()->run(call);
+}
+
+Tensors Compute(const Problem& problem, const CallOptions& options) {
+  Tensors results = problem.initial;
+  std::vector<LocalTensor> operands = Locals(problem.operands);
+  HostTensor state;
+  if (problem.op->coupling.factor != 0) {
+    state = StateOf(problem, operands, options);
+    operands.push_back(state.Local());
+  }
+  Call(problem, problem.op->name, operands, options, results);
+  return results;
+}
+
+Problem Converted(Problem problem, DType dtype, int64_t skew) {
+  for (HostTensor& tensor : problem.operands) tensor = tensor.As(dtype, skew);
+  for (HostTensor& tensor : problem.initial) tensor = tensor.As(dtype, skew);
+  return problem;
+}
+
+// ---- Adjoints ---------------------------------------------------------------
+
+std::vector<Symbol> Symbols(std::string_view text) {
+  std::vector<Symbol> symbols(1);
+  for (char c : text) {
+    if (c == ',') {
+      symbols.emplace_back();
+    } else if (c == 'd') {
+      symbols.back().gradient = true;
+    } else if (c == 'x' || c == 'y') {
+      symbols.back().of_result = c == 'y';
+    } else {
+      symbols.back().index = static_cast<size_t>(c - '0');
+    }
+  }
+  return symbols;
+}
+
+std::optional<AdjointProblem> Adjoint(const Problem& forward,
+                                      const Tensors& results,
+                                      const HostTensor& dy,
+                                      const AdjointDef& adjoint) {
+  if (adjoint.op.empty()) return std::nullopt;
+  const size_t arrow = adjoint.signature.find("->");
+  AdjointProblem backward;
+  Problem& problem = backward.problem;
+  problem.op = &OpNamed(adjoint.op);
+  problem.attributes = forward.attributes;
+  problem.rule.factors = forward.rule.factors;
+  for (const Symbol& s : Symbols(adjoint.signature.substr(arrow + 2))) {
+    if (s.index >= forward.operands.size()) return std::nullopt;
+    backward.gradients_of.push_back(s.index);
+    problem.rule.results.push_back(forward.rule.operands[s.index]);
+    problem.initial.emplace_back(forward.operands[s.index].shape(), dy.dtype());
+  }
+  for (const Symbol& s : Symbols(adjoint.signature.substr(0, arrow))) {
+    problem.rule.operands.push_back(s.of_result
+                                        ? forward.rule.results[s.index]
+                                        : forward.rule.operands[s.index]);
+    problem.rule.terms.push_back(0);
+    problem.operands.push_back(s.gradient    ? dy
+                               : s.of_result ? results[s.index]
+                                             : forward.operands[s.index]);
+  }
+  return backward;
+}
+
+HostTensor OutputGradient(const Problem& forward) {
+  Rng rng(13);
+  HostTensor dy(forward.initial[0].shape(), DType::kFloat64);
+  FillRandom(dy, rng);
+  if (dy.shape().empty()) dy.Set(0, 1);  // the loss itself
+  return dy;
+}
+
+std::vector<Problem> AllProblems(const KernelCase& c) {
+  const Problem forward = ForwardProblem(c);
+  std::vector<Problem> problems = {forward};
+  if (forward.op->adjoints.empty()) return problems;
+  const Tensors results = Compute(forward);
+  const HostTensor dy = OutputGradient(forward);
+  for (const AdjointDef& adjoint : forward.op->adjoints) {
+    auto backward = Adjoint(forward, results, dy, adjoint);
+    if (backward) problems.push_back(std::move(backward->problem));
+  }
+  return problems;
+}
+
+// ---- Splitting --------------------------------------------------------------
+
+int64_t Extent(const Problem& problem, int factor) {
+  const auto find = [&](const std::vector<Indices>& sides,
+                        const Tensors& tensors) -> int64_t {
+    for (size_t i = 0; i < sides.size(); ++i) {
+      for (size_t dim = 0; dim < sides[i].size(); ++dim) {
+        if (sides[i][dim] == factor) return tensors[i].shape()[dim];
+      }
+    }
+    return 0;
+  };
+  const int64_t extent = find(problem.rule.operands, problem.operands);
+  return extent > 0 ? extent : find(problem.rule.results, problem.initial);
+}
+
+namespace {
+
+// Shard `part` of `parts` of a tensor along the factor, or all of it.
+HostTensor Shard(const HostTensor& whole, const Indices& indices, int factor,
+                 int64_t part, int64_t parts) {
+  for (size_t dim = 0; dim < indices.size(); ++dim) {
+    if (indices[dim] != factor) continue;
+    const int64_t n = whole.shape()[dim];
+    return whole.Part(dim, part * n / parts, (part + 1) * n / parts);
+  }
+  return whole;
+}
+
+}  // namespace
+
+Tensors ComputeSplit(const Problem& problem, int factor, int64_t parts,
+                     const CallOptions& options, Mistake mistake) {
+  const IndexRule& rule = problem.rule;
+  const bool reduction =
+      std::none_of(rule.results.begin(), rule.results.end(),
+                   [&](const Indices& r) { return Holds(r, factor); });
+  const bool coupled =
+      rule.factors[factor].letter == problem.op->coupling.factor;
+  std::vector<Tensors> operands(parts);
+  std::vector<std::vector<LocalTensor>> locals(parts);
+  for (int64_t part = 0; part < parts; ++part) {
+    for (size_t i = 0; i < problem.operands.size(); ++i) {
+      operands[part].push_back(
+          Shard(problem.operands[i], rule.operands[i], factor, part, parts));
+      if (mistake == Mistake::kLocalIndex) operands[part].back().ForgetPlace();
+      locals[part].push_back(operands[part].back().Local());
+      if (reduction && part > 0 && rule.terms[i] > 0 &&
+          !Holds(rule.operands[i], factor) &&
+          mistake != Mistake::kTermsEverywhere) {
+        locals[part].back().data = nullptr;
+      }
+    }
+  }
+  // The states of all shards of a coupled factor, in rank order.
+  std::vector<HostTensor> states(parts);
+  if (problem.op->coupling.factor != 0) {
+    std::vector<double> gathered;
+    for (int64_t part = 0; part < parts; ++part) {
+      states[part] = StateOf(problem, locals[part], options);
+      const std::vector<double> values = states[part].Values();
+      gathered.insert(gathered.end(), values.begin(), values.end());
+    }
+    Shape shape = states[0].shape();
+    shape.insert(shape.begin(), parts);
+    for (int64_t part = 0; part < parts; ++part) {
+      if (coupled && mistake != Mistake::kOwnStateOnly) {
+        states[part] = HostTensor(shape, states[part].dtype(), gathered);
+      }
+      locals[part].push_back(states[part].Local());
+    }
+  }
+
+  Tensors whole;
+  for (const HostTensor& initial : problem.initial) {
+    whole.emplace_back(initial.shape(), initial.dtype());
+  }
+  for (int64_t part = 0; part < parts; ++part) {
+    Tensors results;
+    for (size_t k = 0; k < rule.results.size(); ++k) {
+      results.push_back(
+          Shard(problem.initial[k], rule.results[k], factor, part, parts));
+    }
+    Call(problem, problem.op->name, locals[part], options, results);
+    for (size_t k = 0; k < results.size(); ++k) {
+      if (coupled && !Holds(rule.results[k], factor)) {
+        whole[k] = results[k];  // whole on every shard
+      } else {
+        whole[k].Add(results[k]);
+      }
+    }
+  }
+  return whole;
+}
+
+double Difference(const Tensors& a, const Tensors& b) {
+  double worst = 0;
+  for (size_t k = 0; k < a.size(); ++k) {
+    double largest = 1;
+    double difference = 0;
+    for (int64_t i = 0; i < a[k].elements(); ++i) {
+      const double x = a[k].At(i);
+      const double y = b[k].At(i);
+      if (x == y) continue;
+      if (!std::isfinite(x) || !std::isfinite(y)) return INFINITY;
+      difference = std::max(difference, std::abs(x - y));
+      largest = std::max(largest, std::abs(x));
+    }
+    worst = std::max(worst, difference / largest);
+  }
+  return worst;
+}
+
+}  // namespace tessera
