@@ -101,9 +101,9 @@ Result<void> RankExecutor::Prepare(const FileTierOptions& files) {
                              ? -1
                              : static_cast<int>(it - group.devices.begin()));
   }
-  TESSERA_RETURN_IF_ERROR(OpenTiers(files));
   TESSERA_RETURN_IF_ERROR(JoinGroups());
   SizeBuffers();
+  TESSERA_RETURN_IF_ERROR(OpenTiers(files));
 
   for (size_t t = 0; t < tasks_.tasks.size(); ++t) {
     const Task& task = tasks_.tasks[t];
@@ -141,7 +141,6 @@ Result<void> RankExecutor::Prepare(const FileTierOptions& files) {
     if (!tasks_.values[v].persistent || buffer_bytes_[v].value == 0) continue;
     if (weights_ != nullptr) {
       buffers_[v] = weights_->buffers_[v];
-      offsets_[v] = weights_->offsets_[v];
     } else {
       TESSERA_RETURN_IF_ERROR(Allocate(ValueId(v)));
     }
@@ -152,8 +151,10 @@ Result<void> RankExecutor::Prepare(const FileTierOptions& files) {
 // The host's buffers are such as the file reads and writes directly.
 Result<void> RankExecutor::OpenTiers(const FileTierOptions& files) {
   if (weights_ != nullptr) {
+    // Values have the same numbers, and the other one does not run.
     host_ = weights_->host_;
     files_ = weights_->files_;
+    layout_ = weights_->layout_;
     return {};
   }
   bool host = false;
@@ -168,7 +169,8 @@ Result<void> RankExecutor::OpenTiers(const FileTierOptions& files) {
                  : std::make_shared<CpuDevice>();
   }
   if (file) {
-    TESSERA_TRY(files_, FileTier::Open(files));
+    layout_ = LayOutFile(tasks_, buffer_bytes_);
+    TESSERA_TRY(files_, FileTier::Open(files, layout_.length));
   }
   return {};
 }
@@ -202,7 +204,6 @@ void RankExecutor::SizeBuffers() {
   roots_.resize(tasks_.values.size());
   buffer_bytes_.resize(tasks_.values.size());
   buffers_.resize(tasks_.values.size());
-  offsets_.assign(tasks_.values.size(), -1);
   for (size_t v = 0; v < tasks_.values.size(); ++v) {
     roots_[v] = tasks_.Root(ValueId(v));
     if (position(tasks_.values[v].group) < 0) continue;
@@ -259,6 +260,23 @@ int RankExecutor::StreamOf(const Work& work) {
   return static_cast<int>(it - streams_.begin());
 }
 
+void RankExecutor::AwaitPlace(ValueId root, StreamJob& job) {
+  const auto begin = [&](ValueId id) { return layout_.offsets[id.index()]; };
+  const auto end = [&](ValueId id) {
+    return begin(id) + WholeFileBlocks(buffer_bytes_[id.index()]).value;
+  };
+  for (auto& [before, jobs] : placed_) {
+    if (begin(before) >= end(root) || begin(root) >= end(before)) continue;
+    job.deps.insert(job.deps.end(), jobs.begin(), jobs.end());
+  }
+  // Who comes after waits for `root`, and so for those whose whole place it
+  // has.
+  std::erase_if(placed_, [&](const auto& place) {
+    return begin(root) <= begin(place.first) && end(place.first) <= end(root);
+  });
+  placed_.emplace_back(root, std::vector<int>());
+}
+
 void RankExecutor::PlanStreams() {
   std::vector<int> job_of(tasks_.tasks.size(), -1);
   std::vector<int> left = use_counts_;
@@ -271,11 +289,18 @@ void RankExecutor::PlanStreams() {
     }
     job.takes.device = work.staging;
     HeldBytes given = job.takes;
-    for (ValueId root : work.allocates) job.takes += MemoryOf(root);
+    for (ValueId root : work.allocates) {
+      job.takes += MemoryOf(root);
+      if (InFile(root)) AwaitPlace(root, job);
+    }
     for (ValueId root : work.uses) {
       if (--left[root.index()] == 0) given += MemoryOf(root);
     }
-    job_of[work.task.index()] = static_cast<int>(jobs_.size());
+    const auto index = static_cast<int>(jobs_.size());
+    for (auto& [placed, jobs] : placed_) {
+      if (std::ranges::count(work.uses, placed) > 0) jobs.push_back(index);
+    }
+    job_of[work.task.index()] = index;
     jobs_.push_back(std::move(job));
     gives.push_back(given);
   }
@@ -588,18 +613,13 @@ void RankExecutor::set_learning_rate(double rate) {
 Result<void> RankExecutor::Allocate(ValueId root) {
   const Bytes bytes = buffer_bytes_[root.index()];
   const Value& value = tasks_.value(root);
-  if (value.tier == MemoryTier::kFile) {
-    TESSERA_TRY(offsets_[root.index()], files_->Allocate(bytes));
-    return {};
-  }
+  if (InFile(root)) return {};  // it has its place
   RankDevice& device = value.tier == MemoryTier::kHost ? *host_ : device_;
   TESSERA_TRY(buffers_[root.index()], device.Allocate(bytes, value.category));
   return {};
 }
 
 void RankExecutor::Free(ValueId root) {
-  int64_t& offset = offsets_[root.index()];
-  if (offset >= 0) files_->Free(std::exchange(offset, -1));
   void* const data = std::exchange(buffers_[root.index()], nullptr);
   if (data == nullptr) return;
   if (tasks_.value(root).tier == MemoryTier::kHost) {
@@ -622,9 +642,14 @@ HeldBytes RankExecutor::MemoryOf(ValueId root) const {
   return {};
 }
 
+bool RankExecutor::InFile(ValueId root) const {
+  return tasks_.value(root).tier == MemoryTier::kFile;
+}
+
 bool RankExecutor::Holds(ValueId id) const {
   const size_t root = roots_[id.index()].index();
-  return buffers_[root] != nullptr || offsets_[root] >= 0;
+  return buffers_[root] != nullptr ||
+         (InFile(roots_[id.index()]) && buffer_bytes_[root] > Bytes{});
 }
 
 Result<void> RankExecutor::ReadValue(ValueId id, void* to) const {
@@ -639,7 +664,7 @@ Result<void> RankExecutor::ReadValue(ValueId id, void* to) const {
       break;
     case MemoryTier::kFile: {
       TESSERA_TRY(const Staging staging, Staging::Allocate(*host_, bytes));
-      const FileTier::Transfer transfer{offsets_[root], staging.data(),
+      const FileTier::Transfer transfer{layout_.offsets[root], staging.data(),
                                         bytes.value};
       TESSERA_RETURN_IF_ERROR(files_->Read({&transfer, 1}));
       host_->Read(to, staging.data(), bytes);
@@ -662,7 +687,7 @@ Result<void> RankExecutor::WriteValue(ValueId id, const void* from) {
     case MemoryTier::kFile: {
       TESSERA_TRY(const Staging staging, Staging::Allocate(*host_, bytes));
       host_->Write(staging.data(), from, bytes);
-      const FileTier::Transfer transfer{offsets_[root], staging.data(),
+      const FileTier::Transfer transfer{layout_.offsets[root], staging.data(),
                                         bytes.value};
       return files_->Write({&transfer, 1});
     }
@@ -672,10 +697,6 @@ Result<void> RankExecutor::WriteValue(ValueId id, const void* from) {
 
 MemoryUse RankExecutor::host_peak() const {
   return host_ == nullptr ? MemoryUse() : host_->account().peak();
-}
-
-Bytes RankExecutor::file_bytes() const {
-  return files_ == nullptr ? Bytes() : files_->length();
 }
 
 Result<Timeline> RankExecutor::Run(const TaskGraph& tasks) {
@@ -854,7 +875,7 @@ Result<void> RankExecutor::RunCopy(const Task& task) {
     const Bytes bytes = BytesOf(to);
     if (bytes == Bytes{}) continue;
     const auto offset = [&](ValueId id) {
-      return offsets_[roots_[id.index()].index()];
+      return layout_.offsets[roots_[id.index()].index()];
     };
     if (tasks_.value(from).tier == MemoryTier::kFile) {
       transfers.push_back({offset(from), data(to), bytes.value});

@@ -19,6 +19,7 @@
 #include "planner/base/result.h"
 #include "planner/ir/graph.h"
 #include "planner/lower/executor.h"
+#include "planner/lower/file_layout.h"
 #include "planner/plan/plan.h"
 #include "runtime/comm/communicator.h"
 #include "runtime/device/cpu_device.h"
@@ -84,9 +85,10 @@ class RankExecutor : public Executor {
   bool Holds(ValueId value) const;
   Result<void> ReadValue(ValueId value, void* to) const;
   Result<void> WriteValue(ValueId value, const void* from);
-  // The peak of what this rank keeps in the host's memory, and its file.
+  // The peak of what this rank keeps in the host's memory, and its file; null
+  // where it has none.
   MemoryUse host_peak() const;
-  Bytes file_bytes() const;
+  const FileTier* file() const { return files_.get(); }
 
   // Index of this rank in a group of the task graph, or -1.
   int position(GroupId group) const { return positions_[group.index()]; }
@@ -140,6 +142,9 @@ class RankExecutor : public Executor {
   void SizeBuffers();
   void FindLifetimes();
   void PlanStreams();
+  // What had a file value's place before it has ended when `job`, its first,
+  // starts.
+  void AwaitPlace(ValueId root, StreamJob& job);
   int StreamOf(const Work& work);
   Result<void> PrepareCompute(const Task& task, Work& work);
   Result<void> PrepareListKernel(const Task& task, Work& work);
@@ -166,6 +171,7 @@ class RankExecutor : public Executor {
   void RunCall(Call& call);
   Result<void> Allocate(ValueId root);
   void Free(ValueId root);
+  bool InFile(ValueId root) const;
   // Of a buffer's tier; of what lies in a file nothing.
   HeldBytes MemoryOf(ValueId root) const;
 
@@ -198,7 +204,7 @@ class RankExecutor : public Executor {
   std::vector<ValueId> roots_;       // by value
   std::vector<Bytes> buffer_bytes_;  // by root value
   std::vector<void*> buffers_;       // by root value
-  std::vector<int64_t> offsets_;     // the same in the file, or -1
+  FileLayout layout_;                // of the file, if there is one
   // One() of a device, once it is wanted.
   std::vector<std::pair<RankDevice*, void*>> ones_;
   std::vector<Work> work_;
@@ -207,6 +213,8 @@ class RankExecutor : public Executor {
 
   // By task of this rank.
   std::vector<StreamJob> jobs_;
+  // Who has had a place in the file, with its jobs, as PlanStreams goes on.
+  std::vector<std::pair<ValueId, std::vector<int>>> placed_;
   HeldBytes budget_;
   std::vector<const void*> streams_;  // what tells the streams apart
 };

@@ -33,7 +33,7 @@ struct Outcome {
 struct ReportHeader {
   MemoryUse memory;
   MemoryUse host_memory;
-  Bytes file_bytes;
+  FileUse file;
   Bytes os_peak;
   int64_t step_picoseconds = 0;
   int64_t spans = 0;
@@ -205,7 +205,9 @@ class Trainer {
     ReportHeader header;
     header.memory = executor_.device().account().peak();
     header.host_memory = executor_.host_peak();
-    header.file_bytes = executor_.file_bytes();
+    if (const FileTier* const file = executor_.file()) {
+      header.file = {file->length(), file->direct(), file->has_ring()};
+    }
     header.os_peak = PeakResidentBytes() - resident_before_;
     header.step_picoseconds = timeline.step_time.picoseconds;
     header.spans = static_cast<int64_t>(timeline.spans.size());
@@ -224,7 +226,7 @@ class Trainer {
                                         kReportTag + 1));
       summary_.memory.push_back(theirs.memory);
       summary_.host_memory.push_back(theirs.host_memory);
-      summary_.file_bytes.push_back(theirs.file_bytes);
+      summary_.files.push_back(theirs.file);
       summary_.os_peak.push_back(theirs.os_peak);
       summary_.breakdowns.push_back(BreakdownOf(*job_.tasks, received));
       summary_.timelines.push_back(std::move(received));

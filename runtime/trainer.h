@@ -60,6 +60,14 @@ struct TrainingJob {
   std::function<void(const StepReport&)> progress;  // called on rank 0
 };
 
+// A rank's file of what has no room in memory, and how it is read and written
+// (runtime/storage/file_tier.h).
+struct FileUse {
+  Bytes length;
+  bool direct = false;  // past the page cache
+  bool ring = false;    // by io_uring
+};
+
 struct TrainingResult {
   int64_t first_step = 0;
   std::vector<double> losses;             // by step; of the global batch
@@ -72,9 +80,9 @@ struct TrainingResult {
   // By rank, on rank 0 only: the true peak of memory, and the step that took
   // the median time.
   std::vector<MemoryUse> memory;
-  // The same of what it kept in the host's memory, and the length of its file.
+  // The same of what it kept in the host's memory, and its file.
   std::vector<MemoryUse> host_memory;
-  std::vector<Bytes> file_bytes;
+  std::vector<FileUse> files;
   // By rank: the most that its process held beyond what it held before
   // training, as the operating system counts.
   std::vector<Bytes> os_peak;

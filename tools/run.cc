@@ -157,7 +157,7 @@ std::string OffloadDirectory(const Options& options) {
 Result<void> CheckOffloadDirectory(const Options& options, const Plan& plan) {
   if (!Uses(plan, MemoryTier::kFile)) return {};
   const std::string directory = OffloadDirectory(options);
-  const auto file = FileTier::Open({.directory = directory});
+  const auto file = FileTier::Open({.directory = directory}, {});
   if (!file) return InvalidInput(file.error().ToString(), "--offload-dir");
   return {};
 }

@@ -58,6 +58,11 @@ Breakdown Divide(Breakdown b, int64_t n) {
   return b;
 }
 
+std::string HowText(const FileUse& file) {
+  return std::string(file.direct ? "direct" : "buffered") +
+         (file.ring ? ", io_uring" : ", pread and pwrite");
+}
+
 Json LossesJson(const std::vector<double>& losses) {
   return Json::ArrayOf(losses, [](double loss) { return Json(loss); });
 }
@@ -117,7 +122,12 @@ Json RunJson(const RunReport& report) {
     Json row = Json::Object({{"rank", static_cast<int64_t>(rank)}});
     row.Extend(MemoryJson(result.memory[rank]));
     row.Set("host", result.host_memory[rank].total.value);
-    row.Set("file", result.file_bytes[rank].value);
+    const FileUse& file = result.files[rank];
+    row.Set("file", file.length.value);
+    if (file.length > Bytes{}) {
+      row.Set("file_io",
+              Json::Object({{"direct", file.direct}, {"io_uring", file.ring}}));
+    }
     if (rank < result.os_peak.size()) {
       row.Set("os_peak", result.os_peak[rank].value);
     }
@@ -204,21 +214,26 @@ std::string RunText(const RunReport& report) {
   }
   out += FormatTable(rows);
 
-  const auto none = [](Bytes bytes) { return bytes == Bytes{}; };
-  if (std::ranges::all_of(result.host_memory, none,
-                          [](const MemoryUse& use) { return use.total; }) &&
-      std::ranges::all_of(result.file_bytes, none)) {
+  const auto has_host = [](const MemoryUse& use) {
+    return use.total > Bytes{};
+  };
+  const auto has_file = [](const FileUse& file) {
+    return file.length > Bytes{};
+  };
+  if (std::ranges::none_of(result.host_memory, has_host) &&
+      std::ranges::none_of(result.files, has_file)) {
     return out;
   }
   out += "\npeak beside the device\n";
   rows = {{"rank", "host predicted", "host measured", "file predicted",
-           "file measured"}};
+           "file measured", "file I/O"}};
   for (size_t rank = 0; rank < result.host_memory.size(); ++rank) {
-    rows.push_back({std::to_string(rank),
-                    FormatBytes(report.predicted_host[rank].total),
-                    FormatBytes(result.host_memory[rank].total),
-                    FormatBytes(report.predicted_file[rank].total),
-                    FormatBytes(result.file_bytes[rank])});
+    const FileUse& file = result.files[rank];
+    rows.push_back(
+        {std::to_string(rank), FormatBytes(report.predicted_host[rank].total),
+         FormatBytes(result.host_memory[rank].total),
+         FormatBytes(report.predicted_file[rank].total),
+         FormatBytes(file.length), has_file(file) ? HowText(file) : "-"});
   }
   return out + FormatTable(rows);
 }

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <string>
 
+#include "planner/lower/file_layout.h"
 #include "planner/lower/staging.h"
 #include "planner/plan/stages.h"
 
@@ -40,10 +41,41 @@ std::string SizeText(Bytes bytes) {
   return text;
 }
 
+// The bytes of a value on the ranks of a set of devices.
+Bytes BytesOn(const TaskGraph& tasks, const DeviceSet& devices, ValueId id) {
+  const Value& value = tasks.value(id);
+  const bool here = Holds(devices, value.group) || value.group == tasks.world;
+  return here ? LargestBytes(tasks, id) : Bytes{};
+}
+
+// The length of the file of each.
+std::vector<MemoryUse> FileUse(const TaskGraph& tasks,
+                               const std::vector<DeviceSet>& sets) {
+  std::vector<MemoryUse> uses;
+  for (const DeviceSet& set : sets) {
+    std::vector<Bytes> bytes(tasks.values.size());
+    MemoryUse& use = uses.emplace_back();
+    for (size_t v = 0; v < tasks.values.size(); ++v) {
+      const Value& value = tasks.values[v];
+      if (value.tier != MemoryTier::kFile || value.alias_of.valid()) continue;
+      bytes[v] = BytesOn(tasks, set, ValueId(v));
+      if (!value.persistent) continue;
+      use.parts[static_cast<size_t>(value.category)] +=
+          WholeFileBlocks(bytes[v]);
+    }
+    const FileLayout layout = LayOutFile(tasks, bytes);
+    use.total = layout.length;
+    use.parts[static_cast<size_t>(MemoryCategory::kActivation)] +=
+        layout.length - layout.persistent;
+  }
+  return uses;
+}
+
 }  // namespace
 
 std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks, MemoryTier tier) {
   const std::vector<DeviceSet> sets = DeviceSets(tasks.plan_groups());
+  if (tier == MemoryTier::kFile) return FileUse(tasks, sets);
   std::vector<Account> accounts(sets.size());
   std::vector<std::vector<Account*>> of_group(tasks.world.index());
   for (size_t s = 0; s < sets.size(); ++s) {
@@ -57,10 +89,6 @@ std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks, MemoryTier tier) {
     const Value& value = tasks.values[v];
     if (value.alias_of.valid() || value.tier != tier) continue;
     bytes[v] = LargestBytes(tasks, ValueId(static_cast<int64_t>(v)));
-    if (tier == MemoryTier::kFile) {
-      bytes[v] = {(bytes[v].value + kFileBlockBytes - 1) / kFileBlockBytes *
-                  kFileBlockBytes};
-    }
     if (!value.persistent) continue;
     held[v] = true;
     if (value.group == tasks.world) {

@@ -7,7 +7,10 @@
 // included. An alias is its root. Shards may differ by one element: the largest
 // counts for every device. A task's staging (planner/lower/staging.h) counts
 // while it runs. Kernels need no scratch worth counting. The world's values
-// have a copy on every device. Of a file whole blocks count.
+// have a copy on every device.
+//
+// A file is as long as its layout (planner/lower/file_layout.h): the parts are
+// what persists, and all behind it counts as activations.
 
 #include <string>
 #include <vector>

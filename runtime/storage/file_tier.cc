@@ -2,12 +2,15 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
+#include <vector>
 
 #include "planner/base/check.h"
 #include "runtime/storage/io_ring.h"
@@ -21,34 +24,41 @@ int64_t WholeBlocks(int64_t bytes) {
 }
 
 // A file without a name, or -1.
-int OpenNameless(const std::string& directory, int flags) {
-  const int fd = open(directory.c_str(),
-                      O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC | flags, 0600);
-  if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR)) return fd;
-  std::string path = directory + "/tessera-offload-XXXXXX";
-  const int named = mkostemp(path.data(), O_CLOEXEC | flags);
-  if (named >= 0) unlink(path.c_str());
-  return named;
+int OpenNameless(const FileTierOptions& options) {
+  if (options.nameless) {
+    const int fd = open(options.directory.c_str(),
+                        O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
+    if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR)) return fd;
+  }
+  std::string path = options.directory + "/tessera-offload-XXXXXX";
+  const int fd = mkostemp(path.data(), O_CLOEXEC);
+  if (fd >= 0) unlink(path.c_str());
+  return fd;
+}
+
+// Open(2) may create a file and then refuse O_DIRECT, which would leave its
+// name behind; so the file is open before. False: the file system does not take
+// it.
+bool MakeDirect(int fd) {
+  const int flags = fcntl(fd, F_GETFL);
+  return flags >= 0 && fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
 }
 
 }  // namespace
 
-Result<std::unique_ptr<FileTier>> FileTier::Open(
-    const FileTierOptions& options) {
-  int fd = -1;
-  bool direct = options.direct;
-  if (direct) fd = OpenNameless(options.directory, O_DIRECT);
-  if (fd < 0) {
-    direct = false;
-    fd = OpenNameless(options.directory, 0);
-  }
+Result<std::unique_ptr<FileTier>> FileTier::Open(const FileTierOptions& options,
+                                                 Bytes length) {
+  const int fd = OpenNameless(options);
   if (fd < 0) {
     return Error{ErrorCode::kUnavailable,
                  "cannot make a file for offloading: " +
                      std::string(std::strerror(errno)),
                  options.directory};
   }
-  std::unique_ptr<FileTier> tier(new FileTier(fd, direct, options.directory));
+  const bool direct = options.direct && MakeDirect(fd);
+  std::unique_ptr<FileTier> tier(
+      new FileTier(fd, direct, options.directory, length));
+  TESSERA_RETURN_IF_ERROR(tier->Reserve());
   if (options.ring) {
     tier->read_ring_ = IoRing::Make(kDepth);
     tier->write_ring_ = IoRing::Make(kDepth);
@@ -60,58 +70,49 @@ Result<std::unique_ptr<FileTier>> FileTier::Open(
   return tier;
 }
 
-FileTier::FileTier(int fd, bool direct, std::string directory)
-    : fd_(fd), direct_(direct), directory_(std::move(directory)) {}
+FileTier::FileTier(int fd, bool direct, std::string directory, Bytes length)
+    : fd_(fd),
+      direct_(direct),
+      directory_(std::move(directory)),
+      length_(length) {}
 
 FileTier::~FileTier() {
   close(fd_);
 }
 
-Result<int64_t> FileTier::Allocate(Bytes size) {
-  const int64_t bytes = WholeBlocks(size.value);
-  const std::lock_guard lock(mutex_);
-  std::vector<int64_t>& free = free_[bytes];
-  int64_t offset = length_;
-  if (!free.empty()) {
-    offset = free.back();
-    free.pop_back();
-  } else {
+Result<void> FileTier::Reserve() {
+  if (length_ == Bytes{}) return {};
+  const auto reserve = [&]() -> int {
     // Beyond the process's limit the kernel would send a signal.
     rlimit limit;
-    int code = 0;
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 &&
         limit.rlim_cur != RLIM_INFINITY &&
-        static_cast<uint64_t>(length_ + bytes) > limit.rlim_cur) {
-      code = EFBIG;
-    } else {
-      do {
-        code = posix_fallocate(fd_, length_, bytes);
-      } while (code == EINTR);
+        static_cast<uint64_t>(length_.value) > limit.rlim_cur) {
+      return EFBIG;
     }
-    if (code != 0) {
-      return Error{ErrorCode::kUnavailable,
-                   "cannot reserve " + std::to_string(bytes) +
-                       " bytes at offset " + std::to_string(length_) +
-                       " of the offload file: " + std::strerror(code),
-                   directory_};
-    }
-    length_ += bytes;
+    int result = 0;
+    do {
+      result = fallocate(fd_, 0, 0, length_.value);
+    } while (result != 0 && errno == EINTR);
+    if (result == 0) return 0;
+    if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
+    if (FreeBytesOf(directory_) < length_) return ENOSPC;
+    return ftruncate(fd_, length_.value) == 0 ? 0 : errno;
+  };
+  const int code = reserve();
+  if (code == 0) return {};
+  return Error{ErrorCode::kUnavailable,
+               "cannot reserve " + std::to_string(length_.value) +
+                   " bytes for the offload file: " + std::strerror(code),
+               directory_};
+}
+
+Bytes FreeBytesOf(const std::string& directory) {
+  struct statvfs storage;
+  if (statvfs(directory.c_str(), &storage) != 0) {
+    return {std::numeric_limits<int64_t>::max()};
   }
-  sizes_[offset] = bytes;
-  return offset;
-}
-
-void FileTier::Free(int64_t offset) {
-  const std::lock_guard lock(mutex_);
-  const auto it = sizes_.find(offset);
-  TESSERA_CHECK(it != sizes_.end()) << "not in use: " << offset;
-  free_[it->second].push_back(offset);
-  sizes_.erase(it);
-}
-
-Bytes FileTier::length() const {
-  const std::lock_guard lock(mutex_);
-  return {length_};
+  return {static_cast<int64_t>(storage.f_bavail * storage.f_frsize)};
 }
 
 Error FileTier::Failed(bool write, const Transfer& transfer, int code) const {
@@ -142,6 +143,10 @@ Result<void> FileTier::Run(std::span<const Transfer> transfers, bool write) {
         reinterpret_cast<uintptr_t>(transfer.data) % kFileBlockBytes == 0)
         << "a buffer that is not aligned";
     const int64_t bytes = WholeBlocks(transfer.bytes);
+    TESSERA_CHECK(transfer.offset % kFileBlockBytes == 0 &&
+                  transfer.offset + bytes <= length_.value)
+        << bytes << " bytes at " << transfer.offset << " of a file of "
+        << length_.value;
     for (int64_t at = 0; at < bytes; at += kRequestBytes) {
       requests.push_back({transfer.offset + at,
                           static_cast<std::byte*>(transfer.data) + at,

@@ -8,20 +8,19 @@
 // up to kDepth requests in flight; elsewhere it makes them one by one with
 // pread and pwrite. Reads and writes may run beside each other.
 //
-// Space is handed out in extents of whole blocks (kFileBlockBytes), and
-// reserved as the file grows: a full storage is an error then, not later.
-// Extents that are freed are used again by others of the same size.
+// The file has its full length from the beginning, and where the file system
+// can reserve space (fallocate(2)) a full storage is an error then. Elsewhere
+// what is free must suffice then, and who takes it afterwards makes a write
+// fail. Who keeps what where is the caller's affair
+// (planner/lower/file_layout.h).
 //
 // Errors name the file's folder, the offset and the bytes: kUnavailable.
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
-#include <unordered_map>
-#include <vector>
 
 #include "planner/base/result.h"
 #include "planner/base/units.h"
@@ -33,9 +32,15 @@ class IoRing;
 
 struct FileTierOptions {
   std::string directory = ".";
-  bool direct = true;  // where the file system takes it
-  bool ring = true;    // where the kernel has it
+  bool nameless = true;  // O_TMPFILE, where the file system takes it; elsewhere
+                         // the name is deleted at once
+  bool direct = true;    // where the file system takes it
+  bool ring = true;      // where the kernel has it
 };
+
+// What a user without privileges may still take of the storage that a folder
+// lies on. Where the system does not say, the most that there can be.
+Bytes FreeBytesOf(const std::string& directory);
 
 class FileTier {
  public:
@@ -44,18 +49,15 @@ class FileTier {
   // make up one tensor.
   static constexpr int64_t kRequestBytes = int64_t{1} << 20;
 
-  static Result<std::unique_ptr<FileTier>> Open(const FileTierOptions& options);
+  // A file of `length` bytes, of unknown contents.
+  static Result<std::unique_ptr<FileTier>> Open(const FileTierOptions& options,
+                                                Bytes length);
   FileTier(const FileTier&) = delete;
   FileTier& operator=(const FileTier&) = delete;
   ~FileTier();
 
-  // The offset of an extent for `size` bytes.
-  Result<int64_t> Allocate(Bytes size);
-  // REQUIRES: `offset` came from Allocate and has not been freed.
-  void Free(int64_t offset);
-
-  // `data` begins at a multiple of kFileBlockBytes, and the caller's memory
-  // goes on to the end of the last block of `bytes`.
+  // `offset` and `data` are multiples of kFileBlockBytes, and both the file and
+  // the caller's memory go on to the end of the last block of `bytes`.
   struct Transfer {
     int64_t offset = 0;
     void* data = nullptr;
@@ -65,28 +67,24 @@ class FileTier {
   Result<void> Read(std::span<const Transfer> transfers);
   Result<void> Write(std::span<const Transfer> transfers);
 
-  // All extents that there were at once.
-  Bytes length() const;
+  Bytes length() const { return length_; }
   bool direct() const { return direct_; }
   bool has_ring() const { return read_ring_ != nullptr; }
 
  private:
-  FileTier(int fd, bool direct, std::string directory);
+  FileTier(int fd, bool direct, std::string directory, Bytes length);
+  Result<void> Reserve();
   Result<void> Run(std::span<const Transfer> transfers, bool write);
   Error Failed(bool write, const Transfer& transfer, int code) const;
 
   const int fd_;
   const bool direct_;
   const std::string directory_;
+  const Bytes length_;
   std::unique_ptr<IoRing> read_ring_;  // both or none
   std::unique_ptr<IoRing> write_ring_;
   std::mutex read_mutex_;
   std::mutex write_mutex_;
-
-  mutable std::mutex mutex_;  // guards what follows
-  int64_t length_ = 0;
-  std::unordered_map<int64_t, int64_t> sizes_;    // by offset
-  std::map<int64_t, std::vector<int64_t>> free_;  // offsets by size
 };
 
 }  // namespace tessera

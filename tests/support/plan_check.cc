@@ -164,6 +164,9 @@ std::string PlanChecker::CheckTraining(const Case& c, const Change& change) {
     wrong = ComparePeaks(tasks, MemoryTier::kHost, run.concurrent,
                          trained->host_peaks);
   }
+  if (wrong.empty()) {
+    wrong = ComparePeaks(tasks, MemoryTier::kFile, false, trained->files);
+  }
   return wrong;
 }
 

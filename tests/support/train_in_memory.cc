@@ -209,6 +209,7 @@ class Gathered {
 struct Peaks {
   MemoryUse device;
   MemoryUse host;
+  MemoryUse file;
 };
 
 Result<Peaks> TrainRank(const Graph& graph, const TaskGraph& tasks,
@@ -243,7 +244,11 @@ Result<Peaks> TrainRank(const Graph& graph, const TaskGraph& tasks,
                                            options.seed, *executor, *all));
   }
   TESSERA_RETURN_IF_ERROR(world.Flush());
-  return Peaks{device.account().peak(), executor->host_peak()};
+  Peaks peaks{device.account().peak(), executor->host_peak(), {}};
+  if (executor->file() != nullptr) {
+    peaks.file.total = executor->file()->length();
+  }
+  return peaks;
 }
 
 }  // namespace
@@ -267,6 +272,7 @@ Result<Trained> TrainInMemory(const Graph& graph, const TaskGraph& tasks,
   for (const auto& result : results) {
     trained.peaks.push_back((*result)->device);
     trained.host_peaks.push_back((*result)->host);
+    trained.files.push_back((*result)->file);
   }
   return trained;
 }

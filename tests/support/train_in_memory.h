@@ -18,6 +18,7 @@ struct Trained {
   std::map<std::string, std::vector<double>> first_moments;
   std::vector<MemoryUse> peaks;       // by rank
   std::vector<MemoryUse> host_peaks;  // of the host's memory
+  std::vector<MemoryUse> files;       // the length of its file, as total
 };
 
 struct TrainInMemoryOptions {

@@ -19,13 +19,30 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Direct or not, with io_uring or without.
-class FileTierTest : public ::testing::TestWithParam<std::tuple<bool, bool>> {
+FileTierOptions OptionsIn(const std::string& folder,
+                          const std::tuple<bool, bool, bool>& ways) {
+  const auto [nameless, direct, ring] = ways;
+  return {.directory = folder,
+          .nameless = nameless,
+          .direct = direct,
+          .ring = ring};
+}
+
+// Without a name from the beginning or not, direct or not, with io_uring or
+// without; skipped where the machine lacks one of them.
+class FileTierTest
+    : public ::testing::TestWithParam<std::tuple<bool, bool, bool>> {
  protected:
-  std::unique_ptr<FileTier> Open() const {
-    const auto [direct, ring] = GetParam();
-    auto tier = FileTier::Open(
-        {.directory = ::testing::TempDir(), .direct = direct, .ring = ring});
+  void SetUp() override {
+    const auto [nameless, direct, ring] = GetParam();
+    const auto tier = Open({kFileBlockBytes});
+    if (direct && !tier->direct()) GTEST_SKIP() << "no direct I/O here";
+    if (ring && !tier->has_ring()) GTEST_SKIP() << "no io_uring here";
+  }
+
+  std::unique_ptr<FileTier> Open(Bytes length) const {
+    auto tier =
+        FileTier::Open(OptionsIn(::testing::TempDir(), GetParam()), length);
     TESSERA_CHECK(tier.has_value()) << tier.error().ToString();
     return *std::move(tier);
   }
@@ -43,20 +60,26 @@ class FileTierTest : public ::testing::TestWithParam<std::tuple<bool, bool>> {
   CpuDevice memory_{1, true, kFileBlockBytes};
 };
 
+TEST_P(FileTierTest, IsAsAskedFor) {
+  const auto [nameless, direct, ring] = GetParam();
+  const auto tier = Open({12288});
+  EXPECT_EQ(tier->length().value, 12288);
+  EXPECT_EQ(tier->direct(), direct);
+  EXPECT_EQ(tier->has_ring(), ring);
+}
+
 TEST_P(FileTierTest, OddSizesComeBack) {
-  const auto tier = Open();
   std::vector<FileTier::Transfer> out;
   std::vector<FileTier::Transfer> in;
-  int64_t blocks = 0;
+  int64_t offset = 0;
   for (int64_t bytes :
        {int64_t{1}, int64_t{4095}, int64_t{4096}, int64_t{4097},
         FileTier::kRequestBytes - 1, 3 * FileTier::kRequestBytes + 12345}) {
-    const int64_t offset = tier->Allocate({bytes}).value();
     out.push_back({offset, Filled(bytes, 7), bytes});
     in.push_back({offset, Filled(bytes, 8), bytes});
-    blocks += (bytes + 4095) / 4096;
+    offset += (bytes + 4095) / 4096 * 4096;
   }
-  EXPECT_EQ(tier->length().value, blocks * 4096);
+  const auto tier = Open({offset});
   ASSERT_TRUE(tier->Write(out).has_value());
   ASSERT_TRUE(tier->Read(in).has_value());
   for (size_t i = 0; i < in.size(); ++i) {
@@ -69,14 +92,14 @@ TEST_P(FileTierTest, OddSizesComeBack) {
 
 // More requests than are in flight at once.
 TEST_P(FileTierTest, ManyAtOnceInBothDirections) {
-  const auto tier = Open();
   constexpr int kExtents = 5 * FileTier::kDepth;
+  const auto tier = Open({2 * kExtents * 8192});
   std::vector<FileTier::Transfer> first;
   std::vector<FileTier::Transfer> second;
   for (int i = 0; i < kExtents; ++i) {
-    first.push_back({tier->Allocate({8192}).value(),
-                     Filled(8192, static_cast<uint64_t>(i)), 8192});
-    second.push_back({tier->Allocate({8192}).value(),
+    first.push_back(
+        {2 * i * int64_t{8192}, Filled(8192, static_cast<uint64_t>(i)), 8192});
+    second.push_back({(2 * i + 1) * int64_t{8192},
                       Filled(8192, static_cast<uint64_t>(1000 + i)), 8192});
   }
   ASSERT_TRUE(tier->Write(first).has_value());
@@ -91,27 +114,25 @@ TEST_P(FileTierTest, ManyAtOnceInBothDirections) {
   }
 }
 
-TEST_P(FileTierTest, FreedExtentsAreUsedAgain) {
-  const auto tier = Open();
-  const int64_t a = tier->Allocate({5000}).value();
-  const int64_t b = tier->Allocate({100}).value();
-  tier->Free(a);
-  EXPECT_EQ(tier->Allocate({8192}).value(), a) << "two blocks each";
-  tier->Free(b);
-  EXPECT_EQ(tier->Allocate({1}).value(), b);
-  EXPECT_EQ(tier->length().value, 3 * 4096);
-}
-
 TEST_P(FileTierTest, LeavesNoName) {
   const std::string folder = ::testing::TempDir() + "tessera.file_tier";
   std::filesystem::create_directories(folder);
-  const auto [direct, ring] = GetParam();
   const auto tier =
-      FileTier::Open({.directory = folder, .direct = direct, .ring = ring})
-          .value();
-  ASSERT_TRUE(tier->Allocate({100}).has_value());
+      FileTier::Open(OptionsIn(folder, GetParam()), {8192}).value();
   EXPECT_TRUE(std::filesystem::is_empty(folder));
   std::filesystem::remove_all(folder);
+}
+
+// More than any storage has is refused at once, with the folder and the bytes.
+TEST_P(FileTierTest, WhatDoesNotFitIsRefused) {
+  const int64_t much = int64_t{1} << 60;
+  const auto tier =
+      FileTier::Open(OptionsIn(::testing::TempDir(), GetParam()), {much});
+  ASSERT_FALSE(tier.has_value());
+  EXPECT_THAT(tier.error().ToString(), HasSubstr(::testing::TempDir()));
+  EXPECT_THAT(tier.error().message,
+              HasSubstr("cannot reserve 1152921504606846976 bytes for the "
+                        "offload file: "));
 }
 
 // A file that may not grow beyond 1 MiB: what is refused is said with its
@@ -121,19 +142,18 @@ TEST_P(FileTierTest, AFullStorageIsAnError) {
   const pid_t child = fork();
   if (child == 0) {
     signal(SIGXFSZ, SIG_IGN);
-    const auto tier = Open();
-    const int64_t before = tier->Allocate({4 << 20}).value();
+    const auto tier = Open({4 << 20});
     const rlimit limit{1 << 20, 1 << 20};
     setrlimit(RLIMIT_FSIZE, &limit);
-    const auto allocated = tier->Allocate({5000});
-    if (allocated ||
-        allocated.error().message.find(
-            "cannot reserve 8192 bytes at offset 4194304 of the offload file: "
-            "File too large") == std::string::npos) {
+    const auto longer =
+        FileTier::Open(OptionsIn(::testing::TempDir(), GetParam()), {2 << 20});
+    if (longer || longer.error().message.find(
+                      "cannot reserve 2097152 bytes for the offload file: File "
+                      "too large") == std::string::npos) {
       _exit(1);
     }
     // Two requests, of which one lies within the limit.
-    const FileTier::Transfer both{before, Filled(2 << 20, 1), 2 << 20};
+    const FileTier::Transfer both{0, Filled(2 << 20, 1), 2 << 20};
     const auto written = tier->Write({&both, 1});
     if (written ||
         written.error().message.find("cannot write 1048576 bytes at offset "
@@ -141,7 +161,7 @@ TEST_P(FileTierTest, AFullStorageIsAnError) {
                                      "large") == std::string::npos) {
       _exit(2);
     }
-    const FileTier::Transfer half{before, Filled(1 << 20, 2), 1 << 20};
+    const FileTier::Transfer half{0, Filled(1 << 20, 2), 1 << 20};
     _exit(tier->Read({&half, 1}).has_value() ? 0 : 3);
   }
   int status = 0;
@@ -156,11 +176,10 @@ TEST_P(FileTierTest, AShortWriteGoesOn) {
   const pid_t child = fork();
   if (child == 0) {
     signal(SIGXFSZ, SIG_IGN);
-    const auto tier = Open();
-    const int64_t offset = tier->Allocate({1 << 20}).value();
+    const auto tier = Open({1 << 20});
     const rlimit limit{512 << 10, 512 << 10};
     setrlimit(RLIMIT_FSIZE, &limit);
-    const FileTier::Transfer transfer{offset, Filled(1 << 20, 1), 1 << 20};
+    const FileTier::Transfer transfer{0, Filled(1 << 20, 1), 1 << 20};
     const auto written = tier->Write({&transfer, 1});
     _exit(!written && written.error().message.find(
                           "cannot write 524288 bytes at offset 524288 of the "
@@ -175,16 +194,26 @@ TEST_P(FileTierTest, AShortWriteGoesOn) {
 }
 
 TEST_P(FileTierTest, AnUnknownFolderIsAnError) {
-  const auto tier = FileTier::Open({.directory = "/nowhere/at/all"});
+  const auto tier =
+      FileTier::Open(OptionsIn("/nowhere/at/all", GetParam()), {});
   ASSERT_FALSE(tier.has_value());
   EXPECT_THAT(tier.error().ToString(),
               HasSubstr("/nowhere/at/all: cannot make a file for offloading: "
                         "No such file or directory"));
 }
 
+std::string NameOf(
+    const ::testing::TestParamInfo<std::tuple<bool, bool, bool>>& info) {
+  const auto [nameless, direct, ring] = info.param;
+  return std::string(nameless ? "nameless_" : "named_") +
+         (direct ? "direct_" : "buffered_") + (ring ? "ring" : "calls");
+}
+
 INSTANTIATE_TEST_SUITE_P(Ways, FileTierTest,
                          ::testing::Combine(::testing::Bool(),
-                                            ::testing::Bool()));
+                                            ::testing::Bool(),
+                                            ::testing::Bool()),
+                         NameOf);
 
 }  // namespace
 }  // namespace tessera
