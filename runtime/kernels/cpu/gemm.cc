@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
+#include <mutex>
 #include <new>
+#include <vector>
+
+#include "planner/base/check.h"
 
 namespace tessera {
 namespace {
@@ -40,20 +43,51 @@ int64_t CeilDiv(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-template <typename T>
-struct FreeAligned {
-  void operator()(T* data) const {
-    ::operator delete[](data, std::align_val_t{64});
+// Memory to pack a block into, kept by the process for the next who packs. A
+// rank's kernels run on whichever of its threads is free: if each asked the C
+// library, each would keep a block of its own. Pages that nobody touches are
+// not there, so all blocks are as large as the largest.
+template <int64_t kBytes>
+class PackMemory {
+ public:
+  PackMemory() {
+    const std::lock_guard lock(kept().mutex);
+    if (kept().blocks.empty()) {
+      data_ = ::operator new (kBytes, std::align_val_t{64});
+    } else {
+      data_ = kept().blocks.back();
+      kept().blocks.pop_back();
+    }
   }
+  ~PackMemory() {
+    const std::lock_guard lock(kept().mutex);
+    kept().blocks.push_back(data_);
+  }
+  PackMemory(const PackMemory&) = delete;
+  PackMemory& operator=(const PackMemory&) = delete;
+
+  // REQUIRES: `elements` take at most kBytes. Not initialized.
+  template <typename T>
+  T* Get(int64_t elements) const {
+    TESSERA_CHECK(elements * static_cast<int64_t>(sizeof(T)) <= kBytes)
+        << elements;
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  struct Kept {
+    std::mutex mutex;
+    std::vector<void*> blocks;
+  };
+  static Kept& kept() {
+    static auto* const kept = new Kept();  // threads may outlast a destructor
+    return *kept;
+  }
+
+  void* data_ = nullptr;
 };
-// Not initialized.
-template <typename T>
-using Buffer = std::unique_ptr<T[], FreeAligned<T>>;
-template <typename T>
-Buffer<T> NewBuffer(int64_t elements) {
-  return Buffer<T>(static_cast<T*>(::operator new[](
-      static_cast<size_t>(elements) * sizeof(T), std::align_val_t{64})));
-}
+using PackOfA = PackMemory<kBlockRows * kDepth * sizeof(double)>;
+using PackOfB = PackMemory<kDepth * kBlockColumns * sizeof(double)>;
 
 // Row i of a panel has `kWidth` elements: column i of the matrix's rows [first,
 // first + width), with zeros behind them.
@@ -122,9 +156,10 @@ void GemmOf(int64_t rows, int64_t columns, int64_t depth, MatrixView<T> a,
   int64_t blocks = CeilDiv(columns, kBlockColumns);
   blocks = std::min(CeilDiv(blocks, threads) * threads, column_panels);
   const MatrixView<T> b_transposed = b.Transposed();
-  const Buffer<T> a_block =
-      NewBuffer<T>(std::min(CeilDiv(rows, kTileRows) * kTileRows, kBlockRows) *
-                   std::min(depth, kDepth));
+  const PackOfA a_memory;
+  T* const a_block = a_memory.template Get<T>(
+      std::min(CeilDiv(rows, kTileRows) * kTileRows, kBlockRows) *
+      std::min(depth, kDepth));
 
   if (depth == 0) {
     for (int64_t i = 0; i < rows; ++i) {
@@ -153,8 +188,9 @@ void GemmOf(int64_t rows, int64_t columns, int64_t depth, MatrixView<T> a,
       parallel_for(blocks, [&](int64_t block) {
         const int64_t begin = block * column_panels / blocks;
         const int64_t end = (block + 1) * column_panels / blocks;
-        const Buffer<T> b_block =
-            NewBuffer<T>((end - begin) * kColumns * block_depth);
+        const PackOfB b_memory;
+        T* const b_block =
+            b_memory.template Get<T>((end - begin) * kColumns * block_depth);
         for (int64_t p = begin; p < end; ++p) {
           const int64_t j = p * kColumns;
           PackPanel<kColumns>(b_transposed, j, std::min(kColumns, columns - j),
