@@ -172,9 +172,15 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
     if (IsRounded(tasks.values[v])) continue;
     const std::string name = NameInFile(tasks, graph, ValueId(v));
     if (name.empty()) continue;
-    // Of a tied weight the first copy is as good as any.
+    // Of a tied weight the first copy is as good as any, and so is a parameter
+    // in fp32 beside its master on the host.
     std::vector<ValueId>& parts = values[name];
-    if (parts.empty() || tasks.values[v].layout.tile.count > 1) {
+    const Value& value = tasks.values[v];
+    const auto is_like = [&](const Value& first) {
+      return value.what == first.what && value.group == first.group &&
+             value.layout.tile.count > 1;
+    };
+    if (parts.empty() || is_like(tasks.value(parts[0]))) {
       parts.push_back(ValueId(v));
     }
   }

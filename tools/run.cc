@@ -1,5 +1,3 @@
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -24,6 +22,7 @@
 #include "runtime/comm/thread_world.h"
 #include "runtime/data/batches.h"
 #include "runtime/device/cpu_device.h"
+#include "runtime/device/process_memory.h"
 #include "runtime/launch/launch.h"
 #include "runtime/trainer.h"
 #include "tools/format.h"
@@ -130,15 +129,6 @@ Result<Batches> BatchesOf(const Options& options, const Graph& graph,
              .end_of_text = options.end_of_text});
 }
 
-// What a rank may hold: the device's memory, or where nobody has named a
-// cluster its share of the host's.
-Bytes MemoryOf(const Options& options, const Cluster& cluster,
-               DeviceId device) {
-  if (!options.cluster.empty()) return cluster.TypeOf(device).memory;
-  const int64_t host = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
-  return {host / static_cast<int64_t>(cluster.devices.size())};
-}
-
 // A folder with room for files of offloaded state.
 std::string OffloadDirectory(const Options& options) {
   if (!options.offload_directory.empty()) return options.offload_directory;
@@ -154,30 +144,74 @@ std::string OffloadDirectory(const Options& options) {
   return code ? "." : path.string();
 }
 
-Result<void> CheckOffloadDirectory(const Options& options, const Plan& plan) {
-  if (!Uses(plan, MemoryTier::kFile)) return {};
-  const std::string directory = OffloadDirectory(options);
-  const auto file = FileTier::Open({.directory = directory}, {});
-  if (!file) return InvalidInput(file.error().ToString(), "--offload-dir");
-  return {};
+Error OutOfMemory(const std::string& what, Bytes needed, Bytes there,
+                  const std::string& largest, const std::string& where) {
+  return {ErrorCode::kInfeasible,
+          "out of memory: " + what + " " + FormatBytes(needed) + " of " +
+              FormatBytes(there) + "; at the peak a rank holds " + largest,
+          where};
 }
 
-// Out of memory is known before the first step.
+// Out of memory is known before the first step: on the devices and nodes of the
+// cluster that was asked for, and on this machine, where the ranks of all its
+// nodes run.
 Result<void> CheckMemory(const Options& options, const Inputs& inputs,
                          const Plan& plan, const TaskGraph& tasks) {
-  const std::vector<MemoryUse> peaks = PeakMemory(tasks);
+  const Cluster& cluster = inputs.cluster;
   const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
-  for (size_t i = 0; i < sets.size(); ++i) {
-    for (DeviceId device : sets[i].devices) {
-      const Bytes memory = MemoryOf(options, inputs.cluster, device);
-      if (peaks[i].total <= memory) continue;
-      return Error{ErrorCode::kInfeasible,
-                   "out of memory: a rank needs " +
-                       FormatBytes(peaks[i].total) + " of " +
-                       FormatBytes(memory) + "; at the peak it holds " +
-                       LargestAtPeakText(tasks, inputs.graph, sets[i]),
-                   "group " + sets[i].name};
+  const auto device_peaks = PeakMemory(tasks);
+  const auto host_peaks = PeakMemory(tasks, MemoryTier::kHost);
+  const auto files = PeakMemory(tasks, MemoryTier::kFile);
+  // What the fullest rank holds of a tier, if anything.
+  const auto largest = [&](const std::vector<MemoryUse>& peaks,
+                           MemoryTier tier) {
+    const auto fullest = std::ranges::max_element(
+        peaks, {}, [](const MemoryUse& use) { return use.total; });
+    const auto& set = sets[static_cast<size_t>(fullest - peaks.begin())];
+    return LargestAtPeakText(tasks, inputs.graph, set, tier);
+  };
+
+  Bytes memory;  // of this machine
+  Bytes storage;
+  std::vector<Bytes> hosts(static_cast<size_t>(cluster.num_nodes()));
+  for (size_t s = 0; s < sets.size(); ++s) {
+    for (DeviceId device : sets[s].devices) {
+      const DeviceType& type = cluster.TypeOf(device);
+      const Bytes needed = device_peaks[s].total;
+      if (!options.cluster.empty() && needed > type.memory) {
+        return OutOfMemory("a rank needs", needed, type.memory,
+                           LargestAtPeakText(tasks, inputs.graph, sets[s]),
+                           "group " + sets[s].name);
+      }
+      Bytes& host =
+          hosts[static_cast<size_t>(cluster.devices[device.index()].node)];
+      host += host_peaks[s].total;
+      if (type.shared_memory) host += needed;
+      memory += needed + host_peaks[s].total;
+      storage += files[s].total;
     }
+  }
+  const Bytes host = *std::ranges::max_element(hosts);
+  if (!options.cluster.empty() && cluster.host && host > cluster.host->memory) {
+    return OutOfMemory("a node's host needs", host, cluster.host->memory,
+                       largest(host_peaks, MemoryTier::kHost),
+                       "cluster " + cluster.name);
+  }
+  if (const Bytes free = AvailableMemory(); memory > free) {
+    std::string held = largest(device_peaks, MemoryTier::kDevice);
+    const std::string offloaded = largest(host_peaks, MemoryTier::kHost);
+    if (!offloaded.empty()) held += ", and offloaded " + offloaded;
+    return OutOfMemory("the ranks need", memory, free, held, "this machine");
+  }
+  if (storage == Bytes{}) return {};
+  const std::string directory = OffloadDirectory(options);
+  if (const auto file = FileTier::Open({.directory = directory}, {}); !file) {
+    return InvalidInput(file.error().ToString(), "--offload-dir");
+  }
+  if (const Bytes free = FreeBytesOf(directory); storage > free) {
+    return OutOfMemory("the ranks' files need", storage, free,
+                       largest(files, MemoryTier::kFile),
+                       "--offload-dir " + directory);
   }
   return {};
 }
@@ -226,7 +260,6 @@ Result<Job> ReadJob(const Options& options, int ranks) {
     return problems[0].At("the plan's tasks");
   }
   TESSERA_RETURN_IF_ERROR(CheckMemory(options, job.inputs, job.plan, tasks));
-  TESSERA_RETURN_IF_ERROR(CheckOffloadDirectory(options, job.plan));
 
   job.seed = options.seed;
   if (!options.load.empty()) {

@@ -197,7 +197,9 @@ std::string RunText(const RunReport& report) {
   add("step", report.predicted.step_time, result.step_time);
   out += FormatTable(rows);
 
-  out += "\npeak memory\n";
+  out +=
+      "\npeak memory; predicted: of the fullest rank of those with the same "
+      "work\n";
   rows = {{"rank", "predicted", "measured", "process"}};
   for (const MemoryPart& part : MemoryParts(MemoryUse{})) {
     rows[0].emplace_back(part.name);

@@ -30,7 +30,8 @@ struct RunReport {
   const TrainingResult* result = nullptr;
   Breakdown measured;
   Evaluation predicted;  // with the mean over ranks as breakdown
-  // By rank: of the device, of the host's memory, of the file.
+  // By rank: of the device, of the host's memory, of the file; each that of the
+  // fullest rank of its group, who has the largest shards.
   std::vector<MemoryUse> predicted_memory;
   std::vector<MemoryUse> predicted_host;
   std::vector<MemoryUse> predicted_file;

@@ -1,6 +1,7 @@
 #include "tools/step_report.h"
 
 #include <array>
+#include <optional>
 
 #include "planner/lower/lower.h"
 #include "planner/plan/stages.h"
@@ -48,6 +49,8 @@ std::string MemoryTable(const Cluster& cluster, const Plan& plan,
     rows[0].emplace_back(name);
   }
   rows[0].insert(rows[0].end(), {"total", "of"});
+  const bool offloads = !evaluation.host_memory.empty();
+  if (offloads) rows[0].insert(rows[0].end(), {"host", "file"});
   const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
   for (size_t s = 0; s < sets.size(); ++s) {
     const DeviceSet& set = sets[s];
@@ -58,6 +61,9 @@ std::string MemoryTable(const Cluster& cluster, const Plan& plan,
     for (const Bytes part : memory.parts) row.push_back(FormatBytes(part));
     row.push_back(FormatBytes(memory.total));
     row.push_back(FormatBytes(cluster.TypeOf(set.devices[0]).memory));
+    if (!offloads) continue;
+    row.push_back(FormatBytes(evaluation.host_memory[s].total));
+    row.push_back(FormatBytes(evaluation.file_memory[s].total));
   }
   return FormatTable(rows);
 }
@@ -137,21 +143,25 @@ Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
               const Evaluation& evaluation) {
   const Throughput rates =
       ThroughputOf(graph, cluster, plan, evaluation.step_time);
-  std::vector<const MemoryUse*> memory(cluster.devices.size());
+  std::vector<std::optional<size_t>> set_of(cluster.devices.size());
   const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
   for (size_t s = 0; s < sets.size(); ++s) {
-    for (const DeviceId device : sets[s].devices) {
-      memory[device.index()] = &evaluation.memory[s];
-    }
+    for (const DeviceId device : sets[s].devices) set_of[device.index()] = s;
   }
+  // Nothing where a device has no work, or nothing leaves it.
+  const auto at = [](const std::vector<MemoryUse>& memory,
+                     std::optional<size_t> set) {
+    return set && *set < memory.size() ? memory[*set] : MemoryUse{};
+  };
   Json per_device = Json::Array();
-  for (size_t d = 0; d < memory.size(); ++d) {
+  for (size_t d = 0; d < set_of.size(); ++d) {
     const auto vertex = cluster.devices[d].vertex;
     Json device =
         Json::Object({{"device", static_cast<int64_t>(d)},
                       {"name", cluster.vertices[vertex.index()].name}});
-    const MemoryUse use = memory[d] == nullptr ? MemoryUse{} : *memory[d];
-    device.Extend(MemoryJson(use));
+    device.Extend(MemoryJson(at(evaluation.memory, set_of[d])));
+    device.Set("host", at(evaluation.host_memory, set_of[d]).total.value);
+    device.Set("file", at(evaluation.file_memory, set_of[d]).total.value);
     per_device.Append(std::move(device));
   }
   const SourceShares& sources = evaluation.sources;

@@ -319,7 +319,8 @@ void Evaluator::CheckDevices(const Plan& plan, Evaluation& result) const {
   }
 }
 
-// What the ranks of a node keep beside their devices fits into its host.
+// What the ranks of a node keep beside their devices fits into its host. Where
+// the devices are the host's cores, what they compute with lies there, too.
 void Evaluator::CheckHosts(const Plan& plan, Evaluation& result) const {
   if (!cluster_.host) return;
   std::vector<Bytes> memory(static_cast<size_t>(cluster_.num_nodes()));
@@ -329,6 +330,10 @@ void Evaluator::CheckHosts(const Plan& plan, Evaluation& result) const {
     for (DeviceId device : sets[s].devices) {
       const auto node =
           static_cast<size_t>(cluster_.devices[device.index()].node);
+      if (cluster_.TypeOf(device).shared_memory) {
+        memory[node] += result.memory[s].total;
+      }
+      if (result.host_memory.empty()) continue;
       memory[node] += result.host_memory[s].total;
       storage[node] += result.file_memory[s].total;
     }
@@ -357,7 +362,6 @@ Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
   if (Offloads(plan)) {
     result.host_memory = PeakMemory(tasks, MemoryTier::kHost);
     result.file_memory = PeakMemory(tasks, MemoryTier::kFile);
-    CheckHosts(plan, result);
   }
   std::array<int64_t, kCostSources> time = {};
   for (const TaskCost& cost : costs) {
@@ -365,6 +369,7 @@ Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
   }
   result.sources = Shares(time);
   CheckDevices(plan, result);
+  CheckHosts(plan, result);
   return result;
 }
 
@@ -425,6 +430,7 @@ Evaluation Evaluator::Evaluate(const Plan& plan) const {
   }
   result.sources = Shares(time);
   CheckDevices(plan, result);
+  CheckHosts(plan, result);
   return result;
 }
 
@@ -437,14 +443,22 @@ Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {
   result.step_time = timeline->step_time;
   result.breakdown = BreakdownOf(tasks, *timeline);
   if (result.overflow > Bytes{}) {
-    const auto fullest = std::max_element(
-        result.memory.begin(), result.memory.end(),
-        [](const auto& a, const auto& b) { return a.total < b.total; });
-    const DeviceSet devices = DeviceSets(
-        plan.groups)[static_cast<size_t>(fullest - result.memory.begin())];
-    result.violations.push_back("group " + devices.name +
-                                " holds at its peak " +
-                                LargestAtPeakText(tasks, graph_, devices));
+    const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
+    const auto list = [&](const std::vector<MemoryUse>& memory, MemoryTier tier,
+                          const std::string& where) {
+      const auto fullest = std::max_element(
+          memory.begin(), memory.end(),
+          [](const auto& a, const auto& b) { return a.total < b.total; });
+      if (fullest == memory.end() || fullest->total == Bytes{}) return;
+      const DeviceSet& devices =
+          sets[static_cast<size_t>(fullest - memory.begin())];
+      result.violations.push_back(
+          "group " + devices.name + " holds " + where + "at its peak " +
+          LargestAtPeakText(tasks, graph_, devices, tier));
+    };
+    list(result.memory, MemoryTier::kDevice, "");
+    list(result.host_memory, MemoryTier::kHost, "on the host ");
+    list(result.file_memory, MemoryTier::kFile, "in files ");
   }
   return result;
 }

@@ -139,7 +139,8 @@ std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks, MemoryTier tier) {
 }
 
 std::vector<ValueId> LargestAtPeak(const TaskGraph& tasks,
-                                   const DeviceSet& devices, size_t most) {
+                                   const DeviceSet& devices, size_t most,
+                                   MemoryTier tier) {
   // Each buffer's first and last task on the devices.
   const size_t count = tasks.tasks.size();
   std::vector<size_t> first(tasks.values.size(), count);
@@ -160,7 +161,7 @@ std::vector<ValueId> LargestAtPeak(const TaskGraph& tasks,
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const Value& value = tasks.values[v];
     const ValueId id(static_cast<int64_t>(v));
-    if (value.alias_of.valid() || value.tier != MemoryTier::kDevice) continue;
+    if (value.alias_of.valid() || value.tier != tier) continue;
     if (value.persistent) {
       if (!Holds(devices, value.group) && value.group != tasks.world) continue;
       first[v] = 0;
@@ -193,9 +194,10 @@ std::vector<ValueId> LargestAtPeak(const TaskGraph& tasks,
 }
 
 std::string LargestAtPeakText(const TaskGraph& tasks, const Graph& graph,
-                              const DeviceSet& devices, size_t most) {
+                              const DeviceSet& devices, MemoryTier tier,
+                              size_t most) {
   std::string text;
-  for (ValueId id : LargestAtPeak(tasks, devices, most)) {
+  for (ValueId id : LargestAtPeak(tasks, devices, most, tier)) {
     const Value& value = tasks.value(id);
     if (!text.empty()) text += ", ";
     text += SizeText(LargestBytes(tasks, id)) + " ";

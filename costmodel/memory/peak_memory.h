@@ -28,14 +28,17 @@ namespace tessera {
 std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks,
                                   MemoryTier tier = MemoryTier::kDevice);
 
-// What the devices of a set hold at the first moment of the peak, the largest
-// `most` buffers, largest first.
+// What a device of the set keeps on a tier at the first moment of the peak, the
+// largest `most` buffers, largest first.
 std::vector<ValueId> LargestAtPeak(const TaskGraph& tasks,
-                                   const DeviceSet& devices, size_t most);
+                                   const DeviceSet& devices, size_t most,
+                                   MemoryTier tier = MemoryTier::kDevice);
 
 // "1.2 GB parameter wte.weight, 310.0 MB gradient wte.weight, ...": for people
 // whose plan does not fit.
 std::string LargestAtPeakText(const TaskGraph& tasks, const Graph& graph,
-                              const DeviceSet& devices, size_t most = 5);
+                              const DeviceSet& devices,
+                              MemoryTier tier = MemoryTier::kDevice,
+                              size_t most = 5);
 
 }  // namespace tessera

@@ -108,7 +108,11 @@ Result<void*> CpuDevice::Allocate(Bytes size, MemoryCategory category) {
     }
     Disown(data, capacity);
   }
-  Own(data, static_cast<size_t>(size.value));
+  // Memory that files are read into goes on to the end of the last page.
+  const auto used = static_cast<size_t>(size.value);
+  Own(data, alignment_ == 64
+                ? used
+                : (used + alignment_ - 1) / alignment_ * alignment_);
   in_use_[data] = {size, capacity, category};
   in_use_bytes_ += capacity;
   peak_bytes_ = std::max(peak_bytes_, in_use_bytes_);

@@ -22,10 +22,10 @@ namespace tessera {
 // allocated is an error.
 class CpuDevice : public RankDevice {
  public:
-  // Kernels run on the caller's thread and `threads` - 1 others. Where it is not
-  // `concurrent`, a rank runs all its streams in issue order. Memory begins at
-  // multiples of `alignment`, a power of two from 64 to the system's page, and
-  // goes on to the next one.
+  // Kernels run on the caller's thread and `threads` - 1 others. Where it is
+  // not `concurrent`, a rank runs all its streams in issue order. Memory begins
+  // at multiples of `alignment`, a power of two from 64 to the system's page;
+  // of one above 64 it goes on to the next.
   explicit CpuDevice(int threads = 1, bool concurrent = true,
                      size_t alignment = 64)
       : concurrent_(concurrent), alignment_(alignment), threads_(threads) {}

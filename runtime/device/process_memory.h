@@ -1,5 +1,6 @@
 #pragma once
-// What the operating system says that this process holds (proc(5), status).
+// What the operating system says that this process holds (proc(5), status), and
+// what there is.
 
 #include "planner/base/units.h"
 
@@ -12,5 +13,10 @@ Bytes ResidentBytes();
 // system allows it, otherwise since the process began.
 Bytes PeakResidentBytes();
 void ResetPeakResident();
+
+// What processes may still take without swapping: MemAvailable of
+// /proc/meminfo, or less where the control group's limit is nearer. Where the
+// system does not say, the most that there can be.
+Bytes AvailableMemory();
 
 }  // namespace tessera
