@@ -44,6 +44,7 @@ inline uint3 blockIdx;
 inline dim3 blockDim;
 inline dim3 gridDim;
 inline constexpr int warpSize = 32;
+#define __launch_bounds__(...)
 
 namespace tessera::emulation {
 
@@ -266,6 +267,15 @@ T __ldcs(const T* at) {
 template <typename T>
 void __stcs(T* at, T value) {
   *at = value;
+}
+
+template <typename T>
+T min(T a, T b) {
+  return b < a ? b : a;
+}
+template <typename T>
+T max(T a, T b) {
+  return a < b ? b : a;
 }
 
 inline int __popc(unsigned x) {

@@ -3,22 +3,10 @@
 
 #include "runtime/kernels/cpu/call.h"
 #include "runtime/kernels/cpu/gemm.h"
+#include "runtime/kernels/extent.h"
 
 namespace tessera {
 namespace {
-
-// Product of the extents of those dimensions of operand `a` that are (or are
-// not) dimensions of operand `b`.
-int64_t Extent(const KernelCall& call, int a, int b, bool shared) {
-  const Indices& indices = call.rule->operands[a];
-  int64_t extent = 1;
-  for (size_t dim = 0; dim < indices.size(); ++dim) {
-    if (Holds(call.rule->operands[b], indices[dim]) == shared) {
-      extent *= call.operands[a].shape[dim];
-    }
-  }
-  return extent;
-}
 
 // Operand `i` as a row-major matrix of `rows` rows.
 template <typename T>

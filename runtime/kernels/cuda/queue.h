@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace tessera {
 
@@ -24,10 +25,22 @@ struct CudaQueue {
   // it is next synchronized.
   std::string error;
 
+  void Fail(std::string what) {
+    if (error.empty()) error = std::move(what);
+  }
   void Keep(cudaError_t code, const char* what) {
-    if (code == cudaSuccess || !error.empty()) return;
-    error = std::string(what) + ": " + cudaGetErrorName(code) + " (" +
-            cudaGetErrorString(code) + ")";
+    if (code == cudaSuccess) return;
+    Fail(std::string(what) + ": " + cudaGetErrorName(code) + " (" +
+         cudaGetErrorString(code) + ")");
+  }
+
+  // The workspace, of which `kernel` needs so many bytes; null, and an error,
+  // where it is smaller.
+  std::byte* Workspace(int64_t bytes, const char* kernel) {
+    if (bytes <= workspace_bytes) return workspace;
+    Fail(std::string(kernel) + " needs " + std::to_string(bytes) +
+         " bytes of workspace: there are " + std::to_string(workspace_bytes));
+    return nullptr;
   }
 };
 

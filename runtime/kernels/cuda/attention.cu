@@ -1,0 +1,611 @@
+// Causal grouped-query attention (planner/ops/attention.cc). 16-bit heads of
+// ordinary widths go to the tensor cores (flash.h); fp32 and the rest to the
+// kernels of this file, the same algorithm in plain fp32, which take any dtypes
+// and heads of up to 256 elements.
+//
+// What a query sees is decided by positions, which only the device knows: every
+// call first finds the range of each run of positions, so that tiles that see
+// nothing of each other are skipped and those that see all are not masked.
+//
+// Workspace: 8 bytes for 32 positions of q and of k; backward 8 bytes for each
+// head and query, too.
+
+#include "runtime/kernels/cuda/flash.h"
+
+namespace tessera {
+namespace {
+
+constexpr float kMinusInfinity = -INFINITY;
+
+int64_t DivideUp(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+int64_t Aligned(int64_t bytes) {
+  return DivideUp(bytes, 256) * 256;
+}
+
+// ---- Before the tiles -------------------------------------------------------
+
+// A warp finds one range.
+__global__ void __launch_bounds__(kThreads)
+    FindRanges(const int32_t* positions, int samples, int n,
+               PositionRange* ranges) {
+  const int per_sample = (n + kRangeRows - 1) / kRangeRows;
+  const int64_t range =
+      (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kRangeRows;
+  if (range >= int64_t{samples} * per_sample) return;
+  const int64_t sample = range / per_sample;
+  const int64_t first = range % per_sample * kRangeRows;
+  const int lane = threadIdx.x % kRangeRows;
+  const int64_t row = min(first + lane, int64_t{n} - 1);
+  PositionRange found;
+  found.lowest = found.highest = positions[sample * n + row];
+  for (int lanes = kRangeRows / 2; lanes > 0; lanes /= 2) {
+    found.lowest = min(found.lowest, __shfl_xor_sync(~0u, found.lowest, lanes));
+    found.highest =
+        max(found.highest, __shfl_xor_sync(~0u, found.highest, lanes));
+  }
+  if (lane == 0) ranges[range] = found;
+}
+
+// A warp writes the two statistics of one row (AttentionBackward::statistics).
+__global__ void __launch_bounds__(kThreads)
+    FindStatistics(AttentionBackward call, Elements<Any> d_o, Elements<Any> o,
+                   Elements<Any> lse, float* statistics) {
+  const AttentionProblem& p = call.problem;
+  const int64_t warp = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
+  if (warp >= call.statistic_rows()) return;
+  const int head = static_cast<int>(warp % p.heads());
+  const int query = static_cast<int>(warp / p.heads() % call.padded_s);
+  const int sample = static_cast<int>(warp / p.heads() / call.padded_s);
+  const int lane = threadIdx.x % 32;
+  float dot = 0;
+  float shift = 0;
+  if (query < p.s) {
+    const int64_t row = p.Row(sample, query, head);
+    if (p.e % 2 == 0) {
+      for (int x = 2 * lane; x < p.e; x += 64) {
+        const float2 a = LoadTwo(d_o, row * p.e + x);
+        const float2 b = LoadTwo(o, row * p.e + x);
+        dot += a.x * b.x + a.y * b.y;
+      }
+    } else {
+      for (int x = lane; x < p.e; x += 32) {
+        dot += d_o.Get(row * p.e + x) * o.Get(row * p.e + x);
+      }
+    }
+    shift = lse.Get(row) * 1.4426950408889634f;  // log2(e)
+    if (shift == kMinusInfinity) shift = 0;
+  }
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    dot += __shfl_xor_sync(~0u, dot, lanes);
+  }
+  if (lane != 0) return;
+  const int64_t to = call.StatisticRow(sample, head) + query;
+  statistics[to] = shift;
+  statistics[call.statistic_rows() + to] = dot;
+}
+
+// ---- Attention without tensor cores -----------------------------------------
+
+// A block of 16 x 16 threads has a tile of kTile queries or keys. A thread has
+// rows y + 16 i and columns x + 16 j of every product.
+template <int kWidth>
+constexpr int kTile = kWidth <= 128 ? 64 : 32;
+template <int kWidth>
+constexpr int kEach = kTile<kWidth> / 16;
+
+template <int kWidth>
+struct WideTile {
+  float of[kTile<kWidth>][kWidth + 1];
+
+  // Rows are `stride` elements apart; beyond `rows` and `width` are zeros.
+  __device__ void Load(const Elements<Any>& from, int64_t first, int64_t stride,
+                       int rows, int width) {
+    for (int i = threadIdx.x; i < kTile<kWidth> * kWidth; i += kThreads) {
+      const int row = i / kWidth;
+      const int column = i % kWidth;
+      const bool inside = row < rows && column < width;
+      of[row][column] = inside ? from.Get(first + row * stride + column) : 0.0f;
+    }
+  }
+};
+
+template <int kWidth>
+struct ScoreTile {
+  float of[kTile<kWidth>][kTile<kWidth> + 1];
+};
+
+// c[i][j] = sum of a[y + 16 i][d] b[x + 16 j][d].
+template <int kWidth>
+__device__ void Products(const WideTile<kWidth>& a, const WideTile<kWidth>& b,
+                         float (&c)[kEach<kWidth>][kEach<kWidth>]) {
+  const int x = threadIdx.x % 16;
+  const int y = threadIdx.x / 16;
+#pragma unroll
+  for (int i = 0; i < kEach<kWidth>; ++i) {
+#pragma unroll
+    for (int j = 0; j < kEach<kWidth>; ++j) c[i][j] = 0;
+  }
+#pragma unroll 4
+  for (int d = 0; d < kWidth; ++d) {
+#pragma unroll
+    for (int i = 0; i < kEach<kWidth>; ++i) {
+#pragma unroll
+      for (int j = 0; j < kEach<kWidth>; ++j) {
+        c[i][j] += a.of[y + 16 * i][d] * b.of[x + 16 * j][d];
+      }
+    }
+  }
+}
+
+// c[i][j] += sum over k of w[y + 16 i][k] b[k][x + 16 j], or of w[k][y + 16 i].
+template <int kWidth, bool kTransposed>
+__device__ void AddWeighted(const ScoreTile<kWidth>& w,
+                            const WideTile<kWidth>& b,
+                            float (&c)[kEach<kWidth>][kWidth / 16]) {
+  const int x = threadIdx.x % 16;
+  const int y = threadIdx.x / 16;
+#pragma unroll 2
+  for (int k = 0; k < kTile<kWidth>; ++k) {
+#pragma unroll
+    for (int i = 0; i < kEach<kWidth>; ++i) {
+      const float weight =
+          kTransposed ? w.of[k][y + 16 * i] : w.of[y + 16 * i][k];
+#pragma unroll
+      for (int j = 0; j < kWidth / 16; ++j) {
+        c[i][j] += weight * b.of[k][x + 16 * j];
+      }
+    }
+  }
+}
+
+// Puts factor c, or adds it, to rows that exist.
+template <int kWidth>
+__device__ void Store(const float (&c)[kEach<kWidth>][kWidth / 16],
+                      float factor, const Elements<Any>& to, int64_t first,
+                      int64_t stride, int rows, int width, bool accumulate) {
+  const int x = threadIdx.x % 16;
+  const int y = threadIdx.x / 16;
+#pragma unroll
+  for (int i = 0; i < kEach<kWidth>; ++i) {
+#pragma unroll
+    for (int j = 0; j < kWidth / 16; ++j) {
+      if (y + 16 * i >= rows || x + 16 * j >= width) continue;
+      const int64_t at = first + (y + 16 * i) * stride + x + 16 * j;
+      to.Set(at, factor * c[i][j] + (accumulate ? to.Get(at) : 0.0f));
+    }
+  }
+}
+
+struct AnyForward {
+  AttentionForward call;
+  Elements<Any> q, k, v;
+};
+
+template <int kWidth>
+__global__ void __launch_bounds__(kThreads) ForwardAny(AnyForward any) {
+  constexpr int kRows = kTile<kWidth>;
+  struct Shared {
+    WideTile<kWidth> queries;
+    WideTile<kWidth> keys;  // then values
+    ScoreTile<kWidth> scores;
+    float fade[kRows];
+    float inverse[kRows];
+  };
+  Shared& shared = *reinterpret_cast<Shared*>(DynamicShared());
+  const AttentionForward& call = any.call;
+  const AttentionProblem& p = call.problem;
+  const int first = (gridDim.x - 1 - blockIdx.x) * kRows;
+  const int head = blockIdx.y;
+  const int group = head / p.r;
+  const int sample = blockIdx.z;
+  const int x = threadIdx.x % 16;
+  const int y = threadIdx.x / 16;
+  const int rows = min(kRows, p.s - first);
+  const int64_t row = p.Row(sample, first, head);
+  const int64_t stride = int64_t{p.heads()} * p.e;
+  const PositionRange range = p.Queries(sample, first, kRows);
+  shared.queries.Load(any.q, row * p.d, int64_t{p.heads()} * p.d, rows, p.d);
+
+  // The threads of a row of scores, one after the other.
+  constexpr int kLanes = kThreads / kRows;
+  const int own = threadIdx.x / kLanes;
+  const int lane = threadIdx.x % kLanes;
+  float maximum = kMinusInfinity;
+  float sum = 0;  // of this lane's columns
+  float output[kEach<kWidth>][kWidth / 16] = {};
+  if (call.accumulate) {
+    const float lse = own < rows
+                          ? call.lse.Get(p.Row(sample, first + own, head))
+                          : kMinusInfinity;
+    if (lse != kMinusInfinity) {
+      maximum = lse;
+      sum = lane == 0 ? 1 : 0;
+    }
+    for (int i = 0; i < kEach<kWidth>; ++i) {
+      const int query = y + 16 * i;
+      if (query >= rows ||
+          call.lse.Get(p.Row(sample, first + query, head)) == kMinusInfinity) {
+        continue;
+      }
+      for (int j = 0; j < kWidth / 16; ++j) {
+        if (x + 16 * j >= p.e) continue;
+        output[i][j] = call.o.Get(row * p.e + query * stride + x + 16 * j);
+      }
+    }
+  }
+  for (int key = 0; key < p.t; key += kRows) {
+    if (p.SeenOf(range, p.Keys(sample, key, kRows)) == Seen::kNothing) {
+      continue;
+    }
+    const int keys = min(kRows, p.t - key);
+    const int64_t key_row = p.KeyRow(sample, key, group);
+    __syncthreads();
+    shared.keys.Load(any.k, key_row * p.d, int64_t{p.g} * p.d, keys, p.d);
+    __syncthreads();
+    float scores[kEach<kWidth>][kEach<kWidth>];
+    Products(shared.queries, shared.keys, scores);
+    for (int i = 0; i < kEach<kWidth>; ++i) {
+      const int query = min(first + y + 16 * i, p.s - 1);
+      const int32_t position = p.query_positions[int64_t{sample} * p.s + query];
+      for (int j = 0; j < kEach<kWidth>; ++j) {
+        const int column = x + 16 * j;
+        const bool seen =
+            column < keys &&
+            p.Sees(position,
+                   p.key_positions[int64_t{sample} * p.t + key + column]);
+        shared.scores.of[y + 16 * i][column] =
+            seen ? p.scale * scores[i][j] : kMinusInfinity;
+      }
+    }
+    __syncthreads();
+    shared.keys.Load(any.v, key_row * p.e, int64_t{p.g} * p.e, keys, p.e);
+    float* const own_scores = shared.scores.of[own];
+    float larger = maximum;
+    for (int j = lane; j < kRows; j += kLanes) {
+      larger = fmaxf(larger, own_scores[j]);
+    }
+    for (int lanes = 1; lanes < kLanes; lanes *= 2) {
+      larger = fmaxf(larger, __shfl_xor_sync(~0u, larger, lanes));
+    }
+    const float shift = larger == kMinusInfinity ? 0.0f : larger;
+    const float fade = expf(maximum - shift);
+    maximum = larger;
+    sum *= fade;
+    for (int j = lane; j < kRows; j += kLanes) {
+      own_scores[j] = expf(own_scores[j] - shift);
+      sum += own_scores[j];
+    }
+    if (lane == 0) shared.fade[own] = fade;
+    __syncthreads();
+    for (int i = 0; i < kEach<kWidth>; ++i) {
+      for (int j = 0; j < kWidth / 16; ++j) {
+        output[i][j] *= shared.fade[y + 16 * i];
+      }
+    }
+    AddWeighted<kWidth, false>(shared.scores, shared.keys, output);
+  }
+  for (int lanes = 1; lanes < kLanes; lanes *= 2) {
+    sum += __shfl_xor_sync(~0u, sum, lanes);
+  }
+  // All of a call that accumulates have read their log-sum-exps.
+  __syncthreads();
+  if (lane == 0) {
+    shared.inverse[own] = sum == 0 ? 0.0f : 1 / sum;
+    if (own < rows) {
+      call.lse.Set(p.Row(sample, first + own, head),
+                   sum == 0 ? kMinusInfinity : maximum + logf(sum));
+    }
+  }
+  __syncthreads();
+  for (int i = 0; i < kEach<kWidth>; ++i) {
+    for (int j = 0; j < kWidth / 16; ++j) {
+      output[i][j] *= shared.inverse[y + 16 * i];
+    }
+  }
+  Store<kWidth>(output, 1.0f, call.o, row * p.e, stride, rows, p.e,
+                /*accumulate=*/false);
+}
+
+struct AnyBackward {
+  AttentionBackward call;
+  Elements<Any> d_o, q, k, v;
+};
+
+template <int kWidth>
+struct BackwardTiles {
+  WideTile<kWidth> queries;
+  WideTile<kWidth> gradients;
+  WideTile<kWidth> keys;
+  WideTile<kWidth> values;
+  ScoreTile<kWidth> weights;  // P
+  ScoreTile<kWidth> slopes;   // dS
+
+  __device__ void LoadQueries(const AnyBackward& any, int sample, int head,
+                              int first) {
+    const AttentionProblem& p = any.call.problem;
+    const int64_t row = p.Row(sample, first, head);
+    queries.Load(any.q, row * p.d, int64_t{p.heads()} * p.d, p.s - first, p.d);
+    gradients.Load(any.d_o, row * p.e, int64_t{p.heads()} * p.e, p.s - first,
+                   p.e);
+  }
+  __device__ void LoadKeys(const AnyBackward& any, int sample, int group,
+                           int first) {
+    const AttentionProblem& p = any.call.problem;
+    const int64_t row = p.KeyRow(sample, first, group);
+    keys.Load(any.k, row * p.d, int64_t{p.g} * p.d, p.t - first, p.d);
+    values.Load(any.v, row * p.e, int64_t{p.g} * p.e, p.t - first, p.e);
+  }
+
+  // P and dS of the tiles that begin at `query` and `key`.
+  __device__ void FindScores(const AnyBackward& any, int sample, int head,
+                             int query, int key) {
+    const AttentionProblem& p = any.call.problem;
+    const int x = threadIdx.x % 16;
+    const int y = threadIdx.x / 16;
+    float scores[kEach<kWidth>][kEach<kWidth>];
+    float d_weights[kEach<kWidth>][kEach<kWidth>];
+    Products(queries, keys, scores);
+    Products(gradients, values, d_weights);
+    for (int i = 0; i < kEach<kWidth>; ++i) {
+      const int row = query + y + 16 * i;
+      const int64_t at =
+          any.call.StatisticRow(sample, head) + min(row, p.s - 1);
+      const float lse = any.call.statistics[at];
+      const float dot = any.call.statistics[any.call.statistic_rows() + at];
+      const int32_t position =
+          p.query_positions[int64_t{sample} * p.s + min(row, p.s - 1)];
+      for (int j = 0; j < kEach<kWidth>; ++j) {
+        const int column = key + x + 16 * j;
+        const bool seen =
+            row < p.s && column < p.t &&
+            p.Sees(position, p.key_positions[int64_t{sample} * p.t + column]);
+        const float weight =
+            seen ? exp2f(p.scale * 1.4426950408889634f * scores[i][j] - lse)
+                 : 0.0f;
+        weights.of[y + 16 * i][x + 16 * j] = weight;
+        slopes.of[y + 16 * i][x + 16 * j] = weight * (d_weights[i][j] - dot);
+      }
+    }
+  }
+};
+
+template <int kWidth>
+__global__ void __launch_bounds__(kThreads) QueryGradientsAny(AnyBackward any) {
+  constexpr int kRows = kTile<kWidth>;
+  auto& tiles = *reinterpret_cast<BackwardTiles<kWidth>*>(DynamicShared());
+  const AttentionProblem& p = any.call.problem;
+  const int first = (gridDim.x - 1 - blockIdx.x) * kRows;
+  const int head = blockIdx.y;
+  const int sample = blockIdx.z;
+  const PositionRange range = p.Queries(sample, first, kRows);
+  tiles.LoadQueries(any, sample, head, first);
+  float dq[kEach<kWidth>][kWidth / 16] = {};
+  for (int key = 0; key < p.t; key += kRows) {
+    if (p.SeenOf(range, p.Keys(sample, key, kRows)) == Seen::kNothing) {
+      continue;
+    }
+    __syncthreads();
+    tiles.LoadKeys(any, sample, head / p.r, key);
+    __syncthreads();
+    tiles.FindScores(any, sample, head, first, key);
+    __syncthreads();
+    AddWeighted<kWidth, false>(tiles.slopes, tiles.keys, dq);
+  }
+  Store<kWidth>(dq, p.scale, any.call.dq, p.Row(sample, first, head) * p.d,
+                int64_t{p.heads()} * p.d, p.s - first, p.d,
+                any.call.accumulate);
+}
+
+template <int kWidth>
+__global__ void __launch_bounds__(kThreads) KeyGradientsAny(AnyBackward any) {
+  constexpr int kRows = kTile<kWidth>;
+  auto& tiles = *reinterpret_cast<BackwardTiles<kWidth>*>(DynamicShared());
+  const AttentionProblem& p = any.call.problem;
+  const int first = blockIdx.x * kRows;
+  const int group = blockIdx.y;
+  const int sample = blockIdx.z;
+  const PositionRange range = p.Keys(sample, first, kRows);
+  tiles.LoadKeys(any, sample, group, first);
+  float dk[kEach<kWidth>][kWidth / 16] = {};
+  float dv[kEach<kWidth>][kWidth / 16] = {};
+  for (int head = group * p.r; head < (group + 1) * p.r; ++head) {
+    for (int query = 0; query < p.s; query += kRows) {
+      if (p.SeenOf(p.Queries(sample, query, kRows), range) == Seen::kNothing) {
+        continue;
+      }
+      __syncthreads();
+      tiles.LoadQueries(any, sample, head, query);
+      __syncthreads();
+      tiles.FindScores(any, sample, head, query, first);
+      __syncthreads();
+      AddWeighted<kWidth, true>(tiles.weights, tiles.gradients, dv);
+      AddWeighted<kWidth, true>(tiles.slopes, tiles.queries, dk);
+    }
+  }
+  const int64_t row = p.KeyRow(sample, first, group);
+  Store<kWidth>(dk, p.scale, any.call.dk, row * p.d, int64_t{p.g} * p.d,
+                p.t - first, p.d, any.call.accumulate);
+  Store<kWidth>(dv, 1.0f, any.call.dv, row * p.e, int64_t{p.g} * p.e,
+                p.t - first, p.e, any.call.accumulate);
+}
+
+template <int kWidth>
+dim3 TilesOf(int rows, int heads, int samples) {
+  return dim3(static_cast<unsigned>(DivideUp(rows, kTile<kWidth>)),
+              static_cast<unsigned>(heads), static_cast<unsigned>(samples));
+}
+
+template <int kWidth>
+void RunForwardAny(const AnyForward& any, CudaQueue& queue) {
+  const AttentionProblem& p = any.call.problem;
+  constexpr size_t kShared = 2 * sizeof(WideTile<kWidth>) +
+                             sizeof(ScoreTile<kWidth>) +
+                             2 * sizeof(float) * kTile<kWidth>;
+  Launch(ForwardAny<kWidth>, TilesOf<kWidth>(p.s, p.heads(), p.b), kThreads,
+         kShared, queue, any);
+}
+
+template <int kWidth>
+void RunBackwardAny(const AnyBackward& any, CudaQueue& queue) {
+  const AttentionProblem& p = any.call.problem;
+  Launch(KeyGradientsAny<kWidth>, TilesOf<kWidth>(p.t, p.g, p.b), kThreads,
+         sizeof(BackwardTiles<kWidth>), queue, any);
+  Launch(QueryGradientsAny<kWidth>, TilesOf<kWidth>(p.s, p.heads(), p.b),
+         kThreads, sizeof(BackwardTiles<kWidth>), queue, any);
+}
+
+// ---- The calls --------------------------------------------------------------
+
+constexpr int kWidest = 256;
+
+AttentionProblem ProblemOf(const KernelCall& call, const LocalTensor& q,
+                           const LocalTensor& k, const LocalTensor& v,
+                           const LocalTensor& query_positions,
+                           const LocalTensor& key_positions) {
+  const auto extent = [](const LocalTensor& tensor, size_t dim) {
+    return static_cast<int>(tensor.shape[dim]);
+  };
+  AttentionProblem p = {};
+  p.b = extent(q, 0);
+  p.s = extent(q, 1);
+  p.g = extent(q, 2);
+  p.r = extent(q, 3);
+  p.d = extent(q, 4);
+  p.t = extent(k, 1);
+  p.e = extent(v, 3);
+  p.scale = static_cast<float>(call.attribute("scale"));
+  const double window = call.attribute("window");
+  p.window = window > 0 ? static_cast<uint32_t>(window) : 1u << 31;
+  p.query_positions = query_positions.as<const int32_t>();
+  p.key_positions = key_positions.as<const int32_t>();
+  return p;
+}
+
+// So much of the workspace is the ranges'.
+int64_t RangeBytes(const AttentionProblem& p) {
+  const auto bytes = [&](int n) {
+    return Aligned(p.b * DivideUp(n, kRangeRows) *
+                   static_cast<int64_t>(sizeof(PositionRange)));
+  };
+  return bytes(p.s) + bytes(p.t);
+}
+
+// Has the ranges found, in the first RangeBytes of the workspace.
+void EnqueueRanges(AttentionProblem& p, CudaQueue& queue) {
+  const auto enqueue = [&](const int32_t* positions, int n,
+                           PositionRange* ranges) {
+    const int64_t threads = p.b * DivideUp(n, kRangeRows) * kRangeRows;
+    Launch(FindRanges, static_cast<unsigned>(DivideUp(threads, kThreads)),
+           kThreads, 0, queue, positions, p.b, n, ranges);
+  };
+  auto* const queries = reinterpret_cast<PositionRange*>(queue.workspace);
+  PositionRange* const keys =
+      queries + Aligned(p.b * DivideUp(p.s, kRangeRows) *
+                        static_cast<int64_t>(sizeof(PositionRange))) /
+                    static_cast<int64_t>(sizeof(PositionRange));
+  enqueue(p.query_positions, p.s, queries);
+  enqueue(p.key_positions, p.t, keys);
+  p.query_ranges = queries;
+  p.key_ranges = keys;
+}
+
+// Whether the kernels take heads of this width; an error where not.
+bool HasWidth(const AttentionProblem& p, CudaQueue& queue) {
+  const int width = std::max(p.d, p.e);
+  if (width <= kWidest) return true;
+  queue.Fail("attention with heads of " + std::to_string(width) +
+             " elements: CUDA kernels have up to " + std::to_string(kWidest));
+  return false;
+}
+
+// q, k, v, query positions, key positions -> o, lse. A query that sees no key
+// gives zeros and the log-sum-exp -infinity. A call that accumulates begins
+// with what o and lse hold, as one more tile of keys.
+void Attention(const KernelCall& call) {
+  CudaQueue& queue = *call.queue;
+  const LocalTensor& q = call.operands[0];
+  const LocalTensor& k = call.operands[1];
+  const LocalTensor& v = call.operands[2];
+  AttentionForward forward = {};
+  AttentionProblem& p = forward.problem;
+  p = ProblemOf(call, q, k, v, call.operands[3], call.operands[4]);
+  if (!HasWidth(p, queue) ||
+      queue.Workspace(RangeBytes(p), "attention") == nullptr) {
+    return;
+  }
+  EnqueueRanges(p, queue);
+  forward.q = q.data;
+  forward.k = k.data;
+  forward.v = v.data;
+  forward.o = Elements<Any>(call.results[0]);
+  forward.lse = Elements<Any>(call.results[1]);
+  forward.accumulate = call.accumulate;
+  if (FlashTakes(p, {q, k, v})) {
+    return FlashForward(forward, q.dtype, queue);
+  }
+  const AnyForward any = {forward, Elements<Any>(q), Elements<Any>(k),
+                          Elements<Any>(v)};
+  const int width = std::max(p.d, p.e);
+  if (width <= 64) return RunForwardAny<64>(any, queue);
+  if (width <= 128) return RunForwardAny<128>(any, queue);
+  RunForwardAny<kWidest>(any, queue);
+}
+
+// do, q, k, v, query positions, key positions, o, lse -> dq, dk, dv.
+void AttentionDqkv(const KernelCall& call) {
+  CudaQueue& queue = *call.queue;
+  const LocalTensor& d_o = call.operands[0];
+  const LocalTensor& q = call.operands[1];
+  const LocalTensor& k = call.operands[2];
+  const LocalTensor& v = call.operands[3];
+  AttentionBackward backward = {};
+  AttentionProblem& p = backward.problem;
+  p = ProblemOf(call, q, k, v, call.operands[4], call.operands[5]);
+  backward.padded_s =
+      static_cast<int>(DivideUp(p.s, kStatisticRows) * kStatisticRows);
+  const int64_t bytes = RangeBytes(p) + 8 * backward.statistic_rows();
+  if (!HasWidth(p, queue) ||
+      queue.Workspace(bytes, "attention_dqkv") == nullptr) {
+    return;
+  }
+  EnqueueRanges(p, queue);
+  auto* const statistics =
+      reinterpret_cast<float*>(queue.workspace + RangeBytes(p));
+  Launch(
+      FindStatistics,
+      static_cast<unsigned>(DivideUp(32 * backward.statistic_rows(), kThreads)),
+      kThreads, 0, queue, backward, Elements<Any>(d_o),
+      Elements<Any>(call.operands[6]), Elements<Any>(call.operands[7]),
+      statistics);
+  backward.d_o = d_o.data;
+  backward.q = q.data;
+  backward.k = k.data;
+  backward.v = v.data;
+  backward.statistics = statistics;
+  backward.dq = Elements<Any>(call.results[0]);
+  backward.dk = Elements<Any>(call.results[1]);
+  backward.dv = Elements<Any>(call.results[2]);
+  backward.accumulate = call.accumulate;
+  if (FlashTakes(p, {q, k, v, d_o})) {
+    return FlashBackward(backward, q.dtype, queue);
+  }
+  const AnyBackward any = {backward, Elements<Any>(d_o), Elements<Any>(q),
+                           Elements<Any>(k), Elements<Any>(v)};
+  const int width = std::max(p.d, p.e);
+  if (width <= 64) return RunBackwardAny<64>(any, queue);
+  if (width <= 128) return RunBackwardAny<128>(any, queue);
+  RunBackwardAny<kWidest>(any, queue);
+}
+
+}  // namespace
+
+std::vector<Kernel> CudaAttentionKernels() {
+  return {
+      {"attention", Attention, true},
+      {"attention_dqkv", AttentionDqkv, true},
+  };
+}
+
+}  // namespace tessera

@@ -1,0 +1,175 @@
+#pragma once
+// What the attention kernels share: the problem as a kernel takes it, who sees
+// whom, and the entries of the tensor-core kernels. For .cu files.
+//
+// Tensors are those of planner/ops/attention.cc, row-major: q (b, s, g, r, d),
+// k (b, t, g, d), v (b, t, g, e), o (b, s, g, r, e), lse (b, s, g, r); the
+// gradients are like what they belong to. A head is one of the g * r.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "runtime/kernels/cuda/elements.h"
+#include "runtime/kernels/cuda/launch.h"
+
+namespace tessera {
+
+// Elements i and i + 1 at once. REQUIRES: both i and the data's address are
+// multiples of two elements.
+inline __device__ float2 LoadTwo(const Elements<Any>& from, int64_t i) {
+  switch (from.dtype) {
+    case DType::kBFloat16:
+      return __bfloat1622float2(
+          static_cast<const __nv_bfloat162*>(from.data)[i / 2]);
+    case DType::kFloat16:
+      return __half22float2(static_cast<const __half2*>(from.data)[i / 2]);
+    default:
+      return static_cast<const float2*>(from.data)[i / 2];
+  }
+}
+inline __device__ void StoreTwo(const Elements<Any>& to, int64_t i,
+                                float2 value) {
+  switch (to.dtype) {
+    case DType::kBFloat16:
+      static_cast<__nv_bfloat162*>(to.data)[i / 2] =
+          __floats2bfloat162_rn(value.x, value.y);
+      break;
+    case DType::kFloat16:
+      static_cast<__half2*>(to.data)[i / 2] =
+          __floats2half2_rn(value.x, value.y);
+      break;
+    default:
+      static_cast<float2*>(to.data)[i / 2] = value;
+  }
+}
+
+// The lowest and the highest of kRangeRows consecutive positions.
+struct PositionRange {
+  int32_t lowest;
+  int32_t highest;
+};
+constexpr int kRangeRows = 32;
+
+// What a tile of queries sees of a tile of keys.
+enum class Seen { kNothing, kSome, kAll };
+
+struct AttentionProblem {
+  int b, s, g, r, t, d, e;
+  float scale;
+  // A query at p sees the keys at positions in (p - window, p]: 2^31 where
+  // there is no window.
+  uint32_t window;
+  const int32_t* query_positions;     // (b, s)
+  const int32_t* key_positions;       // (b, t)
+  const PositionRange* query_ranges;  // (b, s / kRangeRows, rounded up)
+  const PositionRange* key_ranges;    // (b, t / kRangeRows, rounded up)
+
+  __host__ __device__ int heads() const { return g * r; }
+  // Of a row of o in units of e elements, and of lse in elements.
+  __host__ __device__ int64_t Row(int sample, int query, int head) const {
+    return (int64_t{sample} * s + query) * heads() + head;
+  }
+  // Of a row of k or v in units of d or e elements.
+  __host__ __device__ int64_t KeyRow(int sample, int key, int group) const {
+    return (int64_t{sample} * t + key) * g + group;
+  }
+
+  __host__ __device__ bool Sees(int32_t query, int32_t key) const {
+    return static_cast<uint32_t>(query) - static_cast<uint32_t>(key) < window;
+  }
+
+  // The range of rows [first, first + rows) of a sample, of which there are n.
+  static __device__ PositionRange Range(const PositionRange* ranges, int sample,
+                                        int first, int rows, int n) {
+    const int per_sample = (n + kRangeRows - 1) / kRangeRows;
+    const int begin = first / kRangeRows;
+    const int end = min((first + rows) / kRangeRows, per_sample);
+    PositionRange range = ranges[sample * per_sample + begin];
+    for (int i = begin + 1; i < end; ++i) {
+      const PositionRange next = ranges[sample * per_sample + i];
+      range.lowest = min(range.lowest, next.lowest);
+      range.highest = max(range.highest, next.highest);
+    }
+    return range;
+  }
+  __device__ PositionRange Queries(int sample, int first, int rows) const {
+    return Range(query_ranges, sample, first, rows, s);
+  }
+  __device__ PositionRange Keys(int sample, int first, int rows) const {
+    return Range(key_ranges, sample, first, rows, t);
+  }
+  // kSome where it is not certain.
+  __device__ Seen SeenOf(PositionRange queries, PositionRange keys) const {
+    const auto w = static_cast<int64_t>(window);
+    if (keys.lowest > queries.highest ||
+        int64_t{queries.lowest} - keys.highest >= w) {
+      return Seen::kNothing;
+    }
+    if (keys.highest <= queries.lowest &&
+        int64_t{queries.highest} - keys.lowest < w) {
+      return Seen::kAll;
+    }
+    return Seen::kSome;
+  }
+};
+
+struct AttentionForward {
+  AttentionProblem problem;
+  const void* q;
+  const void* k;
+  const void* v;
+  Elements<Any> o;
+  Elements<Any> lse;
+  // Begin with what o and lse hold, as one more tile of keys.
+  bool accumulate;
+};
+
+// Rows of `statistics` are a multiple of this.
+constexpr int kStatisticRows = 64;
+
+struct AttentionBackward {
+  AttentionProblem problem;
+  const void* d_o;
+  const void* q;
+  const void* k;
+  const void* v;
+  // Of each sample, head and query: log2(e) lse, or 0 where it is infinite, and
+  // rowsum(do o). (2, b, heads, padded_s); zeros behind the last query.
+  const float* statistics;
+  int padded_s;
+  Elements<Any> dq;
+  Elements<Any> dk;
+  Elements<Any> dv;
+  bool accumulate;
+
+  __host__ __device__ int64_t statistic_rows() const {
+    return int64_t{problem.b} * problem.heads() * padded_s;
+  }
+  __host__ __device__ int64_t StatisticRow(int sample, int head) const {
+    return (int64_t{sample} * problem.heads() + head) * padded_s;
+  }
+};
+
+// Whether the tensor-core kernels take these tensors, whose dtype is bf16 or
+// fp16: 16-byte rows of at most 256 elements, and a positive scale.
+inline bool FlashTakes(const AttentionProblem& p,
+                       std::initializer_list<LocalTensor> tensors) {
+  for (const LocalTensor& tensor : tensors) {
+    if (SizeOf(tensor.dtype) != 2 || tensor.dtype != tensors.begin()->dtype ||
+        reinterpret_cast<uintptr_t>(tensor.data) % 16 != 0) {
+      return false;
+    }
+  }
+  return p.d % 8 == 0 && p.e % 8 == 0 && std::max(p.d, p.e) <= 256 &&
+         p.scale > 0;
+}
+
+// Attention in tiles with the running softmax of Dao et al. 2022 (the order of
+// loops of Dao 2023), on tensor cores: `dtype` is that of q, k, v and do.
+void FlashForward(const AttentionForward& call, DType dtype, CudaQueue& queue);
+// dq by one kernel, dk and dv by another: 7 products instead of 5, and every
+// sum in a fixed order.
+void FlashBackward(const AttentionBackward& call, DType dtype,
+                   CudaQueue& queue);
+
+}  // namespace tessera

@@ -1,0 +1,351 @@
+// Gradients of attention on tensor cores. With P = exp(scale q k^T - lse):
+// dv = P^T do, and with dS = P (do v^T - rowsum(do o)): dk = scale dS^T q,
+// dq = scale dS k. One kernel has a tile of keys and goes through the queries
+// that see it, of all heads of its group; the other has a tile of queries and
+// goes through the keys that they see. Either holds its products so that P and
+// dS never leave the registers: the first one transposed, keys by queries.
+
+#include "runtime/kernels/cuda/flash_tile.h"
+
+namespace tessera {
+namespace {
+
+using namespace flash;
+
+// Tile sizes. What a block holds are 16 rows of each of kWarps warps, what it
+// goes through are kStep rows at a time; kColumns columns of dk and dv are a
+// block's. kWidth is the head's, rounded up.
+template <int kWidth>
+struct KeyGradients {
+  static constexpr int kWarps = kWidth == 128 ? 8 : 4;
+  static constexpr int kStep = kWidth == 256 ? 32 : 64;
+  static constexpr int kColumns = kWidth == 256 ? 128 : kWidth;
+  static constexpr int kBlocksPerMultiprocessor = kWidth == 64   ? 3
+                                                  : kWidth == 96 ? 2
+                                                                 : 1;
+};
+template <int kWidth>
+struct QueryGradients {
+  static constexpr int kWarps = kWidth == 128 ? 8 : 4;
+  static constexpr int kStep = kWidth == 256 ? 32 : 64;
+  static constexpr int kBlocksPerMultiprocessor = kWidth == 64   ? 3
+                                                  : kWidth == 96 ? 2
+                                                                 : 1;
+};
+
+// Shared memory: two tiles that the block holds, two stages of two that it goes
+// through, each with two statistics of its rows.
+template <typename Sizes, int kWidth>
+constexpr size_t kSharedBytes = 2 * TileBytes<kWidth>(16 * Sizes::kWarps) +
+                                4 * TileBytes<kWidth>(Sizes::kStep) +
+                                4 * Sizes::kStep * sizeof(float);
+
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(
+    32 * KeyGradients<kWidth>::kWarps,
+    KeyGradients<kWidth>::kBlocksPerMultiprocessor)
+    FlashKeyGradients(AttentionBackward call) {
+  using Sizes = KeyGradients<kWidth>;
+  constexpr int kThreads = 32 * Sizes::kWarps;
+  constexpr int kKeys = 16 * Sizes::kWarps;
+  constexpr int kQueries = Sizes::kStep;
+  constexpr int kColumns = Sizes::kColumns;
+  constexpr int kTileElements = kQueries * kPitch<kWidth>;
+  const AttentionProblem& p = call.problem;
+  T* const keys = reinterpret_cast<T*>(DynamicShared());
+  T* const values = keys + kKeys * kPitch<kWidth>;
+  // Of two stages each.
+  T* const queries = values + kKeys * kPitch<kWidth>;
+  T* const gradients = queries + 2 * kTileElements;
+  float* const statistics =
+      reinterpret_cast<float*>(gradients + 2 * kTileElements);
+
+  // Keys that are seen most come first, so that the last blocks are short.
+  const int first = blockIdx.x * kKeys;
+  constexpr int kParts = kWidth / kColumns;
+  const int group = blockIdx.y / kParts;
+  const int first_column = blockIdx.y % kParts * kColumns;
+  const int sample = blockIdx.z;
+  const int lane = threadIdx.x % 32;
+  const int warp_row = threadIdx.x / 32 * 16;
+  const PositionRange range = p.Keys(sample, first, kKeys);
+  const int tiles = (p.s + kQueries - 1) / kQueries;
+  const bool whole = first + kKeys <= p.t;
+  const auto seen = [&](int tile) {
+    const Seen seen =
+        p.SeenOf(p.Queries(sample, tile * kQueries, kQueries), range);
+    return seen == Seen::kAll && !whole ? Seen::kSome : seen;
+  };
+  // Steps are tiles of queries of one head after the other.
+  const int steps = p.r * tiles;
+  const auto next_after = [&](int step) {
+    do {
+      ++step;
+    } while (step < steps && seen(step % tiles) == Seen::kNothing);
+    return step;
+  };
+  const auto copy_queries = [&](int step, int stage) {
+    const int query = step % tiles * kQueries;
+    const int head = group * p.r + step / tiles;
+    const int64_t row = p.Row(sample, query, head);
+    CopyTile<T, kQueries, kWidth, kThreads>(
+        queries + stage * kTileElements,
+        static_cast<const T*>(call.q) + row * p.d, int64_t{p.heads()} * p.d,
+        p.s - query, p.d);
+    CopyTile<T, kQueries, kWidth, kThreads>(
+        gradients + stage * kTileElements,
+        static_cast<const T*>(call.d_o) + row * p.e, int64_t{p.heads()} * p.e,
+        p.s - query, p.e);
+    // The two statistics, 4 of their numbers to a thread.
+    static_assert(kStatisticRows % kQueries == 0 && kThreads >= kQueries / 2);
+    const int which = threadIdx.x / (kQueries / 4);
+    const int at = threadIdx.x % (kQueries / 4) * 4;
+    if (which < 2) {
+      CopyAsync16(statistics + (2 * stage + which) * kQueries + at,
+                  call.statistics + which * call.statistic_rows() +
+                      call.StatisticRow(sample, head) + query + at);
+    }
+  };
+
+  int step = next_after(-1);
+  if (step < steps) {
+    const int64_t row = p.KeyRow(sample, first, group);
+    CopyTile<T, kKeys, kWidth, kThreads>(
+        keys, static_cast<const T*>(call.k) + row * p.d, int64_t{p.g} * p.d,
+        p.t - first, p.d);
+    CopyTile<T, kKeys, kWidth, kThreads>(
+        values, static_cast<const T*>(call.v) + row * p.e, int64_t{p.g} * p.e,
+        p.t - first, p.e);
+    copy_queries(step, 0);
+  }
+  CommitCopies();
+
+  int32_t position[2];
+  bool exists[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int key = first + warp_row + 8 * half + lane / 4;
+    exists[half] = key < p.t;
+    position[half] =
+        exists[half] ? p.key_positions[int64_t{sample} * p.t + key] : 0;
+  }
+  float dk[1][kColumns / 8][4];
+  float dv[1][kColumns / 8][4];
+  Clear(dk);
+  Clear(dv);
+  const float scale = p.scale * kLog2E;
+  for (int stage = 0; step < steps; stage ^= 1) {
+    WaitForCopies<0>();
+    __syncthreads();
+    const int next = next_after(step);
+    if (next < steps) copy_queries(next, stage ^ 1);
+    CommitCopies();
+
+    const T* const q = queries + stage * kTileElements;
+    const T* const d_o = gradients + stage * kTileElements;
+    const float* const lse = statistics + 2 * stage * kQueries;
+    const float* const dot = lse + kQueries;
+    float weights[1][kQueries / 8][4];
+    Clear(weights);
+    MultiplyTransposed<T, kWidth>(keys + warp_row * kPitch<kWidth>, q, weights);
+    const bool masked = seen(step % tiles) == Seen::kSome;
+#pragma unroll
+    for (int column = 0; column < kQueries / 8; ++column) {
+      const int x = 8 * column + lane % 4 * 2;
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const float shift = -lse[x + odd];
+        float* const c = weights[0][column];
+        c[odd] = Exp2(fmaf(c[odd], scale, shift));
+        c[2 + odd] = Exp2(fmaf(c[2 + odd], scale, shift));
+        if (!masked) continue;
+        const int query = min(step % tiles * kQueries + x + odd, p.s - 1);
+        const int32_t at = p.query_positions[int64_t{sample} * p.s + query];
+        if (!exists[0] || !p.Sees(at, position[0])) c[odd] = 0;
+        if (!exists[1] || !p.Sees(at, position[1])) c[2 + odd] = 0;
+      }
+    }
+    MultiplyWeights<T, kWidth>(weights, d_o + first_column, dv);
+    float slopes[1][kQueries / 8][4];
+    Clear(slopes);
+    MultiplyTransposed<T, kWidth>(values + warp_row * kPitch<kWidth>, d_o,
+                                  slopes);
+#pragma unroll
+    for (int column = 0; column < kQueries / 8; ++column) {
+      const int x = 8 * column + lane % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        slopes[0][column][i] =
+            weights[0][column][i] * (slopes[0][column][i] - dot[x + i % 2]);
+      }
+    }
+    MultiplyWeights<T, kWidth>(slopes, q + first_column, dk);
+    step = next;
+  }
+  const int64_t row = p.KeyRow(sample, first + warp_row, group);
+  const int rows = p.t - first - warp_row;
+  Store(dk, p.scale, call.dk, row * p.d + first_column, int64_t{p.g} * p.d,
+        rows, p.d - first_column, call.accumulate);
+  Store(dv, 1.0f, call.dv, row * p.e + first_column, int64_t{p.g} * p.e, rows,
+        p.e - first_column, call.accumulate);
+}
+
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(
+    32 * QueryGradients<kWidth>::kWarps,
+    QueryGradients<kWidth>::kBlocksPerMultiprocessor)
+    FlashQueryGradients(AttentionBackward call) {
+  using Sizes = QueryGradients<kWidth>;
+  constexpr int kThreads = 32 * Sizes::kWarps;
+  constexpr int kQueries = 16 * Sizes::kWarps;
+  constexpr int kKeys = Sizes::kStep;
+  constexpr int kTileElements = kKeys * kPitch<kWidth>;
+  const AttentionProblem& p = call.problem;
+  T* const queries = reinterpret_cast<T*>(DynamicShared());
+  T* const gradients = queries + kQueries * kPitch<kWidth>;
+  // Of two stages each.
+  T* const keys = gradients + kQueries * kPitch<kWidth>;
+  T* const values = keys + 2 * kTileElements;
+
+  // Queries that see most come first, so that the last blocks are short.
+  const int first = (gridDim.x - 1 - blockIdx.x) * kQueries;
+  const int head = blockIdx.y;
+  const int group = head / p.r;
+  const int sample = blockIdx.z;
+  const int lane = threadIdx.x % 32;
+  const int warp_row = threadIdx.x / 32 * 16;
+  const PositionRange range = p.Queries(sample, first, kQueries);
+  const int tiles = (p.t + kKeys - 1) / kKeys;
+  const auto seen = [&](int tile) {
+    const Seen seen = p.SeenOf(range, p.Keys(sample, tile * kKeys, kKeys));
+    return seen == Seen::kAll && (tile + 1) * kKeys > p.t ? Seen::kSome : seen;
+  };
+  const auto next_after = [&](int tile) {
+    do {
+      ++tile;
+    } while (tile < tiles && seen(tile) == Seen::kNothing);
+    return tile;
+  };
+  const auto copy_keys = [&](int tile, int stage) {
+    const int key = tile * kKeys;
+    const int64_t row = p.KeyRow(sample, key, group);
+    CopyTile<T, kKeys, kWidth, kThreads>(
+        keys + stage * kTileElements, static_cast<const T*>(call.k) + row * p.d,
+        int64_t{p.g} * p.d, p.t - key, p.d);
+    CopyTile<T, kKeys, kWidth, kThreads>(
+        values + stage * kTileElements,
+        static_cast<const T*>(call.v) + row * p.e, int64_t{p.g} * p.e,
+        p.t - key, p.e);
+  };
+
+  int tile = next_after(-1);
+  if (tile < tiles) {
+    const int64_t row = p.Row(sample, first, head);
+    CopyTile<T, kQueries, kWidth, kThreads>(
+        queries, static_cast<const T*>(call.q) + row * p.d,
+        int64_t{p.heads()} * p.d, p.s - first, p.d);
+    CopyTile<T, kQueries, kWidth, kThreads>(
+        gradients, static_cast<const T*>(call.d_o) + row * p.e,
+        int64_t{p.heads()} * p.e, p.s - first, p.e);
+    copy_keys(tile, 0);
+  }
+  CommitCopies();
+
+  int32_t position[2];
+  float lse[2];
+  float dot[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int query = min(first + warp_row + 8 * half + lane / 4, p.s - 1);
+    const int64_t row = call.StatisticRow(sample, head) + query;
+    position[half] = p.query_positions[int64_t{sample} * p.s + query];
+    lse[half] = call.statistics[row];
+    dot[half] = call.statistics[call.statistic_rows() + row];
+  }
+  float dq[1][kWidth / 8][4];
+  Clear(dq);
+  const float scale = p.scale * kLog2E;
+  for (int stage = 0; tile < tiles; stage ^= 1) {
+    WaitForCopies<0>();
+    __syncthreads();
+    const int next = next_after(tile);
+    if (next < tiles) copy_keys(next, stage ^ 1);
+    CommitCopies();
+
+    const T* const k = keys + stage * kTileElements;
+    float weights[1][kKeys / 8][4];
+    Clear(weights);
+    MultiplyTransposed<T, kWidth>(queries + warp_row * kPitch<kWidth>, k,
+                                  weights);
+    float slopes[1][kKeys / 8][4];
+    Clear(slopes);
+    MultiplyTransposed<T, kWidth>(gradients + warp_row * kPitch<kWidth>,
+                                  values + stage * kTileElements, slopes);
+    const bool masked = seen(tile) == Seen::kSome;
+#pragma unroll
+    for (int column = 0; column < kKeys / 8; ++column) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        bool exists = true;
+        int32_t at = 0;
+        if (masked) {
+          const int key = tile * kKeys + 8 * column + lane % 4 * 2 + odd;
+          exists = key < p.t;
+          if (exists) at = p.key_positions[int64_t{sample} * p.t + key];
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int i = 2 * half + odd;
+          float weight = Exp2(fmaf(weights[0][column][i], scale, -lse[half]));
+          if (masked && (!exists || !p.Sees(position[half], at))) weight = 0;
+          slopes[0][column][i] = weight * (slopes[0][column][i] - dot[half]);
+        }
+      }
+    }
+    MultiplyWeights<T, kWidth>(slopes, k, dq);
+    tile = next;
+  }
+  Store(dq, p.scale, call.dq, p.Row(sample, first + warp_row, head) * p.d,
+        int64_t{p.heads()} * p.d, p.s - first - warp_row, p.d, call.accumulate);
+}
+
+template <typename T, int kWidth>
+void Run(const AttentionBackward& call, CudaQueue& queue) {
+  const AttentionProblem& p = call.problem;
+  using Keys = KeyGradients<kWidth>;
+  using Queries = QueryGradients<kWidth>;
+  const auto tiles = [](int rows, int warps) {
+    return static_cast<unsigned>((rows + 16 * warps - 1) / (16 * warps));
+  };
+  Launch(FlashKeyGradients<T, kWidth>,
+         dim3(tiles(p.t, Keys::kWarps),
+              static_cast<unsigned>(p.g * (kWidth / Keys::kColumns)),
+              static_cast<unsigned>(p.b)),
+         32 * Keys::kWarps, kSharedBytes<Keys, kWidth>, queue, call);
+  Launch(FlashQueryGradients<T, kWidth>,
+         dim3(tiles(p.s, Queries::kWarps), static_cast<unsigned>(p.heads()),
+              static_cast<unsigned>(p.b)),
+         32 * Queries::kWarps, kSharedBytes<Queries, kWidth>, queue, call);
+}
+
+template <typename T>
+void Run(const AttentionBackward& call, CudaQueue& queue) {
+  const int width = std::max(call.problem.d, call.problem.e);
+  if (width <= 64) return Run<T, 64>(call, queue);
+  if (width <= 96) return Run<T, 96>(call, queue);
+  if (width <= 128) return Run<T, 128>(call, queue);
+  Run<T, 256>(call, queue);
+}
+
+}  // namespace
+
+void FlashBackward(const AttentionBackward& call, DType dtype,
+                   CudaQueue& queue) {
+  if (dtype == DType::kBFloat16) {
+    Run<__nv_bfloat16>(call, queue);
+  } else {
+    Run<__half>(call, queue);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,309 @@
+// Dense layers: x is (M, K), w is (N, K), y is (M, N), where M, N and K are
+// runs of dimensions. Products are CudaMatMul's, with the bias in their
+// epilogue; those that it does not take (an fp32 gradient of a router's logits
+// by a 16-bit weight) are computed here, in fp32 without tensor cores.
+//
+// A bias gradient is a kernel of its own, not an epilogue of the weight's
+// product: those epilogues overwrite, and the gradients of later microbatches
+// are added.
+
+#include <algorithm>
+
+#include "runtime/kernels/cuda/elements.h"
+#include "runtime/kernels/cuda/launch.h"
+#include "runtime/kernels/cuda/matmul.h"
+#include "runtime/kernels/extent.h"
+
+namespace tessera {
+namespace {
+
+int64_t DivideUp(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// ---- Products of any dtypes -------------------------------------------------
+
+// A block computes a tile of the result, a thread 4 x 4 elements of it.
+constexpr int kTile = 64;
+constexpr int kDepth = 16;
+constexpr int kEach = 4;
+
+struct AnyMatrix {
+  Elements<Any> values;
+  int64_t row_stride = 0;
+  int64_t column_stride = 0;
+
+  __device__ float Get(int64_t row, int64_t column) const {
+    return values.Get(row * row_stride + column * column_stride);
+  }
+};
+
+struct AnyProduct {
+  int64_t m, n, k;
+  AnyMatrix a, b;
+  Elements<Any> bias;  // or null
+  Elements<Any> d;
+  bool accumulate;
+
+  __device__ void Finish(int64_t i, float sum) const {
+    if (bias.data != nullptr) sum += bias.Get(i % n);
+    if (accumulate) sum += d.Get(i);
+    d.Set(i, sum);
+  }
+};
+
+// Copies rows [row, row + kTile) and columns [column, end) of a matrix to
+// tile[column][row], zeros beyond its edges.
+__device__ void LoadTile(const AnyMatrix& from, int64_t rows, int64_t row,
+                         int64_t column, int64_t end,
+                         float (&tile)[kDepth][kTile + 1]) {
+  const bool by_rows = from.column_stride == 1;  // what is contiguous
+  for (int i = threadIdx.x; i < kTile * kDepth; i += kThreads) {
+    const int y = by_rows ? i / kDepth : i % kTile;
+    const int x = by_rows ? i % kDepth : i / kTile;
+    const bool inside = row + y < rows && column + x < end;
+    tile[x][y] = inside ? from.Get(row + y, column + x) : 0.0f;
+  }
+}
+
+// Block z takes the z-th part of k. Where there are several, their sums go to
+// `parts`, one m x n matrix each.
+__global__ void __launch_bounds__(kThreads)
+    MultiplyAny(AnyProduct p, float* parts) {
+  TESSERA_SHARED(a, float[kDepth][kTile + 1]);
+  TESSERA_SHARED(b, float[kDepth][kTile + 1]);
+  const int64_t row = int64_t{blockIdx.y} * kTile;
+  const int64_t column = int64_t{blockIdx.x} * kTile;
+  const int64_t begin = p.k * blockIdx.z / gridDim.z;
+  const int64_t end = p.k * (blockIdx.z + 1) / gridDim.z;
+  const AnyMatrix b_transposed = {p.b.values, p.b.column_stride,
+                                  p.b.row_stride};
+  const int x = threadIdx.x % 16;
+  const int y = threadIdx.x / 16;
+  float sums[kEach][kEach] = {};
+  for (int64_t k = begin; k < end; k += kDepth) {
+    LoadTile(p.a, p.m, row, k, end, a);
+    LoadTile(b_transposed, p.n, column, k, end, b);
+    __syncthreads();
+#pragma unroll
+    for (int depth = 0; depth < kDepth; ++depth) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) {
+          sums[i][j] += a[depth][y + 16 * i] * b[depth][x + 16 * j];
+        }
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const int64_t to_row = row + y + 16 * i;
+      const int64_t to_column = column + x + 16 * j;
+      if (to_row >= p.m || to_column >= p.n) continue;
+      const int64_t to = to_row * p.n + to_column;
+      if (parts == nullptr) {
+        p.Finish(to, sums[i][j]);
+      } else {
+        parts[blockIdx.z * p.m * p.n + to] = sums[i][j];
+      }
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    AddParts(AnyProduct p, const float* parts, int count) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= p.m * p.n) return;
+  float sum = 0;
+  for (int part = 0; part < count; ++part) sum += parts[part * p.m * p.n + i];
+  p.Finish(i, sum);
+}
+
+void RunAny(const MatMulProblem& problem, const MatMulData& data,
+            Elements<Any> bias, CudaQueue& queue) {
+  const auto any = [](const void* values, DType dtype) {
+    LocalTensor tensor;
+    tensor.data = const_cast<void*>(values);
+    tensor.dtype = dtype;
+    return Elements<Any>(tensor);
+  };
+  const auto matrix = [&](const void* values, DType dtype, int64_t rows,
+                          int64_t columns, bool transposed) -> AnyMatrix {
+    if (transposed) return {any(values, dtype), 1, rows};
+    return {any(values, dtype), columns, 1};
+  };
+  const AnyProduct product = {
+      problem.m,
+      problem.n,
+      problem.k,
+      matrix(data.a, problem.a, problem.m, problem.k, problem.transpose_a),
+      matrix(data.b, problem.b, problem.k, problem.n, problem.transpose_b),
+      bias,
+      any(data.d, problem.d),
+      problem.accumulate};
+  const int64_t columns = DivideUp(problem.n, kTile);
+  const int64_t rows = DivideUp(problem.m, kTile);
+  // A small result of many summands: enough blocks to fill the GPU.
+  constexpr int64_t kLeastDepth = 256;
+  const int64_t elements = problem.m * problem.n;
+  const int64_t parts = std::max<int64_t>(
+      1, std::min({2 * queue.multiprocessors / (rows * columns),
+                   problem.k / kLeastDepth,
+                   queue.workspace_bytes / (elements * 4)}));
+  auto* const sums =
+      parts > 1 ? reinterpret_cast<float*>(queue.workspace) : nullptr;
+  Launch(MultiplyAny,
+         dim3(static_cast<unsigned>(columns), static_cast<unsigned>(rows),
+              static_cast<unsigned>(parts)),
+         kThreads, 0, queue, product, sums);
+  if (parts == 1) return;
+  Launch(AddParts, static_cast<unsigned>(DivideUp(elements, kThreads)),
+         kThreads, 0, queue, product, sums, static_cast<int>(parts));
+}
+
+// ---- Linear -----------------------------------------------------------------
+
+// D = op(A) op(B), + bias where there is one, into the call's result.
+void Multiply(const KernelCall& call, MatMulProblem problem,
+              const LocalTensor& a, const LocalTensor& b,
+              const LocalTensor* bias = nullptr) {
+  const LocalTensor& d = call.results[0];
+  TESSERA_CHECK(d.elements() == problem.m * problem.n)
+      << d.elements() << " elements for " << Describe(problem);
+  problem.a = a.dtype;
+  problem.b = b.dtype;
+  problem.d = d.dtype;
+  problem.accumulate = call.accumulate;
+  MatMulData data = {.a = a.data, .b = b.data, .d = d.data};
+  Elements<Any> any_bias;
+  if (bias != nullptr && bias->data != nullptr) {
+    any_bias = Elements<Any>(*bias);
+    if (bias->dtype == d.dtype) {
+      problem.epilogue = MatMulEpilogue::kBias;
+      data.bias = bias->data;
+    }
+  }
+  const bool all = any_bias.data == data.bias;
+  if (all && call.queue->matmul->Takes(problem)) {
+    call.queue->matmul->Run(problem, data, *call.queue);
+  } else {
+    RunAny(problem, data, any_bias, *call.queue);
+  }
+}
+
+// x, w [, bias] -> y = x w^T + bias.
+void Linear(const KernelCall& call) {
+  MatMulProblem problem;
+  problem.m = Extent(call, 0, 1, /*shared=*/false);
+  problem.n = Extent(call, 1, 0, /*shared=*/false);
+  problem.k = Extent(call, 0, 1, /*shared=*/true);
+  problem.transpose_b = true;
+  Multiply(call, problem, call.operands[0], call.operands[1],
+           call.operands.size() > 2 ? &call.operands[2] : nullptr);
+}
+
+// dy, w -> dx = dy w.
+void LinearDx(const KernelCall& call) {
+  MatMulProblem problem;
+  problem.m = Extent(call, 0, 1, /*shared=*/false);
+  problem.n = Extent(call, 1, 0, /*shared=*/false);
+  problem.k = Extent(call, 0, 1, /*shared=*/true);
+  Multiply(call, problem, call.operands[0], call.operands[1]);
+}
+
+// dy, x -> dw = dy^T x.
+void LinearDw(const KernelCall& call) {
+  MatMulProblem problem;
+  problem.m = Extent(call, 0, 1, /*shared=*/false);
+  problem.n = Extent(call, 1, 0, /*shared=*/false);
+  problem.k = Extent(call, 0, 1, /*shared=*/true);
+  problem.transpose_a = true;
+  Multiply(call, problem, call.operands[0], call.operands[1]);
+}
+
+// ---- Bias gradient ----------------------------------------------------------
+
+constexpr int kWarps = kThreads / 32;
+constexpr int kWidth = 32 * kVector;  // columns of a block
+
+// Sums of the y-th part of the rows, into row y of `parts`. A lane has kVector
+// columns, a warp every kWarps-th row.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    SumRows(Elements<T> dy, int64_t rows, int64_t columns, float* parts) {
+  TESSERA_SHARED(shared, float[kWarps][kWidth]);
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int64_t column = int64_t{blockIdx.x} * kWidth + lane * kVector;
+  const int64_t begin = rows * blockIdx.y / gridDim.y;
+  const int64_t end = rows * (blockIdx.y + 1) / gridDim.y;
+  const int64_t left = columns - column;
+  const Span span = {0, left < kVector ? static_cast<int>(left) : kVector};
+  float sums[kVector] = {};
+#pragma unroll 4
+  for (int64_t row = begin + warp; row < end; row += kWarps) {
+    float values[kVector];
+    dy.Load(row * columns + column, span, values);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) sums[i] += values[i];
+  }
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) shared[warp][lane * kVector + i] = sums[i];
+  __syncthreads();
+  const int64_t to = int64_t{blockIdx.x} * kWidth + threadIdx.x;
+  static_assert(kWidth == kThreads);
+  if (to >= columns) return;
+  float sum = 0;
+  for (int j = 0; j < kWarps; ++j) sum += shared[j][threadIdx.x];
+  parts[blockIdx.y * columns + to] = sum;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    AddBiasParts(const float* parts, int count, int64_t columns,
+                 bool accumulate, Elements<Any> db) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= columns) return;
+  float sum = accumulate ? db.Get(i) : 0.0f;
+  for (int part = 0; part < count; ++part) sum += parts[part * columns + i];
+  db.Set(i, sum);
+}
+
+// dy -> dbias: column sums, in two stages of a fixed order.
+void LinearDb(const KernelCall& call) {
+  CudaQueue& queue = *call.queue;
+  const LocalTensor& dy = call.operands[0];
+  const LocalTensor& db = call.results[0];
+  const int64_t columns = db.elements();
+  const int64_t rows = dy.elements() / columns;
+  const int64_t blocks = DivideUp(columns, kWidth);
+  constexpr int64_t kLeastRows = 4 * kWarps;
+  const int64_t parts = std::clamp<int64_t>(4 * queue.multiprocessors / blocks,
+                                            1, DivideUp(rows, kLeastRows));
+  auto* const sums = reinterpret_cast<float*>(
+      queue.Workspace(parts * columns * 4, "linear_db"));
+  if (sums == nullptr) return;
+  ByType({dy}, [&]<typename T>() {
+    Launch(SumRows<T>,
+           dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(parts)),
+           kThreads, 0, queue, Elements<T>(dy), rows, columns, sums);
+  });
+  Launch(AddBiasParts, static_cast<unsigned>(DivideUp(columns, kThreads)),
+         kThreads, 0, queue, sums, static_cast<int>(parts), columns,
+         call.accumulate, Elements<Any>(db));
+}
+
+}  // namespace
+
+std::vector<Kernel> CudaLinearKernels() {
+  return {
+      {"linear", Linear, true},      {"linear_fp32", Linear, true},
+      {"linear_dx", LinearDx, true}, {"linear_dw", LinearDw, true},
+      {"linear_db", LinearDb, true},
+  };
+}
+
+}  // namespace tessera

@@ -1,0 +1,419 @@
+// Products and attention on cases that the contract's lack: widths of the
+// tensor cores, several tiles, mixed dtypes, merging. The CPU's kernels are the
+// reference. Part of two binaries: tests/kernels/kernel_device.h.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ostream>
+
+#include "planner/base/rng.h"
+#include "tests/kernels/kernel_device.h"
+#include "tests/support/host_tensor.h"
+
+namespace tessera {
+namespace {
+
+struct CudaCase {
+  std::string name;
+  std::string kernel;
+  std::string rule;
+  std::vector<HostTensor> operands;
+  std::vector<HostTensor> results;  // what they hold before the call
+  std::vector<Attribute> attributes;
+  bool accumulate = false;
+  // Of a result from the CPU's in fp64, relative to its largest value.
+  double tolerance = 0;
+};
+
+void PrintTo(const CudaCase& c, std::ostream* out) {
+  *out << c.name;
+}
+
+// What one rounding of a result may change, and of the factors of its sums.
+double Rounding(DType dtype) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return 0x1p-8;
+    case DType::kFloat16:
+      return 0x1p-11;
+    default:
+      return 1e-6;
+  }
+}
+
+// Between -1 and 1.
+HostTensor Random(const Shape& shape, DType dtype, Rng& rng) {
+  HostTensor tensor(shape, dtype);
+  for (int64_t i = 0; i < tensor.elements(); ++i) {
+    tensor.Set(i, 2 * rng.Uniform01() - 1);
+  }
+  return tensor;
+}
+
+std::vector<LocalTensor> Locals(const std::vector<HostTensor>& tensors) {
+  std::vector<LocalTensor> locals;
+  for (const HostTensor& tensor : tensors) {
+    locals.push_back(tensor.Local());
+    // A tensor without elements stands for one that is masked.
+    if (tensor.elements() == 0) locals.back().data = nullptr;
+  }
+  return locals;
+}
+
+KernelCall CallOf(const CudaCase& c, const IndexRule& rule,
+                  const std::vector<LocalTensor>& operands,
+                  const std::vector<LocalTensor>& results) {
+  KernelCall call;
+  call.rule = &rule;
+  call.attributes = c.attributes;
+  call.operands = operands;
+  call.results = results;
+  call.accumulate = c.accumulate;
+  return call;
+}
+
+std::vector<HostTensor> InDouble(const std::vector<HostTensor>& tensors) {
+  std::vector<HostTensor> wide;
+  for (const HostTensor& tensor : tensors) {
+    wide.push_back(tensor.As(DType::kFloat64));
+  }
+  return wide;
+}
+
+std::vector<HostTensor> ResultsOf(const CudaCase& c, KernelDevice& device) {
+  const IndexRule rule = IndexRule::Parse(c.rule).value();
+  std::vector<HostTensor> results = c.results;
+  const std::vector<LocalTensor> operands = Locals(c.operands);
+  const std::vector<LocalTensor> locals = Locals(results);
+  RunOnDevice(device, c.kernel, CallOf(c, rule, operands, locals),
+              /*in_place=*/false);
+  return results;
+}
+
+// Those of the CPU, in fp64 on the same values.
+std::vector<HostTensor> ExpectedOf(const CudaCase& c) {
+  const IndexRule rule = IndexRule::Parse(c.rule).value();
+  const std::vector<HostTensor> operands = InDouble(c.operands);
+  std::vector<HostTensor> results = InDouble(c.results);
+  const std::vector<LocalTensor> operand_locals = Locals(operands);
+  const std::vector<LocalTensor> locals = Locals(results);
+  FindCpuKernel(c.kernel).value()->run(CallOf(c, rule, operand_locals, locals));
+  return results;
+}
+
+// ---- Linear -----------------------------------------------------------------
+
+struct LinearDTypes {
+  DType x, w, y;
+};
+
+std::string NameOf(const LinearDTypes& dtypes) {
+  std::string name;
+  for (const DType dtype : {dtypes.x, dtypes.w, dtypes.y}) {
+    name += "_";
+    name += NameOf(dtype);
+  }
+  return name;
+}
+
+void AddLinearCases(const LinearDTypes& dtypes, bool bias, bool accumulate,
+                    int64_t rows, int64_t in, int64_t out, Rng& rng,
+                    std::vector<CudaCase>& cases) {
+  const HostTensor x = Random({3, rows, in}, dtypes.x, rng);
+  const HostTensor w = Random({out, in}, dtypes.w, rng);
+  const HostTensor y = Random({3, rows, out}, dtypes.y, rng);
+  CudaCase c;
+  c.accumulate = accumulate;
+  const std::string suffix = NameOf(dtypes) + (bias ? "_bias" : "") +
+                             (accumulate ? "_adds" : "") + "_" +
+                             std::to_string(rows) + "x" + std::to_string(out) +
+                             "x" + std::to_string(in);
+  const auto add = [&](const char* kernel, const char* rule,
+                       std::vector<HostTensor> operands, HostTensor result) {
+    c.kernel = kernel;
+    c.name = kernel + suffix;
+    c.rule = rule;
+    // The sums in fp32 are long.
+    c.tolerance = 2 * Rounding(result.dtype()) + 2e-5;
+    c.operands = std::move(operands);
+    c.results = {std::move(result)};
+    cases.push_back(c);
+  };
+  if (bias) {
+    add("linear", "bsi,oi+o->bso", {x, w, Random({out}, dtypes.y, rng)}, y);
+    // A bias that another shard adds.
+    add("linear", "bsi,oi+o->bso", {x, w, HostTensor({0}, dtypes.y)}, y);
+    cases.back().name += "_masked";
+    return;
+  }
+  add("linear", "bsi,oi->bso", {x, w}, y);
+  add("linear_dx", "bso,oi->bsi", {y, w}, Random(x.shape(), dtypes.x, rng));
+  add("linear_dw", "bso,bsi->oi", {y, x},
+      Random(w.shape(), DType::kFloat32, rng));
+  add("linear_db", "bso->o", {y}, Random({out}, DType::kFloat32, rng));
+}
+
+// Products in every direction and dtype, mixed ones among them, with and
+// without bias, adding and not.
+std::vector<CudaCase> LinearCases() {
+  constexpr DType kBf16 = DType::kBFloat16;
+  constexpr DType kFp16 = DType::kFloat16;
+  constexpr DType kFp32 = DType::kFloat32;
+  Rng rng(3);
+  std::vector<CudaCase> cases;
+  for (const LinearDTypes& dtypes :
+       {LinearDTypes{kBf16, kBf16, kBf16}, LinearDTypes{kFp16, kFp16, kFp16},
+        LinearDTypes{kFp32, kFp32, kFp32},
+        // A router's.
+        LinearDTypes{kBf16, kBf16, kFp32}, LinearDTypes{kFp16, kBf16, kFp32}}) {
+    for (const bool accumulate : {false, true}) {
+      for (const bool bias : {false, true}) {
+        AddLinearCases(dtypes, bias, accumulate, 5, 7, 3, rng, cases);
+        AddLinearCases(dtypes, bias, accumulate, 25, 40, 72, rng, cases);
+      }
+    }
+  }
+  // Sums long enough to be split.
+  AddLinearCases({kBf16, kBf16, kFp32}, false, true, 400, 9, 4, rng, cases);
+  return cases;
+}
+
+// ---- Attention --------------------------------------------------------------
+
+enum class Order { kRising, kShuffled, kZigzag, kDocuments };
+
+struct AttentionShape {
+  std::string name;
+  DType dtype = DType::kBFloat16;
+  int64_t b = 1, s = 0, g = 1, r = 1, d = 64, t = 0, e = 64;
+  double window = 0;
+  Order order = Order::kRising;
+  int64_t first_query = 0;  // the position
+  int64_t first_key = 0;
+  bool accumulate = false;
+  // Results, and what is added, in fp32, as while blocks travel.
+  bool wide = false;
+};
+
+HostTensor Positions(const AttentionShape& shape, int64_t n, int64_t first,
+                     Rng& rng) {
+  HostTensor positions({shape.b, n}, DType::kInt32);
+  for (int64_t i = 0; i < positions.elements(); ++i) {
+    int64_t column = i % n;
+    switch (shape.order) {
+      case Order::kRising:
+      case Order::kShuffled:
+        break;
+      case Order::kZigzag:  // an early half and a late one
+        if (column >= n / 2) column += 3 * n;
+        break;
+      case Order::kDocuments:  // of 37 each
+        column = column % 37 + 2 * 400 * (column / 37);
+        break;
+    }
+    positions.Set(i, static_cast<double>(first + column));
+  }
+  for (int64_t i = 0;
+       shape.order == Order::kShuffled && i < positions.elements(); ++i) {
+    const int64_t other = i - rng.Below(static_cast<uint32_t>(i % n) + 1);
+    const double swapped = positions.At(other);
+    positions.Set(other, positions.At(i));
+    positions.Set(i, swapped);
+  }
+  return positions;
+}
+
+void AddAttentionCases(const AttentionShape& shape,
+                       std::vector<CudaCase>& cases) {
+  Rng rng(11);
+  const auto random = [&](const Shape& dims) {
+    return Random(dims, shape.dtype, rng);
+  };
+  const int64_t b = shape.b, s = shape.s, g = shape.g, r = shape.r, d = shape.d,
+                t = shape.t, e = shape.e;
+  const DType result = shape.wide ? DType::kFloat32 : shape.dtype;
+  CudaCase forward;
+  forward.kernel = "attention";
+  forward.name = shape.name;
+  forward.rule = "bsgrd,btgd,btge,bs,bt->bsgre,bsgr";
+  // Probabilities far from equal.
+  forward.attributes = {{"scale", 3 / std::sqrt(static_cast<double>(d))},
+                        {"window", shape.window}};
+  forward.operands = {random({b, s, g, r, d}), random({b, t, g, d}),
+                      random({b, t, g, e}),
+                      Positions(shape, s, shape.first_query, rng),
+                      Positions(shape, t, shape.first_key, rng)};
+  forward.results = {Random({b, s, g, r, e}, result, rng),
+                     Random({b, s, g, r}, DType::kFloat32, rng)};
+  forward.accumulate = shape.accumulate;
+  if (shape.accumulate) {  // some rows have seen nothing yet
+    for (int64_t i = 0; i < forward.results[1].elements(); i += 3) {
+      forward.results[1].Set(i, -INFINITY);
+    }
+  }
+  // Probabilities are rounded, and the result.
+  const double rounding = Rounding(shape.dtype);
+  forward.tolerance = shape.dtype == DType::kFloat32 ? 1e-5 : 2 * rounding;
+
+  CudaCase backward = forward;
+  backward.kernel = "attention_dqkv";
+  backward.name = shape.name + "_dqkv";
+  backward.rule = "bsgre,bsgrd,btgd,btge,bs,bt,bsgre,bsgr->bsgrd,btgd,btge";
+  CudaCase fresh = forward;
+  fresh.accumulate = false;
+  const std::vector<HostTensor> o = ExpectedOf(fresh);
+  backward.operands.insert(backward.operands.begin(), random({b, s, g, r, e}));
+  backward.operands.push_back(o[0].As(shape.dtype));
+  backward.operands.push_back(o[1].As(DType::kFloat32));
+  backward.results = {Random({b, s, g, r, d}, result, rng),
+                      Random({b, t, g, d}, result, rng),
+                      Random({b, t, g, e}, result, rng)};
+  // o is rounded, and P and dS on their way into sums of either sign.
+  backward.tolerance = shape.dtype == DType::kFloat32 ? 2e-5 : 4 * rounding;
+  cases.push_back(forward);
+  cases.push_back(backward);
+}
+
+// Head widths, groups, windows, orders of positions, ragged lengths, merging.
+std::vector<CudaCase> AttentionCases() {
+  constexpr DType kBf16 = DType::kBFloat16;
+  constexpr DType kFp16 = DType::kFloat16;
+  constexpr DType kFp32 = DType::kFloat32;
+  std::vector<AttentionShape> shapes;
+  for (const DType dtype : {kBf16, kFp16, kFp32}) {
+    const std::string name(NameOf(dtype));
+    shapes.push_back(
+        {.name = name + "_one_tile", .dtype = dtype, .s = 17, .t = 17});
+    shapes.push_back({.name = name + "_grouped",
+                      .dtype = dtype,
+                      .b = 2,
+                      .s = 70,
+                      .g = 2,
+                      .r = 3,
+                      .d = 16,
+                      .t = 70,
+                      .e = 24});
+    shapes.push_back({.name = name + "_shuffled",
+                      .dtype = dtype,
+                      .s = 150,
+                      .d = 32,
+                      .t = 150,
+                      .e = 32,
+                      .window = 40,
+                      .order = Order::kShuffled});
+    // Keys of which queries see all, some and nothing.
+    shapes.push_back({.name = name + "_zigzag_of_a_ring",
+                      .dtype = dtype,
+                      .s = 70,
+                      .d = 32,
+                      .t = 90,
+                      .e = 32,
+                      .order = Order::kZigzag,
+                      .first_query = 60,
+                      .accumulate = true,
+                      .wide = true});
+    shapes.push_back({.name = name + "_adds",
+                      .dtype = dtype,
+                      .b = 2,
+                      .s = 33,
+                      .r = 2,
+                      .d = 32,
+                      .t = 65,
+                      .e = 32,
+                      .first_query = 20,
+                      .accumulate = true});
+    shapes.push_back({.name = name + "_documents",
+                      .dtype = dtype,
+                      .s = 100,
+                      .d = 32,
+                      .t = 100,
+                      .e = 32,
+                      .window = 400,
+                      .order = Order::kDocuments});
+    // Some see nothing at all.
+    shapes.push_back({.name = name + "_blind",
+                      .dtype = dtype,
+                      .s = 40,
+                      .d = 32,
+                      .t = 40,
+                      .e = 32,
+                      .first_key = 20});
+    // No multiples of 8: without tensor cores.
+    shapes.push_back({.name = name + "_odd",
+                      .dtype = dtype,
+                      .s = 70,
+                      .r = 2,
+                      .d = 5,
+                      .t = 70,
+                      .e = 7});
+    for (const int64_t width : {80, 96, 128, 136, 256}) {
+      shapes.push_back({.name = name + "_" + std::to_string(width),
+                        .dtype = dtype,
+                        .s = 50,
+                        .d = width,
+                        .t = 70,
+                        .e = width,
+                        .first_query = 20});
+    }
+  }
+  std::vector<CudaCase> cases;
+  for (const AttentionShape& shape : shapes) AddAttentionCases(shape, cases);
+  return cases;
+}
+
+void ExpectEqualsCpu(const CudaCase& c, KernelDevice& device) {
+  const std::vector<HostTensor> expected = ExpectedOf(c);
+  const std::vector<HostTensor> actual = ResultsOf(c, device);
+  for (size_t k = 0; k < actual.size(); ++k) {
+    double largest = 0;
+    for (int64_t i = 0; i < expected[k].elements(); ++i) {
+      const double x = expected[k].At(i);
+      if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
+    }
+    for (int64_t i = 0; i < actual[k].elements(); ++i) {
+      const double x = expected[k].At(i);
+      const double y = actual[k].At(i);
+      if (x == y) continue;
+      ASSERT_LE(std::abs(x - y), c.tolerance * largest)
+          << c.name << " result " << k << " element " << i << " is " << y
+          << ": expected " << x;
+    }
+  }
+}
+
+class ProductKernels : public ::testing::TestWithParam<CudaCase> {
+ protected:
+  void SetUp() override {
+    device_ = MakeKernelDevice();
+    if (device_ == nullptr) GTEST_SKIP() << "no CUDA device";
+  }
+
+  std::unique_ptr<KernelDevice> device_;
+};
+
+TEST_P(ProductKernels, EqualTheCpus) {
+  ExpectEqualsCpu(GetParam(), *device_);
+}
+
+TEST_P(ProductKernels, GiveTheSameBitsAgain) {
+  device_->Reorder(1);
+  const std::vector<HostTensor> once = ResultsOf(GetParam(), *device_);
+  device_->Reorder(2);
+  const std::vector<HostTensor> again = ResultsOf(GetParam(), *device_);
+  for (size_t k = 0; k < once.size(); ++k) {
+    EXPECT_TRUE(once[k].SameBits(again[k])) << "result " << k;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Linear, ProductKernels,
+                         ::testing::ValuesIn(LinearCases()),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Attention, ProductKernels,
+                         ::testing::ValuesIn(AttentionCases()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace tessera
