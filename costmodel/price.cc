@@ -5,6 +5,7 @@
 #include <set>
 
 #include "planner/base/rng.h"
+#include "planner/plan/sequence_order.h"
 
 namespace tessera {
 namespace {
@@ -104,6 +105,43 @@ ProfileKey CopyKey(const TaskView& view) {
                      ? SlicedElements(view)
                      : ElementsOf(view, view.task->writes)};
   return key;
+}
+
+// A factor of a node as the task's values have it: the first operand with it,
+// and where in that. Nothing where there is none.
+struct FactorAt {
+  const Value* value = nullptr;
+  size_t dim = 0;
+};
+FactorAt FindFactor(const TaskView& view, const Node& node, int factor) {
+  for (size_t k = 0; k < node.rule.operands.size(); ++k) {
+    const Indices& indices = node.rule.operands[k];
+    for (size_t d = 0; d < indices.size(); ++d) {
+      if (indices[d] != factor) continue;
+      return {&view.values[view.task->reads[k].index()], d};
+    }
+  }
+  return {};
+}
+
+// Queries and keys of an attention with a causal mask, where they are split.
+struct SplitSequence {
+  FactorAt queries;
+  FactorAt keys;
+};
+std::optional<SplitSequence> SplitOf(const Graph& graph, const TaskView& view) {
+  const Task& task = *view.task;
+  if (task.kind != TaskKind::kCompute || !task.node.valid()) return {};
+  const Node& node = graph.node(task.node);
+  if (node.op->op_class != OpClass::kAttention) return {};
+  const SplitSequence split = {
+      FindFactor(view, node, node.rule.FactorOf(kSequenceFactor)),
+      FindFactor(view, node, node.rule.FactorOf(node.op->streamed))};
+  const auto axes = [](const FactorAt& f) {
+    return f.value == nullptr ? 0 : f.value->layout.dims[f.dim];
+  };
+  if ((axes(split.queries) | axes(split.keys)) == 0) return {};
+  return split;
 }
 
 }  // namespace
@@ -326,6 +364,15 @@ IntKey Pricer::KeyOf(const TaskView& view) const {
       }
     }
   }
+  if (const auto split = SplitOf(graph_, view)) {
+    key.push_back(view.zigzag);
+    for (const FactorAt& f : {split->queries, split->keys}) {
+      key.push_back(f.value->shape[f.dim]);
+      key.push_back(f.value->layout.dims[f.dim]);
+      key.push_back(f.value->layout.ring);
+      key.push_back(f.value->layout.turn);
+    }
+  }
   return key;
 }
 
@@ -494,6 +541,47 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
   return query;
 }
 
+// What the busiest rank of a group does of a causal attention.
+void Pricer::SetCausalShare(const TaskView& view, CostQuery& query) const {
+  const auto split = SplitOf(graph_, view);
+  if (!split) return;
+  const Node& node = graph_.node(view.task->node);
+  const auto attribute =
+      std::ranges::find(node.attributes, "window", &Attribute::name);
+  const auto window = attribute == node.attributes.end()
+                          ? int64_t{0}
+                          : static_cast<int64_t>(attribute->value);
+  const int64_t queries = split->queries.value->shape[split->queries.dim];
+  const int64_t keys = split->keys.value->shape[split->keys.dim];
+  const auto block = [&](const FactorAt& f, int rank) {
+    return BlockAt(f.value->layout, *view.group, f.value->shape, rank)[f.dim];
+  };
+  std::set<std::pair<int64_t, int64_t>> known;
+  int64_t most = 0;
+  for (int rank = 0; rank < std::ssize(view.group->devices); ++rank) {
+    const Range q = block(split->queries, rank);
+    const Range k = block(split->keys, rank);
+    if (!known.emplace(q.begin, k.begin).second) continue;
+    most =
+        std::max(most, CausalPairs(PositionsOf(queries, view.zigzag, q),
+                                   PositionsOf(keys, view.zigzag, k), window));
+  }
+  const int64_t s =
+      LargestExtent(*split->queries.value, *view.group, split->queries.dim);
+  const int64_t t =
+      LargestExtent(*split->keys.value, *view.group, split->keys.dim);
+  const auto all =
+      static_cast<double>(CausalPairs({0, queries}, {0, keys}, window));
+  const double local = static_cast<double>(s) * static_cast<double>(t);
+  query.share =
+      static_cast<double>(most) / all *
+      (static_cast<double>(queries) * static_cast<double>(keys) / local);
+  // Kernels are timed on the first positions of a sequence.
+  query.share_of_measured =
+      static_cast<double>(most) /
+      static_cast<double>(CausalPairs({0, s}, {0, t}, window));
+}
+
 // Of a kComm or kSend: the ranks of one subgroup, or one pair, count.
 ProfileKey Pricer::ExchangeKey(const TaskView& view) const {
   const Task& task = *view.task;
@@ -537,6 +625,7 @@ TaskCost Pricer::Compute(const TaskView& view) const {
         break;
       }
       CostQuery query = KernelQuery(view);
+      SetCausalShare(view, query);
       for (int type : where.device_types) {
         query.device = &cluster_.device_types[static_cast<size_t>(type)];
         query.key.device = query.device->name;

@@ -7,6 +7,10 @@
 //   kCompute  the kernel at its local extents. Optimizer kernels count the
 //             elements of all their tensors; kernels outside the operator
 //             table ("cast") and sums move their operands through memory.
+//             Attention whose sequence is split does what a causal mask leaves
+//             the busiest rank (planner/plan/sequence_order.h), relative to
+//             the mean of the mask: unsplit it counts in full, so do the shares
+//             of all ranks together.
 //   kLoad     a copy into place: its bytes written once.
 //   kSlice    a copy: read and written.
 //   kCopy     over the device's link to its host, or the device's share of the
@@ -61,6 +65,7 @@ struct TaskView {
   std::span<const Value> values;  // that the task's ids index
   const DeviceGroup* group = nullptr;
   int group_class = -1;  // Pricer::ClassOf(*group)
+  int zigzag = 0;        // Plan::zigzag
   // Of a send: the value that it becomes, and where.
   const Value* peer = nullptr;
   const DeviceGroup* peer_group = nullptr;
@@ -119,6 +124,7 @@ class Pricer {
   bool HostsAreAlike() const;
   const GroupClass& Class(int number) const;
   IntKey KeyOf(const TaskView& view) const;
+  void SetCausalShare(const TaskView& view, CostQuery& query) const;
   TaskCost Compute(const TaskView& view) const;
   CostQuery KernelQuery(const TaskView& view) const;
   double CopySeconds(const TaskView& view, Bytes traffic,

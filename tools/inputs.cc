@@ -170,13 +170,24 @@ Result<void> CheckWritable(const std::string& path, std::string_view flag) {
   return {};
 }
 
-Result<void> CheckProtoOutput(const std::string& path) {
+Result<void> CheckReplaceable(const std::string& path, std::string_view flag) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (std::filesystem::exists(status) &&
+      !std::filesystem::is_regular_file(status)) {
+    return InvalidInput("cannot write '" + path + "': it is no regular file",
+                        std::string(flag));
+  }
+  return CheckWritable(path, flag);
+}
+
+Result<void> CheckProtoOutput(const std::string& path, std::string_view flag) {
   const auto ends = [&](std::string_view end) { return path.ends_with(end); };
   if (!ends(".txtpb") && !ends(".json") && !ends(".pb")) {
     return InvalidInput("'" + path + "' does not end in .txtpb, .json or .pb",
-                        "-o");
+                        std::string(flag));
   }
-  return CheckWritable(path, "-o");
+  return CheckWritable(path, flag);
 }
 
 Result<void> CheckReadable(const std::string& path) {

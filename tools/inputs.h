@@ -41,8 +41,12 @@ void PrintWarnings(const Inputs& inputs);
 // An error unless a file can be written at `path`: asked before the work whose
 // result it is to hold. Writes nothing.
 Result<void> CheckWritable(const std::string& path, std::string_view flag);
-// The same for -o with a file of proto/, whose ending must be known.
-Result<void> CheckProtoOutput(const std::string& path);
+// The same of a file that is written beside `path` and renamed: what is there
+// must be a regular file.
+Result<void> CheckReplaceable(const std::string& path, std::string_view flag);
+// The same for a file of proto/, whose ending must be known.
+Result<void> CheckProtoOutput(const std::string& path,
+                              std::string_view flag = "-o");
 
 // An error unless there is a file or folder at `path` that can be read.
 Result<void> CheckReadable(const std::string& path);

@@ -1,12 +1,13 @@
 #pragma once
-// Ctrl-C and SIGTERM as a wish that long work looks at.
+// Ctrl-C, SIGTERM and SIGHUP as a wish that long work looks at.
 
 #include <atomic>
 
 namespace tessera {
 
-// From the first call on SIGINT and SIGTERM set the flag that is returned, a
-// second one ends the process as if nobody had caught it.
+// From the first call on SIGINT, SIGTERM and, unless it is ignored, SIGHUP set
+// the flag that is returned; a second one ends the process as if nobody had
+// caught it.
 const std::atomic<bool>& CatchInterrupts();
 
 }  // namespace tessera

@@ -35,6 +35,7 @@ struct Options {
 
   // simulate
   std::string trace;
+  std::string plan_output;
 
   // run
   std::string backend = "cpu";

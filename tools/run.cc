@@ -221,7 +221,7 @@ Result<void> CheckMemory(const Options& options, const Inputs& inputs,
 Result<Job> ReadJob(const Options& options, int ranks) {
   TESSERA_RETURN_IF_ERROR(CheckBackend(options));
   if (!options.save.empty()) {
-    TESSERA_RETURN_IF_ERROR(CheckWritable(options.save, "--save"));
+    TESSERA_RETURN_IF_ERROR(CheckReplaceable(options.save, "--save"));
   } else if (options.save_every > 0) {
     return InvalidInput("needs --save FILE", "--save-every");
   }
@@ -258,6 +258,12 @@ Result<Job> ReadJob(const Options& options, int ranks) {
       Lower(graph, job.inputs.cluster, job.plan, options.training);
   if (const auto problems = CheckOrder(tasks, graph); !problems.empty()) {
     return problems[0].At("the plan's tasks");
+  }
+  if (!options.offload_directory.empty() &&
+      !Uses(job.plan, MemoryTier::kFile)) {
+    return InvalidInput(
+        "has no effect: the plan keeps nothing in files (offload=...:file)",
+        "--offload-dir");
   }
   TESSERA_RETURN_IF_ERROR(CheckMemory(options, job.inputs, job.plan, tasks));
 

@@ -3,9 +3,11 @@
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/simulate/simulator.h"
 #include "planner/io/file.h"
+#include "planner/io/plan_io.h"
 #include "planner/io/timeline_io.h"
 #include "planner/lower/lower.h"
 #include "tools/inputs.h"
+#include "tools/json.h"
 #include "tools/step_report.h"
 #include "tools/trace.h"
 #include "tools/verb.h"
@@ -18,6 +20,10 @@ Result<int> RunSimulate(const Options& options) {
   }
   if (!options.output.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckWritable(options.output, "-o"));
+  }
+  if (!options.plan_output.empty()) {
+    TESSERA_RETURN_IF_ERROR(
+        CheckProtoOutput(options.plan_output, "--plan-out"));
   }
   TESSERA_TRY(const Inputs inputs, ReadInputs(options));
   TESSERA_TRY(const Plan plan, PlanOrDataParallel(inputs));
@@ -41,9 +47,15 @@ Result<int> RunSimulate(const Options& options) {
           WriteTimeline(options.output, tasks, inputs.graph, timeline));
     }
   }
+  if (!options.plan_output.empty()) {
+    TESSERA_RETURN_IF_ERROR(WritePlan(options.plan_output, inputs.graph, plan));
+  }
   if (options.json) {
-    std::cout << StepJson(inputs.graph, inputs.cluster, plan, step).ToString()
-              << "\n";
+    Json json = StepJson(inputs.graph, inputs.cluster, plan, step);
+    if (!options.plan_output.empty()) {
+      json.Set("plan_file", options.plan_output);
+    }
+    std::cout << json.ToString() << "\n";
   } else {
     std::cout << StepText(inputs.graph, inputs.cluster, plan, step);
     if (!options.trace.empty()) {
@@ -52,6 +64,9 @@ Result<int> RunSimulate(const Options& options) {
     }
     if (!options.output.empty()) {
       std::cout << "  timeline: " << options.output << "\n";
+    }
+    if (!options.plan_output.empty()) {
+      std::cout << "  plan: " << options.plan_output << "\n";
     }
   }
   return 0;

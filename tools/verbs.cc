@@ -47,6 +47,19 @@ Result<int> RunVerb(const Verb& verb, const std::vector<std::string>& all) {
   return verb.run(*options);
 }
 
+Result<int> RunWords(const std::vector<std::string>& arguments) {
+  if (arguments.empty()) {
+    return InvalidInput("needs a verb; 'tessera --help' lists them");
+  }
+  const std::string& name = arguments[0];
+  if (name == "--help" || name == "-h" || name == "help") {
+    std::cout << HelpText();
+    return 0;
+  }
+  TESSERA_TRY(const Verb* verb, Find("verb", Verbs(), name));
+  return RunVerb(*verb, arguments);
+}
+
 }  // namespace
 
 int ExitCodeOf(ErrorCode code) {
@@ -84,14 +97,16 @@ std::span<const Verb> Verbs() {
       {"simulate",
        "predict the training step of a plan",
        "Takes a plan file or a uniform strategy; without either, data "
-       "parallelism.",
+       "parallelism. --plan-out writes what was simulated as a plan file, for "
+       "'tessera run' or to change by hand.",
        "tessera simulate --model examples/models/gpt2-xl/config.json --cluster "
        "dgx-a100-80gb:4 --global-batch 512 --seq-len 1024 --strategy "
        "dp=4,tp=8,mbs=4 --trace timeline.json",
        "",
        {"--model", "--cluster", "--plan", "--strategy", "--global-batch",
         "--seq-len", "--dtype", "--optimizer", "--lr", "--clip",
-        "--end-of-text", "--profile", "--trace", "-o", "--seed", "--json"},
+        "--end-of-text", "--profile", "--trace", "-o", "--plan-out", "--seed",
+        "--json"},
        {"--model", "--cluster"},
        RunSimulate},
       {"run",
@@ -106,36 +121,16 @@ std::span<const Verb> Verbs() {
        "--global-batch 16 --seq-len 128 --nproc 4 --strategy dp=2,tp=2,mbs=4 "
        "--data examples/data/gpl-3.txt --steps 50",
        "",
-       {"--model",
-        "--data",
-        "--nproc",
-        "--cluster",
-        "--plan",
-        "--strategy",
-        "--global-batch",
-        "--seq-len",
-        "--steps",
-        "--dtype",
-        "--optimizer",
-        "--lr",
-        "--warmup",
-        "--decay",
-        "--min-lr",
-        "--decay-steps",
-        "--clip",
-        "--seed",
-        "--end-of-text",
-        "--validate-every",
-        "--validate-batches",
-        "--log",
-        "--load",
-        "--save",
-        "--save-every",
-        "--offload-dir",
-        "--backend",
-        "--threads",
-        "--profile",
-        "--json"},
+       {"--model",        "--data",           "--nproc",
+        "--cluster",      "--plan",           "--strategy",
+        "--global-batch", "--seq-len",        "--steps",
+        "--dtype",        "--optimizer",      "--lr",
+        "--warmup",       "--decay",          "--min-lr",
+        "--decay-steps",  "--clip",           "--seed",
+        "--end-of-text",  "--validate-every", "--validate-batches",
+        "--log",          "--load",           "--save",
+        "--save-every",   "--offload-dir",    "--backend",
+        "--threads",      "--profile",        "--json"},
        {"--model", "--data"},
        RunRun},
       {"profile",
@@ -199,17 +194,7 @@ std::string HelpText(const Verb& verb) {
 }
 
 int RunTessera(const std::vector<std::string>& arguments) {
-  if (arguments.empty()) {
-    return Fail(InvalidInput("needs a verb; 'tessera --help' lists them"));
-  }
-  const std::string& name = arguments[0];
-  if (name == "--help" || name == "-h" || name == "help") {
-    std::cout << HelpText();
-    return 0;
-  }
-  const auto verb = Find("verb", Verbs(), name);
-  if (!verb) return Fail(verb.error());
-  const auto code = RunVerb(**verb, arguments);
+  const auto code = RunWords(arguments);
   if (!code) return Fail(code.error());
   std::cout.flush();
   if (!std::cout) {

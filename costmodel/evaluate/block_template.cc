@@ -257,6 +257,7 @@ class TemplateMaker {
       view.values = program.values;
       view.group = &group_;
       view.group_class = group_class_;
+      view.zigzag = context_.plan().zigzag;
       if (task.kind == TaskKind::kSend) {
         view.peer = peers[t];
         view.peer_group = &context_.plan().groups[peers[t]->group.index()];

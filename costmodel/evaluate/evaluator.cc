@@ -7,6 +7,7 @@
 #include "costmodel/memory/peak_memory.h"
 #include "costmodel/simulate/simulator.h"
 #include "planner/lower/lower.h"
+#include "planner/plan/rooted.h"
 #include "planner/plan/stages.h"
 
 namespace tessera {
@@ -52,16 +53,6 @@ MemoryUse StagePeak(const Stage& stage, std::span<const Action> actions,
   }
   run(stage.tail.final_memory);
   return peak;
-}
-
-// Whether anything is kept at a root. Where inputs and losses then come from is
-// not among what tells blocks apart.
-bool UsesRoot(const Plan& plan) {
-  return std::ranges::any_of(
-             plan.weights,
-             [](const WeightPlacement& w) { return w.rooted != 0; }) ||
-         std::ranges::any_of(
-             plan.ops, [](const OpPlacement& op) { return op.rooted != 0; });
 }
 
 bool Offloads(const Plan& plan) {
@@ -174,6 +165,7 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
     key.push_back(plan.microbatches);
     key.push_back(plan.bucket_bytes.value);
     key.push_back(plan.prefetch);
+    key.push_back(plan.zigzag);
     key.push_back(splits[own.index()]);
     key.push_back(first_block[own.index()] == b);
     std::vector<GroupId> distinct;
@@ -375,7 +367,8 @@ Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
 
 Evaluation Evaluator::Evaluate(const Plan& plan) const {
   const std::vector<BlockShape>& shapes = ShapesFor(plan.prefetch);
-  // Blocks are folded for one group.
+  // Blocks are folded for one group. Where inputs and losses come from, if that
+  // is a root, is not among what tells blocks apart.
   const auto order = OrderOf(plan);
   if (shapes.empty() || !order->folds || UsesRoot(plan) || Offloads(plan) ||
       order->stages.size() < plan.groups.size()) {

@@ -21,6 +21,7 @@ TaskView ViewOf(const TaskGraph& tasks, const Task& task,
   view.values = tasks.values;
   view.group = &tasks.group(task.group);
   view.group_class = classes[task.group.index()];
+  view.zigzag = tasks.zigzag;
   if (task.kind == TaskKind::kSend) {
     view.peer = &tasks.value(task.peer);
     view.peer_group = &tasks.group(view.peer->group);

@@ -11,7 +11,7 @@ std::optional<Cost> Measured(const CostQuery& query, const ProfileDb* profile) {
   if (profile == nullptr) return std::nullopt;
   const Measurement* found = profile->Find(query.key);
   if (found == nullptr) return std::nullopt;
-  return Cost{found->median_s, CostSource::kMeasured};
+  return Cost{found->median_s * query.share_of_measured, CostSource::kMeasured};
 }
 
 // How far beyond the measured sizes a kernel's time is still believed.
@@ -115,7 +115,7 @@ std::optional<Cost> Interpolated(const CostQuery& query,
   const auto seconds = query.collective ? InterpolateCollective(query, *profile)
                                         : InterpolateKernel(query, *profile);
   if (!seconds) return std::nullopt;
-  return Cost{*seconds, CostSource::kInterpolated};
+  return Cost{*seconds * query.share_of_measured, CostSource::kInterpolated};
 }
 
 std::optional<Cost> Analytical(const CostQuery& query, const ProfileDb*) {
@@ -130,7 +130,8 @@ std::optional<Cost> Analytical(const CostQuery& query, const ProfileDb*) {
   const FlopsPerSecond peak = device.Peak(query.key.dtype);
   if (query.op_class != OpClass::kMemory && peak.value > 0) {
     seconds = std::max(
-        seconds, SecondsFor(query.flops, peak * device.compute_efficiency));
+        seconds, query.share *
+                     SecondsFor(query.flops, peak * device.compute_efficiency));
   }
   return Cost{seconds + device.launch_overhead.seconds(),
               CostSource::kAnalytical};

@@ -48,6 +48,10 @@ struct CostQuery {
   OpClass op_class = OpClass::kMemory;
   Flops flops;
   Bytes bytes;  // memory traffic
+  // Of these operations, and of those of a row of a profile with the key's
+  // extents, what is really done.
+  double share = 1;
+  double share_of_measured = 1;
   // A collective: its time by the alpha-beta model.
   bool collective = false;
   double collective_seconds = 0;

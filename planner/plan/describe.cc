@@ -342,7 +342,10 @@ class Describer {
       parameters[plan_.weights[w].parameter_tier] += elements;
       optimizer[plan_.weights[w].optimizer_tier] += elements;
     }
-    for (const OpPlacement& op : plan_.ops) ++activations[op.activation_tier];
+    for (size_t i = 0; i < plan_.ops.size(); ++i) {
+      if (!KeepsResults(index_, plan_, NodeId(i))) continue;
+      ++activations[plan_.ops[i].activation_tier];
+    }
     const auto line = [&](std::string_view what, std::string_view of,
                           const std::map<MemoryTier, int64_t>& shares) {
       int64_t total = 0;

@@ -66,4 +66,20 @@ std::optional<RecomputeLevel> RecomputeOf(const GraphIndex& index,
   return std::nullopt;
 }
 
+bool KeepsResults(const GraphIndex& index, const Plan& plan, NodeId id) {
+  const Graph& graph = *index.graph;
+  const Node& node = graph.node(id);
+  const OpPlacement& placement = plan.ops[id.index()];
+  if (node.op->once_per_step) return false;
+  return std::ranges::any_of(node.results, [&](TensorId result) {
+    if (result == graph.loss) return false;
+    return !placement.recompute ||
+           std::ranges::any_of(
+               index.readers[result.index()], [&](const GraphIndex::Use& use) {
+                 return graph.node(use.node).block != node.block ||
+                        plan.ops[use.node.index()].group != placement.group;
+               });
+  });
+}
+
 }  // namespace tessera

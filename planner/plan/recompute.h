@@ -47,4 +47,9 @@ void SetRecompute(const GraphIndex& index, int block, RecomputeLevel level,
 std::optional<RecomputeLevel> RecomputeOf(const GraphIndex& index,
                                           const Plan& plan, int block);
 
+// Whether results of a node wait for backward, if that reads them: not what is
+// computed once a step, nor the loss, nor what runs again and only its own
+// block and group read.
+bool KeepsResults(const GraphIndex& index, const Plan& plan, NodeId node);
+
 }  // namespace tessera

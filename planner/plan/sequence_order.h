@@ -1,16 +1,25 @@
 #pragma once
-// Zigzag order: positions of a sequence reordered so that ranks which split it
-// evenly have equal shares of a causal mask (Zhu 2024, "ring-flash-attention";
-// Dubey et al. 2024, "The Llama 3 Herd of Models", section 3.3.2).
+// The order of positions in a sequence that ranks split, and the work that a
+// causal mask leaves each of them.
 //
-// The sequence is cut into 2n chunks and shard i of n holds chunks i and
-// 2n-1-i: of the pairs of query and key that a causal mask leaves, an n-th
-// each. In order, shard i has (2i+1)/n^2 of them, the last one 2-1/n times the
-// mean. Attention and rotary embeddings read positions, which are permuted like
-// the tokens, and every other operator treats positions alike; so nothing but
-// the loading of inputs knows of the order.
+// In order, shard i of n has (2i+1)/n^2 of the pairs of query and key that a
+// causal mask leaves, the last one 2-1/n times the mean. In the zigzag order
+// (Zhu 2024, "ring-flash-attention"; Dubey et al. 2024, "The Llama 3 Herd of
+// Models", section 3.3.2) the sequence is cut into 2n chunks and shard i holds
+// chunks i and 2n-1-i: an n-th of the pairs each. Attention and rotary
+// embeddings read positions, which are permuted like the tokens, and every
+// other operator treats positions alike; so nothing but the loading of inputs
+// knows of the order.
+//
+// Functions without state; thread-safe.
 
 #include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/plan/graph_index.h"
+#include "planner/plan/layout.h"
+#include "planner/plan/plan.h"
 
 namespace tessera {
 
@@ -24,5 +33,22 @@ inline int64_t ZigzagPosition(int64_t length, int ranks, int64_t i) {
   return within < chunk ? shard * chunk + within
                         : (2 * ranks - 2 - shard) * chunk + within;
 }
+
+// The positions of a run of elements in the zigzag order of `zigzag` ranks
+// (0: in their own), as runs.
+std::vector<Range> PositionsOf(int64_t length, int zigzag, Range elements);
+
+// The pairs of a query and a key that is not behind it and, where `window` is
+// positive, less than so many positions before it.
+int64_t CausalPairs(Range queries, Range keys, int64_t window);
+int64_t CausalPairs(const std::vector<Range>& queries,
+                    const std::vector<Range>& keys, int64_t window);
+
+// The largest number of ranks that split the sequence of an attention.
+int64_t SequenceDegree(const GraphIndex& index, const Plan& plan);
+
+// Why plan.zigzag balances nothing, or would give other results; empty where it
+// is good or 0. REQUIRES: every node's axes are of its group's mesh.
+std::string ZigzagProblem(const GraphIndex& index, const Plan& plan);
 
 }  // namespace tessera

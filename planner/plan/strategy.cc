@@ -11,6 +11,7 @@
 #include "planner/base/table.h"
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/branches.h"
+#include "planner/plan/rooted.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/tiles.h"
 #include "planner/plan/validate.h"
@@ -62,25 +63,24 @@ Result<void> ReadDegree(std::string_view value, Strategy& strategy) {
   return {};
 }
 
-// Degrees whose lowering knows no value but 1.
-template <int Strategy::*kField>
-Result<void> ReadOne(std::string_view value, Strategy& strategy) {
-  TESSERA_TRY(strategy.*kField, ReadNumber(value, 1, 1, "1"));
-  return {};
-}
-
 Result<void> ReadZero(std::string_view value, Strategy& strategy) {
   TESSERA_TRY(strategy.zero, ReadNumber(value, 0, 3, "0, 1, 2 or 3"));
   return {};
 }
 
+// The index of a value among the names that a key takes.
+Result<size_t> ReadName(std::string_view key, std::string_view value,
+                        std::span<const std::string_view> names) {
+  const auto found = std::ranges::find(names, value);
+  if (found == names.end()) return UnknownName(key, value, names);
+  return static_cast<size_t>(found - names.begin());
+}
+
 Result<void> ReadDataParallelKind(std::string_view value, Strategy& strategy) {
-  if (value != "ddp" && value != "rooted") {
-    return InvalidInput("is '" + std::string(value) +
-                        "': expected ddp or rooted");
-  }
-  strategy.dp_kind =
-      value == "rooted" ? DataParallelKind::kRooted : DataParallelKind::kDdp;
+  // In the order of DataParallelKind.
+  static constexpr std::string_view kNames[] = {"ddp", "rooted"};
+  TESSERA_TRY(const size_t kind, ReadName("dp-kind", value, kNames));
+  strategy.dp_kind = static_cast<DataParallelKind>(kind);
   return {};
 }
 
@@ -224,11 +224,9 @@ Result<void> ReadSequence(std::string_view value, Strategy& strategy) {
 }
 
 Result<void> ReadBranches(std::string_view value, Strategy& strategy) {
-  if (value != "split" && value != "whole") {
-    return InvalidInput("is '" + std::string(value) +
-                        "': expected split or whole");
-  }
-  strategy.split_branches = value == "split";
+  static constexpr std::string_view kNames[] = {"whole", "split"};
+  TESSERA_TRY(const size_t split, ReadName("branches", value, kNames));
+  strategy.split_branches = split == 1;
   return {};
 }
 
@@ -243,40 +241,37 @@ Result<void> ReadRecompute(std::string_view value, Strategy& strategy) {
   return {};
 }
 
+// A row that has its order in itself, or a file that has it.
 Result<void> ReadSchedule(std::string_view value, Strategy& strategy) {
-  const auto row = FindSchedule(value);
-  const std::string path(value);
-  if (!row && std::filesystem::exists(path)) {
-    TESSERA_TRY(strategy.actions, ReadActionTable(path));
-    strategy.schedule = "table";
+  std::vector<std::string_view> names;
+  for (const PipelineSchedule& row : Schedules()) {
+    if (row.order == nullptr) continue;
+    names.push_back(row.name);
+    if (row.name != value) continue;
+    strategy.schedule = std::string(value);
     return {};
   }
-  if (!row) {
-    return InvalidInput(row.error().message + "; nor is there such a file");
+  const std::string path(value);
+  if (!std::filesystem::is_regular_file(path)) {
+    return InvalidInput(UnknownName("schedule", value, names).message +
+                        ", or the path of a file with a table of actions");
   }
-  if ((*row)->order == nullptr) {
-    return InvalidInput("is '" + path +
-                        "': expected the file with the table of actions");
-  }
-  strategy.schedule = path;
+  TESSERA_TRY(strategy.actions, ReadActionTable(path));
+  strategy.schedule = "table";
   return {};
 }
 
 Result<void> ReadContextKind(std::string_view value, Strategy& strategy) {
-  if (value != "gather" && value != "ring" && value != "ulysses") {
-    return InvalidInput("is '" + std::string(value) +
-                        "': expected gather, ring or ulysses");
-  }
+  static constexpr std::string_view kNames[] = {"gather", "ring", "ulysses"};
+  TESSERA_RETURN_IF_ERROR(ReadName("cp-kind", value, kNames));
   strategy.cp_kind = std::string(value);
   return {};
 }
 
 Result<void> ReadBalance(std::string_view value, Strategy& strategy) {
-  if (value != "none" && value != "zigzag") {
-    return InvalidInput("is '" + std::string(value) +
-                        "': expected none or zigzag");
-  }
-  strategy.zigzag = value == "zigzag";
+  static constexpr std::string_view kNames[] = {"none", "zigzag"};
+  TESSERA_TRY(const size_t zigzag, ReadName("cp-balance", value, kNames));
+  strategy.zigzag = zigzag == 1;
   return {};
 }
 
@@ -303,6 +298,10 @@ Result<void> ReadOrder(std::string_view value, Strategy& strategy) {
 struct KeyRow {
   std::string_view name;
   Result<void> (*read)(std::string_view value, Strategy& strategy);
+  // Of a key that says nothing on its own: whether the others, all read, give
+  // it a meaning, and what would. A value that is the default needs none.
+  bool (*has_effect)(const Strategy& strategy) = nullptr;
+  std::string_view needs = {};
 };
 
 constexpr std::array kKeys = {
@@ -311,18 +310,34 @@ constexpr std::array kKeys = {
     KeyRow{"pp", ReadDegree<&Strategy::pp>},
     KeyRow{"vp", ReadDegree<&Strategy::vp>},
     KeyRow{"cp", ReadDegree<&Strategy::cp>},
-    KeyRow{"cp-kind", ReadContextKind},
-    KeyRow{"cp-balance", ReadBalance},
+    KeyRow{"cp-kind", ReadContextKind,
+           [](const Strategy& s) {
+             return s.cp > 1 || s.cp_kind == Strategy().cp_kind;
+           },
+           "cp of at least 2"},
+    KeyRow{"cp-balance", ReadBalance,
+           [](const Strategy& s) {
+             return !s.zigzag || (s.cp > 1 && s.cp_kind != "ulysses");
+           },
+           "cp of at least 2 and cp-kind=gather or ring"},
     KeyRow{"ep", ReadDegree<&Strategy::ep>},
     KeyRow{"mbs", ReadDegree<&Strategy::mbs>},
     KeyRow{"zero", ReadZero},
     KeyRow{"dp-kind", ReadDataParallelKind},
-    KeyRow{"zero-group", ReadZeroGroup},
+    KeyRow{"zero-group", ReadZeroGroup,
+           [](const Strategy& s) { return s.zero > 0; }, "zero=1, 2 or 3"},
     KeyRow{"bucket", ReadBucket},
-    KeyRow{"prefetch", ReadPrefetch},
+    KeyRow{"prefetch", ReadPrefetch,
+           [](const Strategy& s) {
+             return s.zero == 3 || s.parameter_tier != MemoryTier::kDevice ||
+                    s.prefetch == Strategy().prefetch;
+           },
+           "zero=3 or offload=parameters:host|file"},
     KeyRow{"tiles", ReadTiles},
     KeyRow{"offload", ReadOffload},
-    KeyRow{"sp", ReadSequence},
+    KeyRow{"sp", ReadSequence,
+           [](const Strategy& s) { return !s.sp || s.tp > 1; },
+           "tp of at least 2"},
     KeyRow{"branches", ReadBranches},
     KeyRow{"recompute", ReadRecompute},
     KeyRow{"schedule", ReadSchedule},
@@ -349,67 +364,68 @@ Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
                               " * ep=" + std::to_string(strategy.ep);
   if (strategy.dp == 0) {
     if (devices % others != 0) {
-      return InvalidInput(
-          product + " = " + std::to_string(others) + " does not divide the " +
-              std::to_string(devices) + " devices of " + cluster.name,
-          "strategy");
+      return InvalidInput(product + " = " + std::to_string(others) +
+                          " does not divide the " + std::to_string(devices) +
+                          " devices of " + cluster.name);
     }
     strategy.dp = static_cast<int>(devices / others);
   }
   if (strategy.dp * others != devices) {
     return InvalidInput("dp=" + std::to_string(strategy.dp) + " * " + product +
-                            " = " + std::to_string(strategy.dp * others) +
-                            ": expected the " + std::to_string(devices) +
-                            " devices of " + cluster.name,
-                        "strategy");
+                        " = " + std::to_string(strategy.dp * others) +
+                        ": expected the " + std::to_string(devices) +
+                        " devices of " + cluster.name);
   }
   if (strategy.ep > 1 && !index.has_experts) {
     return InvalidInput("ep=" + std::to_string(strategy.ep) + ": expected 1, " +
-                            index.graph->name + " has no experts",
-                        "strategy");
+                        index.graph->name + " has no experts");
   }
   if (strategy.zigzag && strategy.cp == 1) {
     return InvalidInput(
         "cp-balance=zigzag is an order for ranks that split the sequence: "
-        "expected cp of at least 2",
-        "strategy");
+        "expected cp of at least 2");
+  }
+  if (strategy.dp_kind == DataParallelKind::kRooted && strategy.dp == 1) {
+    return InvalidInput("dp-kind=rooted has no effect: needs dp of at least 2");
+  }
+  if (strategy.bucket > Bytes{} &&
+      int64_t{strategy.dp} * strategy.cp * strategy.ep == 1 && !strategy.sp) {
+    return InvalidInput("bucket=" + BucketText(strategy.bucket) +
+                        " has no effect: no gradient is reduced where dp, cp "
+                        "and ep are 1");
   }
   const int64_t samples = int64_t{strategy.mbs} * strategy.dp * strategy.ep;
   if (index.graph->global_batch % samples != 0) {
     return InvalidInput(
         "mbs=" + std::to_string(strategy.mbs) +
-            " * dp=" + std::to_string(strategy.dp) +
-            (strategy.ep > 1 ? " * ep=" + std::to_string(strategy.ep) : "") +
-            " = " + std::to_string(samples) +
-            ": expected a divisor of the global batch " +
-            std::to_string(index.graph->global_batch),
-        "strategy");
+        " * dp=" + std::to_string(strategy.dp) +
+        (strategy.ep > 1 ? " * ep=" + std::to_string(strategy.ep) : "") +
+        " = " + std::to_string(samples) +
+        ": expected a divisor of the global batch " +
+        std::to_string(index.graph->global_batch));
   }
   const auto blocks = static_cast<int64_t>(index.graph->blocks.size());
   if (int64_t{strategy.pp} * strategy.vp > blocks) {
     return InvalidInput(
         "pp=" + std::to_string(strategy.pp) +
-            (strategy.vp > 1
-                 ? " * vp=" + std::to_string(strategy.vp) + " = " +
-                       std::to_string(int64_t{strategy.pp} * strategy.vp)
-                 : "") +
-            ": expected at most " + std::to_string(blocks) +
-            ", the number of blocks of " + index.graph->name,
-        "strategy");
+        (strategy.vp > 1
+             ? " * vp=" + std::to_string(strategy.vp) + " = " +
+                   std::to_string(int64_t{strategy.pp} * strategy.vp)
+             : "") +
+        ": expected at most " + std::to_string(blocks) +
+        ", the number of blocks of " + index.graph->name);
   }
   TESSERA_TRY(const PipelineSchedule* schedule,
               FindSchedule(strategy.schedule));
   if (auto accepted = Accepts(*schedule, {strategy.pp, strategy.vp, 1});
       !accepted) {
-    return accepted.error().At("strategy");
+    return accepted.error();
   }
   const auto [first, last] = Layers(index);
   if (strategy.recompute_layers > last - first) {
     return InvalidInput("recompute=" + RecomputeText(strategy) +
-                            ": expected at most " +
-                            std::to_string(last - first) +
-                            ", the number of layers of " + index.graph->name,
-                        "strategy");
+                        ": expected at most " + std::to_string(last - first) +
+                        ", the number of layers of " + index.graph->name);
   }
   if (schedule->order == nullptr) {
     const PipelineShape table = ShapeOf(strategy.actions);
@@ -418,13 +434,11 @@ Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
     if (table != PipelineShape{strategy.pp, strategy.vp, microbatches}) {
       return InvalidInput(
           "the schedule's table has pp=" + std::to_string(table.stages) +
-              ", vp=" + std::to_string(table.chunks) + " and " +
-              std::to_string(table.microbatches) +
-              " microbatches; the strategy has pp=" +
-              std::to_string(strategy.pp) +
-              ", vp=" + std::to_string(strategy.vp) + " and " +
-              std::to_string(microbatches),
-          "strategy");
+          ", vp=" + std::to_string(table.chunks) + " and " +
+          std::to_string(table.microbatches) +
+          " microbatches; the strategy has pp=" + std::to_string(strategy.pp) +
+          ", vp=" + std::to_string(strategy.vp) + " and " +
+          std::to_string(microbatches));
     }
   }
   return strategy;
@@ -512,37 +526,12 @@ Result<AxisSet> ZeroGroupAxes(const Cluster& cluster, const Strategy& strategy,
   if (!found) {
     return InvalidInput(
         "zero-group=" + std::to_string(strategy.zero_group) +
-            ": expected a product of prime factors of dp=" +
-            std::to_string(strategy.dp) +
-            (strategy.ep > 1 ? " * ep=" + std::to_string(strategy.ep) : "") +
-            " * cp=" + std::to_string(strategy.cp),
-        "strategy");
+        ": expected a product of prime factors of dp=" +
+        std::to_string(strategy.dp) +
+        (strategy.ep > 1 ? " * ep=" + std::to_string(strategy.ep) : "") +
+        " * cp=" + std::to_string(strategy.cp));
   }
   return best;
-}
-
-// Moves the loss to the root of the data axes, with what it reads that has no
-// weights and runs once a step, and the state of all weights that the data axes
-// replicate.
-void SetRooted(const GraphIndex& index, const Strategy& strategy, Plan& plan) {
-  const auto data = [&](GroupId group) {
-    return Roles(strategy, plan.groups[group.index()]).data;
-  };
-  const auto move = [&](NodeId id) {
-    OpPlacement& placement = plan.ops[id.index()];
-    placement.rooted = data(placement.group);
-    for (AxisSet& axes : placement.axes) axes &= ~placement.rooted;
-  };
-  const NodeId loss = index.producer[index.graph->loss.index()];
-  move(loss);
-  for (TensorId operand : index.graph->node(loss).operands) {
-    const NodeId from = index.producer[operand.index()];
-    if (from.valid() && index.graph->node(from).op->once_per_step) move(from);
-  }
-  for (size_t w = 0; w < plan.weights.size(); ++w) {
-    const WeightHome home = HomeOf(*index.graph, plan, index.weights[w].tensor);
-    plan.weights[w].rooted = data(home.group) & ~home.layout.sharded();
-  }
 }
 
 // Along the outermost data axis of two ranks.
@@ -567,8 +556,7 @@ Result<Plan> WithSplitBranches(const GraphIndex& index, Plan plan) {
   if (any_block) return plan;
   return InvalidInput(any_axis ? "branches=split: no block has two branches "
                                  "with dense layers"
-                               : "branches=split needs a dp that 2 divides",
-                      "strategy");
+                               : "branches=split needs a dp that 2 divides");
 }
 
 Error EmptyShard(const GraphIndex& index, const UnusedAxes& unused,
@@ -580,12 +568,10 @@ Error EmptyShard(const GraphIndex& index, const UnusedAxes& unused,
     ranks *= strategy.cp;
   }
   return InvalidInput(degrees + (unused.context ? " leave" : " leaves") +
-                          " an empty shard: " + std::to_string(unused.columns) +
-                          (unused.attention ? " heads" : " columns") +
-                          " cannot be split over " + std::to_string(ranks) +
-                          " ranks ('" + index.graph->node(unused.node).name +
-                          "')",
-                      "strategy");
+                      " an empty shard: " + std::to_string(unused.columns) +
+                      (unused.attention ? " heads" : " columns") +
+                      " cannot be split over " + std::to_string(ranks) +
+                      " ranks ('" + index.graph->node(unused.node).name + "')");
 }
 
 }  // namespace
@@ -605,6 +591,7 @@ Result<Strategy> ParseStrategy(std::string_view text) {
                       parts.back().size() + 1 + part.size()};
     }
   }
+  std::vector<const KeyRow*> given;
   for (std::string_view part : parts) {
     const size_t equals = part.find('=');
     const std::string_view key = part.substr(0, equals);
@@ -619,6 +606,12 @@ Result<Strategy> ParseStrategy(std::string_view text) {
     if (auto read = (*row)->read(part.substr(equals + 1), strategy); !read) {
       return read.error().At(key);
     }
+    given.push_back(*row);
+  }
+  for (const KeyRow* row : given) {
+    if (row->has_effect == nullptr || row->has_effect(strategy)) continue;
+    return InvalidInput("has no effect: needs " + std::string(row->needs),
+                        std::string(row->name));
   }
   return strategy;
 }
@@ -719,13 +712,17 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
       return InvalidInput(
           "dp-kind=rooted keeps all state on the root: expected "
           "zero=0, not zero=" +
-              std::to_string(strategy.zero),
-          "strategy");
+          std::to_string(strategy.zero));
     }
-    SetRooted(index, strategy, plan);
+    std::vector<AxisSet> data;
+    for (const DeviceGroup& group : plan.groups) {
+      data.push_back(Roles(strategy, group).data);
+    }
+    SetRooted(index, data, plan);
   }
-  for (OpPlacement& op : plan.ops) {
-    op.activation_tier = strategy.activation_tier;
+  for (size_t i = 0; i < plan.ops.size(); ++i) {
+    if (!KeepsResults(index, plan, NodeId(i))) continue;
+    plan.ops[i].activation_tier = strategy.activation_tier;
   }
   for (size_t w = 0; w < plan.weights.size(); ++w) {
     plan.weights[w].optimizer_tier = strategy.optimizer_tier;
@@ -737,7 +734,7 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
   plan.prefetch = strategy.prefetch;
   plan.zigzag = strategy.zigzag ? strategy.cp : 0;
   const std::vector<Error> errors = Validate(index, cluster, plan);
-  if (!errors.empty()) return errors[0].At("strategy");
+  if (!errors.empty()) return errors[0];
   return plan;
 }
 
@@ -759,24 +756,18 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
   strategy.prefetch = plan.prefetch;
   for (const OpPlacement& op : plan.ops) {
     strategy.tiles = std::max(strategy.tiles, op.tiles);
+    strategy.activation_tier =
+        std::max(strategy.activation_tier, op.activation_tier);
   }
   strategy.zigzag = plan.zigzag != 0;
-  strategy.activation_tier = plan.ops[0].activation_tier;
   for (const WeightPlacement& weight : plan.weights) {
     strategy.optimizer_tier = weight.optimizer_tier;
     strategy.parameter_tier =
         std::max(strategy.parameter_tier, weight.parameter_tier);
   }
-  // As it would be without a root.
-  Plan plain = plan;
-  for (size_t i = 0; i < plan.ops.size(); ++i) {
-    const int sample = index.SampleFactor(NodeId(static_cast<int64_t>(i)));
-    if (plan.ops[i].rooted == 0) continue;
-    if (sample < 0) return std::nullopt;
-    strategy.dp_kind = DataParallelKind::kRooted;
-    plain.ops[i].axes[static_cast<size_t>(sample)] |= plan.ops[i].rooted;
-    plain.ops[i].rooted = 0;
-  }
+  if (UsesRoot(plan)) strategy.dp_kind = DataParallelKind::kRooted;
+  const auto plain = WithoutRoot(index, plan);
+  if (!plain.has_value()) return std::nullopt;
   Plan whole = plan;
   SetZeroAxes(index, whole);
   int64_t zero_group = 1;
@@ -799,7 +790,7 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
     if (nodes.empty() || plan.ops[nodes[0].index()].group != GroupId(0)) {
       continue;
     }
-    const auto of_block = RolesOf(index, plain, static_cast<int>(b));
+    const auto of_block = RolesOf(index, *plain, static_cast<int>(b));
     if (!of_block.has_value()) return std::nullopt;
     roles.data |= of_block->data;
     roles.expert |= of_block->expert;

@@ -84,9 +84,9 @@ struct Strategy {
 // belongs to it:
 // "offload=optimizer:host,parameters:file:/mnt/nvme,activations:host", where
 // the directory may be left out. Errors name the key, and for a value that is
-// not lowered what is. `where` is the key. A schedule that is no row names a
-// file with a table of actions (planner/schedule/action_table.h), which is
-// read.
+// not lowered what is, for a key without effect what it needs. `where` is the
+// key. A schedule that is no row with an order of its own names a file with a
+// table of actions (planner/schedule/action_table.h), which is read.
 Result<Strategy> ParseStrategy(std::string_view text);
 
 // The plan of a strategy. Each degree becomes axes of prime size "dp0", "dp1",

@@ -5,6 +5,8 @@
 #include <cstdint>
 
 #include "planner/plan/axis_roles.h"
+#include "planner/plan/recompute.h"
+#include "planner/plan/sequence_order.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/tiles.h"
 #include "planner/schedule/action_table.h"
@@ -47,7 +49,6 @@ class Validator {
     CheckGroups();
     CheckBatch();
     CheckStorage();
-    CheckZigzag();
     // Sizes on a mesh that is none would mean nothing.
     if (meshes_ok_ && !Full()) {
       CheckPlacements();
@@ -177,51 +178,6 @@ class Validator {
     }
   }
 
-  void CheckZigzag() {
-    const int ranks = plan_.zigzag;
-    if (ranks == 0) return;
-    const auto fail = [&](std::string message) {
-      Fail("zigzag", "is " + std::to_string(ranks) + ": " + std::move(message));
-    };
-    if (ranks < 2) {
-      fail("expected 0, or at least 2 ranks");
-      return;
-    }
-    if (graph_.seq_len % (2 * int64_t{ranks}) != 0) {
-      fail("the order cuts sequences into " + std::to_string(2 * ranks) +
-           " chunks: expected a divisor of the sequence length " +
-           std::to_string(graph_.seq_len));
-    }
-    for (const Tensor& tensor : graph_.tensors) {
-      if (tensor.kind == TensorKind::kInput &&
-          (tensor.shape.size() != 2 || tensor.shape[1] != graph_.seq_len)) {
-        fail("input " + Quoted(tensor.name) + " has no positions to reorder");
-        return;
-      }
-    }
-    for (size_t i = 0; i < index_.forward_nodes; ++i) {
-      const Node& node = graph_.nodes[i];
-      for (const Attribute& attribute : node.attributes) {
-        if (attribute.name != "capacity" ||
-            attribute.value >= static_cast<double>(graph_.seq_len)) {
-          continue;
-        }
-        fail(Quoted(node.name) +
-             " gives experts' room to tokens in their order; expected room for "
-             "all");
-        return;
-      }
-      if (node.op->streamed == 0) continue;
-      for (size_t operand : node.op->integer_operands) {
-        const Tensor& positions = graph_.tensor(node.operands[operand]);
-        if (positions.kind == TensorKind::kInput) continue;
-        fail("positions " + Quoted(positions.name) + " of " +
-             Quoted(node.name) + " are no input that can be reordered");
-        return;
-      }
-    }
-  }
-
   // The cluster has the tiers that the plan uses.
   void CheckTier(MemoryTier tier, const std::string& where) {
     if (tier == MemoryTier::kDevice) return;
@@ -266,6 +222,28 @@ class Validator {
       if (Full()) return;
     }
     if (positions_exist && devices_ok_) CheckStages();
+    if (!positions_exist || !axes_ok_) return;
+    CheckActivationTiers();
+    if (const auto problem = ZigzagProblem(index_, plan_); !problem.empty()) {
+      Fail("zigzag", "is " + std::to_string(plan_.zigzag) + ": " + problem);
+    }
+  }
+
+  // A tier off the device is of results that wait for backward.
+  void CheckActivationTiers() {
+    for (size_t i = 0; i < plan_.ops.size(); ++i) {
+      const OpPlacement& op = plan_.ops[i];
+      const NodeId id(i);
+      if (op.activation_tier == MemoryTier::kDevice ||
+          KeepsResults(index_, plan_, id)) {
+        continue;
+      }
+      Fail(NodeText(id) + " activation_tier",
+           "is " + std::string(NameOf(op.activation_tier)) +
+               ": expected device, since " +
+               (op.recompute ? "backward computes the node's results anew"
+                             : "the node's results are not kept for backward"));
+    }
   }
 
   void CheckPlacement(NodeId id, const OpPlacement& placement,
@@ -300,6 +278,7 @@ class Validator {
              std::to_string(std::countr_zero(axes & ~group.all_axes())) +
              " of a mesh with " + std::to_string(group.axes.size()) +
              " axes (group " + Quoted(group.name) + ")");
+        axes_ok_ = false;
         continue;
       }
       if (const AxisSet twice = axes & used; twice != 0) {
@@ -623,6 +602,7 @@ class Validator {
   int64_t batch_ = 0;  // samples of a microbatch; 0 where it is not known
   bool meshes_ok_ = true;
   bool devices_ok_ = true;
+  bool axes_ok_ = true;  // of placements
   bool stages_ok_ = false;
   std::vector<Error> errors_;
 };

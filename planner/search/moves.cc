@@ -18,6 +18,7 @@ extern const Move kChunks;
 extern const Move kMicrobatches;
 extern const Move kSchedule;
 extern const Move kZero;
+extern const Move kRooted;
 extern const Move kRecompute;
 extern const Move kTiles;
 extern const Move kOffload;
@@ -27,10 +28,10 @@ extern const Move kFabricOrder;
 
 std::span<const Move> Moves() {
   static const std::array table = {
-      kSplitOp,  kSplitClass,    kAxisRole,   kSequence, kBranches,
-      kContext,  kStageBoundary, kStageCount, kChunks,   kMicrobatches,
-      kSchedule, kZero,          kRecompute,  kTiles,    kOffload,
-      kBucket,   kPrefetch,      kFabricOrder};
+      kSplitOp,  kSplitClass,    kAxisRole,   kSequence,   kBranches,
+      kContext,  kStageBoundary, kStageCount, kChunks,     kMicrobatches,
+      kSchedule, kZero,          kRooted,     kRecompute,  kTiles,
+      kOffload,  kBucket,        kPrefetch,   kFabricOrder};
   return table;
 }
 

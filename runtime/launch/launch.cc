@@ -386,6 +386,8 @@ std::vector<char*> Environment(const std::vector<std::string>& variables) {
     dup2(null, STDIN_FILENO);
     close(null);
   }
+  // A shell's job in the background ignores it; ranks get it forwarded.
+  signal(SIGINT, SIG_DFL);
   sigprocmask(SIG_SETMASK, &signals, nullptr);
   execve("/proc/self/exe", arguments, variables);
   _exit(127);
@@ -397,6 +399,10 @@ class BlockedSignals {
   BlockedSignals() {
     sigemptyset(&waited_);
     for (const int s : {SIGCHLD, SIGINT, SIGTERM}) sigaddset(&waited_, s);
+    // Under nohup a terminal that goes away is to be ignored.
+    struct sigaction hangup = {};
+    sigaction(SIGHUP, nullptr, &hangup);
+    if (hangup.sa_handler != SIG_IGN) sigaddset(&waited_, SIGHUP);
     sigprocmask(SIG_BLOCK, &waited_, &before_);
   }
   ~BlockedSignals() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
@@ -446,7 +452,7 @@ class Job {
     std::optional<Clock::time_point> deadline;
     for (;;) {
       const int signal = signals.Next();
-      if (signal == SIGINT || signal == SIGTERM) {
+      if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
         if (interrupt == 0) {
           deadline = Clock::now() + kGraceAfterSignal;
         } else {

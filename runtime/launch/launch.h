@@ -62,8 +62,9 @@ Result<std::vector<std::string>> ExpandNodeList(std::string_view list);
 // Returns the exit code: 0 if all ranks returned 0. When a rank fails, the
 // others get 5 s to notice and end, then are killed; one line on standard error
 // names the rank, how it ended and why, and the code is 1, or 2 where all that
-// was reported is exit code 2 (bad input). SIGINT and SIGTERM are passed on;
-// after 10 s, or a second signal, ranks are killed; the code is 128 + signal.
+// was reported is exit code 2 (bad input). SIGINT, SIGTERM and, unless it is
+// ignored, SIGHUP are passed on; after 10 s, or a second signal, ranks are
+// killed; the code is 128 + signal.
 // When this process is killed, so are the ranks.
 // REQUIRES: no other threads, as for any fork.
 Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments);

@@ -71,6 +71,12 @@ fails 2 "slow.txtpb: link_types\[0\].bandwidth_bytes_per_second" \
 
 # Strategies and plans.
 fails 2 "--strategy" simulate "${tiny[@]}" "${cpu[@]}" --strategy tpp=4
+fails 2 "--strategy: tp=3 .* does not divide" \
+  simulate "${tiny[@]}" "${cpu[@]}" --strategy tp=3
+fails 2 "--strategy: dp-kind: unknown dp-kind 'root'; .* known: ddp, rooted" \
+  simulate "${tiny[@]}" "${cpu[@]}" --strategy dp-kind=root
+fails 2 "--strategy: prefetch: has no effect: needs zero=3" \
+  simulate "${tiny[@]}" "${cpu[@]}" --strategy zero=1,prefetch=2
 fails 2 "--strategy.*3" simulate "${tiny[@]}" "${cpu[@]}" --strategy dp=3
 fails 2 "--strategy" simulate "${tiny[@]}" "${cpu[@]}" --strategy dp=4,mbs=3
 printf 'F0 F1 B0 B1\nB0 F0 F1 B1\n' >"$work/schedule"
@@ -117,6 +123,12 @@ for verb in search profile; do
 done
 fails 2 "--trace: cannot write" \
   simulate "${tiny[@]}" "${cpu[@]}" --trace "$work/no-such-folder/x.json"
+fails 2 "--plan-out: cannot write" simulate "${tiny[@]}" "${cpu[@]}" \
+  --plan-out "$work/no-such-folder/x.json"
+fails 2 "--save: cannot write.*no regular file" \
+  run "${tiny[@]}" "${text[@]}" --nproc 2 --save /dev/null
+fails 2 "--offload-dir: has no effect" \
+  run "${tiny[@]}" "${text[@]}" --nproc 2 --offload-dir "$work"
 fails 2 "--save: cannot write" \
   run "${tiny[@]}" "${text[@]}" --save "$work/no-such-folder/x.safetensors"
 [[ ! -e $work/x.yaml && ! -e $work/no-such-folder ]] || fail "half written"

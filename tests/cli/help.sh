@@ -22,3 +22,12 @@ for kind in $(json '" ".join(row["name"] for row in j["rows"])' \
   "$tessera" list "$kind" >"$work/list" || fail "list $kind"
 done
 "$tessera" list topologies | grep -q "^dgx-a100-80gb " || fail "topologies"
+
+# What cannot be written is a failure, of the help too.
+for arguments in --help "simulate --help" "list moves"; do
+  code=0
+  # shellcheck disable=SC2086 # words
+  "$tessera" $arguments >/dev/full 2>"$work/stderr" || code=$?
+  [[ $code == 1 ]] || fail "exit code $code of $arguments to a full device"
+  grep -q "standard output: cannot write" "$work/stderr" || fail "$arguments"
+done

@@ -15,3 +15,19 @@ json 'j["sources"]["analytical"] == 0' "$work/simulated.json" >/dev/null
 json 'j["sources"]["measured"] > 0.5' "$work/simulated.json" >/dev/null
 fails 2 "only the ranks of this host" \
   profile --cluster dgx-h100:1 -o "$work/x.pb"
+
+# Ctrl-C ends all ranks, of a job in the background too.
+"$tessera" profile --cluster local-cpu:2 -o "$work/y.pb" >/dev/null \
+  2>"$work/stderr" &
+job=$!
+for _ in $(seq 100); do
+  if [[ $(pgrep -c -P $job) == 2 ]]; then break; fi
+  sleep 0.1
+done
+kill -INT $job
+start=$SECONDS
+code=0
+wait $job || code=$?
+[[ $code == 130 ]] || fail "exit code $code for an interrupted profile"
+((SECONDS - start <= 5)) || fail "took $((SECONDS - start)) s to end"
+[[ ! -e $work/y.pb ]] || fail "a profile of an interrupted run"

@@ -78,3 +78,18 @@ code=0
 wait $job || code=$?
 [[ $code == 130 ]] || fail "exit code $code for an interrupted run"
 grep -q "^  step " "$work/stdout" || fail "no summary of an interrupted run"
+
+# A terminal that goes away ends a run as Ctrl-C does, with a checkpoint.
+: >"$work/stdout"
+"$tessera" run "${long[@]}" --nproc 2 --save "$work/hangup.safetensors" \
+  >"$work/stdout" 2>"$work/stderr" &
+job=$!
+for _ in $(seq 300); do
+  if grep -q "^step 2 " "$work/stdout"; then break; fi
+  sleep 0.1
+done
+kill -HUP $job
+code=0
+wait $job || code=$?
+[[ $code == 129 ]] || fail "exit code $code for a run without its terminal"
+[[ -s $work/hangup.safetensors ]] || fail "no checkpoint: $(cat "$work/stderr")"

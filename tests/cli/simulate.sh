@@ -54,6 +54,18 @@ last = max(end for spans in rows.values() for _, end in spans)
 assert abs(last * 1e-6 / step - 1) < 1e-6, (last, step)
 PYTHON
 
+# A strategy as a plan file: the same step, and the file of its plan again.
+"$tessera" simulate "${tiny[@]}" --cluster local-cpu:4 --json \
+  --strategy dp=2,tp=2,zero=1,mbs=2 --plan-out "$work/plan.json" \
+  >"$work/strategy.json" 2>/dev/null
+"$tessera" simulate "${tiny[@]}" --cluster local-cpu:4 --json \
+  --plan "$work/plan.json" --plan-out "$work/again.json" \
+  >"$work/plan-step.json" 2>/dev/null
+cmp "$work/plan.json" "$work/again.json" || fail "another plan"
+sed 's/again.json/plan.json/' "$work/plan-step.json" |
+  cmp - "$work/strategy.json" || fail "the plan's step is not the strategy's"
+json "j['plan_file'] == '$work/plan.json'" "$work/strategy.json" >/dev/null
+
 # What does not fit is a result, with reasons.
 "$tessera" simulate --model "$examples/models/llama-3-70b/config.json" \
   --cluster dgx-a100-40gb:1 --global-batch 8 --seq-len 128 --strategy dp=8 \

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/strategy.h"
@@ -91,6 +92,8 @@ TEST_P(MoveContract, ValidInValidOutAndAFunctionOfItsArguments) {
   const SearchSpace of_layers(layers, cluster);
   const Graph branches = BranchesGraph(12, 4, 8, 12, 32);
   const SearchSpace of_branches(branches, cluster);
+  const Graph attention = AttentionGraph(2, 12, 24, 8, 4, 16);
+  const SearchSpace of_attention(attention, cluster);
   int proposals = 0;
   for (const auto& [space, text] :
        {std::pair(&of_layers, "tp=2,zero=1"),
@@ -105,8 +108,10 @@ TEST_P(MoveContract, ValidInValidOutAndAFunctionOfItsArguments) {
         {&of_layers, "pp=2,vp=2,schedule=interleaved"},
         {&of_layers, "pp=3,vp=2,schedule=interleaved"},
         {&of_layers, "pp=2,schedule=zb-h1"},
+        {&of_layers, "mbs=1"},
         {&of_branches, "zero=1,branches=split"},
-        {&of_branches, "pp=3"}}) {
+        {&of_branches, "pp=3"},
+        {&of_attention, "cp=3"}}) {
     proposals += Walk(move(), *space, Uniform(*space, text));
   }
   EXPECT_GT(proposals, 3);
@@ -198,7 +203,8 @@ Balance JudgeFromMany(const Move& move) {
   const SearchSpace of_layers(layers, cluster);
   for (const char* text :
        {"", "tp=2,zero=1", "zero=3", "tp=2,sp=1", "pp=2,mbs=2", "pp=2,tp=2",
-        "tp=4", "cp=2", "pp=2,vp=2,mbs=2,schedule=interleaved",
+        "tp=4", "cp=2", "tp=2,mbs=2", "cp=2,mbs=2,dp-kind=rooted",
+        "pp=2,vp=2,mbs=2,schedule=interleaved",
         "pp=2,vp=2,tp=2,schedule=interleaved"}) {
     Judge(move, of_layers, Uniform(of_layers, text), balance);
   }
@@ -206,6 +212,11 @@ Balance JudgeFromMany(const Move& move) {
   const SearchSpace of_branches(branches, cluster);
   for (const char* text : {"", "branches=split", "tp=2,branches=split"}) {
     Judge(move, of_branches, Uniform(of_branches, text), balance);
+  }
+  const Graph attention = AttentionGraph(1, 4, 8, 4, 2, 16);
+  const SearchSpace of_attention(attention, cluster);
+  for (const char* text : {"cp=4", "cp=2,cp-kind=ring"}) {
+    Judge(move, of_attention, Uniform(of_attention, text), balance);
   }
   return balance;
 }
@@ -268,6 +279,54 @@ TEST(Context, BalancesWithAttention) {
   reached.clear();
   FlowsFrom(context, space, ring, 300, 1, &reached);
   EXPECT_TRUE(reached.contains(StateOf(gather)));
+}
+
+// What a strategy names the search may choose, and leave.
+TEST(Rooted, LeadsToTheStrategyAndBack) {
+  const Graph graph = MlpGraph(2, 4, 4, 4, 8, 16);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  const Move& move = **FindMove("rooted");
+  Rng rng(1);
+  for (const std::string text : {"dp=4", "dp=2,tp=2,mbs=2"}) {
+    const Plan plain = Uniform(space, text);
+    const Plan rooted = Uniform(space, text + ",dp-kind=rooted");
+    const auto there = move.propose(plain, space, rng);
+    ASSERT_TRUE(there.has_value()) << text;
+    EXPECT_TRUE(SameUpToNames(there->plan, rooted)) << text;
+    const auto back = move.propose(rooted, space, rng);
+    ASSERT_TRUE(back.has_value()) << text;
+    EXPECT_TRUE(SameUpToNames(back->plan, plain)) << text;
+  }
+  // Not where the root would have to have the state that is cut.
+  EXPECT_FALSE(
+      move.propose(Uniform(space, "dp=4,zero=1"), space, rng).has_value());
+}
+
+// An order that balances any number of ranks is a move away.
+TEST(Context, OrdersSequencesForAnyDegreeThatCutsEvenly) {
+  const Cluster cluster = Ranks(12);
+  const Move& move = **FindMove("context");
+  const auto orders = [&](const SearchSpace& space, const char* text) {
+    const Plan plan = Uniform(space, text);
+    std::set<int> orders;
+    Rng rng(5);
+    for (int i = 0; i < 30; ++i) {
+      const auto step = move.propose(plan, space, rng);
+      if (step.has_value()) orders.insert(step->plan.zigzag);
+    }
+    orders.erase(0);
+    return orders;
+  };
+  const Graph even = AttentionGraph(1, 12, 72, 8, 4, 16);
+  const SearchSpace of_even(even, cluster);
+  EXPECT_EQ(orders(of_even, "cp=12"), std::set<int>{12});
+  EXPECT_EQ(orders(of_even, "cp=3"), std::set<int>{3});
+  EXPECT_EQ(orders(of_even, "tp=4"), std::set<int>());
+  // 2 * 12 chunks of 36 positions are not whole.
+  const Graph odd = AttentionGraph(1, 12, 36, 8, 4, 16);
+  const SearchSpace of_odd(odd, cluster);
+  EXPECT_EQ(orders(of_odd, "cp=12"), std::set<int>());
 }
 
 TEST_P(MoveContract, BalancesWithItsWayBack) {

@@ -345,7 +345,10 @@ bool NormOfEveryReplica(const Graph& graph, TaskGraph& tasks) {
   for (Task& task : tasks.tasks) {
     if (task.kernel != "square_sum") continue;
     for (size_t i = 0; i < task.masks.size(); ++i) {
-      if (task.masks[i] == 0 || !IsMatrix(graph, tasks.value(task.reads[i]))) {
+      const Value& gradient = tasks.value(task.reads[i]);
+      // Away from a root there is no gradient to count.
+      if (task.masks[i] == 0 || gradient.layout.rooted != 0 ||
+          !IsMatrix(graph, gradient)) {
         continue;
       }
       task.masks[i] = 0;

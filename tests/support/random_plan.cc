@@ -9,6 +9,7 @@
 
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/recompute.h"
+#include "planner/plan/sequence_order.h"
 #include "planner/plan/tiles.h"
 #include "planner/schedule/pipeline_schedule.h"
 
@@ -81,13 +82,13 @@ class PlanMaker {
     plan_.microbatches = spec_.microbatches;
     plan_.bucket_bytes = {spec_.bucket};
     plan_.prefetch = spec_.prefetch;
-    plan_.zigzag = spec_.zigzag;
     plan_.ops.resize(index_.forward_nodes);
     ChooseStages();
     for (size_t b = 0; b < blocks; ++b) PlaceBlockOf(static_cast<int>(b));
     if (spec_.halves == 1) PlaceOnHalves();
     PlaceWeights();
     if (spec_.ring > 0) PlaceRings();
+    if (spec_.zigzag == 1) OrderSequences();
     PlaceOnTiers();
     return std::move(plan_);
   }
@@ -370,6 +371,13 @@ class PlanMaker {
     }
   }
 
+  void OrderSequences() {
+    plan_.zigzag = static_cast<int>(SequenceDegree(index_, plan_));
+    if (plan_.zigzag == 1 || !ZigzagProblem(index_, plan_).empty()) {
+      plan_.zigzag = 0;
+    }
+  }
+
   void PlaceOnTiers() {
     const auto tier = [&](const std::string& what, int mode) {
       if (spec_.offload == 4) return MemoryTier::kFile;
@@ -386,6 +394,7 @@ class PlanMaker {
       }
     }
     for (size_t i = 0; i < plan_.ops.size(); ++i) {
+      if (!KeepsResults(index_, plan_, NodeId(i))) continue;
       plan_.ops[i].activation_tier =
           tier(graph_.nodes[i].name + ".activation_tier", 3);
     }
@@ -563,12 +572,7 @@ PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng) {
   spec.halves = Pick(rng, {0, 0, 0, 1});
   spec.tiles = Pick(rng, {1, 1, 2, 3, 5});
   spec.ring = Pick(rng, {0, 0, 1, 2});
-  // Of what cuts the sequence evenly, or nothing.
-  std::vector<int> zigzags = {0};
-  for (int n = 2; 2 * n <= graph.sequence; ++n) {
-    if (graph.sequence % (2 * n) == 0) zigzags.push_back(n);
-  }
-  spec.zigzag = zigzags[rng.Below(static_cast<uint32_t>(zigzags.size()))];
+  spec.zigzag = Pick(rng, {0, 1});
   spec.offload = Pick(rng, {0, 0, 0, 0, 1, 2, 3, 4, 5});
   spec.shuffled = Pick(rng, {0, 0, 1});
   spec.key = static_cast<int>(rng.Below(1u << 30));

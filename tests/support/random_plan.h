@@ -48,7 +48,9 @@ struct PlanSpec {
   // 1: attention's keys and values go round all axes that split its sequence;
   // 2: round any of them.
   int ring = 0;
-  int zigzag = 0;  // Plan::zigzag
+  // 1: sequences in the zigzag order of the ranks that split them, where it
+  // balances all attentions.
+  int zigzag = 0;
   // 1: optimizer states on the host; 2: parameters; 3: activations; 4: all of
   // these in files; 5: each weight and operator on its own.
   int offload = 0;

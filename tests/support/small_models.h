@@ -208,12 +208,15 @@ inline std::string StateOf(const Plan& plan) {
     if (op.recompute) text += "r";
     text += "t" + std::to_string(op.tiles);
     if (op.streamed != 0) text += "s" + std::to_string(op.streamed);
+    if (op.rooted != 0) text += "o" + std::to_string(op.rooted);
     text += tier(op.activation_tier);
   }
   for (const WeightPlacement& weight : plan.weights) {
     text += std::to_string(weight.zero_stage) + "," +
             std::to_string(weight.zero_axes) + tier(weight.parameter_tier) +
-            tier(weight.optimizer_tier) + ";";
+            tier(weight.optimizer_tier) +
+            (weight.rooted != 0 ? "o" + std::to_string(weight.rooted) : "") +
+            ";";
   }
   return text + "|" + std::to_string(plan.bucket_bytes.value) + "|" +
          std::to_string(plan.prefetch) + "|" + std::to_string(plan.zigzag);

@@ -1,26 +1,24 @@
 // What a split of the sequence does in attention: in a block and those in
 // scope, ranks with parts of a sequence gather all keys and values or pass them
-// round in a ring; or the plan has its sequences in the zigzag order of some
-// number of ranks, or in their own. Symmetric: which of the two, block, scope
-// and number are uniform, the blocks agree before and after, and back is the
-// same draw.
-
-#include <algorithm>
+// round in a ring; or the plan has its sequences in the zigzag order of the
+// ranks that split them, or in their own. Symmetric: which of the two, block
+// and scope are uniform, the blocks agree before and after, the number of ranks
+// is the plan's, and back is the same draw.
 
 #include "planner/plan/axis_roles.h"
+#include "planner/plan/sequence_order.h"
 #include "planner/search/moves/scope.h"
 
 namespace tessera {
 namespace {
 
-std::optional<Proposal> ToggleZigzag(const Plan& plan, const SearchSpace& space,
-                                     Rng& rng) {
-  const auto devices = static_cast<uint32_t>(space.cluster->devices.size());
-  if (devices < 2) return std::nullopt;
-  const int ranks = 2 + static_cast<int>(rng.Below(std::min(devices - 1, 7u)));
-  if (plan.zigzag != 0 && plan.zigzag != ranks) return std::nullopt;
+std::optional<Proposal> ToggleZigzag(const Plan& plan,
+                                     const SearchSpace& space) {
   Plan candidate = plan;
-  candidate.zigzag = plan.zigzag == 0 ? ranks : 0;
+  candidate.zigzag = plan.zigzag == 0
+                         ? static_cast<int>(SequenceDegree(space.index, plan))
+                         : 0;
+  if (candidate.zigzag == 1) return std::nullopt;
   return Finish(space, plan, std::move(candidate), 0);
 }
 
@@ -55,7 +53,7 @@ std::optional<Proposal> ToggleRing(const Plan& plan, const SearchSpace& space,
 
 std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
                                 Rng& rng) {
-  return rng.Below(3) == 0 ? ToggleZigzag(plan, space, rng)
+  return rng.Below(3) == 0 ? ToggleZigzag(plan, space)
                            : ToggleRing(plan, space, rng);
 }
 

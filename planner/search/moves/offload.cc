@@ -4,6 +4,7 @@
 // devices. Symmetric: blocks, what moves and the new tier are uniform.
 
 #include "planner/plan/axis_roles.h"
+#include "planner/plan/recompute.h"
 #include "planner/search/moves/scope.h"
 
 namespace tessera {
@@ -18,6 +19,7 @@ std::vector<MemoryTier*> TiersIn(const GraphIndex& index, int block, What what,
   std::vector<MemoryTier*> tiers;
   if (what == What::kActivations) {
     for (NodeId id : index.nodes_of_block[static_cast<size_t>(block)]) {
+      if (!KeepsResults(index, plan, id)) continue;
       tiers.push_back(&plan.ops[id.index()].activation_tier);
     }
     return tiers;

@@ -96,8 +96,9 @@ TEST_F(BranchesTest, NeedAnAxisOfTwoReplicas) {
           .error()
           .ToString(),
       HasSubstr("no block has two branches"));
-  EXPECT_THAT(ParseStrategy("branches=both").error().ToString(),
-              HasSubstr("branches: is 'both': expected split or whole"));
+  EXPECT_THAT(
+      ParseStrategy("branches=both").error().ToString(),
+      HasSubstr("branches: unknown branches 'both'; known: whole, split"));
 }
 
 TEST(DeviceSetsTest, AreTheDevicesOfEqualGroups) {

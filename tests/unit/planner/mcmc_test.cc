@@ -78,7 +78,7 @@ TEST(Mcmc, VisitsStatesByTheirBoltzmannWeight) {
     const std::string_view name = move.name;
     if (name != "stage-count" && name != "chunks" && name != "recompute" &&
         name != "tiles" && name != "offload" && name != "bucket" &&
-        name != "prefetch") {
+        name != "prefetch" && name != "rooted") {
       moves.push_back(move);
     }
   }

@@ -96,11 +96,23 @@ TEST(ParseStrategy, SaysWhatIsSupported) {
             "recompute: is '0': expected a whole number of layers behind the "
             "':'");
   EXPECT_EQ(error("cp-kind=rings"),
-            "cp-kind: is 'rings': expected gather, ring or ulysses");
+            "cp-kind: unknown cp-kind 'rings'; did you mean 'ring'? known: "
+            "gather, ring, ulysses");
   EXPECT_EQ(error("cp-balance=zig"),
-            "cp-balance: is 'zig': expected none or zigzag");
-  EXPECT_THAT(error("schedule=zb-h2"),
-              HasSubstr("schedule: unknown schedule 'zb-h2'"));
+            "cp-balance: unknown cp-balance 'zig'; known: none, zigzag");
+  EXPECT_EQ(error("dp-kind=x"),
+            "dp-kind: unknown dp-kind 'x'; known: ddp, rooted");
+  EXPECT_EQ(error("branches=splits"),
+            "branches: unknown branches 'splits'; did you mean 'split'? "
+            "known: whole, split");
+  // A table of actions is not named, but given as a file.
+  for (const char* name : {"zb-h2", "table"}) {
+    EXPECT_THAT(
+        error(std::string("schedule=") + name),
+        AllOf(HasSubstr(std::string("schedule: unknown schedule '") + name),
+              HasSubstr("known: gpipe, 1f1b, interleaved, zb-h1, or the path "
+                        "of a file with a table of actions")));
+  }
   EXPECT_EQ(error("tp=0"), "tp: is '0': expected a whole number from 1");
   EXPECT_EQ(error("tp=two"), "tp: is 'two': expected a whole number from 1");
   EXPECT_EQ(error("tp=2x"), "tp: is '2x': expected a whole number from 1");
@@ -112,6 +124,34 @@ TEST(ParseStrategy, SaysWhatIsSupported) {
   EXPECT_THAT(error("order=tp-tp-dp-pp-ep"), HasSubstr("names tp twice"));
 }
 
+TEST(ParseStrategy, KeysWithoutEffectSayWhatTheyNeed) {
+  const auto error = [](std::string_view text) {
+    const auto strategy = ParseStrategy(text);
+    return strategy ? "none" : strategy.error().ToString();
+  };
+  EXPECT_EQ(error("zero=2,prefetch=2"),
+            "prefetch: has no effect: needs zero=3 or "
+            "offload=parameters:host|file");
+  EXPECT_EQ(error("prefetch=2,zero=3"), "none");
+  EXPECT_EQ(error("prefetch=2,offload=parameters:host"), "none");
+  EXPECT_EQ(error("prefetch=1"), "none");  // as without it
+  EXPECT_EQ(error("zero-group=2,dp-kind=rooted"),
+            "zero-group: has no effect: needs zero=1, 2 or 3");
+  EXPECT_EQ(error("sp=1"), "sp: has no effect: needs tp of at least 2");
+  EXPECT_EQ(error("cp-kind=ring"),
+            "cp-kind: has no effect: needs cp of at least 2");
+  EXPECT_EQ(error("cp=2,cp-kind=ulysses,cp-balance=zigzag"),
+            "cp-balance: has no effect: needs cp of at least 2 and "
+            "cp-kind=gather or ring");
+  const Graph graph = Model("gpt2-tiny", 8, 64);
+  const Cluster cluster = *MakeCluster("local-cpu:2");
+  EXPECT_EQ(Make(graph, cluster, "tp=2,bucket=1MB").error().ToString(),
+            "bucket=1MB has no effect: no gradient is reduced where dp, cp "
+            "and ep are 1");
+  EXPECT_EQ(Make(graph, cluster, "tp=2,dp-kind=rooted").error().ToString(),
+            "dp-kind=rooted has no effect: needs dp of at least 2");
+}
+
 TEST(ParseStrategy, StorageAndCommunication) {
   const auto strategy =
       ParseStrategy("zero=3,zero-group=4,bucket=25MB,prefetch=2");
@@ -119,7 +159,7 @@ TEST(ParseStrategy, StorageAndCommunication) {
   EXPECT_EQ(strategy->zero_group, 4);
   EXPECT_EQ(strategy->bucket, Bytes{25'000'000});
   EXPECT_EQ(strategy->prefetch, 2);
-  EXPECT_EQ(ParseStrategy("zero-group=node")->zero_group,
+  EXPECT_EQ(ParseStrategy("zero=1,zero-group=node")->zero_group,
             Strategy::kWithinNode);
   EXPECT_EQ(ParseStrategy("bucket=4096")->bucket, Bytes{4096});
   EXPECT_EQ(ParseStrategy("bucket=3kB")->bucket, Bytes{3000});
@@ -179,7 +219,8 @@ TEST(PlanFromStrategy, RootedDataParallelismKeepsLossAndStateAtTheRoot) {
             "dp-kind=rooted keeps all state on the root: expected zero=0, not "
             "zero=1");
   EXPECT_EQ(ParseStrategy("dp-kind=dpp").error().ToString(),
-            "dp-kind: is 'dpp': expected ddp or rooted");
+            "dp-kind: unknown dp-kind 'dpp'; did you mean 'ddp'? known: ddp, "
+            "rooted");
 }
 
 // The zero axes of every weight that is cut, which they share.
@@ -289,7 +330,7 @@ TEST(PlanFromStrategy, UlyssesSplitsHeadsInAttentionOnly) {
       Make(graph, *MakeCluster("local-cpu:16"), "cp=16,cp-kind=ulysses");
   ASSERT_FALSE(too_many.has_value());
   EXPECT_EQ(too_many.error().ToString(),
-            "strategy: tp=1 and cp=16 leave an empty shard: 8 heads cannot be "
+            "tp=1 and cp=16 leave an empty shard: 8 heads cannot be "
             "split over 16 ranks ('h.0.attn')");
 }
 
@@ -319,8 +360,8 @@ TEST(PlanFromStrategy, RingStreamsWhatSplitsTheSequence) {
   const auto alone = Make(graph, cluster, "tp=2,cp-balance=zigzag");
   ASSERT_FALSE(alone.has_value());
   EXPECT_EQ(alone.error().ToString(),
-            "strategy: cp-balance=zigzag is an order for ranks that split the "
-            "sequence: expected cp of at least 2");
+            "cp-balance: has no effect: needs cp of at least 2 and "
+            "cp-kind=gather or ring");
 }
 
 TEST(PlanFromStrategy, ExpertParallelismNeedsExperts) {
@@ -328,7 +369,7 @@ TEST(PlanFromStrategy, ExpertParallelismNeedsExperts) {
       Make(Model("gpt2-tiny", 8, 64), *MakeCluster("local-cpu:2"), "ep=2");
   ASSERT_FALSE(dense.has_value());
   EXPECT_EQ(dense.error().ToString(),
-            "strategy: ep=2: expected 1, gpt2-tiny has no experts");
+            "ep=2: expected 1, gpt2-tiny has no experts");
   const auto too_many =
       Make(Model("mixtral-tiny", 8, 64), *MakeCluster("local-cpu:8"), "ep=8");
   ASSERT_FALSE(too_many.has_value());
@@ -519,9 +560,9 @@ TEST(PlanFromStrategy, AScheduleFromAFile) {
               HasSubstr("schedule: " + path + ": line 2: 'X1' is no action"));
   std::remove(path.c_str());
   EXPECT_THAT(ParseStrategy("schedule=table").error().ToString(),
-              HasSubstr("schedule: is 'table': expected the file"));
+              HasSubstr("schedule: unknown schedule 'table'"));
   EXPECT_THAT(ParseStrategy("schedule=1f2b").error().ToString(),
-              HasSubstr("nor is there such a file"));
+              HasSubstr("or the path of a file with a table of actions"));
 }
 
 TEST(PlanFromStrategy, ErrorsNameTheFigures) {
@@ -611,7 +652,7 @@ TEST(Describe, SaysWhatIsComputedAgain) {
   EXPECT_THAT(text, HasSubstr("h.0 … h.2 (3): data-parallel 2, recompute "
                               "full\n  h.3: data-parallel 2\n"));
   EXPECT_EQ(Make(graph, cluster, "recompute=full:5").error().ToString(),
-            "strategy: recompute=full:5: expected at most 4, the number of "
+            "recompute=full:5: expected at most 4, the number of "
             "layers of gpt2-tiny");
 }
 

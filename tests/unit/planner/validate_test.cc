@@ -18,6 +18,7 @@ using testing::AttentionGraph;
 using ::testing::HasSubstr;
 using testing::MlpGraph;
 using testing::MoeGraph;
+using ::testing::Not;
 
 std::string AllText(const std::vector<Error>& errors) {
   std::string text;
@@ -335,16 +336,92 @@ TEST_F(ValidateTest, WhatIsStreamedSplitsTheSequence) {
   EXPECT_EQ(AllText(Validate(graph, cluster_, plan)), "");
 }
 
-TEST_F(ValidateTest, ZigzagCutsTheSequenceEvenly) {
-  const auto with = [](int ranks) {
-    return [ranks](Plan& plan) { plan.zigzag = ranks; };
+TEST_F(ValidateTest, ZigzagBalancesTheRanksThatSplitSequences) {
+  const Graph graph = AttentionGraph(1, 8, 8, 4, 2, 16);
+  const auto problem = [&](std::string_view strategy, int ranks) {
+    auto plan = PlanFromStrategy(graph, cluster_, *ParseStrategy(strategy));
+    TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
+    plan->zigzag = ranks;
+    return AllText(Validate(graph, cluster_, *plan));
   };
-  EXPECT_EQ(After("cp=2", with(2)), "");
-  EXPECT_THAT(After("cp=2", with(1)),
-              HasSubstr("zigzag: is 1: expected 0, or at least 2 ranks"));
-  EXPECT_THAT(After("cp=2", with(3)),
-              HasSubstr("zigzag: is 3: the order cuts sequences into 6 chunks: "
-                        "expected a divisor of the sequence length 4"));
+  EXPECT_EQ(problem("cp=2", 2), "");
+  EXPECT_EQ(problem("cp=4,cp-kind=ring", 4), "");
+  EXPECT_EQ(problem("cp=2", 1),
+            "zigzag: is 1: expected 0, or at least 2 ranks\n");
+  EXPECT_EQ(problem("cp=2", 3),
+            "zigzag: is 3: the order cuts sequences into 6 chunks: expected a "
+            "divisor of the sequence length 8\n");
+  EXPECT_EQ(problem("cp=4", 2),
+            "zigzag: is 2: 'h.0.attention' splits the sequence over 4 ranks, "
+            "which that order does not balance: expected 4\n");
+  EXPECT_EQ(problem("cp=2", 4),
+            "zigzag: is 4: attention splits the sequence over 2 ranks: "
+            "expected as many\n");
+  for (const char* strategy : {"", "tp=2", "cp=2,cp-kind=ulysses"}) {
+    EXPECT_EQ(problem(strategy, 2),
+              "zigzag: is 2: no attention splits its sequence: expected 0\n");
+  }
+}
+
+TEST_F(ValidateTest, ZigzagNeedsWhatFollowsItsTokens) {
+  // As after changes of the model: positions that are no input, and a weight
+  // with a row for each position.
+  const auto problem = [&](const std::function<void(Graph&)>& change) {
+    Graph graph = AttentionGraph(1, 8, 8, 4, 2, 16);
+    change(graph);
+    auto plan = PlanFromStrategy(graph, cluster_, *ParseStrategy("cp=2"));
+    TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
+    plan->zigzag = 2;
+    return AllText(Validate(graph, cluster_, *plan));
+  };
+  EXPECT_EQ(problem([](Graph&) {}), "");
+  EXPECT_EQ(problem([](Graph& graph) {
+              for (Tensor& tensor : graph.tensors) {
+                if (tensor.name != "positions") continue;
+                tensor.kind = TensorKind::kActivation;
+              }
+            }),
+            "zigzag: is 2: positions 'positions' of 'h.0.attention' are no "
+            "input that can be reordered\n");
+}
+
+TEST_F(ValidateTest, TiersAreOfResultsThatWaitForBackward) {
+  const Cluster cluster = *MakeCluster("dgx-a100-80gb:1");
+  const auto problem = [&](std::string_view name, bool recompute) {
+    auto plan = PlanFromStrategy(graph_, cluster, *ParseStrategy(""));
+    TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
+    OpPlacement& op = plan->ops[NodeCalled(name)];
+    op.activation_tier = MemoryTier::kHost;
+    op.recompute = recompute;
+    return AllText(Validate(graph_, cluster, *plan));
+  };
+  EXPECT_EQ(problem("h.0.up", false), "");
+  EXPECT_THAT(problem("h.0.up", true),
+              HasSubstr("'h.0.up' activation_tier: is host: expected device, "
+                        "since backward computes the node's results anew"));
+  EXPECT_THAT(problem("count", false),
+              HasSubstr("'count' activation_tier: is host: expected device, "
+                        "since the node's results are not kept"));
+  // What the next block reads is kept all the same.
+  size_t kept = 0;
+  const GraphIndex index(graph_);
+  for (const GraphIndex::BlockEdge& edge : index.block_edges) {
+    const std::string& name = graph_.node(edge.producer).name;
+    if (!CanRecompute(graph_, edge.producer)) continue;
+    EXPECT_EQ(problem(name, true), "") << name;
+    ++kept;
+  }
+  EXPECT_GT(kept, 1u);
+  // A strategy moves just what it can.
+  for (const char* text : {"offload=activations:host",
+                           "recompute=full,offload=activations:host"}) {
+    const auto plan = PlanFromStrategy(graph_, cluster, *ParseStrategy(text));
+    ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+    EXPECT_TRUE(Uses(*plan, MemoryTier::kHost));
+    const auto uniform = UniformStrategy(index, cluster, *plan);
+    ASSERT_TRUE(uniform.has_value());
+    EXPECT_EQ(uniform->activation_tier, MemoryTier::kHost);
+  }
 }
 
 TEST_F(ValidateTest, ZigzagNeedsExpertsWithRoomForAll) {
@@ -360,7 +437,7 @@ TEST_F(ValidateTest, ZigzagNeedsExpertsWithRoomForAll) {
     plan->zigzag = 2;
     return AllText(Validate(graph, cluster_, *plan));
   };
-  EXPECT_EQ(problem(4), "");
+  EXPECT_THAT(problem(4), Not(HasSubstr("gives experts' room")));
   EXPECT_THAT(
       problem(3),
       HasSubstr("zigzag: is 2: 'h.0.gate' gives experts' room to tokens "

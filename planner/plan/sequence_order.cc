@@ -1,0 +1,151 @@
+#include "planner/plan/sequence_order.h"
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+std::string Quoted(const std::string& text) {
+  return "'" + text + "'";
+}
+
+// 1 + 2 + … + n.
+int64_t Triangle(int64_t n) {
+  return n > 0 ? n * (n + 1) / 2 : 0;
+}
+
+// Pairs with key <= query. A query at x has max(0, x-begin+1) keys from `begin`
+// on, which over the queries [a, b) add up to Triangle(b-begin) -
+// Triangle(a-begin); those from keys.end on do not count.
+int64_t PairsUpTo(Range queries, Range keys) {
+  const auto from = [&](int64_t begin) {
+    return Triangle(queries.end - begin) - Triangle(queries.begin - begin);
+  };
+  return from(keys.begin) - from(keys.end);
+}
+
+// Ranks that split the sequence of the node, where that is an attention; else
+// 1.
+int64_t DegreeAt(const GraphIndex& index, const Plan& plan, size_t node) {
+  const int sequence = index.SequenceFactor(NodeId(node));
+  if (index.graph->nodes[node].op->streamed == 0 || sequence < 0) return 1;
+  const OpPlacement& placement = plan.ops[node];
+  return plan.groups[placement.group.index()].Size(
+      placement.axes[static_cast<size_t>(sequence)]);
+}
+
+// What of a node would not follow its tokens.
+std::string OrderProblem(const GraphIndex& index, const Node& node,
+                         int sequence) {
+  const Graph& graph = *index.graph;
+  for (const Attribute& attribute : node.attributes) {
+    if (attribute.name == "capacity" &&
+        attribute.value < static_cast<double>(graph.seq_len)) {
+      return Quoted(node.name) +
+             " gives experts' room to tokens in their order; expected room "
+             "for all";
+    }
+  }
+  for (size_t operand : node.op->integer_operands) {
+    if (operand >= node.operands.size()) continue;
+    const TensorId id = node.operands[operand];
+    const Tensor& positions = graph.tensor(id);
+    // What a gate has chosen for each token follows it.
+    const bool follows =
+        positions.kind == TensorKind::kInput ||
+        (index.producer[id.index()].valid() && node.op->streamed == 0);
+    if (follows) continue;
+    return "positions " + Quoted(positions.name) + " of " + Quoted(node.name) +
+           " are no input that can be reordered";
+  }
+  for (size_t k = 0; k < node.operands.size(); ++k) {
+    const Tensor& weight = graph.tensor(node.operands[k]);
+    if (weight.kind != TensorKind::kWeight || sequence < 0 ||
+        !Holds(node.rule.operands[k], sequence)) {
+      continue;
+    }
+    return Quoted(node.name) + " reads " + Quoted(weight.name) +
+           " by the order of positions";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::vector<Range> PositionsOf(int64_t length, int zigzag, Range elements) {
+  if (zigzag <= 1 || elements == Range{0, length}) return {elements};
+  const int64_t chunk = length / (2 * zigzag);
+  std::vector<Range> runs;
+  for (int64_t i = elements.begin; i < elements.end;) {
+    const int64_t end = std::min(elements.end, (i / chunk + 1) * chunk);
+    const int64_t first = ZigzagPosition(length, zigzag, i);
+    runs.push_back({first, first + (end - i)});
+    i = end;
+  }
+  return runs;
+}
+
+int64_t CausalPairs(Range queries, Range keys, int64_t window) {
+  int64_t pairs = PairsUpTo(queries, keys);
+  if (window > 0) {
+    pairs -= PairsUpTo({queries.begin - window, queries.end - window}, keys);
+  }
+  return pairs;
+}
+
+int64_t CausalPairs(const std::vector<Range>& queries,
+                    const std::vector<Range>& keys, int64_t window) {
+  int64_t pairs = 0;
+  for (Range q : queries) {
+    for (Range k : keys) pairs += CausalPairs(q, k, window);
+  }
+  return pairs;
+}
+
+int64_t SequenceDegree(const GraphIndex& index, const Plan& plan) {
+  int64_t degree = 1;
+  for (size_t i = 0; i < plan.ops.size(); ++i) {
+    degree = std::max(degree, DegreeAt(index, plan, i));
+  }
+  return degree;
+}
+
+std::string ZigzagProblem(const GraphIndex& index, const Plan& plan) {
+  const Graph& graph = *index.graph;
+  const int ranks = plan.zigzag;
+  if (ranks == 0) return "";
+  if (ranks < 2) return "expected 0, or at least 2 ranks";
+  if (graph.seq_len % (2 * int64_t{ranks}) != 0) {
+    return "the order cuts sequences into " + std::to_string(2 * ranks) +
+           " chunks: expected a divisor of the sequence length " +
+           std::to_string(graph.seq_len);
+  }
+  for (const Tensor& tensor : graph.tensors) {
+    if (tensor.kind == TensorKind::kInput &&
+        (tensor.shape.size() != 2 || tensor.shape[1] != graph.seq_len)) {
+      return "input " + Quoted(tensor.name) + " has no positions to reorder";
+    }
+  }
+  for (size_t i = 0; i < index.forward_nodes; ++i) {
+    std::string problem =
+        OrderProblem(index, graph.nodes[i], index.SequenceFactor(NodeId(i)));
+    if (!problem.empty()) return problem;
+  }
+  for (size_t i = 0; i < index.forward_nodes; ++i) {
+    const int64_t degree = DegreeAt(index, plan, i);
+    if (ranks % degree == 0) continue;
+    return Quoted(graph.nodes[i].name) + " splits the sequence over " +
+           std::to_string(degree) +
+           " ranks, which that order does not balance: expected " +
+           std::to_string(SequenceDegree(index, plan));
+  }
+  if (const int64_t degree = SequenceDegree(index, plan); degree != ranks) {
+    return degree == 1
+               ? "no attention splits its sequence: expected 0"
+               : "attention splits the sequence over " +
+                     std::to_string(degree) + " ranks: expected as many";
+  }
+  return "";
+}
+
+}  // namespace tessera
