@@ -572,7 +572,7 @@ PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng) {
   spec.halves = Pick(rng, {0, 0, 0, 1});
   spec.tiles = Pick(rng, {1, 1, 2, 3, 5});
   spec.ring = Pick(rng, {0, 0, 1, 2});
-  spec.zigzag = Pick(rng, {0, 1});
+  spec.zigzag = Pick(rng, {0, 1, 1, 1});
   spec.offload = Pick(rng, {0, 0, 0, 0, 1, 2, 3, 4, 5});
   spec.shuffled = Pick(rng, {0, 0, 1});
   spec.key = static_cast<int>(rng.Below(1u << 30));
