@@ -48,16 +48,21 @@ class Rng {
   uint64_t increment_;
 };
 
-inline uint64_t Mix64(uint64_t z) {
+constexpr uint64_t Mix64(uint64_t z) {
   z += 0x9e3779b97f4a7c15ULL;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
   return z ^ (z >> 31);
 }
 
+// 53 random bits for (key, counter).
+constexpr uint64_t CounterBits53(uint64_t key, uint64_t counter) {
+  return Mix64(key ^ Mix64(counter)) >> 11;
+}
+
 // Uniform in [0, 1) for (key, counter).
 inline double CounterUniform01(uint64_t key, uint64_t counter) {
-  return static_cast<double>(Mix64(key ^ Mix64(counter)) >> 11) * 0x1.0p-53;
+  return static_cast<double>(CounterBits53(key, counter)) * 0x1.0p-53;
 }
 
 // Standard normal for (key, counter), by Box and Muller (1958).

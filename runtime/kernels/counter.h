@@ -2,6 +2,7 @@
 // Randomness by global index: what a shard draws depends on where its elements
 // lie in the whole tensor and on nothing else, so that every split draws alike.
 
+#include <cmath>
 #include <cstdint>
 
 #include "planner/base/rng.h"
@@ -45,6 +46,11 @@ void ForEachRun(const LocalTensor& tensor, int64_t begin, int64_t end,
 inline uint64_t DropoutKey(uint64_t seed, int64_t step, double salt) {
   return Mix64(seed ^ Mix64(static_cast<uint64_t>(step) ^
                             Mix64(static_cast<uint64_t>(salt))));
+}
+// The same in integers: an element is kept where CounterBits53(key, its global
+// index) >= this. Multiplying by a power of two is exact.
+inline uint64_t DropoutThreshold(double probability) {
+  return static_cast<uint64_t>(std::ceil(probability * 0x1.0p53));
 }
 
 }  // namespace tessera

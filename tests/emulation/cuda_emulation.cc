@@ -193,7 +193,7 @@ class Machine {
     TESSERA_CHECK(posix_memalign(&dynamic_, kAlignment, shared_bytes) == 0);
     std::memset(dynamic_, kPoison, shared_bytes);
     shared_.clear();
-    meetings_.clear();
+    open_meetings_ = 0;
     ready_.resize(threads_in_block_);
     std::iota(ready_.begin(), ready_.end(), 0);
     for (unsigned i = 0; i < threads_in_block_; ++i) {
@@ -213,7 +213,7 @@ class Machine {
 
   // Draws a thread that may run; the launcher where there is none.
   Fiber& Next() {
-    if (ready_.empty() && !meetings_.empty() && error_.empty()) {
+    if (ready_.empty() && open_meetings_ > 0 && error_.empty()) {
       Fail(DescribeStuck());
     }
     if (ready_.empty() || !error_.empty()) return launcher_;
@@ -255,25 +255,27 @@ class Machine {
     if (meeting.waiting.size() < meeting.expected) return;
     all(meeting.lanes.data());
     ready_.insert(ready_.end(), meeting.waiting.begin(), meeting.waiting.end());
-    std::swap(meeting, meetings_.back());
-    meetings_.pop_back();
+    std::swap(meeting, meetings_[--open_meetings_]);
   }
 
   Meeting& FindMeeting(unsigned warp, unsigned mask, std::string_view name,
                        const Site& site) {
-    for (Meeting& meeting : meetings_) {
+    for (size_t i = 0; i < open_meetings_; ++i) {
+      Meeting& meeting = meetings_[i];
       if (meeting.mask == mask && (mask == 0 || meeting.warp == warp)) {
         return meeting;
       }
     }
-    Meeting& meeting = meetings_.emplace_back();
+    if (open_meetings_ == meetings_.size()) meetings_.emplace_back();
+    Meeting& meeting = meetings_[open_meetings_++];
+    meeting.waiting.clear();
     meeting.warp = warp;
     meeting.mask = mask;
     meeting.expected = mask == 0 ? threads_in_block_
                                  : static_cast<unsigned>(std::popcount(mask));
     meeting.name = name;
     meeting.site = site;
-    meeting.lanes.resize(mask == 0 ? threads_in_block_ : warpSize);
+    meeting.lanes.assign(mask == 0 ? threads_in_block_ : warpSize, nullptr);
     return meeting;
   }
 
@@ -289,7 +291,8 @@ class Machine {
 
   std::string DescribeStuck() {
     std::map<std::string, size_t> waiting;
-    for (const Meeting& meeting : meetings_) {
+    for (size_t i = 0; i < open_meetings_; ++i) {
+      const Meeting& meeting = meetings_[i];
       waiting[Text(meeting.name, meeting.site)] += meeting.waiting.size();
     }
     std::string text = "stuck: ";
@@ -309,7 +312,8 @@ class Machine {
   std::deque<Thread> threads_;  // as many as the largest block had
   unsigned running_ = 0;
   std::vector<unsigned> ready_;
-  std::vector<Meeting> meetings_;
+  std::vector<Meeting> meetings_;  // the first ones are open
+  size_t open_meetings_ = 0;
   std::map<const void*, std::unique_ptr<std::byte[]>> shared_;
   void* dynamic_ = nullptr;
 };

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,6 +37,10 @@ struct KernelCase {
   std::vector<Attribute> attributes = {};
   std::map<size_t, Ints> ints = {};  // by operand
   bool in_place = false;             // results are read, too
+
+  friend void PrintTo(const KernelCase& c, std::ostream* out) {
+    *out << c.name;
+  }
 };
 
 const std::vector<KernelCase>& KernelCases();

@@ -3,21 +3,18 @@
 
 namespace tessera {
 
-// runtime/kernels/cuda/<family>.cu defines those of its family.
-std::vector<Kernel> CudaAttentionKernels();
-std::vector<Kernel> CudaElementwiseKernels();
-std::vector<Kernel> CudaLinearKernels();
+#define TESSERA_KERNELS(family) std::vector<Kernel> Cuda##family##Kernels();
+#include "runtime/kernels/kernels.def"
+#undef TESSERA_KERNELS
 
 std::span<const Kernel> CudaKernels() {
   static const std::vector<Kernel>* const table = [] {
     auto* kernels = new std::vector<Kernel>();
-    for (const auto& family : {
-             CudaAttentionKernels(),
-             CudaElementwiseKernels(),
-             CudaLinearKernels(),
-         }) {
-      kernels->insert(kernels->end(), family.begin(), family.end());
-    }
+#define TESSERA_KERNELS(family)                        \
+  for (const Kernel& kernel : Cuda##family##Kernels()) \
+    kernels->push_back(kernel);
+#include "runtime/kernels/kernels.def"
+#undef TESSERA_KERNELS
     return kernels;
   }();
   return *table;
