@@ -3,7 +3,7 @@
 #
 #   tools/gpu_check.sh [--only PART]… [--out FILE] BUILD_DIR
 #
-# PART is one of: device, nccl, copy. Without --only all parts run. A part that
+# PART is one of: device, parity, nccl, copy, kernels. Without --only all parts run. A part that
 # fails does not keep the others from running. Without a GPU nothing runs: the
 # script says so and exits with 0. Otherwise it exits with 1 if a part failed,
 # and writes one JSON file: the device, its driver, the versions, and for every
@@ -29,7 +29,7 @@ usage() {
   exit 2
 }
 
-all_parts=(device nccl copy)
+all_parts=(device parity nccl copy kernels)
 parts=()
 out=
 pack=
@@ -137,13 +137,20 @@ for part in "${parts[@]}"; do
       run_part device 120 "$test_binary" \
         --gtest_filter='CudaArenaTest.*:CudaDeviceTest.*:DeviceGpuTest.*' \
         --gtest_output=json:"$work/device.json" ;;
+    parity)  # every CUDA kernel against the CPU's
+      run_part parity 300 "$test_binary" --gtest_filter='*CudaKernel*' \
+        --gtest_output=json:"$work/parity.json" ;;
     nccl)
       run_part nccl 400 "$test_binary" --gtest_filter='*Nccl*GpuTest.*' \
         --gtest_output=json:"$work/nccl.json" ;;
     copy)
-      run_part copy 120 "$bench_binary" --benchmark_repetitions=3 \
-        --benchmark_report_aggregates_only=true \
+      run_part copy 120 "$bench_binary" --benchmark_filter='-^Kernel' \
+        --benchmark_repetitions=3 --benchmark_report_aggregates_only=true \
         --benchmark_out="$work/copy.json" --benchmark_out_format=json ;;
+    kernels)
+      run_part kernels 300 "$bench_binary" --benchmark_filter='^Kernel' \
+        --benchmark_repetitions=5 --benchmark_report_aggregates_only=true \
+        --benchmark_out="$work/kernels.json" --benchmark_out_format=json ;;
   esac
 done
 

@@ -185,13 +185,13 @@ void CallCrossEntropy(const KernelCall& call) {
   const LocalTensor& states = call.operands[3];
   const int64_t tokens = labels.elements();
   const int64_t blocks = (tokens + kThreads - 1) / int64_t{kThreads};
-  TESSERA_CHECK(blocks * int64_t{sizeof(double)} <=
-                call.queue->workspace_bytes);
+  auto* const partial = reinterpret_cast<double*>(
+      call.queue->Workspace(blocks * int64_t{sizeof(double)}, "a sum"));
+  if (partial == nullptr) return;
   Launch(MergeStates, static_cast<unsigned>(blocks), kThreads, 0, *call.queue,
          labels.as<const int32_t>(), Elements<Any>(states),
          states.elements() / std::max<int64_t>(3 * tokens, 1), tokens,
-         Elements<Any>(call.results[1]),
-         reinterpret_cast<double*>(call.queue->workspace));
+         Elements<Any>(call.results[1]), partial);
   CallSumPartials(call, blocks, Elements<Any>(call.operands[2]));
 }
 

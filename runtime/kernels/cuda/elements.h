@@ -61,6 +61,11 @@ struct Span {
   __device__ bool Whole() const { return begin == 0 && end == kVector; }
 };
 
+// The first elements of a vector of which `left` are there.
+__device__ inline Span FirstOf(int64_t left) {
+  return {0, static_cast<int>(left < kVector ? left : int64_t{kVector})};
+}
+
 // ---- Tensors ----------------------------------------------------------------
 
 // Storage as dtypes tell, for calls whose tensors are not all of one type, and
@@ -236,8 +241,7 @@ __device__ void ForEachVector(int64_t n, F f) {
   int64_t first =
       (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * int64_t{kVector};
   for (; first < n; first += step) {
-    f(first, Span{0, static_cast<int>(n - first < kVector ? n - first
-                                                          : int64_t{kVector})});
+    f(first, FirstOf(n - first));
   }
 }
 

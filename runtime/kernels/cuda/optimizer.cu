@@ -102,9 +102,7 @@ __global__ void SumSquares(Elements<T> x, int64_t n, double* partial) {
   double sum = 0;
   for (int64_t first = begin + threadIdx.x * kVector; first < end;
        first += kSumThreads * kVector) {
-    const Span span = {
-        0, static_cast<int>(end - first < kVector ? end - first
-                                                  : int64_t{kVector})};
+    const Span span = FirstOf(end - first);
     float v[kVector];
     x.Load(first, span, v);
     float squares = 0;
@@ -197,12 +195,12 @@ void CallSquareSum(const KernelCall& call) {
   const LocalTensor& x = call.operands[0];
   const int64_t n = x.elements();
   const int64_t blocks = (n + kSumElements - 1) / kSumElements;
-  TESSERA_CHECK(blocks * int64_t{sizeof(double)} <=
-                call.queue->workspace_bytes);
+  auto* const partial = reinterpret_cast<double*>(
+      call.queue->Workspace(blocks * int64_t{sizeof(double)}, "a sum"));
+  if (partial == nullptr) return;
   ByType({x}, [&]<typename T>() {
     Launch(SumSquares<T>, static_cast<unsigned>(blocks), kSumThreads, 0,
-           *call.queue, Elements<T>(x), n,
-           reinterpret_cast<double*>(call.queue->workspace));
+           *call.queue, Elements<T>(x), n, partial);
   });
   CallSumPartials(call, blocks);
 }

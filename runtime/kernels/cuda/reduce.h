@@ -210,9 +210,7 @@ __global__ void SumChunks(Term term, int64_t rows, int64_t width,
   const int64_t end = begin + chunk_rows < rows ? begin + chunk_rows : rows;
   float sums[kSums][kVector] = {};
   if (column < width) {
-    const Span span = {
-        0, static_cast<int>(width - column < kVector ? width - column
-                                                     : int64_t{kVector})};
+    const Span span = FirstOf(width - column);
     for (int64_t row = begin + threadIdx.y; row < end; row += kRowsAtOnce) {
       term(row, column, span, sums);
     }
@@ -282,8 +280,7 @@ void SumColumns(const KernelCall& call, Term term, int64_t rows,
       std::min(std::max<int64_t>(kBlocks / std::max<int64_t>(across, 1), 1),
                queue.workspace_bytes / partial_bytes);
   if (most == 0) {
-    queue.Fail("the workspace is too small for sums of " +
-               std::to_string(width) + " columns");
+    (void)queue.Workspace(partial_bytes, "a sum of columns");
     return;
   }
   const int64_t chunk_rows = std::max(kFewestRows, (rows + most - 1) / most);

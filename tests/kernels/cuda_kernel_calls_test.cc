@@ -1,0 +1,211 @@
+// Calls of CUDA kernels that the table of cases does not make: masked operands,
+// loss scales, empty tensors, too little workspace. Part of two binaries:
+// tests/kernels/kernel_device.h.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "runtime/loss_scale.h"
+#include "tests/kernels/kernel_device.h"
+#include "tests/support/kernel_cases.h"
+
+namespace tessera {
+namespace {
+
+class CudaKernelCalls : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    device_ = MakeKernelDevice();
+    if (device_ == nullptr) GTEST_SKIP() << "no CUDA device";
+  }
+
+  struct Arguments {
+    std::vector<Attribute> attributes;
+    Tensors operands;
+    Tensors results;  // read, too
+    bool accumulate = false;
+    std::vector<size_t> masked = {};  // operands that are null
+  };
+
+  // The results of a CUDA kernel; they have to be the CPU's.
+  Tensors Run(std::string_view kernel, const Arguments& arguments) {
+    Tensors of_cpu = arguments.results;
+    Tensors of_cuda = arguments.results;
+    const auto call = [&](Tensors& results, const RunKernel& run) {
+      std::vector<LocalTensor> operands;
+      std::vector<LocalTensor> locals;
+      for (const HostTensor& tensor : arguments.operands) {
+        operands.push_back(tensor.Local());
+      }
+      for (const HostTensor& tensor : results) locals.push_back(tensor.Local());
+      for (size_t i : arguments.masked) operands[i].data = nullptr;
+      run(kernel, {.attributes = arguments.attributes,
+                   .operands = operands,
+                   .results = locals,
+                   .accumulate = arguments.accumulate,
+                   .step = 6});
+    };
+    call(of_cpu, RunCpuKernel);
+    call(of_cuda, [&](std::string_view name, const KernelCall& c) {
+      RunOnDevice(*device_, name, c, /*in_place=*/true);
+    });
+    EXPECT_LE(Difference(of_cpu, of_cuda), 1e-6) << kernel;
+    return of_cuda;
+  }
+
+  static HostTensor Random(Shape shape, uint64_t seed) {
+    HostTensor tensor(std::move(shape), DType::kFloat32);
+    Rng rng(seed);
+    FillRandom(tensor, rng);
+    return tensor;
+  }
+  static HostTensor Of(const std::vector<double>& values) {
+    return {{static_cast<int64_t>(values.size())}, DType::kFloat32, values};
+  }
+  static HostTensor Scalar(double value) {
+    return {{}, DType::kFloat32, {value}};
+  }
+
+  std::unique_ptr<KernelDevice> device_;
+};
+
+TEST_F(CudaKernelCalls, MaskedTermsAreLeftOut) {
+  const Tensors sum =
+      Run("sum", {{},
+                  {Of({1, 2, 3}), Of({10, 20, 30}), Of({100, 200, 300})},
+                  {Of({5, 5, 5})},
+                  /*accumulate=*/true,
+                  /*masked=*/{1}});
+  EXPECT_EQ(sum[0].At(2), 5 + 3 + 300);
+  EXPECT_EQ(
+      Run("add", {{}, {Of({1}), Of({2})}, {Of({9})}, false, {0, 1}})[0].At(0),
+      0);
+}
+
+std::vector<Attribute> AdamWAttributes() {
+  return {{"lr", 0.01},
+          {"beta1", 0.9},
+          {"beta2", 0.95},
+          {"epsilon", 1e-8},
+          {"weight_decay", 0.1}};
+}
+
+// 7 steps, of which 3 were skipped.
+TEST_F(CudaKernelCalls, AdamWCountsStepsThatWereNotSkipped) {
+  const HostTensor scale = Of({65536, 0, 3});
+  const HostTensor v(Shape{100}, DType::kFloat32, std::vector<double>(100, 2));
+  const Tensors start = {Random({100}, 2), Random({100}, 3), v};
+  const Tensors moved =
+      Run("adamw",
+          {AdamWAttributes(), {Random({100}, 1), Scalar(0.5), scale}, start});
+  EXPECT_NE(moved[0].At(0), start[0].At(0));
+}
+
+TEST_F(CudaKernelCalls, NegativeCoefficientSkipsTheStep) {
+  const Tensors start = {Random({100}, 2), Random({100}, 3), Random({100}, 4)};
+  const Tensors after =
+      Run("adamw", {AdamWAttributes(), {Random({100}, 1), Scalar(-1)}, start});
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(after[i].SameBits(start[i]));
+  const Tensors sgd =
+      Run("sgd", {{{"lr", 0.1}}, {Random({100}, 1), Scalar(-1)}, {start[0]}});
+  EXPECT_TRUE(sgd[0].SameBits(start[0]));
+}
+
+// fp32 masters with 16-bit gradients.
+TEST_F(CudaKernelCalls, AdamWOfA16BitGradient) {
+  const HostTensor v(Shape{99}, DType::kFloat32, std::vector<double>(99, 2));
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    (void)Run("adamw", {AdamWAttributes(),
+                        {Random({99}, 1).As(dtype), Scalar(0.5)},
+                        {Random({99}, 2), Random({99}, 3), v}});
+  }
+}
+
+TEST_F(CudaKernelCalls, ClippingKeepsTheLossScale) {
+  const auto clip = [&](double square, const HostTensor& scale, double limit) {
+    return Run(
+        "clip_coefficient",
+        {{{"clip", limit}}, {Scalar(square), scale}, {Scalar(0), scale}});
+  };
+  // The norm is 8 of gradients that are 4 times too large: 2, clipped to 0.5.
+  const Tensors clipped = clip(64, Of({4, 7, 1}), 0.5);
+  EXPECT_NEAR(clipped[0].At(0), 0.25 / 4, 1e-6);
+  EXPECT_EQ(clipped[1].At(1), 8);
+  // The last of the good steps that double it.
+  EXPECT_EQ(clip(64, Of({4, 1999, 1}), 0)[1].Values(),
+            (std::vector<double>{8, 0, 1}));
+  const Tensors skipped = clip(INFINITY, Of({4, 7, 1}), 0.5);
+  EXPECT_EQ(skipped[0].At(0), -1);
+  EXPECT_EQ(skipped[1].Values(), (std::vector<double>{2, 0, 2}));
+  EXPECT_EQ(clip(NAN, Of({1, 7, 1}), 0.5)[1].At(0), 1);
+}
+
+TEST_F(CudaKernelCalls, LossScalesMultiplyGradients) {
+  HostTensor labels({2, 3}, DType::kInt32, {0, 4, -1, 2, 2, 1});
+  HostTensor lse({2, 3}, DType::kFloat32, {1, 2, 1, 2, 1, 2});
+  const HostTensor loss_scale = Of({1024, 0, 0});
+  const Tensors logits =
+      Run("cross_entropy_dx",
+          {{},
+           {Random({2, 3, 5}, 1), labels, Scalar(5), lse, loss_scale},
+           {HostTensor({2, 3, 5}, DType::kFloat32)}});
+  EXPECT_GT(std::abs(logits[0].At(0)), 1);
+  (void)Run("moe_balance_dx", {{{"coefficient", 0.3}, {"top_k", 2}},
+                               {Random({2, 3, 5}, 1), loss_scale},
+                               {HostTensor({2, 3, 5}, DType::kFloat32)}});
+}
+
+// Nothing is counted in a shard without labels; its loss is 0, not 0 / 0.
+TEST_F(CudaKernelCalls, NoLabelIsCounted) {
+  HostTensor labels({1, 2}, DType::kInt32, {-1, -1});
+  HostTensor states({1, 1, 2, 3}, DType::kFloat32, {1, 2, 0, 3, 4, 0});
+  const Tensors loss =
+      Run("cross_entropy", {{},
+                            {Random({1, 2, 5}, 1), labels, Scalar(0), states},
+                            {Scalar(7), HostTensor({1, 2}, DType::kFloat32)}});
+  EXPECT_EQ(loss[0].At(0), 0);
+}
+
+// A masked vocabulary (padding) is minus infinity, even as a whole shard.
+TEST_F(CudaKernelCalls, LogitsOfMinusInfinity) {
+  HostTensor logits({1, 1, 20}, DType::kFloat32,
+                    std::vector<double>(20, -INFINITY));
+  logits.Set(13, 1);
+  HostTensor labels({1, 1}, DType::kInt32, {13});
+  const Tensors state =
+      Run("cross_entropy.state", {{},
+                                  {logits, labels, Scalar(1)},
+                                  {HostTensor({1, 1, 3}, DType::kFloat32)}});
+  EXPECT_EQ(state[0].Values(), (std::vector<double>{1, 1, 1}));
+}
+
+TEST_F(CudaKernelCalls, EmptyTensors) {
+  const HostTensor nothing({0, 7}, DType::kFloat32);
+  const HostTensor scale = Random({7}, 1);
+  const HostTensor none({0}, DType::kFloat32);
+  (void)Run("gelu", {{}, {nothing}, {nothing}});
+  (void)Run("rms_norm",
+            {{{"epsilon", 1e-5}}, {nothing, scale}, {nothing, none}});
+  EXPECT_EQ(
+      Run("rms_norm_dw", {{}, {nothing, nothing, none}, {scale}})[0].Values(),
+      std::vector<double>(7));
+  EXPECT_EQ(Run("square_sum", {{}, {nothing}, {Scalar(3)}})[0].At(0), 0);
+}
+
+TEST_F(CudaKernelCalls, TooLittleWorkspaceIsAnError) {
+  CudaQueue& queue = device_->queue();
+  queue.workspace_bytes = 16;
+  HostTensor x({4, 7}, DType::kFloat32);
+  const std::vector<LocalTensor> operands = {x.Local(), x.Local(), x.Local()};
+  const std::vector<LocalTensor> results = {x.Local()};
+  FindCudaKernel("rms_norm_dw")
+      .value()
+      ->run({.attributes = {},
+             .operands = operands,
+             .results = results,
+             .queue = &queue});
+  EXPECT_THAT(queue.error, ::testing::HasSubstr("bytes of workspace"));
+}
+
+}  // namespace
+}  // namespace tessera
