@@ -138,7 +138,7 @@ for part in "${parts[@]}"; do
         --gtest_filter='CudaArenaTest.*:CudaDeviceTest.*:DeviceGpuTest.*' \
         --gtest_output=json:"$work/device.json" ;;
     parity)  # every CUDA kernel against the CPU's
-      run_part parity 300 "$test_binary" --gtest_filter='*CudaKernel*' \
+      run_part parity 300 "$test_binary" --gtest_filter='*CudaKernel*:*ProductKernels*' \
         --gtest_output=json:"$work/parity.json" ;;
     nccl)
       run_part nccl 400 "$test_binary" --gtest_filter='*Nccl*GpuTest.*' \

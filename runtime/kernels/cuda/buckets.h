@@ -16,8 +16,9 @@ inline constexpr unsigned kListThreads = 512;
 // bucket_of(i) is the bucket of item i, or -1. Counts the items of each bucket
 // or, where the counts have become the begins of their lists, lists them.
 template <bool kList, typename BucketOf>
-__global__ void ListItems(BucketOf bucket_of, int64_t items, int64_t buckets,
-                          int32_t* counts, int32_t* list) {
+__global__ void __launch_bounds__(kListThreads)
+    ListItems(BucketOf bucket_of, int64_t items, int64_t buckets,
+              int32_t* counts, int32_t* list) {
   constexpr unsigned kWarps = kListThreads / kWarp;
   TESSERA_SHARED(found_buckets, uint16_t[kListThreads]);  // of the block's
   TESSERA_SHARED(found_items, int32_t[kListThreads]);
@@ -58,7 +59,8 @@ __global__ void ListItems(BucketOf bucket_of, int64_t items, int64_t buckets,
 // counts[0, n) become the sums of those before; counts[n] that of all.
 inline constexpr unsigned kScanThreads = 1024;
 template <typename = void>
-__global__ void ScanCounts(int32_t* counts, int64_t n) {
+__global__ void __launch_bounds__(kScanThreads)
+    ScanCounts(int32_t* counts, int64_t n) {
   TESSERA_SHARED(sums, int32_t[kScanThreads]);
   const int64_t each = (n + kScanThreads - 1) / kScanThreads;
   const int64_t begin = threadIdx.x * each < n ? threadIdx.x * each : n;

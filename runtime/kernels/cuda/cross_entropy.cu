@@ -162,9 +162,9 @@ Vocabulary VocabularyOf(const LocalTensor& logits) {
 
 void CallCountLabels(const KernelCall& call) {
   const LocalTensor& labels = call.operands[0];
-  Launch(call.accumulate ? CountLabels<true> : CountLabels<false>, 1, 1024, 0,
-         *call.queue, labels.as<const int32_t>(), labels.elements(),
-         Elements<Any>(call.results[0]));
+  Launch(call.accumulate ? CountLabels<true> : CountLabels<false>, 1,
+         kSumThreads, 0, *call.queue, labels.as<const int32_t>(),
+         labels.elements(), Elements<Any>(call.results[0]));
 }
 
 // logits, labels, count -> state.

@@ -335,8 +335,9 @@ __global__ void CombineDx(Elements<T> dy, Elements<Any> weights, Elements<T> dz,
 
 // dy[rows, h], z[rows, k, h] -> dweights[rows, k].
 template <typename T>
-__global__ void CombineDw(Elements<T> dy, Elements<T> z, Elements<Any> dweights,
-                          int64_t n, int64_t width, int64_t choices) {
+__global__ void __launch_bounds__(kMostRowThreads)
+    CombineDw(Elements<T> dy, Elements<T> z, Elements<Any> dweights, int64_t n,
+              int64_t width, int64_t choices) {
   const int64_t k = RowOfThread();
   if (k >= n) return;
   float sum = 0;

@@ -19,9 +19,10 @@ struct Statistics {
 
 // x, scale [, shift] -> y, [mean,] rstd.
 template <typename T, bool kCentred>
-__global__ void Norm(Elements<T> x, Elements<T> scale, Elements<T> shift,
-                     Elements<T> y, Statistics<kCentred> statistics,
-                     int64_t rows, int64_t width, float epsilon) {
+__global__ void __launch_bounds__(kMostRowThreads)
+    Norm(Elements<T> x, Elements<T> scale, Elements<T> shift, Elements<T> y,
+         Statistics<kCentred> statistics, int64_t rows, int64_t width,
+         float epsilon) {
   const int64_t row = RowOfThread();
   if (row >= rows) return;
   const auto values = RowOf(x, row, width);
@@ -62,9 +63,9 @@ __global__ void Norm(Elements<T> x, Elements<T> scale, Elements<T> shift,
 
 // dy, x, scale, [mean,] rstd -> dx.
 template <typename T, bool kCentred>
-__global__ void NormDx(Elements<T> dy, Elements<T> x, Elements<T> scale,
-                       Elements<T> dx, Statistics<kCentred> statistics,
-                       int64_t rows, int64_t width) {
+__global__ void __launch_bounds__(kMostRowThreads)
+    NormDx(Elements<T> dy, Elements<T> x, Elements<T> scale, Elements<T> dx,
+           Statistics<kCentred> statistics, int64_t rows, int64_t width) {
   const int64_t row = RowOfThread();
   if (row >= rows) return;
   const float mean = statistics.Mean(row);

@@ -92,8 +92,10 @@ inline void CallSumPartials(const KernelCall& call, int64_t n,
 // ---- Along rows -------------------------------------------------------------
 
 // The threads that share a row keep kHeld vectors of it each, and load what is
-// wider again.
+// wider again. Kernels of rows have __launch_bounds__(kMostRowThreads), so that
+// so many find their registers.
 inline constexpr int kHeld = 4;
+inline constexpr unsigned kMostRowThreads = 512;
 
 struct RowGrid {
   dim3 grid;
@@ -104,8 +106,8 @@ inline RowGrid RowGridFor(int64_t rows, int64_t width) {
   const int64_t vectors =
       width % kVector == 0 ? width / kVector : width / kVector + 2;
   const int64_t warps = (vectors + kHeld * kWarp - 1) / (kHeld * kWarp);
-  const auto threads =
-      static_cast<unsigned>(std::clamp<int64_t>(warps, 1, 32) * kWarp);
+  const auto threads = static_cast<unsigned>(
+      std::clamp<int64_t>(warps * kWarp, kWarp, kMostRowThreads));
   const unsigned shared = threads == kWarp ? 4 : 1;
   return {dim3(static_cast<unsigned>((rows + shared - 1) / shared)),
           dim3(threads, shared)};

@@ -27,8 +27,9 @@ __device__ float MeanOf(const Row& row, int64_t width) {
 
 // x -> mean over `columns`, of which the rows may hold some.
 template <typename T>
-__global__ void RowMean(Elements<T> x, Elements<Any> mean, int64_t rows,
-                        int64_t width, float columns) {
+__global__ void __launch_bounds__(kMostRowThreads)
+    RowMean(Elements<T> x, Elements<Any> mean, int64_t rows, int64_t width,
+            float columns) {
   const int64_t row = RowOfThread();
   if (row >= rows) return;
   const auto values = RowOf(x, row, width);
@@ -52,8 +53,9 @@ __global__ void RowMeanDx(Elements<Any> dmean, Elements<T> dx, int64_t n,
 
 // x -> std.
 template <typename T>
-__global__ void RowStd(Elements<T> x, Elements<Any> std, int64_t rows,
-                       int64_t width, float epsilon) {
+__global__ void __launch_bounds__(kMostRowThreads)
+    RowStd(Elements<T> x, Elements<Any> std, int64_t rows, int64_t width,
+           float epsilon) {
   const int64_t row = RowOfThread();
   if (row >= rows) return;
   const auto values = RowOf(x, row, width);
@@ -67,8 +69,9 @@ __global__ void RowStd(Elements<T> x, Elements<Any> std, int64_t rows,
 
 // dstd, x, std -> dx.
 template <typename T>
-__global__ void RowStdDx(Elements<Any> dstd, Elements<T> x, Elements<Any> std,
-                         Elements<T> dx, int64_t rows, int64_t width) {
+__global__ void __launch_bounds__(kMostRowThreads)
+    RowStdDx(Elements<Any> dstd, Elements<T> x, Elements<Any> std,
+             Elements<T> dx, int64_t rows, int64_t width) {
   const int64_t row = RowOfThread();
   if (row >= rows) return;
   const auto values = RowOf(x, row, width);
@@ -87,9 +90,10 @@ __global__ void RowStdDx(Elements<Any> dstd, Elements<T> x, Elements<Any> std,
 
 // x, mean, std, scale, shift -> y.
 template <typename T>
-__global__ void Normalize(Elements<T> x, Elements<Any> mean, Elements<Any> std,
-                          Elements<T> scale, Elements<T> shift, Elements<T> y,
-                          int64_t rows, int64_t width) {
+__global__ void __launch_bounds__(kMostRowThreads)
+    Normalize(Elements<T> x, Elements<Any> mean, Elements<Any> std,
+              Elements<T> scale, Elements<T> shift, Elements<T> y, int64_t rows,
+              int64_t width) {
   const int64_t row = RowOfThread();
   if (row >= rows) return;
   const float m = mean.Get(row);
@@ -123,9 +127,9 @@ __device__ auto ScaledRow(Elements<T> dy, Elements<T> scale, int64_t row,
 
 // dy, std, scale -> dx.
 template <typename T>
-__global__ void NormalizeDx(Elements<T> dy, Elements<Any> std,
-                            Elements<T> scale, Elements<T> dx, int64_t rows,
-                            int64_t width) {
+__global__ void __launch_bounds__(kMostRowThreads)
+    NormalizeDx(Elements<T> dy, Elements<Any> std, Elements<T> scale,
+                Elements<T> dx, int64_t rows, int64_t width) {
   const int64_t row = RowOfThread();
   if (row >= rows) return;
   const float rstd = 1 / std.Get(row);
@@ -140,9 +144,9 @@ __global__ void NormalizeDx(Elements<T> dy, Elements<Any> std,
 
 // dy, std, scale -> dmean.
 template <typename T>
-__global__ void NormalizeDmean(Elements<T> dy, Elements<Any> std,
-                               Elements<T> scale, Elements<Any> dmean,
-                               int64_t rows, int64_t width) {
+__global__ void __launch_bounds__(kMostRowThreads)
+    NormalizeDmean(Elements<T> dy, Elements<Any> std, Elements<T> scale,
+                   Elements<Any> dmean, int64_t rows, int64_t width) {
   const int64_t row = RowOfThread();
   if (row >= rows) return;
   const auto values = ScaledRow(dy, scale, row, width);
@@ -152,9 +156,10 @@ __global__ void NormalizeDmean(Elements<T> dy, Elements<Any> std,
 
 // dy, x, mean, std, scale -> dstd.
 template <typename T>
-__global__ void NormalizeDstd(Elements<T> dy, Elements<T> x, Elements<Any> mean,
-                              Elements<Any> std, Elements<T> scale,
-                              Elements<Any> dstd, int64_t rows, int64_t width) {
+__global__ void __launch_bounds__(kMostRowThreads)
+    NormalizeDstd(Elements<T> dy, Elements<T> x, Elements<Any> mean,
+                  Elements<Any> std, Elements<T> scale, Elements<Any> dstd,
+                  int64_t rows, int64_t width) {
   const int64_t row = RowOfThread();
   if (row >= rows) return;
   const float m = mean.Get(row);
