@@ -57,6 +57,42 @@ add_library(tessera_cuda INTERFACE)
 target_include_directories(tessera_cuda SYSTEM INTERFACE ${NCCL_INCLUDE_DIR})
 target_link_libraries(tessera_cuda INTERFACE
   CUDA::cudart_static CUDA::cublasLt ${NCCL_LIBRARY})
+
+# cuDNN's attention: the headers of cudnn-frontend (of the system, or of pip's
+# package nvidia-cudnn-frontend, which lie beside the Python packages) and those
+# of cuDNN. Its library is opened when the program runs, if it is there.
+set(TESSERA_CUDNN_FRONTEND AUTO CACHE STRING
+    "Attention by cuDNN: AUTO (where its headers are found), ON or OFF")
+set_property(CACHE TESSERA_CUDNN_FRONTEND PROPERTY STRINGS AUTO ON OFF)
+set(TESSERA_HAS_CUDNN_FRONTEND FALSE)
+if(TESSERA_CUDNN_FRONTEND)
+  find_package(Python3 COMPONENTS Interpreter)
+  if(Python3_FOUND)
+    execute_process(
+      COMMAND ${Python3_EXECUTABLE} -c
+              "import sysconfig; print(sysconfig.get_path('purelib'))"
+      OUTPUT_VARIABLE python_packages OUTPUT_STRIP_TRAILING_WHITESPACE)
+  endif()
+  find_path(CUDNN_FRONTEND_INCLUDE_DIR cudnn_frontend.h
+    HINTS ${python_packages}/include)
+  find_path(CUDNN_INCLUDE_DIR cudnn.h
+    HINTS ${CUDAToolkit_INCLUDE_DIRS} ${python_packages}/nvidia/cudnn/include)
+  if(CUDNN_FRONTEND_INCLUDE_DIR AND CUDNN_INCLUDE_DIR)
+    set(TESSERA_HAS_CUDNN_FRONTEND TRUE)
+    target_include_directories(tessera_cuda SYSTEM INTERFACE
+      ${CUDNN_FRONTEND_INCLUDE_DIR} ${CUDNN_INCLUDE_DIR})
+    target_link_libraries(tessera_cuda INTERFACE ${CMAKE_DL_LIBS})
+    message(STATUS "Attention by cuDNN: ${CUDNN_FRONTEND_INCLUDE_DIR}")
+  elseif(TESSERA_CUDNN_FRONTEND STREQUAL "ON")
+    message(FATAL_ERROR "TESSERA_CUDNN_FRONTEND=ON, but cudnn_frontend.h or "
+                        "cudnn.h was not found (pip install "
+                        "nvidia-cudnn-frontend; CUDNN_FRONTEND_INCLUDE_DIR)")
+  else()
+    message(STATUS "Building without cuDNN's attention: cudnn_frontend.h or "
+                   "cudnn.h was not found")
+  endif()
+endif()
+
 set(TESSERA_HAS_CUDA TRUE)
 message(STATUS "Building with CUDA ${CMAKE_CUDA_COMPILER_VERSION} and "
                "${NCCL_LIBRARY}")

@@ -410,6 +410,20 @@ Result<RankExecutor::Call> RankExecutor::MakeCall(
   return call;
 }
 
+// Whether all integers among the values are the input "positions".
+bool RankExecutor::ReadsPositions(const std::vector<ValueId>& values) const {
+  bool some = false;
+  for (ValueId id : values) {
+    if (!id.valid() || tasks_.value(id).dtype != DType::kInt32) continue;
+    const TensorId tensor = tasks_.value(id).tensor;
+    if (!tensor.valid() || graph_.tensor(tensor).name != "positions") {
+      return false;
+    }
+    some = true;
+  }
+  return some;
+}
+
 // A kernel of a graph's node, or one without a node that works alike ("sum").
 Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
   if (task.kernel == "adamw" || task.kernel == "sgd" ||
@@ -433,6 +447,7 @@ Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
   if (task.kernel == "dropout" && weights_ != nullptr) {
     SetAttribute(call.attributes, "probability", 0);
   }
+  call.reads_positions = ReadsPositions(call.reads);
   call.accumulate = task.accumulate;
   if (call.accumulate && !call.kernel->accumulates) {
     return InvalidInput("kernel '" + std::string(task.kernel) +
@@ -598,8 +613,8 @@ void RankExecutor::PrepareTransfer(const Task& task, Work& work) const {
   work.transfer = std::make_unique<GroupTransfer>(
       *everyone_, from.dtype, WorldRanks(senders), sources,
       WorldRanks(receivers), targets, positionwise);
-  work.staging = sends ? work.transfer->send_staging()
-                       : work.transfer->receive_staging();
+  work.staging =
+      sends ? work.transfer->send_staging() : work.transfer->receive_staging();
 }
 
 // ---- Running
@@ -910,6 +925,8 @@ void RankExecutor::RunCall(Call& call) {
   kernel_call.threads = device_.threads();
   kernel_call.queue = device_.kernel_queue();
   kernel_call.zigzag = tasks_.zigzag;
+  kernel_call.places_are_positions =
+      places_are_positions_ && call.reads_positions && tasks_.zigzag <= 1;
   call.kernel->run(kernel_call);
 }
 

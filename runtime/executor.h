@@ -63,6 +63,9 @@ class RankExecutor : public Executor {
     step_ = step;
     samples_ = samples;
   }
+  // Whether the input "positions" holds places in the row, from 0; at first
+  // not.
+  void set_places_are_positions(bool yes) { places_are_positions_ = yes; }
   // Of the next steps; at first TrainingOptions::learning_rate.
   void set_learning_rate(double rate);
 
@@ -108,6 +111,7 @@ class RankExecutor : public Executor {
     std::vector<LocalTensor> operands;
     std::vector<LocalTensor> results;
     bool accumulate = false;
+    bool reads_positions = false;  // and no other integers: attention
   };
   // kSlice, for one value.
   struct Slice {
@@ -149,6 +153,7 @@ class RankExecutor : public Executor {
   Result<void> PrepareCompute(const Task& task, Work& work);
   Result<void> PrepareListKernel(const Task& task, Work& work);
   // What a kernel of `device` does.
+  bool ReadsPositions(const std::vector<ValueId>& values) const;
   Result<Call> MakeCall(const RankDevice& device, std::string_view kernel,
                         std::vector<ValueId> reads,
                         std::vector<ValueId> writes) const;
@@ -197,6 +202,7 @@ class RankExecutor : public Executor {
   std::shared_ptr<CpuDevice> host_;
   std::shared_ptr<FileTier> files_;
   int64_t step_ = 0;
+  bool places_are_positions_ = false;
   int64_t samples_ = 0;
 
   std::vector<int> positions_;  // of this rank, by group

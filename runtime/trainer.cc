@@ -116,6 +116,7 @@ class Trainer {
       TESSERA_TRY(validator_,
                   RankExecutor::CreateForLoss(loss_tasks_, executor_,
                                               job_.validation.load));
+      validator_->set_places_are_positions(job_.places_are_positions);
     }
     return {};
   }
@@ -257,6 +258,7 @@ Result<TrainingResult> TrainOrFail(const TrainingJob& job) {
               RankExecutor::Create(*job.tasks, *job.graph, job.options,
                                    job.seed, *job.world, *job.device, job.load,
                                    {.directory = job.offload_directory}));
+  executor->set_places_are_positions(job.places_are_positions);
   return Trainer(job, *executor, *all, resident_before).Run();
 }
 

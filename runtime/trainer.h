@@ -45,6 +45,9 @@ struct TrainingJob {
   uint64_t seed = 0;
   int64_t steps = 1;  // after those of the checkpoint, if one is loaded
   LoadInput load;
+  // `load` fills the input "positions" with places in the row, from 0: rows
+  // hold no documents of their own.
+  bool places_are_positions = false;
   // Of TrainingOptions::learning_rate where not given.
   std::optional<LearningRate> learning_rate;
   Validation validation;

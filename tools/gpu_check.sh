@@ -3,18 +3,20 @@
 #
 #   tools/gpu_check.sh [--only PART]… [--out FILE] BUILD_DIR
 #
-# PART is one of: device, parity, nccl, copy, kernels. Without --only all parts run. A part that
-# fails does not keep the others from running. Without a GPU nothing runs: the
-# script says so and exits with 0. Otherwise it exits with 1 if a part failed,
-# and writes one JSON file: the device, its driver, the versions, and for every
-# part its status (passed, failed, timed out), seconds and what it measured or
-# the end of its output. Default FILE: tests/bench/results/DEVICE-DATE.json
-# beside this script.
+# PART is one of: device, parity, nccl, copy, kernels, matmul, attention. Without
+# --only all parts run. A part that fails does not keep the others from running.
+# Without a GPU nothing runs: the script says so and exits with 0. Otherwise it
+# exits with 1 if a part failed, and writes one JSON file: the device, its
+# driver, the versions, and for every part its status (passed, failed, timed
+# out), seconds and what it measured or the end of its output. Default FILE:
+# tests/bench/results/DEVICE-DATE.json beside this script.
 #
 # The binaries may come from another machine (nothing is built or installed
 # here, only bash, coreutils and Python 3 are needed):
 #   cmake -B BUILD_DIR -DTESSERA_CUDA=ON -DProtobuf_USE_STATIC_LIBS=ON
 #   cmake --build BUILD_DIR --target tessera_gpu_test tessera_gpu_bench
+# (with attention by cuDNN where CMake finds cudnn_frontend.h: pip install
+# nvidia-cudnn-frontend before)
 #   tools/gpu_check.sh --pack FOLDER BUILD_DIR
 # --pack copies them, stripped, with the shared libraries that a plain Linux
 # lacks, to FOLDER, which is then the BUILD_DIR to run from. CUDA's and NCCL's
@@ -29,7 +31,7 @@ usage() {
   exit 2
 }
 
-all_parts=(device parity nccl copy kernels)
+all_parts=(device parity nccl copy kernels matmul attention)
 parts=()
 out=
 pack=
@@ -131,6 +133,14 @@ run_part() {
   echo "== $name: exit status $status"
 }
 
+# run_bench NAME SECONDS FILTER
+run_bench() {
+  run_part "$1" "$2" "$bench_binary" --benchmark_filter="$3" \
+    --benchmark_min_time=0.1 --benchmark_repetitions=3 \
+    --benchmark_report_aggregates_only=true \
+    --benchmark_out="$work/$1.json" --benchmark_out_format=json
+}
+
 for part in "${parts[@]}"; do
   case $part in
     device)
@@ -138,19 +148,20 @@ for part in "${parts[@]}"; do
         --gtest_filter='CudaArenaTest.*:CudaDeviceTest.*:DeviceGpuTest.*' \
         --gtest_output=json:"$work/device.json" ;;
     parity)  # every CUDA kernel against the CPU's
-      run_part parity 300 "$test_binary" --gtest_filter='*CudaKernel*:*ProductKernels*' \
+      run_part parity 300 "$test_binary" \
+        --gtest_filter='*CudaKernel*:*ProductKernels*:CublasLtMatMulGpuTest.*' \
         --gtest_output=json:"$work/parity.json" ;;
     nccl)
       run_part nccl 400 "$test_binary" --gtest_filter='*Nccl*GpuTest.*' \
         --gtest_output=json:"$work/nccl.json" ;;
     copy)
-      run_part copy 120 "$bench_binary" --benchmark_filter='-^Kernel' \
-        --benchmark_repetitions=3 --benchmark_report_aggregates_only=true \
-        --benchmark_out="$work/copy.json" --benchmark_out_format=json ;;
+      run_bench copy 120 '^(Copy|CopyHalfRows|Zero|Write|Read|Allocate)' ;;
     kernels)
-      run_part kernels 300 "$bench_binary" --benchmark_filter='^Kernel' \
-        --benchmark_repetitions=5 --benchmark_report_aggregates_only=true \
-        --benchmark_out="$work/kernels.json" --benchmark_out_format=json ;;
+      run_bench kernels 300 '^Kernel' ;;
+    matmul)
+      run_bench matmul 400 '^MatMul/' ;;
+    attention)
+      run_bench attention 300 '^Attention/' ;;
   esac
 done
 
@@ -169,6 +180,9 @@ def query(fields):
     return [field.strip() for field in text.splitlines()[0].split(",")]
 
 
+COUNTERS = ["bytes_per_second", "flops", "first_us", "best_us"]
+
+
 def measured(name):
     """What a part's own JSON file says, in short."""
     path = work / f"{name}.json"
@@ -181,8 +195,7 @@ def measured(name):
     if "benchmarks" in data:
         return {"benchmarks": [
             {"name": row["run_name"], "seconds": row["real_time"] * 1e-9,
-             **({"bytes_per_second": row["bytes_per_second"]}
-                if "bytes_per_second" in row else {})}
+             **{key: row[key] for key in COUNTERS if key in row}}
             for row in data["benchmarks"]
             if row.get("aggregate_name") == "median"]}
     failed, ran, skipped = [], 0, []

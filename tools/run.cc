@@ -349,6 +349,7 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   training.seed = job.seed;
   training.steps = options.steps;
   training.load = LoadTraining(*job.batches);
+  training.places_are_positions = job.batches->options().end_of_text < 0;
   training.learning_rate = job.learning_rate;
   training.validation.every = options.validate_every;
   training.validation.batches = job.batches->options().validation_batches;

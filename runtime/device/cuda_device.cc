@@ -11,6 +11,7 @@
 #include "runtime/device/cuda_copy.h"
 #include "runtime/kernels/cuda/cublaslt_matmul.h"
 #include "runtime/kernels/cuda/queue.h"
+#include "runtime/kernels/cuda/sdpa.h"
 
 namespace tessera {
 namespace {
@@ -100,6 +101,8 @@ Result<void> CudaDevice::Open() {
   kernel_queue_->workspace = static_cast<std::byte*>(workspace);
   kernel_queue_->workspace_bytes = kWorkspaceBytes;
   kernel_queue_->matmul = matmul_.get();
+  sdpa_ = MakeCudnnSdpa();
+  kernel_queue_->sdpa = sdpa_.get();
   return Check(cudaDeviceGetAttribute(&kernel_queue_->multiprocessors,
                                       cudaDevAttrMultiProcessorCount, ordinal_),
                "cudaDeviceGetAttribute");

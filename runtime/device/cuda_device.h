@@ -34,6 +34,7 @@ struct CUevent_st;
 namespace tessera {
 
 class CudaMatMul;
+class CudaSdpa;
 
 using CudaStream = CUstream_st*;
 using CudaEvent = CUevent_st*;
@@ -128,6 +129,7 @@ class CudaDevice : public RankDevice {
   const std::string name_;
   CudaStream queue_ = nullptr;
   std::unique_ptr<CudaMatMul> matmul_;
+  std::unique_ptr<CudaSdpa> sdpa_;
   std::unique_ptr<CudaQueue> kernel_queue_;
   int lowest_priority_ = 0;
   int highest_priority_ = 0;

@@ -55,6 +55,10 @@ struct KernelCall {
   uint64_t seed = 0;  // of the run
   int64_t step = 0;   // 0-based optimizer step
   int zigzag = 0;     // the sequence is in this order (Plan::zigzag)
+  // Every element of attention's positions is its place in the whole row, so
+  // that LocalTensor::offset tells what the CUDA kernels cannot read before
+  // they are enqueued.
+  bool places_are_positions = false;
   // On which the kernel may run; null: on the caller's thread alone. No bit of
   // a result depends on them.
   ThreadPool* threads = nullptr;

@@ -10,22 +10,14 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/device/cuda_device.h"
 #include "runtime/kernels/kernel.h"
+#include "tests/bench/gpu_bench.h"
 
 namespace tessera {
 namespace {
 
-CudaDevice& Gpu() {
-  static const std::unique_ptr<CudaDevice> device = MakeCudaDevice(0).value();
-  return *device;
-}
-
-// Several calls per wait, so that the launches hide behind the work.
-constexpr int kCallsPerWait = 10;
-
 template <typename Call>
-void Run(benchmark::State& state, double bytes_per_call, Call call) {
+void Measure(benchmark::State& state, double bytes_per_call, Call call) {
   if (!Gpu().Synchronize()) return state.SkipWithError("the GPU is not well");
   for (auto _ : state) {
     for (int i = 0; i < kCallsPerWait; ++i) call();
@@ -85,7 +77,7 @@ class KernelBench {
                              .results = results_,
                              .accumulate = accumulate_,
                              .queue = Gpu().kernel_queue()};
-    tessera::Run(state, bytes, [&] { run_(call); });
+    Measure(state, bytes, [&] { run_(call); });
   }
 
  private:
@@ -138,8 +130,8 @@ void KernelCopy(benchmark::State& state) {
       Gpu().Allocate({bytes}, MemoryCategory::kActivation).value();
   void* const to = Gpu().Allocate({bytes}, MemoryCategory::kActivation).value();
   Gpu().Zero(from, {bytes});
-  Run(state, 2.0 * static_cast<double>(bytes),
-      [&] { Gpu().Copy(to, from, {.run_bytes = bytes}); });
+  Measure(state, 2.0 * static_cast<double>(bytes),
+          [&] { Gpu().Copy(to, from, {.run_bytes = bytes}); });
   Gpu().Free(from);
   Gpu().Free(to);
 }

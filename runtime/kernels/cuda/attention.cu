@@ -1,7 +1,8 @@
 // Causal grouped-query attention (planner/ops/attention.cc). 16-bit heads of
-// ordinary widths go to the tensor cores (flash.h); fp32 and the rest to the
-// kernels of this file, the same algorithm in plain fp32, which take any dtypes
-// and heads of up to 256 elements.
+// ordinary widths go to cuDNN (sdpa.h) where it is and what a query sees is
+// known beforehand, otherwise to the tensor cores (flash.h); fp32 and the rest
+// to the kernels of this file, the same algorithm in plain fp32, which take any
+// dtypes and heads of up to 256 elements.
 //
 // What a query sees is decided by positions, which only the device knows: every
 // call first finds the range of each run of positions, so that tiles that see
@@ -10,7 +11,10 @@
 // Workspace: 8 bytes for 32 positions of q and of k; backward 8 bytes for each
 // head and query, too.
 
+#include <optional>
+
 #include "runtime/kernels/cuda/flash.h"
+#include "runtime/kernels/cuda/sdpa.h"
 
 namespace tessera {
 namespace {
@@ -20,7 +24,7 @@ constexpr float kMinusInfinity = -INFINITY;
 int64_t DivideUp(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
-int64_t Aligned(int64_t bytes) {
+int64_t RoundUp(int64_t bytes) {
   return DivideUp(bytes, 256) * 256;
 }
 
@@ -48,10 +52,17 @@ __global__ void __launch_bounds__(kThreads)
   if (lane == 0) ranges[range] = found;
 }
 
+// Elements i and, if there are two, i + 1; by one access where they are pairs.
+__device__ float2 TwoOf(const Elements<Any>& from, int64_t i, bool two,
+                        bool in_pairs) {
+  if (in_pairs) return LoadTwo(from, i);
+  return make_float2(from.Get(i), two ? from.Get(i + 1) : 0.0f);
+}
+
 // A warp writes the two statistics of one row (AttentionBackward::statistics).
 __global__ void __launch_bounds__(kThreads)
     FindStatistics(AttentionBackward call, Elements<Any> d_o, Elements<Any> o,
-                   Elements<Any> lse, float* statistics) {
+                   Elements<Any> lse, bool in_pairs, float* statistics) {
   const AttentionProblem& p = call.problem;
   const int64_t warp = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
   if (warp >= call.statistic_rows()) return;
@@ -63,16 +74,10 @@ __global__ void __launch_bounds__(kThreads)
   float shift = 0;
   if (query < p.s) {
     const int64_t row = p.Row(sample, query, head);
-    if (p.e % 2 == 0) {
-      for (int x = 2 * lane; x < p.e; x += 64) {
-        const float2 a = LoadTwo(d_o, row * p.e + x);
-        const float2 b = LoadTwo(o, row * p.e + x);
-        dot += a.x * b.x + a.y * b.y;
-      }
-    } else {
-      for (int x = lane; x < p.e; x += 32) {
-        dot += d_o.Get(row * p.e + x) * o.Get(row * p.e + x);
-      }
+    for (int x = 2 * lane; x < p.e; x += 64) {
+      const float2 a = TwoOf(d_o, row * p.e + x, x + 1 < p.e, in_pairs);
+      const float2 b = TwoOf(o, row * p.e + x, x + 1 < p.e, in_pairs);
+      dot += a.x * b.x + a.y * b.y;
     }
     shift = lse.Get(row) * 1.4426950408889634f;  // log2(e)
     if (shift == kMinusInfinity) shift = 0;
@@ -456,7 +461,7 @@ void RunBackwardAny(const AnyBackward& any, CudaQueue& queue) {
          kThreads, sizeof(BackwardTiles<kWidth>), queue, any);
 }
 
-// ---- The calls --------------------------------------------------------------
+// ---- Of every call ----------------------------------------------------------
 
 constexpr int kWidest = 256;
 
@@ -477,7 +482,7 @@ AttentionProblem ProblemOf(const KernelCall& call, const LocalTensor& q,
   p.e = extent(v, 3);
   p.scale = static_cast<float>(call.attribute("scale"));
   const double window = call.attribute("window");
-  p.window = window > 0 ? static_cast<uint32_t>(window) : 1u << 31;
+  p.window = window > 0 ? static_cast<uint32_t>(window) : kNoWindow;
   p.query_positions = query_positions.as<const int32_t>();
   p.key_positions = key_positions.as<const int32_t>();
   return p;
@@ -486,7 +491,7 @@ AttentionProblem ProblemOf(const KernelCall& call, const LocalTensor& q,
 // So much of the workspace is the ranges'.
 int64_t RangeBytes(const AttentionProblem& p) {
   const auto bytes = [&](int n) {
-    return Aligned(p.b * DivideUp(n, kRangeRows) *
+    return RoundUp(p.b * DivideUp(n, kRangeRows) *
                    static_cast<int64_t>(sizeof(PositionRange)));
   };
   return bytes(p.s) + bytes(p.t);
@@ -502,7 +507,7 @@ void EnqueueRanges(AttentionProblem& p, CudaQueue& queue) {
   };
   auto* const queries = reinterpret_cast<PositionRange*>(queue.workspace);
   PositionRange* const keys =
-      queries + Aligned(p.b * DivideUp(p.s, kRangeRows) *
+      queries + RoundUp(p.b * DivideUp(p.s, kRangeRows) *
                         static_cast<int64_t>(sizeof(PositionRange))) /
                     static_cast<int64_t>(sizeof(PositionRange));
   enqueue(p.query_positions, p.s, queries);
@@ -520,6 +525,68 @@ bool HasWidth(const AttentionProblem& p, CudaQueue& queue) {
   return false;
 }
 
+// ---- By cuDNN
+// ----------------------------------------------------------------
+
+// Copies the log-sum-exps of the operator, (b, s, heads), to cuDNN's,
+// (b, heads, s), or back.
+template <bool kBack>
+__global__ void __launch_bounds__(kThreads)
+    CopyStatistics(AttentionProblem p, Elements<Any> lse, float* cudnns) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= int64_t{p.b} * p.s * p.heads()) return;
+  const int64_t head = i / p.s % p.heads();
+  const int64_t row = (i / p.s / p.heads() * p.s + i % p.s) * p.heads() + head;
+  if constexpr (kBack) {
+    lse.Set(row, cudnns[i]);
+  } else {
+    cudnns[i] = lse.Get(row);
+  }
+}
+
+// Where cuDNN computes the call, the problem. Queries and keys have to be the
+// same positions, in order.
+std::optional<SdpaProblem> SdpaOf(const KernelCall& call,
+                                  const AttentionProblem& p,
+                                  const LocalTensor& q, const LocalTensor& k,
+                                  std::initializer_list<LocalTensor> tensors,
+                                  bool backward) {
+  CudaSdpa* const sdpa = call.queue->sdpa;
+  if (sdpa == nullptr || !call.places_are_positions || call.accumulate ||
+      p.window != kNoWindow || p.s != p.t || q.offset[1] != k.offset[1] ||
+      !FlashTakes(p, tensors)) {
+    return std::nullopt;
+  }
+  const SdpaProblem problem = {p.b, p.heads(), p.g,     p.s,     p.d,
+                               p.e, q.dtype,   p.scale, backward};
+  if (!sdpa->Takes(problem)) return std::nullopt;
+  return problem;
+}
+
+// Enqueues the call by cuDNN and returns true, or returns false.
+bool RunSdpa(const KernelCall& call, const AttentionProblem& p,
+             const LocalTensor& q, const LocalTensor& k, const LocalTensor& lse,
+             std::initializer_list<LocalTensor> tensors, SdpaData data,
+             bool backward) {
+  CudaQueue& queue = *call.queue;
+  const auto problem = SdpaOf(call, p, q, k, tensors, backward);
+  if (!problem) return false;
+  const int64_t rows = int64_t{p.b} * p.s * p.heads();
+  data.lse =
+      reinterpret_cast<float*>(queue.Workspace(4 * rows, "attention by cuDNN"));
+  if (data.lse == nullptr) return true;
+  const auto copy = [&](auto kernel) {
+    Launch(kernel, static_cast<unsigned>(DivideUp(rows, kThreads)), kThreads, 0,
+           queue, p, Elements<Any>(lse), data.lse);
+  };
+  if (backward) copy(CopyStatistics<false>);
+  queue.sdpa->Run(*problem, data, queue);
+  if (!backward) copy(CopyStatistics<true>);
+  return true;
+}
+
+// ---- The calls --------------------------------------------------------------
+
 // q, k, v, query positions, key positions -> o, lse. A query that sees no key
 // gives zeros and the log-sum-exp -infinity. A call that accumulates begins
 // with what o and lse hold, as one more tile of keys.
@@ -531,6 +598,13 @@ void Attention(const KernelCall& call) {
   AttentionForward forward = {};
   AttentionProblem& p = forward.problem;
   p = ProblemOf(call, q, k, v, call.operands[3], call.operands[4]);
+  const LocalTensor& o = call.results[0];
+  const LocalTensor& lse = call.results[1];
+  if (RunSdpa(call, p, q, k, lse, {q, k, v, o},
+              {.q = q.data, .k = k.data, .v = v.data, .o = o.data},
+              /*backward=*/false)) {
+    return;
+  }
   if (!HasWidth(p, queue) ||
       queue.Workspace(RangeBytes(p), "attention") == nullptr) {
     return;
@@ -539,10 +613,10 @@ void Attention(const KernelCall& call) {
   forward.q = q.data;
   forward.k = k.data;
   forward.v = v.data;
-  forward.o = Elements<Any>(call.results[0]);
-  forward.lse = Elements<Any>(call.results[1]);
+  forward.o = Elements<Any>(o);
+  forward.lse = Elements<Any>(lse);
   forward.accumulate = call.accumulate;
-  if (FlashTakes(p, {q, k, v})) {
+  if (FlashTakes(p, {q, k, v}) && Aligned({o})) {
     return FlashForward(forward, q.dtype, queue);
   }
   const AnyForward any = {forward, Elements<Any>(q), Elements<Any>(k),
@@ -563,6 +637,22 @@ void AttentionDqkv(const KernelCall& call) {
   AttentionBackward backward = {};
   AttentionProblem& p = backward.problem;
   p = ProblemOf(call, q, k, v, call.operands[4], call.operands[5]);
+  const LocalTensor& o = call.operands[6];
+  const LocalTensor& lse = call.operands[7];
+  const auto& results = call.results;
+  if (RunSdpa(call, p, q, k, lse,
+              {q, k, v, d_o, o, results[0], results[1], results[2]},
+              {.q = q.data,
+               .k = k.data,
+               .v = v.data,
+               .o = o.data,
+               .d_o = d_o.data,
+               .dq = results[0].data,
+               .dk = results[1].data,
+               .dv = results[2].data},
+              /*backward=*/true)) {
+    return;
+  }
   backward.padded_s =
       static_cast<int>(DivideUp(p.s, kStatisticRows) * kStatisticRows);
   const int64_t bytes = RangeBytes(p) + 8 * backward.statistic_rows();
@@ -576,19 +666,19 @@ void AttentionDqkv(const KernelCall& call) {
   Launch(
       FindStatistics,
       static_cast<unsigned>(DivideUp(32 * backward.statistic_rows(), kThreads)),
-      kThreads, 0, queue, backward, Elements<Any>(d_o),
-      Elements<Any>(call.operands[6]), Elements<Any>(call.operands[7]),
-      statistics);
+      kThreads, 0, queue, backward, Elements<Any>(d_o), Elements<Any>(o),
+      Elements<Any>(lse), p.e % 2 == 0 && Aligned({d_o, o}), statistics);
   backward.d_o = d_o.data;
   backward.q = q.data;
   backward.k = k.data;
   backward.v = v.data;
   backward.statistics = statistics;
-  backward.dq = Elements<Any>(call.results[0]);
-  backward.dk = Elements<Any>(call.results[1]);
-  backward.dv = Elements<Any>(call.results[2]);
+  backward.dq = Elements<Any>(results[0]);
+  backward.dk = Elements<Any>(results[1]);
+  backward.dv = Elements<Any>(results[2]);
   backward.accumulate = call.accumulate;
-  if (FlashTakes(p, {q, k, v, d_o})) {
+  if (FlashTakes(p, {q, k, v, d_o}) &&
+      Aligned({results[0], results[1], results[2]})) {
     return FlashBackward(backward, q.dtype, queue);
   }
   const AnyBackward any = {backward, Elements<Any>(d_o), Elements<Any>(q),

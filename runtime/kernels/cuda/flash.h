@@ -50,14 +50,15 @@ struct PositionRange {
 };
 constexpr int kRangeRows = 32;
 
+constexpr uint32_t kNoWindow = 1u << 31;
+
 // What a tile of queries sees of a tile of keys.
 enum class Seen { kNothing, kSome, kAll };
 
 struct AttentionProblem {
   int b, s, g, r, t, d, e;
   float scale;
-  // A query at p sees the keys at positions in (p - window, p]: 2^31 where
-  // there is no window.
+  // A query at p sees the keys at positions in (p - window, p].
   uint32_t window;
   const int32_t* query_positions;     // (b, s)
   const int32_t* key_positions;       // (b, t)
@@ -150,18 +151,24 @@ struct AttentionBackward {
   }
 };
 
-// Whether the tensor-core kernels take these tensors, whose dtype is bf16 or
-// fp16: 16-byte rows of at most 256 elements, and a positive scale.
+inline bool Aligned(std::initializer_list<LocalTensor> tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const LocalTensor& t) {
+    return reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+  });
+}
+
+// Whether the tensor-core kernels take these operands, of bf16 or fp16: rows
+// of 16 bytes and of at most 256 elements, and a positive scale. Results have
+// to be Aligned.
 inline bool FlashTakes(const AttentionProblem& p,
                        std::initializer_list<LocalTensor> tensors) {
-  for (const LocalTensor& tensor : tensors) {
-    if (SizeOf(tensor.dtype) != 2 || tensor.dtype != tensors.begin()->dtype ||
-        reinterpret_cast<uintptr_t>(tensor.data) % 16 != 0) {
-      return false;
-    }
-  }
-  return p.d % 8 == 0 && p.e % 8 == 0 && std::max(p.d, p.e) <= 256 &&
-         p.scale > 0;
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [&](const LocalTensor& t) {
+                       return Is16Bit(t.dtype) &&
+                              t.dtype == tensors.begin()->dtype;
+                     }) &&
+         Aligned(tensors) && p.d % 8 == 0 && p.e % 8 == 0 &&
+         std::max(p.d, p.e) <= 256 && p.scale > 0;
 }
 
 // Attention in tiles with the running softmax of Dao et al. 2022 (the order of

@@ -12,6 +12,7 @@
 namespace tessera {
 
 class CudaMatMul;
+class CudaSdpa;
 
 struct CudaQueue {
   cudaStream_t stream = nullptr;
@@ -21,6 +22,7 @@ struct CudaQueue {
   int64_t workspace_bytes = 0;
   int multiprocessors = 0;
   CudaMatMul* matmul = nullptr;  // runtime/kernels/cuda/matmul.h
+  CudaSdpa* sdpa = nullptr;      // runtime/kernels/cuda/sdpa.h; null: none
   // What went wrong first; empty while all is well. The device reports it when
   // it is next synchronized.
   std::string error;
