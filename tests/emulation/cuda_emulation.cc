@@ -194,6 +194,7 @@ class Machine {
     std::memset(dynamic_, kPoison, shared_bytes);
     shared_.clear();
     open_meetings_ = 0;
+    eager_ = order.Below(2) == 0;
     ready_.resize(threads_in_block_);
     std::iota(ready_.begin(), ready_.end(), 0);
     for (unsigned i = 0; i < threads_in_block_; ++i) {
@@ -217,8 +218,10 @@ class Machine {
       Fail(DescribeStuck());
     }
     if (ready_.empty() || !error_.empty()) return launcher_;
-    std::swap(ready_.back(),
-              ready_[order.Below(static_cast<uint32_t>(ready_.size()))]);
+    if (!eager_ || order.Below(16) == 0) {
+      std::swap(ready_.back(),
+                ready_[order.Below(static_cast<uint32_t>(ready_.size()))]);
+    }
     running_ = ready_.back();
     ready_.pop_back();
     threadIdx = running().index;
@@ -312,6 +315,9 @@ class Machine {
   std::deque<Thread> threads_;  // as many as the largest block had
   unsigned running_ = 0;
   std::vector<unsigned> ready_;
+  // Whether those that became ready last mostly run first, so that one warp
+  // runs far ahead of others.
+  bool eager_ = false;
   std::vector<Meeting> meetings_;  // the first ones are open
   size_t open_meetings_ = 0;
   std::map<const void*, std::unique_ptr<std::byte[]>> shared_;
