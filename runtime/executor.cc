@@ -786,6 +786,11 @@ HeldBytes RankExecutor::Release(const Work& work) {
 
 Result<void> RankExecutor::RunTask(Work& work) {
   const Task& task = tasks_.task(work.task);
+  std::optional<Staging> staging;
+  if (work.staging.value > 0) {
+    TESSERA_TRY(staging, Staging::Allocate(device_, work.staging));
+  }
+  void* const staged = staging ? staging->data() : nullptr;
   for (ValueId value : work.zeroes) device_.Zero(data(value), BytesOf(value));
   switch (task.kind) {
     case TaskKind::kLoad:
@@ -813,7 +818,7 @@ Result<void> RankExecutor::RunTask(Work& work) {
       for (size_t i = 0; i < task.reads.size(); ++i) {
         buffers.push_back({data(task.reads[i]), data(task.writes[i])});
       }
-      TESSERA_RETURN_IF_ERROR(work.collective->Run(device_, buffers));
+      TESSERA_RETURN_IF_ERROR(work.collective->Run(device_, buffers, staged));
       break;
     }
     // A message is told from others between the same ranks by the value that
@@ -821,12 +826,12 @@ Result<void> RankExecutor::RunTask(Work& work) {
     case TaskKind::kSend:
       TESSERA_RETURN_IF_ERROR(
           work.transfer->Send(device_, data(task.reads[0]),
-                              static_cast<uint64_t>(task.peer.value)));
+                              static_cast<uint64_t>(task.peer.value), staged));
       break;
     case TaskKind::kRecv:
-      TESSERA_RETURN_IF_ERROR(
-          work.transfer->Receive(device_, data(task.writes[0]),
-                                 static_cast<uint64_t>(task.writes[0].value)));
+      TESSERA_RETURN_IF_ERROR(work.transfer->Receive(
+          device_, data(task.writes[0]),
+          static_cast<uint64_t>(task.writes[0].value), staged));
       break;
   }
   return {};

@@ -1,11 +1,9 @@
 #include "runtime/reshard_exec.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "planner/lower/staging.h"
-#include "runtime/device/staging.h"
 
 namespace tessera {
 namespace {
@@ -284,36 +282,35 @@ Bytes Collective::staging() const {
 }
 
 Result<void> Collective::Run(RankDevice& device,
-                             std::span<const PartBuffers> buffers) const {
+                             std::span<const PartBuffers> buffers,
+                             void* staging) const {
   for (const Batch& batch : batches_) {
-    TESSERA_RETURN_IF_ERROR(RunBatch(batch, device, buffers));
+    TESSERA_RETURN_IF_ERROR(
+        RunBatch(batch, device, buffers, static_cast<std::byte*>(staging)));
   }
   return {};
 }
 
 Result<void> Collective::RunBatch(const Batch& batch, RankDevice& device,
-                                  std::span<const PartBuffers> buffers) const {
+                                  std::span<const PartBuffers> buffers,
+                                  std::byte* staging) const {
   const PartBuffers& first = buffers[batch.parts[0]];
   const void* send = first.from;
   void* receive = first.to;
-  std::optional<Staging> send_staging;
-  std::optional<Staging> receive_staging;
   if (batch.stage_send) {
-    TESSERA_TRY(send_staging, Staging::Allocate(device, {batch.sent}));
     for (const PartCopy& pack : batch.pack) {
-      RunCopy(device, pack.copy, buffers[pack.part].from, send_staging->data());
+      RunCopy(device, pack.copy, buffers[pack.part].from, staging);
     }
-    send = send_staging->data();
+    send = staging;
   }
   if (batch.route == Route::kAllReduce) {
     if (batch.stage_send) {
-      receive = send_staging->data();
+      receive = staging;
     } else if (first.from != first.to) {
       RunCopy(device, batch.pack[0].copy, first.from, first.to);
     }
   } else if (batch.stage_receive) {
-    TESSERA_TRY(receive_staging, Staging::Allocate(device, {batch.received}));
-    receive = receive_staging->data();
+    receive = staging + (batch.stage_send ? batch.sent : 0);
   }
   TESSERA_RETURN_IF_ERROR(Call(batch, send, receive));
   if (receive != first.to) {
@@ -408,38 +405,31 @@ Bytes GroupTransfer::LargestStaged(const std::vector<Message>& messages) {
 }
 
 Result<void> GroupTransfer::Send(RankDevice& device, const void* data,
-                                 uint64_t tag) const {
+                                 uint64_t tag, void* staging) const {
   for (const Message& message : sends_) {
-    if (message.offset >= 0) {
-      TESSERA_RETURN_IF_ERROR(world_.Send(At(data, message.offset),
-                                          message.bytes, message.peer, tag));
-      continue;
-    }
-    TESSERA_TRY(const Staging staging,
-                Staging::Allocate(device, {message.bytes}));
-    for (const BoxCopy& copy : message.copies) {
-      RunCopy(device, copy, data, staging.data());
+    const void* from = At(data, message.offset);
+    if (message.offset < 0) {
+      for (const BoxCopy& copy : message.copies) {
+        RunCopy(device, copy, data, staging);
+      }
+      from = staging;
     }
     TESSERA_RETURN_IF_ERROR(
-        world_.Send(staging.data(), message.bytes, message.peer, tag));
+        world_.Send(from, message.bytes, message.peer, tag));
   }
   return {};
 }
 
 Result<void> GroupTransfer::Receive(RankDevice& device, void* data,
-                                    uint64_t tag) const {
+                                    uint64_t tag, void* staging) const {
   for (const Message& message : receives_) {
-    if (message.offset >= 0) {
-      TESSERA_RETURN_IF_ERROR(world_.Recv(At(data, message.offset),
-                                          message.bytes, message.peer, tag));
-      continue;
-    }
-    TESSERA_TRY(const Staging staging,
-                Staging::Allocate(device, {message.bytes}));
+    const bool staged = message.offset < 0;
     TESSERA_RETURN_IF_ERROR(
-        world_.Recv(staging.data(), message.bytes, message.peer, tag));
+        world_.Recv(staged ? staging : At(data, message.offset), message.bytes,
+                    message.peer, tag));
+    if (!staged) continue;
     for (const BoxCopy& copy : message.copies) {
-      RunCopy(device, copy, staging.data(), data);
+      RunCopy(device, copy, staging, data);
     }
   }
   return {};

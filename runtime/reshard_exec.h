@@ -36,18 +36,17 @@ class Collective {
   // REQUIRES: the members pass the same parts; kind is not kSendRecv. An
   // all-reduce leaves every element where it is; a reduce-scatter cuts what
   // all members have into disjoint pieces, and a reduce gives it whole to one;
-  // a shift gives each member what the next one has, and the last what the first
-  // has; for every other kind the members together have all that each of them
-  // gets.
+  // a shift gives each member what the next one has, and the last what the
+  // first has; for every other kind the members together have all that each of
+  // them gets.
   Collective(CommKind kind, Communicator& group,
              std::vector<CollectivePart> parts);
 
-  // Staging memory is accounted as communication.
-  Result<void> Run(RankDevice& device,
-                   std::span<const PartBuffers> buffers) const;
+  // `staging` is memory of the device, of staging() bytes.
+  Result<void> Run(RankDevice& device, std::span<const PartBuffers> buffers,
+                   void* staging) const;
 
   const Communicator& group() const { return group_; }
-  // The most that Run allocates at a time.
   Bytes staging() const;
 
  private:
@@ -89,7 +88,8 @@ class Collective {
   void PlanExchange(Batch& batch) const;
   void PlanShift(Batch& batch) const;
   Result<void> RunBatch(const Batch& batch, RankDevice& device,
-                        std::span<const PartBuffers> buffers) const;
+                        std::span<const PartBuffers> buffers,
+                        std::byte* staging) const;
   Result<void> Call(const Batch& batch, const void* send, void* receive) const;
 
   CommKind kind_;
@@ -113,12 +113,13 @@ class GroupTransfer {
                 const std::vector<Placement>& to, bool positionwise);
 
   // Sends this rank's pieces; does nothing on a rank that has none to send.
-  Result<void> Send(RankDevice& device, const void* data, uint64_t tag) const;
-  // Receives this rank's pieces.
-  Result<void> Receive(RankDevice& device, void* data, uint64_t tag) const;
+  // `staging` is memory of the device, of send_staging() bytes.
+  Result<void> Send(RankDevice& device, const void* data, uint64_t tag,
+                    void* staging) const;
+  // Receives this rank's pieces. `staging` has receive_staging() bytes.
+  Result<void> Receive(RankDevice& device, void* data, uint64_t tag,
+                       void* staging) const;
 
-  // The most that Send and Receive of this rank allocate at a time. A rank of
-  // both groups does both.
   Bytes send_staging() const { return LargestStaged(sends_); }
   Bytes receive_staging() const { return LargestStaged(receives_); }
 

@@ -1,0 +1,215 @@
+#include "runtime/step_order.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "planner/base/check.h"
+
+namespace tessera {
+
+std::vector<JobOrder> OrderJobs(const std::vector<EnqueuedJob>& jobs) {
+  int streams = 0;
+  for (const EnqueuedJob& job : jobs)
+    streams = std::max(streams, job.stream + 1);
+  const auto count = static_cast<size_t>(streams);
+  // By job and stream: the last job of the stream that has ended when the job
+  // starts, or -1 (a vector clock).
+  std::vector<int> clocks(jobs.size() * count, -1);
+  std::vector<int> last(count, -1);  // by stream
+  std::vector<JobOrder> order(jobs.size());
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    int* const clock = &clocks[i * count];
+    const auto join = [&](int job) {
+      const auto j = static_cast<size_t>(job);
+      for (size_t s = 0; s < count; ++s) {
+        clock[s] = std::max(clock[s], clocks[j * count + s]);
+      }
+      const auto stream = static_cast<size_t>(jobs[j].stream);
+      clock[stream] = std::max(clock[stream], job);
+    };
+    const auto own = static_cast<size_t>(jobs[i].stream);
+    if (last[own] >= 0) join(last[own]);
+    // A later job may imply an earlier one, never the other way round.
+    std::vector<int> deps = jobs[i].deps;
+    std::sort(deps.rbegin(), deps.rend());
+    for (int dep : deps) {
+      TESSERA_CHECK(dep >= 0 && dep < static_cast<int>(i)) << dep;
+      const auto stream =
+          static_cast<size_t>(jobs[static_cast<size_t>(dep)].stream);
+      if (clock[stream] >= dep) continue;
+      join(dep);
+      order[i].waits.push_back(dep);
+      order[static_cast<size_t>(dep)].marks = true;
+    }
+    last[own] = static_cast<int>(i);
+  }
+  return order;
+}
+
+namespace {
+
+// The room of one arena's buffers, which may grow without end.
+class Room {
+ public:
+  explicit Room(int64_t alignment) : alignment_(alignment) {}
+
+  // The smallest gap that is large enough, the lowest among equals; else the
+  // end.
+  int64_t Take(int64_t bytes) {
+    bytes = Rounded(bytes);
+    const auto found = by_size_.lower_bound({bytes, 0});
+    if (found != by_size_.end()) {
+      const auto [size, offset] = *found;
+      Erase(offset);
+      if (size > bytes) Insert(offset + bytes, size - bytes);
+      return offset;
+    }
+    // The last gap may reach the end and be widened.
+    int64_t offset = end_;
+    if (!gaps_.empty()) {
+      const auto [last, size] = *std::prev(gaps_.end());
+      if (last + size == end_) {
+        offset = last;
+        Erase(last);
+      }
+    }
+    end_ = offset + bytes;
+    return offset;
+  }
+
+  void Give(int64_t offset, int64_t bytes) {
+    bytes = Rounded(bytes);
+    const auto next = gaps_.lower_bound(offset);
+    if (next != gaps_.begin()) {
+      const auto [before, size] = *std::prev(next);
+      if (before + size == offset) {
+        Erase(before);
+        offset = before;
+        bytes += size;
+      }
+    }
+    if (const auto after = gaps_.find(offset + bytes); after != gaps_.end()) {
+      const int64_t size = after->second;
+      Erase(offset + bytes);
+      bytes += size;
+    }
+    Insert(offset, bytes);
+  }
+
+  int64_t end() const { return end_; }
+
+ private:
+  int64_t Rounded(int64_t bytes) const {
+    return (std::max(bytes, int64_t{1}) + alignment_ - 1) / alignment_ *
+           alignment_;
+  }
+  void Insert(int64_t offset, int64_t bytes) {
+    gaps_.emplace(offset, bytes);
+    by_size_.emplace(bytes, offset);
+  }
+  void Erase(int64_t offset) {
+    const auto gap = gaps_.find(offset);
+    by_size_.erase({gap->second, offset});
+    gaps_.erase(gap);
+  }
+
+  const int64_t alignment_;
+  int64_t end_ = 0;
+  std::map<int64_t, int64_t> gaps_;  // bytes by offset
+  std::set<std::pair<int64_t, int64_t>> by_size_;
+};
+
+// Which jobs used a range of bytes last, the last of each stream.
+class LastUsers {
+ public:
+  // Takes away what is known of the range, and says who used any of it.
+  std::set<int> Take(int64_t begin, int64_t end) {
+    std::set<int> users;
+    auto range = ranges_.lower_bound(begin);
+    if (range != ranges_.begin() && std::prev(range)->second.end > begin) {
+      --range;
+    }
+    while (range != ranges_.end() && range->first < end) {
+      const auto [from, used] = *range;
+      users.insert(used.users.begin(), used.users.end());
+      range = ranges_.erase(range);
+      if (from < begin) ranges_[from] = {begin, used.users};
+      if (used.end > end) ranges_[end] = {used.end, used.users};
+    }
+    return users;
+  }
+  void Set(int64_t begin, int64_t end, std::vector<int> users) {
+    ranges_[begin] = {end, std::move(users)};
+  }
+
+ private:
+  struct Used {
+    int64_t end = 0;
+    std::vector<int> users;
+  };
+  std::map<int64_t, Used> ranges_;  // disjoint, by where they begin
+};
+
+// The last job of each stream among `users`.
+std::vector<int> LastOfStreams(const std::vector<int>& users,
+                               const std::vector<EnqueuedJob>& jobs) {
+  std::map<int, int> last;
+  for (int job : users) last[jobs[static_cast<size_t>(job)].stream] = job;
+  std::vector<int> result;
+  for (const auto& [stream, job] : last) result.push_back(job);
+  return result;
+}
+
+}  // namespace
+
+BufferPlaces PlaceBuffers(const std::vector<BufferUse>& buffers,
+                          int64_t alignment, std::vector<EnqueuedJob>& jobs) {
+  // One room for each stream's own buffers, and one (-1) for those of several.
+  std::map<int, std::vector<size_t>> rooms;
+  for (size_t b = 0; b < buffers.size(); ++b) {
+    const auto stream_of = [&](int job) {
+      return jobs[static_cast<size_t>(job)].stream;
+    };
+    const int stream = stream_of(buffers[b].jobs.front());
+    const bool alone =
+        std::all_of(buffers[b].jobs.begin(), buffers[b].jobs.end(),
+                    [&](int job) { return stream_of(job) == stream; });
+    rooms[alone ? stream : -1].push_back(b);
+  }
+  BufferPlaces places;
+  places.offsets.resize(buffers.size());
+  for (const auto& [stream, members] : rooms) {
+    std::vector<std::vector<size_t>> begins(jobs.size());
+    std::vector<std::vector<size_t>> ends(jobs.size());
+    for (size_t b : members) {
+      begins[static_cast<size_t>(buffers[b].jobs.front())].push_back(b);
+      ends[static_cast<size_t>(buffers[b].jobs.back())].push_back(b);
+    }
+    Room room(alignment);
+    LastUsers last_users;
+    for (size_t j = 0; j < jobs.size(); ++j) {
+      for (size_t b : begins[j]) {
+        const int64_t bytes = buffers[b].bytes.value;
+        const int64_t offset = room.Take(bytes);
+        for (int user : last_users.Take(offset, offset + bytes)) {
+          jobs[j].deps.push_back(user);
+        }
+        places.offsets[b] = places.arena.value + offset;
+      }
+      for (size_t b : ends[j]) {
+        const int64_t bytes = buffers[b].bytes.value;
+        const int64_t offset = places.offsets[b] - places.arena.value;
+        room.Give(offset, bytes);
+        last_users.Set(offset, offset + bytes,
+                       LastOfStreams(buffers[b].jobs, jobs));
+      }
+    }
+    places.arena.value += room.end();
+  }
+  return places;
+}
+
+}  // namespace tessera
