@@ -81,12 +81,22 @@ RankExecutor::RankExecutor(const TaskGraph& tasks, const Graph& graph,
       world_(world),
       device_(device),
       load_(std::move(load)),
-      weights_(weights) {}
+      weights_(weights),
+      queues_(device.queues()) {}
 
 RankExecutor::~RankExecutor() {
+  for (void* data : pinned_) queues_->Unpin(data);
   for (size_t v = 0; v < buffers_.size(); ++v) {
     const bool borrowed = weights_ != nullptr && tasks_.values[v].persistent;
-    if (!borrowed) Free(ValueId(v));
+    const bool placed = queues_ != nullptr && !tasks_.values[v].persistent;
+    if (!borrowed && !placed) Free(ValueId(v));
+  }
+  for (size_t tier = 0; tier < arenas_.size(); ++tier) {
+    const bool host = static_cast<MemoryTier>(tier) == MemoryTier::kHost;
+    const bool borrowed = weights_ != nullptr &&
+                          arenas_[tier].data == weights_->arenas_[tier].data;
+    if (arenas_[tier].data == nullptr || borrowed) continue;
+    (host ? *host_ : device_).Free(arenas_[tier].data);
   }
   for (const auto& [device, one] : ones_) device->Free(one);
 }
@@ -145,7 +155,7 @@ Result<void> RankExecutor::Prepare(const FileTierOptions& files) {
       TESSERA_RETURN_IF_ERROR(Allocate(ValueId(v)));
     }
   }
-  return {};
+  return queues_ == nullptr ? Result<void>() : PlanQueues();
 }
 
 // The host's buffers are such as the file reads and writes directly.
@@ -250,7 +260,8 @@ int RankExecutor::StreamOf(const Work& work) {
   static constexpr std::array<char, 256> kRoles = {};
   const Task& task = tasks_.task(work.task);
   const void* key = &kRoles[static_cast<size_t>(StreamRole::kCompute)];
-  if (device_.concurrent() && task.stream != StreamRole::kCompute) {
+  const bool several = device_.concurrent() || queues_ != nullptr;
+  if (several && task.stream != StreamRole::kCompute) {
     key = task.stream == StreamRole::kComm
               ? static_cast<const void*>(&CommunicatorOf(task))
               : &kRoles[static_cast<size_t>(task.stream)];
@@ -716,14 +727,14 @@ MemoryUse RankExecutor::host_peak() const {
 
 Result<Timeline> RankExecutor::Run(const TaskGraph& tasks) {
   TESSERA_CHECK(&tasks == &tasks_) << "another task graph";
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point begin = Clock::now();
-  const auto now = [begin] {
-    const auto elapsed = Clock::now() - begin;
-    return Duration{
-        std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count() *
-        1000};
-  };
+  TESSERA_TRY(Timeline timeline,
+              queues_ != nullptr ? RunInQueues() : RunInThreads());
+  ++step_;
+  samples_ += graph_.global_batch;
+  return timeline;
+}
+
+Timeline RankExecutor::EmptyTimeline() const {
   Timeline timeline;
   for (const Work& work : work_) {
     const Task& task = tasks_.task(work.task);
@@ -735,6 +746,19 @@ Result<Timeline> RankExecutor::Run(const TaskGraph& tasks) {
     span.axes = task.axes;
     timeline.spans.push_back(span);
   }
+  return timeline;
+}
+
+Result<Timeline> RankExecutor::RunInThreads() {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  const auto now = [begin] {
+    const auto elapsed = Clock::now() - begin;
+    return Duration{
+        std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count() *
+        1000};
+  };
+  Timeline timeline = EmptyTimeline();
   uses_left_ = use_counts_;
   const auto at = [](auto& list, int job) -> auto& {
     return list[static_cast<size_t>(job)];
@@ -750,7 +774,7 @@ Result<Timeline> RankExecutor::Run(const TaskGraph& tasks) {
     Span& span = at(timeline.spans, job);
     span.start = now();
     world_.SetCurrentTask(work.name);
-    if (auto done = RunTask(work); !done) return done.error().At(work.name);
+    if (auto done = RunStaged(work); !done) return done.error().At(work.name);
     span.end = now();
     return {};
   };
@@ -760,8 +784,6 @@ Result<Timeline> RankExecutor::Run(const TaskGraph& tasks) {
   TESSERA_RETURN_IF_ERROR(RunStreams(jobs_, budget_, hooks));
   TESSERA_RETURN_IF_ERROR(device_.Synchronize());
   timeline.step_time = now();
-  ++step_;
-  samples_ += graph_.global_batch;
   return timeline;
 }
 
@@ -784,20 +806,24 @@ HeldBytes RankExecutor::Release(const Work& work) {
   return given;
 }
 
-Result<void> RankExecutor::RunTask(Work& work) {
+Result<void> RankExecutor::RunStaged(Work& work) {
+  if (work.staging == Bytes{}) return RunTask(work, nullptr);
+  TESSERA_TRY(const Staging staging, Staging::Allocate(device_, work.staging));
+  return RunTask(work, staging.data());
+}
+
+Result<void> RankExecutor::RunTask(Work& work, void* staged) {
   const Task& task = tasks_.task(work.task);
-  std::optional<Staging> staging;
-  if (work.staging.value > 0) {
-    TESSERA_TRY(staging, Staging::Allocate(device_, work.staging));
+  for (ValueId value : work.zeroes) {
+    TESSERA_CHECK(tasks_.value(value).tier == MemoryTier::kDevice);
+    device_.Zero(data(value), BytesOf(value));
   }
-  void* const staged = staging ? staging->data() : nullptr;
-  for (ValueId value : work.zeroes) device_.Zero(data(value), BytesOf(value));
   switch (task.kind) {
     case TaskKind::kLoad:
       TESSERA_RETURN_IF_ERROR(RunLoad(work));
       break;
     case TaskKind::kCompute:
-      for (Call& call : work.calls) RunCall(call);
+      TESSERA_RETURN_IF_ERROR(RunCalls(work));
       break;
     case TaskKind::kSlice:
       for (const Slice& slice : work.slices) {
@@ -903,16 +929,41 @@ Result<void> RankExecutor::RunCopy(const Task& task) {
       transfers.push_back({offset(to), data(from), bytes.value});
       to_file = true;
     } else if (tasks_.value(to).tier == MemoryTier::kDevice) {
-      device_.Write(data(to), data(from), bytes);
+      if (queues_ != nullptr) {
+        queues_->EnqueueWrite(data(to), data(from), bytes);
+      } else {
+        device_.Write(data(to), data(from), bytes);
+      }
+    } else if (queues_ != nullptr) {
+      queues_->EnqueueRead(data(to), data(from), bytes);
     } else {
       device_.Read(data(to), data(from), bytes);
     }
   }
   if (transfers.empty()) return {};
-  return to_file ? files_->Write(transfers) : files_->Read(transfers);
+  return RunOnHost([this, to_file, transfers = std::move(transfers)] {
+    return to_file ? files_->Write(transfers) : files_->Read(transfers);
+  });
 }
 
-void RankExecutor::RunCall(Call& call) {
+Result<void> RankExecutor::RunOnHost(std::function<Result<void>()> function) {
+  if (queues_ == nullptr) return function();
+  queues_->EnqueueOnHost(std::move(function));
+  return {};
+}
+
+Result<void> RankExecutor::RunCalls(Work& work) {
+  if (!OnHost(tasks_.task(work.task), tasks_.values)) {
+    for (Call& call : work.calls) RunCall(call, device_);
+    return {};
+  }
+  return RunOnHost([this, &work]() -> Result<void> {
+    for (Call& call : work.calls) RunCall(call, *host_);
+    return {};
+  });
+}
+
+void RankExecutor::RunCall(Call& call, RankDevice& device) {
   for (size_t i = 0; i < call.reads.size(); ++i) {
     if (call.reads[i].valid()) call.operands[i].data = data(call.reads[i]);
   }
@@ -927,12 +978,12 @@ void RankExecutor::RunCall(Call& call) {
   kernel_call.accumulate = call.accumulate;
   kernel_call.seed = seed_;
   kernel_call.step = step_;
-  kernel_call.threads = device_.threads();
-  kernel_call.queue = device_.kernel_queue();
+  kernel_call.threads =
+      device_.threads() != nullptr ? device_.threads() : device.threads();
   kernel_call.zigzag = tasks_.zigzag;
   kernel_call.places_are_positions =
       places_are_positions_ && call.reads_positions && tasks_.zigzag <= 1;
-  call.kernel->run(kernel_call);
+  device.Launch(*call.kernel, kernel_call);
 }
 
 }  // namespace tessera

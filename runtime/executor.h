@@ -6,10 +6,14 @@
 //
 // On a device whose calls may come from several threads, streams run beside
 // each other (runtime/streams.h): this rank's computation is one, each
-// communicator one, and sends and receives one for each StreamRole. Otherwise
-// all tasks run in issue order. Results do not depend on it, and memory never
-// exceeds what issue order needs.
+// communicator one, and sends and receives one for each StreamRole. Memory then
+// never exceeds what issue order needs. On a device with queues each stream is
+// a queue, tasks are enqueued in issue order, and every buffer has a fixed
+// place (runtime/step_order.h): a step allocates nothing and the host waits for
+// its end alone. Otherwise all tasks run in issue order. Results do not depend
+// on it.
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -26,6 +30,7 @@
 #include "runtime/device/device.h"
 #include "runtime/placement.h"
 #include "runtime/reshard_exec.h"
+#include "runtime/step_order.h"
 #include "runtime/storage/file_tier.h"
 #include "runtime/streams.h"
 
@@ -134,6 +139,7 @@ class RankExecutor : public Executor {
     std::vector<ValueId> uses;
     std::vector<ValueId> allocates;  // whose first use this is
     Bytes staging;                   // besides, while it runs
+    void* staged = nullptr;          // its place, on a device with queues
   };
 
   RankExecutor(const TaskGraph& tasks, const Graph& graph,
@@ -149,6 +155,11 @@ class RankExecutor : public Executor {
   // What had a file value's place before it has ended when `job`, its first,
   // starts.
   void AwaitPlace(ValueId root, StreamJob& job);
+  // executor_queues.cc
+  Result<void> PlanQueues();
+  Result<void> PlaceTier(MemoryTier tier, std::vector<EnqueuedJob>& jobs);
+  Result<void> MakeArena(MemoryTier tier, Bytes bytes);
+  Result<void> Pin(void* data, Bytes bytes);
   int StreamOf(const Work& work);
   Result<void> PrepareCompute(const Task& task, Work& work);
   Result<void> PrepareListKernel(const Task& task, Work& work);
@@ -166,14 +177,23 @@ class RankExecutor : public Executor {
   void PrepareCollective(const Task& task, Work& work) const;
   void PrepareTransfer(const Task& task, Work& work) const;
 
-  Result<void> RunTask(Work& work);
+  Timeline EmptyTimeline() const;
+  Result<Timeline> RunInThreads();
+  // executor_queues.cc
+  Result<Timeline> RunInQueues();
+  Result<void> RunStaged(Work& work);
+  // `staged` is memory of work.staging bytes.
+  Result<void> RunTask(Work& work, void* staged);
   // Allocates what a task uses first; and frees what it used last.
   Result<void> Admit(const Work& work);
   HeldBytes Release(const Work& work);
   Result<void> RunLoad(const Work& work);
   Result<void> LoadZigzag(const Tensor& tensor, const LocalTensor& block);
   Result<void> RunCopy(const Task& task);
-  void RunCall(Call& call);
+  // In order of the queue in use, where there are queues.
+  Result<void> RunOnHost(std::function<Result<void>()> function);
+  Result<void> RunCalls(Work& work);
+  void RunCall(Call& call, RankDevice& device);
   Result<void> Allocate(ValueId root);
   void Free(ValueId root);
   bool InFile(ValueId root) const;
@@ -223,6 +243,18 @@ class RankExecutor : public Executor {
   std::vector<std::pair<ValueId, std::vector<int>>> placed_;
   HeldBytes budget_;
   std::vector<const void*> streams_;  // what tells the streams apart
+
+  // On a device with queues: what each job waits for, the queue of each
+  // stream, and what holds the buffers of a step on the device and on the host.
+  QueueDevice* const queues_;
+  std::vector<std::vector<int>> waits_;
+  std::vector<int> queue_of_;
+  struct Arena {
+    void* data = nullptr;
+    Bytes bytes;
+  };
+  std::array<Arena, kMemoryTiers> arenas_;
+  std::vector<void*> pinned_;
 };
 
 }  // namespace tessera

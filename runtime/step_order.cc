@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-std::vector<JobOrder> OrderJobs(const std::vector<EnqueuedJob>& jobs) {
+std::vector<std::vector<int>> WaitsOf(const std::vector<EnqueuedJob>& jobs) {
   int streams = 0;
   for (const EnqueuedJob& job : jobs)
     streams = std::max(streams, job.stream + 1);
@@ -19,7 +19,7 @@ std::vector<JobOrder> OrderJobs(const std::vector<EnqueuedJob>& jobs) {
   // starts, or -1 (a vector clock).
   std::vector<int> clocks(jobs.size() * count, -1);
   std::vector<int> last(count, -1);  // by stream
-  std::vector<JobOrder> order(jobs.size());
+  std::vector<std::vector<int>> waits(jobs.size());
   for (size_t i = 0; i < jobs.size(); ++i) {
     int* const clock = &clocks[i * count];
     const auto join = [&](int job) {
@@ -41,12 +41,11 @@ std::vector<JobOrder> OrderJobs(const std::vector<EnqueuedJob>& jobs) {
           static_cast<size_t>(jobs[static_cast<size_t>(dep)].stream);
       if (clock[stream] >= dep) continue;
       join(dep);
-      order[i].waits.push_back(dep);
-      order[static_cast<size_t>(dep)].marks = true;
+      waits[i].push_back(dep);
     }
     last[own] = static_cast<int>(i);
   }
-  return order;
+  return waits;
 }
 
 namespace {

@@ -19,15 +19,10 @@ struct EnqueuedJob {
   std::vector<int> deps;  // jobs of smaller index that end before it starts
 };
 
-struct JobOrder {
-  // Those of its dependencies, in other streams, that nothing else of this
-  // order implies: before the job, its stream waits for their events.
-  std::vector<int> waits;
-  bool marks = false;  // some other waits for it: an event is recorded after it
-};
-
-// Orders of which none can be left out. Memory grows with jobs times streams.
-std::vector<JobOrder> OrderJobs(const std::vector<EnqueuedJob>& jobs);
+// By job those of its dependencies, in other streams, that nothing else of this
+// order implies: before the job its stream waits for them. None can be left
+// out. Memory grows with jobs times streams.
+std::vector<std::vector<int>> WaitsOf(const std::vector<EnqueuedJob>& jobs);
 
 // A buffer that several jobs use, in index order; the first writes it.
 struct BufferUse {

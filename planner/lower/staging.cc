@@ -144,40 +144,57 @@ Bytes CollectiveBytes(const Task& task, std::span<const Value> values,
   return {most};
 }
 
-// The largest piece of a dimension's shard of `own` parts that a shard of
-// `other` parts shares with it: all of it where the cuts of `own` are cuts of
-// the other too, or the other way round. Else some shards go in several pieces,
-// of which this is the largest.
-int64_t LargestPiece(int64_t extent, int64_t own, int64_t other) {
-  if (own % other == 0 || other % own == 0) {
-    return (extent + std::max(own, other) - 1) / std::max(own, other);
+// What goes of a shard of `own` parts of a dimension to one of `other` parts:
+// the extents of the piece and of the shard, each pair once.
+std::vector<std::pair<int64_t, int64_t>> PiecesOf(int64_t extent, int64_t own,
+                                                  int64_t other) {
+  const int64_t finest = std::max(own, other);
+  if (extent % finest == 0 && finest % std::min(own, other) == 0) {
+    return {{extent / finest, extent / own}};
   }
-  int64_t largest = 0;
+  std::vector<std::pair<int64_t, int64_t>> pieces;
   for (int64_t i = 0; i < own; ++i) {
     const Range mine = ShardRange(extent, own, i);
     for (int64_t j = 0; j < other; ++j) {
       const Range theirs = ShardRange(extent, other, j);
-      const int64_t shared =
-          std::min(mine.end, theirs.end) - std::max(mine.begin, theirs.begin);
-      if (shared < mine.end - mine.begin) largest = std::max(largest, shared);
+      const std::pair piece(
+          std::min(mine.end, theirs.end) - std::max(mine.begin, theirs.begin),
+          mine.end - mine.begin);
+      if (piece.first > 0 &&
+          std::find(pieces.begin(), pieces.end(), piece) == pieces.end()) {
+        pieces.push_back(piece);
+      }
     }
   }
-  return largest;
+  return pieces;
 }
 
-// Messages are staged one at a time.
+// Messages are staged one at a time, where they do not lie in one piece: the
+// largest over all combinations of the dimensions' pieces.
 Bytes TransferBytes(const Value& here, const DeviceGroup& group,
                     const Value& there, const DeviceGroup& peer_group) {
   if (here.layout == there.layout && SameMesh(group, peer_group)) return {};
-  const Shape own = LargestBlock(here.layout, group, here.shape);
-  Shape piece = own;
-  int64_t elements = 1;
-  for (size_t d = 0; d < piece.size(); ++d) {
-    piece[d] = LargestPiece(here.shape[d], group.Size(here.layout.dims[d]),
-                            peer_group.Size(there.layout.dims[d]));
-    elements *= piece[d];
+  std::vector<std::pair<Shape, Shape>> boxes = {{}};  // piece, shard
+  for (size_t d = 0; d < here.shape.size(); ++d) {
+    std::vector<std::pair<Shape, Shape>> longer;
+    for (const auto& [piece, shard] :
+         PiecesOf(here.shape[d], group.Size(here.layout.dims[d]),
+                  peer_group.Size(there.layout.dims[d]))) {
+      for (auto box : boxes) {
+        box.first.push_back(piece);
+        box.second.push_back(shard);
+        longer.push_back(std::move(box));
+      }
+    }
+    boxes = std::move(longer);
   }
-  return {InOnePiece(piece, own) ? 0 : elements * SizeOf(here.dtype)};
+  int64_t most = 0;
+  for (const auto& [piece, shard] : boxes) {
+    int64_t elements = 1;
+    for (int64_t extent : piece) elements *= extent;
+    if (!InOnePiece(piece, shard)) most = std::max(most, elements);
+  }
+  return {most * SizeOf(here.dtype)};
 }
 
 }  // namespace

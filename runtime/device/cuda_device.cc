@@ -28,6 +28,9 @@ constexpr int64_t kStagingBytes = int64_t{4} << 20;
 // of our kernels make do with less.
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
+// Beside computation run sums and casts, which need none, and reductions.
+constexpr int64_t kFurtherWorkspaceBytes = int64_t{1} << 20;
+
 // How often a wait looks before it sleeps between looks. A look takes about a
 // microsecond.
 constexpr int kLooksBeforeSleep = 2000;
@@ -85,27 +88,18 @@ Result<void> CudaDevice::Open() {
   TESSERA_RETURN_IF_ERROR(Check(
       cudaDeviceGetStreamPriorityRange(&lowest_priority_, &highest_priority_),
       "cudaDeviceGetStreamPriorityRange"));
-  TESSERA_TRY(queue_, MakeStream(StreamRole::kCompute));
+  TESSERA_TRY(matmul_, CublasLtMatMul::Make());
+  sdpa_ = MakeCudnnSdpa();
+  TESSERA_RETURN_IF_ERROR(AddQueue(StreamRole::kCompute, kWorkspaceBytes));
   for (Staging& staging : staging_) {
     void* data = nullptr;
     TESSERA_RETURN_IF_ERROR(
         Check(cudaMallocHost(&data, static_cast<size_t>(kStagingBytes)),
               "cudaMallocHost"));
     staging.data = static_cast<std::byte*>(data);
-    TESSERA_TRY(staging.last_use, Record(queue_));
+    TESSERA_TRY(staging.last_use, Record(queue()));
   }
-  TESSERA_TRY(matmul_, CublasLtMatMul::Make());
-  TESSERA_TRY(void* const workspace, Reserve(kWorkspaceBytes));
-  kernel_queue_ = std::make_unique<CudaQueue>();
-  kernel_queue_->stream = queue_;
-  kernel_queue_->workspace = static_cast<std::byte*>(workspace);
-  kernel_queue_->workspace_bytes = kWorkspaceBytes;
-  kernel_queue_->matmul = matmul_.get();
-  sdpa_ = MakeCudnnSdpa();
-  kernel_queue_->sdpa = sdpa_.get();
-  return Check(cudaDeviceGetAttribute(&kernel_queue_->multiprocessors,
-                                      cudaDevAttrMultiProcessorCount, ordinal_),
-               "cudaDeviceGetAttribute");
+  return {};
 }
 
 // ---- Memory -----------------------------------------------------------------
@@ -135,7 +129,7 @@ Result<void*> CudaDevice::Allocate(Bytes size, MemoryCategory category) {
 #ifndef NDEBUG
   // Not a number in every floating-point type.
   Keep(Check(
-      cudaMemsetAsync(*data, 0xff, static_cast<size_t>(size.value), queue_),
+      cudaMemsetAsync(*data, 0xff, static_cast<size_t>(size.value), queue()),
       "cudaMemsetAsync"));
 #endif
   in_use_[*data] = {size, category};
@@ -161,13 +155,13 @@ Bytes CudaDevice::reserved() const {
 void CudaDevice::Zero(void* data, Bytes size) {
   if (size.value == 0) return;
   Keep(Select());
-  Keep(Check(cudaMemsetAsync(data, 0, static_cast<size_t>(size.value), queue_),
+  Keep(Check(cudaMemsetAsync(data, 0, static_cast<size_t>(size.value), queue()),
              "cudaMemsetAsync"));
 }
 
 void CudaDevice::Copy(void* to, const void* from, const StridedCopy& copy) {
   Keep(Select());
-  Keep(Check(EnqueueCopy(to, from, copy, queue_), "copy"));
+  Keep(Check(EnqueueCopy(to, from, copy, queue()), "copy"));
 }
 
 void CudaDevice::Write(void* device_to, const void* host_from, Bytes size) {
@@ -201,10 +195,10 @@ Result<void> CudaDevice::WriteThroughStaging(std::byte* to,
     std::memcpy(staging->data, from + begin, piece);
     TESSERA_RETURN_IF_ERROR(
         Check(cudaMemcpyAsync(to + begin, staging->data, piece,
-                              cudaMemcpyHostToDevice, queue_),
+                              cudaMemcpyHostToDevice, queue()),
               "cudaMemcpyAsync to the device"));
     TESSERA_RETURN_IF_ERROR(
-        Check(cudaEventRecord(staging->last_use, queue_), "cudaEventRecord"));
+        Check(cudaEventRecord(staging->last_use, queue()), "cudaEventRecord"));
   }
   return {};
 }
@@ -231,10 +225,10 @@ Result<void> CudaDevice::ReadThroughStaging(std::byte* to,
     TESSERA_TRY(Staging* const staging, NextStaging());
     TESSERA_RETURN_IF_ERROR(
         Check(cudaMemcpyAsync(staging->data, from + begin, piece,
-                              cudaMemcpyDeviceToHost, queue_),
+                              cudaMemcpyDeviceToHost, queue()),
               "cudaMemcpyAsync to the host"));
     TESSERA_RETURN_IF_ERROR(
-        Check(cudaEventRecord(staging->last_use, queue_), "cudaEventRecord"));
+        Check(cudaEventRecord(staging->last_use, queue()), "cudaEventRecord"));
     TESSERA_RETURN_IF_ERROR(finish());
     under_way = {staging, to + begin, piece};
   }
@@ -313,15 +307,125 @@ Result<void> CudaDevice::Wait(CudaEvent event) {
   }
 }
 
+// ---- Queues -----------------------------------------------------------------
+
+Result<int> CudaDevice::AddQueue(StreamRole role, int64_t workspace_bytes) {
+  auto queue = std::make_unique<CudaQueue>();
+  TESSERA_TRY(queue->stream, MakeStream(role));
+  TESSERA_TRY(void* const workspace, Reserve(workspace_bytes));
+  queue->workspace = static_cast<std::byte*>(workspace);
+  queue->workspace_bytes = workspace_bytes;
+  queue->matmul = matmul_.get();
+  queue->sdpa = sdpa_.get();
+  TESSERA_RETURN_IF_ERROR(
+      Check(cudaDeviceGetAttribute(&queue->multiprocessors,
+                                   cudaDevAttrMultiProcessorCount, ordinal_),
+            "cudaDeviceGetAttribute"));
+  queues_.push_back(std::move(queue));
+  return static_cast<int>(queues_.size()) - 1;
+}
+
+Result<int> CudaDevice::MakeQueue(StreamRole role) {
+  return AddQueue(role, kFurtherWorkspaceBytes);
+}
+
+void CudaDevice::UseQueue(int queue) {
+  in_use_ = static_cast<size_t>(queue);
+}
+
+CudaStream CudaDevice::queue() const {
+  return kernel_queue().stream;
+}
+
+void CudaDevice::Mark(int mark) {
+  const auto m = static_cast<size_t>(mark);
+  while (marks_.size() <= m) {
+    CudaEvent made = nullptr;
+    Keep(Check(cudaEventCreateWithFlags(&made, cudaEventDefault),
+               "cudaEventCreateWithFlags"));
+    events_.push_back(made);
+    marks_.push_back(made);
+  }
+  Keep(Check(cudaEventRecord(marks_[m], queue()), "cudaEventRecord"));
+}
+
+void CudaDevice::Await(int mark) {
+  Keep(RunAfter(queue(), marks_[static_cast<size_t>(mark)]));
+}
+
+Result<Duration> CudaDevice::Between(int first, int second) {
+  float milliseconds = 0;
+  TESSERA_RETURN_IF_ERROR(Check(
+      cudaEventElapsedTime(&milliseconds, marks_[static_cast<size_t>(first)],
+                           marks_[static_cast<size_t>(second)]),
+      "cudaEventElapsedTime"));
+  return Duration::FromSeconds(static_cast<double>(milliseconds) * 1e-3);
+}
+
+void CudaDevice::Launch(const Kernel& kernel, const KernelCall& call) {
+  KernelCall here = call;
+  here.queue = &kernel_queue();
+  kernel.run(here);
+}
+
+void CudaDevice::EnqueueWrite(void* device_to, const void* host_from,
+                              Bytes size) {
+  Keep(Check(
+      cudaMemcpyAsync(device_to, host_from, static_cast<size_t>(size.value),
+                      cudaMemcpyHostToDevice, queue()),
+      "cudaMemcpyAsync to the device"));
+}
+
+void CudaDevice::EnqueueRead(void* host_to, const void* device_from,
+                             Bytes size) {
+  Keep(Check(
+      cudaMemcpyAsync(host_to, device_from, static_cast<size_t>(size.value),
+                      cudaMemcpyDeviceToHost, queue()),
+      "cudaMemcpyAsync to the host"));
+}
+
+Result<void> CudaDevice::Pin(void* host_data, Bytes size) {
+  return Check(cudaHostRegister(host_data, static_cast<size_t>(size.value),
+                                cudaHostRegisterDefault),
+               "cudaHostRegister of " + std::to_string(size.value) + " bytes");
+}
+
+void CudaDevice::Unpin(void* host_data) {
+  Keep(Check(cudaHostUnregister(host_data), "cudaHostUnregister"));
+}
+
+void CudaDevice::EnqueueOnHost(std::function<Result<void>()> function) {
+  struct Call {
+    CudaDevice* device;
+    std::function<Result<void>()> function;
+  };
+  auto call = std::make_unique<Call>(Call{this, std::move(function)});
+  const auto run = [](void* data) {
+    const std::unique_ptr<Call> owned(static_cast<Call*>(data));
+    if (auto done = owned->function(); !done) {
+      owned->device->KeepHosts(done.error());
+    }
+  };
+  auto enqueued =
+      Check(cudaLaunchHostFunc(queue(), run, call.get()), "cudaLaunchHostFunc");
+  if (enqueued) call.release();  // NOLINT: `run` owns it
+  Keep(enqueued);
+}
+
 Result<void> CudaDevice::Synchronize() {
   TESSERA_RETURN_IF_ERROR(Select());
-  TESSERA_TRY(const CudaEvent event, Record(queue_));
+  TESSERA_TRY(const CudaEvent event, Record(queues_[0]->stream));
   Result<void> waited = Wait(event);
   Recycle(event);
-  if (!kernel_queue_->error.empty()) {
-    Keep(Error{ErrorCode::kUnavailable, name_ + ": " + kernel_queue_->error,
-               ""});
-    kernel_queue_->error.clear();
+  for (const auto& queue : queues_) {
+    if (queue->error.empty()) continue;
+    Keep(Error{ErrorCode::kUnavailable, name_ + ": " + queue->error, ""});
+    queue->error.clear();
+  }
+  {
+    const std::lock_guard lock(host_mutex_);
+    if (hosts_error_) Keep(*hosts_error_);
+    hosts_error_.reset();
   }
   if (kept_) {
     const Error error = *kept_;
@@ -345,6 +449,11 @@ Result<void> CudaDevice::Check(int code, std::string_view call) const {
                    cudaGetErrorName(error) + " (" + cudaGetErrorString(error) +
                    ")",
                ""};
+}
+
+void CudaDevice::KeepHosts(const Error& error) {
+  const std::lock_guard lock(host_mutex_);
+  if (!hosts_error_) hosts_error_ = error;
 }
 
 void CudaDevice::Keep(const Result<void>& result) {

@@ -1,15 +1,12 @@
 #pragma once
-// An NVIDIA GPU as the device of a rank.
+// An NVIDIA GPU as the device of a rank. Queues are streams.
 //
-// Work runs in one stream, the queue, in the order of the calls and behind the
-// host's back: Allocate, Free, Zero, Copy and Write return at once, and memory
-// that is freed may be handed out again at once, because what uses it next
-// comes later in the queue. Who uses other streams (NcclWorld) orders them
-// against the queue by Order.
+// NcclWorld has streams of its own and orders them against the queue in use by
+// Order.
 //
 // Write returns when the host memory may be used again; it does not wait for
-// the queue. Read and Synchronize do. What goes wrong in a call that returns no
-// Result is kept and returned by the next Synchronize.
+// the queue. What goes wrong in a call that returns no Result is kept and
+// returned by the next Synchronize.
 //
 // Errors are kUnavailable and carry CUDA's name of the error:
 // "cuda:0: cudaMalloc of 4096 bytes: cudaErrorMemoryAllocation (out of
@@ -18,6 +15,7 @@
 #include <array>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -44,7 +42,7 @@ using CudaEvent = CUevent_st*;
 // a GPU.
 int CudaDeviceCount();
 
-class CudaDevice : public RankDevice {
+class CudaDevice : public QueueDevice {
  public:
   // Use MakeCudaDevice.
   explicit CudaDevice(int ordinal);
@@ -54,8 +52,6 @@ class CudaDevice : public RankDevice {
   ~CudaDevice() override;
 
   std::string_view name() const override { return name_; }
-  // One queue, one thread.
-  bool concurrent() const override { return false; }
   // One arena per category, of large chunks that stay reserved. The account
   // counts what is asked for, as on every device.
   Result<void*> Allocate(Bytes size, MemoryCategory category) override;
@@ -66,8 +62,19 @@ class CudaDevice : public RankDevice {
   void Write(void* device_to, const void* host_from, Bytes size) override;
   void Read(void* host_to, const void* device_from, Bytes size) override;
   Result<const Kernel*> FindKernel(std::string_view kernel) const override;
-  // Of queue(), with a workspace.
-  CudaQueue* kernel_queue() override { return kernel_queue_.get(); }
+  void Launch(const Kernel& kernel, const KernelCall& call) override;
+
+  Result<int> MakeQueue(StreamRole role) override;
+  void UseQueue(int queue) override;
+  void Mark(int mark) override;
+  void Await(int mark) override;
+  Result<Duration> Between(int first, int second) override;
+  void EnqueueWrite(void* device_to, const void* host_from,
+                    Bytes size) override;
+  void EnqueueRead(void* host_to, const void* device_from, Bytes size) override;
+  Result<void> Pin(void* host_data, Bytes size) override;
+  void Unpin(void* host_data) override;
+  void EnqueueOnHost(std::function<Result<void>()> function) override;
   Result<void> Synchronize() override;
 
   // What the arenas hold of the GPU's memory, whether or not it is in use.
@@ -75,7 +82,9 @@ class CudaDevice : public RankDevice {
 
   // Makes this device the calling thread's current one, which NCCL wants.
   Result<void> Select() const;
-  CudaStream queue() const { return queue_; }
+  // The queue in use, and what kernels in it are given.
+  CudaStream queue() const;
+  CudaQueue& kernel_queue() const { return *queues_[in_use_]; }
   // A further stream, owned by the device. Streams that communicate have the
   // highest priority, so that a transfer need not wait for compute kernels to
   // leave multiprocessors free; kCompute has the lowest.
@@ -115,6 +124,7 @@ class CudaDevice : public RankDevice {
   };
 
   Result<void> Open();
+  Result<int> AddQueue(StreamRole role, int64_t workspace_bytes);
   Result<void*> Reserve(int64_t bytes);
   Result<Staging*> NextStaging();
   Result<void> WriteThroughStaging(std::byte* to, const std::byte* from,
@@ -124,16 +134,18 @@ class CudaDevice : public RankDevice {
   // `code` is a cudaError_t.
   Result<void> Check(int code, std::string_view call) const;
   void Keep(const Result<void>& result);  // the first error
+  void KeepHosts(const Error& error);     // by a thread of CUDA's
 
   const int ordinal_;
   const std::string name_;
-  CudaStream queue_ = nullptr;
   std::unique_ptr<CudaMatMul> matmul_;
   std::unique_ptr<CudaSdpa> sdpa_;
-  std::unique_ptr<CudaQueue> kernel_queue_;
+  std::vector<std::unique_ptr<CudaQueue>> queues_;
+  size_t in_use_ = 0;
+  std::vector<CudaEvent> marks_;  // with times
   int lowest_priority_ = 0;
   int highest_priority_ = 0;
-  std::vector<CudaStream> streams_;  // all, the queue among them
+  std::vector<CudaStream> streams_;  // all, those of the queues among them
   std::vector<CudaEvent> events_;    // all
   std::vector<CudaEvent> free_events_;
   std::vector<void*> chunks_;
@@ -143,6 +155,8 @@ class CudaDevice : public RankDevice {
   size_t next_staging_ = 0;
   WhileWaiting while_waiting_;
   std::optional<Error> kept_;
+  std::mutex host_mutex_;  // guards what follows
+  std::optional<Error> hosts_error_;
 };
 
 // GPU `ordinal` of those that CUDA_VISIBLE_DEVICES leaves visible. Its first

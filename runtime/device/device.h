@@ -5,14 +5,17 @@
 // All work of a device (copies, zeroing, kernels) runs in one queue, in the
 // order of the calls; Synchronize waits for it. Pointers are the device's own:
 // only Read and Write reach them from the host. A device belongs to one thread
-// at a time, unless it is concurrent().
+// at a time, unless it is concurrent(). One that works behind the host's back
+// has further queues (QueueDevice).
 
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <string_view>
 
 #include "planner/base/result.h"
 #include "planner/base/units.h"
+#include "planner/lower/task_graph.h"
 #include "planner/plan/evaluation.h"
 #include "planner/plan/layout.h"
 #include "runtime/device/memory_account.h"
@@ -30,6 +33,8 @@ struct StridedCopy {
   std::array<int64_t, kMaxDims> from_strides = {};
   std::array<int64_t, kMaxDims> to_strides = {};
 };
+
+class QueueDevice;
 
 class RankDevice {
  public:
@@ -59,10 +64,16 @@ class RankDevice {
   // kNotFound for an unknown kernel.
   virtual Result<const Kernel*> FindKernel(std::string_view kernel) const = 0;
 
+  // Runs a kernel of this device. The call's spans and what they point to need
+  // not outlive Launch.
+  virtual void Launch(const Kernel& kernel, const KernelCall& call) {
+    kernel.run(call);
+  }
   // On which the kernels may run; null for one.
   virtual ThreadPool* threads() { return nullptr; }
-  // Where kernels are enqueued; null where they run in their call.
-  virtual CudaQueue* kernel_queue() { return nullptr; }
+
+  // This device, if calls return before their work has run; else null.
+  virtual QueueDevice* queues() { return nullptr; }
 
   virtual Result<void> Synchronize() = 0;
 
@@ -70,6 +81,46 @@ class RankDevice {
 
  protected:
   MemoryAccount account_;
+};
+
+// A device whose calls enqueue their work and return: Allocate, Free, Zero,
+// Copy, Write and Launch do not wait for what was enqueued before; Read waits.
+// Calls go to the queue in use, at first queue 0; the work of one queue runs in
+// its order, that of several beside each other. Memory that was freed is handed
+// out again at once: who uses several queues allocates nothing within a step.
+class QueueDevice : public RankDevice {
+ public:
+  bool concurrent() const override { return false; }
+  QueueDevice* queues() override { return this; }
+
+  // The number of a further queue, for work of this role.
+  virtual Result<int> MakeQueue(StreamRole role) = 0;
+  virtual void UseQueue(int queue) = 0;
+
+  // Marks are numbered by the caller, from 0, as few as there are. Mark notes
+  // the place that the queue in use has come to; Await lets it wait for where a
+  // mark was noted last.
+  virtual void Mark(int mark) = 0;
+  virtual void Await(int mark) = 0;
+  // From one mark to another, after Synchronize.
+  virtual Result<Duration> Between(int first, int second) = 0;
+
+  // The host's memory is read or written when the queue comes to it; it was
+  // passed to Pin, as a whole or in part, so that the copy needs no other.
+  virtual void EnqueueWrite(void* device_to, const void* host_from,
+                            Bytes size) = 0;
+  virtual void EnqueueRead(void* host_to, const void* device_from,
+                           Bytes size) = 0;
+  virtual Result<void> Pin(void* host_data, Bytes size) = 0;
+  virtual void Unpin(void* host_data) = 0;
+
+  // The function runs on a thread of the host when the queue comes to it, and
+  // the queue goes on when it returns. It makes no call of the device. Its
+  // error is returned by Synchronize.
+  virtual void EnqueueOnHost(std::function<Result<void>()> function) = 0;
+
+  // Waits for queue 0 alone, and returns the first error of all.
+  Result<void> Synchronize() override = 0;
 };
 
 }  // namespace tessera

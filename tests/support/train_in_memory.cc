@@ -21,6 +21,7 @@
 #include "runtime/executor.h"
 #include "runtime/train_state.h"
 #include "runtime/trainer.h"
+#include "tests/support/queue_cpu_device.h"
 
 namespace tessera {
 namespace {
@@ -214,8 +215,7 @@ struct Peaks {
 
 Result<Peaks> TrainRank(const Graph& graph, const TaskGraph& tasks,
                         const TrainInMemoryOptions& options, CommWorld& world,
-                        Gathered& gathered) {
-  CpuDevice device(1, options.concurrent);
+                        RankDevice& device, Gathered& gathered) {
   TESSERA_TRY(
       const auto executor,
       RankExecutor::Create(
@@ -249,6 +249,18 @@ Result<Peaks> TrainRank(const Graph& graph, const TaskGraph& tasks,
     peaks.file.total = executor->file()->length();
   }
   return peaks;
+}
+
+Result<Peaks> TrainRank(const Graph& graph, const TaskGraph& tasks,
+                        const TrainInMemoryOptions& options, CommWorld& world,
+                        Gathered& gathered) {
+  if (options.streams == StreamsRun::kInQueues) {
+    QueueCpuDevice device(static_cast<uint64_t>(world.world_rank()));
+    const auto queue_world = MakeQueueWorld(world, device);
+    return TrainRank(graph, tasks, options, *queue_world, device, gathered);
+  }
+  CpuDevice device(1, options.streams == StreamsRun::kOnThreads);
+  return TrainRank(graph, tasks, options, world, device, gathered);
 }
 
 }  // namespace

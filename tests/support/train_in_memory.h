@@ -21,11 +21,15 @@ struct Trained {
   std::vector<MemoryUse> files;       // the length of its file, as total
 };
 
+// How a rank's streams run: all in issue order, beside each other on threads,
+// or as queues of a device that works behind the host's back.
+enum class StreamsRun : uint8_t { kInOrder, kOnThreads, kInQueues };
+
 struct TrainInMemoryOptions {
   TrainingOptions training = {.learning_rate = 0.01};
   int64_t steps = 5;
   uint64_t seed = 7;
-  bool concurrent = true;      // streams beside each other
+  StreamsRun streams = StreamsRun::kOnThreads;
   std::string load_path = {};  // checkpoint to start from; empty: none
   std::string save_path = {};  // checkpoint to leave; empty: none
 };

@@ -112,5 +112,24 @@ TEST(Staging, Transfers) {
             48);
 }
 
+// Rows in three parts (2, 1, 1) to rows in two and columns in two: the first
+// shard goes as two halves of 2 x 3 elements, which do not lie in one piece.
+TEST(Staging, RaggedTransfer) {
+  const DeviceGroup three = {
+      "three", {DeviceId(0), DeviceId(1), DeviceId(2)}, {{"a", 3}}};
+  const DeviceGroup four = {
+      "four",
+      {DeviceId(3), DeviceId(4), DeviceId(5), DeviceId(6)},
+      {{"a", 2}, {"b", 2}}};
+  Layout halves = Rows();
+  halves.dims[1] = 2;
+  const std::vector<Value> values = {Tensor4x6(Rows())};
+  const Value there = Tensor4x6(halves);
+  Task task;
+  task.kind = TaskKind::kSend;
+  task.reads = {ValueId(0)};
+  EXPECT_EQ(StagingBytes(task, values, three, &there, &four).value, 2 * 3 * 4);
+}
+
 }  // namespace
 }  // namespace tessera

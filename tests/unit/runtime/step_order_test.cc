@@ -30,12 +30,6 @@ std::vector<std::vector<bool>> Closure(
   return after;
 }
 
-std::vector<std::vector<int>> WaitsOf(const std::vector<JobOrder>& order) {
-  std::vector<std::vector<int>> waits;
-  for (const JobOrder& job : order) waits.push_back(job.waits);
-  return waits;
-}
-
 std::vector<EnqueuedJob> RandomJobs(Rng& rng, int count, int streams) {
   std::vector<EnqueuedJob> jobs(static_cast<size_t>(count));
   for (int i = 0; i < count; ++i) {
@@ -48,38 +42,30 @@ std::vector<EnqueuedJob> RandomJobs(Rng& rng, int count, int streams) {
   return jobs;
 }
 
-// Compute 0 and 2, a reduction 1 between them: one event each way.
-TEST(OrderJobs, WaitsAcrossStreamsOnly) {
-  const auto order = OrderJobs({{0, {}}, {1, {0}}, {0, {0, 1}}, {0, {0, 1}}});
-  EXPECT_EQ(order[1].waits, std::vector<int>{0});
-  EXPECT_EQ(order[2].waits, std::vector<int>{1});
-  EXPECT_TRUE(order[3].waits.empty());  // stream 0 has waited
-  EXPECT_TRUE(order[0].marks && order[1].marks);
-  EXPECT_FALSE(order[2].marks || order[3].marks);
+// Compute 0 and 2, a reduction 1 between them: one wait each way.
+TEST(WaitsOf, WaitsAcrossStreamsOnly) {
+  const auto waits = WaitsOf({{0, {}}, {1, {0}}, {0, {0, 1}}, {0, {0, 1}}});
+  EXPECT_EQ(waits[1], std::vector<int>{0});
+  EXPECT_EQ(waits[2], std::vector<int>{1});
+  EXPECT_TRUE(waits[3].empty());  // stream 0 has waited
 }
 
-TEST(OrderJobs, ImpliesAllDependenciesAndLeavesNoneOutThatItNeeds) {
+TEST(WaitsOf, ImpliesAllDependenciesAndNeedsEachWait) {
   Rng rng(1);
   for (int round = 0; round < 200; ++round) {
     const auto jobs = RandomJobs(rng, 40, 1 + round % 5);
-    const auto order = OrderJobs(jobs);
-    const auto waits = WaitsOf(order);
+    const auto waits = WaitsOf(jobs);
     const auto after = Closure(jobs, waits);
-    std::vector<bool> waited(jobs.size());
     for (size_t i = 0; i < jobs.size(); ++i) {
       for (int dep : jobs[i].deps) {
         EXPECT_TRUE(after[i][static_cast<size_t>(dep)]) << i << " " << dep;
       }
       for (int wait : waits[i]) {
-        waited[static_cast<size_t>(wait)] = true;
         auto fewer = waits;
         std::erase(fewer[i], wait);
         EXPECT_FALSE(Closure(jobs, fewer)[i][static_cast<size_t>(wait)])
             << i << " need not wait for " << wait;
       }
-    }
-    for (size_t i = 0; i < jobs.size(); ++i) {
-      EXPECT_EQ(order[i].marks, waited[i]);
     }
   }
 }
@@ -120,7 +106,7 @@ TEST(PlaceBuffers, SharedRoomIsNeverInUseTwice) {
                         buffer.jobs.end());
     }
     const BufferPlaces places = PlaceBuffers(buffers, 64, jobs);
-    const auto after = Closure(jobs, WaitsOf(OrderJobs(jobs)));
+    const auto after = Closure(jobs, WaitsOf(jobs));
     int64_t sum = 0;
     for (size_t a = 0; a < buffers.size(); ++a) {
       const int64_t begin = places.offsets[a];

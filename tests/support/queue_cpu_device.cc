@@ -1,0 +1,305 @@
+#include "tests/support/queue_cpu_device.h"
+
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "planner/base/rng.h"
+
+namespace tessera {
+namespace {
+
+// One job in so many is late, by as long as many small jobs take.
+constexpr uint32_t kLateOneIn = 16;
+constexpr std::chrono::microseconds kLate{50};
+
+}  // namespace
+
+QueueCpuDevice::QueueCpuDevice(uint64_t seed) : seed_(seed) {
+  TESSERA_CHECK(MakeQueue(StreamRole::kCompute).has_value());
+}
+
+QueueCpuDevice::~QueueCpuDevice() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  for (const auto& queue : queues_) queue->thread.join();
+}
+
+Result<int> QueueCpuDevice::MakeQueue(StreamRole) {
+  const std::lock_guard lock(mutex_);
+  queues_.push_back(std::make_unique<Queue>());
+  Queue& queue = *queues_.back();
+  const uint64_t seed = Mix64(seed_ + queues_.size());
+  queue.thread = std::thread([this, &queue, seed] { Work(queue, seed); });
+  return static_cast<int>(queues_.size()) - 1;
+}
+
+void QueueCpuDevice::Work(Queue& queue, uint64_t seed) {
+  Rng rng(seed);
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return ends_ || !queue.jobs.empty(); });
+    if (queue.jobs.empty()) return;
+    const std::function<void()> job = std::move(queue.jobs.front());
+    queue.jobs.pop_front();
+    lock.unlock();
+    if (rng.Below(kLateOneIn) == 0) std::this_thread::sleep_for(kLate);
+    job();
+    lock.lock();
+  }
+}
+
+void QueueCpuDevice::Enqueue(std::function<void()> job) {
+  {
+    const std::lock_guard lock(mutex_);
+    queues_[in_use_]->jobs.push_back(std::move(job));
+  }
+  changed_.notify_all();
+}
+
+// ---- Memory and kernels
+
+Result<void*> QueueCpuDevice::Allocate(Bytes size, MemoryCategory category) {
+  TESSERA_TRY(void* const data, memory_.Allocate(size, category));
+  account_.Add(category, size);
+  return data;
+}
+
+// What is enqueued may use it still, and nobody else does before the end.
+void QueueCpuDevice::Free(void* data) {
+  Drain();
+  memory_.Free(data);
+}
+
+void QueueCpuDevice::Zero(void* data, Bytes size) {
+  Enqueue([=, this] { memory_.Zero(data, size); });
+}
+
+void QueueCpuDevice::Copy(void* to, const void* from, const StridedCopy& copy) {
+  Enqueue([=, this] { memory_.Copy(to, from, copy); });
+}
+
+void QueueCpuDevice::Write(void* device_to, const void* host_from, Bytes size) {
+  const auto* const from = static_cast<const std::byte*>(host_from);
+  Enqueue([device_to, bytes = std::vector<std::byte>(from, from + size.value)] {
+    if (!bytes.empty()) std::memcpy(device_to, bytes.data(), bytes.size());
+  });
+}
+
+void QueueCpuDevice::Read(void* host_to, const void* device_from, Bytes size) {
+  EnqueueRead(host_to, device_from, size);
+  Drain();
+}
+
+void QueueCpuDevice::EnqueueWrite(void* device_to, const void* host_from,
+                                  Bytes size) {
+  Enqueue([=, this] { memory_.Write(device_to, host_from, size); });
+}
+
+void QueueCpuDevice::EnqueueRead(void* host_to, const void* device_from,
+                                 Bytes size) {
+  Enqueue([=, this] { memory_.Read(host_to, device_from, size); });
+}
+
+Result<const Kernel*> QueueCpuDevice::FindKernel(
+    std::string_view kernel) const {
+  return memory_.FindKernel(kernel);
+}
+
+void QueueCpuDevice::Launch(const Kernel& kernel, const KernelCall& call) {
+  struct Copied {
+    std::vector<Attribute> attributes;
+    std::vector<LocalTensor> operands;
+    std::vector<LocalTensor> results;
+    KernelCall call;
+  };
+  auto copied = std::make_shared<Copied>();
+  copied->attributes = {call.attributes.begin(), call.attributes.end()};
+  copied->operands = {call.operands.begin(), call.operands.end()};
+  copied->results = {call.results.begin(), call.results.end()};
+  copied->call = call;
+  copied->call.attributes = copied->attributes;
+  copied->call.operands = copied->operands;
+  copied->call.results = copied->results;
+  Enqueue([&kernel, copied] { kernel.run(copied->call); });
+}
+
+// ---- Order
+
+void QueueCpuDevice::Mark(int mark) {
+  const auto m = static_cast<size_t>(mark);
+  int64_t count = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (marks_.size() <= m) marks_.resize(m + 1);
+    count = ++marks_[m].enqueued;
+  }
+  Enqueue([this, m, count] {
+    {
+      const std::lock_guard lock(mutex_);
+      marks_[m].reached = count;
+      marks_[m].time = Clock::now();
+    }
+    changed_.notify_all();
+  });
+}
+
+void QueueCpuDevice::Await(int mark) {
+  const auto m = static_cast<size_t>(mark);
+  int64_t count = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    count = marks_[m].enqueued;
+  }
+  Enqueue([this, m, count] {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return marks_[m].reached >= count; });
+  });
+}
+
+Result<Duration> QueueCpuDevice::Between(int first, int second) {
+  const std::lock_guard lock(mutex_);
+  const auto time = marks_[static_cast<size_t>(second)].time -
+                    marks_[static_cast<size_t>(first)].time;
+  return Duration{
+      std::chrono::duration_cast<std::chrono::nanoseconds>(time).count() *
+      1000};
+}
+
+void QueueCpuDevice::EnqueueOnHost(std::function<Result<void>()> function) {
+  Enqueue([this, function = std::move(function)] {
+    auto done = function();
+    if (done) return;
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_ = done.error();
+  });
+}
+
+void QueueCpuDevice::Drain() {
+  bool drained = false;
+  Enqueue([&] {
+    const std::lock_guard lock(mutex_);
+    drained = true;
+    changed_.notify_all();
+  });
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return drained; });
+}
+
+Result<void> QueueCpuDevice::Synchronize() {
+  const size_t in_use = std::exchange(in_use_, 0);
+  Drain();
+  in_use_ = in_use;
+  const std::lock_guard lock(mutex_);
+  if (!error_) return {};
+  const Error error = *std::exchange(error_, std::nullopt);
+  return error;
+}
+
+// ---- Communication
+
+namespace {
+
+class QueueCommunicator : public Communicator {
+ public:
+  QueueCommunicator(Communicator& inner, QueueCpuDevice& device)
+      : inner_(inner), device_(device) {}
+
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+
+  Result<void> AllReduce(void* data, int64_t count, DType dtype) override {
+    return Enqueue([=, this] { return inner_.AllReduce(data, count, dtype); });
+  }
+  Result<void> AllGather(const void* send, int64_t send_bytes, void* recv,
+                         std::span<const int64_t> bytes_per_rank) override {
+    return Enqueue([=, this, bytes = Copied(bytes_per_rank)] {
+      return inner_.AllGather(send, send_bytes, recv, bytes);
+    });
+  }
+  Result<void> ReduceScatter(const void* send, void* recv,
+                             std::span<const int64_t> counts_per_rank,
+                             DType dtype) override {
+    return Enqueue([=, this, counts = Copied(counts_per_rank)] {
+      return inner_.ReduceScatter(send, recv, counts, dtype);
+    });
+  }
+  Result<void> AllToAll(const void* send, std::span<const int64_t> send_bytes,
+                        void* recv,
+                        std::span<const int64_t> recv_bytes) override {
+    return Enqueue(
+        [=, this, sent = Copied(send_bytes), received = Copied(recv_bytes)] {
+          return inner_.AllToAll(send, sent, recv, received);
+        });
+  }
+  Result<void> Broadcast(void* data, int64_t bytes, int root) override {
+    return Enqueue([=, this] { return inner_.Broadcast(data, bytes, root); });
+  }
+  Result<void> Barrier() override {
+    device_.Drain();
+    return inner_.Barrier();
+  }
+  Result<void> Send(const void* data, int64_t bytes, int peer,
+                    uint64_t tag) override {
+    return Enqueue([=, this] { return inner_.Send(data, bytes, peer, tag); });
+  }
+  Result<void> Recv(void* data, int64_t bytes, int peer,
+                    uint64_t tag) override {
+    return Enqueue([=, this] { return inner_.Recv(data, bytes, peer, tag); });
+  }
+
+ private:
+  static std::vector<int64_t> Copied(std::span<const int64_t> counts) {
+    return {counts.begin(), counts.end()};
+  }
+  Result<void> Enqueue(std::function<Result<void>()> operation) {
+    device_.EnqueueOnHost(std::move(operation));
+    return {};
+  }
+
+  Communicator& inner_;
+  QueueCpuDevice& device_;
+};
+
+class QueueWorld : public CommWorld {
+ public:
+  QueueWorld(CommWorld& inner, QueueCpuDevice& device)
+      : inner_(inner), device_(device) {}
+
+  int world_rank() const override { return inner_.world_rank(); }
+  int world_size() const override { return inner_.world_size(); }
+  Result<Communicator*> Group(std::span<const int> ranks) override {
+    TESSERA_TRY(Communicator* const group, inner_.Group(ranks));
+    auto& made = groups_[group];
+    if (made == nullptr) {
+      made = std::make_unique<QueueCommunicator>(*group, device_);
+    }
+    return made.get();
+  }
+  Result<void> Flush() override {
+    TESSERA_RETURN_IF_ERROR(device_.Synchronize());
+    return inner_.Flush();
+  }
+  void Abort(std::string_view reason) override { inner_.Abort(reason); }
+  void SetCurrentTask(std::string_view task) override {
+    inner_.SetCurrentTask(task);
+  }
+
+ private:
+  CommWorld& inner_;
+  QueueCpuDevice& device_;
+  std::map<Communicator*, std::unique_ptr<QueueCommunicator>> groups_;
+};
+
+}  // namespace
+
+std::unique_ptr<CommWorld> MakeQueueWorld(CommWorld& world,
+                                          QueueCpuDevice& device) {
+  return std::make_unique<QueueWorld>(world, device);
+}
+
+}  // namespace tessera
