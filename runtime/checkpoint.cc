@@ -8,6 +8,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "runtime/comm/host_messages.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/staging.h"
 #include "runtime/float16.h"
@@ -49,7 +50,7 @@ struct Verdict {
 };
 
 Result<void> Announce(const Result<void>& written, const std::string& path,
-                      Communicator& all) {
+                      HostMessages all) {
   Verdict verdict;
   if (!written) {
     verdict.failed = 1;
@@ -225,7 +226,7 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
     if (all.rank() == 0 && written) written = writer->Write(elements);
   }
   if (writer && written) written = writer->Commit();
-  return Announce(written, path, all);
+  return Announce(written, path, {executor.device(), all});
 }
 
 Result<void> LoadCheckpoint(const std::string& path, const Graph& graph,

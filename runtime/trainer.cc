@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "runtime/checkpoint.h"
+#include "runtime/comm/host_messages.h"
 #include "runtime/device/process_memory.h"
 #include "runtime/train_state.h"
 
@@ -75,6 +76,7 @@ class Trainer {
       : job_(job),
         executor_(executor),
         all_(all),
+        messages_(executor.device(), all),
         resident_before_(resident_before) {
     if (job.learning_rate) {
       learning_rate_ = *job.learning_rate;
@@ -135,9 +137,9 @@ class Trainer {
     if (self == loss_rank) mine.loss = LossOf(executor_);
     mine.picoseconds = timeline.step_time.picoseconds;
     mine.stop = job_.stop != nullptr && job_.stop->load() ? 1 : 0;
-    const std::vector<int64_t> sizes(ranks, sizeof(Outcome));
+    const Outcome sent = mine;
     TESSERA_RETURN_IF_ERROR(
-        all_.AllGather(&mine, sizeof(Outcome), outcomes.data(), sizes));
+        messages_.AllGather(&sent, sizeof(Outcome), outcomes.data()));
 
     StepReport report;
     report.step = step;
@@ -171,7 +173,7 @@ class Trainer {
       double loss = 0;
       const auto rank = static_cast<int>(LossRank());
       if (all_.rank() == rank) loss = LossOf(*validator_);
-      TESSERA_RETURN_IF_ERROR(all_.Broadcast(&loss, sizeof(loss), rank));
+      TESSERA_RETURN_IF_ERROR(messages_.Broadcast(&loss, sizeof(loss), rank));
       TESSERA_TRY(const int64_t counted, job_.validation.labels(i));
       sum += loss * static_cast<double>(counted);
       labels += counted;
@@ -212,19 +214,20 @@ class Trainer {
     header.os_peak = PeakResidentBytes() - resident_before_;
     header.step_picoseconds = timeline.step_time.picoseconds;
     header.spans = static_cast<int64_t>(timeline.spans.size());
-    TESSERA_RETURN_IF_ERROR(all_.Send(&header, sizeof(header), 0, kReportTag));
-    TESSERA_RETURN_IF_ERROR(all_.Send(
+    TESSERA_RETURN_IF_ERROR(
+        messages_.Send(&header, sizeof(header), 0, kReportTag));
+    TESSERA_RETURN_IF_ERROR(messages_.Send(
         timeline.spans.data(), header.spans * SpanBytes(), 0, kReportTag + 1));
     for (int rank = 0; all_.rank() == 0 && rank < all_.size(); ++rank) {
       ReportHeader theirs;
       TESSERA_RETURN_IF_ERROR(
-          all_.Recv(&theirs, sizeof(theirs), rank, kReportTag));
+          messages_.Recv(&theirs, sizeof(theirs), rank, kReportTag));
       Timeline received;
       received.step_time = {theirs.step_picoseconds};
       received.spans.resize(static_cast<size_t>(theirs.spans));
-      TESSERA_RETURN_IF_ERROR(all_.Recv(received.spans.data(),
-                                        theirs.spans * SpanBytes(), rank,
-                                        kReportTag + 1));
+      TESSERA_RETURN_IF_ERROR(messages_.Recv(received.spans.data(),
+                                             theirs.spans * SpanBytes(), rank,
+                                             kReportTag + 1));
       summary_.memory.push_back(theirs.memory);
       summary_.host_memory.push_back(theirs.host_memory);
       summary_.files.push_back(theirs.file);
@@ -240,6 +243,7 @@ class Trainer {
   const TrainingJob& job_;
   RankExecutor& executor_;
   Communicator& all_;
+  HostMessages messages_;
   const Bytes resident_before_;
   LearningRate learning_rate_;
   TaskGraph loss_tasks_;

@@ -330,7 +330,7 @@ Result<int> CudaDevice::MakeQueue(StreamRole role) {
 }
 
 void CudaDevice::UseQueue(int queue) {
-  in_use_ = static_cast<size_t>(queue);
+  queue_in_use_ = static_cast<size_t>(queue);
 }
 
 CudaStream CudaDevice::queue() const {

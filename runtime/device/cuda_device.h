@@ -84,7 +84,7 @@ class CudaDevice : public QueueDevice {
   Result<void> Select() const;
   // The queue in use, and what kernels in it are given.
   CudaStream queue() const;
-  CudaQueue& kernel_queue() const { return *queues_[in_use_]; }
+  CudaQueue& kernel_queue() const { return *queues_[queue_in_use_]; }
   // A further stream, owned by the device. Streams that communicate have the
   // highest priority, so that a transfer need not wait for compute kernels to
   // leave multiprocessors free; kCompute has the lowest.
@@ -141,7 +141,7 @@ class CudaDevice : public QueueDevice {
   std::unique_ptr<CudaMatMul> matmul_;
   std::unique_ptr<CudaSdpa> sdpa_;
   std::vector<std::unique_ptr<CudaQueue>> queues_;
-  size_t in_use_ = 0;
+  size_t queue_in_use_ = 0;
   std::vector<CudaEvent> marks_;  // with times
   int lowest_priority_ = 0;
   int highest_priority_ = 0;

@@ -23,6 +23,7 @@
 #include "runtime/safetensors.h"
 #include "runtime/train_state.h"
 #include "runtime/trainer.h"
+#include "tests/support/queue_cpu_device.h"
 
 namespace tessera {
 
@@ -130,6 +131,7 @@ struct TinyRun {
   const Batches* batches = nullptr;  // where null: random places
   std::optional<LearningRate> learning_rate = {};
   int64_t validate_every = 0;
+  bool in_queues = false;  // on a device that works behind the host's back
 };
 
 // Trains on one thread per rank. What rank 0 returns; errors of other ranks
@@ -145,6 +147,8 @@ inline Result<TrainingResult> TrainTiny(const Graph& graph,
   RunThreads(ranks, [&](int rank) {
     const auto r = static_cast<size_t>(rank);
     CpuDevice device;
+    QueueCpuDevice queues(r);
+    const auto queue_world = MakeQueueWorld(*worlds[r], queues);
     TrainingJob job;
     job.graph = &graph;
     job.tasks = &tasks;
@@ -152,8 +156,9 @@ inline Result<TrainingResult> TrainTiny(const Graph& graph,
     job.seed = run.seed;
     job.steps = run.steps;
     job.load = LoadFrom(data, run.seed, graph);
-    job.world = worlds[r].get();
+    job.world = run.in_queues ? queue_world.get() : worlds[r].get();
     job.device = &device;
+    if (run.in_queues) job.device = &queues;
     job.load_path = run.load_path;
     job.save_path = run.save_path;
     job.save_every = run.save_every;

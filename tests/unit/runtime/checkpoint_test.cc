@@ -292,6 +292,27 @@ TEST_F(Checkpoint, StopFinishesTheStepAndSaves) {
   EXPECT_EQ(SafetensorsFile::Open(path_)->metadata().at("step"), "1");
 }
 
+// What the ranks tell each other, read and write does not depend on the device.
+TEST_F(Checkpoint, DeviceWithQueues) {
+  const TaskGraph tasks = Tasks(4, "dp=2,pp=2,zero=1");
+  TinyRun run;
+  run.steps = 3;
+  run.save_path = path_;
+  const auto expected = *TrainTiny(graph_, tasks, data_, run);
+  run.save_path = other_;
+  run.in_queues = true;
+  const auto result = *TrainTiny(graph_, tasks, data_, run);
+  EXPECT_EQ(result.losses, expected.losses);
+  EXPECT_EQ(ReadBytes(other_), ReadBytes(path_));
+  ASSERT_EQ(result.timelines.size(), 4u);
+  for (const Timeline& timeline : result.timelines) {
+    for (const Span& span : timeline.spans) {
+      EXPECT_LE(span.start, span.end);
+      EXPECT_LE(span.end, timeline.step_time);
+    }
+  }
+}
+
 TEST_F(Checkpoint, ReportsEveryRank) {
   TinyRun run;
   run.steps = 4;

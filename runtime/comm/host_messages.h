@@ -1,0 +1,37 @@
+#pragma once
+// HostMessages: what little the ranks of a group tell each other beside
+// tensors, from and to host memory. The communicators of a device with queues
+// take the device's memory: there it goes through a buffer of the device.
+//
+// Meaning, order and errors are those of Communicator. All calls wait.
+
+#include <cstdint>
+
+#include "planner/base/result.h"
+#include "runtime/comm/communicator.h"
+#include "runtime/device/device.h"
+
+namespace tessera {
+
+class HostMessages {
+ public:
+  // Both outlive it.
+  HostMessages(RankDevice& device, Communicator& group)
+      : device_(device), group_(group) {}
+
+  int rank() const { return group_.rank(); }
+  int size() const { return group_.size(); }
+
+  // `bytes` of every rank, in rank order.
+  Result<void> AllGather(const void* send, int64_t bytes, void* recv);
+  Result<void> Broadcast(void* data, int64_t bytes, int root);
+  Result<void> Send(const void* data, int64_t bytes, int peer, uint64_t tag);
+  Result<void> Recv(void* data, int64_t bytes, int peer, uint64_t tag);
+  Result<void> Barrier() { return group_.Barrier(); }
+
+ private:
+  RankDevice& device_;
+  Communicator& group_;
+};
+
+}  // namespace tessera
