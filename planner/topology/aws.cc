@@ -14,7 +14,8 @@ Result<Cluster> MakeP4d(int nodes, std::optional<int> gpus) {
                               .pcie = "pcie4-x16",
                               .gpus_per_pcie_switch = 2,
                               .gpus_per_nic = 2,
-                              .nic = "efa-100g"},
+                              .nic = "efa-100g",
+                              .host = "p4d.24xlarge"},
                              nodes, gpus);
 }
 
@@ -24,7 +25,8 @@ Result<Cluster> MakeP5(int nodes, std::optional<int> gpus) {
                               .pcie = "pcie5-x16",
                               .gpus_per_pcie_switch = 1,
                               .gpus_per_nic = 1,
-                              .nic = "efa-4x100g"},
+                              .nic = "efa-4x100g",
+                              .host = "p5.48xlarge"},
                              nodes, gpus);
 }
 

@@ -78,8 +78,9 @@ std::vector<VertexId> AddCubeMesh(Cluster& cluster, int n, int gpus,
 
 Cluster MakeCubeMesh(int nodes, std::optional<int> gpus,
                      std::string_view device, bool nic_per_switch,
-                     std::string_view nic_link) {
+                     std::string_view nic_link, std::string_view host) {
   Cluster cluster;
+  cluster.host = HostOf(host);
   std::vector<std::vector<VertexId>> nics;
   for (int n = 0; n < nodes; ++n) {
     nics.push_back(
@@ -92,11 +93,13 @@ Cluster MakeCubeMesh(int nodes, std::optional<int> gpus,
 }  // namespace
 
 Result<Cluster> MakeDgx1V100(int nodes, std::optional<int> gpus) {
-  return MakeCubeMesh(nodes, gpus, "v100-sxm2-32gb", true, "ib-edr");
+  return MakeCubeMesh(nodes, gpus, "v100-sxm2-32gb", true, "ib-edr",
+                      "dgx1-v100");
 }
 
 Result<Cluster> MakeP3(int nodes, std::optional<int> gpus) {
-  return MakeCubeMesh(nodes, gpus, "v100-sxm2-16gb", false, "ena-25g");
+  return MakeCubeMesh(nodes, gpus, "v100-sxm2-16gb", false, "ena-25g",
+                      "p3.16xlarge");
 }
 
 }  // namespace tessera

@@ -23,7 +23,7 @@ constexpr NvSwitchNode DgxA100(std::string_view device, std::string_view host) {
 
 constexpr NvSwitchNode OneNicPerGpu(std::string_view device, int gpus,
                                     std::string_view nvlink,
-                                    std::string_view host = {}) {
+                                    std::string_view host) {
   return {.device = device,
           .gpus = gpus,
           .nvlink = nvlink,
@@ -62,8 +62,9 @@ Result<Cluster> MakeDgxB200(int nodes, std::optional<int> gpus) {
 }
 
 Result<Cluster> MakeGb200Nvl72(int nodes, std::optional<int> gpus) {
-  return MakeNvSwitchCluster(OneNicPerGpu("gb200-186gb", 72, "nvlink5-nvl72"),
-                             nodes, gpus);
+  return MakeNvSwitchCluster(
+      OneNicPerGpu("gb200-186gb", 72, "nvlink5-nvl72", "gb200-nvl72"), nodes,
+      gpus);
 }
 
 }  // namespace tessera

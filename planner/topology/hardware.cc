@@ -307,6 +307,64 @@ std::vector<HostRow> MakeHosts() {
           2 * kTB, 716.8 * kGiga, 50.4 * kGiga, 30 * kTB, 56 * kGiga,
           30.4 * kGiga),
   };
+  const std::string no_drives = "; no drives of its own";
+  const std::vector<HostRow> others = {
+      row("gb200-nvl72",
+          "NVIDIA GB200 NVL72 datasheet (2024): 36 Grace CPUs, 17 TB of "
+          "LPDDR5X "
+          "at 18.4 TB/s; NVLink-C2C of 900 GB/s both ways for each CPU and its "
+          "two GPUs; no drives are named; 80 % of the memory's peak and of the "
+          "link reached (assumed)",
+          17 * kTB, 18400 * kGiga, 180 * kGiga, 0, 0, 0),
+      row("dgx1-v100",
+          "NVIDIA DGX-1 datasheet (2017): 512 GB of DDR4-2133, two Xeon "
+          "E5-2698 v4 of 4 channels (136.5 GB/s), four SSDs of 1.92 TB (SATA "
+          "3; "
+          "0.54 GB/s read and 0.52 written each, as Samsung PM863a's "
+          "datasheet), two GPUs on a PCIe 3 switch" +
+              sharing,
+          512 * kGB, 136.5 * kGiga, 6.3 * kGiga, 7680 * kGB, 2.16 * kGiga,
+          2.08 * kGiga),
+      row("p3.16xlarge",
+          "Amazon EC2 P3 page (2017): 488 GiB, two Xeon E5-2686 v4 of 4 "
+          "channels DDR4-2400 (153.6 GB/s), two GPUs on a PCIe 3 switch" +
+              sharing + no_drives,
+          int64_t{488} << 30, 153.6 * kGiga, 6.3 * kGiga, 0, 0, 0),
+      row("p4d.24xlarge",
+          "Amazon EC2 P4 page (2020): 1,152 GiB, two Xeon Platinum 8275CL of 6 "
+          "channels DDR4-2933 (281.6 GB/s), whose PCIe is of generation 3, two "
+          "GPUs on a switch, 8 drives of 1 TB, 16 GB/s read together; half "
+          "of that written (assumed)" +
+              sharing,
+          int64_t{1152} << 30, 281.6 * kGiga, 6.3 * kGiga, 8 * kTB, 16 * kGiga,
+          8 * kGiga),
+      row("p5.48xlarge",
+          "Amazon EC2 P5 page (2023): 2 TiB, two EPYC 7R13 of 8 channels "
+          "DDR4-3200 (409.6 GB/s), whose PCIe is of generation 4, x16 for each "
+          "GPU, 8 drives of 3.84 TB" +
+              sharing + drives,
+          int64_t{2048} << 30, 409.6 * kGiga, 25.2 * kGiga, 30 * kTB,
+          56 * kGiga, 30.4 * kGiga),
+      row("titan-rtx-pair",
+          "assumed: a workstation of 64 GB, 4 channels DDR4-2666 (85.3 GB/s; "
+          "80 "
+          "% reached), a 1 TB Samsung 970 EVO (datasheet: 3.4 GB/s read, 2.5 "
+          "written); link as pcie3-host",
+          64 * kGB, 85.3 * kGiga, 6.1 * kGiga, kTB, 3.4 * kGiga, 2.5 * kGiga),
+      row("p100-edr",
+          "Jia et al. 2019, section 8.1: 256 GB, two 10-core Xeon E5-2600 (v4: "
+          "4 channels DDR4-2133, 136.5 GB/s, assumed), PCIe 3 x16 for each "
+          "GPU" +
+              sharing + no_drives,
+          256 * kGB, 136.5 * kGiga, 12.6 * kGiga, 0, 0, 0),
+      row("k80-fdr",
+          "Jia et al. 2019, section 8.1: 256 GB, two 10-core Xeon E5-2680 (v2: "
+          "4 channels DDR3-1866, 119.4 GB/s, Intel ARK), four GPUs on a PCIe 3 "
+          "switch" +
+              sharing + no_drives,
+          256 * kGB, 119.4 * kGiga, 3.15 * kGiga, 0, 0, 0),
+  };
+  hosts.insert(hosts.end(), others.begin(), others.end());
   hosts.push_back(
       {"local-cpu",
        {"assumed: 64 GB of memory that all cores read and write at 20 GB/s, "

@@ -12,12 +12,12 @@ namespace tessera {
 struct NvSwitchNode {
   std::string_view device;
   int gpus = 8;
-  std::string_view nvlink;     // between a GPU and the NVSwitch
-  std::string_view pcie;       // between GPU or NIC and their PCIe switch
-  int gpus_per_pcie_switch;    // consecutive GPUs
-  int gpus_per_nic;            // consecutive GPUs; divides gpus_per_pcie_switch
-  std::string_view nic;        // between a NIC and its leaf switch
-  std::string_view host = {};  // of HostOf; empty: no figures
+  std::string_view nvlink;   // between a GPU and the NVSwitch
+  std::string_view pcie;     // between GPU or NIC and their PCIe switch
+  int gpus_per_pcie_switch;  // consecutive GPUs
+  int gpus_per_nic;          // consecutive GPUs; divides gpus_per_pcie_switch
+  std::string_view nic;      // between a NIC and its leaf switch
+  std::string_view host;     // of HostOf
 };
 
 // The first `gpus_per_node` GPUs of each of `nodes` nodes, with their own

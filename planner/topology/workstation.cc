@@ -13,6 +13,7 @@ namespace {
 
 Cluster MakePair(int nodes, int gpus, bool nvlink_bridge) {
   Cluster cluster;
+  cluster.host = HostOf("titan-rtx-pair");
   const int device = UseDeviceType(cluster, "titan-rtx-24gb");
   const int host = UseLinkType(cluster, "pcie3-host");
   std::vector<std::vector<VertexId>> nics;

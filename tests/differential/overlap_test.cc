@@ -1,7 +1,8 @@
 // Communication runs under computation: in a data-parallel step, and with cut
 // gradients in every microbatch, the reduction of a block's gradients is under
-// way while the backward of an earlier block computes, and within every stream
-// the order is the simulator's. Nothing is timed: the two wait for each other,
+// way while the backward of an earlier block computes, offloaded activations
+// are copied while the forward goes on, and within every stream the order is
+// the simulator's. Nothing is timed: the two wait for each other,
 // and would wait for ever if one ran after the other.
 
 #include <gmock/gmock.h>
@@ -21,10 +22,12 @@
 namespace tessera {
 namespace {
 
-// Two tasks that have both begun before either goes on.
+// Two tasks that have both begun before either goes on. An exchange waits where
+// it exchanges, a copy where it begins.
 struct Meeting {
-  std::string reduction;
+  std::string exchange;
   std::string kernel;
+  bool is_copy = false;
 };
 
 // Where the threads of one rank meet.
@@ -40,7 +43,10 @@ class Meetings {
     begun_.insert(std::string(task));
     changed_.notify_all();
     for (const Meeting& meeting : meetings_) {
-      if (meeting.kernel == task) Await(lock, meeting.reduction);
+      if (meeting.kernel == task) Await(lock, meeting.exchange);
+      if (meeting.exchange == task && meeting.is_copy) {
+        Await(lock, meeting.kernel);
+      }
     }
   }
 
@@ -49,7 +55,7 @@ class Meetings {
     std::unique_lock lock(mutex_);
     const std::string task = tasks_[std::this_thread::get_id()];
     for (const Meeting& meeting : meetings_) {
-      if (meeting.reduction == task) Await(lock, meeting.kernel);
+      if (meeting.exchange == task) Await(lock, meeting.kernel);
     }
   }
 
@@ -187,6 +193,33 @@ std::vector<Meeting> FirstShiftsUnderAttention(const TaskGraph& tasks,
   return meetings;
 }
 
+// The first copies of activations off the device, and into files, each with the
+// kernel that is issued next after it and does not wait for it. Memory is far
+// from its peak there, so no kernel waits for what a copy gives back.
+std::vector<Meeting> CopiesUnderForward(const TaskGraph& tasks,
+                                        const Graph& graph) {
+  std::vector<Meeting> meetings;
+  std::map<StreamRole, int> copies;
+  std::set<std::string> seen;
+  for (size_t t = 0; t < tasks.tasks.size(); ++t) {
+    const Task& task = tasks.tasks[t];
+    if (task.kind != TaskKind::kCopy || task.pass != Pass::kForward ||
+        task.optimizer || copies[task.stream] == 2) {
+      continue;
+    }
+    for (size_t k = t + 1; k < tasks.tasks.size(); ++k) {
+      const Task& kernel = tasks.tasks[k];
+      if (kernel.kind != TaskKind::kCompute || !kernel.node.valid()) continue;
+      const std::string name = NameOf(tasks, graph, TaskId(k));
+      if (!seen.insert(name).second) break;
+      meetings.push_back({NameOf(tasks, graph, TaskId(t)), name, true});
+      ++copies[task.stream];
+      break;
+    }
+  }
+  return meetings;
+}
+
 // Tasks of each stream, in the order in which they start.
 std::map<std::tuple<GroupId, StreamRole, AxisSet>, std::vector<TaskId>>
 StreamOrders(Timeline timeline) {
@@ -222,7 +255,8 @@ void ExpectOverlap(const std::string& strategy, size_t least_meetings,
     MeetingWorld world(*worlds[static_cast<size_t>(rank)], meet);
     CpuDevice device;
     auto executor = RankExecutor::Create(tasks, graph, {}, 7, world, device,
-                                         LoadFrom(data, 7, graph));
+                                         LoadFrom(data, 7, graph),
+                                         {.directory = ::testing::TempDir()});
     ASSERT_TRUE(executor.has_value()) << executor.error().ToString();
     ASSERT_TRUE(InitialiseState(graph, 7, **executor).has_value());
     const auto timeline = (*executor)->Run(tasks);
@@ -234,6 +268,15 @@ void ExpectOverlap(const std::string& strategy, size_t least_meetings,
 
 TEST(OverlapTest, DdpReducesUnderBackward) {
   ExpectOverlap("dp=2", 1, ReductionsUnderBackward);
+}
+
+TEST(OverlapTest, ActivationsLeaveUnderForward) {
+  ExpectOverlap("dp=2,offload=activations:host", 2, CopiesUnderForward);
+}
+
+// Two copies each: to the host, and on into the file.
+TEST(OverlapTest, ActivationsGoToFilesUnderForward) {
+  ExpectOverlap("dp=2,offload=activations:file", 4, CopiesUnderForward);
 }
 
 TEST(OverlapTest, RingPassesBlocksOnUnderAttention) {

@@ -259,7 +259,7 @@ Result<Peaks> TrainRank(const Graph& graph, const TaskGraph& tasks,
     const auto queue_world = MakeQueueWorld(world, device);
     return TrainRank(graph, tasks, options, *queue_world, device, gathered);
   }
-  CpuDevice device(1, options.streams == StreamsRun::kOnThreads);
+  CpuDevice device(options.threads, options.streams == StreamsRun::kOnThreads);
   return TrainRank(graph, tasks, options, world, device, gathered);
 }
 

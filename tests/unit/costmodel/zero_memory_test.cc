@@ -39,8 +39,10 @@ const Graph& Gpt2Xl(DType dtype) {
   return dtype == DType::kFloat32 ? *fp32 : *bf16;
 }
 
-// Bytes that live through the step on the fullest rank, per parameter.
-Kept KeptBy(const Graph& graph, const std::string& strategy) {
+// Bytes of a tier that live through the step on the fullest rank, per
+// parameter.
+Kept KeptBy(const Graph& graph, const std::string& strategy,
+            MemoryTier tier = MemoryTier::kDevice) {
   const Cluster cluster = *MakeCluster("dgx-a100-80gb:8");
   const auto plan =
       PlanFromStrategy(graph, cluster, *ParseStrategy("mbs=1," + strategy));
@@ -49,7 +51,7 @@ Kept KeptBy(const Graph& graph, const std::string& strategy) {
   std::array<int64_t, kMemoryCategories> bytes = {};
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const Value& value = tasks.values[v];
-    if (!value.persistent || !value.tensor.valid() ||
+    if (!value.persistent || value.tier != tier || !value.tensor.valid() ||
         graph.tensor(value.tensor).kind != TensorKind::kWeight) {
       continue;
     }
@@ -93,6 +95,63 @@ TEST(ZeroMemory, Bf16KeepsTwoAndFourAndTwelveWithTheMaster) {
   ExpectKept(KeptBy(graph, "zero=3"), 2 / n, 4 / n, 12 / n);
 }
 
+// Offloading moves a term to the other tier, divided as before. In fp32 a
+// parameter that is on the device has a copy on the host beside its optimizer
+// state, which the step updates there (Ren et al. 2021, ZeRO-Offload, section
+// 4); where the whole parameter lies on the host, it is its own.
+TEST(ZeroMemory, OffloadMovesEachTerm) {
+  const double n = kRanks;
+  const Graph& fp32 = Gpt2Xl(DType::kFloat32);
+  const Graph& bf16 = Gpt2Xl(DType::kBFloat16);
+  struct Row {
+    const Graph& graph;
+    const char* strategy;
+    MemoryTier tier;
+    Kept device;
+    Kept there;
+  };
+  const auto host = MemoryTier::kHost;
+  const auto file = MemoryTier::kFile;
+  for (const Row& row : {
+           Row{fp32, "offload=optimizer:host", host, {4, 4, 0}, {0, 0, 12}},
+           Row{fp32, "offload=optimizer:file", file, {4, 4, 0}, {0, 0, 12}},
+           Row{fp32, "offload=parameters:host", host, {0, 4, 8}, {4, 0, 0}},
+           Row{fp32,
+               "offload=optimizer:host,parameters:host",
+               host,
+               {0, 4, 0},
+               {4, 0, 8}},
+           Row{fp32,
+               "zero=3,offload=optimizer:host,parameters:host",
+               host,
+               {0, 4 / n, 0},
+               {4 / n, 0, 8 / n}},
+           Row{bf16, "offload=optimizer:host", host, {2, 4, 0}, {0, 0, 12}},
+           Row{bf16, "offload=optimizer:file", file, {2, 4, 0}, {0, 0, 12}},
+           Row{bf16,
+               "offload=optimizer:host,parameters:host",
+               host,
+               {0, 4, 0},
+               {2, 0, 12}},
+           Row{bf16,
+               "zero=1,offload=optimizer:host",
+               host,
+               {2, 4, 0},
+               {0, 0, 12 / n}},
+           Row{bf16,
+               "zero=3,offload=optimizer:file,parameters:file",
+               file,
+               {0, 4 / n, 0},
+               {2 / n, 0, 12 / n}},
+       }) {
+    SCOPED_TRACE(row.strategy);
+    ExpectKept(KeptBy(row.graph, row.strategy), row.device.parameter,
+               row.device.gradient, row.device.optimizer);
+    ExpectKept(KeptBy(row.graph, row.strategy, row.tier), row.there.parameter,
+               row.there.gradient, row.there.optimizer);
+  }
+}
+
 // The paper keeps gradients in 16 bits, half of what is kept here: 2 + 2 + 12
 // bytes, "at least 24 GB for a GPT-2 with 1.5 billion parameters" (section 3).
 TEST(ZeroMemory, TheClassicSixteenBytes) {
@@ -103,6 +162,14 @@ TEST(ZeroMemory, TheClassicSixteenBytes) {
   const auto parameters = static_cast<double>(ParameterCount(graph));
   EXPECT_NEAR(parameters, 1.5e9, 0.1e9);
   EXPECT_DOUBLE_EQ(classic * 1.5e9, 24e9);
+  // Of the 24 GB the optimizer's 18 can go to the host.
+  const std::string offload = "zero=0,offload=optimizer:host";
+  const Kept stays = KeptBy(graph, offload);
+  const Kept goes = KeptBy(graph, offload, MemoryTier::kHost);
+  EXPECT_DOUBLE_EQ(
+      (stays.parameter + stays.gradient / 2 + stays.optimizer) * 1.5e9, 6e9);
+  EXPECT_DOUBLE_EQ((goes.parameter + goes.gradient + goes.optimizer) * 1.5e9,
+                   18e9);
 }
 
 }  // namespace

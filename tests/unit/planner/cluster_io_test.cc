@@ -69,6 +69,30 @@ TEST(ClusterIo, EveryPresetSurvivesEveryEncoding) {
   }
 }
 
+TEST(ClusterIo, HostsComeBack) {
+  Cluster cluster = *MakeCluster("local-cpu:2");
+  cluster.host = Host{"a datasheet", {1'000'001}, {1e6 + 2}, {1e6 + 3},
+                      {1'000'004},   {1e6 + 5},   {1e6 + 6}};
+  for (const char* ending : {".txtpb", ".json", ".pb"}) {
+    const std::string path = TempPath(std::string("host") + ending);
+    ASSERT_TRUE(WriteCluster(path, cluster));
+    const Result<Cluster> read = ReadCluster(path);
+    ASSERT_TRUE(read) << read.error().ToString();
+    EXPECT_EQ(*read, cluster) << ending;
+  }
+  // A storage that is not read at any rate, and none.
+  const std::string path = TempPath("host.txtpb");
+  const Result<Cluster> broken = ReadCluster(
+      WriteText("host_broken.txtpb",
+                Replaced(*ReadFile(path), "read_bytes_per_second: 1000005",
+                         "read_bytes_per_second: 0")));
+  ASSERT_FALSE(broken);
+  EXPECT_THAT(broken.error().ToString(), HasSubstr("host.storage_read"));
+  cluster.host.reset();
+  ASSERT_TRUE(WriteCluster(path, cluster));
+  EXPECT_EQ(*ReadCluster(path), cluster);
+}
+
 TEST(ClusterIo, LoadsPathsAndPresets) {
   const std::string path = WriteText("small.json", kSmallJson);
   const Result<Cluster> from_file = LoadCluster(path);

@@ -124,6 +124,19 @@ TEST_F(PlanIoTest, RingsAndZigzagComeBack) {
               HasSubstr("streamed: 'cp0' occurs twice"));
 }
 
+TEST_F(PlanIoTest, TiersComeBack) {
+  Plan plan =
+      Make("dp=4,tp=2,offload=optimizer:file,parameters:host,activations:host");
+  plan.ops[3].activation_tier = MemoryTier::kFile;
+  ASSERT_TRUE(Validate(graph_, cluster_, plan).empty());
+  const std::string path = Temp("tiers.txtpb");
+  ASSERT_TRUE(WritePlan(path, graph_, plan).has_value());
+  const auto read = ReadPlan(path, graph_);
+  ASSERT_TRUE(read.has_value()) << read.error().ToString();
+  EXPECT_EQ(*read, plan);
+  EXPECT_EQ(read->ops[3].activation_tier, MemoryTier::kFile);
+}
+
 TEST_F(PlanIoTest, NamesNodesFactorsAndAxes) {
   const std::string path = Temp("readable.txtpb");
   ASSERT_TRUE(WritePlan(path, graph_, Make("tp=2,pp=2")).has_value());

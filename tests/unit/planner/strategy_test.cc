@@ -152,6 +152,37 @@ TEST(ParseStrategy, KeysWithoutEffectSayWhatTheyNeed) {
             "dp-kind=rooted has no effect: needs dp of at least 2");
 }
 
+TEST(ParseStrategy, Offload) {
+  const auto strategy = ParseStrategy(
+      "tp=2,offload=optimizer:host,parameters:file:/mnt/nvme,"
+      "activations:host,zero=1");
+  ASSERT_TRUE(strategy.has_value()) << strategy.error().ToString();
+  EXPECT_EQ(strategy->optimizer_tier, MemoryTier::kHost);
+  EXPECT_EQ(strategy->parameter_tier, MemoryTier::kFile);
+  EXPECT_EQ(strategy->activation_tier, MemoryTier::kHost);
+  EXPECT_EQ(strategy->offload_directory, "/mnt/nvme");
+  EXPECT_EQ(strategy->tp, 2);
+  EXPECT_EQ(strategy->zero, 1);
+  const auto error = [](std::string_view text) {
+    const auto strategy = ParseStrategy(text);
+    return strategy ? "none" : strategy.error().ToString();
+  };
+  EXPECT_THAT(error("offload=optimiser:host"),
+              HasSubstr("unknown offload 'optimiser'; did you mean "
+                        "'optimizer'?"));
+  EXPECT_EQ(error("offload=optimizer"),
+            "offload: 'optimizer' lacks its tier: expected :host or :file");
+  EXPECT_THAT(error("offload=optimizer:disk"),
+              HasSubstr("is 'disk': expected device, host or file"));
+  EXPECT_EQ(error("offload=optimizer:host,optimizer:file"),
+            "offload: optimizer is given twice");
+  EXPECT_EQ(error("offload=optimizer:host:/mnt"),
+            "offload: 'optimizer:host:/mnt': only the file tier has a "
+            "directory");
+  EXPECT_EQ(error("offload=optimizer:file:/a,parameters:file:/b"),
+            "offload: names two directories, /a and /b: expected one");
+}
+
 TEST(ParseStrategy, StorageAndCommunication) {
   const auto strategy =
       ParseStrategy("zero=3,zero-group=4,bucket=25MB,prefetch=2");
@@ -590,7 +621,9 @@ TEST(UniformStrategy, ReadsBackWhatThePlanWasMadeFrom) {
   for (const char* text :
        {"", "tp=2", "tp=2,sp=1,zero=1", "tp=4,pp=2,mbs=2,schedule=gpipe",
         "cp=2,tp=2", "pp=4,zero=1", "tp=2,order=dp-tp-cp-ep-pp",
-        "recompute=selective", "tp=2,recompute=full", "recompute=full:3"}) {
+        "recompute=selective", "tp=2,recompute=full", "recompute=full:3",
+        "offload=optimizer:host", "dp=8,zero=3,offload=parameters:file",
+        "tp=2,offload=optimizer:file,parameters:host,activations:host"}) {
     const auto plan = PlanFromStrategy(index, cluster, *ParseStrategy(text));
     ASSERT_TRUE(plan.has_value()) << text;
     const auto read = UniformStrategy(index, cluster, *plan);
