@@ -334,7 +334,7 @@ void CudaDevice::UseQueue(int queue) {
 }
 
 CudaStream CudaDevice::queue() const {
-  return kernel_queue().stream;
+  return kernel_queue()->stream;
 }
 
 void CudaDevice::Mark(int mark) {
@@ -364,7 +364,7 @@ Result<Duration> CudaDevice::Between(int first, int second) {
 
 void CudaDevice::Launch(const Kernel& kernel, const KernelCall& call) {
   KernelCall here = call;
-  here.queue = &kernel_queue();
+  here.queue = kernel_queue();
   kernel.run(here);
 }
 

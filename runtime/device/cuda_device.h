@@ -84,7 +84,7 @@ class CudaDevice : public QueueDevice {
   Result<void> Select() const;
   // The queue in use, and what kernels in it are given.
   CudaStream queue() const;
-  CudaQueue& kernel_queue() const { return *queues_[queue_in_use_]; }
+  CudaQueue* kernel_queue() const { return queues_[queue_in_use_].get(); }
   // A further stream, owned by the device. Streams that communicate have the
   // highest priority, so that a transfer need not wait for compute kernels to
   // leave multiprocessors free; kCompute has the lowest.

@@ -76,7 +76,7 @@ class KernelBench {
                              .operands = operands_,
                              .results = results_,
                              .accumulate = accumulate_,
-                             .queue = &Gpu().kernel_queue()};
+                             .queue = Gpu().kernel_queue()};
     Measure(state, bytes, [&] { run_(call); });
   }
 

@@ -29,7 +29,7 @@ class GpuDevice : public KernelDevice {
     const auto done = device_->Synchronize();
     if (!done) queue().error = done.error().message;
   }
-  CudaQueue& queue() override { return device_->kernel_queue(); }
+  CudaQueue& queue() override { return *device_->kernel_queue(); }
 
  private:
   std::unique_ptr<CudaDevice> device_;
