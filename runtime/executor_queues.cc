@@ -131,6 +131,16 @@ Result<Timeline> RankExecutor::RunInQueues() {
     queues_->Await(kBegin);
   }
   std::vector<int> last(streams_.size(), -1);
+  const int end = StartOf(jobs);
+  // What is enqueued uses the buffers and this executor until it has ended.
+  const auto finish = [&] {
+    queues_->UseQueue(0);
+    for (int job : last) {
+      if (job >= 0) queues_->Await(EndOf(job));
+    }
+    queues_->Mark(end);
+    return queues_->Synchronize();
+  };
   for (int job = 0; job < jobs; ++job) {
     Work& work = work_[static_cast<size_t>(job)];
     const auto stream =
@@ -141,21 +151,17 @@ Result<Timeline> RankExecutor::RunInQueues() {
     }
     queues_->Mark(StartOf(job));
     world_.SetCurrentTask(work.name);
-    if (auto done = RunTask(work, work.staged); !done) {
-      const Error error = done.error().At(work.name);
-      world_.Abort(error.ToString());
-      return error;
-    }
+    const auto done = RunTask(work, work.staged);
     queues_->Mark(EndOf(job));
     last[stream] = job;
+    if (!done) {
+      const Error error = done.error().At(work.name);
+      world_.Abort(error.ToString());
+      (void)finish();
+      return error;
+    }
   }
-  queues_->UseQueue(0);
-  for (int job : last) {
-    if (job >= 0) queues_->Await(EndOf(job));
-  }
-  const int end = StartOf(jobs);
-  queues_->Mark(end);
-  if (auto done = queues_->Synchronize(); !done) {
+  if (auto done = finish(); !done) {
     world_.Abort(done.error().ToString());
     return done.error();
   }

@@ -397,7 +397,8 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
                    [](double loss) { return !std::isfinite(loss); });
   if (prints && diverged != result.losses.end()) {
     std::cerr << "tessera: warning: the loss is not finite from step "
-              << diverged - result.losses.begin() + 1 << " on\n";
+              << result.first_step + (diverged - result.losses.begin()) + 1
+              << " on\n";
   }
   if (prints && !result.losses.empty()) {
     const RunReport report = ReportOf(job, tasks, options, result);

@@ -71,7 +71,7 @@ int ExitCodeOf(ErrorCode code) {
     case ErrorCode::kUnavailable:
       return 1;
     case ErrorCode::kInterrupted:
-      return 128 + SIGINT;
+      return kInterruptedExitCode;
   }
   return 1;
 }

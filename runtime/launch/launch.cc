@@ -28,7 +28,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kGraceAfterFailure = std::chrono::seconds(5);
-constexpr auto kGraceAfterSignal = std::chrono::seconds(10);
 constexpr const char* kErrorFd = "TESSERA_ERROR_FD";
 constexpr const char* kStoreFd = "TESSERA_STORE_FD";
 constexpr const char* kJobId = "TESSERA_JOB_ID";
@@ -448,17 +447,14 @@ class Job {
 
   // Waits until all ranks have ended and returns the exit code.
   int Run(BlockedSignals& signals) {
-    int interrupt = 0;
     std::optional<Clock::time_point> deadline;
     for (;;) {
       const int signal = signals.Next();
       if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
-        if (interrupt == 0) {
-          deadline = Clock::now() + kGraceAfterSignal;
-        } else {
-          deadline = Clock::now();
-        }
-        interrupt = signal;
+        // Ranks end the step and save, however long that takes; who cannot wait
+        // asks again.
+        if (interrupt_ != 0) deadline = Clock::now();
+        interrupt_ = signal;
         Forward(signal);
       }
       ReadReports();
@@ -470,8 +466,7 @@ class Job {
       if (!AnyRunning()) break;
     }
     ReadReports();
-    if (interrupt != 0) return 128 + interrupt;
-    if (!first_failed_) return 0;
+    if (!first_failed_) return interrupt_ != 0 ? 128 + interrupt_ : 0;
     std::cerr << "tessera: " << Cause() << std::endl;
     return ExitCode();
   }
@@ -482,6 +477,13 @@ class Job {
                        [](const auto& rank) { return rank.running; });
   }
 
+  // Whether a rank ended as it was told to.
+  bool IsInterrupted(int status) const {
+    if (interrupt_ == 0) return false;
+    if (WIFSIGNALED(status)) return WTERMSIG(status) == interrupt_;
+    return WEXITSTATUS(status) == kInterruptedExitCode;
+  }
+
   void Reap() {
     for (size_t r = 0; r < ranks_.size(); ++r) {
       RankProcess& rank = ranks_[r];
@@ -490,7 +492,9 @@ class Job {
         continue;
       }
       rank.running = false;
-      if (killed_ || !Failed(rank.status)) continue;
+      if (killed_ || !Failed(rank.status) || IsInterrupted(rank.status)) {
+        continue;
+      }
       // Ranks that fail because a peer was killed may be reaped before it.
       const bool signalled = WIFSIGNALED(rank.status);
       if (!first_failed_ ||
@@ -572,6 +576,7 @@ class Job {
   std::vector<Report> reports_;
   std::optional<size_t> first_failed_;
   bool killed_ = false;
+  int interrupt_ = 0;  // the last signal
 };
 
 }  // namespace

@@ -55,6 +55,9 @@ StoreOptions StoreOptionsOf(const RankEnvironment& environment);
 // several brackets per name and leading zeros kept.
 Result<std::vector<std::string>> ExpandNodeList(std::string_view list);
 
+// What a rank returns that ended because it was told to: 128 + SIGINT.
+inline constexpr int kInterruptedExitCode = 130;
+
 // Runs this very program `nproc` times with `arguments` (without the program's
 // name) as the ranks of one job on this host and waits for them. Ranks find
 // each other by DetectRankEnvironment; their standard input is empty.
@@ -63,8 +66,9 @@ Result<std::vector<std::string>> ExpandNodeList(std::string_view list);
 // others get 5 s to notice and end, then are killed; one line on standard error
 // names the rank, how it ended and why, and the code is 1, or 2 where all that
 // was reported is exit code 2 (bad input). SIGINT, SIGTERM and, unless it is
-// ignored, SIGHUP are passed on; after 10 s, or a second signal, ranks are
-// killed; the code is 128 + signal.
+// ignored, SIGHUP are passed on, and ranks that end for it return
+// kInterruptedExitCode; a second signal kills them. The code is then 128 +
+// signal, if none failed.
 // When this process is killed, so are the ranks.
 // REQUIRES: no other threads, as for any fork.
 Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments);

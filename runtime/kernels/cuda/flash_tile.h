@@ -24,13 +24,22 @@ inline __device__ float Exp2(float x) {
 #endif
 }
 
+// Two 16-bit numbers as one register.
+template <typename Pair>
+inline __device__ uint32_t Bits(const Pair& two) {
+  static_assert(sizeof(Pair) == sizeof(uint32_t));
+  uint32_t bits = 0;
+  memcpy(&bits, &two, sizeof(bits));
+  return bits;
+}
+
 template <typename T>
 struct Half;
 template <>
 struct Half<__nv_bfloat16> {
   static __device__ uint32_t Pack(float low, float high) {
     const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&two);
+    return Bits(two);
   }
   static __device__ void Mma(float (&c)[4], const uint32_t (&a)[4],
                              const uint32_t (&b)[2]) {
@@ -41,7 +50,7 @@ template <>
 struct Half<__half> {
   static __device__ uint32_t Pack(float low, float high) {
     const __half2 two = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&two);
+    return Bits(two);
   }
   static __device__ void Mma(float (&c)[4], const uint32_t (&a)[4],
                              const uint32_t (&b)[2]) {
