@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <csignal>
 #include <iostream>
 
 #include "planner/base/table.h"
+#include "runtime/launch/launch.h"
 #include "tools/flags.h"
 #include "tools/format.h"
 #include "tools/verb.h"
