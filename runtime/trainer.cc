@@ -1,6 +1,8 @@
 #include "runtime/trainer.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -8,6 +10,7 @@
 #include <thread>
 #include <type_traits>
 
+#include "planner/base/rng.h"
 #include "runtime/checkpoint.h"
 #include "runtime/comm/host_messages.h"
 #include "runtime/device/process_memory.h"
@@ -90,7 +93,8 @@ class Trainer {
     for (int64_t i = 0; i < job_.steps && !summary_.interrupted; ++i) {
       TESSERA_RETURN_IF_ERROR(Step());
       const bool last = i + 1 == job_.steps || summary_.interrupted;
-      const bool due = job_.save_every > 0 && (i + 1) % job_.save_every == 0;
+      const bool due =
+          job_.save_every > 0 && executor_.step() % job_.save_every == 0;
       if (!job_.save_path.empty() && (last || due)) {
         TESSERA_RETURN_IF_ERROR(SaveCheckpoint(job_.save_path, *job_.graph,
                                                job_.seed, executor_, all_));
@@ -252,10 +256,63 @@ class Trainer {
   std::deque<Timeline> timelines_;  // of the last steps
 };
 
+// What all ranks of a job have in common, where they were started apart.
+struct Terms {
+  static constexpr std::array<const char*, 4> kNames = {
+      "--seed", "--steps", "optimizer or learning rate", "model or plan"};
+  std::array<uint64_t, 4> values = {};
+};
+
+Terms TermsOf(const TrainingJob& job) {
+  const auto mix = [](uint64_t& hash, auto value) {
+    if constexpr (std::is_same_v<decltype(value), double>) {
+      hash = Mix64(hash ^ std::bit_cast<uint64_t>(value));
+    } else {
+      hash = Mix64(hash ^ static_cast<uint64_t>(value));
+    }
+  };
+  uint64_t options = job.options.optimizer.size();
+  for (double value :
+       {job.options.learning_rate, job.options.clip, job.options.beta1,
+        job.options.beta2, job.options.epsilon, job.options.weight_decay}) {
+    mix(options, value);
+  }
+  uint64_t work = 0;
+  for (const Task& task : job.tasks->tasks) {
+    mix(work, task.kind);
+    mix(work, task.group.value);
+    mix(work, task.axes);
+    mix(work, task.node.value);
+    for (ValueId id : task.reads) mix(work, id.value);
+    for (ValueId id : task.writes) mix(work, id.value);
+  }
+  for (const Value& value : job.tasks->values) {
+    mix(work, value.dtype);
+    for (int64_t extent : value.shape) mix(work, extent);
+  }
+  return {{job.seed, static_cast<uint64_t>(job.steps), options, work}};
+}
+
+Result<void> CheckTerms(const TrainingJob& job, HostMessages all) {
+  const Terms mine = TermsOf(job);
+  std::vector<Terms> terms(static_cast<size_t>(all.size()));
+  TESSERA_RETURN_IF_ERROR(all.AllGather(&mine, sizeof(mine), terms.data()));
+  for (size_t rank = 1; rank < terms.size(); ++rank) {
+    for (size_t i = 0; i < mine.values.size(); ++i) {
+      if (terms[rank].values[i] == terms[0].values[i]) continue;
+      return InvalidInput("rank " + std::to_string(rank) +
+                          " was started with another " + Terms::kNames[i] +
+                          " than rank 0");
+    }
+  }
+  return {};
+}
+
 Result<TrainingResult> TrainOrFail(const TrainingJob& job) {
   std::vector<int> everyone(static_cast<size_t>(job.world->world_size()));
   std::iota(everyone.begin(), everyone.end(), 0);
   TESSERA_TRY(Communicator* const all, job.world->Group(everyone));
+  TESSERA_RETURN_IF_ERROR(CheckTerms(job, {*job.device, *all}));
   ResetPeakResident();
   const Bytes resident_before = ResidentBytes();
   TESSERA_TRY(const auto executor,

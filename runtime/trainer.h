@@ -57,7 +57,7 @@ struct TrainingJob {
   std::string offload_directory = ".";
   std::string load_path;   // checkpoint to start from; empty: none
   std::string save_path;   // checkpoint to leave; empty: none
-  int64_t save_every = 0;  // steps; 0: only at the end
+  int64_t save_every = 0;  // at steps that it divides; 0: only at the end
   // Once true on any rank, all ranks finish the step, save and return.
   const std::atomic<bool>* stop = nullptr;
   std::function<void(const StepReport&)> progress;  // called on rank 0

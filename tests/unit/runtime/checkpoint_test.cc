@@ -337,6 +337,29 @@ TEST_F(Checkpoint, ReportsEveryRank) {
   EXPECT_NEAR(result.tokens_per_s, 32 / result.step_time.seconds(), 1e-6);
 }
 
+// Ranks that were started apart, with different flags.
+TEST_F(Checkpoint, RanksOfDifferentJobsDoNotTrain) {
+  const TaskGraph tasks = Tasks(2, "dp=2");
+  auto worlds = MakeThreadWorlds(2, {Duration::FromSeconds(30)});
+  std::vector<std::string> errors(2);
+  RunThreads(2, [&](int rank) {
+    const auto r = static_cast<size_t>(rank);
+    CpuDevice device;
+    TrainingJob job;
+    job.graph = &graph_;
+    job.tasks = &tasks;
+    job.steps = 1 + rank;
+    job.world = worlds[r].get();
+    job.device = &device;
+    job.load = LoadFrom(data_, 0, graph_);
+    const auto result = Train(job);
+    if (!result) errors[r] = result.error().ToString();
+  });
+  for (const std::string& error : errors) {
+    EXPECT_EQ(error, "rank 1 was started with another --steps than rank 0");
+  }
+}
+
 // The error of one rank ends the job: the other does not wait for it.
 TEST_F(Checkpoint, BrokenDataEndsTheJob) {
   const TaskGraph tasks = Tasks(2, "dp=1,pp=2");
