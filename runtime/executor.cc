@@ -40,13 +40,22 @@ std::vector<int> WorldRanks(const DeviceGroup& group) {
   return ranks;
 }
 
-// The subgroup over `axes` that holds `position`.
+// The positions of the subgroup over `axes` that holds `position`.
 std::vector<int> SubgroupOf(const DeviceGroup& group, AxisSet axes,
                             int position) {
   const AxisSet others = group.all_axes() & ~axes;
   auto subgroups = Subgroups(group, axes);
   return std::move(
       subgroups[static_cast<size_t>(group.Coordinate(position, others))]);
+}
+
+std::vector<int> RanksOfSubgroup(const DeviceGroup& group, AxisSet axes,
+                                 int position) {
+  std::vector<int> ranks;
+  for (int i : SubgroupOf(group, axes, position)) {
+    ranks.push_back(group.devices[static_cast<size_t>(i)].value);
+  }
+  return ranks;
 }
 
 }  // namespace
@@ -200,12 +209,8 @@ Result<void> RankExecutor::JoinGroups() {
     if (std::find(seen.begin(), seen.end(), key) != seen.end()) continue;
     seen.push_back(key);
     if (position(task.group) < 0) continue;
-    const DeviceGroup& group = tasks_.group(task.group);
-    std::vector<int> ranks;
-    for (int i : SubgroupOf(group, task.axes, position(task.group))) {
-      ranks.push_back(group.devices[static_cast<size_t>(i)].value);
-    }
-    TESSERA_RETURN_IF_ERROR(world_.Group(ranks));
+    TESSERA_RETURN_IF_ERROR(world_.Group(RanksOfSubgroup(
+        tasks_.group(task.group), task.axes, position(task.group))));
   }
   return {};
 }
@@ -577,13 +582,11 @@ void RankExecutor::PrepareSlices(const Task& task, Work& work) const {
 }
 
 Communicator& RankExecutor::CommunicatorOf(const Task& task) const {
-  const DeviceGroup& group = tasks_.group(task.group);
-  std::vector<int> ranks;
-  for (int i : SubgroupOf(group, task.axes, position(task.group))) {
-    ranks.push_back(group.devices[static_cast<size_t>(i)].value);
-  }
   // Joined by JoinGroups.
-  return *world_.Group(ranks).value();
+  return *world_
+              .Group(RanksOfSubgroup(tasks_.group(task.group), task.axes,
+                                     position(task.group)))
+              .value();
 }
 
 void RankExecutor::PrepareCollective(const Task& task, Work& work) const {

@@ -19,9 +19,9 @@ struct EnqueuedJob {
   std::vector<int> deps;  // jobs of smaller index that end before it starts
 };
 
-// By job those of its dependencies, in other streams, that nothing else of this
-// order implies: before the job its stream waits for them. None can be left
-// out. Memory grows with jobs times streams.
+// By job the jobs of other streams that its stream waits for before it: of its
+// dependencies those that do not follow from the order within streams and from
+// other waits. Memory grows with jobs times streams.
 std::vector<std::vector<int>> WaitsOf(const std::vector<EnqueuedJob>& jobs);
 
 // A buffer that several jobs use, in index order; the first writes it.

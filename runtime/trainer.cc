@@ -271,7 +271,8 @@ Terms TermsOf(const TrainingJob& job) {
       hash = Mix64(hash ^ static_cast<uint64_t>(value));
     }
   };
-  uint64_t options = job.options.optimizer.size();
+  uint64_t options = 0;
+  for (char c : job.options.optimizer) mix(options, c);
   for (double value :
        {job.options.learning_rate, job.options.clip, job.options.beta1,
         job.options.beta2, job.options.epsilon, job.options.weight_decay}) {

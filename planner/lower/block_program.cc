@@ -219,6 +219,7 @@ void ProgramBuilder::EmitReceive(const Port& port, GroupId from, ValueId id,
   task.comm = CommKind::kSendRecv;
   program_.receives.push_back({program_.tasks.size() - 1, port, from});
 }
+
 ProgramKind ProgramOf(ActionKind action, bool last) {
   switch (action) {
     case ActionKind::kForward:

@@ -1,7 +1,6 @@
 #include "planner/lower/lower.h"
 
 #include <algorithm>
-#include <optional>
 #include <tuple>
 
 #include "planner/schedule/pipeline_schedule.h"

@@ -1,11 +1,11 @@
 // Gradients: buckets, reductions, shards, terms of tied weights.
 
 #include <algorithm>
-#include <tuple>
 
 #include "planner/lower/program_builder.h"
 
 namespace tessera {
+
 std::vector<ValueId> ProgramBuilder::Reduce(
     const std::vector<WeightPiece>& weights,
     const std::vector<std::vector<ValueId>>& terms_of) {

@@ -1,7 +1,6 @@
 // The tasks of nodes: calls, tiles, recomputation and exchanges inside of them.
 
 #include <algorithm>
-#include <tuple>
 
 #include "planner/lower/program_builder.h"
 

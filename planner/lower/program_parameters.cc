@@ -1,11 +1,11 @@
 // Parameters that are not stored as their readers see them, and accumulators.
 
 #include <algorithm>
-#include <tuple>
 
 #include "planner/lower/program_builder.h"
 
 namespace tessera {
+
 bool ProgramBuilder::IsCut(TensorId weight) const {
   return context_.ZeroStage(weight) >= 3 && HomeGroup(weight) == here_;
 }

@@ -6,6 +6,7 @@
 #include "planner/lower/program_builder.h"
 
 namespace tessera {
+
 ValueId ProgramBuilder::Present(TensorId tensor) {
   if (const auto it = present_.find({here_, tensor}); it != present_.end()) {
     return it->second;

@@ -1,11 +1,11 @@
 // Copies to and from the tiers beside the device, and the step on the host.
 
 #include <algorithm>
-#include <tuple>
 
 #include "planner/lower/program_builder.h"
 
 namespace tessera {
+
 ValueId ProgramBuilder::OnTier(ValueId of, MemoryTier tier,
                                MemoryCategory category) {
   const ValueId id = Relaid(of, value(of).layout, category);

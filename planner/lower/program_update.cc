@@ -1,11 +1,11 @@
 // The end of a step: norm, loss scale, optimizer, and weights returned.
 
 #include <algorithm>
-#include <tuple>
 
 #include "planner/lower/program_builder.h"
 
 namespace tessera {
+
 ValueId ProgramBuilder::Reduced(const WeightPiece& piece) {
   return Import(PortOf(Port::kReduced, piece), [&] {
     const bool cut = CutsGradient(piece.weight);

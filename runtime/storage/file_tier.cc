@@ -13,15 +13,11 @@
 #include <vector>
 
 #include "planner/base/check.h"
+#include "planner/lower/file_layout.h"
 #include "runtime/storage/io_ring.h"
 
 namespace tessera {
 namespace {
-
-int64_t WholeBlocks(int64_t bytes) {
-  return (std::max<int64_t>(bytes, 1) + kFileBlockBytes - 1) / kFileBlockBytes *
-         kFileBlockBytes;
-}
 
 // A file without a name, or -1.
 int OpenNameless(const FileTierOptions& options) {
@@ -142,7 +138,7 @@ Result<void> FileTier::Run(std::span<const Transfer> transfers, bool write) {
     TESSERA_CHECK(
         reinterpret_cast<uintptr_t>(transfer.data) % kFileBlockBytes == 0)
         << "a buffer that is not aligned";
-    const int64_t bytes = WholeBlocks(transfer.bytes);
+    const int64_t bytes = WholeFileBlocks({transfer.bytes}).value;
     TESSERA_CHECK(transfer.offset % kFileBlockBytes == 0 &&
                   transfer.offset + bytes <= length_.value)
         << bytes << " bytes at " << transfer.offset << " of a file of "
