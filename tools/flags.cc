@@ -190,6 +190,8 @@ std::span<const Flag> Flags() {
        SetText<&Options::backend>},
       {"--nproc", "N", "ranks, each a process of this host",
        SetInteger<&Options::nproc, 1, 4096>},
+      {"--nodes", "N", "hosts like this one (default: 1)",
+       SetInteger<&Options::nodes, 1, 65536>},
       {"--data", "FILE",
        "tokens: .bin of nanoGPT or llm.c, anything else is read as bytes",
        SetText<&Options::data>},

@@ -37,6 +37,9 @@ struct Options {
   std::string trace;
   std::string plan_output;
 
+  // discover
+  int nodes = 0;  // 0: not given
+
   // run
   std::string backend = "cpu";
   int nproc = 0;  // 0: as the plan or cluster has it

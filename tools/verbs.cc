@@ -146,6 +146,21 @@ std::span<const Verb> Verbs() {
         "--end-of-text", "--time-limit", "--threads", "--seed", "-o", "--json"},
        {"--cluster", "-o"},
        RunProfile},
+      {"discover",
+       "describe this machine's devices and links as a cluster",
+       "Asks NVIDIA's driver for GPUs, memory and NVLinks and Linux for the "
+       "PCIe tree, NUMA nodes and network cards, and measures how fast the "
+       "host's memory is copied (with --offload-dir also its storage). The "
+       "speeds of GPUs and links are those of the presets; 'tessera profile' "
+       "measures them. Without a GPU, or with --nproc, the cluster is the "
+       "ranks on the cores of this host. Under torchrun, mpirun or srun each "
+       "host is described, else --nodes "
+       "says how many hosts like this one there are.",
+       "tessera discover -o cluster.txtpb",
+       "",
+       {"-o", "--nodes", "--nproc", "--offload-dir", "--json"},
+       {},
+       RunDiscover},
       {"list",
        "print what Tessera knows: operators, topologies, ...",
        "Without KIND it prints the kinds.",

@@ -15,24 +15,30 @@ void ConnectRails(Cluster& cluster,
                   const std::vector<std::vector<VertexId>>& nics,
                   std::string_view nic_link) {
   if (nics.size() < 2) return;
-  const int link = UseLinkType(cluster, nic_link);
+  ConnectRails(cluster, nics, UseLinkType(cluster, nic_link));
+}
+
+void ConnectRails(Cluster& cluster,
+                  const std::vector<std::vector<VertexId>>& nics,
+                  int nic_link) {
+  if (nics.size() < 2) return;
   const size_t rails = nics.front().size();
   std::vector<VertexId> leaves;
   for (size_t rail = 0; rail < rails; ++rail) {
     leaves.push_back(
         AddVertex(cluster, VertexKind::kSwitch, "leaf" + std::to_string(rail)));
     for (const auto& node : nics) {
-      Connect(cluster, node[rail], leaves.back(), link);
+      Connect(cluster, node[rail], leaves.back(), nic_link);
     }
   }
   if (rails == 1) return;
   LinkType trunk;
-  trunk.name = std::string(nic_link) + "-trunk";
+  const LinkType& nic = cluster.link_types[static_cast<size_t>(nic_link)];
+  trunk.name = nic.name + "-trunk";
   trunk.source =
       "non-blocking: the NICs of a rail together; latency: NVIDIA "
       "QM8700 datasheet (2018)";
-  trunk.bandwidth = cluster.link_types[static_cast<size_t>(link)].bandwidth *
-                    static_cast<double>(nics.size());
+  trunk.bandwidth = nic.bandwidth * static_cast<double>(nics.size());
   trunk.latency = Duration::FromSeconds(kSwitchLatency);
   cluster.link_types.push_back(trunk);
   const int trunk_link = static_cast<int>(cluster.link_types.size()) - 1;

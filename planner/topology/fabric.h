@@ -14,6 +14,9 @@ namespace tessera {
 void ConnectRails(Cluster& cluster,
                   const std::vector<std::vector<VertexId>>& nics,
                   std::string_view nic_link);
+// The same with links of type `nic_link` of the cluster.
+void ConnectRails(Cluster& cluster,
+                  const std::vector<std::vector<VertexId>>& nics, int nic_link);
 
 // "node3." + part.
 std::string InNode(int node, std::string_view part);

@@ -1,0 +1,442 @@
+#include "profiler/discover.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <string_view>
+
+#include "planner/topology/fabric.h"
+#include "planner/topology/hardware.h"
+#include "planner/topology/topologies.h"
+
+namespace tessera {
+namespace {
+
+// GPUs by the driver's name, the whole or its beginning; of several the first.
+// NVLink's generation is the GPU's: what the driver says of a link's version is
+// not dependable. `links` are those that the row of LinkTypes counts.
+struct KnownGpu {
+  std::string_view name;
+  std::string_view device;  // of DeviceTypes
+  std::string_view nvlink;  // of LinkTypes; empty where there are none
+  int links = 0;
+};
+
+constexpr std::array kKnownGpus = {
+    KnownGpu{"NVIDIA GB200", "gb200-186gb", "nvlink5-nvl72", 18},
+    KnownGpu{"NVIDIA B200", "b200-sxm-180gb", "nvlink5", 18},
+    KnownGpu{"NVIDIA H200", "h200-sxm5-141gb", "nvlink4", 18},
+    KnownGpu{"NVIDIA H100 80GB HBM3", "h100-sxm5-80gb", "nvlink4", 18},
+    KnownGpu{"NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb", "nvlink3", 12},
+    KnownGpu{"NVIDIA A100-SXM4-40GB", "a100-sxm4-40gb", "nvlink3", 12},
+    KnownGpu{"Tesla V100-SXM2-32GB", "v100-sxm2-32gb", "nvlink2", 1},
+    KnownGpu{"Tesla V100-SXM2-16GB", "v100-sxm2-16gb", "nvlink2", 1},
+    KnownGpu{"NVIDIA TITAN RTX", "titan-rtx-24gb", "nvlink2", 1},
+    KnownGpu{"TITAN RTX", "titan-rtx-24gb", "nvlink2", 1},
+    KnownGpu{"Tesla P100-SXM2-16GB", "p100-sxm2-16gb", "nvlink1", 1},
+    KnownGpu{"Tesla K80", "k80-gk210-12gb", "", 0},
+};
+
+// What the driver, the context and the libraries keep (hardware.cc).
+constexpr int64_t kContextBytes = int64_t{1} << 30;
+
+template <typename Type>
+int Use(std::vector<Type>& types, const Type& type) {
+  const auto found = std::ranges::find(types, type);
+  if (found != types.end()) return static_cast<int>(found - types.begin());
+  types.push_back(type);
+  return static_cast<int>(types.size()) - 1;
+}
+
+LinkType LinkTypeNamed(std::string_view name) {
+  const auto found = std::ranges::find(LinkTypes(), name, &LinkType::name);
+  TESSERA_CHECK(found != LinkTypes().end()) << name;
+  return *found;
+}
+
+// `share` of the row's bandwidth, under another name.
+LinkType Scaled(std::string_view row, double share, std::string name,
+                std::string_view what) {
+  LinkType type = LinkTypeNamed(row);
+  type.source = std::string(what) + " " + type.name + ": " + type.source;
+  type.name = std::move(name);
+  type.bandwidth = type.bandwidth * share;
+  return type;
+}
+
+Result<const KnownGpu*> KnownGpuNamed(const std::string& name) {
+  const auto found = std::ranges::find_if(
+      kKnownGpus,
+      [&](const KnownGpu& known) { return name.starts_with(known.name); });
+  if (found != kKnownGpus.end()) return &*found;
+  std::string known;
+  for (const KnownGpu& gpu : kKnownGpus) {
+    known += (known.empty() ? "" : ", ") + std::string(gpu.name);
+  }
+  return Error{ErrorCode::kNotFound,
+               "no figures of this GPU; known: " + known +
+                   ". A cluster of others is written by hand "
+                   "(proto/cluster.proto)",
+               "'" + name + "'"};
+}
+
+// PCIe links of the presets have 16 lanes.
+constexpr int kPresetLanes = 16;
+
+LinkType PcieLink(const PciNode& node) {
+  // Older and newer generations are scaled from the nearest preset: each
+  // doubles the rate of the one before.
+  const int generation = node.generation == 0 ? 3 : node.generation;
+  const int lanes = node.lanes == 0 ? kPresetLanes : node.lanes;
+  const int preset = std::clamp(generation, 3, 5);
+  const std::string row = "pcie" + std::to_string(preset) + "-x16";
+  if (generation == preset && lanes == kPresetLanes) return LinkTypeNamed(row);
+  const double share =
+      std::exp2(generation - preset) * lanes / double{kPresetLanes};
+  return Scaled(
+      row, share,
+      "pcie" + std::to_string(generation) + "-x" + std::to_string(lanes),
+      "scaled by generation and lanes from");
+}
+
+// `links` NVLinks side by side. Rows that count several links are of a GPU
+// joined to a switch: a step of a collective crosses two such, and one that is
+// direct, whose latency is that of both. Rows of one link are direct.
+LinkType NvLink(const KnownGpu& gpu, int links, bool direct) {
+  const bool row_is_direct = gpu.links == 1;
+  if (links == gpu.links && direct == row_is_direct) {
+    return LinkTypeNamed(gpu.nvlink);
+  }
+  LinkType type = Scaled(gpu.nvlink, static_cast<double>(links) / gpu.links,
+                         std::string(gpu.nvlink) +
+                             (direct == row_is_direct ? ""
+                              : direct                ? "-direct"
+                                                      : "-switch") +
+                             "-x" + std::to_string(links),
+                         std::to_string(links) + " of its links, as");
+  if (direct && !row_is_direct) type.latency = type.latency * 2;
+  if (!direct && row_is_direct) type.latency.picoseconds /= 2;
+  return type;
+}
+
+bool IsEfa(const FoundNic& nic) {
+  return nic.rdma &&
+         (nic.name.starts_with("rdmap") || nic.name.starts_with("efa"));
+}
+
+// What a card does whose speed is not said.
+constexpr double kAssumedGigabits = 10;
+
+LinkType NicLink(const FoundNic& nic) {
+  struct Preset {
+    std::string_view row;
+    double gigabits;
+  };
+  constexpr std::array kInfiniBand = {
+      Preset{"ib-fdr", 56}, Preset{"ib-edr", 100}, Preset{"ib-hdr", 200},
+      Preset{"ib-ndr", 400}};
+  const double gigabits = nic.gigabits > 0 ? nic.gigabits : kAssumedGigabits;
+  const auto speed = [&](std::string_view kind) {
+    char number[32];
+    std::snprintf(number, sizeof(number), "%g", gigabits);
+    return std::string(kind) + "-" + number + "g";
+  };
+  if (nic.infiniband) {
+    for (const Preset& preset : kInfiniBand) {
+      if (preset.gigabits == gigabits) return LinkTypeNamed(preset.row);
+    }
+  }
+  if (nic.rdma && !IsEfa(nic)) {
+    return Scaled("ib-ndr", gigabits / 400,
+                  speed(nic.infiniband ? "ib" : "roce"),
+                  "scaled by its rate from");
+  }
+  const Preset base =
+      nic.rdma ? Preset{"efa-100g", 100} : Preset{"ethernet-10g", 10};
+  if (gigabits == base.gigabits) return LinkTypeNamed(base.row);
+  return Scaled(base.row, gigabits / base.gigabits,
+                speed(nic.rdma ? "efa" : "ethernet"),
+                "scaled by its rate from");
+}
+
+// The cards that carry the traffic of training: the fastest of the best kind.
+std::vector<const FoundNic*> TrainingNics(const Machine& machine) {
+  std::vector<const FoundNic*> best;
+  const auto rank = [](const FoundNic& nic) {
+    return std::pair(nic.rdma, nic.gigabits);
+  };
+  for (const FoundNic& nic : machine.nics) {
+    if (!best.empty() && rank(nic) > rank(*best.front())) best.clear();
+    if (best.empty() || rank(nic) == rank(*best.front())) best.push_back(&nic);
+  }
+  return best;
+}
+
+// The PCIe tree above the devices of interest.
+struct Branch {
+  PciNode node;
+  std::map<std::string, Branch> below;
+  std::vector<VertexId> here;  // devices of this address
+};
+
+void Insert(Branch& root, const PciPlace& place, VertexId vertex) {
+  Branch* at = &root;
+  for (const PciNode& node : place.path) {
+    at = &at->below[node.address];
+    at->node = node;
+  }
+  at->here.push_back(vertex);
+}
+
+// Builds one node of the cluster.
+class NodeBuilder {
+ public:
+  NodeBuilder(Cluster& cluster, int node) : cluster_(cluster), node_(node) {}
+
+  Result<void> AddGpus(const Machine& machine) {
+    std::vector<const KnownGpu*> known;
+    std::vector<VertexId> vertices;
+    for (size_t g = 0; g < machine.gpus.size(); ++g) {
+      const FoundGpu& gpu = machine.gpus[g];
+      TESSERA_TRY(known.emplace_back(), KnownGpuNamed(gpu.name));
+      DeviceType type = *std::ranges::find(DeviceTypes(), known.back()->device,
+                                           &DeviceType::name);
+      type.memory = {gpu.memory.value - kContextBytes};
+      const DeviceId id =
+          AddDevice(cluster_, Use(cluster_.device_types, type), node_,
+                    InNode(node_, "gpu", static_cast<int>(g)));
+      vertices.push_back(cluster_.devices[id.index()].vertex);
+      Hang(gpu.place, vertices.back());
+    }
+    AddNvLinks(machine, known, vertices);
+    return {};
+  }
+
+  // The vertices of the cards, in their order.
+  std::vector<VertexId> AddNics(const std::vector<const FoundNic*>& nics) {
+    std::vector<VertexId> vertices;
+    for (size_t i = 0; i < nics.size(); ++i) {
+      vertices.push_back(AddVertex(cluster_, VertexKind::kNic,
+                                   InNode(node_, "nic", static_cast<int>(i))));
+      Hang(nics[i]->place, vertices.back());
+    }
+    return vertices;
+  }
+
+  // The bridges of the PCIe tree that join several devices, and those of the
+  // NUMA nodes.
+  void AddBridges() {
+    std::vector<VertexId> sockets;
+    for (auto& [numa, roots] : roots_) {
+      sockets.push_back(
+          AddVertex(cluster_, VertexKind::kBridge, InNode(node_, "cpu", numa)));
+      for (auto& [name, root] : roots) {
+        for (const auto& [address, branch] : root.below) {
+          Join(branch, sockets.back());
+        }
+        // Devices whose place is not known.
+        for (const VertexId vertex : root.here) {
+          Link(vertex, sockets.back(), PciNode{});
+        }
+      }
+    }
+    // Intel Xeon Scalable processors (2017 to 2023) join two sockets by two to
+    // four UPI links.
+    LinkType socket;
+    socket.name = "socket";
+    socket.source =
+        "assumed: two UPI links of 10.4 GT/s, 20.8 GB/s a direction each, 80 % "
+        "reached; latency as pcie5-x16";
+    socket.bandwidth = {0.8 * 2 * 20.8e9};
+    socket.latency = LinkTypeNamed("pcie5-x16").latency;
+    for (size_t i = 1; i < sockets.size(); ++i) {
+      Connect(cluster_, sockets[0], sockets[i],
+              Use(cluster_.link_types, socket));
+    }
+  }
+
+ private:
+  void Hang(const PciPlace& place, VertexId vertex) {
+    Insert(roots_[std::max(0, place.numa_node)][place.root], place, vertex);
+  }
+
+  void Link(VertexId below, VertexId above, const PciNode& node) {
+    Connect(cluster_, below, above, Use(cluster_.link_types, PcieLink(node)));
+  }
+
+  // Hangs what is below `branch` on `above`: a bridge of its own only where
+  // several ways meet.
+  void Join(const Branch& branch, VertexId above) {
+    const size_t ways = branch.below.size() + branch.here.size();
+    if (ways == 1 && branch.here.empty()) {
+      Join(branch.below.begin()->second, above);
+      return;
+    }
+    for (const VertexId vertex : branch.here) Link(vertex, above, branch.node);
+    if (branch.below.empty()) return;
+    const VertexId bridge = AddVertex(cluster_, VertexKind::kBridge,
+                                      InNode(node_, "pcie", bridges_++));
+    Link(bridge, above, branch.node);
+    for (const auto& [address, below] : branch.below) Join(below, bridge);
+  }
+
+  void AddNvLinks(const Machine& machine,
+                  const std::vector<const KnownGpu*>& known,
+                  const std::vector<VertexId>& vertices) {
+    std::optional<VertexId> nvswitch;
+    for (size_t g = 0; g < vertices.size(); ++g) {
+      const FoundGpu& gpu = machine.gpus[g];
+      if (known[g]->links == 0) continue;
+      if (gpu.switch_links > 0) {
+        if (!nvswitch) {
+          nvswitch = AddVertex(cluster_, VertexKind::kSwitch,
+                               InNode(node_, "nvswitch"));
+        }
+        Connect(cluster_, vertices[g], *nvswitch,
+                Use(cluster_.link_types,
+                    NvLink(*known[g], gpu.switch_links, false)));
+      }
+      for (size_t peer = g + 1; peer < gpu.peer_links.size(); ++peer) {
+        if (gpu.peer_links[peer] == 0) continue;
+        Connect(cluster_, vertices[g], vertices[peer],
+                Use(cluster_.link_types,
+                    NvLink(*known[g], gpu.peer_links[peer], true)));
+      }
+    }
+  }
+
+  Cluster& cluster_;
+  const int node_;
+  // By NUMA node and the root's name.
+  std::map<int, std::map<std::string, Branch>> roots_;
+  int bridges_ = 0;
+};
+
+// What each GPU of a node gets of its way to the host's memory while all copy.
+BytesPerSecond HostLink(const Machine& machine) {
+  // By address of a device or bridge: how many GPUs copy through its link.
+  std::map<std::string, int> users;
+  for (const FoundGpu& gpu : machine.gpus) {
+    for (const PciNode& node : gpu.place.path) ++users[node.address];
+  }
+  BytesPerSecond least = {INFINITY};
+  for (const FoundGpu& gpu : machine.gpus) {
+    if (gpu.place.path.empty()) {
+      least = std::min(least, PcieLink(PciNode{}).bandwidth);
+    }
+    for (const PciNode& node : gpu.place.path) {
+      // A bridge that does not say its width is not what limits.
+      if (node.lanes == 0 && node.address != gpu.place.path.back().address) {
+        continue;
+      }
+      least = std::min(least, PcieLink(node).bandwidth / users[node.address]);
+    }
+  }
+  return least;
+}
+
+Host HostOfMachine(const Machine& machine, const HostSpeed& speed) {
+  Host host;
+  host.source = machine.host + ": memory of " + machine.cpu +
+                ", measured by copies of all cores";
+  host.memory = machine.memory;
+  // A copied byte is read and written.
+  host.memory_bandwidth = speed.all_cores * 2;
+  if (speed.storage) {
+    host.source += "; storage measured by direct reads and writes";
+    host.storage = speed.storage->free;
+    host.storage_read = speed.storage->read;
+    host.storage_write = speed.storage->write;
+  }
+  return host;
+}
+
+}  // namespace
+
+Result<Cluster> ClusterOfGpus(std::span<const Machine> machines,
+                              const HostSpeed& speed) {
+  Cluster cluster;
+  std::vector<std::vector<VertexId>> nics;
+  std::map<std::string, int> counts;  // of GPUs, by name
+  for (size_t n = 0; n < machines.size(); ++n) {
+    const Machine& machine = machines[n];
+    if (machine.gpus.empty()) {
+      return InvalidInput("no GPU is visible to NVIDIA's driver", machine.host);
+    }
+    for (const FoundGpu& gpu : machine.gpus) ++counts[gpu.name];
+    const std::vector<const FoundNic*> cards = TrainingNics(machine);
+    const std::vector<const FoundNic*> first = TrainingNics(machines[0]);
+    if (machines.size() > 1 && cards.empty()) {
+      return InvalidInput("no network card has a link", machine.host);
+    }
+    if (cards.size() != first.size()) {
+      return InvalidInput(
+          std::to_string(cards.size()) + " network cards, but " +
+              std::to_string(first.size()) + " on " + machines[0].host,
+          machine.host);
+    }
+    NodeBuilder node(cluster, static_cast<int>(n));
+    TESSERA_RETURN_IF_ERROR(node.AddGpus(machine));
+    nics.push_back(node.AddNics(cards));
+    node.AddBridges();
+  }
+  if (machines.size() > 1) {
+    ConnectRails(
+        cluster, nics,
+        Use(cluster.link_types, NicLink(*TrainingNics(machines[0]).front())));
+  }
+  cluster.host = HostOfMachine(machines[0], speed);
+  cluster.host->device_link = HostLink(machines[0]);
+  for (const auto& [name, count] : counts) {
+    if (!cluster.name.empty()) cluster.name += ", ";
+    cluster.name += std::to_string(count) + " x " + name;
+  }
+  cluster.name += " on " + std::to_string(machines.size()) +
+                  (machines.size() == 1 ? " host" : " hosts");
+  return cluster;
+}
+
+Cluster ClusterOfCores(const Machine& machine, int ranks,
+                       const HostSpeed& speed) {
+  const std::string spec = "local-cpu:" + std::to_string(ranks);
+  Cluster cluster = MakeCluster(spec).value();
+  cluster.name = spec;
+  for (DeviceType& type : cluster.device_types) {
+    type.memory = {machine.memory.value / ranks};
+    type.source =
+        "memory: of " + machine.host + ", shared by all ranks; " + type.source;
+  }
+  for (LinkType& type : cluster.link_types) {
+    const bool alone = type.name == "shm-copy";
+    type.bandwidth = alone ? speed.one_core : speed.all_cores;
+    type.source = std::string("measured: copies of ") +
+                  (alone ? "one core" : "all cores") + " of " + machine.host +
+                  "; latency " + type.source;
+  }
+  const BytesPerSecond device_link = speed.one_core;
+  cluster.host = HostOfMachine(machine, speed);
+  cluster.host->device_link = device_link;
+  return cluster;
+}
+
+std::vector<std::string> Assumptions(const Machine& machine, size_t hosts) {
+  std::vector<std::string> all;
+  for (size_t g = 0; g < machine.gpus.size(); ++g) {
+    const auto& path = machine.gpus[g].place.path;
+    if (path.empty() || path.back().lanes == 0 || path.back().generation == 0) {
+      all.push_back("GPU " + std::to_string(g) +
+                    " does not say its PCIe link: generation 3 with 16 lanes "
+                    "is assumed");
+    }
+  }
+  for (const FoundNic* nic : TrainingNics(machine)) {
+    if (hosts > 1 && nic->gigabits == 0) {
+      all.push_back(nic->name + " does not say its speed: 10 Gb/s is assumed");
+    }
+  }
+  return all;
+}
+
+}  // namespace tessera

@@ -1,0 +1,28 @@
+#pragma once
+// Quick measurements of a host that no file of the system tells: its memory and
+// its storage. Each takes about a second.
+
+#include <string>
+
+#include "planner/base/result.h"
+#include "planner/base/units.h"
+
+namespace tessera {
+
+// Bytes that `threads` threads together copy in a second, each between buffers
+// of its own beyond any cache: a copied byte is one read and one written. The
+// median of five runs.
+BytesPerSecond MeasureCopies(int threads);
+
+struct StorageSpeed {
+  Bytes free;
+  BytesPerSecond read;
+  BytesPerSecond write;
+};
+
+// Of the file system that holds `directory`, by a nameless file of 256 MiB
+// (less where less is free) and direct I/O where it takes that
+// (runtime/storage/file_tier.h), whose errors it returns.
+Result<StorageSpeed> MeasureStorage(const std::string& directory);
+
+}  // namespace tessera

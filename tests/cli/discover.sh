@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# `discover`: this host as a cluster file that the other verbs take.
+# shellcheck source=tests/cli/lib.bash
+source "$(dirname "$0")/lib.bash"
+
+"$tessera" discover --nproc 3 --offload-dir "$work" -o "$work/cluster.txtpb" \
+  >"$work/out" 2>/dev/null
+grep -q "^local-cpu:3: 3 devices: " "$work/out" || fail "no summary"
+grep -q "^storage: " "$work/out" || fail "no storage"
+"$tessera" simulate --model "$examples/models/gpt2-tiny/config.json" \
+  --cluster "$work/cluster.txtpb" --global-batch 12 --seq-len 64 \
+  --strategy dp=3 --json >"$work/simulated.json" 2>/dev/null
+json 'j["step_time_s"] > 0' "$work/simulated.json" >/dev/null
+
+"$tessera" discover --nproc 1 --json >"$work/out.json" 2>/dev/null
+json 'j["devices"] == 1 and int(j["hosts"][0]["memory_bytes"]) > 0' \
+  "$work/out.json" >/dev/null
+json 'j["copy_bytes_per_second_one_core"] > 1e8' "$work/out.json" >/dev/null
+
+fails 2 "cluster.yaml" discover -o "$work/cluster.yaml"
+fails 2 "from 1 to" discover --nodes 0
+fails 2 "only the ranks of one host" discover --nproc 2 --nodes 2
+fails 1 "/no/such/folder" discover --nproc 2 --offload-dir /no/such/folder

@@ -1,0 +1,89 @@
+// The part of NVIDIA's management library that the profiler calls, with two
+// GPUs that do not exist.
+
+#include <cstring>
+
+namespace {
+
+struct Memory {
+  unsigned long long total, free, used;
+};
+struct PciInfo {
+  char legacy_bus_id[16];
+  unsigned domain, bus, device, pci_device_id, pci_subsystem_id;
+  char bus_id[32];
+};
+
+constexpr int kSuccess = 0;
+constexpr int kInvalidArgument = 2;
+
+int gpus[2] = {0, 1};
+
+int IndexOf(const void* device) {
+  return *static_cast<const int*>(device);
+}
+
+PciInfo PlaceOf(int gpu) {
+  PciInfo info = {};
+  info.bus = gpu == 0 ? 0x4a : 0x5b;
+  std::strcpy(info.bus_id, gpu == 0 ? "00000000:4A:00.0" : "00000000:5B:00.0");
+  return info;
+}
+
+}  // namespace
+
+extern "C" {
+
+int nvmlInit_v2() {
+  return kSuccess;
+}
+int nvmlShutdown() {
+  return kSuccess;
+}
+const char* nvmlErrorString(int code) {
+  return code == kInvalidArgument ? "Invalid Argument" : "Unknown Error";
+}
+int nvmlSystemGetDriverVersion(char* version, unsigned length) {
+  std::strncpy(version, "580.65.06", length);
+  return kSuccess;
+}
+int nvmlDeviceGetCount_v2(unsigned* count) {
+  *count = 2;
+  return kSuccess;
+}
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
+  if (index >= 2) return kInvalidArgument;
+  *device = &gpus[index];
+  return kSuccess;
+}
+int nvmlDeviceGetName(void*, char* name, unsigned length) {
+  std::strncpy(name, "NVIDIA H100 80GB HBM3", length);
+  return kSuccess;
+}
+int nvmlDeviceGetMemoryInfo(void*, Memory* memory) {
+  *memory = {};
+  memory->total = 81559ull << 20;
+  return kSuccess;
+}
+int nvmlDeviceGetPciInfo_v3(void* device, PciInfo* info) {
+  *info = PlaceOf(IndexOf(device));
+  return kSuccess;
+}
+// Four links: two to switches, one to the other GPU, one inactive.
+int nvmlDeviceGetNvLinkState(void*, unsigned link, unsigned* active) {
+  if (link >= 4) return kInvalidArgument;
+  *active = link < 3;
+  return kSuccess;
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned link, int* type) {
+  *type = link < 2 ? 2 : 0;
+  return kSuccess;
+}
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void* device, unsigned link,
+                                        PciInfo* info) {
+  if (link != 2) return kInvalidArgument;
+  *info = PlaceOf(1 - IndexOf(device));
+  return kSuccess;
+}
+
+}  // extern "C"
