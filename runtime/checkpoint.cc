@@ -60,7 +60,10 @@ Result<void> Announce(const Result<void>& written, const std::string& path,
   }
   TESSERA_RETURN_IF_ERROR(all.Broadcast(&verdict, sizeof(verdict), 0));
   if (verdict.failed == 0) return {};
-  return Error{static_cast<ErrorCode>(verdict.code), verdict.message, path};
+  // The others tell whose error it is, in the words of communicator.h.
+  const std::string whose = all.rank() == 0 ? "" : "rank 0 aborted: ";
+  return Error{static_cast<ErrorCode>(verdict.code), whose + verdict.message,
+               path};
 }
 
 // A whole number of the metadata, if it is there.
@@ -230,7 +233,7 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
 }
 
 Result<void> LoadCheckpoint(const std::string& path, const Graph& graph,
-                            RankExecutor& executor) {
+                            RankExecutor& executor, StartUp start) {
   TESSERA_TRY(const SafetensorsFile file, SafetensorsFile::Open(path));
   TESSERA_TRY(const auto step, Count<int64_t>(file, "step", path));
   TESSERA_TRY(const auto samples, Count<int64_t>(file, "samples", path));
@@ -238,12 +241,14 @@ Result<void> LoadCheckpoint(const std::string& path, const Graph& graph,
 
   const TaskGraph& tasks = executor.tasks();
   CpuDevice host;
+  start.total = PersistentBytes(executor);
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const ValueId id(v);
     const Value& value = tasks.values[v];
     if (!value.persistent || !executor.Holds(id)) continue;
     const Placement here = executor.placement(id);
     const Bytes bytes{here.elements() * SizeOf(value.dtype)};
+    TESSERA_RETURN_IF_ERROR(start.Advance(bytes));
     const std::string name = NameInFile(tasks, graph, id);
     const bool weight = value.what == "parameter" || value.what == "master";
     if (value.what == "loss scale" && !file.Has(name)) {

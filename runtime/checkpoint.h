@@ -15,6 +15,7 @@
 #include "planner/base/result.h"
 #include "planner/ir/graph.h"
 #include "runtime/executor.h"
+#include "runtime/start_up.h"
 
 namespace tessera {
 
@@ -30,7 +31,7 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
 // weights alone: the run starts at step 0 with zero state. Errors name the
 // tensor that is missing, or has another type or shape.
 Result<void> LoadCheckpoint(const std::string& path, const Graph& graph,
-                            RankExecutor& executor);
+                            RankExecutor& executor, StartUp start = {});
 
 // The seed of the run that wrote the checkpoint, with which it goes on; none
 // where the file is weights alone.

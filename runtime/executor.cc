@@ -704,20 +704,28 @@ Result<void> RankExecutor::ReadValue(ValueId id, void* to) const {
 }
 
 Result<void> RankExecutor::WriteValue(ValueId id, const void* from) {
-  const Bytes bytes = BytesOf(id);
+  return WriteValue(id, from, {}, BytesOf(id));
+}
+
+Result<void> RankExecutor::WriteValue(ValueId id, const void* from,
+                                      Bytes offset, Bytes size) {
   const size_t root = roots_[id.index()].index();
+  // Of what lies in a file there is no buffer.
+  const auto to = [&] {
+    return static_cast<std::byte*>(buffers_[root]) + offset.value;
+  };
   switch (tasks_.value(id).tier) {
     case MemoryTier::kDevice:
-      device_.Write(buffers_[root], from, bytes);
+      device_.Write(to(), from, size);
       break;
     case MemoryTier::kHost:
-      host_->Write(buffers_[root], from, bytes);
+      host_->Write(to(), from, size);
       break;
     case MemoryTier::kFile: {
-      TESSERA_TRY(const Staging staging, Staging::Allocate(*host_, bytes));
-      host_->Write(staging.data(), from, bytes);
-      const FileTier::Transfer transfer{layout_.offsets[root], staging.data(),
-                                        bytes.value};
+      TESSERA_TRY(const Staging staging, Staging::Allocate(*host_, size));
+      host_->Write(staging.data(), from, size);
+      const FileTier::Transfer transfer{layout_.offsets[root] + offset.value,
+                                        staging.data(), size.value};
       return files_->Write({&transfer, 1});
     }
   }

@@ -93,6 +93,9 @@ class RankExecutor : public Executor {
   bool Holds(ValueId value) const;
   Result<void> ReadValue(ValueId value, void* to) const;
   Result<void> WriteValue(ValueId value, const void* from);
+  // Of that part `size` bytes from `offset` on, a multiple of kFileBlockBytes.
+  Result<void> WriteValue(ValueId value, const void* from, Bytes offset,
+                          Bytes size);
   // The peak of what this rank keeps in the host's memory, and its file; null
   // where it has none.
   MemoryUse host_peak() const;

@@ -79,9 +79,12 @@ void ThreadPool::For(int64_t n, const std::function<void(int64_t)>& f) {
   shared_->ended.wait(lock, [&] { return shared_->unfinished == 0; });
 }
 
+int HostCores() {
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
 int ThreadsPerRank(int ranks) {
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::max(1, cores / ranks);
+  return std::max(1, HostCores() / ranks);
 }
 
 }  // namespace tessera

@@ -30,7 +30,10 @@ class ThreadPool {
   std::unique_ptr<Shared> shared_;  // null with one thread
 };
 
-// The threads of each of `ranks` ranks that share this host's cores: at least 1.
+// On which this process may run.
+int HostCores();
+// The threads of each of `ranks` ranks that share this host's cores: at
+// least 1.
 int ThreadsPerRank(int ranks);
 
 }  // namespace tessera

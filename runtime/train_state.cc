@@ -1,5 +1,6 @@
 #include "runtime/train_state.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -9,49 +10,73 @@
 
 namespace tessera {
 
+namespace {
+
+// Values go where they lie in pieces: whole blocks of a file.
+constexpr int64_t kPieceBytes = 512 << 10;
+static_assert(kPieceBytes % kFileBlockBytes == 0);
+
+// This rank's block of a weight, of which a flat layout keeps a run, as it is
+// drawn. A 16-bit parameter is its master, rounded.
+LocalTensor BlockOf(const Value& value, const Placement& here) {
+  LocalTensor block;
+  block.dtype = Is16Bit(value.dtype) ? DType::kFloat32 : value.dtype;
+  block.global_shape = value.shape;
+  for (const Range& range : here.block) {
+    block.shape.push_back(range.size());
+    block.offset.push_back(range.begin);
+  }
+  return block;
+}
+
+Result<void> Initialise(const Graph& graph, uint64_t seed, ValueId id,
+                        RankExecutor& executor, StartUp& start) {
+  const Value& value = executor.tasks().value(id);
+  if (value.what == "loss scale") {
+    const LossScale scale;
+    return executor.WriteValue(id, &scale);
+  }
+  const bool drawn = value.what == "parameter" || value.what == "master";
+  const Placement here = executor.placement(id);
+  const int64_t size = SizeOf(value.dtype);
+  const int64_t per_piece = kPieceBytes / size;
+  LocalTensor block = BlockOf(value, here);
+  std::vector<std::byte> piece;
+  std::vector<std::byte> rounded;
+  for (int64_t first = 0; first < here.elements(); first += per_piece) {
+    const int64_t count = std::min(per_piece, here.elements() - first);
+    const Bytes bytes{count * size};
+    TESSERA_RETURN_IF_ERROR(start.Advance(bytes));
+    piece.resize(static_cast<size_t>(count * SizeOf(block.dtype)));
+    const std::byte* from = piece.data();
+    if (drawn) {
+      block.data = piece.data();
+      const int64_t begin = here.run.begin + first;
+      const Tensor& tensor = graph.tensor(value.tensor);
+      FillWeight(block, {begin, begin + count}, tensor.init, tensor.name, seed,
+                 executor.device().threads());
+    }
+    if (drawn && Is16Bit(value.dtype)) {
+      rounded.resize(static_cast<size_t>(bytes.value));
+      Narrow(block.as<const float>(), count, value.dtype, rounded.data());
+      from = rounded.data();
+    }
+    TESSERA_RETURN_IF_ERROR(
+        executor.WriteValue(id, from, {first * size}, bytes));
+  }
+  return {};
+}
+
+}  // namespace
+
 Result<void> InitialiseState(const Graph& graph, uint64_t seed,
-                             RankExecutor& executor) {
+                             RankExecutor& executor, StartUp start) {
+  start.total = PersistentBytes(executor);
   const TaskGraph& tasks = executor.tasks();
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const ValueId id(v);
-    const Value& value = tasks.values[v];
-    if (!value.persistent || !executor.Holds(id)) continue;
-    const Placement here = executor.placement(id);
-    const int64_t size = SizeOf(value.dtype);
-    if (value.what == "loss scale") {
-      const LossScale start;
-      TESSERA_RETURN_IF_ERROR(executor.WriteValue(id, &start));
-      continue;
-    }
-    if (value.what != "parameter" && value.what != "master") {
-      const std::vector<std::byte> zeros(
-          static_cast<size_t>(here.elements() * size));
-      TESSERA_RETURN_IF_ERROR(executor.WriteValue(id, zeros.data()));
-      continue;
-    }
-    // The whole block, of which a flat layout keeps a run. A 16-bit parameter
-    // is its master, rounded.
-    LocalTensor block;
-    block.dtype = Is16Bit(value.dtype) ? DType::kFloat32 : value.dtype;
-    block.global_shape = value.shape;
-    for (const Range& range : here.block) {
-      block.shape.push_back(range.size());
-      block.offset.push_back(range.begin);
-    }
-    std::vector<std::byte> host(
-        static_cast<size_t>(block.elements() * SizeOf(block.dtype)));
-    block.data = host.data();
-    const Tensor& tensor = graph.tensor(value.tensor);
-    FillWeight(block, tensor.init, tensor.name, seed);
-    if (Is16Bit(value.dtype)) {
-      std::vector<std::byte> rounded(
-          static_cast<size_t>(block.elements() * size));
-      Narrow(block.as<const float>(), block.elements(), value.dtype,
-             rounded.data());
-      host = std::move(rounded);
-    }
-    TESSERA_RETURN_IF_ERROR(
-        executor.WriteValue(id, host.data() + here.run.begin * size));
+    if (!tasks.values[v].persistent || !executor.Holds(id)) continue;
+    TESSERA_RETURN_IF_ERROR(Initialise(graph, seed, id, executor, start));
   }
   return {};
 }

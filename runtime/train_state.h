@@ -4,14 +4,17 @@
 #include "planner/base/result.h"
 #include "runtime/data/tokens.h"
 #include "runtime/executor.h"
+#include "runtime/start_up.h"
 
 namespace tessera {
 
 // Sets every persistent value of this rank: weights by their initializers and
 // `seed`, the same values under every plan, those of 16 bits rounded from the
-// fp32 values of their masters; everything else zero. Fails where a file does.
+// fp32 values of their masters; everything else zero. Draws on the threads of
+// the rank's device and keeps less than 2 MiB besides. Fails where a file does,
+// or when it is interrupted.
 Result<void> InitialiseState(const Graph& graph, uint64_t seed,
-                             RankExecutor& executor);
+                             RankExecutor& executor, StartUp start = {});
 
 // Inputs by name: "tokens" and "labels" from `data`, which outlives the
 // result, in the order that `seed` gives; "positions" count from 0 in every

@@ -106,13 +106,15 @@ class Trainer {
 
  private:
   Result<void> Start() {
-    if (job_.load_path.empty()) {
-      TESSERA_RETURN_IF_ERROR(
-          InitialiseState(*job_.graph, job_.seed, executor_));
-    } else {
-      TESSERA_RETURN_IF_ERROR(
-          LoadCheckpoint(job_.load_path, *job_.graph, executor_));
-    }
+    StartUp start;
+    start.stop = job_.stop;
+    if (all_.rank() == 0) start.progress = job_.starting;
+    const auto begun =
+        job_.load_path.empty()
+            ? InitialiseState(*job_.graph, job_.seed, executor_, start)
+            : LoadCheckpoint(job_.load_path, *job_.graph, executor_, start);
+    if (!begun && begun.error().code != ErrorCode::kInterrupted) return begun;
+    TESSERA_RETURN_IF_ERROR(AgreeToGoOn());
     summary_.first_step = executor_.step();
     if (learning_rate_.steps == 0) {
       learning_rate_.steps = executor_.step() + job_.steps;
@@ -125,6 +127,18 @@ class Trainer {
       validator_->set_places_are_positions(job_.places_are_positions);
     }
     return {};
+  }
+
+  // kInterrupted on all ranks where one is to stop.
+  Result<void> AgreeToGoOn() {
+    const int64_t mine = job_.stop != nullptr && job_.stop->load() ? 1 : 0;
+    std::vector<int64_t> stops(static_cast<size_t>(all_.size()));
+    TESSERA_RETURN_IF_ERROR(
+        messages_.AllGather(&mine, sizeof(mine), stops.data()));
+    if (std::ranges::count(stops, 0) == std::ssize(stops)) return {};
+    TESSERA_RETURN_IF_ERROR(executor_.world().Flush());
+    return Error{ErrorCode::kInterrupted, "interrupted before the first step",
+                 ""};
   }
 
   Result<void> Step() {
@@ -162,7 +176,7 @@ class Trainer {
       TESSERA_TRY(report.validation_loss, Validate());
       summary_.validation_loss = report.validation_loss;
     }
-    if (self == 0 && job_.progress) job_.progress(report);
+    if (self == 0 && job_.progress) return job_.progress(report);
     return {};
   }
 
@@ -328,9 +342,11 @@ Result<TrainingResult> TrainOrFail(const TrainingJob& job) {
 
 Result<TrainingResult> Train(const TrainingJob& job) {
   auto result = TrainOrFail(job);
-  // Peers would wait for a rank that leaves. Where they abort or die, this
-  // comes too late to change their reason.
-  if (!result) job.world->Abort(result.error().ToString());
+  // Peers would wait for a rank that leaves, unless they know. Where they abort
+  // or die, this comes too late to change their reason.
+  if (!result && result.error().code != ErrorCode::kInterrupted) {
+    job.world->Abort(result.error().ToString());
+  }
   return result;
 }
 

@@ -58,9 +58,13 @@ struct TrainingJob {
   std::string load_path;   // checkpoint to start from; empty: none
   std::string save_path;   // checkpoint to leave; empty: none
   int64_t save_every = 0;  // at steps that it divides; 0: only at the end
-  // Once true on any rank, all ranks finish the step, save and return.
+  // Once true on any rank, all ranks finish the step, save and return; before
+  // the first step they return kInterrupted.
   const std::atomic<bool>* stop = nullptr;
-  std::function<void(const StepReport&)> progress;  // called on rank 0
+  // Called on rank 0: while weights and states are set, with what is set there
+  // of what it holds; and after each step. An error ends the job.
+  std::function<void(Bytes done, Bytes total)> starting;
+  std::function<Result<void>(const StepReport&)> progress;
 };
 
 // A rank's file of what has no room in memory, and how it is read and written

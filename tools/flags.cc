@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
-#include <set>
 #include <vector>
 
 #include "planner/base/table.h"
@@ -181,7 +180,8 @@ std::span<const Flag> Flags() {
       {"-o", "FILE", "file to write: .txtpb, .json or .pb",
        SetText<&Options::output>},
       {"--trace", "FILE",
-       "write the step as a Chrome trace (JSON), for ui.perfetto.dev",
+       "write the step, simulated or measured, as a Chrome trace (JSON), for "
+       "ui.perfetto.dev",
        SetText<&Options::trace>},
       {"--plan-out", "FILE",
        "write the plan, of a strategy too, for --plan: .txtpb, .json or .pb",
@@ -248,7 +248,6 @@ Result<Options> ParseFlags(std::span<const std::string_view> accepted,
                            size_t max_positional,
                            std::span<const std::string> arguments) {
   Options options;
-  std::set<std::string_view> seen;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& word = arguments[i];
     if (!word.starts_with("-")) {
@@ -263,8 +262,10 @@ Result<Options> ParseFlags(std::span<const std::string_view> accepted,
     const auto known = std::ranges::find(accepted, name);
     if (known == accepted.end()) return UnknownName("flag", name, accepted);
     const Flag& flag = FlagNamed(*known);
-    if (!seen.insert(flag.name).second && !flag.repeatable) {
-      return InvalidInput("given twice", name);
+    if (options.Given(flag.name)) {
+      if (!flag.repeatable) return InvalidInput("given twice", name);
+    } else {
+      options.given.push_back(flag.name);
     }
     std::string value;
     if (equals != std::string::npos) {

@@ -2,9 +2,11 @@
 // The values of all command-line flags. A flag means the same in every verb
 // that takes it (flags.cc); what is not given keeps the value below.
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "planner/ir/dtype.h"
@@ -33,7 +35,7 @@ struct Options {
   int threads = 0;  // of the search, or of each rank; 0: all cores together
   std::string output;
 
-  // simulate
+  // simulate; trace also run
   std::string trace;
   std::string plan_output;
 
@@ -60,6 +62,12 @@ struct Options {
 
   // What is not a flag, such as the KIND of `list`.
   std::vector<std::string> positional;
+
+  // The names of the flags that were given.
+  std::vector<std::string_view> given;
+  bool Given(std::string_view flag) const {
+    return std::ranges::find(given, flag) != given.end();
+  }
 
   // The command line behind the program's name, for launching ranks.
   std::vector<std::string> arguments;

@@ -203,7 +203,8 @@ Result<int> RunProfile(const Options& options) {
   PrintWarnings(inputs);
   const auto ranks = static_cast<int>(inputs.cluster.devices.size());
   if (ranks > 1) return LaunchRanks(ranks, options.arguments);
-  return ProfileInWorld(options, cases, *MakeThreadWorlds(1)[0]);
+  TESSERA_TRY(const auto world, MakeLoneWorld());
+  return ProfileInWorld(options, cases, *world);
 }
 
 }  // namespace tessera

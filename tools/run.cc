@@ -1,16 +1,20 @@
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <optional>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/memory/peak_memory.h"
 #include "costmodel/simulate/simulator.h"
 #include "planner/base/table.h"
+#include "planner/io/file.h"
 #include "planner/io/plan_io.h"
 #include "planner/lower/check_order.h"
 #include "planner/lower/lower.h"
@@ -30,6 +34,8 @@
 #include "tools/interrupt.h"
 #include "tools/json.h"
 #include "tools/run_report.h"
+#include "tools/share_cores.h"
+#include "tools/trace.h"
 #include "tools/verb.h"
 
 namespace tessera {
@@ -95,6 +101,12 @@ Result<LearningRate> LearningRateOf(const Options& options) {
   rate.least = options.min_learning_rate;
   rate.warmup = options.warmup;
   rate.steps = options.decay_steps;
+  for (const std::string_view flag : {"--min-lr", "--decay-steps"}) {
+    if (options.decay != "constant" || !options.Given(flag)) continue;
+    return InvalidInput(
+        "has no effect: the learning rate is constant (--decay NAME)",
+        std::string(flag));
+  }
   if (rate.least > rate.peak) {
     return InvalidInput("is above --lr", "--min-lr");
   }
@@ -129,15 +141,19 @@ Result<Batches> BatchesOf(const Options& options, const Graph& graph,
              .end_of_text = options.end_of_text});
 }
 
+// The folder of offload=...:file:DIR, if there is one.
+std::string StrategyDirectory(const Options& options) {
+  if (!options.strategy) return "";
+  // Read before.
+  const auto strategy = ParseStrategy(*options.strategy);
+  return strategy ? strategy->offload_directory : "";
+}
+
 // A folder with room for files of offloaded state.
 std::string OffloadDirectory(const Options& options) {
   if (!options.offload_directory.empty()) return options.offload_directory;
-  if (options.strategy) {
-    // Read before.
-    const auto strategy = ParseStrategy(*options.strategy);
-    if (strategy && !strategy->offload_directory.empty()) {
-      return strategy->offload_directory;
-    }
+  if (const std::string named = StrategyDirectory(options); !named.empty()) {
+    return named;
   }
   std::error_code code;
   const auto path = std::filesystem::temp_directory_path(code);
@@ -216,6 +232,24 @@ Result<void> CheckMemory(const Options& options, const Inputs& inputs,
   return {};
 }
 
+// The kernel threads of each rank.
+int ThreadsOf(const Options& options, int ranks) {
+  return options.threads > 0 ? options.threads : ThreadsPerRank(ranks);
+}
+
+// "rank 2, rank 3", of those that are in none of the plan's groups.
+std::string IdleRanks(const Plan& plan, int ranks) {
+  std::string idle;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const bool works = std::ranges::any_of(plan.groups, [&](const auto& group) {
+      return std::ranges::count(group.devices, DeviceId(rank)) > 0;
+    });
+    if (works) continue;
+    idle += (idle.empty() ? "rank " : ", rank ") + std::to_string(rank);
+  }
+  return idle;
+}
+
 // Reads and checks everything, so that no rank starts on bad input.
 // `ranks` is 0 where nobody has said.
 Result<Job> ReadJob(const Options& options, int ranks) {
@@ -227,6 +261,12 @@ Result<Job> ReadJob(const Options& options, int ranks) {
   }
   if (!options.log.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckWritable(options.log, "--log"));
+  }
+  if (!options.trace.empty()) {
+    TESSERA_RETURN_IF_ERROR(CheckWritable(options.trace, "--trace"));
+  }
+  if (options.Given("--validate-batches") && options.validate_every == 0) {
+    return InvalidInput("needs --validate-every N", "--validate-batches");
   }
   if (ranks == 0 && options.cluster.empty()) {
     TESSERA_TRY(ranks, RanksOfPlan(options));
@@ -240,7 +280,7 @@ Result<Job> ReadJob(const Options& options, int ranks) {
   TESSERA_TRY(job.inputs,
               ReadInputs(options, "local-cpu:" + std::to_string(ranks)));
   const Graph& graph = job.inputs.graph;
-  const auto devices = std::ssize(job.inputs.cluster.devices);
+  const auto devices = static_cast<int>(job.inputs.cluster.devices.size());
   if (ranks != 0 && ranks != devices) {
     return InvalidInput(std::to_string(ranks) + " ranks on the " +
                             std::to_string(devices) + " devices of cluster '" +
@@ -253,7 +293,13 @@ Result<Job> ReadJob(const Options& options, int ranks) {
                             std::to_string(kMostRanks) + " ranks on one host",
                         "--cluster");
   }
+  if (options.cluster.empty()) {
+    ShareCores(job.inputs.cluster, HostCores(), ThreadsOf(options, devices));
+  }
   TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
+  if (const std::string idle = IdleRanks(job.plan, devices); !idle.empty()) {
+    job.inputs.warnings.push_back("without work in this plan: " + idle);
+  }
   const TaskGraph tasks =
       Lower(graph, job.inputs.cluster, job.plan, options.training);
   if (const auto problems = CheckOrder(tasks, graph); !problems.empty()) {
@@ -265,6 +311,11 @@ Result<Job> ReadJob(const Options& options, int ranks) {
         "has no effect: the plan keeps nothing in files (offload=...:file)",
         "--offload-dir");
   }
+  if (const std::string named = StrategyDirectory(options);
+      !named.empty() && !options.offload_directory.empty()) {
+    return InvalidInput("the strategy names the folder '" + named + "'",
+                        "--offload-dir");
+  }
   TESSERA_RETURN_IF_ERROR(CheckMemory(options, job.inputs, job.plan, tasks));
 
   job.seed = options.seed;
@@ -272,6 +323,12 @@ Result<Job> ReadJob(const Options& options, int ranks) {
     TESSERA_RETURN_IF_ERROR(CheckReadable(options.load));
     TESSERA_TRY(const auto seed, SeedOfCheckpoint(options.load));
     job.seed = seed.value_or(options.seed);
+    if (options.Given("--seed") && job.seed != options.seed) {
+      return InvalidInput("is " + std::to_string(options.seed) + ", but '" +
+                              options.load + "' goes on with its own, " +
+                              std::to_string(job.seed),
+                          "--seed");
+    }
   }
   TESSERA_TRY(job.learning_rate, LearningRateOf(options));
   TESSERA_TRY(TokenData data, OpenTokens(options.data, VocabularyOf(graph)));
@@ -293,7 +350,8 @@ void PrintStep(const StepReport& step, int64_t last) {
 }
 
 // One line of --log.
-void LogStep(const StepReport& step, std::ostream& log) {
+Result<void> LogStep(const StepReport& step, const std::string& path,
+                     std::ostream& log) {
   Json line = Json::Object({{"step", step.step + 1},
                             {"loss", step.loss},
                             {"learning_rate", step.learning_rate},
@@ -303,6 +361,53 @@ void LogStep(const StepReport& step, std::ostream& log) {
     line.Set("validation_loss", *step.validation_loss);
   }
   log << line.OneLine() << std::endl;
+  if (!log) return Error{ErrorCode::kUnavailable, "cannot write", path};
+  return {};
+}
+
+// Says how far weights and states are set, where that takes long.
+class StartUpLine {
+ public:
+  explicit StartUpLine(std::string what) : what_(std::move(what)) {}
+  void Show(Bytes done, Bytes total) {
+    const auto now = std::chrono::steady_clock::now();
+    if (now < next_) return;
+    next_ = now + kInterval;
+    std::cerr << "tessera: " << what_ << ": "
+              << FormatPercent(static_cast<double>(done.value) /
+                               static_cast<double>(total.value))
+              << " of " << FormatBytes(total) << std::endl;
+  }
+
+ private:
+  static constexpr auto kInterval = std::chrono::seconds(5);
+
+  const std::string what_;
+  std::chrono::steady_clock::time_point next_ =
+      std::chrono::steady_clock::now() + kInterval;
+};
+
+std::string StartUpText(const Options& options, const Graph& graph) {
+  if (!options.load.empty()) return "loading " + options.load;
+  int64_t parameters = 0;
+  for (const Tensor& tensor : graph.tensors) {
+    if (tensor.kind != TensorKind::kWeight) continue;
+    parameters += std::accumulate(tensor.shape.begin(), tensor.shape.end(),
+                                  int64_t{1}, std::multiplies());
+  }
+  return "initialising " + FormatCount(static_cast<double>(parameters)) +
+         " parameters";
+}
+
+// All ranks' spans. Each rank's time counts from its own beginning of the step.
+Timeline Joined(const std::vector<Timeline>& timelines) {
+  Timeline all;
+  for (const Timeline& timeline : timelines) {
+    all.step_time = Max(all.step_time, timeline.step_time);
+    all.spans.insert(all.spans.end(), timeline.spans.begin(),
+                     timeline.spans.end());
+  }
+  return all;
 }
 
 RunReport ReportOf(const Job& job, const TaskGraph& tasks,
@@ -340,8 +445,7 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   const Graph& graph = job.inputs.graph;
   const TaskGraph tasks =
       Lower(graph, job.inputs.cluster, job.plan, options.training);
-  CpuDevice device(options.threads > 0 ? options.threads
-                                       : ThreadsPerRank(world.world_size()));
+  CpuDevice device(ThreadsOf(options, world.world_size()));
   TrainingJob training;
   training.graph = &graph;
   training.tasks = &tasks;
@@ -375,15 +479,16 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
              options.load.empty() ? std::ios::trunc : std::ios::app);
   }
   int64_t last = 0;
-  training.progress = [&](const StepReport& step) {
+  StartUpLine start_up(StartUpText(options, graph));
+  training.starting = [&](Bytes done, Bytes total) {
+    start_up.Show(done, total);
+  };
+  training.progress = [&](const StepReport& step) -> Result<void> {
     if (last == 0) last = step.step + options.steps;
     if (!options.json) PrintStep(step, last);
-    if (log.is_open()) LogStep(step, log);
+    return log.is_open() ? LogStep(step, options.log, log) : Result<void>();
   };
   TESSERA_TRY(const TrainingResult result, Train(training));
-  if (log.is_open() && !log.flush()) {
-    return Error{ErrorCode::kUnavailable, "cannot write", options.log};
-  }
   if (prints && result.interrupted) {
     const auto steps = result.first_step + std::ssize(result.losses);
     std::cerr << "tessera: interrupted after step " << steps
@@ -406,6 +511,11 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
       std::cout << RunJson(report).ToString() << std::endl;
     } else {
       std::cout << RunText(report) << std::flush;
+    }
+    if (!options.trace.empty()) {
+      TESSERA_RETURN_IF_ERROR(WriteFileAtomically(
+          options.trace, ChromeTrace(tasks, graph, job.inputs.cluster,
+                                     Joined(result.timelines))));
     }
   }
   return result.interrupted ? ExitCodeOf(ErrorCode::kInterrupted) : 0;
@@ -444,7 +554,8 @@ Result<int> RunRun(const Options& options) {
   PrintWarnings(job.inputs);
   const auto ranks = static_cast<int>(job.inputs.cluster.devices.size());
   if (ranks > 1) return LaunchRanks(ranks, options.arguments);
-  return TrainInWorld(options, job, *MakeThreadWorlds(1)[0]);
+  TESSERA_TRY(const auto world, MakeLoneWorld());
+  return TrainInWorld(options, job, *world);
 }
 
 }  // namespace tessera

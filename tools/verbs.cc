@@ -12,18 +12,14 @@ namespace {
 
 constexpr int kBadInput = 2;
 
-// One line, whatever the message holds.
+// One line, whatever the message holds; a rank's launcher prints it.
 int Fail(const Error& error) {
-  std::string line = error.ToString();
-  std::ranges::replace(line, '\n', ' ');
-  std::cerr << "tessera: " << line << std::endl;
+  if (!TellLauncher(error)) {
+    std::string line = error.ToString();
+    std::ranges::replace(line, '\n', ' ');
+    std::cerr << "tessera: " << line << std::endl;
+  }
   return ExitCodeOf(error.code);
-}
-
-bool GivenFor(std::string_view flag, std::span<const std::string> arguments) {
-  return std::ranges::any_of(arguments, [&](const std::string& word) {
-    return word == flag || word.starts_with(std::string(flag) + "=");
-  });
 }
 
 Result<int> RunVerb(const Verb& verb, const std::vector<std::string>& all) {
@@ -37,7 +33,7 @@ Result<int> RunVerb(const Verb& verb, const std::vector<std::string>& all) {
       ParseFlags(verb.flags, verb.positional.empty() ? 0 : 1, arguments);
   if (!options) return options.error().At(verb.name);
   for (const std::string_view flag : verb.required) {
-    if (!GivenFor(flag, arguments)) {
+    if (!options->Given(flag)) {
       return InvalidInput("needs " + std::string(flag) + " " +
                               std::string(FlagNamed(flag).value),
                           std::string(verb.name));
@@ -114,7 +110,8 @@ std::span<const Verb> Verbs() {
        "Starts one process for each rank, or is one of them under torchrun, "
        "mpirun or srun. Without --cluster it is local-cpu:NPROC; without a "
        "plan or strategy, data parallelism. At the end it prints the predicted "
-       "step beside the measured one. Ctrl-C ends the run after the step; a "
+       "step beside the measured one; --trace writes the measured step of "
+       "median time, of all ranks. Ctrl-C ends the run after the step; a "
        "run that is resumed (--load) goes on as if it had not stopped. "
        "docs/training.md explains the flags.",
        "tessera run --model examples/models/gpt2-tiny/config.json "
@@ -130,7 +127,8 @@ std::span<const Verb> Verbs() {
         "--end-of-text",  "--validate-every", "--validate-batches",
         "--log",          "--load",           "--save",
         "--save-every",   "--offload-dir",    "--backend",
-        "--threads",      "--profile",        "--json"},
+        "--threads",      "--profile",        "--trace",
+        "--json"},
        {"--model", "--data"},
        RunRun},
       {"profile",

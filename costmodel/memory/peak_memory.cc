@@ -35,8 +35,12 @@ std::string SizeText(Bytes bytes) {
   char text[32];
   if (size >= 1e9) {
     std::snprintf(text, sizeof(text), "%.1f GB", size * 1e-9);
-  } else {
+  } else if (size >= 1e6) {
     std::snprintf(text, sizeof(text), "%.1f MB", size * 1e-6);
+  } else if (size >= 1e3) {
+    std::snprintf(text, sizeof(text), "%.1f kB", size * 1e-3);
+  } else {
+    std::snprintf(text, sizeof(text), "%.0f B", size);
   }
   return text;
 }

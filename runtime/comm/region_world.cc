@@ -34,6 +34,8 @@ constexpr int kLooks = 200;
 constexpr int kYields = 20;
 // How often sleepers look after the peers' health.
 constexpr Duration kHealthInterval = {100'000'000'000};  // 0.1 s
+// More between two looks at a peer is no waiting: this process was stopped.
+constexpr auto kLongestLook = std::chrono::seconds(2);
 // Sums of at most this many bytes are formed by every rank for itself, in one
 // round: below, a wait costs more than the repeated additions.
 constexpr int64_t kAtOnceBytes = 16 << 10;
@@ -301,19 +303,20 @@ Result<void> RegionWorld::Wait(Bell& bell, Ready ready, Awaited awaited) {
     explicit Sleeper(Bell& b) : bell(b) { bell.sleepers.fetch_add(1); }
     ~Sleeper() { bell.sleepers.fetch_sub(1); }
   } sleeper(bell);
-  const Clock::time_point begin = Clock::now();
-  Clock::time_point checked = begin;
+  Clock::time_point checked = Clock::now();
+  Clock::duration waited{};  // without the time in which Ctrl-Z stopped ranks
   for (;;) {
     const uint32_t rung = bell.rung.load();
     if (ready()) return {};
     TESSERA_RETURN_IF_ERROR(CheckUsable());
     const Clock::time_point now = Clock::now();
     if (now - checked >= std::chrono::milliseconds(90)) {
+      waited += std::min<Clock::duration>(now - checked, kLongestLook);
       checked = now;
       std::optional<Error> trouble = FindTrouble(awaited);
       // What a peer did before its end may be all that was awaited.
       if (ready()) return {};
-      if (!trouble && std::chrono::duration<double>(now - begin).count() >
+      if (!trouble && std::chrono::duration<double>(waited).count() >
                           options_.timeout.seconds()) {
         std::string missing;
         for (int r = 0; r < world_size(); ++r) {

@@ -16,4 +16,10 @@ std::vector<std::unique_ptr<CommWorld>> MakeThreadWorlds(int n,
   return worlds;
 }
 
+Result<std::unique_ptr<CommWorld>> MakeLoneWorld() {
+  TESSERA_TRY(auto region, Region::MakePrivate(1));
+  return std::unique_ptr<CommWorld>(
+      std::make_unique<RegionWorld>(std::move(region), 0, CommOptions()));
+}
+
 }  // namespace tessera

@@ -398,10 +398,13 @@ class BlockedSignals {
   BlockedSignals() {
     sigemptyset(&waited_);
     for (const int s : {SIGCHLD, SIGINT, SIGTERM}) sigaddset(&waited_, s);
-    // Under nohup a terminal that goes away is to be ignored.
-    struct sigaction hangup = {};
-    sigaction(SIGHUP, nullptr, &hangup);
-    if (hangup.sa_handler != SIG_IGN) sigaddset(&waited_, SIGHUP);
+    // Under nohup a terminal that goes away is to be ignored; and Ctrl-Z where
+    // no shell would wake us.
+    for (const int s : {SIGHUP, SIGTSTP}) {
+      struct sigaction action = {};
+      sigaction(s, nullptr, &action);
+      if (action.sa_handler != SIG_IGN) sigaddset(&waited_, s);
+    }
     sigprocmask(SIG_BLOCK, &waited_, &before_);
   }
   ~BlockedSignals() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
@@ -457,6 +460,7 @@ class Job {
         interrupt_ = signal;
         Forward(signal);
       }
+      if (signal == SIGTSTP) Pause();
       ReadReports();
       Reap();
       if (first_failed_ && !deadline) {
@@ -466,12 +470,22 @@ class Job {
       if (!AnyRunning()) break;
     }
     ReadReports();
-    if (!first_failed_) return interrupt_ != 0 ? 128 + interrupt_ : 0;
+    if (!first_failed_ || FailedForInterrupt()) {
+      return interrupt_ != 0 ? 128 + interrupt_ : 0;
+    }
     std::cerr << "tessera: " << Cause() << std::endl;
     return ExitCode();
   }
 
  private:
+  // Ctrl-Z: the terminal stops this process alone, as ranks have a group of
+  // their own.
+  void Pause() {
+    Forward(SIGSTOP);
+    raise(SIGSTOP);
+    Forward(SIGCONT);
+  }
+
   bool AnyRunning() const {
     return std::any_of(ranks_.begin(), ranks_.end(),
                        [](const auto& rank) { return rank.running; });
@@ -563,6 +577,21 @@ class Job {
     return false;
   }
 
+  // Whether ranks failed only since others ended as they were told to.
+  bool FailedForInterrupt() const {
+    if (interrupt_ == 0) return false;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      const int status = ranks_[r].status;
+      if (!Failed(status) || IsInterrupted(status)) continue;
+      const bool told = std::ranges::any_of(reports_, [&](const auto& report) {
+        return report.rank == static_cast<int>(r) && TellsOfAnother(report);
+      });
+      if (!told) return false;
+    }
+    return std::ranges::any_of(
+        ranks_, [&](const auto& rank) { return IsInterrupted(rank.status); });
+  }
+
   int ExitCode() const {
     for (const RankProcess& rank : ranks_) {
       if (WIFEXITED(rank.status) && WEXITSTATUS(rank.status) == 2) continue;
@@ -633,21 +662,36 @@ Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments) {
   return job.Run(signals);
 }
 
-void ReportRankError(const Error& error) {
-  const char* rank_text = std::getenv("RANK");
-  const int rank = ParseInt(rank_text == nullptr ? "" : rank_text).value_or(0);
-  const char* fd_text = std::getenv(kErrorFd);
-  const std::optional<int> fd = ParseInt(fd_text == nullptr ? "" : fd_text);
+namespace {
+
+std::optional<int> NumberIn(const char* variable) {
+  const char* text = std::getenv(variable);
+  return ParseInt(text == nullptr ? "" : text);
+}
+
+std::string OneLine(const Error& error) {
   std::string line = error.ToString();
   std::replace(line.begin(), line.end(), '\n', ' ');
-  if (fd) {
-    Report report = {};
-    report.rank = rank;
-    report.code = error.code;
-    line.copy(report.text, sizeof(report.text) - 1);
-    if (write(*fd, &report, sizeof(report)) == sizeof(report)) return;
-  }
-  if (rank_text != nullptr) line = Text("rank ", rank, ": ", line);
+  return line;
+}
+
+}  // namespace
+
+bool TellLauncher(const Error& error) {
+  const std::optional<int> fd = NumberIn(kErrorFd);
+  if (!fd) return false;
+  Report report = {};
+  report.rank = NumberIn("RANK").value_or(0);
+  report.code = error.code;
+  OneLine(error).copy(report.text, sizeof(report.text) - 1);
+  return write(*fd, &report, sizeof(report)) == sizeof(report);
+}
+
+void ReportRankError(const Error& error) {
+  if (TellLauncher(error)) return;
+  std::string line = OneLine(error);
+  if (const auto rank = NumberIn("RANK"))
+    line = Text("rank ", *rank, ": ", line);
   std::cerr << "tessera: " << line << std::endl;
 }
 

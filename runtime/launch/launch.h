@@ -68,14 +68,18 @@ inline constexpr int kInterruptedExitCode = 130;
 // was reported is exit code 2 (bad input). SIGINT, SIGTERM and, unless it is
 // ignored, SIGHUP are passed on, and ranks that end for it return
 // kInterruptedExitCode; a second signal kills them. The code is then 128 +
-// signal, if none failed.
+// signal, if none failed. Ctrl-Z (SIGTSTP) stops the ranks too, until this
+// process goes on.
 // When this process is killed, so are the ranks.
 // REQUIRES: no other threads, as for any fork.
 Result<int> LaunchRanks(int nproc, std::span<const std::string> arguments);
 
 // A rank's last word. Under our launcher it goes to the launcher, which prints
-// the job's first cause only; otherwise it goes to standard error, as
-// "tessera: rank R: ERROR".
+// the job's first cause only; false where this is no rank of our launcher.
+bool TellLauncher(const Error& error);
+
+// The same, or where it is not so to standard error, as "tessera: rank R:
+// ERROR".
 void ReportRankError(const Error& error);
 
 }  // namespace tessera

@@ -129,6 +129,16 @@ fails 2 "--save: cannot write.*no regular file" \
   run "${tiny[@]}" "${text[@]}" --nproc 2 --save /dev/null
 fails 2 "--offload-dir: has no effect" \
   run "${tiny[@]}" "${text[@]}" --nproc 2 --offload-dir "$work"
+fails 2 "--offload-dir: the strategy names the folder '$work'" \
+  run "${tiny[@]}" "${text[@]}" --offload-dir "$examples" \
+  --strategy "offload=optimizer:file:$work"
+fails 2 "--min-lr: has no effect" run "${tiny[@]}" "${text[@]}" --min-lr 1e-5
+fails 2 "--decay-steps: has no effect" \
+  run "${tiny[@]}" "${text[@]}" --decay-steps 10 --decay constant
+fails 2 "--validate-batches: needs --validate-every" \
+  run "${tiny[@]}" "${text[@]}" --validate-batches 2
+fails 2 "--trace: cannot write" \
+  run "${tiny[@]}" "${text[@]}" --trace "$work/no-such-folder/x.json"
 fails 2 "--save: cannot write" \
   run "${tiny[@]}" "${text[@]}" --save "$work/no-such-folder/x.safetensors"
 [[ ! -e $work/x.yaml && ! -e $work/no-such-folder ]] || fail "half written"

@@ -9,7 +9,7 @@ training=("${tiny[@]}" "${text[@]}" --seed 5 --steps 3)
 "$tessera" run "${training[@]}" --strategy mbs=8 --json >"$work/one.json" \
   2>"$work/stderr"
 "$tessera" run "${training[@]}" --strategy dp=2,tp=2,zero=1,mbs=2 --json \
-  >"$work/four.json" 2>"$work/stderr"
+  --trace "$work/trace.json" >"$work/four.json" 2>"$work/stderr"
 check() { json "$1" "$work/four.json" >/dev/null; }
 check 'len(j["losses"]) == 3 and j["step_time_s"] > 0 and j["tokens_per_s"] > 0'
 check 'len(j["memory"]["per_rank"]) == 4'
@@ -21,6 +21,24 @@ check 'all(-0.05 < m["total"] / p["total"] - 1 < 0.02 for m, p in zip(
   j["memory"]["per_rank"], j["predicted"]["memory"]["per_rank"]))'
 check 'all(abs(a - b) <= 1e-5 for a, b in zip(
   j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))'
+
+# The trace of what was measured: all ranks, one process each.
+json '{e["pid"] for e in j["traceEvents"] if e["ph"] == "X"} == {0, 1, 2, 3}' \
+  "$work/trace.json" >/dev/null
+
+# Standard output that takes nothing; and a rank that the plan does not use.
+code=0
+"$tessera" run "${training[@]}" --nproc 2 >/dev/full 2>"$work/stderr" || code=$?
+drop_progress
+[[ $code == 1 && $(cat "$work/stderr") == \
+  "tessera: rank 0: standard output: cannot write" ]] ||
+  fail "$code: $(cat "$work/stderr")"
+"$tessera" simulate "${tiny[@]}" --cluster local-cpu:1 --strategy mbs=8 \
+  --plan-out "$work/plan.json" >/dev/null 2>&1
+"$tessera" run "${training[@]}" --nproc 2 --plan "$work/plan.json" \
+  >/dev/null 2>"$work/stderr"
+grep -q "^tessera: warning: without work in this plan: rank 1$" \
+  "$work/stderr" || fail "does not name the idle rank: $(cat "$work/stderr")"
 
 # A checkpoint goes on where it ended, under another plan.
 "$tessera" run "${training[@]}" --nproc 2 --save "$work/half.safetensors" \
@@ -56,6 +74,7 @@ kill -KILL "$(sed -n 2p <<<"$ranks")"
 code=0
 wait $job || code=$?
 ((SECONDS - start <= 10)) || fail "took $((SECONDS - start)) s to end"
+drop_progress
 [[ $code == 1 ]] || fail "exit code $code for a killed rank"
 [[ $(wc -l <"$work/stderr") == 1 ]] || fail "lines: $(cat "$work/stderr")"
 grep -qE "^tessera: rank 1 .* in task '.+'" "$work/stderr" ||
@@ -64,15 +83,30 @@ for rank in $ranks; do
   if kill -0 "$rank" 2>/dev/null; then fail "rank $rank is an orphan"; fi
 done
 
-# Ctrl-C. Not at the sight of the steps before.
+# Ctrl-Z stops the ranks too, until the job goes on. Then Ctrl-C. Not at the
+# sight of the steps before.
 : >"$work/stdout"
 "$tessera" run "${long[@]}" --nproc 2 \
   >"$work/stdout" 2>"$work/stderr" &
 job=$!
+await_step() {
+  for _ in $(seq 300); do
+    if grep -q "^step $1 " "$work/stdout"; then return; fi
+    sleep 0.1
+  done
+  fail "no step $1"
+}
+states() { ps -o state= --pid $job --ppid $job | tr -d '\n'; }
+await_step 2
+kill -TSTP $job
 for _ in $(seq 300); do
-  if grep -q "^step 2 " "$work/stdout"; then break; fi
+  if [[ $(states) == TTT ]]; then break; fi
   sleep 0.1
 done
+[[ $(states) == TTT ]] || fail "still running: $(states)"
+stopped=$(sed -n 's/^step \([0-9]*\) .*/\1/p' "$work/stdout" | tail -1)
+kill -CONT $job
+await_step $((stopped + 2))
 kill -INT $job
 code=0
 wait $job || code=$?

@@ -11,7 +11,9 @@ training=("${tiny[@]}" "${text[@]}" --seed 5 --strategy dp=2 --warmup 2
 "$tessera" run "${training[@]}" --steps 3 --log "$work/parts.jsonl" \
   --save "$work/half" >/dev/null 2>"$work/stderr"
 # The seed is the checkpoint's.
-"$tessera" run "${training[@]/#5/6}" --steps 3 --json --load "$work/half" \
+fails 2 "--seed: is 6, but '$work/half' goes on with its own, 5" \
+  run "${training[@]/#5/6}" --steps 3 --load "$work/half"
+"$tessera" run "${training[@]}" --steps 3 --json --load "$work/half" \
   --log "$work/parts.jsonl" >"$work/second.json" 2>"$work/stderr"
 json 'j["first_step"] == 3 and (j["losses"] ==
   json.load(open("'"$work/whole.json"'"))["losses"][3:])' \
@@ -30,6 +32,10 @@ assert [line["step"] for line in whole if "validation_loss" in line] == [3, 6]
 assert [round(line["learning_rate"] * 1e6) for line in whole[:3]] == [
     150, 300, 300], whole
 END
+
+# A log that cannot be written ends the run at its first line.
+fails 1 "rank 0: /dev/full: cannot write" run "${tiny[@]}" "${text[@]}" \
+  --nproc 2 --steps 100000 --json --log /dev/full
 
 # Documents: the text's lines.
 "$tessera" run "${tiny[@]}" "${text[@]}" --end-of-text 10 --steps 2 --json \

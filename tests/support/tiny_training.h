@@ -128,6 +128,7 @@ struct TinyRun {
   std::string save_path = {};
   int64_t save_every = 0;
   const std::atomic<bool>* stop = nullptr;
+  std::function<Result<void>(const StepReport&)> progress = {};
   const Batches* batches = nullptr;  // where null: random places
   std::optional<LearningRate> learning_rate = {};
   int64_t validate_every = 0;
@@ -163,6 +164,7 @@ inline Result<TrainingResult> TrainTiny(const Graph& graph,
     job.save_path = run.save_path;
     job.save_every = run.save_every;
     job.stop = run.stop;
+    job.progress = run.progress;
     job.learning_rate = run.learning_rate;
     if (run.batches != nullptr) {
       const Batches& batches = *run.batches;

@@ -281,15 +281,54 @@ TEST_F(Checkpoint, FailedSaveIsAnErrorOnAllRanks) {
 // ---- The training loop
 
 TEST_F(Checkpoint, StopFinishesTheStepAndSaves) {
-  const std::atomic<bool> stop = true;
+  std::atomic<bool> stop = false;
   TinyRun run;
   run.steps = 10;
   run.stop = &stop;
+  run.progress = [&](const StepReport&) -> Result<void> {
+    stop = true;
+    return {};
+  };
   run.save_path = path_;
   const auto result = *TrainTiny(graph_, Tasks(2, "dp=1,pp=2"), data_, run);
+  // The first step's report comes after its end: rank 0 stops with the second.
   EXPECT_TRUE(result.interrupted);
-  EXPECT_EQ(result.losses.size(), 1u);
-  EXPECT_EQ(SafetensorsFile::Open(path_)->metadata().at("step"), "1");
+  EXPECT_EQ(result.losses.size(), 2u);
+  EXPECT_EQ(SafetensorsFile::Open(path_)->metadata().at("step"), "2");
+}
+
+TEST_F(Checkpoint, StopBeforeTheFirstStepTrainsNothing) {
+  const TaskGraph tasks = Tasks(2, "dp=1,pp=2");
+  TinyRun run;
+  run.steps = 1;
+  run.save_path = other_;
+  ASSERT_TRUE(TrainTiny(graph_, tasks, data_, run).has_value());
+  const std::atomic<bool> stop = true;
+  run.stop = &stop;
+  run.save_path = path_;
+  for (const std::string& load : {std::string(), other_}) {
+    run.load_path = load;
+    const auto result = TrainTiny(graph_, tasks, data_, run);
+    ASSERT_FALSE(result.has_value());
+    EXPECT_EQ(result.error().code, ErrorCode::kInterrupted);
+    EXPECT_FALSE(std::filesystem::exists(path_));
+  }
+}
+
+TEST_F(Checkpoint, AnErrorBehindAStepEndsTheJobThere) {
+  TinyRun run;
+  run.steps = 10;
+  run.save_path = path_;
+  int reports = 0;
+  run.progress = [&](const StepReport&) -> Result<void> {
+    if (++reports < 2) return {};
+    return Error{ErrorCode::kUnavailable, "cannot write", "log"};
+  };
+  const auto result = TrainTiny(graph_, Tasks(2, "dp=2"), data_, run);
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(result.error().ToString(), "log: cannot write");
+  EXPECT_EQ(reports, 2);
+  EXPECT_FALSE(std::filesystem::exists(path_));
 }
 
 // What the ranks tell each other, read and write does not depend on the device.

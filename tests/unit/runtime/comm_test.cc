@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -893,6 +894,21 @@ TEST(StoreTest, GarbageHarmsNobody) {
   EXPECT_TRUE((*store)->Set("k", "v"));
   EXPECT_EQ((*store)->Get("k", Duration{}).value(), "v");
 }
+
+// The sanitizers' own maps exceed any limit.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST(LoneWorldTest, NoMemoryIsAnError) {
+  const auto make = [] {
+    const rlimit limit = {1 << 20, 1 << 20};
+    setrlimit(RLIMIT_AS, &limit);
+    const auto world = MakeLoneWorld();
+    std::fputs(world ? "made" : world.error().message.c_str(), stderr);
+    _exit(world ? 0 : 1);
+  };
+  EXPECT_EXIT(make(), ::testing::ExitedWithCode(1),
+              "cannot map memory for ranks: Cannot allocate memory");
+}
+#endif
 
 }  // namespace
 }  // namespace tessera

@@ -471,6 +471,27 @@ TEST(FillWeight, ShardsHaveTheValuesOfTheWhole) {
   }
 }
 
+// A block of 150 x 301 within 200 x 400, in pieces that end within rows and
+// are longer than what a thread draws at once.
+TEST(FillWeight, PiecesHaveTheValuesOfTheWhole) {
+  ThreadPool threads(3);
+  std::vector<float> values(150 * 301);
+  LocalTensor block;
+  block.dtype = kF32;
+  block.shape = {150, 301};
+  block.offset = {20, 99};
+  block.global_shape = {200, 400};
+  block.data = values.data();
+  FillWeight(block, {.stddev = 0.02}, "w", 3);
+  const std::vector<float> whole = values;
+  std::ranges::fill(values, 0.0f);
+  for (const Range piece : {Range{0, 1000}, {1000, 1001}, {1001, 45150}}) {
+    block.data = values.data() + piece.begin;
+    FillWeight(block, piece, {.stddev = 0.02}, "w", 3, &threads);
+  }
+  EXPECT_EQ(values, whole);
+}
+
 TEST(FillWeight, NormalOrConstant) {
   constexpr int64_t kCount = 10000;
   const HostTensor w({kCount}, kF64);

@@ -241,6 +241,7 @@ TEST(RankOfLaunchTest, Run) {
     if (rank == 0) Fail(InvalidInput("lost", "data"), 1);
     for (;;) pause();
   }
+  if (what == "interrupt one") signal(SIGTERM, rank == 0 ? SIG_DFL : SIG_IGN);
   auto store = Store::Open(StoreOptionsOf(**environment));
   if (!store) Fail(store.error(), 1);
   auto world = MakeShmWorld(rank, (**environment).size, **store);
@@ -254,7 +255,7 @@ TEST(RankOfLaunchTest, Run) {
     usleep(20'000);  // the others may speak first
     Fail(error, 1);
   }
-  if (what == "interrupt" && rank == 0) kill(getppid(), SIGTERM);
+  if (what.starts_with("interrupt") && rank == 0) kill(getppid(), SIGTERM);
   const std::vector<int> ranks = {0, 1, 2};
   auto* group = (*world)->Group(ranks).value();
   for (;;) {
@@ -306,6 +307,13 @@ TEST(LaunchRanksTest, AStuckRankIsKilled) {
 
 TEST(LaunchRanksTest, SigtermIsPassedOn) {
   EXPECT_EQ(Launch(3, "interrupt").code, 128 + SIGTERM);
+}
+
+// Ranks that only saw another end as it was told to have not failed.
+TEST(LaunchRanksTest, PeersOfAnInterruptedRankAreNoFailure) {
+  const Outcome outcome = Launch(3, "interrupt one");
+  EXPECT_EQ(outcome.code, 128 + SIGTERM);
+  EXPECT_EQ(outcome.standard_error, "");
 }
 
 }  // namespace
