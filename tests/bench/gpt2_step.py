@@ -56,7 +56,9 @@ def main():
     args = parser.parse_args()
     tessera = start_tessera(args.tessera, args)
     pytorch = subprocess.Popen(
-        [args.python, ROOT / "tests/bench/pytorch_gpt2_step.py", "--threads",
+        [args.python, ROOT / "tests/bench/pytorch_step.py", "--serve", "--eager",
+         "--device", "cpu", "--dtype", "fp32", "--batch", "4", "--seq-len",
+         "256", "--model", ROOT / "examples/models/gpt2", "--threads",
          str(args.threads)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

@@ -84,6 +84,8 @@ TEST_P(ParameterCountTest, EqualsThePublishedModel) {
 INSTANTIATE_TEST_SUITE_P(
     Models, ParameterCountTest,
     ::testing::Values(Published{"gpt2", 124439808},
+                      Published{"gpt2-medium", 354823168},
+                      Published{"gpt2-large", 774030080},
                       Published{"gpt2-xl", 1557611200},
                       Published{"llama-2-7b", 6738415616},
                       Published{"llama-3-8b", 8030261248},
