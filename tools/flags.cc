@@ -186,7 +186,9 @@ std::span<const Flag> Flags() {
       {"--plan-out", "FILE",
        "write the plan, of a strategy too, for --plan: .txtpb, .json or .pb",
        SetText<&Options::plan_output>},
-      {"--backend", "cpu", "device that runs the kernels (default: cpu)",
+      {"--backend", "cpu|cuda|cuda-loopback",
+       "what ranks compute on and talk by ('tessera list backends'; default: "
+       "cpu)",
        SetText<&Options::backend>},
       {"--nproc", "N", "ranks, each a process of this host",
        SetInteger<&Options::nproc, 1, 4096>},

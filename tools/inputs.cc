@@ -107,21 +107,10 @@ Result<std::optional<Plan>> ReadPlanOrStrategy(const Options& options,
   return std::optional<Plan>();
 }
 
-}  // namespace
-
-Result<Inputs> ReadInputs(const Options& options,
-                          std::string_view default_cluster) {
+// Everything but --cluster.
+Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
   Inputs inputs;
-  const std::string_view cluster =
-      options.cluster.empty() ? default_cluster : options.cluster;
-  if (!cluster.empty()) {
-    auto loaded = LoadCluster(cluster);
-    if (!loaded) {
-      return loaded.error().where.empty() ? loaded.error().At("--cluster")
-                                          : loaded.error();
-    }
-    inputs.cluster = *std::move(loaded);
-  }
+  inputs.cluster = std::move(cluster);
   TESSERA_TRY(inputs.profile, ReadProfiles(options.profiles));
   if (options.model.empty()) return inputs;
   TESSERA_TRY(inputs.graph,
@@ -129,6 +118,26 @@ Result<Inputs> ReadInputs(const Options& options,
   TESSERA_TRY(inputs.plan,
               ReadPlanOrStrategy(options, inputs.graph, inputs.cluster));
   return inputs;
+}
+
+}  // namespace
+
+Result<Inputs> ReadInputs(const Options& options,
+                          std::string_view default_cluster) {
+  const std::string_view cluster =
+      options.cluster.empty() ? default_cluster : options.cluster;
+  if (cluster.empty()) return ReadOnCluster(options, {});
+  auto loaded = LoadCluster(cluster);
+  if (!loaded) {
+    return loaded.error().where.empty() ? loaded.error().At("--cluster")
+                                        : loaded.error();
+  }
+  return ReadOnCluster(options, *std::move(loaded));
+}
+
+Result<Inputs> ReadInputs(const Options& options, Cluster default_cluster) {
+  if (!options.cluster.empty()) return ReadInputs(options, "");
+  return ReadOnCluster(options, std::move(default_cluster));
 }
 
 Result<Plan> PlanOrDataParallel(const Inputs& inputs) {

@@ -27,10 +27,12 @@ struct Inputs {
 };
 
 // Reads --cluster, --model, --profile and the plan. Errors name the file or
-// flag. `cluster` stands in for an absent --cluster; without either, and
-// without --model, that part of the result is empty.
+// flag. `default_cluster`, by name or as it is, stands in for an absent
+// --cluster; without either, and without --model, that part of the result is
+// empty.
 Result<Inputs> ReadInputs(const Options& options,
                           std::string_view default_cluster = "");
+Result<Inputs> ReadInputs(const Options& options, Cluster default_cluster);
 
 // The plan of `inputs`, else data parallelism over the whole cluster.
 Result<Plan> PlanOrDataParallel(const Inputs& inputs);

@@ -11,6 +11,7 @@
 #include "planner/search/move.h"
 #include "planner/topology/topologies.h"
 #include "runtime/kernels/kernel.h"
+#include "runtime/launch/backend.h"
 #include "runtime/learning_rate.h"
 #include "tools/format.h"
 #include "tools/json.h"
@@ -87,6 +88,8 @@ std::span<const Kind> Kinds() {
       {"decays", "how the learning rate falls, for --decay",
        [] { return Entries(Decays()); }},
       {"dtypes", "element types, for --dtype", DTypeEntries},
+      {"backends", "what ranks compute on, for --backend",
+       [] { return Entries(Backends()); }},
       {"kinds", "this list", KindEntries},
   };
   return kTable;

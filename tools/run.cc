@@ -22,11 +22,9 @@
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "runtime/checkpoint.h"
-#include "runtime/comm/shm_world.h"
-#include "runtime/comm/thread_world.h"
 #include "runtime/data/batches.h"
-#include "runtime/device/cpu_device.h"
 #include "runtime/device/process_memory.h"
+#include "runtime/launch/backend.h"
 #include "runtime/launch/launch.h"
 #include "runtime/trainer.h"
 #include "tools/format.h"
@@ -41,13 +39,38 @@
 namespace tessera {
 namespace {
 
-// As many as one world of processes holds (runtime/comm/shm_world.h).
+// As many as one world of one host holds (runtime/comm/shm_world.h and
+// loopback_world.h).
 constexpr int kMostRanks = 64;
 
-Result<void> CheckBackend(const Options& options) {
-  static constexpr std::string_view kNames[] = {"cpu"};
-  if (options.backend == kNames[0]) return {};
-  return UnknownName("backend", options.backend, kNames).At("--backend");
+Result<const Backend*> BackendOf(const Options& options) {
+  auto backend = Find("backend", Backends(), options.backend);
+  if (!backend) return backend.error().At("--backend");
+  return backend;
+}
+
+// What a rank has of its GPU.
+struct GpuShare {
+  Gpu gpu;
+  int ranks = 1;  // that share it
+  Bytes memory() const { return {gpu.memory.value / ranks}; }
+};
+
+// Nothing where ranks have none.
+Result<std::optional<GpuShare>> GpuShareOf(const Backend& backend,
+                                           const RankEnvironment& environment) {
+  if (!backend.gpu) return std::optional<GpuShare>();
+  const auto gpus = VisibleGpus();
+  if (!gpus) return gpus.error().At("--backend " + std::string(backend.name));
+  if (backend.threads) {
+    return std::optional(GpuShare{gpus->front(), environment.local_size});
+  }
+  const HostRanks ranks =
+      HostRanksOf(environment, static_cast<int>(gpus->size()));
+  const auto gpu = GpuOfRank(ranks);
+  if (!gpu) return gpu.error().At("--nproc");
+  return std::optional(
+      GpuShare{(*gpus)[static_cast<size_t>(*gpu)], RanksPerGpu(ranks)});
 }
 
 // The ranks that the flags other than --nproc and --cluster ask for.
@@ -84,6 +107,7 @@ int64_t VocabularyOf(const Graph& graph) {
 }
 
 struct Job {
+  const Backend* backend = nullptr;
   Inputs inputs;
   Plan plan;
   uint64_t seed = 0;  // of the checkpoint, if one is loaded
@@ -169,10 +193,11 @@ Error OutOfMemory(const std::string& what, Bytes needed, Bytes there,
 }
 
 // Out of memory is known before the first step: on the devices and nodes of the
-// cluster that was asked for, and on this machine, where the ranks of all its
-// nodes run.
+// cluster that was asked for, on the GPU, if ranks have one, and on this
+// machine, where the ranks of all its nodes run (with GPUs, those of one).
 Result<void> CheckMemory(const Options& options, const Inputs& inputs,
-                         const Plan& plan, const TaskGraph& tasks) {
+                         const std::optional<GpuShare>& gpu, const Plan& plan,
+                         const TaskGraph& tasks) {
   const Cluster& cluster = inputs.cluster;
   const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
   const auto device_peaks = PeakMemory(tasks);
@@ -194,8 +219,10 @@ Result<void> CheckMemory(const Options& options, const Inputs& inputs,
     for (DeviceId device : sets[s].devices) {
       const DeviceType& type = cluster.TypeOf(device);
       const Bytes needed = device_peaks[s].total;
-      if (!options.cluster.empty() && needed > type.memory) {
-        return OutOfMemory("a rank needs", needed, type.memory,
+      const Bytes room =
+          gpu ? std::min(gpu->memory(), type.memory) : type.memory;
+      if ((gpu || !options.cluster.empty()) && needed > room) {
+        return OutOfMemory("a rank needs", needed, room,
                            LargestAtPeakText(tasks, inputs.graph, sets[s]),
                            "group " + sets[s].name);
       }
@@ -203,7 +230,7 @@ Result<void> CheckMemory(const Options& options, const Inputs& inputs,
           hosts[static_cast<size_t>(cluster.devices[device.index()].node)];
       host += host_peaks[s].total;
       if (type.shared_memory) host += needed;
-      memory += needed + host_peaks[s].total;
+      if (!gpu) memory += needed + host_peaks[s].total;
       storage += files[s].total;
     }
   }
@@ -213,6 +240,7 @@ Result<void> CheckMemory(const Options& options, const Inputs& inputs,
                        largest(host_peaks, MemoryTier::kHost),
                        "cluster " + cluster.name);
   }
+  if (gpu) memory = host;
   if (const Bytes free = AvailableMemory(); memory > free) {
     std::string held = largest(device_peaks, MemoryTier::kDevice);
     const std::string offloaded = largest(host_peaks, MemoryTier::kHost);
@@ -251,9 +279,13 @@ std::string IdleRanks(const Plan& plan, int ranks) {
 }
 
 // Reads and checks everything, so that no rank starts on bad input.
-// `ranks` is 0 where nobody has said.
-Result<Job> ReadJob(const Options& options, int ranks) {
-  TESSERA_RETURN_IF_ERROR(CheckBackend(options));
+// `environment` is that of a rank, if this process is one of several.
+Result<Job> ReadJob(const Options& options,
+                    const std::optional<RankEnvironment>& environment) {
+  Job job;
+  TESSERA_TRY(job.backend, BackendOf(options));
+  // 0 where nobody has said.
+  int ranks = environment ? environment->size : options.nproc;
   if (!options.save.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckReplaceable(options.save, "--save"));
   } else if (options.save_every > 0) {
@@ -271,14 +303,35 @@ Result<Job> ReadJob(const Options& options, int ranks) {
   if (ranks == 0 && options.cluster.empty()) {
     TESSERA_TRY(ranks, RanksOfPlan(options));
   }
-  if (ranks > kMostRanks) {
+  const bool one_host = !job.backend->gpu || job.backend->threads;
+  if (one_host && ranks > kMostRanks) {
     return InvalidInput(std::to_string(ranks) + " ranks on one host: at most " +
                             std::to_string(kMostRanks),
                         "--nproc");
   }
-  Job job;
-  TESSERA_TRY(job.inputs,
-              ReadInputs(options, "local-cpu:" + std::to_string(ranks)));
+  // Those that this process starts, the last of them.
+  const auto here = [&](int count) {
+    return environment.value_or(RankEnvironment{.launcher = "tessera",
+                                                .rank = count - 1,
+                                                .size = count,
+                                                .local_rank = count - 1,
+                                                .local_size = count,
+                                                .master_host = {},
+                                                .job_id = {}});
+  };
+  std::optional<GpuShare> gpu;
+  if (job.backend->gpu && options.cluster.empty()) {
+    TESSERA_TRY(gpu, GpuShareOf(*job.backend, here(ranks)));
+    std::string warning;
+    TESSERA_TRY(Cluster cluster,
+                ClusterOfGpus(gpu->gpu, ranks, here(ranks).local_size,
+                              gpu->ranks, &warning));
+    TESSERA_TRY(job.inputs, ReadInputs(options, std::move(cluster)));
+    if (!warning.empty()) job.inputs.warnings.push_back(warning);
+  } else {
+    TESSERA_TRY(job.inputs,
+                ReadInputs(options, "local-cpu:" + std::to_string(ranks)));
+  }
   const Graph& graph = job.inputs.graph;
   const auto devices = static_cast<int>(job.inputs.cluster.devices.size());
   if (ranks != 0 && ranks != devices) {
@@ -287,13 +340,16 @@ Result<Job> ReadJob(const Options& options, int ranks) {
                             job.inputs.cluster.name + "'",
                         "--nproc");
   }
-  if (devices > kMostRanks) {
+  if (!gpu) {
+    TESSERA_TRY(gpu, GpuShareOf(*job.backend, here(static_cast<int>(devices))));
+  }
+  if (one_host && devices > kMostRanks) {
     return InvalidInput("cluster '" + job.inputs.cluster.name + "' has " +
                             std::to_string(devices) + " devices: at most " +
                             std::to_string(kMostRanks) + " ranks on one host",
                         "--cluster");
   }
-  if (options.cluster.empty()) {
+  if (options.cluster.empty() && !gpu) {
     ShareCores(job.inputs.cluster, HostCores(), ThreadsOf(options, devices));
   }
   TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
@@ -316,7 +372,8 @@ Result<Job> ReadJob(const Options& options, int ranks) {
     return InvalidInput("the strategy names the folder '" + named + "'",
                         "--offload-dir");
   }
-  TESSERA_RETURN_IF_ERROR(CheckMemory(options, job.inputs, job.plan, tasks));
+  TESSERA_RETURN_IF_ERROR(
+      CheckMemory(options, job.inputs, gpu, job.plan, tasks));
 
   job.seed = options.seed;
   if (!options.load.empty()) {
@@ -439,13 +496,13 @@ RunReport ReportOf(const Job& job, const TaskGraph& tasks,
   return report;
 }
 
-// This process's part of the job; rank 0 prints.
+// This rank's part of the job; rank 0 prints.
 Result<int> TrainInWorld(const Options& options, const Job& job,
-                         CommWorld& world) {
+                         const RankSeat& seat) {
+  CommWorld& world = *seat.world;
   const Graph& graph = job.inputs.graph;
   const TaskGraph tasks =
       Lower(graph, job.inputs.cluster, job.plan, options.training);
-  CpuDevice device(ThreadsOf(options, world.world_size()));
   TrainingJob training;
   training.graph = &graph;
   training.tasks = &tasks;
@@ -462,7 +519,7 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
     return job.batches->ValidationLabels(batch);
   };
   training.world = &world;
-  training.device = &device;
+  training.device = seat.device.get();
   training.load_path = options.load;
   training.save_path = options.save;
   training.save_every = options.save_every;
@@ -529,14 +586,37 @@ Result<int> TrainAsRank(const Options& options,
                             std::to_string(environment.size) + " ranks",
                         "--nproc");
   }
-  TESSERA_TRY(const Job job, ReadJob(options, environment.size));
+  TESSERA_TRY(const Job job, ReadJob(options, environment));
   if (environment.rank == 0 && environment.launcher != "tessera") {
     PrintWarnings(job.inputs);
   }
-  TESSERA_TRY(const auto store, Store::Open(StoreOptionsOf(environment)));
-  TESSERA_TRY(const auto world,
-              MakeShmWorld(environment.rank, environment.size, *store));
-  return TrainInWorld(options, job, *world);
+  TESSERA_TRY(
+      const RankSeat seat,
+      JoinJob(*job.backend, environment, ThreadsOf(options, environment.size)));
+  return TrainInWorld(options, job, seat);
+}
+
+// All ranks, as threads of this process.
+Result<int> TrainInThreads(const Options& options, const Job& job, int ranks) {
+  TESSERA_TRY(std::vector<RankSeat> seats,
+              MakeJob(*job.backend, ranks, ThreadsOf(options, ranks)));
+  if (ranks == 1) return TrainInWorld(options, job, seats[0]);
+  std::vector<std::optional<Result<int>>> codes(seats.size());
+  RunThreads(ranks, [&](int rank) {
+    const auto r = static_cast<size_t>(rank);
+    codes[r] = TrainInWorld(options, job, seats[r]);
+    seats[r].world.reset();
+  });
+  // That of the rank which failed, not of those which were told of it.
+  const Result<int>* worst = &*codes[0];
+  for (const auto& code : codes) {
+    if (*code) continue;
+    const bool told =
+        code->error().ToString().find(" aborted: ") != std::string::npos;
+    if (*worst || !told) worst = &*code;
+    if (!told) break;
+  }
+  return *worst;
 }
 
 }  // namespace
@@ -544,18 +624,26 @@ Result<int> TrainAsRank(const Options& options,
 Result<int> RunRun(const Options& options) {
   TESSERA_TRY(const std::optional<RankEnvironment> environment,
               DetectRankEnvironment());
-  if (environment) {
+  TESSERA_TRY(const Backend* const backend, BackendOf(options));
+  if (backend->threads && environment && environment->size > 1) {
+    return InvalidInput("its ranks are threads of one process, but " +
+                            environment->launcher + " started " +
+                            std::to_string(environment->size),
+                        "--backend " + options.backend);
+  }
+  if (environment && !backend->threads) {
     const auto code = TrainAsRank(options, *environment);
     if (code) return code;
     ReportRankError(code.error());
     return ExitCodeOf(code.error().code);
   }
-  TESSERA_TRY(const Job job, ReadJob(options, options.nproc));
+  TESSERA_TRY(const Job job, ReadJob(options, std::nullopt));
   PrintWarnings(job.inputs);
   const auto ranks = static_cast<int>(job.inputs.cluster.devices.size());
-  if (ranks > 1) return LaunchRanks(ranks, options.arguments);
-  TESSERA_TRY(const auto world, MakeLoneWorld());
-  return TrainInWorld(options, job, *world);
+  if (ranks > 1 && !backend->threads) {
+    return LaunchRanks(ranks, options.arguments);
+  }
+  return TrainInThreads(options, job, ranks);
 }
 
 }  // namespace tessera

@@ -7,14 +7,16 @@
 // MakeShmWorld (shm_world.h: ranks are processes of one host); the choice
 // changes no bit of any result. MakeNcclWorld (nccl_world.h: ranks with a GPU
 // each) works in the order of the device's queue and sums in an order of its
-// own; its header says where it differs.
+// own; its header says where it differs. MakeLoopbackWorlds (loopback_world.h:
+// ranks are threads on one GPU) works in that order too, with the bits of the
+// CPU's worlds.
 //
 // Thread safety: several threads of a rank may use its world at once. The
 // collectives of one communicator belong to one thread at a time; those of
 // different communicators run beside each other. Send and Recv may be called by
 // several threads, and beside collectives; of receives from one peer with one
-// tag one waits at a time. (nccl_world.h: a world of GPUs belongs, with its
-// communicators, to one thread at a time.)
+// tag one waits at a time. (A world of GPUs belongs, with its communicators, to one
+// thread at a time.)
 //
 // Operations return when their buffers may be used again. All members of a
 // group call its collectives in the same order and with matching arguments; a

@@ -11,6 +11,7 @@
 #include "runtime/device/cuda_copy.h"
 #include "runtime/kernels/cuda/cublaslt_matmul.h"
 #include "runtime/kernels/cuda/queue.h"
+#include "runtime/kernels/cuda/rank_sum.h"
 #include "runtime/kernels/cuda/sdpa.h"
 
 namespace tessera {
@@ -36,6 +37,11 @@ constexpr int64_t kFurtherWorkspaceBytes = int64_t{1} << 20;
 constexpr int kLooksBeforeSleep = 2000;
 constexpr std::chrono::microseconds kSleep{20};
 
+struct SharedEvent : public QueueEvent {
+  ~SharedEvent() override { (void)cudaEventDestroy(event); }
+  CudaEvent event = nullptr;
+};
+
 }  // namespace
 
 int CudaDeviceCount() {
@@ -45,6 +51,20 @@ int CudaDeviceCount() {
     return 0;
   }
   return count;
+}
+
+Result<GpuProperties> PropertiesOfGpu(int ordinal) {
+  cudaDeviceProp properties = {};
+  const cudaError_t code = cudaGetDeviceProperties(&properties, ordinal);
+  if (code != cudaSuccess) {
+    (void)cudaGetLastError();
+    return Error{ErrorCode::kUnavailable,
+                 "cudaGetDeviceProperties of GPU " + std::to_string(ordinal) +
+                     ": " + cudaGetErrorString(code),
+                 ""};
+  }
+  return GpuProperties{properties.name,
+                       {static_cast<int64_t>(properties.totalGlobalMem)}};
 }
 
 Result<std::unique_ptr<CudaDevice>> MakeCudaDevice(int ordinal) {
@@ -150,6 +170,15 @@ Bytes CudaDevice::reserved() const {
   Bytes sum;
   for (const CudaArena& arena : arenas_) sum += {arena.reserved_bytes()};
   return sum;
+}
+
+Result<Bytes> CudaDevice::FreeMemory() const {
+  TESSERA_RETURN_IF_ERROR(Select());
+  size_t free = 0;
+  size_t total = 0;
+  TESSERA_RETURN_IF_ERROR(
+      Check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo"));
+  return Bytes{static_cast<int64_t>(free)};
 }
 
 void CudaDevice::Zero(void* data, Bytes size) {
@@ -410,6 +439,26 @@ void CudaDevice::EnqueueOnHost(std::function<Result<void>()> function) {
       Check(cudaLaunchHostFunc(queue(), run, call.get()), "cudaLaunchHostFunc");
   if (enqueued) call.release();  // NOLINT: `run` owns it
   Keep(enqueued);
+}
+
+Result<std::shared_ptr<QueueEvent>> CudaDevice::RecordEvent() {
+  auto event = std::make_shared<SharedEvent>();
+  TESSERA_RETURN_IF_ERROR(
+      Check(cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming),
+            "cudaEventCreateWithFlags"));
+  TESSERA_RETURN_IF_ERROR(
+      Check(cudaEventRecord(event->event, queue()), "cudaEventRecord"));
+  return std::shared_ptr<QueueEvent>(std::move(event));
+}
+
+// The wait takes what the event stands for at this moment.
+void CudaDevice::AwaitEvent(const std::shared_ptr<QueueEvent>& event) {
+  Keep(RunAfter(queue(), static_cast<const SharedEvent&>(*event).event));
+}
+
+void CudaDevice::Sum(std::span<const std::byte* const> sources, std::byte* to,
+                     int64_t count, DType dtype) {
+  EnqueueRankSum(sources, to, count, dtype, *kernel_queue());
 }
 
 Result<void> CudaDevice::Synchronize() {

@@ -42,6 +42,13 @@ using CudaEvent = CUevent_st*;
 // a GPU.
 int CudaDeviceCount();
 
+struct GpuProperties {
+  std::string name;  // "NVIDIA H200"
+  Bytes memory;      // of the whole GPU
+};
+// Of GPU `ordinal`, without using it. REQUIRES: it is there.
+Result<GpuProperties> PropertiesOfGpu(int ordinal);
+
 class CudaDevice : public QueueDevice {
  public:
   // Use MakeCudaDevice.
@@ -75,10 +82,16 @@ class CudaDevice : public QueueDevice {
   Result<void> Pin(void* host_data, Bytes size) override;
   void Unpin(void* host_data) override;
   void EnqueueOnHost(std::function<Result<void>()> function) override;
+  Result<std::shared_ptr<QueueEvent>> RecordEvent() override;
+  void AwaitEvent(const std::shared_ptr<QueueEvent>& event) override;
+  void Sum(std::span<const std::byte* const> sources, std::byte* to,
+           int64_t count, DType dtype) override;
   Result<void> Synchronize() override;
 
   // What the arenas hold of the GPU's memory, whether or not it is in use.
   Bytes reserved() const;
+  // What nobody has of it, this process included.
+  Result<Bytes> FreeMemory() const;
 
   // Makes this device the calling thread's current one, which NCCL wants.
   Result<void> Select() const;

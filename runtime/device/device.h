@@ -11,6 +11,8 @@
 #include <array>
 #include <cstddef>
 #include <functional>
+#include <memory>
+#include <span>
 #include <string_view>
 
 #include "planner/base/result.h"
@@ -35,6 +37,12 @@ struct StridedCopy {
 };
 
 class QueueDevice;
+
+// A place that a queue has come to. Whoever enqueued a wait for it may drop it.
+class QueueEvent {
+ public:
+  virtual ~QueueEvent() = default;
+};
 
 class RankDevice {
  public:
@@ -118,6 +126,19 @@ class QueueDevice : public RankDevice {
   // the queue goes on when it returns. It makes no call of the device. Its
   // error is returned by Synchronize.
   virtual void EnqueueOnHost(std::function<Result<void>()> function) = 0;
+
+  // For devices that share their memory: the ranks of a process on one GPU.
+  // RecordEvent notes the place that the queue in use has come to; AwaitEvent
+  // lets the queue in use wait for an event of this device or another of its
+  // kind.
+  virtual Result<std::shared_ptr<QueueEvent>> RecordEvent() = 0;
+  virtual void AwaitEvent(const std::shared_ptr<QueueEvent>& event) = 0;
+  // The sum in the order of `sources`, at most kMostSources, which may be in
+  // the memory of several such devices: SumInOrder (runtime/comm/reduce.h), bit
+  // for bit. `to` may be one of the sources.
+  static constexpr int kMostSources = 64;
+  virtual void Sum(std::span<const std::byte* const> sources, std::byte* to,
+                   int64_t count, DType dtype) = 0;
 
   // Waits for queue 0 alone, and returns the first error of all.
   Result<void> Synchronize() override = 0;

@@ -15,6 +15,13 @@ fails 2 "--global-batch: 'many' is not a whole number" \
   simulate "${cpu[@]}" --model "$config" --global-batch many --seq-len 16
 fails 2 "--backend.*unknown backend 'gpu'" \
   run "${tiny[@]}" "${text[@]}" --backend gpu
+# Whether or not the machine has GPUs, and the program was built for them.
+export CUDA_VISIBLE_DEVICES=
+fails 2 "--backend cuda: .*(sees none|built without CUDA)" \
+  run "${tiny[@]}" "${text[@]}" --backend cuda --nproc 2
+fails 2 "--backend cuda-loopback: .*(sees none|built without CUDA)" \
+  run "${tiny[@]}" "${text[@]}" --backend cuda-loopback --cluster dgx-h200
+unset CUDA_VISIBLE_DEVICES
 
 # Models.
 fails 2 "no-such.json" \

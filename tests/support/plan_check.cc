@@ -154,18 +154,20 @@ std::string PlanChecker::CheckTraining(const Case& c, const Change& change) {
   if (change && !change(tasks)) return "";
   TrainInMemoryOptions run = CheckedRun();
   constexpr std::array kStreams = {StreamsRun::kInOrder, StreamsRun::kOnThreads,
-                                   StreamsRun::kInQueues};
+                                   StreamsRun::kInQueues,
+                                   StreamsRun::kOnLoopback};
   run.streams = kStreams[c.plan.key % kStreams.size()];
   const auto trained = TrainInMemory(graph, tasks, run);
   if (!trained) return trained.error().ToString();
   std::string wrong = Difference(*trained, SerialOf(c.graph));
   // In queues memory is taken once, for all of a step.
   const bool concurrent = run.streams == StreamsRun::kOnThreads;
-  if (wrong.empty() && run.streams != StreamsRun::kInQueues) {
+  const bool in_queues = run.streams >= StreamsRun::kInQueues;
+  if (wrong.empty() && !in_queues) {
     wrong =
         ComparePeaks(tasks, MemoryTier::kDevice, concurrent, trained->peaks);
   }
-  if (wrong.empty() && run.streams != StreamsRun::kInQueues) {
+  if (wrong.empty() && !in_queues) {
     wrong =
         ComparePeaks(tasks, MemoryTier::kHost, concurrent, trained->host_peaks);
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "planner/base/rng.h"
+#include "runtime/comm/reduce.h"
 
 namespace tessera {
 namespace {
@@ -13,6 +14,13 @@ namespace {
 // One job in so many is late, by as long as many small jobs take.
 constexpr uint32_t kLateOneIn = 16;
 constexpr std::chrono::microseconds kLate{50};
+
+// Once reached, for ever.
+struct CpuEvent : public QueueEvent {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool reached = false;
+};
 
 }  // namespace
 
@@ -168,6 +176,30 @@ Result<Duration> QueueCpuDevice::Between(int first, int second) {
   return Duration{
       std::chrono::duration_cast<std::chrono::nanoseconds>(time).count() *
       1000};
+}
+
+Result<std::shared_ptr<QueueEvent>> QueueCpuDevice::RecordEvent() {
+  auto event = std::make_shared<CpuEvent>();
+  Enqueue([event] {
+    const std::lock_guard lock(event->mutex);
+    event->reached = true;
+    event->changed.notify_all();
+  });
+  return std::shared_ptr<QueueEvent>(event);
+}
+
+void QueueCpuDevice::AwaitEvent(const std::shared_ptr<QueueEvent>& event) {
+  Enqueue([awaited = std::static_pointer_cast<CpuEvent>(event)] {
+    std::unique_lock lock(awaited->mutex);
+    awaited->changed.wait(lock, [&] { return awaited->reached; });
+  });
+}
+
+void QueueCpuDevice::Sum(std::span<const std::byte* const> sources,
+                         std::byte* to, int64_t count, DType dtype) {
+  Enqueue([=, of = std::vector(sources.begin(), sources.end())] {
+    SumInOrder(of, to, nullptr, count, dtype, /*past_cache=*/false);
+  });
 }
 
 void QueueCpuDevice::EnqueueOnHost(std::function<Result<void>()> function) {

@@ -45,6 +45,10 @@ class QueueCpuDevice : public QueueDevice {
   Result<void> Pin(void*, Bytes) override { return {}; }
   void Unpin(void*) override {}
   void EnqueueOnHost(std::function<Result<void>()> function) override;
+  Result<std::shared_ptr<QueueEvent>> RecordEvent() override;
+  void AwaitEvent(const std::shared_ptr<QueueEvent>& event) override;
+  void Sum(std::span<const std::byte* const> sources, std::byte* to,
+           int64_t count, DType dtype) override;
   Result<void> Synchronize() override;
 
   // Waits for what is now in the queue in use.

@@ -14,6 +14,7 @@
 
 #include "planner/base/rng.h"
 #include "runtime/checkpoint.h"
+#include "runtime/comm/loopback_world.h"
 #include "runtime/comm/shm_world.h"
 #include "runtime/comm/store.h"
 #include "runtime/comm/thread_world.h"
@@ -268,12 +269,28 @@ Result<Peaks> TrainRank(const Graph& graph, const TaskGraph& tasks,
 Result<Trained> TrainInMemory(const Graph& graph, const TaskGraph& tasks,
                               const TrainInMemoryOptions& options) {
   const int ranks = static_cast<int>(tasks.group(tasks.world).devices.size());
-  auto worlds = MakeThreadWorlds(ranks, {Duration::FromSeconds(60)});
+  const CommOptions comm{Duration::FromSeconds(60)};
+  std::vector<std::unique_ptr<QueueCpuDevice>> devices;
+  std::vector<std::unique_ptr<CommWorld>> worlds;
+  if (options.streams == StreamsRun::kOnLoopback) {
+    std::vector<QueueDevice*> queues;
+    for (int rank = 0; rank < ranks; ++rank) {
+      devices.push_back(
+          std::make_unique<QueueCpuDevice>(static_cast<uint64_t>(rank)));
+      queues.push_back(devices.back().get());
+    }
+    worlds = MakeLoopbackWorlds(queues, comm);
+  } else {
+    worlds = MakeThreadWorlds(ranks, comm);
+  }
   std::vector<std::optional<Result<Peaks>>> results(static_cast<size_t>(ranks));
   Gathered gathered;
   RunThreads(ranks, [&](int rank) {
     const auto r = static_cast<size_t>(rank);
-    results[r] = TrainRank(graph, tasks, options, *worlds[r], gathered);
+    results[r] = devices.empty()
+                     ? TrainRank(graph, tasks, options, *worlds[r], gathered)
+                     : TrainRank(graph, tasks, options, *worlds[r], *devices[r],
+                                 gathered);
     if (!*results[r]) worlds[r]->Abort(results[r]->error().ToString());
     worlds[r].reset();
   });

@@ -22,8 +22,15 @@ struct Trained {
 };
 
 // How a rank's streams run: all in issue order, beside each other on threads,
-// or as queues of a device that works behind the host's back.
-enum class StreamsRun : uint8_t { kInOrder, kOnThreads, kInQueues };
+// or as queues of a device that works behind the host's back; and then with
+// operations that go to the queues' own threads, or on memory that the ranks'
+// devices share.
+enum class StreamsRun : uint8_t {
+  kInOrder,
+  kOnThreads,
+  kInQueues,
+  kOnLoopback
+};
 
 struct TrainInMemoryOptions {
   TrainingOptions training = {.learning_rate = 0.01};

@@ -14,16 +14,19 @@
 #include <csignal>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <thread>
 
 #include "planner/base/rng.h"
+#include "runtime/comm/loopback_world.h"
 #include "runtime/comm/shm_world.h"
 #include "runtime/comm/store.h"
 #include "runtime/comm/text.h"
 #include "runtime/comm/thread_world.h"
 #include "runtime/float16.h"
+#include "tests/support/queue_cpu_device.h"
 
 namespace tessera {
 namespace {
@@ -31,7 +34,13 @@ namespace {
 using std::chrono::steady_clock;
 using ::testing::HasSubstr;
 
-enum class Kind { kThreads, kShm };
+enum class Kind { kThreads, kShm, kLoopback };
+
+std::string NameOf(Kind kind) {
+  return kind == Kind::kThreads ? "Threads"
+         : kind == Kind::kShm   ? "Shm"
+                                : "Loopback";
+}
 
 // What a rank found wrong; empty if nothing. Ranks may be processes, so they
 // hand back text instead of using gtest's macros.
@@ -55,6 +64,103 @@ std::vector<std::string> RunThreads(int n, const RankBody& body,
     threads.emplace_back([&, r] {
       const auto world = std::move(worlds[r]);
       results[r] = body(*world);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+// A world whose operations are enqueued, as one whose operations have run when
+// they return.
+class WaitingCommunicator : public Communicator {
+ public:
+  WaitingCommunicator(Communicator& inner, QueueDevice& device)
+      : inner_(inner), device_(device) {}
+
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  Result<void> AllReduce(void* data, int64_t count, DType dtype) override {
+    return Wait(inner_.AllReduce(data, count, dtype));
+  }
+  Result<void> AllGather(const void* send, int64_t send_bytes, void* recv,
+                         std::span<const int64_t> bytes_per_rank) override {
+    return Wait(inner_.AllGather(send, send_bytes, recv, bytes_per_rank));
+  }
+  Result<void> ReduceScatter(const void* send, void* recv,
+                             std::span<const int64_t> counts_per_rank,
+                             DType dtype) override {
+    return Wait(inner_.ReduceScatter(send, recv, counts_per_rank, dtype));
+  }
+  Result<void> AllToAll(const void* send, std::span<const int64_t> send_bytes,
+                        void* recv,
+                        std::span<const int64_t> recv_bytes) override {
+    return Wait(inner_.AllToAll(send, send_bytes, recv, recv_bytes));
+  }
+  Result<void> Broadcast(void* data, int64_t bytes, int root) override {
+    return Wait(inner_.Broadcast(data, bytes, root));
+  }
+  Result<void> Barrier() override { return inner_.Barrier(); }
+  Result<void> Send(const void* data, int64_t bytes, int peer,
+                    uint64_t tag) override {
+    return Wait(inner_.Send(data, bytes, peer, tag));
+  }
+  Result<void> Recv(void* data, int64_t bytes, int peer,
+                    uint64_t tag) override {
+    return Wait(inner_.Recv(data, bytes, peer, tag));
+  }
+
+ private:
+  Result<void> Wait(Result<void> enqueued) {
+    return enqueued ? device_.Synchronize() : enqueued;
+  }
+
+  Communicator& inner_;
+  QueueDevice& device_;
+};
+
+class WaitingWorld : public CommWorld {
+ public:
+  WaitingWorld(std::unique_ptr<CommWorld> inner, QueueDevice& device)
+      : inner_(std::move(inner)), device_(device) {}
+
+  int world_rank() const override { return inner_->world_rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  Result<Communicator*> Group(std::span<const int> ranks) override {
+    TESSERA_TRY(Communicator* const group, inner_->Group(ranks));
+    auto& made = groups_[group];
+    if (made == nullptr) {
+      made = std::make_unique<WaitingCommunicator>(*group, device_);
+    }
+    return made.get();
+  }
+  Result<void> Flush() override { return inner_->Flush(); }
+  void Abort(std::string_view reason) override { inner_->Abort(reason); }
+  void SetCurrentTask(std::string_view task) override {
+    inner_->SetCurrentTask(task);
+  }
+
+ private:
+  const std::unique_ptr<CommWorld> inner_;
+  QueueDevice& device_;
+  std::map<Communicator*, std::unique_ptr<WaitingCommunicator>> groups_;
+};
+
+std::vector<std::string> RunLoopback(int n, const RankBody& body,
+                                     CommOptions options) {
+  std::vector<std::unique_ptr<QueueCpuDevice>> devices;
+  std::vector<QueueDevice*> pointers;
+  for (int r = 0; r < n; ++r) {
+    devices.push_back(
+        std::make_unique<QueueCpuDevice>(static_cast<uint64_t>(r)));
+    pointers.push_back(devices.back().get());
+  }
+  auto worlds = MakeLoopbackWorlds(pointers, options);
+  std::vector<std::string> results(static_cast<size_t>(n));
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < results.size(); ++r) {
+    threads.emplace_back([&, r] {
+      WaitingWorld world(std::move(worlds[r]), *pointers[r]);
+      results[r] = body(world);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -122,8 +228,15 @@ std::vector<std::string> RunProcesses(int n, const RankBody& body,
 
 std::vector<std::string> RunRanks(Kind kind, int n, const RankBody& body,
                                   CommOptions options = {}) {
-  return kind == Kind::kThreads ? RunThreads(n, body, options)
-                                : RunProcesses(n, body, options);
+  switch (kind) {
+    case Kind::kThreads:
+      return RunThreads(n, body, options);
+    case Kind::kShm:
+      return RunProcesses(n, body, options);
+    case Kind::kLoopback:
+      return RunLoopback(n, body, options);
+  }
+  return {};
 }
 
 void ExpectAllRanks(Kind kind, int n, const RankBody& body) {
@@ -204,14 +317,15 @@ class CommTest : public ::testing::TestWithParam<std::tuple<Kind, int>> {
   int n() const { return std::get<1>(GetParam()); }
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Worlds, CommTest,
-    ::testing::Combine(::testing::Values(Kind::kThreads, Kind::kShm),
-                       ::testing::Range(1, 6)),
-    [](const auto& info) {
-      return Text(std::get<0>(info.param) == Kind::kThreads ? "Threads" : "Shm",
-                  std::get<1>(info.param));
-    });
+INSTANTIATE_TEST_SUITE_P(Worlds, CommTest,
+                         ::testing::Combine(::testing::Values(Kind::kThreads,
+                                                              Kind::kShm,
+                                                              Kind::kLoopback),
+                                            ::testing::Range(1, 6)),
+                         [](const auto& info) {
+                           return Text(NameOf(std::get<0>(info.param)),
+                                       std::get<1>(info.param));
+                         });
 
 template <typename T>
 std::string CheckAllReduce(CommWorld& world, DType dtype) {
@@ -399,6 +513,7 @@ TEST_P(CommTest, GroupsInterleave) {
 // sends and one that receives round the ring: no order holds between them, and
 // messages exceed the rings.
 TEST_P(CommTest, GroupsRunBesideEachOther) {
+  if (kind() == Kind::kLoopback) return;  // belongs to one thread
   ExpectAllRanks(kind(), n(), [](CommWorld& world) -> std::string {
     const int n = world.world_size();
     const int me = world.world_rank();
@@ -622,11 +737,9 @@ TEST_P(CommTest, AbortReachesEveryone) {
 class FailureTest : public ::testing::TestWithParam<Kind> {};
 
 INSTANTIATE_TEST_SUITE_P(Worlds, FailureTest,
-                         ::testing::Values(Kind::kThreads, Kind::kShm),
-                         [](const auto& info) {
-                           return info.param == Kind::kThreads ? "Threads"
-                                                               : "Shm";
-                         });
+                         ::testing::Values(Kind::kThreads, Kind::kShm,
+                                           Kind::kLoopback),
+                         [](const auto& info) { return NameOf(info.param); });
 
 TEST_P(FailureTest, TimeoutNamesRankOperationAndTask) {
   CommOptions options;

@@ -1,0 +1,206 @@
+#include "runtime/launch/backend.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "planner/topology/topologies.h"
+#include "runtime/comm/loopback_world.h"
+#include "runtime/comm/shm_world.h"
+#include "runtime/comm/text.h"
+#include "runtime/comm/thread_world.h"
+#include "runtime/device/cpu_device.h"
+
+#ifdef TESSERA_HAS_CUDA
+#include "runtime/comm/nccl_world.h"
+#include "runtime/device/cuda_device.h"
+#endif
+
+namespace tessera {
+namespace {
+
+constexpr char kShareGpu[] = "TESSERA_SHARE_GPU";
+
+// The systems of GPUs by a part of the GPU's name; the first that fits.
+struct GpuSystem {
+  std::string_view part;
+  std::string_view preset;
+  int gpus_per_node;
+};
+constexpr GpuSystem kGpuSystems[] = {
+    {"H200", "dgx-h200", 8},
+    {"H100", "dgx-h100", 8},
+    {"GB200", "gb200-nvl72", 72},
+    {"B200", "dgx-b200", 8},
+    {"A100-SXM4-80GB", "dgx-a100-80gb", 8},
+    {"A100-SXM4-40GB", "dgx-a100-40gb", 8},
+};
+constexpr GpuSystem kUnknownGpu = {"", "dgx-h100", 8};
+
+bool IsSet(const char* variable) {
+  const char* const value = std::getenv(variable);
+  return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+}
+
+}  // namespace
+
+std::span<const Backend> Backends() {
+  static constexpr Backend kTable[] = {
+      {.name = "cpu",
+       .summary = "the host's cores; ranks are processes with shared memory"},
+      {.name = "cuda",
+       .summary = "a GPU for each rank; ranks are processes and talk by NCCL",
+       .gpu = true},
+      {.name = "cuda-loopback",
+       .summary = "all ranks on one GPU, as threads of one process, for checks",
+       .gpu = true,
+       .threads = true},
+  };
+  return kTable;
+}
+
+// ---- GPUs -------------------------------------------------------------------
+
+Result<std::vector<Gpu>> VisibleGpus() {
+#ifdef TESSERA_HAS_CUDA
+  const int count = CudaDeviceCount();
+  if (count == 0) {
+    return InvalidInput(
+        "needs a GPU of NVIDIA and its driver: this process sees none");
+  }
+  std::vector<Gpu> gpus;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    TESSERA_TRY(const GpuProperties gpu, PropertiesOfGpu(ordinal));
+    gpus.push_back({gpu.name, gpu.memory});
+  }
+  return gpus;
+#else
+  return InvalidInput(
+      "this program was built without CUDA (cmake -DTESSERA_CUDA=ON)");
+#endif
+}
+
+HostRanks HostRanksOf(const RankEnvironment& environment, int gpus) {
+  const std::string& launcher = environment.launcher;
+  return {.rank = environment.local_rank,
+          .size = environment.local_size,
+          .gpus = gpus,
+          .may_be_bound =
+              launcher == "srun" || launcher == "mpirun" || launcher == "pmi",
+          .share = IsSet(kShareGpu)};
+}
+
+int RanksPerGpu(const HostRanks& ranks) {
+  if (!ranks.share) return 1;
+  return (ranks.size + ranks.gpus - 1) / ranks.gpus;
+}
+
+Result<int> GpuOfRank(const HostRanks& ranks) {
+  if (ranks.share) return ranks.rank % ranks.gpus;
+  if (ranks.gpus == 1 && ranks.may_be_bound) return 0;
+  if (ranks.size <= ranks.gpus) return ranks.rank;
+  return InvalidInput(
+      Text(ranks.size, " ranks on this host, but a process sees ", ranks.gpus,
+           ranks.gpus == 1 ? " GPU" : " GPUs", "; ", kShareGpu,
+           "=1 lets ranks share a GPU, and so does --backend cuda-loopback"));
+}
+
+Result<Cluster> ClusterOfGpus(const Gpu& gpu, int ranks, int ranks_per_node,
+                              int ranks_per_gpu, std::string* warning) {
+  const auto* const found =
+      std::ranges::find_if(kGpuSystems, [&](const GpuSystem& system) {
+        return gpu.name.find(system.part) != std::string::npos;
+      });
+  const bool known = found != std::end(kGpuSystems);
+  const GpuSystem& system = known ? *found : kUnknownGpu;
+  if (!known) {
+    *warning = "the figures of '" + gpu.name +
+               "' are not known: its predicted times are an H100's "
+               "(--cluster FILE)";
+  }
+  // As many on a node as divide the ranks.
+  int per_node = std::min(ranks_per_node, system.gpus_per_node);
+  while (ranks % per_node != 0) --per_node;
+  TESSERA_TRY(
+      Cluster cluster,
+      MakeCluster(Text(system.preset, ":", ranks / per_node, "x", per_node)));
+  cluster.name = Text(ranks, " x ", gpu.name);
+  for (DeviceType& type : cluster.device_types) {
+    type.memory = {gpu.memory.value / ranks_per_gpu};
+  }
+  return cluster;
+}
+
+std::vector<Variable> SharedGpuVariables(int rank) {
+  return {{"NCCL_HOSTID", Text("tessera-rank-", rank)},
+          {"NCCL_NET", "Socket"},
+          {"NCCL_IB_DISABLE", "1"},
+          {"NCCL_P2P_DISABLE", "1"},
+          {"NCCL_SHM_DISABLE", "1"},
+          {"NCCL_NVLS_ENABLE", "0"},
+          {"NCCL_MNNVL_ENABLE", "0"},
+          {"NCCL_RAS_ENABLE", "0"},
+          // Ranks have the GPU by turns: what waits for a peer on it should
+          // give way, and take little of it.
+          {"NCCL_PROTO", "Simple"},
+          {"NCCL_MAX_CTAS", "2"}};
+}
+
+// ---- Ranks ------------------------------------------------------------------
+
+Result<RankSeat> JoinJob(const Backend& backend,
+                         const RankEnvironment& environment, int threads) {
+  TESSERA_CHECK(!backend.threads) << backend.name;
+  RankSeat seat;
+  TESSERA_TRY(seat.store, Store::Open(StoreOptionsOf(environment)));
+  if (!backend.gpu) {
+    seat.device = std::make_unique<CpuDevice>(threads);
+    TESSERA_TRY(seat.world,
+                MakeShmWorld(environment.rank, environment.size, *seat.store));
+    return seat;
+  }
+#ifdef TESSERA_HAS_CUDA
+  const HostRanks ranks = HostRanksOf(environment, CudaDeviceCount());
+  TESSERA_TRY(const int ordinal, GpuOfRank(ranks));
+  if (RanksPerGpu(ranks) > 1) {
+    for (const Variable& variable : SharedGpuVariables(environment.rank)) {
+      setenv(variable.name.c_str(), variable.value.c_str(), /*overwrite=*/0);
+    }
+  }
+  TESSERA_TRY(auto device, MakeCudaDevice(ordinal));
+  TESSERA_TRY(seat.world, MakeNcclWorld(environment.rank, environment.size,
+                                        *seat.store, *device));
+  seat.device = std::move(device);
+  return seat;
+#else
+  return VisibleGpus().error();
+#endif
+}
+
+Result<std::vector<RankSeat>> MakeJob(const Backend& backend, int ranks,
+                                      int threads) {
+  TESSERA_CHECK(backend.threads || ranks == 1) << backend.name;
+  std::vector<RankSeat> seats(static_cast<size_t>(ranks));
+  if (!backend.gpu) {
+    seats[0].device = std::make_unique<CpuDevice>(threads);
+    TESSERA_TRY(seats[0].world, MakeLoneWorld());
+    return seats;
+  }
+#ifdef TESSERA_HAS_CUDA
+  std::vector<QueueDevice*> devices;
+  for (RankSeat& seat : seats) {
+    TESSERA_TRY(auto device, MakeCudaDevice(0));
+    devices.push_back(device.get());
+    seat.device = std::move(device);
+  }
+  auto worlds = MakeLoopbackWorlds(devices);
+  for (size_t r = 0; r < seats.size(); ++r) {
+    seats[r].world = std::move(worlds[r]);
+  }
+  return seats;
+#else
+  return VisibleGpus().error();
+#endif
+}
+
+}  // namespace tessera
