@@ -3,18 +3,21 @@
 #
 #   tools/gpu_check.sh [--only PART]… [--out FILE] BUILD_DIR
 #
-# PART is one of: device, parity, nccl, copy, kernels, matmul, attention. Without
-# --only all parts run. A part that fails does not keep the others from running.
+# PART is one of: device, parity, run, nccl, run-nccl, sanitize, copy, kernels,
+# matmul, attention. Without --only all parts run. A part that fails does not keep the others from running.
 # Without a GPU nothing runs: the script says so and exits with 0. Otherwise it
 # exits with 1 if a part failed, and writes one JSON file: the device, its
 # driver, the versions, and for every part its status (passed, failed, timed
-# out), seconds and what it measured or the end of its output. Default FILE:
+# out, skipped), seconds and what it measured or the end of its output; and
+# `parity` and `nccl`: how far the losses of each plan are from the CPU's, of
+# ranks on one GPU as threads, and over NCCL (tests/gpu/run_parity.py). Default
+# FILE:
 # tests/bench/results/DEVICE-DATE.json beside this script.
 #
 # The binaries may come from another machine (nothing is built or installed
 # here, only bash, coreutils and Python 3 are needed):
 #   cmake -B BUILD_DIR -DTESSERA_CUDA=ON -DProtobuf_USE_STATIC_LIBS=ON
-#   cmake --build BUILD_DIR --target tessera_gpu_test tessera_gpu_bench
+#   cmake --build BUILD_DIR --target tessera tessera_gpu_test tessera_gpu_bench
 # (with attention by cuDNN where CMake finds cudnn_frontend.h: pip install
 # nvidia-cudnn-frontend before)
 #   tools/gpu_check.sh --pack FOLDER BUILD_DIR
@@ -31,7 +34,8 @@ usage() {
   exit 2
 }
 
-all_parts=(device parity nccl copy kernels matmul attention)
+all_parts=(device parity run nccl run-nccl sanitize copy kernels matmul
+  attention)
 parts=()
 out=
 pack=
@@ -66,7 +70,8 @@ find_binary() {
 }
 test_binary=$(find_binary tessera_gpu_test)
 bench_binary=$(find_binary tessera_gpu_bench)
-for name in tessera_gpu_test tessera_gpu_bench; do
+tessera=$(find_binary tessera)
+for name in tessera tessera_gpu_test tessera_gpu_bench; do
   [[ -n $(find_binary $name) ]] || {
     echo "gpu_check: $build has no $name (see the head of this script)" >&2
     exit 2
@@ -75,11 +80,11 @@ done
 
 if [[ -n $pack ]]; then
   mkdir -p "$pack/lib"
-  for binary in "$test_binary" "$bench_binary"; do
+  for binary in "$test_binary" "$bench_binary" "$tessera"; do
     strip -o "$pack/$(basename "$binary")" "$binary" || exit 1
   done
   # Every Linux has glibc and its loader; libstdc++ must not be older than ours.
-  ldd "$test_binary" "$bench_binary" | awk '/=> \// {print $3}' | sort -u |
+  ldd "$test_binary" "$bench_binary" "$tessera" | awk '/=> \// {print $3}' | sort -u |
     grep -Ev '/(ld-linux|libc|libm|libdl|librt|libpthread|libcu|libnccl|libnv)[^/]*\.so' |
     xargs -r -I{} cp -L {} "$pack/lib/"
   du -sh "$pack"
@@ -105,7 +110,7 @@ for base in site.getsitepackages():
   [[ -d $folder ]] && folders=$folders:$folder
 done
 export LD_LIBRARY_PATH=$folders
-missing=$(ldd "$test_binary" "$bench_binary" 2>&1 | grep -E 'not found' | sort -u)
+missing=$(ldd "$test_binary" "$bench_binary" "$tessera" 2>&1 | grep -E 'not found' | sort -u)
 if [[ -n $missing ]]; then
   echo "gpu_check: the binaries cannot start here:" >&2
   echo "$missing" >&2
@@ -141,6 +146,33 @@ run_bench() {
     --benchmark_out="$work/$1.json" --benchmark_out_format=json
 }
 
+# run_parity NAME SECONDS BACKEND: plans of tests/gpu/run_parity.py.
+run_parity() {
+  run_part "$1" "$2" python3 "$cd_root/tests/gpu/run_parity.py" \
+    --tessera "$tessera" --examples "$cd_root/examples" --backend "$3" \
+    --seconds "$(($2 - 10))" --out "$work/$1.json"
+}
+
+# Small kernels under compute-sanitizer, which is ten to a hundred times slower:
+# wrong addresses and uninitialized memory, then races of shared memory.
+sanitize() {
+  local sanitizer tool
+  sanitizer=$(command -v compute-sanitizer ||
+    ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1)
+  if [[ -z $sanitizer ]]; then
+    echo "this machine has no compute-sanitizer"
+    return 77
+  fi
+  for tool in memcheck racecheck; do
+    echo "-- $tool"
+    timeout "$1" "$sanitizer" --tool "$tool" --error-exitcode 1 \
+      "$test_binary" --gtest_brief=1 \
+      --gtest_filter='*RankSum*:DeviceGpuTest.*:*CudaKernelContract*' || return
+  done
+}
+export -f sanitize
+export test_binary
+
 for part in "${parts[@]}"; do
   case $part in
     device)
@@ -154,6 +186,9 @@ for part in "${parts[@]}"; do
     nccl)
       run_part nccl 400 "$test_binary" --gtest_filter='*Nccl*GpuTest.*' \
         --gtest_output=json:"$work/nccl.json" ;;
+    run) run_parity run 400 cuda-loopback ;;
+    run-nccl) run_parity run-nccl 300 cuda ;;
+    sanitize) run_part sanitize 600 bash -c 'sanitize 290' ;;
     copy)
       run_bench copy 120 '^(Copy|CopyHalfRows|Zero|Write|Read|Allocate)' ;;
     kernels)
@@ -183,6 +218,14 @@ def query(fields):
 COUNTERS = ["bytes_per_second", "flops", "first_us", "best_us"]
 
 
+def rows_of(name):
+    path = work / f"{name}.json"
+    try:
+        return json.loads(path.read_text())["rows"]
+    except (OSError, json.JSONDecodeError):  # did not run, or was cut off
+        return []
+
+
 def measured(name):
     """What a part's own JSON file says, in short."""
     path = work / f"{name}.json"
@@ -192,6 +235,10 @@ def measured(name):
         data = json.loads(path.read_text())
     except json.JSONDecodeError:  # cut off
         return {}
+    if "rows" in data:
+        return {"plans": len(data["rows"]), "plans_failed": [
+            f"{row['ranks']}:{row['plan']}" for row in data["rows"]
+            if not row["ok"]]}
     if "benchmarks" in data:
         return {"benchmarks": [
             {"name": row["run_name"], "seconds": row["real_time"] * 1e-9,
@@ -215,15 +262,15 @@ parts, bad = [], False
 for name in sys.argv[4:]:
     code, begin, end = (work / f"{name}.status").read_text().split()
     log = (work / f"{name}.log").read_text(errors="replace")
-    status = {"0": "passed", "124": "timed out", "137": "timed out"}.get(
-        code, "failed")
+    status = {"0": "passed", "77": "skipped", "124": "timed out",
+              "137": "timed out"}.get(code, "failed")
     part = {"part": name, "status": status,
             "seconds": round(float(end) - float(begin), 3), **measured(name)}
     # A binary that finds no GPU where nvidia-smi finds one passes nothing.
     if status == "passed" and (part.get("tests_skipped") or
                                "skipped: no CUDA device" in log):
         part["status"] = status = "failed"
-    if status != "passed":
+    if status not in ("passed", "skipped"):
         bad = True
         part["exit_status"] = int(code)
         part["output_tail"] = log[-4000:]
@@ -243,7 +290,8 @@ if found:
 date = datetime.datetime.now(datetime.timezone.utc)
 document = {"device": device, "memory": memory, "driver": driver,
             "date": date.isoformat(timespec="seconds"), "versions": versions,
-            "parts": parts}
+            "parts": parts, "parity": rows_of("run"),
+            "nccl": rows_of("run-nccl")}
 if not out:
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     out = f"{results}/{slug}-{date:%Y-%m-%d}.json"

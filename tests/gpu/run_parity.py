@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Holds training on GPUs to training on the CPU, plan by plan.
+
+    run_parity.py --tessera BINARY --examples FOLDER --out FILE
+                  [--backend NAME] [--seconds S] [--only TEXT] [RANKS:PLAN…]
+
+Runs `tessera run` for a few fp32 steps of tiny models: on one rank of the CPU,
+and with every plan on the backend (default: cuda-loopback). With --backend cuda
+ranks share a GPU over NCCL (TESSERA_SHARE_GPU=1). FILE gets a JSON object
+`rows`, rewritten after each plan: model, ranks, plan, backend, ok, the largest
+difference of a step's loss from the CPU's, or the error. Exit status 1 if a
+plan fails, is too far off, or none ran. Stops after S seconds (default 600).
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+# The learning rate is high, so that a gradient that is not summed shows in the
+# losses of the next steps.
+STEPS = 5
+COMMON = ["--global-batch", "8", "--seq-len", "32", "--steps", str(STEPS),
+          "--dtype", "fp32", "--lr", "1e-2", "--seed", "5", "--json"]
+
+# Losses of about 5. Sums in fp32 in another order change them by 1e-6; fast
+# exponentials and divisions, of 2 ulp, by as much again in each layer; AdamW
+# divides gradients by their size, so that differences grow from step to step.
+TOLERANCE = 1e-3
+
+LOOPBACK = [
+    "2:dp=2", "2:dp=2,zero=1", "2:dp=2,zero=2", "2:dp=2,zero=3",
+    "2:dp=1,tp=2", "2:dp=1,tp=2,sp=1", "2:dp=1,pp=2,mbs=2",
+    "2:dp=1,cp=2", "2:dp=1,cp=2,cp-kind=ring", "2:dp=1,ep=2",
+    "4:dp=2,tp=2,zero=1", "4:dp=2,pp=2,mbs=2,zero=2", "4:dp=1,tp=4,sp=1",
+    "4:dp=1,pp=4,mbs=2", "4:dp=2,cp=2,zero=3", "4:dp=2,ep=2,mbs=2",
+    "8:dp=8,zero=3", "8:dp=2,tp=2,pp=2,mbs=2,zero=1",
+    "8:dp=2,tp=4,sp=1,zero=2", "8:dp=1,tp=2,pp=2,cp=2,mbs=4",
+]
+# Every operation takes milliseconds here: ranks have the GPU by turns.
+NCCL = ["2:dp=2,zero=1", "2:dp=1,tp=2", "2:dp=1,pp=2,mbs=4", "2:dp=2,zero=3",
+        "4:dp=2,tp=2,zero=1"]
+
+
+def model_of(plan):
+    return "mixtral-tiny" if "ep=" in plan else "gpt2-tiny"
+
+
+class Runner:
+    def __init__(self, arguments):
+        self.arguments = arguments
+        self.end = time.monotonic() + arguments.seconds
+        self.on_cpu = {}  # losses by model
+
+    def losses(self, model, flags, limit):
+        """Of every step, or the error's text."""
+        examples = self.arguments.examples
+        command = [self.arguments.tessera, "run", "--model",
+                   f"{examples}/models/{model}/config.json", "--data",
+                   f"{examples}/data/gpl-3.txt", *COMMON, *flags]
+        environment = dict(os.environ, TESSERA_SHARE_GPU="1")
+        left = self.end - time.monotonic()
+        if left < 1:
+            return "no time is left"
+        try:
+            done = subprocess.run(command, capture_output=True, text=True,
+                                  env=environment, timeout=min(limit, left))
+        except subprocess.TimeoutExpired:
+            return f"took longer than {min(limit, left):.0f} s"
+        if done.returncode != 0:
+            return f"exit code {done.returncode}: {done.stderr.strip()[-600:]}"
+        return json.loads(done.stdout)["losses"]
+
+    def row(self, ranks, plan):
+        backend = self.arguments.backend
+        model = model_of(plan)
+        row = {"model": model, "ranks": ranks, "plan": plan,
+               "backend": backend, "ok": False}
+        if model not in self.on_cpu:
+            self.on_cpu[model] = self.losses(model, ["--backend", "cpu"], 60)
+        expected = self.on_cpu[model]
+        begin = time.monotonic()
+        actual = self.losses(model, ["--backend", backend, "--nproc",
+                                     str(ranks), "--strategy", plan], 120)
+        row["seconds"] = round(time.monotonic() - begin, 3)
+        for losses in (expected, actual):
+            if isinstance(losses, str):
+                return {**row, "error": losses}
+        worst = max(abs(a - b) for a, b in zip(actual, expected))
+        row["max_loss_difference"] = worst
+        row["tolerance"] = TOLERANCE
+        # A loss that is not a number is not below.
+        row["ok"] = len(actual) == len(expected) == STEPS and worst < TOLERANCE
+        return row
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tessera", required=True)
+    parser.add_argument("--examples", required=True)
+    parser.add_argument("--out", required=True, type=pathlib.Path)
+    parser.add_argument("--backend", default="cuda-loopback")
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--only", default="", help="plans with TEXT in them")
+    parser.add_argument("plans", nargs="*", metavar="RANKS:PLAN")
+    arguments = parser.parse_args()
+    plans = arguments.plans or (
+        NCCL if arguments.backend == "cuda" else LOOPBACK)
+    runner = Runner(arguments)
+    rows = []
+    for text in plans:
+        if arguments.only not in text:
+            continue
+        ranks, plan = text.split(":", 1)
+        row = runner.row(int(ranks), plan)
+        rows.append(row)
+        what = row.get("error") or f"{row['max_loss_difference']:.2e}"
+        print("ok" if row["ok"] else "FAILED", row["model"], text, what,
+              flush=True)
+        arguments.out.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
+    sys.exit(0 if rows and all(row["ok"] for row in rows) else 1)
+
+
+if __name__ == "__main__":
+    main()
