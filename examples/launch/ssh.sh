@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Starts a job on several hosts by ssh, from any of them or from elsewhere.
+#
+#   examples/launch/ssh.sh HOST0,HOST1,… RANKS_PER_HOST COMMAND…
+#
+# Each host is reached without a password, and has this folder at the same place
+# (a shared file system, or a copy). HOST0's name must be one by which the others
+# reach it; otherwise set MASTER_ADDR. MASTER_PORT: default 29500. Output comes
+# with the host's name in front; Ctrl-C reaches all ranks.
+#
+# $SSH runs a command on a host in place of "ssh -tt -o BatchMode=yes": a
+# terminal of its own there passes Ctrl-C on, and a lost connection ends the
+# ranks.
+set -uo pipefail
+
+IFS=, read -ra hosts <<<"${1:?hosts, with commas between}"
+ranks=${2:?ranks on each host}
+shift 2
+read -ra ssh <<<"${SSH:-ssh -tt -o BatchMode=yes}"
+here=$(cd "$(dirname "$0")" && pwd)
+folder=$PWD
+
+pids=()
+trap 'kill -s TERM "${pids[@]}" 2>/dev/null' INT TERM HUP
+for node in "${!hosts[@]}"; do
+  remote=$(printf '%q ' cd "$folder")
+  remote+="&& $(printf '%q ' exec env "NODES=${#hosts[@]}" "NODE_RANK=$node" \
+    "MASTER_ADDR=${MASTER_ADDR:-${hosts[0]}}" \
+    "MASTER_PORT=${MASTER_PORT:-29500}" "$here/ranks.sh" "$ranks" "$@")"
+  # The host's process is the one that is told to end, not sed.
+  "${ssh[@]}" "${hosts[$node]}" "$remote" </dev/null \
+    > >(sed -u "s/^/${hosts[$node]}: /") 2>&1 &
+  pids+=($!)
+done
+
+code=0
+for pid in "${pids[@]}"; do
+  while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done
+  wait "$pid"
+  ended=$?
+  ((ended == 0 || ended == 127 || code != 0)) || code=$ended
+done
+exit "$code"
