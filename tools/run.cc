@@ -475,6 +475,8 @@ RunReport ReportOf(const Job& job, const TaskGraph& tasks,
   RunReport report;
   report.result = &result;
   report.measured = MeasuredBreakdown(tasks, result.timelines);
+  report.rates =
+      ThroughputOf(inputs.graph, inputs.cluster, job.plan, result.step_time);
   report.predicted = evaluator.Evaluate(job.plan);
   // The simulator never fails.
   const Timeline timeline = Simulator(evaluator.pricer()).Run(tasks).value();

@@ -6,7 +6,6 @@
 
 #include "planner/plan/stages.h"
 #include "tools/format.h"
-#include "tools/step_report.h"
 
 namespace tessera {
 namespace {
@@ -154,8 +153,13 @@ Json RunJson(const RunReport& report) {
        {"interrupted", result.interrupted},
        {"memory", Json::Object({{"per_rank", std::move(memory)}})},
        {"measured",
-        Json::Object({{"step_time_s", result.step_time.seconds()},
-                      {"breakdown", BreakdownJson(report.measured)}})},
+        Json::Object(
+            {{"step_time_s", result.step_time.seconds()},
+             {"model_tflops_per_gpu", report.rates.model_tflops_per_gpu},
+             {"mfu", report.rates.mfu},
+             {"mfu_causal", report.rates.mfu_causal},
+             {"hfu", report.rates.hfu},
+             {"breakdown", BreakdownJson(report.measured)}})},
        {"predicted",
         Json::Object(
             {{"step_time_s", report.predicted.step_time.seconds()},
@@ -196,6 +200,8 @@ std::string RunText(const RunReport& report) {
   }
   add("step", report.predicted.step_time, result.step_time);
   out += FormatTable(rows);
+
+  out += "model FLOPs " + FlopsText(report.rates) + "\n";
 
   out +=
       "\npeak memory; predicted: of the fullest rank of those with the same "

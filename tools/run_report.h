@@ -11,6 +11,7 @@
 #include "planner/plan/plan.h"
 #include "runtime/trainer.h"
 #include "tools/json.h"
+#include "tools/step_report.h"
 
 namespace tessera {
 
@@ -29,6 +30,7 @@ Breakdown PredictedBreakdown(const TaskGraph& tasks, const Timeline& timeline);
 struct RunReport {
   const TrainingResult* result = nullptr;
   Breakdown measured;
+  Throughput rates;      // measured, against the peak of the cluster's devices
   Evaluation predicted;  // with the mean over ranks as breakdown
   // By rank: of the device, of the host's memory, of the file; each that of the
   // fullest rank of its group, who has the largest shards.

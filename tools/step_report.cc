@@ -103,6 +103,13 @@ Throughput ThroughputOf(const Graph& graph, const Cluster& cluster,
   return result;
 }
 
+std::string FlopsText(const Throughput& rates) {
+  return FormatRate({rates.model_tflops_per_gpu * 1e12}) + " per device: MFU " +
+         FormatPercent(rates.mfu) +
+         " (causal attention halved: " + FormatPercent(rates.mfu_causal) +
+         "), HFU " + FormatPercent(rates.hfu);
+}
+
 std::vector<BreakdownPart> PartsOf(const Breakdown& breakdown) {
   return {{"compute", breakdown.compute},
           {"optimizer", breakdown.optimizer},
@@ -207,12 +214,7 @@ std::string StepText(const Graph& graph, const Cluster& cluster,
   out +=
       Line("throughput", Rate(rates.tokens_per_s) + ", " +
                              Rate(rates.tokens_per_s_per_gpu) + " per device");
-  out +=
-      Line("model FLOPs",
-           FormatRate({rates.model_tflops_per_gpu * 1e12}) +
-               " per device: MFU " + FormatPercent(rates.mfu) +
-               " (causal attention halved: " + FormatPercent(rates.mfu_causal) +
-               "), HFU " + FormatPercent(rates.hfu));
+  out += Line("model FLOPs", FlopsText(rates));
   out += Line("parameters",
               FormatCount(static_cast<double>(ParameterCount(graph))) + " in " +
                   std::string(NameOf(graph.dtype)));
