@@ -91,7 +91,8 @@ struct TrainingResult {
   std::vector<MemoryUse> host_memory;
   std::vector<FileUse> files;
   // By rank: the most that its process held beyond what it held before
-  // training, as the operating system counts.
+  // training, as the operating system counts: `memory` and `host_memory`, some
+  // MB that the kernels pack operands into, and the channels between ranks.
   std::vector<Bytes> os_peak;
   std::vector<Timeline> timelines;
   std::vector<Breakdown> breakdowns;

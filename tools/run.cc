@@ -547,7 +547,15 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
     if (!options.json) PrintStep(step, last);
     return log.is_open() ? LogStep(step, options.log, log) : Result<void>();
   };
-  TESSERA_TRY(const TrainingResult result, Train(training));
+  const auto trained = Train(training);
+  if (!trained) {
+    // All ranks say so: one line is enough.
+    const Error& error = trained.error();
+    if (error.code != ErrorCode::kInterrupted) return error;
+    if (prints) std::cerr << "tessera: " << error.ToString() << std::endl;
+    return ExitCodeOf(error.code);
+  }
+  const TrainingResult& result = *trained;
   if (prints && result.interrupted) {
     const auto steps = result.first_step + std::ssize(result.losses);
     std::cerr << "tessera: interrupted after step " << steps

@@ -39,9 +39,9 @@ void Own([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 #endif
 }
 
-// Large blocks are mappings of their own: what is released is the system's at
-// once.
-constexpr size_t kMappedBytes = 128 << 10;
+// Blocks of whole pages are mappings of their own: what is released is the
+// system's at once, and fragments nothing.
+constexpr size_t kMappedBytes = 32 << 10;
 
 void* Acquire(size_t capacity, size_t alignment) {
   if (capacity < kMappedBytes) {
