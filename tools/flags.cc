@@ -110,6 +110,11 @@ Result<void> SetJson(Options& options, const std::string&) {
   return {};
 }
 
+Result<void> SetCompare(Options& options, const std::string&) {
+  options.compare = true;
+  return {};
+}
+
 Result<void> SetTimeLimit(Options& options, const std::string& value) {
   TESSERA_TRY(options.time_limit_s,
               ParseNumber(value, 0, "a number of seconds"));
@@ -222,6 +227,14 @@ std::span<const Flag> Flags() {
        "token that ends a document: documents are kept apart, each with "
        "positions and a mask of its own",
        SetInteger<&Options::end_of_text, int64_t{0}, int64_t{1} << 31>},
+      {"--compare", "",
+       "at the end list the tasks by the error of their predicted times",
+       SetCompare},
+      {"--learn", "FILE",
+       "--compare, and write the measured times of the tasks as a profile for "
+       "--profile: .txtpb, .json or .pb. What FILE has of other tasks on this "
+       "machine stays",
+       SetText<&Options::learn>},
       {"--log", "FILE", "write a JSON object for each step, one a line",
        SetText<&Options::log>},
       {"--save", "FILE",

@@ -52,6 +52,8 @@ struct Options {
   int64_t save_every = 0;
   std::string offload_directory;  // empty: the strategy's, or the system's
   std::string log;
+  bool compare = false;
+  std::string learn;
   std::string decay = "constant";
   double min_learning_rate = 0;
   int64_t warmup = 0;

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <ctime>
-#include <fstream>
 #include <iostream>
 #include <thread>
 
@@ -18,6 +16,7 @@
 #include "tools/format.h"
 #include "tools/inputs.h"
 #include "tools/json.h"
+#include "tools/origin.h"
 #include "tools/verb.h"
 
 namespace tessera {
@@ -28,37 +27,6 @@ constexpr double kDefaultTimeLimit = 60;  // seconds
 // model, and for many.
 constexpr int kSamples[] = {1, 2, 4, 8, 16};
 constexpr int kFewSamples[] = {1, 4, 16};
-
-std::string CpuModel() {
-  std::ifstream cpus("/proc/cpuinfo");
-  std::string line;
-  while (std::getline(cpus, line)) {
-    const size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) {
-      return line.substr(colon + 2);
-    }
-  }
-  return "unknown CPU";
-}
-
-std::string Today() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc = {};
-  gmtime_r(&now, &utc);
-  char text[16];
-  std::strftime(text, sizeof(text), "%Y-%m-%d", &utc);
-  return text;
-}
-
-ProfileOrigin OriginOf(int ranks) {
-  ProfileOrigin origin;
-  origin.host = CpuModel() + ", " +
-                std::to_string(std::thread::hardware_concurrency()) + " cores";
-  origin.date = Today();
-  origin.libraries = "tessera's CPU kernels, compiled by GCC " __VERSION__;
-  origin.ranks_at_once = ranks;
-  return origin;
-}
 
 // Reads and checks everything, and finds what there is to time.
 Result<ProfileCases> ReadCases(const Options& options, Inputs& inputs) {

@@ -12,6 +12,7 @@
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/memory/peak_memory.h"
+#include "costmodel/profile/profile_io.h"
 #include "costmodel/simulate/simulator.h"
 #include "planner/base/table.h"
 #include "planner/io/file.h"
@@ -31,6 +32,7 @@
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
 #include "tools/json.h"
+#include "tools/origin.h"
 #include "tools/run_report.h"
 #include "tools/share_cores.h"
 #include "tools/trace.h"
@@ -115,6 +117,24 @@ struct Job {
   std::optional<Batches> batches;
   LearningRate learning_rate;
 };
+
+ProfileOrigin OriginOfJob(const Job& job) {
+  const Cluster& cluster = job.inputs.cluster;
+  return OriginOf(static_cast<int>(cluster.devices.size()),
+                  job.backend->gpu ? cluster.name : "");
+}
+
+// The profile at `path`, empty where there is none. One of another machine is
+// an error.
+Result<ProfileDb> ProfileToExtend(const std::string& path, const Job& job) {
+  if (!std::filesystem::exists(path)) return ProfileDb{};
+  TESSERA_TRY(ProfileDb profile, ReadProfile(path));
+  const std::string here = OriginOfJob(job).host;
+  if (profile.origin.host == here) return profile;
+  return InvalidInput("is of '" + profile.origin.host + "', and this is '" +
+                          here + "': one profile is of one machine",
+                      path);
+}
 
 Result<LearningRate> LearningRateOf(const Options& options) {
   LearningRate rate;
@@ -297,6 +317,9 @@ Result<Job> ReadJob(const Options& options,
   if (!options.trace.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckWritable(options.trace, "--trace"));
   }
+  if (!options.learn.empty()) {
+    TESSERA_RETURN_IF_ERROR(CheckProtoOutput(options.learn, "--learn"));
+  }
   if (options.Given("--validate-batches") && options.validate_every == 0) {
     return InvalidInput("needs --validate-every N", "--validate-batches");
   }
@@ -391,6 +414,10 @@ Result<Job> ReadJob(const Options& options,
   TESSERA_TRY(TokenData data, OpenTokens(options.data, VocabularyOf(graph)));
   job.data = std::make_unique<TokenData>(std::move(data));
   TESSERA_TRY(job.batches, BatchesOf(options, graph, job.seed, *job.data));
+  if (!options.learn.empty()) {
+    TESSERA_TRY([[maybe_unused]] const ProfileDb before,
+                ProfileToExtend(options.learn, job));
+  }
   return job;
 }
 
@@ -495,7 +522,23 @@ RunReport ReportOf(const Job& job, const TaskGraph& tasks,
   report.predicted_memory = by_rank(report.predicted.memory);
   report.predicted_host = by_rank(report.predicted.host_memory);
   report.predicted_file = by_rank(report.predicted.file_memory);
+  if (options.compare || !options.learn.empty()) {
+    report.comparisons =
+        CompareTasks(evaluator.pricer(), tasks, inputs.graph, result.timelines);
+  }
   return report;
+}
+
+// Adds what was learned to the profile at `path`, if there is one.
+Result<void> WriteLearned(const std::string& path, const Job& job,
+                          const TaskGraph& tasks, const RunReport& report) {
+  const Inputs& inputs = job.inputs;
+  const Pricer pricer(inputs.graph, inputs.cluster, inputs.profile_or_null());
+  TESSERA_TRY(ProfileDb before, ProfileToExtend(path, job));
+  ProfileDb learned =
+      Learn(pricer, tasks, report.comparisons, OriginOfJob(job));
+  learned.rows.merge(before.rows);
+  return WriteProfile(path, learned);
 }
 
 // This rank's part of the job; rank 0 prints.
@@ -578,6 +621,9 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
       std::cout << RunJson(report).ToString() << std::endl;
     } else {
       std::cout << RunText(report) << std::flush;
+    }
+    if (!options.learn.empty()) {
+      TESSERA_RETURN_IF_ERROR(WriteLearned(options.learn, job, tasks, report));
     }
     if (!options.trace.empty()) {
       TESSERA_RETURN_IF_ERROR(WriteFileAtomically(

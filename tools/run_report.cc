@@ -1,39 +1,12 @@
 #include "tools/run_report.h"
 
 #include <algorithm>
-#include <map>
-#include <tuple>
 
 #include "planner/plan/stages.h"
 #include "tools/format.h"
 
 namespace tessera {
 namespace {
-
-// What takes equally long wherever it runs: a collective in one subgroup (told
-// by its first rank), or the receives of one tensor on one rank.
-using Alike = std::tuple<int, int32_t, int>;
-
-Alike AlikeOf(const TaskGraph& tasks, const Span& span) {
-  const Task& task = tasks.task(span.task);
-  if (task.kind == TaskKind::kRecv) {
-    const Value& value = tasks.value(task.writes[0]);
-    return {1, value.tensor.value, span.rank};
-  }
-  const DeviceGroup& group = tasks.group(task.group);
-  const auto self = std::ranges::find(group.devices, DeviceId(span.rank)) -
-                    group.devices.begin();
-  for (const auto& subgroup : Subgroups(group, task.axes)) {
-    if (std::ranges::find(subgroup, self) != subgroup.end()) {
-      return {0, span.task.value, subgroup.front()};
-    }
-  }
-  return {0, span.task.value, -1};
-}
-
-bool Waits(const Task& task) {
-  return task.kind == TaskKind::kComm || task.kind == TaskKind::kRecv;
-}
 
 Breakdown Sum(Breakdown a, const Breakdown& b) {
   a.compute += b.compute;
@@ -70,25 +43,13 @@ Json LossesJson(const std::vector<double>& losses) {
 
 Breakdown MeasuredBreakdown(const TaskGraph& tasks,
                             const std::vector<Timeline>& timelines) {
-  std::map<Alike, Duration> shortest;
   Duration step;
   for (const Timeline& timeline : timelines) {
     step = Max(step, timeline.step_time);
-    for (const Span& span : timeline.spans) {
-      if (!Waits(tasks.task(span.task))) continue;
-      const Duration time = span.end - span.start;
-      const auto [found, is_new] =
-          shortest.try_emplace(AlikeOf(tasks, span), time);
-      if (!is_new) found->second = std::min(found->second, time);
-    }
   }
   Breakdown sum;
-  for (Timeline timeline : timelines) {
+  for (Timeline& timeline : WithoutWaiting(tasks, timelines)) {
     timeline.step_time = step;
-    for (Span& span : timeline.spans) {
-      if (!Waits(tasks.task(span.task))) continue;
-      span.start = span.end - shortest.at(AlikeOf(tasks, span));
-    }
     sum = Sum(sum, BreakdownOf(tasks, timeline));
   }
   return Divide(sum, std::max<int64_t>(1, std::ssize(timelines)));
@@ -140,7 +101,7 @@ Json RunJson(const RunReport& report) {
     row.Set("file", report.predicted_file[rank].total.value);
     predicted_memory.Append(std::move(row));
   }
-  return Json::Object(
+  Json out = Json::Object(
       {{"first_step", result.first_step},
        {"losses", LossesJson(result.losses)},
        {"step_times_s",
@@ -171,6 +132,10 @@ Json RunJson(const RunReport& report) {
                   {{"measured", report.predicted.sources.measured},
                    {"interpolated", report.predicted.sources.interpolated},
                    {"analytical", report.predicted.sources.analytical}})}})}});
+  if (!report.comparisons.empty()) {
+    out.Set("tasks", CompareJson(report.comparisons));
+  }
+  return out;
 }
 
 std::string RunText(const RunReport& report) {
@@ -228,6 +193,9 @@ std::string RunText(const RunReport& report) {
   const auto has_file = [](const FileUse& file) {
     return file.length > Bytes{};
   };
+  if (!report.comparisons.empty()) {
+    out += "\n" + CompareText(report.comparisons);
+  }
   if (std::ranges::none_of(result.host_memory, has_host) &&
       std::ranges::none_of(result.files, has_file)) {
     return out;

@@ -10,6 +10,7 @@
 #include "planner/plan/evaluation.h"
 #include "planner/plan/plan.h"
 #include "runtime/trainer.h"
+#include "tools/compare.h"
 #include "tools/json.h"
 #include "tools/step_report.h"
 
@@ -17,11 +18,8 @@ namespace tessera {
 
 // Mean over the ranks of where a step's time goes.
 //
-// Measured: a rank that waits in a collective for a slower one, or in a receive
-// for its data, counts as idle for all but the shortest time that any rank (for
-// receives: any microbatch) spent in the same task; that is what the cost model
-// calls the task's time. What is left to the end of the slowest rank is idle
-// too.
+// Measured: waiting for other ranks (WithoutWaiting) is idle, and so is what is
+// left to the end of the slowest rank.
 Breakdown MeasuredBreakdown(const TaskGraph& tasks,
                             const std::vector<Timeline>& timelines);
 // Predicted, from a simulated timeline.
@@ -37,6 +35,7 @@ struct RunReport {
   std::vector<MemoryUse> predicted_memory;
   std::vector<MemoryUse> predicted_host;
   std::vector<MemoryUse> predicted_file;
+  std::vector<TaskComparison> comparisons;  // where they were asked for
 };
 Json RunJson(const RunReport& report);
 std::string RunText(const RunReport& report);

@@ -128,7 +128,7 @@ std::span<const Verb> Verbs() {
         "--log",          "--load",           "--save",
         "--save-every",   "--offload-dir",    "--backend",
         "--threads",      "--profile",        "--trace",
-        "--json"},
+        "--compare",      "--learn",          "--json"},
        {"--model", "--data"},
        RunRun},
       {"profile",

@@ -37,6 +37,23 @@ std::vector<int> ClassesOf(const Pricer& pricer, const TaskGraph& tasks) {
   return classes;
 }
 
+// Calls f(view) for each task in order, as the pricer wants it.
+template <typename F>
+void ForEachTask(const Pricer& pricer, const TaskGraph& tasks, const F& f) {
+  const std::vector<int> classes = ClassesOf(pricer, tasks);
+  std::map<std::pair<GroupId, GroupId>, int> pairs;
+  for (const Task& task : tasks.tasks) {
+    TaskView view = ViewOf(tasks, task, classes);
+    if (view.peer_group != nullptr) {
+      const auto [it, is_new] =
+          pairs.try_emplace({task.group, view.peer->group}, -1);
+      if (is_new) it->second = pricer.ClassOf(*view.group, view.peer_group);
+      view.pair_class = it->second;
+    }
+    f(view);
+  }
+}
+
 // The distinct ways in which a step's communication loads the links.
 struct Flows {
   std::vector<int> of_task;  // index into `uses`, or -1: loads nothing
@@ -295,21 +312,22 @@ class FluidRun {
 }  // namespace
 
 std::vector<TaskCost> PriceTasks(const Pricer& pricer, const TaskGraph& tasks) {
-  const std::vector<int> classes = ClassesOf(pricer, tasks);
-  std::map<std::pair<GroupId, GroupId>, int> pairs;
   std::vector<TaskCost> costs;
   costs.reserve(tasks.tasks.size());
-  for (const Task& task : tasks.tasks) {
-    TaskView view = ViewOf(tasks, task, classes);
-    if (view.peer_group != nullptr) {
-      const auto [it, is_new] =
-          pairs.try_emplace({task.group, view.peer->group}, -1);
-      if (is_new) it->second = pricer.ClassOf(*view.group, view.peer_group);
-      view.pair_class = it->second;
-    }
+  ForEachTask(pricer, tasks, [&](const TaskView& view) {
     costs.push_back(pricer.Price(view));
-  }
+  });
   return costs;
+}
+
+std::vector<ProfileKey> ProfileKeysOf(const Pricer& pricer,
+                                      const TaskGraph& tasks) {
+  std::vector<ProfileKey> keys;
+  keys.reserve(tasks.tasks.size());
+  ForEachTask(pricer, tasks, [&](const TaskView& view) {
+    keys.push_back(pricer.ProfileKeyOf(view));
+  });
+  return keys;
 }
 
 std::vector<int> StreamsOf(const TaskGraph& tasks) {

@@ -47,6 +47,9 @@ class Simulator : public Executor {
 
 // The price of every task.
 std::vector<TaskCost> PriceTasks(const Pricer& pricer, const TaskGraph& tasks);
+// What of a profile would be exactly its time (Pricer::ProfileKeyOf).
+std::vector<ProfileKey> ProfileKeysOf(const Pricer& pricer,
+                                      const TaskGraph& tasks);
 
 // For each task the number of its stream; streams are numbered in order of
 // first use.

@@ -16,6 +16,20 @@ json 'j["sources"]["measured"] > 0.5' "$work/simulated.json" >/dev/null
 fails 2 "only the ranks of this host" \
   profile --cluster dgx-h100:1 -o "$work/x.pb"
 
+# What a run learns is a profile too, which grows.
+for steps in 2 3; do
+  "$tessera" run "${tiny[@]}" "${text[@]}" --nproc 2 --strategy tp=2,mbs=4 \
+    --steps $steps --learn "$work/learned.txtpb" >"$work/out" 2>/dev/null
+  grep -q "tasks by the error of their prediction" "$work/out" ||
+    fail "no comparison"
+done
+"$tessera" simulate "${tiny[@]}" --cluster local-cpu:2 --strategy tp=2,mbs=4 \
+  --profile "$work/learned.txtpb" --json >"$work/simulated.json" 2>/dev/null
+json 'j["sources"]["measured"] > 0.9' "$work/simulated.json" >/dev/null
+sed -i 's/^host: .*/host: "another"/' "$work/learned.txtpb"
+fails 2 "is of 'another'" run "${tiny[@]}" "${text[@]}" --nproc 2 \
+  --strategy tp=2,mbs=4 --learn "$work/learned.txtpb"
+
 # Ctrl-C ends all ranks, of a job in the background too.
 "$tessera" profile --cluster local-cpu:2 -o "$work/y.pb" >/dev/null \
   2>"$work/stderr" &
