@@ -3,16 +3,18 @@
 #
 #   tools/gpu_check.sh [--only PART]… [--out FILE] BUILD_DIR
 #
-# PART is one of: device, parity, run, nccl, run-nccl, sanitize, copy, kernels,
-# matmul, attention. Without --only all parts run. A part that fails does not keep the others from running.
+# PART is one of: device, discover, parity, run, losses, training, nccl,
+# run-nccl, kernels, matmul, attention, copy, sanitize; without --only all run,
+# in this order. A part that fails does not keep the others from running.
 # Without a GPU nothing runs: the script says so and exits with 0. Otherwise it
 # exits with 1 if a part failed, and writes one JSON file: the device, its
 # driver, the versions, and for every part its status (passed, failed, timed
-# out, skipped), seconds and what it measured or the end of its output; and
-# `parity` and `nccl`: how far the losses of each plan are from the CPU's, of
-# ranks on one GPU as threads, and over NCCL (tests/gpu/run_parity.py). Default
-# FILE:
-# tests/bench/results/DEVICE-DATE.json beside this script.
+# out, skipped), seconds and what it measured or the end of its output. Beside
+# the parts: `parity` and `nccl`, how far the losses of each plan are from the
+# CPU's, of ranks on one GPU as threads, and over NCCL (tests/gpu/run_parity.py);
+# `losses` and `training`, against PyTorch (tests/bench/against_pytorch.py; where
+# python3 has torch). Default FILE: tests/bench/results/DEVICE-DATE.json beside
+# this script.
 #
 # The binaries may come from another machine (nothing is built or installed
 # here, only bash, coreutils and Python 3 are needed):
@@ -34,8 +36,8 @@ usage() {
   exit 2
 }
 
-all_parts=(device parity run nccl run-nccl sanitize copy kernels matmul
-  attention)
+all_parts=(device discover parity run losses training nccl run-nccl kernels
+  matmul attention copy sanitize)
 parts=()
 out=
 pack=
@@ -173,8 +175,27 @@ sanitize() {
 export -f sanitize
 export test_binary
 
+# run_pytorch NAME SECONDS FLAG…: against_pytorch.py, where there is a torch.
+run_pytorch() {
+  local name=$1 limit=$2
+  shift 2
+  if ! python3 -c 'import torch, numpy' 2>/dev/null; then
+    run_part "$name" 5 bash -c 'echo "python3 has no torch here"; exit 77'
+    return
+  fi
+  run_part "$name" "$limit" python3 "$cd_root/tests/bench/against_pytorch.py" \
+    "$tessera" --backend cuda -o "$work/$name.json" "$@"
+  cat "$work/$name.json.log" >>"$work/$name.log" 2>/dev/null
+}
+
 for part in "${parts[@]}"; do
   case $part in
+    discover)
+      run_part discover 60 "$tessera" discover -o "$work/cluster.txtpb" ;;
+    losses)
+      run_pytorch losses 300 --losses --dtype bf16 --time-limit 140 ;;
+    training)
+      run_pytorch training 590 --speed --steps 12 --time-limit 55 ;;
     device)
       run_part device 120 "$test_binary" \
         --gtest_filter='CudaArenaTest.*:CudaDeviceTest.*:DeviceGpuTest.*' \
@@ -226,14 +247,25 @@ def rows_of(name):
         return []
 
 
+def against_pytorch(name, field, otherwise):
+    try:
+        return json.loads((work / f"{name}.json").read_text())[field]
+    except (OSError, json.JSONDecodeError, KeyError):
+        return otherwise
+
+
 def measured(name):
     """What a part's own JSON file says, in short."""
+    if name == "discover":
+        return {"output": (work / "discover.log").read_text(errors="replace")}
     path = work / f"{name}.json"
     if not path.exists():
         return {}
     try:
         data = json.loads(path.read_text())
     except json.JSONDecodeError:  # cut off
+        return {}
+    if "training" in data:  # stands beside the parts
         return {}
     if "rows" in data:
         return {"plans": len(data["rows"]), "plans_failed": [
@@ -291,7 +323,9 @@ date = datetime.datetime.now(datetime.timezone.utc)
 document = {"device": device, "memory": memory, "driver": driver,
             "date": date.isoformat(timespec="seconds"), "versions": versions,
             "parts": parts, "parity": rows_of("run"),
-            "nccl": rows_of("run-nccl")}
+            "nccl": rows_of("run-nccl"),
+            "losses": against_pytorch("losses", "losses", None),
+            "training": against_pytorch("training", "training", [])}
 if not out:
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     out = f"{results}/{slug}-{date:%Y-%m-%d}.json"
