@@ -150,12 +150,12 @@ Result<void> CollectValue(const TaskGraph& tasks, ValueId id,
                 Staging::Allocate(device, Max(transfer.send_staging(),
                                               transfer.receive_staging())));
     TESSERA_RETURN_IF_ERROR(
-        transfer.Send(device, part, kCheckpointTag, staging.data()));
+        transfer.Send(device, part, {kCheckpointTag}, staging.data()));
     if (all.rank() == 0) {
       const Bytes bytes{target.elements() * SizeOf(value.dtype)};
       TESSERA_TRY(const Staging gathered, Staging::Allocate(device, bytes));
-      TESSERA_RETURN_IF_ERROR(transfer.Receive(device, gathered.data(),
-                                               kCheckpointTag, staging.data()));
+      TESSERA_RETURN_IF_ERROR(transfer.Receive(
+          device, gathered.data(), {kCheckpointTag}, staging.data()));
       std::vector<std::byte> received(static_cast<size_t>(bytes.value));
       device.Read(received.data(), gathered.data(), bytes);
       const BoxCopy copy = CopyOf(block, target, whole, SizeOf(value.dtype));

@@ -154,6 +154,7 @@ Result<void> RankExecutor::Prepare(const FileTierOptions& files) {
     }
     work_.push_back(std::move(work));
   }
+  TESSERA_RETURN_IF_ERROR(OpenChannels());
   FindLifetimes();
   PlanStreams();
   for (size_t v = 0; v < tasks_.values.size(); ++v) {
@@ -629,6 +630,28 @@ void RankExecutor::PrepareTransfer(const Task& task, Work& work) const {
       WorldRanks(receivers), targets, positionwise);
   work.staging =
       sends ? work.transfer->send_staging() : work.transfer->receive_staging();
+  // A message is told from others between the same ranks by the value that
+  // receives it.
+  work.way.tag = static_cast<uint64_t>(to_id.value);
+}
+
+// Messages go in turn, unless a step would then stand still.
+Result<void> RankExecutor::OpenChannels() {
+  const MessageChannels channels = FindMessageChannels(tasks_);
+  if (everyone_->SendInTurnWaits() && !channels.sends_may_wait) return {};
+  GroupTransfer::SizesByEnd sizes;
+  for (Work& work : work_) {
+    if (work.transfer == nullptr) continue;
+    work.way.channel = channels.of_task[work.task.index()];
+    work.transfer->AddTo(sizes, work.way.channel);
+  }
+  std::vector<ChannelEnd> ends;
+  std::vector<std::vector<int64_t>> bytes;
+  for (const auto& [end, of_end] : sizes) {
+    ends.push_back(end);
+    bytes.push_back(of_end);
+  }
+  return everyone_->OpenChannels(ends, bytes);
 }
 
 // ---- Running
@@ -858,17 +881,13 @@ Result<void> RankExecutor::RunTask(Work& work, void* staged) {
       TESSERA_RETURN_IF_ERROR(work.collective->Run(device_, buffers, staged));
       break;
     }
-    // A message is told from others between the same ranks by the value that
-    // receives it.
     case TaskKind::kSend:
       TESSERA_RETURN_IF_ERROR(
-          work.transfer->Send(device_, data(task.reads[0]),
-                              static_cast<uint64_t>(task.peer.value), staged));
+          work.transfer->Send(device_, data(task.reads[0]), work.way, staged));
       break;
     case TaskKind::kRecv:
       TESSERA_RETURN_IF_ERROR(work.transfer->Receive(
-          device_, data(task.writes[0]),
-          static_cast<uint64_t>(task.writes[0].value), staged));
+          device_, data(task.writes[0]), work.way, staged));
       break;
   }
   return {};

@@ -138,6 +138,7 @@ class RankExecutor : public Executor {
     std::vector<LocalTensor> loads;  // by Task::writes
     std::unique_ptr<Collective> collective;
     std::unique_ptr<GroupTransfer> transfer;
+    GroupTransfer::Way way;
     // Roots that are not persistent, without the loss.
     std::vector<ValueId> uses;
     std::vector<ValueId> allocates;  // whose first use this is
@@ -179,6 +180,7 @@ class RankExecutor : public Executor {
   Communicator& CommunicatorOf(const Task& task) const;
   void PrepareCollective(const Task& task, Work& work) const;
   void PrepareTransfer(const Task& task, Work& work) const;
+  Result<void> OpenChannels();
 
   Timeline EmptyTimeline() const;
   Result<Timeline> RunInThreads();

@@ -404,8 +404,17 @@ Bytes GroupTransfer::LargestStaged(const std::vector<Message>& messages) {
   return most;
 }
 
-Result<void> GroupTransfer::Send(RankDevice& device, const void* data,
-                                 uint64_t tag, void* staging) const {
+void GroupTransfer::AddTo(SizesByEnd& sizes, int channel) const {
+  for (const Message& message : sends_) {
+    sizes[{channel, world_.rank(), message.peer}].push_back(message.bytes);
+  }
+  for (const Message& message : receives_) {
+    sizes[{channel, message.peer, world_.rank()}].push_back(message.bytes);
+  }
+}
+
+Result<void> GroupTransfer::Send(RankDevice& device, const void* data, Way way,
+                                 void* staging) const {
   for (const Message& message : sends_) {
     const void* from = At(data, message.offset);
     if (message.offset < 0) {
@@ -415,18 +424,24 @@ Result<void> GroupTransfer::Send(RankDevice& device, const void* data,
       from = staging;
     }
     TESSERA_RETURN_IF_ERROR(
-        world_.Send(from, message.bytes, message.peer, tag));
+        way.channel < 0
+            ? world_.Send(from, message.bytes, message.peer, way.tag)
+            : world_.SendInTurn(from, message.bytes,
+                                {way.channel, world_.rank(), message.peer}));
   }
   return {};
 }
 
-Result<void> GroupTransfer::Receive(RankDevice& device, void* data,
-                                    uint64_t tag, void* staging) const {
+Result<void> GroupTransfer::Receive(RankDevice& device, void* data, Way way,
+                                    void* staging) const {
   for (const Message& message : receives_) {
     const bool staged = message.offset < 0;
+    void* const to = staged ? staging : At(data, message.offset);
     TESSERA_RETURN_IF_ERROR(
-        world_.Recv(staged ? staging : At(data, message.offset), message.bytes,
-                    message.peer, tag));
+        way.channel < 0
+            ? world_.Recv(to, message.bytes, message.peer, way.tag)
+            : world_.RecvInTurn(to, message.bytes,
+                                {way.channel, message.peer, world_.rank()}));
     if (!staged) continue;
     for (const BoxCopy& copy : message.copies) {
       RunCopy(device, copy, staging, data);

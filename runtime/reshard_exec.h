@@ -4,6 +4,7 @@
 // many times. Ragged and strided shards are packed; where the buffers are
 // already in the order of the collective they are used as they are.
 
+#include <map>
 #include <span>
 #include <vector>
 
@@ -112,13 +113,24 @@ class GroupTransfer {
                 std::span<const int> receivers,
                 const std::vector<Placement>& to, bool positionwise);
 
+  // What tells a transfer from others: a tag, or a channel that its messages go
+  // through in turn (Communicator::SendInTurn).
+  struct Way {
+    uint64_t tag = 0;
+    int channel = -1;  // -1: by tag
+  };
+
   // Sends this rank's pieces; does nothing on a rank that has none to send.
   // `staging` is memory of the device, of send_staging() bytes.
-  Result<void> Send(RankDevice& device, const void* data, uint64_t tag,
+  Result<void> Send(RankDevice& device, const void* data, Way way,
                     void* staging) const;
   // Receives this rank's pieces. `staging` has receive_staging() bytes.
-  Result<void> Receive(RankDevice& device, void* data, uint64_t tag,
+  Result<void> Receive(RankDevice& device, void* data, Way way,
                        void* staging) const;
+
+  // Adds the sizes of this rank's messages to those of their ends.
+  using SizesByEnd = std::map<ChannelEnd, std::vector<int64_t>>;
+  void AddTo(SizesByEnd& sizes, int channel) const;
 
   Bytes send_staging() const { return LargestStaged(sends_); }
   Bytes receive_staging() const { return LargestStaged(receives_); }

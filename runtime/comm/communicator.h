@@ -15,8 +15,8 @@
 // collectives of one communicator belong to one thread at a time; those of
 // different communicators run beside each other. Send and Recv may be called by
 // several threads, and beside collectives; of receives from one peer with one
-// tag one waits at a time. (A world of GPUs belongs, with its communicators, to one
-// thread at a time.)
+// tag one waits at a time. (A world of GPUs belongs, with its communicators, to
+// one thread at a time.)
 //
 // Operations return when their buffers may be used again. All members of a
 // group call its collectives in the same order and with matching arguments; a
@@ -35,10 +35,12 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "planner/base/result.h"
 #include "planner/base/units.h"
 #include "planner/ir/dtype.h"
+#include "planner/lower/message_channels.h"
 
 namespace tessera {
 
@@ -98,6 +100,35 @@ class Communicator {
   // stays where it is.
   virtual Result<void> Recv(void* data, int64_t bytes, int peer,
                             uint64_t tag) = 0;
+
+  // Messages that nothing has to tell apart: the n-th SendInTurn into a channel
+  // is received by its n-th RecvInTurn, of the same size. Where SendInTurnWaits
+  // a send holds its queue until its receive is there.
+  //
+  // OpenChannels makes this rank's ends, which lie in [channel, from, to] order
+  // and name ranks of the group; `sizes` are of the messages of one step, by
+  // end. Every rank of the group calls it; opening an end again changes
+  // nothing. kInvalidInput where the two sides' sizes differ and the world can
+  // tell.
+  virtual bool SendInTurnWaits() const { return false; }
+  virtual Result<void> OpenChannels(std::span<const ChannelEnd>,
+                                    std::span<const std::vector<int64_t>>) {
+    return {};
+  }
+  virtual Result<void> SendInTurn(const void* data, int64_t bytes,
+                                  const ChannelEnd& end) {
+    return Send(data, bytes, end.to, TagOf(end));
+  }
+  virtual Result<void> RecvInTurn(void* data, int64_t bytes,
+                                  const ChannelEnd& end) {
+    return Recv(data, bytes, end.from, TagOf(end));
+  }
+
+ private:
+  // Tags of tensors are values' numbers, below 2^31.
+  static uint64_t TagOf(const ChannelEnd& end) {
+    return (uint64_t{1} << 48) + static_cast<uint64_t>(end.channel);
+  }
 };
 
 // A rank's membership of the job. Communicators are owned by it.

@@ -40,10 +40,11 @@ Error Unavailable(std::string message) {
 }
 
 // FNV-1a.
-uint64_t HashOf(std::span<const int> ranks) {
+template <typename Integer>
+uint64_t HashOf(std::span<const Integer> numbers) {
   uint64_t hash = 14695981039346656037u;
-  for (int rank : ranks) {
-    hash = (hash ^ static_cast<uint64_t>(rank)) * 1099511628211u;
+  for (Integer number : numbers) {
+    hash = (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;
   }
   return hash;
 }
@@ -133,7 +134,7 @@ class NcclCommunicator : public Communicator {
       : world_(world),
         ranks_(std::move(ranks)),
         rank_(rank),
-        id_(HashOf(ranks_)),
+        id_(HashOf(std::span<const int>(ranks_))),
         comm_(comm) {}
 
   int rank() const override { return rank_; }
@@ -152,10 +153,30 @@ class NcclCommunicator : public Communicator {
   Result<void> Send(const void* data, int64_t bytes, int peer,
                     uint64_t tag) override;
   Result<void> Recv(void* data, int64_t bytes, int peer, uint64_t tag) override;
+  bool SendInTurnWaits() const override { return true; }
+  Result<void> OpenChannels(
+      std::span<const ChannelEnd> ends,
+      std::span<const std::vector<int64_t>> sizes) override;
+  Result<void> SendInTurn(const void* data, int64_t bytes,
+                          const ChannelEnd& end) override;
+  Result<void> RecvInTurn(void* data, int64_t bytes,
+                          const ChannelEnd& end) override;
 
  private:
+  // issue(stream) calls NCCL, several times if it likes.
   template <typename Issue>
-  Result<void> Enqueue(std::string_view operation, int64_t bytes, Issue issue);
+  Result<void> Enqueue(std::string_view operation, int64_t bytes, Issue issue) {
+    return EnqueueOn(comm_, operation, bytes, issue);
+  }
+  template <typename Issue>
+  Result<void> EnqueueOn(ncclComm_t comm, std::string_view operation,
+                         int64_t bytes, Issue issue);
+  Result<void> OpenChannel(const ChannelEnd& end,
+                           std::span<const int64_t> sizes);
+  ChannelEnd InWorld(const ChannelEnd& end) const {
+    return {end.channel, ranks_[static_cast<size_t>(end.from)],
+            ranks_[static_cast<size_t>(end.to)]};
+  }
   Error Here(const Error& error, std::string_view operation) const;
 
   NcclWorld& world_;
@@ -219,7 +240,7 @@ class NcclWorld : public CommWorld {
   struct Message {
     MessageHeader header;
     void* data = nullptr;         // null where there are no bytes
-    CudaEvent arrived = nullptr;  // null: in the order of the queue
+    CudaEvent arrived = nullptr;  // null: no data
   };
   struct Inbox {
     Channel channel;
@@ -255,6 +276,7 @@ class NcclWorld : public CommWorld {
   Result<Message> ReceiveNext(int from, Inbox& inbox,
                               const MessageHeader& wanted, void* data);
   Result<void> AddSlots();
+  Result<void> FreeAfterQueue(void* data);
 
   std::string TaskText() const {
     return task_.empty() ? "before its first task"
@@ -277,6 +299,9 @@ class NcclWorld : public CommWorld {
   Clock::time_point health_checked_;
   Clock::time_point store_asked_;
 
+  std::map<ChannelEnd, ncclComm_t> channels_;  // of messages in turn
+  // Memory that a queue still reads.
+  std::deque<std::pair<CudaEvent, void*>> to_free_;
   std::map<int, Outbox> outboxes_;  // by receiver
   std::map<int, Inbox> inboxes_;    // by sender
   std::vector<Slot> free_slots_;
@@ -333,6 +358,14 @@ Result<void> NcclWorld::Wait(Ready ready, Clock::time_point begin,
 Result<void> NcclWorld::WhileWaiting() {
   TESSERA_RETURN_IF_ERROR(CheckUsable());
   if (auto pushed = PushOutgoing(); !pushed) return Fail(pushed.error());
+  while (!to_free_.empty()) {
+    const Result<bool> done = device_.IsDone(to_free_.front().first);
+    if (!done) return Fail(done.error());
+    if (!*done) break;
+    device_.Recycle(to_free_.front().first);
+    device_.Free(to_free_.front().second);
+    to_free_.pop_front();
+  }
   const Clock::time_point now = Clock::now();
   while (!in_flight_.empty()) {
     const Result<bool> done = device_.IsDone(in_flight_.front().done);
@@ -479,7 +512,8 @@ Result<Communicator*> NcclWorld::Group(std::span<const int> ranks) {
   const auto here = std::find(list.begin(), list.end(), rank_) - list.begin();
   const auto position = static_cast<int>(here);
   // The list itself may be longer than a key.
-  const std::string key = Text("group/", list.size(), "/", HashOf(list));
+  const std::string key =
+      Text("group/", list.size(), "/", HashOf(std::span<const int>(list)));
   auto comm = Connect(key, position, static_cast<int>(list.size()),
                       "the other members", /*wait=*/true);
   if (!comm) {
@@ -526,6 +560,11 @@ NcclWorld::~NcclWorld() {
       if (message.data != nullptr) device_.Free(message.data);
     }
   }
+  if (!to_free_.empty()) (void)cudaDeviceSynchronize();
+  for (auto& [event, data] : to_free_) {
+    device_.Recycle(event);
+    device_.Free(data);
+  }
   for (InFlight& operation : in_flight_) device_.Recycle(operation.done);
   for (void* slots : slots_on_device_) device_.Free(slots);
   for (void* pinned : pinned_) (void)cudaFreeHost(pinned);
@@ -565,21 +604,21 @@ Error NcclCommunicator::Here(const Error& error,
                                        " of group ", NameOfGroup(ranks_)));
 }
 
-// issue(stream) calls NCCL, several times if it likes.
 template <typename Issue>
-Result<void> NcclCommunicator::Enqueue(std::string_view operation,
-                                       int64_t bytes, Issue issue) {
+Result<void> NcclCommunicator::EnqueueOn(ncclComm_t comm,
+                                         std::string_view operation,
+                                         int64_t bytes, Issue issue) {
   if (auto usable = world_.CheckUsable(); !usable) {
     return Here(usable.error(), operation);
   }
   const auto run = [&]() -> Result<void> {
     TESSERA_RETURN_IF_ERROR(world_.device_.Select());
-    TESSERA_RETURN_IF_ERROR(NcclOk(ncclGroupStart(), comm_, "ncclGroupStart"));
+    TESSERA_RETURN_IF_ERROR(NcclOk(ncclGroupStart(), comm, "ncclGroupStart"));
     const ncclResult_t issued = issue(world_.device_.queue());
     const ncclResult_t ended = ncclGroupEnd();
-    TESSERA_RETURN_IF_ERROR(NcclOk(issued, comm_, "issue"));
-    TESSERA_RETURN_IF_ERROR(NcclOk(ended, comm_, "ncclGroupEnd"));
-    TESSERA_RETURN_IF_ERROR(world_.Settle(comm_, "its peers"));
+    TESSERA_RETURN_IF_ERROR(NcclOk(issued, comm, "issue"));
+    TESSERA_RETURN_IF_ERROR(NcclOk(ended, comm, "ncclGroupEnd"));
+    TESSERA_RETURN_IF_ERROR(world_.Settle(comm, "its peers"));
     TESSERA_TRY(const CudaEvent done,
                 world_.device_.Record(world_.device_.queue()));
     if (world_.in_flight_.empty()) world_.front_since_ = Clock::now();
@@ -751,6 +790,80 @@ Result<void> NcclCommunicator::Barrier() {
   return done;
 }
 
+// ---- Messages in turn -------------------------------------------------------
+
+// A message of eight bytes connects the two GPUs, which NCCL does at the first
+// message, when both sides are at it; and tells the receiver the sender's
+// sizes.
+Result<void> NcclCommunicator::OpenChannel(const ChannelEnd& end,
+                                           std::span<const int64_t> sizes) {
+  const bool sends = end.from == world_.rank_;
+  const int peer = sends ? end.to : end.from;
+  const std::string who = Text("rank ", peer);
+  TESSERA_TRY(
+      const ncclComm_t comm,
+      world_.Connect(Text("turn/", end.channel, "/", end.from, "/", end.to),
+                     sends ? 0 : 1, 2, who, /*wait=*/true));
+  world_.channels_[end] = comm;
+  CudaDevice& device = world_.device_;
+  TESSERA_TRY(void* const place,
+              device.Allocate({8}, MemoryCategory::kCommunication));
+  const auto exchange = [&]() -> Result<void> {
+    const uint64_t mine = HashOf(sizes);
+    uint64_t theirs = mine;
+    if (sends) device.Write(place, &mine, {8});
+    TESSERA_RETURN_IF_ERROR(
+        EnqueueOn(comm, "open a channel", 8, [&](cudaStream_t queue) {
+          return sends ? ncclSend(place, 8, ncclUint8, 1, comm, queue)
+                       : ncclRecv(place, 8, ncclUint8, 0, comm, queue);
+        }));
+    if (!sends) device.Read(&theirs, place, {8});
+    TESSERA_RETURN_IF_ERROR(device.Synchronize());
+    if (theirs == mine) return {};
+    return InvalidInput(Text("ranks disagree: ", who, " sends other sizes or ",
+                             "another number of messages than rank ",
+                             world_.rank_, " expects"));
+  };
+  const auto exchanged = exchange();
+  device.Free(place);
+  return exchanged;
+}
+
+Result<void> NcclCommunicator::OpenChannels(
+    std::span<const ChannelEnd> ends,
+    std::span<const std::vector<int64_t>> sizes) {
+  for (size_t i = 0; i < ends.size(); ++i) {
+    const ChannelEnd end = InWorld(ends[i]);
+    if (end.from == end.to || world_.channels_.contains(end)) continue;
+    if (auto opened = OpenChannel(end, sizes[i]); !opened) {
+      return Here(world_.Fail(opened.error()), "open a channel");
+    }
+  }
+  return {};
+}
+
+Result<void> NcclCommunicator::SendInTurn(const void* data, int64_t bytes,
+                                          const ChannelEnd& end) {
+  if (end.from == end.to) return Communicator::SendInTurn(data, bytes, end);
+  if (bytes == 0) return {};
+  const ncclComm_t comm = world_.channels_.at(InWorld(end));
+  return EnqueueOn(comm, "send", bytes, [&](cudaStream_t queue) {
+    return ncclSend(data, static_cast<size_t>(bytes), ncclUint8, /*peer=*/1,
+                    comm, queue);
+  });
+}
+
+Result<void> NcclCommunicator::RecvInTurn(void* data, int64_t bytes,
+                                          const ChannelEnd& end) {
+  if (end.from == end.to) return Communicator::RecvInTurn(data, bytes, end);
+  if (bytes == 0) return {};
+  const ncclComm_t comm = world_.channels_.at(InWorld(end));
+  return EnqueueOn(comm, "receive", bytes, [&](cudaStream_t queue) {
+    return ncclRecv(data, static_cast<size_t>(bytes), ncclUint8, /*peer=*/0,
+                    comm, queue);
+  });
+}
+
 // ---- Messages ---------------------------------------------------------------
 
 Result<void> NcclCommunicator::Send(const void* data, int64_t bytes, int peer,
@@ -793,6 +906,14 @@ Result<void> NcclCommunicator::Recv(void* data, int64_t bytes, int peer,
   return {};
 }
 
+// What uses the queue in use's order no longer needs `data` when it is freed:
+// other queues may be handed it at once.
+Result<void> NcclWorld::FreeAfterQueue(void* data) {
+  TESSERA_TRY(const CudaEvent event, device_.Record(device_.queue()));
+  to_free_.emplace_back(event, data);
+  return {};
+}
+
 Result<void> NcclWorld::AddSlots() {
   constexpr int kSlots = 256;
   constexpr int kSlotBytes = 64;  // a header and its alignment
@@ -826,7 +947,9 @@ Result<void> NcclWorld::Post(int to, const MessageHeader& header,
     device_.Copy(copy, data, {.run_bytes = header.bytes});
   }
   if (to == rank_) {
-    inboxes_[to].messages.push_back({header, copy, nullptr});
+    Message message{header, copy, nullptr};
+    TESSERA_TRY(message.arrived, device_.Record(device_.queue()));
+    inboxes_[to].messages.push_back(message);
     return {};
   }
   Outbox& outbox = outboxes_[to];
@@ -953,7 +1076,7 @@ Result<void> NcclWorld::Take(int from, const MessageHeader& wanted,
   }
   if (found->data != nullptr) {
     device_.Copy(data, found->data, {.run_bytes = wanted.bytes});
-    device_.Free(found->data);
+    TESSERA_RETURN_IF_ERROR(FreeAfterQueue(found->data));
   }
   messages.erase(found);
   return {};

@@ -24,16 +24,21 @@
 //   - Errors of operations that are under way come from later operations, from
 //     Flush and from all that waits for the device; they name the operation
 //     that did not end and the task in which it was enqueued.
-//   - Flush waits for this rank's collectives but not for the receivers of its
-//     messages; destroying the world does.
+//   - Flush waits for this rank's collectives and messages in turn, but not for
+//     the receivers of its other messages; destroying the world does.
 //   - A rank that dies is noticed by NCCL (a closed connection) or by the time
 //     limit. Its task is not known to the others.
 //
-// Messages. For each pair of ranks and direction there is a communicator and a
-// stream, made when first used, so that a message that nobody receives yet
-// holds up nothing else. Send copies the message, and it goes out while this
-// rank waits in any operation of the world or for the device. It is preceded by
-// its group, tag and size.
+// Messages in turn (SendInTurn) are one send or receive of NCCL in the queue in
+// use, where a send waits for its receive: each end of a channel has a
+// communicator of its own, so that no other message stands in its way. The two
+// sides compare their sizes when they open it.
+//
+// Other messages. For each pair of ranks and direction there is a communicator
+// and a stream, made when first used, so that a message that nobody receives
+// yet holds up nothing else. Send copies the message, and it goes out while
+// this rank waits in any operation of the world or for the device. It is
+// preceded by its group, tag and size.
 
 #include <memory>
 

@@ -1,6 +1,7 @@
 #include "runtime/launch/backend.h"
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <string>
 
@@ -37,6 +38,25 @@ constexpr GpuSystem kGpuSystems[] = {
 };
 constexpr GpuSystem kUnknownGpu = {"", "dgx-h100", 8};
 
+#ifdef TESSERA_HAS_CUDA
+// Threads that CUDA starts meanwhile inherit the mask: signals stay with the
+// launcher's own thread, which waits for them.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+#endif
+
 bool IsSet(const char* variable) {
   const char* const value = std::getenv(variable);
   return value != nullptr && *value != '\0' && std::string_view(value) != "0";
@@ -63,6 +83,7 @@ std::span<const Backend> Backends() {
 
 Result<std::vector<Gpu>> VisibleGpus() {
 #ifdef TESSERA_HAS_CUDA
+  const SignalsBlocked blocked;
   const int count = CudaDeviceCount();
   if (count == 0) {
     return InvalidInput(

@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -32,6 +33,7 @@
 #include "runtime/comm/nccl_world.h"
 #include "runtime/comm/store.h"
 #include "runtime/comm/text.h"
+#include "runtime/launch/backend.h"
 
 namespace tessera {
 namespace {
@@ -338,6 +340,61 @@ std::string MessagesMatch(Rank& rank) {
   return "";
 }
 
+// Round the ring, from one queue and into another, twice.
+std::string MessagesInTurn(Rank& rank) {
+  const int me = rank.me();
+  const int next = (me + 1) % rank.n();
+  const int previous = (me + rank.n() - 1) % rank.n();
+  const std::vector<int64_t> sizes = {4000, 8, 5'000'000, 0, 12};
+  std::vector<ChannelEnd> ends = {{1, me, next}};
+  if (next != me) ends.push_back({1, previous, me});
+  std::sort(ends.begin(), ends.end());
+  RANK_EXPECT_OK(rank.all().OpenChannels(
+      ends, std::vector<std::vector<int64_t>>(ends.size(), sizes)));
+  const auto out = rank.device.MakeQueue(StreamRole::kSendForward);
+  const auto in = rank.device.MakeQueue(StreamRole::kRecvForward);
+  RANK_EXPECT_OK(out);
+  RANK_EXPECT_OK(in);
+  const auto bytes = [&](int from, size_t message) {
+    return std::vector<uint8_t>(static_cast<size_t>(sizes[message]),
+                                static_cast<uint8_t>(from * 20 + message + 1));
+  };
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    std::vector<uint8_t*> sent;
+    std::vector<uint8_t*> received;
+    for (size_t m = 0; m < sizes.size(); ++m) {
+      sent.push_back(rank.Upload(bytes(me, m)));
+      received.push_back(rank.Upload(std::vector<uint8_t>(bytes(me, m))));
+    }
+    RANK_EXPECT_OK(rank.device.Synchronize());
+    for (size_t m = 0; m < sizes.size(); ++m) {
+      rank.device.UseQueue(*out);
+      RANK_EXPECT_OK(rank.all().SendInTurn(sent[m], sizes[m], {1, me, next}));
+      rank.device.UseQueue(*in);
+      RANK_EXPECT_OK(
+          rank.all().RecvInTurn(received[m], sizes[m], {1, previous, me}));
+    }
+    const auto came = rank.device.RecordEvent();
+    RANK_EXPECT_OK(came);
+    rank.device.UseQueue(0);
+    rank.device.AwaitEvent(*came);
+    for (size_t m = 0; m < sizes.size(); ++m) {
+      const auto expected = bytes(previous, m);
+      RANK_EXPECT(rank.Download(received[m], expected.size()) == expected);
+    }
+  }
+  RANK_EXPECT_OK(rank.world.Flush());
+  return "";
+}
+
+// Hands back the error that it met.
+std::string OtherSizes(Rank& rank) {
+  const std::vector<ChannelEnd> ends = {{0, 0, 1}};
+  const std::vector<std::vector<int64_t>> sizes = {{4, rank.me() == 0 ? 4 : 8}};
+  const auto opened = rank.all().OpenChannels(ends, sizes);
+  return opened ? "no error" : opened.error().ToString();
+}
+
 // Hands back the error that it met.
 std::string Aborted(Rank& rank) {
   if (auto barrier = rank.all().Barrier(); !barrier) return "barrier";
@@ -375,10 +432,12 @@ constexpr Case kCases[] = {
     {"AllGather", AllGather},         {"AllToAll", AllToAll},
     {"Broadcast", Broadcast},         {"Groups", Groups},
     {"BadArguments", BadArguments},   {"CrossingSends", CrossingSends},
-    {"MessagesMatch", MessagesMatch},
+    {"MessagesMatch", MessagesMatch}, {"MessagesInTurn", MessagesInTurn},
 };
-constexpr Case kFailureCases[] = {
-    {"Aborted", Aborted}, {"LateRank", LateRank}, {"KilledRank", KilledRank}};
+constexpr Case kFailureCases[] = {{"Aborted", Aborted},
+                                  {"LateRank", LateRank},
+                                  {"KilledRank", KilledRank},
+                                  {"OtherSizes", OtherSizes}};
 
 // ---- The processes ----------------------------------------------------------
 
@@ -436,18 +495,10 @@ std::vector<std::string> RunRanks(const std::string& name, int n,
     std::vector<std::string> environment = {
         Text("TESSERA_NCCL_RANK=", name, " ", rank, " ", n, " ", socket.port,
              " ", socket.fd, " ", timeout, " ", paths.back()),
-        Text("NCCL_HOSTID=tessera-rank-", rank),
-        "NCCL_SOCKET_IFNAME=lo",
-        "NCCL_NET=Socket",
-        "NCCL_IB_DISABLE=1",
-        "NCCL_P2P_DISABLE=1",
-        "NCCL_SHM_DISABLE=1",
-        "NCCL_NVLS_ENABLE=0",
-        "NCCL_MNNVL_ENABLE=0",
-        "NCCL_RAS_ENABLE=0",
-        "NCCL_PROTO=Simple",
-        "NCCL_MAX_CTAS=2",
-    };
+        "NCCL_SOCKET_IFNAME=lo"};
+    for (const Variable& variable : SharedGpuVariables(rank)) {
+      environment.push_back(variable.name + "=" + variable.value);
+    }
     std::vector<char*> pointers;
     for (std::string& entry : environment) pointers.push_back(entry.data());
     for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -521,6 +572,12 @@ TEST_F(NcclFailureGpuTest, AbortReachesEveryone) {
   for (const std::string& result : RunRanks("Aborted", 2)) {
     EXPECT_THAT(result, HasSubstr("rank 1 aborted: disk full"));
   }
+}
+
+// The receiver's GPU tells it; the sender may have gone on.
+TEST_F(NcclFailureGpuTest, SidesOfAChannelMustExpectTheSame) {
+  EXPECT_THAT(RunRanks("OtherSizes", 2)[1],
+              HasSubstr("ranks disagree: rank 0"));
 }
 
 TEST_F(NcclFailureGpuTest, TimeoutNamesRankOperationAndTask) {

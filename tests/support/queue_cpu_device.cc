@@ -33,8 +33,10 @@ QueueCpuDevice::~QueueCpuDevice() {
     const std::lock_guard lock(mutex_);
     ends_ = true;
   }
-  changed_.notify_all();
-  for (const auto& queue : queues_) queue->thread.join();
+  for (const auto& queue : queues_) {
+    queue->woken.notify_one();
+    queue->thread.join();
+  }
 }
 
 Result<int> QueueCpuDevice::MakeQueue(StreamRole) {
@@ -50,7 +52,7 @@ void QueueCpuDevice::Work(Queue& queue, uint64_t seed) {
   Rng rng(seed);
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return ends_ || !queue.jobs.empty(); });
+    queue.woken.wait(lock, [&] { return ends_ || !queue.jobs.empty(); });
     if (queue.jobs.empty()) return;
     const std::function<void()> job = std::move(queue.jobs.front());
     queue.jobs.pop_front();
@@ -66,7 +68,7 @@ void QueueCpuDevice::Enqueue(std::function<void()> job) {
     const std::lock_guard lock(mutex_);
     queues_[in_use_]->jobs.push_back(std::move(job));
   }
-  changed_.notify_all();
+  queues_[in_use_]->woken.notify_one();
 }
 
 // ---- Memory and kernels

@@ -58,6 +58,7 @@ class QueueCpuDevice : public QueueDevice {
   using Clock = std::chrono::steady_clock;
   struct Queue {
     std::deque<std::function<void()>> jobs;
+    std::condition_variable woken;
     std::thread thread;
   };
   struct Noted {

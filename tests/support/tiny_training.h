@@ -16,6 +16,7 @@
 #include "planner/lower/lower.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
+#include "runtime/comm/loopback_world.h"
 #include "runtime/comm/thread_world.h"
 #include "runtime/data/batches.h"
 #include "runtime/data/tokens.h"
@@ -132,7 +133,8 @@ struct TinyRun {
   const Batches* batches = nullptr;  // where null: random places
   std::optional<LearningRate> learning_rate = {};
   int64_t validate_every = 0;
-  bool in_queues = false;  // on a device that works behind the host's back
+  bool in_queues = false;    // on a device that works behind the host's back
+  bool on_loopback = false;  // on such devices that share their memory
 };
 
 // Trains on one thread per rank. What rank 0 returns; errors of other ranks
@@ -142,7 +144,16 @@ inline Result<TrainingResult> TrainTiny(const Graph& graph,
                                         const TokenData& data,
                                         const TinyRun& run) {
   const int ranks = static_cast<int>(tasks.group(tasks.world).devices.size());
-  auto worlds = MakeThreadWorlds(ranks, {Duration::FromSeconds(60)});
+  std::vector<std::unique_ptr<QueueCpuDevice>> shared;
+  std::vector<QueueDevice*> queue_devices;
+  for (int rank = 0; run.on_loopback && rank < ranks; ++rank) {
+    shared.push_back(
+        std::make_unique<QueueCpuDevice>(static_cast<uint64_t>(rank)));
+    queue_devices.push_back(shared.back().get());
+  }
+  const CommOptions comm{Duration::FromSeconds(60)};
+  auto worlds = run.on_loopback ? MakeLoopbackWorlds(queue_devices, comm)
+                                : MakeThreadWorlds(ranks, comm);
   std::vector<std::optional<Result<TrainingResult>>> results(
       static_cast<size_t>(ranks));
   RunThreads(ranks, [&](int rank) {
@@ -160,6 +171,7 @@ inline Result<TrainingResult> TrainTiny(const Graph& graph,
     job.world = run.in_queues ? queue_world.get() : worlds[r].get();
     job.device = &device;
     if (run.in_queues) job.device = &queues;
+    if (run.on_loopback) job.device = queue_devices[r];
     job.load_path = run.load_path;
     job.save_path = run.save_path;
     job.save_every = run.save_every;

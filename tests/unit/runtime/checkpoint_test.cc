@@ -339,15 +339,18 @@ TEST_F(Checkpoint, DeviceWithQueues) {
   run.save_path = path_;
   const auto expected = *TrainTiny(graph_, tasks, data_, run);
   run.save_path = other_;
-  run.in_queues = true;
-  const auto result = *TrainTiny(graph_, tasks, data_, run);
-  EXPECT_EQ(result.losses, expected.losses);
-  EXPECT_EQ(ReadBytes(other_), ReadBytes(path_));
-  ASSERT_EQ(result.timelines.size(), 4u);
-  for (const Timeline& timeline : result.timelines) {
-    for (const Span& span : timeline.spans) {
-      EXPECT_LE(span.start, span.end);
-      EXPECT_LE(span.end, timeline.step_time);
+  for (const bool on_loopback : {false, true}) {
+    run.in_queues = !on_loopback;
+    run.on_loopback = on_loopback;
+    const auto result = *TrainTiny(graph_, tasks, data_, run);
+    EXPECT_EQ(result.losses, expected.losses);
+    EXPECT_EQ(ReadBytes(other_), ReadBytes(path_));
+    ASSERT_EQ(result.timelines.size(), 4u);
+    for (const Timeline& timeline : result.timelines) {
+      for (const Span& span : timeline.spans) {
+        EXPECT_LE(span.start, span.end);
+        EXPECT_LE(span.end, timeline.step_time);
+      }
     }
   }
 }

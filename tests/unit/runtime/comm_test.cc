@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <thread>
 
 #include "planner/base/rng.h"
@@ -680,6 +681,46 @@ TEST_P(CommTest, MessagesMatchByGroupAndTag) {
       RANK_EXPECT(got == 10);
     }
     return "";
+  });
+}
+
+// Two channels to every rank, this one too, and messages of them by turns;
+// those of one channel come in its order, whatever happens in the other.
+TEST_P(CommTest, MessagesComeInTurn) {
+  ExpectAllRanks(kind(), n(), [](CommWorld& world) -> std::string {
+    const int me = world.world_rank();
+    Communicator& all = All(world);
+    std::set<ChannelEnd> ends;
+    for (int peer = 0; peer < world.world_size(); ++peer) {
+      for (int channel : {0, 1}) {
+        ends.insert({channel, me, peer});
+        ends.insert({channel, peer, me});
+      }
+    }
+    const std::vector<ChannelEnd> list(ends.begin(), ends.end());
+    RANK_EXPECT_OK(all.OpenChannels(
+        list, std::vector<std::vector<int64_t>>(list.size(), {4, 8})));
+    for (int peer = 0; peer < world.world_size(); ++peer) {
+      for (const int message : {0, 1}) {
+        for (int channel : {0, 1}) {
+          const int data[2] = {100 * me + 10 * channel + message, me};
+          RANK_EXPECT_OK(
+              all.SendInTurn(data, 4 + 4 * message, {channel, me, peer}));
+        }
+      }
+    }
+    for (int peer = world.world_size() - 1; peer >= 0; --peer) {
+      for (int channel : {1, 0}) {
+        for (const int message : {0, 1}) {
+          int got[2] = {-1, peer};
+          RANK_EXPECT_OK(
+              all.RecvInTurn(got, 4 + 4 * message, {channel, peer, me}));
+          RANK_EXPECT(got[0] == 100 * peer + 10 * channel + message);
+          RANK_EXPECT(got[1] == peer);
+        }
+      }
+    }
+    return world.Flush() ? "" : "flush";
   });
 }
 
