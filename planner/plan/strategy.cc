@@ -39,22 +39,32 @@ const DimensionRow& RowOf(MeshDimension dimension) {
   return kDimensions[static_cast<size_t>(dimension)];
 }
 
-// A whole number within [least, most]; `supported` says what would do.
+// No cluster has as many devices, no batch as many samples, no model as many
+// blocks.
+constexpr int kMostDegree = 1 << 24;
+
+// A whole number within [least, most]; `supported` says what would do, but for
+// a limit as large as kMostDegree.
 Result<int> ReadNumber(std::string_view value, int least, int most,
                        std::string_view supported) {
-  int number = 0;
+  int64_t number = 0;
   const auto [end, status] =
       std::from_chars(value.data(), value.data() + value.size(), number);
-  if (status != std::errc() || end != value.data() + value.size() ||
-      number < least || number > most) {
+  const bool whole =
+      end == value.data() + value.size() && !value.empty() &&
+      (status == std::errc() || status == std::errc::result_out_of_range);
+  const bool too_large =
+      whole && value[0] != '-' && (status != std::errc() || number > most);
+  if (too_large && most == kMostDegree) {
+    return InvalidInput("is '" + std::string(value) + "': expected at most " +
+                        std::to_string(most));
+  }
+  if (!whole || too_large || status != std::errc() || number < least) {
     return InvalidInput("is '" + std::string(value) + "': expected " +
                         std::string(supported));
   }
-  return number;
+  return static_cast<int>(number);
 }
-
-// No cluster has as many devices, no batch as many samples.
-constexpr int kMostDegree = 1 << 24;
 
 template <int Strategy::*kField>
 Result<void> ReadDegree(std::string_view value, Strategy& strategy) {
@@ -394,6 +404,12 @@ Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
                         " has no effect: no gradient is reduced where dp, cp "
                         "and ep are 1");
   }
+  if (strategy.zero > 0 &&
+      int64_t{strategy.dp} * strategy.cp * strategy.ep == 1) {
+    return InvalidInput("zero=" + std::to_string(strategy.zero) +
+                        " has no effect: no weight has copies to cut where "
+                        "dp, cp and ep are 1");
+  }
   const int64_t samples = int64_t{strategy.mbs} * strategy.dp * strategy.ep;
   if (index.graph->global_batch % samples != 0) {
     return InvalidInput(
@@ -582,6 +598,12 @@ Result<Strategy> ParseStrategy(std::string_view text) {
   if (text.empty()) return strategy;
   std::vector<std::string_view> parts;
   for (std::string_view part : Split(text, ',')) {
+    if (part.empty()) {
+      return InvalidInput(text.ends_with(',')
+                              ? "ends in a comma: expected KEY=VALUE behind it"
+                              : "has a comma with nothing before it: expected "
+                                "KEY=VALUE");
+    }
     if (part.find('=') != std::string_view::npos || parts.empty() ||
         !parts.back().starts_with("offload=")) {
       parts.push_back(part);

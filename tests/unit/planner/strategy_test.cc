@@ -119,7 +119,11 @@ TEST(ParseStrategy, SaysWhatIsSupported) {
   EXPECT_EQ(error("tp"), "tp: expected KEY=VALUE");
   EXPECT_EQ(error("tp=2,tp=2"), "tp: is given twice");
   EXPECT_THAT(error("schedul=1f1b"), HasSubstr("did you mean 'schedule'?"));
-  EXPECT_THAT(error("tp=2,"), HasSubstr("unknown strategy key ''"));
+  EXPECT_EQ(error("tp=2,"), "ends in a comma: expected KEY=VALUE behind it");
+  EXPECT_EQ(error("offload=optimizer:host,"),
+            "ends in a comma: expected KEY=VALUE behind it");
+  EXPECT_EQ(error(",tp=2"),
+            "has a comma with nothing before it: expected KEY=VALUE");
   EXPECT_THAT(error("order=tp-dp"), HasSubstr("order: is 'tp-dp': expected"));
   EXPECT_THAT(error("order=tp-tp-dp-pp-ep"), HasSubstr("names tp twice"));
 }
@@ -148,6 +152,10 @@ TEST(ParseStrategy, KeysWithoutEffectSayWhatTheyNeed) {
   EXPECT_EQ(Make(graph, cluster, "tp=2,bucket=1MB").error().ToString(),
             "bucket=1MB has no effect: no gradient is reduced where dp, cp "
             "and ep are 1");
+  EXPECT_EQ(Make(graph, cluster, "tp=2,zero=3").error().ToString(),
+            "zero=3 has no effect: no weight has copies to cut where dp, cp "
+            "and ep are 1");
+  EXPECT_TRUE(Make(graph, cluster, "cp=2,zero=3").has_value());
   EXPECT_EQ(Make(graph, cluster, "tp=2,dp-kind=rooted").error().ToString(),
             "dp-kind=rooted has no effect: needs dp of at least 2");
 }
@@ -209,6 +217,10 @@ TEST(ParseStrategy, StorageAndCommunication) {
             "tiles: is '0': expected a whole number from 1 to 1024");
   EXPECT_EQ(error("prefetch=-1"),
             "prefetch: is '-1': expected a whole number of blocks");
+  EXPECT_EQ(error("prefetch=20000000"),
+            "prefetch: is '20000000': expected at most 16777216");
+  EXPECT_EQ(error("dp=99999999999999999999"),
+            "dp: is '99999999999999999999': expected at most 16777216");
 }
 
 TEST(PlanFromStrategy, TilesEveryLinearAsFarAsItHasRows) {
