@@ -1,6 +1,8 @@
 #include "planner/io/json_check_io.h"
 
+#include <algorithm>
 #include <cctype>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,11 +18,23 @@ using google::protobuf::FieldDescriptor;
 // Deeper than any of the formats; bounds the recursion on hostile input.
 constexpr int kMaxDepth = 100;
 
-// A recursive-descent reader that checks and keeps nothing. `type` is the
-// message type of the object at hand, or null where keys are free (a map).
+// "line:column", from 1, of a byte of a text.
+std::string PlaceOf(std::string_view text, size_t position) {
+  const std::string_view before = text.substr(0, position);
+  const auto line = 1 + std::ranges::count(before, '\n');
+  const size_t newline = before.rfind('\n');
+  const size_t column =
+      newline == std::string_view::npos ? position + 1 : position - newline;
+  return std::to_string(line) + ":" + std::to_string(column);
+}
+
+// A recursive-descent reader that checks and keeps nothing but where the value
+// at one path begins. `type` is the message type of the object at hand, or null
+// where keys are free (a map).
 class Checker {
  public:
-  explicit Checker(std::string_view text) : text_(text) {}
+  explicit Checker(std::string_view text, std::string_view wanted_path = "")
+      : text_(text), wanted_path_(wanted_path) {}
 
   Result<void> Document(const Descriptor& type) {
     SkipSpace();
@@ -31,6 +45,9 @@ class Checker {
     if (position_ != text_.size()) return Wrong("unexpected text at the end");
     return {};
   }
+
+  // Of the value at the wanted path, once Document has passed it.
+  std::optional<size_t> found() const { return found_; }
 
  private:
   char Peek() const {
@@ -52,14 +69,7 @@ class Checker {
   Error Wrong(std::string message) const { return WrongAt(position_, message); }
   Error WrongAt(size_t position, std::string message) const {
     if (position >= text_.size()) message = "the file ends early: " + message;
-    const std::string_view before = text_.substr(0, position);
-    size_t line = 1;
-    for (char c : before) line += c == '\n';
-    const size_t newline = before.rfind('\n');
-    const size_t column =
-        newline == std::string_view::npos ? position + 1 : position - newline;
-    return InvalidInput(message,
-                        std::to_string(line) + ":" + std::to_string(column));
+    return InvalidInput(message, PlaceOf(text_, position));
   }
 
   Result<void> Object(const Descriptor* type, int depth) {
@@ -85,7 +95,10 @@ class Checker {
       }
       SkipSpace();
       if (!Skip(':')) return Wrong("expected ':'");
+      const size_t outer = path_.size();
+      path_ += (outer == 0 ? "" : ".") + key;
       TESSERA_RETURN_IF_ERROR(FieldValue(field, depth));
+      path_.resize(outer);
       SkipSpace();
       if (Skip(',')) continue;
       if (Skip('}')) return {};
@@ -114,6 +127,7 @@ class Checker {
   Result<void> Value(const Descriptor* type, int depth) {
     if (depth > kMaxDepth) return Wrong("nested too deep");
     SkipSpace();
+    if (path_ == wanted_path_) found_ = position_;
     switch (Peek()) {
       case '{':
         return Object(type, depth);
@@ -133,8 +147,11 @@ class Checker {
     ++position_;  // '['
     SkipSpace();
     if (Skip(']')) return {};
-    for (;;) {
+    for (size_t i = 0;; ++i) {
+      const size_t outer = path_.size();
+      path_ += "[" + std::to_string(i) + "]";
       TESSERA_RETURN_IF_ERROR(Value(type, depth + 1));
+      path_.resize(outer);
       SkipSpace();
       if (Skip(',')) continue;
       if (Skip(']')) return {};
@@ -215,12 +232,22 @@ class Checker {
 
   std::string_view text_;
   size_t position_ = 0;
+  std::string_view wanted_path_;
+  std::string path_;  // of the value at hand
+  std::optional<size_t> found_;
 };
 
 }  // namespace
 
 Result<void> CheckJson(std::string_view text, const Descriptor& type) {
   return Checker(text).Document(type);
+}
+
+std::string JsonPlace(std::string_view text, const Descriptor& type,
+                      std::string_view path) {
+  Checker checker(text, path);
+  TESSERA_CHECK(checker.Document(type).has_value()) << "not checked";
+  return checker.found() ? PlaceOf(text, *checker.found()) : "";
 }
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 
 #include <google/protobuf/descriptor.h>
 
+#include <string>
 #include <string_view>
 
 #include "planner/base/result.h"
@@ -16,5 +17,12 @@ namespace tessera {
 // message type (google.protobuf.Struct knows every key) or occurs twice.
 Result<void> CheckJson(std::string_view text,
                        const google::protobuf::Descriptor& type);
+
+// "line:column" of the value at `path`, such as "links[2].from_vertex" (keys as
+// the text has them), of a text that CheckJson accepts; empty where the text
+// has no such value.
+std::string JsonPlace(std::string_view text,
+                      const google::protobuf::Descriptor& type,
+                      std::string_view path);
 
 }  // namespace tessera

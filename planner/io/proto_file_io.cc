@@ -7,6 +7,7 @@
 #include <google/protobuf/text_format.h>
 #include <google/protobuf/util/json_util.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <vector>
@@ -87,6 +88,46 @@ Result<std::string> PrintText(const Message& message) {
 
 // ---- JSON ----------------------------------------------------------------
 
+// What protobuf's name for a field's type wants, in words.
+struct Wanted {
+  std::string_view type;
+  std::string_view expected;
+};
+constexpr std::array kWanted = {
+    Wanted{"TYPE_INT32", "a whole number of 32 bits"},
+    Wanted{"TYPE_INT64", "a whole number of 64 bits"},
+    Wanted{"TYPE_DOUBLE", "a number"},
+    Wanted{"TYPE_BOOL", "true or false"},
+    Wanted{"TYPE_STRING", "a text in quotes"},
+    Wanted{"type.googleapis.com/tessera.proto.MemoryTier",
+           "DEVICE, HOST or FILE"},
+};
+
+// Of JSON that CheckJson accepts a value may yet not fit its field, which
+// protobuf describes as "(links[2].from_vertex): invalid value X for type
+// TYPE_INT32". The same with its line and column.
+Error MisfitError(std::string message, const std::string& bytes,
+                  const Descriptor& type) {
+  const size_t end = message.find("): ");
+  if (!message.starts_with('(') || end == std::string::npos) {
+    return InvalidInput(message);
+  }
+  const std::string path = message.substr(1, end - 1);
+  const std::string place = JsonPlace(bytes, type, path);
+  message.erase(0, end + 3);
+  const std::string_view before = "invalid value ";
+  const std::string_view middle = " for type ";
+  const size_t split = message.rfind(middle);
+  if (message.starts_with(before) && split != std::string::npos) {
+    const std::string name = message.substr(split + middle.size());
+    const auto wanted = std::ranges::find(kWanted, name, &Wanted::type);
+    message = "is " + message.substr(before.size(), split - before.size()) +
+              ": expected " +
+              (wanted == kWanted.end() ? name : std::string(wanted->expected));
+  }
+  return InvalidInput(message, place.empty() ? path : place + ": " + path);
+}
+
 Result<void> ParseJson(const std::string& bytes, Message& out) {
   TESSERA_RETURN_IF_ERROR(CheckJson(bytes, *out.GetDescriptor()));
   google::protobuf::util::JsonParseOptions options;
@@ -94,9 +135,8 @@ Result<void> ParseJson(const std::string& bytes, Message& out) {
   const auto status =
       google::protobuf::util::JsonStringToMessage(bytes, &out, options);
   if (status.ok()) return {};
-  // What is left is a value that does not fit its field, which protobuf
-  // describes as "(links[2].from_vertex): invalid value ...".
-  return InvalidInput(std::string(status.message()));
+  return MisfitError(std::string(status.message()), bytes,
+                     *out.GetDescriptor());
 }
 
 Result<std::string> PrintJson(const Message& message) {

@@ -64,8 +64,13 @@ class Validator {
 
   bool Full() const { return errors_.size() >= most_; }
 
+  // Plan files name nodes and weights, and give those with equal decisions one
+  // entry.
   std::string NodeText(NodeId node) const {
-    return Indexed("ops", node.index()) + " " + Quoted(graph_.node(node).name);
+    return "placements: node " + Quoted(graph_.node(node).name);
+  }
+  std::string WeightText(TensorId weight) const {
+    return "weights: " + Quoted(graph_.tensor(weight).name);
   }
 
   void CheckGroups() {
@@ -193,10 +198,10 @@ class Validator {
 
   void CheckPlacements() {
     if (plan_.ops.size() != index_.forward_nodes) {
-      Fail("ops", "has " + std::to_string(plan_.ops.size()) +
-                      " placements: expected " +
-                      std::to_string(index_.forward_nodes) +
-                      ", one for each forward node");
+      Fail("placements", "has " + std::to_string(plan_.ops.size()) +
+                             " placements: expected " +
+                             std::to_string(index_.forward_nodes) +
+                             ", one for each forward node");
       return;
     }
     bool positions_exist = true;
@@ -340,7 +345,7 @@ class Validator {
     if (placement.streamed == 0) return;
     const Node& node = graph_.node(id);
     const auto fail = [&](std::string message) {
-      Fail(NodeText(id) + ".streamed", std::move(message));
+      Fail(NodeText(id) + " streamed", std::move(message));
     };
     if (node.op->streamed == 0) {
       fail(Quoted(node.op->name) + " has no operands that can be streamed");
@@ -372,13 +377,13 @@ class Validator {
   void CheckRooted(NodeId id, AxisSet rooted, const DeviceGroup& group) {
     if (rooted == 0) return;
     if (rooted & ~group.all_axes()) {
-      Fail(NodeText(id) + ".rooted", "uses axes beyond the " +
+      Fail(NodeText(id) + " rooted", "uses axes beyond the " +
                                          std::to_string(group.axes.size()) +
                                          " of group " + Quoted(group.name));
     }
     for (TensorId operand : graph_.node(id).operands) {
       if (graph_.tensor(operand).kind != TensorKind::kWeight) continue;
-      Fail(NodeText(id) + ".rooted",
+      Fail(NodeText(id) + " rooted",
            "the node reads weight " + Quoted(graph_.tensor(operand).name) +
                ": expected none, since only nodes without weights run at a "
                "root");
@@ -501,9 +506,7 @@ class Validator {
       const WeightPlacement& placement = plan_.weights[w];
       const GraphIndex::WeightUse& use = index_.weights[w];
       const auto fail = [&](std::string_view field, std::string message) {
-        Fail(Indexed("weights", w) + " " +
-                 Quoted(graph_.tensor(use.tensor).name) + "." +
-                 std::string(field),
+        Fail(WeightText(use.tensor) + " " + std::string(field),
              std::move(message));
       };
       if (placement.zero_stage < 0 || placement.zero_stage > 3) {
@@ -518,10 +521,9 @@ class Validator {
                  " of a weight that several groups read: expected 0 or 1");
         continue;
       }
-      const std::string at =
-          Indexed("weights", w) + " " + Quoted(graph_.tensor(use.tensor).name);
-      CheckTier(placement.parameter_tier, at + ".parameter_tier");
-      CheckTier(placement.optimizer_tier, at + ".optimizer_tier");
+      const std::string at = WeightText(use.tensor);
+      CheckTier(placement.parameter_tier, at + " parameter_tier");
+      CheckTier(placement.optimizer_tier, at + " optimizer_tier");
       if (placement.parameter_tier != MemoryTier::kDevice && stages_ok_ &&
           IsTiedAcrossGroups(index_, plan_, w)) {
         fail("parameter_tier",

@@ -192,6 +192,39 @@ TEST_F(PlanIoTest, BadFilesGetOneLineWithThePlace) {
               HasSubstr("schema_version is 7"));
 }
 
+// Values that do not fit their fields, too, in both text formats.
+TEST_F(PlanIoTest, ValuesThatDoNotFitHaveALineAndColumn) {
+  const auto error_after = [&](const std::string& name, const std::string& from,
+                               const std::string& to) {
+    const std::string path = Temp(name);
+    EXPECT_TRUE(WritePlan(path, graph_, Make("tp=2")).has_value());
+    std::string text = Contents(path);
+    const size_t at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from << " in\n" << text;
+    text.replace(at, from.size(), to);
+    Write(path, text);
+    const auto plan = ReadPlan(path, graph_);
+    return plan ? "none" : plan.error().ToString().substr(path.size());
+  };
+  EXPECT_EQ(error_after("x.json", "\"schema_version\": 1",
+                        "\"schema_version\": \"one\""),
+            ":2:20: schema_version: is \"one\": expected a whole number of 32 "
+            "bits");
+  EXPECT_EQ(error_after("x.json", "\"schedule\": \"1f1b\"", "\"schedule\": 7"),
+            ":5:14: schedule: is 7: expected a text in quotes");
+  EXPECT_THAT(error_after("x.json", "\"size\": 2", "\"size\": 99999999999"),
+              HasSubstr(": groups[0].axes[0].size: is 99999999999: expected a "
+                        "whole number of 32 bits"));
+  EXPECT_THAT(
+      error_after("x.json", "\"table\",",
+                  "\"table\"], \"parameter_tier\": \"DISK\"}, "
+                  "{\"weights\": ["),
+      HasSubstr("parameter_tier: is \"DISK\": expected DEVICE, HOST or FILE"));
+  EXPECT_THAT(
+      error_after("x.txtpb", "schema_version: 1", "schema_version: \"one\""),
+      HasSubstr(":1:17: "));
+}
+
 TEST_F(PlanIoTest, TruncatedAndMissingFiles) {
   const std::string path = Temp("cut.json");
   ASSERT_TRUE(WritePlan(path, graph_, Make("tp=2")).has_value());

@@ -143,8 +143,9 @@ TEST_F(ValidateTest, ChunksAreInOrderAndTheScheduleRunsThem) {
               HasSubstr("schedule: 1f1b runs one chunk a stage, not 2 (vp)"));
   EXPECT_THAT(After("pp=2", [](Plan& plan) { plan.schedule = "interleaved"; }),
               HasSubstr("schedule: interleaved needs at least 2 chunks"));
-  EXPECT_THAT(After(chunked, [](Plan& plan) { plan.ops[0].chunk = -1; }),
-              HasSubstr("ops[0] 'lookup': chunk -1: expected 0 to 3"));
+  EXPECT_THAT(
+      After(chunked, [](Plan& plan) { plan.ops[0].chunk = -1; }),
+      HasSubstr("placements: node 'lookup': chunk -1: expected 0 to 3"));
   // Four blocks, one a position: the second one's chunk is left empty, and the
   // third sends back to it.
   EXPECT_THAT(After(chunked,
@@ -194,10 +195,11 @@ TEST_F(ValidateTest, TablesOfActionsAreChecked) {
 
 TEST_F(ValidateTest, EmptyShardsAreRefusedAndRaggedOnesRun) {
   // Eight samples on eight replicas, two microbatches: four samples each.
-  EXPECT_THAT(After("", [](Plan& plan) { plan.microbatches = 2; }),
-              HasSubstr("ops[0] 'lookup' factor 'b': an empty shard: its "
-                        "extent 4 (samples of a microbatch) is split over 8 "
-                        "ranks"));
+  EXPECT_THAT(
+      After("", [](Plan& plan) { plan.microbatches = 2; }),
+      HasSubstr("placements: node 'lookup' factor 'b': an empty shard: its "
+                "extent 4 (samples of a microbatch) is split over 8 "
+                "ranks"));
   // 12 columns over 8 ranks: 1, 2, 1, 2, …
   const size_t up = NodeCalled("h.0.up");
   EXPECT_EQ(After("",
@@ -217,7 +219,6 @@ TEST_F(ValidateTest, EmptyShardsAreRefusedAndRaggedOnesRun) {
 }
 
 TEST_F(ValidateTest, TilesAreOfLinearsAndHaveRows) {
-  const size_t up = NodeCalled("h.0.up");
   const auto with = [&](std::string_view node, int tiles) {
     return After("tp=4",
                  [&](Plan& plan) { plan.ops[NodeCalled(node)].tiles = tiles; });
@@ -225,9 +226,9 @@ TEST_F(ValidateTest, TilesAreOfLinearsAndHaveRows) {
   // 12 rows over 4 ranks.
   EXPECT_EQ(with("h.0.up", 3), "");
   EXPECT_THAT(with("h.0.up", 4),
-              HasSubstr("ops[" + std::to_string(up) +
-                        "] 'h.0.up' tiles: is 4: expected at most 3, the rows "
-                        "of the smallest shard of 'h.0.up.w'"));
+              HasSubstr("placements: node 'h.0.up' tiles: is 4: expected at "
+                        "most 3, the rows of the smallest shard of "
+                        "'h.0.up.w'"));
   EXPECT_THAT(with("h.0.up", 0), HasSubstr("is 0: expected at least 1"));
   EXPECT_THAT(with("h.0.act", 2),
               HasSubstr("expected 1, since only a linear runs in tiles, no "
@@ -291,11 +292,11 @@ TEST_F(ValidateTest, GroupsExistAndStagesSendForward) {
 TEST_F(ValidateTest, WeightsAreCutWhereTheyAreReplicated) {
   EXPECT_THAT(
       After("tp=2,zero=1", [](Plan& plan) { plan.weights[0].zero_stage = 4; }),
-      HasSubstr("weights[0] 'table'.zero_stage: is 4: expected 0, 1, "
+      HasSubstr("weights: 'table' zero_stage: is 4: expected 0, 1, "
                 "2 or 3"));
   EXPECT_THAT(
       After("tp=2,zero=1", [](Plan& plan) { plan.weights[0].zero_stage = 0; }),
-      HasSubstr("weights[0] 'table'.zero_axes: stage 0 cuts nothing"));
+      HasSubstr("weights: 'table' zero_axes: stage 0 cuts nothing"));
   EXPECT_THAT(
       After("tp=2,zero=1", [](Plan& plan) { plan.weights[0].zero_axes = 7; }),
       HasSubstr("axis 'tp0' already shards the weight itself at "
@@ -306,13 +307,13 @@ TEST_F(ValidateTest, WeightsAreCutWhereTheyAreReplicated) {
   EXPECT_THAT(After("", [](Plan& plan) { plan.weights.pop_back(); }),
               HasSubstr("weights: has"));
   EXPECT_THAT(After("", [](Plan& plan) { plan.ops.pop_back(); }),
-              HasSubstr("ops: has"));
+              HasSubstr("placements: has"));
 }
 
 TEST_F(ValidateTest, WhatIsStreamedSplitsTheSequence) {
   const size_t norm = NodeCalled("h.0.norm");
   EXPECT_THAT(After("cp=2", [&](Plan& plan) { plan.ops[norm].streamed = 1; }),
-              HasSubstr("'h.0.norm'.streamed: 'rms_norm' has no operands that "
+              HasSubstr("'h.0.norm' streamed: 'rms_norm' has no operands that "
                         "can be streamed"));
   const Graph graph = AttentionGraph(1, 8, 8, 8, 2, 32);
   const auto made =
@@ -325,11 +326,11 @@ TEST_F(ValidateTest, WhatIsStreamedSplitsTheSequence) {
   Plan plan = *made;
   plan.ops[attention].streamed = made->groups[0].all_axes();
   EXPECT_THAT(AllText(Validate(graph, cluster_, plan)),
-              HasSubstr("'h.0.attention'.streamed: expected axes that split "
+              HasSubstr("'h.0.attention' streamed: expected axes that split "
                         "factor 's' of the node"));
   plan.ops[attention].streamed = 64;
   EXPECT_THAT(AllText(Validate(graph, cluster_, plan)),
-              HasSubstr("'h.0.attention'.streamed: uses axes beyond the 3 of "
+              HasSubstr("'h.0.attention' streamed: uses axes beyond the 3 of "
                         "group 'all'"));
   // Some of them may stay.
   plan.ops[attention].streamed = context & (~context + 1);
