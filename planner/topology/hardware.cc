@@ -10,7 +10,8 @@ constexpr double kTera = 1e12;
 constexpr double kGiga = 1e9;
 constexpr int64_t kGB = 1'000'000'000;
 
-// The total that nvidia-smi prints for the device, less 1 GiB for the CUDA
+// The total that nvidia-smi prints for the device (of A10G, L4 and T4: pull
+// request 2797 of modal-labs/modal-client, 2025), less 1 GiB for the CUDA
 // context and the libraries' own buffers (assumed).
 Bytes LessContext(int64_t nvidia_smi_mib) {
   return {(nvidia_smi_mib - 1024) * (int64_t{1} << 20)};
@@ -95,6 +96,23 @@ std::vector<DeviceType> MakeDeviceTypes() {
           "page; efficiency: as V100",
           LessContext(24220), 672 * kGiga, 0.51 * kTera, 16.3 * kTera, 0,
           130.5 * kTera, 105.0 / 125, kOlderKernel),
+      Gpu("a10g-24gb",
+          "NVIDIA A10G datasheet for AWS (2022): 600 GB/s, 35 TFLOP/s fp32, 70 "
+          "bf16; fp64 1/64 of fp32 (GA102 whitepaper); efficiency: assumed as "
+          "A100",
+          LessContext(23028), 600 * kGiga, 0.55 * kTera, 35 * kTera, 70 * kTera,
+          70 * kTera, 262.0 / 312, kAmpereKernel),
+      Gpu("l4-24gb",
+          "NVIDIA L4 datasheet (2023): 300 GB/s, 30.3 TFLOP/s fp32, 242 bf16 "
+          "with sparsity; fp64 1/64 of fp32; efficiency: assumed as A100, "
+          "though its 72 W may not hold the boost clock",
+          LessContext(23034), 300 * kGiga, 0.47 * kTera, 30.3 * kTera,
+          121 * kTera, 121 * kTera, 262.0 / 312, kAmpereKernel),
+      Gpu("t4-16gb",
+          "NVIDIA T4 datasheet (2018): 320 GB/s, 8.1 TFLOP/s fp32, 65 fp16; "
+          "fp64 1/32 of fp32 (Turing whitepaper); efficiency: as V100",
+          LessContext(15360), 320 * kGiga, 0.25 * kTera, 8.1 * kTera, 0,
+          65 * kTera, 105.0 / 125, kOlderKernel),
       Gpu("p100-sxm2-16gb",
           "NVIDIA P100 datasheet (2016); efficiency: DeepBench P100, 90th "
           "percentile of fp32 training products 9.0 of 10.6 TFLOP/s",
@@ -204,6 +222,8 @@ std::vector<LinkType> MakeLinkTypes() {
           "16 MB on 2 P100 (DeepBench, NCCL 2.0) of 15.75 nominal; latency as "
           "pcie3-x16",
           6.1 * kGiga, kPcieLatency),
+      row("pcie4-host", "assumed: twice pcie3-host", 12.2 * kGiga,
+          kPcieLatency),
       row("ib-fdr", "FDR InfiniBand, 54.5 Gb/s of data" + nic,
           kNic * 54.5 / 8 * kGiga, kInfiniBandLatency),
       row("ib-edr", "EDR InfiniBand, 100 Gb/s" + nic, kNic * 12.5 * kGiga,
@@ -218,6 +238,12 @@ std::vector<LinkType> MakeLinkTypes() {
           "AWS p3.16xlarge: 25 Gb/s; 84 % reached and 15 us (TCP, half of a "
           "one-way 30 us) assumed",
           kNic * 25.0 / 8 * kGiga, 15e-6),
+      row("ena-50g", "AWS g4dn.12xlarge: 50 Gb/s; else as ena-25g",
+          kNic * 50.0 / 8 * kGiga, 15e-6),
+      row("ena-100g",
+          "AWS g5.48xlarge and g6.48xlarge: 100 Gb/s; else as "
+          "ena-25g",
+          kNic * 100.0 / 8 * kGiga, 15e-6),
       // The least all-reduce of two nodes, less its start (8 us) and the 14
       // steps inside the nodes, is two crossings; less PCIe, halved per link.
       // p4de: (163 - 8 - 14 * 0.94) / 2 = 71 us; (71 - 3.4) / 2 = 33.8 us.
@@ -294,10 +320,11 @@ std::vector<HostRow> MakeHosts() {
           30.4 * kGiga),
       row("dgx-h100",
           "NVIDIA DGX H100 datasheet (2023): 2 TB, two Xeon 8480C of 8 "
-          "channels DDR5-4800 (614.4 GB/s), 30 TB on 8 drives, PCIe 5 x16 for "
-          "each GPU" +
+          "channels DDR5, two DIMMs on each, at 4,400 MT/s (Dell PowerEdge "
+          "XE9680 manual, of the same processors; 563.2 GB/s), 30 TB on 8 "
+          "drives, PCIe 5 x16 for each GPU" +
               sharing + drives,
-          2 * kTB, 614.4 * kGiga, 50.4 * kGiga, 30 * kTB, 56 * kGiga,
+          2 * kTB, 563.2 * kGiga, 50.4 * kGiga, 30 * kTB, 56 * kGiga,
           30.4 * kGiga),
       row("dgx-b200",
           "NVIDIA DGX B200 datasheet (2024): 2 TB, two Xeon 8570 of 8 channels "
@@ -345,6 +372,28 @@ std::vector<HostRow> MakeHosts() {
               sharing + drives,
           int64_t{2048} << 30, 409.6 * kGiga, 25.2 * kGiga, 30 * kTB,
           56 * kGiga, 30.4 * kGiga),
+      row("g5.48xlarge",
+          "Amazon EC2 G5 page (2021): 768 GiB, two EPYC 7R32 of 8 channels "
+          "DDR4-3200 (409.6 GB/s), PCIe 4 x16 for each GPU, 2 drives of 3.8 "
+          "TB" +
+              sharing + drives,
+          int64_t{768} << 30, 409.6 * kGiga, 25.2 * kGiga, 7600 * kGB,
+          14 * kGiga, 7.6 * kGiga),
+      row("g6.48xlarge",
+          "Amazon EC2 G6 page (2024): 768 GiB, two EPYC 7R13 of 8 channels "
+          "DDR4-3200 (409.6 GB/s), PCIe 4 x16 for each GPU, 8 drives of 0.94 "
+          "TB, 16 GB/s read together and half of that written (assumed, as "
+          "p4d.24xlarge's)" +
+              sharing,
+          int64_t{768} << 30, 409.6 * kGiga, 25.2 * kGiga, 7520 * kGB,
+          16 * kGiga, 8 * kGiga),
+      row("g4dn.12xlarge",
+          "Amazon EC2 G4 page (2019): 192 GiB, a Xeon Platinum 8259CL of 6 "
+          "channels DDR4-2933 (140.8 GB/s), PCIe 3 x16 for each GPU, one drive "
+          "of 0.9 TB, 2 GB/s read and half of that written (assumed)" +
+              sharing,
+          int64_t{192} << 30, 140.8 * kGiga, 12.6 * kGiga, 900 * kGB, 2 * kGiga,
+          1 * kGiga),
       row("titan-rtx-pair",
           "assumed: a workstation of 64 GB, 4 channels DDR4-2666 (85.3 GB/s; "
           "80 "

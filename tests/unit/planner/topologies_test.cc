@@ -16,6 +16,9 @@ TEST(MakeCluster, ReadsNameNodesAndGpus) {
   EXPECT_EQ(MakeCluster("local-cpu:4")->devices.size(), 4u);
   EXPECT_EQ(MakeCluster("local-cpu:4")->num_nodes(), 1);
   EXPECT_EQ(MakeCluster("gb200-nvl72:2")->devices.size(), 144u);
+  EXPECT_EQ(MakeCluster("g4dn.12xlarge:2")->devices.size(), 8u);
+  EXPECT_EQ(MakeCluster("g5.48xlarge")->devices.size(), 8u);
+  EXPECT_EQ(MakeCluster("g6.48xlarge:1x2")->devices.size(), 2u);
   EXPECT_EQ(MakeCluster("dgx-h200")->name, "dgx-h200:1");
   EXPECT_EQ(MakeCluster("dgx-h200:2x4")->name, "dgx-h200:2x4");
 }
