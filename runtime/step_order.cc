@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "planner/base/check.h"
+#include "planner/base/free_list.h"
 
 namespace tessera {
 
@@ -49,77 +50,6 @@ std::vector<std::vector<int>> WaitsOf(const std::vector<EnqueuedJob>& jobs) {
 }
 
 namespace {
-
-// The room of one arena's buffers, which may grow without end.
-class Room {
- public:
-  explicit Room(int64_t alignment) : alignment_(alignment) {}
-
-  // The smallest gap that is large enough, the lowest among equals; else the
-  // end.
-  int64_t Take(int64_t bytes) {
-    bytes = Rounded(bytes);
-    const auto found = by_size_.lower_bound({bytes, 0});
-    if (found != by_size_.end()) {
-      const auto [size, offset] = *found;
-      Erase(offset);
-      if (size > bytes) Insert(offset + bytes, size - bytes);
-      return offset;
-    }
-    // The last gap may reach the end and be widened.
-    int64_t offset = end_;
-    if (!gaps_.empty()) {
-      const auto [last, size] = *std::prev(gaps_.end());
-      if (last + size == end_) {
-        offset = last;
-        Erase(last);
-      }
-    }
-    end_ = offset + bytes;
-    return offset;
-  }
-
-  void Give(int64_t offset, int64_t bytes) {
-    bytes = Rounded(bytes);
-    const auto next = gaps_.lower_bound(offset);
-    if (next != gaps_.begin()) {
-      const auto [before, size] = *std::prev(next);
-      if (before + size == offset) {
-        Erase(before);
-        offset = before;
-        bytes += size;
-      }
-    }
-    if (const auto after = gaps_.find(offset + bytes); after != gaps_.end()) {
-      const int64_t size = after->second;
-      Erase(offset + bytes);
-      bytes += size;
-    }
-    Insert(offset, bytes);
-  }
-
-  int64_t end() const { return end_; }
-
- private:
-  int64_t Rounded(int64_t bytes) const {
-    return (std::max(bytes, int64_t{1}) + alignment_ - 1) / alignment_ *
-           alignment_;
-  }
-  void Insert(int64_t offset, int64_t bytes) {
-    gaps_.emplace(offset, bytes);
-    by_size_.emplace(bytes, offset);
-  }
-  void Erase(int64_t offset) {
-    const auto gap = gaps_.find(offset);
-    by_size_.erase({gap->second, offset});
-    gaps_.erase(gap);
-  }
-
-  const int64_t alignment_;
-  int64_t end_ = 0;
-  std::map<int64_t, int64_t> gaps_;  // bytes by offset
-  std::set<std::pair<int64_t, int64_t>> by_size_;
-};
 
 // Which jobs used a range of bytes last, the last of each stream.
 class LastUsers {
@@ -187,7 +117,7 @@ BufferPlaces PlaceBuffers(const std::vector<BufferUse>& buffers,
       begins[static_cast<size_t>(buffers[b].jobs.front())].push_back(b);
       ends[static_cast<size_t>(buffers[b].jobs.back())].push_back(b);
     }
-    Room room(alignment);
+    FreeList room(alignment);
     LastUsers last_users;
     for (size_t j = 0; j < jobs.size(); ++j) {
       for (size_t b : begins[j]) {

@@ -5,10 +5,9 @@
 //
 // What persists comes first, in the order of values. The others lie behind it,
 // each from the first task in issue order that touches it to the last, both
-// included: a value takes the first gap that is wide enough (first fit), and
-// what is freed joins the gaps beside it. A rank that runs tasks beside each
-// other keeps to it by waiting: a value's first task starts when all tasks of
-// those that had its place before have ended.
+// included, in the gap that fits best (planner/base/free_list.h). A rank that
+// runs tasks beside each other keeps to it by waiting: a value's first task
+// starts when all tasks of those that had its place before have ended.
 //
 // All extents are of whole blocks (kFileBlockBytes).
 
