@@ -282,11 +282,11 @@ struct Port {
   enum Kind : uint8_t {
     kTensor,       // a graph tensor as the group has it (index 0), or as it
                    // was produced (1)
-    kParameter,    // a weight as the group reads it
+    kParameter,    // a weight as the group stores it
     kAccumulator,  // a weight's summed gradient terms of one layout
     kReduced,      // a weight's gradient as the optimizer reads it
-    kGathered,     // a fetched parameter made whole for one action
-    kOffloaded,    // a kept activation on its tier; index as kTensor's
+    kGathered,     // a fetched parameter as one action's readers see it
+    kOffloaded,    // a kept activation on its tier
     kMaster,       // fp32 shard of a 16-bit weight
     kFirstMoment,
     kSecondMoment,
@@ -296,9 +296,10 @@ struct Port {
   };
   Kind kind = kTensor;
   TensorId tensor;  // invalid from kSquareSum on
-  // kAccumulator: which of Replica::gradients; kGathered: the action; from
-  // kReduced and kMaster on, and of a parameter: 1 for a copy in the host's
-  // memory.
+  // kTensor and kOffloaded: 1 as it was produced; kAccumulator: which of
+  // Replica::gradients; kGathered: the action; of all others 1 for what the
+  // host's step has in its memory for a while: the reduced gradient, the state
+  // that lives in files, and the parameter where it is part of that.
   int index = 0;
   int tile = 0;  // of the weight
   auto operator<=>(const Port&) const = default;

@@ -272,10 +272,8 @@ class ProgramBuilder {
   // What of a weight's complete gradient is reduced.
   std::vector<ValueId> CompleteTerms(const WeightPiece& piece);
 
+  // Reduces what is complete to what the optimizer reads.
   void ReduceBucket(const Bucket& bucket);
-
-  // The reduction of gradients that were summed locally over the microbatches.
-  void EmitReduce(const std::vector<TensorId>& all);
 
   bool StepsOnHost(TensorId weight) const;
 
@@ -299,8 +297,9 @@ class ProgramBuilder {
   // terms of equal layout added.
   std::vector<ValueId> GradientTerms(const WeightPiece& piece);
 
-  // The layout in which a replica's gradient travels to the home group: as it
-  // is between like meshes, partial sums included; else whole.
+  // The layout in which a replica's gradient arrives at the home group: between
+  // like meshes as it was accumulated, partial sums included; else summed, in
+  // the layout of the home group's parameter.
   Layout TravelLayout(TensorId weight, const LoweringContext::Replica& replica,
                       size_t index) const;
 

@@ -139,22 +139,6 @@ void ProgramBuilder::ReduceBucket(const Bucket& bucket) {
   CopyOutGradients(complete);
 }
 
-void ProgramBuilder::EmitReduce(const std::vector<TensorId>& all) {
-  AtHome(PiecesOf(all), [&](const std::vector<WeightPiece>& pieces) {
-    std::vector<std::vector<ValueId>> terms;
-    for (const WeightPiece& piece : pieces)
-      terms.push_back(GradientTerms(piece));
-    const std::vector<ValueId> reduced = Reduce(pieces, terms);
-    std::vector<std::pair<WeightPiece, ValueId>> complete;
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      program_.exports.push_back(
-          {PortOf(Port::kReduced, pieces[i]), reduced[i]});
-      complete.emplace_back(pieces[i], reduced[i]);
-    }
-    CopyOutGradients(complete);
-  });
-}
-
 bool ProgramBuilder::CutsGradient(TensorId weight) const {
   return context_.ZeroStage(weight) >= 2;
 }
@@ -165,6 +149,8 @@ void ProgramBuilder::AddShard(const WeightPiece& piece, ValueId shard) {
         return std::find(task.writes.begin(), task.writes.end(), shard) !=
                task.writes.end();
       });
+  TESSERA_CHECK(made != program_.tasks.rend())
+      << graph_.tensor(piece.weight).name;
   const StreamRole stream = made->stream;
   const AxisSet axes = made->axes;
   const ValueId sum = Reduced(piece);
@@ -250,7 +236,9 @@ void ProgramBuilder::EmitTie() {
       }
     }
   }
-  if (!tied.empty()) EmitReduce(tied);
+  AtHome(PiecesOf(tied), [&](const std::vector<WeightPiece>& pieces) {
+    ReduceBucket({here_, {}, pieces, 0});
+  });
   CopyOutShards(false);
 }
 

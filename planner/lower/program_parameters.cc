@@ -19,7 +19,8 @@ ValueId ProgramBuilder::Whole(TensorId weight) {
   }
   const Port port{Port::kGathered, weight, static_cast<int>(action_)};
   const ValueId id = Import(port, [&] {
-    return TensorValue(weight, "gathered", ReplicaHere(weight).layout,
+    return TensorValue(weight, IsCut(weight) ? "gathered" : "fetched",
+                       ReplicaHere(weight).layout,
                        MemoryCategory::kCommunication);
   });
   gathered_[weight] = id;
@@ -59,6 +60,7 @@ std::vector<ValueId> ProgramBuilder::Fetched(
     if (value(stored).tier != MemoryTier::kDevice) {
       here[i] =
           OnTier(stored, MemoryTier::kDevice, MemoryCategory::kCommunication);
+      value(here[i]).what = "fetched";
       away.push_back(stored);
       copies.push_back(here[i]);
     }
@@ -79,9 +81,11 @@ std::vector<ValueId> ProgramBuilder::Fetched(
         EmitStep(ReshardKind::kAllGather, axes, from, to, false,
                  MemoryCategory::kCommunication);
     program_.tasks.back().after_compute = true;
-    for (size_t m = 0; m < members.size(); ++m) here[members[m]] = whole[m];
+    for (size_t m = 0; m < members.size(); ++m) {
+      here[members[m]] = whole[m];
+      value(whole[m]).what = "gathered";
+    }
   }
-  for (ValueId id : here) value(id).what = "gathered";
   return here;
 }
 
