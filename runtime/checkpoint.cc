@@ -107,6 +107,25 @@ Box WholeBox(const Shape& shape) {
   return box;
 }
 
+// What is collected at a time: rank 0 stages it on its device, beside what the
+// step keeps there.
+constexpr int64_t kCollectedBytes = int64_t{16} << 20;
+
+// A box in pieces of whole rows of at most kCollectedBytes, where a row is not
+// larger.
+std::vector<Box> InPieces(const Box& box, int64_t element_bytes) {
+  if (box.empty() || box[0].size() == 0) return {box};
+  const int64_t row = ElementsOf(box) / box[0].size() * element_bytes;
+  const int64_t rows =
+      std::max<int64_t>(1, kCollectedBytes / std::max<int64_t>(1, row));
+  std::vector<Box> pieces;
+  for (int64_t begin = box[0].begin; begin < box[0].end; begin += rows) {
+    Box& piece = pieces.emplace_back(box);
+    piece[0] = {begin, std::min(begin + rows, box[0].end)};
+  }
+  return pieces;
+}
+
 // The blocks that a value is made of: all of the tensor, or what a tile has of
 // each shard.
 std::vector<Box> BlocksOf(const Value& value, const DeviceGroup& group) {
@@ -140,7 +159,13 @@ Result<void> CollectValue(const TaskGraph& tasks, ValueId id,
   }
   std::optional<Staging> staged;
   TESSERA_TRY(const void* const part, OnDevice(executor, id, staged));
+  std::vector<Box> pieces;
   for (const Box& block : BlocksOf(value, group)) {
+    for (Box& piece : InPieces(block, SizeOf(value.dtype))) {
+      pieces.push_back(std::move(piece));
+    }
+  }
+  for (const Box& block : pieces) {
     const Placement target = WholeBlock(block);
     const int receiver = 0;
     const GroupTransfer transfer(all, value.dtype, senders, sources,

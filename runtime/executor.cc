@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "planner/plan/sequence_order.h"
@@ -261,9 +263,11 @@ void RankExecutor::FindLifetimes() {
 }
 
 // What tells the streams of this rank apart: a communicator, or for all else
-// the role.
+// the role, which has an address here as communicators have theirs.
 int RankExecutor::StreamOf(const Work& work) {
-  static constexpr std::array<char, 256> kRoles = {};
+  static constexpr std::array<
+      char, std::numeric_limits<std::underlying_type_t<StreamRole>>::max() + 1>
+      kRoles = {};
   const Task& task = tasks_.task(work.task);
   const void* key = &kRoles[static_cast<size_t>(StreamRole::kCompute)];
   const bool several = device_.concurrent() || queues_ != nullptr;
@@ -916,6 +920,7 @@ Result<void> RankExecutor::RunLoad(const Work& work) {
 // follow one another is loaded and put into its columns.
 Result<void> RankExecutor::LoadZigzag(const Tensor& tensor,
                                       const LocalTensor& block) {
+  TESSERA_CHECK(block.shape.size() >= 2) << tensor.name;
   const int64_t columns = block.shape[1];
   const auto position = [&](int64_t column) {
     return ZigzagPosition(graph_.seq_len, tasks_.zigzag,
