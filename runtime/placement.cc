@@ -5,65 +5,6 @@
 namespace tessera {
 namespace {
 
-int64_t ElementsOf(const Box& box) {
-  int64_t elements = 1;
-  for (const Range& range : box) elements *= range.size();
-  return elements;
-}
-
-// Appends the boxes of the run [begin, end) of block[dim, …), where `prefix`
-// fixes the dimensions before.
-void AppendBoxes(const Box& block, size_t dim, Range run, Box& prefix,
-                 std::vector<Box>& boxes) {
-  if (run.size() <= 0) return;
-  if (dim == block.size()) {
-    boxes.push_back(prefix);
-    return;
-  }
-  int64_t stride = 1;
-  for (size_t d = dim + 1; d < block.size(); ++d) stride *= block[d].size();
-  const auto append_rows = [&](int64_t first, int64_t last) {
-    if (first >= last) return;
-    Box box = prefix;
-    box.push_back({block[dim].begin + first, block[dim].begin + last});
-    box.insert(box.end(), block.begin() + static_cast<int64_t>(dim) + 1,
-               block.end());
-    boxes.push_back(std::move(box));
-  };
-  const auto append_part = [&](int64_t row, Range part) {
-    prefix.push_back({block[dim].begin + row, block[dim].begin + row + 1});
-    AppendBoxes(block, dim + 1, part, prefix, boxes);
-    prefix.pop_back();
-  };
-  const int64_t first = run.begin / stride;
-  const int64_t last = run.end / stride;
-  if (run.begin % stride == 0) {
-    append_rows(first, last);
-  } else if (first == last) {
-    append_part(first, {run.begin % stride, run.end % stride});
-    return;
-  } else {
-    append_part(first, {run.begin % stride, stride});
-    append_rows(first + 1, last);
-  }
-  if (run.end % stride != 0) append_part(last, {0, run.end % stride});
-}
-
-// Appends `box` without `hole`, which lies inside it.
-void AppendDifference(Box box, const Box& hole, std::vector<Box>& boxes) {
-  for (size_t d = 0; d < box.size(); ++d) {
-    if (box[d].begin < hole[d].begin) {
-      boxes.push_back(box);
-      boxes.back()[d].end = hole[d].begin;
-    }
-    if (hole[d].end < box[d].end) {
-      boxes.push_back(box);
-      boxes.back()[d].begin = hole[d].end;
-    }
-    box[d] = hole[d];
-  }
-}
-
 // The index in the placement's buffer of the first element of `box`.
 int64_t IndexOf(const Box& box, const Placement& placement) {
   int64_t index = 0;
@@ -75,33 +16,6 @@ int64_t IndexOf(const Box& box, const Placement& placement) {
 }
 
 }  // namespace
-
-Placement WholeBlock(Box block) {
-  const int64_t elements = ElementsOf(block);
-  return {std::move(block), {0, elements}};
-}
-
-Placement PlacementAt(const Layout& layout, const DeviceGroup& group,
-                      const Shape& shape, int index) {
-  return {BlockAt(layout, group, shape, index),
-          FlatRunAt(layout, group, shape, index)};
-}
-
-std::vector<Box> BoxesOf(const Placement& placement) {
-  std::vector<Box> boxes;
-  Box prefix;
-  AppendBoxes(placement.block, 0, placement.run, prefix, boxes);
-  return boxes;
-}
-
-std::optional<Box> Intersection(const Box& a, const Box& b) {
-  Box both(a.size());
-  for (size_t d = 0; d < a.size(); ++d) {
-    both[d] = {std::max(a[d].begin, b[d].begin), std::min(a[d].end, b[d].end)};
-    if (both[d].size() <= 0) return std::nullopt;
-  }
-  return both;
-}
 
 std::optional<int64_t> ContiguousIn(const Placement& inner,
                                     const Placement& outer) {
@@ -166,38 +80,6 @@ BoxCopy CopyOf(const Box& box, const Placement& from, const Placement& to,
   std::reverse(strided.to_strides.begin(),
                strided.to_strides.begin() + strided.dims);
   return copy;
-}
-
-std::vector<Piece> TransferPieces(const std::vector<Placement>& sources,
-                                  const std::vector<Placement>& targets) {
-  std::vector<std::vector<Box>> held;
-  for (const Placement& source : sources) held.push_back(BoxesOf(source));
-  std::vector<Piece> pieces;
-  for (size_t t = 0; t < targets.size(); ++t) {
-    std::vector<Box> missing = BoxesOf(targets[t]);
-    const size_t first = t * sources.size() / targets.size();
-    for (size_t i = 0; i < sources.size() && !missing.empty(); ++i) {
-      const size_t s = (first + i) % sources.size();
-      Piece piece{static_cast<int>(s), static_cast<int>(t), {}};
-      for (const Box& box : held[s]) {
-        std::vector<Box> left;
-        for (const Box& wanted : missing) {
-          const auto both = Intersection(wanted, box);
-          if (!both) {
-            left.push_back(wanted);
-            continue;
-          }
-          piece.boxes.push_back(*both);
-          AppendDifference(wanted, *both, left);
-        }
-        missing = std::move(left);
-      }
-      if (!piece.boxes.empty()) pieces.push_back(std::move(piece));
-    }
-    TESSERA_CHECK(missing.empty())
-        << "no source holds " << missing.size() << " boxes of target " << t;
-  }
-  return pieces;
 }
 
 }  // namespace tessera

@@ -1,42 +1,14 @@
 #pragma once
-// Which elements of a tensor a rank holds and where they lie in its buffer, and
-// copies between such buffers. Every exchange of data between ranks is an
-// intersection of placements. Plain values and pure functions.
+// Where the elements that a rank holds lie in its buffer, and copies between
+// such buffers. Plain values and pure functions.
 
+#include <cstdint>
 #include <optional>
-#include <vector>
 
-#include "planner/plan/layout.h"
+#include "planner/plan/transfer.h"
 #include "runtime/device/device.h"
 
 namespace tessera {
-
-// A block of index space: one range for each dimension. A scalar's has none.
-using Box = std::vector<Range>;
-
-// A rank's elements of a tensor: the run [begin, end) of a block, flattened in
-// row-major order. The buffer holds just the run. Most runs are whole blocks;
-// those of flat layouts are not.
-struct Placement {
-  Box block;
-  Range run;
-
-  int64_t elements() const { return run.size(); }
-  bool operator==(const Placement&) const = default;
-};
-
-// The placement of a whole block.
-Placement WholeBlock(Box block);
-// That of position `index` of `group`.
-Placement PlacementAt(const Layout& layout, const DeviceGroup& group,
-                      const Shape& shape, int index);
-
-// Disjoint boxes that together are the placement, in the order of its buffer.
-// A whole block is one box; a run is up to 2n - 1 boxes in n dimensions.
-std::vector<Box> BoxesOf(const Placement& placement);
-
-// Empty when the boxes share nothing.
-std::optional<Box> Intersection(const Box& a, const Box& b);
 
 // The index, within the buffer of `outer`, at which all of `inner` lies in one
 // piece and in the same order; nothing when it does not.
@@ -52,20 +24,5 @@ struct BoxCopy {
 };
 BoxCopy CopyOf(const Box& box, const Placement& from, const Placement& to,
                int64_t element_bytes);
-
-// Who sends what, so that each target gets all of its elements exactly once.
-struct Piece {
-  int from = 0;  // index into the sources
-  int to = 0;    // index into the targets
-  std::vector<Box> boxes;
-};
-
-// The pieces, by target and then in order of preference: where several sources
-// hold an element, target t takes it from the first that has it, counted from
-// source t * sources / targets on. (So equal groups pair position by position,
-// and replicas share the work.) The same on every rank.
-// REQUIRES: the sources together hold every element of each target.
-std::vector<Piece> TransferPieces(const std::vector<Placement>& sources,
-                                  const std::vector<Placement>& targets);
 
 }  // namespace tessera

@@ -1,10 +1,9 @@
 #include "tools/step_report.h"
 
+#include <algorithm>
 #include <array>
-#include <optional>
 
 #include "planner/lower/lower.h"
-#include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "tools/format.h"
 
@@ -18,8 +17,8 @@ constexpr std::array<std::string_view, kMemoryCategories> kMemoryNames = {
 
 Bytes PeakBytes(const Evaluation& evaluation) {
   Bytes peak;
-  for (const MemoryUse& memory : evaluation.memory) {
-    peak = Max(peak, memory.total);
+  for (const DeviceMemory& alike : evaluation.devices) {
+    peak = Max(peak, alike.memory.total);
   }
   return peak;
 }
@@ -42,8 +41,29 @@ std::string Rate(double tokens_per_s) {
   return FormatCount(tokens_per_s) + " tokens/s";
 }
 
-std::string MemoryTable(const Cluster& cluster, const Plan& plan,
-                        const Evaluation& evaluation) {
+// "stage0 (2 devices)", or of a group whose devices differ "stage0: 0, 2".
+std::string DevicesText(const Evaluation& evaluation,
+                        const DeviceMemory& alike) {
+  const auto same_group = [&](const DeviceMemory& other) {
+    return other.group == alike.group;
+  };
+  const size_t count = alike.devices.size();
+  if (std::ranges::count_if(evaluation.devices, same_group) == 1) {
+    return alike.group + " (" + std::to_string(count) +
+           (count == 1 ? " device)" : " devices)");
+  }
+  constexpr size_t kNamed = 4;
+  std::string text = alike.group + ": ";
+  for (size_t i = 0; i < std::min(count, kNamed); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(alike.devices[i].value);
+  }
+  if (count > kNamed) {
+    text += " and " + std::to_string(count - kNamed) + " more";
+  }
+  return text;
+}
+
+std::string MemoryTable(const Cluster& cluster, const Evaluation& evaluation) {
   std::vector<std::vector<std::string>> rows = {{"memory of a device"}};
   for (const std::string_view name : kMemoryNames) {
     rows[0].emplace_back(name);
@@ -51,19 +71,17 @@ std::string MemoryTable(const Cluster& cluster, const Plan& plan,
   rows[0].insert(rows[0].end(), {"total", "of"});
   const bool offloads = !evaluation.host_memory.empty();
   if (offloads) rows[0].insert(rows[0].end(), {"host", "file"});
-  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
-  for (size_t s = 0; s < sets.size(); ++s) {
-    const DeviceSet& set = sets[s];
-    const MemoryUse& memory = evaluation.memory[s];
+  for (const DeviceMemory& alike : evaluation.devices) {
     auto& row = rows.emplace_back();
-    row.push_back(set.name + " (" + std::to_string(set.devices.size()) +
-                  (set.devices.size() == 1 ? " device)" : " devices)"));
-    for (const Bytes part : memory.parts) row.push_back(FormatBytes(part));
-    row.push_back(FormatBytes(memory.total));
-    row.push_back(FormatBytes(cluster.TypeOf(set.devices[0]).memory));
+    row.push_back(DevicesText(evaluation, alike));
+    for (const Bytes part : alike.memory.parts) {
+      row.push_back(FormatBytes(part));
+    }
+    row.push_back(FormatBytes(alike.memory.total));
+    row.push_back(FormatBytes(cluster.TypeOf(alike.devices[0]).memory));
     if (!offloads) continue;
-    row.push_back(FormatBytes(evaluation.host_memory[s].total));
-    row.push_back(FormatBytes(evaluation.file_memory[s].total));
+    row.push_back(FormatBytes(alike.host.total));
+    row.push_back(FormatBytes(alike.file.total));
   }
   return FormatTable(rows);
 }
@@ -150,25 +168,23 @@ Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
               const Evaluation& evaluation) {
   const Throughput rates =
       ThroughputOf(graph, cluster, plan, evaluation.step_time);
-  std::vector<std::optional<size_t>> set_of(cluster.devices.size());
-  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
-  for (size_t s = 0; s < sets.size(); ++s) {
-    for (const DeviceId device : sets[s].devices) set_of[device.index()] = s;
+  // Nothing where a device has no work.
+  const DeviceMemory none;
+  std::vector<const DeviceMemory*> memory(cluster.devices.size(), &none);
+  for (const DeviceMemory& alike : evaluation.devices) {
+    for (const DeviceId device : alike.devices) {
+      memory[device.index()] = &alike;
+    }
   }
-  // Nothing where a device has no work, or nothing leaves it.
-  const auto at = [](const std::vector<MemoryUse>& memory,
-                     std::optional<size_t> set) {
-    return set && *set < memory.size() ? memory[*set] : MemoryUse{};
-  };
   Json per_device = Json::Array();
-  for (size_t d = 0; d < set_of.size(); ++d) {
+  for (size_t d = 0; d < memory.size(); ++d) {
     const auto vertex = cluster.devices[d].vertex;
     Json device =
         Json::Object({{"device", static_cast<int64_t>(d)},
                       {"name", cluster.vertices[vertex.index()].name}});
-    device.Extend(MemoryJson(at(evaluation.memory, set_of[d])));
-    device.Set("host", at(evaluation.host_memory, set_of[d]).total.value);
-    device.Set("file", at(evaluation.file_memory, set_of[d]).total.value);
+    device.Extend(MemoryJson(memory[d]->memory));
+    device.Set("host", memory[d]->host.total.value);
+    device.Set("file", memory[d]->file.total.value);
     per_device.Append(std::move(device));
   }
   const SourceShares& sources = evaluation.sources;
@@ -227,7 +243,7 @@ std::string StepText(const Graph& graph, const Cluster& cluster,
         FormatPercent(part.time.seconds() / evaluation.step_time.seconds());
   }
   out += Line("time goes to", Wrap(breakdown, 16));
-  out += "\n" + MemoryTable(cluster, plan, evaluation);
+  out += "\n" + MemoryTable(cluster, evaluation);
   for (const std::string& violation : evaluation.violations) {
     out += "  cannot run: " + violation + "\n";
   }

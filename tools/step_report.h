@@ -31,7 +31,8 @@ Throughput ThroughputOf(const Graph& graph, const Cluster& cluster,
 // 70.0 %".
 std::string FlopsText(const Throughput& rates);
 
-// The fields of `tessera simulate --json`.
+// The fields of `tessera simulate --json`. REQUIRES (both): the evaluation is
+// one that Evaluator::Explain made.
 Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
               const Evaluation& evaluation);
 // The same in lines for people.

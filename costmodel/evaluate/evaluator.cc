@@ -435,6 +435,19 @@ Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {
   TESSERA_CHECK(timeline.has_value()) << timeline.error().ToString();
   result.step_time = timeline->step_time;
   result.breakdown = BreakdownOf(tasks, *timeline);
+  std::vector<DeviceId> devices;  // one of each kind
+  for (const DeviceSet& alike : AlikeDevices(tasks)) {
+    devices.push_back(alike.devices[0]);
+    result.devices.push_back({alike.name, alike.devices, {}, {}, {}});
+  }
+  const auto memory = PeakMemoryOf(tasks, devices);
+  const auto host = PeakMemoryOf(tasks, devices, MemoryTier::kHost);
+  const auto file = PeakMemoryOf(tasks, devices, MemoryTier::kFile);
+  for (size_t i = 0; i < devices.size(); ++i) {
+    result.devices[i].memory = memory[i];
+    result.devices[i].host = host[i];
+    result.devices[i].file = file[i];
+  }
   if (result.overflow > Bytes{}) {
     const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
     const auto list = [&](const std::vector<MemoryUse>& memory, MemoryTier tier,

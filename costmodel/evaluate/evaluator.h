@@ -10,7 +10,7 @@
 // be folded exactly is simulated instead. Time lost on shared links is left
 // out; the simulator has it.
 //
-// The breakdown is left empty: Explain fills it from a simulation.
+// Breakdown and devices are left empty: Explain fills them from a simulation.
 //
 // Thread-safe. The same plan gives the same bits, whatever came before.
 
@@ -47,8 +47,8 @@ class Evaluator : public Objective {
   // REQUIRES (both): Validate(graph, cluster, plan) is empty.
   Evaluation Evaluate(const Plan& plan) const override;
 
-  // As Evaluate, with the breakdown of the bottleneck group. Lowers and
-  // simulates the whole step. With `share_links` step time and breakdown are
+  // As Evaluate, with the breakdown of the bottleneck group and the memory of
+  // every device. Lowers and simulates the whole step. With `share_links` step time and breakdown are
   // those of the simulation with shared links.
   Evaluation Explain(const Plan& plan, bool share_links = true) const;
 

@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
+#include <optional>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "planner/lower/file_layout.h"
 #include "planner/lower/staging.h"
@@ -11,8 +15,13 @@
 namespace tessera {
 namespace {
 
+constexpr int kLargest = -1;
+
 // The bytes of one device at a moment of the walk, and the most so far.
 struct Account {
+  // By group its position in it, or kLargest for one with the largest shards;
+  // nothing where it is not in the group.
+  std::vector<std::optional<int>> positions;
   MemoryUse now;
   MemoryUse peak;
 
@@ -45,24 +54,28 @@ std::string SizeText(Bytes bytes) {
   return text;
 }
 
-// The bytes of a value on the ranks of a set of devices.
-Bytes BytesOn(const TaskGraph& tasks, const DeviceSet& devices, ValueId id) {
+// What the account's device keeps of a value on any tier.
+Bytes BytesFor(const TaskGraph& tasks, const Account& account, ValueId id) {
   const Value& value = tasks.value(id);
-  const bool here = Holds(devices, value.group) || value.group == tasks.world;
-  return here ? LargestBytes(tasks, id) : Bytes{};
+  // The world's are scalars, whole everywhere.
+  if (value.group == tasks.world) return LargestBytes(tasks, id);
+  const std::optional<int> position = account.positions[value.group.index()];
+  if (!position) return {};
+  if (*position == kLargest) return LargestBytes(tasks, id);
+  return {ElementsAt(value.layout, tasks.group(value.group), value.shape,
+                     *position) *
+          SizeOf(value.dtype)};
 }
 
-// The length of the file of each.
-std::vector<MemoryUse> FileUse(const TaskGraph& tasks,
-                               const std::vector<DeviceSet>& sets) {
-  std::vector<MemoryUse> uses;
-  for (const DeviceSet& set : sets) {
+// The file of each account is as long as its layout.
+void LayOutFiles(const TaskGraph& tasks, std::vector<Account>& accounts) {
+  for (Account& account : accounts) {
     std::vector<Bytes> bytes(tasks.values.size());
-    MemoryUse& use = uses.emplace_back();
+    MemoryUse& use = account.peak;
     for (size_t v = 0; v < tasks.values.size(); ++v) {
       const Value& value = tasks.values[v];
       if (value.tier != MemoryTier::kFile || value.alias_of.valid()) continue;
-      bytes[v] = BytesOn(tasks, set, ValueId(v));
+      bytes[v] = BytesFor(tasks, account, ValueId(v));
       if (!value.persistent) continue;
       use.parts[static_cast<size_t>(value.category)] +=
           WholeFileBlocks(bytes[v]);
@@ -72,36 +85,35 @@ std::vector<MemoryUse> FileUse(const TaskGraph& tasks,
     use.parts[static_cast<size_t>(MemoryCategory::kActivation)] +=
         layout.length - layout.persistent;
   }
-  return uses;
 }
 
-}  // namespace
-
-std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks, MemoryTier tier) {
-  const std::vector<DeviceSet> sets = DeviceSets(tasks.plan_groups());
-  if (tier == MemoryTier::kFile) return FileUse(tasks, sets);
-  std::vector<Account> accounts(sets.size());
+// Walks the tasks once for all accounts.
+void WalkTasks(const TaskGraph& tasks, std::vector<Account>& accounts,
+               MemoryTier tier) {
   std::vector<std::vector<Account*>> of_group(tasks.world.index());
-  for (size_t s = 0; s < sets.size(); ++s) {
-    for (GroupId group : sets[s].groups) {
-      of_group[group.index()].push_back(&accounts[s]);
+  for (Account& account : accounts) {
+    for (size_t g = 0; g < of_group.size(); ++g) {
+      if (account.positions[g]) of_group[g].push_back(&account);
     }
   }
-  std::vector<Bytes> bytes(tasks.values.size());
+  std::vector<Account*> everywhere;
+  for (Account& account : accounts) everywhere.push_back(&account);
+  const auto accounts_of = [&](GroupId group) -> const std::vector<Account*>& {
+    return group == tasks.world ? everywhere : of_group[group.index()];
+  };
+  // By value, what it takes in each of its group's accounts.
+  std::vector<std::vector<Bytes>> bytes(tasks.values.size());
   std::vector<bool> held(tasks.values.size(), false);
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const Value& value = tasks.values[v];
     if (value.alias_of.valid() || value.tier != tier) continue;
-    bytes[v] = LargestBytes(tasks, ValueId(static_cast<int64_t>(v)));
-    if (!value.persistent) continue;
-    held[v] = true;
-    if (value.group == tasks.world) {
-      for (Account& account : accounts) account.Add(value.category, bytes[v]);
-    } else {
-      for (Account* account : of_group[value.group.index()]) {
-        account->Add(value.category, bytes[v]);
-      }
+    TESSERA_CHECK(value.persistent || value.group != tasks.world) << v;
+    const auto& here = accounts_of(value.group);
+    for (size_t a = 0; a < here.size(); ++a) {
+      bytes[v].push_back(BytesFor(tasks, *here[a], ValueId(v)));
+      if (value.persistent) here[a]->Add(value.category, bytes[v][a]);
     }
+    held[v] = value.persistent;
   }
   for (Account& account : accounts) account.Note();
 
@@ -115,31 +127,104 @@ std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks, MemoryTier tier) {
         const size_t root = tasks.Root(id).index();
         if (held[root] || tasks.values[root].tier != tier) continue;
         held[root] = true;
-        for (Account* account : here) {
-          account->Add(tasks.values[root].category, bytes[root]);
+        for (size_t a = 0; a < here.size(); ++a) {
+          here[a]->Add(tasks.values[root].category, bytes[root][a]);
         }
       }
     }
     const Value* const peer =
         task.peer.valid() ? &tasks.value(task.peer) : nullptr;
-    const Bytes staging =
-        tier != MemoryTier::kDevice
-            ? Bytes{}
-            : StagingBytes(
-                  task, tasks.values, tasks.group(task.group), peer,
-                  peer == nullptr ? nullptr : &tasks.group(peer->group));
-    for (Account* account : here) {
-      account->Add(MemoryCategory::kCommunication, staging);
-      account->Note();
-      account->Remove(MemoryCategory::kCommunication, staging);
+    const bool stages = tier == MemoryTier::kDevice &&
+                        (task.kind == TaskKind::kComm || peer != nullptr);
+    for (size_t a = 0; a < here.size(); ++a) {
+      const std::optional<int> position =
+          here[a]->positions[task.group.index()];
+      const Bytes staging =
+          stages ? StagingBytes(
+                       task, tasks.values, tasks.group(task.group), peer,
+                       peer == nullptr ? nullptr : &tasks.group(peer->group),
+                       position == kLargest ? std::nullopt : position)
+                 : Bytes{};
+      here[a]->Add(MemoryCategory::kCommunication, staging);
+      here[a]->Note();
+      here[a]->Remove(MemoryCategory::kCommunication, staging);
       for (ValueId id : frees[t]) {
-        account->Remove(tasks.value(id).category, bytes[id.index()]);
+        if (tasks.value(id).tier != tier) continue;
+        here[a]->Remove(tasks.value(id).category, bytes[id.index()][a]);
       }
     }
+  }
+}
+
+std::vector<MemoryUse> Peaks(const TaskGraph& tasks,
+                             std::vector<Account> accounts, MemoryTier tier) {
+  if (tier == MemoryTier::kFile) {
+    LayOutFiles(tasks, accounts);
+  } else {
+    WalkTasks(tasks, accounts, tier);
   }
   std::vector<MemoryUse> peaks;
   for (const Account& account : accounts) peaks.push_back(account.peak);
   return peaks;
+}
+
+}  // namespace
+
+std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks, MemoryTier tier) {
+  std::vector<Account> accounts;
+  for (const DeviceSet& set : DeviceSets(tasks.plan_groups())) {
+    Account& account = accounts.emplace_back();
+    account.positions.resize(tasks.world.index());
+    for (GroupId group : set.groups)
+      account.positions[group.index()] = kLargest;
+  }
+  return Peaks(tasks, std::move(accounts), tier);
+}
+
+std::vector<MemoryUse> PeakMemoryOf(const TaskGraph& tasks,
+                                    std::span<const DeviceId> devices,
+                                    MemoryTier tier) {
+  std::vector<Account> accounts;
+  for (DeviceId device : devices) {
+    Account& account = accounts.emplace_back();
+    for (const DeviceGroup& group : tasks.plan_groups()) {
+      const auto found = std::ranges::find(group.devices, device);
+      account.positions.push_back(
+          found == group.devices.end()
+              ? std::nullopt
+              : std::optional(static_cast<int>(found - group.devices.begin())));
+    }
+  }
+  return Peaks(tasks, std::move(accounts), tier);
+}
+
+std::vector<DeviceSet> AlikeDevices(const TaskGraph& tasks) {
+  // What tells sizes apart, each once, by group.
+  std::vector<std::set<std::pair<Layout, Shape>>> cuts(tasks.world.index());
+  for (const Value& value : tasks.values) {
+    if (value.group == tasks.world || value.alias_of.valid()) continue;
+    cuts[value.group.index()].emplace(value.layout, value.shape);
+  }
+  std::vector<DeviceSet> classes;
+  for (const DeviceSet& set : DeviceSets(tasks.plan_groups())) {
+    std::map<std::vector<int64_t>, size_t> known;
+    for (DeviceId device : set.devices) {
+      std::vector<int64_t> sizes;
+      for (GroupId id : set.groups) {
+        const DeviceGroup& group = tasks.group(id);
+        const auto position = static_cast<int>(
+            std::ranges::find(group.devices, device) - group.devices.begin());
+        for (const auto& [layout, shape] : cuts[id.index()]) {
+          sizes.push_back(ElementsAt(layout, group, shape, position));
+        }
+      }
+      const auto [found, is_new] =
+          known.try_emplace(std::move(sizes), classes.size());
+      if (is_new) classes.push_back({set.name, set.groups, {}});
+      classes[found->second].devices.push_back(device);
+    }
+  }
+  return classes;
 }
 
 std::vector<ValueId> LargestAtPeak(const TaskGraph& tasks,

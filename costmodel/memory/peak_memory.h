@@ -4,14 +4,14 @@
 // Tasks are walked in issue order: the order in which a rank's memory is taken
 // and given back, whatever the clock says. A persistent value counts always;
 // another one from the first task that touches it to the last (LastUses), both
-// included. An alias is its root. Shards may differ by one element: the largest
-// counts for every device. A task's staging (planner/lower/staging.h) counts
-// while it runs. Kernels need no scratch worth counting. The world's values
-// have a copy on every device.
+// included. An alias is its root. A task's staging (planner/lower/staging.h)
+// counts while it runs. Kernels need no scratch worth counting. The world's
+// values have a copy on every device.
 //
 // A file is as long as its layout (planner/lower/file_layout.h): the parts are
 // what persists, and all behind it counts as activations.
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,9 +24,20 @@ namespace tessera {
 
 // By DeviceSets of the plan's groups (planner/plan/stages.h), what each device
 // keeps on a tier: what all its groups do. The parts are those at the first
-// moment of the peak.
+// moment of the peak. Where shards are not equal, the largest counts for every
+// device.
 std::vector<MemoryUse> PeakMemory(const TaskGraph& tasks,
                                   MemoryTier tier = MemoryTier::kDevice);
+
+// The same of each of `devices` by what it has itself: its own shards, and what
+// it stages.
+std::vector<MemoryUse> PeakMemoryOf(const TaskGraph& tasks,
+                                    std::span<const DeviceId> devices,
+                                    MemoryTier tier = MemoryTier::kDevice);
+
+// The devices of each set, parted into those with shards of the same sizes.
+// (These may differ in what they stage, where one of several replicas sends.)
+std::vector<DeviceSet> AlikeDevices(const TaskGraph& tasks);
 
 // What a device of the set keeps on a tier at the first moment of the peak, the
 // largest `most` buffers, largest first.

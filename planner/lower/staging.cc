@@ -5,12 +5,32 @@
 #include <cmath>
 #include <vector>
 
+#include "planner/plan/transfer.h"
+
 namespace tessera {
 namespace {
 
-int64_t BytesOf(const Value& value, const DeviceGroup& group) {
-  return LargestElements(value.layout, group, value.shape) *
+// Above this many pairs of ranks, pieces are not counted one by one.
+constexpr int64_t kMostPairs = int64_t{1} << 20;
+
+// At a position, or of the largest shard.
+int64_t BytesOf(const Value& value, const DeviceGroup& group,
+                std::optional<int> position) {
+  return (position ? ElementsAt(value.layout, group, value.shape, *position)
+                   : LargestElements(value.layout, group, value.shape)) *
          SizeOf(value.dtype);
+}
+
+int64_t WholeBytes(const Value& value) {
+  int64_t bytes = SizeOf(value.dtype);
+  for (int64_t extent : value.shape) bytes *= extent;
+  return bytes;
+}
+
+bool EqualShards(const Value& value, const DeviceGroup& group) {
+  return BytesOf(value, group, {}) * group.Size(value.layout.sharded()) *
+             value.layout.tile.count ==
+         WholeBytes(value);
 }
 
 // Whether a box of extents `inner` lies in one piece within one of `outer`.
@@ -50,13 +70,16 @@ bool InRankOrder(const Layout& whole, const Layout& cut,
 struct Message {
   int64_t from = 0;
   int64_t to = 0;
-  int64_t exchanged = 0;  // sent and received, where neither is all of it
+  // Sent and received, where neither is all of it: by position in the group, or
+  // once for all.
+  std::vector<int64_t> exchanged = {0};
   int tensors = 0;
   bool in_order = true;  // of the only one
   bool gathers = false;  // everyone gets everything
 };
 
-int64_t StagedBytes(CommKind kind, const Message& message) {
+int64_t StagedBytes(CommKind kind, const Message& message,
+                    std::optional<int> position) {
   const bool several = message.tensors > 1;
   switch (kind) {
     case CommKind::kAllReduce:
@@ -66,38 +89,75 @@ int64_t StagedBytes(CommKind kind, const Message& message) {
       return (several || !message.in_order ? message.from : 0) +
              (several ? message.to : 0);
     default:
-      if (!message.gathers) return message.exchanged;
+      if (!message.gathers) {
+        const std::vector<int64_t>& exchanged = message.exchanged;
+        return position && exchanged.size() > 1
+                   ? exchanged[static_cast<size_t>(*position)]
+                   : *std::max_element(exchanged.begin(), exchanged.end());
+      }
       return (several ? message.from : 0) +
              (several || !message.in_order ? message.to : 0);
   }
 }
 
-// In the mean ranks send as much as they receive; one with a larger shard than
-// the mean sends more.
-int64_t ExchangedBytes(const Value& from, const Value& to,
-                       const DeviceGroup& group) {
-  int64_t elements = 1;
-  for (int64_t extent : from.shape) elements *= extent;
-  const double mean = static_cast<double>(elements * SizeOf(from.dtype)) /
-                      static_cast<double>(group.Size(from.layout.sharded()) *
-                                          from.layout.tile.count);
-  const int64_t received = BytesOf(to, group);
-  const double sent = static_cast<double>(received) *
-                      static_cast<double>(BytesOf(from, group)) / mean;
-  return received + static_cast<int64_t>(std::ceil(sent));
+// What the ranks send and receive in an exchange within the task's subgroups,
+// as Message::exchanged.
+std::vector<int64_t> ExchangedBytes(const Task& task, const Value& from,
+                                    const Value& to, const DeviceGroup& group,
+                                    std::optional<int> position) {
+  const int64_t received = BytesOf(to, group, position);
+  const auto ranks = static_cast<int64_t>(group.devices.size());
+  if (ranks * group.Size(task.axes) > kMostPairs) {
+    const double mean = static_cast<double>(WholeBytes(from)) /
+                        static_cast<double>(group.Size(from.layout.sharded()) *
+                                            from.layout.tile.count);
+    const double sent = static_cast<double>(received) *
+                        static_cast<double>(BytesOf(from, group, position)) /
+                        mean;
+    return {received + static_cast<int64_t>(std::ceil(sent))};
+  }
+  // Of equal shards that no other rank has each sends what it receives.
+  if ((task.axes & ~from.layout.sharded()) == 0 && EqualShards(from, group) &&
+      EqualShards(to, group)) {
+    return {2 * received};
+  }
+  std::vector<int64_t> bytes(group.devices.size(), 0);
+  for (const std::vector<int>& members : Subgroups(group, task.axes)) {
+    std::vector<Placement> sources;
+    std::vector<Placement> targets;
+    for (int member : members) {
+      sources.push_back(PlacementAt(from.layout, group, from.shape, member));
+      targets.push_back(PlacementAt(to.layout, group, to.shape, member));
+    }
+    for (const Piece& piece : TransferPieces(sources, targets)) {
+      for (const Box& box : piece.boxes) {
+        for (int member : {piece.from, piece.to}) {
+          bytes[static_cast<size_t>(members[static_cast<size_t>(member)])] +=
+              ElementsOf(box) * SizeOf(from.dtype);
+        }
+      }
+    }
+  }
+  return bytes;
+}
+
+void Add(std::vector<int64_t>& sum, const std::vector<int64_t>& bytes) {
+  if (sum.size() < bytes.size()) sum.resize(bytes.size(), sum[0]);
+  for (size_t i = 0; i < sum.size(); ++i) {
+    sum[i] += bytes[bytes.size() == 1 ? 0 : i];
+  }
 }
 
 Bytes CollectiveBytes(const Task& task, std::span<const Value> values,
-                      const DeviceGroup& group) {
+                      const DeviceGroup& group, std::optional<int> position) {
   int64_t most = 0;
   std::vector<std::pair<std::pair<DType, bool>, Message>> shared;
   for (size_t i = 0; i < task.reads.size(); ++i) {
     const Value& from = values[task.reads[i].index()];
     const Value& to = values[task.writes[i].index()];
     Message message;
-    message.from = BytesOf(from, group);
-    message.to = BytesOf(to, group);
-    message.exchanged = ExchangedBytes(from, to, group);
+    message.from = BytesOf(from, group, position);
+    message.to = BytesOf(to, group, position);
     message.tensors = 1;
     const AxisSet cut = from.layout.sharded() & task.axes;
     switch (task.comm) {
@@ -109,7 +169,7 @@ Bytes CollectiveBytes(const Task& task, std::span<const Value> values,
         break;
       case CommKind::kScatter:
       case CommKind::kGather:  // the root sends, or receives, its own part too
-        message.exchanged = message.from + message.to;
+        message.exchanged = {message.from + message.to};
         break;
       case CommKind::kReduceScatter:
         message.in_order =
@@ -120,10 +180,14 @@ Bytes CollectiveBytes(const Task& task, std::span<const Value> values,
             cut == task.axes && (to.layout.sharded() & task.axes) == 0;
         message.in_order =
             InRankOrder(to.layout, from.layout, group, from.shape);
+        if (!message.gathers) {
+          message.exchanged = ExchangedBytes(task, from, to, group, position);
+        }
         break;
     }
-    if (std::max(message.from, message.to) >= kShareBelowBytes) {
-      most = std::max(most, StagedBytes(task.comm, message));
+    if (std::max(BytesOf(from, group, {}), BytesOf(to, group, {})) >=
+        kShareBelowBytes) {
+      most = std::max(most, StagedBytes(task.comm, message, position));
       continue;
     }
     const auto key = std::pair(from.dtype, message.gathers);
@@ -135,19 +199,20 @@ Bytes CollectiveBytes(const Task& task, std::span<const Value> values,
     }
     it->second.from += message.from;
     it->second.to += message.to;
-    it->second.exchanged += message.exchanged;
+    Add(it->second.exchanged, message.exchanged);
     ++it->second.tensors;
   }
   for (const auto& [key, message] : shared) {
-    most = std::max(most, StagedBytes(task.comm, message));
+    most = std::max(most, StagedBytes(task.comm, message, position));
   }
   return {most};
 }
 
 // What goes of a shard of `own` parts of a dimension to one of `other` parts:
-// the extents of the piece and of the shard, each pair once.
-std::vector<std::pair<int64_t, int64_t>> PiecesOf(int64_t extent, int64_t own,
-                                                  int64_t other) {
+// the extents of the piece and of the shard, each pair once. Of the shard that
+// begins at `begin`, or of any.
+std::vector<std::pair<int64_t, int64_t>> PiecesOf(
+    int64_t extent, int64_t own, int64_t other, std::optional<int64_t> begin) {
   const int64_t finest = std::max(own, other);
   if (extent % finest == 0 && finest % std::min(own, other) == 0) {
     return {{extent / finest, extent / own}};
@@ -155,6 +220,7 @@ std::vector<std::pair<int64_t, int64_t>> PiecesOf(int64_t extent, int64_t own,
   std::vector<std::pair<int64_t, int64_t>> pieces;
   for (int64_t i = 0; i < own; ++i) {
     const Range mine = ShardRange(extent, own, i);
+    if (begin && mine.begin != *begin) continue;
     for (int64_t j = 0; j < other; ++j) {
       const Range theirs = ShardRange(extent, other, j);
       const std::pair piece(
@@ -172,14 +238,18 @@ std::vector<std::pair<int64_t, int64_t>> PiecesOf(int64_t extent, int64_t own,
 // Messages are staged one at a time, where they do not lie in one piece: the
 // largest over all combinations of the dimensions' pieces.
 Bytes TransferBytes(const Value& here, const DeviceGroup& group,
-                    const Value& there, const DeviceGroup& peer_group) {
+                    const Value& there, const DeviceGroup& peer_group,
+                    std::optional<int> position) {
   if (here.layout == there.layout && SameMesh(group, peer_group)) return {};
+  Box block;
+  if (position) block = BlockAt(here.layout, group, here.shape, *position);
   std::vector<std::pair<Shape, Shape>> boxes = {{}};  // piece, shard
   for (size_t d = 0; d < here.shape.size(); ++d) {
     std::vector<std::pair<Shape, Shape>> longer;
     for (const auto& [piece, shard] :
          PiecesOf(here.shape[d], group.Size(here.layout.dims[d]),
-                  peer_group.Size(there.layout.dims[d]))) {
+                  peer_group.Size(there.layout.dims[d]),
+                  position ? std::optional(block[d].begin) : std::nullopt)) {
       for (auto box : boxes) {
         box.first.push_back(piece);
         box.second.push_back(shard);
@@ -201,18 +271,18 @@ Bytes TransferBytes(const Value& here, const DeviceGroup& group,
 
 Bytes StagingBytes(const Task& task, std::span<const Value> values,
                    const DeviceGroup& group, const Value* peer,
-                   const DeviceGroup* peer_group) {
+                   const DeviceGroup* peer_group, std::optional<int> position) {
   switch (task.kind) {
     case TaskKind::kComm:
       // Whole buffers travel as they are.
       if (task.comm == CommKind::kShift) return {};
-      return CollectiveBytes(task, values, group);
+      return CollectiveBytes(task, values, group, position);
     case TaskKind::kSend:
       return TransferBytes(values[task.reads[0].index()], group, *peer,
-                           *peer_group);
+                           *peer_group, position);
     case TaskKind::kRecv:
       return TransferBytes(values[task.writes[0].index()], group, *peer,
-                           *peer_group);
+                           *peer_group, position);
     default:
       return {};
   }

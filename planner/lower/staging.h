@@ -5,6 +5,7 @@
 // the cost model predicts what the runtime (runtime/reshard_exec.h) takes.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "planner/lower/task_graph.h"
@@ -16,13 +17,16 @@ namespace tessera {
 // much (tens of microseconds at a few GB/s).
 inline constexpr int64_t kShareBelowBytes = 256 * 1024;
 
-// The most bytes that a rank stages at one time in a task; for the largest
-// shards. An exchange is taken to send in proportion to the shard before it,
-// which holds in the mean over replicas. `values` are what the task's ids index, on `group`;
-// `peer` is the value on the other side of a send or receive and `peer_group`
-// its group, else null.
+// The most bytes that the rank at `position` of the group stages at one time in
+// a task; without a position, that the one that stages most does. Exact but for
+// exchanges of unequal shards within groups of a thousand ranks or more, where
+// ranks are taken to send in proportion to their shards, and for sends of what
+// several ranks hold, of which some may send nothing. `values` are what the
+// task's ids index, on `group`; `peer` is the value on the other side of a send
+// or receive and `peer_group` its group, else null.
 Bytes StagingBytes(const Task& task, std::span<const Value> values,
                    const DeviceGroup& group, const Value* peer,
-                   const DeviceGroup* peer_group);
+                   const DeviceGroup* peer_group,
+                   std::optional<int> position = {});
 
 }  // namespace tessera

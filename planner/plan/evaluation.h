@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "planner/base/ids.h"
 #include "planner/base/units.h"
 
 namespace tessera {
@@ -58,15 +59,28 @@ struct SourceShares {
   bool operator==(const SourceShares&) const = default;
 };
 
+// What each of some devices with equal shards keeps on each tier.
+struct DeviceMemory {
+  std::string group;  // a DeviceSet's name
+  std::vector<DeviceId> devices;
+  MemoryUse memory;
+  MemoryUse host;
+  MemoryUse file;
+  bool operator==(const DeviceMemory&) const = default;
+};
+
 struct Evaluation {
   Duration step_time;
   Breakdown breakdown;  // of the bottleneck group
-  // By DeviceSets of the plan's groups (planner/plan/stages.h): of each device.
+  // By DeviceSets of the plan's groups (planner/plan/stages.h): of the fullest
+  // device.
   std::vector<MemoryUse> memory;
   // The same of what each keeps in its host's memory, and in its file; empty
   // where nothing leaves the devices.
   std::vector<MemoryUse> host_memory;
   std::vector<MemoryUse> file_memory;
+  // Of each device, where that is worked out (Evaluator::Explain).
+  std::vector<DeviceMemory> devices;
   Bytes overflow;                       // of the fullest device, 0 if all fit
   std::vector<std::string> violations;  // why it cannot run; one line each
   SourceShares sources;

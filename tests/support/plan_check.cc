@@ -32,17 +32,6 @@ const Cluster& ClusterOf(int ranks) {
   return it->second;
 }
 
-// Whether ranks of a group exchange what some of them hold alike: then one of
-// the replicas may send for the others too, which a prediction does not count.
-bool ReplicasSend(const TaskGraph& tasks, GroupId group) {
-  return std::any_of(
-      tasks.tasks.begin(), tasks.tasks.end(), [&](const Task& task) {
-        return task.kind == TaskKind::kComm && task.group == group &&
-               task.comm == CommKind::kRedistribute &&
-               (task.axes & ~tasks.value(task.reads[0]).layout.sharded()) != 0;
-      });
-}
-
 // Whether some ranks of a group may send nothing of what others hold alike,
 // where a prediction lets all stage a message.
 bool ReplicasRest(const TaskGraph& tasks, GroupId group) {
@@ -54,51 +43,36 @@ bool ReplicasRest(const TaskGraph& tasks, GroupId group) {
       });
 }
 
-// A prediction counts the largest shard for every rank of a group; where all
-// shards are equal it is the truth, up to the scalar 1 that an optimizer
-// without clipping reads. Unequal shards of these small tensors differ by tens
-// of per cents, and what they exchange is counted in the mean.
-// Concurrent streams may hold less than issue order would.
+// What is predicted for a rank by its own shards is the truth, up to the scalar
+// 1 that an optimizer without clipping reads. What is predicted for the fullest
+// of a set is at least that. Concurrent streams may hold less than issue order
+// would.
 std::string ComparePeaks(const TaskGraph& tasks, MemoryTier tier,
                          bool concurrent, const std::vector<MemoryUse>& peaks) {
-  const std::vector<MemoryUse> predicted = PeakMemory(tasks, tier);
-  const std::vector<DeviceSet> sets =
-      DeviceSets(std::span(tasks.groups).first(tasks.world.index()));
+  constexpr int64_t kScalar = 8;
+  const std::vector<MemoryUse> of_sets = PeakMemory(tasks, tier);
+  const std::vector<DeviceSet> sets = DeviceSets(tasks.plan_groups());
   for (size_t i = 0; i < sets.size(); ++i) {
-    bool ragged = false;
-    for (const Value& value : tasks.values) {
-      if (!Holds(sets[i], value.group)) continue;
-      const DeviceGroup& group = tasks.group(value.group);
-      const auto elements = [&](size_t d) {
-        return ElementsAt(value.layout, group, value.shape,
-                          static_cast<int>(d));
-      };
-      for (size_t d = 1; d < group.devices.size() && !ragged; ++d) {
-        ragged = elements(d) != elements(0);
-      }
-    }
-    const auto expected = static_cast<double>(predicted[i].total.value);
-    bool uneven = ragged;
-    bool above = ragged || concurrent;
+    const std::vector<MemoryUse> of_ranks =
+        PeakMemoryOf(tasks, sets[i].devices, tier);
+    bool above = concurrent;
     for (GroupId group : sets[i].groups) {
-      uneven = uneven || ReplicasSend(tasks, group);
       above = above || ReplicasRest(tasks, group);
     }
-    // It is that of the fullest device.
-    const DeviceId fullest = *std::max_element(
-        sets[i].devices.begin(), sets[i].devices.end(),
-        [&](DeviceId a, DeviceId b) {
-          return peaks[a.index()].total < peaks[b.index()].total;
-        });
-    const auto actual = static_cast<double>(peaks[fullest.index()].total.value);
-    const double least = uneven ? 0.9 : 0.98;
-    if (expected >= least * actual && (above || expected <= 1.05 * actual)) {
-      continue;
+    for (size_t d = 0; d < of_ranks.size(); ++d) {
+      const DeviceId device = sets[i].devices[d];
+      const int64_t actual = peaks[device.index()].total.value;
+      const int64_t expected = of_ranks[d].total.value;
+      const int64_t most = of_sets[i].total.value;
+      if (expected + kScalar >= actual && (above || expected <= actual) &&
+          most >= expected) {
+        continue;
+      }
+      return "peak " + std::string(NameOf(tier)) + " memory of rank " +
+             std::to_string(device.value) + ": " + std::to_string(actual) +
+             " bytes, predicted " + std::to_string(expected) + ", and " +
+             std::to_string(most) + " for the fullest rank";
     }
-    return "peak " + std::string(NameOf(tier)) + " memory of rank " +
-           std::to_string(fullest.value) + ": " +
-           std::to_string(static_cast<int64_t>(actual)) + " bytes, predicted " +
-           std::to_string(static_cast<int64_t>(expected));
   }
   return "";
 }

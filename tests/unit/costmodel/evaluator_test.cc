@@ -13,6 +13,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -61,8 +62,66 @@ TEST(Evaluator, ExplainsAllOfTheStep) {
   EXPECT_GT(explained.breakdown.idle, Duration{});
   EXPECT_GT(explained.breakdown.all_reduce, Duration{});
   EXPECT_EQ(explained.sources.analytical, 1);
+  // Two stages of four devices, alike within.
+  ASSERT_EQ(explained.devices.size(), 2u);
+  for (size_t s = 0; s < 2; ++s) {
+    EXPECT_EQ(explained.devices[s].devices.size(), 4u);
+    EXPECT_EQ(explained.devices[s].memory, explained.memory[s]);
+  }
   explained.breakdown = {};
+  explained.devices = {};
   EXPECT_EQ(explained, fast);
+}
+
+// What lacks room on a host or its storage is said with the tensors that lie
+// there: of GPT-2's 124.4 million parameters in fp32 the masters and moments of
+// its largest tensor, 50,257 x 768 * 4 bytes = 154.4 MB each. Two ranks keep 2 *
+// 12 * 124.4e6 bytes of them, and in the host's memory 2 * 4 * 124.4e6 of
+// gradients besides.
+TEST(Evaluator, SaysWhatHostAndStorageLack) {
+  const Graph graph = Gpt2("gpt2", 64, DType::kFloat32);
+  struct Row {
+    const char* strategy;
+    Bytes Host::*room;
+    const char* lacks;
+    const char* holds;
+  };
+  for (const Row& row :
+       {Row{"offload=optimizer:host", &Host::memory,
+            "host of node 0: needs 4.0 GB of 1.0 GB of memory",
+            "group all holds on the host at its peak 154.4 MB "},
+        Row{"offload=optimizer:file", &Host::storage,
+            "host of node 0: needs 3.0 GB of 1.0 GB of storage",
+            "group all holds in files at its peak 154.4 MB "}}) {
+    Cluster cluster = MakeCluster("dgx-a100-80gb:1x2").value();
+    (*cluster.host).*row.room = Bytes{1'000'000'000};
+    const Evaluator evaluator(graph, cluster, nullptr, {});
+    const Evaluation result =
+        evaluator.Explain(Uniform(graph, cluster, row.strategy));
+    EXPECT_FALSE(result.feasible());
+    ASSERT_GE(result.violations.size(), 2u);
+    EXPECT_THAT(result.violations[0], HasSubstr(row.lacks));
+    EXPECT_THAT(result.violations,
+                ::testing::Contains(
+                    AllOf(HasSubstr(row.holds), HasSubstr("master wte.weight"),
+                          HasSubstr("m wte.weight"), HasSubstr("v wte.weight"),
+                          HasSubstr("(optimizer)"))));
+  }
+}
+
+// The cores of one machine share its memory, so their own counts there, too.
+TEST(Evaluator, CoresCountInTheirHostsMemory) {
+  const Graph graph = Gpt2("gpt2", 64, DType::kFloat32);
+  Cluster cluster = MakeCluster("local-cpu:2").value();
+  cluster.host->memory = Bytes{3'000'000'000};
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const Evaluation result = evaluator.Explain(Uniform(graph, cluster, "mbs=1"));
+  ASSERT_EQ(result.violations.size(), 2u);
+  EXPECT_EQ(result.overflow.value,
+            2 * result.memory[0].total.value - 3'000'000'000);
+  EXPECT_THAT(result.violations[0], HasSubstr("of 3.0 GB of memory"));
+  EXPECT_THAT(result.violations[1],
+              HasSubstr("at its peak 154.4 MB parameter wte.weight"));
 }
 
 // One measured matrix product: others of up to four times its size either way

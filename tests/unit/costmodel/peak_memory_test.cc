@@ -64,6 +64,48 @@ TEST(PeakMemory, FollowsLifetimesInIssueOrder) {
             (std::vector<ValueId>{parameter}));
 }
 
+// Seven rows of 10 elements over three ranks are 2, 2 and 3 rows: 80, 80 and
+// 120 bytes. To become columns (3, 3, 4 of them), rank 0 sends its 20 elements
+// and receives 21, 164 bytes in flight beside its 80 and 84; rank 1 the same;
+// rank 2 sends 30 and receives 28: 232 beside 120 and 112.
+TEST(PeakMemory, OfEachRankByItsOwnShards) {
+  TaskGraph tasks;
+  DeviceGroup group;
+  group.name = "three";
+  group.devices = {DeviceId(0), DeviceId(1), DeviceId(2)};
+  group.axes = {{"tp", 3}};
+  tasks.groups = {group, group};
+  tasks.world = GroupId(1);
+  for (size_t dim : {size_t{0}, size_t{1}}) {
+    Value value;
+    value.group = GroupId(0);
+    value.shape = {7, 10};
+    value.layout.dims[dim] = 1;
+    value.category = MemoryCategory::kActivation;
+    tasks.values.push_back(value);
+  }
+  Task task;
+  task.kind = TaskKind::kComm;
+  task.comm = CommKind::kAllToAll;
+  task.group = GroupId(0);
+  task.axes = 1;
+  task.reads = {ValueId(0)};
+  task.writes = {ValueId(1)};
+  tasks.tasks.push_back(task);
+  const std::vector<MemoryUse> peaks =
+      PeakMemoryOf(tasks, tasks.groups[0].devices);
+  EXPECT_EQ(peaks[0].total, Bytes{80 + 84 + 164});
+  EXPECT_EQ(peaks[1].total, Bytes{80 + 84 + 164});
+  EXPECT_EQ(peaks[2].total, Bytes{120 + 112 + 232});
+  EXPECT_EQ(PeakMemory(tasks)[0].total, peaks[2].total);
+  const std::vector<DeviceSet> alike = AlikeDevices(tasks);
+  ASSERT_EQ(alike.size(), 2u);
+  EXPECT_EQ(alike[0].devices,
+            (std::vector<DeviceId>{DeviceId(0), DeviceId(1)}));
+  EXPECT_EQ(alike[1].devices, (std::vector<DeviceId>{DeviceId(2)}));
+  EXPECT_EQ(alike[1].name, "three");
+}
+
 // Group 0 is devices 0 and 1 with 40 bytes, group 1 device 1 with 400 more.
 TEST(PeakMemory, ADeviceHoldsWhatAllItsGroupsDo) {
   TaskGraph tasks;

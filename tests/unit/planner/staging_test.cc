@@ -69,6 +69,40 @@ TEST(Staging, AllToAll) {
   EXPECT_EQ(Staged(CommKind::kAllToAll, 1, Rows(), Columns()), 48 + 48);
 }
 
+// Rows in two halves (of two axes the inner one), each on two ranks, to columns
+// in halves along the outer axis. Rank r of 0 to 3 wants its columns from its
+// own rows and from the first of the others, counted from itself, that has the
+// other half: 0 from 1, 1 from 2, 2 from 3, 3 from 0. With the outer axis on
+// the rows 0 wants the second half from 2, 1 from 2, too; 2 and 3 want the
+// first from 0. So 0 and 2 send three pieces of 2 x 3 fp32, 24 bytes, their own
+// included, and 1 and 3 only their own; each receives two.
+TEST(Staging, ReplicasSendForOthers) {
+  const DeviceGroup four = {
+      "four",
+      {DeviceId(0), DeviceId(1), DeviceId(2), DeviceId(3)},
+      {{"a", 2}, {"b", 2}}};
+  const auto staged = [&](AxisSet rows, AxisSet columns,
+                          std::optional<int> position) {
+    Layout from;
+    from.dims[0] = rows;
+    Layout to;
+    to.dims[1] = columns;
+    const std::vector<Value> values = {Tensor4x6(from), Tensor4x6(to)};
+    Task task;
+    task.kind = TaskKind::kComm;
+    task.comm = CommKind::kRedistribute;
+    task.axes = 3;
+    task.reads = {ValueId(0)};
+    task.writes = {ValueId(1)};
+    return StagingBytes(task, values, four, nullptr, nullptr, position).value;
+  };
+  EXPECT_EQ(staged(2, 1, {}), 4 * 24);
+  EXPECT_EQ(staged(2, 1, 1), 4 * 24);
+  EXPECT_EQ(staged(1, 2, {}), 5 * 24);
+  EXPECT_EQ(staged(1, 2, 0), 5 * 24);
+  EXPECT_EQ(staged(1, 2, 1), 3 * 24);
+}
+
 // The root packs the whole and its own half, or unpacks them; what it
 // broadcasts, or reduces, lies in order.
 TEST(Staging, Rooted) {

@@ -10,12 +10,6 @@
 namespace tessera {
 namespace {
 
-int64_t ElementsOf(const Box& box) {
-  int64_t elements = 1;
-  for (const Range& range : box) elements *= range.size();
-  return elements;
-}
-
 TEST(Placement, RunOfABlockIsBoxes) {
   // Rows 10..12 and columns 20..23: elements 2 and 3 of row 10, all of row 11,
   // element 0 of row 12.
