@@ -157,7 +157,7 @@ Result<int> RunSearch(const Options& options) {
   }
   if (result.evaluation.feasible()) return 0;
   return Error{
-      ErrorCode::kUnavailable,
+      ErrorCode::kInfeasible,
       "no plan was found that fits: " + result.evaluation.violations.front(),
       "search"};
 }

@@ -69,7 +69,9 @@ Result<int> RunSimulate(const Options& options) {
       std::cout << "  plan: " << options.plan_output << "\n";
     }
   }
-  return 0;
+  if (step.feasible()) return 0;
+  return Error{ErrorCode::kInfeasible,
+               "the plan cannot run: " + step.violations.front(), "simulate"};
 }
 
 }  // namespace tessera

@@ -1,10 +1,10 @@
 #pragma once
 // The verbs of the command line, one row each (verbs.cc), and its entry point.
 //
-// Exit codes: 0 done; 1 a failure on the way; 2 bad input; 130 interrupted with
-// nothing to show. An error is one line on standard error, "tessera: where:
-// message". Results go to standard output, progress and warnings to standard
-// error.
+// Exit codes: 0 done; 1 a failure on the way; 2 bad input; 3 a plan, or every
+// plan that was found, does not fit; 130 interrupted with nothing to show. An
+// error is one line on standard error, "tessera: where: message". Results go to
+// standard output, progress and warnings to standard error.
 
 #include <span>
 #include <string>

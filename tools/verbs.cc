@@ -11,6 +11,7 @@ namespace tessera {
 namespace {
 
 constexpr int kBadInput = 2;
+constexpr int kDoesNotFit = 3;
 
 // One line, whatever the message holds; a rank's launcher prints it.
 int Fail(const Error& error) {
@@ -62,8 +63,9 @@ int ExitCodeOf(ErrorCode code) {
   switch (code) {
     case ErrorCode::kInvalidInput:
     case ErrorCode::kNotFound:
-    case ErrorCode::kInfeasible:
       return kBadInput;
+    case ErrorCode::kInfeasible:
+      return kDoesNotFit;
     case ErrorCode::kUnavailable:
       return 1;
     case ErrorCode::kInterrupted:
@@ -80,7 +82,10 @@ std::span<const Verb> Verbs() {
        "beside it the baselines (data parallelism, ZeRO, the Megatron expert), "
        "all priced by the same code; the result is never worse than the best "
        "of them. A plan or strategy that is given is one more start. Ctrl-C "
-       "ends the search and keeps the best plan so far.",
+       "ends the search and keeps the best plan so far. Where no plan fits, "
+       "the "
+       "one that lacks least is printed, none is written, and the exit code is "
+       "3.",
        "tessera search --model examples/models/gpt2-xl/config.json --cluster "
        "dgx-a100-80gb:4 --global-batch 512 --seq-len 1024 -o plan.json",
        "",
@@ -94,7 +99,8 @@ std::span<const Verb> Verbs() {
        "predict the training step of a plan",
        "Takes a plan file or a uniform strategy; without either, data "
        "parallelism. --plan-out writes what was simulated as a plan file, for "
-       "'tessera run' or to change by hand.",
+       "'tessera run' or to change by hand. The exit code of a plan that "
+       "cannot run (it does not fit the memory of a device or host) is 3.",
        "tessera simulate --model examples/models/gpt2-xl/config.json --cluster "
        "dgx-a100-80gb:4 --global-batch 512 --seq-len 1024 --strategy "
        "dp=4,tp=8,mbs=4 --trace timeline.json",
@@ -109,9 +115,11 @@ std::span<const Verb> Verbs() {
        "train with a plan on this host",
        "Starts one process for each rank, or is one of them under torchrun, "
        "mpirun or srun. Without --cluster it is local-cpu:NPROC; without a "
-       "plan or strategy, data parallelism. At the end it prints the predicted "
-       "step beside the measured one; --trace writes the measured step of "
-       "median time, of all ranks. Ctrl-C ends the run after the step; a "
+       "plan or strategy, data parallelism. A plan that does not fit ends "
+       "before the first step with exit code 3. At the end it prints the "
+       "predicted step beside the measured one; --trace writes the measured "
+       "step of median time, of all ranks. Ctrl-C ends the run after the step; "
+       "a "
        "run that is resumed (--load) goes on as if it had not stopped. "
        "docs/training.md explains the flags.",
        "tessera run --model examples/models/gpt2-tiny/config.json "
@@ -181,6 +189,14 @@ std::string HelpText() {
            "\n";
   }
   const Verb& first = Verbs().front();
+  out += "\nExit codes:\n\n  " +
+         Wrap(
+             "0 done; 1 a failure on the way; 2 bad input; 3 the plan, or any "
+             "that was found, does not fit the cluster's memory, which "
+             "'simulate' and 'search' say after printing it; 130 "
+             "interrupted.",
+             2) +
+         "\n";
   return out + "\n'tessera VERB --help' explains a verb. For example:\n\n  " +
          Wrap(first.example, 4) + "\n";
 }

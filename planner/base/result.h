@@ -16,7 +16,7 @@ namespace tessera {
 enum class ErrorCode {
   kInvalidInput,  // The user's file, flag or plan is wrong: exit code 2.
   kNotFound,      // A file or name does not exist: exit code 2.
-  kInfeasible,    // Well-formed, but cannot be done (memory, divisibility).
+  kInfeasible,    // Well-formed, but does not fit the cluster: exit code 3.
   kUnavailable,   // A device, peer or system service failed: exit code 1.
   kInterrupted,   // Ctrl-C or SIGTERM.
 };

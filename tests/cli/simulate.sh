@@ -66,8 +66,21 @@ sed 's/again.json/plan.json/' "$work/plan-step.json" |
   cmp - "$work/strategy.json" || fail "the plan's step is not the strategy's"
 json "j['plan_file'] == '$work/plan.json'" "$work/strategy.json" >/dev/null
 
-# What does not fit is a result, with reasons.
-"$tessera" simulate --model "$examples/models/llama-3-70b/config.json" \
-  --cluster dgx-a100-40gb:1 --global-batch 8 --seq-len 128 --strategy dp=8 \
-  --json >"$work/out.json" 2>/dev/null
+# What does not fit is a result, with reasons, and exit code 3.
+big=(--model "$examples/models/llama-3-70b/config.json"
+  --cluster dgx-a100-40gb:1 --global-batch 8 --seq-len 128)
+does_not_fit() {
+  local code=0
+  "$tessera" "$@" >"$work/out.json" 2>"$work/stderr" || code=$?
+  [[ $code == 3 ]] || fail "exit code $code for what does not fit: $*"
+  grep -q "needs .* GB per device" "$work/stderr" || fail "no reason: $*"
+}
+does_not_fit simulate "${big[@]}" --strategy dp=8
+grep -q "cannot run: group all" "$work/out.json" || fail "no violation"
+does_not_fit simulate "${big[@]}" --strategy dp=8 --json
 check 'j["feasible"] is False and len(j["violations"]) > 0'
+does_not_fit search --model "$examples/models/gpt2-xl/config.json" \
+  --cluster g4dn.12xlarge:1x1 --global-batch 8 --seq-len 1024 --proposals 1 \
+  --chains 1 --json -o "$work/none.json"
+check 'j["feasible"] is False and "plan_file" not in j'
+[[ ! -e $work/none.json ]] || fail "a plan that does not fit was written"
