@@ -99,9 +99,20 @@ constexpr std::array kWanted = {
     Wanted{"TYPE_DOUBLE", "a number"},
     Wanted{"TYPE_BOOL", "true or false"},
     Wanted{"TYPE_STRING", "a text in quotes"},
-    Wanted{"type.googleapis.com/tessera.proto.MemoryTier",
-           "DEVICE, HOST or FILE"},
 };
+
+std::string ExpectedBy(std::string_view type, const Descriptor& root) {
+  const auto wanted = std::ranges::find(kWanted, type, &Wanted::type);
+  if (wanted != kWanted.end()) return std::string(wanted->expected);
+  const std::string name(type.substr(type.rfind('/') + 1));
+  const auto* values = root.file()->pool()->FindEnumTypeByName(name);
+  if (values == nullptr) return name;
+  std::string names = "one of";
+  for (int i = 0; i < values->value_count(); ++i) {
+    names += (i == 0 ? " " : ", ") + std::string(values->value(i)->name());
+  }
+  return names;
+}
 
 // Of JSON that CheckJson accepts a value may yet not fit its field, which
 // protobuf describes as "(links[2].from_vertex): invalid value X for type
@@ -119,11 +130,9 @@ Error MisfitError(std::string message, const std::string& bytes,
   const std::string_view middle = " for type ";
   const size_t split = message.rfind(middle);
   if (message.starts_with(before) && split != std::string::npos) {
-    const std::string name = message.substr(split + middle.size());
-    const auto wanted = std::ranges::find(kWanted, name, &Wanted::type);
     message = "is " + message.substr(before.size(), split - before.size()) +
               ": expected " +
-              (wanted == kWanted.end() ? name : std::string(wanted->expected));
+              ExpectedBy(message.substr(split + middle.size()), type);
   }
   return InvalidInput(message, place.empty() ? path : place + ": " + path);
 }

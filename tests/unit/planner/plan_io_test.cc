@@ -219,7 +219,8 @@ TEST_F(PlanIoTest, ValuesThatDoNotFitHaveALineAndColumn) {
       error_after("x.json", "\"table\",",
                   "\"table\"], \"parameter_tier\": \"DISK\"}, "
                   "{\"weights\": ["),
-      HasSubstr("parameter_tier: is \"DISK\": expected DEVICE, HOST or FILE"));
+      HasSubstr(
+          "parameter_tier: is \"DISK\": expected one of DEVICE, HOST, FILE"));
   EXPECT_THAT(
       error_after("x.txtpb", "schema_version: 1", "schema_version: \"one\""),
       HasSubstr(":1:17: "));
