@@ -46,7 +46,8 @@ bool InOnePiece(const Shape& inner, const Shape& outer) {
 // Whether the shards that `cut` makes of a block of `whole` follow one another
 // in it, in the order of the ranks.
 bool InRankOrder(const Layout& whole, const Layout& cut,
-                 const DeviceGroup& group, const Shape& shape) {
+                 const DeviceGroup& group, const Shape& shape,
+                 std::optional<int> position) {
   const AxisSet flat = cut.flat & ~whole.flat;
   size_t dims = 0;
   size_t dim = 0;
@@ -60,7 +61,11 @@ bool InRankOrder(const Layout& whole, const Layout& cut,
     return dims == 0 && (whole.flat == 0 ||
                          whole.flat < (AxisSet{1} << std::countr_zero(flat)));
   }
-  const Shape block = LargestBlock(whole, group, shape);
+  Shape block = LargestBlock(whole, group, shape);
+  if (position) {
+    const Box own = BlockAt(whole, group, shape, *position);
+    for (size_t d = 0; d < own.size(); ++d) block[d] = own[d].size();
+  }
   return dims <= 1 &&
          std::all_of(block.begin(), block.begin() + static_cast<int64_t>(dim),
                      [](int64_t extent) { return extent == 1; });
@@ -173,13 +178,13 @@ Bytes CollectiveBytes(const Task& task, std::span<const Value> values,
         break;
       case CommKind::kReduceScatter:
         message.in_order =
-            InRankOrder(from.layout, to.layout, group, from.shape);
+            InRankOrder(from.layout, to.layout, group, from.shape, position);
         break;
       default:
         message.gathers =
             cut == task.axes && (to.layout.sharded() & task.axes) == 0;
         message.in_order =
-            InRankOrder(to.layout, from.layout, group, from.shape);
+            InRankOrder(to.layout, from.layout, group, from.shape, position);
         if (!message.gathers) {
           message.exchanged = ExchangedBytes(task, from, to, group, position);
         }

@@ -43,10 +43,11 @@ bool ReplicasRest(const TaskGraph& tasks, GroupId group) {
       });
 }
 
-// What is predicted for a rank by its own shards is the truth, up to the scalar
-// 1 that an optimizer without clipping reads. What is predicted for the fullest
-// of a set is at least that. Concurrent streams may hold less than issue order
-// would.
+// What is predicted for a rank by its own shards is never less than the truth,
+// up to the scalar 1 that an optimizer without clipping reads, and little more:
+// small shards may by chance lie in an order that needs no staging. What is
+// predicted for the fullest of a set is at least that. Concurrent streams may
+// hold less than issue order would.
 std::string ComparePeaks(const TaskGraph& tasks, MemoryTier tier,
                          bool concurrent, const std::vector<MemoryUse>& peaks) {
   constexpr int64_t kScalar = 8;
@@ -64,8 +65,8 @@ std::string ComparePeaks(const TaskGraph& tasks, MemoryTier tier,
       const int64_t actual = peaks[device.index()].total.value;
       const int64_t expected = of_ranks[d].total.value;
       const int64_t most = of_sets[i].total.value;
-      if (expected + kScalar >= actual && (above || expected <= actual) &&
-          most >= expected) {
+      if (expected + kScalar >= actual &&
+          (above || 20 * expected <= 21 * actual) && most >= expected) {
         continue;
       }
       return "peak " + std::string(NameOf(tier)) + " memory of rank " +
