@@ -8,36 +8,12 @@
 #include <string_view>
 
 #include "planner/topology/fabric.h"
+#include "planner/topology/gpus.h"
 #include "planner/topology/hardware.h"
 #include "planner/topology/topologies.h"
 
 namespace tessera {
 namespace {
-
-// GPUs by the driver's name, the whole or its beginning; of several the first.
-// NVLink's generation is the GPU's: what the driver says of a link's version is
-// not dependable. `links` are those that the row of LinkTypes counts.
-struct KnownGpu {
-  std::string_view name;
-  std::string_view device;  // of DeviceTypes
-  std::string_view nvlink;  // of LinkTypes; empty where there are none
-  int links = 0;
-};
-
-constexpr std::array kKnownGpus = {
-    KnownGpu{"NVIDIA GB200", "gb200-186gb", "nvlink5-nvl72", 18},
-    KnownGpu{"NVIDIA B200", "b200-sxm-180gb", "nvlink5", 18},
-    KnownGpu{"NVIDIA H200", "h200-sxm5-141gb", "nvlink4", 18},
-    KnownGpu{"NVIDIA H100 80GB HBM3", "h100-sxm5-80gb", "nvlink4", 18},
-    KnownGpu{"NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb", "nvlink3", 12},
-    KnownGpu{"NVIDIA A100-SXM4-40GB", "a100-sxm4-40gb", "nvlink3", 12},
-    KnownGpu{"Tesla V100-SXM2-32GB", "v100-sxm2-32gb", "nvlink2", 1},
-    KnownGpu{"Tesla V100-SXM2-16GB", "v100-sxm2-16gb", "nvlink2", 1},
-    KnownGpu{"NVIDIA TITAN RTX", "titan-rtx-24gb", "nvlink2", 1},
-    KnownGpu{"TITAN RTX", "titan-rtx-24gb", "nvlink2", 1},
-    KnownGpu{"Tesla P100-SXM2-16GB", "p100-sxm2-16gb", "nvlink1", 1},
-    KnownGpu{"Tesla K80", "k80-gk210-12gb", "", 0},
-};
 
 // What the driver, the context and the libraries keep (hardware.cc).
 constexpr int64_t kContextBytes = int64_t{1} << 30;
@@ -67,12 +43,9 @@ LinkType Scaled(std::string_view row, double share, std::string name,
 }
 
 Result<const KnownGpu*> KnownGpuNamed(const std::string& name) {
-  const auto found = std::ranges::find_if(
-      kKnownGpus,
-      [&](const KnownGpu& known) { return name.starts_with(known.name); });
-  if (found != kKnownGpus.end()) return &*found;
+  if (const KnownGpu* const gpu = FindGpu(name)) return gpu;
   std::string known;
-  for (const KnownGpu& gpu : kKnownGpus) {
+  for (const KnownGpu& gpu : KnownGpus()) {
     known += (known.empty() ? "" : ", ") + std::string(gpu.name);
   }
   return Error{ErrorCode::kNotFound,
@@ -105,11 +78,11 @@ LinkType PcieLink(const PciNode& node) {
 // joined to a switch: a step of a collective crosses two such, and one that is
 // direct, whose latency is that of both. Rows of one link are direct.
 LinkType NvLink(const KnownGpu& gpu, int links, bool direct) {
-  const bool row_is_direct = gpu.links == 1;
-  if (links == gpu.links && direct == row_is_direct) {
+  const bool row_is_direct = gpu.nvlinks == 1;
+  if (links == gpu.nvlinks && direct == row_is_direct) {
     return LinkTypeNamed(gpu.nvlink);
   }
-  LinkType type = Scaled(gpu.nvlink, static_cast<double>(links) / gpu.links,
+  LinkType type = Scaled(gpu.nvlink, static_cast<double>(links) / gpu.nvlinks,
                          std::string(gpu.nvlink) +
                              (direct == row_is_direct ? ""
                               : direct                ? "-direct"
@@ -288,7 +261,7 @@ class NodeBuilder {
     std::optional<VertexId> nvswitch;
     for (size_t g = 0; g < vertices.size(); ++g) {
       const FoundGpu& gpu = machine.gpus[g];
-      if (known[g]->links == 0) continue;
+      if (known[g]->nvlinks == 0) continue;
       if (gpu.switch_links > 0) {
         if (!nvswitch) {
           nvswitch = AddVertex(cluster_, VertexKind::kSwitch,
@@ -355,8 +328,8 @@ Host HostOfMachine(const Machine& machine, const HostSpeed& speed) {
 
 }  // namespace
 
-Result<Cluster> ClusterOfGpus(std::span<const Machine> machines,
-                              const HostSpeed& speed) {
+Result<Cluster> ClusterOfMachines(std::span<const Machine> machines,
+                                  const HostSpeed& speed) {
   Cluster cluster;
   std::vector<std::vector<VertexId>> nics;
   std::map<std::string, int> counts;  // of GPUs, by name

@@ -35,8 +35,8 @@ struct HostSpeed {
 // Errors: kNotFound for a GPU that the tables do not know, naming those they
 // do; kInvalidInput for hosts without GPUs, and for several hosts whose cards
 // differ in number or that have none.
-Result<Cluster> ClusterOfGpus(std::span<const Machine> machines,
-                              const HostSpeed& speed);
+Result<Cluster> ClusterOfMachines(std::span<const Machine> machines,
+                                  const HostSpeed& speed);
 
 // `ranks` ranks on the cores of one host, as the preset local-cpu but with its
 // memory and what was measured.

@@ -148,7 +148,7 @@ Result<HostSpeed> Measure(const Options& options, const Machine& machine) {
 Result<Cluster> ClusterOf(const Options& options,
                           const std::vector<Machine>& machines,
                           const HostSpeed& speed) {
-  if (!machines[0].gpus.empty()) return ClusterOfGpus(machines, speed);
+  if (!machines[0].gpus.empty()) return ClusterOfMachines(machines, speed);
   const int ranks = options.nproc > 0 ? options.nproc : machines[0].cpus;
   return ClusterOfCores(machines[0], ranks, speed);
 }

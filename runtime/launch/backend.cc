@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "planner/base/table.h"
+#include "planner/topology/gpus.h"
 #include "planner/topology/topologies.h"
 #include "runtime/comm/loopback_world.h"
 #include "runtime/comm/shm_world.h"
@@ -22,40 +24,8 @@ namespace {
 
 constexpr char kShareGpu[] = "TESSERA_SHARE_GPU";
 
-// The systems of GPUs by a part of the GPU's name; the first that fits.
-struct GpuSystem {
-  std::string_view part;
-  std::string_view preset;
-  int gpus_per_node;
-};
-constexpr GpuSystem kGpuSystems[] = {
-    {"H200", "dgx-h200", 8},
-    {"H100", "dgx-h100", 8},
-    {"GB200", "gb200-nvl72", 72},
-    {"B200", "dgx-b200", 8},
-    {"A100-SXM4-80GB", "dgx-a100-80gb", 8},
-    {"A100-SXM4-40GB", "dgx-a100-40gb", 8},
-};
-constexpr GpuSystem kUnknownGpu = {"", "dgx-h100", 8};
-
-#ifdef TESSERA_HAS_CUDA
-// Threads that CUDA starts meanwhile inherit the mask: signals stay with the
-// launcher's own thread, which waits for them.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before_);
-  }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
-#endif
+// Stands in for a GPU that no table has.
+constexpr char kUnknownGpuTopology[] = "dgx-h100";
 
 bool IsSet(const char* variable) {
   const char* const value = std::getenv(variable);
@@ -128,23 +98,21 @@ Result<int> GpuOfRank(const HostRanks& ranks) {
 
 Result<Cluster> ClusterOfGpus(const Gpu& gpu, int ranks, int ranks_per_node,
                               int ranks_per_gpu, std::string* warning) {
-  const auto* const found =
-      std::ranges::find_if(kGpuSystems, [&](const GpuSystem& system) {
-        return gpu.name.find(system.part) != std::string::npos;
-      });
-  const bool known = found != std::end(kGpuSystems);
-  const GpuSystem& system = known ? *found : kUnknownGpu;
-  if (!known) {
+  const KnownGpu* const known = FindGpu(gpu.name);
+  if (known == nullptr) {
     *warning = "the figures of '" + gpu.name +
                "' are not known: its predicted times are an H100's "
                "(--cluster FILE)";
   }
+  TESSERA_TRY(const Topology* const topology,
+              Find("cluster", Topologies(),
+                   known != nullptr ? known->topology : kUnknownGpuTopology));
   // As many on a node as divide the ranks.
-  int per_node = std::min(ranks_per_node, system.gpus_per_node);
+  int per_node = std::min(ranks_per_node, topology->gpus_per_node);
   while (ranks % per_node != 0) --per_node;
   TESSERA_TRY(
       Cluster cluster,
-      MakeCluster(Text(system.preset, ":", ranks / per_node, "x", per_node)));
+      MakeCluster(Text(topology->name, ":", ranks / per_node, "x", per_node)));
   cluster.name = Text(ranks, " x ", gpu.name);
   for (DeviceType& type : cluster.device_types) {
     type.memory = {gpu.memory.value / ranks_per_gpu};

@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+
+#include "planner/topology/gpus.h"
+#include "planner/topology/hardware.h"
 
 namespace tessera {
 namespace {
@@ -62,6 +66,27 @@ TEST(Topologies, LocalCpuRanksShareOneHost) {
   EXPECT_EQ(cluster.device_types[0].memory.value, 4'000'000'000);
   EXPECT_GT(cluster.device_types[0].Peak(DType::kBFloat16).value, 0);
   EXPECT_GT(cluster.device_types[0].Peak(DType::kFloat64).value, 0);
+}
+
+// Every GPU's figures, links and system are there.
+TEST(KnownGpusTest, NameRowsThatExist) {
+  for (const KnownGpu& gpu : KnownGpus()) {
+    SCOPED_TRACE(gpu.name);
+    EXPECT_EQ(FindGpu(gpu.name), &gpu);
+    EXPECT_NE(std::ranges::find(DeviceTypes(), gpu.device, &DeviceType::name),
+              DeviceTypes().end());
+    EXPECT_EQ(gpu.nvlink.empty(), gpu.nvlinks == 0);
+    if (!gpu.nvlink.empty()) {
+      EXPECT_NE(std::ranges::find(LinkTypes(), gpu.nvlink, &LinkType::name),
+                LinkTypes().end());
+    }
+    const auto cluster = MakeCluster(gpu.topology);
+    ASSERT_TRUE(cluster);
+    EXPECT_EQ(cluster->device_types[0].name, gpu.device);
+  }
+  EXPECT_EQ(FindGpu("NVIDIA L40S"), nullptr);
+  EXPECT_EQ(FindGpu("NVIDIA H200 NVL"), nullptr);  // on PCIe
+  EXPECT_EQ(FindGpu(""), nullptr);
 }
 
 }  // namespace

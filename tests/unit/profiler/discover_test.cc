@@ -101,7 +101,7 @@ void ExpectSameDistances(const Cluster& found, const Cluster& preset) {
 
 TEST(DiscoverTest, DgxA100IsItsPreset) {
   const Machine machines[] = {DgxA100(), DgxA100()};
-  const Cluster cluster = ClusterOfGpus(machines, SomeSpeed()).value();
+  const Cluster cluster = ClusterOfMachines(machines, SomeSpeed()).value();
   EXPECT_THAT(Validate(cluster), IsEmpty());
   EXPECT_EQ(cluster.name, "16 x NVIDIA A100-SXM4-80GB on 2 hosts");
   const Cluster preset = MakeCluster("dgx-a100-80gb:2").value();
@@ -132,7 +132,7 @@ TEST(DiscoverTest, CubeMeshHasItsNvLinks) {
     gpu.peer_links.assign(std::begin(kLinks[g]), std::end(kLinks[g]));
     machine.gpus.push_back(gpu);
   }
-  const Cluster cluster = ClusterOfGpus({&machine, 1}, SomeSpeed()).value();
+  const Cluster cluster = ClusterOfMachines({&machine, 1}, SomeSpeed()).value();
   EXPECT_THAT(Validate(cluster), IsEmpty());
   const Cluster preset = MakeCluster("dgx1-v100-32gb").value();
   const Router found(cluster);
@@ -171,7 +171,7 @@ TEST(DiscoverTest, LinksAreScaledFromTheNearestPreset) {
   nic.gigabits = 25;
   machine.nics.push_back(nic);
   const Machine machines[] = {machine, machine};
-  const Cluster cluster = ClusterOfGpus(machines, SomeSpeed()).value();
+  const Cluster cluster = ClusterOfMachines(machines, SomeSpeed()).value();
   EXPECT_THAT(Validate(cluster), IsEmpty());
   const auto type = [&](std::string_view name) {
     for (const LinkType& row : cluster.link_types) {
@@ -193,7 +193,7 @@ TEST(DiscoverTest, LinksAreScaledFromTheNearestPreset) {
 TEST(DiscoverTest, SaysWhatItCannotDo) {
   Machine machine = DgxA100();
   machine.gpus[3].name = "NVIDIA Z1";
-  auto cluster = ClusterOfGpus({&machine, 1}, SomeSpeed());
+  auto cluster = ClusterOfMachines({&machine, 1}, SomeSpeed());
   ASSERT_FALSE(cluster);
   EXPECT_EQ(cluster.error().code, ErrorCode::kNotFound);
   EXPECT_THAT(cluster.error().ToString(), HasSubstr("'NVIDIA Z1'"));
@@ -203,16 +203,16 @@ TEST(DiscoverTest, SaysWhatItCannotDo) {
   machine.nics.resize(7);
   machine.host = "other";
   const Machine unlike[] = {DgxA100(), machine};
-  cluster = ClusterOfGpus(unlike, SomeSpeed());
+  cluster = ClusterOfMachines(unlike, SomeSpeed());
   ASSERT_FALSE(cluster);
   EXPECT_EQ(cluster.error().ToString(), "other: 7 network cards, but 8 on dgx");
 
   machine.nics.clear();
   const Machine alone[] = {machine, machine};
-  EXPECT_EQ(ClusterOfGpus(alone, SomeSpeed()).error().ToString(),
+  EXPECT_EQ(ClusterOfMachines(alone, SomeSpeed()).error().ToString(),
             "other: no network card has a link");
   machine.gpus.clear();
-  EXPECT_FALSE(ClusterOfGpus({&machine, 1}, SomeSpeed()));
+  EXPECT_FALSE(ClusterOfMachines({&machine, 1}, SomeSpeed()));
 }
 
 TEST(DiscoverTest, WhatIsNotSaidIsAnAssumption) {
