@@ -129,16 +129,38 @@ class Trainer {
     return {};
   }
 
-  // kInterrupted on all ranks where one is to stop.
+  // kInterrupted on all ranks where one is to stop; an error where they have
+  // loaded states of different steps.
   Result<void> AgreeToGoOn() {
-    const int64_t mine = job_.stop != nullptr && job_.stop->load() ? 1 : 0;
-    std::vector<int64_t> stops(static_cast<size_t>(all_.size()));
+    struct Begin {
+      int64_t stop = 0;
+      int64_t step = 0;
+      int64_t samples = 0;
+    };
+    const Begin mine = {job_.stop != nullptr && job_.stop->load() ? 1 : 0,
+                        executor_.step(), executor_.samples()};
+    std::vector<Begin> begins(static_cast<size_t>(all_.size()));
     TESSERA_RETURN_IF_ERROR(
-        messages_.AllGather(&mine, sizeof(mine), stops.data()));
-    if (std::ranges::count(stops, 0) == std::ssize(stops)) return {};
-    TESSERA_RETURN_IF_ERROR(executor_.world().Flush());
-    return Error{ErrorCode::kInterrupted, "interrupted before the first step",
-                 ""};
+        messages_.AllGather(&mine, sizeof(mine), begins.data()));
+    if (std::ranges::any_of(begins,
+                            [](const Begin& one) { return one.stop != 0; })) {
+      TESSERA_RETURN_IF_ERROR(executor_.world().Flush());
+      return Error{ErrorCode::kInterrupted, "interrupted before the first step",
+                   ""};
+    }
+    for (size_t rank = 1; rank < begins.size(); ++rank) {
+      if (begins[rank].step == begins[0].step &&
+          begins[rank].samples == begins[0].samples) {
+        continue;
+      }
+      return InvalidInput(
+          "rank " + std::to_string(rank) + " begins behind step " +
+              std::to_string(begins[rank].step) + " and rank 0 behind step " +
+              std::to_string(begins[0].step) +
+              ": they have read different checkpoints",
+          job_.load_path);
+    }
+    return {};
   }
 
   Result<void> Step() {
@@ -272,9 +294,13 @@ class Trainer {
 
 // What all ranks of a job have in common, where they were started apart.
 struct Terms {
-  static constexpr std::array<const char*, 4> kNames = {
-      "--seed", "--steps", "optimizer or learning rate", "model or plan"};
-  std::array<uint64_t, 4> values = {};
+  static constexpr std::array<const char*, 9> kNames = {
+      "seed",          "number of steps",
+      "optimizer",     "learning rate",
+      "model or plan", "data",
+      "validation",    "interval or file of checkpoints (--save, --save-every)",
+      "start (--load)"};
+  std::array<uint64_t, kNames.size()> values = {};
 };
 
 Terms TermsOf(const TrainingJob& job) {
@@ -287,10 +313,21 @@ Terms TermsOf(const TrainingJob& job) {
   };
   uint64_t options = 0;
   for (char c : job.options.optimizer) mix(options, c);
-  for (double value :
-       {job.options.learning_rate, job.options.clip, job.options.beta1,
-        job.options.beta2, job.options.epsilon, job.options.weight_decay}) {
+  for (double value : {job.options.clip, job.options.beta1, job.options.beta2,
+                       job.options.epsilon, job.options.weight_decay}) {
     mix(options, value);
+  }
+  uint64_t rate = 0;
+  mix(rate, job.options.learning_rate);
+  if (job.learning_rate) {
+    const LearningRate& given = *job.learning_rate;
+    if (given.decay != nullptr) {
+      for (char c : given.decay->name) mix(rate, c);
+    }
+    mix(rate, given.peak);
+    mix(rate, given.least);
+    mix(rate, given.warmup);
+    mix(rate, given.steps);
   }
   uint64_t work = 0;
   for (const Task& task : job.tasks->tasks) {
@@ -305,7 +342,14 @@ Terms TermsOf(const TrainingJob& job) {
     mix(work, value.dtype);
     for (int64_t extent : value.shape) mix(work, extent);
   }
-  return {{job.seed, static_cast<uint64_t>(job.steps), options, work}};
+  uint64_t validation = 0;
+  mix(validation, job.validation.every);
+  if (job.validation.every > 0) mix(validation, job.validation.batches);
+  uint64_t saves = 0;
+  mix(saves, job.save_every);
+  mix(saves, job.save_path.empty());
+  return {{job.seed, static_cast<uint64_t>(job.steps), options, rate, work,
+           job.data, validation, saves, job.load_path.empty()}};
 }
 
 Result<void> CheckTerms(const TrainingJob& job, HostMessages all) {

@@ -45,6 +45,8 @@ struct TrainingJob {
   uint64_t seed = 0;
   int64_t steps = 1;  // after those of the checkpoint, if one is loaded
   LoadInput load;
+  // Tells the data of `load` from other data, where ranks open it each.
+  uint64_t data = 0;
   // `load` fills the input "positions" with places in the row, from 0: rows
   // hold no documents of their own.
   bool places_are_positions = false;

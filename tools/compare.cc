@@ -144,7 +144,8 @@ std::string CompareText(const std::vector<TaskComparison>& comparisons,
     table.push_back(
         {row.example, std::to_string(row.tasks), FormatTime(row.predicted),
          std::string(CostSources()[static_cast<size_t>(row.source)].name),
-         FormatTime(row.measured.median_s), FormatPercent(row.measured.spread),
+         FormatTime(row.measured.median_s),
+         row.measured.samples > 1 ? FormatPercent(row.measured.spread) : "-",
          (error < 0 ? "-" : "+") + FormatTime(std::abs(error))});
   }
   return "tasks by the error of their prediction; those of one kernel at one "

@@ -187,7 +187,18 @@ Result<void> CheckReplaceable(const std::string& path, std::string_view flag) {
     return InvalidInput("cannot write '" + path + "': it is no regular file",
                         std::string(flag));
   }
-  return CheckWritable(path, flag);
+  TESSERA_RETURN_IF_ERROR(CheckWritable(path, flag));
+  // Not every folder that may be written takes files: /proc does not.
+  std::string beside = path + ".XXXXXX";
+  const int fd = mkstemp(beside.data());
+  if (fd < 0) {
+    return InvalidInput(
+        "cannot write beside '" + path + "': " + std::strerror(errno),
+        std::string(flag));
+  }
+  close(fd);
+  unlink(beside.c_str());
+  return {};
 }
 
 Result<void> CheckProtoOutput(const std::string& path, std::string_view flag) {

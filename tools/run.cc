@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -45,6 +47,9 @@ namespace {
 // loopback_world.h).
 constexpr int kMostRanks = 64;
 
+// Beyond any job.
+constexpr int kMostPlannedRanks = 1 << 20;
+
 Result<const Backend*> BackendOf(const Options& options) {
   auto backend = Find("backend", Backends(), options.backend);
   if (!backend) return backend.error().At("--backend");
@@ -80,8 +85,17 @@ Result<int> RanksOfPlan(const Options& options) {
   if (options.strategy) {
     const auto strategy = ParseStrategy(*options.strategy);
     if (!strategy) return strategy.error().At("--strategy");
-    return std::max(1, strategy->dp) * strategy->tp * strategy->pp *
-           strategy->cp * strategy->ep;
+    int64_t ranks = 1;
+    for (const int degree : {std::max(1, strategy->dp), strategy->tp,
+                             strategy->pp, strategy->cp, strategy->ep}) {
+      ranks *= degree;
+      if (ranks > kMostPlannedRanks) {
+        return InvalidInput("its degrees make up more than " +
+                                std::to_string(kMostPlannedRanks) + " ranks",
+                            "--strategy");
+      }
+    }
+    return static_cast<int>(ranks);
   }
   if (options.plan.empty()) return 1;
   // A plan names the parts of its model, so that is read first.
@@ -89,13 +103,19 @@ Result<int> RanksOfPlan(const Options& options) {
   model.plan.clear();
   TESSERA_TRY(const Inputs inputs, ReadInputs(model, "local-cpu:1"));
   TESSERA_TRY(const Plan plan, ReadPlan(options.plan, inputs.graph));
-  int ranks = 1;
+  int last = 0;
   for (const DeviceGroup& group : plan.groups) {
     for (const DeviceId device : group.devices) {
-      ranks = std::max(ranks, device.value + 1);
+      last = std::max(last, device.value);
     }
   }
-  return ranks;
+  if (last >= kMostPlannedRanks) {
+    return InvalidInput("has device " + std::to_string(last) +
+                            ": expected less than " +
+                            std::to_string(kMostPlannedRanks),
+                        options.plan);
+  }
+  return last + 1;
 }
 
 // Rows of the table that tokens are looked up in.
@@ -199,9 +219,14 @@ std::string OffloadDirectory(const Options& options) {
   if (const std::string named = StrategyDirectory(options); !named.empty()) {
     return named;
   }
-  std::error_code code;
-  const auto path = std::filesystem::temp_directory_path(code);
-  return code ? "." : path.string();
+  const char* const folder = std::getenv("TMPDIR");
+  return folder != nullptr && *folder != '\0' ? folder : "/tmp";
+}
+
+// What made it so, for messages.
+std::string OffloadDirectorySource(const Options& options) {
+  if (!options.offload_directory.empty()) return "--offload-dir";
+  return StrategyDirectory(options).empty() ? "TMPDIR" : "--strategy";
 }
 
 Error OutOfMemory(const std::string& what, Bytes needed, Bytes there,
@@ -270,12 +295,13 @@ Result<void> CheckMemory(const Options& options, const Inputs& inputs,
   if (storage == Bytes{}) return {};
   const std::string directory = OffloadDirectory(options);
   if (const auto file = FileTier::Open({.directory = directory}, {}); !file) {
-    return InvalidInput(file.error().ToString(), "--offload-dir");
+    return InvalidInput(file.error().ToString(),
+                        OffloadDirectorySource(options));
   }
   if (const Bytes free = FreeBytesOf(directory); storage > free) {
     return OutOfMemory("the ranks' files need", storage, free,
                        largest(files, MemoryTier::kFile),
-                       "--offload-dir " + directory);
+                       OffloadDirectorySource(options) + " " + directory);
   }
   return {};
 }
@@ -296,6 +322,45 @@ std::string IdleRanks(const Plan& plan, int ranks) {
     idle += (idle.empty() ? "rank " : ", rank ") + std::to_string(rank);
   }
   return idle;
+}
+
+// What is written must be neither read nor written by another flag.
+Result<void> CheckPathsDiffer(const Options& options) {
+  struct File {
+    std::string_view flag;
+    const std::string& path;
+    bool written = false;
+  };
+  // A run goes on from the checkpoint that it replaces, and adds to a profile.
+  const std::array files = {
+      File{"--model", options.model},
+      File{"--data", options.data},
+      File{"--cluster", options.cluster},
+      File{"--plan", options.plan},
+      File{"--load", options.load},
+      File{"--save", options.save, true},
+      File{"--log", options.log, true},
+      File{"--trace", options.trace, true},
+      File{"--learn", options.learn, true},
+  };
+  for (size_t i = 0; i < files.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (files[i].path.empty() || files[j].path.empty()) continue;
+      if (!files[i].written && !files[j].written) continue;
+      if (files[j].flag == "--load" && files[i].flag == "--save") continue;
+      std::error_code code;
+      const bool same =
+          files[i].path == files[j].path ||
+          std::filesystem::equivalent(files[i].path, files[j].path, code);
+      const bool stream =
+          std::filesystem::is_character_file(files[i].path, code);
+      if (!same || stream) continue;
+      return InvalidInput(
+          "'" + files[i].path + "' is " + std::string(files[j].flag) + " too",
+          std::string(files[i].flag));
+    }
+  }
+  return {};
 }
 
 // Reads and checks everything, so that no rank starts on bad input.
@@ -326,6 +391,7 @@ Result<Job> ReadJob(const Options& options,
   if (ranks == 0 && options.cluster.empty()) {
     TESSERA_TRY(ranks, RanksOfPlan(options));
   }
+  TESSERA_RETURN_IF_ERROR(CheckPathsDiffer(options));
   const bool one_host = !job.backend->gpu || job.backend->threads;
   if (one_host && ranks > kMostRanks) {
     return InvalidInput(std::to_string(ranks) + " ranks on one host: at most " +
@@ -555,6 +621,7 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   training.seed = job.seed;
   training.steps = options.steps;
   training.load = LoadTraining(*job.batches);
+  training.data = FingerprintOf(*job.data);
   training.places_are_positions = job.batches->options().end_of_text < 0;
   training.learning_rate = job.learning_rate;
   training.validation.every = options.validate_every;

@@ -16,9 +16,7 @@ constexpr int kDoesNotFit = 3;
 // One line, whatever the message holds; a rank's launcher prints it.
 int Fail(const Error& error) {
   if (!TellLauncher(error)) {
-    std::string line = error.ToString();
-    std::ranges::replace(line, '\n', ' ');
-    std::cerr << "tessera: " << line << std::endl;
+    std::cerr << "tessera: " << error.ToString() << std::endl;
   }
   return ExitCodeOf(error.code);
 }

@@ -262,7 +262,9 @@ Result<void> ReadSchedule(std::string_view value, Strategy& strategy) {
     return {};
   }
   const std::string path(value);
-  if (!std::filesystem::is_regular_file(path)) {
+  // A name without a folder or an ending is a slip of a schedule's.
+  const bool is_path = path.find_first_of("/.") != std::string::npos;
+  if (!is_path && !std::filesystem::is_regular_file(path)) {
     return InvalidInput(UnknownName("schedule", value, names).message +
                         ", or the path of a file with a table of actions");
   }

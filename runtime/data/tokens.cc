@@ -220,4 +220,14 @@ Result<TokenData> OpenTokens(const std::string& path, int64_t vocab_size) {
   return data;
 }
 
+uint64_t FingerprintOf(const TokenData& data) {
+  constexpr int64_t kLooks = 1000;
+  uint64_t hash = Mix64(static_cast<uint64_t>(data.size()));
+  const int64_t stride = std::max<int64_t>(1, data.size() / kLooks);
+  for (int64_t i = 0; i < data.size(); i += stride) {
+    hash = Mix64(hash ^ static_cast<uint64_t>(data[i]));
+  }
+  return hash;
+}
+
 }  // namespace tessera

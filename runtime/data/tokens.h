@@ -24,6 +24,12 @@ enum class TokenFormat : uint8_t { kText, kNanoGpt, kLlmc16, kLlmc32 };
 // "text", "nanogpt", "llm.c uint16", "llm.c uint32".
 std::string_view NameOf(TokenFormat format);
 
+class TokenData;
+
+// Tells one file's tokens from another's: by their number and a thousand of
+// them.
+uint64_t FingerprintOf(const TokenData& data);
+
 // Owns the mapping of one file. The file must not be changed while open.
 class TokenData {
  public:

@@ -470,8 +470,16 @@ class Job {
       if (!AnyRunning()) break;
     }
     ReadReports();
+    // Whoever read our output has seen enough, as `head`.
+    if (first_failed_ && WIFSIGNALED(ranks_[*first_failed_].status) &&
+        WTERMSIG(ranks_[*first_failed_].status) == SIGPIPE) {
+      return 128 + SIGPIPE;
+    }
     if (!first_failed_ || FailedForInterrupt()) {
-      return interrupt_ != 0 ? 128 + interrupt_ : 0;
+      if (interrupt_ != 0) return 128 + interrupt_;
+      const bool interrupted = std::ranges::any_of(
+          ranks_, [&](const auto& rank) { return IsInterrupted(rank.status); });
+      return interrupted ? kInterruptedExitCode : 0;
     }
     std::cerr << "tessera: " << Cause() << std::endl;
     return ExitCode();
@@ -493,8 +501,10 @@ class Job {
 
   // Whether a rank ended as it was told to.
   bool IsInterrupted(int status) const {
-    if (interrupt_ == 0) return false;
-    if (WIFSIGNALED(status)) return WTERMSIG(status) == interrupt_;
+    if (WIFSIGNALED(status)) {
+      return interrupt_ != 0 && WTERMSIG(status) == interrupt_;
+    }
+    // Also a rank that was told alone: all ranks then end alike.
     return WEXITSTATUS(status) == kInterruptedExitCode;
   }
 
@@ -573,6 +583,8 @@ class Job {
       for (const char* what : {" aborted: ", " (pid ", " has left"}) {
         if (text.find(Text("rank ", r, what)) != std::string::npos) return true;
       }
+      const std::string lost = Text("(rank ", r, "): connection lost");
+      if (text.find(lost) != std::string::npos) return true;
     }
     return false;
   }
@@ -669,12 +681,6 @@ std::optional<int> NumberIn(const char* variable) {
   return ParseInt(text == nullptr ? "" : text);
 }
 
-std::string OneLine(const Error& error) {
-  std::string line = error.ToString();
-  std::replace(line.begin(), line.end(), '\n', ' ');
-  return line;
-}
-
 }  // namespace
 
 bool TellLauncher(const Error& error) {
@@ -683,13 +689,13 @@ bool TellLauncher(const Error& error) {
   Report report = {};
   report.rank = NumberIn("RANK").value_or(0);
   report.code = error.code;
-  OneLine(error).copy(report.text, sizeof(report.text) - 1);
+  error.ToString().copy(report.text, sizeof(report.text) - 1);
   return write(*fd, &report, sizeof(report)) == sizeof(report);
 }
 
 void ReportRankError(const Error& error) {
   if (TellLauncher(error)) return;
-  std::string line = OneLine(error);
+  std::string line = error.ToString();
   if (const auto rank = NumberIn("RANK"))
     line = Text("rank ", *rank, ": ", line);
   std::cerr << "tessera: " << line << std::endl;

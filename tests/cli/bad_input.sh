@@ -149,3 +149,27 @@ fails 2 "--trace: cannot write" \
 fails 2 "--save: cannot write" \
   run "${tiny[@]}" "${text[@]}" --save "$work/no-such-folder/x.safetensors"
 [[ ! -e $work/x.yaml && ! -e $work/no-such-folder ]] || fail "half written"
+
+# What is written is nothing that is read, nor written by another flag.
+cp "$examples/data/gpl-3.txt" "$work/mine.txt"
+for flag in --log --save --trace; do
+  fails 2 "is --data too" run "${tiny[@]}" --data "$work/mine.txt" \
+    $flag "$work/mine.txt"
+done
+ln "$work/mine.txt" "$work/other.txt"
+fails 2 "is --data too" run "${tiny[@]}" --data "$work/mine.txt" \
+  --log "$work/other.txt"
+cmp "$work/mine.txt" "$examples/data/gpl-3.txt" || fail "the data was changed"
+fails 2 "is --log too" run "${tiny[@]}" "${text[@]}" --log "$work/x" \
+  --trace "$work/x"
+fails 2 "cannot write beside" run "${tiny[@]}" "${text[@]}" --save /proc/x
+
+# Names of files are shown as they are, but for what moves the cursor.
+fails 2 'x0a' run "${tiny[@]}" --data "$work/a
+b"
+fails 2 "more than 1048576 ranks" run "${tiny[@]}" "${text[@]}" \
+  --strategy tp=65536,pp=65536
+fails 2 "schedule.*/nonexist" run "${tiny[@]}" "${text[@]}" \
+  --strategy pp=2,schedule=/nonexist
+fails 2 "strategy: .*nonexist" run "${tiny[@]}" "${text[@]}" \
+  --strategy offload=optimizer:file:/nonexist
