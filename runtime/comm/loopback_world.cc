@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "planner/base/check.h"
+#include "runtime/comm/parts.h"
 #include "runtime/comm/text.h"
 
 namespace tessera {
@@ -28,24 +29,6 @@ size_t U(int i) {
 
 Error Unavailable(std::string message) {
   return {ErrorCode::kUnavailable, std::move(message), ""};
-}
-
-Result<void> CheckLengths(std::span<const int64_t> lengths, int size) {
-  if (static_cast<int>(lengths.size()) != size) {
-    return InvalidInput(
-        Text("got ", lengths.size(), " sizes for a group of ", size));
-  }
-  for (int64_t length : lengths) {
-    if (length < 0) return InvalidInput(Text("negative size ", length));
-  }
-  return {};
-}
-
-// Where each part begins, and the end of all.
-std::vector<int64_t> Offsets(std::span<const int64_t> lengths) {
-  std::vector<int64_t> offsets = {0};
-  for (int64_t length : lengths) offsets.push_back(offsets.back() + length);
-  return offsets;
 }
 
 // What a rank brings to a meeting of its group.

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/comm/parts.h"
 #include "runtime/comm/reduce.h"
 #include "runtime/comm/text.h"
 
@@ -93,24 +94,6 @@ Error NcclError(ncclResult_t code, ncclComm_t comm, std::string_view call) {
 Result<void> NcclOk(ncclResult_t code, ncclComm_t comm, std::string_view call) {
   if (code == ncclSuccess || code == ncclInProgress) return {};
   return NcclError(code, comm, call);
-}
-
-Result<void> CheckLengths(std::span<const int64_t> lengths, int size) {
-  if (static_cast<int>(lengths.size()) != size) {
-    return InvalidInput(
-        Text("got ", lengths.size(), " sizes for a group of ", size));
-  }
-  for (int64_t length : lengths) {
-    if (length < 0) return InvalidInput(Text("negative size ", length));
-  }
-  return {};
-}
-
-// Where each part begins, and the end of all.
-std::vector<int64_t> Offsets(std::span<const int64_t> lengths) {
-  std::vector<int64_t> offsets = {0};
-  for (int64_t length : lengths) offsets.push_back(offsets.back() + length);
-  return offsets;
 }
 
 bool AllEqual(std::span<const int64_t> lengths) {

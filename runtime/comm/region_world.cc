@@ -17,6 +17,7 @@
 
 #include "planner/base/check.h"
 #include "runtime/comm/copy.h"
+#include "runtime/comm/parts.h"
 #include "runtime/comm/reduce.h"
 #include "runtime/comm/text.h"
 
@@ -117,12 +118,6 @@ struct Piece {
 Piece PieceOf(int64_t extent, int64_t step, int64_t i) {
   const int64_t begin = std::min(i * step, extent);
   return {begin, std::min(step, extent - begin)};
-}
-
-std::vector<int64_t> Offsets(std::span<const int64_t> lengths) {
-  std::vector<int64_t> offsets(1, 0);
-  for (int64_t length : lengths) offsets.push_back(offsets.back() + length);
-  return offsets;
 }
 
 void Pause() {
@@ -752,19 +747,6 @@ Result<void> RegionCommunicator::AllReduceInSlices(std::byte* data,
 }
 
 namespace {
-
-Result<void> CheckLengths(std::span<const int64_t> lengths, int size) {
-  if (static_cast<int>(lengths.size()) != size) {
-    return InvalidInput(
-        Text("got ", lengths.size(), " sizes for a group of ", size));
-  }
-  for (int64_t length : lengths) {
-    if (length < 0) {
-      return InvalidInput(Text("negative size ", length));
-    }
-  }
-  return {};
-}
 
 int64_t Largest(std::span<const int64_t> lengths) {
   return *std::max_element(lengths.begin(), lengths.end());

@@ -27,6 +27,25 @@ constexpr char kShareGpu[] = "TESSERA_SHARE_GPU";
 // Stands in for a GPU that no table has.
 constexpr char kUnknownGpuTopology[] = "dgx-h100";
 
+#ifdef TESSERA_HAS_CUDA
+// Threads that CUDA starts meanwhile inherit the mask: signals stay with the
+// launcher's own thread, which waits for them.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+#endif
+
 bool IsSet(const char* variable) {
   const char* const value = std::getenv(variable);
   return value != nullptr && *value != '\0' && std::string_view(value) != "0";

@@ -1,0 +1,24 @@
+#include "runtime/comm/parts.h"
+
+#include "runtime/comm/text.h"
+
+namespace tessera {
+
+Result<void> CheckLengths(std::span<const int64_t> lengths, int size) {
+  if (static_cast<int>(lengths.size()) != size) {
+    return InvalidInput(
+        Text("got ", lengths.size(), " sizes for a group of ", size));
+  }
+  for (int64_t length : lengths) {
+    if (length < 0) return InvalidInput(Text("negative size ", length));
+  }
+  return {};
+}
+
+std::vector<int64_t> Offsets(std::span<const int64_t> lengths) {
+  std::vector<int64_t> offsets = {0};
+  for (int64_t length : lengths) offsets.push_back(offsets.back() + length);
+  return offsets;
+}
+
+}  // namespace tessera
