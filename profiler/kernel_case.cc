@@ -1,10 +1,13 @@
 #include "profiler/kernel_case.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstring>
+#include <limits>
 
 #include "planner/base/rng.h"
-#include "planner/lower/lower.h"
+#include "runtime/float16.h"
 
 namespace tessera {
 namespace {
@@ -101,9 +104,93 @@ bool IsList(std::string_view kernel) {
          kernel == "clip_coefficient" || kernel == "cast";
 }
 
-Result<KernelCase> CaseOf(const Task& task, const TaskGraph& tasks,
-                          const Graph& graph, const ProfileKey& key,
-                          const TrainingOptions& options) {
+// ---- Contents
+
+// Contents repeat after so many elements, or as few more as whole rows need.
+constexpr int64_t kPatternElements = int64_t{1} << 16;
+
+int64_t BytesOf(const KernelCase::Buffer& buffer) {
+  int64_t elements = 1;
+  for (const int64_t extent : buffer.shape) elements *= extent;
+  return elements * SizeOf(buffer.dtype);
+}
+
+// Where the next buffer of a set may begin.
+int64_t Aligned(int64_t bytes) {
+  constexpr int64_t kAlignment = 256;
+  return (std::max<int64_t>(bytes, 1) + kAlignment - 1) / kAlignment *
+         kAlignment;
+}
+
+template <typename T>
+void Append(std::vector<std::byte>& bytes, T value) {
+  const auto raw = std::bit_cast<std::array<std::byte, sizeof(T)>>(value);
+  bytes.insert(bytes.end(), raw.begin(), raw.end());
+}
+
+// The first elements of a buffer, or all.
+std::vector<std::byte> PatternOf(const KernelCase::Buffer& buffer, int64_t ids,
+                                 uint64_t seed) {
+  const int64_t all = BytesOf(buffer) / SizeOf(buffer.dtype);
+  int64_t row = 1;
+  if (buffer.fill == KernelCase::Fill::kPositions && !buffer.shape.empty()) {
+    row = buffer.shape.back();
+  }
+  const int64_t n = std::min(all, (kPatternElements + row - 1) / row * row);
+  std::vector<std::byte> bytes;
+  bytes.reserve(static_cast<size_t>(n * SizeOf(buffer.dtype)));
+  for (int64_t i = 0; i < n; ++i) {
+    // In (0, 1]: also good as a variance, a norm or a log-sum-exp.
+    const double random =
+        1.0 - CounterUniform01(seed, static_cast<uint64_t>(i));
+    switch (buffer.dtype) {
+      case DType::kFloat64:
+        Append(bytes, random);
+        break;
+      case DType::kFloat32:
+        Append(bytes, static_cast<float>(random));
+        break;
+      case DType::kBFloat16:
+        Append(bytes, ToBFloat16(static_cast<float>(random)));
+        break;
+      case DType::kFloat16:
+        Append(bytes, ToFloat16(static_cast<float>(random)));
+        break;
+      case DType::kInt32:
+        Append(bytes, static_cast<int32_t>(
+                          buffer.fill == KernelCase::Fill::kPositions
+                              ? static_cast<double>(i % row)
+                              : (1.0 - random) * static_cast<double>(ids)));
+        break;
+    }
+  }
+  return bytes;
+}
+
+void CopyBytes(RankDevice& device, std::byte* to, const std::byte* from,
+               int64_t bytes) {
+  StridedCopy copy;
+  copy.run_bytes = bytes;
+  device.Copy(to, from, copy);
+}
+
+// What is written once is copied behind itself until `bytes` are full.
+void Fill(RankDevice& device, std::byte* data, int64_t bytes,
+          const std::vector<std::byte>& pattern) {
+  if (bytes == 0) return;
+  auto done = static_cast<int64_t>(pattern.size());
+  device.Write(data, pattern.data(), {done});
+  while (done < bytes) {
+    const int64_t more = std::min(done, bytes - done);
+    CopyBytes(device, data + done, data, more);
+    done += more;
+  }
+}
+
+}  // namespace
+
+KernelCase CaseOf(const Task& task, const TaskGraph& tasks, const Graph& graph,
+                  const ProfileKey& key, const TrainingOptions& options) {
   KernelCase result;
   if (key.name == "copy") {
     const KernelCase::Buffer buffer = Flat(key.extents[0], key.dtype);
@@ -125,7 +212,7 @@ Result<KernelCase> CaseOf(const Task& task, const TaskGraph& tasks,
       result.attributes = graph.node(task.node).attributes;
     }
   }
-  TESSERA_TRY(result.kernel, FindCpuKernel(task.kernel));
+  result.kernel = task.kernel;
   result.ids = IdsOf(graph);
   for (const ValueId id : task.reads) {
     const Value& value = tasks.value(id);
@@ -137,103 +224,72 @@ Result<KernelCase> CaseOf(const Task& task, const TaskGraph& tasks,
   return result;
 }
 
-}  // namespace
+// ---- PreparedKernel
 
-namespace {
-
-// Server CPUs of 2020 to 2025 have 1 to 4 MiB of last-level cache a core
-// (AMD EPYC 7003: 4 MiB; Intel Xeon 8380: 1.5 MiB), and several ranks may share
-// a core; twice the largest, and not so many sets that making them takes longer
-// than timing.
-constexpr size_t kRotatedBytes = size_t{8} << 20;
-constexpr size_t kMostSets = 64;
-
-}  // namespace
-
-Result<void> AddKernelCases(const Pricer& pricer, const Plan& plan,
-                            const TrainingOptions& options,
-                            std::map<ProfileKey, KernelCase>& cases) {
-  const Graph& graph = pricer.graph();
-  const TaskGraph tasks = Lower(graph, pricer.cluster(), plan, options);
-  for (const Task& task : tasks.tasks) {
-    if (task.kind == TaskKind::kComm || task.kind == TaskKind::kSend) continue;
-    const DeviceGroup& group = tasks.group(task.group);
-    const ProfileKey key =
-        pricer.ProfileKeyOf({.task = &task,
-                             .values = tasks.values,
-                             .group = &group,
-                             .group_class = pricer.ClassOf(group)});
-    if (cases.contains(key)) continue;
-    TESSERA_TRY(KernelCase found, CaseOf(task, tasks, graph, key, options));
-    cases.emplace(key, std::move(found));
+Result<std::unique_ptr<PreparedKernel>> PreparedKernel::Make(
+    const KernelCase& kernel_case, RankDevice& device, Bytes rotated) {
+  std::unique_ptr<PreparedKernel> prepared(
+      new PreparedKernel(kernel_case, device));
+  if (!kernel_case.kernel.empty()) {
+    TESSERA_TRY(prepared->kernel_, device.FindKernel(kernel_case.kernel));
   }
-  return {};
-}
-
-PreparedKernel::PreparedKernel(const KernelCase& kernel_case,
-                               ThreadPool& threads)
-    : case_(kernel_case), threads_(threads) {
-  Buffers first;
-  Allocate(case_.operands, first, first.operands);
-  Allocate(case_.results, first, first.results);
-  size_t bytes = 1;
-  for (const auto& memory : first.memory) bytes += memory.size();
-  const size_t sets = std::clamp<size_t>(kRotatedBytes / bytes, 1, kMostSets);
-  sets_.push_back(std::move(first));
-  while (sets_.size() < sets) {
-    Buffers& copy = sets_.emplace_back(sets_[0]);
-    size_t i = 0;
-    for (LocalTensor& t : copy.operands) t.data = copy.memory[i++].data();
-    for (LocalTensor& t : copy.results) t.data = copy.memory[i++].data();
+  int64_t set_bytes = 0;
+  for (const auto* buffers : {&kernel_case.operands, &kernel_case.results}) {
+    for (const auto& buffer : *buffers) set_bytes += Aligned(BytesOf(buffer));
   }
-}
-
-void PreparedKernel::Allocate(const std::vector<KernelCase::Buffer>& of,
-                              Buffers& buffers,
-                              std::vector<LocalTensor>& tensors) const {
-  for (const KernelCase::Buffer& buffer : of) {
-    LocalTensor tensor;
-    tensor.dtype = buffer.dtype;
-    tensor.shape = buffer.shape;
-    tensor.offset.assign(buffer.shape.size(), 0);
-    tensor.global_shape = buffer.global_shape;
-    const auto n = static_cast<size_t>(tensor.elements());
-    auto& memory = buffers.memory.emplace_back(
-        n * static_cast<size_t>(SizeOf(buffer.dtype)));
-    tensor.data = memory.data();
-    const auto length =
-        static_cast<size_t>(buffer.shape.empty() ? 1 : buffer.shape.back());
-    for (size_t i = 0; i < n; ++i) {
-      // In (0, 1]: also good as a variance, a norm or a log-sum-exp.
-      const double random = 1.0 - CounterUniform01(buffers.memory.size(), i);
-      switch (buffer.dtype) {
-        case DType::kFloat64:
-          tensor.as<double>()[i] = random;
-          break;
-        case DType::kFloat32:
-          tensor.as<float>()[i] = static_cast<float>(random);
-          break;
-        case DType::kInt32:
-          tensor.as<int32_t>()[i] = static_cast<int32_t>(
-              buffer.fill == KernelCase::Fill::kPositions
-                  ? static_cast<double>(i % length)
-                  : (1.0 - random) * static_cast<double>(case_.ids));
-          break;
-        default:
-          break;  // zero, as the memory is
-      }
+  const int64_t sets =
+      std::clamp<int64_t>(rotated.value / set_bytes, 1, kMostSets);
+  TESSERA_TRY(prepared->memory_,
+              device.Allocate({sets * set_bytes}, MemoryCategory::kActivation));
+  auto* const first = static_cast<std::byte*>(prepared->memory_);
+  std::byte* data = first;
+  uint64_t seed = 0;
+  for (const auto* buffers : {&kernel_case.operands, &kernel_case.results}) {
+    for (const KernelCase::Buffer& buffer : *buffers) {
+      Fill(device, data, BytesOf(buffer),
+           PatternOf(buffer, kernel_case.ids, ++seed));
+      data += Aligned(BytesOf(buffer));
     }
-    tensors.push_back(std::move(tensor));
   }
+  for (int64_t set = 0; set < sets; ++set) {
+    std::byte* const here = first + set * set_bytes;
+    if (set > 0) CopyBytes(device, here, first, set_bytes);
+    prepared->sets_.push_back(prepared->At(here));
+  }
+  return prepared;
+}
+
+PreparedKernel::~PreparedKernel() {
+  if (memory_ != nullptr) device_.Free(memory_);
+}
+
+PreparedKernel::Buffers PreparedKernel::At(std::byte* data) const {
+  Buffers set;
+  const auto place = [&](const std::vector<KernelCase::Buffer>& of,
+                         std::vector<LocalTensor>& tensors) {
+    for (const KernelCase::Buffer& buffer : of) {
+      LocalTensor tensor;
+      tensor.data = data;
+      tensor.dtype = buffer.dtype;
+      tensor.shape = buffer.shape;
+      tensor.offset.assign(buffer.shape.size(), 0);
+      tensor.global_shape = buffer.global_shape;
+      tensors.push_back(std::move(tensor));
+      data += Aligned(BytesOf(buffer));
+    }
+  };
+  place(case_.operands, set.operands);
+  place(case_.results, set.results);
+  return set;
 }
 
 void PreparedKernel::Run() {
   const Buffers& set = sets_[next_];
   next_ = (next_ + 1) % sets_.size();
-  if (case_.kernel == nullptr) {
-    const LocalTensor& from = set.operands[0];
-    std::memcpy(set.results[0].data, from.data,
-                static_cast<size_t>(from.elements() * SizeOf(from.dtype)));
+  if (kernel_ == nullptr) {
+    CopyBytes(device_, static_cast<std::byte*>(set.results[0].data),
+              static_cast<const std::byte*>(set.operands[0].data),
+              BytesOf(case_.operands[0]));
     return;
   }
   KernelCall call;
@@ -241,8 +297,16 @@ void PreparedKernel::Run() {
   call.attributes = case_.attributes;
   call.operands = set.operands;
   call.results = set.results;
-  call.threads = &threads_;
-  case_.kernel->run(call);
+  // As the executor says it of a sequence without documents.
+  bool positions = false;
+  bool others = false;
+  for (const KernelCase::Buffer& buffer : case_.operands) {
+    if (buffer.dtype != DType::kInt32) continue;
+    (buffer.fill == KernelCase::Fill::kPositions ? positions : others) = true;
+  }
+  call.places_are_positions = positions && !others;
+  call.threads = device_.threads();
+  device_.Launch(*kernel_, call);
 }
 
 }  // namespace tessera

@@ -2,15 +2,16 @@
 // What the profiler can time of a rank's own work: a kernel on its local shards
 // or a copy, as a task of a lowered plan has it.
 
-#include <map>
+#include <memory>
+#include <string>
 #include <vector>
 
-#include "costmodel/price.h"
 #include "costmodel/profile/profile_db.h"
 #include "planner/base/result.h"
-#include "planner/ir/cluster.h"
 #include "planner/ir/graph.h"
+#include "planner/lower/task_graph.h"
 #include "planner/plan/plan.h"
+#include "runtime/device/device.h"
 #include "runtime/kernels/kernel.h"
 
 namespace tessera {
@@ -25,43 +26,54 @@ struct KernelCase {
     Fill fill = Fill::kRandom;
   };
 
-  const Kernel* kernel = nullptr;  // null: a copy of operands[0] to results[0]
+  std::string kernel;  // empty: a copy of operands[0] to results[0]
   IndexRule rule;
   std::vector<Attribute> attributes;
   std::vector<Buffer> operands;
   std::vector<Buffer> results;
   int64_t ids = 1;  // kIds are below this
+  // What the ranks of the plans are predicted to spend on it, all together;
+  // analytical. What is worth most is timed first.
+  double seconds = 0;
 };
 
-// The distinct compute and copy tasks of `plan`, by the keys under which the
-// Pricer looks them up. Adds to `cases` what is not there yet. kNotFound for a
-// task that no CPU kernel computes.
-// REQUIRES: Validate(pricer.graph(), pricer.cluster(), plan) is empty.
-Result<void> AddKernelCases(const Pricer& pricer, const Plan& plan,
-                            const TrainingOptions& options,
-                            std::map<ProfileKey, KernelCase>& cases);
+// That of a compute or copy task, whose key (Pricer::ProfileKeyOf) is `key`.
+KernelCase CaseOf(const Task& task, const TaskGraph& tasks, const Graph& graph,
+                  const ProfileKey& key, const TrainingOptions& options);
 
-// The buffers of a case with contents, and what runs it. Runs take turns over
-// as many sets of buffers as exceed a rank's share of the last-level cache: in
-// a step a kernel seldom finds there what it works on, since all that the step
-// touches lies in between.
+// The buffers of a case on a device, with contents, and what runs it. Runs take
+// turns over as many sets of buffers as have `rotated` bytes together, but not
+// more than kMostSets: in a step a kernel seldom finds in a cache what it works
+// on, since all that the step touches lies in between.
 class PreparedKernel {
  public:
-  // Both outlive it.
-  PreparedKernel(const KernelCase& kernel_case, ThreadPool& threads);
+  static constexpr int64_t kMostSets = 64;
+
+  // Both outlive it. kNotFound for a kernel that the device has not,
+  // kUnavailable where its memory is too small.
+  static Result<std::unique_ptr<PreparedKernel>> Make(
+      const KernelCase& kernel_case, RankDevice& device, Bytes rotated);
+  // Waits for nothing; the device's memory is freed.
+  ~PreparedKernel();
+  PreparedKernel(const PreparedKernel&) = delete;
+  PreparedKernel& operator=(const PreparedKernel&) = delete;
+
+  // Enqueues it, on a device with queues.
   void Run();
 
  private:
   struct Buffers {
-    std::vector<std::vector<std::byte>> memory;
     std::vector<LocalTensor> operands;
     std::vector<LocalTensor> results;
   };
-  void Allocate(const std::vector<KernelCase::Buffer>& of, Buffers& buffers,
-                std::vector<LocalTensor>& tensors) const;
+  PreparedKernel(const KernelCase& kernel_case, RankDevice& device)
+      : case_(kernel_case), device_(device) {}
+  Buffers At(std::byte* data) const;
 
   const KernelCase& case_;
-  ThreadPool& threads_;
+  RankDevice& device_;
+  const Kernel* kernel_ = nullptr;  // null: a copy
+  void* memory_ = nullptr;          // of all sets
   std::vector<Buffers> sets_;
   size_t next_ = 0;
 };

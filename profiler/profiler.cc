@@ -3,29 +3,57 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <memory>
 #include <numeric>
+#include <semaphore>
 #include <string>
+#include <tuple>
 
+#include "costmodel/simulate/simulator.h"
 #include "costmodel/source/cost_source.h"
-#include "planner/base/rng.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/model_config.h"
+#include "planner/lower/lower.h"
 #include "planner/plan/graph_index.h"
 #include "planner/plan/strategy.h"
-#include "runtime/thread_pool.h"
 
 namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kSamples = 5;
-// A sample takes so long at least, where its runs are short; between one and
-// four of Linux's default time slices of 3 ms (sysctl sched_base_slice_ns).
-constexpr double kLongestSample = 12e-3;
-constexpr double kShortestSample = 3e-3;
-constexpr int64_t kMostRuns = 10'000;
+// How samples are taken (profiler.h).
+struct Sampling {
+  size_t samples = 0;
+  // A sample takes so long at least, where its runs are short.
+  double shortest_s = 0;
+  double longest_s = 0;
+  int64_t most_runs = 0;
+  int64_t rotated_bytes = 0;
+};
+
+// Between one and four of Linux's default time slices of 3 ms (sysctl
+// sched_base_slice_ns). Server CPUs of 2020 to 2025 have 1 to 4 MiB of
+// last-level cache a core (AMD EPYC 7003: 4 MiB; Intel Xeon 8380: 1.5 MiB), and
+// several ranks may share a core: twice the largest.
+constexpr Sampling kOnHost = {.samples = 5,
+                              .shortest_s = 3e-3,
+                              .longest_s = 12e-3,
+                              .most_runs = 10'000,
+                              .rotated_bytes = int64_t{8} << 20};
+
+// Marks are half a microsecond apart at least (CUDA's cudaEventElapsedTime), a
+// queue of CUDA takes a thousand launches before it lets the host wait, and a
+// kernel may be several. L2 caches: A100 40 MB, H100 and H200 50 MB, B200
+// 126 MB.
+constexpr Sampling kOnQueue = {.samples = 20,
+                               .shortest_s = 0.25e-3,
+                               .longest_s = 1e-3,
+                               .most_runs = PreparedKernel::kMostSets,
+                               .rotated_bytes = int64_t{256} << 20};
+
+constexpr double kSaveInterval = 2;  // seconds
 
 constexpr std::array kPayloads = {1 << 10, 1 << 12, 1 << 14, 1 << 16,
                                   1 << 18, 1 << 20, 1 << 22, 1 << 24};
@@ -49,8 +77,9 @@ std::vector<int> Divisors(int n) {
 class PreparedExchange {
  public:
   static Result<std::unique_ptr<PreparedExchange>> Make(const ProfileKey& key,
+                                                        RankDevice& device,
                                                         CommWorld& world) {
-    auto exchange = std::make_unique<PreparedExchange>();
+    std::unique_ptr<PreparedExchange> exchange(new PreparedExchange(device));
     exchange->kind_ = KindOf(key.name);
     const int first = world.world_rank() / key.ranks * key.ranks;
     // Ranks that are left over watch.
@@ -63,8 +92,17 @@ class PreparedExchange {
     const int64_t share = exchange->count_ / n;
     exchange->counts_.assign(ranks.size(), share);
     exchange->bytes_.assign(ranks.size(), share * SizeOf(DType::kFloat32));
-    exchange->send_.resize(static_cast<size_t>(exchange->count_));
-    exchange->receive_.resize(static_cast<size_t>(exchange->count_));
+    for (void** buffer : {&exchange->send_, &exchange->receive_}) {
+      TESSERA_TRY(*buffer,
+                  device.Allocate(key.payload, MemoryCategory::kCommunication));
+      device.Zero(*buffer, key.payload);
+    }
+    if (exchange->kind_ == CommKind::kSendRecv) {
+      const ChannelEnd ends[] = {kThere, kBack};
+      const std::vector<int64_t> sizes[] = {{key.payload.value},
+                                            {key.payload.value}};
+      TESSERA_RETURN_IF_ERROR(exchange->group_->OpenChannels(ends, sizes));
+    }
     // A shift's go to the rank before and come from the one behind.
     const auto self = static_cast<size_t>(exchange->group_->rank());
     exchange->shift_send_.assign(ranks.size(), 0);
@@ -75,23 +113,28 @@ class PreparedExchange {
     return exchange;
   }
 
+  ~PreparedExchange() {
+    for (void* buffer : {send_, receive_}) {
+      if (buffer != nullptr) device_.Free(buffer);
+    }
+  }
+  PreparedExchange(const PreparedExchange&) = delete;
+  PreparedExchange& operator=(const PreparedExchange&) = delete;
+
   Result<void> Run() {
     if (group_ == nullptr) return {};
     const auto self = static_cast<size_t>(group_->rank());
     switch (kind_) {
       case CommKind::kAllReduce:
-        return group_->AllReduce(send_.data(), count_, DType::kFloat32);
+        return group_->AllReduce(send_, count_, DType::kFloat32);
       case CommKind::kAllGather:
-        return group_->AllGather(send_.data(), bytes_[self], receive_.data(),
-                                 bytes_);
+        return group_->AllGather(send_, bytes_[self], receive_, bytes_);
       case CommKind::kReduceScatter:
-        return group_->ReduceScatter(send_.data(), receive_.data(), counts_,
-                                     DType::kFloat32);
+        return group_->ReduceScatter(send_, receive_, counts_, DType::kFloat32);
       case CommKind::kAllToAll:
-        return group_->AllToAll(send_.data(), bytes_, receive_.data(), bytes_);
+        return group_->AllToAll(send_, bytes_, receive_, bytes_);
       case CommKind::kShift:
-        return group_->AllToAll(send_.data(), shift_send_, receive_.data(),
-                                shift_receive_);
+        return group_->AllToAll(send_, shift_send_, receive_, shift_receive_);
       // Never timed: the exchanges with a root are priced analytically.
       case CommKind::kScatter:
       case CommKind::kBroadcast:
@@ -101,18 +144,19 @@ class PreparedExchange {
       case CommKind::kSendRecv:
         break;
     }
-    // There and back: two messages.
+    // There and back, as stages send: two messages.
     const int64_t bytes = count_ * SizeOf(DType::kFloat32);
-    const int peer = 1 - group_->rank();
     if (self == 0) {
-      TESSERA_RETURN_IF_ERROR(group_->Send(send_.data(), bytes, peer, 0));
-      return group_->Recv(receive_.data(), bytes, peer, 0);
+      TESSERA_RETURN_IF_ERROR(group_->SendInTurn(send_, bytes, kThere));
+      return group_->RecvInTurn(receive_, bytes, kBack);
     }
-    TESSERA_RETURN_IF_ERROR(group_->Recv(receive_.data(), bytes, peer, 0));
-    return group_->Send(send_.data(), bytes, peer, 0);
+    TESSERA_RETURN_IF_ERROR(group_->RecvInTurn(receive_, bytes, kThere));
+    return group_->SendInTurn(send_, bytes, kBack);
   }
 
  private:
+  explicit PreparedExchange(RankDevice& device) : device_(device) {}
+
   static CommKind KindOf(std::string_view name) {
     for (const CommKind kind : kCollectives) {
       if (NameOf(kind) == name) return kind;
@@ -121,6 +165,10 @@ class PreparedExchange {
     return CommKind::kSendRecv;
   }
 
+  static constexpr ChannelEnd kThere = {.channel = 0, .from = 0, .to = 1};
+  static constexpr ChannelEnd kBack = {.channel = 0, .from = 1, .to = 0};
+
+  RankDevice& device_;
   CommKind kind_ = CommKind::kAllReduce;
   Communicator* group_ = nullptr;
   int64_t count_ = 0;
@@ -128,118 +176,264 @@ class PreparedExchange {
   std::vector<int64_t> bytes_;
   std::vector<int64_t> shift_send_;
   std::vector<int64_t> shift_receive_;
-  std::vector<float> send_;
-  std::vector<float> receive_;
+  void* send_ = nullptr;
+  void* receive_ = nullptr;
+};
+
+// Sums over all ranks of numbers of the host, by way of device memory.
+class Sums {
+ public:
+  static Result<std::unique_ptr<Sums>> Make(RankDevice& device,
+                                            Communicator& all) {
+    std::unique_ptr<Sums> sums(new Sums(device, all));
+    TESSERA_TRY(sums->memory_,
+                device.Allocate({kMost * SizeOf(DType::kFloat64)},
+                                MemoryCategory::kCommunication));
+    return sums;
+  }
+  ~Sums() {
+    if (memory_ != nullptr) device_.Free(memory_);
+  }
+  Sums(const Sums&) = delete;
+  Sums& operator=(const Sums&) = delete;
+
+  Result<void> Sum(std::span<double> numbers) {
+    constexpr auto kStep = static_cast<size_t>(kMost);
+    for (size_t i = 0; i < numbers.size(); i += kStep) {
+      const auto some = numbers.subspan(i, std::min(kStep, numbers.size() - i));
+      const Bytes bytes = {static_cast<int64_t>(some.size_bytes())};
+      device_.Write(memory_, some.data(), bytes);
+      TESSERA_RETURN_IF_ERROR(
+          all_.AllReduce(memory_, std::ssize(some), DType::kFloat64));
+      device_.Read(some.data(), memory_, bytes);
+      TESSERA_RETURN_IF_ERROR(device_.Synchronize());
+    }
+    return {};
+  }
+  Result<double> Sum(double number) {
+    TESSERA_RETURN_IF_ERROR(Sum({&number, 1}));
+    return number;
+  }
+
+ private:
+  static constexpr int64_t kMost = 1024;
+  Sums(RankDevice& device, Communicator& all) : device_(device), all_(all) {}
+
+  RankDevice& device_;
+  Communicator& all_;
+  void* memory_ = nullptr;
+};
+
+// Holds up a queue until it is opened, or for so long that nothing it could
+// depend on can be under way.
+class Gate {
+ public:
+  explicit Gate(QueueDevice& device) {
+    device.EnqueueOnHost([opened = opened_]() -> Result<void> {
+      constexpr auto kLongest = std::chrono::milliseconds(200);
+      static_cast<void>(opened->try_acquire_for(kLongest));
+      return {};
+    });
+  }
+  void Open() { opened_->release(); }
+
+ private:
+  std::shared_ptr<std::binary_semaphore> opened_ =
+      std::make_shared<std::binary_semaphore>(0);
 };
 
 // Times cases on all ranks at once.
 class Stopwatch {
  public:
-  Stopwatch(Communicator& all, double sample_s)
-      : all_(all), sample_s_(sample_s) {}
+  // `flushed` is written before the samples of a device with queues; all
+  // outlive it.
+  Stopwatch(RankDevice& device, Communicator& all, Sums& sums,
+            const Sampling& sampling, double sample_s, void* flushed,
+            Bytes flushed_bytes)
+      : device_(device),
+        all_(all),
+        sums_(sums),
+        sampling_(sampling),
+        sample_s_(sample_s),
+        flushed_(flushed),
+        flushed_bytes_(flushed_bytes) {}
 
-  Result<Measurement> Time(const std::function<Result<void>()>& run) {
-    // The first run touches all memory; where that counts, once more.
-    TESSERA_TRY(double once, Sample(run, 1));
-    if (once < sample_s_) {
-      TESSERA_TRY(once, Sample(run, 1));
+  // `lone`: runs need nothing of the host once they are enqueued.
+  Result<Measurement> Time(const std::function<Result<void>()>& run,
+                           bool lone) {
+    const bool gated = lone && device_.queues() != nullptr;
+    // The first run touches all memory and loads what it needs; where that
+    // counts, once more.
+    TESSERA_TRY(double once, Sample(run, 1, /*gated=*/false));
+    if (once < sample_s_ || gated) {
+      TESSERA_TRY(once, Sample(run, 1, gated));
     }
-    const double wanted = sample_s_ / once;
-    const auto runs = static_cast<int64_t>(
-        std::clamp(wanted, 1.0, static_cast<double>(kMostRuns)));
-    std::array<double, kSamples> samples = {};
+    const auto runs = static_cast<int64_t>(std::clamp(
+        sample_s_ / once, 1.0, static_cast<double>(sampling_.most_runs)));
+    std::vector<double> samples(sampling_.samples);
     for (double& sample : samples) {
-      TESSERA_TRY(sample, Sample(run, runs));
+      TESSERA_TRY(sample, Sample(run, runs, gated));
     }
     std::ranges::sort(samples);
     Measurement result;
-    result.median_s = samples[kSamples / 2];
+    result.median_s = samples[samples.size() / 2];
     result.spread =
-        (samples[3 * kSamples / 4] - samples[kSamples / 4]) / result.median_s;
-    result.samples = static_cast<int>(kSamples);
+        (samples[3 * samples.size() / 4] - samples[samples.size() / 4]) /
+        result.median_s;
+    result.samples = static_cast<int>(samples.size());
     return result;
   }
 
  private:
   // Seconds of one run: the mean over `runs` and over the ranks.
-  Result<double> Sample(const std::function<Result<void>()>& run,
-                        int64_t runs) {
+  Result<double> Sample(const std::function<Result<void>()>& run, int64_t runs,
+                        bool gated) {
     TESSERA_RETURN_IF_ERROR(all_.Barrier());
-    const auto start = Clock::now();
-    for (int64_t i = 0; i < runs; ++i) TESSERA_RETURN_IF_ERROR(run());
-    double seconds = SecondsSince(start);
-    TESSERA_RETURN_IF_ERROR(all_.AllReduce(&seconds, 1, DType::kFloat64));
+    TESSERA_TRY(double seconds, device_.queues() == nullptr
+                                    ? OnHost(run, runs)
+                                    : OnQueue(run, runs, gated));
+    TESSERA_TRY(seconds, sums_.Sum(seconds));
     return std::max(seconds, 1e-9) / static_cast<double>(runs * all_.size());
   }
 
+  static Result<double> OnHost(const std::function<Result<void>()>& run,
+                               int64_t runs) {
+    const auto start = Clock::now();
+    for (int64_t i = 0; i < runs; ++i) TESSERA_RETURN_IF_ERROR(run());
+    return SecondsSince(start);
+  }
+
+  Result<double> OnQueue(const std::function<Result<void>()>& run, int64_t runs,
+                         bool gated) {
+    constexpr int kFirst = 0;
+    constexpr int kSecond = 1;
+    QueueDevice& queue = *device_.queues();
+    queue.Zero(flushed_, flushed_bytes_);
+    std::optional<Gate> gate;
+    if (gated) gate.emplace(queue);
+    queue.Mark(kFirst);
+    Result<void> enqueued;
+    for (int64_t i = 0; i < runs && enqueued; ++i) enqueued = run();
+    queue.Mark(kSecond);
+    if (gate) gate->Open();
+    TESSERA_RETURN_IF_ERROR(enqueued);
+    TESSERA_RETURN_IF_ERROR(queue.Synchronize());
+    TESSERA_TRY(const Duration duration, queue.Between(kFirst, kSecond));
+    return duration.seconds();
+  }
+
+  RankDevice& device_;
   Communicator& all_;
+  Sums& sums_;
+  const Sampling& sampling_;
   const double sample_s_;
+  void* const flushed_;
+  const Bytes flushed_bytes_;
 };
-
-// A message's row holds what the sender is priced with; the receiver is priced
-// as a copy (costmodel/price.h). What was timed is two messages with both.
-void TakeCopiesFromMessages(ProfileDb& profile) {
-  for (auto& [key, row] : profile.rows) {
-    if (key.name != NameOf(CommKind::kSendRecv)) continue;
-    const double message = row.median_s / 2;
-    ProfileKey copy = key;
-    copy.name = "copy";
-    copy.ranks = 1;
-    copy.rule = "n->n";
-    copy.extents = {key.payload.value / SizeOf(DType::kFloat32)};
-    copy.payload = {};
-    const Measurement* copied = profile.Find(copy);
-    row.median_s = std::max(
-        message - (copied == nullptr ? 0 : copied->median_s), message / 4);
-  }
-}
-
-// The runtime redistributes by the same call as it exchanges all to all.
-void AddRedistributions(ProfileDb& profile) {
-  const std::map<ProfileKey, Measurement> rows = profile.rows;
-  for (const auto& [key, row] : rows) {
-    if (key.name != NameOf(CommKind::kAllToAll)) continue;
-    ProfileKey same = key;
-    same.name = NameOf(CommKind::kRedistribute);
-    profile.rows.emplace(std::move(same), row);
-  }
-}
 
 struct Case {
   const ProfileKey* key = nullptr;
   const KernelCase* kernel = nullptr;  // null for an exchange
+  double seconds = 0;                  // predicted
 };
 
-// Exchanges first, then the kernels. Of kernels that do the same work of the
-// same rule in other shapes all but one come last, as interpolation does best
-// without them; otherwise they are in no order, so that what there is no time
-// for lies everywhere between what was timed.
-std::vector<Case> InOrder(const ProfileCases& cases) {
-  constexpr double kLikeWork = 1.1;  // as costmodel/source counts it
-  std::vector<Case> order;
-  for (const ProfileKey& key : cases.collectives) order.push_back({&key});
-  std::vector<Case> kernels;
+// That of the copy which a message's row is made with.
+ProfileKey CopyOfMessage(const ProfileKey& message) {
+  ProfileKey copy = message;
+  copy.name = "copy";
+  copy.ranks = 1;
+  copy.nodes = 1;
+  copy.rule = "n->n";
+  copy.extents = {message.payload.value / SizeOf(DType::kFloat32)};
+  copy.payload = {};
+  return copy;
+}
+
+std::vector<Case> AllCases(const ProfileCases& cases) {
+  std::vector<Case> all;
+  for (const auto& [key, seconds] : cases.collectives) {
+    all.push_back({&key, nullptr, seconds});
+  }
   for (const auto& [key, kernel] : cases.kernels) {
-    kernels.push_back({&key, &kernel});
+    all.push_back({&key, &kernel, kernel.seconds});
   }
-  Rng rng(0);
-  for (size_t i = kernels.size(); i > 1; --i) {
-    std::swap(kernels[i - 1], kernels[rng.Below(static_cast<uint32_t>(i))]);
+  return all;
+}
+
+// The places in `all` of what is not `known`, in the order of Profile's
+// comment.
+std::vector<size_t> InOrder(std::span<const Case> all, const ProfileDb& known) {
+  constexpr double kLikeWork = 1.1;  // as costmodel/source counts it
+  std::vector<size_t> by_seconds(all.size());
+  std::iota(by_seconds.begin(), by_seconds.end(), size_t{0});
+  std::ranges::stable_sort(by_seconds, std::greater(),
+                           [&](size_t i) { return all[i].seconds; });
+
+  using Family = std::tuple<std::string, DType, std::string>;
+  std::map<Family, std::vector<double>> works;  // by kernel, type and rule
+  const auto works_of = [&](const ProfileKey& key) -> std::vector<double>& {
+    return works[{key.name, key.dtype, key.rule}];
+  };
+  for (const auto& [key, row] : known.rows) {
+    if (!key.rule.empty()) works_of(key).push_back(WorkOf(key).value_or(0));
   }
-  std::vector<Case> last;
-  std::map<std::string, std::vector<double>> works;  // by kernel and rule
-  for (const Case& kernel : kernels) {
-    const ProfileKey& key = *kernel.key;
-    const double work = WorkOf(key).value_or(0);
-    std::vector<double>& known = works[key.name + " " + key.rule];
-    const bool like = std::ranges::any_of(known, [&](double other) {
+  std::array<std::vector<size_t>, 3> classes;
+  std::map<ProfileKey, size_t> places;
+  for (const size_t i : by_seconds) {
+    const Case& c = all[i];
+    if (known.Find(*c.key) != nullptr) continue;
+    places.emplace(*c.key, i);
+    if (c.seconds <= 0 || c.kernel == nullptr) {
+      classes[c.seconds <= 0 ? 2 : 0].push_back(i);
+      continue;
+    }
+    const double work = WorkOf(*c.key).value_or(0);
+    std::vector<double>& others = works_of(*c.key);
+    const bool like = std::ranges::any_of(others, [&](double other) {
       return work <= other * kLikeWork && other <= work * kLikeWork;
     });
-    (like ? last : order).push_back(kernel);
-    if (!like) known.push_back(work);
+    classes[like ? 1 : 0].push_back(i);
+    if (!like) others.push_back(work);
   }
-  order.insert(order.end(), last.begin(), last.end());
+
+  std::vector<size_t> order;
+  std::vector<bool> placed(all.size());
+  const auto place = [&](size_t i) {
+    if (!placed[i]) order.push_back(i);
+    placed[i] = true;
+  };
+  for (const std::vector<size_t>& some : classes) {
+    for (const size_t i : some) {
+      if (all[i].key->name == NameOf(CommKind::kSendRecv)) {
+        const auto copy = places.find(CopyOfMessage(*all[i].key));
+        if (copy != places.end()) place(copy->second);
+      }
+      place(i);
+    }
+  }
   return order;
+}
+
+// Adds a row that was just measured, and what it says of others. On the host a
+// message's row holds what the sender is priced with; the receiver is priced as
+// a copy (costmodel/price.h). What was timed is two messages with both. On
+// other devices the sender's time is all.
+void AddRow(const ProfileKey& key, Measurement row, bool on_host,
+            ProfileDb& profile) {
+  if (key.name == NameOf(CommKind::kSendRecv)) {
+    const double message = row.median_s / 2;
+    const Measurement* copied =
+        on_host ? profile.Find(CopyOfMessage(key)) : nullptr;
+    row.median_s = std::max(
+        message - (copied == nullptr ? 0 : copied->median_s), message / 4);
+  }
+  // The runtime redistributes by the same call as it exchanges all to all.
+  if (key.name == NameOf(CommKind::kAllToAll)) {
+    ProfileKey same = key;
+    same.name = NameOf(CommKind::kRedistribute);
+    profile.rows.insert_or_assign(std::move(same), row);
+  }
+  profile.rows.insert_or_assign(key, row);
 }
 
 JsonValue Number(double value) {
@@ -318,30 +512,27 @@ std::vector<Plan> UniformPlans(const Graph& graph, const Cluster& cluster,
   return plans;
 }
 
-Result<void> AddCases(const Graph& graph, const Cluster& cluster,
-                      std::span<const Plan> plans,
-                      const TrainingOptions& options, ProfileCases& cases) {
-  const Pricer pricer(graph, cluster, nullptr);
-  for (const Plan& plan : plans) {
-    TESSERA_RETURN_IF_ERROR(
-        AddKernelCases(pricer, plan, options, cases.kernels));
-  }
-  return {};
-}
-
 void AddLadder(const Cluster& cluster, ProfileCases& cases) {
   const std::string& device = cluster.TypeOf(DeviceId(0)).name;
   const auto ranks = static_cast<int>(cluster.devices.size());
+  const int per_node = ranks / cluster.num_nodes();
   for (const int payload : kPayloads) {
     for (const int n : Divisors(ranks)) {
       if (n == 1) continue;
+      // Neighbours that are on hosts of their own in every subgroup alike.
+      const bool within = per_node % n == 0;
+      if (!within && n % per_node != 0) continue;
+      const int nodes = within ? 1 : n / per_node;
       for (const CommKind kind : kCollectives) {
-        cases.collectives.insert(CollectiveKey(kind, device, n, 1, {payload}));
+        cases.collectives.try_emplace(
+            CollectiveKey(kind, device, n, nodes, {payload}), 0);
       }
     }
     if (ranks > 1) {
-      cases.collectives.insert(
-          CollectiveKey(CommKind::kSendRecv, device, 2, 1, {payload}));
+      cases.collectives.try_emplace(
+          CollectiveKey(CommKind::kSendRecv, device, 2, per_node > 1 ? 1 : 2,
+                        {payload}),
+          0);
     }
     ProfileKey key;
     key.name = "copy";
@@ -357,6 +548,62 @@ void AddLadder(const Cluster& cluster, ProfileCases& cases) {
   }
 }
 
+namespace {
+
+// The rungs that an exchange is interpolated between are worth its time.
+void AddExchange(ProfileKey key, double seconds, ProfileCases& cases) {
+  if (key.name == NameOf(CommKind::kRedistribute)) {
+    key.name = NameOf(CommKind::kAllToAll);
+  }
+  const int64_t payload = key.payload.value;
+  const auto* above = std::ranges::lower_bound(kPayloads, payload);
+  if (above == kPayloads.end()) --above;
+  const auto* below =
+      *above > payload && above != kPayloads.begin() ? std::prev(above) : above;
+  for (const auto* rung = below; rung <= above; ++rung) {
+    key.payload = {*rung};
+    const auto found = cases.collectives.find(key);
+    if (found != cases.collectives.end()) found->second += seconds;
+  }
+}
+
+}  // namespace
+
+void AddCases(const Graph& graph, const Cluster& cluster,
+              std::span<const Plan> plans, const TrainingOptions& options,
+              ProfileCases& cases) {
+  const Pricer pricer(graph, cluster, nullptr);
+  for (const Plan& plan : plans) {
+    const TaskGraph tasks = Lower(graph, cluster, plan, options);
+    const std::vector<ProfileKey> keys = ProfileKeysOf(pricer, tasks);
+    const std::vector<TaskCost> costs = PriceTasks(pricer, tasks);
+    for (size_t t = 0; t < keys.size(); ++t) {
+      const Task& task = tasks.tasks[t];
+      const DeviceGroup& group = tasks.group(task.group);
+      const double seconds = costs[t].duration.seconds() *
+                             static_cast<double>(group.devices.size());
+      if (task.kind == TaskKind::kComm || task.kind == TaskKind::kSend) {
+        AddExchange(keys[t], seconds, cases);
+        continue;
+      }
+      const bool by_hosts_figures = task.kind == TaskKind::kCopy ||
+                                    task.kind == TaskKind::kRecv ||
+                                    OnHost(task, tasks.values);
+      if (by_hosts_figures && !cluster.TypeOf(group.devices[0]).shared_memory) {
+        continue;
+      }
+      auto found = cases.kernels.find(keys[t]);
+      if (found == cases.kernels.end()) {
+        found =
+            cases.kernels
+                .emplace(keys[t], CaseOf(task, tasks, graph, keys[t], options))
+                .first;
+      }
+      found->second.seconds += seconds;
+    }
+  }
+}
+
 Result<std::vector<Graph>> TypicalGraphs() {
   std::vector<Graph> graphs;
   for (const ModelFamily& family : ModelFamilies()) {
@@ -367,48 +614,105 @@ Result<std::vector<Graph>> TypicalGraphs() {
   return graphs;
 }
 
-Result<ProfilerResult> Profile(const ProfileCases& cases, CommWorld& world,
+Result<ProfilerResult> Profile(const ProfileCases& cases, RankDevice& device,
+                               CommWorld& world,
                                const ProfilerOptions& options) {
   const auto start = Clock::now();
+  for (const auto& [key, kernel] : cases.kernels) {
+    if (kernel.kernel.empty()) continue;
+    const auto found = device.FindKernel(kernel.kernel);
+    if (!found) return found.error();
+  }
   std::vector<int> ranks(static_cast<size_t>(world.world_size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   TESSERA_TRY(Communicator* const all, world.Group(ranks));
+  TESSERA_TRY(const auto sums, Sums::Make(device, *all));
+  const bool first = world.world_rank() == 0;
 
-  const std::vector<Case> order = InOrder(cases);
+  // Rank 0 says what is measured, and in which order: by place, from 1.
+  const std::vector<Case> all_cases = AllCases(cases);
+  std::vector<double> said(all_cases.size());
+  if (first) {
+    const ProfileDb none;
+    const std::vector<size_t> places =
+        InOrder(all_cases, options.again ? none : options.known);
+    for (size_t i = 0; i < places.size(); ++i) {
+      said[i] = static_cast<double>(places[i]) + 1;
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(sums->Sum(said));
+  std::vector<Case> order;
+  for (const double place : said) {
+    if (place > 0) order.push_back(all_cases[static_cast<size_t>(place) - 1]);
+  }
+
+  const bool on_host = device.queues() == nullptr;
+  const Sampling& sampling = on_host ? kOnHost : kOnQueue;
+  const Bytes rotated = options.rotated.value_or(Bytes{sampling.rotated_bytes});
   // Behind the samples there is time for the first runs and for setting up.
-  const double share =
-      options.time_limit_s / static_cast<double>(order.size() * (kSamples + 4));
-  Stopwatch stopwatch(*all, options.sample_s.value_or(std::clamp(
-                                share, kShortestSample, kLongestSample)));
-  ThreadPool threads(options.threads);
+  const double share = options.time_limit_s /
+                       static_cast<double>(std::max<size_t>(order.size(), 1) *
+                                           (sampling.samples + 4));
+  const double sample_s = options.sample_s.value_or(
+      std::clamp(share, sampling.shortest_s, sampling.longest_s));
+  void* flushed = nullptr;
+  if (!on_host) {
+    TESSERA_TRY(flushed, device.Allocate(rotated, MemoryCategory::kActivation));
+  }
+  const std::unique_ptr<void, std::function<void(void*)>> owned(
+      flushed, [&](void* data) { device.Free(data); });
+  Stopwatch stopwatch(device, *all, *sums, sampling, sample_s, flushed,
+                      rotated);
+
   ProfilerResult result;
+  result.profile = options.known;
+  result.profile.origin.ranks_at_once = world.world_size();
+  double saved = 0;
   for (size_t i = 0; i < order.size(); ++i) {
-    double elapsed = SecondsSince(start);
-    TESSERA_RETURN_IF_ERROR(all->Broadcast(&elapsed, sizeof(elapsed), 0));
-    if (elapsed >= options.time_limit_s) {
+    const double elapsed = SecondsSince(start);
+    std::array<double, 2> ends = {
+        first && elapsed >= options.time_limit_s ? 1.0 : 0.0,
+        options.stop != nullptr && *options.stop ? 1.0 : 0.0};
+    TESSERA_RETURN_IF_ERROR(sums->Sum(ends));
+    if (ends[0] + ends[1] > 0) {
       result.left_out = order.size() - i;
+      result.interrupted = ends[1] > 0;
       break;
+    }
+    if (first && options.save && elapsed - saved >= kSaveInterval) {
+      TESSERA_RETURN_IF_ERROR(options.save(result.profile));
+      saved = elapsed;
     }
     const ProfileKey& key = *order[i].key;
     world.SetCurrentTask("profile " + key.name);
     Measurement row;
     if (order[i].kernel == nullptr) {
-      TESSERA_TRY(const auto exchange, PreparedExchange::Make(key, world));
-      TESSERA_TRY(row, stopwatch.Time([&] { return exchange->Run(); }));
+      TESSERA_TRY(const auto exchange,
+                  PreparedExchange::Make(key, device, world));
+      TESSERA_TRY(row, stopwatch.Time([&] { return exchange->Run(); },
+                                      /*lone=*/false));
     } else {
-      PreparedKernel kernel(*order[i].kernel, threads);
-      TESSERA_TRY(row, stopwatch.Time([&]() -> Result<void> {
-        kernel.Run();
-        return {};
-      }));
+      auto kernel = PreparedKernel::Make(*order[i].kernel, device, rotated);
+      TESSERA_TRY(const double without, sums->Sum(kernel ? 0.0 : 1.0));
+      if (without > 0) {
+        ++result.too_large;
+        continue;
+      }
+      TESSERA_TRY(row, stopwatch.Time(
+                           [&]() -> Result<void> {
+                             (*kernel)->Run();
+                             return {};
+                           },
+                           /*lone=*/true));
     }
-    result.profile.rows.emplace(key, row);
+    AddRow(key, row, on_host, result.profile);
+    ++result.measured;
     if (options.progress) options.progress(i + 1, order.size());
   }
   TESSERA_RETURN_IF_ERROR(world.Flush());
-  TakeCopiesFromMessages(result.profile);
-  AddRedistributions(result.profile);
-  result.profile.origin.ranks_at_once = world.world_size();
+  if (first && options.save && result.interrupted) {
+    TESSERA_RETURN_IF_ERROR(options.save(result.profile));
+  }
   return result;
 }
 

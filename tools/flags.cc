@@ -115,6 +115,11 @@ Result<void> SetCompare(Options& options, const std::string&) {
   return {};
 }
 
+Result<void> SetAgain(Options& options, const std::string&) {
+  options.again = true;
+  return {};
+}
+
 Result<void> SetTimeLimit(Options& options, const std::string& value) {
   TESSERA_TRY(options.time_limit_s,
               ParseNumber(value, 0, "a number of seconds"));
@@ -196,7 +201,10 @@ std::span<const Flag> Flags() {
        "what ranks compute on and talk by ('tessera list backends'; default: "
        "cpu)",
        SetText<&Options::backend>},
-      {"--nproc", "N", "ranks, each a process of this host",
+      {"--again", "", "measure what the file has, too", SetAgain},
+      {"--nproc", "N",
+       "ranks, each a process of this host (profile on GPUs: all that are "
+       "there)",
        SetInteger<&Options::nproc, 1, 4096>},
       {"--nodes", "N", "hosts like this one (default: 1)",
        SetInteger<&Options::nodes, 1, 65536>},

@@ -39,12 +39,17 @@ struct Options {
   std::string trace;
   std::string plan_output;
 
+  // profile
+  bool again = false;
+
   // discover
   int nodes = 0;  // 0: not given
 
-  // run
+  // run and profile
   std::string backend = "cpu";
   int nproc = 0;  // 0: as the plan or cluster has it
+
+  // run
   std::string data;
   int64_t steps = 20;
   std::string save;

@@ -1,20 +1,23 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <iostream>
-#include <thread>
+#include <map>
+#include <optional>
+#include <vector>
 
 #include "costmodel/profile/profile_io.h"
 #include "costmodel/source/cost_source.h"
 #include "profiler/profiler.h"
-#include "runtime/comm/shm_world.h"
-#include "runtime/comm/thread_world.h"
+#include "runtime/launch/backend.h"
 #include "runtime/launch/launch.h"
 #include "runtime/thread_pool.h"
+#include "runtime/trainer.h"
 #include "tools/format.h"
+#include "tools/gpu_share.h"
 #include "tools/inputs.h"
+#include "tools/interrupt.h"
 #include "tools/json.h"
 #include "tools/origin.h"
 #include "tools/verb.h"
@@ -28,47 +31,124 @@ constexpr double kDefaultTimeLimit = 60;  // seconds
 constexpr int kSamples[] = {1, 2, 4, 8, 16};
 constexpr int kFewSamples[] = {1, 4, 16};
 
-// Reads and checks everything, and finds what there is to time.
-Result<ProfileCases> ReadCases(const Options& options, Inputs& inputs) {
-  TESSERA_RETURN_IF_ERROR(CheckProtoOutput(options.output));
-  TESSERA_TRY(inputs, ReadInputs(options));
-  if (inputs.cluster.device_types.size() != 1 ||
-      inputs.cluster.device_types[0].name != "cpu-core" ||
-      inputs.cluster.num_nodes() != 1) {
+struct Job {
+  const Backend* backend = nullptr;
+  int ranks = 0;
+  Inputs inputs;  // their cluster is what plans are for
+  ProfileCases cases;
+  ProfileDb known;  // the rows of the file
+  ProfileOrigin origin;
+};
+
+// The ranks and the cluster of cores of this host.
+Result<void> ReadHost(const Options& options, Job& job) {
+  if (options.cluster.empty() && job.ranks == 0) {
+    return InvalidInput("needs --cluster local-cpu:N or --nproc N", "profile");
+  }
+  TESSERA_TRY(job.inputs,
+              ReadInputs(options, "local-cpu:" + std::to_string(job.ranks)));
+  const Cluster& cluster = job.inputs.cluster;
+  if (cluster.device_types.size() != 1 ||
+      cluster.device_types[0].name != "cpu-core" || cluster.num_nodes() != 1) {
     return InvalidInput(
         "only the ranks of this host can be timed: expected "
         "local-cpu:N, not '" +
-            inputs.cluster.name + "'",
+            cluster.name + "'",
         "--cluster");
   }
-  ProfileCases cases;
-  AddLadder(inputs.cluster, cases);
+  const auto devices = static_cast<int>(cluster.devices.size());
+  if (job.ranks != 0 && job.ranks != devices) {
+    return InvalidInput("cluster '" + cluster.name + "' for a job of " +
+                            std::to_string(job.ranks) + " ranks",
+                        "--cluster");
+  }
+  job.ranks = devices;
+  job.origin = OriginOf(job.ranks);
+  AddLadder(cluster, job.cases);
+  return {};
+}
+
+// The ranks, a GPU for each, and the cluster that plans are for: that of these
+// ranks, or a larger one of such GPUs.
+Result<void> ReadGpus(const Options& options,
+                      const std::optional<RankEnvironment>& environment,
+                      Job& job) {
+  if (job.ranks == 0) {
+    const auto gpus = VisibleGpus();
+    if (!gpus) return gpus.error().At("--backend " + options.backend);
+    job.ranks = job.backend->threads ? 1 : static_cast<int>(gpus->size());
+  }
+  RankEnvironment here;
+  here.rank = here.local_rank = job.ranks - 1;
+  here.size = here.local_size = job.ranks;
+  if (environment) here = *environment;
+  TESSERA_TRY(const auto gpu, GpuShareOf(*job.backend, here));
+  std::string warning;
+  TESSERA_TRY(Cluster cluster,
+              ClusterOfGpus(gpu->gpu, job.ranks, here.local_size, gpu->ranks,
+                            &warning));
+  AddLadder(cluster, job.cases);
+  const std::string name = cluster.device_types[0].name;
+  TESSERA_TRY(job.inputs, ReadInputs(options, std::move(cluster)));
+  if (!warning.empty()) job.inputs.warnings.push_back(warning);
+  for (const DeviceType& type : job.inputs.cluster.device_types) {
+    if (type.name == name) continue;
+    return InvalidInput("cluster '" + job.inputs.cluster.name + "' has '" +
+                            type.name + "', and the GPU here is '" + name + "'",
+                        "--cluster");
+  }
+  job.origin = OriginOf(job.ranks, gpu->gpu.name);
+  return {};
+}
+
+// Reads and checks everything, and finds what there is to time. `environment`
+// is that of a rank, if this process is one of several.
+Result<Job> ReadJob(const Options& options,
+                    const std::optional<RankEnvironment>& environment) {
+  TESSERA_RETURN_IF_ERROR(CheckProtoOutput(options.output));
+  Job job;
+  TESSERA_TRY(job.backend, BackendOf(options));
+  if (environment && options.nproc != 0 && options.nproc != environment->size) {
+    return InvalidInput("is " + std::to_string(options.nproc) + ", but " +
+                            environment->launcher + " started " +
+                            std::to_string(environment->size) + " ranks",
+                        "--nproc");
+  }
+  job.ranks = environment ? environment->size : options.nproc;
+  if (job.backend->gpu) {
+    TESSERA_RETURN_IF_ERROR(ReadGpus(options, environment, job));
+  } else {
+    TESSERA_RETURN_IF_ERROR(ReadHost(options, job));
+  }
+  TESSERA_TRY(job.known, ProfileToExtend(options.output, job.origin));
+  const Inputs& inputs = job.inputs;
+  const Cluster& cluster = inputs.cluster;
+  const auto add = [&](const Graph& graph, const std::vector<Plan>& plans) {
+    AddCases(graph, cluster, plans, options.training, job.cases);
+  };
   if (options.model.empty()) {
     if (!options.plan.empty() || options.strategy) {
       return InvalidInput("a plan or strategy needs its model", "--model");
     }
     TESSERA_TRY(const std::vector<Graph> graphs, TypicalGraphs());
     for (const Graph& graph : graphs) {
-      const auto plans = UniformPlans(graph, inputs.cluster, kFewSamples);
-      TESSERA_RETURN_IF_ERROR(
-          AddCases(graph, inputs.cluster, plans, options.training, cases));
+      add(graph, UniformPlans(graph, cluster, kFewSamples));
     }
-    return cases;
+    return job;
   }
   std::vector<Plan> plans;
   if (inputs.plan) {
     plans.push_back(*inputs.plan);
   } else {
-    plans = UniformPlans(inputs.graph, inputs.cluster, kSamples);
+    plans = UniformPlans(inputs.graph, cluster, kSamples);
   }
   if (plans.empty()) {
     return InvalidInput(
         "no uniform plan of '" + options.model + "' is valid there",
         "--cluster");
   }
-  TESSERA_RETURN_IF_ERROR(
-      AddCases(inputs.graph, inputs.cluster, plans, options.training, cases));
-  return cases;
+  add(inputs.graph, plans);
+  return job;
 }
 
 // The fastest rates of a profile, for people.
@@ -104,37 +184,66 @@ void ShowProgress(size_t done, size_t all) {
       all, terminal && done != all ? "" : "\n");
 }
 
-Result<int> ProfileInWorld(const Options& options, const ProfileCases& cases,
-                           CommWorld& world) {
-  const bool prints = world.world_rank() == 0;
+int ThreadsOf(const Options& options, int ranks) {
+  return options.threads > 0 ? options.threads : ThreadsPerRank(ranks);
+}
+
+// This rank's part; rank 0 writes and prints.
+Result<int> ProfileInWorld(const Options& options, const Job& job,
+                           const RankSeat& seat) {
+  const bool prints = seat.world->world_rank() == 0;
+  const auto write = [&](ProfileDb profile) -> Result<void> {
+    if (profile.rows.empty()) return {};
+    profile.origin = job.origin;
+    return WriteProfile(options.output, profile);
+  };
   ProfilerOptions profiler;
   profiler.time_limit_s = options.time_limit_s.value_or(kDefaultTimeLimit);
-  profiler.threads = options.threads > 0 ? options.threads
-                                         : ThreadsPerRank(world.world_size());
+  profiler.known = job.known;
+  profiler.again = options.again;
+  profiler.save = write;
+  profiler.stop = &CatchInterrupts();
   if (prints) profiler.progress = ShowProgress;
-  TESSERA_TRY(ProfilerResult result, Profile(cases, world, profiler));
-  if (!prints) return 0;
-  ProfileDb& profile = result.profile;
-  profile.origin = OriginOf(world.world_size());
-  TESSERA_RETURN_IF_ERROR(WriteProfile(options.output, profile));
+  TESSERA_TRY(const ProfilerResult result,
+              Profile(job.cases, *seat.device, *seat.world, profiler));
+  if (!prints) return result.interrupted ? kInterruptedExitCode : 0;
+  const ProfileDb& profile = result.profile;
+  TESSERA_RETURN_IF_ERROR(write(profile));
+  if (result.too_large > 0) {
+    std::cerr << "tessera: warning: " << result.too_large
+              << " of the sizes do not fit into memory\n";
+  }
+  if (result.interrupted) {
+    std::cerr << "tessera: interrupted: "
+              << (profile.rows.empty()
+                      ? "nothing was measured"
+                      : options.output + " has " +
+                            std::to_string(profile.rows.size()) + " times")
+              << ", " << result.left_out
+              << " are missing; the same command goes on" << std::endl;
+    return kInterruptedExitCode;
+  }
   if (result.left_out > 0) {
     std::cerr << "tessera: warning: no time for " << result.left_out
-              << " of the sizes; they will be interpolated\n";
+              << " of the sizes; they will be interpolated, or measured by the "
+                 "same command\n";
   }
   if (options.json) {
     std::cout << Json::Object(
                      {{"file", options.output},
                       {"rows", static_cast<int64_t>(profile.rows.size())},
+                      {"measured", static_cast<int64_t>(result.measured)},
                       {"left_out", static_cast<int64_t>(result.left_out)},
-                      {"ranks", world.world_size()},
-                      {"host", profile.origin.host},
-                      {"date", profile.origin.date}})
+                      {"too_large", static_cast<int64_t>(result.too_large)},
+                      {"ranks", job.ranks},
+                      {"host", job.origin.host},
+                      {"date", job.origin.date}})
                      .ToString()
               << std::endl;
   } else {
-    std::cout << profile.rows.size() << " times on " << profile.origin.host
-              << ", " << world.world_size()
-              << " ranks at once: " << options.output << "\n\n"
+    std::cout << profile.rows.size() << " times on " << job.origin.host << ", "
+              << job.ranks << " ranks at once, " << result.measured
+              << " measured here: " << options.output << "\n\n"
               << Summary(profile) << std::flush;
   }
   return 0;
@@ -142,17 +251,28 @@ Result<int> ProfileInWorld(const Options& options, const ProfileCases& cases,
 
 Result<int> ProfileAsRank(const Options& options,
                           const RankEnvironment& environment) {
-  Inputs inputs;
-  TESSERA_TRY(const ProfileCases cases, ReadCases(options, inputs));
-  if (environment.size != std::ssize(inputs.cluster.devices)) {
-    return InvalidInput("cluster '" + inputs.cluster.name + "' for a job of " +
-                            std::to_string(environment.size) + " ranks",
-                        "--cluster");
+  TESSERA_TRY(const Job job, ReadJob(options, environment));
+  TESSERA_TRY(
+      const RankSeat seat,
+      JoinJob(*job.backend, environment, ThreadsOf(options, environment.size)));
+  return ProfileInWorld(options, job, seat);
+}
+
+// All ranks, as threads of this process.
+Result<int> ProfileInThreads(const Options& options, const Job& job) {
+  TESSERA_TRY(std::vector<RankSeat> seats,
+              MakeJob(*job.backend, job.ranks, ThreadsOf(options, job.ranks)));
+  std::vector<Result<int>> codes(seats.size(), 0);
+  RunThreads(job.ranks, [&](int rank) {
+    const auto r = static_cast<size_t>(rank);
+    codes[r] = ProfileInWorld(options, job, seats[r]);
+    if (!codes[r]) seats[r].world->Abort(codes[r].error().ToString());
+    seats[r].world.reset();
+  });
+  for (const Result<int>& code : codes) {
+    if (!code) return code;
   }
-  TESSERA_TRY(const auto store, Store::Open(StoreOptionsOf(environment)));
-  TESSERA_TRY(const auto world,
-              MakeShmWorld(environment.rank, environment.size, *store));
-  return ProfileInWorld(options, cases, *world);
+  return codes[0];
 }
 
 }  // namespace
@@ -160,19 +280,25 @@ Result<int> ProfileAsRank(const Options& options,
 Result<int> RunProfile(const Options& options) {
   TESSERA_TRY(const std::optional<RankEnvironment> environment,
               DetectRankEnvironment());
-  if (environment) {
+  TESSERA_TRY(const Backend* const backend, BackendOf(options));
+  if (backend->threads && environment && environment->size > 1) {
+    return InvalidInput("its ranks are threads of one process, but " +
+                            environment->launcher + " started " +
+                            std::to_string(environment->size),
+                        "--backend " + options.backend);
+  }
+  if (environment && !backend->threads) {
     const auto code = ProfileAsRank(options, *environment);
     if (code) return code;
     ReportRankError(code.error());
     return ExitCodeOf(code.error().code);
   }
-  Inputs inputs;
-  TESSERA_TRY(const ProfileCases cases, ReadCases(options, inputs));
-  PrintWarnings(inputs);
-  const auto ranks = static_cast<int>(inputs.cluster.devices.size());
-  if (ranks > 1) return LaunchRanks(ranks, options.arguments);
-  TESSERA_TRY(const auto world, MakeLoneWorld());
-  return ProfileInWorld(options, cases, *world);
+  TESSERA_TRY(const Job job, ReadJob(options, std::nullopt));
+  PrintWarnings(job.inputs);
+  if (job.ranks > 1 && !backend->threads) {
+    return LaunchRanks(job.ranks, options.arguments);
+  }
+  return ProfileInThreads(options, job);
 }
 
 }  // namespace tessera

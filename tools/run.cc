@@ -31,6 +31,7 @@
 #include "runtime/launch/launch.h"
 #include "runtime/trainer.h"
 #include "tools/format.h"
+#include "tools/gpu_share.h"
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
 #include "tools/json.h"
@@ -49,36 +50,6 @@ constexpr int kMostRanks = 64;
 
 // Beyond any job.
 constexpr int kMostPlannedRanks = 1 << 20;
-
-Result<const Backend*> BackendOf(const Options& options) {
-  auto backend = Find("backend", Backends(), options.backend);
-  if (!backend) return backend.error().At("--backend");
-  return backend;
-}
-
-// What a rank has of its GPU.
-struct GpuShare {
-  Gpu gpu;
-  int ranks = 1;  // that share it
-  Bytes memory() const { return {gpu.memory.value / ranks}; }
-};
-
-// Nothing where ranks have none.
-Result<std::optional<GpuShare>> GpuShareOf(const Backend& backend,
-                                           const RankEnvironment& environment) {
-  if (!backend.gpu) return std::optional<GpuShare>();
-  const auto gpus = VisibleGpus();
-  if (!gpus) return gpus.error().At("--backend " + std::string(backend.name));
-  if (backend.threads) {
-    return std::optional(GpuShare{gpus->front(), environment.local_size});
-  }
-  const HostRanks ranks =
-      HostRanksOf(environment, static_cast<int>(gpus->size()));
-  const auto gpu = GpuOfRank(ranks);
-  if (!gpu) return gpu.error().At("--nproc");
-  return std::optional(
-      GpuShare{(*gpus)[static_cast<size_t>(*gpu)], RanksPerGpu(ranks)});
-}
 
 // The ranks that the flags other than --nproc and --cluster ask for.
 Result<int> RanksOfPlan(const Options& options) {
@@ -130,6 +101,7 @@ int64_t VocabularyOf(const Graph& graph) {
 
 struct Job {
   const Backend* backend = nullptr;
+  std::optional<GpuShare> gpu;  // where ranks have one
   Inputs inputs;
   Plan plan;
   uint64_t seed = 0;  // of the checkpoint, if one is loaded
@@ -139,21 +111,8 @@ struct Job {
 };
 
 ProfileOrigin OriginOfJob(const Job& job) {
-  const Cluster& cluster = job.inputs.cluster;
-  return OriginOf(static_cast<int>(cluster.devices.size()),
-                  job.backend->gpu ? cluster.name : "");
-}
-
-// The profile at `path`, empty where there is none. One of another machine is
-// an error.
-Result<ProfileDb> ProfileToExtend(const std::string& path, const Job& job) {
-  if (!std::filesystem::exists(path)) return ProfileDb{};
-  TESSERA_TRY(ProfileDb profile, ReadProfile(path));
-  const std::string here = OriginOfJob(job).host;
-  if (profile.origin.host == here) return profile;
-  return InvalidInput("is of '" + profile.origin.host + "', and this is '" +
-                          here + "': one profile is of one machine",
-                      path);
+  return OriginOf(static_cast<int>(job.inputs.cluster.devices.size()),
+                  job.gpu ? job.gpu->gpu.name : "");
 }
 
 Result<LearningRate> LearningRateOf(const Options& options) {
@@ -408,7 +367,7 @@ Result<Job> ReadJob(const Options& options,
                                                 .master_host = {},
                                                 .job_id = {}});
   };
-  std::optional<GpuShare> gpu;
+  std::optional<GpuShare>& gpu = job.gpu;
   if (job.backend->gpu && options.cluster.empty()) {
     TESSERA_TRY(gpu, GpuShareOf(*job.backend, here(ranks)));
     std::string warning;
@@ -482,7 +441,7 @@ Result<Job> ReadJob(const Options& options,
   TESSERA_TRY(job.batches, BatchesOf(options, graph, job.seed, *job.data));
   if (!options.learn.empty()) {
     TESSERA_TRY([[maybe_unused]] const ProfileDb before,
-                ProfileToExtend(options.learn, job));
+                ProfileToExtend(options.learn, OriginOfJob(job)));
   }
   return job;
 }
@@ -600,7 +559,7 @@ Result<void> WriteLearned(const std::string& path, const Job& job,
                           const TaskGraph& tasks, const RunReport& report) {
   const Inputs& inputs = job.inputs;
   const Pricer pricer(inputs.graph, inputs.cluster, inputs.profile_or_null());
-  TESSERA_TRY(ProfileDb before, ProfileToExtend(path, job));
+  TESSERA_TRY(ProfileDb before, ProfileToExtend(path, OriginOfJob(job)));
   ProfileDb learned =
       Learn(pricer, tasks, report.comparisons, OriginOfJob(job));
   learned.rows.merge(before.rows);

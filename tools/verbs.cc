@@ -139,16 +139,22 @@ std::span<const Verb> Verbs() {
        RunRun},
       {"profile",
        "time this machine's kernels and collectives",
-       "Starts all ranks of the cluster, since they share the machine, and "
-       "times what they run. With a model it times what its uniform plans "
-       "need (with a plan or strategy, what that needs); without, a range of "
-       "sizes. The file is for --profile of the other verbs.",
+       "Starts all ranks (--cluster local-cpu:N, or --nproc N; on GPUs one for "
+       "each), since they share the machine, and times what they run. With a "
+       "model it times what its uniform plans need (with a plan or strategy, "
+       "what that needs); without, a range of sizes. On GPUs --cluster may be "
+       "a larger one of the same GPUs: then kernels are those of plans for it. "
+       "What matters most is timed first. A file that is there is extended: "
+       "what it has is not measured again. It is written every few seconds, "
+       "and Ctrl-C keeps what was measured. It is for --profile of the other "
+       "verbs.",
        "tessera profile --cluster local-cpu:4 -o local.profile.pb",
        "",
-       {"--cluster", "--model", "--plan", "--strategy", "--global-batch",
-        "--seq-len", "--dtype", "--optimizer", "--lr", "--clip",
-        "--end-of-text", "--time-limit", "--threads", "--seed", "-o", "--json"},
-       {"--cluster", "-o"},
+       {"--cluster", "--backend", "--nproc", "--model", "--plan", "--strategy",
+        "--global-batch", "--seq-len", "--dtype", "--optimizer", "--lr",
+        "--clip", "--end-of-text", "--time-limit", "--again", "--threads",
+        "--seed", "-o", "--json"},
+       {"-o"},
        RunProfile},
       {"discover",
        "describe this machine's devices and links as a cluster",

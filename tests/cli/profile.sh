@@ -30,12 +30,51 @@ sed -i 's/^host: .*/host: "another"/' "$work/learned.txtpb"
 fails 2 "is of 'another'" run "${tiny[@]}" "${text[@]}" --nproc 2 \
   --strategy tp=2,mbs=4 --learn "$work/learned.txtpb"
 
-# Ctrl-C ends all ranks, of a job in the background too.
-"$tessera" profile --cluster local-cpu:2 -o "$work/y.pb" >/dev/null \
+# What a killed profile has written, the same command extends; a row that is
+# there stays as it is.
+profile=("$tessera" profile "${tiny[@]}" --cluster local-cpu:2 --strategy
+  tp=2,mbs=4 --json -o "$work/y.json")
+rows() {
+  python3 -c 'import json, sys
+for r in json.load(open(sys.argv[1]))["rows"]: print(json.dumps(r))' "$1" | sort
+}
+"${profile[@]}" --time-limit 0 >"$work/out.json" 2>/dev/null
+json 'j["rows"] == 0 and j["left_out"] > 20' "$work/out.json" >/dev/null
+[[ ! -e $work/y.json ]] || fail "a profile without a row"
+# Until the first rows are there. Long samples, for the kill to come before the
+# end.
+"${profile[@]}" --time-limit 100000 >/dev/null 2>&1 &
+job=$!
+for _ in $(seq 300); do
+  if [[ -e $work/y.json ]]; then break; fi
+  sleep 0.1
+done
+kill -KILL $job
+wait $job || true
+rows "$work/y.json" >"$work/before"
+[[ -s $work/before ]] || fail "no row before the kill"
+"${profile[@]}" --time-limit 60 >"$work/out.json" 2>/dev/null
+rows "$work/y.json" >"$work/after"
+[[ -z $(comm -23 "$work/before" "$work/after") ]] || fail "a row was lost"
+json "j['left_out'] == 0 and j['rows'] == $(wc -l <"$work/after")" \
+  "$work/out.json" >/dev/null
+"${profile[@]}" >"$work/out.json" 2>/dev/null
+json 'j["measured"] == 0 and j["left_out"] == 0' "$work/out.json" >/dev/null
+rows "$work/y.json" | cmp - "$work/after" || fail "rows changed"
+
+# A file is of one machine, and of as many ranks at once.
+fails 2 "was measured by 2 ranks at once" profile --nproc 1 -o "$work/y.json"
+sed -i 's/"host": *"/&no /' "$work/y.json"
+fails 2 "is of 'no " profile --nproc 2 -o "$work/y.json"
+fails 2 "needs --cluster local-cpu:N or --nproc N" profile -o "$work/z.pb"
+
+# Ctrl-C ends all ranks, of a job in the background too, and keeps what was
+# measured.
+"$tessera" profile --cluster local-cpu:2 -o "$work/z.pb" >/dev/null \
   2>"$work/stderr" &
 job=$!
 for _ in $(seq 100); do
-  if [[ $(pgrep -c -P $job) == 2 ]]; then break; fi
+  if [[ -e $work/z.pb ]]; then break; fi
   sleep 0.1
 done
 kill -INT $job
@@ -44,4 +83,5 @@ code=0
 wait $job || code=$?
 [[ $code == 130 ]] || fail "exit code $code for an interrupted profile"
 ((SECONDS - start <= 5)) || fail "took $((SECONDS - start)) s to end"
-[[ ! -e $work/y.pb ]] || fail "a profile of an interrupted run"
+grep -q "interrupted: $work/z.pb has [1-9].* are missing" "$work/stderr" ||
+  fail "not told what is left: $(cat "$work/stderr")"

@@ -214,6 +214,7 @@ void QueueCpuDevice::EnqueueOnHost(std::function<Result<void>()> function) {
 }
 
 void QueueCpuDevice::Drain() {
+  ++waits_;
   bool drained = false;
   Enqueue([&] {
     const std::lock_guard lock(mutex_);

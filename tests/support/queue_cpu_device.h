@@ -53,6 +53,8 @@ class QueueCpuDevice : public QueueDevice {
 
   // Waits for what is now in the queue in use.
   void Drain();
+  // How often the host waited for a queue.
+  int64_t waits() const { return waits_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -73,6 +75,7 @@ class QueueCpuDevice : public QueueDevice {
   const uint64_t seed_;
   CpuDevice memory_;
   size_t in_use_ = 0;
+  int64_t waits_ = 0;
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

@@ -2,17 +2,24 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <atomic>
+#include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "costmodel/simulate/simulator.h"
 #include "planner/io/importer.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
+#include "runtime/comm/loopback_world.h"
 #include "runtime/comm/thread_world.h"
+#include "runtime/device/cpu_device.h"
 #include "runtime/trainer.h"
 #include "tests/support/paths.h"
+#include "tests/support/queue_cpu_device.h"
 
 namespace tessera {
 namespace {
@@ -37,17 +44,78 @@ Plan PlanOf(const Graph& graph, const Cluster& cluster,
       .value();
 }
 
-// All ranks profile; rank 0's result.
-ProfilerResult ProfileOnThreads(const ProfileCases& cases, int ranks,
-                                const ProfilerOptions& options) {
-  auto worlds = MakeThreadWorlds(ranks);
-  std::vector<Result<ProfilerResult>> results(static_cast<size_t>(ranks),
+// What the plan of `strategy` runs on `ranks` ranks, and the lower rungs of the
+// ladder.
+ProfileCases CasesOf(const Graph& graph, int ranks, std::string_view strategy) {
+  const Cluster cluster = LocalCpu(ranks);
+  const Plan plan = PlanOf(graph, cluster, strategy);
+  ProfileCases cases;
+  AddLadder(cluster, cases);
+  AddCases(graph, cluster, {&plan, 1}, {}, cases);
+  std::erase_if(cases.collectives, [](const auto& exchange) {
+    return exchange.first.payload > Bytes{1 << 14};
+  });
+  std::erase_if(cases.kernels, [](const auto& kernel) {
+    return kernel.first.name == "copy" && kernel.first.extents[0] > 1 << 12;
+  });
+  return cases;
+}
+
+// Without a limit, one run a sample, and small buffers.
+ProfilerOptions Quick() {
+  ProfilerOptions options;
+  options.time_limit_s = 1e9;
+  options.sample_s = 0;
+  options.rotated = Bytes{1 << 16};
+  return options;
+}
+
+// All ranks profile on their devices; rank 0's result.
+ProfilerResult ProfileOn(
+    const ProfileCases& cases,
+    const std::vector<std::unique_ptr<RankDevice>>& devices,
+    std::vector<std::unique_ptr<CommWorld>> worlds,
+    const ProfilerOptions& options) {
+  std::vector<Result<ProfilerResult>> results(devices.size(),
                                               InvalidInput("did not run"));
-  RunThreads(ranks, [&](int rank) {
+  RunThreads(static_cast<int>(devices.size()), [&](int rank) {
     const auto r = static_cast<size_t>(rank);
-    results[r] = Profile(cases, *worlds[r], options);
+    results[r] = Profile(cases, *devices[r], *worlds[r], options);
+    worlds[r].reset();
   });
   return results[0].value();
+}
+
+ProfilerResult ProfileOnThreads(const ProfileCases& cases, int ranks,
+                                const ProfilerOptions& options) {
+  std::vector<std::unique_ptr<RankDevice>> devices;
+  for (int r = 0; r < ranks; ++r) {
+    devices.push_back(std::make_unique<CpuDevice>());
+  }
+  return ProfileOn(cases, devices, MakeThreadWorlds(ranks), options);
+}
+
+// The ranks share the memory of devices with queues, as on one GPU. `waits` is
+// how often rank 0 waited for its own.
+ProfilerResult ProfileOnQueues(const ProfileCases& cases, int ranks,
+                               const ProfilerOptions& options, int64_t* waits) {
+  std::vector<std::unique_ptr<RankDevice>> devices;
+  std::vector<QueueDevice*> queues;
+  for (int r = 0; r < ranks; ++r) {
+    auto device = std::make_unique<QueueCpuDevice>(static_cast<uint64_t>(r));
+    queues.push_back(device.get());
+    devices.push_back(std::move(device));
+  }
+  ProfilerResult result =
+      ProfileOn(cases, devices, MakeLoopbackWorlds(queues), options);
+  *waits = static_cast<QueueCpuDevice&>(*devices[0]).waits();
+  return result;
+}
+
+std::vector<ProfileKey> KeysOf(const ProfileDb& profile) {
+  std::vector<ProfileKey> keys;
+  for (const auto& [key, row] : profile.rows) keys.push_back(key);
+  return keys;
 }
 
 TEST(UniformPlansTest, AreValidAndDistinct) {
@@ -87,11 +155,8 @@ TEST(ProfileTest, PricesThePlanThatItWasMadeFor) {
     const Plan plan = PlanOf(graph, cluster, strategy);
     ProfileCases cases;
     AddLadder(cluster, cases);
-    ASSERT_TRUE(AddCases(graph, cluster, {&plan, 1}, {}, cases)) << strategy;
-    ProfilerOptions options;
-    options.time_limit_s = 1e9;
-    options.sample_s = 0;
-    const ProfilerResult result = ProfileOnThreads(cases, 2, options);
+    AddCases(graph, cluster, {&plan, 1}, {}, cases);
+    const ProfilerResult result = ProfileOnThreads(cases, 2, Quick());
     EXPECT_EQ(result.left_out, 0u);
     EXPECT_EQ(result.profile.origin.ranks_at_once, 2);
     EXPECT_THAT(Validate(result.profile), ::testing::IsEmpty());
@@ -124,6 +189,123 @@ TEST(ProfileTest, LeavesOutWhatThereIsNoTimeFor) {
   const ProfilerResult result = ProfileOnThreads(cases, 2, options);
   EXPECT_THAT(result.profile.rows, ::testing::IsEmpty());
   EXPECT_EQ(result.left_out, cases.kernels.size() + cases.collectives.size());
+}
+
+TEST(ProfileTest, HasTheSameRowsOnADeviceWithQueues) {
+  const Graph graph = TinyGraph();
+  const ProfileCases cases = CasesOf(graph, 2, "tp=2,mbs=2,sp=1");
+  const ProfileDb host = ProfileOnThreads(cases, 2, Quick()).profile;
+  int64_t waits = 0;
+  const ProfilerResult result = ProfileOnQueues(cases, 2, Quick(), &waits);
+  EXPECT_EQ(KeysOf(result.profile), KeysOf(host));
+  EXPECT_EQ(result.measured, cases.kernels.size() + cases.collectives.size());
+  EXPECT_THAT(Validate(result.profile), ::testing::IsEmpty());
+  for (const auto& [key, row] : result.profile.rows) {
+    EXPECT_GT(row.median_s, 0) << key.name;
+    EXPECT_GE(row.samples, 20) << key.name;
+  }
+}
+
+// Samples of 64 runs need no more of the host's waits than samples of one.
+TEST(ProfileTest, WaitsForSamplesAndNotForRuns) {
+  const Graph graph = TinyGraph();
+  ProfileCases cases = CasesOf(graph, 1, "mbs=2");
+  while (cases.kernels.size() > 3) cases.kernels.erase(cases.kernels.begin());
+  int64_t waits_for_one = 0;
+  ProfileOnQueues(cases, 1, Quick(), &waits_for_one);
+  ProfilerOptions options = Quick();
+  options.sample_s = 1e9;
+  int64_t waits_for_many = 0;
+  ProfileOnQueues(cases, 1, options, &waits_for_many);
+  EXPECT_EQ(waits_for_one, waits_for_many);
+}
+
+TEST(ProfileTest, MeasuresNothingTwice) {
+  const Graph graph = TinyGraph();
+  const ProfileCases cases = CasesOf(graph, 2, "dp=2,mbs=2");
+  const ProfilerResult whole = ProfileOnThreads(cases, 2, Quick());
+  // A third is missing; what is there cannot be a time of this machine.
+  ProfilerOptions options = Quick();
+  size_t missing = 0;
+  for (const auto& [key, row] : whole.profile.rows) {
+    const bool exchange = key.rule.empty();
+    if (!exchange && ++missing % 3 == 0) continue;
+    options.known.rows[key] = {.median_s = 1e6, .spread = 0, .samples = 1};
+  }
+  const ProfilerResult rest = ProfileOnThreads(cases, 2, options);
+  EXPECT_EQ(rest.measured, missing / 3);
+  EXPECT_EQ(KeysOf(rest.profile), KeysOf(whole.profile));
+  for (const auto& [key, row] : rest.profile.rows) {
+    EXPECT_EQ(row.median_s == 1e6, options.known.rows.contains(key));
+  }
+  options.again = true;
+  const ProfilerResult again = ProfileOnThreads(cases, 2, options);
+  EXPECT_EQ(again.measured, cases.kernels.size() + cases.collectives.size());
+  for (const auto& [key, row] : again.profile.rows) {
+    EXPECT_LT(row.median_s, 1e6) << key.name;
+  }
+}
+
+TEST(ProfileTest, KeepsWhatItHasWhenInterrupted) {
+  const Graph graph = TinyGraph();
+  const ProfileCases cases = CasesOf(graph, 2, "dp=2,mbs=2");
+  std::atomic<bool> stop = false;
+  ProfileDb saved;
+  ProfilerOptions options = Quick();
+  options.stop = &stop;
+  options.progress = [&](size_t done, size_t) { stop = done >= 3; };
+  options.save = [&](const ProfileDb& profile) -> Result<void> {
+    saved = profile;
+    return {};
+  };
+  const ProfilerResult result = ProfileOnThreads(cases, 2, options);
+  EXPECT_TRUE(result.interrupted);
+  EXPECT_EQ(result.measured, 3u);
+  EXPECT_EQ(result.left_out,
+            cases.kernels.size() + cases.collectives.size() - 3);
+  EXPECT_EQ(saved, result.profile);
+}
+
+// By predicted seconds; of kernels with about the same work one; the ladder at
+// the end.
+TEST(ProfileTest, MeasuresInTheOrderOfValue) {
+  const Graph graph = TinyGraph();
+  const ProfileCases cases = CasesOf(graph, 2, "tp=2,mbs=2");
+  const auto measured = [&](const ProfileDb& known, size_t count) {
+    std::atomic<bool> stop = false;
+    ProfilerOptions options = Quick();
+    options.known = known;
+    options.stop = &stop;
+    options.progress = [&](size_t done, size_t) { stop = done >= count; };
+    ProfileDb profile = ProfileOnThreads(cases, 2, options).profile;
+    for (const auto& [key, row] : known.rows) profile.rows.erase(key);
+    return profile;
+  };
+  const auto worth = [&](const ProfileKey& key) {
+    const auto kernel = cases.kernels.find(key);
+    return kernel != cases.kernels.end() ? kernel->second.seconds
+                                         : cases.collectives.at(key);
+  };
+  double most = 0;
+  for (const auto& [key, kernel] : cases.kernels) {
+    most = std::max(most, kernel.seconds);
+  }
+  for (const auto& [key, seconds] : cases.collectives) {
+    most = std::max(most, seconds);
+  }
+  const ProfileDb first = measured({}, 1);
+  ASSERT_EQ(first.rows.size(), 1u);
+  EXPECT_EQ(worth(first.rows.begin()->first), most);
+  // The plan exchanges by few of the kinds.
+  const auto exchanges = static_cast<size_t>(std::ranges::count_if(
+      cases.collectives, [](auto& c) { return c.second > 0; }));
+  EXPECT_GE(exchanges, 2u);
+  EXPECT_LT(exchanges, cases.collectives.size());
+  size_t needed = 0;
+  for (const auto& [key, kernel] : cases.kernels) needed += kernel.seconds > 0;
+  for (const auto& [key, row] : measured({}, needed + exchanges).rows) {
+    EXPECT_GT(worth(key), 0) << key.name;
+  }
 }
 
 }  // namespace
