@@ -3,7 +3,7 @@
 #
 #   tools/gpu_check.sh [--only PART]… [--out FILE] BUILD_DIR
 #
-# PART is one of: device, discover, parity, run, losses, training, nccl,
+# PART is one of: device, discover, parity, run, profile, losses, training, nccl,
 # run-nccl, kernels, matmul, attention, copy, sanitize; without --only all run,
 # in this order. A part that fails does not keep the others from running.
 # Without a GPU nothing runs: the script says so and exits with 0. Otherwise it
@@ -14,7 +14,8 @@
 # CPU's, of ranks on one GPU as threads, and over NCCL (tests/gpu/run_parity.py);
 # `losses` and `training`, against PyTorch (tests/bench/against_pytorch.py; where
 # python3 has torch). Default FILE: tests/bench/results/DEVICE-DATE.json beside
-# this script.
+# this script. `profile` times what plans of GPT-2 need and leaves its file at
+# FILE.profile.pb, or profiler/profiles/DEVICE.pb.
 #
 # The binaries may come from another machine (nothing is built or installed
 # here, only bash, coreutils and Python 3 are needed):
@@ -36,8 +37,8 @@ usage() {
   exit 2
 }
 
-all_parts=(device discover parity run losses training nccl run-nccl kernels
-  matmul attention copy sanitize)
+all_parts=(device discover parity run profile losses training nccl run-nccl
+  kernels matmul attention copy sanitize)
 parts=()
 out=
 pack=
@@ -188,8 +189,23 @@ run_pytorch() {
   cat "$work/$name.json.log" >>"$work/$name.log" 2>/dev/null
 }
 
+# What plans of GPT-2 need, and the ladder as far as there is time. A file that
+# is there is extended.
+run_profile() {
+  local file=$out.profile.pb
+  if [[ -z $out ]]; then
+    mkdir -p "$cd_root/profiler/profiles"
+    file=$cd_root/profiler/profiles/$(nvidia-smi --query-gpu=name \
+      --format=csv,noheader | head -n 1 | tr '[:upper:] ' '[:lower:]-').pb
+  fi
+  run_part profile 200 "$tessera" profile --backend cuda --nproc 1 \
+    --model "$cd_root/examples/models/gpt2/config.json" --global-batch 16 \
+    --seq-len 1024 --dtype bf16 --time-limit 120 -o "$file"
+}
+
 for part in "${parts[@]}"; do
   case $part in
+    profile) run_profile ;;
     discover)
       run_part discover 60 "$tessera" discover -o "$work/cluster.txtpb" ;;
     losses)
