@@ -534,19 +534,13 @@ RunReport ReportOf(const Job& job, const TaskGraph& tasks,
   const Timeline timeline = Simulator(evaluator.pricer()).Run(tasks).value();
   report.predicted.step_time = timeline.step_time;
   report.predicted.breakdown = PredictedBreakdown(tasks, timeline);
-  const std::vector<DeviceSet> sets = DeviceSets(job.plan.groups);
-  const auto by_rank = [&](const std::vector<MemoryUse>& by_set) {
-    std::vector<MemoryUse> memory(inputs.cluster.devices.size());
-    for (size_t s = 0; s < by_set.size(); ++s) {
-      for (const DeviceId device : sets[s].devices) {
-        memory[device.index()] = by_set[s];
-      }
-    }
-    return memory;
-  };
-  report.predicted_memory = by_rank(report.predicted.memory);
-  report.predicted_host = by_rank(report.predicted.host_memory);
-  report.predicted_file = by_rank(report.predicted.file_memory);
+  std::vector<DeviceId> ranks;
+  for (size_t rank = 0; rank < inputs.cluster.devices.size(); ++rank) {
+    ranks.emplace_back(rank);
+  }
+  report.predicted_memory = PeakMemoryOf(tasks, ranks);
+  report.predicted_host = PeakMemoryOf(tasks, ranks, MemoryTier::kHost);
+  report.predicted_file = PeakMemoryOf(tasks, ranks, MemoryTier::kFile);
   if (options.compare || !options.learn.empty()) {
     report.comparisons =
         CompareTasks(evaluator.pricer(), tasks, inputs.graph, result.timelines);

@@ -168,9 +168,7 @@ std::string RunText(const RunReport& report) {
 
   out += "model FLOPs " + FlopsText(report.rates) + "\n";
 
-  out +=
-      "\npeak memory; predicted: of the fullest rank of those with the same "
-      "work\n";
+  out += "\npeak memory\n";
   rows = {{"rank", "predicted", "measured", "process"}};
   for (const MemoryPart& part : MemoryParts(MemoryUse{})) {
     rows[0].emplace_back(part.name);

@@ -30,8 +30,7 @@ struct RunReport {
   Breakdown measured;
   Throughput rates;      // measured, against the peak of the cluster's devices
   Evaluation predicted;  // with the mean over ranks as breakdown
-  // By rank: of the device, of the host's memory, of the file; each that of the
-  // fullest rank of its group, who has the largest shards.
+  // By rank: of the device, of the host's memory, of the file.
   std::vector<MemoryUse> predicted_memory;
   std::vector<MemoryUse> predicted_host;
   std::vector<MemoryUse> predicted_file;
