@@ -191,8 +191,8 @@ const std::vector<ExactClass>& Classes() {
        {{"dp=2,tp=2,mbs=3,zero=1"}, {"dp=2,tp=2,mbs=3,zero=1", How::kResumed}},
        {"dp=2,tp=2,mbs=3,zero=1", How::kWeights}},
       {"resumed_with_stages",
-       {{"pp=3,tp=2,mbs=2,zero=3"}, {"pp=3,tp=2,mbs=2,zero=3", How::kResumed}},
-       {"pp=3,tp=2,mbs=2,zero=3", How::kWeights}},
+       {{"dp=2,pp=3,mbs=2,zero=3"}, {"dp=2,pp=3,mbs=2,zero=3", How::kResumed}},
+       {"dp=2,pp=3,mbs=2,zero=3", How::kWeights}},
   };
   return *classes;
 }

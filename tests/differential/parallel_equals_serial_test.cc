@@ -53,7 +53,9 @@ std::vector<Case> Cases(int ranks) {
       for (int pp = 1; tp * pp <= ranks; pp *= 2) {
         // Llama's four heads do not split eight ways.
         if (model == Model::kLlama && tp > 4) continue;
-        for (int zero : {0, 1}) {
+        // ZeRO cuts what replicas have alike.
+        const bool replicas = tp * pp < ranks;
+        for (int zero = 0; zero <= (replicas ? 1 : 0); ++zero) {
           for (int sp = 0; sp <= (tp > 1 ? 1 : 0); ++sp) {
             for (const char* schedule : {"gpipe", "1f1b"}) {
               if (pp == 1 && std::string(schedule) == "gpipe") continue;
