@@ -82,11 +82,13 @@ Result<void> ReadGpus(const Options& options,
   here.rank = here.local_rank = job.ranks - 1;
   here.size = here.local_size = job.ranks;
   if (environment) here = *environment;
-  TESSERA_TRY(const auto gpu, GpuShareOf(*job.backend, here));
+  TESSERA_TRY(const auto share, GpuShareOf(*job.backend, here));
+  TESSERA_CHECK(share.has_value()) << options.backend;
+  const GpuShare& gpu = *share;
   std::string warning;
-  TESSERA_TRY(Cluster cluster,
-              ClusterOfGpus(gpu->gpu, job.ranks, here.local_size, gpu->ranks,
-                            &warning));
+  TESSERA_TRY(
+      Cluster cluster,
+      ClusterOfGpus(gpu.gpu, job.ranks, here.local_size, gpu.ranks, &warning));
   AddLadder(cluster, job.cases);
   const std::string name = cluster.device_types[0].name;
   TESSERA_TRY(job.inputs, ReadInputs(options, std::move(cluster)));
@@ -97,7 +99,7 @@ Result<void> ReadGpus(const Options& options,
                             type.name + "', and the GPU here is '" + name + "'",
                         "--cluster");
   }
-  job.origin = OriginOf(job.ranks, gpu->gpu.name);
+  job.origin = OriginOf(job.ranks, gpu.gpu.name);
   return {};
 }
 
