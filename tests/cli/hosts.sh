@@ -120,9 +120,9 @@ PYTHON
 # Its paths are those of the image; two ranks a pod do.
 sed -i -e "s#/opt/tessera/examples/launch/ranks.sh 8#$examples/launch/ranks.sh 2#" \
   -e "s#tessera run --backend cuda#$tessera run --backend cpu#" \
-  -e "s#/work/model#$examples/models/gpt2-tiny#" \
-  -e "s#/work/tokens.bin#$examples/data/gpl-3.txt#" \
-  -e "s#--steps 1000#--steps 3#" -e "s#/work/#$work/#g" \
+  -e "s#/job/model#$examples/models/gpt2-tiny#" \
+  -e "s#/job/tokens.bin#$examples/data/gpl-3.txt#" \
+  -e "s#--steps 1000#--steps 3#" -e "s#/job/#$work/#g" \
   -e "s#--global-batch 512 --seq-len 1024#--global-batch 8 --seq-len 16#" \
   "$work/pod"
 for pod in "0 $a" "1 $b"; do
