@@ -15,23 +15,6 @@
 namespace tessera {
 namespace {
 
-// What the driver, the context and the libraries keep (hardware.cc).
-constexpr int64_t kContextBytes = int64_t{1} << 30;
-
-template <typename Type>
-int Use(std::vector<Type>& types, const Type& type) {
-  const auto found = std::ranges::find(types, type);
-  if (found != types.end()) return static_cast<int>(found - types.begin());
-  types.push_back(type);
-  return static_cast<int>(types.size()) - 1;
-}
-
-LinkType LinkTypeNamed(std::string_view name) {
-  const auto found = std::ranges::find(LinkTypes(), name, &LinkType::name);
-  TESSERA_CHECK(found != LinkTypes().end()) << name;
-  return *found;
-}
-
 // `share` of the row's bandwidth, under another name.
 LinkType Scaled(std::string_view row, double share, std::string name,
                 std::string_view what) {
@@ -174,11 +157,10 @@ class NodeBuilder {
     for (size_t g = 0; g < machine.gpus.size(); ++g) {
       const FoundGpu& gpu = machine.gpus[g];
       TESSERA_TRY(known.emplace_back(), KnownGpuNamed(gpu.name));
-      DeviceType type = *std::ranges::find(DeviceTypes(), known.back()->device,
-                                           &DeviceType::name);
-      type.memory = {gpu.memory.value - kContextBytes};
+      DeviceType type = DeviceTypeNamed(known.back()->device);
+      type.memory = UsableMemory(gpu.memory);
       const DeviceId id =
-          AddDevice(cluster_, Use(cluster_.device_types, type), node_,
+          AddDevice(cluster_, UseDeviceType(cluster_, type), node_,
                     InNode(node_, "gpu", static_cast<int>(g)));
       vertices.push_back(cluster_.devices[id.index()].vertex);
       Hang(gpu.place, vertices.back());
@@ -215,18 +197,9 @@ class NodeBuilder {
         }
       }
     }
-    // Intel Xeon Scalable processors (2017 to 2023) join two sockets by two to
-    // four UPI links.
-    LinkType socket;
-    socket.name = "socket";
-    socket.source =
-        "assumed: two UPI links of 10.4 GT/s, 20.8 GB/s a direction each, 80 % "
-        "reached; latency as pcie5-x16";
-    socket.bandwidth = {0.8 * 2 * 20.8e9};
-    socket.latency = LinkTypeNamed("pcie5-x16").latency;
     for (size_t i = 1; i < sockets.size(); ++i) {
       Connect(cluster_, sockets[0], sockets[i],
-              Use(cluster_.link_types, socket));
+              UseLinkType(cluster_, "socket"));
     }
   }
 
@@ -236,7 +209,7 @@ class NodeBuilder {
   }
 
   void Link(VertexId below, VertexId above, const PciNode& node) {
-    Connect(cluster_, below, above, Use(cluster_.link_types, PcieLink(node)));
+    Connect(cluster_, below, above, UseLinkType(cluster_, PcieLink(node)));
   }
 
   // Hangs what is below `branch` on `above`: a bridge of its own only where
@@ -267,15 +240,15 @@ class NodeBuilder {
           nvswitch = AddVertex(cluster_, VertexKind::kSwitch,
                                InNode(node_, "nvswitch"));
         }
-        Connect(cluster_, vertices[g], *nvswitch,
-                Use(cluster_.link_types,
-                    NvLink(*known[g], gpu.switch_links, false)));
+        Connect(
+            cluster_, vertices[g], *nvswitch,
+            UseLinkType(cluster_, NvLink(*known[g], gpu.switch_links, false)));
       }
       for (size_t peer = g + 1; peer < gpu.peer_links.size(); ++peer) {
         if (gpu.peer_links[peer] == 0) continue;
         Connect(cluster_, vertices[g], vertices[peer],
-                Use(cluster_.link_types,
-                    NvLink(*known[g], gpu.peer_links[peer], true)));
+                UseLinkType(cluster_,
+                            NvLink(*known[g], gpu.peer_links[peer], true)));
       }
     }
   }
@@ -333,6 +306,7 @@ Result<Cluster> ClusterOfMachines(std::span<const Machine> machines,
   Cluster cluster;
   std::vector<std::vector<VertexId>> nics;
   std::map<std::string, int> counts;  // of GPUs, by name
+  const std::vector<const FoundNic*> first = TrainingNics(machines[0]);
   for (size_t n = 0; n < machines.size(); ++n) {
     const Machine& machine = machines[n];
     if (machine.gpus.empty()) {
@@ -340,7 +314,6 @@ Result<Cluster> ClusterOfMachines(std::span<const Machine> machines,
     }
     for (const FoundGpu& gpu : machine.gpus) ++counts[gpu.name];
     const std::vector<const FoundNic*> cards = TrainingNics(machine);
-    const std::vector<const FoundNic*> first = TrainingNics(machines[0]);
     if (machines.size() > 1 && cards.empty()) {
       return InvalidInput("no network card has a link", machine.host);
     }
@@ -356,9 +329,7 @@ Result<Cluster> ClusterOfMachines(std::span<const Machine> machines,
     node.AddBridges();
   }
   if (machines.size() > 1) {
-    ConnectRails(
-        cluster, nics,
-        Use(cluster.link_types, NicLink(*TrainingNics(machines[0]).front())));
+    ConnectRails(cluster, nics, UseLinkType(cluster, NicLink(*first.front())));
   }
   cluster.host = HostOfMachine(machines[0], speed);
   cluster.host->device_link = HostLink(machines[0]);
@@ -373,9 +344,7 @@ Result<Cluster> ClusterOfMachines(std::span<const Machine> machines,
 
 Cluster ClusterOfCores(const Machine& machine, int ranks,
                        const HostSpeed& speed) {
-  const std::string spec = "local-cpu:" + std::to_string(ranks);
-  Cluster cluster = MakeCluster(spec).value();
-  cluster.name = spec;
+  Cluster cluster = MakeCluster("local-cpu:" + std::to_string(ranks)).value();
   for (DeviceType& type : cluster.device_types) {
     type.memory = {machine.memory.value / ranks};
     type.source =
@@ -388,9 +357,8 @@ Cluster ClusterOfCores(const Machine& machine, int ranks,
                   (alone ? "one core" : "all cores") + " of " + machine.host +
                   "; latency " + type.source;
   }
-  const BytesPerSecond device_link = speed.one_core;
   cluster.host = HostOfMachine(machine, speed);
-  cluster.host->device_link = device_link;
+  cluster.host->device_link = speed.one_core;
   return cluster;
 }
 

@@ -48,8 +48,8 @@ class Evaluator : public Objective {
   Evaluation Evaluate(const Plan& plan) const override;
 
   // As Evaluate, with the breakdown of the bottleneck group and the memory of
-  // every device. Lowers and simulates the whole step. With `share_links` step time and breakdown are
-  // those of the simulation with shared links.
+  // every device. Lowers and simulates the whole step. With `share_links` step
+  // time and breakdown are those of the simulation with shared links.
   Evaluation Explain(const Plan& plan, bool share_links = true) const;
 
   // For a simulator that gives the same prices.

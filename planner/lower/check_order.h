@@ -18,11 +18,10 @@ namespace tessera {
 //  - Races: two tasks of a rank that touch a buffer, one of which writes, are
 //    ordered by their streams and dependencies.
 //  - Deadlock: the order is run, without a clock. Every rank runs each stream
-//  of
-//    its groups in issue order, or all of them as one. A task blocks its stream
-//    until its dependencies have ended and all ranks of its group are at it, as
-//    if each were a collective, and a receive until its message has been sent.
-//    A send does not wait for its receiver: it hands its message over
+//    of its groups in issue order, or all of them as one. A task blocks its
+//    stream until its dependencies have ended and all ranks of its group are at
+//    it, as if each were a collective, and a receive until its message has been
+//    sent. A send does not wait for its receiver: it hands its message over
 //    (Communicator::Send). Where all stand still, the tasks that they stand at
 //    are named.
 std::vector<Error> CheckOrder(const TaskGraph& tasks, const Graph& graph);

@@ -14,7 +14,7 @@ constexpr int64_t kGB = 1'000'000'000;
 // request 2797 of modal-labs/modal-client, 2025), less 1 GiB for the CUDA
 // context and the libraries' own buffers (assumed).
 Bytes LessContext(int64_t nvidia_smi_mib) {
-  return {(nvidia_smi_mib - 1024) * (int64_t{1} << 20)};
+  return UsableMemory({nvidia_smi_mib * (int64_t{1} << 20)});
 }
 
 // Kernels of a few microseconds: the fastest 1 % of the 16-bit matrix products
@@ -262,6 +262,11 @@ std::vector<LinkType> MakeLinkTypes() {
           "10 Gb/s Ethernet; 84 % reached and 15 us (TCP) assumed; the "
           "published pair stands alone",
           kNic * 1.25 * kGiga, 15e-6),
+      row("socket",
+          "assumed: between two processors, two UPI links of 10.4 GT/s (Intel "
+          "Xeon Scalable, 2017 to 2023, has two to four), 20.8 GB/s a "
+          "direction each, 80 % reached; latency as pcie5-x16",
+          0.8 * 2 * 20.8 * kGiga, kPcieLatency),
       row("shm-copy",
           "assumed: one core copies 5 GB/s into or out of shared memory and "
           "notices a flag in 1 us. A profile of the machine replaces both",
@@ -429,14 +434,26 @@ std::vector<HostRow> MakeHosts() {
 }
 
 template <typename Type>
-int Use(std::vector<Type>& used, std::span<const Type> table,
-        std::string_view name) {
-  for (size_t i = 0; i < used.size(); ++i) {
-    if (used[i].name == name) return static_cast<int>(i);
-  }
+const Type& RowNamed(std::span<const Type> table, std::string_view name) {
   const auto row = std::ranges::find(table, name, &Type::name);
   TESSERA_CHECK(row != table.end()) << name;
-  used.push_back(*row);
+  return *row;
+}
+
+template <typename Type>
+int Use(std::vector<Type>& used, std::span<const Type> table,
+        std::string_view name) {
+  const auto found = std::ranges::find(used, name, &Type::name);
+  if (found != used.end()) return static_cast<int>(found - used.begin());
+  used.push_back(RowNamed(table, name));
+  return static_cast<int>(used.size()) - 1;
+}
+
+template <typename Type>
+int Use(std::vector<Type>& used, const Type& type) {
+  const auto found = std::ranges::find(used, type);
+  if (found != used.end()) return static_cast<int>(found - used.begin());
+  used.push_back(type);
   return static_cast<int>(used.size()) - 1;
 }
 
@@ -452,6 +469,19 @@ std::span<const LinkType> LinkTypes() {
   return types;
 }
 
+const DeviceType& DeviceTypeNamed(std::string_view name) {
+  return RowNamed(DeviceTypes(), name);
+}
+
+const LinkType& LinkTypeNamed(std::string_view name) {
+  return RowNamed(LinkTypes(), name);
+}
+
+// The context takes 1 GiB, with the libraries' own buffers (assumed).
+Bytes UsableMemory(Bytes whole) {
+  return whole - Bytes{int64_t{1} << 30};
+}
+
 const Host& HostOf(std::string_view name) {
   static const std::vector<HostRow> hosts = MakeHosts();
   const auto row = std::ranges::find(hosts, name, &HostRow::name);
@@ -463,8 +493,16 @@ int UseDeviceType(Cluster& cluster, std::string_view name) {
   return Use(cluster.device_types, DeviceTypes(), name);
 }
 
+int UseDeviceType(Cluster& cluster, const DeviceType& type) {
+  return Use(cluster.device_types, type);
+}
+
 int UseLinkType(Cluster& cluster, std::string_view name) {
   return Use(cluster.link_types, LinkTypes(), name);
+}
+
+int UseLinkType(Cluster& cluster, const LinkType& type) {
+  return Use(cluster.link_types, type);
 }
 
 }  // namespace tessera

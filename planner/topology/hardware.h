@@ -11,13 +11,23 @@ namespace tessera {
 std::span<const DeviceType> DeviceTypes();
 std::span<const LinkType> LinkTypes();
 
-// A node's memory and storage by the name of its preset. REQUIRES: the table has
-// it.
+// A node's memory and storage by the name of its preset. REQUIRES: the table
+// has it.
 const Host& HostOf(std::string_view name);
+
+// REQUIRES: the table has it.
+const DeviceType& DeviceTypeNamed(std::string_view name);
+const LinkType& LinkTypeNamed(std::string_view name);
+
+// What tensors can use of a GPU's whole memory.
+Bytes UsableMemory(Bytes whole);
 
 // The index in `cluster` of the type called `name`, which is copied from the
 // tables at its first use. REQUIRES: the tables have `name`.
 int UseDeviceType(Cluster& cluster, std::string_view name);
 int UseLinkType(Cluster& cluster, std::string_view name);
+// That of a type which equals `type`, added where there is none.
+int UseDeviceType(Cluster& cluster, const DeviceType& type);
+int UseLinkType(Cluster& cluster, const LinkType& type);
 
 }  // namespace tessera

@@ -172,15 +172,6 @@ Bytes CudaDevice::reserved() const {
   return sum;
 }
 
-Result<Bytes> CudaDevice::FreeMemory() const {
-  TESSERA_RETURN_IF_ERROR(Select());
-  size_t free = 0;
-  size_t total = 0;
-  TESSERA_RETURN_IF_ERROR(
-      Check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo"));
-  return Bytes{static_cast<int64_t>(free)};
-}
-
 void CudaDevice::Zero(void* data, Bytes size) {
   if (size.value == 0) return;
   Keep(Select());

@@ -90,8 +90,6 @@ class CudaDevice : public QueueDevice {
 
   // What the arenas hold of the GPU's memory, whether or not it is in use.
   Bytes reserved() const;
-  // What nobody has of it, this process included.
-  Result<Bytes> FreeMemory() const;
 
   // Makes this device the calling thread's current one, which NCCL wants.
   Result<void> Select() const;
