@@ -35,6 +35,7 @@ Result<int> RunSimulate(const Options& options);
 Result<int> RunRun(const Options& options);
 Result<int> RunProfile(const Options& options);
 Result<int> RunDiscover(const Options& options);
+Result<int> RunValidate(const Options& options);
 Result<int> RunList(const Options& options);
 
 // The help of the program, and of one verb.

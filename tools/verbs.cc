@@ -171,6 +171,18 @@ std::span<const Verb> Verbs() {
        {"-o", "--nodes", "--nproc", "--offload-dir", "--json"},
        {},
        RunDiscover},
+      {"validate",
+       "compare predictions with published measurements",
+       "Reads a table of measured training runs (CSV; costmodel/validate), "
+       "predicts each without any profile, and prints by source how far off "
+       "the predictions are and how well they rank alternatives. Rows that "
+       "cannot be mapped are refused with the reason; what a row leaves blank "
+       "and is assumed stands in --json.",
+       "tessera validate runs.csv --json",
+       "TABLE.csv",
+       {"--threads", "--json"},
+       {},
+       RunValidate},
       {"list",
        "print what Tessera knows: operators, topologies, ...",
        "Without KIND it prints the kinds.",
