@@ -538,6 +538,7 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
                         : std::span<const Attribute>()};
   if (op->flops != nullptr) query.flops = op->flops(call);
   if (op->bytes != nullptr && !state) query.bytes = op->bytes(call);
+  if (query.op_class == OpClass::kMatmul) query.matmul = MatmulShapeOf(call);
   return query;
 }
 

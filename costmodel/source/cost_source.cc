@@ -123,6 +123,13 @@ std::optional<Cost> Analytical(const CostQuery& query, const ProfileDb*) {
     return Cost{query.collective_seconds, CostSource::kAnalytical};
   }
   const DeviceType& device = *query.device;
+  if (query.matmul && HasKernelTimes(device)) {
+    const MatmulMode mode = {.dtype = query.key.dtype, .fp8 = query.fp8};
+    if (PeakOf(device, mode).value > 0) {
+      return Cost{MatmulSeconds(device, *query.matmul, mode),
+                  CostSource::kAnalytical};
+    }
+  }
   double seconds = SecondsFor(
       query.bytes, device.memory_bandwidth * device.memory_efficiency);
   // Only matrix products reach the matrix units' peak, and only they can be

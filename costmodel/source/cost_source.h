@@ -14,8 +14,10 @@
 //                 Collectives: straight lines through time over bytes, of the
 //                 same ranks and hosts; above the largest, by the last slope;
 //                 below the smallest, its time;
-//   analytical    kernels: a roofline (Williams et al., 2009) with the device
-//                 type's stated efficiencies,
+//   analytical    matrix products on a GPU whose multiprocessors are known:
+//                 tiles and waves (kernel_time.h); other kernels: a roofline
+//                 (Williams et al., 2009) with the device type's stated
+//                 efficiencies,
 //                   max(operations / (peak * compute_efficiency),
 //                       bytes / (bandwidth * memory_efficiency)) + launch;
 //                 collectives: the alpha-beta model of costmodel/collective.
@@ -26,6 +28,7 @@
 #include <string_view>
 
 #include "costmodel/profile/profile_db.h"
+#include "costmodel/source/kernel_time.h"
 #include "planner/base/units.h"
 #include "planner/ir/cluster.h"
 #include "planner/ir/op.h"
@@ -52,6 +55,9 @@ struct CostQuery {
   // extents, what is really done.
   double share = 1;
   double share_of_measured = 1;
+  // A matrix product, and whether its operands are rounded to 8 bits.
+  std::optional<MatmulShape> matmul;
+  bool fp8 = false;
   // A collective: its time by the alpha-beta model.
   bool collective = false;
   double collective_seconds = 0;

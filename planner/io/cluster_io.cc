@@ -56,6 +56,9 @@ proto::Cluster ToProto(const Cluster& cluster) {
     row.set_launch_overhead_seconds(type.launch_overhead.seconds());
     row.set_concurrent_streams(type.concurrent_streams);
     row.set_shared_memory(type.shared_memory);
+    row.set_peak_fp8_flops_per_second(type.peak_fp8.value);
+    row.set_generation(std::string(NameOf(type.generation)));
+    row.set_multiprocessors(type.multiprocessors);
   }
   for (const LinkType& type : cluster.link_types) {
     proto::LinkType& row = *out.add_link_types();
@@ -116,6 +119,13 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
                            At("device_types", i, "launch_overhead_seconds")));
     type.concurrent_streams = row.concurrent_streams();
     type.shared_memory = row.shared_memory();
+    type.peak_fp8 = {row.peak_fp8_flops_per_second()};
+    auto generation = ParseGpuGeneration(row.generation());
+    if (!generation) {
+      return generation.error().At(At("device_types", i, "generation"));
+    }
+    type.generation = *generation;
+    type.multiprocessors = row.multiprocessors();
     out.device_types.push_back(std::move(type));
   }
   for (int i = 0; i < in.link_types_size(); ++i) {
@@ -170,6 +180,7 @@ std::string AsInFile(std::string where) {
       {"].peak_fp32", "].peak_fp32_flops_per_second"},
       {"].peak_bf16", "].peak_bf16_flops_per_second"},
       {"].peak_fp16", "].peak_fp16_flops_per_second"},
+      {"].peak_fp8", "].peak_fp8_flops_per_second"},
       {"].memory_bandwidth", "].memory_bandwidth_bytes_per_second"},
       {"].launch_overhead", "].launch_overhead_seconds"},
       {"].bandwidth", "].bandwidth_bytes_per_second"},

@@ -20,6 +20,7 @@ bool InRange(int64_t index, size_t size) {
 constexpr double kLeastBandwidth = 1e6;  // bytes/s
 constexpr double kLeastPeak = 1e9;       // operations/s
 constexpr double kLongestLatency = 1;    // s
+constexpr int kMostProcessors = 1 << 20;
 
 std::string Short(double value) {
   char text[32];
@@ -76,9 +77,10 @@ void CheckDeviceType(const DeviceType& type, const std::string& at,
   problems.RequirePositive(static_cast<double>(type.memory.value),
                            at + ".memory");
   const double peaks[] = {type.peak_fp64.value, type.peak_fp32.value,
-                          type.peak_bf16.value, type.peak_fp16.value};
+                          type.peak_bf16.value, type.peak_fp16.value,
+                          type.peak_fp8.value};
   const char* const names[] = {".peak_fp64", ".peak_fp32", ".peak_bf16",
-                               ".peak_fp16"};
+                               ".peak_fp16", ".peak_fp8"};
   bool computes = false;
   for (size_t i = 0; i < std::size(peaks); ++i) {
     problems.RequireNotNegative(peaks[i], at + names[i]);
@@ -97,6 +99,15 @@ void CheckDeviceType(const DeviceType& type, const std::string& at,
   problems.RequireFraction(type.memory_efficiency, at + ".memory_efficiency");
   problems.RequireLatency(type.launch_overhead.seconds(),
                           at + ".launch_overhead");
+  if (type.multiprocessors < 0 || type.multiprocessors > kMostProcessors) {
+    problems.Add(at + ".multiprocessors",
+                 "must be in [0, " + std::to_string(kMostProcessors) +
+                     "], is " + std::to_string(type.multiprocessors));
+  } else if ((type.generation == GpuGeneration::kNone) !=
+             (type.multiprocessors == 0)) {
+    problems.Add(at + ".multiprocessors",
+                 "must be given where generation is, and only there");
+  }
 }
 
 void CheckHost(const Host& host, Problems& problems) {
@@ -206,7 +217,25 @@ void CheckConnected(const Cluster& cluster, Problems& problems) {
   }
 }
 
+// In the order of GpuGeneration.
+constexpr std::string_view kGenerationNames[kGpuGenerations] = {
+    "", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"};
+
 }  // namespace
+
+std::string_view NameOf(GpuGeneration generation) {
+  return kGenerationNames[static_cast<size_t>(generation)];
+}
+
+Result<GpuGeneration> ParseGpuGeneration(std::string_view name) {
+  std::string known;
+  for (int g = 0; g < kGpuGenerations; ++g) {
+    if (kGenerationNames[g] == name) return static_cast<GpuGeneration>(g);
+    if (g > 0) known.append(g > 1 ? ", " : "").append(kGenerationNames[g]);
+  }
+  return InvalidInput("unknown generation '" + std::string(name) +
+                      "'; known: " + known);
+}
 
 FlopsPerSecond DeviceType::Peak(DType dtype) const {
   switch (dtype) {

@@ -9,6 +9,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "planner/base/ids.h"
@@ -17,6 +18,24 @@
 #include "planner/ir/dtype.h"
 
 namespace tessera {
+
+// Generation of a GPU's multiprocessors, for the analytical times of kernels:
+// costmodel/source/kernel_time.h. kNone: a device that is not modelled so.
+enum class GpuGeneration : uint8_t {
+  kNone,
+  kPascal,
+  kVolta,
+  kTuring,
+  kAmpere,
+  kAda,
+  kHopper,
+  kBlackwell,
+};
+inline constexpr int kGpuGenerations = 8;
+
+// "pascal", "volta", ...; empty for kNone.
+std::string_view NameOf(GpuGeneration generation);
+Result<GpuGeneration> ParseGpuGeneration(std::string_view name);
 
 struct DeviceType {
   std::string name;    // "a100-sxm4-80gb"
@@ -28,7 +47,13 @@ struct DeviceType {
   FlopsPerSecond peak_fp32;
   FlopsPerSecond peak_bf16;
   FlopsPerSecond peak_fp16;
+  // Of products whose operands are rounded to 8 bits on the way in; no tensor
+  // has such elements.
+  FlopsPerSecond peak_fp8;
   BytesPerSecond memory_bandwidth;  // peak
+  // Both set, or neither.
+  GpuGeneration generation = GpuGeneration::kNone;
+  int multiprocessors = 0;
   // Reachable fraction of the peaks by large kernels, for the analytical cost
   // source. In (0, 1].
   double compute_efficiency = 0;

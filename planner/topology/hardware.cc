@@ -17,113 +17,211 @@ Bytes LessContext(int64_t nvidia_smi_mib) {
   return UsableMemory({nvidia_smi_mib * (int64_t{1} << 20)});
 }
 
-// Kernels of a few microseconds: the fastest 1 % of the 16-bit matrix products
-// in NVIDIA aiconfigurator's tables take 1.8 (B200) to 3.1 us (A100).
-constexpr double kAmpereKernel = 3.1e-6;
-constexpr double kHopperKernel = 2.7e-6;
-constexpr double kBlackwellKernel = 1.8e-6;
-// Before Ampere: no table; taken as Ampere's.
-constexpr double kOlderKernel = kAmpereKernel;
+// The least time of a kernel: the fastest 1 % of the 16-bit matrix products in
+// NVIDIA aiconfigurator's tables take 1.8 (B200), 2.7 (H100), 3.1 (A100) us.
+// Ada: as Hopper. Before Ampere: no table, as Ampere's.
+double KernelFloor(GpuGeneration generation) {
+  switch (generation) {
+    case GpuGeneration::kBlackwell:
+      return 1.8e-6;
+    case GpuGeneration::kHopper:
+    case GpuGeneration::kAda:
+      return 2.7e-6;
+    default:
+      return 3.1e-6;
+  }
+}
 
 // Streaming kernels reach about nine tenths of the peak of HBM and GDDR
 // (STREAM-like copies; assumed, there is no table of it). Profiles replace it.
 constexpr double kStreaming = 0.90;
 
-DeviceType Gpu(std::string name, std::string source, Bytes memory,
-               double bandwidth, double fp64, double fp32, double bf16,
-               double fp16, double compute_efficiency, double kernel) {
+// A GPU's figures in the units of its datasheet: memory as nvidia-smi prints
+// it, GB/s, TFLOP/s.
+struct GpuRow {
+  std::string_view name;
+  std::string source;
+  GpuGeneration generation;
+  int multiprocessors;
+  int64_t memory_mib;
+  double bandwidth;
+  double fp64, fp32, bf16, fp16, fp8;
+  // What large 16-bit products reach of the peak (fp32 where there are none).
+  double efficiency;
+};
+
+DeviceType Gpu(const GpuRow& row) {
   DeviceType type;
-  type.name = std::move(name);
-  type.source = std::move(source);
-  type.memory = memory;
-  type.memory_bandwidth = {bandwidth};
-  type.peak_fp64 = {fp64};
-  type.peak_fp32 = {fp32};
-  type.peak_bf16 = {bf16};
-  type.peak_fp16 = {fp16};
-  type.compute_efficiency = compute_efficiency;
+  type.name = row.name;
+  type.source = row.source;
+  type.memory = LessContext(row.memory_mib);
+  type.memory_bandwidth = {row.bandwidth * kGiga};
+  type.generation = row.generation;
+  type.multiprocessors = row.multiprocessors;
+  type.peak_fp64 = {row.fp64 * kTera};
+  type.peak_fp32 = {row.fp32 * kTera};
+  type.peak_bf16 = {row.bf16 * kTera};
+  type.peak_fp16 = {row.fp16 * kTera};
+  type.peak_fp8 = {row.fp8 * kTera};
+  type.compute_efficiency = row.efficiency;
   type.memory_efficiency = kStreaming;
-  type.launch_overhead = Duration::FromSeconds(kernel);
+  type.launch_overhead = Duration::FromSeconds(KernelFloor(row.generation));
   return type;
 }
 
-// memory_bandwidth and the peaks are the datasheets'. Peaks are dense, fp64 by
-// tensor cores where there are some, fp32 without TF32. compute_efficiency:
-// median of large 16-bit products over the peak.
-std::vector<DeviceType> MakeDeviceTypes() {
+// Peaks are dense, fp64 by tensor cores where there are some, fp32 without
+// TF32, 16- and 8-bit types with fp32 sums. Numbers of multiprocessors are
+// those of the product's whitepaper, or what CUDA reports of the device.
+std::vector<GpuRow> MakeGpus() {
+  using enum GpuGeneration;
   const std::string large =
       "; efficiency: median of large bf16 products in NVIDIA aiconfigurator, ";
   const std::string a100 = large + "262 of 312 TFLOP/s";
   const std::string h100 = large + "767 of 989.4 TFLOP/s";
   const std::string h200 = large + "760 of 989.4 TFLOP/s";
+  const std::string b200 = large + "1,481 of 2,250 TFLOP/s";
+  const std::string gb200 = large + "1,620 of 2,500 TFLOP/s";
   const std::string v100 =
       "; efficiency: DeepBench V100, 90th percentile of fp16 training products "
       "105 of 125 TFLOP/s";
-  std::vector<DeviceType> types = {
-      Gpu("a100-sxm4-40gb", "NVIDIA A100 datasheet (2020)" + a100,
-          LessContext(40536), 1555 * kGiga, 19.5 * kTera, 19.5 * kTera,
-          312 * kTera, 312 * kTera, 262.0 / 312, kAmpereKernel),
-      Gpu("a100-sxm4-80gb", "NVIDIA A100 datasheet (2021)" + a100,
-          LessContext(81251), 2039 * kGiga, 19.5 * kTera, 19.5 * kTera,
-          312 * kTera, 312 * kTera, 262.0 / 312, kAmpereKernel),
-      Gpu("h100-sxm5-80gb", "NVIDIA H100 datasheet (2023)" + h100,
-          LessContext(81559), 3350 * kGiga, 67 * kTera, 67 * kTera,
-          989.4 * kTera, 989.4 * kTera, 767 / 989.4, kHopperKernel),
-      Gpu("h200-sxm5-141gb", "NVIDIA H200 datasheet (2024)" + h200,
-          LessContext(143771), 4800 * kGiga, 67 * kTera, 67 * kTera,
-          989.4 * kTera, 989.4 * kTera, 760 / 989.4, kHopperKernel),
-      Gpu("b200-sxm-180gb",
-          "NVIDIA DGX B200 datasheet (2024): 1,440 GB, 64 TB/s, 18 PFLOP/s "
-          "dense bf16, 296 TFLOP/s fp64, 600 TFLOP/s fp32 over 8 GPUs" +
-              large + "1,481 of 2,250 TFLOP/s",
-          LessContext(183359), 8000 * kGiga, 37 * kTera, 75 * kTera,
-          2250 * kTera, 2250 * kTera, 1481.0 / 2250, kBlackwellKernel),
-      Gpu("gb200-186gb",
-          "NVIDIA GB200 NVL72 datasheet (2024): 13.4 TB, 576 TB/s, 180 "
-          "PFLOP/s dense bf16, 2,880 TFLOP/s fp64, 5,760 TFLOP/s fp32 over "
-          "72 GPUs" +
-              large + "1,620 of 2,500 TFLOP/s",
-          LessContext(189471), 8000 * kGiga, 40 * kTera, 80 * kTera,
-          2500 * kTera, 2500 * kTera, 1620.0 / 2500, kBlackwellKernel),
-      Gpu("v100-sxm2-16gb", "NVIDIA V100 datasheet (2018)" + v100,
-          LessContext(16160), 900 * kGiga, 7.8 * kTera, 15.7 * kTera, 0,
-          125 * kTera, 105.0 / 125, kOlderKernel),
-      Gpu("v100-sxm2-32gb", "NVIDIA V100 datasheet (2018)" + v100,
-          LessContext(32510), 900 * kGiga, 7.8 * kTera, 15.7 * kTera, 0,
-          125 * kTera, 105.0 / 125, kOlderKernel),
-      Gpu("titan-rtx-24gb",
-          "NVIDIA Turing architecture whitepaper (2018) and TITAN RTX product "
-          "page; efficiency: as V100",
-          LessContext(24220), 672 * kGiga, 0.51 * kTera, 16.3 * kTera, 0,
-          130.5 * kTera, 105.0 / 125, kOlderKernel),
-      Gpu("a10g-24gb",
-          "NVIDIA A10G datasheet for AWS (2022): 600 GB/s, 35 TFLOP/s fp32, 70 "
-          "bf16; fp64 1/64 of fp32 (GA102 whitepaper); efficiency: assumed as "
-          "A100",
-          LessContext(23028), 600 * kGiga, 0.55 * kTera, 35 * kTera, 70 * kTera,
-          70 * kTera, 262.0 / 312, kAmpereKernel),
-      Gpu("l4-24gb",
-          "NVIDIA L4 datasheet (2023): 300 GB/s, 30.3 TFLOP/s fp32, 242 bf16 "
-          "with sparsity; fp64 1/64 of fp32; efficiency: assumed as A100, "
-          "though its 72 W may not hold the boost clock",
-          LessContext(23034), 300 * kGiga, 0.47 * kTera, 30.3 * kTera,
-          121 * kTera, 121 * kTera, 262.0 / 312, kAmpereKernel),
-      Gpu("t4-16gb",
-          "NVIDIA T4 datasheet (2018): 320 GB/s, 8.1 TFLOP/s fp32, 65 fp16; "
-          "fp64 1/32 of fp32 (Turing whitepaper); efficiency: as V100",
-          LessContext(15360), 320 * kGiga, 0.25 * kTera, 8.1 * kTera, 0,
-          65 * kTera, 105.0 / 125, kOlderKernel),
-      Gpu("p100-sxm2-16gb",
-          "NVIDIA P100 datasheet (2016); efficiency: DeepBench P100, 90th "
-          "percentile of fp32 training products 9.0 of 10.6 TFLOP/s",
-          LessContext(16280), 732 * kGiga, 5.3 * kTera, 10.6 * kTera, 0,
-          21.2 * kTera, 9.0 / 10.6, kOlderKernel),
-      Gpu("k80-gk210-12gb",
-          "NVIDIA K80 datasheet (2014), one of the board's two GPUs, boost "
-          "clock; efficiency: assumed as P100",
-          LessContext(11441), 240 * kGiga, 1.455 * kTera, 4.37 * kTera, 0, 0,
-          9.0 / 10.6, kOlderKernel),
+  const std::string p100 =
+      "; efficiency: DeepBench P100, 90th percentile of fp32 training products "
+      "9.0 of 10.6 TFLOP/s";
+  const std::string a100_pcie =
+      "; efficiency: median of large bf16 products in SimuMax's table, 227 of "
+      "312 TFLOP/s (vidur's: 222)";
+  const std::string a40 =
+      "median of large fp16 products on A40 in vidur's table, 112 of 149.7 "
+      "TFLOP/s";
+  const std::string t4 =
+      "; efficiency: DeepBench T4, median of large fp16 products, 38.9 of 65 "
+      "TFLOP/s";
+  constexpr double kA100 = 262.0 / 312;
+  constexpr double kA100Pcie = 227.0 / 312;
+  constexpr double kA40 = 112 / 149.7;
+  constexpr double kT4 = 38.9 / 65;
+  constexpr double kL40s = 205.0 / 362;
+  constexpr double kH100 = 767 / 989.4;
+  constexpr double kH200 = 760 / 989.4;
+  constexpr double kB200 = 1481.0 / 2250;
+  constexpr double kGb200 = 1620.0 / 2500;
+  constexpr double kV100 = 105.0 / 125;
+  constexpr double kP100 = 9.0 / 10.6;
+  return {
+      {"a100-sxm4-40gb", "NVIDIA A100 datasheet (2020)" + a100, kAmpere, 108,
+       40536, 1555, 19.5, 19.5, 312, 312, 0, kA100},
+      {"a100-sxm4-80gb", "NVIDIA A100 datasheet (2021)" + a100, kAmpere, 108,
+       81251, 2039, 19.5, 19.5, 312, 312, 0, kA100},
+      {"a100-pcie-40gb", "NVIDIA A100 datasheet (2020), PCIe" + a100_pcie,
+       kAmpere, 108, 40536, 1555, 19.5, 19.5, 312, 312, 0, kA100Pcie},
+      {"a100-pcie-80gb", "NVIDIA A100 datasheet (2021), PCIe" + a100_pcie,
+       kAmpere, 108, 81251, 1935, 19.5, 19.5, 312, 312, 0, kA100Pcie},
+      {"a800-sxm4-40gb",
+       "A100 with fewer NVLinks (Reuters, November 2022)" + a100, kAmpere, 108,
+       40536, 1555, 19.5, 19.5, 312, 312, 0, kA100},
+      {"a800-sxm4-80gb",
+       "A100 with fewer NVLinks (Reuters, November 2022)" + a100, kAmpere, 108,
+       81251, 2039, 19.5, 19.5, 312, 312, 0, kA100},
+      {"h100-sxm5-80gb", "NVIDIA H100 datasheet (2023)" + h100, kHopper, 132,
+       81559, 3350, 67, 67, 989.4, 989.4, 1978.9, kH100},
+      {"h100-pcie-80gb",
+       "NVIDIA H100 PCIe product brief (2022); efficiency: as H100 SXM",
+       kHopper, 114, 81559, 2000, 51, 51, 756.5, 756.5, 1513, kH100},
+      {"h100-nvl-94gb",
+       "NVIDIA H100 datasheet (2024), NVL; efficiency: as H100 SXM", kHopper,
+       132, 95830, 3900, 60, 60, 835.5, 835.5, 1671, kH100},
+      {"h800-sxm5-80gb",
+       "H100 with fewer NVLinks and 1 TFLOP/s of fp64 (DeepSeek-V3 report, "
+       "2024)" +
+           h100,
+       kHopper, 132, 81559, 3350, 1, 67, 989.4, 989.4, 1978.9, kH100},
+      {"h20-96gb",
+       "NVIDIA H20 specifications (2023): 4.0 TB/s, 148 TFLOP/s bf16, 296 fp8; "
+       "efficiency: assumed 0.9, its clock being held down by licence and not "
+       "by power",
+       kHopper, 78, 97871, 4000, 1, 44, 148, 148, 296, 0.9},
+      {"h200-sxm5-141gb", "NVIDIA H200 datasheet (2024)" + h200, kHopper, 132,
+       143771, 4800, 67, 67, 989.4, 989.4, 1978.9, kH200},
+      {"b200-sxm-180gb",
+       "NVIDIA DGX B200 datasheet (2024): 1,440 GB, 64 TB/s, 18 PFLOP/s dense "
+       "bf16, 36 fp8, 296 TFLOP/s fp64, 600 TFLOP/s fp32 over 8 GPUs" +
+           b200,
+       kBlackwell, 148, 183359, 8000, 37, 75, 2250, 2250, 4500, kB200},
+      {"gb200-186gb",
+       "NVIDIA GB200 NVL72 datasheet (2024): 13.4 TB, 576 TB/s, 180 PFLOP/s "
+       "dense bf16, 360 fp8, 2,880 TFLOP/s fp64, 5,760 TFLOP/s fp32 over 72 "
+       "GPUs" +
+           gb200,
+       kBlackwell, 152, 189471, 8000, 40, 80, 2500, 2500, 5000, kGb200},
+      {"b300-sxm-288gb",
+       "NVIDIA DGX B300 datasheet (2025): 2.3 TB, 64 TB/s, 36 PFLOP/s dense "
+       "fp8 over 8 GPUs; bf16 half of it; fp64 10 TFLOP/s over 8; fp32 as "
+       "B200; efficiency: as B200",
+       kBlackwell, 148, 274658, 8000, 1.25, 75, 2250, 2250, 4500, kB200},
+      {"gb300-288gb",
+       "NVIDIA GB300 NVL72 datasheet (2025): 20 TB, 576 TB/s, 360 PFLOP/s "
+       "dense fp8, 180 bf16, 100 TFLOP/s fp64 over 72 GPUs; fp32 as GB200; "
+       "efficiency: as GB200",
+       kBlackwell, 152, 264909, 8000, 1.39, 80, 2500, 2500, 5000, kGb200},
+      {"v100-sxm2-16gb", "NVIDIA V100 datasheet (2018)" + v100, kVolta, 80,
+       16160, 900, 7.8, 15.7, 0, 125, 0, kV100},
+      {"v100-sxm2-32gb", "NVIDIA V100 datasheet (2018)" + v100, kVolta, 80,
+       32510, 900, 7.8, 15.7, 0, 125, 0, kV100},
+      {"v100-pcie-16gb", "NVIDIA V100 datasheet (2018), PCIe" + v100, kVolta,
+       80, 16160, 900, 7, 14, 0, 112, 0, kV100},
+      {"v100-pcie-32gb", "NVIDIA V100 datasheet (2018), PCIe" + v100, kVolta,
+       80, 32510, 900, 7, 14, 0, 112, 0, kV100},
+      {"titan-rtx-24gb",
+       "NVIDIA Turing architecture whitepaper (2018) and TITAN RTX product "
+       "page; efficiency: as V100",
+       kTuring, 72, 24220, 672, 0.51, 16.3, 0, 130.5, 0, kV100},
+      {"a10g-24gb",
+       "NVIDIA A10G datasheet for AWS (2022): 600 GB/s, 35 TFLOP/s fp32, 70 "
+       "bf16; fp64 1/64 of fp32 (GA102 whitepaper); efficiency: as A40, " +
+           a40,
+       kAmpere, 80, 23028, 600, 0.55, 35, 70, 70, 0, kA40},
+      {"a40-48gb",
+       "NVIDIA A40 datasheet (2021): 696 GB/s, 37.4 TFLOP/s fp32, 149.7 bf16; "
+       "fp64 1/64 of fp32; efficiency: " +
+           a40,
+       kAmpere, 84, 46068, 696, 0.58, 37.4, 149.7, 149.7, 0, kA40},
+      {"rtx-3090-24gb",
+       "NVIDIA GA102 whitepaper (2021): 936 GB/s, 35.6 TFLOP/s fp32, 71 bf16; "
+       "efficiency: as A40, " +
+           a40,
+       kAmpere, 82, 24576, 936, 0.56, 35.6, 71, 71, 0, kA40},
+      {"l4-24gb",
+       "NVIDIA L4 datasheet (2023): 300 GB/s, 30.3 TFLOP/s fp32, 242 bf16 and "
+       "485 fp8 with sparsity; fp64 1/64 of fp32; efficiency: assumed as L40S",
+       kAda, 58, 23034, 300, 0.47, 30.3, 121, 121, 242.5, kL40s},
+      {"l40s-48gb",
+       "NVIDIA L40S datasheet (2023): 864 GB/s, 91.6 TFLOP/s fp32, 362 bf16, "
+       "733 fp8; fp64 1/64 of fp32" +
+           large + "205 of 362 TFLOP/s",
+       kAda, 142, 46068, 864, 1.43, 91.6, 362, 362, 733, kL40s},
+      {"rtx-4090-24gb",
+       "NVIDIA Ada whitepaper (2022): 1,008 GB/s, 82.6 TFLOP/s fp32, 165.2 "
+       "bf16, 330.3 fp8; efficiency: assumed as A40",
+       kAda, 128, 24564, 1008, 1.29, 82.6, 165.2, 165.2, 330.3, kA40},
+      {"t4-16gb",
+       "NVIDIA T4 datasheet (2018): 320 GB/s, 8.1 TFLOP/s fp32, 65 fp16; fp64 "
+       "1/32 of fp32 (Turing whitepaper)" +
+           t4,
+       kTuring, 40, 15360, 320, 0.25, 8.1, 0, 65, 0, kT4},
+      {"p100-sxm2-16gb", "NVIDIA P100 datasheet (2016)" + p100, kPascal, 56,
+       16280, 732, 5.3, 10.6, 0, 21.2, 0, kP100},
+      {"p100-pcie-16gb", "NVIDIA P100 datasheet (2016), PCIe" + p100, kPascal,
+       56, 16280, 732, 4.7, 9.3, 0, 18.7, 0, kP100},
+      {"k80-gk210-12gb",
+       "NVIDIA K80 datasheet (2014), one of the board's two GPUs, boost clock; "
+       "efficiency: assumed as P100",
+       kNone, 0, 11441, 240, 1.455, 4.37, 0, 0, 0, kP100},
   };
+}
+
+std::vector<DeviceType> MakeDeviceTypes() {
+  std::vector<DeviceType> types;
+  for (const GpuRow& row : MakeGpus()) types.push_back(Gpu(row));
   DeviceType core;
   core.name = "cpu-core";
   core.source =
@@ -195,12 +293,20 @@ std::vector<LinkType> MakeLinkTypes() {
           "links," +
               table,
           223 * kGiga, 0.47e-6),
+      row("nvlink3-x8",
+          "A800: 8 links as nvlink3's 12, 200 GB/s a direction (Reuters, "
+          "November 2022); the rest as nvlink3, 223 of 300 GB/s reached",
+          223.0 / 300 * 200 * kGiga, 0.47e-6),
       row("nvlink4",
           "NVIDIA H100 datasheet: 18 links, 450 GB/s a direction; 350 reached "
           "by all-reduce on 4 GPUs at 512 MiB (on 8, 445: sums in the "
           "switch), steps of 0.82 us over two links," +
               table,
           350 * kGiga, 0.41e-6),
+      row("nvlink4-x8",
+          "H800: 8 links as nvlink4's 18, 200 GB/s a direction (DeepSeek-V3 "
+          "report, 2024); the rest as nvlink4, 350 of 450 GB/s reached",
+          350.0 / 450 * 200 * kGiga, 0.41e-6),
       row("nvlink5",
           "NVIDIA DGX B200 datasheet: 900 GB/s a direction; 634 reached by "
           "all-reduce on 4 GPUs at 512 MiB, steps of 1.24 us over two links," +
