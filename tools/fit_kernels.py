@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Fits the constants of costmodel/source/kernel_time to measured kernels.
 
-  tools/fit_kernels.py OPERATORS [--write costmodel/source/kernel_constants.inc]
-      [--grid tests/testdata/published/matmul.csv] [--no-hold-out]
+  tools/fit_kernels.py OPERATORS [--write costmodel/source]
+      [--grid tests/testdata/published] [--no-hold-out]
 
 OPERATORS is a folder of published tables (columns below):
   aiconfigurator_gemm_bf16.csv.gz  system, m, n, k, ms
@@ -11,8 +11,8 @@ OPERATORS is a folder of published tables (columns below):
   attention_kernels.csv, aiconfigurator_context_attention.csv.gz
 
 Prints the errors of the fit by source and device; those of each source and
-each device when it is held out; with --write the constants, as the rows that
-kernel_constants.inc has, and with --grid a thinned table for the tests. What
+each device when it is held out; writes with --write the constants into
+*_constants.inc, and with --grid thinned tables for the tests. What
 is fitted are the constants of a GPU generation, and of a device no more than
 the rate of its large products, which planner/topology/hardware.cc states.
 """
@@ -172,6 +172,167 @@ def predict(p, device, kind, m, n, k, batch, out_bytes):
   return best + c["floor_us"] * 1e-6
 
 
+# ---- Fused attention --------------------------------------------------------
+
+# Calls of one kernel; `direction` is fwd, bwd or fwd+bwd.
+Attention = collections.namedtuple(
+    "Attention", "source device kernel direction causal batch heads kv_heads "
+    "length qk_width v_width seconds")
+
+ATTENTION_GPUS = {
+    "A100-80GB-SXM4": "a100-sxm4-80gb", "H100-80GB-SXM5": "h100-sxm5-80gb",
+    "A100-PCIe-80GB": "a100-pcie-80gb", "B200-SXM": "b200-sxm-180gb"}
+ATTENTION_KERNELS = {
+    "FlashAttention": "kFlash1", "FlashAttention-2": "kFlash2",
+    "FlashAttention-3": "kFlash3", "cuDNN": "kCudnn"}
+
+
+def read_attention(folder):
+  """SimuMax counts all pairs of queries and keys of causal attention, the
+  FlashAttention repository half of them; both count 2.5 times the forward
+  operations for backward."""
+  rows = collections.defaultdict(list)
+  for r in read(folder, "attention_kernels.csv"):
+    device = ATTENTION_GPUS[r["gpu"]]
+    simumax = r["source"].startswith("MooreThreads")
+    if simumax:
+      kernel = "kFlash2" if device.startswith("a100") else "kCudnn"
+    elif r["impl"] in ATTENTION_KERNELS:
+      kernel = ATTENTION_KERNELS[r["impl"]]
+    else:
+      continue
+    batch, heads = int(r["batch"]), int(r["heads"])
+    length, widths = int(r["seq_q"]), (int(r["qk_dim"]), int(r["v_dim"]))
+    causal = r["causal"].startswith("yes")
+    operations = 2.0 * batch * heads * length**2 * sum(widths)
+    if causal and not simumax:
+      operations /= 2
+    operations *= {"fwd": 1, "bwd": 2.5, "fwd+bwd": 3.5}[r["direction"]]
+    source = "simumax" if simumax else "flash-attention"
+    rows[source, device, kernel, r["direction"], causal].append(
+        (batch, heads, int(r["kv_heads"] or heads), length, *widths,
+         operations / (float(r["tflops"]) * 1e12)))
+  for r in read(folder, "aiconfigurator_context_attention.csv.gz"):
+    if (r["attn_dtype"], r["kv_cache_dtype"], r["window_size"]) != (
+        "bfloat16", "bfloat16", "0"):
+      continue
+    batch, length, heads, kv_heads, width = (
+        int(r[x]) for x in ("batch_size", "isl", "num_heads",
+                            "num_key_value_heads", "head_dim"))
+    device = AICONFIGURATOR[r["system"]]
+    # Its times hold the writing of the cache for keys and values: only large
+    # calls say something of the kernel.
+    if 4.0 * batch * heads * length**2 * width < 4e12:
+      continue
+    kernel = "kFlash2" if device.startswith("a100") else "kCudnn"
+    rows["aiconfigurator", device, kernel, "fwd", True].append(
+        (batch, heads, kv_heads, length, width, width,
+         float(r["latency"]) * 1e-3))
+  return [Attention(*key, *np.array(values, float).T)
+          for key, values in rows.items()]
+
+
+# Constants of a kernel on a generation: start, least, most.
+ATTENTION = [
+    ("forward", 0.6, 0.02, 1.4),
+    ("backward", 0.5, 0.02, 1.4),
+    ("half_width", 20, 0, 200),
+    ("prologue_keys", 100, 0, 1000),
+]
+ROWS = 128  # queries of one block
+FLOOR = 3e-6
+
+
+def attention_seconds(p, device, t):
+  forward, backward, half_width, prologue = p
+  width = (t.qk_width + t.v_width) / 2
+  blocks = t.batch * t.heads * np.ceil(t.length / ROWS)
+  keys = np.minimum((t.length + 1) / 2 + ROWS / 2,
+                    t.length) if t.causal else t.length
+  seconds = 0
+  for direction in t.direction.split("+"):
+    products, reach = (1, forward) if direction == "fwd" else (2.5, backward)
+    rate = device.fp16 * np.minimum(
+        1, device.efficiency * reach * width / (width + half_width))
+    per_key = 4 * ROWS * width * products / (rate / device.sms)
+    mean = blocks / device.sms * (keys + prologue) * per_key
+    longest = (t.length + prologue) * per_key
+    traffic = 2 * t.batch * t.length * (t.heads + t.kv_heads) * 2 * width * (
+        1 if direction == "fwd" else 2)
+    memory = traffic / (device.bandwidth * 0.8)
+    seconds = seconds + FLOOR + np.cbrt(mean**3 + longest**3 + memory**3)
+  return seconds
+
+
+# The rate of backward over that of forward where no table has them apart:
+# FlashAttention-2's on Hopper.
+BACKWARD = 0.88
+
+
+def fit_attention(tables, devices):
+  directions = {t.direction for t in tables}
+  apart = "bwd" in directions or directions == {"fwd", "fwd+bwd"}
+  least = np.array([c[2] for c in ATTENTION])
+  most = np.array([c[3] for c in ATTENTION])
+
+  def loss(x):
+    p = np.clip(x, least, most)
+    outside = np.maximum(least - x, 0) + np.maximum(x - most, 0)
+    if not apart:
+      p[1] = p[0] * BACKWARD
+    e = [np.mean(np.minimum(0.6, np.abs(np.log(
+        attention_seconds(p, devices[t.device], t) / t.seconds))))
+         for t in tables]
+    return np.mean(e) * (1 + 10 * np.sum(outside / most))
+
+  x = np.array([c[1] for c in ATTENTION], float)
+  for _ in range(4):
+    x = np.clip(nelder_mead(loss, x, 0.2 * np.abs(x) + 0.01, 200), least, most)
+  if not apart:
+    x[1] = x[0] * BACKWARD
+  return x
+
+
+def attention_fitted_on(group):
+  """Not aiconfigurator's A100, whose kernel is none of these."""
+  return [t for t in group
+          if (t.source, t.kernel) != ("aiconfigurator", "kFlash2")]
+
+
+def fit_all_attention(folder, devices, hold_out):
+  """Rows of AttentionConstants, and the tables."""
+  groups = collections.defaultdict(list)
+  tables = read_attention(folder)
+  for t in tables:
+    groups[t.kernel, devices[t.device].generation].append(t)
+  rows = []
+  for (kernel, generation), group in groups.items():
+    kept = attention_fitted_on(group)
+    p = fit_attention(kept, devices)
+    source = ", ".join(sorted({t.source + " " + t.device for t in kept}))
+    print("\n%s %s: %s" % (kernel, generation, " ".join(
+        "%s=%.3g" % (c[0], x) for c, x in zip(ATTENTION, p))))
+    rows.append("    // %s\n    {AttentionKernel::%s, GpuGeneration::k%s, "
+                "%.3f, %.3f, %.1f, %.1f},\n" % (source, kernel, generation, *p))
+    for t in group:
+      def show(name, p):
+        e = attention_seconds(p, devices[t.device], t) / t.seconds - 1
+        print("%-40s %-7s %-8s n %5d med %5.1f%% mean %5.1f%% bias %+5.1f%%" % (
+            name, t.direction, "causal" if t.causal else "full", len(e),
+            100 * np.median(np.abs(e)), 100 * np.mean(np.abs(e)),
+            100 * np.median(e)), flush=True)
+      show(t.source + " " + t.device, p)
+      if not hold_out:
+        continue
+      for what in ("source", "device"):
+        others = [o for o in kept if getattr(o, what) != getattr(t, what)]
+        if others:
+          show("  without this " + what, fit_attention(others, devices))
+  return rows, tables
+
+
+# ---- Fitting ----------------------------------------------------------------
+
 def nelder_mead(f, start, step, iterations):
   simplex = [start] + [start + np.eye(len(start))[i] * step[i]
                        for i in range(len(start))]
@@ -317,6 +478,20 @@ def write_grid(path, tables):
             t.source, t.device, t.kind, m, n, k, batch, out, seconds * 1e6))
 
 
+def write_attention_grid(path, tables):
+  rng = np.random.default_rng(1)
+  with open(path, "w") as file:
+    file.write("source,device,kernel,direction,causal,batch,heads,kv_heads,"
+               "length,qk_width,v_width,us\n")
+    for t in tables:
+      index = rng.choice(len(t.length), min(60, len(t.length)), replace=False)
+      for i in sorted(index):
+        file.write("%s,%s,%s,%s,%d,%d,%d,%d,%d,%d,%d,%.5g\n" % (
+            t.source, t.device, t.kernel, t.direction, t.causal, t.batch[i],
+            t.heads[i], t.kv_heads[i], t.length[i], t.qk_width[i],
+            t.v_width[i], t.seconds[i] * 1e6))
+
+
 def main():
   parser = argparse.ArgumentParser()
   parser.add_argument("operators")
@@ -337,8 +512,8 @@ def main():
             "the peak" % (t.source, t.device, t.kind, len(t.m), rate / 1e12,
                           rate / (d.fp32 if t.kind == "fp32" else d.fp16)))
     groups[devices[t.device].generation, t.kind].append(t)
-  rows = ["// Written by tools/fit_kernels.py; do not edit. In the order of "
-          "MatmulConstants.\n"]
+  written = "// Written by tools/fit_kernels.py; do not edit. In the order of %s.\n"
+  rows = [written % "MatmulConstants"]
   for (generation, kind), group in groups.items():
     kept = fitted_on(group)
     p = fit(kept, devices)
@@ -353,11 +528,19 @@ def main():
     for t in group:
       print(describe(t.source + " " + t.device, errors(p, t, devices), t),
             flush=True)
+  attention_rows, attention_tables = fit_all_attention(
+      args.operators, devices, not args.no_hold_out)
   if args.write:
-    with open(args.write, "w") as file:
-      file.writelines(rows)
+    for name, lines in (("matmul", rows),
+                        ("attention", [written % "AttentionConstants"] +
+                         attention_rows)):
+      with open(os.path.join(args.write, name + "_constants.inc"),
+                "w") as file:
+        file.writelines(lines)
   if args.grid:
-    write_grid(args.grid, tables)
+    write_grid(os.path.join(args.grid, "matmul.csv"), tables)
+    write_attention_grid(os.path.join(args.grid, "attention.csv"),
+                         attention_tables)
   if args.no_hold_out:
     return
   print("\nHeld out:")

@@ -38,7 +38,7 @@ struct MatmulConstants {
 };
 
 constexpr MatmulConstants kMatmul[] = {
-#include "costmodel/source/kernel_constants.inc"
+#include "costmodel/source/matmul_constants.inc"
 };
 
 // What fp8 products reach of their peak, over what 16-bit ones do of theirs.

@@ -1,7 +1,7 @@
 #pragma once
 // How long one kernel takes on a GPU, from its shape and the device's figures.
 // Pure functions; constants belong to a GPU's generation and are fitted to
-// published timings by tools/fit_kernels.py (kernel_constants.inc).
+// published timings by tools/fit_kernels.py (matmul_constants.inc).
 //
 // A product of batch x (m, k) by (k, n) is cut into tiles of 32 to 256 rows and
 // columns, and k into up to 16 splits. Each of the device's multiprocessors
