@@ -1,10 +1,11 @@
 #include "costmodel/link/router.h"
 
 #include <algorithm>
-#include <boost/graph/adjacency_list.hpp>
+#include <boost/graph/compressed_sparse_row_graph.hpp>
 #include <boost/graph/dijkstra_shortest_paths.hpp>
 #include <compare>
 #include <limits>
+#include <utility>
 
 namespace tessera {
 namespace {
@@ -22,10 +23,11 @@ struct PathCost {
 
 constexpr PathCost kUnreached = {std::numeric_limits<int32_t>::max(), 0, 0};
 
-using Graph =
-    boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS,
-                          boost::no_property,
-                          boost::property<boost::edge_weight_t, PathCost>>;
+struct EdgeCost {
+  PathCost cost;
+};
+using Graph = boost::compressed_sparse_row_graph<boost::directedS,
+                                                 boost::no_property, EdgeCost>;
 
 }  // namespace
 
@@ -164,6 +166,7 @@ bool Router::Search(DeviceId from, int node, std::span<const LinkId> links,
     LinkId link;
   };
   std::vector<Edge> edges;
+  edges.reserve(links.size());
   for (LinkId id : links) {
     const Link& link = cluster_.links[id.index()];
     const bool forwards =
@@ -177,15 +180,21 @@ bool Router::Search(DeviceId from, int node, std::span<const LinkId> links,
                      id});
   }
 
-  Graph graph(local_of.size());
+  std::vector<std::pair<size_t, size_t>> ends;
+  std::vector<EdgeCost> costs;
+  ends.reserve(edges.size());
+  costs.reserve(edges.size());
   for (const Edge& edge : edges) {
-    boost::add_edge(edge.from, edge.to, edge.cost, graph);
+    ends.emplace_back(edge.from, edge.to);
+    costs.push_back({edge.cost});
   }
+  const Graph graph(boost::edges_are_unsorted_multi_pass, ends.begin(),
+                    ends.end(), costs.begin(), local_of.size());
   std::vector<PathCost> cost(local_of.size(), kUnreached);
   boost::dijkstra_shortest_paths(
       graph, source,
-      boost::distance_map(
-          boost::make_iterator_property_map(
+      boost::weight_map(boost::get(&EdgeCost::cost, graph))
+          .distance_map(boost::make_iterator_property_map(
               cost.begin(), boost::get(boost::vertex_index, graph)))
           .distance_inf(kUnreached)
           .distance_zero(PathCost{})

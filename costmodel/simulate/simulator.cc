@@ -6,13 +6,11 @@
 #include <queue>
 #include <tuple>
 
+#include "costmodel/simulate/contention.h"
 #include "planner/plan/stages.h"
 
 namespace tessera {
 namespace {
-
-// Rounding of sums of utilisations that are meant to fill a link exactly.
-constexpr double kFull = 1 + 1e-9;
 
 TaskView ViewOf(const TaskGraph& tasks, const Task& task,
                 const std::vector<int>& classes) {
@@ -58,10 +56,11 @@ void ForEachTask(const Pricer& pricer, const TaskGraph& tasks, const F& f) {
 struct Flows {
   std::vector<int> of_task;  // index into `uses`, or -1: loads nothing
   std::vector<std::vector<LinkUse>> uses;
+  std::vector<std::vector<int>> streams;  // by flow, those with tasks of it
 };
 
 Flows FindFlows(const Pricer& pricer, const TaskGraph& tasks,
-                std::span<const TaskCost> costs) {
+                std::span<const TaskCost> costs, std::span<const int> streams) {
   const std::vector<int> classes = ClassesOf(pricer, tasks);
   Flows flows;
   flows.of_task.assign(tasks.tasks.size(), -1);
@@ -80,233 +79,289 @@ Flows FindFlows(const Pricer& pricer, const TaskGraph& tasks,
                           static_cast<int>(flows.uses.size()));
     if (is_new) {
       flows.uses.push_back(pricer.LinkUses(view, costs[t].duration));
+      flows.streams.emplace_back();
     }
-    if (!flows.uses[static_cast<size_t>(it->second)].empty()) {
-      flows.of_task[t] = it->second;
+    const auto flow = static_cast<size_t>(it->second);
+    if (flows.uses[flow].empty()) continue;
+    flows.of_task[t] = it->second;
+    auto& of_flow = flows.streams[flow];
+    if (std::find(of_flow.begin(), of_flow.end(), streams[t]) ==
+        of_flow.end()) {
+      of_flow.push_back(streams[t]);
     }
   }
   return flows;
 }
 
-// Whether some link is asked for more than it has at some time.
-bool AnyLinkIsShort(const Timeline& timeline, const Flows& flows) {
-  struct Edge {
-    Duration at;
-    bool starts = false;  // ends come first
-    int flow = 0;
-    auto operator<=>(const Edge&) const = default;
-  };
-  std::vector<Edge> edges;
-  size_t links = 0;
-  for (size_t t = 0; t < timeline.spans.size(); ++t) {
-    const int flow = flows.of_task[t];
-    if (flow < 0) continue;
-    edges.push_back({timeline.spans[t].start, true, flow});
-    edges.push_back({timeline.spans[t].end, false, flow});
+// Spans without times.
+Timeline Unstarted(const TaskGraph& tasks) {
+  Timeline timeline;
+  timeline.spans.resize(tasks.tasks.size());
+  for (size_t t = 0; t < tasks.tasks.size(); ++t) {
+    const Task& task = tasks.tasks[t];
+    Span& span = timeline.spans[t];
+    span.task = TaskId(static_cast<int64_t>(t));
+    span.group = task.group;
+    span.stream = task.stream;
+    span.axes = task.stream == StreamRole::kComm ? task.axes : 0;
   }
-  for (const auto& uses : flows.uses) {
-    for (const LinkUse& use : uses) {
-      links = std::max(links, use.link.index() + 1);
+  return timeline;
+}
+
+// Whether the task waits for compute of groups that share devices with its own.
+bool TakesTurns(const TaskGraph& tasks, const Task& task) {
+  return task.stream == StreamRole::kCompute && task.group != tasks.world;
+}
+
+// What must end before a task starts, and so the other way round: by stream,
+// by dependency, and by devices that compute for one group at a time.
+struct Precedence {
+  std::vector<int> waits_for;  // by task, how many
+  // Those that wait for task t are followers[first[t]] to [first[t + 1] - 1].
+  std::vector<size_t> first;
+  std::vector<int> followers;
+};
+
+// Calls f(from, to) for each.
+template <typename F>
+void ForEachPrecedence(const TaskGraph& tasks, std::span<const int> streams,
+                       const F& f) {
+  const auto overlaps = Overlaps(tasks.plan_groups());
+  std::vector<int> last;  // by stream
+  std::vector<int> last_compute(tasks.groups.size(), -1);
+  for (size_t t = 0; t < tasks.tasks.size(); ++t) {
+    const int to = static_cast<int>(t);
+    const auto stream = static_cast<size_t>(streams[t]);
+    if (stream >= last.size()) last.resize(stream + 1, -1);
+    if (last[stream] >= 0) f(last[stream], to);
+    last[stream] = to;
+    const Task& task = tasks.tasks[t];
+    for (TaskId dep : task.deps) f(dep.value, to);
+    if (!TakesTurns(tasks, task)) continue;
+    for (GroupId other : overlaps[task.group.index()]) {
+      const int before = last_compute[other.index()];
+      if (before >= 0) f(before, to);
     }
+    last_compute[task.group.index()] = to;
   }
-  std::sort(edges.begin(), edges.end());
-  // Loads are kept as counts of flows, so that what is added is taken away
-  // again exactly. Sets of flows that were found to fit are remembered.
-  std::map<std::vector<int>, bool> checked;
-  std::vector<int> active;  // sorted
-  std::vector<double> load(links, 0);
-  for (const Edge& edge : edges) {
-    const auto at = std::lower_bound(active.begin(), active.end(), edge.flow);
-    if (!edge.starts) {
-      active.erase(at);
-      continue;
-    }
-    active.insert(at, edge.flow);
-    if (active.size() == 1) continue;
-    const auto [it, is_new] = checked.try_emplace(active, false);
-    if (is_new) {
-      std::fill(load.begin(), load.end(), 0);
-      for (int flow : active) {
-        for (const LinkUse& use : flows.uses[static_cast<size_t>(flow)]) {
-          double& sum = load[use.link.index()];
-          sum += use.utilisation;
-          if (sum > kFull) it->second = true;
-        }
-      }
-    }
-    if (it->second) return true;
+}
+
+Precedence PrecedenceOf(const TaskGraph& tasks, std::span<const int> streams) {
+  const size_t n = tasks.tasks.size();
+  Precedence precedence;
+  precedence.waits_for.assign(n, 0);
+  precedence.first.assign(n + 1, 0);
+  ForEachPrecedence(tasks, streams, [&](int from, int to) {
+    ++precedence.first[static_cast<size_t>(from) + 1];
+    ++precedence.waits_for[static_cast<size_t>(to)];
+  });
+  for (size_t t = 0; t < n; ++t) {
+    precedence.first[t + 1] += precedence.first[t];
   }
-  return false;
+  precedence.followers.resize(precedence.first[n]);
+  std::vector<size_t> filled(precedence.first.begin(),
+                             precedence.first.end() - 1);
+  ForEachPrecedence(tasks, streams, [&](int from, int to) {
+    precedence.followers[filled[static_cast<size_t>(from)]++] = to;
+  });
+  return precedence;
 }
 
 // The fluid model, event by event.
 class FluidRun {
  public:
   FluidRun(const TaskGraph& tasks, std::span<const TaskCost> costs,
-           const Flows& flows)
-      : tasks_(tasks), costs_(costs), flows_(flows) {}
+           std::span<const int> streams, std::span<const int> flow_of_task,
+           const Contention& contention)
+      : costs_(costs),
+        flow_of_task_(flow_of_task),
+        contention_(contention),
+        rates_(contention),
+        precedence_(PrecedenceOf(tasks, streams)),
+        timeline_(Unstarted(tasks)),
+        running_of_flow_(contention.uses.size()),
+        seen_(contention.uses.size(), 0) {}
 
-  Timeline Run(Timeline timeline) {
-    const size_t n = tasks_.tasks.size();
-    FindSuccessors();
+  Timeline Run() {
+    const size_t n = costs_.size();
     for (size_t t = 0; t < n; ++t) {
-      if (waiting_[t] == 0) ready_.push_back(t);
+      if (precedence_.waits_for[t] == 0) ready_.push_back(t);
     }
-    spans_ = &timeline.spans;
     size_t done = 0;
-    while (done < n) {
-      StartReady();
-      const Duration next = NextEvent();
-      now_ = next;
-      std::vector<size_t> ended;
-      while (!ends_.empty() && ends_.top().first == now_) {
-        ended.push_back(ends_.top().second);
+    for (;;) {
+      done += StartReady();
+      ShareLinks();
+      if (ends_.empty()) break;
+      now_ = ends_.top().at;
+      while (!ends_.empty() && ends_.top().at == now_) {
+        const End end = ends_.top();
         ends_.pop();
+        if (end.running >= 0 && !Ends(end)) continue;
+        Finish(static_cast<size_t>(end.task));
+        ++done;
       }
-      const size_t flows_before = active_.size();
-      std::erase_if(active_, [&](const Active& flow) {
-        if (flow.end != now_) return false;
-        ended.push_back(flow.task);
-        return true;
-      });
-      changed_ = changed_ || active_.size() != flows_before;
-      std::sort(ended.begin(), ended.end());
-      for (size_t t : ended) Finish(t);
-      done += ended.size();
     }
-    timeline.step_time = now_;
-    return timeline;
+    TESSERA_CHECK(done == n) << "tasks wait for each other";
+    timeline_.step_time = now_;
+    return std::move(timeline_);
   }
 
  private:
-  struct Active {
-    size_t task = 0;
+  // A task that may have to share links.
+  struct Running {
+    int task = -1;  // -1: none
     int flow = 0;
     double rate = 1;
     double remaining = 0;  // picoseconds at rate 1, at time `since`
     Duration since;
     Duration end;
   };
+  struct End {
+    Duration at;
+    int task = 0;
+    int running = -1;  // into running_; -1: its end is fixed
+    auto operator<=>(const End&) const = default;
+  };
 
-  // Successors by dependency and by stream, as one list for each task.
-  void FindSuccessors() {
-    const size_t n = tasks_.tasks.size();
-    const std::vector<int> streams = StreamsOf(tasks_);
-    std::vector<int64_t> last;  // by stream
-    const auto overlaps = Overlaps(tasks_.plan_groups());
-    std::vector<int64_t> last_compute(tasks_.groups.size(), -1);
-    std::vector<std::pair<size_t, size_t>> edges;
-    waiting_.assign(n, 0);
-    first_.assign(n + 1, 0);
-    for (size_t t = 0; t < n; ++t) {
-      const auto stream = static_cast<size_t>(streams[t]);
-      if (stream >= last.size()) last.resize(stream + 1, -1);
-      if (last[stream] >= 0) {
-        edges.emplace_back(static_cast<size_t>(last[stream]), t);
-      }
-      last[stream] = static_cast<int64_t>(t);
-      const Task& task = tasks_.tasks[t];
-      for (TaskId dep : task.deps) edges.emplace_back(dep.index(), t);
-      if (task.stream != StreamRole::kCompute || task.group == tasks_.world) {
-        continue;
-      }
-      for (GroupId other : overlaps[task.group.index()]) {
-        const int64_t before = last_compute[other.index()];
-        if (before >= 0) edges.emplace_back(static_cast<size_t>(before), t);
-      }
-      last_compute[task.group.index()] = static_cast<int64_t>(t);
-    }
-    for (const auto& [from, to] : edges) {
-      ++first_[from + 1];
-      ++waiting_[to];
-    }
-    for (size_t t = 0; t < n; ++t) first_[t + 1] += first_[t];
-    successors_.resize(edges.size());
-    std::vector<size_t> filled(first_.begin(), first_.end() - 1);
-    for (const auto& [from, to] : edges) successors_[filled[from]++] = to;
-  }
-
-  void StartReady() {
-    for (size_t t : ready_) {
-      (*spans_)[t].start = now_;
+  // Starts what can start, and ends at once what takes no time. Returns how
+  // many tasks ended.
+  size_t StartReady() {
+    size_t ended = 0;
+    for (size_t i = 0; i < ready_.size(); ++i) {
+      const size_t t = ready_[i];
+      timeline_.spans[t].start = now_;
       const Duration duration = costs_[t].duration;
-      const int flow = flows_.of_task[t];
-      if (flow < 0) {
-        ends_.emplace(now_ + duration, t);
-        continue;
+      const int flow = flow_of_task_[t];
+      const bool shares =
+          flow >= 0 && !contention_.uses[static_cast<size_t>(flow)].empty();
+      if (duration == Duration{}) {
+        Finish(t);
+        ++ended;
+      } else if (shares) {
+        Start(static_cast<int>(t), flow, duration);
+      } else {
+        ends_.push({now_ + duration, static_cast<int>(t), -1});
       }
-      active_.push_back({t, flow, 1, static_cast<double>(duration.picoseconds),
-                         now_, now_ + duration});
-      changed_ = true;
     }
     ready_.clear();
-    if (changed_) ShareLinks();
-    changed_ = false;
+    return ended;
   }
 
-  // Gives every active flow its fair rate. A flow whose rate stays keeps its
-  // end.
+  void Start(int task, int flow, Duration duration) {
+    int at = 0;
+    if (free_.empty()) {
+      at = static_cast<int>(running_.size());
+      running_.emplace_back();
+    } else {
+      at = free_.back();
+      free_.pop_back();
+    }
+    running_[static_cast<size_t>(at)] = {
+        task, flow,           1, static_cast<double>(duration.picoseconds),
+        now_, now_ + duration};
+    ends_.push({now_ + duration, task, at});
+    running_of_flow_[static_cast<size_t>(flow)].push_back(at);
+    changed_.push_back(flow);
+  }
+
+  // Whether this is the end of its task, and not what was its end before its
+  // rate changed.
+  bool Ends(const End& end) {
+    Running& running = running_[static_cast<size_t>(end.running)];
+    if (running.task != end.task || running.end != end.at) return false;
+    std::erase(running_of_flow_[static_cast<size_t>(running.flow)],
+               end.running);
+    changed_.push_back(running.flow);
+    running.task = -1;
+    free_.push_back(end.running);
+    return true;
+  }
+
+  // Gives every flow that a change reaches its fair rate.
   void ShareLinks() {
-    std::sort(active_.begin(), active_.end(),
-              [](const Active& a, const Active& b) {
-                return std::pair(a.flow, a.task) < std::pair(b.flow, b.task);
-              });
-    std::vector<int> key;
-    for (const Active& flow : active_) key.push_back(flow.flow);
-    const auto [it, is_new] = rates_.try_emplace(key);
-    if (is_new) {
-      std::vector<std::vector<LinkUse>> uses;
-      for (int flow : key) {
-        uses.push_back(flows_.uses[static_cast<size_t>(flow)]);
-      }
-      it->second = MaxMinRates(uses);
-      for (double& rate : it->second) {
-        if (rate * kFull >= 1) rate = 1;
+    ++round_;
+    for (int flow : changed_) {
+      ShareComponent(flow);
+      // Where the flow has ended, its neighbours may be apart.
+      for (int other : contention_.neighbours[static_cast<size_t>(flow)]) {
+        ShareComponent(other);
       }
     }
-    for (size_t i = 0; i < active_.size(); ++i) {
-      Active& flow = active_[i];
-      const double rate = it->second[i];
-      if (rate == flow.rate) continue;
-      const auto passed = static_cast<double>((now_ - flow.since).picoseconds);
-      flow.remaining = std::max(0.0, flow.remaining - flow.rate * passed);
-      flow.rate = rate;
-      flow.since = now_;
-      flow.end =
-          now_ +
-          Duration{static_cast<int64_t>(std::ceil(flow.remaining / rate))};
+    changed_.clear();
+  }
+
+  void ShareComponent(int start) {
+    if (!Visit(start)) return;
+    component_ = {start};
+    for (size_t i = 0; i < component_.size(); ++i) {
+      for (int other :
+           contention_.neighbours[static_cast<size_t>(component_[i])]) {
+        if (Visit(other)) component_.push_back(other);
+      }
+    }
+    std::sort(component_.begin(), component_.end());
+    key_.clear();
+    for (int flow : component_) {
+      key_.insert(key_.end(),
+                  running_of_flow_[static_cast<size_t>(flow)].size(), flow);
+    }
+    const std::vector<double>& rates = rates_.Of(key_);
+    size_t i = 0;
+    for (int flow : component_) {
+      for (int running : running_of_flow_[static_cast<size_t>(flow)]) {
+        SetRate(running, rates[i++]);
+      }
     }
   }
 
-  Duration NextEvent() const {
-    TESSERA_CHECK(!ends_.empty() || !active_.empty()) << "nothing runs";
-    Duration next = ends_.empty() ? active_[0].end : ends_.top().first;
-    for (const Active& flow : active_) next = std::min(next, flow.end);
-    return next;
+  // Whether the flow runs and was not visited in this round.
+  bool Visit(int flow) {
+    const auto f = static_cast<size_t>(flow);
+    if (seen_[f] == round_ || running_of_flow_[f].empty()) return false;
+    seen_[f] = round_;
+    return true;
+  }
+
+  // A flow whose rate stays keeps its end.
+  void SetRate(int number, double rate) {
+    Running& running = running_[static_cast<size_t>(number)];
+    if (rate == running.rate) return;
+    const auto passed = static_cast<double>((now_ - running.since).picoseconds);
+    running.remaining =
+        std::max(0.0, running.remaining - running.rate * passed);
+    running.rate = rate;
+    running.since = now_;
+    running.end =
+        now_ +
+        Duration{static_cast<int64_t>(std::ceil(running.remaining / rate))};
+    ends_.push({running.end, running.task, number});
   }
 
   void Finish(size_t t) {
-    (*spans_)[t].end = now_;
-    for (size_t i = first_[t]; i < first_[t + 1]; ++i) {
-      if (--waiting_[successors_[i]] == 0) ready_.push_back(successors_[i]);
+    timeline_.spans[t].end = now_;
+    for (size_t i = precedence_.first[t]; i < precedence_.first[t + 1]; ++i) {
+      const auto follower = static_cast<size_t>(precedence_.followers[i]);
+      if (--precedence_.waits_for[follower] == 0) ready_.push_back(follower);
     }
   }
 
-  const TaskGraph& tasks_;
   std::span<const TaskCost> costs_;
-  const Flows& flows_;
-  std::vector<Span>* spans_ = nullptr;
-  std::vector<int> waiting_;
-  std::vector<size_t> first_;
-  std::vector<size_t> successors_;
-  std::vector<size_t> ready_;
-  std::vector<Active> active_;
-  bool changed_ = false;
+  std::span<const int> flow_of_task_;
+  const Contention& contention_;
+  FairRates rates_;
+  Precedence precedence_;  // of what still waits
+  Timeline timeline_;
   Duration now_;
-  std::priority_queue<std::pair<Duration, size_t>,
-                      std::vector<std::pair<Duration, size_t>>, std::greater<>>
-      ends_;
-  std::map<std::vector<int>, std::vector<double>> rates_;
+  std::vector<size_t> ready_;
+  std::priority_queue<End, std::vector<End>, std::greater<>> ends_;
+  std::vector<Running> running_;
+  std::vector<int> free_;  // of these
+  std::vector<std::vector<int>> running_of_flow_;
+  std::vector<int> changed_;  // flows that began or ended at this time
+  int64_t round_ = 0;
+  std::vector<int64_t> seen_;  // by flow
+  std::vector<int> component_;
+  IntKey key_;
 };
 
 }  // namespace
@@ -362,8 +417,7 @@ Timeline LongestPath(const TaskGraph& tasks, std::span<const TaskCost> costs) {
   const auto overlaps = Overlaps(tasks.plan_groups());
   std::vector<Duration> free_at;  // by stream
   std::vector<Duration> compute_free_at(tasks.groups.size());
-  Timeline timeline;
-  timeline.spans.resize(tasks.tasks.size());
+  Timeline timeline = Unstarted(tasks);
   for (size_t t = 0; t < tasks.tasks.size(); ++t) {
     const Task& task = tasks.tasks[t];
     const auto stream = static_cast<size_t>(streams[t]);
@@ -372,8 +426,7 @@ Timeline LongestPath(const TaskGraph& tasks, std::span<const TaskCost> costs) {
     for (TaskId dep : task.deps) {
       start = Max(start, timeline.spans[dep.index()].end);
     }
-    const bool takes_turns =
-        task.stream == StreamRole::kCompute && task.group != tasks.world;
+    const bool takes_turns = TakesTurns(tasks, task);
     if (takes_turns) {
       for (GroupId other : overlaps[task.group.index()]) {
         start = Max(start, compute_free_at[other.index()]);
@@ -382,13 +435,8 @@ Timeline LongestPath(const TaskGraph& tasks, std::span<const TaskCost> costs) {
     const Duration end = start + costs[t].duration;
     free_at[stream] = end;
     if (takes_turns) compute_free_at[task.group.index()] = end;
-    Span& span = timeline.spans[t];
-    span.task = TaskId(static_cast<int64_t>(t));
-    span.group = task.group;
-    span.stream = task.stream;
-    span.axes = task.stream == StreamRole::kComm ? task.axes : 0;
-    span.start = start;
-    span.end = end;
+    timeline.spans[t].start = start;
+    timeline.spans[t].end = end;
     timeline.step_time = Max(timeline.step_time, end);
   }
   return timeline;
@@ -396,11 +444,12 @@ Timeline LongestPath(const TaskGraph& tasks, std::span<const TaskCost> costs) {
 
 Result<Timeline> Simulator::Run(const TaskGraph& tasks) {
   const std::vector<TaskCost> costs = PriceTasks(pricer_, tasks);
-  Timeline timeline = LongestPath(tasks, costs);
-  if (!options_.share_links) return timeline;
-  const Flows flows = FindFlows(pricer_, tasks, costs);
-  if (!AnyLinkIsShort(timeline, flows)) return timeline;
-  return FluidRun(tasks, costs, flows).Run(std::move(timeline));
+  if (!options_.share_links) return LongestPath(tasks, costs);
+  const std::vector<int> streams = StreamsOf(tasks);
+  const Flows flows = FindFlows(pricer_, tasks, costs, streams);
+  const Contention contention = FindContention(flows.uses, flows.streams);
+  if (!contention.possible()) return LongestPath(tasks, costs);
+  return FluidRun(tasks, costs, streams, flows.of_task, contention).Run();
 }
 
 }  // namespace tessera

@@ -6,8 +6,10 @@ namespace tessera {
 
 int64_t DeviceGroup::Size(AxisSet set) const {
   int64_t size = 1;
-  for (size_t a = 0; a < axes.size(); ++a) {
-    if (set >> a & 1) size *= axes[a].size;
+  for (; set != 0; set &= set - 1) {
+    const auto axis = static_cast<size_t>(std::countr_zero(set));
+    if (axis >= axes.size()) break;
+    size *= axes[axis].size;
   }
   return size;
 }
