@@ -18,6 +18,8 @@ namespace {
 constexpr size_t kMaxDecisions = 100'000;
 constexpr size_t kMaxBlocks = 10'000;
 constexpr size_t kMaxStages = 2'000;
+// Of 200 bytes.
+constexpr size_t kMaxUniform = 1'000'000;
 
 std::string GigabyteText(int64_t bytes) {
   char text[32];
@@ -57,6 +59,46 @@ MemoryUse StagePeak(const Stage& stage, std::span<const Action> actions,
 
 bool Offloads(const Plan& plan) {
   return Uses(plan, MemoryTier::kHost) || Uses(plan, MemoryTier::kFile);
+}
+
+// Everything that a strategy says. REQUIRES: it has no table of actions.
+IntKey KeyOf(const Strategy& s) {
+  const auto pair = [](int64_t a, int64_t b) { return a << 32 | b; };
+  IntKey key;
+  key.reserve(20);
+  key.push_back(pair(s.dp, s.tp));
+  key.push_back(pair(s.pp, s.vp));
+  key.push_back(pair(s.cp, s.ep));
+  key.push_back(pair(s.mbs, s.prefetch));
+  key.push_back(pair(s.tiles, s.recompute_layers));
+  key.push_back(s.zero_group);
+  key.push_back(s.bucket.value);
+  int64_t small = s.zero;
+  for (int64_t value :
+       {int64_t{s.zigzag}, static_cast<int64_t>(s.dp_kind),
+        static_cast<int64_t>(s.parameter_tier),
+        static_cast<int64_t>(s.optimizer_tier),
+        static_cast<int64_t>(s.activation_tier), int64_t{s.sp},
+        int64_t{s.split_branches}, static_cast<int64_t>(s.recompute)}) {
+    small = small << 4 | value;
+  }
+  key.push_back(small);
+  auto order = static_cast<int64_t>(s.order.size());
+  for (MeshDimension dimension : s.order) {
+    order = order << 4 | static_cast<int64_t>(dimension);
+  }
+  key.push_back(order);
+  for (const std::string* text : {&s.schedule, &s.cp_kind}) {
+    key.push_back(static_cast<int64_t>(text->size()));
+    for (size_t i = 0; i < text->size(); i += 8) {
+      int64_t word = 0;
+      for (size_t c = i; c < std::min(i + 8, text->size()); ++c) {
+        word = word << 8 | static_cast<unsigned char>((*text)[c]);
+      }
+      key.push_back(word);
+    }
+  }
+  return key;
 }
 
 SourceShares Shares(const std::array<int64_t, kCostSources>& time) {
@@ -425,6 +467,17 @@ Evaluation Evaluator::Evaluate(const Plan& plan) const {
   CheckDevices(plan, result);
   CheckHosts(plan, result);
   return result;
+}
+
+std::optional<Score> Evaluator::EvaluateUniform(
+    const GraphIndex& index, const Cluster& cluster,
+    const Strategy& strategy) const {
+  if (!strategy.actions.empty()) {
+    return Objective::EvaluateUniform(index, cluster, strategy);
+  }
+  return Remember(uniform_, kMaxUniform, KeyOf(strategy), [&] {
+    return Objective::EvaluateUniform(index, cluster, strategy);
+  });
 }
 
 Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {

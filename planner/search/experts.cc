@@ -120,11 +120,6 @@ std::vector<std::vector<Strategy>> Megatron(const SearchSpace& space) {
 
 }  // namespace
 
-bool Better(const Evaluation& a, const Evaluation& b) {
-  if (a.feasible() != b.feasible()) return a.feasible();
-  return a.feasible() ? a.step_time < b.step_time : a.overflow < b.overflow;
-}
-
 std::vector<Strategy> UniformStrategies(const SearchSpace& space) {
   std::vector<Strategy> strategies;
   const int devices = Devices(space);
@@ -169,11 +164,9 @@ std::vector<Candidate> Price(const SearchSpace& space,
       if (stop && stop()) return;
       const size_t i = next.fetch_add(1);
       if (i >= strategies.size()) return;
-      auto plan = PlanFromStrategy(space.index, *space.cluster, strategies[i]);
-      if (!plan) continue;
-      Evaluation evaluation = objective.Evaluate(*plan);
-      priced[i] =
-          Candidate{strategies[i], *std::move(plan), std::move(evaluation)};
+      const auto score =
+          objective.EvaluateUniform(space.index, *space.cluster, strategies[i]);
+      if (score.has_value()) priced[i] = Candidate{strategies[i], *score};
     }
   };
   std::vector<std::thread> workers;
@@ -222,17 +215,19 @@ std::vector<Baseline> Baselines(const SearchSpace& space,
     for (const std::vector<Strategy>& list : expert.choices(space)) {
       for (Candidate& candidate :
            Price(space, objective, list, threads, nullptr)) {
-        if (!best.has_value() ||
-            Better(candidate.evaluation, best->evaluation)) {
+        if (!best.has_value() || Better(candidate.score, best->score)) {
           best = std::move(candidate);
         }
       }
-      if (best.has_value() && best->evaluation.feasible()) break;
+      if (best.has_value() && best->score.feasible) break;
     }
     if (!best.has_value()) continue;
+    Plan plan =
+        PlanFromStrategy(space.index, *space.cluster, best->strategy).value();
+    Evaluation evaluation = objective.Evaluate(plan);
     baselines.push_back({std::string(expert.name), std::string(expert.summary),
-                         best->strategy, std::move(best->plan),
-                         std::move(best->evaluation)});
+                         best->strategy, std::move(plan),
+                         std::move(evaluation)});
   }
   return baselines;
 }

@@ -14,15 +14,11 @@
 
 namespace tessera {
 
+// A strategy that gives a valid plan.
 struct Candidate {
   Strategy strategy;
-  Plan plan;
-  Evaluation evaluation;
+  Score score;
 };
-
-// Whether `a` is strictly better: feasible before infeasible, then the shorter
-// step, or among infeasible ones the smaller overflow.
-bool Better(const Evaluation& a, const Evaluation& b);
 
 // Uniform strategies that give valid plans: tensor parallelism within a node,
 // any pipeline, any split of experts, microbatches of up to kMostSamples

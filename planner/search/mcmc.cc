@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "planner/search/tidy.h"
@@ -48,6 +49,13 @@ Plan Randomized(const SearchSpace& space, Plan plan, Rng& rng) {
 // is for Tidy.
 constexpr double kStartEnd = 0.4;
 constexpr double kWalkEnd = 0.9;
+
+// Where a chain may start: a plan, or the strategy that gives it.
+struct StartOption {
+  Score score;
+  Strategy strategy;
+  std::optional<Plan> plan;
+};
 
 struct Starts {
   std::vector<Plan> ranked;  // uniform plans and the caller's, best first
@@ -150,19 +158,23 @@ Result<SearchResult> Search(const SearchSpace& space,
 
   SearchResult result;
   result.baselines = Baselines(space, objective, threads);
-  std::vector<Candidate> uniform =
-      Price(space, objective, UniformStrategies(space), threads,
-            [&] { return stopped() || out_of_time(kStartEnd); });
-  result.uniform_strategies = static_cast<int64_t>(uniform.size());
+  std::vector<StartOption> possible;
+  for (Candidate& candidate :
+       Price(space, objective, UniformStrategies(space), threads,
+             [&] { return stopped() || out_of_time(kStartEnd); })) {
+    possible.push_back({candidate.score, std::move(candidate.strategy), {}});
+  }
+  result.uniform_strategies = static_cast<int64_t>(possible.size());
   for (const Baseline& baseline : result.baselines) {
-    uniform.push_back({baseline.strategy, baseline.plan, baseline.evaluation});
+    possible.push_back(
+        {ScoreOf(baseline.evaluation), baseline.strategy, baseline.plan});
   }
   for (Plan plan : options.starts) {
     if (!MakeCanonical(space, plan)) continue;
-    Evaluation evaluation = objective.Evaluate(plan);
-    uniform.push_back({{}, std::move(plan), std::move(evaluation)});
+    const Score score = ScoreOf(objective.Evaluate(plan));
+    possible.push_back({score, {}, std::move(plan)});
   }
-  if (uniform.empty()) {
+  if (possible.empty()) {
     Strategy plain;
     const auto why = PlanFromStrategy(space.index, *space.cluster, plain);
     return Error{ErrorCode::kInfeasible,
@@ -171,18 +183,25 @@ Result<SearchResult> Search(const SearchSpace& space,
                           : "; data parallelism: " + why.error().ToString()),
                  "search"};
   }
-  std::stable_sort(uniform.begin(), uniform.end(),
-                   [](const Candidate& a, const Candidate& b) {
-                     return Better(a.evaluation, b.evaluation);
+  std::stable_sort(possible.begin(), possible.end(),
+                   [](const StartOption& a, const StartOption& b) {
+                     return Better(a.score, b.score);
                    });
   Starts starts;
-  for (const Candidate& candidate : uniform) {
+  for (StartOption& option : possible) {
     if (starts.ranked.size() == static_cast<size_t>(options.chains)) break;
+    if (!option.plan.has_value()) {
+      option.plan =
+          PlanFromStrategy(space.index, *space.cluster, option.strategy)
+              .value();
+    }
     const bool known = std::any_of(
         starts.ranked.begin(), starts.ranked.end(),
-        [&](const Plan& plan) { return SameUpToNames(plan, candidate.plan); });
-    if (!known) starts.ranked.push_back(candidate.plan);
+        [&](const Plan& plan) { return SameUpToNames(plan, *option.plan); });
+    if (!known) starts.ranked.push_back(*std::move(option.plan));
   }
+  result.best = starts.ranked[0];
+  result.evaluation = objective.Evaluate(result.best);
   for (const Baseline& baseline : result.baselines) {
     starts.baselines.push_back(baseline.plan);
   }
@@ -201,8 +220,8 @@ Result<SearchResult> Search(const SearchSpace& space,
   std::atomic<int64_t> proposals = 0;
   std::mutex progress_mutex;
   SearchProgress progress;
-  progress.feasible = uniform[0].evaluation.feasible();
-  progress.best = uniform[0].evaluation.step_time;
+  progress.feasible = result.evaluation.feasible();
+  progress.best = result.evaluation.step_time;
   double reported = 0;
   // Thread t walks chains t, t + threads, … in turn, a slice each.
   const auto work = [&](int thread) {
@@ -253,8 +272,6 @@ Result<SearchResult> Search(const SearchSpace& space,
   work(0);
   for (std::thread& worker : workers) worker.join();
 
-  result.best = uniform[0].plan;
-  result.evaluation = uniform[0].evaluation;
   for (size_t c = 0; c < chains.size(); ++c) {
     const ChainStatistics& statistics = chains[c].statistics();
     result.chains.push_back(statistics);

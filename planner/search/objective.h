@@ -1,16 +1,51 @@
 #pragma once
 // Objective: what the search sees of the cost model, and all it sees.
 
+#include <optional>
+
 #include "planner/plan/evaluation.h"
 #include "planner/plan/plan.h"
+#include "planner/plan/strategy.h"
 
 namespace tessera {
+
+// What of an evaluation says which of two plans is better.
+struct Score {
+  Duration step_time;
+  Bytes overflow;
+  bool feasible = false;
+  bool operator==(const Score&) const = default;
+};
+
+inline Score ScoreOf(const Evaluation& evaluation) {
+  return {evaluation.step_time, evaluation.overflow, evaluation.feasible()};
+}
+
+// Whether `a` is strictly better: feasible before infeasible, then the shorter
+// step, or among infeasible ones the smaller overflow.
+inline bool Better(const Score& a, const Score& b) {
+  if (a.feasible != b.feasible) return a.feasible;
+  return a.feasible ? a.step_time < b.step_time : a.overflow < b.overflow;
+}
+inline bool Better(const Evaluation& a, const Evaluation& b) {
+  return Better(ScoreOf(a), ScoreOf(b));
+}
 
 class Objective {
  public:
   virtual ~Objective() = default;
   // Prices a valid plan. Thread-safe; the same plan gives the same bits.
   virtual Evaluation Evaluate(const Plan& plan) const = 0;
+  // The score of PlanFromStrategy's plan, or nothing where it gives none. What
+  // a sweep over uniform strategies asks for: who knows strategies it was asked
+  // for before need not build their plans again.
+  virtual std::optional<Score> EvaluateUniform(const GraphIndex& index,
+                                               const Cluster& cluster,
+                                               const Strategy& strategy) const {
+    const auto plan = PlanFromStrategy(index, cluster, strategy);
+    if (!plan) return std::nullopt;
+    return ScoreOf(Evaluate(*plan));
+  }
 };
 
 }  // namespace tessera

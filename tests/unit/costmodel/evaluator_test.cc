@@ -51,6 +51,57 @@ TEST(Evaluator, SaysWhatDoesNotFit) {
   EXPECT_GT(result.step_time, Duration{});
 }
 
+// Remembered or not, to the picosecond: no two strategies are taken for one
+// another, though each of these differs from the first in one thing.
+TEST(Evaluator, UniformStrategiesScoreAsTheirPlans) {
+  const Graph graph = Gpt2("gpt2-tiny", 64, DType::kFloat32);
+  const GraphIndex index(graph);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:2").value();
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  int valid = 0;
+  for (int asked = 0; asked < 2; ++asked) {
+    for (const char* text : {"pp=2,tp=2",
+                             "pp=2",
+                             "tp=2",
+                             "pp=2,tp=2,dp=4",
+                             "pp=2,tp=2,dp=8",
+                             "pp=2,tp=2,cp=2",
+                             "pp=2,tp=2,cp=2,cp-kind=ring",
+                             "pp=2,tp=2,cp=2,cp-balance=zigzag",
+                             "pp=2,tp=2,ep=2",
+                             "pp=2,tp=2,mbs=2",
+                             "pp=2,tp=2,zero=1",
+                             "pp=2,tp=2,zero=2",
+                             "pp=2,tp=2,zero=3",
+                             "pp=2,tp=2,zero=3,zero-group=2",
+                             "pp=2,tp=2,zero=3,zero-group=node",
+                             "pp=2,tp=2,zero=3,prefetch=2",
+                             "pp=2,tp=2,bucket=100kB",
+                             "pp=2,tp=2,tiles=2",
+                             "pp=2,tp=2,sp=1",
+                             "pp=2,tp=2,dp-kind=rooted",
+                             "pp=2,tp=2,recompute=full",
+                             "pp=2,tp=2,recompute=full:1",
+                             "pp=2,tp=2,recompute=selective",
+                             "pp=2,tp=2,schedule=gpipe",
+                             "pp=2,tp=2,schedule=zb-h1",
+                             "pp=2,tp=2,vp=2,schedule=interleaved",
+                             "pp=2,tp=2,order=tp-cp-ep-pp-dp",
+                             "pp=2,tp=2,offload=optimizer:host",
+                             "pp=2,tp=2,offload=parameters:host",
+                             "pp=2,tp=2,offload=activations:host"}) {
+      const Strategy strategy = ParseStrategy(text).value();
+      const auto score = evaluator.EvaluateUniform(index, cluster, strategy);
+      const auto plan = PlanFromStrategy(index, cluster, strategy);
+      ASSERT_EQ(score.has_value(), plan.has_value()) << text;
+      if (!plan) continue;
+      ++valid;
+      EXPECT_EQ(*score, ScoreOf(evaluator.Evaluate(*plan))) << text;
+    }
+  }
+  EXPECT_GT(valid, 40);
+}
+
 TEST(Evaluator, ExplainsAllOfTheStep) {
   const Graph graph = Gpt2("gpt2-tiny", 64, DType::kFloat32);
   const Cluster cluster = MakeCluster("dgx-a100-80gb:1").value();
@@ -75,8 +126,8 @@ TEST(Evaluator, ExplainsAllOfTheStep) {
 
 // What lacks room on a host or its storage is said with the tensors that lie
 // there: of GPT-2's 124.4 million parameters in fp32 the masters and moments of
-// its largest tensor, 50,257 x 768 * 4 bytes = 154.4 MB each. Two ranks keep 2 *
-// 12 * 124.4e6 bytes of them, and in the host's memory 2 * 4 * 124.4e6 of
+// its largest tensor, 50,257 x 768 * 4 bytes = 154.4 MB each. Two ranks keep 2
+// * 12 * 124.4e6 bytes of them, and in the host's memory 2 * 4 * 124.4e6 of
 // gradients besides.
 TEST(Evaluator, SaysWhatHostAndStorageLack) {
   const Graph graph = Gpt2("gpt2", 64, DType::kFloat32);
