@@ -1,0 +1,275 @@
+// How the cost of a prediction grows, and large cases: Llama-3-405B on 16,384
+// H100, and sweeps over uniform strategies of GPT-3 175B on 1,024 A100.
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "costmodel/evaluate/evaluator.h"
+#include "costmodel/simulate/simulator.h"
+#include "planner/base/rng.h"
+#include "planner/io/importer.h"
+#include "planner/lower/lower.h"
+#include "planner/plan/strategy.h"
+#include "planner/topology/topologies.h"
+#include "tests/support/paths.h"
+
+namespace tessera {
+namespace {
+
+Graph Model(std::string_view name, int64_t batch, int64_t seq_len) {
+  ImportOptions options;
+  options.global_batch = batch;
+  options.seq_len = seq_len;
+  options.dtype = DType::kBFloat16;
+  const std::string path =
+      ExamplePath("models/" + std::string(name) + "/config.json");
+  return Differentiate(ImportModel(path, options).value()).value();
+}
+
+Strategy Parsed(std::string_view text) {
+  return ParseStrategy(text).value();
+}
+
+// All that `tessera simulate` does for one step, files read and printing left
+// out: cluster, graph and plan, evaluation, lowering, simulation with links
+// shared, memory of every kind of device.
+void BM_SimulateLlama405B(benchmark::State& state) {
+  for (auto _ : state) {
+    const Graph graph = Model("llama-3-405b", 2048, 8192);
+    const Cluster cluster = MakeCluster("dgx-h100:2048").value();
+    const Plan plan =
+        PlanFromStrategy(
+            graph, cluster,
+            Parsed("tp=8,pp=16,mbs=1,vp=4,schedule=interleaved,sp=1,zero=1"))
+            .value();
+    const Evaluator evaluator(graph, cluster, nullptr, TrainingOptions());
+    const Evaluation step = evaluator.Explain(plan);
+    state.counters["step_s"] = step.step_time.seconds();
+  }
+}
+BENCHMARK(BM_SimulateLlama405B)->Unit(benchmark::kSecond)->Iterations(1);
+
+// The simulator alone on that step's tasks.
+void BM_SimulatorLlama405B(benchmark::State& state) {
+  const Graph graph = Model("llama-3-405b", 2048, 8192);
+  const Cluster cluster = MakeCluster("dgx-h100:2048").value();
+  const Plan plan =
+      PlanFromStrategy(
+          graph, cluster,
+          Parsed("tp=8,pp=16,mbs=1,vp=4,schedule=interleaved,sp=1,zero=1"))
+          .value();
+  const Pricer pricer(graph, cluster, nullptr);
+  const TaskGraph tasks = Lower(graph, cluster, plan, TrainingOptions());
+  Simulator simulator(pricer);
+  (void)simulator.Run(tasks);
+  for (auto _ : state) benchmark::DoNotOptimize(simulator.Run(tasks));
+  state.SetItemsProcessed(state.iterations() *
+                          static_cast<int64_t>(tasks.tasks.size()));
+}
+BENCHMARK(BM_SimulatorLlama405B)->Unit(benchmark::kMillisecond);
+
+std::vector<int> Divisors(int64_t n, int64_t most) {
+  std::vector<int> divisors;
+  for (int64_t d = 1; d <= std::min(n, most); ++d) {
+    if (n % d == 0) divisors.push_back(static_cast<int>(d));
+  }
+  return divisors;
+}
+
+struct Sweep {
+  Graph graph = Model("gpt-3-175b", 1536, 2048);
+  Cluster cluster = MakeCluster("dgx-a100-80gb:128").value();
+  GraphIndex index{graph};
+  std::vector<Strategy> strategies;
+
+  explicit Sweep(size_t size) {
+    for (int tp : {1, 2, 4, 8}) {
+      for (int pp : Divisors(1024 / tp, 96)) {
+        const int dp = 1024 / tp / pp;
+        if (graph.global_batch % dp != 0) continue;
+        for (int vp : Divisors(96, 96 / pp)) AddPipelines(tp, pp, vp, dp);
+      }
+    }
+    // Any beginning is spread over all.
+    Rng rng(1);
+    for (size_t i = strategies.size(); i > 1; --i) {
+      std::swap(strategies[i - 1],
+                strategies[rng.Below(static_cast<uint32_t>(i))]);
+    }
+    TESSERA_CHECK(strategies.size() >= size) << strategies.size();
+    strategies.resize(size);
+  }
+
+  void AddPipelines(int tp, int pp, int vp, int dp) {
+    using D = MeshDimension;
+    const std::vector<D> orders[] = {
+        {D::kTensor, D::kContext, D::kExpert, D::kData, D::kPipeline},
+        {D::kTensor, D::kContext, D::kExpert, D::kPipeline, D::kData}};
+    for (const PipelineSchedule* schedule :
+         SchedulesFor({.stages = pp, .chunks = vp})) {
+      if (pp == 1 && schedule->name != "1f1b") continue;
+      for (int mbs : Divisors(graph.global_batch / dp, 64)) {
+        for (int zero = 0; zero <= (dp > 1 ? 3 : 0); ++zero) {
+          for (int sp = 0; sp <= (tp > 1 ? 1 : 0); ++sp) {
+            for (auto recompute :
+                 {RecomputeLevel::kNone, RecomputeLevel::kSelective,
+                  RecomputeLevel::kFull}) {
+              for (const auto& order : orders) {
+                Strategy s;
+                s.tp = tp;
+                s.pp = pp;
+                s.vp = vp;
+                s.dp = dp;
+                s.mbs = mbs;
+                s.zero = zero;
+                s.sp = sp == 1;
+                s.recompute = recompute;
+                s.schedule = schedule->name;
+                s.order = order;
+                strategies.push_back(std::move(s));
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+
+  Score Best(const Evaluator& evaluator) const {
+    Score best;
+    best.overflow = {std::numeric_limits<int64_t>::max()};
+    for (const Strategy& strategy : strategies) {
+      const auto score = evaluator.EvaluateUniform(index, cluster, strategy);
+      if (score.has_value() && Better(*score, best)) best = *score;
+    }
+    return best;
+  }
+};
+
+// Strategies that the evaluator has not met: plan, templates, prices and all.
+void BM_SweepCold(benchmark::State& state) {
+  const Sweep sweep(static_cast<size_t>(state.range(0)));
+  for (auto _ : state) {
+    const Evaluator evaluator(sweep.graph, sweep.cluster, nullptr,
+                              TrainingOptions());
+    benchmark::DoNotOptimize(sweep.Best(evaluator));
+  }
+  state.SetItemsProcessed(state.iterations() * state.range(0));
+}
+BENCHMARK(BM_SweepCold)->Arg(200)->Unit(benchmark::kSecond)->Iterations(1);
+
+// The same, asked again.
+void BM_SweepWarm(benchmark::State& state) {
+  const Sweep sweep(static_cast<size_t>(state.range(0)));
+  const Evaluator evaluator(sweep.graph, sweep.cluster, nullptr,
+                            TrainingOptions());
+  benchmark::DoNotOptimize(sweep.Best(evaluator));
+  for (auto _ : state) benchmark::DoNotOptimize(sweep.Best(evaluator));
+  state.SetItemsProcessed(state.iterations() * state.range(0));
+}
+BENCHMARK(BM_SweepWarm)->Arg(200)->Unit(benchmark::kMillisecond);
+
+// A GPT of `layers` layers with 8 of tensor parallelism and 4 stages on
+// `devices` devices, `microbatches` of one sample a replica: from nothing to
+// the evaluator's price, and to the simulated timeline.
+struct Case {
+  Graph graph;
+  Cluster cluster;
+  Plan plan;
+};
+Case CaseOf(int devices, int layers, int microbatches) {
+  const std::string path = std::filesystem::temp_directory_path() /
+                           ("tessera_scale_bench_" + std::to_string(layers));
+  std::ofstream(path) << R"({"architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2", "activation_function": "gelu_new",
+    "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0,
+    "layer_norm_epsilon": 1e-5, "initializer_range": 0.02,
+    "n_ctx": 2048, "n_positions": 2048, "n_embd": 4096, "n_head": 32,
+    "vocab_size": 50304, "n_layer": )"
+                      << layers << "}";
+  const int dp = devices / 32;
+  ImportOptions options;
+  options.global_batch = int64_t{microbatches} * dp;
+  options.seq_len = 2048;
+  options.dtype = DType::kBFloat16;
+  Case c;
+  c.graph = Differentiate(ImportModel(path, options).value()).value();
+  c.cluster = MakeCluster("dgx-h100:" + std::to_string(devices / 8)).value();
+  c.plan = PlanFromStrategy(c.graph, c.cluster, Parsed("tp=8,pp=4,sp=1,zero=1"))
+               .value();
+  std::filesystem::remove(path);
+  return c;
+}
+
+void Evaluate(benchmark::State& state, const Case& c) {
+  for (auto _ : state) {
+    const Evaluator evaluator(c.graph, c.cluster, nullptr, TrainingOptions());
+    benchmark::DoNotOptimize(evaluator.Evaluate(c.plan));
+  }
+  state.SetComplexityN(state.range(0));
+}
+
+void Simulate(benchmark::State& state, const Case& c) {
+  size_t tasks = 0;
+  for (auto _ : state) {
+    const Pricer pricer(c.graph, c.cluster, nullptr);
+    const TaskGraph lowered =
+        Lower(c.graph, c.cluster, c.plan, TrainingOptions());
+    benchmark::DoNotOptimize(Simulator(pricer).Run(lowered));
+    tasks = lowered.tasks.size();
+  }
+  state.counters["tasks"] = static_cast<double>(tasks);
+  state.SetComplexityN(state.range(0));
+}
+
+template <auto Price>
+void BM_Devices(benchmark::State& state) {
+  Price(state, CaseOf(static_cast<int>(state.range(0)), 24, 16));
+}
+BENCHMARK(BM_Devices<Evaluate>)
+    ->RangeMultiplier(4)
+    ->Range(64, 16384)
+    ->Unit(benchmark::kMillisecond)
+    ->Complexity(benchmark::oN);
+BENCHMARK(BM_Devices<Simulate>)
+    ->RangeMultiplier(4)
+    ->Range(64, 16384)
+    ->Unit(benchmark::kMillisecond)
+    ->Complexity(benchmark::oN);
+
+template <auto Price>
+void BM_Layers(benchmark::State& state) {
+  Price(state, CaseOf(64, static_cast<int>(state.range(0)), 16));
+}
+BENCHMARK(BM_Layers<Evaluate>)
+    ->RangeMultiplier(2)
+    ->Range(8, 256)
+    ->Unit(benchmark::kMillisecond)
+    ->Complexity(benchmark::oN);
+BENCHMARK(BM_Layers<Simulate>)
+    ->RangeMultiplier(2)
+    ->Range(8, 256)
+    ->Unit(benchmark::kMillisecond)
+    ->Complexity(benchmark::oN);
+
+template <auto Price>
+void BM_Microbatches(benchmark::State& state) {
+  Price(state, CaseOf(64, 24, static_cast<int>(state.range(0))));
+}
+BENCHMARK(BM_Microbatches<Evaluate>)
+    ->RangeMultiplier(4)
+    ->Range(4, 1024)
+    ->Unit(benchmark::kMillisecond)
+    ->Complexity(benchmark::oN);
+BENCHMARK(BM_Microbatches<Simulate>)
+    ->RangeMultiplier(4)
+    ->Range(4, 1024)
+    ->Unit(benchmark::kMillisecond)
+    ->Complexity(benchmark::oN);
+
+}  // namespace
+}  // namespace tessera
