@@ -144,6 +144,15 @@ std::optional<SplitSequence> SplitOf(const Graph& graph, const TaskView& view) {
   return split;
 }
 
+// Of an attention's mask; 0 for none.
+int64_t WindowOf(const Node& node) {
+  const auto attribute =
+      std::ranges::find(node.attributes, "window", &Attribute::name);
+  return attribute == node.attributes.end()
+             ? 0
+             : static_cast<int64_t>(attribute->value);
+}
+
 }  // namespace
 
 size_t IntKeyHash::operator()(const IntKey& key) const {
@@ -539,6 +548,15 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
   if (op->flops != nullptr) query.flops = op->flops(call);
   if (op->bytes != nullptr && !state) query.bytes = op->bytes(call);
   if (query.op_class == OpClass::kMatmul) query.matmul = MatmulShapeOf(call);
+  if (query.op_class == OpClass::kAttention) {
+    query.attention = AttentionShapeOf(call);
+    query.backward = op->adjoints.empty();
+    const auto extent = [&](char letter) {
+      return Range{0, call.Extent(letter)};
+    };
+    query.attention->pairs = static_cast<double>(CausalPairs(
+        extent(kSequenceFactor), extent(op->streamed), WindowOf(*node)));
+  }
   return query;
 }
 
@@ -546,12 +564,7 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
 void Pricer::SetCausalShare(const TaskView& view, CostQuery& query) const {
   const auto split = SplitOf(graph_, view);
   if (!split) return;
-  const Node& node = graph_.node(view.task->node);
-  const auto attribute =
-      std::ranges::find(node.attributes, "window", &Attribute::name);
-  const auto window = attribute == node.attributes.end()
-                          ? int64_t{0}
-                          : static_cast<int64_t>(attribute->value);
+  const int64_t window = WindowOf(graph_.node(view.task->node));
   const int64_t queries = split->queries.value->shape[split->queries.dim];
   const int64_t keys = split->keys.value->shape[split->keys.dim];
   const auto block = [&](const FactorAt& f, int rank) {
@@ -581,6 +594,7 @@ void Pricer::SetCausalShare(const TaskView& view, CostQuery& query) const {
   query.share_of_measured =
       static_cast<double>(most) /
       static_cast<double>(CausalPairs({0, s}, {0, t}, window));
+  query.attention->pairs = static_cast<double>(most);
 }
 
 // Of a kComm or kSend: the ranks of one subgroup, or one pair, count.

@@ -130,11 +130,18 @@ std::optional<Cost> Analytical(const CostQuery& query, const ProfileDb*) {
                   CostSource::kAnalytical};
     }
   }
+  const FlopsPerSecond peak = device.Peak(query.key.dtype);
+  if (query.attention && HasKernelTimes(device) && peak.value > 0) {
+    const AttentionKernel kernel =
+        query.attention_kernel.value_or(DefaultAttention(device.generation));
+    return Cost{AttentionSeconds(device, *query.attention, query.key.dtype,
+                                 kernel, query.backward),
+                CostSource::kAnalytical};
+  }
   double seconds = SecondsFor(
       query.bytes, device.memory_bandwidth * device.memory_efficiency);
   // Only matrix products reach the matrix units' peak, and only they can be
   // bound by it; the others are bound by memory on every device of interest.
-  const FlopsPerSecond peak = device.Peak(query.key.dtype);
   if (query.op_class != OpClass::kMemory && peak.value > 0) {
     seconds = std::max(
         seconds, query.share *

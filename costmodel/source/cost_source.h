@@ -14,8 +14,9 @@
 //                 Collectives: straight lines through time over bytes, of the
 //                 same ranks and hosts; above the largest, by the last slope;
 //                 below the smallest, its time;
-//   analytical    matrix products on a GPU whose multiprocessors are known:
-//                 tiles and waves (kernel_time.h); other kernels: a roofline
+//   analytical    matrix products and attention on a GPU whose
+//                 multiprocessors are known: tiles, waves and blocks
+//                 (kernel_time.h); other kernels: a roofline
 //                 (Williams et al., 2009) with the device type's stated
 //                 efficiencies,
 //                   max(operations / (peak * compute_efficiency),
@@ -58,6 +59,11 @@ struct CostQuery {
   // A matrix product, and whether its operands are rounded to 8 bits.
   std::optional<MatmulShape> matmul;
   bool fp8 = false;
+  // A fused attention, forward or backward; the kernel of DefaultAttention
+  // where none is named.
+  std::optional<AttentionShape> attention;
+  bool backward = false;
+  std::optional<AttentionKernel> attention_kernel;
   // A collective: its time by the alpha-beta model.
   bool collective = false;
   double collective_seconds = 0;

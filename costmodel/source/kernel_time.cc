@@ -41,13 +41,13 @@ constexpr MatmulConstants kMatmul[] = {
 #include "costmodel/source/matmul_constants.inc"
 };
 
-// What fp8 products reach of their peak, over what 16-bit ones do of theirs.
-// Hopper: the best of both on H100, 1,402.6 of 1,978.9 against 794.5 of 989.4
-// TFLOP/s; Blackwell: on B200, 3,432.5 of 4,500 against 1,745 of 2,250
-// (stas00/ml-engineering, maximum achievable matrix products, torch 2.6 to
-// 2.8). Ada: as Hopper.
+// What fp8 products reach of their peak, over what 16-bit ones do of theirs: so
+// that the best fp8 product of a GPU is predicted as well as its best bf16 one.
+// H100: 1,402.6 TFLOP/s at 1024 x 9216 x 14336 and 794.5 at 2048 x 2048 x
+// 13312; B200: 3,432.5 at 15360 x 4096 x 3072 and 1,745 at 1792 x 16128 x 3072
+// (stas00/ml-engineering, maximum achievable matrix products). Ada: as Hopper.
 double EightBitReach(GpuGeneration generation) {
-  return generation == GpuGeneration::kBlackwell ? 0.98 : 0.88;
+  return generation == GpuGeneration::kBlackwell ? 0.98 : 0.95;
 }
 
 const MatmulConstants& ConstantsOf(GpuGeneration generation, bool single) {
@@ -56,6 +56,42 @@ const MatmulConstants& ConstantsOf(GpuGeneration generation, bool single) {
   });
   TESSERA_CHECK(row != std::end(kMatmul)) << NameOf(generation);
   return *row;
+}
+
+struct AttentionConstants {
+  AttentionKernel kernel;
+  GpuGeneration generation;
+  // Of compute_efficiency, for wide heads.
+  double forward;
+  double backward;
+  double half_width;     // of heads that reach half of it
+  double prologue_keys;  // what a block costs beside its keys, in keys
+};
+
+constexpr AttentionConstants kAttention[] = {
+#include "costmodel/source/attention_constants.inc"
+};
+
+constexpr double kQueriesPerBlock = 128;
+// Of the memory's bandwidth, as kernels of products reach it.
+constexpr double kAttentionMemory = 0.8;
+constexpr double kAttentionFloor = 3e-6;
+
+// The row of the kernel, or of the best one before it, of the generation or the
+// latest one before it that has one; before Ampere the first on Ampere.
+const AttentionConstants& ConstantsOf(AttentionKernel kernel,
+                                      GpuGeneration generation) {
+  for (int k = static_cast<int>(kernel); k >= 0; --k) {
+    for (int g = static_cast<int>(generation); g >= 0; --g) {
+      for (const AttentionConstants& row : kAttention) {
+        if (static_cast<int>(row.kernel) == k &&
+            static_cast<int>(row.generation) == g) {
+          return row;
+        }
+      }
+    }
+  }
+  return ConstantsOf(AttentionKernel::kFlash1, GpuGeneration::kAmpere);
 }
 
 double Cube(double x) {
@@ -110,7 +146,9 @@ double MatmulSeconds(const DeviceType& device, const MatmulShape& shape,
       shape.operand_bytes * shape.batch * (shape.m + shape.n) * shape.k +
       shape.result_bytes * results;
 
-  double best = std::numeric_limits<double>::infinity();
+  // Cubes of the best without splits and with them.
+  double whole = std::numeric_limits<double>::infinity();
+  double split_up = std::numeric_limits<double>::infinity();
   for (const Tile& tile : kTiles) {
     const double tiles = shape.batch * std::ceil(shape.m / tile.rows) *
                          std::ceil(shape.n / tile.columns);
@@ -125,17 +163,95 @@ double MatmulSeconds(const DeviceType& device, const MatmulShape& shape,
       double compute = waves * (depth * per_k + c.prologue);
       compute *= 1 + (mode.loaded ? c.load
                                   : c.sag * compute / (compute + kSagSeconds));
-      double memory = traffic / bandwidth;
-      double reduction = 0;
-      if (split > 1) {
-        memory += 4 * split * results / bandwidth;
-        reduction = c.split;
-      }
-      best =
-          std::min(best, std::cbrt(Cube(compute) + Cube(memory)) + reduction);
+      // Splits write and read their sums in fp32.
+      const double sums = split > 1 ? 4 * split * results : 0;
+      const double cubes = Cube(compute) + Cube((traffic + sums) / bandwidth);
+      double& best = split > 1 ? split_up : whole;
+      best = std::min(best, cubes);
     }
   }
+  const double best = std::min(std::cbrt(whole), std::cbrt(split_up) + c.split);
   return best + c.floor;
+}
+
+AttentionShape AttentionShapeOf(const OpCall& call) {
+  const auto of = [&](char letter) {
+    return static_cast<double>(call.Extent(letter));
+  };
+  AttentionShape shape;
+  shape.batch = of('b');
+  shape.kv_heads = of('g');
+  shape.heads = of('g') * of('r');
+  shape.queries = of('s');
+  shape.keys = of('t');
+  shape.qk_width = of('d');
+  shape.v_width = of('e');
+  shape.pairs = shape.queries * shape.keys;
+  shape.element_bytes = static_cast<double>(SizeOf(call.operand_dtypes[0]));
+  return shape;
+}
+
+AttentionKernel DefaultAttention(GpuGeneration generation) {
+  if (generation >= GpuGeneration::kHopper) return AttentionKernel::kCudnn;
+  return generation >= GpuGeneration::kAmpere ? AttentionKernel::kFlash2
+                                              : AttentionKernel::kFlash1;
+}
+
+double AttentionSeconds(const DeviceType& device, const AttentionShape& shape,
+                        DType dtype, AttentionKernel kernel, bool backward) {
+  const AttentionConstants& c = ConstantsOf(kernel, device.generation);
+  const double peak = device.Peak(dtype).value;
+  TESSERA_CHECK(peak > 0) << device.name << " has no " << NameOf(dtype);
+  const double width = (shape.qk_width + shape.v_width) / 2;
+  const double reached = std::min(1.0, device.compute_efficiency *
+                                           (backward ? c.backward : c.forward) *
+                                           width / (width + c.half_width));
+  const double rate = peak * reached / device.multiprocessors;
+  const double products = backward ? 3 * shape.qk_width + 2 * shape.v_width
+                                   : shape.qk_width + shape.v_width;
+  const double per_key = 2 * kQueriesPerBlock * products / rate;
+  const double blocks =
+      shape.batch * shape.heads * std::ceil(shape.queries / kQueriesPerBlock);
+  const double mean = shape.pairs / shape.queries;
+  // Blocks on the diagonal of a mask are worked on whole.
+  const double worked = mean < shape.keys
+                            ? std::min(shape.keys, mean + kQueriesPerBlock / 2)
+                            : shape.keys;
+  // The mask's last query has twice the keys of the mean one.
+  const double most = std::min(shape.keys, 2 * mean);
+  const double all =
+      blocks / device.multiprocessors * (worked + c.prologue_keys) * per_key;
+  const double longest = (most + c.prologue_keys) * per_key;
+  const double elements =
+      shape.batch * (shape.qk_width + shape.v_width) *
+      (shape.heads * shape.queries + shape.kv_heads * shape.keys);
+  // Backward reads them all, and the gradients of those that it writes.
+  const double memory = (backward ? 2 : 1) * shape.element_bytes * elements /
+                        (device.memory_bandwidth.value * kAttentionMemory);
+  return std::cbrt(Cube(all) + Cube(longest) + Cube(memory)) + kAttentionFloor;
+}
+
+double UnfusedAttentionSeconds(const DeviceType& device,
+                               const AttentionShape& shape, DType dtype,
+                               double passes, bool backward) {
+  const double batch = shape.batch * shape.heads;
+  const MatmulMode mode = {.dtype = dtype};
+  const auto product = [&](double m, double n, double k) {
+    return MatmulSeconds(
+        device, {batch, m, n, k, shape.element_bytes, shape.element_bytes},
+        mode);
+  };
+  const double s = shape.queries;
+  const double t = shape.keys;
+  const double d = shape.qk_width;
+  const double e = shape.v_width;
+  const double products = backward ? product(t, e, s) + product(s, t, e) +
+                                         product(s, d, t) + product(t, d, s)
+                                   : product(s, t, d) + product(s, e, t);
+  const double scores = batch * s * t * shape.element_bytes;
+  return products +
+         passes * scores /
+             (device.memory_bandwidth.value * device.memory_efficiency);
 }
 
 }  // namespace tessera

@@ -22,6 +22,7 @@
 // products, times the generation's headroom over it. Since every term is
 // monotone in every extent, so is the time.
 
+#include <cstdint>
 #include <optional>
 
 #include "planner/base/units.h"
@@ -64,5 +65,59 @@ FlopsPerSecond PeakOf(const DeviceType& device, const MatmulMode& mode);
 // REQUIRES: HasKernelTimes(device), a positive peak.
 double MatmulSeconds(const DeviceType& device, const MatmulShape& shape,
                      const MatmulMode& mode);
+
+// ---- Attention --------------------------------------------------------------
+
+// A fused attention never stores the scores. One block of 128 queries of a head
+// is one piece of work, which goes over the keys:
+//   one(keys)   = 2 * 128 * keys * (sum of the products' widths) / rate
+//   rate        = peak * reached * w / (w + half width) / multiprocessors, w
+//                 the mean width of a head
+//   all         = blocks / multiprocessors * one(keys of the mean query + half
+//                 a block on the diagonal of a mask + prologue)
+//   longest     = one(keys of the last query + prologue)
+//   memory      = bytes of operands and results / bandwidth reached
+//   time        = cbrt(all^3 + longest^3 + memory^3) + floor
+// Backward has five products (the scores again, dv, dp, dq, dk) for two. The
+// constants are of a kernel on a generation (attention_constants.inc).
+enum class AttentionKernel : uint8_t {
+  kFlash1,  // FlashAttention, and memory-efficient kernels of its time
+  kFlash2,
+  kFlash3,
+  kCudnn,  // cuDNN 9's and TensorRT-LLM's
+};
+
+struct AttentionShape {
+  double batch = 1;
+  double heads = 1;     // of queries
+  double kv_heads = 1;  // of keys and values
+  double queries = 1;
+  double keys = 1;
+  double qk_width = 1;  // of a head
+  double v_width = 1;
+  double pairs = 1;  // of a query and a key that a mask leaves, of one head
+  double element_bytes = 2;
+};
+
+// The shape of a call of `attention` or its gradient, with all of the pairs.
+// REQUIRES: the rule has attention's factors.
+AttentionShape AttentionShapeOf(const OpCall& call);
+
+// What frameworks run by default: cuDNN's from Hopper on, FlashAttention-2 on
+// Ampere and Ada, memory-efficient kernels before.
+AttentionKernel DefaultAttention(GpuGeneration generation);
+
+// Seconds of a fused attention, forward or backward. A kernel that a
+// generation lacks stands for the best one that it has.
+// REQUIRES: HasKernelTimes(device), a positive peak of `dtype`.
+double AttentionSeconds(const DeviceType& device, const AttentionShape& shape,
+                        DType dtype, AttentionKernel kernel, bool backward);
+
+// Seconds of an attention that stores the scores: the products, two forward and
+// four backward, of all pairs of a query and a key, and `passes` over the
+// stored scores by kernels in between: a read or a write of all of them each.
+double UnfusedAttentionSeconds(const DeviceType& device,
+                               const AttentionShape& shape, DType dtype,
+                               double passes, bool backward);
 
 }  // namespace tessera

@@ -323,6 +323,8 @@ std::vector<LinkType> MakeLinkTypes() {
           kPcieLatency),
       row("pcie5-x16", "PCI-SIG: 63 GB/s a direction" + pcie, 50.4 * kGiga,
           kPcieLatency),
+      row("pcie6-x16", "PCI-SIG: 126 GB/s a direction" + pcie, 100.8 * kGiga,
+          kPcieLatency),
       row("pcie3-host",
           "PCIe 3 x16 through the host: 6.1 GB/s reached by all-reduce of "
           "16 MB on 2 P100 (DeepBench, NCCL 2.0) of 15.75 nominal; latency as "
@@ -340,6 +342,8 @@ std::vector<LinkType> MakeLinkTypes() {
           "NVIDIA DGX H100 and DGX B200 datasheets: NDR InfiniBand, 400 Gb/s" +
               nic,
           kNic * 50 * kGiga, kInfiniBandLatency),
+      row("ib-xdr", "NVIDIA DGX B300 datasheet: XDR InfiniBand, 800 Gb/s" + nic,
+          kNic * 100 * kGiga, kInfiniBandLatency),
       row("ena-25g",
           "AWS p3.16xlarge: 25 Gb/s; 84 % reached and 15 us (TCP, half of a "
           "one-way 30 us) assumed",

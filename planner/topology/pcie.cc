@@ -2,7 +2,8 @@
 // without the NVLink bridge (two NVLink 2 links, 50 GB/s a direction: TITAN RTX
 // NVLink Bridge product page, 2018); Amazon EC2's instances with T4, A10G and
 // L4, which have no NVLink and one network card (EC2 accelerated computing
-// pages, 2024).
+// pages, 2024); servers of eight PCIe cards with one HDR NIC, the processors
+// and memory of a g5.48xlarge (assumed).
 
 #include <vector>
 
@@ -56,6 +57,14 @@ constexpr PcieNode kTitanRtxPair = {.device = "titan-rtx-24gb",
                                     .nic = "ethernet-10g",
                                     .host = "titan-rtx-pair"};
 
+constexpr PcieNode PcieServer(std::string_view device) {
+  return {.device = device,
+          .gpus = 8,
+          .pcie = "pcie4-host",
+          .nic = "ib-hdr",
+          .host = "g5.48xlarge"};
+}
+
 }  // namespace
 
 Result<Cluster> MakeTitanRtxPair(int nodes, std::optional<int> gpus) {
@@ -94,6 +103,22 @@ Result<Cluster> MakeG6(int nodes, std::optional<int> gpus) {
                           .nic = "ena-100g",
                           .host = "g6.48xlarge"},
                          nodes, gpus);
+}
+
+Result<Cluster> MakePcieA40(int nodes, std::optional<int> gpus) {
+  return MakePcieCluster(PcieServer("a40-48gb"), nodes, gpus);
+}
+
+Result<Cluster> MakePcieA100(int nodes, std::optional<int> gpus) {
+  return MakePcieCluster(PcieServer("a100-pcie-80gb"), nodes, gpus);
+}
+
+Result<Cluster> MakePcieH100(int nodes, std::optional<int> gpus) {
+  return MakePcieCluster(PcieServer("h100-pcie-80gb"), nodes, gpus);
+}
+
+Result<Cluster> MakePcieL40s(int nodes, std::optional<int> gpus) {
+  return MakePcieCluster(PcieServer("l40s-48gb"), nodes, gpus);
 }
 
 }  // namespace tessera

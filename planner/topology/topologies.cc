@@ -25,6 +25,22 @@ constexpr std::array kTopologies = {
              "a rack of 72 GB200 on one NVLink domain; NODES "
              "counts racks",
              72, 72, "ib-ndr", MakeGb200Nvl72},
+    Topology{"dgx-b300", "8 B300 288 GB, NVSwitch, 8 x 800 Gb/s XDR", 8, 8,
+             "ib-xdr", MakeDgxB300},
+    Topology{"gb300-nvl72",
+             "a rack of 72 GB300 on one NVLink domain; NODES "
+             "counts racks",
+             72, 72, "ib-xdr", MakeGb300Nvl72},
+    Topology{"hgx-a800",
+             "8 A800 80 GB, NVSwitch of 8 links, 8 x 200 Gb/s "
+             "HDR",
+             8, 8, "ib-hdr", MakeHgxA800},
+    Topology{"hgx-h800",
+             "8 H800 80 GB, NVSwitch of 8 links, 8 x 400 Gb/s "
+             "NDR",
+             8, 8, "ib-ndr", MakeHgxH800},
+    Topology{"hgx-h20", "8 H20 96 GB, NVSwitch, 8 x 400 Gb/s NDR", 8, 8,
+             "ib-ndr", MakeHgxH20},
     Topology{"dgx1-v100-32gb",
              "8 V100 32 GB, hybrid cube mesh, 4 x 100 Gb/s "
              "EDR",
@@ -41,6 +57,14 @@ constexpr std::array kTopologies = {
              "ena-100g", MakeG5},
     Topology{"g6.48xlarge", "8 L4 on PCIe 4, one 100 Gb/s NIC", 8, 1,
              "ena-100g", MakeG6},
+    Topology{"pcie-a40", "8 A40 on PCIe 4, one 200 Gb/s NIC", 8, 1, "ib-hdr",
+             MakePcieA40},
+    Topology{"pcie-a100", "8 A100 80 GB on PCIe 4, one 200 Gb/s NIC", 8, 1,
+             "ib-hdr", MakePcieA100},
+    Topology{"pcie-h100", "8 H100 80 GB on PCIe, one 200 Gb/s NIC", 8, 1,
+             "ib-hdr", MakePcieH100},
+    Topology{"pcie-l40s", "8 L40S on PCIe 4, one 200 Gb/s NIC", 8, 1, "ib-hdr",
+             MakePcieL40s},
     Topology{"titan-rtx-pair", "2 TITAN RTX with an NVLink bridge", 2, 1,
              "ethernet-10g", MakeTitanRtxPair},
     Topology{"titan-rtx-pair-nonvlink",

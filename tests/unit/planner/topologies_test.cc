@@ -37,7 +37,7 @@ TEST(MakeCluster, RefusesBadSpecs) {
     EXPECT_EQ(cluster.error().code, ErrorCode::kInvalidInput) << spec;
     EXPECT_THAT(cluster.error().where, ::testing::HasSubstr(spec));
   }
-  const Result<Cluster> unknown = MakeCluster("dgx-h20:2");
+  const Result<Cluster> unknown = MakeCluster("dgx-h201:2");
   ASSERT_FALSE(unknown);
   EXPECT_EQ(unknown.error().code, ErrorCode::kNotFound);
   EXPECT_THAT(unknown.error().message,
@@ -84,7 +84,7 @@ TEST(KnownGpusTest, NameRowsThatExist) {
     ASSERT_TRUE(cluster);
     EXPECT_EQ(cluster->device_types[0].name, gpu.device);
   }
-  EXPECT_EQ(FindGpu("NVIDIA L40S"), nullptr);
+  EXPECT_EQ(FindGpu("NVIDIA L40"), nullptr);
   EXPECT_EQ(FindGpu("NVIDIA H200 NVL"), nullptr);  // on PCIe
   EXPECT_EQ(FindGpu(""), nullptr);
 }
