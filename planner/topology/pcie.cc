@@ -2,7 +2,7 @@
 // without the NVLink bridge (two NVLink 2 links, 50 GB/s a direction: TITAN RTX
 // NVLink Bridge product page, 2018); Amazon EC2's instances with T4, A10G and
 // L4, which have no NVLink and one network card (EC2 accelerated computing
-// pages, 2024); servers of eight PCIe cards with one HDR NIC, the processors
+// pages, 2024); servers of eight PCIe cards with one EDR NIC, the processors
 // and memory of a g5.48xlarge (assumed).
 
 #include <vector>
@@ -61,7 +61,7 @@ constexpr PcieNode PcieServer(std::string_view device) {
   return {.device = device,
           .gpus = 8,
           .pcie = "pcie4-host",
-          .nic = "ib-hdr",
+          .nic = "ib-edr",
           .host = "g5.48xlarge"};
 }
 
