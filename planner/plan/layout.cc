@@ -137,10 +137,12 @@ bool IsAbsentAt(const Layout& layout, const DeviceGroup& group, int index) {
 
 int64_t LargestExtent(const Layout& layout, const DeviceGroup& group,
                       const Shape& shape, size_t dim) {
+  const Tile& tile = layout.tile;
+  const bool tiled = tile.count > 1 && static_cast<size_t>(tile.dim) == dim;
+  if (layout.dims[dim] == 0 && !tiled) return shape[dim];
   const int64_t parts = group.Size(layout.dims[dim]);
   const int64_t largest = (shape[dim] + parts - 1) / parts;
-  const Tile& tile = layout.tile;
-  if (tile.count == 1 || static_cast<size_t>(tile.dim) != dim) return largest;
+  if (!tiled) return largest;
   // A middle tile of a smaller shard may be the larger one.
   return std::max(
       ShardRange(largest, tile.count, tile.index).size(),
@@ -162,6 +164,7 @@ int64_t LargestElements(const Layout& layout, const DeviceGroup& group,
   for (size_t d = 0; d < shape.size(); ++d) {
     elements *= LargestExtent(layout, group, shape, d);
   }
+  if (layout.flat == 0) return elements;
   const int64_t parts = group.Size(layout.flat);
   return (elements + parts - 1) / parts;
 }

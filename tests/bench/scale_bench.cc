@@ -20,6 +20,18 @@
 namespace tessera {
 namespace {
 
+// What a record needs besides the date and the load, which the library adds.
+const bool kContext = [] {
+  benchmark::AddCustomContext("compiler", __VERSION__);
+  std::ifstream cpus("/proc/cpuinfo");
+  for (std::string line; std::getline(cpus, line);) {
+    if (!line.starts_with("model name")) continue;
+    benchmark::AddCustomContext("cpu", line.substr(line.find(':') + 2));
+    break;
+  }
+  return true;
+}();
+
 Graph Model(std::string_view name, int64_t batch, int64_t seq_len) {
   ImportOptions options;
   options.global_batch = batch;
@@ -86,7 +98,8 @@ struct Sweep {
   GraphIndex index{graph};
   std::vector<Strategy> strategies;
 
-  explicit Sweep(size_t size) {
+  // The first `size` of the space, or as many spread over all of it.
+  Sweep(size_t size, bool spread) {
     for (int tp : {1, 2, 4, 8}) {
       for (int pp : Divisors(1024 / tp, 96)) {
         const int dp = 1024 / tp / pp;
@@ -94,9 +107,8 @@ struct Sweep {
         for (int vp : Divisors(96, 96 / pp)) AddPipelines(tp, pp, vp, dp);
       }
     }
-    // Any beginning is spread over all.
     Rng rng(1);
-    for (size_t i = strategies.size(); i > 1; --i) {
+    for (size_t i = spread ? strategies.size() : 0; i > 1; --i) {
       std::swap(strategies[i - 1],
                 strategies[rng.Below(static_cast<uint32_t>(i))]);
     }
@@ -112,7 +124,7 @@ struct Sweep {
     for (const PipelineSchedule* schedule :
          SchedulesFor({.stages = pp, .chunks = vp})) {
       if (pp == 1 && schedule->name != "1f1b") continue;
-      for (int mbs : Divisors(graph.global_batch / dp, 64)) {
+      for (int mbs : Divisors(graph.global_batch / dp, 96)) {
         for (int zero = 0; zero <= (dp > 1 ? 3 : 0); ++zero) {
           for (int sp = 0; sp <= (tp > 1 ? 1 : 0); ++sp) {
             for (auto recompute :
@@ -151,8 +163,9 @@ struct Sweep {
 };
 
 // Strategies that the evaluator has not met: plan, templates, prices and all.
+// Neighbours, which share templates, or spread over the space.
 void BM_SweepCold(benchmark::State& state) {
-  const Sweep sweep(static_cast<size_t>(state.range(0)));
+  const Sweep sweep(static_cast<size_t>(state.range(0)), state.range(1) != 0);
   for (auto _ : state) {
     const Evaluator evaluator(sweep.graph, sweep.cluster, nullptr,
                               TrainingOptions());
@@ -160,11 +173,16 @@ void BM_SweepCold(benchmark::State& state) {
   }
   state.SetItemsProcessed(state.iterations() * state.range(0));
 }
-BENCHMARK(BM_SweepCold)->Arg(200)->Unit(benchmark::kSecond)->Iterations(1);
+BENCHMARK(BM_SweepCold)
+    ->ArgNames({"strategies", "spread"})
+    ->Args({400, 0})
+    ->Args({200, 1})
+    ->Unit(benchmark::kSecond)
+    ->Iterations(1);
 
 // The same, asked again.
 void BM_SweepWarm(benchmark::State& state) {
-  const Sweep sweep(static_cast<size_t>(state.range(0)));
+  const Sweep sweep(static_cast<size_t>(state.range(0)), true);
   const Evaluator evaluator(sweep.graph, sweep.cluster, nullptr,
                             TrainingOptions());
   benchmark::DoNotOptimize(sweep.Best(evaluator));
@@ -182,8 +200,9 @@ struct Case {
   Plan plan;
 };
 Case CaseOf(int devices, int layers, int microbatches) {
-  const std::string path = std::filesystem::temp_directory_path() /
-                           ("tessera_scale_bench_" + std::to_string(layers));
+  const std::string path =
+      std::filesystem::temp_directory_path() /
+      ("tessera_scale_bench_" + std::to_string(layers) + ".json");
   std::ofstream(path) << R"({"architectures": ["GPT2LMHeadModel"],
     "model_type": "gpt2", "activation_function": "gelu_new",
     "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0,
