@@ -18,19 +18,6 @@
 namespace tessera {
 namespace {
 
-// The first of bf16 and fp16 in which every device is faster than in fp32, or
-// fp32.
-DType DefaultDType(const Cluster& cluster) {
-  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-    bool all = true;
-    for (const DeviceType& type : cluster.device_types) {
-      all = all && type.Peak(dtype).value > type.peak_fp32.value;
-    }
-    if (all) return dtype;
-  }
-  return DType::kFloat32;
-}
-
 Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
                         std::vector<std::string>& warnings) {
   ImportOptions import = {.global_batch = options.global_batch,

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "planner/io/proto_field_io.h"
 #include "planner/io/proto_file_io.h"
 #include "planner/topology/topologies.h"
 #include "proto/cluster.pb.h"
@@ -59,6 +60,13 @@ proto::Cluster ToProto(const Cluster& cluster) {
     row.set_peak_fp8_flops_per_second(type.peak_fp8.value);
     row.set_generation(std::string(NameOf(type.generation)));
     row.set_multiprocessors(type.multiprocessors);
+    if (type.upkeep != Upkeep{}) {
+      proto::Upkeep& upkeep = *row.mutable_upkeep();
+      upkeep.set_source(type.upkeep.source);
+      upkeep.set_price_usd_per_hour(type.upkeep.price);
+      upkeep.set_power_watts(type.upkeep.power);
+      upkeep.set_mtbf_seconds(type.upkeep.mtbf);
+    }
   }
   for (const LinkType& type : cluster.link_types) {
     proto::LinkType& row = *out.add_link_types();
@@ -126,6 +134,8 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
     }
     type.generation = *generation;
     type.multiprocessors = row.multiprocessors();
+    type.upkeep = {row.upkeep().source(), row.upkeep().price_usd_per_hour(),
+                   row.upkeep().power_watts(), row.upkeep().mtbf_seconds()};
     out.device_types.push_back(std::move(type));
   }
   for (int i = 0; i < in.link_types_size(); ++i) {
@@ -183,6 +193,9 @@ std::string AsInFile(std::string where) {
       {"].peak_fp8", "].peak_fp8_flops_per_second"},
       {"].memory_bandwidth", "].memory_bandwidth_bytes_per_second"},
       {"].launch_overhead", "].launch_overhead_seconds"},
+      {"].upkeep.price", "].upkeep.price_usd_per_hour"},
+      {"].upkeep.power", "].upkeep.power_watts"},
+      {"].upkeep.mtbf", "].upkeep.mtbf_seconds"},
       {"].bandwidth", "].bandwidth_bytes_per_second"},
       {"].latency", "].latency_seconds"},
       {"].from", "].from_vertex"},
@@ -208,13 +221,9 @@ std::string AsInFile(std::string where) {
   return where;
 }
 
-}  // namespace
-
-Result<Cluster> ReadCluster(const std::string& path) {
-  proto::Cluster message;
-  TESSERA_RETURN_IF_ERROR(ReadProtoFile(path, message));
-  auto cluster = FromProto(message);
-  if (!cluster) return cluster.error().At(path);
+// The first thing that is wrong with it, and how many more there are.
+Result<Cluster> Checked(Result<Cluster> cluster) {
+  if (!cluster) return cluster;
   const std::vector<Error> errors = Validate(*cluster);
   if (errors.empty()) return cluster;
   Error first = errors.front();
@@ -223,7 +232,32 @@ Result<Cluster> ReadCluster(const std::string& path) {
     first.message +=
         " (and " + std::to_string(errors.size() - 1) + " more problems)";
   }
-  return first.At(path);
+  return first;
+}
+
+}  // namespace
+
+Result<Cluster> ReadCluster(const std::string& path) {
+  proto::Cluster message;
+  TESSERA_RETURN_IF_ERROR(ReadProtoFile(path, message));
+  auto cluster = Checked(FromProto(message));
+  if (!cluster) return cluster.error().At(path);
+  return cluster;
+}
+
+Result<Cluster> WithFields(const Cluster& cluster,
+                           std::span<const FieldValue> fields) {
+  proto::Cluster message = ToProto(cluster);
+  for (const FieldValue& field : fields) {
+    if (auto set = SetField(field.path, field.amount, message); !set) {
+      return set.error().At(field.path);
+    }
+  }
+  return Checked(FromProto(message));
+}
+
+std::vector<std::string> ClusterFieldPaths() {
+  return FieldPaths(proto::Cluster());
 }
 
 Result<void> WriteCluster(const std::string& path, const Cluster& cluster) {

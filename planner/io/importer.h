@@ -3,6 +3,7 @@
 // loss. Differentiate (planner/ir/graph.h) adds the backward pass. Thread-safe:
 // functions without state.
 
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "planner/base/result.h"
+#include "planner/io/json_value.h"
 #include "planner/ir/graph.h"
 
 namespace tessera {
@@ -25,6 +27,9 @@ struct ImportOptions {
   // "mask_positions" instead of "positions", in a window of at most seq_len
   // (runtime/data/batches.h). A graph file is as it is.
   bool documents = false;
+  // Values in place of those of keys of a config.json. REQUIRES: it has the
+  // keys.
+  std::map<std::string, JsonValue> overrides = {};
   // Where not null, what the graph leaves out of the file is appended, one
   // line each: "config.json: attn_pdrop=0.1: ...".
   std::vector<std::string>* warnings = nullptr;

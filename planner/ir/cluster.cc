@@ -108,6 +108,9 @@ void CheckDeviceType(const DeviceType& type, const std::string& at,
     problems.Add(at + ".multiprocessors",
                  "must be given where generation is, and only there");
   }
+  problems.RequireNotNegative(type.upkeep.price, at + ".upkeep.price");
+  problems.RequireNotNegative(type.upkeep.power, at + ".upkeep.power");
+  problems.RequireNotNegative(type.upkeep.mtbf, at + ".upkeep.mtbf");
 }
 
 void CheckHost(const Host& host, Problems& problems) {
@@ -255,6 +258,17 @@ FlopsPerSecond DeviceType::Peak(DType dtype) const {
 
 int Cluster::num_nodes() const {
   return devices.empty() ? 0 : devices.back().node + 1;
+}
+
+DType DefaultDType(const Cluster& cluster) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    bool all = true;
+    for (const DeviceType& type : cluster.device_types) {
+      all = all && type.Peak(dtype).value > type.peak_fp32.value;
+    }
+    if (all) return dtype;
+  }
+  return DType::kFloat32;
 }
 
 void Connect(Cluster& cluster, VertexId a, VertexId b, int link_type) {

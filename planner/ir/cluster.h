@@ -37,6 +37,15 @@ inline constexpr int kGpuGenerations = 8;
 std::string_view NameOf(GpuGeneration generation);
 Result<GpuGeneration> ParseGpuGeneration(std::string_view name);
 
+// What a device takes while it runs; zero where that is not known.
+struct Upkeep {
+  std::string source;  // where the figures below come from
+  double price = 0;    // USD per device-hour
+  double power = 0;    // W
+  double mtbf = 0;     // s; mean time between failures that end a job
+  bool operator==(const Upkeep&) const = default;
+};
+
 struct DeviceType {
   std::string name;    // "a100-sxm4-80gb"
   std::string source;  // where the figures below come from
@@ -65,6 +74,7 @@ struct DeviceType {
   // Whether the devices of a node have one memory in common, through which they
   // move their own bytes: the cores of a host.
   bool shared_memory = false;
+  Upkeep upkeep;
 
   // Zero when the type is not supported.
   FlopsPerSecond Peak(DType dtype) const;
@@ -131,6 +141,10 @@ struct Cluster {
   int num_nodes() const;
   bool operator==(const Cluster&) const = default;
 };
+
+// The first of bf16 and fp16 in which every device is faster than in fp32, or
+// fp32.
+DType DefaultDType(const Cluster& cluster);
 
 // Adds `link` in both directions.
 void Connect(Cluster& cluster, VertexId a, VertexId b, int link_type);

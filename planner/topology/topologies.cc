@@ -6,6 +6,7 @@
 
 #include "planner/base/table.h"
 #include "planner/topology/rows.h"
+#include "planner/topology/upkeep.h"
 
 namespace tessera {
 namespace {
@@ -126,6 +127,7 @@ Result<Cluster> MakeCluster(std::string_view spec) {
   }
   TESSERA_TRY(Cluster cluster, topology->make(nodes, gpus));
   cluster.name = std::string(topology->name) + ":" + std::to_string(nodes);
+  SetUpkeep(topology->name, cluster);
   if (gpus.has_value()) cluster.name += "x" + std::to_string(*gpus);
   return cluster;
 }

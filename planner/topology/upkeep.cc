@@ -1,0 +1,84 @@
+#include "planner/topology/upkeep.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+namespace tessera {
+namespace {
+
+struct Power {
+  std::string_view device;
+  double watts;
+  std::string_view source;
+};
+
+// What a board may draw: "TDP" or "maximum power" of the datasheets, without
+// the host, the network and cooling.
+constexpr std::array kPower = {
+    Power{"a100-sxm4-40gb", 400, "NVIDIA A100 datasheet (2020)"},
+    Power{"a100-sxm4-80gb", 400, "NVIDIA A100 datasheet (2021)"},
+    Power{"h100-sxm5-80gb", 700, "NVIDIA H100 datasheet (2023)"},
+    Power{"h200-sxm5-141gb", 700, "NVIDIA H200 datasheet (2024)"},
+    Power{"b200-sxm-180gb", 1000, "NVIDIA Blackwell datasheet (2024)"},
+    Power{"gb200-186gb", 1200, "NVIDIA Blackwell datasheet (2024)"},
+    Power{"v100-sxm2-16gb", 300, "NVIDIA V100 datasheet (2018)"},
+    Power{"v100-sxm2-32gb", 300, "NVIDIA V100 datasheet (2018)"},
+    Power{"titan-rtx-24gb", 280, "NVIDIA TITAN RTX product page (2018)"},
+    Power{"l4-24gb", 72, "NVIDIA L4 datasheet (2023)"},
+    Power{"t4-16gb", 70, "NVIDIA T4 datasheet (2018)"},
+    Power{"p100-sxm2-16gb", 300, "NVIDIA P100 datasheet (2016)"},
+    Power{"k80-gk210-12gb", 150,
+          "NVIDIA K80 datasheet (2014), half of the board's 300 W"},
+};
+
+struct Price {
+  std::string_view topology;
+  double instance;  // USD/h
+  int gpus;
+};
+
+// On demand, Linux, us-east-1, at the instances' launch (AWS's announcements;
+// prices fall later).
+constexpr std::array kPrices = {
+    Price{"p3.16xlarge", 24.48, 8},  Price{"p4d.24xlarge", 32.77, 8},
+    Price{"p5.48xlarge", 98.32, 8},  Price{"g4dn.12xlarge", 3.912, 4},
+    Price{"g5.48xlarge", 16.288, 8}, Price{"g6.48xlarge", 13.35, 8},
+};
+
+// Llama Team, "The Llama 3 Herd of Models" (2024), table 5: 419 unexpected
+// interruptions in 54 days on 16,384 GPUs.
+constexpr std::string_view kHopper = "h100-sxm5-80gb";
+constexpr double kHopperMtbf = 54.0 * 86400 * 16384 / 419;
+
+void Append(std::string& text, std::string_view more) {
+  if (!text.empty()) text += "; ";
+  text += more;
+}
+
+}  // namespace
+
+void SetUpkeep(std::string_view topology, Cluster& cluster) {
+  for (DeviceType& type : cluster.device_types) {
+    Upkeep& upkeep = type.upkeep;
+    const auto power = std::ranges::find(kPower, type.name, &Power::device);
+    if (power != kPower.end()) {
+      upkeep.power = power->watts;
+      Append(upkeep.source, "power of the board: ");
+      upkeep.source += power->source;
+    }
+    const auto price = std::ranges::find(kPrices, topology, &Price::topology);
+    if (price != kPrices.end()) {
+      upkeep.price = price->instance / price->gpus;
+      Append(upkeep.source,
+             "price: AWS on demand, us-east-1, at the launch of the instance");
+    }
+    if (type.name == kHopper) {
+      upkeep.mtbf = kHopperMtbf;
+      Append(upkeep.source,
+             "failures: Llama 3 (2024), 419 in 54 days on 16,384 GPUs");
+    }
+  }
+}
+
+}  // namespace tessera
