@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "planner/base/amount.h"
 #include "planner/base/table.h"
 
 namespace tessera {
@@ -105,6 +106,62 @@ Result<void> AddProfile(Options& options, const std::string& value) {
   return {};
 }
 
+template <std::vector<std::string> Options::*kMember>
+Result<void> AddText(Options& options, const std::string& value) {
+  if (value.empty()) return InvalidInput("the value is empty");
+  (options.*kMember).push_back(value);
+  return {};
+}
+
+template <bool Options::*kMember>
+Result<void> SetTrue(Options& options, const std::string&) {
+  options.*kMember = true;
+  return {};
+}
+
+// An amount of `kDimension`, positive.
+template <double Options::*kMember, Dimension kDimension>
+Result<void> SetAmount(Options& options, const std::string& value) {
+  TESSERA_TRY(const Amount amount, ParseAmount(value));
+  if (amount.dimension != kDimension || !(amount.value > 0)) {
+    return InvalidInput("'" + value + "' is not " +
+                        std::string(Expected(kDimension)));
+  }
+  options.*kMember = amount.value;
+  return {};
+}
+
+// Of (0, 1), also "80%".
+template <double Options::*kMember>
+Result<void> SetShare(Options& options, const std::string& value) {
+  TESSERA_TRY(const Amount amount, ParseAmount(value));
+  if (amount.dimension != Dimension::kNumber || !(amount.value > 0) ||
+      amount.value >= 1) {
+    return InvalidInput("'" + value + "' is not a share such as 0.8 or 80%");
+  }
+  options.*kMember = amount.value;
+  return {};
+}
+
+Result<void> SetTokens(Options& options, const std::string& value) {
+  TESSERA_TRY(options.tokens, ParseCount(value));
+  return {};
+}
+
+Result<void> SetDays(Options& options, const std::string& value) {
+  TESSERA_TRY(options.days, ParseNumber(value, 1e-6, "a number of days"));
+  return {};
+}
+
+Result<void> SetScaling(Options& options, const std::string& value) {
+  static constexpr std::array<std::string_view, 2> kNames = {"strong", "weak"};
+  if (std::ranges::find(kNames, value) == kNames.end()) {
+    return UnknownName("scaling", value, kNames);
+  }
+  options.scaling = value;
+  return {};
+}
+
 Result<void> SetJson(Options& options, const std::string&) {
   options.json = true;
   return {};
@@ -188,7 +245,8 @@ std::span<const Flag> Flags() {
        "used); neither the plan found under --proposals nor any bit of a "
        "training run depends on them",
        SetInteger<&Options::threads, 1, 1024>},
-      {"-o", "FILE", "file to write: .txtpb, .json or .pb",
+      {"-o", "FILE",
+       "file to write: .txtpb, .json or .pb; of whatif a report, .html",
        SetText<&Options::output>},
       {"--trace", "FILE",
        "write the step, simulated or measured, as a Chrome trace (JSON), for "
@@ -255,6 +313,66 @@ std::span<const Flag> Flags() {
        "where what the plan keeps in files lies (default: the strategy's "
        "folder, or the system's for temporary files)",
        SetText<&Options::offload_directory>},
+      {"--vary", "PATH=VALUE,VALUE",
+       "vary a field, such as 'nodes=4,8,16', 'device.memory=80,141GB', "
+       "'fabric.inter.bandwidth=100,200Gb/s', 'device.flops=1x,2x', "
+       "'strategy.tp=2,4,8', 'model.layers=24,48' ('tessera list paths'); may "
+       "be given several times: every combination is predicted",
+       AddText<&Options::vary>, true},
+      {"--set", "PATH=VALUE", "set a field; may be given several times",
+       AddText<&Options::set>, true},
+      {"--fail", "PART",
+       "take out a part: 'node3.nic0' (any vertex of the cluster), 'node3', "
+       "'device17' or the link 'node0.gpu1--node0.nvswitch'. The node of a "
+       "failed device is drained; may be given several times",
+       AddText<&Options::fail>, true},
+      {"--slow", "PART=FACTORx",
+       "make a device or a node slower: 'device17=1.3x', 'node3=1.1x'; may be "
+       "given several times",
+       AddText<&Options::slow>, true},
+      {"--replan", "",
+       "compare the best plan of each cell: uniform strategies, then with "
+       "--proposals a search",
+       SetTrue<&Options::replan>},
+      {"--fast", "",
+       "step times of the evaluator: no breakdown, no time lost on shared "
+       "links",
+       SetTrue<&Options::fast>},
+      {"--sensitivity", "",
+       "print by how many per cent the step gets shorter for each per cent of "
+       "a resource",
+       SetTrue<&Options::sensitivity>},
+      {"--csv", "", "print a table of comma-separated values",
+       SetTrue<&Options::csv>},
+      {"--jitter", "SHARE",
+       "standard deviation of every device's time, such as 5%: prints the "
+       "median and the 95th percentile of the step",
+       SetShare<&Options::jitter>},
+      {"--samples", "N", "steps that --jitter draws (default: 100)",
+       SetInteger<&Options::samples, 1, 100000>},
+      {"--tokens", "N", "tokens of a training run, such as 300B or 1.5T",
+       SetTokens},
+      {"--days", "D", "the longest that a run may take", SetDays},
+      {"--checkpoint-every", "N",
+       "steps between checkpoints (default: the interval that loses least, "
+       "Daly 2006)",
+       SetInteger<&Options::checkpoint_every, 1, 1 << 30>},
+      {"--restart", "TIME",
+       "from a failure until the state is read again (default: 5min, assumed)",
+       SetAmount<&Options::restart_s, Dimension::kTime>},
+      {"--scaling-limit", "SHARE",
+       "up to how many devices efficiency (tokens a second and device, over "
+       "those of the given cluster) stays above this",
+       SetShare<&Options::scaling_limit>},
+      {"--scaling", "strong|weak",
+       "the global batch stays (default), or grows with the nodes", SetScaling},
+      {"--cheapest", "CLUSTER,CLUSTER",
+       "which of these (presets or files) trains --tokens in --days for the "
+       "least money",
+       SetText<&Options::cheapest>},
+      {"--fit", "",
+       "does it fit; if not, the smallest changes with which it does",
+       SetTrue<&Options::fit>},
       {"--load", "FILE", "go on from this checkpoint, or these weights",
        SetText<&Options::load>},
   };

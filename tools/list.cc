@@ -2,7 +2,10 @@
 
 #include "costmodel/collective/algorithms.h"
 #include "costmodel/source/cost_source.h"
+#include "costmodel/whatif/scenario.h"
+#include "costmodel/whatif/sensitivity.h"
 #include "planner/base/table.h"
+#include "planner/io/cluster_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/importer.h"
 #include "planner/ir/op.h"
@@ -52,6 +55,23 @@ std::vector<Entry> DTypeEntries() {
           {"fp16", "IEEE half precision, with fp32 master weights"}};
 }
 
+// The rows with a meaning of their own, then the fields of a cluster file.
+std::vector<Entry> PathEntries() {
+  std::vector<Entry> entries = Entries(Paths());
+  for (std::string& path : ClusterFieldPaths()) {
+    entries.push_back({std::move(path), "a field of a cluster file"});
+  }
+  return entries;
+}
+
+std::vector<Entry> ResourceEntries() {
+  std::vector<Entry> entries;
+  for (const Resource& resource : Resources()) {
+    entries.push_back({std::string(resource.name), std::string(resource.part)});
+  }
+  return entries;
+}
+
 struct Kind {
   std::string_view name;
   std::string_view summary;
@@ -90,6 +110,9 @@ std::span<const Kind> Kinds() {
       {"dtypes", "element types, for --dtype", DTypeEntries},
       {"backends", "what ranks compute on, for --backend",
        [] { return Entries(Backends()); }},
+      {"paths", "fields that 'tessera whatif' sets and varies", PathEntries},
+      {"resources", "what 'tessera whatif --sensitivity' improves",
+       ResourceEntries},
       {"kinds", "this list", KindEntries},
   };
   return kTable;

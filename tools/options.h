@@ -67,6 +67,26 @@ struct Options {
   int64_t validate_batches = 4;
   int64_t end_of_text = -1;  // -1: not given
 
+  // whatif
+  std::vector<std::string> vary;  // "PATH=VALUE,VALUE"
+  std::vector<std::string> set;   // "PATH=VALUE"
+  std::vector<std::string> fail;
+  std::vector<std::string> slow;  // "PART=FACTORx"
+  bool replan = false;
+  bool fast = false;
+  bool sensitivity = false;
+  bool csv = false;
+  double jitter = 0;  // of a device's time; 0: not given
+  int samples = 100;
+  double tokens = 0;         // of a run; 0: not given
+  double days = 0;           // 0: not given
+  int checkpoint_every = 0;  // steps; 0: the best interval
+  double restart_s = 300;
+  double scaling_limit = 0;  // efficiency; 0: not asked
+  std::string scaling = "strong";
+  std::string cheapest;  // clusters, with commas
+  bool fit = false;
+
   // What is not a flag, such as the KIND of `list`.
   std::vector<std::string> positional;
 

@@ -36,6 +36,7 @@ Result<int> RunRun(const Options& options);
 Result<int> RunProfile(const Options& options);
 Result<int> RunDiscover(const Options& options);
 Result<int> RunValidate(const Options& options);
+Result<int> RunWhatif(const Options& options);
 Result<int> RunList(const Options& options);
 
 // The help of the program, and of one verb.

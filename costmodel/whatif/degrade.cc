@@ -1,0 +1,285 @@
+#include "costmodel/whatif/degrade.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "planner/base/table.h"
+
+namespace tessera {
+namespace {
+
+// N of "nodeN", where `prefix` is "node".
+std::optional<int> NumberBehind(std::string_view prefix,
+                                std::string_view text) {
+  if (!text.starts_with(prefix)) return {};
+  text.remove_prefix(prefix.size());
+  int number = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || stop != end) return {};
+  return number;
+}
+
+std::optional<size_t> VertexNamed(const Cluster& cluster,
+                                  std::string_view name) {
+  for (size_t v = 0; v < cluster.vertices.size(); ++v) {
+    if (cluster.vertices[v].name == name) return v;
+  }
+  return {};
+}
+
+Error NoSuchPart(const Cluster& cluster, std::string_view name) {
+  std::vector<std::string_view> known;
+  for (const Vertex& vertex : cluster.vertices) known.push_back(vertex.name);
+  const std::string nearest = NearestName(name, known);
+  std::string message = "the cluster has no part '" + std::string(name) + "'";
+  if (!nearest.empty()) message += "; did you mean '" + nearest + "'?";
+  message += " (of " + std::to_string(cluster.num_nodes()) + " nodes and " +
+             std::to_string(cluster.devices.size()) + " devices, from 0)";
+  return {ErrorCode::kNotFound, message, ""};
+}
+
+// `cluster` without these vertices and what is left of it that is joined to no
+// device.
+Cluster Without(const Cluster& cluster, std::vector<bool> dropped) {
+  std::vector<std::vector<size_t>> neighbours(cluster.vertices.size());
+  for (const Link& link : cluster.links) {
+    neighbours[link.from.index()].push_back(link.to.index());
+    neighbours[link.to.index()].push_back(link.from.index());
+  }
+  std::vector<bool> joined(cluster.vertices.size(), false);
+  std::vector<size_t> open;
+  for (const Device& device : cluster.devices) {
+    const size_t v = device.vertex.index();
+    if (dropped[v]) continue;
+    joined[v] = true;
+    open.push_back(v);
+  }
+  while (!open.empty()) {
+    const size_t v = open.back();
+    open.pop_back();
+    for (const size_t next : neighbours[v]) {
+      if (joined[next] || dropped[next]) continue;
+      joined[next] = true;
+      open.push_back(next);
+    }
+  }
+  Cluster rest = cluster;
+  rest.vertices.clear();
+  rest.devices.clear();
+  rest.links.clear();
+  std::vector<VertexId> renamed(cluster.vertices.size());
+  for (size_t v = 0; v < joined.size(); ++v) {
+    if (!joined[v]) continue;
+    renamed[v] = VertexId(static_cast<int64_t>(rest.vertices.size()));
+    rest.vertices.push_back(cluster.vertices[v]);
+  }
+  int node = -1;
+  int last = -1;
+  for (const Device& device : cluster.devices) {
+    if (!joined[device.vertex.index()]) continue;
+    if (device.node != last) ++node;
+    last = device.node;
+    rest.devices.push_back({device.type, renamed[device.vertex.index()], node});
+  }
+  for (const Link& link : cluster.links) {
+    if (!joined[link.from.index()] || !joined[link.to.index()]) continue;
+    rest.links.push_back(
+        {renamed[link.from.index()], renamed[link.to.index()], link.type});
+  }
+  return rest;
+}
+
+// Whatever only these devices' nodes need (their switch, bridges and NICs) goes
+// with them: what remains joined to the network alone.
+Cluster WithoutNodes(const Cluster& cluster, const std::set<int>& nodes) {
+  std::vector<bool> dropped(cluster.vertices.size(), false);
+  std::vector<size_t> open;
+  for (const Device& device : cluster.devices) {
+    if (!nodes.contains(device.node)) continue;
+    dropped[device.vertex.index()] = true;
+    open.push_back(device.vertex.index());
+  }
+  // From the devices up to the NICs; a switch that devices of other nodes are
+  // at stays.
+  std::vector<std::vector<size_t>> neighbours(cluster.vertices.size());
+  for (const Link& link : cluster.links) {
+    neighbours[link.from.index()].push_back(link.to.index());
+    neighbours[link.to.index()].push_back(link.from.index());
+  }
+  while (!open.empty()) {
+    const size_t v = open.back();
+    open.pop_back();
+    if (cluster.vertices[v].kind == VertexKind::kNic) continue;
+    for (const size_t next : neighbours[v]) {
+      const VertexKind kind = cluster.vertices[next].kind;
+      if (dropped[next] || kind == VertexKind::kDevice) continue;
+      const bool shared =
+          std::ranges::any_of(neighbours[next], [&](size_t other) {
+            return cluster.vertices[other].kind == VertexKind::kDevice &&
+                   !dropped[other];
+          });
+      if (shared) continue;
+      dropped[next] = true;
+      open.push_back(next);
+    }
+  }
+  return Without(cluster, std::move(dropped));
+}
+
+std::string Nodes(const Cluster& cluster) {
+  return std::to_string(cluster.num_nodes()) +
+         (cluster.num_nodes() == 1 ? " node" : " nodes") + " with " +
+         std::to_string(cluster.devices.size()) +
+         (cluster.devices.size() == 1 ? " device" : " devices");
+}
+
+Result<void> FailNode(int node, std::string_view part, Cluster& cluster,
+                      std::vector<std::string>& notes) {
+  if (cluster.num_nodes() == 1) {
+    return InvalidInput("is the only node of the cluster", std::string(part));
+  }
+  cluster = WithoutNodes(cluster, {node});
+  notes.push_back(std::string(part) + " failed: node " + std::to_string(node) +
+                  " is drained, " + Nodes(cluster) + " remain");
+  return {};
+}
+
+Result<void> FailDevice(size_t device, std::string_view part, Cluster& cluster,
+                        std::vector<std::string>& notes) {
+  if (cluster.num_nodes() > 1) {
+    return FailNode(cluster.devices[device].node, part, cluster, notes);
+  }
+  if (cluster.devices.size() == 1) {
+    return InvalidInput("is the only device of the cluster", std::string(part));
+  }
+  std::vector<bool> dropped(cluster.vertices.size(), false);
+  dropped[cluster.devices[device].vertex.index()] = true;
+  cluster = Without(cluster, std::move(dropped));
+  notes.push_back(std::string(part) + " failed: " + Nodes(cluster) + " remain");
+  return {};
+}
+
+Result<void> FailLink(std::string_view part, size_t dashes, Cluster& cluster,
+                      std::vector<std::string>& notes) {
+  const std::string_view names[] = {part.substr(0, dashes),
+                                    part.substr(dashes + 2)};
+  size_t ends[2];
+  for (int i = 0; i < 2; ++i) {
+    const auto vertex = VertexNamed(cluster, names[i]);
+    if (!vertex) return NoSuchPart(cluster, names[i]);
+    ends[i] = *vertex;
+  }
+  const auto removed = std::erase_if(cluster.links, [&](const Link& link) {
+    const size_t from = link.from.index();
+    const size_t to = link.to.index();
+    return (from == ends[0] && to == ends[1]) ||
+           (from == ends[1] && to == ends[0]);
+  });
+  if (removed == 0) {
+    return InvalidInput("no link joins them", std::string(part));
+  }
+  notes.push_back(std::string(part) + " failed: its traffic goes other ways");
+  return {};
+}
+
+// The devices that `part` names, none where it is no device or node.
+std::vector<DeviceId> DevicesNamed(const Cluster& cluster,
+                                   std::string_view part) {
+  const std::optional<int> node = NumberBehind("node", part);
+  const std::optional<int> rank = NumberBehind("device", part);
+  std::vector<DeviceId> devices;
+  for (size_t d = 0; d < cluster.devices.size(); ++d) {
+    const Device& device = cluster.devices[d];
+    if ((node && device.node == *node) ||
+        (rank && static_cast<int>(d) == *rank) ||
+        cluster.vertices[device.vertex.index()].name == part) {
+      devices.emplace_back(static_cast<int64_t>(d));
+    }
+  }
+  return devices;
+}
+
+}  // namespace
+
+Result<void> Fail(std::string_view part, Cluster& cluster,
+                  std::vector<std::string>& notes) {
+  if (const size_t dashes = part.find("--"); dashes != std::string_view::npos) {
+    return FailLink(part, dashes, cluster, notes);
+  }
+  const std::vector<DeviceId> devices = DevicesNamed(cluster, part);
+  if (!devices.empty()) {
+    if (NumberBehind("node", part)) {
+      return FailNode(cluster.devices[devices[0].index()].node, part, cluster,
+                      notes);
+    }
+    return FailDevice(devices[0].index(), part, cluster, notes);
+  }
+  const auto vertex = VertexNamed(cluster, part);
+  if (!vertex) return NoSuchPart(cluster, part);
+  std::vector<bool> dropped(cluster.vertices.size(), false);
+  dropped[*vertex] = true;
+  cluster = Without(cluster, std::move(dropped));
+  if (const auto errors = Validate(cluster); !errors.empty()) {
+    return InvalidInput("without it the devices do not reach each other: " +
+                            errors.front().ToString(),
+                        std::string(part));
+  }
+  notes.push_back(std::string(part) + " failed: its traffic goes other ways");
+  return {};
+}
+
+Result<void> SlowDown(std::string_view part, double factor, Cluster& cluster) {
+  const std::vector<DeviceId> devices = DevicesNamed(cluster, part);
+  if (devices.empty()) return NoSuchPart(cluster, part);
+  SlowDown(devices, factor, cluster);
+  return {};
+}
+
+void SlowDown(const std::vector<DeviceId>& devices, double factor,
+              Cluster& cluster) {
+  std::map<int, int> slower;  // by type
+  for (const DeviceId id : devices) {
+    Device& device = cluster.devices[id.index()];
+    auto found = slower.find(device.type);
+    if (found == slower.end()) {
+      DeviceType type = cluster.device_types[static_cast<size_t>(device.type)];
+      type.name += "-slow" + std::to_string(cluster.device_types.size());
+      for (FlopsPerSecond* peak :
+           {&type.peak_fp64, &type.peak_fp32, &type.peak_bf16, &type.peak_fp16,
+            &type.peak_fp8}) {
+        *peak = *peak / factor;
+      }
+      type.memory_bandwidth = type.memory_bandwidth / factor;
+      type.launch_overhead =
+          Duration::FromSeconds(type.launch_overhead.seconds() * factor);
+      const int number = static_cast<int>(cluster.device_types.size());
+      cluster.device_types.push_back(std::move(type));
+      found = slower.emplace(device.type, number).first;
+    }
+    device.type = found->second;
+  }
+}
+
+Cluster FirstDevices(const Cluster& cluster, size_t devices) {
+  std::vector<bool> dropped(cluster.vertices.size(), false);
+  std::set<int> used;
+  for (size_t d = 0; d < devices; ++d) used.insert(cluster.devices[d].node);
+  std::set<int> idle;
+  for (size_t d = devices; d < cluster.devices.size(); ++d) {
+    const Device& device = cluster.devices[d];
+    if (!used.contains(device.node)) idle.insert(device.node);
+  }
+  Cluster rest = idle.empty() ? cluster : WithoutNodes(cluster, idle);
+  if (rest.devices.size() == devices) return rest;
+  dropped.assign(rest.vertices.size(), false);
+  for (size_t d = devices; d < rest.devices.size(); ++d) {
+    dropped[rest.devices[d].vertex.index()] = true;
+  }
+  return Without(rest, std::move(dropped));
+}
+
+}  // namespace tessera

@@ -1,0 +1,33 @@
+#pragma once
+// Clusters with parts that failed, that are slow, or that stand by. Functions
+// without state; clusters are values.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/base/result.h"
+#include "planner/ir/cluster.h"
+
+namespace tessera {
+
+// Takes a part out of `cluster`: "node3.nic0" (any vertex by its name),
+// "node3.gpu1--node3.nvswitch" (the links between two, in both directions),
+// "device17" (by rank) or "node3". Of a node that loses a device the others
+// leave too, as schedulers drain it, unless it is the only one. What was done
+// is said in `notes`. Ranks and nodes are numbered anew.
+Result<void> Fail(std::string_view part, Cluster& cluster,
+                  std::vector<std::string>& notes);
+
+// Makes a device ("device17", "node3.gpu1") or all of a node ("node3") slower
+// by `factor`: its peaks and memory bandwidth are divided by it, and the launch
+// overhead is multiplied. REQUIRES: factor > 0.
+Result<void> SlowDown(std::string_view part, double factor, Cluster& cluster);
+void SlowDown(const std::vector<DeviceId>& devices, double factor,
+              Cluster& cluster);
+
+// The first `devices` devices with their nodes; the others stand by.
+// REQUIRES: 1 <= devices <= cluster.devices.size().
+Cluster FirstDevices(const Cluster& cluster, size_t devices);
+
+}  // namespace tessera

@@ -1,0 +1,55 @@
+#pragma once
+// A grid of cases: every combination of the values of some axes, each
+// predicted on its own.
+
+#include <atomic>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "costmodel/whatif/predict.h"
+#include "costmodel/whatif/replan.h"
+#include "costmodel/whatif/scenario.h"
+
+namespace tessera {
+
+struct GridOptions {
+  PredictOptions predict;
+  // Each cell's best plan instead of the scenario's strategy.
+  std::optional<ReplanOptions> replan;
+  // Of a scenario without settings; where it is valid for a cell it is the
+  // cell's plan.
+  const Plan* plan = nullptr;
+  int threads = 1;
+  const std::atomic<bool>* stop = nullptr;    // cells not begun stay undone
+  std::function<void(size_t done)> progress;  // from any thread, or never
+};
+
+struct Cell {
+  std::vector<std::string> values;  // one for each axis
+  bool done = false;
+  std::string problem;  // why there is no prediction; empty if there is one
+  std::optional<Prediction> prediction;
+  std::vector<std::string> notes;
+};
+
+// What each scenario predicts, in their order, with the scenarios' cells empty
+// of values. An error where a setting is wrong; what merely does not work is
+// the cell's problem. The same input gives the same cells on any number of
+// threads.
+Result<std::vector<Cell>> RunScenarios(const std::vector<Scenario>& scenarios,
+                                       const GridOptions& options,
+                                       ModelCache& models);
+
+// A scenario for every combination, in row-major order: the last axis runs
+// fastest.
+Result<std::vector<Cell>> RunGrid(const Scenario& scenario,
+                                  const std::vector<Axis>& axes,
+                                  const GridOptions& options,
+                                  ModelCache& models);
+
+// A plan for the case, by `options`.
+Result<Plan> PlanForCell(Case& of, const GridOptions& options);
+
+}  // namespace tessera

@@ -1,0 +1,89 @@
+#include "costmodel/whatif/jitter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <vector>
+
+#include "costmodel/evaluate/evaluator.h"
+#include "costmodel/whatif/degrade.h"
+#include "planner/base/rng.h"
+
+namespace tessera {
+namespace {
+
+// Box and Muller (1958).
+double Normal(Rng& rng) {
+  const double u = 1 - rng.Uniform01();  // in (0, 1]
+  const double v = rng.Uniform01();
+  return std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi * v);
+}
+
+// A group's kernels take as long as on its slowest device, so all of its
+// devices may have that one's factor: a type for each group instead of one for
+// each device. Not where groups share devices.
+bool Disjoint(const Plan& plan, size_t devices) {
+  std::vector<bool> seen(devices, false);
+  for (const DeviceGroup& group : plan.groups) {
+    for (const DeviceId device : group.devices) {
+      if (seen[device.index()]) return false;
+      seen[device.index()] = true;
+    }
+  }
+  return true;
+}
+
+Cluster Shaken(const Cluster& cluster, const Plan& plan, bool disjoint,
+               const std::vector<double>& factors) {
+  Cluster shaken = cluster;
+  if (!disjoint) {
+    for (size_t d = 0; d < factors.size(); ++d) {
+      SlowDown({DeviceId(static_cast<int64_t>(d))}, factors[d], shaken);
+    }
+    return shaken;
+  }
+  for (const DeviceGroup& group : plan.groups) {
+    double slowest = 0;
+    for (const DeviceId device : group.devices) {
+      slowest = std::max(slowest, factors[device.index()]);
+    }
+    SlowDown(group.devices, slowest, shaken);
+  }
+  return shaken;
+}
+
+double Quantile(const std::vector<double>& sorted, double share) {
+  const auto rank = static_cast<size_t>(
+      std::ceil(share * static_cast<double>(sorted.size())));
+  return sorted[std::max<size_t>(rank, 1) - 1];
+}
+
+}  // namespace
+
+Jitter JitterOf(const Case& of, const Plan& plan, const PredictOptions& predict,
+                const JitterOptions& options) {
+  const bool disjoint = Disjoint(plan, of.cluster.devices.size());
+  std::vector<double> times;
+  for (int s = 0; s < options.samples; ++s) {
+    Rng rng(options.seed, static_cast<uint64_t>(s));
+    std::vector<double> factors;
+    for (size_t d = 0; d < of.cluster.devices.size(); ++d) {
+      const double z = std::clamp(Normal(rng), -3.0, 3.0);
+      factors.push_back(std::max(0.1, 1 + options.sigma * z));
+    }
+    const Cluster cluster = Shaken(of.cluster, plan, disjoint, factors);
+    times.push_back(
+        Evaluator(*of.graph, cluster, predict.profile, predict.training)
+            .Evaluate(plan)
+            .step_time.seconds());
+  }
+  std::ranges::sort(times);
+  Jitter jitter;
+  jitter.samples = options.samples;
+  jitter.p50 = Quantile(times, 0.5);
+  jitter.p95 = Quantile(times, 0.95);
+  for (const double time : times) jitter.mean += time / options.samples;
+  return jitter;
+}
+
+}  // namespace tessera

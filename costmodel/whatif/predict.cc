@@ -1,0 +1,167 @@
+#include "costmodel/whatif/predict.h"
+
+#include <algorithm>
+
+#include "costmodel/evaluate/evaluator.h"
+#include "planner/plan/stages.h"
+
+namespace tessera {
+namespace {
+
+double PeakOf(const Cluster& cluster, DType dtype) {
+  double peak = 0;
+  for (const Device& device : cluster.devices) {
+    peak += cluster.device_types[static_cast<size_t>(device.type)]
+                .Peak(dtype)
+                .value;
+  }
+  return peak;
+}
+
+// The sum of a figure over all devices; nothing where one does not have it.
+std::optional<double> SumOf(const Cluster& cluster, double Upkeep::*figure) {
+  double sum = 0;
+  for (const Device& device : cluster.devices) {
+    const double value =
+        cluster.device_types[static_cast<size_t>(device.type)].upkeep.*figure;
+    if (value == 0) return {};
+    sum += value;
+  }
+  return sum;
+}
+
+// 1 / sum of 1 / M over the devices: failures add up.
+double MtbfOf(const Cluster& cluster) {
+  double rate = 0;
+  for (const Device& device : cluster.devices) {
+    const double mtbf =
+        cluster.device_types[static_cast<size_t>(device.type)].upkeep.mtbf;
+    if (mtbf == 0) return 0;
+    rate += 1 / mtbf;
+  }
+  return 1 / rate;
+}
+
+void FillMemory(const Cluster& cluster, const Plan& plan, Prediction& result) {
+  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
+  bool first = true;
+  for (size_t s = 0; s < sets.size(); ++s) {
+    const Bytes used = result.evaluation.memory[s].total;
+    for (const DeviceId device : sets[s].devices) {
+      const Bytes capacity = cluster.TypeOf(device).memory;
+      if (!first && capacity - used >= result.capacity - result.memory) {
+        continue;
+      }
+      result.memory = used;
+      result.capacity = capacity;
+      first = false;
+    }
+  }
+}
+
+// What most of the step is due to: the pipeline's bubble by the breakdown, what
+// is left by the elasticities.
+void NameBottleneck(const Evaluation& evaluation, Prediction& result) {
+  if (!evaluation.feasible()) {
+    result.bottleneck = "memory";
+    result.bottleneck_share = 1;
+    return;
+  }
+  const double bubble =
+      evaluation.breakdown.idle.seconds() / evaluation.step_time.seconds();
+  std::vector<std::pair<std::string_view, double>> parts = {
+      {"pipeline bubble", bubble}};
+  if (result.sensitivity) {
+    for (const Elasticity& e : result.sensitivity->resources) {
+      auto part = std::ranges::find(parts, e.resource->part,
+                                    &decltype(parts)::value_type::first);
+      if (part == parts.end()) {
+        parts.emplace_back(e.resource->part, 0);
+        part = parts.end() - 1;
+      }
+      part->second += e.value * (1 - bubble);
+    }
+  }
+  const auto most =
+      std::ranges::max_element(parts, {}, &decltype(parts)::value_type::second);
+  result.bottleneck = most->first;
+  result.bottleneck_share = most->second;
+}
+
+void FillUpkeep(const Case& of, const PredictOptions& options,
+                Prediction& result) {
+  const Cluster& cluster = of.cluster;
+  const Graph& graph = *of.graph;
+  result.usd_per_hour = SumOf(cluster, &Upkeep::price);
+  result.watts = SumOf(cluster, &Upkeep::power);
+  if (!result.usd_per_hour) result.missing.emplace_back("device.price");
+  if (!result.watts) result.missing.emplace_back("device.power");
+
+  const double step = result.evaluation.step_time.seconds();
+  GoodputInput input;
+  input.step = step;
+  input.every = options.run.checkpoint_every;
+  input.mtbf = MtbfOf(cluster);
+  if (input.mtbf == 0) result.missing.emplace_back("device.mtbf");
+  double seconds_per_step = step;
+  if (cluster.host && cluster.host->storage_write.value > 0) {
+    const double nodes = cluster.num_nodes();
+    const double state = CheckpointBytes(graph, options.training) / nodes;
+    input.checkpoint = state / cluster.host->storage_write.value;
+    if (cluster.host->storage_read.value > 0) {
+      input.restart =
+          options.run.restart + state / cluster.host->storage_read.value;
+      // Tokens and labels, 4 bytes each.
+      const double data = 8.0 * static_cast<double>(graph.global_batch) *
+                          static_cast<double>(graph.seq_len) / nodes;
+      input.load = data / cluster.host->storage_read.value;
+    }
+    if (input.mtbf > 0 || input.every > 0) {
+      result.goodput = GoodputOf(input);
+      seconds_per_step = result.goodput->seconds_per_step;
+    }
+  } else {
+    result.missing.emplace_back("host.storage_write");
+  }
+  if (options.run.tokens > 0) {
+    result.run =
+        CostOfRun(options.run.tokens,
+                  static_cast<double>(graph.global_batch * graph.seq_len),
+                  seconds_per_step, result.usd_per_hour, result.watts);
+  }
+}
+
+}  // namespace
+
+double CheckpointBytes(const Graph& graph, const TrainingOptions& training) {
+  const double per_parameter = training.optimizer == "adamw" ? 12 : 4;
+  return per_parameter * static_cast<double>(ParameterCount(graph));
+}
+
+Prediction Predict(const Case& of, const Plan& plan,
+                   const PredictOptions& options) {
+  const Graph& graph = *of.graph;
+  const Cluster& cluster = of.cluster;
+  Prediction result;
+  result.devices = static_cast<int>(cluster.devices.size());
+  result.nodes = cluster.num_nodes();
+  result.global_batch = graph.global_batch;
+  result.strategy = StrategyText(*of.index, cluster, plan);
+  const Evaluator evaluator(graph, cluster, options.profile, options.training);
+  result.evaluation =
+      options.fast ? evaluator.Evaluate(plan) : evaluator.Explain(plan);
+  const double step = result.evaluation.step_time.seconds();
+  result.tokens_per_s =
+      static_cast<double>(graph.global_batch * graph.seq_len) / step;
+  result.mfu = ModelFlops(graph).value / (step * PeakOf(cluster, graph.dtype));
+  FillMemory(cluster, plan, result);
+  if (options.sensitivity) {
+    result.sensitivity =
+        SensitivityOf(graph, cluster, plan, options.profile, options.training);
+  }
+  NameBottleneck(result.evaluation, result);
+  FillUpkeep(of, options, result);
+  return result;
+}
+
+}  // namespace tessera

@@ -1,0 +1,539 @@
+#include "costmodel/whatif/scenario.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include "costmodel/whatif/degrade.h"
+#include "costmodel/whatif/fabric.h"
+#include "planner/base/amount.h"
+#include "planner/base/table.h"
+#include "planner/io/cluster_io.h"
+#include "planner/io/graph_io.h"
+#include "planner/io/importer.h"
+#include "planner/io/json_value.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::array kPaths = {
+    PathRow{"cluster", "a preset or a cluster file", ""},
+    PathRow{"nodes", "nodes of the preset (of a file: at most as many)", ""},
+    PathRow{"gpus", "devices of each node of the preset", ""},
+    PathRow{"batch", "sequences of one step", ""},
+    PathRow{"seq", "tokens of a sequence", ""},
+    PathRow{"dtype", "of parameters and activations", ""},
+    PathRow{"model.layers", "num_hidden_layers or n_layer", ""},
+    PathRow{"model.hidden", "hidden_size or n_embd", ""},
+    PathRow{"model.heads", "num_attention_heads or n_head", ""},
+    PathRow{"model.vocab", "vocab_size", ""},
+    PathRow{"model.KEY", "a key of the model's config.json", ""},
+    PathRow{"strategy.KEY", "a key of --strategy, such as strategy.tp", ""},
+    PathRow{"device.memory", "memory of a device", "device_types[*].memory"},
+    PathRow{"device.bandwidth", "of a device's memory",
+            "device_types[*].memory_bandwidth"},
+    PathRow{"device.flops", "peak of 16-bit and 8-bit matrix products", ""},
+    PathRow{"device.launch", "the least time of a kernel",
+            "device_types[*].launch_overhead"},
+    PathRow{"device.price", "USD per device-hour",
+            "device_types[*].upkeep.price"},
+    PathRow{"device.power", "watts of a device",
+            "device_types[*].upkeep.power"},
+    PathRow{"device.mtbf", "mean time between failures of a device",
+            "device_types[*].upkeep.mtbf"},
+    PathRow{"fabric.intra.bandwidth", "NVLink, or PCIe where there is none",
+            ""},
+    PathRow{"fabric.intra.latency", "the same", ""},
+    PathRow{"fabric.pcie.bandwidth", "links to bridges, hosts and NICs", ""},
+    PathRow{"fabric.pcie.latency", "the same", ""},
+    PathRow{"fabric.inter.bandwidth", "of a NIC; trunks change with it", ""},
+    PathRow{"fabric.inter.latency", "of a NIC; trunks change with it", ""},
+};
+
+// A table's row, and the keys in configs that it stands for.
+struct ModelAlias {
+  std::string_view name;
+  std::array<std::string_view, 2> keys;
+};
+constexpr std::array kModelAliases = {
+    ModelAlias{"layers", {"num_hidden_layers", "n_layer"}},
+    ModelAlias{"hidden", {"hidden_size", "n_embd"}},
+    ModelAlias{"heads", {"num_attention_heads", "n_head"}},
+    ModelAlias{"vocab", {"vocab_size", "vocab_size"}},
+};
+
+bool IsText(std::string_view path) {
+  return path == "cluster" || path == "dtype" || path.starts_with("strategy.");
+}
+
+// What settings build up before there is a cluster or a model.
+struct Draft {
+  std::string cluster;
+  std::optional<int64_t> nodes;
+  std::optional<int64_t> gpus;
+  int64_t global_batch = 0;
+  int64_t seq_len = 0;
+  std::optional<DType> dtype;
+  std::vector<Setting> model;
+  std::string strategy;
+  std::vector<Setting> fields;  // of the cluster
+};
+
+Result<int64_t> WholeNumber(const Setting& setting, double most) {
+  TESSERA_TRY(const Amount amount, ParseAmount(setting.value));
+  if (amount.dimension != Dimension::kNumber || amount.value < 1 ||
+      amount.value > most || amount.value != std::floor(amount.value)) {
+    return InvalidInput("'" + setting.value +
+                        "' is not a whole number of at least 1 (and at most " +
+                        std::to_string(static_cast<int64_t>(most)) + ")");
+  }
+  return static_cast<int64_t>(amount.value);
+}
+
+Error UnknownPath(std::string_view path) {
+  std::vector<std::string> all;
+  for (const PathRow& row : kPaths) all.emplace_back(row.name);
+  for (std::string field : ClusterFieldPaths()) all.push_back(std::move(field));
+  const std::vector<std::string_view> known(all.begin(), all.end());
+  // The whole list is long; 'tessera list paths' prints it.
+  const std::string nearest = NearestName(path, known);
+  std::string message = "unknown path '" + std::string(path) + "'";
+  if (!nearest.empty()) message += "; did you mean '" + nearest + "'?";
+  message += " known: ";
+  for (const PathRow& row : kPaths) message += std::string(row.name) + ", ";
+  message += "and the fields of a cluster file ('tessera list paths')";
+  return {ErrorCode::kNotFound, message, ""};
+}
+
+constexpr double kMostNodes = 65536;
+constexpr double kMostSamples = 2147483648.0;
+
+Result<void> Apply(const Setting& setting, Draft& draft) {
+  const std::string& path = setting.path;
+  if (path == "cluster") {
+    draft.cluster = setting.value;
+  } else if (path == "nodes") {
+    TESSERA_TRY(draft.nodes, WholeNumber(setting, kMostNodes));
+  } else if (path == "gpus") {
+    TESSERA_TRY(draft.gpus, WholeNumber(setting, kMostNodes));
+  } else if (path == "batch") {
+    TESSERA_TRY(draft.global_batch, WholeNumber(setting, kMostSamples));
+  } else if (path == "seq") {
+    TESSERA_TRY(draft.seq_len, WholeNumber(setting, kMostSamples));
+  } else if (path == "dtype") {
+    TESSERA_TRY(draft.dtype, ParseDType(setting.value));
+  } else if (path.starts_with("model.")) {
+    draft.model.push_back({path.substr(6), setting.value});
+  } else if (path.starts_with("strategy.")) {
+    const std::string key = path.substr(9);
+    draft.strategy = WithStrategyKey(draft.strategy, key, setting.value);
+  } else {
+    draft.fields.push_back(setting);
+  }
+  return {};
+}
+
+// "NAME[:NODES[xGPUS]]" with other counts.
+Result<std::string> WithCounts(const Draft& draft) {
+  const size_t colon = draft.cluster.find(':');
+  std::string text = draft.cluster.substr(0, colon);
+  std::string nodes = "1";
+  std::string gpus;
+  if (colon != std::string::npos) {
+    const std::string counts = draft.cluster.substr(colon + 1);
+    const size_t x = counts.find('x');
+    nodes = counts.substr(0, x);
+    if (x != std::string::npos) gpus = counts.substr(x + 1);
+  }
+  if (draft.nodes) nodes = std::to_string(*draft.nodes);
+  if (draft.gpus) gpus = std::to_string(*draft.gpus);
+  text += ":" + nodes;
+  if (!gpus.empty()) text += "x" + gpus;
+  return text;
+}
+
+bool IsClusterFile(const std::string& text) {
+  return text.ends_with(".txtpb") || text.ends_with(".json") ||
+         text.ends_with(".pb");
+}
+
+Result<Cluster> LoadFor(const Draft& draft) {
+  if (!IsClusterFile(draft.cluster)) {
+    if (!draft.nodes && !draft.gpus) return LoadCluster(draft.cluster);
+    TESSERA_TRY(const std::string text, WithCounts(draft));
+    return LoadCluster(text);
+  }
+  TESSERA_TRY(Cluster cluster, LoadCluster(draft.cluster));
+  if (draft.gpus) {
+    return InvalidInput("'" + draft.cluster +
+                            "' is a file, whose devices are all listed; name a "
+                            "preset instead",
+                        "gpus");
+  }
+  if (!draft.nodes) return cluster;
+  if (*draft.nodes > cluster.num_nodes()) {
+    return InvalidInput("'" + draft.cluster + "' is a file with " +
+                            std::to_string(cluster.num_nodes()) +
+                            " nodes; name a preset to have more",
+                        "nodes");
+  }
+  const auto devices = std::ranges::count_if(
+      cluster.devices, [&](const Device& d) { return d.node < *draft.nodes; });
+  return FirstDevices(cluster, static_cast<size_t>(devices));
+}
+
+Result<void> ApplyFabric(const Setting& setting, Cluster& cluster,
+                         std::vector<std::string>& notes) {
+  const size_t dot = setting.path.rfind('.');
+  const std::string name = setting.path.substr(0, dot);
+  const auto row = std::ranges::find(LinkClasses(), name, &LinkClassRow::name);
+  const std::string field =
+      dot == std::string::npos ? "" : setting.path.substr(dot + 1);
+  const bool bandwidth = field == "bandwidth";
+  if (row == LinkClasses().end() || (!bandwidth && field != "latency")) {
+    return UnknownPath(setting.path);
+  }
+  TESSERA_TRY(const Amount amount, ParseAmount(setting.value));
+  const Dimension wanted = bandwidth ? Dimension::kBandwidth : Dimension::kTime;
+  if (amount.dimension != wanted && amount.dimension != Dimension::kFactor) {
+    return InvalidInput("'" + setting.value + "' is not " +
+                        std::string(Expected(wanted)));
+  }
+  if (!(amount.value > 0)) {
+    return InvalidInput("'" + setting.value + "' is not positive");
+  }
+  const auto reference = ReferenceLink(cluster, row->link_class);
+  if (!reference) {
+    notes.push_back(setting.path + ": the cluster has no such links");
+    return {};
+  }
+  double factor = amount.value;
+  if (amount.dimension != Dimension::kFactor) {
+    const double before =
+        bandwidth ? reference->bandwidth.value : reference->latency.seconds();
+    if (!(before > 0)) {
+      return InvalidInput("is 0 and cannot be scaled; set link." + field);
+    }
+    factor = amount.value / before;
+  }
+  ScaleLinks(row->link_class, bandwidth ? factor : 1, bandwidth ? 1 : factor,
+             cluster);
+  return {};
+}
+
+// The paths of the file that `path` stands for.
+std::vector<std::string> FilePathsOf(const std::string& path) {
+  if (path == "device.flops") {
+    return {"device_types[*].peak_bf16", "device_types[*].peak_fp16",
+            "device_types[*].peak_fp8"};
+  }
+  const auto row = std::ranges::find(kPaths, path, &PathRow::name);
+  if (row != kPaths.end() && !row->stands_for.empty()) {
+    return {std::string(row->stands_for)};
+  }
+  for (const auto& [from, to] :
+       {std::pair<std::string_view, std::string_view>{"device", "device_types"},
+        {"link", "link_types"}}) {
+    if (path.starts_with(std::string(from) + ".") ||
+        path.starts_with(std::string(from) + "[")) {
+      return {std::string(to) + path.substr(from.size())};
+    }
+  }
+  return {path};
+}
+
+Result<void> ApplyField(const Setting& setting, Cluster& cluster,
+                        std::vector<std::string>& notes) {
+  if (setting.path.starts_with("fabric.")) {
+    return ApplyFabric(setting, cluster, notes);
+  }
+  TESSERA_TRY(const Amount amount, ParseAmount(setting.value));
+  std::vector<FieldValue> fields;
+  for (std::string& path : FilePathsOf(setting.path)) {
+    fields.push_back({std::move(path), amount});
+  }
+  auto changed = WithFields(cluster, fields);
+  if (!changed) {
+    const bool unknown = changed.error().code == ErrorCode::kNotFound &&
+                         setting.path.find('[') == std::string::npos;
+    return unknown ? UnknownPath(setting.path)
+                   : Error{changed.error().code, changed.error().message, ""};
+  }
+  cluster = *std::move(changed);
+  return {};
+}
+
+// ---- model ----------------------------------------------------------------
+
+Result<void> ResolveModel(const std::string& model, const Setting& setting,
+                          const JsonValue& config, ImportOptions& import) {
+  std::vector<std::string_view> known;
+  std::string key = setting.path;
+  for (const ModelAlias& alias : kModelAliases) {
+    if (alias.name != setting.path) continue;
+    for (const std::string_view candidate : alias.keys) {
+      if (config.fields.contains(candidate)) key = candidate;
+    }
+  }
+  const auto found = config.fields.find(key);
+  if (found == config.fields.end()) {
+    for (const ModelAlias& alias : kModelAliases) known.push_back(alias.name);
+    for (const auto& [name, value] : config.fields) known.push_back(name);
+    return UnknownName("key of " + model, setting.path, known);
+  }
+  TESSERA_TRY(const Amount amount, ParseAmount(setting.value));
+  JsonValue value = found->second;
+  switch (amount.dimension) {
+    case Dimension::kNumber:
+      value.kind = JsonValue::Kind::kNumber;
+      value.number = amount.value;
+      break;
+    case Dimension::kFactor:
+      if (value.kind != JsonValue::Kind::kNumber) {
+        return InvalidInput("is " + value.ToString() + ", not a number");
+      }
+      value.number = std::round(value.number * amount.value);
+      break;
+    case Dimension::kText:
+      if (amount.text == "true" || amount.text == "false") {
+        value.kind = JsonValue::Kind::kBool;
+        value.boolean = amount.text == "true";
+      } else {
+        value.kind = JsonValue::Kind::kString;
+        value.text = amount.text;
+      }
+      break;
+    default:
+      return InvalidInput("'" + setting.value + "' is not " +
+                          std::string(Expected(Dimension::kNumber)));
+  }
+  import.overrides[key] = std::move(value);
+  return {};
+}
+
+Result<ModelCache::Model> ImportFor(const Scenario& scenario,
+                                    const Draft& draft, const Cluster& cluster,
+                                    ModelCache& models) {
+  ImportOptions import = {.global_batch = draft.global_batch,
+                          .seq_len = draft.seq_len,
+                          .dtype = draft.dtype,
+                          .documents = scenario.documents};
+  const bool graph_file = IsGraphFile(scenario.model);
+  if (!graph_file && !import.dtype) import.dtype = DefaultDType(cluster);
+  if (!draft.model.empty()) {
+    if (graph_file) {
+      return InvalidInput("a graph file has no keys to set", scenario.model);
+    }
+    struct stat status = {};
+    const bool folder =
+        ::stat(scenario.model.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+    TESSERA_TRY(
+        const JsonValue config,
+        ReadJson(folder ? scenario.model + "/config.json" : scenario.model));
+    for (const Setting& setting : draft.model) {
+      auto resolved = ResolveModel(scenario.model, setting, config, import);
+      if (!resolved) return resolved.error().At("model." + setting.path);
+    }
+  }
+  std::string key = scenario.model + "|" + std::to_string(import.global_batch) +
+                    "|" + std::to_string(import.seq_len) + "|" +
+                    (import.dtype ? std::string(NameOf(*import.dtype)) : "");
+  for (const auto& [name, value] : import.overrides) {
+    key += "|" + name + "=" + value.ToString();
+  }
+  return models.Get(key, [&]() -> Result<ModelCache::Model> {
+    const auto not_possible = [&](Error error) {
+      if (!import.overrides.empty()) error.code = ErrorCode::kInfeasible;
+      return error;
+    };
+    auto forward = ImportModel(scenario.model, import);
+    if (!forward) return not_possible(forward.error());
+    auto graph = Differentiate(*std::move(forward));
+    if (!graph) return not_possible(graph.error().At(scenario.model));
+    ModelCache::Model model;
+    model.graph = std::make_shared<const Graph>(*std::move(graph));
+    model.index = std::make_shared<const GraphIndex>(*model.graph);
+    return model;
+  });
+}
+
+Error Infeasible(Error error) {
+  error.code = ErrorCode::kInfeasible;
+  return error;
+}
+
+}  // namespace
+
+std::span<const PathRow> Paths() {
+  return kPaths;
+}
+
+Result<Setting> ParseSetting(std::string_view text) {
+  const size_t equals = text.find('=');
+  if (equals == 0 || equals == std::string_view::npos ||
+      equals + 1 == text.size()) {
+    return InvalidInput("'" + std::string(text) + "' is not PATH=VALUE");
+  }
+  return Setting{std::string(text.substr(0, equals)),
+                 std::string(text.substr(equals + 1))};
+}
+
+Result<Axis> ParseAxis(std::string_view text) {
+  TESSERA_TRY(const Setting setting, ParseSetting(text));
+  Axis axis = {setting.path, {}};
+  if (IsText(setting.path)) {
+    std::string word;
+    for (const char c : setting.value + ",") {
+      if (c != ',') {
+        word += c;
+        continue;
+      }
+      if (word.empty()) return InvalidInput("a value is empty", setting.path);
+      axis.values.push_back(std::move(word));
+      word.clear();
+    }
+    return axis;
+  }
+  auto amounts = ParseAmounts(setting.value);
+  if (!amounts) return amounts.error().At(setting.path);
+  for (const Amount& amount : *amounts) axis.values.push_back(amount.text);
+  return axis;
+}
+
+Result<Case> MakeCase(const Scenario& scenario, ModelCache& models) {
+  Draft draft;
+  draft.cluster = scenario.cluster;
+  draft.global_batch = scenario.global_batch;
+  draft.seq_len = scenario.seq_len;
+  draft.dtype = scenario.dtype;
+  draft.strategy = scenario.strategy.value_or("");
+  for (const Setting& setting : scenario.settings) {
+    if (auto done = Apply(setting, draft); !done) {
+      return done.error().At(setting.path);
+    }
+  }
+  Case made;
+  made.strategy = draft.strategy;
+  TESSERA_TRY(made.cluster, LoadFor(draft));
+  for (const Setting& setting : draft.fields) {
+    if (auto done = ApplyField(setting, made.cluster, made.notes); !done) {
+      return done.error().At(setting.path);
+    }
+  }
+  for (const Setting& slow : scenario.slow) {
+    TESSERA_TRY(const Amount factor, ParseAmount(slow.value));
+    if (factor.dimension != Dimension::kFactor || !(factor.value > 0)) {
+      return InvalidInput("'" + slow.value + "' is not " +
+                              std::string(Expected(Dimension::kFactor)),
+                          slow.path);
+    }
+    TESSERA_RETURN_IF_ERROR(SlowDown(slow.path, factor.value, made.cluster));
+  }
+  // By the names of the whole cluster, whatever else failed before.
+  for (const std::string& part : scenario.failed) {
+    TESSERA_RETURN_IF_ERROR(Fail(part, made.cluster, made.notes));
+    made.degraded = true;
+  }
+  TESSERA_TRY(const ModelCache::Model model,
+              ImportFor(scenario, draft, made.cluster, models));
+  made.graph = model.graph;
+  made.index = model.index;
+  for (const DeviceType& type : made.cluster.device_types) {
+    if (type.Peak(made.graph->dtype).value > 0) continue;
+    return Error{ErrorCode::kInfeasible,
+                 "device type '" + type.name + "' does not compute in " +
+                     std::string(NameOf(made.graph->dtype)),
+                 "dtype"};
+  }
+  return made;
+}
+
+Result<Plan> PlanOf(Case& of) {
+  const auto parsed = ParseStrategy(of.strategy);
+  if (!parsed) return Infeasible(parsed.error().At("strategy"));
+  const Strategy& strategy = *parsed;
+  auto plan = PlanFromStrategy(*of.index, of.cluster, strategy);
+  if (plan) return plan;
+  if (!of.degraded || strategy.dp > 0) return Infeasible(plan.error());
+  const auto replica =
+      static_cast<size_t>(strategy.tp) * static_cast<size_t>(strategy.pp) *
+      static_cast<size_t>(strategy.cp) * static_cast<size_t>(strategy.ep);
+  for (size_t dp = of.cluster.devices.size() / replica; dp > 0; --dp) {
+    Cluster used = FirstDevices(of.cluster, dp * replica);
+    auto smaller = PlanFromStrategy(*of.index, used, strategy);
+    if (!smaller) continue;
+    const size_t spare = of.cluster.devices.size() - used.devices.size();
+    of.notes.push_back("dp=" + std::to_string(dp) +
+                       " is the most that is left; " + std::to_string(spare) +
+                       " devices stand by");
+    of.cluster = std::move(used);
+    return smaller;
+  }
+  return Infeasible(plan.error());
+}
+
+std::string WithStrategyKey(const std::string& text, std::string_view key,
+                            std::string_view value) {
+  // "offload=a:b,c:d" has commas of its own: what has no '=' goes with the key
+  // before it.
+  std::vector<std::string> entries;
+  std::string word;
+  for (const char c : text + ",") {
+    if (c != ',') {
+      word += c;
+      continue;
+    }
+    if (word.find('=') == std::string::npos && !entries.empty()) {
+      entries.back() += "," + word;
+    } else if (!word.empty()) {
+      entries.push_back(word);
+    }
+    word.clear();
+  }
+  std::erase_if(entries, [&](const std::string& entry) {
+    return entry.substr(0, entry.find('=')) == key;
+  });
+  entries.push_back(std::string(key) + "=" + std::string(value));
+  std::string joined;
+  for (const std::string& entry : entries) {
+    joined += (joined.empty() ? "" : ",") + entry;
+  }
+  return joined;
+}
+
+std::optional<std::string> FlagTextOf(const Strategy& strategy) {
+  const Strategy usual;
+  std::string text;
+  const auto add = [&](std::string_view key, auto value, auto default_value) {
+    if (value == default_value) return;
+    text += (text.empty() ? "" : ",") + std::string(key) + "=" +
+            std::to_string(value);
+  };
+  add("tp", strategy.tp, usual.tp);
+  add("pp", strategy.pp, usual.pp);
+  add("vp", strategy.vp, usual.vp);
+  add("cp", strategy.cp, usual.cp);
+  add("ep", strategy.ep, usual.ep);
+  add("mbs", strategy.mbs, usual.mbs);
+  add("zero", strategy.zero, usual.zero);
+  add("tiles", strategy.tiles, usual.tiles);
+  add("sp", int{strategy.sp}, 0);
+  if (strategy.recompute != RecomputeLevel::kNone) {
+    const bool full = strategy.recompute == RecomputeLevel::kFull;
+    text = WithStrategyKey(text, "recompute", full ? "full" : "selective");
+  }
+  if (strategy.schedule != usual.schedule) {
+    text = WithStrategyKey(text, "schedule", strategy.schedule);
+  }
+  // What this does not say, a strategy of more keys would have to.
+  auto back = ParseStrategy(text);
+  if (!back) return {};
+  back->dp = strategy.dp;
+  if (*back != strategy) return {};
+  return text;
+}
+
+}  // namespace tessera

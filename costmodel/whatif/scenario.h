@@ -1,0 +1,116 @@
+#pragma once
+// Scenario: a model on a cluster as a command line gives them, with settings
+// by path; and the Case that it makes: graph, cluster and strategy.
+//
+// Paths: the rows of Paths() ("nodes", "device.memory", "batch", …), a key of
+// the model's config.json behind "model.", a key of the strategy behind
+// "strategy.", and any field of a cluster file (planner/io/cluster_io.h), in
+// which "device." stands for all "device_types[*]." and "link." for all
+// "link_types[*].". A value is an Amount (planner/base/amount.h) or, for
+// clusters, element types and strategies, a text.
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/base/result.h"
+#include "planner/ir/cluster.h"
+#include "planner/ir/graph.h"
+#include "planner/plan/plan.h"
+#include "planner/plan/strategy.h"
+
+namespace tessera {
+
+struct Setting {
+  std::string path;
+  std::string value;
+  bool operator==(const Setting&) const = default;
+};
+
+struct PathRow {
+  std::string_view name;
+  std::string_view summary;
+  std::string_view stands_for;  // a path of the cluster file, or empty
+};
+std::span<const PathRow> Paths();
+
+// "PATH=VALUE" and "PATH=VALUE,VALUE,…", where a number without a unit has the
+// unit of the next one.
+Result<Setting> ParseSetting(std::string_view text);
+struct Axis {
+  std::string path;
+  std::vector<std::string> values;
+};
+Result<Axis> ParseAxis(std::string_view text);
+
+struct Scenario {
+  std::string model;
+  std::string cluster;
+  int64_t global_batch = 0;
+  int64_t seq_len = 0;
+  std::optional<DType> dtype;
+  bool documents = false;               // ImportOptions::documents
+  std::optional<std::string> strategy;  // degrees; dp follows where absent
+  std::vector<Setting> settings;        // in order
+  std::vector<std::string> failed;      // degrade.h
+  std::vector<Setting> slow;            // part, factor
+};
+
+struct Case {
+  Cluster cluster;
+  std::shared_ptr<const Graph> graph;  // differentiated
+  std::shared_ptr<const GraphIndex> index;
+  std::string strategy;            // with its settings
+  bool degraded = false;           // parts failed: devices may stand by
+  std::vector<std::string> notes;  // what was done that a reader should know
+};
+
+// Models that several cases share. Thread-safe.
+class ModelCache {
+ public:
+  struct Model {
+    std::shared_ptr<const Graph> graph;
+    std::shared_ptr<const GraphIndex> index;
+  };
+  template <typename Make>
+  Result<Model> Get(const std::string& key, Make make) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = models_.find(key); found != models_.end()) {
+      return found->second;
+    }
+    TESSERA_TRY(Model model, make());
+    models_.emplace(key, model);
+    return model;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, Model> models_;
+};
+
+// Errors: kInvalidInput and kNotFound where a setting is wrong; kInfeasible
+// where the settings are well-formed but give no model (a width that the heads
+// do not divide).
+Result<Case> MakeCase(const Scenario& scenario, ModelCache& models);
+
+// The plan of the case's strategy, with `dp` devices where it is absent. Where
+// parts failed and what is left does not divide, the largest dp that does, on
+// the first devices: the others stand by, and leave case.cluster. Errors are
+// kInfeasible.
+Result<Plan> PlanOf(Case& of);
+
+// The strategy as --strategy takes it, but for dp, which follows the devices;
+// nothing where it has keys beyond degrees, microbatch, ZeRO, recomputation and
+// schedule.
+std::optional<std::string> FlagTextOf(const Strategy& strategy);
+
+// `text` with `key` of the strategy set to `value`.
+std::string WithStrategyKey(const std::string& text, std::string_view key,
+                            std::string_view value);
+
+}  // namespace tessera

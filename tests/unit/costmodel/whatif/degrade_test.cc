@@ -1,0 +1,144 @@
+#include "costmodel/whatif/degrade.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "costmodel/whatif/fabric.h"
+#include "planner/topology/topologies.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+bool HasVertex(const Cluster& cluster, std::string_view name) {
+  return std::ranges::any_of(cluster.vertices,
+                             [&](const Vertex& v) { return v.name == name; });
+}
+
+TEST(Degrade, ANicGoesAlone) {
+  Cluster cluster = *MakeCluster("dgx-a100-80gb:2");
+  const size_t links = cluster.links.size();
+  std::vector<std::string> notes;
+  ASSERT_TRUE(Fail("node1.nic0", cluster, notes));
+  EXPECT_FALSE(HasVertex(cluster, "node1.nic0"));
+  EXPECT_TRUE(HasVertex(cluster, "node0.nic0"));
+  EXPECT_EQ(cluster.devices.size(), 16U);
+  // To its PCIe switch and to its leaf, both ways.
+  EXPECT_EQ(cluster.links.size(), links - 4);
+  EXPECT_TRUE(Validate(cluster).empty());
+  EXPECT_THAT(notes, ::testing::ElementsAre(HasSubstr("node1.nic0 failed")));
+}
+
+TEST(Degrade, ANodeThatLosesADeviceIsDrained) {
+  for (const char* part : {"node1.gpu3", "device11", "node1"}) {
+    Cluster cluster = *MakeCluster("dgx-a100-80gb:3");
+    std::vector<std::string> notes;
+    ASSERT_TRUE(Fail(part, cluster, notes)) << part;
+    EXPECT_EQ(cluster.num_nodes(), 2) << part;
+    EXPECT_EQ(cluster.devices.size(), 16U) << part;
+    EXPECT_FALSE(HasVertex(cluster, "node1.nvswitch")) << part;
+    EXPECT_FALSE(HasVertex(cluster, "node1.nic0")) << part;
+    EXPECT_TRUE(HasVertex(cluster, "node2.gpu0")) << part;
+    EXPECT_TRUE(Validate(cluster).empty()) << part;
+  }
+}
+
+TEST(Degrade, TheOnlyNodeLosesADeviceAlone) {
+  Cluster cluster = *MakeCluster("dgx-a100-80gb:1");
+  std::vector<std::string> notes;
+  ASSERT_TRUE(Fail("device2", cluster, notes));
+  EXPECT_EQ(cluster.devices.size(), 7U);
+  EXPECT_FALSE(HasVertex(cluster, "node0.gpu2"));
+  EXPECT_FALSE(Fail("node0", cluster, notes));
+}
+
+TEST(Degrade, ALinkBetweenTwo) {
+  Cluster cluster = *MakeCluster("dgx1-v100-32gb:1");
+  const size_t links = cluster.links.size();
+  std::vector<std::string> notes;
+  ASSERT_TRUE(Fail("node0.gpu0--node0.gpu1", cluster, notes));
+  EXPECT_EQ(cluster.links.size(), links - 2);
+  EXPECT_FALSE(Fail("node0.gpu0--node0.gpu1", cluster, notes));
+}
+
+TEST(Degrade, WrongPartsNameTheNearOnes) {
+  Cluster cluster = *MakeCluster("dgx-a100-80gb:2");
+  std::vector<std::string> notes;
+  const auto error = Fail("node1.nik0", cluster, notes);
+  ASSERT_FALSE(error);
+  EXPECT_THAT(error.error().message, HasSubstr("did you mean 'node1.nic0'?"));
+  EXPECT_FALSE(Fail("device16", cluster, notes));
+  EXPECT_FALSE(Fail("node2", cluster, notes));
+  // A switch without which devices are cut off.
+  Cluster cpus = *MakeCluster("local-cpu:2");
+  EXPECT_THAT(Fail("node0.memory.in", cpus, notes).error().message,
+              HasSubstr("do not reach each other"));
+}
+
+TEST(Degrade, SlowDevicesHaveATypeOfTheirOwn) {
+  Cluster cluster = *MakeCluster("dgx-a100-80gb:2");
+  ASSERT_TRUE(SlowDown("device9", 2, cluster));
+  ASSERT_EQ(cluster.device_types.size(), 2U);
+  const DeviceType& usual = cluster.device_types[0];
+  const DeviceType& slow = cluster.TypeOf(DeviceId(9));
+  EXPECT_DOUBLE_EQ(slow.peak_bf16.value * 2, usual.peak_bf16.value);
+  EXPECT_DOUBLE_EQ(slow.memory_bandwidth.value * 2,
+                   usual.memory_bandwidth.value);
+  EXPECT_EQ(slow.launch_overhead, usual.launch_overhead * 2);
+  EXPECT_EQ(cluster.TypeOf(DeviceId(8)), usual);
+  ASSERT_TRUE(SlowDown("node0", 1.5, cluster));
+  EXPECT_NE(cluster.TypeOf(DeviceId(0)), usual);
+}
+
+TEST(Degrade, TheFirstDevicesKeepTheirNodes) {
+  const Cluster cluster = *MakeCluster("dgx-a100-80gb:4");
+  EXPECT_EQ(FirstDevices(cluster, 16).num_nodes(), 2);
+  const Cluster part = FirstDevices(cluster, 12);
+  EXPECT_EQ(part.devices.size(), 12U);
+  EXPECT_EQ(part.num_nodes(), 2);
+  EXPECT_TRUE(Validate(part).empty());
+  EXPECT_FALSE(HasVertex(part, "node2.nvswitch"));
+}
+
+TEST(Fabric, ClassesOfPresets) {
+  const auto has = [](const char* name, LinkClass link_class) {
+    return ReferenceLink(*MakeCluster(name), link_class).has_value();
+  };
+  EXPECT_TRUE(has("dgx-a100-80gb:2", LinkClass::kIntra));
+  EXPECT_TRUE(has("dgx-a100-80gb:2", LinkClass::kPcie));
+  EXPECT_TRUE(has("dgx-a100-80gb:2", LinkClass::kInter));
+  EXPECT_FALSE(has("dgx-a100-80gb:1", LinkClass::kInter));
+  // No NVLink: PCIe joins the devices.
+  EXPECT_TRUE(has("g5.48xlarge:2", LinkClass::kIntra));
+  EXPECT_FALSE(has("g5.48xlarge:2", LinkClass::kPcie));
+  EXPECT_EQ(
+      ReferenceLink(*MakeCluster("dgx-a100-80gb:2"), LinkClass::kIntra)->name,
+      "nvlink3");
+  // The NIC stands for the network, not the trunk that carries many.
+  EXPECT_EQ(
+      ReferenceLink(*MakeCluster("dgx-a100-80gb:2"), LinkClass::kInter)->name,
+      "ib-hdr");
+}
+
+TEST(Fabric, TrunksScaleWithNics) {
+  Cluster cluster = *MakeCluster("dgx-a100-80gb:2");
+  const Cluster before = cluster;
+  ASSERT_TRUE(ScaleLinks(LinkClass::kInter, 3, 0.5, cluster));
+  const std::vector<LinkClass> classes = ClassesOfLinks(before);
+  for (size_t l = 0; l < classes.size(); ++l) {
+    const bool inter = classes[l] == LinkClass::kInter;
+    const LinkType& was =
+        before.link_types[static_cast<size_t>(before.links[l].type)];
+    const LinkType& is =
+        cluster.link_types[static_cast<size_t>(cluster.links[l].type)];
+    EXPECT_DOUBLE_EQ(is.bandwidth.value, was.bandwidth.value * (inter ? 3 : 1));
+    EXPECT_NEAR(is.latency.seconds(), was.latency.seconds() * (inter ? 0.5 : 1),
+                1e-12);
+  }
+  Cluster one = *MakeCluster("dgx-a100-80gb:1");
+  EXPECT_FALSE(ScaleLinks(LinkClass::kInter, 3, 1, one));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,260 @@
+#include <algorithm>
+#include <iostream>
+#include <mutex>
+#include <thread>
+
+#include "costmodel/profile/profile_io.h"
+#include "costmodel/whatif/grid.h"
+#include "costmodel/whatif/jitter.h"
+#include "costmodel/whatif/questions.h"
+#include "planner/io/file.h"
+#include "planner/io/plan_io.h"
+#include "tools/format.h"
+#include "tools/inputs.h"
+#include "tools/interrupt.h"
+#include "tools/verb.h"
+#include "tools/whatif_output.h"
+#include "tools/whatif_report.h"
+
+namespace tessera {
+namespace {
+
+std::vector<std::string> Words(const std::string& text) {
+  std::vector<std::string> words;
+  std::string word;
+  for (const char c : text + ",") {
+    if (c != ',') {
+      word += c;
+      continue;
+    }
+    if (!word.empty()) words.push_back(word);
+    word.clear();
+  }
+  return words;
+}
+
+Result<Scenario> ScenarioOf(const Options& options) {
+  Scenario scenario;
+  scenario.model = options.model;
+  TESSERA_RETURN_IF_ERROR(CheckReadable(options.model));
+  scenario.cluster = options.cluster;
+  const std::vector<std::string> offers = Words(options.cheapest);
+  if (scenario.cluster.empty() && !offers.empty()) {
+    scenario.cluster = offers.front();
+  }
+  if (scenario.cluster.empty()) {
+    return InvalidInput("needs --cluster NAME[:NODES[xGPUS]]|FILE", "whatif");
+  }
+  scenario.global_batch = options.global_batch;
+  scenario.seq_len = options.seq_len;
+  scenario.dtype = options.dtype;
+  scenario.documents = options.end_of_text >= 0;
+  scenario.strategy = options.strategy;
+  for (const std::string& text : options.set) {
+    auto setting = ParseSetting(text);
+    if (!setting) return setting.error().At("--set");
+    scenario.settings.push_back(*std::move(setting));
+  }
+  scenario.failed = options.fail;
+  for (const std::string& text : options.slow) {
+    auto setting = ParseSetting(text);
+    if (!setting) return setting.error().At("--slow");
+    scenario.slow.push_back(*std::move(setting));
+  }
+  if (scenario.strategy) {
+    auto strategy = ParseStrategy(*scenario.strategy);
+    if (!strategy) return strategy.error().At("--strategy");
+  }
+  return scenario;
+}
+
+Result<std::vector<Axis>> AxesOf(const Options& options) {
+  std::vector<Axis> axes;
+  for (const std::string& text : options.vary) {
+    auto axis = ParseAxis(text);
+    if (!axis) return axis.error().At("--vary");
+    const bool known = std::ranges::any_of(
+        axes, [&](const Axis& other) { return other.path == axis->path; });
+    if (known) return InvalidInput("given twice", "--vary " + axis->path);
+    axes.push_back(*std::move(axis));
+  }
+  return axes;
+}
+
+constexpr size_t kMostCells = 10000;
+
+// The plan of --plan, and where it is uniform its strategy, whose dp follows
+// the devices of a cell.
+Result<std::optional<Plan>> ReadPlanFor(const Options& options,
+                                        Scenario& scenario,
+                                        ModelCache& models) {
+  if (options.plan.empty()) return std::optional<Plan>();
+  if (options.strategy) {
+    return InvalidInput("give a plan or a strategy, not both", "--strategy");
+  }
+  Scenario plain = scenario;
+  plain.failed.clear();
+  TESSERA_TRY(const Case base, MakeCase(plain, models));
+  TESSERA_TRY(Plan plan, ReadPlan(options.plan, *base.graph));
+  const std::vector<Error> errors = Validate(*base.graph, base.cluster, plan);
+  if (!errors.empty()) return errors.front().At(options.plan);
+  if (auto strategy = UniformStrategy(*base.index, base.cluster, plan)) {
+    scenario.strategy = FlagTextOf(*strategy);
+  }
+  return std::optional(std::move(plan));
+}
+
+Result<void> CheckFlags(const Options& options) {
+  if (options.json && options.csv) {
+    return InvalidInput("give --json or --csv, not both", "--csv");
+  }
+  if (!options.cheapest.empty() && options.tokens == 0) {
+    return InvalidInput("needs --tokens N", "--cheapest");
+  }
+  if (options.days > 0 && options.cheapest.empty()) {
+    return InvalidInput("needs --cheapest CLUSTER,CLUSTER", "--days");
+  }
+  if (options.output.empty()) return {};
+  if (!options.output.ends_with(".html")) {
+    return InvalidInput("'" + options.output + "' does not end in .html", "-o");
+  }
+  return CheckReplaceable(options.output, "-o");
+}
+
+Result<std::optional<ProfileDb>> ReadProfilesOf(const Options& options) {
+  std::optional<ProfileDb> all;
+  for (const std::string& path : options.profiles) {
+    TESSERA_TRY(ProfileDb profile, ReadProfile(path));
+    if (all) profile.rows.merge(all->rows);
+    all = std::move(profile);
+  }
+  return all;
+}
+
+std::string CommandText(const Options& options) {
+  std::string text = "tessera";
+  for (const std::string& word : options.arguments) {
+    const bool plain = word.find_first_of(" '\"$*[]&;|<>()") == word.npos;
+    text += plain ? " " + word : " '" + word + "'";
+  }
+  return text;
+}
+
+}  // namespace
+
+Result<int> RunWhatif(const Options& options) {
+  TESSERA_RETURN_IF_ERROR(CheckFlags(options));
+  TESSERA_TRY(Scenario scenario, ScenarioOf(options));
+  TESSERA_TRY(const std::vector<Axis> axes, AxesOf(options));
+  size_t cells = 1;
+  for (const Axis& axis : axes) cells *= axis.values.size();
+  if (cells > kMostCells) {
+    return InvalidInput("asks for " + std::to_string(cells) +
+                            " cells, at most " + std::to_string(kMostCells),
+                        "--vary");
+  }
+  TESSERA_TRY(const std::optional<ProfileDb> profile, ReadProfilesOf(options));
+  ModelCache models;
+  TESSERA_TRY(const std::optional<Plan> plan,
+              ReadPlanFor(options, scenario, models));
+
+  GridOptions grid;
+  grid.predict.training = options.training;
+  grid.predict.profile = profile ? &*profile : nullptr;
+  grid.predict.fast = options.fast;
+  grid.predict.run = {options.tokens, options.checkpoint_every,
+                      options.restart_s};
+  if (options.replan) {
+    grid.replan = ReplanOptions{.proposals = options.proposals.value_or(0),
+                                .seed = options.seed};
+  }
+  grid.plan = plan ? &*plan : nullptr;
+  grid.threads =
+      options.threads > 0
+          ? options.threads
+          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  grid.stop = &CatchInterrupts();
+
+  WhatifResult result;
+  result.command = CommandText(options);
+  result.axes = axes;
+  result.replanned = options.replan;
+  result.tokens = options.tokens;
+  result.days = options.days;
+  result.scaling_limit = options.scaling_limit;
+  result.weak = options.scaling == "weak";
+  const bool asks =
+      options.scaling_limit > 0 || !options.cheapest.empty() || options.fit;
+  if (!asks || !axes.empty()) {
+    TESSERA_TRY(result.cells, RunGrid(scenario, axes, grid, models));
+    // Nothing runs: the first reason is the answer.
+    const bool none = std::ranges::all_of(result.cells, [](const Cell& cell) {
+      return cell.done && !cell.prediction;
+    });
+    if (none) return InvalidInput(result.cells.front().problem, "whatif");
+  }
+  if (options.jitter > 0) {
+    TESSERA_TRY(Case base, MakeCase(scenario, models));
+    TESSERA_TRY(const Plan shaken, PlanForCell(base, grid));
+    result.jitter = JitterOf(base, shaken, grid.predict,
+                             {options.jitter, options.samples, options.seed});
+  }
+  if (options.scaling_limit > 0) {
+    TESSERA_TRY(result.scaling, ScalingOf(scenario,
+                                          {.efficiency = options.scaling_limit,
+                                           .weak = result.weak},
+                                          grid, models));
+  }
+  if (!options.cheapest.empty()) {
+    GridOptions own = grid;
+    if (!options.strategy && !own.replan) {
+      own.replan = ReplanOptions{.seed = options.seed};
+    }
+    TESSERA_TRY(result.cheapest, CheapestOf(scenario, Words(options.cheapest),
+                                            options.days, own, models));
+  }
+  if (options.fit) {
+    TESSERA_TRY(Case base, MakeCase(scenario, models));
+    TESSERA_TRY(result.fit, FitOf(std::move(base), grid.predict));
+  }
+  result.interrupted = grid.stop->load();
+
+  TESSERA_TRY(const Case base, MakeCase(scenario, models));
+  result.model = base.graph->name;
+  result.cluster = base.cluster.name;
+  if (!options.output.empty()) {
+    TESSERA_RETURN_IF_ERROR(
+        WriteFileAtomically(options.output, WhatifReport(result)));
+  }
+  if (options.json) {
+    std::cout << WhatifJson(result).ToString() << "\n";
+  } else if (options.csv) {
+    std::cout << WhatifCsv(result);
+  } else {
+    std::cout << WhatifText(result, options.sensitivity);
+    if (!options.output.empty()) {
+      std::cout << "\n  report: " << options.output << "\n";
+    }
+  }
+  if (result.interrupted) {
+    return Error{ErrorCode::kInterrupted, "interrupted; what was done is above",
+                 "whatif"};
+  }
+  // One plan that does not fit is `simulate`'s answer, too.
+  const bool single = result.cells.size() == 1 && !asks;
+  if (single && !GoodPrediction(result.cells.front())) {
+    return Error{ErrorCode::kInfeasible,
+                 "the plan cannot run: " + ProblemText(result.cells.front()),
+                 "whatif"};
+  }
+  if (result.fit && !result.fit->fits) {
+    return Error{ErrorCode::kInfeasible, "the plan does not fit", "whatif"};
+  }
+  if (result.cheapest && !result.cheapest->best) {
+    return Error{ErrorCode::kInfeasible, "none of the clusters is an answer",
+                 "whatif"};
+  }
+  return 0;
+}
+
+}  // namespace tessera
