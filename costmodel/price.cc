@@ -77,6 +77,23 @@ std::vector<std::vector<DeviceId>> Pairs(const DeviceGroup& from,
   return pairs;
 }
 
+// Whether a collective is one of activations within a layer, as tensor
+// parallelism has them before and after its products.
+bool IsBesideProducts(const TaskView& view) {
+  const Task& task = *view.task;
+  switch (task.comm) {
+    case CommKind::kAllReduce:
+    case CommKind::kAllGather:
+    case CommKind::kReduceScatter:
+      break;
+    default:
+      return false;
+  }
+  return task.microbatch >= 0 && !task.optimizer && !task.reads.empty() &&
+         view.values[task.reads[0].index()].category ==
+             MemoryCategory::kActivation;
+}
+
 // The rule of a kernel that walks over flat lists: "n+n->n".
 std::string FlatRule(size_t operands) {
   std::string rule;
@@ -153,6 +170,33 @@ int64_t WindowOf(const Node& node) {
              : static_cast<int64_t>(attribute->value);
 }
 
+// For each node by how much larger the product is that it is done in: of all
+// linear layers that read the same activation, or of their gradients.
+std::vector<double> FusedProjections(const Graph& graph, bool fuses) {
+  std::vector<double> fused(graph.nodes.size(), 1);
+  if (!fuses) return fused;
+  const auto layer_of = [&](const Node& node) -> const Node& {
+    return node.forward.valid() ? graph.node(node.forward) : node;
+  };
+  const auto weight = [&](const Node& layer) {
+    double elements = 1;
+    for (const int64_t extent : graph.tensor(layer.operands[1]).shape) {
+      elements *= static_cast<double>(extent);
+    }
+    return elements;
+  };
+  std::map<TensorId, double> readers;
+  for (const Node& node : graph.nodes) {
+    if (node.op->name == "linear") readers[node.operands[0]] += weight(node);
+  }
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& layer = layer_of(graph.nodes[i]);
+    if (layer.op->name != "linear") continue;
+    fused[i] = readers.at(layer.operands[0]) / weight(layer);
+  }
+  return fused;
+}
+
 }  // namespace
 
 size_t IntKeyHash::operator()(const IntKey& key) const {
@@ -186,6 +230,7 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
         static_cast<double>(next - static_cast<size_t>(first_device_[n])));
   }
   hosts_alike_ = HostsAreAlike();
+  fused_ = FusedProjections(graph, cluster.stack.fuses_projections);
   std::map<std::pair<std::string, std::vector<double>>, int> signatures;
   for (const Node& n : graph.nodes) {
     std::vector<double> attributes;
@@ -193,6 +238,7 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
       // Salts only tell dropouts apart.
       if (a.name != "salt") attributes.push_back(a.value);
     }
+    attributes.push_back(fused_[signature_.size()]);
     const auto [it, is_new] = signatures.try_emplace(
         {std::string(n.op->name) + " " + n.rule.ToString(), attributes},
         static_cast<int>(signatures.size()));
@@ -344,6 +390,7 @@ IntKey Pricer::KeyOf(const TaskView& view) const {
     key.push_back(static_cast<int64_t>(task.comm));
     key.push_back(task.axes);
     key.push_back(Payload(view).value);
+    key.push_back(static_cast<int64_t>(IsBesideProducts(view)));
     return key;
   }
   if (task.kind == TaskKind::kSend) {
@@ -557,7 +604,68 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
     query.attention->pairs = static_cast<double>(CausalPairs(
         extent(kSequenceFactor), extent(op->streamed), WindowOf(*node)));
   }
+  AddStack(view, call, query);
   return query;
+}
+
+// What the stack's kernels do otherwise than fused ones at their operands'
+// types.
+void Pricer::AddStack(const TaskView& view, const OpCall& call,
+                      CostQuery& query) const {
+  const Stack& stack = cluster_.stack;
+  const std::string_view kernel = view.task->kernel;
+  if (query.matmul && view.task->node.valid()) {
+    const double fused = fused_[view.task->node.index()];
+    (kernel == "linear_dx"   ? query.matmul->k
+     : kernel == "linear_dw" ? query.matmul->m
+                             : query.matmul->n) *= fused;
+    query.matmul_share = 1 / (fused * stack.sustained);
+  }
+  if (query.matmul && stack.products != ProductType::kAsValues &&
+      SizeOf(query.key.dtype) == 2) {
+    query.products = stack.products;
+    query.matmul->operand_bytes =
+        stack.products == ProductType::kFp8 ? 1.0 : 0.5;
+    // The activation or its gradient is read, rounded and written in both
+    // orders; weights' products use what the others have rounded.
+    if (kernel != "linear_dw") {
+      query.rounding = {static_cast<int64_t>(
+          (2 + 2 * query.matmul->operand_bytes) * query.matmul->batch *
+          query.matmul->m * query.matmul->k)};
+    }
+  }
+  if (query.op_class == OpClass::kAttention &&
+      stack.attention == StackAttention::kUnfused) {
+    // Between the products forward has a softmax (2 passes) and dropout (2,
+    // and a mask of one byte), backward their gradients: 2.5 and 3, as the
+    // softmax's reads its result, too.
+    query.score_passes = query.backward ? 5.5 : 4.5;
+  }
+  if (stack.attention == StackAttention::kFlash1) {
+    query.attention_kernel = AttentionKernel::kFlash1;
+  }
+  // Half of the passes in each direction. Where ranks share the logits, their
+  // states are made from them and the rest from the states.
+  const OpDef* op = OperatorOf(kernel);
+  if (op != nullptr && op->name.starts_with("cross_entropy")) {
+    const bool merges = !kernel.ends_with(".state") &&
+                        op->name == "cross_entropy" &&
+                        view.task->reads.size() > call.rule->operands.size();
+    if (!merges) {
+      const Value& logits = view.values[view.task->reads[0].index()];
+      query.bytes += Bytes{static_cast<int64_t>(
+          stack.logits_passes / 2 * SizeOf(DType::kFloat32) *
+          static_cast<double>(Elements(logits, *view.group)))};
+    }
+  }
+  if (!view.task->optimizer && query.op_class == OpClass::kMemory) {
+    query.bytes = Bytes{static_cast<int64_t>(
+        stack.kernel_traffic * static_cast<double>(query.bytes.value))};
+  }
+  if (view.task->optimizer && kernel == "adamw") {
+    query.bytes = Bytes{static_cast<int64_t>(
+        stack.optimizer_traffic * static_cast<double>(query.bytes.value))};
+  }
 }
 
 // What the busiest rank of a group does of a causal attention.
@@ -648,6 +756,10 @@ TaskCost Pricer::Compute(const TaskView& view) const {
         seconds = std::max(seconds, cost.seconds);
         source = std::max(source, cost.source);
       }
+      seconds = std::max(seconds, cluster_.stack.host_per_operator.seconds());
+      if (task.kernel == "clip_coefficient") {
+        seconds += cluster_.stack.per_step.seconds();
+      }
       break;
     }
     case TaskKind::kLoad: {
@@ -688,6 +800,9 @@ TaskCost Pricer::Compute(const TaskView& view) const {
       query.device = &first;
       query.collective = true;
       query.collective_seconds = option.Seconds(Payload(view));
+      if (!send && IsBesideProducts(view)) {
+        query.collective_seconds *= cluster_.stack.tensor_exposed;
+      }
       const Cost cost = PriceOf(query, profile_);
       seconds = cost.seconds;
       source = cost.source;

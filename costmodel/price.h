@@ -23,6 +23,10 @@
 //   kRecv     nothing where communication has streams of its own (the send
 //             carries the time); else the copy out.
 //
+// The cluster's stack (planner/ir/stack.h) sets a floor under kernels, the
+// host's time to start them, and takes from collectives of activations that
+// belong to tensor parallelism what products hide.
+//
 // What computes on the host moves its operands through the device's share of
 // the host's memory bandwidth; where the device is a core of the host, it is a
 // kernel as any other.
@@ -127,6 +131,8 @@ class Pricer {
   void SetCausalShare(const TaskView& view, CostQuery& query) const;
   TaskCost Compute(const TaskView& view) const;
   CostQuery KernelQuery(const TaskView& view) const;
+  void AddStack(const TaskView& view, const OpCall& call,
+                CostQuery& query) const;
   double CopySeconds(const TaskView& view, Bytes traffic,
                      CostSource& source) const;
   double TierSeconds(const TaskView& view, CostSource& source) const;
@@ -142,6 +148,9 @@ class Pricer {
   std::vector<int> first_device_;  // by host
   double devices_per_host_ = 1;    // the most
   std::vector<int> signature_;     // by node: operator and rule
+  // By node: outputs of all layers that its product does at once, over those of
+  // its own (Stack::fuses_projections).
+  std::vector<double> fused_;
   std::unordered_map<std::string_view, int> kernels_;  // 0 for all others
 
   mutable std::shared_mutex class_mutex_;

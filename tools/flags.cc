@@ -198,6 +198,10 @@ std::span<const Flag> Flags() {
       {"--cluster", "NAME[:NODES[xGPUS]]|FILE",
        "cluster: a preset ('tessera list topologies') or a cluster file",
        SetText<&Options::cluster>},
+      {"--stack", "NAME[,KEY=VALUE...]",
+       "training software whose habits decide the time of a step ('tessera "
+       "list stacks'; default: the cluster's, or Tessera's own runtime)",
+       SetText<&Options::stack>},
       {"--plan", "FILE",
        "plan, as 'tessera search -o' and 'simulate --plan-out' write it",
        SetText<&Options::plan>},

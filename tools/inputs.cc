@@ -14,6 +14,7 @@
 #include "planner/io/importer.h"
 #include "planner/io/plan_io.h"
 #include "planner/plan/strategy.h"
+#include "planner/topology/stacks.h"
 
 namespace tessera {
 namespace {
@@ -98,6 +99,11 @@ Result<std::optional<Plan>> ReadPlanOrStrategy(const Options& options,
 Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
   Inputs inputs;
   inputs.cluster = std::move(cluster);
+  if (!options.stack.empty()) {
+    auto stack = ParseStack(options.stack);
+    if (!stack) return stack.error().At("--stack");
+    inputs.cluster.stack = *std::move(stack);
+  }
   TESSERA_TRY(inputs.profile, ReadProfiles(options.profiles));
   if (options.model.empty()) return inputs;
   TESSERA_TRY(inputs.graph,

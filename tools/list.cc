@@ -12,6 +12,7 @@
 #include "planner/plan/recompute.h"
 #include "planner/schedule/pipeline_schedule.h"
 #include "planner/search/move.h"
+#include "planner/topology/stacks.h"
 #include "planner/topology/topologies.h"
 #include "runtime/kernels/kernel.h"
 #include "runtime/launch/backend.h"
@@ -72,6 +73,14 @@ std::vector<Entry> ResourceEntries() {
   return entries;
 }
 
+std::vector<Entry> StackEntries() {
+  std::vector<Entry> entries;
+  for (const Stack& stack : Stacks()) {
+    entries.push_back({stack.name, stack.source});
+  }
+  return entries;
+}
+
 struct Kind {
   std::string_view name;
   std::string_view summary;
@@ -91,6 +100,7 @@ std::span<const Kind> Kinds() {
       {"kernels", "what the runtime computes operators with", KernelEntries},
       {"topologies", "clusters by name, for --cluster",
        [] { return Entries(Topologies()); }},
+      {"stacks", "training software, for --stack", StackEntries},
       {"schedules", "pipeline schedules, for --strategy schedule=",
        [] { return Entries(Schedules()); }},
       {"recompute", "what backward computes again, for --strategy recompute=",

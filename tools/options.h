@@ -18,6 +18,7 @@ struct Options {
   // What is planned or run.
   std::string model;
   std::string cluster;
+  std::string stack;
   std::string plan;
   std::optional<std::string> strategy;
   int64_t global_batch = 0;  // 0: not given

@@ -11,8 +11,10 @@
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/validate/accuracy.h"
+#include "costmodel/validate/published_cluster.h"
 #include "costmodel/validate/published_run.h"
 #include "costmodel/validate/replay.h"
+#include "planner/topology/stacks.h"
 #include "tools/format.h"
 #include "tools/json.h"
 #include "tools/verb.h"
@@ -32,9 +34,10 @@ struct RunResult {
   }
 };
 
-Result<void> Predict(RunResult& result) {
+Result<void> Predict(std::span<const Stack> stacks, RunResult& result) {
   const PublishedRun& run = *result.run;
-  TESSERA_TRY(const Cluster cluster, ClusterOf(run, result.assumptions));
+  TESSERA_TRY(Cluster cluster, ClusterOf(run, result.assumptions));
+  cluster.stack = StackOf(run, stacks, result.assumptions);
   TESSERA_TRY(const Strategy strategy, StrategyOf(run, result.assumptions));
   TESSERA_TRY(const Graph graph, GraphOf(run, result.assumptions));
   TESSERA_TRY(const Plan plan, PlanFromStrategy(graph, cluster, strategy));
@@ -59,7 +62,7 @@ std::string OutOfScope(const PublishedRun& run) {
 }
 
 std::vector<RunResult> PredictAll(const std::vector<PublishedRun>& runs,
-                                  int threads) {
+                                  std::span<const Stack> stacks, int threads) {
   std::vector<RunResult> results(runs.size());
   std::atomic<size_t> next = 0;
   std::vector<std::jthread> workers;
@@ -70,7 +73,7 @@ std::vector<RunResult> PredictAll(const std::vector<PublishedRun>& runs,
         result.run = &runs[i];
         result.refused = OutOfScope(runs[i]);
         if (!result.refused.empty()) continue;
-        if (auto done = Predict(result); !done) {
+        if (auto done = Predict(stacks, result); !done) {
           result.refused = done.error().ToString();
         }
       }
@@ -244,7 +247,13 @@ Result<int> RunValidate(const Options& options) {
       options.threads > 0
           ? options.threads
           : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  const std::vector<RunResult> results = PredictAll(runs, threads);
+  std::vector<Stack> stacks(Stacks().begin(), Stacks().end());
+  if (!options.stack.empty()) {
+    auto stack = ParseStack(options.stack);
+    if (!stack) return stack.error().At("--stack");
+    *std::ranges::find(stacks, stack->name, &Stack::name) = *stack;
+  }
+  const std::vector<RunResult> results = PredictAll(runs, stacks, threads);
   const Report report = ReportOf(results);
   if (options.json) {
     std::cout << ReportJson(report, results).ToString() << std::endl;

@@ -87,10 +87,13 @@ std::span<const Verb> Verbs() {
        "tessera search --model examples/models/gpt2-xl/config.json --cluster "
        "dgx-a100-80gb:4 --global-batch 512 --seq-len 1024 -o plan.json",
        "",
-       {"--model", "--cluster", "--global-batch", "--seq-len", "--dtype",
-        "--plan", "--strategy", "--optimizer", "--lr", "--clip",
-        "--end-of-text", "--profile", "--time-limit", "--proposals", "--chains",
-        "--threads", "--seed", "-o", "--json"},
+       {"--model",    "--cluster",     "--global-batch",
+        "--seq-len",  "--dtype",       "--plan",
+        "--strategy", "--optimizer",   "--lr",
+        "--clip",     "--end-of-text", "--profile",
+        "--stack",    "--time-limit",  "--proposals",
+        "--chains",   "--threads",     "--seed",
+        "-o",         "--json"},
        {"--model", "--cluster"},
        RunSearch},
       {"simulate",
@@ -105,8 +108,8 @@ std::span<const Verb> Verbs() {
        "",
        {"--model", "--cluster", "--plan", "--strategy", "--global-batch",
         "--seq-len", "--dtype", "--optimizer", "--lr", "--clip",
-        "--end-of-text", "--profile", "--trace", "-o", "--plan-out", "--seed",
-        "--json"},
+        "--end-of-text", "--profile", "--stack", "--trace", "-o", "--plan-out",
+        "--seed", "--json"},
        {"--model", "--cluster"},
        RunSimulate},
       {"run",
@@ -177,10 +180,11 @@ std::span<const Verb> Verbs() {
        "predicts each without any profile, and prints by source how far off "
        "the predictions are and how well they rank alternatives. Rows that "
        "cannot be mapped are refused with the reason; what a row leaves blank "
-       "and is assumed stands in --json.",
+       "and is assumed stands in --json. --stack replaces figures of the stack "
+       "of that name, for all rows that it stands for.",
        "tessera validate runs.csv --json",
        "TABLE.csv",
-       {"--threads", "--json"},
+       {"--stack", "--threads", "--json"},
        {},
        RunValidate},
       {"whatif",

@@ -124,14 +124,32 @@ std::optional<Cost> Analytical(const CostQuery& query, const ProfileDb*) {
   }
   const DeviceType& device = *query.device;
   if (query.matmul && HasKernelTimes(device)) {
-    const MatmulMode mode = {.dtype = query.key.dtype, .fp8 = query.fp8};
+    MatmulMode mode = {.dtype = query.key.dtype, .products = query.products};
+    // What a device does not have it computes in the next wider type.
+    if (mode.products == ProductType::kFp4 &&
+        !(PeakOf(device, mode).value > 0)) {
+      mode.products = ProductType::kFp8;
+    }
+    if (mode.products == ProductType::kFp8 &&
+        !(PeakOf(device, mode).value > 0)) {
+      mode.products = ProductType::kAsValues;
+    }
     if (PeakOf(device, mode).value > 0) {
-      return Cost{MatmulSeconds(device, *query.matmul, mode),
+      const double rounding = SecondsFor(
+          query.rounding, device.memory_bandwidth * device.memory_efficiency);
+      return Cost{query.matmul_share *
+                      (MatmulSeconds(device, *query.matmul, mode) + rounding),
                   CostSource::kAnalytical};
     }
   }
   const FlopsPerSecond peak = device.Peak(query.key.dtype);
   if (query.attention && HasKernelTimes(device) && peak.value > 0) {
+    if (query.score_passes > 0) {
+      return Cost{UnfusedAttentionSeconds(device, *query.attention,
+                                          query.key.dtype, query.score_passes,
+                                          query.backward),
+                  CostSource::kAnalytical};
+    }
     const AttentionKernel kernel =
         query.attention_kernel.value_or(DefaultAttention(device.generation));
     return Cost{AttentionSeconds(device, *query.attention, query.key.dtype,

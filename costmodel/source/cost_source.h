@@ -56,14 +56,18 @@ struct CostQuery {
   // extents, what is really done.
   double share = 1;
   double share_of_measured = 1;
-  // A matrix product, and whether its operands are rounded to 8 bits.
+  // A matrix product, what its operands are rounded to and the memory traffic
+  // of that.
   std::optional<MatmulShape> matmul;
-  bool fp8 = false;
-  // A fused attention, forward or backward; the kernel of DefaultAttention
-  // where none is named.
+  ProductType products = ProductType::kAsValues;
+  Bytes rounding;
+  double matmul_share = 1;  // of its time, what counts
+  // An attention, forward or backward. Fused: the kernel of DefaultAttention
+  // where none is named. Unfused: with so many passes over its scores.
   std::optional<AttentionShape> attention;
   bool backward = false;
   std::optional<AttentionKernel> attention_kernel;
+  double score_passes = 0;
   // A collective: its time by the alpha-beta model.
   bool collective = false;
   double collective_seconds = 0;

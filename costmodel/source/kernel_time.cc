@@ -128,7 +128,15 @@ bool HasKernelTimes(const DeviceType& device) {
 }
 
 FlopsPerSecond PeakOf(const DeviceType& device, const MatmulMode& mode) {
-  return mode.fp8 ? device.peak_fp8 : device.Peak(mode.dtype);
+  switch (mode.products) {
+    case ProductType::kFp8:
+      return device.peak_fp8;
+    case ProductType::kFp4:
+      return device.peak_fp4;
+    case ProductType::kAsValues:
+      break;
+  }
+  return device.Peak(mode.dtype);
 }
 
 double MatmulSeconds(const DeviceType& device, const MatmulShape& shape,
@@ -138,7 +146,9 @@ double MatmulSeconds(const DeviceType& device, const MatmulShape& shape,
   const double peak = PeakOf(device, mode).value;
   TESSERA_CHECK(peak > 0) << device.name << " has no " << NameOf(mode.dtype);
   double reached = std::min(1.0, device.compute_efficiency * c.headroom);
-  if (mode.fp8) reached *= EightBitReach(device.generation);
+  if (mode.products != ProductType::kAsValues) {
+    reached *= EightBitReach(device.generation);
+  }
   const double rate = peak * reached / device.multiprocessors;
   const double bandwidth = device.memory_bandwidth.value * c.memory;
   const double results = shape.batch * shape.m * shape.n;

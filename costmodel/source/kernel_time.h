@@ -48,8 +48,8 @@ std::optional<MatmulShape> MatmulShapeOf(const OpCall& call);
 
 struct MatmulMode {
   DType dtype = DType::kBFloat16;  // of the operands
-  // Operands are rounded to 8 bits; the shape then counts a byte for each.
-  bool fp8 = false;
+  // What operands are rounded to; the shape counts their bytes so.
+  ProductType products = ProductType::kAsValues;
   // Amid the load of a whole training step, rather than after a pause: the
   // clock is what the power limit leaves.
   bool loaded = true;

@@ -86,6 +86,8 @@ Result<std::vector<PublishedRun>> ReadPublishedRuns(const std::string& path) {
           {"precision", &run.precision},
           {"flash_attn", &run.flash_attn},
           {"status", &run.status},
+          {"overlap_notes", &run.overlap_notes},
+          {"notes", &run.notes},
           {"group", &run.group}}) {
       row.Read(column, *field);
     }

@@ -26,6 +26,7 @@ struct PublishedRun {
   int64_t global_batch = 0, micro_batch = 0;
   int64_t tp = 0, pp = 0, vp = 0, cp = 0, ep = 0, dp = 0;
   std::string zero_stage, seq_parallel, recompute, precision, flash_attn;
+  std::string overlap_notes, notes;
   double time_s = 0;  // of a step; printed, or derived by the source's formula
   double mem_gb = 0;  // of a device
   std::string status, group;  // same model on the same cluster

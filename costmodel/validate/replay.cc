@@ -1,16 +1,13 @@
 #include "costmodel/validate/replay.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <charconv>
+#include <cstdlib>
 
 #include "planner/io/huggingface.h"
 #include "planner/io/model_config.h"
-#include "planner/topology/fabric.h"
-#include "planner/topology/hardware.h"
-#include "planner/topology/nvswitch.h"
-#include "planner/topology/topologies.h"
+#include "planner/topology/stacks.h"
 
 namespace tessera {
 namespace {
@@ -23,150 +20,6 @@ bool Has(std::string_view text, std::string_view part) {
 
 Error CannotMap(std::string what, std::string_view column) {
   return {ErrorCode::kInfeasible, std::move(what), std::string(column)};
-}
-
-// ---- Machines ---------------------------------------------------------------
-
-// How the GPUs of a node are joined.
-enum class Inside : uint8_t { kSwitch, kCubeMesh, kPairMesh, kPcie };
-
-// GPUs by words of the column; the first row whose words are all there. The
-// reference system is that of the vendor, where links are blank.
-struct GpuName {
-  std::array<std::string_view, 2> words;
-  std::string_view device;  // of DeviceTypes
-  Inside inside = Inside::kSwitch;
-  std::string_view nvlink;  // of LinkTypes
-  std::string_view pcie = "pcie4-x16";
-  std::string_view nic = "ib-hdr";
-  int gpus_per_nic = 1;
-  std::string_view host = "dgx-a100-80gb";
-};
-
-constexpr std::array kGpuNames = {
-    GpuName{{"GB200", ""},
-            "gb200-186gb",
-            Inside::kSwitch,
-            "nvlink5-nvl72",
-            "pcie5-x16",
-            "ib-ndr",
-            1,
-            "gb200-nvl72"},
-    GpuName{{"B200", ""},
-            "b200-sxm-180gb",
-            Inside::kSwitch,
-            "nvlink5",
-            "pcie5-x16",
-            "ib-ndr",
-            1,
-            "dgx-b200"},
-    GpuName{{"H200", ""},
-            "h200-sxm5-141gb",
-            Inside::kSwitch,
-            "nvlink4",
-            "pcie5-x16",
-            "ib-ndr",
-            1,
-            "dgx-h100"},
-    GpuName{{"H100", "80GB"},
-            "h100-sxm5-80gb",
-            Inside::kSwitch,
-            "nvlink4",
-            "pcie5-x16",
-            "ib-ndr",
-            1,
-            "dgx-h100"},
-    GpuName{{"A100", "40GB"}, "a100-sxm4-40gb", Inside::kSwitch, "nvlink3"},
-    GpuName{{"A100", "80GB"}, "a100-sxm4-80gb", Inside::kSwitch, "nvlink3"},
-    // Of vTrain: 80 GB (its paper).
-    GpuName{{"A100", ""}, "a100-sxm4-80gb", Inside::kSwitch, "nvlink3"},
-    GpuName{{"V100", "32GB"},
-            "v100-sxm2-32gb",
-            Inside::kCubeMesh,
-            "nvlink2",
-            "pcie3-x16",
-            "ib-edr",
-            2,
-            "dgx1-v100"},
-    GpuName{{"V100", "16GB"},
-            "v100-sxm2-16gb",
-            Inside::kCubeMesh,
-            "nvlink2",
-            "pcie3-x16",
-            "ena-25g",
-            8,
-            "p3.16xlarge"},
-    GpuName{{"TITAN RTX", ""},
-            "titan-rtx-24gb",
-            Inside::kPcie,
-            "nvlink2-x2",
-            "pcie3-host",
-            "ethernet-10g",
-            2,
-            "titan-rtx-pair"},
-};
-
-// Networks by words of the column: the rate of all cards of a node together.
-struct NetworkName {
-  std::string_view words;
-  std::string_view nic;  // of LinkTypes
-  int nics_per_node;     // 0: one for each GPU
-};
-
-constexpr std::array kNetworks = {
-    NetworkName{"800 Gb/s per node", "ib-hdr", 4},
-    NetworkName{"1600 Gbps per node RoCE", "ib-hdr", 8},
-    NetworkName{"8x HDR", "ib-hdr", 8},
-    NetworkName{"HDR InfiniBand, 8 HCAs", "ib-hdr", 8},
-    // Jean Zay's V100 nodes have four Omni-Path cards of 100 Gb/s.
-    NetworkName{"Omni-Path", "ib-edr", 4},
-    NetworkName{"4x 100 Gb/s", "ib-edr", 4},
-    NetworkName{"25 Gb/s Ethernet", "ena-25g", 1},
-    NetworkName{"400 Gb/s per node", "ib-edr", 4},
-};
-
-Result<const GpuName*> GpuOf(const PublishedRun& run) {
-  if (!Has(run.gpu, "not stated")) {
-    for (const GpuName& row : kGpuNames) {
-      if (Has(run.gpu, row.words[0]) && Has(run.gpu, row.words[1])) return &row;
-    }
-  }
-  return CannotMap("no figures of '" + run.gpu + "'", "gpu");
-}
-
-// Every GPU of the node to each other by two NVLinks, as four V100 have it;
-// cards on a bridge of their own.
-Cluster MakePairMesh(const GpuName& gpu, int nodes, int gpus,
-                     std::string_view nic, int nics_per_node, bool nvlink) {
-  Cluster cluster;
-  cluster.host = HostOf(gpu.host);
-  const int device = UseDeviceType(cluster, gpu.device);
-  const int pcie = UseLinkType(cluster, gpu.pcie);
-  std::vector<std::vector<VertexId>> nics;
-  for (int n = 0; n < nodes; ++n) {
-    const VertexId cpu =
-        AddVertex(cluster, VertexKind::kBridge, InNode(n, "cpu"));
-    std::vector<VertexId> vertices;
-    for (int g = 0; g < gpus; ++g) {
-      const DeviceId id = AddDevice(cluster, device, n, InNode(n, "gpu", g));
-      const VertexId vertex = cluster.devices[id.index()].vertex;
-      Connect(cluster, vertex, cpu, pcie);
-      for (const VertexId peer : vertices) {
-        if (nvlink) {
-          Connect(cluster, peer, vertex, UseLinkType(cluster, "nvlink2-x2"));
-        }
-      }
-      vertices.push_back(vertex);
-    }
-    nics.emplace_back();
-    for (int i = 0; i < nics_per_node; ++i) {
-      nics.back().push_back(
-          AddVertex(cluster, VertexKind::kNic, InNode(n, "nic", i)));
-      Connect(cluster, nics.back().back(), cpu, pcie);
-    }
-  }
-  ConnectRails(cluster, nics, nic);
-  return cluster;
 }
 
 // ---- Words ------------------------------------------------------------------
@@ -194,72 +47,81 @@ void Set(JsonValue& config, std::string_view key, double number) {
   config.fields[std::string(key)] = value;
 }
 
+// The stack by the words of the row: a name of a framework in the source; who
+// trains by fully sharded data parallelism does it in PyTorch; else attention
+// decides: on Hopper and later, or where the row has flash
+// attention, it is Megatron-Core's time.
+struct StackName {
+  std::string_view word;  // of the source
+  std::string_view stack;
+};
+constexpr StackName kStackNames[] = {
+    {"alpa docs", "xla-2022"},
+    {"alpa_ref", "xla-2022"},
+    {"intra_ablation", "xla-2022"},
+    {"benchmark/alpa", "xla-2022"},
+    {"transformers", "pytorch-eager-2022"},
+    {"neusight", "pytorch-eager-2022"},
+    {"llm-foundry", "pytorch-fsdp-2023"},
+    {"fsdp", "torchtitan-2024"},
+    {"torchtitan", "torchtitan-2024"},
+    {"ml-engineering", "torchtitan-2024"},
+    {"vtrain", "megatron-2021"},
+    {"megatron-deepspeed", "megatron-2021"},
+    {"bigscience", "megatron-2021"},
+    {"sc21", "megatron-2021"},
+    {"2205.05198", "megatron-2021"},
+    {"zero bubble", "megatron-2021"},
+    {"pythia", "megatron-2021"},
+    {"superscaler", "megatron-2021"},
+    {"nemo", "megatron-core-2024"},
+    {"megatron-bridge", "megatron-core-2024"},
+    {"megatron-lm", "megatron-core-2024"},
+    {"internevo", "megatron-core-2024"},
+};
+
+std::string_view StackNameOf(const PublishedRun& run) {
+  const std::string source = Lower(run.source);
+  for (const StackName& row : kStackNames) {
+    if (Has(source, row.word)) return row.stack;
+  }
+  if (Has(Lower(run.zero_stage), "fsdp")) return "torchtitan-2024";
+  const std::string flash = Lower(run.flash_attn);
+  const std::string gpu = Lower(run.gpu);
+  bool recent = !flash.empty() && flash != "no";
+  for (const std::string_view name : {"h100", "h200", "h800", "b200", "b300"}) {
+    recent |= Has(gpu, name);
+  }
+  return recent ? "megatron-core-2024" : "megatron-2021";
+}
+
 }  // namespace
 
-Result<Cluster> ClusterOf(const PublishedRun& run, Words& assumptions) {
-  TESSERA_TRY(const GpuName* gpu, GpuOf(run));
-  if (run.gpus < 1 || run.gpus > 65536) {
-    return CannotMap("is " + std::to_string(run.gpus), "gpus");
+Stack StackOf(const PublishedRun& run, std::span<const Stack> stacks,
+              Words& assumptions) {
+  const auto row = std::ranges::find(stacks, StackNameOf(run), &Stack::name);
+  TESSERA_CHECK(row != stacks.end()) << StackNameOf(run);
+  Stack stack = *row;
+  assumptions.push_back("stack " + stack.name);
+  const std::string flash = Lower(run.flash_attn);
+  if (flash == "no") {
+    stack.attention = StackAttention::kUnfused;
+  } else if (!flash.empty() && stack.attention == StackAttention::kUnfused) {
+    // Before FlashAttention-2 (July 2023).
+    stack.attention = StackAttention::kFlash1;
   }
-  int per_node = static_cast<int>(run.gpus_per_node);
-  if (per_node == 0) {
-    per_node = 8;
-    assumptions.push_back("8 GPUs in a node");
+  const std::string notes = Lower(run.overlap_notes);
+  if (Has(notes, "no tp overlap")) stack.tensor_exposed = 1;
+  if (Has(notes, "cuda graph") && Has(notes, "full_iteration")) {
+    stack.host_per_operator = Duration{};
   }
-  per_node = std::min<int>(per_node, static_cast<int>(run.gpus));
-  if (run.gpus % per_node != 0) {
-    return CannotMap(std::to_string(run.gpus) + " GPUs in nodes of " +
-                         std::to_string(per_node),
-                     "gpus_per_node");
+  const std::string precision = Lower(run.precision);
+  if (Has(precision, "fp4")) {
+    stack.products = ProductType::kFp4;
+  } else if (Has(precision, "fp8")) {
+    stack.products = ProductType::kFp8;
   }
-  const int nodes = static_cast<int>(run.gpus) / per_node;
-
-  std::string_view nic = gpu->nic;
-  int nics = std::max(1, per_node / gpu->gpus_per_nic);
-  if (nodes > 1) {
-    const auto found = std::ranges::find_if(
-        kNetworks,
-        [&](const NetworkName& row) { return Has(run.inter_link, row.words); });
-    if (found != kNetworks.end()) {
-      nic = found->nic;
-      if (found->nics_per_node > 0) nics = found->nics_per_node;
-    } else if (run.inter_link.empty() || Has(run.inter_link, "not stated")) {
-      assumptions.push_back("network: " + std::to_string(nics) + " x " +
-                            std::string(nic) + " in a node");
-    } else {
-      return CannotMap("no figures of '" + run.inter_link + "'", "inter_link");
-    }
-  }
-  if (run.intra_link.empty() && per_node > 1) {
-    assumptions.push_back("GPUs of a node joined as in the vendor's system");
-  }
-  const bool nvlink = !Has(run.intra_link, "PCIe");
-  if (gpu->inside == Inside::kCubeMesh && per_node == 8) {
-    return MakeCluster(
-        (gpu->device == "v100-sxm2-16gb" ? "p3.16xlarge:" : "dgx1-v100-32gb:") +
-        std::to_string(nodes));
-  }
-  if (gpu->inside == Inside::kPcie && per_node == 2) {
-    return MakeCluster(nvlink ? "titan-rtx-pair" : "titan-rtx-pair-nonvlink");
-  }
-  if (gpu->inside != Inside::kSwitch || !nvlink) {
-    return MakePairMesh(*gpu, nodes, per_node, nic, nics,
-                        nvlink && gpu->inside != Inside::kPcie);
-  }
-  if (per_node % nics != 0 && nics % per_node != 0) nics = per_node;
-  NvSwitchNode node;
-  node.device = gpu->device;
-  node.gpus = per_node;
-  node.nvlink = gpu->nvlink;
-  node.pcie = gpu->pcie;
-  node.gpus_per_nic = std::max(1, per_node / nics);
-  node.gpus_per_pcie_switch = std::max(node.gpus_per_nic, 2);
-  if (per_node % node.gpus_per_pcie_switch != 0) {
-    node.gpus_per_pcie_switch = node.gpus_per_nic;
-  }
-  node.nic = nic;
-  node.host = gpu->host;
-  return MakeNvSwitchCluster(node, nodes, std::nullopt);
+  return stack;
 }
 
 Result<Strategy> StrategyOf(const PublishedRun& run, Words& assumptions) {
@@ -281,7 +143,21 @@ Result<Strategy> StrategyOf(const PublishedRun& run, Words& assumptions) {
   }
   strategy.dp = static_cast<int>(run.gpus) / model;
   strategy.sp = run.seq_parallel == "yes" && strategy.tp > 1;
+  const std::string notes = Lower(run.notes);
+  if (run.vp == 0 && strategy.pp > 1 &&
+      StackNameOf(run) == "megatron-core-2024") {
+    // As its recipes do wherever the table has them.
+    strategy.vp =
+        static_cast<int>(std::max<int64_t>(1, run.layers / strategy.pp));
+    assumptions.push_back("interleaved by single layers");
+  }
   if (strategy.vp > 1) strategy.schedule = "interleaved";
+  if (strategy.pp > 1 &&
+      (Has(notes, "schedule zb-1p") || Has(notes, "schedule zb-h1") ||
+       Has(notes, "schedule zb-2p"))) {
+    strategy.schedule = "zb-h1";
+    if (Has(notes, "zb-2p")) assumptions.push_back("ZB-2p as ZB-H1");
+  }
 
   const std::string zero = Lower(run.zero_stage);
   if (zero.empty()) {
@@ -297,6 +173,15 @@ Result<Strategy> StrategyOf(const PublishedRun& run, Words& assumptions) {
   }
   if (Has(zero, "offload")) strategy.optimizer_tier = MemoryTier::kHost;
   if (Has(zero, "hsdp")) strategy.zero_group = Strategy::kWithinNode;
+  // "optimizer sharded over 8 GPUs, replicated beyond"
+  constexpr std::string_view kOver = "sharded over ";
+  if (const size_t at = zero.find(kOver); at != std::string::npos) {
+    const int ranks = std::atoi(zero.c_str() + at + kOver.size());
+    const int replicas = strategy.dp * strategy.cp;
+    if (ranks > 1 && ranks < replicas && replicas % ranks == 0) {
+      strategy.zero_group = ranks;
+    }
+  }
   // What replicas there are not cannot be cut.
   if (strategy.dp * strategy.cp * strategy.ep == 1) {
     strategy.zero = 0;
@@ -317,6 +202,9 @@ Result<Strategy> StrategyOf(const PublishedRun& run, Words& assumptions) {
 }
 
 Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
+  if (Has(Lower(run.model), "lora")) {
+    return CannotMap("'" + run.model + "' trains adapters only", "model");
+  }
   const std::string precision = Lower(run.precision);
   ImportOptions options;
   options.global_batch = run.global_batch;
@@ -324,10 +212,8 @@ Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
   if (precision.empty()) {
     options.dtype = DType::kBFloat16;
     assumptions.push_back("bf16");
-  } else if (Has(precision, "fp8") || Has(precision, "mxfp") ||
-             Has(precision, "nvfp")) {
-    return CannotMap("'" + run.precision + "' is not modelled", "precision");
-  } else if (Has(precision, "bf16")) {
+  } else if (Has(precision, "bf16") || Has(precision, "fp8") ||
+             Has(precision, "fp4")) {
     options.dtype = DType::kBFloat16;
   } else if (Has(precision, "fp16")) {
     options.dtype = DType::kFloat16;
@@ -339,8 +225,17 @@ Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
   const auto kv_heads =
       run.kv_heads.empty() ? std::optional(run.heads) : NumberIn(run.kv_heads);
   if (!kv_heads) return CannotMap("'" + run.kv_heads + "'", "kv_heads");
-  const bool gated = Lower(run.ffn_kind).starts_with("swiglu");
-  std::optional<int64_t> ffn = NumberIn(run.ffn);
+  const std::string kind = Lower(run.ffn_kind);
+  bool gated = kind.starts_with("swiglu") || kind.starts_with("geglu");
+  // "2880(expert)" is a number, too.
+  std::optional<int64_t> ffn =
+      NumberIn(std::string_view(run.ffn).substr(0, run.ffn.find('(')));
+  if (!gated && run.experts == 0 && ffn && *kv_heads != run.heads) {
+    // GPT-2's architecture has no grouped heads.
+    gated = true;
+    ffn = *ffn * 2 / 3;
+    assumptions.push_back("gated layers of two thirds the width");
+  }
   if (run.ffn.empty()) {
     ffn = 4 * run.hidden;
     assumptions.push_back("ffn of 4 hidden");
@@ -362,9 +257,16 @@ Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
     Set(json, "num_key_value_heads", static_cast<double>(*kv_heads));
     Set(json, "intermediate_size", static_cast<double>(*ffn));
     Set(json, "vocab_size", static_cast<double>(vocab));
+    if (run.hidden % std::max<int64_t>(1, run.heads) != 0 ||
+        run.hidden / run.heads % 2 != 0) {
+      Set(json, "head_dim", 64);
+      assumptions.push_back("heads of 64");
+    }
     Set(json, "max_position_embeddings", static_cast<double>(run.seq));
     if (run.experts > 0) {
       Set(json, "num_local_experts", static_cast<double>(run.experts));
+      // Tokens are spread evenly over the experts.
+      Set(json, "expert_capacity_factor", 1);
       Set(json, "num_experts_per_tok",
           static_cast<double>(std::max<int64_t>(1, run.topk)));
     }
@@ -377,9 +279,6 @@ Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
     Set(json, "n_positions", static_cast<double>(run.seq));
     for (const char* key : {"embd_pdrop", "resid_pdrop", "attn_pdrop"}) {
       Set(json, key, 0);
-    }
-    if (*kv_heads != run.heads) {
-      return CannotMap("grouped heads without SwiGLU", "kv_heads");
     }
   }
   ModelConfig config("line " + std::to_string(run.line), std::move(json));

@@ -58,6 +58,7 @@ proto::Cluster ToProto(const Cluster& cluster) {
     row.set_concurrent_streams(type.concurrent_streams);
     row.set_shared_memory(type.shared_memory);
     row.set_peak_fp8_flops_per_second(type.peak_fp8.value);
+    row.set_peak_fp4_flops_per_second(type.peak_fp4.value);
     row.set_generation(std::string(NameOf(type.generation)));
     row.set_multiprocessors(type.multiprocessors);
     if (type.upkeep != Upkeep{}) {
@@ -85,6 +86,23 @@ proto::Cluster ToProto(const Cluster& cluster) {
     row.set_storage_bytes(cluster.host->storage.value);
     row.set_storage_read_bytes_per_second(cluster.host->storage_read.value);
     row.set_storage_write_bytes_per_second(cluster.host->storage_write.value);
+  }
+  if (cluster.stack != Stack()) {
+    const Stack& stack = cluster.stack;
+    proto::Stack& row = *out.mutable_stack();
+    row.set_name(stack.name);
+    row.set_source(stack.source);
+    row.set_host_seconds_per_operator(stack.host_per_operator.seconds());
+    row.set_overlaps(stack.overlaps);
+    row.set_attention(static_cast<proto::StackAttention>(stack.attention));
+    row.set_fuses_projections(stack.fuses_projections);
+    row.set_seconds_per_step(stack.per_step.seconds());
+    row.set_logits_passes(stack.logits_passes);
+    row.set_kernel_traffic(stack.kernel_traffic);
+    row.set_optimizer_traffic(stack.optimizer_traffic);
+    row.set_sustained(stack.sustained);
+    row.set_tensor_exposed(stack.tensor_exposed);
+    row.set_products(static_cast<proto::ProductType>(stack.products));
   }
   for (const Vertex& vertex : cluster.vertices) {
     proto::Vertex& row = *out.add_vertices();
@@ -128,6 +146,7 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
     type.concurrent_streams = row.concurrent_streams();
     type.shared_memory = row.shared_memory();
     type.peak_fp8 = {row.peak_fp8_flops_per_second()};
+    type.peak_fp4 = {row.peak_fp4_flops_per_second()};
     auto generation = ParseGpuGeneration(row.generation());
     if (!generation) {
       return generation.error().At(At("device_types", i, "generation"));
@@ -158,6 +177,34 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
                     {row.storage_bytes()},
                     {row.storage_read_bytes_per_second()},
                     {row.storage_write_bytes_per_second()}};
+  }
+  if (in.has_stack()) {
+    const proto::Stack& row = in.stack();
+    out.stack.name = row.name();
+    out.stack.source = row.source();
+    TESSERA_TRY(out.stack.host_per_operator,
+                ToDuration(row.host_seconds_per_operator(),
+                           "stack.host_seconds_per_operator"));
+    out.stack.overlaps = row.overlaps();
+    if (row.attention() < 0 ||
+        row.attention() > proto::STACK_ATTENTION_UNFUSED) {
+      return InvalidInput("must be STACK_ATTENTION_FUSED, _FLASH_1 or _UNFUSED",
+                          "stack.attention");
+    }
+    out.stack.attention = static_cast<StackAttention>(row.attention());
+    out.stack.fuses_projections = row.fuses_projections();
+    TESSERA_TRY(out.stack.per_step,
+                ToDuration(row.seconds_per_step(), "stack.seconds_per_step"));
+    out.stack.logits_passes = row.logits_passes();
+    out.stack.kernel_traffic = row.kernel_traffic();
+    out.stack.optimizer_traffic = row.optimizer_traffic();
+    out.stack.sustained = row.sustained();
+    out.stack.tensor_exposed = row.tensor_exposed();
+    if (row.products() < 0 || row.products() > proto::PRODUCT_TYPE_FP4) {
+      return InvalidInput("must be PRODUCT_TYPE_AS_VALUES, _FP8 or _FP4",
+                          "stack.products");
+    }
+    out.stack.products = static_cast<ProductType>(row.products());
   }
   for (int i = 0; i < in.vertices_size(); ++i) {
     const int kind = in.vertices(i).kind();
@@ -191,6 +238,7 @@ std::string AsInFile(std::string where) {
       {"].peak_bf16", "].peak_bf16_flops_per_second"},
       {"].peak_fp16", "].peak_fp16_flops_per_second"},
       {"].peak_fp8", "].peak_fp8_flops_per_second"},
+      {"].peak_fp4", "].peak_fp4_flops_per_second"},
       {"].memory_bandwidth", "].memory_bandwidth_bytes_per_second"},
       {"].launch_overhead", "].launch_overhead_seconds"},
       {"].upkeep.price", "].upkeep.price_usd_per_hour"},

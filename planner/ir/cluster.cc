@@ -78,9 +78,9 @@ void CheckDeviceType(const DeviceType& type, const std::string& at,
                            at + ".memory");
   const double peaks[] = {type.peak_fp64.value, type.peak_fp32.value,
                           type.peak_bf16.value, type.peak_fp16.value,
-                          type.peak_fp8.value};
+                          type.peak_fp8.value,  type.peak_fp4.value};
   const char* const names[] = {".peak_fp64", ".peak_fp32", ".peak_bf16",
-                               ".peak_fp16", ".peak_fp8"};
+                               ".peak_fp16", ".peak_fp8",  ".peak_fp4"};
   bool computes = false;
   for (size_t i = 0; i < std::size(peaks); ++i) {
     problems.RequireNotNegative(peaks[i], at + names[i]);
@@ -111,6 +111,18 @@ void CheckDeviceType(const DeviceType& type, const std::string& at,
   problems.RequireNotNegative(type.upkeep.price, at + ".upkeep.price");
   problems.RequireNotNegative(type.upkeep.power, at + ".upkeep.power");
   problems.RequireNotNegative(type.upkeep.mtbf, at + ".upkeep.mtbf");
+}
+
+void CheckStack(const Stack& stack, Problems& problems) {
+  problems.RequireLatency(stack.host_per_operator.seconds(),
+                          "stack.host_per_operator");
+  problems.RequireLatency(stack.per_step.seconds(), "stack.per_step");
+  problems.RequireNotNegative(stack.logits_passes, "stack.logits_passes");
+  problems.RequireNotNegative(stack.kernel_traffic, "stack.kernel_traffic");
+  problems.RequireNotNegative(stack.optimizer_traffic,
+                              "stack.optimizer_traffic");
+  problems.RequireFraction(stack.sustained, "stack.sustained");
+  problems.RequireNotNegative(stack.tensor_exposed, "stack.tensor_exposed");
 }
 
 void CheckHost(const Host& host, Problems& problems) {
@@ -303,6 +315,7 @@ std::vector<Error> Validate(const Cluster& cluster) {
   }
   const size_t before_graph = problems.errors.size();
   if (cluster.host) CheckHost(*cluster.host, problems);
+  CheckStack(cluster.stack, problems);
   CheckDevices(cluster, problems);
   CheckLinks(cluster, problems);
   if (problems.errors.size() == before_graph) CheckConnected(cluster, problems);

@@ -16,6 +16,7 @@
 #include "planner/base/result.h"
 #include "planner/base/units.h"
 #include "planner/ir/dtype.h"
+#include "planner/ir/stack.h"
 
 namespace tessera {
 
@@ -59,6 +60,7 @@ struct DeviceType {
   // Of products whose operands are rounded to 8 bits on the way in; no tensor
   // has such elements.
   FlopsPerSecond peak_fp8;
+  FlopsPerSecond peak_fp4;  // the same with 4 bits
   BytesPerSecond memory_bandwidth;  // peak
   // Both set, or neither.
   GpuGeneration generation = GpuGeneration::kNone;
@@ -134,6 +136,7 @@ struct Cluster {
   std::vector<Device> devices;  // in rank order
   std::vector<Link> links;
   std::optional<Host> host;  // of every node; without it nothing leaves devices
+  Stack stack;               // the software of every node
 
   const DeviceType& TypeOf(DeviceId device) const {
     return device_types[static_cast<size_t>(devices[device.index()].type)];

@@ -30,6 +30,7 @@ LoweringContext::LoweringContext(const Graph& graph, const Cluster& cluster,
       overlaps_(Overlaps(plan.groups)) {
   for (const auto& others : overlaps_) devices_are_shared_ |= !others.empty();
   concurrent_streams_ =
+      cluster.stack.overlaps &&
       cluster.TypeOf(plan.groups[0].devices[0]).concurrent_streams;
   PlaceNodes();
   FindInputRoots();

@@ -48,6 +48,7 @@ struct GpuRow {
   double fp64, fp32, bf16, fp16, fp8;
   // What large 16-bit products reach of the peak (fp32 where there are none).
   double efficiency;
+  double fp4 = 0;
 };
 
 DeviceType Gpu(const GpuRow& row) {
@@ -63,6 +64,7 @@ DeviceType Gpu(const GpuRow& row) {
   type.peak_bf16 = {row.bf16 * kTera};
   type.peak_fp16 = {row.fp16 * kTera};
   type.peak_fp8 = {row.fp8 * kTera};
+  type.peak_fp4 = {row.fp4 * kTera};
   type.compute_efficiency = row.efficiency;
   type.memory_efficiency = kStreaming;
   type.launch_overhead = Duration::FromSeconds(KernelFloor(row.generation));
@@ -146,23 +148,24 @@ std::vector<GpuRow> MakeGpus() {
        "NVIDIA DGX B200 datasheet (2024): 1,440 GB, 64 TB/s, 18 PFLOP/s dense "
        "bf16, 36 fp8, 296 TFLOP/s fp64, 600 TFLOP/s fp32 over 8 GPUs" +
            b200,
-       kBlackwell, 148, 183359, 8000, 37, 75, 2250, 2250, 4500, kB200},
+       kBlackwell, 148, 183359, 8000, 37, 75, 2250, 2250, 4500, kB200, 9000},
       {"gb200-186gb",
        "NVIDIA GB200 NVL72 datasheet (2024): 13.4 TB, 576 TB/s, 180 PFLOP/s "
        "dense bf16, 360 fp8, 2,880 TFLOP/s fp64, 5,760 TFLOP/s fp32 over 72 "
        "GPUs" +
            gb200,
-       kBlackwell, 152, 189471, 8000, 40, 80, 2500, 2500, 5000, kGb200},
+       kBlackwell, 152, 189471, 8000, 40, 80, 2500, 2500, 5000, kGb200, 10000},
       {"b300-sxm-288gb",
        "NVIDIA DGX B300 datasheet (2025): 2.3 TB, 64 TB/s, 36 PFLOP/s dense "
        "fp8 over 8 GPUs; bf16 half of it; fp64 10 TFLOP/s over 8; fp32 as "
        "B200; efficiency: as B200",
-       kBlackwell, 148, 274658, 8000, 1.25, 75, 2250, 2250, 4500, kB200},
+       kBlackwell, 148, 274658, 8000, 1.25, 75, 2250, 2250, 4500, kB200, 13500},
       {"gb300-288gb",
        "NVIDIA GB300 NVL72 datasheet (2025): 20 TB, 576 TB/s, 360 PFLOP/s "
        "dense fp8, 180 bf16, 100 TFLOP/s fp64 over 72 GPUs; fp32 as GB200; "
        "efficiency: as GB200",
-       kBlackwell, 152, 264909, 8000, 1.39, 80, 2500, 2500, 5000, kGb200},
+       kBlackwell, 152, 264909, 8000, 1.39, 80, 2500, 2500, 5000, kGb200,
+       15000},
       {"v100-sxm2-16gb", "NVIDIA V100 datasheet (2018)" + v100, kVolta, 80,
        16160, 900, 7.8, 15.7, 0, 125, 0, kV100},
       {"v100-sxm2-32gb", "NVIDIA V100 datasheet (2018)" + v100, kVolta, 80,
@@ -331,6 +334,8 @@ std::vector<LinkType> MakeLinkTypes() {
           "pcie3-x16",
           6.1 * kGiga, kPcieLatency),
       row("pcie4-host", "assumed: twice pcie3-host", 12.2 * kGiga,
+          kPcieLatency),
+      row("pcie5-host", "assumed: twice pcie4-host", 24.4 * kGiga,
           kPcieLatency),
       row("ib-fdr", "FDR InfiniBand, 54.5 Gb/s of data" + nic,
           kNic * 54.5 / 8 * kGiga, kInfiniBandLatency),

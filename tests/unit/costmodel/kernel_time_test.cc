@@ -86,8 +86,9 @@ TEST(MatmulSeconds, AWaveMoreIsAStep) {
 }
 
 TEST(MatmulSeconds, FewerBitsAreFasterAndALoadSlows) {
-  const MatmulMode fp8 = {
-      .dtype = DType::kBFloat16, .fp8 = true, .loaded = false};
+  const MatmulMode fp8 = {.dtype = DType::kBFloat16,
+                          .products = ProductType::kFp8,
+                          .loaded = false};
   MatmulShape shape = {.m = 8192, .n = 8192, .k = 8192};
   for (const char* name : {"h100-sxm5-80gb", "b200-sxm-180gb", "l40s-48gb"}) {
     const DeviceType& device = DeviceTypeNamed(name);
@@ -118,7 +119,9 @@ TEST(MatmulSeconds, TheBestEightBitProducts) {
     const double seconds = MatmulSeconds(
         DeviceTypeNamed(best.device),
         {.m = best.m, .n = best.n, .k = best.k, .operand_bytes = 1},
-        {.dtype = DType::kBFloat16, .fp8 = true, .loaded = false});
+        {.dtype = DType::kBFloat16,
+         .products = ProductType::kFp8,
+         .loaded = false});
     EXPECT_NEAR(2 * best.m * best.n * best.k / seconds / 1e12, best.tflops,
                 0.15 * best.tflops)
         << best.device;

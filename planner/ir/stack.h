@@ -1,0 +1,60 @@
+#pragma once
+// Stack: the training software that runs on a cluster, as far as it decides how
+// long a step takes: what its kernels are, how fast its host starts them, and
+// what it runs beside each other.
+//
+// A plain value. The default is Tessera's own runtime; other stacks are rows of
+// planner/topology/stacks.h.
+
+#include <cstdint>
+#include <string>
+
+#include "planner/base/units.h"
+
+namespace tessera {
+
+// What products of activations and weights are computed in.
+enum class ProductType : uint8_t { kAsValues, kFp8, kFp4 };
+
+enum class StackAttention : uint8_t {
+  kFused,    // FlashAttention-2, on Hopper and later cuDNN's
+  kFlash1,   // FlashAttention as it first was
+  kUnfused,  // writes the scores of every pair of tokens to memory and reads
+             // them back (product, softmax, dropout, product)
+};
+
+struct Stack {
+  std::string name = "tessera";
+  std::string source = "Tessera's own runtime";
+  // Of the host, to start the kernels of one operator's forward or backward. A
+  // device that computes faster waits for it.
+  Duration host_per_operator;
+  // Whether communication runs beside compute.
+  bool overlaps = true;
+  StackAttention attention = StackAttention::kFused;
+  // Layers that read the same activation (queries, keys and values; gate and
+  // up) are one product.
+  bool fuses_projections = false;
+  // Times that the loss goes over its logits in fp32, beyond the fused kernel
+  // that reads them once in each direction.
+  double logits_passes = 0;
+  // Memory traffic of kernels between the products (norms, activations, sums)
+  // over that of one pass over their operands and results.
+  double kernel_traffic = 1;
+  // Memory traffic of the optimizer's step over that of a fused kernel which
+  // reads and writes each value once.
+  double optimizer_traffic = 1;
+  // What matrix products reach in a long step of what they reach alone: clocks
+  // sink under sustained power, caches are cold. In (0, 1].
+  double sustained = 1;
+  // The share of the time of collectives of activations over tensor-parallel
+  // ranks that no product hides. In [0, 1].
+  double tensor_exposed = 1;
+  ProductType products = ProductType::kAsValues;
+  // Between the passes and the optimizer's step, once a step: synchronisation
+  // with the host, bookkeeping, the next batch.
+  Duration per_step;
+  bool operator==(const Stack&) const = default;
+};
+
+}  // namespace tessera

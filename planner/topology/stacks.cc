@@ -1,0 +1,223 @@
+#include "planner/topology/stacks.h"
+
+#include <algorithm>
+#include <charconv>
+#include <vector>
+
+#include "planner/base/check.h"
+#include "planner/base/table.h"
+
+namespace tessera {
+namespace {
+
+// What is fitted, by the stack's name (tools/fit_stacks.py).
+struct StackFigures {
+  std::string_view name;
+  double host_per_operator;  // s
+  double logits_passes;
+  double kernel_traffic;
+  double optimizer_traffic;
+  double sustained;
+  double tensor_exposed;
+  double per_step;  // s
+};
+
+constexpr StackFigures kFigures[] = {
+#include "planner/topology/stack_constants.inc"
+};
+
+Stack Fitted(std::string_view name, std::string source) {
+  const auto* const row =
+      std::ranges::find(kFigures, name, &StackFigures::name);
+  TESSERA_CHECK(row != std::end(kFigures)) << name;
+  Stack stack;
+  stack.name = name;
+  stack.source = std::move(source);
+  stack.host_per_operator = Duration::FromSeconds(row->host_per_operator);
+  stack.logits_passes = row->logits_passes;
+  stack.kernel_traffic = row->kernel_traffic;
+  stack.optimizer_traffic = row->optimizer_traffic;
+  stack.sustained = row->sustained;
+  stack.tensor_exposed = row->tensor_exposed;
+  stack.per_step = Duration::FromSeconds(row->per_step);
+  stack.fuses_projections = true;
+  return stack;
+}
+
+std::vector<Stack> MakeStacks() {
+  std::vector<Stack> stacks = {
+      Stack(),  // Tessera's own
+      Fitted("megatron-2021",
+             "Megatron-LM and Megatron-DeepSpeed of 2021 and 2022: fp16, "
+             "attention of separate products and a fused softmax, Apex's fused "
+             "Adam, no communication beside kernels"),
+      Fitted("megatron-core-2024",
+             "Megatron-Core, NeMo and Megatron-Bridge since 2023: Transformer "
+             "Engine, cuDNN attention, distributed optimizer overlapped with "
+             "the passes"),
+      Fitted("torchtitan-2024",
+             "PyTorch's fully sharded data parallelism with flash attention "
+             "(llm-foundry, fms-fsdp, torchtitan)"),
+      Fitted("pytorch-fsdp-2023",
+             "PyTorch's first fully sharded data parallelism with Triton's or "
+             "the first FlashAttention (llm-foundry)"),
+      Fitted("pytorch-eager-2022",
+             "PyTorch with distributed data parallelism (Hugging Face "
+             "transformers): attention of separate kernels"),
+      Fitted("xla-2022",
+             "JAX's XLA of 2022 as Alpa has it: compiled, attention not fused, "
+             "no communication beside kernels"),
+  };
+  for (Stack& stack : stacks) {
+    if (stack.name == "megatron-2021" || stack.name == "xla-2022") {
+      stack.overlaps = false;
+    }
+    if (stack.name == "pytorch-eager-2022" || !stack.overlaps) {
+      stack.attention = StackAttention::kUnfused;
+    } else if (stack.name == "pytorch-fsdp-2023") {
+      stack.attention = StackAttention::kFlash1;
+    }
+  }
+  return stacks;
+}
+
+Error BadValue(std::string_view key, std::string_view value,
+               std::string_view expected) {
+  return InvalidInput(
+      "'" + std::string(value) + "': expected " + std::string(expected),
+      std::string(key));
+}
+
+Result<double> Number(std::string_view key, std::string_view text, double least,
+                      double most) {
+  double value = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() ||
+      !(value >= least && value <= most)) {
+    char range[64];
+    std::snprintf(range, sizeof range, "a number from %g to %g", least, most);
+    return BadValue(key, text, range);
+  }
+  return value;
+}
+
+Result<void> SetFlag(std::string_view key, std::string_view text, bool& flag) {
+  if (text != "0" && text != "1") return BadValue(key, text, "0 or 1");
+  flag = text == "1";
+  return {};
+}
+
+// The names of an enumeration's values, in their order.
+constexpr std::string_view kAttentionNames[] = {"fused", "flash1", "unfused"};
+constexpr std::string_view kProductNames[] = {"as-values", "fp8", "fp4"};
+
+template <typename Enum>
+Result<void> SetName(std::string_view key, std::string_view text,
+                     std::span<const std::string_view> names, Enum& value) {
+  const auto found = std::ranges::find(names, text);
+  if (found == names.end()) return UnknownName(key, text, names);
+  value = static_cast<Enum>(found - names.begin());
+  return {};
+}
+
+// One row for each key of ParseStack.
+struct Key {
+  std::string_view name;
+  Result<void> (*set)(Stack& stack, std::string_view key,
+                      std::string_view value);
+};
+
+template <double Stack::*kField, int kMost>
+Result<void> SetNumber(Stack& stack, std::string_view key,
+                       std::string_view value) {
+  TESSERA_TRY(stack.*kField, Number(key, value, 0, kMost));
+  return {};
+}
+
+constexpr Key kKeys[] = {
+    {"host",
+     [](Stack& stack, std::string_view key,
+        std::string_view value) -> Result<void> {
+       TESSERA_TRY(const double seconds, Number(key, value, 0, 1));
+       stack.host_per_operator = Duration::FromSeconds(seconds);
+       return {};
+     }},
+    {"overlap",
+     [](Stack& stack, std::string_view key, std::string_view value) {
+       return SetFlag(key, value, stack.overlaps);
+     }},
+    {"attention",
+     [](Stack& stack, std::string_view key, std::string_view value) {
+       return SetName(key, value, kAttentionNames, stack.attention);
+     }},
+    {"step",
+     [](Stack& stack, std::string_view key,
+        std::string_view value) -> Result<void> {
+       TESSERA_TRY(const double seconds, Number(key, value, 0, 1));
+       stack.per_step = Duration::FromSeconds(seconds);
+       return {};
+     }},
+    {"fuse",
+     [](Stack& stack, std::string_view key, std::string_view value) {
+       return SetFlag(key, value, stack.fuses_projections);
+     }},
+    {"logits", SetNumber<&Stack::logits_passes, 100>},
+    {"traffic", SetNumber<&Stack::kernel_traffic, 100>},
+    {"optimizer", SetNumber<&Stack::optimizer_traffic, 100>},
+    {"sustained",
+     [](Stack& stack, std::string_view key,
+        std::string_view value) -> Result<void> {
+       TESSERA_TRY(stack.sustained, Number(key, value, 0.01, 1));
+       return {};
+     }},
+    {"tensor-exposed", SetNumber<&Stack::tensor_exposed, 1>},
+    {"products",
+     [](Stack& stack, std::string_view key,
+        std::string_view value) -> Result<void> {
+       return SetName(key, value, kProductNames, stack.products);
+     }},
+};
+
+}  // namespace
+
+std::span<const Stack> Stacks() {
+  static const std::vector<Stack> stacks = MakeStacks();
+  return stacks;
+}
+
+const Stack& StackNamed(std::string_view name) {
+  const auto stacks = Stacks();
+  const auto row = std::ranges::find(stacks, name, &Stack::name);
+  TESSERA_CHECK(row != stacks.end()) << name;
+  return *row;
+}
+
+Result<Stack> ParseStack(std::string_view text) {
+  const std::string_view name = text.substr(0, text.find(','));
+  std::vector<std::string_view> names;
+  for (const Stack& row : Stacks()) names.push_back(row.name);
+  if (std::ranges::find(names, name) == names.end()) {
+    return UnknownName("stack", name, names);
+  }
+  Stack stack = StackNamed(name);
+  for (size_t at = name.size(); at < text.size();) {
+    const size_t end = std::min(text.find(',', at + 1), text.size());
+    const std::string_view word = text.substr(at + 1, end - at - 1);
+    at = end;
+    const std::string_view key = word.substr(0, word.find('='));
+    const auto* const row = std::ranges::find(kKeys, key, &Key::name);
+    if (row == std::end(kKeys)) {
+      std::vector<std::string_view> keys;
+      for (const Key& known : kKeys) keys.push_back(known.name);
+      return UnknownName("key", key, keys);
+    }
+    if (key.size() == word.size()) {
+      return InvalidInput("needs a value", std::string(key));
+    }
+    TESSERA_RETURN_IF_ERROR(row->set(stack, key, word.substr(key.size() + 1)));
+  }
+  return stack;
+}
+
+}  // namespace tessera

@@ -1,0 +1,190 @@
+#include "costmodel/validate/published_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <numeric>
+
+#include "costmodel/validate/published_cluster.h"
+#include "costmodel/validate/replay.h"
+#include "planner/plan/strategy.h"
+#include "planner/plan/validate.h"
+#include "planner/topology/stacks.h"
+
+namespace tessera {
+namespace {
+
+using testing::Contains;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// Row 1 of Korthikanti et al. 2022, Table 5: 22B on 8 A100.
+PublishedRun Selene22B() {
+  PublishedRun run;
+  run.id = "x";
+  run.source = "Korthikanti et al., arXiv 2205.05198";
+  run.layers = 48;
+  run.hidden = 6144;
+  run.heads = 64;
+  run.kv_heads = "64";
+  run.ffn = "24576";
+  run.ffn_kind = "gelu";
+  run.vocab = 51200;
+  run.seq = 2048;
+  run.gpu = "A100-80GB-SXM (Selene DGX A100)";
+  run.gpus = 8;
+  run.gpus_per_node = 8;
+  run.intra_link = "NVLink3/NVSwitch";
+  run.inter_link = "HDR InfiniBand, 8 HCAs per node";
+  run.global_batch = 4;
+  run.micro_batch = 4;
+  run.tp = 8;
+  run.pp = 1;
+  run.zero_stage = "0";
+  run.seq_parallel = "yes";
+  run.recompute = "selective";
+  run.precision = "fp16 mixed";
+  run.flash_attn = "no";
+  run.time_s = 1.1;
+  return run;
+}
+
+TEST(Network, IsReadFromWords) {
+  const struct {
+    const char* words;
+    const char* link;
+    double gbit_per_card;
+    int cards;
+  } cases[] = {
+      {"8x HDR InfiniBand 200 Gb/s per node", "ib-hdr", 200, 8},
+      {"HDR InfiniBand, 8 HCAs per node", "ib-hdr", 200, 8},
+      {"800 Gb/s per node (config=800)", "ib-hdr", 100, 8},
+      {"1600 Gbps per node RoCE", "ib-hdr", 200, 8},
+      {"4x 100 Gb/s RoCE per node", "ib-hdr", 100, 4},
+      {"NDR InfiniBand", "ib-ndr", 400, 8},
+      {"EFA 3200 Gbps", "efa-4x100g", 400, 8},
+      {"25 Gb/s Ethernet", "ena-25g", 25, 1},
+      {"Omni-Path (Jean Zay)", "ib-edr", 100, 4},
+      {"GPUDirect-TCPX 1,000 Gb/s", "efa-100g", 250, 4},
+  };
+  for (const auto& c : cases) {
+    const auto network = ReadNetwork(c.words, 8);
+    ASSERT_TRUE(network) << c.words;
+    EXPECT_EQ(network->link, c.link) << c.words;
+    EXPECT_DOUBLE_EQ(network->gbit_per_card, c.gbit_per_card) << c.words;
+    EXPECT_EQ(network->cards, c.cards) << c.words;
+  }
+  EXPECT_EQ(ReadNetwork("", 8), std::nullopt);
+  EXPECT_EQ(ReadNetwork("RoCE RDMA (rate not stated)", 8), std::nullopt);
+}
+
+// Every GPU that the field uses gives a valid cluster, of one node and of two.
+TEST(PublishedCluster, KnowsTheGpusOfTheField) {
+  for (const char* gpu :
+       {"P100",           "V100-16GB",  "V100-SXM2-32GB", "T4",
+        "A10G-24GB",      "A40",        "A100",           "A100-40GB",
+        "A100-PCIe-80GB", "A800-80GB",  "H100-80GB",      "H100-PCIe",
+        "H800",           "H200-141GB", "B200",           "B300",
+        "GB200",          "GB300",      "L40S",           "L4",
+        "TITAN RTX 24GB", "RTX 4090"}) {
+    for (const int gpus : {1, 2, 4, 8, 16}) {
+      PublishedRun run = Selene22B();
+      run.gpu = gpu;
+      run.gpus = gpus;
+      run.gpus_per_node = 8;
+      run.intra_link = run.inter_link = "";
+      std::vector<std::string> assumptions;
+      const auto cluster = ClusterOf(run, assumptions);
+      ASSERT_TRUE(cluster) << gpu << " " << cluster.error().ToString();
+      EXPECT_THAT(Validate(*cluster), IsEmpty()) << gpu;
+      EXPECT_EQ(std::ssize(cluster->devices), gpus) << gpu;
+    }
+  }
+  PublishedRun run = Selene22B();
+  run.gpu = "TPU v4";
+  std::vector<std::string> assumptions;
+  const auto cluster = ClusterOf(run, assumptions);
+  ASSERT_FALSE(cluster);
+  EXPECT_EQ(cluster.error().where, "gpu");
+}
+
+TEST(PublishedCluster, TakesTheRowsNetwork) {
+  PublishedRun run = Selene22B();
+  run.gpus = 16;
+  run.inter_link = "4x 100 Gb/s RoCE per node";
+  std::vector<std::string> assumptions;
+  const auto cluster = ClusterOf(run, assumptions);
+  ASSERT_TRUE(cluster);
+  EXPECT_THAT(assumptions, IsEmpty());
+  int cards = 0;
+  for (const Vertex& vertex : cluster->vertices) {
+    cards += vertex.kind == VertexKind::kNic;
+  }
+  EXPECT_EQ(cards, 2 * 4);
+  // 84 % of 12.5 GB/s.
+  EXPECT_THAT(
+      cluster->link_types,
+      Contains(testing::Field(&LinkType::bandwidth,
+                              testing::Field(&BytesPerSecond::value,
+                                             testing::DoubleNear(10.5e9, 1)))));
+}
+
+TEST(Replay, MakesTheGraphAndTheStrategy) {
+  const PublishedRun run = Selene22B();
+  std::vector<std::string> assumptions;
+  const auto strategy = StrategyOf(run, assumptions);
+  ASSERT_TRUE(strategy) << strategy.error().ToString();
+  EXPECT_EQ(ToString(*strategy),
+            "dp1 tp8 pp1 mbs4 zero0 sp1 recompute selective");
+  const auto graph = GraphOf(run, assumptions);
+  ASSERT_TRUE(graph) << graph.error().ToString();
+  int64_t parameters = 0;
+  for (const Tensor& tensor : graph->tensors) {
+    if (tensor.kind == TensorKind::kWeight) {
+      parameters += std::accumulate(tensor.shape.begin(), tensor.shape.end(),
+                                    int64_t{1}, std::multiplies<>());
+    }
+  }
+  // 12 l h^2 (1 + 13/(12 h) + (V + s)/(12 l h)) (Narayanan et al. 2021, eq. 2),
+  // and the last norm's 2 h.
+  EXPECT_EQ(parameters, 48 * (12LL * 6144 * 6144 + 13LL * 6144) +
+                            (51200LL + 2048) * 6144 + 2 * 6144);
+}
+
+TEST(Replay, ChoosesTheStackByTheRow) {
+  std::vector<std::string> assumptions;
+  PublishedRun run = Selene22B();
+  EXPECT_EQ(StackOf(run, Stacks(), assumptions).name, "megatron-2021");
+  EXPECT_EQ(StackOf(run, Stacks(), assumptions).attention,
+            StackAttention::kUnfused);
+  run.source = "someone's own runs";
+  run.flash_attn = "yes";
+  EXPECT_EQ(StackOf(run, Stacks(), assumptions).name, "megatron-core-2024");
+  EXPECT_EQ(StackOf(run, Stacks(), assumptions).attention,
+            StackAttention::kFused);
+  run.precision = "MXFP8";
+  EXPECT_EQ(StackOf(run, Stacks(), assumptions).products, ProductType::kFp8);
+  run.zero_stage = "3 (FSDP)";
+  EXPECT_EQ(StackOf(run, Stacks(), assumptions).name, "torchtitan-2024");
+}
+
+class PublishedRuns : public testing::Test {
+ protected:
+  std::string Write(const std::string& text) {
+    const std::string path = testing::TempDir() + "published_run_test.csv";
+    std::ofstream(path) << text;
+    return path;
+  }
+};
+
+TEST_F(PublishedRuns, NamesWhatIsWrong) {
+  const auto missing = ReadPublishedRuns(Write("id,source\na,b\n"));
+  ASSERT_FALSE(missing);
+  EXPECT_THAT(missing.error().ToString(), HasSubstr("no such column"));
+  const auto none = ReadPublishedRuns(testing::TempDir() + "there-is-none.csv");
+  ASSERT_FALSE(none);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Fits the figures of stack profiles to published training runs.
+
+Each stack's figures are searched over fixed grids, one after the other, for the
+least mean over sources of the mean absolute percentage error of the rows that
+the stack stands for. Every source is held out in turn: its error is that of
+figures fitted to the others. The figures written are those fitted to all.
+
+  tools/fit_stacks.py build/tessera runs.csv -o planner/topology/stack_constants.inc
+"""
+
+import argparse
+import csv
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+
+# What is searched, by key of --stack. Host times in seconds.
+GRIDS = {
+    "host": [0, 5e-6, 1e-5, 2e-5, 3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 8e-5, 1e-4],
+    "logits": [0, 4, 8, 12, 16],
+    "traffic": [1, 1.25, 1.5, 1.75, 2, 2.5],
+    "optimizer": [1, 1.5, 2, 3],
+    "sustained": [1, 0.95, 0.9, 0.85, 0.8, 0.75],
+    "tensor-exposed": [1, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0],
+}
+# Which figures of a stack are free: what its rows can tell apart.
+FREE = {
+    "megatron-2021": ["host", "logits", "sustained", "traffic"],
+    "megatron-core-2024": ["sustained", "traffic", "tensor-exposed"],
+    "torchtitan-2024": ["sustained", "traffic"],
+    "pytorch-fsdp-2023": ["sustained", "traffic"],
+    "pytorch-eager-2022": ["host", "sustained", "traffic"],
+    "xla-2022": ["sustained"],
+}
+# What rows cannot tell apart, with where it is from. Host: 5 to 10 us are what
+# PyTorch takes for a kernel's launch through its dispatcher; Logits: a softmax
+# of separate kernels in fp32 (maximum, difference, exponential, sum, quotient,
+# each read and written) or one fused with its casts. Optimizer: Megatron's
+# copies of gradients and parameters between precisions, unscaling and clipping
+# beside Adam itself.
+FIXED = {
+    "megatron-2021": {"optimizer": 2},
+    "megatron-core-2024": {"host": 1e-5, "logits": 4},
+    "torchtitan-2024": {"host": 1e-5, "logits": 4},
+    "pytorch-fsdp-2023": {"host": 1e-5, "logits": 4},
+    "pytorch-eager-2022": {"logits": 4, "optimizer": 2},
+    "xla-2022": {"logits": 2},
+}
+ROWS_PER_SOURCE = 40
+DEFAULTS = {"host": 0, "logits": 4, "traffic": 1, "optimizer": 1,
+            "sustained": 1, "tensor-exposed": 1, "step": 0}
+
+
+class Runs:
+    """Predictions of all rows of one stack, kept by its figures."""
+
+    def __init__(self, tessera, table, stack):
+        self.tessera, self.stack = tessera, stack
+        self.kept = {}
+        # Only the rows that the stack stands for, of each source a sample
+        # spread evenly over its table.
+        by_source = {}
+        for row in self._rows(table):
+            by_source.setdefault(row["source"], []).append(row["id"])
+        mine = set()
+        for ids in by_source.values():
+            step = max(1, len(ids) / ROWS_PER_SOURCE)
+            mine.update(ids[int(i * step)]
+                        for i in range(min(len(ids), ROWS_PER_SOURCE)))
+        self.table = tempfile.NamedTemporaryFile(
+            "w", suffix=".csv", newline="", encoding="utf-8")
+        with open(table, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            writer = csv.DictWriter(self.table, reader.fieldnames)
+            writer.writeheader()
+            writer.writerows(row for row in reader if row["id"] in mine)
+        self.table.flush()
+
+    def _rows(self, table, *flags):
+        out = subprocess.run(
+            [self.tessera, "validate", table, "--json", *flags], check=True,
+            capture_output=True, text=True).stdout
+        return [row for row in json.loads(out)["rows"] if "error" in row
+                and f"stack {self.stack}" in row["assumptions"]]
+
+    def errors(self, figures):
+        """Mean absolute percentage error by source."""
+        key = tuple(sorted({**FIXED[self.stack], **figures}.items()))
+        if key not in self.kept:
+            text = ",".join([self.stack] + [f"{k}={v:g}" for k, v in key])
+            rows = {}
+            for row in self._rows(self.table.name, "--stack", text):
+                rows.setdefault(row["source"], []).append(abs(row["error"]))
+            self.kept[key] = {s: sum(e) / len(e) for s, e in rows.items()}
+            print(".", end="", file=sys.stderr, flush=True)
+        return self.kept[key]
+
+
+def fit(runs, held_out=None):
+    """Figures of least mean error over the sources but `held_out`."""
+    figures = {k: GRIDS[k][len(GRIDS[k]) // 2] for k in FREE[runs.stack]}
+
+    def score(candidate):
+        errors = [e for s, e in runs.errors(candidate).items() if s != held_out]
+        return sum(errors) / len(errors) if errors else 0.0
+
+    for _ in range(4):
+        before = dict(figures)
+        for key in figures:
+            figures[key] = min(
+                GRIDS[key], key=lambda v, k=key: score({**figures, k: v}))
+        if figures == before:
+            break
+    return figures
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("tessera")
+    parser.add_argument("table")
+    parser.add_argument("--stacks", nargs="*", default=list(FREE))
+    parser.add_argument("-o", dest="output")
+    arguments = parser.parse_args()
+    out = ["// Written by tools/fit_stacks.py; do not edit. In the order of "
+           "StackFigures."]
+    for stack in arguments.stacks:
+        runs = Runs(arguments.tessera, arguments.table, stack)
+        all_sources = fit(runs)
+        sources = sorted(runs.errors(all_sources))
+        print(f"\n{stack}: {all_sources}")
+        held = []
+        for source in sources:
+            figures = fit(runs, source) if len(sources) > 1 else all_sources
+            error = runs.errors(figures)[source]
+            held.append(error)
+            print(f"  held out {error:7.1%}  fitted {runs.errors(all_sources)[source]:7.1%}"
+                  f"  {source}  {figures if figures != all_sources else ''}")
+        mean = sum(held) / len(held)
+        print(f"  mean {mean:.1%} over {len(sources)} sources")
+        out.append(f"    // {len(sources)} sources, {datetime.date.today()}; mean "
+                   f"error of each when held out {mean:.1%}")
+        values = {**DEFAULTS, **FIXED[stack], **all_sources}.values()
+        out.append(f'    {{"{stack}", ' + ", ".join(f"{v:g}" for v in values)
+                   + "},")
+    if arguments.output:
+        with open(arguments.output, "w", encoding="utf-8") as file:
+            file.write("\n".join(out) + "\n")
+    else:
+        print("\n".join(out))
+
+
+if __name__ == "__main__":
+    main()
