@@ -391,8 +391,9 @@ std::string CheapestSection(const WhatifResult& result) {
     days.series[0].y.emplace_back(p->run->days);
   }
   if (result.days > 0) {
-    days.series.push_back(
-        {"limit", {days.x.size(), std::optional(result.days)}, true});
+    // Parentheses: braces would be a list of two values.
+    std::vector<std::optional<double>> limit(days.x.size(), result.days);
+    days.series.push_back({"limit", std::move(limit), true});
   }
   std::string out = "<h2>Which cluster is cheapest</h2>\n<p>";
   const auto& best = result.cheapest->best;
