@@ -22,6 +22,7 @@ LinkType Scaled(std::string_view row, double share, std::string name,
   type.source = std::string(what) + " " + type.name + ": " + type.source;
   type.name = std::move(name);
   type.bandwidth = type.bandwidth * share;
+  type.in_switch_bandwidth = type.in_switch_bandwidth * share;
   return type;
 }
 
@@ -72,6 +73,7 @@ LinkType NvLink(const KnownGpu& gpu, int links, bool direct) {
                                                       : "-switch") +
                              "-x" + std::to_string(links),
                          std::to_string(links) + " of its links, as");
+  if (direct) type.in_switch_bandwidth = {};
   if (direct && !row_is_direct) type.latency = type.latency * 2;
   if (!direct && row_is_direct) type.latency.picoseconds /= 2;
   return type;

@@ -11,12 +11,14 @@
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/validate/accuracy.h"
+#include "costmodel/validate/collectives.h"
 #include "costmodel/validate/published_cluster.h"
 #include "costmodel/validate/published_run.h"
 #include "costmodel/validate/replay.h"
 #include "planner/topology/stacks.h"
 #include "tools/format.h"
 #include "tools/json.h"
+#include "tools/validate_collectives.h"
 #include "tools/verb.h"
 
 namespace tessera {
@@ -240,6 +242,14 @@ std::string ReportText(const Report& report,
 Result<int> RunValidate(const Options& options) {
   if (options.positional.empty()) {
     return InvalidInput("needs a table of measured runs", "TABLE.csv");
+  }
+  TESSERA_TRY(const bool collectives,
+              IsTableOfCollectives(options.positional[0]));
+  if (collectives) {
+    TESSERA_TRY(const std::string report,
+                CollectivesReport(options.positional[0], options.json));
+    std::cout << report << std::flush;
+    return 0;
   }
   TESSERA_TRY(const std::vector<PublishedRun> runs,
               ReadPublishedRuns(options.positional[0]));

@@ -5,19 +5,36 @@
 namespace tessera {
 
 std::span<const CollectiveAlgorithm> CollectiveAlgorithms() {
+  using enum SendPattern;
   static constexpr std::array kAlgorithms = {
-      CollectiveAlgorithm{"ring", "rings over all ranks", RingApplies,
-                          RingRounds},
+      CollectiveAlgorithm{"ring", "rings over all ranks", kPipeline, true,
+                          RingApplies, RingRounds},
+      CollectiveAlgorithm{"double-tree",
+                          "chains in each host, two binary trees across hosts",
+                          kPipeline, true, TreeApplies, DoubleTreeRounds},
+      CollectiveAlgorithm{"nvls", "sums in the host's switch", kInSwitch, true,
+                          NvlsApplies, NvlsRounds},
+      CollectiveAlgorithm{"nvls-tree",
+                          "sums in each host's switch, two binary trees across "
+                          "hosts",
+                          kInSwitch, true, NvlsTreeApplies, NvlsTreeRounds},
+      CollectiveAlgorithm{"tree",
+                          "chains in each host, one binary tree across hosts",
+                          kPipeline, false, TreeApplies, SingleTreeRounds},
+      CollectiveAlgorithm{
+          "halving-doubling", "exchanges over halved or doubled distances",
+          kPipeline, false, HalvingDoublingApplies, HalvingDoublingRounds},
       CollectiveAlgorithm{"hierarchical", "within each host, then across hosts",
-                          HierarchicalApplies, HierarchicalRounds},
+                          kPipeline, false, HierarchicalApplies,
+                          HierarchicalRounds},
       CollectiveAlgorithm{"direct", "every rank to every other at once",
-                          DirectApplies, DirectRounds},
+                          kExchange, true, DirectApplies, DirectRounds},
       CollectiveAlgorithm{"rooted", "between one rank and all others",
-                          RootedApplies, RootedRounds},
-      CollectiveAlgorithm{"point-to-point", "one rank to another",
-                          PointToPointApplies, PointToPointRounds},
+                          kPipeline, true, RootedApplies, RootedRounds},
+      CollectiveAlgorithm{"point-to-point", "one rank to another", kExchange,
+                          true, PointToPointApplies, PointToPointRounds},
       CollectiveAlgorithm{"neighbour", "every rank to the one before",
-                          NeighbourApplies, NeighbourRounds},
+                          kExchange, true, NeighbourApplies, NeighbourRounds},
   };
   return kAlgorithms;
 }

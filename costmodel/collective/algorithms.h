@@ -21,11 +21,25 @@ struct CollectiveGroup {
   // Whether ranks move their own bytes through memory that all of them see
   // (DeviceType::shared_memory, on one host).
   bool shared_memory = false;
+  // Whether this is one host whose ranks direct links join to a chain that does
+  // not close (NodeOrders::open_chain).
+  bool open_chain = false;
+  // Whether the ranks of each host meet at a switch that can sum
+  // (LinkType::in_switch_bandwidth).
+  bool in_switch = false;
 };
+
+// How the sends follow each other, which decides the protocols they may use
+// (protocols.h).
+enum class SendPattern : uint8_t { kPipeline, kExchange, kInSwitch };
 
 struct CollectiveAlgorithm {
   std::string_view name;
   std::string_view summary;
+  SendPattern pattern;
+  // Whether NCCL (or, where memory is shared, the runtime) would take it;
+  // others are for who asks for them by name.
+  bool automatic;
   bool (*applies)(CommKind kind, const CollectiveGroup& group);
   // REQUIRES: applies(kind, group), at least two ranks.
   Rounds (*rounds)(CommKind kind, const CollectiveGroup& group);
@@ -39,6 +53,30 @@ std::span<const CollectiveAlgorithm> CollectiveAlgorithms();
 // ranks, so that all NICs carry the same (as NCCL's channels do).
 bool RingApplies(CommKind kind, const CollectiveGroup& group);
 Rounds RingRounds(CommKind kind, const CollectiveGroup& group);
+
+// tree.cc: for each rank of a host a chain through all ranks of the host and,
+// between the first of each chain, binary trees over the hosts: sums go up
+// them, results come down. Within one host only for a mesh that has no ring.
+// Two trees with half of the data each, so that who has children in one is a
+// leaf in the other (Sanders, Speck, Traff, "Two-tree algorithms for full
+// bandwidth broadcast, reduction and scan", 2009); or one.
+bool TreeApplies(CommKind kind, const CollectiveGroup& group);
+Rounds DoubleTreeRounds(CommKind kind, const CollectiveGroup& group);
+Rounds SingleTreeRounds(CommKind kind, const CollectiveGroup& group);
+
+// nvls.cc: the host's switch sums for each rank its part and hands the result
+// to all (NVLink SHARP); across hosts the parts' sums go up and down the same
+// two trees in between.
+bool NvlsApplies(CommKind kind, const CollectiveGroup& group);
+Rounds NvlsRounds(CommKind kind, const CollectiveGroup& group);
+bool NvlsTreeApplies(CommKind kind, const CollectiveGroup& group);
+Rounds NvlsTreeRounds(CommKind kind, const CollectiveGroup& group);
+
+// halving_doubling.cc: ranks a half, a quarter, ... of the group apart exchange
+// halves, quarters, ... of the data (Thakur, Rabenseifner and Gropp, 2005). For
+// powers of two.
+bool HalvingDoublingApplies(CommKind kind, const CollectiveGroup& group);
+Rounds HalvingDoublingRounds(CommKind kind, const CollectiveGroup& group);
 
 // hierarchical.cc: reduce-scatter within each host, then each local index on
 // its own ring across the hosts, then all-gather within each host.

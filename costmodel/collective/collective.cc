@@ -3,21 +3,20 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <set>
 #include <unordered_map>
+#include <utility>
 
-#include "costmodel/collective/algorithms.h"
 #include "costmodel/collective/node_rings.h"
+#include "costmodel/collective/protocols.h"
 #include "planner/base/rng.h"
 
 namespace tessera {
 namespace {
 
-// See the header for its source.
-constexpr double kStartSeconds = 8e-6;
-
-CollectiveGroup MakeGroup(const Cluster& cluster,
-                          std::span<const LinkId> direct_links,
-                          std::span<const DeviceId> devices) {
+CollectiveGroup GroupOf(const Cluster& cluster,
+                        std::span<const LinkId> direct_links,
+                        std::span<const DeviceId> devices) {
   CollectiveGroup group;
   group.ranks = static_cast<int>(devices.size());
   std::map<int, std::vector<int>> by_node;
@@ -31,7 +30,8 @@ CollectiveGroup MakeGroup(const Cluster& cluster,
   for (auto& [node, ranks] : by_node) {
     std::vector<DeviceId> local;
     for (int rank : ranks) local.push_back(devices[static_cast<size_t>(rank)]);
-    auto rings = NodeRings(cluster, direct_links, local);
+    auto [rings, open_chain] = NodeRings(cluster, direct_links, local);
+    group.open_chain = open_chain && by_node.size() == 1;
     for (auto& ring : rings) {
       for (int& position : ring)
         position = ranks[static_cast<size_t>(position)];
@@ -95,10 +95,44 @@ size_t CollectiveModel::KeyHash::operator()(
   return hash;
 }
 
-CollectiveModel::CollectiveModel(const Cluster& cluster)
+CollectiveModel::CollectiveModel(const Cluster& cluster,
+                                 CollectiveChoice choice)
     : cluster_(cluster),
+      choice_(std::move(choice)),
       router_(cluster),
-      direct_links_(DirectLinks(cluster)) {}
+      direct_links_(DirectLinks(cluster)),
+      switch_links_(cluster.devices.size()) {
+  // Of several switches the one with the most bandwidth.
+  std::vector<int> device_at(cluster.vertices.size(), -1);
+  for (size_t d = 0; d < cluster.devices.size(); ++d) {
+    device_at[cluster.devices[d].vertex.index()] = static_cast<int>(d);
+  }
+  const auto is_switch = [&](VertexId vertex) {
+    return cluster.vertices[vertex.index()].kind == VertexKind::kSwitch;
+  };
+  for (size_t l = 0; l < cluster.links.size(); ++l) {
+    const Link& link = cluster.links[l];
+    const int device = device_at[link.from.index()];
+    if (device < 0 || !is_switch(link.to)) continue;
+    SwitchLinks& found = switch_links_[static_cast<size_t>(device)];
+    const double bandwidth =
+        cluster.link_types[static_cast<size_t>(link.type)].bandwidth.value;
+    if (bandwidth <= found.bandwidth) continue;
+    found = {link.to, LinkId(static_cast<int64_t>(l)), {}, bandwidth};
+  }
+  for (size_t l = 0; l < cluster.links.size(); ++l) {
+    const Link& link = cluster.links[l];
+    const int device = device_at[link.to.index()];
+    if (device < 0) continue;
+    SwitchLinks& found = switch_links_[static_cast<size_t>(device)];
+    if (found.bandwidth > 0 && link.from == found.at) {
+      found.down = LinkId(static_cast<int64_t>(l));
+    }
+  }
+  for (SwitchLinks& found : switch_links_) {
+    if (!found.down.valid()) found = {};
+  }
+}
 
 CollectiveModel::~CollectiveModel() = default;
 
@@ -128,66 +162,174 @@ const std::vector<CollectiveOption>& CollectiveModel::Options(
               .first->second;
 }
 
+const LinkType& CollectiveModel::TypeOf(LinkId link) const {
+  return cluster_
+      .link_types[static_cast<size_t>(cluster_.links[link.index()].type)];
+}
+
+CollectiveModel::Member CollectiveModel::MemberOf(
+    std::span<const DeviceId> devices) const {
+  Member member;
+  member.devices = devices;
+  member.group = GroupOf(cluster_, direct_links_, devices);
+  member.on_switch.reserve(devices.size());
+  for (DeviceId device : devices) {
+    member.on_switch.push_back(switch_links_[device.index()]);
+  }
+  const auto slowest =
+      std::ranges::min(member.on_switch, {}, &SwitchLinks::bandwidth);
+  member.switch_bandwidth = slowest.bandwidth;
+  member.group.in_switch =
+      member.switch_bandwidth > 0 &&
+      std::ranges::all_of(member.group.nodes, [&](const auto& ranks) {
+        const VertexId at = member.on_switch[static_cast<size_t>(ranks[0])].at;
+        return std::ranges::all_of(ranks, [&](int rank) {
+          const SwitchLinks& links =
+              member.on_switch[static_cast<size_t>(rank)];
+          return links.at == at &&
+                 TypeOf(links.up).in_switch_bandwidth.value > 0 &&
+                 TypeOf(links.down).in_switch_bandwidth.value > 0;
+        });
+      });
+  return member;
+}
+
 std::vector<CollectiveOption> CollectiveModel::Compute(
     CommKind kind, std::span<const std::vector<DeviceId>> subgroups) const {
-  std::vector<CollectiveGroup> groups;
-  std::vector<std::span<const DeviceId>> members;
+  std::vector<Member> members;
   for (const auto& devices : subgroups) {
     TESSERA_CHECK(!devices.empty()) << NameOf(kind);
     const bool alone = std::ranges::count(devices, devices[0]) ==
                        static_cast<int64_t>(devices.size());
-    if (alone) continue;
-    groups.push_back(MakeGroup(cluster_, direct_links_, devices));
-    members.push_back(devices);
+    if (!alone) members.push_back(MemberOf(devices));
   }
-  if (groups.empty()) return {{.algorithm = "none", .loads = {}}};
+  if (members.empty()) {
+    return {{.algorithm = "none", .protocol = "", .loads = {}}};
+  }
 
+  const auto applies = [&](const CollectiveAlgorithm& algorithm) {
+    return std::ranges::all_of(members, [&](const Member& member) {
+      return algorithm.applies(kind, member.group);
+    });
+  };
+  const auto asked_for = [&](const CollectiveAlgorithm& algorithm) {
+    return algorithm.name == choice_.algorithm;
+  };
+  const bool by_name =
+      std::ranges::any_of(CollectiveAlgorithms(), [&](const auto& algorithm) {
+        return asked_for(algorithm) && applies(algorithm);
+      });
   std::vector<CollectiveOption> options;
-  std::vector<double> load(cluster_.links.size(), 0);
   for (const CollectiveAlgorithm& algorithm : CollectiveAlgorithms()) {
-    if (!std::ranges::all_of(groups, [&](const CollectiveGroup& group) {
-          return algorithm.applies(kind, group);
-        })) {
-      continue;
-    }
-    std::ranges::fill(load, 0);
-    Duration latency;
-    for (size_t g = 0; g < groups.size(); ++g) {
-      const Rounds rounds = algorithm.rounds(kind, groups[g]);
-      Duration total;
-      for (const Round& round : rounds.rounds) {
-        std::vector<Duration> latencies;
-        latencies.reserve(round.sends.size());
-        for (const Send& send : round.sends) {
-          const auto route =
-              router_.Route(members[g][static_cast<size_t>(send.from)],
-                            members[g][static_cast<size_t>(send.to)]);
-          latencies.push_back(router_.Latency(route));
-          const double share =
-              static_cast<double>(send.count) * round.repeat / rounds.chunks;
-          for (LinkId link : route) load[link.index()] += share;
-        }
-        total += LongestChain(round, latencies);
-      }
-      latency = Max(latency, total);
-    }
-
-    CollectiveOption option;
-    option.algorithm = algorithm.name;
-    option.latency_s = kStartSeconds + latency.seconds();
-    for (size_t l = 0; l < load.size(); ++l) {
-      if (load[l] == 0) continue;
-      option.loads.push_back({LinkId(static_cast<int64_t>(l)), load[l]});
-      const int type = cluster_.links[l].type;
-      const double bandwidth =
-          cluster_.link_types[static_cast<size_t>(type)].bandwidth.value;
-      option.seconds_per_byte =
-          std::max(option.seconds_per_byte, load[l] / bandwidth);
-    }
-    options.push_back(std::move(option));
+    if (by_name ? !asked_for(algorithm) : !algorithm.automatic) continue;
+    if (applies(algorithm)) AddOptions(algorithm, kind, members, options);
   }
   TESSERA_CHECK(!options.empty()) << NameOf(kind);
+  if (std::ranges::any_of(options, [&](const CollectiveOption& option) {
+        return option.protocol == choice_.protocol;
+      })) {
+    std::erase_if(options, [&](const CollectiveOption& option) {
+      return option.protocol != choice_.protocol;
+    });
+  }
   return options;
+}
+
+void CollectiveModel::AddOptions(const CollectiveAlgorithm& algorithm,
+                                 CommKind kind, std::span<const Member> members,
+                                 std::vector<CollectiveOption>& options) const {
+  const bool shared_memory = std::ranges::all_of(
+      members, [](const Member& member) { return member.group.shared_memory; });
+  const auto protocols = ProtocolsOf(algorithm.pattern, shared_memory);
+  std::vector<Duration> latency(protocols.size());  // of the slowest subgroup
+  std::vector<double> load(cluster_.links.size(), 0);
+  Duration start;
+  double own_copy = 0;  // seconds per payload byte
+  for (const Member& member : members) {
+    const Rounds rounds = algorithm.rounds(kind, member.group);
+    if (member.switch_bandwidth > 0) {
+      own_copy = std::max(
+          own_copy, OwnCopyCost() * rounds.own_share / member.switch_bandwidth);
+    }
+    std::vector<Duration> total(protocols.size());
+    std::set<std::pair<LinkId, int>> crossed;  // in the switch: by chunk
+    for (const Round& round : rounds.rounds) {
+      std::vector<Duration> hop;
+      std::vector<bool> network;
+      hop.reserve(round.sends.size());
+      network.reserve(round.sends.size());
+      double slowest = 0;  // seconds per byte of a send between hosts
+      crossed.clear();
+      for (const Send& send : round.sends) {
+        const DeviceId from = member.devices[static_cast<size_t>(send.from)];
+        const DeviceId to = member.devices[static_cast<size_t>(send.to)];
+        const double share =
+            static_cast<double>(send.count) * round.repeat / rounds.chunks;
+        std::span<const LinkId> route;
+        LinkId through_switch[2];
+        if (round.in_switch) {
+          through_switch[0] =
+              member.on_switch[static_cast<size_t>(send.from)].up;
+          through_switch[1] =
+              member.on_switch[static_cast<size_t>(send.to)].down;
+          route = through_switch;
+        } else {
+          route = router_.Route(from, to);
+        }
+        hop.push_back(router_.Latency(route));
+        network.push_back(cluster_.devices[from.index()].node !=
+                          cluster_.devices[to.index()].node);
+        for (LinkId link : route) {
+          const LinkType& type = TypeOf(link);
+          start = Max(start, type.start);
+          double bytes = share;
+          if (round.in_switch) {
+            if (!crossed.emplace(link, send.base + send.first).second) continue;
+            bytes *= type.bandwidth.value / type.in_switch_bandwidth.value;
+          }
+          load[link.index()] += bytes;
+          if (network.back()) {
+            slowest = std::max(slowest, 1 / type.bandwidth.value);
+          }
+        }
+      }
+      for (size_t p = 0; p < protocols.size(); ++p) {
+        const Protocol& protocol = protocols[p];
+        const Duration host_step = Duration::FromSeconds(protocol.host_step_s);
+        const Duration network_step =
+            Duration::FromSeconds(protocol.network_step_s);
+        std::vector<Duration> steps = hop;
+        for (size_t i = 0; i < steps.size(); ++i) {
+          steps[i] += network[i] ? network_step : host_step;
+        }
+        total[p] += LongestChain(round, steps);
+        if (rounds.whole_pieces) {
+          total[p] += Duration::FromSeconds(
+              slowest * static_cast<double>(protocol.piece.value));
+        }
+      }
+    }
+    for (size_t p = 0; p < protocols.size(); ++p) {
+      latency[p] = Max(latency[p], total[p]);
+    }
+  }
+
+  CollectiveOption option;
+  option.algorithm = algorithm.name;
+  double busiest = 0;  // seconds per payload byte
+  for (size_t l = 0; l < load.size(); ++l) {
+    if (load[l] == 0) continue;
+    const LinkId link(static_cast<int64_t>(l));
+    option.loads.push_back({link, load[l]});
+    busiest = std::max(busiest, load[l] / TypeOf(link).bandwidth.value);
+  }
+  for (size_t p = 0; p < protocols.size(); ++p) {
+    option.protocol = protocols[p].name;
+    option.latency_s =
+        start.seconds() + protocols[p].start_s + latency[p].seconds();
+    option.seconds_per_byte = (busiest + own_copy) / protocols[p].fraction;
+    options.push_back(option);
+  }
 }
 
 const CollectiveOption& CollectiveModel::Best(

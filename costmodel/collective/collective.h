@@ -1,37 +1,41 @@
 #pragma once
-// The time of a collective over a cluster, by every algorithm that can do it.
+// The time of a collective over a cluster, by every algorithm and protocol that
+// can do it.
 //
-// An algorithm is rounds of sends (rounds.h). Replaying them over the cluster's
-// routes gives an affine time in the payload B,
+// An algorithm is rounds of sends (rounds.h); a protocol is what each of them
+// costs beside its links (protocols.h). Replaying the rounds over the cluster's
+// routes gives an affine time in the payload B for each pair of them,
 //
 //   time(B) = latency_s + B * seconds_per_byte
 //   latency_s = start + sum over rounds of the longest chain of sends in it,
-//               each taking its route's latency
-//   seconds_per_byte = max over links of (bytes over the link per payload
-//                      byte) / (the link's bandwidth)
+//               each taking its route's latency and the protocol's step
+//   start = that of the slowest link type + that of the protocol
+//   seconds_per_byte = (busiest + own copies) / fraction
+//   busiest = max over links of (bytes over the link per payload byte) / (the
+//             link's bandwidth)
 //
-// (the alpha-beta model of Hockney, 1994, with links in place of one beta).
+// (the alpha-beta model of Hockney, 1994, with links in place of one beta), and
+// the collective takes the least of them, as NCCL chooses (its tuning.cc): a
+// concave curve of up to nine lines, whose slope falls as the payload grows.
+// That is the ramp of measured bandwidths.
+//
 // The bandwidth term takes all rounds at once: the payload is cut into many
 // pieces that follow each other through the rounds, as NCCL's do, so that in
 // the steady state the busiest link sets the pace. Rounds within a host and
 // across hosts therefore overlap; in a ring all rounds load alike and nothing
-// changes.
+// changes. Only in trees does a host wait for a whole piece (4 MB) from the
+// next, which costs its time over the network at every level.
 //
 // Without repetitions a chain is one send. In a ring it is as many sends in a
 // row as there are steps: each chunk crosses the slow links of the ring once,
-// and nobody waits for the others' slow links.
+// and nobody waits for the others' slow links. So a ring over 1,024 GPUs has
+// 2,046 steps of some 4 us, and reaches a hundredth of its peak at 16 MB.
 //
-// start is 8 us: the intercept of NCCL's times for 512 B against the number of
-// steps on A100 (8.1) and B200 (7.7; NVIDIA aiconfigurator's NCCL table, on
-// H100 and H200 4.2); the slopes are in the links' latencies. So eight A100
-// take 8 + 14 * 0.94 = 21.2 us at least (measured: 21.3).
+// NVLink SHARP: the switch reads all n ranks' parts and hands out the sum, so
+// that each GPU's link carries (n + 1) / n of the buffer each way in place of
+// 2 (n - 1) / n: nothing gained by four, 1.5 times by eight.
 //
-// Over that table's 2 to 8 GPUs of A100, H100, H200, B200 and GB200 and its
-// four collectives the mean error is +11 % up to 16 KiB, -5 % up to 512 KiB,
-// -28 % up to 16 MiB and -21 % above. What is not in the model: NCCL's
-// protocols, whose bandwidth grows with the size up to 512 MiB; that two GPUs
-// reach two thirds of a link outside all-reduce; and sums in the switch (NVLS),
-// with which eight H100 take 0.8 times as long.
+// How near this is to measured collectives: costmodel/validate/collectives.h.
 //
 // Payloads, per rank: all-reduce: the buffer; all-gather: the gathered result;
 // reduce-scatter: the whole input; all-to-all and redistribute: what each rank
@@ -42,10 +46,12 @@
 #include <memory>
 #include <shared_mutex>
 #include <span>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "costmodel/collective/algorithms.h"
 #include "costmodel/link/router.h"
 #include "planner/base/units.h"
 #include "planner/ir/cluster.h"
@@ -60,6 +66,7 @@ struct LinkLoad {
 
 struct CollectiveOption {
   std::string_view algorithm;  // a row of the table in algorithms.h, or "none"
+  std::string_view protocol;   // a row of those in protocols.h; "" for "none"
   double latency_s = 0;
   double seconds_per_byte = 0;
   std::vector<LinkLoad> loads;  // in link order
@@ -69,20 +76,28 @@ struct CollectiveOption {
   }
 };
 
+// What to use wherever it can be; where it cannot, and where it is empty, the
+// fastest is.
+struct CollectiveChoice {
+  std::string algorithm;  // a row of the table in algorithms.h
+  std::string protocol;   // a row of those in protocols.h
+};
+
 class CollectiveModel {
  public:
   // `cluster` must be valid, and outlive this unchanged.
-  explicit CollectiveModel(const Cluster& cluster);
+  explicit CollectiveModel(const Cluster& cluster,
+                           CollectiveChoice choice = {});
   ~CollectiveModel();
   CollectiveModel(const CollectiveModel&) = delete;
   CollectiveModel& operator=(const CollectiveModel&) = delete;
 
   // The ways to run `kind` in all of `subgroups` at the same time, sharing
-  // links; at least one, in table order. A subgroup of one rank moves nothing;
-  // if all are such, the only option is "none" and takes no time.
-  // REQUIRES: subgroups are not empty and disjoint; for kSendRecv each is
-  // {source, destination}. Kept by the exact arguments; the reference holds
-  // for the life of this. Thread-safe.
+  // links; at least one, in the order of the tables of algorithms and
+  // protocols. A subgroup of one rank moves nothing; if all are such, the only
+  // option is "none" and takes no time. REQUIRES: subgroups are not empty and
+  // disjoint; for kSendRecv each is {source, destination}. Kept by the exact
+  // arguments; the reference holds for the life of this. Thread-safe.
   const std::vector<CollectiveOption>& Options(
       CommKind kind, std::span<const std::vector<DeviceId>> subgroups) const;
 
@@ -97,12 +112,35 @@ class CollectiveModel {
     size_t operator()(const std::vector<int32_t>& key) const;
   };
 
+  // A device's links to and from a switch of its host.
+  struct SwitchLinks {
+    VertexId at;
+    LinkId up;
+    LinkId down;
+    double bandwidth = 0;  // 0: there is no such switch
+  };
+  // A subgroup and what the algorithms need to know of it.
+  struct Member {
+    std::span<const DeviceId> devices;
+    CollectiveGroup group;
+    std::vector<SwitchLinks> on_switch;  // by rank
+    double switch_bandwidth = 0;         // of the slowest rank
+  };
+
+  const LinkType& TypeOf(LinkId link) const;
+  Member MemberOf(std::span<const DeviceId> devices) const;
   std::vector<CollectiveOption> Compute(
       CommKind kind, std::span<const std::vector<DeviceId>> subgroups) const;
+  // One for each protocol.
+  void AddOptions(const CollectiveAlgorithm& algorithm, CommKind kind,
+                  std::span<const Member> members,
+                  std::vector<CollectiveOption>& options) const;
 
   const Cluster& cluster_;
+  CollectiveChoice choice_;
   Router router_;
-  std::vector<LinkId> direct_links_;  // device to device
+  std::vector<LinkId> direct_links_;       // device to device
+  std::vector<SwitchLinks> switch_links_;  // by device
 
   mutable std::shared_mutex mutex_;
   mutable std::unordered_map<

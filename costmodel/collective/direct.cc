@@ -40,6 +40,7 @@ Rounds DirectRounds(CommKind kind, const CollectiveGroup& group) {
   out.owner.resize(static_cast<size_t>(n));
   std::iota(out.owner.begin(), out.owner.end(), 0);
   if (IsExchange(kind)) {
+    out.own_share = 1.0 / n;
     out.rounds.push_back(EveryPair(n, true, false));
     return out;
   }

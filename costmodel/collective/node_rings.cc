@@ -68,6 +68,22 @@ class CycleSearch {
     return std::move(cycles_);
   }
 
+  // A Hamiltonian path, the first from the device with the fewest lanes; empty
+  // where none is found.
+  Cycle Chain() {
+    std::vector<int> lanes;
+    for (const auto& row : lanes_) {
+      lanes.push_back(std::accumulate(row.begin(), row.end(), 0));
+    }
+    const auto start =
+        static_cast<size_t>(std::ranges::min_element(lanes) - lanes.begin());
+    visited_.assign(lanes_.size(), false);
+    visited_[start] = true;
+    path_ = {static_cast<int>(start)};
+    steps_ = 0;
+    return ExtendChain() ? path_ : Cycle();
+  }
+
  private:
   void Extend() {
     if (++steps_ > kMaxSteps) return;
@@ -86,6 +102,21 @@ class CycleSearch {
       path_.pop_back();
       visited_[next] = false;
     }
+  }
+
+  bool ExtendChain() {
+    if (path_.size() == lanes_.size()) return true;
+    if (++steps_ > kMaxSteps) return false;
+    const auto last = static_cast<size_t>(path_.back());
+    for (size_t next = 0; next < lanes_.size(); ++next) {
+      if (visited_[next] || lanes_[last][next] == 0) continue;
+      visited_[next] = true;
+      path_.push_back(static_cast<int>(next));
+      if (ExtendChain()) return true;
+      path_.pop_back();
+      visited_[next] = false;
+    }
+    return false;
   }
 
   const Matrix& lanes_;
@@ -170,21 +201,24 @@ std::vector<LinkId> DirectLinks(const Cluster& cluster) {
   return links;
 }
 
-std::vector<Cycle> NodeRings(const Cluster& cluster,
-                             std::span<const LinkId> direct_links,
-                             std::span<const DeviceId> devices) {
+NodeOrders NodeRings(const Cluster& cluster,
+                     std::span<const LinkId> direct_links,
+                     std::span<const DeviceId> devices) {
   Cycle in_order(devices.size());
   std::iota(in_order.begin(), in_order.end(), 0);
-  if (devices.size() < 3 || direct_links.empty()) return {in_order};
+  if (devices.size() < 3 || direct_links.empty()) return {{in_order}, false};
   const Matrix lanes = DirectLanes(cluster, direct_links, devices);
-  const std::vector<Cycle> cycles = CycleSearch(lanes).Run();
+  CycleSearch search(lanes);
+  const std::vector<Cycle> cycles = search.Run();
   std::vector<Cycle> rings;
   for (const Cycle& cycle : Packing(lanes, cycles).Run()) {
     rings.push_back(cycle);
     rings.emplace_back(cycle.rbegin(), cycle.rend());
   }
-  if (rings.empty()) rings.push_back(in_order);
-  return rings;
+  if (!rings.empty()) return {std::move(rings), false};
+  const Cycle chain = search.Chain();
+  if (!chain.empty()) return {{chain}, true};
+  return {{in_order}, false};
 }
 
 }  // namespace tessera

@@ -58,6 +58,7 @@ bool RingApplies(CommKind kind, const CollectiveGroup&) {
 Rounds RingRounds(CommKind kind, const CollectiveGroup& group) {
   const std::vector<std::vector<int>> orders = RingOrders(group);
   Rounds out;
+  out.own_share = 1.0 / group.ranks;
   out.chunks = static_cast<int>(orders.size()) * group.ranks;
   for (const auto& order : orders) {
     out.owner.insert(out.owner.end(), order.begin(), order.end());

@@ -27,6 +27,11 @@ struct Round {
   int modulus = 1;
   // Whether the receiver adds what arrives to what it has, or replaces it.
   bool reduce = false;
+  // Whether the switch of a host carries the sends out (NVLink SHARP): each
+  // chunk crosses a link once, however many sends it is part of. With `reduce`
+  // the switch adds up all that is sent to one receiver, the receiver's own
+  // chunk included (a send to itself), and the sum replaces what it has.
+  bool in_switch = false;
   std::vector<Send> sends;
 };
 
@@ -37,6 +42,12 @@ struct Rounds {
   int chunks = 1;
   std::vector<int> owner;
   std::vector<Round> rounds;
+  // Of the payload: what every rank copies from where it was to where it is
+  // wanted, without sending it.
+  double own_share = 0;
+  // Whether a host passes on what comes from another only by whole pieces
+  // (Protocol::piece), so that the first of them delays all that follow.
+  bool whole_pieces = false;
 };
 
 }  // namespace tessera

@@ -75,6 +75,9 @@ proto::Cluster ToProto(const Cluster& cluster) {
     row.set_source(type.source);
     row.set_bandwidth_bytes_per_second(type.bandwidth.value);
     row.set_latency_seconds(type.latency.seconds());
+    row.set_start_seconds(type.start.seconds());
+    row.set_in_switch_bandwidth_bytes_per_second(
+        type.in_switch_bandwidth.value);
   }
   if (cluster.host) {
     proto::Host& row = *out.mutable_host();
@@ -166,6 +169,12 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
     TESSERA_TRY(type.latency,
                 ToDuration(row.latency_seconds(),
                            At("link_types", i, "latency_seconds")));
+    if (row.has_start_seconds()) {
+      TESSERA_TRY(type.start,
+                  ToDuration(row.start_seconds(),
+                             At("link_types", i, "start_seconds")));
+    }
+    type.in_switch_bandwidth = {row.in_switch_bandwidth_bytes_per_second()};
     out.link_types.push_back(std::move(type));
   }
   if (in.has_host()) {
@@ -246,6 +255,8 @@ std::string AsInFile(std::string where) {
       {"].upkeep.mtbf", "].upkeep.mtbf_seconds"},
       {"].bandwidth", "].bandwidth_bytes_per_second"},
       {"].latency", "].latency_seconds"},
+      {"].start", "].start_seconds"},
+      {"].in_switch_bandwidth", "].in_switch_bandwidth_bytes_per_second"},
       {"].from", "].from_vertex"},
       {"host.memory", "host.memory_bytes"},
       {"host.memory_bandwidth", "host.memory_bandwidth_bytes_per_second"},

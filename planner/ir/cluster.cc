@@ -312,6 +312,12 @@ std::vector<Error> Validate(const Cluster& cluster) {
                               at + ".bandwidth");
     problems.RequireLatency(cluster.link_types[i].latency.seconds(),
                             at + ".latency");
+    problems.RequireLatency(cluster.link_types[i].start.seconds(),
+                            at + ".start");
+    if (cluster.link_types[i].in_switch_bandwidth.value != 0) {
+      problems.RequireBandwidth(cluster.link_types[i].in_switch_bandwidth.value,
+                                at + ".in_switch_bandwidth");
+    }
   }
   const size_t before_graph = problems.errors.size();
   if (cluster.host) CheckHost(*cluster.host, problems);

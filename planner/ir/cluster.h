@@ -103,6 +103,12 @@ struct LinkType {
   std::string source;        // where the figures below come from
   BytesPerSecond bandwidth;  // per direction
   Duration latency;
+  // What a collective over such links takes before its first step, the launch
+  // of its kernel included: of all its links the longest.
+  Duration start = Duration::FromSeconds(8e-6);
+  // Reached by sums and copies that the switch at its end makes (NVLink SHARP);
+  // zero where it makes none.
+  BytesPerSecond in_switch_bandwidth = {};
   bool operator==(const LinkType&) const = default;
 };
 

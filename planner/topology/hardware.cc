@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "planner/topology/fitted_links.h"
+
 namespace tessera {
 namespace {
 
@@ -250,142 +252,169 @@ std::vector<DeviceType> MakeDeviceTypes() {
 
 // Bandwidths are what large transfers reach, so that a ring over them gives
 // the published bus bandwidth; the nominal figure stands in the source.
-// Latencies are those of a step of a running collective, not of a cold write:
-// the slope of NCCL's time for 512 B over the number of steps, shared out over
-// the links that a step crosses.
+// Latencies are those of a step of a running collective, not of a cold write,
+// shared out over the links that a step crosses. Most are fitted
+// (fitted_links.h); the others are taken from their nearest relatives.
 std::vector<LinkType> MakeLinkTypes() {
   const auto row = [](std::string name, std::string source, double bandwidth,
-                      double latency) {
+                      double latency, double start = 0) {
     return LinkType{std::move(name),
                     std::move(source),
                     {bandwidth},
-                    Duration::FromSeconds(latency)};
+                    Duration::FromSeconds(latency),
+                    Duration::FromSeconds(start),
+                    {}};
   };
-  // Steps of 0.94 us on A100, 0.82 on H100 and H200, 1.24 on B200 and 1.2 on
-  // GB200: all-reduce of 512 B on 2, 4 and 8 GPUs takes 9.98, 13.86, 21.27 us
-  // on A100: (21.27 - 9.98) / (14 - 2) = 0.94.
-  const std::string table = " in NVIDIA aiconfigurator's NCCL table";
-  // InfiniBand reaches 42 of 50 GB/s by NCCL send/recv (2 nodes of B200 with
-  // ConnectX-7, Together AI), and EFA 41.8 of 50 GB/s per node in a two-node
-  // all-reduce (p4de, aws-samples): 84 % of nominal.
-  const std::string nic = "; 84 % reached, as ConnectX-7 at 42 of 50 GB/s";
-  // One way between two nodes takes 5 us, as vidur's H100 send_recv of 2 KB
-  // (10 us) without what one inside a node takes (5 us); of these the PCIe
-  // links on the way, two on each side, take 4 * 0.85 us.
-  constexpr double kNic = 0.84;
+  const auto found = [](std::string_view name) -> const FittedLink& {
+    const auto* const at =
+        std::ranges::find(kFittedLinks, name, &FittedLink::name);
+    TESSERA_CHECK(at != kFittedLinks.end()) << name;
+    return *at;
+  };
+  const auto fitted = [&](std::string_view name, const std::string& source) {
+    const FittedLink& link = found(name);
+    LinkType type =
+        row(std::string(name), source + "; " + std::string(link.source),
+            link.bandwidth, link.latency_s, std::max(0.0, link.start_s));
+    type.in_switch_bandwidth = {link.in_switch_bandwidth};
+    return type;
+  };
+  const auto scaled = [&](std::string_view of, std::string name, double share,
+                          const std::string& source) {
+    LinkType type = fitted(of, source + "; the rest as " + std::string(of));
+    type.name = std::move(name);
+    type.bandwidth = type.bandwidth * share;
+    type.in_switch_bandwidth = type.in_switch_bandwidth * share;
+    return type;
+  };
+  // A direct link is a whole step.
+  const FittedLink& nvlink3 = found("nvlink3");
+  const double direct = 2 * nvlink3.latency_s;
+  const double old_start = nvlink3.start_s;
+  LinkType nvl72 = fitted(
+      "nvlink5-nvl72",
+      "NVIDIA GB200 NVL72 datasheet: 900 GB/s a direction; sums in the switch "
+      "as nvlink5 (no table has more than 4 of these GPUs)");
+  nvl72.in_switch_bandwidth = {found("nvlink5").in_switch_bandwidth};
+  // One way between two hosts crosses two network links and four of PCIe.
   constexpr double kPcieLatency = 0.85e-6;
-  constexpr double kInfiniBandLatency = (5e-6 - 4 * kPcieLatency) / 2;
+  // 512 B on 2, 4 and 8 L40S and RTX PRO 6000 (NVIDIA aiconfigurator's NCCL
+  // table): 7.7 and 6.3 us less two steps of 1.2 and 1.5 us.
+  constexpr double kPcieStart = 4.5e-6;
   const std::string pcie =
       "; 80 % reached (packet headers; assumed); latency: half a step of NCCL "
-      "on L40S, 1.7 us," +
-      table;
+      "on L40S, 1.7 us, in NVIDIA aiconfigurator's NCCL table";
+  const auto pcie_row = [&](std::string name, std::string source,
+                            double bandwidth) {
+    return row(std::move(name), std::move(source), bandwidth, kPcieLatency,
+               kPcieStart);
+  };
+  const FittedLink& ndr = found("ib-ndr");
+  const double reached = ndr.bandwidth / (50 * kGiga);
+  const auto network = [&](std::string name, const std::string& source,
+                           double gigabits) {
+    return row(std::move(name),
+               source + "; share reached and latency as ib-ndr",
+               reached * gigabits / 8 * kGiga, ndr.latency_s);
+  };
+  // TCP through the host: what it reaches and 15 us (half of a one-way 30 us)
+  // are assumed.
+  constexpr double kTcpLatency = 15e-6;
+  constexpr double kTcp = 0.84;
+  const FittedLink& efa = found("efa-100g");
   return {
       row("nvlink1",
           "NVIDIA P100 datasheet: 20 GB/s a direction; 90 % reached, as "
           "nvlink2; latency as nvlink3's whole step",
-          18 * kGiga, 0.94e-6),
+          18 * kGiga, direct, old_start),
       row("nvlink2",
           "NVIDIA V100 datasheet: 25 GB/s a direction; 22.5 reached by "
           "all-reduce over one link (vTrain's V100 table, 2 GPUs, 1 GiB); "
           "latency as nvlink3's whole step",
-          22.5 * kGiga, 0.94e-6),
-      row("nvlink2-x2", "two nvlink2 side by side", 45 * kGiga, 0.94e-6),
-      row("nvlink3",
-          "NVIDIA A100 datasheet: 12 links, 300 GB/s a direction; 223 reached "
-          "by all-reduce on 8 GPUs at 512 MiB, steps of 0.94 us over two "
-          "links," +
-              table,
-          223 * kGiga, 0.47e-6),
-      row("nvlink3-x8",
-          "A800: 8 links as nvlink3's 12, 200 GB/s a direction (Reuters, "
-          "November 2022); the rest as nvlink3, 223 of 300 GB/s reached",
-          223.0 / 300 * 200 * kGiga, 0.47e-6),
-      row("nvlink4",
-          "NVIDIA H100 datasheet: 18 links, 450 GB/s a direction; 350 reached "
-          "by all-reduce on 4 GPUs at 512 MiB (on 8, 445: sums in the "
-          "switch), steps of 0.82 us over two links," +
-              table,
-          350 * kGiga, 0.41e-6),
-      row("nvlink4-x8",
-          "H800: 8 links as nvlink4's 18, 200 GB/s a direction (DeepSeek-V3 "
-          "report, 2024); the rest as nvlink4, 350 of 450 GB/s reached",
-          350.0 / 450 * 200 * kGiga, 0.41e-6),
-      row("nvlink5",
-          "NVIDIA DGX B200 datasheet: 900 GB/s a direction; 634 reached by "
-          "all-reduce on 4 GPUs at 512 MiB, steps of 1.24 us over two links," +
-              table,
-          634 * kGiga, 0.62e-6),
-      row("nvlink5-nvl72",
-          "NVIDIA GB200 NVL72 datasheet: 900 GB/s a direction; 628 reached by "
-          "all-reduce on 4 GPUs at 512 MiB, steps of 1.2 us over two links," +
-              table,
-          628 * kGiga, 0.6e-6),
-      row("pcie3-x16", "PCI-SIG: 15.75 GB/s a direction" + pcie, 12.6 * kGiga,
-          kPcieLatency),
-      row("pcie4-x16", "PCI-SIG: 31.5 GB/s a direction" + pcie, 25.2 * kGiga,
-          kPcieLatency),
-      row("pcie5-x16", "PCI-SIG: 63 GB/s a direction" + pcie, 50.4 * kGiga,
-          kPcieLatency),
-      row("pcie6-x16", "PCI-SIG: 126 GB/s a direction" + pcie, 100.8 * kGiga,
-          kPcieLatency),
-      row("pcie3-host",
-          "PCIe 3 x16 through the host: 6.1 GB/s reached by all-reduce of "
-          "16 MB on 2 P100 (DeepBench, NCCL 2.0) of 15.75 nominal; latency as "
-          "pcie3-x16",
-          6.1 * kGiga, kPcieLatency),
-      row("pcie4-host", "assumed: twice pcie3-host", 12.2 * kGiga,
-          kPcieLatency),
-      row("pcie5-host", "assumed: twice pcie4-host", 24.4 * kGiga,
-          kPcieLatency),
-      row("ib-fdr", "FDR InfiniBand, 54.5 Gb/s of data" + nic,
-          kNic * 54.5 / 8 * kGiga, kInfiniBandLatency),
-      row("ib-edr", "EDR InfiniBand, 100 Gb/s" + nic, kNic * 12.5 * kGiga,
-          kInfiniBandLatency),
-      row("ib-hdr", "NVIDIA DGX A100 datasheet: HDR InfiniBand, 200 Gb/s" + nic,
-          kNic * 25 * kGiga, kInfiniBandLatency),
-      row("ib-ndr",
-          "NVIDIA DGX H100 and DGX B200 datasheets: NDR InfiniBand, 400 Gb/s" +
-              nic,
-          kNic * 50 * kGiga, kInfiniBandLatency),
-      row("ib-xdr", "NVIDIA DGX B300 datasheet: XDR InfiniBand, 800 Gb/s" + nic,
-          kNic * 100 * kGiga, kInfiniBandLatency),
+          22.5 * kGiga, direct, old_start),
+      row("nvlink2-x2", "two nvlink2 side by side", 45 * kGiga, direct,
+          old_start),
+      fitted("nvlink3",
+             "NVIDIA A100 datasheet: 12 links, 300 GB/s a direction"),
+      scaled("nvlink3", "nvlink3-x8", 8.0 / 12,
+             "A800: 8 links as nvlink3's 12, 200 GB/s a direction (Reuters, "
+             "November 2022)"),
+      fitted("nvlink4",
+             "NVIDIA H100 datasheet: 18 links, 450 GB/s a direction"),
+      scaled("nvlink4", "nvlink4-x8", 8.0 / 18,
+             "H800: 8 links as nvlink4's 18, 200 GB/s a direction (DeepSeek-V3 "
+             "report, 2024)"),
+      fitted("nvlink5", "NVIDIA DGX B200 datasheet: 900 GB/s a direction"),
+      nvl72,
+      pcie_row("pcie3-x16", "PCI-SIG: 15.75 GB/s a direction" + pcie,
+               12.6 * kGiga),
+      pcie_row("pcie4-x16", "PCI-SIG: 31.5 GB/s a direction" + pcie,
+               25.2 * kGiga),
+      pcie_row("pcie5-x16", "PCI-SIG: 63 GB/s a direction" + pcie,
+               50.4 * kGiga),
+      pcie_row("pcie6-x16", "PCI-SIG: 126 GB/s a direction" + pcie,
+               100.8 * kGiga),
+      pcie_row("pcie3-host",
+               "PCIe 3 x16 through the host: 6.1 GB/s reached by all-reduce of "
+               "16 MB on 2 P100 (DeepBench, NCCL 2.0) of 15.75 nominal; "
+               "latency as pcie3-x16",
+               6.1 * kGiga),
+      pcie_row("pcie4-host", "assumed: twice pcie3-host", 12.2 * kGiga),
+      pcie_row("pcie5-host", "assumed: twice pcie4-host", 24.4 * kGiga),
+      network("ib-fdr", "FDR InfiniBand, 54.5 Gb/s of data", 54.5),
+      network("ib-edr", "EDR InfiniBand, 100 Gb/s", 100),
+      network("ib-hdr100", "HDR100 InfiniBand, 100 Gb/s", 100),
+      network("ib-hdr", "NVIDIA DGX A100 datasheet: HDR InfiniBand, 200 Gb/s",
+              200),
+      fitted("ib-ndr",
+             "NVIDIA DGX H100 and DGX B200 datasheets: NDR InfiniBand, 400 "
+             "Gb/s"),
+      network("ib-xdr",
+              "NVIDIA ConnectX-8 datasheet (2024): XDR InfiniBand, 800 Gb/s",
+              800),
+      network("roce-100g", "RDMA over 100 Gb/s Ethernet", 100),
+      network("roce-200g", "RDMA over 200 Gb/s Ethernet", 200),
+      network("roce-400g", "RDMA over 400 Gb/s Ethernet", 400),
+      network("omni-path-100", "Intel Omni-Path 100 (2015), 100 Gb/s", 100),
       row("ena-25g",
           "AWS p3.16xlarge: 25 Gb/s; 84 % reached and 15 us (TCP, half of a "
           "one-way 30 us) assumed",
-          kNic * 25.0 / 8 * kGiga, 15e-6),
+          kTcp * 25.0 / 8 * kGiga, kTcpLatency),
       row("ena-50g", "AWS g4dn.12xlarge: 50 Gb/s; else as ena-25g",
-          kNic * 50.0 / 8 * kGiga, 15e-6),
+          kTcp * 50.0 / 8 * kGiga, kTcpLatency),
       row("ena-100g",
-          "AWS g5.48xlarge and g6.48xlarge: 100 Gb/s; else as "
-          "ena-25g",
-          kNic * 100.0 / 8 * kGiga, 15e-6),
-      // The least all-reduce of two nodes, less its start (8 us) and the 14
-      // steps inside the nodes, is two crossings; less PCIe, halved per link.
-      // p4de: (163 - 8 - 14 * 0.94) / 2 = 71 us; (71 - 3.4) / 2 = 33.8 us.
-      row("efa-100g",
-          "AWS p4d: EFA, 100 Gb/s; 84 % reached and 34 us: two-node "
-          "all-reduce on p4de (aws-samples): 41.8 GB/s by 4 NICs, 163 us at "
-          "least",
-          kNic * 12.5 * kGiga, 33.8e-6),
-      // p5: (69 - 8 - 14 * 0.82) / 2 = 24.8 us; (24.8 - 3.4) / 2 = 10.7 us.
-      row("efa-4x100g",
-          "AWS p5: EFA, 3,200 Gb/s a node, 4 NICs of 100 Gb/s for each GPU, "
-          "striped; 84 % reached as p4d; 11 us: two-node all-reduce on p5 "
-          "(aws-samples), 69 us at least",
-          kNic * 50 * kGiga, 10.7e-6),
+          "AWS g5.48xlarge and g6.48xlarge: 100 Gb/s; else as ena-25g",
+          kTcp * 100.0 / 8 * kGiga, kTcpLatency),
+      fitted("efa-100g", "AWS p4d and p4de: EFA, 100 Gb/s"),
+      fitted("efa-4x100g",
+             "AWS p5: EFA, 3,200 Gb/s a node, 4 NICs of 100 Gb/s for each GPU, "
+             "striped; 84 % reached, as p4d"),
+      fitted("efa-2x200g",
+             "AWS p5e and p5en: EFA, 3,200 Gb/s a node, 2 NICs of 200 Gb/s for "
+             "each GPU, striped"),
+      row("efa-400g",
+          "AWS p6-b200: EFA, 3,200 Gb/s a node, one NIC of 400 Gb/s for each "
+          "GPU; share reached and latency as efa-2x200g",
+          found("efa-2x200g").bandwidth, found("efa-2x200g").latency_s),
+      fitted("tcpxo-200g",
+             "Google A3 Mega: GPUDirect-TCPXO, 8 NICs of 200 Gb/s a node"),
+      row("tcpx-200g",
+          "Google A3 High: GPUDirect-TCPX, 4 NICs of 200 Gb/s a node; share "
+          "reached as efa-100g, latency as tcpxo-200g (assumed)",
+          efa.bandwidth * 2, found("tcpxo-200g").latency_s),
       row("ethernet-10g",
           "10 Gb/s Ethernet; 84 % reached and 15 us (TCP) assumed; the "
           "published pair stands alone",
-          kNic * 1.25 * kGiga, 15e-6),
+          kTcp * 1.25 * kGiga, kTcpLatency),
       row("socket",
           "assumed: between two processors, two UPI links of 10.4 GT/s (Intel "
           "Xeon Scalable, 2017 to 2023, has two to four), 20.8 GB/s a "
           "direction each, 80 % reached; latency as pcie5-x16",
-          0.8 * 2 * 20.8 * kGiga, kPcieLatency),
+          0.8 * 2 * 20.8 * kGiga, kPcieLatency, kPcieStart),
       row("shm-copy",
           "assumed: one core copies 5 GB/s into or out of shared memory and "
           "notices a flag in 1 us. A profile of the machine replaces both",
-          5 * kGiga, 1e-6),
+          5 * kGiga, 1e-6, 8e-6),
       row("shm-memory",
           "assumed: all cores of a host together copy 20 GB/s. A profile of "
           "the machine replaces it",
@@ -492,6 +521,21 @@ std::vector<HostRow> MakeHosts() {
               sharing + drives,
           int64_t{2048} << 30, 409.6 * kGiga, 25.2 * kGiga, 30 * kTB,
           56 * kGiga, 30.4 * kGiga),
+      row("p5en.48xlarge",
+          "Amazon EC2 P5 page (2024): 2 TiB, two Xeon of 8 channels DDR5-4800 "
+          "(614.4 GB/s), PCIe 5 x16 for each GPU, 8 drives of 3.84 TB; also "
+          "for p6-b200" +
+              sharing + drives,
+          int64_t{2048} << 30, 614.4 * kGiga, 50.4 * kGiga, 30 * kTB,
+          56 * kGiga, 30.4 * kGiga),
+      row("a3",
+          "Google Compute Engine A3 page (2024): 1,872 GB, two Xeon Platinum "
+          "8481C of 8 channels DDR5-4800 (614.4 GB/s), PCIe 5 x16 for each "
+          "GPU, 16 local SSDs of 375 GB, 6 GB/s read and 3 GB/s written "
+          "together" +
+              sharing,
+          1872 * kGB, 614.4 * kGiga, 50.4 * kGiga, 6 * kTB, 6 * kGiga,
+          3 * kGiga),
       row("g5.48xlarge",
           "Amazon EC2 G5 page (2021): 768 GiB, two EPYC 7R32 of 8 channels "
           "DDR4-3200 (409.6 GB/s), PCIe 4 x16 for each GPU, 2 drives of 3.8 "

@@ -15,12 +15,11 @@
 namespace tessera {
 namespace {
 
-constexpr CommKind kKinds[] = {CommKind::kAllReduce,     CommKind::kAllGather,
-                               CommKind::kReduceScatter, CommKind::kAllToAll,
-                               CommKind::kRedistribute,  CommKind::kSendRecv,
-                               CommKind::kScatter,       CommKind::kBroadcast,
-                               CommKind::kGather,        CommKind::kReduce,
-                               CommKind::kShift};
+constexpr CommKind kKinds[] = {
+    CommKind::kAllReduce, CommKind::kAllGather,    CommKind::kReduceScatter,
+    CommKind::kAllToAll,  CommKind::kRedistribute, CommKind::kSendRecv,
+    CommKind::kScatter,   CommKind::kBroadcast,    CommKind::kGather,
+    CommKind::kReduce,    CommKind::kShift};
 
 size_t U(int i) {
   return static_cast<size_t>(i);
@@ -37,6 +36,7 @@ CollectiveGroup GroupOf(const std::vector<int>& hosts, bool shared_memory) {
     group.node_rings.push_back({ranks});
   }
   group.shared_memory = shared_memory && hosts.size() == 1;
+  group.in_switch = true;
   return group;
 }
 
@@ -46,6 +46,7 @@ std::vector<CollectiveGroup> Groups() {
     groups.push_back(GroupOf({n}, false));
     groups.push_back(GroupOf({n}, true));
     groups.push_back(GroupOf(std::vector<int>(U(n), 1), false));
+    groups.push_back(GroupOf(std::vector<int>(U(n), 2), false));
   }
   groups.push_back(GroupOf({2, 2}, false));
   groups.push_back(GroupOf({4, 4}, false));
@@ -53,6 +54,10 @@ std::vector<CollectiveGroup> Groups() {
   groups.push_back(GroupOf({2, 2, 2, 2}, false));
   groups.push_back(GroupOf({1, 3}, false));
   groups.push_back(GroupOf({4, 2, 3}, false));
+  CollectiveGroup chain = GroupOf({5}, false);
+  chain.node_rings[0] = {{4, 0, 1, 2, 3}};
+  chain.open_chain = true;
+  groups.push_back(chain);
   // Two rings of their own within each host.
   CollectiveGroup mesh = GroupOf({4, 4}, false);
   mesh.node_rings[0].push_back({3, 2, 1, 0});
@@ -102,14 +107,22 @@ void CheckReduction(const Rounds& rounds, int n, Ends ends) {
     for (auto& chunk : held[U(r)]) chunk[U(r)] = 1;
   }
   Contributions before;
+  std::set<std::pair<int, int>> summed;  // by a switch: (receiver, chunk)
   Replay(
-      rounds, [&] { before = held; },
+      rounds,
+      [&] {
+        before = held;
+        summed.clear();
+      },
       [&](const Round& round, int from, int to, int chunk) {
         const auto& sent = before[U(from)][U(chunk)];
         auto& kept = held[U(to)][U(chunk)];
         if (!round.reduce) {
           kept = sent;
           return;
+        }
+        if (round.in_switch && summed.emplace(to, chunk).second) {
+          kept.assign(U(n), 0);
         }
         for (int r = 0; r < n; ++r) kept[U(r)] += sent[U(r)];
       });
@@ -283,6 +296,7 @@ TEST(CollectiveContract, BytesPerRankAreAtLeastTheLowerBound) {
         double sent = 0;  // by all ranks, in payloads
         for (const Round& round : rounds.rounds) {
           for (const Send& send : round.sends) {
+            if (send.from == send.to) continue;  // from the switch, back to it
             sent +=
                 static_cast<double>(send.count) * round.repeat / rounds.chunks;
           }
@@ -349,7 +363,8 @@ TEST(CollectiveContract, NodeRingsVisitEachDeviceOnceAndShareNoLink) {
     const int n = std::min<int>(8, static_cast<int>(cluster->devices.size()));
     std::vector<DeviceId> devices;
     for (int d = 0; d < n; ++d) devices.emplace_back(d);
-    const auto rings = NodeRings(*cluster, DirectLinks(*cluster), devices);
+    const auto rings =
+        NodeRings(*cluster, DirectLinks(*cluster), devices).rings;
     ASSERT_FALSE(rings.empty());
     for (const auto& ring : rings) {
       EXPECT_EQ(std::set<int>(ring.begin(), ring.end()).size(), U(n))

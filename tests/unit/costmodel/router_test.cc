@@ -5,6 +5,7 @@
 #include <string>
 #include <thread>
 
+#include "planner/topology/hardware.h"
 #include "planner/topology/topologies.h"
 
 namespace tessera {
@@ -40,9 +41,10 @@ TEST(Router, TakesTheNvSwitchInsideANodeAndTheRailBetween) {
             "node0.gpu0 node0.pcie0 node0.nic0 leaf0 spine leaf6 node1.nic6 "
             "node1.pcie3 node1.gpu7");
   EXPECT_TRUE(router.Route(DeviceId(3), DeviceId(3)).empty());
-  // Four PCIe links at 0.85 us and two of InfiniBand at 0.8 us.
+  // Four PCIe links and two of InfiniBand.
   EXPECT_EQ(router.Latency(router.Route(DeviceId(0), DeviceId(8))),
-            Duration::FromSeconds(5e-6));
+            LinkTypeNamed("pcie4-x16").latency * 4 +
+                LinkTypeNamed("ib-hdr").latency * 2);
 }
 
 TEST(Router, CubeMeshPairsWithoutNvLinkMeetOverPcie) {
