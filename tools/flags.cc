@@ -195,13 +195,18 @@ std::span<const Flag> Flags() {
       {"--model", "FILE",
        "model: a Hugging Face config.json or its folder, or a graph file",
        SetText<&Options::model>},
-      {"--cluster", "NAME[:NODES[xGPUS]]|FILE",
-       "cluster: a preset ('tessera list topologies') or a cluster file",
+      {"--cluster", "NAME[:NODES[xGPUS]][@NETWORK[:N]]|FILE",
+       "cluster: a preset ('tessera list topologies'), perhaps with another "
+       "network ('tessera list networks'), or a cluster file",
        SetText<&Options::cluster>},
       {"--stack", "NAME[,KEY=VALUE...]",
        "training software whose habits decide the time of a step ('tessera "
        "list stacks'; default: the cluster's, or Tessera's own runtime)",
        SetText<&Options::stack>},
+      {"--collective", "NAME[/PROTOCOL]",
+       "how collectives run where they can ('tessera list collectives'; "
+       "protocols: ll, ll128, simple; default: the fastest)",
+       SetText<&Options::collective>},
       {"--plan", "FILE",
        "plan, as 'tessera search -o' and 'simulate --plan-out' write it",
        SetText<&Options::plan>},

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <iostream>
 
+#include "costmodel/collective/collective.h"
 #include "costmodel/profile/profile_io.h"
 #include "planner/io/cluster_io.h"
 #include "planner/io/graph_io.h"
@@ -103,6 +104,13 @@ Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
     auto stack = ParseStack(options.stack);
     if (!stack) return stack.error().At("--stack");
     inputs.cluster.stack = *std::move(stack);
+  }
+  if (!options.collective.empty()) {
+    inputs.cluster.collective = options.collective;
+  }
+  if (auto choice = ParseCollectiveChoice(inputs.cluster.collective); !choice) {
+    return choice.error().At(options.collective.empty() ? "cluster.collective"
+                                                        : "--collective");
   }
   TESSERA_TRY(inputs.profile, ReadProfiles(options.profiles));
   if (options.model.empty()) return inputs;

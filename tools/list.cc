@@ -12,6 +12,7 @@
 #include "planner/plan/recompute.h"
 #include "planner/schedule/pipeline_schedule.h"
 #include "planner/search/move.h"
+#include "planner/topology/networks.h"
 #include "planner/topology/stacks.h"
 #include "planner/topology/topologies.h"
 #include "runtime/kernels/kernel.h"
@@ -100,6 +101,8 @@ std::span<const Kind> Kinds() {
       {"kernels", "what the runtime computes operators with", KernelEntries},
       {"topologies", "clusters by name, for --cluster",
        [] { return Entries(Topologies()); }},
+      {"networks", "networks between nodes, for --cluster NAME:NODES@NETWORK",
+       [] { return Entries(Networks()); }},
       {"stacks", "training software, for --stack", StackEntries},
       {"schedules", "pipeline schedules, for --strategy schedule=",
        [] { return Entries(Schedules()); }},

@@ -19,6 +19,7 @@ struct Options {
   std::string model;
   std::string cluster;
   std::string stack;
+  std::string collective;  // in place of the cluster's, unless empty
   std::string plan;
   std::optional<std::string> strategy;
   int64_t global_batch = 0;  // 0: not given

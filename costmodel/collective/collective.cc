@@ -10,6 +10,7 @@
 #include "costmodel/collective/node_rings.h"
 #include "costmodel/collective/protocols.h"
 #include "planner/base/rng.h"
+#include "planner/base/table.h"
 
 namespace tessera {
 namespace {
@@ -94,6 +95,26 @@ size_t CollectiveModel::KeyHash::operator()(
   for (int32_t value : key) hash = Mix64(hash ^ static_cast<uint32_t>(value));
   return hash;
 }
+
+Result<CollectiveChoice> ParseCollectiveChoice(std::string_view text) {
+  const size_t slash = text.find('/');
+  CollectiveChoice choice{std::string(text.substr(0, slash)), ""};
+  if (!choice.algorithm.empty()) {
+    TESSERA_RETURN_IF_ERROR(
+        Find("collective algorithm", CollectiveAlgorithms(), choice.algorithm));
+  }
+  if (slash == std::string_view::npos) return choice;
+  choice.protocol = text.substr(slash + 1);
+  TESSERA_RETURN_IF_ERROR(
+      Find("collective protocol",
+           ProtocolsOf(SendPattern::kPipeline, /*shared_memory=*/false),
+           choice.protocol));
+  return choice;
+}
+
+CollectiveModel::CollectiveModel(const Cluster& cluster)
+    : CollectiveModel(cluster,
+                      ParseCollectiveChoice(cluster.collective).value()) {}
 
 CollectiveModel::CollectiveModel(const Cluster& cluster,
                                  CollectiveChoice choice)

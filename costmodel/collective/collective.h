@@ -53,6 +53,7 @@
 
 #include "costmodel/collective/algorithms.h"
 #include "costmodel/link/router.h"
+#include "planner/base/result.h"
 #include "planner/base/units.h"
 #include "planner/ir/cluster.h"
 #include "planner/lower/comm_kind.h"
@@ -82,12 +83,17 @@ struct CollectiveChoice {
   std::string algorithm;  // a row of the table in algorithms.h
   std::string protocol;   // a row of those in protocols.h
 };
+// Of "", ALGORITHM, ALGORITHM/PROTOCOL or /PROTOCOL: Cluster::collective. An
+// unknown name is an error that names the nearest.
+Result<CollectiveChoice> ParseCollectiveChoice(std::string_view text);
 
 class CollectiveModel {
  public:
-  // `cluster` must be valid, and outlive this unchanged.
-  explicit CollectiveModel(const Cluster& cluster,
-                           CollectiveChoice choice = {});
+  // `cluster` must be valid, its choice of collectives too, and outlive this
+  // unchanged.
+  explicit CollectiveModel(const Cluster& cluster);
+  // With this choice in place of the cluster's.
+  CollectiveModel(const Cluster& cluster, CollectiveChoice choice);
   ~CollectiveModel();
   CollectiveModel(const CollectiveModel&) = delete;
   CollectiveModel& operator=(const CollectiveModel&) = delete;

@@ -9,7 +9,7 @@
 // "NCCL_NVLS_ENABLE=0"); else the model chooses.
 //
 // Medians of the absolute error of the time from 1 MB to 8 GB, by source and
-// collective, over the published tables: see docs/collectives.md.
+// collective, over the published tables: docs/collectives.md.
 
 #include <cstdint>
 #include <optional>

@@ -42,6 +42,7 @@ proto::Cluster ToProto(const Cluster& cluster) {
   proto::Cluster out;
   out.set_schema_version(kSchemaVersion);
   out.set_name(cluster.name);
+  out.set_collective(cluster.collective);
   for (const DeviceType& type : cluster.device_types) {
     proto::DeviceType& row = *out.add_device_types();
     row.set_name(type.name);
@@ -130,6 +131,7 @@ proto::Cluster ToProto(const Cluster& cluster) {
 Result<Cluster> FromProto(const proto::Cluster& in) {
   Cluster out;
   out.name = in.name();
+  out.collective = in.collective();
   for (int i = 0; i < in.device_types_size(); ++i) {
     const proto::DeviceType& row = in.device_types(i);
     DeviceType type;
@@ -170,9 +172,8 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
                 ToDuration(row.latency_seconds(),
                            At("link_types", i, "latency_seconds")));
     if (row.has_start_seconds()) {
-      TESSERA_TRY(type.start,
-                  ToDuration(row.start_seconds(),
-                             At("link_types", i, "start_seconds")));
+      TESSERA_TRY(type.start, ToDuration(row.start_seconds(),
+                                         At("link_types", i, "start_seconds")));
     }
     type.in_switch_bandwidth = {row.in_switch_bandwidth_bytes_per_second()};
     out.link_types.push_back(std::move(type));

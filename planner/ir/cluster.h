@@ -143,6 +143,10 @@ struct Cluster {
   std::vector<Link> links;
   std::optional<Host> host;  // of every node; without it nothing leaves devices
   Stack stack;               // the software of every node
+  // The algorithm, or ALGORITHM/PROTOCOL, by which collectives run where they
+  // can ("ring", "ring/simple", "/ll"); the fastest where empty. Names:
+  // costmodel/collective.
+  std::string collective;
 
   const DeviceType& TypeOf(DeviceId device) const {
     return device_types[static_cast<size_t>(devices[device.index()].type)];

@@ -18,6 +18,17 @@ void ConnectRails(Cluster& cluster,
 void ConnectRails(Cluster& cluster,
                   const std::vector<std::vector<VertexId>>& nics, int nic_link);
 
+// Link type `nic_link` of the cluster `times` over, through a switch: its
+// index.
+int AddTrunk(Cluster& cluster, int nic_link, double times);
+
+// Leaf switches of 32 NICs, or of one node where it has more, each with all
+// NICs of consecutive nodes.
+std::vector<VertexId> AddLeaves(Cluster& cluster,
+                                const std::vector<std::vector<VertexId>>& nics,
+                                int nic_link);
+double NicsPerLeaf(const std::vector<std::vector<VertexId>>& nics);
+
 // "node3." + part.
 std::string InNode(int node, std::string_view part);
 // "node3." + part + "5".

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "planner/base/table.h"
+#include "planner/topology/networks.h"
 #include "planner/topology/rows.h"
 #include "planner/topology/upkeep.h"
 
@@ -112,7 +113,9 @@ std::span<const Topology> Topologies() {
   return kTopologies;
 }
 
-Result<Cluster> MakeCluster(std::string_view spec) {
+Result<Cluster> MakeCluster(std::string_view whole) {
+  const size_t at = whole.find('@');
+  const std::string_view spec = whole.substr(0, at);
   const size_t colon = spec.find(':');
   TESSERA_TRY(const Topology* topology,
               Find("cluster", Topologies(), spec.substr(0, colon)));
@@ -137,6 +140,13 @@ Result<Cluster> MakeCluster(std::string_view spec) {
   cluster.name = std::string(topology->name) + ":" + std::to_string(nodes);
   SetUpkeep(topology->name, cluster);
   if (gpus.has_value()) cluster.name += "x" + std::to_string(*gpus);
+  if (at == std::string_view::npos) return cluster;
+  if (topology->nics_per_node == 0) {
+    return InvalidInput("has no network",
+                        "cluster '" + std::string(whole) + "'");
+  }
+  TESSERA_TRY(cluster, WithNetwork(std::move(cluster), whole.substr(at + 1)));
+  cluster.name += std::string(whole.substr(at));
   return cluster;
 }
 

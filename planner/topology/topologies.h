@@ -1,8 +1,8 @@
 #pragma once
 // Cluster presets: one row per machine, each a function from a number of nodes
 // to a Cluster. Figures and their sources: hardware.cc. Networks between nodes
-// are non-blocking: half of the nodes can send to the other half at the full
-// rate of their NICs.
+// are non-blocking unless another is asked for: half of the nodes can send to
+// the other half at the full rate of their NICs.
 
 #include <optional>
 #include <span>
@@ -29,10 +29,12 @@ struct Topology {
 
 std::span<const Topology> Topologies();
 
-// The cluster called NAME[:NODES[xGPUS]]: "dgx-a100-80gb:4" is four nodes,
-// "dgx-h200:1x1" one GPU of a node, "local-cpu:4" four ranks on this host.
-// NODES is 1 where absent; GPUS limits the devices of every node. kNotFound
-// with the nearest name for an unknown NAME, kInvalidInput for bad numbers.
+// The cluster called NAME[:NODES[xGPUS]][@NETWORK[:NUMBER]]: "dgx-a100-80gb:4"
+// is four nodes, "dgx-h200:1x1" one GPU of a node, "local-cpu:4" four ranks on
+// this host. NODES is 1 where absent; GPUS limits the devices of every node;
+// NETWORK (networks.h) takes the place of the preset's non-blocking rails.
+// kNotFound with the nearest name for an unknown NAME, kInvalidInput for bad
+// numbers.
 Result<Cluster> MakeCluster(std::string_view spec);
 
 }  // namespace tessera

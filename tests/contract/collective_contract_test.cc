@@ -10,6 +10,7 @@
 #include "costmodel/collective/algorithms.h"
 #include "costmodel/collective/collective.h"
 #include "costmodel/collective/node_rings.h"
+#include "costmodel/link/fair_share.h"
 #include "planner/topology/topologies.h"
 
 namespace tessera {
@@ -350,6 +351,47 @@ TEST(CollectiveContract, TimeIsMonotoneInBytesOnEveryTopology) {
         if (kind == CommKind::kSendRecv) {
           group[0].clear();
           for (int d = 0; d < n; ++d) group[0].emplace_back(d);
+        }
+      }
+    }
+  }
+}
+
+// What the simulator makes of a collective that runs alone is its closed form:
+// the flows' loads fill no link more than to the brim, so that max-min sharing
+// leaves it at full speed.
+TEST(CollectiveContract, AloneTheClosedFormIsWhatIsSimulated) {
+  for (const Topology& topology : Topologies()) {
+    const std::string spec = std::string(topology.name) +
+                             (topology.gpus_per_node == 0 ? ":8" : ":2");
+    Cluster cluster = *MakeCluster(spec);
+    const int n = static_cast<int>(cluster.devices.size());
+    for (const CollectiveAlgorithm& algorithm : CollectiveAlgorithms()) {
+      const CollectiveModel model(cluster, {std::string(algorithm.name), ""});
+      for (CommKind kind : kKinds) {
+        std::vector<std::vector<DeviceId>> group(1);
+        for (int d = 0; d < n; ++d) group[0].emplace_back(d);
+        if (kind == CommKind::kSendRecv) group[0] = {group[0][0], group[0][1]};
+        for (const CollectiveOption& option : model.Options(kind, group)) {
+          SCOPED_TRACE(spec + " " + std::string(option.algorithm) + " " +
+                       std::string(option.protocol) + " " +
+                       std::string(NameOf(kind)));
+          for (int64_t bytes : {int64_t{1} << 10, int64_t{1} << 40}) {
+            std::vector<LinkUse> uses;
+            for (const LinkLoad& load : option.loads) {
+              const int type = cluster.links[load.link.index()].type;
+              const double bandwidth =
+                  cluster.link_types[U(type)].bandwidth.value;
+              uses.push_back({load.link, load.bytes_per_payload_byte *
+                                             static_cast<double>(bytes) /
+                                             bandwidth /
+                                             option.Seconds({bytes})});
+              EXPECT_LE(uses.back().utilisation, 1 + 1e-9);
+            }
+            ASSERT_FALSE(uses.empty());
+            const std::vector<std::vector<LinkUse>> flows = {uses};
+            EXPECT_NEAR(MaxMinRates(flows)[0], 1, 1e-9);
+          }
         }
       }
     }

@@ -8,6 +8,7 @@
 
 #include "costmodel/link/router.h"
 #include "planner/topology/hardware.h"
+#include "planner/topology/networks.h"
 #include "planner/topology/topologies.h"
 
 namespace tessera {
@@ -167,6 +168,60 @@ TEST(TopologyContract, BisectionIsHalfOfTheNodesNics) {
           << topology.name << ":" << nodes;
     }
   }
+}
+
+// Sixteen nodes with eight NICs each, hence four leaves. NICs of eight nodes
+// are 64; through the spine of a fat tree go 2 leaves of 32, over N; between
+// the halves of a dragonfly lie 2 * 2 of its links, each a third of a leaf's
+// 32, over N; rails join equal NICs of all nodes without a spine; a torus of 4
+// x 2 x 2 is cut at 2 * 2 * 2 cables of eight NICs, one of 4 x 4 at 2 * 4 and
+// one of 16 at two.
+TEST(TopologyContract, NetworksHaveTheirBisection) {
+  const double nic =
+      std::ranges::find(LinkTypes(), std::string("ib-ndr"), &LinkType::name)
+          ->bandwidth.value;
+  const struct {
+    const char* network;
+    double nics;
+  } cases[] = {{"rails", 64},
+               {"rails:4", 64},
+               {"fat-tree", 64},
+               {"fat-tree:2", 32},
+               {"fat-tree:4", 16},
+               {"dragonfly", 4 * 32 / 3.0},
+               {"dragonfly:2", 64 / 3.0},
+               {"torus", 64},
+               {"torus:2", 64},
+               {"torus:1", 16}};
+  for (const auto& test : cases) {
+    const auto cluster =
+        MakeCluster("dgx-h100:16@" + std::string(test.network));
+    ASSERT_TRUE(cluster) << cluster.error().ToString();
+    EXPECT_TRUE(Validate(*cluster).empty()) << test.network;
+    EXPECT_NEAR(Bisection(*cluster), test.nics * nic, 1e-6 * test.nics * nic)
+        << test.network;
+  }
+}
+
+// Every network joins every preset, and as "rails" it is the preset's own.
+TEST(TopologyContract, EveryNetworkJoinsEveryPreset) {
+  for (const Topology& topology : Topologies()) {
+    if (topology.nics_per_node == 0) continue;
+    const std::string name = std::string(topology.name) + ":6";
+    for (const Network& network : Networks()) {
+      auto cluster = MakeCluster(name + "@" + std::string(network.name));
+      ASSERT_TRUE(cluster) << cluster.error().ToString();
+      EXPECT_TRUE(Validate(*cluster).empty()) << cluster->name;
+      if (network.name == "rails") {
+        cluster->name = name;
+        EXPECT_EQ(*cluster, *MakeCluster(name)) << name;
+      }
+    }
+  }
+  EXPECT_FALSE(MakeCluster("dgx-h100:4@fat-tre"));
+  EXPECT_FALSE(MakeCluster("dgx-h100:4@fat-tree:0"));
+  EXPECT_FALSE(MakeCluster("dgx-h100:4@fat-tree:x"));
+  EXPECT_FALSE(MakeCluster("local-cpu:4@torus"));
 }
 
 }  // namespace

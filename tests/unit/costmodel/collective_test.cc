@@ -269,14 +269,16 @@ TEST(CollectiveModel, ChoiceIsKept) {
         return option.algorithm == algorithm.name;
       });
       for (const CollectiveOption& option : options) {
-        if (some) EXPECT_EQ(option.algorithm, algorithm.name);
+        EXPECT_TRUE(!some || option.algorithm == algorithm.name);
       }
       if (algorithm.name == "hierarchical" && kind == CommKind::kAllReduce) {
         EXPECT_TRUE(some);
       }
     }
   }
-  const CollectiveModel simple(cluster, {"", "simple"});
+  Cluster simple_cluster = cluster;
+  simple_cluster.collective = "/simple";
+  const CollectiveModel simple(simple_cluster);
   for (const auto& option : simple.Options(CommKind::kAllReduce, groups)) {
     EXPECT_EQ(option.protocol, "simple");
   }
@@ -299,6 +301,15 @@ TEST(CollectiveModel, SubgroupsShareLinks) {
       ProtocolsOf(SendPattern::kPipeline, false)[0].fraction;
   EXPECT_NEAR(alone, 1 / (0.84 * 25e9 / 8) / fraction, 1e-18);
   EXPECT_NEAR(together, 8 * alone, 1e-16);
+}
+
+TEST(CollectiveModel, ChoicesAreParsed) {
+  EXPECT_EQ(ParseCollectiveChoice("").value().algorithm, "");
+  EXPECT_EQ(ParseCollectiveChoice("ring").value().algorithm, "ring");
+  EXPECT_EQ(ParseCollectiveChoice("ring/ll").value().protocol, "ll");
+  EXPECT_EQ(ParseCollectiveChoice("/ll128").value().protocol, "ll128");
+  EXPECT_FALSE(ParseCollectiveChoice("rings"));
+  EXPECT_FALSE(ParseCollectiveChoice("ring/simpel"));
 }
 
 TEST(CollectiveModel, OneRankMovesNothing) {
