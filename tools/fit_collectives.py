@@ -396,35 +396,35 @@ def write(constants, rows):
         return number(value) + 'e-6'
 
     piece = '{int64_t{' + str(c['simple']['piece']) + '}}'
+    own = number(c['own']['copy'])
     text = head + '''#include <array>
 
 #include "costmodel/collective/protocols.h"
 
 namespace tessera {
 
-// Name; start; step within a host, between hosts; fraction; piece.
+// Name; start; step within a host, between hosts; fraction; piece; own copy.
 inline constexpr std::array kPipelineProtocols = {
 '''
     text += (f'    Protocol{{"ll", 0, 0, 0, {number(c["ll"]["fraction"])}, '
-             '{0}},\n')
+             f'{{0}}, {own}}},\n')
     text += (f'    Protocol{{"ll128", {us(c["ll128"]["start"])}, '
              f'{us(c["ll128"]["host_step"])}, '
              f'{us(c["ll128"]["network_step"])}, '
-             f'{number(c["ll128"]["fraction"])}, {{0}}}},\n')
+             f'{number(c["ll128"]["fraction"])}, {{0}}, {own}}},\n')
     text += (f'    Protocol{{"simple", {us(c["simple"]["start"])}, '
              f'{us(c["simple"]["host_step"])}, '
-             f'{us(c["simple"]["network_step"])}, 1, {piece}}},\n}};\n')
+             f'{us(c["simple"]["network_step"])}, 1, {piece}, {own}}},\n}};\n')
     text += 'inline constexpr std::array kExchangeProtocols = {\n'
     text += (f'    Protocol{{"ll", 0, 0, 0, {number(c["ll"]["fraction"])}, '
-             '{0}},\n')
+             f'{{0}}, {own}}},\n')
     text += (f'    Protocol{{"simple", {us(c["exchange"]["start"])}, 0, '
              f'{us(c["simple"]["network_step"])}, '
-             f'{number(c["exchange"]["fraction"])}, {{0}}}},\n}};\n')
+             f'{number(c["exchange"]["fraction"])}, {{0}}, {own}}},\n}};\n')
     text += 'inline constexpr std::array kInSwitchProtocols = {\n'
     text += (f'    Protocol{{"simple", {us(c["in_switch"]["start"])}, 0, '
              f'{us(c["simple"]["network_step"])}, 1, {piece}}},\n}};\n')
-    text += (f'inline constexpr double kOwnCopyCost = '
-             f'{number(c["own"]["copy"])};\n\n}}  // namespace tessera\n')
+    text += '\n}  // namespace tessera\n'
     path = ROOT / 'costmodel/collective/fitted_protocols.h'
     path.write_text(text)
 

@@ -105,10 +105,10 @@ Result<CollectiveChoice> ParseCollectiveChoice(std::string_view text) {
   }
   if (slash == std::string_view::npos) return choice;
   choice.protocol = text.substr(slash + 1);
-  TESSERA_RETURN_IF_ERROR(
-      Find("collective protocol",
-           ProtocolsOf(SendPattern::kPipeline, /*shared_memory=*/false),
-           choice.protocol));
+  if (choice.protocol == PlainProtocol()[0].name) return choice;
+  TESSERA_RETURN_IF_ERROR(Find("collective protocol",
+                               ProtocolsOf(SendPattern::kPipeline),
+                               choice.protocol));
   return choice;
 }
 
@@ -261,7 +261,10 @@ void CollectiveModel::AddOptions(const CollectiveAlgorithm& algorithm,
                                  std::vector<CollectiveOption>& options) const {
   const bool shared_memory = std::ranges::all_of(
       members, [](const Member& member) { return member.group.shared_memory; });
-  const auto protocols = ProtocolsOf(algorithm.pattern, shared_memory);
+  const bool plain =
+      shared_memory || choice_.protocol == PlainProtocol()[0].name;
+  const auto protocols =
+      plain ? PlainProtocol() : ProtocolsOf(algorithm.pattern);
   std::vector<Duration> latency(protocols.size());  // of the slowest subgroup
   std::vector<double> load(cluster_.links.size(), 0);
   Duration start;
@@ -269,8 +272,7 @@ void CollectiveModel::AddOptions(const CollectiveAlgorithm& algorithm,
   for (const Member& member : members) {
     const Rounds rounds = algorithm.rounds(kind, member.group);
     if (member.switch_bandwidth > 0) {
-      own_copy = std::max(
-          own_copy, OwnCopyCost() * rounds.own_share / member.switch_bandwidth);
+      own_copy = std::max(own_copy, rounds.own_share / member.switch_bandwidth);
     }
     std::vector<Duration> total(protocols.size());
     std::set<std::pair<LinkId, int>> crossed;  // in the switch: by chunk
@@ -348,7 +350,8 @@ void CollectiveModel::AddOptions(const CollectiveAlgorithm& algorithm,
     option.protocol = protocols[p].name;
     option.latency_s =
         start.seconds() + protocols[p].start_s + latency[p].seconds();
-    option.seconds_per_byte = (busiest + own_copy) / protocols[p].fraction;
+    option.seconds_per_byte =
+        (busiest + protocols[p].own_copy * own_copy) / protocols[p].fraction;
     options.push_back(option);
   }
 }

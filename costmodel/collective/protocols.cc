@@ -6,9 +6,7 @@
 
 namespace tessera {
 
-std::span<const Protocol> ProtocolsOf(SendPattern pattern, bool shared_memory) {
-  static constexpr std::array kCopy = {Protocol{.name = "copy", .piece = {}}};
-  if (shared_memory) return kCopy;
+std::span<const Protocol> ProtocolsOf(SendPattern pattern) {
   switch (pattern) {
     case SendPattern::kPipeline:
       return kPipelineProtocols;
@@ -20,8 +18,9 @@ std::span<const Protocol> ProtocolsOf(SendPattern pattern, bool shared_memory) {
   return {};
 }
 
-double OwnCopyCost() {
-  return kOwnCopyCost;
+std::span<const Protocol> PlainProtocol() {
+  static constexpr std::array kPlain = {Protocol{.name = "plain", .piece = {}}};
+  return kPlain;
 }
 
 }  // namespace tessera

@@ -5,7 +5,8 @@
 //           channels, hence little bandwidth;
 //   ll128   flags in every 128 bytes: some latency, some bandwidth;
 //   simple  a flag for a whole piece: the most latency, all the bandwidth.
-// And "copy": ranks that share memory, without any of them.
+// And "plain", none of them: the links alone. Ranks that share memory use it,
+// and who asks for it by name.
 //
 // The figures are fitted to measured collectives by tools/fit_collectives.py,
 // which writes them to fitted_protocols.h.
@@ -27,15 +28,18 @@ struct Protocol {
   // How much is sent on at once; matters where whole pieces are waited for
   // (Rounds::whole_pieces).
   Bytes piece;
+  // A rank copies its own share of the payload (Rounds::own_share) at its
+  // links' bandwidth over this: where GPUs meet on a switch, the cores that
+  // copy are made to fill the links and have little to spare. So two A100 reach
+  // 0.7 of what eight do in an all-gather, where half of the payload is their
+  // own.
+  double own_copy = 0;
 };
 
 // Those that an algorithm of `pattern` may use.
-std::span<const Protocol> ProtocolsOf(SendPattern pattern, bool shared_memory);
+std::span<const Protocol> ProtocolsOf(SendPattern pattern);
 
-// A rank copies its own share of the payload (Rounds::own_share) at its links'
-// bandwidth over this: where GPUs meet on a switch, their copying cores are
-// made to fill the links and have little to spare. So two A100 reach 0.73 of
-// what eight do in an all-gather, where half of the payload is their own.
-double OwnCopyCost();
+// "plain".
+std::span<const Protocol> PlainProtocol();
 
 }  // namespace tessera

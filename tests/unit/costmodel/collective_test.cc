@@ -51,8 +51,7 @@ const CollectiveOption& Named(const std::vector<CollectiveOption>& options,
 }
 
 const Protocol& Simple(SendPattern pattern) {
-  return *std::ranges::find(ProtocolsOf(pattern, false), "simple",
-                            &Protocol::name);
+  return *std::ranges::find(ProtocolsOf(pattern), "simple", &Protocol::name);
 }
 
 // A ring on a small case, by hand: four H100 on one NVSwitch. 2 * 3 steps, each
@@ -65,16 +64,15 @@ TEST(CollectiveModel, RingByHand) {
   const auto& options = model.Options(CommKind::kAllReduce, groups);
   ASSERT_EQ(options.size(), 4u);  // the ring by three protocols, and NVLS
   const LinkType& nvlink = LinkTypeNamed("nvlink4");
-  for (const Protocol& protocol :
-       ProtocolsOf(SendPattern::kPipeline, /*shared_memory=*/false)) {
+  for (const Protocol& protocol : ProtocolsOf(SendPattern::kPipeline)) {
     const CollectiveOption& ring = Named(options, "ring", protocol.name);
     const double step = 2 * nvlink.latency.seconds() + protocol.host_step_s;
     EXPECT_NEAR(ring.latency_s,
                 nvlink.start.seconds() + protocol.start_s + 6 * step, 1e-11);
-    EXPECT_NEAR(
-        ring.seconds_per_byte,
-        (1.5 + OwnCopyCost() / 4) / nvlink.bandwidth.value / protocol.fraction,
-        1e-20);
+    EXPECT_NEAR(ring.seconds_per_byte,
+                (1.5 + protocol.own_copy / 4) / nvlink.bandwidth.value /
+                    protocol.fraction,
+                1e-20);
     ASSERT_EQ(ring.loads.size(), 8u);  // four links, both directions
     for (const LinkLoad& load : ring.loads) {
       EXPECT_NEAR(load.bytes_per_payload_byte, 1.5, 1e-12);
@@ -235,7 +233,7 @@ TEST(CollectiveModel, RingAndTreesByHand) {
   const double inside = 2 * nvlink.latency.seconds() + simple.host_step_s;
   const double across = 4 * LinkTypeNamed("pcie4-x16").latency.seconds() +
                         2 * nic.latency.seconds() + simple.network_step_s;
-  const double own_copy = OwnCopyCost() / 16 / nvlink.bandwidth.value;
+  const double own_copy = simple.own_copy / 16 / nvlink.bandwidth.value;
 
   const CollectiveOption& ring = Named(options, "ring", "simple");
   EXPECT_NEAR(ring.seconds_per_byte,
@@ -297,8 +295,7 @@ TEST(CollectiveModel, SubgroupsShareLinks) {
   const double together =
       model.Options(CommKind::kAllReduce, eight)[0].seconds_per_byte;
   // Both by "ll", the first of the protocols.
-  const double fraction =
-      ProtocolsOf(SendPattern::kPipeline, false)[0].fraction;
+  const double fraction = ProtocolsOf(SendPattern::kPipeline)[0].fraction;
   EXPECT_NEAR(alone, 1 / (0.84 * 25e9 / 8) / fraction, 1e-18);
   EXPECT_NEAR(together, 8 * alone, 1e-16);
 }
@@ -308,6 +305,7 @@ TEST(CollectiveModel, ChoicesAreParsed) {
   EXPECT_EQ(ParseCollectiveChoice("ring").value().algorithm, "ring");
   EXPECT_EQ(ParseCollectiveChoice("ring/ll").value().protocol, "ll");
   EXPECT_EQ(ParseCollectiveChoice("/ll128").value().protocol, "ll128");
+  EXPECT_EQ(ParseCollectiveChoice("/plain").value().protocol, "plain");
   EXPECT_FALSE(ParseCollectiveChoice("rings"));
   EXPECT_FALSE(ParseCollectiveChoice("ring/simpel"));
 }

@@ -33,6 +33,7 @@ Cluster Star() {
   type.memory_efficiency = 1;
   cluster.device_types = {type};
   cluster.link_types = {{"link", "test", {1e9}, {}}};
+  cluster.collective = "/plain";
   for (int d = 0; d < 4; ++d) AddDevice(cluster, 0, 0, std::to_string(d));
   const VertexId hub = AddVertex(cluster, VertexKind::kSwitch, "hub");
   for (const Device& device : cluster.devices) {

@@ -138,6 +138,7 @@ Cluster Bottleneck() {
   type.memory_efficiency = 1;
   cluster.device_types = {type};
   cluster.link_types = {{"link", "test", {1e9}, {}}};
+  cluster.collective = "/plain";
   for (int d = 0; d < 4; ++d) AddDevice(cluster, 0, 0, std::to_string(d));
   const VertexId a = AddVertex(cluster, VertexKind::kSwitch, "a");
   const VertexId b = AddVertex(cluster, VertexKind::kSwitch, "b");
