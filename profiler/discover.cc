@@ -94,7 +94,7 @@ LinkType NicLink(const FoundNic& nic) {
   };
   constexpr std::array kInfiniBand = {
       Preset{"ib-fdr", 56}, Preset{"ib-edr", 100}, Preset{"ib-hdr", 200},
-      Preset{"ib-ndr", 400}};
+      Preset{"ib-ndr", 400}, Preset{"ib-xdr", 800}};
   const double gigabits = nic.gigabits > 0 ? nic.gigabits : kAssumedGigabits;
   const auto speed = [&](std::string_view kind) {
     char number[32];

@@ -8,6 +8,7 @@
 
 #include "costmodel/link/router.h"
 #include "planner/io/cluster_io.h"
+#include "planner/topology/hardware.h"
 #include "planner/topology/topologies.h"
 #include "profiler/machine_io.h"
 #include "tests/support/paths.h"
@@ -182,9 +183,11 @@ TEST(DiscoverTest, LinksAreScaledFromTheNearestPreset) {
   };
   // A quarter of PCIe 3 x16's 12.6 GB/s: half the rate, half the lanes.
   EXPECT_DOUBLE_EQ(type("pcie2-x8").bandwidth.value, 12.6e9 / 4);
-  // 4 of 12 links, 223 GB/s; straight, so the latency of both halves.
-  EXPECT_DOUBLE_EQ(type("nvlink3-direct-x4").bandwidth.value, 223e9 / 3);
-  EXPECT_EQ(type("nvlink3-direct-x4").latency, Duration::FromSeconds(0.94e-6));
+  // 4 of 12 links; straight, so the latency of both halves.
+  EXPECT_DOUBLE_EQ(type("nvlink3-direct-x4").bandwidth.value,
+                   LinkTypeNamed("nvlink3").bandwidth.value / 3);
+  EXPECT_EQ(type("nvlink3-direct-x4").latency,
+            LinkTypeNamed("nvlink3").latency * 2);
   // 84 % of 25 Gb/s.
   EXPECT_DOUBLE_EQ(type("ethernet-25g").bandwidth.value, 0.84 * 25e9 / 8);
   EXPECT_DOUBLE_EQ(cluster.host->device_link.value, 12.6e9 / 4);
