@@ -43,12 +43,10 @@ CollectiveGroup GroupOf(const Cluster& cluster,
   return group;
 }
 
-// The time of the longest chain of sends in `round`: `repeat` of them, each to
-// the sender of the next, which has the same base. latency[i] is sends[i]'s.
-Duration LongestChain(const Round& round, std::span<const Duration> latency) {
-  if (round.repeat == 1) {
-    return latency.empty() ? Duration() : std::ranges::max(latency);
-  }
+// The rings that the sends of a repeated round form, as indices of them: after
+// each send comes the receiver's with the same base.
+std::vector<std::vector<size_t>> RingsOf(const Round& round) {
+  if (round.repeat == 1) return {};
   const auto key = [](int rank, int base) {
     return (static_cast<uint64_t>(rank) << 32) | static_cast<uint64_t>(base);
   };
@@ -56,29 +54,44 @@ Duration LongestChain(const Round& round, std::span<const Duration> latency) {
   for (size_t i = 0; i < round.sends.size(); ++i) {
     send_of[key(round.sends[i].from, round.sends[i].base)] = i;
   }
-  Duration longest;
+  std::vector<std::vector<size_t>> rings;
   std::vector<bool> seen(round.sends.size(), false);
   for (size_t start = 0; start < round.sends.size(); ++start) {
     if (seen[start]) continue;
-    std::vector<Duration> ring;  // the latencies along it
-    Duration lap;
+    std::vector<size_t>& ring = rings.emplace_back();
     for (size_t i = start; !seen[i];) {
       seen[i] = true;
-      ring.push_back(latency[i]);
-      lap += latency[i];
+      ring.push_back(i);
       const auto next =
           send_of.find(key(round.sends[i].to, round.sends[i].base));
       TESSERA_CHECK(next != send_of.end()) << round.sends[i].to;
       i = next->second;
     }
+  }
+  return rings;
+}
+
+// The time of the longest chain of sends in `round`: `repeat` of them in a row
+// along one of `rings`, which are its own. latency[i] is sends[i]'s.
+Duration LongestChain(const Round& round,
+                      std::span<const std::vector<size_t>> rings,
+                      std::span<const Duration> latency) {
+  if (round.repeat == 1) {
+    return latency.empty() ? Duration() : std::ranges::max(latency);
+  }
+  Duration longest;
+  for (const std::vector<size_t>& ring : rings) {
     // Whole laps, and the longest stretch of what is left of `repeat`.
+    Duration lap;
+    for (size_t i : ring) lap += latency[i];
     const size_t size = ring.size();
-    const size_t steps = static_cast<size_t>(round.repeat);
+    const auto steps = static_cast<size_t>(round.repeat);
     Duration stretch;
-    for (size_t i = 0; i < steps % size; ++i) stretch += ring[i];
+    for (size_t i = 0; i < steps % size; ++i) stretch += latency[ring[i]];
     Duration longest_stretch = stretch;
     for (size_t i = 0; i < size; ++i) {
-      stretch = stretch - ring[i] + ring[(i + steps % size) % size];
+      stretch =
+          stretch - latency[ring[i]] + latency[ring[(i + steps % size) % size]];
       longest_stretch = Max(longest_stretch, stretch);
     }
     longest = Max(longest,
@@ -256,6 +269,48 @@ std::vector<CollectiveOption> CollectiveModel::Compute(
   return options;
 }
 
+CollectiveModel::RoundCost CollectiveModel::CostOf(const Member& member,
+                                                   const Rounds& rounds,
+                                                   const Round& round,
+                                                   Load& load) const {
+  RoundCost cost;
+  cost.hops.reserve(round.sends.size());
+  cost.between_hosts.reserve(round.sends.size());
+  std::set<std::pair<LinkId, int>> crossed;  // in the switch: by chunk
+  for (const Send& send : round.sends) {
+    const auto from = static_cast<size_t>(send.from);
+    const auto to = static_cast<size_t>(send.to);
+    const LinkId through_switch[] = {member.on_switch[from].up,
+                                     member.on_switch[to].down};
+    const std::span<const LinkId> route =
+        round.in_switch
+            ? std::span<const LinkId>(through_switch)
+            : router_.Route(member.devices[from], member.devices[to]);
+    const bool between_hosts =
+        cluster_.devices[member.devices[from].index()].node !=
+        cluster_.devices[member.devices[to].index()].node;
+    cost.hops.push_back(router_.Latency(route));
+    cost.between_hosts.push_back(between_hosts);
+    const double share =
+        static_cast<double>(send.count) * round.repeat / rounds.chunks;
+    for (LinkId link : route) {
+      const LinkType& type = TypeOf(link);
+      load.start = Max(load.start, type.start);
+      double bytes = share;
+      if (round.in_switch) {
+        if (!crossed.emplace(link, send.base + send.first).second) continue;
+        bytes *= type.bandwidth.value / type.in_switch_bandwidth.value;
+      }
+      load.bytes[link.index()] += bytes;
+      if (between_hosts) {
+        cost.seconds_per_byte =
+            std::max(cost.seconds_per_byte, 1 / type.bandwidth.value);
+      }
+    }
+  }
+  return cost;
+}
+
 void CollectiveModel::AddOptions(const CollectiveAlgorithm& algorithm,
                                  CommKind kind, std::span<const Member> members,
                                  std::vector<CollectiveOption>& options) const {
@@ -266,69 +321,31 @@ void CollectiveModel::AddOptions(const CollectiveAlgorithm& algorithm,
   const auto protocols =
       plain ? PlainProtocol() : ProtocolsOf(algorithm.pattern);
   std::vector<Duration> latency(protocols.size());  // of the slowest subgroup
-  std::vector<double> load(cluster_.links.size(), 0);
-  Duration start;
-  double own_copy = 0;  // seconds per payload byte
+  Load load;
+  load.bytes.resize(cluster_.links.size());
+  double own_copy = 0;  // seconds per payload byte at the links' bandwidth
   for (const Member& member : members) {
     const Rounds rounds = algorithm.rounds(kind, member.group);
     if (member.switch_bandwidth > 0) {
       own_copy = std::max(own_copy, rounds.own_share / member.switch_bandwidth);
     }
     std::vector<Duration> total(protocols.size());
-    std::set<std::pair<LinkId, int>> crossed;  // in the switch: by chunk
     for (const Round& round : rounds.rounds) {
-      std::vector<Duration> hop;
-      std::vector<bool> network;
-      hop.reserve(round.sends.size());
-      network.reserve(round.sends.size());
-      double slowest = 0;  // seconds per byte of a send between hosts
-      crossed.clear();
-      for (const Send& send : round.sends) {
-        const DeviceId from = member.devices[static_cast<size_t>(send.from)];
-        const DeviceId to = member.devices[static_cast<size_t>(send.to)];
-        const double share =
-            static_cast<double>(send.count) * round.repeat / rounds.chunks;
-        std::span<const LinkId> route;
-        LinkId through_switch[2];
-        if (round.in_switch) {
-          through_switch[0] =
-              member.on_switch[static_cast<size_t>(send.from)].up;
-          through_switch[1] =
-              member.on_switch[static_cast<size_t>(send.to)].down;
-          route = through_switch;
-        } else {
-          route = router_.Route(from, to);
-        }
-        hop.push_back(router_.Latency(route));
-        network.push_back(cluster_.devices[from.index()].node !=
-                          cluster_.devices[to.index()].node);
-        for (LinkId link : route) {
-          const LinkType& type = TypeOf(link);
-          start = Max(start, type.start);
-          double bytes = share;
-          if (round.in_switch) {
-            if (!crossed.emplace(link, send.base + send.first).second) continue;
-            bytes *= type.bandwidth.value / type.in_switch_bandwidth.value;
-          }
-          load[link.index()] += bytes;
-          if (network.back()) {
-            slowest = std::max(slowest, 1 / type.bandwidth.value);
-          }
-        }
-      }
+      const RoundCost cost = CostOf(member, rounds, round, load);
+      const auto rings = RingsOf(round);
       for (size_t p = 0; p < protocols.size(); ++p) {
-        const Protocol& protocol = protocols[p];
-        const Duration host_step = Duration::FromSeconds(protocol.host_step_s);
-        const Duration network_step =
-            Duration::FromSeconds(protocol.network_step_s);
-        std::vector<Duration> steps = hop;
-        for (size_t i = 0; i < steps.size(); ++i) {
-          steps[i] += network[i] ? network_step : host_step;
+        const Duration steps[] = {
+            Duration::FromSeconds(protocols[p].host_step_s),
+            Duration::FromSeconds(protocols[p].network_step_s)};
+        std::vector<Duration> sends = cost.hops;
+        for (size_t i = 0; i < sends.size(); ++i) {
+          sends[i] += steps[cost.between_hosts[i] ? 1 : 0];
         }
-        total[p] += LongestChain(round, steps);
+        total[p] += LongestChain(round, rings, sends);
         if (rounds.whole_pieces) {
           total[p] += Duration::FromSeconds(
-              slowest * static_cast<double>(protocol.piece.value));
+              cost.seconds_per_byte *
+              static_cast<double>(protocols[p].piece.value));
         }
       }
     }
@@ -340,16 +357,16 @@ void CollectiveModel::AddOptions(const CollectiveAlgorithm& algorithm,
   CollectiveOption option;
   option.algorithm = algorithm.name;
   double busiest = 0;  // seconds per payload byte
-  for (size_t l = 0; l < load.size(); ++l) {
-    if (load[l] == 0) continue;
+  for (size_t l = 0; l < load.bytes.size(); ++l) {
+    if (load.bytes[l] == 0) continue;
     const LinkId link(static_cast<int64_t>(l));
-    option.loads.push_back({link, load[l]});
-    busiest = std::max(busiest, load[l] / TypeOf(link).bandwidth.value);
+    option.loads.push_back({link, load.bytes[l]});
+    busiest = std::max(busiest, load.bytes[l] / TypeOf(link).bandwidth.value);
   }
   for (size_t p = 0; p < protocols.size(); ++p) {
     option.protocol = protocols[p].name;
     option.latency_s =
-        start.seconds() + protocols[p].start_s + latency[p].seconds();
+        load.start.seconds() + protocols[p].start_s + latency[p].seconds();
     option.seconds_per_byte =
         (busiest + protocols[p].own_copy * own_copy) / protocols[p].fraction;
     options.push_back(option);

@@ -133,10 +133,25 @@ class CollectiveModel {
     double switch_bandwidth = 0;         // of the slowest rank
   };
 
+  // What all rounds of all subgroups together put on the links.
+  struct Load {
+    std::vector<double> bytes;  // per payload byte, by link
+    Duration start;             // of the slowest type of link
+  };
+  // One round's sends, beside what their protocol costs.
+  struct RoundCost {
+    std::vector<Duration> hops;       // the latency of each send's route
+    std::vector<bool> between_hosts;  // of each send
+    double seconds_per_byte = 0;      // over the slowest link between hosts
+  };
+
   const LinkType& TypeOf(LinkId link) const;
   Member MemberOf(std::span<const DeviceId> devices) const;
   std::vector<CollectiveOption> Compute(
       CommKind kind, std::span<const std::vector<DeviceId>> subgroups) const;
+  // The cost of `round` of `rounds`, whose bytes are added to `load`.
+  RoundCost CostOf(const Member& member, const Rounds& rounds,
+                   const Round& round, Load& load) const;
   // One for each protocol.
   void AddOptions(const CollectiveAlgorithm& algorithm, CommKind kind,
                   std::span<const Member> members,
