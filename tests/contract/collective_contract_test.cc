@@ -362,8 +362,11 @@ TEST(CollectiveContract, TimeIsMonotoneInBytesOnEveryTopology) {
 // leaves it at full speed.
 TEST(CollectiveContract, AloneTheClosedFormIsWhatIsSimulated) {
   for (const Topology& topology : Topologies()) {
-    const std::string spec = std::string(topology.name) +
-                             (topology.gpus_per_node == 0 ? ":8" : ":2");
+    const std::string spec =
+        std::string(topology.name) +
+        (topology.gpus_per_node == 0
+             ? ":8"
+             : ":2x" + std::to_string(std::min(topology.gpus_per_node, 8)));
     Cluster cluster = *MakeCluster(spec);
     const int n = static_cast<int>(cluster.devices.size());
     for (const CollectiveAlgorithm& algorithm : CollectiveAlgorithms()) {
