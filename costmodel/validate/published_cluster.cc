@@ -249,19 +249,19 @@ constexpr std::array kNetworks = {
     NetworkName{"efa", "efa-4x100g", 400, 0, true},
     NetworkName{"tcpx", "efa-100g", 200, 4, true},
     NetworkName{"gpudirect-tcp", "efa-100g", 200, 4, true},
-    NetworkName{"xdr", "ib-ndr", 800},
+    NetworkName{"xdr", "ib-xdr", 800},
     NetworkName{"ndr", "ib-ndr", 400},
     NetworkName{"cx-7", "ib-ndr", 400},
     NetworkName{"connectx-7", "ib-ndr", 400},
-    NetworkName{"hdr100", "ib-hdr", 100},
+    NetworkName{"hdr100", "ib-hdr100", 100},
     NetworkName{"hdr", "ib-hdr", 200},
     NetworkName{"edr", "ib-edr", 100},
     NetworkName{"fdr", "ib-fdr", 54.5},
     // Jean Zay's V100 nodes have four cards.
-    NetworkName{"omni-path", "ib-edr", 100, 4},
-    NetworkName{"opa", "ib-edr", 100, 4},
+    NetworkName{"omni-path", "omni-path-100", 100, 4},
+    NetworkName{"opa", "omni-path-100", 100, 4},
     NetworkName{"infiniband", "ib-hdr", 0},
-    NetworkName{"roce", "ib-hdr", 0},
+    NetworkName{"roce", "roce-200g", 0},
     NetworkName{"rdma", "ib-hdr", 0},
     NetworkName{"ena", "ena-25g", 25, 1, true},
     NetworkName{"ethernet", "ena-25g", 10, 1, true},
@@ -360,10 +360,13 @@ double NominalGbit(std::string_view link) {
     double gbit;
   };
   constexpr std::array kRates = {
-      Rate{"ib-fdr", 54.5},    Rate{"ib-edr", 100},   Rate{"ib-hdr", 200},
-      Rate{"ib-ndr", 400},     Rate{"ena-25g", 25},   Rate{"ena-50g", 50},
-      Rate{"ena-100g", 100},   Rate{"efa-100g", 100}, Rate{"efa-4x100g", 400},
-      Rate{"ethernet-10g", 10}};
+      Rate{"ib-fdr", 54.5},    Rate{"ib-edr", 100},
+      Rate{"ib-hdr", 200},     Rate{"ib-ndr", 400},
+      Rate{"ib-xdr", 800},     Rate{"ib-hdr100", 100},
+      Rate{"roce-200g", 200},  Rate{"omni-path-100", 100},
+      Rate{"ena-25g", 25},     Rate{"ena-50g", 50},
+      Rate{"ena-100g", 100},   Rate{"efa-100g", 100},
+      Rate{"efa-4x100g", 400}, Rate{"ethernet-10g", 10}};
   const auto* const row = std::ranges::find(kRates, link, &Rate::link);
   TESSERA_CHECK(row != kRates.end()) << link;
   return row->gbit;

@@ -250,7 +250,7 @@ void SlowDown(const std::vector<DeviceId>& devices, double factor,
       type.name += "-slow" + std::to_string(cluster.device_types.size());
       for (FlopsPerSecond* peak :
            {&type.peak_fp64, &type.peak_fp32, &type.peak_bf16, &type.peak_fp16,
-            &type.peak_fp8}) {
+            &type.peak_fp8, &type.peak_fp4}) {
         *peak = *peak / factor;
       }
       type.memory_bandwidth = type.memory_bandwidth / factor;

@@ -128,7 +128,9 @@ bool ScaleLinks(LinkClass link_class, double bandwidth, double latency,
       const auto old = static_cast<size_t>(link.type);
       LinkType type = cluster.link_types[old];
       type.bandwidth = type.bandwidth * bandwidth;
+      type.in_switch_bandwidth = type.in_switch_bandwidth * bandwidth;
       type.latency = Duration::FromSeconds(type.latency.seconds() * latency);
+      type.start = Duration::FromSeconds(type.start.seconds() * latency);
       int number = link.type;
       if (of_others[old]) {
         type.name +=

@@ -228,7 +228,7 @@ Result<void> ApplyFabric(const Setting& setting, Cluster& cluster,
 std::vector<std::string> FilePathsOf(const std::string& path) {
   if (path == "device.flops") {
     return {"device_types[*].peak_bf16", "device_types[*].peak_fp16",
-            "device_types[*].peak_fp8"};
+            "device_types[*].peak_fp8", "device_types[*].peak_fp4"};
   }
   const auto row = std::ranges::find(kPaths, path, &PathRow::name);
   if (row != kPaths.end() && !row->stands_for.empty()) {

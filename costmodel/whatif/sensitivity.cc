@@ -19,7 +19,7 @@ bool ImproveFlops(double factor, Cluster& cluster) {
   for (DeviceType& type : cluster.device_types) {
     for (FlopsPerSecond* peak :
          {&type.peak_fp64, &type.peak_fp32, &type.peak_bf16, &type.peak_fp16,
-          &type.peak_fp8}) {
+          &type.peak_fp8, &type.peak_fp4}) {
       *peak = *peak * factor;
     }
   }
@@ -34,7 +34,9 @@ bool ImproveMemory(double factor, Cluster& cluster) {
 }
 
 bool ImproveLaunch(double factor, Cluster& cluster) {
-  bool any = false;
+  Stack& stack = cluster.stack;
+  bool any = stack.host_per_operator > Duration{};
+  stack.host_per_operator = Divided(stack.host_per_operator, factor);
   for (DeviceType& type : cluster.device_types) {
     any |= type.launch_overhead > Duration{};
     type.launch_overhead = Divided(type.launch_overhead, factor);

@@ -60,12 +60,12 @@ TEST(Network, IsReadFromWords) {
       {"8x HDR InfiniBand 200 Gb/s per node", "ib-hdr", 200, 8},
       {"HDR InfiniBand, 8 HCAs per node", "ib-hdr", 200, 8},
       {"800 Gb/s per node (config=800)", "ib-hdr", 100, 8},
-      {"1600 Gbps per node RoCE", "ib-hdr", 200, 8},
-      {"4x 100 Gb/s RoCE per node", "ib-hdr", 100, 4},
+      {"1600 Gbps per node RoCE", "roce-200g", 200, 8},
+      {"4x 100 Gb/s RoCE per node", "roce-200g", 100, 4},
       {"NDR InfiniBand", "ib-ndr", 400, 8},
       {"EFA 3200 Gbps", "efa-4x100g", 400, 8},
       {"25 Gb/s Ethernet", "ena-25g", 25, 1},
-      {"Omni-Path (Jean Zay)", "ib-edr", 100, 4},
+      {"Omni-Path (Jean Zay)", "omni-path-100", 100, 4},
       {"GPUDirect-TCPX 1,000 Gb/s", "efa-100g", 250, 4},
   };
   for (const auto& c : cases) {
