@@ -89,9 +89,18 @@ bool IsBesideProducts(const TaskView& view) {
     default:
       return false;
   }
-  return task.microbatch >= 0 && !task.optimizer && !task.reads.empty() &&
+  return !task.optimizer && !task.reads.empty() &&
          view.values[task.reads[0].index()].category ==
              MemoryCategory::kActivation;
+}
+
+// Whether it gathers parameters that ZeRO-3 has cut, amid the passes.
+bool GathersParameters(const TaskView& view) {
+  const Task& task = *view.task;
+  return task.comm == CommKind::kAllGather && !task.optimizer &&
+         !task.reads.empty() &&
+         view.values[task.reads[0].index()].category ==
+             MemoryCategory::kParameter;
 }
 
 // The rule of a kernel that walks over flat lists: "n+n->n".
@@ -390,7 +399,7 @@ IntKey Pricer::KeyOf(const TaskView& view) const {
     key.push_back(static_cast<int64_t>(task.comm));
     key.push_back(task.axes);
     key.push_back(Payload(view).value);
-    key.push_back(static_cast<int64_t>(IsBesideProducts(view)));
+    key.push_back(IsBesideProducts(view) ? 1 : GathersParameters(view) ? 2 : 0);
     return key;
   }
   if (task.kind == TaskKind::kSend) {
@@ -402,6 +411,7 @@ IntKey Pricer::KeyOf(const TaskView& view) const {
     const auto kernel = kernels_.find(task.kernel);
     TESSERA_CHECK(kernel != kernels_.end()) << "unknown kernel " << task.kernel;
     key.push_back(kernel->second);
+    key.push_back(static_cast<int64_t>(task.optimizer));
     key.push_back(task.node.valid() ? signature_[task.node.index()] : -1);
   }
   for (const auto* ids : {&task.reads, &task.writes}) {
@@ -802,6 +812,8 @@ TaskCost Pricer::Compute(const TaskView& view) const {
       query.collective_seconds = option.Seconds(Payload(view));
       if (!send && IsBesideProducts(view)) {
         query.collective_seconds *= cluster_.stack.tensor_exposed;
+      } else if (!send && GathersParameters(view)) {
+        query.collective_seconds /= cluster_.stack.sharded_rate;
       }
       const Cost cost = PriceOf(query, profile_);
       seconds = cost.seconds;

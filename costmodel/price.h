@@ -25,7 +25,8 @@
 //
 // The cluster's stack (planner/ir/stack.h) sets a floor under kernels, the
 // host's time to start them, and takes from collectives of activations that
-// belong to tensor parallelism what products hide.
+// belong to tensor parallelism what products hide; gathers of parameters amid
+// the passes it slows.
 //
 // What computes on the host moves its operands through the device's share of
 // the host's memory bandwidth; where the device is a core of the host, it is a

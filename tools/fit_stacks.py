@@ -24,11 +24,12 @@ GRIDS = {
     "traffic": [1, 1.25, 1.5, 1.75, 2, 2.5],
     "optimizer": [1, 1.5, 2, 3],
     "sustained": [1, 0.95, 0.9, 0.85, 0.8, 0.75],
+    "sharded": [1, 0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1],
     "tensor-exposed": [1, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0],
 }
 # Which figures of a stack are free: what its rows can tell apart.
 FREE = {
-    "megatron-2021": ["host", "logits", "sustained", "traffic"],
+    "megatron-2021": ["host", "logits", "sustained", "traffic", "sharded"],
     "megatron-core-2024": ["sustained", "traffic", "tensor-exposed"],
     "torchtitan-2024": ["sustained", "traffic"],
     "pytorch-fsdp-2023": ["sustained", "traffic"],
@@ -51,7 +52,7 @@ FIXED = {
 }
 ROWS_PER_SOURCE = 40
 DEFAULTS = {"host": 0, "logits": 4, "traffic": 1, "optimizer": 1,
-            "sustained": 1, "tensor-exposed": 1, "step": 0}
+            "sustained": 1, "tensor-exposed": 1, "sharded": 1, "step": 0}
 
 
 class Runs:
@@ -99,6 +100,24 @@ class Runs:
         return self.kept[key]
 
 
+def write_sample(table, path, rows_per_source=6):
+    """Some rows of every source, spread evenly over its table."""
+    with open(table, newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        sources = {}
+        for row in reader:
+            if (row["full_config"] == "yes" and row["time_any_s"]
+                    and row["status"] == "ok"):
+                sources.setdefault(row["source"], []).append(row)
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, reader.fieldnames, lineterminator="\n")
+        writer.writeheader()
+        for rows in sources.values():
+            step = max(1, len(rows) / rows_per_source)
+            for i in range(min(len(rows), rows_per_source)):
+                writer.writerow(rows[int(i * step)])
+
+
 def fit(runs, held_out=None):
     """Figures of least mean error over the sources but `held_out`."""
     figures = {k: GRIDS[k][len(GRIDS[k]) // 2] for k in FREE[runs.stack]}
@@ -123,7 +142,12 @@ def main():
     parser.add_argument("table")
     parser.add_argument("--stacks", nargs="*", default=list(FREE))
     parser.add_argument("-o", dest="output")
+    parser.add_argument("--sample", metavar="FILE",
+                        help="write some rows of every source, and no more")
     arguments = parser.parse_args()
+    if arguments.sample:
+        write_sample(arguments.table, arguments.sample)
+        return
     out = ["// Written by tools/fit_stacks.py; do not edit. In the order of "
            "StackFigures."]
     for stack in arguments.stacks:

@@ -105,6 +105,7 @@ proto::Cluster ToProto(const Cluster& cluster) {
     row.set_kernel_traffic(stack.kernel_traffic);
     row.set_optimizer_traffic(stack.optimizer_traffic);
     row.set_sustained(stack.sustained);
+    row.set_sharded_rate(stack.sharded_rate);
     row.set_tensor_exposed(stack.tensor_exposed);
     row.set_products(static_cast<proto::ProductType>(stack.products));
   }
@@ -209,6 +210,7 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
     out.stack.kernel_traffic = row.kernel_traffic();
     out.stack.optimizer_traffic = row.optimizer_traffic();
     out.stack.sustained = row.sustained();
+    out.stack.sharded_rate = row.sharded_rate();
     out.stack.tensor_exposed = row.tensor_exposed();
     if (row.products() < 0 || row.products() > proto::PRODUCT_TYPE_FP4) {
       return InvalidInput("must be PRODUCT_TYPE_AS_VALUES, _FP8 or _FP4",

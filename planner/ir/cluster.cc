@@ -122,6 +122,7 @@ void CheckStack(const Stack& stack, Problems& problems) {
   problems.RequireNotNegative(stack.optimizer_traffic,
                               "stack.optimizer_traffic");
   problems.RequireFraction(stack.sustained, "stack.sustained");
+  problems.RequireFraction(stack.sharded_rate, "stack.sharded_rate");
   problems.RequireNotNegative(stack.tensor_exposed, "stack.tensor_exposed");
 }
 

@@ -50,6 +50,9 @@ struct Stack {
   // The share of the time of collectives of activations over tensor-parallel
   // ranks that no product hides. In [0, 1].
   double tensor_exposed = 1;
+  // What gathers of cut parameters amid the passes (ZeRO-3) reach of what such
+  // collectives reach alone: they may come one by one. In (0, 1].
+  double sharded_rate = 1;
   ProductType products = ProductType::kAsValues;
   // Between the passes and the optimizer's step, once a step: synchronisation
   // with the host, bookkeeping, the next batch.

@@ -19,6 +19,7 @@ struct StackFigures {
   double optimizer_traffic;
   double sustained;
   double tensor_exposed;
+  double sharded_rate;
   double per_step;  // s
 };
 
@@ -38,6 +39,7 @@ Stack Fitted(std::string_view name, std::string source) {
   stack.kernel_traffic = row->kernel_traffic;
   stack.optimizer_traffic = row->optimizer_traffic;
   stack.sustained = row->sustained;
+  stack.sharded_rate = row->sharded_rate;
   stack.tensor_exposed = row->tensor_exposed;
   stack.per_step = Duration::FromSeconds(row->per_step);
   stack.fuses_projections = true;
@@ -169,6 +171,12 @@ constexpr Key kKeys[] = {
      [](Stack& stack, std::string_view key,
         std::string_view value) -> Result<void> {
        TESSERA_TRY(stack.sustained, Number(key, value, 0.01, 1));
+       return {};
+     }},
+    {"sharded",
+     [](Stack& stack, std::string_view key,
+        std::string_view value) -> Result<void> {
+       TESSERA_TRY(stack.sharded_rate, Number(key, value, 0.01, 1));
        return {};
      }},
     {"tensor-exposed", SetNumber<&Stack::tensor_exposed, 1>},

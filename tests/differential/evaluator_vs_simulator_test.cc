@@ -24,6 +24,7 @@
 #include "planner/plan/strategy.h"
 #include "planner/search/move.h"
 #include "planner/search/search_space.h"
+#include "planner/topology/stacks.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
 
@@ -181,6 +182,7 @@ struct Case {
   const char* cluster;
   double tolerance;  // of what sharing links may add
   TrainingOptions options = {};
+  const char* stack = "tessera";
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -216,7 +218,8 @@ class EvaluatorVsSimulator : public ::testing::TestWithParam<Case> {};
 TEST_P(EvaluatorVsSimulator, Agree) {
   const Case& c = GetParam();
   const Graph graph = c.graph();
-  const Cluster cluster = MakeCluster(c.cluster).value();
+  Cluster cluster = MakeCluster(c.cluster).value();
+  cluster.stack = ParseStack(c.stack).value();
   const TrainingOptions& options = c.options;
   Rng rng(7);
   const Evaluator evaluator(graph, cluster, nullptr, options);
@@ -301,7 +304,16 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"mixtral_cpu", [] { return Mixtral(DType::kFloat32); },
              "local-cpu:8", 0.2},
         Case{"llama_v100", [] { return Llama(DType::kFloat16); },
-             "dgx1-v100-32gb:2x4", 0.2}),
+             "dgx1-v100-32gb:2x4", 0.2},
+        // Stacks whose every figure counts, and whose streams are one.
+        Case{"llama_stack",
+             [] { return Llama(DType::kBFloat16); },
+             "dgx-h100:2",
+             1,
+             {},
+             "pytorch-eager-2022,host=2e-6,tensor-exposed=0.4,sharded=0.5,"
+             "step=1e-5,products=fp8,traffic=1.5"},
+        Case{"gpt2_stack", Gpt2, "dgx-a100-80gb:1", 1, {}, "megatron-2021"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# `validate`: published runs and collectives against predictions; wrong tables.
+# shellcheck source=tests/cli/lib.bash
+source "$(dirname "$0")/lib.bash"
+
+table="$(dirname "$0")/../testdata/published/training.csv"
+"$tessera" validate "$table" --json >"$work/out.json" 2>"$work/stderr" ||
+  fail "exit code $?: $(cat "$work/stderr")"
+check() { json "$1" "$work/out.json" >/dev/null; }
+check 'len(j["sources"]) > 25 and j["total"]["rows_used"] > 100'
+check 'j["total"]["rows_used"] / (j["total"]["rows_used"] + j["total"]["rows_refused"]) > 0.85'
+# The score is a mean over sources; docs/validation.md has what it is.
+check 'j["total"]["mape"] < 0.17'
+check 'all(("error" in r) != ("refused" in r) for r in j["rows"])'
+check 'all(any(a.startswith("stack ") for a in r["assumptions"]) for r in j["rows"] if "error" in r)'
+used='[r for r in j["rows"] if "error" in r and r["source"] == s["source"]]'
+check "all(s['rows_used'] == len($used) for s in j['sources'])"
+check "all(s['mape'] is None or abs(s['mape'] - sum(abs(r['error']) for r in $used) / s['rows_used']) < 1e-9 for s in j['sources'])"
+
+# Another figure of a stack moves its rows and no others.
+"$tessera" validate "$table" --stack xla-2022,sustained=0.5 --json \
+  >"$work/slow.json"
+python3 - "$work/out.json" "$work/slow.json" <<'PYTHON' || fail "--stack"
+import json, sys
+before, after = (json.load(open(path))["rows"] for path in sys.argv[1:])
+moved = 0
+for a, b in zip(before, after):
+    if "error" not in a:
+        continue
+    slower = b["predicted_s"] > a["predicted_s"]
+    assert slower == ("stack xla-2022" in a["assumptions"]), a["id"]
+    moved += slower
+assert moved > 0
+PYTHON
+
+"$tessera" validate "$table" >"$work/out.txt" || fail "exit code $?"
+grep -q "mean over sources" "$work/out.txt" || fail "no total"
+
+printf 'id,source\na,b\n' >"$work/short.csv"
+fails 2 "no such column" validate "$work/short.csv"
+printf 'id,"source\n' >"$work/quote.csv"
+fails 2 "quote.csv:1" validate "$work/quote.csv"
+fails 2 "unknown stack" validate "$table" --stack megatron-2031
+fails 2 "sustained" validate "$table" --stack xla-2022,sustained=7
+fails 2 "TABLE.csv" validate
