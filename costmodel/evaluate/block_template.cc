@@ -420,6 +420,7 @@ class TemplateMaker {
       Task task;
       task.kind = TaskKind::kComm;
       task.comm = CommKind::kAllReduce;
+      task.optimizer = true;
       task.stream = context_.concurrent_streams() ? StreamRole::kComm
                                                   : StreamRole::kCompute;
       task.axes = forward.values[import.value.index()].layout.partial;

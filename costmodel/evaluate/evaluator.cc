@@ -310,6 +310,7 @@ TaskCost Evaluator::WorldReduce(const Plan& plan) const {
   Task task;
   task.kind = TaskKind::kComm;
   task.comm = CommKind::kAllReduce;
+  task.optimizer = true;
   task.axes = 1;
   task.reads = {ValueId(0)};
   task.writes = {ValueId(0)};
