@@ -11,6 +11,7 @@
 #include "planner/topology/gpus.h"
 #include "planner/topology/hardware.h"
 #include "planner/topology/topologies.h"
+#include "planner/topology/upkeep.h"
 
 namespace tessera {
 namespace {
@@ -335,6 +336,7 @@ Result<Cluster> ClusterOfMachines(std::span<const Machine> machines,
   }
   cluster.host = HostOfMachine(machines[0], speed);
   cluster.host->device_link = HostLink(machines[0]);
+  SetUpkeep("", cluster);  // no price: that depends on whose machine it is
   for (const auto& [name, count] : counts) {
     if (!cluster.name.empty()) cluster.name += ", ";
     cluster.name += std::to_string(count) + " x " + name;

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-// Fills in DeviceType::upkeep of a cluster made from the preset `topology`;
-// figures that no table has stay 0.
+// Fills in DeviceType::upkeep of a cluster made from the preset `topology`, or
+// from none ("": no price); figures that no table has stay 0.
 void SetUpkeep(std::string_view topology, Cluster& cluster);
 
 }  // namespace tessera

@@ -122,12 +122,12 @@ TEST(PublishedCluster, TakesTheRowsNetwork) {
     cards += vertex.kind == VertexKind::kNic;
   }
   EXPECT_EQ(cards, 2 * 4);
-  // 84 % of 12.5 GB/s.
+  // 92 % of 12.5 GB/s.
   EXPECT_THAT(
       cluster->link_types,
       Contains(testing::Field(&LinkType::bandwidth,
                               testing::Field(&BytesPerSecond::value,
-                                             testing::DoubleNear(10.5e9, 1)))));
+                                             testing::DoubleNear(11.5e9, 1)))));
 }
 
 TEST(Replay, MakesTheGraphAndTheStrategy) {
