@@ -12,7 +12,8 @@ namespace tessera {
 inline constexpr std::array kPipelineProtocols = {
     Protocol{"ll", 0, 0, 0, 0.02275, {0}, 0.6085},
     Protocol{"ll128", 0.0005407e-6, 0.1784e-6, 24.02e-6, 0.414, {0}, 0.6085},
-    Protocol{"simple", 10.62e-6, 2.137e-6, 1.606e-6, 1, {int64_t{4194304}}, 0.6085},
+    Protocol{
+        "simple", 10.62e-6, 2.137e-6, 1.606e-6, 1, {int64_t{4194304}}, 0.6085},
 };
 inline constexpr std::array kExchangeProtocols = {
     Protocol{"ll", 0, 0, 0, 0.02275, {0}, 0.6085},

@@ -145,10 +145,10 @@ std::optional<Cost> Analytical(const CostQuery& query, const ProfileDb*) {
   const FlopsPerSecond peak = device.Peak(query.key.dtype);
   if (query.attention && HasKernelTimes(device) && peak.value > 0) {
     if (query.score_passes > 0) {
-      return Cost{UnfusedAttentionSeconds(device, *query.attention,
-                                          query.key.dtype, query.score_passes,
-                                          query.backward),
-                  CostSource::kAnalytical};
+      return Cost{
+          UnfusedAttentionSeconds(device, *query.attention, query.key.dtype,
+                                  query.score_passes, query.backward),
+          CostSource::kAnalytical};
     }
     const AttentionKernel kernel =
         query.attention_kernel.value_or(DefaultAttention(device.generation));

@@ -60,7 +60,7 @@ struct DeviceType {
   // Of products whose operands are rounded to 8 bits on the way in; no tensor
   // has such elements.
   FlopsPerSecond peak_fp8;
-  FlopsPerSecond peak_fp4;  // the same with 4 bits
+  FlopsPerSecond peak_fp4;          // the same with 4 bits
   BytesPerSecond memory_bandwidth;  // peak
   // Both set, or neither.
   GpuGeneration generation = GpuGeneration::kNone;
