@@ -22,8 +22,6 @@ Error CannotMap(std::string what, std::string_view column) {
   return {ErrorCode::kInfeasible, std::move(what), std::string(column)};
 }
 
-// ---- Words ------------------------------------------------------------------
-
 std::string Lower(std::string text) {
   std::ranges::transform(text, text.begin(), [](unsigned char c) {
     return static_cast<char>(std::tolower(c));
@@ -49,15 +47,14 @@ void Set(JsonValue& config, std::string_view key, double number) {
 
 // The stack by the words of the row: a name of a framework in the source; who
 // trains by fully sharded data parallelism does it in PyTorch; else attention
-// decides: on Hopper and later, or where the row has flash
-// attention, it is Megatron-Core's time.
+// decides: on Hopper and later, or where the row has flash attention, it is
+// Megatron-Core's time.
 struct StackName {
   std::string_view word;  // of the source
   std::string_view stack;
 };
 constexpr StackName kStackNames[] = {
     {"alpa docs", "xla-2022"},
-    {"alpa_ref", "xla-2022"},
     {"intra_ablation", "xla-2022"},
     {"benchmark/alpa", "xla-2022"},
     {"transformers", "pytorch-eager-2022"},

@@ -58,8 +58,8 @@ std::vector<Stack> MakeStacks() {
              "Engine, cuDNN attention, distributed optimizer overlapped with "
              "the passes"),
       Fitted("torchtitan-2024",
-             "PyTorch's fully sharded data parallelism with flash attention "
-             "(llm-foundry, fms-fsdp, torchtitan)"),
+             "PyTorch's fully sharded data parallelism with FlashAttention-2 "
+             "and later (fms-fsdp, torchtitan)"),
       Fitted("pytorch-fsdp-2023",
              "PyTorch's first fully sharded data parallelism with Triton's or "
              "the first FlashAttention (llm-foundry)"),
