@@ -84,6 +84,11 @@ std::string FormatPercent(double share) {
   return FormatFixed(100 * share, 1) + " %";
 }
 
+std::string FormatEnds(const std::string& text, size_t half) {
+  if (text.size() <= 2 * half) return text;
+  return text.substr(0, half) + "..." + text.substr(text.size() - half);
+}
+
 std::string FormatTable(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;
   for (const auto& row : rows) {

@@ -24,6 +24,8 @@ std::string FormatNumber(double value);
 std::string FormatFixed(double value, int decimals);
 // "41.7 %" of 0.417.
 std::string FormatPercent(double share);
+// A long text as its first and last `half` bytes.
+std::string FormatEnds(const std::string& text, size_t half);
 
 // Columns of text: the first is aligned left, the others right. The first row
 // is the heading.

@@ -24,6 +24,9 @@
 namespace tessera {
 namespace {
 
+// Characters of a source that are kept at each end.
+constexpr size_t kSourceEnds = 26;
+
 struct RunResult {
   const PublishedRun* run = nullptr;
   std::optional<double> predicted_s;
@@ -185,13 +188,6 @@ std::string RateText(std::optional<double> rate) {
   return rate ? FormatPercent(*rate) : "-";
 }
 
-// Long sources keep what tells them apart: both ends.
-std::string Short(const std::string& source) {
-  constexpr size_t kHalf = 26;
-  if (source.size() <= 2 * kHalf) return source;
-  return source.substr(0, kHalf) + "..." + source.substr(source.size() - kHalf);
-}
-
 std::string ReportText(const Report& report,
                        const std::vector<RunResult>& results) {
   std::vector<std::vector<std::string>> table = {
@@ -199,7 +195,7 @@ std::string ReportText(const Report& report,
   const auto add = [&](const SourceResult& row) {
     const Accuracy& accuracy = row.accuracy;
     table.push_back(
-        {Short(row.source), std::to_string(accuracy.runs),
+        {FormatEnds(row.source, kSourceEnds), std::to_string(accuracy.runs),
          std::to_string(row.refused), RateText(accuracy.mape),
          RateText(accuracy.median_ape), RateText(accuracy.bias),
          accuracy.kendall_tau ? FormatFixed(*accuracy.kendall_tau, 2) : "-",

@@ -14,6 +14,9 @@
 namespace tessera {
 namespace {
 
+// Characters of a source that are kept at each end.
+constexpr size_t kSourceEnds = 18;
+
 // Below, latencies decide, which depend on more than the links.
 constexpr int64_t kLeast = int64_t{1} << 20;
 constexpr int64_t kMost = int64_t{1} << 33;
@@ -105,13 +108,6 @@ Json RowJson(const CollectivePrediction& prediction) {
   return out;
 }
 
-// Long sources keep what tells them apart: both ends.
-std::string Short(const std::string& source) {
-  constexpr size_t kHalf = 18;
-  if (source.size() <= 2 * kHalf) return source;
-  return source.substr(0, kHalf) + "..." + source.substr(source.size() - kHalf);
-}
-
 std::string Text(const std::vector<Line>& lines,
                  const std::vector<CollectivePrediction>& predictions) {
   std::vector<std::vector<std::string>> table = {
@@ -123,7 +119,7 @@ std::string Text(const std::vector<Line>& lines,
   for (const Line& line : lines) {
     const Accuracy large = AccuracyOf(line.large);
     const Accuracy small = AccuracyOf(line.small);
-    table.push_back({Short(line.source), line.collective,
+    table.push_back({FormatEnds(line.source, kSourceEnds), line.collective,
                      std::to_string(large.runs), std::to_string(line.refused),
                      rate(large.median_ape), rate(large.mape), rate(large.bias),
                      std::to_string(small.runs), rate(small.median_ape)});

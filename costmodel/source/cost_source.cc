@@ -176,7 +176,8 @@ std::span<const CostSourceRow> CostSources() {
       {"measured", "the profile's time of exactly this task", Measured},
       {"interpolated", "between the profile's times of other sizes",
        Interpolated},
-      {"analytical", "a roofline, or the alpha-beta model of a collective",
+      {"analytical",
+       "kernels by tiles and waves or a roofline, collectives by protocol",
        Analytical},
   };
   return kTable;

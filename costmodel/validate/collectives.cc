@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 
+#include "costmodel/validate/words.h"
 #include "planner/io/csv.h"
 #include "planner/topology/topologies.h"
 
@@ -64,14 +65,10 @@ std::optional<CommKind> KindOf(std::string_view text) {
   return std::nullopt;
 }
 
-bool Says(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
-
 const System* SystemOf(const PublishedCollective& row) {
   const auto* const found = std::ranges::find_if(kSystems, [&](const auto& s) {
-    return Says(row.gpu, s.gpu) && s.several == (row.nodes > 1) &&
-           (!s.several || Says(row.inter_link, s.inter_link));
+    return Has(row.gpu, s.gpu) && s.several == (row.nodes > 1) &&
+           (!s.several || Has(row.inter_link, s.inter_link));
   });
   return found == kSystems.end() ? nullptr : found;
 }
@@ -81,11 +78,11 @@ std::string OutOfScope(const PublishedCollective& row) {
   if (row.seconds <= 0 || row.bytes <= 0) return "no time";
   if (!KindOf(row.kind)) return "no such collective here: " + row.kind;
   if (row.nodes == 0) return "number of hosts not stated";
-  if (Says(row.notes, "SUSPECT")) return "a copy within one GPU by its notes";
-  if (Says(row.notes, "untuned")) return "untuned by its notes";
+  if (Has(row.notes, "SUSPECT")) return "a copy within one GPU by its notes";
+  if (Has(row.notes, "untuned")) return "untuned by its notes";
   // The author's fabric: full rate within four hosts, a spine of unknown width
   // beyond.
-  if (Says(row.inter_link, "oversubscribed") && row.nodes > 4) {
+  if (Has(row.inter_link, "oversubscribed") && row.nodes > 4) {
     return "oversubscription of the spine not stated";
   }
   if (SystemOf(row) == nullptr) {
@@ -98,7 +95,7 @@ std::string OutOfScope(const PublishedCollective& row) {
 CollectiveChoice ChoiceOf(const PublishedCollective& row) {
   CollectiveChoice choice;
   if (row.notes == "Ring" || row.notes.starts_with("Ring,") ||
-      Says(row.notes, "NCCL_NVLS_ENABLE=0")) {
+      Has(row.notes, "NCCL_NVLS_ENABLE=0")) {
     choice.algorithm = "ring";
   }
   if (row.notes.starts_with("Ring, Simple")) choice.protocol = "simple";

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <optional>
 
+#include "costmodel/validate/words.h"
 #include "planner/topology/fabric.h"
 #include "planner/topology/hardware.h"
 #include "planner/topology/nvswitch.h"
@@ -13,21 +14,6 @@
 
 namespace tessera {
 namespace {
-
-bool Has(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
-
-std::string Lower(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) {
-    return static_cast<char>(std::tolower(c));
-  });
-  return text;
-}
-
-Error CannotMap(std::string what, std::string_view column) {
-  return {ErrorCode::kInfeasible, std::move(what), std::string(column)};
-}
 
 // How the GPUs of a node are joined.
 enum class Inside : uint8_t {

@@ -1,10 +1,10 @@
 #include "costmodel/validate/replay.h"
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <cstdlib>
 
+#include "costmodel/validate/words.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/model_config.h"
 #include "planner/topology/stacks.h"
@@ -13,21 +13,6 @@ namespace tessera {
 namespace {
 
 using Words = std::vector<std::string>;
-
-bool Has(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
-
-Error CannotMap(std::string what, std::string_view column) {
-  return {ErrorCode::kInfeasible, std::move(what), std::string(column)};
-}
-
-std::string Lower(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) {
-    return static_cast<char>(std::tolower(c));
-  });
-  return text;
-}
 
 // The number that a text is; nothing for words.
 std::optional<int64_t> NumberIn(std::string_view text) {
