@@ -97,6 +97,8 @@ class Pricer {
   // Thread-safe, as are all methods.
   int ClassOf(const DeviceGroup& group,
               const DeviceGroup* peer = nullptr) const;
+  // Whether renaming hosts changes no price.
+  bool hosts_are_alike() const { return hosts_alike_; }
 
   TaskCost Price(const TaskView& view) const;
 

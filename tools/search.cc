@@ -149,7 +149,7 @@ Result<int> RunSearch(const Options& options) {
                              std::max(result.seconds, 1e-9))
               << "/s), " << result.accepted << " accepted, "
               << result.uniform_strategies
-              << " uniform strategies priced to start from, seed "
+              << " uniform strategies swept to start from, seed "
               << options.seed << "\n";
     if (writes) {
       std::cout << "  plan: " << options.output << "\n";

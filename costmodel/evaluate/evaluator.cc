@@ -117,6 +117,7 @@ Evaluator::Evaluator(const Graph& graph, const Cluster& cluster,
                      const ProfileDb* profile, const TrainingOptions& options)
     : graph_(graph),
       cluster_(cluster),
+      profile_(profile),
       options_(options),
       pricer_(graph, cluster, profile) {}
 
@@ -479,6 +480,15 @@ std::optional<Score> Evaluator::EvaluateUniform(
   return Remember(uniform_, kMaxUniform, KeyOf(strategy), [&] {
     return Objective::EvaluateUniform(index, cluster, strategy);
   });
+}
+
+Score Evaluator::BoundUniform(const GraphIndex& index, const Cluster&,
+                              const Strategy& strategy) const {
+  std::call_once(bound_made_, [&] {
+    bound_ = std::make_unique<const UniformBound>(graph_, cluster_, profile_,
+                                                  options_);
+  });
+  return bound_->Of(index, strategy);
 }
 
 Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {

@@ -28,6 +28,7 @@
 #include "costmodel/evaluate/block_template.h"
 #include "costmodel/evaluate/stage.h"
 #include "costmodel/evaluate/step.h"
+#include "costmodel/evaluate/uniform_bound.h"
 #include "costmodel/price.h"
 #include "costmodel/profile/profile_db.h"
 #include "planner/ir/cluster.h"
@@ -54,6 +55,10 @@ class Evaluator : public Objective {
   std::optional<Score> EvaluateUniform(const GraphIndex& index,
                                        const Cluster& cluster,
                                        const Strategy& strategy) const override;
+
+  // See uniform_bound.h.
+  Score BoundUniform(const GraphIndex& index, const Cluster& cluster,
+                     const Strategy& strategy) const override;
 
   // As Evaluate, with the breakdown of the bottleneck group and the memory of
   // every device. Lowers and simulates the whole step. With `share_links` step
@@ -106,6 +111,7 @@ class Evaluator : public Objective {
 
   const Graph& graph_;
   const Cluster& cluster_;
+  const ProfileDb* const profile_;
   const TrainingOptions options_;
   Pricer pricer_;
 
@@ -118,6 +124,8 @@ class Evaluator : public Objective {
   mutable Memo<BlockPtr> blocks_;
   mutable Memo<StagePtr> stages_;
   mutable Memo<std::optional<Score>> uniform_;
+  mutable std::once_flag bound_made_;
+  mutable std::unique_ptr<const UniformBound> bound_;
   mutable std::mutex orders_mutex_;
   mutable std::map<std::pair<std::string, PipelineShape>,
                    std::shared_ptr<const Order>>

@@ -152,20 +152,30 @@ std::unique_ptr<const Router::RoutesToNode> Router::Compute(DeviceId from,
 
 bool Router::Search(DeviceId from, int node, std::span<const LinkId> links,
                     RoutesToNode& out) const {
-  // The vertices of `links`, numbered as they occur.
-  std::unordered_map<int32_t, size_t> local_of;
-  const auto local = [&](VertexId vertex) {
-    return local_of.try_emplace(vertex.value, local_of.size()).first->second;
-  };
+  // The vertices of `links`, numbered in the order of their ids.
   const VertexId start = cluster_.devices[from.index()].vertex;
+  std::vector<VertexId> vertices = {start};
+  vertices.reserve(1 + 2 * links.size());
+  for (LinkId id : links) {
+    vertices.push_back(cluster_.links[id.index()].from);
+    vertices.push_back(cluster_.links[id.index()].to);
+  }
+  std::ranges::sort(vertices);
+  const auto repeated = std::ranges::unique(vertices);
+  vertices.erase(repeated.begin(), repeated.end());
+  const auto local = [&](VertexId vertex) {
+    return static_cast<size_t>(std::ranges::lower_bound(vertices, vertex) -
+                               vertices.begin());
+  };
   const size_t source = local(start);
+
   struct Edge {
     size_t from;
     size_t to;
     PathCost cost;
     LinkId link;
   };
-  std::vector<Edge> edges;
+  std::vector<Edge> edges;  // by id, as `links` are
   edges.reserve(links.size());
   for (LinkId id : links) {
     const Link& link = cluster_.links[id.index()];
@@ -179,7 +189,6 @@ bool Router::Search(DeviceId from, int node, std::span<const LinkId> links,
                      {forwards ? 1 : 0, latency.picoseconds, 1},
                      id});
   }
-
   std::vector<std::pair<size_t, size_t>> ends;
   std::vector<EdgeCost> costs;
   ends.reserve(edges.size());
@@ -189,8 +198,8 @@ bool Router::Search(DeviceId from, int node, std::span<const LinkId> links,
     costs.push_back({edge.cost});
   }
   const Graph graph(boost::edges_are_unsorted_multi_pass, ends.begin(),
-                    ends.end(), costs.begin(), local_of.size());
-  std::vector<PathCost> cost(local_of.size(), kUnreached);
+                    ends.end(), costs.begin(), vertices.size());
+  std::vector<PathCost> cost(vertices.size(), kUnreached);
   boost::dijkstra_shortest_paths(
       graph, source,
       boost::weight_map(boost::get(&EdgeCost::cost, graph))
@@ -201,29 +210,35 @@ bool Router::Search(DeviceId from, int node, std::span<const LinkId> links,
           .distance_compare(std::less<PathCost>())
           .distance_combine(std::plus<PathCost>()));
 
-  // The links that end a least path to each vertex; by id, as `links` are.
-  std::vector<std::vector<const Edge*>> last(local_of.size());
-  for (const Edge& edge : edges) {
-    if (cost[edge.from] == kUnreached) continue;
-    if (cost[edge.from] + edge.cost == cost[edge.to]) {
-      last[edge.to].push_back(&edge);
-    }
-  }
+  // The edges that enter each vertex, by id.
+  std::vector<size_t> begin(vertices.size() + 1, 0);
+  for (const Edge& edge : edges) ++begin[edge.to + 1];
+  for (size_t v = 0; v < vertices.size(); ++v) begin[v + 1] += begin[v];
+  std::vector<const Edge*> entering(edges.size());
+  std::vector<size_t> filled(begin.begin(), begin.end() - 1);
+  for (const Edge& edge : edges) entering[filled[edge.to]++] = &edge;
+
   const int home = cluster_.devices[from.index()].node;
   const auto local_index = static_cast<size_t>(
       from.value - first_device_[static_cast<size_t>(home)]);
-
   out.begin = {0};
   out.links.clear();
+  std::vector<const Edge*> last;  // the edges that end a least path to a vertex
   const auto n = static_cast<size_t>(node);
   for (int d = first_device_[n]; d < first_device_[n + 1]; ++d) {
     const VertexId vertex = cluster_.devices[static_cast<size_t>(d)].vertex;
     const size_t first = out.links.size();
-    const auto target = local_of.find(vertex.value);
-    if (target == local_of.end()) return false;
-    for (size_t v = target->second; v != source;) {
-      if (last[v].empty()) return false;
-      const Edge& edge = *last[v][local_index % last[v].size()];
+    const size_t target = local(vertex);
+    if (target == vertices.size() || vertices[target] != vertex) return false;
+    for (size_t v = target; v != source;) {
+      last.clear();
+      for (size_t e = begin[v]; e < begin[v + 1]; ++e) {
+        const Edge& edge = *entering[e];
+        if (cost[edge.from] == kUnreached) continue;
+        if (cost[edge.from] + edge.cost == cost[v]) last.push_back(&edge);
+      }
+      if (last.empty()) return false;
+      const Edge& edge = *last[local_index % last.size()];
       out.links.push_back(edge.link);
       v = edge.from;
     }

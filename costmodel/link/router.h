@@ -42,6 +42,10 @@ class Router {
   // Valid for the life of this.
   std::span<const LinkId> Route(DeviceId from, DeviceId to) const;
 
+  // The node whose devices alone reach a vertex without crossing a NIC, NICs
+  // included; -1: the network between the nodes.
+  int NodeOf(VertexId vertex) const { return owner_[vertex.index()]; }
+
   // The sum of latencies along `route`.
   Duration Latency(std::span<const LinkId> route) const;
 

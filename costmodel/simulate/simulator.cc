@@ -70,6 +70,11 @@ Flows FindFlows(const Pricer& pricer, const TaskGraph& tasks,
   for (size_t t = 0; t < tasks.tasks.size(); ++t) {
     const Task& task = tasks.tasks[t];
     if (task.kind != TaskKind::kComm && task.kind != TaskKind::kSend) continue;
+    if (task.like.valid()) {
+      // It is on the same stream, too.
+      flows.of_task[t] = flows.of_task[task.like.index()];
+      continue;
+    }
     const TaskView view = ViewOf(tasks, task, classes);
     const GroupId peer =
         task.kind == TaskKind::kSend ? view.peer->group : GroupId();
@@ -370,7 +375,8 @@ std::vector<TaskCost> PriceTasks(const Pricer& pricer, const TaskGraph& tasks) {
   std::vector<TaskCost> costs;
   costs.reserve(tasks.tasks.size());
   ForEachTask(pricer, tasks, [&](const TaskView& view) {
-    costs.push_back(pricer.Price(view));
+    const TaskId like = view.task->like;
+    costs.push_back(like.valid() ? costs[like.index()] : pricer.Price(view));
   });
   return costs;
 }

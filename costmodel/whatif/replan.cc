@@ -6,6 +6,7 @@
 #include "planner/search/experts.h"
 #include "planner/search/mcmc.h"
 #include "planner/search/search_space.h"
+#include "planner/search/sweep.h"
 
 namespace tessera {
 namespace {
@@ -39,34 +40,27 @@ Result<Plan> BestPlan(const Case& of, const TrainingOptions& training,
     if (own) strategies.push_back(*own);
   }
   std::vector<Candidate> candidates =
-      Price(space, evaluator, strategies, 1, nullptr);
-  const auto sort = [&] {
-    std::ranges::stable_sort(candidates,
-                             [](const Candidate& a, const Candidate& b) {
-                               return Better(a.score, b.score);
-                             });
-  };
-  sort();
+      Sweep(space, evaluator, strategies, kRecomputed, 1, nullptr).best;
   if (candidates.empty()) {
     return Error{ErrorCode::kInfeasible, "no uniform strategy is valid", ""};
   }
-  if (!candidates.front().score.feasible) {
+  Candidate fastest = candidates.front();
+  if (!fastest.score.feasible) {
     std::vector<Strategy> again;
-    for (size_t i = 0; i < std::min(kRecomputed, candidates.size()); ++i) {
-      Strategy strategy = candidates[i].strategy;
+    for (Candidate& candidate : candidates) {
       for (const RecomputeLevel level :
            {RecomputeLevel::kSelective, RecomputeLevel::kFull}) {
-        strategy.recompute = level;
-        again.push_back(strategy);
+        candidate.strategy.recompute = level;
+        again.push_back(candidate.strategy);
       }
     }
-    for (Candidate& candidate : Price(space, evaluator, again, 1, nullptr)) {
-      candidates.push_back(std::move(candidate));
+    const auto best = Sweep(space, evaluator, again, 1, 1, nullptr).best;
+    if (!best.empty() && Better(best[0].score, fastest.score)) {
+      fastest = best[0];
     }
-    sort();
   }
-  TESSERA_TRY(Plan best, PlanFromStrategy(*of.index, of.cluster,
-                                          candidates.front().strategy));
+  TESSERA_TRY(Plan best,
+              PlanFromStrategy(*of.index, of.cluster, fastest.strategy));
   if (options.proposals == 0) return best;
   SearchOptions search;
   search.seed = options.seed;

@@ -7,7 +7,7 @@
 namespace tessera {
 
 struct ReplanOptions {
-  // Plans that are priced, at most.
+  // Strategies that are compared, at most.
   int budget = 256;
   // Proposals of a search from the best of them (planner/search/mcmc.h); 0: no
   // search.

@@ -17,7 +17,9 @@ class Assembler {
         tasks_(tasks),
         last_compute_(context.plan().groups.size()) {}
 
-  void Place(const BlockProgram& program, int microbatch) {
+  // `like` is where the program was first placed, for another microbatch.
+  // Returns the program's first task.
+  TaskId Place(const BlockProgram& program, int microbatch, TaskId like = {}) {
     std::vector<ValueId> bound(program.values.size());
     for (const BoundValue& import : program.imports) {
       bound[import.value.index()] =
@@ -41,6 +43,7 @@ class Assembler {
       task.microbatch = microbatch;
       for (ValueId& id : task.reads) id = bound[id.index()];
       for (ValueId& id : task.writes) id = bound[id.index()];
+      if (like.valid()) task.like = TaskId(like.value++);
       AddTask(std::move(task));
     }
     for (const Transfer& send : program.sends) {
@@ -66,6 +69,7 @@ class Assembler {
       const ValueId id = bound[exported.value.index()];
       ports_[KeyOf(exported.port, tasks_.value(id).group, microbatch)] = id;
     }
+    return TaskId(first);
   }
 
   // The value bound to a port, which may be `local` anew where it persists.
@@ -281,9 +285,13 @@ class StepLowering {
     const auto key = std::pair(block, kind);
     auto it = programs_.find(key);
     if (it == programs_.end()) {
-      it = programs_.emplace(key, LowerBlock(context_, block, kind)).first;
+      it = programs_.emplace(key, Placed{LowerBlock(context_, block, kind), {}})
+               .first;
     }
-    assembler_.Place(it->second, step.action.microbatch);
+    Placed& placed = it->second;
+    const TaskId first =
+        assembler_.Place(placed.program, step.action.microbatch, placed.first);
+    if (!placed.first.valid()) placed.first = first;
   }
 
   // The loss is summed over the ranks that share the batch; every rank of its
@@ -355,11 +363,16 @@ class StepLowering {
     return result;
   }
 
+  struct Placed {
+    BlockProgram program;
+    TaskId first;  // of its tasks, where it was placed first
+  };
+
   const LoweringContext& context_;
   TaskGraph tasks_;
   Assembler assembler_;
   std::vector<std::vector<int>> at_position_;  // blocks, by position
-  std::map<std::pair<int, ProgramKind>, BlockProgram> programs_;
+  std::map<std::pair<int, ProgramKind>, Placed> programs_;
 };
 
 }  // namespace

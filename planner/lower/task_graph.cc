@@ -42,6 +42,8 @@ TaskGraph LossOnly(const TaskGraph& graph) {
       if (kept[dep.index()]) deps.push_back(renamed[dep.index()]);
     }
     task.deps = std::move(deps);
+    // What is kept of one microbatch is kept of all.
+    if (task.like.valid()) task.like = renamed[task.like.index()];
     renamed[t] = TaskId(static_cast<int64_t>(out.tasks.size()));
     out.tasks.push_back(std::move(task));
   }

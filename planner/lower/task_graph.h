@@ -101,6 +101,10 @@ struct Task {
   // Ascending, all smaller than the task's own id. Tasks that precede it in
   // its own stream are left out: the stream orders them.
   std::vector<TaskId> deps;
+  // The first task that does the same for another microbatch, on values of the
+  // same shapes and layouts between the same groups: what takes the same time.
+  // Invalid where there is none before this one.
+  TaskId like;
 };
 
 struct TaskGraph {

@@ -27,7 +27,11 @@ double Bubble(const PipelineShape& shape, const PassTimes& times) {
 }  // namespace
 
 extern const PipelineSchedule kGpipe;
-const PipelineSchedule kGpipe = {"gpipe", "all forwards, then all backwards",
-                                 Order, InFlight, Bubble};
+const PipelineSchedule kGpipe = {.name = "gpipe",
+                                 .summary = "all forwards, then all backwards",
+                                 .order = Order,
+                                 .in_flight = InFlight,
+                                 .ahead = InFlight,
+                                 .bubble = Bubble};
 
 }  // namespace tessera

@@ -74,6 +74,7 @@ const PipelineSchedule kInterleaved = {
     .summary = "1F1B over several chunks of each stage",
     .order = Order,
     .in_flight = InFlight,
+    .ahead = InFlight,
     .bubble = Bubble,
     .least_chunks = 2,
     .most_chunks = std::numeric_limits<int>::max()};

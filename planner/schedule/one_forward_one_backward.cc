@@ -34,6 +34,11 @@ double Bubble(const PipelineShape& shape, const PassTimes& times) {
 
 extern const PipelineSchedule kOneForwardOneBackward;
 const PipelineSchedule kOneForwardOneBackward = {
-    "1f1b", "one forward, one backward in turn", Order, InFlight, Bubble};
+    .name = "1f1b",
+    .summary = "one forward, one backward in turn",
+    .order = Order,
+    .in_flight = InFlight,
+    .ahead = InFlight,
+    .bubble = Bubble};
 
 }  // namespace tessera

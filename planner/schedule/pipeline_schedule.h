@@ -54,11 +54,16 @@ struct PipelineSchedule {
   std::string_view summary;
   // What stage `stage` does, in order: each chunk's forward of each microbatch
   // once, and its backward once, whole or in both parts. Null where the plan
-  // says (Plan::actions). REQUIRES (all three): Accepts.
+  // says (Plan::actions). REQUIRES (all of these): Accepts.
   std::vector<Action> (*order)(int stage, const PipelineShape& shape) = nullptr;
   // The most (chunk, microbatch) pairs whose activations a stage keeps at one
   // time: from the forward to the end of the backward, weights' included.
   int (*in_flight)(int stage, const PipelineShape& shape) = nullptr;
+  // How many (chunk, microbatch) pairs a stage has run forward when its first
+  // backward starts, and how many gradients of weights it still has to do when
+  // its last gradients of activations are done, where backwards are split.
+  int (*ahead)(int stage, const PipelineShape& shape) = nullptr;
+  int (*put_off)(int stage, const PipelineShape& shape) = nullptr;
   // The step's time less a stage's work, for equal stages and chunks and free
   // communication.
   double (*bubble)(const PipelineShape& shape,

@@ -35,6 +35,14 @@ int InFlight(int, const PipelineShape& shape) {
   return std::min(shape.stages, shape.microbatches);
 }
 
+int Ahead(int stage, const PipelineShape& shape) {
+  return std::min(shape.stages - stage, shape.microbatches);
+}
+
+int PutOff(int stage, const PipelineShape& shape) {
+  return std::min(stage + 1, shape.microbatches);
+}
+
 double Bubble(const PipelineShape& shape, const PassTimes& times) {
   const int unfilled = std::max(0, shape.stages - shape.microbatches);
   return (shape.stages - 1) *
@@ -46,7 +54,12 @@ double Bubble(const PipelineShape& shape, const PassTimes& times) {
 
 extern const PipelineSchedule kZeroBubbleH1;
 const PipelineSchedule kZeroBubbleH1 = {
-    "zb-h1", "1F1B with the weights' gradients put off into the bubble", Order,
-    InFlight, Bubble};
+    .name = "zb-h1",
+    .summary = "1F1B with the weights' gradients put off into the bubble",
+    .order = Order,
+    .in_flight = InFlight,
+    .ahead = Ahead,
+    .put_off = PutOff,
+    .bubble = Bubble};
 
 }  // namespace tessera

@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <bit>
-#include <functional>
 #include <optional>
-#include <thread>
 
 #include "planner/schedule/pipeline_schedule.h"
+#include "planner/search/sweep.h"
 
 namespace tessera {
 namespace {
@@ -153,33 +151,6 @@ std::vector<Strategy> UniformStrategies(const SearchSpace& space) {
   return Spread(strategies);
 }
 
-std::vector<Candidate> Price(const SearchSpace& space,
-                             const Objective& objective,
-                             const std::vector<Strategy>& strategies,
-                             int threads, const std::function<bool()>& stop) {
-  std::vector<std::optional<Candidate>> priced(strategies.size());
-  std::atomic<size_t> next = 0;
-  const auto work = [&] {
-    for (;;) {
-      if (stop && stop()) return;
-      const size_t i = next.fetch_add(1);
-      if (i >= strategies.size()) return;
-      const auto score =
-          objective.EvaluateUniform(space.index, *space.cluster, strategies[i]);
-      if (score.has_value()) priced[i] = Candidate{strategies[i], *score};
-    }
-  };
-  std::vector<std::thread> workers;
-  for (int t = 1; t < threads; ++t) workers.emplace_back(work);
-  work();
-  for (std::thread& worker : workers) worker.join();
-  std::vector<Candidate> candidates;
-  for (std::optional<Candidate>& candidate : priced) {
-    if (candidate.has_value()) candidates.push_back(*std::move(candidate));
-  }
-  return candidates;
-}
-
 std::span<const Expert> Experts() {
   static constexpr std::array kExperts = {
       Expert{"DataParallel",
@@ -213,11 +184,11 @@ std::vector<Baseline> Baselines(const SearchSpace& space,
   for (const Expert& expert : Experts()) {
     std::optional<Candidate> best;
     for (const std::vector<Strategy>& list : expert.choices(space)) {
-      for (Candidate& candidate :
-           Price(space, objective, list, threads, nullptr)) {
-        if (!best.has_value() || Better(candidate.score, best->score)) {
-          best = std::move(candidate);
-        }
+      const SweepResult swept =
+          Sweep(space, objective, list, 1, threads, nullptr);
+      if (!swept.best.empty() &&
+          (!best.has_value() || Better(swept.best[0].score, best->score))) {
+        best = swept.best[0];
       }
       if (best.has_value() && best->score.feasible) break;
     }

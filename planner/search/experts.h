@@ -2,7 +2,6 @@
 // Baselines: what people choose without a search, priced by the same code; and
 // the grid of uniform strategies from which the search starts.
 
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,12 +13,6 @@
 
 namespace tessera {
 
-// A strategy that gives a valid plan.
-struct Candidate {
-  Strategy strategy;
-  Score score;
-};
-
 // Uniform strategies that give valid plans: tensor parallelism within a node,
 // any pipeline, any split of experts, microbatches of up to kMostSamples
 // samples on a replica, every ZeRO stage where there is data parallelism,
@@ -28,14 +21,6 @@ struct Candidate {
 // evenly, for who runs out of time.
 inline constexpr int kMostSamples = 64;
 std::vector<Strategy> UniformStrategies(const SearchSpace& space);
-
-// Prices `strategies` on `threads` threads, in their order; those that give no
-// valid plan are left out. Stops taking new ones when `stop` says so (called
-// before each one, from any thread): the result then lacks the rest.
-std::vector<Candidate> Price(const SearchSpace& space,
-                             const Objective& objective,
-                             const std::vector<Strategy>& strategies,
-                             int threads, const std::function<bool()>& stop);
 
 struct Baseline {
   std::string name;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include "planner/search/sweep.h"
 #include "planner/search/tidy.h"
 
 namespace tessera {
@@ -61,6 +62,39 @@ struct Starts {
   std::vector<Plan> ranked;  // uniform plans and the caller's, best first
   std::vector<Plan> baselines;
 };
+
+// The best `count` different plans of both lists. Unless `all` that could be
+// swept is there, it ends with the last of them: behind it others may be better
+// than what was given.
+std::vector<Plan> Ranked(const SearchSpace& space, std::vector<Candidate> swept,
+                         const std::vector<StartOption>& given, size_t count,
+                         bool all) {
+  size_t left = swept.size();
+  std::vector<StartOption> options;
+  for (Candidate& candidate : swept) {
+    options.push_back({candidate.score, std::move(candidate.strategy), {}});
+  }
+  options.insert(options.end(), given.begin(), given.end());
+  std::stable_sort(options.begin(), options.end(),
+                   [](const StartOption& a, const StartOption& b) {
+                     return Better(a.score, b.score);
+                   });
+  std::vector<Plan> ranked;
+  for (StartOption& option : options) {
+    if (ranked.size() == count || (left == 0 && !all)) break;
+    if (!option.plan.has_value()) {
+      --left;
+      option.plan =
+          PlanFromStrategy(space.index, *space.cluster, option.strategy)
+              .value();
+    }
+    const bool known = std::ranges::any_of(ranked, [&](const Plan& plan) {
+      return SameUpToNames(plan, *option.plan);
+    });
+    if (!known) ranked.push_back(*std::move(option.plan));
+  }
+  return ranked;
+}
 
 // Even chains start from the best uniform plans in turn, odd ones from the
 // baselines and a random plan.
@@ -158,23 +192,33 @@ Result<SearchResult> Search(const SearchSpace& space,
 
   SearchResult result;
   result.baselines = Baselines(space, objective, threads);
-  std::vector<StartOption> possible;
-  for (Candidate& candidate :
-       Price(space, objective, UniformStrategies(space), threads,
-             [&] { return stopped() || out_of_time(kStartEnd); })) {
-    possible.push_back({candidate.score, std::move(candidate.strategy), {}});
-  }
-  result.uniform_strategies = static_cast<int64_t>(possible.size());
+  std::vector<StartOption> given;  // the baselines and the caller's
   for (const Baseline& baseline : result.baselines) {
-    possible.push_back(
+    given.push_back(
         {ScoreOf(baseline.evaluation), baseline.strategy, baseline.plan});
   }
   for (Plan plan : options.starts) {
     if (!MakeCanonical(space, plan)) continue;
     const Score score = ScoreOf(objective.Evaluate(plan));
-    possible.push_back({score, {}, std::move(plan)});
+    given.push_back({score, {}, std::move(plan)});
   }
-  if (possible.empty()) {
+  const std::vector<Strategy> strategies = UniformStrategies(space);
+  const auto chains_wanted = static_cast<size_t>(options.chains);
+  Starts starts;
+  // Several strategies may give one plan: then more of them are needed.
+  for (size_t count = chains_wanted;; count *= 2) {
+    SweepResult swept =
+        Sweep(space, objective, strategies, count, threads,
+              [&] { return stopped() || out_of_time(kStartEnd); });
+    result.uniform_strategies = swept.bounded;
+    const bool all =
+        swept.best.size() < count || stopped() || out_of_time(kStartEnd);
+    std::vector<Plan> ranked =
+        Ranked(space, std::move(swept.best), given, chains_wanted, all);
+    if (ranked.size() > starts.ranked.size()) starts.ranked = std::move(ranked);
+    if (all || starts.ranked.size() == chains_wanted) break;
+  }
+  if (starts.ranked.empty()) {
     Strategy plain;
     const auto why = PlanFromStrategy(space.index, *space.cluster, plain);
     return Error{ErrorCode::kInfeasible,
@@ -182,23 +226,6 @@ Result<SearchResult> Search(const SearchSpace& space,
                      (why ? std::string()
                           : "; data parallelism: " + why.error().ToString()),
                  "search"};
-  }
-  std::stable_sort(possible.begin(), possible.end(),
-                   [](const StartOption& a, const StartOption& b) {
-                     return Better(a.score, b.score);
-                   });
-  Starts starts;
-  for (StartOption& option : possible) {
-    if (starts.ranked.size() == static_cast<size_t>(options.chains)) break;
-    if (!option.plan.has_value()) {
-      option.plan =
-          PlanFromStrategy(space.index, *space.cluster, option.strategy)
-              .value();
-    }
-    const bool known = std::any_of(
-        starts.ranked.begin(), starts.ranked.end(),
-        [&](const Plan& plan) { return SameUpToNames(plan, *option.plan); });
-    if (!known) starts.ranked.push_back(*std::move(option.plan));
   }
   result.best = starts.ranked[0];
   result.evaluation = objective.Evaluate(result.best);

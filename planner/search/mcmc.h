@@ -70,7 +70,7 @@ struct SearchResult {
   Plan best;
   Evaluation evaluation;
   std::vector<Baseline> baselines;
-  int64_t uniform_strategies = 0;  // priced as starting points
+  int64_t uniform_strategies = 0;  // looked at as starting points
   int64_t proposals = 0;
   int64_t accepted = 0;
   double seconds = 0;

@@ -46,6 +46,13 @@ class Objective {
     if (!plan) return std::nullopt;
     return ScoreOf(Evaluate(*plan));
   }
+  // What the strategy's score is never better than, found without its plan:
+  // what lets a sweep leave most of a space unpriced. Of a strategy that gives
+  // no plan anything.
+  virtual Score BoundUniform(const GraphIndex&, const Cluster&,
+                             const Strategy&) const {
+    return {Duration{}, Bytes{}, /*feasible=*/true};
+  }
 };
 
 }  // namespace tessera

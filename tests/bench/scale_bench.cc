@@ -8,12 +8,15 @@
 #include <fstream>
 #include <limits>
 
+#include "costmodel/collective/collective.h"
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/simulate/simulator.h"
 #include "planner/base/rng.h"
 #include "planner/io/importer.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/strategy.h"
+#include "planner/search/search_space.h"
+#include "planner/search/sweep.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
 
@@ -84,6 +87,25 @@ void BM_SimulatorLlama405B(benchmark::State& state) {
 }
 BENCHMARK(BM_SimulatorLlama405B)->Unit(benchmark::kMillisecond);
 
+// The ways to all-reduce over every device of a cluster, routes and all.
+void BM_Collective(benchmark::State& state) {
+  const Cluster cluster =
+      MakeCluster("dgx-h100:" + std::to_string(state.range(0) / 8)).value();
+  std::vector<DeviceId> ranks;
+  for (size_t d = 0; d < cluster.devices.size(); ++d) ranks.emplace_back(d);
+  for (auto _ : state) {
+    const CollectiveModel model(cluster);
+    benchmark::DoNotOptimize(
+        model.Options(CommKind::kAllReduce, std::span(&ranks, 1)));
+  }
+  state.SetComplexityN(state.range(0));
+}
+BENCHMARK(BM_Collective)
+    ->RangeMultiplier(4)
+    ->Range(64, 16384)
+    ->Unit(benchmark::kMillisecond)
+    ->Complexity(benchmark::oN);
+
 std::vector<int> Divisors(int64_t n, int64_t most) {
   std::vector<int> divisors;
   for (int64_t d = 1; d <= std::min(n, most); ++d) {
@@ -92,14 +114,14 @@ std::vector<int> Divisors(int64_t n, int64_t most) {
   return divisors;
 }
 
-struct Sweep {
+struct UniformSpace {
   Graph graph = Model("gpt-3-175b", 1536, 2048);
   Cluster cluster = MakeCluster("dgx-a100-80gb:128").value();
-  GraphIndex index{graph};
+  SearchSpace space{graph, cluster};
   std::vector<Strategy> strategies;
 
   // The first `size` of the space, or as many spread over all of it.
-  Sweep(size_t size, bool spread) {
+  UniformSpace(size_t size, bool spread) {
     for (int tp : {1, 2, 4, 8}) {
       for (int pp : Divisors(1024 / tp, 96)) {
         const int dp = 1024 / tp / pp;
@@ -155,7 +177,8 @@ struct Sweep {
     Score best;
     best.overflow = {std::numeric_limits<int64_t>::max()};
     for (const Strategy& strategy : strategies) {
-      const auto score = evaluator.EvaluateUniform(index, cluster, strategy);
+      const auto score =
+          evaluator.EvaluateUniform(space.index, cluster, strategy);
       if (score.has_value() && Better(*score, best)) best = *score;
     }
     return best;
@@ -165,7 +188,8 @@ struct Sweep {
 // Strategies that the evaluator has not met: plan, templates, prices and all.
 // Neighbours, which share templates, or spread over the space.
 void BM_SweepCold(benchmark::State& state) {
-  const Sweep sweep(static_cast<size_t>(state.range(0)), state.range(1) != 0);
+  const UniformSpace sweep(static_cast<size_t>(state.range(0)),
+                           state.range(1) != 0);
   for (auto _ : state) {
     const Evaluator evaluator(sweep.graph, sweep.cluster, nullptr,
                               TrainingOptions());
@@ -182,7 +206,7 @@ BENCHMARK(BM_SweepCold)
 
 // The same, asked again.
 void BM_SweepWarm(benchmark::State& state) {
-  const Sweep sweep(static_cast<size_t>(state.range(0)), true);
+  const UniformSpace sweep(static_cast<size_t>(state.range(0)), true);
   const Evaluator evaluator(sweep.graph, sweep.cluster, nullptr,
                             TrainingOptions());
   benchmark::DoNotOptimize(sweep.Best(evaluator));
@@ -190,6 +214,62 @@ void BM_SweepWarm(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations() * state.range(0));
 }
 BENCHMARK(BM_SweepWarm)->Arg(200)->Unit(benchmark::kMillisecond);
+
+constexpr size_t kWholeSpace = 70'000;
+
+// The best of the whole space, by an evaluator that has seen none of it.
+void BM_ExhaustiveCold(benchmark::State& state) {
+  const UniformSpace sweep(kWholeSpace, false);
+  for (auto _ : state) {
+    const Evaluator evaluator(sweep.graph, sweep.cluster, nullptr,
+                              TrainingOptions());
+    const SweepResult result =
+        Sweep(sweep.space, evaluator, sweep.strategies, 1, 1, nullptr);
+    state.counters["priced"] = static_cast<double>(result.priced);
+    state.counters["step_s"] = result.best[0].score.step_time.seconds();
+  }
+  state.SetItemsProcessed(state.iterations() *
+                          static_cast<int64_t>(kWholeSpace));
+}
+BENCHMARK(BM_ExhaustiveCold)->Unit(benchmark::kMillisecond)->Iterations(1);
+
+// The same, asked again.
+void BM_ExhaustiveWarm(benchmark::State& state) {
+  const UniformSpace sweep(kWholeSpace, false);
+  const Evaluator evaluator(sweep.graph, sweep.cluster, nullptr,
+                            TrainingOptions());
+  const auto best = [&] {
+    return Sweep(sweep.space, evaluator, sweep.strategies, 1, 1, nullptr);
+  };
+  benchmark::DoNotOptimize(best());
+  for (auto _ : state) benchmark::DoNotOptimize(best());
+  state.SetItemsProcessed(state.iterations() *
+                          static_cast<int64_t>(kWholeSpace));
+}
+BENCHMARK(BM_ExhaustiveWarm)->Unit(benchmark::kMillisecond);
+
+// How near the bounds of a sample are to its scores.
+void BM_BoundTightness(benchmark::State& state) {
+  const UniformSpace sweep(static_cast<size_t>(state.range(0)), true);
+  const Evaluator evaluator(sweep.graph, sweep.cluster, nullptr,
+                            TrainingOptions());
+  std::vector<double> ratios;
+  for (auto _ : state) {
+    for (const Strategy& strategy : sweep.strategies) {
+      const auto score =
+          evaluator.EvaluateUniform(sweep.space.index, sweep.cluster, strategy);
+      if (!score) continue;
+      const Score bound =
+          evaluator.BoundUniform(sweep.space.index, sweep.cluster, strategy);
+      TESSERA_CHECK(!Better(*score, bound)) << ToString(strategy);
+      ratios.push_back(bound.step_time.seconds() / score->step_time.seconds());
+    }
+  }
+  std::ranges::sort(ratios);
+  state.counters["median"] = ratios[ratios.size() / 2];
+  state.counters["p5"] = ratios[ratios.size() / 20];
+}
+BENCHMARK(BM_BoundTightness)->Arg(300)->Unit(benchmark::kSecond)->Iterations(1);
 
 // A GPT of `layers` layers with 8 of tensor parallelism and 4 stages on
 // `devices` devices, `microbatches` of one sample a replica: from nothing to

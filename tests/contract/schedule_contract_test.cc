@@ -87,6 +87,45 @@ TEST_P(ScheduleContract, EveryActionOnceForwardBeforeBackward) {
   }
 }
 
+// What runs ahead of the first backward and what is put off behind the last are
+// as the row says; and a stage begins with the first chunk and ends its
+// gradients of activations with it.
+TEST_P(ScheduleContract, StartsAndEndsAsStated) {
+  for (const PipelineShape& shape : Shapes()) {
+    for (int s = 0; s < shape.stages; ++s) {
+      SCOPED_TRACE(Text(shape) + ", stage " + std::to_string(s));
+      const std::vector<Action> order = schedule().order(s, shape);
+      int ahead = 0;
+      int put_off = 0;
+      bool backward = false;
+      Action last;
+      for (const Action& action : order) {
+        switch (action.kind) {
+          case ActionKind::kForward:
+            ahead += backward ? 0 : 1;
+            break;
+          case ActionKind::kBackward:
+          case ActionKind::kBackwardInput:
+            backward = true;
+            put_off = 0;
+            last = action;
+            break;
+          case ActionKind::kBackwardWeight:
+            ++put_off;
+            break;
+        }
+      }
+      EXPECT_EQ(ahead, schedule().ahead(s, shape));
+      EXPECT_EQ(put_off, schedule().put_off == nullptr
+                             ? 0
+                             : schedule().put_off(s, shape));
+      EXPECT_EQ(order.front(), (Action{ActionKind::kForward, 0, 0}));
+      EXPECT_EQ(last.chunk, 0);
+      EXPECT_EQ(last.microbatch, shape.microbatches - 1);
+    }
+  }
+}
+
 // Gradients accumulate in the same order whatever the schedule.
 TEST_P(ScheduleContract, GradientsOfAChunkRunInTheOrderOfTheMicrobatches) {
   for (const PipelineShape& shape : Shapes()) {

@@ -251,6 +251,12 @@ TEST_P(EvaluatorVsSimulator, Agree) {
                                .Run(tasks)
                                .value();
     EXPECT_EQ(fast.step_time.picoseconds, exact.step_time.picoseconds) << text;
+    // What Task::like says of prices.
+    TaskGraph alone = tasks;
+    for (Task& task : alone.tasks) task.like = TaskId();
+    EXPECT_EQ(PriceTasks(evaluator.pricer(), tasks),
+              PriceTasks(evaluator.pricer(), alone))
+        << text;
     EXPECT_EQ(fast.memory, PeakMemory(tasks)) << text;
     if (!fast.host_memory.empty()) {
       const std::vector<Bytes> by_hand = HostPeaks(tasks);

@@ -1,0 +1,24 @@
+#pragma once
+// ShortGraph: a graph without most of its repeated blocks, on which what holds
+// for each kind of block is found out in less time.
+
+#include <vector>
+
+#include "planner/ir/graph.h"
+
+namespace tessera {
+
+struct ShortGraph {
+  Graph graph;                // differentiated
+  std::vector<int> block_of;  // by block of the whole graph
+};
+
+// Of each run of equal blocks (BlockClasses) the first two and the last stay;
+// what the last read from the one before it, it reads from the second. Every
+// operator that stays has as many readers of its operands as in the whole
+// graph, so that what is derived from them is the same; where that cannot be,
+// as where all layers read one tensor, the graph stays whole. REQUIRES: `graph`
+// is differentiated.
+ShortGraph Shorten(const Graph& graph);
+
+}  // namespace tessera

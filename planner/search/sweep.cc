@@ -1,0 +1,96 @@
+#include "planner/search/sweep.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+namespace tessera {
+namespace {
+
+// Strategies that a thread bounds at a time.
+constexpr size_t kSlice = 256;
+
+// A strategy by its place in the list.
+struct Scored {
+  Score score;
+  size_t number = 0;
+};
+
+bool Before(const Scored& a, const Scored& b) {
+  if (Better(a.score, b.score)) return true;
+  return !Better(b.score, a.score) && a.number < b.number;
+}
+
+void OnThreads(int threads, const std::function<void()>& work) {
+  std::vector<std::thread> workers;
+  for (int t = 1; t < threads; ++t) workers.emplace_back(work);
+  work();
+  for (std::thread& worker : workers) worker.join();
+}
+
+}  // namespace
+
+SweepResult Sweep(const SearchSpace& space, const Objective& objective,
+                  const std::vector<Strategy>& strategies, size_t count,
+                  int threads, const std::function<bool()>& stop) {
+  const auto stopped = [&] { return stop && stop(); };
+  std::mutex mutex;
+  std::vector<Scored> waiting;  // a heap by bound, the best on top
+  std::atomic<size_t> next = 0;
+  OnThreads(threads, [&] {
+    while (!stopped()) {
+      const size_t begin = next.fetch_add(kSlice);
+      if (begin >= strategies.size()) return;
+      std::vector<Scored> bounds;
+      for (size_t i = begin; i < std::min(begin + kSlice, strategies.size());
+           ++i) {
+        bounds.push_back(
+            {objective.BoundUniform(space.index, *space.cluster, strategies[i]),
+             i});
+      }
+      const std::lock_guard lock(mutex);
+      waiting.insert(waiting.end(), bounds.begin(), bounds.end());
+    }
+  });
+  const auto after = [](const Scored& a, const Scored& b) {
+    return Before(b, a);
+  };
+  std::make_heap(waiting.begin(), waiting.end(), after);
+
+  SweepResult result;
+  result.bounded = static_cast<int64_t>(waiting.size());
+  std::vector<Scored> best;  // in order
+  // The next to price, or nothing where none can be among the best.
+  const auto take = [&]() -> std::optional<size_t> {
+    const std::lock_guard lock(mutex);
+    if (waiting.empty()) return std::nullopt;
+    const Scored& top = waiting.front();
+    if (best.size() == count && !Before(top, best.back())) return std::nullopt;
+    const size_t number = top.number;
+    std::pop_heap(waiting.begin(), waiting.end(), after);
+    waiting.pop_back();
+    ++result.priced;
+    return number;
+  };
+  OnThreads(threads, [&] {
+    while (count > 0 && !stopped()) {
+      const auto number = take();
+      if (!number) return;
+      const auto score = objective.EvaluateUniform(space.index, *space.cluster,
+                                                   strategies[*number]);
+      if (!score) continue;
+      const Scored found = {*score, *number};
+      const std::lock_guard lock(mutex);
+      best.insert(std::ranges::lower_bound(best, found, Before), found);
+      if (best.size() > count) best.pop_back();
+    }
+  });
+  for (const Scored& scored : best) {
+    result.best.push_back({strategies[scored.number], scored.score});
+  }
+  return result;
+}
+
+}  // namespace tessera

@@ -1,0 +1,42 @@
+#pragma once
+// Sweep: the best of a list of uniform strategies, as if all were priced.
+//
+// Every strategy gets a bound (Objective::BoundUniform), which takes a fraction
+// of a microsecond, and is priced in the order of the bounds until the next
+// bound is no better than what was found: no strategy behind it can be among
+// the best, since no score is better than its bound (best-first branch and
+// bound; Land and Doig, 1960).
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "planner/plan/strategy.h"
+#include "planner/search/objective.h"
+#include "planner/search/search_space.h"
+
+namespace tessera {
+
+// A strategy that gives a valid plan.
+struct Candidate {
+  Strategy strategy;
+  Score score;
+};
+
+struct SweepResult {
+  // The best first; of equal ones the earlier in the list.
+  std::vector<Candidate> best;
+  int64_t bounded = 0;  // strategies that were looked at
+  int64_t priced = 0;   // of these, those whose plans were
+};
+
+// The `count` best of `strategies` that give valid plans, or all where there
+// are fewer. Stops early when `stop`, which may be empty, says so (called from
+// any thread): then the result is the best of what was priced. The same on any
+// number of threads, but for `priced`.
+SweepResult Sweep(const SearchSpace& space, const Objective& objective,
+                  const std::vector<Strategy>& strategies, size_t count,
+                  int threads, const std::function<bool()>& stop);
+
+}  // namespace tessera

@@ -1,0 +1,165 @@
+// The bound of a uniform strategy against its score, and what a sweep makes of
+// it against pricing every strategy.
+
+#include "costmodel/evaluate/uniform_bound.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "costmodel/evaluate/evaluator.h"
+#include "planner/base/rng.h"
+#include "planner/io/importer.h"
+#include "planner/search/experts.h"
+#include "planner/search/sweep.h"
+#include "planner/topology/stacks.h"
+#include "planner/topology/topologies.h"
+#include "tests/support/paths.h"
+
+namespace tessera {
+namespace {
+
+Graph Model(const std::string& path, DType dtype, int64_t batch) {
+  ImportOptions options;
+  options.global_batch = batch;
+  options.seq_len = 64;
+  options.dtype = dtype;
+  return Differentiate(ImportModel(path, options).value()).value();
+}
+
+Graph Gpt2(DType dtype, int64_t batch = 48) {
+  return Model(ExamplePath("models/gpt2-tiny/config.json"), dtype, batch);
+}
+
+template <typename T>
+T Pick(Rng& rng, std::initializer_list<T> of) {
+  return of.begin()[rng.Below(static_cast<uint32_t>(of.size()))];
+}
+
+// Of any shape; most give a plan.
+Strategy RandomStrategy(Rng& rng, const GraphIndex& index, int devices) {
+  Strategy s;
+  s.tp = Pick(rng, {1, 1, 2, 3, 4, 8});
+  s.cp = Pick(rng, {1, 1, 1, 2});
+  s.ep = index.has_experts ? Pick(rng, {1, 2, 4}) : 1;
+  s.pp = Pick(rng, {1, 2, 3, 4, 6});
+  s.vp = Pick(rng, {1, 1, 2});
+  s.mbs = Pick(rng, {1, 2, 3, 4});
+  s.sp = s.tp > 1 && rng.Below(2) == 0;
+  s.cp_kind = s.cp == 1 ? "gather"
+                        : Pick<const char*>(rng, {"gather", "ring", "ulysses"});
+  s.zigzag = s.cp > 1 && rng.Below(2) == 0;
+  const int shared = s.tp * s.cp * s.ep * s.pp;
+  s.zero = devices > s.tp * s.pp ? Pick(rng, {0, 1, 2, 3}) : 0;
+  s.tiles = Pick(rng, {1, 1, 2});
+  s.recompute = Pick(rng, {RecomputeLevel::kNone, RecomputeLevel::kSelective,
+                           RecomputeLevel::kFull});
+  s.bucket = {Pick<int64_t>(rng, {0, 0, 100'000})};
+  if (s.zero > 0 && rng.Below(4) == 0) s.zero_group = Strategy::kWithinNode;
+  s.prefetch = Pick(rng, {0, 1, 2});
+  s.schedule = s.vp > 1 ? "interleaved"
+                        : Pick<const char*>(rng, {"1f1b", "gpipe", "zb-h1"});
+  if (rng.Below(3) == 0) std::swap(s.order[3], s.order[4]);
+  if (rng.Below(6) == 0) std::swap(s.order[0], s.order[3]);
+  s.dp = devices % shared == 0 ? 0 : 1;
+  return s;
+}
+
+void ExpectBelow(const Graph& graph, const Cluster& cluster, int tries,
+                 int least_valid, double least_median) {
+  const GraphIndex index(graph);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  // Others with --gtest_shuffle --gtest_random_seed=….
+  Rng rng(
+      static_cast<uint64_t>(::testing::UnitTest::GetInstance()->random_seed()));
+  std::vector<double> ratios;
+  for (int i = 0; i < tries; ++i) {
+    const Strategy strategy =
+        RandomStrategy(rng, index, static_cast<int>(cluster.devices.size()));
+    const Score bound = evaluator.BoundUniform(index, cluster, strategy);
+    const auto score = evaluator.EvaluateUniform(index, cluster, strategy);
+    if (!score) continue;
+    const std::string text = ToString(strategy);
+    ASSERT_LE(bound.step_time.picoseconds, score->step_time.picoseconds)
+        << text;
+    ASSERT_LE(bound.overflow.value, score->overflow.value) << text;
+    ASSERT_TRUE(bound.feasible || !score->feasible) << text;
+    ratios.push_back(bound.step_time.seconds() / score->step_time.seconds());
+  }
+  ASSERT_GE(std::ssize(ratios), least_valid);
+  std::ranges::sort(ratios);
+  const double median = ratios[ratios.size() / 2];
+  ::testing::Test::RecordProperty("median", std::to_string(median));
+  ::testing::Test::RecordProperty("p5",
+                                  std::to_string(ratios[ratios.size() / 20]));
+  EXPECT_GE(median, least_median);
+}
+
+// Devices of a hundredth of the memory, so that the memory floor is tried too.
+Cluster Small(Cluster cluster, double share) {
+  for (DeviceType& type : cluster.device_types) {
+    type.memory = {
+        static_cast<int64_t>(static_cast<double>(type.memory.value) * share)};
+  }
+  return cluster;
+}
+
+TEST(UniformBound, IsBelowTheScore) {
+  ExpectBelow(Gpt2(DType::kFloat32), MakeCluster("dgx-a100-80gb:3").value(),
+              400, 100, 0.3);
+  ExpectBelow(Gpt2(DType::kBFloat16),
+              Small(MakeCluster("dgx-a100-80gb:3").value(), 1e-4), 400, 100,
+              0.3);
+  // A cube mesh of NVLinks: where a replica lies in its host matters.
+  ExpectBelow(Gpt2(DType::kFloat16), MakeCluster("p3.16xlarge:3x8").value(),
+              200, 40, 0.2);
+  ExpectBelow(Model(ExamplePath("models/mixtral-tiny/config.json"),
+                    DType::kBFloat16, 48),
+              Small(MakeCluster("dgx-h100:3").value(), 1e-3), 300, 40, 0.2);
+}
+
+// The stack's kernels, streams and floors.
+TEST(UniformBound, IsBelowTheScoreUnderAStack) {
+  for (const Stack& stack : Stacks()) {
+    Cluster cluster = MakeCluster("dgx-a100-80gb:3").value();
+    cluster.stack = stack;
+    ExpectBelow(Gpt2(DType::kBFloat16), cluster, 60, 15, 0.2);
+  }
+}
+
+// As if all were priced: the same strategies in the same order.
+TEST(Sweep, IsExhaustive) {
+  const Graph graph = Gpt2(DType::kFloat32, 32);
+  for (const double share : {1.0, 3e-4, 1e-5}) {
+    const Cluster cluster =
+        Small(MakeCluster("dgx-a100-80gb:2").value(), share);
+    const SearchSpace space(graph, cluster);
+    const Evaluator evaluator(graph, cluster, nullptr, {});
+    std::vector<Strategy> strategies = UniformStrategies(space);
+    strategies.resize(200);  // a sample, in the order of the space
+    std::vector<Candidate> all;
+    for (const Strategy& strategy : strategies) {
+      const auto score =
+          evaluator.EvaluateUniform(space.index, cluster, strategy);
+      if (score) all.push_back({strategy, *score});
+    }
+    std::ranges::stable_sort(all, [](const Candidate& a, const Candidate& b) {
+      return Better(a.score, b.score);
+    });
+    for (const size_t count : {size_t{1}, size_t{10}, all.size() + 1}) {
+      for (const int threads : {1, 3}) {
+        const SweepResult swept =
+            Sweep(space, evaluator, strategies, count, threads, nullptr);
+        EXPECT_EQ(swept.bounded, std::ssize(strategies));
+        ASSERT_EQ(swept.best.size(), std::min(count, all.size()));
+        for (size_t i = 0; i < swept.best.size(); ++i) {
+          EXPECT_EQ(swept.best[i].strategy, all[i].strategy) << i;
+          EXPECT_EQ(swept.best[i].score, all[i].score) << i;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera
