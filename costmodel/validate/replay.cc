@@ -23,6 +23,24 @@ std::optional<int64_t> NumberIn(std::string_view text) {
   return value;
 }
 
+// The digits of `text` that end before `word`, or begin behind it; 0 where
+// there are none.
+int64_t NumberBefore(std::string_view text, std::string_view word) {
+  const size_t end = std::min(text.find(word), text.size());
+  size_t begin = end;
+  while (begin > 0 && text[begin - 1] >= '0' && text[begin - 1] <= '9') --begin;
+  return end == text.size()
+             ? 0
+             : NumberIn(text.substr(begin, end - begin)).value_or(0);
+}
+int64_t NumberBehind(std::string_view text, std::string_view word) {
+  const size_t at = text.find(word);
+  if (at == std::string_view::npos) return 0;
+  text.remove_prefix(at + word.size());
+  return NumberIn(text.substr(0, text.find_first_not_of("0123456789")))
+      .value_or(0);
+}
+
 void Set(JsonValue& config, std::string_view key, double number) {
   JsonValue value;
   value.kind = JsonValue::Kind::kNumber;
@@ -183,6 +201,57 @@ Result<Strategy> StrategyOf(const PublishedRun& run, Words& assumptions) {
   return strategy;
 }
 
+namespace {
+
+// A model with multi-head latent attention. The table has its width, layers,
+// heads and experts, "18432(dense first 3)/2048(expert)+2048(shared)"; what it
+// has not are DeepSeek-V3's latents, groups of experts and vocabulary, and one
+// dense layer and one shared expert, as its descendants have.
+Result<Graph> LatentGraphOf(const PublishedRun& run,
+                            const ImportOptions& options, Words& assumptions) {
+  const int64_t dense = NumberBefore(run.ffn, "(dense");
+  const int64_t expert = NumberBefore(run.ffn, "(expert)");
+  if (dense == 0 || expert == 0) {
+    return CannotMap("'" + run.ffn + "'", "ffn");
+  }
+  const int64_t first = NumberBehind(run.ffn, "(dense first ");
+  const int64_t shared = NumberBefore(run.ffn, "(shared)");
+  assumptions.push_back("latents of DeepSeek-V3");
+  assumptions.push_back("without layers that predict further tokens");
+  if (run.vocab == 0) assumptions.push_back("vocabulary of 129280");
+  JsonValue json;
+  json.kind = JsonValue::Kind::kObject;
+  for (const auto& [key, number] :
+       {std::pair<std::string_view, int64_t>{"hidden_size", run.hidden},
+        {"num_hidden_layers", run.layers},
+        {"num_attention_heads", run.heads},
+        {"q_lora_rank", 1536},
+        {"kv_lora_rank", 512},
+        {"qk_rope_head_dim", 64},
+        {"qk_nope_head_dim", 128},
+        {"v_head_dim", 128},
+        {"intermediate_size", dense},
+        {"moe_intermediate_size", expert},
+        {"first_k_dense_replace", std::max<int64_t>(1, first)},
+        {"n_routed_experts", run.experts},
+        {"n_shared_experts",
+         std::max<int64_t>(1, (shared + expert - 1) / expert)},
+        {"num_experts_per_tok", std::max<int64_t>(1, run.topk)},
+        {"n_group", run.experts % 8 == 0 ? 8 : 1},
+        {"topk_group", run.experts % 8 == 0 ? 4 : 1},
+        {"vocab_size", run.vocab == 0 ? 129280 : run.vocab},
+        {"max_position_embeddings", run.seq},
+        // Tokens are spread evenly over the experts.
+        {"expert_capacity_factor", 1}}) {
+    Set(json, key, static_cast<double>(number));
+  }
+  ModelConfig config("line " + std::to_string(run.line), std::move(json));
+  TESSERA_TRY(const Graph graph, BuildDeepseekV3(config, options));
+  return Differentiate(graph);
+}
+
+}  // namespace
+
 Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
   if (Has(Lower(run.model), "lora")) {
     return CannotMap("'" + run.model + "' trains adapters only", "model");
@@ -204,6 +273,9 @@ Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
     options.dtype = DType::kFloat32;
   }
 
+  if (run.kv_heads == "MLA" && run.experts > 0) {
+    return LatentGraphOf(run, options, assumptions);
+  }
   const auto kv_heads =
       run.kv_heads.empty() ? std::optional(run.heads) : NumberIn(run.kv_heads);
   if (!kv_heads) return CannotMap("'" + run.kv_heads + "'", "kv_heads");

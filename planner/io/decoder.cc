@@ -65,6 +65,35 @@ std::string ReadActivation(ModelConfig& config, std::string_view key,
   return "gelu";
 }
 
+namespace {
+
+// How much YaRN stretches scores or features (Peng et al. 2023, equation 22),
+// as transformers' modeling_rope_utils names and defaults its keys.
+double YarnMagnitude(double factor, double multiplier) {
+  return factor <= 1 ? 1 : 0.1 * multiplier * std::log(factor) + 1;
+}
+
+Yarn ReadYarn(ModelConfig& keys) {
+  Yarn yarn;
+  yarn.factor = keys.Number("factor", 1, 1, 1e6);
+  yarn.original_positions =
+      static_cast<double>(keys.Size("original_max_position_embeddings"));
+  yarn.beta_fast = keys.Number("beta_fast", 32, 1e-3, 1e6);
+  yarn.beta_slow = keys.Number("beta_slow", 1, 1e-3, 1e6);
+  const double turned = keys.Number("mscale", 0, 0, 1e3);
+  const double all = keys.Number("mscale_all_dim", 0, 0, 1e3);
+  const double magnitude =
+      turned > 0 && all > 0
+          ? YarnMagnitude(yarn.factor, turned) / YarnMagnitude(yarn.factor, all)
+          : YarnMagnitude(yarn.factor, 1);
+  yarn.magnitude = keys.Number("attention_factor", magnitude, 1e-3, 1e3);
+  // Of queries and of keys.
+  yarn.score_scale = std::pow(YarnMagnitude(yarn.factor, all), 2);
+  return yarn;
+}
+
+}  // namespace
+
 Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
                   std::string_view fraction_key, double default_fraction,
                   int64_t head_size) {
@@ -77,21 +106,27 @@ Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
     theta_key = "rope_theta";
     fraction_key = "partial_rotary_factor";
   }
+  Rotary rotary = {
+      // Bounds that only a mistake exceeds; 10000 is Su et al. 2021's.
+      .theta = source.Number(theta_key, 10000, 1, 1e12),
+      .fraction = source.Number(fraction_key, default_fraction, 0, 1)};
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const JsonValue& scaling = config.values().Field(key);
     if (scaling.is_null()) continue;
     const JsonValue& type = scaling.Field("rope_type").is_null()
                                 ? scaling.Field("type")
                                 : scaling.Field("rope_type");
-    if (type.text != "default") {
+    if (type.text == "yarn") {
+      ModelConfig keys(config.path() + ": " + key, scaling);
+      rotary.yarn = ReadYarn(keys);
+      if (auto checked = keys.Check(); !checked) {
+        config.Wrong(key, checked.error().message);
+      }
+    } else if (type.text != "default") {
       config.Wrong(key, "is " + scaling.ToString() +
                             ": scaled rotary embeddings are not supported");
     }
   }
-  const Rotary rotary = {
-      // Bounds that only a mistake exceeds; 10000 is Su et al. 2021's.
-      .theta = source.Number(theta_key, 10000, 1, 1e12),
-      .fraction = source.Number(fraction_key, default_fraction, 0, 1)};
   if (auto checked = nested.Check(); !checked) {
     config.Wrong("rope_parameters", checked.error().message);
   }
@@ -178,9 +213,10 @@ TensorId Decoder::LayerNorm(const std::string& name, TensorId x,
                        {{"epsilon", epsilon}});
 }
 
-TensorId Decoder::RmsNorm(const std::string& name, TensorId x, double epsilon) {
-  const TensorId scale =
-      builder_.Weight(name + ".weight", {hidden_}, {.constant = 1}, false);
+TensorId Decoder::RmsNorm(const std::string& name, TensorId x, double epsilon,
+                          int64_t width) {
+  const TensorId scale = builder_.Weight(
+      name + ".weight", {width > 0 ? width : hidden_}, {.constant = 1}, false);
   return builder_.Add1("rms_norm", name, {x, scale}, "",
                        {{"epsilon", epsilon}});
 }
@@ -208,23 +244,88 @@ TensorId Decoder::Attention(const std::string& name,
   const TensorId v =
       Linear(prefix + names.v, x, "ge", "i", {g, d, hidden_}, options.qkv);
   if (options.rotary != nullptr) {
-    const std::vector<Attribute> attributes = {
-        {"fraction", options.rotary->fraction},
-        {"theta", options.rotary->theta}};
-    q = builder_.Add1("rotary", prefix + "rotary_q", {q, positions_},
-                      "bsgrd!,bs->bsgrd", attributes);
-    k = builder_.Add1("rotary", prefix + "rotary_k", {k, positions_},
-                      "bsgd!,bs->bsgd", attributes);
+    q = Turn(prefix + "rotary_q", q, "bsgrd!,bs->bsgrd", *options.rotary);
+    k = Turn(prefix + "rotary_k", k, "bsgd!,bs->bsgd", *options.rotary);
   }
-  int64_t window = options.window;
+  const TensorId attended =
+      Attend(name, q, k, v, options.scale, options.window);
+  return Linear(prefix + names.out, attended, "o", "gre", {hidden_, g, r, d},
+                options.out);
+}
+
+TensorId Decoder::Turn(std::string name, TensorId x, std::string_view rule,
+                       const Rotary& rotary) {
+  std::vector<Attribute> attributes = {{"fraction", rotary.fraction},
+                                       {"theta", rotary.theta}};
+  if (!rotary.yarn.has_value()) {
+    return builder_.Add1("rotary", std::move(name), {x, positions_}, rule,
+                         attributes);
+  }
+  const Yarn& yarn = *rotary.yarn;
+  attributes.insert(attributes.end(),
+                    {{"beta_fast", yarn.beta_fast},
+                     {"beta_slow", yarn.beta_slow},
+                     {"factor", yarn.factor},
+                     {"magnitude", yarn.magnitude},
+                     {"original_positions", yarn.original_positions}});
+  return builder_.Add1("rotary_yarn", std::move(name), {x, positions_}, rule,
+                       attributes);
+}
+
+TensorId Decoder::Attend(const std::string& name, TensorId q, TensorId k,
+                         TensorId v, double scale, int64_t window) {
   if (widest_window_ > 0) {
     window = window > 0 ? std::min(window, widest_window_) : widest_window_;
   }
-  const TensorId attended = builder_.Add1(
+  return builder_.Add1(
       "attention", name, {q, k, v, mask_positions_, mask_positions_}, "",
-      {{"scale", options.scale}, {"window", static_cast<double>(window)}});
-  return Linear(prefix + names.out, attended, "o", "gre", {hidden_, g, r, d},
-                options.out);
+      {{"scale", scale}, {"window", static_cast<double>(window)}});
+}
+
+TensorId Decoder::LatentAttention(const std::string& name, TensorId x,
+                                  const LatentAttentionOptions& options) {
+  const std::string prefix = name + ".";
+  const int64_t heads = options.heads;
+  const int64_t rank = options.key_value_rank;
+  const int64_t size = options.turned_size + options.plain_size;
+  TensorId q = x;
+  if (options.query_rank > 0) {
+    q = Linear(prefix + "q_a_proj", x, "o", "i", {options.query_rank, hidden_},
+               options.latents);
+    q = RmsNorm(prefix + "q_a_layernorm", q, options.epsilon,
+                options.query_rank);
+    q = Linear(prefix + "q_b_proj", q, "grd", "i",
+               {heads, 1, size, options.query_rank}, options.heads_of_latents);
+  } else {
+    q = Linear(prefix + "q_proj", x, "grd", "i", {heads, 1, size, hidden_},
+               options.heads_of_latents);
+  }
+  Rotary rotary = options.rotary;
+  rotary.fraction =
+      static_cast<double>(options.turned_size) / static_cast<double>(size);
+  q = Turn(prefix + "rotary_q", q, "bsgrd!,bs->bsgrd", rotary);
+
+  const std::string down = prefix + "kv_a_proj_with_mqa.";
+  TensorId turned = Linear(down + "rotary", x, "d", "i",
+                           {options.turned_size, hidden_}, options.latents);
+  rotary.fraction = 1;
+  turned = Turn(prefix + "rotary_k", turned, "bsd!,bs->bsd", rotary);
+  TensorId latent =
+      Linear(down + "latent", x, "o", "i", {rank, hidden_}, options.latents);
+  latent = RmsNorm(prefix + "kv_a_layernorm", latent, options.epsilon, rank);
+  const std::string up = prefix + "kv_b_proj.";
+  const TensorId plain =
+      Linear(up + "k", latent, "gd", "i", {heads, options.plain_size, rank},
+             options.heads_of_latents);
+  const TensorId v =
+      Linear(up + "v", latent, "ge", "i", {heads, options.value_size, rank},
+             options.heads_of_latents);
+  const TensorId k = builder_.Add1("concat", prefix + "keys", {turned, plain},
+                                   "bsm!,bsgn!->bsgd!",
+                                   {{"features", static_cast<double>(size)}});
+  const TensorId attended = Attend(name, q, k, v, options.scale, 0);
+  return Linear(prefix + "o_proj", attended, "o", "gre",
+                {hidden_, heads, 1, options.value_size}, options.out);
 }
 
 TensorId Decoder::Mlp(const std::string& name, std::string_view up,
@@ -270,13 +371,24 @@ TensorId Decoder::Experts(const std::string& name, std::string_view activation,
                                  {options.experts, hidden_}, options.stddev);
   const TensorId logits =
       builder_.Add1("linear_fp32", prefix + "gate", {x, router}, "bsi,ei->bse");
+  // How the router chooses; what it makes of the choices.
+  std::vector<Attribute> routing = {
+      {"group_best", static_cast<double>(options.group_best)},
+      {"groups", static_cast<double>(options.groups)},
+      {"sigmoid", options.sigmoid ? 1.0 : 0.0},
+      {"top_groups", static_cast<double>(options.top_groups)},
+      {"top_k", top_k}};
+  std::vector<Attribute> gate_attributes = routing;
+  gate_attributes.insert(gate_attributes.end(),
+                         {{"capacity", capacity},
+                          {"renormalise", options.renormalise ? 1.0 : 0.0},
+                          {"scale", options.scale}});
   const std::vector<TensorId> routes = builder_.Add(
-      "moe_gate", prefix + "routes", {logits}, "",
-      {{"capacity", capacity}, {"renormalise", 1}, {"top_k", top_k}});
+      "moe_gate", prefix + "routes", {logits}, "", gate_attributes);
   if (options.balance > 0) {
+    routing.push_back({"coefficient", options.balance});
     const TensorId balance =
-        builder_.Add1("moe_balance", prefix + "balance", {logits}, "",
-                      {{"coefficient", options.balance}, {"top_k", top_k}});
+        builder_.Add1("moe_balance", prefix + "balance", {logits}, "", routing);
     balance_ = balance_.valid() ? builder_.Add1("add", prefix + "balance_add",
                                                 {balance_, balance}, ",->")
                                 : balance;
@@ -284,7 +396,7 @@ TensorId Decoder::Experts(const std::string& name, std::string_view activation,
   const TensorId slots =
       builder_.Add1("moe_dispatch", prefix + "dispatch", {x, routes[1]}, "",
                     {{"capacity", capacity}, {"experts", experts}});
-  const auto linear = [&](const char* part, TensorId in, int64_t rows,
+  const auto linear = [&](const std::string& part, TensorId in, int64_t rows,
                           int64_t columns) {
     const std::string whole = prefix + "experts." + part;
     const TensorId matrix = Matrix(
@@ -292,13 +404,13 @@ TensorId Decoder::Experts(const std::string& name, std::string_view activation,
     return builder_.Add1("expert_linear", whole, {in, matrix}, "",
                          {{"top_k", top_k}});
   };
-  TensorId gate = linear("w1", slots, inner, hidden_);
+  TensorId gate = linear(options.names.gate, slots, inner, hidden_);
   gate = builder_.Add1(activation, prefix + "experts.act_fn", {gate},
                        "ebsf->ebsf");
-  const TensorId up = linear("w3", slots, inner, hidden_);
+  const TensorId up = linear(options.names.up, slots, inner, hidden_);
   const TensorId product = builder_.Add1("multiply", prefix + "experts.product",
                                          {gate, up}, "ebsf,ebsf->ebsf");
-  const TensorId down = linear("w2", product, hidden_, inner);
+  const TensorId down = linear(options.names.down, product, hidden_, inner);
   const TensorId collected =
       builder_.Add1("moe_collect", prefix + "collect", {down, routes[1]});
   return builder_.Add1("moe_combine", prefix + "combine",

@@ -3,6 +3,7 @@
 // their weights, attention heads, the loss. Each importer's family lists its
 // own layers with them. Not for several threads.
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,14 +33,27 @@ Heads ReadHeads(ModelConfig& config, std::string_view hidden_key,
 std::string ReadActivation(ModelConfig& config, std::string_view key,
                            std::string_view fallback);
 
+// Rotary embedding stretched to longer sequences: the attributes of the
+// operator rotary_yarn.
+struct Yarn {
+  double factor = 1;
+  double original_positions = 1;
+  double beta_fast = 32;
+  double beta_slow = 1;
+  double magnitude = 1;
+  // What DeepSeek's models multiply scores by, besides.
+  double score_scale = 1;
+};
+
 // Rotary embedding of a model; `fraction` of each head is turned.
 struct Rotary {
   double theta = 0;
   double fraction = 1;
+  std::optional<Yarn> yarn = {};
 };
 
 // Rotary embedding by the keys of a config, which transformers 5 gathers in
-// "rope_parameters". Scaled forms ("rope_scaling") are errors.
+// "rope_parameters". Scaled forms ("rope_scaling") but YaRN are errors.
 Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
                   std::string_view fraction_key, double default_fraction,
                   int64_t head_size);
@@ -72,15 +86,48 @@ struct AttentionOptions {
   LinearOptions out;
 };
 
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1):
+// queries, keys and values of all heads are made of a few shared features, the
+// latents, each behind an RMS norm; a part of the features of queries and keys
+// is turned by position, that of the keys one for all heads.
+struct LatentAttentionOptions {
+  int64_t heads = 1;
+  int64_t query_rank = 0;      // latent features; 0: queries are made directly
+  int64_t key_value_rank = 1;  // latent features
+  int64_t turned_size = 2;     // of a head's queries and keys
+  int64_t plain_size = 1;      // the others
+  int64_t value_size = 1;
+  double scale = 0;
+  double epsilon = 1e-6;
+  Rotary rotary = {};
+  LinearOptions latents;  // projections to latents and to the turned keys
+  LinearOptions heads_of_latents;
+  LinearOptions out;
+};
+
+// How the parts of an expert are called.
+struct ExpertNames {
+  std::string gate = "w1";
+  std::string up = "w3";
+  std::string down = "w2";
+};
+
 // A mixture of experts instead of an MLP (planner/ops/moe.cc).
 struct ExpertOptions {
   int64_t experts = 0;
   int64_t top_k = 1;
+  int64_t groups = 1;  // of experts
+  int64_t top_groups = 1;
+  int64_t group_best = 1;
+  bool sigmoid = false;
+  bool renormalise = true;
+  double scale = 1;  // of the weights of the choices
   // Slots of an expert for each sample; 0: as many as it has tokens, so that
   // none is dropped.
   double capacity_factor = 0;
   double balance = 0;  // coefficient of the auxiliary loss
   double stddev = 0;
+  ExpertNames names = {};
 };
 
 class Decoder {
@@ -107,7 +154,9 @@ class Decoder {
                   std::string_view k, Shape shape,
                   const LinearOptions& options);
   TensorId LayerNorm(const std::string& name, TensorId x, double epsilon);
-  TensorId RmsNorm(const std::string& name, TensorId x, double epsilon);
+  // Over the hidden size, or `width` where it is not 0.
+  TensorId RmsNorm(const std::string& name, TensorId x, double epsilon,
+                   int64_t width = 0);
   // x itself where the probability is 0.
   TensorId Dropout(std::string name, TensorId x, double probability);
   TensorId Add(std::string name, TensorId x, TensorId y);
@@ -115,6 +164,12 @@ class Decoder {
   // the residual behind. `name` is the attention module's.
   TensorId Attention(const std::string& name, const AttentionNames& names,
                      TensorId x, const AttentionOptions& options);
+  // The same of multi-head latent attention. The turned features come first in
+  // every head; which ones they are is no matter, since scores are sums over
+  // them. Weights as in transformers' DeepseekV3Attention, kv_a_proj_with_mqa
+  // and kv_b_proj in two parts each.
+  TensorId LatentAttention(const std::string& name, TensorId x,
+                           const LatentAttentionOptions& options);
   // Inner layer `up` to `inner` features, activation, outer layer `down`.
   TensorId Mlp(const std::string& name, std::string_view up,
                std::string_view down, std::string_view activation, TensorId x,
@@ -126,7 +181,7 @@ class Decoder {
 
   // A router, and for each token the weighted sum of its experts, each a
   // GatedMlp without biases. Weights NAME.gate.weight [e, h] and
-  // NAME.experts.{w1,w3,w2}.weight [e, out, in]: gate, up and down.
+  // NAME.experts.{w1,w3,w2}.weight [e, out, in], or by other names.
   TensorId Experts(const std::string& name, std::string_view activation,
                    TensorId x, int64_t inner, const ExpertOptions& options);
 
@@ -135,6 +190,13 @@ class Decoder {
   Result<Graph> Finish(std::string head_name, TensorId x, TensorId matrix);
 
  private:
+  // x by the positions; `rule` as of the operator rotary.
+  TensorId Turn(std::string name, TensorId x, std::string_view rule,
+                const Rotary& rotary);
+  // Attention alone.
+  TensorId Attend(const std::string& name, TensorId q, TensorId k, TensorId v,
+                  double scale, int64_t window);
+
   GraphBuilder builder_;
   int64_t hidden_;
   int64_t seq_len_;

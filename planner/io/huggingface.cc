@@ -15,8 +15,22 @@ bool IsFolder(const std::string& path) {
 }
 
 // Features of any family that change the computation.
-constexpr std::array kUnsupported = {
-    "add_cross_attention", "is_encoder_decoder", "quantization_config"};
+constexpr std::array kUnsupported = {"add_cross_attention",
+                                     "is_encoder_decoder"};
+
+// Weights that are published in fp8 are trained as any others are; forms that
+// are for inference alone are errors.
+void ReadQuantization(ModelConfig& config, const ImportOptions& options) {
+  const JsonValue& quantization = config.values().Field("quantization_config");
+  if (quantization.Field("quant_method").text != "fp8") {
+    config.Refuse("quantization_config");
+  } else if (options.warnings != nullptr) {
+    options.warnings->push_back(
+        config.path() +
+        ": quantization_config: parameters are not quantized, they are " +
+        std::string(NameOf(options.dtype.value_or(DType::kFloat32))));
+  }
+}
 
 }  // namespace
 
@@ -29,6 +43,10 @@ std::span<const ModelFamily> ModelFamilies() {
       ModelFamily{"qwen2", "Qwen2 (Yang et al. 2024)", BuildQwen2},
       ModelFamily{"gpt_neox", "GPT-NeoX and Pythia (Black et al. 2022)",
                   BuildGptNeox},
+      ModelFamily{"deepseek_v2", "DeepSeek-V2 (DeepSeek-AI 2024)",
+                  BuildDeepseekV2},
+      ModelFamily{"deepseek_v3", "DeepSeek-V3 and R1 (DeepSeek-AI 2024)",
+                  BuildDeepseekV3},
   };
   return kFamilies;
 }
@@ -67,6 +85,7 @@ Result<Graph> ImportHuggingFace(const std::string& path,
     return InvalidInput(family.error().message, file + ": model_type");
   }
   for (const char* key : kUnsupported) config.Refuse(key);
+  ReadQuantization(config, options);
   auto graph = (*family)->build(config, options);
   // A config whose own values cannot be put together.
   if (!graph && graph.error().where.find(file) == std::string::npos) {

@@ -38,5 +38,9 @@ Result<Graph> BuildMistral(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildMixtral(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildQwen2(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildGptNeox(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildDeepseekV2(ModelConfig& config,
+                              const ImportOptions& options);
+Result<Graph> BuildDeepseekV3(ModelConfig& config,
+                              const ImportOptions& options);
 
 }  // namespace tessera

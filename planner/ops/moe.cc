@@ -1,6 +1,11 @@
 // Mixture-of-experts layers (Shazeer et al. 2017; GShard, Lepikhin et al. 2020;
 // Mixtral, Jiang et al. 2024). A token takes its `top_k` most likely experts.
 //
+// Scores are the softmax of a token's logits, or their sigmoids. Where experts
+// are in `groups` of equal size, a token may choose only from the `top_groups`
+// groups whose `group_best` best scores have the largest sums (DeepSeek-V2,
+// arXiv 2405.04434, section 2.2.2: one; DeepSeek-V3, arXiv 2412.19437: two).
+//
 // The routing group is the sample: each expert has `capacity` slots for each
 // sample, given out in the order of the tokens (and of a token's choices, best
 // first); what finds none is dropped. A capacity of the sequence length drops
@@ -22,36 +27,66 @@ constexpr AttributeDef kTopK = {.name = "top_k", .least = 1, .whole = true};
 constexpr AttributeDef kCapacity = {
     .name = "capacity", .least = 1, .whole = true};
 
+// How a router chooses.
+constexpr AttributeDef kGroupBest = {
+    .name = "group_best", .least = 1, .whole = true};
+constexpr AttributeDef kGroups = {.name = "groups", .least = 1, .whole = true};
+constexpr AttributeDef kSigmoid = {
+    .name = "sigmoid", .least = 0, .most = 1, .whole = true};
+constexpr AttributeDef kTopGroups = {
+    .name = "top_groups", .least = 1, .whole = true};
+
 // Of operators with the logits of `e` experts.
-std::string TopKProblem(const OpCall& call) {
-  for (const Attribute& attribute : call.attributes) {
-    if (attribute.name != "top_k" ||
-        attribute.value <= static_cast<double>(call.Extent('e'))) {
-      continue;
-    }
-    return "top_k is " + std::to_string(static_cast<int64_t>(attribute.value)) +
-           ": expected at most " + std::to_string(call.Extent('e')) +
-           ", the number of experts";
+std::string RoutingProblem(const OpCall& call) {
+  const auto whole = [&](const char* name) {
+    return static_cast<int64_t>(call.attribute(name));
+  };
+  const auto at_most = [&](const char* name, int64_t most,
+                           const std::string& what) {
+    if (whole(name) <= most) return std::string();
+    return std::string(name) + " is " + std::to_string(whole(name)) +
+           ": expected at most " + std::to_string(most) + ", " + what;
+  };
+  const int64_t experts = call.Extent('e');
+  const int64_t groups = whole("groups");
+  if (experts % groups != 0) {
+    return "groups is " + std::to_string(groups) + ": expected a divisor of " +
+           std::to_string(experts) + ", the number of experts";
   }
-  return "";
+  const int64_t each = experts / groups;
+  std::string problem = at_most("top_groups", groups, "the number of groups");
+  if (problem.empty()) {
+    problem = at_most("group_best", each, "the experts of a group");
+  }
+  if (problem.empty()) {
+    problem = at_most("top_k", whole("top_groups") * each,
+                      groups == 1 ? "the number of experts"
+                                  : "the experts of the chosen groups");
+  }
+  return problem;
 }
 
 }  // namespace
 
 std::vector<OpDef> MoeOps() {
   return {
-      // Softmax over e, the k largest of each token, divided by their sum where
-      // `renormalise` is not 0. Results: weights, and the slot of each choice:
-      // expert * capacity + place, or -1 where it is dropped.
+      // The k largest scores of each token, divided by their sum where
+      // `renormalise` is not 0, times `scale`. Results: weights, and the slot
+      // of each choice: expert * capacity + place, or -1 where it is dropped.
       {.name = "moe_gate",
        .summary = "weights and slots of each token's top-k experts",
        .rule = "bs!e!->bsk,bsk",
        .adjoints = {{"moe_gate_dx", "dy0,x0->dx0"}},
        .flops = FlopsPerPoint<2>,
        .attributes = {kCapacity,
+                      kGroupBest,
+                      kGroups,
                       {.name = "renormalise", .least = 0, .most = 1},
+                      {.name = "scale", .least = 1e-6},
+                      kSigmoid,
+                      kTopGroups,
                       kTopK},
-       .problem = TopKProblem,
+       .problem = RoutingProblem,
        .integer_results = {1},
        .sizes = {{'k', "top_k"}}},
       {.name = "moe_gate_dx",
@@ -61,13 +96,19 @@ std::vector<OpDef> MoeOps() {
       // 4 to 6) with the sample as its unit: coefficient * e * sum over e of
       // (share of the choices, drops included) * (mean probability), averaged
       // over the samples of the global batch. 1 * coefficient when balanced.
+      // The probability of an expert is its share of a token's scores.
       {.name = "moe_balance",
        .summary = "load-balance loss of a router",
        .rule = "bs!e!->",
        .adjoints = {{"moe_balance_dx", "x0->dx0"}},
        .flops = FlopsPerPoint<4>,
-       .attributes = {{.name = "coefficient", .least = 0}, kTopK},
-       .problem = TopKProblem},
+       .attributes = {{.name = "coefficient", .least = 0},
+                      kGroupBest,
+                      kGroups,
+                      kSigmoid,
+                      kTopGroups,
+                      kTopK},
+       .problem = RoutingProblem},
       {.name = "moe_balance_dx",
        .summary = "gradient of moe_balance's logits",
        .flops = FlopsPerPoint<4>},

@@ -2,8 +2,12 @@
 // Hugging Face models: with n = fraction * d, x[j] and x[j + n/2] turn by the
 // angle position * theta^(-2j/n); the other d - n features pass. The position
 // is an operand, so that packed or permuted sequences are inputs, not modes.
+// YaRN (Peng et al. 2023) slows the pairs that turn less than once within the
+// positions that a model was first trained on (runtime/kernels/rotary_angles.cc
+// has the formula).
 
 #include <algorithm>
+#include <cmath>
 
 #include "planner/ir/op.h"
 
@@ -25,8 +29,8 @@ bool IsRotary(const IndexRule& rule) {
 std::string RotaryProblem(const OpCall& call) {
   const Indices& x = call.rule->operands[0];
   const int64_t width = call.extents[x.back()];
-  const auto turned = static_cast<int64_t>(call.attribute("fraction") *
-                                           static_cast<double>(width));
+  const int64_t turned =
+      std::llround(call.attribute("fraction") * static_cast<double>(width));
   if (turned % 2 == 0) return "";
   return "turns " + std::to_string(turned) + " of " + std::to_string(width) +
          " features: expected an even number";
@@ -47,6 +51,25 @@ std::vector<OpDef> RotaryOps() {
        .linear = {{0}}},
       {.name = "rotary_dx",
        .summary = "gradient of rotary: the turn backwards",
+       .flops = FlopsPerPoint<3>,
+       .linear = {{0}}},
+      {.name = "rotary_yarn",
+       .summary = "rotary position embedding for longer sequences (YaRN)",
+       .form = {"as of rotary", IsRotary},
+       .adjoints = {{"rotary_yarn_dx", "dy0,x1->dx0"}},
+       .flops = FlopsPerPoint<3>,
+       .attributes = {{.name = "beta_fast", .least = 1e-3},
+                      {.name = "beta_slow", .least = 1e-3},
+                      {.name = "factor", .least = 1},
+                      {"fraction", 0, 1},
+                      {.name = "magnitude", .least = 0},
+                      {.name = "original_positions", .least = 1},
+                      {.name = "theta", .least = 1.001}},
+       .problem = RotaryProblem,
+       .integer_operands = {1},
+       .linear = {{0}}},
+      {.name = "rotary_yarn_dx",
+       .summary = "gradient of rotary_yarn: the turn backwards",
        .flops = FlopsPerPoint<3>,
        .linear = {{0}}},
   };

@@ -120,7 +120,7 @@ class BlockPlacer {
           rest &= ~axes;
         }
         if (rest != 0 && !Columns(id).empty()) left_over_.push_back({id, rest});
-        stream = false;
+        stream = Columns(id).empty() && HandsSequenceOn(id);
       } else {
         stream = true;  // its sum joins the residual stream
       }
@@ -128,8 +128,10 @@ class BlockPlacer {
       SplitVocabulary(id, placement);
     }
     const bool split = (Used(placement) & roles_.tensor) != 0;
-    if (stream && roles_.sequence && !split && sequence >= 0 &&
-        node.op->op_class == OpClass::kMemory) {
+    const bool on_stream = node.op->op_class == OpClass::kMemory ||
+                           (node.op->op_class == OpClass::kMatmul &&
+                            ActivationOf(node.operands[0]).stream);
+    if (stream && on_stream && roles_.sequence && !split && sequence >= 0) {
       SplitSequence(id, static_cast<size_t>(sequence), placement);
     }
     for (size_t k = 0; k < node.results.size(); ++k) {
@@ -139,6 +141,8 @@ class BlockPlacer {
       for (size_t d = 0; d < indices.size(); ++d) {
         if (static_cast<int>(indices[d]) == sequence) continue;
         activation.dims[d] = placement.axes[indices[d]] & roles_.tensor;
+        // The stream is split by samples and sequence alone.
+        activation.stream &= activation.dims[d] == 0;
       }
       activations_[node.results[k]] = activation;
     }
@@ -183,6 +187,18 @@ class BlockPlacer {
         placement.axes[f] |= activation.dims[d] & ~Used(placement);
       }
     }
+  }
+
+  // Whether a split of the sequence survives up to the next dense layers.
+  bool HandsSequenceOn(NodeId id) const {
+    const TensorId result = graph_.node(id).results[0];
+    const Indices& indices = graph_.node(id).rule.results[0];
+    for (size_t d = 0; d < indices.size(); ++d) {
+      if (static_cast<int>(indices[d]) == index_.SequenceFactor(id)) {
+        return index_.carried[result.index()][d];
+      }
+    }
+    return false;
   }
 
   // The output factors of a dense layer that column parallelism may split.

@@ -47,7 +47,9 @@ struct UnusedAxes {
 //    the stream is column parallel: its output factors that survive up to the
 //    next dense layer (or the loss) take the tensor axes, in order, as many as
 //    their extents allow. Any other dense layer is row parallel: the factors
-//    it reduces keep the axes that they arrive with.
+//    it reduces keep the axes that they arrive with. A dense layer that reads
+//    the stream and has no such output factor, but hands the sequence on (to
+//    the latents of an attention), leaves what it makes on the stream.
 //  - A lookup in a table of the vocabulary is split by rows.
 //  - All other nodes take the axes that their operands arrive with.
 // `unused`, where not null, gets the dense layers that leave tensor axes unused

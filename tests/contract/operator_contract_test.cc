@@ -15,7 +15,8 @@ std::string_view RuleOf(const OpDef& op) {
   if (op.name == "linear_dx") return "bso,oi->bsi";
   if (op.name == "linear_dw") return "bso,bsi->oi";
   if (op.name == "linear_db") return "bso->o";
-  if (op.name == "rotary" || op.name == "rotary_dx") return "bsgd!,bs->bsgd";
+  if (op.name.starts_with("rotary")) return "bsgd!,bs->bsgd";
+  if (op.name == "concat") return "bsm!,bsgn!->bsgd!";
   if (op.name == "multiply" || op.name == "add" || op.name == "sum" ||
       op.name.ends_with("_dx")) {
     return "bsh,bsh->bsh";

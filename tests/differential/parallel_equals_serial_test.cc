@@ -29,7 +29,7 @@ TaskGraph LowerTiny(const Graph& graph, int ranks,
   return std::move(tasks).value();
 }
 
-enum class Model { kGpt2, kLlama, kMixtral };
+enum class Model { kGpt2, kLlama, kMixtral, kDeepseek };
 
 struct Case {
   Model model = Model::kGpt2;
@@ -39,7 +39,7 @@ struct Case {
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
-  constexpr const char* kNames[] = {"gpt2", "llama", "mixtral"};
+  constexpr const char* kNames[] = {"gpt2", "llama", "mixtral", "deepseek"};
   *out << kNames[static_cast<size_t>(c.model)] << " " << c.layers << " layers, "
        << c.strategy;
 }
@@ -85,7 +85,9 @@ const Graph& TinyGraph(Model model, int layers) {
   if (it == graphs->end()) {
     const std::string config = model == Model::kGpt2    ? TinyGpt2(layers)
                                : model == Model::kLlama ? TinyLlama(layers)
-                                                        : TinyMixtral(layers);
+                               : model == Model::kMixtral
+                                   ? TinyMixtral(layers)
+                                   : TinyDeepseek(layers);
     it = graphs->emplace(key, ImportTiny(config, kBatch, kSeqLen)).first;
   }
   return it->second;
@@ -141,6 +143,13 @@ TEST(ParallelEqualsSerial, Experts) {
        "dp=2,ep=2,zero=1", "dp=2,ep=2,zero=3", "cp=2,ep=2", "pp=2,ep=2",
        "dp=2,tp=2,ep=2", "pp=2,tp=2,ep=2,zero=2", "cp=2,tp=2,sp=1,ep=2",
        "cp=2,ep=2,tp=2,cp-kind=ulysses"});
+}
+
+TEST(ParallelEqualsSerial, LatentAttentionAndSharedExperts) {
+  ExpectEqualsSerial(Model::kDeepseek,
+                     {"dp=2,zero=3", "tp=2", "tp=4,sp=1", "ep=4,zero=1",
+                      "tp=2,sp=1,ep=2", "cp=2,ep=2", "cp=2,cp-kind=ring,tp=2",
+                      "cp=2,tp=2,cp-kind=ulysses", "pp=2,ep=2,tp=2,zero=1"});
 }
 
 TEST(ParallelEqualsSerial, ContextByHeads) {

@@ -150,7 +150,12 @@ TEST_F(CudaKernelCalls, LossScalesMultiplyGradients) {
            {Random({2, 3, 5}, 1), labels, Scalar(5), lse, loss_scale},
            {HostTensor({2, 3, 5}, DType::kFloat32)}});
   EXPECT_GT(std::abs(logits[0].At(0)), 1);
-  (void)Run("moe_balance_dx", {{{"coefficient", 0.3}, {"top_k", 2}},
+  (void)Run("moe_balance_dx", {{{"coefficient", 0.3},
+                                {"group_best", 1},
+                                {"groups", 1},
+                                {"sigmoid", 0},
+                                {"top_groups", 1},
+                                {"top_k", 2}},
                                {Random({2, 3, 5}, 1), loss_scale},
                                {HostTensor({2, 3, 5}, DType::kFloat32)}});
 }

@@ -30,13 +30,38 @@ KernelCase AttentionCase(std::string name, std::map<char, int64_t> extents,
           {{3, queries}, {4, keys}}};
 }
 
+// `groups` of three experts, of which two are open by their `group_best`.
 KernelCase GateCase(const std::string& name, double capacity,
-                    double renormalise) {
+                    double renormalise, double sigmoid = 0, double groups = 1,
+                    double group_best = 1) {
   return {"moe_gate_" + name,
           "moe_gate",
           "",
-          {{'b', 3}, {'s', 7}, {'e', 5}, {'k', 3}},
-          {{"capacity", capacity}, {"renormalise", renormalise}, {"top_k", 3}}};
+          {{'b', 3},
+           {'s', 7},
+           {'e', groups == 1 ? 5 : 3 * static_cast<int64_t>(groups)},
+           {'k', 3}},
+          {{"capacity", capacity},
+           {"group_best", group_best},
+           {"groups", groups},
+           {"renormalise", renormalise},
+           {"scale", groups},
+           {"sigmoid", sigmoid},
+           {"top_groups", groups == 1 ? 1.0 : 2.0},
+           {"top_k", 3}}};
+}
+
+KernelCase BalanceCase(const std::string& name, double sigmoid, double groups) {
+  return {"moe_balance" + name,
+          "moe_balance",
+          "",
+          {{'b', 3}, {'s', 7}, {'e', groups == 1 ? 5 : 6}},
+          {{"coefficient", 0.3},
+           {"group_best", 1},
+           {"groups", groups},
+           {"sigmoid", sigmoid},
+           {"top_groups", 1},
+           {"top_k", 2}}};
 }
 
 }  // namespace
@@ -118,6 +143,30 @@ const std::vector<KernelCase>& KernelCases() {
        {{'b', 3}, {'s', 5}, {'g', 3}, {'d', 8}},
        {{"fraction", 0.5}, {"theta", 100}},
        {{1, kShuffled}}},
+      // A third of the features, as of DeepSeek's queries; a ramp of three
+      // pairs.
+      {"rotary_yarn",
+       "rotary_yarn",
+       "bsgrd!,bs->bsgrd",
+       {{'b', 3}, {'s', 5}, {'g', 2}, {'r', 3}, {'d', 24}},
+       {{"beta_fast", 4},
+        {"beta_slow", 1},
+        {"factor", 40},
+        {"fraction", 1.0 / 3},
+        {"magnitude", 1.25},
+        {"original_positions", 32},
+        {"theta", 10}},
+       {{1, kIncreasing}}},
+      {"concat_shared",
+       "concat",
+       "bsm!,bsgn!->bsgd!",
+       {{'b', 3}, {'s', 5}, {'g', 4}, {'n', 3}, {'m', 2}, {'d', 5}},
+       {{"features", 5}}},
+      {"concat_alike",
+       "concat",
+       "bsgm!,bsgn!->bsgd!",
+       {{'b', 3}, {'s', 5}, {'g', 3}, {'n', 2}, {'m', 7}, {'d', 9}},
+       {{"features", 9}}},
       AttentionCase("causal",
                     {{'b', 3},
                      {'s', 5},
@@ -228,11 +277,11 @@ const std::vector<KernelCase>& KernelCases() {
       GateCase("drops", 2, 1),
       GateCase("dropless", 7, 1),
       GateCase("as_they_are", 3, 0),
-      {"moe_balance",
-       "moe_balance",
-       "",
-       {{'b', 3}, {'s', 7}, {'e', 5}},
-       {{"coefficient", 0.3}, {"top_k", 2}}},
+      GateCase("sigmoids", 3, 0, 1),
+      GateCase("groups", 3, 0, 0, 4, 1),
+      GateCase("groups_of_sigmoids", 3, 1, 1, 4, 2),
+      BalanceCase("", 0, 1),
+      BalanceCase("_of_sigmoids", 1, 3),
       // Some slots are taken twice, some choices were dropped.
       {"moe_dispatch",
        "moe_dispatch",

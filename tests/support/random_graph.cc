@@ -72,6 +72,22 @@ class SmallDecoder {
   }
 
   TensorId Attention(const std::string& name, TensorId x) {
+    if (spec_.latent > 0) {
+      x = model_.LatentAttention(
+          name, x,
+          {.heads = spec_.groups,
+           .query_rank = spec_.latent == 2 ? spec_.hidden - 1 : 0,
+           .key_value_rank = spec_.hidden / 2,
+           .turned_size = 2,
+           .plain_size = spec_.head_size - 1,
+           .value_size = spec_.head_size,
+           .scale = 1 / std::sqrt(static_cast<double>(spec_.head_size + 1)),
+           .rotary = {.theta = 100, .yarn = Yarn{.factor = 4}},
+           .latents = linear_,
+           .heads_of_latents = linear_,
+           .out = linear_});
+      return Dropout(name + ".dropout", x);
+    }
     x = model_.Attention(
         name, {"q", "k", "v", "out"}, x,
         {.heads = {spec_.groups, spec_.per_group, spec_.head_size},
@@ -84,12 +100,24 @@ class SmallDecoder {
   }
 
   TensorId Experts(const std::string& name, TensorId x) {
-    x = model_.Experts(name, "silu", x, spec_.inner,
-                       {.experts = spec_.experts,
-                        .top_k = std::min(spec_.top_k, spec_.experts),
-                        .capacity_factor = spec_.drops == 1 ? 1.0 : 0.0,
-                        .balance = spec_.balance == 1 ? kBalance : 0,
-                        .stddev = kStddev});
+    const int64_t groups =
+        spec_.experts % spec_.routing_groups == 0 ? spec_.routing_groups : 1;
+    TensorId shared;
+    if (spec_.shared == 1) {
+      shared =
+          model_.GatedMlp(name + ".shared", "silu", x, spec_.inner, linear_);
+    }
+    x = model_.Experts(
+        name, "silu", x, spec_.inner,
+        {.experts = spec_.experts,
+         .top_k = std::min<int64_t>(spec_.top_k, spec_.experts / groups),
+         .groups = groups,
+         .sigmoid = spec_.sigmoid == 1,
+         .renormalise = spec_.sigmoid == 0,
+         .capacity_factor = spec_.drops == 1 ? 1.0 : 0.0,
+         .balance = spec_.balance == 1 ? kBalance : 0,
+         .stddev = kStddev});
+    if (shared.valid()) x = model_.Add(name + ".shared_add", x, shared);
     return Dropout(name + ".dropout", x);
   }
 
@@ -139,6 +167,10 @@ GraphSpec RandomGraphSpec(Rng& rng) {
   spec.top_k = Pick(rng, {1, 2});
   spec.drops = Pick(rng, {0, 1});
   spec.balance = Pick(rng, {0, 1});
+  spec.sigmoid = Pick(rng, {0, 1});
+  spec.routing_groups = Pick(rng, {1, 2});
+  spec.shared = Pick(rng, {0, 1});
+  spec.latent = Pick(rng, {0, 0, 0, 1, 2});
   spec.rotary = Pick(rng, {0, 1});
   spec.tied = Pick(rng, {0, 1});
   spec.bias = Pick(rng, {0, 1});

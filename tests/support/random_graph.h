@@ -22,12 +22,18 @@ struct GraphSpec {
   int top_k = 1;    // of each token, at most `experts`
   int drops = 0;    // 1: experts have room for balanced choices only
   int balance = 0;  // 1: an auxiliary loss in each layer
-  int rotary = 0;   // 1: rotary positions; 0: a learned table
-  int tied = 0;     // 1: the head reads the embedding's table
-  int bias = 0;     // 1: of the layers' dense operators
-  int dropout = 0;  // 1: behind the embedding and every branch
-  int window = 0;   // of attention; 0: none
-  int groups = 1;   // key/value heads
+  int sigmoid = 0;  // 1: scores of experts are sigmoids; 0: a softmax
+  int routing_groups = 1;  // of experts, where they divide; one is chosen
+  int shared = 0;          // 1: an MLP for all tokens beside the experts
+  int rotary = 0;          // 1: rotary positions; 0: a learned table
+  int tied = 0;            // 1: the head reads the embedding's table
+  int bias = 0;            // 1: of the layers' dense operators
+  int dropout = 0;         // 1: behind the embedding and every branch
+  int window = 0;          // of attention; 0: none
+  // Multi-head latent attention instead: 1: keys and values from latents; 2:
+  // queries, too. Without window and grouped heads, always rotary.
+  int latent = 0;
+  int groups = 1;  // key/value heads
   int per_group = 1;
   int head_size = 2;  // even
   int hidden = 2;

@@ -134,9 +134,15 @@ inline Graph MoeGraph(int layers, int64_t batch, int64_t seq, int64_t hidden,
         h + ".down.w", {experts, hidden, inner}, {.stddev = 1}, true);
     const TensorId logits =
         builder.Add1("linear_fp32", h + ".router", {y, router}, "bsi,ei->bse");
-    const auto routes =
-        builder.Add("moe_gate", h + ".gate", {logits}, "",
-                    {{"capacity", capacity}, {"renormalise", 0}, {"top_k", 1}});
+    const auto routes = builder.Add("moe_gate", h + ".gate", {logits}, "",
+                                    {{"capacity", capacity},
+                                     {"group_best", 1},
+                                     {"groups", 1},
+                                     {"renormalise", 0},
+                                     {"scale", 1},
+                                     {"sigmoid", 0},
+                                     {"top_groups", 1},
+                                     {"top_k", 1}});
     y = builder.Add1(
         "moe_dispatch", h + ".dispatch", {y, routes[1]}, "",
         {{"capacity", capacity}, {"experts", static_cast<double>(experts)}});

@@ -95,6 +95,29 @@ inline std::string TinyMixtral(int layers) {
               "expert_capacity_factor": 1.0, "router_aux_loss_coef": 0.1})";
 }
 
+// Latent attention and, behind a first dense layer, four groups of two experts,
+// of which each token chooses among two, beside a shared one.
+inline std::string TinyDeepseek(int layers) {
+  return R"({"model_type": "deepseek_v3", "hidden_size": 16,
+             "num_hidden_layers": )" +
+         std::to_string(layers) +
+         R"(, "num_attention_heads": 4, "q_lora_rank": 6, "kv_lora_rank": 5,
+              "qk_rope_head_dim": 4, "qk_nope_head_dim": 3, "v_head_dim": 2,
+              "intermediate_size": 24, "moe_intermediate_size": 12,
+              "vocab_size": 40, "max_position_embeddings": 8,
+              "rms_norm_eps": 1e-6, "rope_theta": 100.0,
+              "rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 1,
+                               "beta_slow": 0.1, "mscale": 0.5,
+                               "mscale_all_dim": 1,
+                               "original_max_position_embeddings": 4},
+              "hidden_act": "silu", "initializer_range": 0.2,
+              "tie_word_embeddings": false, "first_k_dense_replace": 1,
+              "n_routed_experts": 8, "n_shared_experts": 1,
+              "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+              "routed_scaling_factor": 2.5, "expert_capacity_factor": 1.5,
+              "aux_loss_alpha": 0.1})";
+}
+
 // A file of 1000 tokens in nanoGPT's format: Mix64(i) mod the vocabulary.
 inline TokenData TinyTokens() {
   const std::string path = TempPath("tokens.bin");

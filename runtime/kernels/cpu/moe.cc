@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <vector>
 
 #include "runtime/kernels/cpu/call.h"
@@ -14,44 +15,98 @@ namespace {
 
 // ---- routing
 
-// A token's probabilities, and its `top_k` experts, best first; of equal
-// logits the lower expert comes first.
+// How a router scores and chooses: the attributes of its operator.
+struct Routing {
+  int64_t top_k, groups, top_groups, group_best;
+  bool sigmoid;
+
+  explicit Routing(const KernelCall& call)
+      : top_k(Whole(call, "top_k")),
+        groups(Whole(call, "groups")),
+        top_groups(Whole(call, "top_groups")),
+        group_best(Whole(call, "group_best")),
+        sigmoid(call.attribute("sigmoid") != 0) {}
+
+ private:
+  static int64_t Whole(const KernelCall& call, const char* name) {
+    return static_cast<int64_t>(call.attribute(name));
+  }
+};
+
+// A token's scores, and its `top_k` experts, best first; of equal logits the
+// lower expert comes first.
 struct Route {
-  std::vector<double> probabilities;
+  std::vector<double> scores;  // softmax or sigmoids of all logits
+  double total = 1;            // their sum
   std::vector<int64_t> experts;
 };
 
-Route RouteOf(const LocalTensor& logits, int64_t token, int64_t top_k) {
-  const int64_t n = logits.shape.back();
-  Route route;
-  route.probabilities.resize(n);
-  for (int64_t e = 0; e < n; ++e) {
-    route.probabilities[e] = Get(logits, token * n + e);
-    route.experts.push_back(e);
-  }
-  std::vector<double>& p = route.probabilities;
-  TESSERA_CHECK(top_k <= n) << top_k << " of " << n << " experts";
-  std::partial_sort(route.experts.begin(), route.experts.begin() + top_k,
-                    route.experts.end(), [&](int64_t a, int64_t b) {
-                      return p[a] > p[b] || (p[a] == p[b] && a < b);
+// Sorts the `count` indices with the largest values to the front; of equal
+// values the lower index comes first.
+void Best(const std::vector<double>& values, int64_t count,
+          std::vector<int64_t>& indices) {
+  std::partial_sort(indices.begin(), indices.begin() + count, indices.end(),
+                    [&](int64_t a, int64_t b) {
+                      return values[a] > values[b] ||
+                             (values[a] == values[b] && a < b);
                     });
-  route.experts.resize(top_k);
-  const double maximum = p[route.experts[0]];
-  double sum = 0;
-  for (double& x : p) {
-    x = std::exp(x - maximum);
-    sum += x;
+  indices.resize(count);
+}
+
+// The groups from which a token chooses.
+std::vector<int64_t> OpenGroups(const Routing& routing,
+                                const std::vector<double>& scores) {
+  const int64_t each = static_cast<int64_t>(scores.size()) / routing.groups;
+  std::vector<double> sums(routing.groups);
+  std::vector<int64_t> groups(routing.groups);
+  for (int64_t g = 0; g < routing.groups; ++g) {
+    std::vector<double> best(scores.begin() + g * each,
+                             scores.begin() + (g + 1) * each);
+    std::partial_sort(best.begin(), best.begin() + routing.group_best,
+                      best.end(), std::greater<>());
+    for (int64_t i = 0; i < routing.group_best; ++i) sums[g] += best[i];
+    groups[g] = g;
   }
-  for (double& x : p) x /= sum;
+  Best(sums, routing.top_groups, groups);
+  return groups;
+}
+
+Route RouteOf(const LocalTensor& logits, int64_t token,
+              const Routing& routing) {
+  const int64_t n = logits.shape.back();
+  std::vector<double> x(n);
+  for (int64_t e = 0; e < n; ++e) x[e] = Get(logits, token * n + e);
+  Route route;
+  route.scores = x;
+  const double maximum = *std::max_element(x.begin(), x.end());
+  double sum = 0;
+  for (double& score : route.scores) {
+    score = routing.sigmoid ? 1 / (1 + std::exp(-score))
+                            : std::exp(score - maximum);
+    sum += score;
+  }
+  if (routing.sigmoid) {
+    route.total = sum;
+  } else {
+    for (double& score : route.scores) score /= sum;
+  }
+  const int64_t each = n / routing.groups;
+  for (const int64_t g : OpenGroups(routing, route.scores)) {
+    for (int64_t e = 0; e < each; ++e) route.experts.push_back(g * each + e);
+  }
+  TESSERA_CHECK(routing.top_k <= static_cast<int64_t>(route.experts.size()))
+      << routing.top_k << " of " << route.experts.size() << " experts";
+  Best(x, routing.top_k, route.experts);
   return route;
 }
 
-// What the chosen probabilities are divided by.
+// What the chosen scores are divided by.
 double Divisor(const KernelCall& call, const Route& route) {
-  if (call.attribute("renormalise") == 0) return 1;
+  const double scale = call.attribute("scale");
+  if (call.attribute("renormalise") == 0) return 1 / scale;
   double sum = 0;
-  for (int64_t e : route.experts) sum += route.probabilities[e];
-  return sum;
+  for (int64_t e : route.experts) sum += route.scores[e];
+  return sum / scale;
 }
 
 // logits[b, s, e] -> weights[b, s, k], slots[b, s, k]. A shard of k has some of
@@ -61,21 +116,22 @@ void Gate(const KernelCall& call) {
   const LocalTensor& weights = call.results[0];
   const LocalTensor& slots = call.results[1];
   const auto capacity = static_cast<int64_t>(call.attribute("capacity"));
-  const int64_t top_k = weights.global_shape.back();
+  const Routing routing(call);
+  const int64_t top_k = routing.top_k;
   const int64_t first = weights.offset.back();
   const int64_t width = weights.shape.back();
   const int64_t seq = logits.shape[1];
   std::vector<int64_t> used(logits.shape[2]);
   for (int64_t token = 0; token < logits.shape[0] * seq; ++token) {
     if (token % seq == 0) std::fill(used.begin(), used.end(), 0);
-    const Route route = RouteOf(logits, token, top_k);
+    const Route route = RouteOf(logits, token, routing);
     const double divisor = Divisor(call, route);
     for (int64_t k = 0; k < top_k; ++k) {
       const int64_t expert = route.experts[k];
       const int64_t place = used[expert]++;
       if (k < first || k >= first + width) continue;
       const int64_t i = token * width + k - first;
-      Put(weights, i, route.probabilities[expert] / divisor);
+      Put(weights, i, route.scores[expert] / divisor);
       slots.as<int32_t>()[i] = static_cast<int32_t>(
           place < capacity ? expert * capacity + place : -1);
     }
@@ -83,38 +139,41 @@ void Gate(const KernelCall& call) {
 }
 
 // dweights[b, s, k], logits -> dlogits. With w = p / d over the choices:
-// dlogits_e = p_e (g_e - sum of p g), g = dw / d of the chosen, 0 of others;
-// d = 1, or the sum of the chosen p, which takes their mean off once more. A
-// shard of k yields a part of the sum over choices.
+// dlogits_e = p_e (g_e - sum of p g), or p_e (1 - p_e) g_e of sigmoids, with
+// g = dw / d of the chosen, 0 of others; d = 1 / scale, or the sum of the
+// chosen p over the scale, whose gradient takes the mean of g off. A shard of
+// k yields a part of the sums over choices.
 void GateDx(const KernelCall& call) {
   const LocalTensor& dweights = call.operands[0];
   const LocalTensor& logits = call.operands[1];
   const LocalTensor& dlogits = call.results[0];
-  const int64_t top_k = dweights.global_shape.back();
+  const Routing routing(call);
   const int64_t first = dweights.offset.back();
   const int64_t width = dweights.shape.back();
   const int64_t experts = logits.shape.back();
   const bool renormalised = call.attribute("renormalise") != 0;
+  const double scale = call.attribute("scale");
   std::vector<double> g(experts);
   for (int64_t token = 0; token < logits.elements() / experts; ++token) {
-    const Route route = RouteOf(logits, token, top_k);
-    const std::vector<double>& p = route.probabilities;
+    const Route route = RouteOf(logits, token, routing);
+    const std::vector<double>& p = route.scores;
     const double divisor = Divisor(call, route);
     std::fill(g.begin(), g.end(), 0);
-    double mean = 0;  // sum of w dw
+    double sum = 0;  // of p g
     for (int64_t k = first; k < first + width; ++k) {
       const int64_t expert = route.experts[k];
-      const double dw = Get(dweights, token * width + k - first);
-      g[expert] = dw / divisor;
-      mean += p[expert] / divisor * dw;
+      g[expert] = Get(dweights, token * width + k - first) / divisor;
+      sum += p[expert] * g[expert];
     }
     if (renormalised) {
-      for (int64_t expert : route.experts) g[expert] -= mean / divisor;
+      for (int64_t expert : route.experts) {
+        g[expert] -= sum / (divisor * scale);
+      }
+      sum = 0;
     }
-    // Renormalised weights do not see the others: their sum of p g is zero.
-    const double sum = renormalised ? 0 : mean;
     for (int64_t e = 0; e < experts; ++e) {
-      Put(dlogits, token * experts + e, p[e] * (g[e] - sum));
+      Put(dlogits, token * experts + e,
+          p[e] * (routing.sigmoid ? (1 - p[e]) * g[e] : g[e] - sum));
     }
   }
 }
@@ -131,17 +190,18 @@ struct Loads {
 Loads LoadsOf(const KernelCall& call, int64_t sample) {
   const LocalTensor& logits = call.operands[0];
   const int64_t seq = logits.shape[1];
-  const auto top_k = static_cast<int64_t>(call.attribute("top_k"));
+  const Routing routing(call);
   Loads load;
   load.share.resize(logits.shape[2]);
   load.probability.resize(logits.shape[2]);
   for (int64_t s = 0; s < seq; ++s) {
-    const Route route = RouteOf(logits, sample * seq + s, top_k);
+    const Route route = RouteOf(logits, sample * seq + s, routing);
     for (int64_t e : route.experts) {
-      load.share[e] += 1 / static_cast<double>(seq * top_k);
+      load.share[e] += 1 / static_cast<double>(seq * routing.top_k);
     }
     for (size_t e = 0; e < load.probability.size(); ++e) {
-      load.probability[e] += route.probabilities[e] / static_cast<double>(seq);
+      load.probability[e] +=
+          route.scores[e] / route.total / static_cast<double>(seq);
     }
   }
   return load;
@@ -167,11 +227,12 @@ void Balance(const KernelCall& call) {
 }
 
 // logits [, loss scale] -> dlogits; the shares are counts and have no gradient.
+// The sigmoid's slope is p (1 - p), where p is the score before it is divided.
 void BalanceDx(const KernelCall& call) {
   const LocalTensor& logits = call.operands[0];
   const int64_t seq = logits.shape[1];
   const int64_t experts = logits.shape[2];
-  const auto top_k = static_cast<int64_t>(call.attribute("top_k"));
+  const Routing routing(call);
   const double loss_scale =
       call.operands.size() > 1 ? Get(call.operands[1], 0) : 1;
   const double scale =
@@ -179,13 +240,17 @@ void BalanceDx(const KernelCall& call) {
   for (int64_t b = 0; b < logits.shape[0]; ++b) {
     const Loads load = LoadsOf(call, b);
     for (int64_t token = b * seq; token < (b + 1) * seq; ++token) {
-      const Route route = RouteOf(logits, token, top_k);
-      const std::vector<double>& p = route.probabilities;
+      const Route route = RouteOf(logits, token, routing);
+      const std::vector<double>& p = route.scores;
       double mean = 0;
-      for (int64_t e = 0; e < experts; ++e) mean += p[e] * load.share[e];
       for (int64_t e = 0; e < experts; ++e) {
+        mean += p[e] / route.total * load.share[e];
+      }
+      for (int64_t e = 0; e < experts; ++e) {
+        const double slope =
+            routing.sigmoid ? p[e] * (1 - p[e]) / route.total : p[e];
         Put(call.results[0], token * experts + e,
-            scale * p[e] * (load.share[e] - mean));
+            scale * slope * (load.share[e] - mean));
       }
     }
   }

@@ -1,11 +1,12 @@
 // Rotary position embedding: x[j] and x[j + n/2], n = fraction * d, turn by
-// position * theta^(-2j/n). Angles are computed in double, once for each
-// position, and serve all heads.
+// position times the angle of pair j. Sines are computed in double, once for
+// each position, and serve all heads.
 
 #include <algorithm>
 #include <cmath>
 
 #include "runtime/kernels/cpu/call.h"
+#include "runtime/kernels/rotary_angles.h"
 
 namespace tessera {
 namespace {
@@ -18,16 +19,9 @@ void Turn(const KernelCall& call, double direction) {
   const int64_t width = call.operands[0].shape.back();
   const int64_t tokens = positions.elements();
   const int64_t heads = call.operands[0].elements() / (tokens * width);
-  const auto turned = static_cast<int64_t>(call.attribute("fraction") * width);
-  TESSERA_CHECK(turned % 2 == 0 && turned <= width)
-      << turned << " of " << width << " features";
-  const int64_t half = turned / 2;
-  const double theta = call.attribute("theta");
-  std::vector<double> frequency(half);
-  for (int64_t j = 0; j < half; ++j) {
-    frequency[j] = std::pow(
-        theta, -2.0 * static_cast<double>(j) / static_cast<double>(turned));
-  }
+  const RotaryAngles angles = RotaryAnglesOf(call, width);
+  const auto half = static_cast<int64_t>(angles.of_pair.size());
+  const int64_t turned = 2 * half;
 
   const int64_t grain = RowGrain(heads * width);
   ForEachRange(call, tokens, grain, [&](int64_t begin, int64_t end) {
@@ -38,9 +32,10 @@ void Turn(const KernelCall& call, double direction) {
     for (int64_t token = begin; token < end; ++token) {
       const double position = positions.as<const int32_t>()[token];
       for (int64_t j = 0; j < half; ++j) {
-        const double angle = position * frequency[j];
-        cosine[j] = static_cast<T>(std::cos(angle));
-        sine[j] = static_cast<T>(direction * std::sin(angle));
+        const double angle = position * angles.of_pair[j];
+        cosine[j] = static_cast<T>(angles.magnitude * std::cos(angle));
+        sine[j] =
+            static_cast<T>(direction * angles.magnitude * std::sin(angle));
       }
       for (int64_t head = 0; head < heads; ++head, x += width, y += width) {
         for (int64_t j = 0; j < half; ++j) {
@@ -72,6 +67,8 @@ std::vector<Kernel> CpuRotaryKernels() {
   return {
       {"rotary", ByDType<Rotary<float>, Rotary<double>>},
       {"rotary_dx", ByDType<RotaryDx<float>, RotaryDx<double>>},
+      {"rotary_yarn", ByDType<Rotary<float>, Rotary<double>>},
+      {"rotary_yarn_dx", ByDType<RotaryDx<float>, RotaryDx<double>>},
   };
 }
 

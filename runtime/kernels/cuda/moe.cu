@@ -16,22 +16,90 @@ namespace {
 constexpr unsigned kRouteWarps = 4;  // tokens of a block
 constexpr int kMostExperts = 1024;
 constexpr int kMostChoices = 32;
+constexpr int kMostGroups = kWarp;  // one for each lane
+
+// How a router scores and chooses: the attributes of its operator.
+struct Routing {
+  int experts;
+  int top_k;
+  int groups;
+  int top_groups;
+  int group_best;
+  bool sigmoid;
+};
 
 // Of one token, in shared memory.
 struct Route {
-  float probability[kMostExperts];
+  float score[kMostExperts];     // softmax or sigmoids of all logits
+  float total;                   // their sum
   int32_t choice[kMostChoices];  // experts, best first
+  float group_score[kMostGroups];
+  bool open[kMostGroups];  // groups from which the token chooses
 };
 
-// The warp's route of `token`.
-__device__ void RouteToken(Elements<Any> logits, int64_t token, int experts,
-                           int top_k, Route& route) {
+// The sum of the `count` largest of scores[0, n).
+__device__ float SumOfBest(const float* logits, int n, int count, bool sigmoid,
+                           float maximum) {
+  float sum = 0;
+  float last = INFINITY;
+  int last_at = -1;
+  for (int i = 0; i < count; ++i) {
+    float best = -INFINITY;
+    int best_at = n;
+    for (int e = 0; e < n; ++e) {
+      const bool behind =
+          logits[e] < last || (logits[e] == last && e > last_at);
+      if (!behind || logits[e] <= best) continue;
+      best = logits[e];
+      best_at = e;
+    }
+    last = best;
+    last_at = best_at;
+    sum += sigmoid ? 1 / (1 + expf(-best)) : expf(best - maximum);
+  }
+  return sum;
+}
+
+// Which groups are open; a lane for each. route.score has the logits.
+__device__ void OpenGroups(const Routing& routing, float maximum,
+                           Route& route) {
   const int lane = static_cast<int>(threadIdx.x);
+  const int each = routing.experts / routing.groups;
+  __syncwarp();
+  if (lane < routing.groups) {
+    route.group_score[lane] =
+        routing.groups == 1
+            ? 0
+            : SumOfBest(route.score + lane * each, each, routing.group_best,
+                        routing.sigmoid, maximum);
+  }
+  __syncwarp();
+  if (lane < routing.groups) {
+    const float mine = route.group_score[lane];
+    int better = 0;
+    for (int g = 0; g < routing.groups; ++g) {
+      const float other = route.group_score[g];
+      better += other > mine || (other == mine && g < lane);
+    }
+    route.open[lane] = better < routing.top_groups;
+  }
+  __syncwarp();
+}
+
+// The warp's route of `token`.
+__device__ void RouteToken(Elements<Any> logits, int64_t token,
+                           const Routing& routing, Route& route) {
+  const int lane = static_cast<int>(threadIdx.x);
+  const int experts = routing.experts;
+  const int top_k = routing.top_k;
+  const int each = experts / routing.groups;
   float maximum = -INFINITY;
   for (int e = lane; e < experts; e += kWarp) {
-    route.probability[e] = logits.Get(token * experts + e);
-    maximum = fmaxf(maximum, route.probability[e]);
+    route.score[e] = logits.Get(token * experts + e);
+    maximum = fmaxf(maximum, route.score[e]);
   }
+  maximum = ReduceWarp(maximum, [](float a, float b) { return fmaxf(a, b); });
+  OpenGroups(routing, maximum, route);
   struct Best {
     float logit;
     int32_t expert;
@@ -46,34 +114,43 @@ __device__ void RouteToken(Elements<Any> logits, int64_t token, int experts,
   for (int k = 0; k < top_k; ++k) {
     Best best = {-INFINITY, experts};
     for (int e = lane; e < experts; e += kWarp) {
-      const Best candidate = {route.probability[e], e};
+      const Best candidate = {route.score[e], e};
       const bool behind =
           candidate.logit < last.logit ||
           (candidate.logit == last.logit && candidate.expert > last.expert);
-      if (behind) best = better(best, candidate);
+      if (behind && route.open[e / each]) best = better(best, candidate);
     }
     last = ReduceWarp(best, better);
     // Nothing is behind where logits are not numbers.
     if (lane == 0) route.choice[k] = min(last.expert, experts - 1);
   }
-  maximum = ReduceWarp(maximum, [](float a, float b) { return fmaxf(a, b); });
   float sum = 0;
   for (int e = lane; e < experts; e += kWarp) {
-    route.probability[e] = expf(route.probability[e] - maximum);
-    sum += route.probability[e];
+    const float x = route.score[e];
+    route.score[e] = routing.sigmoid ? 1 / (1 + expf(-x)) : expf(x - maximum);
+    sum += route.score[e];
   }
   sum = ReduceWarp(sum, [](float a, float b) { return a + b; });
-  for (int e = lane; e < experts; e += kWarp) route.probability[e] /= sum;
+  if (!routing.sigmoid) {
+    for (int e = lane; e < experts; e += kWarp) route.score[e] /= sum;
+  }
+  if (lane == 0) route.total = routing.sigmoid ? sum : 1;
   __syncwarp();
 }
 
-// What the chosen probabilities are divided by.
-__device__ float Divisor(const Route& route, int top_k, bool renormalise) {
-  if (!renormalise) return 1;
-  float sum = 0;
-  for (int k = 0; k < top_k; ++k) sum += route.probability[route.choice[k]];
-  return sum;
-}
+// How scores become weights.
+struct Weighting {
+  bool renormalise;
+  float scale;
+
+  // What the chosen scores are divided by.
+  __device__ float Divisor(const Route& route, int top_k) const {
+    if (!renormalise) return 1 / scale;
+    float sum = 0;
+    for (int k = 0; k < top_k; ++k) sum += route.score[route.choice[k]];
+    return sum / scale;
+  }
+};
 
 // The choices that a shard of k has.
 struct Choices {
@@ -84,20 +161,20 @@ struct Choices {
 
 // logits -> weights of the shard's choices, and all choices.
 __global__ void GateWeights(Elements<Any> logits, Elements<Any> weights,
-                            int32_t* chosen, int64_t tokens, int experts,
-                            Choices choices, bool renormalise) {
+                            int32_t* chosen, int64_t tokens, Routing routing,
+                            Choices choices, Weighting weighting) {
   TESSERA_SHARED(routes, Route[kRouteWarps]);
   Route& route = routes[threadIdx.y];
   const int64_t token = int64_t{blockIdx.x} * kRouteWarps + threadIdx.y;
   if (token >= tokens) return;
-  RouteToken(logits, token, experts, choices.top_k, route);
-  const float divisor = Divisor(route, choices.top_k, renormalise);
+  RouteToken(logits, token, routing, route);
+  const float divisor = weighting.Divisor(route, choices.top_k);
   for (int k = static_cast<int>(threadIdx.x); k < choices.top_k; k += kWarp) {
     const int32_t expert = route.choice[k];
     chosen[token * choices.top_k + k] = expert;
     if (k < choices.first || k >= choices.first + choices.width) continue;
     weights.Set(token * choices.width + k - choices.first,
-                route.probability[expert] / divisor);
+                route.score[expert] / divisor);
   }
 }
 
@@ -133,19 +210,21 @@ __global__ void GateSlots(const int32_t* chosen, int32_t* slots, int64_t seq,
 
 // dweights, logits -> dlogits.
 __global__ void GateDx(Elements<Any> dweights, Elements<Any> logits,
-                       Elements<Any> dlogits, int64_t tokens, int experts,
-                       Choices choices, bool renormalise) {
+                       Elements<Any> dlogits, int64_t tokens, Routing routing,
+                       Choices choices, Weighting weighting) {
   TESSERA_SHARED(routes, Route[kRouteWarps]);
   Route& route = routes[threadIdx.y];
   const int64_t token = int64_t{blockIdx.x} * kRouteWarps + threadIdx.y;
   if (token >= tokens) return;
-  RouteToken(logits, token, experts, choices.top_k, route);
-  const float divisor = Divisor(route, choices.top_k, renormalise);
-  float mean = 0;  // sum of w dw
+  RouteToken(logits, token, routing, route);
+  const int experts = routing.experts;
+  const float divisor = weighting.Divisor(route, choices.top_k);
+  float sum = 0;  // of score * g
   for (int k = 0; k < choices.width; ++k) {
-    mean += route.probability[route.choice[choices.first + k]] / divisor *
-            dweights.Get(token * choices.width + k);
+    sum += route.score[route.choice[choices.first + k]] *
+           (dweights.Get(token * choices.width + k) / divisor);
   }
+  const bool renormalise = weighting.renormalise;
   for (int e = static_cast<int>(threadIdx.x); e < experts; e += kWarp) {
     float g = 0;
     for (int k = 0; k < choices.top_k; ++k) {
@@ -154,10 +233,12 @@ __global__ void GateDx(Elements<Any> dweights, Elements<Any> logits,
       if (of_shard >= 0 && of_shard < choices.width) {
         g += dweights.Get(token * choices.width + of_shard) / divisor;
       }
-      if (renormalise) g -= mean / divisor;
+      if (renormalise) g -= sum / (divisor * weighting.scale);
     }
-    dlogits.Set(token * experts + e,
-                route.probability[e] * (g - (renormalise ? 0 : mean)));
+    const float p = route.score[e];
+    dlogits.Set(
+        token * experts + e,
+        p * (routing.sigmoid ? (1 - p) * g : g - (renormalise ? 0 : sum)));
   }
 }
 
@@ -168,14 +249,16 @@ __global__ void GateDx(Elements<Any> dweights, Elements<Any> logits,
 // kBalanceWarps at a time, and one thread for each expert adds them in order.
 constexpr unsigned kBalanceWarps = 8;
 __global__ void SampleLoads(Elements<Any> logits, float* loads, int64_t seq,
-                            int experts, int top_k) {
+                            Routing routing) {
+  const int experts = routing.experts;
+  const int top_k = routing.top_k;
   TESSERA_SHARED(routes, Route[kBalanceWarps]);
   float* const share = loads + int64_t{blockIdx.x} * 2 * experts;
   float* const probability = share + experts;
   const unsigned thread = threadIdx.y * kWarp + threadIdx.x;
   for (int64_t at = 0; at < seq; at += kBalanceWarps) {
     if (at + threadIdx.y < seq) {
-      RouteToken(logits, blockIdx.x * seq + at + threadIdx.y, experts, top_k,
+      RouteToken(logits, blockIdx.x * seq + at + threadIdx.y, routing,
                  routes[threadIdx.y]);
     }
     __syncthreads();
@@ -185,7 +268,7 @@ __global__ void SampleLoads(Elements<Any> logits, float* loads, int64_t seq,
       float choices = at == 0 ? 0 : share[e];
       float sum = at == 0 ? 0 : probability[e];
       for (int64_t i = 0; i < count; ++i) {
-        sum += routes[i].probability[e];
+        sum += routes[i].score[e] / routes[i].total;
         for (int k = 0; k < top_k; ++k) choices += routes[i].choice[k] == e;
       }
       const bool last = at + kBalanceWarps >= seq;
@@ -213,23 +296,25 @@ __global__ void BalanceLoss(const float* loads, int64_t samples, int experts,
 // logits, loads [, loss scale] -> dlogits.
 __global__ void BalanceDx(Elements<Any> logits, const float* loads,
                           Elements<Any> loss_scale, Elements<Any> dlogits,
-                          int64_t tokens, int64_t seq, int experts, int top_k,
+                          int64_t tokens, int64_t seq, Routing routing,
                           float scale) {
   TESSERA_SHARED(routes, Route[kRouteWarps]);
   Route& route = routes[threadIdx.y];
   const int64_t token = int64_t{blockIdx.x} * kRouteWarps + threadIdx.y;
   if (token >= tokens) return;
-  RouteToken(logits, token, experts, top_k, route);
+  RouteToken(logits, token, routing, route);
+  const int experts = routing.experts;
   if (loss_scale.data != nullptr) scale *= loss_scale.Get(0);
   const float* const share = loads + token / seq * 2 * experts;
   float mean = 0;
   for (int e = static_cast<int>(threadIdx.x); e < experts; e += kWarp) {
-    mean += route.probability[e] * share[e];
+    mean += route.score[e] / route.total * share[e];
   }
   mean = ReduceWarp(mean, [](float a, float b) { return a + b; });
   for (int e = static_cast<int>(threadIdx.x); e < experts; e += kWarp) {
-    dlogits.Set(token * experts + e,
-                scale * route.probability[e] * (share[e] - mean));
+    const float p = route.score[e];
+    const float slope = routing.sigmoid ? p * (1 - p) / route.total : p;
+    dlogits.Set(token * experts + e, scale * slope * (share[e] - mean));
   }
 }
 
@@ -358,10 +443,24 @@ int TopK(int64_t k) {
   TESSERA_CHECK(k <= kMostChoices) << k << " experts for each token";
   return static_cast<int>(k);
 }
-int Experts(const LocalTensor& logits) {
+Routing RoutingOf(const KernelCall& call, const LocalTensor& logits) {
+  const auto whole = [&](const char* name) {
+    return static_cast<int>(call.attribute(name));
+  };
   TESSERA_CHECK(logits.shape.back() <= kMostExperts)
       << logits.shape.back() << " experts";
-  return static_cast<int>(logits.shape.back());
+  TESSERA_CHECK(whole("groups") <= kMostGroups)
+      << whole("groups") << " groups of experts";
+  return {.experts = static_cast<int>(logits.shape.back()),
+          .top_k = TopK(whole("top_k")),
+          .groups = whole("groups"),
+          .top_groups = whole("top_groups"),
+          .group_best = whole("group_best"),
+          .sigmoid = call.attribute("sigmoid") != 0};
+}
+Weighting WeightingOf(const KernelCall& call) {
+  return {.renormalise = call.attribute("renormalise") != 0,
+          .scale = static_cast<float>(call.attribute("scale"))};
 }
 Choices ChoicesOf(const LocalTensor& weights) {
   return {TopK(weights.global_shape.back()),
@@ -387,12 +486,13 @@ void CallGate(const KernelCall& call) {
   const int64_t tokens = logits.shape[0] * seq;
   auto* const chosen = Workspace<int32_t>(call, tokens * choices.top_k);
   if (chosen == nullptr) return;
+  const Routing routing = RoutingOf(call, logits);
   Launch(GateWeights, RouteBlocks(tokens), kRouteBlock, 0, *call.queue,
          Elements<Any>(logits), Elements<Any>(call.results[0]), chosen, tokens,
-         Experts(logits), choices, call.attribute("renormalise") != 0);
+         routing, choices, WeightingOf(call));
   Launch(GateSlots, static_cast<unsigned>(logits.shape[0]), kPlaceThreads, 0,
          *call.queue, chosen, call.results[1].as<int32_t>(), seq,
-         Experts(logits), choices,
+         routing.experts, choices,
          static_cast<int64_t>(call.attribute("capacity")));
 }
 
@@ -402,8 +502,8 @@ void CallGateDx(const KernelCall& call) {
   const int64_t tokens = logits.shape[0] * logits.shape[1];
   Launch(GateDx, RouteBlocks(tokens), kRouteBlock, 0, *call.queue,
          Elements<Any>(call.operands[0]), Elements<Any>(logits),
-         Elements<Any>(call.results[0]), tokens, Experts(logits),
-         ChoicesOf(call.operands[0]), call.attribute("renormalise") != 0);
+         Elements<Any>(call.results[0]), tokens, RoutingOf(call, logits),
+         ChoicesOf(call.operands[0]), WeightingOf(call));
 }
 
 // The loads of all samples, in the workspace.
@@ -414,8 +514,7 @@ float* LaunchLoads(const KernelCall& call) {
   if (loads == nullptr) return nullptr;
   Launch(SampleLoads, static_cast<unsigned>(logits.shape[0]),
          dim3(kWarp, kBalanceWarps), 0, *call.queue, Elements<Any>(logits),
-         loads, logits.shape[1], Experts(logits),
-         TopK(static_cast<int64_t>(call.attribute("top_k"))));
+         loads, logits.shape[1], RoutingOf(call, logits));
   return loads;
 }
 
@@ -431,8 +530,9 @@ void CallBalance(const KernelCall& call) {
   const float* const loads = LaunchLoads(call);
   if (loads == nullptr) return;
   Launch(BalanceLoss, 1, kSumThreads, 0, *call.queue, loads, logits.shape[0],
-         Experts(logits), static_cast<float>(BalanceScale(call)),
-         Elements<Any>(call.results[0]), call.accumulate);
+         RoutingOf(call, logits).experts,
+         static_cast<float>(BalanceScale(call)), Elements<Any>(call.results[0]),
+         call.accumulate);
 }
 
 void CallBalanceDx(const KernelCall& call) {
@@ -445,8 +545,7 @@ void CallBalanceDx(const KernelCall& call) {
          Elements<Any>(logits), loads,
          call.operands.size() > 1 ? Elements<Any>(call.operands[1])
                                   : Elements<Any>(),
-         Elements<Any>(call.results[0]), tokens, seq, Experts(logits),
-         TopK(static_cast<int64_t>(call.attribute("top_k"))),
+         Elements<Any>(call.results[0]), tokens, seq, RoutingOf(call, logits),
          static_cast<float>(BalanceScale(call) / static_cast<double>(seq)));
 }
 

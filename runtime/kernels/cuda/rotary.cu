@@ -1,33 +1,35 @@
 // Rotary position embedding: x[j] and x[j + n/2], n = fraction * d, turn by
-// position * theta^(-2j/n). One block for each position, whose angles are
-// computed in double and serve all heads.
+// position times the angle of pair j. One block for each position, whose sines
+// are computed in double and serve all heads.
 
-#include <cmath>
+#include <algorithm>
 
 #include "runtime/kernels/cuda/elements.h"
+#include "runtime/kernels/rotary_angles.h"
 
 namespace tessera {
 namespace {
 
 constexpr int kMostPairs = 256;  // heads of 512
-struct Frequencies {
+struct Angles {
   double of[kMostPairs];
+  double magnitude;
 };
 
 // `direction` -1 turns backwards. The dimensions of the positions are the first
 // ones of x.
 template <typename T>
 __global__ void Turn(Elements<T> x, const int32_t* positions, Elements<T> y,
-                     int64_t heads, int64_t width, int half,
-                     Frequencies frequency, double direction) {
+                     int64_t heads, int64_t width, int half, Angles angles,
+                     double direction) {
   TESSERA_SHARED(cosine, float[kMostPairs]);
   TESSERA_SHARED(sine, float[kMostPairs]);
   const int64_t token = blockIdx.x;
   const double position = positions[token];
   for (int j = static_cast<int>(threadIdx.x); j < half; j += kThreads) {
-    const double angle = position * frequency.of[j];
-    cosine[j] = static_cast<float>(cos(angle));
-    sine[j] = static_cast<float>(direction * sin(angle));
+    const double angle = position * angles.of[j];
+    cosine[j] = static_cast<float>(angles.magnitude * cos(angle));
+    sine[j] = static_cast<float>(direction * angles.magnitude * sin(angle));
   }
   __syncthreads();
   const int64_t begin = token * heads * width;
@@ -80,21 +82,16 @@ void CallTurn(const KernelCall& call, double direction) {
   const LocalTensor& y = call.results[0];
   const int64_t width = x.shape.back();
   const int64_t tokens = positions.elements();
-  const auto turned = static_cast<int64_t>(call.attribute("fraction") *
-                                           static_cast<double>(width));
-  TESSERA_CHECK(turned % 2 == 0 && turned <= width && turned / 2 <= kMostPairs)
-      << turned << " of " << width << " features";
-  Frequencies frequency = {};
-  for (int64_t j = 0; j < turned / 2; ++j) {
-    frequency.of[j] =
-        std::pow(call.attribute("theta"),
-                 -2.0 * static_cast<double>(j) / static_cast<double>(turned));
-  }
+  const RotaryAngles by_pair = RotaryAnglesOf(call, width);
+  const size_t half = by_pair.of_pair.size();
+  TESSERA_CHECK(half <= kMostPairs) << 2 * half << " turned features";
+  Angles angles = {.of = {}, .magnitude = by_pair.magnitude};
+  std::ranges::copy(by_pair.of_pair, angles.of);
   ByType({x, y}, [&]<typename T>() {
     Launch(Turn<T>, static_cast<unsigned>(tokens), kThreads, 0, *call.queue,
            Elements<T>(x), positions.as<const int32_t>(), Elements<T>(y),
            x.elements() / std::max<int64_t>(tokens * width, 1), width,
-           static_cast<int>(turned / 2), frequency, direction);
+           static_cast<int>(half), angles, direction);
   });
 }
 
@@ -109,7 +106,10 @@ void RotaryDx(const KernelCall& call) {
 }  // namespace
 
 std::vector<Kernel> CudaRotaryKernels() {
-  return {{"rotary", Rotary}, {"rotary_dx", RotaryDx}};
+  return {{"rotary", Rotary},
+          {"rotary_dx", RotaryDx},
+          {"rotary_yarn", Rotary},
+          {"rotary_yarn_dx", RotaryDx}};
 }
 
 }  // namespace tessera

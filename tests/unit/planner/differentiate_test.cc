@@ -97,7 +97,12 @@ TEST(Differentiate, AuxiliaryLossesAreAddedToTheLoss) {
   const TensorId table = builder.Weight("table", {3, 3}, {}, true);
   const TensorId x = builder.Add1("embedding", "x", {labels, table});
   const TensorId balance = builder.Add1("moe_balance", "balance", {x}, "",
-                                        {{"coefficient", 1}, {"top_k", 1}});
+                                        {{"coefficient", 1},
+                                         {"group_best", 1},
+                                         {"groups", 1},
+                                         {"sigmoid", 0},
+                                         {"top_groups", 1},
+                                         {"top_k", 1}});
   const TensorId count = builder.Add1("count_labels", "count", {labels});
   const TensorId entropy =
       builder.Add1("cross_entropy", "entropy", {x, labels, count});
@@ -118,7 +123,14 @@ TEST(Validate, AsManyChoicesAsExperts) {
   const TensorId table = builder.Weight("table", {3, 3}, {}, true);
   const TensorId x = builder.Add1("embedding", "x", {labels, table});
   builder.Add("moe_gate", "gate", {x}, "",
-              {{"capacity", 1}, {"renormalise", 1}, {"top_k", 4}});
+              {{"capacity", 1},
+               {"group_best", 1},
+               {"groups", 1},
+               {"renormalise", 1},
+               {"scale", 1},
+               {"sigmoid", 0},
+               {"top_groups", 1},
+               {"top_k", 4}});
   const auto graph = builder.Finish(x);
   ASSERT_FALSE(graph.has_value());
   EXPECT_NE(graph.error().ToString().find(

@@ -83,17 +83,20 @@ TEST_P(ParameterCountTest, EqualsThePublishedModel) {
 
 INSTANTIATE_TEST_SUITE_P(
     Models, ParameterCountTest,
-    ::testing::Values(Published{"gpt2", 124439808},
-                      Published{"gpt2-medium", 354823168},
-                      Published{"gpt2-large", 774030080},
-                      Published{"gpt2-xl", 1557611200},
-                      Published{"llama-2-7b", 6738415616},
-                      Published{"llama-3-8b", 8030261248},
-                      Published{"llama-3-70b", 70553706496},
-                      Published{"mistral-7b", 7241732096},
-                      Published{"mixtral-8x7b", 46702792704},
-                      Published{"qwen2-7b", 7615616512},
-                      Published{"pythia-1b", 1011781632}),
+    ::testing::Values(
+        Published{"gpt2", 124439808}, Published{"gpt2-medium", 354823168},
+        Published{"gpt2-large", 774030080}, Published{"gpt2-xl", 1557611200},
+        Published{"llama-2-7b", 6738415616},
+        Published{"llama-3-8b", 8030261248},
+        Published{"llama-3-70b", 70553706496},
+        Published{"mistral-7b", 7241732096},
+        Published{"mixtral-8x7b", 46702792704},
+        Published{"qwen2-7b", 7615616512}, Published{"pythia-1b", 1011781632},
+        // Without the further-token layer and without the biases
+        // of 256 scores in 58 layers: 671026419200 with these.
+        Published{"deepseek-v3", 671026419200 - 58 * 256},
+        Published{"deepseek-v2", 235741434880},
+        Published{"deepseek-v2-lite", 15706484224}),
     [](const auto& info) {
       std::string name = info.param.model;
       std::replace(name.begin(), name.end(), '-', '_');
@@ -127,6 +130,29 @@ TEST(ModelFlops, MixtralCountsActiveExperts) {
   const double tokens = static_cast<double>(batch) * s;
   EXPECT_DOUBLE_EQ(ModelFlops(graph).value,
                    6 * n * tokens + 12.0 * 32 * 4096 * s * tokens);
+}
+
+// One layer of DeepSeek-V3, in matrix products: queries by 1536 latents, keys
+// and values by 512, and 64 features that are turned.
+constexpr double kDeepseekV3Attention =
+    7168.0 * 1536 + 1536.0 * 128 * 192 + 7168.0 * (512 + 64) +
+    512.0 * 128 * (128 + 128) + 128.0 * 128 * 7168;
+
+TEST(ModelFlops, DeepseekV3Activates37Billion) {
+  const int64_t batch = 2;
+  const int64_t s = 4096;
+  const Graph graph = Import(Example("deepseek-v3"), Options(batch, s));
+  // Eight of 256 experts, a shared one, the router; three dense layers.
+  const double n = 61 * kDeepseekV3Attention + 3 * 3.0 * 7168 * 18432 +
+                   58 * (9 * 3.0 * 7168 * 2048 + 7168.0 * 256) +
+                   129280.0 * 7168;
+  EXPECT_EQ(MatmulParameterCount(graph), static_cast<int64_t>(n));
+  // The paper's 37 billion, which counts the lookup, too (926,679,040).
+  EXPECT_NEAR((n + 129280.0 * 7168) / 1e9, 37.5, 0.1);
+  const double tokens = static_cast<double>(batch) * s;
+  // Queries and keys have 192 features, values 128.
+  EXPECT_DOUBLE_EQ(ModelFlops(graph).value,
+                   6 * n * tokens + 6.0 * 61 * 128 * (192 + 128) * s * tokens);
 }
 
 TEST(ModelFlops, Llama3WithGroupedHeads) {
@@ -230,8 +256,9 @@ TEST(Gpt2, AttentionDropoutIsWarnedOf) {
 }
 
 TEST(Families, DifferentiateAndReadTheirDtype) {
-  for (const char* model : {"gpt2-tiny", "llama-3-8b", "mistral-7b",
-                            "mixtral-tiny", "qwen2-7b", "pythia-1b"}) {
+  for (const char* model :
+       {"gpt2-tiny", "llama-3-8b", "mistral-7b", "mixtral-tiny", "qwen2-7b",
+        "pythia-1b", "deepseek-tiny", "deepseek-v2-lite"}) {
     ImportOptions options = Options(4, 64);
     options.dtype = DType::kBFloat16;
     Graph graph = Import(Example(model), options);
@@ -284,6 +311,80 @@ TEST(Mixtral, ExpertsSlotsAndAuxiliaryLoss) {
   EXPECT_EQ(NodeNamed(dropless, "model.layers.0.block_sparse_moe.dispatch")
                 .attribute("capacity"),
             128);
+}
+
+TEST(Deepseek, LatentsRoutingAndShapes) {
+  const Graph graph = Import(Example("deepseek-v3"), Options(1, 128));
+  const std::string attention = "model.layers.3.self_attn";
+  const auto shape = [&](const std::string& name) {
+    const Tensor* tensor = TensorNamed(graph, name);
+    TESSERA_CHECK(tensor != nullptr) << name;
+    return tensor->shape;
+  };
+  EXPECT_EQ(shape(attention + ".q_a_proj.weight"), (Shape{1536, 7168}));
+  EXPECT_EQ(shape(attention + ".q_a_layernorm.weight"), (Shape{1536}));
+  EXPECT_EQ(shape(attention + ".q_b_proj.weight"), (Shape{128, 1, 192, 1536}));
+  EXPECT_EQ(shape(attention + ".kv_a_proj_with_mqa.latent.weight"),
+            (Shape{512, 7168}));
+  EXPECT_EQ(shape(attention + ".kv_a_proj_with_mqa.rotary.weight"),
+            (Shape{64, 7168}));
+  EXPECT_EQ(shape(attention + ".kv_b_proj.k.weight"), (Shape{128, 128, 512}));
+  EXPECT_EQ(shape(attention + ".o_proj.weight"), (Shape{7168, 128, 1, 128}));
+  EXPECT_EQ(shape(attention + ".keys"), (Shape{1, 128, 128, 192}));
+  // 192^-0.5 * (0.1 ln 40 + 1)^2 = 0.0721688 * 1.8738
+  EXPECT_NEAR(NodeNamed(graph, attention).attribute("scale"), 0.135234, 1e-6);
+  const Node& rotary = NodeNamed(graph, attention + ".rotary_q");
+  EXPECT_EQ(rotary.op->name, "rotary_yarn");
+  EXPECT_EQ(rotary.attribute("factor"), 40);
+  EXPECT_EQ(rotary.attribute("magnitude"), 1);
+
+  EXPECT_EQ(shape("model.layers.2.mlp.gate_proj.weight"), (Shape{18432, 7168}));
+  const std::string mlp = "model.layers.3.mlp.";
+  EXPECT_EQ(shape(mlp + "experts.down_proj.weight"), (Shape{256, 7168, 2048}));
+  EXPECT_EQ(shape(mlp + "shared_experts.up_proj.weight"), (Shape{2048, 7168}));
+  const Node& routes = NodeNamed(graph, mlp + "routes");
+  for (const auto& [name, value] : {std::pair("sigmoid", 1.0),
+                                    {"groups", 8.0},
+                                    {"top_groups", 4.0},
+                                    {"group_best", 2.0},
+                                    {"top_k", 8.0},
+                                    {"renormalise", 1.0},
+                                    {"scale", 2.5}}) {
+    EXPECT_EQ(routes.attribute(name), value) << name;
+  }
+  // Three dense layers are alike, and 57 layers of experts: the first of them
+  // has no auxiliary loss to add its own to.
+  const std::vector<int> classes = BlockClasses(graph);
+  EXPECT_EQ(classes[3], 1);
+  EXPECT_EQ(classes[61], 5);
+
+  const Graph v2 = Import(Example("deepseek-v2"), Options(1, 128));
+  const Node& soft = NodeNamed(v2, "model.layers.1.mlp.routes");
+  for (const auto& [name, value] : {std::pair("sigmoid", 0.0),
+                                    {"groups", 8.0},
+                                    {"top_groups", 3.0},
+                                    {"group_best", 1.0},
+                                    {"top_k", 6.0},
+                                    {"renormalise", 0.0},
+                                    {"scale", 16.0}}) {
+    EXPECT_EQ(soft.attribute(name), value) << name;
+  }
+}
+
+TEST(Deepseek, WarnsOfWhatIsLeftOut) {
+  std::vector<std::string> warnings;
+  ImportOptions options = Options(1, 128);
+  options.dtype = DType::kBFloat16;
+  options.warnings = &warnings;
+  Import(Example("deepseek-v3"), options);
+  EXPECT_THAT(
+      warnings,
+      ::testing::ElementsAre(
+          HasSubstr("quantization_config: parameters are not quantized, they "
+                    "are bf16"),
+          HasSubstr("num_nextn_predict_layers: layers that predict further "
+                    "tokens are left out"),
+          HasSubstr("e_score_correction_bias is left out")));
 }
 
 TEST(Qwen2, HasBiasesOnQueriesKeysAndValues) {
@@ -357,7 +458,7 @@ TEST(BadFile, UnknownModelType) {
   EXPECT_THAT(ErrorOf(R"({"model_type": "gpt3"})"),
               HasSubstr("model_type: unknown model_type 'gpt3'; did you mean "
                         "'gpt2'? known: gpt2, llama, mistral, mixtral, "
-                        "qwen2, gpt_neox"));
+                        "qwen2, gpt_neox, deepseek_v2, deepseek_v3"));
   EXPECT_THAT(ErrorOf("{}"), HasSubstr("model_type: missing"));
 }
 

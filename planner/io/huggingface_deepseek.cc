@@ -1,0 +1,165 @@
+// DeepSeek-V2 and V3: Llama's layers with multi-head latent attention and, but
+// for the first ones, a mixture of many small experts beside shared ones that
+// every token takes. Names and defaults are those of transformers'
+// DeepseekV2Config, DeepseekV3Config and their models.
+//
+// Left out, with a warning: the layers that predict further tokens, and the
+// bias that V3 adds to scores before it chooses, which starts at zero and is
+// trained by rules of its own (arXiv 2412.19437, section 2.1.2).
+//
+// `expert_capacity_factor` is Tessera's own key, as for Mixtral. The auxiliary
+// loss is that of each sequence ("seq_aux").
+
+#include <cmath>
+
+#include "planner/io/decoder.h"
+#include "planner/io/huggingface.h"
+
+namespace tessera {
+namespace {
+
+// What tells the versions apart: how routers score.
+struct Version {
+  bool sigmoid = false;
+  int64_t group_best = 1;  // scores that rank a group
+  bool renormalise = false;
+};
+
+ExpertOptions ReadExperts(ModelConfig& config, const Version& version) {
+  ExpertOptions experts = {
+      .experts = config.Size("n_routed_experts"),
+      .top_k = config.Size("num_experts_per_tok"),
+      .groups = config.Size("n_group", 1),
+      .top_groups = config.Size("topk_group", 1),
+      .group_best = version.group_best,
+      .sigmoid = version.sigmoid,
+      .renormalise = config.Bool("norm_topk_prob", version.renormalise),
+      .scale = config.Number("routed_scaling_factor", 1, 1e-6, 1e6),
+      .capacity_factor = config.Number("expert_capacity_factor", 0, 0, 1e6),
+      .balance = config.Number("aux_loss_alpha", 0.001, 0, 1e6),
+      .stddev = config.Number("initializer_range", 0.02, 0, 10),
+      .names = {"gate_proj", "up_proj", "down_proj"}};
+  if (config.String("topk_method", "") == "greedy") {
+    experts.groups = experts.top_groups = 1;
+  }
+  const std::string scoring = version.sigmoid ? "sigmoid" : "softmax";
+  if (config.String("scoring_func", scoring) != scoring) {
+    config.Wrong("scoring_func", "is \"" + config.String("scoring_func", "") +
+                                     "\": expected \"" + scoring + "\"");
+  }
+  // V2 scales only where it does not divide by the sum.
+  if (!version.sigmoid && experts.renormalise) experts.scale = 1;
+  return experts;
+}
+
+void Warn(const ModelConfig& config, const ImportOptions& options,
+          const std::string& message) {
+  if (options.warnings == nullptr) return;
+  options.warnings->push_back(config.path() + ": " + message);
+}
+
+Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
+                    const Version& version) {
+  const int64_t hidden = config.Size("hidden_size");
+  const int64_t layers = config.Layers("num_hidden_layers");
+  const int64_t vocabulary = config.Size("vocab_size");
+  const int64_t inner = config.Size("intermediate_size");
+  const int64_t expert_inner = config.Size("moe_intermediate_size");
+  const int64_t shared =
+      config.Has("n_shared_experts") ? config.Size("n_shared_experts") : 0;
+  const auto dense_layers =
+      static_cast<int64_t>(config.Number("first_k_dense_replace", 0, 0, 1e6));
+  const int64_t every = config.Size("moe_layer_freq", 1);
+  const std::string activation = ReadActivation(config, "hidden_act", "silu");
+  const double epsilon = config.Number("rms_norm_eps", 1e-6, 0, 1);
+  const double stddev = config.Number("initializer_range", 0.02, 0, 10);
+  const bool bias = config.Bool("attention_bias", false);
+  const bool tied = config.Bool("tie_word_embeddings", false);
+  const ExpertOptions experts = ReadExperts(config, version);
+  const LinearOptions plain = {.stddev = stddev};
+  const LinearOptions biased = {.stddev = stddev, .bias = bias};
+  LatentAttentionOptions attention = {
+      .heads = config.Size("num_attention_heads"),
+      .query_rank = config.Has("q_lora_rank") ? config.Size("q_lora_rank") : 0,
+      .key_value_rank = config.Size("kv_lora_rank"),
+      .turned_size = config.Size("qk_rope_head_dim"),
+      .plain_size = config.Size("qk_nope_head_dim"),
+      .value_size = config.Size("v_head_dim"),
+      .latents = biased,
+      .heads_of_latents = plain,
+      .out = biased};
+  if (config.Size("num_key_value_heads", attention.heads) != attention.heads) {
+    config.Wrong("num_key_value_heads", "expected num_attention_heads " +
+                                            std::to_string(attention.heads) +
+                                            ": latents are those of all heads");
+  }
+  CheckSeqLen(config, "max_position_embeddings", options);
+  TESSERA_RETURN_IF_ERROR(config.Check());
+  attention.rotary = ReadRotary(config, "rope_theta", "partial_rotary_factor",
+                                1, attention.turned_size);
+  attention.scale = 1 / std::sqrt(static_cast<double>(attention.turned_size +
+                                                      attention.plain_size));
+  if (attention.rotary.yarn.has_value()) {
+    attention.scale *= attention.rotary.yarn->score_scale;
+  }
+  TESSERA_RETURN_IF_ERROR(config.Check());
+  WarnAttentionDropout(config, "attention_dropout", 0, options);
+  if (config.Number("num_nextn_predict_layers", 0, 0, 1e6) > 0) {
+    Warn(config, options,
+         "num_nextn_predict_layers: layers that predict further tokens are "
+         "left out");
+  }
+  if (version.sigmoid) {
+    Warn(config, options,
+         "e_score_correction_bias is left out: it starts at zero, and "
+         "gradients do not train it");
+  }
+  TESSERA_RETURN_IF_ERROR(config.Check());
+
+  Decoder model(config, options, hidden);
+  const TensorId embedding =
+      model.Matrix("model.embed_tokens.weight", {vocabulary, hidden}, stddev);
+  TensorId x = model.Lookup("model.embed_tokens", model.tokens(), embedding);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const std::string name = "model.layers." + std::to_string(layer);
+    model.BeginBlock(name);
+    TensorId y = model.RmsNorm(name + ".input_layernorm", x, epsilon);
+    y = model.LatentAttention(name + ".self_attn", y, attention);
+    x = model.Add(name + ".self_attn.add", x, y);
+    y = model.RmsNorm(name + ".post_attention_layernorm", x, epsilon);
+    const std::string mlp = name + ".mlp";
+    if (layer < dense_layers || layer % every != 0) {
+      y = model.GatedMlp(mlp, activation, y, inner, plain);
+    } else {
+      const TensorId routed =
+          model.Experts(mlp, activation, y, expert_inner, experts);
+      y = shared == 0
+              ? routed
+              : model.Add(mlp + ".shared_add", routed,
+                          model.GatedMlp(mlp + ".shared_experts", activation, y,
+                                         shared * expert_inner, plain));
+    }
+    x = model.Add(mlp + ".add", x, y);
+  }
+  model.BeginBlock("head");
+  x = model.RmsNorm("model.norm", x, epsilon);
+  const TensorId head =
+      tied ? embedding
+           : model.Matrix("lm_head.weight", {vocabulary, hidden}, stddev);
+  return model.Finish("lm_head", x, head);
+}
+
+}  // namespace
+
+Result<Graph> BuildDeepseekV2(ModelConfig& config,
+                              const ImportOptions& options) {
+  return Build(config, options, {});
+}
+
+Result<Graph> BuildDeepseekV3(ModelConfig& config,
+                              const ImportOptions& options) {
+  return Build(config, options,
+               {.sigmoid = true, .group_best = 2, .renormalise = true});
+}
+
+}  // namespace tessera
