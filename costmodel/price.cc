@@ -179,33 +179,6 @@ int64_t WindowOf(const Node& node) {
              : static_cast<int64_t>(attribute->value);
 }
 
-// For each node by how much larger the product is that it is done in: of all
-// linear layers that read the same activation, or of their gradients.
-std::vector<double> FusedProjections(const Graph& graph, bool fuses) {
-  std::vector<double> fused(graph.nodes.size(), 1);
-  if (!fuses) return fused;
-  const auto layer_of = [&](const Node& node) -> const Node& {
-    return node.forward.valid() ? graph.node(node.forward) : node;
-  };
-  const auto weight = [&](const Node& layer) {
-    double elements = 1;
-    for (const int64_t extent : graph.tensor(layer.operands[1]).shape) {
-      elements *= static_cast<double>(extent);
-    }
-    return elements;
-  };
-  std::map<TensorId, double> readers;
-  for (const Node& node : graph.nodes) {
-    if (node.op->name == "linear") readers[node.operands[0]] += weight(node);
-  }
-  for (size_t i = 0; i < graph.nodes.size(); ++i) {
-    const Node& layer = layer_of(graph.nodes[i]);
-    if (layer.op->name != "linear") continue;
-    fused[i] = readers.at(layer.operands[0]) / weight(layer);
-  }
-  return fused;
-}
-
 }  // namespace
 
 size_t IntKeyHash::operator()(const IntKey& key) const {
@@ -239,7 +212,7 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
         static_cast<double>(next - static_cast<size_t>(first_device_[n])));
   }
   hosts_alike_ = HostsAreAlike();
-  fused_ = FusedProjections(graph, cluster.stack.fuses_projections);
+  fusion_ = tessera::FusionOf(graph, cluster.stack);
   std::map<std::pair<std::string, std::vector<double>>, int> signatures;
   for (const Node& n : graph.nodes) {
     std::vector<double> attributes;
@@ -247,7 +220,10 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
       // Salts only tell dropouts apart.
       if (a.name != "salt") attributes.push_back(a.value);
     }
-    attributes.push_back(fused_[signature_.size()]);
+    const Fusion& fusion = fusion_[signature_.size()];
+    attributes.push_back(fusion.outputs);
+    attributes.push_back(fusion.traffic);
+    attributes.push_back(fusion.operand_rounded);
     const auto [it, is_new] = signatures.try_emplace(
         {std::string(n.op->name) + " " + n.rule.ToString(), attributes},
         static_cast<int>(signatures.size()));
@@ -624,8 +600,9 @@ void Pricer::AddStack(const TaskView& view, const OpCall& call,
                       CostQuery& query) const {
   const Stack& stack = cluster_.stack;
   const std::string_view kernel = view.task->kernel;
+  const Fusion fusion = FusionOf(view);
   if (query.matmul && view.task->node.valid()) {
-    const double fused = fused_[view.task->node.index()];
+    const double fused = fusion.outputs;
     (kernel == "linear_dx"   ? query.matmul->k
      : kernel == "linear_dw" ? query.matmul->m
                              : query.matmul->n) *= fused;
@@ -637,11 +614,14 @@ void Pricer::AddStack(const TaskView& view, const OpCall& call,
     query.matmul->operand_bytes =
         stack.products == ProductType::kFp8 ? 1.0 : 0.5;
     // The activation or its gradient is read, rounded and written in both
-    // orders; weights' products use what the others have rounded.
-    if (kernel != "linear_dw") {
+    // orders; weights' products use what the others have rounded. Four bits
+    // need the largest of all values first: a pass of its own
+    // (Transformer Engine's NVFP4 recipe, scales of two levels).
+    const bool fp4 = stack.products == ProductType::kFp4;
+    if (kernel != "linear_dw" && (fp4 || !fusion.operand_rounded)) {
       query.rounding = {static_cast<int64_t>(
-          (2 + 2 * query.matmul->operand_bytes) * query.matmul->batch *
-          query.matmul->m * query.matmul->k)};
+          ((fp4 ? 4 : 2) + 2 * query.matmul->operand_bytes) *
+          query.matmul->batch * query.matmul->m * query.matmul->k)};
     }
   }
   if (query.op_class == OpClass::kAttention &&
@@ -669,8 +649,9 @@ void Pricer::AddStack(const TaskView& view, const OpCall& call,
     }
   }
   if (!view.task->optimizer && query.op_class == OpClass::kMemory) {
-    query.bytes = Bytes{static_cast<int64_t>(
-        stack.kernel_traffic * static_cast<double>(query.bytes.value))};
+    query.bytes =
+        Bytes{static_cast<int64_t>(stack.kernel_traffic * fusion.traffic *
+                                   static_cast<double>(query.bytes.value))};
   }
   if (view.task->optimizer && kernel == "adamw") {
     query.bytes = Bytes{static_cast<int64_t>(
@@ -744,6 +725,19 @@ ProfileKey Pricer::ProfileKeyOf(const TaskView& view) const {
   return key;
 }
 
+Fusion Pricer::FusionOf(const TaskView& view) const {
+  const NodeId node = view.task->node;
+  return node.valid() ? fusion_[node.index()] : Fusion{};
+}
+
+// Of the host, to start a kernel: one for each expert of a rank.
+double Pricer::HostSeconds(const TaskView& view, const CostQuery& query) const {
+  const double one = cluster_.stack.host_per_operator.seconds();
+  return view.task->kernel.starts_with("expert_linear") && query.matmul
+             ? one * query.matmul->batch
+             : one;
+}
+
 TaskCost Pricer::Compute(const TaskView& view) const {
   const Task& task = *view.task;
   const GroupClass& where = Class(view.group_class);
@@ -757,6 +751,10 @@ TaskCost Pricer::Compute(const TaskView& view) const {
         seconds = TierSeconds(view, source);
         break;
       }
+      if (FusionOf(view).traffic == 0) {  // done in another kernel
+        source = CostSource::kAnalytical;
+        break;
+      }
       CostQuery query = KernelQuery(view);
       SetCausalShare(view, query);
       for (int type : where.device_types) {
@@ -766,10 +764,7 @@ TaskCost Pricer::Compute(const TaskView& view) const {
         seconds = std::max(seconds, cost.seconds);
         source = std::max(source, cost.source);
       }
-      seconds = std::max(seconds, cluster_.stack.host_per_operator.seconds());
-      if (task.kernel == "clip_coefficient") {
-        seconds += cluster_.stack.per_step.seconds();
-      }
+      seconds = std::max(seconds, HostSeconds(view, query));
       break;
     }
     case TaskKind::kLoad: {

@@ -23,10 +23,10 @@
 //   kRecv     nothing where communication has streams of its own (the send
 //             carries the time); else the copy out.
 //
-// The cluster's stack (planner/ir/stack.h) sets a floor under kernels, the
-// host's time to start them, and takes from collectives of activations that
-// belong to tensor parallelism what products hide; gathers of parameters amid
-// the passes it slows.
+// The cluster's stack (planner/ir/stack.h) says which operators are one kernel
+// (fusion.h), sets a floor under kernels, the host's time to start them, and
+// takes from collectives of activations that belong to tensor parallelism what
+// products hide; gathers of parameters amid the passes it slows.
 //
 // What computes on the host moves its operands through the device's share of
 // the host's memory bandwidth; where the device is a core of the host, it is a
@@ -47,6 +47,7 @@
 #include <vector>
 
 #include "costmodel/collective/collective.h"
+#include "costmodel/fusion.h"
 #include "costmodel/link/fair_share.h"
 #include "costmodel/profile/profile_db.h"
 #include "costmodel/source/cost_source.h"
@@ -132,6 +133,8 @@ class Pricer {
   const GroupClass& Class(int number) const;
   IntKey KeyOf(const TaskView& view) const;
   void SetCausalShare(const TaskView& view, CostQuery& query) const;
+  Fusion FusionOf(const TaskView& view) const;
+  double HostSeconds(const TaskView& view, const CostQuery& query) const;
   TaskCost Compute(const TaskView& view) const;
   CostQuery KernelQuery(const TaskView& view) const;
   void AddStack(const TaskView& view, const OpCall& call,
@@ -151,9 +154,7 @@ class Pricer {
   std::vector<int> first_device_;  // by host
   double devices_per_host_ = 1;    // the most
   std::vector<int> signature_;     // by node: operator and rule
-  // By node: outputs of all layers that its product does at once, over those of
-  // its own (Stack::fuses_projections).
-  std::vector<double> fused_;
+  std::vector<Fusion> fusion_;     // by node
   std::unordered_map<std::string_view, int> kernels_;  // 0 for all others
 
   mutable std::shared_mutex class_mutex_;

@@ -429,7 +429,7 @@ def describe(name, e, t):
 def fitted_on(group):
   """What a generation is fitted to: not vidur's short kernels, whose times are
   of whole microseconds and hold more than the kernel; not SimuMax's B200, whose
-  products run under the load of a whole step (see load_of)."""
+  products run under the load of a whole step (see print_load)."""
   kept = []
   for t in group:
     if t.source == "simumax" and t.device == "b200-sxm-180gb":
@@ -442,27 +442,25 @@ def fitted_on(group):
   return kept
 
 
-def load_of(generation, p, tables, devices):
-  """How much slower products are amid a long load: the sag of the clock after a
-  long product, or what SimuMax's B200 table shows over the fit."""
-  sag = p[NAMES.index("sag")]
-  if generation != "Blackwell":
-    return sag
+def print_load(p, tables, devices):
+  """How much longer products under the load of a whole step take than the fit,
+  which is that of a rested device: sustained_rate in hardware.cc."""
   p = p.copy()
   p[NAMES.index("sag")] = 0
-  ratios = [-errors(p, t, devices) for t in tables
-            if t.source == "simumax" and t.device == "b200-sxm-180gb"]
-  return max(sag, 1 / (1 - np.median(ratios[0])) - 1)
+  for t in tables:
+    if t.source == "simumax" and t.device == "b200-sxm-180gb":
+      slower = 1 / (1 - np.median(-errors(p, t, devices)))
+      print("%s %s under load: %.3f times as long" % (t.source, t.device, slower))
 
 
-def row_of(generation, kind, p, load, source):
+def row_of(generation, kind, p, source):
   c = dict(zip(NAMES, p))
   rates = rates_of(c)
   return ("    // %s\n    {GpuGeneration::k%s, %s, %.3f, {1, %.3f, %.3f, %.3f, "
-          "%.3f}, %.3fe-6, %.3fe-6,\n     %.3f, %.3f, %.3fe-6, %.3f, %.3f},\n"
+          "%.3f}, %.3fe-6, %.3fe-6,\n     %.3f, %.3f, %.3fe-6, %.3f},\n"
           % (source, generation, "true" if kind == "fp32" else "false",
              c["headroom"], *rates[1:], c["prologue_us"], c["floor_us"], c["memory"],
-             c["waves"], c["split_us"], c["sag"], load))
+             c["waves"], c["split_us"], c["sag"]))
 
 
 def write_grid(path, tables):
@@ -518,13 +516,13 @@ def main():
     kept = fitted_on(group)
     p = fit(kept, devices)
     source = ", ".join(sorted({t.source + " " + t.device for t in kept}))
-    load = load_of(generation, p, group, devices)
-    print("\n%s %s: %s load=%.3g" % (generation, kind, " ".join(
-        "%s=%.3g" % x for x in zip(NAMES, p)), load))
-    rows.append(row_of(generation, kind, p, load, source))
+    print("\n%s %s: %s" % (generation, kind, " ".join(
+        "%s=%.3g" % x for x in zip(NAMES, p))))
+    print_load(p, group, devices)
+    rows.append(row_of(generation, kind, p, source))
     if (generation, kind) == ("Ampere", "fp32"):
       for later in ("Ada", "Hopper", "Blackwell"):
-        rows.append(row_of(later, kind, p, load, "as Ampere's, no table"))
+        rows.append(row_of(later, kind, p, "as Ampere's, no table"))
     for t in group:
       print(describe(t.source + " " + t.device, errors(p, t, devices), t),
             flush=True)

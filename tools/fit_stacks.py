@@ -23,9 +23,11 @@ GRIDS = {
     "logits": [0, 4, 8, 12, 16],
     "traffic": [1, 1.25, 1.5, 1.75, 2, 2.5],
     "optimizer": [1, 1.5, 2, 3],
-    "sustained": [1, 0.95, 0.9, 0.85, 0.8, 0.75],
+    "sustained": [1, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7],
     "sharded": [1, 0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1],
-    "tensor-exposed": [1, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0],
+    # Of a collective cut into as many parts as a node has ranks, the last part
+    # has no product to hide behind: 1/8 at least.
+    "tensor-exposed": [1, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.125],
 }
 # Which figures of a stack are free: what its rows can tell apart.
 FREE = {
@@ -50,15 +52,14 @@ FIXED = {
     "pytorch-eager-2022": {"logits": 4, "optimizer": 2},
     "xla-2022": {"logits": 2},
 }
-ROWS_PER_SOURCE = 40
 DEFAULTS = {"host": 0, "logits": 4, "traffic": 1, "optimizer": 1,
-            "sustained": 1, "tensor-exposed": 1, "sharded": 1, "step": 0}
+            "sustained": 1, "tensor-exposed": 1, "sharded": 1}
 
 
 class Runs:
     """Predictions of all rows of one stack, kept by its figures."""
 
-    def __init__(self, tessera, table, stack):
+    def __init__(self, tessera, table, stack, rows_per_source):
         self.tessera, self.stack = tessera, stack
         self.kept = {}
         # Only the rows that the stack stands for, of each source a sample
@@ -68,9 +69,9 @@ class Runs:
             by_source.setdefault(row["source"], []).append(row["id"])
         mine = set()
         for ids in by_source.values():
-            step = max(1, len(ids) / ROWS_PER_SOURCE)
+            step = max(1, len(ids) / rows_per_source)
             mine.update(ids[int(i * step)]
-                        for i in range(min(len(ids), ROWS_PER_SOURCE)))
+                        for i in range(min(len(ids), rows_per_source)))
         self.table = tempfile.NamedTemporaryFile(
             "w", suffix=".csv", newline="", encoding="utf-8")
         with open(table, newline="", encoding="utf-8") as file:
@@ -142,6 +143,7 @@ def main():
     parser.add_argument("table")
     parser.add_argument("--stacks", nargs="*", default=list(FREE))
     parser.add_argument("-o", dest="output")
+    parser.add_argument("--rows-per-source", type=int, default=40)
     parser.add_argument("--sample", metavar="FILE",
                         help="write some rows of every source, and no more")
     arguments = parser.parse_args()
@@ -151,7 +153,8 @@ def main():
     out = ["// Written by tools/fit_stacks.py; do not edit. In the order of "
            "StackFigures."]
     for stack in arguments.stacks:
-        runs = Runs(arguments.tessera, arguments.table, stack)
+        runs = Runs(arguments.tessera, arguments.table, stack,
+                    arguments.rows_per_source)
         all_sources = fit(runs)
         sources = sorted(runs.errors(all_sources))
         print(f"\n{stack}: {all_sources}")

@@ -33,8 +33,7 @@ struct MatmulConstants {
   double memory;              // reached fraction of the memory's bandwidth
   double waves;               // how far waves are whole
   double split;               // s: the sum of a split product's parts
-  double sag;   // slower by after a long product on an idle device
-  double load;  // slower by amid a long load
+  double sag;                 // slower by in a long product
 };
 
 constexpr MatmulConstants kMatmul[] = {
@@ -150,6 +149,8 @@ double MatmulSeconds(const DeviceType& device, const MatmulShape& shape,
     reached *= EightBitReach(device.generation);
   }
   const double rate = peak * reached / device.multiprocessors;
+  const double loaded =
+      device.sustained_rate > 0 ? 1 / device.sustained_rate : 1 + c.sag;
   const double bandwidth = device.memory_bandwidth.value * c.memory;
   const double results = shape.batch * shape.m * shape.n;
   const double traffic =
@@ -171,8 +172,8 @@ double MatmulSeconds(const DeviceType& device, const MatmulShape& shape,
       const double waves =
           c.waves * std::ceil(busy) + (1 - c.waves) * std::max(busy, 1.0);
       double compute = waves * (depth * per_k + c.prologue);
-      compute *= 1 + (mode.loaded ? c.load
-                                  : c.sag * compute / (compute + kSagSeconds));
+      compute *=
+          mode.loaded ? loaded : 1 + c.sag * compute / (compute + kSagSeconds);
       // Splits write and read their sums in fp32.
       const double sums = split > 1 ? 4 * split * results : 0;
       const double cubes = Cube(compute) + Cube((traffic + sums) / bandwidth);

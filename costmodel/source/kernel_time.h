@@ -12,6 +12,7 @@
 //   waves       = q ceil(busy) + (1 - q) max(busy, 1)
 //   compute     = waves one(tile), slower where the clock falls under the power
 //                 limit: in a long product, or amid a long load
+//                 (DeviceType::sustained_rate)
 //   memory      = bytes of operands and result, and of the partial sums of
 //                 splits, / (bandwidth * reached)
 //   time        = min over tiles and splits of

@@ -55,6 +55,7 @@ proto::Cluster ToProto(const Cluster& cluster) {
     row.set_memory_bandwidth_bytes_per_second(type.memory_bandwidth.value);
     row.set_compute_efficiency(type.compute_efficiency);
     row.set_memory_efficiency(type.memory_efficiency);
+    row.set_sustained_rate(type.sustained_rate);
     row.set_launch_overhead_seconds(type.launch_overhead.seconds());
     row.set_concurrent_streams(type.concurrent_streams);
     row.set_shared_memory(type.shared_memory);
@@ -100,7 +101,7 @@ proto::Cluster ToProto(const Cluster& cluster) {
     row.set_overlaps(stack.overlaps);
     row.set_attention(static_cast<proto::StackAttention>(stack.attention));
     row.set_fuses_projections(stack.fuses_projections);
-    row.set_seconds_per_step(stack.per_step.seconds());
+    row.set_fuses_elementwise(stack.fuses_elementwise);
     row.set_logits_passes(stack.logits_passes);
     row.set_kernel_traffic(stack.kernel_traffic);
     row.set_optimizer_traffic(stack.optimizer_traffic);
@@ -146,6 +147,7 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
     type.memory_bandwidth = {row.memory_bandwidth_bytes_per_second()};
     type.compute_efficiency = row.compute_efficiency();
     type.memory_efficiency = row.memory_efficiency();
+    type.sustained_rate = row.sustained_rate();
     TESSERA_TRY(type.launch_overhead,
                 ToDuration(row.launch_overhead_seconds(),
                            At("device_types", i, "launch_overhead_seconds")));
@@ -204,8 +206,7 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
     }
     out.stack.attention = static_cast<StackAttention>(row.attention());
     out.stack.fuses_projections = row.fuses_projections();
-    TESSERA_TRY(out.stack.per_step,
-                ToDuration(row.seconds_per_step(), "stack.seconds_per_step"));
+    out.stack.fuses_elementwise = row.fuses_elementwise();
     out.stack.logits_passes = row.logits_passes();
     out.stack.kernel_traffic = row.kernel_traffic();
     out.stack.optimizer_traffic = row.optimizer_traffic();

@@ -97,6 +97,9 @@ void CheckDeviceType(const DeviceType& type, const std::string& at,
                             at + ".memory_bandwidth");
   problems.RequireFraction(type.compute_efficiency, at + ".compute_efficiency");
   problems.RequireFraction(type.memory_efficiency, at + ".memory_efficiency");
+  if (type.sustained_rate != 0) {
+    problems.RequireFraction(type.sustained_rate, at + ".sustained_rate");
+  }
   problems.RequireLatency(type.launch_overhead.seconds(),
                           at + ".launch_overhead");
   if (type.multiprocessors < 0 || type.multiprocessors > kMostProcessors) {
@@ -116,7 +119,6 @@ void CheckDeviceType(const DeviceType& type, const std::string& at,
 void CheckStack(const Stack& stack, Problems& problems) {
   problems.RequireLatency(stack.host_per_operator.seconds(),
                           "stack.host_per_operator");
-  problems.RequireLatency(stack.per_step.seconds(), "stack.per_step");
   problems.RequireNotNegative(stack.logits_passes, "stack.logits_passes");
   problems.RequireNotNegative(stack.kernel_traffic, "stack.kernel_traffic");
   problems.RequireNotNegative(stack.optimizer_traffic,

@@ -69,6 +69,10 @@ struct DeviceType {
   // source. In (0, 1].
   double compute_efficiency = 0;
   double memory_efficiency = 0;
+  // What large products reach amid the load of whole steps of what they reach
+  // after a pause, where the power limit lowers the clock. In (0, 1]; 0 where
+  // it is not known: as the generation's others (costmodel/source/kernel_time).
+  double sustained_rate = 0;
   Duration launch_overhead;  // floor of one kernel's time
   // Whether communication runs beside compute. If false every task of a rank
   // shares one stream.

@@ -26,8 +26,8 @@ enum class StackAttention : uint8_t {
 struct Stack {
   std::string name = "tessera";
   std::string source = "Tessera's own runtime";
-  // Of the host, to start the kernels of one operator's forward or backward. A
-  // device that computes faster waits for it.
+  // Of the host, to start the kernels of one operator's forward or backward,
+  // of experts one after the other. A device that computes faster waits for it.
   Duration host_per_operator;
   // Whether communication runs beside compute.
   bool overlaps = true;
@@ -35,6 +35,9 @@ struct Stack {
   // Layers that read the same activation (queries, keys and values; gate and
   // up) are one product.
   bool fuses_projections = false;
+  // Elementwise operators that hand on to each other are one kernel, and the
+  // kernel before a product rounds its operand (costmodel/fusion.h).
+  bool fuses_elementwise = false;
   // Times that the loss goes over its logits in fp32, beyond the fused kernel
   // that reads them once in each direction.
   double logits_passes = 0;
@@ -54,9 +57,6 @@ struct Stack {
   // collectives reach alone: they may come one by one. In (0, 1].
   double sharded_rate = 1;
   ProductType products = ProductType::kAsValues;
-  // Between the passes and the optimizer's step, once a step: synchronisation
-  // with the host, bookkeeping, the next batch.
-  Duration per_step;
   bool operator==(const Stack&) const = default;
 };
 

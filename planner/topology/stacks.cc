@@ -20,66 +20,67 @@ struct StackFigures {
   double sustained;
   double tensor_exposed;
   double sharded_rate;
-  double per_step;  // s
 };
 
 constexpr StackFigures kFigures[] = {
 #include "planner/topology/stack_constants.inc"
 };
 
-Stack Fitted(std::string_view name, std::string source) {
-  const auto* const row =
-      std::ranges::find(kFigures, name, &StackFigures::name);
-  TESSERA_CHECK(row != std::end(kFigures)) << name;
+// What else tells them apart, and what they are.
+struct StackRow {
+  std::string_view name;
+  StackAttention attention;
+  bool overlaps;
+  bool fuses_elementwise;
+  std::string_view source;
+};
+
+constexpr StackRow kRows[] = {
+    {"megatron-2021", StackAttention::kUnfused, false, true,
+     "Megatron-LM and Megatron-DeepSpeed of 2021 and 2022: fp16, attention of "
+     "separate products and a fused softmax, Apex's fused Adam, no "
+     "communication beside kernels"},
+    {"megatron-core-2024", StackAttention::kFused, true, true,
+     "Megatron-Core, NeMo and Megatron-Bridge since 2023: Transformer Engine, "
+     "cuDNN attention, distributed optimizer overlapped with the passes"},
+    {"torchtitan-2024", StackAttention::kFused, true, true,
+     "PyTorch's fully sharded data parallelism with FlashAttention-2 and "
+     "later, compiled (fms-fsdp, torchtitan)"},
+    {"pytorch-fsdp-2023", StackAttention::kFlash1, true, false,
+     "PyTorch's first fully sharded data parallelism with Triton's or the "
+     "first FlashAttention (llm-foundry)"},
+    {"pytorch-eager-2022", StackAttention::kUnfused, true, false,
+     "PyTorch with distributed data parallelism (Hugging Face transformers): "
+     "attention of separate kernels"},
+    {"xla-2022", StackAttention::kUnfused, false, true,
+     "JAX's XLA of 2022 as Alpa has it: compiled, attention not fused, no "
+     "communication beside kernels"},
+};
+
+Stack Made(const StackRow& row) {
+  const auto* const figures =
+      std::ranges::find(kFigures, row.name, &StackFigures::name);
+  TESSERA_CHECK(figures != std::end(kFigures)) << row.name;
   Stack stack;
-  stack.name = name;
-  stack.source = std::move(source);
-  stack.host_per_operator = Duration::FromSeconds(row->host_per_operator);
-  stack.logits_passes = row->logits_passes;
-  stack.kernel_traffic = row->kernel_traffic;
-  stack.optimizer_traffic = row->optimizer_traffic;
-  stack.sustained = row->sustained;
-  stack.sharded_rate = row->sharded_rate;
-  stack.tensor_exposed = row->tensor_exposed;
-  stack.per_step = Duration::FromSeconds(row->per_step);
+  stack.name = row.name;
+  stack.source = row.source;
+  stack.attention = row.attention;
+  stack.overlaps = row.overlaps;
   stack.fuses_projections = true;
+  stack.fuses_elementwise = row.fuses_elementwise;
+  stack.host_per_operator = Duration::FromSeconds(figures->host_per_operator);
+  stack.logits_passes = figures->logits_passes;
+  stack.kernel_traffic = figures->kernel_traffic;
+  stack.optimizer_traffic = figures->optimizer_traffic;
+  stack.sustained = figures->sustained;
+  stack.tensor_exposed = figures->tensor_exposed;
+  stack.sharded_rate = figures->sharded_rate;
   return stack;
 }
 
 std::vector<Stack> MakeStacks() {
-  std::vector<Stack> stacks = {
-      Stack(),  // Tessera's own
-      Fitted("megatron-2021",
-             "Megatron-LM and Megatron-DeepSpeed of 2021 and 2022: fp16, "
-             "attention of separate products and a fused softmax, Apex's fused "
-             "Adam, no communication beside kernels"),
-      Fitted("megatron-core-2024",
-             "Megatron-Core, NeMo and Megatron-Bridge since 2023: Transformer "
-             "Engine, cuDNN attention, distributed optimizer overlapped with "
-             "the passes"),
-      Fitted("torchtitan-2024",
-             "PyTorch's fully sharded data parallelism with FlashAttention-2 "
-             "and later (fms-fsdp, torchtitan)"),
-      Fitted("pytorch-fsdp-2023",
-             "PyTorch's first fully sharded data parallelism with Triton's or "
-             "the first FlashAttention (llm-foundry)"),
-      Fitted("pytorch-eager-2022",
-             "PyTorch with distributed data parallelism (Hugging Face "
-             "transformers): attention of separate kernels"),
-      Fitted("xla-2022",
-             "JAX's XLA of 2022 as Alpa has it: compiled, attention not fused, "
-             "no communication beside kernels"),
-  };
-  for (Stack& stack : stacks) {
-    if (stack.name == "megatron-2021" || stack.name == "xla-2022") {
-      stack.overlaps = false;
-    }
-    if (stack.name == "pytorch-eager-2022" || !stack.overlaps) {
-      stack.attention = StackAttention::kUnfused;
-    } else if (stack.name == "pytorch-fsdp-2023") {
-      stack.attention = StackAttention::kFlash1;
-    }
-  }
+  std::vector<Stack> stacks = {Stack()};  // Tessera's own
+  for (const StackRow& row : kRows) stacks.push_back(Made(row));
   return stacks;
 }
 
@@ -153,16 +154,13 @@ constexpr Key kKeys[] = {
      [](Stack& stack, std::string_view key, std::string_view value) {
        return SetName(key, value, kAttentionNames, stack.attention);
      }},
-    {"step",
-     [](Stack& stack, std::string_view key,
-        std::string_view value) -> Result<void> {
-       TESSERA_TRY(const double seconds, Number(key, value, 0, 1));
-       stack.per_step = Duration::FromSeconds(seconds);
-       return {};
-     }},
     {"fuse",
      [](Stack& stack, std::string_view key, std::string_view value) {
        return SetFlag(key, value, stack.fuses_projections);
+     }},
+    {"fuse-elementwise",
+     [](Stack& stack, std::string_view key, std::string_view value) {
+       return SetFlag(key, value, stack.fuses_elementwise);
      }},
     {"logits", SetNumber<&Stack::logits_passes, 100>},
     {"traffic", SetNumber<&Stack::kernel_traffic, 100>},

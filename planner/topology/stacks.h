@@ -17,10 +17,10 @@ std::span<const Stack> Stacks();
 const Stack& StackNamed(std::string_view name);
 
 // "NAME[,KEY=VALUE…]": a row of the table with some of its figures replaced,
-// such as "megatron-2021,host=20e-6,attention=fused". Keys: host and step
-// (seconds), overlap and fuse (0 or 1), attention (fused, flash1 or unfused),
-// logits, traffic, optimizer, sustained, sharded, tensor-exposed, products
-// (as-values, fp8 or fp4). Errors name the word and what is known.
+// such as "megatron-2021,host=20e-6,attention=fused". Keys: host (seconds),
+// overlap, fuse and fuse-elementwise (0 or 1), attention (fused, flash1 or
+// unfused), logits, traffic, optimizer, sustained, sharded, tensor-exposed,
+// products (as-values, fp8 or fp4). Errors name the word and what is known.
 Result<Stack> ParseStack(std::string_view text);
 
 }  // namespace tessera

@@ -104,6 +104,26 @@ TEST(MatmulSeconds, FewerBitsAreFasterAndALoadSlows) {
   }
 }
 
+// SimuMax's B200, at 1,000 W, does under load 1 / 1.455 of what it does after a
+// pause. GB200 has 1,200 W: 900 instead of 700 above the 300 that do not follow
+// the clock, and 1,620 / 1,481 of its rate: 0.687 (900 / 700) / 1.094 = 0.808.
+TEST(MatmulSeconds, ThePowerLimitDecidesUnderLoad) {
+  EXPECT_NEAR(DeviceTypeNamed("b200-sxm-180gb").sustained_rate, 0.687, 1e-3);
+  EXPECT_NEAR(DeviceTypeNamed("gb200-186gb").sustained_rate, 0.808, 1e-3);
+  // Long products are bound by it alone.
+  const MatmulShape shape = {.m = 65536, .n = 65536, .k = 65536};
+  const auto seconds = [&](const DeviceType& device) {
+    return MatmulSeconds(device, shape, {.dtype = DType::kBFloat16});
+  };
+  DeviceType device = DeviceTypeNamed("b200-sxm-180gb");
+  const double limited = seconds(device);
+  device.sustained_rate = 1;
+  EXPECT_NEAR(seconds(device) / limited, 1 / 1.455, 1e-3);
+  for (const char* more : {"b300-sxm-288gb", "gb200-186gb", "gb300-288gb"}) {
+    EXPECT_LT(seconds(DeviceTypeNamed(more)), limited) << more;
+  }
+}
+
 // The best products that a search over shapes found on each (stas00's table of
 // maximum achievable ones).
 TEST(MatmulSeconds, TheBestEightBitProducts) {

@@ -1,0 +1,89 @@
+#include "costmodel/fusion.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "planner/io/importer.h"
+#include "tests/support/paths.h"
+
+namespace tessera {
+namespace {
+
+Graph Llama() {
+  ImportOptions options;
+  options.global_batch = 1;
+  options.seq_len = 8;
+  return *Differentiate(
+      *ImportModel(ExamplePath("models/llama-3-8b"), options));
+}
+
+Stack Fusing(bool projections, bool elementwise) {
+  Stack stack;
+  stack.fuses_projections = projections;
+  stack.fuses_elementwise = elementwise;
+  return stack;
+}
+
+std::map<std::string, Fusion> ByName(const Graph& graph, const Stack& stack) {
+  const std::vector<Fusion> fusion = FusionOf(graph, stack);
+  std::map<std::string, Fusion> named;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    named[graph.nodes[i].name] = fusion[i];
+  }
+  return named;
+}
+
+TEST(Fusion, NothingWithoutIt) {
+  const Graph graph = Llama();
+  for (const Fusion& fusion : FusionOf(graph, Stack())) {
+    EXPECT_EQ(fusion.outputs, 1);
+    EXPECT_EQ(fusion.traffic, 1);
+    EXPECT_FALSE(fusion.operand_rounded);
+  }
+}
+
+// 4,096 queries and 1,024 keys and values each are 6,144 outputs of one
+// product; gate and up are alike.
+TEST(Fusion, ProjectionsOfOneActivation) {
+  auto fusion = ByName(Llama(), Fusing(true, false));
+  EXPECT_EQ(fusion["model.layers.0.self_attn.q_proj"].outputs, 1.5);
+  EXPECT_EQ(fusion["model.layers.0.self_attn.k_proj"].outputs, 6);
+  EXPECT_EQ(fusion["model.layers.0.self_attn.v_proj.d1"].outputs, 6);
+  EXPECT_EQ(fusion["model.layers.0.self_attn.o_proj"].outputs, 1);
+  EXPECT_EQ(fusion["model.layers.0.mlp.up_proj.d0"].outputs, 2);
+  EXPECT_EQ(fusion["model.layers.0.mlp.product"].traffic, 1);
+}
+
+// y = silu(gate) up is one kernel that reads gate and up and writes y: three
+// passes, as the product has by itself. Backward reads dy, gate and up and
+// writes their gradients: five, carried by the last of three operators of three
+// passes each.
+TEST(Fusion, GatedActivationIsOneKernelEachWay) {
+  auto fusion = ByName(Llama(), Fusing(false, true));
+  const std::string mlp = "model.layers.0.mlp.";
+  EXPECT_EQ(fusion[mlp + "act_fn"].traffic, 0);
+  EXPECT_EQ(fusion[mlp + "product"].traffic, 1);
+  std::multiset<double> backward = {fusion[mlp + "product.d0"].traffic,
+                                    fusion[mlp + "product.d1"].traffic,
+                                    fusion[mlp + "act_fn.d0"].traffic};
+  EXPECT_EQ(backward, (std::multiset<double>{0, 0, 5.0 / 3}));
+  EXPECT_EQ(fusion[mlp + "add"].traffic, 1);
+}
+
+TEST(Fusion, KernelsBeforeProductsRound) {
+  auto fusion = ByName(Llama(), Fusing(false, true));
+  const std::string layer = "model.layers.0.";
+  // Behind a norm, behind the gated activation, and the gradients of its
+  // inputs; not behind attention and not of the residual stream.
+  EXPECT_TRUE(fusion[layer + "self_attn.q_proj"].operand_rounded);
+  EXPECT_TRUE(fusion[layer + "mlp.down_proj"].operand_rounded);
+  EXPECT_TRUE(fusion[layer + "mlp.gate_proj.d0"].operand_rounded);
+  EXPECT_FALSE(fusion[layer + "self_attn.o_proj"].operand_rounded);
+  EXPECT_FALSE(fusion[layer + "mlp.down_proj.d0"].operand_rounded);
+}
+
+}  // namespace
+}  // namespace tessera
