@@ -180,8 +180,14 @@ int Main(int argc, char** argv) {
   int models = 0;
   uint64_t seed = 1;
   RowSet wanted = 0;
-  for (int i = 1; i + 1 < argc; i += 2) {
+  for (int i = 1; i < argc; i += 2) {
     const std::string flag = argv[i];
+    if (i + 1 == argc) {
+      std::fprintf(flag == "--help" ? stdout : stderr,
+                   "usage: tessera_plan_fuzz [--plans N] [--seed S] "
+                   "[--models M] [--rows TEXT] | --one CASE\n");
+      return flag == "--help" ? 0 : 2;
+    }
     const char* const value = argv[i + 1];
     if (flag == "--one") return CheckOne(value);
     if (flag == "--plans") {
