@@ -159,16 +159,19 @@ def main():
         sources = sorted(runs.errors(all_sources))
         print(f"\n{stack}: {all_sources}")
         held = []
-        for source in sources:
-            figures = fit(runs, source) if len(sources) > 1 else all_sources
+        for source in sources if len(sources) > 1 else []:
+            figures = fit(runs, source)
             error = runs.errors(figures)[source]
             held.append(error)
             print(f"  held out {error:7.1%}  fitted {runs.errors(all_sources)[source]:7.1%}"
                   f"  {source}  {figures if figures != all_sources else ''}")
-        mean = sum(held) / len(held)
-        print(f"  mean {mean:.1%} over {len(sources)} sources")
-        out.append(f"    // {len(sources)} sources, {datetime.date.today()}; mean "
-                   f"error of each when held out {mean:.1%}")
+        note = (f"{len(sources)} sources, at most {arguments.rows_per_source} "
+                f"rows of each, {datetime.date.today()}")
+        if held:
+            note += (";\n    // mean error of each when held out "
+                     f"{sum(held) / len(held):.1%}")
+        print(f"  {note}")
+        out.append(f"    // {note}")
         values = {**DEFAULTS, **FIXED[stack], **all_sources}.values()
         out.append(f'    {{"{stack}", ' + ", ".join(f"{v:g}" for v in values)
                    + "},")
