@@ -12,8 +12,8 @@ namespace {
 
 // JSON names of the memory categories, in the order of the enumeration.
 constexpr std::array<std::string_view, kMemoryCategories> kMemoryNames = {
-    "parameters",  "gradients",     "optimizer",
-    "activations", "communication", "workspace"};
+    "parameters",    "gradients", "optimizer", "activations",
+    "communication", "workspace", "framework", "allocator"};
 
 Bytes PeakBytes(const Evaluation& evaluation) {
   Bytes peak;

@@ -12,12 +12,14 @@
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/validate/accuracy.h"
 #include "costmodel/validate/collectives.h"
+#include "costmodel/validate/measured_memory.h"
 #include "costmodel/validate/published_cluster.h"
 #include "costmodel/validate/published_run.h"
 #include "costmodel/validate/replay.h"
 #include "planner/topology/stacks.h"
 #include "tools/format.h"
 #include "tools/json.h"
+#include "tools/step_report.h"
 #include "tools/validate_collectives.h"
 #include "tools/verb.h"
 
@@ -30,12 +32,20 @@ constexpr size_t kSourceEnds = 26;
 struct RunResult {
   const PublishedRun* run = nullptr;
   std::optional<double> predicted_s;
-  double predicted_memory_gb = 0;
-  std::string refused;  // why, if there is no prediction
+  MemoryUse predicted_memory;  // of the fullest device
+  std::string refused;         // why, if there is no prediction
   std::vector<std::string> assumptions;
 
-  PredictedRun Predicted() const {
-    return {run->group, *predicted_s, run->time_s};
+  // Whether there is a prediction beside a measured time, or memory.
+  bool HasTime() const { return predicted_s && run->time_s > 0; }
+  bool HasMemory() const { return predicted_s && run->mem_gb > 0; }
+  PredictedRun Time() const { return {run->group, *predicted_s, run->time_s}; }
+  // REQUIRES: HasMemory.
+  PredictedRun Memory() const {
+    const MeasuredMemory measured = MeasuredMemoryOf(*run);
+    const Bytes counted = CountedBy(measured.measure, predicted_memory);
+    return {"", static_cast<double>(counted.value),
+            static_cast<double>(measured.bytes.value)};
   }
 };
 
@@ -49,19 +59,18 @@ Result<void> Predict(std::span<const Stack> stacks, RunResult& result) {
   const Evaluator evaluator(graph, cluster, nullptr, {});
   const Evaluation evaluation = evaluator.Evaluate(plan);
   result.predicted_s = evaluation.step_time.seconds();
-  for (const MemoryUse& use : evaluation.memory) {
-    result.predicted_memory_gb =
-        std::max(result.predicted_memory_gb,
-                 static_cast<double>(use.total.value) * 1e-9);
-  }
+  result.predicted_memory =
+      *std::ranges::max_element(evaluation.memory, {}, &MemoryUse::total);
   return {};
 }
 
 // What is not asked of the model: rows without a result, or that do not say
 // what was run.
 std::string OutOfScope(const PublishedRun& run) {
-  if (run.status != "ok") return "status: " + run.status;
-  if (run.time_s <= 0) return "no time";
+  if (run.status != "ok" && run.status != "memory-only") {
+    return "status: " + run.status;
+  }
+  if (run.time_s <= 0 && run.mem_gb <= 0) return "no time";
   if (!run.full_config) return "configuration not stated in full";
   return "";
 }
@@ -90,7 +99,8 @@ std::vector<RunResult> PredictAll(const std::vector<PublishedRun>& runs,
 struct SourceResult {
   std::string source;
   Accuracy accuracy;
-  int refused = 0;  // rows with a full configuration and a time
+  Accuracy memory;
+  int refused = 0;  // rows with a full configuration and a result
 };
 
 struct Report {
@@ -103,47 +113,60 @@ bool InScope(const RunResult& result) {
 }
 
 Report ReportOf(const std::vector<RunResult>& results) {
-  std::map<std::string, std::vector<PredictedRun>> runs;
-  std::map<std::string, int> refused;
+  struct Rows {
+    std::vector<PredictedRun> times;
+    std::vector<PredictedRun> memory;
+    int refused = 0;
+  };
+  std::map<std::string, Rows> rows;
   for (const RunResult& result : results) {
     if (!InScope(result)) continue;
-    auto& of_source = runs[result.run->source];
-    if (result.predicted_s) {
-      of_source.push_back(result.Predicted());
-    } else {
-      ++refused[result.run->source];
-    }
+    Rows& of_source = rows[result.run->source];
+    if (!result.predicted_s) ++of_source.refused;
+    if (result.HasTime()) of_source.times.push_back(result.Time());
+    if (result.HasMemory()) of_source.memory.push_back(result.Memory());
   }
   Report report;
   report.total.source = "mean over sources";
   const std::array fields = {&Accuracy::mape, &Accuracy::median_ape,
                              &Accuracy::bias, &Accuracy::kendall_tau,
                              &Accuracy::median_regret};
-  std::array<std::vector<double>, fields.size()> values;
-  for (const auto& [source, list] : runs) {
+  // Means over the sources, of times and of memory.
+  for (const auto& [source, list] : rows) {
     SourceResult& row = report.sources.emplace_back();
     row.source = source;
-    row.accuracy = AccuracyOf(list);
-    row.refused = refused[source];
+    row.accuracy = AccuracyOf(list.times);
+    row.memory = AccuracyOf(list.memory);
+    row.refused = list.refused;
     report.total.refused += row.refused;
-    report.total.accuracy.runs += row.accuracy.runs;
-    for (size_t f = 0; f < fields.size(); ++f) {
-      if (const auto value = row.accuracy.*fields[f])
-        values[f].push_back(*value);
-    }
   }
-  for (size_t f = 0; f < fields.size(); ++f) {
-    if (values[f].empty()) continue;
-    double sum = 0;
-    for (const double value : values[f]) sum += value;
-    report.total.accuracy.*fields[f] =
-        sum / static_cast<double>(values[f].size());
+  for (Accuracy SourceResult::*of :
+       {&SourceResult::accuracy, &SourceResult::memory}) {
+    Accuracy& total = report.total.*of;
+    for (const SourceResult& row : report.sources) total.runs += (row.*of).runs;
+    for (const auto field : fields) {
+      double sum = 0;
+      int count = 0;
+      for (const SourceResult& row : report.sources) {
+        const auto value = row.*of.*field;
+        sum += value.value_or(0);
+        count += value.has_value();
+      }
+      if (count > 0) total.*field = sum / count;
+    }
   }
   return report;
 }
 
 Json RateJson(std::optional<double> rate) {
   return rate ? Json(*rate) : Json();
+}
+
+Json MemoryAccuracyJson(const Accuracy& memory) {
+  return Json::Object({{"rows", memory.runs},
+                       {"mape", RateJson(memory.mape)},
+                       {"median_ape", RateJson(memory.median_ape)},
+                       {"bias", RateJson(memory.bias)}});
 }
 
 Json SourceJson(const SourceResult& row) {
@@ -155,7 +178,21 @@ Json SourceJson(const SourceResult& row) {
                        {"median_ape", RateJson(accuracy.median_ape)},
                        {"bias", RateJson(accuracy.bias)},
                        {"kendall_tau", RateJson(accuracy.kendall_tau)},
-                       {"median_regret", RateJson(accuracy.median_regret)}});
+                       {"median_regret", RateJson(accuracy.median_regret)},
+                       {"memory", MemoryAccuracyJson(row.memory)}});
+}
+
+// By category; and where it was measured, what of it the measure counts.
+Json RowMemoryJson(const RunResult& result) {
+  Json json = MemoryJson(result.predicted_memory);
+  if (!result.HasMemory()) return json;
+  const MeasuredMemory measured = MeasuredMemoryOf(*result.run);
+  json.Set("measure", std::string(NameOf(measured.measure)));
+  json.Set("measured_bytes", measured.bytes.value);
+  json.Set("predicted_bytes",
+           CountedBy(measured.measure, result.predicted_memory).value);
+  json.Set("error", result.Memory().Error());
+  return json;
 }
 
 Json ReportJson(const Report& report, const std::vector<RunResult>& results) {
@@ -164,13 +201,12 @@ Json ReportJson(const Report& report, const std::vector<RunResult>& results) {
     Json row = Json::Object({{"id", run.id},
                              {"source", run.source},
                              {"line", run.line},
-                             {"group", run.group},
-                             {"measured_s", run.time_s}});
+                             {"group", run.group}});
+    if (run.time_s > 0) row.Set("measured_s", run.time_s);
     if (result.predicted_s) {
       row.Set("predicted_s", *result.predicted_s);
-      row.Set("error", result.Predicted().Error());
-      row.Set("measured_memory_gb", run.mem_gb);
-      row.Set("predicted_memory_gb", result.predicted_memory_gb);
+      if (result.HasTime()) row.Set("error", result.Time().Error());
+      row.Set("memory", RowMemoryJson(result));
     } else {
       row.Set("refused", result.refused);
     }
@@ -186,6 +222,21 @@ Json ReportJson(const Report& report, const std::vector<RunResult>& results) {
 
 std::string RateText(std::optional<double> rate) {
   return rate ? FormatPercent(*rate) : "-";
+}
+
+std::string MemoryTable(const Report& report) {
+  std::vector<std::vector<std::string>> table = {
+      {"peak memory of a device", "rows", "MAPE", "median", "bias"}};
+  const auto add = [&](const SourceResult& row) {
+    if (row.memory.runs == 0) return;
+    table.push_back({FormatEnds(row.source, kSourceEnds),
+                     std::to_string(row.memory.runs), RateText(row.memory.mape),
+                     RateText(row.memory.median_ape),
+                     RateText(row.memory.bias)});
+  };
+  for (const SourceResult& row : report.sources) add(row);
+  add(report.total);
+  return FormatTable(table);
 }
 
 std::string ReportText(const Report& report,
@@ -204,25 +255,25 @@ std::string ReportText(const Report& report,
   for (const SourceResult& row : report.sources) add(row);
   add(report.total);
   std::string out = FormatTable(table);
+  if (report.total.memory.runs > 0) {
+    out += "\n" + MemoryTable(report);
+  }
 
   std::map<std::string, int> reasons;
   std::vector<const RunResult*> worst;
   for (const RunResult& result : results) {
-    if (result.predicted_s) {
-      worst.push_back(&result);
-    } else {
-      ++reasons[result.refused];
-    }
+    if (result.HasTime()) worst.push_back(&result);
+    if (!result.predicted_s) ++reasons[result.refused];
   }
   std::ranges::sort(worst, std::ranges::greater(), [](const RunResult* result) {
-    return std::abs(result->Predicted().Error());
+    return std::abs(result->Time().Error());
   });
   table = {{"worst", "measured", "predicted", "error"}};
   for (size_t i = 0; i < std::min<size_t>(10, worst.size()); ++i) {
     const RunResult& result = *worst[i];
     table.push_back({result.run->id, FormatTime(result.run->time_s),
                      FormatTime(*result.predicted_s),
-                     FormatPercent(result.Predicted().Error())});
+                     FormatPercent(result.Time().Error())});
   }
   out += "\n" + FormatTable(table);
   table = {{"not used, because", "rows"}};

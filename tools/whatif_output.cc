@@ -109,6 +109,13 @@ std::string CellText(const Cell& cell) {
   out += Line("memory",
               MemoryText(p) +
                   (p.evaluation.feasible() ? "" : ": " + ProblemText(cell)));
+  std::string parts;
+  for (const MemoryPart& part : MemoryParts(p.memory_use)) {
+    if (part.bytes == Bytes{}) continue;
+    parts += (parts.empty() ? "" : ", ") + std::string(part.name) + " " +
+             FormatBytes(part.bytes);
+  }
+  out += Line("memory has", Wrap(parts, 16));
   const double step = p.evaluation.step_time.seconds();
   if (p.usd_per_hour) {
     out += Line("money", UsdText(*p.usd_per_hour * step / 3600) + " a step, " +
@@ -277,6 +284,7 @@ Json PredictionJson(const Prediction& p) {
         Json::ArrayOf(p.evaluation.violations,
                       [](const std::string& text) { return Json(text); })},
        {"memory_bytes", p.memory.value},
+       {"memory", MemoryJson(p.memory_use)},
        {"memory_capacity_bytes", p.capacity.value},
        {"bottleneck", p.bottleneck},
        {"bottleneck_share", p.bottleneck_share},

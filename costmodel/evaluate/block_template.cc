@@ -302,7 +302,7 @@ class TemplateMaker {
           value.shape.empty()
               ? 1
               : LargestElements(value.layout, group_, value.shape);
-      return {elements * SizeOf(value.dtype)};
+      return {elements * value.ElementBytes()};
     };
     const auto bind = [&](ValueId id) {
       Local& l = local(id);
@@ -388,6 +388,11 @@ class TemplateMaker {
             {t, MemoryCategory::kCommunication, staging.value});
         priced.given.push_back(
             {t, MemoryCategory::kCommunication, staging.value});
+      }
+      const Bytes scratch = ScratchBytes(task, program.values, group_);
+      if (scratch.value > 0) {
+        priced.taken.push_back({t, MemoryCategory::kWorkspace, scratch.value});
+        priced.given.push_back({t, MemoryCategory::kWorkspace, scratch.value});
       }
     }
     for (size_t v = 0; v < locals.size(); ++v) {

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <optional>
 
+#include "costmodel/memory/overhead.h"
 #include "costmodel/memory/peak_memory.h"
 #include "costmodel/simulate/simulator.h"
 #include "planner/lower/lower.h"
@@ -323,8 +324,19 @@ TaskCost Evaluator::WorldReduce(const Plan& plan) const {
   return pricer_.Price(view);
 }
 
+void Evaluator::AddOverheads(const Plan& plan,
+                             const std::vector<DeviceSet>& sets,
+                             std::vector<MemoryUse>& memory) const {
+  if (cluster_.stack.memory == StackMemory()) return;
+  for (size_t s = 0; s < sets.size(); ++s) {
+    AddOverhead(cluster_.stack, options_, graph_.dtype, plan, sets[s],
+                memory[s]);
+  }
+}
+
 void Evaluator::CheckDevices(const Plan& plan, Evaluation& result) const {
   const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
+  AddOverheads(plan, sets, result.memory);
   for (size_t g = 0; g < sets.size(); ++g) {
     const DeviceSet& group = sets[g];
     const DeviceType* smallest = nullptr;
@@ -500,11 +512,13 @@ Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {
   result.step_time = timeline->step_time;
   result.breakdown = BreakdownOf(tasks, *timeline);
   std::vector<DeviceId> devices;  // one of each kind
-  for (const DeviceSet& alike : AlikeDevices(tasks)) {
+  const std::vector<DeviceSet> kinds = AlikeDevices(tasks);
+  for (const DeviceSet& alike : kinds) {
     devices.push_back(alike.devices[0]);
     result.devices.push_back({alike.name, alike.devices, {}, {}, {}});
   }
-  const auto memory = PeakMemoryOf(tasks, devices);
+  auto memory = PeakMemoryOf(tasks, devices);
+  AddOverheads(plan, kinds, memory);
   const auto host = PeakMemoryOf(tasks, devices, MemoryTier::kHost);
   const auto file = PeakMemoryOf(tasks, devices, MemoryTier::kFile);
   for (size_t i = 0; i < devices.size(); ++i) {

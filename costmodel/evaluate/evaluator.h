@@ -34,6 +34,7 @@
 #include "planner/ir/cluster.h"
 #include "planner/ir/graph.h"
 #include "planner/plan/plan.h"
+#include "planner/plan/stages.h"
 #include "planner/schedule/pipeline_schedule.h"
 #include "planner/search/objective.h"
 
@@ -105,6 +106,10 @@ class Evaluator : public Objective {
                    const StepStage& stage, bool splits, int microbatches) const;
   std::shared_ptr<const Order> OrderOf(const Plan& plan) const;
   TaskCost WorldReduce(const Plan& plan) const;
+  // What the stack takes beside the values: of one device of each set.
+  void AddOverheads(const Plan& plan, const std::vector<DeviceSet>& sets,
+                    std::vector<MemoryUse>& memory) const;
+  // Adds that, and says what does not fit.
   void CheckDevices(const Plan& plan, Evaluation& result) const;
   void CheckHosts(const Plan& plan, Evaluation& result) const;
   Evaluation EvaluateBySimulation(const Plan& plan) const;

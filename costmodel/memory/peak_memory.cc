@@ -64,7 +64,7 @@ Bytes BytesFor(const TaskGraph& tasks, const Account& account, ValueId id) {
   if (*position == kLargest) return LargestBytes(tasks, id);
   return {ElementsAt(value.layout, tasks.group(value.group), value.shape,
                      *position) *
-          SizeOf(value.dtype)};
+          value.ElementBytes()};
 }
 
 // The file of each account is as long as its layout.
@@ -145,8 +145,15 @@ void WalkTasks(const TaskGraph& tasks, std::vector<Account>& accounts,
                        peer == nullptr ? nullptr : &tasks.group(peer->group),
                        position == kLargest ? std::nullopt : position)
                  : Bytes{};
+      const Bytes scratch =
+          tier == MemoryTier::kDevice
+              ? ScratchBytes(task, tasks.values, tasks.group(task.group),
+                             position == kLargest ? std::nullopt : position)
+              : Bytes{};
       here[a]->Add(MemoryCategory::kCommunication, staging);
+      here[a]->Add(MemoryCategory::kWorkspace, scratch);
       here[a]->Note();
+      here[a]->Remove(MemoryCategory::kWorkspace, scratch);
       here[a]->Remove(MemoryCategory::kCommunication, staging);
       for (ValueId id : frees[t]) {
         if (tasks.value(id).tier != tier) continue;

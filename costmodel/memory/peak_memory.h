@@ -4,9 +4,9 @@
 // Tasks are walked in issue order: the order in which a rank's memory is taken
 // and given back, whatever the clock says. A persistent value counts always;
 // another one from the first task that touches it to the last (LastUses), both
-// included. An alias is its root. A task's staging (planner/lower/staging.h)
-// counts while it runs. Kernels need no scratch worth counting. The world's
-// values have a copy on every device.
+// included. An alias is its root. A task's staging and its kernel's scratch
+// (planner/lower/staging.h) count while it runs. The world's values have a copy
+// on every device.
 //
 // A file is as long as its layout (planner/lower/file_layout.h): the parts are
 // what persists, and all behind it counts as activations.

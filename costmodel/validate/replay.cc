@@ -14,6 +14,10 @@ namespace {
 
 using Words = std::vector<std::string>;
 
+// reduce_bucket_size and allgather_bucket_size are 5e8 values by default
+// (deepspeed.ai/docs/config-json), of 16 bits.
+constexpr Bytes kDeepSpeedBucket{1'000'000'000};
+
 // The number that a text is; nothing for words.
 std::optional<int64_t> NumberIn(std::string_view text) {
   int64_t value = 0;
@@ -115,6 +119,18 @@ Stack StackOf(const PublishedRun& run, std::span<const Stack> stacks,
   if (Has(notes, "cuda graph") && Has(notes, "full_iteration")) {
     stack.host_per_operator = Duration{};
   }
+  // Models with gates, and their norms, came without dropout.
+  const std::string kind = Lower(run.ffn_kind);
+  if (kind.starts_with("swiglu") || kind.starts_with("geglu")) {
+    stack.memory.dropout_masks = false;
+  }
+  if (Has(Lower(run.source), "bigscience") ||
+      Has(Lower(run.zero_stage), "deepspeed")) {
+    stack.memory.zero_bucket = kDeepSpeedBucket;
+  }
+  if (Has(Lower(run.notes), "liger kernel")) {
+    stack.memory.logits = StackLogits::kNever;
+  }
   const std::string precision = Lower(run.precision);
   if (Has(precision, "fp4")) {
     stack.products = ProductType::kFp4;
@@ -123,6 +139,18 @@ Stack StackOf(const PublishedRun& run, std::span<const Stack> stacks,
   }
   return stack;
 }
+
+// Where the table has no ZeRO stage, by the scripts that the source ran.
+struct ZeroDefault {
+  std::string_view word;  // of the source
+  int stage;
+};
+constexpr ZeroDefault kZeroDefaults[] = {
+    // train/tr3-1B3-baseline/tr3m-1B3-emb-norm-pile.slurm: ZERO_STAGE=1
+    {"bigscience", 1},
+    // benchmark/alpa: prefer_reduce_scatter=True, "ZeRO-2-like"
+    {"alpa", 2},
+};
 
 Result<Strategy> StrategyOf(const PublishedRun& run, Words& assumptions) {
   Strategy strategy;
@@ -152,15 +180,22 @@ Result<Strategy> StrategyOf(const PublishedRun& run, Words& assumptions) {
     assumptions.push_back("interleaved by single layers");
   }
   if (strategy.vp > 1) strategy.schedule = "interleaved";
-  if (strategy.pp > 1 &&
-      (Has(notes, "schedule zb-1p") || Has(notes, "schedule zb-h1") ||
-       Has(notes, "schedule zb-2p"))) {
+  if (strategy.pp > 1 && Has(notes, "schedule zb-2p")) {
+    strategy.schedule = "zb-h2";
+    assumptions.push_back("ZB-2p as ZB-H2");
+  } else if (strategy.pp > 1 &&
+             (Has(notes, "schedule zb-1p") || Has(notes, "schedule zb-h1"))) {
     strategy.schedule = "zb-h1";
-    if (Has(notes, "zb-2p")) assumptions.push_back("ZB-2p as ZB-H1");
   }
 
   const std::string zero = Lower(run.zero_stage);
-  if (zero.empty()) {
+  if (const auto row = std::ranges::find_if(
+          kZeroDefaults,
+          [&](const ZeroDefault& r) { return Has(Lower(run.source), r.word); });
+      zero.empty() && row != std::end(kZeroDefaults)) {
+    strategy.zero = row->stage;
+    assumptions.push_back("ZeRO stage " + std::to_string(row->stage));
+  } else if (zero.empty()) {
     assumptions.push_back("ZeRO stage 0");
   } else if (zero.starts_with("fsdp")) {
     strategy.zero = 3;
@@ -260,7 +295,10 @@ Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
   ImportOptions options;
   options.global_batch = run.global_batch;
   options.seq_len = run.seq;
-  if (precision.empty()) {
+  if (precision.empty() && StackNameOf(run) == "megatron-2021") {
+    options.dtype = DType::kFloat16;
+    assumptions.push_back("fp16");
+  } else if (precision.empty()) {
     options.dtype = DType::kBFloat16;
     assumptions.push_back("bf16");
   } else if (Has(precision, "bf16") || Has(precision, "fp8") ||

@@ -53,6 +53,7 @@ void FillMemory(const Cluster& cluster, const Plan& plan, Prediction& result) {
         continue;
       }
       result.memory = used;
+      result.memory_use = result.evaluation.memory[s];
       result.capacity = capacity;
       first = false;
     }

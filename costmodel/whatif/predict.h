@@ -40,8 +40,9 @@ struct Prediction {
   Evaluation evaluation;  // with a breakdown, unless fast
   double tokens_per_s = 0;
   double mfu = 0;
-  Bytes memory;    // of the device that has least left
-  Bytes capacity;  // of the same
+  Bytes memory;          // of the device that has least left
+  MemoryUse memory_use;  // the same by category
+  Bytes capacity;        // of the same
   std::optional<Sensitivity> sensitivity;
   std::string bottleneck;
   double bottleneck_share = 0;  // of the step

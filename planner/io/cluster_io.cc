@@ -109,6 +109,16 @@ proto::Cluster ToProto(const Cluster& cluster) {
     row.set_sharded_rate(stack.sharded_rate);
     row.set_tensor_exposed(stack.tensor_exposed);
     row.set_products(static_cast<proto::ProductType>(stack.products));
+    proto::StackMemory& memory = *row.mutable_memory();
+    memory.set_dropout_masks(stack.memory.dropout_masks);
+    memory.set_fp16_gradients(stack.memory.fp16_gradients);
+    memory.set_gradient_copies(stack.memory.gradient_copies);
+    memory.set_whole_gradients(stack.memory.whole_gradients);
+    memory.set_zero_bucket_bytes(stack.memory.zero_bucket.value);
+    memory.set_logits(static_cast<proto::StackLogits>(stack.memory.logits));
+    memory.set_context_bytes(stack.memory.context.value);
+    memory.set_communicator_bytes(stack.memory.communicator.value);
+    memory.set_fragmentation(stack.memory.fragmentation);
   }
   for (const Vertex& vertex : cluster.vertices) {
     proto::Vertex& row = *out.add_vertices();
@@ -218,6 +228,21 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
                           "stack.products");
     }
     out.stack.products = static_cast<ProductType>(row.products());
+    const proto::StackMemory& memory = row.memory();
+    if (memory.logits() < 0 || memory.logits() > proto::STACK_LOGITS_NEVER) {
+      return InvalidInput("must be STACK_LOGITS_AS_VALUES, _FP32 or _NEVER",
+                          "stack.memory.logits");
+    }
+    StackMemory& kept = out.stack.memory;
+    kept.dropout_masks = memory.dropout_masks();
+    kept.fp16_gradients = memory.fp16_gradients();
+    kept.gradient_copies = memory.gradient_copies();
+    kept.whole_gradients = memory.whole_gradients();
+    kept.zero_bucket = {memory.zero_bucket_bytes()};
+    kept.logits = static_cast<StackLogits>(memory.logits());
+    kept.context = {memory.context_bytes()};
+    kept.communicator = {memory.communicator_bytes()};
+    kept.fragmentation = memory.fragmentation();
   }
   for (int i = 0; i < in.vertices_size(); ++i) {
     const int kind = in.vertices(i).kind();

@@ -126,6 +126,15 @@ void CheckStack(const Stack& stack, Problems& problems) {
   problems.RequireFraction(stack.sustained, "stack.sustained");
   problems.RequireFraction(stack.sharded_rate, "stack.sharded_rate");
   problems.RequireNotNegative(stack.tensor_exposed, "stack.tensor_exposed");
+  const auto bytes = [](Bytes b) { return static_cast<double>(b.value); };
+  problems.RequireNotNegative(bytes(stack.memory.context),
+                              "stack.memory.context");
+  problems.RequireNotNegative(bytes(stack.memory.zero_bucket),
+                              "stack.memory.zero_bucket");
+  problems.RequireNotNegative(bytes(stack.memory.communicator),
+                              "stack.memory.communicator");
+  problems.RequireNotNegative(stack.memory.fragmentation,
+                              "stack.memory.fragmentation");
 }
 
 void CheckHost(const Host& host, Problems& problems) {

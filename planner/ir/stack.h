@@ -1,7 +1,8 @@
 #pragma once
 // Stack: the training software that runs on a cluster, as far as it decides how
-// long a step takes: what its kernels are, how fast its host starts them, and
-// what it runs beside each other.
+// long a step takes and what it keeps: what its kernels are, how fast its host
+// starts them, what it runs beside each other, and what lies in the devices'
+// memory besides the values of the plan.
 //
 // A plain value. The default is Tessera's own runtime; other stacks are rows of
 // planner/topology/stacks.h.
@@ -21,6 +22,41 @@ enum class StackAttention : uint8_t {
   kFlash1,   // FlashAttention as it first was
   kUnfused,  // writes the scores of every pair of tokens to memory and reads
              // them back (product, softmax, dropout, product)
+};
+
+// What becomes of the logits between the head and the loss.
+enum class StackLogits : uint8_t {
+  kAsValues,  // read by the loss as the head leaves them
+  kFp32,      // copied to fp32, in which their softmax is kept for backward
+  kNever,     // head and loss are one kernel, which never has all of them
+};
+
+// What a device's memory holds beyond what Tessera's own kernels keep.
+struct StackMemory {
+  // Masks of the dropouts on residuals, a byte an element, and where attention
+  // is not fused the mask and the result of that on its probabilities
+  // (Korthikanti et al. 2022, section 4.1). (Tessera draws them again.)
+  bool dropout_masks = false;
+  // Gradients of fp16 models in fp16.
+  bool fp16_gradients = false;
+  // These copied to fp32 for the step.
+  bool gradient_copies = false;
+  // Gradients that ZeRO cuts are whole until the end of the backward: their
+  // reductions are combined into one.
+  bool whole_gradients = false;
+  // Where ZeRO cuts anything, of each of two flat buffers: through one go
+  // gradients to be reduced, through the other parameters that were gathered.
+  Bytes zero_bucket = {};
+  StackLogits logits = StackLogits::kAsValues;
+  // Of a process before its first tensor: the driver's context and the code of
+  // kernels.
+  Bytes context = {};
+  // Buffers of each communicator that a device belongs to.
+  Bytes communicator = {};
+  // What the allocator holds of free blocks, over what lives for less than a
+  // step.
+  double fragmentation = 0;
+  bool operator==(const StackMemory&) const = default;
 };
 
 struct Stack {
@@ -57,6 +93,7 @@ struct Stack {
   // collectives reach alone: they may come one by one. In (0, 1].
   double sharded_rate = 1;
   ProductType products = ProductType::kAsValues;
+  StackMemory memory;
   bool operator==(const Stack&) const = default;
 };
 

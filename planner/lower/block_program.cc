@@ -137,6 +137,7 @@ Value ProgramBuilder::TensorValue(TensorId tensor, std::string_view what,
     v.shape[static_cast<size_t>(t.sample_dim)] /= context_.plan().microbatches;
   }
   v.dtype = t.dtype;
+  v.element_bytes = context_.kept_bytes(tensor);
   v.layout = layout;
   v.category = category;
   return v;

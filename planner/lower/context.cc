@@ -26,6 +26,8 @@ LoweringContext::LoweringContext(const Graph& graph, const Cluster& cluster,
     : graph_(graph),
       plan_(plan),
       options_(options),
+      stack_(cluster.stack),
+      kernels_(KernelMemoryOf(graph, cluster.stack)),
       stages_(StagesOf(graph, plan)),
       overlaps_(Overlaps(plan.groups)) {
   for (const auto& others : overlaps_) devices_are_shared_ |= !others.empty();

@@ -44,6 +44,9 @@ class Assembler {
       for (ValueId& id : task.reads) id = bound[id.index()];
       for (ValueId& id : task.writes) id = bound[id.index()];
       if (like.valid()) task.like = TaskId(like.value++);
+      if (task.scratch_of.valid()) {
+        task.scratch_of = bound[task.scratch_of.index()];
+      }
       AddTask(std::move(task));
     }
     for (const Transfer& send : program.sends) {

@@ -10,12 +10,14 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <vector>
 
 #include "planner/base/result.h"
 #include "planner/ir/cluster.h"
 #include "planner/ir/graph.h"
+#include "planner/lower/stack_memory.h"
 #include "planner/lower/task_graph.h"
 #include "planner/plan/plan.h"
 #include "planner/plan/stages.h"
@@ -41,6 +43,16 @@ class LoweringContext {
   const Graph& graph() const { return graph_; }
   const Plan& plan() const { return plan_; }
   const TrainingOptions& options() const { return options_; }
+  const Stack& stack() const { return stack_; }
+  // What its software keeps of an element of the tensor, where not by its type.
+  std::optional<int64_t> kept_bytes(TensorId tensor) const {
+    return kernels_.kept.empty() ? std::nullopt : kernels_.kept[tensor.index()];
+  }
+  // Of its kernel; nothing where it needs none.
+  KernelScratch scratch(NodeId node) const {
+    return kernels_.scratch.empty() ? KernelScratch()
+                                    : kernels_.scratch[node.index()];
+  }
   bool concurrent_streams() const { return concurrent_streams_; }
   // fp16 gradients are those of a scaled loss (runtime/loss_scale.h).
   bool scales_loss() const { return graph_.dtype == DType::kFloat16; }
@@ -225,6 +237,8 @@ class LoweringContext {
   const Graph& graph_;
   const Plan& plan_;
   TrainingOptions options_;
+  const Stack& stack_;
+  const KernelMemory kernels_;
   bool concurrent_streams_ = true;
   Stages stages_;
   std::vector<std::vector<GroupId>> overlaps_;  // by group

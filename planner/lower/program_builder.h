@@ -184,6 +184,9 @@ class ProgramBuilder {
 
   DType GradientDType(TensorId weight) const;
 
+  // What gradients of a weight are summed in, and kept in by the stack.
+  void SetGradientType(TensorId weight, Value& v) const;
+
   // ---- transfers between groups
 
   void EmitSend(const Port& port, GroupId to, ValueId id, StreamRole stream);

@@ -228,7 +228,7 @@ void ProgramBuilder::EmitTie() {
         Value v = TensorValue(weight, "tied gradient",
                               TravelLayout(weight, replicas[r], i),
                               MemoryCategory::kGradient);
-        v.dtype = GradientDType(weight);
+        SetGradientType(weight, v);
         const ValueId id = AddValue(std::move(v));
         EmitReceive({Port::kAccumulator, weight, static_cast<int>(i)},
                     replicas[r].group, id, StreamRole::kRecvBackward);

@@ -164,6 +164,15 @@ void ProgramBuilder::EmitNode(NodeId id, const Node& node) {
   task.node = id;
   task.accumulate = accumulate;
   task.masks = Masks(node, placement);
+  if (const KernelScratch scratch = context_.scratch(id); scratch.bytes > 0) {
+    task.scratch_bytes = scratch.bytes;
+    for (size_t k = 0; k < node.operands.size(); ++k) {
+      if (node.operands[k] == scratch.of) task.scratch_of = task.reads[k];
+    }
+    for (size_t k = 0; k < node.results.size(); ++k) {
+      if (node.results[k] == scratch.of) task.scratch_of = task.writes[k];
+    }
+  }
   if (const auto ranks = group().Size(placement.streamed); ranks > 1) {
     const RingCall call = {task, &node, placement.streamed,
                            static_cast<int>(ranks), Stream(StreamRole::kComm)};

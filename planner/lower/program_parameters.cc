@@ -113,7 +113,7 @@ Value ProgramBuilder::GradientValue(const WeightPiece& piece,
   Value v =
       TensorValue(piece.weight, "gradient", context_.PieceOf(layout, piece),
                   MemoryCategory::kGradient);
-  v.dtype = GradientDType(piece.weight);
+  SetGradientType(piece.weight, v);
   return v;
 }
 
@@ -128,6 +128,14 @@ int ProgramBuilder::AccumulatorIndex(TensorId gradient) const {
 DType ProgramBuilder::GradientDType(TensorId weight) const {
   return graph_.tensor(weight).dtype == DType::kFloat64 ? DType::kFloat64
                                                         : DType::kFloat32;
+}
+
+void ProgramBuilder::SetGradientType(TensorId weight, Value& v) const {
+  v.dtype = GradientDType(weight);
+  const DType type = graph_.tensor(weight).dtype;
+  if (context_.stack().memory.fp16_gradients && type == DType::kFloat16) {
+    v.element_bytes = SizeOf(type);
+  }
 }
 
 }  // namespace tessera

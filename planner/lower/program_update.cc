@@ -12,8 +12,12 @@ ValueId ProgramBuilder::Reduced(const WeightPiece& piece) {
     Value v =
         TensorValue(piece.weight, cut ? "gradient shard" : "reduced gradient",
                     context_.StateLayout(piece), MemoryCategory::kGradient);
-    v.dtype = GradientDType(piece.weight);
+    SetGradientType(piece.weight, v);
     v.persistent = cut;
+    if (cut && context_.stack().memory.whole_gradients) {
+      const AxisSet axes = context_.weight_placement(piece.weight).zero_axes;
+      v.element_bytes = v.ElementBytes() * group().Size(axes);
+    }
     return v;
   });
 }

@@ -14,11 +14,15 @@ namespace {
 constexpr int64_t kMostPairs = int64_t{1} << 20;
 
 // At a position, or of the largest shard.
+int64_t ElementsOf(const Value& value, const DeviceGroup& group,
+                   std::optional<int> position) {
+  return position ? ElementsAt(value.layout, group, value.shape, *position)
+                  : LargestElements(value.layout, group, value.shape);
+}
+
 int64_t BytesOf(const Value& value, const DeviceGroup& group,
                 std::optional<int> position) {
-  return (position ? ElementsAt(value.layout, group, value.shape, *position)
-                   : LargestElements(value.layout, group, value.shape)) *
-         SizeOf(value.dtype);
+  return ElementsOf(value, group, position) * SizeOf(value.dtype);
 }
 
 int64_t WholeBytes(const Value& value) {
@@ -291,6 +295,13 @@ Bytes StagingBytes(const Task& task, std::span<const Value> values,
     default:
       return {};
   }
+}
+
+Bytes ScratchBytes(const Task& task, std::span<const Value> values,
+                   const DeviceGroup& group, std::optional<int> position) {
+  if (!task.scratch_of.valid()) return {};
+  const Value& value = values[task.scratch_of.index()];
+  return {ElementsOf(value, group, position) * task.scratch_bytes};
 }
 
 }  // namespace tessera

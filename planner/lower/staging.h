@@ -29,4 +29,9 @@ Bytes StagingBytes(const Task& task, std::span<const Value> values,
                    const DeviceGroup* peer_group,
                    std::optional<int> position = {});
 
+// What the task's kernel needs beside its values while it runs
+// (Task::scratch_of), of the rank at `position`, or of that which needs most.
+Bytes ScratchBytes(const Task& task, std::span<const Value> values,
+                   const DeviceGroup& group, std::optional<int> position = {});
+
 }  // namespace tessera

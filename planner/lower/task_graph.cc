@@ -74,7 +74,7 @@ bool OnHost(const Task& task, std::span<const Value> values) {
 Bytes LargestBytes(const TaskGraph& graph, ValueId id) {
   const Value& value = graph.value(id);
   return {LargestElements(value.layout, graph.group(value.group), value.shape) *
-          SizeOf(value.dtype)};
+          value.ElementBytes()};
 }
 
 bool IsRecomputed(const Graph& graph, const Task& task) {

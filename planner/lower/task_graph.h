@@ -10,6 +10,7 @@
 // Groups that share a device share its compute stream: there a task waits for
 // all earlier compute of these groups.
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -34,6 +35,9 @@ struct Value {
   int64_t sample_offset = 0;  // of the microbatch in the batch, on sample_dim
   int sample_dim = -1;
   DType dtype = DType::kFloat32;
+  // What other software keeps of an element in its place (Stack::memory); by
+  // `dtype` where not given.
+  std::optional<int64_t> element_bytes;
   Layout layout;
   MemoryCategory category = MemoryCategory::kActivation;
   MemoryTier tier = MemoryTier::kDevice;
@@ -42,6 +46,8 @@ struct Value {
   bool persistent = false;
   // Shares the buffer of this value, which nothing reads any more.
   ValueId alias_of;
+
+  int64_t ElementBytes() const { return element_bytes.value_or(SizeOf(dtype)); }
 };
 
 enum class TaskKind : uint8_t {
@@ -98,6 +104,11 @@ struct Task {
   // counts as zero (a bias where the reduction is split). Empty: no masks.
   std::vector<AxisSet> masks;
   ValueId peer;  // kSend, kRecv: the value on the other side
+  // kCompute: what the stack's kernel needs while it runs, so many bytes for
+  // each element of one of its values; Tessera's own need nothing worth
+  // counting.
+  ValueId scratch_of;
+  int64_t scratch_bytes = 0;
   // Ascending, all smaller than the task's own id. Tasks that precede it in
   // its own stream are left out: the stream orders them.
   std::vector<TaskId> deps;

@@ -21,8 +21,10 @@ enum class MemoryCategory : uint8_t {
   kActivation,
   kCommunication,  // gathered, scattered and received copies
   kWorkspace,      // scratch of kernels
+  kFramework,      // context of the driver, communicators' buffers
+  kAllocator,      // blocks that the framework's allocator holds unused
 };
-inline constexpr int kMemoryCategories = 6;
+inline constexpr int kMemoryCategories = 8;
 std::string_view NameOf(MemoryCategory category);
 
 // Peak bytes of one device by what they hold; the parts are taken at the

@@ -654,8 +654,9 @@ std::vector<int> StageStarts(const GraphIndex& index, int positions) {
     loads.front() += index.block_flops.front();
     loads.back() += index.block_flops.back();
   }
+  // Of equals the later first: earlier stages keep more microbatches.
   std::vector<size_t> lightest_first(counts.size());
-  std::iota(lightest_first.begin(), lightest_first.end(), size_t{0});
+  std::iota(lightest_first.rbegin(), lightest_first.rend(), size_t{0});
   std::stable_sort(lightest_first.begin(), lightest_first.end(),
                    [&](size_t a, size_t b) { return loads[a] < loads[b]; });
   for (size_t i = 0; i < static_cast<size_t>(layers % positions); ++i) {

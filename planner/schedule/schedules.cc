@@ -11,11 +11,13 @@ extern const PipelineSchedule kGpipe;
 extern const PipelineSchedule kOneForwardOneBackward;
 extern const PipelineSchedule kInterleaved;
 extern const PipelineSchedule kZeroBubbleH1;
+extern const PipelineSchedule kZeroBubbleH2;
 extern const PipelineSchedule kTable;  // action_table.cc
 
 std::span<const PipelineSchedule> Schedules() {
-  static const std::array table = {kGpipe, kOneForwardOneBackward, kInterleaved,
-                                   kZeroBubbleH1, kTable};
+  static const std::array table = {kGpipe,        kOneForwardOneBackward,
+                                   kInterleaved,  kZeroBubbleH1,
+                                   kZeroBubbleH2, kTable};
   return table;
 }
 

@@ -57,6 +57,71 @@ constexpr StackRow kRows[] = {
      "communication beside kernels"},
 };
 
+// What the software keeps and holds, by the stack's name.
+struct StackMemoryRow {
+  std::string_view name;
+  StackMemory memory;
+};
+
+// A process that has one tensor: 1113 MiB, of PyTorch 1.8 on V100 with all of
+// its kernels loaded (bigscience-workshop/bigscience, experiments/tr3m-1B3.md,
+// "calibration"). Since CUDA 11.7 kernels are loaded when first used:
+// estimated.
+constexpr Bytes kWholeContext{int64_t{1113} << 20};
+constexpr Bytes kLazyContext{int64_t{500} << 20};
+// NCCL takes 4 MiB a channel and connection (NCCL_BUFFSIZE), of which a rank
+// has two in a ring and four in a double tree, on some eight channels.
+constexpr Bytes kNcclBuffers{(int64_t{4} << 20) * 8 * 6};
+// An estimate: published runs have between nothing (max_memory_reserved of
+// Llama-3.1-8B over sequence lengths, stas00/ml-engineering) and a tenth.
+constexpr double kFragmentation = 0.05;
+
+constexpr StackMemoryRow kMemory[] = {
+    // Dropout at 0.1 unless told otherwise (megatron/arguments.py); fp16
+    // gradients unless --accumulate-allreduce-grads-in-fp32, which bf16 sets;
+    // logits in float() for the vocabulary-parallel loss.
+    {"megatron-2021",
+     {.dropout_masks = true,
+      .fp16_gradients = true,
+      .gradient_copies = true,
+      .logits = StackLogits::kFp32,
+      .context = kWholeContext,
+      .communicator = kNcclBuffers,
+      .fragmentation = kFragmentation}},
+    {"megatron-core-2024",
+     {.fp16_gradients = true,
+      .logits = StackLogits::kFp32,
+      .context = kLazyContext,
+      .communicator = kNcclBuffers,
+      .fragmentation = kFragmentation}},
+    {"torchtitan-2024",
+     {.logits = StackLogits::kFp32,
+      .context = kLazyContext,
+      .communicator = kNcclBuffers,
+      .fragmentation = kFragmentation}},
+    {"pytorch-fsdp-2023",
+     {.logits = StackLogits::kFp32,
+      .context = kLazyContext,
+      .communicator = kNcclBuffers,
+      .fragmentation = kFragmentation}},
+    {"pytorch-eager-2022",
+     {.dropout_masks = true,
+      .logits = StackLogits::kFp32,
+      .context = kWholeContext,
+      .communicator = kNcclBuffers,
+      .fragmentation = kFragmentation}},
+    // One buffer planned by the compiler: no blocks between its values.
+    // Gradients are values of the parameters' type (alpa/model/model_util.py),
+    // whose reductions are one (all_reduce_threshold = 1 << 60,
+    // alpa/shard_parallel/auto_sharding.py).
+    {"xla-2022",
+     {.fp16_gradients = true,
+      .whole_gradients = true,
+      .logits = StackLogits::kFp32,
+      .context = kWholeContext,
+      .communicator = kNcclBuffers}},
+};
+
 Stack Made(const StackRow& row) {
   const auto* const figures =
       std::ranges::find(kFigures, row.name, &StackFigures::name);
@@ -75,6 +140,10 @@ Stack Made(const StackRow& row) {
   stack.sustained = figures->sustained;
   stack.tensor_exposed = figures->tensor_exposed;
   stack.sharded_rate = figures->sharded_rate;
+  const auto* const memory =
+      std::ranges::find(kMemory, row.name, &StackMemoryRow::name);
+  TESSERA_CHECK(memory != std::end(kMemory)) << row.name;
+  stack.memory = memory->memory;
   return stack;
 }
 
@@ -114,6 +183,7 @@ Result<void> SetFlag(std::string_view key, std::string_view text, bool& flag) {
 // The names of an enumeration's values, in their order.
 constexpr std::string_view kAttentionNames[] = {"fused", "flash1", "unfused"};
 constexpr std::string_view kProductNames[] = {"as-values", "fp8", "fp4"};
+constexpr std::string_view kLogitsNames[] = {"as-values", "fp32", "never"};
 
 template <typename Enum>
 Result<void> SetName(std::string_view key, std::string_view text,
@@ -135,6 +205,14 @@ template <double Stack::*kField, int kMost>
 Result<void> SetNumber(Stack& stack, std::string_view key,
                        std::string_view value) {
   TESSERA_TRY(stack.*kField, Number(key, value, 0, kMost));
+  return {};
+}
+
+template <Bytes StackMemory::*kField>
+Result<void> SetBytes(Stack& stack, std::string_view key,
+                      std::string_view value) {
+  TESSERA_TRY(const double bytes, Number(key, value, 0, 1e12));
+  stack.memory.*kField = {static_cast<int64_t>(bytes)};
   return {};
 }
 
@@ -182,6 +260,35 @@ constexpr Key kKeys[] = {
      [](Stack& stack, std::string_view key,
         std::string_view value) -> Result<void> {
        return SetName(key, value, kProductNames, stack.products);
+     }},
+    {"masks",
+     [](Stack& stack, std::string_view key, std::string_view value) {
+       return SetFlag(key, value, stack.memory.dropout_masks);
+     }},
+    {"fp16-gradients",
+     [](Stack& stack, std::string_view key, std::string_view value) {
+       return SetFlag(key, value, stack.memory.fp16_gradients);
+     }},
+    {"gradient-copies",
+     [](Stack& stack, std::string_view key, std::string_view value) {
+       return SetFlag(key, value, stack.memory.gradient_copies);
+     }},
+    {"keep-logits",
+     [](Stack& stack, std::string_view key, std::string_view value) {
+       return SetName(key, value, kLogitsNames, stack.memory.logits);
+     }},
+    {"whole-gradients",
+     [](Stack& stack, std::string_view key, std::string_view value) {
+       return SetFlag(key, value, stack.memory.whole_gradients);
+     }},
+    {"zero-bucket", SetBytes<&StackMemory::zero_bucket>},
+    {"context", SetBytes<&StackMemory::context>},
+    {"communicator", SetBytes<&StackMemory::communicator>},
+    {"fragmentation",
+     [](Stack& stack, std::string_view key,
+        std::string_view value) -> Result<void> {
+       TESSERA_TRY(stack.memory.fragmentation, Number(key, value, 0, 10));
+       return {};
      }},
 };
 

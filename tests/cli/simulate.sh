@@ -28,10 +28,24 @@ check 'abs(sum(j["sources"].values()) - 1) < 1e-9'
 check 'set(j["sources"]) == {"measured", "interpolated", "analytical"}'
 check 'len(j["memory"]["per_device"]) == 8'
 check 'all(d["total"] == sum(d[p] for p in ("parameters", "gradients",
-  "optimizer", "activations", "workspace", "communication"))
+  "optimizer", "activations", "workspace", "communication", "framework",
+  "allocator"))
   for d in j["memory"]["per_device"])'
 check 'j["memory"]["peak_bytes"] == max(
   d["total"] for d in j["memory"]["per_device"])'
+
+check 'all(d["framework"] == d["allocator"] == 0
+  for d in j["memory"]["per_device"])'
+
+# Other software: its context and its allocator's blocks are parts, too.
+"$tessera" simulate --model "$examples/models/gpt2-xl/config.json" \
+  --cluster dgx-a100-80gb:1 --global-batch 64 --seq-len 1024 \
+  --strategy tp=2,pp=2,mbs=2,zero=1 --stack megatron-2021 --json \
+  >"$work/stack.json" 2>/dev/null
+json 'all(d["framework"] > 1e9 and d["allocator"] > 0 and d["workspace"] >= 0 and
+  d["total"] == sum(d[p] for p in ("parameters", "gradients", "optimizer",
+  "activations", "workspace", "communication", "framework", "allocator"))
+  for d in j["memory"]["per_device"])' "$work/stack.json" >/dev/null
 
 # The trace: every device and stream is named, spans of a row do not overlap,
 # and the last one ends with the step.

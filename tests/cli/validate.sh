@@ -11,11 +11,21 @@ check 'len(j["sources"]) > 25 and j["total"]["rows_used"] > 100'
 check 'j["total"]["rows_used"] / (j["total"]["rows_used"] + j["total"]["rows_refused"]) > 0.85'
 # The score is a mean over sources; docs/validation.md has what it is.
 check 'j["total"]["mape"] < 0.17'
-check 'all(("error" in r) != ("refused" in r) for r in j["rows"])'
+check 'all(("predicted_s" in r) != ("refused" in r) for r in j["rows"])'
 check 'all(any(a.startswith("stack ") for a in r["assumptions"]) for r in j["rows"] if "error" in r)'
 used='[r for r in j["rows"] if "error" in r and r["source"] == s["source"]]'
 check "all(s['rows_used'] == len($used) for s in j['sources'])"
 check "all(s['mape'] is None or abs(s['mape'] - sum(abs(r['error']) for r in $used) / s['rows_used']) < 1e-9 for s in j['sources'])"
+
+# Memory, by category and as it was measured.
+check 'all(s["memory"]["rows"] == len([r for r in j["rows"]
+  if r["source"] == s["source"] and "measured_bytes" in r.get("memory", {})])
+  for s in j["sources"])'
+check 'j["total"]["memory"]["rows"] > 20 and j["total"]["memory"]["mape"] < 0.2'
+check 'all(m["predicted_bytes"] == m["total"] - {"allocated":
+  m["framework"] + m["allocator"], "reserved": m["framework"],
+  "device": 0}[m["measure"]] for m in (r["memory"] for r in j["rows"]
+  if "measured_bytes" in r.get("memory", {})))'
 
 # Another figure of a stack moves its rows and no others.
 "$tessera" validate "$table" --stack xla-2022,sustained=0.5 --json \
@@ -35,6 +45,7 @@ PYTHON
 
 "$tessera" validate "$table" >"$work/out.txt" || fail "exit code $?"
 grep -q "mean over sources" "$work/out.txt" || fail "no total"
+grep -q "peak memory of a device" "$work/out.txt" || fail "no memory"
 
 printf 'id,source\na,b\n' >"$work/short.csv"
 fails 2 "no such column" validate "$work/short.csv"

@@ -281,6 +281,26 @@ TEST(ZeroBubble, StagesOfFigure2) {
   EXPECT_EQ(text(3), "F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 I4 W1 W2 W3 W4 ");
 }
 
+// Figure 3 (ZB-H2): the first of four stages runs seven forwards ahead, the
+// last puts six microbatches' gradients of weights off.
+TEST(ZeroBubble, StagesOfFigure3) {
+  const PipelineShape shape = {4, 1, 8};
+  const StageOrders orders = OrdersOf(*FindSchedule("zb-h2").value(), shape);
+  const auto text = [&](size_t stage) {
+    std::string out;
+    for (const Action& action : orders[stage]) {
+      out += ToString(action, shape.chunks) + " ";
+    }
+    return out;
+  };
+  EXPECT_EQ(text(0),
+            "F0 F1 F2 F3 F4 F5 F6 I0 W0 F7 I1 W1 I2 W2 I3 W3 I4 W4 I5 W5 I6 "
+            "W6 I7 W7 ");
+  EXPECT_EQ(text(3),
+            "F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 F5 I5 F6 I6 W0 F7 I7 W1 W2 W3 W4 "
+            "W5 W6 W7 ");
+}
+
 TEST(Schedules, SayWhatTheyNeed) {
   EXPECT_EQ(
       Accepts(*FindSchedule("interleaved").value(), {4, 1, 8}).error().message,

@@ -184,7 +184,7 @@ bool Interleaved(const GraphIndex& index, const Plan& plan) {
   return HasPipeline(index, plan, "interleaved");
 }
 bool ZeroBubble(const GraphIndex& index, const Plan& plan) {
-  return HasPipeline(index, plan, "zb-h1");
+  return HasPipeline(index, plan, "zb-h1") || HasPipeline(index, plan, "zb-h2");
 }
 
 bool TableOfActions(const GraphIndex& index, const Plan& plan) {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "planner/io/file.h"
+#include "planner/topology/stacks.h"
 #include "planner/topology/topologies.h"
 
 namespace tessera {
@@ -91,6 +92,20 @@ TEST(ClusterIo, HostsComeBack) {
   cluster.host.reset();
   ASSERT_TRUE(WriteCluster(path, cluster));
   EXPECT_EQ(*ReadCluster(path), cluster);
+}
+
+TEST(ClusterIo, StacksComeBack) {
+  Cluster cluster = *MakeCluster("local-cpu:2");
+  for (const char* stack :
+       {"tessera", "megatron-2021", "torchtitan-2024,keep-logits=never",
+        "xla-2022,zero-bucket=5,fragmentation=0.5,gradient-copies=1"}) {
+    cluster.stack = *ParseStack(stack);
+    const std::string path = TempPath("stack.json");
+    ASSERT_TRUE(WriteCluster(path, cluster));
+    const auto back = ReadCluster(path);
+    ASSERT_TRUE(back.has_value()) << back.error().ToString();
+    EXPECT_EQ(back->stack, cluster.stack) << stack;
+  }
 }
 
 TEST(ClusterIo, LoadsPathsAndPresets) {

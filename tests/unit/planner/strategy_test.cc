@@ -106,12 +106,12 @@ TEST(ParseStrategy, SaysWhatIsSupported) {
             "branches: unknown branches 'splits'; did you mean 'split'? "
             "known: whole, split");
   // A table of actions is not named, but given as a file.
-  for (const char* name : {"zb-h2", "table"}) {
+  for (const char* name : {"zb-h3", "table"}) {
     EXPECT_THAT(
         error(std::string("schedule=") + name),
         AllOf(HasSubstr(std::string("schedule: unknown schedule '") + name),
-              HasSubstr("known: gpipe, 1f1b, interleaved, zb-h1, or the path "
-                        "of a file with a table of actions")));
+              HasSubstr("known: gpipe, 1f1b, interleaved, zb-h1, zb-h2, or the "
+                        "path of a file with a table of actions")));
   }
   EXPECT_EQ(error("tp=0"), "tp: is '0': expected a whole number from 1");
   EXPECT_EQ(error("tp=two"), "tp: is 'two': expected a whole number from 1");
@@ -548,9 +548,9 @@ TEST(PlanFromStrategy, StagesHoldEqualNumbersOfLayers) {
   const Graph twelve = MlpGraph(12, 8, 4, 8, 16, 32);
   // embed goes with the first stage, head with the last: blocks 0, 1+4, 1+8.
   EXPECT_THAT(StageStarts(GraphIndex(twelve), 3), ElementsAre(0, 5, 9));
-  // Of 13 layers the extra one goes to the first stage without the head.
+  // Of 13 layers the extra one goes to the stage between the ends.
   const Graph thirteen = MlpGraph(13, 8, 4, 8, 16, 32);
-  EXPECT_THAT(StageStarts(GraphIndex(thirteen), 3), ElementsAre(0, 6, 10));
+  EXPECT_THAT(StageStarts(GraphIndex(thirteen), 3), ElementsAre(0, 5, 10));
   // More stages than layers: every block is one.
   const Graph two = MlpGraph(2, 8, 4, 8, 16, 32);
   EXPECT_THAT(StageStarts(GraphIndex(two), 4), ElementsAre(0, 1, 2, 3));
@@ -563,18 +563,18 @@ TEST(PlanFromStrategy, ChunksAreDealtInTurns) {
   const auto plan =
       Make(graph, cluster, "pp=2,vp=2,schedule=interleaved,mbs=2");
   ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
-  // Eight blocks: embed with two layers, two, one, one with the head: what does
-  // not divide goes to the first positions, which have no head.
+  // Eight blocks: embed with a layer, two, two, one with the head: what does not
+  // divide goes to the last positions without a head.
   std::vector<int> positions;
   for (const auto& nodes : GraphIndex(graph).nodes_of_block) {
     const OpPlacement& op = plan->ops[nodes[0].index()];
     positions.push_back(op.chunk * 2 + op.group.value);
   }
-  EXPECT_THAT(positions, ElementsAre(0, 0, 0, 1, 1, 2, 3, 3));
+  EXPECT_THAT(positions, ElementsAre(0, 0, 1, 1, 2, 2, 3, 3));
   EXPECT_EQ(StrategyText(GraphIndex(graph), cluster, *plan),
             "dp1 tp1 pp2 mbs2 zero0 sp0 vp2 interleaved");
   EXPECT_THAT(Describe(graph, cluster, *plan),
-              HasSubstr("  chunk 1, h.4: data-parallel 1\n"));
+              HasSubstr("  chunk 1, h.5: data-parallel 1\n"));
   EXPECT_EQ(Make(graph, cluster, "pp=2,vp=2").error().message,
             "1f1b runs one chunk a stage, not 2 (vp); interleaved runs "
             "several");
