@@ -183,17 +183,9 @@ class TemplateMaker {
     }
   }
 
-  BlockTemplate Make(bool splits) {
+  BlockTemplate Make(std::span<const ProgramKind> kinds) {
     out_.streams = {{StreamRole::kCompute, 0}};
-    for (int k = 0; k < kProgramKinds; ++k) {
-      const auto kind = static_cast<ProgramKind>(k);
-      const bool whole = kind == ProgramKind::kBackward ||
-                         kind == ProgramKind::kBackwardReduce;
-      const bool part = kind == ProgramKind::kBackwardInput ||
-                        kind == ProgramKind::kBackwardWeight ||
-                        kind == ProgramKind::kBackwardWeightReduce;
-      if (splits ? !whole : !part) MakeProgram(kind);
-    }
+    for (ProgramKind kind : kinds) MakeProgram(kind);
     MakeLoss();
     for (TensorId id : shape_.sums) out_.sums.push_back(context_.produced(id));
     return std::move(out_);
@@ -457,9 +449,28 @@ class TemplateMaker {
 
 }  // namespace
 
+std::span<const ProgramKind> KindsOf(bool splits) {
+  static constexpr ProgramKind kWhole[] = {
+      ProgramKind::kBegin,    ProgramKind::kForward,
+      ProgramKind::kBackward, ProgramKind::kBackwardReduce,
+      ProgramKind::kTie,      ProgramKind::kNorm,
+      ProgramKind::kUpdate};
+  static constexpr ProgramKind kParts[] = {ProgramKind::kBegin,
+                                           ProgramKind::kForward,
+                                           ProgramKind::kBackwardInput,
+                                           ProgramKind::kBackwardWeight,
+                                           ProgramKind::kBackwardWeightReduce,
+                                           ProgramKind::kTie,
+                                           ProgramKind::kNorm,
+                                           ProgramKind::kUpdate};
+  if (splits) return kParts;
+  return kWhole;
+}
+
 BlockTemplate MakeTemplate(const Pricer& pricer, Programs& programs, int block,
-                           const BlockShape& shape, bool splits) {
-  return TemplateMaker(pricer, programs, block, shape).Make(splits);
+                           const BlockShape& shape,
+                           std::span<const ProgramKind> kinds) {
+  return TemplateMaker(pricer, programs, block, shape).Make(kinds);
 }
 
 }  // namespace tessera

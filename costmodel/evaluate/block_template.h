@@ -6,6 +6,7 @@
 
 #include <array>
 #include <map>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -136,9 +137,13 @@ class Programs {
   std::map<std::pair<int, ProgramKind>, BlockProgram> programs_;
 };
 
-// With the programs of whole backwards, or where the stage `splits` them of
-// their parts.
+// The programs of whole backwards, or of their parts, and all else that a stage
+// runs.
+std::span<const ProgramKind> KindsOf(bool splits);
+
+// With the programs of these kinds; others are empty.
 BlockTemplate MakeTemplate(const Pricer& pricer, Programs& programs, int block,
-                           const BlockShape& shape, bool splits);
+                           const BlockShape& shape,
+                           std::span<const ProgramKind> kinds);
 
 }  // namespace tessera

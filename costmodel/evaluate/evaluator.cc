@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <optional>
 
+#include "costmodel/evaluate/uniform_bound.h"
 #include "costmodel/memory/overhead.h"
 #include "costmodel/memory/peak_memory.h"
 #include "costmodel/simulate/simulator.h"
@@ -122,6 +123,8 @@ Evaluator::Evaluator(const Graph& graph, const Cluster& cluster,
       options_(options),
       pricer_(graph, cluster, profile) {}
 
+Evaluator::~Evaluator() = default;
+
 const std::vector<BlockShape>& Evaluator::ShapesFor(int prefetch) const {
   const int blocks = static_cast<int>(graph_.blocks.size());
   const int reach = std::clamp(prefetch, 1, blocks);
@@ -237,7 +240,7 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
       auto made = std::make_shared<Block>();
       made->number = numbers_++;
       made->priced = MakeTemplate(pricer_, *programs, static_cast<int>(b),
-                                  shape, splits[own.index()]);
+                                  shape, KindsOf(splits[own.index()]));
       IntKey sums;
       for (const Layout& layout : made->priced.sums) {
         sums.insert(sums.end(), layout.dims.begin(), layout.dims.end());
@@ -495,12 +498,12 @@ std::optional<Score> Evaluator::EvaluateUniform(
 }
 
 Score Evaluator::BoundUniform(const GraphIndex& index, const Cluster&,
-                              const Strategy& strategy) const {
+                              const Strategy& strategy, Bound bound) const {
   std::call_once(bound_made_, [&] {
     bound_ = std::make_unique<const UniformBound>(graph_, cluster_, profile_,
                                                   options_);
   });
-  return bound_->Of(index, strategy);
+  return bound_->Of(index, strategy, bound);
 }
 
 Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {

@@ -28,7 +28,6 @@
 #include "costmodel/evaluate/block_template.h"
 #include "costmodel/evaluate/stage.h"
 #include "costmodel/evaluate/step.h"
-#include "costmodel/evaluate/uniform_bound.h"
 #include "costmodel/price.h"
 #include "costmodel/profile/profile_db.h"
 #include "planner/ir/cluster.h"
@@ -40,12 +39,15 @@
 
 namespace tessera {
 
+class UniformBound;
+
 class Evaluator : public Objective {
  public:
   // `profile` may be null. `graph` is differentiated; the three outlive this,
   // unchanged.
   Evaluator(const Graph& graph, const Cluster& cluster,
             const ProfileDb* profile, const TrainingOptions& options);
+  ~Evaluator() override;
 
   // REQUIRES (both): Validate(graph, cluster, plan) is empty.
   Evaluation Evaluate(const Plan& plan) const override;
@@ -59,7 +61,7 @@ class Evaluator : public Objective {
 
   // See uniform_bound.h.
   Score BoundUniform(const GraphIndex& index, const Cluster& cluster,
-                     const Strategy& strategy) const override;
+                     const Strategy& strategy, Bound bound) const override;
 
   // As Evaluate, with the breakdown of the bottleneck group and the memory of
   // every device. Lowers and simulates the whole step. With `share_links` step

@@ -1,24 +1,16 @@
 #include "costmodel/evaluate/uniform_bound.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <limits>
-#include <map>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "planner/base/rng.h"
-#include "planner/lower/lower.h"
 #include "planner/schedule/pipeline_schedule.h"
 
 namespace tessera {
 namespace {
-
-// No path. Sums of a few hundred do not wrap.
-constexpr int64_t kNever = std::numeric_limits<int64_t>::min() / 1024;
 
 // The devices of each host, where all hosts and devices are alike; else 0.
 int HostSize(const Cluster& cluster, const Pricer& pricer) {
@@ -60,102 +52,10 @@ bool IsPlain(const Strategy& s) {
          s.activation_tier == MemoryTier::kDevice;
 }
 
-// The tensor that the programs of one kind take from one block to another, if
-// that is the only one: what `from` exports and `to` imports.
-std::optional<TensorId> OnlyCrossing(const BlockTemplate& from,
-                                     const BlockShape& from_shape,
-                                     const BlockTemplate& to,
-                                     const BlockShape& to_shape,
-                                     ProgramKind kind) {
-  const auto tensors = [&](const std::vector<TemplateBinding>& bindings,
-                           const BlockShape& shape) {
-    std::set<TensorId> out;
-    for (const TemplateBinding& b : bindings) {
-      if (b.port.kind != Port::kTensor || b.port.index != 0) continue;
-      out.insert(shape.tensors[static_cast<size_t>(b.port.tensor)]);
-    }
-    return out;
-  };
-  const auto k = static_cast<size_t>(kind);
-  const auto left = tensors(from.programs[k].exports, from_shape);
-  const auto read = tensors(to.programs[k].imports, to_shape);
-  std::optional<TensorId> only;
-  for (TensorId id : left) {
-    if (!read.contains(id)) continue;
-    if (only) return std::nullopt;
-    only = id;
-  }
-  return only;
-}
-
-// The buffer that a program binds to a tensor; -1 for none.
-int BufferOf(const std::vector<TemplateBinding>& bindings,
-             const BlockShape& shape, std::optional<TensorId> tensor) {
-  if (!tensor) return -1;
-  for (const TemplateBinding& b : bindings) {
-    if (b.port.kind == Port::kTensor && b.port.index == 0 &&
-        shape.tensors[static_cast<size_t>(b.port.tensor)] == *tensor) {
-      return b.buffer;
-    }
-  }
-  return -1;
-}
-
-// The most bytes that a program holds above those before it, less what of its
-// imports it is the last to touch.
-int64_t PeakOf(const TemplateProgram& program) {
-  std::map<int, int64_t> change;  // behind a task
-  for (const TemplateBytes& given : program.given) {
-    change[given.task] -= given.bytes;
-  }
-  std::set<int> imported;
-  for (const TemplateBinding& import : program.imports) {
-    const auto& buffer = program.buffers[static_cast<size_t>(import.buffer)];
-    if (buffer.persistent || !imported.insert(import.buffer).second) continue;
-    if (buffer.last_touch >= 0) change[buffer.last_touch] -= buffer.bytes.value;
-  }
-  int64_t now = 0;
-  int64_t peak = 0;
-  size_t taken = 0;
-  for (int t = 0; t < static_cast<int>(program.tasks.size()); ++t) {
-    for (; taken < program.taken.size() && program.taken[taken].task == t;
-         ++taken) {
-      now += program.taken[taken].bytes;
-    }
-    peak = std::max(peak, now);
-    if (const auto it = change.find(t); it != change.end()) now += it->second;
-  }
-  return peak;
-}
-
-int64_t ComputeOf(const TemplateProgram& program) {
-  int64_t time = 0;
-  for (const TemplateTask& task : program.tasks) {
-    if (task.stream == 0) time += task.cost.duration.picoseconds;
-  }
-  return time;
-}
-
 }  // namespace
 
 size_t UniformBound::KeyHash::operator()(const Key& key) const {
   return Mix64(key[0] ^ Mix64(key[1] ^ Mix64(key[2])));
-}
-
-UniformBound::Passage UniformBound::Passage::Then(const Passage& next) const {
-  const auto join = [](int64_t a, int64_t b, int64_t c, int64_t d) {
-    return std::max({a + b, c + d, kNever});
-  };
-  return {
-      join(stream_to_stream, next.stream_to_stream,  //
-           stream_to_output, next.input_to_stream),
-      join(stream_to_stream, next.stream_to_output,  //
-           stream_to_output, next.input_to_output),
-      join(input_to_stream, next.stream_to_stream,  //
-           input_to_output, next.input_to_stream),
-      join(input_to_stream, next.stream_to_output,  //
-           input_to_output, next.input_to_output),
-  };
 }
 
 UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
@@ -198,216 +98,18 @@ const T& UniformBound::Row(Table<T>& table, const Key& key, const Make& make) {
   return *table.rows.try_emplace(key, std::move(row)).first->second;
 }
 
-UniformBound::Passage UniformBound::PassageOf(const TemplateProgram& program,
-                                              int input, int output) const {
-  struct Row {  // an end as a function of both times
-    int64_t stream = kNever;
-    int64_t input = kNever;
-  };
-  std::vector<Row> rows(program.tasks.size());
-  std::map<int, int> last;  // task, by stream
-  size_t access = 0;
-  for (size_t t = 0; t < rows.size(); ++t) {
-    const TemplateTask& task = program.tasks[t];
-    Row& row = rows[t];
-    const auto join = [&](int other) {
-      const Row& from = rows[static_cast<size_t>(other)];
-      row.stream = std::max(row.stream, from.stream);
-      row.input = std::max(row.input, from.input);
-    };
-    const auto follow = [&](int stream) {
-      if (const auto it = last.find(stream); it != last.end()) {
-        join(it->second);
-      } else if (stream == 0) {
-        row.stream = std::max<int64_t>(row.stream, 0);
-      }
-    };
-    follow(task.stream);
-    if (task.after_compute) follow(0);
-    for (int d = task.first_dep; d < task.last_dep; ++d) {
-      join(program.deps[static_cast<size_t>(d)]);
-    }
-    for (; access < program.outside.size() &&
-           program.outside[access].task == static_cast<int>(t);
-         ++access) {
-      if (program.outside[access].buffer != input) continue;
-      row.input = std::max<int64_t>(row.input, 0);
-    }
-    const int64_t duration = task.cost.duration.picoseconds;
-    if (row.stream != kNever) row.stream += duration;
-    if (row.input != kNever) row.input += duration;
-    last[task.stream] = static_cast<int>(t);
-  }
-  Row stream = {0, kNever};
-  if (const auto it = last.find(0); it != last.end()) {
-    stream = rows[static_cast<size_t>(it->second)];
-  }
-  Row out;
-  if (output >= 0) {
-    const int writer = program.buffers[static_cast<size_t>(output)].last_writer;
-    if (writer >= 0) out = rows[static_cast<size_t>(writer)];
-  }
-  return {stream.stream, out.stream, stream.input, out.input};
-}
-
-UniformBound::BlockCosts UniformBound::Measure(const Strategy& strategy,
-                                               bool comm, bool splits) const {
-  Strategy replica = strategy;
-  replica.dp = 1;
-  replica.pp = 1;
-  replica.vp = 1;
-  replica.zero = 0;
-  replica.zero_group = 0;
-  replica.bucket = {};
-  replica.prefetch = Strategy().prefetch;
-  replica.schedule = Strategy().schedule;
-  replica.order = Strategy().order;
-  const int ranks = replica.tp * replica.cp * replica.ep;
-  Cluster neighbours;
-  neighbours.name = cluster_.name;
-  neighbours.device_types = cluster_.device_types;
-  neighbours.devices.assign(cluster_.devices.begin(),
-                            cluster_.devices.begin() + ranks);
-  const auto plan = PlanFromStrategy(index_, neighbours, replica);
-  if (!plan) return {};
-  const LoweringContext context(short_.graph, cluster_, *plan, options_);
-  Programs programs(context);
-
-  // Where a host has room for several replicas, each pays what the luckiest
-  // pays.
-  std::vector<DeviceGroup> elsewhere;
-  for (int first = ranks; first + ranks <= host_size_; first += ranks) {
-    DeviceGroup& group = elsewhere.emplace_back(plan->groups[0]);
-    for (DeviceId& device : group.devices)
-      device = DeviceId(device.value + first);
-  }
-  const size_t n = shapes_.size();
-  std::vector<BlockTemplate> templates;
-  for (size_t b = 0; b < n; ++b) {
-    const auto block = static_cast<int>(b);
-    BlockTemplate& made = templates.emplace_back(
-        MakeTemplate(pricer_, programs, block, shapes_[b], splits));
-    for (int k = 0; k < kProgramKinds; ++k) {
-      auto& tasks = made.programs[static_cast<size_t>(k)].tasks;
-      if (tasks.empty()) continue;
-      const BlockProgram& program =
-          programs.Of(block, static_cast<ProgramKind>(k));
-      for (size_t t = 0; t < tasks.size(); ++t) {
-        if (program.tasks[t].kind != TaskKind::kComm) continue;
-        Duration& duration = tasks[t].cost.duration;
-        if (!comm) duration = {};
-        for (const DeviceGroup& group : elsewhere) {
-          TaskView view;
-          view.task = &program.tasks[t];
-          view.values = program.values;
-          view.group = &group;
-          view.group_class = pricer_.ClassOf(group);
-          view.zigzag = plan->zigzag;
-          duration = std::min(duration, pricer_.Price(view).duration);
-        }
-      }
-    }
-  }
-
-  const ProgramKind backward =
-      splits ? ProgramKind::kBackwardInput : ProgramKind::kBackward;
-  const auto program = [&](size_t b, ProgramKind kind) -> const auto& {
-    return templates[b].programs[static_cast<size_t>(kind)];
-  };
-  // What backward reads of forward, by the block and buffer that has it.
-  std::map<Port, std::pair<size_t, int>> produced;
-  const auto port = [&](size_t b, const TemplatePort& p) {
-    return Port{p.kind,
-                p.tensor < 0
-                    ? TensorId()
-                    : shapes_[b].tensors[static_cast<size_t>(p.tensor)],
-                p.index, p.tile};
-  };
-  for (size_t b = 0; b < n; ++b) {
-    for (const TemplateBinding& e : program(b, ProgramKind::kForward).exports) {
-      if (e.port.kind == Port::kTensor)
-        produced[port(b, e.port)] = {b, e.buffer};
-    }
-  }
-  std::set<std::pair<size_t, int>> kept;
-  std::set<Port> stored;
-  BlockCosts costs(n);
-  for (size_t b = 0; b < n; ++b) {
-    BlockCost& cost = costs[b];
-    const auto crossing = [&](size_t from, size_t to, ProgramKind kind) {
-      if (std::max(from, to) >= n) return std::optional<TensorId>();
-      return OnlyCrossing(templates[from], shapes_[from], templates[to],
-                          shapes_[to], kind);
-    };
-    const auto passage = [&](ProgramKind kind, size_t before, size_t after) {
-      const TemplateProgram& p = program(b, kind);
-      return PassageOf(
-          p, BufferOf(p.imports, shapes_[b], crossing(before, b, kind)),
-          BufferOf(p.exports, shapes_[b], crossing(b, after, kind)));
-    };
-    // Before the first and behind the last there is none.
-    cost.forward = passage(ProgramKind::kForward, b - 1, b + 1);
-    cost.backward = passage(backward, b + 1, b - 1);
-    if (splits) {
-      cost.weight = PassageOf(program(b, ProgramKind::kBackwardWeight), -1, -1)
-                        .stream_to_stream;
-    }
-    cost.update = ComputeOf(program(b, ProgramKind::kNorm)) +
-                  ComputeOf(program(b, ProgramKind::kUpdate));
-    cost.backward_peak = PeakOf(program(b, backward));
-    for (ProgramKind kind : {backward, ProgramKind::kBackwardWeight}) {
-      for (const TemplateBinding& import : program(b, kind).imports) {
-        const auto from = produced.find(port(b, import.port));
-        if (from == produced.end() || !kept.insert(from->second).second) {
-          continue;
-        }
-        const auto& [producer, buffer] = from->second;
-        cost.kept += program(producer, ProgramKind::kForward)
-                         .buffers[static_cast<size_t>(buffer)]
-                         .bytes.value;
-      }
-    }
-    for (const TemplateProgram& p : templates[b].programs) {
-      for (const TemplateBinding& binding : p.imports) {
-        const auto& buffer = p.buffers[static_cast<size_t>(binding.buffer)];
-        const Port at = port(b, binding.port);
-        const auto category = static_cast<size_t>(buffer.category);
-        if (!buffer.persistent || !at.tensor.valid() ||
-            category >= cost.stored.size() ||
-            short_.graph.tensor(at.tensor).kind != TensorKind::kWeight ||
-            !stored.insert(at).second) {
-          continue;
-        }
-        const Shape& shape = short_.graph.tensor(at.tensor).shape;
-        double elements = 1;
-        for (int64_t extent : shape) elements *= static_cast<double>(extent);
-        const double copies = ranks *
-                              static_cast<double>(LargestElements(
-                                  context.replicas(at.tensor)[0].layout,
-                                  plan->groups[0], shape)) /
-                              elements;
-        cost.stored[category] += buffer.bytes.value;
-        if (category < cost.exchanged.size() &&
-            std::llround(copies) == replica.cp * replica.ep) {
-          cost.exchanged[category] += buffer.bytes.value;
-        }
-        cost.cut[category] += static_cast<double>(buffer.bytes.value) / copies;
-      }
-    }
-  }
-  return costs;
-}
-
-std::vector<UniformBound::StageCost> UniformBound::StagesOf(
+UniformBound::Pipeline UniformBound::PipelineOf(
     const GraphIndex& index, const Strategy& strategy,
     const BlockCosts& blocks) const {
   const auto pp = static_cast<size_t>(strategy.pp);
-  std::vector<StageCost> stages(pp);
+  Pipeline pipeline;
+  pipeline.stages.resize(pp);
   const std::vector<int> starts = StageStarts(index, strategy.pp * strategy.vp);
   int64_t fill = 0;
   int64_t drain = 0;
   for (size_t position = 0; position < starts.size(); ++position) {
-    StageCost& stage = stages[position % pp];
+    StageCost& stage = pipeline.stages[position % pp];
+    Position& own = pipeline.positions.emplace_back();
     const auto begin = static_cast<size_t>(starts[position]);
     const size_t end = position + 1 < starts.size()
                            ? static_cast<size_t>(starts[position + 1])
@@ -415,17 +117,24 @@ std::vector<UniformBound::StageCost> UniformBound::StagesOf(
     const auto block = [&](size_t b) -> const BlockCost& {
       return blocks[static_cast<size_t>(short_.block_of[b])];
     };
-    Passage forward = block(begin).forward;
-    Passage backward = block(end - 1).backward;
+    const BlockCost& first = block(begin);
+    const BlockCost& last = block(end - 1);
+    own.forward = begin + 1 == end ? last.forward_out : first.forward;
+    own.backward = begin + 1 == end ? first.backward_out : last.backward;
     for (size_t b = begin + 1; b < end; ++b) {
-      forward = forward.Then(block(b).forward);
-      backward = backward.Then(block(begin + end - 1 - b).backward);
+      const size_t back = begin + end - 1 - b;
+      own.forward =
+          own.forward.Then(b + 1 == end ? last.forward_out : block(b).forward);
+      own.backward = own.backward.Then(back == begin ? first.backward_out
+                                                     : block(back).backward);
     }
+    own.forward_bytes = last.forward_bytes;
+    own.backward_bytes = first.backward_bytes;
     int64_t kept = 0;
     for (size_t b = begin; b < end; ++b) {
       const BlockCost& cost = block(b);
       kept += cost.kept;
-      stage.weight += cost.weight;
+      own.weight += cost.weight;
       stage.update += cost.update;
       for (size_t c = 0; c < cost.stored.size(); ++c) {
         stage.stored[c] += cost.stored[c];
@@ -433,64 +142,78 @@ std::vector<UniformBound::StageCost> UniformBound::StagesOf(
       }
       for (size_t c = 0; c < cost.exchanged.size(); ++c) {
         stage.exchanged[c] += cost.exchanged[c];
-        if (position < pp) stage.first_exchanged[c] += cost.exchanged[c];
       }
+      if (position < pp) stage.first_gradients += cost.exchanged[1];
     }
-    stage.forward += forward.stream_to_stream;
-    stage.backward += backward.stream_to_stream;
+    stage.forward += own.forward.stream_to_stream;
+    stage.backward += own.backward.stream_to_stream;
+    stage.weight += own.weight;
     stage.kept = position < pp ? kept : std::min(stage.kept, kept);
     // The last chunk's backward comes first.
-    stage.backward_peak = block(end - 1).backward_peak;
+    stage.backward_peak = last.backward_peak;
     if (position >= pp) continue;
-    stage.last_backward = backward.stream_to_stream;
     stage.fill = fill;
     stage.drain = drain;
-    fill += std::max<int64_t>(forward.input_to_stream, 0);
-    drain += std::max<int64_t>(backward.input_to_stream, 0);
+    fill += std::max<int64_t>(position == 0 ? own.forward.stream_to_output
+                                            : own.forward.input_to_output,
+                              0);
+    drain += std::max<int64_t>(position == 0 ? own.backward.input_to_stream
+                                             : own.backward.input_to_output,
+                               0);
   }
-  return stages;
+  return pipeline;
 }
 
-double UniformBound::ExchangeOf(const Strategy& strategy, int64_t dp) const {
-  if (host_bandwidth_ == 0 || dp == 1 || strategy.zero_group != 0 ||
-      !IsInnermost(strategy)) {
-    return 0;
-  }
+void UniformBound::SetExchanges(const Strategy& strategy,
+                                Setting& setting) const {
   const int64_t replica = int64_t{strategy.tp} * strategy.cp * strategy.ep;
-  if (host_size_ % replica != 0) return 0;
-  // Ranks from one replica of a stage to the next.
+  if (host_bandwidth_ == 0 || host_size_ % replica != 0 ||
+      !IsInnermost(strategy)) {
+    return;
+  }
   const auto at = [&](MeshDimension d) {
     return std::ranges::find(strategy.order, d) - strategy.order.begin();
   };
-  const bool apart = at(MeshDimension::kPipeline) < at(MeshDimension::kData);
-  const int64_t stride = replica * (apart ? strategy.pp : 1);
-  if (stride < host_size_ && host_size_ % stride != 0) return 0;
+  const bool stages_inside =
+      at(MeshDimension::kPipeline) < at(MeshDimension::kData);
+  // Ranks from one replica of a stage to its next.
+  const int64_t stride = replica * (stages_inside ? strategy.pp : 1);
+  setting.step = replica * (stages_inside ? 1 : setting.dp);
+  if (stride < host_size_ ? host_size_ % stride != 0
+                          : stride % host_size_ != 0) {
+    return;
+  }
   const int64_t in_host = std::max<int64_t>(1, host_size_ / stride);
-  if (dp % in_host != 0) return 0;
-  const auto hosts = static_cast<double>(dp / in_host);
-  return strategy.tp * (hosts - 1) / hosts / host_bandwidth_;
+  if (setting.dp % in_host != 0) return;
+  const auto hosts = static_cast<double>(setting.dp / in_host);
+  if (strategy.zero_group == 0) {
+    setting.exchange = strategy.tp * (hosts - 1) / hosts / host_bandwidth_;
+  }
+  setting.onward = static_cast<double>(in_host) / host_bandwidth_;
 }
 
-Score UniformBound::Of(const GraphIndex& index,
-                       const Strategy& strategy) const {
-  const Score unknown = {Duration{}, Bytes{}, /*feasible=*/true};
+std::optional<UniformBound::Setting> UniformBound::SettingOf(
+    const GraphIndex& index, const Strategy& strategy) const {
   const auto devices = static_cast<int64_t>(cluster_.devices.size());
   const int64_t replica = int64_t{strategy.tp} * strategy.cp * strategy.ep;
   const int64_t others = replica * strategy.pp;
   const auto schedule = FindSchedule(strategy.schedule);
   if (host_size_ == 0 || shapes_.empty() || !IsPlain(strategy) || !schedule ||
       others <= 0 || devices % others != 0) {
-    return unknown;
+    return std::nullopt;
   }
-  const int64_t dp = devices / others;
-  const int64_t samples = dp * strategy.ep * strategy.mbs;
+  Setting setting;
+  setting.schedule = *schedule;
+  setting.dp = devices / others;
+  const int64_t samples = setting.dp * strategy.ep * strategy.mbs;
   const int64_t batch = index.graph->global_batch;
   if (samples <= 0 || batch % samples != 0 || strategy.vp < 1 ||
       int64_t{strategy.pp} * strategy.vp > std::ssize(short_.block_of) ||
       strategy.vp < (*schedule)->least_chunks ||
       strategy.vp > (*schedule)->most_chunks) {
-    return unknown;
+    return std::nullopt;
   }
+  setting.shape = {strategy.pp, strategy.vp, static_cast<int>(batch / samples)};
   const bool splits = (*schedule)->put_off != nullptr;
   const bool comm = IsInnermost(strategy) &&
                     (replica <= host_size_ ? host_size_ % replica == 0
@@ -510,66 +233,177 @@ Score UniformBound::Of(const GraphIndex& index,
                    {strategy.zigzag, 1},
                    {strategy.sp, 1}}),
              word({{comm, 1}, {splits, 1}})};
-  const BlockCosts& blocks =
-      Row(blocks_, key, [&] { return Measure(strategy, comm, splits); });
-  if (blocks.empty()) return unknown;
+  const BlockCosts& blocks = Row(blocks_, key, [&] {
+    return CostsOfBlocks({&index_, shapes_, &pricer_, options_, host_size_},
+                         strategy, comm, splits);
+  });
+  if (blocks.empty()) return std::nullopt;
   key[2] = word({{strategy.pp, 24}, {strategy.vp, 24}, {comm, 1}, {splits, 1}});
-  const std::vector<StageCost>& stages =
-      Row(stages_, key, [&] { return StagesOf(index, strategy, blocks); });
+  setting.pipeline = &Row(pipelines_, key,
+                          [&] { return PipelineOf(index, strategy, blocks); });
+  SetExchanges(strategy, setting);
+  return setting;
+}
 
-  const auto m = static_cast<int>(batch / samples);
-  const PipelineShape shape = {strategy.pp, strategy.vp, m};
-  const double exchange = 1e12 * ExchangeOf(strategy, dp);
-  const auto picoseconds = [&](double bytes) {
-    return static_cast<int64_t>(bytes * exchange);
+// When the gradients of a stage's first chunk, reduced from the beginning of
+// its last backward on, and all that they update are with all replicas.
+int64_t UniformBound::ReductionEnd(const Strategy& strategy,
+                                   const Setting& setting, size_t stage,
+                                   int64_t begin) const {
+  if (strategy.zero >= 3) return begin;
+  const StageCost& cost = setting.pipeline->stages[stage];
+  const int crossings = strategy.zero == 0 ? crossings_of_sum_ : 1;
+  double bytes = static_cast<double>(cost.first_gradients * crossings);
+  if (strategy.zero > 0) bytes += static_cast<double>(cost.exchanged[0]);
+  return begin + static_cast<int64_t>(1e12 * setting.exchange * bytes);
+}
+
+int64_t UniformBound::Formula(const Strategy& strategy,
+                              const Setting& setting) const {
+  const Pipeline& pipeline = *setting.pipeline;
+  const int64_t m = setting.shape.microbatches;
+  const auto put_off = [&](int stage) {
+    return setting.schedule->put_off == nullptr
+               ? 0
+               : setting.schedule->put_off(stage, setting.shape);
   };
   int64_t time = 0;
-  double most = 0;
-  int64_t end = strategy.zero == 0 ? stages[0].update : 0;
-  if (splits) end += (*schedule)->put_off(0, shape) * stages[0].weight;
-  int64_t drained = 0;  // of the stages behind, through to the first
+  const int64_t end = put_off(0) * pipeline.stages[0].weight +
+                      (strategy.zero == 0 ? pipeline.stages[0].update : 0);
+  int64_t drained = 0;  // the stages behind, through to the first
   for (int s = strategy.pp; s-- > 0;) {
-    const StageCost& stage = stages[static_cast<size_t>(s)];
-    const int put_off = splits ? (*schedule)->put_off(s, shape) : 0;
-    const int64_t done = stage.fill + m * (stage.forward + stage.backward) +
-                         (m - put_off) * stage.weight;
+    const auto at = static_cast<size_t>(s);
+    const StageCost& stage = pipeline.stages[at];
+    const Position& first = pipeline.positions[at];
+    // Its first forward waits for its input.
+    const int64_t late =
+        s == 0 ? 0
+               : std::max<int64_t>(first.forward.input_to_stream, 0) -
+                     first.forward.stream_to_stream;
+    const int64_t done = stage.fill + late +
+                         m * (stage.forward + stage.backward) +
+                         (m - put_off(s)) * stage.weight;
+    // Its last gradients leave it before it is done with them.
+    const int64_t begin = done - first.backward.stream_to_stream;
+    const int64_t sent =
+        s == 0 ? done
+               : begin + std::max<int64_t>(first.backward.stream_to_output, 0);
     const int64_t own_end =
-        put_off * stage.weight + (strategy.zero == 0 ? stage.update : 0);
-    time = std::max(time, done + std::max(stage.drain + end, own_end));
+        put_off(s) * stage.weight + (strategy.zero == 0 ? stage.update : 0);
+    time = std::max({time, done + own_end, sent + stage.drain + end});
 
+    double bytes = 0;  // that the replicas exchange
     const auto [parameters, gradients] = stage.exchanged;
-    const auto [first_parameters, first_gradients] = stage.first_exchanged;
-    double each = 0;  // of a microbatch
-    double once = 0;
-    if (strategy.zero >= 3) each += 2.0 * static_cast<double>(parameters);
-    if (strategy.zero >= 2) each += static_cast<double>(gradients);
-    if (strategy.zero == 2) once += static_cast<double>(parameters);
-    time = std::max(time, stage.fill + picoseconds(m * each + once));
-    if (strategy.zero <= 1) {
-      once = static_cast<double>(first_gradients) *
-             (strategy.zero == 0 ? crossings_of_sum_ : 1);
-      if (strategy.zero == 1) once += static_cast<double>(first_parameters);
-      int64_t begin = done - stage.last_backward;
-      if (s + 1 < strategy.pp) {
-        const StageCost& next = stages[static_cast<size_t>(s) + 1];
-        begin = std::max(begin, drained - next.drain);
-      }
-      time = std::max(time, begin + picoseconds(once));
+    if (strategy.zero >= 3) bytes += 2.0 * static_cast<double>(parameters);
+    if (strategy.zero >= 2) bytes += static_cast<double>(gradients);
+    bytes *= static_cast<double>(m);
+    if (strategy.zero == 2) bytes += static_cast<double>(parameters);
+    time =
+        std::max(time, static_cast<int64_t>(1e12 * setting.exchange * bytes));
+    const int64_t reached =
+        s + 1 < strategy.pp ? drained - pipeline.stages[at + 1].drain : 0;
+    time = std::max(
+        time, ReductionEnd(strategy, setting, at, std::max(begin, reached)));
+    drained = std::max(drained, sent + stage.drain);
+  }
+  return time;
+}
+
+int64_t UniformBound::Walk(const Strategy& strategy,
+                           const Setting& setting) const {
+  const Pipeline& pipeline = *setting.pipeline;
+  const PipelineShape& shape = setting.shape;
+  const auto pp = static_cast<size_t>(shape.stages);
+  const auto m = static_cast<size_t>(shape.microbatches);
+  const size_t positions = pipeline.positions.size();
+  // When a position's input is there, by microbatch; not yet: kNoPath.
+  std::vector<int64_t> forward(positions * m, kNoPath);
+  std::vector<int64_t> backward(positions * m, kNoPath);
+  std::vector<int64_t> free(pp, 0);
+  std::vector<int64_t> last_backward(pp, 0);
+  std::vector<size_t> next(pp, 0);
+  const StageOrders orders = OrdersOf(*setting.schedule, shape);
+  const auto host_of = [&](size_t stage) {
+    return static_cast<int64_t>(stage) * setting.step / host_size_;
+  };
+  // Runs an action, if its input is there.
+  const auto run = [&](size_t s, const Action& action) {
+    const size_t position = static_cast<size_t>(action.chunk) * pp + s;
+    const Position& own = pipeline.positions[position];
+    if (action.kind == ActionKind::kBackwardWeight) {
+      free[s] += own.weight;
+      return true;
     }
-    drained = std::max(drained, done + stage.drain);
+    const auto mb = static_cast<size_t>(action.microbatch);
+    const bool ascends = action.kind == ActionKind::kForward;
+    std::vector<int64_t>& inputs = ascends ? forward : backward;
+    const Passage& passage = ascends ? own.forward : own.backward;
+    const int64_t input = inputs[position * m + mb];
+    const bool starts = position == (ascends ? 0 : positions - 1);
+    if (!starts && input == kNoPath) return false;
+    const int64_t out = std::max({free[s] + passage.stream_to_output,
+                                  input + passage.input_to_output, int64_t{0}});
+    if (!ascends) last_backward[s] = std::max(free[s], input);
+    free[s] = std::max(free[s] + passage.stream_to_stream,
+                       input + passage.input_to_stream);
+    if (position == (ascends ? positions - 1 : 0)) return true;
+    const size_t to = ascends ? position + 1 : position - 1;
+    const double bytes =
+        static_cast<double>(ascends ? own.forward_bytes : own.backward_bytes);
+    const bool crosses = host_of(s) != host_of(to % pp);
+    inputs[to * m + mb] =
+        out +
+        (crosses ? static_cast<int64_t>(1e12 * bytes * setting.onward) : 0);
+    return true;
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t s = 0; s < pp; ++s) {
+      while (next[s] < orders[s].size() && run(s, orders[s][next[s]])) {
+        ++next[s];
+        moved = true;
+      }
+    }
+  }
+  int64_t time = 0;
+  for (size_t s = 0; s < pp; ++s) {
+    const int64_t update = strategy.zero == 0 ? pipeline.stages[s].update : 0;
+    time = std::max({time, free[s] + update,
+                     ReductionEnd(strategy, setting, s, last_backward[s])});
+  }
+  return time;
+}
+
+double UniformBound::PeakOf(const Strategy& strategy,
+                            const Setting& setting) const {
+  double peak = 0;
+  for (int s = 0; s < strategy.pp; ++s) {
+    const StageCost& stage = setting.pipeline->stages[static_cast<size_t>(s)];
     double bytes = static_cast<double>(
-        stage.kept * (*schedule)->ahead(s, shape) + stage.backward_peak);
+        stage.kept * setting.schedule->ahead(s, setting.shape) +
+        stage.backward_peak);
     for (size_t c = 0; c < stage.stored.size(); ++c) {
       const bool cut = strategy.zero >= 3 - static_cast<int>(c);
-      bytes += cut ? stage.cut[c] / static_cast<double>(dp)
+      bytes += cut ? stage.cut[c] / static_cast<double>(setting.dp)
                    : static_cast<double>(stage.stored[c]);
     }
-    most = std::max(most, bytes);
+    peak = std::max(peak, bytes);
   }
-  const Bytes floor = {static_cast<int64_t>(most)};
+  return peak;
+}
+
+Score UniformBound::Of(const GraphIndex& index, const Strategy& strategy,
+                       Objective::Bound bound) const {
+  const auto setting = SettingOf(index, strategy);
+  if (!setting) return {Duration{}, Bytes{}, /*feasible=*/true};
+  int64_t time = Formula(strategy, *setting);
+  if (bound == Objective::Bound::kClose) {
+    time = std::max(time, Walk(strategy, *setting));
+  }
+  const Bytes peak = {static_cast<int64_t>(PeakOf(strategy, *setting))};
   const Bytes memory = cluster_.TypeOf(DeviceId(0)).memory;
-  if (floor <= memory) return {{time}, Bytes{}, /*feasible=*/true};
-  return {{time}, floor - memory, /*feasible=*/false};
+  if (peak <= memory) return {{time}, Bytes{}, /*feasible=*/true};
+  return {{time}, peak - memory, /*feasible=*/false};
 }
 
 }  // namespace tessera

@@ -4,12 +4,11 @@
 //
 // A step takes as long as the longest path through its tasks, so the length of
 // any path is a bound from below. A device's peak is no less than what it holds
-// at any moment. Both are found here without a plan, in well below a
-// microsecond:
+// at any moment. Both are found here without a plan.
 //
-// Time. For each stage s of p, the path that waits for the pipeline to fill,
-// follows the stage's compute stream through all m microbatches, drains the
-// pipeline, and ends with the optimizer of the first stage:
+// Quick bound, in a microsecond: for each stage s of p, the path that waits for
+// the pipeline to fill, follows the stage's compute stream through all m
+// microbatches, drains the pipeline, and ends with the first stage's optimizer:
 //
 //   fill(s)  + m (F(s) + B(s)) + max(drain(s) + U(0), U(s))
 //   fill(s)  = sum of F'(i) over the first chunks of stages i < s
@@ -17,16 +16,30 @@
 //
 // F(s) is the time from when the compute stream begins a forward of all the
 // stage's chunks to when it ends it, exposed collectives of activations
-// included; F'(i) starts instead when the chunk's input is there. Where
-// backwards are split the gradients of weights W(s) join B(s), and as many of
-// them as the schedule puts off behind its last gradients of activations
+// included; F'(i) is that from a chunk's input to its output. Where backwards
+// are split the gradients of weights W(s) join B(s), and as many of them as the
+// schedule puts off behind its last gradients of activations
 // (PipelineSchedule::put_off) run beside the drain in place of before it.
 //
-// Each block is a max-plus matrix of two times, those at which the compute
-// stream and the block's output are free as functions of those at which the
-// stream and the input were (stage.h has the same for whole stages), and a
+// Close bound, in tens of microseconds: the same chunks walked in the order of
+// the schedule, one microbatch after the other, with the time that a chunk's
+// output takes over the network to the next stage.
+//
+// Each block is a max-plus matrix (block_cost.h) of the times at which the
+// compute stream and the block's output are free as functions of those at which
+// the stream and the input were (stage.h has the same for whole stages), and a
 // chunk's is the product of its blocks' matrices: a path, for each entry is the
 // length of one.
+//
+// Replicas. The gathers and reductions of one stage follow each other on one
+// stream, so a stage takes no less than all of them: of every microbatch the
+// gathers of ZeRO-3, once a pass, and the reductions of ZeRO-2 and 3; of a step
+// the reductions of ZeRO-0 and 1 of the first chunk, which begin with its last
+// backward, and the return of what ZeRO-1 and 2 update. Of B bytes that the
+// ranks of a host share with those of H - 1 others, (H - 1) / H enter each host
+// (Chan et al. 2007, table of lower bounds), twice for a sum that all need
+// unless switches add; the host's links to the network are the limit. With
+// measured collectives none of this counts.
 //
 // Memory. What a stage stores, and the activations of the (chunk, microbatch)
 // pairs that have run forward when the first backward starts
@@ -36,22 +49,13 @@
 // Blocks are lowered and priced in a plan of as many devices as one replica of
 // a layer has (dp = pp = 1): a stage's tasks have the same shapes there, so the
 // same prices, for each combination of tp, cp, ep, microbatch, recompute and
-// what else splits a layer. Blocks that repeat are left out of its graph.
+// what else splits a layer. Blocks that repeat are left out of its graph
+// (planner/ir/short_graph.h).
 //
-// Replicas. The gathers and reductions of one stage follow each other on one
-// stream, so a stage takes no less than all of them: of every microbatch the
-// gathers of ZeRO-3, once a pass, and the reductions of ZeRO-2 and 3; of a step
-// the reductions of ZeRO-0 and 1, which begin with the last backward, and the
-// return of what ZeRO-1 and 2 update. Of B bytes that the ranks of a host share
-// with those of H - 1 others, (H - 1) / H enter each host (Chan et al. 2007,
-// table of lower bounds), twice for a sum that all need unless switches add;
-// the host's links to the network are the limit. With measured collectives
-// none of this counts.
-//
-// Left out, so that the bound is below: sends between stages, exchanges within
-// a host, the optimizer where ZeRO cuts its state, the sum of squares'
-// reduction; collectives wherever ranks are laid
-// so that a layer's replica is not a block of neighbours; whatever the table
+// Left out, so that the bound is below: exchanges between replicas, and sends,
+// within a host; all latencies of these; the optimizer where ZeRO cuts its
+// state; the sum of squares' reduction; collectives wherever ranks are laid so
+// that a layer's replica is not a block of neighbours; whatever the table
 // cannot know because a strategy offloads, is rooted, splits branches or has a
 // table of actions, and clusters of unlike hosts or devices: these have the
 // bound of no time and no memory.
@@ -61,10 +65,12 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <shared_mutex>
 #include <unordered_map>
 #include <vector>
 
+#include "costmodel/evaluate/block_cost.h"
 #include "costmodel/evaluate/block_template.h"
 #include "costmodel/price.h"
 #include "planner/ir/cluster.h"
@@ -72,6 +78,7 @@
 #include "planner/ir/short_graph.h"
 #include "planner/plan/graph_index.h"
 #include "planner/plan/strategy.h"
+#include "planner/schedule/pipeline_schedule.h"
 #include "planner/search/objective.h"
 
 namespace tessera {
@@ -84,42 +91,24 @@ class UniformBound {
                const ProfileDb* profile, const TrainingOptions& options);
 
   // `index` is of the constructor's graph.
-  Score Of(const GraphIndex& index, const Strategy& strategy) const;
+  Score Of(const GraphIndex& index, const Strategy& strategy,
+           Objective::Bound bound) const;
 
  private:
-  // Max-plus: the later of two times, in picoseconds, as a function of both.
-  struct Passage {
-    int64_t stream_to_stream = 0;
-    int64_t stream_to_output = 0;
-    int64_t input_to_stream = 0;
-    int64_t input_to_output = 0;
-
-    Passage Then(const Passage& next) const;
-  };
-
-  // One block's share of the bound.
-  struct BlockCost {
-    Passage forward;
-    Passage backward;    // whole, or its gradients of activations
-    int64_t weight = 0;  // of split backwards: the gradients of weights
-    int64_t update = 0;  // the optimizer's compute, nothing cut
-    int64_t kept = 0;    // bytes, for each microbatch in flight
-    int64_t backward_peak = 0;
-    // Bytes that ZeRO of at least stage 3, 2 and 1 cuts (parameters, gradients,
-    // optimizer state): whole, and over the copies within the replica.
-    std::array<int64_t, 3> stored = {};
-    std::array<double, 3> cut = {};
-    // Of those stored parameters and gradients what the replicas exchange over
-    // one stream: each rank of tp has a part of its own.
-    std::array<int64_t, 2> exchanged = {};
-  };
   using BlockCosts = std::vector<BlockCost>;  // by block of the short graph
 
+  // A chunk of a stage.
+  struct Position {
+    Passage forward;
+    Passage backward;
+    int64_t weight = 0;
+    int64_t forward_bytes = 0;  // that it sends on
+    int64_t backward_bytes = 0;
+  };
   struct StageCost {
     int64_t forward = 0;  // all chunks, for each microbatch
     int64_t backward = 0;
     int64_t weight = 0;
-    int64_t last_backward = 0;  // the first chunk's
     int64_t fill = 0;
     int64_t drain = 0;
     int64_t update = 0;
@@ -127,9 +116,27 @@ class UniformBound {
     int64_t backward_peak = 0;
     std::array<int64_t, 3> stored = {};
     std::array<double, 3> cut = {};
-    std::array<int64_t, 2> exchanged = {};        // of all chunks
-    std::array<int64_t, 2> first_exchanged = {};  // of the first
+    std::array<int64_t, 2> exchanged = {};
+    int64_t first_gradients = 0;  // of these, those of the first chunk
   };
+  struct Pipeline {
+    std::vector<Position> positions;
+    std::vector<StageCost> stages;
+  };
+  // What a strategy leaves open, and its tables.
+  struct Setting {
+    const PipelineSchedule* schedule = nullptr;
+    PipelineShape shape;
+    int64_t dp = 1;
+    const Pipeline* pipeline = nullptr;
+    // Seconds in which a byte of each rank of a stage can be gathered from all
+    // data-parallel replicas, or its sum be left with one of them; and in which
+    // a byte of each replica can go to a stage on other hosts.
+    double exchange = 0;
+    double onward = 0;
+    int64_t step = 0;  // ranks from one stage to the next
+  };
+
   using Key = std::array<uint64_t, 3>;
   struct KeyHash {
     size_t operator()(const Key& key) const;
@@ -144,18 +151,17 @@ class UniformBound {
   template <typename T, typename Make>
   static const T& Row(Table<T>& table, const Key& key, const Make& make);
 
-  Passage PassageOf(const TemplateProgram& program, int input,
-                    int output) const;
-  // Empty where the strategy has no plan. `comm`: with collectives within a
-  // replica; `splits`: backwards are split.
-  BlockCosts Measure(const Strategy& strategy, bool comm, bool splits) const;
-  std::vector<StageCost> StagesOf(const GraphIndex& index,
-                                  const Strategy& strategy,
-                                  const BlockCosts& blocks) const;
-
-  // Seconds in which a byte of each rank of a stage can be gathered from all
-  // data-parallel replicas, or its sum be left with one of them.
-  double ExchangeOf(const Strategy& strategy, int64_t dp) const;
+  Pipeline PipelineOf(const GraphIndex& index, const Strategy& strategy,
+                      const BlockCosts& blocks) const;
+  void SetExchanges(const Strategy& strategy, Setting& setting) const;
+  // Nothing where the tables do not know the strategy.
+  std::optional<Setting> SettingOf(const GraphIndex& index,
+                                   const Strategy& strategy) const;
+  int64_t Formula(const Strategy& strategy, const Setting& setting) const;
+  int64_t Walk(const Strategy& strategy, const Setting& setting) const;
+  int64_t ReductionEnd(const Strategy& strategy, const Setting& setting,
+                       size_t stage, int64_t begin) const;
+  double PeakOf(const Strategy& strategy, const Setting& setting) const;
 
   const Cluster& cluster_;
   const TrainingOptions options_;
@@ -169,7 +175,7 @@ class UniformBound {
   double host_bandwidth_ = 0;
   int crossings_of_sum_ = 2;
   mutable Table<BlockCosts> blocks_;
-  mutable Table<std::vector<StageCost>> stages_;
+  mutable Table<Pipeline> pipelines_;
 };
 
 }  // namespace tessera

@@ -48,9 +48,10 @@ class Objective {
   }
   // What the strategy's score is never better than, found without its plan:
   // what lets a sweep leave most of a space unpriced. Of a strategy that gives
-  // no plan anything.
-  virtual Score BoundUniform(const GraphIndex&, const Cluster&,
-                             const Strategy&) const {
+  // no plan anything. A close bound takes more time, and less than the score.
+  enum class Bound { kQuick, kClose };
+  virtual Score BoundUniform(const GraphIndex&, const Cluster&, const Strategy&,
+                             Bound) const {
     return {Duration{}, Bytes{}, /*feasible=*/true};
   }
 };

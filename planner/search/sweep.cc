@@ -16,6 +16,7 @@ constexpr size_t kSlice = 256;
 struct Scored {
   Score score;
   size_t number = 0;
+  bool close = false;  // a close bound
 };
 
 bool Before(const Scored& a, const Scored& b) {
@@ -47,7 +48,8 @@ SweepResult Sweep(const SearchSpace& space, const Objective& objective,
       for (size_t i = begin; i < std::min(begin + kSlice, strategies.size());
            ++i) {
         bounds.push_back(
-            {objective.BoundUniform(space.index, *space.cluster, strategies[i]),
+            {objective.BoundUniform(space.index, *space.cluster, strategies[i],
+                                    Objective::Bound::kQuick),
              i});
       }
       const std::lock_guard lock(mutex);
@@ -62,26 +64,34 @@ SweepResult Sweep(const SearchSpace& space, const Objective& objective,
   SweepResult result;
   result.bounded = static_cast<int64_t>(waiting.size());
   std::vector<Scored> best;  // in order
-  // The next to price, or nothing where none can be among the best.
-  const auto take = [&]() -> std::optional<size_t> {
+  // The next to look at, or nothing where none can be among the best.
+  const auto take = [&]() -> std::optional<Scored> {
     const std::lock_guard lock(mutex);
     if (waiting.empty()) return std::nullopt;
-    const Scored& top = waiting.front();
+    const Scored top = waiting.front();
     if (best.size() == count && !Before(top, best.back())) return std::nullopt;
-    const size_t number = top.number;
     std::pop_heap(waiting.begin(), waiting.end(), after);
     waiting.pop_back();
-    ++result.priced;
-    return number;
+    ++(top.close ? result.priced : result.closely);
+    return top;
   };
   OnThreads(threads, [&] {
     while (count > 0 && !stopped()) {
-      const auto number = take();
-      if (!number) return;
+      const std::optional<Scored> top = take();
+      if (!top) return;
+      if (!top->close) {
+        const Score bound = objective.BoundUniform(space.index, *space.cluster,
+                                                   strategies[top->number],
+                                                   Objective::Bound::kClose);
+        const std::lock_guard lock(mutex);
+        waiting.push_back({bound, top->number, true});
+        std::push_heap(waiting.begin(), waiting.end(), after);
+        continue;
+      }
       const auto score = objective.EvaluateUniform(space.index, *space.cluster,
-                                                   strategies[*number]);
+                                                   strategies[top->number]);
       if (!score) continue;
-      const Scored found = {*score, *number};
+      const Scored found = {*score, top->number};
       const std::lock_guard lock(mutex);
       best.insert(std::ranges::lower_bound(best, found, Before), found);
       if (best.size() > count) best.pop_back();

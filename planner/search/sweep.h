@@ -1,11 +1,11 @@
 #pragma once
 // Sweep: the best of a list of uniform strategies, as if all were priced.
 //
-// Every strategy gets a bound (Objective::BoundUniform), which takes a fraction
-// of a microsecond, and is priced in the order of the bounds until the next
-// bound is no better than what was found: no strategy behind it can be among
-// the best, since no score is better than its bound (best-first branch and
-// bound; Land and Doig, 1960).
+// Every strategy gets a quick bound (Objective::BoundUniform), which takes a
+// microsecond. In the order of the bounds strategies get close ones, and where
+// these are still first, their price, until the next bound is no better than
+// what was found: no strategy behind it can be among the best, since no score
+// is better than its bound (best-first branch and bound; Land and Doig, 1960).
 
 #include <cstddef>
 #include <cstdint>
@@ -28,13 +28,15 @@ struct SweepResult {
   // The best first; of equal ones the earlier in the list.
   std::vector<Candidate> best;
   int64_t bounded = 0;  // strategies that were looked at
-  int64_t priced = 0;   // of these, those whose plans were
+  int64_t closely = 0;  // of these, those that got a close bound
+  int64_t priced = 0;   // of these, those whose plans were priced
 };
 
 // The `count` best of `strategies` that give valid plans, or all where there
 // are fewer. Stops early when `stop`, which may be empty, says so (called from
 // any thread): then the result is the best of what was priced. The same on any
-// number of threads, but for `priced`.
+// number of threads, but for `closely` and
+// `priced`.
 SweepResult Sweep(const SearchSpace& space, const Objective& objective,
                   const std::vector<Strategy>& strategies, size_t count,
                   int threads, const std::function<bool()>& stop);
