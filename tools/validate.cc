@@ -51,11 +51,14 @@ struct RunResult {
 
 Result<void> Predict(std::span<const Stack> stacks, RunResult& result) {
   const PublishedRun& run = *result.run;
+  if (run.unread) return *run.unread;
   TESSERA_TRY(Cluster cluster, ClusterOf(run, result.assumptions));
   cluster.stack = StackOf(run, stacks, result.assumptions);
   TESSERA_TRY(const Strategy strategy, StrategyOf(run, result.assumptions));
   TESSERA_TRY(const Graph graph, GraphOf(run, result.assumptions));
-  TESSERA_TRY(const Plan plan, PlanFromStrategy(graph, cluster, strategy));
+  const GraphIndex index(graph);
+  TESSERA_TRY(Plan plan, PlanFromStrategy(index, cluster, strategy));
+  SetRecomputeOf(run, index, plan);
   const Evaluator evaluator(graph, cluster, nullptr, {});
   const Evaluation evaluation = evaluator.Evaluate(plan);
   result.predicted_s = evaluation.step_time.seconds();

@@ -25,7 +25,7 @@ enum class Inside : uint8_t {
 // GPUs by words of the column; the first row whose words are all there. The
 // rest is the vendor's reference system.
 struct GpuName {
-  std::array<std::string_view, 2> words;
+  std::array<std::string_view, 3> words;
   std::string_view device;  // of DeviceTypes
   Inside inside = Inside::kSwitch;
   std::string_view nvlink = "";  // of LinkTypes
@@ -35,99 +35,64 @@ struct GpuName {
   std::string_view host = "dgx-a100-80gb";
 };
 
+constexpr GpuName Rack(std::string_view word, std::string_view device) {
+  return {{word},   device, Inside::kSwitch, "nvlink5-nvl72", "pcie5-x16",
+          "ib-ndr", 1,      "gb200-nvl72"};
+}
+constexpr GpuName Hopper(std::array<std::string_view, 3> words,
+                         std::string_view device,
+                         std::string_view nvlink = "nvlink4") {
+  return {words,    device, Inside::kSwitch, nvlink, "pcie5-x16",
+          "ib-ndr", 1,      "dgx-h100"};
+}
+constexpr GpuName Blackwell(std::string_view word, std::string_view device) {
+  return {{word},   device, Inside::kSwitch, "nvlink5", "pcie5-x16",
+          "ib-ndr", 1,      "dgx-b200"};
+}
+constexpr GpuName Ampere(std::array<std::string_view, 3> words,
+                         std::string_view device,
+                         std::string_view nvlink = "nvlink3") {
+  return {words, device, Inside::kSwitch, nvlink};
+}
+// A card in a server, four to a network card; `bridge`: NVLink of a pair.
+constexpr GpuName Card(std::array<std::string_view, 3> words,
+                       std::string_view device, std::string_view pcie,
+                       std::string_view nic = "ib-hdr",
+                       std::string_view bridge = "") {
+  return {words, device, Inside::kHost, bridge, pcie, nic, 4};
+}
+// One in a workstation.
+constexpr GpuName Desktop(std::array<std::string_view, 3> words,
+                          std::string_view device, std::string_view pcie,
+                          std::string_view bridge = "") {
+  return {words, device, Inside::kHost, bridge, pcie, "ethernet-10g", 8};
+}
+
 constexpr std::array kGpuNames = {
-    GpuName{{"gb300", ""},
-            "gb300-288gb",
-            Inside::kSwitch,
-            "nvlink5-nvl72",
-            "pcie5-x16",
-            "ib-ndr",
-            1,
-            "gb200-nvl72"},
-    GpuName{{"gb200", ""},
-            "gb200-186gb",
-            Inside::kSwitch,
-            "nvlink5-nvl72",
-            "pcie5-x16",
-            "ib-ndr",
-            1,
-            "gb200-nvl72"},
-    GpuName{{"b300", ""},
-            "b300-sxm-288gb",
-            Inside::kSwitch,
-            "nvlink5",
-            "pcie5-x16",
-            "ib-ndr",
-            1,
-            "dgx-b200"},
-    GpuName{{"b200", ""},
-            "b200-sxm-180gb",
-            Inside::kSwitch,
-            "nvlink5",
-            "pcie5-x16",
-            "ib-ndr",
-            1,
-            "dgx-b200"},
-    GpuName{{"h200", ""},
-            "h200-sxm5-141gb",
-            Inside::kSwitch,
-            "nvlink4",
-            "pcie5-x16",
-            "ib-ndr",
-            1,
-            "dgx-h100"},
-    GpuName{{"h800", ""},
-            "h800-sxm5-80gb",
-            Inside::kSwitch,
-            "nvlink4-x8",
-            "pcie5-x16",
-            "ib-ndr",
-            1,
-            "dgx-h100"},
-    GpuName{{"h100", "nvl"},
-            "h100-nvl-94gb",
-            Inside::kHost,
-            "nvlink4",
-            "pcie5-host",
-            "ib-ndr",
-            4,
-            "dgx-h100"},
-    GpuName{{"h100", "pcie"},
-            "h100-pcie-80gb",
-            Inside::kHost,
-            "",
-            "pcie5-host",
-            "ib-ndr",
-            4,
-            "dgx-h100"},
-    GpuName{{"h100", ""},
-            "h100-sxm5-80gb",
-            Inside::kSwitch,
-            "nvlink4",
-            "pcie5-x16",
-            "ib-ndr",
-            1,
-            "dgx-h100"},
-    GpuName{{"a800", "40"}, "a800-sxm4-40gb", Inside::kSwitch, "nvlink3-x8"},
-    GpuName{{"a800", ""}, "a800-sxm4-80gb", Inside::kSwitch, "nvlink3-x8"},
-    GpuName{{"a100", "pcie-40"},
-            "a100-pcie-40gb",
-            Inside::kHost,
-            "",
-            "pcie4-host",
-            "ib-hdr",
-            4},
-    GpuName{{"a100", "pcie"},
-            "a100-pcie-80gb",
-            Inside::kHost,
-            "",
-            "pcie4-host",
-            "ib-hdr",
-            4},
-    GpuName{{"a100", "40"}, "a100-sxm4-40gb", Inside::kSwitch, "nvlink3"},
+    Rack("gb300", "gb300-288gb"),
+    Rack("gb200", "gb200-186gb"),
+    Blackwell("b300", "b300-sxm-288gb"),
+    Blackwell("b200", "b200-sxm-180gb"),
+    Hopper({"gh200", "144"}, "gh200-144gb"),
+    Hopper({"gh200"}, "gh200-96gb"),
+    Hopper({"h200"}, "h200-sxm5-141gb"),
+    Hopper({"h800"}, "h800-sxm5-80gb", "nvlink4-x8"),
+    Hopper({"h20"}, "h20-96gb"),
+    Card({"h100", "nvl"}, "h100-nvl-94gb", "pcie5-host", "ib-ndr", "nvlink4"),
+    Card({"h100", "pcie"}, "h100-pcie-80gb", "pcie5-host", "ib-ndr"),
+    // The one that Meta has: HBM2e.
+    Hopper({"h100", "96"}, "h100-sxm5-96gb"),
+    Hopper({"h100", "hbm2e"}, "h100-sxm5-96gb"),
+    Hopper({"h100"}, "h100-sxm5-80gb"),
+    Card({"a800", "pcie"}, "a100-pcie-80gb", "pcie4-host"),
+    Ampere({"a800", "40"}, "a800-sxm4-40gb", "nvlink3-x8"),
+    Ampere({"a800"}, "a800-sxm4-80gb", "nvlink3-x8"),
+    Card({"a100", "pcie", "40"}, "a100-pcie-40gb", "pcie4-host"),
+    Card({"a100", "pcie"}, "a100-pcie-80gb", "pcie4-host"),
+    Ampere({"a100", "40"}, "a100-sxm4-40gb"),
     // Where the memory is not said: 80 GB, the usual one since 2021.
-    GpuName{{"a100", ""}, "a100-sxm4-80gb", Inside::kSwitch, "nvlink3"},
-    GpuName{{"a10g", ""},
+    Ampere({"a100"}, "a100-sxm4-80gb"),
+    GpuName{{"a10g"},
             "a10g-24gb",
             Inside::kHost,
             "",
@@ -135,16 +100,15 @@ constexpr std::array kGpuNames = {
             "ena-100g",
             8,
             "g5.48xlarge"},
-    GpuName{
-        {"a40", ""}, "a40-48gb", Inside::kHost, "", "pcie4-host", "ib-hdr", 4},
-    GpuName{{"l40s", ""},
-            "l40s-48gb",
-            Inside::kHost,
-            "",
-            "pcie4-host",
-            "ib-hdr",
-            4},
-    GpuName{{"l4", ""},
+    Card({"a10"}, "a10-24gb", "pcie4-host"),
+    Card({"a30"}, "a30-24gb", "pcie4-host"),
+    Card({"a40"}, "a40-48gb", "pcie4-host"),
+    Card({"a6000"}, "rtx-a6000-48gb", "pcie4-host"),
+    Card({"6000", "ada"}, "rtx-6000-ada-48gb", "pcie4-host"),
+    Card({"rtx", "pro", "6000"}, "rtx-pro-6000-96gb", "pcie5-host", "ib-ndr"),
+    Card({"l40s"}, "l40s-48gb", "pcie4-host"),
+    Card({"l40"}, "l40-48gb", "pcie4-host"),
+    GpuName{{"l4"},
             "l4-24gb",
             Inside::kHost,
             "",
@@ -152,21 +116,12 @@ constexpr std::array kGpuNames = {
             "ena-100g",
             8,
             "g6.48xlarge"},
-    GpuName{{"4090", ""},
-            "rtx-4090-24gb",
-            Inside::kHost,
-            "",
-            "pcie4-host",
-            "ethernet-10g",
-            8},
-    GpuName{{"3090", ""},
-            "rtx-3090-24gb",
-            Inside::kHost,
-            "",
-            "pcie4-host",
-            "ethernet-10g",
-            8},
-    GpuName{{"titan rtx", ""},
+    Desktop({"5090"}, "rtx-5090-32gb", "pcie5-host"),
+    Desktop({"4090"}, "rtx-4090-24gb", "pcie4-host"),
+    Desktop({"3090"}, "rtx-3090-24gb", "pcie4-host"),
+    Desktop({"2080", "ti"}, "rtx-2080-ti-11gb", "pcie3-host"),
+    Desktop({"1080", "ti"}, "gtx-1080-ti-11gb", "pcie3-host"),
+    GpuName{{"titan rtx"},
             "titan-rtx-24gb",
             Inside::kHost,
             "nvlink2-x2",
@@ -174,7 +129,11 @@ constexpr std::array kGpuNames = {
             "ethernet-10g",
             2,
             "titan-rtx-pair"},
-    GpuName{{"t4", ""},
+    Desktop({"titan v"}, "titan-v-12gb", "pcie3-host"),
+    Desktop({"rtx", "8000"}, "quadro-rtx-8000-48gb", "pcie3-host",
+            "nvlink2-x2"),
+    Desktop({"rtx", "6000"}, "titan-rtx-24gb", "pcie3-host", "nvlink2-x2"),
+    GpuName{{"t4"},
             "t4-16gb",
             Inside::kHost,
             "",
@@ -182,6 +141,9 @@ constexpr std::array kGpuNames = {
             "ena-50g",
             4,
             "g4dn.12xlarge"},
+    Card({"v100s"}, "v100s-pcie-32gb", "pcie3-host", "ib-edr"),
+    Card({"v100", "pcie", "32"}, "v100-pcie-32gb", "pcie3-host", "ib-edr"),
+    Card({"v100", "pcie"}, "v100-pcie-16gb", "pcie3-host", "ib-edr"),
     GpuName{{"v100", "32"},
             "v100-sxm2-32gb",
             Inside::kCubeMesh,
@@ -191,7 +153,7 @@ constexpr std::array kGpuNames = {
             2,
             "dgx1-v100"},
     // Where the memory is not said: 16 GB, of the cloud's first instances.
-    GpuName{{"v100", ""},
+    GpuName{{"v100"},
             "v100-sxm2-16gb",
             Inside::kCubeMesh,
             "nvlink2",
@@ -199,7 +161,8 @@ constexpr std::array kGpuNames = {
             "ena-25g",
             8,
             "p3.16xlarge"},
-    GpuName{{"p100", ""},
+    Card({"p100", "pcie"}, "p100-pcie-16gb", "pcie3-host", "ib-edr"),
+    GpuName{{"p100"},
             "p100-sxm2-16gb",
             Inside::kHost,
             "nvlink1",
@@ -207,13 +170,90 @@ constexpr std::array kGpuNames = {
             "ib-edr",
             4,
             "p100-edr"},
+    Card({"p40"}, "p40-24gb", "pcie3-host", "ib-edr"),
+    Card({"k80"}, "k80-gk210-12gb", "pcie3-host", "ib-fdr"),
 };
+
+// Systems by a word of the GPU's or the networks' columns: their GPU where the
+// column has none, and their network.
+struct SystemName {
+  std::string_view word;
+  std::string_view gpu;  // as in the column
+  std::string_view nic;  // of LinkTypes
+  int gpus_per_nic;
+};
+
+constexpr std::array kSystems = {
+    SystemName{"p6e-gb300", "gb300", "efa-400g", 1},
+    SystemName{"p6e-gb200", "gb200", "efa-400g", 1},
+    SystemName{"p6-b300", "b300", "efa-400g", 1},
+    SystemName{"p6-b200", "b200", "efa-400g", 1},
+    SystemName{"p5en", "h200", "efa-2x200g", 1},
+    SystemName{"p5e", "h200", "efa-2x200g", 1},
+    SystemName{"p5", "h100", "efa-4x100g", 1},
+    SystemName{"p4de", "a100-80gb", "efa-100g", 2},
+    SystemName{"p4d", "a100-40gb", "efa-100g", 2},
+    SystemName{"p3dn", "v100-32gb", "ena-100g", 8},
+    SystemName{"p3", "v100-16gb", "ena-25g", 8},
+    SystemName{"p2", "k80", "ena-25g", 8},
+    SystemName{"g6e", "l40s", "ena-100g", 8},
+    SystemName{"g6", "l4", "ena-100g", 8},
+    SystemName{"g5", "a10g", "ena-100g", 8},
+    SystemName{"g4dn", "t4", "ena-50g", 4},
+    SystemName{"a4x-max", "gb300", "ib-ndr", 1},
+    SystemName{"a4x", "gb200", "ib-ndr", 1},
+    SystemName{"a4-highgpu", "b200", "roce-400g", 1},
+    SystemName{"a4-high", "b200", "roce-400g", 1},
+    SystemName{"a3-ultragpu", "h200", "roce-400g", 1},
+    SystemName{"a3-ultra", "h200", "roce-400g", 1},
+    SystemName{"a3 ultra", "h200", "roce-400g", 1},
+    SystemName{"a3-megagpu", "h100", "tcpxo-200g", 1},
+    SystemName{"a3-mega", "h100", "tcpxo-200g", 1},
+    SystemName{"a3 mega", "h100", "tcpxo-200g", 1},
+    SystemName{"a3-highgpu", "h100", "tcpx-200g", 2},
+    SystemName{"a3-high", "h100", "tcpx-200g", 2},
+    SystemName{"a3 high", "h100", "tcpx-200g", 2},
+    SystemName{"a2-ultragpu", "a100-80gb", "ena-100g", 8},
+    SystemName{"a2-highgpu", "a100-40gb", "ena-100g", 8},
+    SystemName{"nd gb200", "gb200", "ib-ndr", 1},
+    SystemName{"nd h200", "h200", "ib-ndr", 1},
+    SystemName{"nd h100", "h100", "ib-ndr", 1},
+    SystemName{"ndm a100", "a100-80gb", "ib-hdr", 1},
+    SystemName{"nd a100", "a100-40gb", "ib-hdr", 1},
+    SystemName{"nd96asr", "a100-40gb", "ib-hdr", 1},
+    SystemName{"nd96amsr", "a100-80gb", "ib-hdr", 1},
+    SystemName{"nd40rs", "v100-32gb", "ib-edr", 8},
+    SystemName{"dgx-2", "v100-32gb", "ib-edr", 2},
+    SystemName{"dgx2", "v100-32gb", "ib-edr", 2},
+    SystemName{"dgx-1", "v100-32gb", "ib-edr", 2},
+    SystemName{"dgx1", "v100-32gb", "ib-edr", 2},
+};
+
+const SystemName* SystemOf(const PublishedRun& run) {
+  const std::string words = Lower(run.gpu + " " + run.inter_link);
+  for (const SystemName& row : kSystems) {
+    if (HasWord(words, row.word)) return &row;
+  }
+  return nullptr;
+}
+
+const GpuName* GpuNamed(const std::string& words) {
+  for (const GpuName& row : kGpuNames) {
+    if (std::ranges::all_of(row.words, [&](std::string_view word) {
+          return word.empty() || HasWord(words, word);
+        })) {
+      return &row;
+    }
+  }
+  return nullptr;
+}
 
 Result<const GpuName*> GpuOf(const PublishedRun& run) {
   const std::string words = Lower(run.gpu);
   if (!Has(words, "not stated;")) {
-    for (const GpuName& row : kGpuNames) {
-      if (Has(words, row.words[0]) && Has(words, row.words[1])) return &row;
+    if (const GpuName* gpu = GpuNamed(words)) return gpu;
+    if (const SystemName* system = SystemOf(run)) {
+      return GpuNamed(std::string(system->gpu));
     }
   }
   return CannotMap("no figures of '" + run.gpu + "'", "gpu");
@@ -233,32 +273,61 @@ struct NetworkName {
 
 constexpr std::array kNetworks = {
     NetworkName{"efa", "efa-4x100g", 400, 0, true},
-    NetworkName{"tcpx", "efa-100g", 200, 4, true},
-    NetworkName{"gpudirect-tcp", "efa-100g", 200, 4, true},
+    NetworkName{"efav", "efa-4x100g", 400, 0, true},  // and its version
+    NetworkName{"tcpxo", "tcpxo-200g", 200, 8},
+    NetworkName{"fastrak", "tcpxo-200g", 200, 8},
+    NetworkName{"tcpx", "tcpx-200g", 200, 4, true},
+    NetworkName{"gpudirect-tcp", "tcpx-200g", 200, 4, true},
     NetworkName{"xdr", "ib-xdr", 800},
+    NetworkName{"quantum-x800", "ib-xdr", 800},
+    NetworkName{"ndr200", "ib-ndr", 200},
     NetworkName{"ndr", "ib-ndr", 400},
-    NetworkName{"cx-7", "ib-ndr", 400},
-    NetworkName{"connectx-7", "ib-ndr", 400},
+    NetworkName{"quantum-2", "ib-ndr", 400},
+    NetworkName{"quantum2", "ib-ndr", 400},
     NetworkName{"hdr100", "ib-hdr100", 100},
+    NetworkName{"hdr-100", "ib-hdr100", 100},
     NetworkName{"hdr", "ib-hdr", 200},
     NetworkName{"edr", "ib-edr", 100},
     NetworkName{"fdr", "ib-fdr", 54.5},
     // Jean Zay's V100 nodes have four cards.
     NetworkName{"omni-path", "omni-path-100", 100, 4},
+    NetworkName{"omnipath", "omni-path-100", 100, 4},
     NetworkName{"opa", "omni-path-100", 100, 4},
-    NetworkName{"infiniband", "ib-hdr", 0},
+    NetworkName{"spectrum-x", "roce-400g", 400},
+    NetworkName{"slingshot", "roce-200g", 200},
     NetworkName{"roce", "roce-200g", 0},
+    NetworkName{"rocev", "roce-200g", 0},
+    NetworkName{"erdma", "roce-200g", 0},
+    // Cards by their number, on either kind of network.
+    NetworkName{"cx-8", "ib-xdr", 800},
+    NetworkName{"cx8", "ib-xdr", 800},
+    NetworkName{"connectx-8", "ib-xdr", 800},
+    NetworkName{"cx-7", "ib-ndr", 400},
+    NetworkName{"cx7", "ib-ndr", 400},
+    NetworkName{"connectx-7", "ib-ndr", 400},
+    NetworkName{"bluefield-3", "ib-ndr", 400},
+    NetworkName{"cx-6", "ib-hdr", 200},
+    NetworkName{"cx6", "ib-hdr", 200},
+    NetworkName{"connectx-6", "ib-hdr", 200},
+    NetworkName{"cx-5", "ib-edr", 100},
+    NetworkName{"cx5", "ib-edr", 100},
+    NetworkName{"connectx-5", "ib-edr", 100},
+    NetworkName{"infiniband", "ib-hdr", 0},
+    NetworkName{"ib", "ib-hdr", 0},
     NetworkName{"rdma", "ib-hdr", 0},
     NetworkName{"ena", "ena-25g", 25, 1, true},
     NetworkName{"ethernet", "ena-25g", 10, 1, true},
+    NetworkName{"gbe", "ena-25g", 10, 1, true},
     NetworkName{"tcp", "ena-25g", 10, 1, true},
     // Only a rate.
     NetworkName{"gb/s", "ib-hdr", 0},
     NetworkName{"gbps", "ib-hdr", 0},
     NetworkName{"gbit", "ib-hdr", 0},
+    NetworkName{"gb/sec", "ib-hdr", 0},
+    NetworkName{"tbps", "ib-hdr", 0},
 };
 
-// A number and what stands behind it: "8" "x", "200" "gb/s", "4" "hcas".
+// A number and what stands behind it: "8" "x", "200" "Gb/s", "4" "HCAs".
 struct Amount {
   double value = 0;
   std::string unit;
@@ -277,8 +346,12 @@ std::vector<Amount> AmountsIn(const std::string& text) {
       ++i;
       continue;
     }
+    // Not "nvlink5"; but "8x200G".
+    const bool counted =
+        i >= 2 && std::tolower(text[i - 1]) == 'x' && digit(i - 2);
     const bool begins =
-        i == 0 || std::isalpha(static_cast<unsigned char>(text[i - 1])) == 0;
+        i == 0 || counted ||
+        std::isalpha(static_cast<unsigned char>(text[i - 1])) == 0;
     Amount quantity;
     size_t end = i;
     while (digit(end) || (end < text.size() && digit(end + 1) &&
@@ -299,6 +372,26 @@ std::vector<Amount> AmountsIn(const std::string& text) {
     if (begins) found.push_back(std::move(quantity));
   }
   return found;
+}
+
+// Gigabits a second of "200 Gb/s", "400G", "3.2 Tbps", "50 GB/s"; 0 for other
+// units.
+double GigabitsOf(const Amount& amount) {
+  const std::string unit = Lower(amount.unit);
+  const double factor = unit.starts_with("tb") || unit == "t" ? 1000 : 1;
+  if (!unit.starts_with("gb") && !unit.starts_with("tb") &&
+      !unit.starts_with("gib") && unit != "g" && unit != "t") {
+    return 0;
+  }
+  // Bytes are a capital B, alone: "GB/s", "GBps", "GiB/s", but not "Gbps",
+  // "GbE" or "GBE".
+  const size_t b = amount.unit.find_first_of("bB");
+  const bool bytes = b != std::string::npos && amount.unit[b] == 'B' &&
+                     unit.substr(b + 1, 1) != "e" &&
+                     std::ranges::any_of(amount.unit, [](char c) {
+                       return std::islower(static_cast<unsigned char>(c)) != 0;
+                     });
+  return amount.value * factor * (bytes ? 8 : 1);
 }
 
 // Four V100 have two NVLinks to each other; others meet at the host. Network
@@ -350,9 +443,12 @@ double NominalGbit(std::string_view link) {
       Rate{"ib-hdr", 200},     Rate{"ib-ndr", 400},
       Rate{"ib-xdr", 800},     Rate{"ib-hdr100", 100},
       Rate{"roce-200g", 200},  Rate{"omni-path-100", 100},
-      Rate{"ena-25g", 25},     Rate{"ena-50g", 50},
-      Rate{"ena-100g", 100},   Rate{"efa-100g", 100},
-      Rate{"efa-4x100g", 400}, Rate{"ethernet-10g", 10}};
+      Rate{"roce-400g", 400},  Rate{"tcpx-200g", 200},
+      Rate{"tcpxo-200g", 200}, Rate{"efa-400g", 400},
+      Rate{"efa-2x200g", 400}, Rate{"ena-25g", 25},
+      Rate{"ena-50g", 50},     Rate{"ena-100g", 100},
+      Rate{"efa-100g", 100},   Rate{"efa-4x100g", 400},
+      Rate{"ethernet-10g", 10}};
   const auto* const row = std::ranges::find(kRates, link, &Rate::link);
   TESSERA_CHECK(row != kRates.end()) << link;
   return row->gbit;
@@ -362,12 +458,32 @@ double NominalGbit(std::string_view link) {
 void SetRate(Cluster& cluster, std::string_view link, double gbit) {
   const double nominal = NominalGbit(link);
   if (gbit == nominal) return;
+  const std::string trunk = std::string(link) + "-trunk";
   for (LinkType& type : cluster.link_types) {
-    if (type.name != link) continue;
+    if (type.name != link && type.name != trunk) continue;
     type.bandwidth = {type.bandwidth.value * gbit / nominal};
     char text[64];
     std::snprintf(text, sizeof text, "%g Gb/s, reached as by ", gbit);
     type.source = text + type.source;
+  }
+}
+
+// Network links of a preset by those of another kind.
+void ReplaceNetwork(Cluster& cluster, std::string_view of,
+                    std::string_view link) {
+  const LinkType& other = LinkTypeNamed(link);
+  const std::string trunk = std::string(of) + "-trunk";
+  for (LinkType& type : cluster.link_types) {
+    if (type.name == of) {
+      const double ratio = other.bandwidth.value / type.bandwidth.value;
+      for (LinkType& wide : cluster.link_types) {
+        if (wide.name != trunk) continue;
+        wide.name = std::string(link) + "-trunk";
+        wide.bandwidth = wide.bandwidth * ratio;
+      }
+      type = other;
+      return;
+    }
   }
 }
 
@@ -387,28 +503,50 @@ std::optional<NetworkWords> ReadNetwork(const std::string& words, int gpus) {
   const std::string text = Lower(words);
   const auto* const row = std::ranges::find_if(
       kNetworks,
-      [&](const NetworkName& network) { return Has(text, network.word); });
+      [&](const NetworkName& network) { return HasWord(text, network.word); });
   if (row == kNetworks.end()) return std::nullopt;
-  int cards = 0;
+  int lanes = 0;  // "4X EDR" may be four cards or the lanes of one
+  int counted = 0;
   double rate = 0;
-  for (const Amount& quantity : AmountsIn(text)) {
-    const std::string& unit = quantity.unit;
-    if (unit == "x" || unit == "hcas" || unit == "nics" || unit == "cards" ||
-        unit == "ports" || unit == "rails") {
-      cards = static_cast<int>(std::clamp(quantity.value, 1.0, 64.0));
-    } else if (rate == 0 && (unit.starts_with("gb") || unit == "g")) {
-      rate = quantity.value;
-    } else if (rate == 0 && unit.starts_with("tb")) {
-      rate = 1000 * quantity.value;
+  for (const Amount& quantity : AmountsIn(words)) {
+    const std::string unit = Lower(quantity.unit);
+    const int count = static_cast<int>(std::clamp(quantity.value, 1.0, 64.0));
+    if (unit == "x") {
+      lanes = count;
+    } else if (unit == "hcas" || unit == "nics" || unit == "cards" ||
+               unit == "ports" || unit == "rails" || unit == "hca" ||
+               unit == "nic" || unit == "card" || unit == "adapters") {
+      counted = count;
+    } else if (rate == 0) {
+      rate = GigabitsOf(quantity);
     }
   }
-  const bool of_node =
-      (Has(text, "per node") || row->rate_of_node) && cards == 0;
+  for (const std::string_view one :
+       {"one card", "one nic", "single nic", "single card", "single-rail",
+        "one hca", "single hca"}) {
+    if (Has(text, one)) counted = 1;
+  }
+  if (Has(text, "dual-rail") || Has(text, "dual rail")) counted = 2;
+  int cards = counted > 0 ? counted : lanes;
+  bool of_node = row->rate_of_node;
+  for (const std::string_view word :
+       {"per node", "/node", "per host", "per instance", "per server",
+        "aggregate", "in total"}) {
+    of_node |= Has(text, word);
+  }
+  // No card is as fast.
+  of_node |= rate > 1000;
+  of_node &= cards == 0 && !Has(text, "per gpu");
   if (cards == 0) cards = row->cards > 0 ? row->cards : gpus;
   NetworkWords network = {row->link, row->gbit, cards};
   if (rate > 0) network.gbit_per_card = of_node ? rate / cards : rate;
   if (network.gbit_per_card <= 0) return std::nullopt;
   return network;
+}
+
+Result<std::string_view> DeviceNameOf(const PublishedRun& run) {
+  TESSERA_TRY(const GpuName* gpu, GpuOf(run));
+  return gpu->device;
 }
 
 Result<Cluster> ClusterOf(const PublishedRun& run,
@@ -426,14 +564,19 @@ Result<Cluster> ClusterOf(const PublishedRun& run,
     assumptions.push_back("8 GPUs in a node");
   }
   if (gpus % per_node != 0) {
-    return CannotMap(
-        std::to_string(gpus) + " GPUs in nodes of " + std::to_string(per_node),
-        "gpus_per_node");
+    while (gpus % per_node != 0) --per_node;
+    assumptions.push_back("nodes of " + std::to_string(per_node) +
+                          ", which divide the GPUs");
   }
   const int nodes = gpus / per_node;
 
   NetworkWords network = {gpu->nic, NominalGbit(gpu->nic),
                           std::max(1, per_node / gpu->gpus_per_nic)};
+  const SystemName* system = SystemOf(run);
+  if (system != nullptr) {
+    network = {system->nic, NominalGbit(system->nic),
+               std::max(1, per_node / system->gpus_per_nic)};
+  }
   if (nodes > 1) {
     if (const auto read = ReadNetwork(run.inter_link, per_node)) {
       network = *read;
@@ -446,17 +589,26 @@ Result<Cluster> ClusterOf(const PublishedRun& run,
     assumptions.push_back("GPUs of a node joined as in the vendor's system");
   }
   const std::string inside = Lower(run.intra_link);
-  const bool nvlink =
-      !gpu->nvlink.empty() && !Has(inside, "pcie") && !Has(inside, "no nvlink");
+  const bool nvlink = !gpu->nvlink.empty() &&
+                      (!Has(inside, "pcie") || Has(inside, "nvswitch")) &&
+                      !Has(inside, "no nvlink");
+  // DGX-2 has sixteen V100 on one NVSwitch.
+  const bool on_switch = gpu->inside == Inside::kSwitch ||
+                         (gpu->inside == Inside::kCubeMesh &&
+                          (per_node > 8 || Has(inside, "nvswitch")));
   Cluster cluster;
-  if (gpu->inside == Inside::kCubeMesh && per_node == 8) {
-    TESSERA_TRY(cluster, MakeCluster((gpu->device == "v100-sxm2-16gb"
-                                          ? "p3.16xlarge:"
-                                          : "dgx1-v100-32gb:") +
+  if (gpu->inside == Inside::kCubeMesh && per_node == 8 && nvlink &&
+      !on_switch) {
+    TESSERA_TRY(cluster, MakeCluster((network.cards == 1 ? "p3.16xlarge:"
+                                                         : "dgx1-v100-32gb:") +
                                      std::to_string(nodes)));
-    return cluster;
-  }
-  if (gpu->inside != Inside::kSwitch || !nvlink) {
+    cluster.host = HostOf(gpu->host);
+    cluster.device_types[0] = DeviceTypeNamed(gpu->device);
+    // The preset has one card or four.
+    network.gbit_per_card *= network.cards == 1 ? 1 : network.cards / 4.0;
+    ReplaceNetwork(cluster, network.cards == 1 ? "ena-25g" : "ib-edr",
+                   network.link);
+  } else if (!on_switch || !nvlink) {
     cluster = MakeHostNode(*gpu, nodes, per_node, nvlink, network.link,
                            network.cards);
   } else {
@@ -468,7 +620,7 @@ Result<Cluster> ClusterOf(const PublishedRun& run,
     NvSwitchNode node;
     node.device = gpu->device;
     node.gpus = per_node;
-    node.nvlink = gpu->nvlink;
+    node.nvlink = gpu->inside == Inside::kCubeMesh ? "nvlink2-x6" : gpu->nvlink;
     node.pcie = gpu->pcie;
     node.gpus_per_nic = per_node / cards;
     node.gpus_per_pcie_switch = std::max(node.gpus_per_nic, 2);

@@ -17,6 +17,9 @@ namespace tessera {
 Result<Cluster> ClusterOf(const PublishedRun& run,
                           std::vector<std::string>& assumptions);
 
+// Its GPU, of DeviceTypes. Errors as ClusterOf.
+Result<std::string_view> DeviceNameOf(const PublishedRun& run);
+
 // The row's words for its network: what one card reaches by its nominal rate,
 // and how many there are in a node. Rates and counts are read from the text
 // ("8x HDR InfiniBand", "800 Gb/s per node", "EFA 3200 Gbps").

@@ -17,53 +17,74 @@ class Row {
   void Read(std::string_view column, int64_t& out) {
     double value = 0;
     Read(column, value);
-    if (value != std::floor(value) || std::abs(value) > 1e15) {
-      Wrong(column, "is no whole number");
+    if (value != std::floor(value) || std::abs(value) > kLargest) {
+      Unread(column, "is no whole number of at most 10^15");
     } else {
       out = static_cast<int64_t>(value);
     }
   }
   void Read(std::string_view column, double& out) {
-    const std::string& text = Field(column);
+    std::string text = Field(column);
     if (text.empty()) return;
+    // "50257 (padded)".
+    if (const size_t note = text.find('(');
+        note != std::string::npos && note > 0) {
+      text.resize(text.find_last_not_of(' ', note - 1) + 1);
+    }
+    // "1,048,576".
+    for (size_t at = text.size(); at > 4 && text[at - 4] == ',';) {
+      at -= 4;
+      text.erase(at, 1);
+    }
+    double value = 0;
     const auto [end, error] =
-        std::from_chars(text.data(), text.data() + text.size(), out);
+        std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size() ||
-        !std::isfinite(out) || out < 0) {
-      Wrong(column, "is no number of at least 0");
+        !std::isfinite(value) || value < 0) {
+      Unread(column, "is no number of at least 0");
+    } else {
+      out = value;
     }
   }
 
   const std::optional<Error>& error() const { return error_; }
+  const std::optional<Error>& unread() const { return unread_; }
 
  private:
-  const std::string& Field(std::string_view column) {
-    static const std::string kNone;
+  // Without spaces around it.
+  std::string Field(std::string_view column) {
     const int at = table_.Column(column);
-    if (at >= 0) return table_.rows[row_][static_cast<size_t>(at)];
-    Wrong(column, "there is no such column");
-    return kNone;
+    if (at < 0) {
+      if (!error_) {
+        error_ = InvalidInput("there is no such column",
+                              path_ + ":1: " + std::string(column));
+      }
+      return "";
+    }
+    const std::string& text = table_.rows[row_][static_cast<size_t>(at)];
+    const size_t begin = text.find_first_not_of(" \t");
+    if (begin == std::string::npos) return "";
+    return text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
   }
-  void Wrong(std::string_view column, const std::string& what) {
-    if (error_) return;
-    const int at = table_.Column(column);
-    const std::string value =
-        at < 0 ? "" : "'" + table_.rows[row_][static_cast<size_t>(at)] + "' ";
-    error_ = InvalidInput(value + what, path_ + ":" +
-                                            std::to_string(table_.lines[row_]) +
-                                            ": " + std::string(column));
+  void Unread(std::string_view column, const std::string& what) {
+    if (unread_) return;
+    unread_ = Error{ErrorCode::kInfeasible, "'" + Field(column) + "' " + what,
+                    std::string(column)};
   }
 
+  static constexpr double kLargest = 1e15;
   const CsvTable& table_;
   const size_t row_;
   const std::string& path_;
   std::optional<Error> error_;
+  std::optional<Error> unread_;
 };
 
 }  // namespace
 
 Result<std::vector<PublishedRun>> ReadPublishedRuns(const std::string& path) {
   TESSERA_TRY(const CsvTable table, ReadCsv(path));
+  if (table.rows.empty()) return InvalidInput("has no rows", path);
   std::vector<PublishedRun> runs;
   for (size_t r = 0; r < table.rows.size(); ++r) {
     Row row(table, r, path);
@@ -117,6 +138,7 @@ Result<std::vector<PublishedRun>> ReadPublishedRuns(const std::string& path) {
     row.Read("full_config", full);
     run.full_config = full == "yes";
     if (row.error()) return *row.error();
+    run.unread = row.unread();
     runs.push_back(std::move(run));
   }
   return runs;

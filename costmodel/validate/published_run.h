@@ -32,11 +32,14 @@ struct PublishedRun {
   std::string status, group;  // same model on the same cluster
   bool full_config = false;
   int line = 0;  // of the table
+  // Of a cell that should have been a number; `where` is its column.
+  std::optional<Error> unread;
 };
 
 // Reads the columns above by their names ("time_any_s" for the time); others
-// are skipped. Errors name the line and the column: one of these that is
-// missing, or a value that is no number.
+// are skipped. A number may have its thousands apart ("50,257"). A row with
+// words where a number should be keeps the others, and `unread`. Errors name
+// the line and the column: one of these that is missing.
 Result<std::vector<PublishedRun>> ReadPublishedRuns(const std::string& path);
 
 }  // namespace tessera

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
+#include <numeric>
 
+#include "costmodel/validate/published_cluster.h"
 #include "costmodel/validate/words.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/model_config.h"
+#include "planner/plan/recompute.h"
+#include "planner/topology/hardware.h"
 #include "planner/topology/stacks.h"
 
 namespace tessera {
@@ -52,12 +55,12 @@ void Set(JsonValue& config, std::string_view key, double number) {
   config.fields[std::string(key)] = value;
 }
 
-// The stack by the words of the row: a name of a framework in the source; who
-// trains by fully sharded data parallelism does it in PyTorch; else attention
-// decides: on Hopper and later, or where the row has flash attention, it is
-// Megatron-Core's time.
+// The software by its words, first in the source, then in the notes and the
+// columns that name a framework; who trains by fully sharded data parallelism
+// does it in PyTorch; else attention decides: on Hopper and later, or where the
+// row has flash attention, it is Megatron-Core's time.
 struct StackName {
-  std::string_view word;  // of the source
+  std::string_view word;
   std::string_view stack;
 };
 constexpr StackName kStackNames[] = {
@@ -66,9 +69,27 @@ constexpr StackName kStackNames[] = {
     {"benchmark/alpa", "xla-2022"},
     {"transformers", "pytorch-eager-2022"},
     {"neusight", "pytorch-eager-2022"},
+    {"paddle", "pytorch-eager-2022"},
     {"llm-foundry", "pytorch-fsdp-2023"},
+    // JAX since 2023 compiles, fuses attention and hides its collectives, as
+    // compiled PyTorch does; XLA of 2022 did none of the latter.
+    {"maxtext", "torchtitan-2024"},
+    {"paxml", "torchtitan-2024"},
+    {"jax", "torchtitan-2024"},
+    {"t5x", "torchtitan-2024"},
+    {"levanter", "torchtitan-2024"},
+    {"easylm", "torchtitan-2024"},
     {"fsdp", "torchtitan-2024"},
     {"torchtitan", "torchtitan-2024"},
+    {"torchtune", "torchtitan-2024"},
+    {"litgpt", "torchtitan-2024"},
+    {"lit-gpt", "torchtitan-2024"},
+    {"tinyllama", "torchtitan-2024"},
+    {"nanogpt", "torchtitan-2024"},
+    {"llm.c", "torchtitan-2024"},
+    {"olmo", "torchtitan-2024"},
+    {"lingua", "torchtitan-2024"},
+    {"open_lm", "torchtitan-2024"},
     {"ml-engineering", "torchtitan-2024"},
     {"vtrain", "megatron-2021"},
     {"megatron-deepspeed", "megatron-2021"},
@@ -77,45 +98,115 @@ constexpr StackName kStackNames[] = {
     {"2205.05198", "megatron-2021"},
     {"zero bubble", "megatron-2021"},
     {"pythia", "megatron-2021"},
+    {"gpt-neox", "megatron-2021"},
     {"superscaler", "megatron-2021"},
     {"nemo", "megatron-core-2024"},
     {"megatron-bridge", "megatron-core-2024"},
     {"megatron-lm", "megatron-core-2024"},
     {"internevo", "megatron-core-2024"},
 };
+// Beside the source.
+constexpr StackName kFrameworks[] = {
+    {"maxtext", "torchtitan-2024"},
+    {"jax", "torchtitan-2024"},
+    {"paxml", "torchtitan-2024"},
+    {"torchtitan", "torchtitan-2024"},
+    {"torchtune", "torchtitan-2024"},
+    {"litgpt", "torchtitan-2024"},
+    {"pytorch fsdp", "torchtitan-2024"},
+    {"nemo", "megatron-core-2024"},
+    {"megatron-core", "megatron-core-2024"},
+    {"megatron-bridge", "megatron-core-2024"},
+    {"flagscale", "megatron-core-2024"},
+    {"nanotron", "megatron-core-2024"},
+    {"megatron", ""},  // by its GPU and attention
+    // Kernel by kernel, as frameworks without a compiler run models.
+    {"deepspeed", "pytorch-eager-2022"},
+    {"hugging face", "pytorch-eager-2022"},
+    {"transformers", "pytorch-eager-2022"},
+    {"paddle", "pytorch-eager-2022"},
+    {"colossal", "pytorch-eager-2022"},
+};
+
+template <size_t kRows>
+std::optional<std::string_view> StackIn(const StackName (&table)[kRows],
+                                        const std::string& text) {
+  for (const StackName& row : table) {
+    if (Has(text, row.word)) return row.stack;
+  }
+  return {};
+}
 
 std::string_view StackNameOf(const PublishedRun& run) {
-  const std::string source = Lower(run.source);
-  for (const StackName& row : kStackNames) {
-    if (Has(source, row.word)) return row.stack;
+  if (const auto stack = StackIn(kStackNames, Lower(run.source))) {
+    return *stack;
   }
-  if (Has(Lower(run.zero_stage), "fsdp")) return "torchtitan-2024";
+  const std::string zero = Lower(run.zero_stage);
+  const std::string notes = Lower(run.notes);
+  const auto framework = StackIn(kFrameworks, notes + " " + zero);
+  if (framework && !framework->empty()) return *framework;
+  if (Has(zero, "fsdp") || Has(zero, "_shard")) return "torchtitan-2024";
   const std::string flash = Lower(run.flash_attn);
   const std::string gpu = Lower(run.gpu);
-  bool recent = !flash.empty() && flash != "no";
-  for (const std::string_view name : {"h100", "h200", "h800", "b200", "b300"}) {
-    recent |= Has(gpu, name);
+  bool recent =
+      !flash.empty() && ReadAttention(flash) != StackAttention::kUnfused;
+  for (const std::string_view name :
+       {"h100", "h200", "h800", "h20", "b200", "b300", "gh200", "gb200",
+        "gb300", "p5", "a3-mega", "a3-ultra"}) {
+    recent |= HasWord(gpu, name);
   }
   return recent ? "megatron-core-2024" : "megatron-2021";
+}
+
+// NVIDIA's recipes overlap tensor-parallel collectives with products
+// (ub_tp_comm_overlap) and interleave stages; Megatron-LM does so only where it
+// is asked to (--tp-comm-overlap, --num-layers-per-virtual-pipeline-stage).
+bool IsNvidiaRecipe(const PublishedRun& run) {
+  const std::string source = Lower(run.source);
+  return Has(source, "nemo") || Has(source, "megatron-bridge") ||
+         Has(source, "dgxc");
+}
+
+// What the row says of it; nothing where it says nothing.
+std::optional<bool> OverlapsTensorCollectives(const std::string& notes) {
+  for (const std::string_view no :
+       {"no tp overlap", "no tp comm overlap", "vanilla tp", "without tp"}) {
+    if (Has(notes, no)) return false;
+  }
+  for (const std::string_view yes :
+       {"tp comm overlap", "tp overlap", "tp_comm_overlap", "asynctp",
+        "async tp", "async-tp", "userbuffer"}) {
+    if (Has(notes, yes)) return true;
+  }
+  return {};
 }
 
 }  // namespace
 
 Stack StackOf(const PublishedRun& run, std::span<const Stack> stacks,
               Words& assumptions) {
-  const auto row = std::ranges::find(stacks, StackNameOf(run), &Stack::name);
-  TESSERA_CHECK(row != stacks.end()) << StackNameOf(run);
-  Stack stack = *row;
+  const auto named = [&](std::string_view name) -> const Stack& {
+    const auto row = std::ranges::find(stacks, name, &Stack::name);
+    TESSERA_CHECK(row != stacks.end()) << name;
+    return *row;
+  };
+  Stack stack = named(StackNameOf(run));
   assumptions.push_back("stack " + stack.name);
   const std::string flash = Lower(run.flash_attn);
-  if (flash == "no") {
-    stack.attention = StackAttention::kUnfused;
+  if (const auto attention = ReadAttention(flash)) {
+    stack.attention = *attention;
   } else if (!flash.empty() && stack.attention == StackAttention::kUnfused) {
     // Before FlashAttention-2 (July 2023).
     stack.attention = StackAttention::kFlash1;
   }
   const std::string notes = Lower(run.overlap_notes);
-  if (Has(notes, "no tp overlap")) stack.tensor_exposed = 1;
+  if (const auto overlaps = OverlapsTensorCollectives(notes)) {
+    stack.tensor_exposed =
+        *overlaps ? named("megatron-core-2024").tensor_exposed : 1;
+  } else if (run.tp > 1 && stack.tensor_exposed < 1 && !IsNvidiaRecipe(run)) {
+    stack.tensor_exposed = 1;
+    assumptions.push_back("tensor-parallel collectives not overlapped");
+  }
   if (Has(notes, "cuda graph") && Has(notes, "full_iteration")) {
     stack.host_per_operator = Duration{};
   }
@@ -131,11 +222,13 @@ Stack StackOf(const PublishedRun& run, std::span<const Stack> stacks,
   if (Has(Lower(run.notes), "liger kernel")) {
     stack.memory.logits = StackLogits::kNever;
   }
-  const std::string precision = Lower(run.precision);
-  if (Has(precision, "fp4")) {
-    stack.products = ProductType::kFp4;
-  } else if (Has(precision, "fp8")) {
-    stack.products = ProductType::kFp8;
+  if (const auto precision = ReadPrecision(Lower(run.precision))) {
+    stack.products = precision->products;
+    if (precision->tf32) {
+      // Half of the rate of 16 bits (NVIDIA's datasheets of A100 to B200).
+      stack.sustained *= 0.5;
+      assumptions.push_back("TF32 as bf16 at half its rate");
+    }
   }
   return stack;
 }
@@ -155,25 +248,32 @@ constexpr ZeroDefault kZeroDefaults[] = {
 Result<Strategy> StrategyOf(const PublishedRun& run, Words& assumptions) {
   Strategy strategy;
   const auto degree = [&](int64_t value) {
-    return static_cast<int>(std::max<int64_t>(1, value));
+    return static_cast<int>(std::clamp<int64_t>(value, 1, 1 << 20));
   };
   strategy.tp = degree(run.tp);
   strategy.pp = degree(run.pp);
   strategy.vp = degree(run.vp);
   strategy.cp = degree(run.cp);
-  strategy.ep = degree(run.ep);
+  strategy.ep = run.experts > 0 ? degree(run.ep) : 1;
   strategy.mbs = degree(run.micro_batch);
-  const int model = strategy.tp * strategy.pp * strategy.cp * strategy.ep;
-  if (run.gpus % model != 0) {
+  const int64_t dense = int64_t{strategy.tp} * strategy.pp * strategy.cp;
+  if (run.gpus % dense != 0) {
     return CannotMap(std::to_string(run.gpus) + " GPUs are not a multiple of " +
-                         std::to_string(model) + " = tp pp cp ep",
+                         std::to_string(dense) + " = tp pp cp",
                      "gpus");
   }
-  strategy.dp = static_cast<int>(run.gpus) / model;
-  strategy.sp = run.seq_parallel == "yes" && strategy.tp > 1;
+  const int64_t replicas = run.gpus / dense;
+  if (replicas % strategy.ep != 0) {
+    // Megatron-Core lets experts share ranks with cp; here only with dp.
+    strategy.ep = static_cast<int>(std::gcd<int64_t>(replicas, strategy.ep));
+    assumptions.push_back("experts over " + std::to_string(strategy.ep) +
+                          " ranks, not " + std::to_string(run.ep));
+  }
+  strategy.dp = static_cast<int>(replicas / strategy.ep);
+  strategy.sp =
+      ReadYes(Lower(run.seq_parallel)).value_or(false) && strategy.tp > 1;
   const std::string notes = Lower(run.notes);
-  if (run.vp == 0 && strategy.pp > 1 &&
-      StackNameOf(run) == "megatron-core-2024") {
+  if (run.vp == 0 && strategy.pp > 1 && IsNvidiaRecipe(run)) {
     // As its recipes do wherever the table has them.
     strategy.vp =
         static_cast<int>(std::max<int64_t>(1, run.layers / strategy.pp));
@@ -188,34 +288,33 @@ Result<Strategy> StrategyOf(const PublishedRun& run, Words& assumptions) {
     strategy.schedule = "zb-h1";
   }
 
-  const std::string zero = Lower(run.zero_stage);
-  if (const auto row = std::ranges::find_if(
-          kZeroDefaults,
-          [&](const ZeroDefault& r) { return Has(Lower(run.source), r.word); });
-      zero.empty() && row != std::end(kZeroDefaults)) {
-    strategy.zero = row->stage;
-    assumptions.push_back("ZeRO stage " + std::to_string(row->stage));
-  } else if (zero.empty()) {
+  const auto* const by_source = std::ranges::find_if(
+      kZeroDefaults,
+      [&](const ZeroDefault& r) { return Has(Lower(run.source), r.word); });
+  if (run.zero_stage.empty() && by_source != std::end(kZeroDefaults)) {
+    strategy.zero = by_source->stage;
+    assumptions.push_back("ZeRO stage " + std::to_string(by_source->stage));
+  } else if (run.zero_stage.empty()) {
     assumptions.push_back("ZeRO stage 0");
-  } else if (zero.starts_with("fsdp")) {
-    strategy.zero = 3;
-  } else if (zero[0] >= '0' && zero[0] <= '3') {
-    strategy.zero = zero[0] - '0';
-  } else if (Has(zero, "zero-2")) {
-    strategy.zero = 2;
+  } else if (const auto zero = ReadZero(Lower(run.zero_stage))) {
+    strategy.zero = zero->stage;
+    if (zero->offloads_optimizer) strategy.optimizer_tier = MemoryTier::kHost;
+    const int ranks = strategy.dp * strategy.cp;
+    if (zero->group > 1 && zero->group < ranks && ranks % zero->group == 0) {
+      strategy.zero_group = zero->group;
+    } else if (zero->within_node) {
+      strategy.zero_group = Strategy::kWithinNode;
+    }
+    if (strategy.zero == 3 && strategy.pp > 1 &&
+        Has(Lower(run.zero_stage), "fsdp2")) {
+      // torchtitan keeps what it has gathered through the microbatches of a
+      // pipeline (reshard_after_forward = not pp_enabled, parallelize_llama.py,
+      // December 2024).
+      strategy.zero = 2;
+      assumptions.push_back("FSDP2 in a pipeline gathers once a step");
+    }
   } else {
     return CannotMap("'" + run.zero_stage + "'", "zero_stage");
-  }
-  if (Has(zero, "offload")) strategy.optimizer_tier = MemoryTier::kHost;
-  if (Has(zero, "hsdp")) strategy.zero_group = Strategy::kWithinNode;
-  // "optimizer sharded over 8 GPUs, replicated beyond"
-  constexpr std::string_view kOver = "sharded over ";
-  if (const size_t at = zero.find(kOver); at != std::string::npos) {
-    const int ranks = std::atoi(zero.c_str() + at + kOver.size());
-    const int replicas = strategy.dp * strategy.cp;
-    if (ranks > 1 && ranks < replicas && replicas % ranks == 0) {
-      strategy.zero_group = ranks;
-    }
   }
   // What replicas there are not cannot be cut.
   if (strategy.dp * strategy.cp * strategy.ep == 1) {
@@ -223,17 +322,38 @@ Result<Strategy> StrategyOf(const PublishedRun& run, Words& assumptions) {
     strategy.zero_group = 0;
   }
 
-  const std::string recompute = Lower(run.recompute);
-  if (recompute == "full") {
-    strategy.recompute = RecomputeLevel::kFull;
-  } else if (recompute.starts_with("selective")) {
-    strategy.recompute = RecomputeLevel::kSelective;
-  } else if (recompute.empty()) {
+  const auto recompute = ReadRecompute(Lower(run.recompute));
+  if (recompute) {
+    strategy.recompute = recompute->level;
+  } else if (run.recompute.empty()) {
     assumptions.push_back("no recompute");
-  } else if (recompute != "none") {
+  } else {
     return CannotMap("'" + run.recompute + "'", "recompute");
   }
   return strategy;
+}
+
+void SetRecomputeOf(const PublishedRun& run, const GraphIndex& index,
+                    Plan& plan) {
+  const auto words = ReadRecompute(Lower(run.recompute));
+  if (!words) return;
+  const Graph& graph = *index.graph;
+  const auto has = [&](NodeId id, std::span<const std::string_view> fragments) {
+    const Node& node = graph.node(id);
+    return std::ranges::any_of(fragments, [&](std::string_view fragment) {
+      return fragment == "attention" ? node.op->op_class == OpClass::kAttention
+                                     : Has(node.name, fragment);
+    });
+  };
+  const auto [first, last] = Layers(index);
+  for (int layer = first; layer < last; ++layer) {
+    for (const NodeId id : index.nodes_of_block[static_cast<size_t>(layer)]) {
+      bool& recompute = plan.ops[id.index()].recompute;
+      if ((layer - first) % words->every != 0) recompute = false;
+      if (has(id, words->kept)) recompute = false;
+      if (has(id, words->again)) recompute = CanRecompute(graph, id);
+    }
+  }
 }
 
 namespace {
@@ -291,24 +411,29 @@ Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
   if (Has(Lower(run.model), "lora")) {
     return CannotMap("'" + run.model + "' trains adapters only", "model");
   }
-  const std::string precision = Lower(run.precision);
+  for (const auto& [column, value] :
+       {std::pair<std::string_view, int64_t>{"layers", run.layers},
+        {"hidden", run.hidden},
+        {"heads", run.heads},
+        {"seq", run.seq},
+        {"global_batch", run.global_batch}}) {
+    if (value < 1) return CannotMap("is blank or 0", column);
+  }
   ImportOptions options;
   options.global_batch = run.global_batch;
   options.seq_len = run.seq;
-  if (precision.empty() && StackNameOf(run) == "megatron-2021") {
+  const auto precision = ReadPrecision(Lower(run.precision));
+  if (precision && precision->values) {
+    options.dtype = precision->tf32 ? DType::kBFloat16 : *precision->values;
+  } else if (run.precision.empty() && StackNameOf(run) == "megatron-2021") {
     options.dtype = DType::kFloat16;
     assumptions.push_back("fp16");
-  } else if (precision.empty()) {
-    options.dtype = DType::kBFloat16;
-    assumptions.push_back("bf16");
-  } else if (Has(precision, "bf16") || Has(precision, "fp8") ||
-             Has(precision, "fp4")) {
-    options.dtype = DType::kBFloat16;
-  } else if (Has(precision, "fp16")) {
-    options.dtype = DType::kFloat16;
-    if (precision.starts_with("fp32")) options.dtype = DType::kFloat32;
   } else {
-    options.dtype = DType::kFloat32;
+    // A GPU before Ampere has no bf16.
+    TESSERA_TRY(const std::string_view device, DeviceNameOf(run));
+    const bool has_bf16 = DeviceTypeNamed(device).peak_bf16.value > 0;
+    options.dtype = has_bf16 ? DType::kBFloat16 : DType::kFloat16;
+    assumptions.push_back(has_bf16 ? "bf16" : "fp16");
   }
 
   if (run.kv_heads == "MLA" && run.experts > 0) {

@@ -12,6 +12,8 @@
 #include "planner/base/result.h"
 #include "planner/ir/graph.h"
 #include "planner/ir/stack.h"
+#include "planner/plan/graph_index.h"
+#include "planner/plan/plan.h"
 #include "planner/plan/strategy.h"
 
 namespace tessera {
@@ -23,6 +25,10 @@ Stack StackOf(const PublishedRun& run, std::span<const Stack> stacks,
               std::vector<std::string>& assumptions);
 Result<Strategy> StrategyOf(const PublishedRun& run,
                             std::vector<std::string>& assumptions);
+// Policies that recompute parts of a layer, or some layers: the flags of a plan
+// that PlanFromStrategy made of StrategyOf's.
+void SetRecomputeOf(const PublishedRun& run, const GraphIndex& index,
+                    Plan& plan);
 // Differentiated. GPT-2's architecture for GELU and squared ReLU, Llama's for
 // gated layers, Mixtral's for experts; without dropout.
 Result<Graph> GraphOf(const PublishedRun& run,

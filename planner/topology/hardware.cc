@@ -149,6 +149,21 @@ std::vector<GpuRow> MakeGpus() {
        81251, 2039, 19.5, 19.5, 312, 312, 0, kA100},
       {"h100-sxm5-80gb", "NVIDIA H100 datasheet (2023)" + h100, kHopper, 132,
        81559, 3350, 67, 67, 989.4, 989.4, 1978.9, kH100},
+      {"h100-sxm5-96gb",
+       "H100 SXM with 96 GB of HBM2e, 2.4 TB/s (pytorch/torchtitan "
+       "benchmarks/llama3_h100_202412_torchtitan.md: Meta's Grand Teton, power "
+       "limited to 500 W, which is not in these figures); the rest as H100 "
+       "SXM" +
+           h100,
+       kHopper, 132, 97871, 2400, 67, 67, 989.4, 989.4, 1978.9, kH100},
+      {"gh200-96gb",
+       "NVIDIA GH200 (2023): 96 GB of HBM3, 4 TB/s; the rest as H100 SXM" +
+           h100,
+       kHopper, 132, 97871, 4000, 67, 67, 989.4, 989.4, 1978.9, kH100},
+      {"gh200-144gb",
+       "NVIDIA GH200 (2024): 144 GB of HBM3e, 4.9 TB/s; the rest as H100 SXM" +
+           h100,
+       kHopper, 132, 146831, 4900, 67, 67, 989.4, 989.4, 1978.9, kH100},
       {"h100-pcie-80gb",
        "NVIDIA H100 PCIe product brief (2022); efficiency: as H100 SXM",
        kHopper, 114, 81559, 2000, 51, 51, 756.5, 756.5, 1513, kH100},
@@ -196,6 +211,16 @@ std::vector<GpuRow> MakeGpus() {
        16160, 900, 7.8, 15.7, 0, 125, 0, kV100, 0, kV100Sustained},
       {"v100-sxm2-32gb", "NVIDIA V100 datasheet (2018)" + v100, kVolta, 80,
        32510, 900, 7.8, 15.7, 0, 125, 0, kV100, 0, kV100Sustained},
+      {"v100s-pcie-32gb",
+       "NVIDIA V100 datasheet (2020), V100S: 1,134 GB/s, 16.4 TFLOP/s fp32, "
+       "130 fp16" +
+           v100,
+       kVolta, 80, 32510, 1134, 8.2, 16.4, 0, 130, 0, kV100, 0, kV100Sustained},
+      {"titan-v-12gb",
+       "NVIDIA TITAN V (2017): 653 GB/s, 14.9 TFLOP/s fp32, 110 fp16; memory "
+       "nominal" +
+           v100,
+       kVolta, 80, 12288, 653, 7.45, 14.9, 0, 110, 0, kV100, 0, kV100Sustained},
       {"v100-pcie-16gb", "NVIDIA V100 datasheet (2018), PCIe" + v100, kVolta,
        80, 16160, 900, 7, 14, 0, 112, 0, kV100, 0, kV100Sustained},
       {"v100-pcie-32gb", "NVIDIA V100 datasheet (2018), PCIe" + v100, kVolta,
@@ -204,6 +229,28 @@ std::vector<GpuRow> MakeGpus() {
        "NVIDIA Turing architecture whitepaper (2018) and TITAN RTX product "
        "page; efficiency: as V100",
        kTuring, 72, 24220, 672, 0.51, 16.3, 0, 130.5, 0, kV100},
+      {"quadro-rtx-8000-48gb", "as titan-rtx-24gb, with 48 GB (nominal)",
+       kTuring, 72, 49152, 672, 0.51, 16.3, 0, 130.5, 0, kV100},
+      {"rtx-2080-ti-11gb",
+       "NVIDIA Turing architecture whitepaper (2018): 616 GB/s, 13.4 TFLOP/s "
+       "fp32, 53.8 fp16 with fp32 sums; memory nominal; efficiency: as V100",
+       kTuring, 68, 11264, 616, 0.42, 13.4, 0, 53.8, 0, kV100},
+      {"a10-24gb",
+       "NVIDIA A10 datasheet (2021): 600 GB/s, 31.2 TFLOP/s fp32, 125 bf16; "
+       "fp64 1/64 of fp32 (GA102 whitepaper); memory as A10G; efficiency: as "
+       "A40, " +
+           a40,
+       kAmpere, 72, 23028, 600, 0.49, 31.2, 125, 125, 0, kA40},
+      {"a30-24gb",
+       "NVIDIA A30 datasheet (2021): 933 GB/s, 10.3 TFLOP/s fp32 and fp64, 165 "
+       "bf16; memory nominal" +
+           a100_pcie,
+       kAmpere, 56, 24576, 933, 10.3, 10.3, 165, 165, 0, kA100Pcie},
+      {"rtx-a6000-48gb",
+       "NVIDIA RTX A6000 datasheet (2020): 768 GB/s, 38.7 TFLOP/s fp32, 154.8 "
+       "bf16; fp64 1/64 of fp32; memory as A40; efficiency: as A40, " +
+           a40,
+       kAmpere, 84, 46068, 768, 0.60, 38.7, 154.8, 154.8, 0, kA40},
       {"a10g-24gb",
        "NVIDIA A10G datasheet for AWS (2022): 600 GB/s, 35 TFLOP/s fp32, 70 "
        "bf16; fp64 1/64 of fp32 (GA102 whitepaper); efficiency: as A40, " +
@@ -228,6 +275,26 @@ std::vector<GpuRow> MakeGpus() {
        "733 fp8; fp64 1/64 of fp32" +
            large + "205 of 362 TFLOP/s",
        kAda, 142, 46068, 864, 1.43, 91.6, 362, 362, 733, kL40s},
+      {"l40-48gb",
+       "NVIDIA L40 datasheet (2022): 864 GB/s, 90.5 TFLOP/s fp32, 181 bf16, "
+       "362 fp8; fp64 1/64 of fp32; efficiency: assumed as A40",
+       kAda, 142, 46068, 864, 1.41, 90.5, 181, 181, 362, kA40},
+      {"rtx-6000-ada-48gb",
+       "NVIDIA RTX 6000 Ada datasheet (2022): 960 GB/s, 91.1 TFLOP/s fp32, 364 "
+       "bf16, 728 fp8; fp64 1/64 of fp32; memory and efficiency as L40S",
+       kAda, 142, 46068, 960, 1.42, 91.1, 364, 364, 728, kL40s},
+      {"rtx-5090-32gb",
+       "NVIDIA RTX Blackwell whitepaper (2025): 1,792 GB/s, 170 "
+       "multiprocessors, 104.8 TFLOP/s fp32, 209.5 bf16, 419 fp8, 1,676 fp4 "
+       "with fp32 sums; fp64 1/64 of fp32; memory nominal; efficiency: assumed "
+       "as A40",
+       kAda, 170, 32607, 1792, 1.64, 104.8, 209.5, 209.5, 419, kA40, 1676},
+      {"rtx-pro-6000-96gb",
+       "NVIDIA RTX PRO 6000 Blackwell (2025): 1,792 GB/s, 188 "
+       "multiprocessors, 125 TFLOP/s fp32, 2,000 TFLOP/s fp4; bf16 a quarter "
+       "and fp8 half of it; fp64 1/64 of fp32; memory nominal; efficiency: "
+       "assumed as L40S",
+       kAda, 188, 97887, 1792, 1.95, 125, 503.8, 503.8, 1007.6, kL40s, 2015},
       {"rtx-4090-24gb",
        "NVIDIA Ada whitepaper (2022): 1,008 GB/s, 82.6 TFLOP/s fp32, 165.2 "
        "bf16, 330.3 fp8; efficiency: assumed as A40",
@@ -239,6 +306,17 @@ std::vector<GpuRow> MakeGpus() {
        kTuring, 40, 15360, 320, 0.25, 8.1, 0, 65, 0, kT4},
       {"p100-sxm2-16gb", "NVIDIA P100 datasheet (2016)" + p100, kPascal, 56,
        16280, 732, 5.3, 10.6, 0, 21.2, 0, kP100},
+      {"p40-24gb",
+       "NVIDIA P40 datasheet (2016): 346 GB/s, 11.8 TFLOP/s fp32; fp16 as "
+       "fp32; "
+       "memory nominal" +
+           p100,
+       kPascal, 30, 24576, 346, 0.37, 11.8, 0, 11.8, 0, kP100},
+      {"gtx-1080-ti-11gb",
+       "NVIDIA GTX 1080 Ti (2017): 484 GB/s, 11.3 TFLOP/s fp32; fp16 as fp32; "
+       "memory nominal" +
+           p100,
+       kPascal, 28, 11264, 484, 0.35, 11.3, 0, 11.3, 0, kP100},
       {"p100-pcie-16gb", "NVIDIA P100 datasheet (2016), PCIe" + p100, kPascal,
        56, 16280, 732, 4.7, 9.3, 0, 18.7, 0, kP100},
       {"k80-gk210-12gb",
@@ -363,6 +441,10 @@ std::vector<LinkType> MakeLinkTypes() {
           22.5 * kGiga, direct, old_start),
       row("nvlink2-x2", "two nvlink2 side by side", 45 * kGiga, direct,
           old_start),
+      row("nvlink2-x6",
+          "DGX-2: six nvlink2 of each V100 to the NVSwitch (NVIDIA DGX-2 "
+          "datasheet, 2018)",
+          135 * kGiga, direct, old_start),
       fitted("nvlink3",
              "NVIDIA A100 datasheet: 12 links, 300 GB/s a direction"),
       scaled("nvlink3", "nvlink3-x8", 8.0 / 12,

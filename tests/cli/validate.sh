@@ -47,6 +47,35 @@ PYTHON
 grep -q "mean over sources" "$work/out.txt" || fail "no total"
 grep -q "peak memory of a device" "$work/out.txt" || fail "no memory"
 
+# Runs that no figure was fitted to: what their columns say is understood.
+held_out="$(dirname "$0")/../testdata/published/held_out.csv"
+"$tessera" validate "$held_out" --json >"$work/held_out.json" ||
+  fail "exit code $?"
+check_held_out() { json "$1" "$work/held_out.json" >/dev/null; }
+check_held_out 'j["total"]["rows_used"] > 250'
+check_held_out 'j["total"]["rows_used"] / (j["total"]["rows_used"] + j["total"]["rows_refused"]) >= 0.95'
+
+# Words in a column of numbers cost their row only.
+python3 - "$table" "$work/words.csv" <<'PYTHON' || fail "words.csv"
+import csv, sys
+rows = list(csv.DictReader(open(sys.argv[1])))[:4]
+rows[1]["micro_batch"] = "4 or 8"
+rows[2]["global_batch"] = "-8"
+rows[3]["vocab"] = "50,304"
+with open(sys.argv[2], "w", newline="", encoding="utf-8") as out:
+    writer = csv.DictWriter(out, rows[0])
+    writer.writeheader()
+    writer.writerows(rows)
+PYTHON
+"$tessera" validate "$work/words.csv" --json >"$work/words.json" ||
+  fail "exit code $?"
+json '["refused" in r for r in j["rows"]] == [False, True, True, False]' \
+  "$work/words.json" >/dev/null
+json 'j["rows"][1]["refused"].startswith("micro_batch")' \
+  "$work/words.json" >/dev/null
+
+head -n 1 "$table" >"$work/none.csv"
+fails 2 "no rows" validate "$work/none.csv"
 printf 'id,source\na,b\n' >"$work/short.csv"
 fails 2 "no such column" validate "$work/short.csv"
 printf 'id,"source\n' >"$work/quote.csv"

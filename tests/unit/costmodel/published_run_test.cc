@@ -66,7 +66,7 @@ TEST(Network, IsReadFromWords) {
       {"EFA 3200 Gbps", "efa-4x100g", 400, 8},
       {"25 Gb/s Ethernet", "ena-25g", 25, 1},
       {"Omni-Path (Jean Zay)", "omni-path-100", 100, 4},
-      {"GPUDirect-TCPX 1,000 Gb/s", "efa-100g", 250, 4},
+      {"GPUDirect-TCPX 1,000 Gb/s", "tcpx-200g", 250, 4},
   };
   for (const auto& c : cases) {
     const auto network = ReadNetwork(c.words, 8);
@@ -150,6 +150,70 @@ TEST(Replay, MakesTheGraphAndTheStrategy) {
   // and the last norm's 2 h.
   EXPECT_EQ(parameters, 48 * (12LL * 6144 * 6144 + 13LL * 6144) +
                             (51200LL + 2048) * 6144 + 2 * 6144);
+}
+
+// What has no model, batch or strategy is refused with its column.
+TEST(Replay, RefusesWhatIsNotThere) {
+  std::vector<std::string> assumptions;
+  for (int64_t PublishedRun::*field :
+       {&PublishedRun::layers, &PublishedRun::hidden, &PublishedRun::heads,
+        &PublishedRun::seq, &PublishedRun::global_batch}) {
+    PublishedRun run = Selene22B();
+    run.ffn_kind = "swiglu";
+    run.*field = 0;
+    EXPECT_FALSE(GraphOf(run, assumptions));
+  }
+  PublishedRun run = Selene22B();
+  run.tp = 3;
+  EXPECT_EQ(StrategyOf(run, assumptions).error().where, "gpus");
+  run = Selene22B();
+  run.recompute = "sometimes";
+  EXPECT_EQ(StrategyOf(run, assumptions).error().where, "recompute");
+}
+
+// JAX's save_qkv_proj keeps three products of a layer; what else a layer
+// computes runs again.
+TEST(Replay, FollowsPoliciesOfRecompute) {
+  PublishedRun run = Selene22B();
+  run.layers = 4;
+  run.tp = 1;
+  run.global_batch = 32;
+  run.ffn_kind = "swiglu";
+  run.recompute = "remat policy save_qkv_proj";
+  std::vector<std::string> assumptions;
+  const auto cluster = ClusterOf(run, assumptions);
+  const auto strategy = StrategyOf(run, assumptions);
+  const auto graph = GraphOf(run, assumptions);
+  ASSERT_TRUE(cluster && strategy && graph);
+  const GraphIndex index(*graph);
+  auto plan = PlanFromStrategy(index, *cluster, *strategy);
+  ASSERT_TRUE(plan) << plan.error().ToString();
+  SetRecomputeOf(run, index, *plan);
+  int again = 0;
+  int kept = 0;
+  for (const NodeId id : index.nodes_of_block[1]) {
+    const std::string& name = graph->node(id).name;
+    const bool qkv = name.ends_with("q_proj") || name.ends_with("k_proj") ||
+                     name.ends_with("v_proj");
+    EXPECT_EQ(plan->ops[id.index()].recompute, !qkv) << name;
+    (plan->ops[id.index()].recompute ? again : kept) += 1;
+  }
+  EXPECT_EQ(kept, 3);
+  EXPECT_GT(again, 8);
+  EXPECT_THAT(Validate(*graph, *cluster, *plan), IsEmpty());
+
+  // Every other layer of the four.
+  run.recompute = "every other layer";
+  auto other = PlanFromStrategy(index, *cluster, *strategy);
+  ASSERT_TRUE(other);
+  SetRecomputeOf(run, index, *other);
+  std::vector<bool> layers;
+  for (int layer = 1; layer <= 4; ++layer) {
+    layers.push_back(
+        other->ops[index.nodes_of_block[static_cast<size_t>(layer)][0].index()]
+            .recompute);
+  }
+  EXPECT_EQ(layers, (std::vector<bool>{true, false, true, false}));
 }
 
 TEST(Replay, ChoosesTheStackByTheRow) {
