@@ -82,7 +82,12 @@ class SmallDecoder {
            .plain_size = spec_.head_size - 1,
            .value_size = spec_.head_size,
            .scale = 1 / std::sqrt(static_cast<double>(spec_.head_size + 1)),
-           .rotary = {.theta = 100, .yarn = Yarn{.factor = 4}},
+           .rotary = {.theta = 100,
+                      .op = "rotary_llama3",
+                      .scaling = {{"factor", 4},
+                                  {"high_frequency", 4},
+                                  {"low_frequency", 1},
+                                  {"original_positions", 4}}},
            .latents = linear_,
            .heads_of_latents = linear_,
            .out = linear_});
