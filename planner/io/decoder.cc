@@ -287,8 +287,8 @@ TensorId Decoder::Attention(const std::string& name,
     q = Turn(prefix + "rotary_q", q, "bsgrd!,bs->bsgrd", *options.rotary);
     k = Turn(prefix + "rotary_k", k, "bsgd!,bs->bsgd", *options.rotary);
   }
-  const TensorId attended =
-      Attend(name, q, k, v, options.scale, options.window);
+  const TensorId attended = Attend(name, q, k, v, options.scale, options.window,
+                                   options.alibi ? g * r : 0);
   return Linear(prefix + names.out, attended, "o", "gre", {hidden_, g, r, d},
                 options.out);
 }
@@ -312,13 +312,19 @@ TensorId Decoder::Turn(std::string name, TensorId x, std::string_view rule,
 }
 
 TensorId Decoder::Attend(const std::string& name, TensorId q, TensorId k,
-                         TensorId v, double scale, int64_t window) {
+                         TensorId v, double scale, int64_t window,
+                         int64_t alibi_heads) {
   if (widest_window_ > 0) {
     window = window > 0 ? std::min(window, widest_window_) : widest_window_;
   }
-  return builder_.Add1(
-      "attention", name, {q, k, v, mask_positions_, mask_positions_}, "",
-      {{"scale", scale}, {"window", static_cast<double>(window)}});
+  std::vector<Attribute> attributes = {{"scale", scale},
+                                       {"window", static_cast<double>(window)}};
+  if (alibi_heads > 0) {
+    attributes.push_back({"alibi_heads", static_cast<double>(alibi_heads)});
+  }
+  return builder_.Add1(alibi_heads > 0 ? "attention_alibi" : "attention", name,
+                       {q, k, v, mask_positions_, mask_positions_}, "",
+                       attributes);
 }
 
 TensorId Decoder::LatentAttention(const std::string& name, TensorId x,

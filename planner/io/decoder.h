@@ -74,6 +74,7 @@ struct AttentionOptions {
   double scale = 0;
   int64_t window = 0;              // 0: none
   const Rotary* rotary = nullptr;  // null: none
+  bool alibi = false;              // scores are biased by distance
   double head_norm = 0;  // epsilon of RMS norms of queries and keys; 0: none
   LinearOptions qkv;
   LinearOptions out;
@@ -202,9 +203,9 @@ class Decoder {
   // x by the positions; `rule` as of the operator rotary.
   TensorId Turn(std::string name, TensorId x, std::string_view rule,
                 const Rotary& rotary);
-  // Attention alone.
+  // Attention alone; with ALiBi where `alibi_heads` is not 0.
   TensorId Attend(const std::string& name, TensorId q, TensorId k, TensorId v,
-                  double scale, int64_t window);
+                  double scale, int64_t window, int64_t alibi_heads = 0);
 
   GraphBuilder builder_;
   int64_t hidden_;

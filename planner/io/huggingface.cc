@@ -56,6 +56,7 @@ std::span<const ModelFamily> ModelFamilies() {
       ModelFamily{"gemma", "Gemma (Gemma Team 2024)", BuildGemma},
       ModelFamily{"phi3", "Phi-3 and Phi-4 (Abdin et al. 2024)", BuildPhi3},
       ModelFamily{"opt", "OPT (Zhang et al. 2022)", BuildOpt},
+      ModelFamily{"bloom", "BLOOM (Le Scao et al. 2022)", BuildBloom},
       ModelFamily{"gpt_neox", "GPT-NeoX and Pythia (Black et al. 2022)",
                   BuildGptNeox},
       ModelFamily{"deepseek_v2", "DeepSeek-V2 (DeepSeek-AI 2024)",

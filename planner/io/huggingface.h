@@ -47,6 +47,7 @@ Result<Graph> BuildQwen3Moe(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildGemma(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildPhi3(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildOpt(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildBloom(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildGptNeox(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildDeepseekV2(ModelConfig& config,
                               const ImportOptions& options);

@@ -99,6 +99,7 @@ class SmallDecoder {
          .scale = 1 / std::sqrt(static_cast<double>(spec_.head_size)),
          .window = spec_.window,
          .rotary = spec_.rotary == 1 ? &rotary_ : nullptr,
+         .alibi = spec_.alibi == 1,
          .qkv = linear_,
          .out = linear_});
     return Dropout(name + ".dropout", x);
@@ -181,6 +182,7 @@ GraphSpec RandomGraphSpec(Rng& rng) {
   spec.bias = Pick(rng, {0, 1});
   spec.dropout = Pick(rng, {0, 1});
   spec.window = Pick(rng, {0, 0, 0, 2, 3});
+  spec.alibi = Pick(rng, {0, 0, 0, 1});
   spec.groups = Pick(rng, {1, 2, 2, 3, 4, 5});
   spec.per_group = Pick(rng, {1, 1, 2, 3, 4});
   spec.head_size = Pick(rng, {2, 4});

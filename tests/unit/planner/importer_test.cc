@@ -105,6 +105,8 @@ INSTANTIATE_TEST_SUITE_P(
         Published{"gemma-2b", 2506172416}, Published{"gemma-7b", 8537680896},
         Published{"phi-3-mini", 3821079552}, Published{"opt-125m", 125239296},
         Published{"opt-6.7b", 6658473984}, Published{"pythia-1b", 1011781632},
+        Published{"bloom-560m", 559214592},
+        Published{"bloom-176b", 176247271424},
         // Without the further-token layer and without the biases of 256 scores
         // in 58 layers: 671026419200 with these.
         Published{"deepseek-v3", 671026419200 - 58 * 256},
@@ -344,7 +346,9 @@ TEST(Gpt2, AttentionDropoutIsWarnedOf) {
 TEST(Families, DifferentiateAndReadTheirDtype) {
   for (const char* model :
        {"gpt2-tiny", "llama-3-8b", "mistral-7b", "mixtral-tiny", "qwen2-7b",
-        "pythia-1b", "deepseek-tiny", "deepseek-v2-lite"}) {
+        "pythia-1b", "deepseek-tiny", "deepseek-v2-lite", "qwen3-8b",
+        "qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "gemma-2b", "phi-3-mini",
+        "opt-125m", "bloom-560m"}) {
     ImportOptions options = Options(4, 64);
     options.dtype = DType::kBFloat16;
     Graph graph = Import(Example(model), options);
@@ -512,6 +516,13 @@ TEST(Relatives, WhatTellsThemApart) {
             nullptr);
 }
 
+TEST(Bloom, BiasesInsteadOfPositions) {
+  const Graph graph = Import(Example("bloom-560m"), Options(1, 16));
+  const Node& attention = NodeNamed(graph, "transformer.h.0.self_attention");
+  EXPECT_EQ(attention.op->name, "attention_alibi");
+  EXPECT_EQ(attention.attribute("alibi_heads"), 16);
+}
+
 TEST(Opt, PositionsAndRelu) {
   const Graph graph = Import(Example("opt-125m"), Options(1, 16));
   EXPECT_EQ(TensorNamed(graph, "model.decoder.embed_positions.weight")->shape,
@@ -591,7 +602,7 @@ TEST(BadFile, UnknownModelType) {
               HasSubstr("model_type: unknown model_type 'gpt3'; did you mean "
                         "'gpt2'? known: gpt2, llama, mistral, mixtral, "
                         "qwen2, qwen2_moe, qwen3, qwen3_moe, gemma, phi3, opt, "
-                        "gpt_neox, deepseek_v2, deepseek_v3"));
+                        "bloom, gpt_neox, deepseek_v2, deepseek_v3"));
   EXPECT_THAT(ErrorOf("{}"), HasSubstr("model_type: missing"));
 }
 
