@@ -11,7 +11,7 @@ constexpr std::string_view kPrefix = "zoo:";
 
 std::span<const ZooModel> Zoo() {
   static constexpr ZooModel kModels[] = {
-#include "zoo_models.inc"  // of the build folder
+#include <zoo_models.inc>  // of the build folder
   };
   return kModels;
 }
