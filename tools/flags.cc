@@ -193,7 +193,8 @@ Result<void> SetProposals(Options& options, const std::string& value) {
 std::span<const Flag> Flags() {
   static constexpr Flag kTable[] = {
       {"--model", "FILE",
-       "model: a Hugging Face config.json or its folder, or a graph file",
+       "model: a Hugging Face config.json or its folder, zoo:NAME ('tessera "
+       "list models'), or a graph file",
        SetText<&Options::model>},
       {"--cluster", "NAME[:NODES[xGPUS]][@NETWORK[:N]]|FILE",
        "cluster: a preset ('tessera list topologies'), perhaps with another "
@@ -328,7 +329,9 @@ std::span<const Flag> Flags() {
        "'strategy.tp=2,4,8', 'model.layers=24,48' ('tessera list paths'); may "
        "be given several times: every combination is predicted",
        AddText<&Options::vary>, true},
-      {"--set", "PATH=VALUE", "set a field; may be given several times",
+      {"--set", "PATH=VALUE",
+       "set a field, such as model.layers or model.KEY of the config.json; may "
+       "be given several times",
        AddText<&Options::set>, true},
       {"--fail", "PART",
        "take out a part: 'node3.nic0' (any vertex of the cluster), 'node3', "

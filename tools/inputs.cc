@@ -10,10 +10,12 @@
 
 #include "costmodel/collective/collective.h"
 #include "costmodel/profile/profile_io.h"
+#include "costmodel/whatif/scenario.h"
 #include "planner/io/cluster_io.h"
 #include "planner/io/graph_io.h"
 #include "planner/io/importer.h"
 #include "planner/io/plan_io.h"
+#include "planner/io/zoo.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/stacks.h"
 
@@ -37,6 +39,21 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
     if (missing != nullptr) {
       return InvalidInput(std::string("needs ") + missing, options.model);
     }
+  }
+  std::vector<Setting> keys;
+  for (const std::string& text : options.set) {
+    auto setting = ParseSetting(text);
+    if (!setting) return setting.error().At("--set");
+    if (!setting->path.starts_with("model.")) {
+      return InvalidInput("sets '" + setting->path +
+                              "': expected model.KEY; 'tessera whatif' sets "
+                              "fields of clusters, too",
+                          "--set");
+    }
+    keys.push_back({setting->path.substr(6), setting->value});
+  }
+  if (auto set = SetModelKeys(options.model, keys, import); !set) {
+    return set.error().At("--set");
   }
   TESSERA_TRY(Graph forward, ImportModel(options.model, import));
   auto graph = Differentiate(std::move(forward));
@@ -212,6 +229,7 @@ Result<void> CheckProtoOutput(const std::string& path, std::string_view flag) {
 }
 
 Result<void> CheckReadable(const std::string& path) {
+  if (IsZoo(path)) return {};
   if (access(path.c_str(), R_OK) == 0) return {};
   return Error{ErrorCode::kNotFound,
                std::string("cannot open: ") + std::strerror(errno), path};

@@ -50,7 +50,8 @@ Result<void> CheckReplaceable(const std::string& path, std::string_view flag);
 Result<void> CheckProtoOutput(const std::string& path,
                               std::string_view flag = "-o");
 
-// An error unless there is a file or folder at `path` that can be read.
+// An error unless there is a file or folder at `path` that can be read, or it
+// names a model of the zoo.
 Result<void> CheckReadable(const std::string& path);
 
 }  // namespace tessera

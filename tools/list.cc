@@ -8,6 +8,7 @@
 #include "planner/io/cluster_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/importer.h"
+#include "planner/io/zoo.h"
 #include "planner/ir/op.h"
 #include "planner/plan/recompute.h"
 #include "planner/schedule/pipeline_schedule.h"
@@ -82,6 +83,32 @@ std::vector<Entry> StackEntries() {
   return entries;
 }
 
+// "8030261248" as "8,030,261,248".
+std::string Grouped(int64_t count) {
+  std::string text = std::to_string(count);
+  for (auto at = static_cast<int64_t>(text.size()) - 3; at > 0; at -= 3) {
+    text.insert(static_cast<size_t>(at), ",");
+  }
+  return text;
+}
+
+// With their family and their parameters.
+std::vector<Entry> ZooEntries() {
+  std::vector<Entry> entries;
+  for (const ZooModel& model : Zoo()) {
+    const std::string name(model.name);
+    const auto config = ReadModelConfig("zoo:" + name);
+    ImportOptions options;
+    options.global_batch = options.seq_len = 1;
+    const auto graph = ImportModel("zoo:" + name, options);
+    TESSERA_CHECK(config && graph) << name;
+    entries.push_back({name, config->Field("model_type").text + ", " +
+                                 Grouped(ParameterCount(*graph)) +
+                                 " parameters"});
+  }
+  return entries;
+}
+
 struct Kind {
   std::string_view name;
   std::string_view summary;
@@ -116,7 +143,8 @@ std::span<const Kind> Kinds() {
        [] { return Entries(Moves()); }},
       {"importers", "files that --model reads",
        [] { return Entries(Importers()); }},
-      {"models", "model families of a Hugging Face config.json",
+      {"models", "the zoo, for --model zoo:NAME", ZooEntries},
+      {"families", "what a Hugging Face config.json may have as model_type",
        [] { return Entries(ModelFamilies()); }},
       {"decays", "how the learning rate falls, for --decay",
        [] { return Entries(Decays()); }},

@@ -1,7 +1,5 @@
 #include "costmodel/whatif/scenario.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -13,6 +11,7 @@
 #include "planner/base/table.h"
 #include "planner/io/cluster_io.h"
 #include "planner/io/graph_io.h"
+#include "planner/io/huggingface.h"
 #include "planner/io/importer.h"
 #include "planner/io/json_value.h"
 
@@ -268,9 +267,8 @@ Result<void> ApplyField(const Setting& setting, Cluster& cluster,
 
 // ---- model ----------------------------------------------------------------
 
-Result<void> ResolveModel(const std::string& model, const Setting& setting,
-                          const JsonValue& config, ImportOptions& import) {
-  std::vector<std::string_view> known;
+Result<void> ResolveModel(const Setting& setting, const JsonValue& config,
+                          ImportOptions& import) {
   std::string key = setting.path;
   for (const ModelAlias& alias : kModelAliases) {
     if (alias.name != setting.path) continue;
@@ -278,14 +276,8 @@ Result<void> ResolveModel(const std::string& model, const Setting& setting,
       if (config.fields.contains(candidate)) key = candidate;
     }
   }
-  const auto found = config.fields.find(key);
-  if (found == config.fields.end()) {
-    for (const ModelAlias& alias : kModelAliases) known.push_back(alias.name);
-    for (const auto& [name, value] : config.fields) known.push_back(name);
-    return UnknownName("key of " + model, setting.path, known);
-  }
   TESSERA_TRY(const Amount amount, ParseAmount(setting.value));
-  JsonValue value = found->second;
+  JsonValue value = config.Field(key);
   switch (amount.dimension) {
     case Dimension::kNumber:
       value.kind = JsonValue::Kind::kNumber;
@@ -314,6 +306,25 @@ Result<void> ResolveModel(const std::string& model, const Setting& setting,
   return {};
 }
 
+}  // namespace
+
+Result<void> SetModelKeys(const std::string& model,
+                          std::span<const Setting> settings,
+                          ImportOptions& import) {
+  if (settings.empty()) return {};
+  if (IsGraphFile(model)) {
+    return InvalidInput("a graph file has no keys to set", model);
+  }
+  TESSERA_TRY(const JsonValue config, ReadModelConfig(model));
+  for (const Setting& setting : settings) {
+    auto resolved = ResolveModel(setting, config, import);
+    if (!resolved) return resolved.error().At("model." + setting.path);
+  }
+  return {};
+}
+
+namespace {
+
 Result<ModelCache::Model> ImportFor(const Scenario& scenario,
                                     const Draft& draft, const Cluster& cluster,
                                     ModelCache& models) {
@@ -323,21 +334,7 @@ Result<ModelCache::Model> ImportFor(const Scenario& scenario,
                           .documents = scenario.documents};
   const bool graph_file = IsGraphFile(scenario.model);
   if (!graph_file && !import.dtype) import.dtype = DefaultDType(cluster);
-  if (!draft.model.empty()) {
-    if (graph_file) {
-      return InvalidInput("a graph file has no keys to set", scenario.model);
-    }
-    struct stat status = {};
-    const bool folder =
-        ::stat(scenario.model.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
-    TESSERA_TRY(
-        const JsonValue config,
-        ReadJson(folder ? scenario.model + "/config.json" : scenario.model));
-    for (const Setting& setting : draft.model) {
-      auto resolved = ResolveModel(scenario.model, setting, config, import);
-      if (!resolved) return resolved.error().At("model." + setting.path);
-    }
-  }
+  TESSERA_RETURN_IF_ERROR(SetModelKeys(scenario.model, draft.model, import));
   std::string key = scenario.model + "|" + std::to_string(import.global_batch) +
                     "|" + std::to_string(import.seq_len) + "|" +
                     (import.dtype ? std::string(NameOf(*import.dtype)) : "");
@@ -346,7 +343,10 @@ Result<ModelCache::Model> ImportFor(const Scenario& scenario,
   }
   return models.Get(key, [&]() -> Result<ModelCache::Model> {
     const auto not_possible = [&](Error error) {
-      if (!import.overrides.empty()) error.code = ErrorCode::kInfeasible;
+      // But for a key that there is not.
+      if (!import.overrides.empty() && error.code != ErrorCode::kNotFound) {
+        error.code = ErrorCode::kInfeasible;
+      }
       return error;
     };
     auto forward = ImportModel(scenario.model, import);

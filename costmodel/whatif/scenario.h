@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "planner/base/result.h"
+#include "planner/io/importer.h"
 #include "planner/ir/cluster.h"
 #include "planner/ir/graph.h"
 #include "planner/plan/plan.h"
@@ -42,6 +43,11 @@ std::span<const PathRow> Paths();
 // "PATH=VALUE" and "PATH=VALUE,VALUE,…", where a number without a unit has the
 // unit of the next one.
 Result<Setting> ParseSetting(std::string_view text);
+// Keys of the config of `model`, "layers" or "num_hidden_layers" for paths, as
+// overrides of its import. Errors name the key.
+Result<void> SetModelKeys(const std::string& model,
+                          std::span<const Setting> settings,
+                          ImportOptions& import);
 struct Axis {
   std::string path;
   std::vector<std::string> values;

@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "planner/base/table.h"
+#include "planner/io/zoo.h"
 
 namespace tessera {
 namespace {
@@ -22,10 +23,12 @@ constexpr std::array kActivations = {
     Activation{"gelu", "gelu_erf"},  Activation{"gelu_new", "gelu"},
     Activation{"gelu_fast", "gelu"}, Activation{"gelu_pytorch_tanh", "gelu"},
     Activation{"silu", "silu"},      Activation{"swish", "silu"},
+    Activation{"relu", "relu"},
 };
 
 // The name of the config's folder: the files themselves are all called alike.
 std::string GraphName(const std::string& path) {
+  if (IsZoo(path)) return path.substr(path.find(':') + 1);
   std::error_code error;
   const std::filesystem::path whole = std::filesystem::absolute(path, error);
   if (error) return "model";
@@ -67,30 +70,58 @@ std::string ReadActivation(ModelConfig& config, std::string_view key,
 
 namespace {
 
+double OriginalPositions(ModelConfig& keys) {
+  return static_cast<double>(keys.Size("original_max_position_embeddings"));
+}
+
 // How much YaRN stretches scores or features (Peng et al. 2023, equation 22),
 // as transformers' modeling_rope_utils names and defaults its keys.
 double YarnMagnitude(double factor, double multiplier) {
   return factor <= 1 ? 1 : 0.1 * multiplier * std::log(factor) + 1;
 }
 
-Yarn ReadYarn(ModelConfig& keys) {
-  Yarn yarn;
-  yarn.factor = keys.Number("factor", 1, 1, 1e6);
-  yarn.original_positions =
-      static_cast<double>(keys.Size("original_max_position_embeddings"));
-  yarn.beta_fast = keys.Number("beta_fast", 32, 1e-3, 1e6);
-  yarn.beta_slow = keys.Number("beta_slow", 1, 1e-3, 1e6);
+void ReadYarn(ModelConfig& keys, Rotary& rotary) {
+  const double factor = keys.Number("factor", 1, 1, 1e6);
   const double turned = keys.Number("mscale", 0, 0, 1e3);
   const double all = keys.Number("mscale_all_dim", 0, 0, 1e3);
   const double magnitude =
       turned > 0 && all > 0
-          ? YarnMagnitude(yarn.factor, turned) / YarnMagnitude(yarn.factor, all)
-          : YarnMagnitude(yarn.factor, 1);
-  yarn.magnitude = keys.Number("attention_factor", magnitude, 1e-3, 1e3);
+          ? YarnMagnitude(factor, turned) / YarnMagnitude(factor, all)
+          : YarnMagnitude(factor, 1);
+  rotary.op = "rotary_yarn";
+  rotary.scaling = {
+      {"beta_fast", keys.Number("beta_fast", 32, 1e-3, 1e6)},
+      {"beta_slow", keys.Number("beta_slow", 1, 1e-3, 1e6)},
+      {"factor", factor},
+      {"magnitude", keys.Number("attention_factor", magnitude, 1e-3, 1e3)},
+      {"original_positions", OriginalPositions(keys)}};
   // Of queries and of keys.
-  yarn.score_scale = std::pow(YarnMagnitude(yarn.factor, all), 2);
-  return yarn;
+  rotary.score_scale = std::pow(YarnMagnitude(factor, all), 2);
 }
+
+void ReadLlama3(ModelConfig& keys, Rotary& rotary) {
+  const double low = keys.Number("low_freq_factor", 1, 1e-3, 1e6);
+  const double high = keys.Number("high_freq_factor", 4, 1e-3, 1e6);
+  if (low >= high) {
+    keys.Wrong("low_freq_factor", "expected less than high_freq_factor");
+  }
+  rotary.op = "rotary_llama3";
+  rotary.scaling = {{"factor", keys.Number("factor", 1, 1, 1e6)},
+                    {"high_frequency", high},
+                    {"low_frequency", low},
+                    {"original_positions", OriginalPositions(keys)}};
+}
+
+// What transformers calls the scaled forms ("rope_type").
+struct RotaryForm {
+  std::string_view name;
+  void (*read)(ModelConfig& keys, Rotary& rotary);
+};
+constexpr std::array kRotaryForms = {
+    RotaryForm{"default", [](ModelConfig&, Rotary&) {}},
+    RotaryForm{"yarn", ReadYarn},
+    RotaryForm{"llama3", ReadLlama3},
+};
 
 }  // namespace
 
@@ -116,15 +147,18 @@ Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
     const JsonValue& type = scaling.Field("rope_type").is_null()
                                 ? scaling.Field("type")
                                 : scaling.Field("rope_type");
-    if (type.text == "yarn") {
-      ModelConfig keys(config.path() + ": " + key, scaling);
-      rotary.yarn = ReadYarn(keys);
-      if (auto checked = keys.Check(); !checked) {
-        config.Wrong(key, checked.error().message);
-      }
-    } else if (type.text != "default") {
+    const auto form =
+        std::ranges::find(kRotaryForms, type.text, &RotaryForm::name);
+    if (form == kRotaryForms.end()) {
       config.Wrong(key, "is " + scaling.ToString() +
-                            ": scaled rotary embeddings are not supported");
+                            ": this form of rotary embeddings is not "
+                            "supported; known: default, yarn, llama3");
+      continue;
+    }
+    ModelConfig keys(key, scaling);
+    form->read(keys, rotary);
+    if (auto checked = keys.Check(); !checked) {
+      config.Wrong(checked.error().where, checked.error().message);
     }
   }
   if (auto checked = nested.Check(); !checked) {
@@ -243,43 +277,54 @@ TensorId Decoder::Attention(const std::string& name,
       Linear(prefix + names.k, x, "gd", "i", {g, d, hidden_}, options.qkv);
   const TensorId v =
       Linear(prefix + names.v, x, "ge", "i", {g, d, hidden_}, options.qkv);
+  if (options.head_norm > 0) {
+    q = HeadNorm(prefix + "q_norm", q, "bsgrd!,d->bsgrd,bsgr", d,
+                 options.head_norm);
+    k = HeadNorm(prefix + "k_norm", k, "bsgd!,d->bsgd,bsg", d,
+                 options.head_norm);
+  }
   if (options.rotary != nullptr) {
     q = Turn(prefix + "rotary_q", q, "bsgrd!,bs->bsgrd", *options.rotary);
     k = Turn(prefix + "rotary_k", k, "bsgd!,bs->bsgd", *options.rotary);
   }
-  const TensorId attended =
-      Attend(name, q, k, v, options.scale, options.window);
+  const TensorId attended = Attend(name, q, k, v, options.scale, options.window,
+                                   options.alibi ? g * r : 0);
   return Linear(prefix + names.out, attended, "o", "gre", {hidden_, g, r, d},
                 options.out);
 }
 
+TensorId Decoder::HeadNorm(const std::string& name, TensorId x,
+                           std::string_view rule, int64_t size,
+                           double epsilon) {
+  const TensorId scale =
+      builder_.Weight(name + ".weight", {size}, {.constant = 1}, false);
+  return builder_.Add1("rms_norm", name, {x, scale}, rule,
+                       {{"epsilon", epsilon}});
+}
+
 TensorId Decoder::Turn(std::string name, TensorId x, std::string_view rule,
                        const Rotary& rotary) {
-  std::vector<Attribute> attributes = {{"fraction", rotary.fraction},
-                                       {"theta", rotary.theta}};
-  if (!rotary.yarn.has_value()) {
-    return builder_.Add1("rotary", std::move(name), {x, positions_}, rule,
-                         attributes);
-  }
-  const Yarn& yarn = *rotary.yarn;
+  std::vector<Attribute> attributes = rotary.scaling;
   attributes.insert(attributes.end(),
-                    {{"beta_fast", yarn.beta_fast},
-                     {"beta_slow", yarn.beta_slow},
-                     {"factor", yarn.factor},
-                     {"magnitude", yarn.magnitude},
-                     {"original_positions", yarn.original_positions}});
-  return builder_.Add1("rotary_yarn", std::move(name), {x, positions_}, rule,
+                    {{"fraction", rotary.fraction}, {"theta", rotary.theta}});
+  return builder_.Add1(rotary.op, std::move(name), {x, positions_}, rule,
                        attributes);
 }
 
 TensorId Decoder::Attend(const std::string& name, TensorId q, TensorId k,
-                         TensorId v, double scale, int64_t window) {
+                         TensorId v, double scale, int64_t window,
+                         int64_t alibi_heads) {
   if (widest_window_ > 0) {
     window = window > 0 ? std::min(window, widest_window_) : widest_window_;
   }
-  return builder_.Add1(
-      "attention", name, {q, k, v, mask_positions_, mask_positions_}, "",
-      {{"scale", scale}, {"window", static_cast<double>(window)}});
+  std::vector<Attribute> attributes = {{"scale", scale},
+                                       {"window", static_cast<double>(window)}};
+  if (alibi_heads > 0) {
+    attributes.push_back({"alibi_heads", static_cast<double>(alibi_heads)});
+  }
+  return builder_.Add1(alibi_heads > 0 ? "attention_alibi" : "attention", name,
+                       {q, k, v, mask_positions_, mask_positions_}, "",
+                       attributes);
 }
 
 TensorId Decoder::LatentAttention(const std::string& name, TensorId x,
@@ -341,18 +386,49 @@ TensorId Decoder::Mlp(const std::string& name, std::string_view up,
                 down_options);
 }
 
+TensorId Decoder::Gated(const std::string& name, std::string_view activation,
+                        TensorId x, int64_t inner, const LinearOptions& options,
+                        const GatedNames& names) {
+  const std::string prefix = name + ".";
+  TensorId gate =
+      Linear(prefix + names.gate, x, "f", "i", {inner, hidden_}, options);
+  gate = builder_.Add1(activation, prefix + "act_fn", {gate}, "bsf->bsf");
+  const TensorId up =
+      Linear(prefix + names.up, x, "f", "i", {inner, hidden_}, options);
+  return builder_.Add1("multiply", prefix + "product", {gate, up},
+                       "bsf,bsf->bsf");
+}
+
 TensorId Decoder::GatedMlp(const std::string& name, std::string_view activation,
                            TensorId x, int64_t inner,
-                           const LinearOptions& options) {
-  TensorId gate =
-      Linear(name + ".gate_proj", x, "f", "i", {inner, hidden_}, options);
-  gate = builder_.Add1(activation, name + ".act_fn", {gate}, "bsf->bsf");
-  const TensorId up =
-      Linear(name + ".up_proj", x, "f", "i", {inner, hidden_}, options);
-  const TensorId product =
-      builder_.Add1("multiply", name + ".product", {gate, up}, "bsf,bsf->bsf");
-  return Linear(name + ".down_proj", product, "o", "f", {hidden_, inner},
+                           const LinearOptions& options,
+                           const GatedNames& names) {
+  const TensorId product = Gated(name, activation, x, inner, options, names);
+  return Linear(name + "." + names.down, product, "o", "f", {hidden_, inner},
                 options);
+}
+
+TensorId Decoder::WeighedMlp(const std::string& name, std::string_view weight,
+                             std::string_view activation, TensorId x,
+                             int64_t inner, const LinearOptions& options) {
+  const TensorId product = Gated(name, activation, x, inner, options, {});
+  // One choice (k) for each token, as of experts.
+  const TensorId down =
+      Matrix(name + ".down_proj.weight", {1, hidden_, inner}, options.stddev);
+  const TensorId choice = builder_.Add1("linear", name + ".down_proj",
+                                        {product, down}, "bsf,k!hf->bskh");
+  const std::string gate(weight);
+  TensorId logit =
+      builder_.Add1("linear", gate,
+                    {x, Matrix(gate + ".weight", {1, hidden_}, options.stddev)},
+                    "bsi,k!i->bsk");
+  logit = builder_.Add1("sigmoid", gate + ".sigmoid", {logit}, "bsk->bsk");
+  return builder_.Add1("moe_combine", name + ".weighed", {choice, logit});
+}
+
+TensorId Decoder::Scale(std::string name, TensorId x, double factor) {
+  return builder_.Add1("scale", std::move(name), {x}, "bsh->bsh",
+                       {{"factor", factor}});
 }
 
 TensorId Decoder::Experts(const std::string& name, std::string_view activation,

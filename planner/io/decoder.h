@@ -3,7 +3,6 @@
 // their weights, attention heads, the loss. Each importer's family lists its
 // own layers with them. Not for several threads.
 
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,27 +32,20 @@ Heads ReadHeads(ModelConfig& config, std::string_view hidden_key,
 std::string ReadActivation(ModelConfig& config, std::string_view key,
                            std::string_view fallback);
 
-// Rotary embedding stretched to longer sequences: the attributes of the
-// operator rotary_yarn.
-struct Yarn {
-  double factor = 1;
-  double original_positions = 1;
-  double beta_fast = 32;
-  double beta_slow = 1;
-  double magnitude = 1;
-  // What DeepSeek's models multiply scores by, besides.
-  double score_scale = 1;
-};
-
 // Rotary embedding of a model; `fraction` of each head is turned.
 struct Rotary {
   double theta = 0;
   double fraction = 1;
-  std::optional<Yarn> yarn = {};
+  // A row of planner/ops/rotary.cc, and its attributes besides these.
+  std::string op = "rotary";
+  std::vector<Attribute> scaling = {};
+  // What DeepSeek's models multiply scores by, where the rotary is scaled.
+  double score_scale = 1;
 };
 
 // Rotary embedding by the keys of a config, which transformers 5 gathers in
-// "rope_parameters". Scaled forms ("rope_scaling") but YaRN are errors.
+// "rope_parameters". Scaled forms ("rope_scaling") that are not known are
+// errors.
 Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
                   std::string_view fraction_key, double default_fraction,
                   int64_t head_size);
@@ -82,6 +74,8 @@ struct AttentionOptions {
   double scale = 0;
   int64_t window = 0;              // 0: none
   const Rotary* rotary = nullptr;  // null: none
+  bool alibi = false;              // scores are biased by distance
+  double head_norm = 0;  // epsilon of RMS norms of queries and keys; 0: none
   LinearOptions qkv;
   LinearOptions out;
 };
@@ -105,11 +99,11 @@ struct LatentAttentionOptions {
   LinearOptions out;
 };
 
-// How the parts of an expert are called.
-struct ExpertNames {
-  std::string gate = "w1";
-  std::string up = "w3";
-  std::string down = "w2";
+// How the parts of a gated MLP are called.
+struct GatedNames {
+  std::string gate = "gate_proj";
+  std::string up = "up_proj";
+  std::string down = "down_proj";
 };
 
 // A mixture of experts instead of an MLP (planner/ops/moe.cc).
@@ -127,7 +121,7 @@ struct ExpertOptions {
   double capacity_factor = 0;
   double balance = 0;  // coefficient of the auxiliary loss
   double stddev = 0;
-  ExpertNames names = {};
+  GatedNames names = {};
 };
 
 class Decoder {
@@ -177,11 +171,20 @@ class Decoder {
                const LinearOptions& down_options);
   // down(activation(gate(x)) * up(x)): Shazeer 2020.
   TensorId GatedMlp(const std::string& name, std::string_view activation,
-                    TensorId x, int64_t inner, const LinearOptions& options);
+                    TensorId x, int64_t inner, const LinearOptions& options,
+                    const GatedNames& names = {});
+  // A GatedMlp times the sigmoid of one number a token, x by the weight
+  // WEIGHT.weight [1, h]. Its last weight is [1, h, inner].
+  TensorId WeighedMlp(const std::string& name, std::string_view weight,
+                      std::string_view activation, TensorId x, int64_t inner,
+                      const LinearOptions& options);
+  // x times a number.
+  TensorId Scale(std::string name, TensorId x, double factor);
 
   // A router, and for each token the weighted sum of its experts, each a
   // GatedMlp without biases. Weights NAME.gate.weight [e, h] and
-  // NAME.experts.{w1,w3,w2}.weight [e, out, in], or by other names.
+  // NAME.experts.{gate_proj,up_proj,down_proj}.weight [e, out, in], or by
+  // other names.
   TensorId Experts(const std::string& name, std::string_view activation,
                    TensorId x, int64_t inner, const ExpertOptions& options);
 
@@ -190,12 +193,19 @@ class Decoder {
   Result<Graph> Finish(std::string head_name, TensorId x, TensorId matrix);
 
  private:
+  // activation(gate(x)) * up(x).
+  TensorId Gated(const std::string& name, std::string_view activation,
+                 TensorId x, int64_t inner, const LinearOptions& options,
+                 const GatedNames& names);
+  // An RMS norm of each head.
+  TensorId HeadNorm(const std::string& name, TensorId x, std::string_view rule,
+                    int64_t size, double epsilon);
   // x by the positions; `rule` as of the operator rotary.
   TensorId Turn(std::string name, TensorId x, std::string_view rule,
                 const Rotary& rotary);
-  // Attention alone.
+  // Attention alone; with ALiBi where `alibi_heads` is not 0.
   TensorId Attend(const std::string& name, TensorId q, TensorId k, TensorId v,
-                  double scale, int64_t window);
+                  double scale, int64_t window, int64_t alibi_heads = 0);
 
   GraphBuilder builder_;
   int64_t hidden_;

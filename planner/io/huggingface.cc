@@ -5,6 +5,7 @@
 #include <array>
 
 #include "planner/base/table.h"
+#include "planner/io/zoo.h"
 
 namespace tessera {
 namespace {
@@ -12,6 +13,11 @@ namespace {
 bool IsFolder(const std::string& path) {
   struct stat status;
   return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+}
+
+// The file that holds a model's config, or its name in the zoo.
+std::string ConfigFile(const std::string& path) {
+  return IsFolder(path) ? path + "/config.json" : path;
 }
 
 // Features of any family that change the computation.
@@ -41,6 +47,16 @@ std::span<const ModelFamily> ModelFamilies() {
       ModelFamily{"mistral", "Mistral (Jiang et al. 2023)", BuildMistral},
       ModelFamily{"mixtral", "Mixtral (Jiang et al. 2024)", BuildMixtral},
       ModelFamily{"qwen2", "Qwen2 (Yang et al. 2024)", BuildQwen2},
+      ModelFamily{"qwen2_moe",
+                  "Qwen1.5 and Qwen2 with experts (Yang et al. 2024)",
+                  BuildQwen2Moe},
+      ModelFamily{"qwen3", "Qwen3 (Yang et al. 2025)", BuildQwen3},
+      ModelFamily{"qwen3_moe", "Qwen3 with experts (Yang et al. 2025)",
+                  BuildQwen3Moe},
+      ModelFamily{"gemma", "Gemma (Gemma Team 2024)", BuildGemma},
+      ModelFamily{"phi3", "Phi-3 and Phi-4 (Abdin et al. 2024)", BuildPhi3},
+      ModelFamily{"opt", "OPT (Zhang et al. 2022)", BuildOpt},
+      ModelFamily{"bloom", "BLOOM (Le Scao et al. 2022)", BuildBloom},
       ModelFamily{"gpt_neox", "GPT-NeoX and Pythia (Black et al. 2022)",
                   BuildGptNeox},
       ModelFamily{"deepseek_v2", "DeepSeek-V2 (DeepSeek-AI 2024)",
@@ -52,13 +68,21 @@ std::span<const ModelFamily> ModelFamilies() {
 }
 
 bool IsHuggingFace(const std::string& path) {
-  return path.ends_with(".json") || IsFolder(path);
+  return IsZoo(path) || path.ends_with(".json") || IsFolder(path);
+}
+
+Result<JsonValue> ReadModelConfig(const std::string& path) {
+  if (!IsZoo(path)) return ReadJson(ConfigFile(path));
+  TESSERA_TRY(const ZooModel* model, FindInZoo(path));
+  auto values = ParseJson(model->config);
+  if (!values) return values.error().At(path);
+  return values;
 }
 
 Result<Graph> ImportHuggingFace(const std::string& path,
                                 const ImportOptions& options) {
-  const std::string file = IsFolder(path) ? path + "/config.json" : path;
-  TESSERA_TRY(JsonValue values, ReadJson(file));
+  const std::string file = ConfigFile(path);
+  TESSERA_TRY(JsonValue values, ReadModelConfig(path));
   if (options.global_batch < 1) {
     return InvalidInput("the model needs a global batch of at least 1", file);
   }
@@ -87,6 +111,14 @@ Result<Graph> ImportHuggingFace(const std::string& path,
   for (const char* key : kUnsupported) config.Refuse(key);
   ReadQuantization(config, options);
   auto graph = (*family)->build(config, options);
+  // What was set in vain; keys of a file may be anything.
+  for (const auto& [key, value] : options.overrides) {
+    if (!graph || config.asked().contains(key)) continue;
+    const std::vector<std::string_view> known(config.asked().begin(),
+                                              config.asked().end());
+    return Error{ErrorCode::kNotFound,
+                 UnknownName("key of " + type, key, known).message, file};
+  }
   // A config whose own values cannot be put together.
   if (!graph && graph.error().where.find(file) == std::string::npos) {
     return graph.error().At(file);

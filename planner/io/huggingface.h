@@ -17,7 +17,11 @@ namespace tessera {
 
 bool IsHuggingFace(const std::string& path);
 
-// `path` is a config.json or a folder that holds one.
+// The config of a model of the zoo (planner/io/zoo.h), of a config.json or of a
+// folder that holds one.
+Result<JsonValue> ReadModelConfig(const std::string& path);
+
+// `path` is what ReadModelConfig reads.
 Result<Graph> ImportHuggingFace(const std::string& path,
                                 const ImportOptions& options);
 
@@ -37,6 +41,13 @@ Result<Graph> BuildLlama(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildMistral(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildMixtral(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildQwen2(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildQwen2Moe(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildQwen3(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildQwen3Moe(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildGemma(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildPhi3(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildOpt(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildBloom(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildGptNeox(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildDeepseekV2(ModelConfig& config,
                               const ImportOptions& options);

@@ -37,8 +37,7 @@ ExpertOptions ReadExperts(ModelConfig& config, const Version& version) {
       .scale = config.Number("routed_scaling_factor", 1, 1e-6, 1e6),
       .capacity_factor = config.Number("expert_capacity_factor", 0, 0, 1e6),
       .balance = config.Number("aux_loss_alpha", 0.001, 0, 1e6),
-      .stddev = config.Number("initializer_range", 0.02, 0, 10),
-      .names = {"gate_proj", "up_proj", "down_proj"}};
+      .stddev = config.Number("initializer_range", 0.02, 0, 10)};
   if (config.String("topk_method", "") == "greedy") {
     experts.groups = experts.top_groups = 1;
   }
@@ -97,11 +96,9 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   TESSERA_RETURN_IF_ERROR(config.Check());
   attention.rotary = ReadRotary(config, "rope_theta", "partial_rotary_factor",
                                 1, attention.turned_size);
-  attention.scale = 1 / std::sqrt(static_cast<double>(attention.turned_size +
-                                                      attention.plain_size));
-  if (attention.rotary.yarn.has_value()) {
-    attention.scale *= attention.rotary.yarn->score_scale;
-  }
+  attention.scale = attention.rotary.score_scale /
+                    std::sqrt(static_cast<double>(attention.turned_size +
+                                                  attention.plain_size));
   TESSERA_RETURN_IF_ERROR(config.Check());
   WarnAttentionDropout(config, "attention_dropout", 0, options);
   if (config.Number("num_nextn_predict_layers", 0, 0, 1e6) > 0) {

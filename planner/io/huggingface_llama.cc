@@ -1,9 +1,9 @@
 // Llama and its relatives: pre-norm blocks with RMS norm, rotary positions,
-// grouped-query heads and a gated MLP, or experts of this kind. The relatives
-// differ in their biases and windows. Names and defaults are those of
-// transformers' LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config and
-// their models.
+// grouped-query heads and a gated MLP, or experts of this kind. A family is
+// what it does differently; names and defaults are those of transformers'
+// configs and models.
 
+#include <algorithm>
 #include <cmath>
 
 #include "planner/io/decoder.h"
@@ -17,10 +17,32 @@ struct Relative {
   bool qkv_bias = false;
   bool out_bias = false;
   bool mlp_bias = false;
-  int64_t window = 0;  // 0: none
+  bool head_norm = false;  // RMS norms of queries and keys
+  bool tied = false;       // where the config does not say
+  int64_t window = 0;      // 0: none
   int64_t first_windowed_layer = 0;
-  ExpertOptions experts = {};  // none: an MLP
+  double embedding_scale = 1;
+  double embedding_dropout = 0;
+  double residual_dropout = 0;
+  std::string_view activation = "silu";  // where the config does not say
+  std::string_view activation_key = "hidden_act";
+  AttentionNames attention = {"q_proj", "k_proj", "v_proj", "o_proj"};
+  GatedNames mlp = {};
+  // Experts, in the layers that have some; none: an MLP everywhere.
+  ExpertOptions experts = {};
+  std::string_view expert_module = ".mlp";
+  int64_t expert_inner = 0;
+  int64_t shared_inner = 0;  // of an MLP beside them, weighed; 0: none
+  int64_t expert_step = 1;   // every so many layers
+  std::vector<int64_t> dense_layers = {};
 };
+
+bool HasExperts(const Relative& relative, int64_t layer) {
+  return relative.experts.experts > 0 &&
+         (layer + 1) % relative.expert_step == 0 &&
+         std::ranges::find(relative.dense_layers, layer) ==
+             relative.dense_layers.end();
+}
 
 Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
                     int64_t key_value_heads, const Relative& relative) {
@@ -33,10 +55,11 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   const Heads heads =
       ReadHeads(config, "hidden_size", "num_attention_heads", key_value_heads,
                 "num_key_value_heads", head_size);
-  const std::string activation = ReadActivation(config, "hidden_act", "silu");
+  const std::string activation =
+      ReadActivation(config, relative.activation_key, relative.activation);
   const double epsilon = config.Number("rms_norm_eps", 1e-6, 0, 1);
   const double stddev = config.Number("initializer_range", 0.02, 0, 10);
-  const bool tied = config.Bool("tie_word_embeddings", false);
+  const bool tied = config.Bool("tie_word_embeddings", relative.tied);
   CheckSeqLen(config, "max_position_embeddings", options);
   TESSERA_RETURN_IF_ERROR(config.Check());
   const Rotary rotary =
@@ -52,6 +75,7 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
       .heads = heads,
       .scale = 1 / std::sqrt(static_cast<double>(heads.size)),
       .rotary = &rotary,
+      .head_norm = relative.head_norm ? epsilon : 0,
       .qkv = {.stddev = stddev, .bias = relative.qkv_bias},
       .out = {.stddev = stddev, .bias = relative.out_bias}};
 
@@ -59,21 +83,39 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   const TensorId embedding =
       model.Matrix("model.embed_tokens.weight", {vocabulary, hidden}, stddev);
   TensorId x = model.Lookup("model.embed_tokens", model.tokens(), embedding);
+  if (relative.embedding_scale != 1) {
+    x = model.Scale("model.embed_scale", x, relative.embedding_scale);
+  }
+  x = model.Dropout("model.embed_dropout", x, relative.embedding_dropout);
   for (int64_t layer = 0; layer < layers; ++layer) {
     const std::string name = "model.layers." + std::to_string(layer);
     model.BeginBlock(name);
     attention.window =
         layer >= relative.first_windowed_layer ? relative.window : 0;
     TensorId y = model.RmsNorm(name + ".input_layernorm", x, epsilon);
-    y = model.Attention(name + ".self_attn",
-                        {"q_proj", "k_proj", "v_proj", "o_proj"}, y, attention);
+    y = model.Attention(name + ".self_attn", relative.attention, y, attention);
+    y = model.Dropout(name + ".resid_attn_dropout", y,
+                      relative.residual_dropout);
     x = model.Add(name + ".self_attn.add", x, y);
     y = model.RmsNorm(name + ".post_attention_layernorm", x, epsilon);
-    const bool dense = experts.experts == 0;
-    const std::string mlp_name = name + (dense ? ".mlp" : ".block_sparse_moe");
-    y = dense ? model.GatedMlp(mlp_name, activation, y, inner, mlp)
-              : model.Experts(mlp_name, activation, y, inner, experts);
-    x = model.Add(mlp_name + ".add", x, y);
+    std::string module = name + ".mlp";
+    if (!HasExperts(relative, layer)) {
+      y = model.GatedMlp(module, activation, y, inner, mlp, relative.mlp);
+    } else {
+      module = name + std::string(relative.expert_module);
+      TensorId routed =
+          model.Experts(module, activation, y, relative.expert_inner, experts);
+      if (relative.shared_inner > 0) {
+        const TensorId shared = model.WeighedMlp(
+            module + ".shared_expert", module + ".shared_expert_gate",
+            activation, y, relative.shared_inner, mlp);
+        routed = model.Add(module + ".shared_add", routed, shared);
+      }
+      y = routed;
+    }
+    y = model.Dropout(name + ".resid_mlp_dropout", y,
+                      relative.residual_dropout);
+    x = model.Add(module + ".add", x, y);
   }
   model.BeginBlock("head");
   x = model.RmsNorm("model.norm", x, epsilon);
@@ -81,6 +123,53 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
       tied ? embedding
            : model.Matrix("lm_head.weight", {vocabulary, hidden}, stddev);
   return model.Finish("lm_head", x, head);
+}
+
+// A window that is null or absent is none.
+int64_t ReadWindow(ModelConfig& config) {
+  return config.Has("sliding_window") ? config.Size("sliding_window") : 0;
+}
+
+// Qwen's, which only some layers use, and only where they are told to.
+void ReadQwenWindow(ModelConfig& config, Relative& relative) {
+  if (!config.Bool("use_sliding_window", false)) return;
+  relative.window = config.Size("sliding_window");
+  // The layers below use full attention.
+  relative.first_windowed_layer =
+      static_cast<int64_t>(config.Number("max_window_layers", 28, 0, 1e6));
+}
+
+// `expert_capacity_factor` is Tessera's own key: transformers drops no tokens,
+// and neither does a config without it. The auxiliary loss is always part of
+// the loss; its unit is the sample (transformers': the batch, all layers).
+ExpertOptions ReadExperts(ModelConfig& config, std::string_view experts_key,
+                          int64_t experts, int64_t top_k, bool renormalise) {
+  const ExpertOptions options = {
+      .experts = config.Size(experts_key, experts),
+      .top_k = config.Size("num_experts_per_tok", top_k),
+      .renormalise = renormalise,
+      .capacity_factor = config.Number("expert_capacity_factor", 0, 0, 1e6),
+      .balance = config.Number("router_aux_loss_coef", 0.001, 0, 1e6)};
+  if (options.top_k > options.experts) {
+    config.Wrong("num_experts_per_tok", "is " + std::to_string(options.top_k) +
+                                            ": expected at most " +
+                                            std::string(experts_key) + " " +
+                                            std::to_string(options.experts));
+  }
+  return options;
+}
+
+// Qwen's layers of experts: every so many, but for a list.
+void ReadExpertLayers(ModelConfig& config, Relative& relative) {
+  relative.expert_step = config.Size("decoder_sparse_step", 1);
+  for (const JsonValue& layer :
+       config.values().Field("mlp_only_layers").items) {
+    relative.dense_layers.push_back(static_cast<int64_t>(layer.number));
+  }
+}
+
+int64_t KeyValueHeads(ModelConfig& config) {
+  return config.Size("num_key_value_heads", config.Size("num_attention_heads"));
 }
 
 }  // namespace
@@ -91,50 +180,90 @@ Result<Graph> BuildLlama(ModelConfig& config, const ImportOptions& options) {
                              .out_bias = bias,
                              .mlp_bias = config.Bool("mlp_bias", false)};
   // Configs from before grouped-query attention lack its key.
-  const int64_t heads = config.Size("num_attention_heads");
-  return Build(config, options, config.Size("num_key_value_heads", heads),
-               relative);
+  return Build(config, options, KeyValueHeads(config), relative);
 }
 
 Result<Graph> BuildMistral(ModelConfig& config, const ImportOptions& options) {
-  const Relative relative = {.window = config.Has("sliding_window")
-                                           ? config.Size("sliding_window")
-                                           : 0};
-  return Build(config, options, config.Size("num_key_value_heads"), relative);
+  return Build(config, options, config.Size("num_key_value_heads"),
+               {.window = ReadWindow(config)});
 }
 
-// `expert_capacity_factor` is Tessera's own key: transformers drops no tokens,
-// and neither does a config without it. The auxiliary loss is always part of
-// the loss; its unit is the sample (transformers': the batch, all layers).
 Result<Graph> BuildMixtral(ModelConfig& config, const ImportOptions& options) {
-  Relative relative = {.window = config.Has("sliding_window")
-                                     ? config.Size("sliding_window")
-                                     : 0};
-  relative.experts = {
-      .experts = config.Size("num_local_experts", 8),
-      .top_k = config.Size("num_experts_per_tok", 2),
-      .capacity_factor = config.Number("expert_capacity_factor", 0, 0, 1e6),
-      .balance = config.Number("router_aux_loss_coef", 0.001, 0, 1e6)};
+  Relative relative = {
+      .window = ReadWindow(config),
+      .experts = ReadExperts(config, "num_local_experts", 8, 2, true),
+      .expert_module = ".block_sparse_moe",
+      .expert_inner = config.Size("intermediate_size")};
+  relative.experts.names = {"w1", "w3", "w2"};
   config.Number("router_jitter_noise", 0, 0, 0);
-  if (relative.experts.top_k > relative.experts.experts) {
-    config.Wrong("num_experts_per_tok",
-                 "is " + std::to_string(relative.experts.top_k) +
-                     ": expected at most num_local_experts " +
-                     std::to_string(relative.experts.experts));
-  }
   return Build(config, options, config.Size("num_key_value_heads", 8),
                relative);
 }
 
 Result<Graph> BuildQwen2(ModelConfig& config, const ImportOptions& options) {
   Relative relative = {.qkv_bias = true};
-  if (config.Bool("use_sliding_window", false)) {
-    relative.window = config.Size("sliding_window");
-    // The layers below use full attention.
-    relative.first_windowed_layer =
-        static_cast<int64_t>(config.Number("max_window_layers", 28, 0, 1e6));
-  }
+  ReadQwenWindow(config, relative);
   return Build(config, options, config.Size("num_key_value_heads"), relative);
+}
+
+Result<Graph> BuildQwen2Moe(ModelConfig& config, const ImportOptions& options) {
+  Relative relative = {
+      .qkv_bias = config.Bool("qkv_bias", true),
+      .experts = ReadExperts(config, "num_experts", 60, 4,
+                             config.Bool("norm_topk_prob", false)),
+      .expert_inner = config.Size("moe_intermediate_size"),
+      .shared_inner = config.Size("shared_expert_intermediate_size")};
+  ReadQwenWindow(config, relative);
+  ReadExpertLayers(config, relative);
+  return Build(config, options, config.Size("num_key_value_heads"), relative);
+}
+
+Result<Graph> BuildQwen3(ModelConfig& config, const ImportOptions& options) {
+  const bool bias = config.Bool("attention_bias", false);
+  Relative relative = {.qkv_bias = bias, .out_bias = bias, .head_norm = true};
+  ReadQwenWindow(config, relative);
+  return Build(config, options, KeyValueHeads(config), relative);
+}
+
+Result<Graph> BuildQwen3Moe(ModelConfig& config, const ImportOptions& options) {
+  const bool bias = config.Bool("attention_bias", false);
+  Relative relative = {
+      .qkv_bias = bias,
+      .out_bias = bias,
+      .head_norm = true,
+      .experts = ReadExperts(config, "num_experts", 128, 8,
+                             config.Bool("norm_topk_prob", false)),
+      .expert_inner = config.Size("moe_intermediate_size")};
+  ReadQwenWindow(config, relative);
+  ReadExpertLayers(config, relative);
+  return Build(config, options, config.Size("num_key_value_heads"), relative);
+}
+
+// Gemma's norms multiply by 1 + w, w from zero; here they multiply by w from
+// one, which trains alike, as norms have no weight decay. What "hidden_act"
+// says is ignored, as by transformers.
+Result<Graph> BuildGemma(ModelConfig& config, const ImportOptions& options) {
+  const bool bias = config.Bool("attention_bias", false);
+  const Relative relative = {
+      .qkv_bias = bias,
+      .out_bias = bias,
+      .tied = true,
+      .embedding_scale =
+          std::sqrt(static_cast<double>(config.Size("hidden_size"))),
+      .activation = "gelu_pytorch_tanh",
+      .activation_key = "hidden_activation"};
+  return Build(config, options, KeyValueHeads(config), relative);
+}
+
+Result<Graph> BuildPhi3(ModelConfig& config, const ImportOptions& options) {
+  const Relative relative = {
+      .window = ReadWindow(config),
+      // 0.99: with nothing kept there is nothing to scale.
+      .embedding_dropout = config.Number("embd_pdrop", 0, 0, 0.99),
+      .residual_dropout = config.Number("resid_pdrop", 0, 0, 0.99),
+      .attention = {"qkv_proj.q", "qkv_proj.k", "qkv_proj.v", "o_proj"},
+      .mlp = {"gate_up_proj.gate", "gate_up_proj.up", "down_proj"}};
+  return Build(config, options, KeyValueHeads(config), relative);
 }
 
 }  // namespace tessera

@@ -27,8 +27,8 @@ struct ImportOptions {
   // "mask_positions" instead of "positions", in a window of at most seq_len
   // (runtime/data/batches.h). A graph file is as it is.
   bool documents = false;
-  // Values in place of those of keys of a config.json. REQUIRES: it has the
-  // keys.
+  // Values in place of those of keys of a config.json, or besides them. One
+  // that its family does not have is an error.
   std::map<std::string, JsonValue> overrides = {};
   // Where not null, what the graph leaves out of the file is appended, one
   // line each: "config.json: attn_pdrop=0.1: ...".

@@ -7,6 +7,7 @@
 #include "planner/io/graph_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/importer.h"
+#include "planner/io/zoo.h"
 
 namespace tessera {
 
@@ -15,7 +16,7 @@ std::span<const Importer> Importers() {
       Importer{"graph", "Tessera's own graph file (.txtpb, .json or .pb)",
                IsGraphFile, ImportGraph},
       Importer{"huggingface",
-               "config.json of a Hugging Face model, or its folder",
+               "config.json of a Hugging Face model, its folder, or zoo:NAME",
                IsHuggingFace, ImportHuggingFace},
   };
   return kImporters;
@@ -24,7 +25,7 @@ std::span<const Importer> Importers() {
 Result<Graph> ImportModel(const std::string& path,
                           const ImportOptions& options) {
   struct stat status;
-  if (::stat(path.c_str(), &status) != 0) {
+  if (!IsZoo(path) && ::stat(path.c_str(), &status) != 0) {
     return Error{ErrorCode::kNotFound,
                  std::string("cannot open: ") + std::strerror(errno), path};
   }

@@ -18,6 +18,7 @@ ModelConfig::ModelConfig(std::string path, JsonValue values)
     : path_(std::move(path)), values_(std::move(values)) {}
 
 const JsonValue* ModelConfig::Find(std::string_view key) const {
+  asked_.emplace(key);
   const JsonValue& value = values_.Field(key);
   return value.is_null() ? nullptr : &value;
 }

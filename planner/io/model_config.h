@@ -3,7 +3,9 @@
 // expects. The first problem is kept and returned by Check, so that a reader is
 // a list of keys and one check. A copyable value; not for several threads.
 
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -41,6 +43,8 @@ class ModelConfig {
   const JsonValue& values() const { return values_; }
   // The first problem so far.
   Result<void> Check() const;
+  // The keys that were asked for, there or not.
+  const std::set<std::string, std::less<>>& asked() const { return asked_; }
 
  private:
   const JsonValue* Find(std::string_view key) const;
@@ -48,6 +52,7 @@ class ModelConfig {
   std::string path_;
   JsonValue values_;
   std::optional<Error> error_;
+  mutable std::set<std::string, std::less<>> asked_;
 };
 
 }  // namespace tessera

@@ -3,8 +3,8 @@
 // angle position * theta^(-2j/n); the other d - n features pass. The position
 // is an operand, so that packed or permuted sequences are inputs, not modes.
 // YaRN (Peng et al. 2023) slows the pairs that turn less than once within the
-// positions that a model was first trained on (runtime/kernels/rotary_angles.cc
-// has the formula).
+// positions that a model was first trained on; so do the models from Llama 3.1
+// on, by a formula of their own (runtime/kernels/rotary_angles.cc has both).
 
 #include <algorithm>
 #include <cmath>
@@ -70,6 +70,24 @@ std::vector<OpDef> RotaryOps() {
        .linear = {{0}}},
       {.name = "rotary_yarn_dx",
        .summary = "gradient of rotary_yarn: the turn backwards",
+       .flops = FlopsPerPoint<3>,
+       .linear = {{0}}},
+      {.name = "rotary_llama3",
+       .summary = "rotary position embedding for longer sequences (Llama 3.1)",
+       .form = {"as of rotary", IsRotary},
+       .adjoints = {{"rotary_llama3_dx", "dy0,x1->dx0"}},
+       .flops = FlopsPerPoint<3>,
+       .attributes = {{.name = "factor", .least = 1},
+                      {"fraction", 0, 1},
+                      {.name = "high_frequency", .least = 1e-3},
+                      {.name = "low_frequency", .least = 1e-3},
+                      {.name = "original_positions", .least = 1},
+                      {.name = "theta", .least = 1}},
+       .problem = RotaryProblem,
+       .integer_operands = {1},
+       .linear = {{0}}},
+      {.name = "rotary_llama3_dx",
+       .summary = "gradient of rotary_llama3: the turn backwards",
        .flops = FlopsPerPoint<3>,
        .linear = {{0}}},
   };

@@ -39,6 +39,21 @@ void Yarn(const KernelCall& call, double turned, RotaryAngles& angles) {
   angles.magnitude = call.attribute("magnitude");
 }
 
+// Llama 3.1 (transformers' modeling_rope_utils, "llama3"): pairs that turn more
+// than high_frequency times within the original positions stay as they are,
+// those that turn less than low_frequency times are slowed by `factor`, and
+// between them it is a ramp over how often they turn.
+void Llama3(const KernelCall& call, RotaryAngles& angles) {
+  const double low = call.attribute("low_frequency");
+  const double high = call.attribute("high_frequency");
+  for (double& angle : angles.of_pair) {
+    const double turns =
+        call.attribute("original_positions") * angle / (2 * std::numbers::pi);
+    const double kept = std::clamp((turns - low) / (high - low), 0.0, 1.0);
+    angle *= kept + (1 - kept) / call.attribute("factor");
+  }
+}
+
 }  // namespace
 
 RotaryAngles RotaryAnglesOf(const KernelCall& call, int64_t width) {
@@ -53,6 +68,7 @@ RotaryAngles RotaryAnglesOf(const KernelCall& call, int64_t width) {
         call.attribute("theta"), -2.0 * static_cast<double>(j) / features));
   }
   if (Has(call, "beta_fast")) Yarn(call, features, angles);
+  if (Has(call, "low_frequency")) Llama3(call, angles);
   return angles;
 }
 

@@ -29,7 +29,7 @@ TaskGraph LowerTiny(const Graph& graph, int ranks,
   return std::move(tasks).value();
 }
 
-enum class Model { kGpt2, kLlama, kMixtral, kDeepseek };
+enum class Model { kGpt2, kLlama, kMixtral, kDeepseek, kQwen2Moe, kQwen3 };
 
 struct Case {
   Model model = Model::kGpt2;
@@ -39,7 +39,8 @@ struct Case {
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
-  constexpr const char* kNames[] = {"gpt2", "llama", "mixtral", "deepseek"};
+  constexpr const char* kNames[] = {"gpt2",     "llama",     "mixtral",
+                                    "deepseek", "qwen2_moe", "qwen3"};
   *out << kNames[static_cast<size_t>(c.model)] << " " << c.layers << " layers, "
        << c.strategy;
 }
@@ -78,16 +79,30 @@ std::vector<Case> Cases(int ranks) {
   return cases;
 }
 
+std::string ConfigOf(Model model, int layers) {
+  switch (model) {
+    case Model::kGpt2:
+      return TinyGpt2(layers);
+    case Model::kLlama:
+      return TinyLlama(layers);
+    case Model::kMixtral:
+      return TinyMixtral(layers);
+    case Model::kDeepseek:
+      return TinyDeepseek(layers);
+    case Model::kQwen2Moe:
+      return TinyQwen(layers, /*experts=*/true);
+    case Model::kQwen3:
+      return TinyQwen(layers, /*experts=*/false);
+  }
+  return "";
+}
+
 const Graph& TinyGraph(Model model, int layers) {
   static auto* const graphs = new std::map<std::pair<Model, int>, Graph>();
   const auto key = std::pair(model, layers);
   auto it = graphs->find(key);
   if (it == graphs->end()) {
-    const std::string config = model == Model::kGpt2    ? TinyGpt2(layers)
-                               : model == Model::kLlama ? TinyLlama(layers)
-                               : model == Model::kMixtral
-                                   ? TinyMixtral(layers)
-                                   : TinyDeepseek(layers);
+    const std::string config = ConfigOf(model, layers);
     it = graphs->emplace(key, ImportTiny(config, kBatch, kSeqLen)).first;
   }
   return it->second;
@@ -150,6 +165,16 @@ TEST(ParallelEqualsSerial, LatentAttentionAndSharedExperts) {
                      {"dp=2,zero=3", "tp=2", "tp=4,sp=1", "ep=4,zero=1",
                       "tp=2,sp=1,ep=2", "cp=2,ep=2", "cp=2,cp-kind=ring,tp=2",
                       "cp=2,tp=2,cp-kind=ulysses", "pp=2,ep=2,tp=2,zero=1"});
+}
+
+TEST(ParallelEqualsSerial, WeighedSharedExperts) {
+  ExpectEqualsSerial(Model::kQwen2Moe, {"tp=2", "tp=2,sp=1,ep=2,zero=1",
+                                        "cp=2,ep=2", "pp=2,ep=2"});
+}
+
+TEST(ParallelEqualsSerial, NormsOfHeads) {
+  ExpectEqualsSerial(Model::kQwen3, {"tp=2,dp=2,zero=2", "tp=4,sp=1",
+                                     "cp=2,tp=2", "pp=2,cp=2,cp-kind=ulysses"});
 }
 
 TEST(ParallelEqualsSerial, ContextByHeads) {

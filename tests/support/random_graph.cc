@@ -82,7 +82,12 @@ class SmallDecoder {
            .plain_size = spec_.head_size - 1,
            .value_size = spec_.head_size,
            .scale = 1 / std::sqrt(static_cast<double>(spec_.head_size + 1)),
-           .rotary = {.theta = 100, .yarn = Yarn{.factor = 4}},
+           .rotary = {.theta = 100,
+                      .op = "rotary_llama3",
+                      .scaling = {{"factor", 4},
+                                  {"high_frequency", 4},
+                                  {"low_frequency", 1},
+                                  {"original_positions", 4}}},
            .latents = linear_,
            .heads_of_latents = linear_,
            .out = linear_});
@@ -94,6 +99,7 @@ class SmallDecoder {
          .scale = 1 / std::sqrt(static_cast<double>(spec_.head_size)),
          .window = spec_.window,
          .rotary = spec_.rotary == 1 ? &rotary_ : nullptr,
+         .alibi = spec_.alibi == 1,
          .qkv = linear_,
          .out = linear_});
     return Dropout(name + ".dropout", x);
@@ -176,6 +182,7 @@ GraphSpec RandomGraphSpec(Rng& rng) {
   spec.bias = Pick(rng, {0, 1});
   spec.dropout = Pick(rng, {0, 1});
   spec.window = Pick(rng, {0, 0, 0, 2, 3});
+  spec.alibi = Pick(rng, {0, 0, 0, 1});
   spec.groups = Pick(rng, {1, 2, 2, 3, 4, 5});
   spec.per_group = Pick(rng, {1, 1, 2, 3, 4});
   spec.head_size = Pick(rng, {2, 4});

@@ -30,6 +30,7 @@ struct GraphSpec {
   int bias = 0;            // 1: of the layers' dense operators
   int dropout = 0;         // 1: behind the embedding and every branch
   int window = 0;          // of attention; 0: none
+  int alibi = 0;           // 1: scores of attention are biased by distance
   // Multi-head latent attention instead: 1: keys and values from latents; 2:
   // queries, too. Without window and grouped heads, always rotary.
   int latent = 0;

@@ -455,6 +455,7 @@ std::vector<Field> FieldsOf(GraphSpec& graph) {
           {"bias", &graph.bias, 0},
           {"dropout", &graph.dropout, 0},
           {"window", &graph.window, 0},
+          {"alibi", &graph.alibi, 0},
           {"groups", &graph.groups, 1},
           {"per_group", &graph.per_group, 1},
           {"head_size", &graph.head_size, 2},

@@ -118,6 +118,25 @@ inline std::string TinyDeepseek(int layers) {
               "aux_loss_alpha": 0.1})";
 }
 
+// Qwen2 with experts beside a weighed MLP, or Qwen3 with norms of heads.
+inline std::string TinyQwen(int layers, bool experts) {
+  const std::string family =
+      experts ? R"("qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2,
+                   "moe_intermediate_size": 8, "qkv_bias": true,
+                   "shared_expert_intermediate_size": 12,
+                   "expert_capacity_factor": 1.5)"
+              : R"("qwen3", "head_dim": 6)";
+  return R"({"hidden_size": 16, "num_hidden_layers": )" +
+         std::to_string(layers) +
+         R"(, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "intermediate_size": 12, "vocab_size": 40,
+              "max_position_embeddings": 8, "rms_norm_eps": 1e-6,
+              "rope_theta": 10000.0, "hidden_act": "silu",
+              "initializer_range": 0.2, "tie_word_embeddings": false,
+              "model_type": )" +
+         family + "}";
+}
+
 // A file of 1000 tokens in nanoGPT's format: Mix64(i) mod the vocabulary.
 inline TokenData TinyTokens() {
   const std::string path = TempPath("tokens.bin");

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "runtime/kernels/alibi.h"
 #include "runtime/kernels/cpu/call.h"
 #include "runtime/kernels/cpu/vector.h"
 
@@ -32,6 +33,7 @@ struct Problem {
   int64_t b, s, g, r, d, t, e;
   double scale;
   int64_t window;
+  std::vector<double> slopes;  // of ALiBi, by head; empty: none
 
   Problem(const KernelCall& call, const LocalTensor& q, const LocalTensor& k,
           const LocalTensor& v)
@@ -43,7 +45,8 @@ struct Problem {
         t(k.shape[1]),
         e(v.shape[3]),
         scale(call.attribute("scale")),
-        window(static_cast<int64_t>(call.attribute("window"))) {}
+        window(static_cast<int64_t>(call.attribute("window"))),
+        slopes(AlibiSlopes(call, q)) {}
 
   // Rows of keys [first, first + count) of sample `sample`, group `group`.
   template <typename Map, typename Pointer>
@@ -130,6 +133,18 @@ void Mask(const Sight& sight, const KeyTile& tile, T value, T* row) {
   }
 }
 
+// Adds ALiBi's biases of one query to its scores.
+template <typename T>
+void AddBias(const Problem& p, int64_t group, int64_t head, int32_t position,
+             const KeyTile& tile, T* row) {
+  if (p.slopes.empty()) return;
+  const T slope = static_cast<T>(p.slopes[group * p.r + head]);
+  for (int64_t j = 0; j < tile.count; ++j) {
+    row[j] +=
+        slope * (static_cast<T>(tile.positions[j]) - static_cast<T>(position));
+  }
+}
+
 // Calls group(sample, group) for all of them, on the threads of the call: they
 // share no key, no value and no query.
 template <typename F>
@@ -206,6 +221,7 @@ void Attention(const KernelCall& call) {
             for (int64_t i = 0; i < rows; ++i) {
               T* const data = scores.row(i).data();
               TileRow<T> row(data);
+              AddBias(p, group, head, sights[i].upto, tile, data);
               if (seen == Seen::kSome) {
                 Mask(sights[i], tile, kMinusInfinity, data);
               }
@@ -301,6 +317,7 @@ void AttentionDqkv(const KernelCall& call) {
             for (int64_t i = 0; i < rows; ++i) {
               T* const data = scores.row(i).data();
               TileRow<T> row(data);
+              AddBias(p, group, head, sights[i].upto, tile, data);
               // Masked scores may exceed the log-sum-exp without bound.
               if (seen == Seen::kSome) Mask(sights[i], tile, lse[i], data);
               row = (row - lse[i]).exp();
@@ -326,6 +343,9 @@ std::vector<Kernel> CpuAttentionKernels() {
       {"attention", ByDType<Attention<float>, Attention<double>>, true},
       {"attention_dqkv", ByDType<AttentionDqkv<float>, AttentionDqkv<double>>,
        true},
+      {"attention_alibi", ByDType<Attention<float>, Attention<double>>, true},
+      {"attention_alibi_dqkv",
+       ByDType<AttentionDqkv<float>, AttentionDqkv<double>>, true},
   };
 }
 

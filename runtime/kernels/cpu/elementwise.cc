@@ -104,6 +104,39 @@ void SiluDx(const KernelCall& call) {
 }
 
 template <typename T>
+void Relu(const KernelCall& call) {
+  Unary<T>(call, [](const Block<T>& x) -> Block<T> { return x.max(T{0}); });
+}
+
+// dy, x -> dx.
+template <typename T>
+void ReluDx(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& dy, const Block<T>& x) -> Block<T> {
+    return (x > T{0}).select(dy, Block<T>::Zero());
+  });
+}
+
+template <typename T>
+void SigmoidOfX(const KernelCall& call) {
+  Unary<T>(call, [](const Block<T>& x) -> Block<T> { return Sigmoid<T>(x); });
+}
+
+// dy, y -> dx.
+template <typename T>
+void SigmoidDx(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& dy, const Block<T>& y) -> Block<T> {
+    return dy * y * (T{1} - y);
+  });
+}
+
+template <typename T>
+void Scale(const KernelCall& call) {
+  const T factor = static_cast<T>(call.attribute("factor"));
+  Unary<T>(call,
+           [factor](const Block<T>& x) -> Block<T> { return factor * x; });
+}
+
+template <typename T>
 void Multiply(const KernelCall& call) {
   Binary<T>(call, [](const Block<T>& a, const Block<T>& b) -> Block<T> {
     return a * b;
@@ -135,6 +168,11 @@ std::vector<Kernel> CpuElementwiseKernels() {
       {"gelu_erf_dx", ByDType<GeluErfDx<float>, GeluErfDx<double>>},
       {"silu", ByDType<Silu<float>, Silu<double>>},
       {"silu_dx", ByDType<SiluDx<float>, SiluDx<double>>},
+      {"relu", ByDType<Relu<float>, Relu<double>>},
+      {"relu_dx", ByDType<ReluDx<float>, ReluDx<double>>},
+      {"sigmoid", ByDType<SigmoidOfX<float>, SigmoidOfX<double>>},
+      {"sigmoid_dx", ByDType<SigmoidDx<float>, SigmoidDx<double>>},
+      {"scale", ByDType<Scale<float>, Scale<double>>},
       {"multiply", ByDType<Multiply<float>, Multiply<double>>},
       {"add", ByDType<AddAll<float>, AddAll<double>>, true},
       {"sum", ByDType<AddAll<float>, AddAll<double>>, true},

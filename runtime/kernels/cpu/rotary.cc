@@ -69,6 +69,8 @@ std::vector<Kernel> CpuRotaryKernels() {
       {"rotary_dx", ByDType<RotaryDx<float>, RotaryDx<double>>},
       {"rotary_yarn", ByDType<Rotary<float>, Rotary<double>>},
       {"rotary_yarn_dx", ByDType<RotaryDx<float>, RotaryDx<double>>},
+      {"rotary_llama3", ByDType<Rotary<float>, Rotary<double>>},
+      {"rotary_llama3_dx", ByDType<RotaryDx<float>, RotaryDx<double>>},
   };
 }
 

@@ -1,8 +1,8 @@
 // Causal grouped-query attention (planner/ops/attention.cc). 16-bit heads of
-// ordinary widths go to cuDNN (sdpa.h) where it is and what a query sees is
-// known beforehand, otherwise to the tensor cores (flash.h); fp32 and the rest
-// to the kernels of this file, the same algorithm in plain fp32, which take any
-// dtypes and heads of up to 256 elements.
+// ordinary widths without biases go to cuDNN (sdpa.h) where it is and what a
+// query sees is known beforehand, otherwise to the tensor cores (flash.h); fp32
+// and the rest to the kernels of this file, the same algorithm in plain fp32,
+// which take any dtypes and heads of up to 256 elements.
 //
 // What a query sees is decided by positions, which only the device knows: every
 // call first finds the range of each run of positions, so that tiles that see
@@ -13,6 +13,7 @@
 
 #include <optional>
 
+#include "runtime/kernels/alibi.h"
 #include "runtime/kernels/cuda/flash.h"
 #include "runtime/kernels/cuda/sdpa.h"
 
@@ -183,9 +184,20 @@ __device__ void Store(const float (&c)[kEach<kWidth>][kWidth / 16],
   }
 }
 
+// Biases of scores by head and distance.
+constexpr int kMostBiasedHeads = 256;
+struct Biases {
+  float slopes[kMostBiasedHeads] = {};
+
+  __device__ float Of(int head, int32_t query, int32_t key) const {
+    return slopes[head] * (static_cast<float>(key) - static_cast<float>(query));
+  }
+};
+
 struct AnyForward {
   AttentionForward call;
   Elements<Any> q, k, v;
+  Biases biases;
 };
 
 template <int kWidth>
@@ -256,12 +268,12 @@ __global__ void __launch_bounds__(kThreads) ForwardAny(AnyForward any) {
       const int32_t position = p.query_positions[int64_t{sample} * p.s + query];
       for (int j = 0; j < kEach<kWidth>; ++j) {
         const int column = x + 16 * j;
-        const bool seen =
-            column < keys &&
-            p.Sees(position,
-                   p.key_positions[int64_t{sample} * p.t + key + column]);
-        shared.scores.of[y + 16 * i][column] =
-            seen ? p.scale * scores[i][j] : kMinusInfinity;
+        const int32_t key_position =
+            p.key_positions[int64_t{sample} * p.t + min(key + column, p.t - 1)];
+        const bool seen = column < keys && p.Sees(position, key_position);
+        float score = p.scale * scores[i][j];
+        if (p.biased) score += any.biases.Of(head, position, key_position);
+        shared.scores.of[y + 16 * i][column] = seen ? score : kMinusInfinity;
       }
     }
     __syncthreads();
@@ -316,6 +328,7 @@ __global__ void __launch_bounds__(kThreads) ForwardAny(AnyForward any) {
 struct AnyBackward {
   AttentionBackward call;
   Elements<Any> d_o, q, k, v;
+  Biases biases;
 };
 
 template <int kWidth>
@@ -363,12 +376,14 @@ struct BackwardTiles {
           p.query_positions[int64_t{sample} * p.s + min(row, p.s - 1)];
       for (int j = 0; j < kEach<kWidth>; ++j) {
         const int column = key + x + 16 * j;
+        const int32_t key_position =
+            p.key_positions[int64_t{sample} * p.t + min(column, p.t - 1)];
         const bool seen =
-            row < p.s && column < p.t &&
-            p.Sees(position, p.key_positions[int64_t{sample} * p.t + column]);
+            row < p.s && column < p.t && p.Sees(position, key_position);
+        float score = p.scale * scores[i][j];
+        if (p.biased) score += any.biases.Of(head, position, key_position);
         const float weight =
-            seen ? exp2f(p.scale * 1.4426950408889634f * scores[i][j] - lse)
-                 : 0.0f;
+            seen ? exp2f(1.4426950408889634f * score - lse) : 0.0f;
         weights.of[y + 16 * i][x + 16 * j] = weight;
         slopes.of[y + 16 * i][x + 16 * j] = weight * (d_weights[i][j] - dot);
       }
@@ -483,9 +498,21 @@ AttentionProblem ProblemOf(const KernelCall& call, const LocalTensor& q,
   p.scale = static_cast<float>(call.attribute("scale"));
   const double window = call.attribute("window");
   p.window = window > 0 ? static_cast<uint32_t>(window) : kNoWindow;
+  p.biased = !AlibiSlopes(call, q).empty();
   p.query_positions = query_positions.as<const int32_t>();
   p.key_positions = key_positions.as<const int32_t>();
   return p;
+}
+
+Biases BiasesOf(const KernelCall& call, const LocalTensor& q) {
+  Biases biases;
+  const std::vector<double> slopes = AlibiSlopes(call, q);
+  TESSERA_CHECK(slopes.size() <= kMostBiasedHeads)
+      << slopes.size() << " heads with biases";
+  std::ranges::transform(slopes, biases.slopes, [](double slope) {
+    return static_cast<float>(slope);
+  });
+  return biases;
 }
 
 // So much of the workspace is the ranges'.
@@ -620,7 +647,7 @@ void Attention(const KernelCall& call) {
     return FlashForward(forward, q.dtype, queue);
   }
   const AnyForward any = {forward, Elements<Any>(q), Elements<Any>(k),
-                          Elements<Any>(v)};
+                          Elements<Any>(v), BiasesOf(call, q)};
   const int width = std::max(p.d, p.e);
   if (width <= 64) return RunForwardAny<64>(any, queue);
   if (width <= 128) return RunForwardAny<128>(any, queue);
@@ -681,8 +708,9 @@ void AttentionDqkv(const KernelCall& call) {
       Aligned({results[0], results[1], results[2]})) {
     return FlashBackward(backward, q.dtype, queue);
   }
-  const AnyBackward any = {backward, Elements<Any>(d_o), Elements<Any>(q),
-                           Elements<Any>(k), Elements<Any>(v)};
+  const AnyBackward any = {backward,         Elements<Any>(d_o),
+                           Elements<Any>(q), Elements<Any>(k),
+                           Elements<Any>(v), BiasesOf(call, q)};
   const int width = std::max(p.d, p.e);
   if (width <= 64) return RunBackwardAny<64>(any, queue);
   if (width <= 128) return RunBackwardAny<128>(any, queue);
@@ -695,6 +723,8 @@ std::vector<Kernel> CudaAttentionKernels() {
   return {
       {"attention", Attention, true},
       {"attention_dqkv", AttentionDqkv, true},
+      {"attention_alibi", Attention, true},
+      {"attention_alibi_dqkv", AttentionDqkv, true},
   };
 }
 

@@ -62,6 +62,26 @@ struct SiluDx {
   }
 };
 
+struct Relu {
+  __device__ float operator()(float x) const { return x > 0 ? x : 0; }
+};
+
+struct ReluDx {
+  __device__ float operator()(float dy, float x) const {
+    return x > 0 ? dy : 0;
+  }
+};
+
+struct SigmoidOfX {
+  __device__ float operator()(float x) const { return Sigmoid(x); }
+};
+
+struct SigmoidDx {
+  __device__ float operator()(float dy, float y) const {
+    return dy * y * (1 - y);
+  }
+};
+
 struct Product {
   __device__ float operator()(float a, float b) const { return a * b; }
 };
@@ -90,6 +110,18 @@ __global__ void ApplyBinary(Elements<T> a, Elements<T> b, Elements<T> y,
 #pragma unroll
     for (int j = 0; j < kVector; ++j) of_a[j] = F()(of_a[j], of_b[j]);
     y.Store(first, span, of_a);
+  });
+}
+
+template <typename T>
+__global__ void MultiplyBy(Elements<T> x, float factor, Elements<T> y,
+                           int64_t n) {
+  ForEachVector(n, [&](int64_t first, Span span) {
+    float of_x[kVector];
+    x.Load(first, span, of_x);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) of_x[j] *= factor;
+    y.Store(first, span, of_x);
   });
 }
 
@@ -141,6 +173,17 @@ void Binary(const KernelCall& call) {
   });
 }
 
+void Scale(const KernelCall& call) {
+  const LocalTensor& x = call.operands[0];
+  const LocalTensor& y = call.results[0];
+  const int64_t n = y.elements();
+  ByType({x, y}, [&]<typename T>() {
+    Launch(MultiplyBy<T>, BlocksForVectors(*call.queue, n), kThreads, 0,
+           *call.queue, Elements<T>(x),
+           static_cast<float>(call.attribute("factor")), Elements<T>(y), n);
+  });
+}
+
 // Adds any number of operands, in order; those masked to zero are left out.
 void AddAll(const KernelCall& call) {
   const LocalTensor& y = call.results[0];
@@ -165,10 +208,19 @@ void AddAll(const KernelCall& call) {
 
 std::vector<Kernel> CudaElementwiseKernels() {
   return {
-      {"gelu", Unary<Gelu>},         {"gelu_dx", Binary<GeluDx>},
-      {"gelu_erf", Unary<GeluErf>},  {"gelu_erf_dx", Binary<GeluErfDx>},
-      {"silu", Unary<Silu>},         {"silu_dx", Binary<SiluDx>},
-      {"multiply", Binary<Product>}, {"add", AddAll, true},
+      {"gelu", Unary<Gelu>},
+      {"gelu_dx", Binary<GeluDx>},
+      {"gelu_erf", Unary<GeluErf>},
+      {"gelu_erf_dx", Binary<GeluErfDx>},
+      {"silu", Unary<Silu>},
+      {"silu_dx", Binary<SiluDx>},
+      {"relu", Unary<Relu>},
+      {"relu_dx", Binary<ReluDx>},
+      {"sigmoid", Unary<SigmoidOfX>},
+      {"sigmoid_dx", Binary<SigmoidDx>},
+      {"scale", Scale},
+      {"multiply", Binary<Product>},
+      {"add", AddAll, true},
       {"sum", AddAll, true},
   };
 }

@@ -60,6 +60,7 @@ struct AttentionProblem {
   float scale;
   // A query at p sees the keys at positions in (p - window, p].
   uint32_t window;
+  bool biased;                        // by ALiBi
   const int32_t* query_positions;     // (b, s)
   const int32_t* key_positions;       // (b, t)
   const PositionRange* query_ranges;  // (b, s / kRangeRows, rounded up)
@@ -168,7 +169,7 @@ inline bool FlashTakes(const AttentionProblem& p,
                               t.dtype == tensors.begin()->dtype;
                      }) &&
          Aligned(tensors) && p.d % 8 == 0 && p.e % 8 == 0 &&
-         std::max(p.d, p.e) <= 256 && p.scale > 0;
+         std::max(p.d, p.e) <= 256 && p.scale > 0 && !p.biased;
 }
 
 // Attention in tiles with the running softmax of Dao et al. 2022 (the order of

@@ -109,7 +109,9 @@ std::vector<Kernel> CudaRotaryKernels() {
   return {{"rotary", Rotary},
           {"rotary_dx", RotaryDx},
           {"rotary_yarn", Rotary},
-          {"rotary_yarn_dx", RotaryDx}};
+          {"rotary_yarn_dx", RotaryDx},
+          {"rotary_llama3", Rotary},
+          {"rotary_llama3_dx", RotaryDx}};
 }
 
 }  // namespace tessera

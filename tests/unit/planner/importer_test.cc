@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "planner/io/huggingface.h"
+#include "planner/io/zoo.h"
 #include "tests/support/paths.h"
 
 namespace tessera {
@@ -76,32 +77,119 @@ struct Published {
 class ParameterCountTest : public ::testing::TestWithParam<Published> {};
 
 TEST_P(ParameterCountTest, EqualsThePublishedModel) {
-  const Graph graph = Import(Example(GetParam().model), Options());
+  const Graph graph =
+      Import(std::string("zoo:") + GetParam().model, Options(1, 8));
   EXPECT_EQ(ParameterCount(graph), GetParam().parameters);
   EXPECT_EQ(graph.name, GetParam().model);
 }
 
+// What transformers, or the headers of the published safetensors files, count.
 INSTANTIATE_TEST_SUITE_P(
     Models, ParameterCountTest,
     ::testing::Values(
         Published{"gpt2", 124439808}, Published{"gpt2-medium", 354823168},
         Published{"gpt2-large", 774030080}, Published{"gpt2-xl", 1557611200},
         Published{"llama-2-7b", 6738415616},
+        Published{"llama-2-13b", 13015864320},
+        Published{"llama-2-70b", 68976648192},
         Published{"llama-3-8b", 8030261248},
         Published{"llama-3-70b", 70553706496},
+        Published{"llama-3-405b", 405853388800},
+        Published{"llama-3.2-1b", 1235814400},
         Published{"mistral-7b", 7241732096},
         Published{"mixtral-8x7b", 46702792704},
-        Published{"qwen2-7b", 7615616512}, Published{"pythia-1b", 1011781632},
-        // Without the further-token layer and without the biases
-        // of 256 scores in 58 layers: 671026419200 with these.
+        Published{"qwen2-7b", 7615616512},
+        Published{"qwen1.5-moe-a2.7b", 14315784192},
+        Published{"qwen3-8b", 8190735360},
+        Published{"qwen3-30b-a3b", 30532122624},
+        Published{"gemma-2b", 2506172416}, Published{"gemma-7b", 8537680896},
+        Published{"phi-3-mini", 3821079552}, Published{"opt-125m", 125239296},
+        Published{"opt-6.7b", 6658473984}, Published{"pythia-1b", 1011781632},
+        Published{"bloom-560m", 559214592},
+        Published{"bloom-176b", 176247271424},
+        // Without the further-token layer and without the biases of 256 scores
+        // in 58 layers: 671026419200 with these.
         Published{"deepseek-v3", 671026419200 - 58 * 256},
         Published{"deepseek-v2", 235741434880},
         Published{"deepseek-v2-lite", 15706484224}),
     [](const auto& info) {
       std::string name = info.param.model;
-      std::replace(name.begin(), name.end(), '-', '_');
+      std::replace_if(
+          name.begin(), name.end(), [](char c) { return c == '-' || c == '.'; },
+          '_');
       return name;
     });
+
+// Narayanan et al., SC'21 (arXiv 2104.04473), table 1: billions of parameters
+// by equation 2, 12 l h^2 (1 + 13 / 12h + (V + s) / 12lh), V = 51200 and s =
+// 2048, and FLOPs of a step by the appendix without recomputation, 72 B s l h^2
+// (1 + s / 6h + V / 12lh). The equation leaves out the last norm, 2 h.
+TEST(Zoo, GptFamilyOfSc21) {
+  struct Row {
+    const char* name;
+    double billions;
+    int64_t l, h;
+  };
+  for (const Row& row :
+       {Row{"gpt-1.7b", 1.7, 24, 2304}, Row{"gpt-3.6b", 3.6, 30, 3072},
+        Row{"gpt-7.5b", 7.5, 36, 4096}, Row{"gpt-18.4b", 18.4, 40, 6144},
+        Row{"gpt-39.1b", 39.1, 48, 8192}, Row{"gpt-76.1b", 76.1, 60, 10240},
+        Row{"gpt-145.6b", 145.6, 80, 12288},
+        Row{"gpt-310.1b", 310.1, 96, 16384},
+        Row{"gpt-529.6b", 529.6, 105, 20480},
+        Row{"gpt-1t", 1008.0, 128, 25600}}) {
+    SCOPED_TRACE(row.name);
+    const int64_t batch = 3;
+    const int64_t s = 2048;
+    const Graph graph =
+        Import(std::string("zoo:") + row.name, Options(batch, s));
+    EXPECT_EQ(ParameterCount(graph), row.l * (12 * row.h * row.h + 13 * row.h) +
+                                         (51200 + 2048) * row.h + 2 * row.h);
+    EXPECT_NEAR(static_cast<double>(ParameterCount(graph)) / 1e9, row.billions,
+                0.051);
+    const auto l = static_cast<double>(row.l);
+    const auto h = static_cast<double>(row.h);
+    const double flops =
+        72.0 * batch * s * l * h * h * (1 + s / (6 * h) + 51200 / (12 * l * h));
+    EXPECT_NEAR(ModelFlops(graph).value / flops, 1, 1e-12);
+  }
+}
+
+TEST(Zoo, EveryModelDifferentiates) {
+  EXPECT_GE(Zoo().size(), 30u);
+  for (const ZooModel& model : Zoo()) {
+    const std::string name(model.name);
+    auto whole = Differentiate(Import("zoo:" + name, Options(2, 16)));
+    EXPECT_TRUE(whole.has_value()) << name << whole.error().ToString();
+  }
+}
+
+TEST(Zoo, IsTheFileOfItsName) {
+  EXPECT_EQ(Import("zoo:gpt2-tiny", Options(2, 16)),
+            Import(Example("gpt2-tiny"), Options(2, 16)));
+  const auto graph = ImportModel("zoo:llama-3-8", Options());
+  ASSERT_FALSE(graph.has_value());
+  EXPECT_THAT(graph.error().message,
+              HasSubstr("unknown model of the zoo 'llama-3-8'; did you mean "
+                        "'llama-3-8b'?"));
+}
+
+TEST(Overrides, ReplaceAndAddKeysOfTheFamily) {
+  ImportOptions options = Options(2, 16);
+  JsonValue number;
+  number.kind = JsonValue::Kind::kNumber;
+  number.number = 2;
+  options.overrides = {{"num_hidden_layers", number},
+                       {"expert_capacity_factor", number}};
+  // Two of three layers, between embedding and head.
+  EXPECT_EQ(Import("zoo:mixtral-tiny", options).blocks.size(), 4u);
+  options.overrides = {{"expert_capacity_facto", number}};
+  const auto graph = ImportModel("zoo:mixtral-tiny", options);
+  ASSERT_FALSE(graph.has_value());
+  EXPECT_THAT(graph.error().message,
+              HasSubstr("unknown key of mixtral 'expert_capacity_facto'; did "
+                        "you mean 'expert_capacity_factor'?"));
+}
 
 // ---- model FLOPs ------------------------------------------------------------
 
@@ -258,7 +346,9 @@ TEST(Gpt2, AttentionDropoutIsWarnedOf) {
 TEST(Families, DifferentiateAndReadTheirDtype) {
   for (const char* model :
        {"gpt2-tiny", "llama-3-8b", "mistral-7b", "mixtral-tiny", "qwen2-7b",
-        "pythia-1b", "deepseek-tiny", "deepseek-v2-lite"}) {
+        "pythia-1b", "deepseek-tiny", "deepseek-v2-lite", "qwen3-8b",
+        "qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "gemma-2b", "phi-3-mini",
+        "opt-125m", "bloom-560m"}) {
     ImportOptions options = Options(4, 64);
     options.dtype = DType::kBFloat16;
     Graph graph = Import(Example(model), options);
@@ -387,6 +477,59 @@ TEST(Deepseek, WarnsOfWhatIsLeftOut) {
           HasSubstr("e_score_correction_bias is left out")));
 }
 
+TEST(Llama, ScaledRotary) {
+  const Graph graph = Import(Example("llama-3.2-1b"), Options(1, 16));
+  const Node& rotary = NodeNamed(graph, "model.layers.0.self_attn.rotary_k");
+  EXPECT_EQ(rotary.op->name, "rotary_llama3");
+  EXPECT_EQ(rotary.attribute("factor"), 32);
+  EXPECT_EQ(rotary.attribute("original_positions"), 8192);
+  EXPECT_EQ(rotary.attribute("high_frequency"), 4);
+}
+
+TEST(Relatives, WhatTellsThemApart) {
+  const Graph qwen3 = Import(Example("qwen3-30b-a3b"), Options(1, 16));
+  EXPECT_EQ(TensorNamed(qwen3, "model.layers.0.self_attn.q_norm.weight")->shape,
+            (Shape{128}));
+  EXPECT_EQ(
+      TensorNamed(qwen3, "model.layers.47.mlp.experts.up_proj.weight")->shape,
+      (Shape{128, 768, 2048}));
+  EXPECT_EQ(
+      NodeNamed(qwen3, "model.layers.0.mlp.routes").attribute("renormalise"),
+      1);
+  const Graph qwen2 = Import(Example("qwen1.5-moe-a2.7b"), Options(1, 16));
+  EXPECT_EQ(
+      NodeNamed(qwen2, "model.layers.0.mlp.routes").attribute("renormalise"),
+      0);
+  EXPECT_EQ(
+      TensorNamed(qwen2, "model.layers.0.mlp.shared_expert.down_proj.weight")
+          ->shape,
+      (Shape{1, 2048, 5632}));
+  const Graph gemma = Import(Example("gemma-2b"), Options(1, 16));
+  EXPECT_NEAR(NodeNamed(gemma, "model.embed_scale").attribute("factor"),
+              45.254834, 1e-6);  // sqrt(2048)
+  EXPECT_EQ(NodeNamed(gemma, "model.layers.0.mlp.act_fn").op->name, "gelu");
+  EXPECT_EQ(TensorNamed(gemma, "lm_head.weight"), nullptr);
+  const Graph phi3 = Import(Example("phi-3-mini"), Options(1, 16));
+  EXPECT_EQ(NodeNamed(phi3, "model.layers.0.self_attn").attribute("window"),
+            2047);
+  EXPECT_NE(TensorNamed(phi3, "model.layers.0.mlp.gate_up_proj.up.weight"),
+            nullptr);
+}
+
+TEST(Bloom, BiasesInsteadOfPositions) {
+  const Graph graph = Import(Example("bloom-560m"), Options(1, 16));
+  const Node& attention = NodeNamed(graph, "transformer.h.0.self_attention");
+  EXPECT_EQ(attention.op->name, "attention_alibi");
+  EXPECT_EQ(attention.attribute("alibi_heads"), 16);
+}
+
+TEST(Opt, PositionsAndRelu) {
+  const Graph graph = Import(Example("opt-125m"), Options(1, 16));
+  EXPECT_EQ(TensorNamed(graph, "model.decoder.embed_positions.weight")->shape,
+            (Shape{2050, 768}));
+  EXPECT_EQ(NodeNamed(graph, "model.decoder.layers.0.act").op->name, "relu");
+}
+
 TEST(Qwen2, HasBiasesOnQueriesKeysAndValues) {
   const Graph graph = Import(Example("qwen2-7b"), Options());
   const std::string prefix = "model.layers.0.self_attn.";
@@ -458,7 +601,8 @@ TEST(BadFile, UnknownModelType) {
   EXPECT_THAT(ErrorOf(R"({"model_type": "gpt3"})"),
               HasSubstr("model_type: unknown model_type 'gpt3'; did you mean "
                         "'gpt2'? known: gpt2, llama, mistral, mixtral, "
-                        "qwen2, gpt_neox, deepseek_v2, deepseek_v3"));
+                        "qwen2, qwen2_moe, qwen3, qwen3_moe, gemma, phi3, opt, "
+                        "bloom, gpt_neox, deepseek_v2, deepseek_v3"));
   EXPECT_THAT(ErrorOf("{}"), HasSubstr("model_type: missing"));
 }
 
@@ -496,8 +640,13 @@ TEST(BadFile, UnsupportedFeatures) {
       ErrorOf(Gpt2Config(R"(, "scale_attn_by_inverse_layer_idx": true)")),
       HasSubstr("scale_attn_by_inverse_layer_idx: is true: not supported"));
   EXPECT_THAT(
+      ErrorOf(LlamaConfig(R"(, "rope_scaling": {"rope_type": "longrope"})")),
+      HasSubstr("rope_scaling: is {\"rope_type\": \"longrope\"}: this form of "
+                "rotary embeddings is not supported; known: default, yarn, "
+                "llama3"));
+  EXPECT_THAT(
       ErrorOf(LlamaConfig(R"(, "rope_scaling": {"rope_type": "llama3"})")),
-      HasSubstr("rope_scaling: is {\"rope_type\": \"llama3\"}: scaled"));
+      HasSubstr("rope_scaling: original_max_position_embeddings: missing"));
   EXPECT_EQ(ErrorOf(LlamaConfig(R"(, "rope_scaling": null)")), "");
   EXPECT_EQ(ErrorOf(LlamaConfig(R"(, "use_cache": true, "x": [1, {}])")), "");
 }

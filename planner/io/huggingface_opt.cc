@@ -1,0 +1,88 @@
+// OPT (Zhang et al. 2022): pre-norm blocks, learned positions, ReLU, one matrix
+// for embedding and head. Names and defaults are those of transformers'
+// OPTConfig and OPTModel. Its table of positions has two rows more than there
+// are positions; which of them no position reads is no matter: here the last.
+
+#include <cmath>
+
+#include "planner/io/decoder.h"
+#include "planner/io/huggingface.h"
+
+namespace tessera {
+
+Result<Graph> BuildOpt(ModelConfig& config, const ImportOptions& options) {
+  const int64_t hidden = config.Size("hidden_size");
+  const int64_t layers = config.Layers("num_hidden_layers");
+  const int64_t vocabulary = config.Size("vocab_size");
+  const int64_t positions = config.Size("max_position_embeddings") + 2;
+  const int64_t inner = config.Size("ffn_dim");
+  const Heads heads =
+      ReadHeads(config, "hidden_size", "num_attention_heads",
+                config.Size("num_attention_heads"), "num_attention_heads");
+  const std::string activation =
+      ReadActivation(config, "activation_function", "relu");
+  const double epsilon = 1e-5;  // torch.nn.LayerNorm's
+  const double stddev = config.Number("init_std", 0.02, 0, 10);
+  // 0.99: with nothing kept there is nothing to scale.
+  const double dropout = config.Number("dropout", 0.1, 0, 0.99);
+  const bool bias = config.Bool("enable_bias", true);
+  const bool tied = config.Bool("tie_word_embeddings", true);
+  if (config.Size("word_embed_proj_dim", hidden) != hidden) {
+    config.Wrong("word_embed_proj_dim",
+                 "is not hidden_size: projections of embeddings are not "
+                 "supported");
+  }
+  if (!config.Bool("do_layer_norm_before", true)) {
+    config.Wrong("do_layer_norm_before",
+                 "is false: norms behind residuals are not supported");
+  }
+  if (!config.Bool("layer_norm_elementwise_affine", true)) {
+    config.Wrong("layer_norm_elementwise_affine", "is false: not supported");
+  }
+  config.Refuse("_remove_final_layer_norm");
+  config.Number("layerdrop", 0, 0, 0);
+  CheckSeqLen(config, "max_position_embeddings", options);
+  TESSERA_RETURN_IF_ERROR(config.Check());
+  WarnAttentionDropout(config, "attention_dropout", 0, options);
+  TESSERA_RETURN_IF_ERROR(config.Check());
+
+  const LinearOptions linear = {.stddev = stddev, .bias = bias};
+  const AttentionOptions attention = {
+      .heads = heads,
+      .scale = 1 / std::sqrt(static_cast<double>(heads.size)),
+      .qkv = linear,
+      .out = linear};
+
+  const std::string decoder = "model.decoder.";
+  Decoder model(config, options, hidden);
+  const TensorId tokens = model.Matrix(decoder + "embed_tokens.weight",
+                                       {vocabulary, hidden}, stddev);
+  const TensorId table = model.Matrix(decoder + "embed_positions.weight",
+                                      {positions, hidden}, stddev);
+  TensorId x = model.Add(
+      decoder + "embed.add",
+      model.Lookup(decoder + "embed_tokens", model.tokens(), tokens),
+      model.Lookup(decoder + "embed_positions", model.positions(), table));
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const std::string name = decoder + "layers." + std::to_string(layer);
+    model.BeginBlock(name);
+    TensorId y = model.LayerNorm(name + ".self_attn_layer_norm", x, epsilon);
+    y = model.Attention(name + ".self_attn",
+                        {"q_proj", "k_proj", "v_proj", "out_proj"}, y,
+                        attention);
+    y = model.Dropout(name + ".self_attn.dropout", y, dropout);
+    x = model.Add(name + ".self_attn.add", x, y);
+    y = model.LayerNorm(name + ".final_layer_norm", x, epsilon);
+    y = model.Mlp(name, "fc1", "fc2", activation, y, inner, linear, linear);
+    y = model.Dropout(name + ".dropout", y, dropout);
+    x = model.Add(name + ".add", x, y);
+  }
+  model.BeginBlock("head");
+  x = model.LayerNorm(decoder + "final_layer_norm", x, epsilon);
+  const TensorId head =
+      tied ? tokens
+           : model.Matrix("lm_head.weight", {vocabulary, hidden}, stddev);
+  return model.Finish("lm_head", x, head);
+}
+
+}  // namespace tessera
