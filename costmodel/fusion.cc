@@ -61,7 +61,7 @@ void FuseElementwise(const Graph& graph, const Readers& readers,
                      std::vector<Fusion>& fusion) {
   const size_t n = graph.nodes.size();
   // Each node's kernel, named by its last node: of the operators that hand on
-  // to each other in one direction, and of the gradients of one operator.
+  // to each other alone in one direction, and of the gradients of one operator.
   std::vector<size_t> kernel(n);
   std::iota(kernel.begin(), kernel.end(), size_t{0});
   const auto kernel_of = [&](size_t i) {
@@ -81,7 +81,11 @@ void FuseElementwise(const Graph& graph, const Readers& readers,
       const int from = maker[operand.index()];
       if (from < 0) continue;
       const Node& other = graph.nodes[static_cast<size_t>(from)];
-      if (IsElementwise(other) && other.pass == node.pass &&
+      // What a norm or a product reads too, is there before the kernel ends.
+      const bool handed_on = std::ranges::all_of(
+          readers[operand.index()],
+          [&](size_t reader) { return IsElementwise(graph.nodes[reader]); });
+      if (handed_on && IsElementwise(other) && other.pass == node.pass &&
           other.block == node.block) {
         join(i, static_cast<size_t>(from));
       }
