@@ -56,6 +56,11 @@ DEFAULTS = {"host": 0, "logits": 4, "traffic": 1, "optimizer": 1,
             "sustained": 1, "tensor-exposed": 1, "sharded": 1}
 
 
+def one_source(source):
+    """Commits of one file are one source."""
+    return source.split("@")[0]
+
+
 class Runs:
     """Predictions of all rows of one stack, kept by its figures."""
 
@@ -95,7 +100,8 @@ class Runs:
             text = ",".join([self.stack] + [f"{k}={v:g}" for k, v in key])
             rows = {}
             for row in self._rows(self.table.name, "--stack", text):
-                rows.setdefault(row["source"], []).append(abs(row["error"]))
+                rows.setdefault(one_source(row["source"]), []).append(
+                    abs(row["error"]))
             self.kept[key] = {s: sum(e) / len(e) for s, e in rows.items()}
             print(".", end="", file=sys.stderr, flush=True)
         return self.kept[key]
