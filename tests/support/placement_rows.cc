@@ -227,11 +227,16 @@ bool ColumnParallel(const GraphIndex& index, const Plan& plan) {
 bool RowParallel(const GraphIndex& index, const Plan& plan) {
   return SplitsDense(index, plan, Role::kReduction);
 }
+bool SplitsAttention(const GraphIndex& index, const Plan& plan,
+                     std::string_view letters) {
+  return Splits(index, plan, "attention", letters) ||
+         Splits(index, plan, "attention_alibi", letters);
+}
 bool AttentionHeads(const GraphIndex& index, const Plan& plan) {
-  return Splits(index, plan, "attention", "g");
+  return SplitsAttention(index, plan, "g");
 }
 bool FewKeyValueHeads(const GraphIndex& index, const Plan& plan) {
-  return Splits(index, plan, "attention", "r");
+  return SplitsAttention(index, plan, "r");
 }
 bool VocabularyEmbedding(const GraphIndex& index, const Plan& plan) {
   return Splits(index, plan, "embedding", "v");
@@ -289,7 +294,7 @@ bool ExpertsForSamples(const GraphIndex& index, const Plan& plan) {
 }
 
 bool ContextParallel(const GraphIndex& index, const Plan& plan) {
-  return Splits(index, plan, "attention", "s");
+  return SplitsAttention(index, plan, "s");
 }
 
 // Keys and values that go from rank to rank.

@@ -176,7 +176,7 @@ GraphSpec RandomGraphSpec(Rng& rng) {
   spec.sigmoid = Pick(rng, {0, 1});
   spec.routing_groups = Pick(rng, {1, 2});
   spec.shared = Pick(rng, {0, 1});
-  spec.latent = Pick(rng, {0, 0, 0, 1, 2});
+  spec.latent = Pick(rng, {0, 0, 0, 0, 0, 1, 2});
   spec.rotary = Pick(rng, {0, 1});
   spec.tied = Pick(rng, {0, 1});
   spec.bias = Pick(rng, {0, 1});
