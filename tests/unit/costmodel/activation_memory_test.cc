@@ -31,7 +31,10 @@ constexpr int64_t kStatistics = 2 * 2 * 4 * kSequence * kSamples;
 constexpr int64_t kRows = 4 * kHeads * kSequence * kSamples;
 
 Graph Gpt(int layers, int64_t vocab) {
-  const std::string path = ::testing::TempDir() + "activation_memory.json";
+  // Tests run beside each other.
+  const std::string path =
+      ::testing::TempDir() + "activation_memory_" +
+      ::testing::UnitTest::GetInstance()->current_test_info()->name() + ".json";
   std::ofstream(path) << R"({"architectures": ["GPT2LMHeadModel"],
     "model_type": "gpt2", "n_embd": )"
                       << kHidden << R"(, "n_head": )" << kHeads
