@@ -325,7 +325,7 @@ INSTANTIATE_TEST_SUITE_P(
              1,
              {},
              "pytorch-eager-2022,host=2e-6,tensor-exposed=0.4,sharded=0.5,"
-             "step=1e-5,products=fp8,traffic=1.5"},
+             "fuse-elementwise=1,products=fp8,traffic=1.5"},
         // Values of other sizes than their types', scratch.
         Case{"gpt2_fp16_stack",
              [] {
