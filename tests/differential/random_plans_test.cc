@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kParts = 5;
 constexpr int kPlansPerPart = 100;
-constexpr int kModelsPerPart = 16;
+constexpr int kModelsPerPart = 20;
 
 class RandomPlans : public ::testing::TestWithParam<int> {};
 

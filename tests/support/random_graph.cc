@@ -183,7 +183,7 @@ GraphSpec RandomGraphSpec(Rng& rng) {
   spec.dropout = Pick(rng, {0, 1});
   spec.window = Pick(rng, {0, 0, 0, 2, 3});
   spec.alibi = Pick(rng, {0, 0, 0, 1});
-  spec.groups = Pick(rng, {1, 2, 2, 3, 4, 5});
+  spec.groups = Pick(rng, {1, 1, 2, 3, 4, 5});
   spec.per_group = Pick(rng, {1, 1, 2, 3, 4});
   spec.head_size = Pick(rng, {2, 4});
   spec.hidden = Pick(rng, {6, 7, 8, 9, 10, 12});
