@@ -64,18 +64,25 @@ std::string DevicesText(const Evaluation& evaluation,
 }
 
 std::string MemoryTable(const Cluster& cluster, const Evaluation& evaluation) {
-  std::vector<std::vector<std::string>> rows = {{"memory of a device"}};
-  for (const std::string_view name : kMemoryNames) {
-    rows[0].emplace_back(name);
+  // Categories that some device has.
+  std::vector<size_t> used;
+  for (size_t c = 0; c < kMemoryNames.size(); ++c) {
+    if (std::ranges::any_of(evaluation.devices, [&](const DeviceMemory& d) {
+          return d.memory.parts[c].value > 0;
+        })) {
+      used.push_back(c);
+    }
   }
+  std::vector<std::vector<std::string>> rows = {{"memory of a device"}};
+  for (const size_t c : used) rows[0].emplace_back(kMemoryNames[c]);
   rows[0].insert(rows[0].end(), {"total", "of"});
   const bool offloads = !evaluation.host_memory.empty();
   if (offloads) rows[0].insert(rows[0].end(), {"host", "file"});
   for (const DeviceMemory& alike : evaluation.devices) {
     auto& row = rows.emplace_back();
     row.push_back(DevicesText(evaluation, alike));
-    for (const Bytes part : alike.memory.parts) {
-      row.push_back(FormatBytes(part));
+    for (const size_t c : used) {
+      row.push_back(FormatBytes(alike.memory.parts[c]));
     }
     row.push_back(FormatBytes(alike.memory.total));
     row.push_back(FormatBytes(cluster.TypeOf(alike.devices[0]).memory));
