@@ -28,7 +28,9 @@ std::string NearestName(std::string_view name,
   std::string nearest;
   size_t best = std::max<size_t>(2, name.size() / 3) + 1;
   for (std::string_view candidate : candidates) {
-    const size_t distance = EditDistance(name, candidate);
+    // What was left out behind the name is one mistake.
+    const bool begins = name.size() >= 3 && candidate.starts_with(name);
+    const size_t distance = begins ? 1 : EditDistance(name, candidate);
     if (distance < best) {
       best = distance;
       nearest = candidate;

@@ -13,7 +13,8 @@
 
 namespace tessera {
 
-// The candidate nearest to `name` by edit distance, or "" when none is near.
+// The candidate nearest to `name` by edit distance, or "" when none is near;
+// one that begins with it is near.
 std::string NearestName(std::string_view name,
                         std::span<const std::string_view> candidates);
 

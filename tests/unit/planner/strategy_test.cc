@@ -99,7 +99,8 @@ TEST(ParseStrategy, SaysWhatIsSupported) {
             "cp-kind: unknown cp-kind 'rings'; did you mean 'ring'? known: "
             "gather, ring, ulysses");
   EXPECT_EQ(error("cp-balance=zig"),
-            "cp-balance: unknown cp-balance 'zig'; known: none, zigzag");
+            "cp-balance: unknown cp-balance 'zig'; did you mean 'zigzag'? "
+            "known: none, zigzag");
   EXPECT_EQ(error("dp-kind=x"),
             "dp-kind: unknown dp-kind 'x'; known: ddp, rooted");
   EXPECT_EQ(error("branches=splits"),
@@ -563,8 +564,8 @@ TEST(PlanFromStrategy, ChunksAreDealtInTurns) {
   const auto plan =
       Make(graph, cluster, "pp=2,vp=2,schedule=interleaved,mbs=2");
   ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
-  // Eight blocks: embed with a layer, two, two, one with the head: what does not
-  // divide goes to the last positions without a head.
+  // Eight blocks: embed with a layer, two, two, one with the head: what does
+  // not divide goes to the last positions without a head.
   std::vector<int> positions;
   for (const auto& nodes : GraphIndex(graph).nodes_of_block) {
     const OpPlacement& op = plan->ops[nodes[0].index()];
