@@ -81,7 +81,7 @@ void FuseElementwise(const Graph& graph, const Readers& readers,
       const int from = maker[operand.index()];
       if (from < 0) continue;
       const Node& other = graph.nodes[static_cast<size_t>(from)];
-      // What a norm or a product reads too, is there before the kernel ends.
+      // What a norm or a product reads too has to be in memory.
       const bool handed_on = std::ranges::all_of(
           readers[operand.index()],
           [&](size_t reader) { return IsElementwise(graph.nodes[reader]); });

@@ -212,7 +212,7 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
         static_cast<double>(next - static_cast<size_t>(first_device_[n])));
   }
   hosts_alike_ = HostsAreAlike();
-  fusion_ = tessera::FusionOf(graph, cluster.stack);
+  fusion_ = FusionOf(graph, cluster.stack);
   std::map<std::pair<std::string, std::vector<double>>, int> signatures;
   for (const Node& n : graph.nodes) {
     std::vector<double> attributes;
@@ -600,7 +600,7 @@ void Pricer::AddStack(const TaskView& view, const OpCall& call,
                       CostQuery& query) const {
   const Stack& stack = cluster_.stack;
   const std::string_view kernel = view.task->kernel;
-  const Fusion fusion = FusionOf(view);
+  const Fusion fusion = FusionAt(view);
   if (query.matmul && view.task->node.valid()) {
     const double fused = fusion.outputs;
     (kernel == "linear_dx"   ? query.matmul->k
@@ -725,7 +725,7 @@ ProfileKey Pricer::ProfileKeyOf(const TaskView& view) const {
   return key;
 }
 
-Fusion Pricer::FusionOf(const TaskView& view) const {
+Fusion Pricer::FusionAt(const TaskView& view) const {
   const NodeId node = view.task->node;
   return node.valid() ? fusion_[node.index()] : Fusion{};
 }
@@ -751,7 +751,7 @@ TaskCost Pricer::Compute(const TaskView& view) const {
         seconds = TierSeconds(view, source);
         break;
       }
-      if (FusionOf(view).traffic == 0) {  // done in another kernel
+      if (FusionAt(view).traffic == 0) {  // done in another kernel
         source = CostSource::kAnalytical;
         break;
       }

@@ -133,7 +133,7 @@ class Pricer {
   const GroupClass& Class(int number) const;
   IntKey KeyOf(const TaskView& view) const;
   void SetCausalShare(const TaskView& view, CostQuery& query) const;
-  Fusion FusionOf(const TaskView& view) const;
+  Fusion FusionAt(const TaskView& view) const;
   double HostSeconds(const TaskView& view, const CostQuery& query) const;
   TaskCost Compute(const TaskView& view) const;
   CostQuery KernelQuery(const TaskView& view) const;

@@ -79,8 +79,10 @@ DeviceType Gpu(const GpuRow& row) {
 // B200, timed one after the other, take 1.455 times as long as NVIDIA
 // aiconfigurator's, timed with pauses (tools/fit_kernels.py prints both): its
 // limit is 1,000 W. Watts beyond those that do not follow the clock, 300
-// (assumed: memory, links, leakage), go with the rate. `unloaded` is that of
-// large products after a pause, over B200's.
+// (assumed: memory, links, leakage), go with the rate. GB200: 1,200 W (NVIDIA
+// Blackwell datasheet, 2024); B300 1,100 and GB300 1,400 are from memory of
+// their announcements (2025), not checked against a datasheet. `unloaded` is
+// the rate of large products after a pause, over B200's.
 double SustainedOfBlackwell(double watts, double unloaded) {
   constexpr double kB200 = 1 / 1.455;
   constexpr double kB200Watts = 1000;
