@@ -106,6 +106,11 @@ struct GatedNames {
   std::string down = "down_proj";
 };
 
+// What a config without "expert_capacity_factor" stands for: room for a quarter
+// more tokens than an expert has on average, the middle one of the factors that
+// Fedus et al. 2022 (Switch Transformer, table 1) train with.
+inline constexpr double kExpertCapacityFactor = 1.25;
+
 // A mixture of experts instead of an MLP (planner/ops/moe.cc).
 struct ExpertOptions {
   int64_t experts = 0;

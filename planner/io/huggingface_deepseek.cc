@@ -35,7 +35,8 @@ ExpertOptions ReadExperts(ModelConfig& config, const Version& version) {
       .sigmoid = version.sigmoid,
       .renormalise = config.Bool("norm_topk_prob", version.renormalise),
       .scale = config.Number("routed_scaling_factor", 1, 1e-6, 1e6),
-      .capacity_factor = config.Number("expert_capacity_factor", 0, 0, 1e6),
+      .capacity_factor = config.Number("expert_capacity_factor",
+                                       kExpertCapacityFactor, 0, 1e6),
       .balance = config.Number("aux_loss_alpha", 0.001, 0, 1e6),
       .stddev = config.Number("initializer_range", 0.02, 0, 10)};
   if (config.String("topk_method", "") == "greedy") {

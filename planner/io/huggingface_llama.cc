@@ -139,16 +139,17 @@ void ReadQwenWindow(ModelConfig& config, Relative& relative) {
       static_cast<int64_t>(config.Number("max_window_layers", 28, 0, 1e6));
 }
 
-// `expert_capacity_factor` is Tessera's own key: transformers drops no tokens,
-// and neither does a config without it. The auxiliary loss is always part of
-// the loss; its unit is the sample (transformers': the batch, all layers).
+// `expert_capacity_factor` is Tessera's own key; transformers drops no tokens.
+// The auxiliary loss is always part of the loss; its unit is the sample
+// (transformers': the batch, all layers).
 ExpertOptions ReadExperts(ModelConfig& config, std::string_view experts_key,
                           int64_t experts, int64_t top_k, bool renormalise) {
   const ExpertOptions options = {
       .experts = config.Size(experts_key, experts),
       .top_k = config.Size("num_experts_per_tok", top_k),
       .renormalise = renormalise,
-      .capacity_factor = config.Number("expert_capacity_factor", 0, 0, 1e6),
+      .capacity_factor = config.Number("expert_capacity_factor",
+                                       kExpertCapacityFactor, 0, 1e6),
       .balance = config.Number("router_aux_loss_coef", 0.001, 0, 1e6)};
   if (options.top_k > options.experts) {
     config.Wrong("num_experts_per_tok", "is " + std::to_string(options.top_k) +

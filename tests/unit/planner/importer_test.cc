@@ -396,11 +396,21 @@ TEST(Mixtral, ExpertsSlotsAndAuxiliaryLoss) {
   EXPECT_EQ(TensorNamed(graph, moe + "routes")->dtype, DType::kBFloat16);
   EXPECT_EQ(TensorNamed(graph, moe + "routes:1")->dtype, DType::kInt32);
   EXPECT_EQ(graph.tensor(graph.loss).name, "loss.total");
-  // Without a capacity factor an expert has room for every token.
-  const Graph dropless = Import(Example("mixtral-8x7b"), Options(1, 128));
-  EXPECT_EQ(NodeNamed(dropless, "model.layers.0.block_sparse_moe.dispatch")
-                .attribute("capacity"),
-            128);
+}
+
+// By default ceil(1.25 * 2 * 128 / 8); 0 gives an expert room for every token.
+TEST(Mixtral, CapacityOfExperts) {
+  ImportOptions options = Options(1, 128);
+  const auto capacity = [&] {
+    const Graph graph = Import("zoo:mixtral-8x7b", options);
+    return NodeNamed(graph, "model.layers.0.block_sparse_moe.dispatch")
+        .attribute("capacity");
+  };
+  EXPECT_EQ(capacity(), 40);
+  JsonValue none;
+  none.kind = JsonValue::Kind::kNumber;
+  options.overrides = {{"expert_capacity_factor", none}};
+  EXPECT_EQ(capacity(), 128);
 }
 
 TEST(Deepseek, LatentsRoutingAndShapes) {
