@@ -228,6 +228,51 @@ Result<void> CheckProtoOutput(const std::string& path, std::string_view flag) {
   return CheckWritable(path, flag);
 }
 
+Result<void> CheckPathsDiffer(const Options& options) {
+  struct File {
+    std::string_view flag;
+    std::string path;
+    bool written = false;
+    std::string_view replaces = {};  // the flag whose file it may be
+  };
+  std::error_code code;
+  std::vector<File> files = {{"--data", options.data},
+                             {"--cluster", options.cluster},
+                             {"--plan", options.plan},
+                             {"--load", options.load}};
+  const std::filesystem::path model(options.model);
+  files.push_back({"--model", std::filesystem::is_directory(model, code)
+                                  ? model / "config.json"
+                                  : model});
+  for (const std::string& profile : options.profiles) {
+    files.push_back({"--profile", profile});
+  }
+  // A run goes on from the checkpoint that it replaces, and adds to a profile;
+  // a search goes on from a plan.
+  files.push_back({"--save", options.save, true, "--load"});
+  files.push_back({"--log", options.log, true});
+  files.push_back({"--trace", options.trace, true});
+  files.push_back({"--learn", options.learn, true, "--profile"});
+  files.push_back({"--plan-out", options.plan_output, true, "--plan"});
+  files.push_back({"-o", options.output, true, "--plan"});
+  for (size_t i = 0; i < files.size(); ++i) {
+    if (!files[i].written || files[i].path.empty() ||
+        std::filesystem::is_character_file(files[i].path, code)) {
+      continue;
+    }
+    for (size_t j = 0; j < i; ++j) {
+      if (files[j].path.empty() || files[j].flag == files[i].replaces) continue;
+      if (files[i].path == files[j].path ||
+          std::filesystem::equivalent(files[i].path, files[j].path, code)) {
+        return InvalidInput(
+            "'" + files[i].path + "' is " + std::string(files[j].flag) + " too",
+            std::string(files[i].flag));
+      }
+    }
+  }
+  return {};
+}
+
 Result<void> CheckReadable(const std::string& path) {
   if (IsZoo(path)) return {};
   if (access(path.c_str(), R_OK) == 0) return {};

@@ -50,6 +50,10 @@ Result<void> CheckReplaceable(const std::string& path, std::string_view flag);
 Result<void> CheckProtoOutput(const std::string& path,
                               std::string_view flag = "-o");
 
+// An error where a file that a flag writes is one that another flag reads or
+// writes, but for what is meant to be replaced.
+Result<void> CheckPathsDiffer(const Options& options);
+
 // An error unless there is a file or folder at `path` that can be read, or it
 // names a model of the zoo.
 Result<void> CheckReadable(const std::string& path);

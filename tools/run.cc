@@ -283,45 +283,6 @@ std::string IdleRanks(const Plan& plan, int ranks) {
   return idle;
 }
 
-// What is written must be neither read nor written by another flag.
-Result<void> CheckPathsDiffer(const Options& options) {
-  struct File {
-    std::string_view flag;
-    const std::string& path;
-    bool written = false;
-  };
-  // A run goes on from the checkpoint that it replaces, and adds to a profile.
-  const std::array files = {
-      File{"--model", options.model},
-      File{"--data", options.data},
-      File{"--cluster", options.cluster},
-      File{"--plan", options.plan},
-      File{"--load", options.load},
-      File{"--save", options.save, true},
-      File{"--log", options.log, true},
-      File{"--trace", options.trace, true},
-      File{"--learn", options.learn, true},
-  };
-  for (size_t i = 0; i < files.size(); ++i) {
-    for (size_t j = 0; j < i; ++j) {
-      if (files[i].path.empty() || files[j].path.empty()) continue;
-      if (!files[i].written && !files[j].written) continue;
-      if (files[j].flag == "--load" && files[i].flag == "--save") continue;
-      std::error_code code;
-      const bool same =
-          files[i].path == files[j].path ||
-          std::filesystem::equivalent(files[i].path, files[j].path, code);
-      const bool stream =
-          std::filesystem::is_character_file(files[i].path, code);
-      if (!same || stream) continue;
-      return InvalidInput(
-          "'" + files[i].path + "' is " + std::string(files[j].flag) + " too",
-          std::string(files[i].flag));
-    }
-  }
-  return {};
-}
-
 // Reads and checks everything, so that no rank starts on bad input.
 // `environment` is that of a rank, if this process is one of several.
 Result<Job> ReadJob(const Options& options,
@@ -350,7 +311,6 @@ Result<Job> ReadJob(const Options& options,
   if (ranks == 0 && options.cluster.empty()) {
     TESSERA_TRY(ranks, RanksOfPlan(options));
   }
-  TESSERA_RETURN_IF_ERROR(CheckPathsDiffer(options));
   const bool one_host = !job.backend->gpu || job.backend->threads;
   if (one_host && ranks > kMostRanks) {
     return InvalidInput(std::to_string(ranks) + " ranks on one host: at most " +

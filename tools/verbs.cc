@@ -5,6 +5,7 @@
 #include "runtime/launch/launch.h"
 #include "tools/flags.h"
 #include "tools/format.h"
+#include "tools/inputs.h"
 #include "tools/verb.h"
 
 namespace tessera {
@@ -39,6 +40,7 @@ Result<int> RunVerb(const Verb& verb, const std::vector<std::string>& all) {
     }
   }
   options->arguments = all;
+  TESSERA_RETURN_IF_ERROR(CheckPathsDiffer(*options));
   return verb.run(*options);
 }
 

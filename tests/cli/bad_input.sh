@@ -160,6 +160,14 @@ ln "$work/mine.txt" "$work/other.txt"
 fails 2 "is --data too" run "${tiny[@]}" --data "$work/mine.txt" \
   --log "$work/other.txt"
 cmp "$work/mine.txt" "$examples/data/gpl-3.txt" || fail "the data was changed"
+mkdir "$work/model"
+cp "$examples/models/gpt2-tiny/config.json" "$work/model"
+for model in "$work/model" "$work/model/config.json"; do
+  fails 2 "is --model too" simulate --model "$model" --cluster local-cpu:1 \
+    --global-batch 8 --seq-len 16 --trace "$work/model/config.json"
+done
+fails 2 "is --trace too" simulate "${tiny[@]}" --cluster local-cpu:1 \
+  --trace "$work/a.json" -o "$work/a.json"
 fails 2 "is --log too" run "${tiny[@]}" "${text[@]}" --log "$work/x" \
   --trace "$work/x"
 fails 2 "cannot write beside" run "${tiny[@]}" "${text[@]}" --save /proc/x
