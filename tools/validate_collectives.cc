@@ -97,7 +97,9 @@ Json RowJson(const CollectivePrediction& prediction) {
     return out;
   }
   out.Set("cluster", prediction.cluster);
-  out.Set("assumed", prediction.assumed);
+  out.Set("assumed",
+          Json::ArrayOf(prediction.assumed,
+                        [](const std::string& text) -> Json { return text; }));
   out.Set("algorithm", std::string(prediction.algorithm));
   out.Set("protocol", std::string(prediction.protocol));
   out.Set("predicted_s", prediction.seconds);

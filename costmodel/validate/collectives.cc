@@ -6,43 +6,12 @@
 #include <map>
 #include <memory>
 
+#include "costmodel/validate/published_cluster.h"
 #include "costmodel/validate/words.h"
 #include "planner/io/csv.h"
-#include "planner/topology/topologies.h"
 
 namespace tessera {
 namespace {
-
-// The first row whose texts are parts of a measurement's stands for its system.
-// `inter_link` is for several hosts only.
-struct System {
-  std::string_view gpu;
-  bool several;  // hosts
-  std::string_view inter_link;
-  std::string_view topology;
-  std::string_view assumed;
-};
-
-constexpr std::array kSystems = {
-    System{"GB200", false, "", "gb200-nvl72", ""},
-    System{"GB300", false, "", "gb200-nvl72", "NVLink as GB200's"},
-    System{"B300", false, "", "dgx-b200", "NVLink as B200's"},
-    System{"B200", false, "", "dgx-b200", ""},
-    System{"H200", false, "", "dgx-h200", ""},
-    System{"H100", false, "", "dgx-h100", ""},
-    System{"A100", false, "", "dgx-a100-80gb", ""},
-    System{"V100", false, "", "dgx1-v100-32gb", ""},
-    System{"A100", true, "4x EFA 100", "p4d.24xlarge", ""},
-    System{"H100", true, "32x EFA 100", "p5.48xlarge", ""},
-    System{"H200", true, "16x EFA 200", "p5en.48xlarge", ""},
-    System{"H100", true, "8x 200 Gb/s NICs", "a3-mega", ""},
-    System{"B200", true, "IB 400", "dgx-b200", ""},
-    System{"H100", true, "IB 400", "dgx-h100", ""},
-    System{"A100", true, "rate not stated", "dgx-a100-80gb",
-           "NICs of the vendor's reference system"},
-    System{"H100", true, "not stated", "dgx-h100",
-           "NICs of the vendor's reference system"},
-};
 
 // The kinds as nccl-tests' programs, NVIDIA's and Vidur's tables print them.
 struct Kind {
@@ -65,12 +34,19 @@ std::optional<CommKind> KindOf(std::string_view text) {
   return std::nullopt;
 }
 
-const System* SystemOf(const PublishedCollective& row) {
-  const auto* const found = std::ranges::find_if(kSystems, [&](const auto& s) {
-    return Has(row.gpu, s.gpu) && s.several == (row.nodes > 1) &&
-           (!s.several || Has(row.inter_link, s.inter_link));
-  });
-  return found == kSystems.end() ? nullptr : found;
+// What the row says of its machine. Without the size of a host eight GPUs, or
+// what its ranks need.
+PublishedRun MachineOf(const PublishedCollective& row) {
+  PublishedRun run;
+  run.gpu = row.gpu;
+  run.gpus_per_node =
+      row.gpus_per_node > 0
+          ? row.gpus_per_node
+          : std::max(8, (row.ranks + row.nodes - 1) / row.nodes);
+  run.gpus = row.nodes * run.gpus_per_node;
+  run.intra_link = row.intra_link;
+  run.inter_link = row.inter_link;
+  return run;
 }
 
 // Why a row is none that a prediction can be held against; empty if it is one.
@@ -85,10 +61,6 @@ std::string OutOfScope(const PublishedCollective& row) {
   if (Has(row.inter_link, "oversubscribed") && row.nodes > 4) {
     return "oversubscription of the spine not stated";
   }
-  if (SystemOf(row) == nullptr) {
-    return "no such system here: " + row.gpu +
-           (row.nodes > 1 ? " with '" + row.inter_link + "'" : "");
-  }
   return "";
 }
 
@@ -102,9 +74,10 @@ CollectiveChoice ChoiceOf(const PublishedCollective& row) {
   return choice;
 }
 
-// A system and a choice, with the models of both.
+// Of a machine and a choice.
 struct Model {
   Cluster cluster;
+  std::vector<std::string> assumed;
   std::unique_ptr<CollectiveModel> collectives;
 };
 
@@ -178,6 +151,7 @@ Result<std::vector<PublishedCollective>> ReadPublishedCollectives(
     row.source = text("source");
     row.gpu = text("gpu");
     row.inter_link = text("inter_link");
+    if (table.Column("intra_link") >= 0) row.intra_link = text("intra_link");
     row.notes = text("notes");
     row.kind = text("collective");
     TESSERA_TRY(const double nodes, number.Read(r, "nodes"));
@@ -186,6 +160,10 @@ Result<std::vector<PublishedCollective>> ReadPublishedCollectives(
     TESSERA_TRY(const double microseconds, number.Read(r, "time_us_oop"));
     TESSERA_TRY(const double bus, number.Read(r, "busbw_oop"));
     row.nodes = static_cast<int>(std::min(nodes, 65536.0));
+    if (table.Column("gpus_per_node") >= 0) {
+      TESSERA_TRY(const double per_node, number.Read(r, "gpus_per_node"));
+      row.gpus_per_node = static_cast<int>(std::min(per_node, 65536.0));
+    }
     row.ranks = static_cast<int>(std::min(ranks, 1e6));
     row.bytes = static_cast<int64_t>(bytes);
     row.seconds = microseconds * 1e-6;
@@ -208,15 +186,15 @@ std::vector<CollectivePrediction> PredictCollectives(
     prediction.measured = &row;
     prediction.refused = OutOfScope(row);
     if (!prediction.refused.empty()) continue;
-    const System& system = *SystemOf(row);
-    prediction.assumed = system.assumed;
-    prediction.cluster =
-        std::string(system.topology) + ":" + std::to_string(row.nodes);
+    const PublishedRun run = MachineOf(row);
+    prediction.cluster = std::to_string(row.nodes) + " x " +
+                         std::to_string(run.gpus_per_node) + " " + run.gpu;
     const CollectiveChoice choice = ChoiceOf(row);
-    Model& model = models[prediction.cluster + " " + choice.algorithm + " " +
+    Model& model = models[prediction.cluster + "\n" + run.intra_link + "\n" +
+                          run.inter_link + "\n" + choice.algorithm + "/" +
                           choice.protocol];
     if (!model.collectives) {
-      auto cluster = MakeCluster(prediction.cluster);
+      auto cluster = ClusterOf(run, model.assumed);
       if (!cluster) {
         prediction.refused = cluster.error().ToString();
         continue;
@@ -225,6 +203,7 @@ std::vector<CollectivePrediction> PredictCollectives(
       model.collectives =
           std::make_unique<CollectiveModel>(model.cluster, choice);
     }
+    prediction.assumed = model.assumed;
     const auto devices = static_cast<int>(model.cluster.devices.size());
     const int per_node = devices / row.nodes;
     const int local = row.ranks / row.nodes;
