@@ -400,22 +400,27 @@ AxisSet ZeroAxes(const GraphIndex& index, const Plan& plan, size_t weight) {
 
 AxisSet AxesWithinNode(const Cluster& cluster, const DeviceGroup& group,
                        AxisSet wanted) {
-  // By dropping outer axes one after another.
-  for (AxisSet axes = wanted; axes != 0; axes &= axes - 1) {
-    const auto subgroups = Subgroups(group, axes);
-    const bool within =
-        std::ranges::all_of(subgroups, [&](const std::vector<int>& members) {
-          return std::ranges::all_of(members, [&](int member) {
-            const auto node = [&](int position) {
-              const DeviceId id = group.devices[static_cast<size_t>(position)];
-              return cluster.devices[id.index()].node;
-            };
-            return node(member) == node(members[0]);
-          });
-        });
-    if (within) return axes;
+  const auto node = [&](int64_t position) {
+    const DeviceId id = group.devices[static_cast<size_t>(position)];
+    return cluster.devices[id.index()].node;
+  };
+  // Ranks that differ in several coordinates are on one node where all are
+  // that differ in one of these.
+  AxisSet within = 0;
+  int64_t stride = 1;
+  for (size_t a = group.axes.size(); a-- > 0;) {
+    const int64_t size = group.axes[a].size;
+    bool stays = true;
+    for (int64_t p = 0; stays && p < std::ssize(group.devices); ++p) {
+      stays = node(p) == node(p - p / stride % size * stride);
+    }
+    if (stays) within |= AxisSet{1} << a;
+    stride *= size;
   }
-  return 0;
+  // By dropping outer axes one after another.
+  AxisSet axes = wanted;
+  while ((axes & ~within) != 0) axes &= axes - 1;
+  return axes;
 }
 
 bool IsTiedAcrossGroups(const GraphIndex& index, const Plan& plan,
