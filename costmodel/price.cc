@@ -1,10 +1,12 @@
 #include "costmodel/price.h"
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
 #include <set>
 
 #include "planner/base/rng.h"
+#include "planner/lower/staging.h"
 #include "planner/plan/sequence_order.h"
 
 namespace tessera {
@@ -213,6 +215,8 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
   }
   hosts_alike_ = HostsAreAlike();
   fusion_ = FusionOf(graph, cluster.stack);
+  routing_ = RoutingOf(graph);
+  exchanged_slots_ = ExchangedSlots(graph);
   std::map<std::pair<std::string, std::vector<double>>, int> signatures;
   for (const Node& n : graph.nodes) {
     std::vector<double> attributes;
@@ -375,7 +379,10 @@ IntKey Pricer::KeyOf(const TaskView& view) const {
     key.push_back(static_cast<int64_t>(task.comm));
     key.push_back(task.axes);
     key.push_back(Payload(view).value);
-    key.push_back(IsBesideProducts(view) ? 1 : GathersParameters(view) ? 2 : 0);
+    key.push_back(IsBesideProducts(view)    ? 1
+                  : GathersParameters(view) ? 2
+                  : MovesSlots(view)        ? 3
+                                            : 0);
     return key;
   }
   if (task.kind == TaskKind::kSend) {
@@ -433,6 +440,43 @@ TaskCost Pricer::Price(const TaskView& view) const {
   return cost;
 }
 
+Bytes Pricer::Staging(const TaskView& view) const {
+  const Task& task = *view.task;
+  if (task.kind != TaskKind::kComm && task.kind != TaskKind::kSend &&
+      task.kind != TaskKind::kRecv) {
+    return {};
+  }
+  IntKey key = {
+      static_cast<int64_t>(task.kind), static_cast<int64_t>(task.comm),
+      task.axes,
+      task.kind == TaskKind::kComm ? view.group_class : view.pair_class};
+  const auto add = [&](const Value& value) {
+    const Layout& layout = value.layout;
+    key.push_back(static_cast<int64_t>(value.dtype) |
+                  static_cast<int64_t>(value.shape.size()) << 8);
+    key.insert(key.end(), value.shape.begin(), value.shape.end());
+    key.insert(key.end(), layout.dims.begin(), layout.dims.end());
+    key.insert(key.end(), {layout.partial, layout.flat, layout.rooted,
+                           layout.tile.dim, layout.tile.index,
+                           layout.tile.count, layout.ring, layout.turn});
+  };
+  for (ValueId id : task.reads) add(view.values[id.index()]);
+  for (ValueId id : task.writes) add(view.values[id.index()]);
+  if (view.peer != nullptr) add(*view.peer);
+  Shard& shard = shards_[IntKeyHash()(key) % kShards];
+  {
+    std::shared_lock lock(shard.mutex);
+    if (auto it = shard.staging.find(key); it != shard.staging.end()) {
+      return it->second;
+    }
+  }
+  const Bytes staging =
+      StagingBytes(task, view.values, *view.group, view.peer, view.peer_group);
+  std::unique_lock lock(shard.mutex);
+  shard.staging.emplace(std::move(key), staging);
+  return staging;
+}
+
 Bytes Pricer::Payload(const TaskView& view) const {
   const Task& task = *view.task;
   if (task.kind == TaskKind::kSend) {
@@ -458,7 +502,36 @@ const CollectiveOption& Pricer::Option(const TaskView& view,
       send ? Pairs(group, peer) : SubgroupDevices(group, task.axes);
   return CollectiveModel::Best(
       collectives_.Options(send ? CommKind::kSendRecv : task.comm, subgroups),
-      Payload(view));
+      Sent(view));
+}
+
+// Whether tokens and experts exchange it.
+bool Pricer::MovesSlots(const TaskView& view) const {
+  const Task& task = *view.task;
+  if (task.comm != CommKind::kAllToAll &&
+      task.comm != CommKind::kRedistribute) {
+    return false;
+  }
+  const TensorId tensor = view.values[task.reads[0].index()].tensor;
+  return tensor.valid() && exchanged_slots_[tensor.index()];
+}
+
+// The payload of a collective, or what is left of it where a token is sent to a
+// host once. (The copies to several experts of one host take faster links.)
+Bytes Pricer::Sent(const TaskView& view) const {
+  const Bytes payload = Payload(view);
+  if (view.task->kind != TaskKind::kComm ||
+      !cluster_.stack.experts_once_per_host || !MovesSlots(view)) {
+    return payload;
+  }
+  std::set<int> hosts;
+  for (DeviceId device : SubgroupDevices(*view.group, view.task->axes)[0]) {
+    hosts.insert(cluster_.devices[device.index()].node);
+  }
+  if (hosts.size() == 1) return payload;
+  return Bytes(
+      std::llround(static_cast<double>(payload.value) *
+                   HostsPerChoice(routing_, static_cast<int>(hosts.size()))));
 }
 
 // A copy by the slowest device of the group.
@@ -804,11 +877,18 @@ TaskCost Pricer::Compute(const TaskView& view) const {
       query.key = ExchangeKey(view);
       query.device = &first;
       query.collective = true;
-      query.collective_seconds = option.Seconds(Payload(view));
+      query.collective_seconds = option.Seconds(Sent(view));
       if (!send && IsBesideProducts(view)) {
         query.collective_seconds *= cluster_.stack.tensor_exposed;
+      } else if (!send && MovesSlots(view)) {
+        query.collective_seconds *= cluster_.stack.experts_exposed;
       } else if (!send && GathersParameters(view)) {
-        query.collective_seconds /= cluster_.stack.sharded_rate;
+        const double most = cluster_.stack.sharded_bandwidth.value;
+        if (most > 0) {
+          query.collective_seconds =
+              std::max(query.collective_seconds,
+                       static_cast<double>(Payload(view).value) / most);
+        }
       }
       const Cost cost = PriceOf(query, profile_);
       seconds = cost.seconds;
@@ -829,7 +909,7 @@ std::vector<LinkUse> Pricer::LinkUses(const TaskView& view,
   const DeviceGroup none;
   const CollectiveOption& option = Option(
       view, *view.group, view.peer_group != nullptr ? *view.peer_group : none);
-  const auto payload = static_cast<double>(Payload(view).value);
+  const auto payload = static_cast<double>(Sent(view).value);
   std::vector<LinkUse> uses;
   for (const LinkLoad& load : option.loads) {
     const Link& link = cluster_.links[load.link.index()];

@@ -47,6 +47,7 @@
 #include <vector>
 
 #include "costmodel/collective/collective.h"
+#include "costmodel/expert_exchange.h"
 #include "costmodel/fusion.h"
 #include "costmodel/link/fair_share.h"
 #include "costmodel/profile/profile_db.h"
@@ -103,6 +104,9 @@ class Pricer {
 
   TaskCost Price(const TaskView& view) const;
 
+  // StagingBytes (planner/lower/staging.h) of a task, remembered.
+  Bytes Staging(const TaskView& view) const;
+
   // What of a profile would be exactly this task's time, on the first device
   // of its group. The profiler measures just these.
   ProfileKey ProfileKeyOf(const TaskView& view) const;
@@ -122,10 +126,11 @@ class Pricer {
     std::vector<int> device_types;  // distinct, of `group`
   };
 
-  // The memo: by everything that a price depends on.
+  // The memos: by everything that a price, or a staging, depends on.
   struct Shard {
     std::shared_mutex mutex;
     std::unordered_map<IntKey, TaskCost, IntKeyHash> costs;
+    std::unordered_map<IntKey, Bytes, IntKeyHash> staging;
   };
   static constexpr size_t kShards = 16;
 
@@ -143,6 +148,8 @@ class Pricer {
                      CostSource& source) const;
   double TierSeconds(const TaskView& view, CostSource& source) const;
   ProfileKey ExchangeKey(const TaskView& view) const;
+  bool MovesSlots(const TaskView& view) const;
+  Bytes Sent(const TaskView& view) const;
   const CollectiveOption& Option(const TaskView& view, const DeviceGroup& group,
                                  const DeviceGroup& peer) const;
 
@@ -155,6 +162,8 @@ class Pricer {
   double devices_per_host_ = 1;    // the most
   std::vector<int> signature_;     // by node: operator and rule
   std::vector<Fusion> fusion_;     // by node
+  Routing routing_;
+  std::vector<bool> exchanged_slots_;                  // by tensor
   std::unordered_map<std::string_view, int> kernels_;  // 0 for all others
 
   mutable std::shared_mutex class_mutex_;

@@ -24,7 +24,7 @@ GRIDS = {
     "traffic": [1, 1.25, 1.5, 1.75, 2, 2.5],
     "optimizer": [1, 1.5, 2, 3],
     "sustained": [1, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7],
-    "sharded": [1, 0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1],
+    "sharded": [0, 100e9, 60e9, 40e9, 30e9, 25e9, 20e9, 15e9, 10e9],
     # Of a collective cut into as many parts as a node has ranks, the last part
     # has no product to hide behind: 1/8 at least.
     "tensor-exposed": [1, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.125],
@@ -53,7 +53,7 @@ FIXED = {
     "xla-2022": {"logits": 2},
 }
 DEFAULTS = {"host": 0, "logits": 4, "traffic": 1, "optimizer": 1,
-            "sustained": 1, "tensor-exposed": 1, "sharded": 1}
+            "sustained": 1, "tensor-exposed": 1, "sharded": 0}
 
 
 def one_source(source):

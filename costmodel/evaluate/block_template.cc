@@ -244,22 +244,28 @@ class TemplateMaker {
     priced.tasks.resize(program.tasks.size());
     for (size_t t = 0; t < program.tasks.size(); ++t) {
       const Task& task = program.tasks[t];
-      TaskView view;
-      view.task = &task;
-      view.values = program.values;
-      view.group = &group_;
-      view.group_class = group_class_;
-      view.zigzag = context_.plan().zigzag;
-      if (task.kind == TaskKind::kSend) {
-        view.peer = peers[t];
-        view.peer_group = &context_.plan().groups[peers[t]->group.index()];
-        view.pair_class = pricer_.ClassOf(group_, view.peer_group);
-      }
-      priced.tasks[t].cost = pricer_.Price(view);
+      priced.tasks[t].cost = pricer_.Price(ViewOf(program, task, peers[t]));
       priced.tasks[t].stream = StreamNumber(task);
       priced.tasks[t].after_compute = task.after_compute;
     }
     Connect(program, peers, priced);
+  }
+
+  // `peer` is the value on the other side of a transfer, else null.
+  TaskView ViewOf(const BlockProgram& program, const Task& task,
+                  const Value* peer) const {
+    TaskView view;
+    view.task = &task;
+    view.values = program.values;
+    view.group = &group_;
+    view.group_class = group_class_;
+    view.zigzag = context_.plan().zigzag;
+    if (peer != nullptr) {
+      view.peer = peer;
+      view.peer_group = &context_.plan().groups[peer->group.index()];
+      view.pair_class = pricer_.ClassOf(group_, view.peer_group);
+    }
+    return view;
   }
 
   // Dependencies within the program, its bound buffers, its own memory.
@@ -370,11 +376,7 @@ class TemplateMaker {
         local(id).writer = t;
       }
       made.last_dep = static_cast<int>(priced.deps.size());
-      const Value* const peer = peers[i];
-      const Bytes staging = StagingBytes(
-          task, program.values, group_, peer,
-          peer == nullptr ? nullptr
-                          : &context_.plan().groups[peer->group.index()]);
+      const Bytes staging = pricer_.Staging(ViewOf(program, task, peers[i]));
       if (staging.value > 0) {
         priced.taken.push_back(
             {t, MemoryCategory::kCommunication, staging.value});

@@ -64,7 +64,8 @@ Flows FindFlows(const Pricer& pricer, const TaskGraph& tasks,
   const std::vector<int> classes = ClassesOf(pricer, tasks);
   Flows flows;
   flows.of_task.assign(tasks.tasks.size(), -1);
-  std::map<std::tuple<TaskKind, CommKind, GroupId, GroupId, AxisSet, Bytes>,
+  std::map<std::tuple<TaskKind, CommKind, GroupId, GroupId, AxisSet, Bytes,
+                      Duration>,
            int>
       known;
   for (size_t t = 0; t < tasks.tasks.size(); ++t) {
@@ -80,7 +81,7 @@ Flows FindFlows(const Pricer& pricer, const TaskGraph& tasks,
         task.kind == TaskKind::kSend ? view.peer->group : GroupId();
     const auto [it, is_new] =
         known.try_emplace({task.kind, task.comm, task.group, peer, task.axes,
-                           pricer.Payload(view)},
+                           pricer.Payload(view), costs[t].duration},
                           static_cast<int>(flows.uses.size()));
     if (is_new) {
       flows.uses.push_back(pricer.LinkUses(view, costs[t].duration));

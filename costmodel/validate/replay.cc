@@ -207,6 +207,10 @@ Stack StackOf(const PublishedRun& run, std::span<const Stack> stacks,
     stack.tensor_exposed = 1;
     assumptions.push_back("tensor-parallel collectives not overlapped");
   }
+  if (Has(notes, "moe a2a overlap")) {
+    stack.experts_exposed = named("megatron-core-2024").tensor_exposed;
+  }
+  stack.experts_once_per_host = Has(notes, "deepep") || Has(notes, "hybridep");
   if (Has(notes, "cuda graph") && Has(notes, "full_iteration")) {
     stack.host_per_operator = Duration{};
   }

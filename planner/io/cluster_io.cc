@@ -106,8 +106,10 @@ proto::Cluster ToProto(const Cluster& cluster) {
     row.set_kernel_traffic(stack.kernel_traffic);
     row.set_optimizer_traffic(stack.optimizer_traffic);
     row.set_sustained(stack.sustained);
-    row.set_sharded_rate(stack.sharded_rate);
+    row.set_sharded_bytes_per_second(stack.sharded_bandwidth.value);
     row.set_tensor_exposed(stack.tensor_exposed);
+    row.set_experts_exposed(stack.experts_exposed);
+    row.set_experts_once_per_host(stack.experts_once_per_host);
     row.set_products(static_cast<proto::ProductType>(stack.products));
     proto::StackMemory& memory = *row.mutable_memory();
     memory.set_dropout_masks(stack.memory.dropout_masks);
@@ -221,8 +223,12 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
     out.stack.kernel_traffic = row.kernel_traffic();
     out.stack.optimizer_traffic = row.optimizer_traffic();
     out.stack.sustained = row.sustained();
-    out.stack.sharded_rate = row.sharded_rate();
+    out.stack.sharded_bandwidth = {row.sharded_bytes_per_second()};
     out.stack.tensor_exposed = row.tensor_exposed();
+    if (row.has_experts_exposed()) {
+      out.stack.experts_exposed = row.experts_exposed();
+    }
+    out.stack.experts_once_per_host = row.experts_once_per_host();
     if (row.products() < 0 || row.products() > proto::PRODUCT_TYPE_FP4) {
       return InvalidInput("must be PRODUCT_TYPE_AS_VALUES, _FP8 or _FP4",
                           "stack.products");

@@ -124,8 +124,10 @@ void CheckStack(const Stack& stack, Problems& problems) {
   problems.RequireNotNegative(stack.optimizer_traffic,
                               "stack.optimizer_traffic");
   problems.RequireFraction(stack.sustained, "stack.sustained");
-  problems.RequireFraction(stack.sharded_rate, "stack.sharded_rate");
+  problems.RequireNotNegative(stack.sharded_bandwidth.value,
+                              "stack.sharded_bandwidth");
   problems.RequireNotNegative(stack.tensor_exposed, "stack.tensor_exposed");
+  problems.RequireNotNegative(stack.experts_exposed, "stack.experts_exposed");
   const auto bytes = [](Bytes b) { return static_cast<double>(b.value); };
   problems.RequireNotNegative(bytes(stack.memory.context),
                               "stack.memory.context");

@@ -89,9 +89,16 @@ struct Stack {
   // The share of the time of collectives of activations over tensor-parallel
   // ranks that no product hides. In [0, 1].
   double tensor_exposed = 1;
-  // What gathers of cut parameters amid the passes (ZeRO-3) reach of what such
-  // collectives reach alone: they may come one by one. In (0, 1].
-  double sharded_rate = 1;
+  // The same of the exchanges between tokens and experts: software may run them
+  // beside another microbatch's products. In [0, 1].
+  double experts_exposed = 1;
+  // Whether a token is sent once to each host that has some of its experts, not
+  // once for each expert.
+  bool experts_once_per_host = false;
+  // What gathers of cut parameters amid the passes (ZeRO-3) reach at most,
+  // whatever the links do: they may come one by one, each waited for. 0: no
+  // bound.
+  BytesPerSecond sharded_bandwidth;
   ProductType products = ProductType::kAsValues;
   StackMemory memory;
   bool operator==(const Stack&) const = default;

@@ -19,7 +19,7 @@ struct StackFigures {
   double optimizer_traffic;
   double sustained;
   double tensor_exposed;
-  double sharded_rate;
+  double sharded_bandwidth;  // bytes/s
 };
 
 constexpr StackFigures kFigures[] = {
@@ -139,7 +139,7 @@ Stack Made(const StackRow& row) {
   stack.optimizer_traffic = figures->optimizer_traffic;
   stack.sustained = figures->sustained;
   stack.tensor_exposed = figures->tensor_exposed;
-  stack.sharded_rate = figures->sharded_rate;
+  stack.sharded_bandwidth = {figures->sharded_bandwidth};
   const auto* const memory =
       std::ranges::find(kMemory, row.name, &StackMemoryRow::name);
   TESSERA_CHECK(memory != std::end(kMemory)) << row.name;
@@ -252,10 +252,15 @@ constexpr Key kKeys[] = {
     {"sharded",
      [](Stack& stack, std::string_view key,
         std::string_view value) -> Result<void> {
-       TESSERA_TRY(stack.sharded_rate, Number(key, value, 0.01, 1));
+       TESSERA_TRY(stack.sharded_bandwidth.value, Number(key, value, 0, 1e15));
        return {};
      }},
     {"tensor-exposed", SetNumber<&Stack::tensor_exposed, 1>},
+    {"experts-exposed", SetNumber<&Stack::experts_exposed, 1>},
+    {"experts-once-per-host",
+     [](Stack& stack, std::string_view key, std::string_view value) {
+       return SetFlag(key, value, stack.experts_once_per_host);
+     }},
     {"products",
      [](Stack& stack, std::string_view key,
         std::string_view value) -> Result<void> {

@@ -324,8 +324,14 @@ INSTANTIATE_TEST_SUITE_P(
              "dgx-h100:2",
              1,
              {},
-             "pytorch-eager-2022,host=2e-6,tensor-exposed=0.4,sharded=0.5,"
+             "pytorch-eager-2022,host=2e-6,tensor-exposed=0.4,sharded=5e9,"
              "fuse-elementwise=1,products=fp8,traffic=1.5"},
+        Case{"mixtral_stack",
+             [] { return Mixtral(DType::kBFloat16); },
+             "dgx-h100:2",
+             1,
+             {},
+             "megatron-core-2024,experts-exposed=0.5,experts-once-per-host=1"},
         // Values of other sizes than their types', scratch.
         Case{"gpt2_fp16_stack",
              [] {
