@@ -352,9 +352,8 @@ std::vector<Neighbour> NeighboursOf(const SearchSpace& space,
 }
 
 std::string TextbookName(const SearchSpace& space, const Plan& plan) {
-  const auto nearest = NearestStrategy(space, plan);
-  if (!nearest.has_value()) return "a plan of its own kind";
-  const Strategy& s = *nearest;
+  const auto exact = UniformStrategy(space.index, *space.cluster, plan);
+  const Strategy s = exact ? *exact : RoughStrategy(space.index, plan);
   const auto in_brackets = [](int n) { return " (" + std::to_string(n) + ")"; };
   // Where the ranks of a dimension lie: whether its outermost neighbour is on
   // the same node, by the strides of the ranks.
@@ -411,10 +410,7 @@ std::string TextbookName(const SearchSpace& space, const Plan& plan) {
   if (const std::string offload = OffloadText(s); offload != "none") {
     text += ", " + offload;
   }
-  const auto made = PlanFromStrategy(space.index, *space.cluster, s);
-  if (!made || !SameUpToNames(*made, plan)) {
-    text += ", with layers or weights of its own";
-  }
+  if (!exact) text += ", with layers or weights of its own";
   return text;
 }
 

@@ -42,7 +42,7 @@ grep -q "interrupted" "$work/stderr" || fail "does not say that it was interrupt
 "$tessera" search "${tiny[@]}" "${cluster[@]}" --proposals 200 \
   --fix 'h.*.attn=tp:2' --forbid zero3 --max-microbatch 2 --prefer fastest \
   --json >"$work/fixed.json" 2>/dev/null
-json 'all(w.get("zeroStage", 0) != 3 for w in j["plan"].get("weights", []))' \
+json 'all(w.get("zero_stage", 0) != 3 for w in j["plan"]["weights"])' \
   "$work/fixed.json" >/dev/null
 json '"statistics" in j and len(j["statistics"]["swaps"]) == 3' \
   "$work/fixed.json" >/dev/null
