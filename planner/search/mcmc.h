@@ -54,7 +54,7 @@ struct SearchOptions {
   // at temperature / 4^(3 - i mod 4), so that some settle and some explore.
   double temperature = 0.1;
   std::vector<Plan> starts;  // further starting points; invalid ones are passed
-  // Called about ten times a second from one thread, or never.
+  // Called at most ten times a second, one call at a time, or never.
   std::function<void(const SearchProgress&)> progress;
   const std::atomic<bool>* stop = nullptr;  // ends the search when it is true
   size_t candidates = 1;                    // SearchResult::candidates
