@@ -162,6 +162,16 @@ Result<void> SetScaling(Options& options, const std::string& value) {
   return {};
 }
 
+Result<void> SetPrefer(Options& options, const std::string& value) {
+  static constexpr std::array<std::string_view, 2> kNames = {"simple",
+                                                             "fastest"};
+  if (std::ranges::find(kNames, value) == kNames.end()) {
+    return UnknownName("preference", value, kNames);
+  }
+  options.prefer = value;
+  return {};
+}
+
 Result<void> SetJson(Options& options, const std::string&) {
   options.json = true;
   return {};
@@ -258,6 +268,40 @@ std::span<const Flag> Flags() {
       {"-o", "FILE",
        "file to write: .txtpb, .json or .pb; of whatif a report, .html",
        SetText<&Options::output>},
+      {"--fix", "PATTERN=KEY:VALUE",
+       "hold the operators of each layer whose names match to a value, such as "
+       "'h.*.attn=tp:8'; keys: dp, tp, cp, ep, zero, recompute. May be given "
+       "several times",
+       AddText<&Options::fix>, true},
+      {"--forbid", "NAME",
+       "no such plans: tp, pp, cp, ep, zero1, zero2, zero3, recompute, tiles, "
+       "offload, rooted, branches, or a schedule ('tessera list forbidden'); "
+       "may be given several times",
+       AddText<&Options::forbid>, true},
+      {"--max-microbatch", "N", "samples of a microbatch on a replica, at most",
+       SetInteger<&Options::max_microbatch, 1, 1 << 30>},
+      {"--space", "megatron|dp|soap|full",
+       "which plans are searched ('tessera list spaces'; default: full)",
+       SetText<&Options::space>},
+      {"--constraints", "FILE",
+       "lines 'fix PATTERN=KEY:VALUE', 'forbid NAME', 'max-microbatch N' and "
+       "'space NAME'; '#' begins a comment",
+       SetText<&Options::constraints>},
+      {"--from", "FILE",
+       "start from a plan that was made for another cluster of the same model",
+       SetText<&Options::from>},
+      {"--confirm", "K",
+       "price the best K plans again with the time lost on shared links "
+       "(default: 3; 0: none)",
+       SetInteger<&Options::confirm, 0, 1000>},
+      {"--prefer", "simple|fastest",
+       "of plans that differ by less than predictions are off, the simpler "
+       "(default), or the fastest all the same",
+       SetPrefer},
+      {"--which-strategy", "",
+       "print the textbook's decision table for the model and cluster beside "
+       "what the search finds",
+       SetTrue<&Options::which_strategy>},
       {"--trace", "FILE",
        "write the step, simulated or measured, as a Chrome trace (JSON), for "
        "ui.perfetto.dev",

@@ -12,7 +12,9 @@
 #include "planner/ir/op.h"
 #include "planner/plan/recompute.h"
 #include "planner/schedule/pipeline_schedule.h"
+#include "planner/search/constraints.h"
 #include "planner/search/move.h"
+#include "planner/search/textbook.h"
 #include "planner/topology/networks.h"
 #include "planner/topology/stacks.h"
 #include "planner/topology/topologies.h"
@@ -141,6 +143,14 @@ std::span<const Kind> Kinds() {
        [] { return Entries(CostSources()); }},
       {"moves", "how the search changes a plan",
        [] { return Entries(Moves()); }},
+      {"forbidden", "what --forbid keeps plans from, beside schedules",
+       [] { return Entries(Forbidden()); }},
+      {"fixes", "keys of --fix PATTERN=KEY:VALUE",
+       [] { return Entries(FixKeys()); }},
+      {"spaces", "parts of the space, for --space",
+       [] { return Entries(Subspaces()); }},
+      {"approaches", "the textbook's strategies, by 'tessera explain'",
+       [] { return Entries(Approaches()); }},
       {"importers", "files that --model reads",
        [] { return Entries(Importers()); }},
       {"models", "the zoo, for --model zoo:NAME", ZooEntries},

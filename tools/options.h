@@ -37,6 +37,19 @@ struct Options {
   int threads = 0;  // of the search, or of each rank; 0: all cores together
   std::string output;
 
+  // search
+  std::vector<std::string> fix;
+  std::vector<std::string> forbid;
+  int max_microbatch = 0;  // 0: any
+  std::string space;
+  std::string constraints;  // a file
+  std::string from;         // a plan of another cluster
+  int confirm = 3;
+  std::string prefer = "simple";
+
+  // explain
+  bool which_strategy = false;
+
   // simulate; trace also run
   std::string trace;
   std::string plan_output;

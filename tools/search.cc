@@ -5,8 +5,13 @@
 #include <iostream>
 
 #include "costmodel/evaluate/evaluator.h"
+#include "costmodel/evaluate/step_bound.h"
+#include "costmodel/whatif/band.h"
+#include "planner/io/file.h"
 #include "planner/io/plan_io.h"
 #include "planner/plan/strategy.h"
+#include "planner/search/adapt.h"
+#include "planner/search/explain.h"
 #include "planner/search/mcmc.h"
 #include "tools/format.h"
 #include "tools/inputs.h"
@@ -51,7 +56,22 @@ class ProgressLine {
   double next_s_ = 0;
 };
 
-Result<SearchOptions> OptionsOf(const Options& options, const Inputs& inputs) {
+// Plans near that of --from, at most.
+constexpr size_t kAdapted = 8;
+
+Result<Constraints> ConstraintsOf(const Options& options,
+                                  const GraphIndex& index) {
+  ConstraintTexts texts = {options.fix, options.forbid, options.max_microbatch,
+                           options.space};
+  if (!options.constraints.empty()) {
+    TESSERA_TRY(const std::string text, ReadFile(options.constraints));
+    TESSERA_RETURN_IF_ERROR(ParseConstraints(text, options.constraints, texts));
+  }
+  return Constraints::Make(index, texts);
+}
+
+Result<SearchOptions> OptionsOf(const Options& options, const Inputs& inputs,
+                                const SearchSpace& space) {
   SearchOptions search;
   search.seed = options.seed;
   search.chains = options.chains;
@@ -64,7 +84,226 @@ Result<SearchOptions> OptionsOf(const Options& options, const Inputs& inputs) {
   }
   if (options.proposals == 0) search.time_limit = 1e-9;
   if (inputs.plan) search.starts.push_back(*inputs.plan);
+  if (!options.from.empty()) {
+    TESSERA_TRY(const Plan old, ReadPlan(options.from, inputs.graph));
+    search.starts = AdaptedPlans(space, old, kAdapted);
+  }
+  search.candidates = static_cast<size_t>(std::max(1, options.confirm));
   return search;
+}
+
+// A plan that may be the answer.
+struct Choice {
+  std::string kind;  // "search", "uniform", or the baseline's name
+  Plan plan;
+  Score score;
+  std::optional<Duration> confirmed;  // with the time lost on shared links
+
+  Duration time() const { return confirmed.value_or(score.step_time); }
+};
+
+// What is chosen among the plans that were found, and why.
+struct Decided {
+  std::vector<Choice> choices;  // what the search found first, best first
+  size_t fastest = 0;
+  size_t chosen = 0;
+  std::optional<size_t> baseline;  // the best that is allowed
+  double margin = 0;               // of its time over the fastest's
+  std::optional<ErrorBand> band;   // of predictions, where it is known
+};
+
+const Baseline* BestBaseline(const SearchSpace& space,
+                             const SearchResult& result) {
+  const Baseline* best = nullptr;
+  for (const Baseline& baseline : result.baselines) {
+    if (!Allowed(space, baseline.plan)) continue;
+    if (best == nullptr || Better(baseline.evaluation, best->evaluation)) {
+      best = &baseline;
+    }
+  }
+  return best;
+}
+
+Decided Decide(const Options& options, const Inputs& inputs,
+               const SearchSpace& space, const Evaluator& evaluator,
+               const SearchResult& result, bool interrupted) {
+  Decided decided;
+  std::vector<Choice>& choices = decided.choices;
+  const auto add = [&](std::string kind, const Plan& plan,
+                       const Evaluation& evaluation) {
+    for (size_t i = 0; i < choices.size(); ++i) {
+      if (!SameUpToNames(choices[i].plan, plan)) continue;
+      choices[i].kind = std::move(kind);
+      return i;
+    }
+    choices.push_back({std::move(kind), plan, ScoreOf(evaluation), {}});
+    return choices.size() - 1;
+  };
+  for (const FoundPlan& found : result.candidates) {
+    add("search", found.plan, found.evaluation);
+  }
+  std::vector<size_t> simple;  // the simplest first
+  const Baseline* baseline = BestBaseline(space, result);
+  std::optional<size_t> uniform;
+  if (result.uniform) {
+    uniform = add("uniform", result.uniform->plan, result.uniform->evaluation);
+  }
+  if (baseline != nullptr) {
+    decided.baseline =
+        add(baseline->name, baseline->plan, baseline->evaluation);
+    simple.push_back(*decided.baseline);
+  }
+  if (uniform) simple.push_back(*uniform);
+
+  if (options.confirm > 0 && !interrupted) {
+    for (Choice& choice : choices) {
+      if (!choice.score.feasible) continue;
+      choice.confirmed = evaluator.Explain(choice.plan).step_time;
+    }
+  }
+  const auto better = [&](size_t a, size_t b) {
+    if (!choices[a].score.feasible || !choices[b].score.feasible) {
+      return Better(choices[a].score, choices[b].score);
+    }
+    return choices[a].time() < choices[b].time();
+  };
+  for (size_t i = 1; i < choices.size(); ++i) {
+    if (better(i, decided.fastest)) decided.fastest = i;
+  }
+  decided.chosen = decided.fastest;
+  const Choice& fastest = choices[decided.fastest];
+  const auto over = [&](size_t i) {
+    return choices[i].time().seconds() / fastest.time().seconds() - 1;
+  };
+  if (decided.baseline) decided.margin = over(*decided.baseline);
+  if (inputs.profile_or_null() == nullptr) decided.band = StepTimeBand();
+  if (options.prefer != "simple" || !decided.band || !fastest.score.feasible) {
+    return decided;
+  }
+  for (const size_t i : simple) {
+    if (!choices[i].score.feasible || over(i) >= decided.band->median) continue;
+    decided.chosen = i;
+    break;
+  }
+  return decided;
+}
+
+std::string DecidedText(const SearchSpace& space, const Decided& decided) {
+  const Choice& fastest = decided.choices[decided.fastest];
+  const Choice& chosen = decided.choices[decided.chosen];
+  std::string text;
+  if (fastest.confirmed) {
+    std::vector<std::vector<std::string>> rows = {{"confirmed by the simulator",
+                                                   "found by", "step time",
+                                                   "with shared links"}};
+    for (const Choice& choice : decided.choices) {
+      rows.push_back(
+          {(&choice == &chosen ? "> " : "  ") +
+               StrategyText(space.index, *space.cluster, choice.plan),
+           choice.kind, FormatTime(choice.score.step_time),
+           choice.confirmed ? FormatTime(*choice.confirmed) : "does not fit"});
+    }
+    text += FormatTable(rows) + "\n";
+  }
+  if (!decided.baseline) return text;
+  const Choice& baseline = decided.choices[*decided.baseline];
+  std::string margin;
+  if (!baseline.score.feasible) {
+    margin = "no baseline fits";
+  } else if (*decided.baseline == decided.fastest) {
+    margin = "the fastest plan found is a baseline, " + baseline.kind;
+  } else {
+    margin = "the best baseline, " + baseline.kind + ", takes " +
+             FormatPercent(decided.margin) +
+             " longer than the fastest plan found (" +
+             FormatTime(fastest.time()) + ")";
+    if (decided.band) {
+      margin += decided.margin < decided.band->median ? ", no more" : ", more";
+      margin += " than predictions are off (" +
+                FormatPercent(decided.band->median) + ")";
+    }
+  }
+  if (decided.chosen != decided.fastest) {
+    margin += "; a simpler plan that is as fast but for that is preferred (" +
+              chosen.kind + "), --prefer fastest takes the other";
+  }
+  return text + "  " + Wrap(margin, 4) + "\n";
+}
+
+Json DecidedJson(const SearchSpace& space, const Decided& decided) {
+  Json json = Json::Object();
+  const Choice& fastest = decided.choices[decided.fastest];
+  if (decided.baseline && decided.choices[*decided.baseline].score.feasible) {
+    json.Set("baseline", decided.choices[*decided.baseline].kind);
+    json.Set("over_best_baseline", decided.margin);
+  }
+  if (decided.band) json.Set("band", decided.band->median);
+  json.Set("chosen", decided.choices[decided.chosen].kind);
+  json.Set("fastest", fastest.kind);
+  json.Set("fastest_step_time_s", fastest.time().seconds());
+  json.Set(
+      "candidates", Json::ArrayOf(decided.choices, [&](const Choice& c) {
+        Json choice = Json::Object(
+            {{"found_by", c.kind},
+             {"strategy", StrategyText(space.index, *space.cluster, c.plan)},
+             {"step_time_s", c.score.step_time.seconds()},
+             {"feasible", c.score.feasible}});
+        if (c.confirmed) {
+          choice.Set("confirmed_step_time_s", c.confirmed->seconds());
+        }
+        return choice;
+      }));
+  return json;
+}
+
+Json StatisticsJson(const SearchResult& result) {
+  Json moves = Json::Array();
+  for (size_t m = 0; m < result.moves.size(); ++m) {
+    const MoveStatistics& of = result.moves[m];
+    moves.Append(Json::Object({{"move", Moves()[m].name},
+                               {"proposals", of.proposals},
+                               {"applicable", of.applicable},
+                               {"accepted", of.accepted}}));
+  }
+  return Json::Object(
+      {{"moves", std::move(moves)},
+       {"swaps", Json::ArrayOf(result.swaps,
+                               [](const SwapStatistics& swap) {
+                                 return Json::Object(
+                                     {{"colder", swap.colder},
+                                      {"hotter", swap.hotter},
+                                      {"attempts", swap.attempts},
+                                      {"accepted", swap.accepted}});
+                               })},
+       {"chains", Json::ArrayOf(result.chains,
+                                [](const ChainStatistics& chain) {
+                                  return Json::Object(
+                                      {{"temperature", chain.temperature},
+                                       {"proposals", chain.proposals},
+                                       {"applicable", chain.applicable},
+                                       {"accepted", chain.accepted},
+                                       {"start_step_time_s",
+                                        chain.start.step_time.seconds()},
+                                       {"best_step_time_s",
+                                        chain.best.step_time.seconds()}});
+                                })},
+       {"stalled", result.stalled}});
+}
+
+// "within 41 % of the bound", where a bound is known.
+std::string BoundText(const Cluster& cluster, const StepBound& bound,
+                      Duration time) {
+  if (bound.step_time == Duration{}) return "";
+  const double over = time.seconds() / bound.step_time.seconds() - 1;
+  std::string text = "within " + FormatPercent(over) +
+                     " of the bound: no plan takes less than " +
+                     FormatTime(bound.step_time) +
+                     " (work at the rate that large kernels reach)";
+  if (bound.memory > cluster.TypeOf(DeviceId(0)).memory) {
+    text += "; parameters and state are " + FormatBytes(bound.memory) +
+            " a device: some must be offloaded";
+  }
+  return text;
 }
 
 Json BaselineJson(const Baseline& baseline) {
@@ -74,10 +313,10 @@ Json BaselineJson(const Baseline& baseline) {
                        {"feasible", baseline.evaluation.feasible()}});
 }
 
-std::string BaselineTable(const SearchResult& result) {
+std::string BaselineTable(const SearchResult& result, const Score& chosen) {
   std::vector<std::vector<std::string>> rows = {
       {"compared with", "strategy", "step time", "the plan is faster by"}};
-  const double best = result.evaluation.step_time.seconds();
+  const double best = chosen.step_time.seconds();
   for (const Baseline& baseline : result.baselines) {
     const Evaluation& evaluation = baseline.evaluation;
     const double ratio = evaluation.step_time.seconds() / best;
@@ -100,8 +339,9 @@ Result<int> RunSearch(const Options& options) {
 
   const Evaluator evaluator(inputs.graph, inputs.cluster,
                             inputs.profile_or_null(), options.training);
-  const SearchSpace space(inputs.graph, inputs.cluster);
-  TESSERA_TRY(SearchOptions search, OptionsOf(options, inputs));
+  SearchSpace space(inputs.graph, inputs.cluster);
+  TESSERA_TRY(space.constraints, ConstraintsOf(options, space.index));
+  TESSERA_TRY(SearchOptions search, OptionsOf(options, inputs, space));
   search.stop = &CatchInterrupts();
   std::optional<ProgressLine> line;
   line.emplace();
@@ -119,47 +359,70 @@ Result<int> RunSearch(const Options& options) {
     std::cerr << "tessera: search interrupted; the best plan so far follows\n";
   }
 
-  const bool writes = !options.output.empty() && result.evaluation.feasible();
+  const Decided decided =
+      Decide(options, inputs, space, evaluator, result, interrupted);
+  const Choice& chosen = decided.choices[decided.chosen];
+  const bool writes = !options.output.empty() && chosen.score.feasible;
   if (writes) {
     TESSERA_RETURN_IF_ERROR(
-        WritePlan(options.output, inputs.graph, result.best));
+        WritePlan(options.output, inputs.graph, chosen.plan));
   }
   // Without sharing of links, as the search priced it.
-  const Evaluation step = evaluator.Explain(result.best, /*share_links=*/false);
+  const Evaluation step = evaluator.Explain(chosen.plan, /*share_links=*/false);
+  StepBound bound;
+  if (inputs.profile_or_null() == nullptr) {
+    bound = LowerBound(inputs.graph, inputs.cluster, options.training);
+  }
   if (options.json) {
-    TESSERA_TRY(std::string plan, PlanJson(inputs.graph, result.best));
-    Json json = StepJson(inputs.graph, inputs.cluster, result.best, step);
+    TESSERA_TRY(std::string plan, PlanJson(inputs.graph, chosen.plan));
+    Json json = StepJson(inputs.graph, inputs.cluster, chosen.plan, step);
     json.Extend(Json::Object(
-        {{"strategy", StrategyText(space.index, inputs.cluster, result.best)},
+        {{"strategy", StrategyText(space.index, inputs.cluster, chosen.plan)},
+         {"name", TextbookName(space, chosen.plan)},
          {"plan", Json::Raw(std::move(plan))},
          {"baselines", Json::ArrayOf(result.baselines, BaselineJson)},
+         {"margin", DecidedJson(space, decided)},
+         {"statistics", StatisticsJson(result)},
          {"proposals", result.proposals},
          {"accepted", result.accepted},
          {"search_time_s", result.seconds},
          {"seed", options.seed},
          {"interrupted", interrupted}}));
+    if (bound.step_time > Duration{}) {
+      json.Set("bound",
+               Json::Object({{"step_time_s", bound.step_time.seconds()},
+                             {"share_of_products", bound.products},
+                             {"memory_bytes", bound.memory.value}}));
+    }
     if (writes) json.Set("plan_file", options.output);
     std::cout << json.ToString() << "\n";
   } else {
-    std::cout << StepText(inputs.graph, inputs.cluster, result.best, step)
+    std::cout << StepText(inputs.graph, inputs.cluster, chosen.plan, step)
               << "\n"
-              << BaselineTable(result) << "\n  " << result.proposals
-              << " proposals in " << FormatTime(result.seconds) << " ("
+              << BaselineTable(result, chosen.score) << "\n"
+              << DecidedText(space, decided);
+    const std::string within =
+        BoundText(inputs.cluster, bound, chosen.score.step_time);
+    if (chosen.score.feasible && !within.empty()) {
+      std::cout << "  " << Wrap(within, 4) << "\n";
+    }
+    std::cout << "  " << result.proposals << " proposals in "
+              << FormatTime(result.seconds) << " ("
               << FormatCount(static_cast<double>(result.proposals) /
                              std::max(result.seconds, 1e-9))
               << "/s), " << result.accepted << " accepted, "
               << result.uniform_strategies
               << " uniform strategies swept to start from, seed "
-              << options.seed << "\n";
+              << options.seed
+              << (result.stalled ? ", nothing improved any more" : "") << "\n";
     if (writes) {
       std::cout << "  plan: " << options.output << "\n";
     }
   }
-  if (result.evaluation.feasible()) return 0;
-  return Error{
-      ErrorCode::kInfeasible,
-      "no plan was found that fits: " + result.evaluation.violations.front(),
-      "search"};
+  if (chosen.score.feasible) return 0;
+  return Error{ErrorCode::kInfeasible,
+               "no plan was found that fits: " + step.violations.front(),
+               "search"};
 }
 
 }  // namespace tessera

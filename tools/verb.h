@@ -21,7 +21,7 @@ struct Verb {
   std::string_view summary;
   std::string_view details;  // further sentences of its help
   std::string_view example;
-  std::string_view positional;          // placeholder of its one word, or empty
+  std::string_view positional;          // placeholders of its words, or empty
   std::vector<std::string_view> flags;  // rows of flags.h
   std::vector<std::string_view> required;      // of these
   Result<int> (*run)(const Options& options);  // returns the exit code
@@ -37,6 +37,8 @@ Result<int> RunProfile(const Options& options);
 Result<int> RunDiscover(const Options& options);
 Result<int> RunValidate(const Options& options);
 Result<int> RunWhatif(const Options& options);
+Result<int> RunExplain(const Options& options);
+Result<int> RunDiff(const Options& options);
 Result<int> RunList(const Options& options);
 
 // The help of the program, and of one verb.

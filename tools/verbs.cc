@@ -22,6 +22,11 @@ int Fail(const Error& error) {
   return ExitCodeOf(error.code);
 }
 
+size_t CountWords(std::string_view text) {
+  return text.empty() ? 0
+                      : 1 + static_cast<size_t>(std::ranges::count(text, ' '));
+}
+
 Result<int> RunVerb(const Verb& verb, const std::vector<std::string>& all) {
   const std::span<const std::string> arguments = std::span(all).subspan(1);
   if (std::ranges::find(arguments, "--help") != arguments.end() ||
@@ -29,8 +34,7 @@ Result<int> RunVerb(const Verb& verb, const std::vector<std::string>& all) {
     std::cout << HelpText(verb);
     return 0;
   }
-  auto options =
-      ParseFlags(verb.flags, verb.positional.empty() ? 0 : 1, arguments);
+  auto options = ParseFlags(verb.flags, CountWords(verb.positional), arguments);
   if (!options) return options.error().At(verb.name);
   for (const std::string_view flag : verb.required) {
     if (!options->Given(flag)) {
@@ -81,21 +85,46 @@ std::span<const Verb> Verbs() {
        "Prints the plan in words, its predicted step time, MFU and memory, and "
        "beside it the baselines (data parallelism, ZeRO, the Megatron expert), "
        "all priced by the same code; the result is never worse than the best "
-       "of them. A plan or strategy that is given is one more start. Ctrl-C "
-       "ends the search and keeps the best plan so far. Where no plan fits, "
-       "the "
-       "one that lacks least is printed, none is written, and the exit code is "
-       "3.",
+       "of them. The best few are priced again in the detailed simulator; "
+       "where "
+       "a baseline or a uniform plan is slower by no more than predictions are "
+       "off, it is preferred. --fix, --forbid, --max-microbatch, --space and "
+       "--constraints narrow the search. A plan or strategy that is given is "
+       "one more start. Ctrl-C ends the search and keeps the best plan so far. "
+       "Where no plan fits, the one that lacks least is printed, none is "
+       "written, and the exit code is 3. docs/search.md explains it.",
        "tessera search --model examples/models/gpt2-xl/config.json --cluster "
        "dgx-a100-80gb:4 --global-batch 512 --seq-len 1024 -o plan.json",
        "",
-       {"--model",        "--cluster",   "--collective",
-        "--global-batch", "--seq-len",   "--dtype",
-        "--set",          "--plan",      "--strategy",
-        "--optimizer",    "--lr",        "--clip",
-        "--end-of-text",  "--profile",   "--stack",
-        "--time-limit",   "--proposals", "--chains",
-        "--threads",      "--seed",      "-o",
+       {"--model",
+        "--cluster",
+        "--collective",
+        "--global-batch",
+        "--seq-len",
+        "--dtype",
+        "--set",
+        "--plan",
+        "--strategy",
+        "--optimizer",
+        "--lr",
+        "--clip",
+        "--end-of-text",
+        "--profile",
+        "--stack",
+        "--time-limit",
+        "--proposals",
+        "--chains",
+        "--threads",
+        "--seed",
+        "--fix",
+        "--forbid",
+        "--max-microbatch",
+        "--space",
+        "--constraints",
+        "--from",
+        "--confirm",
+        "--prefer",
+        "-o",
         "--json"},
        {"--model", "--cluster"},
        RunSearch},
@@ -241,6 +270,36 @@ std::span<const Verb> Verbs() {
         "-o",          "--json",          "--csv"},
        {"--model"},
        RunWhatif},
+      {"explain",
+       "say why a plan is as it is",
+       "Prints what a practitioner calls the plan, its layers, what binds the "
+       "step (compute, a class of links, the pipeline's bubble, memory), and "
+       "for each decision what the next best choices would cost, all else "
+       "equal. Without a plan or strategy it is data parallelism. With "
+       "--which-strategy it prints what the textbook advises for the model and "
+       "cluster, and what a search finds. docs/search.md explains it.",
+       "tessera explain --model zoo:gpt2-xl --cluster dgx-a100-80gb:4 "
+       "--global-batch 512 --seq-len 1024 --strategy dp=4,tp=8,mbs=4",
+       "",
+       {"--model",     "--cluster",      "--collective",     "--plan",
+        "--strategy",  "--global-batch", "--seq-len",        "--dtype",
+        "--set",       "--optimizer",    "--clip",           "--end-of-text",
+        "--profile",   "--stack",        "--which-strategy", "--time-limit",
+        "--proposals", "--threads",      "--seed",           "--json"},
+       {"--model", "--cluster"},
+       RunExplain},
+      {"diff",
+       "compare two plans and what they cost",
+       "Prints what the plans have otherwise, layer by layer, and their "
+       "predicted times and memory side by side.",
+       "tessera diff a.json b.json --model zoo:gpt2-xl --cluster "
+       "dgx-a100-80gb:4 --global-batch 512 --seq-len 1024",
+       "A.json B.json",
+       {"--model", "--cluster", "--collective", "--global-batch", "--seq-len",
+        "--dtype", "--set", "--optimizer", "--clip", "--end-of-text",
+        "--profile", "--stack", "--json"},
+       {"--model", "--cluster"},
+       RunDiff},
       {"list",
        "print what Tessera knows: operators, topologies, ...",
        "Without KIND it prints the kinds.",
@@ -283,7 +342,8 @@ std::string HelpText(const Verb& verb) {
     out += " " + std::string(flag) + " " + std::string(FlagNamed(flag).value);
   }
   if (!verb.positional.empty()) {
-    out += " [" + std::string(verb.positional) + "]";
+    const bool one = CountWords(verb.positional) == 1;
+    out += (one ? " [" : " ") + std::string(verb.positional) + (one ? "]" : "");
   }
   out += " [FLAGS]\n\n" + Wrap(verb.details, 0) + "\n\n";
   constexpr size_t kIndent = 6;

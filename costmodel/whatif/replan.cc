@@ -21,7 +21,8 @@ std::vector<Strategy> Thinned(std::vector<Strategy> all, size_t budget) {
 }
 
 bool IsUsual(const Strategy& strategy) {
-  return strategy.sp == (strategy.tp > 1) && strategy.schedule == "1f1b" &&
+  return strategy.recompute == RecomputeLevel::kNone &&
+         strategy.sp == (strategy.tp > 1) && strategy.schedule == "1f1b" &&
          strategy.mbs <= kMostSamplesTried && strategy.zero != 2;
 }
 

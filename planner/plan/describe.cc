@@ -1,4 +1,4 @@
-// A plan in words.
+#include "planner/plan/describe.h"
 
 #include <algorithm>
 #include <map>
@@ -67,6 +67,57 @@ class Describer {
         plan_(plan),
         stages_(StagesOf(*index.graph, plan)) {}
 
+  // What a block's groups do, one after the other.
+  std::string Block(size_t block) const {
+    std::string text;
+    const int stage = stages_.of_block[block];
+    if (stage < 0) return text;
+    const auto& groups = stages_.groups[static_cast<size_t>(stage)];
+    for (GroupId group : groups) {
+      const std::string own = BlockText(block, group);
+      if (own.empty()) continue;
+      if (!text.empty()) text += " | ";
+      if (groups.size() > 1) text += NameOf(group) + ": ";
+      text += own;
+    }
+    return text;
+  }
+
+  int stages() const { return stages_.count(); }
+  int StageOf(size_t block) const { return stages_.of_block[block]; }
+  bool SameClass(size_t a, size_t b) const {
+    return index_.block_class[a] == index_.block_class[b];
+  }
+
+  // "devices 0-7 of node 0, dp 2 x tp 4": axes with the outermost first.
+  std::string Mesh(int stage) const {
+    std::string text;
+    for (GroupId id : stages_.groups[static_cast<size_t>(stage)]) {
+      const DeviceGroup& group = plan_.groups[id.index()];
+      text += (text.empty() ? "" : "; ") + DevicesText(cluster_, group);
+      for (size_t a = 0; a < group.axes.size(); ++a) {
+        const MeshAxis& axis = group.axes[a];
+        const std::string name =
+            axis.name.substr(0, axis.name.find_first_of("0123456789"));
+        text +=
+            (a == 0 ? ", " : " x ") + name + " " + std::to_string(axis.size);
+      }
+    }
+    return text;
+  }
+
+  // How weights are stored, and what leaves the devices.
+  std::string Storage() {
+    text_.clear();
+    Zero();
+    Offload();
+    if (text_.ends_with('\n')) text_.pop_back();
+    for (size_t at; (at = text_.find('\n')) != std::string::npos;) {
+      text_.replace(at, 1, "; ");
+    }
+    return std::move(text_);
+  }
+
   std::string Run() {
     text_ = StrategyText(index_, cluster_, plan_) + "\n";
     for (int stage = 0; stage < stages_.count(); ++stage) Stage(stage);
@@ -127,15 +178,7 @@ class Describer {
         text_ += " … " + graph_.blocks[last] + " (" +
                  std::to_string(last - b + 1) + ")";
       }
-      text_ += ": ";
-      for (GroupId group : groups) {
-        const std::string block = BlockText(b, group);
-        if (block.empty()) continue;
-        if (text_.back() != ' ') text_ += " | ";
-        if (groups.size() > 1) text_ += NameOf(group) + ": ";
-        text_ += block;
-      }
-      text_ += "\n";
+      text_ += ": " + Block(b) + "\n";
       b = last;
     }
   }
@@ -402,6 +445,98 @@ std::string Describe(const Graph& graph, const Cluster& cluster,
                      const Plan& plan) {
   const GraphIndex index(graph);
   return Describer(index, cluster, plan).Run();
+}
+
+std::string DescribeBlock(const GraphIndex& index, const Cluster& cluster,
+                          const Plan& plan, int block) {
+  return Describer(index, cluster, plan).Block(static_cast<size_t>(block));
+}
+
+std::vector<PlanChange> ChangesBetween(const GraphIndex& index,
+                                       const Cluster& cluster, const Plan& from,
+                                       const Plan& to) {
+  // Axes are told by what they do.
+  Plan a = from;
+  Plan b = to;
+  NameAxes(index, a);
+  NameAxes(index, b);
+  Describer before(index, cluster, a);
+  Describer after(index, cluster, b);
+  std::vector<PlanChange> changes;
+  const auto add = [&](std::string what, std::string x, std::string y) {
+    if (x == y) return;
+    changes.push_back({std::move(what), std::move(x), std::move(y)});
+  };
+  // A row for each run of `count` things that differ alike.
+  const auto add_runs = [&](size_t count, const auto& name, const auto& texts,
+                            const auto& joins) {
+    for (size_t i = 0; i < count;) {
+      const std::pair<std::string, std::string> texts_of_i = texts(i);
+      size_t last = i;
+      while (last + 1 < count && joins(last, last + 1) &&
+             texts(last + 1) == texts_of_i) {
+        ++last;
+      }
+      std::string what = name(i);
+      if (last > i) {
+        what += " … " + name(last) + " (" + std::to_string(last - i + 1) + ")";
+      }
+      add(std::move(what), texts_of_i.first, texts_of_i.second);
+      i = last + 1;
+    }
+  };
+  const auto any = [](size_t, size_t) { return true; };
+  const bool same_stages = before.stages() == after.stages();
+  add("stages", std::to_string(before.stages()),
+      std::to_string(after.stages()));
+  if (same_stages) {
+    add_runs(
+        static_cast<size_t>(before.stages()),
+        [](size_t s) { return "stage " + std::to_string(s); },
+        [&](size_t s) {
+          const int stage = static_cast<int>(s);
+          return std::pair(before.Mesh(stage), after.Mesh(stage));
+        },
+        any);
+  }
+  if (before.stages() > 1 || after.stages() > 1) {
+    add("schedule", a.schedule, b.schedule);
+    const auto chunks = [&](const Plan& plan) {
+      return std::to_string(ShapeOf(*index.graph, plan).chunks);
+    };
+    add("chunks of a stage", chunks(a), chunks(b));
+  }
+  add("microbatches", std::to_string(a.microbatches),
+      std::to_string(b.microbatches));
+  add_runs(
+      index.graph->blocks.size(),
+      [&](size_t block) { return index.graph->blocks[block]; },
+      [&](size_t block) {
+        const auto text = [&](const Describer& of) {
+          return (same_stages && before.stages() > 1
+                      ? "stage " + std::to_string(of.StageOf(block)) + ", "
+                      : "") +
+                 of.Block(block);
+        };
+        std::pair<std::string, std::string> texts(text(before), text(after));
+        // All runs of equal blocks are told alike.
+        if (texts.first == texts.second) texts = {};
+        return texts;
+      },
+      [&](size_t x, size_t y) { return before.SameClass(x, y); });
+  add("weights", before.Storage(), after.Storage());
+  add("gradient buckets", std::to_string(a.bucket_bytes.value) + " B",
+      std::to_string(b.bucket_bytes.value) + " B");
+  add("prefetch", Count(a.prefetch, "block", "blocks"),
+      Count(b.prefetch, "block", "blocks"));
+  add("zigzag order of sequences", Count(a.zigzag, "rank", "ranks"),
+      Count(b.zigzag, "rank", "ranks"));
+  // What words do not tell.
+  if (changes.empty() &&
+      (a.ops != b.ops || a.weights != b.weights || a.actions != b.actions)) {
+    changes.push_back({"details", "of the one plan", "of the other"});
+  }
+  return changes;
 }
 
 }  // namespace tessera

@@ -60,6 +60,15 @@ void AppendDifference(Box box, const Box& hole, std::vector<Box>& boxes) {
   }
 }
 
+bool Overlap(const Box& a, const Box& b) {
+  for (size_t d = 0; d < a.size(); ++d) {
+    if (std::max(a[d].begin, b[d].begin) >= std::min(a[d].end, b[d].end)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 int64_t ElementsOf(const Box& box) {
@@ -87,10 +96,10 @@ std::vector<Box> BoxesOf(const Placement& placement) {
 }
 
 std::optional<Box> Intersection(const Box& a, const Box& b) {
+  if (!Overlap(a, b)) return std::nullopt;
   Box both(a.size());
   for (size_t d = 0; d < a.size(); ++d) {
     both[d] = {std::max(a[d].begin, b[d].begin), std::min(a[d].end, b[d].end)};
-    if (both[d].size() <= 0) return std::nullopt;
   }
   return both;
 }
@@ -107,6 +116,12 @@ std::vector<Piece> TransferPieces(const std::vector<Placement>& sources,
       const size_t s = (first + i) % sources.size();
       Piece piece{static_cast<int>(s), static_cast<int>(t), {}};
       for (const Box& box : held[s]) {
+        // Of many ranks most hold nothing that a target lacks.
+        if (std::ranges::none_of(missing, [&](const Box& wanted) {
+              return Overlap(wanted, box);
+            })) {
+          continue;
+        }
         std::vector<Box> left;
         for (const Box& wanted : missing) {
           const auto both = Intersection(wanted, box);

@@ -5,6 +5,7 @@
 #include <bit>
 #include <optional>
 
+#include "planner/plan/recompute.h"
 #include "planner/schedule/pipeline_schedule.h"
 #include "planner/search/sweep.h"
 
@@ -17,19 +18,6 @@ std::vector<int> Divisors(int64_t n, int64_t most) {
     if (n % d == 0) divisors.push_back(static_cast<int>(d));
   }
   return divisors;
-}
-
-// `strategy` with each possible number of samples in a microbatch.
-std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy) {
-  std::vector<Strategy> strategies;
-  const int64_t batch = space.index.graph->global_batch;
-  const int64_t replicas = int64_t{strategy.dp} * strategy.ep;
-  if (batch % replicas != 0) return strategies;
-  for (int mbs : Divisors(batch / replicas, kMostSamples)) {
-    strategy.mbs = mbs;
-    strategies.push_back(strategy);
-  }
-  return strategies;
 }
 
 // In the order of van der Corput (1935): indices by their bits reversed, so
@@ -118,6 +106,18 @@ std::vector<std::vector<Strategy>> Megatron(const SearchSpace& space) {
 
 }  // namespace
 
+std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy) {
+  std::vector<Strategy> strategies;
+  const int64_t batch = space.index.graph->global_batch;
+  const int64_t replicas = int64_t{strategy.dp} * strategy.ep;
+  if (batch % replicas != 0) return strategies;
+  for (int mbs : Divisors(batch / replicas, kMostSamples)) {
+    strategy.mbs = mbs;
+    strategies.push_back(strategy);
+  }
+  return strategies;
+}
+
 std::vector<Strategy> UniformStrategies(const SearchSpace& space) {
   std::vector<Strategy> strategies;
   const int devices = Devices(space);
@@ -139,8 +139,11 @@ std::vector<Strategy> UniformStrategies(const SearchSpace& space) {
               strategy.zero = zero;
               strategy.sp = sp == 1;
               if (pp > 1) strategy.schedule = schedule->name;
-              const auto sized = WithSamples(space, strategy);
-              strategies.insert(strategies.end(), sized.begin(), sized.end());
+              for (const RecomputeRow& row : RecomputeLevels()) {
+                strategy.recompute = row.level;
+                const auto sized = WithSamples(space, strategy);
+                strategies.insert(strategies.end(), sized.begin(), sized.end());
+              }
               if (pp == 1) break;
             }
           }

@@ -22,6 +22,10 @@ namespace tessera {
 inline constexpr int kMostSamples = 64;
 std::vector<Strategy> UniformStrategies(const SearchSpace& space);
 
+// `strategy` with each possible number of samples in a microbatch, up to
+// kMostSamples; none where the replicas do not divide the batch.
+std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy);
+
 struct Baseline {
   std::string name;
   std::string summary;

@@ -1,9 +1,9 @@
 #include "planner/search/mcmc.h"
 
 #include <algorithm>
+#include <barrier>
 #include <chrono>
 #include <cmath>
-#include <mutex>
 #include <optional>
 #include <thread>
 
@@ -13,8 +13,6 @@
 namespace tessera {
 namespace {
 
-// Steps of a chain before its thread turns to the next of its chains.
-constexpr int kSlice = 16;
 // Random moves that lead from a uniform plan to a random one.
 constexpr int kRandomMoves = 64;
 
@@ -50,6 +48,61 @@ Plan Randomized(const SearchSpace& space, Plan plan, Rng& rng) {
 // is for Tidy.
 constexpr double kStartEnd = 0.4;
 constexpr double kWalkEnd = 0.9;
+
+// The part of a time limit without an improvement after which a walk ends.
+constexpr double kPatience = 0.5;
+
+// The objective where constraints leave nothing of the other plans.
+class AllowedObjective : public Objective {
+ public:
+  AllowedObjective(const SearchSpace& space, const Objective& objective)
+      : space_(space), objective_(objective) {}
+  Evaluation Evaluate(const Plan& plan) const override {
+    return objective_.Evaluate(plan);
+  }
+  std::optional<Score> EvaluateUniform(
+      const GraphIndex& index, const Cluster& cluster,
+      const Strategy& strategy) const override {
+    if (!space_.constraints.empty()) {
+      const auto plan = PlanFromStrategy(index, cluster, strategy);
+      if (!plan || !Allowed(space_, *plan)) return std::nullopt;
+    }
+    return objective_.EvaluateUniform(index, cluster, strategy);
+  }
+  Score BoundUniform(const GraphIndex& index, const Cluster& cluster,
+                     const Strategy& strategy, Bound bound) const override {
+    return objective_.BoundUniform(index, cluster, strategy, bound);
+  }
+
+ private:
+  const SearchSpace& space_;
+  const Objective& objective_;
+};
+
+// Steps towards the constraints from a plan that breaks some.
+constexpr int kRepairSteps = 20'000;
+
+// A plan that the constraints allow, by random moves from `plan` of which none
+// breaks more of them; nothing where none is found.
+std::optional<Plan> Repaired(const SearchSpace& space, Plan plan, Rng& rng,
+                             const std::function<bool()>& stop) {
+  SearchSpace free = space;
+  free.constraints = {};
+  const auto violations = [&](const Plan& of) {
+    return space.constraints.Violations(space.index, *space.cluster, of);
+  };
+  int broken = violations(plan);
+  for (int i = 0; i < kRepairSteps && broken > 0 && !stop(); ++i) {
+    auto proposal = DrawMove(Moves(), rng).propose(plan, free, rng);
+    if (!proposal.has_value()) continue;
+    const int then = violations(proposal->plan);
+    if (then > broken) continue;
+    broken = then;
+    plan = std::move(proposal->plan);
+  }
+  if (broken > 0) return std::nullopt;
+  return plan;
+}
 
 // Where a chain may start: a plan, or the strategy that gives it.
 struct StartOption {
@@ -115,20 +168,32 @@ Plan StartOf(const SearchSpace& space, const Starts& starts, int chain,
 
 Chain::Chain(const SearchSpace& space, const Objective& objective,
              std::span<const Move> moves, Plan start, double temperature,
-             Rng rng)
+             Rng rng, Duration unit)
     : space_(space),
       objective_(objective),
       moves_(moves),
       plan_(std::move(start)),
       evaluation_(objective.Evaluate(plan_)),
       best_(plan_),
+      time_unit_(static_cast<double>(unit.picoseconds)),
       rng_(rng) {
-  unit_ = evaluation_.feasible() ? static_cast<double>(std::max<int64_t>(
-                                       1, evaluation_.step_time.picoseconds))
-                                 : OverflowOf(evaluation_);
+  SetUnit();
   statistics_.temperature = temperature;
+  statistics_.moves.resize(moves.size());
   statistics_.start = evaluation_;
   statistics_.best = evaluation_;
+}
+
+void Chain::SetUnit() {
+  if (!evaluation_.feasible()) {
+    unit_ = OverflowOf(evaluation_);
+    return;
+  }
+  if (time_unit_ == 0) {
+    time_unit_ = static_cast<double>(
+        std::max<int64_t>(1, evaluation_.step_time.picoseconds));
+  }
+  unit_ = time_unit_;
 }
 
 double Chain::Cost(const Evaluation& evaluation) const {
@@ -140,9 +205,14 @@ double Chain::Cost(const Evaluation& evaluation) const {
 
 bool Chain::Step() {
   ++statistics_.proposals;
-  auto proposal = DrawMove(moves_, rng_).propose(plan_, space_, rng_);
+  const Move& move = DrawMove(moves_, rng_);
+  MoveStatistics& of_move =
+      statistics_.moves[static_cast<size_t>(&move - moves_.data())];
+  ++of_move.proposals;
+  auto proposal = move.propose(plan_, space_, rng_);
   if (!proposal.has_value()) return false;
   ++statistics_.applicable;
+  ++of_move.applicable;
   Evaluation evaluation = objective_.Evaluate(proposal->plan);
   const bool becomes_feasible =
       evaluation.feasible() && !evaluation_.feasible();
@@ -156,10 +226,8 @@ bool Chain::Step() {
   plan_ = std::move(proposal->plan);
   evaluation_ = std::move(evaluation);
   ++statistics_.accepted;
-  if (becomes_feasible) {
-    unit_ = static_cast<double>(
-        std::max<int64_t>(1, evaluation_.step_time.picoseconds));
-  }
+  ++of_move.accepted;
+  if (becomes_feasible) SetUnit();
   if (Better(evaluation_, statistics_.best)) {
     best_ = plan_;
     statistics_.best = evaluation_;
@@ -169,6 +237,172 @@ bool Chain::Step() {
   }
   return true;
 }
+
+bool Chain::Exchange(Chain& a, Chain& b, Rng& rng) {
+  const double draw = rng.Uniform01();
+  if (!a.evaluation_.feasible() || !b.evaluation_.feasible()) return false;
+  const auto inverse = [](const Chain& c) {
+    return 1 / (c.statistics_.temperature * c.unit_);
+  };
+  const double exponent =
+      (inverse(a) - inverse(b)) *
+      static_cast<double>(a.evaluation_.step_time.picoseconds -
+                          b.evaluation_.step_time.picoseconds);
+  if (exponent < 0 && draw >= std::exp(exponent)) return false;
+  std::swap(a.plan_, b.plan_);
+  std::swap(a.evaluation_, b.evaluation_);
+  return true;
+}
+
+namespace {
+
+double TemperatureOf(const SearchOptions& options, int rung) {
+  return options.temperature / std::pow(4.0, kRungs - 1 - rung);
+}
+
+// All chains of a search, and their walk on several threads.
+class Walk {
+ public:
+  Walk(const SearchSpace& space, const Objective& objective,
+       const SearchOptions& options, const Starts& starts, const Score& best,
+       std::function<bool()> stop, const Clock& clock)
+      : options_(options),
+        stop_(std::move(stop)),
+        clock_(clock),
+        rng_(options.seed, uint64_t{1} << 33),
+        best_(best),
+        improved_(clock.Seconds()) {
+    for (int c = 0; c < options.chains; ++c) {
+      // Who is late starts where prices are known.
+      const bool late =
+          stop_() || (options.time_limit > 0 &&
+                      clock.Seconds() >= kStartEnd * options.time_limit);
+      chains_.emplace_back(
+          space, objective, Moves(),
+          late ? starts.ranked[0] : StartOf(space, starts, c, options.seed),
+          TemperatureOf(options, c % kRungs),
+          Rng(options.seed, static_cast<uint64_t>(c)),
+          best.feasible ? best.step_time : Duration{});
+      quota_.push_back(options.proposals / options.chains +
+                       (c < options.proposals % options.chains ? 1 : 0));
+    }
+    for (int rung = 0; rung + 1 < std::min(kRungs, options.chains); ++rung) {
+      swaps_.push_back({TemperatureOf(options, rung),
+                        TemperatureOf(options, rung + 1), 0, 0});
+    }
+  }
+
+  // Until the proposals are done, `stop` says so, or nothing improves.
+  void Run(int threads) {
+    threads = std::min(threads, options_.chains);
+    std::barrier round_end(threads, [this]() noexcept { EndRound(); });
+    const auto work = [&] {
+      while (!done_) {
+        for (size_t c; (c = next_.fetch_add(1)) < chains_.size();) {
+          WalkRound(c);
+        }
+        round_end.arrive_and_wait();
+      }
+    };
+    std::vector<std::thread> workers;
+    for (int t = 1; t < threads; ++t) workers.emplace_back(work);
+    work();
+    for (std::thread& worker : workers) worker.join();
+  }
+
+  const std::vector<Chain>& chains() const { return chains_; }
+  const std::vector<SwapStatistics>& swaps() const { return swaps_; }
+  bool stalled() const { return stalled_; }
+
+ private:
+  void WalkRound(size_t c) {
+    int64_t steps = kRound;
+    if (options_.proposals > 0) {
+      steps = std::min(steps, quota_[c] - chains_[c].statistics().proposals);
+    }
+    for (int64_t step = 0; step < steps && !stop_(); ++step) chains_[c].Step();
+  }
+
+  // Alone, between two rounds.
+  void EndRound() {
+    next_ = 0;
+    bool all_done = options_.proposals > 0;
+    int64_t proposals = 0;
+    for (size_t c = 0; c < chains_.size(); ++c) {
+      const ChainStatistics& statistics = chains_[c].statistics();
+      proposals += statistics.proposals;
+      all_done = all_done && statistics.proposals >= quota_[c];
+      const Score best = ScoreOf(statistics.best);
+      if (!Better(best, best_)) continue;
+      best_ = best;
+      improved_ = clock_.Seconds();
+    }
+    const double now = clock_.Seconds();
+    stalled_ = options_.time_limit > 0 &&
+               now - improved_ > kPatience * options_.time_limit;
+    done_ = all_done || stop_() || stalled_;
+    if (options_.progress && now - reported_ > 0.1) {
+      reported_ = now;
+      options_.progress({proposals, now, best_.feasible, best_.step_time});
+    }
+    if (done_) return;
+    // Pairs (0, 1), (2, 3), … in even rounds, (1, 2), … in odd ones.
+    for (size_t c = 0; c + 1 < chains_.size(); ++c) {
+      const size_t rung = c % kRungs;
+      if (rung + 1 == kRungs || rung % 2 != rounds_ % 2) continue;
+      ++swaps_[rung].attempts;
+      if (Chain::Exchange(chains_[c], chains_[c + 1], rng_)) {
+        ++swaps_[rung].accepted;
+      }
+    }
+    ++rounds_;
+  }
+
+  const SearchOptions& options_;
+  const std::function<bool()> stop_;
+  const Clock& clock_;
+  std::vector<Chain> chains_;
+  std::vector<int64_t> quota_;
+  std::vector<SwapStatistics> swaps_;
+  Rng rng_;  // of the exchanges
+  std::atomic<size_t> next_ = 0;
+  bool done_ = false;
+  bool stalled_ = false;
+  size_t rounds_ = 0;
+  Score best_;
+  double improved_;  // when, seconds
+  double reported_ = 0;
+};
+
+// The `count` best of all, each once.
+std::vector<FoundPlan> BestOf(std::vector<FoundPlan> all, size_t count) {
+  std::ranges::stable_sort(all, [](const FoundPlan& a, const FoundPlan& b) {
+    return Better(a.evaluation, b.evaluation);
+  });
+  std::vector<FoundPlan> best;
+  for (FoundPlan& found : all) {
+    if (best.size() == count) break;
+    const bool known = std::ranges::any_of(best, [&](const FoundPlan& other) {
+      return SameUpToNames(other.plan, found.plan);
+    });
+    if (!known) best.push_back(std::move(found));
+  }
+  return best;
+}
+
+// Where no plan is there to start from.
+Error NothingValid(const SearchSpace& space) {
+  const auto why = PlanFromStrategy(space.index, *space.cluster, Strategy());
+  const std::string what = space.constraints.empty()
+                               ? "no uniform strategy gives a valid plan"
+                               : "no plan was found that the constraints allow";
+  return Error{ErrorCode::kInfeasible,
+               what + (why ? std::string()
+                           : "; data parallelism: " + why.error().ToString()),
+               "search"};
+}
+
+}  // namespace
 
 Result<SearchResult> Search(const SearchSpace& space,
                             const Objective& objective,
@@ -193,123 +427,81 @@ Result<SearchResult> Search(const SearchSpace& space,
   SearchResult result;
   result.baselines = Baselines(space, objective, threads);
   std::vector<StartOption> given;  // the baselines and the caller's
+  Starts starts;
   for (const Baseline& baseline : result.baselines) {
+    if (!Allowed(space, baseline.plan)) continue;
     given.push_back(
         {ScoreOf(baseline.evaluation), baseline.strategy, baseline.plan});
+    starts.baselines.push_back(baseline.plan);
   }
   for (Plan plan : options.starts) {
-    if (!MakeCanonical(space, plan)) continue;
+    if (!MakeCanonical(space, plan) || !Allowed(space, plan)) continue;
     const Score score = ScoreOf(objective.Evaluate(plan));
     given.push_back({score, {}, std::move(plan)});
   }
+  const AllowedObjective allowed(space, objective);
   const std::vector<Strategy> strategies = UniformStrategies(space);
   const auto chains_wanted = static_cast<size_t>(options.chains);
-  Starts starts;
   // Several strategies may give one plan: then more of them are needed.
   for (size_t count = chains_wanted;; count *= 2) {
-    SweepResult swept =
-        Sweep(space, objective, strategies, count, threads,
-              [&] { return stopped() || out_of_time(kStartEnd); });
+    SweepResult swept = Sweep(space, allowed, strategies, count, threads, [&] {
+      return stopped() || out_of_time(kStartEnd);
+    });
     result.uniform_strategies = swept.bounded;
     const bool all =
         swept.best.size() < count || stopped() || out_of_time(kStartEnd);
+    if (!swept.best.empty() && !result.uniform) {
+      Plan plan =
+          PlanFromStrategy(space.index, *space.cluster, swept.best[0].strategy)
+              .value();
+      Evaluation evaluation = objective.Evaluate(plan);
+      result.uniform = FoundPlan{std::move(plan), std::move(evaluation)};
+    }
     std::vector<Plan> ranked =
         Ranked(space, std::move(swept.best), given, chains_wanted, all);
     if (ranked.size() > starts.ranked.size()) starts.ranked = std::move(ranked);
     if (all || starts.ranked.size() == chains_wanted) break;
   }
-  if (starts.ranked.empty()) {
-    Strategy plain;
-    const auto why = PlanFromStrategy(space.index, *space.cluster, plain);
-    return Error{ErrorCode::kInfeasible,
-                 "no uniform strategy gives a valid plan" +
-                     (why ? std::string()
-                          : "; data parallelism: " + why.error().ToString()),
-                 "search"};
+  // What the constraints leave may have nothing uniform.
+  for (size_t b = 0; starts.ranked.empty() && b < result.baselines.size();
+       ++b) {
+    Rng rng(options.seed, (uint64_t{1} << 34) + b);
+    auto repaired = Repaired(space, result.baselines[b].plan, rng, [&] {
+      return stopped() || out_of_time(kStartEnd);
+    });
+    if (repaired) starts.ranked.push_back(*std::move(repaired));
   }
+  if (starts.ranked.empty()) return NothingValid(space);
   result.best = starts.ranked[0];
   result.evaluation = objective.Evaluate(result.best);
-  for (const Baseline& baseline : result.baselines) {
-    starts.baselines.push_back(baseline.plan);
-  }
 
-  std::vector<Chain> chains;
-  std::vector<int64_t> quota;
-  for (int c = 0; c < options.chains; ++c) {
-    chains.emplace_back(space, objective, Moves(),
-                        StartOf(space, starts, c, options.seed),
-                        options.temperature / std::pow(4.0, 3 - c % 4),
-                        Rng(options.seed, static_cast<uint64_t>(c)));
-    quota.push_back(options.proposals / options.chains +
-                    (c < options.proposals % options.chains ? 1 : 0));
-  }
+  Walk walk(
+      space, objective, options, starts, ScoreOf(result.evaluation),
+      [&] { return stopped() || out_of_time(kWalkEnd); }, clock);
+  walk.Run(threads);
 
-  std::atomic<int64_t> proposals = 0;
-  std::mutex progress_mutex;
-  SearchProgress progress;
-  progress.feasible = result.evaluation.feasible();
-  progress.best = result.evaluation.step_time;
-  double reported = 0;
-  // Thread t walks chains t, t + threads, … in turn, a slice each.
-  const auto work = [&](int thread) {
-    std::vector<int> own;
-    for (int c = thread; c < options.chains; c += threads) own.push_back(c);
-    while (!own.empty()) {
-      for (size_t i = 0; i < own.size();) {
-        const auto c = static_cast<size_t>(own[i]);
-        int64_t slice = kSlice;
-        if (options.proposals > 0) {
-          slice = std::min<int64_t>(
-              slice, quota[c] - chains[c].statistics().proposals);
-        }
-        for (int64_t step = 0; step < slice; ++step) {
-          if (stopped() || out_of_time(kWalkEnd)) return;
-          chains[c].Step();
-          proposals.fetch_add(1, std::memory_order_relaxed);
-        }
-        if (options.progress) {
-          const std::lock_guard lock(progress_mutex);
-          const Evaluation& best = chains[c].statistics().best;
-          if (best.feasible() &&
-              (!progress.feasible || best.step_time < progress.best)) {
-            progress.feasible = true;
-            progress.best = best.step_time;
-          }
-          const double now = clock.Seconds();
-          if (thread == 0 && now - reported > 0.1) {
-            reported = now;
-            progress.proposals = proposals.load();
-            progress.seconds = now;
-            options.progress(progress);
-          }
-        }
-        if (options.proposals > 0 &&
-            chains[c].statistics().proposals >= quota[c]) {
-          own.erase(own.begin() + static_cast<std::ptrdiff_t>(i));
-        } else {
-          ++i;
-        }
-      }
-    }
-  };
-  std::vector<std::thread> workers;
-  for (int t = 1; t < std::min(threads, options.chains); ++t) {
-    workers.emplace_back(work, t);
-  }
-  work(0);
-  for (std::thread& worker : workers) worker.join();
-
-  for (size_t c = 0; c < chains.size(); ++c) {
-    const ChainStatistics& statistics = chains[c].statistics();
+  std::vector<FoundPlan> found = {{result.best, result.evaluation}};
+  result.stalled = walk.stalled();
+  result.swaps = walk.swaps();
+  result.moves.resize(Moves().size());
+  for (size_t c = 0; c < walk.chains().size(); ++c) {
+    const Chain& chain = walk.chains()[c];
+    const ChainStatistics& statistics = chain.statistics();
     result.chains.push_back(statistics);
     result.proposals += statistics.proposals;
     result.accepted += statistics.accepted;
-    for (TracePoint point : chains[c].trace()) {
+    for (size_t m = 0; m < result.moves.size(); ++m) {
+      result.moves[m].proposals += statistics.moves[m].proposals;
+      result.moves[m].applicable += statistics.moves[m].applicable;
+      result.moves[m].accepted += statistics.moves[m].accepted;
+    }
+    for (TracePoint point : chain.trace()) {
       point.chain = static_cast<int>(c);
       result.trace.push_back(point);
     }
+    found.push_back({chain.best(), statistics.best});
     if (Better(statistics.best, result.evaluation)) {
-      result.best = chains[c].best();
+      result.best = chain.best();
       result.evaluation = statistics.best;
     }
   }
@@ -317,6 +509,15 @@ Result<SearchResult> Search(const SearchSpace& space,
     Tidy(
         space, objective, [&] { return stopped() || out_of_time(1); },
         result.best, result.evaluation);
+  }
+  // Tidy makes plans no worse: its plan comes first among equals.
+  found.insert(found.begin(), {result.best, result.evaluation});
+  for (const StartOption& option : given) {
+    found.push_back({*option.plan, objective.Evaluate(*option.plan)});
+  }
+  result.candidates = BestOf(std::move(found), options.candidates);
+  for (FoundPlan& candidate : result.candidates) {
+    NameAxes(space.index, candidate.plan);
   }
   NameAxes(space.index, result.best);
   result.seconds = clock.Seconds();

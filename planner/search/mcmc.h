@@ -2,20 +2,26 @@
 // The search: Metropolis–Hastings over plans (Metropolis et al. 1953, Hastings
 // 1970; for parallelization plans Jia et al., SysML 2019).
 //
-// Several chains walk independently, each at one fixed temperature. A step
-// draws a move, prices the candidate once and compares it with the current
-// plan: with cost c(x) = step time of x over step time of the chain's start,
+// Chains walk at temperatures of their own, in ladders of kRungs. A step draws
+// a move, prices the candidate once and compares it with the current plan: with
+// cost c(x) = step time of x over that of the best starting plan,
 //   accept with min(1, exp((c(old) - c(new)) / T) * q(old|new) / q(new|old)).
+// After each round of kRound steps neighbours i, j of a ladder exchange their
+// plans (parallel tempering; Geyer 1991, Earl and Deem 2005):
+//   accept with min(1, exp((1/T_i - 1/T_j) (c(x_i) - c(x_j)))),
+// so that cold chains settle in what hot ones have found. Both leave each
+// chain's distribution, exp(-c / T), as it is.
 // Infeasible plans have probability zero: a chain that has met a feasible plan
-// takes no other. Until then c(x) is the overflow of the fullest device, over
-// that of the start.
+// takes no other, and exchanges with none. Until then c(x) is the overflow of
+// the fullest device, over that of the chain's start.
 //
-// Chains share nothing while they walk and are merged in their order, so the
-// result for a number of proposals does not depend on the number of threads.
+// Within a round chains share nothing, and rounds end together, so the result
+// for a number of proposals does not depend on the number of threads.
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -32,6 +38,9 @@ struct SearchProgress {
   Duration best;  // step time of the best plan so far
 };
 
+inline constexpr int kRungs = 4;   // temperatures of a ladder
+inline constexpr int kRound = 64;  // steps of each chain between exchanges
+
 struct SearchOptions {
   uint64_t seed = 0;
   int chains = 8;
@@ -40,14 +49,29 @@ struct SearchOptions {
   int64_t proposals = 0;   // of all chains together
   double time_limit = 10;  // seconds, the starting plans included
   int threads = 0;         // 0: as many as the machine runs at once
-  // Of the hottest chain, in units of its start's step time: 0.1 accepts a plan
-  // that is slower by 10 % of it with probability 1/e. Chain i runs at
-  // temperature / 4^(3 - i mod 4), so that some settle and some explore.
+  // Of the hottest chain, in units of the best start's step time: 0.1 accepts a
+  // plan that is slower by 10 % of it with probability 1/e. Fixed: chain i runs
+  // at temperature / 4^(3 - i mod 4), so that some settle and some explore.
   double temperature = 0.1;
   std::vector<Plan> starts;  // further starting points; invalid ones are passed
-  // Called about ten times a second from one thread, or never.
+  // Called at most ten times a second, one call at a time, or never.
   std::function<void(const SearchProgress&)> progress;
   const std::atomic<bool>* stop = nullptr;  // ends the search when it is true
+  size_t candidates = 1;                    // SearchResult::candidates
+};
+
+struct MoveStatistics {
+  int64_t proposals = 0;
+  int64_t applicable = 0;  // that gave a candidate
+  int64_t accepted = 0;
+};
+
+// Exchanges between two neighbouring temperatures, of all ladders.
+struct SwapStatistics {
+  double colder = 0;
+  double hotter = 0;
+  int64_t attempts = 0;
+  int64_t accepted = 0;
 };
 
 struct ChainStatistics {
@@ -55,6 +79,7 @@ struct ChainStatistics {
   int64_t proposals = 0;
   int64_t applicable = 0;  // moves that gave a candidate
   int64_t accepted = 0;
+  std::vector<MoveStatistics> moves;  // in the order of the moves
   Evaluation start;
   Evaluation best;
 };
@@ -66,28 +91,45 @@ struct TracePoint {
   Duration step_time;
 };
 
+// A plan that the search has met.
+struct FoundPlan {
+  Plan plan;
+  Evaluation evaluation;
+};
+
 struct SearchResult {
   Plan best;
   Evaluation evaluation;
+  // The best different plans, this one first: of every chain, the uniform plans
+  // and the baselines, as far as the constraints allow them.
+  std::vector<FoundPlan> candidates;
+  // The best uniform plan that was swept, if any.
+  std::optional<FoundPlan> uniform;
   std::vector<Baseline> baselines;
   int64_t uniform_strategies = 0;  // looked at as starting points
   int64_t proposals = 0;
   int64_t accepted = 0;
   double seconds = 0;
+  bool stalled = false;  // ended since nothing improved any more
   std::vector<ChainStatistics> chains;
-  std::vector<TracePoint> trace;  // chain by chain
+  std::vector<MoveStatistics> moves;  // of all chains, as Moves()
+  std::vector<SwapStatistics> swaps;  // colder pairs first
+  std::vector<TracePoint> trace;      // chain by chain
 };
 
 // One chain. Not for several threads.
 class Chain {
  public:
-  // `space`, `objective` and `moves` outlive it. REQUIRES: `start` is
-  // canonical.
+  // `space`, `objective` and `moves` outlive it. `unit` is the step time that
+  // costs are in; zero: the start's. REQUIRES: `start` is canonical.
   Chain(const SearchSpace& space, const Objective& objective,
-        std::span<const Move> moves, Plan start, double temperature, Rng rng);
+        std::span<const Move> moves, Plan start, double temperature, Rng rng,
+        Duration unit = {});
 
   // One proposal; whether it was accepted.
   bool Step();
+  // One proposed exchange of plans; whether it was accepted.
+  static bool Exchange(Chain& a, Chain& b, Rng& rng);
 
   const Plan& plan() const { return plan_; }
   const Evaluation& evaluation() const { return evaluation_; }
@@ -100,6 +142,7 @@ class Chain {
   // Cost in units of the start's; the step time, or the overflow while nothing
   // feasible was met.
   double Cost(const Evaluation& evaluation) const;
+  void SetUnit();
 
   const SearchSpace& space_;
   const Objective& objective_;
@@ -107,7 +150,8 @@ class Chain {
   Plan plan_;
   Evaluation evaluation_;
   Plan best_;
-  double unit_ = 1;  // of the cost
+  double unit_ = 1;        // of the cost
+  double time_unit_ = 0;  // of feasible plans; 0: the first one's
   Rng rng_;
   ChainStatistics statistics_;
   std::vector<TracePoint> trace_;
@@ -115,7 +159,8 @@ class Chain {
 
 // The best plan for `graph` on `cluster`, never worse than the best baseline:
 // the baselines and the best uniform strategies are where the chains start.
-// REQUIRES: a limit, or `stop`. An error where no plan is valid at all; a
+// With a time limit the search ends, too, when nothing has improved for half of
+// it. REQUIRES: a limit, or `stop`. An error where no plan is valid at all; a
 // result that is not feasible where none fits.
 Result<SearchResult> Search(const SearchSpace& space,
                             const Objective& objective,

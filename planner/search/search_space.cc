@@ -41,6 +41,11 @@ SearchSpace::SearchSpace(const Graph& graph, const Cluster& cluster_in)
   }
 }
 
+bool Allowed(const SearchSpace& space, const Plan& plan) {
+  return space.constraints.empty() ||
+         space.constraints.Violations(space.index, *space.cluster, plan) == 0;
+}
+
 bool MakeCanonical(const SearchSpace& space, Plan& plan) {
   // ZeroAxes looks meshes up, so these are checked first, then the whole.
   const std::vector<WeightPlacement> wanted = plan.weights;

@@ -8,6 +8,7 @@
 #include "planner/ir/cluster.h"
 #include "planner/plan/graph_index.h"
 #include "planner/plan/plan.h"
+#include "planner/search/constraints.h"
 
 namespace tessera {
 
@@ -19,7 +20,11 @@ struct SearchSpace {
   std::vector<int> batch_primes;   // distinct prime factors, global batch
   std::vector<int> device_primes;  // the same of the number of devices
   int least_devices_of_node = 1;   // of the hosts with devices
+  Constraints constraints;         // set before the search, or none
 };
+
+// Whether the space's constraints leave a valid plan.
+bool Allowed(const SearchSpace& space, const Plan& plan);
 
 // The search walks over canonical plans: valid ones in which a weight with a
 // ZeRO stage is cut over the axes of ZeroAxes, or over those of them within a

@@ -127,8 +127,8 @@ class Tidier {
 
   // Takes `candidate` where it is valid, another plan and no worse.
   bool Offer(Plan candidate) {
-    if (!MakeCanonical(space_, candidate) || SameUpToNames(candidate, plan_) ||
-        (stop_ && stop_())) {
+    if (!MakeCanonical(space_, candidate) || !Allowed(space_, candidate) ||
+        SameUpToNames(candidate, plan_) || (stop_ && stop_())) {
       return false;
     }
     ++evaluations_;

@@ -4,7 +4,8 @@
 source "$(dirname "$0")/lib.bash"
 
 "$tessera" --help >"$work/help"
-for verb in search simulate run profile discover validate whatif list; do
+for verb in search simulate run profile discover validate whatif explain diff \
+  list; do
   grep -qE "^  $verb " "$work/help" || fail "$verb is not in the help"
   "$tessera" $verb --help >"$work/verb" 2>"$work/stderr"
   grep -q "usage: tessera $verb" "$work/verb" || fail "usage of $verb"

@@ -60,7 +60,8 @@ std::optional<Proposal> Finish(const SearchSpace& space, const Plan& old,
                                const std::vector<bool>& within_node) {
   if (!SetCuts(space, within_node, candidate) ||
       SameUpToNames(candidate, old) ||
-      !IsValid(space.index, *space.cluster, candidate)) {
+      !IsValid(space.index, *space.cluster, candidate) ||
+      !Allowed(space, candidate)) {
     return std::nullopt;
   }
   return Proposal{std::move(candidate), log_ratio};

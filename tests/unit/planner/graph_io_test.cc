@@ -97,9 +97,8 @@ TEST(GraphIo, RoundTripInEveryEncoding) {
 }
 
 TEST(GraphIo, RoundTripOfEveryFamily) {
-  for (const char* model :
-       {"gpt2-tiny", "llama-2-7b", "qwen2-7b", "mistral-7b", "pythia-1b",
-        "deepseek-tiny"}) {
+  for (const char* model : {"gpt2-tiny", "llama-2-7b", "qwen2-7b", "mistral-7b",
+                            "pythia-1b", "deepseek-tiny"}) {
     ImportOptions options;
     options.global_batch = 4;
     options.seq_len = 64;

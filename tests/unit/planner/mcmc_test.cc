@@ -116,6 +116,74 @@ TEST(Mcmc, VisitsStatesByTheirBoltzmannWeight) {
   EXPECT_NEAR(chi / static_cast<double>(weights.size()), 39.0 / 37, 0.35);
 }
 
+// Two chains that exchange their plans: both must visit states by the Boltzmann
+// weights of their own temperatures.
+TEST(Mcmc, ExchangesKeepBothDistributions) {
+  const Graph graph = TwoLayerGraph(2, 2, 2);
+  const Cluster cluster = Ranks(2);
+  const SearchSpace space(graph, cluster);
+  const HashObjective objective;
+  const Plan start = Uniform(space, "");
+  // Of one weight's ZeRO stage only: 4 states each, so that counts are large.
+  std::vector<Move> moves;
+  for (const Move& move : Moves()) {
+    if (std::string_view(move.name) == "zero") moves.push_back(move);
+  }
+  const auto cost = [&](const Plan& plan) {
+    return static_cast<double>(objective.Evaluate(plan).step_time.picoseconds) /
+           static_cast<double>(objective.Evaluate(start).step_time.picoseconds);
+  };
+  constexpr std::array kTemperatures = {0.01, 0.04};
+  std::array<std::map<std::string, double>, 2> weights;
+  std::array<double, 2> totals = {};
+  ForEachPlan(space, start, [&](const Plan& plan) {
+    if (plan.ops != start.ops || plan.microbatches != start.microbatches) {
+      return true;
+    }
+    for (size_t c = 0; c < 2; ++c) {
+      totals[c] += weights[c][StateOf(plan)] =
+          std::exp(-cost(plan) / kTemperatures[c]);
+    }
+    return true;
+  });
+  ASSERT_EQ(weights[0].size(), 16u);  // four stages for each of two weights
+  Chain cold(space, objective, moves, start, kTemperatures[0], Rng(1));
+  Chain hot(space, objective, moves, start, kTemperatures[1], Rng(2));
+  Rng rng(3);
+  constexpr int kBatches = 40;
+  constexpr int kRounds = 4'000;
+  std::array<std::map<std::string, std::array<int, kBatches>>, 2> visits;
+  int accepted = 0;
+  for (size_t batch = 0; batch < kBatches; ++batch) {
+    for (int i = 0; i < kRounds; ++i) {
+      for (int step = 0; step < 3; ++step) {
+        cold.Step();
+        hot.Step();
+      }
+      accepted += Chain::Exchange(cold, hot, rng) ? 1 : 0;
+      ++visits[0][StateOf(cold.plan())][batch];
+      ++visits[1][StateOf(hot.plan())][batch];
+    }
+  }
+  EXPECT_GT(accepted, kBatches * kRounds / 10);
+  EXPECT_LT(accepted, kBatches * kRounds);
+  for (size_t c = 0; c < 2; ++c) {
+    for (const auto& [state, weight] : weights[c]) {
+      const double expected = weight / totals[c] * kRounds;
+      double mean = 0;
+      double square = 0;
+      for (int count : visits[c][state]) {
+        mean += count / static_cast<double>(kBatches);
+        square += static_cast<double>(count) * count / kBatches;
+      }
+      const double sigma = std::sqrt((square - mean * mean) / (kBatches - 1));
+      // Of 32 means one in 30,000 lies so far off by chance.
+      EXPECT_LT(std::abs(mean - expected), 4.5 * sigma + 0.5)
+          << "chain " << c << ", " << state;
+    }
+  }
+}
+
 TEST(Mcmc, EqualsBruteForce) {
   const Graph graph = TwoLayerGraph(2, 2, 4);
   const Cluster cluster = Ranks(4);
@@ -152,6 +220,11 @@ TEST(Mcmc, SamePlanForAnyNumberOfThreads) {
   options.threads = 1;
   const auto one = Search(space, objective, options);
   ASSERT_TRUE(one.has_value());
+  ASSERT_EQ(one->swaps.size(), 3u);  // of four temperatures
+  EXPECT_GT(one->swaps[2].accepted, 0);
+  int64_t of_moves = 0;
+  for (const MoveStatistics& move : one->moves) of_moves += move.proposals;
+  EXPECT_EQ(of_moves, 2'003);
   for (int threads : {2, 3}) {
     options.threads = threads;
     const auto more = Search(space, objective, options);
@@ -160,6 +233,13 @@ TEST(Mcmc, SamePlanForAnyNumberOfThreads) {
     EXPECT_EQ(one->evaluation, more->evaluation);
     EXPECT_EQ(one->accepted, more->accepted);
     EXPECT_EQ(more->proposals, 2'003);
+    for (size_t s = 0; s < one->swaps.size(); ++s) {
+      EXPECT_EQ(one->swaps[s].attempts, more->swaps[s].attempts);
+      EXPECT_EQ(one->swaps[s].accepted, more->swaps[s].accepted);
+    }
+    for (size_t m = 0; m < one->moves.size(); ++m) {
+      EXPECT_EQ(one->moves[m].accepted, more->moves[m].accepted);
+    }
     ASSERT_EQ(one->trace.size(), more->trace.size());
     for (size_t i = 0; i < one->trace.size(); ++i) {
       EXPECT_EQ(one->trace[i].step_time, more->trace[i].step_time);

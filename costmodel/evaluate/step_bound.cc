@@ -1,0 +1,175 @@
+#include "costmodel/evaluate/step_bound.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "costmodel/fusion.h"
+#include "costmodel/source/cost_source.h"
+#include "planner/plan/sequence_order.h"
+
+namespace tessera {
+namespace {
+
+// A product so large that nothing but its operations counts, to 1e-5.
+constexpr double kLarge = 1 << 20;
+// Below what is left of the rest.
+constexpr double kSafe = 1 - 1e-4;
+
+// The extents of a node over the whole batch.
+std::vector<int64_t> WholeExtents(const Graph& graph, const Node& node) {
+  std::vector<int64_t> extents(node.rule.factors.size(), 1);
+  const auto read = [&](const std::vector<TensorId>& tensors,
+                        const std::vector<Indices>& sides) {
+    for (size_t i = 0; i < std::min(tensors.size(), sides.size()); ++i) {
+      const Shape& shape = graph.tensor(tensors[i]).shape;
+      for (size_t d = 0; d < sides[i].size(); ++d)
+        extents[sides[i][d]] = shape[d];
+    }
+  };
+  read(node.operands, node.rule.operands);
+  read(node.results, node.rule.results);
+  return extents;
+}
+
+// The first floating-point type, as prices go by.
+DType KernelType(const std::vector<DType>& operands,
+                 const std::vector<DType>& results) {
+  for (const auto* dtypes : {&operands, &results}) {
+    const auto found = std::ranges::find_if(*dtypes, IsFloat);
+    if (found != dtypes->end()) return *found;
+  }
+  return DType::kFloat32;
+}
+
+// Positions before a query that attention's mask leaves; 0 for all.
+int64_t WindowOf(const Node& node) {
+  const auto found =
+      std::ranges::find(node.attributes, "window", &Attribute::name);
+  return found == node.attributes.end() ? 0
+                                        : static_cast<int64_t>(found->value);
+}
+
+// The time of one operation of a product of unlimited size.
+double SecondsPerFlop(const DeviceType& device, const Stack& stack,
+                      const CostQuery& of) {
+  CostQuery query;
+  query.key.dtype = of.key.dtype;
+  query.device = &device;
+  query.op_class = of.op_class;
+  query.flops = {2 * kLarge * kLarge * kLarge};
+  if (of.matmul) {
+    query.matmul = MatmulShape{1, kLarge, kLarge, kLarge, 1, 1};
+    query.products = stack.products;
+  }
+  return kSafe * PriceOf(query, nullptr).seconds / query.flops.value;
+}
+
+// The same of a pair of a query and a key, in an attention of its widths.
+double SecondsPerPair(const DeviceType& device, const CostQuery& of) {
+  CostQuery query = of;
+  query.device = &device;
+  AttentionShape& shape = *query.attention;
+  shape.batch = kLarge;
+  shape.heads = shape.kv_heads = 1;
+  shape.queries = shape.keys = kLarge;
+  shape.pairs = kLarge * kLarge;
+  query.bytes = {};
+  return kSafe * PriceOf(query, nullptr).seconds / (shape.batch * shape.pairs);
+}
+
+// What a node takes at least on devices of the type, all shards together.
+double LeastSeconds(const DeviceType& device, const Stack& stack,
+                    const CostQuery& query) {
+  if (query.op_class == OpClass::kMemory) {
+    return SecondsFor(query.bytes,
+                      device.memory_bandwidth * device.memory_efficiency);
+  }
+  if (!HasKernelTimes(device) || !(device.Peak(query.key.dtype).value > 0)) {
+    CostQuery plain = query;
+    plain.matmul.reset();
+    return query.flops.value * SecondsPerFlop(device, stack, plain);
+  }
+  if (query.attention) {
+    const AttentionShape& shape = *query.attention;
+    if (query.score_passes == 0) {
+      return shape.batch * shape.heads * shape.pairs *
+             SecondsPerPair(device, query);
+    }
+    // Two products forward and four backward, of all pairs.
+    CostQuery product = query;
+    product.matmul = MatmulShape();
+    return (query.backward ? 4 : 2) * shape.batch * shape.heads *
+           shape.queries * shape.keys * (shape.qk_width + shape.v_width) *
+           SecondsPerFlop(device, {}, product);
+  }
+  if (!query.matmul) {
+    return query.flops.value * SecondsPerFlop(device, stack, query);
+  }
+  const MatmulShape& shape = *query.matmul;
+  return 2 * shape.batch * shape.m * shape.n * shape.k *
+         SecondsPerFlop(device, stack, query) / stack.sustained;
+}
+
+}  // namespace
+
+StepBound LowerBound(const Graph& graph, const Cluster& cluster,
+                     const TrainingOptions& options) {
+  const Stack& stack = cluster.stack;
+  const std::vector<Fusion> fusion = FusionOf(graph, stack);
+  double products = 0;
+  double others = 0;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& node = graph.nodes[i];
+    // Gradient sums follow the plan's layouts.
+    if (node.op == nullptr || node.op->name == "sum") continue;
+    if (fusion[i].traffic == 0) continue;
+    const std::vector<int64_t> extents = WholeExtents(graph, node);
+    std::vector<DType> operands;
+    std::vector<DType> results;
+    for (TensorId t : node.operands) operands.push_back(graph.tensor(t).dtype);
+    for (TensorId t : node.results) results.push_back(graph.tensor(t).dtype);
+    const OpCall call = {.rule = &node.rule,
+                         .extents = extents,
+                         .operand_dtypes = operands,
+                         .result_dtypes = results,
+                         .attributes = node.attributes};
+    CostQuery query;
+    query.key.dtype = KernelType(operands, results);
+    query.op_class = node.op->op_class;
+    if (node.op->flops != nullptr) query.flops = node.op->flops(call);
+    query.bytes = {static_cast<int64_t>(
+        stack.kernel_traffic * fusion[i].traffic *
+        static_cast<double>(CallBytes(*node.op, call).value))};
+    if (query.op_class == OpClass::kMatmul) query.matmul = MatmulShapeOf(call);
+    if (query.op_class == OpClass::kAttention) {
+      query.attention = AttentionShapeOf(call);
+      query.backward = node.op->adjoints.empty();
+      query.attention->pairs = static_cast<double>(CausalPairs(
+          {0, call.Extent('s')}, {0, call.Extent('t')}, WindowOf(node)));
+      if (stack.attention == StackAttention::kUnfused) query.score_passes = 1;
+      if (stack.attention == StackAttention::kFlash1) {
+        query.attention_kernel = AttentionKernel::kFlash1;
+      }
+    }
+    double least = std::numeric_limits<double>::infinity();
+    for (const DeviceType& device : cluster.device_types) {
+      least = std::min(least, LeastSeconds(device, stack, query));
+    }
+    (query.op_class == OpClass::kMemory ? others : products) += least;
+  }
+  const auto devices = static_cast<double>(cluster.devices.size());
+  StepBound bound;
+  const double seconds = (products + others) / devices;
+  bound.step_time = {static_cast<int64_t>(seconds * 1e12 * (1 - 1e-9))};
+  bound.products = seconds > 0 ? products / (products + others) : 0;
+  // Parameters in the graph's type; AdamW keeps two moments in fp32, and the
+  // parameters too where they are narrower.
+  const int64_t width = SizeOf(graph.dtype);
+  const int64_t state = (options.optimizer == "adamw" ? 8 : 0) +
+                        (width < SizeOf(DType::kFloat32) ? 4 : 0);
+  bound.memory = {static_cast<int64_t>(
+      static_cast<double>(ParameterCount(graph) * (width + state)) / devices)};
+  return bound;
+}
+
+}  // namespace tessera

@@ -1,0 +1,34 @@
+#pragma once
+// Parts of a plan in words, for people (Describe in strategy.h has the whole),
+// and what differs between two plans.
+//
+// Functions without state; thread-safe.
+
+#include <string>
+#include <vector>
+
+#include "planner/plan/graph_index.h"
+#include "planner/plan/plan.h"
+
+namespace tessera {
+
+// How the operators of a block are split: "data-parallel 4, tensor-parallel 8
+// (attention by heads), recompute full". Empty for a block without nodes.
+std::string DescribeBlock(const GraphIndex& index, const Cluster& cluster,
+                          const Plan& plan, int block);
+
+// One thing that two plans have otherwise.
+struct PlanChange {
+  std::string what;  // "h.0 … h.11 (12)", "microbatches"
+  std::string from;
+  std::string to;
+};
+
+// What differs, coarse before fine; runs of equal blocks with one difference
+// are one row. Empty for plans that are equal but for the names of groups, axes
+// and cluster. REQUIRES: both are valid plans of the index's graph.
+std::vector<PlanChange> ChangesBetween(const GraphIndex& index,
+                                       const Cluster& cluster, const Plan& from,
+                                       const Plan& to);
+
+}  // namespace tessera

@@ -1,0 +1,157 @@
+#include "planner/search/adapt.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "planner/plan/axis_roles.h"
+#include "planner/plan/recompute.h"
+#include "planner/plan/rooted.h"
+#include "planner/plan/stages.h"
+#include "planner/schedule/pipeline_schedule.h"
+#include "planner/search/experts.h"
+
+namespace tessera {
+namespace {
+
+// Where most of the weight is.
+template <typename T>
+T MostOf(const std::map<T, double>& weights, const T& otherwise) {
+  const auto most = std::ranges::max_element(
+      weights,
+      [](const auto& a, const auto& b) { return a.second < b.second; });
+  return most == weights.end() ? otherwise : most->first;
+}
+
+// What the axes of a block do, by their sizes.
+struct Degrees {
+  int64_t data = 1;
+  int64_t expert = 1;
+  int64_t context = 1;
+  int64_t tensor = 1;
+  bool sequence = false;
+  bool heads = false;
+  bool ring = false;
+  auto operator<=>(const Degrees&) const = default;
+};
+
+std::vector<int> DivisorsOf(int n) {
+  std::vector<int> divisors;
+  for (int d = 1; d <= n; ++d) {
+    if (n % d == 0) divisors.push_back(d);
+  }
+  return divisors;
+}
+
+double Distance(int a, int b) {
+  return std::abs(std::log(static_cast<double>(a) / b));
+}
+
+}  // namespace
+
+Strategy RoughStrategy(const GraphIndex& index, const Plan& plan) {
+  Strategy strategy;
+  strategy.pp = StagesOf(*index.graph, plan).count();
+  strategy.vp = ShapeOf(*index.graph, plan).chunks;
+  strategy.schedule = plan.schedule;
+  strategy.actions = plan.actions;
+  strategy.bucket = plan.bucket_bytes;
+  strategy.prefetch = plan.prefetch;
+  strategy.zigzag = plan.zigzag > 1;
+  if (UsesRoot(plan)) strategy.dp_kind = DataParallelKind::kRooted;
+  std::map<Degrees, double> degrees;
+  std::map<RecomputeLevel, double> levels;
+  for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
+    const auto& nodes = index.nodes_of_block[b];
+    if (nodes.empty()) continue;
+    const double weight = 1 + index.block_flops[b];
+    const auto level = RecomputeOf(index, plan, static_cast<int>(b));
+    if (level.has_value()) levels[*level] += weight;
+    const auto roles = RolesOf(index, plan, static_cast<int>(b));
+    if (!roles.has_value()) continue;
+    const DeviceGroup& group =
+        plan.groups[plan.ops[nodes[0].index()].group.index()];
+    degrees[{group.Size(roles->data), group.Size(roles->expert),
+             group.Size(roles->context), group.Size(roles->tensor),
+             roles->sequence, roles->heads, roles->ring}] += weight;
+  }
+  const Degrees most = MostOf(degrees, Degrees());
+  strategy.dp = static_cast<int>(most.data);
+  strategy.ep = static_cast<int>(most.expert);
+  strategy.cp = static_cast<int>(most.context);
+  strategy.tp = static_cast<int>(most.tensor);
+  strategy.sp = most.sequence;
+  if (most.heads) strategy.cp_kind = "ulysses";
+  if (most.ring) strategy.cp_kind = "ring";
+  strategy.recompute = MostOf(levels, RecomputeLevel::kNone);
+  std::map<int, double> zero;
+  std::map<MemoryTier, double> parameters;
+  std::map<MemoryTier, double> optimizer;
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    const auto elements = static_cast<double>(index.weights[w].elements);
+    zero[plan.weights[w].zero_stage] += elements;
+    parameters[plan.weights[w].parameter_tier] += elements;
+    optimizer[plan.weights[w].optimizer_tier] += elements;
+  }
+  strategy.zero = MostOf(zero, 0);
+  strategy.parameter_tier = MostOf(parameters, MemoryTier::kDevice);
+  strategy.optimizer_tier = MostOf(optimizer, MemoryTier::kDevice);
+  const int64_t parts = int64_t{plan.microbatches} * strategy.dp * strategy.ep;
+  strategy.mbs =
+      static_cast<int>(std::max<int64_t>(1, index.graph->global_batch / parts));
+  return strategy;
+}
+
+std::vector<Plan> AdaptedPlans(const SearchSpace& space, const Plan& old,
+                               size_t count) {
+  std::vector<Plan> plans;
+  Plan same = old;
+  if (MakeCanonical(space, same)) plans.push_back(std::move(same));
+  const Strategy rough = RoughStrategy(space.index, old);
+  const auto devices = static_cast<int>(space.cluster->devices.size());
+  std::vector<std::pair<double, Strategy>> near;
+  for (int tp : DivisorsOf(devices)) {
+    for (int pp : DivisorsOf(devices / tp)) {
+      for (int cp : DivisorsOf(rough.cp == 1 ? 1 : devices / tp / pp)) {
+        for (int ep : DivisorsOf(rough.ep == 1 ? 1 : devices / tp / pp / cp)) {
+          Strategy s = rough;
+          s.tp = tp;
+          s.pp = pp;
+          s.cp = cp;
+          s.ep = ep;
+          s.dp = devices / tp / pp / cp / ep;
+          s.sp = rough.sp && tp > 1;
+          s.zigzag = rough.zigzag && cp > 1;
+          const auto schedule = FindSchedule(s.schedule);
+          const bool runs =
+              schedule && (*schedule)->order != nullptr &&
+              Accepts(**schedule, {.stages = pp, .chunks = s.vp}).has_value();
+          if (pp == 1 || (pp != rough.pp && !runs)) {
+            s.vp = 1;
+            s.schedule = Strategy().schedule;
+            s.actions.clear();
+          }
+          const auto sized = WithSamples(space, s);
+          if (sized.empty()) continue;
+          const auto& nearest =
+              *std::ranges::min_element(sized, {}, [&](const Strategy& with) {
+                return Distance(with.mbs, rough.mbs);
+              });
+          near.emplace_back(Distance(tp, rough.tp) + Distance(pp, rough.pp) +
+                                Distance(cp, rough.cp) + Distance(ep, rough.ep),
+                            nearest);
+        }
+      }
+    }
+  }
+  std::ranges::stable_sort(
+      near, [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& [distance, strategy] : near) {
+    if (plans.size() >= count) break;
+    auto plan = PlanFromStrategy(space.index, *space.cluster, strategy);
+    if (plan) plans.push_back(*std::move(plan));
+  }
+  return plans;
+}
+
+}  // namespace tessera

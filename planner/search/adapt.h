@@ -1,0 +1,25 @@
+#pragma once
+// Plans for a cluster from one that was made for another: machines came, went
+// or were replaced.
+
+#include <cstddef>
+#include <vector>
+
+#include "planner/plan/strategy.h"
+#include "planner/search/search_space.h"
+
+namespace tessera {
+
+// What a plan of any cluster is nearest to, by most of its FLOPs and
+// parameters. Degrees are of the plan's own devices.
+Strategy RoughStrategy(const GraphIndex& index, const Plan& plan);
+
+// Up to `count` valid plans near `old`, the nearest first: itself where it is
+// valid, then uniform plans with its ZeRO, recomputation, schedule and (as
+// nearly as the batch divides) microbatch, by how far their degrees are from
+// its own: the sum of |log(new / old)| over tp, pp, cp and ep. REQUIRES: `old`
+// is a plan of the same graph.
+std::vector<Plan> AdaptedPlans(const SearchSpace& space, const Plan& old,
+                               size_t count);
+
+}  // namespace tessera

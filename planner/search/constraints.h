@@ -1,0 +1,87 @@
+#pragma once
+// Constraints: what a user rules out before the search.
+//
+// Moves propose, and the search starts from, allowed plans only: the space
+// becomes smaller and stays symmetric. Immutable, so thread-safe.
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/base/result.h"
+#include "planner/plan/graph_index.h"
+#include "planner/plan/plan.h"
+
+namespace tessera {
+
+// As a command line or a file gives them.
+struct ConstraintTexts {
+  // "PATTERN=KEY:VALUE", such as "h.*.attn=tp:8": in each layer the operators
+  // whose names match have it so. The components of a pattern, between dots,
+  // match neighbouring components of a name; '*' stands for any characters of
+  // one. Keys: FixKeys().
+  std::vector<std::string> fix = {};
+  std::vector<std::string> forbid = {};  // rows of Forbidden(), or a schedule
+  int max_microbatch = 0;  // samples of a microbatch on a replica; 0: any
+  std::string space = {};  // a row of Subspaces(); empty: full
+};
+
+// Adds the lines of a file's text: "fix PATTERN=KEY:VALUE", "forbid NAME",
+// "max-microbatch N", "space NAME"; '#' begins a comment. Errors name `path`
+// and the line.
+Result<void> ParseConstraints(std::string_view text, const std::string& path,
+                              ConstraintTexts& texts);
+
+// What an operator may be held to.
+struct FixKey {
+  std::string_view name;
+  std::string_view summary;
+};
+std::span<const FixKey> FixKeys();
+
+// What a plan may be kept from.
+struct ForbiddenRow {
+  std::string_view name;
+  std::string_view summary;
+  bool (*has)(const GraphIndex& index, const Plan& plan);
+};
+std::span<const ForbiddenRow> Forbidden();
+
+// Named parts of the space.
+struct Subspace {
+  std::string_view name;
+  std::string_view summary;
+  bool (*holds)(const GraphIndex& index, const Cluster& cluster,
+                const Plan& plan);
+};
+std::span<const Subspace> Subspaces();
+
+class Constraints {
+ public:
+  Constraints() = default;
+  // Errors name the text: unknown keys, values that are none, patterns that
+  // match no operator.
+  static Result<Constraints> Make(const GraphIndex& index,
+                                  const ConstraintTexts& texts);
+
+  bool empty() const;
+  // How many of them a plan breaks, a fixed key once for each layer; 0: it is
+  // allowed. REQUIRES: the plan is valid for the graph of Make.
+  int Violations(const GraphIndex& index, const Cluster& cluster,
+                 const Plan& plan) const;
+
+ private:
+  struct Fixed {
+    size_t key = 0;  // of FixKeys()
+    int value = 0;
+    std::vector<std::vector<NodeId>> nodes;  // by block, where there are some
+  };
+  std::vector<Fixed> fixed_;
+  std::vector<const ForbiddenRow*> forbidden_;
+  std::vector<std::string> schedules_;
+  int max_microbatch_ = 0;
+  const Subspace* subspace_ = nullptr;
+};
+
+}  // namespace tessera

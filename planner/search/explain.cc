@@ -1,0 +1,417 @@
+#include "planner/search/explain.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+
+#include "planner/plan/recompute.h"
+#include "planner/schedule/pipeline_schedule.h"
+#include "planner/search/adapt.h"
+#include "planner/search/experts.h"
+#include "planner/search/sweep.h"
+
+namespace tessera {
+namespace {
+
+std::vector<int> DivisorsOf(int n) {
+  std::vector<int> divisors;
+  for (int d = 1; d <= n; ++d) {
+    if (n % d == 0) divisors.push_back(d);
+  }
+  return divisors;
+}
+
+std::string Degree(std::string_view name, int degree) {
+  return std::string(name) + " " + std::to_string(degree);
+}
+
+// `strategy` with every way to part a degree and dp, each with all microbatch
+// sizes.
+std::vector<Strategy> Traded(const SearchSpace& space, Strategy strategy,
+                             int Strategy::*degree) {
+  std::vector<Strategy> all;
+  const int product = strategy.dp * strategy.*degree;
+  for (int d : DivisorsOf(product)) {
+    Strategy other = strategy;
+    other.*degree = d;
+    other.dp = product / d;
+    if (other.dp * other.ep * other.cp == 1) other.zero = 0;
+    if (other.tp == 1) other.sp = false;
+    if (other.cp == 1) other.zigzag = false;
+    // A pipeline that is not there has no schedule, another one perhaps fewer
+    // chunks.
+    const PipelineShape shape = {.stages = other.pp, .chunks = other.vp};
+    const auto schedule = FindSchedule(other.schedule);
+    if (other.pp == 1 || !schedule || !Accepts(**schedule, shape)) {
+      other.vp = 1;
+      other.schedule = Strategy().schedule;
+      other.actions.clear();
+    }
+    for (const bool sp : {false, true}) {
+      if (sp && (other.tp == 1 || other.sp)) continue;
+      Strategy with = other;
+      with.sp |= sp;
+      const auto sized = WithSamples(space, with);
+      all.insert(all.end(), sized.begin(), sized.end());
+    }
+  }
+  return all;
+}
+
+template <int Strategy::*kDegree>
+std::vector<Strategy> Trade(const SearchSpace& space, const Strategy& s) {
+  return Traded(space, s, kDegree);
+}
+
+std::vector<Strategy> OtherExperts(const SearchSpace& space,
+                                   const Strategy& s) {
+  return space.index.has_experts ? Traded(space, s, &Strategy::ep)
+                                 : std::vector<Strategy>();
+}
+
+std::vector<Strategy> OtherContext(const SearchSpace& space,
+                                   const Strategy& s) {
+  std::vector<Strategy> all;
+  for (const char* kind : {"gather", "ring", "ulysses"}) {
+    Strategy of_kind = s;
+    of_kind.cp_kind = kind;
+    const auto traded = Traded(space, of_kind, &Strategy::cp);
+    all.insert(all.end(), traded.begin(), traded.end());
+  }
+  return all;
+}
+
+std::vector<Strategy> OtherZero(const SearchSpace& space, const Strategy& s) {
+  std::vector<Strategy> all;
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const int group : {0, Strategy::kWithinNode}) {
+      // Within nodes there must be something to cut over.
+      const bool inside = space.cluster->num_nodes() > 1 &&
+                          s.tp * s.cp * s.ep < space.least_devices_of_node;
+      if (group != 0 && (stage == 0 || !inside)) continue;
+      Strategy other = s;
+      other.zero = stage;
+      other.zero_group = group;
+      all.push_back(other);
+    }
+  }
+  return all;
+}
+
+std::vector<Strategy> OtherRecompute(const SearchSpace&, const Strategy& s) {
+  std::vector<Strategy> all;
+  for (const RecomputeRow& row : RecomputeLevels()) {
+    Strategy other = s;
+    other.recompute = row.level;
+    other.recompute_layers = 0;
+    all.push_back(other);
+  }
+  return all;
+}
+
+std::vector<Strategy> OtherSequence(const SearchSpace&, const Strategy& s) {
+  if (s.tp == 1) return {};
+  Strategy other = s;
+  other.sp = !s.sp;
+  return {other};
+}
+
+std::vector<Strategy> OtherSchedule(const SearchSpace&, const Strategy& s) {
+  std::vector<Strategy> all;
+  if (s.pp == 1) return all;
+  for (const int chunks : {1, 2, 3, 4, 6, 8, 12}) {
+    for (const PipelineSchedule& schedule : Schedules()) {
+      if (schedule.order == nullptr ||
+          !Accepts(schedule, {.stages = s.pp, .chunks = chunks})) {
+        continue;
+      }
+      Strategy other = s;
+      other.actions.clear();
+      other.vp = chunks;
+      other.schedule = schedule.name;
+      all.push_back(other);
+    }
+  }
+  return all;
+}
+
+std::vector<Strategy> OtherOrder(const SearchSpace&, const Strategy& s) {
+  using D = MeshDimension;
+  std::vector<Strategy> all;
+  for (const std::vector<D>& order :
+       {Strategy().order,
+        {D::kTensor, D::kContext, D::kExpert, D::kPipeline, D::kData},
+        {D::kData, D::kTensor, D::kContext, D::kExpert, D::kPipeline},
+        {D::kPipeline, D::kTensor, D::kContext, D::kExpert, D::kData},
+        {D::kTensor, D::kData, D::kContext, D::kExpert, D::kPipeline}}) {
+    Strategy other = s;
+    other.order = order;
+    all.push_back(other);
+  }
+  return all;
+}
+
+std::vector<Strategy> OtherOffload(const SearchSpace& space,
+                                   const Strategy& s) {
+  std::vector<Strategy> all;
+  if (!space.cluster->host.has_value()) return all;
+  for (const MemoryTier optimizer : {MemoryTier::kDevice, MemoryTier::kHost}) {
+    for (const MemoryTier parameters :
+         {MemoryTier::kDevice, MemoryTier::kHost}) {
+      Strategy other = s;
+      other.optimizer_tier = optimizer;
+      other.parameter_tier = parameters;
+      other.activation_tier = MemoryTier::kDevice;
+      all.push_back(other);
+    }
+  }
+  return all;
+}
+
+// The dimensions of more than one rank, innermost first.
+std::string OrderText(const Strategy& s) {
+  static constexpr std::array<std::string_view, 5> kNames = {"tp", "cp", "ep",
+                                                             "dp", "pp"};
+  const std::array<int, 5> degrees = {s.tp, s.cp, s.ep, s.dp, s.pp};
+  std::string text;
+  for (MeshDimension dimension : s.order) {
+    const auto d = static_cast<size_t>(dimension);
+    if (degrees[d] == 1) continue;
+    text += (text.empty() ? "" : ", then ") + std::string(kNames[d]);
+  }
+  return text.empty() ? "one rank" : text;
+}
+
+std::string ZeroText(const Strategy& s) {
+  if (s.zero == 0) return "none";
+  return "ZeRO-" + std::to_string(s.zero) +
+         (s.zero_group == 0 ? "" : " within nodes");
+}
+
+std::string ContextText(const Strategy& s) {
+  return Degree("cp", s.cp) + (s.cp > 1 ? " (" + s.cp_kind + "), " : ", ") +
+         Degree("dp", s.dp);
+}
+
+std::string ScheduleText(const Strategy& s) {
+  if (s.pp == 1) return "none";
+  return s.schedule +
+         (s.vp > 1 ? " of " + std::to_string(s.vp) + " chunks" : "");
+}
+
+std::string OffloadText(const Strategy& s) {
+  std::string text;
+  const auto add = [&](std::string_view what, MemoryTier tier) {
+    if (tier == MemoryTier::kDevice) return;
+    text += (text.empty() ? "" : ", ") + std::string(what) +
+            (tier == MemoryTier::kHost ? " on the host" : " in files");
+  };
+  add("optimizer", s.optimizer_tier);
+  add("parameters", s.parameter_tier);
+  add("activations", s.activation_tier);
+  return text.empty() ? "none" : text;
+}
+
+struct DecisionRow {
+  std::string_view name;
+  std::string (*choice)(const Strategy& strategy);
+  // Strategies with other choices, several for one where more is to be chosen
+  // with it.
+  std::vector<Strategy> (*others)(const SearchSpace& space,
+                                  const Strategy& strategy);
+};
+
+constexpr std::array kDecisions = {
+    DecisionRow{"tensor parallelism",
+                [](const Strategy& s) {
+                  return Degree("tp", s.tp) + ", " + Degree("dp", s.dp);
+                },
+                Trade<&Strategy::tp>},
+    DecisionRow{"pipeline parallelism",
+                [](const Strategy& s) {
+                  return Degree("pp", s.pp) + ", " + Degree("dp", s.dp);
+                },
+                Trade<&Strategy::pp>},
+    DecisionRow{"context parallelism", ContextText, OtherContext},
+    DecisionRow{"expert parallelism",
+                [](const Strategy& s) {
+                  return Degree("ep", s.ep) + ", " + Degree("dp", s.dp);
+                },
+                OtherExperts},
+    DecisionRow{"microbatch",
+                [](const Strategy& s) {
+                  return std::to_string(s.mbs) +
+                         (s.mbs == 1 ? " sample" : " samples");
+                },
+                [](const SearchSpace& space, const Strategy& s) {
+                  return WithSamples(space, s);
+                }},
+    DecisionRow{"ZeRO", ZeroText, OtherZero},
+    DecisionRow{"recomputation",
+                [](const Strategy& s) {
+                  return std::string(NameOf(s.recompute)) +
+                         (s.recompute_layers > 0
+                              ? " of " + std::to_string(s.recompute_layers) +
+                                    " layers"
+                              : "");
+                },
+                OtherRecompute},
+    DecisionRow{
+        "sequence parallelism",
+        [](const Strategy& s) { return std::string(s.sp ? "on" : "off"); },
+        OtherSequence},
+    DecisionRow{"schedule", ScheduleText, OtherSchedule},
+    DecisionRow{"ranks on the fabric, innermost first", OrderText, OtherOrder},
+    DecisionRow{"offloading", OffloadText, OtherOffload},
+};
+
+// Pricing plans that offload takes a simulation each: only where it matters.
+bool IsAsked(const DecisionRow& row, const Strategy& strategy, bool feasible) {
+  return row.choice != OffloadText || !feasible ||
+         OffloadText(strategy) != "none";
+}
+
+}  // namespace
+
+std::vector<Decision> DecisionsOf(const SearchSpace& space,
+                                  const Objective& objective,
+                                  const Strategy& strategy, int threads,
+                                  const std::function<bool()>& stop) {
+  const auto own =
+      objective.EvaluateUniform(space.index, *space.cluster, strategy);
+  const bool feasible = own.has_value() && own->feasible;
+  std::vector<Decision> decisions;
+  for (const DecisionRow& row : kDecisions) {
+    if (stop && stop()) break;
+    if (!IsAsked(row, strategy, feasible)) continue;
+    Decision decision = {row.name, row.choice(strategy), {}};
+    std::map<std::string, std::vector<Strategy>> choices;
+    for (Strategy& other : row.others(space, strategy)) {
+      std::string choice = row.choice(other);
+      if (choice == decision.chosen) continue;
+      choices[std::move(choice)].push_back(std::move(other));
+    }
+    for (const auto& [choice, list] : choices) {
+      const SweepResult swept = Sweep(space, objective, list, 1, threads, stop);
+      if (swept.best.empty()) continue;
+      decision.alternatives.push_back(
+          {choice, swept.best[0].strategy, swept.best[0].score});
+    }
+    if (decision.alternatives.empty()) continue;
+    std::ranges::stable_sort(decision.alternatives,
+                             [](const Alternative& a, const Alternative& b) {
+                               return Better(a.score, b.score);
+                             });
+    decisions.push_back(std::move(decision));
+  }
+  return decisions;
+}
+
+std::optional<Strategy> NearestStrategy(const SearchSpace& space,
+                                        const Plan& plan) {
+  const GraphIndex& index = space.index;
+  auto exact = UniformStrategy(index, *space.cluster, plan);
+  if (exact.has_value()) return exact;
+  const Strategy strategy = RoughStrategy(index, plan);
+  if (!PlanFromStrategy(index, *space.cluster, strategy)) return std::nullopt;
+  return strategy;
+}
+
+std::vector<Neighbour> NeighboursOf(const SearchSpace& space,
+                                    const Objective& objective,
+                                    const Plan& plan, int draws, uint64_t seed,
+                                    const std::function<bool()>& stop) {
+  std::vector<Neighbour> neighbours;
+  uint64_t stream = 0;
+  for (const Move& move : Moves()) {
+    Rng rng(seed, stream++);
+    Neighbour best;
+    std::vector<Plan> known;
+    for (int i = 0; i < draws && !(stop && stop()); ++i) {
+      auto proposal = move.propose(plan, space, rng);
+      if (!proposal.has_value()) continue;
+      if (std::ranges::find(known, proposal->plan) != known.end()) continue;
+      known.push_back(proposal->plan);
+      Evaluation evaluation = objective.Evaluate(proposal->plan);
+      if (best.candidates++ > 0 && !Better(evaluation, best.evaluation)) {
+        continue;
+      }
+      best.plan = std::move(proposal->plan);
+      best.evaluation = std::move(evaluation);
+    }
+    if (best.candidates == 0) continue;
+    best.move = &move;
+    NameAxes(space.index, best.plan);
+    neighbours.push_back(std::move(best));
+  }
+  std::ranges::stable_sort(neighbours,
+                           [](const Neighbour& a, const Neighbour& b) {
+                             return Better(a.evaluation, b.evaluation);
+                           });
+  return neighbours;
+}
+
+std::string TextbookName(const SearchSpace& space, const Plan& plan) {
+  const auto exact = UniformStrategy(space.index, *space.cluster, plan);
+  const Strategy s = exact ? *exact : RoughStrategy(space.index, plan);
+  const auto in_brackets = [](int n) { return " (" + std::to_string(n) + ")"; };
+  // Where the ranks of a dimension lie: whether its outermost neighbour is on
+  // the same node, by the strides of the ranks.
+  const auto inside = [&](MeshDimension dimension) {
+    const std::array<int, 5> degrees = {s.tp, s.cp, s.ep, s.dp, s.pp};
+    int64_t stride = 1;
+    for (MeshDimension d : s.order) {
+      stride *= degrees[static_cast<size_t>(d)];
+      if (d == dimension) break;
+    }
+    return space.least_devices_of_node % stride == 0;
+  };
+  const auto place = [&](MeshDimension dimension) -> std::string {
+    if (space.cluster->num_nodes() == 1) return "";
+    return inside(dimension) ? " inside the node" : " across nodes";
+  };
+  std::vector<std::string> parts;
+  const int replicas = s.dp * s.ep;
+  if (replicas > 1) {
+    std::string text = s.zero > 0 ? "ZeRO-" + std::to_string(s.zero) + " " : "";
+    if (s.dp_kind == DataParallelKind::kRooted) text += "rooted ";
+    if (s.zero > 0 && s.zero_group != 0) text += "hybrid ";
+    parts.push_back(text + "data parallelism" + in_brackets(replicas));
+  } else if (s.zero > 0 && s.cp > 1) {
+    parts.push_back("ZeRO-" + std::to_string(s.zero));
+  }
+  if (s.tp > 1) {
+    parts.push_back(std::string(s.sp ? "tensor and sequence parallelism"
+                                     : "tensor parallelism") +
+                    in_brackets(s.tp) + place(MeshDimension::kTensor));
+  }
+  if (s.cp > 1) {
+    parts.push_back("context parallelism" + in_brackets(s.cp) +
+                    place(MeshDimension::kContext));
+  }
+  if (s.ep > 1) {
+    parts.push_back("expert parallelism" + in_brackets(s.ep) +
+                    place(MeshDimension::kExpert));
+  }
+  if (s.pp > 1) {
+    parts.push_back("a pipeline of " + std::to_string(s.pp) + " stages");
+  }
+  if (parts.empty()) parts.emplace_back("one device, nothing split");
+  std::string text = parts[0];
+  for (size_t i = 1; i < parts.size(); ++i) {
+    text += (i == 1                  ? " with "
+             : i + 1 == parts.size() ? " and "
+                                     : ", ") +
+            parts[i];
+  }
+  if (s.recompute != RecomputeLevel::kNone) {
+    text += ", " + std::string(NameOf(s.recompute)) + " recomputation";
+  }
+  if (const std::string offload = OffloadText(s); offload != "none") {
+    text += ", " + offload;
+  }
+  if (!exact) text += ", with layers or weights of its own";
+  return text;
+}
+
+}  // namespace tessera

@@ -1,0 +1,69 @@
+#pragma once
+// Why a plan is as it is: each decision beside what else it could be, priced by
+// the objective.
+//
+// Thread-safe, as the objective is.
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/plan/strategy.h"
+#include "planner/search/move.h"
+#include "planner/search/objective.h"
+#include "planner/search/search_space.h"
+
+namespace tessera {
+
+// Another choice in one decision, all else equal.
+struct Alternative {
+  std::string choice;  // "tp 4, dp 16"
+  Strategy strategy;
+  Score score;
+};
+
+struct Decision {
+  std::string_view name;                  // "tensor parallelism"
+  std::string chosen;                     // "tp 8, dp 8"
+  std::vector<Alternative> alternatives;  // best first, one for each choice
+};
+
+// The decisions of a uniform plan that have a valid alternative: degrees of
+// tensor, pipeline, context and expert parallelism (data parallelism makes up
+// the devices, and the microbatch is chosen anew), samples of a microbatch,
+// ZeRO, recomputation, sequence parallelism, schedule, the order of ranks on
+// the fabric and offloading. Stops early when `stop` says so.
+std::vector<Decision> DecisionsOf(const SearchSpace& space,
+                                  const Objective& objective,
+                                  const Strategy& strategy, int threads,
+                                  const std::function<bool()>& stop);
+
+// The uniform strategy that a plan is nearest to: its own, or that of most of
+// its FLOPs and parameters. Nothing where that gives no valid plan.
+std::optional<Strategy> NearestStrategy(const SearchSpace& space,
+                                        const Plan& plan);
+
+// The best that one draw of a move leads to.
+struct Neighbour {
+  const Move* move = nullptr;
+  Plan plan;
+  Evaluation evaluation;
+  int candidates = 0;  // different plans that its draws led to
+};
+
+// Of `draws` draws of every move, best first; moves that do not apply are left
+// out. Stops early when `stop` says so. REQUIRES: `plan` is canonical.
+std::vector<Neighbour> NeighboursOf(const SearchSpace& space,
+                                    const Objective& objective,
+                                    const Plan& plan, int draws, uint64_t seed,
+                                    const std::function<bool()>& stop);
+
+// What people call it: "ZeRO-1 data parallelism (8) with tensor parallelism (8)
+// inside the node and a pipeline of 4 stages". Of a plan that is not uniform
+// the name of its nearest strategy, and that it differs.
+std::string TextbookName(const SearchSpace& space, const Plan& plan);
+
+}  // namespace tessera

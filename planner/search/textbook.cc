@@ -1,0 +1,239 @@
+#include "planner/search/textbook.h"
+
+#include <algorithm>
+#include <array>
+
+#include "planner/base/table.h"
+#include "planner/plan/recompute.h"
+
+namespace tessera {
+namespace {
+
+int Devices(const SearchSpace& space) {
+  return static_cast<int>(space.cluster->devices.size());
+}
+
+// Those of the grid that `is` keeps.
+template <typename Is>
+std::vector<Strategy> Grid(const SearchSpace& space, Is is) {
+  std::vector<Strategy> all = UniformStrategies(space);
+  std::erase_if(all, [&](const Strategy& s) { return !is(s); });
+  return all;
+}
+
+std::vector<Strategy> Unsplit(const SearchSpace& space) {
+  if (Devices(space) > 1) return {};
+  Strategy strategy;
+  strategy.dp = 1;
+  return WithSamples(space, strategy);
+}
+
+std::vector<Strategy> Ddp(const SearchSpace& space) {
+  Strategy strategy;
+  strategy.dp = Devices(space);
+  return strategy.dp == 1 ? std::vector<Strategy>()
+                          : WithSamples(space, strategy);
+}
+
+std::vector<Strategy> Zero(const SearchSpace& space) {
+  auto all = Grid(space, [](const Strategy& s) {
+    return s.tp == 1 && s.pp == 1 && s.ep == 1 && s.zero > 0;
+  });
+  if (space.cluster->num_nodes() == 1) return all;
+  const size_t count = all.size();
+  for (size_t i = 0; i < count; ++i) {
+    Strategy hybrid = all[i];
+    hybrid.zero_group = Strategy::kWithinNode;
+    all.push_back(std::move(hybrid));
+  }
+  return all;
+}
+
+std::vector<Strategy> PipelineParallel(const SearchSpace& space) {
+  return Grid(space, [](const Strategy& s) {
+    return s.tp == 1 && s.pp > 1 && s.ep == 1 && s.zero == 0;
+  });
+}
+
+std::vector<Strategy> TensorParallel(const SearchSpace& space) {
+  return Grid(space, [](const Strategy& s) {
+    return s.tp > 1 && s.pp == 1 && s.ep == 1 && s.zero == 0;
+  });
+}
+
+std::vector<Strategy> ThreeD(const SearchSpace& space) {
+  return Grid(space, [](const Strategy& s) {
+    return s.tp > 1 && s.pp > 1 && s.zero == 0;
+  });
+}
+
+std::vector<Strategy> ThreeDZero(const SearchSpace& space) {
+  return Grid(space, [](const Strategy& s) {
+    return s.tp > 1 && s.pp > 1 && s.zero == 1;
+  });
+}
+
+// Data parallelism of every stage with the optimizer on a tier, and parameters
+// there or on the device. Every fourth microbatch size: each plan is simulated.
+std::vector<Strategy> Offloaded(const SearchSpace& space, MemoryTier optimizer,
+                                MemoryTier parameters, int tiles) {
+  std::vector<Strategy> all;
+  const int devices = Devices(space);
+  for (int zero = devices == 1 ? 0 : 1; zero <= (devices == 1 ? 0 : 3);
+       ++zero) {
+    for (const MemoryTier tier : {MemoryTier::kDevice, parameters}) {
+      for (const RecomputeLevel level :
+           {RecomputeLevel::kNone, RecomputeLevel::kFull}) {
+        Strategy strategy;
+        strategy.dp = devices;
+        strategy.zero = zero;
+        strategy.optimizer_tier = optimizer;
+        strategy.parameter_tier = tier;
+        strategy.recompute = level;
+        strategy.tiles = tiles;
+        for (const Strategy& sized : WithSamples(space, strategy)) {
+          if (sized.mbs == 1 || sized.mbs % 4 == 0) all.push_back(sized);
+        }
+      }
+    }
+  }
+  return all;
+}
+
+std::vector<Strategy> OnHost(const SearchSpace& space) {
+  if (!space.cluster->host.has_value()) return {};
+  return Offloaded(space, MemoryTier::kHost, MemoryTier::kHost, 1);
+}
+
+std::vector<Strategy> InFiles(const SearchSpace& space) {
+  if (!space.cluster->host.has_value()) return {};
+  return Offloaded(space, MemoryTier::kFile, MemoryTier::kFile, 1);
+}
+
+std::vector<Strategy> Tiled(const SearchSpace& space) {
+  if (!space.cluster->host.has_value()) return {};
+  constexpr int kTiles = 4;
+  auto all = Offloaded(space, MemoryTier::kHost, MemoryTier::kHost, kTiles);
+  const auto files =
+      Offloaded(space, MemoryTier::kFile, MemoryTier::kFile, kTiles);
+  all.insert(all.end(), files.begin(), files.end());
+  return all;
+}
+
+}  // namespace
+
+std::span<const Approach> Approaches() {
+  static constexpr std::array kTable = {
+      Approach{"no split", "the whole model on one device", false, Unsplit},
+      Approach{"DDP", "a replica on every device", false, Ddp},
+      Approach{"ZeRO", "data parallelism, state cut over all or within nodes",
+               false, Zero},
+      Approach{"PP", "a pipeline, perhaps of several replicas", false,
+               PipelineParallel},
+      Approach{"TP", "tensor parallelism within nodes, perhaps replicated",
+               false, TensorParallel},
+      Approach{"PP+TP+DP", "all three", false, ThreeD},
+      Approach{"PP+TP+DP+ZeRO-1", "all three, optimizer state cut", false,
+               ThreeDZero},
+      Approach{"ZeRO with CPU offload",
+               "optimizer state, perhaps parameters, in the host's memory",
+               true, OnHost},
+      Approach{"ZeRO with NVMe offload", "the same in files", true, InFiles},
+      Approach{"ZeRO with offload and tiling",
+               "the same, linears in tiles one after another", true, Tiled},
+  };
+  return kTable;
+}
+
+Result<const Approach*> FindApproach(std::string_view name) {
+  return Find("approach", Approaches(), name);
+}
+
+std::optional<Candidate> BestOf(const Approach& approach,
+                                const SearchSpace& space,
+                                const Objective& objective, int threads,
+                                const std::function<bool()>& stop) {
+  const SweepResult swept =
+      Sweep(space, objective, approach.strategies(space), 1, threads, stop);
+  if (swept.best.empty()) return std::nullopt;
+  return swept.best[0];
+}
+
+Situation SituationOf(const SearchSpace& space, const Objective& objective,
+                      bool fast_within, bool fast_between, int threads,
+                      const std::function<bool()>& stop) {
+  const Graph& graph = *space.index.graph;
+  Situation situation;
+  situation.devices = Devices(space);
+  situation.nodes = space.cluster->num_nodes();
+  situation.fast_within = fast_within;
+  situation.fast_between = fast_between;
+  const auto fits = [&](std::string_view name) {
+    const auto best =
+        BestOf(*FindApproach(name).value(), space, objective, threads, stop);
+    return best.has_value() && best->score.feasible;
+  };
+  situation.fits = fits(situation.devices == 1 ? "no split" : "DDP");
+  std::vector<int64_t> elements(graph.blocks.size());
+  for (const GraphIndex::WeightUse& weight : space.index.weights) {
+    elements[static_cast<size_t>(graph.node(weight.home.node).block)] +=
+        weight.elements;
+  }
+  const int64_t largest = *std::ranges::max_element(elements);
+  int64_t memory = space.cluster->TypeOf(DeviceId(0)).memory.value;
+  for (size_t d = 0; d < space.cluster->devices.size(); ++d) {
+    const DeviceId device(static_cast<int64_t>(d));
+    memory = std::min(memory, space.cluster->TypeOf(device).memory.value);
+  }
+  situation.layer_fits = 2 * largest * SizeOf(graph.dtype) <= memory;
+  situation.host_fits =
+      situation.fits || situation.devices > 1 || fits("ZeRO with CPU offload");
+  return situation;
+}
+
+std::span<const Advice> Advices() {
+  static const std::vector<Advice> kTable = {
+      {"one device: the model fits",
+       {"no split"},
+       [](const Situation& s) { return s.devices == 1 && s.fits; }},
+      {"one device: the largest layer does not fit",
+       {"ZeRO with offload and tiling"},
+       [](const Situation& s) { return s.devices == 1 && !s.layer_fits; }},
+      {"one device: does not fit",
+       {"ZeRO with CPU offload"},
+       [](const Situation& s) { return s.devices == 1 && s.host_fits; }},
+      {"one device: does not fit, nor does the host have room",
+       {"ZeRO with NVMe offload"},
+       [](const Situation& s) { return s.devices == 1; }},
+      {"one node: the model fits on a device",
+       {"DDP", "ZeRO"},
+       [](const Situation& s) { return s.nodes == 1 && s.fits; }},
+      {"one node: the largest layer does not fit",
+       {"TP", "ZeRO"},
+       [](const Situation& s) { return s.nodes == 1 && !s.layer_fits; }},
+      {"one node: does not fit, with NVLink",
+       {"PP", "ZeRO", "TP"},
+       [](const Situation& s) { return s.nodes == 1 && s.fast_within; }},
+      {"one node: does not fit, without NVLink",
+       {"PP"},
+       [](const Situation& s) { return s.nodes == 1; }},
+      {"many nodes: fast network",
+       {"ZeRO", "PP+TP+DP"},
+       [](const Situation& s) { return s.fast_between; }},
+      {"many nodes: slow network, the model fits on a device",
+       {"DDP", "ZeRO"},
+       [](const Situation& s) { return s.fits; }},
+      {"many nodes: slow network, little memory",
+       {"PP+TP+DP+ZeRO-1"},
+       [](const Situation&) { return true; }},
+  };
+  return kTable;
+}
+
+const Advice& AdviceFor(const Situation& situation) {
+  return *std::ranges::find_if(Advices(), [&](const Advice& advice) {
+    return advice.applies(situation);
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# `explain` and `diff`: a plan in words with what else it could be, two plans
+# side by side, and the textbook's table.
+# shellcheck source=tests/cli/lib.bash
+source "$(dirname "$0")/lib.bash"
+cluster=(--cluster local-cpu:4)
+
+"$tessera" explain "${tiny[@]}" "${cluster[@]}" --strategy tp=2,zero=1 \
+  >"$work/text" 2>"$work/stderr"
+grep -q "^ZeRO-1 data parallelism (2) with tensor parallelism (2)$" "$work/text" ||
+  fail "no name: $(head -1 "$work/text")"
+grep -q "^what binds: " "$work/text" || fail "does not say what binds"
+grep -q "tensor parallelism: tp 2, dp 2\. Otherwise tp [14]" "$work/text" ||
+  fail "no alternatives to tensor parallelism"
+"$tessera" explain "${tiny[@]}" "${cluster[@]}" --strategy tp=2,zero=1 --json \
+  >"$work/explain.json" 2>/dev/null
+check() { json "$1" "$work/explain.json" >/dev/null; }
+check 'j["strategy"].startswith("dp2 tp2") and j["feasible"]'
+check 'len(j["decisions"]) >= 5 and len(j["neighbours"]) >= 5'
+check 'all(d["alternatives"] for d in j["decisions"])'
+check 'all(a["step_time_s"] > 0 for d in j["decisions"] for a in d["alternatives"])'
+check '0.5 < sum(j["binds"].values()) < 1.5'
+
+for strategy in dp=4 dp=2,tp=2,mbs=2; do
+  "$tessera" simulate "${tiny[@]}" "${cluster[@]}" --strategy $strategy \
+    --plan-out "$work/$strategy.json" --json >"$work/step.$strategy.json"
+done
+"$tessera" diff "$work/dp=4.json" "$work/dp=2,tp=2,mbs=2.json" "${tiny[@]}" \
+  "${cluster[@]}" --json >"$work/diff.json"
+json "j['a']['name'] == 'data parallelism (4)' and len(j['changes']) > 0" \
+  "$work/diff.json" >/dev/null
+for side in a:dp=4 b:dp=2,tp=2,mbs=2; do
+  expected=$(json 'j["step_time_s"]' "$work/step.${side#*:}.json")
+  json "j['${side%%:*}']['step_time_s'] == $expected" "$work/diff.json" >/dev/null
+done
+"$tessera" diff "$work/dp=4.json" "$work/dp=4.json" "${tiny[@]}" \
+  "${cluster[@]}" | grep -q "^the plans are equal$" || fail "equal plans differ"
+
+"$tessera" explain --which-strategy "${tiny[@]}" "${cluster[@]}" \
+  --proposals 100 --json >"$work/which.json" 2>/dev/null
+json 'j["situation"]["fits"] and j["found"]["feasible"]' "$work/which.json" >/dev/null
+json 'sum(row["applies"] for row in j["textbook"]) == 1' "$work/which.json" >/dev/null
+json 'all(j["found"]["step_time_s"] <= a["step_time_s"]
+  for a in j["answers"] if a.get("feasible"))' "$work/which.json" >/dev/null
+"$tessera" explain --which-strategy "${tiny[@]}" "${cluster[@]}" \
+  --proposals 100 >"$work/text" 2>/dev/null
+grep -q "^  > one node: the model fits on a device " "$work/text" ||
+  fail "the situation is not marked"
+
+fails 2 "explain: needs --model" explain "${cluster[@]}"
+fails 2 "diff: needs two plan files" diff "$work/dp=4.json" "${tiny[@]}" \
+  "${cluster[@]}"
+fails 2 "nothing.json" diff "$work/dp=4.json" "$work/nothing.json" "${tiny[@]}" \
+  "${cluster[@]}"

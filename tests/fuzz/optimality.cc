@@ -1,0 +1,118 @@
+// How often the search finds the best of all plans, on random problems small
+// enough to enumerate (tests/support/small_instances.h).
+//
+//   tessera_optimality [--instances N] [--seeds N] [--first N] [--proposals N]
+//                      [--limit PLANS]
+//
+// Prints a line for each instance, with the times of the enumeration and of the
+// slowest search, and a summary. Exits with 1 where fewer than 99 % of the
+// searches find a plan as fast.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "costmodel/evaluate/evaluator.h"
+#include "planner/search/mcmc.h"
+#include "tests/support/small_instances.h"
+
+namespace tessera {
+namespace {
+
+struct Settings {
+  int64_t instances = 200;
+  int64_t seeds = 20;
+  int64_t first = 0;
+  int64_t proposals = 4000;
+  int64_t limit = 1'000'000;  // of plans; instances of more are passed over
+};
+
+double Now() {
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+int Run(const Settings& settings) {
+  int64_t found = 0;
+  int64_t runs = 0;
+  int64_t instances = 0;
+  double slowest = 0;
+  double total = 0;
+  for (int64_t i = settings.first; instances < settings.instances; ++i) {
+    const auto instance = testing::MakeSmallInstance(static_cast<uint64_t>(i));
+    const SearchSpace space(instance.graph, instance.cluster);
+    const Evaluator evaluator(instance.graph, instance.cluster, nullptr, {});
+    const double begin = Now();
+    const auto best = testing::BestOfAll(space, evaluator, settings.limit);
+    if (!best) continue;
+    ++instances;
+    const double enumerated = Now() - begin;
+    int64_t found_here = 0;
+    double slowest_here = 0;
+    double worst = 1;
+    for (int64_t seed = 0; seed < settings.seeds; ++seed) {
+      // Each search prices its plans anew.
+      const Evaluator own(instance.graph, instance.cluster, nullptr, {});
+      SearchOptions options;
+      options.seed = static_cast<uint64_t>(seed);
+      options.proposals = settings.proposals;
+      options.time_limit = 0;
+      options.threads = 1;
+      const double start = Now();
+      const auto result = Search(space, own, options);
+      const double seconds = Now() - start;
+      slowest_here = std::max(slowest_here, seconds);
+      total += seconds;
+      if (!result) continue;
+      const bool reached = !Better(best->evaluation, result->evaluation);
+      found_here += reached ? 1 : 0;
+      if (!reached) {
+        worst = std::max(worst, result->evaluation.step_time.seconds() /
+                                    best->evaluation.step_time.seconds());
+      }
+    }
+    found += found_here;
+    runs += settings.seeds;
+    slowest = std::max(slowest, slowest_here);
+    std::printf(
+        "%lld: %s: %lld plans in %.2f s, best %.6g s%s, found by %lld of %lld "
+        "in at most %.2f s%s\n",
+        static_cast<long long>(i), instance.name.c_str(),
+        static_cast<long long>(best->plans), enumerated,
+        best->evaluation.step_time.seconds(),
+        best->evaluation.feasible() ? "" : " (does not fit)",
+        static_cast<long long>(found_here),
+        static_cast<long long>(settings.seeds), slowest_here,
+        found_here == settings.seeds
+            ? ""
+            : (", worst " + std::to_string(worst) + " x").c_str());
+    std::fflush(stdout);
+  }
+  std::printf(
+      "%lld of %lld searches on %lld instances found the best plan; a search "
+      "took %.3f s on average and %.2f s at most\n",
+      static_cast<long long>(found), static_cast<long long>(runs),
+      static_cast<long long>(instances),
+      total / static_cast<double>(std::max<int64_t>(1, runs)), slowest);
+  return found * 100 >= runs * 99 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  tessera::Settings settings;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string flag = argv[i];
+    const int64_t value = std::atoll(argv[i + 1]);
+    if (flag == "--instances") settings.instances = value;
+    if (flag == "--seeds") settings.seeds = value;
+    if (flag == "--first") settings.first = value;
+    if (flag == "--proposals") settings.proposals = value;
+    if (flag == "--limit") settings.limit = value;
+  }
+  return tessera::Run(settings);
+}

@@ -1,0 +1,222 @@
+#include "planner/search/explain.h"
+
+#include <gmock/gmock.h>
+
+#include "planner/plan/describe.h"
+#include "planner/plan/validate.h"
+#include "planner/search/textbook.h"
+#include "planner/topology/topologies.h"
+#include "tests/support/small_models.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::MlpGraph;
+using ::testing::Not;
+using testing::ToyObjective;
+
+Cluster Made(std::string_view spec) {
+  auto cluster = MakeCluster(spec);
+  TESSERA_CHECK(cluster.has_value()) << cluster.error().ToString();
+  return *std::move(cluster);
+}
+
+Strategy Parsed(std::string_view text) {
+  auto strategy = ParseStrategy(text);
+  TESSERA_CHECK(strategy.has_value()) << strategy.error().ToString();
+  return *std::move(strategy);
+}
+
+Plan Uniform(const SearchSpace& space, std::string_view text) {
+  auto plan = PlanFromStrategy(space.index, *space.cluster, Parsed(text));
+  TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
+  return *std::move(plan);
+}
+
+TEST(Explain, PricesTheAlternativesOfEachDecision) {
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  const Cluster cluster = Made("local-cpu:4");
+  const SearchSpace space(graph, cluster);
+  const ToyObjective objective(graph);
+  const Strategy own = Parsed("dp=2,tp=2,mbs=2,zero=1");
+  const auto decisions = DecisionsOf(space, objective, own, 1, nullptr);
+  ASSERT_FALSE(decisions.empty());
+  for (const Decision& decision : decisions) {
+    ASSERT_FALSE(decision.alternatives.empty()) << decision.name;
+    for (size_t i = 0; i < decision.alternatives.size(); ++i) {
+      const Alternative& other = decision.alternatives[i];
+      EXPECT_NE(other.choice, decision.chosen);
+      EXPECT_EQ(other.score, *objective.EvaluateUniform(space.index, cluster,
+                                                        other.strategy));
+      if (i > 0) {
+        EXPECT_FALSE(Better(other.score, decision.alternatives[i - 1].score));
+      }
+    }
+  }
+  // Tensor parallelism of 1 and 4 on 4 devices, each with the best of its
+  // microbatches, with and without sequence parallelism.
+  const Decision& tensor = decisions[0];
+  EXPECT_EQ(tensor.name, "tensor parallelism");
+  EXPECT_EQ(tensor.chosen, "tp 2, dp 2");
+  ASSERT_EQ(tensor.alternatives.size(), 2u);
+  for (const Alternative& other : tensor.alternatives) {
+    std::optional<Score> best;
+    for (const char* sp : {"0", "1"}) {
+      for (const char* mbs : {"1", "2", "4", "8"}) {
+        Strategy s = other.strategy;
+        s.mbs = std::stoi(mbs);
+        s.sp = sp[0] == '1';
+        if (s.sp && s.tp == 1) continue;
+        const auto score = objective.EvaluateUniform(space.index, cluster, s);
+        if (score && (!best || Better(*score, *best))) best = score;
+      }
+    }
+    ASSERT_TRUE(best.has_value());
+    EXPECT_EQ(other.score, *best) << other.choice;
+  }
+}
+
+TEST(Explain, FindsNeighboursByEveryMoveThatApplies) {
+  const Graph graph = MlpGraph(2, 8, 4, 8, 16, 32);
+  const Cluster cluster = Made("local-cpu:4");
+  const SearchSpace space(graph, cluster);
+  const ToyObjective objective(graph);
+  const Plan plan = Uniform(space, "dp=2,tp=2,mbs=2");
+  const auto neighbours = NeighboursOf(space, objective, plan, 16, 3, nullptr);
+  EXPECT_GT(neighbours.size(), 5u);
+  for (size_t i = 0; i < neighbours.size(); ++i) {
+    const Neighbour& n = neighbours[i];
+    EXPECT_TRUE(IsValid(space.index, cluster, n.plan));
+    EXPECT_FALSE(SameUpToNames(n.plan, plan)) << n.move->name;
+    EXPECT_EQ(n.evaluation, objective.Evaluate(n.plan)) << n.move->name;
+    EXPECT_THAT(ChangesBetween(space.index, cluster, plan, n.plan),
+                Not(IsEmpty()))
+        << n.move->name;
+    if (i > 0) {
+      EXPECT_FALSE(Better(n.evaluation, neighbours[i - 1].evaluation));
+    }
+  }
+}
+
+TEST(Explain, NamesPlansAsTheTextbookDoes) {
+  const Graph graph = MlpGraph(6, 32, 16, 64, 64, 64);
+  const Cluster cluster = Made("dgx-a100-80gb:2");
+  const SearchSpace space(graph, cluster);
+  const auto name = [&](std::string_view text) {
+    return TextbookName(space, Uniform(space, text));
+  };
+  EXPECT_EQ(name(""), "data parallelism (16)");
+  EXPECT_EQ(name("zero=3,zero-group=node"),
+            "ZeRO-3 hybrid data parallelism (16)");
+  EXPECT_EQ(name("tp=8,zero=1"),
+            "ZeRO-1 data parallelism (2) with tensor parallelism (8) inside "
+            "the node");
+  EXPECT_EQ(name("tp=16,sp=1"),
+            "tensor and sequence parallelism (16) across nodes");
+  EXPECT_EQ(name("tp=4,pp=2,recompute=full"),
+            "data parallelism (2) with tensor parallelism (4) inside the node "
+            "and a pipeline of 2 stages, full recomputation");
+  // With data parallelism innermost, tensor parallelism is across nodes.
+  EXPECT_THAT(name("tp=4,order=dp-tp-cp-ep-pp"),
+              HasSubstr("tensor parallelism (4) across nodes"));
+}
+
+TEST(Explain, KnowsTheNearestUniformPlan) {
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  const Cluster cluster = Made("local-cpu:4");
+  const SearchSpace space(graph, cluster);
+  const Strategy strategy = Parsed("dp=2,tp=2,mbs=2,zero=1");
+  Plan plan = *PlanFromStrategy(space.index, cluster, strategy);
+  EXPECT_EQ(NearestStrategy(space, plan), strategy);
+  EXPECT_THAT(TextbookName(space, plan), Not(HasSubstr("of its own")));
+  // One layer's product on whole operands, one weight uncut.
+  for (size_t i = 0; i < plan.ops.size(); ++i) {
+    if (graph.nodes[i].name == "h.1.up") plan.ops[i].axes = {};
+  }
+  plan.weights[2].zero_stage = 0;
+  ASSERT_TRUE(MakeCanonical(space, plan));
+  EXPECT_EQ(NearestStrategy(space, plan), strategy);
+  EXPECT_THAT(TextbookName(space, plan),
+              HasSubstr(", with layers or weights of its own"));
+}
+
+TEST(ChangesBetween, SaysWhatDiffersAndNothingElse) {
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  const Cluster cluster = Made("local-cpu:4");
+  const SearchSpace space(graph, cluster);
+  const auto changes = [&](std::string_view a, std::string_view b) {
+    std::vector<std::string> all;
+    for (const PlanChange& c : ChangesBetween(
+             space.index, cluster, Uniform(space, a), Uniform(space, b))) {
+      all.push_back(c.what + ": " + c.from + " -> " + c.to);
+    }
+    return all;
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(changes("tp=2", "tp=2"), IsEmpty());
+  // 8 samples over 2 replicas: 4 microbatches of one each, or 2 of two.
+  EXPECT_THAT(changes("tp=2", "tp=2,mbs=2"),
+              ElementsAre("microbatches: 4 -> 2"));
+  EXPECT_THAT(changes("tp=2", "tp=2,zero=1"),
+              ElementsAre("weights: optimizer state whole on every replica -> "
+                          "ZeRO-1: optimizer state cut over 2"));
+  EXPECT_THAT(changes("pp=2,mbs=2", "pp=2,mbs=2,schedule=gpipe"),
+              ElementsAre("schedule: 1f1b -> gpipe"));
+  const auto layers = changes("tp=2", "tp=2,recompute=full");
+  ASSERT_EQ(layers.size(), 1u);
+  EXPECT_THAT(layers[0], HasSubstr("h.0 … h.3 (4): data-parallel 2"));
+  EXPECT_THAT(layers[0], HasSubstr("recompute full"));
+}
+
+// Whatever is asked, the table has an answer, of approaches that there are.
+TEST(Textbook, AdvisesInEverySituation) {
+  for (const Advice& advice : Advices()) {
+    EXPECT_THAT(advice.approaches, Not(IsEmpty())) << advice.situation;
+    for (const std::string_view name : advice.approaches) {
+      EXPECT_TRUE(FindApproach(name).has_value()) << name;
+    }
+  }
+  std::vector<int> applies(Advices().size());
+  for (const auto& [devices, nodes] :
+       {std::pair(1, 1), std::pair(8, 1), std::pair(16, 2)}) {
+    for (int bits = 0; bits < 32; ++bits) {
+      const auto bit = [&](int i) { return (bits >> i & 1) == 1; };
+      const Situation situation = {devices, nodes,  bit(0), bit(1),
+                                   bit(2),  bit(3), bit(4)};
+      ++applies[static_cast<size_t>(&AdviceFor(situation) - Advices().data())];
+    }
+  }
+  EXPECT_THAT(applies, Not(::testing::Contains(0)));
+}
+
+TEST(Textbook, PricesTheBestOfAnApproach) {
+  const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
+  const Cluster cluster = Made("local-cpu:4");
+  const SearchSpace space(graph, cluster);
+  const ToyObjective objective(graph);
+  for (const Approach& approach : Approaches()) {
+    const auto best = BestOf(approach, space, objective, 1, nullptr);
+    std::optional<Score> expected;
+    for (const Strategy& strategy : approach.strategies(space)) {
+      const auto score =
+          objective.EvaluateUniform(space.index, cluster, strategy);
+      if (score && (!expected || Better(*score, *expected))) expected = score;
+    }
+    ASSERT_EQ(best.has_value(), expected.has_value()) << approach.name;
+    if (best) {
+      EXPECT_EQ(best->score, *expected) << approach.name;
+    }
+  }
+  const auto degrees = [&](std::string_view name) {
+    return BestOf(**FindApproach(name), space, objective, 1, nullptr)->strategy;
+  };
+  EXPECT_EQ(degrees("DDP").dp, 4);
+  EXPECT_GT(degrees("ZeRO").zero, 0);
+  EXPECT_GT(degrees("TP").tp, 1);
+  EXPECT_GT(degrees("PP").pp, 1);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,137 @@
+// `tessera diff`: two plans side by side.
+
+#include <cmath>
+#include <iostream>
+
+#include "costmodel/evaluate/evaluator.h"
+#include "planner/io/plan_io.h"
+#include "planner/plan/strategy.h"
+#include "planner/search/explain.h"
+#include "tools/explain_output.h"
+#include "tools/format.h"
+#include "tools/inputs.h"
+#include "tools/step_report.h"
+#include "tools/verb.h"
+
+namespace tessera {
+
+std::string ChangeText(double value, double base) {
+  const double change = value / base - 1;
+  if (std::abs(change) < 0.0005) return "equal";
+  return (change > 0 ? "+" : "-") + FormatPercent(std::abs(change));
+}
+
+Json ChangesJson(const std::vector<PlanChange>& changes) {
+  return Json::ArrayOf(changes, [](const PlanChange& change) {
+    return Json::Object(
+        {{"what", change.what}, {"from", change.from}, {"to", change.to}});
+  });
+}
+
+namespace {
+
+struct Side {
+  std::string path;
+  Plan plan;
+  Evaluation evaluation;
+  MemoryUse memory;  // of the fullest device
+};
+
+Result<Side> ReadSide(const Options& options, const Inputs& inputs,
+                      const Evaluator& evaluator, size_t number) {
+  Side side;
+  side.path = options.positional[number];
+  TESSERA_TRY(side.plan, ReadPlan(side.path, inputs.graph));
+  const auto errors = Validate(inputs.graph, inputs.cluster, side.plan);
+  if (!errors.empty()) return errors.front().At(side.path);
+  side.evaluation = evaluator.Explain(side.plan);
+  for (const MemoryUse& memory : side.evaluation.memory) {
+    if (memory.total > side.memory.total) side.memory = memory;
+  }
+  return side;
+}
+
+std::string CostTable(const Side& a, const Side& b) {
+  std::vector<std::vector<std::string>> rows = {{"cost", "a", "b", "b to a"}};
+  const auto add = [&](std::string_view name, double x, double y, auto format) {
+    if (x == 0 && y == 0) return;
+    rows.push_back({std::string(name), format(x), format(y),
+                    x == 0 ? "-" : ChangeText(y, x)});
+  };
+  const auto time = [](double seconds) { return FormatTime(seconds); };
+  const auto bytes = [](double value) {
+    return FormatBytes({static_cast<int64_t>(value)});
+  };
+  add("step time", a.evaluation.step_time.seconds(),
+      b.evaluation.step_time.seconds(), time);
+  const auto a_parts = PartsOf(a.evaluation.breakdown);
+  const auto b_parts = PartsOf(b.evaluation.breakdown);
+  for (size_t i = 0; i < a_parts.size(); ++i) {
+    add(a_parts[i].name, a_parts[i].time.seconds(), b_parts[i].time.seconds(),
+        time);
+  }
+  add("memory", static_cast<double>(a.memory.total.value),
+      static_cast<double>(b.memory.total.value), bytes);
+  const auto a_memory = MemoryParts(a.memory);
+  const auto b_memory = MemoryParts(b.memory);
+  for (size_t i = 0; i < a_memory.size(); ++i) {
+    add(a_memory[i].name, static_cast<double>(a_memory[i].bytes.value),
+        static_cast<double>(b_memory[i].bytes.value), bytes);
+  }
+  return FormatTable(rows);
+}
+
+Json SideJson(const Inputs& inputs, const SearchSpace& space,
+              const Side& side) {
+  return Json::Object(
+      {{"plan_file", side.path},
+       {"name", TextbookName(space, side.plan)},
+       {"strategy", StrategyText(space.index, inputs.cluster, side.plan)},
+       {"step_time_s", side.evaluation.step_time.seconds()},
+       {"breakdown", BreakdownJson(side.evaluation.breakdown)},
+       {"memory", MemoryJson(side.memory)},
+       {"feasible", side.evaluation.feasible()}});
+}
+
+}  // namespace
+
+Result<int> RunDiff(const Options& options) {
+  if (options.positional.size() != 2) {
+    return InvalidInput("needs two plan files, A and B", "diff");
+  }
+  TESSERA_TRY(const Inputs inputs, ReadInputs(options));
+  PrintWarnings(inputs);
+  const Evaluator evaluator(inputs.graph, inputs.cluster,
+                            inputs.profile_or_null(), options.training);
+  const SearchSpace space(inputs.graph, inputs.cluster);
+  TESSERA_TRY(const Side a, ReadSide(options, inputs, evaluator, 0));
+  TESSERA_TRY(const Side b, ReadSide(options, inputs, evaluator, 1));
+  const auto changes =
+      ChangesBetween(space.index, inputs.cluster, a.plan, b.plan);
+  if (options.json) {
+    std::cout << Json::Object({{"a", SideJson(inputs, space, a)},
+                               {"b", SideJson(inputs, space, b)},
+                               {"changes", ChangesJson(changes)}})
+                     .ToString()
+              << "\n";
+    return 0;
+  }
+  for (const auto& [name, side] : {std::pair("a", &a), std::pair("b", &b)}) {
+    std::cout << name << ": " << side->path << "\n   "
+              << Wrap(TextbookName(space, side->plan), 3) << "\n   "
+              << StrategyText(space.index, inputs.cluster, side->plan) << "\n";
+    for (const std::string& violation : side->evaluation.violations) {
+      std::cout << "   cannot run: " << violation << "\n";
+    }
+  }
+  std::cout << "\n";
+  for (const PlanChange& change : changes) {
+    std::cout << change.what << "\n  a: " << Wrap(change.from, 5)
+              << "\n  b: " << Wrap(change.to, 5) << "\n";
+  }
+  if (changes.empty()) std::cout << "the plans are equal\n";
+  std::cout << "\n" << CostTable(a, b);
+  return 0;
+}
+
+}  // namespace tessera

@@ -1,0 +1,312 @@
+#include "planner/search/explain.h"
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <thread>
+
+#include "costmodel/evaluate/evaluator.h"
+#include "costmodel/whatif/band.h"
+#include "costmodel/whatif/predict.h"
+#include "planner/plan/describe.h"
+#include "tools/explain_output.h"
+#include "tools/format.h"
+#include "tools/inputs.h"
+#include "tools/interrupt.h"
+#include "tools/json.h"
+#include "tools/step_report.h"
+#include "tools/verb.h"
+#include "tools/which_strategy.h"
+
+namespace tessera {
+namespace {
+
+// Draws of each move to find the nearest other plans.
+constexpr int kDraws = 24;
+// Of a decision, in text.
+constexpr size_t kMostShown = 3;
+
+struct Explanation {
+  std::string name;  // the textbook's
+  std::string strategy;
+  Prediction prediction;
+  Score own;                           // by the evaluator
+  std::optional<Strategy> nearest;     // uniform
+  std::optional<Score> nearest_score;  // where that is another plan
+  std::vector<Decision> decisions;
+  std::vector<Neighbour> neighbours;
+};
+
+// A case that lends what `inputs` owns.
+Case CaseOf(const Inputs& inputs, const GraphIndex& index) {
+  Case of;
+  of.cluster = inputs.cluster;
+  of.graph = std::shared_ptr<const Graph>(&inputs.graph, [](const Graph*) {});
+  of.index =
+      std::shared_ptr<const GraphIndex>(&index, [](const GraphIndex*) {});
+  return of;
+}
+
+// "+3.1 %" and the time, or what is lacking.
+std::string CostText(const Score& score, const Score& own) {
+  if (!score.feasible) {
+    return score.overflow > Bytes{}
+               ? "does not fit, by " + FormatBytes(score.overflow)
+               : "cannot run";
+  }
+  return ChangeText(score.step_time.seconds(), own.step_time.seconds()) + " (" +
+         FormatTime(score.step_time) + ")";
+}
+
+std::string DecisionText(const Decision& decision, const Score& own) {
+  std::string text =
+      std::string(decision.name) + ": " + decision.chosen + ". Otherwise ";
+  const size_t shown = std::min(kMostShown, decision.alternatives.size());
+  for (size_t i = 0; i < shown; ++i) {
+    const Alternative& other = decision.alternatives[i];
+    text +=
+        (i == 0 ? "" : "; ") + other.choice + " " + CostText(other.score, own);
+  }
+  if (shown < decision.alternatives.size()) {
+    text += "; and " + std::to_string(decision.alternatives.size() - shown) +
+            " more, none better";
+  }
+  return text;
+}
+
+// What a description has and another one lacks, between commas.
+std::string OnlyIn(const std::string& text, const std::string& other) {
+  std::string only;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(", ", begin), text.size());
+    const std::string part = text.substr(begin, end - begin);
+    if (other.find(part) == std::string::npos) {
+      only += (only.empty() ? "" : ", ") + part;
+    }
+    begin = end + 2;
+  }
+  return only;
+}
+
+// The first change in a line, and how many more there are.
+std::string ChangesText(const std::vector<PlanChange>& changes) {
+  constexpr size_t kMostShownOfText = 80;
+  if (changes.empty()) return "";
+  const PlanChange& first = changes[0];
+  std::string now = OnlyIn(first.to, first.from);
+  if (now.empty()) now = "without " + OnlyIn(first.from, first.to);
+  if (now.size() > kMostShownOfText) now = FormatEnds(now, 40);
+  std::string text = first.what + " to " + now;
+  if (changes.size() > 1) {
+    text += ", and " + std::to_string(changes.size() - 1) + " more";
+  }
+  return text;
+}
+
+// Parts of the step by what they wait for, largest first.
+std::vector<std::pair<std::string, double>> BindingParts(
+    const Prediction& prediction) {
+  std::vector<std::pair<std::string, double>> parts;
+  const double bubble = prediction.evaluation.breakdown.idle.seconds() /
+                        prediction.evaluation.step_time.seconds();
+  if (bubble > 0) parts.emplace_back("pipeline bubble", bubble);
+  if (!prediction.sensitivity) return parts;
+  for (const Elasticity& e : prediction.sensitivity->resources) {
+    const std::string name(e.resource->part);
+    auto part =
+        std::ranges::find(parts, name, &std::pair<std::string, double>::first);
+    if (part == parts.end()) part = parts.insert(parts.end(), {name, 0});
+    part->second += e.value * (1 - bubble);
+  }
+  std::erase_if(parts, [](const auto& part) { return part.second < 0.0005; });
+  std::ranges::stable_sort(
+      parts, [](const auto& a, const auto& b) { return a.second > b.second; });
+  return parts;
+}
+
+std::string SharesText(
+    const std::vector<std::pair<std::string, double>>& parts) {
+  std::string text;
+  for (const auto& [name, share] : parts) {
+    text += (text.empty() ? "" : ", ") + name + " " + FormatPercent(share);
+  }
+  return text;
+}
+
+std::string BindsText(const Prediction& prediction) {
+  std::string text = "what binds: " + prediction.bottleneck;
+  if (prediction.evaluation.feasible()) {
+    text += ", " + FormatPercent(prediction.bottleneck_share) + " of the step";
+  }
+  std::string out = text + "\n  step time " +
+                    FormatTime(prediction.evaluation.step_time) + ", by " +
+                    Wrap(SharesText(BindingParts(prediction)), 4) + "\n";
+  std::vector<std::pair<std::string, double>> exposed;
+  for (const BreakdownPart& part : PartsOf(prediction.evaluation.breakdown)) {
+    if (part.time == Duration{} || part.name == "bubble") continue;
+    exposed.emplace_back(
+        part.name,
+        part.time.seconds() / prediction.evaluation.step_time.seconds());
+  }
+  out += "  a device's time: " + Wrap(SharesText(exposed), 4) + "\n";
+  out += "  memory " + FormatBytes(prediction.memory) + " of " +
+         FormatBytes(prediction.capacity) + " on the fullest device: ";
+  std::string parts;
+  for (const MemoryPart& part : MemoryParts(prediction.memory_use)) {
+    if (part.bytes == Bytes{}) continue;
+    parts += (parts.empty() ? "" : ", ") + std::string(part.name) + " " +
+             FormatBytes(part.bytes);
+  }
+  out += Wrap(parts, 4) + "\n";
+  for (const std::string& violation : prediction.evaluation.violations) {
+    out += "  cannot run: " + violation + "\n";
+  }
+  return out;
+}
+
+std::string ExplainText(const Inputs& inputs, const SearchSpace& space,
+                        const Plan& plan, const Explanation& e) {
+  std::string out = Wrap(e.name, 2) + "\n\n" +
+                    Describe(inputs.graph, inputs.cluster, plan) + "\n" +
+                    BindsText(e.prediction);
+  if (!e.decisions.empty()) {
+    out +=
+        "\ndecisions, each with all else equal (data parallelism makes up "
+        "the devices, the\nmicrobatch is chosen anew)\n";
+    if (e.nearest_score) {
+      out += "  " +
+             Wrap("of the nearest uniform plan, " + ToString(*e.nearest) +
+                      ": " + CostText(*e.nearest_score, e.own),
+                  4) +
+             "\n";
+    }
+    for (const Decision& decision : e.decisions) {
+      out += "  " + Wrap(DecisionText(decision, e.own), 4) + "\n";
+    }
+  }
+  if (!e.neighbours.empty()) {
+    out += "\nnearest other plans, by the search's moves\n";
+    for (const Neighbour& neighbour : e.neighbours) {
+      const auto changes =
+          ChangesBetween(space.index, inputs.cluster, plan, neighbour.plan);
+      out += "  " +
+             Wrap(std::string(neighbour.move->name) + " " +
+                      CostText(ScoreOf(neighbour.evaluation), e.own) + ": " +
+                      ChangesText(changes),
+                  4) +
+             "\n";
+    }
+  }
+  if (const auto band = StepTimeBand();
+      band && inputs.profile_or_null() == nullptr) {
+    out += "\n" +
+           Wrap("Predictions without a profile are off by " +
+                    FormatPercent(band->median) +
+                    " (median of published runs): less than that is no "
+                    "difference.",
+                0) +
+           "\n";
+  }
+  return out;
+}
+
+Json ScoreJson(const Score& score) {
+  return Json::Object({{"step_time_s", score.step_time.seconds()},
+                       {"feasible", score.feasible},
+                       {"lacks_bytes", score.overflow.value}});
+}
+
+Json ExplainJson(const Inputs& inputs, const SearchSpace& space,
+                 const Plan& plan, const Explanation& e) {
+  Json json =
+      StepJson(inputs.graph, inputs.cluster, plan, e.prediction.evaluation);
+  json.Set("name", e.name);
+  json.Set("strategy", e.strategy);
+  json.Set("bottleneck", e.prediction.bottleneck);
+  Json binds = Json::Object();
+  for (const auto& [name, share] : BindingParts(e.prediction)) {
+    binds.Set(name, share);
+  }
+  json.Set("binds", std::move(binds));
+  if (e.nearest_score) {
+    Json nearest = ScoreJson(*e.nearest_score);
+    nearest.Set("strategy", ToString(*e.nearest));
+    json.Set("nearest_uniform", std::move(nearest));
+  }
+  json.Set("decisions", Json::ArrayOf(e.decisions, [](const Decision& d) {
+             return Json::Object(
+                 {{"decision", d.name},
+                  {"chosen", d.chosen},
+                  {"alternatives",
+                   Json::ArrayOf(d.alternatives, [](const Alternative& a) {
+                     Json other = Json::Object({{"choice", a.choice}});
+                     other.Extend(ScoreJson(a.score));
+                     return other.Set("strategy", ToString(a.strategy));
+                   })}});
+           }));
+  json.Set("neighbours", Json::ArrayOf(e.neighbours, [&](const Neighbour& n) {
+             Json other = Json::Object(
+                 {{"move", n.move->name}, {"candidates", n.candidates}});
+             other.Extend(ScoreJson(ScoreOf(n.evaluation)));
+             return other.Set("changes",
+                              ChangesJson(ChangesBetween(
+                                  space.index, inputs.cluster, plan, n.plan)));
+           }));
+  return json;
+}
+
+}  // namespace
+
+Result<int> RunExplain(const Options& options) {
+  TESSERA_TRY(const Inputs inputs, ReadInputs(options));
+  PrintWarnings(inputs);
+  if (options.which_strategy) return ExplainWhichStrategy(options, inputs);
+  TESSERA_TRY(Plan plan, PlanOrDataParallel(inputs));
+  const SearchSpace space(inputs.graph, inputs.cluster);
+  const Evaluator evaluator(inputs.graph, inputs.cluster,
+                            inputs.profile_or_null(), options.training);
+  const std::atomic<bool>& interrupted = CatchInterrupts();
+  const auto stop = [&] { return interrupted.load(); };
+  const int threads =
+      options.threads > 0
+          ? options.threads
+          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  NameAxes(space.index, plan);
+
+  Explanation e;
+  e.name = TextbookName(space, plan);
+  e.strategy = StrategyText(space.index, inputs.cluster, plan);
+  PredictOptions predict;
+  predict.training = options.training;
+  predict.profile = inputs.profile_or_null();
+  e.prediction = Predict(CaseOf(inputs, space.index), plan, predict);
+  e.own = ScoreOf(evaluator.Evaluate(plan));
+  e.nearest = NearestStrategy(space, plan);
+  if (e.nearest) {
+    const auto score =
+        evaluator.EvaluateUniform(space.index, inputs.cluster, *e.nearest);
+    if (score && !(*score == e.own)) e.nearest_score = score;
+    e.decisions = DecisionsOf(space, evaluator, *e.nearest, threads, stop);
+  }
+  // Some plans that run are no state of the search.
+  Plan canonical = plan;
+  if (MakeCanonical(space, canonical) && SameUpToNames(canonical, plan)) {
+    e.neighbours =
+        NeighboursOf(space, evaluator, plan, kDraws, options.seed, stop);
+  }
+  if (interrupted) {
+    return Error{ErrorCode::kInterrupted, "interrupted", "explain"};
+  }
+  if (options.json) {
+    std::cout << ExplainJson(inputs, space, plan, e).ToString() << "\n";
+  } else {
+    std::cout << ExplainText(inputs, space, plan, e);
+  }
+  if (e.prediction.evaluation.feasible()) return 0;
+  return Error{
+      ErrorCode::kInfeasible,
+      "the plan cannot run: " + e.prediction.evaluation.violations.front(),
+      "explain"};
+}
+
+}  // namespace tessera

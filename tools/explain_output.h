@@ -1,0 +1,17 @@
+#pragma once
+// What `explain` and `diff` print alike.
+
+#include <string>
+#include <vector>
+
+#include "planner/plan/describe.h"
+#include "tools/json.h"
+
+namespace tessera {
+
+// "+3.1 %", "-0.4 %", "equal": of `value` against `base`.
+std::string ChangeText(double value, double base);
+
+Json ChangesJson(const std::vector<PlanChange>& changes);
+
+}  // namespace tessera

@@ -1,0 +1,271 @@
+#include "tools/which_strategy.h"
+
+#include <algorithm>
+#include <iostream>
+#include <set>
+#include <thread>
+
+#include "costmodel/evaluate/evaluator.h"
+#include "costmodel/whatif/band.h"
+#include "costmodel/whatif/fabric.h"
+#include "planner/search/explain.h"
+#include "planner/search/mcmc.h"
+#include "planner/search/textbook.h"
+#include "tools/explain_output.h"
+#include "tools/format.h"
+#include "tools/interrupt.h"
+#include "tools/json.h"
+
+namespace tessera {
+namespace {
+
+// A network is fast where each device has this much of it: 100 Gb/s.
+constexpr double kFastNetwork = 12.5e9;
+constexpr double kDefaultTimeLimit = 10;  // seconds
+
+// What enters the first node from others, for each of its devices.
+double NetworkOfDevice(const Cluster& cluster) {
+  const std::vector<LinkClass> classes = ClassesOfLinks(cluster);
+  double bandwidth = 0;
+  for (size_t l = 0; l < classes.size(); ++l) {
+    const Link& link = cluster.links[l];
+    const std::string& to = cluster.vertices[link.to.index()].name;
+    if (classes[l] != LinkClass::kInter || !to.starts_with("node0.")) continue;
+    bandwidth +=
+        cluster.link_types[static_cast<size_t>(link.type)].bandwidth.value;
+  }
+  const auto devices = std::ranges::count(cluster.devices, 0, &Device::node);
+  return bandwidth / static_cast<double>(devices);
+}
+
+struct Answer {
+  const Approach* approach = nullptr;
+  bool advised = false;
+  std::optional<Candidate> best;
+};
+
+struct Comparison {
+  Situation situation;
+  double network = 0;  // bytes a second of a device
+  const Advice* advice = nullptr;
+  std::vector<Answer> answers;
+  Plan plan;
+  Evaluation evaluation;
+  std::string name;
+  std::string strategy;
+  bool searched = false;
+
+  // The best of the answers that are advised and fit.
+  const Answer* BestAdvised() const {
+    const Answer* best = nullptr;
+    for (const Answer& answer : answers) {
+      if (!answer.advised || !answer.best || !answer.best->score.feasible) {
+        continue;
+      }
+      if (best == nullptr || Better(answer.best->score, best->best->score)) {
+        best = &answer;
+      }
+    }
+    return best;
+  }
+};
+
+std::string YesNo(bool yes) {
+  return yes ? "yes" : "no";
+}
+
+std::string SituationText(const Comparison& c) {
+  const Situation& s = c.situation;
+  std::string text =
+      "a whole replica fits on a device: " + YesNo(s.fits) +
+      "; parameters and gradients of the largest layer: " + YesNo(s.layer_fits);
+  if (s.devices == 1 && !s.fits) {
+    text += "; what is offloaded fits the host: " + YesNo(s.host_fits);
+  }
+  if (s.devices > s.nodes) {
+    text += "; NVLink inside nodes: " + YesNo(s.fast_within);
+  }
+  if (s.nodes > 1) {
+    text += "; fast network between nodes: " + YesNo(s.fast_between) + " (" +
+            FormatNumber(c.network * 8e-9) +
+            " Gb/s for each device, fast from " +
+            FormatNumber(kFastNetwork * 8e-9) + ")";
+  }
+  return text;
+}
+
+std::string Verdict(const Comparison& c) {
+  if (!c.evaluation.feasible()) return "nothing that fits was found";
+  const Answer* best = c.BestAdvised();
+  if (best == nullptr) return "none of the textbook's answers fits";
+  const double found = c.evaluation.step_time.seconds();
+  const double textbook = best->best->score.step_time.seconds();
+  std::string text = "the textbook's answer, " +
+                     std::string(best->approach->name) + ", takes " +
+                     FormatTime(textbook) + ": " + ChangeText(textbook, found) +
+                     " to the plan";
+  const auto band = StepTimeBand();
+  if (band && textbook >= found) {
+    text += textbook / found - 1 < band->median
+                ? ", no more than predictions are off (" +
+                      FormatPercent(band->median) + "): they agree"
+                : ", more than predictions are off (" +
+                      FormatPercent(band->median) + "): they differ";
+  }
+  return text;
+}
+
+std::string ComparisonText(const Comparison& c) {
+  std::string out = Wrap(SituationText(c), 2) + "\n\n";
+  std::vector<std::vector<std::string>> table = {
+      {"  the textbook's situation", "its answers"}};
+  for (const Advice& advice : Advices()) {
+    std::string answers;
+    for (const std::string_view approach : advice.approaches) {
+      answers += (answers.empty() ? "" : " or ") + std::string(approach);
+    }
+    table.push_back(
+        {(&advice == c.advice ? "> " : "  ") + std::string(advice.situation),
+         answers});
+  }
+  out += FormatTable(table);
+  out += "\n";
+  const Score found = ScoreOf(c.evaluation);
+  std::vector<std::vector<std::string>> rows = {
+      {"  answer", "its best strategy", "step time", "to the plan"}};
+  for (const Answer& answer : c.answers) {
+    if (!answer.best) continue;
+    const Score& score = answer.best->score;
+    rows.push_back(
+        {(answer.advised ? "> " : "  ") + std::string(answer.approach->name),
+         ToString(answer.best->strategy), FormatTime(score.step_time),
+         !score.feasible ? "does not fit"
+         : found.feasible
+             ? ChangeText(score.step_time.seconds(), found.step_time.seconds())
+             : "-"});
+  }
+  out += FormatTable(rows);
+  out += "\n" +
+         Wrap(std::string(c.searched ? "the search found" : "the given plan") +
+                  ": " + c.name,
+              2) +
+         "\n  " + c.strategy + ", " + FormatTime(found.step_time) +
+         (found.feasible ? "" : ", which does not fit") + "\n\n" +
+         Wrap(Verdict(c), 0) + "\n";
+  return out;
+}
+
+Json ScoreFields(const Score& score) {
+  return Json::Object({{"step_time_s", score.step_time.seconds()},
+                       {"feasible", score.feasible}});
+}
+
+Json ComparisonJson(const Comparison& c) {
+  const Situation& s = c.situation;
+  Json found = ScoreFields(ScoreOf(c.evaluation));
+  found.Set("name", c.name);
+  found.Set("strategy", c.strategy);
+  const Answer* best = c.BestAdvised();
+  return Json::Object(
+      {{"situation",
+        Json::Object({{"devices", s.devices},
+                      {"nodes", s.nodes},
+                      {"fits", s.fits},
+                      {"layer_fits", s.layer_fits},
+                      {"host_fits", s.host_fits},
+                      {"fast_within", s.fast_within},
+                      {"fast_between", s.fast_between},
+                      {"network_bytes_per_s_per_device", c.network}})},
+       {"textbook", Json::ArrayOf(Advices(),
+                                  [&](const Advice& advice) {
+                                    return Json::Object(
+                                        {{"situation", advice.situation},
+                                         {"applies", &advice == c.advice},
+                                         {"answers",
+                                          Json::ArrayOf(advice.approaches,
+                                                        [](std::string_view a) {
+                                                          return Json(a);
+                                                        })}});
+                                  })},
+       {"answers", Json::ArrayOf(c.answers,
+                                 [](const Answer& answer) {
+                                   Json json = Json::Object(
+                                       {{"answer", answer.approach->name},
+                                        {"advised", answer.advised}});
+                                   if (!answer.best) return json;
+                                   json.Extend(ScoreFields(answer.best->score));
+                                   return json.Set(
+                                       "strategy",
+                                       ToString(answer.best->strategy));
+                                 })},
+       {"found", std::move(found)},
+       {"best_advised", best == nullptr ? Json() : Json(best->approach->name)},
+       {"verdict", Verdict(c)}});
+}
+
+}  // namespace
+
+Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
+  const SearchSpace space(inputs.graph, inputs.cluster);
+  const Evaluator evaluator(inputs.graph, inputs.cluster,
+                            inputs.profile_or_null(), options.training);
+  const std::atomic<bool>& interrupted = CatchInterrupts();
+  const auto stop = [&] { return interrupted.load(); };
+  const int threads =
+      options.threads > 0
+          ? options.threads
+          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+
+  Comparison c;
+  c.network = NetworkOfDevice(inputs.cluster);
+  // Where devices have no links of their own, none are "pcie" beside them.
+  c.situation =
+      SituationOf(space, evaluator,
+                  ReferenceLink(inputs.cluster, LinkClass::kPcie).has_value(),
+                  c.network >= kFastNetwork, threads, stop);
+  c.advice = &AdviceFor(c.situation);
+  for (const Approach& approach : Approaches()) {
+    Answer answer;
+    answer.approach = &approach;
+    answer.advised = std::ranges::find(c.advice->approaches, approach.name) !=
+                     c.advice->approaches.end();
+    if (approach.offloads && !answer.advised) continue;
+    answer.best = BestOf(approach, space, evaluator, threads, stop);
+    c.answers.push_back(std::move(answer));
+  }
+  if (inputs.plan) {
+    c.plan = *inputs.plan;
+    c.evaluation = evaluator.Evaluate(c.plan);
+  } else {
+    SearchOptions search;
+    search.seed = options.seed;
+    search.threads = threads;
+    search.proposals = options.proposals.value_or(0);
+    search.time_limit = options.time_limit_s.value_or(
+        options.proposals ? 0 : kDefaultTimeLimit);
+    search.stop = &interrupted;
+    for (const Answer& answer : c.answers) {
+      if (!answer.best) continue;
+      auto plan =
+          PlanFromStrategy(space.index, inputs.cluster, answer.best->strategy);
+      if (plan) search.starts.push_back(*std::move(plan));
+    }
+    TESSERA_TRY(SearchResult result, Search(space, evaluator, search));
+    c.plan = std::move(result.best);
+    c.evaluation = std::move(result.evaluation);
+    c.searched = true;
+  }
+  if (interrupted) {
+    return Error{ErrorCode::kInterrupted, "interrupted", "explain"};
+  }
+  c.name = TextbookName(space, c.plan);
+  c.strategy = StrategyText(space.index, inputs.cluster, c.plan);
+  if (options.json) {
+    std::cout << ComparisonJson(c).ToString() << "\n";
+  } else {
+    std::cout << ComparisonText(c);
+  }
+  return 0;
+}
+
+}  // namespace tessera
