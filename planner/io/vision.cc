@@ -137,9 +137,10 @@ Features Vision::BatchNorm(const std::string& name, const Features& x,
       builder_.Weight(name + ".weight", Channels(x), {.constant = 1}, false);
   const TensorId shift =
       builder_.Weight(name + ".bias", Channels(x), {}, false);
-  y.tensor = builder_.Add1("batch_norm", name, {x.tensor, scale, shift},
-                           x.groups > 1 ? "bgchw,gc,gc->bgchw,gc,gc" : "",
-                           {{"epsilon", epsilon}});
+  y.tensor = builder_.Add1(
+      "batch_norm", name, {x.tensor, scale, shift},
+      x.groups > 1 ? "bgchw,gc,gc->bgchw,gc,gc" : "bchw,c,c->bchw,c,c",
+      {{"epsilon", epsilon}});
   return y;
 }
 
@@ -155,12 +156,13 @@ Features Vision::Pool(std::string_view op, std::string name, const Features& x,
                       const Window& window, std::vector<Attribute> more) {
   Features y = {.tensor = {}, .channels = x.channels};
   std::vector<Attribute> attributes = Place(name, x, window, y);
+  if (x.groups > 1) Problem(name, "channels in groups are not pooled");
   if (!problem_.empty()) return y;
   more.push_back({"window_height", static_cast<double>(window.height)});
   more.push_back({"window_width", static_cast<double>(window.width)});
   attributes.insert(attributes.end(), more.begin(), more.end());
-  y.tensor =
-      builder_.Add1(op, std::move(name), {x.tensor}, "", std::move(attributes));
+  y.tensor = builder_.Add1(op, std::move(name), {x.tensor}, "bch!w!->bcyx",
+                           std::move(attributes));
   return y;
 }
 
@@ -220,7 +222,7 @@ Features Vision::Add(std::string name, const Features& x, const Features& y) {
   if (!problem_.empty()) return x;
   Features sum = x;
   sum.tensor = builder_.Add1("add", std::move(name), {x.tensor, y.tensor},
-                             x.flat() ? "bc,bc->bc" : "bchw,bchw->bchw");
+                             Letters(x) + "," + Letters(x) + "->" + Letters(x));
   return sum;
 }
 

@@ -37,7 +37,6 @@ std::vector<OpDef> BatchNormOps() {
       // Results: y, mean, reciprocal standard deviation.
       {.name = "batch_norm",
        .summary = "norm of each channel over a microbatch, scale and shift",
-       .rule = "bchw,c,c->bchw,c,c",
        .form = {"x, scale, shift -> y, mean, rstd, as in "
                 "'bchw,c,c->bchw,c,c', or with channels 'gc'",
                 IsBatchNorm},

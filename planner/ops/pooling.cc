@@ -83,7 +83,6 @@ std::vector<OpDef> PoolingOps() {
   return {
       {.name = "max_pool",
        .summary = "largest element of each window",
-       .rule = "bch!w!->bcyx",
        .form = kPoolingForm,
        .adjoints = {{"max_pool_dx", "dy0,x0->dx0"}},
        .flops = PoolingFlops,
@@ -97,7 +96,6 @@ std::vector<OpDef> PoolingOps() {
       // Padding counts as elements that are zero where `count_pad` is 1.
       {.name = "average_pool",
        .summary = "mean of each window",
-       .rule = "bch!w!->bcyx",
        .form = kPoolingForm,
        .adjoints = {{"average_pool_dx", "dy0->dx0"}},
        .flops = PoolingFlops,

@@ -18,6 +18,8 @@ std::string_view RuleOf(const OpDef& op) {
   if (op.name.starts_with("rotary")) return "bsgd!,bs->bsgd";
   if (op.name == "concat") return "bsm!,bsgn!->bsgd!";
   if (op.name == "concat_channels") return "bm!hw,bn!hw,bo!hw->bd!hw";
+  if (op.name == "batch_norm") return "bchw,c,c->bchw,c,c";
+  if (op.name.ends_with("_pool")) return "bch!w!->bcyx";
   if (op.name == "conv2d") return "bgch!w!,gnck!l!+gn->bgnyx";
   if (op.name == "multiply" || op.name == "add" || op.name == "sum" ||
       op.name.ends_with("_dx")) {

@@ -363,7 +363,7 @@ const std::vector<KernelCase>& KernelCases() {
        {{'b', 3}, {'c', 5}, {'h', 3}, {'w', 4}}},
       {"batch_norm",
        "batch_norm",
-       "",
+       "bchw,c,c->bchw,c,c",
        {{'b', 4}, {'c', 5}, {'h', 3}, {'w', 4}},
        {{"epsilon", 1e-5}}},
       {"batch_norm_of_groups",
