@@ -681,7 +681,9 @@ void Pricer::AddStack(const TaskView& view, const OpCall& call,
                              : query.matmul->n) *= fused;
     query.matmul_share = 1 / (fused * stack.sustained);
   }
-  if (query.matmul && stack.products != ProductType::kAsValues &&
+  // No convolution of fp8 is in use.
+  if (query.matmul && !query.matmul->traffic &&
+      stack.products != ProductType::kAsValues &&
       SizeOf(query.key.dtype) == 2) {
     query.products = stack.products;
     query.matmul->operand_bytes =

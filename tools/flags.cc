@@ -321,7 +321,8 @@ std::span<const Flag> Flags() {
       {"--nodes", "N", "hosts like this one (default: 1)",
        SetInteger<&Options::nodes, 1, 65536>},
       {"--data", "FILE",
-       "tokens: .bin of nanoGPT or llm.c, anything else is read as bytes",
+       "tokens: .bin of nanoGPT or llm.c, anything else is read as bytes; of "
+       "images CIFAR-10's binary format (default there: made up)",
        SetText<&Options::data>},
       {"--steps", "N", "optimizer steps (default: 20)",
        SetInteger<&Options::steps, int64_t{1}, kMostInt64>},

@@ -13,6 +13,7 @@
 #include "costmodel/whatif/scenario.h"
 #include "planner/io/cluster_io.h"
 #include "planner/io/graph_io.h"
+#include "planner/io/huggingface.h"
 #include "planner/io/importer.h"
 #include "planner/io/plan_io.h"
 #include "planner/io/zoo.h"
@@ -34,8 +35,9 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
     if (!import.dtype) import.dtype = DefaultDType(cluster);
     TESSERA_RETURN_IF_ERROR(CheckReadable(options.model));
     const char* missing = import.global_batch == 0 ? "--global-batch N"
-                          : import.seq_len == 0    ? "--seq-len N"
-                                                   : nullptr;
+                          : import.seq_len == 0 && !IsOfImages(options.model)
+                              ? "--seq-len N"
+                              : nullptr;
     if (missing != nullptr) {
       return InvalidInput(std::string("needs ") + missing, options.model);
     }

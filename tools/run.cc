@@ -26,6 +26,7 @@
 #include "planner/plan/strategy.h"
 #include "runtime/checkpoint.h"
 #include "runtime/data/batches.h"
+#include "runtime/data/images.h"
 #include "runtime/device/process_memory.h"
 #include "runtime/launch/backend.h"
 #include "runtime/launch/launch.h"
@@ -38,6 +39,7 @@
 #include "tools/origin.h"
 #include "tools/run_report.h"
 #include "tools/share_cores.h"
+#include "tools/step_report.h"
 #include "tools/trace.h"
 #include "tools/verb.h"
 
@@ -104,9 +106,10 @@ struct Job {
   std::optional<GpuShare> gpu;  // where ranks have one
   Inputs inputs;
   Plan plan;
-  uint64_t seed = 0;  // of the checkpoint, if one is loaded
-  std::unique_ptr<TokenData> data;
+  uint64_t seed = 0;                // of the checkpoint, if one is loaded
+  std::unique_ptr<TokenData> data;  // of a model of tokens
   std::optional<Batches> batches;
+  std::optional<Images> images;  // of a model of images
   LearningRate learning_rate;
 };
 
@@ -162,6 +165,41 @@ Result<Batches> BatchesOf(const Options& options, const Graph& graph,
              .validation_batches =
                  options.validate_every > 0 ? options.validate_batches : 0,
              .end_of_text = options.end_of_text});
+}
+
+// The images that the run reads, or makes up where there is no --data.
+Result<Images> ImagesOf(const Options& options, const Graph& graph,
+                        uint64_t seed) {
+  auto images = ImageOptionsOf(graph);
+  if (!images) return images.error().At(options.model);
+  images->seed = seed;
+  if (options.validate_every > 0) {
+    images->validation_batches = options.validate_batches;
+  }
+  return Images::Open(options.data, *images);
+}
+
+// What a job trains on, as the trainer asks for it.
+void SetData(const Job& job, TrainingJob& training) {
+  if (job.images) {
+    const ImageOptions& options = job.images->options();
+    training.load = LoadTraining(*job.images);
+    training.data = job.images->Fingerprint();
+    training.validation.batches = options.validation_batches;
+    training.validation.load = LoadValidation(*job.images);
+    training.validation.labels = [batch = options.global_batch](int64_t) {
+      return Result<int64_t>(batch);
+    };
+    return;
+  }
+  training.load = LoadTraining(*job.batches);
+  training.data = FingerprintOf(*job.data);
+  training.places_are_positions = job.batches->options().end_of_text < 0;
+  training.validation.batches = job.batches->options().validation_batches;
+  training.validation.load = LoadValidation(*job.batches);
+  training.validation.labels = [&job](int64_t batch) {
+    return job.batches->ValidationLabels(batch);
+  };
 }
 
 // The folder of offload=...:file:DIR, if there is one.
@@ -396,9 +434,14 @@ Result<Job> ReadJob(const Options& options,
     }
   }
   TESSERA_TRY(job.learning_rate, LearningRateOf(options));
-  TESSERA_TRY(TokenData data, OpenTokens(options.data, VocabularyOf(graph)));
-  job.data = std::make_unique<TokenData>(std::move(data));
-  TESSERA_TRY(job.batches, BatchesOf(options, graph, job.seed, *job.data));
+  if (UnitOf(graph) == "images") {
+    TESSERA_TRY(job.images, ImagesOf(options, graph, job.seed));
+  } else {
+    if (options.data.empty()) return InvalidInput("needs --data FILE", "run");
+    TESSERA_TRY(TokenData data, OpenTokens(options.data, VocabularyOf(graph)));
+    job.data = std::make_unique<TokenData>(std::move(data));
+    TESSERA_TRY(job.batches, BatchesOf(options, graph, job.seed, *job.data));
+  }
   if (!options.learn.empty()) {
     TESSERA_TRY([[maybe_unused]] const ProfileDb before,
                 ProfileToExtend(options.learn, OriginOfJob(job)));
@@ -406,12 +449,12 @@ Result<Job> ReadJob(const Options& options,
   return job;
 }
 
-void PrintStep(const StepReport& step, int64_t last) {
+void PrintStep(const StepReport& step, int64_t last, std::string_view unit) {
   std::cout << "step " << step.step + 1 << " of " << last << "  loss "
             << FormatFixed(step.loss, 6) << "  lr "
             << FormatNumber(step.learning_rate) << "  "
             << FormatTime(step.step_time) << "  "
-            << FormatFixed(step.tokens_per_s, 0) << " tokens/s";
+            << FormatFixed(step.tokens_per_s, 0) << " " << unit << "/s";
   if (step.validation_loss) {
     std::cout << "  validation loss " << FormatFixed(*step.validation_loss, 6);
   }
@@ -533,16 +576,9 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   training.options = options.training;
   training.seed = job.seed;
   training.steps = options.steps;
-  training.load = LoadTraining(*job.batches);
-  training.data = FingerprintOf(*job.data);
-  training.places_are_positions = job.batches->options().end_of_text < 0;
+  SetData(job, training);
   training.learning_rate = job.learning_rate;
   training.validation.every = options.validate_every;
-  training.validation.batches = job.batches->options().validation_batches;
-  training.validation.load = LoadValidation(*job.batches);
-  training.validation.labels = [&job](int64_t batch) {
-    return job.batches->ValidationLabels(batch);
-  };
   training.world = &world;
   training.device = seat.device.get();
   training.load_path = options.load;
@@ -567,7 +603,7 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   };
   training.progress = [&](const StepReport& step) -> Result<void> {
     if (last == 0) last = step.step + options.steps;
-    if (!options.json) PrintStep(step, last);
+    if (!options.json) PrintStep(step, last, UnitOf(graph));
     return log.is_open() ? LogStep(step, options.log, log) : Result<void>();
   };
   const auto trained = Train(training);

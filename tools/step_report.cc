@@ -37,8 +37,8 @@ std::string Line(std::string_view label, const std::string& text) {
          text + "\n";
 }
 
-std::string Rate(double tokens_per_s) {
-  return FormatCount(tokens_per_s) + " tokens/s";
+std::string Rate(double per_s, const Graph& graph) {
+  return FormatCount(per_s) + " " + std::string(UnitOf(graph)) + "/s";
 }
 
 // "stage0 (2 devices)", or of a group whose devices differ "stage0: 0, 2".
@@ -108,6 +108,13 @@ double RecomputedFlops(const Graph& graph, const Cluster& cluster,
 }
 
 }  // namespace
+
+std::string_view UnitOf(const Graph& graph) {
+  const bool images = std::ranges::any_of(graph.tensors, [](const Tensor& t) {
+    return t.kind == TensorKind::kInput && t.name == "images";
+  });
+  return images ? "images" : "tokens";
+}
 
 Throughput ThroughputOf(const Graph& graph, const Cluster& cluster,
                         const Plan& plan, Duration step_time) {
@@ -234,9 +241,9 @@ std::string StepText(const Graph& graph, const Cluster& cluster,
                   FormatPercent(sources.measured) + " measured, " +
                   FormatPercent(sources.interpolated) + " interpolated, " +
                   FormatPercent(sources.analytical) + " analytical task times");
-  out +=
-      Line("throughput", Rate(rates.tokens_per_s) + ", " +
-                             Rate(rates.tokens_per_s_per_gpu) + " per device");
+  out += Line("throughput", Rate(rates.tokens_per_s, graph) + ", " +
+                                Rate(rates.tokens_per_s_per_gpu, graph) +
+                                " per device");
   out += Line("model FLOPs", FlopsText(rates));
   out += Line("parameters",
               FormatCount(static_cast<double>(ParameterCount(graph))) + " in " +

@@ -196,7 +196,7 @@ std::span<const Verb> Verbs() {
         "--compare",
         "--learn",
         "--json"},
-       {"--model", "--data"},
+       {"--model"},
        RunRun},
       {"profile",
        "time this machine's kernels and collectives",

@@ -99,8 +99,67 @@ double Cube(double x) {
 
 }  // namespace
 
+namespace {
+
+// The product that a convolution or a gradient of one is; nothing for other
+// calls. Rows are the places of what is made, but for a weight's gradient; as
+// many operations as the call has.
+std::optional<MatmulShape> ConvolutionShape(const OpCall& call) {
+  const IndexRule& rule = *call.rule;
+  const Indices* image = nullptr;
+  const Indices* weight = nullptr;
+  const Indices* result = nullptr;
+  for (const auto* sides : {&rule.operands, &rule.results}) {
+    for (const Indices& indices : *sides) {
+      if (indices.size() < 3) continue;
+      const std::pair last = {rule.factors[indices[indices.size() - 2]].letter,
+                              rule.factors[indices.back()].letter};
+      if (last == std::pair('h', 'w')) image = &indices;
+      if (last == std::pair('k', 'l')) weight = &indices;
+      if (last == std::pair('y', 'x')) result = &indices;
+    }
+  }
+  if (image == nullptr || weight == nullptr || result == nullptr) return {};
+  MatmulShape shape;
+  double in = 1;
+  double out = 1;
+  for (size_t d = 0; d + 2 < weight->size(); ++d) {
+    const uint8_t f = (*weight)[d];
+    const bool read = Holds(*image, f);
+    (read && Holds(*result, f) ? shape.batch
+     : read                    ? in
+                               : out) *= static_cast<double>(call.extents[f]);
+  }
+  const auto of = [&](char letter) {
+    return static_cast<double>(call.Extent(letter));
+  };
+  const double samples = static_cast<double>(call.extents[(*image)[0]]);
+  const double window = of('k') * of('l');
+  const double made = of('y') * of('x');
+  const Indices* const writes = &rule.results[0];
+  if (writes == image) {
+    const double pixels = of('h') * of('w');
+    shape.m = samples * pixels;
+    shape.n = in;
+    shape.k = out * window * made / pixels;
+  } else if (writes == weight) {
+    shape.m = out;
+    shape.n = in * window;
+    shape.k = samples * made;
+  } else {
+    shape.m = samples * made;
+    shape.n = out;
+    shape.k = in * window;
+  }
+  shape.traffic = static_cast<double>(OperandBytes(call).value);
+  return shape;
+}
+
+}  // namespace
+
 std::optional<MatmulShape> MatmulShapeOf(const OpCall& call) {
   const IndexRule& rule = *call.rule;
+  if (const auto convolution = ConvolutionShape(call)) return convolution;
   if (rule.operands.size() < 2 || rule.results.empty()) return std::nullopt;
   MatmulShape shape;
   for (int f = 0; f < std::ssize(rule.factors); ++f) {
@@ -153,9 +212,9 @@ double MatmulSeconds(const DeviceType& device, const MatmulShape& shape,
       device.sustained_rate > 0 ? 1 / device.sustained_rate : 1 + c.sag;
   const double bandwidth = device.memory_bandwidth.value * c.memory;
   const double results = shape.batch * shape.m * shape.n;
-  const double traffic =
+  const double traffic = shape.traffic.value_or(
       shape.operand_bytes * shape.batch * (shape.m + shape.n) * shape.k +
-      shape.result_bytes * results;
+      shape.result_bytes * results);
 
   // Cubes of the best without splits and with them.
   double whole = std::numeric_limits<double>::infinity();

@@ -40,11 +40,15 @@ struct MatmulShape {
   // Of one element.
   double operand_bytes = 2;
   double result_bytes = 2;
+  // Memory traffic, where it is not that of the three matrices.
+  std::optional<double> traffic = {};
 };
 
 // The product that a call of an operator of class kMatmul is: factors of both
 // operands and the result are its batch, those of no result its k. Nothing
-// where a factor is of one operand only.
+// where a factor is of one operand only. A convolution is one that never stores
+// the matrix of its windows (Chetlur et al. 2014): its traffic is that of the
+// image, the weight and the result.
 std::optional<MatmulShape> MatmulShapeOf(const OpCall& call);
 
 struct MatmulMode {

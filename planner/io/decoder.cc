@@ -3,12 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <filesystem>
 #include <sstream>
-#include <system_error>
 
 #include "planner/base/table.h"
-#include "planner/io/zoo.h"
 
 namespace tessera {
 namespace {
@@ -25,15 +22,6 @@ constexpr std::array kActivations = {
     Activation{"silu", "silu"},      Activation{"swish", "silu"},
     Activation{"relu", "relu"},
 };
-
-// The name of the config's folder: the files themselves are all called alike.
-std::string GraphName(const std::string& path) {
-  if (IsZoo(path)) return path.substr(path.find(':') + 1);
-  std::error_code error;
-  const std::filesystem::path whole = std::filesystem::absolute(path, error);
-  if (error) return "model";
-  return whole.lexically_normal().parent_path().filename().string();
-}
 
 }  // namespace
 

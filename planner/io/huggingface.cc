@@ -63,8 +63,20 @@ std::span<const ModelFamily> ModelFamilies() {
                   BuildDeepseekV2},
       ModelFamily{"deepseek_v3", "DeepSeek-V3 and R1 (DeepSeek-AI 2024)",
                   BuildDeepseekV3},
+      ModelFamily{"resnet", "ResNet (He et al. 2016), on images", BuildResNet,
+                  /*images=*/true},
+      ModelFamily{"cnn", "a list of layers (docs/models.md), on images",
+                  BuildCnn, /*images=*/true},
   };
   return kFamilies;
+}
+
+bool IsOfImages(const std::string& path) {
+  const auto values = ReadModelConfig(path);
+  if (!values) return false;
+  const auto family =
+      Find("model_type", ModelFamilies(), values->Field("model_type").text);
+  return family && (*family)->images;
 }
 
 bool IsHuggingFace(const std::string& path) {
@@ -86,10 +98,6 @@ Result<Graph> ImportHuggingFace(const std::string& path,
   if (options.global_batch < 1) {
     return InvalidInput("the model needs a global batch of at least 1", file);
   }
-  if (options.seq_len < 1) {
-    return InvalidInput("the model needs a sequence length of at least 1",
-                        file);
-  }
   if (options.dtype.has_value() && !IsFloat(*options.dtype)) {
     return InvalidInput(
         "parameters cannot be " + std::string(NameOf(*options.dtype)), file);
@@ -107,6 +115,10 @@ Result<Graph> ImportHuggingFace(const std::string& path,
   const auto family = Find("model_type", ModelFamilies(), type);
   if (!family) {
     return InvalidInput(family.error().message, file + ": model_type");
+  }
+  if (options.seq_len < 1 && !(*family)->images) {
+    return InvalidInput("the model needs a sequence length of at least 1",
+                        file);
   }
   for (const char* key : kUnsupported) config.Refuse(key);
   ReadQuantization(config, options);

@@ -1,5 +1,5 @@
 #pragma once
-// Decoder models of Hugging Face's transformers, from their config.json. Keys
+// Models of Hugging Face's transformers, from their config.json. Keys
 // that do not change the computation are skipped (a config has dozens); keys
 // that do, with a value that is not supported, are errors.
 //
@@ -29,11 +29,18 @@ Result<Graph> ImportHuggingFace(const std::string& path,
 struct ModelFamily {
   std::string_view name;
   std::string_view summary;
-  // REQUIRES: options.global_batch and options.seq_len are positive.
+  // REQUIRES: options.global_batch is positive, and options.seq_len unless the
+  // model is one of images.
   Result<Graph> (*build)(ModelConfig& config, const ImportOptions& options);
+  // Trained on labelled images; there are no sequences.
+  bool images = false;
 };
 
 std::span<const ModelFamily> ModelFamilies();
+
+// Whether the model at `path`, which is for this importer, is known to be one
+// of images.
+bool IsOfImages(const std::string& path);
 
 // The families, each in planner/io/huggingface_<family>.cc.
 Result<Graph> BuildGpt2(ModelConfig& config, const ImportOptions& options);
@@ -53,5 +60,8 @@ Result<Graph> BuildDeepseekV2(ModelConfig& config,
                               const ImportOptions& options);
 Result<Graph> BuildDeepseekV3(ModelConfig& config,
                               const ImportOptions& options);
+Result<Graph> BuildResNet(ModelConfig& config, const ImportOptions& options);
+// In planner/io/cnn.cc.
+Result<Graph> BuildCnn(ModelConfig& config, const ImportOptions& options);
 
 }  // namespace tessera

@@ -1,7 +1,11 @@
 #include "planner/io/model_config.h"
 
 #include <cmath>
+#include <filesystem>
 #include <sstream>
+#include <system_error>
+
+#include "planner/io/zoo.h"
 
 namespace tessera {
 namespace {
@@ -13,6 +17,14 @@ constexpr double kMaxSize = 1 << 20;
 constexpr int64_t kMaxLayers = 4096;
 
 }  // namespace
+
+std::string GraphName(const std::string& path) {
+  if (IsZoo(path)) return path.substr(path.find(':') + 1);
+  std::error_code error;
+  const std::filesystem::path whole = std::filesystem::absolute(path, error);
+  if (error) return "model";
+  return whole.lexically_normal().parent_path().filename().string();
+}
 
 ModelConfig::ModelConfig(std::string path, JsonValue values)
     : path_(std::move(path)), values_(std::move(values)) {}

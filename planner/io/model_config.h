@@ -14,6 +14,10 @@
 
 namespace tessera {
 
+// The name of the model whose config is at `path`: of the file's folder, as the
+// files themselves are all called alike, or in the zoo.
+std::string GraphName(const std::string& path);
+
 class ModelConfig {
  public:
   ModelConfig(std::string path, JsonValue values);

@@ -220,6 +220,7 @@ class Differentiator {
       backward.rule.terms.push_back(0);
     }
     for (const Symbol& s : writes) {
+      if (s.index >= node.operands.size()) continue;
       const TensorId operand = node.operands[s.index];
       const std::string suffix = ".d" + std::to_string(s.index);
       if (backward.name.empty()) backward.name = node.name + suffix;
@@ -229,7 +230,7 @@ class Differentiator {
     }
     KeepUsedFactors(node.rule, backward.rule);
     graph_.nodes.push_back(backward);
-    for (size_t k = 0; k < writes.size(); ++k) {
+    for (size_t k = 0; k < backward.results.size(); ++k) {
       Contribute(node.operands[writes[k].index], backward.results[k], id);
     }
   }

@@ -35,7 +35,8 @@ struct AttributeDef {
 // gradients, and exactly what it reads. `signature` is
 // "dy0,x1->dx0" over: xN operand N, yN result N, dyN gradient of result N,
 // dxN gradient of operand N. An adjoint with an empty `op` passes dy through
-// unchanged. Adjoints of operands that a node lacks (no bias) are left out.
+// unchanged. Gradients of operands that a node lacks (no bias, fewer branches)
+// are left out, and adjoints with no other.
 struct AdjointDef {
   std::string_view op;
   std::string_view signature;
@@ -57,15 +58,21 @@ struct OpCall {
   double attribute(std::string_view name) const;
 };
 
-// A factor over which an operator keeps a state that is merged between shards
-// (a softmax's axis). The operator then runs as two kernels, "NAME.state" and
+// Factors over which an operator keeps a state that is merged between shards (a
+// softmax's axis, a batch norm's samples and pixels). The operator then runs as two kernels, "NAME.state" and
 // "NAME": the first writes `state_width` fp32 numbers for each point of
 // `state_indices`, the states of all shards are gathered in rank order, and
 // the second reads them behind its operands.
 struct Coupling {
-  char factor = 0;                 // 0: the operator has none
-  std::string_view state_indices;  // factors of the state, such as "bs"
+  std::string_view factors;  // empty: the operator has none
+  // Factors of the state, such as "bs": those of them that the rule has.
+  std::string_view state_indices;
   int state_width = 0;
+
+  bool exists() const { return !factors.empty(); }
+  bool Merges(char factor) const {
+    return factors.find(factor) != std::string_view::npos;
+  }
 };
 
 // How an operator's time is bounded, for the analytical cost source.

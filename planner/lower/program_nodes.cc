@@ -12,7 +12,7 @@ std::string_view StateKernel(const OpDef& op) {
   static const auto* const names = [] {
     auto* map = new std::map<std::string_view, std::string>();
     for (const OpDef& row : Ops()) {
-      if (row.coupling.factor != 0) {
+      if (row.coupling.exists()) {
         map->emplace(row.name, std::string(row.name) + ".state");
       }
     }
@@ -110,7 +110,7 @@ void ProgramBuilder::EmitNode(NodeId id, const Node& node) {
             ? Present(node.operands[k])
             : Acquire(node.operands[k], OperandLayout(node, placement, k)));
   }
-  if (node.op->coupling.factor != 0) {
+  if (node.op->coupling.exists()) {
     reads.push_back(EmitState(id, node, placement, reads));
   }
   if (context_.scales_loss() && BeginsBackward(node)) {
@@ -336,8 +336,10 @@ ValueId ProgramBuilder::EmitState(NodeId id, const Node& node,
                                   const OpPlacement& placement,
                                   const std::vector<ValueId>& reads) {
   const Coupling& coupling = node.op->coupling;
-  const auto factor = static_cast<size_t>(node.rule.FactorOf(coupling.factor));
-  const AxisSet axes = placement.axes[factor];
+  AxisSet axes = 0;
+  for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+    if (coupling.Merges(node.rule.factors[f].letter)) axes |= placement.axes[f];
+  }
   Value state;
   state.what = "state";
   state.group = here_;
@@ -348,6 +350,7 @@ ValueId ProgramBuilder::EmitState(NodeId id, const Node& node,
   state.layout.rooted = placement.rooted;
   for (char letter : coupling.state_indices) {
     const int f = node.rule.FactorOf(letter);
+    if (f < 0) continue;
     int64_t extent = 0;
     for (size_t k = 0; k < node.operands.size(); ++k) {
       const Indices& indices = node.rule.operands[k];

@@ -25,7 +25,7 @@ std::vector<OpDef> CrossEntropyOps() {
        .adjoints = {{"cross_entropy_dx", "x0,x1,x2,y1->dx0"}},
        .flops = FlopsPerPoint<4>,
        .integer_operands = {1},
-       .coupling = {'v', "bs", 3}},
+       .coupling = {"v", "bs", 3}},
       // In fp16 multiplied by the loss scale, which stands behind the operands.
       {.name = "cross_entropy_dx",
        .summary = "(softmax - onehot) / counted tokens",

@@ -88,7 +88,8 @@ class BlockPlacer {
         roles_.heads && node.op->op_class == OpClass::kAttention;
     if (sequence >= 0 && !by_heads &&
         node.rule.factors[static_cast<size_t>(sequence)].splittable) {
-      placement.axes[static_cast<size_t>(sequence)] = roles_.context;
+      placement.axes[static_cast<size_t>(sequence)] =
+          Fitting(id, static_cast<size_t>(sequence), roles_.context);
       if (roles_.ring && node.op->streamed != 0) {
         placement.streamed = roles_.context;
       }
@@ -146,6 +147,17 @@ class BlockPlacer {
       }
       activations_[node.results[k]] = activation;
     }
+  }
+
+  // Those of `axes` that there is room for, where images have few rows left,
+  // besides `ways` in which they are split already. Too short a sequence is an
+  // error (Validate).
+  AxisSet Fitting(NodeId id, size_t sequence, AxisSet axes,
+                  int64_t ways = 1) const {
+    const Factor& factor = graph_.node(id).rule.factors[sequence];
+    if (factor.letter == kSequenceFactor) return axes;
+    return LargestFitting(group_, axes,
+                          index_.extents[id.index()][sequence] / ways);
   }
 
   // The context axes on the heads of an attention, on top of the tensor axes.
@@ -231,7 +243,8 @@ class BlockPlacer {
     // Not where a node only gathers from, or scatters to, sequences.
     const Factor& factor = graph_.node(id).rule.factors[sequence];
     if (!factor.splittable || factor.role != Role::kAttribute) return;
-    placement.axes[sequence] |= roles_.tensor;
+    placement.axes[sequence] |= Fitting(id, sequence, roles_.tensor,
+                                        group_.Size(placement.axes[sequence]));
   }
 
   // The tensor axes in use between a dense layer and the next ones, which are

@@ -270,7 +270,8 @@ class Describer {
         } else if (node.op->op_class == OpClass::kMatmul) {
           (in_result ? column : row) = true;
         }
-        vocabulary |= node.op->coupling.factor == node.rule.factors[f].letter;
+        vocabulary |= node.op->coupling.factors.size() == 1 &&
+                      node.op->coupling.Merges(node.rule.factors[f].letter);
         for (TensorId operand : node.operands) {
           vocabulary |= index_.vocabulary[operand.index()] && !in_result;
         }

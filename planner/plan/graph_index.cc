@@ -41,6 +41,7 @@ int FindExpertFactor(const Node& node, const std::vector<int>& expert_dim) {
   const IndexRule& rule = node.rule;
   const auto in_result = [&](int f) { return Holds(rule.results[0], f); };
   if (node.op->op_class == OpClass::kMatmul) {
+    if (node.op->name == "conv2d") return -1;  // groups of channels
     for (uint8_t f : rule.operands[0]) {
       if (Holds(rule.operands[1], f) && in_result(f)) return f;
     }
@@ -53,6 +54,13 @@ int FindExpertFactor(const Node& node, const std::vector<int>& expert_dim) {
     if (in_result(f)) return f;
   }
   return -1;
+}
+
+int FindSequenceFactor(const IndexRule& rule) {
+  const int sequence = rule.FactorOf(kSequenceFactor);
+  if (sequence >= 0 || rule.FactorOf('w') < 0) return sequence;
+  const int made = rule.FactorOf('y');
+  return made >= 0 ? made : rule.FactorOf('h');
 }
 
 // Whether a reader of a tensor lets a split of dimension `dim` through.
@@ -91,8 +99,10 @@ std::vector<bool> VocabularyTables(const GraphIndex& index) {
   const Graph& graph = *index.graph;
   std::vector<int64_t> classes;
   for (size_t i = 0; i < index.forward_nodes; ++i) {
-    const char letter = graph.nodes[i].op->coupling.factor;
-    const int f = letter == 0 ? -1 : graph.nodes[i].rule.FactorOf(letter);
+    // A batch norm's state is not over classes.
+    const std::string_view factors = graph.nodes[i].op->coupling.factors;
+    const int f =
+        factors.size() == 1 ? graph.nodes[i].rule.FactorOf(factors[0]) : -1;
     if (f >= 0) classes.push_back(index.extents[i][static_cast<size_t>(f)]);
   }
   std::vector<bool> tables(graph.tensors.size(), false);
@@ -139,7 +149,7 @@ GraphIndex::GraphIndex(const Graph& graph_in)
     nodes_of_block[static_cast<size_t>(node.block)].push_back(id);
     node_flops.push_back(MatmulFlops(*graph, node, extents.back()));
     block_flops[static_cast<size_t>(node.block)] += node_flops.back();
-    sequence_factor.push_back(node.rule.FactorOf(kSequenceFactor));
+    sequence_factor.push_back(FindSequenceFactor(node.rule));
     sample_factor.push_back(-1);
     for (size_t f = 0; f < node.rule.factors.size(); ++f) {
       if (node.rule.factors[f].role == Role::kSample) {

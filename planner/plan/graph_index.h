@@ -13,7 +13,8 @@
 namespace tessera {
 
 // The letter that rules give the sequence, by convention; context and sequence
-// parallelism split it.
+// parallelism split it. Of images they split the height: y where a rule makes
+// another than it reads, else h.
 inline constexpr char kSequenceFactor = 's';
 
 struct GraphIndex {

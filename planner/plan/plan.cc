@@ -95,7 +95,7 @@ Layout ResultLayout(const Node& node, const OpPlacement& placement,
     layout.dims[d] = AxesOf(node, placement, indices[d]);
   }
   for (size_t f = 0; f < node.rule.factors.size(); ++f) {
-    const bool merged = node.op->coupling.factor == node.rule.factors[f].letter;
+    const bool merged = node.op->coupling.Merges(node.rule.factors[f].letter);
     if (!merged && !Holds(indices, static_cast<int>(f))) {
       layout.partial |= placement.axes[f];
     }

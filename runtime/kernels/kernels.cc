@@ -4,6 +4,7 @@
 namespace tessera {
 
 #define TESSERA_KERNELS(family) std::vector<Kernel> Cpu##family##Kernels();
+#define TESSERA_CPU_KERNELS(family) TESSERA_KERNELS(family)
 #include "runtime/kernels/kernels.def"
 #undef TESSERA_KERNELS
 
@@ -23,6 +24,7 @@ std::span<const Kernel> CpuKernels() {
     kernels->push_back(kernel);
 #include "runtime/kernels/kernels.def"
 #undef TESSERA_KERNELS
+#undef TESSERA_CPU_KERNELS
     return kernels;
   }();
   return *table;

@@ -73,6 +73,11 @@ Graph Mixtral(DType dtype) {
   return Model(ExamplePath("models/mixtral-tiny/config.json"), dtype);
 }
 
+// Convolutions, batch norms, residuals.
+Graph ResNet(DType dtype) {
+  return Model("zoo:resnet-tiny", dtype);
+}
+
 int Pick(Rng& rng, std::initializer_list<int> choices) {
   return choices.begin()[rng.Below(static_cast<uint32_t>(choices.size()))];
 }
@@ -318,6 +323,10 @@ INSTANTIATE_TEST_SUITE_P(
              "local-cpu:8", 0.2},
         Case{"llama_v100", [] { return Llama(DType::kFloat16); },
              "dgx1-v100-32gb:2x4", 0.2},
+        Case{"resnet_a100", [] { return ResNet(DType::kBFloat16); },
+             "dgx-a100-80gb:2", 0.03},
+        Case{"resnet_cpu", [] { return ResNet(DType::kFloat32); },
+             "local-cpu:8", 0.2},
         // Stacks whose every figure counts, and whose streams are one.
         Case{"llama_stack",
              [] { return Llama(DType::kBFloat16); },

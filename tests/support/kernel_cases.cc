@@ -51,6 +51,60 @@ KernelCase GateCase(const std::string& name, double capacity,
            {"top_k", 3}}};
 }
 
+// A window over images.
+struct Window {
+  int64_t height = 1;
+  int64_t width = 1;
+  int64_t stride = 1;
+  int64_t dilation = 1;
+  int64_t pad_top = 0;  // and as much below
+  int64_t pad_left = 0;
+};
+
+// Adds the extents of the result, and makes the attributes that all have.
+std::vector<Attribute> Place(const Window& w,
+                             std::map<char, int64_t>& extents) {
+  const auto places = [&](int64_t image, int64_t pad, int64_t size) {
+    return (image + 2 * pad - w.dilation * (size - 1) - 1) / w.stride + 1;
+  };
+  extents['y'] = places(extents['h'], w.pad_top, w.height);
+  extents['x'] = places(extents['w'], w.pad_left, w.width);
+  return {{"out_height", static_cast<double>(extents['y'])},
+          {"out_width", static_cast<double>(extents['x'])},
+          {"pad_left", static_cast<double>(w.pad_left)},
+          {"pad_top", static_cast<double>(w.pad_top)},
+          {"stride_height", static_cast<double>(w.stride)},
+          {"stride_width", static_cast<double>(w.stride)}};
+}
+
+KernelCase Convolution(const std::string& name, std::string rule,
+                       std::map<char, int64_t> extents, const Window& window) {
+  std::vector<Attribute> attributes = Place(window, extents);
+  const auto dilation = static_cast<double>(window.dilation);
+  attributes.push_back({"dilation_height", dilation});
+  attributes.push_back({"dilation_width", dilation});
+  extents['k'] = window.height;
+  extents['l'] = window.width;
+  return {"conv2d_" + name, "conv2d", std::move(rule), std::move(extents),
+          std::move(attributes)};
+}
+
+KernelCase Pooling(const std::string& op, std::string rule,
+                   const Window& window, std::optional<int> count_pad = {}) {
+  std::map<char, int64_t> extents = {
+      {'b', 2}, {'g', 2}, {'c', 3}, {'h', 7}, {'w', 6}};
+  std::vector<Attribute> attributes = Place(window, extents);
+  attributes.push_back({"window_height", static_cast<double>(window.height)});
+  attributes.push_back({"window_width", static_cast<double>(window.width)});
+  std::string name = op;
+  if (count_pad) {
+    attributes.push_back({"count_pad", static_cast<double>(*count_pad)});
+    name += *count_pad != 0 ? "_with_pad" : "_without_pad";
+  }
+  return {std::move(name), op, std::move(rule), std::move(extents),
+          std::move(attributes)};
+}
+
 KernelCase BalanceCase(const std::string& name, double sigmoid, double groups) {
   return {"moe_balance" + name,
           "moe_balance",
@@ -276,6 +330,52 @@ const std::vector<KernelCase>& KernelCases() {
       Elementwise("gelu_erf"),
       Elementwise("silu"),
       Elementwise("relu"),
+      Convolution("plain", "bch!w!,ock!l!->boyx",
+                  {{'b', 3}, {'c', 3}, {'o', 5}, {'h', 6}, {'w', 5}},
+                  {.height = 3, .width = 2}),
+      // Not all rows and columns of the image are under a window.
+      Convolution("strided", "bch!w!,ock!l!+o->boyx",
+                  {{'b', 2}, {'c', 3}, {'o', 4}, {'h', 8}, {'w', 7}},
+                  {.height = 3, .width = 1, .stride = 2, .pad_top = 1}),
+      Convolution("dilated", "bch!w!,ock!l!+o->boyx",
+                  {{'b', 2}, {'c', 2}, {'o', 3}, {'h', 7}, {'w', 8}},
+                  {.height = 2,
+                   .width = 3,
+                   .dilation = 2,
+                   .pad_top = 1,
+                   .pad_left = 3}),
+      Convolution("grouped", "bgch!w!,gnck!l!+gn->bgnyx",
+                  {{'b', 2}, {'g', 3}, {'c', 2}, {'n', 3}, {'h', 5}, {'w', 5}},
+                  {.height = 3, .width = 3, .pad_top = 1, .pad_left = 1}),
+      // As for a grouped one behind it.
+      Convolution("to_groups", "bih!w!,gcik!l!->bgcyx",
+                  {{'b', 2}, {'i', 3}, {'g', 2}, {'c', 3}, {'h', 4}, {'w', 3}},
+                  {.height = 1, .width = 1}),
+      Pooling("max_pool", "bch!w!->bcyx",
+              {.height = 3, .width = 2, .stride = 2, .pad_top = 1}),
+      Pooling("average_pool", "bch!w!->bcyx",
+              {.height = 2, .width = 3, .stride = 1, .pad_left = 2}, 1),
+      Pooling("average_pool", "bgch!w!->bgcyx",
+              {.height = 3, .width = 3, .stride = 3, .pad_top = 1}, 0),
+      {"image_mean",
+       "image_mean",
+       "",
+       {{'b', 3}, {'c', 5}, {'h', 3}, {'w', 4}}},
+      {"batch_norm",
+       "batch_norm",
+       "bchw,c,c->bchw,c,c",
+       {{'b', 4}, {'c', 5}, {'h', 3}, {'w', 4}},
+       {{"epsilon", 1e-5}}},
+      {"batch_norm_of_groups",
+       "batch_norm",
+       "bgchw,gc,gc->bgchw,gc,gc",
+       {{'b', 3}, {'g', 2}, {'c', 3}, {'h', 5}, {'w', 2}},
+       {{"epsilon", 1e-3}}},
+      {"concat_channels",
+       "concat_channels",
+       "bm!hw,bn!hw,bo!hw->bd!hw",
+       {{'b', 3}, {'m', 2}, {'n', 1}, {'o', 4}, {'d', 7}, {'h', 3}, {'w', 4}},
+       {{"channels", 7}}},
       Elementwise("sigmoid"),
       {"scale",
        "scale",
@@ -494,7 +594,17 @@ HostTensor StateOf(const Problem& problem,
                    const std::vector<LocalTensor>& operands,
                    CallOptions options) {
   const bool doubles = problem.initial[0].dtype() == DType::kFloat64;
-  Shape shape = operands[1].shape;
+  Shape shape;
+  for (char letter : problem.op->coupling.state_indices) {
+    const int f = problem.rule.FactorOf(letter);
+    for (size_t i = 0; f >= 0 && i < operands.size(); ++i) {
+      const Indices& indices = problem.rule.operands[i];
+      const auto it = std::find(indices.begin(), indices.end(), f);
+      if (it == indices.end()) continue;
+      shape.push_back(operands[i].shape[it - indices.begin()]);
+      break;
+    }
+  }
   shape.push_back(problem.op->coupling.state_width);
   Tensors state = {
       HostTensor(shape, doubles ? DType::kFloat64 : DType::kFloat32)};
@@ -514,7 +624,7 @@ Tensors Compute(const Problem& problem, const CallOptions& options) {
   Tensors results = problem.initial;
   std::vector<LocalTensor> operands = Locals(problem.operands);
   HostTensor state;
-  if (problem.op->coupling.factor != 0) {
+  if (problem.op->coupling.exists()) {
     state = StateOf(problem, operands, options);
     operands.push_back(state.Local());
   }
@@ -558,11 +668,12 @@ std::optional<AdjointProblem> Adjoint(const Problem& forward,
   problem.attributes = forward.attributes;
   problem.rule.factors = forward.rule.factors;
   for (const Symbol& s : Symbols(adjoint.signature.substr(arrow + 2))) {
-    if (s.index >= forward.operands.size()) return std::nullopt;
+    if (s.index >= forward.operands.size()) continue;
     backward.gradients_of.push_back(s.index);
     problem.rule.results.push_back(forward.rule.operands[s.index]);
     problem.initial.emplace_back(forward.operands[s.index].shape(), dy.dtype());
   }
+  if (backward.gradients_of.empty()) return std::nullopt;
   for (const Symbol& s : Symbols(adjoint.signature.substr(0, arrow))) {
     problem.rule.operands.push_back(s.of_result
                                         ? forward.rule.results[s.index]
@@ -633,8 +744,7 @@ Tensors ComputeSplit(const Problem& problem, int factor, int64_t parts,
   const bool reduction =
       std::none_of(rule.results.begin(), rule.results.end(),
                    [&](const Indices& r) { return Holds(r, factor); });
-  const bool coupled =
-      rule.factors[factor].letter == problem.op->coupling.factor;
+  const bool coupled = problem.op->coupling.Merges(rule.factors[factor].letter);
   std::vector<Tensors> operands(parts);
   std::vector<std::vector<LocalTensor>> locals(parts);
   for (int64_t part = 0; part < parts; ++part) {
@@ -652,7 +762,7 @@ Tensors ComputeSplit(const Problem& problem, int factor, int64_t parts,
   }
   // The states of all shards of a coupled factor, in rank order.
   std::vector<HostTensor> states(parts);
-  if (problem.op->coupling.factor != 0) {
+  if (problem.op->coupling.exists()) {
     std::vector<double> gathered;
     for (int64_t part = 0; part < parts; ++part) {
       states[part] = StateOf(problem, locals[part], options);

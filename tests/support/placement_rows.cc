@@ -297,6 +297,16 @@ bool ContextParallel(const GraphIndex& index, const Plan& plan) {
   return SplitsAttention(index, plan, "s");
 }
 
+bool ConvolutionByOutputs(const GraphIndex& index, const Plan& plan) {
+  return Splits(index, plan, "conv2d", "o");
+}
+bool ConvolutionByInputs(const GraphIndex& index, const Plan& plan) {
+  return Splits(index, plan, "conv2d", "c");
+}
+bool SplitBatchNorm(const GraphIndex& index, const Plan& plan) {
+  return Splits(index, plan, "batch_norm", "b");
+}
+
 // Keys and values that go from rank to rank.
 bool Ring(const GraphIndex& index, const Plan& plan) {
   return AnyNode(index, [&](const Node&, NodeId id) {
@@ -409,6 +419,9 @@ constexpr std::array kRows = {
     PlacementRow{"context parallel, zigzag order", Zigzag},
     PlacementRow{"context parallel by heads", HeadsForSequence},
     PlacementRow{"expert parallel", ExpertsForSamples},
+    PlacementRow{"convolution by output channels", ConvolutionByOutputs},
+    PlacementRow{"convolution by input channels", ConvolutionByInputs},
+    PlacementRow{"batch norm over split samples", SplitBatchNorm},
     PlacementRow{"operators on their own", OperatorsAlone},
     PlacementRow{"ragged shards", Ragged},
     PlacementRow{"degrees of 3, 5, 6 or 7", OddDegrees},
@@ -435,6 +448,23 @@ constexpr std::array kPrefetch = {"no prefetch", "prefetch of several blocks"};
 constexpr std::array kTied = {"tied within a stage", "tied across stages"};
 constexpr std::array<std::span<const char* const>, 3> kFamilies = {
     kSchedules, kPrefetch, kTied};
+
+// Of models of tokens, and of images.
+constexpr std::array kOfTokens = {"attention heads",
+                                  "key/value heads fewer than ranks",
+                                  "vocabulary-parallel embedding",
+                                  "sequence parallel",
+                                  "context parallel",
+                                  "context parallel, ring",
+                                  "context parallel, zigzag order",
+                                  "context parallel by heads",
+                                  "expert parallel",
+                                  "tied within a stage",
+                                  "tied across stages",
+                                  "selective recomputation"};
+constexpr std::array kOfImages = {"convolution by output channels",
+                                  "convolution by input channels",
+                                  "batch norm over split samples"};
 
 struct ExcludedPair {
   std::string_view a;
@@ -484,6 +514,10 @@ bool IsLegalPair(size_t a, size_t b) {
   const std::string_view second = kRows[b].name;
   for (const auto& family : kFamilies) {
     if (a != b && Has(family, first) && Has(family, second)) return false;
+  }
+  if ((Has(kOfTokens, first) && Has(kOfImages, second)) ||
+      (Has(kOfImages, first) && Has(kOfTokens, second))) {
+    return false;
   }
   return std::none_of(kExcluded.begin(), kExcluded.end(),
                       [&](const ExcludedPair& pair) {

@@ -28,13 +28,14 @@ class PlanChecker {
         : graph(MakeGraph(spec)), index(graph) {}
     Graph graph;
     GraphIndex index;
-    std::optional<Trained> serial;  // on one rank
+    // On one rank, by microbatches.
+    std::map<int, std::optional<Trained>> serial;
   };
 
   // Made once for each spec; lives as long as this.
   Model& ModelOf(const GraphSpec& spec);
   // What the model does on one rank.
-  const Trained& SerialOf(const GraphSpec& spec);
+  const Trained& SerialOf(const GraphSpec& spec, int microbatches = 1);
 
   // The plan of a case, or nothing where it is none or not valid.
   std::optional<Plan> ValidPlan(const Case& c);

@@ -217,6 +217,20 @@ bool LostStateOfTheLoss(const Graph&, TaskGraph& tasks) {
   });
 }
 
+bool LostStateOfABatchNorm(const Graph& graph, TaskGraph& tasks) {
+  return RemoveTask(tasks, [&](const Task& task) {
+    if (!IsComm(task, CommKind::kAllGather) ||
+        !ReadsWhat(tasks, task, "state")) {
+      return false;
+    }
+    return std::any_of(tasks.tasks.begin(), tasks.tasks.end(),
+                       [&](const Task& t) {
+                         return OpOf(graph, t) == "batch_norm_dx" &&
+                                t.writes[0] == task.reads[0];
+                       });
+  });
+}
+
 bool LostNormAllReduce(const Graph&, TaskGraph& tasks) {
   return RemoveTask(tasks, [&](const Task& task) {
     return IsComm(task, CommKind::kAllReduce) &&
@@ -716,6 +730,8 @@ constexpr std::array kMistakes = {
     PlantedMistake{"updated shards that are not returned", LostReturnOfShards},
     PlantedMistake{"a loss without the other shards' state",
                    LostStateOfTheLoss},
+    PlantedMistake{"a batch norm's gradient without the other shards' sums",
+                   LostStateOfABatchNorm},
     PlantedMistake{"a norm of one rank's gradients", LostNormAllReduce},
     PlantedMistake{"a loss of one rank's samples", LostLossAllReduce},
     PlantedMistake{"an all-reduce over too few axes", AllReduceOverTooFewAxes},

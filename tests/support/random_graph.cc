@@ -7,6 +7,7 @@
 
 #include "planner/base/check.h"
 #include "planner/io/decoder.h"
+#include "planner/io/vision.h"
 
 namespace tessera {
 namespace {
@@ -161,6 +162,92 @@ class SmallDecoder {
   const LinearOptions linear_;
 };
 
+class SmallCnn {
+ public:
+  SmallCnn(const GraphSpec& spec, DType dtype)
+      : spec_(spec),
+        model_(ModelConfig("random/config.json", {}),
+               {.global_batch = spec.batch, .dtype = dtype},
+               {spec.sequence, 2, spec.vocabulary}) {}
+
+  Graph Build() {
+    Features x = Unit("stem", model_.images(), spec_.hidden, 3);
+    x = spec_.rms == 1 ? model_.MaxPool("stem.pool", x, WindowOf(2))
+                       : model_.AveragePool("stem.pool", x, WindowOf(2));
+    const Features stem = x;
+    for (int i = 0; i < spec_.layers; ++i) {
+      const std::string name = "h." + std::to_string(i);
+      model_.BeginBlock(name);
+      x = Layer(name, x);
+    }
+    model_.BeginBlock("head");
+    if (spec_.tied == 1) x = model_.Mean("head.mean", x);
+    x = model_.Dropout("head.dropout", x, spec_.dropout == 1 ? kDropout : 0);
+    if (spec_.balance == 1) {
+      model_.Loss("first",
+                  model_.Linear("first", model_.Mean("first.mean", stem),
+                                spec_.vocabulary),
+                  1);
+    }
+    model_.Loss("loss", model_.Linear("head", x, spec_.vocabulary),
+                spec_.balance == 1 ? 0.3 : 1);
+    auto forward = model_.Finish();
+    TESSERA_CHECK(forward.has_value()) << forward.error().ToString();
+    auto graph = Differentiate(*std::move(forward));
+    TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
+    return *std::move(graph);
+  }
+
+ private:
+  Window WindowOf(int64_t size) const {
+    return {.height = size,
+            .width = size,
+            .stride = 1,
+            .pad_height = size / 2,
+            .pad_width = size / 2};
+  }
+
+  Features Unit(const std::string& name, const Features& x, int64_t channels,
+                int64_t size, int64_t stride = 1, int64_t groups = 1) {
+    Window window = WindowOf(size);
+    window.stride = stride;
+    const Features y =
+        model_.Convolution(name, x, channels, window, spec_.bias == 1, groups);
+    return spec_.image == 2 ? model_.BatchNorm(name + ".norm", y, kEpsilon) : y;
+  }
+
+  Features Active(const std::string& name, const Features& x, int64_t channels,
+                  int64_t size, int64_t stride = 1, int64_t groups = 1) {
+    return model_.Relu(name + ".relu",
+                       Unit(name, x, channels, size, stride, groups));
+  }
+
+  Features Layer(const std::string& name, const Features& in) {
+    const int64_t stride = spec_.gated == 1 && in.height > 1 ? 2 : 1;
+    Features x = in;
+    Features y;
+    if (spec_.residual == 0) {
+      y = Unit(name + ".b", Active(name + ".a", x, spec_.inner, 3, stride),
+               spec_.hidden, 3);
+    } else if (spec_.residual == 1) {
+      const int64_t inner = spec_.inner - spec_.inner % spec_.groups;
+      const int64_t groups = inner > 0 ? spec_.groups : 1;
+      y = Active(name + ".a", x, std::max<int64_t>(1, inner), 1, 1, groups);
+      y = Active(name + ".b", y, y.channels, 3, stride, groups);
+      y = Unit(name + ".c", y, spec_.hidden, 1);
+    } else {
+      const Features a = Active(name + ".a", x, 1, 3, stride);
+      const Features b = Active(name + ".b", x, spec_.hidden - 1, 1, stride);
+      y = model_.Concat(name + ".concat", {a, b});
+    }
+    if (stride != 1) x = Unit(name + ".shortcut", x, spec_.hidden, 1, stride);
+    return model_.Relu(name + ".relu", model_.Add(name + ".add", y, x));
+  }
+
+  const GraphSpec& spec_;
+  Vision model_;
+};
+
 }  // namespace
 
 GraphSpec RandomGraphSpec(Rng& rng) {
@@ -191,11 +278,13 @@ GraphSpec RandomGraphSpec(Rng& rng) {
   spec.vocabulary = Pick(rng, {11, 13, 16, 18, 21});
   spec.sequence = Pick(rng, {4, 4, 6, 7, 8});
   spec.batch = Pick(rng, {4, 6, 6, 8, 9, 10, 12, 12});
+  spec.image = Pick(rng, {0, 0, 0, 0, 1, 2});
   return spec;
 }
 
 Graph MakeGraph(const GraphSpec& spec, DType dtype) {
-  return SmallDecoder(spec, dtype).Build();
+  return spec.image > 0 ? SmallCnn(spec, dtype).Build()
+                        : SmallDecoder(spec, dtype).Build();
 }
 
 }  // namespace tessera

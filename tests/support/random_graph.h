@@ -1,5 +1,6 @@
 #pragma once
-// Small decoder models of odd sizes, for tests that draw models at random.
+// Small models of odd sizes, decoders and convolutional networks, for tests
+// that draw models at random.
 
 #include <cstdint>
 
@@ -42,6 +43,12 @@ struct GraphSpec {
   int vocabulary = 2;
   int sequence = 1;
   int batch = 1;
+  // 1: a convolutional network; 2: one with batch norms. Then the sequence is
+  // the height and width of the images, `hidden` the channels between layers,
+  // `inner` those inside of them, `residual` says what a layer has (0 and 1:
+  // two convolutions, or three in `groups`; 2: branches) and `gated` whether its window
+  // moves by two.
+  int image = 0;
   bool operator==(const GraphSpec&) const = default;
 };
 

@@ -463,7 +463,8 @@ std::vector<Field> FieldsOf(GraphSpec& graph) {
           {"inner", &graph.inner, 2},
           {"vocabulary", &graph.vocabulary, 2},
           {"sequence", &graph.sequence, 1},
-          {"batch", &graph.batch, 1}};
+          {"batch", &graph.batch, 1},
+          {"image", &graph.image, 0}};
 }
 
 std::vector<Field> FieldsOf(Case& c) {

@@ -137,6 +137,17 @@ inline std::string TinyQwen(int layers, bool experts) {
          family + "}";
 }
 
+// Images of 16 x 16, which a stem makes 4 x 4, and residual layers in two
+// stages, the second of which halves them again.
+inline std::string TinyResNet(const std::string& layer_type = "bottleneck",
+                              int layers = 1) {
+  const std::string depth = std::to_string(layers);
+  return R"({"model_type": "resnet", "image_size": 16, "num_channels": 3,
+             "num_labels": 6, "embedding_size": 4, "hidden_sizes": [8, 12],
+             "depths": [)" +
+         depth + ", " + depth + R"(], "layer_type": ")" + layer_type + R"("})";
+}
+
 // A file of 1000 tokens in nanoGPT's format: Mix64(i) mod the vocabulary.
 inline TokenData TinyTokens() {
   const std::string path = TempPath("tokens.bin");

@@ -20,6 +20,7 @@
 #include "runtime/comm/thread_world.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/executor.h"
+#include "runtime/kernels/cpu/call.h"
 #include "runtime/train_state.h"
 #include "runtime/trainer.h"
 #include "tests/support/queue_cpu_device.h"
@@ -56,12 +57,46 @@ int32_t LabelAt(int64_t step, int64_t sample, int64_t position,
   return counts ? token : -1;
 }
 
+// Pixels between -1 and 1.
+void FillImages(const LocalTensor& block, int64_t step) {
+  const Shape& whole = block.global_shape;
+  int64_t out = 0;
+  for (int64_t b = 0; b < block.shape[0]; ++b) {
+    for (int64_t c = 0; c < block.shape[1]; ++c) {
+      for (int64_t y = 0; y < block.shape[2]; ++y) {
+        for (int64_t x = 0; x < block.shape[3]; ++x) {
+          const int64_t place =
+              (((step * 4096 + block.offset[0] + b) * whole[1] +
+                block.offset[1] + c) *
+                   whole[2] +
+               block.offset[2] + y) *
+                  whole[3] +
+              block.offset[3] + x;
+          const double value = static_cast<double>(CounterBits53(
+                                   17, static_cast<uint64_t>(place))) *
+                                   0x1.0p-52 -
+                               1;
+          Put(block, out++, value);
+        }
+      }
+    }
+  }
+}
+
 LoadInput LoadRandom(const Graph& graph) {
   const int64_t vocabulary = VocabularyOf(graph);
   return [vocabulary](const Tensor& tensor, const LocalTensor& block,
                       int64_t step) -> Result<void> {
+    if (tensor.name == "images") {
+      FillImages(block, step);
+      return {};
+    }
     auto* out = block.as<int32_t>();
     for (int64_t i = 0; i < block.shape[0]; ++i) {
+      if (block.shape.size() == 1) {  // labels of images
+        *out++ = LabelAt(step, block.offset[0] + i, 0, vocabulary);
+        continue;
+      }
       for (int64_t j = 0; j < block.shape[1]; ++j) {
         const int64_t sample = block.offset[0] + i;
         const int64_t position = block.offset[1] + j;

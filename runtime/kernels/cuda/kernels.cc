@@ -3,6 +3,7 @@
 
 namespace tessera {
 
+#define TESSERA_CPU_KERNELS(family)
 #define TESSERA_KERNELS(family) std::vector<Kernel> Cuda##family##Kernels();
 #include "runtime/kernels/kernels.def"
 #undef TESSERA_KERNELS
@@ -15,13 +16,19 @@ std::span<const Kernel> CudaKernels() {
     kernels->push_back(kernel);
 #include "runtime/kernels/kernels.def"
 #undef TESSERA_KERNELS
+#undef TESSERA_CPU_KERNELS
     return kernels;
   }();
   return *table;
 }
 
 Result<const Kernel*> FindCudaKernel(std::string_view name) {
-  return Find("CUDA kernel", CudaKernels(), name);
+  const auto found = Find("CUDA kernel", CudaKernels(), name);
+  if (!found && FindCpuKernel(name)) {
+    return InvalidInput("there is no CUDA kernel for the operator '" +
+                        std::string(name) + "'; the CPU has one");
+  }
+  return found;
 }
 
 }  // namespace tessera

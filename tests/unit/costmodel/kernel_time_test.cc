@@ -178,6 +178,42 @@ TEST(MatmulShapeOf, ReadsForwardAndGradients) {
   EXPECT_FALSE(of("bsh,g->bsg", {2, 3, 5, 7}).has_value());
 }
 
+// A product of as many operations as the convolution, whose memory traffic is
+// that of the tensors: 2 x 3 x 8 x 8 images, 4 x 3 x 3 x 3 weights and 2 x 4 x
+// 4 x 4 results, 2 bytes each.
+TEST(MatmulShapeOf, ReadsConvolutions) {
+  const std::vector<DType> types = {DType::kBFloat16, DType::kBFloat16};
+  const std::map<char, int64_t> sizes = {{'b', 2}, {'c', 3}, {'h', 8}, {'w', 8},
+                                         {'o', 4}, {'k', 3}, {'l', 3}, {'y', 4},
+                                         {'x', 4}, {'g', 1}, {'n', 4}};
+  const auto of = [&](const char* text) {
+    const IndexRule rule = IndexRule::Parse(text).value();
+    std::vector<int64_t> extents;
+    for (const Factor& f : rule.factors) extents.push_back(sizes.at(f.letter));
+    return MatmulShapeOf({.rule = &rule,
+                          .extents = extents,
+                          .operand_dtypes = types,
+                          .result_dtypes = types,
+                          .attributes = {}})
+        .value();
+  };
+  const MatmulShape forward = of("bch!w!,ock!l!->boyx");
+  const MatmulShape dx = of("boyx,ock!l!->bch!w!");
+  const MatmulShape dw = of("boyx,bch!w!->ock!l!");
+  EXPECT_EQ(forward.m, 2 * 4 * 4);
+  EXPECT_EQ(forward.n, 4);
+  EXPECT_EQ(forward.k, 3 * 3 * 3);
+  EXPECT_EQ(dx.m, 2 * 8 * 8);
+  EXPECT_EQ(dx.n, 3);
+  EXPECT_EQ(dw.m, 4);
+  EXPECT_EQ(dw.n, 3 * 3 * 3);
+  for (const MatmulShape& shape : {forward, dx, dw}) {
+    EXPECT_EQ(shape.m * shape.n * shape.k, 32 * 4 * 27);
+    EXPECT_EQ(shape.traffic, 2.0 * (384 + 108 + 128));
+  }
+  EXPECT_EQ(of("bgch!w!,gnck!l!->bgnyx").batch, 1);
+}
+
 // Measured products, thinned by tools/fit_kernels.py. `most` is what the
 // median error of the products of training sizes (every extent at least 256)
 // may be, in percent; SimuMax's B200 was measured under load.

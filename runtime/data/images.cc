@@ -1,0 +1,180 @@
+#include "runtime/data/images.h"
+
+#include <algorithm>
+
+#include "planner/base/rng.h"
+#include "planner/io/file.h"
+#include "runtime/data/batches.h"
+#include "runtime/float16.h"
+
+namespace tessera {
+namespace {
+
+// As many as there are in ImageNet's training set (Russakovsky et al. 2015).
+constexpr int64_t kMadeUp = 1281167;
+
+// Between -1 and 1.
+double Uniform(uint64_t key, uint64_t counter) {
+  return static_cast<double>(CounterBits53(key, counter)) * 0x1.0p-52 - 1;
+}
+
+void Store(const LocalTensor& block, int64_t i, double value) {
+  const auto single = static_cast<float>(value);
+  switch (block.dtype) {
+    case DType::kFloat64:
+      block.as<double>()[i] = value;
+      break;
+    case DType::kBFloat16:
+      block.as<BFloat16>()[i] = ToBFloat16(single);
+      break;
+    case DType::kFloat16:
+      block.as<Float16>()[i] = ToFloat16(single);
+      break;
+    default:
+      block.as<float>()[i] = single;
+  }
+}
+
+// `image_of`: by sample.
+template <typename ImageOf>
+LoadInput Load(const Images& images, ImageOf image_of) {
+  return [&images, image_of](const Tensor& tensor, const LocalTensor& block,
+                             int64_t first_sample) -> Result<void> {
+    const bool labels = tensor.name == "labels";
+    if (!labels && tensor.name != "images") {
+      return InvalidInput("no data for it: expected images or labels",
+                          "input '" + tensor.name + "'");
+    }
+    const Shape& whole = images.options().shape;
+    int64_t out = 0;
+    for (int64_t sample = 0; sample < block.shape[0]; ++sample) {
+      const int64_t image = image_of(first_sample + block.offset[0] + sample);
+      if (labels) {
+        block.as<int32_t>()[out++] = images.Label(image);
+        continue;
+      }
+      for (int64_t c = 0; c < block.shape[1]; ++c) {
+        for (int64_t y = 0; y < block.shape[2]; ++y) {
+          const int64_t row =
+              ((block.offset[1] + c) * whole[1] + block.offset[2] + y) *
+                  whole[2] +
+              block.offset[3];
+          for (int64_t x = 0; x < block.shape[3]; ++x) {
+            Store(block, out++, images.Pixel(image, row + x));
+          }
+        }
+      }
+    }
+    return {};
+  };
+}
+
+}  // namespace
+
+Result<ImageOptions> ImageOptionsOf(const Graph& graph) {
+  ImageOptions options;
+  options.global_batch = graph.global_batch;
+  for (const Tensor& tensor : graph.tensors) {
+    if (tensor.kind == TensorKind::kInput && tensor.name == "images" &&
+        tensor.shape.size() == 4) {
+      options.shape = {tensor.shape.begin() + 1, tensor.shape.end()};
+    }
+  }
+  for (const Node& node : graph.nodes) {
+    if (node.op->name == "cross_entropy") {
+      options.labels = graph.tensor(node.operands[0]).shape.back();
+    }
+  }
+  if (options.shape.empty() || options.labels == 0) {
+    return InvalidInput("the graph has no images [b, c, h, w] with labels");
+  }
+  return options;
+}
+
+Images::Images(const ImageOptions& options)
+    : options_(options),
+      pixels_(options.shape[0] * options.shape[1] * options.shape[2]) {}
+
+Result<Images> Images::Open(const std::string& path,
+                            const ImageOptions& options) {
+  Images images(options);
+  int64_t all = kMadeUp;
+  if (!path.empty()) {
+    TESSERA_TRY(const std::string text, ReadFile(path));
+    images.records_.assign(text.begin(), text.end());
+    const int64_t record = 1 + images.pixels_;
+    const int64_t bytes = std::ssize(images.records_);
+    if (bytes == 0 || bytes % record != 0) {
+      return InvalidInput(
+          "has " + std::to_string(bytes) + " bytes: expected records of " +
+              std::to_string(record) + ", a label and an image of " +
+              std::to_string(options.shape[0]) + "x" +
+              std::to_string(options.shape[1]) + "x" +
+              std::to_string(options.shape[2]),
+          path);
+    }
+    all = bytes / record;
+    for (int64_t i = 0; i < all; ++i) {
+      if (images.Label(i) < options.labels) continue;
+      return InvalidInput("image " + std::to_string(i) + " has the label " +
+                              std::to_string(images.Label(i)) +
+                              ": expected less than " +
+                              std::to_string(options.labels),
+                          path);
+    }
+  }
+  const int64_t held_out = options.validation_batches * options.global_batch;
+  if (all <= held_out) {
+    return InvalidInput("holds " + std::to_string(all) + " images, of which " +
+                            std::to_string(held_out) + " are held out",
+                        path);
+  }
+  images.size_ = all - held_out;
+  return images;
+}
+
+int64_t Images::Training(int64_t sample) const {
+  const auto epoch = static_cast<uint64_t>(sample / size_);
+  return Permuted(Mix64(Mix64(options_.seed) ^ epoch), sample % size_, size_);
+}
+
+int32_t Images::Label(int64_t image) const {
+  if (!records_.empty()) return records_[image * (1 + pixels_)];
+  return static_cast<int32_t>(
+      Mix64(Mix64(options_.seed) + static_cast<uint64_t>(image)) %
+      static_cast<uint64_t>(options_.labels));
+}
+
+double Images::Pixel(int64_t image, int64_t i) const {
+  if (!records_.empty()) {
+    return records_[image * (1 + pixels_) + 1 + i] / 127.5 - 1;
+  }
+  const auto place = static_cast<uint64_t>(i);
+  const auto pattern = ~static_cast<uint64_t>(Label(image));
+  const auto noise = static_cast<uint64_t>(image);
+  return (Uniform(Mix64(options_.seed ^ Mix64(pattern)), place) +
+          Uniform(Mix64(options_.seed ^ Mix64(noise)), place)) /
+         2;
+}
+
+uint64_t Images::Fingerprint() const {
+  uint64_t hash = Mix64(static_cast<uint64_t>(size_));
+  if (records_.empty()) return Mix64(hash ^ options_.seed);
+  const size_t step = std::max<size_t>(1, records_.size() / 1000);
+  for (size_t i = 0; i < records_.size(); i += step) {
+    hash = Mix64(hash ^ records_[i]);
+  }
+  return hash;
+}
+
+LoadInput LoadTraining(const Images& images) {
+  return Load(images,
+              [&images](int64_t sample) { return images.Training(sample); });
+}
+
+LoadInput LoadValidation(const Images& images) {
+  return Load(images,
+              [&images](int64_t sample) { return images.Validation(sample); });
+}
+
+}  // namespace tessera

@@ -1,0 +1,78 @@
+#pragma once
+// Labelled images, and which of them a run trains on.
+//
+// A file is a list of records in the form of CIFAR-10's binary version
+// (Krizhevsky 2009), for any size of image: one byte of label, then a byte for
+// each pixel, channel by channel and row by row. A byte p is the number
+// p / 127.5 - 1. Without a file images are made up: each label has a pattern of
+// its own, which its images show under as much noise, all a function of the
+// seed.
+//
+// The last images of a file may be held out for validation. An epoch goes
+// through the others once, in an order that is a function of (seed, epoch), as
+// that of rows of tokens is (runtime/data/batches.h); no split of the batch
+// changes what is read.
+//
+// Immutable; const functions may be called from several threads.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/base/result.h"
+#include "planner/ir/graph.h"
+#include "runtime/executor.h"
+
+namespace tessera {
+
+struct ImageOptions {
+  Shape shape;  // channels, height, width
+  int64_t labels = 0;
+  int64_t global_batch = 0;
+  uint64_t seed = 0;
+  int64_t validation_batches = 0;  // held out
+};
+
+// Those of a graph's inputs "images" [b, c, h, w] and "labels" [b], with the
+// seed and the validation left open; an error where it lacks them.
+Result<ImageOptions> ImageOptionsOf(const Graph& graph);
+
+class Images {
+ public:
+  // Of the file at `path`; made up where that is empty. kInvalidInput for a
+  // file that is no whole number of records, that has too few beside those held
+  // out, or a label that the model does not have.
+  static Result<Images> Open(const std::string& path,
+                             const ImageOptions& options);
+
+  const ImageOptions& options() const { return options_; }
+  // Of an epoch.
+  int64_t size() const { return size_; }
+
+  // The image that sample `sample` >= 0 of the run is, and the one of the
+  // validation. REQUIRES: sample < validation_batches * global_batch there.
+  int64_t Training(int64_t sample) const;
+  int64_t Validation(int64_t sample) const { return size_ + sample; }
+
+  int32_t Label(int64_t image) const;
+  // Element `i` of an image, between -1 and 1.
+  double Pixel(int64_t image, int64_t i) const;
+
+  // Tells one file's images, or one seed's, from another's.
+  uint64_t Fingerprint() const;
+
+ private:
+  explicit Images(const ImageOptions& options);
+
+  ImageOptions options_;
+  int64_t pixels_ = 0;                  // of an image
+  int64_t size_ = 0;                    // without those held out
+  std::vector<unsigned char> records_;  // empty: made up
+};
+
+// Inputs by name: "images" and "labels". kInvalidInput for an input of another
+// name. `images` outlives the result.
+LoadInput LoadTraining(const Images& images);
+LoadInput LoadValidation(const Images& images);
+
+}  // namespace tessera

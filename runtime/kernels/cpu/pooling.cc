@@ -1,0 +1,228 @@
+// Pooling over the last two dimensions, plane by plane.
+
+#include <algorithm>
+#include <limits>
+
+#include "runtime/kernels/cpu/call.h"
+#include "runtime/kernels/cpu/vector.h"
+
+namespace tessera {
+namespace {
+
+// One direction of the windows over a plane. The image is whole, of the result
+// there may be a shard.
+struct Axis {
+  int64_t in = 0;
+  int64_t out = 0;
+  int64_t window = 0;
+  int64_t stride = 0;
+  int64_t pad = 0;
+  int64_t first = 0;  // where window 0 begins, maybe in the padding
+
+  int64_t place(int64_t o) const { return first + o * stride; }
+  int64_t begin(int64_t o) const { return std::max<int64_t>(0, place(o)); }
+  int64_t end(int64_t o) const { return std::min(in, place(o) + window); }
+};
+
+struct Planes {
+  int64_t count = 0;
+  Axis y;
+  Axis x;
+  int64_t in() const { return y.in * x.in; }
+  int64_t out() const { return y.out * x.out; }
+};
+
+// Of images like `image` with results like `result`.
+Planes PlanesOf(const KernelCall& call, const LocalTensor& image,
+                const LocalTensor& result) {
+  const auto whole = [&](std::string_view name) {
+    return static_cast<int64_t>(call.attribute(name));
+  };
+  const size_t n = image.shape.size();
+  Planes planes;
+  const auto axis = [&](size_t d, std::string_view window,
+                        std::string_view stride, std::string_view pad) {
+    Axis a = {image.shape[d], result.shape[d], whole(window), whole(stride),
+              whole(pad)};
+    a.first = result.offset[d] * a.stride - a.pad;
+    return a;
+  };
+  planes.y = axis(n - 2, "window_height", "stride_height", "pad_top");
+  planes.x = axis(n - 1, "window_width", "stride_width", "pad_left");
+  planes.count = image.elements() / planes.in();
+  return planes;
+}
+
+// Calls f(plane) for all planes, on the threads of the call.
+template <typename F>
+void ForEachPlane(const KernelCall& call, const Planes& planes, F f) {
+  ForEachRange(call, planes.count, RowGrain(planes.in()),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t plane = begin; plane < end; ++plane) f(plane);
+               });
+}
+
+// The place of the first of the largest elements of window (y, x).
+template <typename T>
+int64_t LargestOf(const Planes& planes, const T* plane, int64_t y, int64_t x) {
+  int64_t largest = planes.y.begin(y) * planes.x.in + planes.x.begin(x);
+  for (int64_t i = planes.y.begin(y); i < planes.y.end(y); ++i) {
+    for (int64_t j = planes.x.begin(x); j < planes.x.end(x); ++j) {
+      const int64_t at = i * planes.x.in + j;
+      if (plane[at] > plane[largest]) largest = at;
+    }
+  }
+  return largest;
+}
+
+// x -> y.
+template <typename T>
+void MaxPool(const KernelCall& call) {
+  const LocalTensor& result = call.results[0];
+  const Planes planes = PlanesOf(call, call.operands[0], result);
+  ForEachPlane(call, planes, [&](int64_t plane) {
+    const T* const in = call.operands[0].as<const T>() + plane * planes.in();
+    T* out = result.as<T>() + plane * planes.out();
+    for (int64_t y = 0; y < planes.y.out; ++y) {
+      for (int64_t x = 0; x < planes.x.out; ++x) {
+        *out++ = in[LargestOf(planes, in, y, x)];
+      }
+    }
+  });
+}
+
+// dy, x -> dx.
+template <typename T>
+void MaxPoolDx(const KernelCall& call) {
+  const LocalTensor& dx = call.results[0];
+  const Planes planes = PlanesOf(call, dx, call.operands[0]);
+  ForEachPlane(call, planes, [&](int64_t plane) {
+    const T* dy = call.operands[0].as<const T>() + plane * planes.out();
+    const T* const in = call.operands[1].as<const T>() + plane * planes.in();
+    T* const to = dx.as<T>() + plane * planes.in();
+    std::fill_n(to, planes.in(), T{0});
+    for (int64_t y = 0; y < planes.y.out; ++y) {
+      for (int64_t x = 0; x < planes.x.out; ++x) {
+        to[LargestOf(planes, in, y, x)] += *dy++;
+      }
+    }
+  });
+}
+
+// How many elements the mean of window (y, x) is over: those inside, or those
+// of the padded image, which ends where the last window of full padding does.
+int64_t Counted(const Planes& planes, bool count_pad, int64_t y, int64_t x) {
+  if (count_pad) {
+    const auto length = [](const Axis& a, int64_t o) {
+      return std::min(a.place(o) + a.window, a.in + a.pad) - a.place(o);
+    };
+    return length(planes.y, y) * length(planes.x, x);
+  }
+  return (planes.y.end(y) - planes.y.begin(y)) *
+         (planes.x.end(x) - planes.x.begin(x));
+}
+
+// x -> y.
+template <typename T>
+void AveragePool(const KernelCall& call) {
+  const LocalTensor& result = call.results[0];
+  const Planes planes = PlanesOf(call, call.operands[0], result);
+  const bool count_pad = call.attribute("count_pad") != 0;
+  ForEachPlane(call, planes, [&](int64_t plane) {
+    const T* const in = call.operands[0].as<const T>() + plane * planes.in();
+    T* out = result.as<T>() + plane * planes.out();
+    for (int64_t y = 0; y < planes.y.out; ++y) {
+      for (int64_t x = 0; x < planes.x.out; ++x) {
+        double sum = 0;
+        for (int64_t i = planes.y.begin(y); i < planes.y.end(y); ++i) {
+          for (int64_t j = planes.x.begin(x); j < planes.x.end(x); ++j) {
+            sum += in[i * planes.x.in + j];
+          }
+        }
+        *out++ = static_cast<T>(
+            sum / static_cast<double>(Counted(planes, count_pad, y, x)));
+      }
+    }
+  });
+}
+
+// dy -> dx.
+template <typename T>
+void AveragePoolDx(const KernelCall& call) {
+  const LocalTensor& dx = call.results[0];
+  const Planes planes = PlanesOf(call, dx, call.operands[0]);
+  const bool count_pad = call.attribute("count_pad") != 0;
+  ForEachPlane(call, planes, [&](int64_t plane) {
+    const T* dy = call.operands[0].as<const T>() + plane * planes.out();
+    T* const to = dx.as<T>() + plane * planes.in();
+    std::fill_n(to, planes.in(), T{0});
+    for (int64_t y = 0; y < planes.y.out; ++y) {
+      for (int64_t x = 0; x < planes.x.out; ++x) {
+        const T share =
+            *dy++ / static_cast<T>(Counted(planes, count_pad, y, x));
+        for (int64_t i = planes.y.begin(y); i < planes.y.end(y); ++i) {
+          for (int64_t j = planes.x.begin(x); j < planes.x.end(x); ++j) {
+            to[i * planes.x.in + j] += share;
+          }
+        }
+      }
+    }
+  });
+}
+
+// Elements of a plane of the whole image, which may be split.
+double WholePlane(const LocalTensor& image) {
+  const Shape& shape = image.global_shape;
+  return static_cast<double>(shape[shape.size() - 2] * shape.back());
+}
+
+int64_t LocalPlane(const LocalTensor& image) {
+  const Shape& shape = image.shape;
+  return shape[shape.size() - 2] * shape.back();
+}
+
+// x -> the part of the mean that this shard of the image has.
+template <typename T>
+void ImageMean(const KernelCall& call) {
+  const LocalTensor& image = call.operands[0];
+  const int64_t size = LocalPlane(image);
+  const double whole = WholePlane(image);
+  ForEachRange(call, call.results[0].elements(), RowGrain(size),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i) {
+                   const T* const x = image.as<const T>() + i * size;
+                   call.results[0].as<T>()[i] = static_cast<T>(
+                       Sum(size, [x](int64_t j) { return x[j]; }) / whole);
+                 }
+               });
+}
+
+// dy -> dx.
+template <typename T>
+void ImageMeanDx(const KernelCall& call) {
+  const LocalTensor& dx = call.results[0];
+  const int64_t size = LocalPlane(dx);
+  const T whole = static_cast<T>(WholePlane(dx));
+  ForEachRange(call, call.operands[0].elements(), RowGrain(size),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i) {
+                   std::fill_n(dx.as<T>() + i * size, size,
+                               call.operands[0].as<const T>()[i] / whole);
+                 }
+               });
+}
+
+}  // namespace
+
+std::vector<Kernel> CpuPoolingKernels() {
+  return {
+      {"max_pool", ByDType<MaxPool<float>, MaxPool<double>>},
+      {"max_pool_dx", ByDType<MaxPoolDx<float>, MaxPoolDx<double>>},
+      {"average_pool", ByDType<AveragePool<float>, AveragePool<double>>},
+      {"average_pool_dx", ByDType<AveragePoolDx<float>, AveragePoolDx<double>>},
+      {"image_mean", ByDType<ImageMean<float>, ImageMean<double>>},
+      {"image_mean_dx", ByDType<ImageMeanDx<float>, ImageMeanDx<double>>},
+  };
+}
+
+}  // namespace tessera

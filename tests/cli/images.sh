@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Models of images: without a sequence length, on images from a file or made up.
+# shellcheck source=tests/cli/lib.bash
+source "$(dirname "$0")/lib.bash"
+model=(--model "$examples/models/resnet-tiny/config.json" --global-batch 8)
+
+"$tessera" simulate --model zoo:resnet-50 --global-batch 256 \
+  --cluster dgx-a100-80gb:1 --strategy dp=8,zero=1 >"$work/simulated"
+grep -q "images/s" "$work/simulated" || fail "$(cat "$work/simulated")"
+"$tessera" whatif --model zoo:resnet-50 --global-batch 256 \
+  --cluster dgx-a100-80gb:1 --strategy dp=8 --vary nodes=1,2 --json \
+  >"$work/whatif.json"
+json 'len(j["cells"]) == 2' "$work/whatif.json" >/dev/null
+
+# A split plan trains as one rank does, and a searched one trains.
+"$tessera" search "${model[@]}" --cluster local-cpu:4 --proposals 100 --seed 3 \
+  -o "$work/plan.json" >/dev/null 2>&1
+"$tessera" run "${model[@]}" --steps 3 --seed 5 --strategy mbs=8 --json \
+  >"$work/one.json" 2>"$work/stderr"
+"$tessera" run "${model[@]}" --steps 3 --seed 5 \
+  --strategy dp=2,tp=2,zero=3,mbs=4 --json >"$work/four.json" 2>"$work/stderr"
+json 'all(abs(a - b) <= 1e-4 for a, b in zip(
+  j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))' \
+  "$work/four.json" >/dev/null
+"$tessera" run "${model[@]}" --steps 1 --plan "$work/plan.json" --nproc 4 \
+  --json 2>"$work/stderr" >"$work/searched.json"
+json 'len(j["losses"]) == 1' "$work/searched.json" >/dev/null
+
+# Records of CIFAR-10's size.
+python3 - "$work/images.bin" <<'END'
+import random, sys
+random.seed(1)
+with open(sys.argv[1], "wb") as f:
+    for i in range(40):
+        f.write(bytes([i % 10]) + random.randbytes(3072))
+END
+"$tessera" run "${model[@]}" --steps 6 --data "$work/images.bin" \
+  --validate-every 3 --validate-batches 1 --log "$work/log.jsonl" \
+  >"$work/stdout" 2>"$work/stderr"
+grep -q "validation loss" "$work/stdout" || fail "$(cat "$work/stdout")"
+head -c 3000 "$work/images.bin" >"$work/cut.bin"
+fails 2 "cut.bin: has 3000 bytes: expected records of 3073" run "${model[@]}" \
+  --data "$work/cut.bin"
+fails 2 "run: needs --data" run "${tiny[@]}"
+fails 2 "layers: features.5: the window is larger than the image" simulate \
+  --model zoo:alexnet --set model.image_size=16 --global-batch 8 \
+  --cluster local-cpu:1

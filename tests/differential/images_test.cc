@@ -1,0 +1,87 @@
+// Models of images: every way of splitting one trains as it does on one rank.
+
+#include <gtest/gtest.h>
+
+#include "planner/plan/strategy.h"
+#include "tests/support/tiny_training.h"
+#include "tests/support/train_in_memory.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kBatch = 8;
+
+Trained Train(const Graph& graph, const std::string& strategy) {
+  const Strategy s = ParseStrategy(strategy).value();
+  const int ranks = std::max(1, s.dp) * s.tp * s.pp * s.cp;
+  const TrainInMemoryOptions options;
+  const auto tasks = LowerStrategy(graph, ranks, strategy, options.training);
+  EXPECT_TRUE(tasks.has_value()) << strategy << tasks.error().ToString();
+  auto trained = TrainInMemory(graph, *tasks, options);
+  EXPECT_TRUE(trained.has_value()) << strategy << trained.error().ToString();
+  return std::move(trained).value();
+}
+
+// A batch norm's statistics are of a microbatch: plans of as many microbatches
+// are alike.
+void ExpectEqualsSerial(const Graph& graph, int microbatches,
+                        std::initializer_list<const char*> strategies) {
+  const Trained serial =
+      Train(graph, "dp=1,mbs=" + std::to_string(kBatch / microbatches));
+  EXPECT_GT(std::abs(serial.losses.front() - serial.losses.back()), 1e-3);
+  for (const char* strategy : strategies) {
+    EXPECT_EQ(Difference(Train(graph, strategy), serial), "") << strategy;
+  }
+}
+
+TEST(ImagesEqualSerial, Bottlenecks) {
+  const Graph graph = ImportTiny(TinyResNet(), kBatch, 1);
+  ExpectEqualsSerial(
+      graph, 1,
+      {"dp=2", "dp=4,zero=1", "dp=2,zero=2", "dp=2,zero=3", "tp=2", "tp=4",
+       "dp=2,tp=2,zero=3", "dp=2,recompute=full"});
+  ExpectEqualsSerial(graph, 2,
+                     {"dp=2,mbs=2", "dp=2,mbs=2,zero=2", "pp=2,mbs=4",
+                      "pp=2,dp=2,tp=2,mbs=2,zero=1",
+                      "pp=2,mbs=4,schedule=zb-h1", "pp=4,mbs=4"});
+}
+
+// Groups are split before the channels in them.
+TEST(ImagesEqualSerial, Groups) {
+  std::string config = TinyResNet();
+  config.insert(config.size() - 1, R"(, "groups": 4, "width_per_group": 32)");
+  const Graph graph = ImportTiny(config, kBatch, 1);
+  ExpectEqualsSerial(graph, 1, {"dp=2,zero=3", "tp=2", "tp=4", "dp=2,tp=2"});
+}
+
+TEST(ImagesEqualSerial, BasicLayers) {
+  const Graph graph = ImportTiny(TinyResNet("basic", 2), kBatch, 1);
+  ExpectEqualsSerial(graph, 1, {"dp=2,zero=3", "tp=2", "dp=2,tp=2"});
+}
+
+// The height is what of images is in place of a sequence.
+TEST(ImagesEqualSerial, Height) {
+  const Graph graph = ImportTiny(TinyResNet(), kBatch, 1);
+  ExpectEqualsSerial(graph, 1,
+                     {"cp=2", "cp=2,dp=2,zero=2", "tp=2,sp=1", "cp=2,tp=2"});
+  ExpectEqualsSerial(graph, 2, {"cp=2,pp=2,mbs=4"});
+}
+
+// Convolutions with biases, branches, a dense layer over images, a second loss.
+TEST(ImagesEqualSerial, Branches) {
+  const Graph graph = ImportTiny(
+      R"({"model_type": "cnn", "image_size": 9, "num_labels": 5, "layers": [
+            "conv 6 3 stride 2 pad 1", "relu", "max-pool 3 stride 1 pad 1",
+            {"branches": [["conv-norm-relu 4 1"],
+                          ["conv 2 1x3 pad 0x1", "conv 4 3x1 pad 1x0"],
+                          ["average-pool 3 stride 1 pad 1", "conv 2 1"]]},
+            {"residual": ["conv 10 3 pad 1", "relu"]},
+            {"auxiliary": ["mean", "classifier"]},
+            "max-pool 2", "dropout 0.2", "linear 8", "relu", "classifier"]})",
+      kBatch, 1);
+  ExpectEqualsSerial(graph, 1, {"dp=2", "dp=2,zero=3", "tp=2", "tp=2,dp=4"});
+  ExpectEqualsSerial(graph, 2, {"pp=2,mbs=4", "pp=2,tp=2,mbs=4"});
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,155 @@
+// Models of images: what is published of them, and what is wrong with a config.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "planner/io/importer.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+ImportOptions Batch(int64_t batch) {
+  ImportOptions options;
+  options.global_batch = batch;
+  return options;
+}
+
+Result<Graph> ImportZoo(const std::string& name) {
+  return ImportModel("zoo:" + name, Batch(2));
+}
+
+Result<Graph> ImportText(const std::string& text) {
+  const std::string folder = ::testing::TempDir() + "tessera.vision";
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder + "/config.json") << text;
+  auto graph = ImportModel(folder, Batch(2));
+  std::filesystem::remove_all(folder);
+  return graph;
+}
+
+std::string ErrorOf(const std::string& text) {
+  const auto graph = ImportText(text);
+  return graph ? "" : graph.error().ToString();
+}
+
+std::string Layers(const std::string& layers) {
+  return R"({"model_type": "cnn", "image_size": 8, "num_labels": 5,
+             "layers": [)" +
+         layers + "]}";
+}
+
+// Weights of torchvision 0.20's documentation (num_params of each model's
+// weights), but for Inception-v3's, whose auxiliary head has parameters of its
+// own: 27,161,264 with it.
+TEST(VisionModels, ParametersAreAsPublished) {
+  const std::pair<const char*, int64_t> published[] = {
+      {"alexnet", 61100840},    {"vgg16", 138357544},
+      {"resnet-50", 25557032},  {"resnet-101", 44549160},
+      {"resnext-50", 25028904}, {"inception-v3", 27161264},
+  };
+  for (const auto& [name, parameters] : published) {
+    const auto graph = ImportZoo(name);
+    ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+    EXPECT_EQ(ParameterCount(*graph), parameters) << name;
+    EXPECT_EQ(graph->seq_len, 1);
+  }
+}
+
+// Multiply-adds of a sample, in units of 10^9, as torchvision's documentation
+// has them (its GFLOPS): backward is twice the forward, and a multiply-add two
+// operations. Inception-v3's are of inference; the auxiliary head has
+// 17*17... fewer than 0.01 more.
+TEST(VisionModels, MultiplyAddsAreAsPublished) {
+  const std::pair<const char*, double> published[] = {
+      {"alexnet", 0.71},    {"vgg16", 15.47},     {"resnet-50", 4.09},
+      {"resnet-101", 7.80}, {"resnext-50", 4.23}, {"inception-v3", 5.71},
+  };
+  for (const auto& [name, giga] : published) {
+    const Graph graph = ImportZoo(name).value();
+    const double macs = ModelFlops(graph).value / (3 * 2 * 2) * 1e-9;
+    EXPECT_NEAR(macs, giga,
+                0.006 + (name == std::string("inception-v3") ? 0.01 : 0))
+        << name;
+  }
+}
+
+TEST(VisionModels, NamesAreTransformers) {
+  const Graph graph = ImportZoo("resnet-50").value();
+  const auto shape = [&](const std::string& name) {
+    const auto it = std::ranges::find(graph.tensors, name, &Tensor::name);
+    return it == graph.tensors.end() ? Shape() : it->shape;
+  };
+  EXPECT_EQ(shape("resnet.embedder.embedder.convolution.weight"),
+            (Shape{64, 3, 7, 7}));
+  EXPECT_EQ(
+      shape("resnet.encoder.stages.1.layers.0.layer.1.convolution.weight"),
+      (Shape{128, 128, 3, 3}));
+  EXPECT_EQ(
+      shape("resnet.encoder.stages.3.layers.0.shortcut.normalization.bias"),
+      (Shape{2048}));
+  EXPECT_EQ(shape("classifier.1.weight"), (Shape{1000, 2048}));
+}
+
+// Layers of a stage are alike but for its first.
+TEST(VisionModels, RepeatedLayersAreOneClass) {
+  const Graph graph = ImportZoo("resnet-101").value();
+  const std::vector<int> classes = BlockClasses(graph);
+  const auto block = [&](const char* name) {
+    return std::ranges::find(graph.blocks, name) - graph.blocks.begin();
+  };
+  EXPECT_EQ(classes[block("stages.2.layers.1")],
+            classes[block("stages.2.layers.22")]);
+  EXPECT_NE(classes[block("stages.2.layers.0")],
+            classes[block("stages.2.layers.1")]);
+}
+
+TEST(VisionModels, LayersInPlainWords) {
+  const auto right =
+      ImportText(Layers(R"("conv 6 3x1 stride 2 pad 1x0 no-bias", "relu",
+                {"name": "body", "residual": ["conv-norm-relu 6 3 pad 1"]},
+                {"branches": [["conv 2 1"], [], ["max-pool 3 stride 1 pad 1",
+                   {"branches": [["conv 1 1"], ["conv 3 1"]]}]]},
+                "average-pool 2", "dropout 0.1", "linear 7", "relu",
+                "classifier")"));
+  ASSERT_TRUE(right.has_value()) << right.error().ToString();
+  // 6*3*3 + (6*6*9 + 12) + (6*2+2) + (6+1) + (6*3+3) + 12 channels of 2 x 2 by
+  // 7 and 7 + 7*5 + 5.
+  EXPECT_EQ(ParameterCount(*right),
+            54 + 336 + 14 + 7 + 21 + (12 * 4 * 7 + 7) + 40);
+  EXPECT_TRUE(Differentiate(*right).has_value());
+}
+
+TEST(VisionModels, ErrorsNameTheLayer) {
+  EXPECT_THAT(ErrorOf(Layers("")), HasSubstr("layers: expected a list"));
+  EXPECT_THAT(ErrorOf(Layers("\"conv 6\"")),
+              HasSubstr("layers: 0: is \"conv 6\": expected conv CHANNELS "
+                        "WINDOW"));
+  EXPECT_THAT(ErrorOf(Layers("\"conv 6 3 strides 2\"")), HasSubstr("0: is"));
+  EXPECT_THAT(ErrorOf(Layers("\"con 6 3\"")),
+              HasSubstr("unknown layer 'con'; did you mean 'conv'?"));
+  EXPECT_THAT(ErrorOf(Layers("\"conv 6 9\"")),
+              HasSubstr("0: the window is larger than the image"));
+  EXPECT_THAT(ErrorOf(Layers("\"mean\", \"max-pool 2\"")),
+              HasSubstr("1: the images are features by then"));
+  EXPECT_THAT(ErrorOf(Layers("\"linear 7\"")),
+              HasSubstr("ends in 7 features: expected one for each of 5"));
+  EXPECT_THAT(ErrorOf(Layers(R"({"layer": []})")),
+              HasSubstr("unknown key 'layer'"));
+  EXPECT_THAT(ErrorOf(R"({"model_type": "cnn"})"),
+              HasSubstr("layers: missing"));
+  EXPECT_THAT(ErrorOf(R"({"model_type": "resnet", "depths": [1, 2]})"),
+              HasSubstr("depths: has 2 stages, hidden_sizes 4"));
+  EXPECT_THAT(ErrorOf(R"({"model_type": "resnet", "depths": [1.5]})"),
+              HasSubstr("depths: is [1.5]: expected whole numbers"));
+  EXPECT_THAT(ErrorOf(R"({"model_type": "resnet", "layer_type": "wide"})"),
+              HasSubstr("layer_type: is \"wide\""));
+}
+
+}  // namespace
+}  // namespace tessera

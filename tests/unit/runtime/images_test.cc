@@ -1,0 +1,129 @@
+#include "runtime/data/images.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <set>
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+const Shape kShape = {1, 2, 3};
+
+ImageOptions Options(int64_t validation = 0) {
+  return {.shape = kShape,
+          .labels = 4,
+          .global_batch = 2,
+          .seed = 5,
+          .validation_batches = validation};
+}
+
+// Image i has the label i mod 4 and the pixels 10 i, 10 i + 1, ...
+std::string Records(int count) {
+  std::string text;
+  for (int i = 0; i < count; ++i) {
+    text += static_cast<char>(i % 4);
+    for (int p = 0; p < 6; ++p) text += static_cast<char>(10 * i + p);
+  }
+  return text;
+}
+
+Result<Images> Open(const std::string& text, const ImageOptions& options) {
+  const std::string path = ::testing::TempDir() + "tessera.images.bin";
+  std::ofstream(path, std::ios::binary) << text;
+  auto images = Images::Open(path, options);
+  std::filesystem::remove(path);
+  return images;
+}
+
+TEST(Images, AreRecordsOfALabelAndPixels) {
+  const Images images = Open(Records(5), Options()).value();
+  EXPECT_EQ(images.size(), 5);
+  EXPECT_EQ(images.Label(3), 3);
+  EXPECT_EQ(images.Label(4), 0);
+  EXPECT_DOUBLE_EQ(images.Pixel(4, 2), 42 / 127.5 - 1);
+}
+
+TEST(Images, AnEpochHasEveryImageOnce) {
+  const Images images = Open(Records(7), Options(1)).value();
+  EXPECT_EQ(images.size(), 5);  // two are held out
+  std::set<int64_t> seen;
+  std::vector<int64_t> first;
+  std::vector<int64_t> second;
+  for (int64_t i = 0; i < 5; ++i) {
+    seen.insert(images.Training(i));
+    first.push_back(images.Training(i));
+    second.push_back(images.Training(5 + i));
+  }
+  EXPECT_EQ(seen, (std::set<int64_t>{0, 1, 2, 3, 4}));
+  EXPECT_NE(first, second);
+  EXPECT_EQ(images.Validation(1), 6);
+}
+
+// A block of columns 1 and 2 of row 1, of samples 1 and 2.
+TEST(Images, BlocksAreCutFromTheWhole) {
+  const Images images = Open(Records(5), Options()).value();
+  std::vector<float> pixels(4);
+  LocalTensor block;
+  block.data = pixels.data();
+  block.dtype = DType::kFloat32;
+  block.shape = {2, 1, 1, 2};
+  block.offset = {1, 0, 1, 1};
+  block.global_shape = {4, 1, 2, 3};
+  Tensor tensor;
+  tensor.name = "images";
+  ASSERT_TRUE(LoadTraining(images)(tensor, block, 0).has_value());
+  std::vector<float> expected;
+  for (int64_t sample : {1, 2}) {
+    for (int64_t p : {4, 5}) {
+      expected.push_back(
+          static_cast<float>(images.Pixel(images.Training(sample), p)));
+    }
+  }
+  EXPECT_EQ(pixels, expected);
+  tensor.name = "tokens";
+  EXPECT_THAT(LoadTraining(images)(tensor, block, 0).error().ToString(),
+              HasSubstr("expected images or labels"));
+}
+
+TEST(Images, MadeUpOnesShowTheirLabels) {
+  const Images images = Images::Open("", Options()).value();
+  EXPECT_NE(images.Pixel(1, 0), images.Pixel(2, 0));
+  EXPECT_EQ(images.Fingerprint(), Images::Open("", Options())->Fingerprint());
+  ImageOptions other = Options();
+  other.seed = 6;
+  EXPECT_NE(images.Fingerprint(), Images::Open("", other)->Fingerprint());
+  // Images of one label have half of every pixel in common: apart by less than
+  // the noise, 1 at most.
+  std::vector<int64_t> zeros;
+  for (int64_t i = 0; zeros.size() < 20; ++i) {
+    if (images.Label(i) == 0) zeros.push_back(i);
+  }
+  double least = 1;
+  double most = -1;
+  for (int64_t i : zeros) {
+    least = std::min(least, images.Pixel(i, 3));
+    most = std::max(most, images.Pixel(i, 3));
+  }
+  EXPECT_LE(most - least, 1);
+}
+
+TEST(Images, BadFiles) {
+  EXPECT_THAT(Open(Records(2) + "x", Options()).error().ToString(),
+              HasSubstr("has 15 bytes: expected records of 7, a label and an "
+                        "image of 1x2x3"));
+  std::string text = Records(3);
+  text[7] = 9;
+  EXPECT_THAT(Open(text, Options()).error().ToString(),
+              HasSubstr("image 1 has the label 9: expected less than 4"));
+  EXPECT_THAT(Open(Records(2), Options(1)).error().ToString(),
+              HasSubstr("holds 2 images, of which 2 are held out"));
+}
+
+}  // namespace
+}  // namespace tessera
