@@ -1,5 +1,5 @@
 #pragma once
-// Decoder models of Hugging Face's transformers, from their config.json. Keys
+// Models of Hugging Face's transformers, from their config.json. Keys
 // that do not change the computation are skipped (a config has dozens); keys
 // that do, with a value that is not supported, are errors.
 //
@@ -31,6 +31,7 @@ struct ModelFamily {
   std::string_view summary;
   // REQUIRES: options.global_batch and options.seq_len are positive.
   Result<Graph> (*build)(ModelConfig& config, const ImportOptions& options);
+  bool encoder_decoder = false;  // may have "is_encoder_decoder"
 };
 
 std::span<const ModelFamily> ModelFamilies();
@@ -49,6 +50,9 @@ Result<Graph> BuildPhi3(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildOpt(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildBloom(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildGptNeox(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildBert(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildT5(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildVit(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildDeepseekV2(ModelConfig& config,
                               const ImportOptions& options);
 Result<Graph> BuildDeepseekV3(ModelConfig& config,

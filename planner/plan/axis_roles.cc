@@ -87,7 +87,7 @@ class BlockPlacer {
     const bool by_heads =
         roles_.heads && node.op->op_class == OpClass::kAttention;
     if (sequence >= 0 && !by_heads &&
-        node.rule.factors[static_cast<size_t>(sequence)].splittable) {
+        HasRoom(id, static_cast<size_t>(sequence), roles_.context)) {
       placement.axes[static_cast<size_t>(sequence)] = roles_.context;
       if (roles_.ring && node.op->streamed != 0) {
         placement.streamed = roles_.context;
@@ -230,8 +230,15 @@ class BlockPlacer {
   void SplitSequence(NodeId id, size_t sequence, OpPlacement& placement) {
     // Not where a node only gathers from, or scatters to, sequences.
     const Factor& factor = graph_.node(id).rule.factors[sequence];
-    if (!factor.splittable || factor.role != Role::kAttribute) return;
-    placement.axes[sequence] |= roles_.tensor;
+    const AxisSet axes = placement.axes[sequence] | roles_.tensor;
+    if (factor.role != Role::kAttribute || !HasRoom(id, sequence, axes)) return;
+    placement.axes[sequence] = axes;
+  }
+
+  // Whether the axes may split a factor: not that of one selected place.
+  bool HasRoom(NodeId id, size_t factor, AxisSet axes) const {
+    return graph_.node(id).rule.factors[factor].splittable &&
+           (index_.extents[id.index()][factor] > 1 || group_.Size(axes) == 1);
   }
 
   // The tensor axes in use between a dense layer and the next ones, which are

@@ -15,6 +15,8 @@ namespace tessera {
 // The letter that rules give the sequence, by convention; context and sequence
 // parallelism split it.
 inline constexpr char kSequenceFactor = 's';
+// The letter that attention's rules give the sequence of its keys.
+inline constexpr char kKeyFactor = 't';
 
 struct GraphIndex {
   explicit GraphIndex(const Graph& graph);
