@@ -152,7 +152,7 @@ FactorAt FindFactor(const TaskView& view, const Node& node, int factor) {
   return {};
 }
 
-// Queries and keys of an attention with a causal mask, where they are split.
+// Queries and keys of an attention, where they are split.
 struct SplitSequence {
   FactorAt queries;
   FactorAt keys;
@@ -164,21 +164,12 @@ std::optional<SplitSequence> SplitOf(const Graph& graph, const TaskView& view) {
   if (node.op->op_class != OpClass::kAttention) return {};
   const SplitSequence split = {
       FindFactor(view, node, node.rule.FactorOf(kSequenceFactor)),
-      FindFactor(view, node, node.rule.FactorOf(node.op->streamed))};
+      FindFactor(view, node, node.rule.FactorOf(kKeyFactor))};
   const auto axes = [](const FactorAt& f) {
     return f.value == nullptr ? 0 : f.value->layout.dims[f.dim];
   };
   if ((axes(split.queries) | axes(split.keys)) == 0) return {};
   return split;
-}
-
-// Of an attention's mask; 0 for none.
-int64_t WindowOf(const Node& node) {
-  const auto attribute =
-      std::ranges::find(node.attributes, "window", &Attribute::name);
-  return attribute == node.attributes.end()
-             ? 0
-             : static_cast<int64_t>(attribute->value);
 }
 
 }  // namespace
@@ -656,12 +647,13 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
   if (query.op_class == OpClass::kMatmul) query.matmul = MatmulShapeOf(call);
   if (query.op_class == OpClass::kAttention) {
     query.attention = AttentionShapeOf(call);
-    query.backward = op->adjoints.empty();
+    // The gradient of biases has two products, as forward has.
+    query.backward = op->name.ends_with("_dqkv");
     const auto extent = [&](char letter) {
       return Range{0, call.Extent(letter)};
     };
-    query.attention->pairs = static_cast<double>(CausalPairs(
-        extent(kSequenceFactor), extent(op->streamed), WindowOf(*node)));
+    query.attention->pairs = static_cast<double>(
+        SeenPairs(extent(kSequenceFactor), extent(kKeyFactor), MaskOf(*node)));
   }
   AddStack(view, call, query);
   return query;
@@ -734,11 +726,11 @@ void Pricer::AddStack(const TaskView& view, const OpCall& call,
   }
 }
 
-// What the busiest rank of a group does of a causal attention.
-void Pricer::SetCausalShare(const TaskView& view, CostQuery& query) const {
+// What the busiest rank of a group does of an attention's pairs.
+void Pricer::SetAttentionShare(const TaskView& view, CostQuery& query) const {
   const auto split = SplitOf(graph_, view);
   if (!split) return;
-  const int64_t window = WindowOf(graph_.node(view.task->node));
+  const AttentionMask mask = MaskOf(graph_.node(view.task->node));
   const int64_t queries = split->queries.value->shape[split->queries.dim];
   const int64_t keys = split->keys.value->shape[split->keys.dim];
   const auto block = [&](const FactorAt& f, int rank) {
@@ -750,16 +742,15 @@ void Pricer::SetCausalShare(const TaskView& view, CostQuery& query) const {
     const Range q = block(split->queries, rank);
     const Range k = block(split->keys, rank);
     if (!known.emplace(q.begin, k.begin).second) continue;
-    most =
-        std::max(most, CausalPairs(PositionsOf(queries, view.zigzag, q),
-                                   PositionsOf(keys, view.zigzag, k), window));
+    most = std::max(most, SeenPairs(PositionsOf(queries, view.zigzag, q),
+                                    PositionsOf(keys, view.zigzag, k), mask));
   }
   const int64_t s =
       LargestExtent(*split->queries.value, *view.group, split->queries.dim);
   const int64_t t =
       LargestExtent(*split->keys.value, *view.group, split->keys.dim);
   const auto all =
-      static_cast<double>(CausalPairs({0, queries}, {0, keys}, window));
+      static_cast<double>(SeenPairs({0, queries}, {0, keys}, mask));
   const double local = static_cast<double>(s) * static_cast<double>(t);
   query.share =
       static_cast<double>(most) / all *
@@ -767,7 +758,7 @@ void Pricer::SetCausalShare(const TaskView& view, CostQuery& query) const {
   // Kernels are timed on the first positions of a sequence.
   query.share_of_measured =
       static_cast<double>(most) /
-      static_cast<double>(CausalPairs({0, s}, {0, t}, window));
+      static_cast<double>(SeenPairs({0, s}, {0, t}, mask));
   query.attention->pairs = static_cast<double>(most);
 }
 
@@ -831,7 +822,7 @@ TaskCost Pricer::Compute(const TaskView& view) const {
         break;
       }
       CostQuery query = KernelQuery(view);
-      SetCausalShare(view, query);
+      SetAttentionShare(view, query);
       for (int type : where.device_types) {
         query.device = &cluster_.device_types[static_cast<size_t>(type)];
         query.key.device = query.device->name;

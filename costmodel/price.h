@@ -7,7 +7,7 @@
 //   kCompute  the kernel at its local extents. Optimizer kernels count the
 //             elements of all their tensors; kernels outside the operator
 //             table ("cast") and sums move their operands through memory.
-//             Attention whose sequence is split does what a causal mask leaves
+//             Attention whose sequence is split does what its mask leaves
 //             the busiest rank (planner/plan/sequence_order.h), relative to
 //             the mean of the mask: unsplit it counts in full, so do the shares
 //             of all ranks together.
@@ -137,7 +137,7 @@ class Pricer {
   bool HostsAreAlike() const;
   const GroupClass& Class(int number) const;
   IntKey KeyOf(const TaskView& view) const;
-  void SetCausalShare(const TaskView& view, CostQuery& query) const;
+  void SetAttentionShare(const TaskView& view, CostQuery& query) const;
   Fusion FusionAt(const TaskView& view) const;
   double HostSeconds(const TaskView& view, const CostQuery& query) const;
   TaskCost Compute(const TaskView& view) const;

@@ -28,7 +28,8 @@ KernelCase::Buffer BufferOf(const TaskGraph& tasks, const Graph& graph,
   }
   if (value.dtype == DType::kInt32) {
     const bool positions =
-        value.tensor.valid() && graph.tensor(value.tensor).name == "positions";
+        value.tensor.valid() &&
+        graph.tensor(value.tensor).name.ends_with("positions");
     buffer.fill =
         positions ? KernelCase::Fill::kPositions : KernelCase::Fill::kIds;
   }

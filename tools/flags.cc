@@ -349,6 +349,10 @@ std::span<const Flag> Flags() {
        "token that ends a document: documents are kept apart, each with "
        "positions and a mask of its own",
        SetInteger<&Options::end_of_text, int64_t{0}, int64_t{1} << 31>},
+      {"--mask-token", "ID",
+       "token that stands for masked ones, for models that are trained on "
+       "these (default: the last of the vocabulary)",
+       SetInteger<&Options::mask_token, int64_t{0}, int64_t{1} << 31>},
       {"--compare", "",
        "at the end list the tasks by the error of their predicted times",
        SetCompare},

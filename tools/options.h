@@ -81,6 +81,7 @@ struct Options {
   int64_t validate_every = 0;
   int64_t validate_batches = 4;
   int64_t end_of_text = -1;  // -1: not given
+  int64_t mask_token = -1;   // -1: not given
 
   // whatif
   std::vector<std::string> vary;  // "PATH=VALUE,VALUE"

@@ -146,7 +146,8 @@ Result<Batches> BatchesOf(const Options& options, const Graph& graph,
   if (options.end_of_text >= 0) {
     const auto masked =
         std::ranges::find(graph.tensors, "mask_positions", &Tensor::name);
-    if (masked == graph.tensors.end()) {
+    if (masked == graph.tensors.end() &&
+        RowKindOf(graph) != RowKind::kSequenceToSequence) {
       return InvalidInput(
           "the graph of '" + options.model + "' has no input 'mask_positions'",
           "--end-of-text");
@@ -158,13 +159,28 @@ Result<Batches> BatchesOf(const Options& options, const Graph& graph,
                           "--end-of-text");
     }
   }
-  return Batches::Make(
-      data, {.seq_len = graph.seq_len,
-             .global_batch = graph.global_batch,
-             .seed = seed,
-             .validation_batches =
-                 options.validate_every > 0 ? options.validate_batches : 0,
-             .end_of_text = options.end_of_text});
+  BatchOptions batches = BatchOptionsOf(graph);
+  batches.seed = seed;
+  batches.validation_batches =
+      options.validate_every > 0 ? options.validate_batches : 0;
+  batches.end_of_text = options.end_of_text;
+  batches.vocabulary = VocabularyOf(graph);
+  batches.mask_token =
+      options.mask_token >= 0 ? options.mask_token : batches.vocabulary - 1;
+  if (options.Given("--mask-token")) {
+    if (batches.kind != RowKind::kMaskedToken) {
+      return InvalidInput(
+          "has no effect: the model is not trained on masked tokens",
+          "--mask-token");
+    }
+    if (options.mask_token >= batches.vocabulary) {
+      return InvalidInput("is " + std::to_string(options.mask_token) +
+                              ": expected less than the vocabulary size " +
+                              std::to_string(batches.vocabulary),
+                          "--mask-token");
+    }
+  }
+  return Batches::Make(data, batches);
 }
 
 // The images that the run reads, or makes up where there is no --data.

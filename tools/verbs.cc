@@ -182,6 +182,7 @@ std::span<const Verb> Verbs() {
         "--clip",
         "--seed",
         "--end-of-text",
+        "--mask-token",
         "--validate-every",
         "--validate-batches",
         "--log",

@@ -25,9 +25,9 @@ constexpr std::array kPaths = {
     PathRow{"batch", "sequences of one step", ""},
     PathRow{"seq", "tokens of a sequence", ""},
     PathRow{"dtype", "of parameters and activations", ""},
-    PathRow{"model.layers", "num_hidden_layers or n_layer", ""},
-    PathRow{"model.hidden", "hidden_size or n_embd", ""},
-    PathRow{"model.heads", "num_attention_heads or n_head", ""},
+    PathRow{"model.layers", "num_hidden_layers, n_layer or num_layers", ""},
+    PathRow{"model.hidden", "hidden_size, n_embd or d_model", ""},
+    PathRow{"model.heads", "num_attention_heads, n_head or num_heads", ""},
     PathRow{"model.vocab", "vocab_size", ""},
     PathRow{"model.KEY", "a key of the model's config.json", ""},
     PathRow{"strategy.KEY", "a key of --strategy, such as strategy.tp", ""},
@@ -55,13 +55,13 @@ constexpr std::array kPaths = {
 // A table's row, and the keys in configs that it stands for.
 struct ModelAlias {
   std::string_view name;
-  std::array<std::string_view, 2> keys;
+  std::array<std::string_view, 3> keys;
 };
 constexpr std::array kModelAliases = {
-    ModelAlias{"layers", {"num_hidden_layers", "n_layer"}},
-    ModelAlias{"hidden", {"hidden_size", "n_embd"}},
-    ModelAlias{"heads", {"num_attention_heads", "n_head"}},
-    ModelAlias{"vocab", {"vocab_size", "vocab_size"}},
+    ModelAlias{"layers", {"num_hidden_layers", "n_layer", "num_layers"}},
+    ModelAlias{"hidden", {"hidden_size", "n_embd", "d_model"}},
+    ModelAlias{"heads", {"num_attention_heads", "n_head", "num_heads"}},
+    ModelAlias{"vocab", {"vocab_size", "vocab_size", "vocab_size"}},
 };
 
 bool IsText(std::string_view path) {

@@ -20,10 +20,6 @@ std::string ConfigFile(const std::string& path) {
   return IsFolder(path) ? path + "/config.json" : path;
 }
 
-// Features of any family that change the computation.
-constexpr std::array kUnsupported = {"add_cross_attention",
-                                     "is_encoder_decoder"};
-
 // Weights that are published in fp8 are trained as any others are; forms that
 // are for inference alone are errors.
 void ReadQuantization(ModelConfig& config, const ImportOptions& options) {
@@ -59,6 +55,11 @@ std::span<const ModelFamily> ModelFamilies() {
       ModelFamily{"bloom", "BLOOM (Le Scao et al. 2022)", BuildBloom},
       ModelFamily{"gpt_neox", "GPT-NeoX and Pythia (Black et al. 2022)",
                   BuildGptNeox},
+      ModelFamily{"bert", "BERT (Devlin et al. 2019)", BuildBert},
+      ModelFamily{"t5", "T5 (Raffel et al. 2020)", BuildT5,
+                  /*images=*/false, /*encoder_decoder=*/true},
+      ModelFamily{"vit", "ViT (Dosovitskiy et al. 2021)", BuildVit,
+                  /*images=*/true},
       ModelFamily{"deepseek_v2", "DeepSeek-V2 (DeepSeek-AI 2024)",
                   BuildDeepseekV2},
       ModelFamily{"deepseek_v3", "DeepSeek-V3 and R1 (DeepSeek-AI 2024)",
@@ -120,7 +121,8 @@ Result<Graph> ImportHuggingFace(const std::string& path,
     return InvalidInput("the model needs a sequence length of at least 1",
                         file);
   }
-  for (const char* key : kUnsupported) config.Refuse(key);
+  config.Refuse("add_cross_attention");
+  if (!(*family)->encoder_decoder) config.Refuse("is_encoder_decoder");
   ReadQuantization(config, options);
   auto graph = (*family)->build(config, options);
   // What was set in vain; keys of a file may be anything.

@@ -32,8 +32,10 @@ struct ModelFamily {
   // REQUIRES: options.global_batch is positive, and options.seq_len unless the
   // model is one of images.
   Result<Graph> (*build)(ModelConfig& config, const ImportOptions& options);
-  // Trained on labelled images; there are no sequences.
+  // Trained on labelled images, which say how long a sequence is, if there is
+  // one.
   bool images = false;
+  bool encoder_decoder = false;  // may have "is_encoder_decoder"
 };
 
 std::span<const ModelFamily> ModelFamilies();
@@ -56,6 +58,9 @@ Result<Graph> BuildPhi3(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildOpt(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildBloom(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildGptNeox(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildBert(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildT5(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildVit(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildDeepseekV2(ModelConfig& config,
                               const ImportOptions& options);
 Result<Graph> BuildDeepseekV3(ModelConfig& config,

@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "planner/io/decoder.h"
 #include "planner/io/huggingface.h"
+#include "planner/io/transformer.h"
 
 namespace tessera {
 
@@ -38,7 +38,7 @@ Result<Graph> BuildBloom(ModelConfig& config, const ImportOptions& options) {
       .qkv = linear,
       .out = linear};
 
-  Decoder model(config, options, hidden);
+  Transformer model(config, options, hidden);
   const TensorId embedding = model.Matrix("transformer.word_embeddings.weight",
                                           {vocabulary, hidden}, stddev);
   TensorId x =

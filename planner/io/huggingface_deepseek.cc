@@ -12,8 +12,8 @@
 
 #include <cmath>
 
-#include "planner/io/decoder.h"
 #include "planner/io/huggingface.h"
+#include "planner/io/transformer.h"
 
 namespace tessera {
 namespace {
@@ -114,7 +114,7 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   }
   TESSERA_RETURN_IF_ERROR(config.Check());
 
-  Decoder model(config, options, hidden);
+  Transformer model(config, options, hidden);
   const TensorId embedding =
       model.Matrix("model.embed_tokens.weight", {vocabulary, hidden}, stddev);
   TensorId x = model.Lookup("model.embed_tokens", model.tokens(), embedding);

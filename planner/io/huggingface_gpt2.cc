@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "planner/io/decoder.h"
 #include "planner/io/huggingface.h"
+#include "planner/io/transformer.h"
 
 namespace tessera {
 
@@ -44,7 +44,7 @@ Result<Graph> BuildGpt2(ModelConfig& config, const ImportOptions& options) {
       .qkv = plain,
       .out = residual};
 
-  Decoder model(config, options, hidden);
+  Transformer model(config, options, hidden);
   const TensorId wte = model.Matrix("wte.weight", {vocabulary, hidden}, stddev);
   const TensorId wpe = model.Matrix("wpe.weight", {positions, hidden}, stddev);
   TensorId x = model.Add("embed.add", model.Lookup("wte", model.tokens(), wte),

@@ -5,8 +5,8 @@
 
 #include <cmath>
 
-#include "planner/io/decoder.h"
 #include "planner/io/huggingface.h"
+#include "planner/io/transformer.h"
 
 namespace tessera {
 
@@ -44,7 +44,7 @@ Result<Graph> BuildGptNeox(ModelConfig& config, const ImportOptions& options) {
       .qkv = attention_linear,
       .out = attention_linear};
 
-  Decoder model(config, options, hidden);
+  Transformer model(config, options, hidden);
   const TensorId embedding =
       model.Matrix("gpt_neox.embed_in.weight", {vocabulary, hidden}, stddev);
   TensorId x = model.Lookup("gpt_neox.embed_in", model.tokens(), embedding);

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "planner/io/decoder.h"
 #include "planner/io/huggingface.h"
+#include "planner/io/transformer.h"
 
 namespace tessera {
 namespace {
@@ -79,7 +79,7 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
       .qkv = {.stddev = stddev, .bias = relative.qkv_bias},
       .out = {.stddev = stddev, .bias = relative.out_bias}};
 
-  Decoder model(config, options, hidden);
+  Transformer model(config, options, hidden);
   const TensorId embedding =
       model.Matrix("model.embed_tokens.weight", {vocabulary, hidden}, stddev);
   TensorId x = model.Lookup("model.embed_tokens", model.tokens(), embedding);

@@ -1,12 +1,13 @@
-// OPT (Zhang et al. 2022): pre-norm blocks, learned positions, ReLU, one matrix
-// for embedding and head. Names and defaults are those of transformers'
+// OPT (Zhang et al. 2022): pre-norm blocks (of one size post-norm, between
+// projections of narrower embeddings), learned positions, ReLU, one matrix for
+// embedding and head. Names and defaults are those of transformers'
 // OPTConfig and OPTModel. Its table of positions has two rows more than there
 // are positions; which of them no position reads is no matter: here the last.
 
 #include <cmath>
 
-#include "planner/io/decoder.h"
 #include "planner/io/huggingface.h"
+#include "planner/io/transformer.h"
 
 namespace tessera {
 
@@ -27,15 +28,8 @@ Result<Graph> BuildOpt(ModelConfig& config, const ImportOptions& options) {
   const double dropout = config.Number("dropout", 0.1, 0, 0.99);
   const bool bias = config.Bool("enable_bias", true);
   const bool tied = config.Bool("tie_word_embeddings", true);
-  if (config.Size("word_embed_proj_dim", hidden) != hidden) {
-    config.Wrong("word_embed_proj_dim",
-                 "is not hidden_size: projections of embeddings are not "
-                 "supported");
-  }
-  if (!config.Bool("do_layer_norm_before", true)) {
-    config.Wrong("do_layer_norm_before",
-                 "is false: norms behind residuals are not supported");
-  }
+  const int64_t width = config.Size("word_embed_proj_dim", hidden);
+  const bool norm_before = config.Bool("do_layer_norm_before", true);
   if (!config.Bool("layer_norm_elementwise_affine", true)) {
     config.Wrong("layer_norm_elementwise_affine", "is false: not supported");
   }
@@ -54,34 +48,50 @@ Result<Graph> BuildOpt(ModelConfig& config, const ImportOptions& options) {
       .out = linear};
 
   const std::string decoder = "model.decoder.";
-  Decoder model(config, options, hidden);
+  Transformer model(config, options, hidden);
+  const LinearOptions projection = {.stddev = stddev};
   const TensorId tokens = model.Matrix(decoder + "embed_tokens.weight",
-                                       {vocabulary, hidden}, stddev);
+                                       {vocabulary, width}, stddev);
   const TensorId table = model.Matrix(decoder + "embed_positions.weight",
                                       {positions, hidden}, stddev);
-  TensorId x = model.Add(
-      decoder + "embed.add",
-      model.Lookup(decoder + "embed_tokens", model.tokens(), tokens),
+  TensorId x = model.Lookup(decoder + "embed_tokens", model.tokens(), tokens);
+  if (width != hidden) {
+    x = model.Linear(decoder + "project_in", x, "o", "i", {hidden, width},
+                     projection);
+  }
+  x = model.Add(
+      decoder + "embed.add", x,
       model.Lookup(decoder + "embed_positions", model.positions(), table));
   for (int64_t layer = 0; layer < layers; ++layer) {
     const std::string name = decoder + "layers." + std::to_string(layer);
     model.BeginBlock(name);
-    TensorId y = model.LayerNorm(name + ".self_attn_layer_norm", x, epsilon);
+    const auto norm = [&](const std::string& part, bool here, TensorId z) {
+      return here ? model.LayerNorm(name + part, z, epsilon) : z;
+    };
+    TensorId y = norm(".self_attn_layer_norm", norm_before, x);
     y = model.Attention(name + ".self_attn",
                         {"q_proj", "k_proj", "v_proj", "out_proj"}, y,
                         attention);
     y = model.Dropout(name + ".self_attn.dropout", y, dropout);
     x = model.Add(name + ".self_attn.add", x, y);
-    y = model.LayerNorm(name + ".final_layer_norm", x, epsilon);
+    x = norm(".self_attn_layer_norm", !norm_before, x);
+    y = norm(".final_layer_norm", norm_before, x);
     y = model.Mlp(name, "fc1", "fc2", activation, y, inner, linear, linear);
     y = model.Dropout(name + ".dropout", y, dropout);
     x = model.Add(name + ".add", x, y);
+    x = norm(".final_layer_norm", !norm_before, x);
   }
   model.BeginBlock("head");
-  x = model.LayerNorm(decoder + "final_layer_norm", x, epsilon);
+  if (norm_before) {
+    x = model.LayerNorm(decoder + "final_layer_norm", x, epsilon);
+  }
+  if (width != hidden) {
+    x = model.Linear(decoder + "project_out", x, "o", "i", {width, hidden},
+                     projection);
+  }
   const TensorId head =
       tied ? tokens
-           : model.Matrix("lm_head.weight", {vocabulary, hidden}, stddev);
+           : model.Matrix("lm_head.weight", {vocabulary, width}, stddev);
   return model.Finish("lm_head", x, head);
 }
 

@@ -110,51 +110,64 @@ class Differentiator {
     return TensorId(graph_.tensors.size() - 1);
   }
 
-  // The whole gradient of a forward tensor, adding its contributions by a
-  // "sum" node if there are several; invalid when there is none.
+  // The whole gradient of a forward tensor; invalid when there is none. Where
+  // several contribute, "sum" nodes add them block by block, from the last
+  // block to the first: each adds to the sum of those behind it, so that one
+  // gradient travels from block to block and no block keeps those of others.
   TensorId GradientOf(TensorId tensor) {
     std::vector<Contribution>& terms = contributions_[tensor.index()];
     if (terms.empty()) return TensorId();
-    if (terms.size() > 1) {
-      Node sum;
-      const auto op = FindOp("sum");
-      TESSERA_CHECK(op.has_value()) << "no operator 'sum'";
-      sum.op = *op;
-      sum.name = graph_.tensor(tensor).name + ".d_sum";
-      sum.pass = Pass::kBackward;
-      // The sum belongs to its consumers' block, so that only one gradient
-      // travels between blocks; to the producer's where they differ.
-      const int block = graph_.node(terms[0].consumer).block;
-      const bool one_block =
-          std::all_of(terms.begin(), terms.end(), [&](const Contribution& c) {
-            return graph_.node(c.consumer).block == block;
-          });
-      sum.forward = one_block ? terms[0].consumer : producer_[tensor.index()];
-      sum.block = graph_.node(sum.forward).block;
-      const Node& producer = graph_.node(producer_[tensor.index()]);
-      const auto k = static_cast<size_t>(
-          std::find(producer.results.begin(), producer.results.end(), tensor) -
-          producer.results.begin());
-      for (uint8_t f : producer.rule.results[k]) {
-        sum.rule.factors.push_back(producer.rule.factors[f]);
+    TensorId total;
+    for (size_t i = 0; i < terms.size();) {
+      const NodeId consumer = terms[i].consumer;
+      const int block = graph_.node(consumer).block;
+      std::vector<TensorId> gradients;
+      if (total.valid()) gradients.push_back(total);
+      for (; i < terms.size() && graph_.node(terms[i].consumer).block == block;
+           ++i) {
+        gradients.push_back(terms[i].gradient);
       }
-      Indices all;
-      for (size_t f = 0; f < sum.rule.factors.size(); ++f) {
-        all.push_back(static_cast<uint8_t>(f));
-      }
-      for (const Contribution& c : terms) {
-        sum.operands.push_back(c.gradient);
-        sum.rule.operands.push_back(all);
-        sum.rule.terms.push_back(0);
-      }
-      sum.rule.results = {all};
-      const TensorId total =
-          NewGradient(tensor, graph_.tensor(tensor).name + ".d");
-      sum.results = {total};
-      graph_.nodes.push_back(std::move(sum));
-      terms = {{total, terms[0].consumer}};
+      total = gradients.size() > 1 ? AddSum(tensor, gradients, consumer)
+                                   : gradients[0];
     }
-    return terms[0].gradient;
+    terms = {{total, terms.back().consumer}};
+    return total;
+  }
+
+  // A "sum" node of gradients of `tensor`, in the block of `consumer`, which
+  // reads it.
+  TensorId AddSum(TensorId tensor, const std::vector<TensorId>& gradients,
+                  NodeId consumer) {
+    Node sum;
+    const auto op = FindOp("sum");
+    TESSERA_CHECK(op.has_value()) << "no operator 'sum'";
+    sum.op = *op;
+    sum.name = graph_.tensor(tensor).name + ".d_sum";
+    sum.pass = Pass::kBackward;
+    sum.forward = consumer;
+    sum.block = graph_.node(consumer).block;
+    const Node& producer = graph_.node(producer_[tensor.index()]);
+    const auto k = static_cast<size_t>(
+        std::find(producer.results.begin(), producer.results.end(), tensor) -
+        producer.results.begin());
+    for (uint8_t f : producer.rule.results[k]) {
+      sum.rule.factors.push_back(producer.rule.factors[f]);
+    }
+    Indices all;
+    for (size_t f = 0; f < sum.rule.factors.size(); ++f) {
+      all.push_back(static_cast<uint8_t>(f));
+    }
+    for (TensorId gradient : gradients) {
+      sum.operands.push_back(gradient);
+      sum.rule.operands.push_back(all);
+      sum.rule.terms.push_back(0);
+    }
+    sum.rule.results = {all};
+    const TensorId total =
+        NewGradient(tensor, graph_.tensor(tensor).name + ".d");
+    sum.results = {total};
+    graph_.nodes.push_back(std::move(sum));
+    return total;
   }
 
   void Contribute(TensorId tensor, TensorId gradient, NodeId consumer) {

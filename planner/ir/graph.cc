@@ -155,7 +155,10 @@ Flops ModelFlops(const Graph& graph, bool halve_causal) {
       total +=
           ForwardFlops(graph, node) * (3 * ActiveShareOf(graph, node).products);
     } else if (node.op->op_class == OpClass::kAttention) {
-      total += ForwardFlops(graph, node) * (halve_causal ? 1.5 : 3);
+      const auto causal =
+          std::ranges::find(node.attributes, "causal", &Attribute::name);
+      const bool all = causal != node.attributes.end() && causal->value == 0;
+      total += ForwardFlops(graph, node) * (halve_causal && !all ? 1.5 : 3);
     }
   }
   return total;

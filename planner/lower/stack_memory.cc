@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "planner/plan/graph_index.h"
+
 namespace tessera {
 namespace {
 
@@ -48,7 +50,7 @@ class KernelMemoryMaker {
       return;
     }
     const TensorId keys = node.operands[1];
-    const int factor = node.rule.FactorOf(node.op->streamed);
+    const int factor = node.rule.FactorOf(kKeyFactor);
     const Indices& indices = node.rule.operands[1];
     const auto dim = std::ranges::find(indices, factor) - indices.begin();
     const int64_t count = graph_.tensor(keys).shape[static_cast<size_t>(dim)];

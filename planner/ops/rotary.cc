@@ -4,7 +4,8 @@
 // is an operand, so that packed or permuted sequences are inputs, not modes.
 // YaRN (Peng et al. 2023) slows the pairs that turn less than once within the
 // positions that a model was first trained on; so do the models from Llama 3.1
-// on, by a formula of their own (runtime/kernels/rotary_angles.cc has both).
+// on, by a formula of their own (runtime/kernels/rotary_angles.cc has both);
+// position interpolation (Chen et al. 2023) slows all pairs alike.
 
 #include <algorithm>
 #include <cmath>
@@ -51,6 +52,21 @@ std::vector<OpDef> RotaryOps() {
        .linear = {{0}}},
       {.name = "rotary_dx",
        .summary = "gradient of rotary: the turn backwards",
+       .flops = FlopsPerPoint<3>,
+       .linear = {{0}}},
+      {.name = "rotary_linear",
+       .summary = "rotary position embedding of positions divided by a number",
+       .form = {"as of rotary", IsRotary},
+       .adjoints = {{"rotary_linear_dx", "dy0,x1->dx0"}},
+       .flops = FlopsPerPoint<3>,
+       .attributes = {{.name = "factor", .least = 1},
+                      {"fraction", 0, 1},
+                      {.name = "theta", .least = 1}},
+       .problem = RotaryProblem,
+       .integer_operands = {1},
+       .linear = {{0}}},
+      {.name = "rotary_linear_dx",
+       .summary = "gradient of rotary_linear: the turn backwards",
        .flops = FlopsPerPoint<3>,
        .linear = {{0}}},
       {.name = "rotary_yarn",

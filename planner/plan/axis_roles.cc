@@ -150,14 +150,14 @@ class BlockPlacer {
   }
 
   // Those of `axes` that there is room for, where images have few rows left,
-  // besides `ways` in which they are split already. Too short a sequence is an
-  // error (Validate).
+  // besides `ways` in which they are split already, or one place of a sequence
+  // is selected. Else too short a sequence is an error (Validate).
   AxisSet Fitting(NodeId id, size_t sequence, AxisSet axes,
                   int64_t ways = 1) const {
     const Factor& factor = graph_.node(id).rule.factors[sequence];
-    if (factor.letter == kSequenceFactor) return axes;
-    return LargestFitting(group_, axes,
-                          index_.extents[id.index()][sequence] / ways);
+    const int64_t extent = index_.extents[id.index()][sequence];
+    if (factor.letter == kSequenceFactor) return extent > 1 ? axes : 0;
+    return LargestFitting(group_, axes, extent / ways);
   }
 
   // The context axes on the heads of an attention, on top of the tensor axes.

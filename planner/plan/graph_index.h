@@ -16,6 +16,8 @@ namespace tessera {
 // parallelism split it. Of images they split the height: y where a rule makes
 // another than it reads, else h.
 inline constexpr char kSequenceFactor = 's';
+// The letter that attention's rules give the sequence of its keys.
+inline constexpr char kKeyFactor = 't';
 
 struct GraphIndex {
   explicit GraphIndex(const Graph& graph);

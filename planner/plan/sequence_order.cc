@@ -24,11 +24,24 @@ int64_t PairsUpTo(Range queries, Range keys) {
   return from(keys.begin) - from(keys.end);
 }
 
-// Ranks that split the sequence of the node, where that is an attention; else
-// 1.
+// Of a causal mask.
+int64_t CausalPairs(Range queries, Range keys, int64_t window) {
+  int64_t pairs = PairsUpTo(queries, keys);
+  if (window > 0) {
+    pairs -= PairsUpTo({queries.begin - window, queries.end - window}, keys);
+  }
+  return pairs;
+}
+
+// Ranks that split the sequence of the node, where that is an attention with a
+// causal mask; else 1.
 int64_t DegreeAt(const GraphIndex& index, const Plan& plan, size_t node) {
   const int sequence = index.SequenceFactor(NodeId(node));
-  if (index.graph->nodes[node].op->streamed == 0 || sequence < 0) return 1;
+  const Node& attention = index.graph->nodes[node];
+  if (attention.op->op_class != OpClass::kAttention ||
+      !MaskOf(attention).causal || sequence < 0) {
+    return 1;
+  }
   const OpPlacement& placement = plan.ops[node];
   return plan.groups[placement.group.index()].Size(
       placement.axes[static_cast<size_t>(sequence)]);
@@ -85,19 +98,33 @@ std::vector<Range> PositionsOf(int64_t length, int zigzag, Range elements) {
   return runs;
 }
 
-int64_t CausalPairs(Range queries, Range keys, int64_t window) {
-  int64_t pairs = PairsUpTo(queries, keys);
-  if (window > 0) {
-    pairs -= PairsUpTo({queries.begin - window, queries.end - window}, keys);
+AttentionMask MaskOf(const Node& node) {
+  AttentionMask mask;
+  for (const Attribute& attribute : node.attributes) {
+    if (attribute.name == "causal") mask.causal = attribute.value != 0;
+    if (attribute.name == "window") {
+      mask.window = static_cast<int64_t>(attribute.value);
+    }
   }
-  return pairs;
+  return mask;
 }
 
-int64_t CausalPairs(const std::vector<Range>& queries,
-                    const std::vector<Range>& keys, int64_t window) {
+int64_t SeenPairs(Range queries, Range keys, const AttentionMask& mask) {
+  if (mask.causal) return CausalPairs(queries, keys, mask.window);
+  if (mask.window == 0) return queries.size() * keys.size();
+  // Keys before a query, keys behind it, and those at its position in both.
+  const Range both = {std::max(queries.begin, keys.begin),
+                      std::min(queries.end, keys.end)};
+  return CausalPairs(queries, keys, mask.window) +
+         CausalPairs(keys, queries, mask.window) -
+         std::max<int64_t>(0, both.size());
+}
+
+int64_t SeenPairs(const std::vector<Range>& queries,
+                  const std::vector<Range>& keys, const AttentionMask& mask) {
   int64_t pairs = 0;
   for (Range q : queries) {
-    for (Range k : keys) pairs += CausalPairs(q, k, window);
+    for (Range k : keys) pairs += SeenPairs(q, k, mask);
   }
   return pairs;
 }
@@ -141,7 +168,7 @@ std::string ZigzagProblem(const GraphIndex& index, const Plan& plan) {
   }
   if (const int64_t degree = SequenceDegree(index, plan); degree != ranks) {
     return degree == 1
-               ? "no attention splits its sequence: expected 0"
+               ? "no causal attention splits its sequence: expected 0"
                : "attention splits the sequence over " +
                      std::to_string(degree) + " ranks: expected as many";
   }

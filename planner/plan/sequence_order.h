@@ -1,6 +1,6 @@
 #pragma once
 // The order of positions in a sequence that ranks split, and the work that a
-// causal mask leaves each of them.
+// mask leaves each of them.
 //
 // In order, shard i of n has (2i+1)/n^2 of the pairs of query and key that a
 // causal mask leaves, the last one 2-1/n times the mean. In the zigzag order
@@ -38,11 +38,20 @@ inline int64_t ZigzagPosition(int64_t length, int ranks, int64_t i) {
 // (0: in their own), as runs.
 std::vector<Range> PositionsOf(int64_t length, int zigzag, Range elements);
 
-// The pairs of a query and a key that is not behind it and, where `window` is
-// positive, less than so many positions before it.
-int64_t CausalPairs(Range queries, Range keys, int64_t window);
-int64_t CausalPairs(const std::vector<Range>& queries,
-                    const std::vector<Range>& keys, int64_t window);
+// Which keys a query of an attention sees (planner/ops/attention.cc).
+struct AttentionMask {
+  bool causal = true;
+  int64_t window = 0;  // 0: none
+};
+// REQUIRES: the node's operator, or its forward's, is an attention.
+AttentionMask MaskOf(const Node& node);
+
+// The pairs of a query and a key that it sees: where the mask is causal, one
+// that is not behind it; where `window` is positive, one that is less than so
+// many positions away.
+int64_t SeenPairs(Range queries, Range keys, const AttentionMask& mask);
+int64_t SeenPairs(const std::vector<Range>& queries,
+                  const std::vector<Range>& keys, const AttentionMask& mask);
 
 // The largest number of ranks that split the sequence of an attention.
 int64_t SequenceDegree(const GraphIndex& index, const Plan& plan);

@@ -67,8 +67,13 @@ RotaryAngles RotaryAnglesOf(const KernelCall& call, int64_t width) {
     angles.of_pair.push_back(std::pow(
         call.attribute("theta"), -2.0 * static_cast<double>(j) / features));
   }
-  if (Has(call, "beta_fast")) Yarn(call, features, angles);
-  if (Has(call, "low_frequency")) Llama3(call, angles);
+  if (Has(call, "beta_fast")) {
+    Yarn(call, features, angles);
+  } else if (Has(call, "low_frequency")) {
+    Llama3(call, angles);
+  } else if (Has(call, "factor")) {
+    for (double& angle : angles.of_pair) angle /= call.attribute("factor");
+  }
   return angles;
 }
 

@@ -42,6 +42,25 @@ fails 1 "rank 0: /dev/full: cannot write" run "${tiny[@]}" "${text[@]}" \
   >"$work/lines.json" 2>"$work/stderr"
 json 'len(j["losses"]) == 2' "$work/lines.json" >/dev/null
 
+# Masked tokens, and sources and targets: the plan does not change the losses.
+same() {
+  local sizes=(--global-batch 4 --seq-len 16 --steps 2 --seed 3 --json)
+  "$tessera" run --model "$1" "${sizes[@]}" "${text[@]}" "${@:4}" --nproc 1 \
+    --strategy "$2" >"$work/one.json" 2>"$work/stderr"
+  "$tessera" run --model "$1" "${sizes[@]}" "${text[@]}" "${@:4}" --nproc 2 \
+    --strategy "$3" >"$work/two.json" 2>"$work/stderr"
+  python3 - "$work/one.json" "$work/two.json" <<'END' || fail "$1: $3"
+import json, sys
+one, two = (json.load(open(path))["losses"] for path in sys.argv[1:])
+assert len(one) == 2 and abs(one[0] - one[1]) > 1e-4, one
+assert all(abs(a - b) < 1e-4 for a, b in zip(one, two)), (one, two)
+END
+}
+same "$examples/models/bert-tiny" mbs=2 tp=2 --mask-token 3
+same "$examples/models/t5-tiny" mbs=2 pp=2,mbs=1 --end-of-text 10
+fails 2 "--mask-token: has no effect" run "${tiny[@]}" "${text[@]}" \
+  --mask-token 3 --steps 1
+
 # Ctrl-C, with and without a place for the checkpoint.
 interrupt() {
   "$tessera" run "${tiny[@]}" "${text[@]}" --steps 100000 --nproc 2 "$@" \

@@ -78,6 +78,16 @@ Graph ResNet(DType dtype) {
   return Model("zoo:resnet-tiny", dtype);
 }
 
+// Bidirectional attention, two losses.
+Graph Bert() {
+  return Model(ExamplePath("models/bert-tiny/config.json"), DType::kFloat32);
+}
+
+// A result that all layers behind it read.
+Graph T5(DType dtype) {
+  return Model(ExamplePath("models/t5-tiny/config.json"), dtype);
+}
+
 int Pick(Rng& rng, std::initializer_list<int> choices) {
   return choices.begin()[rng.Below(static_cast<uint32_t>(choices.size()))];
 }
@@ -310,6 +320,10 @@ INSTANTIATE_TEST_SUITE_P(
              "dgx-a100-80gb:4x2", 0.03},
         Case{"gpt2_cpu", Gpt2, "local-cpu:4", 0.2},
         Case{"llama_cpu", [] { return Llama(DType::kFloat32); }, "local-cpu:8",
+             0.2},
+        Case{"bert_cpu", Bert, "local-cpu:4", 0.2},
+        Case{"t5_cpu", [] { return T5(DType::kFloat32); }, "local-cpu:8", 0.2},
+        Case{"t5_a100", [] { return T5(DType::kBFloat16); }, "dgx-a100-80gb:2",
              0.2},
         Case{"llama_sgd_unclipped",
              [] { return Llama(DType::kFloat64); },

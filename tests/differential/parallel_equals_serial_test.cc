@@ -29,7 +29,21 @@ TaskGraph LowerTiny(const Graph& graph, int ranks,
   return std::move(tasks).value();
 }
 
-enum class Model { kGpt2, kLlama, kMixtral, kDeepseek, kQwen2Moe, kQwen3 };
+enum class Model {
+  kGpt2,
+  kLlama,
+  kMixtral,
+  kDeepseek,
+  kQwen2Moe,
+  kQwen3,
+  kGemma,
+  kPhi3,
+  kOpt,
+  kBloom,
+  kBert,
+  kT5,
+  kT5Gated
+};
 
 struct Case {
   Model model = Model::kGpt2;
@@ -39,8 +53,9 @@ struct Case {
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
-  constexpr const char* kNames[] = {"gpt2",     "llama",     "mixtral",
-                                    "deepseek", "qwen2_moe", "qwen3"};
+  constexpr const char* kNames[] = {
+      "gpt2", "llama", "mixtral", "deepseek", "qwen2_moe", "qwen3",   "gemma",
+      "phi3", "opt",   "bloom",   "bert",     "t5",        "gated t5"};
   *out << kNames[static_cast<size_t>(c.model)] << " " << c.layers << " layers, "
        << c.strategy;
 }
@@ -93,6 +108,20 @@ std::string ConfigOf(Model model, int layers) {
       return TinyQwen(layers, /*experts=*/true);
     case Model::kQwen3:
       return TinyQwen(layers, /*experts=*/false);
+    case Model::kGemma:
+      return TinyOf("gemma", layers);
+    case Model::kPhi3:
+      return TinyOf("phi3", layers);
+    case Model::kOpt:
+      return TinyOf("opt", layers);
+    case Model::kBloom:
+      return TinyOf("bloom", layers);
+    case Model::kBert:
+      return TinyBert(layers);
+    case Model::kT5:
+      return TinyT5(layers);
+    case Model::kT5Gated:
+      return TinyT5(layers, /*gated=*/true);
   }
   return "";
 }
@@ -175,6 +204,42 @@ TEST(ParallelEqualsSerial, WeighedSharedExperts) {
 TEST(ParallelEqualsSerial, NormsOfHeads) {
   ExpectEqualsSerial(Model::kQwen3, {"tp=2,dp=2,zero=2", "tp=4,sp=1",
                                      "cp=2,tp=2", "pp=2,cp=2,cp-kind=ulysses"});
+}
+
+TEST(ParallelEqualsSerial, OtherDecoders) {
+  for (const Model model :
+       {Model::kGemma, Model::kPhi3, Model::kOpt, Model::kBloom}) {
+    ExpectEqualsSerial(model,
+                       {"dp=2,tp=2,zero=2", "tp=4,sp=1", "cp=2,cp-kind=ring",
+                        "cp=2,tp=2,cp-kind=ulysses,zero=1",
+                        "pp=2,dp=2,cp=2,cp-balance=zigzag"});
+  }
+}
+
+// Attention without a causal mask; the second loss reads one place, which is on
+// one of the ranks that split the sequence.
+TEST(ParallelEqualsSerial, Bert) {
+  ExpectEqualsSerial(
+      Model::kBert,
+      {"dp=4,zero=3", "tp=4", "tp=2,sp=1,dp=2,zero=1", "cp=2", "cp=4,mbs=2",
+       "cp=3,cp-kind=ring,mbs=8", "cp=2,tp=2,sp=1,cp-kind=ring",
+       "cp=2,cp-kind=ulysses", "pp=2,dp=2,zero=2,schedule=gpipe",
+       "pp=2,tp=2,recompute=full", "pp=4,mbs=1,schedule=zb-h1"});
+}
+
+// The encoder's result is read by all layers of the decoder, wherever they are;
+// so are the biases, whose gradient is a sum over layers, samples and, of the
+// heads that a rank has, places.
+TEST(ParallelEqualsSerial, EncoderAndDecoder) {
+  for (const Model model : {Model::kT5, Model::kT5Gated}) {
+    ExpectEqualsSerial(
+        model, {"dp=4,zero=3", "tp=4", "tp=2,sp=1,dp=2,zero=1", "cp=2",
+                "cp=4,mbs=2", "cp=2,tp=2,sp=1", "cp=2,cp-kind=ulysses",
+                "cp=3,cp-kind=ring,mbs=8", "pp=2,dp=2,zero=2,schedule=gpipe",
+                "pp=3,tp=2,mbs=1", "pp=6,mbs=2,schedule=1f1b",
+                "pp=3,mbs=1,schedule=zb-h1", "pp=2,tp=2,recompute=full",
+                "pp=2,vp=3,mbs=2,schedule=interleaved,zero=1"});
+  }
 }
 
 TEST(ParallelEqualsSerial, ContextByHeads) {

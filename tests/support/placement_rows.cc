@@ -229,8 +229,29 @@ bool RowParallel(const GraphIndex& index, const Plan& plan) {
 }
 bool SplitsAttention(const GraphIndex& index, const Plan& plan,
                      std::string_view letters) {
-  return Splits(index, plan, "attention", letters) ||
-         Splits(index, plan, "attention_alibi", letters);
+  for (const OpDef& op : Ops()) {
+    if (op.op_class == OpClass::kAttention &&
+        Splits(index, plan, op.name, letters)) {
+      return true;
+    }
+  }
+  return false;
+}
+bool BidirectionalAttention(const GraphIndex& index, const Plan& plan) {
+  return Splits(index, plan, "attention_bidirectional", "bsgr");
+}
+bool RelativeBiases(const GraphIndex& index, const Plan& plan) {
+  return Splits(index, plan, "attention_relative", "bsgr");
+}
+// Of queries on another group than the keys.
+bool MemoryFromAnotherGroup(const GraphIndex& index, const Plan& plan) {
+  return std::ranges::any_of(
+      index.block_edges, [&](const GraphIndex::BlockEdge& edge) {
+        return index.graph->nodes[edge.consumer.index()].block >
+                   index.graph->nodes[edge.producer.index()].block + 1 &&
+               plan.ops[edge.producer.index()].group !=
+                   plan.ops[edge.consumer.index()].group;
+      });
 }
 bool AttentionHeads(const GraphIndex& index, const Plan& plan) {
   return SplitsAttention(index, plan, "g");
@@ -410,6 +431,10 @@ constexpr std::array kRows = {
     PlacementRow{"column parallel", ColumnParallel},
     PlacementRow{"row parallel", RowParallel},
     PlacementRow{"attention heads", AttentionHeads},
+    PlacementRow{"attention without a causal mask", BidirectionalAttention},
+    PlacementRow{"attention with learned biases", RelativeBiases},
+    PlacementRow{"results that skip blocks, from another group",
+                 MemoryFromAnotherGroup},
     PlacementRow{"key/value heads fewer than ranks", FewKeyValueHeads},
     PlacementRow{"vocabulary-parallel embedding", VocabularyEmbedding},
     PlacementRow{"vocabulary-parallel loss", VocabularyLoss},

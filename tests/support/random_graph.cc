@@ -6,7 +6,7 @@
 #include <string>
 
 #include "planner/base/check.h"
-#include "planner/io/decoder.h"
+#include "planner/io/transformer.h"
 #include "planner/io/vision.h"
 
 namespace tessera {
@@ -21,9 +21,9 @@ int Pick(Rng& rng, std::initializer_list<int> choices) {
   return choices.begin()[rng.Below(static_cast<uint32_t>(choices.size()))];
 }
 
-class SmallDecoder {
+class SmallTransformer {
  public:
-  SmallDecoder(const GraphSpec& spec, DType dtype)
+  SmallTransformer(const GraphSpec& spec, DType dtype)
       : spec_(spec),
         options_({.global_batch = spec.batch,
                   .seq_len = spec.sequence,
@@ -35,6 +35,14 @@ class SmallDecoder {
   Graph Build() {
     const TensorId table =
         model_.Matrix("embed.weight", {spec_.vocabulary, spec_.hidden}, 1);
+    const bool encodes = spec_.encoder > 0 && spec_.layers > 0;
+    if (spec_.relative == 1 && spec_.layers > 0 &&
+        (spec_.latent == 0 || encodes)) {
+      biases_ = model_.RelativeBias(
+          "biases.weight", 8,
+          {.groups = spec_.groups, .per_group = spec_.per_group}, kStddev);
+    }
+    if (encodes) Encode(table);
     TensorId x = model_.Lookup("embed", model_.tokens(), table);
     if (spec_.rotary == 0) {
       const TensorId positions =
@@ -94,16 +102,48 @@ class SmallDecoder {
            .out = linear_});
       return Dropout(name + ".dropout", x);
     }
-    x = model_.Attention(
-        name, {"q", "k", "v", "out"}, x,
-        {.heads = {spec_.groups, spec_.per_group, spec_.head_size},
-         .scale = 1 / std::sqrt(static_cast<double>(spec_.head_size)),
-         .window = spec_.window,
-         .rotary = spec_.rotary == 1 ? &rotary_ : nullptr,
-         .alibi = spec_.alibi == 1,
-         .qkv = linear_,
-         .out = linear_});
+    AttentionOptions options = Plain();
+    options.window = spec_.window;
+    options.rotary = spec_.rotary == 1 ? &rotary_ : nullptr;
+    options.alibi = spec_.alibi == 1;
+    options.causal = spec_.bidirectional == 0;
+    options.relative_bias = biases_;
+    options.max_distance = 6;
+    x = model_.Attention(name, {"q", "k", "v", "out"}, x, options);
     return Dropout(name + ".dropout", x);
+  }
+
+  AttentionOptions Plain() const {
+    return {.heads = {spec_.groups, spec_.per_group, spec_.head_size},
+            .scale = 1 / std::sqrt(static_cast<double>(spec_.head_size)),
+            .qkv = linear_,
+            .out = linear_};
+  }
+
+  // Sets memory_.
+  void Encode(TensorId table) {
+    const int64_t length = spec_.sequence + 1;
+    const TensorId source = model_.Input("source", {length});
+    places_ = model_.Input("source_positions", {length});
+    TensorId x = model_.Lookup("source.embed", source, table);
+    for (int i = 0; i < spec_.encoder; ++i) {
+      const std::string name = "encoder." + std::to_string(i);
+      model_.BeginBlock(name);
+      AttentionOptions options = Plain();
+      options.causal = false;
+      options.relative_bias = biases_;
+      options.max_distance = 6;
+      options.query_positions = options.key_positions = places_;
+      TensorId y = model_.Attention(name + ".attention", {"q", "k", "v", "out"},
+                                    Norm(name + ".norm", x), options);
+      x = model_.Add(name + ".add", x, Dropout(name + ".dropout", y));
+      y = model_.Mlp(name + ".mlp", "up", "down", "gelu",
+                     Norm(name + ".mlp.norm", x), spec_.inner, linear_,
+                     linear_);
+      x = model_.Add(name + ".mlp.add", x, y);
+    }
+    model_.BeginBlock("encoder.norm");
+    memory_ = Norm("encoder.norm", x);
   }
 
   TensorId Experts(const std::string& name, TensorId x) {
@@ -138,6 +178,15 @@ class SmallDecoder {
 
   TensorId Layer(const std::string& name, TensorId x) {
     const bool gated = spec_.gated == 1;
+    if (memory_.valid()) {
+      AttentionOptions cross = Plain();
+      cross.causal = false;
+      cross.memory = memory_;
+      cross.key_positions = places_;
+      x = model_.Add(name + ".cross.add", x,
+                     model_.Attention(name + ".cross", {"q", "k", "v", "out"},
+                                      Norm(name + ".cross.norm", x), cross));
+    }
     const TensorId norm = Norm(name + ".norm", x);
     TensorId y = Attention(name + ".attention", norm);
     if (spec_.residual == 0) {
@@ -157,9 +206,12 @@ class SmallDecoder {
 
   const GraphSpec& spec_;
   const ImportOptions options_;
-  Decoder model_;
+  Transformer model_;
   const Rotary rotary_;
   const LinearOptions linear_;
+  TensorId biases_;  // by distance, of all layers
+  TensorId memory_;  // the encoder's result, and where its tokens are
+  TensorId places_;
 };
 
 class SmallCnn {
@@ -270,6 +322,9 @@ GraphSpec RandomGraphSpec(Rng& rng) {
   spec.dropout = Pick(rng, {0, 1});
   spec.window = Pick(rng, {0, 0, 0, 2, 3});
   spec.alibi = Pick(rng, {0, 0, 0, 1});
+  spec.bidirectional = Pick(rng, {0, 0, 1});
+  spec.relative = Pick(rng, {0, 0, 0, 1});
+  spec.encoder = Pick(rng, {0, 0, 0, 1, 2});
   spec.groups = Pick(rng, {1, 1, 2, 3, 4, 5});
   spec.per_group = Pick(rng, {1, 1, 2, 3, 4});
   spec.head_size = Pick(rng, {2, 4});
@@ -284,7 +339,7 @@ GraphSpec RandomGraphSpec(Rng& rng) {
 
 Graph MakeGraph(const GraphSpec& spec, DType dtype) {
   return spec.image > 0 ? SmallCnn(spec, dtype).Build()
-                        : SmallDecoder(spec, dtype).Build();
+                        : SmallTransformer(spec, dtype).Build();
 }
 
 }  // namespace tessera

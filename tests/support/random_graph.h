@@ -1,5 +1,5 @@
 #pragma once
-// Small models of odd sizes, decoders and convolutional networks, for tests
+// Small models of odd sizes, transformers and convolutional networks, for tests
 // that draw models at random.
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace tessera {
 
 // A model as a few whole numbers, so that it can be printed, read back and made
-// smaller number by number. Extents are those of planner/io/decoder.h.
+// smaller number by number. Extents are those of planner/io/transformer.h.
 struct GraphSpec {
   int layers = 1;  // 0: an embedding and a head
   // What follows the residual stream in a layer: 0 attention, then MLP; 1 both
@@ -32,6 +32,11 @@ struct GraphSpec {
   int dropout = 0;         // 1: behind the embedding and every branch
   int window = 0;          // of attention; 0: none
   int alibi = 0;           // 1: scores of attention are biased by distance
+  int bidirectional = 0;   // 1: attention without a causal mask
+  int relative = 0;        // 1: learned biases by distance, without a window
+  // Layers in front, of sequences longer by one and padded, whose result every
+  // layer reads by cross attention.
+  int encoder = 0;
   // Multi-head latent attention instead: 1: keys and values from latents; 2:
   // queries, too. Without window and grouped heads, always rotary.
   int latent = 0;

@@ -148,6 +148,48 @@ inline std::string TinyResNet(const std::string& layer_type = "bottleneck",
          depth + ", " + depth + R"(], "layer_type": ")" + layer_type + R"("})";
 }
 
+// Gemma, Phi-3, OPT or BLOOM: a gated MLP with GELU and a tied head, a window,
+// ReLU and a table of positions, ALiBi.
+inline std::string TinyOf(const std::string& family, int layers) {
+  const std::string sizes = R"("hidden_size": 16, "num_hidden_layers": )" +
+                            std::to_string(layers) +
+                            R"(, "num_attention_heads": 4, "vocab_size": 40,
+           "initializer_range": 0.2, "max_position_embeddings": 8, )";
+  const std::string more =
+      family == "gemma"
+          ? R"("intermediate_size": 24, "num_key_value_heads": 1, "head_dim": 6,
+               "hidden_activation": "gelu_pytorch_tanh")"
+      : family == "phi3" ? R"("intermediate_size": 24, "num_key_value_heads": 2,
+               "sliding_window": 5)"
+      : family == "opt"
+          ? R"("ffn_dim": 24, "init_std": 0.2)"
+          : R"("n_head": 4, "n_layer": )" + std::to_string(layers);
+  return "{" + sizes + more + R"(, "model_type": ")" + family + "\"}";
+}
+
+// Bidirectional attention, and the losses of masked tokens and of the next
+// sentence.
+inline std::string TinyBert(int layers) {
+  return R"({"model_type": "bert", "hidden_size": 16,
+             "num_hidden_layers": )" +
+         std::to_string(layers) +
+         R"(, "num_attention_heads": 4, "intermediate_size": 24,
+              "vocab_size": 40, "max_position_embeddings": 8,
+              "hidden_dropout_prob": 0.1, "initializer_range": 0.2})";
+}
+
+// As many layers of the encoder and of the decoder; sources are longer by one.
+inline std::string TinyT5(int layers, bool gated = false) {
+  return R"({"model_type": "t5", "d_model": 16, "d_kv": 5, "d_ff": 24,
+             "num_heads": 4, "num_layers": )" +
+         std::to_string(layers) +
+         R"(, "vocab_size": 40, "relative_attention_num_buckets": 8,
+              "relative_attention_max_distance": 6, "source_len": 9,
+              "is_encoder_decoder": true, "feed_forward_proj": )" +
+         (gated ? R"("gated-gelu", "tie_word_embeddings": false})"
+                : R"("relu"})");
+}
+
 // A file of 1000 tokens in nanoGPT's format: Mix64(i) mod the vocabulary.
 inline TokenData TinyTokens() {
   const std::string path = TempPath("tokens.bin");
@@ -220,7 +262,16 @@ inline Result<TrainingResult> TrainTiny(const Graph& graph,
     job.options = run.options;
     job.seed = run.seed;
     job.steps = run.steps;
+    std::optional<Batches> rows;
     job.load = LoadFrom(data, run.seed, graph);
+    if (RowKindOf(graph) != RowKind::kNextToken) {
+      BatchOptions options = BatchOptionsOf(graph);
+      options.seed = run.seed;
+      options.vocabulary = kTinyVocabulary;
+      options.end_of_text = 3;
+      rows.emplace(Batches::Make(data, options).value());
+      job.load = LoadTraining(*rows);
+    }
     job.world = run.in_queues ? queue_world.get() : worlds[r].get();
     job.device = &device;
     if (run.in_queues) job.device = &queues;

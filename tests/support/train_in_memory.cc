@@ -100,10 +100,16 @@ LoadInput LoadRandom(const Graph& graph) {
       for (int64_t j = 0; j < block.shape[1]; ++j) {
         const int64_t sample = block.offset[0] + i;
         const int64_t position = block.offset[1] + j;
+        // Padding behind the first places.
+        const bool padding = position > 1 + sample % 5;
         *out++ = tensor.name == "tokens"
                      ? TokenAt(step, sample, position, vocabulary)
+                 : tensor.name == "source"
+                     ? TokenAt(step, sample, position + 2000, vocabulary)
                  : tensor.name == "labels"
                      ? LabelAt(step, sample, position, vocabulary)
+                 : tensor.name == "source_positions" && padding
+                     ? -1
                      : static_cast<int32_t>(position);
       }
     }

@@ -130,6 +130,19 @@ void SigmoidDx(const KernelCall& call) {
 }
 
 template <typename T>
+void Tanh(const KernelCall& call) {
+  Unary<T>(call, [](const Block<T>& x) -> Block<T> { return x.tanh(); });
+}
+
+// dy, y -> dx.
+template <typename T>
+void TanhDx(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& dy, const Block<T>& y) -> Block<T> {
+    return dy * (T{1} - y * y);
+  });
+}
+
+template <typename T>
 void Scale(const KernelCall& call) {
   const T factor = static_cast<T>(call.attribute("factor"));
   Unary<T>(call,
@@ -172,6 +185,8 @@ std::vector<Kernel> CpuElementwiseKernels() {
       {"relu_dx", ByDType<ReluDx<float>, ReluDx<double>>},
       {"sigmoid", ByDType<SigmoidOfX<float>, SigmoidOfX<double>>},
       {"sigmoid_dx", ByDType<SigmoidDx<float>, SigmoidDx<double>>},
+      {"tanh", ByDType<Tanh<float>, Tanh<double>>},
+      {"tanh_dx", ByDType<TanhDx<float>, TanhDx<double>>},
       {"scale", ByDType<Scale<float>, Scale<double>>},
       {"multiply", ByDType<Multiply<float>, Multiply<double>>},
       {"add", ByDType<AddAll<float>, AddAll<double>>, true},

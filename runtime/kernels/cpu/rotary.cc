@@ -67,6 +67,8 @@ std::vector<Kernel> CpuRotaryKernels() {
   return {
       {"rotary", ByDType<Rotary<float>, Rotary<double>>},
       {"rotary_dx", ByDType<RotaryDx<float>, RotaryDx<double>>},
+      {"rotary_linear", ByDType<Rotary<float>, Rotary<double>>},
+      {"rotary_linear_dx", ByDType<RotaryDx<float>, RotaryDx<double>>},
       {"rotary_yarn", ByDType<Rotary<float>, Rotary<double>>},
       {"rotary_yarn_dx", ByDType<RotaryDx<float>, RotaryDx<double>>},
       {"rotary_llama3", ByDType<Rotary<float>, Rotary<double>>},

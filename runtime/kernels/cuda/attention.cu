@@ -1,4 +1,4 @@
-// Causal grouped-query attention (planner/ops/attention.cc). 16-bit heads of
+// Grouped-query attention (planner/ops/attention.cc). 16-bit heads of
 // ordinary widths without biases go to cuDNN (sdpa.h) where it is and what a
 // query sees is known beforehand, otherwise to the tensor cores (flash.h); fp32
 // and the rest to the kernels of this file, the same algorithm in plain fp32,
@@ -9,13 +9,15 @@
 // nothing of each other are skipped and those that see all are not masked.
 //
 // Workspace: 8 bytes for 32 positions of q and of k; backward 8 bytes for each
-// head and query, too.
+// head and query, too; the gradient of T5's biases 4 bytes for each sample and
+// bias.
 
 #include <optional>
 
 #include "runtime/kernels/alibi.h"
 #include "runtime/kernels/cuda/flash.h"
 #include "runtime/kernels/cuda/sdpa.h"
+#include "runtime/kernels/relative_bias.h"
 
 namespace tessera {
 namespace {
@@ -184,12 +186,30 @@ __device__ void Store(const float (&c)[kEach<kWidth>][kWidth / 16],
   }
 }
 
-// Biases of scores by head and distance.
+// Biases of scores by head and distance: ALiBi's or, of a table, T5's.
 constexpr int kMostBiasedHeads = 256;
+constexpr int kMostBuckets = 128;
 struct Biases {
   float slopes[kMostBiasedHeads] = {};
+  Elements<Any> table;  // (buckets, heads); null: ALiBi
+  int heads = 0;
+  int buckets = 0;  // of a side
+  int behind = 0;   // RelativeBuckets::behind
+  bool causal = false;
+  int32_t nearest[kMostBuckets] = {};  // distance of a side's buckets
 
+  __device__ int Bucket(int32_t query, int32_t key) const {
+    const int64_t distance = int64_t{key} - query;
+    if (distance > 0 && causal) return 0;
+    const int64_t length = distance > 0 ? distance : -distance;
+    int bucket = 0;
+    while (bucket + 1 < buckets && nearest[bucket + 1] <= length) ++bucket;
+    return distance > 0 ? behind + bucket : bucket;
+  }
   __device__ float Of(int head, int32_t query, int32_t key) const {
+    if (table.data != nullptr) {
+      return table.Get(Bucket(query, key) * heads + head);
+    }
     return slopes[head] * (static_cast<float>(key) - static_cast<float>(query));
   }
 };
@@ -451,6 +471,60 @@ __global__ void __launch_bounds__(kThreads) KeyGradientsAny(AnyBackward any) {
                 p.t - first, p.e, any.call.accumulate);
 }
 
+// The gradient of a head's biases from one sample: (samples, buckets, heads).
+template <int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    BiasGradientsAny(AnyBackward any, float* partial) {
+  constexpr int kRows = kTile<kWidth>;
+  auto& tiles = *reinterpret_cast<BackwardTiles<kWidth>*>(DynamicShared());
+  const AttentionProblem& p = any.call.problem;
+  const int head = blockIdx.x;
+  const int sample = blockIdx.y;
+  const int buckets = any.biases.buckets + any.biases.behind;
+  const int own = threadIdx.x;  // bucket
+  float sum = 0;
+  for (int query = 0; query < p.s; query += kRows) {
+    const PositionRange range = p.Queries(sample, query, kRows);
+    for (int key = 0; key < p.t; key += kRows) {
+      if (p.SeenOf(range, p.Keys(sample, key, kRows)) == Seen::kNothing) {
+        continue;
+      }
+      __syncthreads();
+      tiles.LoadQueries(any, sample, head, query);
+      tiles.LoadKeys(any, sample, head / p.r, key);
+      __syncthreads();
+      tiles.FindScores(any, sample, head, query, key);
+      __syncthreads();
+      if (own >= buckets) continue;
+      for (int i = 0; i < min(kRows, p.s - query); ++i) {
+        const int32_t position =
+            p.query_positions[int64_t{sample} * p.s + query + i];
+        for (int j = 0; j < min(kRows, p.t - key); ++j) {
+          const int32_t key_position =
+              p.key_positions[int64_t{sample} * p.t + key + j];
+          if (any.biases.Bucket(position, key_position) == own) {
+            sum += tiles.slopes.of[i][j];
+          }
+        }
+      }
+    }
+  }
+  if (own < buckets) {
+    partial[(int64_t{sample} * buckets + own) * p.heads() + head] = sum;
+  }
+}
+
+__global__ void AddSamples(const float* partial, int samples, int64_t n,
+                           Elements<Any> to, bool accumulate) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= n) return;
+  float sum = accumulate ? to.Get(i) : 0;
+  for (int sample = 0; sample < samples; ++sample) {
+    sum += partial[sample * n + i];
+  }
+  to.Set(i, sum);
+}
+
 template <int kWidth>
 dim3 TilesOf(int rows, int heads, int samples) {
   return dim3(static_cast<unsigned>(DivideUp(rows, kTile<kWidth>)),
@@ -476,14 +550,33 @@ void RunBackwardAny(const AnyBackward& any, CudaQueue& queue) {
          kThreads, sizeof(BackwardTiles<kWidth>), queue, any);
 }
 
+template <int kWidth>
+void RunBiasGradients(const AnyBackward& any, float* partial,
+                      CudaQueue& queue) {
+  const AttentionProblem& p = any.call.problem;
+  Launch(BiasGradientsAny<kWidth>,
+         dim3(static_cast<unsigned>(p.heads()), static_cast<unsigned>(p.b)),
+         kThreads, sizeof(BackwardTiles<kWidth>), queue, any, partial);
+}
+
 // ---- Of every call ----------------------------------------------------------
 
 constexpr int kWidest = 256;
 
+// A named number of a node that not every attention has.
+double AttributeOr(const KernelCall& call, std::string_view name,
+                   double otherwise) {
+  for (const Attribute& attribute : call.attributes) {
+    if (attribute.name == name) return attribute.value;
+  }
+  return otherwise;
+}
+
 AttentionProblem ProblemOf(const KernelCall& call, const LocalTensor& q,
                            const LocalTensor& k, const LocalTensor& v,
                            const LocalTensor& query_positions,
-                           const LocalTensor& key_positions) {
+                           const LocalTensor& key_positions,
+                           const LocalTensor* bias) {
   const auto extent = [](const LocalTensor& tensor, size_t dim) {
     return static_cast<int>(tensor.shape[dim]);
   };
@@ -496,22 +589,49 @@ AttentionProblem ProblemOf(const KernelCall& call, const LocalTensor& q,
   p.t = extent(k, 1);
   p.e = extent(v, 3);
   p.scale = static_cast<float>(call.attribute("scale"));
-  const double window = call.attribute("window");
+  const double window = AttributeOr(call, "window", 0);
   p.window = window > 0 ? static_cast<uint32_t>(window) : kNoWindow;
-  p.biased = !AlibiSlopes(call, q).empty();
+  p.causal = AttributeOr(call, "causal", 1) != 0;
+  p.biased = bias != nullptr || !AlibiSlopes(call, q).empty();
   p.query_positions = query_positions.as<const int32_t>();
   p.key_positions = key_positions.as<const int32_t>();
   return p;
 }
 
-Biases BiasesOf(const KernelCall& call, const LocalTensor& q) {
+// The biases of a call; `bias` is the table of T5's, or null. An error in the
+// queue where the kernels have no room for them.
+Biases BiasesOf(const KernelCall& call, const LocalTensor& q,
+                const LocalTensor* bias) {
   Biases biases;
-  const std::vector<double> slopes = AlibiSlopes(call, q);
-  TESSERA_CHECK(slopes.size() <= kMostBiasedHeads)
-      << slopes.size() << " heads with biases";
-  std::ranges::transform(slopes, biases.slopes, [](double slope) {
-    return static_cast<float>(slope);
-  });
+  if (bias == nullptr) {
+    const std::vector<double> slopes = AlibiSlopes(call, q);
+    TESSERA_CHECK(slopes.size() <= kMostBiasedHeads)
+        << slopes.size() << " heads with biases";
+    std::ranges::transform(slopes, biases.slopes, [](double slope) {
+      return static_cast<float>(slope);
+    });
+    return biases;
+  }
+  if (bias->shape[0] > kMostBuckets) {
+    call.queue->Fail("attention with " + std::to_string(bias->shape[0]) +
+                     " buckets of distances: CUDA kernels have up to " +
+                     std::to_string(kMostBuckets));
+    return biases;
+  }
+  const RelativeBuckets buckets = RelativeBucketsOf(call, bias->shape[0]);
+  biases.table = Elements<Any>(*bias);
+  biases.heads = static_cast<int>(bias->shape[1] * bias->shape[2]);
+  biases.causal = buckets.causal;
+  biases.behind = buckets.behind;
+  biases.buckets = static_cast<int>(bias->shape[0]) - buckets.behind;
+  std::ranges::fill(biases.nearest, std::numeric_limits<int32_t>::max());
+  for (size_t i = buckets.of_distance.size(); i-- > 0;) {
+    biases.nearest[buckets.of_distance[i]] = static_cast<int32_t>(i);
+  }
+  // A bucket that no distance has is never reached.
+  for (int i = kMostBuckets - 1; i-- > 0;) {
+    biases.nearest[i] = std::min(biases.nearest[i], biases.nearest[i + 1]);
+  }
   return biases;
 }
 
@@ -580,8 +700,8 @@ std::optional<SdpaProblem> SdpaOf(const KernelCall& call,
                                   bool backward) {
   CudaSdpa* const sdpa = call.queue->sdpa;
   if (sdpa == nullptr || !call.places_are_positions || call.accumulate ||
-      p.window != kNoWindow || p.s != p.t || q.offset[1] != k.offset[1] ||
-      !FlashTakes(p, tensors)) {
+      !p.causal || p.window != kNoWindow || p.s != p.t ||
+      q.offset[1] != k.offset[1] || !FlashTakes(p, tensors)) {
     return std::nullopt;
   }
   const SdpaProblem problem = {p.b, p.heads(), p.g,     p.s,     p.d,
@@ -614,9 +734,9 @@ bool RunSdpa(const KernelCall& call, const AttentionProblem& p,
 
 // ---- The calls --------------------------------------------------------------
 
-// q, k, v, query positions, key positions -> o, lse. A query that sees no key
-// gives zeros and the log-sum-exp -infinity. A call that accumulates begins
-// with what o and lse hold, as one more tile of keys.
+// q, k, v, query positions, key positions [, biases] -> o, lse. A query that
+// sees no key gives zeros and the log-sum-exp -infinity. A call that
+// accumulates begins with what o and lse hold, as one more tile of keys.
 void Attention(const KernelCall& call) {
   CudaQueue& queue = *call.queue;
   const LocalTensor& q = call.operands[0];
@@ -624,7 +744,9 @@ void Attention(const KernelCall& call) {
   const LocalTensor& v = call.operands[2];
   AttentionForward forward = {};
   AttentionProblem& p = forward.problem;
-  p = ProblemOf(call, q, k, v, call.operands[3], call.operands[4]);
+  const LocalTensor* const bias =
+      call.operands.size() > 5 ? &call.operands[5] : nullptr;
+  p = ProblemOf(call, q, k, v, call.operands[3], call.operands[4], bias);
   const LocalTensor& o = call.results[0];
   const LocalTensor& lse = call.results[1];
   if (RunSdpa(call, p, q, k, lse, {q, k, v, o},
@@ -647,45 +769,49 @@ void Attention(const KernelCall& call) {
     return FlashForward(forward, q.dtype, queue);
   }
   const AnyForward any = {forward, Elements<Any>(q), Elements<Any>(k),
-                          Elements<Any>(v), BiasesOf(call, q)};
+                          Elements<Any>(v), BiasesOf(call, q, bias)};
   const int width = std::max(p.d, p.e);
   if (width <= 64) return RunForwardAny<64>(any, queue);
   if (width <= 128) return RunForwardAny<128>(any, queue);
   RunForwardAny<kWidest>(any, queue);
 }
 
-// do, q, k, v, query positions, key positions, o, lse -> dq, dk, dv.
-void AttentionDqkv(const KernelCall& call) {
-  CudaQueue& queue = *call.queue;
-  const LocalTensor& d_o = call.operands[0];
-  const LocalTensor& q = call.operands[1];
-  const LocalTensor& k = call.operands[2];
-  const LocalTensor& v = call.operands[3];
-  AttentionBackward backward = {};
+// do, q, k, v, query positions, key positions [, biases], o, lse.
+struct GradientOperands {
+  const LocalTensor& d_o;
+  const LocalTensor& q;
+  const LocalTensor& k;
+  const LocalTensor& v;
+  const LocalTensor* bias;
+  const LocalTensor& o;
+  const LocalTensor& lse;
+
+  explicit GradientOperands(const KernelCall& call)
+      : d_o(call.operands[0]),
+        q(call.operands[1]),
+        k(call.operands[2]),
+        v(call.operands[3]),
+        bias(call.operands.size() > 8 ? &call.operands[6] : nullptr),
+        o(call.operands[call.operands.size() - 2]),
+        lse(call.operands[call.operands.size() - 1]) {}
+};
+
+AttentionProblem ProblemOf(const KernelCall& call, const GradientOperands& in) {
+  return ProblemOf(call, in.q, in.k, in.v, call.operands[4], call.operands[5],
+                   in.bias);
+}
+
+// Makes what backward reads, the ranges and statistics, in the workspace, which
+// has `more` bytes behind them. False where that fails.
+bool BeginBackward(const GradientOperands& in, const char* name,
+                   int64_t more, AttentionBackward& backward,
+                   CudaQueue& queue) {
   AttentionProblem& p = backward.problem;
-  p = ProblemOf(call, q, k, v, call.operands[4], call.operands[5]);
-  const LocalTensor& o = call.operands[6];
-  const LocalTensor& lse = call.operands[7];
-  const auto& results = call.results;
-  if (RunSdpa(call, p, q, k, lse,
-              {q, k, v, d_o, o, results[0], results[1], results[2]},
-              {.q = q.data,
-               .k = k.data,
-               .v = v.data,
-               .o = o.data,
-               .d_o = d_o.data,
-               .dq = results[0].data,
-               .dk = results[1].data,
-               .dv = results[2].data},
-              /*backward=*/true)) {
-    return;
-  }
   backward.padded_s =
       static_cast<int>(DivideUp(p.s, kStatisticRows) * kStatisticRows);
-  const int64_t bytes = RangeBytes(p) + 8 * backward.statistic_rows();
-  if (!HasWidth(p, queue) ||
-      queue.Workspace(bytes, "attention_dqkv") == nullptr) {
-    return;
+  const int64_t bytes = RangeBytes(p) + 8 * backward.statistic_rows() + more;
+  if (!HasWidth(p, queue) || queue.Workspace(bytes, name) == nullptr) {
+    return false;
   }
   EnqueueRanges(p, queue);
   auto* const statistics =
@@ -693,28 +819,91 @@ void AttentionDqkv(const KernelCall& call) {
   Launch(
       FindStatistics,
       static_cast<unsigned>(DivideUp(32 * backward.statistic_rows(), kThreads)),
-      kThreads, 0, queue, backward, Elements<Any>(d_o), Elements<Any>(o),
-      Elements<Any>(lse), p.e % 2 == 0 && Aligned({d_o, o}), statistics);
-  backward.d_o = d_o.data;
-  backward.q = q.data;
-  backward.k = k.data;
-  backward.v = v.data;
+      kThreads, 0, queue, backward, Elements<Any>(in.d_o), Elements<Any>(in.o),
+      Elements<Any>(in.lse), p.e % 2 == 0 && Aligned({in.d_o, in.o}),
+      statistics);
+  backward.d_o = in.d_o.data;
+  backward.q = in.q.data;
+  backward.k = in.k.data;
+  backward.v = in.v.data;
   backward.statistics = statistics;
+  return true;
+}
+
+AnyBackward AnyOf(const KernelCall& call, const GradientOperands& in,
+                  const AttentionBackward& backward) {
+  return {backward,
+          Elements<Any>(in.d_o),
+          Elements<Any>(in.q),
+          Elements<Any>(in.k),
+          Elements<Any>(in.v),
+          BiasesOf(call, in.q, in.bias)};
+}
+
+// -> dq, dk, dv.
+void AttentionDqkv(const KernelCall& call) {
+  CudaQueue& queue = *call.queue;
+  const GradientOperands in(call);
+  AttentionBackward backward = {};
+  AttentionProblem& p = backward.problem;
+  p = ProblemOf(call, in);
+  const auto& results = call.results;
+  if (RunSdpa(
+          call, p, in.q, in.k, in.lse,
+          {in.q, in.k, in.v, in.d_o, in.o, results[0], results[1], results[2]},
+          {.q = in.q.data,
+           .k = in.k.data,
+           .v = in.v.data,
+           .o = in.o.data,
+           .d_o = in.d_o.data,
+           .dq = results[0].data,
+           .dk = results[1].data,
+           .dv = results[2].data},
+          /*backward=*/true)) {
+    return;
+  }
+  if (!BeginBackward(in, "attention_dqkv", 0, backward, queue)) return;
   backward.dq = Elements<Any>(results[0]);
   backward.dk = Elements<Any>(results[1]);
   backward.dv = Elements<Any>(results[2]);
   backward.accumulate = call.accumulate;
-  if (FlashTakes(p, {q, k, v, d_o}) &&
+  if (FlashTakes(p, {in.q, in.k, in.v, in.d_o}) &&
       Aligned({results[0], results[1], results[2]})) {
-    return FlashBackward(backward, q.dtype, queue);
+    return FlashBackward(backward, in.q.dtype, queue);
   }
-  const AnyBackward any = {backward,         Elements<Any>(d_o),
-                           Elements<Any>(q), Elements<Any>(k),
-                           Elements<Any>(v), BiasesOf(call, q)};
+  const AnyBackward any = AnyOf(call, in, backward);
   const int width = std::max(p.d, p.e);
   if (width <= 64) return RunBackwardAny<64>(any, queue);
   if (width <= 128) return RunBackwardAny<128>(any, queue);
   RunBackwardAny<kWidest>(any, queue);
+}
+
+// -> dbias: of each sample first, then of all.
+void AttentionDbias(const KernelCall& call) {
+  CudaQueue& queue = *call.queue;
+  const GradientOperands in(call);
+  AttentionBackward backward = {};
+  AttentionProblem& p = backward.problem;
+  p = ProblemOf(call, in);
+  const LocalTensor& result = call.results[0];
+  const int64_t n = result.elements();
+  if (!BeginBackward(in, "attention_relative_dbias", 4 * p.b * n, backward,
+                     queue)) {
+    return;
+  }
+  const AnyBackward any = AnyOf(call, in, backward);
+  auto* const partial = reinterpret_cast<float*>(
+      queue.workspace + RangeBytes(p) + 8 * backward.statistic_rows());
+  const int width = std::max(p.d, p.e);
+  if (width <= 64) {
+    RunBiasGradients<64>(any, partial, queue);
+  } else if (width <= 128) {
+    RunBiasGradients<128>(any, partial, queue);
+  } else {
+    RunBiasGradients<kWidest>(any, partial, queue);
+  }
+  Launch(AddSamples, static_cast<unsigned>(DivideUp(n, kThreads)), kThreads, 0,
+         queue, partial, p.b, n, Elements<Any>(result), call.accumulate);
 }
 
 }  // namespace
@@ -725,6 +914,11 @@ std::vector<Kernel> CudaAttentionKernels() {
       {"attention_dqkv", AttentionDqkv, true},
       {"attention_alibi", Attention, true},
       {"attention_alibi_dqkv", AttentionDqkv, true},
+      {"attention_bidirectional", Attention, true},
+      {"attention_bidirectional_dqkv", AttentionDqkv, true},
+      {"attention_relative", Attention, true},
+      {"attention_relative_dqkv", AttentionDqkv, true},
+      {"attention_relative_dbias", AttentionDbias, true},
   };
 }
 

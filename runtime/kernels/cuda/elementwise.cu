@@ -82,6 +82,16 @@ struct SigmoidDx {
   }
 };
 
+struct Tanh {
+  __device__ float operator()(float x) const { return tanhf(x); }
+};
+
+struct TanhDx {
+  __device__ float operator()(float dy, float y) const {
+    return dy * (1 - y * y);
+  }
+};
+
 struct Product {
   __device__ float operator()(float a, float b) const { return a * b; }
 };
@@ -218,6 +228,8 @@ std::vector<Kernel> CudaElementwiseKernels() {
       {"relu_dx", Binary<ReluDx>},
       {"sigmoid", Unary<SigmoidOfX>},
       {"sigmoid_dx", Binary<SigmoidDx>},
+      {"tanh", Unary<Tanh>},
+      {"tanh_dx", Binary<TanhDx>},
       {"scale", Scale},
       {"multiply", Binary<Product>},
       {"add", AddAll, true},

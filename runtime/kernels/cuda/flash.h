@@ -58,9 +58,11 @@ enum class Seen { kNothing, kSome, kAll };
 struct AttentionProblem {
   int b, s, g, r, t, d, e;
   float scale;
-  // A query at p sees the keys at positions in (p - window, p].
+  // A query at p sees the keys at positions in (p - window, p], where `causal`,
+  // and else those that are not negative in (p - window, p + window).
   uint32_t window;
-  bool biased;                        // by ALiBi
+  bool causal;
+  bool biased;                        // by distance
   const int32_t* query_positions;     // (b, s)
   const int32_t* key_positions;       // (b, t)
   const PositionRange* query_ranges;  // (b, s / kRangeRows, rounded up)
@@ -77,7 +79,11 @@ struct AttentionProblem {
   }
 
   __host__ __device__ bool Sees(int32_t query, int32_t key) const {
-    return static_cast<uint32_t>(query) - static_cast<uint32_t>(key) < window;
+    const uint32_t behind =
+        static_cast<uint32_t>(query) - static_cast<uint32_t>(key);
+    if (causal) return behind < window;
+    return key >= 0 &&
+           (window == kNoWindow || behind + (window - 1) < 2 * window - 1);
   }
 
   // The range of rows [first, first + rows) of a sample, of which there are n.
@@ -103,15 +109,17 @@ struct AttentionProblem {
   // kSome where it is not certain.
   __device__ Seen SeenOf(PositionRange queries, PositionRange keys) const {
     const auto w = static_cast<int64_t>(window);
-    if (keys.lowest > queries.highest ||
-        int64_t{queries.lowest} - keys.highest >= w) {
-      return Seen::kNothing;
+    // How far keys lie behind queries, at least and at most.
+    const int64_t least = int64_t{queries.lowest} - keys.highest;
+    const int64_t most = int64_t{queries.highest} - keys.lowest;
+    if (!causal) {
+      const bool any = window == kNoWindow || (least < w && -most < w);
+      if (keys.highest < 0 || !any) return Seen::kNothing;
+      const bool all = window == kNoWindow || (most < w && -least < w);
+      return keys.lowest >= 0 && all ? Seen::kAll : Seen::kSome;
     }
-    if (keys.highest <= queries.lowest &&
-        int64_t{queries.highest} - keys.lowest < w) {
-      return Seen::kAll;
-    }
-    return Seen::kSome;
+    if (most < 0 || least >= w) return Seen::kNothing;
+    return least >= 0 && most < w ? Seen::kAll : Seen::kSome;
   }
 };
 

@@ -108,6 +108,8 @@ void RotaryDx(const KernelCall& call) {
 std::vector<Kernel> CudaRotaryKernels() {
   return {{"rotary", Rotary},
           {"rotary_dx", RotaryDx},
+          {"rotary_linear", Rotary},
+          {"rotary_linear_dx", RotaryDx},
           {"rotary_yarn", Rotary},
           {"rotary_yarn_dx", RotaryDx},
           {"rotary_llama3", Rotary},

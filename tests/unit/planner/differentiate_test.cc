@@ -66,6 +66,39 @@ TEST(Differentiate, AddsGradientsThatMeet) {
   EXPECT_EQ(graph.tensor(graph.tensor(sum->results[0]).gradient_of).name, "x");
 }
 
+// x is read in its own block and in three others: each adds its gradients to
+// the sum that comes from behind, so that one goes from block to block.
+TEST(Differentiate, SumsGradientsBlockByBlock) {
+  GraphBuilder builder("g", 2, 2, DType::kFloat32);
+  const TensorId ids = builder.Input("tokens", {2, 2}, DType::kInt32);
+  const TensorId table = builder.Weight("table", {3, 3}, {}, true);
+  builder.BeginBlock("a");
+  const TensorId x = builder.Add1("embedding", "x", {ids, table});
+  TensorId y = x;
+  for (const char* block : {"b", "c", "d"}) {
+    builder.BeginBlock(block);
+    const std::string name(block);
+    TensorId z = builder.Add1("silu", name + ".silu", {x}, "bsh->bsh");
+    z = builder.Add1("multiply", name + ".product", {z, x}, "bsh,bsh->bsh");
+    y = builder.Add1("multiply", name + ".y", {y, z}, "bsh,bsh->bsh");
+  }
+  const TensorId count = builder.Add1("count_labels", "count", {ids});
+  const TensorId loss = builder.Add1("cross_entropy", "loss", {y, ids, count});
+  const Graph graph = *Differentiate(*builder.Finish(loss));
+  std::vector<std::pair<std::string, size_t>> sums;
+  TensorId before;
+  for (const Node& node : graph.nodes) {
+    if (node.name != "x.d_sum") continue;
+    sums.emplace_back(graph.blocks[static_cast<size_t>(node.block)],
+                      node.operands.size());
+    EXPECT_TRUE(!before.valid() || node.operands[0] == before);
+    before = node.results[0];
+  }
+  // The block "b" reads x a third time, as y.
+  EXPECT_EQ(sums, (std::vector<std::pair<std::string, size_t>>{
+                      {"d", 2}, {"c", 3}, {"b", 4}}));
+}
+
 TEST(Differentiate, ListsOneTermForEveryUseOfATiedWeight) {
   const Graph graph = *Differentiate(SmallForward(true));
   int terms = 0;

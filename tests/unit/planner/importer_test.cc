@@ -104,14 +104,18 @@ INSTANTIATE_TEST_SUITE_P(
         Published{"qwen3-30b-a3b", 30532122624},
         Published{"gemma-2b", 2506172416}, Published{"gemma-7b", 8537680896},
         Published{"phi-3-mini", 3821079552}, Published{"opt-125m", 125239296},
-        Published{"opt-6.7b", 6658473984}, Published{"pythia-1b", 1011781632},
-        Published{"bloom-560m", 559214592},
+        Published{"opt-350m", 331196416}, Published{"opt-6.7b", 6658473984},
+        Published{"pythia-1b", 1011781632}, Published{"bloom-560m", 559214592},
         Published{"bloom-176b", 176247271424},
         // Without the further-token layer and without the biases of 256 scores
         // in 58 layers: 671026419200 with these.
         Published{"deepseek-v3", 671026419200 - 58 * 256},
         Published{"deepseek-v2", 235741434880},
-        Published{"deepseek-v2-lite", 15706484224}),
+        Published{"deepseek-v2-lite", 15706484224},
+        Published{"bert-base", 110106428}, Published{"bert-large", 336226108},
+        Published{"t5-small", 60506624}, Published{"t5-base", 222903552},
+        Published{"t5-11b", 11307321344},
+        Published{"vit-base-patch16-224", 86567656}),
     [](const auto& info) {
       std::string name = info.param.model;
       std::replace_if(
@@ -496,6 +500,32 @@ TEST(Llama, ScaledRotary) {
   EXPECT_EQ(rotary.attribute("high_frequency"), 4);
 }
 
+TEST(Llama, PositionsDividedByANumber) {
+  const Graph graph = Import(
+      WriteTemp("linear.json", R"({"model_type": "llama", "hidden_size": 8,
+                 "num_hidden_layers": 1, "num_attention_heads": 2,
+                 "vocab_size": 20, "intermediate_size": 16,
+                 "max_position_embeddings": 16,
+                 "rope_scaling": {"type": "linear", "factor": 2.5}})"),
+      Options(2, 16));
+  const Node& rotary = NodeNamed(graph, "model.layers.0.self_attn.rotary_q");
+  EXPECT_EQ(rotary.op->name, "rotary_linear");
+  EXPECT_EQ(rotary.attribute("factor"), 2.5);
+}
+
+// Norms stand behind the residual sums, projections around the layers.
+TEST(Opt, NarrowEmbeddings) {
+  const Graph graph = Import(Example("opt-350m"), Options(1, 16));
+  EXPECT_EQ(TensorNamed(graph, "model.decoder.project_in.weight")->shape,
+            (Shape{1024, 512}));
+  EXPECT_EQ(TensorNamed(graph, "model.decoder.final_layer_norm.weight"),
+            nullptr);
+  const Node& norm =
+      NodeNamed(graph, "model.decoder.layers.0.self_attn_layer_norm");
+  EXPECT_EQ(graph.tensor(norm.operands[0]).name,
+            "model.decoder.layers.0.self_attn.add");
+}
+
 TEST(Relatives, WhatTellsThemApart) {
   const Graph qwen3 = Import(Example("qwen3-30b-a3b"), Options(1, 16));
   EXPECT_EQ(TensorNamed(qwen3, "model.layers.0.self_attn.q_norm.weight")->shape,
@@ -538,6 +568,96 @@ TEST(Opt, PositionsAndRelu) {
   EXPECT_EQ(TensorNamed(graph, "model.decoder.embed_positions.weight")->shape,
             (Shape{2050, 768}));
   EXPECT_EQ(NodeNamed(graph, "model.decoder.layers.0.act").op->name, "relu");
+}
+
+// The published counts are of the model with its pooler, without the heads of
+// the two losses.
+TEST(Bert, HeadsAreBesideThePublishedModel) {
+  const std::pair<const char*, int64_t> published[] = {
+      {"bert-base", 109482240}, {"bert-large", 335141888}};
+  for (const auto& [name, parameters] : published) {
+    const Graph graph = Import(Example(name), Options(1, 8));
+    int64_t count = 0;
+    for (const Tensor& tensor : graph.tensors) {
+      if (tensor.kind != TensorKind::kWeight ||
+          !tensor.name.starts_with("bert.")) {
+        continue;
+      }
+      int64_t elements = 1;
+      for (int64_t extent : tensor.shape) elements *= extent;
+      count += elements;
+    }
+    EXPECT_EQ(count, parameters) << name;
+  }
+}
+
+TEST(Bert, MaskedTokensAlone) {
+  const Graph graph = Import(WriteTemp("bert.json", R"({"model_type": "bert",
+                 "architectures": ["BertForMaskedLM"], "num_hidden_layers": 1,
+                 "hidden_size": 8, "num_attention_heads": 2})"),
+                             Options(2, 16));
+  EXPECT_EQ(TensorNamed(graph, "bert.pooler.dense.weight"), nullptr);
+  const Node& attention = NodeNamed(graph, "bert.encoder.layer.0.attention");
+  EXPECT_EQ(attention.op->name, "attention_bidirectional");
+  EXPECT_THAT(ErrorOf(R"({"model_type": "bert", "num_hidden_layers": 1,
+                          "hidden_size": 8, "num_attention_heads": 2,
+                          "position_embedding_type": "relative_key"})"),
+              HasSubstr("position_embedding_type: is not 'absolute'"));
+}
+
+TEST(T5, LayersOfEachStackAreOneClassButForTheirEnds) {
+  const Graph graph = Import(Example("t5-small"), Options(2, 16));
+  // embed, 6 layers, the decoder's embedding, 6 layers, head.
+  ASSERT_EQ(graph.blocks.size(), 15u);
+  EXPECT_EQ(graph.blocks[7], "decoder.embed");
+  const std::vector<int> classes = BlockClasses(*Differentiate(graph));
+  for (size_t b = 2; b <= 6; ++b) EXPECT_EQ(classes[b], classes[1]) << b;
+  // The last one begins the sum of the gradients of the encoder's result.
+  for (size_t b = 9; b <= 12; ++b) EXPECT_EQ(classes[b], classes[8]) << b;
+  EXPECT_NE(classes[13], classes[8]);
+}
+
+TEST(T5, CrossAttentionAndBiases) {
+  const Graph graph =
+      Import(WriteTemp("t5.json", R"({"model_type": "t5", "d_model": 8,
+                 "d_kv": 3, "d_ff": 16, "num_heads": 2, "num_layers": 1,
+                 "num_decoder_layers": 2, "vocab_size": 20,
+                 "source_len": 24, "is_encoder_decoder": true})"),
+             Options(2, 16));
+  const Node& cross =
+      NodeNamed(graph, "decoder.block.1.layer.1.EncDecAttention");
+  EXPECT_EQ(cross.op->name, "attention_bidirectional");
+  EXPECT_EQ(graph.tensor(cross.operands[0]).shape, (Shape{2, 16, 2, 1, 3}));
+  EXPECT_EQ(graph.tensor(cross.operands[1]).shape, (Shape{2, 24, 2, 3}));
+  EXPECT_EQ(graph.tensor(cross.operands[4]).name, "source_positions");
+  const Node& own = NodeNamed(graph, "decoder.block.1.layer.0.SelfAttention");
+  EXPECT_EQ(own.attribute("causal"), 1);
+  EXPECT_EQ(graph.tensor(own.operands[5]).shape, (Shape{32, 2, 1}));
+  EXPECT_EQ(
+      own.operands[5],
+      NodeNamed(graph, "decoder.block.0.layer.0.SelfAttention").operands[5]);
+  EXPECT_NEAR(NodeNamed(graph, "lm_head.scale").attribute("factor"), 0.35355339,
+              1e-8);  // 1 / sqrt(8)
+}
+
+// The model's FLOPs count all pairs of query and key, causal or not: halving
+// takes half of what causal attentions have.
+TEST(T5, OnlyCausalAttentionIsHalved) {
+  const Graph graph = Import(Example("t5-small"), Options(2, 16));
+  const double all = ModelFlops(graph).value;
+  const double halved = ModelFlops(graph, /*halve_causal=*/true).value;
+  // Six layers of 8 heads: 3 * 2 * (64 + 64) for each of 2 * 16 * 16 pairs.
+  const double causal = 6.0 * 8 * 6 * 128 * 2 * 16 * 16;
+  EXPECT_DOUBLE_EQ(all - halved, causal / 2);
+}
+
+TEST(Vit, PatchesAndAClassToken) {
+  const Graph graph = Import(Example("vit-base-patch16-224"), Options(2, 0));
+  EXPECT_EQ(graph.seq_len, 197);
+  EXPECT_EQ(TensorNamed(graph, "patches")->shape, (Shape{2, 197, 768}));
+  EXPECT_EQ(TensorNamed(graph, "labels")->shape, (Shape{2, 1}));
+  EXPECT_EQ(graph.tensor(NodeNamed(graph, "classifier").results[0]).shape,
+            (Shape{2, 1, 1000}));
 }
 
 TEST(Qwen2, HasBiasesOnQueriesKeysAndValues) {
@@ -652,8 +772,8 @@ TEST(BadFile, UnsupportedFeatures) {
   EXPECT_THAT(
       ErrorOf(LlamaConfig(R"(, "rope_scaling": {"rope_type": "longrope"})")),
       HasSubstr("rope_scaling: is {\"rope_type\": \"longrope\"}: this form of "
-                "rotary embeddings is not supported; known: default, yarn, "
-                "llama3"));
+                "rotary embeddings is not supported; known: default, linear, "
+                "yarn, llama3"));
   EXPECT_THAT(
       ErrorOf(LlamaConfig(R"(, "rope_scaling": {"rope_type": "llama3"})")),
       HasSubstr("rope_scaling: original_max_position_embeddings: missing"));

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 namespace tessera {
 namespace {
 
@@ -15,10 +17,14 @@ std::vector<int64_t> OneByOne(int64_t length, int zigzag, Range elements) {
 }
 
 int64_t PairsOneByOne(const std::vector<int64_t>& queries,
-                      const std::vector<int64_t>& keys, int64_t window) {
+                      const std::vector<int64_t>& keys,
+                      const AttentionMask& mask) {
   int64_t pairs = 0;
   for (int64_t q : queries) {
-    for (int64_t k : keys) pairs += k <= q && (window == 0 || q - k < window);
+    for (int64_t k : keys) {
+      pairs += (!mask.causal || k <= q) &&
+               (mask.window == 0 || std::abs(q - k) < mask.window);
+    }
   }
   return pairs;
 }
@@ -38,13 +44,17 @@ TEST(SequenceOrder, RunsAndPairsAreThoseOfEachElement) {
         EXPECT_TRUE(parts == 1 || elements == expected);
         for (int64_t j = 0; j < parts; ++j) {
           const Range keys = ShardRange(kLength, parts, j);
-          for (int64_t window : {0, 1, 5, 100}) {
-            EXPECT_EQ(CausalPairs(PositionsOf(kLength, zigzag, queries),
-                                  PositionsOf(kLength, zigzag, keys), window),
-                      PairsOneByOne(expected, OneByOne(kLength, zigzag, keys),
-                                    window))
+          for (const AttentionMask mask :
+               {AttentionMask{true, 0}, AttentionMask{true, 1},
+                AttentionMask{true, 5}, AttentionMask{true, 100},
+                AttentionMask{false, 0}, AttentionMask{false, 1},
+                AttentionMask{false, 5}}) {
+            EXPECT_EQ(
+                SeenPairs(PositionsOf(kLength, zigzag, queries),
+                          PositionsOf(kLength, zigzag, keys), mask),
+                PairsOneByOne(expected, OneByOne(kLength, zigzag, keys), mask))
                 << zigzag << " " << parts << " " << i << " " << j << " "
-                << window;
+                << mask.causal << " " << mask.window;
           }
         }
       }
@@ -63,11 +73,11 @@ TEST(SequenceOrder, ZigzagGivesEachRankAnEqualShare) {
     int64_t in_order = 0;
     for (int i = 0; i < ranks; ++i) {
       const Range queries = ShardRange(kLength, ranks, i);
-      const int64_t pairs = CausalPairs(queries, {0, kLength}, 0);
+      const int64_t pairs = SeenPairs(queries, Range{0, kLength}, {});
       EXPECT_EQ(pairs, ((2 * i + 1) * size * size + size) / 2);
       in_order += pairs;
       EXPECT_EQ(
-          CausalPairs(PositionsOf(kLength, ranks, queries), {{0, kLength}}, 0),
+          SeenPairs(PositionsOf(kLength, ranks, queries), {{0, kLength}}, {}),
           kAll / ranks);
     }
     EXPECT_EQ(in_order, kAll);

@@ -359,8 +359,9 @@ TEST_F(ValidateTest, ZigzagBalancesTheRanksThatSplitSequences) {
             "zigzag: is 4: attention splits the sequence over 2 ranks: "
             "expected as many\n");
   for (const char* strategy : {"", "tp=2", "cp=2,cp-kind=ulysses"}) {
-    EXPECT_EQ(problem(strategy, 2),
-              "zigzag: is 2: no attention splits its sequence: expected 0\n");
+    EXPECT_EQ(
+        problem(strategy, 2),
+        "zigzag: is 2: no causal attention splits its sequence: expected 0\n");
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "runtime/kernels/fill.h"
 #include "runtime/kernels/kernel.h"
+#include "runtime/kernels/relative_bias.h"
 #include "tests/support/host_tensor.h"
 
 namespace tessera {
@@ -176,6 +177,16 @@ struct TwoTokens {
               {o.Local(), lse.Local()},
               {.attributes = {{"scale", 1}, {"window", window}}});
   }
+
+  void AttendBothWays(const std::vector<double>& key_positions, double window) {
+    const HostTensor queries = I32({1, 2}, {0, 1});
+    const HostTensor keys = I32({1, 2}, key_positions);
+    RunKernel(
+        "attention_bidirectional",
+        {q.Local(), k.Local(), v.Local(), queries.Local(), keys.Local()},
+        {o.Local(), lse.Local()},
+        {.attributes = {{"causal", 0}, {"scale", 1}, {"window", window}}});
+  }
 };
 
 TEST(Attention, Causal) {
@@ -198,6 +209,51 @@ TEST(Attention, Window) {
   t.Attend({0, 1}, 1);  // each token sees itself only
   EXPECT_THAT(t.o.Values(), Near({1, 5}));
   EXPECT_THAT(t.lse.Values(), Near({0, std::log(3)}));
+}
+
+// Both tokens weigh the keys 1 : 3, but for keys at negative positions and,
+// with a window, those that are as far away.
+TEST(Attention, Bidirectional) {
+  TwoTokens t;
+  t.AttendBothWays({0, 1}, 0);
+  EXPECT_THAT(t.o.Values(), Near({4, 4}));
+  t.AttendBothWays({0, -1}, 0);
+  EXPECT_THAT(t.o.Values(), Near({1, 1}));
+  t.AttendBothWays({0, 1}, 2);
+  EXPECT_THAT(t.o.Values(), Near({4, 4}));
+  t.AttendBothWays({0, 2}, 2);
+  EXPECT_THAT(t.o.Values(), Near({1, 4}));
+  t.AttendBothWays({-1, -1}, 0);
+  EXPECT_THAT(t.o.Values(), Near({0, 0}));
+}
+
+// Of T5's 32 buckets 16 are of each side, 8 of them of one distance each; from
+// 8 on there are 8 for the powers of 2 up to 128, two for each: distance d has
+// 8 + 2 log2(d / 8), rounded down, and at most 15.
+TEST(Attention, BucketsOfDistances) {
+  const std::vector<Attribute> attributes = {{"causal", 0},
+                                             {"max_distance", 128}};
+  KernelCall call;
+  call.attributes = attributes;
+  const RelativeBuckets both = RelativeBucketsOf(call, 32);
+  const std::pair<int32_t, int32_t> expected[] = {
+      {0, 0},   {1, 1},   {7, 7},   {8, 8},    {11, 8},   {12, 9},   {16, 10},
+      {23, 11}, {32, 12}, {64, 14}, {127, 15}, {128, 15}, {5000, 15}};
+  for (const auto& [distance, bucket] : expected) {
+    EXPECT_EQ(both.Of(distance, 0), bucket) << distance;
+    if (distance == 0) continue;
+    EXPECT_EQ(both.Of(0, distance), 16 + bucket) << distance;
+  }
+  // Causal: 16 of one distance each, 16 for 16 to 128, a third of 16 for each
+  // power of 2; keys behind the query, which it does not see, are as near ones.
+  const std::vector<Attribute> causal = {{"causal", 1}, {"max_distance", 128}};
+  call.attributes = causal;
+  const RelativeBuckets before = RelativeBucketsOf(call, 32);
+  EXPECT_EQ(before.Of(15, 0), 15);
+  EXPECT_EQ(before.Of(16, 0), 16);
+  EXPECT_EQ(before.Of(33, 0), 21);  // 16 + 16 log(33/16) / log(8) = 21.57
+  EXPECT_EQ(before.Of(127, 0), 31);
+  EXPECT_EQ(before.Of(0, 5), 0);
 }
 
 TEST(Attention, QueryThatSeesNoKey) {

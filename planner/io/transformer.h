@@ -1,7 +1,7 @@
 #pragma once
-// The parts that decoder models share, on top of GraphBuilder: layers with
-// their weights, attention heads, the loss. Each importer's family lists its
-// own layers with them. Not for several threads.
+// The parts that transformers share, on top of GraphBuilder: layers with their
+// weights, attention heads, the loss. Each importer's family lists its own
+// layers with them. Not for several threads.
 
 #include <string>
 #include <string_view>
@@ -27,8 +27,9 @@ Heads ReadHeads(ModelConfig& config, std::string_view hidden_key,
                 std::string_view heads_key, int64_t key_value_heads,
                 std::string_view key_value_heads_key, int64_t head_size = 0);
 
-// The operator of an activation's name in transformers; an error in `config`
-// where it has none.
+// The operator of an activation's name in transformers.
+Result<std::string> ActivationNamed(std::string_view name);
+// The same by the key of a config; an error in `config` where it has none.
 std::string ReadActivation(ModelConfig& config, std::string_view key,
                            std::string_view fallback);
 
@@ -75,8 +76,21 @@ struct AttentionOptions {
   int64_t window = 0;              // 0: none
   const Rotary* rotary = nullptr;  // null: none
   bool alibi = false;              // scores are biased by distance
+  // Whether a query sees no key behind it. Otherwise it sees all those whose
+  // positions are not negative.
+  bool causal = true;
+  // T5's biases of scores by distance, (buckets, groups, per_group), the last
+  // of them from max_distance on; invalid: none. Not with a window or ALiBi.
+  TensorId relative_bias = {};
+  int64_t max_distance = 0;
+  // What keys and values are made of, where it is not x (cross attention).
+  TensorId memory = {};
+  // By which masks go; invalid: the model's mask positions.
+  TensorId query_positions = {};
+  TensorId key_positions = {};
   double head_norm = 0;  // epsilon of RMS norms of queries and keys; 0: none
   LinearOptions qkv;
+  double query_stddev = 0;  // of the queries' weight; 0: as of the others
   LinearOptions out;
 };
 
@@ -129,21 +143,30 @@ struct ExpertOptions {
   GatedNames names = {};
 };
 
-class Decoder {
+class Transformer {
  public:
-  // Adds the inputs "tokens", "labels" and "positions"; for documents
-  // "mask_positions" too.
-  Decoder(const ModelConfig& config, const ImportOptions& options,
-          int64_t hidden);
+  // Adds the inputs "tokens", "labels" and "positions", (samples, places); for
+  // documents "mask_positions" too. A model that reads no tokens has one label
+  // a sample.
+  Transformer(const ModelConfig& config, const ImportOptions& options,
+              int64_t hidden, bool reads_tokens = true);
 
   void BeginBlock(std::string name) { builder_.BeginBlock(std::move(name)); }
 
+  // A further input of as many rows as there are samples.
+  TensorId Input(std::string name, Shape row, DType dtype = DType::kInt32);
+
   TensorId tokens() const { return tokens_; }
+  TensorId labels() const { return labels_; }
   TensorId positions() const { return positions_; }
 
   // A weight with weight decay, which biases and norms do not have (Radford
   // et al. 2018, section 4.1).
-  TensorId Matrix(std::string name, Shape shape, double stddev);
+  TensorId Matrix(std::string name, Shape shape, double stddev,
+                  bool weight_decay = true);
+  // Biases of T5's attention (AttentionOptions::relative_bias).
+  TensorId RelativeBias(std::string name, int64_t buckets, const Heads& heads,
+                        double stddev);
 
   // Rows of `table` by `ids`.
   TensorId Lookup(std::string name, TensorId ids, TensorId table);
@@ -152,6 +175,11 @@ class Decoder {
   TensorId Linear(const std::string& name, TensorId x, std::string_view n,
                   std::string_view k, Shape shape,
                   const LinearOptions& options);
+  // The same by a matrix that is there, such as a tied one; with the bias
+  // NAME.bias where `bias` says so.
+  TensorId LinearBy(const std::string& name, TensorId x, std::string_view n,
+                    std::string_view k, TensorId matrix, Shape shape,
+                    bool bias);
   TensorId LayerNorm(const std::string& name, TensorId x, double epsilon);
   // Over the hidden size, or `width` where it is not 0.
   TensorId RmsNorm(const std::string& name, TensorId x, double epsilon,
@@ -159,6 +187,9 @@ class Decoder {
   // x itself where the probability is 0.
   TensorId Dropout(std::string name, TensorId x, double probability);
   TensorId Add(std::string name, TensorId x, TensorId y);
+  TensorId Multiply(std::string name, TensorId x, TensorId y);
+  // Of two losses.
+  TensorId AddLosses(std::string name, TensorId x, TensorId y);
   // Projections, rotary embedding and attention, without the norm before and
   // the residual behind. `name` is the attention module's.
   TensorId Attention(const std::string& name, const AttentionNames& names,
@@ -193,9 +224,20 @@ class Decoder {
   TensorId Experts(const std::string& name, std::string_view activation,
                    TensorId x, int64_t inner, const ExpertOptions& options);
 
+  // One place of a sequence as a sequence of length 1.
+  TensorId Select(std::string name, TensorId x, int64_t place);
+  // An elementwise operator.
+  TensorId Activate(std::string_view op, std::string name, TensorId x);
+  // The mean cross-entropy of `logits` (b, s, v) over the labels that are not
+  // negative, which the node `count` counts.
+  TensorId Loss(std::string name, TensorId logits, TensorId labels,
+                std::string count = "count");
+
   // Logits by `matrix` [vocabulary, hidden], and their loss, auxiliary
   // losses added.
   Result<Graph> Finish(std::string head_name, TensorId x, TensorId matrix);
+  // The same of a loss that is there.
+  Result<Graph> Finish(TensorId loss);
 
  private:
   // activation(gate(x)) * up(x).
@@ -208,11 +250,12 @@ class Decoder {
   // x by the positions; `rule` as of the operator rotary.
   TensorId Turn(std::string name, TensorId x, std::string_view rule,
                 const Rotary& rotary);
-  // Attention alone; with ALiBi where `alibi_heads` is not 0.
+  // Attention alone, without projections and rotary embedding.
   TensorId Attend(const std::string& name, TensorId q, TensorId k, TensorId v,
-                  double scale, int64_t window, int64_t alibi_heads = 0);
+                  const AttentionOptions& options);
 
   GraphBuilder builder_;
+  int64_t batch_;
   int64_t hidden_;
   int64_t seq_len_;
   TensorId tokens_;

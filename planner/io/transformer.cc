@@ -1,4 +1,4 @@
-#include "planner/io/decoder.h"
+#include "planner/io/transformer.h"
 
 #include <algorithm>
 #include <array>
@@ -46,12 +46,17 @@ Heads ReadHeads(ModelConfig& config, std::string_view hidden_key,
           .size = head_size > 0 ? head_size : hidden / heads};
 }
 
+Result<std::string> ActivationNamed(std::string_view name) {
+  TESSERA_TRY(
+      const Activation* activation,
+      Find("activation", std::span<const Activation>(kActivations), name));
+  return std::string(activation->op);
+}
+
 std::string ReadActivation(ModelConfig& config, std::string_view key,
                            std::string_view fallback) {
-  const std::string name = config.String(key, fallback);
-  auto found =
-      Find("activation", std::span<const Activation>(kActivations), name);
-  if (found) return std::string((*found)->op);
+  const auto found = ActivationNamed(config.String(key, fallback));
+  if (found) return *found;
   config.Wrong(key, found.error().message);
   return "gelu";
 }
@@ -87,6 +92,11 @@ void ReadYarn(ModelConfig& keys, Rotary& rotary) {
   rotary.score_scale = std::pow(YarnMagnitude(factor, all), 2);
 }
 
+void ReadLinear(ModelConfig& keys, Rotary& rotary) {
+  rotary.op = "rotary_linear";
+  rotary.scaling = {{"factor", keys.Number("factor", 1, 1, 1e6)}};
+}
+
 void ReadLlama3(ModelConfig& keys, Rotary& rotary) {
   const double low = keys.Number("low_freq_factor", 1, 1e-3, 1e6);
   const double high = keys.Number("high_freq_factor", 4, 1e-3, 1e6);
@@ -107,6 +117,7 @@ struct RotaryForm {
 };
 constexpr std::array kRotaryForms = {
     RotaryForm{"default", [](ModelConfig&, Rotary&) {}},
+    RotaryForm{"linear", ReadLinear},
     RotaryForm{"yarn", ReadYarn},
     RotaryForm{"llama3", ReadLlama3},
 };
@@ -140,7 +151,7 @@ Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
     if (form == kRotaryForms.end()) {
       config.Wrong(key, "is " + scaling.ToString() +
                             ": this form of rotary embeddings is not "
-                            "supported; known: default, yarn, llama3");
+                            "supported; known: default, linear, yarn, llama3");
       continue;
     }
     ModelConfig keys(key, scaling);
@@ -182,42 +193,61 @@ void WarnAttentionDropout(ModelConfig& config, std::string_view key,
   options.warnings->push_back(message.str());
 }
 
-Decoder::Decoder(const ModelConfig& config, const ImportOptions& options,
-                 int64_t hidden)
+Transformer::Transformer(const ModelConfig& config,
+                         const ImportOptions& options, int64_t hidden,
+                         bool reads_tokens)
     : builder_(GraphName(config.path()), options.global_batch, options.seq_len,
                options.dtype.value_or(DType::kFloat32)),
+      batch_(options.global_batch),
       hidden_(hidden),
       seq_len_(options.seq_len) {
-  const Shape shape = {options.global_batch, options.seq_len};
   builder_.BeginBlock("embed");
-  tokens_ = builder_.Input("tokens", shape, DType::kInt32);
-  labels_ = builder_.Input("labels", shape, DType::kInt32);
-  positions_ = builder_.Input("positions", shape, DType::kInt32);
+  if (reads_tokens) tokens_ = Input("tokens", {seq_len_});
+  labels_ = Input("labels", {reads_tokens ? seq_len_ : 1});
+  positions_ = Input("positions", {seq_len_});
   mask_positions_ = positions_;
   if (options.documents) {
-    mask_positions_ = builder_.Input("mask_positions", shape, DType::kInt32);
+    mask_positions_ = Input("mask_positions", {seq_len_});
     widest_window_ = options.seq_len;
   }
 }
 
-TensorId Decoder::Matrix(std::string name, Shape shape, double stddev) {
-  return builder_.Weight(std::move(name), std::move(shape), {.stddev = stddev},
-                         /*weight_decay=*/true);
+TensorId Transformer::Input(std::string name, Shape row, DType dtype) {
+  row.insert(row.begin(), batch_);
+  return builder_.Input(std::move(name), std::move(row), dtype);
 }
 
-TensorId Decoder::Lookup(std::string name, TensorId ids, TensorId table) {
+TensorId Transformer::Matrix(std::string name, Shape shape, double stddev,
+                             bool weight_decay) {
+  return builder_.Weight(std::move(name), std::move(shape), {.stddev = stddev},
+                         weight_decay);
+}
+
+TensorId Transformer::RelativeBias(std::string name, int64_t buckets,
+                                   const Heads& heads, double stddev) {
+  return Matrix(std::move(name), {buckets, heads.groups, heads.per_group},
+                stddev);
+}
+
+TensorId Transformer::Lookup(std::string name, TensorId ids, TensorId table) {
   return builder_.Add1("embedding", std::move(name), {ids, table});
 }
 
-TensorId Decoder::Linear(const std::string& name, TensorId x,
-                         std::string_view n, std::string_view k, Shape shape,
-                         const LinearOptions& options) {
+TensorId Transformer::Linear(const std::string& name, TensorId x,
+                             std::string_view n, std::string_view k,
+                             Shape shape, const LinearOptions& options) {
+  const TensorId matrix = Matrix(name + ".weight", shape, options.stddev);
+  return LinearBy(name, x, n, k, matrix, std::move(shape), options.bias);
+}
+
+TensorId Transformer::LinearBy(const std::string& name, TensorId x,
+                               std::string_view n, std::string_view k,
+                               TensorId matrix, Shape shape, bool bias) {
   const std::string in(k);
   const std::string out(n);
   std::string rule = "bs" + in + "," + out + in;
-  std::vector<TensorId> operands = {
-      x, Matrix(name + ".weight", shape, options.stddev)};
-  if (options.bias) {
+  std::vector<TensorId> operands = {x, matrix};
+  if (bias) {
     rule += "+" + out;
     shape.resize(out.size());
     operands.push_back(builder_.Weight(name + ".bias", shape, {},
@@ -226,8 +256,8 @@ TensorId Decoder::Linear(const std::string& name, TensorId x,
   return builder_.Add1("linear", name, operands, rule + "->bs" + out);
 }
 
-TensorId Decoder::LayerNorm(const std::string& name, TensorId x,
-                            double epsilon) {
+TensorId Transformer::LayerNorm(const std::string& name, TensorId x,
+                                double epsilon) {
   const TensorId scale =
       builder_.Weight(name + ".weight", {hidden_}, {.constant = 1}, false);
   const TensorId shift = builder_.Weight(name + ".bias", {hidden_}, {}, false);
@@ -235,36 +265,48 @@ TensorId Decoder::LayerNorm(const std::string& name, TensorId x,
                        {{"epsilon", epsilon}});
 }
 
-TensorId Decoder::RmsNorm(const std::string& name, TensorId x, double epsilon,
-                          int64_t width) {
+TensorId Transformer::RmsNorm(const std::string& name, TensorId x,
+                              double epsilon, int64_t width) {
   const TensorId scale = builder_.Weight(
       name + ".weight", {width > 0 ? width : hidden_}, {.constant = 1}, false);
   return builder_.Add1("rms_norm", name, {x, scale}, "",
                        {{"epsilon", epsilon}});
 }
 
-TensorId Decoder::Dropout(std::string name, TensorId x, double probability) {
+TensorId Transformer::Dropout(std::string name, TensorId x,
+                              double probability) {
   if (probability == 0) return x;
   return builder_.Add1("dropout", std::move(name), {x}, "bsh->bsh",
                        {{"probability", probability},
                         {"salt", static_cast<double>(dropouts_++)}});
 }
 
-TensorId Decoder::Add(std::string name, TensorId x, TensorId y) {
+TensorId Transformer::Add(std::string name, TensorId x, TensorId y) {
   return builder_.Add1("add", std::move(name), {x, y}, "bsh,bsh->bsh");
 }
 
-TensorId Decoder::Attention(const std::string& name,
-                            const AttentionNames& names, TensorId x,
-                            const AttentionOptions& options) {
+TensorId Transformer::Multiply(std::string name, TensorId x, TensorId y) {
+  return builder_.Add1("multiply", std::move(name), {x, y}, "bsh,bsh->bsh");
+}
+
+TensorId Transformer::AddLosses(std::string name, TensorId x, TensorId y) {
+  return builder_.Add1("add", std::move(name), {x, y}, ",->");
+}
+
+TensorId Transformer::Attention(const std::string& name,
+                                const AttentionNames& names, TensorId x,
+                                const AttentionOptions& options) {
   const auto& [g, r, d] = options.heads;
   const std::string prefix = name + ".";
+  LinearOptions queries = options.qkv;
+  if (options.query_stddev > 0) queries.stddev = options.query_stddev;
   TensorId q =
-      Linear(prefix + names.q, x, "grd", "i", {g, r, d, hidden_}, options.qkv);
+      Linear(prefix + names.q, x, "grd", "i", {g, r, d, hidden_}, queries);
+  const TensorId memory = options.memory.valid() ? options.memory : x;
   TensorId k =
-      Linear(prefix + names.k, x, "gd", "i", {g, d, hidden_}, options.qkv);
+      Linear(prefix + names.k, memory, "gd", "i", {g, d, hidden_}, options.qkv);
   const TensorId v =
-      Linear(prefix + names.v, x, "ge", "i", {g, d, hidden_}, options.qkv);
+      Linear(prefix + names.v, memory, "ge", "i", {g, d, hidden_}, options.qkv);
   if (options.head_norm > 0) {
     q = HeadNorm(prefix + "q_norm", q, "bsgrd!,d->bsgrd,bsgr", d,
                  options.head_norm);
@@ -275,23 +317,22 @@ TensorId Decoder::Attention(const std::string& name,
     q = Turn(prefix + "rotary_q", q, "bsgrd!,bs->bsgrd", *options.rotary);
     k = Turn(prefix + "rotary_k", k, "bsgd!,bs->bsgd", *options.rotary);
   }
-  const TensorId attended = Attend(name, q, k, v, options.scale, options.window,
-                                   options.alibi ? g * r : 0);
+  const TensorId attended = Attend(name, q, k, v, options);
   return Linear(prefix + names.out, attended, "o", "gre", {hidden_, g, r, d},
                 options.out);
 }
 
-TensorId Decoder::HeadNorm(const std::string& name, TensorId x,
-                           std::string_view rule, int64_t size,
-                           double epsilon) {
+TensorId Transformer::HeadNorm(const std::string& name, TensorId x,
+                               std::string_view rule, int64_t size,
+                               double epsilon) {
   const TensorId scale =
       builder_.Weight(name + ".weight", {size}, {.constant = 1}, false);
   return builder_.Add1("rms_norm", name, {x, scale}, rule,
                        {{"epsilon", epsilon}});
 }
 
-TensorId Decoder::Turn(std::string name, TensorId x, std::string_view rule,
-                       const Rotary& rotary) {
+TensorId Transformer::Turn(std::string name, TensorId x, std::string_view rule,
+                           const Rotary& rotary) {
   std::vector<Attribute> attributes = rotary.scaling;
   attributes.insert(attributes.end(),
                     {{"fraction", rotary.fraction}, {"theta", rotary.theta}});
@@ -299,24 +340,42 @@ TensorId Decoder::Turn(std::string name, TensorId x, std::string_view rule,
                        attributes);
 }
 
-TensorId Decoder::Attend(const std::string& name, TensorId q, TensorId k,
-                         TensorId v, double scale, int64_t window,
-                         int64_t alibi_heads) {
+TensorId Transformer::Attend(const std::string& name, TensorId q, TensorId k,
+                             TensorId v, const AttentionOptions& options) {
+  int64_t window = options.window;
   if (widest_window_ > 0) {
     window = window > 0 ? std::min(window, widest_window_) : widest_window_;
   }
-  std::vector<Attribute> attributes = {{"scale", scale},
-                                       {"window", static_cast<double>(window)}};
-  if (alibi_heads > 0) {
-    attributes.push_back({"alibi_heads", static_cast<double>(alibi_heads)});
+  const auto positions = [&](TensorId given) {
+    return given.valid() ? given : mask_positions_;
+  };
+  std::vector<TensorId> operands = {q, k, v, positions(options.query_positions),
+                                    positions(options.key_positions)};
+  std::vector<Attribute> attributes = {{"scale", options.scale}};
+  const auto add = [&](std::string attribute, int64_t value) {
+    attributes.push_back({std::move(attribute), static_cast<double>(value)});
+  };
+  if (options.relative_bias.valid()) {
+    operands.push_back(options.relative_bias);
+    add("causal", options.causal ? 1 : 0);
+    add("max_distance", options.max_distance);
+    return builder_.Add1("attention_relative", name, operands, "", attributes);
   }
-  return builder_.Add1(alibi_heads > 0 ? "attention_alibi" : "attention", name,
-                       {q, k, v, mask_positions_, mask_positions_}, "",
-                       attributes);
+  add("window", window);
+  if (!options.causal) {
+    add("causal", 0);
+    return builder_.Add1("attention_bidirectional", name, operands, "",
+                         attributes);
+  }
+  if (options.alibi) {
+    add("alibi_heads", options.heads.groups * options.heads.per_group);
+    return builder_.Add1("attention_alibi", name, operands, "", attributes);
+  }
+  return builder_.Add1("attention", name, operands, "", attributes);
 }
 
-TensorId Decoder::LatentAttention(const std::string& name, TensorId x,
-                                  const LatentAttentionOptions& options) {
+TensorId Transformer::LatentAttention(const std::string& name, TensorId x,
+                                      const LatentAttentionOptions& options) {
   const std::string prefix = name + ".";
   const int64_t heads = options.heads;
   const int64_t rank = options.key_value_rank;
@@ -356,16 +415,18 @@ TensorId Decoder::LatentAttention(const std::string& name, TensorId x,
   const TensorId k = builder_.Add1("concat", prefix + "keys", {turned, plain},
                                    "bsm!,bsgn!->bsgd!",
                                    {{"features", static_cast<double>(size)}});
-  const TensorId attended = Attend(name, q, k, v, options.scale, 0);
+  AttentionOptions plain_attention;
+  plain_attention.scale = options.scale;
+  const TensorId attended = Attend(name, q, k, v, plain_attention);
   return Linear(prefix + "o_proj", attended, "o", "gre",
                 {hidden_, heads, 1, options.value_size}, options.out);
 }
 
-TensorId Decoder::Mlp(const std::string& name, std::string_view up,
-                      std::string_view down, std::string_view activation,
-                      TensorId x, int64_t inner,
-                      const LinearOptions& up_options,
-                      const LinearOptions& down_options) {
+TensorId Transformer::Mlp(const std::string& name, std::string_view up,
+                          std::string_view down, std::string_view activation,
+                          TensorId x, int64_t inner,
+                          const LinearOptions& up_options,
+                          const LinearOptions& down_options) {
   const std::string prefix = name + ".";
   x = Linear(prefix + std::string(up), x, "f", "i", {inner, hidden_},
              up_options);
@@ -374,9 +435,10 @@ TensorId Decoder::Mlp(const std::string& name, std::string_view up,
                 down_options);
 }
 
-TensorId Decoder::Gated(const std::string& name, std::string_view activation,
-                        TensorId x, int64_t inner, const LinearOptions& options,
-                        const GatedNames& names) {
+TensorId Transformer::Gated(const std::string& name,
+                            std::string_view activation, TensorId x,
+                            int64_t inner, const LinearOptions& options,
+                            const GatedNames& names) {
   const std::string prefix = name + ".";
   TensorId gate =
       Linear(prefix + names.gate, x, "f", "i", {inner, hidden_}, options);
@@ -387,18 +449,19 @@ TensorId Decoder::Gated(const std::string& name, std::string_view activation,
                        "bsf,bsf->bsf");
 }
 
-TensorId Decoder::GatedMlp(const std::string& name, std::string_view activation,
-                           TensorId x, int64_t inner,
-                           const LinearOptions& options,
-                           const GatedNames& names) {
+TensorId Transformer::GatedMlp(const std::string& name,
+                               std::string_view activation, TensorId x,
+                               int64_t inner, const LinearOptions& options,
+                               const GatedNames& names) {
   const TensorId product = Gated(name, activation, x, inner, options, names);
   return Linear(name + "." + names.down, product, "o", "f", {hidden_, inner},
                 options);
 }
 
-TensorId Decoder::WeighedMlp(const std::string& name, std::string_view weight,
-                             std::string_view activation, TensorId x,
-                             int64_t inner, const LinearOptions& options) {
+TensorId Transformer::WeighedMlp(const std::string& name,
+                                 std::string_view weight,
+                                 std::string_view activation, TensorId x,
+                                 int64_t inner, const LinearOptions& options) {
   const TensorId product = Gated(name, activation, x, inner, options, {});
   // One choice (k) for each token, as of experts.
   const TensorId down =
@@ -414,14 +477,14 @@ TensorId Decoder::WeighedMlp(const std::string& name, std::string_view weight,
   return builder_.Add1("moe_combine", name + ".weighed", {choice, logit});
 }
 
-TensorId Decoder::Scale(std::string name, TensorId x, double factor) {
+TensorId Transformer::Scale(std::string name, TensorId x, double factor) {
   return builder_.Add1("scale", std::move(name), {x}, "bsh->bsh",
                        {{"factor", factor}});
 }
 
-TensorId Decoder::Experts(const std::string& name, std::string_view activation,
-                          TensorId x, int64_t inner,
-                          const ExpertOptions& options) {
+TensorId Transformer::Experts(const std::string& name,
+                              std::string_view activation, TensorId x,
+                              int64_t inner, const ExpertOptions& options) {
   const std::string prefix = name + ".";
   const auto experts = static_cast<double>(options.experts);
   const auto top_k = static_cast<double>(options.top_k);
@@ -481,13 +544,32 @@ TensorId Decoder::Experts(const std::string& name, std::string_view activation,
                        {collected, routes[0]});
 }
 
-Result<Graph> Decoder::Finish(std::string head_name, TensorId x,
-                              TensorId matrix) {
+Result<Graph> Transformer::Finish(std::string head_name, TensorId x,
+                                  TensorId matrix) {
   const TensorId logits =
       builder_.Add1("linear", std::move(head_name), {x, matrix}, "bsi,vi->bsv");
-  const TensorId count = builder_.Add1("count_labels", "count", {labels_});
-  TensorId loss =
-      builder_.Add1("cross_entropy", "loss", {logits, labels_, count});
+  return Finish(Loss("loss", logits, labels_));
+}
+
+TensorId Transformer::Select(std::string name, TensorId x, int64_t place) {
+  return builder_.Add1("select", std::move(name), {x}, "",
+                       {{"count", 1}, {"place", static_cast<double>(place)}});
+}
+
+TensorId Transformer::Activate(std::string_view op, std::string name,
+                               TensorId x) {
+  return builder_.Add1(op, std::move(name), {x}, "bsh->bsh");
+}
+
+TensorId Transformer::Loss(std::string name, TensorId logits, TensorId labels,
+                           std::string count) {
+  const TensorId counted =
+      builder_.Add1("count_labels", std::move(count), {labels});
+  return builder_.Add1("cross_entropy", std::move(name),
+                       {logits, labels, counted});
+}
+
+Result<Graph> Transformer::Finish(TensorId loss) {
   if (balance_.valid()) {
     loss = builder_.Add1("add", "loss.total", {loss, balance_}, ",->");
   }

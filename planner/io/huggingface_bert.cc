@@ -1,0 +1,110 @@
+// BERT (Devlin et al. 2019): post-norm blocks of bidirectional attention,
+// learned positions and segments. Names and defaults are those of transformers'
+// BertConfig and its models: BertForPreTraining, whose loss is that of masked
+// tokens and of the next sentence, or, where `architectures` says so,
+// BertForMaskedLM, which has no pooler.
+
+#include <cmath>
+
+#include "planner/io/huggingface.h"
+#include "planner/io/transformer.h"
+
+namespace tessera {
+
+Result<Graph> BuildBert(ModelConfig& config, const ImportOptions& options) {
+  const int64_t hidden = config.Size("hidden_size", 768);
+  const int64_t layers = config.Layers("num_hidden_layers");
+  const int64_t vocabulary = config.Size("vocab_size", 30522);
+  const int64_t positions = config.Size("max_position_embeddings", 512);
+  const int64_t segments = config.Size("type_vocab_size", 2);
+  const int64_t inner = config.Size("intermediate_size", 3072);
+  const Heads heads =
+      ReadHeads(config, "hidden_size", "num_attention_heads",
+                config.Size("num_attention_heads"), "num_attention_heads");
+  const std::string activation = ReadActivation(config, "hidden_act", "gelu");
+  const double epsilon = config.Number("layer_norm_eps", 1e-12, 0, 1);
+  const double stddev = config.Number("initializer_range", 0.02, 0, 10);
+  // 0.99: with nothing kept there is nothing to scale.
+  const double dropout = config.Number("hidden_dropout_prob", 0.1, 0, 0.99);
+  const bool tied = config.Bool("tie_word_embeddings", true);
+  config.Refuse("is_decoder");
+  if (config.String("position_embedding_type", "absolute") != "absolute") {
+    config.Wrong("position_embedding_type", "is not 'absolute': not supported");
+  }
+  const std::vector<JsonValue>& architectures =
+      config.values().Field("architectures").items;
+  const bool pretraining =
+      architectures.empty() || architectures[0].text != "BertForMaskedLM";
+  CheckSeqLen(config, "max_position_embeddings", options);
+  TESSERA_RETURN_IF_ERROR(config.Check());
+  WarnAttentionDropout(config, "attention_probs_dropout_prob", 0.1, options);
+  TESSERA_RETURN_IF_ERROR(config.Check());
+
+  const LinearOptions linear = {.stddev = stddev, .bias = true};
+  const AttentionOptions attention = {
+      .heads = heads,
+      .scale = 1 / std::sqrt(static_cast<double>(heads.size)),
+      .causal = false,
+      .qkv = linear,
+      .out = linear};
+
+  Transformer model(config, options, hidden);
+  const TensorId segment_ids = model.Input("segments", {options.seq_len});
+  const std::string embeddings = "bert.embeddings.";
+  const auto lookup = [&](const std::string& name, TensorId ids, int64_t rows) {
+    return model.Lookup(
+        embeddings + name, ids,
+        model.Matrix(embeddings + name + ".weight", {rows, hidden}, stddev));
+  };
+  const TensorId words = model.Matrix(embeddings + "word_embeddings.weight",
+                                      {vocabulary, hidden}, stddev);
+  TensorId x =
+      model.Lookup(embeddings + "word_embeddings", model.tokens(), words);
+  x = model.Add(embeddings + "add_positions", x,
+                lookup("position_embeddings", model.positions(), positions));
+  x = model.Add(embeddings + "add_segments", x,
+                lookup("token_type_embeddings", segment_ids, segments));
+  x = model.LayerNorm(embeddings + "LayerNorm", x, epsilon);
+  x = model.Dropout(embeddings + "dropout", x, dropout);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const std::string name = "bert.encoder.layer." + std::to_string(layer);
+    model.BeginBlock(name);
+    TensorId y = model.Attention(
+        name + ".attention",
+        {"self.query", "self.key", "self.value", "output.dense"}, x, attention);
+    y = model.Dropout(name + ".attention.output.dropout", y, dropout);
+    x = model.Add(name + ".attention.output.add", x, y);
+    x = model.LayerNorm(name + ".attention.output.LayerNorm", x, epsilon);
+    y = model.Mlp(name, "intermediate.dense", "output.dense", activation, x,
+                  inner, linear, linear);
+    y = model.Dropout(name + ".output.dropout", y, dropout);
+    x = model.Add(name + ".output.add", x, y);
+    x = model.LayerNorm(name + ".output.LayerNorm", x, epsilon);
+  }
+  model.BeginBlock("head");
+  const std::string head = "cls.predictions";
+  TensorId y = model.Linear(head + ".transform.dense", x, "o", "i",
+                            {hidden, hidden}, linear);
+  y = model.Activate(activation, head + ".transform.transform_act_fn", y);
+  y = model.LayerNorm(head + ".transform.LayerNorm", y, epsilon);
+  const TensorId decoder = tied ? words
+                                : model.Matrix(head + ".decoder.weight",
+                                               {vocabulary, hidden}, stddev);
+  y = model.LinearBy(head, y, "v", "i", decoder, {vocabulary, hidden},
+                     /*bias=*/true);
+  TensorId loss = model.Loss("loss", y, model.labels());
+  if (pretraining) {
+    const TensorId next = model.Input("next_sentence", {1});
+    y = model.Select("bert.pooler.first_token", x, 0);
+    y = model.Linear("bert.pooler.dense", y, "o", "i", {hidden, hidden},
+                     linear);
+    y = model.Activate("tanh", "bert.pooler.activation", y);
+    y = model.Linear("cls.seq_relationship", y, "v", "i", {2, hidden}, linear);
+    loss = model.AddLosses(
+        "loss.total", loss,
+        model.Loss("loss.next_sentence", y, next, "count.next_sentence"));
+  }
+  return model.Finish(loss);
+}
+
+}  // namespace tessera

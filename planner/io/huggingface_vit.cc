@@ -1,0 +1,109 @@
+// ViT (Dosovitskiy et al. 2021): pre-norm blocks of bidirectional attention
+// over the patches of an image, behind a token that stands for its class. Names
+// and defaults are those of transformers' ViTConfig and
+// ViTForImageClassification.
+//
+// A convolution whose stride is its kernel is a dense layer of flattened
+// patches: the input "patches" has them, (channels, rows, columns) each, behind
+// a row of zeros where the class token stands. What differs between that place
+// and the others is looked up: the token is row 0 of a table of one row, by
+// position, and the layer's bias that of another, by "is_class", which is -1
+// there and else 0; ids beyond a table read zeros.
+
+#include <cmath>
+
+#include "planner/io/huggingface.h"
+#include "planner/io/transformer.h"
+
+namespace tessera {
+
+Result<Graph> BuildVit(ModelConfig& config, const ImportOptions& options) {
+  const int64_t hidden = config.Size("hidden_size", 768);
+  const int64_t layers = config.Layers("num_hidden_layers");
+  const int64_t inner = config.Size("intermediate_size", 3072);
+  const int64_t image = config.Size("image_size", 224);
+  const int64_t patch = config.Size("patch_size", 16);
+  const int64_t channels = config.Size("num_channels", 3);
+  const auto named =
+      static_cast<int64_t>(config.values().Field("id2label").fields.size());
+  const int64_t classes =
+      config.Size("num_labels", std::max<int64_t>(named, 2));
+  const Heads heads =
+      ReadHeads(config, "hidden_size", "num_attention_heads",
+                config.Size("num_attention_heads"), "num_attention_heads");
+  const std::string activation = ReadActivation(config, "hidden_act", "gelu");
+  const double epsilon = config.Number("layer_norm_eps", 1e-12, 0, 1);
+  const double stddev = config.Number("initializer_range", 0.02, 0, 10);
+  // 0.99: with nothing kept there is nothing to scale.
+  const double dropout = config.Number("hidden_dropout_prob", 0, 0, 0.99);
+  const bool bias = config.Bool("qkv_bias", true);
+  if (image % patch != 0) {
+    config.Wrong("patch_size", "is " + std::to_string(patch) +
+                                   ": expected a divisor of image_size " +
+                                   std::to_string(image));
+  }
+  TESSERA_RETURN_IF_ERROR(config.Check());
+  WarnAttentionDropout(config, "attention_probs_dropout_prob", 0, options);
+  TESSERA_RETURN_IF_ERROR(config.Check());
+
+  const LinearOptions linear = {.stddev = stddev, .bias = true};
+  const AttentionOptions attention = {
+      .heads = heads,
+      .scale = 1 / std::sqrt(static_cast<double>(heads.size)),
+      .causal = false,
+      .qkv = {.stddev = stddev, .bias = bias},
+      .out = linear};
+
+  // The image says how many places there are.
+  ImportOptions of_image = options;
+  of_image.documents = false;
+  of_image.seq_len = image / patch * (image / patch) + 1;
+  const int64_t width = channels * patch * patch;
+  Transformer model(config, of_image, hidden, /*reads_tokens=*/false);
+  const TensorId patches = model.Input("patches", {of_image.seq_len, width},
+                                       options.dtype.value_or(DType::kFloat32));
+  const TensorId is_class = model.Input("is_class", {of_image.seq_len});
+  const std::string embeddings = "vit.embeddings.";
+  const std::string projection = embeddings + "patch_embeddings.projection";
+  TensorId x = model.Linear(projection, patches, "o", "i", {hidden, width},
+                            {.stddev = stddev});
+  const TensorId projection_bias =
+      model.Matrix(projection + ".bias", {1, hidden}, 0,
+                   /*weight_decay=*/false);
+  x = model.Add(
+      projection + ".add_bias", x,
+      model.Lookup(projection + ".bias_of_patches", is_class, projection_bias));
+  const auto add = [&](const std::string& name, int64_t rows) {
+    const TensorId table =
+        model.Matrix(embeddings + name, {rows, hidden}, stddev);
+    x = model.Add(
+        embeddings + "add_" + name, x,
+        model.Lookup(embeddings + name + ".rows", model.positions(), table));
+  };
+  add("cls_token", 1);
+  add("position_embeddings", of_image.seq_len);
+  x = model.Dropout(embeddings + "dropout", x, dropout);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const std::string name = "vit.encoder.layer." + std::to_string(layer);
+    model.BeginBlock(name);
+    TensorId y = model.LayerNorm(name + ".layernorm_before", x, epsilon);
+    y = model.Attention(
+        name + ".attention",
+        {"attention.query", "attention.key", "attention.value", "output.dense"},
+        y, attention);
+    y = model.Dropout(name + ".attention.output.dropout", y, dropout);
+    x = model.Add(name + ".attention.add", x, y);
+    y = model.LayerNorm(name + ".layernorm_after", x, epsilon);
+    y = model.Mlp(name, "intermediate.dense", "output.dense", activation, y,
+                  inner, linear, linear);
+    y = model.Dropout(name + ".output.dropout", y, dropout);
+    x = model.Add(name + ".output.add", x, y);
+  }
+  model.BeginBlock("head");
+  x = model.LayerNorm("vit.layernorm", x, epsilon);
+  x = model.Select("classifier.token", x, 0);
+  x = model.Linear("classifier", x, "v", "i", {classes, hidden}, linear);
+  return model.Finish(model.Loss("loss", x, model.labels()));
+}
+
+}  // namespace tessera
