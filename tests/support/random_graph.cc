@@ -236,7 +236,7 @@ class SmallCnn {
     if (spec_.tied == 1) x = model_.Mean("head.mean", x);
     x = model_.Dropout("head.dropout", x, spec_.dropout == 1 ? kDropout : 0);
     if (spec_.balance == 1) {
-      model_.Loss("first",
+      model_.Loss("first.loss",
                   model_.Linear("first", model_.Mean("first.mean", stem),
                                 spec_.vocabulary),
                   1);

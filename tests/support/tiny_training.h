@@ -143,7 +143,7 @@ inline std::string TinyResNet(const std::string& layer_type = "bottleneck",
                               int layers = 1) {
   const std::string depth = std::to_string(layers);
   return R"({"model_type": "resnet", "image_size": 16, "num_channels": 3,
-             "num_labels": 6, "embedding_size": 4, "hidden_sizes": [8, 12],
+             "num_labels": 6, "embedding_size": 4, "hidden_sizes": [16, 24],
              "depths": [)" +
          depth + ", " + depth + R"(], "layer_type": ")" + layer_type + R"("})";
 }
