@@ -11,6 +11,7 @@
 #include "planner/lower/lower.h"
 #include "planner/plan/rooted.h"
 #include "planner/plan/stages.h"
+#include "planner/search/constraints.h"
 
 namespace tessera {
 namespace {
@@ -57,10 +58,6 @@ MemoryUse StagePeak(const Stage& stage, std::span<const Action> actions,
   }
   run(stage.tail.final_memory);
   return peak;
-}
-
-bool Offloads(const Plan& plan) {
-  return Uses(plan, MemoryTier::kHost) || Uses(plan, MemoryTier::kFile);
 }
 
 // Everything that a strategy says. REQUIRES: it has no table of actions.

@@ -199,10 +199,6 @@ bool HasTiles(const GraphIndex&, const Plan& plan) {
       plan.ops, [](const OpPlacement& op) { return op.tiles > 1; });
 }
 
-bool Offloads(const Plan& plan) {
-  return Uses(plan, MemoryTier::kHost) || Uses(plan, MemoryTier::kFile);
-}
-
 bool IsDataParallel(const GraphIndex& index, const Cluster&, const Plan& plan) {
   return StagesOf(*index.graph, plan).count() == 1 && plan.groups.size() == 1 &&
          !AnyNode(index, [&](NodeId node) {
@@ -244,6 +240,10 @@ Result<int> ReadInteger(std::string_view text, int least) {
 }
 
 }  // namespace
+
+bool Offloads(const Plan& plan) {
+  return Uses(plan, MemoryTier::kHost) || Uses(plan, MemoryTier::kFile);
+}
 
 Result<void> ParseConstraints(std::string_view text, const std::string& path,
                               ConstraintTexts& texts) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include "planner/search/constraints.h"
 #include "planner/search/sweep.h"
 #include "planner/search/tidy.h"
 
@@ -35,10 +36,22 @@ class Clock {
       std::chrono::steady_clock::now();
 };
 
+// Moves(), those for memory with weight 0 where the search starts from a plan
+// that fits and from none that has come about by them.
+std::vector<Move> MovesFrom(const Score& best, std::span<const Plan> starts) {
+  std::vector<Move> moves(Moves().begin(), Moves().end());
+  if (!best.feasible || std::ranges::any_of(starts, Offloads)) return moves;
+  for (Move& move : moves) {
+    if (move.where_nothing_fits) move.weight = 0;
+  }
+  return moves;
+}
+
 // `plan` after random moves, each taken as it comes.
-Plan Randomized(const SearchSpace& space, Plan plan, Rng& rng) {
+Plan Randomized(const SearchSpace& space, std::span<const Move> moves,
+                Plan plan, Rng& rng) {
   for (int i = 0; i < kRandomMoves; ++i) {
-    auto proposal = DrawMove(Moves(), rng).propose(plan, space, rng);
+    auto proposal = DrawMove(moves, rng).propose(plan, space, rng);
     if (proposal.has_value()) plan = std::move(proposal->plan);
   }
   return plan;
@@ -151,8 +164,8 @@ std::vector<Plan> Ranked(const SearchSpace& space, std::vector<Candidate> swept,
 
 // Even chains start from the best uniform plans in turn, odd ones from the
 // baselines and a random plan.
-Plan StartOf(const SearchSpace& space, const Starts& starts, int chain,
-             uint64_t seed) {
+Plan StartOf(const SearchSpace& space, std::span<const Move> moves,
+             const Starts& starts, int chain, uint64_t seed) {
   const auto half = static_cast<size_t>(chain / 2);
   if (chain % 2 == 0) return starts.ranked[half % starts.ranked.size()];
   const size_t choice = half % (starts.baselines.size() + 1);
@@ -161,7 +174,7 @@ Plan StartOf(const SearchSpace& space, const Starts& starts, int chain,
   }
   // A stream of its own, apart from the chain's.
   Rng rng(seed, (uint64_t{1} << 32) + static_cast<uint64_t>(chain));
-  return Randomized(space, starts.ranked[0], rng);
+  return Randomized(space, moves, starts.ranked[0], rng);
 }
 
 }  // namespace
@@ -267,6 +280,7 @@ class Walk {
        const SearchOptions& options, const Starts& starts, const Score& best,
        std::function<bool()> stop, const Clock& clock)
       : options_(options),
+        moves_(MovesFrom(best, starts.ranked)),
         stop_(std::move(stop)),
         clock_(clock),
         rng_(options.seed, uint64_t{1} << 33),
@@ -278,8 +292,9 @@ class Walk {
           stop_() || (options.time_limit > 0 &&
                       clock.Seconds() >= kStartEnd * options.time_limit);
       chains_.emplace_back(
-          space, objective, Moves(),
-          late ? starts.ranked[0] : StartOf(space, starts, c, options.seed),
+          space, objective, moves_,
+          late ? starts.ranked[0]
+               : StartOf(space, moves_, starts, c, options.seed),
           TemperatureOf(options, c % kRungs),
           Rng(options.seed, static_cast<uint64_t>(c)),
           best.feasible ? best.step_time : Duration{});
@@ -359,6 +374,7 @@ class Walk {
   }
 
   const SearchOptions& options_;
+  const std::vector<Move> moves_;
   const std::function<bool()> stop_;
   const Clock& clock_;
   std::vector<Chain> chains_;

@@ -30,6 +30,8 @@ struct Move {
   // REQUIRES: `plan` is canonical.
   std::optional<Proposal> (*propose)(const Plan& plan, const SearchSpace& space,
                                      Rng& rng);
+  // Tried only in a search that starts without a plan that fits.
+  bool where_nothing_fits = false;
 };
 
 std::span<const Move> Moves();

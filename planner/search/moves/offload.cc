@@ -1,7 +1,9 @@
 // Moves the parameters, the optimizer states or the kept activations of some
 // blocks to another tier of memory. They must be on one tier before, as they
 // are after, but for parameters that several groups read, which stay on their
-// devices. Symmetric: blocks, what moves and the new tier are uniform.
+// devices. Symmetric: blocks, what moves and the new tier are uniform. Where a
+// plan fits there is little to win by it, and the plans take far longer to
+// price than others: they are simulated.
 
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/recompute.h"
@@ -64,6 +66,6 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
 extern const Move kOffload;
 const Move kOffload = {
     "offload", "tier of memory of parameters, optimizer states or activations",
-    1, Propose};
+    1, Propose, /*where_nothing_fits=*/true};
 
 }  // namespace tessera
