@@ -15,7 +15,7 @@ Result<Graph> BuildBert(ModelConfig& config, const ImportOptions& options) {
   const int64_t hidden = config.Size("hidden_size", 768);
   const int64_t layers = config.Layers("num_hidden_layers");
   const int64_t vocabulary = config.Size("vocab_size", 30522);
-  const int64_t positions = config.Size("max_position_embeddings", 512);
+  const int64_t positions = config.Size("max_position_embeddings");
   const int64_t segments = config.Size("type_vocab_size", 2);
   const int64_t inner = config.Size("intermediate_size", 3072);
   const Heads heads =

@@ -297,7 +297,7 @@ AxisSet AxesOfProducer(const GraphIndex& index, const Plan& plan, NodeId id,
 // Attention's heads split by an axis that splits the sequence of what it reads.
 bool HeadsForSequence(const GraphIndex& index, const Plan& plan) {
   return AnyNode(index, [&](const Node& node, NodeId id) {
-    if (node.op->name != "attention") return false;
+    if (node.op->op_class != OpClass::kAttention) return false;
     const OpPlacement& placement = plan.ops[id.index()];
     const AxisSet heads =
         AxesOf(node, placement, 'g') | AxesOf(node, placement, 'r');

@@ -324,7 +324,7 @@ GraphSpec RandomGraphSpec(Rng& rng) {
   spec.alibi = Pick(rng, {0, 0, 0, 1});
   spec.bidirectional = Pick(rng, {0, 0, 1});
   spec.relative = Pick(rng, {0, 0, 0, 1});
-  spec.encoder = Pick(rng, {0, 0, 0, 1, 2});
+  spec.encoder = Pick(rng, {0, 0, 1, 2});
   spec.groups = Pick(rng, {1, 1, 2, 3, 4, 5});
   spec.per_group = Pick(rng, {1, 1, 2, 3, 4});
   spec.head_size = Pick(rng, {2, 4});

@@ -601,6 +601,7 @@ TEST(Bert, MaskedTokensAlone) {
   EXPECT_EQ(attention.op->name, "attention_bidirectional");
   EXPECT_THAT(ErrorOf(R"({"model_type": "bert", "num_hidden_layers": 1,
                           "hidden_size": 8, "num_attention_heads": 2,
+                          "max_position_embeddings": 16,
                           "position_embedding_type": "relative_key"})"),
               HasSubstr("position_embedding_type: is not 'absolute'"));
 }
@@ -728,11 +729,12 @@ TEST(BadFile, BreaksOff) {
 }
 
 TEST(BadFile, UnknownModelType) {
-  EXPECT_THAT(ErrorOf(R"({"model_type": "gpt3"})"),
-              HasSubstr("model_type: unknown model_type 'gpt3'; did you mean "
-                        "'gpt2'? known: gpt2, llama, mistral, mixtral, "
-                        "qwen2, qwen2_moe, qwen3, qwen3_moe, gemma, phi3, opt, "
-                        "bloom, gpt_neox, deepseek_v2, deepseek_v3"));
+  EXPECT_THAT(
+      ErrorOf(R"({"model_type": "gpt3"})"),
+      HasSubstr("model_type: unknown model_type 'gpt3'; did you mean "
+                "'gpt2'? known: gpt2, llama, mistral, mixtral, "
+                "qwen2, qwen2_moe, qwen3, qwen3_moe, gemma, phi3, opt, "
+                "bloom, gpt_neox, bert, t5, vit, deepseek_v2, deepseek_v3"));
   EXPECT_THAT(ErrorOf("{}"), HasSubstr("model_type: missing"));
 }
 
