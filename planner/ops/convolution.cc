@@ -6,9 +6,8 @@
 // channels in a group) are runs of factors: "bch!w!,ock!l!+o->boyx",
 // "bgchw,gnckl->bgnyx". Letters of the image are h and w, of the window k and
 // l, of the result y and x; the former four cannot be split. The node gives the
-// rule. How
-// much padding there is behind the image follows from the result's size, an
-// attribute. Where y or x is split, every shard reads the whole image.
+// rule. How much padding there is behind the image follows from the result's
+// size, an attribute. Where y or x is split, every shard reads the whole image.
 //
 // As a product of matrices (Chetlur et al. 2014, section 3) it has b*y*x rows,
 // N columns and a depth of K*k*l, for each group.
