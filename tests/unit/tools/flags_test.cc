@@ -99,8 +99,10 @@ TEST(VerbsTest, HelpNamesEveryFlagAndHasAnExampleWithoutUnknownFlags) {
     EXPECT_EQ(words[0], "tessera");
     EXPECT_EQ(words[1], verb.name);
     words.erase(words.begin(), words.begin() + 2);
-    const auto options =
-        ParseFlags(verb.flags, verb.positional.empty() ? 0 : 1, words);
+    const auto spaces = std::ranges::count(verb.positional, ' ');
+    const size_t positional =
+        verb.positional.empty() ? 0 : static_cast<size_t>(spaces) + 1;
+    const auto options = ParseFlags(verb.flags, positional, words);
     EXPECT_TRUE(options) << verb.name << ": " << options.error().ToString();
   }
 }
