@@ -16,15 +16,17 @@ auto FamilyOf(const ProfileKey& key) {
 
 // The rule that names the factors of an operator's cost: its own default, or
 // that of the operator whose adjoint it is. Empty when it has none.
-std::string_view DefaultRule(std::string_view kernel) {
+// `which`: rule or rule_of_samples.
+std::string_view DefaultRule(std::string_view kernel,
+                             std::string_view OpDef::*which) {
   const std::string_view name = kernel.substr(0, kernel.find('.'));
   for (const OpDef& op : Ops()) {
     if (op.name == name) {
-      if (!op.rule.empty()) return op.rule;
+      if (!(op.*which).empty()) return op.*which;
       continue;
     }
     for (const AdjointDef& adjoint : op.adjoints) {
-      if (adjoint.op == name && !op.rule.empty()) return op.rule;
+      if (adjoint.op == name && !(op.*which).empty()) return op.*which;
     }
   }
   return {};
@@ -34,12 +36,17 @@ std::string_view DefaultRule(std::string_view kernel) {
 // the like may be left out by an adjoint that does not read them; a rule with
 // all letters of its operator is always enough.
 char LackedFactor(std::string_view kernel, const IndexRule& rule) {
-  const auto needed = IndexRule::Parse(DefaultRule(kernel));
-  if (!needed) return 0;
-  for (const Factor& factor : needed->factors) {
-    if (rule.FactorOf(factor.letter) < 0) return factor.letter;
+  char lacks = 0;
+  for (const auto which : {&OpDef::rule, &OpDef::rule_of_samples}) {
+    const auto needed = IndexRule::Parse(DefaultRule(kernel, which));
+    if (!needed) continue;
+    const auto it = std::ranges::find_if(needed->factors, [&](const Factor& f) {
+      return rule.FactorOf(f.letter) < 0;
+    });
+    if (it == needed->factors.end()) return 0;
+    if (lacks == 0) lacks = it->letter;
   }
-  return 0;
+  return lacks;
 }
 
 // Elements of the largest operand or result. REQUIRES: an extent a factor.

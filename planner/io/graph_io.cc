@@ -210,7 +210,8 @@ Result<IndexRule> ReadRule(const proto::Node& row, const OpDef& op,
   // The operator's FLOPs, kernels and couplings know the factors by letter.
   const auto own = IndexRule::Parse(op.rule);
   TESSERA_CHECK(own.has_value()) << op.name;
-  if (!(*rule == *own)) {
+  const auto of_samples = IndexRule::Parse(op.rule_of_samples);
+  if (!(*rule == *own) && !(of_samples && *rule == *of_samples)) {
     return InvalidInput("is '" + row.rule() + "': expected " + row.op() +
                             "'s own, '" + std::string(op.rule) + "'",
                         where);

@@ -101,6 +101,8 @@ struct OpDef {
   // The default index rule; empty when each node gives its own (linear,
   // elementwise), which must then have the operator's form.
   std::string_view rule = {};
+  // Besides the default: the same for samples that are no sequences.
+  std::string_view rule_of_samples = {};
   RuleForm form = {};
   OpClass op_class = OpClass::kMemory;
   std::vector<AdjointDef> adjoints = {};

@@ -84,6 +84,14 @@ TEST(ProfileIo, RefusesWhatMakesNoSense) {
   EXPECT_THAT(with("bsh->bsh", "bsh>bsh"), HasSubstr("rows[0].rule"));
   // An operator's cost needs the factors of its own rule.
   EXPECT_THAT(with("'gelu'", "'embedding'"), HasSubstr("rows[0].rule"));
+  const auto loss = [](const std::string& rule) {
+    return ErrorOf(
+        "rows { name: 'cross_entropy' dtype: 'fp32' device: 'd' "
+        "ranks: 1 nodes: 1 rule: '" +
+        rule + "' extents: [2, 3] median_seconds: 1e-6 samples: 3 }\n");
+  };
+  EXPECT_EQ(loss("bv,b,->,b"), "");  // of samples that are no sequences
+  EXPECT_THAT(loss("bh,b,->,b"), HasSubstr("rows[0].rule: lacks the factor"));
 }
 
 }  // namespace

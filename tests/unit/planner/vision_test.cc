@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "planner/io/graph_io.h"
 #include "planner/io/importer.h"
 
 namespace tessera {
@@ -123,6 +124,18 @@ TEST(VisionModels, LayersInPlainWords) {
   EXPECT_EQ(ParameterCount(*right),
             54 + 336 + 14 + 7 + 21 + (12 * 4 * 7 + 7) + 40);
   EXPECT_TRUE(Differentiate(*right).has_value());
+}
+
+TEST(VisionModels, GraphFilesKeepThem) {
+  for (const char* name : {"resnet-tiny", "resnext-50", "inception-v3"}) {
+    const Graph graph = ImportZoo(name).value();
+    const std::string path = ::testing::TempDir() + "tessera.vision.pb";
+    ASSERT_TRUE(WriteGraph(path, graph).has_value());
+    const auto read = ReadGraph(path);
+    std::filesystem::remove(path);
+    ASSERT_TRUE(read.has_value()) << read.error().ToString();
+    EXPECT_EQ(*read, graph) << name;
+  }
 }
 
 TEST(VisionModels, ErrorsNameTheLayer) {
