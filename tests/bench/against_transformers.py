@@ -5,8 +5,9 @@ the same weights on the same samples without dropout, and compares the losses.
 usage: tests/bench/against_transformers.py TESSERA [--steps N] [MODEL…]
 
 MODEL is a folder of examples/models, or a config.json of its own; known kinds:
-bert, t5, opt, bloom. Prints one JSON object: for each model the losses of both
-and the largest difference.
+bert, t5, opt. Prints one JSON object: for each model the losses of both and the
+largest difference. (AdamW moves weights whose gradient is zero but for rounding,
+the biases of keys, by that: losses drift apart within some ten steps.)
 
     pip install torch transformers numpy
 """
@@ -16,6 +17,7 @@ import json
 import pathlib
 import struct
 import subprocess
+import sys
 import tempfile
 
 import numpy as np
@@ -108,18 +110,21 @@ def model_of(config, weights):
     """Transformers' model with Tessera's weights, and those that decay."""
     kinds = {"bert": transformers.BertForPreTraining,
              "t5": transformers.T5ForConditionalGeneration,
-             "opt": transformers.OPTForCausalLM,
-             "bloom": transformers.BloomForCausalLM}
+             "opt": transformers.OPTForCausalLM}
     kind = kinds[config["model_type"]]
     model = kind(kind.config_class.from_dict(config)).train()
     decays, others, used = [], [], set()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             used.add(name)
-            parameter.copy_(weights[name].reshape(parameter.shape))
+            weight = weights[name].reshape(parameter.shape)
+            if config["model_type"] == "opt" and "embed_positions" in name:
+                weight = weight.roll(2, 0)  # its positions count from 2
+            parameter.copy_(weight)
             (decays if parameter.dim() > 1 else others).append(parameter)
     missing = set(weights) - used
-    assert not missing, f"not in transformers' model: {sorted(missing)}"
+    if missing:
+        sys.exit(f"not in transformers' model: {sorted(missing)}")
     return model, decays, others
 
 
