@@ -4,7 +4,6 @@
 namespace tessera {
 
 #define TESSERA_KERNELS(family) std::vector<Kernel> Cpu##family##Kernels();
-#define TESSERA_CPU_KERNELS(family) TESSERA_KERNELS(family)
 #include "runtime/kernels/kernels.def"
 #undef TESSERA_KERNELS
 
@@ -24,7 +23,6 @@ std::span<const Kernel> CpuKernels() {
     kernels->push_back(kernel);
 #include "runtime/kernels/kernels.def"
 #undef TESSERA_KERNELS
-#undef TESSERA_CPU_KERNELS
     return kernels;
   }();
   return *table;

@@ -109,6 +109,9 @@ TEST(OperatorContract, ShardsFlopsAddUpToTheWhole) {
                                  op.name.find("_d") != std::string_view::npos;
     if (!is_adjoint_only) {
       ShardsAddUp(op, std::string(RuleOf(op)), op.attributes);
+      if (!op.rule_of_samples.empty()) {
+        ShardsAddUp(op, std::string(op.rule_of_samples), op.attributes);
+      }
     }
     for (const AdjointDef& adjoint : op.adjoints) {
       if (adjoint.op.empty()) continue;

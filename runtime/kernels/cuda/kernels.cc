@@ -3,7 +3,6 @@
 
 namespace tessera {
 
-#define TESSERA_CPU_KERNELS(family)
 #define TESSERA_KERNELS(family) std::vector<Kernel> Cuda##family##Kernels();
 #include "runtime/kernels/kernels.def"
 #undef TESSERA_KERNELS
@@ -16,19 +15,13 @@ std::span<const Kernel> CudaKernels() {
     kernels->push_back(kernel);
 #include "runtime/kernels/kernels.def"
 #undef TESSERA_KERNELS
-#undef TESSERA_CPU_KERNELS
     return kernels;
   }();
   return *table;
 }
 
 Result<const Kernel*> FindCudaKernel(std::string_view name) {
-  const auto found = Find("CUDA kernel", CudaKernels(), name);
-  if (!found && FindCpuKernel(name)) {
-    return InvalidInput("there is no CUDA kernel for the operator '" +
-                        std::string(name) + "'; the CPU has one");
-  }
-  return found;
+  return Find("CUDA kernel", CudaKernels(), name);
 }
 
 }  // namespace tessera

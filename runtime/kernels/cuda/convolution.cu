@@ -1,0 +1,377 @@
+// Convolutions as products of matrices that are never stored: a tile's elements
+// are read where they lie in images (implicit GEMM; Chetlur et al. 2014). In
+// fp32, without tensor cores. Every sum has one order.
+
+#include <algorithm>
+
+#include "runtime/kernels/cuda/reduce.h"
+#include "runtime/kernels/cuda/window.h"
+
+namespace tessera {
+namespace {
+
+int64_t DivideUp(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+struct Convolution {
+  int64_t samples = 1;
+  int64_t groups = 1;
+  int64_t in = 1;   // channels of a group
+  int64_t out = 1;  // likewise
+  WindowAxis y;
+  WindowAxis x;
+
+  __device__ __host__ int64_t window() const { return y.window * x.window; }
+  __device__ __host__ int64_t pixels() const { return y.in * x.in; }
+  __device__ __host__ int64_t places() const { return y.out * x.out; }
+
+  // The element of the image under element `depth` (channel, k, l) of the
+  // window at `place`, or -1.
+  __device__ int64_t ImageAt(int64_t sample, int64_t group, int64_t depth,
+                             int64_t place) const {
+    const int64_t kl = depth % window();
+    const int64_t row = y.At(place / x.out, kl / x.window);
+    const int64_t column = x.At(place % x.out, kl % x.window);
+    if (!y.Inside(row) || !x.Inside(column)) return -1;
+    const int64_t channel = (sample * groups + group) * in + depth / window();
+    return channel * pixels() + row * x.in + column;
+  }
+};
+
+template <typename T>
+__device__ float GetOrZero(Elements<T> values, int64_t i) {
+  return i < 0 ? 0 : values.Get(i);
+}
+
+// Each of the three products: rows() x columns() with depth(), for each group;
+// A, B and where the result goes.
+
+// y: rows are places of all samples, columns channels.
+template <typename T>
+struct Forward {
+  Convolution c;
+  Elements<T> image;
+  Elements<T> weight;
+  Elements<Any> bias;  // or null
+  Elements<T> result;
+  bool accumulate = false;
+
+  __device__ __host__ int64_t rows() const { return c.samples * c.places(); }
+  __device__ __host__ int64_t columns() const { return c.out; }
+  __device__ __host__ int64_t depth() const { return c.in * c.window(); }
+  __device__ float A(int64_t group, int64_t row, int64_t d) const {
+    return GetOrZero(image,
+                     c.ImageAt(row / c.places(), group, d, row % c.places()));
+  }
+  __device__ float B(int64_t group, int64_t d, int64_t column) const {
+    return weight.Get((group * c.out + column) * depth() + d);
+  }
+  __device__ void Put(int64_t group, int64_t row, int64_t column,
+                      float sum) const {
+    const int64_t channel = group * c.out + column;
+    if (bias.data != nullptr) sum += bias.Get(channel);
+    result.Set((row / c.places() * c.groups * c.out + channel) * c.places() +
+                   row % c.places(),
+               sum);
+  }
+};
+
+// dx: rows are pixels of all samples, columns channels.
+template <typename T>
+struct ImageGradient {
+  Convolution c;
+  Elements<T> dy;
+  Elements<T> weight;
+  Elements<T> dx;
+  bool accumulate = false;
+
+  __device__ __host__ int64_t rows() const { return c.samples * c.pixels(); }
+  __device__ __host__ int64_t columns() const { return c.in; }
+  __device__ __host__ int64_t depth() const { return c.out * c.window(); }
+  __device__ float A(int64_t group, int64_t row, int64_t d) const {
+    const int64_t pixel = row % c.pixels();
+    const int64_t kl = d % c.window();
+    const int64_t y = c.y.WindowAt(pixel / c.x.in, kl / c.x.window);
+    const int64_t x = c.x.WindowAt(pixel % c.x.in, kl % c.x.window);
+    if (y < 0 || x < 0) return 0;
+    const int64_t channel =
+        (row / c.pixels() * c.groups + group) * c.out + d / c.window();
+    return dy.Get(channel * c.places() + y * c.x.out + x);
+  }
+  __device__ float B(int64_t group, int64_t d, int64_t column) const {
+    const int64_t out = group * c.out + d / c.window();
+    return weight.Get((out * c.in + column) * c.window() + d % c.window());
+  }
+  __device__ void Put(int64_t group, int64_t row, int64_t column,
+                      float sum) const {
+    const int64_t channel =
+        (row / c.pixels() * c.groups + group) * c.in + column;
+    dx.Set(channel * c.pixels() + row % c.pixels(), sum);
+  }
+};
+
+// dw: rows are channels of the result, columns (channel, k, l).
+template <typename T>
+struct WeightGradient {
+  Convolution c;
+  Elements<T> dy;
+  Elements<T> image;
+  Elements<Any> dw;
+  bool accumulate = false;
+
+  __device__ __host__ int64_t rows() const { return c.out; }
+  __device__ __host__ int64_t columns() const { return c.in * c.window(); }
+  __device__ __host__ int64_t depth() const { return c.samples * c.places(); }
+  __device__ float A(int64_t group, int64_t row, int64_t d) const {
+    const int64_t channel = (d / c.places() * c.groups + group) * c.out + row;
+    return dy.Get(channel * c.places() + d % c.places());
+  }
+  __device__ float B(int64_t group, int64_t d, int64_t column) const {
+    return GetOrZero(image,
+                     c.ImageAt(d / c.places(), group, column, d % c.places()));
+  }
+  __device__ void Put(int64_t group, int64_t row, int64_t column,
+                      float sum) const {
+    const int64_t to = (group * c.out + row) * columns() + column;
+    dw.Set(to, accumulate ? sum + dw.Get(to) : sum);
+  }
+};
+
+// A block computes a tile of the result, a thread 4 x 4 elements of it.
+constexpr int kTile = 64;
+constexpr int kDepth = 16;
+constexpr int kEach = 4;
+
+// Block z works on group z / parts and the (z mod parts)-th part of the depth.
+// Where there are several parts, their sums go to `sums`, one matrix for each
+// block z.
+template <typename Product>
+__global__ void __launch_bounds__(kThreads)
+    Multiply(Product p, int parts, float* sums) {
+  TESSERA_SHARED(a, float[kDepth][kTile + 1]);
+  TESSERA_SHARED(b, float[kDepth][kTile + 1]);
+  const int64_t group = blockIdx.z / parts;
+  const int64_t part = blockIdx.z % parts;
+  const int64_t row = int64_t{blockIdx.x} * kTile;
+  const int64_t column = int64_t{blockIdx.y} * kTile;
+  const int64_t begin = p.depth() * part / parts;
+  const int64_t end = p.depth() * (part + 1) / parts;
+  const int x = threadIdx.x % 16;
+  const int y = threadIdx.x / 16;
+  float total[kEach][kEach] = {};
+  for (int64_t d = begin; d < end; d += kDepth) {
+    for (int i = threadIdx.x; i < kTile * kDepth; i += kThreads) {
+      const int at = i % kTile;
+      const int deep = i / kTile;
+      const bool inside = d + deep < end;
+      a[deep][at] =
+          inside && row + at < p.rows() ? p.A(group, row + at, d + deep) : 0.0f;
+      b[deep][at] = inside && column + at < p.columns()
+                        ? p.B(group, d + deep, column + at)
+                        : 0.0f;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int deep = 0; deep < kDepth; ++deep) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) {
+          total[i][j] += a[deep][y + 16 * i] * b[deep][x + 16 * j];
+        }
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const int64_t to_row = row + y + 16 * i;
+      const int64_t to_column = column + x + 16 * j;
+      if (to_row >= p.rows() || to_column >= p.columns()) continue;
+      if (parts == 1) {
+        p.Put(group, to_row, to_column, total[i][j]);
+      } else {
+        sums[(blockIdx.z * p.rows() + to_row) * p.columns() + to_column] =
+            total[i][j];
+      }
+    }
+  }
+}
+
+// One thread for each element of the results of all groups.
+template <typename Product>
+__global__ void __launch_bounds__(kThreads)
+    AddParts(Product p, int64_t groups, int parts, const float* sums) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t size = p.rows() * p.columns();
+  if (i >= groups * size) return;
+  const int64_t group = i / size;
+  float sum = 0;
+  for (int part = 0; part < parts; ++part) {
+    sum += sums[(group * parts + part) * size + i % size];
+  }
+  p.Put(group, i % size / p.columns(), i % p.columns(), sum);
+}
+
+template <typename Product>
+void Run(const Product& p, CudaQueue& queue) {
+  const int64_t rows = DivideUp(p.rows(), kTile);
+  const int64_t columns = DivideUp(p.columns(), kTile);
+  // A small result of many summands: enough blocks to fill the GPU.
+  constexpr int64_t kLeastDepth = 512;
+  const int64_t size = p.c.groups * p.rows() * p.columns();
+  const auto parts = static_cast<int>(std::max<int64_t>(
+      1,
+      std::min({2 * queue.multiprocessors / (p.c.groups * rows * columns),
+                p.depth() / kLeastDepth, queue.workspace_bytes / (size * 4)})));
+  auto* const sums =
+      parts > 1 ? reinterpret_cast<float*>(queue.workspace) : nullptr;
+  Launch(Multiply<Product>,
+         dim3(static_cast<unsigned>(rows), static_cast<unsigned>(columns),
+              static_cast<unsigned>(p.c.groups * parts)),
+         kThreads, 0, queue, p, parts, sums);
+  if (parts == 1) return;
+  Launch(AddParts<Product>, static_cast<unsigned>(DivideUp(size, kThreads)),
+         kThreads, 0, queue, p, p.c.groups, parts, sums);
+}
+
+// The extents of a call whose image, weight and result (or their gradients) are
+// these, with the rules' indices.
+struct Tensors {
+  const LocalTensor* image = nullptr;
+  const LocalTensor* weight = nullptr;
+  const LocalTensor* result = nullptr;
+  const Indices* of_image = nullptr;
+  const Indices* of_weight = nullptr;
+  const Indices* of_result = nullptr;
+};
+
+Tensors TensorsOf(const KernelCall& call) {
+  Tensors tensors;
+  const auto read = [&](const std::vector<Indices>& sides,
+                        std::span<const LocalTensor> locals) {
+    for (size_t i = 0; i < sides.size(); ++i) {
+      switch (call.rule->factors[sides[i].back()].letter) {
+        case 'w':
+          tensors.image = &locals[i];
+          tensors.of_image = &sides[i];
+          break;
+        case 'l':
+          tensors.weight = &locals[i];
+          tensors.of_weight = &sides[i];
+          break;
+        case 'x':
+          tensors.result = &locals[i];
+          tensors.of_result = &sides[i];
+          break;
+        default:
+          break;  // the bias
+      }
+    }
+  };
+  read(call.rule->operands, call.operands);
+  read(call.rule->results, call.results);
+  return tensors;
+}
+
+Convolution ConvolutionOf(const KernelCall& call, const Tensors& tensors) {
+  Convolution c;
+  const Shape& weight = tensors.weight->shape;
+  c.samples = tensors.image->shape[0];
+  for (size_t d = 0; d + 2 < weight.size(); ++d) {
+    const int f = (*tensors.of_weight)[d];
+    const bool read = Holds(*tensors.of_image, f);
+    const bool made = Holds(*tensors.of_result, f);
+    (read && made ? c.groups : read ? c.in : c.out) *= weight[d];
+  }
+  c.y = WindowAxisOf(call, 2, *tensors.image, *tensors.result);
+  c.x = WindowAxisOf(call, 1, *tensors.image, *tensors.result);
+  c.y.window = weight[weight.size() - 2];
+  c.x.window = weight.back();
+  c.y.dilation = static_cast<int64_t>(call.attribute("dilation_height"));
+  c.x.dilation = static_cast<int64_t>(call.attribute("dilation_width"));
+  return c;
+}
+
+// x, w [, bias] -> y.
+void Conv2d(const KernelCall& call) {
+  const Tensors t = TensorsOf(call);
+  const Convolution c = ConvolutionOf(call, t);
+  Elements<Any> bias;
+  if (call.operands.size() > 2 && call.operands[2].data != nullptr) {
+    bias = Elements<Any>(call.operands[2]);
+  }
+  ByType({*t.image, *t.weight, *t.result}, [&]<typename T>() {
+    Run(Forward<T>{c, Elements<T>(*t.image), Elements<T>(*t.weight), bias,
+                   Elements<T>(*t.result)},
+        *call.queue);
+  });
+}
+
+// dy, w -> dx.
+void Conv2dDx(const KernelCall& call) {
+  const Tensors t = TensorsOf(call);
+  const Convolution c = ConvolutionOf(call, t);
+  ByType({*t.image, *t.weight, *t.result}, [&]<typename T>() {
+    Run(ImageGradient<T>{c, Elements<T>(*t.result), Elements<T>(*t.weight),
+                         Elements<T>(*t.image)},
+        *call.queue);
+  });
+}
+
+// dy, x -> dw.
+void Conv2dDw(const KernelCall& call) {
+  const Tensors t = TensorsOf(call);
+  const Convolution c = ConvolutionOf(call, t);
+  ByType({*t.image, *t.result}, [&]<typename T>() {
+    Run(WeightGradient<T>{c, Elements<T>(*t.result), Elements<T>(*t.image),
+                          Elements<Any>(*t.weight), call.accumulate},
+        *call.queue);
+  });
+}
+
+// One block for each channel.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    SumChannels(Elements<T> dy, int64_t samples, int64_t channels,
+                int64_t places, bool accumulate, Elements<Any> db) {
+  const int64_t channel = blockIdx.x;
+  float sum = 0;
+  for (int64_t i = threadIdx.x; i < samples * places; i += kThreads) {
+    const int64_t sample = i / places;
+    sum += dy.Get((sample * channels + channel) * places + i % places);
+  }
+  sum = Sum(sum);
+  if (threadIdx.x > 0) return;
+  db.Set(channel, accumulate ? sum + db.Get(channel) : sum);
+}
+
+// dy -> dbias.
+void Conv2dDb(const KernelCall& call) {
+  const LocalTensor& dy = call.operands[0];
+  const LocalTensor& db = call.results[0];
+  const int64_t channels = db.elements();
+  const int64_t samples = dy.shape[0];
+  ByType({dy}, [&]<typename T>() {
+    Launch(SumChannels<T>, static_cast<unsigned>(channels), kThreads, 0,
+           *call.queue, Elements<T>(dy), samples, channels,
+           dy.elements() / (samples * channels), call.accumulate,
+           Elements<Any>(db));
+  });
+}
+
+}  // namespace
+
+std::vector<Kernel> CudaConvolutionKernels() {
+  return {
+      {"conv2d", Conv2d},
+      {"conv2d_dx", Conv2dDx},
+      {"conv2d_dw", Conv2dDw, true},
+      {"conv2d_db", Conv2dDb, true},
+  };
+}
+
+}  // namespace tessera
