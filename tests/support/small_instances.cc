@@ -64,6 +64,28 @@ std::optional<Plan> Shifted(const SearchSpace& space, const Plan& plan,
   return shifted;
 }
 
+// What ForEachPlan goes through from `start`, valid or not.
+double Choices(const SearchSpace& space, const Plan& start) {
+  const Graph& graph = *space.index.graph;
+  double choices = std::pow(4.0, static_cast<double>(start.weights.size()));
+  for (size_t i = 0; i < start.ops.size(); ++i) {
+    const auto splittable = std::ranges::count_if(
+        graph.nodes[i].rule.factors,
+        [](const Factor& factor) { return factor.splittable; });
+    const auto axes = start.groups[start.ops[i].group.index()].axes.size();
+    choices *= std::pow(static_cast<double>(splittable + 1),
+                        static_cast<double>(axes));
+  }
+  int64_t microbatches = 0;
+  for (int64_t m = 1; m <= graph.global_batch; ++m) {
+    microbatches += graph.global_batch % m == 0 ? 1 : 0;
+  }
+  const size_t schedules =
+      start.groups.size() > 1 ? SchedulesFor(ShapeOf(graph, start)).size() : 1;
+  return choices * static_cast<double>(microbatches) *
+         static_cast<double>(schedules);
+}
+
 }  // namespace
 
 SmallInstance MakeSmallInstance(uint64_t number) {
@@ -132,10 +154,13 @@ std::optional<ExhaustiveResult> BestOfAll(const SearchSpace& space,
       if (!known) starts.push_back(*std::move(shifted));
     }
   }
+  double choices = 0;
+  for (const Plan& start : starts) choices += Choices(space, start);
+  if (choices > static_cast<double>(limit)) return std::nullopt;
   std::optional<ExhaustiveResult> best;
   int64_t plans = 0;
   for (const Plan& start : starts) {
-    const auto found = Exhaustive(space, start, objective, limit - plans);
+    const auto found = Exhaustive(space, start, objective, limit);
     if (!found) continue;
     plans += found->plans;
     if (!best || Better(found->evaluation, best->evaluation)) best = found;

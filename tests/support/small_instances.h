@@ -23,9 +23,9 @@ struct SmallInstance {
 SmallInstance MakeSmallInstance(uint64_t number);
 
 // The best of all plans, of one stage and of pipelines with every boundary
-// between stages, that ForEachPlan visits; nothing where there are more than
-// `limit` or none. In its own placements nothing is recomputed, tiled or
-// offloaded.
+// between stages, that ForEachPlan visits; nothing where it goes through more
+// than `limit`, valid or not, or none is valid. In its own placements nothing
+// is recomputed, tiled or offloaded.
 std::optional<ExhaustiveResult> BestOfAll(const SearchSpace& space,
                                           const Objective& objective,
                                           int64_t limit);
