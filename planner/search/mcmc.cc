@@ -406,6 +406,16 @@ std::vector<FoundPlan> BestOf(std::vector<FoundPlan> all, size_t count) {
   return best;
 }
 
+// All ranks do all the work, and none exchanges anything: no strategy says so,
+// and each move towards it from a strategy costs time.
+std::optional<Plan> Repeated(const SearchSpace& space) {
+  auto plan = PlanFromStrategy(space.index, *space.cluster, Strategy());
+  if (!plan) return std::nullopt;
+  for (OpPlacement& op : plan->ops) op.axes = {};
+  if (!MakeCanonical(space, *plan)) return std::nullopt;
+  return *std::move(plan);
+}
+
 // Where no plan is there to start from.
 Error NothingValid(const SearchSpace& space) {
   const auto why = PlanFromStrategy(space.index, *space.cluster, Strategy());
@@ -454,6 +464,10 @@ Result<SearchResult> Search(const SearchSpace& space,
     if (!MakeCanonical(space, plan) || !Allowed(space, plan)) continue;
     const Score score = ScoreOf(objective.Evaluate(plan));
     given.push_back({score, {}, std::move(plan)});
+  }
+  if (auto plan = Repeated(space); plan && Allowed(space, *plan)) {
+    const Score score = ScoreOf(objective.Evaluate(*plan));
+    given.push_back({score, {}, *std::move(plan)});
   }
   const AllowedObjective allowed(space, objective);
   const std::vector<Strategy> strategies = UniformStrategies(space);
