@@ -144,8 +144,9 @@ StepBound LowerBound(const Graph& graph, const Cluster& cluster,
     if (query.op_class == OpClass::kAttention) {
       query.attention = AttentionShapeOf(call);
       query.backward = node.op->adjoints.empty();
-      query.attention->pairs = static_cast<double>(CausalPairs(
-          {0, call.Extent('s')}, {0, call.Extent('t')}, WindowOf(node)));
+      query.attention->pairs = static_cast<double>(
+          SeenPairs({0, call.Extent(kSequenceFactor)},
+                    {0, call.Extent(kKeyFactor)}, MaskOf(node)));
       if (stack.attention == StackAttention::kUnfused) query.score_passes = 1;
       if (stack.attention == StackAttention::kFlash1) {
         query.attention_kernel = AttentionKernel::kFlash1;
