@@ -19,7 +19,6 @@ struct Unit {
 constexpr double kKi = 1024;
 
 constexpr std::array kUnits = {
-    Unit{"", Dimension::kNumber, 1},
     Unit{"%", Dimension::kNumber, 0.01},
     Unit{"x", Dimension::kFactor, 1},
     Unit{"B", Dimension::kBytes, 1},
@@ -63,8 +62,9 @@ constexpr std::array kUnits = {
 };
 
 constexpr std::array kCounts = {
-    Unit{"", Dimension::kNumber, 1},     Unit{"k", Dimension::kNumber, 1e3},
-    Unit{"M", Dimension::kNumber, 1e6},  Unit{"B", Dimension::kNumber, 1e9},
+    Unit{"k", Dimension::kNumber, 1e3},
+    Unit{"M", Dimension::kNumber, 1e6},
+    Unit{"B", Dimension::kNumber, 1e9},
     Unit{"T", Dimension::kNumber, 1e12},
 };
 
@@ -89,6 +89,9 @@ Result<Amount> ParseWithUnits(std::string_view text,
   const std::optional<Split> split = SplitNumber(text);
   if (!split) {
     return Amount{Dimension::kText, 0, std::string(text)};
+  }
+  if (split->unit.empty()) {
+    return Amount{Dimension::kNumber, split->number, std::string(text)};
   }
   const auto unit = Find("unit", units, split->unit);
   if (!unit) {

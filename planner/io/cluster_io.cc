@@ -38,6 +38,37 @@ Result<Duration> ToDuration(double seconds, const std::string& where) {
   return Duration::FromSeconds(seconds);
 }
 
+proto::Stack ToProto(const Stack& stack) {
+  proto::Stack row;
+  row.set_name(stack.name);
+  row.set_source(stack.source);
+  row.set_host_seconds_per_operator(stack.host_per_operator.seconds());
+  row.set_overlaps(stack.overlaps);
+  row.set_attention(static_cast<proto::StackAttention>(stack.attention));
+  row.set_fuses_projections(stack.fuses_projections);
+  row.set_fuses_elementwise(stack.fuses_elementwise);
+  row.set_logits_passes(stack.logits_passes);
+  row.set_kernel_traffic(stack.kernel_traffic);
+  row.set_optimizer_traffic(stack.optimizer_traffic);
+  row.set_sustained(stack.sustained);
+  row.set_sharded_bytes_per_second(stack.sharded_bandwidth.value);
+  row.set_tensor_exposed(stack.tensor_exposed);
+  row.set_experts_exposed(stack.experts_exposed);
+  row.set_experts_once_per_host(stack.experts_once_per_host);
+  row.set_products(static_cast<proto::ProductType>(stack.products));
+  proto::StackMemory& memory = *row.mutable_memory();
+  memory.set_dropout_masks(stack.memory.dropout_masks);
+  memory.set_fp16_gradients(stack.memory.fp16_gradients);
+  memory.set_gradient_copies(stack.memory.gradient_copies);
+  memory.set_whole_gradients(stack.memory.whole_gradients);
+  memory.set_zero_bucket_bytes(stack.memory.zero_bucket.value);
+  memory.set_logits(static_cast<proto::StackLogits>(stack.memory.logits));
+  memory.set_context_bytes(stack.memory.context.value);
+  memory.set_communicator_bytes(stack.memory.communicator.value);
+  memory.set_fragmentation(stack.memory.fragmentation);
+  return row;
+}
+
 proto::Cluster ToProto(const Cluster& cluster) {
   proto::Cluster out;
   out.set_schema_version(kSchemaVersion);
@@ -92,36 +123,7 @@ proto::Cluster ToProto(const Cluster& cluster) {
     row.set_storage_read_bytes_per_second(cluster.host->storage_read.value);
     row.set_storage_write_bytes_per_second(cluster.host->storage_write.value);
   }
-  if (cluster.stack != Stack()) {
-    const Stack& stack = cluster.stack;
-    proto::Stack& row = *out.mutable_stack();
-    row.set_name(stack.name);
-    row.set_source(stack.source);
-    row.set_host_seconds_per_operator(stack.host_per_operator.seconds());
-    row.set_overlaps(stack.overlaps);
-    row.set_attention(static_cast<proto::StackAttention>(stack.attention));
-    row.set_fuses_projections(stack.fuses_projections);
-    row.set_fuses_elementwise(stack.fuses_elementwise);
-    row.set_logits_passes(stack.logits_passes);
-    row.set_kernel_traffic(stack.kernel_traffic);
-    row.set_optimizer_traffic(stack.optimizer_traffic);
-    row.set_sustained(stack.sustained);
-    row.set_sharded_bytes_per_second(stack.sharded_bandwidth.value);
-    row.set_tensor_exposed(stack.tensor_exposed);
-    row.set_experts_exposed(stack.experts_exposed);
-    row.set_experts_once_per_host(stack.experts_once_per_host);
-    row.set_products(static_cast<proto::ProductType>(stack.products));
-    proto::StackMemory& memory = *row.mutable_memory();
-    memory.set_dropout_masks(stack.memory.dropout_masks);
-    memory.set_fp16_gradients(stack.memory.fp16_gradients);
-    memory.set_gradient_copies(stack.memory.gradient_copies);
-    memory.set_whole_gradients(stack.memory.whole_gradients);
-    memory.set_zero_bucket_bytes(stack.memory.zero_bucket.value);
-    memory.set_logits(static_cast<proto::StackLogits>(stack.memory.logits));
-    memory.set_context_bytes(stack.memory.context.value);
-    memory.set_communicator_bytes(stack.memory.communicator.value);
-    memory.set_fragmentation(stack.memory.fragmentation);
-  }
+  if (cluster.stack != Stack()) *out.mutable_stack() = ToProto(cluster.stack);
   for (const Vertex& vertex : cluster.vertices) {
     proto::Vertex& row = *out.add_vertices();
     row.set_kind(ToProto(vertex.kind));
@@ -342,6 +344,8 @@ Result<Cluster> ReadCluster(const std::string& path) {
 Result<Cluster> WithFields(const Cluster& cluster,
                            std::span<const FieldValue> fields) {
   proto::Cluster message = ToProto(cluster);
+  // Its fields are set one by one, the default stack's too.
+  *message.mutable_stack() = ToProto(cluster.stack);
   for (const FieldValue& field : fields) {
     if (auto set = SetField(field.path, field.amount, message); !set) {
       return set.error().At(field.path);

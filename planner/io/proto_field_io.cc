@@ -200,7 +200,7 @@ Result<void> SetPlain(const FieldDescriptor& field, const Amount& amount,
         for (int i = 0; i < type.value_count(); ++i) {
           known.push_back(type.value(i)->name());
         }
-        return UnknownName("value", amount.text, known);
+        return InvalidInput(UnknownName("value", amount.text, known).message);
       }
       reflection.SetEnum(&message, &field, value);
       return {};

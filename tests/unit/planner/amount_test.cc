@@ -43,6 +43,7 @@ TEST(Amount, AWrongUnitNamesTheNearOne) {
     const auto amount = ParseAmount(text);
     ASSERT_FALSE(amount) << text;
     EXPECT_THAT(amount.error().message, HasSubstr("unknown unit")) << text;
+    EXPECT_THAT(amount.error().message, HasSubstr("known: %, x, B")) << text;
   }
   EXPECT_FALSE(ParseAmount(""));
 }
