@@ -38,7 +38,13 @@ std::string Scaled(double value, const std::array<Unit, n>& units) {
 std::string FormatNumber(double value) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.3g", value);
-  return text;
+  if (!(std::abs(value) >= 1000 && std::abs(value) < 1e15)) return text;
+  std::string digits = FormatFixed(std::strtod(text, nullptr), 0);
+  for (size_t end = digits.size(); end > 3 + (value < 0 ? 1 : 0);) {
+    end -= 3;
+    digits.insert(end, ",");
+  }
+  return digits;
 }
 
 std::string FormatFixed(double value, int decimals) {

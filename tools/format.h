@@ -18,9 +18,9 @@ std::string FormatBytes(Bytes bytes);
 std::string FormatCount(double count);
 // "218 TFLOP/s".
 std::string FormatRate(FlopsPerSecond rate);
-// printf's "%.Nf".
-// Three significant digits.
+// Three significant digits: "0.125", "66,100".
 std::string FormatNumber(double value);
+// printf's "%.Nf".
 std::string FormatFixed(double value, int decimals);
 // "41.7 %" of 0.417.
 std::string FormatPercent(double share);

@@ -18,6 +18,10 @@ TEST(FormatTest, ChoosesUnitsWithThreeDigits) {
   EXPECT_EQ(FormatCount(60), "60");
   EXPECT_EQ(FormatRate({2.187e14}), "219 TFLOP/s");
   EXPECT_EQ(FormatPercent(0.417), "41.7 %");
+  EXPECT_EQ(FormatNumber(0.125), "0.125");
+  EXPECT_EQ(FormatNumber(999), "999");
+  EXPECT_EQ(FormatNumber(66123), "66,100");
+  EXPECT_EQ(FormatNumber(-1234567), "-1,230,000");
 }
 
 TEST(FormatTest, AlignsTables) {
