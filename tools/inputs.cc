@@ -70,18 +70,6 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
   return graph;
 }
 
-// The rows of all files; of two with one key that of the later file.
-Result<std::optional<ProfileDb>> ReadProfiles(
-    const std::vector<std::string>& paths) {
-  std::optional<ProfileDb> all;
-  for (const std::string& path : paths) {
-    TESSERA_TRY(ProfileDb profile, ReadProfile(path));
-    if (all) profile.rows.merge(all->rows);
-    all = std::move(profile);
-  }
-  return all;
-}
-
 // All problems on one line.
 Result<void> CheckPlan(const Graph& graph, const Cluster& cluster,
                        const Plan& plan, const std::string& where) {
@@ -141,6 +129,17 @@ Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
 }
 
 }  // namespace
+
+Result<std::optional<ProfileDb>> ReadProfiles(
+    const std::vector<std::string>& paths) {
+  std::optional<ProfileDb> all;
+  for (const std::string& path : paths) {
+    TESSERA_TRY(ProfileDb profile, ReadProfile(path));
+    if (all) profile.rows.merge(all->rows);
+    all = std::move(profile);
+  }
+  return all;
+}
 
 Result<Inputs> ReadInputs(const Options& options,
                           std::string_view default_cluster) {

@@ -34,6 +34,11 @@ Result<Inputs> ReadInputs(const Options& options,
                           std::string_view default_cluster = "");
 Result<Inputs> ReadInputs(const Options& options, Cluster default_cluster);
 
+// The rows of all files; of two with one key that of the later file. Nothing
+// without files.
+Result<std::optional<ProfileDb>> ReadProfiles(
+    const std::vector<std::string>& paths);
+
 // The plan of `inputs`, else data parallelism over the whole cluster.
 Result<Plan> PlanOrDataParallel(const Inputs& inputs);
 

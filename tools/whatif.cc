@@ -1,14 +1,15 @@
 #include <algorithm>
+#include <chrono>
 #include <iostream>
 #include <mutex>
 #include <thread>
 
-#include "costmodel/profile/profile_io.h"
 #include "costmodel/whatif/grid.h"
 #include "costmodel/whatif/jitter.h"
 #include "costmodel/whatif/questions.h"
 #include "planner/io/file.h"
 #include "planner/io/plan_io.h"
+#include "planner/topology/stacks.h"
 #include "tools/format.h"
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
@@ -49,6 +50,11 @@ Result<Scenario> ScenarioOf(const Options& options) {
   scenario.seq_len = options.seq_len;
   scenario.dtype = options.dtype;
   scenario.documents = options.end_of_text >= 0;
+  if (!options.stack.empty()) {
+    auto stack = ParseStack(options.stack);
+    if (!stack) return stack.error().At("--stack");
+    scenario.stack = *std::move(stack);
+  }
   scenario.strategy = options.strategy;
   for (const std::string& text : options.set) {
     auto setting = ParseSetting(text);
@@ -73,8 +79,9 @@ Result<std::vector<Axis>> AxesOf(const Options& options) {
   for (const std::string& text : options.vary) {
     auto axis = ParseAxis(text);
     if (!axis) return axis.error().At("--vary");
-    const bool known = std::ranges::any_of(
-        axes, [&](const Axis& other) { return other.path == axis->path; });
+    const bool known = std::ranges::any_of(axes, [&](const Axis& other) {
+      return FilePathOf(other.path) == FilePathOf(axis->path);
+    });
     if (known) return InvalidInput("given twice", "--vary " + axis->path);
     axes.push_back(*std::move(axis));
   }
@@ -108,6 +115,29 @@ Result<void> CheckFlags(const Options& options) {
   if (options.json && options.csv) {
     return InvalidInput("give --json or --csv, not both", "--csv");
   }
+  const int questions = (options.scaling_limit > 0 ? 1 : 0) +
+                        (options.cheapest.empty() ? 0 : 1) +
+                        (options.fit ? 1 : 0);
+  if (options.csv && questions + (options.vary.empty() ? 0 : 1) > 1) {
+    return InvalidInput(
+        "prints one table: expected one of --vary, --scaling-limit, "
+        "--cheapest and --fit",
+        "--csv");
+  }
+  if (options.csv && (options.jitter > 0 || options.sensitivity)) {
+    return InvalidInput("does not have --jitter and --sensitivity; --json has",
+                        "--csv");
+  }
+  if (options.Given("--samples") && options.jitter == 0) {
+    return InvalidInput("needs --jitter SHARE", "--samples");
+  }
+  if (options.Given("--scaling") && options.scaling_limit == 0) {
+    return InvalidInput("needs --scaling-limit SHARE", "--scaling");
+  }
+  if (options.Given("--proposals") && !options.replan &&
+      options.cheapest.empty()) {
+    return InvalidInput("needs --replan", "--proposals");
+  }
   if (!options.cheapest.empty() && options.tokens == 0) {
     return InvalidInput("needs --tokens N", "--cheapest");
   }
@@ -121,15 +151,23 @@ Result<void> CheckFlags(const Options& options) {
   return CheckReplaceable(options.output, "-o");
 }
 
-Result<std::optional<ProfileDb>> ReadProfilesOf(const Options& options) {
-  std::optional<ProfileDb> all;
-  for (const std::string& path : options.profiles) {
-    TESSERA_TRY(ProfileDb profile, ReadProfile(path));
-    if (all) profile.rows.merge(all->rows);
-    all = std::move(profile);
+// A line on standard error each few seconds of long work.
+class ProgressLines {
+ public:
+  void Hear(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    const auto time = std::chrono::steady_clock::now();
+    if (time < next_) return;
+    next_ = time + kBetween;
+    std::cerr << "tessera: " << text << std::endl;
   }
-  return all;
-}
+
+ private:
+  static constexpr std::chrono::seconds kBetween{10};
+  std::mutex mutex_;
+  std::chrono::steady_clock::time_point next_ =
+      std::chrono::steady_clock::now() + kBetween;
+};
 
 std::string CommandText(const Options& options) {
   std::string text = "tessera";
@@ -147,13 +185,15 @@ Result<int> RunWhatif(const Options& options) {
   TESSERA_TRY(Scenario scenario, ScenarioOf(options));
   TESSERA_TRY(const std::vector<Axis> axes, AxesOf(options));
   size_t cells = 1;
-  for (const Axis& axis : axes) cells *= axis.values.size();
-  if (cells > kMostCells) {
-    return InvalidInput("asks for " + std::to_string(cells) +
-                            " cells, at most " + std::to_string(kMostCells),
-                        "--vary");
+  for (const Axis& axis : axes) {
+    cells *= axis.values.size();
+    if (cells <= kMostCells) continue;
+    return InvalidInput(
+        "asks for more than " + std::to_string(kMostCells) + " cells",
+        "--vary");
   }
-  TESSERA_TRY(const std::optional<ProfileDb> profile, ReadProfilesOf(options));
+  TESSERA_TRY(const std::optional<ProfileDb> profile,
+              ReadProfiles(options.profiles));
   ModelCache models;
   TESSERA_TRY(const std::optional<Plan> plan,
               ReadPlanFor(options, scenario, models));
@@ -162,23 +202,26 @@ Result<int> RunWhatif(const Options& options) {
   grid.predict.training = options.training;
   grid.predict.profile = profile ? &*profile : nullptr;
   grid.predict.fast = options.fast;
+  grid.predict.sensitivity = options.sensitivity || !options.fast;
   grid.predict.run = {options.tokens, options.checkpoint_every,
                       options.restart_s};
-  if (options.replan) {
-    grid.replan = ReplanOptions{.proposals = options.proposals.value_or(0),
+  ProgressLines lines;
+  grid.predict.watch = {&CatchInterrupts(),
+                        [&](const std::string& text) { lines.Hear(text); }};
+  const ReplanOptions replan = {.proposals = options.proposals.value_or(0),
                                 .seed = options.seed};
-  }
+  if (options.replan) grid.replan = replan;
   grid.plan = plan ? &*plan : nullptr;
   grid.threads =
       options.threads > 0
           ? options.threads
           : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  grid.stop = &CatchInterrupts();
 
   WhatifResult result;
   result.command = CommandText(options);
   result.axes = axes;
   result.replanned = options.replan;
+  result.sensitivity = options.sensitivity;
   result.tokens = options.tokens;
   result.days = options.days;
   result.scaling_limit = options.scaling_limit;
@@ -207,21 +250,21 @@ Result<int> RunWhatif(const Options& options) {
   }
   if (!options.cheapest.empty()) {
     GridOptions own = grid;
-    if (!options.strategy && !own.replan) {
-      own.replan = ReplanOptions{.seed = options.seed};
-    }
+    if (!options.strategy && options.plan.empty()) own.replan = replan;
     TESSERA_TRY(result.cheapest, CheapestOf(scenario, Words(options.cheapest),
                                             options.days, own, models));
   }
   if (options.fit) {
     TESSERA_TRY(Case base, MakeCase(scenario, models));
-    TESSERA_TRY(result.fit, FitOf(std::move(base), grid.predict));
+    TESSERA_TRY(result.fit, FitOf(std::move(base), grid));
   }
-  result.interrupted = grid.stop->load();
+  result.interrupted = grid.predict.watch.stopped();
 
   TESSERA_TRY(const Case base, MakeCase(scenario, models));
   result.model = base.graph->name;
-  result.cluster = base.cluster.name;
+  // Offers stand in for a cluster.
+  result.cluster =
+      options.cluster.empty() ? options.cheapest : base.cluster.name;
   if (!options.output.empty()) {
     TESSERA_RETURN_IF_ERROR(
         WriteFileAtomically(options.output, WhatifReport(result)));
@@ -231,7 +274,7 @@ Result<int> RunWhatif(const Options& options) {
   } else if (options.csv) {
     std::cout << WhatifCsv(result);
   } else {
-    std::cout << WhatifText(result, options.sensitivity);
+    std::cout << WhatifText(result);
     if (!options.output.empty()) {
       std::cout << "\n  report: " << options.output << "\n";
     }
@@ -249,6 +292,10 @@ Result<int> RunWhatif(const Options& options) {
   }
   if (result.fit && !result.fit->fits) {
     return Error{ErrorCode::kInfeasible, "the plan does not fit", "whatif"};
+  }
+  if (result.scaling && result.scaling->devices == 0) {
+    return Error{ErrorCode::kInfeasible, "the plan does not run at the start",
+                 "whatif"};
   }
   if (result.cheapest && !result.cheapest->best) {
     return Error{ErrorCode::kInfeasible, "none of the clusters is an answer",

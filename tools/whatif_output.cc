@@ -1,6 +1,7 @@
 #include "tools/whatif_output.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "costmodel/whatif/band.h"
 #include "tools/format.h"
@@ -19,7 +20,15 @@ std::string MemoryText(const Prediction& p) {
   return FormatBytes(p.memory) + " of " + FormatBytes(p.capacity);
 }
 
+// Bytes for `--set device.memory=`, never less than these.
+std::string RoundedUp(Bytes bytes) {
+  return FormatFixed(std::ceil(static_cast<double>(bytes.value) / 1e8) / 10,
+                     1) +
+         "GB";
+}
+
 std::string BottleneckText(const Prediction& p) {
+  if (p.bottleneck.empty()) return "-";
   return p.bottleneck + " " + FormatPercent(p.bottleneck_share);
 }
 
@@ -78,6 +87,9 @@ std::string SourcesText(const SourceShares& sources) {
 std::string GoodputText(const Goodput& goodput) {
   std::string text = FormatPercent(goodput.fraction) +
                      " of the time in steps that count (Daly 2006)";
+  if (goodput.stall > 0) {
+    text += "; data is waited for " + FormatTime(goodput.stall) + " a step";
+  }
   if (goodput.interval > 0) {
     text += "; a checkpoint each " + FormatTime(goodput.interval) +
             " of work takes " + FormatPercent(goodput.saving);
@@ -105,7 +117,7 @@ std::string CellText(const Cell& cell) {
         FormatPercent(part.time.seconds() / p.evaluation.step_time.seconds());
   }
   if (!breakdown.empty()) out += Line("time goes to", Wrap(breakdown, 16));
-  out += Line("held up by", BottleneckText(p));
+  if (!p.bottleneck.empty()) out += Line("held up by", BottleneckText(p));
   out += Line("memory",
               MemoryText(p) +
                   (p.evaluation.feasible() ? "" : ": " + ProblemText(cell)));
@@ -125,7 +137,9 @@ std::string CellText(const Cell& cell) {
     out += Line("energy", FormatNumber(*p.watts * step / 3.6e6) +
                               " kWh a step (boards alone, at full power)");
   }
-  if (p.goodput) out += Line("goodput", Wrap(GoodputText(*p.goodput), 16));
+  if (p.goodput.fraction < 1) {
+    out += Line("goodput", Wrap(GoodputText(p.goodput), 16));
+  }
   if (p.run) {
     std::string text = FormatCount(p.run->steps) + " steps, " +
                        FormatNumber(p.run->days) + " days";
@@ -140,128 +154,33 @@ std::string CellText(const Cell& cell) {
     }
     out += Line("not known", names + " (--set gives them)");
   }
-  for (const std::string& note : cell.notes) out += Line("note", note);
   return out;
 }
 
-std::string SensitivityText(const WhatifResult& result) {
-  std::vector<Row> rows = {{"1 % more of"}};
-  std::vector<const Prediction*> columns;
-  for (const Cell& cell : result.cells) {
-    const Prediction* p = GoodPrediction(cell);
-    if (p == nullptr || !p->sensitivity) continue;
-    std::string name;
-    for (const std::string& value : cell.values) {
-      name += (name.empty() ? "" : " ") + value;
-    }
-    rows[0].push_back(name.empty() ? "shortens the step by" : name);
-    columns.push_back(p);
+std::string CellName(const Cell& cell) {
+  std::string name;
+  for (const std::string& value : cell.values) {
+    name += (name.empty() ? "" : " ") + value;
   }
-  if (columns.empty()) return "";
-  const auto percent = [](double value) {
-    return FormatFixed(value, 3) + " %";
-  };
-  for (const Resource& resource : Resources()) {
-    Row row = {std::string(resource.name)};
-    bool any = false;
-    for (const Prediction* p : columns) {
-      const auto found = std::ranges::find(p->sensitivity->resources, &resource,
-                                           &Elasticity::resource);
-      const bool has = found != p->sensitivity->resources.end();
-      any |= has;
-      row.push_back(has ? percent(found->value) : "-");
-    }
-    if (any) rows.push_back(std::move(row));
-  }
-  Row rest = {"(nothing of these)"};
-  Row memory = {"device.memory to spare"};
-  for (const Prediction* p : columns) {
-    rest.push_back(percent(p->sensitivity->unexplained));
-    memory.push_back(FormatBytes(p->capacity - p->memory));
-  }
-  rows.push_back(std::move(rest));
-  rows.push_back(std::move(memory));
-  return "\n" + FormatTable(rows);
+  return name;
 }
 
-std::string ScalingText(const WhatifResult& result) {
-  const Scaling& scaling = *result.scaling;
-  std::vector<Row> rows = {
-      {"devices", "nodes", "step", "tokens/s", "efficiency", "held up by"}};
-  for (const ScalingPoint& point : scaling.points) {
-    const Prediction* p = GoodPrediction(point.cell);
-    if (p == nullptr) {
-      rows.push_back({std::to_string(point.devices),
-                      std::to_string(point.nodes), "-", "-", "-",
-                      ProblemText(point.cell)});
-      continue;
-    }
-    rows.push_back({std::to_string(point.devices), std::to_string(point.nodes),
-                    FormatTime(p->evaluation.step_time),
-                    FormatCount(p->tokens_per_s),
-                    FormatPercent(point.efficiency), BottleneckText(*p)});
-  }
-  std::string out = "\n" + FormatTable(rows) + "\n  ";
-  const std::string kind = result.weak ? "weak" : "strong";
-  const std::string limit = FormatPercent(result.scaling_limit);
-  if (scaling.devices == 0) return out + "it does not run at the start\n";
-  out += kind + " scaling is at least " + limit + " efficient up to " +
-         std::to_string(scaling.devices) + " devices";
-  if (scaling.too_many > 0) {
-    out += ", and no more at " + std::to_string(scaling.too_many);
-  }
-  return out + "\n";
-}
-
-std::string CheapestText(const WhatifResult& result) {
-  std::vector<Row> rows = {{"cluster", "plan", "step", "days", "USD", "MWh"}};
-  for (const Offer& offer : result.cheapest->offers) {
-    if (!offer.cell.prediction) {
-      rows.push_back({offer.cluster, offer.refused, "-", "-", "-", "-"});
-      continue;
-    }
-    const Prediction& p = *offer.cell.prediction;
-    rows.push_back({offer.cluster, p.strategy,
-                    FormatTime(p.evaluation.step_time),
-                    FormatNumber(p.run->days),
-                    p.run->usd ? FormatNumber(*p.run->usd) : "-",
-                    p.run->kwh ? FormatNumber(*p.run->kwh / 1000) : "-"});
-  }
-  std::string out = "\n" + FormatTable(rows) + "\n";
-  for (const Offer& offer : result.cheapest->offers) {
-    if (!offer.refused.empty()) {
-      out += "  " + offer.cluster + ": " + offer.refused + "\n";
+// Everything that was predicted, by what it is called.
+std::vector<std::pair<std::string, const Cell*>> AllCells(
+    const WhatifResult& result) {
+  std::vector<std::pair<std::string, const Cell*>> all;
+  for (const Cell& cell : result.cells) all.emplace_back(CellName(cell), &cell);
+  if (result.scaling) {
+    for (const ScalingPoint& point : result.scaling->points) {
+      all.emplace_back(std::to_string(point.devices) + " devices", &point.cell);
     }
   }
-  if (!result.cheapest->best) return out + "  none of them is an answer\n";
-  return out + "  the cheapest is " +
-         result.cheapest->offers[*result.cheapest->best].cluster + "\n";
-}
-
-std::string FitText(const Fit& fit) {
-  std::string out = "\n";
-  if (fit.fits) {
-    return out + "  it fits: " + FormatBytes(fit.memory) + " of " +
-           FormatBytes(fit.capacity) + ", " +
-           FormatBytes(fit.capacity - fit.memory) + " to spare\n";
+  if (result.cheapest) {
+    for (const Offer& offer : result.cheapest->offers) {
+      all.emplace_back(offer.cluster, &offer.cell);
+    }
   }
-  out += "  it does not fit: " + FormatBytes(fit.memory) + " of " +
-         FormatBytes(fit.capacity) + " on the fullest device\n";
-  out += "  as it is it fits devices with device.memory=" +
-         FormatBytes(fit.memory_needed) + "\n";
-  if (fit.changes.empty()) {
-    return out +
-           "  no change of one or two keys of the strategy makes it fit\n";
-  }
-  std::vector<Row> rows = {{"with", "step", "memory", "strategy"}};
-  constexpr size_t kShown = 8;
-  for (size_t i = 0; i < std::min(kShown, fit.changes.size()); ++i) {
-    const FitChange& change = fit.changes[i];
-    rows.push_back({change.change, FormatTime(change.step_time),
-                    FormatBytes(change.memory), change.strategy});
-  }
-  return out + "  the smallest changes with which it fits, fastest first:\n\n" +
-         FormatTable(rows);
+  return all;
 }
 
 template <typename T>
@@ -307,13 +226,11 @@ Json PredictionJson(const Prediction& p) {
     values.Set("unexplained", p.sensitivity->unexplained);
     json.Set("sensitivity", std::move(values));
   }
-  if (p.goodput) {
-    json.Set("goodput",
-             Json::Object({{"fraction", p.goodput->fraction},
-                           {"checkpoint_interval_s", p.goodput->interval},
-                           {"checkpoint_share", p.goodput->saving},
-                           {"data_stall_s", p.goodput->stall}}));
-  }
+  json.Set("goodput",
+           Json::Object({{"fraction", p.goodput.fraction},
+                         {"checkpoint_interval_s", p.goodput.interval},
+                         {"checkpoint_share", p.goodput.saving},
+                         {"data_stall_s", p.goodput.stall}}));
   if (p.run) {
     json.Set("run", Json::Object({{"steps", p.run->steps},
                                   {"days", p.run->days},
@@ -365,6 +282,37 @@ std::string CsvNumber(double value) {
   return Json(value).OneLine();
 }
 
+// The columns of a cell behind `first`.
+Row CellHeading(Row first) {
+  first.insert(
+      first.end(),
+      {"devices", "strategy", "step_time_s", "tokens_per_s", "mfu",
+       "memory_bytes", "memory_capacity_bytes", "feasible", "bottleneck",
+       "bottleneck_share", "usd_per_step", "days", "usd", "problem"});
+  return first;
+}
+
+Row CellFields(Row first, const Cell& cell) {
+  if (!cell.prediction) {
+    first.resize(CellHeading({}).size() + first.size() - 1);
+    first.push_back(ProblemText(cell));
+    return first;
+  }
+  const Prediction& p = *cell.prediction;
+  const double step = p.evaluation.step_time.seconds();
+  first.insert(
+      first.end(),
+      {std::to_string(p.devices), p.strategy, CsvNumber(step),
+       CsvNumber(p.tokens_per_s), CsvNumber(p.mfu),
+       std::to_string(p.memory.value), std::to_string(p.capacity.value),
+       p.evaluation.feasible() ? "true" : "false", p.bottleneck,
+       CsvNumber(p.bottleneck_share),
+       p.usd_per_hour ? CsvNumber(*p.usd_per_hour * step / 3600) : "",
+       p.run ? CsvNumber(p.run->days) : "",
+       p.run && p.run->usd ? CsvNumber(*p.run->usd) : "", ProblemText(cell)});
+  return first;
+}
+
 }  // namespace
 
 std::string ProblemText(const Cell& cell) {
@@ -393,37 +341,230 @@ std::string BandText() {
          std::string(band->source) + ")";
 }
 
-std::string WhatifText(const WhatifResult& result, bool sensitivity) {
-  std::string out = result.model + " on " + result.cluster + "\n\n";
-  if (result.cells.size() == 1) {
-    out += CellText(result.cells[0]);
-  } else if (!result.cells.empty()) {
-    out += FormatTable(CellRows(result));
-    for (const Cell& cell : result.cells) {
-      if (!cell.prediction) continue;
-      out += "\n  by " + SourcesText(cell.prediction->evaluation.sources) +
-             " (of the first cell)\n";
-      break;
+TableRows SensitivityRows(const WhatifResult& result) {
+  TableRows rows = {{"1 % more of"}};
+  std::vector<const Prediction*> columns;
+  for (const auto& [name, cell] : AllCells(result)) {
+    const Prediction* p = GoodPrediction(*cell);
+    if (p == nullptr || !p->sensitivity) continue;
+    rows[0].push_back(name.empty() ? "shortens the step by" : name);
+    columns.push_back(p);
+  }
+  if (columns.empty()) return {};
+  const auto percent = [](double value) {
+    return FormatFixed(value, 3) + " %";
+  };
+  for (const Resource& resource : Resources()) {
+    Row row = {std::string(resource.name)};
+    bool any = false;
+    for (const Prediction* p : columns) {
+      const auto found = std::ranges::find(p->sensitivity->resources, &resource,
+                                           &Elasticity::resource);
+      const bool has = found != p->sensitivity->resources.end();
+      any |= has;
+      row.push_back(has ? percent(found->value) : "-");
     }
-    for (const Cell& cell : result.cells) {
-      for (const std::string& note : cell.notes) {
-        std::string where;
-        for (const std::string& value : cell.values) where += value + " ";
-        out += "  " + where + "- " + note + "\n";
-      }
+    if (any) rows.push_back(std::move(row));
+  }
+  Row rest = {"(unexplained)"};
+  Row memory = {"device.memory to spare"};
+  for (const Prediction* p : columns) {
+    rest.push_back(percent(p->sensitivity->unexplained));
+    memory.push_back(FormatBytes(p->capacity - p->memory));
+  }
+  rows.push_back(std::move(rest));
+  rows.push_back(std::move(memory));
+  return rows;
+}
+
+TableRows ScalingRows(const WhatifResult& result) {
+  TableRows rows = {
+      {"devices", "nodes", "step", "tokens/s", "efficiency", "held up by"}};
+  for (const ScalingPoint& point : result.scaling->points) {
+    Row& row = rows.emplace_back();
+    row = {std::to_string(point.devices), std::to_string(point.nodes)};
+    if (const Prediction* p = GoodPrediction(point.cell)) {
+      row.insert(
+          row.end(),
+          {FormatTime(p->evaluation.step_time), FormatCount(p->tokens_per_s),
+           FormatPercent(point.efficiency), BottleneckText(*p)});
+    } else {
+      row.insert(row.end(), {"-", "-", "-", ProblemText(point.cell)});
     }
   }
-  if (sensitivity) out += SensitivityText(result);
+  return rows;
+}
+
+std::string ScalingAnswer(const WhatifResult& result) {
+  const Scaling& scaling = *result.scaling;
+  if (scaling.devices == 0) return "it does not run at the start";
+  std::string text = std::string(result.weak ? "weak" : "strong") +
+                     " scaling is at least " +
+                     FormatPercent(result.scaling_limit) + " efficient up to " +
+                     std::to_string(scaling.devices) + " devices";
+  if (scaling.too_many > 0) {
+    text += ", and no more at " + std::to_string(scaling.too_many);
+  }
+  if (scaling.most) text += ", the most that are tried";
+  return text;
+}
+
+TableRows CheapestRows(const WhatifResult& result) {
+  TableRows rows = {{"cluster", "plan", "step", "days", "USD", "MWh"}};
+  for (const Offer& offer : result.cheapest->offers) {
+    if (!offer.cell.prediction) {
+      rows.push_back({offer.cluster, "-", "-", "-", "-", "-"});
+      continue;
+    }
+    const Prediction& p = *offer.cell.prediction;
+    rows.push_back({offer.cluster, p.strategy,
+                    FormatTime(p.evaluation.step_time),
+                    FormatNumber(p.run->days),
+                    p.run->usd ? FormatNumber(*p.run->usd) : "-",
+                    p.run->kwh ? FormatNumber(*p.run->kwh / 1000) : "-"});
+  }
+  return rows;
+}
+
+std::string CheapestAnswer(const WhatifResult& result) {
+  const auto& best = result.cheapest->best;
+  if (!best) return "none of them is an answer";
+  return "the cheapest is " + result.cheapest->offers[*best].cluster;
+}
+
+TableRows FitRows(const Fit& fit) {
+  TableRows rows = {{"with", "step", "memory", "strategy"}};
+  rows.push_back({"as it is", FormatTime(fit.step_time),
+                  FormatBytes(fit.memory),
+                  fit.strategy ? *fit.strategy : fit.plan});
+  for (const FitChange& change : fit.changes) {
+    rows.push_back({change.change, FormatTime(change.step_time),
+                    FormatBytes(change.memory), change.strategy});
+  }
+  return rows;
+}
+
+std::vector<std::string> FitAnswer(const Fit& fit) {
+  const std::string memory =
+      FormatBytes(fit.memory) + " of " + FormatBytes(fit.capacity);
+  if (fit.fits) {
+    return {"it fits: " + memory + ", " +
+            FormatBytes(fit.capacity - fit.memory) + " to spare"};
+  }
+  if (fit.memory <= fit.capacity) return {"it does not fit: " + fit.problem};
+  std::vector<std::string> lines = {
+      "it does not fit: " + memory + " on the fullest device",
+      "as it is it fits devices with device.memory=" +
+          RoundedUp(fit.memory_needed)};
+  if (!fit.strategy) {
+    lines.emplace_back(
+        "other changes are of a uniform strategy, which it has "
+        "not");
+  } else if (fit.changes.empty() && fit.interrupted) {
+    lines.emplace_back("interrupted before a change was found that fits");
+  } else if (fit.changes.empty()) {
+    lines.emplace_back(
+        "no change of one or two keys of the strategy makes it "
+        "fit");
+  } else {
+    lines.emplace_back("with one key changed it fits, or faster with two:");
+  }
+  return lines;
+}
+
+std::string SourcesAnswer(const WhatifResult& result) {
+  for (const auto& [name, cell] : AllCells(result)) {
+    if (!cell->prediction) continue;
+    return SourcesText(cell->prediction->evaluation.sources);
+  }
+  return result.fit ? SourcesText(result.fit->sources) : "";
+}
+
+std::vector<std::string> NoteLines(const WhatifResult& result) {
+  const auto cells = AllCells(result);
+  std::vector<std::string> lines;
+  std::vector<std::string> known;
+  for (const auto& [name, cell] : cells) {
+    for (const std::string& note : cell->notes) {
+      if (std::ranges::find(known, note) != known.end()) continue;
+      known.push_back(note);
+      std::vector<std::string> names;
+      for (const auto& [other_name, other] : cells) {
+        const auto& notes = other->notes;
+        if (std::ranges::find(notes, note) != notes.end()) {
+          names.push_back(other_name);
+        }
+      }
+      std::string line = note;
+      if (names.size() < cells.size()) {
+        constexpr size_t kNamed = 3;
+        line += " (" + names[0];
+        for (size_t i = 1; i < std::min(kNamed, names.size()); ++i) {
+          line += "; " + names[i];
+        }
+        if (names.size() > kNamed) {
+          line += "; " + std::to_string(names.size() - kNamed) + " more";
+        }
+        line += ")";
+      }
+      lines.push_back(std::move(line));
+    }
+  }
+  return lines;
+}
+
+std::string WhatifText(const WhatifResult& result) {
+  std::vector<std::string> parts;
+  if (result.cells.size() == 1) {
+    parts.push_back(CellText(result.cells[0]));
+  } else if (!result.cells.empty()) {
+    parts.push_back(FormatTable(CellRows(result)));
+  }
   if (result.jitter) {
     const Jitter& jitter = *result.jitter;
-    out += Line("with jitter",
-                "half of the steps take at most " + FormatTime(jitter.p50) +
-                    ", 95 % at most " + FormatTime(jitter.p95) + " (" +
-                    std::to_string(jitter.samples) + " samples)");
+    parts.push_back(
+        Line("with jitter", "half of the steps take at most " +
+                                FormatTime(jitter.p50) + ", 95 % at most " +
+                                FormatTime(jitter.p95) + " (" +
+                                std::to_string(jitter.samples) + " samples)"));
   }
-  if (result.scaling) out += ScalingText(result);
-  if (result.cheapest) out += CheapestText(result);
-  if (result.fit) out += FitText(*result.fit);
+  if (result.scaling) {
+    parts.push_back(FormatTable(ScalingRows(result)) + "\n  " +
+                    ScalingAnswer(result) + "\n");
+  }
+  if (result.cheapest) {
+    std::string text = FormatTable(CheapestRows(result)) + "\n";
+    for (const Offer& offer : result.cheapest->offers) {
+      if (offer.refused.empty()) continue;
+      text += "  " + offer.cluster + ": " + offer.refused + "\n";
+    }
+    parts.push_back(text + "  " + CheapestAnswer(result) + "\n");
+  }
+  if (result.fit) {
+    std::string text;
+    for (const std::string& line : FitAnswer(*result.fit)) {
+      text += "  " + line + "\n";
+    }
+    parts.push_back(text + "\n" + FormatTable(FitRows(*result.fit)));
+  }
+  if (const TableRows rows = SensitivityRows(result);
+      result.sensitivity && !rows.empty()) {
+    parts.push_back(
+        FormatTable(rows) +
+        "\n  by the evaluator, without time lost on shared links\n");
+  }
+  std::string notes;
+  for (const std::string& note : NoteLines(result)) {
+    notes += Line("note", Wrap(note, 16));
+  }
+  // One cell has them beside its step.
+  const std::string sources = SourcesAnswer(result);
+  if (result.cells.size() != 1 && !sources.empty()) {
+    notes += Line("times", Wrap("by " + sources, 16));
+  }
+  if (!notes.empty()) parts.push_back(std::move(notes));
+  std::string out = result.model + " on " + result.cluster + "\n";
+  for (const std::string& part : parts) out += "\n" + part;
   return out;
 }
 
@@ -455,6 +596,7 @@ Json WhatifJson(const WhatifResult& result) {
                   {"limit", result.scaling_limit},
                   {"devices", result.scaling->devices},
                   {"too_many", result.scaling->too_many},
+                  {"most_tried", result.scaling->most},
                   {"points", Json::ArrayOf(result.scaling->points, point)}}));
   }
   if (result.cheapest) {
@@ -474,12 +616,15 @@ Json WhatifJson(const WhatifResult& result) {
     const Fit& fit = *result.fit;
     const auto change = [](const FitChange& c) {
       return Json::Object({{"change", c.change},
+                           {"keys", c.keys},
                            {"strategy", c.strategy},
                            {"step_time_s", c.step_time.seconds()},
                            {"memory_bytes", c.memory.value}});
     };
     json.Set("fit",
              Json::Object({{"fits", fit.fits},
+                           {"strategy", OrNull(fit.strategy)},
+                           {"step_time_s", fit.step_time.seconds()},
                            {"memory_bytes", fit.memory.value},
                            {"memory_capacity_bytes", fit.capacity.value},
                            {"memory_needed_bytes", fit.memory_needed.value},
@@ -489,35 +634,48 @@ Json WhatifJson(const WhatifResult& result) {
 }
 
 std::string WhatifCsv(const WhatifResult& result) {
-  Row heading;
-  for (const Axis& axis : result.axes) heading.push_back(axis.path);
-  heading.insert(
-      heading.end(),
-      {"devices", "strategy", "step_time_s", "tokens_per_s", "mfu",
-       "memory_bytes", "memory_capacity_bytes", "feasible", "bottleneck",
-       "bottleneck_share", "usd_per_step", "days", "usd", "problem"});
-  std::string out = CsvLine(heading);
-  for (const Cell& cell : result.cells) {
-    Row row = cell.values;
-    if (!cell.prediction) {
-      row.resize(heading.size() - 1);
-      row.push_back(ProblemText(cell));
-      out += CsvLine(row);
-      continue;
+  std::string out;
+  if (result.fit) {
+    const Fit& fit = *result.fit;
+    out += CsvLine({"change", "strategy", "step_time_s", "memory_bytes",
+                    "memory_capacity_bytes", "fits"});
+    const auto line = [&](const std::string& change,
+                          const std::string& strategy, Duration step,
+                          Bytes memory, bool fits) {
+      out += CsvLine({change, strategy, CsvNumber(step.seconds()),
+                      std::to_string(memory.value),
+                      std::to_string(fit.capacity.value),
+                      fits ? "true" : "false"});
+    };
+    line("", fit.strategy.value_or(fit.plan), fit.step_time, fit.memory,
+         fit.fits);
+    for (const FitChange& change : fit.changes) {
+      line(change.change, change.strategy, change.step_time, change.memory,
+           true);
     }
-    const Prediction& p = *cell.prediction;
-    const double step = p.evaluation.step_time.seconds();
-    row.insert(
-        row.end(),
-        {std::to_string(p.devices), p.strategy, CsvNumber(step),
-         CsvNumber(p.tokens_per_s), CsvNumber(p.mfu),
-         std::to_string(p.memory.value), std::to_string(p.capacity.value),
-         p.evaluation.feasible() ? "true" : "false", p.bottleneck,
-         CsvNumber(p.bottleneck_share),
-         p.usd_per_hour ? CsvNumber(*p.usd_per_hour * step / 3600) : "",
-         p.run ? CsvNumber(p.run->days) : "",
-         p.run && p.run->usd ? CsvNumber(*p.run->usd) : "", ProblemText(cell)});
-    out += CsvLine(row);
+    return out;
+  }
+  if (result.scaling) {
+    out += CsvLine(CellHeading({"nodes", "efficiency"}));
+    for (const ScalingPoint& point : result.scaling->points) {
+      out += CsvLine(
+          CellFields({std::to_string(point.nodes), CsvNumber(point.efficiency)},
+                     point.cell));
+    }
+    return out;
+  }
+  if (result.cheapest) {
+    out += CsvLine(CellHeading({"cluster", "refused"}));
+    for (const Offer& offer : result.cheapest->offers) {
+      out += CsvLine(CellFields({offer.cluster, offer.refused}, offer.cell));
+    }
+    return out;
+  }
+  Row first;
+  for (const Axis& axis : result.axes) first.push_back(axis.path);
+  out += CsvLine(CellHeading(first));
+  for (const Cell& cell : result.cells) {
+    out += CsvLine(CellFields(cell.values, cell));
   }
   return out;
 }

@@ -1,5 +1,6 @@
 #pragma once
-// What `tessera whatif` prints: tables for people, JSON and CSV.
+// What `tessera whatif` prints: tables for people, JSON and CSV; and what its
+// report shares with them.
 
 #include <optional>
 #include <string>
@@ -20,6 +21,7 @@ struct WhatifResult {
   std::vector<Axis> axes;
   std::vector<Cell> cells;  // empty where only a question was asked
   bool replanned = false;
+  bool sensitivity = false;      // was asked for
   std::optional<Jitter> jitter;  // of the first cell
   std::optional<Scaling> scaling;
   double scaling_limit = 0;
@@ -38,8 +40,26 @@ const Prediction* GoodPrediction(const Cell& cell);
 // "+-8 %", or "no band".
 std::string BandText();
 
-std::string WhatifText(const WhatifResult& result, bool sensitivity);
+// Tables of text: the first row is the heading.
+using TableRows = std::vector<std::vector<std::string>>;
+TableRows ScalingRows(const WhatifResult& result);
+TableRows CheapestRows(const WhatifResult& result);
+TableRows FitRows(const Fit& fit);
+// Of all cells and points; empty where none has a sensitivity.
+TableRows SensitivityRows(const WhatifResult& result);
+// The answers in sentences.
+std::string ScalingAnswer(const WhatifResult& result);
+std::string CheapestAnswer(const WhatifResult& result);
+std::vector<std::string> FitAnswer(const Fit& fit);
+// Where task times come from and how far off steps are, of the first
+// prediction; empty where there is none.
+std::string SourcesAnswer(const WhatifResult& result);
+// Each note once, with the cells that it is of where not all have it.
+std::vector<std::string> NoteLines(const WhatifResult& result);
+
+std::string WhatifText(const WhatifResult& result);
 Json WhatifJson(const WhatifResult& result);
+// One table: of the cells, or of the one question that was asked instead.
 std::string WhatifCsv(const WhatifResult& result);
 
 }  // namespace tessera

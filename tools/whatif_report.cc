@@ -1,6 +1,8 @@
 #include "tools/whatif_report.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "tools/format.h"
 #include "tools/step_report.h"
@@ -33,11 +35,12 @@ svg .label { font-size: 12px; fill: var(--soft); }
 .limit { stroke-dasharray: 6 4; stroke-width: 1.6; }
 .dot { stroke: var(--bg); stroke-width: 1; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 0.87rem; }
-th, td { padding: 0.3rem 0.7rem; border-bottom: 1px solid var(--line);
+table { border-collapse: collapse; font-size: 0.82rem; }
+th, td { padding: 0.25rem 0.45rem; border-bottom: 1px solid var(--line);
   text-align: right; white-space: nowrap; }
+td.words { text-align: left; white-space: normal; }
 th:first-child, td:first-child { text-align: left; }
-td.no { color: var(--c1); text-align: left; }
+td.no { color: var(--c1); text-align: left; white-space: normal; }
 )";
 
 std::string Colours() {
@@ -162,45 +165,92 @@ std::string MemoryPlot(const Lines& lines) {
   return SvgOf(plot);
 }
 
-// Throughput and efficiency over the devices: the knee.
-std::string KneePlots(const std::vector<const Prediction*>& points) {
-  Plot speed = {
-      .title = "Throughput over devices",
-      .x_label = "devices",
-      .y_label = "thousand tokens/s",
-      .series = {{"predicted", {}, false}, {"in proportion", {}, true}}};
+// Predictions over devices, by their number.
+struct Curve {
+  std::string name;
+  std::map<int, const Prediction*> points;
+};
+
+// Throughput and efficiency over the devices: the knee. `limit` of efficiency,
+// 0: none.
+std::string KneePlots(const std::vector<Curve>& curves, double limit) {
+  Plot speed = {.title = "Throughput over devices",
+                .x_label = "devices",
+                .y_label = "thousand tokens/s"};
   Plot efficiency = {.title = "Efficiency over devices",
                      .x_label = "devices",
-                     .y_label = "tokens/s per device (% of the first)",
-                     .series = {{"", {}, false}}};
-  const Prediction& first = *points.front();
-  for (const Prediction* p : points) {
-    const double ratio =
-        static_cast<double>(p->devices) / static_cast<double>(first.devices);
-    for (Plot* plot : {&speed, &efficiency}) {
-      plot->x.push_back(std::to_string(p->devices));
-      plot->at.push_back(p->devices);
-    }
-    speed.series[0].y.emplace_back(KilotokensPerSecond(*p));
-    speed.series[1].y.emplace_back(KilotokensPerSecond(first) * ratio);
-    efficiency.series[0].y.emplace_back(100 * p->tokens_per_s /
-                                        (first.tokens_per_s * ratio));
+                     .y_label = "tokens/s per device (% of the first)"};
+  std::set<int> devices;
+  for (const Curve& curve : curves) {
+    for (const auto& [count, p] : curve.points) devices.insert(count);
   }
+  PlotSeries proportion = {"in proportion", {}, true};
+  PlotSeries least = {"limit", {}, true};
+  const auto first_rate = [](const Curve& curve) {
+    const Prediction& first = *curve.points.begin()->second;
+    return first.tokens_per_s / first.devices;
+  };
+  for (const int count : devices) {
+    for (Plot* plot : {&speed, &efficiency}) {
+      plot->x.push_back(std::to_string(count));
+      plot->at.push_back(count);
+    }
+    proportion.y.emplace_back(first_rate(curves.front()) * count * 1e-3);
+    least.y.emplace_back(100 * limit);
+  }
+  for (const Curve& curve : curves) {
+    PlotSeries fast = {curve.name, {}, false};
+    PlotSeries efficient = {curve.name, {}, false};
+    for (const int count : devices) {
+      const auto found = curve.points.find(count);
+      const bool has = found != curve.points.end();
+      fast.y.push_back(has ? std::optional(KilotokensPerSecond(*found->second))
+                           : std::nullopt);
+      efficient.y.push_back(
+          has ? std::optional(100 * found->second->tokens_per_s /
+                              (count * first_rate(curve)))
+              : std::nullopt);
+    }
+    speed.series.push_back(std::move(fast));
+    efficiency.series.push_back(std::move(efficient));
+  }
+  speed.series.push_back(std::move(proportion));
+  if (limit > 0) efficiency.series.push_back(std::move(least));
   return SvgOf(speed) + SvgOf(efficiency);
 }
 
-// Where an axis changes the number of devices.
+// Where an axis changes the number of devices: a curve for each line.
 std::string GridKnee(const Lines& lines) {
-  std::vector<const Prediction*> points;
-  for (const Cell* cell : lines.cells.front()) {
-    if (cell == nullptr) continue;
-    if (const Prediction* p = GoodPrediction(*cell)) points.push_back(p);
+  std::vector<Curve> curves;
+  bool knee = false;
+  for (size_t l = 0; l < std::min(kMostLines, lines.cells.size()); ++l) {
+    Curve curve = {lines.names[l], {}};
+    for (const Cell* cell : lines.cells[l]) {
+      if (cell == nullptr) continue;
+      const Prediction* p = GoodPrediction(*cell);
+      if (p != nullptr) curve.points.emplace(p->devices, p);
+    }
+    knee |= curve.points.size() > 1;
+    if (!curve.points.empty()) curves.push_back(std::move(curve));
   }
-  std::ranges::sort(points, {}, &Prediction::devices);
-  if (points.size() < 2 || points.front()->devices == points.back()->devices) {
-    return "";
+  return knee ? KneePlots(curves, 0) : "";
+}
+
+// Text in tables, the first row as the heading. What is long may wrap.
+std::string TableOf(const TableRows& rows) {
+  constexpr size_t kLong = 24;
+  std::string out = "<div class=\"scroll\"><table>\n";
+  for (size_t r = 0; r < rows.size(); ++r) {
+    out += "<tr>";
+    for (const std::string& text : rows[r]) {
+      const std::string tag = r == 0 ? "th" : "td";
+      const bool words = r > 0 && text.size() > kLong;
+      out += "<" + tag + (words ? " class=\"words\">" : ">") + Escaped(text) +
+             "</" + tag + ">";
+    }
+    out += "</tr>\n";
   }
-  return KneePlots(points);
+  return out + "</table></div>\n";
 }
 
 // Where the time of one step goes.
@@ -245,8 +295,7 @@ std::string CellTable(const WhatifResult& result) {
   }
   out +=
       "<th>devices</th><th>plan</th><th>step</th><th>tokens/s</th>"
-      "<th>MFU</th><th>memory</th><th>of</th><th>held up by</th>"
-      "<th>USD a step</th>";
+      "<th>MFU</th><th>memory</th><th>held up by</th><th>USD a step</th>";
   if (runs) out += "<th>days</th><th>USD</th><th>MWh</th>";
   out += "</tr>\n";
   for (const Cell& cell : result.cells) {
@@ -255,7 +304,7 @@ std::string CellTable(const WhatifResult& result) {
       out += "<td>" + Escaped(value) + "</td>";
     }
     if (!cell.prediction) {
-      out += "<td class=\"no\" colspan=\"" + std::to_string(runs ? 12 : 9) +
+      out += "<td class=\"no\" colspan=\"" + std::to_string(runs ? 11 : 8) +
              "\">" + Escaped(ProblemText(cell)) + "</td></tr>\n";
       continue;
     }
@@ -264,13 +313,14 @@ std::string CellTable(const WhatifResult& result) {
       out += "<td>" + Escaped(text) + "</td>";
     };
     add(std::to_string(p.devices));
-    add(p.strategy);
+    out += "<td class=\"words\">" + Escaped(p.strategy) + "</td>";
     add(FormatTime(p.evaluation.step_time));
     add(FormatCount(p.tokens_per_s));
     add(FormatPercent(p.mfu));
-    add(FormatBytes(p.memory));
-    add(FormatBytes(p.capacity));
-    if (p.evaluation.feasible()) {
+    add(FormatBytes(p.memory) + " of " + FormatBytes(p.capacity));
+    if (p.bottleneck.empty()) {
+      add("-");
+    } else if (p.evaluation.feasible()) {
       add(p.bottleneck + " " + FormatPercent(p.bottleneck_share));
     } else {
       out += "<td class=\"no\">" + Escaped(ProblemText(cell)) + "</td>";
@@ -317,7 +367,8 @@ std::string Summary(const WhatifResult& result) {
   return "<p>Most tokens a second: " + Escaped(name(*fastest)) + ", with " +
          FormatCount(p.tokens_per_s) + " (a step of " +
          FormatTime(p.evaluation.step_time) + ", " + FormatPercent(p.mfu) +
-         " MFU), held up by " + Escaped(p.bottleneck) +
+         " MFU)" +
+         (p.bottleneck.empty() ? "" : ", held up by " + Escaped(p.bottleneck)) +
          ". Most tokens a second and device: " + Escaped(name(*thriftiest)) +
          ", with " + FormatCount(per_device(*thriftiest)) + ".</p>\n";
 }
@@ -352,22 +403,18 @@ std::string GridSection(const WhatifResult& result) {
 }
 
 std::string ScalingSection(const WhatifResult& result) {
-  std::vector<const Prediction*> points;
+  Curve curve;
   for (const ScalingPoint& point : result.scaling->points) {
-    if (const Prediction* p = GoodPrediction(point.cell)) points.push_back(p);
+    const Prediction* p = GoodPrediction(point.cell);
+    if (p != nullptr) curve.points.emplace(p->devices, p);
   }
-  std::string out = "<h2>How far it scales</h2>\n<p>At least " +
-                    FormatPercent(result.scaling_limit) + " efficient (" +
-                    (result.weak ? "weak" : "strong") + " scaling) up to " +
-                    std::to_string(result.scaling->devices) + " devices";
-  if (result.scaling->too_many > 0) {
-    out += ", and no more at " + std::to_string(result.scaling->too_many);
+  std::string out = "<h2>How far it scales</h2>\n<p>" +
+                    Escaped(ScalingAnswer(result)) + ".</p>\n";
+  if (curve.points.size() > 1) {
+    out += "<div class=\"plots\">\n" +
+           KneePlots({curve}, result.scaling_limit) + "</div>\n";
   }
-  out += ".</p>\n";
-  if (points.size() > 1) {
-    out += "<div class=\"plots\">\n" + KneePlots(points) + "</div>\n";
-  }
-  return out;
+  return out + TableOf(ScalingRows(result));
 }
 
 std::string CheapestSection(const WhatifResult& result) {
@@ -395,16 +442,12 @@ std::string CheapestSection(const WhatifResult& result) {
     std::vector<std::optional<double>> limit(days.x.size(), result.days);
     days.series.push_back({"limit", std::move(limit), true});
   }
-  std::string out = "<h2>Which cluster is cheapest</h2>\n<p>";
-  const auto& best = result.cheapest->best;
-  out += best ? "The cheapest is " +
-                    Escaped(result.cheapest->offers[*best].cluster) + "."
-              : "None of them is an answer.";
-  out += "</p>\n";
+  std::string out = "<h2>Which cluster is cheapest</h2>\n<p>" +
+                    Escaped(CheapestAnswer(result)) + ".</p>\n";
   if (!cost.x.empty()) {
     out += "<div class=\"plots\">\n" + SvgOf(cost) + SvgOf(days) + "</div>\n";
   }
-  out += "<ul>\n";
+  out += TableOf(CheapestRows(result)) + "<ul>\n";
   for (const Offer& offer : result.cheapest->offers) {
     if (offer.refused.empty()) continue;
     out += "<li>" + Escaped(offer.cluster + ": " + offer.refused) + "</li>\n";
@@ -413,18 +456,11 @@ std::string CheapestSection(const WhatifResult& result) {
 }
 
 std::string FitSection(const Fit& fit) {
-  std::string out = "<h2>Does it fit</h2>\n<p>";
-  out += fit.fits ? "Yes: " : "No: ";
-  out += FormatBytes(fit.memory) + " of " + FormatBytes(fit.capacity) +
-         " on the fullest device.</p>\n";
-  if (fit.changes.empty()) return out;
-  out += "<table>\n<tr><th>with</th><th>step</th><th>memory</th></tr>\n";
-  for (const FitChange& change : fit.changes) {
-    out += "<tr><td>" + Escaped(change.change) + "</td><td>" +
-           FormatTime(change.step_time) + "</td><td>" +
-           FormatBytes(change.memory) + "</td></tr>\n";
+  std::string out = "<h2>Does it fit</h2>\n";
+  for (const std::string& line : FitAnswer(fit)) {
+    out += "<p>" + Escaped(line) + "</p>\n";
   }
-  return out + "</table>\n";
+  return out + TableOf(FitRows(fit));
 }
 
 }  // namespace
@@ -451,12 +487,13 @@ std::string WhatifReport(const WhatifResult& result) {
   if (result.scaling) out += ScalingSection(result);
   if (result.cheapest) out += CheapestSection(result);
   if (result.fit) out += FitSection(*result.fit);
-  std::vector<std::string> notes;
-  for (const Cell& cell : result.cells) {
-    for (const std::string& note : cell.notes) {
-      if (std::ranges::find(notes, note) == notes.end()) notes.push_back(note);
-    }
+  const TableRows sensitivity = SensitivityRows(result);
+  if (result.sensitivity && !sensitivity.empty()) {
+    out += "<h2>Sensitivity</h2>\n" + TableOf(sensitivity) +
+           "<p class=\"soft\">By the evaluator, without time lost on shared "
+           "links.</p>\n";
   }
+  const std::vector<std::string> notes = NoteLines(result);
   if (!notes.empty()) {
     out += "<h2>Notes</h2>\n<ul>\n";
     for (const std::string& note : notes) {
@@ -464,15 +501,8 @@ std::string WhatifReport(const WhatifResult& result) {
     }
     out += "</ul>\n";
   }
-  for (const Cell& cell : result.cells) {
-    if (!cell.prediction) continue;
-    const SourceShares& sources = cell.prediction->evaluation.sources;
-    out += "<p class=\"soft\">Task times of the first cell: " +
-           FormatPercent(sources.measured) + " measured, " +
-           FormatPercent(sources.interpolated) + " interpolated, " +
-           FormatPercent(sources.analytical) + " analytical; " + BandText() +
-           ".</p>\n";
-    break;
+  if (const std::string sources = SourcesAnswer(result); !sources.empty()) {
+    out += "<p class=\"soft\">By " + Escaped(sources) + ".</p>\n";
   }
   return out + "</body>\n</html>\n";
 }

@@ -93,10 +93,10 @@ Cluster Without(const Cluster& cluster, std::vector<bool> dropped) {
   return rest;
 }
 
-// Whatever only these devices' nodes need (their switch, bridges and NICs) goes
-// with them: what remains joined to the network alone.
-Cluster WithoutNodes(const Cluster& cluster, const std::set<int>& nodes) {
-  std::vector<bool> dropped(cluster.vertices.size(), false);
+// Adds to `dropped` the devices of these nodes and whatever only they need
+// (their switch, bridges and NICs): what would be joined to the network alone.
+void DropNodes(const Cluster& cluster, const std::set<int>& nodes,
+               std::vector<bool>& dropped) {
   std::vector<size_t> open;
   for (const Device& device : cluster.devices) {
     if (!nodes.contains(device.node)) continue;
@@ -127,7 +127,6 @@ Cluster WithoutNodes(const Cluster& cluster, const std::set<int>& nodes) {
       open.push_back(next);
     }
   }
-  return Without(cluster, std::move(dropped));
 }
 
 std::string Nodes(const Cluster& cluster) {
@@ -137,34 +136,15 @@ std::string Nodes(const Cluster& cluster) {
          (cluster.devices.size() == 1 ? " device" : " devices");
 }
 
-Result<void> FailNode(int node, std::string_view part, Cluster& cluster,
-                      std::vector<std::string>& notes) {
-  if (cluster.num_nodes() == 1) {
-    return InvalidInput("is the only node of the cluster", std::string(part));
-  }
-  cluster = WithoutNodes(cluster, {node});
-  notes.push_back(std::string(part) + " failed: node " + std::to_string(node) +
-                  " is drained, " + Nodes(cluster) + " remain");
-  return {};
-}
+// What failures take out of a cluster.
+struct Losses {
+  std::set<int> nodes;
+  std::vector<bool> vertices;
+  std::vector<bool> links;
+};
 
-Result<void> FailDevice(size_t device, std::string_view part, Cluster& cluster,
-                        std::vector<std::string>& notes) {
-  if (cluster.num_nodes() > 1) {
-    return FailNode(cluster.devices[device].node, part, cluster, notes);
-  }
-  if (cluster.devices.size() == 1) {
-    return InvalidInput("is the only device of the cluster", std::string(part));
-  }
-  std::vector<bool> dropped(cluster.vertices.size(), false);
-  dropped[cluster.devices[device].vertex.index()] = true;
-  cluster = Without(cluster, std::move(dropped));
-  notes.push_back(std::string(part) + " failed: " + Nodes(cluster) + " remain");
-  return {};
-}
-
-Result<void> FailLink(std::string_view part, size_t dashes, Cluster& cluster,
-                      std::vector<std::string>& notes) {
+Result<void> LoseLink(std::string_view part, size_t dashes,
+                      const Cluster& cluster, Losses& losses) {
   const std::string_view names[] = {part.substr(0, dashes),
                                     part.substr(dashes + 2)};
   size_t ends[2];
@@ -173,16 +153,18 @@ Result<void> FailLink(std::string_view part, size_t dashes, Cluster& cluster,
     if (!vertex) return NoSuchPart(cluster, names[i]);
     ends[i] = *vertex;
   }
-  const auto removed = std::erase_if(cluster.links, [&](const Link& link) {
-    const size_t from = link.from.index();
-    const size_t to = link.to.index();
-    return (from == ends[0] && to == ends[1]) ||
-           (from == ends[1] && to == ends[0]);
-  });
-  if (removed == 0) {
-    return InvalidInput("no link joins them", std::string(part));
+  bool any = false;
+  for (size_t l = 0; l < cluster.links.size(); ++l) {
+    const size_t from = cluster.links[l].from.index();
+    const size_t to = cluster.links[l].to.index();
+    if ((from != ends[0] || to != ends[1]) &&
+        (from != ends[1] || to != ends[0])) {
+      continue;
+    }
+    losses.links[l] = true;
+    any = true;
   }
-  notes.push_back(std::string(part) + " failed: its traffic goes other ways");
+  if (!any) return InvalidInput("no link joins them", std::string(part));
   return {};
 }
 
@@ -205,31 +187,69 @@ std::vector<DeviceId> DevicesNamed(const Cluster& cluster,
 
 }  // namespace
 
-Result<void> Fail(std::string_view part, Cluster& cluster,
+Result<void> Fail(const std::vector<std::string>& parts, Cluster& cluster,
                   std::vector<std::string>& notes) {
-  if (const size_t dashes = part.find("--"); dashes != std::string_view::npos) {
-    return FailLink(part, dashes, cluster, notes);
-  }
-  const std::vector<DeviceId> devices = DevicesNamed(cluster, part);
-  if (!devices.empty()) {
-    if (NumberBehind("node", part)) {
-      return FailNode(cluster.devices[devices[0].index()].node, part, cluster,
-                      notes);
+  if (parts.empty()) return {};
+  Losses losses;
+  losses.vertices.assign(cluster.vertices.size(), false);
+  losses.links.assign(cluster.links.size(), false);
+  std::set<std::string_view> known;
+  bool fewer_devices = false;
+  for (const std::string& part : parts) {
+    if (!known.insert(part).second) return InvalidInput("is given twice", part);
+    if (const size_t dashes = part.find("--"); dashes != std::string::npos) {
+      TESSERA_RETURN_IF_ERROR(LoseLink(part, dashes, cluster, losses));
+      notes.push_back(part + " failed: its traffic goes other ways");
+      continue;
     }
-    return FailDevice(devices[0].index(), part, cluster, notes);
+    const std::vector<DeviceId> devices = DevicesNamed(cluster, part);
+    const auto vertex = VertexNamed(cluster, part);
+    if (devices.empty() && !vertex) return NoSuchPart(cluster, part);
+    if (devices.empty()) {
+      losses.vertices[*vertex] = true;
+      notes.push_back(part + " failed: its traffic goes other ways");
+      continue;
+    }
+    fewer_devices = true;
+    if (cluster.num_nodes() > 1) {
+      const int node = cluster.devices[devices[0].index()].node;
+      losses.nodes.insert(node);
+      notes.push_back(part + " failed: node " + std::to_string(node) +
+                      " is drained");
+      continue;
+    }
+    for (const DeviceId device : devices) {
+      losses.vertices[cluster.devices[device.index()].vertex.index()] = true;
+    }
+    notes.push_back(part + " failed");
   }
-  const auto vertex = VertexNamed(cluster, part);
-  if (!vertex) return NoSuchPart(cluster, part);
-  std::vector<bool> dropped(cluster.vertices.size(), false);
-  dropped[*vertex] = true;
-  cluster = Without(cluster, std::move(dropped));
-  if (const auto errors = Validate(cluster); !errors.empty()) {
+  DropNodes(cluster, losses.nodes, losses.vertices);
+  const bool all = std::ranges::all_of(cluster.devices, [&](const Device& d) {
+    return losses.vertices[d.vertex.index()];
+  });
+  if (all) return InvalidInput("leaves no device of the cluster", parts.back());
+  Cluster rest = cluster;
+  rest.links.clear();
+  for (size_t l = 0; l < cluster.links.size(); ++l) {
+    if (!losses.links[l]) rest.links.push_back(cluster.links[l]);
+  }
+  rest = Without(rest, std::move(losses.vertices));
+  if (const auto errors = Validate(rest); !errors.empty()) {
     return InvalidInput("without it the devices do not reach each other: " +
                             errors.front().ToString(),
-                        std::string(part));
+                        parts.back());
   }
-  notes.push_back(std::string(part) + " failed: its traffic goes other ways");
+  cluster = std::move(rest);
+  if (fewer_devices) notes.back() += "; " + Nodes(cluster) + " remain";
   return {};
+}
+
+void ScalePeaks(double factor, DeviceType& type) {
+  for (FlopsPerSecond* peak :
+       {&type.peak_fp64, &type.peak_fp32, &type.peak_bf16, &type.peak_fp16,
+        &type.peak_fp8, &type.peak_fp4}) {
+    *peak = *peak * factor;
+  }
 }
 
 Result<void> SlowDown(std::string_view part, double factor, Cluster& cluster) {
@@ -248,11 +268,7 @@ void SlowDown(const std::vector<DeviceId>& devices, double factor,
     if (found == slower.end()) {
       DeviceType type = cluster.device_types[static_cast<size_t>(device.type)];
       type.name += "-slow" + std::to_string(cluster.device_types.size());
-      for (FlopsPerSecond* peak :
-           {&type.peak_fp64, &type.peak_fp32, &type.peak_bf16, &type.peak_fp16,
-            &type.peak_fp8, &type.peak_fp4}) {
-        *peak = *peak / factor;
-      }
+      ScalePeaks(1 / factor, type);
       type.memory_bandwidth = type.memory_bandwidth / factor;
       type.launch_overhead =
           Duration::FromSeconds(type.launch_overhead.seconds() * factor);
@@ -265,21 +281,17 @@ void SlowDown(const std::vector<DeviceId>& devices, double factor,
 }
 
 Cluster FirstDevices(const Cluster& cluster, size_t devices) {
-  std::vector<bool> dropped(cluster.vertices.size(), false);
   std::set<int> used;
   for (size_t d = 0; d < devices; ++d) used.insert(cluster.devices[d].node);
   std::set<int> idle;
+  std::vector<bool> dropped(cluster.vertices.size(), false);
   for (size_t d = devices; d < cluster.devices.size(); ++d) {
     const Device& device = cluster.devices[d];
+    dropped[device.vertex.index()] = true;
     if (!used.contains(device.node)) idle.insert(device.node);
   }
-  Cluster rest = idle.empty() ? cluster : WithoutNodes(cluster, idle);
-  if (rest.devices.size() == devices) return rest;
-  dropped.assign(rest.vertices.size(), false);
-  for (size_t d = devices; d < rest.devices.size(); ++d) {
-    dropped[rest.devices[d].vertex.index()] = true;
-  }
-  return Without(rest, std::move(dropped));
+  DropNodes(cluster, idle, dropped);
+  return Without(cluster, std::move(dropped));
 }
 
 }  // namespace tessera

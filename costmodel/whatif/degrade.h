@@ -11,13 +11,18 @@
 
 namespace tessera {
 
-// Takes a part out of `cluster`: "node3.nic0" (any vertex by its name),
-// "node3.gpu1--node3.nvswitch" (the links between two, in both directions),
-// "device17" (by rank) or "node3". Of a node that loses a device the others
-// leave too, as schedulers drain it, unless it is the only one. What was done
-// is said in `notes`. Ranks and nodes are numbered anew.
-Result<void> Fail(std::string_view part, Cluster& cluster,
+// Takes parts out of `cluster`, all by the names of the whole one:
+// "node3.nic0" (any vertex), "node3.gpu1--node3.nvswitch" (the links between
+// two, in both directions), "device17" (by rank) or "node3". Of a node that
+// loses a device the others leave too, as schedulers drain it, unless it is the
+// only one. What was done is said in `notes`. Ranks and nodes are numbered
+// anew. Errors: a part that there is not, one given twice, and what leaves
+// devices that do not reach each other, or none.
+Result<void> Fail(const std::vector<std::string>& parts, Cluster& cluster,
                   std::vector<std::string>& notes);
+
+// Multiplies the peaks of all element types.
+void ScalePeaks(double factor, DeviceType& type);
 
 // Makes a device ("device17", "node3.gpu1") or all of a node ("node3") slower
 // by `factor`: its peaks and memory bandwidth are divided by it, and the launch

@@ -25,7 +25,7 @@ Goodput GoodputOf(const GoodputInput& input) {
   result.fraction = input.step / work;
   if (input.every > 0) {
     result.interval = input.every * work;
-  } else if (input.mtbf > 0 && input.checkpoint > 0) {
+  } else if (input.mtbf > 0) {
     // At least one step lies between two checkpoints.
     result.interval =
         std::max(work, DalyInterval(input.checkpoint, input.mtbf));

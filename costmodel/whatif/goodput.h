@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// `checkpoint` and `mtbf` in seconds, both positive.
+// `checkpoint` and `mtbf` in seconds; mtbf > 0.
 double YoungInterval(double checkpoint, double mtbf);
 double DalyInterval(double checkpoint, double mtbf);
 

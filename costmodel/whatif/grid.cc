@@ -1,5 +1,6 @@
 #include "costmodel/whatif/grid.h"
 
+#include <atomic>
 #include <thread>
 
 #include "planner/plan/stages.h"
@@ -23,12 +24,12 @@ std::vector<std::vector<std::string>> Products(const std::vector<Axis>& axes) {
   return products;
 }
 
-bool UsesAll(const Plan& plan, const Cluster& cluster) {
+size_t DevicesUsed(const Plan& plan) {
   size_t used = 0;
   for (const DeviceSet& set : DeviceSets(plan.groups)) {
     used += set.devices.size();
   }
-  return used == cluster.devices.size();
+  return used;
 }
 
 Result<void> RunCell(const Scenario& scenario, const GridOptions& options,
@@ -43,23 +44,27 @@ Result<void> RunCell(const Scenario& scenario, const GridOptions& options,
 }  // namespace
 
 Result<Plan> PlanForCell(Case& of, const GridOptions& options) {
-  if (options.replan) {
-    return BestPlan(of, options.predict.training, options.predict.profile,
-                    *options.replan);
+  if (options.replan) return BestPlan(of, options.predict, *options.replan);
+  if (options.plan == nullptr) return PlanOf(of);
+  const size_t used = DevicesUsed(*options.plan);
+  const size_t devices = of.cluster.devices.size();
+  if (IsValid(*of.index, of.cluster, *options.plan)) {
+    if (used == devices) return *options.plan;
+    // It may leave devices of its own cluster idle, and those of a larger one
+    // only where it does not say what to do with them.
+    if (of.degraded || options.plan->cluster_name == of.cluster.name) {
+      of.notes.push_back("the plan uses " + std::to_string(used) + " of the " +
+                         std::to_string(devices) + " devices");
+      return *options.plan;
+    }
   }
-  // On more devices than it uses its strategy says more.
-  if (options.plan != nullptr &&
-      IsValid(*of.index, of.cluster, *options.plan) &&
-      (of.strategy.empty() || UsesAll(*options.plan, of.cluster))) {
-    return *options.plan;
-  }
-  if (options.plan != nullptr && of.strategy.empty()) {
-    return Error{ErrorCode::kInfeasible,
-                 "the plan is not for this model and cluster, and not uniform; "
-                 "give a strategy or --replan",
-                 ""};
-  }
-  return PlanOf(of);
+  if (!of.strategy.empty()) return PlanOf(of);
+  return Error{ErrorCode::kInfeasible,
+               "the plan is for " + std::to_string(used) + " devices of " +
+                   options.plan->cluster_name +
+                   ", and not uniform; give a "
+                   "strategy or --replan",
+               ""};
 }
 
 Result<std::vector<Cell>> RunScenarios(const std::vector<Scenario>& scenarios,
@@ -67,20 +72,27 @@ Result<std::vector<Cell>> RunScenarios(const std::vector<Scenario>& scenarios,
                                        ModelCache& models) {
   std::vector<Cell> cells(scenarios.size());
   std::vector<std::optional<Error>> errors(cells.size());
+  const Watch& watch = options.predict.watch;
   std::atomic<size_t> next = 0;
   std::atomic<size_t> done = 0;
   const auto work = [&] {
     for (size_t i = next++; i < cells.size(); i = next++) {
-      if (options.stop != nullptr && options.stop->load()) return;
+      if (watch.stopped()) return;
       Cell& cell = cells[i];
-      if (auto run = RunCell(scenarios[i], options, models, cell); !run) {
+      auto run = RunCell(scenarios[i], options, models, cell);
+      if (watch.stopped() && (!run || options.replan)) {
+        cell = {};  // The best of what there was time for is no answer.
+        return;
+      }
+      if (!run) {
         if (run.error().code != ErrorCode::kInfeasible) {
           errors[i] = run.error();
         }
         cell.problem = run.error().ToString();
       }
       cell.done = true;
-      if (options.progress) options.progress(++done);
+      watch.Tell(std::to_string(++done) + " of " +
+                 std::to_string(cells.size()) + " cells are done");
     }
   };
   std::vector<std::jthread> workers;

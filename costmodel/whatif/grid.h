@@ -2,8 +2,6 @@
 // A grid of cases: every combination of the values of some axes, each
 // predicted on its own.
 
-#include <atomic>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,12 +16,10 @@ struct GridOptions {
   PredictOptions predict;
   // Each cell's best plan instead of the scenario's strategy.
   std::optional<ReplanOptions> replan;
-  // Of a scenario without settings; where it is valid for a cell it is the
-  // cell's plan.
+  // Of the scenario without settings; where it is valid for a cell, and uses
+  // the devices that were added, it is the cell's plan.
   const Plan* plan = nullptr;
   int threads = 1;
-  const std::atomic<bool>* stop = nullptr;    // cells not begun stay undone
-  std::function<void(size_t done)> progress;  // from any thread, or never
 };
 
 struct Cell {
@@ -35,9 +31,9 @@ struct Cell {
 };
 
 // What each scenario predicts, in their order, with the scenarios' cells empty
-// of values. An error where a setting is wrong; what merely does not work is
-// the cell's problem. The same input gives the same cells on any number of
-// threads.
+// of values; once options.predict.watch stops, cells stay undone. An error
+// where a setting is wrong; what merely does not work is the cell's problem.
+// The same input gives the same cells on any number of threads.
 Result<std::vector<Cell>> RunScenarios(const std::vector<Scenario>& scenarios,
                                        const GridOptions& options,
                                        ModelCache& models);
@@ -49,7 +45,7 @@ Result<std::vector<Cell>> RunGrid(const Scenario& scenario,
                                   const GridOptions& options,
                                   ModelCache& models);
 
-// A plan for the case, by `options`.
+// A plan for the case, by `options`. kInfeasible where there is none.
 Result<Plan> PlanForCell(Case& of, const GridOptions& options);
 
 }  // namespace tessera

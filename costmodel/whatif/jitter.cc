@@ -65,6 +65,9 @@ Jitter JitterOf(const Case& of, const Plan& plan, const PredictOptions& predict,
   const bool disjoint = Disjoint(plan, of.cluster.devices.size());
   std::vector<double> times;
   for (int s = 0; s < options.samples; ++s) {
+    if (s > 0 && predict.watch.stopped()) break;
+    predict.watch.Tell(std::to_string(s) + " of " +
+                       std::to_string(options.samples) + " jittered steps");
     Rng rng(options.seed, static_cast<uint64_t>(s));
     std::vector<double> factors;
     for (size_t d = 0; d < of.cluster.devices.size(); ++d) {
@@ -79,10 +82,10 @@ Jitter JitterOf(const Case& of, const Plan& plan, const PredictOptions& predict,
   }
   std::ranges::sort(times);
   Jitter jitter;
-  jitter.samples = options.samples;
+  jitter.samples = static_cast<int>(times.size());
   jitter.p50 = Quantile(times, 0.5);
   jitter.p95 = Quantile(times, 0.95);
-  for (const double time : times) jitter.mean += time / options.samples;
+  for (const double time : times) jitter.mean += time / jitter.samples;
   return jitter;
 }
 

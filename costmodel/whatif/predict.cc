@@ -42,24 +42,6 @@ double MtbfOf(const Cluster& cluster) {
   return 1 / rate;
 }
 
-void FillMemory(const Cluster& cluster, const Plan& plan, Prediction& result) {
-  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
-  bool first = true;
-  for (size_t s = 0; s < sets.size(); ++s) {
-    const Bytes used = result.evaluation.memory[s].total;
-    for (const DeviceId device : sets[s].devices) {
-      const Bytes capacity = cluster.TypeOf(device).memory;
-      if (!first && capacity - used >= result.capacity - result.memory) {
-        continue;
-      }
-      result.memory = used;
-      result.memory_use = result.evaluation.memory[s];
-      result.capacity = capacity;
-      first = false;
-    }
-  }
-}
-
 // What most of the step is due to: the pipeline's bubble by the breakdown, what
 // is left by the elasticities.
 void NameBottleneck(const Evaluation& evaluation, Prediction& result) {
@@ -68,6 +50,7 @@ void NameBottleneck(const Evaluation& evaluation, Prediction& result) {
     result.bottleneck_share = 1;
     return;
   }
+  if (!result.sensitivity && evaluation.breakdown == Breakdown{}) return;
   const double bubble =
       evaluation.breakdown.idle.seconds() / evaluation.step_time.seconds();
   std::vector<std::pair<std::string_view, double>> parts = {
@@ -104,31 +87,30 @@ void FillUpkeep(const Case& of, const PredictOptions& options,
   input.every = options.run.checkpoint_every;
   input.mtbf = MtbfOf(cluster);
   if (input.mtbf == 0) result.missing.emplace_back("device.mtbf");
-  double seconds_per_step = step;
-  if (cluster.host && cluster.host->storage_write.value > 0) {
-    const double nodes = cluster.num_nodes();
-    const double state = CheckpointBytes(graph, options.training) / nodes;
-    input.checkpoint = state / cluster.host->storage_write.value;
-    if (cluster.host->storage_read.value > 0) {
-      input.restart =
-          options.run.restart + state / cluster.host->storage_read.value;
-      // Tokens and labels, 4 bytes each.
-      const double data = 8.0 * static_cast<double>(graph.global_batch) *
-                          static_cast<double>(graph.seq_len) / nodes;
-      input.load = data / cluster.host->storage_read.value;
-    }
-    if (input.mtbf > 0 || input.every > 0) {
-      result.goodput = GoodputOf(input);
-      seconds_per_step = result.goodput->seconds_per_step;
-    }
+  input.restart = options.run.restart;
+  const Host host = cluster.host.value_or(Host{});
+  const double nodes = cluster.num_nodes();
+  const double state = CheckpointBytes(graph, options.training) / nodes;
+  if (host.storage_write.value > 0) {
+    input.checkpoint = state / host.storage_write.value;
   } else {
     result.missing.emplace_back("host.storage_write");
   }
+  if (host.storage_read.value > 0) {
+    input.restart += state / host.storage_read.value;
+    // Tokens and labels, 4 bytes each.
+    const double data = 8.0 * static_cast<double>(graph.global_batch) *
+                        static_cast<double>(graph.seq_len) / nodes;
+    input.load = data / host.storage_read.value;
+  } else {
+    result.missing.emplace_back("host.storage_read");
+  }
+  result.goodput = GoodputOf(input);
   if (options.run.tokens > 0) {
-    result.run =
-        CostOfRun(options.run.tokens,
-                  static_cast<double>(graph.global_batch * graph.seq_len),
-                  seconds_per_step, result.usd_per_hour, result.watts);
+    result.run = CostOfRun(
+        options.run.tokens,
+        static_cast<double>(graph.global_batch * graph.seq_len),
+        result.goodput.seconds_per_step, result.usd_per_hour, result.watts);
   }
 }
 
@@ -137,6 +119,23 @@ void FillUpkeep(const Case& of, const PredictOptions& options,
 double CheckpointBytes(const Graph& graph, const TrainingOptions& training) {
   const double per_parameter = training.optimizer == "adamw" ? 12 : 4;
   return per_parameter * static_cast<double>(ParameterCount(graph));
+}
+
+FullestDevice FullestOf(const Cluster& cluster, const Plan& plan,
+                        const Evaluation& evaluation) {
+  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
+  std::optional<FullestDevice> fullest;
+  for (size_t s = 0; s < sets.size(); ++s) {
+    const MemoryUse& use = evaluation.memory[s];
+    for (const DeviceId device : sets[s].devices) {
+      const Bytes capacity = cluster.TypeOf(device).memory;
+      if (!fullest ||
+          capacity - use.total < fullest->capacity - fullest->use.total) {
+        fullest = {use, capacity};
+      }
+    }
+  }
+  return *fullest;
 }
 
 Prediction Predict(const Case& of, const Plan& plan,
@@ -155,10 +154,13 @@ Prediction Predict(const Case& of, const Plan& plan,
   result.tokens_per_s =
       static_cast<double>(graph.global_batch * graph.seq_len) / step;
   result.mfu = ModelFlops(graph).value / (step * PeakOf(cluster, graph.dtype));
-  FillMemory(cluster, plan, result);
+  const FullestDevice fullest = FullestOf(cluster, plan, result.evaluation);
+  result.memory = fullest.use.total;
+  result.memory_use = fullest.use;
+  result.capacity = fullest.capacity;
   if (options.sensitivity) {
-    result.sensitivity =
-        SensitivityOf(graph, cluster, plan, options.profile, options.training);
+    result.sensitivity = SensitivityOf(graph, cluster, plan, evaluator,
+                                       options.profile, options.training);
   }
   NameBottleneck(result.evaluation, result);
   FillUpkeep(of, options, result);

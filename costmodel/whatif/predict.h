@@ -2,6 +2,8 @@
 // Prediction: what a case's plan does in a step, what holds it up, and what it
 // costs.
 
+#include <atomic>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,14 +24,28 @@ struct RunQuestion {
   double restart = 0;        // s behind a failure, beside reading the state
 };
 
+// Who waits for long work.
+struct Watch {
+  const std::atomic<bool>* stop = nullptr;        // ends it early
+  std::function<void(const std::string&)> hears;  // where it is; often, from
+                                                  // any thread
+  bool stopped() const { return stop != nullptr && stop->load(); }
+  void Tell(const std::string& text) const {
+    if (hears) hears(text);
+  }
+};
+
 struct PredictOptions {
   TrainingOptions training;
   const ProfileDb* profile = nullptr;
   // Only the step time and memory, by the evaluator: no breakdown, no time lost
   // on shared links.
   bool fast = false;
+  // Also says what holds a step up; takes the evaluator once for each
+  // resource.
   bool sensitivity = true;
   RunQuestion run;
+  Watch watch;
 };
 
 struct Prediction {
@@ -44,15 +60,25 @@ struct Prediction {
   MemoryUse memory_use;  // the same by category
   Bytes capacity;        // of the same
   std::optional<Sensitivity> sensitivity;
+  // Empty where it was not asked for, neither by a breakdown nor by
+  // sensitivity.
   std::string bottleneck;
   double bottleneck_share = 0;  // of the step
 
   std::optional<double> usd_per_hour;  // of all devices
   std::optional<double> watts;
-  std::optional<Goodput> goodput;    // where the figures are known
+  Goodput goodput;                   // what is not known takes no time
   std::optional<RunCost> run;        // where tokens were asked for
   std::vector<std::string> missing;  // figures that the cluster lacks
 };
+
+// The device that has least left.
+struct FullestDevice {
+  MemoryUse use;
+  Bytes capacity;
+};
+FullestDevice FullestOf(const Cluster& cluster, const Plan& plan,
+                        const Evaluation& evaluation);
 
 // REQUIRES: `plan` is valid for the case.
 Prediction Predict(const Case& of, const Plan& plan,

@@ -3,20 +3,24 @@
 #include <algorithm>
 
 #include "costmodel/evaluate/evaluator.h"
-#include "planner/plan/stages.h"
+#include "planner/base/check.h"
+#include "planner/search/search_space.h"
+#include "planner/search/sweep.h"
+#include "planner/topology/topologies.h"
 
 namespace tessera {
 namespace {
 
-constexpr int kHalvings = 3;
+constexpr int kParts = 8;     // of a gap, whose ends are looked at
+constexpr size_t kShown = 6;  // changes of one key
+constexpr size_t kPairs = 2;  // and of two
 
-Scenario AtNodes(const Scenario& scenario, const Case& base, int nodes,
-                 bool weak) {
+Scenario AtNodes(const Scenario& scenario, const Case& base, int first,
+                 int nodes, bool weak) {
   Scenario own = scenario;
   own.settings.push_back({"nodes", std::to_string(nodes)});
   if (weak) {
-    const int64_t batch = base.graph->global_batch * nodes /
-                          std::max(1, base.cluster.num_nodes());
+    const int64_t batch = base.graph->global_batch * nodes / first;
     own.settings.push_back({"batch", std::to_string(batch)});
   }
   return own;
@@ -30,9 +34,7 @@ double PerDevice(const Prediction& prediction) {
   return prediction.tokens_per_s / prediction.devices;
 }
 
-// The strategy with one more change, or nothing where it does not apply.
 struct Change {
-  std::string text;
   std::string key;
   std::string value;
 };
@@ -40,8 +42,7 @@ struct Change {
 std::vector<Change> ChangesOf(const Strategy& strategy, const Case& of) {
   std::vector<Change> changes;
   const auto add = [&](std::string_view key, const std::string& value) {
-    changes.push_back(
-        {std::string(key) + "=" + value, std::string(key), value});
+    changes.push_back({std::string(key), value});
   };
   for (int mbs = strategy.mbs / 2; mbs >= 1; mbs /= 2) {
     add("mbs", std::to_string(mbs));
@@ -67,21 +68,70 @@ std::vector<Change> ChangesOf(const Strategy& strategy, const Case& of) {
   return changes;
 }
 
+// A strategy with some of its keys changed.
 struct Trial {
+  std::string text;  // as --strategy takes it
+  Strategy strategy;
   std::string change;
-  std::string strategy;
-  std::string first_key;  // a second change is of another key
+  std::string last_key;
+  int keys = 0;
 };
 
-// What the fullest device needs, and has.
-void FullestOf(const Cluster& cluster, const Plan& plan,
-               const Evaluation& evaluation, Bytes& memory, Bytes& capacity) {
-  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
-  for (size_t s = 0; s < sets.size(); ++s) {
-    if (evaluation.memory[s].total <= memory) continue;
-    memory = evaluation.memory[s].total;
-    capacity = cluster.TypeOf(sets[s].devices.front()).memory;
+// With one more key changed, each strategy once.
+std::vector<Trial> Changed(const std::vector<Trial>& trials, const Case& of) {
+  std::vector<Trial> changed;
+  for (const Trial& trial : trials) {
+    for (const Change& change : ChangesOf(trial.strategy, of)) {
+      if (change.key == trial.last_key) continue;
+      Trial next = trial;
+      next.text = WithStrategyKey(trial.text, change.key, change.value);
+      const auto strategy = ParseStrategy(next.text);
+      if (!strategy) continue;
+      next.strategy = *strategy;
+      const auto known =
+          std::ranges::find(changed, next.strategy, &Trial::strategy);
+      if (known != changed.end()) continue;
+      next.change +=
+          (trial.change.empty() ? "" : ", ") + change.key + "=" + change.value;
+      next.last_key = change.key;
+      ++next.keys;
+      changed.push_back(std::move(next));
+    }
   }
+  return changed;
+}
+
+// The best `count` of those that fit, fastest first.
+std::vector<std::pair<Trial, Score>> BestOf(const std::vector<Trial>& trials,
+                                            size_t count,
+                                            const SearchSpace& space,
+                                            const Evaluator& evaluator,
+                                            const GridOptions& options) {
+  const Watch& watch = options.predict.watch;
+  std::vector<Strategy> strategies;
+  for (const Trial& trial : trials) strategies.push_back(trial.strategy);
+  const auto stop = [&] {
+    watch.Tell("comparing " + std::to_string(trials.size()) + " changes");
+    return watch.stopped();
+  };
+  std::vector<std::pair<Trial, Score>> best;
+  for (const Candidate& candidate :
+       Sweep(space, evaluator, strategies, count, options.threads, stop).best) {
+    if (!candidate.score.feasible) break;
+    const auto found =
+        std::ranges::find(trials, candidate.strategy, &Trial::strategy);
+    best.emplace_back(*found, candidate.score);
+  }
+  return best;
+}
+
+// The counts of a machine, in the numbers that "nodes" sets: nodes, or ranks
+// where a preset has only one node.
+int CountOf(const Cluster& cluster) {
+  const std::string name = cluster.name.substr(0, cluster.name.find(':'));
+  const auto row = std::ranges::find(Topologies(), name, &Topology::name);
+  const bool ranks = row != Topologies().end() && row->gpus_per_node == 0;
+  return ranks ? static_cast<int>(cluster.devices.size()) : cluster.num_nodes();
 }
 
 }  // namespace
@@ -90,60 +140,73 @@ Result<Scaling> ScalingOf(const Scenario& scenario,
                           const ScalingQuestion& question,
                           const GridOptions& options, ModelCache& models) {
   TESSERA_TRY(const Case base, MakeCase(scenario, models));
-  const int first = base.cluster.num_nodes();
-  const auto per_node =
-      static_cast<int>(base.cluster.devices.size()) / std::max(1, first);
+  const int first = CountOf(base.cluster);
+  const int per_node = static_cast<int>(base.cluster.devices.size()) / first;
+  const int most = std::max(first, question.most_devices / per_node);
   Scaling scaling;
-  const auto point = [&](int nodes) -> Result<ScalingPoint> {
+  int enough = 0;
+  int beyond = 0;  // where it is not efficient, or does not run
+  // Whether it ran; then it is a point.
+  const auto run = [&](int nodes) -> Result<bool> {
     GridOptions one = options;
     one.threads = 1;
-    TESSERA_TRY(std::vector<Cell> cells,
-                RunScenarios({AtNodes(scenario, base, nodes, question.weak)},
-                             one, models));
-    ScalingPoint made;
-    made.nodes = nodes;
-    made.devices = nodes * per_node;
-    made.cell = std::move(cells.front());
-    if (Runs(made.cell) && !scaling.points.empty()) {
-      made.efficiency = PerDevice(*made.cell.prediction) /
-                        PerDevice(*scaling.points.front().cell.prediction);
-    } else if (Runs(made.cell)) {
-      made.efficiency = 1;
+    one.predict.watch.Tell("scaling to " + std::to_string(nodes * per_node) +
+                           " devices");
+    const Scenario at = AtNodes(scenario, base, first, nodes, question.weak);
+    TESSERA_TRY(std::vector<Cell> cells, RunScenarios({at}, one, models));
+    ScalingPoint point = {nodes, nodes * per_node, std::move(cells.front())};
+    const bool runs = Runs(point.cell);
+    if (runs) {
+      const ScalingPoint& start =
+          scaling.points.empty() ? point : scaling.points.front();
+      point.efficiency =
+          PerDevice(*point.cell.prediction) / PerDevice(*start.cell.prediction);
     }
-    return made;
+    // Between others what does not run is no answer.
+    if (runs || (beyond == 0 && point.cell.done)) {
+      scaling.points.push_back(std::move(point));
+    }
+    return runs;
   };
-  const auto stopped = [&] {
-    return options.stop != nullptr && options.stop->load();
+  const auto stopped = [&] { return options.predict.watch.stopped(); };
+  const auto good = [&] {
+    return scaling.points.back().efficiency >= question.efficiency;
   };
-  int good = 0;
-  int bad = 0;
-  for (int nodes = first; nodes * per_node <= question.most_devices;
-       nodes *= 2) {
-    TESSERA_TRY(ScalingPoint made, point(nodes));
-    if (!made.cell.done) break;
-    const bool enough = made.efficiency >= question.efficiency;
-    if (scaling.points.empty() && !Runs(made.cell)) {
-      scaling.points.push_back(std::move(made));
-      return scaling;
-    }
-    scaling.points.push_back(std::move(made));
-    if (!enough) {
-      bad = nodes;
-      break;
-    }
-    good = nodes;
-  }
-  for (int i = 0; i < kHalvings && bad - good > 1 && good > 0; ++i) {
+  for (int nodes = first; nodes <= most && !stopped(); nodes *= 2) {
+    TESSERA_TRY(const bool runs, run(nodes));
     if (stopped()) break;
-    const int middle = good + (bad - good) / 2;
-    TESSERA_TRY(ScalingPoint made, point(middle));
-    if (!made.cell.done) break;
-    (made.efficiency >= question.efficiency ? good : bad) = middle;
-    scaling.points.push_back(std::move(made));
+    if (runs && good()) {
+      enough = nodes;
+      continue;
+    }
+    beyond = nodes;
+    if (runs) scaling.too_many = nodes * per_node;
+    break;
+  }
+  scaling.most = beyond == 0 && !stopped();
+  std::vector<int> between;
+  for (int i = 1; i < kParts && enough > 0 && beyond > 0; ++i) {
+    const int nodes = enough + (beyond - enough) * i / kParts;
+    if (nodes > (between.empty() ? enough : between.back())) {
+      between.push_back(nodes);
+    }
+  }
+  while (!between.empty() && !stopped()) {
+    const auto middle = between.begin() + std::ssize(between) / 2;
+    const int nodes = *middle;
+    TESSERA_TRY(const bool runs, run(nodes));
+    if (!runs) {
+      between.erase(middle);
+    } else if (good()) {
+      enough = nodes;
+      between.erase(between.begin(), middle + 1);
+    } else {
+      scaling.too_many = nodes * per_node;
+      between.erase(middle, between.end());
+    }
   }
   std::ranges::sort(scaling.points, {}, &ScalingPoint::nodes);
-  scaling.devices = good * per_node;
-  scaling.too_many = bad * per_node;
+  scaling.devices = enough * per_node;
   return scaling;
 }
 
@@ -182,48 +245,55 @@ Result<Cheapest> CheapestOf(const Scenario& scenario,
   return result;
 }
 
-Result<Fit> FitOf(Case of, const PredictOptions& options) {
-  TESSERA_TRY(const Plan plan, PlanOf(of));
-  const Evaluator evaluator(*of.graph, of.cluster, options.profile,
-                            options.training);
-  const Evaluation evaluation = evaluator.Evaluate(plan);
+Result<Fit> FitOf(Case of, const GridOptions& options) {
+  TESSERA_TRY(const Plan plan, PlanForCell(of, options));
+  const PredictOptions& predict = options.predict;
+  const Evaluator evaluator(*of.graph, of.cluster, predict.profile,
+                            predict.training);
+  const auto evaluate = [&](const Plan& any) {
+    return predict.fast ? evaluator.Evaluate(any) : evaluator.Explain(any);
+  };
+  const Evaluation evaluation = evaluate(plan);
+  const FullestDevice fullest = FullestOf(of.cluster, plan, evaluation);
   Fit fit;
   fit.fits = evaluation.feasible();
+  fit.plan = StrategyText(*of.index, of.cluster, plan);
   fit.step_time = evaluation.step_time;
-  FullestOf(of.cluster, plan, evaluation, fit.memory, fit.capacity);
-  fit.memory_needed = fit.memory;
-  if (fit.fits) return fit;
-
-  std::vector<Trial> open = {{"", of.strategy, ""}};
-  for (int changes = 1; changes <= 2 && fit.changes.empty(); ++changes) {
-    std::vector<Trial> tried;
-    for (const Trial& trial : open) {
-      TESSERA_TRY(const Strategy strategy, ParseStrategy(trial.strategy));
-      for (const Change& change : ChangesOf(strategy, of)) {
-        // Each pair once.
-        if (change.key <= trial.first_key) continue;
-        Trial next;
-        next.change =
-            (trial.change.empty() ? "" : trial.change + ", ") + change.text;
-        next.strategy =
-            WithStrategyKey(trial.strategy, change.key, change.value);
-        next.first_key = change.key;
-        auto parsed = ParseStrategy(next.strategy);
-        if (!parsed) continue;
-        const auto changed = PlanFromStrategy(*of.index, of.cluster, *parsed);
-        if (!changed) continue;
-        tried.push_back(next);
-        const Evaluation result = evaluator.Evaluate(*changed);
-        if (!result.feasible()) continue;
-        Bytes memory;
-        Bytes capacity;
-        FullestOf(of.cluster, *changed, result, memory, capacity);
-        fit.changes.push_back(
-            {next.change, next.strategy, result.step_time, memory});
-      }
-    }
-    open = std::move(tried);
+  fit.sources = evaluation.sources;
+  fit.memory = fullest.use.total;
+  fit.capacity = fullest.capacity;
+  for (const MemoryUse& use : evaluation.memory) {
+    fit.memory_needed = std::max(fit.memory_needed, use.total);
   }
+  const auto strategy = UniformStrategy(*of.index, of.cluster, plan);
+  if (strategy) fit.strategy = FlagTextOf(*strategy);
+  if (fit.fits) return fit;
+  fit.problem = evaluation.violations.front();
+  if (!fit.strategy) return fit;
+
+  const SearchSpace space(*of.graph, of.cluster);
+  Trial as_it_is = {*fit.strategy, *strategy, "", "", 0};
+  as_it_is.strategy.dp = 0;
+  const std::vector<Trial> singles = Changed({as_it_is}, of);
+  auto best = BestOf(singles, kShown, space, evaluator, options);
+  const std::vector<Trial> pairs = Changed(singles, of);
+  const size_t of_one_key = best.size();
+  for (auto& pair : BestOf(pairs, kPairs, space, evaluator, options)) {
+    const bool faster = of_one_key == 0 || Better(pair.second, best[0].second);
+    if (faster) best.push_back(std::move(pair));
+  }
+  for (const auto& [trial, score] : best) {
+    if (predict.watch.stopped()) break;
+    predict.watch.Tell("pricing the changes with which it fits");
+    const auto changed =
+        PlanFromStrategy(*of.index, of.cluster, trial.strategy);
+    TESSERA_CHECK(changed) << trial.text;
+    const Evaluation result = evaluate(*changed);
+    fit.changes.push_back({trial.change, trial.keys, trial.text,
+                           result.step_time,
+                           FullestOf(of.cluster, *changed, result).use.total});
+  }
+  fit.interrupted = predict.watch.stopped();
   std::ranges::stable_sort(fit.changes, {}, &FitChange::step_time);
   return fit;
 }

@@ -26,12 +26,14 @@ struct ScalingPoint {
 struct Scaling {
   std::vector<ScalingPoint> points;  // by nodes; the first is the scenario's
   int devices = 0;                   // the most at which it is efficient enough
-  // Where it is less so; 0: up to the last point it is not.
-  int too_many = 0;
+  int too_many = 0;   // the fewest at which it runs and is less so; 0: none
+  bool most = false;  // it is efficient up to the most that are tried
 };
 // Doubles the nodes of the scenario's preset until efficiency falls under the
-// question's, or nothing runs any more, then halves the gap a few times.
-// REQUIRES: the scenario sets no "nodes".
+// question's, or it does not run, then looks between at eighths of the gap that
+// run. What does not run beyond the first point says nothing of efficiency.
+// Begins with the scenario, however large. REQUIRES: the scenario sets no
+// "nodes".
 Result<Scaling> ScalingOf(const Scenario& scenario,
                           const ScalingQuestion& question,
                           const GridOptions& options, ModelCache& models);
@@ -58,21 +60,31 @@ Result<Cheapest> CheapestOf(const Scenario& scenario,
 
 struct FitChange {
   std::string change;    // "recompute=full, zero=1"
+  int keys = 1;          // of the strategy that it changes
   std::string strategy;  // as --strategy takes it
   Duration step_time;
   Bytes memory;  // of the fullest device
 };
 struct Fit {
   bool fits = false;
-  Bytes memory;  // of the fullest device
+  std::string plan;  // in words
+  // As --strategy takes it, but for dp; nothing where it is not uniform.
+  std::optional<std::string> strategy;
+  std::string problem;  // why it does not fit
+  Bytes memory;         // of the device that has least left
   Bytes capacity;
   Duration step_time;
-  // Where it does not fit: the fewest changes of the strategy that make it fit
-  // (one; if no one does, two), fastest first.
+  // Where it does not fit: changes of one key of the strategy that make it fit,
+  // and of two that are faster than any of one; fastest first, a few.
   std::vector<FitChange> changes;
+  bool interrupted = false;  // there may be more changes
   // Of each device, with which the plan fits as it is.
   Bytes memory_needed;
+  SourceShares sources;  // of the step as it is
 };
-Result<Fit> FitOf(Case of, const PredictOptions& options);
+// Of the plan that the options give the case. Step times are those of the
+// simulator, or with options.predict.fast of the evaluator; which changes there
+// are the evaluator decides.
+Result<Fit> FitOf(Case of, const GridOptions& options);
 
 }  // namespace tessera

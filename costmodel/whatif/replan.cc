@@ -28,10 +28,15 @@ bool IsUsual(const Strategy& strategy) {
 
 }  // namespace
 
-Result<Plan> BestPlan(const Case& of, const TrainingOptions& training,
-                      const ProfileDb* profile, const ReplanOptions& options) {
+Result<Plan> BestPlan(const Case& of, const PredictOptions& predict,
+                      const ReplanOptions& options) {
   const SearchSpace space(*of.graph, of.cluster);
-  const Evaluator evaluator(*of.graph, of.cluster, profile, training);
+  const Evaluator evaluator(*of.graph, of.cluster, predict.profile,
+                            predict.training);
+  const auto stop = [&] {
+    predict.watch.Tell("comparing strategies on " + of.cluster.name);
+    return predict.watch.stopped();
+  };
   std::vector<Strategy> strategies = UniformStrategies(space);
   std::erase_if(strategies, [](const Strategy& s) { return !IsUsual(s); });
   strategies = Thinned(std::move(strategies),
@@ -41,7 +46,7 @@ Result<Plan> BestPlan(const Case& of, const TrainingOptions& training,
     if (own) strategies.push_back(*own);
   }
   std::vector<Candidate> candidates =
-      Sweep(space, evaluator, strategies, kRecomputed, 1, nullptr).best;
+      Sweep(space, evaluator, strategies, kRecomputed, 1, stop).best;
   if (candidates.empty()) {
     return Error{ErrorCode::kInfeasible, "no uniform strategy is valid", ""};
   }
@@ -55,7 +60,7 @@ Result<Plan> BestPlan(const Case& of, const TrainingOptions& training,
         again.push_back(candidate.strategy);
       }
     }
-    const auto best = Sweep(space, evaluator, again, 1, 1, nullptr).best;
+    const auto best = Sweep(space, evaluator, again, 1, 1, stop).best;
     if (!best.empty() && Better(best[0].score, fastest.score)) {
       fastest = best[0];
     }
@@ -69,6 +74,7 @@ Result<Plan> BestPlan(const Case& of, const TrainingOptions& training,
   search.time_limit = 0;
   search.threads = 1;
   search.chains = 4;
+  search.stop = predict.watch.stop;
   search.starts = {std::move(best)};
   TESSERA_TRY(SearchResult found, Search(space, evaluator, search));
   return std::move(found.best);

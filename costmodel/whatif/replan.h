@@ -1,7 +1,7 @@
 #pragma once
 // The best uniform plan of a case: what a person would find by trying.
 
-#include "costmodel/profile/profile_db.h"
+#include "costmodel/whatif/predict.h"
 #include "costmodel/whatif/scenario.h"
 
 namespace tessera {
@@ -21,7 +21,8 @@ struct ReplanOptions {
 // has one; where none fits, the nearest again with recomputation. The result is
 // the fastest that fits, else the one that lacks least. The same case and
 // options give the same plan. kInfeasible where no plan is valid.
-Result<Plan> BestPlan(const Case& of, const TrainingOptions& training,
-                      const ProfileDb* profile, const ReplanOptions& options);
+// Once predict.watch stops it is the best of what was compared.
+Result<Plan> BestPlan(const Case& of, const PredictOptions& predict,
+                      const ReplanOptions& options);
 
 }  // namespace tessera

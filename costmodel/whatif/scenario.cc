@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <set>
 
 #include "costmodel/whatif/degrade.h"
 #include "costmodel/whatif/fabric.h"
@@ -34,7 +35,8 @@ constexpr std::array kPaths = {
     PathRow{"device.memory", "memory of a device", "device_types[*].memory"},
     PathRow{"device.bandwidth", "of a device's memory",
             "device_types[*].memory_bandwidth"},
-    PathRow{"device.flops", "peak of 16-bit and 8-bit matrix products", ""},
+    PathRow{"device.flops",
+            "peak of 16-bit matrix products; other types change with it", ""},
     PathRow{"device.launch", "the least time of a kernel",
             "device_types[*].launch_overhead"},
     PathRow{"device.price", "USD per device-hour",
@@ -109,6 +111,7 @@ Error UnknownPath(std::string_view path) {
 
 constexpr double kMostNodes = 65536;
 constexpr double kMostSamples = 2147483648.0;
+constexpr double kMostSlow = 1000;
 
 Result<void> Apply(const Setting& setting, Draft& draft) {
   const std::string& path = setting.path;
@@ -135,23 +138,23 @@ Result<void> Apply(const Setting& setting, Draft& draft) {
   return {};
 }
 
-// "NAME[:NODES[xGPUS]]" with other counts.
-Result<std::string> WithCounts(const Draft& draft) {
-  const size_t colon = draft.cluster.find(':');
-  std::string text = draft.cluster.substr(0, colon);
+// "NAME[:NODES[xGPUS]][@NETWORK]" with other counts.
+std::string WithCounts(const Draft& draft) {
+  const size_t at = std::min(draft.cluster.find('@'), draft.cluster.size());
+  const std::string machine = draft.cluster.substr(0, at);
+  const size_t colon = machine.find(':');
   std::string nodes = "1";
   std::string gpus;
   if (colon != std::string::npos) {
-    const std::string counts = draft.cluster.substr(colon + 1);
+    const std::string counts = machine.substr(colon + 1);
     const size_t x = counts.find('x');
     nodes = counts.substr(0, x);
     if (x != std::string::npos) gpus = counts.substr(x + 1);
   }
   if (draft.nodes) nodes = std::to_string(*draft.nodes);
   if (draft.gpus) gpus = std::to_string(*draft.gpus);
-  text += ":" + nodes;
-  if (!gpus.empty()) text += "x" + gpus;
-  return text;
+  return machine.substr(0, colon) + ":" + nodes +
+         (gpus.empty() ? "" : "x" + gpus) + draft.cluster.substr(at);
 }
 
 bool IsClusterFile(const std::string& text) {
@@ -162,8 +165,7 @@ bool IsClusterFile(const std::string& text) {
 Result<Cluster> LoadFor(const Draft& draft) {
   if (!IsClusterFile(draft.cluster)) {
     if (!draft.nodes && !draft.gpus) return LoadCluster(draft.cluster);
-    TESSERA_TRY(const std::string text, WithCounts(draft));
-    return LoadCluster(text);
+    return LoadCluster(WithCounts(draft));
   }
   TESSERA_TRY(Cluster cluster, LoadCluster(draft.cluster));
   if (draft.gpus) {
@@ -174,10 +176,11 @@ Result<Cluster> LoadFor(const Draft& draft) {
   }
   if (!draft.nodes) return cluster;
   if (*draft.nodes > cluster.num_nodes()) {
-    return InvalidInput("'" + draft.cluster + "' is a file with " +
-                            std::to_string(cluster.num_nodes()) +
-                            " nodes; name a preset to have more",
-                        "nodes");
+    return Error{ErrorCode::kInfeasible,
+                 "'" + draft.cluster + "' is a file with " +
+                     std::to_string(cluster.num_nodes()) +
+                     " nodes; name a preset to have more",
+                 "nodes"};
   }
   const auto devices = std::ranges::count_if(
       cluster.devices, [&](const Device& d) { return d.node < *draft.nodes; });
@@ -223,25 +226,25 @@ Result<void> ApplyFabric(const Setting& setting, Cluster& cluster,
   return {};
 }
 
-// The paths of the file that `path` stands for.
-std::vector<std::string> FilePathsOf(const std::string& path) {
-  if (path == "device.flops") {
-    return {"device_types[*].peak_bf16", "device_types[*].peak_fp16",
-            "device_types[*].peak_fp8", "device_types[*].peak_fp4"};
+Result<void> ApplyFlops(const Setting& setting, Cluster& cluster) {
+  TESSERA_TRY(const Amount amount, ParseAmount(setting.value));
+  if (amount.dimension != Dimension::kFlops &&
+      amount.dimension != Dimension::kFactor) {
+    return InvalidInput("'" + setting.value + "' is not " +
+                        std::string(Expected(Dimension::kFlops)));
   }
-  const auto row = std::ranges::find(kPaths, path, &PathRow::name);
-  if (row != kPaths.end() && !row->stands_for.empty()) {
-    return {std::string(row->stands_for)};
+  if (!(amount.value > 0)) {
+    return InvalidInput("'" + setting.value + "' is not positive");
   }
-  for (const auto& [from, to] :
-       {std::pair<std::string_view, std::string_view>{"device", "device_types"},
-        {"link", "link_types"}}) {
-    if (path.starts_with(std::string(from) + ".") ||
-        path.starts_with(std::string(from) + "[")) {
-      return {std::string(to) + path.substr(from.size())};
+  for (DeviceType& type : cluster.device_types) {
+    double factor = amount.value;
+    if (amount.dimension == Dimension::kFlops) {
+      const FlopsPerSecond half = std::max(type.peak_bf16, type.peak_fp16);
+      factor /= half.value > 0 ? half.value : type.peak_fp32.value;
     }
+    ScalePeaks(factor, type);
   }
-  return {path};
+  return {};
 }
 
 Result<void> ApplyField(const Setting& setting, Cluster& cluster,
@@ -249,17 +252,19 @@ Result<void> ApplyField(const Setting& setting, Cluster& cluster,
   if (setting.path.starts_with("fabric.")) {
     return ApplyFabric(setting, cluster, notes);
   }
+  if (setting.path == "device.flops") return ApplyFlops(setting, cluster);
   TESSERA_TRY(const Amount amount, ParseAmount(setting.value));
-  std::vector<FieldValue> fields;
-  for (std::string& path : FilePathsOf(setting.path)) {
-    fields.push_back({std::move(path), amount});
-  }
-  auto changed = WithFields(cluster, fields);
+  const FieldValue field = {FilePathOf(setting.path), amount};
+  auto changed = WithFields(cluster, {&field, 1});
   if (!changed) {
-    const bool unknown = changed.error().code == ErrorCode::kNotFound &&
-                         setting.path.find('[') == std::string::npos;
-    return unknown ? UnknownPath(setting.path)
-                   : Error{changed.error().code, changed.error().message, ""};
+    Error error = changed.error();
+    if (error.code == ErrorCode::kNotFound &&
+        setting.path.find('[') == std::string::npos) {
+      return UnknownPath(setting.path);
+    }
+    // Another place than the path's is said, too.
+    if (error.where != field.path) error.message = error.ToString();
+    return Error{error.code, error.message, ""};
   }
   cluster = *std::move(changed);
   return {};
@@ -371,6 +376,22 @@ std::span<const PathRow> Paths() {
   return kPaths;
 }
 
+std::string FilePathOf(const std::string& path) {
+  const auto row = std::ranges::find(kPaths, path, &PathRow::name);
+  if (row != kPaths.end() && !row->stands_for.empty()) {
+    return std::string(row->stands_for);
+  }
+  for (const auto& [from, to] :
+       {std::pair<std::string_view, std::string_view>{"device", "device_types"},
+        {"link", "link_types"}}) {
+    if (path.starts_with(std::string(from) + ".") ||
+        path.starts_with(std::string(from) + "[")) {
+      return std::string(to) + path.substr(from.size());
+    }
+  }
+  return path;
+}
+
 Result<Setting> ParseSetting(std::string_view text) {
   const size_t equals = text.find('=');
   if (equals == 0 || equals == std::string_view::npos ||
@@ -395,11 +416,15 @@ Result<Axis> ParseAxis(std::string_view text) {
       axis.values.push_back(std::move(word));
       word.clear();
     }
-    return axis;
+  } else {
+    auto amounts = ParseAmounts(setting.value);
+    if (!amounts) return amounts.error().At(setting.path);
+    for (const Amount& amount : *amounts) axis.values.push_back(amount.text);
   }
-  auto amounts = ParseAmounts(setting.value);
-  if (!amounts) return amounts.error().At(setting.path);
-  for (const Amount& amount : *amounts) axis.values.push_back(amount.text);
+  const std::set<std::string> distinct(axis.values.begin(), axis.values.end());
+  if (distinct.size() < axis.values.size()) {
+    return InvalidInput("a value is given twice", setting.path);
+  }
   return axis;
 }
 
@@ -418,6 +443,7 @@ Result<Case> MakeCase(const Scenario& scenario, ModelCache& models) {
   Case made;
   made.strategy = draft.strategy;
   TESSERA_TRY(made.cluster, LoadFor(draft));
+  if (scenario.stack) made.cluster.stack = *scenario.stack;
   for (const Setting& setting : draft.fields) {
     if (auto done = ApplyField(setting, made.cluster, made.notes); !done) {
       return done.error().At(setting.path);
@@ -425,18 +451,17 @@ Result<Case> MakeCase(const Scenario& scenario, ModelCache& models) {
   }
   for (const Setting& slow : scenario.slow) {
     TESSERA_TRY(const Amount factor, ParseAmount(slow.value));
-    if (factor.dimension != Dimension::kFactor || !(factor.value > 0)) {
+    if (factor.dimension != Dimension::kFactor || !(factor.value > 0) ||
+        factor.value > kMostSlow) {
       return InvalidInput("'" + slow.value + "' is not " +
-                              std::string(Expected(Dimension::kFactor)),
+                              std::string(Expected(Dimension::kFactor)) +
+                              ", at most 1000x",
                           slow.path);
     }
     TESSERA_RETURN_IF_ERROR(SlowDown(slow.path, factor.value, made.cluster));
   }
-  // By the names of the whole cluster, whatever else failed before.
-  for (const std::string& part : scenario.failed) {
-    TESSERA_RETURN_IF_ERROR(Fail(part, made.cluster, made.notes));
-    made.degraded = true;
-  }
+  TESSERA_RETURN_IF_ERROR(Fail(scenario.failed, made.cluster, made.notes));
+  made.degraded = !scenario.failed.empty();
   TESSERA_TRY(const ModelCache::Model model,
               ImportFor(scenario, draft, made.cluster, models));
   made.graph = model.graph;
@@ -507,31 +532,71 @@ std::string WithStrategyKey(const std::string& text, std::string_view key,
 std::optional<std::string> FlagTextOf(const Strategy& strategy) {
   const Strategy usual;
   std::string text;
-  const auto add = [&](std::string_view key, auto value, auto default_value) {
-    if (value == default_value) return;
-    text += (text.empty() ? "" : ",") + std::string(key) + "=" +
-            std::to_string(value);
+  const auto add = [&](std::string_view key, const std::string& value) {
+    text += (text.empty() ? "" : ",") + std::string(key) + "=" + value;
   };
-  add("tp", strategy.tp, usual.tp);
-  add("pp", strategy.pp, usual.pp);
-  add("vp", strategy.vp, usual.vp);
-  add("cp", strategy.cp, usual.cp);
-  add("ep", strategy.ep, usual.ep);
-  add("mbs", strategy.mbs, usual.mbs);
-  add("zero", strategy.zero, usual.zero);
-  add("tiles", strategy.tiles, usual.tiles);
-  add("sp", int{strategy.sp}, 0);
+  const auto number = [&](std::string_view key, int Strategy::*field) {
+    if (strategy.*field != usual.*field) {
+      add(key, std::to_string(strategy.*field));
+    }
+  };
+  number("tp", &Strategy::tp);
+  number("pp", &Strategy::pp);
+  number("vp", &Strategy::vp);
+  number("cp", &Strategy::cp);
+  if (strategy.cp_kind != usual.cp_kind) add("cp-kind", strategy.cp_kind);
+  if (strategy.zigzag) add("cp-balance", "zigzag");
+  number("ep", &Strategy::ep);
+  number("mbs", &Strategy::mbs);
+  number("zero", &Strategy::zero);
+  if (strategy.dp_kind == DataParallelKind::kRooted) add("dp-kind", "rooted");
+  if (strategy.zero_group == Strategy::kWithinNode) {
+    add("zero-group", "node");
+  } else {
+    number("zero-group", &Strategy::zero_group);
+  }
+  if (strategy.bucket > Bytes{}) {
+    const bool whole = strategy.bucket.value % 1'000'000 == 0;
+    add("bucket", whole
+                      ? std::to_string(strategy.bucket.value / 1'000'000) + "MB"
+                      : std::to_string(strategy.bucket.value) + "B");
+  }
+  number("prefetch", &Strategy::prefetch);
+  number("tiles", &Strategy::tiles);
+  std::string offload;
+  for (const auto& [name, tier] :
+       {std::pair{"optimizer:", strategy.optimizer_tier},
+        {"parameters:", strategy.parameter_tier},
+        {"activations:", strategy.activation_tier}}) {
+    if (tier == MemoryTier::kDevice) continue;
+    offload += (offload.empty() ? "" : ",") + std::string(name) +
+               std::string(NameOf(tier));
+  }
+  if (!offload.empty()) add("offload", offload);
+  if (strategy.sp) add("sp", "1");
+  if (strategy.split_branches) add("branches", "split");
   if (strategy.recompute != RecomputeLevel::kNone) {
-    const bool full = strategy.recompute == RecomputeLevel::kFull;
-    text = WithStrategyKey(text, "recompute", full ? "full" : "selective");
+    const int layers = strategy.recompute_layers;
+    add("recompute", std::string(NameOf(strategy.recompute)) +
+                         (layers > 0 ? ":" + std::to_string(layers) : ""));
   }
-  if (strategy.schedule != usual.schedule) {
-    text = WithStrategyKey(text, "schedule", strategy.schedule);
+  if (strategy.schedule != usual.schedule) add("schedule", strategy.schedule);
+  if (strategy.order != usual.order) {
+    // In the order of MeshDimension.
+    static constexpr std::string_view kNames[] = {"tp", "cp", "ep", "dp", "pp"};
+    std::string order;
+    for (const MeshDimension dimension : strategy.order) {
+      order += (order.empty() ? "" : "-") +
+               std::string(kNames[static_cast<size_t>(dimension)]);
+    }
+    add("order", order);
   }
-  // What this does not say, a strategy of more keys would have to.
+  // A table of actions has no name, and the folder of the file tier is no part
+  // of a plan.
   auto back = ParseStrategy(text);
   if (!back) return {};
   back->dp = strategy.dp;
+  back->offload_directory = strategy.offload_directory;
   if (*back != strategy) return {};
   return text;
 }

@@ -53,6 +53,8 @@ struct Axis {
   std::vector<std::string> values;
 };
 Result<Axis> ParseAxis(std::string_view text);
+// The path of the cluster file that `path` stands for, or `path`.
+std::string FilePathOf(const std::string& path);
 
 struct Scenario {
   std::string model;
@@ -61,6 +63,7 @@ struct Scenario {
   int64_t seq_len = 0;
   std::optional<DType> dtype;
   bool documents = false;               // ImportOptions::documents
+  std::optional<Stack> stack;           // in place of the cluster's
   std::optional<std::string> strategy;  // degrees; dp follows where absent
   std::vector<Setting> settings;        // in order
   std::vector<std::string> failed;      // degrade.h
@@ -83,20 +86,29 @@ class ModelCache {
     std::shared_ptr<const Graph> graph;
     std::shared_ptr<const GraphIndex> index;
   };
+  // The model of `key`, made on first use: who asks for another meanwhile does
+  // not wait.
   template <typename Make>
   Result<Model> Get(const std::string& key, Make make) {
-    const std::lock_guard lock(mutex_);
-    if (const auto found = models_.find(key); found != models_.end()) {
-      return found->second;
+    Entry* entry = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      entry = &entries_[key];
     }
-    TESSERA_TRY(Model model, make());
-    models_.emplace(key, model);
-    return model;
+    const std::lock_guard lock(entry->mutex);
+    if (!entry->model) {
+      TESSERA_TRY(entry->model, make());
+    }
+    return *entry->model;
   }
 
  private:
+  struct Entry {
+    std::mutex mutex;
+    std::optional<Model> model;
+  };
   std::mutex mutex_;
-  std::map<std::string, Model> models_;
+  std::map<std::string, Entry> entries_;
 };
 
 // Errors: kInvalidInput and kNotFound where a setting is wrong; kInfeasible
@@ -111,8 +123,7 @@ Result<Case> MakeCase(const Scenario& scenario, ModelCache& models);
 Result<Plan> PlanOf(Case& of);
 
 // The strategy as --strategy takes it, but for dp, which follows the devices;
-// nothing where it has keys beyond degrees, microbatch, ZeRO, recomputation and
-// schedule.
+// nothing where its schedule is a table of actions.
 std::optional<std::string> FlagTextOf(const Strategy& strategy);
 
 // `text` with `key` of the strategy set to `value`.

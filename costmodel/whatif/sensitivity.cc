@@ -1,15 +1,16 @@
 #include "costmodel/whatif/sensitivity.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
-#include "costmodel/evaluate/evaluator.h"
+#include "costmodel/whatif/degrade.h"
 #include "costmodel/whatif/fabric.h"
 
 namespace tessera {
 namespace {
 
-constexpr double kStep = 0.01;
+constexpr double kStep = 0.001;
 
 Duration Divided(Duration time, double factor) {
   return Duration::FromSeconds(time.seconds() / factor);
@@ -17,11 +18,7 @@ Duration Divided(Duration time, double factor) {
 
 bool ImproveFlops(double factor, Cluster& cluster) {
   for (DeviceType& type : cluster.device_types) {
-    for (FlopsPerSecond* peak :
-         {&type.peak_fp64, &type.peak_fp32, &type.peak_bf16, &type.peak_fp16,
-          &type.peak_fp8, &type.peak_fp4}) {
-      *peak = *peak * factor;
-    }
+    ScalePeaks(factor, type);
   }
   return true;
 }
@@ -34,13 +31,18 @@ bool ImproveMemory(double factor, Cluster& cluster) {
 }
 
 bool ImproveLaunch(double factor, Cluster& cluster) {
-  Stack& stack = cluster.stack;
-  bool any = stack.host_per_operator > Duration{};
-  stack.host_per_operator = Divided(stack.host_per_operator, factor);
+  bool any = false;
   for (DeviceType& type : cluster.device_types) {
     any |= type.launch_overhead > Duration{};
     type.launch_overhead = Divided(type.launch_overhead, factor);
   }
+  return any;
+}
+
+bool ImproveHostPerOperator(double factor, Cluster& cluster) {
+  Stack& stack = cluster.stack;
+  const bool any = stack.host_per_operator > Duration{};
+  stack.host_per_operator = Divided(stack.host_per_operator, factor);
   return any;
 }
 
@@ -66,6 +68,17 @@ bool ImproveHost(double factor, Cluster& cluster) {
 constexpr std::string_view kIntra = "links within nodes";
 constexpr std::string_view kInter = "links between nodes";
 
+// Whether anything is kept off the devices.
+bool UsesHost(const Plan& plan) {
+  const auto away = [](MemoryTier tier) { return tier != MemoryTier::kDevice; };
+  return std::ranges::any_of(
+             plan.ops,
+             [&](const OpPlacement& op) { return away(op.activation_tier); }) ||
+         std::ranges::any_of(plan.weights, [&](const WeightPlacement& weight) {
+           return away(weight.optimizer_tier) || away(weight.parameter_tier);
+         });
+}
+
 }  // namespace
 
 std::span<const Resource> Resources() {
@@ -73,6 +86,8 @@ std::span<const Resource> Resources() {
       Resource{"device.flops", "compute", ImproveFlops},
       Resource{"device.bandwidth", "device memory", ImproveMemory},
       Resource{"device.launch", "kernel launches", ImproveLaunch},
+      Resource{"stack.host_seconds_per_operator", "kernel launches",
+               ImproveHostPerOperator},
       Resource{"fabric.intra.bandwidth", kIntra,
                ImproveBandwidth<LinkClass::kIntra>},
       Resource{"fabric.intra.latency", kIntra,
@@ -90,23 +105,22 @@ std::span<const Resource> Resources() {
 }
 
 Sensitivity SensitivityOf(const Graph& graph, const Cluster& cluster,
-                          const Plan& plan, const ProfileDb* profile,
+                          const Plan& plan, const Evaluator& evaluator,
+                          const ProfileDb* profile,
                           const TrainingOptions& training) {
+  const double usual = evaluator.Evaluate(plan).step_time.seconds();
   Sensitivity result;
   result.unexplained = 1;
   for (const Resource& resource : Resources()) {
-    const auto seconds = [&](double factor) {
-      Cluster changed = cluster;
-      if (!resource.improve(factor, changed)) return 0.0;
-      return Evaluator(graph, changed, profile, training)
-          .Evaluate(plan)
-          .step_time.seconds();
-    };
-    const double better = seconds(1 + kStep);
-    if (better == 0) continue;
-    const double worse = seconds(1 / (1 + kStep));
-    const double elasticity =
-        std::log(worse / better) / (2 * std::log(1 + kStep));
+    Cluster changed = cluster;
+    if (!resource.improve(1 + kStep, changed)) continue;
+    double elasticity = 0;
+    if (resource.improve != ImproveHost || UsesHost(plan)) {
+      const double better = Evaluator(graph, changed, profile, training)
+                                .Evaluate(plan)
+                                .step_time.seconds();
+      elasticity = std::log(usual / better) / std::log(1 + kStep);
+    }
     result.resources.push_back({&resource, elasticity});
     result.unexplained -= elasticity;
   }

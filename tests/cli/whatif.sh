@@ -12,43 +12,63 @@ whatif() {
     fail "exit code $?: $* ($(cat "$work/stderr"))"
 }
 
-# Without --vary its step is that of simulate.
-whatif "${on[@]}" --json >"$work/one.json"
-"$tessera" simulate "${what[@]}" "${on[@]}" --json >"$work/out.json" 2>/dev/null
-step=$(json 'j["step_time_s"]' "$work/out.json")
-json "j['cells'][0]['step_time_s'] == $step" "$work/one.json" >/dev/null
+# Without --vary its step is that of simulate, under each stack.
+for stack in tessera megatron-2021; do
+  whatif "${on[@]}" --stack "$stack" --json >"$work/one.json"
+  "$tessera" simulate "${what[@]}" "${on[@]}" --stack "$stack" --json \
+    >"$work/$stack.json" 2>/dev/null
+  step=$(json 'j["step_time_s"]' "$work/$stack.json")
+  json "j['cells'][0]['step_time_s'] == $step" "$work/one.json" >/dev/null
+done
+cmp -s "$work/tessera.json" "$work/megatron-2021.json" && fail "stacks are alike"
+step=$(json 'j["step_time_s"]' "$work/tessera.json")
 
 # A grid: every combination, in order, on any number of threads.
-grid=("${on[@]}" --vary "nodes=1,2,3" --vary
-  'fabric.inter.bandwidth=100,200Gb/s' --vary 'device.memory=1MB,80GB')
+grid=("${on[@]}" --vary nodes=1,3 --vary 'device.memory=1MB,80GB')
 whatif "${grid[@]}" --threads 1 --json >"$work/out.json"
 whatif "${grid[@]}" --threads 4 --json >"$work/again.json"
 cmp "$work/out.json" "$work/again.json" || fail "threads change the grid"
-check 'len(j["cells"]) == 12'
-check '[c["values"]["nodes"] for c in j["cells"]] == list("111122223333")'
+check 'len(j["cells"]) == 4'
+check '[c["values"]["nodes"] for c in j["cells"]] == list("1133")'
 check 'all(c["done"] for c in j["cells"])'
 check 'j["cells"][1]["bottleneck"] != "memory" and j["cells"][1]["feasible"]'
 check 'j["cells"][0]["bottleneck"] == "memory"'
 check '"does not fit" in j["cells"][0]["problem"]'
 # dp = 12 of 2 samples does not divide 64: the cell says so, the others stand.
-check '"divisor" in j["cells"][9]["problem"] and j["cells"][9].get("mfu") is None'
+check '"divisor" in j["cells"][3]["problem"] and j["cells"][3].get("mfu") is None'
 check 'abs(sum(j["cells"][1]["sources"].values()) - 1) < 1e-9'
-whatif "${grid[@]}" --csv >"$work/out.csv"
-python3 - "$work/out.csv" <<'PYTHON' || fail "CSV"
-import csv, sys
-rows = list(csv.DictReader(open(sys.argv[1])))
-assert len(rows) == 12
-assert rows[1]["feasible"] == "true" and float(rows[1]["step_time_s"]) > 0
-PYTHON
+whatif "${grid[@]}" --fast --csv >"$work/out.csv"
+csv() { # EXPRESSION over the list `rows` of the table
+  python3 -c 'import csv, sys
+rows = list(csv.DictReader(open(sys.argv[2])))
+sys.exit(0 if eval(sys.argv[1]) else 1)' "$1" "$work/out.csv" ||
+    fail "not true of $(cat "$work/out.csv"): $1"
+}
+csv 'len(rows) == 4 and rows[1]["feasible"] == "true"'
+csv 'float(rows[1]["step_time_s"]) > 0'
 
-# The report: one file with its plots, nothing from elsewhere, well-formed.
-whatif "${on[@]}" --vary nodes=1,2,4 -o "$work/report.html" >"$work/out.txt"
+# The report: one file with its plots and all answers, nothing from elsewhere,
+# well-formed; a curve for each line of the other axis.
+whatif "${on[@]}" --fast --sensitivity --vary nodes=1,2 --vary \
+  device.memory=40,80GB --scaling-limit 0.9 --fit --tokens 1B \
+  --set device.price=2USD/h --cheapest dgx-a100-80gb:1,dgx-h100:1 \
+  -o "$work/report.html" >"$work/out.txt"
 grep -q "nodes" "$work/out.txt" || fail "no table"
 python3 - "$work/report.html" <<'PYTHON' || fail "report"
 import html.parser, re, sys
 text = open(sys.argv[1]).read()
-assert text.count("<svg") >= 4 and "step time (" in text
-assert "capacity" in text and "Efficiency" in text
+assert text.count("<svg") >= 6 and "step time (" in text
+assert "capacity" in text
+efficiency = re.findall(r"<svg.*?</svg>", text, re.S)
+efficiency = [plot for plot in efficiency if "Efficiency over" in plot]
+assert "device.memory 40GB" in efficiency[0], efficiency[0]
+assert "device.memory 80GB" in efficiency[0]
+assert "limit" in efficiency[1]
+for heading in ("All cells", "How far it scales", "Which cluster is cheapest",
+                "Does it fit", "Sensitivity"):
+    section = text.split("<h2>" + heading + "</h2>")[1].split("<h2>")[0]
+    assert "<table>" in section, heading
+assert "analytical task times" in text
 assert not re.search(r"https?://|<script|<link|@import|src=", text)
 class Check(html.parser.HTMLParser):
     open = []
@@ -67,47 +87,73 @@ PYTHON
 # Failures and slow devices make it slower, or smaller.
 whatif "${on[@]}" --fail node1.nic0 --slow device3=1.5x --json >"$work/out.json"
 check "j['cells'][0]['step_time_s'] > $step"
-whatif "${on[@]}" --fail node1.gpu0 --json >"$work/out.json"
-check 'j["cells"][0]["devices"] == 8'
+whatif "${on[@]}" --fast --set nodes=4 --fail node1 --fail node3.gpu0 --json \
+  >"$work/out.json"
+check 'j["cells"][0]["devices"] == 16'
 check 'any("drained" in note for note in j["cells"][0]["notes"])'
 
 # Sensitivity, jitter, money.
-whatif "${on[@]}" --sensitivity --jitter 5% --samples 10 --tokens 1B \
+whatif "${on[@]}" --fast --sensitivity --jitter 5% --samples 10 --tokens 1B \
   --set device.price=2USD/h --set device.mtbf=2000d --json >"$work/out.json"
 check '0.9 < sum(j["cells"][0]["sensitivity"].values()) < 1.1'
-check "$step < j['jitter']['p50_s'] <= j['jitter']['p95_s']"
+check "j['cells'][0]['step_time_s'] < j['jitter']['p50_s'] <= j['jitter']['p95_s']"
 check 'j["cells"][0]["usd_per_hour"] == 32'
 check '0 < j["cells"][0]["goodput"]["fraction"] < 1'
 check 'abs(j["cells"][0]["run"]["usd"] / (j["cells"][0]["run"]["days"] * 24 * 32)
   - 1) < 1e-9'
+whatif "${on[@]}" --fast --json >"$work/fast.json"
+json '"sensitivity" not in j["cells"][0]' "$work/fast.json" >/dev/null
 
 # A plan file: its degrees hold on other clusters.
 "$tessera" simulate "${what[@]}" "${on[@]}" --plan-out "$work/plan.json" \
   >/dev/null 2>&1
-whatif --cluster dgx-a100-80gb:2 --plan "$work/plan.json" --vary nodes=1,2,4 \
-  --json >"$work/out.json"
-check '[c["devices"] for c in j["cells"]] == [8, 16, 32]'
+whatif --cluster dgx-a100-80gb:2 --plan "$work/plan.json" --vary nodes=1,4 \
+  --fast --json >"$work/out.json"
+check '[c["devices"] for c in j["cells"]] == [8, 32]'
 check 'all("tp2" in c["strategy"] for c in j["cells"])'
 
 # Each cell's best plan is no worse than the strategy's.
 whatif "${on[@]}" --replan --fast --json >"$work/replan.json"
-whatif "${on[@]}" --fast --json >"$work/out.json"
-fast=$(json 'j["cells"][0]["step_time_s"]' "$work/out.json")
+fast=$(json 'j["cells"][0]["step_time_s"]' "$work/fast.json")
 json "j['cells'][0]['step_time_s'] <= $fast" "$work/replan.json" >/dev/null
 
-# Questions.
-whatif "${on[@]}" --scaling-limit 0.5 --scaling weak --fast --json \
-  >"$work/out.json"
+# Questions, as JSON and as CSV.
+whatif "${on[@]}" --scaling-limit 0.5 --fast --json >"$work/out.json"
 check 'j["scaling"]["devices"] >= 16 and j["cells"] == []'
-whatif "${on[@]}" --fit --json >"$work/out.json"
-check 'j["fit"]["fits"] is True'
-whatif "${on[@]}" --tokens 1B --days 100 --set device.price=2USD/h \
-  --cheapest dgx-a100-80gb:1,dgx-h100:1 --json >"$work/out.json"
+whatif "${on[@]}" --scaling-limit 0.999 --fast --csv >"$work/out.csv"
+csv 'rows[0]["efficiency"] == "1" and rows[0]["devices"] == "16"'
+whatif "${on[@]}" --fit --fast --json >"$work/out.json"
+check 'j["fit"]["fits"] is True and j["fit"]["strategy"] == "tp=2,mbs=2"'
+offers=(--tokens 1B --days 100 --set device.price=2USD/h --fast
+  --cheapest dgx-a100-80gb:1,dgx-h100:1)
+whatif "${offers[@]}" --json >"$work/out.json"
 check 'j["cheapest"]["best"] in ("dgx-a100-80gb:1", "dgx-h100:1")'
+check 'j["cluster"] == "dgx-a100-80gb:1,dgx-h100:1"'
+whatif "${offers[@]}" --csv >"$work/out.csv"
+csv '[r["cluster"] for r in rows] == ["dgx-a100-80gb:1", "dgx-h100:1"]'
+
+# What does not fit says with which memory it does, and that is enough.
+small=(--fit --fast --set device.memory=2MB)
 code=0
-"$tessera" whatif "${what[@]}" "${on[@]}" --fit --set device.memory=2MB \
-  >/dev/null 2>&1 || code=$?
+"$tessera" whatif "${what[@]}" "${on[@]}" "${small[@]}" \
+  >"$work/out.txt" 2>/dev/null || code=$?
 [[ $code == 3 ]] || fail "exit code $code of what does not fit"
+enough=$(sed -n 's/.*\(device\.memory=[0-9.]*GB\).*/\1/p' "$work/out.txt")
+whatif "${on[@]}" --fit --fast --set "$enough" >/dev/null
+code=0
+"$tessera" whatif "${what[@]}" "${on[@]}" --set device.memory=2MB \
+  --scaling-limit 0.5 --fast >/dev/null 2>&1 || code=$?
+[[ $code == 3 ]] || fail "exit code $code of what does not run at the start"
+
+# Ctrl-C ends jittered steps, and prints what is done.
+"$tessera" whatif "${what[@]}" "${on[@]}" --fast --jitter 5% --samples 100000 \
+  --json >"$work/out.json" 2>/dev/null &
+sleep 2
+kill -INT $!
+code=0
+wait $! || code=$?
+[[ $code == 130 ]] || fail "exit code $code of what was interrupted"
+check '0 < j["jitter"]["samples"] < 100000 and j["interrupted"]'
 
 # Bad input is one line.
 bad() { fails 2 "$1" whatif "${what[@]}" "${on[@]}" "${@:2}"; }
@@ -122,3 +168,14 @@ bad "needs --tokens" --cheapest dgx-h100
 bad "does not end in .html" -o report.pdf
 bad "unknown strategy key 'tq'" --set strategy.tq=2
 bad "not a share such as" --scaling-limit 2
+bad "unknown stack 'megatron'" --stack megatron
+many=$(seq -s, 1 256)
+bad "more than 10000 cells" --vary "batch=$many" --vary "seq=$many" \
+  --vary "model.n_layer=$many" --vary "nodes=$many" --vary "gpus=$many" \
+  --vary "model.n_head=$many" --vary "model.n_embd=$many" \
+  --vary "strategy.tp=$many"
+bad "given twice" --vary device.memory=1,2GB \
+  --vary 'device_types[*].memory=1,2GB'
+bad "needs --jitter" --samples 5
+bad "one table" --csv --fit --scaling-limit 0.5
+bad "--json has" --csv --jitter 5%

@@ -20,7 +20,7 @@ TEST(Degrade, ANicGoesAlone) {
   Cluster cluster = *MakeCluster("dgx-a100-80gb:2");
   const size_t links = cluster.links.size();
   std::vector<std::string> notes;
-  ASSERT_TRUE(Fail("node1.nic0", cluster, notes));
+  ASSERT_TRUE(Fail({"node1.nic0"}, cluster, notes));
   EXPECT_FALSE(HasVertex(cluster, "node1.nic0"));
   EXPECT_TRUE(HasVertex(cluster, "node0.nic0"));
   EXPECT_EQ(cluster.devices.size(), 16U);
@@ -34,7 +34,7 @@ TEST(Degrade, ANodeThatLosesADeviceIsDrained) {
   for (const char* part : {"node1.gpu3", "device11", "node1"}) {
     Cluster cluster = *MakeCluster("dgx-a100-80gb:3");
     std::vector<std::string> notes;
-    ASSERT_TRUE(Fail(part, cluster, notes)) << part;
+    ASSERT_TRUE(Fail({part}, cluster, notes)) << part;
     EXPECT_EQ(cluster.num_nodes(), 2) << part;
     EXPECT_EQ(cluster.devices.size(), 16U) << part;
     EXPECT_FALSE(HasVertex(cluster, "node1.nvswitch")) << part;
@@ -47,33 +47,54 @@ TEST(Degrade, ANodeThatLosesADeviceIsDrained) {
 TEST(Degrade, TheOnlyNodeLosesADeviceAlone) {
   Cluster cluster = *MakeCluster("dgx-a100-80gb:1");
   std::vector<std::string> notes;
-  ASSERT_TRUE(Fail("device2", cluster, notes));
+  ASSERT_TRUE(Fail({"device2"}, cluster, notes));
   EXPECT_EQ(cluster.devices.size(), 7U);
   EXPECT_FALSE(HasVertex(cluster, "node0.gpu2"));
-  EXPECT_FALSE(Fail("node0", cluster, notes));
+  EXPECT_FALSE(Fail({"node0"}, cluster, notes));
 }
 
 TEST(Degrade, ALinkBetweenTwo) {
   Cluster cluster = *MakeCluster("dgx1-v100-32gb:1");
   const size_t links = cluster.links.size();
   std::vector<std::string> notes;
-  ASSERT_TRUE(Fail("node0.gpu0--node0.gpu1", cluster, notes));
+  ASSERT_TRUE(Fail({"node0.gpu0--node0.gpu1"}, cluster, notes));
   EXPECT_EQ(cluster.links.size(), links - 2);
-  EXPECT_FALSE(Fail("node0.gpu0--node0.gpu1", cluster, notes));
+  EXPECT_FALSE(Fail({"node0.gpu0--node0.gpu1"}, cluster, notes));
 }
 
 TEST(Degrade, WrongPartsNameTheNearOnes) {
   Cluster cluster = *MakeCluster("dgx-a100-80gb:2");
   std::vector<std::string> notes;
-  const auto error = Fail("node1.nik0", cluster, notes);
+  const auto error = Fail({"node1.nik0"}, cluster, notes);
   ASSERT_FALSE(error);
   EXPECT_THAT(error.error().message, HasSubstr("did you mean 'node1.nic0'?"));
-  EXPECT_FALSE(Fail("device16", cluster, notes));
-  EXPECT_FALSE(Fail("node2", cluster, notes));
+  EXPECT_FALSE(Fail({"device16"}, cluster, notes));
+  EXPECT_FALSE(Fail({"node2"}, cluster, notes));
   // A switch without which devices are cut off.
   Cluster cpus = *MakeCluster("local-cpu:2");
-  EXPECT_THAT(Fail("node0.memory.in", cpus, notes).error().message,
+  EXPECT_THAT(Fail({"node0.memory.in"}, cpus, notes).error().message,
               HasSubstr("do not reach each other"));
+}
+
+// node3 is still node3 when node1 has gone before it.
+TEST(Degrade, SeveralPartsByTheNamesOfTheWholeCluster) {
+  Cluster cluster = *MakeCluster("dgx-a100-80gb:4");
+  std::vector<std::string> notes;
+  ASSERT_TRUE(
+      Fail({"node1", "node3.gpu2", "device31", "node2.nic0"}, cluster, notes));
+  EXPECT_EQ(cluster.num_nodes(), 2);
+  EXPECT_TRUE(HasVertex(cluster, "node0.gpu0"));
+  EXPECT_TRUE(HasVertex(cluster, "node2.gpu0"));
+  EXPECT_FALSE(HasVertex(cluster, "node2.nic0"));
+  EXPECT_FALSE(HasVertex(cluster, "node3.nvswitch"));
+  EXPECT_THAT(notes.back(), HasSubstr("2 nodes with 16 devices remain"));
+  Cluster whole = *MakeCluster("dgx-a100-80gb:2");
+  const Cluster before = whole;
+  EXPECT_THAT(Fail({"node1", "node1"}, whole, notes).error().message,
+              HasSubstr("given twice"));
+  EXPECT_THAT(Fail({"node1", "node0"}, whole, notes).error().message,
+              HasSubstr("no device"));
+  EXPECT_EQ(whole, before);
 }
 
 TEST(Degrade, SlowDevicesHaveATypeOfTheirOwn) {

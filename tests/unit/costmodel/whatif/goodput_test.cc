@@ -41,6 +41,17 @@ TEST(Goodput, WithFailuresByDalysModel) {
   EXPECT_NEAR(restarts.fraction, goodput.fraction / std::exp(1.0), 1e-12);
 }
 
+// Checkpoints that take no time are written after each step: of 9 s, with
+// failures each 1000 s, 9 / (1000 * (e^0.009 - 1)) count, and of that 1 / e
+// with a restart of 1000 s.
+TEST(Goodput, FailuresCostARestartWithoutCheckpointsToo) {
+  const Goodput goodput = GoodputOf({.step = 9, .mtbf = 1000});
+  EXPECT_DOUBLE_EQ(goodput.interval, 9);
+  EXPECT_NEAR(goodput.fraction, 0.009 / std::expm1(0.009), 1e-12);
+  EXPECT_NEAR(GoodputOf({.step = 9, .restart = 1000, .mtbf = 1000}).fraction,
+              goodput.fraction / std::exp(1.0), 1e-12);
+}
+
 // Daly's interval is a maximum of the model that it approximates.
 TEST(Goodput, TheBestIntervalIsTheBest) {
   const GoodputInput best = {.step = 1, .checkpoint = 10, .mtbf = 10000};

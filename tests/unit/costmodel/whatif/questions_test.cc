@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cmath>
+
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/whatif/jitter.h"
 #include "costmodel/whatif/sensitivity.h"
@@ -41,19 +44,24 @@ double SecondsOf(const Case& of, const Cluster& cluster, const Plan& plan) {
       .step_time.seconds();
 }
 
+Sensitivity SensitivityOn(const Planned& p) {
+  const Evaluator evaluator(*p.made.graph, p.made.cluster, nullptr, {});
+  return SensitivityOf(*p.made.graph, p.made.cluster, p.plan, evaluator,
+                       nullptr, {});
+}
+
 // Time is homogeneous of degree -1 in all resources together (Euler), on
 // devices whose kernels are a roofline.
 TEST(Sensitivity, ElasticitiesAddUpToOne) {
   for (const char* cluster : {"local-cpu:4", "local-cpu:1"}) {
     const Planned p = PlannedFor(Of("gpt2-tiny", cluster, 8, 32, "mbs=1"));
-    const Sensitivity sensitivity =
-        SensitivityOf(*p.made.graph, p.made.cluster, p.plan, nullptr, {});
+    const Sensitivity sensitivity = SensitivityOn(p);
     double sum = 0;
     for (const Elasticity& e : sensitivity.resources) {
       EXPECT_GE(e.value, -1e-9) << e.resource->name;
       sum += e.value;
     }
-    // 1 % steps: their third-order term, and picoseconds.
+    // Steps of 0.1 %: their second-order term, and picoseconds.
     EXPECT_NEAR(sum, 1, 2e-3) << cluster;
     EXPECT_NEAR(sensitivity.unexplained, 1 - sum, 1e-12);
   }
@@ -66,8 +74,7 @@ TEST(Sensitivity, EverythingTwiceAsGoodTakesHalfOfWhatIsExplained) {
   Cluster twice = p.made.cluster;
   for (const Resource& resource : Resources()) resource.improve(2, twice);
   const double before = SecondsOf(p.made, p.made.cluster, p.plan);
-  const Sensitivity sensitivity =
-      SensitivityOf(*p.made.graph, p.made.cluster, p.plan, nullptr, {});
+  const Sensitivity sensitivity = SensitivityOn(p);
   EXPECT_NEAR(SecondsOf(p.made, twice, p.plan) / before,
               (1 + sensitivity.unexplained) / 2, 1e-3);
 }
@@ -104,31 +111,134 @@ TEST(Jitter, IsSeededAndGrowsWithSigma) {
   EXPECT_GT(at(0.2, 1).p50, at(0.05, 1).p50);
 }
 
+TEST(Jitter, StopsEarly) {
+  const Planned p = PlannedFor(Of("gpt2-tiny", "local-cpu:4", 8, 32, "pp=2"));
+  const std::atomic<bool> stop = true;
+  PredictOptions predict;
+  predict.watch.stop = &stop;
+  EXPECT_EQ(JitterOf(p.made, p.plan, predict, {0.05, 20, 1}).samples, 1);
+}
+
 TEST(Fit, WhatFitsAndWhatMakesItFit) {
   ModelCache models;
   Scenario scenario = Of("gpt2-tiny", "dgx-a100-80gb:1", 64, 32, "mbs=8");
-  Fit fit = *FitOf(*MakeCase(scenario, models), {});
+  GridOptions options;
+  options.predict.fast = true;
+  Fit fit = *FitOf(*MakeCase(scenario, models), options);
   EXPECT_TRUE(fit.fits);
   EXPECT_TRUE(fit.changes.empty());
+  EXPECT_EQ(fit.strategy, "mbs=8");
   // A byte too little of what it needs.
   scenario.settings = {
       {"device.memory", std::to_string(fit.memory.value - 1) + "B"}};
-  Fit small = *FitOf(*MakeCase(scenario, models), {});
+  Fit small = *FitOf(*MakeCase(scenario, models), options);
   EXPECT_FALSE(small.fits);
   EXPECT_EQ(small.memory_needed, fit.memory);
+  EXPECT_EQ(small.step_time, fit.step_time);
   ASSERT_FALSE(small.changes.empty());
+  Duration fastest_single = Duration::FromSeconds(1e6);
   for (const FitChange& change : small.changes) {
     EXPECT_LT(change.memory, fit.memory) << change.change;
-    // One change; each is a strategy that fits.
-    EXPECT_EQ(change.change.find(", "), std::string::npos);
+    // Each is a strategy that fits.
     Scenario changed = scenario;
     changed.strategy = change.strategy;
-    EXPECT_TRUE(FitOf(*MakeCase(changed, models), {})->fits) << change.change;
+    const Fit now = *FitOf(*MakeCase(changed, models), options);
+    EXPECT_TRUE(now.fits) << change.change;
+    EXPECT_EQ(now.step_time, change.step_time) << change.change;
+    EXPECT_EQ(change.change.find(", ") != std::string::npos, change.keys == 2);
+    if (change.keys == 1) {
+      fastest_single = std::min(fastest_single, change.step_time);
+    }
+  }
+  // Two changes only where they are faster than one.
+  for (const FitChange& change : small.changes) {
+    if (change.keys == 2) EXPECT_LT(change.step_time, fastest_single);
   }
   // With just what it needs it fits.
   scenario.settings = {
       {"device.memory", std::to_string(fit.memory_needed.value) + "B"}};
-  EXPECT_TRUE(FitOf(*MakeCase(scenario, models), {})->fits);
+  EXPECT_TRUE(FitOf(*MakeCase(scenario, models), options)->fits);
+}
+
+// The answer is of the plan that is given, not of data parallelism.
+TEST(Fit, IsOfTheGivenPlan) {
+  ModelCache models;
+  const Scenario given =
+      Of("gpt2-tiny", "dgx-a100-80gb:1", 64, 32, "pp=2,mbs=4,bucket=1MB");
+  Case made = *MakeCase(given, models);
+  const Plan plan = *PlanOf(made);
+  GridOptions options;
+  options.predict.fast = true;
+  options.plan = &plan;
+  Scenario bare = given;
+  bare.strategy.reset();
+  const Fit fit = *FitOf(*MakeCase(bare, models), options);
+  EXPECT_EQ(fit.step_time.seconds(), SecondsOf(made, made.cluster, plan));
+  EXPECT_EQ(fit.strategy, "pp=2,mbs=4,bucket=1MB");
+}
+
+// Of two kinds of devices the one with less memory has least left, although it
+// keeps no more: both answers name it.
+TEST(Fit, TheFullestDeviceIsTheOneWithLeastLeft) {
+  Planned p = PlannedFor(Of("gpt2-tiny", "dgx-a100-80gb:1", 64, 32, "mbs=8"));
+  Cluster& cluster = p.made.cluster;
+  DeviceType small = cluster.device_types[0];
+  small.name = "small";
+  small.memory = {small.memory.value / 2};
+  cluster.device_types.push_back(small);
+  cluster.devices[5].type = 1;
+  GridOptions options;
+  options.predict.fast = true;
+  options.predict.sensitivity = false;
+  const Prediction prediction = Predict(p.made, p.plan, options.predict);
+  const Fit fit = *FitOf(p.made, options);
+  EXPECT_EQ(prediction.capacity, small.memory);
+  EXPECT_EQ(fit.capacity, small.memory);
+  EXPECT_EQ(fit.memory, prediction.memory);
+}
+
+TEST(Fit, StopsEarly) {
+  ModelCache models;
+  Scenario scenario = Of("gpt2-tiny", "dgx-a100-80gb:1", 64, 32, "mbs=8");
+  scenario.settings = {{"device.memory", "1MB"}};
+  const std::atomic<bool> stop = true;
+  GridOptions options;
+  options.predict.fast = true;
+  options.predict.watch.stop = &stop;
+  const Fit fit = *FitOf(*MakeCase(scenario, models), options);
+  EXPECT_TRUE(fit.changes.empty());
+  EXPECT_TRUE(fit.interrupted);
+}
+
+// Reading the data takes longer than a step, failures or not; a restart counts
+// on nodes without storage, too.
+TEST(Prediction, TimeBesidesTheStepWithoutSomeFigures) {
+  Scenario scenario = Of("gpt2-tiny", "dgx-a100-80gb:1", 64, 32, "mbs=8");
+  scenario.settings = {{"host.storage_read", "1kB/s"}};
+  PredictOptions options;
+  options.fast = true;
+  options.sensitivity = false;
+  options.run.tokens = 64 * 32;
+  const auto predicted = [&] {
+    const Planned p = PlannedFor(scenario);
+    return Predict(p.made, p.plan, options);
+  };
+  // 8 bytes of each of 64 * 32 tokens at 1 kB/s are 16.384 s; a step waits for
+  // what it does not hide.
+  const Prediction stalls = predicted();
+  const double step = stalls.evaluation.step_time.seconds();
+  EXPECT_NEAR(stalls.goodput.stall, 16.384 - step, 1e-9);
+  EXPECT_NEAR(stalls.run->days, 16.384 / 86400, 1e-12);
+  scenario.settings = {{"host.storage", "0B"},
+                       {"host.storage_read", "0B/s"},
+                       {"host.storage_write", "0B/s"},
+                       {"device.mtbf", "8000s"}};
+  options.run.restart = 1000;
+  // Failures each 1000 s of 8 devices, with a restart of as long: a factor e.
+  const double restarted = predicted().goodput.seconds_per_step;
+  options.run.restart = 0;
+  EXPECT_NEAR(restarted / predicted().goodput.seconds_per_step, std::exp(1.0),
+              1e-9);
 }
 
 TEST(Scaling, EfficiencyFallsAndTheKneeIsBetween) {
@@ -155,6 +265,39 @@ TEST(Scaling, EfficiencyFallsAndTheKneeIsBetween) {
                              options, models);
   EXPECT_EQ(all->devices, 32);
   EXPECT_EQ(all->too_many, 0);
+}
+
+// Of a batch of 64 at most 64 devices make a replica each: at 128 and between
+// it does not run, which says nothing of efficiency.
+TEST(Scaling, WhatDoesNotRunIsNoLossOfEfficiency) {
+  GridOptions options;
+  options.predict.fast = true;
+  options.predict.sensitivity = false;
+  ModelCache models;
+  const Scenario scenario = Of("gpt2-tiny", "dgx-a100-80gb:1", 64, 32, "mbs=1");
+  const auto scaling =
+      ScalingOf(scenario, {.efficiency = 1e-9}, options, models);
+  ASSERT_TRUE(scaling);
+  EXPECT_EQ(scaling->devices, 64);
+  EXPECT_EQ(scaling->too_many, 0);
+  EXPECT_FALSE(scaling->most);
+  EXPECT_THAT(scaling->points.back().cell.problem, HasSubstr("divisor"));
+  // Nearly all is lost at once; of 9 to 15 nodes none runs.
+  const auto lost = ScalingOf(scenario, {.efficiency = 0.999}, options, models);
+  EXPECT_EQ(lost->devices, 8);
+  EXPECT_EQ(lost->too_many, 16);
+  // What is given is a point even beyond the most that are tried, and ranks of
+  // one host are counted one by one.
+  const auto large = ScalingOf(scenario, {.efficiency = 0.1, .most_devices = 4},
+                               options, models);
+  ASSERT_EQ(large->points.size(), 1U);
+  EXPECT_EQ(large->devices, 8);
+  EXPECT_TRUE(large->most);
+  const auto ranks =
+      ScalingOf(Of("gpt2-tiny", "local-cpu:2", 64, 32, "mbs=1"),
+                {.efficiency = 1e-9, .most_devices = 8}, options, models);
+  EXPECT_EQ(ranks->points.front().cell.prediction->devices, 2);
+  EXPECT_EQ(ranks->devices, 8);
 }
 
 // Priced so that the slower cluster costs a tenth per hour: it is the cheapest

@@ -5,7 +5,8 @@
 
 #include "costmodel/whatif/fabric.h"
 #include "costmodel/whatif/grid.h"
-#include "planner/io/cluster_io.h"
+#include "costmodel/whatif/sensitivity.h"
+#include "planner/topology/stacks.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
 
@@ -57,6 +58,68 @@ TEST(Scenario, SettingsOfClusterModelAndTraining) {
   EXPECT_EQ(Made({{"strategy.tp", "4"}}).strategy, "mbs=2,tp=4");
 }
 
+TEST(Scenario, StacksAndTheirFields) {
+  Scenario scenario = Tiny({{"stack.sustained", "0.75"}});
+  scenario.stack = StackNamed("megatron-2021");
+  ModelCache models;
+  Stack expected = *scenario.stack;
+  expected.sustained = 0.75;
+  EXPECT_EQ(MakeCase(scenario, models)->cluster.stack, expected);
+  // The default stack's fields are there to be set, one by one.
+  Stack own;
+  own.sustained = 0.8;
+  EXPECT_EQ(Made({{"stack.sustained", "0.8"}}).cluster.stack, own);
+  EXPECT_EQ(Made({{"stack.attention", "STACK_ATTENTION_UNFUSED"}})
+                .cluster.stack.attention,
+            StackAttention::kUnfused);
+  EXPECT_THAT(ErrorOf({{"stack.attention", "unfused"}}),
+              HasSubstr("STACK_ATTENTION_UNFUSED"));
+}
+
+TEST(Scenario, OtherCountsKeepTheNetwork) {
+  Scenario scenario = Tiny({{"nodes", "4"}, {"gpus", "2"}});
+  scenario.cluster = "dgx-a100-80gb:16x8@fat-tree:2";
+  ModelCache models;
+  EXPECT_EQ(MakeCase(scenario, models)->cluster,
+            *MakeCluster("dgx-a100-80gb:4x2@fat-tree:2"));
+  scenario.cluster = "dgx-a100-80gb@fat-tree:2";
+  EXPECT_EQ(MakeCase(scenario, models)->cluster,
+            *MakeCluster("dgx-a100-80gb:4x2@fat-tree:2"));
+}
+
+// What sensitivity improves is what the path of its name sets: rates by 2x,
+// times by 0.5x.
+TEST(Scenario, PathsSetWhatTheResourcesAreMadeOf) {
+  Scenario scenario = Tiny();
+  scenario.stack = StackNamed("megatron-2021");
+  scenario.dtype = DType::kFloat32;
+  ModelCache models;
+  const Cluster usual = MakeCase(scenario, models)->cluster;
+  int paths = 0;
+  for (const Resource& resource : Resources()) {
+    if (resource.name == "host") continue;  // Several fields, no path.
+    Cluster improved = usual;
+    ASSERT_TRUE(resource.improve(2, improved)) << resource.name;
+    EXPECT_NE(improved, usual) << resource.name;
+    const bool rate = resource.name.ends_with("bandwidth") ||
+                      resource.name.ends_with("flops");
+    scenario.settings = {{std::string(resource.name), rate ? "2x" : "0.5x"}};
+    EXPECT_EQ(MakeCase(scenario, models)->cluster, improved) << resource.name;
+    ++paths;
+  }
+  EXPECT_GE(paths, 10);
+}
+
+TEST(Scenario, FlopsAreOf16BitProductsAndScaleTheOthers) {
+  const DeviceType usual = Made({}).cluster.device_types[0];
+  const DeviceType faster =
+      Made({{"device.flops", "624TFLOP/s"}}).cluster.device_types[0];
+  EXPECT_DOUBLE_EQ(faster.peak_bf16.value, 624e12);
+  EXPECT_NEAR(faster.peak_fp32.value / usual.peak_fp32.value,
+              624e12 / usual.peak_bf16.value, 1e-12);
+  EXPECT_THAT(ErrorOf({{"device.flops", "0x"}}), HasSubstr("not positive"));
+}
+
 TEST(Scenario, FabricByClassInBitsOrBytesOrTimes) {
   for (const char* value : {"200Gb/s", "25GB/s"}) {
     const Case made = Made({{"fabric.inter.bandwidth", value}});
@@ -83,6 +146,18 @@ TEST(Scenario, WrongSettingsAreErrors) {
   EXPECT_THAT(ErrorOf({{"model.n_lair", "1"}}),
               HasSubstr("did you mean 'n_layer'?"));
   EXPECT_THAT(ErrorOf({{"dtype", "bf17"}}), HasSubstr("dtype"));
+  // The field that is wrong, where it is not the path itself.
+  EXPECT_THAT(ErrorOf({{"device.bandwidth", "0x"}}),
+              HasSubstr("device_types[0].memory_bandwidth_bytes_per_second"));
+  Scenario slow = Tiny();
+  slow.slow = {{"device3", "1e300x"}};
+  ModelCache models;
+  EXPECT_THAT(MakeCase(slow, models).error().message,
+              HasSubstr("at most 1000x"));
+  EXPECT_THAT(ParseAxis("nodes=2,4,2").error().message,
+              HasSubstr("given twice"));
+  EXPECT_THAT(ParseAxis("cluster=a,a").error().message,
+              HasSubstr("given twice"));
 }
 
 TEST(Scenario, DpFollowsTheDevices) {
@@ -110,19 +185,54 @@ TEST(Scenario, WhatIsLeftOfAFailureStandsBy) {
   EXPECT_THAT(made.notes.back(), HasSubstr("8 devices stand by"));
 }
 
+// Every key that ParseStrategy reads.
 TEST(Scenario, StrategiesAsFlags) {
   for (const char* text :
        {"tp=2,pp=2,mbs=4,zero=1,sp=1",
-        "pp=2,mbs=1,recompute=full,schedule=gpipe", "tp=4"}) {
+        "pp=2,mbs=1,recompute=full:3,schedule=gpipe", "tp=4",
+        "zero=3,zero-group=node,bucket=25MB,prefetch=2",
+        "zero=1,zero-group=4,bucket=1500B", "dp-kind=rooted",
+        "cp=2,cp-kind=ring,cp-balance=zigzag", "ep=2,tiles=4,branches=split",
+        "pp=2,vp=2,schedule=interleaved,order=tp-cp-ep-pp-dp",
+        "offload=optimizer:host,parameters:file,activations:host"}) {
     const Strategy strategy = *ParseStrategy(text);
     const auto flag = FlagTextOf(strategy);
     ASSERT_TRUE(flag) << text;
     EXPECT_EQ(*ParseStrategy(*flag), strategy) << text;
   }
-  EXPECT_FALSE(FlagTextOf(*ParseStrategy("zero=1,bucket=25MB")));
+  Strategy table;
+  table.schedule = "table";
+  EXPECT_FALSE(FlagTextOf(table));
   EXPECT_EQ(WithStrategyKey("offload=optimizer:host,activations:host,tp=2",
                             "tp", "4"),
             "offload=optimizer:host,activations:host,tp=4");
+}
+
+// A plan is for its cluster; on a larger one its strategy says more, and where
+// it has none there is no answer.
+TEST(Grid, APlanOnMoreDevicesIsItsStrategy) {
+  Scenario scenario = Tiny();
+  scenario.strategy = "zero=1,bucket=25MB";
+  ModelCache models;
+  Case made = *MakeCase(scenario, models);
+  const Plan plan = *PlanOf(made);
+  const auto strategy = UniformStrategy(*made.index, made.cluster, plan);
+  scenario.strategy = FlagTextOf(*strategy);
+  GridOptions options;
+  options.plan = &plan;
+  options.predict.fast = true;
+  options.predict.sensitivity = false;
+  const auto cells =
+      RunGrid(scenario, {*ParseAxis("nodes=2,4")}, options, models);
+  ASSERT_TRUE(cells);
+  EXPECT_EQ((*cells)[0].prediction->strategy.substr(0, 4), "dp16");
+  EXPECT_EQ((*cells)[1].prediction->strategy.substr(0, 4), "dp32");
+  scenario.strategy.reset();
+  const auto bare =
+      RunGrid(scenario, {*ParseAxis("nodes=2,4")}, options, models);
+  ASSERT_TRUE(bare);
+  EXPECT_TRUE((*bare)[0].prediction);
+  EXPECT_THAT((*bare)[1].problem, HasSubstr("the plan is for 16 devices"));
 }
 
 TEST(Grid, AllCombinationsOnAnyThreads) {
