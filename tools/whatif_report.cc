@@ -38,7 +38,7 @@ svg .label { font-size: 12px; fill: var(--soft); }
 table { border-collapse: collapse; font-size: 0.82rem; }
 th, td { padding: 0.25rem 0.45rem; border-bottom: 1px solid var(--line);
   text-align: right; white-space: nowrap; }
-td.words { text-align: left; white-space: normal; }
+td.words { white-space: normal; }
 th:first-child, td:first-child { text-align: left; }
 td.no { color: var(--c1); text-align: left; white-space: normal; }
 )";
