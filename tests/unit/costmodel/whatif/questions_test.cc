@@ -9,6 +9,8 @@
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/whatif/jitter.h"
 #include "costmodel/whatif/sensitivity.h"
+#include "planner/io/cluster_io.h"
+#include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
 
 namespace tessera {
@@ -298,6 +300,21 @@ TEST(Scaling, WhatDoesNotRunIsNoLossOfEfficiency) {
                 {.efficiency = 1e-9, .most_devices = 8}, options, models);
   EXPECT_EQ(ranks->points.front().cell.prediction->devices, 2);
   EXPECT_EQ(ranks->devices, 8);
+}
+
+TEST(Scaling, AFileHasNoMoreNodes) {
+  const std::string path = ::testing::TempDir() + "/scaling.txtpb";
+  ASSERT_TRUE(WriteCluster(path, *MakeCluster("dgx-a100-80gb:2")));
+  GridOptions options;
+  options.predict.fast = true;
+  options.predict.sensitivity = false;
+  ModelCache models;
+  const auto scaling = ScalingOf(Of("gpt2-tiny", path, 64, 32, "mbs=1"),
+                                 {.efficiency = 0.5}, options, models);
+  ASSERT_TRUE(scaling) << scaling.error().ToString();
+  EXPECT_EQ(scaling->devices, 16);
+  EXPECT_THAT(scaling->points.back().cell.problem,
+              HasSubstr("is a file with 2 nodes"));
 }
 
 // Priced so that the slower cluster costs a tenth per hour: it is the cheapest
