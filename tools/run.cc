@@ -450,7 +450,7 @@ Result<Job> ReadJob(const Options& options,
     }
   }
   TESSERA_TRY(job.learning_rate, LearningRateOf(options));
-  if (UnitOf(graph) == "images") {
+  if (UnitOf(graph) != "tokens") {
     TESSERA_TRY(job.images, ImagesOf(options, graph, job.seed));
   } else {
     if (options.data.empty()) return InvalidInput("needs --data FILE", "run");

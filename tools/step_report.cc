@@ -110,10 +110,12 @@ double RecomputedFlops(const Graph& graph, const Cluster& cluster,
 }  // namespace
 
 std::string_view UnitOf(const Graph& graph) {
-  const bool images = std::ranges::any_of(graph.tensors, [](const Tensor& t) {
-    return t.kind == TensorKind::kInput && t.name == "images";
-  });
-  return images ? "images" : "tokens";
+  for (const Tensor& tensor : graph.tensors) {
+    if (tensor.kind != TensorKind::kInput) continue;
+    if (tensor.name == "images") return "images";
+    if (tensor.name == "patches") return "patches";
+  }
+  return "tokens";
 }
 
 Throughput ThroughputOf(const Graph& graph, const Cluster& cluster,

@@ -3,12 +3,12 @@
 // and defaults are those of transformers' ViTConfig and
 // ViTForImageClassification.
 //
-// A convolution whose stride is its kernel is a dense layer of flattened
-// patches: the input "patches" has them, (channels, rows, columns) each, behind
-// a row of zeros where the class token stands. What differs between that place
-// and the others is looked up: the token is row 0 of a table of one row, by
-// position, and the layer's bias that of another, by "is_class", which is -1
-// there and else 0; ids beyond a table read zeros.
+// A convolution whose stride is its kernel is a dense layer of patches: the
+// input "patches" has them behind a patch of zeros, where the class token
+// stands. What differs between that place and the others is looked up: the
+// token is row 0 of a table of one row, by position, and the layer's bias that
+// of another, by "patch_rows", which is -1 there and else 0; ids beyond a table
+// read zeros.
 
 #include <cmath>
 
@@ -58,24 +58,25 @@ Result<Graph> BuildVit(ModelConfig& config, const ImportOptions& options) {
   ImportOptions of_image = options;
   of_image.documents = false;
   of_image.seq_len = image / patch * (image / patch) + 1;
-  const int64_t width = channels * patch * patch;
   Transformer model(config, of_image, hidden, /*reads_tokens=*/false);
-  const TensorId patches = model.Input("patches", {of_image.seq_len, width},
-                                       options.dtype.value_or(DType::kFloat32));
-  const TensorId is_class = model.Input("is_class", {of_image.seq_len});
+  const TensorId patches =
+      model.Input("patches", {of_image.seq_len, channels, patch, patch},
+                  options.dtype.value_or(DType::kFloat32));
+  const TensorId rows = model.Input("patch_rows", {of_image.seq_len});
   const std::string embeddings = "vit.embeddings.";
   const std::string projection = embeddings + "patch_embeddings.projection";
-  TensorId x = model.Linear(projection, patches, "o", "i", {hidden, width},
-                            {.stddev = stddev});
+  TensorId x =
+      model.Linear(projection, patches, "o", "cuv",
+                   {hidden, channels, patch, patch}, {.stddev = stddev});
   const TensorId projection_bias =
       model.Matrix(projection + ".bias", {1, hidden}, 0,
                    /*weight_decay=*/false);
   x = model.Add(
       projection + ".add_bias", x,
-      model.Lookup(projection + ".bias_of_patches", is_class, projection_bias));
-  const auto add = [&](const std::string& name, int64_t rows) {
+      model.Lookup(projection + ".bias_of_patches", rows, projection_bias));
+  const auto add = [&](const std::string& name, int64_t count) {
     const TensorId table =
-        model.Matrix(embeddings + name, {rows, hidden}, stddev);
+        model.Matrix(embeddings + name, {count, hidden}, stddev);
     x = model.Add(
         embeddings + "add_" + name, x,
         model.Lookup(embeddings + name + ".rows", model.positions(), table));

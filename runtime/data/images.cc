@@ -1,6 +1,7 @@
 #include "runtime/data/images.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "planner/base/rng.h"
 #include "planner/io/file.h"
@@ -35,34 +36,68 @@ void Store(const LocalTensor& block, int64_t i, double value) {
   }
 }
 
+// What a block has of an image, from element `out` of the block on.
+void LoadImage(const Images& images, int64_t image, const LocalTensor& block,
+               int64_t& out) {
+  const Shape& whole = images.options().shape;
+  for (int64_t c = 0; c < block.shape[1]; ++c) {
+    for (int64_t y = 0; y < block.shape[2]; ++y) {
+      const int64_t row =
+          ((block.offset[1] + c) * whole[1] + block.offset[2] + y) * whole[2] +
+          block.offset[3];
+      for (int64_t x = 0; x < block.shape[3]; ++x) {
+        Store(block, out++, images.Pixel(image, row + x));
+      }
+    }
+  }
+}
+
+void LoadPatches(const Images& images, int64_t image, const LocalTensor& block,
+                 int64_t& out) {
+  const Shape& whole = images.options().shape;
+  const int64_t height = block.global_shape[3];
+  const int64_t width = block.global_shape[4];
+  const int64_t per_row = whole[2] / width;
+  for (int64_t i = 0; i < block.shape[1]; ++i) {
+    const int64_t patch = block.offset[1] + i - 1;  // -1: that of zeros
+    for (int64_t c = 0; c < block.shape[2]; ++c) {
+      for (int64_t y = 0; y < block.shape[3]; ++y) {
+        const int64_t row = patch / per_row * height + block.offset[3] + y;
+        const int64_t first =
+            ((block.offset[2] + c) * whole[1] + row) * whole[2] +
+            patch % per_row * width + block.offset[4];
+        for (int64_t x = 0; x < block.shape[4]; ++x) {
+          Store(block, out++, patch < 0 ? 0 : images.Pixel(image, first + x));
+        }
+      }
+    }
+  }
+}
+
 // `image_of`: by sample.
 template <typename ImageOf>
 LoadInput Load(const Images& images, ImageOf image_of) {
   return [&images, image_of](const Tensor& tensor, const LocalTensor& block,
                              int64_t first_sample) -> Result<void> {
-    const bool labels = tensor.name == "labels";
-    if (!labels && tensor.name != "images") {
-      return InvalidInput("no data for it: expected images or labels",
-                          "input '" + tensor.name + "'");
-    }
-    const Shape& whole = images.options().shape;
     int64_t out = 0;
     for (int64_t sample = 0; sample < block.shape[0]; ++sample) {
       const int64_t image = image_of(first_sample + block.offset[0] + sample);
-      if (labels) {
+      if (tensor.name == "labels") {
         block.as<int32_t>()[out++] = images.Label(image);
-        continue;
-      }
-      for (int64_t c = 0; c < block.shape[1]; ++c) {
-        for (int64_t y = 0; y < block.shape[2]; ++y) {
-          const int64_t row =
-              ((block.offset[1] + c) * whole[1] + block.offset[2] + y) *
-                  whole[2] +
-              block.offset[3];
-          for (int64_t x = 0; x < block.shape[3]; ++x) {
-            Store(block, out++, images.Pixel(image, row + x));
-          }
+      } else if (tensor.name == "images") {
+        LoadImage(images, image, block, out);
+      } else if (tensor.name == "patches") {
+        LoadPatches(images, image, block, out);
+      } else if (tensor.name == "positions" || tensor.name == "patch_rows") {
+        for (int64_t i = 0; i < block.shape[1]; ++i) {
+          const int64_t place = block.offset[1] + i;
+          const int64_t row = place == 0 ? -1 : 0;
+          block.as<int32_t>()[out++] =
+              static_cast<int32_t>(tensor.name == "positions" ? place : row);
         }
+      } else {
+        return InvalidInput("no data for it: expected images or labels",
+                            "input '" + tensor.name + "'");
       }
     }
     return {};
@@ -79,6 +114,13 @@ Result<ImageOptions> ImageOptionsOf(const Graph& graph) {
         tensor.shape.size() == 4) {
       options.shape = {tensor.shape.begin() + 1, tensor.shape.end()};
     }
+    if (tensor.kind == TensorKind::kInput && tensor.name == "patches" &&
+        tensor.shape.size() == 5) {
+      const int64_t side =
+          std::llround(std::sqrt(static_cast<double>(tensor.shape[1] - 1)));
+      options.shape = {tensor.shape[2], side * tensor.shape[3],
+                       side * tensor.shape[4]};
+    }
   }
   for (const Node& node : graph.nodes) {
     if (node.op->name == "cross_entropy") {
@@ -86,7 +128,7 @@ Result<ImageOptions> ImageOptionsOf(const Graph& graph) {
     }
   }
   if (options.shape.empty() || options.labels == 0) {
-    return InvalidInput("the graph has no images [b, c, h, w] with labels");
+    return InvalidInput("the graph has no images or patches with labels");
   }
   return options;
 }

@@ -33,8 +33,9 @@ struct ImageOptions {
   int64_t validation_batches = 0;  // held out
 };
 
-// Those of a graph's inputs "images" [b, c, h, w] and "labels" [b], with the
-// seed and the validation left open; an error where it lacks them.
+// Those of a graph's inputs "labels" and "images" [b, c, h, w], or "patches"
+// [b, 1 + patches, c, h, w] of square images, with the seed and the validation
+// left open; an error where it lacks them.
 Result<ImageOptions> ImageOptionsOf(const Graph& graph);
 
 class Images {
@@ -70,8 +71,10 @@ class Images {
   std::vector<unsigned char> records_;  // empty: made up
 };
 
-// Inputs by name: "images" and "labels". kInvalidInput for an input of another
-// name. `images` outlives the result.
+// Inputs by name: "labels" and "images", or "patches", row by row behind a
+// patch of zeros, with their "positions" from 0 and "patch_rows", -1 of the
+// first one and else 0. kInvalidInput for an input of another name. `images`
+// outlives the result.
 LoadInput LoadTraining(const Images& images);
 LoadInput LoadValidation(const Images& images);
 

@@ -61,6 +61,16 @@ TEST(ImagesEqualSerial, BasicLayers) {
   ExpectEqualsSerial(graph, 1, {"dp=2,zero=3", "tp=2", "dp=2,tp=2"});
 }
 
+// The class is that of one place, which is on one of the ranks that split them.
+TEST(ImagesEqualSerial, Patches) {
+  const Graph graph = ImportTiny(TinyVit(2), kBatch, 1);
+  ExpectEqualsSerial(
+      graph, 2,
+      {"dp=2,zero=1", "dp=4,zero=3", "tp=2", "tp=4", "tp=2,sp=1", "cp=2",
+       "cp=5", "cp=3,cp-kind=ring", "cp=2,tp=2,cp-kind=ulysses",
+       "pp=2,dp=2,zero=2", "pp=4,schedule=zb-h1", "pp=2,tp=2,recompute=full"});
+}
+
 // The height is what of images is in place of a sequence.
 TEST(ImagesEqualSerial, Height) {
   const Graph graph = ImportTiny(TinyResNet(), kBatch, 1);

@@ -137,6 +137,15 @@ inline std::string TinyQwen(int layers, bool experts) {
          family + "}";
 }
 
+// Images of 8 x 8 in four patches, behind a class token.
+inline std::string TinyVit(int layers) {
+  return R"({"model_type": "vit", "image_size": 8, "patch_size": 4,
+             "num_labels": 6, "hidden_size": 16, "num_attention_heads": 4,
+             "intermediate_size": 24, "initializer_range": 0.2,
+             "hidden_dropout_prob": 0.1, "num_hidden_layers": )" +
+         std::to_string(layers) + "}";
+}
+
 // Images of 16 x 16, which a stem makes 4 x 4, and residual layers in two
 // stages, the second of which halves them again.
 inline std::string TinyResNet(const std::string& layer_type = "bottleneck",

@@ -57,29 +57,22 @@ int32_t LabelAt(int64_t step, int64_t sample, int64_t position,
   return counts ? token : -1;
 }
 
-// Pixels between -1 and 1.
+// Pixels between -1 and 1, of images or patches.
 void FillImages(const LocalTensor& block, int64_t step) {
-  const Shape& whole = block.global_shape;
-  int64_t out = 0;
-  for (int64_t b = 0; b < block.shape[0]; ++b) {
-    for (int64_t c = 0; c < block.shape[1]; ++c) {
-      for (int64_t y = 0; y < block.shape[2]; ++y) {
-        for (int64_t x = 0; x < block.shape[3]; ++x) {
-          const int64_t place =
-              (((step * 4096 + block.offset[0] + b) * whole[1] +
-                block.offset[1] + c) *
-                   whole[2] +
-               block.offset[2] + y) *
-                  whole[3] +
-              block.offset[3] + x;
-          const double value = static_cast<double>(CounterBits53(
-                                   17, static_cast<uint64_t>(place))) *
-                                   0x1.0p-52 -
-                               1;
-          Put(block, out++, value);
-        }
-      }
+  for (int64_t i = 0; i < block.elements(); ++i) {
+    int64_t place = step * 4096;  // of the element, in the whole
+    int64_t rest = i;
+    int64_t inner = block.elements();
+    for (size_t d = 0; d < block.shape.size(); ++d) {
+      inner /= block.shape[d];
+      const int64_t extent = d == 0 ? 1 : block.global_shape[d];
+      place = place * extent + block.offset[d] + rest / inner;
+      rest %= inner;
     }
+    Put(block, i,
+        static_cast<double>(CounterBits53(17, static_cast<uint64_t>(place))) *
+                0x1.0p-52 -
+            1);
   }
 }
 
@@ -87,7 +80,7 @@ LoadInput LoadRandom(const Graph& graph) {
   const int64_t vocabulary = VocabularyOf(graph);
   return [vocabulary](const Tensor& tensor, const LocalTensor& block,
                       int64_t step) -> Result<void> {
-    if (tensor.name == "images") {
+    if (tensor.name == "images" || tensor.name == "patches") {
       FillImages(block, step);
       return {};
     }
@@ -108,9 +101,9 @@ LoadInput LoadRandom(const Graph& graph) {
                      ? TokenAt(step, sample, position + 2000, vocabulary)
                  : tensor.name == "labels"
                      ? LabelAt(step, sample, position, vocabulary)
-                 : tensor.name == "source_positions" && padding
-                     ? -1
-                     : static_cast<int32_t>(position);
+                 : tensor.name == "source_positions" && padding ? -1
+                 : tensor.name == "patch_rows" ? (position == 0 ? -1 : 0)
+                                               : static_cast<int32_t>(position);
       }
     }
     return {};

@@ -655,7 +655,7 @@ TEST(T5, OnlyCausalAttentionIsHalved) {
 TEST(Vit, PatchesAndAClassToken) {
   const Graph graph = Import(Example("vit-base-patch16-224"), Options(2, 0));
   EXPECT_EQ(graph.seq_len, 197);
-  EXPECT_EQ(TensorNamed(graph, "patches")->shape, (Shape{2, 197, 768}));
+  EXPECT_EQ(TensorNamed(graph, "patches")->shape, (Shape{2, 197, 3, 16, 16}));
   EXPECT_EQ(TensorNamed(graph, "labels")->shape, (Shape{2, 1}));
   EXPECT_EQ(graph.tensor(NodeNamed(graph, "classifier").results[0]).shape,
             (Shape{2, 1, 1000}));

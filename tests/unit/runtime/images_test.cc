@@ -125,5 +125,39 @@ TEST(Images, BadFiles) {
               HasSubstr("holds 2 images, of which 2 are held out"));
 }
 
+// An image of 4 x 4 is four patches of 2 x 2 behind one of zeros: the second
+// has columns 2 and 3 of rows 0 and 1, the third rows 2 and 3.
+TEST(Images, PatchesStandBehindTheClass) {
+  ImageOptions options = Options();
+  options.shape = {1, 4, 4};
+  std::string record(1, '\1');
+  for (int p = 0; p < 16; ++p) record += static_cast<char>(p);
+  const Images images = Open(record, options).value();
+  std::vector<double> pixels(20);
+  LocalTensor block;
+  block.data = pixels.data();
+  block.dtype = DType::kFloat64;
+  block.shape = block.global_shape = {1, 5, 1, 2, 2};
+  block.offset = {0, 0, 0, 0, 0};
+  Tensor tensor;
+  tensor.name = "patches";
+  ASSERT_TRUE(LoadTraining(images)(tensor, block, 0).has_value());
+  std::vector<double> expected(4, 0);
+  for (int p : {0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15}) {
+    expected.push_back(p / 127.5 - 1);
+  }
+  EXPECT_THAT(pixels, ::testing::Pointwise(::testing::DoubleEq(), expected));
+  // Places 0 and 1.
+  std::vector<int32_t> rows(2);
+  block.data = rows.data();
+  block.dtype = DType::kInt32;
+  block.shape = {1, 2};
+  block.offset = {0, 0};
+  block.global_shape = {1, 5};
+  tensor.name = "patch_rows";
+  ASSERT_TRUE(LoadTraining(images)(tensor, block, 0).has_value());
+  EXPECT_THAT(rows, ::testing::ElementsAre(-1, 0));
+}
+
 }  // namespace
 }  // namespace tessera
