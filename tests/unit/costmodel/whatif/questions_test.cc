@@ -154,7 +154,8 @@ TEST(Fit, WhatFitsAndWhatMakesItFit) {
   }
   // Two changes only where they are faster than one.
   for (const FitChange& change : small.changes) {
-    if (change.keys == 2) EXPECT_LT(change.step_time, fastest_single);
+    if (change.keys == 1) continue;
+    EXPECT_LT(change.step_time, fastest_single) << change.change;
   }
   // With just what it needs it fits.
   scenario.settings = {
