@@ -41,14 +41,6 @@ DType KernelType(const std::vector<DType>& operands,
   return DType::kFloat32;
 }
 
-// Positions before a query that attention's mask leaves; 0 for all.
-int64_t WindowOf(const Node& node) {
-  const auto found =
-      std::ranges::find(node.attributes, "window", &Attribute::name);
-  return found == node.attributes.end() ? 0
-                                        : static_cast<int64_t>(found->value);
-}
-
 // The time of one operation of a product of unlimited size.
 double SecondsPerFlop(const DeviceType& device, const Stack& stack,
                       const CostQuery& of) {
