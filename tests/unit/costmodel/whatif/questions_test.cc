@@ -217,7 +217,7 @@ TEST(Fit, StopsEarly) {
 // on nodes without storage, too.
 TEST(Prediction, TimeBesidesTheStepWithoutSomeFigures) {
   Scenario scenario = Of("gpt2-tiny", "dgx-a100-80gb:1", 64, 32, "mbs=8");
-  scenario.settings = {{"host.storage_read", "1kB/s"}};
+  scenario.settings = {{"host.storage_read", "1MB/s"}};
   PredictOptions options;
   options.fast = true;
   options.sensitivity = false;
@@ -226,12 +226,13 @@ TEST(Prediction, TimeBesidesTheStepWithoutSomeFigures) {
     const Planned p = PlannedFor(scenario);
     return Predict(p.made, p.plan, options);
   };
-  // 8 bytes of each of 64 * 32 tokens at 1 kB/s are 16.384 s; a step waits for
+  // 8 bytes of each of 64 * 32 tokens at 1 MB/s are 16.384 ms; a step waits for
   // what it does not hide.
   const Prediction stalls = predicted();
   const double step = stalls.evaluation.step_time.seconds();
-  EXPECT_NEAR(stalls.goodput.stall, 16.384 - step, 1e-9);
-  EXPECT_NEAR(stalls.run->days, 16.384 / 86400, 1e-12);
+  ASSERT_LT(step, 16.384e-3);
+  EXPECT_NEAR(stalls.goodput.stall, 16.384e-3 - step, 1e-12);
+  EXPECT_NEAR(stalls.run->days, 16.384e-3 / 86400, 1e-15);
   scenario.settings = {{"host.storage", "0B"},
                        {"host.storage_read", "0B/s"},
                        {"host.storage_write", "0B/s"},
