@@ -65,7 +65,7 @@ TEST(Network, IsReadFromWords) {
       {"NDR InfiniBand", "ib-ndr", 400, 8},
       {"EFA 3200 Gbps", "efa-4x100g", 400, 8},
       {"25 Gb/s Ethernet", "ena-25g", 25, 1},
-      {"Omni-Path (Jean Zay)", "omni-path-100", 100, 4},
+      {"Omni-Path (Jean Zay)", "omni-path-100", 54, 1},
       {"GPUDirect-TCPX 1,000 Gb/s", "tcpx-200g", 250, 4},
   };
   for (const auto& c : cases) {

@@ -594,7 +594,8 @@ TEST(Bert, HeadsAreBesideThePublishedModel) {
 TEST(Bert, MaskedTokensAlone) {
   const Graph graph = Import(WriteTemp("bert.json", R"({"model_type": "bert",
                  "architectures": ["BertForMaskedLM"], "num_hidden_layers": 1,
-                 "hidden_size": 8, "num_attention_heads": 2})"),
+                 "hidden_size": 8, "num_attention_heads": 2,
+                 "max_position_embeddings": 16})"),
                              Options(2, 16));
   EXPECT_EQ(TensorNamed(graph, "bert.pooler.dense.weight"), nullptr);
   const Node& attention = NodeNamed(graph, "bert.encoder.layer.0.attention");
