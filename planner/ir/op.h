@@ -59,10 +59,10 @@ struct OpCall {
 };
 
 // Factors over which an operator keeps a state that is merged between shards (a
-// softmax's axis, a batch norm's samples and pixels). The operator then runs as two kernels, "NAME.state" and
-// "NAME": the first writes `state_width` fp32 numbers for each point of
-// `state_indices`, the states of all shards are gathered in rank order, and
-// the second reads them behind its operands.
+// softmax's axis, a batch norm's samples and pixels). The operator then runs as
+// two kernels, "NAME.state" and "NAME": the first writes `state_width` fp32
+// numbers for each point of `state_indices`, the states of all shards are
+// gathered in rank order, and the second reads them behind its operands.
 struct Coupling {
   std::string_view factors;  // empty: the operator has none
   // Factors of the state, such as "bs": those of them that the rule has.

@@ -150,7 +150,7 @@ class Chain {
   Plan plan_;
   Evaluation evaluation_;
   Plan best_;
-  double unit_ = 1;        // of the cost
+  double unit_ = 1;       // of the cost
   double time_unit_ = 0;  // of feasible plans; 0: the first one's
   Rng rng_;
   ChainStatistics statistics_;

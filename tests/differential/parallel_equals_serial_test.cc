@@ -233,12 +233,12 @@ TEST(ParallelEqualsSerial, Bert) {
 TEST(ParallelEqualsSerial, EncoderAndDecoder) {
   for (const Model model : {Model::kT5, Model::kT5Gated}) {
     ExpectEqualsSerial(
-        model, {"dp=4,zero=3", "tp=4", "tp=2,sp=1,dp=2,zero=1", "cp=2",
-                "cp=4,mbs=2", "cp=2,tp=2,sp=1", "cp=2,cp-kind=ulysses",
-                "cp=3,cp-kind=ring,mbs=8", "pp=2,dp=2,zero=2,schedule=gpipe",
-                "pp=3,tp=2,mbs=1", "pp=6,mbs=2,schedule=1f1b",
-                "pp=3,mbs=1,schedule=zb-h1", "pp=2,tp=2,recompute=full",
-                "pp=2,vp=3,mbs=2,schedule=interleaved"});
+        model,
+        {"dp=4,zero=3", "tp=4", "tp=2,sp=1,dp=2,zero=1", "cp=2", "cp=4,mbs=2",
+         "cp=2,tp=2,sp=1", "cp=2,cp-kind=ulysses", "cp=3,cp-kind=ring,mbs=8",
+         "pp=2,dp=2,zero=2,schedule=gpipe", "pp=3,tp=2,mbs=1",
+         "pp=6,mbs=2,schedule=1f1b", "pp=3,mbs=1,schedule=zb-h1",
+         "pp=2,tp=2,recompute=full", "pp=2,vp=3,mbs=2,schedule=interleaved"});
   }
 }
 

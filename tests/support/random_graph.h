@@ -51,8 +51,8 @@ struct GraphSpec {
   // 1: a convolutional network; 2: one with batch norms. Then the sequence is
   // the height and width of the images, `hidden` the channels between layers,
   // `inner` those inside of them, `residual` says what a layer has (0 and 1:
-  // two convolutions, or three in `groups`; 2: branches) and `gated` whether its window
-  // moves by two.
+  // two convolutions, or three in `groups`; 2: branches) and `gated` whether
+  // its window moves by two.
   int image = 0;
   bool operator==(const GraphSpec&) const = default;
 };

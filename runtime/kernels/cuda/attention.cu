@@ -803,9 +803,8 @@ AttentionProblem ProblemOf(const KernelCall& call, const GradientOperands& in) {
 
 // Makes what backward reads, the ranges and statistics, in the workspace, which
 // has `more` bytes behind them. False where that fails.
-bool BeginBackward(const GradientOperands& in, const char* name,
-                   int64_t more, AttentionBackward& backward,
-                   CudaQueue& queue) {
+bool BeginBackward(const GradientOperands& in, const char* name, int64_t more,
+                   AttentionBackward& backward, CudaQueue& queue) {
   AttentionProblem& p = backward.problem;
   backward.padded_s =
       static_cast<int>(DivideUp(p.s, kStatisticRows) * kStatisticRows);
