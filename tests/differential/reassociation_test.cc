@@ -21,11 +21,15 @@ namespace {
 constexpr int kCases = 12;
 constexpr int kSteps = 20;
 
-// Random plans, of many kinds.
+// Random plans, of many kinds. Not of models with batch norms, whose unit is
+// the microbatch: these compute something else in several.
 std::vector<Case> Cases(PlanChecker& checker, uint64_t seed) {
   CaseGenerator generator(seed, 6, checker);
   std::vector<Case> cases;
-  for (int i = 0; i < kCases; ++i) cases.push_back(generator.Next());
+  while (cases.size() < kCases) {
+    Case drawn = generator.Next();
+    if (drawn.graph.image != 2) cases.push_back(std::move(drawn));
+  }
   return cases;
 }
 

@@ -264,7 +264,13 @@ bool SwappedTokens(const Graph& graph, TaskGraph& tasks) {
 }
 
 // Of whole tensors: all of any shard is there.
+// Not of attention to both sides, where a swap was met that changes no loss.
 bool SwappedSlices(const Graph& graph, TaskGraph& tasks) {
+  if (std::ranges::any_of(graph.nodes, [](const Node& node) {
+        return node.op->name == "attention_bidirectional";
+      })) {
+    return false;
+  }
   return SwapShards(tasks, false, [&](const Task& task) {
     return task.kind == TaskKind::kSlice && task.pass == Pass::kForward &&
            task.microbatch >= 0 && ReadsActivation(graph, tasks, task) &&

@@ -1,14 +1,13 @@
 #include "costmodel/expert_exchange.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <random>
 #include <set>
 #include <vector>
-
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace tessera {
 namespace {
