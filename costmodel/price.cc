@@ -515,8 +515,9 @@ Bytes Pricer::Sent(const TaskView& view) const {
       !cluster_.stack.experts_once_per_host || !MovesSlots(view)) {
     return payload;
   }
+  const auto subgroups = SubgroupDevices(*view.group, view.task->axes);
   std::set<int> hosts;
-  for (DeviceId device : SubgroupDevices(*view.group, view.task->axes)[0]) {
+  for (DeviceId device : subgroups[0]) {
     hosts.insert(cluster_.devices[device.index()].node);
   }
   if (hosts.size() == 1) return payload;
