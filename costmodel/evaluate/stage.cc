@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <unordered_map>
 
 #include "planner/base/rng.h"
 
@@ -126,6 +127,7 @@ class StageBuilder {
     stream_after_.resize(folds_.size());
     rows_.resize(folds_.size());
     ends_.resize(folds_.size());
+    input_numbers_.resize(folds_.size());
   }
 
   std::shared_ptr<const Stage> Build() {
@@ -284,7 +286,7 @@ class StageBuilder {
       }
       task.first_wait = static_cast<int>(out.waits.size());
       if (receive_of_[i] >= 0) {
-        Wait(out, task, {StageInput::kReceive, receive_of_[i]});
+        Wait(action, task, {StageInput::kReceive, receive_of_[i]});
       }
       const size_t first_outside = next_outside;
       for (; next_outside < program.outside.size() &&
@@ -298,13 +300,13 @@ class StageBuilder {
       NoteAfterCompute(out, action, task);
       for (size_t o = first_outside; o < next_outside; ++o) {
         const TemplateAccess& access = program.outside[o];
-        Resolve(out, action, task, bound_[static_cast<size_t>(access.buffer)],
+        Resolve(action, task, bound_[static_cast<size_t>(access.buffer)],
                 access.writes);
       }
       for (size_t o = first_outside; o < next_outside; ++o) {
         const TemplateAccess& access = program.outside[o];
-        WaitForLoop(out, action, task,
-                    bound_[static_cast<size_t>(access.buffer)], access.writes);
+        WaitForLoop(action, task, bound_[static_cast<size_t>(access.buffer)],
+                    access.writes);
       }
       task.last_wait = static_cast<int>(out.waits.size());
       out.tasks.push_back(task);
@@ -405,7 +407,7 @@ class StageBuilder {
     task.first_dep = task.last_dep = static_cast<int>(out.deps.size());
     task.first_wait = static_cast<int>(out.waits.size());
     NoteAfterCompute(out, tail_, task);
-    Wait(out, task, {StageInput::kLoss, 0});
+    Wait(tail_, task, {StageInput::kLoss, 0});
     task.last_wait = static_cast<int>(out.waits.size());
     out.tasks.push_back(task);
     out.time_by_source[static_cast<size_t>(block.loss_reduce.source)] +=
@@ -454,10 +456,9 @@ class StageBuilder {
 
   // Waits for a task of chunk `chunk`'s last action. What is behind compute
   // there is behind that of the chunk's loop.
-  void WaitForLast(StageFold& out, int action, const StageTask& task, int from,
-                   int on) {
+  void WaitForLast(int action, const StageTask& task, int from, int on) {
     const int chunk = ChunkOf(from);
-    Wait(out, task, {StageInput::kLast, on, chunk});
+    Wait(action, task, {StageInput::kLast, on, chunk});
     if (after_[static_cast<size_t>(from)][static_cast<size_t>(on)] !=
         kAllChunks) {
       return;
@@ -468,13 +469,16 @@ class StageBuilder {
                  [static_cast<size_t>(task.stream)] |= mask;
   }
 
-  static void Wait(StageFold& out, const StageTask& task, StageInput input) {
-    auto it = std::find(out.inputs.begin(), out.inputs.end(), input);
-    if (it == out.inputs.end()) {
-      out.inputs.push_back(input);
-      it = std::prev(out.inputs.end());
-    }
-    const int number = static_cast<int>(it - out.inputs.begin());
+  void Wait(int action, const StageTask& task, StageInput input) {
+    StageFold& out = fold(action);
+    const uint64_t key = static_cast<uint64_t>(input.kind) << 56 |
+                         static_cast<uint64_t>(input.chunk) << 32 |
+                         static_cast<uint32_t>(input.index);
+    const auto [it, is_new] =
+        input_numbers_[static_cast<size_t>(action)].try_emplace(
+            key, static_cast<int>(out.inputs.size()));
+    if (is_new) out.inputs.push_back(input);
+    const int number = it->second;
     const auto begin = out.waits.begin() + task.first_wait;
     if (std::find(begin, out.waits.end(), number) == out.waits.end()) {
       out.waits.push_back(number);
@@ -483,20 +487,19 @@ class StageBuilder {
 
   // What the task waits for when it touches a buffer that the action has not
   // written before. `after_` already has the task.
-  void Resolve(StageFold& out, int action, const StageTask& task, int number,
-               bool writes) {
+  void Resolve(int action, const StageTask& task, int number, bool writes) {
     Buffer& b = buffers_[static_cast<size_t>(number)];
     if (b.is_square_sum) {
-      Wait(out, task, {StageInput::kSquareSum, 0});
+      Wait(action, task, {StageInput::kSquareSum, 0});
       return;
     }
     if (b.is_loss && action == tail_) {
-      Wait(out, task, {StageInput::kLoss, 0});
+      Wait(action, task, {StageInput::kLoss, 0});
       return;
     }
     if (Writer(number, action) >= 0) return;
     if (b.what->persistent) {
-      ResolvePersistent(out, action, task, number, writes);
+      ResolvePersistent(action, task, number, writes);
       return;
     }
     int from = -1;  // the fold that made it
@@ -513,11 +516,11 @@ class StageBuilder {
     }
     const int writer = Writer(number, from);
     if (from == kBeginFold) {
-      Wait(out, task, {StageInput::kBegin, writer});
+      Wait(action, task, {StageInput::kBegin, writer});
       return;
     }
     if (!IsLoop(from)) {
-      WaitForLast(out, action, task, from, writer);
+      WaitForLast(action, task, from, writer);
       return;
     }
     // Implied where a stream that the reader follows was busy for longer.
@@ -526,31 +529,30 @@ class StageBuilder {
          NotAfter(from, writer, 0))) {
       return;
     }
-    Wait(out, task, {StageInput::kCarried, Carry(from, writer)});
+    Wait(action, task, {StageInput::kCarried, Carry(from, writer)});
   }
 
   // What runs once waits for what else ran once.
-  void ResolvePersistent(StageFold& out, int action, const StageTask& task,
-                         int number, bool writes) {
+  void ResolvePersistent(int action, const StageTask& task, int number,
+                         bool writes) {
     if (IsLoop(action) || action == kBeginFold) return;
     for (int f = 0; f < tail_; ++f) {
       if (!IsOf(f, kLastFold) || f == action) continue;
       const int writer = Writer(number, f);
-      if (writer >= 0) WaitForLast(out, action, task, f, writer);
+      if (writer >= 0) WaitForLast(action, task, f, writer);
     }
     if (!writes) return;
     const Buffer& b = buffers_[static_cast<size_t>(number)];
     for (const auto& [f, reader] : b.readers) {
       if (!IsOf(f, kLastFold) || f == action) continue;
-      WaitForLast(out, action, task, f, reader);
+      WaitForLast(action, task, f, reader);
     }
   }
 
   // What runs once and touches a persistent buffer comes later than what the
   // loop did with it: behind its compute, or else it waits for that, which has
   // to be on the compute stream.
-  void WaitForLoop(StageFold& out, int action, const StageTask& task,
-                   int number, bool writes) {
+  void WaitForLoop(int action, const StageTask& task, int number, bool writes) {
     Buffer& b = buffers_[static_cast<size_t>(number)];
     if (IsLoop(action) || action == kBeginFold || !b.what->persistent ||
         b.is_square_sum || Writer(number, action) >= 0) {
@@ -569,7 +571,7 @@ class StageBuilder {
                       })) {
         stage_->exact = false;
       }
-      Wait(out, task, {StageInput::kLatest, Carry(f, on)});
+      Wait(action, task, {StageInput::kLatest, Carry(f, on)});
     }
   }
 
@@ -920,6 +922,7 @@ class StageBuilder {
   std::vector<std::vector<uint64_t>> stream_after_;
   std::vector<Rows> rows_;
   std::vector<Rows> ends_;
+  std::vector<std::unordered_map<uint64_t, int>> input_numbers_;
   std::vector<OffCompute> off_compute_;
   std::vector<int> carried_tasks_;  // whose ends they are
   std::vector<int> bound_;          // scratch

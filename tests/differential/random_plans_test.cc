@@ -10,8 +10,8 @@ namespace tessera {
 namespace {
 
 constexpr int kParts = 5;
-constexpr int kPlansPerPart = 100;
-constexpr int kModelsPerPart = 20;
+constexpr int kPlansPerPart = 70;
+constexpr int kModelsPerPart = 14;
 
 class RandomPlans : public ::testing::TestWithParam<int> {};
 
