@@ -277,15 +277,15 @@ CollectiveModel::RoundCost CollectiveModel::CostOf(const Member& member,
   cost.hops.reserve(round.sends.size());
   cost.between_hosts.reserve(round.sends.size());
   std::set<std::pair<LinkId, int>> crossed;  // in the switch: by chunk
+  std::vector<LinkId> route;
   for (const Send& send : round.sends) {
     const auto from = static_cast<size_t>(send.from);
     const auto to = static_cast<size_t>(send.to);
-    const LinkId through_switch[] = {member.on_switch[from].up,
-                                     member.on_switch[to].down};
-    const std::span<const LinkId> route =
-        round.in_switch
-            ? std::span<const LinkId>(through_switch)
-            : router_.Route(member.devices[from], member.devices[to]);
+    if (round.in_switch) {
+      route = {member.on_switch[from].up, member.on_switch[to].down};
+    } else {
+      router_.Route(member.devices[from], member.devices[to], route);
+    }
     const bool between_hosts =
         cluster_.devices[member.devices[from].index()].node !=
         cluster_.devices[member.devices[to].index()].node;

@@ -5,6 +5,7 @@
 #include <boost/graph/dijkstra_shortest_paths.hpp>
 #include <compare>
 #include <limits>
+#include <map>
 #include <utility>
 
 namespace tessera {
@@ -90,29 +91,105 @@ Router::Router(const Cluster& cluster) : cluster_(cluster) {
       links_of_node_[static_cast<size_t>(to)].push_back(id);
     }
   }
+  NumberClasses();
 }
 
-std::span<const LinkId> Router::Route(DeviceId from, DeviceId to) const {
-  const int node = cluster_.devices[to.index()].node;
-  const auto key =
-      (static_cast<uint64_t>(from.index()) << 32) | static_cast<uint64_t>(node);
-  const RoutesToNode* routes = nullptr;
-  {
-    std::shared_lock lock(mutex_);
-    if (auto found = routes_.find(key); found != routes_.end()) {
-      routes = found->second.get();
+void Router::NumberClasses() {
+  // A vertex among those of its kind in its node, in the order of ids.
+  std::vector<int64_t> number(cluster_.vertices.size());
+  std::map<std::pair<int, VertexKind>, int64_t> count;
+  for (size_t v = 0; v < number.size(); ++v) {
+    number[v] = count[{owner_[v], cluster_.vertices[v].kind}]++;
+  }
+  for (size_t d = 0; d < cluster_.devices.size(); ++d) {
+    const Device& device = cluster_.devices[d];
+    number[device.vertex.index()] =
+        static_cast<int64_t>(d) -
+        first_device_[static_cast<size_t>(device.node)];
+  }
+  std::map<std::vector<int64_t>, int> classes;
+  for (size_t node = 0; node < links_of_node_.size(); ++node) {
+    std::vector<int64_t> key = {first_device_[node + 1] - first_device_[node]};
+    for (LinkId id : links_of_node_[node]) {
+      const Link& link = cluster_.links[id.index()];
+      key.push_back(link.type);
+      for (VertexId end : {link.from, link.to}) {
+        const int owner = owner_[end.index()];
+        if (owner == static_cast<int>(node)) {
+          key.push_back(
+              static_cast<int64_t>(cluster_.vertices[end.index()].kind));
+          key.push_back(number[end.index()]);
+        } else {
+          // Who is linked to another node is like none.
+          key.push_back(owner < 0 ? -1 : -2 - static_cast<int64_t>(node));
+          key.push_back(end.value);
+        }
+      }
+    }
+    const auto [it, is_new] =
+        classes.try_emplace(std::move(key), static_cast<int>(classes.size()));
+    class_of_node_.push_back(it->second);
+  }
+}
+
+std::vector<LinkId> Router::Route(DeviceId from, DeviceId to) const {
+  std::vector<LinkId> links;
+  Route(from, to, links);
+  return links;
+}
+
+void Router::Route(DeviceId from, DeviceId to,
+                   std::vector<LinkId>& links) const {
+  const auto home = static_cast<size_t>(cluster_.devices[from.index()].node);
+  const auto node = static_cast<size_t>(cluster_.devices[to.index()].node);
+  const Pattern& pattern = PatternOf(from, static_cast<int>(node));
+  const auto i = static_cast<size_t>(to.value - first_device_[node]);
+  links.clear();
+  for (size_t s = pattern.begin[i]; s < pattern.begin[i + 1]; ++s) {
+    const Step& step = pattern.steps[s];
+    switch (step.among) {
+      case Step::kSource:
+        links.push_back(links_of_node_[home][step.number]);
+        break;
+      case Step::kTarget:
+        links.push_back(links_of_node_[node][step.number]);
+        break;
+      case Step::kAll:
+        links.emplace_back(static_cast<int64_t>(step.number));
+        break;
     }
   }
-  if (routes == nullptr) {
-    // Computed outside the lock; a second thread's equal result is dropped.
-    auto computed = Compute(from, node);
-    std::unique_lock lock(mutex_);
-    routes = routes_.try_emplace(key, std::move(computed)).first->second.get();
+}
+
+const Router::Pattern& Router::PatternOf(DeviceId from, int node) const {
+  const int home = cluster_.devices[from.index()].node;
+  const auto class_of = [&](int n) {
+    return static_cast<uint64_t>(class_of_node_[static_cast<size_t>(n)]);
+  };
+  const auto local = static_cast<uint64_t>(
+      from.value - first_device_[static_cast<size_t>(home)]);
+  const uint64_t alike = (home == node ? uint64_t{1} << 63 : 0) | local << 48 |
+                         class_of(home) << 24 | class_of(node);
+  const uint64_t single =
+      static_cast<uint64_t>(from.index()) << 32 | static_cast<uint64_t>(node);
+  {
+    std::shared_lock lock(mutex_);
+    if (auto found = alike_.find(alike); found != alike_.end()) {
+      if (found->second != nullptr) return *found->second;
+      if (auto own = single_.find(single); own != single_.end()) {
+        return *own->second;
+      }
+    }
   }
-  const auto i =
-      static_cast<size_t>(to.value - first_device_[static_cast<size_t>(node)]);
-  return std::span(routes->links)
-      .subspan(routes->begin[i], routes->begin[i + 1] - routes->begin[i]);
+  // Computed outside the lock; a second thread's equal result is dropped.
+  bool inside = true;
+  auto computed = Compute(from, node, inside);
+  std::unique_lock lock(mutex_);
+  if (inside) {
+    return *alike_.try_emplace(alike, std::move(computed)).first->second;
+  }
+  alike_.try_emplace(alike, nullptr);
+  return *single_.try_emplace(single, std::move(computed)).first->second;
 }
 
 Duration Router::Latency(std::span<const LinkId> route) const {
@@ -124,14 +201,18 @@ Duration Router::Latency(std::span<const LinkId> route) const {
   return total;
 }
 
-std::unique_ptr<const Router::RoutesToNode> Router::Compute(DeviceId from,
-                                                            int node) const {
-  auto routes = std::make_unique<RoutesToNode>();
+// `inside` tells whether no third host forwards.
+std::shared_ptr<const Router::Pattern> Router::Compute(DeviceId from, int node,
+                                                       bool& inside) const {
+  RoutesToNode routes;
   const int home = cluster_.devices[from.index()].node;
-  std::vector<LinkId> links = links_of_node_[static_cast<size_t>(home)];
+  const std::vector<LinkId>& of_home =
+      links_of_node_[static_cast<size_t>(home)];
+  const std::vector<LinkId>& of_node =
+      links_of_node_[static_cast<size_t>(node)];
+  std::vector<LinkId> links = of_home;
   if (node != home) {
-    const auto& others = links_of_node_[static_cast<size_t>(node)];
-    links.insert(links.end(), others.begin(), others.end());
+    links.insert(links.end(), of_node.begin(), of_node.end());
     links.insert(links.end(), links_of_network_.begin(),
                  links_of_network_.end());
     // A link between the two nodes is in both lists.
@@ -139,15 +220,30 @@ std::unique_ptr<const Router::RoutesToNode> Router::Compute(DeviceId from,
     const auto repeated = std::ranges::unique(links);
     links.erase(repeated.begin(), repeated.end());
   }
-  if (Search(from, node, links, *routes)) return routes;
-
-  std::vector<LinkId> all;
-  for (size_t l = 0; l < cluster_.links.size(); ++l) {
-    all.emplace_back(static_cast<int64_t>(l));
+  inside = Search(from, node, links, routes);
+  if (!inside) {
+    std::vector<LinkId> all;
+    for (size_t l = 0; l < cluster_.links.size(); ++l) {
+      all.emplace_back(static_cast<int64_t>(l));
+    }
+    TESSERA_CHECK(Search(from, node, all, routes))
+        << "device " << from << " does not reach node " << node;
   }
-  TESSERA_CHECK(Search(from, node, all, *routes))
-      << "device " << from << " does not reach node " << node;
-  return routes;
+
+  auto pattern = std::make_shared<Pattern>();
+  pattern->begin = std::move(routes.begin);
+  for (LinkId link : routes.links) {
+    Step step{Step::kAll, link.index()};
+    for (const auto& [among, list] : {std::pair(Step::kSource, &of_home),
+                                      std::pair(Step::kTarget, &of_node)}) {
+      const auto at = std::ranges::lower_bound(*list, link);
+      if (!inside || at == list->end() || *at != link) continue;
+      step = {among, static_cast<size_t>(at - list->begin())};
+      break;
+    }
+    pattern->steps.push_back(step);
+  }
+  return pattern;
 }
 
 bool Router::Search(DeviceId from, int node, std::span<const LinkId> links,

@@ -16,7 +16,8 @@
 // only.
 //
 // Routes are computed when first asked for, from one device to all of a node
-// at a time, and kept. There is no table over all pairs.
+// at a time, and kept: once for all pairs of nodes that are built alike and
+// hang on the same links of the network. There is no table over all pairs.
 //
 // Thread-safe: const methods may run concurrently.
 
@@ -39,8 +40,9 @@ class Router {
   Router& operator=(const Router&) = delete;
 
   // The links from `from` to `to` in order; empty when they are the same.
-  // Valid for the life of this.
-  std::span<const LinkId> Route(DeviceId from, DeviceId to) const;
+  std::vector<LinkId> Route(DeviceId from, DeviceId to) const;
+  // The same into `links`, whose memory is used again.
+  void Route(DeviceId from, DeviceId to, std::vector<LinkId>& links) const;
 
   // The node whose devices alone reach a vertex without crossing a NIC, NICs
   // included; -1: the network between the nodes.
@@ -56,8 +58,23 @@ class Router {
     std::vector<size_t> begin;
     std::vector<LinkId> links;
   };
+  // A link, as a number among those of the source's or the target's node, or
+  // else its id.
+  struct Step {
+    enum Among : uint8_t { kSource, kTarget, kAll };
+    Among among = kAll;
+    size_t number = 0;
+  };
+  // RoutesToNode for all nodes alike.
+  struct Pattern {
+    std::vector<size_t> begin;
+    std::vector<Step> steps;
+  };
 
-  std::unique_ptr<const RoutesToNode> Compute(DeviceId from, int node) const;
+  void NumberClasses();
+  const Pattern& PatternOf(DeviceId from, int node) const;
+  std::shared_ptr<const Pattern> Compute(DeviceId from, int node,
+                                         bool& inside) const;
   // Fills `out` with routes over `links`, which are sorted; false when a device
   // of `node` is out of reach along them.
   bool Search(DeviceId from, int node, std::span<const LinkId> links,
@@ -71,9 +88,16 @@ class Router {
   std::vector<std::vector<LinkId>> links_of_node_;
   std::vector<LinkId> links_of_network_;
 
+  // Nodes of one class have links of the same types in the same order, between
+  // like vertices of their own or the same ones of the network.
+  std::vector<int> class_of_node_;
+
   mutable std::shared_mutex mutex_;
-  mutable std::unordered_map<uint64_t, std::unique_ptr<const RoutesToNode>>
-      routes_;  // by (device, node)
+  // By local index of the source and classes of the nodes; null where a third
+  // host forwards.
+  mutable std::unordered_map<uint64_t, std::shared_ptr<const Pattern>> alike_;
+  // These: by device and node.
+  mutable std::unordered_map<uint64_t, std::shared_ptr<const Pattern>> single_;
 };
 
 }  // namespace tessera

@@ -101,6 +101,43 @@ TEST(Router, TiesAreSharedOut) {
   EXPECT_EQ(back[0], LinkId(3));
 }
 
+// Routes that are known for other nodes are those that would be found anew:
+// with a degraded NIC, on fat trees with several leaves, and on a torus, where
+// third nodes forward.
+TEST(Router, RoutesOfNodesAlikeAreTheirOwn) {
+  std::vector<Cluster> clusters;
+  for (const char* name :
+       {"dgx-a100-80gb:4", "dgx1-v100-32gb:3", "pcie-a100:3@fat-tree",
+        "dgx-h100:4@torus", "dgx-h100:4@dragonfly"}) {
+    auto made = MakeCluster(name);
+    ASSERT_TRUE(made.has_value()) << made.error().ToString();
+    clusters.push_back(*std::move(made));
+  }
+  // The first link of the second node becomes slower than the others'.
+  Cluster degraded = clusters[0];
+  for (Link& link : degraded.links) {
+    const std::string& name = degraded.vertices[link.to.index()].name;
+    if (name != "node1.nic0") continue;
+    LinkType slow = degraded.link_types[static_cast<size_t>(link.type)];
+    slow.latency = slow.latency * 7;
+    link.type = static_cast<int>(degraded.link_types.size());
+    degraded.link_types.push_back(slow);
+  }
+  clusters.push_back(degraded);
+  for (const Cluster& cluster : clusters) {
+    const Router shared(cluster);
+    const auto n = static_cast<int64_t>(cluster.devices.size());
+    for (int64_t s = 0; s < n; s += 3) {
+      for (int64_t t = 0; t < n; ++t) {
+        const Router alone(cluster);
+        EXPECT_EQ(shared.Route(DeviceId(s), DeviceId(t)),
+                  alone.Route(DeviceId(s), DeviceId(t)))
+            << cluster.name << ": " << s << " to " << t;
+      }
+    }
+  }
+}
+
 TEST(Router, IsSafeFromSeveralThreads) {
   const Cluster cluster = *MakeCluster("dgx-h100:4");
   const Router shared(cluster);
