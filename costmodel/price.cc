@@ -69,6 +69,10 @@ std::vector<std::vector<DeviceId>> SubgroupDevices(const DeviceGroup& group,
   return subgroups;
 }
 
+CommKind KindOf(const Task& task) {
+  return task.kind == TaskKind::kSend ? CommKind::kSendRecv : task.comm;
+}
+
 std::vector<std::vector<DeviceId>> Pairs(const DeviceGroup& from,
                                          const DeviceGroup& to) {
   std::vector<std::vector<DeviceId>> pairs;
@@ -437,23 +441,9 @@ Bytes Pricer::Staging(const TaskView& view) const {
       task.kind != TaskKind::kRecv) {
     return {};
   }
-  IntKey key = {
-      static_cast<int64_t>(task.kind), static_cast<int64_t>(task.comm),
-      task.axes,
-      task.kind == TaskKind::kComm ? view.group_class : view.pair_class};
-  const auto add = [&](const Value& value) {
-    const Layout& layout = value.layout;
-    key.push_back(static_cast<int64_t>(value.dtype) |
-                  static_cast<int64_t>(value.shape.size()) << 8);
-    key.insert(key.end(), value.shape.begin(), value.shape.end());
-    key.insert(key.end(), layout.dims.begin(), layout.dims.end());
-    key.insert(key.end(), {layout.partial, layout.flat, layout.rooted,
-                           layout.tile.dim, layout.tile.index,
-                           layout.tile.count, layout.ring, layout.turn});
-  };
-  for (ValueId id : task.reads) add(view.values[id.index()]);
-  for (ValueId id : task.writes) add(view.values[id.index()]);
-  if (view.peer != nullptr) add(*view.peer);
+  IntKey key = {task.kind == TaskKind::kComm ? view.group_class
+                                             : view.pair_class};
+  AppendStagingKey(task, view.values, view.peer, key);
   Shard& shard = shards_[IntKeyHash()(key) % kShards];
   {
     std::shared_lock lock(shard.mutex);
@@ -484,16 +474,19 @@ Bytes Pricer::Payload(const TaskView& view) const {
   }
 }
 
-const CollectiveOption& Pricer::Option(const TaskView& view,
-                                       const DeviceGroup& group,
-                                       const DeviceGroup& peer) const {
+std::vector<std::vector<DeviceId>> Pricer::Exchanging(
+    const TaskView& view, const DeviceGroup& group,
+    const DeviceGroup& peer) const {
   const Task& task = *view.task;
-  const bool send = task.kind == TaskKind::kSend;
-  const auto subgroups =
-      send ? Pairs(group, peer) : SubgroupDevices(group, task.axes);
+  return task.kind == TaskKind::kSend ? Pairs(group, peer)
+                                      : SubgroupDevices(group, task.axes);
+}
+
+const CollectiveOption& Pricer::Option(
+    const TaskView& view,
+    std::span<const std::vector<DeviceId>> subgroups) const {
   return CollectiveModel::Best(
-      collectives_.Options(send ? CommKind::kSendRecv : task.comm, subgroups),
-      Sent(view));
+      collectives_.Options(KindOf(*view.task), subgroups), Sent(view));
 }
 
 // Whether tokens and experts exchange it.
@@ -775,7 +768,7 @@ ProfileKey Pricer::ExchangeKey(const TaskView& view) const {
   for (DeviceId rank : ranks) {
     nodes.insert(cluster_.devices[rank.index()].node);
   }
-  return CollectiveKey(send ? CommKind::kSendRecv : task.comm,
+  return CollectiveKey(KindOf(task),
                        cluster_.TypeOf(where.group.devices[0]).name,
                        static_cast<int>(ranks.size()),
                        static_cast<int>(nodes.size()), Payload(view));
@@ -866,7 +859,8 @@ TaskCost Pricer::Compute(const TaskView& view) const {
     case TaskKind::kSend: {
       const bool send = task.kind == TaskKind::kSend;
       const GroupClass& pair = send ? Class(view.pair_class) : where;
-      const CollectiveOption& option = Option(view, pair.group, pair.peer);
+      const CollectiveOption& option =
+          Option(view, Exchanging(view, pair.group, pair.peer));
       CostQuery query;
       query.key = ExchangeKey(view);
       query.device = &first;
@@ -901,11 +895,13 @@ std::vector<LinkUse> Pricer::LinkUses(const TaskView& view,
     return {};
   }
   const DeviceGroup none;
-  const CollectiveOption& option = Option(
+  const auto subgroups = Exchanging(
       view, *view.group, view.peer_group != nullptr ? *view.peer_group : none);
+  const CollectiveOption& option = Option(view, subgroups);
   const auto payload = static_cast<double>(Sent(view).value);
   std::vector<LinkUse> uses;
-  for (const LinkLoad& load : option.loads) {
+  for (const LinkLoad& load :
+       collectives_.Loads(KindOf(*view.task), subgroups, option.algorithm)) {
     const Link& link = cluster_.links[load.link.index()];
     const double bandwidth =
         cluster_.link_types[static_cast<size_t>(link.type)].bandwidth.value;

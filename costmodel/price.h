@@ -150,8 +150,12 @@ class Pricer {
   ProfileKey ExchangeKey(const TaskView& view) const;
   bool MovesSlots(const TaskView& view) const;
   Bytes Sent(const TaskView& view) const;
-  const CollectiveOption& Option(const TaskView& view, const DeviceGroup& group,
-                                 const DeviceGroup& peer) const;
+  std::vector<std::vector<DeviceId>> Exchanging(const TaskView& view,
+                                                const DeviceGroup& group,
+                                                const DeviceGroup& peer) const;
+  const CollectiveOption& Option(
+      const TaskView& view,
+      std::span<const std::vector<DeviceId>> subgroups) const;
 
   const Graph& graph_;
   const Cluster& cluster_;

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "costmodel/collective/node_rings.h"
-#include "costmodel/collective/protocols.h"
 #include "planner/base/rng.h"
 #include "planner/base/table.h"
 
@@ -100,6 +99,36 @@ Duration LongestChain(const Round& round,
   return longest;
 }
 
+// `table` has the value of a key, or gets what `make` gives.
+template <typename Table, typename Make>
+const auto& Remembered(Table& table, std::shared_mutex& mutex,
+                       std::vector<int32_t> key, Make make) {
+  {
+    std::shared_lock lock(mutex);
+    if (auto found = table.find(key); found != table.end()) {
+      return *found->second;
+    }
+  }
+  // Computed outside the lock; a second thread's equal result is dropped.
+  auto made = std::make_unique<const decltype(make())>(make());
+  std::unique_lock lock(mutex);
+  return *table.try_emplace(std::move(key), std::move(made)).first->second;
+}
+
+// `head`, and for each subgroup its size and devices.
+std::vector<int32_t> KeyOf(std::initializer_list<int32_t> head,
+                           std::span<const std::vector<DeviceId>> subgroups) {
+  size_t size = head.size() + subgroups.size();
+  for (const auto& devices : subgroups) size += devices.size();
+  std::vector<int32_t> key = head;
+  key.reserve(size);
+  for (const auto& devices : subgroups) {
+    key.push_back(static_cast<int32_t>(devices.size()));
+    for (DeviceId device : devices) key.push_back(device.value);
+  }
+  return key;
+}
+
 }  // namespace
 
 size_t CollectiveModel::KeyHash::operator()(
@@ -173,27 +202,31 @@ CollectiveModel::~CollectiveModel() = default;
 const std::vector<CollectiveOption>& CollectiveModel::Options(
     CommKind kind, std::span<const std::vector<DeviceId>> subgroups) const {
   TESSERA_CHECK(!subgroups.empty()) << NameOf(kind);
-  size_t key_size = 1 + subgroups.size();
-  for (const auto& devices : subgroups) key_size += devices.size();
-  std::vector<int32_t> key;
-  key.reserve(key_size);
-  key.push_back(static_cast<int32_t>(kind));
-  for (const auto& devices : subgroups) {
-    key.push_back(static_cast<int32_t>(devices.size()));
-    for (DeviceId device : devices) key.push_back(device.value);
-  }
-  {
-    std::shared_lock lock(mutex_);
-    if (auto found = options_.find(key); found != options_.end()) {
-      return *found->second;
-    }
-  }
-  // Computed outside the lock; a second thread's equal result is dropped.
-  auto computed = std::make_unique<const std::vector<CollectiveOption>>(
-      Compute(kind, subgroups));
-  std::unique_lock lock(mutex_);
-  return *options_.try_emplace(std::move(key), std::move(computed))
-              .first->second;
+  return Remembered(options_, mutex_,
+                    KeyOf({static_cast<int32_t>(kind)}, subgroups),
+                    [&] { return Compute(kind, subgroups); });
+}
+
+const std::vector<LinkLoad>& CollectiveModel::Loads(
+    CommKind kind, std::span<const std::vector<DeviceId>> subgroups,
+    std::string_view algorithm) const {
+  const auto rows = CollectiveAlgorithms();
+  const auto row =
+      std::ranges::find(rows, algorithm, &CollectiveAlgorithm::name);
+  const auto number = static_cast<int32_t>(row - rows.begin());
+  return Remembered(
+      loads_, mutex_, KeyOf({number, static_cast<int32_t>(kind)}, subgroups),
+      [&] {
+        std::vector<LinkLoad> loads;
+        if (row == rows.end()) return loads;  // "none"
+        const std::vector<double> bytes =
+            Replay(*row, kind, MembersOf(kind, subgroups), {}).load.bytes;
+        for (size_t l = 0; l < bytes.size(); ++l) {
+          if (bytes[l] == 0) continue;
+          loads.push_back({LinkId(static_cast<int64_t>(l)), bytes[l]});
+        }
+        return loads;
+      });
 }
 
 const LinkType& CollectiveModel::TypeOf(LinkId link) const {
@@ -228,7 +261,7 @@ CollectiveModel::Member CollectiveModel::MemberOf(
   return member;
 }
 
-std::vector<CollectiveOption> CollectiveModel::Compute(
+std::vector<CollectiveModel::Member> CollectiveModel::MembersOf(
     CommKind kind, std::span<const std::vector<DeviceId>> subgroups) const {
   std::vector<Member> members;
   for (const auto& devices : subgroups) {
@@ -237,9 +270,13 @@ std::vector<CollectiveOption> CollectiveModel::Compute(
                        static_cast<int64_t>(devices.size());
     if (!alone) members.push_back(MemberOf(devices));
   }
-  if (members.empty()) {
-    return {{.algorithm = "none", .protocol = "", .loads = {}}};
-  }
+  return members;
+}
+
+std::vector<CollectiveOption> CollectiveModel::Compute(
+    CommKind kind, std::span<const std::vector<DeviceId>> subgroups) const {
+  const std::vector<Member> members = MembersOf(kind, subgroups);
+  if (members.empty()) return {{.algorithm = "none", .protocol = ""}};
 
   const auto applies = [&](const CollectiveAlgorithm& algorithm) {
     return std::ranges::all_of(members, [&](const Member& member) {
@@ -311,33 +348,30 @@ CollectiveModel::RoundCost CollectiveModel::CostOf(const Member& member,
   return cost;
 }
 
-void CollectiveModel::AddOptions(const CollectiveAlgorithm& algorithm,
-                                 CommKind kind, std::span<const Member> members,
-                                 std::vector<CollectiveOption>& options) const {
-  const bool shared_memory = std::ranges::all_of(
-      members, [](const Member& member) { return member.group.shared_memory; });
-  const bool plain =
-      shared_memory || choice_.protocol == PlainProtocol()[0].name;
-  const auto protocols =
-      plain ? PlainProtocol() : ProtocolsOf(algorithm.pattern);
-  std::vector<Duration> latency(protocols.size());  // of the slowest subgroup
-  Load load;
-  load.bytes.resize(cluster_.links.size());
-  double own_copy = 0;  // seconds per payload byte at the links' bandwidth
+CollectiveModel::Replayed CollectiveModel::Replay(
+    const CollectiveAlgorithm& algorithm, CommKind kind,
+    std::span<const Member> members,
+    std::span<const Protocol> protocols) const {
+  Replayed replayed;
+  replayed.load.bytes.resize(cluster_.links.size());
+  replayed.latency.resize(protocols.size());
+  std::vector<Duration> sends;
   for (const Member& member : members) {
     const Rounds rounds = algorithm.rounds(kind, member.group);
     if (member.switch_bandwidth > 0) {
-      own_copy = std::max(own_copy, rounds.own_share / member.switch_bandwidth);
+      replayed.own_copy = std::max(replayed.own_copy,
+                                   rounds.own_share / member.switch_bandwidth);
     }
     std::vector<Duration> total(protocols.size());
     for (const Round& round : rounds.rounds) {
-      const RoundCost cost = CostOf(member, rounds, round, load);
+      const RoundCost cost = CostOf(member, rounds, round, replayed.load);
+      if (protocols.empty()) continue;
       const auto rings = RingsOf(round);
       for (size_t p = 0; p < protocols.size(); ++p) {
         const Duration steps[] = {
             Duration::FromSeconds(protocols[p].host_step_s),
             Duration::FromSeconds(protocols[p].network_step_s)};
-        std::vector<Duration> sends = cost.hops;
+        sends = cost.hops;
         for (size_t i = 0; i < sends.size(); ++i) {
           sends[i] += steps[cost.between_hosts[i] ? 1 : 0];
         }
@@ -350,26 +384,38 @@ void CollectiveModel::AddOptions(const CollectiveAlgorithm& algorithm,
       }
     }
     for (size_t p = 0; p < protocols.size(); ++p) {
-      latency[p] = Max(latency[p], total[p]);
+      replayed.latency[p] = Max(replayed.latency[p], total[p]);
     }
   }
+  return replayed;
+}
 
-  CollectiveOption option;
-  option.algorithm = algorithm.name;
+void CollectiveModel::AddOptions(const CollectiveAlgorithm& algorithm,
+                                 CommKind kind, std::span<const Member> members,
+                                 std::vector<CollectiveOption>& options) const {
+  const bool shared_memory = std::ranges::all_of(
+      members, [](const Member& member) { return member.group.shared_memory; });
+  const bool plain =
+      shared_memory || choice_.protocol == PlainProtocol()[0].name;
+  const auto protocols =
+      plain ? PlainProtocol() : ProtocolsOf(algorithm.pattern);
+  const Replayed replayed = Replay(algorithm, kind, members, protocols);
   double busiest = 0;  // seconds per payload byte
-  for (size_t l = 0; l < load.bytes.size(); ++l) {
-    if (load.bytes[l] == 0) continue;
+  for (size_t l = 0; l < replayed.load.bytes.size(); ++l) {
+    if (replayed.load.bytes[l] == 0) continue;
     const LinkId link(static_cast<int64_t>(l));
-    option.loads.push_back({link, load.bytes[l]});
-    busiest = std::max(busiest, load.bytes[l] / TypeOf(link).bandwidth.value);
+    busiest = std::max(busiest,
+                       replayed.load.bytes[l] / TypeOf(link).bandwidth.value);
   }
   for (size_t p = 0; p < protocols.size(); ++p) {
+    CollectiveOption& option = options.emplace_back();
+    option.algorithm = algorithm.name;
     option.protocol = protocols[p].name;
-    option.latency_s =
-        load.start.seconds() + protocols[p].start_s + latency[p].seconds();
+    option.latency_s = replayed.load.start.seconds() + protocols[p].start_s +
+                       replayed.latency[p].seconds();
     option.seconds_per_byte =
-        (busiest + protocols[p].own_copy * own_copy) / protocols[p].fraction;
-    options.push_back(option);
+        (busiest + protocols[p].own_copy * replayed.own_copy) /
+        protocols[p].fraction;
   }
 }
 

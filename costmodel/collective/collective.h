@@ -52,6 +52,7 @@
 #include <vector>
 
 #include "costmodel/collective/algorithms.h"
+#include "costmodel/collective/protocols.h"
 #include "costmodel/link/router.h"
 #include "planner/base/result.h"
 #include "planner/base/units.h"
@@ -70,7 +71,6 @@ struct CollectiveOption {
   std::string_view protocol;   // a row of those in protocols.h; "" for "none"
   double latency_s = 0;
   double seconds_per_byte = 0;
-  std::vector<LinkLoad> loads;  // in link order
 
   double Seconds(Bytes payload) const {
     return latency_s + static_cast<double>(payload.value) * seconds_per_byte;
@@ -107,6 +107,12 @@ class CollectiveModel {
   const std::vector<CollectiveOption>& Options(
       CommKind kind, std::span<const std::vector<DeviceId>> subgroups) const;
 
+  // What the links carry under an option of these, by its algorithm; in link
+  // order. Kept, too: it is large, and asked for of few options.
+  const std::vector<LinkLoad>& Loads(
+      CommKind kind, std::span<const std::vector<DeviceId>> subgroups,
+      std::string_view algorithm) const;
+
   // The option that takes the least time; of equal ones the first.
   static const CollectiveOption& Best(std::span<const CollectiveOption> options,
                                       Bytes payload);
@@ -138,6 +144,12 @@ class CollectiveModel {
     std::vector<double> bytes;  // per payload byte, by link
     Duration start;             // of the slowest type of link
   };
+  // All rounds of all subgroups.
+  struct Replayed {
+    Load load;
+    std::vector<Duration> latency;  // by protocol, of the slowest subgroup
+    double own_copy = 0;  // seconds per payload byte at the links' bandwidth
+  };
   // One round's sends, beside what their protocol costs.
   struct RoundCost {
     std::vector<Duration> hops;       // the latency of each send's route
@@ -152,6 +164,12 @@ class CollectiveModel {
   // The cost of `round` of `rounds`, whose bytes are added to `load`.
   RoundCost CostOf(const Member& member, const Rounds& rounds,
                    const Round& round, Load& load) const;
+  // Subgroups of more than one rank.
+  std::vector<Member> MembersOf(
+      CommKind kind, std::span<const std::vector<DeviceId>> subgroups) const;
+  Replayed Replay(const CollectiveAlgorithm& algorithm, CommKind kind,
+                  std::span<const Member> members,
+                  std::span<const Protocol> protocols) const;
   // One for each protocol.
   void AddOptions(const CollectiveAlgorithm& algorithm, CommKind kind,
                   std::span<const Member> members,
@@ -168,6 +186,10 @@ class CollectiveModel {
       std::vector<int32_t>,
       std::unique_ptr<const std::vector<CollectiveOption>>, KeyHash>
       options_;  // by kind and, for each subgroup, its size and devices
+  mutable std::unordered_map<std::vector<int32_t>,
+                             std::unique_ptr<const std::vector<LinkLoad>>,
+                             KeyHash>
+      loads_;  // the same, behind the algorithm's row
 };
 
 }  // namespace tessera

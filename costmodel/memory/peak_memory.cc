@@ -87,6 +87,33 @@ void LayOutFiles(const TaskGraph& tasks, std::vector<Account>& accounts) {
   }
 }
 
+// StagingBytes, worked out once for all tasks alike.
+class Staging {
+ public:
+  explicit Staging(const TaskGraph& tasks) : tasks_(tasks) {}
+
+  Bytes Of(const Task& task, int position) {
+    const Value* const peer =
+        task.peer.valid() ? &tasks_.value(task.peer) : nullptr;
+    key_ = {position, task.group.value,
+            peer == nullptr ? -1 : peer->group.value};
+    AppendStagingKey(task, tasks_.values, peer, key_);
+    const auto [it, is_new] = known_.try_emplace(key_);
+    if (is_new) {
+      it->second = StagingBytes(
+          task, tasks_.values, tasks_.group(task.group), peer,
+          peer == nullptr ? nullptr : &tasks_.group(peer->group),
+          position == kLargest ? std::nullopt : std::optional(position));
+    }
+    return it->second;
+  }
+
+ private:
+  const TaskGraph& tasks_;
+  std::vector<int64_t> key_;
+  std::map<std::vector<int64_t>, Bytes> known_;
+};
+
 // Walks the tasks once for all accounts.
 void WalkTasks(const TaskGraph& tasks, std::vector<Account>& accounts,
                MemoryTier tier) {
@@ -117,6 +144,7 @@ void WalkTasks(const TaskGraph& tasks, std::vector<Account>& accounts,
   }
   for (Account& account : accounts) account.Note();
 
+  Staging staging(tasks);
   const auto frees = LastUses(tasks);
   for (size_t t = 0; t < tasks.tasks.size(); ++t) {
     const Task& task = tasks.tasks[t];
@@ -132,29 +160,22 @@ void WalkTasks(const TaskGraph& tasks, std::vector<Account>& accounts,
         }
       }
     }
-    const Value* const peer =
-        task.peer.valid() ? &tasks.value(task.peer) : nullptr;
     const bool stages = tier == MemoryTier::kDevice &&
-                        (task.kind == TaskKind::kComm || peer != nullptr);
+                        (task.kind == TaskKind::kComm || task.peer.valid());
     for (size_t a = 0; a < here.size(); ++a) {
       const std::optional<int> position =
           here[a]->positions[task.group.index()];
-      const Bytes staging =
-          stages ? StagingBytes(
-                       task, tasks.values, tasks.group(task.group), peer,
-                       peer == nullptr ? nullptr : &tasks.group(peer->group),
-                       position == kLargest ? std::nullopt : position)
-                 : Bytes{};
+      const Bytes staged = stages ? staging.Of(task, *position) : Bytes{};
       const Bytes scratch =
           tier == MemoryTier::kDevice
               ? ScratchBytes(task, tasks.values, tasks.group(task.group),
                              position == kLargest ? std::nullopt : position)
               : Bytes{};
-      here[a]->Add(MemoryCategory::kCommunication, staging);
+      here[a]->Add(MemoryCategory::kCommunication, staged);
       here[a]->Add(MemoryCategory::kWorkspace, scratch);
       here[a]->Note();
       here[a]->Remove(MemoryCategory::kWorkspace, scratch);
-      here[a]->Remove(MemoryCategory::kCommunication, staging);
+      here[a]->Remove(MemoryCategory::kCommunication, staged);
       for (ValueId id : frees[t]) {
         if (tasks.value(id).tier != tier) continue;
         here[a]->Remove(tasks.value(id).category, bytes[id.index()][a]);

@@ -278,6 +278,26 @@ Bytes TransferBytes(const Value& here, const DeviceGroup& group,
 
 }  // namespace
 
+void AppendStagingKey(const Task& task, std::span<const Value> values,
+                      const Value* peer, std::vector<int64_t>& key) {
+  key.insert(key.end(),
+             {static_cast<int64_t>(task.kind), static_cast<int64_t>(task.comm),
+              task.axes, std::ssize(task.reads), std::ssize(task.writes)});
+  const auto add = [&](const Value& value) {
+    const Layout& layout = value.layout;
+    key.push_back(static_cast<int64_t>(value.dtype) |
+                  static_cast<int64_t>(value.shape.size()) << 8);
+    key.insert(key.end(), value.shape.begin(), value.shape.end());
+    key.insert(key.end(), layout.dims.begin(), layout.dims.end());
+    key.insert(key.end(), {layout.partial, layout.flat, layout.rooted,
+                           layout.tile.dim, layout.tile.index,
+                           layout.tile.count, layout.ring, layout.turn});
+  };
+  for (ValueId id : task.reads) add(values[id.index()]);
+  for (ValueId id : task.writes) add(values[id.index()]);
+  if (peer != nullptr) add(*peer);
+}
+
 Bytes StagingBytes(const Task& task, std::span<const Value> values,
                    const DeviceGroup& group, const Value* peer,
                    const DeviceGroup* peer_group, std::optional<int> position) {

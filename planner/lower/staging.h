@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "planner/lower/task_graph.h"
 
@@ -28,6 +29,11 @@ Bytes StagingBytes(const Task& task, std::span<const Value> values,
                    const DeviceGroup& group, const Value* peer,
                    const DeviceGroup* peer_group,
                    std::optional<int> position = {});
+
+// Appends all that StagingBytes depends on, but for the groups and the
+// position.
+void AppendStagingKey(const Task& task, std::span<const Value> values,
+                      const Value* peer, std::vector<int64_t>& key);
 
 // What the task's kernel needs beside its values while it runs
 // (Task::scratch_of), of the rank at `position`, or of that which needs most.

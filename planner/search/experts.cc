@@ -104,6 +104,14 @@ std::vector<std::vector<Strategy>> Megatron(const SearchSpace& space) {
   return lists;
 }
 
+// Chunks of a stage that share out its layers evenly, where layers can be.
+std::vector<int> ChunksOf(const SearchSpace& space, int pp) {
+  if (pp == 1) return {1};
+  const auto [first, last] = Layers(space.index);
+  return Divisors((last - first + pp - 1) / pp,
+                  std::ssize(space.index.graph->blocks) / pp);
+}
+
 }  // namespace
 
 std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy) {
@@ -129,22 +137,26 @@ std::vector<Strategy> UniformStrategies(const SearchSpace& space) {
            Divisors(replicas, space.index.has_experts ? replicas : 1)) {
         for (int zero = 0; zero <= (replicas > 1 ? 3 : 0); ++zero) {
           for (int sp = 0; sp <= (tp > 1 ? 1 : 0); ++sp) {
-            for (const PipelineSchedule* schedule :
-                 SchedulesFor({.stages = pp})) {
-              Strategy strategy;
-              strategy.dp = replicas / ep;
-              strategy.ep = ep;
-              strategy.tp = tp;
-              strategy.pp = pp;
-              strategy.zero = zero;
-              strategy.sp = sp == 1;
-              if (pp > 1) strategy.schedule = schedule->name;
-              for (const RecomputeRow& row : RecomputeLevels()) {
-                strategy.recompute = row.level;
-                const auto sized = WithSamples(space, strategy);
-                strategies.insert(strategies.end(), sized.begin(), sized.end());
+            Strategy strategy;
+            strategy.dp = replicas / ep;
+            strategy.ep = ep;
+            strategy.tp = tp;
+            strategy.pp = pp;
+            strategy.zero = zero;
+            strategy.sp = sp == 1;
+            for (const int chunks : ChunksOf(space, pp)) {
+              strategy.vp = chunks;
+              for (const PipelineSchedule* schedule :
+                   SchedulesFor({.stages = pp, .chunks = chunks})) {
+                if (pp > 1) strategy.schedule = schedule->name;
+                for (const RecomputeRow& row : RecomputeLevels()) {
+                  strategy.recompute = row.level;
+                  const auto sized = WithSamples(space, strategy);
+                  strategies.insert(strategies.end(), sized.begin(),
+                                    sized.end());
+                }
+                if (pp == 1) break;
               }
-              if (pp == 1) break;
             }
           }
         }
@@ -182,13 +194,13 @@ std::span<const Expert> Experts() {
 }
 
 std::vector<Baseline> Baselines(const SearchSpace& space,
-                                const Objective& objective, int threads) {
+                                const Objective& objective, int threads,
+                                const std::function<bool()>& stop) {
   std::vector<Baseline> baselines;
   for (const Expert& expert : Experts()) {
     std::optional<Candidate> best;
     for (const std::vector<Strategy>& list : expert.choices(space)) {
-      const SweepResult swept =
-          Sweep(space, objective, list, 1, threads, nullptr);
+      const SweepResult swept = Sweep(space, objective, list, 1, threads, stop);
       if (!swept.best.empty() &&
           (!best.has_value() || Better(swept.best[0].score, best->score))) {
         best = swept.best[0];

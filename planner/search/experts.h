@@ -2,6 +2,7 @@
 // Baselines: what people choose without a search, priced by the same code; and
 // the grid of uniform strategies from which the search starts.
 
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,9 +17,10 @@ namespace tessera {
 // Uniform strategies that give valid plans: tensor parallelism within a node,
 // any pipeline, any split of experts, microbatches of up to kMostSamples
 // samples on a replica, every ZeRO stage where there is data parallelism,
-// sequence parallelism where there is tensor parallelism, every schedule where
-// there is a pipeline. In a fixed order whose beginnings cover all of them
-// evenly, for who runs out of time.
+// sequence parallelism where there is tensor parallelism, where there is a
+// pipeline every schedule with all numbers of chunks that share out the layers
+// evenly. In a fixed order whose beginnings cover all of them evenly, for who
+// runs out of time.
 inline constexpr int kMostSamples = 64;
 std::vector<Strategy> UniformStrategies(const SearchSpace& space);
 
@@ -47,8 +49,10 @@ struct Expert {
 std::span<const Expert> Experts();
 
 // The choice of every expert who has a valid plan, in the order of Experts();
-// the last list's best where none is feasible.
+// the last list's best where none is feasible. Without those that are not
+// priced yet when `stop`, which may be empty, says so (called from any thread).
 std::vector<Baseline> Baselines(const SearchSpace& space,
-                                const Objective& objective, int threads);
+                                const Objective& objective, int threads,
+                                const std::function<bool()>& stop);
 
 }  // namespace tessera

@@ -9,6 +9,7 @@
 
 #include "planner/search/constraints.h"
 #include "planner/search/sweep.h"
+#include "planner/search/textbook.h"
 #include "planner/search/tidy.h"
 
 namespace tessera {
@@ -36,11 +37,27 @@ class Clock {
       std::chrono::steady_clock::now();
 };
 
-// Moves(), those for memory with weight 0 where the search starts from a plan
-// that fits and from none that has come about by them.
-std::vector<Move> MovesFrom(const Score& best, std::span<const Plan> starts) {
+// Where a chain may start: a plan, or the strategy that gives it.
+struct StartOption {
+  Score score;
+  Strategy strategy;
+  std::optional<Plan> plan;
+};
+
+struct Starts {
+  std::vector<Plan> given;   // the caller's
+  std::vector<Plan> ranked;  // uniform plans and the caller's, best first
+  std::vector<Plan> baselines;
+};
+
+// Moves(), those for memory with weight 0 where no start has come about by
+// them.
+std::vector<Move> MovesFrom(const Starts& starts) {
   std::vector<Move> moves(Moves().begin(), Moves().end());
-  if (!best.feasible || std::ranges::any_of(starts, Offloads)) return moves;
+  if (std::ranges::any_of(starts.given, Offloads) ||
+      std::ranges::any_of(starts.ranked, Offloads)) {
+    return moves;
+  }
   for (Move& move : moves) {
     if (move.where_nothing_fits) move.weight = 0;
   }
@@ -57,8 +74,10 @@ Plan Randomized(const SearchSpace& space, std::span<const Move> moves,
   return plan;
 }
 
-// The parts of a time limit after which starting plans and walks end; the rest
-// is for Tidy.
+// The parts of a time limit after which baselines, bounds of uniform
+// strategies, starting plans and walks end; the rest is for Tidy.
+constexpr double kBaselinesEnd = 0.1;
+constexpr double kBoundsEnd = 0.3;
 constexpr double kStartEnd = 0.4;
 constexpr double kWalkEnd = 0.9;
 
@@ -104,9 +123,10 @@ std::optional<Plan> Repaired(const SearchSpace& space, Plan plan, Rng& rng,
   const auto violations = [&](const Plan& of) {
     return space.constraints.Violations(space.index, *space.cluster, of);
   };
+  const std::vector<Move> moves = MovesFrom({});
   int broken = violations(plan);
   for (int i = 0; i < kRepairSteps && broken > 0 && !stop(); ++i) {
-    auto proposal = DrawMove(Moves(), rng).propose(plan, free, rng);
+    auto proposal = DrawMove(moves, rng).propose(plan, free, rng);
     if (!proposal.has_value()) continue;
     const int then = violations(proposal->plan);
     if (then > broken) continue;
@@ -116,18 +136,6 @@ std::optional<Plan> Repaired(const SearchSpace& space, Plan plan, Rng& rng,
   if (broken > 0) return std::nullopt;
   return plan;
 }
-
-// Where a chain may start: a plan, or the strategy that gives it.
-struct StartOption {
-  Score score;
-  Strategy strategy;
-  std::optional<Plan> plan;
-};
-
-struct Starts {
-  std::vector<Plan> ranked;  // uniform plans and the caller's, best first
-  std::vector<Plan> baselines;
-};
 
 // The best `count` different plans of both lists. Unless `all` that could be
 // swept is there, it ends with the last of them: behind it others may be better
@@ -162,12 +170,17 @@ std::vector<Plan> Ranked(const SearchSpace& space, std::vector<Candidate> swept,
   return ranked;
 }
 
-// Even chains start from the best uniform plans in turn, odd ones from the
-// baselines and a random plan.
+// The first chains start from the caller's plans. Of the others every second
+// does from the best uniform plans in turn, the rest from the baselines and a
+// random plan.
 Plan StartOf(const SearchSpace& space, std::span<const Move> moves,
              const Starts& starts, int chain, uint64_t seed) {
-  const auto half = static_cast<size_t>(chain / 2);
-  if (chain % 2 == 0) return starts.ranked[half % starts.ranked.size()];
+  if (chain < std::ssize(starts.given)) {
+    return starts.given[static_cast<size_t>(chain)];
+  }
+  const auto other = static_cast<size_t>(chain) - starts.given.size();
+  const size_t half = other / 2;
+  if (other % 2 == 0) return starts.ranked[half % starts.ranked.size()];
   const size_t choice = half % (starts.baselines.size() + 1);
   if (choice < starts.baselines.size()) {
     return starts.baselines[starts.baselines.size() - 1 - choice];
@@ -280,7 +293,7 @@ class Walk {
        const SearchOptions& options, const Starts& starts, const Score& best,
        std::function<bool()> stop, const Clock& clock)
       : options_(options),
-        moves_(MovesFrom(best, starts.ranked)),
+        moves_(MovesFrom(starts)),
         stop_(std::move(stop)),
         clock_(clock),
         rng_(options.seed, uint64_t{1} << 33),
@@ -451,7 +464,9 @@ Result<SearchResult> Search(const SearchSpace& space,
   };
 
   SearchResult result;
-  result.baselines = Baselines(space, objective, threads);
+  result.baselines = Baselines(space, objective, threads, [&] {
+    return stopped() || out_of_time(kBaselinesEnd);
+  });
   std::vector<StartOption> given;  // the baselines and the caller's
   Starts starts;
   for (const Baseline& baseline : result.baselines) {
@@ -463,6 +478,7 @@ Result<SearchResult> Search(const SearchSpace& space,
   for (Plan plan : options.starts) {
     if (!MakeCanonical(space, plan) || !Allowed(space, plan)) continue;
     const Score score = ScoreOf(objective.Evaluate(plan));
+    starts.given.push_back(plan);
     given.push_back({score, {}, std::move(plan)});
   }
   if (auto plan = Repeated(space); plan && Allowed(space, *plan)) {
@@ -474,9 +490,10 @@ Result<SearchResult> Search(const SearchSpace& space,
   const auto chains_wanted = static_cast<size_t>(options.chains);
   // Several strategies may give one plan: then more of them are needed.
   for (size_t count = chains_wanted;; count *= 2) {
-    SweepResult swept = Sweep(space, allowed, strategies, count, threads, [&] {
-      return stopped() || out_of_time(kStartEnd);
-    });
+    SweepResult swept = Sweep(
+        space, allowed, strategies, count, threads,
+        [&] { return stopped() || out_of_time(kStartEnd); },
+        [&] { return out_of_time(kBoundsEnd); });
     result.uniform_strategies = swept.bounded;
     const bool all =
         swept.best.size() < count || stopped() || out_of_time(kStartEnd);
@@ -500,6 +517,22 @@ Result<SearchResult> Search(const SearchSpace& space,
       return stopped() || out_of_time(kStartEnd);
     });
     if (repaired) starts.ranked.push_back(*std::move(repaired));
+  }
+  // Where nothing fits, what does once state leaves the devices.
+  if (starts.ranked.empty() ||
+      !objective.Evaluate(starts.ranked[0]).feasible()) {
+    for (const Approach& approach : Approaches()) {
+      if (!approach.offloads) continue;
+      const auto best = BestOf(approach, space, allowed, threads, [&] {
+        return stopped() || out_of_time(kStartEnd);
+      });
+      if (!best || !best->score.feasible) continue;
+      starts.ranked.insert(
+          starts.ranked.begin(),
+          PlanFromStrategy(space.index, *space.cluster, best->strategy)
+              .value());
+      break;
+    }
   }
   if (starts.ranked.empty()) return NothingValid(space);
   result.best = starts.ranked[0];

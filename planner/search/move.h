@@ -30,7 +30,8 @@ struct Move {
   // REQUIRES: `plan` is canonical.
   std::optional<Proposal> (*propose)(const Plan& plan, const SearchSpace& space,
                                      Rng& rng);
-  // Tried only in a search that starts without a plan that fits.
+  // Tried only in a search that starts from a plan with its state off the
+  // devices, which it does where nothing else fits.
   bool where_nothing_fits = false;
 };
 

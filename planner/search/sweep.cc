@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <thread>
 
@@ -10,7 +11,7 @@ namespace tessera {
 namespace {
 
 // Strategies that a thread bounds at a time.
-constexpr size_t kSlice = 256;
+constexpr size_t kSlice = 64;
 
 // A strategy by its place in the list.
 struct Scored {
@@ -35,18 +36,25 @@ void OnThreads(int threads, const std::function<void()>& work) {
 
 SweepResult Sweep(const SearchSpace& space, const Objective& objective,
                   const std::vector<Strategy>& strategies, size_t count,
-                  int threads, const std::function<bool()>& stop) {
+                  int threads, const std::function<bool()>& stop,
+                  const std::function<bool()>& stop_bounding) {
   const auto stopped = [&] { return stop && stop(); };
+  // Small microbatches first: what fits, if anything does, is among them.
+  std::vector<size_t> order(strategies.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, {},
+                           [&](size_t i) { return strategies[i].mbs; });
   std::mutex mutex;
   std::vector<Scored> waiting;  // a heap by bound, the best on top
   std::atomic<size_t> next = 0;
   OnThreads(threads, [&] {
-    while (!stopped()) {
+    while (!stopped() && !(stop_bounding && stop_bounding())) {
       const size_t begin = next.fetch_add(kSlice);
       if (begin >= strategies.size()) return;
       std::vector<Scored> bounds;
-      for (size_t i = begin; i < std::min(begin + kSlice, strategies.size());
-           ++i) {
+      for (size_t o = begin; o < std::min(begin + kSlice, strategies.size());
+           ++o) {
+        const size_t i = order[o];
         bounds.push_back(
             {objective.BoundUniform(space.index, *space.cluster, strategies[i],
                                     Objective::Bound::kQuick),

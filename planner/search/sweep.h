@@ -34,11 +34,12 @@ struct SweepResult {
 
 // The `count` best of `strategies` that give valid plans, or all where there
 // are fewer. Stops early when `stop`, which may be empty, says so (called from
-// any thread): then the result is the best of what was priced. The same on any
-// number of threads, but for `closely` and
-// `priced`.
+// any thread): then the result is the best of what was priced. Likewise what
+// has no quick bound when `stop_bounding` says so is left out. Otherwise the
+// same on any number of threads, but for `closely` and `priced`.
 SweepResult Sweep(const SearchSpace& space, const Objective& objective,
                   const std::vector<Strategy>& strategies, size_t count,
-                  int threads, const std::function<bool()>& stop);
+                  int threads, const std::function<bool()>& stop,
+                  const std::function<bool()>& stop_bounding = nullptr);
 
 }  // namespace tessera

@@ -381,7 +381,8 @@ TEST(CollectiveContract, AloneTheClosedFormIsWhatIsSimulated) {
                        std::string(NameOf(kind)));
           for (int64_t bytes : {int64_t{1} << 10, int64_t{1} << 40}) {
             std::vector<LinkUse> uses;
-            for (const LinkLoad& load : option.loads) {
+            for (const LinkLoad& load :
+                 model.Loads(kind, group, option.algorithm)) {
               const int type = cluster.links[load.link.index()].type;
               const double bandwidth =
                   cluster.link_types[U(type)].bandwidth.value;

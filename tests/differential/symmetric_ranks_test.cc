@@ -182,7 +182,8 @@ class RankSimulation {
     const CollectiveOption& option =
         CollectiveModel::Best(collectives_.Options(kind, subgroups), payload);
     std::vector<LinkUse> uses;
-    for (const LinkLoad& load : option.loads) {
+    for (const LinkLoad& load :
+         collectives_.Loads(kind, subgroups, option.algorithm)) {
       const Link& link = cluster_.links[load.link.index()];
       const double share =
           load.bytes_per_payload_byte * static_cast<double>(payload.value) /

@@ -73,10 +73,11 @@ TEST(CollectiveModel, RingByHand) {
                 (1.5 + protocol.own_copy / 4) / nvlink.bandwidth.value /
                     protocol.fraction,
                 1e-20);
-    ASSERT_EQ(ring.loads.size(), 8u);  // four links, both directions
-    for (const LinkLoad& load : ring.loads) {
-      EXPECT_NEAR(load.bytes_per_payload_byte, 1.5, 1e-12);
-    }
+  }
+  const auto& loads = model.Loads(CommKind::kAllReduce, groups, "ring");
+  ASSERT_EQ(loads.size(), 8u);  // four links, both directions
+  for (const LinkLoad& load : loads) {
+    EXPECT_NEAR(load.bytes_per_payload_byte, 1.5, 1e-12);
   }
   EXPECT_EQ(&options, &model.Options(CommKind::kAllReduce, groups));
 }
