@@ -27,6 +27,25 @@ Round EveryPair(int n, bool receivers_chunk, bool reduce) {
   return round;
 }
 
+// More ranks than kMostExact have pairs by the million, all alike: each rank
+// sends to kSample others in place of all. They are the same steps ahead of
+// every rank, so that all receive alike, and steps of no whole number of hosts,
+// so that all pairs of places in a host are among them.
+constexpr int kMostExact = 1024;
+constexpr int kSample = 255;
+Round SampledPairs(int n) {
+  Round round;
+  round.modulus = n;
+  for (int from = 0; from < n; ++from) {
+    for (int i = 0; i < kSample; ++i) {
+      const auto ahead = 1 + static_cast<int>(int64_t{i} * (n - 1) / kSample);
+      round.sends.push_back(
+          {.from = from, .to = (from + ahead) % n, .first = i});
+    }
+  }
+  return round;
+}
+
 }  // namespace
 
 bool DirectApplies(CommKind kind, const CollectiveGroup& group) {
@@ -41,6 +60,11 @@ Rounds DirectRounds(CommKind kind, const CollectiveGroup& group) {
   std::iota(out.owner.begin(), out.owner.end(), 0);
   if (IsExchange(kind)) {
     out.own_share = 1.0 / n;
+    if (n > kMostExact) {
+      out.chunks = kSample + 1;
+      out.rounds.push_back(SampledPairs(n));
+      return out;
+    }
     out.rounds.push_back(EveryPair(n, true, false));
     return out;
   }

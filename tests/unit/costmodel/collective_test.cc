@@ -82,6 +82,23 @@ TEST(CollectiveModel, RingByHand) {
   EXPECT_EQ(&options, &model.Options(CommKind::kAllReduce, groups));
 }
 
+// Of 1,024 ranks every pair is replayed, of 1,032 a sample: between so many
+// hosts a byte takes as long, but for the 7 of 1,023 or 1,031 that stay within.
+TEST(CollectiveModel, LargeExchangesAreSampledEvenly) {
+  for (const char* network : {"", "@fat-tree"}) {
+    std::vector<double> seconds;
+    for (const int nodes : {128, 129}) {
+      const Cluster cluster =
+          *MakeCluster("dgx-h100:" + std::to_string(nodes) + network);
+      const CollectiveModel model(cluster);
+      const std::vector<std::vector<DeviceId>> all = {Range(0, 8 * nodes)};
+      seconds.push_back(
+          model.Options(CommKind::kAllToAll, all)[0].seconds_per_byte);
+    }
+    EXPECT_NEAR(seconds[1] / seconds[0], 1, 0.02) << network;
+  }
+}
+
 // Sums in the switch, by hand: into it goes the whole buffer and out of it a
 // quarter, then the other way round: 5/4 of the buffer each way. Two steps.
 TEST(CollectiveModel, SumsInTheSwitchByHand) {
