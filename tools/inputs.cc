@@ -15,6 +15,7 @@
 #include "planner/io/graph_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/importer.h"
+#include "planner/io/onnx.h"
 #include "planner/io/plan_io.h"
 #include "planner/io/zoo.h"
 #include "planner/plan/strategy.h"
@@ -34,7 +35,9 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
   if (!IsGraphFile(options.model)) {
     if (!import.dtype) import.dtype = DefaultDType(cluster);
     TESSERA_RETURN_IF_ERROR(CheckReadable(options.model));
-    const char* missing = import.global_batch == 0 ? "--global-batch N"
+    // An ONNX file may fix its sizes, too.
+    const char* missing = IsOnnx(options.model)      ? nullptr
+                          : import.global_batch == 0 ? "--global-batch N"
                           : import.seq_len == 0 && !IsOfImages(options.model)
                               ? "--seq-len N"
                               : nullptr;

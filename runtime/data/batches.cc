@@ -54,6 +54,10 @@ template <typename RowAt>
 LoadInput LoadRows(RowAt row_at) {
   return [row_at](const Tensor& tensor, const LocalTensor& block,
                   int64_t first_sample) -> Result<void> {
+    if (block.shape.size() != 2 || block.dtype != DType::kInt32) {
+      return InvalidInput("rows of tokens have one number for each place",
+                          "input '" + tensor.name + "'");
+    }
     int32_t* out = block.as<int32_t>();
     const auto width = static_cast<size_t>(block.shape[1]);
     for (int64_t i = 0; i < block.shape[0]; ++i, out += width) {
