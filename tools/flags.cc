@@ -290,6 +290,8 @@ std::span<const Flag> Flags() {
       {"--from", "FILE",
        "start from a plan that was made for another cluster of the same model",
        SetText<&Options::from>},
+      {"--resume", "", "start from the plan that the file of -o holds, too",
+       SetTrue<&Options::resume>},
       {"--confirm", "K",
        "price the best K plans again with the time lost on shared links "
        "(default: 3; 0: none)",
@@ -379,7 +381,8 @@ std::span<const Flag> Flags() {
        "be given several times: every combination is predicted",
        AddText<&Options::vary>, true},
       {"--set", "PATH=VALUE",
-       "set a field, such as model.layers or model.KEY of the config.json, or a "
+       "set a field, such as model.layers or model.KEY of the config.json, or "
+       "a "
        "dimension of an ONNX file by its symbol; may be given several times",
        AddText<&Options::set>, true},
       {"--fail", "PART",
