@@ -77,8 +77,8 @@ struct OnnxModel {
   std::vector<std::string> outputs;
 };
 
-// kInvalidInput where the file is none, is cut off, or has no graph or no
-// standard opset. `where` is the path.
+// kInvalidInput where the file is none, is cut off, has no graph or no standard
+// opset, or names that are not printable. `where` is the path.
 Result<OnnxModel> ReadOnnxFile(const std::string& path);
 
 }  // namespace tessera

@@ -87,6 +87,43 @@ std::vector<double> FromRaw(const std::string& raw, int type) {
   }
 }
 
+// Whether a name is printable text in UTF-8.
+bool IsText(const std::string& text) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto first = static_cast<unsigned char>(text[i]);
+    if (first < 0x20 || first == 0x7f || first > 0xf4 ||
+        (first >= 0x80 && first < 0xc2)) {
+      return false;
+    }
+    const int more = first < 0x80 ? 0 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3;
+    for (int j = 0; j < more; ++j) {
+      if (++i == text.size() || (text[i] & 0xc0) != 0x80) return false;
+    }
+  }
+  return true;
+}
+
+bool AllText(const std::vector<std::string>& texts) {
+  return std::ranges::all_of(texts, IsText);
+}
+
+bool HasReadableNames(const OnnxModel& model) {
+  const auto readable = [](const OnnxNode& node) {
+    return IsText(node.name) && IsText(node.op) && AllText(node.inputs) &&
+           AllText(node.outputs);
+  };
+  return std::ranges::all_of(model.nodes, readable) &&
+         std::ranges::all_of(model.initializers, IsText, &OnnxTensor::name) &&
+         std::ranges::all_of(model.inputs,
+                             [](const OnnxInput& input) {
+                               return IsText(input.name) &&
+                                      std::ranges::all_of(
+                                          input.dims, IsText,
+                                          &OnnxDimension::symbol);
+                             }) &&
+         AllText(model.outputs);
+}
+
 OnnxTensor FromProto(proto::onnx::Tensor& from) {
   OnnxTensor tensor;
   tensor.name = from.name();
@@ -222,6 +259,9 @@ Result<OnnxModel> ReadOnnxFile(const std::string& path) {
   }
   for (const proto::onnx::ValueInfo& output : file.graph().output()) {
     model.outputs.push_back(output.name());
+  }
+  if (!HasReadableNames(model)) {
+    return InvalidInput("has names that are not UTF-8", path);
   }
   return model;
 }

@@ -61,7 +61,7 @@ size_t PlaceOf(const Shape& from, const Shape& index) {
 }
 
 Error TooLarge() {
-  return InvalidInput("its constant result is too large");
+  return {ErrorCode::kInfeasible, "its constant result is too large", ""};
 }
 Error Misfit() {
   return InvalidInput("its constant operands do not fit");
@@ -281,6 +281,80 @@ Folded Trilu(const OnnxNode& node, Operands operands) {
   return std::optional(std::move(y));
 }
 
+Folded CumSum(const OnnxNode& node, Operands operands) {
+  OnnxConstant y = *operands[0];
+  const int64_t axis = operands.size() == 2 && operands[1] != nullptr &&
+                               operands[1]->values.size() == 1
+                           ? AxisOf(operands[1]->Ints()[0], y.shape.size())
+                           : -1;
+  if (axis < 0 || node.Int("exclusive", 0) != 0 ||
+      node.Int("reverse", 0) != 0) {
+    return Misfit();
+  }
+  const auto at = static_cast<size_t>(axis);
+  const auto stride = static_cast<size_t>(Strides(y.shape)[at]);
+  ForEachIndex(y.shape, [&](size_t i, const Shape& index) {
+    if (index[at] > 0) y.values[i] += y.values[i - stride];
+  });
+  return std::optional(std::move(y));
+}
+
+// Without batch dimensions.
+Folded GatherNd(const OnnxNode& node, Operands operands) {
+  const OnnxConstant& x = *operands[0];
+  const OnnxConstant& places = *operands[1];
+  if (node.Int("batch_dims", 0) != 0 || places.shape.empty()) return Misfit();
+  const int64_t depth = places.shape.back();
+  if (depth < 1 || depth > std::ssize(x.shape)) return Misfit();
+  OnnxConstant y = {
+      {places.shape.begin(), places.shape.end() - 1}, {}, x.is_float};
+  y.shape.insert(y.shape.end(), x.shape.begin() + depth, x.shape.end());
+  if (!OnnxElements(y.shape)) return TooLarge();
+  const Shape strides = Strides(x.shape);
+  const std::vector<int64_t> ids = places.Ints();
+  const int64_t inner = strides[static_cast<size_t>(depth) - 1];
+  for (size_t i = 0; i < ids.size(); i += static_cast<size_t>(depth)) {
+    int64_t from = 0;
+    for (size_t d = 0; d < static_cast<size_t>(depth); ++d) {
+      const int64_t id = ids[i + d] < 0 ? ids[i + d] + x.shape[d] : ids[i + d];
+      if (id < 0 || id >= x.shape[d]) return Misfit();
+      from += id * strides[d];
+    }
+    y.values.insert(y.values.end(), x.values.begin() + from,
+                    x.values.begin() + from + inner);
+  }
+  return std::optional(std::move(y));
+}
+
+Folded GatherElements(const OnnxNode& node, Operands operands) {
+  const OnnxConstant& x = *operands[0];
+  const OnnxConstant& ids = *operands[1];
+  const int64_t axis = AxisOf(node.Int("axis", 0), x.shape.size());
+  if (axis < 0 || ids.shape.size() != x.shape.size()) return Misfit();
+  for (size_t d = 0; d < x.shape.size(); ++d) {
+    if (static_cast<int64_t>(d) != axis && ids.shape[d] > x.shape[d]) {
+      return Misfit();
+    }
+  }
+  const auto at = static_cast<size_t>(axis);
+  const Shape strides = Strides(x.shape);
+  const std::vector<int64_t> places = ids.Ints();
+  OnnxConstant y = {ids.shape, {}, x.is_float};
+  bool fits = true;
+  ForEachIndex(ids.shape, [&](size_t i, const Shape& index) {
+    const int64_t place = places[i] < 0 ? places[i] + x.shape[at] : places[i];
+    fits = fits && place >= 0 && place < x.shape[at];
+    if (!fits) return;
+    int64_t from = place * strides[at];
+    for (size_t d = 0; d < index.size(); ++d) {
+      if (d != at) from += index[d] * strides[d];
+    }
+    y.values.push_back(x.values[static_cast<size_t>(from)]);
+  });
+  if (!fits) return Misfit();
+  return std::optional(std::move(y));
+}
+
 Folded Product(const OnnxNode& node, const OnnxConstant& x) {
   // Of all elements, as it stands in computations of sizes.
   double product = 1;
@@ -399,6 +473,13 @@ Result<std::optional<OnnxConstant>> FoldOnnx(
     return given(1) ? Expand(x, operands[1]->Ints()) : Misfit();
   }
   if (node.op == "ConstantOfShape") return ConstantOfShape(node, x);
+  if (node.op == "CumSum") return CumSum(node, operands);
+  if (node.op == "GatherND") {
+    return given(1) ? GatherNd(node, operands) : Misfit();
+  }
+  if (node.op == "GatherElements") {
+    return given(1) ? GatherElements(node, operands) : Misfit();
+  }
   if (node.op == "Trilu") return Trilu(node, operands);
   if (node.op == "ReduceProd") return Product(node, x);
   if (node.op == "Identity") return std::optional(x);

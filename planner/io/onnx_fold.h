@@ -25,7 +25,7 @@ struct OnnxConstant {
 };
 
 // Larger ones are not computed.
-inline constexpr int64_t kMostOnnxValues = int64_t{1} << 22;
+inline constexpr int64_t kMostOnnxValues = int64_t{1} << 20;
 
 // The elements of a shape, or nothing where an extent is negative or they are
 // more than kMostOnnxValues.
@@ -42,7 +42,7 @@ std::optional<double> ApplyOnnx(const std::string& op, double x, double y,
 
 // The first result of a node of constants; null stands for an operand that is
 // left out. Nothing where its operator is not one that is computed here; an
-// error where its operands do not fit.
+// error where its operands do not fit, kInfeasible where it is too large.
 Result<std::optional<OnnxConstant>> FoldOnnx(
     const OnnxNode& node, std::span<const OnnxConstant* const> operands);
 

@@ -25,6 +25,7 @@ constexpr Column kColumns[] = {
     {"next_sentence", &BatchRow::next_sentence},
     {"source", &BatchRow::source},
     {"source_positions", &BatchRow::source_positions},
+    {"zeros", &BatchRow::zeros},
 };
 
 Result<void> CopyColumns(const BatchRow& row, const std::string& input,
@@ -248,6 +249,7 @@ Result<BatchRow> Batches::Row(int64_t row, uint64_t key) const {
   }
   const int64_t n = options_.seq_len;
   BatchRow out;
+  out.zeros.assign(static_cast<size_t>(n), 0);
   for (auto* list :
        {&out.tokens, &out.labels, &out.positions, &out.mask_positions}) {
     list->reserve(static_cast<size_t>(n));

@@ -23,6 +23,18 @@ json 'all(abs(a - b) <= 1e-4 for a, b in zip(
   j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))' \
   "$work/split.json" >/dev/null
 
+gpt2=(--model "$onnx/gpt2.onnx" --global-batch 8 --seq-len 16)
+"$tessera" run "${gpt2[@]}" "${text[@]}" --steps 2 --nproc 8 \
+  --strategy pp=2,tp=2,cp=2 --json >"$work/split.json" 2>"$work/stderr"
+"$tessera" run "${gpt2[@]}" "${text[@]}" --steps 2 --json \
+  >"$work/one.json" 2>"$work/stderr"
+json 'all(abs(a - b) <= 1e-4 for a, b in zip(
+  j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))' \
+  "$work/split.json" >/dev/null
+"$tessera" run --model "$onnx/vit.onnx" --global-batch 8 --steps 1 --nproc 4 \
+  --strategy dp=2,tp=2 --json >"$work/vit.json" 2>"$work/stderr"
+json 'len(j["losses"]) == 1' "$work/vit.json" >/dev/null
+
 fails 2 "dimension 'batch': is open: needs --global-batch N" simulate \
   --model "$onnx/mlp.onnx" --cluster local-cpu:1
 head -c 9000 "$onnx/mlp.onnx" >"$work/cut.onnx"

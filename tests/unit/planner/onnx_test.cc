@@ -49,19 +49,35 @@ std::set<std::string> OpsOf(const Graph& graph) {
 
 // Counted by layers: weights and biases, two numbers a channel for norms.
 TEST(OnnxFiles, HaveTheParametersOfTheirModels) {
+  constexpr int64_t kHidden = 16;
+  constexpr int64_t kNorm = 2 * kHidden;
+  const auto dense = [](int64_t in, int64_t out) { return in * out + out; };
+  // Queries, keys, values and output, an MLP and two norms.
+  const auto layer = [&](int64_t inner) {
+    return 4 * dense(kHidden, kHidden) + dense(kHidden, inner) +
+           dense(inner, kHidden) + 2 * kNorm;
+  };
   const std::pair<const char*, int64_t> models[] = {
       {"mlp", 192 * 32 + 32 + 3 * (32 * 32 + 32) + 32 * 10 + 10},
-      {"residual", 3 * 8 * 9 + 2 * 8                         // stem
-                       + 2 * (8 * 8 * 9 + 2 * 8)             // layer1
-                       + 8 * 16 * 9 + 16 * 16 * 9 + 8 * 16   // layer2
-                       + 3 * 2 * 16                          // its norms
-                       + 16 * 10 + 10},                      // fc
-      {"inception", 3 * 8 * 9 + 8 + 8 * 4 + 4                // stem, one
-                        + 8 * 4 + 4 + 4 * 6 * 9 + 6          // three
-                        + 8 * 4 * 5 + 4 + 4 * 6 * 5 + 6      // wide
-                        + 8 * 4 + 4 + 20 * 9 * 10 + 10},     // pooled, fc
-      {"tokens-dynamo", 2 * 256 * 16 + 2 * 16                // tables, norm
-                            + 16 * 32 + 32 + 32 * 16 + 16},  // up, down
+      {"residual", 3 * 8 * 9 + 2 * 8                        // stem
+                       + 2 * (8 * 8 * 9 + 2 * 8)            // layer1
+                       + 8 * 16 * 9 + 16 * 16 * 9 + 8 * 16  // layer2
+                       + 3 * 2 * 16                         // its norms
+                       + 16 * 10 + 10},                     // fc
+      {"inception", 3 * 8 * 9 + 8 + 8 * 4 + 4               // stem, one
+                        + 8 * 4 + 4 + 4 * 6 * 9 + 6         // three
+                        + 8 * 4 * 5 + 4 + 4 * 6 * 5 + 6     // wide
+                        + 8 * 4 + 4 + 20 * 9 * 10 + 10},    // pooled, fc
+      {"tokens-dynamo", 2 * 256 * 16 + 2 * 16               // tables, norm
+                            + 16 * 32 + 32 + 32 * 16 + 16},
+      {"gpt2",
+       256 * kHidden + 32 * kHidden + 2 * layer(64) + kNorm + kHidden * 256},
+      // Tokens, places and segments; the head has a layer of its own.
+      {"bert", (256 + 32 + 2) * kHidden + kNorm + 2 * layer(32) +
+                   dense(kHidden, kHidden) + kNorm + dense(kHidden, 256)},
+      // A class token, places, and patches of 3x4x4.
+      {"vit", kHidden + 17 * kHidden + dense(3 * 4 * 4, kHidden) +
+                  2 * layer(32) + kNorm + dense(kHidden, 10)},  // up, down
   };
   for (const auto& [name, parameters] : models) {
     const auto graph = ImportModel(Fixture(name), Options(4, 16));
@@ -83,6 +99,51 @@ TEST(OnnxFiles, ElementwiseFunctionsAreRecognised) {
   EXPECT_THAT(OpsOf(*tokens),
               ElementsAre("add", "count_labels", "cross_entropy", "embedding",
                           "gelu", "layer_norm", "linear"));
+}
+
+// Attention is found among products, masks and a softmax; its heads and the
+// fused projection of queries, keys and values are taken apart.
+TEST(OnnxFiles, AttentionIsRecognised) {
+  for (const auto& [name, op] : {std::pair("gpt2", "attention"),
+                                 std::pair("bert", "attention_bidirectional"),
+                                 std::pair("vit", "attention_bidirectional")}) {
+    const auto graph = ImportModel(Fixture(name), Options(4, 16));
+    ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+    const int64_t places = std::string(name) == "vit" ? 17 : 16;
+    EXPECT_EQ(graph->seq_len, places);
+    int found = 0;
+    for (const Node& node : graph->nodes) {
+      if (node.op->op_class != OpClass::kAttention) continue;
+      ++found;
+      EXPECT_EQ(node.op->name, op);
+      // 16 features of 4 heads: scores are divided by the root of 4.
+      EXPECT_NEAR(node.attribute("scale"), 0.5, 1e-6);
+      EXPECT_EQ(graph->tensor(node.operands[0]).shape,
+                (Shape{4, places, 4, 1, 4}));
+      EXPECT_EQ(graph->tensor(node.operands[1]).shape,
+                (Shape{4, places, 4, 4}));
+    }
+    EXPECT_EQ(found, 2) << name;
+    // Blocks are the halves of layers: equal but for names.
+    const std::vector<int> classes = BlockClasses(*graph);
+    EXPECT_LT(std::set<int>(classes.begin(), classes.end()).size(),
+              classes.size())
+        << name;
+  }
+}
+
+// Masks of a whole batch would be larger than the model.
+TEST(OnnxFiles, MasksOfLargeBatchesAreReadFromSmallOnes) {
+  const auto graph = ImportModel(Fixture("gpt2"), Options(1 << 20, 32));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  EXPECT_THAT(OpsOf(*graph),
+              ElementsAre("add", "attention", "count_labels", "cross_entropy",
+                          "embedding", "gelu", "layer_norm", "linear"));
+  const auto longer = ImportModel(Fixture("gpt2"), Options(4, 33));
+  ASSERT_FALSE(longer.has_value());
+  EXPECT_THAT(longer.error().ToString(),
+              HasSubstr("has a row for each of 32 places: the sequence has "
+                        "33"));
 }
 
 // A block ends where one tensor goes on: behind residuals and branches.
@@ -270,13 +331,78 @@ Parts SmallCnn() {
           NodeOf("Softmax", "softmax", {"z"}, "logits")}};
 }
 
+// One layer of attention to all or to earlier keys, on 6 tokens.
+Parts SmallAttention(bool causal) {
+  std::vector<int64_t> seen;
+  for (int64_t row = 0; row < 6; ++row) {
+    for (int64_t column = 0; column < 6; ++column) {
+      seen.push_back(!causal || column <= row ? 1 : 0);
+    }
+  }
+  const auto order = [](std::initializer_list<int64_t> dims) {
+    Message perm = Message().Text(1, "perm");
+    for (int64_t d : dims) perm.Number(8, d);
+    return perm;
+  };
+  const Message hidden =
+      Message()
+          .Number(2, 1)
+          .Text(8, "hidden")
+          .Text(9, std::string("\x00\x00\x80\xff", 4));  // minus infinity
+  return {
+      .inputs = {InputOf("ids", 7, {"n", "s"})},
+      .weights = {WeightOf("table", {9, 8}), WeightOf("w", {8, 24}),
+                  WeightOf("o", {8, 8}), WeightOf("out", {8, 9}),
+                  IntsOf("heads", {0, 0, 2, 4}), IntsOf("whole", {0, 0, 8}),
+                  IntsOf("mask_flat", seen), IntsOf("mask_shape", {6, 6}),
+                  hidden},
+      .nodes = {NodeOf("Gather", "lookup", {"table", "ids"}, "x"),
+                NodeOf("MatMul", "qkv", {"x", "w"}, "y"),
+                Message()
+                    .Text(1, "y")
+                    .Text(2, "q0")
+                    .Text(2, "k0")
+                    .Text(2, "v0")
+                    .Text(3, "split")
+                    .Text(4, "Split")
+                    .Add(5, IntAttribute("axis", 2))
+                    .Add(5, IntAttribute("num_outputs", 3)),
+                NodeOf("Reshape", "q1", {"q0", "heads"}, "q1"),
+                NodeOf("Reshape", "k1", {"k0", "heads"}, "k1"),
+                NodeOf("Reshape", "v1", {"v0", "heads"}, "v1"),
+                NodeOf("Transpose", "q2", {"q1"}, "q2", {order({0, 2, 1, 3})}),
+                NodeOf("Transpose", "k2", {"k1"}, "k2", {order({0, 2, 3, 1})}),
+                NodeOf("Transpose", "v2", {"v1"}, "v2", {order({0, 2, 1, 3})}),
+                NodeOf("MatMul", "scores", {"q2", "k2"}, "s0"),
+                NodeOf("Reshape", "mask", {"mask_flat", "mask_shape"}, "m"),
+                NodeOf("Where", "masked", {"m", "s0", "hidden"}, "s1"),
+                NodeOf("Softmax", "softmax", {"s1"}, "p"),
+                NodeOf("MatMul", "attend", {"p", "v2"}, "a0"),
+                NodeOf("Transpose", "a1", {"a0"}, "a1", {order({0, 2, 1, 3})}),
+                NodeOf("Reshape", "a2", {"a1", "whole"}, "a2"),
+                NodeOf("MatMul", "project", {"a2", "o"}, "r"),
+                NodeOf("MatMul", "head", {"r", "out"}, "logits")}};
+}
+
+TEST(Onnx, MasksAreCausalOrOfNothing) {
+  for (const bool causal : {true, false}) {
+    const auto graph =
+        ImportBytes(BytesOf(SmallAttention(causal)), Options(4, 6));
+    ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+    EXPECT_EQ(OpsOf(*graph).contains("attention"), causal);
+    EXPECT_EQ(OpsOf(*graph).contains("attention_bidirectional"), !causal);
+    // The projection is one layer each for queries, keys and values.
+    EXPECT_EQ(ParameterCount(*graph), 2 * 9 * 8 + 3 * 8 * 8 + 8 * 8);
+  }
+}
+
 TEST(Onnx, ProductAndBiasAreOneLayer) {
   const auto graph = ImportBytes(BytesOf(SmallMlp()), Options(4));
   ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
   EXPECT_EQ(ParameterCount(*graph), 6 * 5 + 5 + 5 * 3);
   EXPECT_EQ(graph->nodes[0].name, "first");
   // Weights are (out, in), and features are images of one pixel.
-  EXPECT_EQ(graph->nodes[0].rule.ToString(), "bchw,ochw+o->bo");
+  EXPECT_EQ(graph->nodes[0].rule.ToString(), "bchw,fchw+f->bf");
   EXPECT_EQ(graph->tensor(graph->nodes[0].operands[1]).shape,
             (Shape{5, 6, 1, 1}));
 }
@@ -365,18 +491,19 @@ TEST(Onnx, TheOutputIsChosen) {
 
 // Never a crash, and where the file still is one, a graph without flaws.
 TEST(Onnx, BrokenFilesAreErrors) {
-  for (const Parts& parts : {SmallMlp(), SmallCnn()}) {
+  const ImportOptions options = Options(4, 6);
+  for (const Parts& parts : {SmallMlp(), SmallCnn(), SmallAttention(true)}) {
     const std::string bytes = BytesOf(parts);
-    ASSERT_TRUE(ImportBytes(bytes, Options(4)).has_value());
+    ASSERT_TRUE(ImportBytes(bytes, options).has_value());
     for (size_t size = 0; size < bytes.size(); ++size) {
-      EXPECT_FALSE(ImportBytes(bytes.substr(0, size), Options(4)).has_value())
+      EXPECT_FALSE(ImportBytes(bytes.substr(0, size), options).has_value())
           << size;
     }
     for (size_t i = 0; i < bytes.size(); ++i) {
-      for (const int flip : {1, 2, 4, 16, 64, 128, 255}) {
+      for (const int flip : {1, 16, 255}) {
         std::string broken = bytes;
         broken[i] = static_cast<char>(broken[i] ^ flip);
-        const auto graph = ImportBytes(broken, Options(4));
+        const auto graph = ImportBytes(broken, options);
         EXPECT_TRUE(!graph || Validate(*graph).empty()) << i << " " << flip;
       }
     }
@@ -384,7 +511,8 @@ TEST(Onnx, BrokenFilesAreErrors) {
 }
 
 TEST(Onnx, TruncatedFixturesAreErrors) {
-  for (const char* name : {"mlp", "residual", "inception", "tokens-dynamo"}) {
+  for (const char* name : {"mlp", "residual", "inception", "tokens-dynamo",
+                           "gpt2", "bert", "vit"}) {
     const auto bytes = ReadFile(Fixture(name));
     ASSERT_TRUE(bytes.has_value());
     for (size_t size = 0; size < bytes->size(); size += 499) {
