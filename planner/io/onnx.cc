@@ -157,8 +157,12 @@ bool IsOnnx(const std::string& path) {
   return path.ends_with(".onnx");
 }
 
-std::vector<std::string_view> OnnxOperators() {
-  return Names(Walk::Rows());
+std::vector<OnnxOperator> OnnxOperators() {
+  std::vector<OnnxOperator> operators;
+  for (const Walk::Row& row : Walk::Rows()) {
+    operators.push_back({row.name, row.summary});
+  }
+  return operators;
 }
 
 Result<Graph> ImportOnnx(const std::string& path,

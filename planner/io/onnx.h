@@ -18,8 +18,13 @@ namespace tessera {
 // The importer's row: a file whose name ends in ".onnx".
 bool IsOnnx(const std::string& path);
 
-// The operators that nodes may have, besides those that only compute constants.
-std::vector<std::string_view> OnnxOperators();
+// Operators that nodes may have, besides elementwise ones (docs/models.md) and
+// those that only compute constants.
+struct OnnxOperator {
+  std::string_view name;
+  std::string_view summary;  // what becomes of it
+};
+std::vector<OnnxOperator> OnnxOperators();
 
 // The graph of the file at `path`, with the mean cross-entropy of its output
 // over integer labels. Overrides are "output" (its name; default: the last one)

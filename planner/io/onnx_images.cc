@@ -7,13 +7,36 @@
 
 namespace tessera::onnx {
 
+namespace {
+
+// Whether the channels of images are (groups, channels of a group).
+bool InGroups(const Activation& x) {
+  return x.dims[1].size() == 2;
+}
+
+// Their letters in rules.
+std::string ChannelsOf(const Activation& x) {
+  return InGroups(x) ? "gc" : "c";
+}
+
+// The images [samples, channels, height, width].
+Activation ImagesOf(TensorId tensor, std::vector<Dim> dims) {
+  Activation x;
+  x.tensor = tensor;
+  x.own = Flatten(dims);
+  x.dims = std::move(dims);
+  return x;
+}
+
+}  // namespace
+
 Result<Activation> Walk::Image(const OnnxNode& node, size_t i) {
   TESSERA_TRY(Activation x, Computed(node, i));
   TESSERA_TRY(x, Materialise(std::move(x)));
-  const bool image =
-      x.dims.size() == 4 && x.own.size() == 4 &&
-      std::ranges::all_of(x.dims, [](const Dim& d) { return d.size() == 1; }) &&
-      SameAtoms(Flatten(x.dims), x.own);
+  const bool image = x.dims.size() == 4 && x.dims[0].size() == 1 &&
+                     x.dims[2].size() == 1 && x.dims[3].size() == 1 &&
+                     (x.dims[1].size() == 1 || InGroups(x)) &&
+                     SameAtoms(Flatten(x.dims), x.own);
   if (image) return x;
   return InvalidInput(
       "expected images, [samples, channels, height, width], found " +
@@ -79,8 +102,8 @@ Result<void> Walk::Pool(const OnnxNode& node, std::string_view op,
         "dilations, indices and column-major order are not "
         "supported");
   }
-  TESSERA_TRY(const Places y, Window(node, 0, x.own[2].extent, window[0], 1));
-  TESSERA_TRY(const Places z, Window(node, 1, x.own[3].extent, window[1], 1));
+  TESSERA_TRY(const Places y, Window(node, 0, Extent(x.dims[2]), window[0], 1));
+  TESSERA_TRY(const Places z, Window(node, 1, Extent(x.dims[3]), window[1], 1));
   const std::string name = NameOf(node);
   TESSERA_TRY(const Atom height, Whole(AtomOf(node, "h"), y.count, 'h'));
   TESSERA_TRY(const Atom width, Whole(AtomOf(node, "w"), z.count, 'w'));
@@ -92,12 +115,12 @@ Result<void> Walk::Pool(const OnnxNode& node, std::string_view op,
                            {"stride_width", Number(strides[1])},
                            {"window_height", Number(window[0])},
                            {"window_width", Number(window[1])}});
-  Activation result;
-  result.tensor = builder_.Add1(op, Unique(name), {x.tensor}, "bch!w!->bcyx",
-                                std::move(more));
-  result.own = {x.own[0], x.own[1], height, width};
-  for (const Atom& atom : result.own) result.dims.push_back({atom});
-  Set(node, ActivationValue(std::move(result)));
+  const std::string rows = "b" + ChannelsOf(x);
+  const TensorId result =
+      builder_.Add1(op, Unique(name), {x.tensor}, rows + "h!w!->" + rows + "yx",
+                    std::move(more));
+  Set(node, ActivationValue(
+                ImagesOf(result, {x.dims[0], x.dims[1], {height}, {width}})));
   return {};
 }
 
@@ -206,80 +229,103 @@ Result<void> Walk::Convolution(const OnnxNode& node) {
     set(*patches_->turned, {sizes_.batch, side * side, features});
     return {};
   }
-  TESSERA_TRY(const Activation x, Image(node, 0));
+  TESSERA_TRY(Activation x, Image(node, 0));
   const Value& w = In(node, 1);
   const Shape shape = ShapeOf(w);
   const int64_t groups = node.Int("group", 1);
+  const int64_t read = Extent(x.dims[1]);
   const std::vector<int64_t> dilations = node.Ints("dilations", {1, 1});
   if (!w.Is(Value::Kind::kWeight) || shape.size() != 4 ||
       dilations.size() != 2) {
     return InvalidInput(
-        "expected a window in two dimensions, a tensor of the "
-        "file");
+        "expected a window in two dimensions, a tensor of the file");
   }
   if (groups < 1 || shape[0] < 1 || shape[1] < 1 || shape[0] % groups != 0 ||
-      x.own[1].extent % groups != 0 || shape[1] != x.own[1].extent / groups) {
-    return InvalidInput("reads " + std::to_string(x.own[1].extent) +
+      read % groups != 0 || shape[1] != read / groups) {
+    return InvalidInput("reads " + std::to_string(read) +
                         " channels: its weight has " + TextOf(shape) + " in " +
                         std::to_string(groups) + " groups");
   }
   TESSERA_TRY(const Places y,
-              Window(node, 0, x.own[2].extent, shape[2], dilations[0]));
+              Window(node, 0, Extent(x.dims[2]), shape[2], dilations[0]));
   TESSERA_TRY(const Places z,
-              Window(node, 1, x.own[3].extent, shape[3], dilations[1]));
-  if (groups > 1) {
-    return InvalidInput(
-        "groups are not supported: a group of channels would "
-        "be a dimension of its own");
-  }
+              Window(node, 1, Extent(x.dims[3]), shape[3], dilations[1]));
   const std::string name = NameOf(node);
-  TESSERA_TRY(const Atom channels, Whole(AtomOf(node, "c"), shape[0], 'c'));
+  Dim channels = atoms_.Make(AtomOf(node, "c"), shape[0], 'c');
+  const bool grouped = groups > 1;
+  if (grouped) {
+    // Both sides have the groups as a dimension of their own.
+    if (!InGroups(x)) {
+      const Atom whole = x.dims[1][0];
+      x.dims[1] = atoms_.Split(whole, groups);
+      ReplaceIn(x.own, whole, x.dims[1]);
+    }
+    if (channels.size() == 1) channels = atoms_.Split(channels[0], groups);
+  }
+  const auto fits = [&](const Dim& dim) {
+    return dim.size() <= 2 &&
+           (!grouped || (dim.size() == 2 && dim[0].extent == groups));
+  };
+  if (!fits(x.dims[1]) || !fits(channels)) {
+    return InvalidInput(
+        "its groups of channels are not those of its neighbours");
+  }
   TESSERA_TRY(const Atom height, Whole(AtomOf(node, "h"), y.count, 'h'));
   TESSERA_TRY(const Atom width, Whole(AtomOf(node, "w"), z.count, 'w'));
+  const std::string in = ChannelsOf(x);
+  const std::string out = channels.size() == 1 ? "o" : grouped ? "gn" : "pn";
+  Shape window = ExtentsOf(channels);
+  const Shape made = window;
+  for (const Atom& atom : std::span(x.dims[1]).subspan(grouped ? 1 : 0)) {
+    window.push_back(atom.extent);
+  }
+  window.insert(window.end(), {shape[2], shape[3]});
   // He et al. (2015), over the outputs.
-  const double stddev =
-      std::sqrt(2 / (Number(shape[0]) * Number(shape[2]) * Number(shape[3])));
-  TESSERA_TRY(const TensorId weight, Weight(w, {0, 1, 2, 3}, shape, stddev));
+  const double stddev = std::sqrt(
+      2 / (Number(shape[0] / groups) * Number(shape[2]) * Number(shape[3])));
+  TESSERA_TRY(const TensorId weight, Weight(w, {0, 1, 2, 3}, window, stddev));
   std::vector<TensorId> operands = {x.tensor, weight};
+  std::string rule = "b" + in + "h!w!," + out + (grouped ? "c" : in) + "k!l!";
   if (Has(node, 2)) {
     if (ShapeOf(In(node, 2)) != Shape{shape[0]}) {
       return InvalidInput("its bias is not one number for each channel");
     }
-    TESSERA_TRY(const TensorId bias, Weight(In(node, 2), {0}, {shape[0]}, 0));
+    TESSERA_TRY(const TensorId bias, Weight(In(node, 2), {0}, made, 0));
     operands.push_back(bias);
+    rule += "+" + out;
   }
   const std::vector<int64_t> strides = node.Ints("strides", {1, 1});
-  Activation result;
-  result.tensor = builder_.Add1(
-      "conv2d", Unique(name), operands,
-      operands.size() == 3 ? "bch!w!,ock!l!+o->boyx" : "bch!w!,ock!l!->boyx",
-      {{"dilation_height", Number(dilations[0])},
-       {"dilation_width", Number(dilations[1])},
-       {"out_height", Number(y.count)},
-       {"out_width", Number(z.count)},
-       {"pad_left", Number(z.pad)},
-       {"pad_top", Number(y.pad)},
-       {"stride_height", Number(strides[0])},
-       {"stride_width", Number(strides[1])}});
-  result.own = {x.own[0], channels, height, width};
-  for (const Atom& atom : result.own) result.dims.push_back({atom});
-  Set(node, ActivationValue(std::move(result)));
+  const TensorId result =
+      builder_.Add1("conv2d", Unique(name), operands, rule + "->b" + out + "yx",
+                    {{"dilation_height", Number(dilations[0])},
+                     {"dilation_width", Number(dilations[1])},
+                     {"out_height", Number(y.count)},
+                     {"out_width", Number(z.count)},
+                     {"pad_left", Number(z.pad)},
+                     {"pad_top", Number(y.pad)},
+                     {"stride_height", Number(strides[0])},
+                     {"stride_width", Number(strides[1])}});
+  Set(node, ActivationValue(
+                ImagesOf(result, {x.dims[0], channels, {height}, {width}})));
   return {};
 }
 
 Result<void> Walk::BatchNorm(const OnnxNode& node) {
   TESSERA_TRY(Activation x, Image(node, 0));
-  const Shape channels = {x.own[1].extent};
-  if (ShapeOf(In(node, 1)) != channels || ShapeOf(In(node, 2)) != channels) {
+  const Shape all = {Extent(x.dims[1])};
+  if (ShapeOf(In(node, 1)) != all || ShapeOf(In(node, 2)) != all) {
     return InvalidInput(
-        "its scale or shift is not one number for each "
-        "channel");
+        "its scale or shift is not one number for each channel");
   }
-  TESSERA_TRY(const TensorId scale, Weight(In(node, 1), {0}, channels, 0, 1));
-  TESSERA_TRY(const TensorId shift, Weight(In(node, 2), {0}, channels, 0));
-  x.tensor = builder_.Add1("batch_norm", Unique(NameOf(node)),
-                           {x.tensor, scale, shift}, "bchw,c,c->bchw,c,c",
-                           {{"epsilon", node.Float("epsilon", 1e-5)}});
+  const Shape shape = ExtentsOf(x.dims[1]);
+  TESSERA_TRY(const TensorId scale, Weight(In(node, 1), {0}, shape, 0, 1));
+  TESSERA_TRY(const TensorId shift, Weight(In(node, 2), {0}, shape, 0));
+  const std::string c = ChannelsOf(x);
+  const std::string images = "b" + c + "hw";
+  x.tensor = builder_.Add1(
+      "batch_norm", Unique(NameOf(node)), {x.tensor, scale, shift},
+      images + "," + c + "," + c + "->" + images + "," + c + "," + c,
+      {{"epsilon", node.Float("epsilon", 1e-5)}});
   Set(node, ActivationValue(std::move(x)));
   return {};
 }
@@ -295,8 +341,10 @@ Result<void> Walk::AveragePool(const OnnxNode& node) {
 
 Result<void> Walk::MeanOfImage(const OnnxNode& node) {
   TESSERA_TRY(Activation x, Image(node, 0));
-  x.tensor = builder_.Add1("image_mean", Unique(NameOf(node)), {x.tensor});
-  x.own.resize(2);
+  const std::string rows = "b" + ChannelsOf(x);
+  x.tensor = builder_.Add1("image_mean", Unique(NameOf(node)), {x.tensor},
+                           rows + "hw->" + rows);
+  x.own.resize(rows.size());
   x.dims[2].clear();
   x.dims[3].clear();
   Set(node, ActivationValue(std::move(x)));
@@ -328,6 +376,7 @@ Result<void> Walk::Concat(const OnnxNode& node) {
   std::vector<Activation> parts;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     TESSERA_TRY(Activation x, Image(node, i));
+    if (InGroups(x)) return InvalidInput("joins channels in groups");
     const bool alike =
         parts.empty() || (x.own[0].extent == parts[0].own[0].extent &&
                           x.own[2].extent == parts[0].own[2].extent &&

@@ -753,32 +753,33 @@ Result<void> Walk::Binary(const OnnxNode& node, Activation x, Activation y) {
 
 std::span<const Walk::Row> Walk::Rows() {
   static constexpr Row kRows[] = {
-      {"AveragePool", &Walk::AveragePool},
-      {"BatchNormalization", &Walk::BatchNorm},
-      {"Cast", &Walk::Identity},
-      {"Concat", &Walk::Concat},
-      {"Conv", &Walk::Convolution},
-      {"Dropout", &Walk::Dropout},
-      {"Expand", &Walk::Expand},
-      {"Flatten", &Walk::Flat},
-      {"Gather", &Walk::Gather},
-      {"Gelu", &Walk::Gelu},
-      {"Gemm", &Walk::Gemm},
-      {"GlobalAveragePool", &Walk::GlobalAveragePool},
-      {"Identity", &Walk::Identity},
-      {"IsNaN", &Walk::IsNaN},
-      {"LayerNormalization", &Walk::LayerNorm},
-      {"LogSoftmax", &Walk::Softmax},
-      {"MatMul", &Walk::MatMul},
-      {"MaxPool", &Walk::MaxPool},
-      {"ReduceMean", &Walk::ReduceMean},
-      {"Reshape", &Walk::Reshape},
-      {"Softmax", &Walk::Softmax},
-      {"Split", &Walk::Split},
-      {"Squeeze", &Walk::Squeeze},
-      {"Transpose", &Walk::Transpose},
-      {"Unsqueeze", &Walk::Unsqueeze},
-      {"Where", &Walk::Where},
+      {"AveragePool", "average_pool", &Walk::AveragePool},
+      {"BatchNormalization", "batch_norm, of microbatches", &Walk::BatchNorm},
+      {"Cast", "nothing", &Walk::Identity},
+      {"Concat", "channels of images: concat_channels", &Walk::Concat},
+      {"Conv", "conv2d, or linear of patches", &Walk::Convolution},
+      {"Dropout", "dropout while training, else nothing", &Walk::Dropout},
+      {"Expand", "nothing, of tensors of the file", &Walk::Expand},
+      {"Flatten", "nothing", &Walk::Flat},
+      {"Gather", "rows of a table: embedding; a place of a sequence: select",
+       &Walk::Gather},
+      {"Gelu", "gelu or gelu_erf", &Walk::Gelu},
+      {"Gemm", "linear", &Walk::Gemm},
+      {"GlobalAveragePool", "image_mean", &Walk::GlobalAveragePool},
+      {"Identity", "nothing", &Walk::Identity},
+      {"IsNaN", "nothing, of a softmax", &Walk::IsNaN},
+      {"LayerNormalization", "layer_norm", &Walk::LayerNorm},
+      {"LogSoftmax", "a part of the loss", &Walk::Softmax},
+      {"MatMul", "linear, or a part of attention", &Walk::MatMul},
+      {"MaxPool", "max_pool", &Walk::MaxPool},
+      {"ReduceMean", "over height and width: image_mean", &Walk::ReduceMean},
+      {"Reshape", "nothing", &Walk::Reshape},
+      {"Softmax", "a part of attention or of the loss", &Walk::Softmax},
+      {"Split", "several layers instead of a fused one", &Walk::Split},
+      {"Squeeze", "nothing", &Walk::Squeeze},
+      {"Transpose", "nothing", &Walk::Transpose},
+      {"Unsqueeze", "nothing", &Walk::Unsqueeze},
+      {"Where", "a mask of attention", &Walk::Where},
   };
   return kRows;
 }
@@ -931,7 +932,7 @@ void Walk::Run() {
           Whole(of + "." + std::to_string(d), input.shape[d], letter);
       if (!atom) {
         problems_.push_back("input '" + input.input->name +
-                            "': a reshape takes its dimensions apart");
+                            "': what reads it takes its dimensions apart");
         return;
       }
       x.own.push_back(*atom);

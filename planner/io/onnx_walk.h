@@ -59,6 +59,7 @@ class Walk {
   using Handler = Result<void> (Walk::*)(const OnnxNode&);
   struct Row {
     std::string_view name;
+    std::string_view summary;  // what becomes of it
     Handler handler;
   };
   static std::span<const Row> Rows();

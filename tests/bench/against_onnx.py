@@ -107,6 +107,28 @@ class Inception(nn.Module):
         return self.fc(torch.flatten(x, 1))
 
 
+class Grouped(nn.Module):
+    """Convolutions of each channel and of groups of channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 2, 1)
+        self.expand = nn.Conv2d(8, 12, 1)
+        self.each = nn.Conv2d(12, 12, 3, padding=1, groups=12)
+        self.mix = nn.Conv2d(12, 8, 1, bias=False)
+        self.widen = nn.Conv2d(8, 12, 1)
+        self.groups = nn.Conv2d(12, 16, 3, padding=1, groups=4)
+        self.norm = nn.BatchNorm2d(16)
+        self.fc = nn.Linear(16, LABELS)
+
+    def forward(self, images):
+        x = F.relu(self.stem(images))
+        x = x + self.mix(F.silu(self.each(self.expand(x))))
+        x = F.relu(self.norm(self.groups(self.widen(x))))
+        x = F.max_pool2d(x, 2)
+        return self.fc(x.mean((2, 3)))
+
+
 class Tokens(nn.Module):
     """A layer norm and an MLP for each token, behind a residual."""
 
@@ -173,6 +195,7 @@ MODELS = {
     "mlp-script": (Mlp, images_of(8), "script"),
     "residual": (ResNet, images_of(16), "script"),
     "inception": (Inception, images_of(16), "dynamo"),
+    "grouped": (Grouped, images_of(16), "script"),
     "tokens": (Tokens, tokens, "script"),
     "tokens-dynamo": (Tokens, tokens, "dynamo"),
     "gpt2": (gpt2, tokens, "dynamo"),

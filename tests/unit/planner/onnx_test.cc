@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <set>
 
 #include "planner/io/file.h"
@@ -68,7 +69,12 @@ TEST(OnnxFiles, HaveTheParametersOfTheirModels) {
                         + 8 * 4 + 4 + 4 * 6 * 9 + 6         // three
                         + 8 * 4 * 5 + 4 + 4 * 6 * 5 + 6     // wide
                         + 8 * 4 + 4 + 20 * 9 * 10 + 10},    // pooled, fc
-      {"tokens-dynamo", 2 * 256 * 16 + 2 * 16               // tables, norm
+      {"grouped", 3 * 8 * 9 + 8 + dense(8, 12)              // stem, expand
+                      + 12 * 9 + 12 + 12 * 8                // each, mix
+                      + dense(8, 12)                        // widen
+                      + 16 * 3 * 9 + 16 + 2 * 16            // groups of 3, norm
+                      + dense(16, 10)},
+      {"tokens-dynamo", 2 * 256 * 16 + 2 * 16  // tables, norm
                             + 16 * 32 + 32 + 32 * 16 + 16},
       {"gpt2",
        256 * kHidden + 32 * kHidden + 2 * layer(64) + kNorm + kHidden * 256},
@@ -155,6 +161,23 @@ TEST(OnnxFiles, BlocksEndBehindResidualsAndBranches) {
   const auto inception = ImportModel(Fixture("inception"), Options(4));
   ASSERT_TRUE(inception.has_value()) << inception.error().ToString();
   EXPECT_EQ(inception->blocks.size(), 3u);  // stem, branches, fc
+}
+
+// Channels that a convolution reads in groups are two dimensions, (groups,
+// channels of a group), where they are made, too.
+TEST(OnnxFiles, GroupsOfChannelsAreDimensions) {
+  const auto graph = ImportModel(Fixture("grouped"), Options(4));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  std::map<std::string, std::string> rules;
+  for (const Node& node : graph->nodes) rules[node.name] = node.rule.ToString();
+  EXPECT_EQ(rules["/expand/Conv"], "bch!w!,pnck!l!+pn->bpnyx");
+  EXPECT_EQ(rules["/each/Conv"], "bgch!w!,gnck!l!+gn->bgnyx");
+  EXPECT_EQ(rules["/mix/Conv"], "bgch!w!,ogck!l!->boyx");
+  for (const Tensor& tensor : graph->tensors) {
+    if (tensor.name == "groups.weight") {
+      EXPECT_EQ(tensor.shape, (Shape{4, 4, 3, 3, 3}));
+    }
+  }
 }
 
 // A dense layer of an image reads its dimensions as they are.
@@ -512,7 +535,7 @@ TEST(Onnx, BrokenFilesAreErrors) {
 
 TEST(Onnx, TruncatedFixturesAreErrors) {
   for (const char* name : {"mlp", "residual", "inception", "tokens-dynamo",
-                           "gpt2", "bert", "vit"}) {
+                           "grouped", "gpt2", "bert", "vit"}) {
     const auto bytes = ReadFile(Fixture(name));
     ASSERT_TRUE(bytes.has_value());
     for (size_t size = 0; size < bytes->size(); size += 499) {
