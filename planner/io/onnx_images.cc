@@ -99,8 +99,7 @@ Result<void> Walk::Pool(const OnnxNode& node, std::string_view op,
   if (node.Ints("dilations", {1, 1}) != std::vector<int64_t>{1, 1} ||
       node.Int("storage_order", 0) != 0 || node.outputs.size() > 1) {
     return InvalidInput(
-        "dilations, indices and column-major order are not "
-        "supported");
+        "dilations, indices and column-major order are not supported");
   }
   TESSERA_TRY(const Places y, Window(node, 0, Extent(x.dims[2]), window[0], 1));
   TESSERA_TRY(const Places z, Window(node, 1, Extent(x.dims[3]), window[1], 1));
