@@ -204,7 +204,7 @@ std::span<const Flag> Flags() {
   static constexpr Flag kTable[] = {
       {"--model", "FILE",
        "model: a Hugging Face config.json or its folder, zoo:NAME ('tessera "
-       "list models'), or a graph file",
+       "list models'), an ONNX file (.onnx), or a graph file",
        SetText<&Options::model>},
       {"--cluster", "NAME[:NODES[xGPUS]][@NETWORK[:N]]|FILE",
        "cluster: a preset ('tessera list topologies'), perhaps with another "
@@ -290,6 +290,8 @@ std::span<const Flag> Flags() {
       {"--from", "FILE",
        "start from a plan that was made for another cluster of the same model",
        SetText<&Options::from>},
+      {"--resume", "", "start from the plan that the file of -o holds, too",
+       SetTrue<&Options::resume>},
       {"--confirm", "K",
        "price the best K plans again with the time lost on shared links "
        "(default: 3; 0: none)",
@@ -379,8 +381,9 @@ std::span<const Flag> Flags() {
        "be given several times: every combination is predicted",
        AddText<&Options::vary>, true},
       {"--set", "PATH=VALUE",
-       "set a field, such as model.layers or model.KEY of the config.json; may "
-       "be given several times",
+       "set a field, such as model.layers or model.KEY of the config.json, or "
+       "a "
+       "dimension of an ONNX file by its symbol; may be given several times",
        AddText<&Options::set>, true},
       {"--fail", "PART",
        "take out a part: 'node3.nic0' (any vertex of the cluster), 'node3', "

@@ -15,6 +15,7 @@
 #include "planner/io/graph_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/importer.h"
+#include "planner/io/onnx.h"
 #include "planner/io/plan_io.h"
 #include "planner/io/zoo.h"
 #include "planner/plan/strategy.h"
@@ -34,7 +35,9 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
   if (!IsGraphFile(options.model)) {
     if (!import.dtype) import.dtype = DefaultDType(cluster);
     TESSERA_RETURN_IF_ERROR(CheckReadable(options.model));
-    const char* missing = import.global_batch == 0 ? "--global-batch N"
+    // An ONNX file may fix its sizes, too.
+    const char* missing = IsOnnx(options.model)      ? nullptr
+                          : import.global_batch == 0 ? "--global-batch N"
                           : import.seq_len == 0 && !IsOfImages(options.model)
                               ? "--seq-len N"
                               : nullptr;
@@ -89,8 +92,7 @@ Result<std::optional<Plan>> ReadPlanOrStrategy(const Options& options,
     return InvalidInput("give a plan or a strategy, not both", "--strategy");
   }
   if (!options.plan.empty()) {
-    TESSERA_TRY(Plan plan, ReadPlan(options.plan, graph));
-    TESSERA_RETURN_IF_ERROR(CheckPlan(graph, cluster, plan, options.plan));
+    TESSERA_TRY(Plan plan, ReadPlanFor(options.plan, graph, cluster));
     return std::optional(std::move(plan));
   }
   if (options.strategy) {
@@ -157,6 +159,13 @@ Result<Inputs> ReadInputs(const Options& options,
 Result<Inputs> ReadInputs(const Options& options, Cluster default_cluster) {
   if (!options.cluster.empty()) return ReadInputs(options, "");
   return ReadOnCluster(options, std::move(default_cluster));
+}
+
+Result<Plan> ReadPlanFor(const std::string& path, const Graph& graph,
+                         const Cluster& cluster) {
+  TESSERA_TRY(Plan plan, ReadPlan(path, graph));
+  TESSERA_RETURN_IF_ERROR(CheckPlan(graph, cluster, plan, path));
+  return plan;
 }
 
 Result<Plan> PlanOrDataParallel(const Inputs& inputs) {
@@ -226,7 +235,13 @@ Result<void> CheckProtoOutput(const std::string& path, std::string_view flag) {
     return InvalidInput("'" + path + "' does not end in .txtpb, .json or .pb",
                         std::string(flag));
   }
-  return CheckWritable(path, flag);
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  // A pipe is written in place.
+  return std::filesystem::exists(status) &&
+                 !std::filesystem::is_regular_file(status)
+             ? CheckWritable(path, flag)
+             : CheckReplaceable(path, flag);
 }
 
 Result<void> CheckPathsDiffer(const Options& options) {

@@ -39,6 +39,10 @@ Result<Inputs> ReadInputs(const Options& options, Cluster default_cluster);
 Result<std::optional<ProfileDb>> ReadProfiles(
     const std::vector<std::string>& paths);
 
+// The plan of a file, if it is valid for `graph` on `cluster`.
+Result<Plan> ReadPlanFor(const std::string& path, const Graph& graph,
+                         const Cluster& cluster);
+
 // The plan of `inputs`, else data parallelism over the whole cluster.
 Result<Plan> PlanOrDataParallel(const Inputs& inputs);
 

@@ -8,6 +8,7 @@
 #include "planner/io/cluster_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/importer.h"
+#include "planner/io/onnx.h"
 #include "planner/io/zoo.h"
 #include "planner/ir/op.h"
 #include "planner/plan/recompute.h"
@@ -153,6 +154,8 @@ std::span<const Kind> Kinds() {
        [] { return Entries(Approaches()); }},
       {"importers", "files that --model reads",
        [] { return Entries(Importers()); }},
+      {"onnx", "operators of ONNX files, and what becomes of them",
+       [] { return Entries<OnnxOperator>(OnnxOperators()); }},
       {"models", "the zoo, for --model zoo:NAME", ZooEntries},
       {"families", "what a Hugging Face config.json may have as model_type",
        [] { return Entries(ModelFamilies()); }},

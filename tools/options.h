@@ -44,6 +44,7 @@ struct Options {
   std::string space;
   std::string constraints;  // a file
   std::string from;         // a plan of another cluster
+  bool resume = false;
   int confirm = 3;
   std::string prefer = "simple";
 

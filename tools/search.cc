@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <climits>
 #include <cstdio>
 #include <iostream>
 
@@ -11,19 +12,20 @@
 #include "planner/io/plan_io.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/adapt.h"
+#include "planner/search/experts.h"
 #include "planner/search/explain.h"
 #include "planner/search/mcmc.h"
+#include "runtime/launch/launch.h"
 #include "tools/format.h"
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
 #include "tools/json.h"
+#include "tools/search_limits.h"
 #include "tools/step_report.h"
 #include "tools/verb.h"
 
 namespace tessera {
 namespace {
-
-constexpr double kDefaultTimeLimit = 10;  // seconds
 
 std::string ProgressText(const SearchProgress& progress) {
   std::string text = "searching: " + FormatFixed(progress.seconds, 1) + " s, " +
@@ -60,36 +62,66 @@ class ProgressLine {
 constexpr size_t kAdapted = 8;
 
 Result<Constraints> ConstraintsOf(const Options& options,
-                                  const GraphIndex& index) {
-  ConstraintTexts texts = {options.fix, options.forbid, options.max_microbatch,
-                           options.space};
+                                  const GraphIndex& index,
+                                  const Cluster& cluster) {
+  ConstraintTexts texts;
+  for (const std::string& text : options.fix) texts.fix.push_back({text});
+  for (const std::string& text : options.forbid) texts.forbid.push_back({text});
+  texts.max_microbatch = options.max_microbatch;
+  texts.space.text = options.space;
   if (!options.constraints.empty()) {
     TESSERA_TRY(const std::string text, ReadFile(options.constraints));
     TESSERA_RETURN_IF_ERROR(ParseConstraints(text, options.constraints, texts));
   }
-  return Constraints::Make(index, texts);
+  return Constraints::Make(index, cluster, texts);
 }
 
-Result<SearchOptions> OptionsOf(const Options& options, const Inputs& inputs,
-                                const SearchSpace& space) {
-  SearchOptions search;
-  search.seed = options.seed;
-  search.chains = options.chains;
-  search.proposals = options.proposals.value_or(0);
-  search.threads = options.threads;
-  search.time_limit = options.proposals ? 0 : kDefaultTimeLimit;
-  // Zero means no limit to the search, and no time at all to the user.
-  if (options.time_limit_s) {
-    search.time_limit = std::max(*options.time_limit_s, 1e-9);
-  }
-  if (options.proposals == 0) search.time_limit = 1e-9;
-  if (inputs.plan) search.starts.push_back(*inputs.plan);
+// The plans of --plan or --strategy, --from and --resume.
+Result<std::vector<Plan>> StartsOf(const Options& options, const Inputs& inputs,
+                                   const SearchSpace& space) {
+  std::vector<Plan> starts;
+  if (inputs.plan) starts.push_back(*inputs.plan);
   if (!options.from.empty()) {
     TESSERA_TRY(const Plan old, ReadPlan(options.from, inputs.graph));
-    search.starts = AdaptedPlans(space, old, kAdapted);
+    for (Plan& plan : AdaptedPlans(space, old, kAdapted)) {
+      starts.push_back(std::move(plan));
+    }
   }
-  search.candidates = static_cast<size_t>(std::max(1, options.confirm));
-  return search;
+  if (options.resume) {
+    if (options.output.empty()) {
+      return InvalidInput("needs -o FILE, whose plan it starts from",
+                          "--resume");
+    }
+    TESSERA_TRY(Plan plan,
+                ReadPlanFor(options.output, inputs.graph, inputs.cluster));
+    starts.push_back(std::move(plan));
+  }
+  return starts;
+}
+
+// Why constraints leave no plan: what the uniform plan that breaks fewest of
+// them breaks, of the first so many.
+constexpr size_t kMostTried = 500;
+
+std::string BrokenText(const SearchSpace& space) {
+  std::string text;
+  int fewest = INT_MAX;
+  const std::vector<Strategy> strategies = UniformStrategies(space);
+  for (const Strategy& strategy :
+       std::span(strategies).first(std::min(kMostTried, strategies.size()))) {
+    const auto plan = PlanFromStrategy(space.index, *space.cluster, strategy);
+    if (!plan) continue;
+    const int broken =
+        space.constraints.Violations(space.index, *space.cluster, *plan);
+    if (broken >= fewest) continue;
+    fewest = broken;
+    text = "the nearest uniform plan, " + ToString(strategy) + ", breaks";
+    for (const std::string& where :
+         space.constraints.Broken(space.index, *space.cluster, *plan)) {
+      text += (text.back() == 's' ? " " : ", ") + where;
+    }
+  }
+  return text;
 }
 
 // A plan that may be the answer.
@@ -340,9 +372,20 @@ Result<int> RunSearch(const Options& options) {
   const Evaluator evaluator(inputs.graph, inputs.cluster,
                             inputs.profile_or_null(), options.training);
   SearchSpace space(inputs.graph, inputs.cluster);
-  TESSERA_TRY(space.constraints, ConstraintsOf(options, space.index));
-  TESSERA_TRY(SearchOptions search, OptionsOf(options, inputs, space));
+  TESSERA_TRY(space.constraints,
+              ConstraintsOf(options, space.index, inputs.cluster));
+  SearchOptions search = SearchOptionsOf(options);
+  search.candidates = static_cast<size_t>(std::max(1, options.confirm));
+  TESSERA_TRY(search.starts, StartsOf(options, inputs, space));
   search.stop = &CatchInterrupts();
+  if (!options.output.empty()) {
+    // So that what is killed leaves what it had. Whether the file can be
+    // written is told at the end.
+    search.keep = [&](Plan plan) {
+      NameAxes(space.index, plan);
+      (void)WritePlan(options.output, inputs.graph, plan).has_value();
+    };
+  }
   std::optional<ProgressLine> line;
   line.emplace();
   search.progress = [&](const SearchProgress& p) { line->Show(p); };
@@ -350,7 +393,11 @@ Result<int> RunSearch(const Options& options) {
   line.reset();
   const bool interrupted = search.stop->load();
   if (!searched) {
-    if (!interrupted) return searched.error();
+    if (!interrupted && space.constraints.empty()) return searched.error();
+    if (!interrupted) {
+      return InvalidInput(searched.error().message + "; " + BrokenText(space),
+                          "search");
+    }
     return Error{ErrorCode::kInterrupted, "interrupted before there was a plan",
                  "search"};
   }
@@ -362,11 +409,10 @@ Result<int> RunSearch(const Options& options) {
   const Decided decided =
       Decide(options, inputs, space, evaluator, result, interrupted);
   const Choice& chosen = decided.choices[decided.chosen];
+  // The answer is printed whether or not it can be written.
   const bool writes = !options.output.empty() && chosen.score.feasible;
-  if (writes) {
-    TESSERA_RETURN_IF_ERROR(
-        WritePlan(options.output, inputs.graph, chosen.plan));
-  }
+  Result<void> written;
+  if (writes) written = WritePlan(options.output, inputs.graph, chosen.plan);
   // Without sharing of links, as the search priced it.
   const Evaluation step = evaluator.Explain(chosen.plan, /*share_links=*/false);
   StepBound bound;
@@ -394,7 +440,7 @@ Result<int> RunSearch(const Options& options) {
                              {"share_of_products", bound.products},
                              {"memory_bytes", bound.memory.value}}));
     }
-    if (writes) json.Set("plan_file", options.output);
+    if (writes && written) json.Set("plan_file", options.output);
     std::cout << json.ToString() << "\n";
   } else {
     std::cout << StepText(inputs.graph, inputs.cluster, chosen.plan, step)
@@ -415,10 +461,13 @@ Result<int> RunSearch(const Options& options) {
               << " uniform strategies swept to start from, seed "
               << options.seed
               << (result.stalled ? ", nothing improved any more" : "") << "\n";
-    if (writes) {
+    if (writes && written) {
       std::cout << "  plan: " << options.output << "\n";
     }
   }
+  std::cout.flush();
+  TESSERA_RETURN_IF_ERROR(written);
+  if (interrupted) return kInterruptedExitCode;
   if (chosen.score.feasible) return 0;
   return Error{ErrorCode::kInfeasible,
                "no plan was found that fits: " + step.violations.front(),

@@ -90,7 +90,8 @@ std::span<const Verb> Verbs() {
        "a baseline or a uniform plan is slower by no more than predictions are "
        "off, it is preferred. --fix, --forbid, --max-microbatch, --space and "
        "--constraints narrow the search. A plan or strategy that is given is "
-       "one more start. Ctrl-C ends the search and keeps the best plan so far. "
+       "one more start. While it searches, -o holds the best plan so far, for "
+       "--resume; Ctrl-C ends it with that plan and exit code 130. "
        "Where no plan fits, the one that lacks least is printed, none is "
        "written, and the exit code is 3. docs/search.md explains it.",
        "tessera search --model examples/models/gpt2-xl/config.json --cluster "
@@ -122,6 +123,7 @@ std::span<const Verb> Verbs() {
         "--space",
         "--constraints",
         "--from",
+        "--resume",
         "--confirm",
         "--prefer",
         "-o",
@@ -325,7 +327,8 @@ std::string HelpText() {
   const Verb& first = Verbs().front();
   out += "\nExit codes:\n\n  " +
          Wrap(
-             "0 done; 1 a failure on the way; 2 bad input; 3 the plan, or any "
+             "0 done; 1 a failure on the way; 2 bad input, also constraints "
+             "that leave no plan; 3 the plan, or any "
              "that was found, does not fit the cluster's memory, which "
              "'simulate' and 'search' say after printing it; 130 "
              "interrupted.",

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iostream>
 #include <set>
-#include <thread>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/whatif/band.h"
@@ -15,13 +14,13 @@
 #include "tools/format.h"
 #include "tools/interrupt.h"
 #include "tools/json.h"
+#include "tools/search_limits.h"
 
 namespace tessera {
 namespace {
 
 // A network is fast where each device has this much of it: 100 Gb/s.
 constexpr double kFastNetwork = 12.5e9;
-constexpr double kDefaultTimeLimit = 10;  // seconds
 
 // What enters the first node from others, for each of its devices.
 double NetworkOfDevice(const Cluster& cluster) {
@@ -211,10 +210,7 @@ Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
                             inputs.profile_or_null(), options.training);
   const std::atomic<bool>& interrupted = CatchInterrupts();
   const auto stop = [&] { return interrupted.load(); };
-  const int threads =
-      options.threads > 0
-          ? options.threads
-          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int threads = ThreadsOf(options);
 
   Comparison c;
   c.network = NetworkOfDevice(inputs.cluster);
@@ -237,12 +233,7 @@ Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
     c.plan = *inputs.plan;
     c.evaluation = evaluator.Evaluate(c.plan);
   } else {
-    SearchOptions search;
-    search.seed = options.seed;
-    search.threads = threads;
-    search.proposals = options.proposals.value_or(0);
-    search.time_limit = options.time_limit_s.value_or(
-        options.proposals ? 0 : kDefaultTimeLimit);
+    SearchOptions search = SearchOptionsOf(options);
     search.stop = &interrupted;
     for (const Answer& answer : c.answers) {
       if (!answer.best) continue;

@@ -14,6 +14,7 @@
 #include "planner/io/graph_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/importer.h"
+#include "planner/io/onnx.h"
 #include "planner/io/json_value.h"
 
 namespace tessera {
@@ -320,7 +321,10 @@ Result<void> SetModelKeys(const std::string& model,
   if (IsGraphFile(model)) {
     return InvalidInput("a graph file has no keys to set", model);
   }
-  TESSERA_TRY(const JsonValue config, ReadModelConfig(model));
+  JsonValue config;  // an ONNX file has sizes by symbols, and no defaults
+  if (!IsOnnx(model)) {
+    TESSERA_TRY(config, ReadModelConfig(model));
+  }
   for (const Setting& setting : settings) {
     auto resolved = ResolveModel(setting, config, import);
     if (!resolved) return resolved.error().At("model." + setting.path);

@@ -7,6 +7,7 @@
 #include "planner/io/graph_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/importer.h"
+#include "planner/io/onnx.h"
 #include "planner/io/zoo.h"
 
 namespace tessera {
@@ -15,6 +16,8 @@ std::span<const Importer> Importers() {
   static constexpr std::array kImporters = {
       Importer{"graph", "Tessera's own graph file (.txtpb, .json or .pb)",
                IsGraphFile, ImportGraph},
+      Importer{"onnx", "ONNX model (.onnx), operators of version 13 to 21",
+               IsOnnx, ImportOnnx},
       Importer{"huggingface",
                "config.json of a Hugging Face model, its folder, or zoo:NAME",
                IsHuggingFace, ImportHuggingFace},

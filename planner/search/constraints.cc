@@ -3,8 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <utility>
 
 #include "planner/base/table.h"
+#include "planner/plan/axis_roles.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/rooted.h"
 #include "planner/plan/stages.h"
@@ -26,15 +33,28 @@ std::vector<std::string> SplitAt(std::string_view text, char separator) {
   return parts;
 }
 
-// Whether `pattern`, with '*' for any characters, is `text`.
+// Whether `pattern`, with '*' for any characters, is `text`: where it is not,
+// the last '*' takes one more of them.
 bool MatchesWord(std::string_view pattern, std::string_view text) {
-  if (pattern.empty()) return text.empty();
-  if (pattern[0] == '*') {
-    return MatchesWord(pattern.substr(1), text) ||
-           (!text.empty() && MatchesWord(pattern, text.substr(1)));
+  size_t p = 0;
+  size_t t = 0;
+  std::optional<size_t> star;  // the last one
+  size_t taken = 0;            // where its characters end
+  while (t < text.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      taken = t;
+    } else if (p < pattern.size() && pattern[p] == text[t]) {
+      ++p;
+      ++t;
+    } else if (star) {
+      p = *star + 1;
+      t = ++taken;
+    } else {
+      return false;
+    }
   }
-  return !text.empty() && pattern[0] == text[0] &&
-         MatchesWord(pattern.substr(1), text.substr(1));
+  return pattern.find_first_not_of('*', p) == std::string_view::npos;
 }
 
 bool MatchesName(const std::vector<std::string>& pattern,
@@ -53,59 +73,140 @@ bool IsDense(const Node& node) {
 }
 
 // The axes of a node on its factor `factor`; none where that is -1.
-AxisSet AxesOn(const Plan& plan, NodeId node, int factor) {
-  return factor < 0 ? AxisSet{0}
-                    : plan.ops[node.index()].axes[static_cast<size_t>(factor)];
+AxisSet AxesOn(const OpPlacement& op, int factor) {
+  return factor < 0 ? AxisSet{0} : op.axes[static_cast<size_t>(factor)];
 }
 
-// Those that split neither samples, nor the sequence, nor experts.
-AxisSet TensorAxes(const GraphIndex& index, const Plan& plan, NodeId node) {
+// Those that split samples. A rank with some of the experts has theirs of the
+// samples that the expert axes split elsewhere.
+AxisSet DataAxes(const GraphIndex& index, const OpPlacement& op, NodeId node) {
+  if (index.SampleFactor(node) < 0) return 0;
+  return AxesOn(op, index.SampleFactor(node)) |
+         AxesOn(op, index.ExpertFactor(node));
+}
+
+// Of a dense node those that split neither samples, nor the sequence, nor
+// experts.
+AxisSet TensorAxes(const GraphIndex& index, const OpPlacement& op,
+                   NodeId node) {
+  if (!IsDense(index.graph->node(node))) return 0;
   AxisSet axes = 0;
   for (int f = 0; f < kMaxFactors; ++f) {
     if (f == index.SampleFactor(node) || f == index.SequenceFactor(node) ||
         f == index.ExpertFactor(node)) {
       continue;
     }
-    axes |= AxesOn(plan, node, f);
+    axes |= AxesOn(op, f);
   }
   return axes;
 }
 
-// The keys of a fixed operator: whether the matching nodes of one block have
-// the value.
-struct KeyRow {
-  FixKey key;
-  bool (*holds)(const GraphIndex& index, const Plan& plan,
-                const std::vector<NodeId>& nodes, int value);
-};
-
-// The ways that the nodes split a factor between them. Where none of them has
-// it, anything will do.
-template <typename FactorOf>
-bool SplitsFactor(const Plan& plan, const std::vector<NodeId>& nodes, int value,
-                  FactorOf factor_of) {
-  AxisSet axes = 0;
-  bool any = false;
-  for (NodeId node : nodes) {
-    const int factor = factor_of(node);
-    any |= factor >= 0;
-    axes |= AxesOn(plan, node, factor);
-  }
-  const GroupId group = plan.ops[nodes[0].index()].group;
-  return !any || plan.groups[group.index()].Size(axes) == value;
+AxisSet ContextAxes(const GraphIndex& index, const OpPlacement& op,
+                    NodeId node) {
+  return AxesOn(op, index.SequenceFactor(node));
 }
 
-bool SplitsTensor(const GraphIndex& index, const Plan& plan,
-                  const std::vector<NodeId>& nodes, int value) {
-  AxisSet axes = 0;
-  bool any = false;
-  for (NodeId node : nodes) {
-    if (!IsDense(index.graph->node(node))) continue;
-    any = true;
-    axes |= TensorAxes(index, plan, node);
+AxisSet ExpertAxes(const GraphIndex& index, const OpPlacement& op,
+                   NodeId node) {
+  return AxesOn(op, index.ExpertFactor(node));
+}
+
+// Kinds of split: the axes of a node that are of it, whether a node can have
+// such axes at all, and a uniform plan in which axis 0 splits so and axis 1
+// otherwise.
+struct SplitKind {
+  AxisSet (*axes)(const GraphIndex& index, const OpPlacement& op, NodeId node);
+  bool (*can)(const GraphIndex& index, NodeId node);
+  AxisRoles example;
+  // Whether it counts too what splits the heads of attention: context axes may
+  // do so in place of the sequence, on top of tensor axes.
+  bool by_heads = false;
+};
+
+constexpr SplitKind kData = {DataAxes,
+                             [](const GraphIndex& index, NodeId node) {
+                               return index.SampleFactor(node) >= 0;
+                             },
+                             {.data = 1}};
+constexpr SplitKind kTensor = {TensorAxes,
+                               [](const GraphIndex& index, NodeId node) {
+                                 return IsDense(index.graph->node(node));
+                               },
+                               {.tensor = 1},
+                               true};
+// Tensor axes may split the sequence besides.
+constexpr SplitKind kContext = {ContextAxes,
+                                [](const GraphIndex& index, NodeId node) {
+                                  return index.SequenceFactor(node) >= 0;
+                                },
+                                {.context = 1, .tensor = 2, .sequence = true},
+                                true};
+constexpr SplitKind kExpert = {ExpertAxes,
+                               [](const GraphIndex& index, NodeId node) {
+                                 return index.ExpertFactor(node) >= 0;
+                               },
+                               {.expert = 1}};
+
+// The keys of a fixed operator.
+struct KeyRow {
+  FixKey key;
+  std::string_view lacking;  // what operators must be or have, for an error
+  // Of the matching nodes of a block those that are to have the value: with
+  // `usual` those that uniform plans of that value give it.
+  std::vector<NodeId> (*held)(const GraphIndex& index,
+                              const std::vector<NodeId>& nodes, int value,
+                              bool usual);
+  // Whether all of `nodes` have it.
+  bool (*holds)(const GraphIndex& index, const Plan& plan,
+                const std::vector<NodeId>& nodes, int value);
+  // The row of Forbidden() that a plan with it has; empty: none.
+  std::string (*needs)(int value);
+};
+
+template <const SplitKind& kKind>
+std::vector<NodeId> Split(const GraphIndex& index,
+                          const std::vector<NodeId>& nodes, int value,
+                          bool usual) {
+  std::vector<NodeId> held;
+  std::ranges::copy_if(nodes, std::back_inserter(held),
+                       [&](NodeId node) { return kKind.can(index, node); });
+  if (!usual) return held;
+  const int block = index.graph->node(nodes[0]).block;
+  DeviceGroup group;
+  group.axes = {{"", value}, {"", 2}};
+  const auto placed =
+      PlaceBlock(index, block, group, GroupId(0), kKind.example);
+  std::erase_if(held, [&](NodeId node) {
+    return kKind.axes(index, placed[index.position[node.index()]], node) != 1;
+  });
+  return held;
+}
+
+template <const SplitKind& kKind>
+bool IsSplit(const GraphIndex& index, const Plan& plan,
+             const std::vector<NodeId>& nodes, int value) {
+  return std::ranges::all_of(nodes, [&](NodeId node) {
+    const OpPlacement& op = plan.ops[node.index()];
+    const DeviceGroup& group = plan.groups[op.group.index()];
+    if (group.Size(kKind.axes(index, op, node)) == value) return true;
+    return kKind.by_heads && ContextAxes(index, op, node) == 0 &&
+           index.graph->node(node).op->op_class == OpClass::kAttention &&
+           group.Size(TensorAxes(index, op, node)) % value == 0;
+  });
+}
+
+std::vector<NodeId> HomesOfWeights(const GraphIndex& index,
+                                   const std::vector<NodeId>& nodes, int,
+                                   bool) {
+  std::vector<NodeId> homes;
+  for (const GraphIndex::WeightUse& weight : index.weights) {
+    const NodeId home = weight.home.node;
+    if (std::ranges::find(nodes, home) != nodes.end() &&
+        std::ranges::find(homes, home) == homes.end()) {
+      homes.push_back(home);
+    }
   }
-  const GroupId group = plan.ops[nodes[0].index()].group;
-  return !any || plan.groups[group.index()].Size(axes) == value;
+  return homes;
 }
 
 bool HasZero(const GraphIndex& index, const Plan& plan,
@@ -119,41 +220,71 @@ bool HasZero(const GraphIndex& index, const Plan& plan,
   return true;
 }
 
+// One node stands for its layer.
+std::vector<NodeId> NodeOfLayer(const GraphIndex& index,
+                                const std::vector<NodeId>& nodes, int, bool) {
+  const int block = index.graph->node(nodes[0]).block;
+  const auto [first, last] = Layers(index);
+  if (block < first || block >= last) return {};
+  return {index.nodes_of_block[static_cast<size_t>(block)][0]};
+}
+
 bool Recomputes(const GraphIndex& index, const Plan& plan,
                 const std::vector<NodeId>& nodes, int value) {
   const int block = index.graph->node(nodes[0]).block;
-  const auto [first, last] = Layers(index);
-  if (block < first || block >= last) return true;
   return RecomputeOf(index, plan, block) == static_cast<RecomputeLevel>(value);
+}
+
+std::string Nothing(int) {
+  return "";
 }
 
 constexpr std::array kKeys = {
     KeyRow{{"dp", "ways that samples are split"},
-           [](const GraphIndex& index, const Plan& plan,
-              const std::vector<NodeId>& nodes, int value) {
-             return SplitsFactor(plan, nodes, value, [&](NodeId n) {
-               return index.SampleFactor(n);
-             });
-           }},
+           "has samples",
+           Split<kData>,
+           IsSplit<kData>,
+           Nothing},
     KeyRow{{"tp", "ways that dense layers and attention are split otherwise"},
-           SplitsTensor},
+           "is dense",
+           Split<kTensor>,
+           IsSplit<kTensor>,
+           [](int value) { return std::string(value > 1 ? "tp" : ""); }},
+    // What splits the heads of attention is not forbidden by "cp".
     KeyRow{{"cp", "ways that the sequence is split"},
-           [](const GraphIndex& index, const Plan& plan,
-              const std::vector<NodeId>& nodes, int value) {
-             return SplitsFactor(plan, nodes, value, [&](NodeId n) {
-               return index.SequenceFactor(n);
-             });
-           }},
+           "has a sequence",
+           Split<kContext>,
+           IsSplit<kContext>,
+           Nothing},
     KeyRow{{"ep", "ways that experts are split"},
-           [](const GraphIndex& index, const Plan& plan,
-              const std::vector<NodeId>& nodes, int value) {
-             return SplitsFactor(plan, nodes, value, [&](NodeId n) {
-               return index.ExpertFactor(n);
-             });
+           "has experts",
+           Split<kExpert>,
+           IsSplit<kExpert>,
+           [](int value) { return std::string(value > 1 ? "ep" : ""); }},
+    KeyRow{{"zero", "ZeRO stage of the weights"},
+           "has weights",
+           HomesOfWeights,
+           HasZero,
+           [](int value) {
+             return value > 0 ? "zero" + std::to_string(value) : "";
            }},
-    KeyRow{{"zero", "ZeRO stage of the weights"}, HasZero},
-    KeyRow{{"recompute", "recomputation of the layer"}, Recomputes},
+    KeyRow{{"recompute", "recomputation of the layer"},
+           "is in a layer",
+           NodeOfLayer,
+           Recomputes,
+           [](int value) {
+             return std::string(static_cast<RecomputeLevel>(value) ==
+                                        RecomputeLevel::kNone
+                                    ? ""
+                                    : "recompute");
+           }},
 };
+
+// Whether the key is a number of ways, of which a node has as many in all as
+// their product.
+bool IsWays(std::string_view key) {
+  return key == "dp" || key == "tp" || key == "cp" || key == "ep";
+}
 
 template <int kStage>
 bool HasZeroStage(const GraphIndex&, const Plan& plan) {
@@ -172,21 +303,20 @@ bool AnyNode(const GraphIndex& index, Has has) {
 
 bool HasTensor(const GraphIndex& index, const Plan& plan) {
   return AnyNode(index, [&](NodeId node) {
-    return IsDense(index.graph->node(node)) &&
-           TensorAxes(index, plan, node) != 0;
+    return TensorAxes(index, plan.ops[node.index()], node) != 0;
   });
 }
 
 bool HasContext(const GraphIndex& index, const Plan& plan) {
   return AnyNode(index, [&](NodeId node) {
     return index.graph->node(node).op->op_class == OpClass::kAttention &&
-           AxesOn(plan, node, index.SequenceFactor(node)) != 0;
+           ContextAxes(index, plan.ops[node.index()], node) != 0;
   });
 }
 
 bool HasExperts(const GraphIndex& index, const Plan& plan) {
   return AnyNode(index, [&](NodeId node) {
-    return AxesOn(plan, node, index.ExpertFactor(node)) != 0;
+    return ExpertAxes(index, plan.ops[node.index()], node) != 0;
   });
 }
 
@@ -203,7 +333,8 @@ bool IsDataParallel(const GraphIndex& index, const Cluster&, const Plan& plan) {
   return StagesOf(*index.graph, plan).count() == 1 && plan.groups.size() == 1 &&
          !AnyNode(index, [&](NodeId node) {
            for (int f = 0; f < kMaxFactors; ++f) {
-             if (f != index.SampleFactor(node) && AxesOn(plan, node, f) != 0) {
+             if (f != index.SampleFactor(node) &&
+                 AxesOn(plan.ops[node.index()], f) != 0) {
                return true;
              }
            }
@@ -224,6 +355,54 @@ bool IsSoap(const GraphIndex& index, const Cluster&, const Plan& plan) {
       plan.weights, [](const WeightPlacement& w) { return w.zero_axes == 0; });
   return stores_whole && plan.microbatches == 1 && !HasRecompute(index, plan) &&
          !HasTiles(index, plan) && !Offloads(plan) && !UsesRoot(plan);
+}
+
+// The words of a line, apart from its comment.
+std::vector<std::string> WordsOf(const std::string& line) {
+  std::istringstream words(line.substr(0, line.find('#')));
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
+// Where a constraint was given, and what.
+std::string WhereOf(std::string_view flag, const ConstraintText& given) {
+  if (given.line.empty()) return "--" + std::string(flag) + " " + given.text;
+  return given.line + ": " + std::string(flag) + " " + given.text;
+}
+
+int64_t RoundedUp(int64_t numerator, int64_t denominator) {
+  return (numerator + denominator - 1) / denominator;
+}
+
+// Samples of a microbatch that one rank has, of the node with most.
+int64_t LargestMicrobatch(const GraphIndex& index, const Plan& plan) {
+  const int64_t batch = RoundedUp(index.graph->global_batch, plan.microbatches);
+  int64_t most = 0;
+  for (size_t i = 0; i < index.forward_nodes; ++i) {
+    const NodeId node(i);
+    if (index.SampleFactor(node) < 0 ||
+        index.graph->node(node).op->once_per_step) {
+      continue;
+    }
+    const OpPlacement& op = plan.ops[i];
+    const int64_t replicas =
+        plan.groups[op.group.index()].Size(DataAxes(index, op, node));
+    most = std::max(most, RoundedUp(batch, replicas));
+  }
+  return most;
+}
+
+// The names of the dense operators, of one block of each kind.
+std::string SomeNames(const GraphIndex& index) {
+  std::string text;
+  std::set<int> known;
+  for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
+    if (!known.insert(index.block_class[b]).second) continue;
+    for (NodeId node : index.nodes_of_block[b]) {
+      if (!IsDense(index.graph->node(node))) continue;
+      text += (text.empty() ? "'" : ", '") + index.graph->node(node).name + "'";
+    }
+  }
+  return text;
 }
 
 Result<int> ReadInteger(std::string_view text, int least) {
@@ -247,34 +426,46 @@ bool Offloads(const Plan& plan) {
 
 Result<void> ParseConstraints(std::string_view text, const std::string& path,
                               ConstraintTexts& texts) {
+  // What editors put before a text.
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
+  bool has_limit = false;
+  bool has_space = false;
   int number = 0;
-  for (const std::string& whole : SplitAt(text, '\n')) {
+  for (const std::string& line : SplitAt(text, '\n')) {
     ++number;
-    const std::string line = whole.substr(0, whole.find('#'));
-    std::vector<std::string> words;
-    for (const std::string& word : SplitAt(line, ' ')) {
-      if (!word.empty()) words.push_back(word);
-    }
+    const std::vector<std::string> words = WordsOf(line);
     if (words.empty()) continue;
     const std::string where = path + ":" + std::to_string(number);
     if (words.size() != 2) {
       return InvalidInput("expected a key and a value, such as 'forbid zero3'",
                           where);
     }
-    if (words[0] == "fix") {
-      texts.fix.push_back(words[1]);
-    } else if (words[0] == "forbid") {
-      texts.forbid.push_back(words[1]);
-    } else if (words[0] == "space") {
-      texts.space = words[1];
-    } else if (words[0] == "max-microbatch") {
-      auto value = ReadInteger(words[1], 1);
-      if (!value) return value.error().At(where);
-      texts.max_microbatch = *value;
+    const std::string& key = words[0];
+    const ConstraintText given = {words[1], where};
+    if ((key == "max-microbatch" && std::exchange(has_limit, true)) ||
+        (key == "space" && std::exchange(has_space, true))) {
+      return InvalidInput("'" + key + "' is given twice", where);
+    }
+    if (key == "fix") {
+      texts.fix.push_back(given);
+    } else if (key == "forbid") {
+      texts.forbid.push_back(given);
+    } else if (key == "space") {
+      if (!texts.space.text.empty() && texts.space.text != given.text) {
+        return InvalidInput("contradicts " + WhereOf("space", texts.space),
+                            WhereOf("space", given));
+      }
+      texts.space = given;
+    } else if (key == "max-microbatch") {
+      auto value = ReadInteger(given.text, 1);
+      if (!value) return value.error().At(WhereOf(key, given));
+      texts.max_microbatch = texts.max_microbatch == 0
+                                 ? *value
+                                 : std::min(texts.max_microbatch, *value);
     } else {
       static constexpr std::array<std::string_view, 4> kKnown = {
           "fix", "forbid", "max-microbatch", "space"};
-      return UnknownName("constraint", words[0], kKnown).At(where);
+      return UnknownName("constraint", key, kKnown).At(where);
     }
   }
   return {};
@@ -320,129 +511,218 @@ std::span<const ForbiddenRow> Forbidden() {
 }
 
 std::span<const Subspace> Subspaces() {
-  static constexpr std::array kTable = {
-      Subspace{"megatron",
-               "uniform plans of tp, pp, dp, cp and ep, with ZeRO-1 at most",
-               IsMegatron},
-      Subspace{"dp", "splits of samples only, with any ZeRO", IsDataParallel},
-      Subspace{"soap",
-               "splits and placements of operators in one microbatch: no ZeRO, "
-               "recomputation, tiles or offloading (Jia et al. 2019)",
-               IsSoap},
-      Subspace{
-          "full", "everything",
-          [](const GraphIndex&, const Cluster&, const Plan&) { return true; }},
+  static const std::vector<Subspace> kTable = {
+      {"megatron",
+       "uniform plans of tp, pp, dp, cp and ep, with ZeRO-1 at most",
+       IsMegatron,
+       {"zero2", "zero3", "tiles", "offload"}},
+      {"dp",
+       "splits of samples only, with any ZeRO",
+       IsDataParallel,
+       {"tp", "pp", "cp", "ep"}},
+      {"soap",
+       "splits and placements of operators in one microbatch: no ZeRO, "
+       "recomputation, tiles or offloading (Jia et al. 2019)",
+       IsSoap,
+       {"zero1", "zero2", "zero3", "recompute", "tiles", "offload", "rooted"}},
+      {"full", "everything",
+       [](const GraphIndex&, const Cluster&, const Plan&) { return true; }},
   };
   return kTable;
 }
 
+Result<Constraints::Fixed> Constraints::MakeFixed(
+    const GraphIndex& index, const Cluster& cluster,
+    const ConstraintText& given) const {
+  Fixed fixed;
+  fixed.where = WhereOf("fix", given);
+  const std::string& text = given.text;
+  const size_t equals = text.find('=');
+  const size_t colon = text.find(':', equals);
+  if (equals == std::string::npos || colon == std::string::npos) {
+    return InvalidInput("expected PATTERN=KEY:VALUE, such as h.*.attn=tp:8",
+                        fixed.where);
+  }
+  const std::vector<std::string> pattern = SplitAt(text.substr(0, equals), '.');
+  const std::string name = text.substr(equals + 1, colon - equals - 1);
+  const std::string value = text.substr(colon + 1);
+  const auto key = std::ranges::find(FixKeys(), name, &FixKey::name);
+  if (key == FixKeys().end()) {
+    return UnknownName("key", name, Names(FixKeys())).At(fixed.where);
+  }
+  fixed.key = static_cast<size_t>(key - FixKeys().begin());
+  if (name == "recompute") {
+    auto level = FindRecomputeLevel(value);
+    if (!level) return level.error().At(fixed.where);
+    fixed.value = static_cast<int>(*level);
+  } else {
+    auto number = ReadInteger(value, IsWays(name) ? 1 : 0);
+    if (!number) return number.error().At(fixed.where);
+    fixed.value = *number;
+  }
+  if (name == "zero" && fixed.value > 3) {
+    return InvalidInput("ZeRO's stages are 0 to 3", fixed.where);
+  }
+  const auto devices = static_cast<int>(cluster.devices.size());
+  if (IsWays(name) && fixed.value > devices) {
+    return InvalidInput("the cluster has " + std::to_string(devices) +
+                            " devices: no more ways than these",
+                        fixed.where);
+  }
+  std::vector<std::vector<NodeId>> matching;
+  for (const auto& block : index.nodes_of_block) {
+    std::vector<NodeId> nodes;
+    std::ranges::copy_if(block, std::back_inserter(nodes), [&](NodeId node) {
+      return MatchesName(pattern, index.graph->node(node).name);
+    });
+    if (!nodes.empty()) matching.push_back(std::move(nodes));
+  }
+  if (matching.empty()) {
+    return InvalidInput(
+        "no operator matches; the dense ones are called " + SomeNames(index),
+        fixed.where);
+  }
+  // Where uniform plans split none of them so, whoever can be split is meant.
+  for (const bool usual : {true, false}) {
+    for (const std::vector<NodeId>& nodes : matching) {
+      auto held = kKeys[fixed.key].held(index, nodes, fixed.value, usual);
+      if (!held.empty()) fixed.nodes.push_back(std::move(held));
+    }
+    if (!fixed.nodes.empty()) return fixed;
+  }
+  return InvalidInput("of the operators that match none " +
+                          std::string(kKeys[fixed.key].lacking),
+                      fixed.where);
+}
+
 Result<Constraints> Constraints::Make(const GraphIndex& index,
+                                      const Cluster& cluster,
                                       const ConstraintTexts& texts) {
   Constraints made;
-  for (const std::string& text : texts.fix) {
-    const std::string where = "--fix " + text;
-    const size_t equals = text.find('=');
-    const size_t colon = text.find(':', equals);
-    if (equals == std::string::npos || colon == std::string::npos) {
-      return InvalidInput("expected PATTERN=KEY:VALUE, such as h.*.attn=tp:8",
-                          where);
-    }
-    const std::vector<std::string> pattern =
-        SplitAt(text.substr(0, equals), '.');
-    const std::string name = text.substr(equals + 1, colon - equals - 1);
-    const std::string value = text.substr(colon + 1);
-    const auto key = std::ranges::find(FixKeys(), name, &FixKey::name);
-    if (key == FixKeys().end()) {
-      return UnknownName("key", name, Names(FixKeys())).At(where);
-    }
-    Fixed fixed;
-    fixed.key = static_cast<size_t>(key - FixKeys().begin());
-    if (name == "recompute") {
-      auto level = FindRecomputeLevel(value);
-      if (!level) return level.error().At(where);
-      fixed.value = static_cast<int>(*level);
-    } else {
-      auto number = ReadInteger(value, name == "zero" ? 0 : 1);
-      if (!number) return number.error().At(where);
-      fixed.value = *number;
-    }
-    for (const auto& block : index.nodes_of_block) {
-      std::vector<NodeId> nodes;
-      for (NodeId node : block) {
-        if (MatchesName(pattern, index.graph->node(node).name)) {
-          nodes.push_back(node);
-        }
-      }
-      if (!nodes.empty()) fixed.nodes.push_back(std::move(nodes));
-    }
-    if (fixed.nodes.empty()) {
-      const size_t middle = index.forward_nodes / 2;
-      return InvalidInput("no operator matches; one is called '" +
-                              index.graph->nodes[middle].name + "'",
-                          where);
-    }
+  for (const ConstraintText& given : texts.fix) {
+    TESSERA_TRY(Fixed fixed, made.MakeFixed(index, cluster, given));
     made.fixed_.push_back(std::move(fixed));
   }
-  for (const std::string& text : texts.forbid) {
-    const auto row = std::ranges::find(Forbidden(), text, &ForbiddenRow::name);
+  for (const ConstraintText& given : texts.forbid) {
+    Forbid forbid;
+    forbid.where = WhereOf("forbid", given);
+    const auto row =
+        std::ranges::find(Forbidden(), given.text, &ForbiddenRow::name);
     if (row != Forbidden().end()) {
-      made.forbidden_.push_back(&*row);
-    } else if (FindSchedule(text)) {
-      made.schedules_.push_back(text);
+      forbid.row = &*row;
+    } else if (FindSchedule(given.text)) {
+      forbid.schedule = given.text;
     } else {
       std::vector<std::string_view> known = Names(Forbidden());
       for (const PipelineSchedule& schedule : Schedules()) {
         known.push_back(schedule.name);
       }
-      return UnknownName("constraint", text, known).At("--forbid");
+      return UnknownName("constraint", given.text, known).At(forbid.where);
     }
+    made.forbidden_.push_back(std::move(forbid));
   }
   made.max_microbatch_ = texts.max_microbatch;
-  if (!texts.space.empty() && texts.space != "full") {
-    const auto row = Find("space", Subspaces(), texts.space);
-    if (!row) return row.error().At("--space");
+  if (!texts.space.text.empty() && texts.space.text != "full") {
+    made.space_where_ = WhereOf("space", texts.space);
+    const auto row = Find("space", Subspaces(), texts.space.text);
+    if (!row) return row.error().At(made.space_where_);
     made.subspace_ = *row;
   }
+  TESSERA_RETURN_IF_ERROR(made.CheckConsistent(index, cluster));
   return made;
 }
 
+Result<void> Constraints::CheckConsistent(const GraphIndex& index,
+                                          const Cluster& cluster) const {
+  const auto contradicts = [](const Fixed& fixed, const std::string& other) {
+    return InvalidInput("contradicts " + other, fixed.where);
+  };
+  // By node, who holds each key, and the ways that it is split in all.
+  std::map<std::pair<NodeId, size_t>, const Fixed*> held;
+  std::map<NodeId, int64_t> ways;
+  for (const Fixed& fixed : fixed_) {
+    const KeyRow& row = kKeys[fixed.key];
+    const std::string needs = row.needs(fixed.value);
+    for (const Forbid& forbid : forbidden_) {
+      if (forbid.row != nullptr && forbid.row->name == needs) {
+        return contradicts(fixed, forbid.where);
+      }
+    }
+    if (subspace_ != nullptr &&
+        std::ranges::find(subspace_->lacks, needs) != subspace_->lacks.end()) {
+      return contradicts(fixed, space_where_);
+    }
+    for (const std::vector<NodeId>& nodes : fixed.nodes) {
+      for (NodeId node : nodes) {
+        const auto [at, first] =
+            held.emplace(std::pair(node, fixed.key), &fixed);
+        if (!first && at->second->value != fixed.value) {
+          return contradicts(fixed, at->second->where);
+        }
+        // Samples are split by expert axes too.
+        if (!first || !IsWays(row.key.name) || row.key.name == "ep") continue;
+        int64_t& all = ways.emplace(node, 1).first->second;
+        all *= fixed.value;
+        if (all > static_cast<int64_t>(cluster.devices.size())) {
+          return InvalidInput(
+              "with what else is fixed '" + index.graph->node(node).name +
+                  "' is split in " + std::to_string(all) +
+                  " ways, but the cluster has " +
+                  std::to_string(cluster.devices.size()) + " devices",
+              fixed.where);
+        }
+      }
+    }
+  }
+  return {};
+}
+
 bool Constraints::empty() const {
-  return fixed_.empty() && forbidden_.empty() && schedules_.empty() &&
-         max_microbatch_ == 0 && subspace_ == nullptr;
+  return fixed_.empty() && forbidden_.empty() && max_microbatch_ == 0 &&
+         subspace_ == nullptr;
+}
+
+template <typename Visit>
+void Constraints::ForEachBroken(const GraphIndex& index, const Cluster& cluster,
+                                const Plan& plan, Visit broken) const {
+  for (const Fixed& fixed : fixed_) {
+    for (const std::vector<NodeId>& nodes : fixed.nodes) {
+      if (!kKeys[fixed.key].holds(index, plan, nodes, fixed.value)) {
+        broken(fixed.where);
+      }
+    }
+  }
+  for (const Forbid& forbid : forbidden_) {
+    if (forbid.row != nullptr
+            ? forbid.row->has(index, plan)
+            : plan.groups.size() > 1 && plan.schedule == forbid.schedule) {
+      broken(forbid.where);
+    }
+  }
+  if (max_microbatch_ > 0 && LargestMicrobatch(index, plan) > max_microbatch_) {
+    broken("--max-microbatch " + std::to_string(max_microbatch_));
+  }
+  if (subspace_ != nullptr && !subspace_->holds(index, cluster, plan)) {
+    broken(space_where_);
+  }
 }
 
 int Constraints::Violations(const GraphIndex& index, const Cluster& cluster,
                             const Plan& plan) const {
   int violations = 0;
-  for (const Fixed& fixed : fixed_) {
-    for (const std::vector<NodeId>& nodes : fixed.nodes) {
-      violations +=
-          kKeys[fixed.key].holds(index, plan, nodes, fixed.value) ? 0 : 1;
-    }
-  }
-  for (const ForbiddenRow* row : forbidden_) {
-    violations += row->has(index, plan) ? 1 : 0;
-  }
-  if (plan.groups.size() > 1) {
-    violations +=
-        std::ranges::find(schedules_, plan.schedule) != schedules_.end() ? 1
-                                                                         : 0;
-  }
-  if (max_microbatch_ > 0) {
-    // Of the replica that has most: the loss's operators see the whole batch,
-    // the first one a microbatch.
-    const int sample = index.SampleFactor(NodeId(0));
-    const DeviceGroup& group = plan.groups[plan.ops[0].group.index()];
-    const int64_t replicas = group.Size(AxesOn(plan, NodeId(0), sample));
-    violations += index.graph->global_batch > int64_t{max_microbatch_} *
-                                                  replicas * plan.microbatches
-                      ? 1
-                      : 0;
-  }
-  if (subspace_ != nullptr) {
-    violations += subspace_->holds(index, cluster, plan) ? 0 : 1;
-  }
+  ForEachBroken(index, cluster, plan,
+                [&](const std::string&) { ++violations; });
   return violations;
+}
+
+std::vector<std::string> Constraints::Broken(const GraphIndex& index,
+                                             const Cluster& cluster,
+                                             const Plan& plan) const {
+  std::vector<std::string> texts;
+  ForEachBroken(index, cluster, plan, [&](const std::string& where) {
+    if (texts.empty() || texts.back() != where) texts.push_back(where);
+  });
+  return texts;
 }
 
 }  // namespace tessera

@@ -15,21 +15,28 @@
 
 namespace tessera {
 
+// One constraint as it was given.
+struct ConstraintText {
+  std::string text;
+  std::string line = {};  // of a file, "FILE:3"; empty: of the command line
+};
+
 // As a command line or a file gives them.
 struct ConstraintTexts {
-  // "PATTERN=KEY:VALUE", such as "h.*.attn=tp:8": in each layer the operators
-  // whose names match have it so. The components of a pattern, between dots,
-  // match neighbouring components of a name; '*' stands for any characters of
-  // one. Keys: FixKeys().
-  std::vector<std::string> fix = {};
-  std::vector<std::string> forbid = {};  // rows of Forbidden(), or a schedule
-  int max_microbatch = 0;  // samples of a microbatch on a replica; 0: any
-  std::string space = {};  // a row of Subspaces(); empty: full
+  // "PATTERN=KEY:VALUE", such as "h.*.attn=tp:8": the operators whose names
+  // match have it so, each of them that has something to be split so. The
+  // components of a pattern, between dots, match neighbouring components of a
+  // name; '*' stands for any characters of one. Keys: FixKeys().
+  std::vector<ConstraintText> fix = {};
+  std::vector<ConstraintText> forbid = {};  // of Forbidden(), or a schedule
+  int max_microbatch = 0;     // samples of a microbatch on a replica; 0: any
+  ConstraintText space = {};  // a row of Subspaces(); empty: full
 };
 
 // Adds the lines of a file's text: "fix PATTERN=KEY:VALUE", "forbid NAME",
-// "max-microbatch N", "space NAME"; '#' begins a comment. Errors name `path`
-// and the line.
+// "max-microbatch N", "space NAME", the last two once at most; '#' begins a
+// comment. Of two limits to the microbatch the smaller one holds; a space
+// besides another one is an error. Errors name `path` and the line.
 Result<void> ParseConstraints(std::string_view text, const std::string& path,
                               ConstraintTexts& texts);
 
@@ -57,6 +64,8 @@ struct Subspace {
   std::string_view summary;
   bool (*holds)(const GraphIndex& index, const Cluster& cluster,
                 const Plan& plan);
+  // Of Forbidden(), those that it never has.
+  std::vector<std::string_view> lacks = {};
 };
 std::span<const Subspace> Subspaces();
 
@@ -64,8 +73,10 @@ class Constraints {
  public:
   Constraints() = default;
   // Errors name the text: unknown keys, values that are none, patterns that
-  // match no operator.
+  // match no operator, or none that has what is to be split, more ways than
+  // the cluster has devices, and constraints that contradict one another.
   static Result<Constraints> Make(const GraphIndex& index,
+                                  const Cluster& cluster,
                                   const ConstraintTexts& texts);
 
   bool empty() const;
@@ -73,18 +84,38 @@ class Constraints {
   // allowed. REQUIRES: the plan is valid for the graph of Make.
   int Violations(const GraphIndex& index, const Cluster& cluster,
                  const Plan& plan) const;
+  // These as they were given: "--fix h.*.attn=tp:8", "c.txt:3: forbid zero3".
+  std::vector<std::string> Broken(const GraphIndex& index,
+                                  const Cluster& cluster,
+                                  const Plan& plan) const;
 
  private:
   struct Fixed {
+    std::string where;
     size_t key = 0;  // of FixKeys()
     int value = 0;
-    std::vector<std::vector<NodeId>> nodes;  // by block, where there are some
+    // Those that are to have it, by block, where there are some.
+    std::vector<std::vector<NodeId>> nodes;
   };
+  struct Forbid {
+    std::string where;
+    const ForbiddenRow* row = nullptr;
+    std::string schedule;  // where there is no row
+  };
+  Result<Fixed> MakeFixed(const GraphIndex& index, const Cluster& cluster,
+                          const ConstraintText& given) const;
+  Result<void> CheckConsistent(const GraphIndex& index,
+                               const Cluster& cluster) const;
+  // Calls `broken(where)` for each that a plan breaks.
+  template <typename Visit>
+  void ForEachBroken(const GraphIndex& index, const Cluster& cluster,
+                     const Plan& plan, Visit broken) const;
+
   std::vector<Fixed> fixed_;
-  std::vector<const ForbiddenRow*> forbidden_;
-  std::vector<std::string> schedules_;
+  std::vector<Forbid> forbidden_;
   int max_microbatch_ = 0;
   const Subspace* subspace_ = nullptr;
+  std::string space_where_;
 };
 
 }  // namespace tessera

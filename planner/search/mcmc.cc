@@ -6,6 +6,7 @@
 #include <cmath>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "planner/search/constraints.h"
 #include "planner/search/sweep.h"
@@ -364,6 +365,7 @@ class Walk {
       if (!Better(best, best_)) continue;
       best_ = best;
       improved_ = clock_.Seconds();
+      to_keep_ = &chains_[c].best();
     }
     const double now = clock_.Seconds();
     stalled_ = options_.time_limit > 0 &&
@@ -372,6 +374,11 @@ class Walk {
     if (options_.progress && now - reported_ > 0.1) {
       reported_ = now;
       options_.progress({proposals, now, best_.feasible, best_.step_time});
+    }
+    if (options_.keep && to_keep_ != nullptr && best_.feasible &&
+        now - kept_ > kKeepInterval) {
+      kept_ = now;
+      options_.keep(*std::exchange(to_keep_, nullptr));
     }
     if (done_) return;
     // Pairs (0, 1), (2, 3), … in even rounds, (1, 2), … in odd ones.
@@ -401,6 +408,8 @@ class Walk {
   Score best_;
   double improved_;  // when, seconds
   double reported_ = 0;
+  const Plan* to_keep_ = nullptr;  // the best, unless it was kept
+  double kept_ = 0;
 };
 
 // The `count` best of all, each once.
@@ -537,6 +546,7 @@ Result<SearchResult> Search(const SearchSpace& space,
   if (starts.ranked.empty()) return NothingValid(space);
   result.best = starts.ranked[0];
   result.evaluation = objective.Evaluate(result.best);
+  if (options.keep && result.evaluation.feasible()) options.keep(result.best);
 
   Walk walk(
       space, objective, options, starts, ScoreOf(result.evaluation),

@@ -40,6 +40,7 @@ struct SearchProgress {
 
 inline constexpr int kRungs = 4;   // temperatures of a ladder
 inline constexpr int kRound = 64;  // steps of each chain between exchanges
+inline constexpr double kKeepInterval = 2;  // seconds
 
 struct SearchOptions {
   uint64_t seed = 0;
@@ -56,6 +57,9 @@ struct SearchOptions {
   std::vector<Plan> starts;  // further starting points; invalid ones are passed
   // Called at most ten times a second, one call at a time, or never.
   std::function<void(const SearchProgress&)> progress;
+  // Called with the best plan so far that fits, where there is a better one,
+  // every kKeepInterval at most, one call at a time, or never.
+  std::function<void(const Plan&)> keep;
   const std::atomic<bool>* stop = nullptr;  // ends the search when it is true
   size_t candidates = 1;                    // SearchResult::candidates
 };

@@ -25,6 +25,7 @@ constexpr Column kColumns[] = {
     {"next_sentence", &BatchRow::next_sentence},
     {"source", &BatchRow::source},
     {"source_positions", &BatchRow::source_positions},
+    {"zeros", &BatchRow::zeros},
 };
 
 Result<void> CopyColumns(const BatchRow& row, const std::string& input,
@@ -54,6 +55,10 @@ template <typename RowAt>
 LoadInput LoadRows(RowAt row_at) {
   return [row_at](const Tensor& tensor, const LocalTensor& block,
                   int64_t first_sample) -> Result<void> {
+    if (block.shape.size() != 2 || block.dtype != DType::kInt32) {
+      return InvalidInput("rows of tokens have one number for each place",
+                          "input '" + tensor.name + "'");
+    }
     int32_t* out = block.as<int32_t>();
     const auto width = static_cast<size_t>(block.shape[1]);
     for (int64_t i = 0; i < block.shape[0]; ++i, out += width) {
@@ -244,6 +249,7 @@ Result<BatchRow> Batches::Row(int64_t row, uint64_t key) const {
   }
   const int64_t n = options_.seq_len;
   BatchRow out;
+  out.zeros.assign(static_cast<size_t>(n), 0);
   for (auto* list :
        {&out.tokens, &out.labels, &out.positions, &out.mask_positions}) {
     list->reserve(static_cast<size_t>(n));

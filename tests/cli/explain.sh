@@ -47,6 +47,13 @@ json 'all(j["found"]["step_time_s"] <= a["step_time_s"]
 grep -q "^  > one node: the model fits on a device " "$work/text" ||
   fail "the situation is not marked"
 
+# No proposals and no time are limits, too.
+for limit in "--proposals 0" "--time-limit 0"; do
+  # shellcheck disable=SC2086 # a flag and its value
+  timeout 120 "$tessera" explain --which-strategy "${tiny[@]}" "${cluster[@]}" \
+    $limit >/dev/null 2>&1 || fail "--which-strategy $limit: exit code $?"
+done
+
 fails 2 "explain: needs --model" explain "${cluster[@]}"
 fails 2 "diff: needs two plan files" diff "$work/dp=4.json" "${tiny[@]}" \
   "${cluster[@]}"

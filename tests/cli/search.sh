@@ -33,10 +33,47 @@ done
 kill -INT $search
 code=0
 wait $search || code=$?
-[[ $code == 0 ]] || fail "an interrupted search ended with $code"
+[[ $code == 130 ]] || fail "an interrupted search ended with $code"
+grep -q "^what it costs\|step time" "$work/stdout" || fail "does not print the plan"
 grep -q "interrupted" "$work/stderr" || fail "does not say that it was interrupted"
 "$tessera" simulate "${tiny[@]}" "${cluster[@]}" --plan "$work/kept.json" \
   >/dev/null 2>&1 || fail "the plan that Ctrl-C left is not valid"
+
+# Killed: the plan is there as well, and --resume goes on from it.
+"$tessera" search "${tiny[@]}" "${cluster[@]}" --time-limit 600 \
+  -o "$work/killed.json" >/dev/null 2>&1 &
+search=$!
+for _ in $(seq 300); do
+  if [[ -s $work/killed.json ]]; then break; fi
+  sleep 0.1
+done
+kill -KILL $search
+wait $search 2>/dev/null || true
+"$tessera" simulate "${tiny[@]}" "${cluster[@]}" --plan "$work/killed.json" \
+  --json >"$work/simulated.json" 2>/dev/null ||
+  fail "what a killed search left is no plan"
+before=$(json 'j["step_time_s"]' "$work/simulated.json")
+"$tessera" search "${tiny[@]}" "${cluster[@]}" --proposals 0 --resume --json \
+  --prefer fastest --confirm 0 -o "$work/killed.json" >"$work/resumed.json" \
+  2>/dev/null
+json "j['step_time_s'] <= $before" "$work/resumed.json" >/dev/null
+fails 2 "needs -o" search "${tiny[@]}" "${cluster[@]}" --proposals 1 --resume
+fails 2 "nothing.json" search "${tiny[@]}" "${cluster[@]}" --proposals 1 \
+  --resume -o "$work/nothing.json"
+
+# What cannot be written is printed all the same; what never could is refused.
+fails 2 "cannot write beside" search "${tiny[@]}" "${cluster[@]}" \
+  --proposals 1 -o /proc/x.json
+code=0
+output=$(
+  trap "" XFSZ
+  ulimit -f 0 # blocks of a file; this goes to a pipe
+  "$tessera" search "${tiny[@]}" "${cluster[@]}" --proposals 20 \
+    -o "$work/full.json" 2>&1
+) || code=$?
+[[ $code == 1 ]] || fail "exit code $code of a full disk"
+[[ $output == *"cannot write"* ]] || fail "does not say that the disk is full"
+[[ $output == *"step time"* ]] || fail "prints no plan where the disk is full"
 
 # Constraints: a fixed split, a forbidden stage, a limit, and a file of them.
 "$tessera" search "${tiny[@]}" "${cluster[@]}" --proposals 200 \
@@ -66,6 +103,9 @@ fails 2 "no operator matches" search "${tiny[@]}" "${cluster[@]}" \
   --proposals 1 --fix 'nothing=tp:2'
 fails 2 "unknown constraint 'zero4'" search "${tiny[@]}" "${cluster[@]}" \
   --proposals 1 --forbid zero4
+# No plan is found: that is the constraints, not the memory.
+fails 2 "breaks --fix h.0.attn=tp:3" search "${tiny[@]}" "${cluster[@]}" \
+  --proposals 1 --time-limit 1 --fix h.0.attn=tp:3
 echo "spaze dp" >"$work/wrong"
 fails 2 "wrong:1: unknown constraint 'spaze'" search "${tiny[@]}" \
   "${cluster[@]}" --proposals 1 --constraints "$work/wrong"

@@ -23,6 +23,7 @@ using testing::BranchesGraph;
 using testing::MlpGraph;
 using testing::MoeGraph;
 using testing::StateOf;
+using testing::TwoLayerGraph;
 
 Cluster Ranks(int count) {
   auto cluster = MakeCluster("local-cpu:" + std::to_string(count));
@@ -204,7 +205,7 @@ Balance JudgeFromMany(const Move& move) {
   for (const char* text :
        {"", "tp=2,zero=1", "zero=3", "tp=2,sp=1", "pp=2,mbs=2", "pp=2,tp=2",
         "tp=4", "cp=2", "tp=2,mbs=2", "cp=2,mbs=2,dp-kind=rooted",
-        "pp=2,vp=2,mbs=2,schedule=interleaved",
+        "tp=2,mbs=2,dp-kind=rooted", "pp=2,vp=2,mbs=2,schedule=interleaved",
         "pp=2,vp=2,tp=2,schedule=interleaved"}) {
     Judge(move, of_layers, Uniform(of_layers, text), balance);
   }
@@ -212,6 +213,12 @@ Balance JudgeFromMany(const Move& move) {
   const SearchSpace of_branches(branches, cluster);
   for (const char* text : {"", "branches=split", "tp=2,branches=split"}) {
     Judge(move, of_branches, Uniform(of_branches, text), balance);
+  }
+  // A weight that both stages read.
+  const Graph tied = TwoLayerGraph(4, 4, 16, /*tied=*/true);
+  const SearchSpace of_tied(tied, cluster);
+  for (const char* text : {"pp=2,mbs=2", "pp=2,zero=1"}) {
+    Judge(move, of_tied, Uniform(of_tied, text), balance);
   }
   const Graph attention = AttentionGraph(1, 4, 8, 4, 2, 16);
   const SearchSpace of_attention(attention, cluster);
@@ -301,6 +308,28 @@ TEST(Rooted, LeadsToTheStrategyAndBack) {
   // Not where the root would have to have the state that is cut.
   EXPECT_FALSE(
       move.propose(Uniform(space, "dp=4,zero=1"), space, rng).has_value());
+}
+
+// What a root does follows the axes that it is the root of.
+TEST(FabricOrder, RootsFollowTheirAxes) {
+  const Graph graph = MlpGraph(2, 4, 4, 4, 8, 16);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  const Plan plan = Uniform(space, "dp=2,tp=2,mbs=2,dp-kind=rooted");
+  Rng rng(1);
+  const auto step = (*FindMove("fabric-order"))->propose(plan, space, rng);
+  ASSERT_TRUE(step.has_value());
+  // Of two axes the other one.
+  const auto other = [](AxisSet axis) { return axis == 0 ? 0 : axis ^ 3; };
+  int rooted = 0;
+  for (size_t i = 0; i < plan.ops.size(); ++i) {
+    EXPECT_EQ(step->plan.ops[i].rooted, other(plan.ops[i].rooted));
+  }
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    EXPECT_EQ(step->plan.weights[w].rooted, other(plan.weights[w].rooted));
+    rooted += plan.weights[w].rooted != 0 ? 1 : 0;
+  }
+  EXPECT_GT(rooted, 0);
 }
 
 // An order that balances any number of ranks is a move away.

@@ -10,9 +10,11 @@
 
 namespace tessera::testing {
 
-// embed | head: a lookup, a dense layer and the loss; four nodes, two weights.
-// The sequence has one token, so that it cannot be split.
-inline Graph TwoLayerGraph(int64_t batch, int64_t hidden, int64_t vocabulary) {
+// embed | head: a lookup, a dense layer and the loss; four nodes, two weights,
+// or where they are `tied` one. The sequence has one token, so that it cannot
+// be split.
+inline Graph TwoLayerGraph(int64_t batch, int64_t hidden, int64_t vocabulary,
+                           bool tied = false) {
   GraphBuilder builder("two-layer", batch, 1, DType::kFloat32);
   builder.BeginBlock("embed");
   const TensorId tokens = builder.Input("tokens", {batch, 1}, DType::kInt32);
@@ -21,8 +23,9 @@ inline Graph TwoLayerGraph(int64_t batch, int64_t hidden, int64_t vocabulary) {
       builder.Weight("table", {vocabulary, hidden}, {.stddev = 1}, true);
   const TensorId x = builder.Add1("embedding", "lookup", {tokens, table});
   builder.BeginBlock("head");
-  const TensorId matrix =
-      builder.Weight("matrix", {vocabulary, hidden}, {.stddev = 1}, true);
+  const TensorId matrix = tied ? table
+                               : builder.Weight("matrix", {vocabulary, hidden},
+                                                {.stddev = 1}, true);
   const TensorId logits =
       builder.Add1("linear", "linear", {x, matrix}, "bsi,vi->bsv");
   const TensorId count = builder.Add1("count_labels", "count", {labels});

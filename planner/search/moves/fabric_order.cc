@@ -39,6 +39,13 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
     if (!swapped[placement.group.index()]) continue;
     for (AxisSet& set : placement.axes) set = Swapped(set, lower);
     placement.streamed = Swapped(placement.streamed, lower);
+    placement.rooted = Swapped(placement.rooted, lower);
+  }
+  for (size_t w = 0; w < candidate.weights.size(); ++w) {
+    const NodeId home = space.index.weights[w].home.node;
+    if (!swapped[plan.ops[home.index()].group.index()]) continue;
+    AxisSet& rooted = candidate.weights[w].rooted;
+    rooted = Swapped(rooted, lower);
   }
   return Finish(space, plan, std::move(candidate), 0);
 }

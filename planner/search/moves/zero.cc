@@ -3,7 +3,7 @@
 // only. They must agree before, as they do after, but for weights that
 // several groups read, which follow as far as they can. Symmetric: weight,
 // reach and the new cut are uniform, and a weight that several groups read
-// changes alone.
+// changes alone, to what it can have: no two cuts lead to one plan.
 
 #include "planner/plan/axis_roles.h"
 #include "planner/search/moves/scope.h"
@@ -41,6 +41,9 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
       static_cast<uint32_t>(stage) + (chosen_within ? kStages - 1 : 0);
   const uint32_t next = (cut + 1 + rng.Below(cuts - 1)) % cuts;
   const int wanted = StageOf(next);
+  if (HighestZeroStage(index, plan, chosen, wanted) != wanted) {
+    return std::nullopt;
+  }
   Plan candidate = plan;
   for (size_t w = 0; w < index.weights.size(); ++w) {
     const GraphIndex::Use& other = index.weights[w].home;

@@ -24,12 +24,12 @@ class ConstraintsTest : public ::testing::Test {
     return *std::move(plan);
   }
   int Violations(const ConstraintTexts& texts, std::string_view strategy) {
-    const auto made = Constraints::Make(space_.index, texts);
+    const auto made = Constraints::Make(space_.index, cluster_, texts);
     TESSERA_CHECK(made.has_value()) << made.error().ToString();
     return made->Violations(space_.index, cluster_, Uniform(space_, strategy));
   }
   std::string ErrorOf(const ConstraintTexts& texts) {
-    const auto made = Constraints::Make(space_.index, texts);
+    const auto made = Constraints::Make(space_.index, cluster_, texts);
     return made ? "no error" : made.error().ToString();
   }
 
@@ -40,43 +40,44 @@ class ConstraintsTest : public ::testing::Test {
 
 TEST_F(ConstraintsTest, CountsWhatAPlanBreaks) {
   // Four layers of two products each.
-  EXPECT_EQ(Violations({.fix = {"h.*.up=tp:2"}}, "tp=2"), 0);
-  EXPECT_EQ(Violations({.fix = {"h.*.up=tp:2"}}, "tp=4"), 4);
-  EXPECT_EQ(Violations({.fix = {"h.1.up=tp:2"}}, ""), 1);
-  EXPECT_EQ(Violations({.fix = {"*=dp:2"}}, "tp=2"), 0);
-  EXPECT_EQ(Violations({.fix = {"h.*.down=zero:1"}}, "zero=1"), 0);
-  EXPECT_EQ(Violations({.fix = {"h.*.down=zero:1"}}, ""), 4);
-  EXPECT_EQ(Violations({.fix = {"h=recompute:full"}}, "recompute=full"), 0);
-  EXPECT_EQ(Violations({.fix = {"h=recompute:full"}}, ""), 4);
+  EXPECT_EQ(Violations({.fix = {{"h.*.up=tp:2"}}}, "tp=2"), 0);
+  EXPECT_EQ(Violations({.fix = {{"h.*.up=tp:2"}}}, "tp=4"), 4);
+  EXPECT_EQ(Violations({.fix = {{"h.1.up=tp:2"}}}, ""), 1);
+  EXPECT_EQ(Violations({.fix = {{"*=dp:2"}}}, "tp=2"), 0);
+  EXPECT_EQ(Violations({.fix = {{"h.*.down=zero:1"}}}, "zero=1"), 0);
+  EXPECT_EQ(Violations({.fix = {{"h.*.down=zero:1"}}}, ""), 4);
+  EXPECT_EQ(Violations({.fix = {{"h=recompute:full"}}}, "recompute=full"), 0);
+  EXPECT_EQ(Violations({.fix = {{"h=recompute:full"}}}, ""), 4);
 
-  EXPECT_EQ(Violations({.forbid = {"zero3"}}, "zero=3"), 1);
-  EXPECT_EQ(Violations({.forbid = {"zero3"}}, "zero=2"), 0);
-  EXPECT_EQ(Violations({.forbid = {"tp", "pp"}}, "tp=2,pp=2,mbs=2"), 2);
-  EXPECT_EQ(Violations({.forbid = {"gpipe"}}, "pp=2,schedule=gpipe"), 1);
-  EXPECT_EQ(Violations({.forbid = {"gpipe"}}, "pp=2"), 0);
+  EXPECT_EQ(Violations({.forbid = {{"zero3"}}}, "zero=3"), 1);
+  EXPECT_EQ(Violations({.forbid = {{"zero3"}}}, "zero=2"), 0);
+  EXPECT_EQ(Violations({.forbid = {{"tp"}, {"pp"}}}, "tp=2,pp=2,mbs=2"), 2);
+  EXPECT_EQ(Violations({.forbid = {{"gpipe"}}}, "pp=2,schedule=gpipe"), 1);
+  EXPECT_EQ(Violations({.forbid = {{"gpipe"}}}, "pp=2"), 0);
 
   EXPECT_EQ(Violations({.max_microbatch = 1}, "tp=2,mbs=2"), 1);
   EXPECT_EQ(Violations({.max_microbatch = 2}, "tp=2,mbs=2"), 0);
 
-  EXPECT_EQ(Violations({.space = "dp"}, "zero=3"), 0);
-  EXPECT_EQ(Violations({.space = "dp"}, "tp=2"), 1);
-  EXPECT_EQ(Violations({.space = "megatron"}, "tp=2,pp=2"), 0);
-  EXPECT_EQ(Violations({.space = "megatron"}, "tp=2,zero=1"), 0);
-  EXPECT_EQ(Violations({.space = "megatron"}, "zero=3"), 1);
-  EXPECT_EQ(Violations({.space = "soap"}, "tp=2,mbs=4"), 0);
-  EXPECT_EQ(Violations({.space = "soap"}, "tp=2,mbs=2"), 1);
-  EXPECT_EQ(Violations({.space = "full"}, "zero=3"), 0);
+  EXPECT_EQ(Violations({.space = {"dp"}}, "zero=3"), 0);
+  EXPECT_EQ(Violations({.space = {"dp"}}, "tp=2"), 1);
+  EXPECT_EQ(Violations({.space = {"megatron"}}, "tp=2,pp=2"), 0);
+  EXPECT_EQ(Violations({.space = {"megatron"}}, "tp=2,zero=1"), 0);
+  EXPECT_EQ(Violations({.space = {"megatron"}}, "zero=3"), 1);
+  EXPECT_EQ(Violations({.space = {"soap"}}, "tp=2,mbs=4"), 0);
+  EXPECT_EQ(Violations({.space = {"soap"}}, "tp=2,mbs=2"), 1);
+  EXPECT_EQ(Violations({.space = {"full"}}, "zero=3"), 0);
 }
 
 TEST_F(ConstraintsTest, SaysWhatIsWrong) {
-  EXPECT_THAT(ErrorOf({.fix = {"h.*.up"}}), HasSubstr("PATTERN=KEY:VALUE"));
-  EXPECT_THAT(ErrorOf({.fix = {"h.*.up=tq:8"}}),
+  EXPECT_THAT(ErrorOf({.fix = {{"h.*.up"}}}), HasSubstr("PATTERN=KEY:VALUE"));
+  EXPECT_THAT(ErrorOf({.fix = {{"h.*.up=tq:8"}}}),
               HasSubstr("unknown key 'tq'; did you mean"));
-  EXPECT_THAT(ErrorOf({.fix = {"h.*.up=tp:x"}}), HasSubstr("whole number"));
-  EXPECT_THAT(ErrorOf({.fix = {"h.*.attn=tp:2"}}),
+  EXPECT_THAT(ErrorOf({.fix = {{"h.*.up=tp:x"}}}), HasSubstr("whole number"));
+  EXPECT_THAT(ErrorOf({.fix = {{"h.*.attn=tp:2"}}}),
               HasSubstr("no operator matches"));
-  EXPECT_THAT(ErrorOf({.forbid = {"zero4"}}), HasSubstr("unknown constraint"));
-  EXPECT_THAT(ErrorOf({.space = "megatro"}), HasSubstr("megatron"));
+  EXPECT_THAT(ErrorOf({.forbid = {{"zero4"}}}),
+              HasSubstr("unknown constraint"));
+  EXPECT_THAT(ErrorOf({.space = {"megatro"}}), HasSubstr("megatron"));
 }
 
 TEST_F(ConstraintsTest, ReadsAFile) {
@@ -85,10 +86,13 @@ TEST_F(ConstraintsTest, ReadsAFile) {
       ParseConstraints("# all\nfix h.*.up=tp:2  # half\n\nforbid zero3\n"
                        "max-microbatch 4\nspace soap\n",
                        "c.txt", texts));
-  EXPECT_THAT(texts.fix, ElementsAre("h.*.up=tp:2"));
-  EXPECT_THAT(texts.forbid, ElementsAre("zero3"));
+  ASSERT_EQ(texts.fix.size(), 1u);
+  EXPECT_EQ(texts.fix[0].text, "h.*.up=tp:2");
+  EXPECT_EQ(texts.fix[0].line, "c.txt:2");
+  ASSERT_EQ(texts.forbid.size(), 1u);
+  EXPECT_EQ(texts.forbid[0].text, "zero3");
   EXPECT_EQ(texts.max_microbatch, 4);
-  EXPECT_EQ(texts.space, "soap");
+  EXPECT_EQ(texts.space.text, "soap");
   const auto wrong =
       ParseConstraints("fix a=tp:1\nforbit zero3", "c.txt", texts);
   ASSERT_FALSE(wrong.has_value());
@@ -96,16 +100,175 @@ TEST_F(ConstraintsTest, ReadsAFile) {
   EXPECT_THAT(wrong.error().ToString(), HasSubstr("did you mean 'forbid'"));
 }
 
+TEST_F(ConstraintsTest, ReadsWhatEditorsWrite) {
+  ConstraintTexts texts;
+  ASSERT_TRUE(
+      ParseConstraints("\xEF\xBB\xBF"
+                       "fix\th.*.up=tp:2\r\nspace dp\r\n",
+                       "c.txt", texts));
+  ASSERT_EQ(texts.fix.size(), 1u);
+  EXPECT_EQ(texts.fix[0].text, "h.*.up=tp:2");
+  EXPECT_EQ(texts.space.text, "dp");
+}
+
+// A file never loosens what the command line says.
+TEST_F(ConstraintsTest, TheStricterOfFileAndFlagsHolds) {
+  for (const int flag : {1, 8}) {
+    ConstraintTexts texts = {.max_microbatch = flag};
+    ASSERT_TRUE(ParseConstraints("max-microbatch 4", "c.txt", texts));
+    EXPECT_EQ(texts.max_microbatch, std::min(flag, 4));
+  }
+  const auto error = [](ConstraintTexts texts, std::string_view text) {
+    const auto read = ParseConstraints(text, "c.txt", texts);
+    return read ? "no error" : read.error().ToString();
+  };
+  EXPECT_EQ(error({.space = {"dp"}}, "space dp"), "no error");
+  EXPECT_EQ(error({.space = {"soap"}}, "\nspace dp"),
+            "c.txt:2: space dp: contradicts --space soap");
+  EXPECT_EQ(error({}, "space dp\nspace dp"), "c.txt:2: 'space' is given twice");
+  EXPECT_EQ(error({}, "max-microbatch 2\nmax-microbatch 1"),
+            "c.txt:2: 'max-microbatch' is given twice");
+}
+
+TEST_F(ConstraintsTest, ErrorsNameTheLineOfAFile) {
+  EXPECT_THAT(ErrorOf({.fix = {{"nope=tp:2", "c.txt:2"}}}),
+              HasSubstr("c.txt:2: fix nope=tp:2: no operator matches"));
+  EXPECT_THAT(ErrorOf({.forbid = {{"nosuch", "c.txt:1"}}}),
+              HasSubstr("c.txt:1: forbid nosuch: unknown constraint"));
+  EXPECT_THAT(ErrorOf({.space = {"nosuch", "c.txt:3"}}),
+              HasSubstr("c.txt:3: space nosuch: unknown space"));
+}
+
+TEST_F(ConstraintsTest, ManyStarsTakeNoTime) {
+  // 2^40 ways to share out the characters, if each were tried.
+  std::string pattern;
+  for (int i = 0; i < 40; ++i) pattern += "*o";
+  EXPECT_THAT(ErrorOf({.fix = {{pattern + "x=tp:2"}}}),
+              HasSubstr("no operator matches"));
+  EXPECT_THAT(ErrorOf({.fix = {{std::string(40, '*') + "z=tp:2"}}}),
+              HasSubstr("no operator matches"));
+  for (const char* same : {"h.*.up", "h.*.u*", "*.*p", "h.**.*u*p*", "*up"}) {
+    EXPECT_EQ(Violations({.fix = {{std::string(same) + "=tp:2"}}}, ""), 4)
+        << same;
+  }
+}
+
+// What no plan at all meets is an error before there is any search.
+TEST_F(ConstraintsTest, RefusesWhatCannotBe) {
+  EXPECT_THAT(ErrorOf({.fix = {{"h.*.norm=tp:2"}}}),
+              HasSubstr("of the operators that match none is dense"));
+  EXPECT_THAT(ErrorOf({.fix = {{"h.*=ep:2"}}}),
+              HasSubstr("of the operators that match none has experts"));
+  EXPECT_THAT(ErrorOf({.fix = {{"h.*.act=zero:1"}}}),
+              HasSubstr("of the operators that match none has weights"));
+  EXPECT_THAT(ErrorOf({.fix = {{"lookup=recompute:full"}}}),
+              HasSubstr("of the operators that match none is in a layer"));
+  EXPECT_THAT(ErrorOf({.fix = {{"h.*=zero:4"}}}), HasSubstr("0 to 3"));
+  EXPECT_THAT(ErrorOf({.fix = {{"h.*=tp:5"}}}), HasSubstr("4 devices"));
+}
+
+TEST_F(ConstraintsTest, RefusesContradictions) {
+  EXPECT_EQ(ErrorOf({.fix = {{"h.*.up=tp:2"}, {"h.1=tp:4"}}}),
+            "--fix h.1=tp:4: contradicts --fix h.*.up=tp:2");
+  EXPECT_EQ(ErrorOf({.fix = {{"h.1.up=tp:2"}, {"h.2=tp:4"}}}), "no error");
+  EXPECT_EQ(ErrorOf({.fix = {{"h.1.up=recompute:full"},
+                             {"h.1.down=recompute:none"}}}),
+            "--fix h.1.down=recompute:none: contradicts "
+            "--fix h.1.up=recompute:full");
+  EXPECT_EQ(ErrorOf({.fix = {{"*=tp:2"}}, .forbid = {{"tp", "c.txt:1"}}}),
+            "--fix *=tp:2: contradicts c.txt:1: forbid tp");
+  EXPECT_EQ(ErrorOf({.fix = {{"*=tp:1"}}, .forbid = {{"tp"}}}), "no error");
+  EXPECT_EQ(ErrorOf({.fix = {{"*=zero:2"}}, .forbid = {{"zero2"}}}),
+            "--fix *=zero:2: contradicts --forbid zero2");
+  EXPECT_EQ(ErrorOf({.fix = {{"*=tp:2"}}, .space = {"dp"}}),
+            "--fix *=tp:2: contradicts --space dp");
+  EXPECT_EQ(ErrorOf({.fix = {{"*=dp:2"}, {"h.*.up=tp:4"}}}),
+            "--fix h.*.up=tp:4: with what else is fixed 'h.0.up' is split in 8 "
+            "ways, but the cluster has 4 devices");
+}
+
+// Each operator that matches, not one for all.
+TEST_F(ConstraintsTest, HoldsEveryOperatorThatMatches) {
+  Plan plan = Uniform(space_, "tp=4");
+  const auto broken = [&](const char* fix) {
+    const auto made =
+        Constraints::Make(space_.index, cluster_, {.fix = {{fix}}});
+    TESSERA_CHECK(made.has_value()) << made.error().ToString();
+    return made->Violations(space_.index, cluster_, plan);
+  };
+  EXPECT_EQ(broken("h.*=tp:4"), 0);
+  EXPECT_EQ(broken("h.*=dp:1"), 0);
+  // "up" of the second layer splits its samples instead.
+  for (size_t i = 0; i < space_.index.forward_nodes; ++i) {
+    if (graph_.nodes[i].name != "h.1.up") continue;
+    plan.ops[i].axes = {};
+    plan.ops[i]
+        .axes[static_cast<size_t>(space_.index.SampleFactor(NodeId(i)))] =
+        plan.groups[0].all_axes();
+  }
+  EXPECT_EQ(broken("h.*=tp:4"), 1);
+  EXPECT_EQ(broken("h.*=dp:1"), 1);
+}
+
+// A uniform plan has what its strategy says.
+TEST(ConstraintsOfStrategies, UniformPlansKeepTheirDegrees) {
+  const Cluster cluster = MakeCluster("local-cpu:4").value();
+  struct Row {
+    Graph graph;
+    const char* strategy;
+    std::vector<ConstraintText> fix;
+  };
+  const Graph attention = testing::AttentionGraph(2, 4, 8, 8, 4, 16);
+  const Graph moe = testing::MoeGraph(2, 4, 4, 4, 4, 4, 16);
+  const std::vector<Row> rows = {
+      {attention, "tp=2,sp=1", {{"*=tp:2"}, {"*=dp:2"}}},
+      {attention, "cp=2,tp=2,sp=1", {{"*=cp:2"}, {"*=tp:2"}, {"*=dp:1"}}},
+      {attention, "cp=2,tp=2,cp-kind=ulysses", {{"*=cp:2"}, {"*=tp:2"}}},
+      {moe, "ep=2,tp=2,sp=1", {{"*=ep:2"}, {"*=tp:2"}, {"*=dp:2"}}},
+      {moe, "ep=2", {{"*=ep:2"}, {"*=tp:1"}, {"*=dp:4"}}},
+      {moe, "cp=2,tp=2,sp=1", {{"*=cp:2"}, {"*=ep:1"}}},
+      {testing::BranchesGraph(4, 2, 4, 8, 16), "tp=2", {{"*=tp:2"}}},
+  };
+  for (const Row& row : rows) {
+    const SearchSpace space(row.graph, cluster);
+    const auto plan = PlanFromStrategy(space.index, cluster,
+                                       ParseStrategy(row.strategy).value());
+    ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+    const auto made = Constraints::Make(space.index, cluster, {.fix = row.fix});
+    ASSERT_TRUE(made.has_value()) << made.error().ToString();
+    EXPECT_THAT(made->Broken(space.index, cluster, *plan), ElementsAre())
+        << row.strategy;
+  }
+}
+
+// The embedding splits samples 4 ways, the layers only 2.
+TEST_F(ConstraintsTest, TheLimitIsOfTheNodeWithMostSamples) {
+  Plan plan = Uniform(space_, "tp=2,mbs=1");
+  ASSERT_EQ(plan.microbatches, 4);
+  const auto broken = [&] {
+    const auto made =
+        Constraints::Make(space_.index, cluster_, {.max_microbatch = 1});
+    return made->Broken(space_.index, cluster_, plan);
+  };
+  EXPECT_THAT(broken(), ElementsAre());
+  plan.microbatches = 2;
+  EXPECT_THAT(broken(), ElementsAre("--max-microbatch 1"));
+  plan.ops[0].axes[static_cast<size_t>(space_.index.SampleFactor(NodeId(0)))] =
+      plan.groups[0].all_axes();
+  EXPECT_THAT(broken(), ElementsAre("--max-microbatch 1"));
+}
+
 // All that the search returns keeps to them, also where no uniform plan does.
 TEST_F(ConstraintsTest, HoldTheSearch) {
   const ToyObjective objective(graph_);
   for (const ConstraintTexts& texts :
-       {ConstraintTexts{.fix = {"h.*.up=tp:2"}},
-        ConstraintTexts{.forbid = {"tp", "zero3"}, .max_microbatch = 2},
-        ConstraintTexts{.space = "megatron"}, ConstraintTexts{.space = "dp"},
-        ConstraintTexts{.fix = {"h.0=tp:4", "h.3=tp:1"}}}) {
+       {ConstraintTexts{.fix = {{"h.*.up=tp:2"}}},
+        ConstraintTexts{.forbid = {{"tp"}, {"zero3"}}, .max_microbatch = 2},
+        ConstraintTexts{.space = {"megatron"}},
+        ConstraintTexts{.space = {"dp"}},
+        ConstraintTexts{.fix = {{"h.0=tp:4"}, {"h.3=tp:1"}}}}) {
     SearchSpace space(graph_, cluster_);
-    space.constraints = Constraints::Make(space.index, texts).value();
+    space.constraints = Constraints::Make(space.index, cluster_, texts).value();
     SearchOptions options;
     options.proposals = 400;
     options.time_limit = 0;
@@ -122,7 +285,8 @@ TEST_F(ConstraintsTest, HoldTheSearch) {
   }
   SearchSpace space(graph_, cluster_);
   space.constraints =
-      Constraints::Make(space.index, {.fix = {"h.0.up=tp:3"}}).value();
+      Constraints::Make(space.index, cluster_, {.fix = {{"h.0.up=tp:3"}}})
+          .value();
   SearchOptions options;
   options.proposals = 10;
   options.time_limit = 0.5;

@@ -1,0 +1,205 @@
+#include "planner/io/onnx.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "planner/base/table.h"
+#include "planner/io/onnx_file.h"
+#include "planner/io/onnx_walk.h"
+
+namespace tessera {
+
+using onnx::Atoms;
+using onnx::BoundInput;
+using onnx::kMostElements;
+using onnx::Number;
+using onnx::Sizes;
+using onnx::Walk;
+
+namespace {
+
+// The versions of the standard operators that are read.
+constexpr int64_t kLeastOpset = 13;
+constexpr int64_t kMostOpset = 21;
+
+std::string ShowsAs(const OnnxDimension& dim, size_t d) {
+  return dim.symbol.empty() ? "dimension " + std::to_string(d)
+                            : "dimension '" + dim.symbol + "'";
+}
+
+// What the file and the options say of `what`; both must agree.
+Result<int64_t> Agreed(const OnnxDimension& dim, int64_t given,
+                       const std::string& where, const std::string& flag) {
+  if (dim.extent > 0 && given > 0 && dim.extent != given) {
+    return InvalidInput("is " + std::to_string(dim.extent) +
+                            " in the file: expected " + flag + " " +
+                            std::to_string(dim.extent) +
+                            ", or a file whose dimension is open",
+                        where);
+  }
+  if (dim.extent <= 0 && given <= 0) {
+    return InvalidInput("is open: needs " + flag + " N", where);
+  }
+  return dim.extent > 0 ? dim.extent : given;
+}
+
+// Extents of all inputs: the first dimension is the batch, the second one of
+// whole numbers the sequence; others are in the file, or set by their symbols.
+Result<Sizes> BindInputs(const OnnxModel& model, const std::string& path,
+                         const ImportOptions& options) {
+  Sizes sizes;
+  std::set<std::string> read;
+  for (const OnnxNode& node : model.nodes) {
+    read.insert(node.inputs.begin(), node.inputs.end());
+  }
+  std::set<std::string> symbols;
+  bool any_sequence = false;
+  for (const OnnxInput& input : model.inputs) {
+    if (!read.contains(input.name)) continue;
+    BoundInput bound = {.input = &input,
+                        .name = input.name,
+                        .shape = {},
+                        .is_float = IsOnnxFloat(input.type)};
+    const size_t rank = input.dims.size();
+    const std::string where = path + ": input '" + input.name + "'";
+    if (rank < 1 || rank > 4) {
+      return InvalidInput("has " + std::to_string(rank) +
+                              " dimensions: expected a batch of tokens, "
+                              "features or images",
+                          where);
+    }
+    const bool sequence = !bound.is_float && rank == 2;
+    any_sequence |= sequence;
+    double elements = 1;
+    for (size_t d = 0; d < rank; ++d) {
+      const OnnxDimension& dim = input.dims[d];
+      const std::string at = where + ": " + ShowsAs(dim, d);
+      int64_t given = 0;
+      std::string flag = "--set model." + dim.symbol + "=N";
+      if (d == 0) {
+        given = sizes.batch > 0 ? sizes.batch : options.global_batch;
+        flag = "--global-batch";
+      } else if (d == 1 && sequence) {
+        given = sizes.seq_len > 1 ? sizes.seq_len : options.seq_len;
+        flag = "--seq-len";
+      } else if (!dim.symbol.empty()) {
+        symbols.insert(dim.symbol);
+        const auto set = options.overrides.find(dim.symbol);
+        if (set != options.overrides.end()) {
+          const double value = set->second.number;
+          if (!(value >= 1 && value <= 0x1p40) || value != std::floor(value)) {
+            return InvalidInput("is " + set->second.ToString() +
+                                    ": expected a whole number of at least 1",
+                                at);
+          }
+          given = static_cast<int64_t>(value);
+        }
+      } else {
+        flag = "a size in the file, not";
+      }
+      TESSERA_TRY(const int64_t extent, Agreed(dim, given, at, flag));
+      if (d == 0) sizes.batch = extent;
+      if (d == 1 && sequence) sizes.seq_len = extent;
+      elements *= Number(extent);
+      bound.shape.push_back(extent);
+    }
+    if (elements > kMostElements) {
+      return InvalidInput("has more than 2^50 elements", where);
+    }
+    sizes.inputs.push_back(std::move(bound));
+  }
+  for (const auto& [key, value] : options.overrides) {
+    if (key == "output" || symbols.contains(key)) continue;
+    std::vector<std::string_view> known = {"output"};
+    known.insert(known.end(), symbols.begin(), symbols.end());
+    return Error{ErrorCode::kNotFound,
+                 UnknownName("key or symbol", key, known).message, path};
+  }
+  if (sizes.inputs.empty()) {
+    return InvalidInput("has no inputs that its nodes read", path);
+  }
+  if (!any_sequence && options.seq_len > 1 && options.warnings != nullptr) {
+    options.warnings->push_back(
+        path + ": its inputs have no sequence: its length is left out");
+  }
+  // The names of the data.
+  bool images = false;
+  bool tokens = false;
+  for (BoundInput& bound : sizes.inputs) {
+    const auto named = [&](std::string_view part) {
+      return !bound.is_float && bound.name.find(part) != std::string::npos;
+    };
+    if (bound.is_float && !images) {
+      images = true;
+      bound.name = "images";
+    } else if (named("mask")) {
+      bound.all_ones = true;
+      if (options.warnings != nullptr) {
+        options.warnings->push_back(path + ": input '" + bound.name +
+                                    "' is taken to be 1 everywhere");
+      }
+    } else if (named("position")) {
+      bound.name = "positions";
+    } else if (named("token_type") || named("segment")) {
+      bound.name = "segments";
+    } else if (!bound.is_float && !tokens) {
+      tokens = true;
+      bound.name = "tokens";
+    }
+  }
+  return sizes;
+}
+
+}  // namespace
+
+bool IsOnnx(const std::string& path) {
+  return path.ends_with(".onnx");
+}
+
+std::vector<OnnxOperator> OnnxOperators() {
+  std::vector<OnnxOperator> operators;
+  for (const Walk::Row& row : Walk::Rows()) {
+    operators.push_back({row.name, row.summary});
+  }
+  return operators;
+}
+
+Result<Graph> ImportOnnx(const std::string& path,
+                         const ImportOptions& options) {
+  TESSERA_TRY(const OnnxModel model, ReadOnnxFile(path));
+  if (model.opset < kLeastOpset || model.opset > kMostOpset) {
+    return InvalidInput("has operators of version " +
+                            std::to_string(model.opset) + ": expected " +
+                            std::to_string(kLeastOpset) + " to " +
+                            std::to_string(kMostOpset),
+                        path);
+  }
+  if (options.dtype.has_value() && !IsFloat(*options.dtype)) {
+    return InvalidInput(
+        "parameters cannot be " + std::string(NameOf(*options.dtype)), path);
+  }
+  TESSERA_TRY(const Sizes sizes, BindInputs(model, path, options));
+  Walk::Masks masks;
+  // Masks are as large as the batch and the sequence squared. They are read in
+  // a small one, where the file leaves these open.
+  ImportOptions few = options;
+  few.global_batch = std::min<int64_t>(2, sizes.batch);
+  few.seq_len = std::min<int64_t>(8, sizes.seq_len);
+  few.warnings = nullptr;
+  if (const auto small = BindInputs(model, path, few)) {
+    Atoms atoms;
+    Walk(model, path, *small, few, atoms, masks).Run();
+  }
+  // Each walk but the last finds dimensions that those before it left whole.
+  constexpr int kMostWalks = 100;
+  Atoms atoms;
+  for (int i = 0; i < kMostWalks; ++i) {
+    Walk walk(model, path, sizes, options, atoms, masks);
+    walk.Run();
+    if (!atoms.Changed()) return walk.Finish();
+  }
+  return InvalidInput("its reshapes take dimensions apart without end", path);
+}
+
+}  // namespace tessera

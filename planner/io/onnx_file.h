@@ -1,0 +1,84 @@
+#pragma once
+// ONNX files (onnx.ai) as plain structs: nodes in their order, initializers,
+// inputs and outputs. Values of tensors are read on demand, those in other
+// files never. Thread-safe: functions without state.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/base/result.h"
+#include "planner/ir/graph.h"
+
+namespace tessera {
+
+// The element types of TensorProto.DataType that are told apart.
+inline constexpr int kOnnxFloat = 1;
+inline constexpr int kOnnxInt32 = 6;
+inline constexpr int kOnnxInt64 = 7;
+inline constexpr int kOnnxBool = 9;
+bool IsOnnxFloat(int type);  // of any width
+
+struct OnnxTensor {
+  std::string name;
+  int type = 0;
+  Shape dims;
+  // One of both has the elements; none where they are in another file.
+  std::string raw;
+  std::vector<double> typed;
+
+  // All elements, row by row, as doubles (integers of up to 53 bits are exact);
+  // empty where the file does not have as many as the dimensions say.
+  std::vector<double> Values() const;
+};
+
+struct OnnxAttribute {
+  std::string name;
+  double f = 0;
+  int64_t i = 0;
+  std::string s;
+  std::vector<double> floats;
+  std::vector<int64_t> ints;
+  OnnxTensor t;
+};
+
+struct OnnxNode {
+  std::string name;  // may be empty
+  std::string op;    // with its domain, where it is not the standard one
+  std::vector<std::string> inputs;
+  std::vector<std::string> outputs;
+  std::vector<OnnxAttribute> attributes;
+
+  // Null where the node lacks it.
+  const OnnxAttribute* Find(std::string_view attribute) const;
+  int64_t Int(std::string_view attribute, int64_t fallback) const;
+  double Float(std::string_view attribute, double fallback) const;
+  std::vector<int64_t> Ints(std::string_view attribute,
+                            std::vector<int64_t> fallback) const;
+  std::string Text(std::string_view attribute, std::string fallback) const;
+};
+
+struct OnnxDimension {
+  int64_t extent = 0;  // 0: not known
+  std::string symbol;  // may be empty
+};
+
+struct OnnxInput {
+  std::string name;
+  int type = 0;
+  std::vector<OnnxDimension> dims;
+};
+
+struct OnnxModel {
+  int64_t opset = 0;  // of the standard operators
+  std::vector<OnnxNode> nodes;
+  std::vector<OnnxTensor> initializers;
+  std::vector<OnnxInput> inputs;  // without those that have initializers
+  std::vector<std::string> outputs;
+};
+
+// kInvalidInput where the file is none, is cut off, has no graph or no standard
+// opset, or names that are not printable. `where` is the path.
+Result<OnnxModel> ReadOnnxFile(const std::string& path);
+
+}  // namespace tessera

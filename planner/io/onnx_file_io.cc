@@ -1,0 +1,269 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "planner/io/file.h"
+#include "planner/io/onnx_file.h"
+#include "proto/onnx.pb.h"
+
+namespace tessera {
+namespace {
+
+// TensorProto.DataType.
+enum : int {
+  kUint8 = 2,
+  kInt8 = 3,
+  kUint16 = 4,
+  kInt16 = 5,
+  kFloat16 = 10,
+  kDouble = 11,
+  kUint32 = 12,
+  kUint64 = 13,
+  kBFloat16 = 16,
+};
+
+// IEEE 754 binary16.
+double FromFloat16(uint16_t bits) {
+  const int exponent = bits >> 10 & 31;
+  const int fraction = bits & 1023;
+  const double size = exponent == 31 ? (fraction == 0 ? HUGE_VAL : NAN)
+                      : exponent == 0
+                          ? std::ldexp(fraction, -24)
+                          : std::ldexp(fraction + 1024, exponent - 25);
+  return (bits & 0x8000) != 0 ? -size : size;
+}
+
+double FromBFloat16(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
+
+template <typename T>
+std::vector<double> FromRaw(const std::string& raw, double (*convert)(T)) {
+  std::vector<double> values(raw.size() / sizeof(T));
+  for (size_t i = 0; i < values.size(); ++i) {
+    T value;
+    std::memcpy(&value, raw.data() + i * sizeof(T), sizeof(T));
+    values[i] = convert(value);
+  }
+  return values;
+}
+
+template <typename T>
+double Plain(T value) {
+  return static_cast<double>(value);
+}
+
+std::vector<double> FromRaw(const std::string& raw, int type) {
+  switch (type) {
+    case kOnnxFloat:
+      return FromRaw<float>(raw, Plain);
+    case kDouble:
+      return FromRaw<double>(raw, Plain);
+    case kFloat16:
+      return FromRaw<uint16_t>(raw, FromFloat16);
+    case kBFloat16:
+      return FromRaw<uint16_t>(raw, FromBFloat16);
+    case kOnnxInt64:
+      return FromRaw<int64_t>(raw, Plain);
+    case kOnnxInt32:
+      return FromRaw<int32_t>(raw, Plain);
+    case kInt16:
+      return FromRaw<int16_t>(raw, Plain);
+    case kInt8:
+      return FromRaw<int8_t>(raw, Plain);
+    case kUint64:
+      return FromRaw<uint64_t>(raw, Plain);
+    case kUint32:
+      return FromRaw<uint32_t>(raw, Plain);
+    case kUint16:
+      return FromRaw<uint16_t>(raw, Plain);
+    case kUint8:
+    case kOnnxBool:
+      return FromRaw<uint8_t>(raw, Plain);
+    default:
+      return {};
+  }
+}
+
+// Whether a name is printable text in UTF-8.
+bool IsText(const std::string& text) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto first = static_cast<unsigned char>(text[i]);
+    if (first < 0x20 || first == 0x7f || first > 0xf4 ||
+        (first >= 0x80 && first < 0xc2)) {
+      return false;
+    }
+    const int more = first < 0x80 ? 0 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3;
+    for (int j = 0; j < more; ++j) {
+      if (++i == text.size() || (text[i] & 0xc0) != 0x80) return false;
+    }
+  }
+  return true;
+}
+
+bool AllText(const std::vector<std::string>& texts) {
+  return std::ranges::all_of(texts, IsText);
+}
+
+bool HasReadableNames(const OnnxModel& model) {
+  const auto readable = [](const OnnxNode& node) {
+    return IsText(node.name) && IsText(node.op) && AllText(node.inputs) &&
+           AllText(node.outputs);
+  };
+  return std::ranges::all_of(model.nodes, readable) &&
+         std::ranges::all_of(model.initializers, IsText, &OnnxTensor::name) &&
+         std::ranges::all_of(model.inputs,
+                             [](const OnnxInput& input) {
+                               return IsText(input.name) &&
+                                      std::ranges::all_of(
+                                          input.dims, IsText,
+                                          &OnnxDimension::symbol);
+                             }) &&
+         AllText(model.outputs);
+}
+
+OnnxTensor FromProto(proto::onnx::Tensor& from) {
+  OnnxTensor tensor;
+  tensor.name = from.name();
+  tensor.type = from.data_type();
+  tensor.dims.assign(from.dims().begin(), from.dims().end());
+  if (from.data_location() != 0) return tensor;
+  tensor.raw = std::move(*from.mutable_raw_data());
+  const auto append = [&](const auto& values) {
+    tensor.typed.insert(tensor.typed.end(), values.begin(), values.end());
+  };
+  append(from.float_data());
+  append(from.double_data());
+  append(from.int64_data());
+  // Small types, too; of 16-bit floats the bits.
+  for (int32_t value : from.int32_data()) {
+    const auto bits = static_cast<uint16_t>(value);
+    tensor.typed.push_back(tensor.type == kFloat16    ? FromFloat16(bits)
+                           : tensor.type == kBFloat16 ? FromBFloat16(bits)
+                                                      : value);
+  }
+  return tensor;
+}
+
+OnnxNode FromProto(proto::onnx::Node& from) {
+  OnnxNode node;
+  node.name = from.name();
+  node.op = from.op_type();
+  if (!from.domain().empty() && from.domain() != "ai.onnx") {
+    node.op = from.domain() + "." + node.op;
+  }
+  node.inputs.assign(from.input().begin(), from.input().end());
+  node.outputs.assign(from.output().begin(), from.output().end());
+  for (proto::onnx::Attribute& attribute : *from.mutable_attribute()) {
+    OnnxAttribute to;
+    to.name = attribute.name();
+    to.f = attribute.f();
+    to.i = attribute.i();
+    to.s = attribute.s();
+    to.floats.assign(attribute.floats().begin(), attribute.floats().end());
+    to.ints.assign(attribute.ints().begin(), attribute.ints().end());
+    if (attribute.has_t()) to.t = FromProto(*attribute.mutable_t());
+    node.attributes.push_back(std::move(to));
+  }
+  return node;
+}
+
+OnnxInput FromProto(const proto::onnx::ValueInfo& from) {
+  OnnxInput input;
+  input.name = from.name();
+  input.type = from.type().tensor_type().elem_type();
+  for (const auto& dim : from.type().tensor_type().shape().dim()) {
+    input.dims.push_back({dim.dim_value(), dim.dim_param()});
+  }
+  return input;
+}
+
+}  // namespace
+
+bool IsOnnxFloat(int type) {
+  return type == kOnnxFloat || type == kDouble || type == kFloat16 ||
+         type == kBFloat16;
+}
+
+std::vector<double> OnnxTensor::Values() const {
+  std::vector<double> values = typed.empty() ? FromRaw(raw, type) : typed;
+  double elements = 1;
+  for (int64_t extent : dims) {
+    elements *= extent < 0 ? NAN : static_cast<double>(extent);
+  }
+  if (elements != static_cast<double>(values.size())) values.clear();
+  return values;
+}
+
+const OnnxAttribute* OnnxNode::Find(std::string_view attribute) const {
+  const auto found =
+      std::ranges::find(attributes, attribute, &OnnxAttribute::name);
+  return found == attributes.end() ? nullptr : &*found;
+}
+
+int64_t OnnxNode::Int(std::string_view attribute, int64_t fallback) const {
+  const OnnxAttribute* const found = Find(attribute);
+  return found == nullptr ? fallback : found->i;
+}
+
+double OnnxNode::Float(std::string_view attribute, double fallback) const {
+  const OnnxAttribute* const found = Find(attribute);
+  return found == nullptr ? fallback : found->f;
+}
+
+std::vector<int64_t> OnnxNode::Ints(std::string_view attribute,
+                                    std::vector<int64_t> fallback) const {
+  const OnnxAttribute* const found = Find(attribute);
+  return found == nullptr ? fallback : found->ints;
+}
+
+std::string OnnxNode::Text(std::string_view attribute,
+                           std::string fallback) const {
+  const OnnxAttribute* const found = Find(attribute);
+  return found == nullptr ? fallback : found->s;
+}
+
+Result<OnnxModel> ReadOnnxFile(const std::string& path) {
+  TESSERA_TRY(const std::string bytes, ReadFile(path));
+  proto::onnx::Model file;
+  if (!file.ParseFromString(bytes)) {
+    return InvalidInput("not an ONNX file, or cut off", path);
+  }
+  OnnxModel model;
+  for (const proto::onnx::OperatorSet& opset : file.opset_import()) {
+    if (opset.domain().empty() || opset.domain() == "ai.onnx") {
+      model.opset = opset.version();
+    }
+  }
+  if (!file.has_graph() || model.opset == 0) {
+    return InvalidInput(
+        "not an ONNX file, or cut off: expected a graph and "
+        "the version of its operators",
+        path);
+  }
+  std::set<std::string_view> initialized;
+  for (proto::onnx::Tensor& tensor :
+       *file.mutable_graph()->mutable_initializer()) {
+    model.initializers.push_back(FromProto(tensor));
+    initialized.insert(tensor.name());
+  }
+  for (proto::onnx::Node& node : *file.mutable_graph()->mutable_node()) {
+    model.nodes.push_back(FromProto(node));
+  }
+  for (const proto::onnx::ValueInfo& input : file.graph().input()) {
+    if (!initialized.contains(input.name())) {
+      model.inputs.push_back(FromProto(input));
+    }
+  }
+  for (const proto::onnx::ValueInfo& output : file.graph().output()) {
+    model.outputs.push_back(output.name());
+  }
+  if (!HasReadableNames(model)) {
+    return InvalidInput("has names that are not UTF-8", path);
+  }
+  return model;
+}
+
+}  // namespace tessera

@@ -1,0 +1,499 @@
+#include "planner/io/onnx_fold.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace tessera {
+namespace {
+
+using Operands = std::span<const OnnxConstant* const>;
+using Folded = Result<std::optional<OnnxConstant>>;
+
+// Strides of a row-major tensor.
+Shape Strides(const Shape& shape) {
+  Shape strides(shape.size(), 1);
+  for (size_t d = shape.size(); d-- > 1;) {
+    strides[d - 1] = strides[d] * shape[d];
+  }
+  return strides;
+}
+
+// Calls f(place of the result, index of each dimension).
+template <typename F>
+void ForEachIndex(const Shape& shape, F f) {
+  const int64_t elements = OnnxElements(shape).value_or(0);
+  Shape index(shape.size(), 0);
+  for (int64_t i = 0; i < elements; ++i) {
+    f(static_cast<size_t>(i), index);
+    for (size_t d = shape.size(); d-- > 0;) {
+      if (++index[d] < shape[d]) break;
+      index[d] = 0;
+    }
+  }
+}
+
+// The shape that operands are broadcast to, or nothing.
+std::optional<Shape> Broadcast(const Shape& a, const Shape& b) {
+  Shape shape(std::max(a.size(), b.size()), 1);
+  for (size_t d = 0; d < shape.size(); ++d) {
+    const auto extent = [&](const Shape& of) {
+      const size_t missing = shape.size() - of.size();
+      return d < missing ? 1 : of[d - missing];
+    };
+    const int64_t x = extent(a);
+    const int64_t y = extent(b);
+    if (x != y && x != 1 && y != 1) return std::nullopt;
+    shape[d] = x == 1 ? y : x;
+  }
+  return shape;
+}
+
+// The place in `from` of an index of a shape that it is broadcast to.
+size_t PlaceOf(const Shape& from, const Shape& index) {
+  const size_t missing = index.size() - from.size();
+  const Shape strides = Strides(from);
+  int64_t place = 0;
+  for (size_t d = 0; d < from.size(); ++d) {
+    if (from[d] != 1) place += index[missing + d] * strides[d];
+  }
+  return static_cast<size_t>(place);
+}
+
+Error TooLarge() {
+  return {ErrorCode::kInfeasible, "its constant result is too large", ""};
+}
+Error Misfit() {
+  return InvalidInput("its constant operands do not fit");
+}
+
+Folded Elementwise(const OnnxNode& node, Operands operands) {
+  const OnnxConstant& a = *operands[0];
+  const bool comparison = node.op == "Equal" || node.op == "Less" ||
+                          node.op == "LessOrEqual" || node.op == "Greater" ||
+                          node.op == "GreaterOrEqual";
+  OnnxConstant y = {a.shape, {}, a.is_float && !comparison};
+  if (operands.size() == 1) {
+    for (double value : a.values) {
+      y.values.push_back(*ApplyOnnx(node.op, value, 0, a.is_float));
+    }
+    return std::optional(std::move(y));
+  }
+  const OnnxConstant& b = *operands[1];
+  const auto shape = Broadcast(a.shape, b.shape);
+  if (!shape) return Misfit();
+  if (!OnnxElements(*shape)) return TooLarge();
+  y.shape = *shape;
+  ForEachIndex(y.shape, [&](size_t, const Shape& index) {
+    y.values.push_back(*ApplyOnnx(node.op, a.values[PlaceOf(a.shape, index)],
+                                  b.values[PlaceOf(b.shape, index)],
+                                  a.is_float));
+  });
+  return std::optional(std::move(y));
+}
+
+// `axis` of a node, from the back where it is negative; -1 where it is none.
+int64_t AxisOf(int64_t axis, size_t dims) {
+  const auto n = static_cast<int64_t>(dims);
+  if (axis < 0) axis += n;
+  return axis >= 0 && axis < n ? axis : -1;
+}
+
+Folded Gather(const OnnxNode& node, Operands operands) {
+  const OnnxConstant& x = *operands[0];
+  const OnnxConstant& ids = *operands[1];
+  const int64_t axis = AxisOf(node.Int("axis", 0), x.shape.size());
+  if (axis < 0) return Misfit();
+  const auto at = static_cast<size_t>(axis);
+  OnnxConstant y = {{x.shape.begin(), x.shape.begin() + axis}, {}, x.is_float};
+  y.shape.insert(y.shape.end(), ids.shape.begin(), ids.shape.end());
+  y.shape.insert(y.shape.end(), x.shape.begin() + axis + 1, x.shape.end());
+  if (!OnnxElements(y.shape)) return TooLarge();
+  const Shape strides = Strides(x.shape);
+  const int64_t outer = x.shape.empty() ? 1 : strides[at] * x.shape[at];
+  const int64_t rows = outer == 0 ? 0 : std::ssize(x.values) / outer;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (double id : ids.values) {
+      const double from = id < 0 ? id + static_cast<double>(x.shape[at]) : id;
+      if (!(from >= 0) || from >= static_cast<double>(x.shape[at])) {
+        return Misfit();
+      }
+      const auto first = x.values.begin() + row * outer +
+                         static_cast<int64_t>(from) * strides[at];
+      y.values.insert(y.values.end(), first, first + strides[at]);
+    }
+  }
+  return std::optional(std::move(y));
+}
+
+Folded Concat(const OnnxNode& node, Operands operands) {
+  OnnxConstant y = *operands[0];
+  const int64_t axis = AxisOf(node.Int("axis", 0), y.shape.size());
+  if (axis < 0) return Misfit();
+  const auto at = static_cast<size_t>(axis);
+  for (const OnnxConstant* x : operands.subspan(1)) {
+    Shape same = x->shape;
+    if (same.size() != y.shape.size()) return Misfit();
+    same[at] = y.shape[at];
+    if (same != y.shape) return Misfit();
+    OnnxConstant joint = y;
+    joint.shape[at] += x->shape[at];
+    if (!OnnxElements(joint.shape)) return TooLarge();
+    joint.values.clear();
+    const int64_t inner = Strides(y.shape)[at];
+    const int64_t of_y = inner * y.shape[at];
+    const int64_t of_x = inner * x->shape[at];
+    int64_t rows = 1;
+    for (size_t d = 0; d < at; ++d) rows *= y.shape[d];
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto append = [&](const OnnxConstant& from, int64_t count) {
+        const auto first = from.values.begin() + row * count;
+        joint.values.insert(joint.values.end(), first, first + count);
+      };
+      append(y, of_y);
+      append(*x, of_x);
+    }
+    y = std::move(joint);
+  }
+  return std::optional(std::move(y));
+}
+
+Folded Slice(Operands operands) {
+  if (operands.size() < 3 || operands[1] == nullptr || operands[2] == nullptr) {
+    return Misfit();
+  }
+  const OnnxConstant& x = *operands[0];
+  const std::vector<int64_t> starts = operands[1]->Ints();
+  const std::vector<int64_t> ends = operands[2]->Ints();
+  std::vector<int64_t> axes(starts.size());
+  std::iota(axes.begin(), axes.end(), 0);
+  std::vector<int64_t> steps(starts.size(), 1);
+  if (operands.size() > 3 && operands[3] != nullptr) axes = operands[3]->Ints();
+  if (operands.size() > 4 && operands[4] != nullptr) {
+    steps = operands[4]->Ints();
+  }
+  if (ends.size() != starts.size() || axes.size() != starts.size() ||
+      steps.size() != starts.size()) {
+    return Misfit();
+  }
+  OnnxConstant y = {x.shape, {}, x.is_float};
+  Shape first(x.shape.size(), 0);
+  Shape by(x.shape.size(), 1);
+  for (size_t i = 0; i < axes.size(); ++i) {
+    const int64_t axis = AxisOf(axes[i], x.shape.size());
+    if (axis < 0 || steps[i] < 1) return Misfit();
+    const auto d = static_cast<size_t>(axis);
+    const auto place = [&](int64_t at) {
+      if (at < 0) at += x.shape[d];
+      return std::clamp<int64_t>(at, 0, x.shape[d]);
+    };
+    first[d] = place(starts[i]);
+    by[d] = steps[i];
+    const int64_t room = std::max<int64_t>(0, place(ends[i]) - first[d]);
+    y.shape[d] = room / by[d] + (room % by[d] != 0 ? 1 : 0);
+  }
+  const Shape strides = Strides(x.shape);
+  ForEachIndex(y.shape, [&](size_t, const Shape& index) {
+    int64_t from = 0;
+    for (size_t d = 0; d < index.size(); ++d) {
+      from += (first[d] + index[d] * by[d]) * strides[d];
+    }
+    y.values.push_back(x.values[static_cast<size_t>(from)]);
+  });
+  return std::optional(std::move(y));
+}
+
+Folded Expand(const OnnxConstant& x, const Shape& to) {
+  const auto shape = Broadcast(x.shape, to);
+  if (!shape) return Misfit();
+  if (!OnnxElements(*shape)) return TooLarge();
+  OnnxConstant y = {*shape, {}, x.is_float};
+  ForEachIndex(y.shape, [&](size_t, const Shape& index) {
+    y.values.push_back(x.values[PlaceOf(x.shape, index)]);
+  });
+  return std::optional(std::move(y));
+}
+
+Folded Where(Operands operands) {
+  if (operands.size() != 3) return Misfit();
+  auto shape = Broadcast(operands[0]->shape, operands[1]->shape);
+  if (shape) shape = Broadcast(*shape, operands[2]->shape);
+  if (!shape) return Misfit();
+  if (!OnnxElements(*shape)) return TooLarge();
+  OnnxConstant y = {*shape, {}, operands[1]->is_float};
+  ForEachIndex(y.shape, [&](size_t, const Shape& index) {
+    const auto at = [&](size_t i) {
+      return operands[i]->values[PlaceOf(operands[i]->shape, index)];
+    };
+    y.values.push_back(at(0) != 0 ? at(1) : at(2));
+  });
+  return std::optional(std::move(y));
+}
+
+Folded Range(Operands operands) {
+  if (operands.size() != 3) return Misfit();
+  for (const OnnxConstant* operand : operands) {
+    if (operand->values.size() != 1) return Misfit();
+  }
+  const double first = operands[0]->values[0];
+  const double step = operands[2]->values[0];
+  const double count = std::ceil((operands[1]->values[0] - first) / step);
+  if (!(count <= static_cast<double>(kMostOnnxValues))) return TooLarge();
+  OnnxConstant y = {
+      {static_cast<int64_t>(std::max(0.0, count))}, {}, operands[0]->is_float};
+  for (int64_t i = 0; i < y.shape[0]; ++i) {
+    y.values.push_back(first + static_cast<double>(i) * step);
+  }
+  return std::optional(std::move(y));
+}
+
+Folded ConstantOfShape(const OnnxNode& node, const OnnxConstant& of) {
+  const OnnxAttribute* const value = node.Find("value");
+  double fill = 0;
+  if (value != nullptr) {
+    const std::vector<double> values = value->t.Values();
+    if (values.size() != 1) return Misfit();
+    fill = values[0];
+  }
+  OnnxConstant y = {
+      of.Ints(), {}, value == nullptr || IsOnnxFloat(value->t.type)};
+  const auto elements = OnnxElements(y.shape);
+  if (!elements) return TooLarge();
+  y.values.assign(static_cast<size_t>(*elements), fill);
+  return std::optional(std::move(y));
+}
+
+// Over the last two dimensions.
+Folded Trilu(const OnnxNode& node, Operands operands) {
+  OnnxConstant y = *operands[0];
+  if (y.shape.size() < 2) return Misfit();
+  const double k = operands.size() > 1 && operands[1] != nullptr &&
+                           operands[1]->values.size() == 1
+                       ? operands[1]->values[0]
+                       : 0;
+  const bool upper = node.Int("upper", 1) != 0;
+  ForEachIndex(y.shape, [&](size_t i, const Shape& index) {
+    const auto row = static_cast<double>(index[index.size() - 2]);
+    const auto column = static_cast<double>(index.back());
+    const bool keep = upper ? column >= row + k : column <= row + k;
+    if (!keep) y.values[i] = 0;
+  });
+  return std::optional(std::move(y));
+}
+
+Folded CumSum(const OnnxNode& node, Operands operands) {
+  OnnxConstant y = *operands[0];
+  const int64_t axis = operands.size() == 2 && operands[1] != nullptr &&
+                               operands[1]->values.size() == 1
+                           ? AxisOf(operands[1]->Ints()[0], y.shape.size())
+                           : -1;
+  if (axis < 0 || node.Int("exclusive", 0) != 0 ||
+      node.Int("reverse", 0) != 0) {
+    return Misfit();
+  }
+  const auto at = static_cast<size_t>(axis);
+  const auto stride = static_cast<size_t>(Strides(y.shape)[at]);
+  ForEachIndex(y.shape, [&](size_t i, const Shape& index) {
+    if (index[at] > 0) y.values[i] += y.values[i - stride];
+  });
+  return std::optional(std::move(y));
+}
+
+// Without batch dimensions.
+Folded GatherNd(const OnnxNode& node, Operands operands) {
+  const OnnxConstant& x = *operands[0];
+  const OnnxConstant& places = *operands[1];
+  if (node.Int("batch_dims", 0) != 0 || places.shape.empty()) return Misfit();
+  const int64_t depth = places.shape.back();
+  if (depth < 1 || depth > std::ssize(x.shape)) return Misfit();
+  OnnxConstant y = {
+      {places.shape.begin(), places.shape.end() - 1}, {}, x.is_float};
+  y.shape.insert(y.shape.end(), x.shape.begin() + depth, x.shape.end());
+  if (!OnnxElements(y.shape)) return TooLarge();
+  const Shape strides = Strides(x.shape);
+  const std::vector<int64_t> ids = places.Ints();
+  const int64_t inner = strides[static_cast<size_t>(depth) - 1];
+  for (size_t i = 0; i < ids.size(); i += static_cast<size_t>(depth)) {
+    int64_t from = 0;
+    for (size_t d = 0; d < static_cast<size_t>(depth); ++d) {
+      const int64_t id = ids[i + d] < 0 ? ids[i + d] + x.shape[d] : ids[i + d];
+      if (id < 0 || id >= x.shape[d]) return Misfit();
+      from += id * strides[d];
+    }
+    y.values.insert(y.values.end(), x.values.begin() + from,
+                    x.values.begin() + from + inner);
+  }
+  return std::optional(std::move(y));
+}
+
+Folded GatherElements(const OnnxNode& node, Operands operands) {
+  const OnnxConstant& x = *operands[0];
+  const OnnxConstant& ids = *operands[1];
+  const int64_t axis = AxisOf(node.Int("axis", 0), x.shape.size());
+  if (axis < 0 || ids.shape.size() != x.shape.size()) return Misfit();
+  for (size_t d = 0; d < x.shape.size(); ++d) {
+    if (static_cast<int64_t>(d) != axis && ids.shape[d] > x.shape[d]) {
+      return Misfit();
+    }
+  }
+  const auto at = static_cast<size_t>(axis);
+  const Shape strides = Strides(x.shape);
+  const std::vector<int64_t> places = ids.Ints();
+  OnnxConstant y = {ids.shape, {}, x.is_float};
+  bool fits = true;
+  ForEachIndex(ids.shape, [&](size_t i, const Shape& index) {
+    const int64_t place = places[i] < 0 ? places[i] + x.shape[at] : places[i];
+    fits = fits && place >= 0 && place < x.shape[at];
+    if (!fits) return;
+    int64_t from = place * strides[at];
+    for (size_t d = 0; d < index.size(); ++d) {
+      if (d != at) from += index[d] * strides[d];
+    }
+    y.values.push_back(x.values[static_cast<size_t>(from)]);
+  });
+  if (!fits) return Misfit();
+  return std::optional(std::move(y));
+}
+
+Folded Product(const OnnxNode& node, const OnnxConstant& x) {
+  // Of all elements, as it stands in computations of sizes.
+  double product = 1;
+  for (double value : x.values) product *= value;
+  OnnxConstant y = {{}, {product}, x.is_float};
+  if (node.Int("keepdims", 1) != 0) y.shape.assign(x.shape.size(), 1);
+  if (x.shape.size() > 1) return std::optional<OnnxConstant>();
+  return std::optional(std::move(y));
+}
+
+}  // namespace
+
+std::vector<int64_t> OnnxConstant::Ints() const {
+  std::vector<int64_t> ints;
+  for (double value : values) {
+    ints.push_back(std::isnan(value) ? 0
+                                     : static_cast<int64_t>(
+                                           std::clamp(value, -0x1p53, 0x1p53)));
+  }
+  return ints;
+}
+
+std::optional<int64_t> OnnxElements(const Shape& shape) {
+  int64_t elements = 1;
+  for (int64_t extent : shape) {
+    if (extent < 0 || extent > kMostOnnxValues) return std::nullopt;
+    elements *= extent;
+    if (elements > kMostOnnxValues) return std::nullopt;
+  }
+  return elements;
+}
+
+OnnxConstant TransposeOnnx(const OnnxConstant& constant,
+                           std::span<const size_t> order) {
+  OnnxConstant y = {{}, {}, constant.is_float};
+  for (size_t d : order) y.shape.push_back(constant.shape[d]);
+  const Shape strides = Strides(constant.shape);
+  ForEachIndex(y.shape, [&](size_t, const Shape& index) {
+    int64_t from = 0;
+    for (size_t d = 0; d < index.size(); ++d) {
+      from += index[d] * strides[order[d]];
+    }
+    y.values.push_back(constant.values[static_cast<size_t>(from)]);
+  });
+  return y;
+}
+
+std::optional<double> ApplyOnnx(const std::string& op, double x, double y,
+                                bool is_float) {
+  if (op == "Add") return x + y;
+  if (op == "Sub") return x - y;
+  if (op == "Mul") return x * y;
+  if (op == "Div") {
+    if (is_float) return x / y;
+    return y == 0 ? 0 : std::trunc(x / y);
+  }
+  if (op == "Mod") return y == 0 ? 0 : x - y * std::floor(x / y);
+  if (op == "Pow") return std::pow(x, y);
+  if (op == "Min") return std::min(x, y);
+  if (op == "Max") return std::max(x, y);
+  if (op == "Equal") return x == y ? 1 : 0;
+  if (op == "Less") return x < y ? 1 : 0;
+  if (op == "LessOrEqual") return x <= y ? 1 : 0;
+  if (op == "Greater") return x > y ? 1 : 0;
+  if (op == "GreaterOrEqual") return x >= y ? 1 : 0;
+  if (op == "And") return x != 0 && y != 0 ? 1 : 0;
+  if (op == "Or") return x != 0 || y != 0 ? 1 : 0;
+  if (op == "Not") return x == 0 ? 1 : 0;
+  if (op == "Neg") return -x;
+  if (op == "Abs") return std::abs(x);
+  if (op == "Sqrt") return std::sqrt(x);
+  if (op == "Reciprocal") return 1 / x;
+  if (op == "Floor") return std::floor(x);
+  if (op == "Ceil") return std::ceil(x);
+  if (op == "Exp") return std::exp(x);
+  if (op == "Log") return std::log(x);
+  if (op == "Cos") return std::cos(x);
+  if (op == "Sin") return std::sin(x);
+  if (op == "Erf") return std::erf(x);
+  if (op == "Tanh") return std::tanh(x);
+  if (op == "Sigmoid") return 1 / (1 + std::exp(-x));
+  if (op == "Relu") return std::max(x, 0.0);
+  if (op == "Softplus") return std::log1p(std::exp(x));
+  if (op == "IsNaN") return std::isnan(x) ? 1 : 0;
+  return std::nullopt;
+}
+
+Result<std::optional<OnnxConstant>> FoldOnnx(
+    const OnnxNode& node, std::span<const OnnxConstant* const> operands) {
+  if (operands.empty() || operands[0] == nullptr) {
+    return std::optional<OnnxConstant>();
+  }
+  const OnnxConstant& x = *operands[0];
+  const auto given = [&](size_t i) {
+    return i < operands.size() && operands[i] != nullptr;
+  };
+  if (ApplyOnnx(node.op, 1, 1, true)) {
+    if (operands.size() > 2 || (operands.size() == 2 && !given(1))) {
+      return std::optional<OnnxConstant>();
+    }
+    return Elementwise(node, operands);
+  }
+  if (node.op == "Gather") return given(1) ? Gather(node, operands) : Misfit();
+  if (node.op == "Concat") {
+    return std::ranges::count(operands, nullptr) > 0 ? Misfit()
+                                                     : Concat(node, operands);
+  }
+  if (node.op == "Slice") return Slice(operands);
+  if (node.op == "Range") {
+    return given(1) && given(2) ? Range(operands) : Misfit();
+  }
+  if (node.op == "Where") {
+    return given(1) && given(2) ? Where(operands) : Misfit();
+  }
+  if (node.op == "Expand") {
+    return given(1) ? Expand(x, operands[1]->Ints()) : Misfit();
+  }
+  if (node.op == "ConstantOfShape") return ConstantOfShape(node, x);
+  if (node.op == "CumSum") return CumSum(node, operands);
+  if (node.op == "GatherND") {
+    return given(1) ? GatherNd(node, operands) : Misfit();
+  }
+  if (node.op == "GatherElements") {
+    return given(1) ? GatherElements(node, operands) : Misfit();
+  }
+  if (node.op == "Trilu") return Trilu(node, operands);
+  if (node.op == "ReduceProd") return Product(node, x);
+  if (node.op == "Identity") return std::optional(x);
+  if (node.op == "Cast") {
+    OnnxConstant y = x;
+    const int64_t type = node.Int("to", kOnnxFloat);
+    y.is_float = IsOnnxFloat(static_cast<int>(type));
+    for (double& value : y.values) {
+      if (type == kOnnxBool) value = value != 0 ? 1 : 0;
+      if (!y.is_float) value = std::trunc(value);
+    }
+    return std::optional(std::move(y));
+  }
+  return std::optional<OnnxConstant>();
+}
+
+}  // namespace tessera

@@ -1,0 +1,363 @@
+// Nodes that compute sequences: lookups, attention and its masks.
+
+#include <algorithm>
+
+#include "planner/io/onnx_walk.h"
+
+namespace tessera::onnx {
+
+TensorId Walk::Extra(const std::string& name) {
+  for (const BoundInput& input : sizes_.inputs) {
+    if (input.name == name) return values_[input.input->name].x.tensor;
+  }
+  const auto made = extras_.find(name);
+  if (made != extras_.end()) return made->second;
+  const TensorId id =
+      builder_.Input(Unique(name), {sizes_.batch, seq_len_}, DType::kInt32);
+  extras_[name] = id;
+  return id;
+}
+
+Atom Walk::SampleAtom() {
+  return atoms_.Make("input.0", sizes_.batch, 'b')[0];
+}
+Atom Walk::PlaceAtom() {
+  return atoms_.Make("input.1", seq_len_, 's')[0];
+}
+
+Result<Activation> Walk::Lookup(const std::string& name, const Value& table,
+                                std::vector<size_t> order, const Shape& rows,
+                                const std::string& input) {
+  // The features are those of every such table: nothing takes them apart.
+  TESSERA_TRY(const Atom h, Whole(name + ".rows", rows[1], 'f'));
+  TESSERA_TRY(const TensorId weight,
+              Weight(table, std::move(order), rows, kTableStddev));
+  Activation y;
+  y.own = {SampleAtom(), PlaceAtom(), h};
+  for (const Atom& atom : y.own) y.dims.push_back({atom});
+  y.tensor = builder_.Add1("embedding", Unique(name), {Extra(input), weight});
+  return y;
+}
+
+// One place of a sequence.
+Result<void> Walk::Select(const OnnxNode& node) {
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  TESSERA_TRY(x, Materialise(std::move(x)));
+  TESSERA_TRY(const OnnxConstant place, Constant(node, 1));
+  const auto axis = AxisOf(node.Int("axis", 0), x.dims.size());
+  if (x.own.size() != 3 || x.dims.size() != 3 || axis != size_t{1} ||
+      place.values.size() != 1 || x.dims[1].size() != 1 ||
+      !SameAtoms(Flatten(x.dims), x.own)) {
+    return InvalidInput("expected one place of a sequence");
+  }
+  double at = place.values[0];
+  if (at < 0) at += Number(x.own[1].extent);
+  if (!(at >= 0 && at < Number(x.own[1].extent))) {
+    return InvalidInput("selects a place beyond its sequence");
+  }
+  TESSERA_TRY(const Atom one, Whole(AtomOf(node, "s"), 1, 's'));
+  x.tensor = builder_.Add1("select", Unique(NameOf(node)), {x.tensor}, "",
+                           {{"count", 1}, {"place", at}});
+  x.own[1] = one;
+  x.dims = {{x.own[0], one}, {x.own[2]}};
+  if (!place.shape.empty()) x.dims = {{x.own[0]}, {one}, {x.own[2]}};
+  Set(node, ActivationValue(std::move(x)));
+  return {};
+}
+
+Result<void> Walk::Gather(const OnnxNode& node) {
+  const Value& table = In(node, 0);
+  const Shape shape = ShapeOf(table);
+  const bool rows = table.Is(Value::Kind::kWeight) && shape.size() == 2 &&
+                    node.Int("axis", 0) == 0;
+  if (rows && In(node, 1).Is(Value::Kind::kConstant)) {
+    // Rows 0, 1, ... are those of the places; the same row everywhere is one
+    // that the others are beside only in the table.
+    TESSERA_TRY(const std::vector<int64_t> ids, Ints(node, 1));
+    bool places = true;
+    bool first = true;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      places = places && ids[i] == static_cast<int64_t>(i) % seq_len_;
+      first = first && ids[i] == 0;
+    }
+    if (!places && !first) {
+      return InvalidInput("expected rows by place, 0, 1, and so on");
+    }
+    if (!first && shape[0] < seq_len_) {
+      return InvalidInput("has a row for each of " + std::to_string(shape[0]) +
+                          " places: the sequence has " +
+                          std::to_string(seq_len_));
+    }
+    TESSERA_TRY(Activation y, Lookup(NameOf(node), table, {0, 1}, shape,
+                                     first ? "zeros" : "positions"));
+    Set(node, ActivationValue(std::move(y)));
+    return {};
+  }
+  if (table.Is(Value::Kind::kActivation)) return Select(node);
+  TESSERA_TRY(const Activation ids, Computed(node, 1));
+  if (!rows || ids.own.size() != 2 || ids.dims.size() != 2 ||
+      !ids.samples.empty()) {
+    return InvalidInput("expected rows of a table of the file, by tokens");
+  }
+  const std::string name = NameOf(node);
+  TESSERA_TRY(const Atom h, Whole(AtomOf(node, "h"), shape[1], 'f'));
+  TESSERA_TRY(const TensorId weight,
+              Weight(table, {0, 1}, shape, kTableStddev));
+  Activation y;
+  y.tensor = builder_.Add1("embedding", Unique(name), {ids.tensor, weight});
+  y.own = {ids.own[0], ids.own[1], h};
+  for (const Atom& atom : y.own) y.dims.push_back({atom});
+  Set(node, ActivationValue(std::move(y)));
+  return {};
+}
+
+Result<void> Walk::Softmax(const OnnxNode& node) {
+  Value value = In(node, 0);
+  const size_t rank = ShapeOf(value).size();
+  const auto axis = AxisOf(node.Int("axis", -1), rank);
+  if (!axis || *axis + 1 != rank) {
+    return InvalidInput("expected a softmax over the last dimension");
+  }
+  if (!value.Is(Value::Kind::kScores)) {
+    TESSERA_TRY([[maybe_unused]] const Activation x, Computed(node, 0));
+  }
+  value.kind = Value::Kind::kSoftmax;
+  Set(node, std::move(value));
+  return {};
+}
+
+// A softmax whose keys are all masked is no number, which exporters guard
+// against: here a query always sees itself.
+Result<void> Walk::IsNaN(const OnnxNode& node) {
+  if (!In(node, 0).Is(Value::Kind::kSoftmax)) {
+    return InvalidInput("expected a softmax");
+  }
+  Set(node, ConstantValue({{}, {0}, false}));
+  return {};
+}
+
+// Selects what a constant condition says, and masks scores.
+Result<void> Walk::Where(const OnnxNode& node) {
+  if (node.inputs.size() != 3) return InvalidInput("expected three operands");
+  const Value& condition = In(node, 0);
+  if (condition.Is(Value::Kind::kConstant)) {
+    const std::vector<double>& values = condition.constant.values;
+    const bool any =
+        std::ranges::any_of(values, [](double v) { return v != 0; });
+    const bool all =
+        std::ranges::all_of(values, [](double v) { return v != 0; });
+    if (any == all) {
+      Set(node, In(node, any ? 1 : 2));
+      return {};
+    }
+  }
+  Value value = In(node, 1);
+  if (!value.Is(Value::Kind::kScores)) {
+    return InvalidInput("expected scores that a constant masks");
+  }
+  TESSERA_TRY(const OnnxConstant hidden, Constant(node, 2));
+  if (hidden.values.size() != 1 || !(hidden.values[0] <= kHidden)) {
+    return InvalidInput("expected a very negative number for masked scores");
+  }
+  TESSERA_TRY(value.scores->mask, MaskOf(node, 0, /*added=*/false));
+  Set(node, std::move(value));
+  return {};
+}
+
+Result<Mask> Walk::MaskOf(const OnnxNode& node, size_t operand, bool added) {
+  const Value& value = In(node, operand);
+  const auto known = masks_.find(&node);
+  if (value.Is(Value::Kind::kLarge) && known != masks_.end()) {
+    return known->second;
+  }
+  TESSERA_TRY(const OnnxConstant mask, Constant(node, operand));
+  const size_t rank = mask.shape.size();
+  const int64_t columns = rank < 1 ? 1 : mask.shape[rank - 1];
+  const int64_t rows = rank < 2 ? 1 : mask.shape[rank - 2];
+  bool all = true;
+  bool causal = rows > 1 && columns == rows;
+  for (size_t i = 0; i < mask.values.size(); ++i) {
+    const bool sees = added ? mask.values[i] == 0 : mask.values[i] != 0;
+    if (added && !sees && !(mask.values[i] <= kHidden)) {
+      return InvalidInput("adds numbers to scores that are no mask");
+    }
+    const auto column = static_cast<int64_t>(i) % columns;
+    const auto row = static_cast<int64_t>(i) / columns % rows;
+    all = all && sees;
+    causal = causal && sees == (column <= row);
+  }
+  if (!all && !causal) {
+    return InvalidInput("its mask is neither causal nor of nothing");
+  }
+  return masks_[&node] = causal ? Mask::kCausal : Mask::kAll;
+}
+
+Result<void> Walk::Product(const OnnxNode& node) {
+  const Value& left = In(node, 0);
+  TESSERA_TRY(Activation right, Computed(node, 1));
+  if (left.Is(Value::Kind::kSoftmax) && left.scores) {
+    TESSERA_TRY(right, Materialise(std::move(right)));
+    return Attention(node, *left.scores, std::move(right));
+  }
+  Value value;
+  value.kind = Value::Kind::kScores;
+  TESSERA_TRY(Activation q, Computed(node, 0));
+  // Scores times a number are those of queries and keys times numbers.
+  const auto by_q = FactorOf(q);
+  const auto by_k = FactorOf(right);
+  double scale = by_q.value_or(1) * by_k.value_or(1);
+  if (by_q) q.samples.clear();
+  if (by_k) right.samples.clear();
+  TESSERA_TRY(q, Materialise(std::move(q)));
+  TESSERA_TRY(right, Materialise(std::move(right)));
+  const size_t rank = q.dims.size();
+  if (rank < 3 || right.dims.size() != rank ||
+      Extent(q.dims[rank - 1]) != Extent(right.dims[rank - 2])) {
+    return InvalidInput("expected queries and keys of attention, found " +
+                        TextOf(ShapeOf(ActivationValue(q))) + " and " +
+                        TextOf(ShapeOf(ActivationValue(right))));
+  }
+  value.scores = Scores{std::move(q), std::move(right), scale, Mask::kAll};
+  Set(node, std::move(value));
+  return {};
+}
+
+// The operators want queries [b, s, g, r, d], keys [b, t, g, d] and values
+// [b, t, g, e]: of the file's heads, r is 1.
+Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
+                             Activation v) {
+  Activation& q = scores.q;
+  Activation& k = scores.k;
+  const size_t rank = q.dims.size();
+  const auto leading = [&](const Activation& x) {
+    return Flatten(std::span(x.dims).first(x.dims.size() - 2));
+  };
+  std::vector<Atom> outer = leading(q);
+  if (outer.size() == 2) {
+    const Dim parts = atoms_.Split(outer[1], outer[1].extent);
+    if (parts.size() == 2) {
+      for (Dim& dim : q.dims) ReplaceIn(dim, outer[1], parts);
+      ReplaceIn(q.own, outer[1], parts);
+      outer = leading(q);
+    }
+  }
+  const std::vector<Atom> of_k = leading(k);
+  const std::vector<Atom> of_v = leading(v);
+  const auto single = [](const Dim& dim) { return dim.size() == 1; };
+  const bool fits =
+      v.dims.size() == rank && outer.size() == 3 && of_k.size() == 2 &&
+      of_v.size() == 2 && outer[2].extent == 1 && outer[0].letter == 'b' &&
+      outer[0].id == of_k[0].id && outer[0].id == of_v[0].id &&
+      outer[1].extent == of_k[1].extent && outer[1].extent == of_v[1].extent &&
+      single(q.dims[rank - 2]) && single(q.dims[rank - 1]) &&
+      single(k.dims[rank - 2]) && single(k.dims[rank - 1]) &&
+      single(v.dims[rank - 2]) && single(v.dims[rank - 1]) &&
+      k.dims[rank - 1][0].id == v.dims[rank - 2][0].id;
+  const auto text = [](const Activation& x) {
+    return TextOf(ShapeOf(ActivationValue(x)));
+  };
+  const auto misfit = [&] {
+    return InvalidInput(
+        "expected attention of queries, keys and values that dense layers "
+        "make, with as many heads each; found " +
+        text(q) + ", " + text(k) + " and " + text(v));
+  };
+  if (!fits) return misfit();
+  const Atom s = q.dims[rank - 2][0];
+  const Atom t = k.dims[rank - 1][0];
+  const Atom e = v.dims[rank - 1][0];
+  const std::vector<Atom> made_q = {outer[0], s, outer[1], outer[2],
+                                    q.dims[rank - 1][0]};
+  const std::vector<Atom> made_k = {of_k[0], t, of_k[1], k.dims[rank - 2][0]};
+  const std::vector<Atom> made_v = {of_v[0], t, of_v[1], e};
+  if (!SameAtoms(q.own, made_q) || !SameAtoms(k.own, made_k) ||
+      !SameAtoms(v.own, made_v)) {
+    return misfit();
+  }
+  const bool causal = scores.mask == Mask::kCausal;
+  const bool documents = causal && options_.documents;
+  const TensorId places =
+      s.letter == 's' && t.letter == 's'
+          ? Extra(documents ? "mask_positions" : "positions")
+          : TensorId();
+  if (!places.valid()) return misfit();
+  std::vector<Attribute> attributes = {
+      {"scale", scores.scale}, {"window", documents ? Number(seq_len_) : 0}};
+  if (!causal) attributes.push_back({"causal", 0});
+  Activation y;
+  y.tensor = builder_.Add1(causal ? "attention" : "attention_bidirectional",
+                           Unique(NameOf(node)),
+                           {q.tensor, k.tensor, v.tensor, places, places}, "",
+                           std::move(attributes));
+  y.own = {outer[0], s, outer[1], outer[2], e};
+  y.dims = q.dims;
+  y.dims.back() = {e};
+  Set(node, ActivationValue(std::move(y)));
+  return {};
+}
+
+// A tensor of the file that is the same for all samples stays as it is.
+Result<void> Walk::Expand(const OnnxNode& node) {
+  if (!In(node, 0).Is(Value::Kind::kWeight)) {
+    return InvalidInput("expected a tensor of the file");
+  }
+  TESSERA_TRY(const std::vector<int64_t> to, Ints(node, 1));
+  const Shape from = ShapeOf(In(node, 0));
+  for (size_t d = 1; d < from.size(); ++d) {
+    if (to.size() != from.size() || (to[d] != from[d] && to[d] != 1)) {
+      return InvalidInput("expected the same for all samples");
+    }
+  }
+  Set(node, In(node, 0));
+  return {};
+}
+
+// Of the features of a dense layer, which then is several.
+Result<void> Walk::Split(const OnnxNode& node) {
+  const Shape shape = ShapeOf(In(node, 0));
+  const auto axis = AxisOf(node.Int("axis", 0), shape.size());
+  if (!axis || *axis + 1 != shape.size()) {
+    return InvalidInput("expected a split of the last dimension");
+  }
+  std::vector<int64_t> sizes = node.Ints("split", {});
+  if (Has(node, 1)) {
+    TESSERA_TRY(sizes, Ints(node, 1));
+  }
+  const auto count = std::ssize(node.outputs);
+  if (sizes.empty() && shape.back() % count == 0) {
+    sizes.assign(node.outputs.size(), shape.back() / count);
+  }
+  int64_t rest = shape.back();
+  for (int64_t size : sizes) {
+    if (size < 1 || size > rest) return InvalidInput("its sizes do not fit");
+    rest -= size;
+  }
+  if (rest != 0 || std::ssize(sizes) != count) {
+    return InvalidInput("its sizes do not fit");
+  }
+  const Value value = In(node, 0);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    Activation piece;
+    if (value.Is(Value::Kind::kPieces)) {
+      if (value.pieces.size() != sizes.size() ||
+          Extent(value.pieces[i].dims.back()) != sizes[i]) {
+        return InvalidInput("another node splits it in another way");
+      }
+      piece = value.pieces[i];
+    } else {
+      TESSERA_TRY(piece, Computed(node, 0));
+      if (piece.dims.back().size() != 1 || !piece.samples.empty()) {
+        return InvalidInput("expected features of a dense layer");
+      }
+      const Atom whole = piece.dims.back()[0];
+      if (i == 0) atoms_.Cut(whole, sizes);
+      const Dim part = atoms_.Piece(whole, i, sizes[i]);
+      piece.dims.back() = part;
+      ReplaceIn(piece.own, whole, part);
+    }
+    Set(node, ActivationValue(std::move(piece)), i);
+  }
+  return {};
+}
+
+}  // namespace tessera::onnx

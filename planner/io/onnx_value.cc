@@ -1,0 +1,102 @@
+#include "planner/io/onnx_value.h"
+
+#include <algorithm>
+
+namespace tessera::onnx {
+
+namespace {
+
+double Sigmoid(double x) {
+  return 1 / (1 + std::exp(-x));
+}
+
+constexpr Function kFunctions[] = {
+    {"relu", [](double x) { return std::max(x, 0.0); }},
+    {"gelu",
+     [](double x) {
+       return x * Sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x));
+     }},
+    {"gelu_erf",
+     [](double x) { return x * 0.5 * (1 + std::erf(x * 0.7071067811865476)); }},
+    {"silu", [](double x) { return x * Sigmoid(x); }},
+    {"sigmoid", Sigmoid},
+    {"tanh", [](double x) { return std::tanh(x); }},
+};
+
+}  // namespace
+
+std::span<const Function> Functions() {
+  return kFunctions;
+}
+
+int64_t Extent(const Dim& dim) {
+  int64_t extent = 1;
+  for (const Atom& atom : dim) extent *= atom.extent;
+  return extent;
+}
+
+Value ConstantValue(OnnxConstant constant) {
+  Value value;
+  value.kind = Value::Kind::kConstant;
+  value.constant = std::move(constant);
+  return value;
+}
+
+Value ActivationValue(Activation x) {
+  Value value;
+  value.kind = Value::Kind::kActivation;
+  value.x = std::move(x);
+  return value;
+}
+
+std::optional<double> FactorOf(const Activation& x) {
+  if (x.samples.empty()) return 1;
+  const double factor = x.samples[0] / kPoints[0];
+  if (!SameFunction(x.samples, [=](double at) { return factor * at; })) {
+    return std::nullopt;
+  }
+  return factor;
+}
+
+void ReplaceIn(std::vector<Atom>& in, const Atom& atom, const Dim& parts) {
+  const auto at = std::ranges::find(in, atom.id, &Atom::id);
+  if (at == in.end()) return;
+  const auto begin = in.erase(at);
+  in.insert(begin, parts.begin(), parts.end());
+}
+
+Shape ExtentsOf(std::span<const Atom> atoms) {
+  Shape shape;
+  for (const Atom& atom : atoms) shape.push_back(atom.extent);
+  return shape;
+}
+
+std::vector<Atom> Flatten(std::span<const Dim> dims) {
+  std::vector<Atom> atoms;
+  for (const Dim& dim : dims) atoms.insert(atoms.end(), dim.begin(), dim.end());
+  return atoms;
+}
+
+bool SameAtoms(std::span<const Atom> a, std::span<const Atom> b) {
+  return std::ranges::equal(a, b, {}, &Atom::id, &Atom::id);
+}
+
+std::string TextOf(const Shape& shape) {
+  std::string text = "[";
+  for (int64_t extent : shape) {
+    text += (text.size() > 1 ? "," : "") + std::to_string(extent);
+  }
+  return text + "]";
+}
+
+double Number(int64_t value) {
+  return static_cast<double>(value);
+}
+
+std::optional<size_t> AxisOf(int64_t axis, size_t dims) {
+  if (axis < 0) axis += static_cast<int64_t>(dims);
+  if (axis < 0 || axis >= static_cast<int64_t>(dims)) return std::nullopt;
+  return static_cast<size_t>(axis);
+}
+
+}  // namespace tessera::onnx

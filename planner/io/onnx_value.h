@@ -1,0 +1,215 @@
+#pragma once
+// What an ONNX graph's values are while it is read (planner/io/onnx_walk.h): a
+// constant, a weight, or a view of a tensor of Tessera's graph.
+
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "planner/io/onnx_file.h"
+#include "planner/io/onnx_fold.h"
+#include "planner/ir/graph.h"
+
+namespace tessera::onnx {
+
+// Sums of sizes in bytes stay within int64.
+inline constexpr double kMostElements = 0x1p50;
+
+// How rows of tables start (Radford et al. 2018, section 4.1).
+inline constexpr double kTableStddev = 0.02;
+
+// What is added to scores that are masked is below.
+inline constexpr double kHidden = -1e4;
+
+// A dimension of a tensor of Tessera's graph. A dimension of the file may be
+// several of them, such as (heads, features), or none where its extent is 1.
+struct Atom {
+  int id = 0;
+  int64_t extent = 1;
+  char letter = 0;  // in rules, where it is free there
+};
+using Dim = std::vector<Atom>;
+
+// Which atoms there are, by names that say where they come from, and which of
+// them a later reshape or split takes apart: those are made in parts when the
+// graph is walked again.
+class Atoms {
+ public:
+  // The dimension that was called `name` when it was made: one atom, or those
+  // that it is split into.
+  Dim Make(const std::string& name, int64_t extent, char letter) {
+    const int id = ids_.emplace(name, std::ssize(ids_)).first->second;
+    names_.resize(ids_.size());
+    names_[static_cast<size_t>(id)] = name;
+    const auto split = splits_.find(id);
+    if (split == splits_.end() || extent % split->second != 0) {
+      return {{id, extent, letter}};
+    }
+    Dim dim = Make(name + ".outer", split->second, letter);
+    const Dim inner = Make(name + ".inner", extent / split->second, letter);
+    dim.insert(dim.end(), inner.begin(), inner.end());
+    return dim;
+  }
+  // Splits an atom into (outer, extent / outer).
+  Dim Split(const Atom& atom, int64_t outer) {
+    changed_ |= splits_.emplace(atom.id, outer).second;
+    const std::string name = names_[static_cast<size_t>(atom.id)];
+    return Make(name, atom.extent, atom.letter);
+  }
+  // Cuts an atom into pieces that are different tensors.
+  void Cut(const Atom& atom, std::vector<int64_t> sizes) {
+    changed_ |= cuts_.emplace(atom.id, std::move(sizes)).second;
+  }
+  // Null where it is not cut.
+  const std::vector<int64_t>* CutOf(const Atom& atom) const {
+    const auto found = cuts_.find(atom.id);
+    return found == cuts_.end() ? nullptr : &found->second;
+  }
+  Dim Piece(const Atom& atom, size_t i, int64_t size) {
+    return Make(names_[static_cast<size_t>(atom.id)] + "." + std::to_string(i),
+                size, atom.letter);
+  }
+  // Since it was asked the last time.
+  bool Changed() { return std::exchange(changed_, false); }
+
+ private:
+  std::map<std::string, int> ids_;
+  std::vector<std::string> names_;
+  std::map<int, int64_t> splits_;
+  std::map<int, std::vector<int64_t>> cuts_;
+  bool changed_ = false;
+};
+
+// A tensor of the graph as the file sees it, and a function that is applied to
+// each element: elementwise nodes are gathered until something else reads them,
+// so that an operator is recognised however an exporter spells it.
+struct Activation {
+  TensorId tensor;
+  std::vector<Atom> own;              // the tensor's dimensions
+  std::vector<Dim> dims;              // the file's
+  std::vector<double> samples;        // f(kPoints); empty: x itself
+  std::vector<std::string> gathered;  // nodes that f is made of
+};
+
+// Where functions of one operand are told apart: about as well as fp32 does.
+inline constexpr double kPoints[] = {-4.3,  -2.9,  -2.1, -1.37, -0.71,
+                                     -0.33, -0.05, 0.04, 0.29,  0.62,
+                                     1.17,  1.9,   2.6,  3.8};
+inline constexpr double kSameFunction = 2e-5;
+
+// Which keys a query sees.
+enum class Mask { kAll, kCausal };
+
+// Attention's scores: the products of queries [b, heads, s, d] and keys [b,
+// heads, d, t], as the file has them.
+struct Scores {
+  Activation q;
+  Activation k;
+  double scale = 1;
+  Mask mask = Mask::kAll;
+};
+
+struct Value {
+  enum class Kind {
+    kUnknown,     // of a node that could not be mapped
+    kConstant,    // its elements are known
+    kLarge,       // a constant that is not computed
+    kWeight,      // floating-point numbers of the file, with dimensions
+    kActivation,  // computed
+    kPieces,      // computed, in pieces along the last dimension
+    kScores,      // of attention
+    kSoftmax,     // probabilities, of `scores` or of `x`
+  };
+  Kind kind = Kind::kUnknown;
+  OnnxConstant constant;
+  const OnnxTensor* source = nullptr;  // of a weight
+  std::string weight;                  // its name
+  std::vector<size_t> order;           // dimensions of `source`, in this order
+  Activation x;
+  std::vector<Activation> pieces;
+  std::optional<Scores> scores;
+
+  bool Is(Kind is) const { return kind == is; }
+};
+
+// An operator of one operand, element by element.
+struct Function {
+  std::string_view op;
+  double (*f)(double);
+};
+std::span<const Function> Functions();
+
+bool SameFunction(const std::vector<double>& samples, auto f) {
+  for (size_t i = 0; i < std::size(kPoints); ++i) {
+    const double expected = f(kPoints[i]);
+    if (!(std::abs(samples[i] - expected) <=
+          kSameFunction * (1 + std::abs(expected)))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Letters of the factors of a rule, each atom one.
+class Letters {
+ public:
+  // `taken`: by factors that are no atoms.
+  explicit Letters(std::string_view taken = "") : taken_(taken) {}
+
+  std::string Of(std::span<const Atom> atoms) {
+    std::string letters;
+    for (const Atom& atom : atoms) letters += Of(atom);
+    return letters;
+  }
+
+ private:
+  char Of(const Atom& atom) {
+    const auto found = letters_.find(atom.id);
+    if (found != letters_.end()) return found->second;
+    char letter = atom.letter;
+    for (const char free : std::string_view("ogdifjkmnpqruvcaz")) {
+      if (taken_.find(letter) == std::string::npos) break;
+      letter = free;
+    }
+    taken_ += letter;
+    letters_.emplace(atom.id, letter);
+    return letter;
+  }
+
+  std::string taken_;
+  std::map<int, char> letters_;
+};
+
+int64_t Extent(const Dim& dim);
+
+Value ConstantValue(OnnxConstant constant);
+
+Value ActivationValue(Activation x);
+
+// c, where what is gathered is c x.
+std::optional<double> FactorOf(const Activation& x);
+
+// An atom by those that it is split into, where it occurs.
+void ReplaceIn(std::vector<Atom>& in, const Atom& atom, const Dim& parts);
+
+Shape ExtentsOf(std::span<const Atom> atoms);
+
+std::vector<Atom> Flatten(std::span<const Dim> dims);
+
+bool SameAtoms(std::span<const Atom> a, std::span<const Atom> b);
+
+std::string TextOf(const Shape& shape);
+
+double Number(int64_t value);
+
+// `axis` of `dims` dimensions, from the back where it is negative; nothing
+// where there is none.
+std::optional<size_t> AxisOf(int64_t axis, size_t dims);
+
+}  // namespace tessera::onnx

@@ -1,0 +1,1064 @@
+#include "planner/io/onnx_walk.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+
+#include "planner/base/table.h"
+
+namespace tessera::onnx {
+
+Walk::Walk(const OnnxModel& model, const std::string& path, const Sizes& sizes,
+           const ImportOptions& options, Atoms& atoms, Masks& masks)
+    : model_(model),
+      path_(path),
+      options_(options),
+      sizes_(sizes),
+      atoms_(atoms),
+      masks_(masks),
+      builder_(std::filesystem::path(path).stem().string(), sizes.batch,
+               sizes.seq_len, options.dtype.value_or(DType::kFloat32)),
+      names_({"labels", "count", "loss"}),
+      seq_len_(sizes.seq_len) {
+  for (const OnnxNode& node : model.nodes) {
+    for (const std::string& input : node.inputs) {
+      ++uses_[input];
+      readers_[input].push_back(&node);
+    }
+  }
+  for (const std::string& output : model.outputs) ++uses_[output];
+  for (const OnnxTensor& tensor : model.initializers) {
+    Value value;
+    double elements = 1;
+    for (int64_t extent : tensor.dims) elements *= Number(extent);
+    const bool whole = std::ranges::all_of(
+        tensor.dims, [](int64_t extent) { return extent >= 0; });
+    if (!whole || elements > kMostElements) {
+      problems_.push_back("tensor '" + tensor.name + "': its shape is " +
+                          TextOf(tensor.dims));
+    } else if (IsOnnxFloat(tensor.type) && elements > 1) {
+      value.kind = Value::Kind::kWeight;
+      value.source = &tensor;
+      value.weight = tensor.name;
+      value.order.resize(tensor.dims.size());
+      std::iota(value.order.begin(), value.order.end(), 0);
+    } else {
+      std::vector<double> values = tensor.Values();
+      if (Number(std::ssize(values)) == elements) {
+        value = ConstantValue(
+            {tensor.dims, std::move(values), IsOnnxFloat(tensor.type)});
+      }
+    }
+    values_[tensor.name] = std::move(value);
+  }
+}
+
+const Value& Walk::In(const OnnxNode& node, size_t i) const {
+  static const Value unknown;
+  if (i >= node.inputs.size()) return unknown;
+  const auto found = values_.find(node.inputs[i]);
+  return found == values_.end() ? unknown : found->second;
+}
+
+bool Walk::Has(const OnnxNode& node, size_t i) const {
+  return i < node.inputs.size() && !node.inputs[i].empty();
+}
+
+void Walk::Set(const OnnxNode& node, Value value, size_t i) {
+  if (i < node.outputs.size() && !node.outputs[i].empty()) {
+    values_[node.outputs[i]] = std::move(value);
+  }
+}
+
+Shape Walk::ShapeOf(const Value& value) {
+  Shape shape;
+  switch (value.kind) {
+    case Value::Kind::kConstant:
+      return value.constant.shape;
+    case Value::Kind::kWeight:
+      for (size_t d : value.order) shape.push_back(value.source->dims[d]);
+      return shape;
+    case Value::Kind::kPieces: {
+      int64_t last = 0;
+      for (const Activation& piece : value.pieces) {
+        last += Extent(piece.dims.back());
+      }
+      for (const Dim& dim : value.pieces[0].dims) shape.push_back(Extent(dim));
+      shape.back() = last;
+      return shape;
+    }
+    default:
+      if (value.scores) {
+        const Scores& scores = *value.scores;
+        for (const Dim& dim : scores.q.dims) shape.push_back(Extent(dim));
+        shape.back() = Extent(scores.k.dims.back());
+        return shape;
+      }
+      for (const Dim& dim : value.x.dims) shape.push_back(Extent(dim));
+      return shape;
+  }
+}
+
+Result<OnnxConstant> Walk::Constant(const OnnxNode& node, size_t i) const {
+  const Value& value = In(node, i);
+  if (value.Is(Value::Kind::kConstant)) return value.constant;
+  if (value.Is(Value::Kind::kWeight) && OnnxElements(ShapeOf(value))) {
+    OnnxConstant constant = {value.source->dims, value.source->Values(), true};
+    if (!constant.values.empty()) return TransposeOnnx(constant, value.order);
+  }
+  return InvalidInput("operand " + std::to_string(i) + " is not a constant");
+}
+
+Result<std::vector<int64_t>> Walk::Ints(const OnnxNode& node, size_t i) const {
+  TESSERA_TRY(const OnnxConstant constant, Constant(node, i));
+  return constant.Ints();
+}
+
+Result<Activation> Walk::Computed(const OnnxNode& node, size_t i) {
+  const Value& value = In(node, i);
+  if (value.Is(Value::Kind::kActivation)) return value.x;
+  const std::string operand = "operand " + std::to_string(i);
+  switch (value.kind) {
+    case Value::Kind::kScores:
+      return InvalidInput(operand +
+                          " is a product of two tensors, which only attention "
+                          "reads");
+    case Value::Kind::kSoftmax:
+      return InvalidInput(
+          operand + " is a softmax, which only attention and the loss read");
+    case Value::Kind::kPieces:
+      return InvalidInput(operand + " is read whole and in pieces");
+    default:
+      return InvalidInput(operand +
+                          " is a constant: expected what another "
+                          "node computes");
+  }
+}
+
+std::string Walk::Unique(std::string name) {
+  while (!names_.insert(name).second) name += "'";
+  return name;
+}
+
+std::string Walk::NameOf(const OnnxNode& node) {
+  if (!node.name.empty()) return node.name;
+  return node.outputs.empty() ? node.op : node.outputs[0];
+}
+
+Result<Atom> Walk::Whole(const std::string& name, int64_t extent, char letter) {
+  const Dim dim = atoms_.Make(name, extent, letter);
+  if (dim.size() == 1 && atoms_.CutOf(dim[0]) == nullptr) return dim[0];
+  return InvalidInput(
+      "a dimension of its result is taken apart behind it, which only those of "
+      "dense layers may be");
+}
+
+Result<Activation> Walk::Materialise(Activation x) {
+  if (x.samples.empty()) return x;
+  const auto key = std::pair(x.tensor, x.samples);
+  const auto made = materialised_.find(key);
+  if (made == materialised_.end()) {
+    std::string_view op;
+    std::vector<Attribute> attributes;
+    for (const Function& function : Functions()) {
+      if (SameFunction(x.samples, function.f)) op = function.op;
+    }
+    if (const auto factor = FactorOf(x); op.empty() && factor) {
+      op = "scale";
+      attributes = {{"factor", *factor}};
+    }
+    if (op.empty()) {
+      std::string nodes;
+      for (const std::string& name : x.gathered) {
+        nodes += (nodes.empty() ? "'" : ", '") + name + "'";
+      }
+      return InvalidInput("no operator computes the function of " + nodes);
+    }
+    const std::string letters = Letters().Of(x.own);
+    materialised_[key] =
+        builder_.Add1(op, Unique(x.gathered.back()), {x.tensor},
+                      letters + "->" + letters, std::move(attributes));
+  }
+  x.tensor = materialised_[key];
+  x.samples.clear();
+  x.gathered.clear();
+  return x;
+}
+
+Result<TensorId> Walk::Weight(const Value& value, std::vector<size_t> order,
+                              const Shape& shape, double stddev,
+                              double constant) {
+  if (!value.Is(Value::Kind::kWeight)) {
+    return InvalidInput("a weight is not one of the file's tensors");
+  }
+  if (shape.size() > kMaxDims) {
+    return InvalidInput("weight '" + value.weight + "' has more than " +
+                        std::to_string(kMaxDims) + " dimensions");
+  }
+  for (size_t& d : order) d = value.order[d];
+  const auto made = weights_.find(value.weight);
+  // Exporters write equal tensors once. Matrices that are read twice are tied;
+  // vectors, such as the zeros that biases start as, are one for each layer.
+  if (made == weights_.end() || order.size() < 2) {
+    const TensorId id = builder_.Weight(
+        Unique(value.weight), shape, {.stddev = stddev, .constant = constant},
+        order.size() > 1);
+    weights_[value.weight] = {id, std::move(order), shape};
+    return id;
+  }
+  if (made->second.order != order || made->second.shape != shape) {
+    return InvalidInput("weight '" + value.weight + "' is read in two forms, " +
+                        TextOf(made->second.shape) + " and " + TextOf(shape));
+  }
+  return made->second.tensor;
+}
+
+const OnnxNode* Walk::BiasBehind(const OnnxNode& node, int64_t features) {
+  const std::string& product = node.outputs[0];
+  if (uses_[product] != 1 || readers_[product].empty()) return nullptr;
+  const OnnxNode* const reader = readers_[product][0];
+  if (reader->op != "Add" || reader->inputs.size() != 2 ||
+      reader->outputs.size() != 1) {
+    return nullptr;
+  }
+  const Value& bias = In(*reader, reader->inputs[0] == product ? 1 : 0);
+  const bool fits =
+      bias.Is(Value::Kind::kWeight) && ShapeOf(bias) == Shape{features};
+  return fits ? reader : nullptr;
+}
+
+Result<void> Walk::Dense(const OnnxNode& node, Activation x, const Value& w,
+                         bool transposed, const Value* bias,
+                         const std::string& to) {
+  TESSERA_TRY(x, Materialise(std::move(x)));
+  const Shape shape = ShapeOf(w);
+  if (!w.Is(Value::Kind::kWeight) || shape.size() != 2 || x.dims.size() < 2) {
+    return InvalidInput("expected a tensor of the file with two dimensions");
+  }
+  const int64_t in = shape[transposed ? 0 : 1];
+  const int64_t out = shape[transposed ? 1 : 0];
+  const Dim k = x.dims.back();
+  if (Extent(k) != in || out < 1) {
+    return InvalidInput("reads " + std::to_string(Extent(k)) +
+                        " features: its weight has " + std::to_string(in));
+  }
+  if (!SameAtoms(Flatten(x.dims), x.own)) {
+    return InvalidInput("reads a transposed tensor");
+  }
+  std::vector<Atom> rows = Flatten(std::span(x.dims).first(x.dims.size() - 1));
+  const std::string name = NameOf(node);
+  const Dim whole = atoms_.Make(AtomOf(node, "out"), out, 'f');
+  const double stddev = 1 / std::sqrt(3 * Number(in));
+  // One layer, or one for each piece of the features.
+  const std::vector<int64_t>* const cut =
+      whole.size() == 1 ? atoms_.CutOf(whole[0]) : nullptr;
+  std::vector<Activation> pieces;
+  for (size_t i = 0; i < (cut == nullptr ? 1 : cut->size()); ++i) {
+    const Dim n = cut == nullptr ? whole : atoms_.Piece(whole[0], i, (*cut)[i]);
+    const std::string suffix = cut == nullptr ? "" : "." + std::to_string(i);
+    Letters letters;
+    const std::string m = letters.Of(rows);
+    const std::string from = letters.Of(k);
+    const std::string made = letters.Of(n);
+    Shape matrix = ExtentsOf(n);
+    const Shape features = matrix;
+    for (const Atom& atom : k) matrix.push_back(atom.extent);
+    Value piece = w;
+    piece.weight += suffix;
+    std::vector<size_t> order = {0, 1};
+    if (transposed) std::swap(order[0], order[1]);
+    TESSERA_TRY(const TensorId weight,
+                Weight(piece, std::move(order), matrix, stddev));
+    std::string rule = m + from + "," + made + from;
+    std::vector<TensorId> operands = {x.tensor, weight};
+    if (bias != nullptr) {
+      Value part = *bias;
+      part.weight += suffix;
+      TESSERA_TRY(const TensorId added, Weight(part, {0}, features, 0));
+      operands.push_back(added);
+      rule += "+" + made;
+    }
+    Activation y;
+    y.tensor = builder_.Add1("linear", Unique(name + suffix),
+                             std::move(operands), rule + "->" + m + made);
+    y.own = rows;
+    y.own.insert(y.own.end(), n.begin(), n.end());
+    y.dims = x.dims;
+    y.dims.back() = n;
+    pieces.push_back(std::move(y));
+  }
+  Value value;
+  value.kind = cut == nullptr ? Value::Kind::kActivation : Value::Kind::kPieces;
+  if (cut == nullptr) {
+    value.x = std::move(pieces[0]);
+  } else {
+    value.pieces = std::move(pieces);
+  }
+  values_[to] = std::move(value);
+  return {};
+}
+
+// Atoms in another grouping. Where one belongs to two dimensions it is split.
+Result<Activation> Walk::Relabelled(Activation x, const Shape& shape) {
+  std::vector<Atom> atoms = Flatten(x.dims);
+  const auto misfit = [&] {
+    return InvalidInput("cannot make " + TextOf(shape) + " of " +
+                        TextOf(ShapeOf(ActivationValue(x))) +
+                        " without moving elements");
+  };
+  std::vector<Dim> dims;
+  size_t next = 0;
+  for (int64_t extent : shape) {
+    if (extent < 1) return misfit();
+    Dim dim;
+    if (extent == 1 && next < atoms.size() && atoms[next].extent == 1) {
+      dim.push_back(atoms[next++]);
+    }
+    for (int64_t rest = extent; rest > 1;) {
+      if (next == atoms.size()) return misfit();
+      const Atom atom = atoms[next];
+      if (rest % atom.extent == 0) {
+        dim.push_back(atom);
+        rest /= atom.extent;
+        ++next;
+        continue;
+      }
+      if (atom.extent % rest != 0) return misfit();
+      const Dim parts = atoms_.Split(atom, rest);
+      if (parts.size() < 2 || parts[0].extent != rest) return misfit();
+      ReplaceIn(atoms, atom, parts);
+      ReplaceIn(x.own, atom, parts);
+    }
+    // Heads that are split into (heads, 1) stay one dimension.
+    while (!dim.empty() && next < atoms.size() && atoms[next].extent == 1 &&
+           atoms[next].letter == dim.back().letter) {
+      dim.push_back(atoms[next++]);
+    }
+    dims.push_back(std::move(dim));
+  }
+  for (; next < atoms.size(); ++next) {
+    if (atoms[next].extent != 1 || dims.empty()) return misfit();
+    dims.back().push_back(atoms[next]);
+  }
+  x.dims = std::move(dims);
+  return x;
+}
+
+std::string Walk::AtomOf(const OnnxNode& node, std::string_view which) {
+  return node.outputs[0] + "." + std::string(which);
+}
+
+Result<void> Walk::Gemm(const OnnxNode& node) {
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  if (node.Float("alpha", 1) != 1 || node.Float("beta", 1) != 1 ||
+      node.Int("transA", 0) != 0) {
+    return InvalidInput("expected alpha and beta of 1, and no transA");
+  }
+  const Value* const bias = Has(node, 2) ? &In(node, 2) : nullptr;
+  const bool transposed = node.Int("transB", 0) == 0;
+  const Shape shape = ShapeOf(In(node, 1));
+  if (bias != nullptr && (shape.size() != 2 ||
+                          ShapeOf(*bias) != Shape{shape[transposed ? 1 : 0]})) {
+    return InvalidInput("its bias is not one number for each feature");
+  }
+  return Dense(node, std::move(x), In(node, 1), transposed, bias,
+               node.outputs[0]);
+}
+
+Result<void> Walk::MatMul(const OnnxNode& node) {
+  const Value& w = In(node, 1);
+  if (w.Is(Value::Kind::kActivation)) return Product(node);
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  if (!w.Is(Value::Kind::kWeight) || ShapeOf(w).size() != 2) {
+    return InvalidInput("expected a product with a matrix of the file");
+  }
+  const OnnxNode* const add = BiasBehind(node, ShapeOf(w)[1]);
+  if (add == nullptr) {
+    return Dense(node, std::move(x), w, true, nullptr, node.outputs[0]);
+  }
+  done_.insert(add);
+  const Value& bias = In(*add, add->inputs[0] == node.outputs[0] ? 1 : 0);
+  return Dense(node, std::move(x), w, true, &bias, add->outputs[0]);
+}
+
+Result<void> Walk::LayerNorm(const OnnxNode& node) {
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  TESSERA_TRY(x, Materialise(std::move(x)));
+  const auto axis = AxisOf(node.Int("axis", -1), x.dims.size());
+  if (!axis || *axis + 1 != x.dims.size() || x.dims.back().size() != 1 ||
+      !SameAtoms(Flatten(x.dims), x.own)) {
+    return InvalidInput("expected a norm over the last dimension");
+  }
+  const Shape features = {x.own.back().extent};
+  if (ShapeOf(In(node, 1)) != features || ShapeOf(In(node, 2)) != features) {
+    return InvalidInput(
+        "expected a scale and a shift, one number for each feature");
+  }
+  TESSERA_TRY(const TensorId scale, Weight(In(node, 1), {0}, features, 0, 1));
+  TESSERA_TRY(const TensorId shift, Weight(In(node, 2), {0}, features, 0));
+  Letters letters;
+  const std::string rows = letters.Of(std::span(x.own).first(x.own.size() - 1));
+  const std::string h = letters.Of(std::span(x.own).last(1));
+  x.tensor = builder_.Add1(
+      "layer_norm", Unique(NameOf(node)), {x.tensor, scale, shift},
+      rows + h + "!," + h + "," + h + "->" + rows + h + "," + rows + "," + rows,
+      {{"epsilon", node.Float("epsilon", 1e-5)}});
+  Set(node, ActivationValue(std::move(x)));
+  return {};
+}
+
+Result<void> Walk::Dropout(const OnnxNode& node) {
+  if (node.outputs.size() > 1 && uses_[node.outputs[1]] > 0) {
+    return InvalidInput("its mask is read");
+  }
+  double probability = 0.5;
+  if (Has(node, 1)) {
+    TESSERA_TRY(const OnnxConstant ratio, Constant(node, 1));
+    if (ratio.values.size() != 1) return InvalidInput("has no single ratio");
+    probability = ratio.values[0];
+  }
+  bool training = false;
+  if (Has(node, 2)) {
+    TESSERA_TRY(const OnnxConstant mode, Constant(node, 2));
+    training = !mode.values.empty() && mode.values[0] != 0;
+  }
+  if (training && probability > 0) {
+    if (!(probability <= 0.99)) {
+      return InvalidInput("drops more than 0.99 of its elements");
+    }
+    TESSERA_TRY(Activation x, Computed(node, 0));
+    TESSERA_TRY(x, Materialise(std::move(x)));
+    const std::string letters = Letters().Of(x.own);
+    x.tensor = builder_.Add1(
+        "dropout", Unique(NameOf(node)), {x.tensor}, letters + "->" + letters,
+        {{"probability", probability}, {"salt", Number(dropouts_++)}});
+    Set(node, ActivationValue(std::move(x)));
+    return {};
+  }
+  Set(node, In(node, 0));
+  return {};
+}
+
+Result<void> Walk::Identity(const OnnxNode& node) {
+  if (In(node, 0).Is(Value::Kind::kActivation) && node.op == "Cast" &&
+      !IsOnnxFloat(static_cast<int>(node.Int("to", kOnnxFloat)))) {
+    // Whole numbers of one width or another.
+    TESSERA_TRY(const Activation x, Computed(node, 0));
+    if (!x.samples.empty()) return InvalidInput("rounds what is computed");
+  }
+  Value value = In(node, 0);
+  // Such a node gives a name to one of several equal tensors.
+  if (value.Is(Value::Kind::kWeight) && value.order.size() < 2) {
+    value.weight = node.outputs[0];
+  }
+  Set(node, std::move(value));
+  return {};
+}
+
+Result<void> Walk::Flat(const OnnxNode& node) {
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  const Shape shape = ShapeOf(In(node, 0));
+  int64_t axis = node.Int("axis", 1);
+  if (axis < 0) axis += std::ssize(shape);
+  if (axis < 0 || axis > std::ssize(shape)) {
+    return InvalidInput("has no dimension " + std::to_string(axis));
+  }
+  Shape flat = {1, 1};
+  for (size_t d = 0; d < shape.size(); ++d) {
+    flat[static_cast<int64_t>(d) < axis ? 0 : 1] *= shape[d];
+  }
+  TESSERA_TRY(x, Relabelled(std::move(x), flat));
+  Set(node, ActivationValue(std::move(x)));
+  return {};
+}
+
+Result<void> Walk::Reshape(const OnnxNode& node) {
+  TESSERA_TRY(Shape shape, Ints(node, 1));
+  const Shape from = ShapeOf(In(node, 0));
+  double all = 1;
+  for (int64_t extent : from) all *= Number(extent);
+  double known = 1;
+  int64_t open = -1;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (shape[d] == 0 && node.Int("allowzero", 0) == 0 && d < from.size()) {
+      shape[d] = from[d];
+    }
+    if (shape[d] == -1 && open < 0) {
+      open = static_cast<int64_t>(d);
+    } else {
+      known *= Number(shape[d]);
+    }
+  }
+  if (open >= 0 && known >= 1) {
+    shape[static_cast<size_t>(open)] = static_cast<int64_t>(all / known);
+    known *= Number(shape[static_cast<size_t>(open)]);
+  }
+  const bool negative =
+      std::ranges::any_of(shape, [](int64_t extent) { return extent < 0; });
+  if (known != all || negative) {
+    return InvalidInput("cannot make " + TextOf(shape) + " of " + TextOf(from));
+  }
+  if (In(node, 0).Is(Value::Kind::kConstant)) {
+    TESSERA_TRY(OnnxConstant constant, Constant(node, 0));
+    constant.shape = shape;
+    Set(node, ConstantValue(std::move(constant)));
+    return {};
+  }
+  if (In(node, 0).Is(Value::Kind::kPieces) && !shape.empty() &&
+      shape.back() == from.back()) {
+    Value value = In(node, 0);
+    for (Activation& piece : value.pieces) {
+      shape.back() = Extent(piece.dims.back());
+      TESSERA_TRY(piece, Relabelled(std::move(piece), shape));
+    }
+    Set(node, std::move(value));
+    return {};
+  }
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  TESSERA_TRY(x, Relabelled(std::move(x), shape));
+  Set(node, ActivationValue(std::move(x)));
+  return {};
+}
+
+Result<void> Walk::Squeeze(const OnnxNode& node) {
+  const Shape shape = ShapeOf(In(node, 0));
+  std::vector<int64_t> axes = node.Ints("axes", {});
+  if (Has(node, 1)) {
+    TESSERA_TRY(axes, Ints(node, 1));
+  }
+  const bool all = axes.empty();
+  std::set<size_t> out;
+  for (size_t d = 0; all && d < shape.size(); ++d) {
+    if (shape[d] == 1) out.insert(d);
+  }
+  for (int64_t axis : axes) {
+    const auto d = AxisOf(axis, shape.size());
+    if (!d || shape[*d] != 1) {
+      return InvalidInput("cannot leave out dimension " + std::to_string(axis) +
+                          " of " + TextOf(shape));
+    }
+    out.insert(*d);
+  }
+  Shape to;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (!out.contains(d)) to.push_back(shape[d]);
+  }
+  if (In(node, 0).Is(Value::Kind::kConstant)) {
+    TESSERA_TRY(OnnxConstant constant, Constant(node, 0));
+    constant.shape = to;
+    Set(node, ConstantValue(std::move(constant)));
+    return {};
+  }
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  TESSERA_TRY(x, Relabelled(std::move(x), to));
+  Set(node, ActivationValue(std::move(x)));
+  return {};
+}
+
+Result<void> Walk::Unsqueeze(const OnnxNode& node) {
+  std::vector<int64_t> axes = node.Ints("axes", {});
+  if (Has(node, 1)) {
+    TESSERA_TRY(axes, Ints(node, 1));
+  }
+  const Shape from = ShapeOf(In(node, 0));
+  const size_t rank = from.size() + axes.size();
+  std::set<size_t> ones;
+  for (int64_t axis : axes) {
+    const auto d = AxisOf(axis, rank);
+    if (!d || !ones.insert(*d).second) {
+      return InvalidInput("has no dimension " + std::to_string(axis));
+    }
+  }
+  Shape to;
+  for (size_t d = 0, next = 0; d < rank; ++d) {
+    to.push_back(ones.contains(d) ? 1 : from[next++]);
+  }
+  if (In(node, 0).Is(Value::Kind::kConstant)) {
+    TESSERA_TRY(OnnxConstant constant, Constant(node, 0));
+    constant.shape = to;
+    Set(node, ConstantValue(std::move(constant)));
+    return {};
+  }
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  TESSERA_TRY(x, Relabelled(std::move(x), to));
+  Set(node, ActivationValue(std::move(x)));
+  return {};
+}
+
+Result<void> Walk::Transpose(const OnnxNode& node) {
+  Value value = In(node, 0);
+  const size_t rank = ShapeOf(value).size();
+  std::vector<int64_t> order = node.Ints("perm", {});
+  if (order.empty()) {
+    order.resize(rank);
+    std::iota(order.rbegin(), order.rend(), 0);
+  }
+  std::vector<size_t> axes;
+  for (int64_t axis : order) {
+    const auto d = AxisOf(axis, rank);
+    if (d && std::ranges::count(axes, *d) == 0) axes.push_back(*d);
+  }
+  if (axes.size() != rank || order.size() != rank) {
+    return InvalidInput("perm is no order of its dimensions");
+  }
+  if (value.Is(Value::Kind::kConstant)) {
+    value.constant = TransposeOnnx(value.constant, axes);
+  } else if (value.Is(Value::Kind::kWeight)) {
+    std::vector<size_t> reordered;
+    for (size_t axis : axes) reordered.push_back(value.order[axis]);
+    value.order = std::move(reordered);
+  } else {
+    TESSERA_TRY(const Activation x, Computed(node, 0));
+    for (size_t d = 0; d < rank; ++d) value.x.dims[d] = x.dims[axes[d]];
+  }
+  Set(node, std::move(value));
+  return {};
+}
+
+Result<void> Walk::Gelu(const OnnxNode& node) {
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  const bool tanh = node.Text("approximate", "none") == "tanh";
+  if (x.samples.empty()) {
+    x.samples.assign(std::begin(kPoints), std::end(kPoints));
+  }
+  for (double& sample : x.samples) sample = Functions()[tanh ? 1 : 2].f(sample);
+  x.gathered.push_back(NameOf(node));
+  Set(node, ActivationValue(std::move(x)));
+  return {};
+}
+
+Result<void> Walk::Elementwise(const OnnxNode& node) {
+  const bool two = node.inputs.size() == 2;
+  for (size_t i = 0; two && i < 2; ++i) {
+    if (!In(node, i).Is(Value::Kind::kScores)) continue;
+    Value value = In(node, i);
+    const bool scales = node.op == "Mul" || (node.op == "Div" && i == 0);
+    if (scales) {
+      TESSERA_TRY(const OnnxConstant by, Constant(node, 1 - i));
+      if (by.values.size() != 1) return InvalidInput("scales scores unevenly");
+      value.scores->scale *= node.op == "Mul" ? by.values[0] : 1 / by.values[0];
+    } else if (node.op == "Add") {
+      TESSERA_TRY(const Mask mask, MaskOf(node, 1 - i, /*added=*/true));
+      if (mask == Mask::kCausal) value.scores->mask = mask;
+    } else {
+      return InvalidInput("scores of attention are only scaled and masked");
+    }
+    Set(node, std::move(value));
+    return {};
+  }
+  const auto samples_of = [](const Activation& x) {
+    return x.samples.empty()
+               ? std::vector<double>(std::begin(kPoints), std::end(kPoints))
+               : x.samples;
+  };
+  // Of the operands that are scalars, their number.
+  std::optional<double> number[2];
+  std::optional<Activation> x[2];
+  for (size_t i = 0; i < (two ? 2 : 1); ++i) {
+    if (In(node, i).Is(Value::Kind::kConstant) ||
+        In(node, i).Is(Value::Kind::kWeight)) {
+      const Shape shape = ShapeOf(In(node, i));
+      const size_t rank = shape.size();
+      if (node.op == "Add" && In(node, i).Is(Value::Kind::kWeight) &&
+          rank >= 2 && shape[rank - 2] == seq_len_ && seq_len_ > 1) {
+        // A row for each place. What is in front has extents of 1.
+        if (rank > 3 || (rank == 3 && shape[0] != 1)) {
+          return InvalidInput("adds a tensor of the file for each sample");
+        }
+        std::vector<size_t> order(rank);
+        std::iota(order.begin(), order.end(), 0);
+        TESSERA_TRY(
+            x[i], Lookup(NameOf(node) + ".rows", In(node, i), std::move(order),
+                         {shape[rank - 2], shape[rank - 1]}, "positions"));
+        continue;
+      }
+      const auto constant = Constant(node, i);
+      if (!constant || constant->values.size() != 1) {
+        return InvalidInput("operand " + std::to_string(i) +
+                            " is a constant of more than one number");
+      }
+      number[i] = constant->values[0];
+    } else {
+      TESSERA_TRY(x[i], Computed(node, i));
+    }
+  }
+  const bool together = x[0] && x[1] && x[0]->tensor == x[1]->tensor &&
+                        SameAtoms(Flatten(x[0]->dims), Flatten(x[1]->dims));
+  if (two && x[0] && x[1] && !together) {
+    return Binary(node, *std::move(x[0]), *std::move(x[1]));
+  }
+  Activation y = x[0] ? *x[0] : *x[1];
+  const std::vector<double> a = samples_of(y);
+  const std::vector<double> b = together ? samples_of(*x[1]) : a;
+  y.samples.clear();
+  for (size_t i = 0; i < a.size(); ++i) {
+    y.samples.push_back(*ApplyOnnx(node.op, number[0].value_or(a[i]),
+                                   number[1].value_or(b[i]), true));
+  }
+  if (together) {
+    y.gathered.insert(y.gathered.end(), x[1]->gathered.begin(),
+                      x[1]->gathered.end());
+  }
+  y.gathered.push_back(NameOf(node));
+  Set(node, ActivationValue(std::move(y)));
+  return {};
+}
+
+// Of two tensors.
+Result<void> Walk::Binary(const OnnxNode& node, Activation x, Activation y) {
+  const bool product = node.op == "Mul";
+  if (!product && node.op != "Add" && node.op != "Sub") {
+    return InvalidInput(
+        "of two tensors only sums, differences and products "
+        "are computed");
+  }
+  if (node.op == "Sub") {
+    if (y.samples.empty()) {
+      y.samples.assign(std::begin(kPoints), std::end(kPoints));
+    }
+    for (double& sample : y.samples) sample = -sample;
+    y.gathered.push_back(NameOf(node));
+  }
+  TESSERA_TRY(x, Materialise(std::move(x)));
+  TESSERA_TRY(y, Materialise(std::move(y)));
+  // Where one is taken apart and the other is not, the other will be.
+  const auto split_as = [&](Activation& whole, const Activation& parts) {
+    for (size_t d = 0; d < whole.dims.size(); ++d) {
+      if (whole.dims[d].size() == 1 && parts.dims[d].size() > 1) {
+        atoms_.Split(whole.dims[d][0], parts.dims[d][0].extent);
+      }
+    }
+  };
+  if (x.dims.size() == y.dims.size()) {
+    split_as(x, y);
+    split_as(y, x);
+  }
+  const bool alike = std::ranges::equal(
+      x.dims, y.dims,
+      [](const Dim& a, const Dim& b) { return ExtentsOf(a) == ExtentsOf(b); });
+  if (!alike || !SameAtoms(Flatten(x.dims), x.own) ||
+      !SameAtoms(Flatten(y.dims), y.own)) {
+    return InvalidInput("expected tensors of one shape, found " +
+                        TextOf(ShapeOf(ActivationValue(x))) + " and " +
+                        TextOf(ShapeOf(ActivationValue(y))));
+  }
+  const std::string letters = Letters().Of(x.own);
+  x.tensor = builder_.Add1(product ? "multiply" : "add", Unique(NameOf(node)),
+                           {x.tensor, y.tensor},
+                           letters + "," + letters + "->" + letters);
+  Set(node, ActivationValue(std::move(x)));
+  return {};
+}
+
+std::span<const Walk::Row> Walk::Rows() {
+  static constexpr Row kRows[] = {
+      {"AveragePool", "average_pool", &Walk::AveragePool},
+      {"BatchNormalization", "batch_norm, of microbatches", &Walk::BatchNorm},
+      {"Cast", "nothing", &Walk::Identity},
+      {"Concat", "channels of images: concat_channels", &Walk::Concat},
+      {"Conv", "conv2d, or linear of patches", &Walk::Convolution},
+      {"Dropout", "dropout while training, else nothing", &Walk::Dropout},
+      {"Expand", "nothing, of tensors of the file", &Walk::Expand},
+      {"Flatten", "nothing", &Walk::Flat},
+      {"Gather", "rows of a table: embedding; a place of a sequence: select",
+       &Walk::Gather},
+      {"Gelu", "gelu or gelu_erf", &Walk::Gelu},
+      {"Gemm", "linear", &Walk::Gemm},
+      {"GlobalAveragePool", "image_mean", &Walk::GlobalAveragePool},
+      {"Identity", "nothing", &Walk::Identity},
+      {"IsNaN", "nothing, of a softmax", &Walk::IsNaN},
+      {"LayerNormalization", "layer_norm", &Walk::LayerNorm},
+      {"LogSoftmax", "a part of the loss", &Walk::Softmax},
+      {"MatMul", "linear, or a part of attention", &Walk::MatMul},
+      {"MaxPool", "max_pool", &Walk::MaxPool},
+      {"ReduceMean", "over height and width: image_mean", &Walk::ReduceMean},
+      {"Reshape", "nothing", &Walk::Reshape},
+      {"Softmax", "a part of attention or of the loss", &Walk::Softmax},
+      {"Split", "several layers instead of a fused one", &Walk::Split},
+      {"Squeeze", "nothing", &Walk::Squeeze},
+      {"Transpose", "nothing", &Walk::Transpose},
+      {"Unsqueeze", "nothing", &Walk::Unsqueeze},
+      {"Where", "a mask of attention", &Walk::Where},
+  };
+  return kRows;
+}
+
+Result<void> Walk::Declare(const OnnxNode& node) {
+  if (node.outputs.empty() || node.outputs[0].empty()) {
+    return InvalidInput("has no output");
+  }
+  for (const std::string& output : node.outputs) {
+    if (!output.empty() && !values_.emplace(output, Value()).second) {
+      return InvalidInput("makes '" + output + "', which is there already");
+    }
+  }
+  return {};
+}
+
+Result<void> Walk::CheckSizes(const OnnxNode& node) {
+  for (const std::string& output : node.outputs) {
+    Value& value = values_[output];
+    double elements = 1;
+    for (int64_t extent : ShapeOf(value)) elements *= Number(extent);
+    if (elements <= kMostElements) continue;
+    value = {};
+    return InvalidInput("makes more than 2^50 elements");
+  }
+  return {};
+}
+
+Result<void> Walk::Map(const OnnxNode& node) {
+  bool constants = true;  // all operands
+  bool known = true;      // the same, were they computed
+  bool large = false;
+  std::vector<OnnxConstant> operands(node.inputs.size());
+  std::vector<const OnnxConstant*> given(node.inputs.size());
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    if (!Has(node, i)) continue;
+    const Value& value = In(node, i);
+    if (!values_.contains(node.inputs[i])) {
+      return InvalidInput("reads '" + node.inputs[i] +
+                          "', which nothing in front of it makes");
+    }
+    if (value.Is(Value::Kind::kUnknown)) return {};  // said where it is made
+    constants = constants && value.Is(Value::Kind::kConstant);
+    known = known && !value.Is(Value::Kind::kActivation) &&
+            !value.Is(Value::Kind::kPieces) &&
+            !value.Is(Value::Kind::kScores) && !value.Is(Value::Kind::kSoftmax);
+    large = large || value.Is(Value::Kind::kLarge);
+  }
+  if (known && large) {
+    Value value;
+    value.kind = Value::Kind::kLarge;
+    Set(node, std::move(value));
+    return {};
+  }
+  if (node.op == "Constant") {
+    const OnnxAttribute* const tensor = node.Find("value");
+    OnnxConstant constant;
+    if (tensor != nullptr) {
+      constant = {tensor->t.dims, tensor->t.Values(),
+                  IsOnnxFloat(tensor->t.type)};
+      const auto elements = OnnxElements(constant.shape);
+      if (!elements || *elements != std::ssize(constant.values)) {
+        return InvalidInput("its value is not in the file");
+      }
+    } else if (node.Find("value_float") != nullptr) {
+      constant = {{}, {node.Float("value_float", 0)}, true};
+    } else if (node.Find("value_int") != nullptr) {
+      constant = {{}, {Number(node.Int("value_int", 0))}, false};
+    } else if (node.Find("value_ints") != nullptr) {
+      for (int64_t value : node.Ints("value_ints", {})) {
+        constant.values.push_back(Number(value));
+      }
+      constant.shape = {std::ssize(constant.values)};
+    } else if (node.Find("value_floats") != nullptr) {
+      constant.values = node.Find("value_floats")->floats;
+      constant.shape = {std::ssize(constant.values)};
+      constant.is_float = true;
+    } else {
+      return InvalidInput("expected a tensor or numbers");
+    }
+    Set(node, ConstantValue(std::move(constant)));
+    return {};
+  }
+  if (node.op == "Shape" && Has(node, 0)) {
+    const Shape shape = ShapeOf(In(node, 0));
+    const auto rank = std::ssize(shape);
+    const auto place = [&](int64_t at) {
+      return std::clamp<int64_t>(at < 0 ? at + rank : at, 0, rank);
+    };
+    OnnxConstant constant;
+    for (int64_t d = place(node.Int("start", 0));
+         d < place(node.Int("end", rank)); ++d) {
+      constant.values.push_back(Number(shape[static_cast<size_t>(d)]));
+    }
+    constant.shape = {std::ssize(constant.values)};
+    Set(node, ConstantValue(std::move(constant)));
+    return {};
+  }
+  if (constants && !node.inputs.empty()) {
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      if (Has(node, i)) given[i] = &In(node, i).constant;
+    }
+    auto result = FoldOnnx(node, given);
+    if (!result && result.error().code == ErrorCode::kInfeasible) {
+      Value value;
+      value.kind = Value::Kind::kLarge;
+      Set(node, std::move(value));
+      return {};
+    }
+    TESSERA_TRY(auto folded, std::move(result));
+    if (folded) {
+      Set(node, ConstantValue(*std::move(folded)));
+      return {};
+    }
+  }
+  for (const Row& row : Rows()) {
+    if (row.name == node.op) return (this->*row.handler)(node);
+  }
+  const bool elementwise = ApplyOnnx(node.op, 1, 1, true).has_value();
+  if (elementwise && (node.inputs.size() == 1 || node.inputs.size() == 2)) {
+    return Elementwise(node);
+  }
+  return InvalidInput("no operator of Tessera's is known for it");
+}
+
+void Walk::Run() {
+  FindPatches();
+  for (const BoundInput& input : sizes_.inputs) {
+    if (input.all_ones) {
+      Value value;
+      value.kind = Value::Kind::kLarge;
+      if (const auto elements = OnnxElements(input.shape)) {
+        value = ConstantValue(
+            {input.shape,
+             std::vector<double>(static_cast<size_t>(*elements), 1), false});
+      }
+      values_[input.input->name] = std::move(value);
+      continue;
+    }
+    Activation x;
+    const size_t rank = input.shape.size();
+    constexpr std::string_view kImage = "bchw";
+    for (size_t d = 0; d < rank; ++d) {
+      char letter = kImage[d];
+      if (!input.is_float && d == 1) letter = 's';
+      // Samples and places are those of all inputs.
+      const std::string of =
+          letter == 'b' || letter == 's' ? "input" : input.name;
+      const auto atom =
+          Whole(of + "." + std::to_string(d), input.shape[d], letter);
+      if (!atom) {
+        problems_.push_back("input '" + input.input->name +
+                            "': what reads it takes its dimensions apart");
+        return;
+      }
+      x.own.push_back(*atom);
+      x.dims.push_back({*atom});
+    }
+    Shape shape = input.shape;
+    if (input.name == "images") {
+      // Features are images of one pixel.
+      for (size_t d = rank; d < 4; ++d) {
+        const Atom one = {-static_cast<int>(d), 1, kImage[d]};
+        x.own.push_back(one);
+        if (d > 1) x.dims.back().push_back(one);
+        shape.push_back(1);
+      }
+    }
+    if (!patches_) {
+      x.tensor = builder_.Input(Unique(input.name), shape,
+                                input.is_float
+                                    ? options_.dtype.value_or(DType::kFloat32)
+                                    : DType::kInt32);
+    }
+    values_[input.input->name] = ActivationValue(std::move(x));
+  }
+  for (const OnnxNode& node : model_.nodes) {
+    if (done_.contains(&node)) continue;
+    auto mapped = Declare(node);
+    if (mapped) mapped = Map(node);
+    if (mapped) mapped = CheckSizes(node);
+    if (!mapped) {
+      problems_.push_back("node '" + NameOf(node) + "' (" + node.op +
+                          "): " + mapped.error().message);
+    }
+  }
+}
+
+namespace {
+
+// Blocks end where a single tensor goes on. Each has a dense layer, convolution
+// or lookup, and is called by the first of them.
+void CutIntoBlocks(Graph& graph) {
+  std::vector<size_t> last_read(graph.tensors.size(), 0);
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    for (TensorId id : graph.nodes[i].operands) last_read[id.index()] = i;
+  }
+  graph.blocks.clear();
+  std::set<TensorId> alive;  // computed, and read behind this node
+  size_t begin = 0;          // of what may become a block
+  bool begun = false;        // whether it is one
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    Node& node = graph.nodes[i];
+    const bool layer =
+        node.op->op_class != OpClass::kMemory || node.op->name == "embedding";
+    if (layer && !begun) {
+      graph.blocks.push_back(node.name);
+      begun = true;
+      for (size_t j = begin; j < i; ++j) {
+        graph.nodes[j].block = static_cast<int>(graph.blocks.size()) - 1;
+      }
+    }
+    node.block = std::max(0, static_cast<int>(graph.blocks.size()) - 1);
+    for (TensorId id : node.results) {
+      if (last_read[id.index()] > i) alive.insert(id);
+    }
+    for (TensorId id : node.operands) {
+      if (last_read[id.index()] == i) alive.erase(id);
+    }
+    if (alive.size() == 1) {
+      begin = i + 1;
+      begun = false;
+    }
+  }
+  if (graph.blocks.empty()) graph.blocks.push_back(graph.nodes[0].name);
+}
+
+}  // namespace
+
+Result<Graph> Walk::Finish() {
+  if (!problems_.empty()) {
+    std::string text = std::to_string(problems_.size()) + " of " +
+                       std::to_string(model_.nodes.size()) +
+                       " nodes cannot be mapped";
+    for (size_t i = 0; i < problems_.size(); ++i) {
+      text += (i == 0 ? ": " : "; ") + problems_[i];
+    }
+    return InvalidInput(text, path_);
+  }
+  std::string output = model_.outputs.empty() ? "" : model_.outputs.back();
+  const auto chosen = options_.overrides.find("output");
+  if (chosen != options_.overrides.end()) output = chosen->second.text;
+  const std::string where = path_ + ": output '" + output + "'";
+  const auto found = values_.find(output);
+  if (found == values_.end() ||
+      std::ranges::count(model_.outputs, output) == 0) {
+    std::vector<std::string_view> known(model_.outputs.begin(),
+                                        model_.outputs.end());
+    return Error{ErrorCode::kNotFound,
+                 UnknownName("output", output, known).message, path_};
+  }
+  const Value& value = found->second;
+  if (!value.Is(Value::Kind::kActivation) && !value.Is(Value::Kind::kSoftmax)) {
+    return InvalidInput("is not computed from the inputs", where);
+  }
+  auto logits = Materialise(value.x);
+  if (!logits) return logits.error().At(where);
+  const Activation& x = *logits;
+  const size_t rank = x.own.size();
+  if ((rank != 2 && rank != 3) || x.dims.back().size() != 1 ||
+      !SameAtoms(Flatten(x.dims), x.own) || x.own[0].letter != 'b' ||
+      (rank == 3 && x.own[1].letter != 's')) {
+    return InvalidInput("is " + TextOf(ShapeOf(ActivationValue(x))) +
+                            ": expected a number for each class, of each "
+                            "sample or of each token",
+                        where);
+  }
+  const TensorId labels = builder_.Input(
+      "labels", ExtentsOf(std::span(x.own).first(rank - 1)), DType::kInt32);
+  const TensorId count =
+      builder_.Add1("count_labels", "count", {labels}, rank == 2 ? "b->" : "");
+  const TensorId loss =
+      builder_.Add1("cross_entropy", "loss", {x.tensor, labels, count},
+                    rank == 2 ? "bv,b,->,b" : "");
+  auto graph = builder_.Finish(loss);
+  if (!graph) return graph.error().At(path_);
+  graph->seq_len = seq_len_;
+  CutIntoBlocks(*graph);
+  return graph;
+}
+
+}  // namespace tessera::onnx

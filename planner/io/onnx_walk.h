@@ -1,0 +1,194 @@
+#pragma once
+// Maps the nodes of an ONNX graph to those of Tessera's (planner/io/onnx.h).
+// Not for several threads.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "planner/base/result.h"
+#include "planner/io/importer.h"
+#include "planner/io/onnx_file.h"
+#include "planner/io/onnx_fold.h"
+#include "planner/io/onnx_value.h"
+#include "planner/ir/graph.h"
+
+namespace tessera::onnx {
+
+struct BoundInput {
+  const OnnxInput* input = nullptr;
+  std::string name;  // in Tessera's graph
+  Shape shape;
+  bool is_float = false;
+  bool all_ones = false;  // a mask of padding, of which there is none
+};
+
+struct Sizes {
+  int64_t batch = 0;
+  int64_t seq_len = 1;
+  std::vector<BoundInput> inputs;
+};
+
+// The size of a window's result, as ONNX's MaxPool defines it.
+struct Places {
+  int64_t count = 0;
+  int64_t pad = 0;  // in front
+};
+
+// One walk over the nodes. Where it takes an atom apart its graph is of no use,
+// and another walk follows (Atoms::Changed).
+class Walk {
+ public:
+  // Masks by the nodes that apply them.
+  using Masks = std::map<const OnnxNode*, Mask>;
+
+  // `masks`: those that another walk found; this one's are added.
+  Walk(const OnnxModel& model, const std::string& path, const Sizes& sizes,
+       const ImportOptions& options, Atoms& atoms, Masks& masks);
+
+  void Run();
+  // The loss of an output.
+  Result<Graph> Finish();
+
+  using Handler = Result<void> (Walk::*)(const OnnxNode&);
+  struct Row {
+    std::string_view name;
+    std::string_view summary;  // what becomes of it
+    Handler handler;
+  };
+  static std::span<const Row> Rows();
+
+ private:
+  // ---- values
+  const Value& In(const OnnxNode& node, size_t i) const;
+  bool Has(const OnnxNode& node, size_t i) const;
+  void Set(const OnnxNode& node, Value value, size_t i = 0);
+  // Operand `i`; errors where it is of another kind.
+  Result<OnnxConstant> Constant(const OnnxNode& node, size_t i) const;
+  Result<std::vector<int64_t>> Ints(const OnnxNode& node, size_t i) const;
+  Result<Activation> Computed(const OnnxNode& node, size_t i);
+  static Shape ShapeOf(const Value& value);
+
+  // ---- nodes of Tessera's graph
+  std::string Unique(std::string name);
+  static std::string NameOf(const OnnxNode& node);
+  // Of a dimension that a node makes.
+  static std::string AtomOf(const OnnxNode& node, std::string_view which);
+  // One atom, which no reshape may take apart.
+  Result<Atom> Whole(const std::string& name, int64_t extent, char letter);
+  // Applies what is gathered, so that the tensor is the value itself.
+  Result<Activation> Materialise(Activation x);
+  // The weight `value`, its dimensions in the order `order` and of the shape
+  // `shape`, which may take them apart.
+  Result<TensorId> Weight(const Value& value, std::vector<size_t> order,
+                          const Shape& shape, double stddev,
+                          double constant = 0);
+  // y = x w + bias over the last dimension of x. `transposed`: w is (in, out).
+  Result<void> Dense(const OnnxNode& node, Activation x, const Value& w,
+                     bool transposed, const Value* bias, const std::string& to);
+  // What adds a bias to a product and alone reads it, or null.
+  const OnnxNode* BiasBehind(const OnnxNode& node, int64_t features);
+  Result<Activation> Image(const OnnxNode& node, size_t i);
+  Result<Places> Window(const OnnxNode& node, size_t direction, int64_t image,
+                        int64_t window, int64_t dilation) const;
+  Result<void> Pool(const OnnxNode& node, std::string_view op,
+                    std::vector<Attribute> more);
+  Result<Activation> Relabelled(Activation x, const Shape& shape);
+  Result<void> Binary(const OnnxNode& node, Activation x, Activation y);
+  // An input of whole numbers that the data has and the file does not.
+  TensorId Extra(const std::string& name);
+  // The dimensions of samples and of places in a sequence.
+  Atom SampleAtom();
+  Atom PlaceAtom();
+  // Rows of a table, looked up by such an input: `table` in the order `order`
+  // and of the shape `rows`.
+  Result<Activation> Lookup(const std::string& name, const Value& table,
+                            std::vector<size_t> order, const Shape& rows,
+                            const std::string& input);
+  // Which keys are seen by a mask that is added to scores, or by which they
+  // are selected.
+  Result<Mask> MaskOf(const OnnxNode& node, size_t operand, bool added);
+  // The only node besides Shape that reads a value, if it is of `op`.
+  const OnnxNode* OnlyReader(const std::string& value, std::string_view op);
+  void FindPatches();
+  Result<void> JoinPatches(const OnnxNode& node);
+  // Of two tensors that are computed: attention's.
+  Result<void> Product(const OnnxNode& node);
+  Result<void> Attention(const OnnxNode& node, Scores scores, Activation v);
+  Result<void> MeanOfImage(const OnnxNode& node);
+
+  // ---- nodes of the file
+  // Its results, still unknown.
+  Result<void> Declare(const OnnxNode& node);
+  Result<void> Map(const OnnxNode& node);
+  // That no result is too large.
+  Result<void> CheckSizes(const OnnxNode& node);
+  Result<void> AveragePool(const OnnxNode& node);
+  Result<void> BatchNorm(const OnnxNode& node);
+  Result<void> Concat(const OnnxNode& node);
+  Result<void> Convolution(const OnnxNode& node);
+  Result<void> Dropout(const OnnxNode& node);
+  Result<void> Elementwise(const OnnxNode& node);
+  Result<void> Flat(const OnnxNode& node);
+  Result<void> Gather(const OnnxNode& node);
+  Result<void> Gelu(const OnnxNode& node);
+  Result<void> Gemm(const OnnxNode& node);
+  Result<void> GlobalAveragePool(const OnnxNode& node);
+  Result<void> Identity(const OnnxNode& node);
+  Result<void> LayerNorm(const OnnxNode& node);
+  Result<void> MatMul(const OnnxNode& node);
+  Result<void> MaxPool(const OnnxNode& node);
+  Result<void> ReduceMean(const OnnxNode& node);
+  Result<void> Reshape(const OnnxNode& node);
+  Result<void> Expand(const OnnxNode& node);
+  Result<void> IsNaN(const OnnxNode& node);
+  Result<void> Select(const OnnxNode& node);
+  Result<void> Softmax(const OnnxNode& node);
+  Result<void> Split(const OnnxNode& node);
+  Result<void> Where(const OnnxNode& node);
+  Result<void> Squeeze(const OnnxNode& node);
+  Result<void> Transpose(const OnnxNode& node);
+  Result<void> Unsqueeze(const OnnxNode& node);
+
+  struct Patches {
+    const OnnxNode* conv = nullptr;
+    const OnnxNode* flat = nullptr;
+    const OnnxNode* turned = nullptr;
+    const OnnxNode* joined = nullptr;  // with the class token
+    int64_t side = 0;                  // as many in a row
+  };
+  struct MadeWeight {
+    TensorId tensor;
+    std::vector<size_t> order;
+    Shape shape;
+  };
+
+  const OnnxModel& model_;
+  const std::string& path_;
+  const ImportOptions& options_;
+  const Sizes& sizes_;
+  Atoms& atoms_;
+  Masks& masks_;
+  GraphBuilder builder_;
+  TensorId labels_;
+  std::map<std::string, Value, std::less<>> values_;
+  std::map<std::string, int> uses_;  // how many nodes and outputs read a value
+  std::map<std::string, std::vector<const OnnxNode*>> readers_;
+  std::set<const OnnxNode*> done_;  // by a node in front of them
+  std::set<std::string> names_;
+  std::map<std::string, MadeWeight> weights_;
+  std::map<std::pair<TensorId, std::vector<double>>, TensorId> materialised_;
+  std::vector<std::string> problems_;
+  std::map<std::string, TensorId> extras_;
+  int64_t seq_len_ = 1;  // places of a sample
+  std::optional<Patches> patches_;
+  int dropouts_ = 0;
+};
+
+}  // namespace tessera::onnx

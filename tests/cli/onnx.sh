@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# ONNX files: planned, searched and trained, split as on one rank.
+# shellcheck source=tests/cli/lib.bash
+source "$(dirname "$0")/lib.bash"
+onnx=${TESSERA_TESTDATA:?the folder tests/testdata}/onnx
+images=(--model "$onnx/inception.onnx" --global-batch 8)
+tokens=(--model "$onnx/tokens-dynamo.onnx" --global-batch 8 --seq-len 16)
+
+"$tessera" search "${images[@]}" --cluster local-cpu:4 --proposals 100 \
+  --seed 3 -o "$work/plan.json" >/dev/null 2>&1
+"$tessera" run "${images[@]}" --steps 2 --seed 5 --json >"$work/one.json" \
+  2>"$work/stderr"
+"$tessera" run "${images[@]}" --steps 2 --seed 5 --plan "$work/plan.json" \
+  --nproc 4 --json >"$work/four.json" 2>"$work/stderr"
+json 'all(abs(a - b) <= 1e-4 for a, b in zip(
+  j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))' \
+  "$work/four.json" >/dev/null
+"$tessera" run "${tokens[@]}" "${text[@]}" --steps 2 --nproc 4 \
+  --strategy pp=2,tp=2 --json >"$work/split.json" 2>"$work/stderr"
+"$tessera" run "${tokens[@]}" "${text[@]}" --steps 2 --json \
+  >"$work/one.json" 2>"$work/stderr"
+json 'all(abs(a - b) <= 1e-4 for a, b in zip(
+  j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))' \
+  "$work/split.json" >/dev/null
+
+gpt2=(--model "$onnx/gpt2.onnx" --global-batch 8 --seq-len 16)
+"$tessera" run "${gpt2[@]}" "${text[@]}" --steps 2 --nproc 8 \
+  --strategy pp=2,tp=2,cp=2 --json >"$work/split.json" 2>"$work/stderr"
+"$tessera" run "${gpt2[@]}" "${text[@]}" --steps 2 --json \
+  >"$work/one.json" 2>"$work/stderr"
+json 'all(abs(a - b) <= 1e-4 for a, b in zip(
+  j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))' \
+  "$work/split.json" >/dev/null
+"$tessera" run --model "$onnx/vit.onnx" --global-batch 8 --steps 1 --nproc 4 \
+  --strategy dp=2,tp=2 --json >"$work/vit.json" 2>"$work/stderr"
+json 'len(j["losses"]) == 1' "$work/vit.json" >/dev/null
+
+fails 2 "dimension 'batch': is open: needs --global-batch N" simulate \
+  --model "$onnx/mlp.onnx" --cluster local-cpu:1
+head -c 9000 "$onnx/mlp.onnx" >"$work/cut.onnx"
+fails 2 "cut.onnx: not an ONNX file, or cut off" simulate \
+  --model "$work/cut.onnx" --cluster local-cpu:1 --global-batch 8
+fails 2 "unknown output 'logits'" simulate "${images[@]}" \
+  --set model.output=logits --cluster local-cpu:1

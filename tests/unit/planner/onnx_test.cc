@@ -1,0 +1,550 @@
+// ONNX files: those that PyTorch's exporters wrote (tests/bench/against_onnx.py
+// --write), and small ones written here byte by byte, whole and broken.
+
+#include "planner/io/onnx.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "planner/io/file.h"
+#include "planner/io/importer.h"
+#include "planner/io/json_value.h"
+#include "tests/support/paths.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+ImportOptions Options(int64_t batch, int64_t seq_len = 0) {
+  ImportOptions options;
+  options.global_batch = batch;
+  options.seq_len = seq_len;
+  return options;
+}
+
+// `text` as a value of an override.
+JsonValue Json(const std::string& text) {
+  return ParseJson("{\"x\": " + text + "}")->Field("x");
+}
+
+std::string Fixture(const std::string& name) {
+  return TestdataPath("onnx/" + name + ".onnx");
+}
+
+std::set<std::string> OpsOf(const Graph& graph) {
+  std::set<std::string> ops;
+  for (const Node& node : graph.nodes) ops.emplace(node.op->name);
+  return ops;
+}
+
+// ---- Files of PyTorch's exporters
+// ---------------------------------------------
+
+// Counted by layers: weights and biases, two numbers a channel for norms.
+TEST(OnnxFiles, HaveTheParametersOfTheirModels) {
+  constexpr int64_t kHidden = 16;
+  constexpr int64_t kNorm = 2 * kHidden;
+  const auto dense = [](int64_t in, int64_t out) { return in * out + out; };
+  // Queries, keys, values and output, an MLP and two norms.
+  const auto layer = [&](int64_t inner) {
+    return 4 * dense(kHidden, kHidden) + dense(kHidden, inner) +
+           dense(inner, kHidden) + 2 * kNorm;
+  };
+  const std::pair<const char*, int64_t> models[] = {
+      {"mlp", 192 * 32 + 32 + 3 * (32 * 32 + 32) + 32 * 10 + 10},
+      {"residual", 3 * 8 * 9 + 2 * 8                        // stem
+                       + 2 * (8 * 8 * 9 + 2 * 8)            // layer1
+                       + 8 * 16 * 9 + 16 * 16 * 9 + 8 * 16  // layer2
+                       + 3 * 2 * 16                         // its norms
+                       + 16 * 10 + 10},                     // fc
+      {"inception", 3 * 8 * 9 + 8 + 8 * 4 + 4               // stem, one
+                        + 8 * 4 + 4 + 4 * 6 * 9 + 6         // three
+                        + 8 * 4 * 5 + 4 + 4 * 6 * 5 + 6     // wide
+                        + 8 * 4 + 4 + 20 * 9 * 10 + 10},    // pooled, fc
+      {"grouped", 3 * 8 * 9 + 8 + dense(8, 12)              // stem, expand
+                      + 12 * 9 + 12 + 12 * 8                // each, mix
+                      + dense(8, 12)                        // widen
+                      + 16 * 3 * 9 + 16 + 2 * 16            // groups of 3, norm
+                      + dense(16, 10)},
+      {"tokens-dynamo", 2 * 256 * 16 + 2 * 16  // tables, norm
+                            + 16 * 32 + 32 + 32 * 16 + 16},
+      {"gpt2",
+       256 * kHidden + 32 * kHidden + 2 * layer(64) + kNorm + kHidden * 256},
+      // Tokens, places and segments; the head has a layer of its own.
+      {"bert", (256 + 32 + 2) * kHidden + kNorm + 2 * layer(32) +
+                   dense(kHidden, kHidden) + kNorm + dense(kHidden, 256)},
+      // A class token, places, and patches of 3x4x4.
+      {"vit", kHidden + 17 * kHidden + dense(3 * 4 * 4, kHidden) +
+                  2 * layer(32) + kNorm + dense(kHidden, 10)},  // up, down
+  };
+  for (const auto& [name, parameters] : models) {
+    const auto graph = ImportModel(Fixture(name), Options(4, 16));
+    ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+    EXPECT_EQ(ParameterCount(*graph), parameters) << name;
+    EXPECT_TRUE(Differentiate(*graph).has_value()) << name;
+  }
+}
+
+// However an exporter spells them: GELU is five nodes there, SiLU two.
+TEST(OnnxFiles, ElementwiseFunctionsAreRecognised) {
+  const auto mlp = ImportModel(Fixture("mlp"), Options(4));
+  ASSERT_TRUE(mlp.has_value()) << mlp.error().ToString();
+  EXPECT_THAT(OpsOf(*mlp),
+              ElementsAre("count_labels", "cross_entropy", "gelu_erf", "linear",
+                          "relu", "silu", "tanh"));
+  const auto tokens = ImportModel(Fixture("tokens-dynamo"), Options(4, 16));
+  ASSERT_TRUE(tokens.has_value()) << tokens.error().ToString();
+  EXPECT_THAT(OpsOf(*tokens),
+              ElementsAre("add", "count_labels", "cross_entropy", "embedding",
+                          "gelu", "layer_norm", "linear"));
+}
+
+// Attention is found among products, masks and a softmax; its heads and the
+// fused projection of queries, keys and values are taken apart.
+TEST(OnnxFiles, AttentionIsRecognised) {
+  for (const auto& [name, op] : {std::pair("gpt2", "attention"),
+                                 std::pair("bert", "attention_bidirectional"),
+                                 std::pair("vit", "attention_bidirectional")}) {
+    const auto graph = ImportModel(Fixture(name), Options(4, 16));
+    ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+    const int64_t places = std::string(name) == "vit" ? 17 : 16;
+    EXPECT_EQ(graph->seq_len, places);
+    int found = 0;
+    for (const Node& node : graph->nodes) {
+      if (node.op->op_class != OpClass::kAttention) continue;
+      ++found;
+      EXPECT_EQ(node.op->name, op);
+      // 16 features of 4 heads: scores are divided by the root of 4.
+      EXPECT_NEAR(node.attribute("scale"), 0.5, 1e-6);
+      EXPECT_EQ(graph->tensor(node.operands[0]).shape,
+                (Shape{4, places, 4, 1, 4}));
+      EXPECT_EQ(graph->tensor(node.operands[1]).shape,
+                (Shape{4, places, 4, 4}));
+    }
+    EXPECT_EQ(found, 2) << name;
+    // Blocks are the halves of layers: equal but for names.
+    const std::vector<int> classes = BlockClasses(*graph);
+    EXPECT_LT(std::set<int>(classes.begin(), classes.end()).size(),
+              classes.size())
+        << name;
+  }
+}
+
+// Masks of a whole batch would be larger than the model.
+TEST(OnnxFiles, MasksOfLargeBatchesAreReadFromSmallOnes) {
+  const auto graph = ImportModel(Fixture("gpt2"), Options(1 << 20, 32));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  EXPECT_THAT(OpsOf(*graph),
+              ElementsAre("add", "attention", "count_labels", "cross_entropy",
+                          "embedding", "gelu", "layer_norm", "linear"));
+  const auto longer = ImportModel(Fixture("gpt2"), Options(4, 33));
+  ASSERT_FALSE(longer.has_value());
+  EXPECT_THAT(longer.error().ToString(),
+              HasSubstr("has a row for each of 32 places: the sequence has "
+                        "33"));
+}
+
+// A block ends where one tensor goes on: behind residuals and branches.
+TEST(OnnxFiles, BlocksEndBehindResidualsAndBranches) {
+  const auto residual = ImportModel(Fixture("residual"), Options(4));
+  ASSERT_TRUE(residual.has_value()) << residual.error().ToString();
+  EXPECT_THAT(residual->blocks, ElementsAre("/conv/Conv", "/layer1/conv1/Conv",
+                                            "/layer2/conv1/Conv", "/fc/Gemm"));
+  const auto inception = ImportModel(Fixture("inception"), Options(4));
+  ASSERT_TRUE(inception.has_value()) << inception.error().ToString();
+  EXPECT_EQ(inception->blocks.size(), 3u);  // stem, branches, fc
+}
+
+// Channels that a convolution reads in groups are two dimensions, (groups,
+// channels of a group), where they are made, too.
+TEST(OnnxFiles, GroupsOfChannelsAreDimensions) {
+  const auto graph = ImportModel(Fixture("grouped"), Options(4));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  std::map<std::string, std::string> rules;
+  for (const Node& node : graph->nodes) rules[node.name] = node.rule.ToString();
+  EXPECT_EQ(rules["/expand/Conv"], "bch!w!,pnck!l!+pn->bpnyx");
+  EXPECT_EQ(rules["/each/Conv"], "bgch!w!,gnck!l!+gn->bgnyx");
+  EXPECT_EQ(rules["/mix/Conv"], "bgch!w!,ogck!l!->boyx");
+  for (const Tensor& tensor : graph->tensors) {
+    if (tensor.name == "groups.weight") {
+      EXPECT_EQ(tensor.shape, (Shape{4, 4, 3, 3, 3}));
+    }
+  }
+}
+
+// A dense layer of an image reads its dimensions as they are.
+TEST(OnnxFiles, FlattenedImagesKeepTheirDimensions) {
+  const auto graph = ImportModel(Fixture("inception"), Options(4));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  std::vector<Shape> shapes;
+  for (const Tensor& tensor : graph->tensors) {
+    if (tensor.name == "fc.weight") shapes.push_back(tensor.shape);
+  }
+  EXPECT_THAT(shapes, ElementsAre(Shape{10, 20, 3, 3}));
+}
+
+TEST(OnnxFiles, OpenDimensionsAreBoundByOptions) {
+  const auto no_batch = ImportModel(Fixture("mlp"), Options(0));
+  ASSERT_FALSE(no_batch.has_value());
+  EXPECT_THAT(no_batch.error().ToString(),
+              HasSubstr("dimension 'batch': is open: needs --global-batch N"));
+  const auto no_length = ImportModel(Fixture("tokens-dynamo"), Options(4));
+  ASSERT_FALSE(no_length.has_value());
+  EXPECT_THAT(no_length.error().ToString(), HasSubstr("needs --seq-len N"));
+  const auto graph = ImportModel(Fixture("tokens-dynamo"), Options(4, 24));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  EXPECT_EQ(graph->global_batch, 4);
+  EXPECT_EQ(graph->seq_len, 24);
+}
+
+// ---- Files written here
+// -------------------------------------------------------
+
+// A message of protobuf's wire format, field by field, with the field numbers
+// of ONNX's onnx.proto.
+class Message {
+ public:
+  Message& Number(int field, int64_t value) {
+    Varint(static_cast<uint64_t>(field) << 3);
+    Varint(static_cast<uint64_t>(value));
+    return *this;
+  }
+  Message& Text(int field, const std::string& value) {
+    Varint(static_cast<uint64_t>(field) << 3 | 2);
+    Varint(value.size());
+    bytes_ += value;
+    return *this;
+  }
+  Message& Add(int field, const Message& message) {
+    return Text(field, message.bytes_);
+  }
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  void Varint(uint64_t value) {
+    for (; value >= 128; value >>= 7) {
+      bytes_ += static_cast<char>((value & 127) | 128);
+    }
+    bytes_ += static_cast<char>(value);
+  }
+
+  std::string bytes_;
+};
+
+// "" stands for no dimension; a number for an extent, else a symbol.
+Message InputOf(const std::string& name, int type,
+                const std::vector<std::string>& dims) {
+  Message shape;
+  for (const std::string& dim : dims) {
+    const bool symbol = dim.find_first_not_of("0123456789") != dim.npos;
+    shape.Add(1, symbol ? Message().Text(2, dim)
+                        : Message().Number(1, std::stoll(dim)));
+  }
+  const Message tensor = Message().Number(1, type).Add(2, shape);
+  return Message().Text(1, name).Add(2, Message().Add(1, tensor));
+}
+
+Message IntAttribute(const std::string& name, int64_t value) {
+  return Message().Text(1, name).Number(3, value).Number(20, 2);
+}
+
+Message NodeOf(const std::string& op, const std::string& name,
+               const std::vector<std::string>& inputs,
+               const std::string& output,
+               const std::vector<Message>& attributes = {}) {
+  Message node;
+  for (const std::string& input : inputs) node.Text(1, input);
+  node.Text(2, output).Text(3, name).Text(4, op);
+  for (const Message& attribute : attributes) node.Add(5, attribute);
+  return node;
+}
+
+// A tensor whose elements are in another file.
+Message WeightOf(const std::string& name, const Shape& dims) {
+  Message tensor;
+  for (int64_t extent : dims) tensor.Number(1, extent);
+  return tensor.Number(2, 1).Text(8, name).Number(14, 1);
+}
+
+Message IntsOf(const std::string& name, const std::vector<int64_t>& values) {
+  Message tensor;
+  tensor.Number(1, std::ssize(values)).Number(2, 7).Text(8, name);
+  for (int64_t value : values) tensor.Number(7, value);
+  return tensor;
+}
+
+struct Parts {
+  std::vector<Message> inputs;
+  std::vector<Message> weights;
+  std::vector<Message> nodes;
+  std::string output = "logits";
+  int64_t opset = 17;
+};
+
+std::string BytesOf(const Parts& parts) {
+  Message graph;
+  for (const Message& node : parts.nodes) graph.Add(1, node);
+  graph.Text(2, "test");
+  for (const Message& weight : parts.weights) graph.Add(5, weight);
+  for (const Message& input : parts.inputs) graph.Add(11, input);
+  graph.Add(12, InputOf(parts.output, 1, {}));
+  return Message()
+      .Number(1, 8)
+      .Add(7, graph)
+      .Add(8, Message().Number(2, parts.opset))
+      .bytes();
+}
+
+Result<Graph> ImportBytes(const std::string& bytes,
+                          const ImportOptions& options) {
+  const std::string path = ::testing::TempDir() + "tessera.test.onnx";
+  std::ofstream(path, std::ios::binary) << bytes;
+  auto graph = ImportModel(path, options);
+  std::filesystem::remove(path);
+  return graph;
+}
+
+std::string ErrorOf(const Parts& parts,
+                    const ImportOptions& options = Options(4)) {
+  const auto graph = ImportBytes(BytesOf(parts), options);
+  return graph ? "" : graph.error().ToString();
+}
+
+// Features [batch, 6] -> 5 -> 3.
+Parts SmallMlp() {
+  return {.inputs = {InputOf("x", 1, {"n", "6"})},
+          .weights = {WeightOf("w1", {6, 5}), WeightOf("b1", {5}),
+                      WeightOf("w2", {3, 5})},
+          .nodes = {NodeOf("MatMul", "first", {"x", "w1"}, "y1"),
+                    NodeOf("Add", "bias", {"b1", "y1"}, "y2"),
+                    NodeOf("Relu", "relu", {"y2"}, "y3"),
+                    NodeOf("Gemm", "second", {"y3", "w2"}, "logits",
+                           {IntAttribute("transB", 1)})}};
+}
+
+// An image network with what a window can have.
+Parts SmallCnn() {
+  return {
+      .inputs = {InputOf("x", 1, {"n", "2", "9", "9"})},
+      .weights = {WeightOf("w", {4, 2, 3, 3}), WeightOf("scale", {4}),
+                  WeightOf("shift", {4}), WeightOf("w_fc", {3, 8}),
+                  IntsOf("flat", {0, -1})},
+      .nodes = {
+          NodeOf("Conv", "conv", {"x", "w"}, "c",
+                 {Message().Text(1, "strides").Number(8, 2).Number(8, 2),
+                  Message().Text(1, "auto_pad").Text(4, "SAME_UPPER")}),
+          NodeOf("BatchNormalization", "norm",
+                 {"c", "scale", "shift", "scale", "shift"}, "n1"),
+          NodeOf("MaxPool", "pool", {"n1"}, "p",
+                 {Message().Text(1, "kernel_shape").Number(8, 3).Number(8, 3),
+                  Message().Text(1, "strides").Number(8, 2).Number(8, 2)}),
+          NodeOf("Concat", "twice", {"p", "p"}, "cat",
+                 {IntAttribute("axis", 1)}),
+          NodeOf("GlobalAveragePool", "mean", {"cat"}, "m"),
+          NodeOf("Reshape", "flatten", {"m", "flat"}, "f"),
+          NodeOf("Gemm", "fc", {"f", "w_fc"}, "z", {IntAttribute("transB", 1)}),
+          NodeOf("Softmax", "softmax", {"z"}, "logits")}};
+}
+
+// One layer of attention to all or to earlier keys, on 6 tokens.
+Parts SmallAttention(bool causal) {
+  std::vector<int64_t> seen;
+  for (int64_t row = 0; row < 6; ++row) {
+    for (int64_t column = 0; column < 6; ++column) {
+      seen.push_back(!causal || column <= row ? 1 : 0);
+    }
+  }
+  const auto order = [](std::initializer_list<int64_t> dims) {
+    Message perm = Message().Text(1, "perm");
+    for (int64_t d : dims) perm.Number(8, d);
+    return perm;
+  };
+  const Message hidden =
+      Message()
+          .Number(2, 1)
+          .Text(8, "hidden")
+          .Text(9, std::string("\x00\x00\x80\xff", 4));  // minus infinity
+  return {
+      .inputs = {InputOf("ids", 7, {"n", "s"})},
+      .weights = {WeightOf("table", {9, 8}), WeightOf("w", {8, 24}),
+                  WeightOf("o", {8, 8}), WeightOf("out", {8, 9}),
+                  IntsOf("heads", {0, 0, 2, 4}), IntsOf("whole", {0, 0, 8}),
+                  IntsOf("mask_flat", seen), IntsOf("mask_shape", {6, 6}),
+                  hidden},
+      .nodes = {NodeOf("Gather", "lookup", {"table", "ids"}, "x"),
+                NodeOf("MatMul", "qkv", {"x", "w"}, "y"),
+                Message()
+                    .Text(1, "y")
+                    .Text(2, "q0")
+                    .Text(2, "k0")
+                    .Text(2, "v0")
+                    .Text(3, "split")
+                    .Text(4, "Split")
+                    .Add(5, IntAttribute("axis", 2))
+                    .Add(5, IntAttribute("num_outputs", 3)),
+                NodeOf("Reshape", "q1", {"q0", "heads"}, "q1"),
+                NodeOf("Reshape", "k1", {"k0", "heads"}, "k1"),
+                NodeOf("Reshape", "v1", {"v0", "heads"}, "v1"),
+                NodeOf("Transpose", "q2", {"q1"}, "q2", {order({0, 2, 1, 3})}),
+                NodeOf("Transpose", "k2", {"k1"}, "k2", {order({0, 2, 3, 1})}),
+                NodeOf("Transpose", "v2", {"v1"}, "v2", {order({0, 2, 1, 3})}),
+                NodeOf("MatMul", "scores", {"q2", "k2"}, "s0"),
+                NodeOf("Reshape", "mask", {"mask_flat", "mask_shape"}, "m"),
+                NodeOf("Where", "masked", {"m", "s0", "hidden"}, "s1"),
+                NodeOf("Softmax", "softmax", {"s1"}, "p"),
+                NodeOf("MatMul", "attend", {"p", "v2"}, "a0"),
+                NodeOf("Transpose", "a1", {"a0"}, "a1", {order({0, 2, 1, 3})}),
+                NodeOf("Reshape", "a2", {"a1", "whole"}, "a2"),
+                NodeOf("MatMul", "project", {"a2", "o"}, "r"),
+                NodeOf("MatMul", "head", {"r", "out"}, "logits")}};
+}
+
+TEST(Onnx, MasksAreCausalOrOfNothing) {
+  for (const bool causal : {true, false}) {
+    const auto graph =
+        ImportBytes(BytesOf(SmallAttention(causal)), Options(4, 6));
+    ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+    EXPECT_EQ(OpsOf(*graph).contains("attention"), causal);
+    EXPECT_EQ(OpsOf(*graph).contains("attention_bidirectional"), !causal);
+    // The projection is one layer each for queries, keys and values.
+    EXPECT_EQ(ParameterCount(*graph), 2 * 9 * 8 + 3 * 8 * 8 + 8 * 8);
+  }
+}
+
+TEST(Onnx, ProductAndBiasAreOneLayer) {
+  const auto graph = ImportBytes(BytesOf(SmallMlp()), Options(4));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  EXPECT_EQ(ParameterCount(*graph), 6 * 5 + 5 + 5 * 3);
+  EXPECT_EQ(graph->nodes[0].name, "first");
+  // Weights are (out, in), and features are images of one pixel.
+  EXPECT_EQ(graph->nodes[0].rule.ToString(), "bchw,fchw+f->bf");
+  EXPECT_EQ(graph->tensor(graph->nodes[0].operands[1]).shape,
+            (Shape{5, 6, 1, 1}));
+}
+
+// 9 pixels by 2 with SAME padding are 5, whose windows of 3 by 2 are 2.
+TEST(Onnx, WindowsAndPaddingFollowTheStandard) {
+  const auto graph = ImportBytes(BytesOf(SmallCnn()), Options(4));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  const auto shape_of = [&](const std::string& name) {
+    for (const Tensor& tensor : graph->tensors) {
+      if (tensor.name == name) return tensor.shape;
+    }
+    return Shape{};
+  };
+  EXPECT_EQ(shape_of("conv"), (Shape{4, 4, 5, 5}));
+  EXPECT_EQ(shape_of("pool"), (Shape{4, 4, 2, 2}));
+  EXPECT_EQ(shape_of("twice"), (Shape{4, 8, 2, 2}));
+  EXPECT_EQ(shape_of("fc"), (Shape{4, 3}));
+  EXPECT_EQ(ParameterCount(*graph), 4 * 2 * 9 + 4 + 4 + 3 * 8);
+}
+
+TEST(Onnx, AllThatCannotBeMappedIsListed) {
+  Parts parts = SmallMlp();
+  parts.nodes[2] = NodeOf("Hardmax", "odd", {"y2"}, "y3");
+  parts.nodes.push_back(
+      NodeOf("Gemm", "wrong", {"x", "w2"}, "z", {IntAttribute("transB", 1)}));
+  parts.nodes.push_back(NodeOf("Relu", "nothing", {"nowhere"}, "zz"));
+  EXPECT_THAT(
+      ErrorOf(parts),
+      AllOf(HasSubstr("tessera.test.onnx: 3 of 6 nodes cannot be mapped"),
+            HasSubstr("node 'odd' (Hardmax): no operator"),
+            HasSubstr("node 'wrong' (Gemm): reads 6 features: its weight has "
+                      "5"),
+            HasSubstr("node 'nothing' (Relu): reads 'nowhere'")));
+}
+
+TEST(Onnx, FunctionsThatNoOperatorComputesAreNamed) {
+  Parts parts = SmallMlp();
+  parts.nodes[2] = NodeOf("Exp", "exp", {"y2"}, "y2a");
+  parts.nodes.insert(parts.nodes.begin() + 3,
+                     NodeOf("Tanh", "tanh", {"y2a"}, "y3"));
+  EXPECT_THAT(ErrorOf(parts),
+              HasSubstr("node 'second' (Gemm): no operator computes the "
+                        "function of 'exp', 'tanh'"));
+}
+
+TEST(Onnx, OtherVersionsAreRefused) {
+  Parts parts = SmallMlp();
+  parts.opset = 12;
+  EXPECT_THAT(ErrorOf(parts),
+              HasSubstr("operators of version 12: expected 13 to 21"));
+  parts.opset = 22;
+  EXPECT_THAT(ErrorOf(parts), HasSubstr("version 22"));
+}
+
+TEST(Onnx, SymbolsAreSetByName) {
+  Parts parts = SmallMlp();
+  parts.inputs = {InputOf("x", 1, {"n", "features"})};
+  EXPECT_THAT(ErrorOf(parts),
+              HasSubstr("input 'x': dimension 'features': is open: needs "
+                        "--set model.features=N"));
+  ImportOptions options = Options(4);
+  options.overrides["features"] = Json("6");
+  EXPECT_EQ(ErrorOf(parts, options), "");
+  options.overrides["feature"] = options.overrides["features"];
+  EXPECT_THAT(ErrorOf(parts, options),
+              HasSubstr("'feature'; did you mean 'features'?"));
+}
+
+TEST(Onnx, FixedBatchesMustAgree) {
+  Parts parts = SmallMlp();
+  parts.inputs = {InputOf("x", 1, {"8", "6"})};
+  EXPECT_THAT(ErrorOf(parts),
+              HasSubstr("dimension 0: is 8 in the file: expected "
+                        "--global-batch 8"));
+  EXPECT_EQ(ErrorOf(parts, Options(8)), "");
+  EXPECT_EQ(ErrorOf(parts, Options(0)), "");
+}
+
+TEST(Onnx, TheOutputIsChosen) {
+  ImportOptions options = Options(4);
+  options.overrides["output"] = Json("\"logit\"");
+  EXPECT_THAT(ErrorOf(SmallMlp(), options),
+              HasSubstr("unknown output 'logit'; did you mean 'logits'?"));
+}
+
+// Never a crash, and where the file still is one, a graph without flaws.
+TEST(Onnx, BrokenFilesAreErrors) {
+  const ImportOptions options = Options(4, 6);
+  for (const Parts& parts : {SmallMlp(), SmallCnn(), SmallAttention(true)}) {
+    const std::string bytes = BytesOf(parts);
+    ASSERT_TRUE(ImportBytes(bytes, options).has_value());
+    for (size_t size = 0; size < bytes.size(); ++size) {
+      EXPECT_FALSE(ImportBytes(bytes.substr(0, size), options).has_value())
+          << size;
+    }
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      for (const int flip : {1, 16, 255}) {
+        std::string broken = bytes;
+        broken[i] = static_cast<char>(broken[i] ^ flip);
+        const auto graph = ImportBytes(broken, options);
+        EXPECT_TRUE(!graph || Validate(*graph).empty()) << i << " " << flip;
+      }
+    }
+  }
+}
+
+TEST(Onnx, TruncatedFixturesAreErrors) {
+  for (const char* name : {"mlp", "residual", "inception", "tokens-dynamo",
+                           "grouped", "gpt2", "bert", "vit"}) {
+    const auto bytes = ReadFile(Fixture(name));
+    ASSERT_TRUE(bytes.has_value());
+    for (size_t size = 0; size < bytes->size(); size += 499) {
+      const auto graph = ImportBytes(bytes->substr(0, size), Options(4, 16));
+      ASSERT_FALSE(graph.has_value()) << name << " " << size;
+      EXPECT_THAT(graph.error().ToString(), HasSubstr("tessera.test.onnx"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,29 @@
+#include "tools/search_limits.h"
+
+#include <algorithm>
+#include <thread>
+
+namespace tessera {
+
+SearchOptions SearchOptionsOf(const Options& options) {
+  SearchOptions search;
+  search.seed = options.seed;
+  search.chains = options.chains;
+  search.threads = ThreadsOf(options);
+  search.proposals = options.proposals.value_or(0);
+  search.time_limit = options.proposals ? 0 : kDefaultSearchTime;
+  // Zero means no limit to the search, and no time at all to the user.
+  constexpr double kNoTime = 1e-9;
+  if (options.time_limit_s) {
+    search.time_limit = std::max(*options.time_limit_s, kNoTime);
+  }
+  if (options.proposals == 0) search.time_limit = kNoTime;
+  return search;
+}
+
+int ThreadsOf(const Options& options) {
+  if (options.threads > 0) return options.threads;
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+}  // namespace tessera

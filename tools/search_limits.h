@@ -1,0 +1,18 @@
+#pragma once
+// What `search` and `explain --which-strategy` tell a search alike.
+
+#include "planner/search/mcmc.h"
+#include "tools/options.h"
+
+namespace tessera {
+
+// Seed, chains, threads and limits: --proposals, --time-limit, or without both
+// kDefaultSearchTime. Of nothing (0 proposals, 0 seconds) there is a search as
+// well, of the starting plans.
+inline constexpr double kDefaultSearchTime = 10;  // seconds
+SearchOptions SearchOptionsOf(const Options& options);
+
+// The threads that --threads asks for, else all that run at once.
+int ThreadsOf(const Options& options);
+
+}  // namespace tessera
