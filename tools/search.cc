@@ -370,7 +370,8 @@ Result<int> RunSearch(const Options& options) {
   PrintWarnings(inputs);
 
   const Evaluator evaluator(inputs.graph, inputs.cluster,
-                            inputs.profile_or_null(), options.training);
+                            inputs.profile_or_null(), options.training,
+                            Evaluator::kMostInSearch);
   SearchSpace space(inputs.graph, inputs.cluster);
   TESSERA_TRY(space.constraints,
               ConstraintsOf(options, space.index, inputs.cluster));

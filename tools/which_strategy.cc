@@ -207,7 +207,8 @@ Json ComparisonJson(const Comparison& c) {
 Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
   const SearchSpace space(inputs.graph, inputs.cluster);
   const Evaluator evaluator(inputs.graph, inputs.cluster,
-                            inputs.profile_or_null(), options.training);
+                            inputs.profile_or_null(), options.training,
+                            Evaluator::kMostInSearch);
   const std::atomic<bool>& interrupted = CatchInterrupts();
   const auto stop = [&] { return interrupted.load(); };
   const int threads = ThreadsOf(options);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <optional>
 
 #include "costmodel/evaluate/uniform_bound.h"
@@ -113,11 +114,13 @@ SourceShares Shares(const std::array<int64_t, kCostSources>& time) {
 }  // namespace
 
 Evaluator::Evaluator(const Graph& graph, const Cluster& cluster,
-                     const ProfileDb* profile, const TrainingOptions& options)
+                     const ProfileDb* profile, const TrainingOptions& options,
+                     int64_t most_simulated)
     : graph_(graph),
       cluster_(cluster),
       profile_(profile),
       options_(options),
+      most_simulated_(most_simulated),
       pricer_(graph, cluster, profile) {}
 
 Evaluator::~Evaluator() = default;
@@ -401,6 +404,16 @@ void Evaluator::CheckHosts(const Plan& plan, Evaluation& result) const {
 }
 
 Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
+  const int64_t operators = std::ssize(graph_.nodes) * plan.microbatches;
+  if (operators > most_simulated_) {
+    Evaluation unpriced;
+    unpriced.memory.resize(DeviceSets(plan.groups).size());
+    unpriced.overflow = {std::numeric_limits<int64_t>::max() / 2};
+    unpriced.violations.push_back(
+        "too large to simulate: " + std::to_string(operators) +
+        " operators, more than " + std::to_string(most_simulated_));
+    return unpriced;
+  }
   ++simulated_;
   const TaskGraph tasks = Lower(graph_, cluster_, plan, options_);
   const std::vector<TaskCost> costs = PriceTasks(pricer_, tasks);

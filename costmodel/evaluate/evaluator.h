@@ -15,6 +15,7 @@
 // Thread-safe. The same plan gives the same bits, whatever came before.
 
 #include <atomic>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -43,10 +44,16 @@ class UniformBound;
 
 class Evaluator : public Objective {
  public:
+  // A second or two, and a gigabyte: what a search may spend on one plan.
+  static constexpr int64_t kMostInSearch = 1'000'000;
+
   // `profile` may be null. `graph` is differentiated; the three outlive this,
-  // unchanged.
+  // unchanged. A plan of which more than `most_simulated` operators, each of
+  // every microbatch, would have to be simulated is not priced: Evaluate says
+  // so in its violations.
   Evaluator(const Graph& graph, const Cluster& cluster,
-            const ProfileDb* profile, const TrainingOptions& options);
+            const ProfileDb* profile, const TrainingOptions& options,
+            int64_t most_simulated = std::numeric_limits<int64_t>::max());
   ~Evaluator() override;
 
   // REQUIRES (both): Validate(graph, cluster, plan) is empty.
@@ -120,6 +127,7 @@ class Evaluator : public Objective {
   const Cluster& cluster_;
   const ProfileDb* const profile_;
   const TrainingOptions options_;
+  const int64_t most_simulated_;
   Pricer pricer_;
 
   mutable std::mutex shapes_mutex_;
