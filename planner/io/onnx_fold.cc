@@ -165,20 +165,27 @@ Folded Slice(Operands operands) {
   const OnnxConstant& x = *operands[0];
   const std::vector<int64_t> starts = operands[1]->Ints();
   const std::vector<int64_t> ends = operands[2]->Ints();
-  std::vector<int64_t> axes(starts.size());
-  std::iota(axes.begin(), axes.end(), 0);
-  std::vector<int64_t> steps(starts.size(), 1);
-  if (operands.size() > 3 && operands[3] != nullptr) axes = operands[3]->Ints();
-  if (operands.size() > 4 && operands[4] != nullptr) {
-    steps = operands[4]->Ints();
+  const auto given = [&](size_t i) {
+    return operands.size() > i && operands[i] != nullptr;
+  };
+  std::vector<int64_t> axes;
+  if (given(3)) {
+    axes = operands[3]->Ints();
+  } else {
+    axes.resize(starts.size());
+    std::iota(axes.begin(), axes.end(), 0);
   }
+  const std::vector<int64_t> steps =
+      given(4) ? operands[4]->Ints() : std::vector<int64_t>(starts.size(), 1);
   if (ends.size() != starts.size() || axes.size() != starts.size() ||
       steps.size() != starts.size()) {
     return Misfit();
   }
   OnnxConstant y = {x.shape, {}, x.is_float};
-  Shape first(x.shape.size(), 0);
-  Shape by(x.shape.size(), 1);
+  Shape first = x.shape;
+  std::ranges::fill(first, 0);
+  Shape by = x.shape;
+  std::ranges::fill(by, 1);
   for (size_t i = 0; i < axes.size(); ++i) {
     const int64_t axis = AxisOf(axes[i], x.shape.size());
     if (axis < 0 || steps[i] < 1) return Misfit();

@@ -104,6 +104,35 @@ std::vector<std::vector<Strategy>> Megatron(const SearchSpace& space) {
   return lists;
 }
 
+// From so many tokens on a sequence may be cut: below, heads and samples are
+// enough to share.
+constexpr int64_t kLongSequence = 32'768;
+constexpr int kMostContext = 16;
+
+struct Context {
+  int degree = 1;
+  std::string kind = Strategy().cp_kind;
+};
+
+// How `replicas` may be shared among experts and cuts of the sequence.
+std::vector<std::pair<int, Context>> Shares(const SearchSpace& space,
+                                            int replicas) {
+  std::vector<std::pair<int, Context>> shares;
+  const bool is_long = space.index.graph->seq_len >= kLongSequence;
+  for (int ep : Divisors(replicas, space.index.has_experts ? replicas : 1)) {
+    for (int cp : Divisors(replicas / ep, is_long ? kMostContext : 1)) {
+      if (cp == 1) {
+        shares.push_back({ep, {}});
+        continue;
+      }
+      for (const char* kind : {"gather", "ring", "ulysses"}) {
+        shares.push_back({ep, {cp, kind}});
+      }
+    }
+  }
+  return shares;
+}
+
 // Chunks of a stage that share out its layers evenly, where layers can be.
 std::vector<int> ChunksOf(const SearchSpace& space, int pp) {
   if (pp == 1) return {1};
@@ -133,12 +162,13 @@ std::vector<Strategy> UniformStrategies(const SearchSpace& space) {
   for (int tp : Divisors(devices, space.least_devices_of_node)) {
     for (int pp : Divisors(devices / tp, blocks)) {
       const int replicas = devices / tp / pp;
-      for (int ep :
-           Divisors(replicas, space.index.has_experts ? replicas : 1)) {
+      for (const auto& [ep, context] : Shares(space, replicas)) {
         for (int zero = 0; zero <= (replicas > 1 ? 3 : 0); ++zero) {
           for (int sp = 0; sp <= (tp > 1 ? 1 : 0); ++sp) {
             Strategy strategy;
-            strategy.dp = replicas / ep;
+            strategy.cp = context.degree;
+            strategy.cp_kind = context.kind;
+            strategy.dp = replicas / ep / context.degree;
             strategy.ep = ep;
             strategy.tp = tp;
             strategy.pp = pp;
