@@ -17,6 +17,7 @@ namespace tessera {
 
 std::string ChangeText(double value, double base) {
   const double change = value / base - 1;
+  if (change >= 9) return FormatNumber(value / base) + " x";
   if (std::abs(change) < 0.0005) return "equal";
   return (change > 0 ? "+" : "-") + FormatPercent(std::abs(change));
 }

@@ -1,9 +1,10 @@
 #include "planner/search/explain.h"
 
 #include <algorithm>
+#include <chrono>
 #include <iostream>
 #include <memory>
-#include <thread>
+#include <utility>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/whatif/band.h"
@@ -14,6 +15,7 @@
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
 #include "tools/json.h"
+#include "tools/search_limits.h"
 #include "tools/step_report.h"
 #include "tools/verb.h"
 #include "tools/which_strategy.h"
@@ -35,7 +37,12 @@ struct Explanation {
   std::optional<Score> nearest_score;  // where that is another plan
   std::vector<Decision> decisions;
   std::vector<Neighbour> neighbours;
+  bool complete = true;  // not ended by the time limit or Ctrl-C
 };
+
+// The part of the time limit for the decisions; the rest is for what moves lead
+// to.
+constexpr double kDecisionsEnd = 0.7;
 
 // A case that lends what `inputs` owns.
 Case CaseOf(const Inputs& inputs, const GraphIndex& index) {
@@ -58,44 +65,67 @@ std::string CostText(const Score& score, const Score& own) {
          FormatTime(score.step_time) + ")";
 }
 
-std::string DecisionText(const Decision& decision, const Score& own) {
-  std::string text =
-      std::string(decision.name) + ": " + decision.chosen + ". Otherwise ";
+std::string DecisionText(const Decision& decision, const Score& own,
+                         const Score& nearest) {
+  std::string text = std::string(decision.name) + ": " + decision.chosen;
   const size_t shown = std::min(kMostShown, decision.alternatives.size());
+  std::string_view last;
   for (size_t i = 0; i < shown; ++i) {
     const Alternative& other = decision.alternatives[i];
-    text +=
-        (i == 0 ? "" : "; ") + other.choice + " " + CostText(other.score, own);
+    const std::string_view kind =
+        Better(other.score, nearest) ? ". Better: " : ". Otherwise ";
+    text += (kind == last ? "; " : std::string(kind)) + other.choice + " " +
+            CostText(other.score, own);
+    last = kind;
   }
   if (shown < decision.alternatives.size()) {
     text += "; and " + std::to_string(decision.alternatives.size() - shown) +
-            " more, none better";
+            " more, none better than these";
   }
   return text;
 }
 
-// What a description has and another one lacks, between commas.
-std::string OnlyIn(const std::string& text, const std::string& other) {
-  std::string only;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(", ", begin), text.size());
-    const std::string part = text.substr(begin, end - begin);
-    if (other.find(part) == std::string::npos) {
-      only += (only.empty() ? "" : ", ") + part;
+// The parts of a description: what stands between commas and semicolons outside
+// of brackets.
+std::vector<std::string> PartsOfText(const std::string& text) {
+  std::vector<std::string> parts(1);
+  int depth = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    depth += text[i] == '(' ? 1 : text[i] == ')' ? -1 : 0;
+    const bool ends = depth == 0 && (text[i] == ',' || text[i] == ';') &&
+                      text.substr(i + 1, 1) == " ";
+    if (!ends) {
+      parts.back() += text[i];
+      continue;
     }
-    begin = end + 2;
+    parts.emplace_back();
+    ++i;
   }
+  return parts;
+}
+
+// What a description has and another one lacks, of many things the first.
+std::string OnlyIn(const std::string& text, const std::string& other) {
+  constexpr size_t kMostParts = 2;
+  const std::vector<std::string> known = PartsOfText(other);
+  std::string only;
+  size_t count = 0;
+  for (const std::string& part : PartsOfText(text)) {
+    if (std::ranges::find(known, part) != known.end()) continue;
+    if (++count > kMostParts) continue;
+    only += (only.empty() ? "" : ", ") + part;
+  }
+  if (count > kMostParts) only += ", …";
   return only;
 }
 
 // The first change in a line, and how many more there are.
 std::string ChangesText(const std::vector<PlanChange>& changes) {
-  constexpr size_t kMostShownOfText = 80;
   if (changes.empty()) return "";
   const PlanChange& first = changes[0];
+  if (first.what == "details") return "details";
   std::string now = OnlyIn(first.to, first.from);
   if (now.empty()) now = "without " + OnlyIn(first.from, first.to);
-  if (now.size() > kMostShownOfText) now = FormatEnds(now, 40);
   std::string text = first.what + " to " + now;
   if (changes.size() > 1) {
     text += ", and " + std::to_string(changes.size() - 1) + " more";
@@ -138,9 +168,12 @@ std::string BindsText(const Prediction& prediction) {
   if (prediction.evaluation.feasible()) {
     text += ", " + FormatPercent(prediction.bottleneck_share) + " of the step";
   }
-  std::string out = text + "\n  step time " +
-                    FormatTime(prediction.evaluation.step_time) + ", by " +
-                    Wrap(SharesText(BindingParts(prediction)), 4) + "\n";
+  std::string out =
+      text + "\n  " +
+      Wrap("step time " + FormatTime(prediction.evaluation.step_time) +
+               ", by " + SharesText(BindingParts(prediction)),
+           4) +
+      "\n";
   std::vector<std::pair<std::string, double>> exposed;
   for (const BreakdownPart& part : PartsOf(prediction.evaluation.breakdown)) {
     if (part.time == Duration{} || part.name == "bubble") continue;
@@ -148,54 +181,58 @@ std::string BindsText(const Prediction& prediction) {
         part.name,
         part.time.seconds() / prediction.evaluation.step_time.seconds());
   }
-  out += "  a device's time: " + Wrap(SharesText(exposed), 4) + "\n";
-  out += "  memory " + FormatBytes(prediction.memory) + " of " +
-         FormatBytes(prediction.capacity) + " on the fullest device: ";
+  out += "  " + Wrap("a device's time: " + SharesText(exposed), 4) + "\n";
+  const std::string memory = "memory " + FormatBytes(prediction.memory) +
+                             " of " + FormatBytes(prediction.capacity) +
+                             " on the fullest device: ";
   std::string parts;
   for (const MemoryPart& part : MemoryParts(prediction.memory_use)) {
     if (part.bytes == Bytes{}) continue;
     parts += (parts.empty() ? "" : ", ") + std::string(part.name) + " " +
              FormatBytes(part.bytes);
   }
-  out += Wrap(parts, 4) + "\n";
+  out += "  " + Wrap(memory + parts, 4) + "\n";
   for (const std::string& violation : prediction.evaluation.violations) {
     out += "  cannot run: " + violation + "\n";
   }
   return out;
 }
 
-std::string ExplainText(const Inputs& inputs, const SearchSpace& space,
-                        const Plan& plan, const Explanation& e) {
-  std::string out = Wrap(e.name, 2) + "\n\n" +
-                    Describe(inputs.graph, inputs.cluster, plan) + "\n" +
-                    BindsText(e.prediction);
-  if (!e.decisions.empty()) {
-    out +=
-        "\ndecisions, each with all else equal (data parallelism makes up "
-        "the devices, the\nmicrobatch is chosen anew)\n";
-    if (e.nearest_score) {
-      out += "  " +
-             Wrap("of the nearest uniform plan, " + ToString(*e.nearest) +
-                      ": " + CostText(*e.nearest_score, e.own),
-                  4) +
-             "\n";
-    }
-    for (const Decision& decision : e.decisions) {
-      out += "  " + Wrap(DecisionText(decision, e.own), 4) + "\n";
-    }
+std::string DecisionsHeading(const Explanation& e) {
+  std::string out =
+      "\ndecisions, each with all else equal (data parallelism makes up the "
+      "devices, the\nmicrobatch is chosen anew)\n";
+  if (e.nearest_score) {
+    out += "  " +
+           Wrap("of the nearest uniform plan, " + ToString(*e.nearest) + ": " +
+                    CostText(*e.nearest_score, e.own),
+                4) +
+           "\n";
   }
-  if (!e.neighbours.empty()) {
-    out += "\nnearest other plans, by the search's moves\n";
-    for (const Neighbour& neighbour : e.neighbours) {
-      const auto changes =
-          ChangesBetween(space.index, inputs.cluster, plan, neighbour.plan);
-      out += "  " +
-             Wrap(std::string(neighbour.move->name) + " " +
-                      CostText(ScoreOf(neighbour.evaluation), e.own) + ": " +
-                      ChangesText(changes),
-                  4) +
-             "\n";
-    }
+  return out;
+}
+
+std::string NeighboursText(const SearchSpace& space, const Plan& plan,
+                           const Explanation& e) {
+  if (e.neighbours.empty()) return "";
+  std::string out = "\nnearest other plans, by the search's moves\n";
+  for (const Neighbour& neighbour : e.neighbours) {
+    const auto changes =
+        ChangesBetween(space.index, *space.cluster, plan, neighbour.plan);
+    out += "  " +
+           Wrap(std::string(neighbour.move->name) + " " +
+                    CostText(ScoreOf(neighbour.evaluation), e.own) + ": " +
+                    ChangesText(changes),
+                4) +
+           "\n";
+  }
+  return out;
+}
+
+std::string EndText(const Inputs& inputs, const Explanation& e) {
+  std::string out;
+  if (!e.complete) {
+    out += "\nNot all was priced: --time-limit gives it more time.\n";
   }
   if (const auto band = StepTimeBand();
       band && inputs.profile_or_null() == nullptr) {
@@ -222,6 +259,7 @@ Json ExplainJson(const Inputs& inputs, const SearchSpace& space,
       StepJson(inputs.graph, inputs.cluster, plan, e.prediction.evaluation);
   json.Set("name", e.name);
   json.Set("strategy", e.strategy);
+  json.Set("complete", e.complete);
   json.Set("bottleneck", e.prediction.bottleneck);
   Json binds = Json::Object();
   for (const auto& [name, share] : BindingParts(e.prediction)) {
@@ -258,6 +296,9 @@ Json ExplainJson(const Inputs& inputs, const SearchSpace& space,
 }  // namespace
 
 Result<int> RunExplain(const Options& options) {
+  if (options.proposals && !options.which_strategy) {
+    return InvalidInput("is of the search of --which-strategy", "--proposals");
+  }
   TESSERA_TRY(const Inputs inputs, ReadInputs(options));
   PrintWarnings(inputs);
   if (options.which_strategy) return ExplainWhichStrategy(options, inputs);
@@ -266,41 +307,63 @@ Result<int> RunExplain(const Options& options) {
   const Evaluator evaluator(inputs.graph, inputs.cluster,
                             inputs.profile_or_null(), options.training);
   const std::atomic<bool>& interrupted = CatchInterrupts();
-  const auto stop = [&] { return interrupted.load(); };
-  const int threads =
-      options.threads > 0
-          ? options.threads
-          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const double limit = options.time_limit_s.value_or(kDefaultSearchTime);
+  auto start = std::chrono::steady_clock::now();
+  const auto ended = [&](double share) {
+    const std::chrono::duration<double> passed =
+        std::chrono::steady_clock::now() - start;
+    return interrupted || passed.count() >= share * limit;
+  };
+  // Each part as soon as it is there.
+  const auto say = [&](const std::string& text) {
+    if (!options.json) std::cout << text << std::flush;
+  };
   NameAxes(space.index, plan);
 
   Explanation e;
   e.name = TextbookName(space, plan);
   e.strategy = StrategyText(space.index, inputs.cluster, plan);
+  say(Wrap(e.name, 2) + "\n\n" + Describe(inputs.graph, inputs.cluster, plan) +
+      "\n");
   PredictOptions predict;
   predict.training = options.training;
   predict.profile = inputs.profile_or_null();
   e.prediction = Predict(CaseOf(inputs, space.index), plan, predict);
+  say(BindsText(e.prediction));
+  // The limit is that of the alternatives.
+  start = std::chrono::steady_clock::now();
   e.own = ScoreOf(evaluator.Evaluate(plan));
   e.nearest = NearestStrategy(space, plan);
   if (e.nearest) {
     const auto score =
         evaluator.EvaluateUniform(space.index, inputs.cluster, *e.nearest);
     if (score && !(*score == e.own)) e.nearest_score = score;
-    e.decisions = DecisionsOf(space, evaluator, *e.nearest, threads, stop);
+    const Score nearest = score.value_or(e.own);
+    const auto stop = [&] { return ended(kDecisionsEnd); };
+    e.decisions = DecisionsOf(
+        space, evaluator, *e.nearest, ThreadsOf(options), stop,
+        [&, first = true](const Decision& decision) mutable {
+          if (std::exchange(first, false)) say(DecisionsHeading(e));
+          say("  " + Wrap(DecisionText(decision, e.own, nearest), 4) + "\n");
+        });
+    e.complete = !stop();
   }
   // Some plans that run are no state of the search.
   Plan canonical = plan;
   if (MakeCanonical(space, canonical) && SameUpToNames(canonical, plan)) {
+    const auto stop = [&] { return ended(1); };
     e.neighbours =
         NeighboursOf(space, evaluator, plan, kDraws, options.seed, stop);
+    e.complete = e.complete && !stop();
+    say(NeighboursText(space, plan, e));
   }
-  if (interrupted) {
-    return Error{ErrorCode::kInterrupted, "interrupted", "explain"};
-  }
+  say(EndText(inputs, e));
   if (options.json) {
     std::cout << ExplainJson(inputs, space, plan, e).ToString() << "\n";
-  } else {
-    std::cout << ExplainText(inputs, space, plan, e);
+  }
+  if (interrupted) {
+    return Error{ErrorCode::kInterrupted, "interrupted; what was done is above",
+                 "explain"};
   }
   if (e.prediction.evaluation.feasible()) return 0;
   return Error{

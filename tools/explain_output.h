@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// "+3.1 %", "-0.4 %", "equal": of `value` against `base`.
+// "+3.1 %", "-0.4 %", "equal", "14.2 x": of `value` against `base`.
 std::string ChangeText(double value, double base);
 
 Json ChangesJson(const std::vector<PlanChange>& changes);

@@ -322,20 +322,31 @@ Json StatisticsJson(const SearchResult& result) {
        {"stalled", result.stalled}});
 }
 
-// "within 41 % of the bound", where a bound is known.
+// "within 41 % of the bound", or how many times as long, where one is known.
 std::string BoundText(const Cluster& cluster, const StepBound& bound,
                       Duration time) {
   if (bound.step_time == Duration{}) return "";
   const double over = time.seconds() / bound.step_time.seconds() - 1;
-  std::string text = "within " + FormatPercent(over) +
-                     " of the bound: no plan takes less than " +
-                     FormatTime(bound.step_time) +
-                     " (work at the rate that large kernels reach)";
+  std::string text = over <= 1
+                         ? "within " + FormatPercent(over) + " of the bound"
+                         : FormatNumber(1 + over) + " times the bound";
+  text += ": no plan takes less than " + FormatTime(bound.step_time) +
+          " (work at the rate that large kernels reach)";
   if (bound.memory > cluster.TypeOf(DeviceId(0)).memory) {
     text += "; parameters and state are " + FormatBytes(bound.memory) +
             " a device: some must be offloaded";
   }
   return text;
+}
+
+// Why the search ended, where that is no limit that was given.
+std::string EndText(const Options& options, const SearchResult& result) {
+  if (result.proposals == 0) {
+    return options.proposals == 0 || options.time_limit_s == 0.0
+               ? ""
+               : ", the time went to the starting plans";
+  }
+  return result.stalled ? ", nothing improved any more" : "";
 }
 
 Json BaselineJson(const Baseline& baseline) {
@@ -347,7 +358,7 @@ Json BaselineJson(const Baseline& baseline) {
 
 std::string BaselineTable(const SearchResult& result, const Score& chosen) {
   std::vector<std::vector<std::string>> rows = {
-      {"compared with", "strategy", "step time", "the plan is faster by"}};
+      {"compared with", "strategy", "step time", "over the plan's"}};
   const double best = chosen.step_time.seconds();
   for (const Baseline& baseline : result.baselines) {
     const Evaluation& evaluation = baseline.evaluation;
@@ -460,8 +471,7 @@ Result<int> RunSearch(const Options& options) {
               << "/s), " << result.accepted << " accepted, "
               << result.uniform_strategies
               << " uniform strategies swept to start from, seed "
-              << options.seed
-              << (result.stalled ? ", nothing improved any more" : "") << "\n";
+              << options.seed << EndText(options, result) << "\n";
     if (writes && written) {
       std::cout << "  plan: " << options.output << "\n";
     }

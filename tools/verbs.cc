@@ -278,7 +278,8 @@ std::span<const Verb> Verbs() {
        "Prints what a practitioner calls the plan, its layers, what binds the "
        "step (compute, a class of links, the pipeline's bubble, memory), and "
        "for each decision what the next best choices would cost, all else "
-       "equal. Without a plan or strategy it is data parallelism. With "
+       "equal, each as soon as it is known, until --time-limit. Without a plan "
+       "or strategy it is data parallelism. With "
        "--which-strategy it prints what the textbook advises for the model and "
        "cluster, and what a search finds. docs/search.md explains it.",
        "tessera explain --model zoo:gpt2-xl --cluster dgx-a100-80gb:4 "

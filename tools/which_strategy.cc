@@ -22,21 +22,6 @@ namespace {
 // A network is fast where each device has this much of it: 100 Gb/s.
 constexpr double kFastNetwork = 12.5e9;
 
-// What enters the first node from others, for each of its devices.
-double NetworkOfDevice(const Cluster& cluster) {
-  const std::vector<LinkClass> classes = ClassesOfLinks(cluster);
-  double bandwidth = 0;
-  for (size_t l = 0; l < classes.size(); ++l) {
-    const Link& link = cluster.links[l];
-    const std::string& to = cluster.vertices[link.to.index()].name;
-    if (classes[l] != LinkClass::kInter || !to.starts_with("node0.")) continue;
-    bandwidth +=
-        cluster.link_types[static_cast<size_t>(link.type)].bandwidth.value;
-  }
-  const auto devices = std::ranges::count(cluster.devices, 0, &Device::node);
-  return bandwidth / static_cast<double>(devices);
-}
-
 struct Answer {
   const Approach* approach = nullptr;
   bool advised = false;
@@ -204,6 +189,39 @@ Json ComparisonJson(const Comparison& c) {
 
 }  // namespace
 
+double NetworkOfDevice(const Cluster& cluster) {
+  const std::vector<LinkClass> classes = ClassesOfLinks(cluster);
+  const int node = cluster.devices[0].node;
+  // The vertices of the node: what its devices reach without the network.
+  std::vector<bool> inside(cluster.vertices.size(), false);
+  int64_t devices = 0;
+  for (const Device& device : cluster.devices) {
+    if (device.node != node) continue;
+    inside[device.vertex.index()] = true;
+    ++devices;
+  }
+  for (bool grows = true; grows;) {
+    grows = false;
+    for (size_t l = 0; l < classes.size(); ++l) {
+      const Link& link = cluster.links[l];
+      if (classes[l] == LinkClass::kInter || !inside[link.from.index()] ||
+          inside[link.to.index()]) {
+        continue;
+      }
+      inside[link.to.index()] = true;
+      grows = true;
+    }
+  }
+  double bandwidth = 0;
+  for (size_t l = 0; l < classes.size(); ++l) {
+    const Link& link = cluster.links[l];
+    if (classes[l] != LinkClass::kInter || !inside[link.to.index()]) continue;
+    bandwidth +=
+        cluster.link_types[static_cast<size_t>(link.type)].bandwidth.value;
+  }
+  return bandwidth / static_cast<double>(devices);
+}
+
 Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
   const SearchSpace space(inputs.graph, inputs.cluster);
   const Evaluator evaluator(inputs.graph, inputs.cluster,
@@ -242,13 +260,14 @@ Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
           PlanFromStrategy(space.index, inputs.cluster, answer.best->strategy);
       if (plan) search.starts.push_back(*std::move(plan));
     }
-    TESSERA_TRY(SearchResult result, Search(space, evaluator, search));
-    c.plan = std::move(result.best);
-    c.evaluation = std::move(result.evaluation);
+    auto result = Search(space, evaluator, search);
+    if (!result && interrupted) {
+      return Error{ErrorCode::kInterrupted, "interrupted", "explain"};
+    }
+    if (!result) return result.error();
+    c.plan = std::move(result->best);
+    c.evaluation = std::move(result->evaluation);
     c.searched = true;
-  }
-  if (interrupted) {
-    return Error{ErrorCode::kInterrupted, "interrupted", "explain"};
   }
   c.name = TextbookName(space, c.plan);
   c.strategy = StrategyText(space.index, inputs.cluster, c.plan);
@@ -257,7 +276,16 @@ Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
   } else {
     std::cout << ComparisonText(c);
   }
-  return 0;
+  if (interrupted) {
+    return Error{ErrorCode::kInterrupted, "interrupted; what was done is above",
+                 "explain"};
+  }
+  if (c.evaluation.feasible()) return 0;
+  return Error{
+      ErrorCode::kInfeasible,
+      (c.searched ? "no plan was found that fits: " : "the plan cannot run: ") +
+          c.evaluation.violations.front(),
+      "explain"};
 }
 
 }  // namespace tessera

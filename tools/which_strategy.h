@@ -8,6 +8,10 @@
 
 namespace tessera {
 
+// Bytes a second that enter the host of the first device from others, for each
+// of its devices.
+double NetworkOfDevice(const Cluster& cluster);
+
 // Prints it; the exit code. Searches where no plan or strategy is given.
 Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs);
 

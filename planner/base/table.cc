@@ -26,7 +26,8 @@ size_t EditDistance(std::string_view a, std::string_view b) {
 std::string NearestName(std::string_view name,
                         std::span<const std::string_view> candidates) {
   std::string nearest;
-  size_t best = std::max<size_t>(2, name.size() / 3) + 1;
+  // A name that shares no letter with another one is not near.
+  size_t best = std::min(std::max<size_t>(3, name.size() / 3 + 1), name.size());
   for (std::string_view candidate : candidates) {
     // What was left out behind the name is one mistake.
     const bool begins = name.size() >= 3 && candidate.starts_with(name);

@@ -16,6 +16,18 @@ std::string Count(int64_t n, std::string_view one, std::string_view plural) {
   return std::to_string(n) + " " + std::string(n == 1 ? one : plural);
 }
 
+// "25 MB", "1234 B": in the largest SI unit that is whole.
+std::string SizeText(Bytes size) {
+  int64_t value = size.value;
+  std::string_view unit = "B";
+  for (const std::string_view larger : {"kB", "MB", "GB"}) {
+    if (value == 0 || value % 1000 != 0) break;
+    value /= 1000;
+    unit = larger;
+  }
+  return std::to_string(value) + " " + std::string(unit);
+}
+
 // "device 3", "devices 0-7", "devices 0, 4, 8, … (16)"; with their hosts.
 std::string DevicesText(const Cluster& cluster, const DeviceGroup& group) {
   std::vector<int> ranks;
@@ -89,18 +101,25 @@ class Describer {
     return index_.block_class[a] == index_.block_class[b];
   }
 
-  // "devices 0-7 of node 0, dp 2 x tp 4": axes with the outermost first.
+  // "devices 0-7 of node 0, dp 2 x tp 4": axes with the outermost first,
+  // neighbours of one kind as one.
   std::string Mesh(int stage) const {
     std::string text;
     for (GroupId id : stages_.groups[static_cast<size_t>(stage)]) {
       const DeviceGroup& group = plan_.groups[id.index()];
       text += (text.empty() ? "" : "; ") + DevicesText(cluster_, group);
-      for (size_t a = 0; a < group.axes.size(); ++a) {
-        const MeshAxis& axis = group.axes[a];
-        const std::string name =
+      std::vector<std::pair<std::string, int64_t>> kinds;
+      for (const MeshAxis& axis : group.axes) {
+        std::string name =
             axis.name.substr(0, axis.name.find_first_of("0123456789"));
-        text +=
-            (a == 0 ? ", " : " x ") + name + " " + std::to_string(axis.size);
+        if (kinds.empty() || kinds.back().first != name) {
+          kinds.emplace_back(std::move(name), 1);
+        }
+        kinds.back().second *= axis.size;
+      }
+      for (size_t k = 0; k < kinds.size(); ++k) {
+        text += (k == 0 ? ", " : " x ") + kinds[k].first + " " +
+                std::to_string(kinds[k].second);
       }
     }
     return text;
@@ -120,7 +139,15 @@ class Describer {
 
   std::string Run() {
     text_ = StrategyText(index_, cluster_, plan_) + "\n";
-    for (int stage = 0; stage < stages_.count(); ++stage) Stage(stage);
+    for (int stage = 0; stage < stages_.count();) {
+      int last = stage;
+      if (stages_.count() > kMostStages) {
+        const std::string shape = Shape(stage);
+        while (last + 1 < stages_.count() && Shape(last + 1) == shape) ++last;
+      }
+      last == stage ? Stage(stage) : AlikeStages(stage, last);
+      stage = last + 1;
+    }
     Zero();
     Offload();
     Batch();
@@ -128,6 +155,9 @@ class Describer {
   }
 
  private:
+  // Of more stages those with equal blocks are told together.
+  static constexpr int kMostStages = 8;
+
   // Equal blocks with equal placements, in one line.
   bool Alike(size_t a, size_t b) const {
     if (index_.block_class[a] != index_.block_class[b]) return false;
@@ -157,7 +187,19 @@ class Describer {
                    : "stage " + std::to_string(stage) + " on " +
                          DevicesText(cluster_, group) + ":\n";
     }
-    const int chunks = ShapeOf(graph_, plan_).chunks;
+    for (const auto& [first, last] : RunsOf(stage)) {
+      text_ += "  " + ChunkText(first) + graph_.blocks[first];
+      if (last > first) {
+        text_ += " … " + graph_.blocks[last] + " (" +
+                 std::to_string(last - first + 1) + ")";
+      }
+      text_ += ": " + Block(first) + "\n";
+    }
+  }
+
+  // The first and the last of blocks of a stage that are alike.
+  std::vector<std::pair<size_t, size_t>> RunsOf(int stage) const {
+    std::vector<std::pair<size_t, size_t>> runs;
     for (size_t b = 0; b < graph_.blocks.size(); ++b) {
       if (stages_.of_block[b] != stage) continue;
       // Blocks that are alike are in one chunk too.
@@ -166,20 +208,57 @@ class Describer {
              stages_.of_block[last + 1] == stage && Alike(b, last + 1)) {
         ++last;
       }
-      text_ += "  ";
-      if (chunks > 1) {
-        text_ += "chunk " +
-                 std::to_string(
-                     plan_.ops[index_.nodes_of_block[b][0].index()].chunk) +
-                 ", ";
-      }
-      text_ += graph_.blocks[b];
-      if (last > b) {
-        text_ += " … " + graph_.blocks[last] + " (" +
-                 std::to_string(last - b + 1) + ")";
-      }
-      text_ += ": " + Block(b) + "\n";
+      runs.emplace_back(b, last);
       b = last;
+    }
+    return runs;
+  }
+
+  // "chunk 2, ", where stages have several.
+  std::string ChunkText(size_t block) const {
+    if (ShapeOf(graph_, plan_).chunks == 1) return "";
+    const NodeId first = index_.nodes_of_block[block][0];
+    return "chunk " + std::to_string(plan_.ops[first.index()].chunk) + ", ";
+  }
+
+  // Equal for stages that differ in their devices and the names of their blocks
+  // only.
+  std::string Shape(int stage) const {
+    std::string shape;
+    for (GroupId group : stages_.groups[static_cast<size_t>(stage)]) {
+      shape += std::to_string(plan_.groups[group.index()].devices.size()) + " ";
+    }
+    for (const auto& [first, last] : RunsOf(stage)) {
+      shape += std::to_string(index_.block_class[first]) + " x " +
+               std::to_string(last - first + 1) + " " + ChunkText(first) +
+               Block(first) + ";";
+    }
+    return shape;
+  }
+
+  // Stages of one shape: "stages 1 … 14, 8 devices each (devices 8-15 of node 1
+  // … devices 112-119 of node 14)", and of each run of blocks the first and the
+  // last ones.
+  void AlikeStages(int from, int to) {
+    const auto devices = [&](int stage) {
+      std::string text;
+      for (GroupId group : stages_.groups[static_cast<size_t>(stage)]) {
+        text += (text.empty() ? "" : ", ") +
+                DevicesText(cluster_, plan_.groups[group.index()]);
+      }
+      return text;
+    };
+    text_ += "stages " + std::to_string(from) + " … " + std::to_string(to) +
+             " alike (" + devices(from) + " … " + devices(to) + "):\n";
+    const auto first = RunsOf(from);
+    const auto last = RunsOf(to);
+    for (size_t r = 0; r < first.size(); ++r) {
+      const size_t count = first[r].second - first[r].first + 1;
+      text_ += "  " + ChunkText(first[r].first) +
+               Count(static_cast<int64_t>(count), "block", "blocks") +
+               " each, " + graph_.blocks[first[r].first] + " … " +
+               graph_.blocks[last[r].second] + ": " + Block(first[r].first) +
+               "\n";
     }
   }
 
@@ -229,6 +308,7 @@ class Describer {
 
   std::string RolesText(size_t block, const AxisRoles& roles,
                         const DeviceGroup& group) const {
+    if (group.devices.size() == 1) return "not split";
     std::string text = "data-parallel " +
                        std::to_string(group.Size(roles.data | roles.expert));
     if (roles.expert != 0) {
@@ -323,6 +403,7 @@ class Describer {
     bool gathers = false;
     int64_t rooted = 0;
     int64_t total = 0;
+    bool replicated = false;
     for (size_t w = 0; w < plan_.weights.size(); ++w) {
       const GraphIndex::WeightUse& use = index_.weights[w];
       total += use.elements;
@@ -330,6 +411,7 @@ class Describer {
           plan_.groups[plan_.ops[use.home.node.index()].group.index()];
       const WeightPlacement& placement = plan_.weights[w];
       rooted = std::max(rooted, group.Size(placement.rooted));
+      replicated = replicated || group.devices.size() > 1;
       const AxisSet whole =
           placement.zero_axes == 0 ? 0 : ZeroAxes(index_, plan_, w);
       elements[{placement.zero_stage, group.Size(placement.zero_axes),
@@ -360,7 +442,7 @@ class Describer {
     if (rooted > 1) {
       text_ += "one rank of " + std::to_string(rooted) +
                " keeps the optimizer state and updates for all\n";
-    } else if (!any) {
+    } else if (!any && replicated) {
       text_ += "optimizer state whole on every replica\n";
     }
     if (gathers) {
@@ -372,7 +454,7 @@ class Describer {
     }
     if (plan_.bucket_bytes.value > 0) {
       text_ += "gradients reduced in buckets of " +
-               std::to_string(plan_.bucket_bytes.value) + " bytes\n";
+               SizeText(plan_.bucket_bytes) + "\n";
     }
   }
 
@@ -526,8 +608,7 @@ std::vector<PlanChange> ChangesBetween(const GraphIndex& index,
       },
       [&](size_t x, size_t y) { return before.SameClass(x, y); });
   add("weights", before.Storage(), after.Storage());
-  add("gradient buckets", std::to_string(a.bucket_bytes.value) + " B",
-      std::to_string(b.bucket_bytes.value) + " B");
+  add("gradient buckets", SizeText(a.bucket_bytes), SizeText(b.bucket_bytes));
   add("prefetch", Count(a.prefetch, "block", "blocks"),
       Count(b.prefetch, "block", "blocks"));
   add("zigzag order of sequences", Count(a.zigzag, "rank", "ranks"),

@@ -922,9 +922,10 @@ std::string StrategyText(const GraphIndex& index, const Cluster& cluster,
   const auto strategy = UniformStrategy(index, cluster, plan);
   if (strategy.has_value()) return ToString(*strategy);
   const int stages = StagesOf(*index.graph, plan).count();
+  const size_t devices = World(plan).devices.size();
   return "custom (" + std::to_string(stages) +
          (stages == 1 ? " stage on " : " stages on ") +
-         std::to_string(World(plan).devices.size()) + " devices)";
+         std::to_string(devices) + (devices == 1 ? " device)" : " devices)");
 }
 
 void NameAxes(const GraphIndex& index, Plan& plan) {

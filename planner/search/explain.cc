@@ -273,10 +273,10 @@ bool IsAsked(const DecisionRow& row, const Strategy& strategy, bool feasible) {
 
 }  // namespace
 
-std::vector<Decision> DecisionsOf(const SearchSpace& space,
-                                  const Objective& objective,
-                                  const Strategy& strategy, int threads,
-                                  const std::function<bool()>& stop) {
+std::vector<Decision> DecisionsOf(
+    const SearchSpace& space, const Objective& objective,
+    const Strategy& strategy, int threads, const std::function<bool()>& stop,
+    const std::function<void(const Decision&)>& each) {
   const auto own =
       objective.EvaluateUniform(space.index, *space.cluster, strategy);
   const bool feasible = own.has_value() && own->feasible;
@@ -293,6 +293,7 @@ std::vector<Decision> DecisionsOf(const SearchSpace& space,
     }
     for (const auto& [choice, list] : choices) {
       const SweepResult swept = Sweep(space, objective, list, 1, threads, stop);
+      if (stop && stop()) return decisions;
       if (swept.best.empty()) continue;
       decision.alternatives.push_back(
           {choice, swept.best[0].strategy, swept.best[0].score});
@@ -303,6 +304,7 @@ std::vector<Decision> DecisionsOf(const SearchSpace& space,
                                return Better(a.score, b.score);
                              });
     decisions.push_back(std::move(decision));
+    if (each) each(decisions.back());
   }
   return decisions;
 }

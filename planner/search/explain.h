@@ -35,11 +35,12 @@ struct Decision {
 // tensor, pipeline, context and expert parallelism (data parallelism makes up
 // the devices, and the microbatch is chosen anew), samples of a microbatch,
 // ZeRO, recomputation, sequence parallelism, schedule, the order of ranks on
-// the fabric and offloading. Stops early when `stop` says so.
-std::vector<Decision> DecisionsOf(const SearchSpace& space,
-                                  const Objective& objective,
-                                  const Strategy& strategy, int threads,
-                                  const std::function<bool()>& stop);
+// the fabric and offloading. Calls `each`, if any, with each as soon as it is
+// there. Ends when `stop` says so, with those that are complete.
+std::vector<Decision> DecisionsOf(
+    const SearchSpace& space, const Objective& objective,
+    const Strategy& strategy, int threads, const std::function<bool()>& stop,
+    const std::function<void(const Decision&)>& each = {});
 
 // The uniform strategy that a plan is nearest to: its own, or that of most of
 // its FLOPs and parameters. Nothing where that gives no valid plan.

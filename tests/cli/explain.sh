@@ -10,7 +10,7 @@ cluster=(--cluster local-cpu:4)
 grep -q "^ZeRO-1 data parallelism (2) with tensor parallelism (2)$" "$work/text" ||
   fail "no name: $(head -1 "$work/text")"
 grep -q "^what binds: " "$work/text" || fail "does not say what binds"
-grep -q "tensor parallelism: tp 2, dp 2\. Otherwise tp [14]" "$work/text" ||
+grep -qE "tensor parallelism: tp 2, dp 2\. (Better:|Otherwise) tp [14]" "$work/text" ||
   fail "no alternatives to tensor parallelism"
 "$tessera" explain "${tiny[@]}" "${cluster[@]}" --strategy tp=2,zero=1 --json \
   >"$work/explain.json" 2>/dev/null
@@ -54,6 +54,36 @@ for limit in "--proposals 0" "--time-limit 0"; do
     $limit >/dev/null 2>&1 || fail "--which-strategy $limit: exit code $?"
 done
 
+code=0
+"$tessera" explain --which-strategy --model zoo:llama-3-405b \
+  --cluster dgx-a100-80gb:1x1 --global-batch 1 --seq-len 128 --proposals 0 \
+  >"$work/text" 2>/dev/null || code=$?
+[[ $code == 3 ]] || fail "exit code $code where nothing fits"
+grep -q "^nothing that fits was found$" "$work/text" || fail "says that it fits"
+
+# Without time what is known at once is there.
+"$tessera" explain "${tiny[@]}" "${cluster[@]}" --strategy tp=2 --time-limit 0 \
+  >"$work/text" 2>/dev/null
+grep -q "^what binds: " "$work/text" || fail "does not say at once what binds"
+grep -q "^Not all was priced" "$work/text" || fail "does not say that it ended early"
+if grep -q "nearest other plans" "$work/text"; then fail "goes on without time"; fi
+
+# Nor does Ctrl-C take back what was said.
+"$tessera" explain --model zoo:gpt2-xl --cluster dgx-a100-80gb:4 \
+  --global-batch 512 --seq-len 1024 --time-limit 600 >"$work/text" \
+  2>"$work/stderr" &
+explain=$!
+for _ in $(seq 300); do
+  if grep -q "^decisions" "$work/text"; then break; fi
+  sleep 0.1
+done
+kill -INT $explain
+code=0
+wait $explain || code=$?
+[[ $code == 130 ]] || fail "an interrupted explain ended with $code"
+grep -q "^what binds: " "$work/text" || fail "Ctrl-C took the answer back"
+
+fails 2 "which-strategy" explain "${tiny[@]}" "${cluster[@]}" --proposals 10
 fails 2 "explain: needs --model" explain "${cluster[@]}"
 fails 2 "diff: needs two plan files" diff "$work/dp=4.json" "${tiny[@]}" \
   "${cluster[@]}"

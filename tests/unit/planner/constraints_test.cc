@@ -13,6 +13,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::MlpGraph;
+using ::testing::Not;
 using testing::ToyObjective;
 
 class ConstraintsTest : public ::testing::Test {
@@ -73,6 +74,9 @@ TEST_F(ConstraintsTest, SaysWhatIsWrong) {
   EXPECT_THAT(ErrorOf({.fix = {{"h.*.up=tq:8"}}}),
               HasSubstr("unknown key 'tq'; did you mean"));
   EXPECT_THAT(ErrorOf({.fix = {{"h.*.up=tp:x"}}}), HasSubstr("whole number"));
+  // No key has a letter of it.
+  EXPECT_THAT(ErrorOf({.fix = {{"h.*.up=xx:8"}}}),
+              Not(HasSubstr("did you mean")));
   EXPECT_THAT(ErrorOf({.fix = {{"h.*.attn=tp:2"}}}),
               HasSubstr("no operator matches"));
   EXPECT_THAT(ErrorOf({.forbid = {{"zero4"}}}),

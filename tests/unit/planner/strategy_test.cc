@@ -575,7 +575,7 @@ TEST(PlanFromStrategy, ChunksAreDealtInTurns) {
   EXPECT_EQ(StrategyText(GraphIndex(graph), cluster, *plan),
             "dp1 tp1 pp2 mbs2 zero0 sp0 vp2 interleaved");
   EXPECT_THAT(Describe(graph, cluster, *plan),
-              HasSubstr("  chunk 1, h.5: data-parallel 1\n"));
+              HasSubstr("  chunk 1, h.5: not split\n"));
   EXPECT_EQ(Make(graph, cluster, "pp=2,vp=2").error().message,
             "1f1b runs one chunk a stage, not 2 (vp); interleaved runs "
             "several");
@@ -686,6 +686,21 @@ TEST(Describe, SaysWhichLayersAreSplitHow) {
       "split by sequence\n"
       "ZeRO-1: optimizer state cut over 2\n"
       "1f1b, 4 microbatches of 4 samples (2 per replica)\n");
+}
+
+// Ten stages of a layer each, the first and the last with one more block.
+TEST(Describe, TellsEqualStagesTogether) {
+  const Graph graph = MlpGraph(10, 10, 8, 8, 16, 32);
+  const Cluster cluster = *MakeCluster("local-cpu:20");
+  const auto plan = Make(graph, cluster, "pp=10,dp=2,bucket=25MB");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  const std::string text = Describe(graph, cluster, *plan);
+  EXPECT_THAT(text, HasSubstr("stage 0 on devices 0-1:\n"));
+  EXPECT_THAT(text,
+              HasSubstr("stages 1 … 8 alike (devices 2-3 … devices 16-17):\n"
+                        "  1 block each, h.1 … h.8: data-parallel 2\n"
+                        "stage 9 on devices 18-19:\n"));
+  EXPECT_THAT(text, HasSubstr("gradients reduced in buckets of 25 MB\n"));
 }
 
 TEST(Describe, SaysWhatIsComputedAgain) {
