@@ -1,0 +1,156 @@
+// The search on real prices: what it starts from.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "costmodel/evaluate/evaluator.h"
+#include "planner/io/importer.h"
+#include "planner/search/constraints.h"
+#include "planner/search/experts.h"
+#include "planner/search/mcmc.h"
+#include "planner/search/sweep.h"
+#include "planner/topology/topologies.h"
+#include "tests/support/paths.h"
+
+namespace tessera {
+namespace {
+
+Graph Gpt2(int64_t batch, int64_t seq_len = 64) {
+  ImportOptions options;
+  options.global_batch = batch;
+  options.seq_len = seq_len;
+  options.dtype = DType::kBFloat16;
+  return Differentiate(
+             ImportModel(ExamplePath("models/gpt2-tiny/config.json"), options)
+                 .value())
+      .value();
+}
+
+Plan Uniform(const SearchSpace& space, std::string_view text) {
+  return PlanFromStrategy(space.index, *space.cluster,
+                          ParseStrategy(text).value())
+      .value();
+}
+
+// Devices with room for a replica only once its optimizer is on the host.
+TEST(Search, OffloadsWhereNothingElseFits) {
+  const Graph graph = Gpt2(4);
+  Cluster cluster = MakeCluster("dgx-a100-80gb:1x1").value();
+  Bytes needed[2];
+  {
+    const SearchSpace space(graph, cluster);
+    const Evaluator evaluator(graph, cluster, nullptr, {});
+    const char* const strategies[] = {
+        "mbs=1,recompute=full", "mbs=1,recompute=full,offload=optimizer:host"};
+    for (int i = 0; i < 2; ++i) {
+      needed[i] =
+          evaluator.Evaluate(Uniform(space, strategies[i])).memory[0].total;
+    }
+  }
+  ASSERT_LT(needed[1], needed[0]);
+  for (DeviceType& type : cluster.device_types) {
+    type.memory = {(needed[0].value + needed[1].value) / 2};
+  }
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  SearchOptions options;
+  options.proposals = 8;
+  options.time_limit = 0;
+  const SearchResult result = Search(space, evaluator, options).value();
+  EXPECT_TRUE(result.evaluation.feasible());
+  EXPECT_TRUE(Offloads(result.best));
+}
+
+// However slow it is: two microbatches of the slowest tensor parallelism.
+TEST(Search, WalksFromPlansThatAreGiven) {
+  const Graph graph = Gpt2(16);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1").value();
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const Plan given = Uniform(space, "dp=4,tp=2,pp=1,mbs=1,zero=3");
+  SearchOptions options;
+  options.proposals = 8;
+  options.time_limit = 0;
+  options.starts = {given};
+  const SearchResult result = Search(space, evaluator, options).value();
+  EXPECT_EQ(result.chains[0].start.step_time,
+            evaluator.Evaluate(given).step_time);
+  EXPECT_GT(result.chains[0].start.step_time, result.evaluation.step_time);
+}
+
+// Those without a bound are left out, the others priced all the same.
+TEST(Sweep, PricesWhatIsBoundedInTime) {
+  const Graph graph = Gpt2(48);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:2").value();
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const std::vector<Strategy> strategies = UniformStrategies(space);
+  int asked = 0;
+  const SweepResult swept = Sweep(space, evaluator, strategies, 3, 1, nullptr,
+                                  [&asked] { return ++asked > 2; });
+  EXPECT_GT(swept.bounded, 0);
+  EXPECT_LT(swept.bounded, std::ssize(strategies));
+  ASSERT_EQ(swept.best.size(), 3u);
+  // Small microbatches come first.
+  for (const Candidate& candidate : swept.best) {
+    EXPECT_EQ(candidate.strategy.mbs, 1);
+  }
+}
+
+// Two stages of gpt2-tiny's four layers have one chunk each or two.
+TEST(UniformStrategies, HaveChunks) {
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1").value();
+  const Graph graph = Gpt2(16);
+  const SearchSpace space(graph, cluster);
+  const auto all = UniformStrategies(space);
+  EXPECT_TRUE(std::ranges::any_of(all, [](const Strategy& s) {
+    return s.pp == 2 && s.vp == 2 && s.schedule == "interleaved";
+  }));
+  EXPECT_TRUE(std::ranges::all_of(all, [](const Strategy& s) {
+    return s.cp == 1 && (s.pp > 1 || s.vp == 1) &&
+           (s.vp > 1) == (s.schedule == "interleaved");
+  }));
+}
+
+TEST(UniformStrategies, CutLongSequences) {
+  ImportOptions options;
+  options.global_batch = 8;
+  options.seq_len = 32'768;
+  const Graph graph =
+      Differentiate(
+          ImportModel(ExamplePath("models/deepseek-v2-lite/config.json"),
+                      options)
+              .value())
+          .value();
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1").value();
+  const SearchSpace space(graph, cluster);
+  const auto all = UniformStrategies(space);
+  for (const char* kind : {"gather", "ring", "ulysses"}) {
+    EXPECT_TRUE(std::ranges::any_of(all, [&](const Strategy& s) {
+      return s.cp == 4 && s.cp_kind == kind;
+    })) << kind;
+  }
+  // Degrees make up the devices.
+  EXPECT_TRUE(std::ranges::all_of(all, [](const Strategy& s) {
+    return s.dp * s.tp * s.pp * s.cp * s.ep == 8;
+  }));
+}
+
+// One operator is more than no operator.
+TEST(Evaluator, DoesNotPriceWhatIsTooLargeToSimulate) {
+  const Graph graph = Gpt2(4);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1x1").value();
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {}, 0);
+  EXPECT_TRUE(evaluator.Evaluate(Uniform(space, "mbs=1")).feasible());
+  const Evaluation unpriced =
+      evaluator.Evaluate(Uniform(space, "mbs=1,offload=optimizer:host"));
+  EXPECT_FALSE(unpriced.feasible());
+  ASSERT_FALSE(unpriced.violations.empty());
+  EXPECT_NE(unpriced.violations[0].find("too large to simulate"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera
