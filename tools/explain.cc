@@ -72,8 +72,11 @@ std::string DecisionText(const Decision& decision, const Score& own,
   std::string_view last;
   for (size_t i = 0; i < shown; ++i) {
     const Alternative& other = decision.alternatives[i];
+    const bool equal = other.score.feasible && nearest.feasible &&
+                       ChangeText(other.score.step_time.seconds(),
+                                  nearest.step_time.seconds()) == "equal";
     const std::string_view kind =
-        Better(other.score, nearest) ? ". Better: " : ". Otherwise ";
+        !equal && Better(other.score, nearest) ? ". Better: " : ". Otherwise ";
     text += (kind == last ? "; " : std::string(kind)) + other.choice + " " +
             CostText(other.score, own);
     last = kind;

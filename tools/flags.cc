@@ -269,7 +269,7 @@ std::span<const Flag> Flags() {
        "file to write: .txtpb, .json or .pb; of whatif a report, .html",
        SetText<&Options::output>},
       {"--fix", "PATTERN=KEY:VALUE",
-       "hold the operators of each layer whose names match to a value, such as "
+       "hold every operator whose name matches to a value, such as "
        "'h.*.attn=tp:8'; keys: dp, tp, cp, ep, zero, recompute. May be given "
        "several times",
        AddText<&Options::fix>, true},

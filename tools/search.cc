@@ -99,10 +99,10 @@ Result<std::vector<Plan>> StartsOf(const Options& options, const Inputs& inputs,
   return starts;
 }
 
-// Why constraints leave no plan: what the uniform plan that breaks fewest of
-// them breaks, of the first so many.
+// Uniform plans that are looked at to say why constraints leave none.
 constexpr size_t kMostTried = 500;
 
+// What the uniform plan that breaks fewest constraints breaks.
 std::string BrokenText(const SearchSpace& space) {
   std::string text;
   int fewest = INT_MAX;
@@ -115,11 +115,13 @@ std::string BrokenText(const SearchSpace& space) {
         space.constraints.Violations(space.index, *space.cluster, *plan);
     if (broken >= fewest) continue;
     fewest = broken;
-    text = "the nearest uniform plan, " + ToString(strategy) + ", breaks";
+    std::string all;
     for (const std::string& where :
          space.constraints.Broken(space.index, *space.cluster, *plan)) {
-      text += (text.back() == 's' ? " " : ", ") + where;
+      all += (all.empty() ? "" : ", ") + where;
     }
+    text =
+        "the nearest uniform plan, " + ToString(strategy) + ", breaks " + all;
   }
   return text;
 }

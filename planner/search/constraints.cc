@@ -161,6 +161,8 @@ struct KeyRow {
                 const std::vector<NodeId>& nodes, int value);
   // The row of Forbidden() that a plan with it has; empty: none.
   std::string (*needs)(int value);
+  // A number of ways, of which a node has as many as their product.
+  bool is_ways = false;
 };
 
 template <const SplitKind& kKind>
@@ -244,23 +246,27 @@ constexpr std::array kKeys = {
            "has samples",
            Split<kData>,
            IsSplit<kData>,
-           Nothing},
+           Nothing,
+           true},
     KeyRow{{"tp", "ways that dense layers and attention are split otherwise"},
            "is dense",
            Split<kTensor>,
            IsSplit<kTensor>,
-           [](int value) { return std::string(value > 1 ? "tp" : ""); }},
+           [](int value) { return std::string(value > 1 ? "tp" : ""); },
+           true},
     // What splits the heads of attention is not forbidden by "cp".
     KeyRow{{"cp", "ways that the sequence is split"},
            "has a sequence",
            Split<kContext>,
            IsSplit<kContext>,
-           Nothing},
+           Nothing,
+           true},
     KeyRow{{"ep", "ways that experts are split"},
            "has experts",
            Split<kExpert>,
            IsSplit<kExpert>,
-           [](int value) { return std::string(value > 1 ? "ep" : ""); }},
+           [](int value) { return std::string(value > 1 ? "ep" : ""); },
+           true},
     KeyRow{{"zero", "ZeRO stage of the weights"},
            "has weights",
            HomesOfWeights,
@@ -279,12 +285,6 @@ constexpr std::array kKeys = {
                                     : "recompute");
            }},
 };
-
-// Whether the key is a number of ways, of which a node has as many in all as
-// their product.
-bool IsWays(std::string_view key) {
-  return key == "dp" || key == "tp" || key == "cp" || key == "ep";
-}
 
 template <int kStage>
 bool HasZeroStage(const GraphIndex&, const Plan& plan) {
@@ -531,9 +531,9 @@ std::span<const Subspace> Subspaces() {
   return kTable;
 }
 
-Result<Constraints::Fixed> Constraints::MakeFixed(
-    const GraphIndex& index, const Cluster& cluster,
-    const ConstraintText& given) const {
+Result<Constraints::Fixed> Constraints::MakeFixed(const GraphIndex& index,
+                                                  const Cluster& cluster,
+                                                  const ConstraintText& given) {
   Fixed fixed;
   fixed.where = WhereOf("fix", given);
   const std::string& text = given.text;
@@ -551,12 +551,13 @@ Result<Constraints::Fixed> Constraints::MakeFixed(
     return UnknownName("key", name, Names(FixKeys())).At(fixed.where);
   }
   fixed.key = static_cast<size_t>(key - FixKeys().begin());
+  const KeyRow& row = kKeys[fixed.key];
   if (name == "recompute") {
     auto level = FindRecomputeLevel(value);
     if (!level) return level.error().At(fixed.where);
     fixed.value = static_cast<int>(*level);
   } else {
-    auto number = ReadInteger(value, IsWays(name) ? 1 : 0);
+    auto number = ReadInteger(value, row.is_ways ? 1 : 0);
     if (!number) return number.error().At(fixed.where);
     fixed.value = *number;
   }
@@ -564,7 +565,7 @@ Result<Constraints::Fixed> Constraints::MakeFixed(
     return InvalidInput("ZeRO's stages are 0 to 3", fixed.where);
   }
   const auto devices = static_cast<int>(cluster.devices.size());
-  if (IsWays(name) && fixed.value > devices) {
+  if (row.is_ways && fixed.value > devices) {
     return InvalidInput("the cluster has " + std::to_string(devices) +
                             " devices: no more ways than these",
                         fixed.where);
@@ -585,14 +586,14 @@ Result<Constraints::Fixed> Constraints::MakeFixed(
   // Where uniform plans split none of them so, whoever can be split is meant.
   for (const bool usual : {true, false}) {
     for (const std::vector<NodeId>& nodes : matching) {
-      auto held = kKeys[fixed.key].held(index, nodes, fixed.value, usual);
+      auto held = row.held(index, nodes, fixed.value, usual);
       if (!held.empty()) fixed.nodes.push_back(std::move(held));
     }
     if (!fixed.nodes.empty()) return fixed;
   }
-  return InvalidInput("of the operators that match none " +
-                          std::string(kKeys[fixed.key].lacking),
-                      fixed.where);
+  return InvalidInput(
+      "of the operators that match none " + std::string(row.lacking),
+      fixed.where);
 }
 
 Result<Constraints> Constraints::Make(const GraphIndex& index,
@@ -600,7 +601,7 @@ Result<Constraints> Constraints::Make(const GraphIndex& index,
                                       const ConstraintTexts& texts) {
   Constraints made;
   for (const ConstraintText& given : texts.fix) {
-    TESSERA_TRY(Fixed fixed, made.MakeFixed(index, cluster, given));
+    TESSERA_TRY(Fixed fixed, MakeFixed(index, cluster, given));
     made.fixed_.push_back(std::move(fixed));
   }
   for (const ConstraintText& given : texts.forbid) {
@@ -660,7 +661,7 @@ Result<void> Constraints::CheckConsistent(const GraphIndex& index,
           return contradicts(fixed, at->second->where);
         }
         // Samples are split by expert axes too.
-        if (!first || !IsWays(row.key.name) || row.key.name == "ep") continue;
+        if (!first || !row.is_ways || row.key.name == "ep") continue;
         int64_t& all = ways.emplace(node, 1).first->second;
         all *= fixed.value;
         if (all > static_cast<int64_t>(cluster.devices.size())) {

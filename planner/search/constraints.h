@@ -102,8 +102,9 @@ class Constraints {
     const ForbiddenRow* row = nullptr;
     std::string schedule;  // where there is no row
   };
-  Result<Fixed> MakeFixed(const GraphIndex& index, const Cluster& cluster,
-                          const ConstraintText& given) const;
+  static Result<Fixed> MakeFixed(const GraphIndex& index,
+                                 const Cluster& cluster,
+                                 const ConstraintText& given);
   Result<void> CheckConsistent(const GraphIndex& index,
                                const Cluster& cluster) const;
   // Calls `broken(where)` for each that a plan breaks.

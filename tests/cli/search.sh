@@ -99,6 +99,15 @@ json 'j["margin"]["chosen"] != "search" or j["margin"]["over_best_baseline"] > j
   --proposals 50 --json >"$work/from.json" 2>/dev/null
 json 'j["feasible"] and j["devices"] == 4' "$work/from.json" >/dev/null
 
+# Besides that of --plan, which no uniform plan is as fast as.
+best=(--prefer fastest --confirm 0 --json)
+"$tessera" search "${tiny[@]}" "${cluster[@]}" --proposals 400 "${best[@]}" \
+  -o "$work/best.json" >"$work/best.out" 2>/dev/null
+"$tessera" search "${tiny[@]}" "${cluster[@]}" --proposals 0 "${best[@]}" \
+  --plan "$work/best.json" --from "$work/two.json" >"$work/both.out" 2>/dev/null
+before=$(json 'j["step_time_s"]' "$work/best.out")
+json "j['step_time_s'] <= $before" "$work/both.out" >/dev/null
+
 fails 2 "no operator matches" search "${tiny[@]}" "${cluster[@]}" \
   --proposals 1 --fix 'nothing=tp:2'
 fails 2 "unknown constraint 'zero4'" search "${tiny[@]}" "${cluster[@]}" \
