@@ -487,7 +487,10 @@ Result<SearchResult> Search(const SearchSpace& space,
   for (Plan plan : options.starts) {
     if (!MakeCanonical(space, plan) || !Allowed(space, plan)) continue;
     const Score score = ScoreOf(objective.Evaluate(plan));
-    starts.given.push_back(plan);
+    // Half of the chains are left for the others.
+    if (std::ssize(starts.given) < (options.chains + 1) / 2) {
+      starts.given.push_back(plan);
+    }
     given.push_back({score, {}, std::move(plan)});
   }
   if (auto plan = Repeated(space); plan && Allowed(space, *plan)) {
