@@ -48,6 +48,8 @@ struct StartOption {
 struct Starts {
   std::vector<Plan> given;   // the caller's
   std::vector<Plan> ranked;  // uniform plans and the caller's, best first
+  // The best uniform plan with a pipeline where ranked[0] has none, or without.
+  std::optional<Plan> other;
   std::vector<Plan> baselines;
 };
 
@@ -172,20 +174,25 @@ std::vector<Plan> Ranked(const SearchSpace& space, std::vector<Candidate> swept,
 }
 
 // The first chains start from the caller's plans. Of the others every second
-// does from the best uniform plans in turn, the rest from the baselines and a
-// random plan.
+// does from the best uniform plans in turn; the rest from the last baseline,
+// the other plan, a random one and the other baselines, since walks that are
+// cold find no way from pipelines to plans without, or back.
 Plan StartOf(const SearchSpace& space, std::span<const Move> moves,
              const Starts& starts, int chain, uint64_t seed) {
   if (chain < std::ssize(starts.given)) {
     return starts.given[static_cast<size_t>(chain)];
   }
-  const auto other = static_cast<size_t>(chain) - starts.given.size();
-  const size_t half = other / 2;
-  if (other % 2 == 0) return starts.ranked[half % starts.ranked.size()];
-  const size_t choice = half % (starts.baselines.size() + 1);
-  if (choice < starts.baselines.size()) {
-    return starts.baselines[starts.baselines.size() - 1 - choice];
+  const auto turn = static_cast<size_t>(chain) - starts.given.size();
+  if (turn % 2 == 0) return starts.ranked[turn / 2 % starts.ranked.size()];
+  std::vector<const Plan*> rest;
+  for (const Plan& plan : starts.baselines) rest.insert(rest.begin(), &plan);
+  const auto second = rest.begin() + (rest.empty() ? 0 : 1);
+  rest.insert(second, nullptr);  // the random one
+  if (starts.other) {
+    rest.insert(std::ranges::find(rest, nullptr), &*starts.other);
   }
+  const Plan* const plan = rest[turn / 2 % rest.size()];
+  if (plan != nullptr) return *plan;
   // A stream of its own, apart from the chain's.
   Rng rng(seed, (uint64_t{1} << 32) + static_cast<uint64_t>(chain));
   return Randomized(space, moves, starts.ranked[0], rng);
@@ -520,6 +527,21 @@ Result<SearchResult> Search(const SearchSpace& space,
         Ranked(space, std::move(swept.best), given, chains_wanted, all);
     if (ranked.size() > starts.ranked.size()) starts.ranked = std::move(ranked);
     if (all || starts.ranked.size() == chains_wanted) break;
+  }
+  if (!starts.ranked.empty()) {
+    const bool pipelined = starts.ranked[0].groups.size() > 1;
+    std::vector<Strategy> others = strategies;
+    std::erase_if(others,
+                  [&](const Strategy& s) { return (s.pp > 1) == pipelined; });
+    const SweepResult swept = Sweep(
+        space, allowed, others, 1, threads,
+        [&] { return stopped() || out_of_time(kStartEnd); },
+        [&] { return out_of_time(kBoundsEnd); });
+    if (!swept.best.empty() && swept.best[0].score.feasible) {
+      starts.other =
+          PlanFromStrategy(space.index, *space.cluster, swept.best[0].strategy)
+              .value();
+    }
   }
   // What the constraints leave may have nothing uniform.
   for (size_t b = 0; starts.ranked.empty() && b < result.baselines.size();
