@@ -95,6 +95,6 @@ does_not_fit simulate "${big[@]}" --strategy dp=8 --json
 check 'j["feasible"] is False and len(j["violations"]) > 0'
 does_not_fit search --model "$examples/models/gpt2-xl/config.json" \
   --cluster g4dn.12xlarge:1x1 --global-batch 8 --seq-len 1024 --proposals 1 \
-  --chains 1 --json -o "$work/none.json"
+  --chains 1 --forbid offload --json -o "$work/none.json"
 check 'j["feasible"] is False and "plan_file" not in j'
 [[ ! -e $work/none.json ]] || fail "a plan that does not fit was written"
