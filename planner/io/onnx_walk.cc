@@ -521,6 +521,19 @@ Result<void> Walk::Reshape(const OnnxNode& node) {
   return {};
 }
 
+Result<void> Walk::SetReshaped(const OnnxNode& node, const Shape& to) {
+  if (In(node, 0).Is(Value::Kind::kConstant)) {
+    TESSERA_TRY(OnnxConstant constant, Constant(node, 0));
+    constant.shape = to;
+    Set(node, ConstantValue(std::move(constant)));
+    return {};
+  }
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  TESSERA_TRY(x, Relabelled(std::move(x), to));
+  Set(node, ActivationValue(std::move(x)));
+  return {};
+}
+
 Result<void> Walk::Squeeze(const OnnxNode& node) {
   const Shape shape = ShapeOf(In(node, 0));
   std::vector<int64_t> axes = node.Ints("axes", {});
@@ -544,16 +557,7 @@ Result<void> Walk::Squeeze(const OnnxNode& node) {
   for (size_t d = 0; d < shape.size(); ++d) {
     if (!out.contains(d)) to.push_back(shape[d]);
   }
-  if (In(node, 0).Is(Value::Kind::kConstant)) {
-    TESSERA_TRY(OnnxConstant constant, Constant(node, 0));
-    constant.shape = to;
-    Set(node, ConstantValue(std::move(constant)));
-    return {};
-  }
-  TESSERA_TRY(Activation x, Computed(node, 0));
-  TESSERA_TRY(x, Relabelled(std::move(x), to));
-  Set(node, ActivationValue(std::move(x)));
-  return {};
+  return SetReshaped(node, to);
 }
 
 Result<void> Walk::Unsqueeze(const OnnxNode& node) {
@@ -574,16 +578,7 @@ Result<void> Walk::Unsqueeze(const OnnxNode& node) {
   for (size_t d = 0, next = 0; d < rank; ++d) {
     to.push_back(ones.contains(d) ? 1 : from[next++]);
   }
-  if (In(node, 0).Is(Value::Kind::kConstant)) {
-    TESSERA_TRY(OnnxConstant constant, Constant(node, 0));
-    constant.shape = to;
-    Set(node, ConstantValue(std::move(constant)));
-    return {};
-  }
-  TESSERA_TRY(Activation x, Computed(node, 0));
-  TESSERA_TRY(x, Relabelled(std::move(x), to));
-  Set(node, ActivationValue(std::move(x)));
-  return {};
+  return SetReshaped(node, to);
 }
 
 Result<void> Walk::Transpose(const OnnxNode& node) {

@@ -100,6 +100,8 @@ class Walk {
   Result<void> Pool(const OnnxNode& node, std::string_view op,
                     std::vector<Attribute> more);
   Result<Activation> Relabelled(Activation x, const Shape& shape);
+  // The node's result: its first operand in another shape.
+  Result<void> SetReshaped(const OnnxNode& node, const Shape& to);
   Result<void> Binary(const OnnxNode& node, Activation x, Activation y);
   // An input of whole numbers that the data has and the file does not.
   TensorId Extra(const std::string& name);

@@ -35,14 +35,6 @@ struct Degrees {
   auto operator<=>(const Degrees&) const = default;
 };
 
-std::vector<int> DivisorsOf(int n) {
-  std::vector<int> divisors;
-  for (int d = 1; d <= n; ++d) {
-    if (n % d == 0) divisors.push_back(d);
-  }
-  return divisors;
-}
-
 double Distance(int a, int b) {
   return std::abs(std::log(static_cast<double>(a) / b));
 }
@@ -110,10 +102,10 @@ std::vector<Plan> AdaptedPlans(const SearchSpace& space, const Plan& old,
   const Strategy rough = RoughStrategy(space.index, old);
   const auto devices = static_cast<int>(space.cluster->devices.size());
   std::vector<std::pair<double, Strategy>> near;
-  for (int tp : DivisorsOf(devices)) {
-    for (int pp : DivisorsOf(devices / tp)) {
-      for (int cp : DivisorsOf(rough.cp == 1 ? 1 : devices / tp / pp)) {
-        for (int ep : DivisorsOf(rough.ep == 1 ? 1 : devices / tp / pp / cp)) {
+  for (int tp : Divisors(devices)) {
+    for (int pp : Divisors(devices / tp)) {
+      for (int cp : Divisors(rough.cp == 1 ? 1 : devices / tp / pp)) {
+        for (int ep : Divisors(rough.ep == 1 ? 1 : devices / tp / pp / cp)) {
           Strategy s = rough;
           s.tp = tp;
           s.pp = pp;

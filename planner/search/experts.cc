@@ -12,14 +12,6 @@
 namespace tessera {
 namespace {
 
-std::vector<int> Divisors(int64_t n, int64_t most) {
-  std::vector<int> divisors;
-  for (int64_t d = 1; d <= n && d <= most; ++d) {
-    if (n % d == 0) divisors.push_back(static_cast<int>(d));
-  }
-  return divisors;
-}
-
 // In the order of van der Corput (1935): indices by their bits reversed, so
 // that each beginning is spread over the whole.
 std::vector<Strategy> Spread(const std::vector<Strategy>& strategies) {
@@ -142,6 +134,14 @@ std::vector<int> ChunksOf(const SearchSpace& space, int pp) {
 }
 
 }  // namespace
+
+std::vector<int> Divisors(int64_t n, int64_t most) {
+  std::vector<int> divisors;
+  for (int64_t d = 1; d <= n && d <= most; ++d) {
+    if (n % d == 0) divisors.push_back(static_cast<int>(d));
+  }
+  return divisors;
+}
 
 std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy) {
   std::vector<Strategy> strategies;

@@ -2,7 +2,9 @@
 // Baselines: what people choose without a search, priced by the same code; and
 // the grid of uniform strategies from which the search starts.
 
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +15,10 @@
 #include "planner/search/search_space.h"
 
 namespace tessera {
+
+// Those of `n` up to `most`, ascending.
+std::vector<int> Divisors(int64_t n,
+                          int64_t most = std::numeric_limits<int64_t>::max());
 
 // Uniform strategies that give valid plans: tensor parallelism within a node,
 // any pipeline, any split of experts, of sequences from 32,768 tokens on cuts

@@ -13,14 +13,6 @@
 namespace tessera {
 namespace {
 
-std::vector<int> DivisorsOf(int n) {
-  std::vector<int> divisors;
-  for (int d = 1; d <= n; ++d) {
-    if (n % d == 0) divisors.push_back(d);
-  }
-  return divisors;
-}
-
 std::string Degree(std::string_view name, int degree) {
   return std::string(name) + " " + std::to_string(degree);
 }
@@ -31,7 +23,7 @@ std::vector<Strategy> Traded(const SearchSpace& space, Strategy strategy,
                              int Strategy::*degree) {
   std::vector<Strategy> all;
   const int product = strategy.dp * strategy.*degree;
-  for (int d : DivisorsOf(product)) {
+  for (int d : Divisors(product)) {
     Strategy other = strategy;
     other.*degree = d;
     other.dp = product / d;
