@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <optional>
+#include <ranges>
 
 #include "planner/plan/recompute.h"
 #include "planner/schedule/pipeline_schedule.h"
@@ -227,7 +228,9 @@ std::vector<Baseline> Baselines(const SearchSpace& space,
                                 const Objective& objective, int threads,
                                 const std::function<bool()>& stop) {
   std::vector<Baseline> baselines;
-  for (const Expert& expert : Experts()) {
+  // The last first: they are what people choose for large models, where time
+  // may not do for all.
+  for (const Expert& expert : Experts() | std::views::reverse) {
     std::optional<Candidate> best;
     for (const std::vector<Strategy>& list : expert.choices(space)) {
       const SweepResult swept = Sweep(space, objective, list, 1, threads, stop);
@@ -245,6 +248,7 @@ std::vector<Baseline> Baselines(const SearchSpace& space,
                          best->strategy, std::move(plan),
                          std::move(evaluation)});
   }
+  std::ranges::reverse(baselines);
   return baselines;
 }
 
