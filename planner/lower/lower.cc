@@ -168,9 +168,11 @@ class Assembler {
            (a.stream != StreamRole::kComm || a.axes == b.axes);
   }
 
+  // `id`, which is not among the tasks yet, may be in the list already: for a
+  // task that reads two parts of a buffer.
   void Replace(std::vector<TaskId>& list, TaskId id, const Task& task) {
     for (TaskId& other : list) {
-      if (SameStream(tasks_.tasks[other.index()], task)) {
+      if (other == id || SameStream(tasks_.tasks[other.index()], task)) {
         other = id;
         return;
       }
