@@ -101,7 +101,7 @@ TEST(Degrade, SlowDevicesHaveATypeOfTheirOwn) {
   Cluster cluster = *MakeCluster("dgx-a100-80gb:2");
   ASSERT_TRUE(SlowDown("device9", 2, cluster));
   ASSERT_EQ(cluster.device_types.size(), 2U);
-  const DeviceType& usual = cluster.device_types[0];
+  const DeviceType usual = cluster.device_types[0];
   const DeviceType& slow = cluster.TypeOf(DeviceId(9));
   EXPECT_DOUBLE_EQ(slow.peak_bf16.value * 2, usual.peak_bf16.value);
   EXPECT_DOUBLE_EQ(slow.memory_bandwidth.value * 2,
