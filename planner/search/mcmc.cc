@@ -506,16 +506,17 @@ Result<SearchResult> Search(const SearchSpace& space,
   }
   const AllowedObjective allowed(space, objective);
   const std::vector<Strategy> strategies = UniformStrategies(space);
+  const auto start_over = [&] { return stopped() || out_of_time(kStartEnd); };
+  const auto sweep = [&](const std::vector<Strategy>& of, size_t count) {
+    return Sweep(space, allowed, of, count, threads, start_over,
+                 [&] { return out_of_time(kBoundsEnd); });
+  };
   const auto chains_wanted = static_cast<size_t>(options.chains);
   // Several strategies may give one plan: then more of them are needed.
   for (size_t count = chains_wanted;; count *= 2) {
-    SweepResult swept = Sweep(
-        space, allowed, strategies, count, threads,
-        [&] { return stopped() || out_of_time(kStartEnd); },
-        [&] { return out_of_time(kBoundsEnd); });
+    SweepResult swept = sweep(strategies, count);
     result.uniform_strategies = swept.bounded;
-    const bool all =
-        swept.best.size() < count || stopped() || out_of_time(kStartEnd);
+    const bool all = swept.best.size() < count || start_over();
     if (!swept.best.empty() && !result.uniform) {
       Plan plan =
           PlanFromStrategy(space.index, *space.cluster, swept.best[0].strategy)
@@ -533,10 +534,7 @@ Result<SearchResult> Search(const SearchSpace& space,
     std::vector<Strategy> others = strategies;
     std::erase_if(others,
                   [&](const Strategy& s) { return (s.pp > 1) == pipelined; });
-    const SweepResult swept = Sweep(
-        space, allowed, others, 1, threads,
-        [&] { return stopped() || out_of_time(kStartEnd); },
-        [&] { return out_of_time(kBoundsEnd); });
+    const SweepResult swept = sweep(others, 1);
     if (!swept.best.empty() && swept.best[0].score.feasible) {
       starts.other =
           PlanFromStrategy(space.index, *space.cluster, swept.best[0].strategy)
@@ -547,9 +545,7 @@ Result<SearchResult> Search(const SearchSpace& space,
   for (size_t b = 0; starts.ranked.empty() && b < result.baselines.size();
        ++b) {
     Rng rng(options.seed, (uint64_t{1} << 34) + b);
-    auto repaired = Repaired(space, result.baselines[b].plan, rng, [&] {
-      return stopped() || out_of_time(kStartEnd);
-    });
+    auto repaired = Repaired(space, result.baselines[b].plan, rng, start_over);
     if (repaired) starts.ranked.push_back(*std::move(repaired));
   }
   // Where nothing fits, what does once state leaves the devices.
@@ -557,9 +553,7 @@ Result<SearchResult> Search(const SearchSpace& space,
       !objective.Evaluate(starts.ranked[0]).feasible()) {
     for (const Approach& approach : Approaches()) {
       if (!approach.offloads) continue;
-      const auto best = BestOf(approach, space, allowed, threads, [&] {
-        return stopped() || out_of_time(kStartEnd);
-      });
+      const auto best = BestOf(approach, space, allowed, threads, start_over);
       if (!best || !best->score.feasible) continue;
       starts.ranked.insert(
           starts.ranked.begin(),
