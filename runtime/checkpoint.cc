@@ -2,17 +2,22 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <type_traits>
+#include <utility>
 
+#include "planner/io/file.h"
 #include "runtime/comm/host_messages.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/staging.h"
 #include "runtime/float16.h"
 #include "runtime/loss_scale.h"
+#include "runtime/published_files.h"
 #include "runtime/safetensors.h"
 
 namespace tessera {
@@ -192,14 +197,10 @@ Result<void> CollectValue(const TaskGraph& tasks, ValueId id,
   return {};
 }
 
-}  // namespace
-
-Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
-                            uint64_t seed, RankExecutor& executor,
-                            Communicator& all) {
-  const TaskGraph& tasks = executor.tasks();
-  // By name, so that the file does not depend on the plan: one value, or the
-  // tiles of a weight.
+// What is stored under each name: one value, or the tiles of a weight. By name,
+// so that files do not depend on the plan.
+std::map<std::string, std::vector<ValueId>> StoredValues(const TaskGraph& tasks,
+                                                         const Graph& graph) {
   std::map<std::string, std::vector<ValueId>> values;
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     if (IsRounded(tasks.values[v])) continue;
@@ -217,6 +218,127 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
       parts.push_back(ValueId(v));
     }
   }
+  return values;
+}
+
+// The whole of what `parts` are: on rank 0, nothing on the others.
+Result<std::vector<std::byte>> Collect(const TaskGraph& tasks,
+                                       const std::vector<ValueId>& parts,
+                                       RankExecutor& executor,
+                                       Communicator& all) {
+  const Value& first = tasks.value(parts[0]);
+  const Placement whole = WholeBlock(WholeBox(first.shape));
+  std::vector<std::byte> elements;
+  if (all.rank() == 0) {
+    elements.resize(
+        static_cast<size_t>(whole.elements() * SizeOf(first.dtype)));
+  }
+  for (ValueId id : parts) {
+    TESSERA_RETURN_IF_ERROR(
+        CollectValue(tasks, id, whole, executor, all, elements));
+  }
+  return elements;
+}
+
+// Elements of fp32 in another type.
+std::vector<std::byte> Rounded(std::span<const float> from, DType dtype) {
+  std::vector<std::byte> to(from.size() * static_cast<size_t>(SizeOf(dtype)));
+  if (Is16Bit(dtype)) {
+    Narrow(from.data(), std::ssize(from), dtype, to.data());
+  } else if (dtype == DType::kFloat64) {
+    const std::vector<double> wide(from.begin(), from.end());
+    std::memcpy(to.data(), wide.data(), to.size());
+  } else {
+    std::memcpy(to.data(), from.data(), to.size());
+  }
+  return to;
+}
+
+std::vector<float> Widened(std::span<const std::byte> from, DType dtype) {
+  std::vector<float> to(from.size() / static_cast<size_t>(SizeOf(dtype)));
+  if (Is16Bit(dtype)) {
+    Widen(from.data(), dtype, std::ssize(to), to.data());
+  } else if (dtype == DType::kFloat64) {
+    std::vector<double> wide(to.size());
+    std::memcpy(wide.data(), from.data(), from.size());
+    std::ranges::transform(wide, to.begin(),
+                           [](double x) { return static_cast<float>(x); });
+  } else {
+    std::memcpy(to.data(), from.data(), from.size());
+  }
+  return to;
+}
+
+// The part of a checkpoint's tensor that is placed `here`.
+Result<std::vector<std::byte>> ReadPart(const SafetensorsFile& file,
+                                        const SafetensorsEntry& entry,
+                                        const Placement& here) {
+  TESSERA_TRY(const std::byte* const stored, file.Find(entry));
+  const Placement whole = WholeBlock(WholeBox(entry.shape));
+  const int64_t size = SizeOf(entry.dtype);
+  std::vector<std::byte> part(static_cast<size_t>(here.elements() * size));
+  CpuDevice host;
+  for (const Box& box : BoxesOf(here)) {
+    const BoxCopy copy = CopyOf(box, whole, here, size);
+    host.Copy(part.data() + copy.to_offset, stored + copy.from_offset,
+              copy.strided);
+  }
+  return part;
+}
+
+bool IsOneFile(const std::string& path) {
+  return !std::filesystem::is_directory(path) && !path.ends_with(".json");
+}
+
+// Files of tensors one after the other, each of `most` bytes but for the last
+// tensor in it: by tensor the number of its file.
+std::vector<size_t> FilesOf(const std::vector<PublishedTensor>& tensors,
+                            DType dtype, Bytes most) {
+  std::vector<size_t> files;
+  size_t file = 0;
+  int64_t used = 0;
+  for (const PublishedTensor& tensor : tensors) {
+    const int64_t bytes = ElementsOf(WholeBox(tensor.shape)) * SizeOf(dtype);
+    if (used > 0 && used + bytes > most.value) {
+      ++file;
+      used = 0;
+    }
+    used += bytes;
+    files.push_back(file);
+  }
+  return files;
+}
+
+std::string FileName(size_t file, size_t files) {
+  if (files == 1) return "model.safetensors";
+  char name[64];
+  std::snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors",
+                file + 1, files);
+  return name;
+}
+
+// {"metadata": {"total_size": N}, "weight_map": {"tensor": "file", …}}
+std::string IndexText(const std::vector<PublishedTensor>& tensors,
+                      const std::vector<size_t>& files, DType dtype) {
+  int64_t total = 0;
+  std::string map;
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    total += ElementsOf(WholeBox(tensors[t].shape)) * SizeOf(dtype);
+    map += (t == 0 ? "" : ",");
+    map += "\n    \"" + tensors[t].name + "\": \"" +
+           FileName(files[t], files.back() + 1) + "\"";
+  }
+  return "{\n  \"metadata\": {\"total_size\": " + std::to_string(total) +
+         "},\n  \"weight_map\": {" + map + "\n  }\n}\n";
+}
+
+}  // namespace
+
+Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
+                            uint64_t seed, RankExecutor& executor,
+                            Communicator& all) {
+  const TaskGraph& tasks = executor.tasks();
+  const auto values = StoredValues(tasks, graph);
   std::vector<SafetensorsEntry> entries;
   for (const auto& [name, parts] : values) {
     const Value& value = tasks.value(parts[0]);
@@ -240,32 +362,120 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
     }
   }
   for (const auto& [name, parts] : values) {
-    const Value& first = tasks.value(parts[0]);
-    const Placement whole = WholeBlock(WholeBox(first.shape));
-    std::vector<std::byte> elements;
-    if (all.rank() == 0) {
-      elements.resize(
-          static_cast<size_t>(whole.elements() * SizeOf(first.dtype)));
-    }
-    for (ValueId id : parts) {
-      TESSERA_RETURN_IF_ERROR(
-          CollectValue(tasks, id, whole, executor, all, elements));
-    }
+    TESSERA_TRY(const std::vector<std::byte> elements,
+                Collect(tasks, parts, executor, all));
     if (all.rank() == 0 && written) written = writer->Write(elements);
   }
   if (writer && written) written = writer->Commit();
   return Announce(written, path, {executor.device(), all});
 }
 
-Result<void> LoadCheckpoint(const std::string& path, const Graph& graph,
-                            RankExecutor& executor, StartUp start) {
-  TESSERA_TRY(const SafetensorsFile file, SafetensorsFile::Open(path));
-  TESSERA_TRY(const auto step, Count<int64_t>(file, "step", path));
-  TESSERA_TRY(const auto samples, Count<int64_t>(file, "samples", path));
-  const bool weights_alone = !step;
+Result<void> SaveWeights(const WeightFiles& files, const Graph& graph,
+                         RankExecutor& executor, Communicator& all) {
+  const TaskGraph& tasks = executor.tasks();
+  const auto values = StoredValues(tasks, graph);
+  const std::vector<PublishedTensor> tensors =
+      PublishedTensors(files.family, graph);
+  const std::vector<size_t> file_of =
+      FilesOf(tensors, files.dtype, files.file_bytes);
+  const size_t count = file_of.empty() ? 0 : file_of.back() + 1;
+
+  // Rank 0 keeps receiving after a failed write, since its peers keep sending.
+  Result<void> written;
+  std::optional<SafetensorsWriter> writer;
+  const auto begin = [&](size_t first) {
+    std::vector<SafetensorsEntry> entries;
+    for (size_t t = first; t < tensors.size() && file_of[t] == file_of[first];
+         ++t) {
+      entries.push_back({tensors[t].name, files.dtype, tensors[t].shape});
+    }
+    auto created = SafetensorsWriter::Create(
+        files.folder + "/" + FileName(file_of[first], count),
+        std::move(entries), {{"format", "pt"}});
+    if (created) {
+      writer.emplace(std::move(*created));
+    } else {
+      written = created.error();
+    }
+  };
+  if (all.rank() == 0) {
+    std::error_code code;
+    std::filesystem::create_directories(files.folder, code);
+    if (code) {
+      written =
+          Error{ErrorCode::kUnavailable,
+                "cannot make the folder: " + code.message(), files.folder};
+    }
+  }
+  // Weights that have been collected, until the last tensor that needs them.
+  struct Collected {
+    std::vector<float> elements;  // on rank 0
+    bool here = false;
+    size_t left = 0;  // pieces of it to come
+  };
+  std::map<const Tensor*, Collected> collected;
+  for (const PublishedTensor& tensor : tensors) {
+    for (const PublishedTensor::Part& part : tensor.parts) {
+      ++collected[part.weight].left;
+    }
+  }
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    const PublishedTensor& tensor = tensors[t];
+    const bool first = t == 0 || file_of[t] != file_of[t - 1];
+    if (all.rank() == 0 && written && first) begin(t);
+    std::vector<float> elements;
+    if (all.rank() == 0) {
+      elements.resize(static_cast<size_t>(ElementsOf(WholeBox(tensor.shape))));
+    }
+    for (const auto& [weight, piece] : tensor.parts) {
+      Collected& whole = collected[weight];
+      if (!std::exchange(whole.here, true)) {
+        const std::vector<ValueId>& parts = values.at(weight->name);
+        TESSERA_TRY(const std::vector<std::byte> bytes,
+                    Collect(tasks, parts, executor, all));
+        whole.elements = Widened(bytes, tasks.value(parts[0]).dtype);
+      }
+      if (all.rank() == 0) {
+        PutPiece(piece, whole.elements.data(), elements.data());
+      }
+      if (--whole.left == 0) collected.erase(weight);
+    }
+    if (all.rank() != 0 || !written) continue;
+    written = writer->Write(Rounded(elements, files.dtype));
+    if (!written) continue;
+    if (t + 1 == tensors.size() || file_of[t + 1] != file_of[t]) {
+      written = writer->Commit();
+      writer.reset();
+    }
+  }
+  if (all.rank() == 0 && written && count > 1) {
+    written =
+        WriteFileAtomically(files.folder + "/model.safetensors.index.json",
+                            IndexText(tensors, file_of, files.dtype));
+  }
+  return Announce(written, files.folder, {executor.device(), all});
+}
+
+Result<void> LoadCheckpoint(const std::string& path, const std::string& family,
+                            const Graph& graph, RankExecutor& executor,
+                            StartUp start) {
+  std::optional<SafetensorsFile> file;
+  std::optional<int64_t> step;
+  std::optional<int64_t> samples;
+  if (IsOneFile(path)) {
+    TESSERA_TRY(SafetensorsFile one, SafetensorsFile::Open(path));
+    file.emplace(std::move(one));
+    TESSERA_TRY(step, Count<int64_t>(*file, "step", path));
+    TESSERA_TRY(samples, Count<int64_t>(*file, "samples", path));
+  }
+  std::optional<PublishedFiles> weights;
+  if (!step) {
+    TESSERA_TRY(PublishedFiles opened,
+                PublishedFiles::Open(path, family, graph));
+    weights.emplace(std::move(opened));
+  }
 
   const TaskGraph& tasks = executor.tasks();
-  CpuDevice host;
   start.total = PersistentBytes(executor);
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const ValueId id(v);
@@ -275,35 +485,28 @@ Result<void> LoadCheckpoint(const std::string& path, const Graph& graph,
     const Bytes bytes{here.elements() * SizeOf(value.dtype)};
     TESSERA_RETURN_IF_ERROR(start.Advance(bytes));
     const std::string name = NameInFile(tasks, graph, id);
+    if (value.what == "loss scale" && (weights || !file->Has(name))) {
+      const LossScale start_scale;
+      TESSERA_RETURN_IF_ERROR(executor.WriteValue(id, &start_scale));
+      continue;
+    }
     const bool weight = value.what == "parameter" || value.what == "master";
-    if (value.what == "loss scale" && !file.Has(name)) {
-      const LossScale start;
-      TESSERA_RETURN_IF_ERROR(executor.WriteValue(id, &start));
-      continue;
+    std::vector<std::byte> part;
+    if (name.empty() || (weights && !weight)) {
+      part.resize(static_cast<size_t>(bytes.value));
+    } else if (weights) {
+      TESSERA_TRY(const std::vector<float> elements,
+                  weights->Read(graph.tensor(value.tensor), here));
+      part = Rounded(elements, value.dtype);
+    } else if (IsRounded(value)) {
+      TESSERA_TRY(const std::vector<std::byte> master,
+                  ReadPart(*file, {name, DType::kFloat32, value.shape}, here));
+      part = Rounded(Widened(master, DType::kFloat32), value.dtype);
+    } else {
+      TESSERA_TRY(part,
+                  ReadPart(*file, {name, value.dtype, value.shape}, here));
     }
-    if (name.empty() || (weights_alone && !weight)) {
-      const std::vector<std::byte> zeros(static_cast<size_t>(bytes.value));
-      TESSERA_RETURN_IF_ERROR(executor.WriteValue(id, zeros.data()));
-      continue;
-    }
-    const DType dtype = IsRounded(value) ? DType::kFloat32 : value.dtype;
-    TESSERA_TRY(const std::byte* const stored,
-                file.Find({name, dtype, value.shape}));
-    const Placement whole = WholeBlock(WholeBox(value.shape));
-    std::vector<std::byte> shard(
-        static_cast<size_t>(here.elements() * SizeOf(dtype)));
-    for (const Box& box : BoxesOf(here)) {
-      const BoxCopy copy = CopyOf(box, whole, here, SizeOf(dtype));
-      host.Copy(shard.data() + copy.to_offset, stored + copy.from_offset,
-                copy.strided);
-    }
-    if (IsRounded(value)) {
-      std::vector<std::byte> rounded(static_cast<size_t>(bytes.value));
-      Narrow(reinterpret_cast<const float*>(shard.data()), here.elements(),
-             value.dtype, rounded.data());
-      shard = std::move(rounded);
-    }
-    TESSERA_RETURN_IF_ERROR(executor.WriteValue(id, shard.data()));
+    TESSERA_RETURN_IF_ERROR(executor.WriteValue(id, part.data()));
   }
   executor.set_progress(step.value_or(0), samples.value_or(step.value_or(0) *
                                                            graph.global_batch));
@@ -311,6 +514,7 @@ Result<void> LoadCheckpoint(const std::string& path, const Graph& graph,
 }
 
 Result<std::optional<uint64_t>> SeedOfCheckpoint(const std::string& path) {
+  if (!IsOneFile(path)) return std::optional<uint64_t>();
   TESSERA_TRY(const SafetensorsFile file, SafetensorsFile::Open(path));
   TESSERA_TRY(const auto step, Count<int64_t>(file, "step", path));
   if (!step) return std::optional<uint64_t>();

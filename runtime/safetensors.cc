@@ -93,6 +93,10 @@ std::optional<int64_t> Count(const JsonValue& value) {
 
 }  // namespace
 
+std::string SafetensorsText(DType dtype, const Shape& shape) {
+  return std::string(FileNameOf(dtype)) + ShapeText(shape);
+}
+
 // ---- Reading
 
 SafetensorsFile::SafetensorsFile(SafetensorsFile&& other) noexcept
@@ -215,12 +219,31 @@ Result<const std::byte*> SafetensorsFile::Find(
   const Stored& stored = found->second;
   if (stored.dtype != FileNameOf(expected.dtype) ||
       stored.shape != expected.shape) {
-    return InvalidInput(
-        "is " + stored.dtype + ShapeText(stored.shape) + ": expected " +
-            std::string(FileNameOf(expected.dtype)) + ShapeText(expected.shape),
-        where);
+    return InvalidInput("is " + stored.dtype + ShapeText(stored.shape) +
+                            ": expected " +
+                            SafetensorsText(expected.dtype, expected.shape),
+                        where);
   }
   return mapping_ + stored.offset;
+}
+
+Result<SafetensorsView> SafetensorsFile::View(std::string_view name) const {
+  const std::string where = path_ + ": tensor '" + std::string(name) + "'";
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) return InvalidInput("is missing", where);
+  const Stored& stored = found->second;
+  const auto dtype = ParseFileName(stored.dtype);
+  if (!dtype) {
+    return InvalidInput(
+        "is " + stored.dtype + ": expected F64, F32, BF16, F16 or I32", where);
+  }
+  return SafetensorsView{*dtype, stored.shape, mapping_ + stored.offset};
+}
+
+std::vector<std::string> SafetensorsFile::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, stored] : tensors_) names.push_back(name);
+  return names;
 }
 
 // ---- Writing

@@ -22,6 +22,16 @@ struct SafetensorsEntry {
   Shape shape;
 };
 
+// A tensor of a file: valid while the file is open, at any alignment.
+struct SafetensorsView {
+  DType dtype = DType::kFloat32;
+  Shape shape;
+  const std::byte* data = nullptr;
+};
+
+// "F32[3, 1]".
+std::string SafetensorsText(DType dtype, const Shape& shape);
+
 // A file mapped into memory: only what is read is loaded. Owns the mapping.
 // Immutable once open; const functions may be called from several threads.
 class SafetensorsFile {
@@ -37,6 +47,9 @@ class SafetensorsFile {
   // The elements of a tensor, at any alignment. kInvalidInput, with the tensor
   // as `where`, when it is missing or of another type or shape.
   Result<const std::byte*> Find(const SafetensorsEntry& expected) const;
+  // The same of whatever shape and known type it is.
+  Result<SafetensorsView> View(std::string_view name) const;
+  std::vector<std::string> names() const;
   const std::map<std::string, std::string, std::less<>>& metadata() const {
     return metadata_;
   }

@@ -100,6 +100,12 @@ class Trainer {
                                                job_.seed, executor_, all_));
       }
     }
+    if (!job_.export_folder.empty()) {
+      TESSERA_RETURN_IF_ERROR(
+          SaveWeights({job_.export_folder, job_.family, job_.graph->dtype,
+                       job_.export_file_bytes},
+                      *job_.graph, executor_, all_));
+    }
     TESSERA_RETURN_IF_ERROR(Report());
     return std::move(summary_);
   }
@@ -112,7 +118,8 @@ class Trainer {
     const auto begun =
         job_.load_path.empty()
             ? InitialiseState(*job_.graph, job_.seed, executor_, start)
-            : LoadCheckpoint(job_.load_path, *job_.graph, executor_, start);
+            : LoadCheckpoint(job_.load_path, job_.family, *job_.graph,
+                             executor_, start);
     if (!begun && begun.error().code != ErrorCode::kInterrupted) return begun;
     TESSERA_RETURN_IF_ERROR(AgreeToGoOn());
     summary_.first_step = executor_.step();
@@ -348,6 +355,8 @@ Terms TermsOf(const TrainingJob& job) {
   uint64_t saves = 0;
   mix(saves, job.save_every);
   mix(saves, job.save_path.empty());
+  mix(saves, job.export_folder.empty());
+  mix(saves, job.export_file_bytes.value);
   return {{job.seed, static_cast<uint64_t>(job.steps), options, rate, work,
            job.data, validation, saves, job.load_path.empty()}};
 }

@@ -11,6 +11,7 @@
 #include "planner/base/result.h"
 #include "planner/lower/timeline.h"
 #include "planner/plan/plan.h"
+#include "runtime/checkpoint.h"
 #include "runtime/executor.h"
 #include "runtime/learning_rate.h"
 
@@ -57,9 +58,14 @@ struct TrainingJob {
   RankDevice* device = nullptr;
   // Where what the plan keeps in files lies, if it does.
   std::string offload_directory = ".";
-  std::string load_path;   // checkpoint to start from; empty: none
+  // The model's "model_type" where it has one: how its weights are published.
+  std::string family;
+  std::string load_path;   // checkpoint or weights to start from; empty: none
   std::string save_path;   // checkpoint to leave; empty: none
   int64_t save_every = 0;  // at steps that it divides; 0: only at the end
+  // Folder that is left the weights, in the graph's type; empty: none.
+  std::string export_folder;
+  Bytes export_file_bytes = WeightFiles().file_bytes;
   // Once true on any rank, all ranks finish the step, save and return; before
   // the first step they return kInterrupted.
   const std::atomic<bool>* stop = nullptr;

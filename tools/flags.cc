@@ -370,6 +370,13 @@ std::span<const Flag> Flags() {
        SetText<&Options::save>},
       {"--save-every", "N", "write it also every N steps",
        SetInteger<&Options::save_every, int64_t{1}, kMostInt64>},
+      {"--export", "DIR",
+       "at the end write the weights there as the model's family publishes "
+       "them: model.safetensors, in the model's type",
+       SetText<&Options::export_folder>},
+      {"--export-shard", "SIZE",
+       "cut that into files of at most this size and an index (default: 5GB)",
+       SetAmount<&Options::export_shard, Dimension::kBytes>},
       {"--offload-dir", "DIR",
        "where what the plan keeps in files lies (default: the strategy's "
        "folder, or the system's for temporary files)",
@@ -437,7 +444,10 @@ std::span<const Flag> Flags() {
       {"--fit", "",
        "does it fit; if not, the smallest changes with which it does",
        SetTrue<&Options::fit>},
-      {"--load", "FILE", "go on from this checkpoint, or these weights",
+      {"--load", "PATH",
+       "go on from this checkpoint, or from weights: a safetensors file, an "
+       "index of several, or a folder with them, as the model's family "
+       "publishes them",
        SetText<&Options::load>},
   };
   return kTable;

@@ -71,6 +71,8 @@ struct Options {
   std::string save;
   std::string load;
   int64_t save_every = 0;
+  std::string export_folder;
+  double export_shard = 5e9;      // bytes
   std::string offload_directory;  // empty: the strategy's, or the system's
   std::string log;
   bool compare = false;

@@ -18,6 +18,7 @@
 #include "costmodel/simulate/simulator.h"
 #include "planner/base/table.h"
 #include "planner/io/file.h"
+#include "planner/io/huggingface.h"
 #include "planner/io/plan_io.h"
 #include "planner/lower/check_order.h"
 #include "planner/lower/lower.h"
@@ -337,6 +338,13 @@ std::string IdleRanks(const Plan& plan, int ranks) {
   return idle;
 }
 
+// The "model_type" of a model's config; empty where it has none.
+Result<std::string> FamilyOf(const std::string& model) {
+  if (!IsHuggingFace(model)) return std::string();
+  TESSERA_TRY(const JsonValue config, ReadModelConfig(model));
+  return config.Field("model_type").text;
+}
+
 // Reads and checks everything, so that no rank starts on bad input.
 // `environment` is that of a rank, if this process is one of several.
 Result<Job> ReadJob(const Options& options,
@@ -349,6 +357,14 @@ Result<Job> ReadJob(const Options& options,
     TESSERA_RETURN_IF_ERROR(CheckReplaceable(options.save, "--save"));
   } else if (options.save_every > 0) {
     return InvalidInput("needs --save FILE", "--save-every");
+  }
+  if (!options.export_folder.empty() &&
+      std::filesystem::exists(options.export_folder) &&
+      !std::filesystem::is_directory(options.export_folder)) {
+    return InvalidInput("is not a folder", options.export_folder);
+  }
+  if (options.export_folder.empty() && options.Given("--export-shard")) {
+    return InvalidInput("needs --export DIR", "--export-shard");
   }
   if (!options.log.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckWritable(options.log, "--log"));
@@ -600,6 +616,9 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   training.load_path = options.load;
   training.save_path = options.save;
   training.save_every = options.save_every;
+  TESSERA_TRY(training.family, FamilyOf(options.model));
+  training.export_folder = options.export_folder;
+  training.export_file_bytes = {static_cast<int64_t>(options.export_shard)};
   training.offload_directory = OffloadDirectory(options);
   training.stop = &CatchInterrupts();
   const bool prints = world.world_rank() == 0;

@@ -191,6 +191,8 @@ std::span<const Verb> Verbs() {
         "--load",
         "--save",
         "--save-every",
+        "--export",
+        "--export-shard",
         "--offload-dir",
         "--backend",
         "--threads",

@@ -429,7 +429,13 @@ TableRows CheapestRows(const WhatifResult& result) {
 std::string CheapestAnswer(const WhatifResult& result) {
   const auto& best = result.cheapest->best;
   if (!best) return "none of them is an answer";
-  return "the cheapest is " + result.cheapest->offers[*best].cluster;
+  const bool all_have_prices = std::ranges::all_of(
+      result.cheapest->offers, [](const Offer& offer) {
+        return !offer.cell.prediction || offer.cell.prediction->run->usd;
+      });
+  return std::string("the cheapest ") +
+         (all_have_prices ? "is " : "of those with a price is ") +
+         result.cheapest->offers[*best].cluster;
 }
 
 TableRows FitRows(const Fit& fit) {

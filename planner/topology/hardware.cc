@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "planner/topology/fitted_links.h"
+#include "planner/topology/upkeep.h"
 
 namespace tessera {
 namespace {
@@ -78,17 +79,15 @@ DeviceType Gpu(const GpuRow& row) {
 // Blackwell under the load of whole steps. Large bf16 products of SimuMax's
 // B200, timed one after the other, take 1.455 times as long as NVIDIA
 // aiconfigurator's, timed with pauses (tools/fit_kernels.py prints both): its
-// limit is 1,000 W. Watts beyond those that do not follow the clock, 300
-// (assumed: memory, links, leakage), go with the rate. GB200: 1,200 W (NVIDIA
-// Blackwell datasheet, 2024); B300 1,100 and GB300 1,400 are from memory of
-// their announcements (2025), not checked against a datasheet. `unloaded` is
-// the rate of large products after a pause, over B200's.
-double SustainedOfBlackwell(double watts, double unloaded) {
-  constexpr double kB200 = 1 / 1.455;
-  constexpr double kB200Watts = 1000;
+// limit is the board's watts. Those that do not follow the clock, 300 (assumed:
+// memory, links, leakage), are the same on all; the others go with the rate.
+// `unloaded` is the rate of large products after a pause, over B200's.
+double SustainedOfBlackwell(std::string_view device, double unloaded) {
+  constexpr std::string_view kMeasured = "b200-sxm-180gb";
+  constexpr double kRate = 1 / 1.455;
   constexpr double kOtherWatts = 300;
-  const double rate =
-      kB200 * (watts - kOtherWatts) / (kB200Watts - kOtherWatts) / unloaded;
+  const double rate = kRate * (BoardWatts(device) - kOtherWatts) /
+                      (BoardWatts(kMeasured) - kOtherWatts) / unloaded;
   return std::min(rate, 1.0);
 }
 
@@ -189,26 +188,26 @@ std::vector<GpuRow> MakeGpus() {
        "bf16, 36 fp8, 296 TFLOP/s fp64, 600 TFLOP/s fp32 over 8 GPUs" +
            b200,
        kBlackwell, 148, 183359, 8000, 37, 75, 2250, 2250, 4500, kB200, 9000,
-       SustainedOfBlackwell(1000, 1)},
+       SustainedOfBlackwell("b200-sxm-180gb", 1)},
       {"gb200-186gb",
        "NVIDIA GB200 NVL72 datasheet (2024): 13.4 TB, 576 TB/s, 180 PFLOP/s "
        "dense bf16, 360 fp8, 2,880 TFLOP/s fp64, 5,760 TFLOP/s fp32 over 72 "
        "GPUs" +
            gb200,
        kBlackwell, 152, 189471, 8000, 40, 80, 2500, 2500, 5000, kGb200, 10000,
-       SustainedOfBlackwell(1200, kGb200 * 2500 / (kB200 * 2250))},
+       SustainedOfBlackwell("gb200-186gb", kGb200 * 2500 / (kB200 * 2250))},
       {"b300-sxm-288gb",
        "NVIDIA DGX B300 datasheet (2025): 2.3 TB, 64 TB/s, 36 PFLOP/s dense "
        "fp8 over 8 GPUs; bf16 half of it; fp64 10 TFLOP/s over 8; fp32 as "
        "B200; efficiency: as B200",
        kBlackwell, 148, 274658, 8000, 1.25, 75, 2250, 2250, 4500, kB200, 13500,
-       SustainedOfBlackwell(1100, 1)},
+       SustainedOfBlackwell("b300-sxm-288gb", 1)},
       {"gb300-288gb",
        "NVIDIA GB300 NVL72 datasheet (2025): 20 TB, 576 TB/s, 360 PFLOP/s "
        "dense fp8, 180 bf16, 100 TFLOP/s fp64 over 72 GPUs; fp32 as GB200; "
        "efficiency: as GB200",
        kBlackwell, 152, 264909, 8000, 1.39, 80, 2500, 2500, 5000, kGb200, 15000,
-       SustainedOfBlackwell(1400, kGb200 * 2500 / (kB200 * 2250))},
+       SustainedOfBlackwell("gb300-288gb", kGb200 * 2500 / (kB200 * 2250))},
       {"v100-sxm2-16gb", "NVIDIA V100 datasheet (2018)" + v100, kVolta, 80,
        16160, 900, 7.8, 15.7, 0, 125, 0, kV100, 0, kV100Sustained},
       {"v100-sxm2-32gb", "NVIDIA V100 datasheet (2018)" + v100, kVolta, 80,

@@ -22,6 +22,13 @@ constexpr std::array kPower = {
     Power{"h200-sxm5-141gb", 700, "NVIDIA H200 datasheet (2024)"},
     Power{"b200-sxm-180gb", 1000, "NVIDIA Blackwell datasheet (2024)"},
     Power{"gb200-186gb", 1200, "NVIDIA Blackwell datasheet (2024)"},
+    Power{"b300-sxm-288gb", 1100, "announcement of HGX B300 (2025), unchecked"},
+    Power{"gb300-288gb", 1400, "glennklockwood.com, processors/B300 (2025)"},
+    Power{"a800-sxm4-40gb", 400, "as A100"},
+    Power{"a800-sxm4-80gb", 400, "as A100"},
+    Power{"h800-sxm5-80gb", 700, "as H100"},
+    Power{"h100-sxm5-96gb", 500,
+          "torchtitan's benchmarks of Meta's Grand Teton (2024)"},
     Power{"v100-sxm2-16gb", 300, "NVIDIA V100 datasheet (2018)"},
     Power{"v100-sxm2-32gb", 300, "NVIDIA V100 datasheet (2018)"},
     Power{"a100-pcie-40gb", 250, "NVIDIA A100 datasheet (2021)"},
@@ -68,6 +75,12 @@ void Append(std::string& text, std::string_view more) {
 }
 
 }  // namespace
+
+double BoardWatts(std::string_view device) {
+  const auto* const power = std::ranges::find(kPower, device, &Power::device);
+  TESSERA_CHECK(power != kPower.end()) << device;
+  return power->watts;
+}
 
 void SetUpkeep(std::string_view topology, Cluster& cluster) {
   for (DeviceType& type : cluster.device_types) {

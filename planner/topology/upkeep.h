@@ -8,6 +8,9 @@
 
 namespace tessera {
 
+// Watts that the board of a device type may draw. REQUIRES: the table has it.
+double BoardWatts(std::string_view device);
+
 // Fills in DeviceType::upkeep of a cluster made from the preset `topology`, or
 // from none ("": no price); figures that no table has stay 0.
 void SetUpkeep(std::string_view topology, Cluster& cluster);

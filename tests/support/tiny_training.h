@@ -235,6 +235,9 @@ struct TinyRun {
   std::string load_path = {};
   std::string save_path = {};
   int64_t save_every = 0;
+  std::string family = {};
+  std::string export_folder = {};
+  Bytes export_file_bytes = WeightFiles().file_bytes;
   const std::atomic<bool>* stop = nullptr;
   std::function<Result<void>(const StepReport&)> progress = {};
   const Batches* batches = nullptr;  // where null: random places
@@ -271,6 +274,9 @@ inline Result<TrainingResult> TrainTiny(const Graph& graph,
     TrainingJob job;
     job.graph = &graph;
     job.tasks = &tasks;
+    job.family = run.family;
+    job.export_folder = run.export_folder;
+    job.export_file_bytes = run.export_file_bytes;
     job.options = run.options;
     job.seed = run.seed;
     job.steps = run.steps;

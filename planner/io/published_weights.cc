@@ -1,0 +1,230 @@
+#include "planner/io/published_weights.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <optional>
+
+namespace tessera {
+namespace {
+
+int64_t Product(const Shape& shape, size_t begin, size_t end) {
+  return std::accumulate(shape.begin() + static_cast<int64_t>(begin),
+                         shape.begin() + static_cast<int64_t>(end), int64_t{1},
+                         std::multiplies<>());
+}
+
+// A weight as a matrix of outputs by inputs, or a vector.
+struct Matrix {
+  int64_t rows = 1;
+  int64_t columns = 1;
+};
+
+// Of an attention's output projection all dimensions but the first are inputs;
+// of the others the last one is.
+Matrix MatrixOf(const Tensor& weight, std::string_view output) {
+  const Shape& shape = weight.shape;
+  const size_t dims = shape.size();
+  if (weight.name.ends_with(std::string(output) + ".weight")) {
+    return {shape[0], Product(shape, 1, dims)};
+  }
+  return {Product(shape, 0, dims - 1), shape[dims - 1]};
+}
+
+class Layout {
+ public:
+  Layout(std::string_view family, const Graph& graph, const Tensor& weight)
+      : family_(family),
+        graph_(graph),
+        weight_(weight),
+        elements_(Product(weight.shape, 0, weight.shape.size())) {}
+
+  std::vector<PublishedPiece> Pieces() const {
+    if (family_ == "gpt2") return Gpt2();
+    if (family_ == "phi3") {
+      if (auto fused = FusedInOrder({".q.", ".k.", ".v."})) return *fused;
+      if (auto fused = FusedInOrder({".gate.", ".up."})) return *fused;
+    }
+    if (family_ == "gpt_neox" || family_ == "bloom") {
+      if (auto fused = FusedByHead()) return *fused;
+    }
+    if (family_ == "opt" && weight_.name.ends_with("embed_positions.weight")) {
+      // Its positions count from 2.
+      PublishedPiece piece = Whole();
+      piece.offset = 2 * weight_.shape[1];
+      piece.shape[0] += 2;
+      return {piece};
+    }
+    if (weight_.name.find(".experts.") != std::string::npos &&
+        weight_.shape.size() == 3) {
+      return ByExpert();
+    }
+    PublishedPiece piece = Whole();
+    if (family_ == "gemma" && weight_.name.ends_with("norm.weight")) {
+      piece.added = 1;
+    }
+    return {piece};
+  }
+
+ private:
+  // The name of an output projection whose inputs have several dimensions.
+  std::string_view Output() const {
+    constexpr std::array kNames = {"o_proj", "c_proj", "out_proj",
+                                   "attention.dense", "self_attention.dense"};
+    for (std::string_view name : kNames) {
+      if (weight_.name.ends_with(std::string(name) + ".weight")) return name;
+    }
+    return "no output";
+  }
+
+  // The same elements in the same order.
+  PublishedPiece Whole() const {
+    PublishedPiece piece;
+    piece.tensor = weight_.name;
+    piece.shape = weight_.shape;
+    piece.count = elements_;
+    if (weight_.name.ends_with(".bias")) {
+      piece.shape = {elements_};
+    } else if (weight_.shape.size() > 2) {
+      const Matrix matrix = MatrixOf(weight_, Output());
+      piece.shape = {matrix.rows, matrix.columns};
+    }
+    return piece;
+  }
+
+  // Linear layers are Conv1D: inputs by outputs.
+  std::vector<PublishedPiece> Gpt2() const {
+    PublishedPiece piece = Whole();
+    if (weight_.name.find(".c_") == std::string::npos) return {piece};
+    const bool bias = weight_.name.ends_with(".bias");
+    const Matrix matrix =
+        bias ? Matrix{elements_, 1} : MatrixOf(weight_, "c_proj");
+    int64_t outputs = matrix.rows;
+    constexpr std::array<std::string_view, 3> kParts = {".q.", ".k.", ".v."};
+    for (size_t p = 0; p < kParts.size(); ++p) {
+      const size_t at = weight_.name.rfind(kParts[p]);
+      if (at == std::string::npos) continue;
+      piece.tensor.erase(at, kParts[p].size() - 1);
+      piece.offset = static_cast<int64_t>(p) * matrix.rows;
+      outputs = 3 * matrix.rows;
+    }
+    if (bias) {
+      piece.shape = {outputs};
+      return {piece};
+    }
+    piece.shape = {matrix.columns, outputs};
+    piece.columns = matrix.columns;
+    piece.stride = outputs;
+    return {piece};
+  }
+
+  // Projections one behind the other: all rows of the first, then of the next.
+  std::optional<std::vector<PublishedPiece>> FusedInOrder(
+      std::initializer_list<std::string_view> parts) const {
+    for (std::string_view part : parts) {
+      const size_t at = weight_.name.rfind(part);
+      if (at == std::string::npos) continue;
+      PublishedPiece piece = Whole();
+      int64_t rows = 0;
+      for (std::string_view other : parts) {
+        std::string name = weight_.name;
+        name.replace(at, part.size(), other);
+        const Tensor& sibling = Named(name);
+        if (other == part) piece.offset = rows * piece.shape[1];
+        rows += MatrixOf(sibling, "").rows;
+      }
+      piece.shape[0] = rows;
+      piece.tensor.erase(at, part.size() - 1);
+      return {{piece}};
+    }
+    return std::nullopt;
+  }
+
+  // Of each head the rows of its query, its key and its value.
+  std::optional<std::vector<PublishedPiece>> FusedByHead() const {
+    constexpr std::array<std::string_view, 3> kParts = {".q.", ".k.", ".v."};
+    for (size_t p = 0; p < kParts.size(); ++p) {
+      const size_t at = weight_.name.rfind(kParts[p]);
+      if (at == std::string::npos) continue;
+      const bool bias = weight_.name.ends_with(".bias");
+      const int64_t heads = weight_.shape[0];
+      const int64_t of_head = elements_ / heads;  // of one part
+      const int64_t columns = bias ? 1 : weight_.shape.back();
+      std::vector<PublishedPiece> pieces;
+      for (int64_t head = 0; head < heads; ++head) {
+        PublishedPiece& piece = pieces.emplace_back();
+        piece.tensor = weight_.name;
+        piece.tensor.erase(at, kParts[p].size() - 1);
+        piece.shape = {3 * elements_ / columns, columns};
+        if (bias) piece.shape.pop_back();
+        piece.begin = head * of_head;
+        piece.count = of_head;
+        piece.offset = (3 * head + static_cast<int64_t>(p)) * of_head;
+      }
+      return pieces;
+    }
+    return std::nullopt;
+  }
+
+  // Weights [e, out, in] are a matrix for each expert.
+  std::vector<PublishedPiece> ByExpert() const {
+    constexpr std::string_view kExperts = ".experts.";
+    const size_t at = weight_.name.rfind(kExperts) + kExperts.size();
+    const int64_t count = elements_ / weight_.shape[0];
+    std::vector<PublishedPiece> pieces;
+    for (int64_t expert = 0; expert < weight_.shape[0]; ++expert) {
+      PublishedPiece& piece = pieces.emplace_back();
+      piece.tensor = weight_.name;
+      piece.tensor.insert(at, std::to_string(expert) + ".");
+      piece.shape = {weight_.shape[1], weight_.shape[2]};
+      piece.begin = expert * count;
+      piece.count = count;
+    }
+    return pieces;
+  }
+
+  const Tensor& Named(const std::string& name) const {
+    const auto found = std::ranges::find(graph_.tensors, name, &Tensor::name);
+    TESSERA_CHECK(found != graph_.tensors.end()) << name;
+    return *found;
+  }
+
+  std::string_view family_;
+  const Graph& graph_;
+  const Tensor& weight_;
+  int64_t elements_;
+};
+
+struct Family {
+  std::string_view name;
+  std::string_view prefix;
+};
+constexpr std::array kFamilies = {
+    Family{"gpt2", "transformer."},  Family{"llama", "model."},
+    Family{"mistral", "model."},     Family{"mixtral", "model."},
+    Family{"qwen2", "model."},       Family{"qwen2_moe", "model."},
+    Family{"qwen3", "model."},       Family{"qwen3_moe", "model."},
+    Family{"gemma", "model."},       Family{"phi3", "model."},
+    Family{"opt", "model."},         Family{"bloom", "transformer."},
+    Family{"gpt_neox", "gpt_neox."},
+};
+
+}  // namespace
+
+bool HasPublishedWeights(std::string_view family) {
+  return std::ranges::find(kFamilies, family, &Family::name) != kFamilies.end();
+}
+
+std::string_view PublishedPrefix(std::string_view family) {
+  const auto* const found = std::ranges::find(kFamilies, family, &Family::name);
+  return found == kFamilies.end() ? "" : found->prefix;
+}
+
+std::vector<PublishedPiece> PublishedPieces(std::string_view family,
+                                            const Graph& graph,
+                                            const Tensor& weight) {
+  TESSERA_CHECK(HasPublishedWeights(family)) << family;
+  return Layout(family, graph, weight).Pieces();
+}
+
+}  // namespace tessera

@@ -1,0 +1,225 @@
+#include "runtime/published_files.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "planner/io/json_value.h"
+#include "runtime/float16.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kFile = "model.safetensors";
+constexpr std::string_view kIndex = "model.safetensors.index.json";
+
+int64_t ElementsIn(const Shape& shape) {
+  int64_t elements = 1;
+  for (int64_t extent : shape) elements *= extent;
+  return elements;
+}
+
+// n elements from `from` on, a stride apart, in fp32.
+void ReadFloats(const SafetensorsView& view, int64_t from, int64_t n,
+                int64_t stride, float* to) {
+  const int64_t size = SizeOf(view.dtype);
+  const std::byte* at = view.data + from * size;
+  if (view.dtype == DType::kFloat32 && stride == 1) {
+    std::memcpy(to, at, static_cast<size_t>(n * size));
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i, at += stride * size) {
+    if (view.dtype == DType::kFloat32) {
+      std::memcpy(to + i, at, sizeof(float));
+    } else if (view.dtype == DType::kFloat64) {
+      double wide = 0;
+      std::memcpy(&wide, at, sizeof(wide));
+      to[i] = static_cast<float>(wide);
+    } else {
+      uint16_t bits = 0;
+      std::memcpy(&bits, at, sizeof(bits));
+      to[i] = view.dtype == DType::kBFloat16 ? ToFloat(BFloat16{bits})
+                                             : ToFloat(Float16{bits});
+    }
+  }
+}
+
+// Calls run(begin, count) for the elements of `box`, which lies in a tensor of
+// `shape`, in runs that follow each other there.
+template <typename Run>
+Result<void> ForEachRun(const Shape& shape, const Box& box, const Run& run) {
+  // Dimensions from `inner` on are whole but for the first of them.
+  size_t inner = shape.size();
+  int64_t count = 1;
+  while (inner > 0) {
+    --inner;
+    count *= box[inner].size();
+    if (box[inner].size() != shape[inner]) break;
+  }
+  std::vector<int64_t> at;
+  for (size_t d = 0; d < shape.size(); ++d) at.push_back(box[d].begin);
+  for (;;) {
+    int64_t begin = 0;
+    for (size_t d = 0; d < shape.size(); ++d) begin = begin * shape[d] + at[d];
+    if (count > 0) TESSERA_RETURN_IF_ERROR(run(begin, count));
+    size_t d = inner;
+    while (d > 0 && ++at[d - 1] == box[d - 1].end) {
+      at[d - 1] = box[d - 1].begin;
+      --d;
+    }
+    if (d == 0) return {};
+  }
+}
+
+}  // namespace
+
+std::vector<PublishedPiece> PiecesInFiles(const std::string& family,
+                                          const Graph& graph,
+                                          const Tensor& weight) {
+  if (HasPublishedWeights(family)) {
+    return PublishedPieces(family, graph, weight);
+  }
+  PublishedPiece piece;
+  piece.tensor = weight.name;
+  piece.shape = weight.shape;
+  piece.count = ElementsIn(weight.shape);
+  return {piece};
+}
+
+Result<PublishedFiles> PublishedFiles::Open(const std::string& path,
+                                            const std::string& family,
+                                            const Graph& graph) {
+  PublishedFiles opened;
+  opened.path_ = path;
+  opened.family_ = family;
+  opened.graph_ = &graph;
+  std::filesystem::path file = path;
+  if (std::filesystem::is_directory(file)) {
+    const std::filesystem::path index = file / kIndex;
+    file = std::filesystem::exists(index) ? index : file / kFile;
+  }
+  if (file.extension() != ".json") {
+    TESSERA_TRY(SafetensorsFile one, SafetensorsFile::Open(file));
+    for (std::string& name : one.names()) {
+      opened.file_of_.emplace(std::move(name), 0);
+    }
+    opened.files_.push_back(std::move(one));
+    return opened;
+  }
+  TESSERA_TRY(const JsonValue index, ReadJson(file));
+  std::map<std::string, size_t> numbers;
+  for (const auto& [tensor, name] : index.Field("weight_map").fields) {
+    const auto [at, is_new] = numbers.try_emplace(name.text, numbers.size());
+    if (is_new) {
+      const std::filesystem::path shard = file.parent_path() / name.text;
+      TESSERA_TRY(SafetensorsFile one, SafetensorsFile::Open(shard));
+      opened.files_.push_back(std::move(one));
+    }
+    opened.file_of_.emplace(tensor, at->second);
+  }
+  if (opened.files_.empty()) {
+    return InvalidInput("names no files: expected an object of tensors' files",
+                        file.string() + ": weight_map");
+  }
+  return opened;
+}
+
+Result<SafetensorsView> PublishedFiles::Find(
+    const PublishedPiece& piece) const {
+  const std::string prefix(PublishedPrefix(family_));
+  std::vector<std::string> names = {piece.tensor, prefix + piece.tensor};
+  if (!prefix.empty() && piece.tensor.starts_with(prefix)) {
+    names.push_back(piece.tensor.substr(prefix.size()));
+  }
+  for (const std::string& name : names) {
+    const auto found = file_of_.find(name);
+    if (found == file_of_.end()) continue;
+    TESSERA_TRY(SafetensorsView view, files_[found->second].View(name));
+    if (!IsFloat(view.dtype) || view.shape != piece.shape) {
+      return InvalidInput("is " + SafetensorsText(view.dtype, view.shape) +
+                              ": expected " +
+                              SafetensorsText(DType::kFloat32, piece.shape) +
+                              " or a narrower float",
+                          path_ + ": tensor '" + name + "'");
+    }
+    return view;
+  }
+  return InvalidInput("is missing", path_ + ": tensor '" + piece.tensor + "'");
+}
+
+Result<std::vector<float>> PublishedFiles::Read(const Tensor& weight,
+                                                const Placement& here) const {
+  const std::vector<PublishedPiece> pieces =
+      PiecesInFiles(family_, *graph_, weight);
+  std::vector<SafetensorsView> views(pieces.size());
+  std::vector<float> elements(static_cast<size_t>(here.elements()));
+  float* to = elements.data();
+  // A run of the weight, from each piece that has some of it.
+  const auto read = [&](int64_t begin, int64_t count) -> Result<void> {
+    const auto after =
+        std::ranges::upper_bound(pieces, begin, {}, &PublishedPiece::begin);
+    auto p = static_cast<size_t>(after - pieces.begin()) - 1;
+    while (count > 0) {
+      const PublishedPiece& piece = pieces[p];
+      if (views[p].data == nullptr) {
+        TESSERA_TRY(views[p], Find(piece));
+      }
+      int64_t inside = begin - piece.begin;
+      int64_t n = std::min(count, piece.count - inside);
+      int64_t from = piece.offset + inside;
+      int64_t stride = 1;
+      if (piece.stride > 0) {
+        const int64_t row = inside / piece.columns;
+        const int64_t column = inside % piece.columns;
+        n = std::min(n, piece.columns - column);
+        from = piece.offset + column * piece.stride + row;
+        stride = piece.stride;
+      }
+      ReadFloats(views[p], from, n, stride, to);
+      if (piece.added != 0) {
+        for (int64_t i = 0; i < n; ++i) {
+          to[i] += static_cast<float>(piece.added);
+        }
+      }
+      to += n;
+      begin += n;
+      count -= n;
+      inside += n;
+      if (inside == piece.count) ++p;
+    }
+    return {};
+  };
+  for (const Box& box : BoxesOf(here)) {
+    TESSERA_RETURN_IF_ERROR(ForEachRun(weight.shape, box, read));
+  }
+  return elements;
+}
+
+std::vector<PublishedTensor> PublishedTensors(const std::string& family,
+                                              const Graph& graph) {
+  std::map<std::string, PublishedTensor> tensors;
+  for (const Tensor& weight : graph.tensors) {
+    if (weight.kind != TensorKind::kWeight) continue;
+    for (PublishedPiece& piece : PiecesInFiles(family, graph, weight)) {
+      PublishedTensor& tensor = tensors[piece.tensor];
+      tensor.name = piece.tensor;
+      tensor.shape = piece.shape;
+      tensor.parts.push_back({&weight, std::move(piece)});
+    }
+  }
+  std::vector<PublishedTensor> list;
+  for (auto& [name, tensor] : tensors) list.push_back(std::move(tensor));
+  return list;
+}
+
+void PutPiece(const PublishedPiece& piece, const float* weight, float* tensor) {
+  for (int64_t i = 0; i < piece.count; ++i) {
+    const int64_t to = piece.stride == 0
+                           ? piece.offset + i
+                           : piece.offset + i % piece.columns * piece.stride +
+                                 i / piece.columns;
+    tensor[to] = weight[piece.begin + i] - static_cast<float>(piece.added);
+  }
+}
+
+}  // namespace tessera

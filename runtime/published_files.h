@@ -1,0 +1,69 @@
+#pragma once
+// The weights of a model in its published files: one safetensors file, or
+// several with an index ("model.safetensors.index.json": "weight_map" has the
+// file of each tensor), as Hugging Face keeps them. Which tensor has which
+// weight planner/io/published_weights.h says; other models' files have the
+// graph's own names and shapes.
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "planner/base/result.h"
+#include "planner/io/published_weights.h"
+#include "planner/plan/transfer.h"
+#include "runtime/safetensors.h"
+
+namespace tessera {
+
+// The pieces of a weight in the files of a family; "" and unknown families have
+// weights as the graph does.
+std::vector<PublishedPiece> PiecesInFiles(const std::string& family,
+                                          const Graph& graph,
+                                          const Tensor& weight);
+
+// Owns the mapped files. Immutable; const functions may be called from several
+// threads.
+class PublishedFiles {
+ public:
+  // `path`: a safetensors file, an index, or a folder with one of them called
+  // as Hugging Face does. Errors name the file.
+  static Result<PublishedFiles> Open(const std::string& path,
+                                     const std::string& family,
+                                     const Graph& graph);
+
+  // The elements of `here` in fp32, read alone. Errors name the file and the
+  // tensor that is missing, or has another shape or no floating-point type.
+  Result<std::vector<float>> Read(const Tensor& weight,
+                                  const Placement& here) const;
+
+ private:
+  PublishedFiles() = default;
+  Result<SafetensorsView> Find(const PublishedPiece& piece) const;
+
+  std::string path_;
+  std::string family_;
+  const Graph* graph_ = nullptr;
+  std::vector<SafetensorsFile> files_;
+  std::map<std::string, size_t, std::less<>> file_of_;  // by tensor
+};
+
+// A tensor to be published, and the parts of weights that it is made of.
+struct PublishedTensor {
+  struct Part {
+    const Tensor* weight = nullptr;
+    PublishedPiece piece;
+  };
+  std::string name;
+  Shape shape;
+  std::vector<Part> parts;
+};
+
+// All tensors of a graph's weights, by name.
+std::vector<PublishedTensor> PublishedTensors(const std::string& family,
+                                              const Graph& graph);
+
+// Puts a weight's elements, whole, in their places in a tensor.
+void PutPiece(const PublishedPiece& piece, const float* weight, float* tensor);
+
+}  // namespace tessera

@@ -1,0 +1,231 @@
+// Published weights: read into any plan's shards, and written back as they
+// were, byte by byte.
+
+#include "runtime/published_files.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+
+#include "planner/io/file.h"
+#include "runtime/float16.h"
+#include "tests/support/tiny_training.h"
+
+namespace tessera {
+namespace {
+
+class PublishedFilesTest : public ::testing::Test {
+ protected:
+  const std::string folder_ = TempPath("published");
+  const std::string back_ = TempPath("back");
+  const std::string checkpoint_ = TempPath("checkpoint.safetensors");
+
+  void SetUp() override { std::filesystem::create_directories(folder_); }
+  void TearDown() override {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::remove_all(back_);
+    std::filesystem::remove(checkpoint_);
+  }
+};
+
+// A value that fits in 8 bits of fraction, different for neighbours.
+float ValueAt(size_t tensor, int64_t i) {
+  return static_cast<float>((i * 7 + static_cast<int64_t>(tensor) * 31) % 251 -
+                            125) /
+         256;
+}
+
+struct Given {
+  std::string name;
+  Shape shape;
+};
+
+std::vector<std::byte> ElementsOfGiven(const Given& given, size_t number,
+                                       DType dtype) {
+  int64_t n = 1;
+  for (int64_t extent : given.shape) n *= extent;
+  std::vector<float> values;
+  for (int64_t i = 0; i < n; ++i) values.push_back(ValueAt(number, i));
+  std::vector<std::byte> bytes(values.size() *
+                               static_cast<size_t>(SizeOf(dtype)));
+  if (dtype == DType::kFloat32) {
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+  } else {
+    Narrow(values.data(), n, dtype, bytes.data());
+  }
+  return bytes;
+}
+
+void WriteGiven(const std::string& path, const std::vector<Given>& tensors,
+                size_t begin, size_t end, DType dtype) {
+  std::vector<SafetensorsEntry> entries;
+  for (size_t t = begin; t < end; ++t) {
+    entries.push_back({tensors[t].name, dtype, tensors[t].shape});
+  }
+  auto writer = *SafetensorsWriter::Create(path, entries, {{"format", "pt"}});
+  for (size_t t = begin; t < end; ++t) {
+    ASSERT_TRUE(
+        writer.Write(ElementsOfGiven(tensors[t], t, dtype)).has_value());
+  }
+  ASSERT_TRUE(writer.Commit().has_value());
+}
+
+// The tensors of GPT-2, as transformers writes them: by name, Conv1D's weights
+// inputs by outputs.
+std::vector<Given> Gpt2Tensors(int layers, int64_t hidden) {
+  std::vector<Given> tensors;
+  for (int l = 0; l < layers; ++l) {
+    const std::string h = "h." + std::to_string(l) + ".";
+    tensors.insert(tensors.end(),
+                   {{h + "attn.c_attn.bias", {3 * hidden}},
+                    {h + "attn.c_attn.weight", {hidden, 3 * hidden}},
+                    {h + "attn.c_proj.bias", {hidden}},
+                    {h + "attn.c_proj.weight", {hidden, hidden}},
+                    {h + "ln_1.bias", {hidden}},
+                    {h + "ln_1.weight", {hidden}},
+                    {h + "ln_2.bias", {hidden}},
+                    {h + "ln_2.weight", {hidden}},
+                    {h + "mlp.c_fc.bias", {4 * hidden}},
+                    {h + "mlp.c_fc.weight", {hidden, 4 * hidden}},
+                    {h + "mlp.c_proj.bias", {hidden}},
+                    {h + "mlp.c_proj.weight", {4 * hidden, hidden}}});
+  }
+  tensors.insert(tensors.end(), {{"ln_f.bias", {hidden}},
+                                 {"ln_f.weight", {hidden}},
+                                 {"wpe.weight", {8, hidden}},
+                                 {"wte.weight", {40, hidden}}});
+  return tensors;
+}
+
+TEST_F(PublishedFilesTest, Gpt2ComesBackByteByByteFromAnyPlan) {
+  const Graph graph = ImportTiny(TinyGpt2(2, 4), 4, 8, DType::kFloat32);
+  const std::vector<Given> tensors = Gpt2Tensors(2, 16);
+  const std::string file = folder_ + "/model.safetensors";
+  WriteGiven(file, tensors, 0, tensors.size(), DType::kFloat32);
+  const TokenData data = TinyTokens();
+  std::optional<double> loss;
+  for (const char* strategy :
+       {"mbs=4", "dp=2,tp=2,zero=1,sp=1", "dp=2,pp=2,zero=3", "dp=1,tp=4"}) {
+    SCOPED_TRACE(strategy);
+    const int ranks = std::string(strategy) == "mbs=4" ? 1 : 4;
+    const auto tasks = LowerStrategy(graph, ranks, strategy, {});
+    ASSERT_TRUE(tasks.has_value()) << tasks.error().ToString();
+    TinyRun run;
+    run.steps = 1;
+    run.options.learning_rate = 0;
+    run.family = "gpt2";
+    run.load_path = folder_;
+    run.save_path = checkpoint_;
+    run.export_folder = back_;
+    const auto trained = TrainTiny(graph, *tasks, data, run);
+    ASSERT_TRUE(trained.has_value()) << trained.error().ToString();
+    EXPECT_TRUE(*ReadFile(back_ + "/model.safetensors") == *ReadFile(file));
+    EXPECT_FALSE(
+        std::filesystem::exists(back_ + "/model.safetensors.index.json"));
+    if (!loss) loss = trained->losses[0];
+    EXPECT_NEAR(trained->losses[0], *loss, 1e-5);
+  }
+  // Key 5 on input 3: row 3, column 16 + 5 of c_attn, which is tensor 13.
+  const auto saved = *SafetensorsFile::Open(checkpoint_);
+  float key = 0;
+  std::memcpy(
+      &key,
+      *saved.Find({"h.1.attn.c_attn.k.weight", DType::kFloat32, {4, 4, 16}}) +
+          (5 * 16 + 3) * sizeof(float),
+      sizeof(float));
+  EXPECT_EQ(key, ValueAt(13, 3 * 48 + 16 + 5));
+}
+
+// Llama in bf16, in two files with an index, saved with its head: nothing is
+// transposed; four query heads and two of keys.
+TEST_F(PublishedFilesTest, LlamaComesBackFromShards) {
+  const Graph graph = ImportTiny(TinyLlama(1), 4, 8, DType::kBFloat16);
+  const std::string m = "model.";
+  const std::string l = m + "layers.0.";
+  const std::vector<Given> tensors = {
+      {"lm_head.weight", {40, 16}},
+      {m + "embed_tokens.weight", {40, 16}},
+      {l + "input_layernorm.weight", {16}},
+      {l + "mlp.down_proj.weight", {16, 24}},
+      {l + "mlp.gate_proj.weight", {24, 16}},
+      {l + "mlp.up_proj.weight", {24, 16}},
+      {l + "post_attention_layernorm.weight", {16}},
+      {l + "self_attn.k_proj.weight", {8, 16}},
+      {l + "self_attn.o_proj.weight", {16, 16}},
+      {l + "self_attn.q_proj.weight", {16, 16}},
+      {l + "self_attn.v_proj.weight", {8, 16}},
+      {m + "norm.weight", {16}}};
+  const std::string names[] = {"model-00001-of-00002.safetensors",
+                               "model-00002-of-00002.safetensors"};
+  // Of 2 bytes each: 640 + 640 + 16 elements, then 384 more are too many.
+  constexpr size_t kFirst = 3;
+  WriteGiven(folder_ + "/" + names[0], tensors, 0, kFirst, DType::kBFloat16);
+  WriteGiven(folder_ + "/" + names[1], tensors, kFirst, tensors.size(),
+             DType::kBFloat16);
+  std::string index = R"({"metadata": {"total_size": 7264}, "weight_map": {)";
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    index += (t == 0 ? "\"" : ", \"") + tensors[t].name + "\": \"" +
+             names[t < kFirst ? 0 : 1] + "\"";
+  }
+  std::ofstream(folder_ + "/model.safetensors.index.json") << index << "}}";
+
+  const auto tasks = LowerStrategy(graph, 4, "dp=2,tp=2,zero=1", {});
+  ASSERT_TRUE(tasks.has_value()) << tasks.error().ToString();
+  TinyRun run;
+  run.steps = 1;
+  run.options.learning_rate = 0;
+  run.family = "llama";
+  run.load_path = folder_ + "/model.safetensors.index.json";
+  run.export_folder = back_;
+  run.export_file_bytes = {3000};
+  const auto trained = TrainTiny(graph, *tasks, TinyTokens(), run);
+  ASSERT_TRUE(trained.has_value()) << trained.error().ToString();
+  EXPECT_TRUE(*ReadFile(back_ + "/" + names[0]) ==
+              *ReadFile(folder_ + "/" + names[0]));
+  // The second file's 2,336 elements are 4,672 bytes: two of at most 3,000.
+  const auto written = ReadJson(back_ + "/model.safetensors.index.json");
+  ASSERT_TRUE(written.has_value()) << written.error().ToString();
+  EXPECT_EQ(written->Field("weight_map").fields.size(), tensors.size());
+}
+
+TEST_F(PublishedFilesTest, WhatIsMissingOrOfAnotherShapeIsNamed) {
+  const Graph graph = ImportTiny(TinyGpt2(1, 4), 4, 8, DType::kFloat32);
+  std::vector<Given> tensors = Gpt2Tensors(1, 16);
+  const std::string file = folder_ + "/model.safetensors";
+  const auto message = [&](const std::vector<Given>& given) {
+    WriteGiven(file, given, 0, given.size(), DType::kFloat32);
+    TinyRun run;
+    run.steps = 1;
+    run.family = "gpt2";
+    run.load_path = file;
+    const auto tasks = LowerStrategy(graph, 1, "mbs=4", {});
+    const auto trained = TrainTiny(graph, *tasks, TinyTokens(), run);
+    return trained ? "" : trained.error().ToString();
+  };
+  // A file that was saved with its head.
+  std::vector<Given> with_prefix = tensors;
+  for (Given& given : with_prefix) given.name = "transformer." + given.name;
+  EXPECT_EQ(message(with_prefix), "");
+  // Dense layers in place of Conv1D.
+  std::vector<Given> dense = tensors;
+  dense[9].shape = {64, 16};
+  EXPECT_EQ(message(dense),
+            file +
+                ": tensor 'h.0.mlp.c_fc.weight': is F32[64, 16]: expected "
+                "F32[16, 64] or a narrower float");
+  tensors.erase(tensors.begin() + 4);
+  EXPECT_EQ(message(tensors), file + ": tensor 'h.0.ln_1.bias': is missing");
+  std::ofstream(folder_ + "/model.safetensors.index.json") << "{}";
+  EXPECT_EQ(PublishedFiles::Open(folder_, "gpt2", graph).error().ToString(),
+            folder_ +
+                "/model.safetensors.index.json: weight_map: names no files: "
+                "expected an object of tensors' files");
+}
+
+}  // namespace
+}  // namespace tessera
