@@ -49,11 +49,12 @@ class Layout {
       if (auto fused = FusedByHead()) return *fused;
     }
     if (family_ == "opt" && weight_.name.ends_with("embed_positions.weight")) {
-      // Its positions count from 2.
-      PublishedPiece piece = Whole();
-      piece.offset = 2 * weight_.shape[1];
-      piece.shape[0] += 2;
-      return {piece};
+      // Its positions count from 2; what no token has is first there.
+      PublishedPiece used = Whole();
+      PublishedPiece unused = used;
+      used.offset = unused.count = 2 * weight_.shape[1];
+      used.count = unused.begin = elements_ - unused.count;
+      return {used, unused};
     }
     if (weight_.name.find(".experts.") != std::string::npos &&
         weight_.shape.size() == 3) {
@@ -131,7 +132,7 @@ class Layout {
         name.replace(at, part.size(), other);
         const Tensor& sibling = Named(name);
         if (other == part) piece.offset = rows * piece.shape[1];
-        rows += MatrixOf(sibling, "").rows;
+        rows += MatrixOf(sibling, "no output").rows;
       }
       piece.shape[0] = rows;
       piece.tensor.erase(at, part.size() - 1);

@@ -141,8 +141,8 @@ TEST_F(PublishedFilesTest, Gpt2ComesBackByteByByteFromAnyPlan) {
   EXPECT_EQ(key, ValueAt(13, 3 * 48 + 16 + 5));
 }
 
-// Llama in bf16, in two files with an index, saved with its head: nothing is
-// transposed; four query heads and two of keys.
+// Llama in bf16, in three files with an index: nothing is transposed; four
+// query heads and two of keys.
 TEST_F(PublishedFilesTest, LlamaComesBackFromShards) {
   const Graph graph = ImportTiny(TinyLlama(1), 4, 8, DType::kBFloat16);
   const std::string m = "model.";
@@ -160,17 +160,20 @@ TEST_F(PublishedFilesTest, LlamaComesBackFromShards) {
       {l + "self_attn.q_proj.weight", {16, 16}},
       {l + "self_attn.v_proj.weight", {8, 16}},
       {m + "norm.weight", {16}}};
-  const std::string names[] = {"model-00001-of-00002.safetensors",
-                               "model-00002-of-00002.safetensors"};
-  // Of 2 bytes each: 640 + 640 + 16 elements, then 384 more are too many.
-  constexpr size_t kFirst = 3;
-  WriteGiven(folder_ + "/" + names[0], tensors, 0, kFirst, DType::kBFloat16);
-  WriteGiven(folder_ + "/" + names[1], tensors, kFirst, tensors.size(),
-             DType::kBFloat16);
+  // At most 3,000 bytes, two an element: 640 + 640 + 16 elements; 3 * 384 + 16
+  // + 128; the rest.
+  const size_t begins[] = {0, 3, 8, tensors.size()};
+  const std::string names[] = {"model-00001-of-00003.safetensors",
+                               "model-00002-of-00003.safetensors",
+                               "model-00003-of-00003.safetensors"};
   std::string index = R"({"metadata": {"total_size": 7264}, "weight_map": {)";
-  for (size_t t = 0; t < tensors.size(); ++t) {
-    index += (t == 0 ? "\"" : ", \"") + tensors[t].name + "\": \"" +
-             names[t < kFirst ? 0 : 1] + "\"";
+  for (size_t f = 0; f < 3; ++f) {
+    WriteGiven(folder_ + "/" + names[f], tensors, begins[f], begins[f + 1],
+               DType::kBFloat16);
+    for (size_t t = begins[f]; t < begins[f + 1]; ++t) {
+      index += (t == 0 ? "\"" : ", \"") + tensors[t].name + "\": \"" +
+               names[f] + "\"";
+    }
   }
   std::ofstream(folder_ + "/model.safetensors.index.json") << index << "}}";
 
@@ -185,12 +188,16 @@ TEST_F(PublishedFilesTest, LlamaComesBackFromShards) {
   run.export_file_bytes = {3000};
   const auto trained = TrainTiny(graph, *tasks, TinyTokens(), run);
   ASSERT_TRUE(trained.has_value()) << trained.error().ToString();
-  EXPECT_TRUE(*ReadFile(back_ + "/" + names[0]) ==
-              *ReadFile(folder_ + "/" + names[0]));
-  // The second file's 2,336 elements are 4,672 bytes: two of at most 3,000.
+  for (const std::string& name : names) {
+    EXPECT_TRUE(*ReadFile(back_ + "/" + name) ==
+                *ReadFile(folder_ + "/" + name))
+        << name;
+  }
   const auto written = ReadJson(back_ + "/model.safetensors.index.json");
+  const auto given = ReadJson(run.load_path);
   ASSERT_TRUE(written.has_value()) << written.error().ToString();
-  EXPECT_EQ(written->Field("weight_map").fields.size(), tensors.size());
+  EXPECT_EQ(written->Field("weight_map").ToString(),
+            given->Field("weight_map").ToString());
 }
 
 TEST_F(PublishedFilesTest, WhatIsMissingOrOfAnotherShapeIsNamed) {
