@@ -38,7 +38,7 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
     // An ONNX file may fix its sizes, too.
     const char* missing = IsOnnx(options.model)      ? nullptr
                           : import.global_batch == 0 ? "--global-batch N"
-                          : import.seq_len == 0 && !IsOfImages(options.model)
+                          : import.seq_len == 0 && !HasOwnLength(options.model)
                               ? "--seq-len N"
                               : nullptr;
     if (missing != nullptr) {

@@ -72,12 +72,13 @@ std::span<const ModelFamily> ModelFamilies() {
   return kFamilies;
 }
 
-bool IsOfImages(const std::string& path) {
+bool HasOwnLength(const std::string& path) {
   const auto values = ReadModelConfig(path);
   if (!values) return false;
   const auto family =
       Find("model_type", ModelFamilies(), values->Field("model_type").text);
-  return family && (*family)->images;
+  return family && ((*family)->images ||
+                    ((*family)->unrolled && values->fields.contains("steps")));
 }
 
 bool IsHuggingFace(const std::string& path) {
@@ -117,14 +118,19 @@ Result<Graph> ImportHuggingFace(const std::string& path,
   if (!family) {
     return InvalidInput(family.error().message, file + ": model_type");
   }
-  if (options.seq_len < 1 && !(*family)->images) {
+  ImportOptions known = options;
+  if (options.seq_len < 1 && (*family)->unrolled && config.Has("steps")) {
+    known.seq_len = config.Size("steps");
+    TESSERA_RETURN_IF_ERROR(config.Check());
+  }
+  if (known.seq_len < 1 && !(*family)->images) {
     return InvalidInput("the model needs a sequence length of at least 1",
                         file);
   }
   config.Refuse("add_cross_attention");
   if (!(*family)->encoder_decoder) config.Refuse("is_encoder_decoder");
   ReadQuantization(config, options);
-  auto graph = (*family)->build(config, options);
+  auto graph = (*family)->build(config, known);
   // What was set in vain; keys of a file may be anything.
   for (const auto& [key, value] : options.overrides) {
     if (!graph || config.asked().contains(key)) continue;

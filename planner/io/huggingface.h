@@ -36,13 +36,16 @@ struct ModelFamily {
   // one.
   bool images = false;
   bool encoder_decoder = false;  // may have "is_encoder_decoder"
+  // Its sequences are unrolled: the config may say how long they are, "steps",
+  // where the options do not.
+  bool unrolled = false;
 };
 
 std::span<const ModelFamily> ModelFamilies();
 
-// Whether the model at `path`, which is for this importer, is known to be one
-// of images.
-bool IsOfImages(const std::string& path);
+// Whether the model at `path`, which is for this importer, is known to need no
+// sequence length: one of images, or unrolled over a number of steps.
+bool HasOwnLength(const std::string& path);
 
 // The families, each in planner/io/huggingface_<family>.cc.
 Result<Graph> BuildGpt2(ModelConfig& config, const ImportOptions& options);
@@ -68,5 +71,11 @@ Result<Graph> BuildDeepseekV3(ModelConfig& config,
 Result<Graph> BuildResNet(ModelConfig& config, const ImportOptions& options);
 // In planner/io/cnn.cc.
 Result<Graph> BuildCnn(ModelConfig& config, const ImportOptions& options);
+// In planner/io/rnn.cc.
+Result<Graph> BuildRnnLm(ModelConfig& config, const ImportOptions& options);
+Result<Graph> BuildRnnClassifier(ModelConfig& config,
+                                 const ImportOptions& options);
+Result<Graph> BuildRnnTranslator(ModelConfig& config,
+                                 const ImportOptions& options);
 
 }  // namespace tessera

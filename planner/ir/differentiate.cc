@@ -28,10 +28,11 @@ std::vector<Symbol> ReadSymbols(std::string_view text) {
     }
     TESSERA_CHECK(i + 1 < text.size() && (text[i] == 'x' || text[i] == 'y'))
         << "adjoint signature " << text;
-    symbol.of_result = text[i] == 'y';
-    symbol.index = static_cast<size_t>(text[i + 1] - '0');
+    symbol.of_result = text[i++] == 'y';
+    for (; i < text.size() && text[i] != ','; ++i) {
+      symbol.index = 10 * symbol.index + static_cast<size_t>(text[i] - '0');
+    }
     symbols.push_back(symbol);
-    i += 2;
   }
   return symbols;
 }
@@ -222,6 +223,8 @@ class Differentiator {
     backward.pass = Pass::kBackward;
     backward.forward = id;
     for (const Symbol& s : reads) {
+      const auto& side = s.of_result ? node.results : node.operands;
+      if (s.index >= side.size()) continue;
       const TensorId tensor = s.gradient    ? result_gradients[s.index]
                               : s.of_result ? node.results[s.index]
                                             : node.operands[s.index];

@@ -129,6 +129,11 @@ class GraphBuilder {
                 std::vector<TensorId> operands, std::string_view rule = "",
                 std::vector<Attribute> attributes = {});
 
+  // REQUIRES: the tensor could be built.
+  const Shape& shape(TensorId tensor) const {
+    return graph_.tensor(tensor).shape;
+  }
+
   Result<Graph> Finish(TensorId loss);
 
  private:

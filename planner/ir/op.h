@@ -35,12 +35,15 @@ struct AttributeDef {
 // gradients, and exactly what it reads. `signature` is
 // "dy0,x1->dx0" over: xN operand N, yN result N, dyN gradient of result N,
 // dxN gradient of operand N. An adjoint with an empty `op` passes dy through
-// unchanged. Gradients of operands that a node lacks (no bias, fewer branches)
-// are left out, and adjoints with no other.
+// unchanged. Operands and results that a node lacks (no bias, fewer branches)
+// are left out, with their gradients, and adjoints that would make none.
 struct AdjointDef {
   std::string_view op;
   std::string_view signature;
 };
+
+// The most steps of a sequence that one operator takes apart or puts together.
+inline constexpr size_t kMostSteps = 256;
 
 // One call of an operator on one rank, as the cost functions see it.
 struct OpCall {

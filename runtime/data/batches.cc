@@ -25,6 +25,7 @@ constexpr Column kColumns[] = {
     {"next_sentence", &BatchRow::next_sentence},
     {"source", &BatchRow::source},
     {"source_positions", &BatchRow::source_positions},
+    {"next_token", &BatchRow::next_token},
     {"zeros", &BatchRow::zeros},
 };
 
@@ -270,6 +271,7 @@ Result<BatchRow> Batches::Row(int64_t row, uint64_t key) const {
     ++document;
     position = -1;
   }
+  out.next_token = {out.labels.back()};
   if (options_.kind == RowKind::kMaskedToken) {
     TESSERA_RETURN_IF_ERROR(MaskTokens(row, key, out));
   }

@@ -73,7 +73,8 @@ struct BatchRow {
   std::vector<int32_t> next_sentence;
   std::vector<int32_t> source;
   std::vector<int32_t> source_positions;
-  std::vector<int32_t> zeros;  // where all places are alike
+  std::vector<int32_t> next_token;  // behind the last, one number
+  std::vector<int32_t> zeros;       // where all places are alike
 };
 
 // Immutable; const functions may be called from several threads.

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Trains models by Tessera and by Hugging Face's transformers, on the CPU, from
-the same weights on the same samples without dropout, and compares the losses.
+"""Trains models by Tessera and by Hugging Face's transformers, recurrent ones by
+PyTorch's nn.LSTM and nn.GRU, on the CPU, from the same weights on the same
+samples without dropout, and compares the losses.
 
 usage: tests/bench/against_transformers.py TESSERA [--steps N] [MODEL…]
 
 MODEL is a folder of examples/models, or a config.json of its own; known kinds:
-bert, t5, opt. Prints one JSON object: for each model the losses of both and the
+bert, t5, opt, rnn_lm, rnn_classifier, rnn_translator. Prints one JSON object: for each model the losses of both and the
 largest difference. (AdamW moves weights whose gradient is zero but for rounding,
 the biases of keys, by that: losses drift apart within some ten steps.)
 
@@ -28,7 +29,7 @@ from pytorch_step import mix64, permuted
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TEXT = ROOT / "examples/data/gpl-3.txt"
-DEFAULTS = ["bert-tiny", "t5-tiny"]
+DEFAULTS = ["bert-tiny", "t5-tiny", "rnn-tiny", "nmt-tiny"]
 BATCH, SEQ_LEN, SEED = 8, 32, 3
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob",
             "dropout_rate", "dropout", "attention_dropout", "hidden_dropout")
@@ -57,7 +58,8 @@ class Rows:
         self.tokens, self.config = tokens, config
         self.source = config.get("source_len", SEQ_LEN)
         self.kind = config["model_type"]
-        self.width = SEQ_LEN + (self.source if self.kind == "t5" else 0)
+        self.pairs = self.kind in ("t5", "rnn_translator")
+        self.width = SEQ_LEN + (self.source if self.pairs else 0)
         self.count = (len(tokens) - 1) // self.width
 
     def batch(self, step):
@@ -71,11 +73,13 @@ class Rows:
         key = mix64(key ^ sample)
         part = self.tokens[row * self.width:(row + 1) * self.width + 1]
         part = part.astype(np.int64)
-        if self.kind == "t5":
+        if self.pairs:
             labels = part[self.source:self.width]
             return {"input_ids": part[:self.source], "labels": labels}
         if self.kind == "bert":
             return self.masked(row, key, part[:SEQ_LEN])
+        if self.kind == "rnn_classifier":
+            return {"input_ids": part[:SEQ_LEN], "labels": part[SEQ_LEN]}
         return {"input_ids": part[:SEQ_LEN], "labels": part[1:SEQ_LEN + 1]}
 
     def masked(self, row, key, tokens):
@@ -104,10 +108,97 @@ class Rows:
                 "next_sentence_label": int(other)}
 
 
+# ---- Recurrent networks: planner/io/rnn.cc --------------------------------------
+
+class Rnn(torch.nn.Module):
+    """PyTorch's layers with Tessera's weights, which add one bias, not two."""
+
+    def __init__(self, config, weights):
+        super().__init__()
+        self.kind, self.hidden = config["model_type"], config["hidden_size"]
+        self.dense, self.loaded = {}, set()
+        self.weights, self.config = weights, config
+        translates = self.kind == "rnn_translator"
+        for name in (["embed.source", "embed.target"] if translates
+                     else ["embed"]):
+            self.add(name + ".weight")
+        for name in ["encoder", "decoder"] if translates else ["rnn"]:
+            self.layers(name)
+        if translates:
+            for name in ("q", "k", "v", "out", "hidden"):
+                self.add(f"attention.{name}.weight")
+        self.add("head.weight")
+        self.add("head.bias")
+
+    def add(self, name):
+        value = self.weights[name]
+        if value.dim() > 2:  # one projection of a single head
+            value = value.reshape(self.hidden, self.hidden)
+        self.loaded.add(name)
+        self.dense[name] = torch.nn.Parameter(value.clone())
+        self.register_parameter(name.replace(".", "_"), self.dense[name])
+
+    def layers(self, name):
+        config, hidden = self.config, self.hidden
+        lstm = config.get("cell", "lstm") == "lstm"
+        kind = torch.nn.LSTM if lstm else torch.nn.GRU
+        layer = kind(config.get("embedding_size", hidden), hidden,
+                     config["num_layers"], batch_first=True)
+        for i in range(config["num_layers"]):
+            def take(part, layer=i):
+                whole = f"{name}.{part}_l{layer}"
+                self.loaded.add(whole)
+                return self.weights[whole]
+            for part in ("weight_ih", "weight_hh"):
+                mine = getattr(layer, f"{part}_l{i}")
+                mine.data.copy_(take(part).reshape(mine.shape))
+            getattr(layer, f"bias_ih_l{i}").data.copy_(take("bias").flatten())
+            other = getattr(layer, f"bias_hh_l{i}")
+            other.data.zero_()
+            if lstm:
+                other.requires_grad = False
+            else:  # that of the candidate alone
+                other.data[2 * hidden:].copy_(take("bias_hn"))
+                mask = torch.zeros(3 * hidden)
+                mask[2 * hidden:] = 1
+                other.register_hook(lambda gradient, mask=mask: gradient * mask)
+        self.add_module(name, layer)
+
+    def forward(self, input_ids, labels):
+        def lookup(name, ids):
+            return torch.nn.functional.embedding(ids, self.dense[name])
+
+        def linear(name, x):
+            return x @ self.dense[f"attention.{name}.weight"].T
+
+        if self.kind == "rnn_translator":
+            memory, state = self.encoder(
+                lookup("embed.source.weight", input_ids))
+            tokens = torch.nn.functional.pad(labels[:, :-1], (1, 0))
+            x, _ = self.decoder(lookup("embed.target.weight", tokens), state)
+            scores = linear("q", x) @ linear("k", memory).transpose(1, 2)
+            seen = (scores / self.hidden**0.5).softmax(-1) @ linear("v", memory)
+            x = torch.tanh(linear("out", seen) + linear("hidden", x))
+        else:
+            x, _ = self.rnn(lookup("embed.weight", input_ids))
+            if self.kind == "rnn_classifier":
+                x = x[:, -1]
+        logits = x @ self.dense["head.weight"].T + self.dense["head.bias"]
+        return torch.nn.functional.cross_entropy(
+            logits.flatten(0, -2), labels.flatten())
+
+
 # ---- Training ------------------------------------------------------------------
 
 def model_of(config, weights):
-    """Transformers' model with Tessera's weights, and those that decay."""
+    """The model with Tessera's weights, and those that decay."""
+    if config["model_type"].startswith("rnn_"):
+        model = Rnn(config, weights)
+        if missing := set(weights) - model.loaded:
+            sys.exit(f"not in the PyTorch model: {sorted(missing)}")
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return (model, [p for p in trained if p.dim() > 1],
+                [p for p in trained if p.dim() == 1])
     kinds = {"bert": transformers.BertForPreTraining,
              "t5": transformers.T5ForConditionalGeneration,
              "opt": transformers.OPTForCausalLM}
@@ -139,6 +230,8 @@ def train(config, weights, rows, steps):
         labels = batch.pop("labels")
         if config["model_type"] in ("bert", "t5"):
             loss = model(**batch, labels=labels).loss
+        elif config["model_type"].startswith("rnn_"):
+            loss = model(**batch, labels=labels)
         else:  # their own loss shifts the labels
             loss = torch.nn.functional.cross_entropy(
                 model(**batch).logits.flatten(0, 1), labels.flatten())

@@ -25,11 +25,16 @@ class KernelContract : public ::testing::TestWithParam<KernelCase> {};
 INSTANTIATE_TEST_SUITE_P(, KernelContract, ::testing::ValuesIn(KernelCases()),
                          [](const auto& info) { return info.param.name; });
 
-// Sum of dy * y0.
+// Sum of dy * y0, and of the gradients of further results times these.
 double Loss(const Problem& problem, const HostTensor& dy) {
-  const HostTensor y = Compute(problem)[0];
+  const Tensors y = Compute(problem);
   double loss = 0;
-  for (int64_t i = 0; i < y.elements(); ++i) loss += dy.At(i) * y.At(i);
+  for (size_t k = 0; k < ResultsWithGradients(problem); ++k) {
+    const HostTensor gradient = GradientOfResult(dy, k);
+    for (int64_t i = 0; i < y[k].elements(); ++i) {
+      loss += gradient.At(i) * y[k].At(i);
+    }
+  }
   return loss;
 }
 

@@ -4,6 +4,7 @@
 
 #include "planner/ir/op.h"
 #include "planner/plan/layout.h"
+#include "tests/support/kernel_cases.h"
 
 namespace tessera {
 namespace {
@@ -17,6 +18,10 @@ std::string_view RuleOf(const OpDef& op) {
   if (op.name == "linear_db") return "bso->o";
   if (op.name.starts_with("rotary")) return "bsgd!,bs->bsgd";
   if (op.name == "concat") return "bsm!,bsgn!->bsgd!";
+  if (op.name == "stack") return "bh,bh,bh->bd!h";
+  if (op.name == "unstack") return "bd!h->bh,bh,bh";
+  if (op.name == "lstm_gates") return "bg!j,bj->bj,bj";
+  if (op.name == "gru_gates") return "bg!j,j,bg!j,bj->bj";
   if (op.name == "concat_channels") return "bm!hw,bn!hw,bo!hw->bd!hw";
   if (op.name == "batch_norm") return "bchw,c,c->bchw,c,c";
   if (op.name.ends_with("_pool")) return "bch!w!->bcyx";
@@ -33,26 +38,20 @@ std::string AdjointRule(const OpDef& forward, std::string_view signature) {
   const IndexRule rule = *IndexRule::Parse(RuleOf(forward));
   const size_t arrow = signature.find("->");
   std::string text;
-  for (size_t i = 0; i < signature.size(); ++i) {
-    if (i == arrow) {
-      text += "->";
-      ++i;
-    } else if (signature[i] == ',') {
-      text += ',';
-    } else if (signature[i] == 'x' || signature[i] == 'y') {
-      const auto k = static_cast<size_t>(signature[i + 1] - '0');
-      const auto& side = signature[i] == 'x' ? rule.operands : rule.results;
-      if (k >= side.size() && text.find("->") < text.size() - 2) {
-        text.pop_back();  // fewer branches: no gradients of the others
-        return text;
-      }
-      if (k >= side.size()) return "";
-      for (uint8_t f : side[k]) {
+  for (const std::string_view symbols :
+       {signature.substr(0, arrow), signature.substr(arrow + 2)}) {
+    size_t tensors = 0;
+    for (const Symbol& symbol : Symbols(symbols)) {
+      const auto& side = symbol.of_result ? rule.results : rule.operands;
+      if (symbol.index >= side.size()) continue;  // the node lacks it
+      if (tensors++ > 0) text += ',';
+      for (uint8_t f : side[symbol.index]) {
         text += rule.factors[f].letter;
         if (!rule.factors[f].splittable) text += '!';
       }
-      ++i;
     }
+    if (tensors == 0) return "";
+    if (text.find("->") == std::string::npos) text += "->";
   }
   return text;
 }

@@ -165,6 +165,14 @@ std::vector<KernelCase> AllCases() {
         {"weight_decay", 0.1}},
        {},
        /*in_place=*/true},
+      {"lstm_gates_large",
+       "lstm_gates",
+       "bg!j,bj->bj,bj",
+       {{'b', 40}, {'g', 4}, {'j', 300}}},
+      {"gru_gates_large",
+       "gru_gates",
+       "bg!j,j,bg!j,bj->bj",
+       {{'b', 40}, {'g', 3}, {'j', 300}}},
       {"cast_large", "cast", "", {{'n', 40003}}},
       {"square_sum_large", "square_sum", "", {{'n', 150001}}},
       {"sum_large",
@@ -173,6 +181,14 @@ std::vector<KernelCase> AllCases() {
        {{'b', 3}, {'s', 50}, {'f', 131}}},
   };
   cases.insert(cases.end(), large.begin(), large.end());
+  // More steps than one launch copies.
+  std::string steps = "bh";
+  for (int i = 1; i < 130; ++i) steps += ",bh";
+  cases.push_back({"stack_large",
+                   "stack",
+                   steps + "->bd!h",
+                   {{'b', 3}, {'d', 130}, {'h', 37}},
+                   {{"steps", 130}}});
   return cases;
 }
 

@@ -402,6 +402,37 @@ const std::vector<KernelCase>& KernelCases() {
        "",
        {{'b', 3}, {'s', 5}, {'o', 1}, {'h', 7}},
        {{"count", 1}, {"place", 3}}},
+      {"stack",
+       "stack",
+       "bh,bh,bh->bd!h",
+       {{'b', 3}, {'d', 3}, {'h', 7}},
+       {{"steps", 3}}},
+      // More than one digit of a signature's.
+      {"unstack",
+       "unstack",
+       "bd!h->bh,bh,bh,bh,bh,bh,bh,bh,bh,bh,bh,bh",
+       {{'b', 3}, {'d', 12}, {'h', 5}},
+       {{"steps", 12}}},
+      {"lstm_gates",
+       "lstm_gates",
+       "bg!j,bj->bj,bj",
+       {{'b', 3}, {'g', 4}, {'j', 133}}},
+      {"lstm_gates_first",
+       "lstm_gates",
+       "bg!j->bj,bj",
+       {{'b', 3}, {'g', 4}, {'j', 7}}},
+      {"lstm_gates_last",
+       "lstm_gates",
+       "bg!j,bj->bj",
+       {{'b', 3}, {'g', 4}, {'j', 7}}},
+      {"gru_gates",
+       "gru_gates",
+       "bg!j,j,bg!j,bj->bj",
+       {{'b', 5}, {'g', 3}, {'j', 133}}},
+      {"gru_gates_first",
+       "gru_gates",
+       "bg!j,j->bj",
+       {{'b', 3}, {'g', 3}, {'j', 7}}},
       Elementwise("gelu"),
       Elementwise("gelu_erf"),
       Elementwise("silu"),
@@ -733,10 +764,30 @@ std::vector<Symbol> Symbols(std::string_view text) {
     } else if (c == 'x' || c == 'y') {
       symbols.back().of_result = c == 'y';
     } else {
-      symbols.back().index = static_cast<size_t>(c - '0');
+      symbols.back().index =
+          10 * symbols.back().index + static_cast<size_t>(c - '0');
     }
   }
   return symbols;
+}
+
+size_t ResultsWithGradients(const Problem& forward) {
+  size_t results = 1;
+  for (const AdjointDef& adjoint : forward.op->adjoints) {
+    const size_t arrow = adjoint.signature.find("->");
+    for (const Symbol& s : Symbols(adjoint.signature.substr(0, arrow))) {
+      if (s.gradient) results = std::max(results, s.index + 1);
+    }
+  }
+  return std::min(results, forward.initial.size());
+}
+
+HostTensor GradientOfResult(const HostTensor& dy, size_t k) {
+  HostTensor gradient = dy;
+  for (int64_t i = 0; i < dy.elements(); ++i) {
+    gradient.Set(i, dy.At(i) / static_cast<double>(k + 1));
+  }
+  return gradient;
 }
 
 std::optional<AdjointProblem> Adjoint(const Problem& forward,
@@ -758,11 +809,12 @@ std::optional<AdjointProblem> Adjoint(const Problem& forward,
   }
   if (backward.gradients_of.empty()) return std::nullopt;
   for (const Symbol& s : Symbols(adjoint.signature.substr(0, arrow))) {
+    if (s.index >= (s.of_result ? results : forward.operands).size()) continue;
     problem.rule.operands.push_back(s.of_result
                                         ? forward.rule.results[s.index]
                                         : forward.rule.operands[s.index]);
     problem.rule.terms.push_back(0);
-    problem.operands.push_back(s.gradient    ? dy
+    problem.operands.push_back(s.gradient    ? GradientOfResult(dy, s.index)
                                : s.of_result ? results[s.index]
                                              : forward.operands[s.index]);
   }

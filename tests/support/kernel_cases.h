@@ -106,7 +106,13 @@ struct AdjointProblem {
   Problem problem;
   std::vector<size_t> gradients_of;  // operand of each result
 };
-// The adjoint's call for the loss sum(dy * y0), or nothing where the node lacks
+// How many results of the problem have gradients that its adjoints read; all
+// are of one shape.
+size_t ResultsWithGradients(const Problem& forward);
+// That of result k, where that of the first is dy: another one for each.
+HostTensor GradientOfResult(const HostTensor& dy, size_t k);
+// The adjoint's call for the loss sum(dy * y0), gradients of further results
+// times these added, or nothing where the node lacks
 // the operand (no bias) or the adjoint passes dy through.
 std::optional<AdjointProblem> Adjoint(const Problem& forward,
                                       const Tensors& results,

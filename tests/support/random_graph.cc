@@ -6,6 +6,7 @@
 #include <string>
 
 #include "planner/base/check.h"
+#include "planner/io/recurrent.h"
 #include "planner/io/transformer.h"
 #include "planner/io/vision.h"
 
@@ -300,6 +301,58 @@ class SmallCnn {
   Vision model_;
 };
 
+Graph MakeRecurrent(const GraphSpec& spec, DType dtype) {
+  // Of a single step a state is read by none.
+  const int64_t length = std::max(2, spec.sequence);
+  const ImportOptions options = {
+      .global_batch = spec.batch, .seq_len = length, .dtype = dtype};
+  const RecurrentSizes sizes = {
+      .cell = spec.recurrent == 2 ? CellKind::kGru : CellKind::kLstm,
+      .hidden = spec.hidden,
+      .embedding = spec.inner,
+      .layers = std::max(1, spec.layers),
+      .dropout = spec.dropout == 1 ? kDropout : 0,
+      .steps_per_block = spec.per_group};
+  Recurrent model(ModelConfig("random/config.json", {}), options, sizes);
+  const bool translates = spec.recurrent == 4;
+  const TensorId tokens = model.Input("tokens", length);
+  const TensorId labels = spec.recurrent == 3
+                              ? model.Input("next_token", 1)
+                              : model.Input("labels", length);
+  const auto table = [&](const std::string& name) {
+    return model.Matrix(name, {spec.vocabulary, spec.inner});
+  };
+  std::vector<Recurrent::State> states;
+  TensorId places;
+  TensorId memory;
+  if (translates) {
+    const TensorId source = model.Input("source", length + 1);
+    places = model.Input("source_positions", length + 1);
+    const Steps encoded = model.Layers(
+        "encoder", model.Lookup("source", source, table("source.weight")),
+        spec.inner, states, /*continues=*/true);
+    model.BeginBlock("target");
+    memory = model.Stack("encoder.steps", encoded);
+  }
+  const Steps steps =
+      model.Layers("rnn", model.Lookup("embed", tokens, table("embed.weight")),
+                   spec.inner, states, /*continues=*/false);
+  model.BeginBlock("head");
+  TensorId x = model.Stack(
+      "head.steps", spec.recurrent == 3 ? Steps{steps.back()} : steps);
+  if (translates) {
+    x = model.Attend("attention", x, memory,
+                     model.Input("positions", length), places);
+  }
+  auto forward = model.Finish(
+      model.Linear("head", x, spec.vocabulary, spec.hidden, spec.bias == 1),
+      labels);
+  TESSERA_CHECK(forward.has_value()) << forward.error().ToString();
+  auto graph = Differentiate(*std::move(forward));
+  TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
+  return *std::move(graph);
+}
+
 }  // namespace
 
 GraphSpec RandomGraphSpec(Rng& rng) {
@@ -334,12 +387,14 @@ GraphSpec RandomGraphSpec(Rng& rng) {
   spec.sequence = Pick(rng, {4, 4, 6, 7, 8});
   spec.batch = Pick(rng, {4, 6, 6, 8, 9, 10, 12, 12});
   spec.image = Pick(rng, {0, 0, 0, 0, 1, 2});
+  spec.recurrent = Pick(rng, {0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4});
   return spec;
 }
 
 Graph MakeGraph(const GraphSpec& spec, DType dtype) {
-  return spec.image > 0 ? SmallCnn(spec, dtype).Build()
-                        : SmallTransformer(spec, dtype).Build();
+  if (spec.image > 0) return SmallCnn(spec, dtype).Build();
+  return spec.recurrent > 0 ? MakeRecurrent(spec, dtype)
+                            : SmallTransformer(spec, dtype).Build();
 }
 
 }  // namespace tessera

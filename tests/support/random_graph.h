@@ -1,6 +1,6 @@
 #pragma once
-// Small models of odd sizes, transformers and convolutional networks, for tests
-// that draw models at random.
+// Small models of odd sizes, transformers, convolutional and recurrent networks,
+// for tests that draw models at random.
 
 #include <cstdint>
 
@@ -54,6 +54,11 @@ struct GraphSpec {
   // two convolutions, or three in `groups`; 2: branches) and `gated` whether
   // its window moves by two.
   int image = 0;
+  // 1: a recurrent language model of LSTMs, 2: of GRUs, 3: one label a
+  // sequence, 4: an encoder of sequences longer by one and a decoder with
+  // attention. Then `hidden` is the state's size, `inner` the embedding's, and
+  // `per_group` says how many steps make a block.
+  int recurrent = 0;
   bool operator==(const GraphSpec&) const = default;
 };
 

@@ -467,7 +467,8 @@ std::vector<Field> FieldsOf(GraphSpec& graph) {
           {"vocabulary", &graph.vocabulary, 2},
           {"sequence", &graph.sequence, 1},
           {"batch", &graph.batch, 1},
-          {"image", &graph.image, 0}};
+          {"image", &graph.image, 0},
+          {"recurrent", &graph.recurrent, 0}};
 }
 
 std::vector<Field> FieldsOf(Case& c) {

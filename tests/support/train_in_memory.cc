@@ -99,7 +99,7 @@ LoadInput LoadRandom(const Graph& graph) {
                      ? TokenAt(step, sample, position, vocabulary)
                  : tensor.name == "source"
                      ? TokenAt(step, sample, position + 2000, vocabulary)
-                 : tensor.name == "labels"
+                 : tensor.name == "labels" || tensor.name == "next_token"
                      ? LabelAt(step, sample, position, vocabulary)
                  : tensor.name == "source_positions" && padding ? -1
                  : tensor.name == "patch_rows" ? (position == 0 ? -1 : 0)

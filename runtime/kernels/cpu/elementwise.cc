@@ -31,11 +31,6 @@ void Binary(const KernelCall& call, F f) {
   });
 }
 
-template <typename T>
-Block<T> Sigmoid(const Block<T>& x) {
-  return (T{1} + (-x).exp()).inverse();
-}
-
 // 0.5 (1 + tanh u) = sigmoid(2u), so GELU is x sigmoid(z) with
 // z = 2 sqrt(2/pi) (x + 0.044715 x^3).
 constexpr double kTwoRootTwoOverPi = 1.5957691216057308;

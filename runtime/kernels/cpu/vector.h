@@ -45,6 +45,11 @@ void Store(const Block<T>& block, int64_t count, T* data) {
   std::copy_n(block.data(), count, data);
 }
 
+template <typename T>
+Block<T> Sigmoid(const Block<T>& x) {
+  return (T{1} + (-x).exp()).inverse();
+}
+
 // Calls f(first, count) for the blocks of n elements, the last one ragged.
 template <typename F>
 void ForEachBlock(int64_t n, F f) {
