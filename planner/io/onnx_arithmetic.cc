@@ -103,18 +103,17 @@ Result<TensorId> Walk::Apply(TensorId x, const std::string& letters,
   if (op == ":elu") return keep(add("elu", of, {{"alpha", number}}));
   if (op == "Neg") return keep(scaled(of[0], -1));
   constexpr std::pair<std::string_view, std::string_view> kSame[] = {
-      {"Abs", "abs"},     {"Cos", "cos"},
-      {"Erf", "erf"},     {"Exp", "exp"},
-      {"Log", "log"},     {"Reciprocal", "reciprocal"},
-      {"Relu", "relu"},   {"Sigmoid", "sigmoid"},
-      {"Sin", "sin"},     {"Softplus", "softplus"},
-      {"Sqrt", "sqrt"},   {"Tanh", "tanh"},
+      {"Abs", "abs"},   {"Cos", "cos"},
+      {"Erf", "erf"},   {"Exp", "exp"},
+      {"Log", "log"},   {"Reciprocal", "reciprocal"},
+      {"Relu", "relu"}, {"Sigmoid", "sigmoid"},
+      {"Sin", "sin"},   {"Softplus", "softplus"},
+      {"Sqrt", "sqrt"}, {"Tanh", "tanh"},
   };
   for (const auto& [theirs, ours] : kSame) {
     if (op == theirs) return keep(add(ours, of));
   }
-  return InvalidInput("no operator computes the function of '" + f->node +
-                      "'");
+  return InvalidInput("no operator computes the function of '" + f->node + "'");
 }
 
 Result<void> Walk::Gelu(const OnnxNode& node) {
@@ -197,11 +196,10 @@ Result<void> Walk::Elementwise(const OnnxNode& node) {
     const bool weight = value.Is(Value::Kind::kWeight);
     if (value.Is(Value::Kind::kConstant)) {
       const auto constant = Constant(node, i);
-      const bool uniform =
-          constant && !constant->values.empty() &&
-          std::ranges::all_of(constant->values, [&](double v) {
-            return v == constant->values[0];
-          });
+      const bool uniform = constant && !constant->values.empty() &&
+                           std::ranges::all_of(constant->values, [&](double v) {
+                             return v == constant->values[0];
+                           });
       // What the other operand's shape holds already.
       const bool adds_no_extent =
           uniform && two && Broadcasts(constant->shape, In(node, 1 - i));
@@ -221,9 +219,9 @@ Result<void> Walk::Elementwise(const OnnxNode& node) {
       // A row for each place. What is in front has extents of 1.
       std::vector<size_t> order(rank);
       std::iota(order.begin(), order.end(), 0);
-      TESSERA_TRY(
-          x[i], Lookup(NameOf(node) + ".rows", value, std::move(order),
-                       {shape[rank - 2], shape[rank - 1]}, "positions"));
+      TESSERA_TRY(x[i],
+                  Lookup(NameOf(node) + ".rows", value, std::move(order),
+                         {shape[rank - 2], shape[rank - 1]}, "positions"));
       continue;
     }
     TESSERA_TRY(x[i], Computed(node, i));
@@ -231,13 +229,12 @@ Result<void> Walk::Elementwise(const OnnxNode& node) {
       TESSERA_TRY(x[i], Materialise(*std::move(x[i])));
     }
   }
-  const bool together =
-      x[0] && x[1] && x[0]->tensor == x[1]->tensor &&
-      x[0]->dims.size() == x[1]->dims.size() &&
-      std::ranges::equal(x[0]->dims, x[1]->dims, [](const Dim& a,
-                                                    const Dim& b) {
-        return SameAtoms(a, b);
-      });
+  const bool together = x[0] && x[1] && x[0]->tensor == x[1]->tensor &&
+                        x[0]->dims.size() == x[1]->dims.size() &&
+                        std::ranges::equal(x[0]->dims, x[1]->dims,
+                                           [](const Dim& a, const Dim& b) {
+                                             return SameAtoms(a, b);
+                                           });
   if (x[0] && x[1] && !together) {
     return Binary(node, *std::move(x[0]), *std::move(x[1]));
   }
@@ -304,9 +301,9 @@ Result<void> Walk::Align(const OnnxNode& node, size_t dims, Activation& x,
     for (size_t i = 0; i < result.back().size(); ++i) {
       Atom& atom = result.back()[i];
       if (used.insert(atom.id).second) continue;
-      TESSERA_TRY(atom, Whole(AtomOf(node, std::to_string(d) + "_" +
-                                               std::to_string(i)),
-                              atom.extent, 'f'));
+      TESSERA_TRY(
+          atom, Whole(AtomOf(node, std::to_string(d) + "_" + std::to_string(i)),
+                      atom.extent, 'f'));
       used.insert(atom.id);
     }
   }
@@ -318,8 +315,8 @@ std::string Walk::RuleOf(const Activation& x, std::span<const Dim> as,
   std::map<int, std::string> of;  // by atom of x
   for (size_t d = 0; d < as.size(); ++d) {
     const Dim& dim = x.dims[d];
-    const bool same = dim.size() == as[d].size() &&
-                      ExtentsOf(dim) == ExtentsOf(as[d]);
+    const bool same =
+        dim.size() == as[d].size() && ExtentsOf(dim) == ExtentsOf(as[d]);
     for (size_t i = 0; i < dim.size(); ++i) {
       // An extent of 1 that the result lacks is a factor of its own.
       of[dim[i].id] = same ? letters.Of(std::span(as[d]).subspan(i, 1))
@@ -336,8 +333,8 @@ std::string Walk::RuleOf(const Activation& x, std::span<const Dim> as,
 
 Result<void> Walk::Binary(const OnnxNode& node, Activation x, Activation y) {
   constexpr std::pair<std::string_view, std::string_view> kOps[] = {
-      {"Add", "broadcast_add"}, {"Sub", "subtract"},  {"Mul", "multiply"},
-      {"Div", "divide"},        {"Max", "maximum"},   {"Min", "minimum"},
+      {"Add", "broadcast_add"}, {"Sub", "subtract"}, {"Mul", "multiply"},
+      {"Div", "divide"},        {"Max", "maximum"},  {"Min", "minimum"},
   };
   std::string_view op;
   for (const auto& [theirs, ours] : kOps) {
@@ -418,8 +415,7 @@ Result<Activation> Walk::ProductOf(const OnnxNode& node, Activation x,
   std::set<int> used;
   for (const Atom& atom : Flatten(z.dims)) used.insert(atom.id);
   // Rows and columns may be of one name, of a tensor by itself.
-  const auto named = [&](const Dim& dim,
-                         const std::string& as) -> Result<Dim> {
+  const auto named = [&](const Dim& dim, const std::string& as) -> Result<Dim> {
     Dim made = dim;
     for (size_t i = 0; i < made.size(); ++i) {
       if (used.insert(made[i].id).second) continue;
@@ -445,8 +441,7 @@ Result<Activation> Walk::ProductOf(const OnnxNode& node, Activation x,
   const std::string left = RuleOf(x, of_x, letters);
   const std::string right = RuleOf(y, of_y, letters);
   TESSERA_RETURN_IF_ERROR(CheckRule(z.own, {&x, &y}));
-  z.tensor = builder_.Add1("einsum", Unique(NameOf(node)),
-                           {x.tensor, y.tensor},
+  z.tensor = builder_.Add1("einsum", Unique(NameOf(node)), {x.tensor, y.tensor},
                            left + "," + right + "->" + to);
   if (column) z.dims.pop_back();
   if (row) z.dims.erase(z.dims.end() - (column ? 1 : 2));
@@ -494,9 +489,9 @@ Result<Activation> Walk::SoftmaxOf(const OnnxNode& node, Activation x,
   for (const Atom& atom : x.own) {
     rule += atom.id == over ? "z" : letters.Of(std::span(&atom, 1));
   }
-  x.tensor = builder_.Add1(log ? "log_softmax" : "softmax",
-                           Unique(NameOf(node)), {x.tensor},
-                           rule + "->" + rule);
+  x.tensor =
+      builder_.Add1(log ? "log_softmax" : "softmax", Unique(NameOf(node)),
+                    {x.tensor}, rule + "->" + rule);
   return x;
 }
 
@@ -562,8 +557,8 @@ Result<void> Walk::Reduce(const OnnxNode& node) {
     y.own.push_back(atom);
   }
   TESSERA_RETURN_IF_ERROR(CheckRule(y.own, {&x}));
-  y.tensor = builder_.Add1(op, Unique(NameOf(node)), {x.tensor},
-                           from + "->" + to);
+  y.tensor =
+      builder_.Add1(op, Unique(NameOf(node)), {x.tensor}, from + "->" + to);
   Set(node, ActivationValue(std::move(y)));
   return {};
 }
@@ -595,8 +590,7 @@ Result<Activation> Walk::Placed(const OnnxNode& node, Activation x, size_t d,
   std::string right;
   for (Atom& atom : x.own) {
     const bool here = atom.id == from.id;
-    const std::string letter =
-        here ? "" : letters.Of(std::span(&atom, 1));
+    const std::string letter = here ? "" : letters.Of(std::span(&atom, 1));
     left += here ? "m!" : letter;
     right += here ? "d!" : letter;
     if (here) atom = to;
@@ -703,8 +697,7 @@ std::string Walk::NumberOf(const OnnxNode& node, double value) {
 Result<std::string> Walk::Part(const OnnxNode& node, std::string op,
                                std::vector<std::string> inputs,
                                std::vector<OnnxAttribute> attributes) {
-  const std::string name =
-      node.outputs[0] + "#" + std::to_string(next_part_++);
+  const std::string name = node.outputs[0] + "#" + std::to_string(next_part_++);
   OnnxNode& part = parts_.emplace_back();
   part.name = NameOf(node) + "." + op;
   part.op = std::move(op);
@@ -731,10 +724,10 @@ Result<void> Walk::Variadic(const OnnxNode& node) {
     TESSERA_TRY(total, Part(node, op, {total, node.inputs[i]}));
   }
   if (node.op == "Mean") {
-    TESSERA_TRY(total,
-                Part(node, "Mul",
-                     {total, NumberOf(node, 1 / Number(std::ssize(
-                                                    node.inputs)))}));
+    TESSERA_TRY(
+        total,
+        Part(node, "Mul",
+             {total, NumberOf(node, 1 / Number(std::ssize(node.inputs)))}));
   }
   Rename(node, total);
   return {};
@@ -762,9 +755,7 @@ Result<void> Walk::Function1(const OnnxNode& node) {
     more.insert(more.begin(), *y);
     y = Part(node, op, std::move(more));
   };
-  const auto of_x = [&](const std::string& op) {
-    return Part(node, op, {x});
-  };
+  const auto of_x = [&](const std::string& op) { return Part(node, op, {x}); };
   if (node.op == "HardSigmoid" || node.op == "HardSwish") {
     const bool swish = node.op == "HardSwish";
     then("Mul", {number(swish ? 1.0 / 6 : node.Float("alpha", 0.2))});
@@ -773,8 +764,10 @@ Result<void> Walk::Function1(const OnnxNode& node) {
     then("Min", {number(1)});
     if (swish) then("Mul", {x});
   } else if (node.op == "Selu") {
-    y = Part(node, "Elu", {x},
-             {{.name = "alpha", .f = node.Float("alpha", 1.67326319217681884)}});
+    OnnxAttribute alpha;
+    alpha.name = "alpha";
+    alpha.f = node.Float("alpha", 1.67326319217681884);
+    y = Part(node, "Elu", {x}, {alpha});
     then("Mul", {number(node.Float("gamma", 1.05070102214813232))});
   } else if (node.op == "Celu") {
     const double alpha = node.Float("alpha", 1);

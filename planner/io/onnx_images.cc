@@ -359,11 +359,15 @@ Result<void> Walk::GlobalAveragePool(const OnnxNode& node) {
 Result<void> Walk::GlobalMaxPool(const OnnxNode& node) {
   std::vector<int64_t> axes(ShapeOf(In(node, 0)).size());
   std::iota(axes.begin(), axes.end(), 0);
-  axes.erase(axes.begin(), axes.begin() + std::min<int64_t>(
-                                              2, std::ssize(axes)));
-  TESSERA_TRY(const std::string y,
-              Part(node, node.op == "GlobalMaxPool" ? "ReduceMax" : "ReduceMean",
-                   {node.inputs[0]}, {{.name = "axes", .ints = axes}}));
+  axes.erase(axes.begin(),
+             axes.begin() + std::min<int64_t>(2, std::ssize(axes)));
+  OnnxAttribute over;
+  over.name = "axes";
+  over.ints = axes;
+  TESSERA_TRY(
+      const std::string y,
+      Part(node, node.op == "GlobalMaxPool" ? "ReduceMax" : "ReduceMean",
+           {node.inputs[0]}, {over}));
   Rename(node, y);
   return {};
 }
@@ -407,7 +411,8 @@ Result<void> Walk::Concat(const OnnxNode& node) {
   std::string behind;
   for (size_t at = 0; at < joint.own.size(); ++at) {
     if (at == place) continue;
-    (at < place ? front : behind) += others.Of(std::span(joint.own).subspan(at, 1));
+    (at < place ? front : behind) +=
+        others.Of(std::span(joint.own).subspan(at, 1));
   }
   for (size_t first = 1; first < parts.size();) {
     const size_t last = std::min(parts.size(), first + kLetters.size() - 1);
@@ -423,10 +428,9 @@ Result<void> Walk::Concat(const OnnxNode& node) {
                 Whole(AtomOf(node, "c" + std::to_string(last)), channels,
                       joint.own[place].letter));
     joint.dims[axis] = {joint.own[place]};
-    joint.tensor = builder_.Add1("concat_channels", Unique(name),
-                                 std::move(operands),
-                                 rule + "->" + front + "d!" + behind,
-                                 {{"channels", Number(channels)}});
+    joint.tensor = builder_.Add1(
+        "concat_channels", Unique(name), std::move(operands),
+        rule + "->" + front + "d!" + behind, {{"channels", Number(channels)}});
     first = last;
   }
   Set(node, ActivationValue(std::move(joint)));

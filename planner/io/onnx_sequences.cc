@@ -64,9 +64,8 @@ Result<void> Walk::Select(const OnnxNode& node) {
         return InvalidInput("expected places equally far from each other");
       }
     }
-    TESSERA_TRY(Activation y,
-                SliceOf(node, std::move(x), *axis, from(0), step,
-                        std::ssize(at), ".places"));
+    TESSERA_TRY(Activation y, SliceOf(node, std::move(x), *axis, from(0), step,
+                                      std::ssize(at), ".places"));
     if (place.shape.empty()) {
       // Its place is one of the dimension beside it.
       const Dim one = y.dims[*axis];
@@ -274,11 +273,10 @@ Result<void> Walk::Product(const OnnxNode& node) {
   TESSERA_TRY(q, Materialise(std::move(q)));
   TESSERA_TRY(right, Materialise(std::move(right)));
   const size_t rank = q.dims.size();
-  if (rank < 3 || right.dims.size() != rank ||
-      left.Is(Value::Kind::kSoftmax) || !IsSoftened(node) ||
+  if (rank < 3 || right.dims.size() != rank || left.Is(Value::Kind::kSoftmax) ||
+      !IsSoftened(node) ||
       Extent(q.dims[rank - 1]) != Extent(right.dims[rank - 2])) {
-    TESSERA_TRY(Activation y,
-                ProductOf(node, std::move(q), std::move(right)));
+    TESSERA_TRY(Activation y, ProductOf(node, std::move(q), std::move(right)));
     if (scale != 1) {
       y.f = MakeExpression("Mul", {{{}, {}}, {scale, {}}}, NameOf(node));
     }
@@ -414,9 +412,8 @@ Result<void> Walk::Split(const OnnxNode& node) {
     Activation piece;
     if (!of_layer) {
       TESSERA_TRY(piece, Computed(node, 0));
-      const int64_t start =
-          std::accumulate(sizes.begin(), sizes.begin() + static_cast<int64_t>(i),
-                          int64_t{0});
+      const int64_t start = std::accumulate(
+          sizes.begin(), sizes.begin() + static_cast<int64_t>(i), int64_t{0});
       TESSERA_TRY(piece, SliceOf(node, std::move(piece), *axis, start, 1,
                                  sizes[i], "." + std::to_string(i) + "_"));
       Set(node, ActivationValue(std::move(piece)), i);

@@ -162,8 +162,8 @@ Result<Atom> Walk::Whole(const std::string& name, int64_t extent, char letter) {
 }
 
 Result<Activation> Walk::Trained(const Value& value) {
-  const std::string key = value.weight + " " +
-                          TextOf({value.order.begin(), value.order.end()});
+  const std::string key =
+      value.weight + " " + TextOf({value.order.begin(), value.order.end()});
   const auto made = trained_.find(key);
   if (made != trained_.end()) return made->second;
   Activation x;
@@ -177,8 +177,8 @@ Result<Activation> Walk::Trained(const Value& value) {
   x.own = Flatten(x.dims);
   std::vector<size_t> order(value.order.size());
   std::iota(order.begin(), order.end(), 0);
-  TESSERA_TRY(x.tensor, Weight(value, std::move(order), ExtentsOf(x.own),
-                               kTableStddev));
+  TESSERA_TRY(x.tensor,
+              Weight(value, std::move(order), ExtentsOf(x.own), kTableStddev));
   // A node of its own has the gradient, whatever reads the weight.
   const std::string letters = Letters().Of(x.own);
   x.tensor = builder_.Add1("scale", Unique(value.weight + ".read"), {x.tensor},
@@ -368,8 +368,7 @@ Result<void> Walk::Gemm(const OnnxNode& node) {
 Result<void> Walk::MatMul(const OnnxNode& node) {
   const Value& w = In(node, 1);
   if (!w.Is(Value::Kind::kWeight) || ShapeOf(w).size() != 2 ||
-      In(node, 0).Is(Value::Kind::kWeight) ||
-      ShapeOf(In(node, 0)).size() < 2) {
+      In(node, 0).Is(Value::Kind::kWeight) || ShapeOf(In(node, 0)).size() < 2) {
     return Product(node);
   }
   TESSERA_TRY(Activation x, Computed(node, 0));

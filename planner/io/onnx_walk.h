@@ -126,9 +126,8 @@ class Walk {
                          std::span<const Activation* const> operands);
   Result<void> CheckRule(std::span<const Atom> result,
                          std::initializer_list<const Activation*> operands) {
-    return CheckRule(
-        result, std::span<const Activation* const>(operands.begin(),
-                                                   operands.size()));
+    return CheckRule(result, std::span<const Activation* const>(
+                                 operands.begin(), operands.size()));
   }
   // The matrix product of the last two dimensions.
   Result<Activation> ProductOf(const OnnxNode& node, Activation x,

@@ -1,7 +1,7 @@
 // Arithmetic of two operands, each with some of the result's factors: it is the
 // same along those that it lacks, as in "bsh,h->bsh". The gradient of such an
-// operand is a sum over them, and partial where one of them is split. The node's
-// rule names the factors, in any order.
+// operand is a sum over them, and partial where one of them is split. The
+// node's rule names the factors, in any order.
 
 #include <algorithm>
 

@@ -82,10 +82,8 @@ std::vector<OpDef> ReductionOps() {
        .form = kWholeForm,
        .adjoints = {{"reduce_variance_dx", "dy0,x0->dx0"}},
        .flops = FlopsPerPoint<4>,
-       .attributes = {{.name = "correction",
-                       .least = 0,
-                       .most = 1,
-                       .whole = true}}},
+       .attributes =
+           {{.name = "correction", .least = 0, .most = 1, .whole = true}}},
       {.name = "reduce_variance_dx",
        .summary = "gradient of reduce_variance",
        .flops = FlopsPerPoint<4>,

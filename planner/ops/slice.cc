@@ -36,8 +36,8 @@ Bytes SliceBytes(const OpCall& call) {
 std::string SliceProblem(const OpCall& call) {
   const auto m = static_cast<double>(call.Extent('m'));
   const double last =
-      call.attribute("start") + static_cast<double>(call.Extent('d') - 1) *
-                                    call.attribute("step");
+      call.attribute("start") +
+      static_cast<double>(call.Extent('d') - 1) * call.attribute("step");
   if (call.attribute("step") == 0) return "'step' is 0";
   if (call.attribute("start") < m && last >= 0 && last < m) return "";
   return "takes places beyond the " + std::to_string(call.Extent('m')) +
@@ -45,8 +45,7 @@ std::string SliceProblem(const OpCall& call) {
 }
 
 std::string PadProblem(const OpCall& call) {
-  const double room =
-      static_cast<double>(call.Extent('d') - call.Extent('m'));
+  const double room = static_cast<double>(call.Extent('d') - call.Extent('m'));
   if (call.attribute("before") <= room) return "";
   return "has no room for " + std::to_string(call.Extent('m')) + " places";
 }

@@ -56,8 +56,8 @@ Points PointsOver(const KernelCall& call, std::span<const uint8_t> factors,
     bool joins = points.dims > 0;
     for (size_t t = 0; t < tensors.size(); ++t) {
       strides[t] = StrideOf(tensors[t], factor);
-      joins = joins &&
-              points.strides[points.dims - 1][t] == strides[t] * extent;
+      joins =
+          joins && points.strides[points.dims - 1][t] == strides[t] * extent;
     }
     if (!joins) ++points.dims;
     const int at = points.dims - 1;
@@ -99,8 +99,7 @@ MatrixBatch AsMatrixBatch(const KernelCall& call) {
   for (uint8_t f : b) {
     if (!holds(d, f) && !holds(a, f)) return {};
   }
-  const auto joined = [](const Indices& x, const Indices& y,
-                         const Indices& z) {
+  const auto joined = [](const Indices& x, const Indices& y, const Indices& z) {
     Indices all = x;
     all.insert(all.end(), y.begin(), y.end());
     all.insert(all.end(), z.begin(), z.end());

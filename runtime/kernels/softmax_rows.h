@@ -20,7 +20,8 @@ inline SoftmaxRows SoftmaxRowsOf(const KernelCall& call,
   const auto z = static_cast<uint8_t>(rule.FactorOf('z'));
   Indices others = FactorsBut(rule, {z});
   // The order of Coupling::state_indices.
-  std::ranges::sort(others, {}, [&](uint8_t f) { return rule.factors[f].letter; });
+  std::ranges::sort(others, {},
+                    [&](uint8_t f) { return rule.factors[f].letter; });
   return {PointsOver(call, others, tensors),
           PointsOver(call, Indices{z}, tensors)};
 }

@@ -60,8 +60,8 @@ void DivideDx(const KernelCall& call) {
 // dy, a, b -> db.
 template <typename T>
 void DivideDy(const KernelCall& call) {
-  SumOver<T, 3>(
-      call, [](const auto& v) { return -v[0] * v[1] / (v[2] * v[2]); });
+  SumOver<T, 3>(call,
+                [](const auto& v) { return -v[0] * v[1] / (v[2] * v[2]); });
 }
 
 template <typename T>

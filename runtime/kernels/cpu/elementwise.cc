@@ -303,11 +303,12 @@ void Power(const KernelCall& call) {
 template <typename T>
 void PowerDx(const KernelCall& call) {
   const T exponent = static_cast<T>(call.attribute("exponent"));
-  Binary<T>(call, [exponent](const Block<T>& dy, const Block<T>& x) -> Block<T> {
-    return dy * exponent * x.unaryExpr([exponent](T v) {
-      return std::pow(v, exponent - 1);
-    });
-  });
+  Binary<T>(call,
+            [exponent](const Block<T>& dy, const Block<T>& x) -> Block<T> {
+              return dy * exponent * x.unaryExpr([exponent](T v) {
+                return std::pow(v, exponent - 1);
+              });
+            });
 }
 
 template <typename T>

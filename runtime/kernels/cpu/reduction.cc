@@ -44,17 +44,17 @@ void ReduceMeanDx(const KernelCall& call) {
 // x -> y.
 template <typename T>
 void ReduceMax(const KernelCall& call) {
-  const std::array<Placed, 2> placed = {PlacedOperand(call, 0), PlacedResult(call, 0)};
+  const std::array<Placed, 2> placed = {PlacedOperand(call, 0),
+                                        PlacedResult(call, 0)};
   const Indices& kept = call.rule->results[0];
   const Points outer = PointsOver(call, kept, placed);
-  const Points inner =
-      PointsOver(call, FactorsBut(*call.rule, kept), placed);
+  const Points inner = PointsOver(call, FactorsBut(*call.rule, kept), placed);
   const T* const x = call.operands[0].as<const T>();
   ForEachPoint(call, outer, inner.count, [&](int64_t, const Places& start) {
     T most = x[start[0]];
-    ForEachPoint(
-        inner, 0, inner.count, start,
-        [&](int64_t, const Places& at) { most = std::max(most, x[at[0]]); });
+    ForEachPoint(inner, 0, inner.count, start, [&](int64_t, const Places& at) {
+      most = std::max(most, x[at[0]]);
+    });
     call.results[0].as<T>()[start[1]] = most;
   });
 }
@@ -62,28 +62,26 @@ void ReduceMax(const KernelCall& call) {
 // dy, x, y -> dx.
 template <typename T>
 void ReduceMaxDx(const KernelCall& call) {
-  const std::array<Placed, 4> placed = {PlacedOperand(call, 0), PlacedOperand(call, 1),
-                                        PlacedOperand(call, 2), PlacedResult(call, 0)};
+  const std::array<Placed, 4> placed = {
+      PlacedOperand(call, 0), PlacedOperand(call, 1), PlacedOperand(call, 2),
+      PlacedResult(call, 0)};
   const Indices& kept = call.rule->operands[0];
   const Points outer = PointsOver(call, kept, placed);
-  const Points inner =
-      PointsOver(call, FactorsBut(*call.rule, kept), placed);
+  const Points inner = PointsOver(call, FactorsBut(*call.rule, kept), placed);
   const T* const x = call.operands[1].as<const T>();
   T* const dx = call.results[0].as<T>();
   ForEachPoint(call, outer, inner.count, [&](int64_t, const Places& start) {
     const T most = call.operands[2].as<const T>()[start[2]];
     double times = 0;
-    ForEachPoint(
-        inner, 0, inner.count, start,
-        [&](int64_t, const Places& at) { times += x[at[1]] == most; });
+    ForEachPoint(inner, 0, inner.count, start,
+                 [&](int64_t, const Places& at) { times += x[at[1]] == most; });
     const T share = static_cast<T>(
         static_cast<double>(call.operands[0].as<const T>()[start[0]]) / times);
-    ForEachPoint(inner, 0, inner.count, start,
-                 [&](int64_t, const Places& at) {
-                   const T value = x[at[1]] == most ? share : T{0};
-                   T& to = dx[at[3]];
-                   to = call.accumulate ? to + value : value;
-                 });
+    ForEachPoint(inner, 0, inner.count, start, [&](int64_t, const Places& at) {
+      const T value = x[at[1]] == most ? share : T{0};
+      T& to = dx[at[3]];
+      to = call.accumulate ? to + value : value;
+    });
   });
 }
 
@@ -99,22 +97,21 @@ double MeanOf(const T* x, const Points& inner, const Places& start, size_t k) {
 // x -> y.
 template <typename T>
 void ReduceVariance(const KernelCall& call) {
-  const std::array<Placed, 2> placed = {PlacedOperand(call, 0), PlacedResult(call, 0)};
+  const std::array<Placed, 2> placed = {PlacedOperand(call, 0),
+                                        PlacedResult(call, 0)};
   const Indices& kept = call.rule->results[0];
   const Points outer = PointsOver(call, kept, placed);
-  const Points inner =
-      PointsOver(call, FactorsBut(*call.rule, kept), placed);
+  const Points inner = PointsOver(call, FactorsBut(*call.rule, kept), placed);
   const double divisor =
       static_cast<double>(inner.count) - call.attribute("correction");
   const T* const x = call.operands[0].as<const T>();
   ForEachPoint(call, outer, inner.count, [&](int64_t, const Places& start) {
     const double mean = MeanOf(x, inner, start, 0);
     double squares = 0;
-    ForEachPoint(inner, 0, inner.count, start,
-                 [&](int64_t, const Places& at) {
-                   const double d = static_cast<double>(x[at[0]]) - mean;
-                   squares += d * d;
-                 });
+    ForEachPoint(inner, 0, inner.count, start, [&](int64_t, const Places& at) {
+      const double d = static_cast<double>(x[at[0]]) - mean;
+      squares += d * d;
+    });
     call.results[0].as<T>()[start[1]] = static_cast<T>(squares / divisor);
   });
 }
@@ -122,12 +119,11 @@ void ReduceVariance(const KernelCall& call) {
 // dy, x -> dx = 2 dy (x - mean) / (n - correction).
 template <typename T>
 void ReduceVarianceDx(const KernelCall& call) {
-  const std::array<Placed, 3> placed = {PlacedOperand(call, 0), PlacedOperand(call, 1),
-                                        PlacedResult(call, 0)};
+  const std::array<Placed, 3> placed = {
+      PlacedOperand(call, 0), PlacedOperand(call, 1), PlacedResult(call, 0)};
   const Indices& kept = call.rule->operands[0];
   const Points outer = PointsOver(call, kept, placed);
-  const Points inner =
-      PointsOver(call, FactorsBut(*call.rule, kept), placed);
+  const Points inner = PointsOver(call, FactorsBut(*call.rule, kept), placed);
   const double divisor =
       static_cast<double>(inner.count) - call.attribute("correction");
   const T* const x = call.operands[1].as<const T>();
@@ -137,13 +133,12 @@ void ReduceVarianceDx(const KernelCall& call) {
     const double slope =
         2 * static_cast<double>(call.operands[0].as<const T>()[start[0]]) /
         divisor;
-    ForEachPoint(inner, 0, inner.count, start,
-                 [&](int64_t, const Places& at) {
-                   const T value = static_cast<T>(
-                       slope * (static_cast<double>(x[at[1]]) - mean));
-                   T& to = dx[at[2]];
-                   to = call.accumulate ? to + value : value;
-                 });
+    ForEachPoint(inner, 0, inner.count, start, [&](int64_t, const Places& at) {
+      const T value =
+          static_cast<T>(slope * (static_cast<double>(x[at[1]]) - mean));
+      T& to = dx[at[2]];
+      to = call.accumulate ? to + value : value;
+    });
   });
 }
 

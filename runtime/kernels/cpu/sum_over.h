@@ -68,18 +68,16 @@ void SumOver(const KernelCall& call, F f, Finish finish) {
   T* const to = call.results[0].as<T>();
   const Indices& kept = call.rule->results[0];
   const Points outer = PointsOver(call, kept, placed);
-  const Points inner =
-      PointsOver(call, FactorsBut(*call.rule, kept), placed);
+  const Points inner = PointsOver(call, FactorsBut(*call.rule, kept), placed);
   ForEachPoint(call, outer, inner.count, [&](int64_t, const Places& start) {
     double sum = 0;
-    ForEachPoint(inner, 0, inner.count, start,
-                 [&](int64_t, const Places& at) {
-                   std::array<T, kOperands> values;
-                   for (size_t i = 0; i < kOperands; ++i) {
-                     values[i] = from[i] == nullptr ? T{0} : from[i][at[i]];
-                   }
-                   sum += static_cast<double>(f(values));
-                 });
+    ForEachPoint(inner, 0, inner.count, start, [&](int64_t, const Places& at) {
+      std::array<T, kOperands> values;
+      for (size_t i = 0; i < kOperands; ++i) {
+        values[i] = from[i] == nullptr ? T{0} : from[i][at[i]];
+      }
+      sum += static_cast<double>(f(values));
+    });
     T& y = to[start[kOperands]];
     const T value = static_cast<T>(finish(sum));
     y = call.accumulate ? y + value : value;

@@ -42,8 +42,8 @@ void ConcatChannels(const KernelCall& call) {
     const int64_t size = x.elements() / runs;
     ByType({x, z}, [&]<typename T>() {
       Launch(CopyRuns<T>, BlocksFor(*call.queue, x.elements()), kThreads, 0,
-             *call.queue, Elements<T>(x), size, Elements<T>(z), z.elements() / runs,
-             first, int64_t{0}, size, x.elements());
+             *call.queue, Elements<T>(x), size, Elements<T>(z),
+             z.elements() / runs, first, int64_t{0}, size, x.elements());
     });
     first += size;
   }
@@ -58,8 +58,8 @@ void ConcatChannelsDx(const KernelCall& call) {
     const int64_t size = dx.elements() / runs;
     ByType({dz, dx}, [&]<typename T>() {
       Launch(CopyRuns<T>, BlocksFor(*call.queue, dx.elements()), kThreads, 0,
-             *call.queue, Elements<T>(dz), dz.elements() / runs, Elements<T>(dx),
-             size, int64_t{0}, first, size, dx.elements());
+             *call.queue, Elements<T>(dz), dz.elements() / runs,
+             Elements<T>(dx), size, int64_t{0}, first, size, dx.elements());
     });
     first += size;
   }

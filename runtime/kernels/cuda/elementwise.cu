@@ -115,9 +115,7 @@ struct Sqrt {
   __device__ float operator()(float x) const { return sqrtf(x); }
 };
 struct SqrtDx {
-  __device__ float operator()(float dy, float y) const {
-    return 0.5F * dy / y;
-  }
+  __device__ float operator()(float dy, float y) const { return 0.5F * dy / y; }
 };
 
 struct Reciprocal {
@@ -149,18 +147,14 @@ struct Sin {
   __device__ float operator()(float x) const { return sinf(x); }
 };
 struct SinDx {
-  __device__ float operator()(float dy, float x) const {
-    return dy * cosf(x);
-  }
+  __device__ float operator()(float dy, float x) const { return dy * cosf(x); }
 };
 
 struct Cos {
   __device__ float operator()(float x) const { return cosf(x); }
 };
 struct CosDx {
-  __device__ float operator()(float dy, float x) const {
-    return -dy * sinf(x);
-  }
+  __device__ float operator()(float dy, float x) const { return -dy * sinf(x); }
 };
 
 struct Softplus {
@@ -361,8 +355,8 @@ void Scale(const KernelCall& call) {
   const int64_t n = y.elements();
   ByType({x, y}, [&]<typename T>() {
     Launch(MultiplyBy<T>, BlocksForVectors(*call.queue, n), kThreads, 0,
-           *call.queue, Elements<T>(x),
-           Number(call, "factor"), call.accumulate, Elements<T>(y), n);
+           *call.queue, Elements<T>(x), Number(call, "factor"), call.accumulate,
+           Elements<T>(y), n);
   });
 }
 

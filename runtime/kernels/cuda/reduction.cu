@@ -78,8 +78,7 @@ template <typename T, int k>
 __device__ float MeanOfRow(const Points& inner, const Places& start,
                            const Elements<T>& x) {
   float sum = 0;
-  ForEachOfRow(inner, start,
-               [&](const Places& at) { sum += x.Get(at.of[k]); });
+  ForEachOfRow(inner, start, [&](const Places& at) { sum += x.Get(at.of[k]); });
   return Sum(sum) / static_cast<float>(inner.count);
 }
 

@@ -33,12 +33,11 @@ __global__ void SpreadPlaces(PlacesOf from, PlacesOf to, int64_t first,
        i += stride) {
     const int64_t ahead = i / to.inner % to.places - first;
     const int64_t place = ahead / step;
-    const bool there =
-        ahead % step == 0 && place >= 0 && place < from.places;
+    const bool there = ahead % step == 0 && place >= 0 && place < from.places;
     const int64_t row = i / to.inner / to.places;
-    y.Set(i, there ? x.Get((row * from.places + place) * from.inner +
-                           i % to.inner)
-                   : value);
+    y.Set(i,
+          there ? x.Get((row * from.places + place) * from.inner + i % to.inner)
+                : value);
   }
 }
 

@@ -117,8 +117,7 @@ void Softmax(const KernelCall& call) {
   ByType({x, y}, [&]<typename T>() {
     Launch(Forward<T, kLog>, GridOfRows(rows.rows.count), BlockOfRows(), 0,
            *call.queue, rows, Elements<T>(x), Elements<Any>(call.operands[1]),
-           call.operands[1].elements() / (2 * rows.rows.count),
-           Elements<T>(y));
+           call.operands[1].elements() / (2 * rows.rows.count), Elements<T>(y));
   });
 }
 

@@ -37,9 +37,9 @@ template <typename T, int kOperands, bool kBlocks, typename F>
 __global__ void SumPoints(Points outer, Points inner,
                           Sources<T, kOperands> from, Elements<T> to, F f,
                           float factor, bool accumulate) {
-  const int64_t first =
-      kBlocks ? int64_t{blockIdx.x}
-              : int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int64_t first = kBlocks
+                            ? int64_t{blockIdx.x}
+                            : int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t step =
       kBlocks ? int64_t{gridDim.x} : int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = first; i < outer.count; i += step) {
