@@ -204,6 +204,7 @@ Result<TensorId> Walk::Weight(const Value& value, std::vector<size_t> order,
     const TensorId id = builder_.Weight(
         Unique(value.weight), shape, {.stddev = stddev, .constant = constant},
         order.size() > 1);
+    made_weights_.push_back({value.source->name, id, order});
     weights_[value.weight] = {id, std::move(order), shape};
     return id;
   }
@@ -898,16 +899,63 @@ void CutIntoBlocks(Graph& graph) {
 
 }  // namespace
 
-Result<Graph> Walk::Finish() {
-  if (!problems_.empty()) {
-    std::string text = std::to_string(problems_.size()) + " of " +
-                       std::to_string(model_.nodes.size()) +
-                       " nodes cannot be mapped";
-    for (size_t i = 0; i < problems_.size(); ++i) {
-      text += (i == 0 ? ": " : "; ") + problems_[i];
-    }
-    return InvalidInput(text, path_);
+Result<void> Walk::Problems() const {
+  if (problems_.empty()) return {};
+  std::string text = std::to_string(problems_.size()) + " of " +
+                     std::to_string(model_.nodes.size()) +
+                     " nodes cannot be mapped";
+  for (size_t i = 0; i < problems_.size(); ++i) {
+    text += (i == 0 ? ": " : "; ") + problems_[i];
   }
+  return InvalidInput(text, path_);
+}
+
+Result<OnnxComputation> Walk::FinishComputation() {
+  TESSERA_RETURN_IF_ERROR(Problems());
+  OnnxComputation made;
+  TensorId loss;
+  for (const std::string& name : model_.outputs) {
+    const std::string where = path_ + ": output '" + name + "'";
+    OnnxNode reader;
+    reader.name = name + ".sum";
+    reader.inputs = {name};
+    reader.outputs = {name + ".sum"};
+    OnnxComputation::Output& output = made.outputs.emplace_back();
+    output.name = name;
+    if (In(reader, 0).Is(Value::Kind::kConstant)) {
+      output.shape = In(reader, 0).constant.shape;
+      output.values = In(reader, 0).constant.values;
+      continue;
+    }
+    auto x = Computed(reader, 0);
+    if (x) x = Materialise(*std::move(x));
+    if (!x) return x.error().At(where);
+    output.tensor = x->tensor;
+    output.shape = ShapeOf(ActivationValue(*x));
+    for (const Atom& atom : Flatten(x->dims)) {
+      const auto at = std::ranges::find(x->own, atom.id, &Atom::id);
+      output.order.push_back(static_cast<size_t>(at - x->own.begin()));
+    }
+    const std::string letters = Letters().Of(x->own);
+    const TensorId sum = builder_.Add1("reduce_sum", Unique(reader.name),
+                                       {x->tensor}, letters + "->");
+    loss = loss.valid() ? builder_.Add1("add", Unique(reader.name + ".all"),
+                                        {loss, sum}, ",->")
+                        : sum;
+  }
+  if (loss.valid()) {
+    TESSERA_TRY(made.graph, builder_.Finish(loss));
+  }
+  for (const BoundInput& input : sizes_.inputs) {
+    made.inputs.push_back(
+        {input.input->name, values_[input.input->name].x.tensor});
+  }
+  made.weights = made_weights_;
+  return made;
+}
+
+Result<Graph> Walk::Finish() {
+  TESSERA_RETURN_IF_ERROR(Problems());
   std::string output = model_.outputs.empty() ? "" : model_.outputs.back();
   const auto chosen = options_.overrides.find("output");
   if (chosen != options_.overrides.end()) output = chosen->second.text;

@@ -16,6 +16,7 @@
 
 #include "planner/base/result.h"
 #include "planner/io/importer.h"
+#include "planner/io/onnx.h"
 #include "planner/io/onnx_file.h"
 #include "planner/io/onnx_fold.h"
 #include "planner/io/onnx_value.h"
@@ -57,6 +58,8 @@ class Walk {
   void Run();
   // The loss of an output.
   Result<Graph> Finish();
+  // The sum of all outputs.
+  Result<OnnxComputation> FinishComputation();
 
   using Handler = Result<void> (Walk::*)(const OnnxNode&);
   struct Row {
@@ -67,6 +70,9 @@ class Walk {
   static std::span<const Row> Rows();
 
  private:
+  // All nodes that could not be mapped, if any.
+  Result<void> Problems() const;
+
   // ---- values
   const Value& In(const OnnxNode& node, size_t i) const;
   bool Has(const OnnxNode& node, size_t i) const;
@@ -246,6 +252,7 @@ class Walk {
   std::set<const OnnxNode*> done_;  // by a node in front of them
   std::set<std::string> names_;
   std::map<std::string, MadeWeight> weights_;
+  std::vector<OnnxComputation::Weight> made_weights_;
   std::map<std::pair<TensorId, std::shared_ptr<const Expression>>, TensorId>
       materialised_;
   std::map<std::string, Activation> trained_;
