@@ -47,7 +47,7 @@ Result<int64_t> Agreed(const OnnxDimension& dim, int64_t given,
 // Extents of all inputs: the first dimension is the batch, the second one of
 // whole numbers the sequence; others are in the file, or set by their symbols.
 Result<Sizes> BindInputs(const OnnxModel& model, const std::string& path,
-                         const ImportOptions& options) {
+                         const ImportOptions& options, bool needs_inputs) {
   Sizes sizes;
   std::set<std::string> read;
   for (const OnnxNode& node : model.nodes) {
@@ -116,9 +116,10 @@ Result<Sizes> BindInputs(const OnnxModel& model, const std::string& path,
     return Error{ErrorCode::kNotFound,
                  UnknownName("key or symbol", key, known).message, path};
   }
-  if (sizes.inputs.empty()) {
+  if (sizes.inputs.empty() && needs_inputs) {
     return InvalidInput("has no inputs that its nodes read", path);
   }
+  sizes.batch = std::max<int64_t>(1, sizes.batch);
   if (!any_sequence && options.seq_len > 1 && options.warnings != nullptr) {
     options.warnings->push_back(
         path + ": its inputs have no sequence: its length is left out");
@@ -151,6 +152,46 @@ Result<Sizes> BindInputs(const OnnxModel& model, const std::string& path,
   return sizes;
 }
 
+// finish(walk) of the last walk over the file's nodes.
+template <typename T, typename Finish>
+Result<T> Walked(const std::string& path, const ImportOptions& options,
+                 bool needs_inputs, Finish finish) {
+  TESSERA_TRY(const OnnxModel model, ReadOnnxFile(path));
+  if (model.opset < kLeastOpset || model.opset > kMostOpset) {
+    return InvalidInput("has operators of version " +
+                            std::to_string(model.opset) + ": expected " +
+                            std::to_string(kLeastOpset) + " to " +
+                            std::to_string(kMostOpset),
+                        path);
+  }
+  if (options.dtype.has_value() && !IsFloat(*options.dtype)) {
+    return InvalidInput(
+        "parameters cannot be " + std::string(NameOf(*options.dtype)), path);
+  }
+  TESSERA_TRY(const Sizes sizes,
+              BindInputs(model, path, options, needs_inputs));
+  Walk::Masks masks;
+  // Masks are as large as the batch and the sequence squared. They are read in
+  // a small one, where the file leaves these open.
+  ImportOptions few = options;
+  few.global_batch = std::min<int64_t>(2, sizes.batch);
+  few.seq_len = std::min<int64_t>(8, sizes.seq_len);
+  few.warnings = nullptr;
+  if (const auto small = BindInputs(model, path, few, needs_inputs)) {
+    Atoms atoms;
+    Walk(model, path, *small, few, atoms, masks).Run();
+  }
+  // Each walk but the last finds dimensions that those before it left whole.
+  constexpr int kMostWalks = 100;
+  Atoms atoms;
+  for (int i = 0; i < kMostWalks; ++i) {
+    Walk walk(model, path, sizes, options, atoms, masks);
+    walk.Run();
+    if (!atoms.Changed()) return finish(walk);
+  }
+  return InvalidInput("its reshapes take dimensions apart without end", path);
+}
+
 }  // namespace
 
 bool IsOnnx(const std::string& path) {
@@ -167,39 +208,15 @@ std::vector<OnnxOperator> OnnxOperators() {
 
 Result<Graph> ImportOnnx(const std::string& path,
                          const ImportOptions& options) {
-  TESSERA_TRY(const OnnxModel model, ReadOnnxFile(path));
-  if (model.opset < kLeastOpset || model.opset > kMostOpset) {
-    return InvalidInput("has operators of version " +
-                            std::to_string(model.opset) + ": expected " +
-                            std::to_string(kLeastOpset) + " to " +
-                            std::to_string(kMostOpset),
-                        path);
-  }
-  if (options.dtype.has_value() && !IsFloat(*options.dtype)) {
-    return InvalidInput(
-        "parameters cannot be " + std::string(NameOf(*options.dtype)), path);
-  }
-  TESSERA_TRY(const Sizes sizes, BindInputs(model, path, options));
-  Walk::Masks masks;
-  // Masks are as large as the batch and the sequence squared. They are read in
-  // a small one, where the file leaves these open.
-  ImportOptions few = options;
-  few.global_batch = std::min<int64_t>(2, sizes.batch);
-  few.seq_len = std::min<int64_t>(8, sizes.seq_len);
-  few.warnings = nullptr;
-  if (const auto small = BindInputs(model, path, few)) {
-    Atoms atoms;
-    Walk(model, path, *small, few, atoms, masks).Run();
-  }
-  // Each walk but the last finds dimensions that those before it left whole.
-  constexpr int kMostWalks = 100;
-  Atoms atoms;
-  for (int i = 0; i < kMostWalks; ++i) {
-    Walk walk(model, path, sizes, options, atoms, masks);
-    walk.Run();
-    if (!atoms.Changed()) return walk.Finish();
-  }
-  return InvalidInput("its reshapes take dimensions apart without end", path);
+  return Walked<Graph>(path, options, /*needs_inputs=*/true,
+                       [](Walk& walk) { return walk.Finish(); });
+}
+
+Result<OnnxComputation> ImportOnnxComputation(const std::string& path,
+                                              const ImportOptions& options) {
+  return Walked<OnnxComputation>(
+      path, options, /*needs_inputs=*/false,
+      [](Walk& walk) { return walk.FinishComputation(); });
 }
 
 }  // namespace tessera

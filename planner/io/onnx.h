@@ -32,4 +32,36 @@ std::vector<OnnxOperator> OnnxOperators();
 // that cannot be mapped.
 Result<Graph> ImportOnnx(const std::string& path, const ImportOptions& options);
 
+// What the file at `path` computes, without a loss of its own: what tests hold
+// against other programs that run such files.
+struct OnnxComputation {
+  Graph graph;  // without its backward pass; the loss is the sum of all results
+  struct Input {
+    std::string name;  // the file's
+    TensorId tensor;
+  };
+  // The file's tensor with its dimensions in another order, and then in the
+  // shape of the graph's.
+  struct Weight {
+    std::string name;
+    TensorId tensor;
+    std::vector<size_t> order;
+  };
+  // The graph's tensor with its dimensions in another order, and then in
+  // another shape; or its numbers, where they follow from the file alone.
+  struct Output {
+    std::string name;
+    TensorId tensor;
+    std::vector<size_t> order;
+    Shape shape;
+    std::vector<double> values;
+  };
+  std::vector<Input> inputs;
+  std::vector<Weight> weights;
+  std::vector<Output> outputs;
+};
+// Files may have no inputs. There is no override "output": all are computed.
+Result<OnnxComputation> ImportOnnxComputation(const std::string& path,
+                                              const ImportOptions& options);
+
 }  // namespace tessera

@@ -444,7 +444,11 @@ std::optional<double> ApplyOnnx(const std::string& op, double x, double y,
   if (op == "Tanh") return std::tanh(x);
   if (op == "Sigmoid") return 1 / (1 + std::exp(-x));
   if (op == "Relu") return std::max(x, 0.0);
-  if (op == "Softplus") return std::log1p(std::exp(x));
+  if (op == "Softplus") {
+    return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x)));
+  }
+  if (op == ":leaky_relu") return x > 0 ? x : y * x;
+  if (op == ":elu") return x > 0 ? x : y * std::expm1(x);
   if (op == "IsNaN") return std::isnan(x) ? 1 : 0;
   return std::nullopt;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "planner/io/onnx_walk.h"
 
@@ -32,7 +33,7 @@ Activation ImagesOf(TensorId tensor, std::vector<Dim> dims) {
 
 Result<Activation> Walk::Image(const OnnxNode& node, size_t i) {
   TESSERA_TRY(Activation x, Computed(node, i));
-  TESSERA_TRY(x, Materialise(std::move(x)));
+  TESSERA_TRY(x, Contiguous(node, std::move(x)));
   const bool image = x.dims.size() == 4 && x.dims[0].size() == 1 &&
                      x.dims[2].size() == 1 && x.dims[3].size() == 1 &&
                      (x.dims[1].size() == 1 || InGroups(x)) &&
@@ -351,61 +352,85 @@ Result<void> Walk::MeanOfImage(const OnnxNode& node) {
 }
 
 Result<void> Walk::GlobalAveragePool(const OnnxNode& node) {
+  if (ShapeOf(In(node, 0)).size() != 4) return GlobalMaxPool(node);
   return MeanOfImage(node);
 }
 
-Result<void> Walk::ReduceMean(const OnnxNode& node) {
-  TESSERA_TRY(const Activation x, Computed(node, 0));
-  std::vector<int64_t> axes = node.Ints("axes", {});
-  if (Has(node, 1)) {
-    TESSERA_TRY(axes, Ints(node, 1));
-  }
-  for (int64_t& axis : axes) axis += axis < 0 ? std::ssize(x.dims) : 0;
-  std::ranges::sort(axes);
-  if (x.dims.size() != 4 || axes != std::vector<int64_t>{2, 3}) {
-    return InvalidInput("expected a mean over the height and width of images");
-  }
-  TESSERA_RETURN_IF_ERROR(MeanOfImage(node));
-  if (node.Int("keepdims", 1) == 0) values_[node.outputs[0]].x.dims.resize(2);
+Result<void> Walk::GlobalMaxPool(const OnnxNode& node) {
+  std::vector<int64_t> axes(ShapeOf(In(node, 0)).size());
+  std::iota(axes.begin(), axes.end(), 0);
+  axes.erase(axes.begin(),
+             axes.begin() + std::min<int64_t>(2, std::ssize(axes)));
+  OnnxAttribute over;
+  over.name = "axes";
+  over.ints = axes;
+  TESSERA_TRY(
+      const std::string y,
+      Part(node, node.op == "GlobalMaxPool" ? "ReduceMax" : "ReduceMean",
+           {node.inputs[0]}, {over}));
+  Rename(node, y);
   return {};
 }
 
 Result<void> Walk::Concat(const OnnxNode& node) {
   if (patches_ && patches_->joined == &node) return JoinPatches(node);
   std::vector<Activation> parts;
+  size_t place = 0;  // of the joint dimension among the tensor's
+  size_t axis = 0;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
-    TESSERA_TRY(Activation x, Image(node, i));
-    if (InGroups(x)) return InvalidInput("joins channels in groups");
-    const bool alike =
-        parts.empty() || (x.own[0].extent == parts[0].own[0].extent &&
-                          x.own[2].extent == parts[0].own[2].extent &&
-                          x.own[3].extent == parts[0].own[3].extent);
-    if (!alike) return InvalidInput("joins images of different sizes");
+    TESSERA_TRY(Activation x, Computed(node, i));
+    TESSERA_TRY(x, Contiguous(node, std::move(x)));
+    const auto d = AxisOf(node.Int("axis", 1), x.dims.size());
+    if (!d || x.dims[*d].size() != 1 || x.dims[*d][0].letter == 'b') {
+      return InvalidInput("joins a dimension that is several, or samples");
+    }
+    const size_t front = Flatten(std::span(x.dims).first(*d)).size();
+    if (i == 0) {
+      axis = *d;
+      place = front;
+    }
+    bool alike = front == place && axis == *d &&
+                 (parts.empty() || parts[0].own.size() == x.own.size());
+    for (size_t at = 0; alike && i > 0 && at < x.own.size(); ++at) {
+      alike = at == place || x.own[at].extent == parts[0].own[at].extent;
+    }
+    if (!alike) return InvalidInput("joins tensors of different sizes");
     parts.push_back(std::move(x));
   }
-  if (parts.empty() || AxisOf(node.Int("axis", 1), 4) != size_t{1}) {
-    return InvalidInput("expected channels of images, axis 1");
+  if (parts.empty()) return InvalidInput("has no operands");
+  if (parts.size() == 1) {
+    Set(node, ActivationValue(std::move(parts[0])));
+    return {};
   }
   // An operator joins six.
   constexpr std::string_view kLetters = "mnopqr";
   const std::string name = NameOf(node);
   Activation joint = parts[0];
+  Letters others("mnopqrd");
+  std::string front;
+  std::string behind;
+  for (size_t at = 0; at < joint.own.size(); ++at) {
+    if (at == place) continue;
+    (at < place ? front : behind) +=
+        others.Of(std::span(joint.own).subspan(at, 1));
+  }
   for (size_t first = 1; first < parts.size();) {
     const size_t last = std::min(parts.size(), first + kLetters.size() - 1);
-    std::string rule = "bm!hw";
+    std::string rule = front + "m!" + behind;
     std::vector<TensorId> operands = {joint.tensor};
-    int64_t channels = joint.own[1].extent;
+    int64_t channels = joint.own[place].extent;
     for (size_t i = first; i < last; ++i) {
-      rule += std::string(",b") + kLetters[i - first + 1] + "!hw";
+      rule += "," + front + kLetters[i - first + 1] + "!" + behind;
       operands.push_back(parts[i].tensor);
-      channels += parts[i].own[1].extent;
+      channels += parts[i].own[place].extent;
     }
-    TESSERA_TRY(joint.own[1],
-                Whole(AtomOf(node, "c" + std::to_string(last)), channels, 'c'));
-    joint.dims[1] = {joint.own[1]};
-    joint.tensor =
-        builder_.Add1("concat_channels", Unique(name), std::move(operands),
-                      rule + "->bd!hw", {{"channels", Number(channels)}});
+    TESSERA_TRY(joint.own[place],
+                Whole(AtomOf(node, "c" + std::to_string(last)), channels,
+                      joint.own[place].letter));
+    joint.dims[axis] = {joint.own[place]};
+    joint.tensor = builder_.Add1(
+        "concat_channels", Unique(name), std::move(operands),
+        rule + "->" + front + "d!" + behind, {{"channels", Number(channels)}});
     first = last;
   }
   Set(node, ActivationValue(std::move(joint)));

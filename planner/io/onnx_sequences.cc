@@ -1,6 +1,7 @@
 // Nodes that compute sequences: lookups, attention and its masks.
 
 #include <algorithm>
+#include <numeric>
 
 #include "planner/io/onnx_walk.h"
 
@@ -45,6 +46,40 @@ Result<void> Walk::Select(const OnnxNode& node) {
   TESSERA_TRY(x, Materialise(std::move(x)));
   TESSERA_TRY(const OnnxConstant place, Constant(node, 1));
   const auto axis = AxisOf(node.Int("axis", 0), x.dims.size());
+  const bool sequence = x.own.size() == 3 && x.dims.size() == 3 &&
+                        axis == size_t{1} && place.values.size() == 1 &&
+                        x.dims[1].size() == 1 && x.dims[1][0].letter == 's' &&
+                        SameAtoms(Flatten(x.dims), x.own);
+  if (!sequence && axis && place.shape.size() < 2 && !place.values.empty()) {
+    // Places that are equally far from each other.
+    const std::vector<int64_t> at = place.Ints();
+    const int64_t extent = Extent(x.dims[*axis]);
+    const auto from = [&](size_t i) {
+      return at[i] < 0 ? at[i] + extent : at[i];
+    };
+    const int64_t step = at.size() > 1 ? from(1) - from(0) : 1;
+    for (size_t i = 0; i < at.size(); ++i) {
+      if (from(i) < 0 || from(i) >= extent || step == 0 ||
+          from(i) != from(0) + static_cast<int64_t>(i) * step) {
+        return InvalidInput("expected places equally far from each other");
+      }
+    }
+    TESSERA_TRY(Activation y, SliceOf(node, std::move(x), *axis, from(0), step,
+                                      std::ssize(at), ".places"));
+    if (place.shape.empty()) {
+      // Its place is one of the dimension beside it.
+      const Dim one = y.dims[*axis];
+      y.dims.erase(y.dims.begin() + static_cast<int64_t>(*axis));
+      if (y.dims.empty()) {
+        return InvalidInput("selects a single number");
+      }
+      const size_t beside = *axis == 0 ? 0 : *axis - 1;
+      Dim& dim = y.dims[beside];
+      dim.insert(*axis == 0 ? dim.begin() : dim.end(), one.begin(), one.end());
+    }
+    Set(node, ActivationValue(std::move(y)));
+    return {};
+  }
   if (x.own.size() != 3 || x.dims.size() != 3 || axis != size_t{1} ||
       place.values.size() != 1 || x.dims[1].size() != 1 ||
       !SameAtoms(Flatten(x.dims), x.own)) {
@@ -96,7 +131,7 @@ Result<void> Walk::Gather(const OnnxNode& node) {
   if (table.Is(Value::Kind::kActivation)) return Select(node);
   TESSERA_TRY(const Activation ids, Computed(node, 1));
   if (!rows || ids.own.size() != 2 || ids.dims.size() != 2 ||
-      !ids.samples.empty()) {
+      ids.f != nullptr) {
     return InvalidInput("expected rows of a table of the file, by tokens");
   }
   const std::string name = NameOf(node);
@@ -115,11 +150,19 @@ Result<void> Walk::Softmax(const OnnxNode& node) {
   Value value = In(node, 0);
   const size_t rank = ShapeOf(value).size();
   const auto axis = AxisOf(node.Int("axis", -1), rank);
-  if (!axis || *axis + 1 != rank) {
-    return InvalidInput("expected a softmax over the last dimension");
+  if (!axis) return InvalidInput("has no such dimension");
+  value.log = node.op == "LogSoftmax";
+  value.axis = *axis;
+  const bool last = *axis + 1 == rank;
+  if (!value.Is(Value::Kind::kScores) || !last || value.log) {
+    TESSERA_TRY(value.x, Computed(node, 0));
+    value.scores.reset();
   }
-  if (!value.Is(Value::Kind::kScores)) {
-    TESSERA_TRY([[maybe_unused]] const Activation x, Computed(node, 0));
+  if (!last) {
+    TESSERA_TRY(Activation x,
+                SoftmaxOf(node, std::move(value.x), *axis, value.log));
+    Set(node, ActivationValue(std::move(x)));
+    return {};
   }
   value.kind = Value::Kind::kSoftmax;
   Set(node, std::move(value));
@@ -192,30 +235,53 @@ Result<Mask> Walk::MaskOf(const OnnxNode& node, size_t operand, bool added) {
   return masks_[&node] = causal ? Mask::kCausal : Mask::kAll;
 }
 
+// Whether a softmax is among those behind a node, but for what scales and masks
+// its result: such a product may be attention's scores.
+bool Walk::IsSoftened(const OnnxNode& node) {
+  constexpr int kMostBetween = 8;
+  std::vector<const OnnxNode*> at = {&node};
+  for (int i = 0; i < kMostBetween && at.size() == 1; ++i) {
+    if (at[0]->outputs.empty()) return false;
+    at = readers_[at[0]->outputs[0]];
+    if (at.size() == 1 && at[0]->op == "Softmax") return true;
+    const bool between =
+        at.size() == 1 && (at[0]->op == "Mul" || at[0]->op == "Div" ||
+                           at[0]->op == "Add" || at[0]->op == "Where" ||
+                           at[0]->op == "Cast" || at[0]->op == "Identity");
+    if (!between) return false;
+  }
+  return false;
+}
+
 Result<void> Walk::Product(const OnnxNode& node) {
-  const Value& left = In(node, 0);
+  const Value left = In(node, 0);
   TESSERA_TRY(Activation right, Computed(node, 1));
   if (left.Is(Value::Kind::kSoftmax) && left.scores) {
     TESSERA_TRY(right, Materialise(std::move(right)));
-    return Attention(node, *left.scores, std::move(right));
+    auto attention = Attention(node, *left.scores, right);
+    if (attention || left.scores->mask != Mask::kAll) return attention;
   }
   Value value;
   value.kind = Value::Kind::kScores;
   TESSERA_TRY(Activation q, Computed(node, 0));
   // Scores times a number are those of queries and keys times numbers.
-  const auto by_q = FactorOf(q);
-  const auto by_k = FactorOf(right);
+  const auto by_q = FactorOf(q.f.get());
+  const auto by_k = FactorOf(right.f.get());
   double scale = by_q.value_or(1) * by_k.value_or(1);
-  if (by_q) q.samples.clear();
-  if (by_k) right.samples.clear();
+  if (by_q) q.f = nullptr;
+  if (by_k) right.f = nullptr;
   TESSERA_TRY(q, Materialise(std::move(q)));
   TESSERA_TRY(right, Materialise(std::move(right)));
   const size_t rank = q.dims.size();
-  if (rank < 3 || right.dims.size() != rank ||
+  if (rank < 3 || right.dims.size() != rank || left.Is(Value::Kind::kSoftmax) ||
+      !IsSoftened(node) ||
       Extent(q.dims[rank - 1]) != Extent(right.dims[rank - 2])) {
-    return InvalidInput("expected queries and keys of attention, found " +
-                        TextOf(ShapeOf(ActivationValue(q))) + " and " +
-                        TextOf(ShapeOf(ActivationValue(right))));
+    TESSERA_TRY(Activation y, ProductOf(node, std::move(q), std::move(right)));
+    if (scale != 1) {
+      y.f = MakeExpression("Mul", {{{}, {}}, {scale, {}}}, NameOf(node));
+    }
+    Set(node, ActivationValue(std::move(y)));
+    return {};
   }
   value.scores = Scores{std::move(q), std::move(right), scale, Mask::kAll};
   Set(node, std::move(value));
@@ -316,18 +382,19 @@ Result<void> Walk::Expand(const OnnxNode& node) {
 Result<void> Walk::Split(const OnnxNode& node) {
   const Shape shape = ShapeOf(In(node, 0));
   const auto axis = AxisOf(node.Int("axis", 0), shape.size());
-  if (!axis || *axis + 1 != shape.size()) {
-    return InvalidInput("expected a split of the last dimension");
-  }
+  if (!axis) return InvalidInput("has no such dimension");
   std::vector<int64_t> sizes = node.Ints("split", {});
   if (Has(node, 1)) {
     TESSERA_TRY(sizes, Ints(node, 1));
   }
   const auto count = std::ssize(node.outputs);
-  if (sizes.empty() && shape.back() % count == 0) {
-    sizes.assign(node.outputs.size(), shape.back() / count);
+  const int64_t extent = shape[*axis];
+  if (sizes.empty()) {
+    const int64_t each = (extent + count - 1) / count;
+    sizes.assign(node.outputs.size(), each);
+    sizes.back() = extent - (count - 1) * each;
   }
-  int64_t rest = shape.back();
+  int64_t rest = extent;
   for (int64_t size : sizes) {
     if (size < 1 || size > rest) return InvalidInput("its sizes do not fit");
     rest -= size;
@@ -336,8 +403,25 @@ Result<void> Walk::Split(const OnnxNode& node) {
     return InvalidInput("its sizes do not fit");
   }
   const Value value = In(node, 0);
+  const bool of_layer =
+      value.Is(Value::Kind::kPieces) ||
+      (value.Is(Value::Kind::kActivation) && *axis + 1 == shape.size() &&
+       value.x.dims.back().size() == 1 &&
+       of_layers_.contains(value.x.dims.back()[0].id));
   for (size_t i = 0; i < sizes.size(); ++i) {
     Activation piece;
+    if (!of_layer) {
+      TESSERA_TRY(piece, Computed(node, 0));
+      const int64_t start = std::accumulate(
+          sizes.begin(), sizes.begin() + static_cast<int64_t>(i), int64_t{0});
+      TESSERA_TRY(piece, SliceOf(node, std::move(piece), *axis, start, 1,
+                                 sizes[i], "." + std::to_string(i) + "_"));
+      Set(node, ActivationValue(std::move(piece)), i);
+      continue;
+    }
+    if (*axis + 1 != shape.size()) {
+      return InvalidInput("expected a split of the last dimension");
+    }
     if (value.Is(Value::Kind::kPieces)) {
       if (value.pieces.size() != sizes.size() ||
           Extent(value.pieces[i].dims.back()) != sizes[i]) {
@@ -346,7 +430,7 @@ Result<void> Walk::Split(const OnnxNode& node) {
       piece = value.pieces[i];
     } else {
       TESSERA_TRY(piece, Computed(node, 0));
-      if (piece.dims.back().size() != 1 || !piece.samples.empty()) {
+      if (piece.dims.back().size() != 1 || piece.f != nullptr) {
         return InvalidInput("expected features of a dense layer");
       }
       const Atom whole = piece.dims.back()[0];

@@ -21,6 +21,10 @@ constexpr Function kFunctions[] = {
     {"silu", [](double x) { return x * Sigmoid(x); }},
     {"sigmoid", Sigmoid},
     {"tanh", [](double x) { return std::tanh(x); }},
+    {"softplus",
+     [](double x) {
+       return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x)));
+     }},
 };
 
 }  // namespace
@@ -49,13 +53,42 @@ Value ActivationValue(Activation x) {
   return value;
 }
 
-std::optional<double> FactorOf(const Activation& x) {
-  if (x.samples.empty()) return 1;
-  const double factor = x.samples[0] / kPoints[0];
-  if (!SameFunction(x.samples, [=](double at) { return factor * at; })) {
+std::optional<double> FactorOf(const Expression* f) {
+  if (f == nullptr) return 1;
+  const double factor = f->samples[0] / kPoints[0];
+  if (f->bends_beyond ||
+      !SameFunction(f->samples, [=](double at) { return factor * at; })) {
     return std::nullopt;
   }
   return factor;
+}
+
+std::shared_ptr<const Expression> MakeExpression(std::string op,
+                                                 std::vector<Term> terms,
+                                                 std::string node) {
+  auto made = std::make_shared<Expression>();
+  const bool bends = op == "Max" || op == "Min";
+  for (const Term& term : terms) {
+    if (term.of_x) {
+      made->depth = std::max(made->depth, term.of_x->depth + 1);
+      made->bends_beyond |= term.of_x->bends_beyond;
+    }
+    made->bends_beyond |=
+        bends && term.number && std::abs(*term.number) > kReach;
+  }
+  for (size_t i = 0; i < std::size(kPoints); ++i) {
+    const auto at = [&](size_t t) {
+      if (t >= terms.size()) return 0.0;
+      const Term& term = terms[t];
+      if (term.number) return *term.number;
+      return term.of_x ? term.of_x->samples[i] : kPoints[i];
+    };
+    made->samples.push_back(*ApplyOnnx(op, at(0), at(1), true));
+  }
+  made->op = std::move(op);
+  made->terms = std::move(terms);
+  made->node = std::move(node);
+  return made;
 }
 
 void ReplaceIn(std::vector<Atom>& in, const Atom& atom, const Dim& parts) {

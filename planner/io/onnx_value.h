@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -86,21 +87,45 @@ class Atoms {
   bool changed_ = false;
 };
 
+// What elementwise nodes make of a tensor x, node by node.
+struct Expression;
+struct Term {  // a number, another function of x, or neither: x itself
+  std::optional<double> number;
+  std::shared_ptr<const Expression> of_x;
+};
+struct Expression {
+  std::string op;  // ONNX's
+  std::vector<Term> terms;
+  std::string node;             // that it stands for
+  std::vector<double> samples;  // at kPoints
+  int depth = 1;                // nodes behind one another
+  // It bends where no sample is, so that these do not tell it from others.
+  bool bends_beyond = false;
+};
+
 // A tensor of the graph as the file sees it, and a function that is applied to
 // each element: elementwise nodes are gathered until something else reads them,
 // so that an operator is recognised however an exporter spells it.
 struct Activation {
   TensorId tensor;
-  std::vector<Atom> own;              // the tensor's dimensions
-  std::vector<Dim> dims;              // the file's
-  std::vector<double> samples;        // f(kPoints); empty: x itself
-  std::vector<std::string> gathered;  // nodes that f is made of
+  std::vector<Atom> own;                // the tensor's dimensions
+  std::vector<Dim> dims;                // the file's
+  std::shared_ptr<const Expression> f;  // null: x itself
 };
 
-// Where functions of one operand are told apart: about as well as fp32 does.
-inline constexpr double kPoints[] = {-4.3,  -2.9,  -2.1, -1.37, -0.71,
-                                     -0.33, -0.05, 0.04, 0.29,  0.62,
-                                     1.17,  1.9,   2.6,  3.8};
+// Where functions of one operand are told apart: about as well as fp32 does,
+// within what its exponential can hold.
+inline constexpr double kPoints[] = {
+    -80.0, -27.0, -9.0, -4.3, -2.9, -2.1, -1.37, -0.71, -0.33, -0.05,
+    0.04,  0.29,  0.62, 1.17, 1.9,  2.6,  3.8,   8.0,   29.0,  85.0};
+inline constexpr double kReach = 80;  // within them on both sides
+// A gathered function that would be deeper is computed in two parts.
+inline constexpr int kMostDepth = 60;
+
+// The function that a node makes of terms.
+std::shared_ptr<const Expression> MakeExpression(std::string op,
+                                                 std::vector<Term> terms,
+                                                 std::string node);
 inline constexpr double kSameFunction = 2e-5;
 
 // Which keys a query sees.
@@ -134,6 +159,8 @@ struct Value {
   Activation x;
   std::vector<Activation> pieces;
   std::optional<Scores> scores;
+  size_t axis = 0;   // of a softmax
+  bool log = false;  // a softmax's logarithm
 
   bool Is(Kind is) const { return kind == is; }
 };
@@ -168,17 +195,21 @@ class Letters {
     return letters;
   }
 
+  // Of a factor that is no atom.
+  std::string Fresh() { return std::string(1, Free('u')); }
+
  private:
   char Of(const Atom& atom) {
     const auto found = letters_.find(atom.id);
     if (found != letters_.end()) return found->second;
-    char letter = atom.letter;
+    return letters_[atom.id] = Free(atom.letter);
+  }
+  char Free(char letter) {
     for (const char free : std::string_view("ogdifjkmnpqruvcaz")) {
       if (taken_.find(letter) == std::string::npos) break;
       letter = free;
     }
     taken_ += letter;
-    letters_.emplace(atom.id, letter);
     return letter;
   }
 
@@ -192,8 +223,8 @@ Value ConstantValue(OnnxConstant constant);
 
 Value ActivationValue(Activation x);
 
-// c, where what is gathered is c x.
-std::optional<double> FactorOf(const Activation& x);
+// c, where f is c x, and null is x.
+std::optional<double> FactorOf(const Expression* f);
 
 // An atom by those that it is split into, where it occurs.
 void ReplaceIn(std::vector<Atom>& in, const Atom& atom, const Dim& parts);

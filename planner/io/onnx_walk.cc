@@ -119,14 +119,21 @@ Result<Activation> Walk::Computed(const OnnxNode& node, size_t i) {
   const Value& value = In(node, i);
   if (value.Is(Value::Kind::kActivation)) return value.x;
   const std::string operand = "operand " + std::to_string(i);
+  // Read by others than attention and the loss.
+  if (value.Is(Value::Kind::kScores) || value.Is(Value::Kind::kSoftmax)) {
+    const Value held = value;
+    Activation x = held.x;
+    if (held.scores) {
+      TESSERA_TRY(x, ScoresOf(node, *held.scores));
+    }
+    if (held.Is(Value::Kind::kSoftmax)) {
+      TESSERA_TRY(x, SoftmaxOf(node, std::move(x), held.axis, held.log));
+    }
+    values_[node.inputs[i]] = ActivationValue(x);
+    return x;
+  }
+  if (value.Is(Value::Kind::kWeight)) return Trained(value);
   switch (value.kind) {
-    case Value::Kind::kScores:
-      return InvalidInput(operand +
-                          " is a product of two tensors, which only attention "
-                          "reads");
-    case Value::Kind::kSoftmax:
-      return InvalidInput(
-          operand + " is a softmax, which only attention and the loss read");
     case Value::Kind::kPieces:
       return InvalidInput(operand + " is read whole and in pieces");
     default:
@@ -154,36 +161,29 @@ Result<Atom> Walk::Whole(const std::string& name, int64_t extent, char letter) {
       "dense layers may be");
 }
 
-Result<Activation> Walk::Materialise(Activation x) {
-  if (x.samples.empty()) return x;
-  const auto key = std::pair(x.tensor, x.samples);
-  const auto made = materialised_.find(key);
-  if (made == materialised_.end()) {
-    std::string_view op;
-    std::vector<Attribute> attributes;
-    for (const Function& function : Functions()) {
-      if (SameFunction(x.samples, function.f)) op = function.op;
-    }
-    if (const auto factor = FactorOf(x); op.empty() && factor) {
-      op = "scale";
-      attributes = {{"factor", *factor}};
-    }
-    if (op.empty()) {
-      std::string nodes;
-      for (const std::string& name : x.gathered) {
-        nodes += (nodes.empty() ? "'" : ", '") + name + "'";
-      }
-      return InvalidInput("no operator computes the function of " + nodes);
-    }
-    const std::string letters = Letters().Of(x.own);
-    materialised_[key] =
-        builder_.Add1(op, Unique(x.gathered.back()), {x.tensor},
-                      letters + "->" + letters, std::move(attributes));
+Result<Activation> Walk::Trained(const Value& value) {
+  const std::string key =
+      value.weight + " " + TextOf({value.order.begin(), value.order.end()});
+  const auto made = trained_.find(key);
+  if (made != trained_.end()) return made->second;
+  Activation x;
+  for (size_t d : value.order) {
+    const int64_t extent = value.source->dims[d];
+    x.dims.push_back(
+        extent == 1
+            ? Dim()
+            : atoms_.Make(value.weight + "." + std::to_string(d), extent, 'f'));
   }
-  x.tensor = materialised_[key];
-  x.samples.clear();
-  x.gathered.clear();
-  return x;
+  x.own = Flatten(x.dims);
+  std::vector<size_t> order(value.order.size());
+  std::iota(order.begin(), order.end(), 0);
+  TESSERA_TRY(x.tensor,
+              Weight(value, std::move(order), ExtentsOf(x.own), kTableStddev));
+  // A node of its own has the gradient, whatever reads the weight.
+  const std::string letters = Letters().Of(x.own);
+  x.tensor = builder_.Add1("scale", Unique(value.weight + ".read"), {x.tensor},
+                           letters + "->" + letters, {{"factor", 1}});
+  return trained_[key] = x;
 }
 
 Result<TensorId> Walk::Weight(const Value& value, std::vector<size_t> order,
@@ -204,6 +204,7 @@ Result<TensorId> Walk::Weight(const Value& value, std::vector<size_t> order,
     const TensorId id = builder_.Weight(
         Unique(value.weight), shape, {.stddev = stddev, .constant = constant},
         order.size() > 1);
+    made_weights_.push_back({value.source->name, id, order});
     weights_[value.weight] = {id, std::move(order), shape};
     return id;
   }
@@ -243,9 +244,7 @@ Result<void> Walk::Dense(const OnnxNode& node, Activation x, const Value& w,
     return InvalidInput("reads " + std::to_string(Extent(k)) +
                         " features: its weight has " + std::to_string(in));
   }
-  if (!SameAtoms(Flatten(x.dims), x.own)) {
-    return InvalidInput("reads a transposed tensor");
-  }
+  TESSERA_TRY(x, Contiguous(node, std::move(x)));
   std::vector<Atom> rows = Flatten(std::span(x.dims).first(x.dims.size() - 1));
   const std::string name = NameOf(node);
   const Dim whole = atoms_.Make(AtomOf(node, "out"), out, 'f');
@@ -286,6 +285,7 @@ Result<void> Walk::Dense(const OnnxNode& node, Activation x, const Value& w,
     y.own.insert(y.own.end(), n.begin(), n.end());
     y.dims = x.dims;
     y.dims.back() = n;
+    for (const Atom& atom : n) of_layers_.insert(atom.id);
     pieces.push_back(std::move(y));
   }
   Value value;
@@ -368,11 +368,11 @@ Result<void> Walk::Gemm(const OnnxNode& node) {
 
 Result<void> Walk::MatMul(const OnnxNode& node) {
   const Value& w = In(node, 1);
-  if (w.Is(Value::Kind::kActivation)) return Product(node);
-  TESSERA_TRY(Activation x, Computed(node, 0));
-  if (!w.Is(Value::Kind::kWeight) || ShapeOf(w).size() != 2) {
-    return InvalidInput("expected a product with a matrix of the file");
+  if (!w.Is(Value::Kind::kWeight) || ShapeOf(w).size() != 2 ||
+      In(node, 0).Is(Value::Kind::kWeight) || ShapeOf(In(node, 0)).size() < 2) {
+    return Product(node);
   }
+  TESSERA_TRY(Activation x, Computed(node, 0));
   const OnnxNode* const add = BiasBehind(node, ShapeOf(w)[1]);
   if (add == nullptr) {
     return Dense(node, std::move(x), w, true, nullptr, node.outputs[0]);
@@ -384,7 +384,7 @@ Result<void> Walk::MatMul(const OnnxNode& node) {
 
 Result<void> Walk::LayerNorm(const OnnxNode& node) {
   TESSERA_TRY(Activation x, Computed(node, 0));
-  TESSERA_TRY(x, Materialise(std::move(x)));
+  TESSERA_TRY(x, Contiguous(node, std::move(x)));
   const auto axis = AxisOf(node.Int("axis", -1), x.dims.size());
   if (!axis || *axis + 1 != x.dims.size() || x.dims.back().size() != 1 ||
       !SameAtoms(Flatten(x.dims), x.own)) {
@@ -445,7 +445,7 @@ Result<void> Walk::Identity(const OnnxNode& node) {
       !IsOnnxFloat(static_cast<int>(node.Int("to", kOnnxFloat)))) {
     // Whole numbers of one width or another.
     TESSERA_TRY(const Activation x, Computed(node, 0));
-    if (!x.samples.empty()) return InvalidInput("rounds what is computed");
+    if (x.f != nullptr) return InvalidInput("rounds what is computed");
   }
   Value value = In(node, 0);
   // Such a node gives a name to one of several equal tensors.
@@ -611,149 +611,18 @@ Result<void> Walk::Transpose(const OnnxNode& node) {
   return {};
 }
 
-Result<void> Walk::Gelu(const OnnxNode& node) {
-  TESSERA_TRY(Activation x, Computed(node, 0));
-  const bool tanh = node.Text("approximate", "none") == "tanh";
-  if (x.samples.empty()) {
-    x.samples.assign(std::begin(kPoints), std::end(kPoints));
-  }
-  for (double& sample : x.samples) sample = Functions()[tanh ? 1 : 2].f(sample);
-  x.gathered.push_back(NameOf(node));
-  Set(node, ActivationValue(std::move(x)));
-  return {};
-}
-
-Result<void> Walk::Elementwise(const OnnxNode& node) {
-  const bool two = node.inputs.size() == 2;
-  for (size_t i = 0; two && i < 2; ++i) {
-    if (!In(node, i).Is(Value::Kind::kScores)) continue;
-    Value value = In(node, i);
-    const bool scales = node.op == "Mul" || (node.op == "Div" && i == 0);
-    if (scales) {
-      TESSERA_TRY(const OnnxConstant by, Constant(node, 1 - i));
-      if (by.values.size() != 1) return InvalidInput("scales scores unevenly");
-      value.scores->scale *= node.op == "Mul" ? by.values[0] : 1 / by.values[0];
-    } else if (node.op == "Add") {
-      TESSERA_TRY(const Mask mask, MaskOf(node, 1 - i, /*added=*/true));
-      if (mask == Mask::kCausal) value.scores->mask = mask;
-    } else {
-      return InvalidInput("scores of attention are only scaled and masked");
-    }
-    Set(node, std::move(value));
-    return {};
-  }
-  const auto samples_of = [](const Activation& x) {
-    return x.samples.empty()
-               ? std::vector<double>(std::begin(kPoints), std::end(kPoints))
-               : x.samples;
-  };
-  // Of the operands that are scalars, their number.
-  std::optional<double> number[2];
-  std::optional<Activation> x[2];
-  for (size_t i = 0; i < (two ? 2 : 1); ++i) {
-    if (In(node, i).Is(Value::Kind::kConstant) ||
-        In(node, i).Is(Value::Kind::kWeight)) {
-      const Shape shape = ShapeOf(In(node, i));
-      const size_t rank = shape.size();
-      if (node.op == "Add" && In(node, i).Is(Value::Kind::kWeight) &&
-          rank >= 2 && shape[rank - 2] == seq_len_ && seq_len_ > 1) {
-        // A row for each place. What is in front has extents of 1.
-        if (rank > 3 || (rank == 3 && shape[0] != 1)) {
-          return InvalidInput("adds a tensor of the file for each sample");
-        }
-        std::vector<size_t> order(rank);
-        std::iota(order.begin(), order.end(), 0);
-        TESSERA_TRY(
-            x[i], Lookup(NameOf(node) + ".rows", In(node, i), std::move(order),
-                         {shape[rank - 2], shape[rank - 1]}, "positions"));
-        continue;
-      }
-      const auto constant = Constant(node, i);
-      if (!constant || constant->values.size() != 1) {
-        return InvalidInput("operand " + std::to_string(i) +
-                            " is a constant of more than one number");
-      }
-      number[i] = constant->values[0];
-    } else {
-      TESSERA_TRY(x[i], Computed(node, i));
-    }
-  }
-  const bool together = x[0] && x[1] && x[0]->tensor == x[1]->tensor &&
-                        SameAtoms(Flatten(x[0]->dims), Flatten(x[1]->dims));
-  if (two && x[0] && x[1] && !together) {
-    return Binary(node, *std::move(x[0]), *std::move(x[1]));
-  }
-  Activation y = x[0] ? *x[0] : *x[1];
-  const std::vector<double> a = samples_of(y);
-  const std::vector<double> b = together ? samples_of(*x[1]) : a;
-  y.samples.clear();
-  for (size_t i = 0; i < a.size(); ++i) {
-    y.samples.push_back(*ApplyOnnx(node.op, number[0].value_or(a[i]),
-                                   number[1].value_or(b[i]), true));
-  }
-  if (together) {
-    y.gathered.insert(y.gathered.end(), x[1]->gathered.begin(),
-                      x[1]->gathered.end());
-  }
-  y.gathered.push_back(NameOf(node));
-  Set(node, ActivationValue(std::move(y)));
-  return {};
-}
-
-// Of two tensors.
-Result<void> Walk::Binary(const OnnxNode& node, Activation x, Activation y) {
-  const bool product = node.op == "Mul";
-  if (!product && node.op != "Add" && node.op != "Sub") {
-    return InvalidInput(
-        "of two tensors only sums, differences and products "
-        "are computed");
-  }
-  if (node.op == "Sub") {
-    if (y.samples.empty()) {
-      y.samples.assign(std::begin(kPoints), std::end(kPoints));
-    }
-    for (double& sample : y.samples) sample = -sample;
-    y.gathered.push_back(NameOf(node));
-  }
-  TESSERA_TRY(x, Materialise(std::move(x)));
-  TESSERA_TRY(y, Materialise(std::move(y)));
-  // Where one is taken apart and the other is not, the other will be.
-  const auto split_as = [&](Activation& whole, const Activation& parts) {
-    for (size_t d = 0; d < whole.dims.size(); ++d) {
-      if (whole.dims[d].size() == 1 && parts.dims[d].size() > 1) {
-        atoms_.Split(whole.dims[d][0], parts.dims[d][0].extent);
-      }
-    }
-  };
-  if (x.dims.size() == y.dims.size()) {
-    split_as(x, y);
-    split_as(y, x);
-  }
-  const bool alike = std::ranges::equal(
-      x.dims, y.dims,
-      [](const Dim& a, const Dim& b) { return ExtentsOf(a) == ExtentsOf(b); });
-  if (!alike || !SameAtoms(Flatten(x.dims), x.own) ||
-      !SameAtoms(Flatten(y.dims), y.own)) {
-    return InvalidInput("expected tensors of one shape, found " +
-                        TextOf(ShapeOf(ActivationValue(x))) + " and " +
-                        TextOf(ShapeOf(ActivationValue(y))));
-  }
-  const std::string letters = Letters().Of(x.own);
-  x.tensor = builder_.Add1(product ? "multiply" : "add", Unique(NameOf(node)),
-                           {x.tensor, y.tensor},
-                           letters + "," + letters + "->" + letters);
-  Set(node, ActivationValue(std::move(x)));
-  return {};
-}
-
 std::span<const Walk::Row> Walk::Rows() {
   static constexpr Row kRows[] = {
       {"AveragePool", "average_pool", &Walk::AveragePool},
       {"BatchNormalization", "batch_norm, of microbatches", &Walk::BatchNorm},
       {"Cast", "nothing", &Walk::Identity},
-      {"Concat", "channels of images: concat_channels", &Walk::Concat},
+      {"Celu", "elu", &Walk::Function1},
+      {"Clip", "clip", &Walk::Clip},
+      {"Concat", "concat_channels", &Walk::Concat},
       {"Conv", "conv2d, or linear of patches", &Walk::Convolution},
+      {"Cosh", "exp and others", &Walk::Function1},
       {"Dropout", "dropout while training, else nothing", &Walk::Dropout},
+      {"Elu", "elu", &Walk::Parametric},
       {"Expand", "nothing, of tensors of the file", &Walk::Expand},
       {"Flatten", "nothing", &Walk::Flat},
       {"Gather", "rows of a table: embedding; a place of a sequence: select",
@@ -761,17 +630,43 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Gelu", "gelu or gelu_erf", &Walk::Gelu},
       {"Gemm", "linear", &Walk::Gemm},
       {"GlobalAveragePool", "image_mean", &Walk::GlobalAveragePool},
+      {"GlobalMaxPool", "reduce_max", &Walk::GlobalMaxPool},
+      {"HardSigmoid", "clip", &Walk::Function1},
+      {"HardSwish", "clip and multiply", &Walk::Function1},
       {"Identity", "nothing", &Walk::Identity},
       {"IsNaN", "nothing, of a softmax", &Walk::IsNaN},
       {"LayerNormalization", "layer_norm", &Walk::LayerNorm},
-      {"LogSoftmax", "a part of the loss", &Walk::Softmax},
-      {"MatMul", "linear, or a part of attention", &Walk::MatMul},
+      {"LeakyRelu", "leaky_relu", &Walk::Parametric},
+      {"LogSoftmax", "log_softmax, or a part of the loss", &Walk::Softmax},
+      {"MatMul", "linear, einsum, or a part of attention", &Walk::MatMul},
+      {"Max", "maximum", &Walk::Variadic},
       {"MaxPool", "max_pool", &Walk::MaxPool},
-      {"ReduceMean", "over height and width: image_mean", &Walk::ReduceMean},
+      {"Mean", "sums", &Walk::Variadic},
+      {"Min", "minimum", &Walk::Variadic},
+      {"Mish", "softplus, tanh and multiply", &Walk::Function1},
+      {"PRelu", "leaky_relu by channel", &Walk::PRelu},
+      {"Pad", "pad", &Walk::Pad},
+      {"ReduceL1", "reduce_sum", &Walk::ReduceMore},
+      {"ReduceL2", "reduce_sum", &Walk::ReduceMore},
+      {"ReduceLogSum", "reduce_sum and log", &Walk::ReduceMore},
+      {"ReduceLogSumExp", "exp, reduce_sum and log", &Walk::ReduceMore},
+      {"ReduceMax", "reduce_max", &Walk::Reduce},
+      {"ReduceMean", "reduce_mean, or image_mean", &Walk::Reduce},
+      {"ReduceMin", "reduce_max", &Walk::ReduceMore},
+      {"ReduceSum", "reduce_sum", &Walk::Reduce},
+      {"ReduceSumSquare", "reduce_sum", &Walk::ReduceMore},
       {"Reshape", "nothing", &Walk::Reshape},
-      {"Softmax", "a part of attention or of the loss", &Walk::Softmax},
-      {"Split", "several layers instead of a fused one", &Walk::Split},
+      {"Selu", "elu", &Walk::Function1},
+      {"Sinh", "exp and others", &Walk::Function1},
+      {"Slice", "slice", &Walk::Slice},
+      {"Softmax", "softmax, or a part of attention or of the loss",
+       &Walk::Softmax},
+      {"Softsign", "abs and divide", &Walk::Function1},
+      {"Split", "several layers instead of a fused one, or slice",
+       &Walk::Split},
       {"Squeeze", "nothing", &Walk::Squeeze},
+      {"Sum", "sums", &Walk::Variadic},
+      {"Tan", "sin, cos and divide", &Walk::Function1},
       {"Transpose", "nothing", &Walk::Transpose},
       {"Unsqueeze", "nothing", &Walk::Unsqueeze},
       {"Where", "a mask of attention", &Walk::Where},
@@ -1004,16 +899,63 @@ void CutIntoBlocks(Graph& graph) {
 
 }  // namespace
 
-Result<Graph> Walk::Finish() {
-  if (!problems_.empty()) {
-    std::string text = std::to_string(problems_.size()) + " of " +
-                       std::to_string(model_.nodes.size()) +
-                       " nodes cannot be mapped";
-    for (size_t i = 0; i < problems_.size(); ++i) {
-      text += (i == 0 ? ": " : "; ") + problems_[i];
-    }
-    return InvalidInput(text, path_);
+Result<void> Walk::Problems() const {
+  if (problems_.empty()) return {};
+  std::string text = std::to_string(problems_.size()) + " of " +
+                     std::to_string(model_.nodes.size()) +
+                     " nodes cannot be mapped";
+  for (size_t i = 0; i < problems_.size(); ++i) {
+    text += (i == 0 ? ": " : "; ") + problems_[i];
   }
+  return InvalidInput(text, path_);
+}
+
+Result<OnnxComputation> Walk::FinishComputation() {
+  TESSERA_RETURN_IF_ERROR(Problems());
+  OnnxComputation made;
+  TensorId loss;
+  for (const std::string& name : model_.outputs) {
+    const std::string where = path_ + ": output '" + name + "'";
+    OnnxNode reader;
+    reader.name = name + ".sum";
+    reader.inputs = {name};
+    reader.outputs = {name + ".sum"};
+    OnnxComputation::Output& output = made.outputs.emplace_back();
+    output.name = name;
+    if (In(reader, 0).Is(Value::Kind::kConstant)) {
+      output.shape = In(reader, 0).constant.shape;
+      output.values = In(reader, 0).constant.values;
+      continue;
+    }
+    auto x = Computed(reader, 0);
+    if (x) x = Materialise(*std::move(x));
+    if (!x) return x.error().At(where);
+    output.tensor = x->tensor;
+    output.shape = ShapeOf(ActivationValue(*x));
+    for (const Atom& atom : Flatten(x->dims)) {
+      const auto at = std::ranges::find(x->own, atom.id, &Atom::id);
+      output.order.push_back(static_cast<size_t>(at - x->own.begin()));
+    }
+    const std::string letters = Letters().Of(x->own);
+    const TensorId sum = builder_.Add1("reduce_sum", Unique(reader.name),
+                                       {x->tensor}, letters + "->");
+    loss = loss.valid() ? builder_.Add1("add", Unique(reader.name + ".all"),
+                                        {loss, sum}, ",->")
+                        : sum;
+  }
+  if (loss.valid()) {
+    TESSERA_TRY(made.graph, builder_.Finish(loss));
+  }
+  for (const BoundInput& input : sizes_.inputs) {
+    made.inputs.push_back(
+        {input.input->name, values_[input.input->name].x.tensor});
+  }
+  made.weights = made_weights_;
+  return made;
+}
+
+Result<Graph> Walk::Finish() {
+  TESSERA_RETURN_IF_ERROR(Problems());
   std::string output = model_.outputs.empty() ? "" : model_.outputs.back();
   const auto chosen = options_.overrides.find("output");
   if (chosen != options_.overrides.end()) output = chosen->second.text;

@@ -3,7 +3,9 @@
 // Not for several threads.
 
 #include <cstdint>
+#include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <span>
@@ -14,6 +16,7 @@
 
 #include "planner/base/result.h"
 #include "planner/io/importer.h"
+#include "planner/io/onnx.h"
 #include "planner/io/onnx_file.h"
 #include "planner/io/onnx_fold.h"
 #include "planner/io/onnx_value.h"
@@ -55,6 +58,8 @@ class Walk {
   void Run();
   // The loss of an output.
   Result<Graph> Finish();
+  // The sum of all outputs.
+  Result<OnnxComputation> FinishComputation();
 
   using Handler = Result<void> (Walk::*)(const OnnxNode&);
   struct Row {
@@ -65,6 +70,9 @@ class Walk {
   static std::span<const Row> Rows();
 
  private:
+  // All nodes that could not be mapped, if any.
+  Result<void> Problems() const;
+
   // ---- values
   const Value& In(const OnnxNode& node, size_t i) const;
   bool Has(const OnnxNode& node, size_t i) const;
@@ -84,6 +92,13 @@ class Walk {
   Result<Atom> Whole(const std::string& name, int64_t extent, char letter);
   // Applies what is gathered, so that the tensor is the value itself.
   Result<Activation> Materialise(Activation x);
+  // f of a tensor whose dimensions have these letters.
+  Result<TensorId> Apply(TensorId x, const std::string& letters,
+                         const std::shared_ptr<const Expression>& f);
+  // A weight as a tensor that is computed, without its extents of 1.
+  Result<Activation> Trained(const Value& value);
+  // With its tensor's dimensions in the order of the file's.
+  Result<Activation> Contiguous(const OnnxNode& node, Activation x);
   // The weight `value`, its dimensions in the order `order` and of the shape
   // `shape`, which may take them apart.
   Result<TensorId> Weight(const Value& value, std::vector<size_t> order,
@@ -103,6 +118,48 @@ class Walk {
   // The node's result: its first operand in another shape.
   Result<void> SetReshaped(const OnnxNode& node, const Shape& to);
   Result<void> Binary(const OnnxNode& node, Activation x, Activation y);
+  // Whether a tensor of shape `from` is broadcast to the shape of `to` alone.
+  static bool Broadcasts(const Shape& from, const Value& to);
+  // Puts the dimensions of x and y but the last `dims` beside each other, with
+  // empty ones in front, and appends those of both to `result`.
+  Result<void> Align(const OnnxNode& node, size_t dims, Activation& x,
+                     Activation& y, std::vector<Dim>& result);
+  // The letters of x's tensor where x has the dimensions `as`.
+  static std::string RuleOf(const Activation& x, std::span<const Dim> as,
+                            Letters& letters);
+  // That a node of these tensors can be.
+  Result<void> CheckRule(std::span<const Atom> result,
+                         std::span<const Activation* const> operands);
+  Result<void> CheckRule(std::span<const Atom> result,
+                         std::initializer_list<const Activation*> operands) {
+    return CheckRule(result, std::span<const Activation* const>(
+                                 operands.begin(), operands.size()));
+  }
+  // The matrix product of the last two dimensions.
+  Result<Activation> ProductOf(const OnnxNode& node, Activation x,
+                               Activation y);
+  // Scores that are not attention's.
+  Result<Activation> ScoresOf(const OnnxNode& node, const Scores& scores);
+  Result<Activation> SoftmaxOf(const OnnxNode& node, Activation x, size_t axis,
+                               bool log);
+  // Every `step`-th of dimension d's places.
+  Result<Activation> SliceOf(const OnnxNode& node, Activation x, size_t d,
+                             int64_t start, int64_t step, int64_t places,
+                             const std::string& what);
+  // `op` makes `places` places of dimension d.
+  Result<Activation> Placed(const OnnxNode& node, Activation x, size_t d,
+                            int64_t places, std::string_view op,
+                            std::vector<Attribute> attributes,
+                            const std::string& what);
+  // ---- nodes that stand for several
+  // The name of a number.
+  std::string NumberOf(const OnnxNode& node, double value);
+  // Maps a part of a node and gives the name of its result.
+  Result<std::string> Part(const OnnxNode& node, std::string op,
+                           std::vector<std::string> inputs,
+                           std::vector<OnnxAttribute> attributes = {});
+  // The node's result is a part's.
+  void Rename(const OnnxNode& node, const std::string& part);
   // An input of whole numbers that the data has and the file does not.
   TensorId Extra(const std::string& name);
   // The dimensions of samples and of places in a sequence.
@@ -122,6 +179,7 @@ class Walk {
   Result<void> JoinPatches(const OnnxNode& node);
   // Of two tensors that are computed: attention's.
   Result<void> Product(const OnnxNode& node);
+  bool IsSoftened(const OnnxNode& node);
   Result<void> Attention(const OnnxNode& node, Scores scores, Activation v);
   Result<void> MeanOfImage(const OnnxNode& node);
 
@@ -132,6 +190,16 @@ class Walk {
   // That no result is too large.
   Result<void> CheckSizes(const OnnxNode& node);
   Result<void> AveragePool(const OnnxNode& node);
+  Result<void> Clip(const OnnxNode& node);
+  Result<void> Function1(const OnnxNode& node);
+  Result<void> GlobalMaxPool(const OnnxNode& node);
+  Result<void> Pad(const OnnxNode& node);
+  Result<void> Parametric(const OnnxNode& node);
+  Result<void> PRelu(const OnnxNode& node);
+  Result<void> Reduce(const OnnxNode& node);
+  Result<void> ReduceMore(const OnnxNode& node);
+  Result<void> Slice(const OnnxNode& node);
+  Result<void> Variadic(const OnnxNode& node);
   Result<void> BatchNorm(const OnnxNode& node);
   Result<void> Concat(const OnnxNode& node);
   Result<void> Convolution(const OnnxNode& node);
@@ -146,7 +214,6 @@ class Walk {
   Result<void> LayerNorm(const OnnxNode& node);
   Result<void> MatMul(const OnnxNode& node);
   Result<void> MaxPool(const OnnxNode& node);
-  Result<void> ReduceMean(const OnnxNode& node);
   Result<void> Reshape(const OnnxNode& node);
   Result<void> Expand(const OnnxNode& node);
   Result<void> IsNaN(const OnnxNode& node);
@@ -185,7 +252,13 @@ class Walk {
   std::set<const OnnxNode*> done_;  // by a node in front of them
   std::set<std::string> names_;
   std::map<std::string, MadeWeight> weights_;
-  std::map<std::pair<TensorId, std::vector<double>>, TensorId> materialised_;
+  std::vector<OnnxComputation::Weight> made_weights_;
+  std::map<std::pair<TensorId, std::shared_ptr<const Expression>>, TensorId>
+      materialised_;
+  std::map<std::string, Activation> trained_;
+  std::set<int> of_layers_;  // atoms that dense layers make
+  std::deque<OnnxNode> parts_;
+  int next_part_ = 0;
   std::vector<std::string> problems_;
   std::map<std::string, TensorId> extras_;
   int64_t seq_len_ = 1;  // places of a sample

@@ -1,5 +1,6 @@
 // Channels of images behind each other, of as many as an inception module has
-// branches: z[b, (c d ...), h, w]. The joint dimension is never split.
+// branches: z[b, (c d ...), h, w]; or places of another dimension of tensors
+// that are alike in the others. The joint dimension is never split.
 
 #include <algorithm>
 #include <string>
@@ -12,30 +13,43 @@ namespace {
 // More have no letters.
 constexpr size_t kMostBranches = 6;
 
-// Whether operands and result have the rows, the height and the width of the
-// result, and channels of their own that cannot be split.
+// The joint dimension of the result.
+size_t JointDim(const IndexRule& rule) {
+  const Indices& z = rule.results[0];
+  const auto at = std::ranges::find(z, rule.FactorOf('d'));
+  return static_cast<size_t>(at - z.begin());
+}
+
+// Whether operands have the dimensions of the result but for one, the channels
+// or whatever is joined, which is their own and cannot be split.
 bool IsConcatOfChannels(const IndexRule& rule) {
   if (rule.operands.size() < 2 || rule.operands.size() > kMostBranches ||
-      rule.results.size() != 1 || rule.results[0].size() != 4) {
+      rule.results.size() != 1) {
     return false;
   }
   const Indices& z = rule.results[0];
+  const size_t joint = JointDim(rule);
+  if (joint == z.size()) return false;
   const auto alike = [&](const Indices& x) {
-    return x.size() == 4 && x[0] == z[0] && x[2] == z[2] && x[3] == z[3] &&
-           !rule.factors[x[1]].splittable;
+    if (x.size() != z.size() || rule.factors[x[joint]].splittable) return false;
+    for (size_t d = 0; d < z.size(); ++d) {
+      if (d != joint && x[d] != z[d]) return false;
+    }
+    return true;
   };
-  Indices channels = {z[1]};
+  Indices channels = {z[joint]};
   for (const Indices& x : rule.operands) {
-    if (!alike(x) || std::ranges::count(channels, x[1]) > 0) return false;
-    channels.push_back(x[1]);
+    if (!alike(x) || std::ranges::count(channels, x[joint]) > 0) return false;
+    channels.push_back(x[joint]);
   }
-  return alike(z) && z[1] == rule.FactorOf('d');
+  return alike(z);
 }
 
 std::string ConcatOfChannelsProblem(const OpCall& call) {
+  const size_t joint = JointDim(*call.rule);
   int64_t sum = 0;
-  for (const Indices& x : call.rule->operands) sum += call.extents[x[1]];
-  const int64_t z = call.extents[call.rule->results[0][1]];
+  for (const Indices& x : call.rule->operands) sum += call.extents[x[joint]];
+  const int64_t z = call.extents[call.rule->results[0][joint]];
   if (sum == z) return "";
   return "makes " + std::to_string(z) + " channels of " + std::to_string(sum);
 }

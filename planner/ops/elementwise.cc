@@ -3,9 +3,74 @@
 #include "planner/ir/op.h"
 
 namespace tessera {
+namespace {
+
+// An operator of one operand, and the one that is its gradient.
+struct UnaryDef {
+  std::string_view name;
+  std::string_view summary;
+  AdjointDef adjoint;
+  Flops (*flops)(const OpCall&);
+  std::vector<AttributeDef> attributes = {};
+};
+
+// The functions of mathematics: forward and backward, in pairs.
+void AddFunctions(std::vector<OpDef>& ops) {
+  const UnaryDef rows[] = {
+      {"exp", "e to the x", {"exp_dx", "dy0,y0->dx0"}, FlopsPerPoint<4>},
+      {"log", "natural logarithm", {"log_dx", "dy0,x0->dx0"}, FlopsPerPoint<4>},
+      {"sqrt", "square root", {"sqrt_dx", "dy0,y0->dx0"}, FlopsPerPoint<2>},
+      {"reciprocal",
+       "1 / x",
+       {"reciprocal_dx", "dy0,y0->dx0"},
+       FlopsPerPoint<1>},
+      {"abs", "|x|", {"abs_dx", "dy0,x0->dx0"}, FlopsPerPoint<1>},
+      {"erf", "error function", {"erf_dx", "dy0,x0->dx0"}, FlopsPerPoint<8>},
+      {"sin", "sine", {"sin_dx", "dy0,x0->dx0"}, FlopsPerPoint<8>},
+      {"cos", "cosine", {"cos_dx", "dy0,x0->dx0"}, FlopsPerPoint<8>},
+      {"softplus",
+       "log(1 + exp(x))",
+       {"softplus_dx", "dy0,x0->dx0"},
+       FlopsPerPoint<6>},
+      {"power",
+       "x to a constant power",
+       {"power_dx", "dy0,x0->dx0"},
+       FlopsPerPoint<8>,
+       {{"exponent"}}},
+      {"clip",
+       "x within bounds",
+       {"clip_dx", "dy0,x0->dx0"},
+       FlopsPerPoint<2>,
+       {{"least"}, {"most"}}},
+      {"leaky_relu",
+       "x, times the slope where it is negative",
+       {"leaky_relu_dx", "dy0,x0->dx0"},
+       FlopsPerPoint<2>,
+       {{"slope"}}},
+      {"elu",
+       "x, or alpha (exp(x) - 1) where it is negative",
+       {"elu_dx", "dy0,x0->dx0"},
+       FlopsPerPoint<5>,
+       {{"alpha"}}},
+  };
+  for (const UnaryDef& row : rows) {
+    ops.push_back({.name = row.name,
+                   .summary = row.summary,
+                   .form = kUnaryForm,
+                   .adjoints = {row.adjoint},
+                   .flops = row.flops,
+                   .attributes = row.attributes});
+    ops.push_back({.name = row.adjoint.op,
+                   .summary = "gradient of an elementwise function",
+                   .flops = FlopsPerPoint<3>,
+                   .linear = {{0}}});
+  }
+}
+
+}  // namespace
 
 std::vector<OpDef> ElementwiseOps() {
-  return {
+  std::vector<OpDef> ops = {
       // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): GPT-2's GELU.
       {.name = "gelu",
        .summary = "GELU, tanh form",
@@ -69,12 +134,12 @@ std::vector<OpDef> ElementwiseOps() {
        .flops = FlopsPerPoint<1>,
        .attributes = {{"factor"}},
        .linear = {{0}}},
-      {.name = "multiply",
-       .summary = "elementwise product",
-       .form = kBinaryForm,
-       .adjoints = {{"multiply", "dy0,x1->dx0"}, {"multiply", "dy0,x0->dx1"}},
+      {.name = "offset",
+       .summary = "x plus a number",
+       .form = kUnaryForm,
+       .adjoints = {{"", "dy0->dx0"}},
        .flops = FlopsPerPoint<1>,
-       .linear = {{0}, {1}}},
+       .attributes = {{"amount"}}},
       {.name = "add",
        .summary = "elementwise sum",
        .form = kBinaryForm,
@@ -90,6 +155,8 @@ std::vector<OpDef> ElementwiseOps() {
                  static_cast<double>(call.operand_dtypes.size() - 1)};
        }},
   };
+  AddFunctions(ops);
+  return ops;
 }
 
 }  // namespace tessera

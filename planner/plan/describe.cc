@@ -350,7 +350,8 @@ class Describer {
         } else if (node.op->op_class == OpClass::kMatmul) {
           (in_result ? column : row) = true;
         }
-        vocabulary |= node.op->coupling.factors.size() == 1 &&
+        vocabulary |= !node.op->integer_operands.empty() &&
+                      node.op->coupling.factors.size() == 1 &&
                       node.op->coupling.Merges(node.rule.factors[f].letter);
         for (TensorId operand : node.operands) {
           vocabulary |= index_.vocabulary[operand.index()] && !in_result;

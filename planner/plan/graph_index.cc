@@ -99,10 +99,12 @@ std::vector<bool> VocabularyTables(const GraphIndex& index) {
   const Graph& graph = *index.graph;
   std::vector<int64_t> classes;
   for (size_t i = 0; i < index.forward_nodes; ++i) {
-    // A batch norm's state is not over classes.
-    const std::string_view factors = graph.nodes[i].op->coupling.factors;
-    const int f =
-        factors.size() == 1 ? graph.nodes[i].rule.FactorOf(factors[0]) : -1;
+    // Of a loss: states of others, which read no labels, are not over classes.
+    const OpDef& op = *graph.nodes[i].op;
+    const std::string_view factors = op.coupling.factors;
+    const int f = factors.size() == 1 && !op.integer_operands.empty()
+                      ? graph.nodes[i].rule.FactorOf(factors[0])
+                      : -1;
     if (f >= 0) classes.push_back(index.extents[i][static_cast<size_t>(f)]);
   }
   std::vector<bool> tables(graph.tensors.size(), false);

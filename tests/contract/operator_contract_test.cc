@@ -26,6 +26,15 @@ std::string_view RuleOf(const OpDef& op) {
   if (op.name == "batch_norm") return "bchw,c,c->bchw,c,c";
   if (op.name.ends_with("_pool")) return "bch!w!->bcyx";
   if (op.name == "conv2d") return "bgch!w!,gnck!l!+gn->bgnyx";
+  if (op.name == "einsum") return "bhqd,bhkd->bhqk";
+  if (op.name == "broadcast_add" || op.name == "subtract" ||
+      op.name == "divide" || op.name == "maximum" || op.name == "minimum") {
+    return "bsh,h->bsh";
+  }
+  if (op.name.starts_with("reduce_")) return "bsh!->bs";
+  if (op.name.find("softmax") != std::string_view::npos) return "bsz->bsz";
+  if (op.name == "transpose") return "bsh->hbs";
+  if (op.name == "slice" || op.name == "pad") return "bm!h->bd!h";
   if (op.name == "multiply" || op.name == "add" || op.name == "sum" ||
       op.name.ends_with("_dx")) {
     return "bsh,bsh->bsh";

@@ -20,6 +20,16 @@ KernelCase Elementwise(std::string op, int operands = 1) {
   return result;
 }
 
+KernelCase With(KernelCase c, std::vector<Attribute> attributes) {
+  c.attributes = std::move(attributes);
+  return c;
+}
+
+KernelCase Positive(KernelCase c) {
+  c.above = 0.4;
+  return c;
+}
+
 KernelCase AttentionCase(std::string name, std::map<char, int64_t> extents,
                          double window, Ints queries, Ints keys) {
   return {"attention_" + name,
@@ -478,6 +488,16 @@ const std::vector<KernelCase>& KernelCases() {
        "bgchw,gc,gc->bgchw,gc,gc",
        {{'b', 3}, {'g', 2}, {'c', 3}, {'h', 5}, {'w', 2}},
        {{"epsilon", 1e-3}}},
+      {"concat_channels_last",
+       "concat_channels",
+       "bsm!,bsn!->bsd!",
+       {{'b', 3}, {'s', 5}, {'m', 2}, {'n', 4}, {'d', 6}},
+       {{"channels", 6}}},
+      {"concat_channels_first",
+       "concat_channels",
+       "m!s,n!s,o!s->d!s",
+       {{'s', 5}, {'m', 2}, {'n', 4}, {'o', 1}, {'d', 7}},
+       {{"channels", 7}}},
       {"concat_channels",
        "concat_channels",
        "bm!hw,bn!hw,bo!hw->bd!hw",
@@ -491,6 +511,120 @@ const std::vector<KernelCase>& KernelCases() {
        {{'b', 3}, {'s', 5}, {'f', 29}},
        {{"factor", 1.75}}},
       Elementwise("multiply", 2),
+      {"multiply_broadcast",
+       "multiply",
+       "bsh,h->bsh",
+       {{'b', 3}, {'s', 5}, {'h', 7}}},
+      {"multiply_outer",
+       "multiply",
+       "sb,hs->bsh",
+       {{'b', 3}, {'s', 5}, {'h', 7}}},
+      // A dimension of one, which the result lacks.
+      {"broadcast_add",
+       "broadcast_add",
+       "bsh,u!s->bsh",
+       {{'b', 3}, {'s', 5}, {'h', 7}, {'u', 1}}},
+      {"broadcast_add_rows",
+       "broadcast_add",
+       "bsh,h->bsh",
+       {{'b', 3}, {'s', 40}, {'h', 9}}},
+      Elementwise("subtract", 2),
+      {"subtract_broadcast",
+       "subtract",
+       "h,bsh->bsh",
+       {{'b', 3}, {'s', 5}, {'h', 7}}},
+      Positive(Elementwise("divide", 2)),
+      Positive({"divide_broadcast",
+                "divide",
+                "bsh,bs->bsh",
+                {{'b', 3}, {'s', 5}, {'h', 7}}}),
+      Elementwise("maximum", 2),
+      {"maximum_broadcast",
+       "maximum",
+       "bsh,h->bsh",
+       {{'b', 3}, {'s', 5}, {'h', 7}}},
+      Elementwise("minimum", 2),
+      With(Elementwise("offset"), {{"amount", 1.25}}),
+      Elementwise("exp"),
+      Positive(Elementwise("log")),
+      Positive(Elementwise("sqrt")),
+      Positive(Elementwise("reciprocal")),
+      Elementwise("abs"),
+      Elementwise("erf"),
+      Elementwise("sin"),
+      Elementwise("cos"),
+      Elementwise("softplus"),
+      With(Elementwise("power"), {{"exponent", 3}}),
+      With(Elementwise("clip"), {{"least", -0.4}, {"most", 0.55}}),
+      With(Elementwise("leaky_relu"), {{"slope", 0.1}}),
+      With(Elementwise("elu"), {{"alpha", 0.7}}),
+      {"transpose",
+       "transpose",
+       "bshc->hbcs",
+       {{'b', 3}, {'s', 5}, {'h', 7}, {'c', 4}}},
+      {"reduce_sum", "reduce_sum", "bsh->bh", {{'b', 3}, {'s', 5}, {'h', 7}}},
+      {"reduce_sum_of_all",
+       "reduce_sum",
+       "bsh->",
+       {{'b', 3}, {'s', 5}, {'h', 17}}},
+      {"reduce_sum_turned",
+       "reduce_sum",
+       "bshc->cb",
+       {{'b', 3}, {'s', 5}, {'h', 7}, {'c', 4}}},
+      {"reduce_mean",
+       "reduce_mean",
+       "bshc->bh",
+       {{'b', 3}, {'s', 5}, {'h', 7}, {'c', 4}}},
+      {"reduce_max",
+       "reduce_max",
+       "bs!hc!->bh",
+       {{'b', 3}, {'s', 5}, {'h', 7}, {'c', 13}}},
+      With({"reduce_variance",
+            "reduce_variance",
+            "bsh!->sb",
+            {{'b', 3}, {'s', 5}, {'h', 41}}},
+           {{"correction", 1}}),
+      {"softmax", "softmax", "bsz->bsz", {{'b', 3}, {'s', 5}, {'z', 7}}},
+      {"softmax_wide", "softmax", "bz->bz", {{'b', 3}, {'z', 301}}},
+      {"softmax_of_channels",
+       "softmax",
+       "xbzwh->xbzwh",
+       {{'b', 3}, {'z', 5}, {'h', 2}, {'w', 3}, {'x', 2}}},
+      {"log_softmax",
+       "log_softmax",
+       "szb->szb",
+       {{'b', 3}, {'s', 5}, {'z', 37}}},
+      {"einsum_scores",
+       "einsum",
+       "bhqd,bhkd->bhqk",
+       {{'b', 3}, {'h', 3}, {'q', 5}, {'k', 7}, {'d', 6}}},
+      {"einsum_heads_inside",
+       "einsum",
+       "bqhd,bkgd->bgqhk",
+       {{'b', 3}, {'h', 3}, {'g', 2}, {'q', 5}, {'k', 4}, {'d', 6}}},
+      {"einsum_broadcast",
+       "einsum",
+       "u!bmk,kn->bmn",
+       {{'b', 3}, {'m', 3}, {'n', 5}, {'k', 7}, {'u', 1}}},
+      {"einsum_large",
+       "einsum",
+       "bmk,bkn->bmn",
+       {{'b', 3}, {'m', 17}, {'n', 37}, {'k', 41}}},
+      With({"slice",
+            "slice",
+            "bm!h->bd!h",
+            {{'b', 3}, {'m', 7}, {'h', 5}, {'d', 3}}},
+           {{"places", 3}, {"start", 1}, {"step", 2}}),
+      With({"slice_backwards",
+            "slice",
+            "bhm!->bhd!",
+            {{'b', 3}, {'m', 7}, {'h', 5}, {'d', 4}}},
+           {{"places", 4}, {"start", 6}, {"step", -2}}),
+      With({"pad",
+            "pad",
+            "bm!h->bd!h",
+            {{'b', 3}, {'m', 4}, {'h', 5}, {'d', 9}}},
+           {{"before", 2}, {"places", 9}, {"value", 0.5}}),
       Elementwise("add", 2),
       Elementwise("sum", 3),
       {"dropout",
@@ -643,6 +777,12 @@ void FillInts(HostTensor& tensor, const Ints& ints, Rng& rng) {
   }
 }
 
+void MakePositive(HostTensor& tensor, double above) {
+  for (int64_t i = 0; i < tensor.elements(); ++i) {
+    tensor.Set(i, above + std::abs(tensor.At(i)));
+  }
+}
+
 }  // namespace
 
 Problem ForwardProblem(const KernelCase& c) {
@@ -662,6 +802,7 @@ Problem ForwardProblem(const KernelCase& c) {
     } else {
       problem.operands.emplace_back(shape, DType::kFloat64);
       FillRandom(problem.operands.back(), rng);
+      if (c.above > 0) MakePositive(problem.operands.back(), c.above);
       if (shape.empty()) problem.operands.back().Set(0, 3);  // count, norm
     }
   }

@@ -37,6 +37,8 @@ struct KernelCase {
   std::vector<Attribute> attributes = {};
   std::map<size_t, Ints> ints = {};  // by operand
   bool in_place = false;             // results are read, too
+  // Operands are positive, and above this: for functions with a pole at zero.
+  double above = 0;
 
   friend void PrintTo(const KernelCase& c, std::ostream* out) {
     *out << c.name;

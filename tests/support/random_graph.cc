@@ -353,6 +353,141 @@ Graph MakeRecurrent(const GraphSpec& spec, DType dtype) {
   return *std::move(graph);
 }
 
+// Layers of operators whose rules are the node's own, of tensors whose sizes
+// are the hidden one's and the sequence's.
+class SmallGeneral {
+ public:
+  SmallGeneral(const GraphSpec& spec, DType dtype)
+      : spec_(spec), builder_("general", spec.batch, spec.sequence, dtype) {}
+
+  Graph Build() {
+    builder_.BeginBlock("embed");
+    const Shape places = {spec_.batch, spec_.sequence};
+    const TensorId tokens = builder_.Input("tokens", places, DType::kInt32);
+    const TensorId labels = builder_.Input("labels", places, DType::kInt32);
+    const TensorId table = builder_.Weight(
+        "embed.weight", {spec_.vocabulary, spec_.hidden}, {.stddev = 1}, true);
+    TensorId x = builder_.Add1("embedding", "embed", {tokens, table});
+    for (int i = 0; i < spec_.layers; ++i) {
+      const std::string name = "h." + std::to_string(i);
+      builder_.BeginBlock(name);
+      const TensorId normed =
+          spec_.rms == 1 ? Norm(name + ".norm", x) : Gate(name + ".gate", x);
+      const int kind = (spec_.residual + i) % 3;
+      TensorId y = kind == 0   ? Attention(name + ".attention", normed)
+                   : kind == 1 ? Places(name + ".places", normed)
+                               : Functions(name + ".functions", normed);
+      y = Dense(name + ".out", y, spec_.hidden, spec_.hidden);
+      x = builder_.Add1("add", name + ".add", {x, y}, "bsh,bsh->bsh");
+    }
+    builder_.BeginBlock("head");
+    x = Norm("head.norm", x);
+    const TensorId logits = Dense("head", x, spec_.vocabulary, spec_.hidden);
+    const TensorId count = builder_.Add1("count_labels", "count", {labels});
+    auto forward = builder_.Finish(
+        builder_.Add1("cross_entropy", "loss", {logits, labels, count}));
+    TESSERA_CHECK(forward.has_value()) << forward.error().ToString();
+    auto graph = Differentiate(*std::move(forward));
+    TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
+    return *std::move(graph);
+  }
+
+ private:
+  TensorId Op(std::string_view op, const std::string& name,
+              std::vector<TensorId> operands, std::string_view rule,
+              std::vector<Attribute> attributes = {}) {
+    return builder_.Add1(op, name, std::move(operands), rule,
+                         std::move(attributes));
+  }
+
+  TensorId Dense(const std::string& name, TensorId x, int64_t out, int64_t in) {
+    const TensorId weight =
+        builder_.Weight(name + ".weight", {out, in}, {.stddev = kStddev}, true);
+    return Op("linear", name, {x, weight}, "bsi,oi->bso");
+  }
+
+  TensorId Vector(const std::string& name, double constant) {
+    return builder_.Weight(name, {spec_.hidden}, {.constant = constant}, false);
+  }
+
+  // (x - mean) / sqrt(variance + epsilon) * scale + shift.
+  TensorId Norm(const std::string& name, TensorId x) {
+    const TensorId mean = Op("reduce_mean", name + ".mean", {x}, "bsh->bs");
+    const TensorId centred =
+        Op("subtract", name + ".centred", {x, mean}, "bsh,bs->bsh");
+    TensorId scale = Op("reduce_variance", name + ".variance", {x}, "bsh!->bs",
+                        {{"correction", 0}});
+    scale =
+        Op("offset", name + ".offset", {scale}, "bs->bs", {{"amount", 0.1}});
+    scale = Op("sqrt", name + ".sqrt", {scale}, "bs->bs");
+    TensorId y =
+        Op("divide", name + ".divide", {centred, scale}, "bsh,bs->bsh");
+    y = Op("multiply", name + ".scaled", {y, Vector(name + ".scale", 1)},
+           "bsh,h->bsh");
+    const TensorId shift =
+        Op("scale", name + ".shift.read", {Vector(name + ".shift", 0.1)},
+           "h->h", {{"factor", 1}});
+    return Op("broadcast_add", name + ".shifted", {y, shift}, "bsh,h->bsh");
+  }
+
+  // x times the softmax of what all places share.
+  TensorId Gate(const std::string& name, TensorId x) {
+    TensorId gate = Op("reduce_sum", name + ".sum", {x}, "bsh->bh");
+    gate = Op("tanh", name + ".tanh", {gate}, "bh->bh");
+    gate = Op("softmax", name + ".softmax", {gate}, "bz->bz");
+    const TensorId log = Op("log_softmax", name + ".log", {x}, "bzh->bzh");
+    const TensorId y =
+        Op("multiply", name + ".product", {x, gate}, "bsh,bh->bsh");
+    return Op("subtract", name + ".difference", {y, log}, "bsh,bsh->bsh");
+  }
+
+  TensorId Attention(const std::string& name, TensorId x) {
+    const TensorId q = Dense(name + ".q", x, spec_.hidden, spec_.hidden);
+    TensorId scores = Op("einsum", name + ".scores", {q, x}, "bsh,bth->bst");
+    scores =
+        Op("scale", name + ".scale", {scores}, "bst->bst", {{"factor", 0.3}});
+    scores = Op("softmax", name + ".softmax", {scores}, "bsz->bsz");
+    TensorId y = Op("einsum", name + ".values", {scores, x}, "bst,bth->bsh");
+    y = Op("transpose", name + ".turned", {y}, "bsh->sbh");
+    return Op("transpose", name + ".back", {y}, "sbh->bsh");
+  }
+
+  // All places but the first feature, with a constant in its stead, beside the
+  // largest and every second feature.
+  TensorId Places(const std::string& name, TensorId x) {
+    const auto rest = static_cast<double>(spec_.hidden - 1);
+    const auto half = static_cast<double>((spec_.hidden + 1) / 2);
+    TensorId y = Op("slice", name + ".slice", {x}, "bsm!->bsd!",
+                    {{"places", rest}, {"start", 1}, {"step", 1}});
+    y = Op("pad", name + ".pad", {y}, "bsm!->bsd!",
+           {{"before", 1}, {"places", rest + 1}, {"value", 0.5}});
+    const TensorId even = Op("slice", name + ".even", {x}, "bsm!->bsd!",
+                             {{"places", half}, {"start", 0}, {"step", 2}});
+    const TensorId both =
+        Op("concat_channels", name + ".concat", {y, even}, "bsm!,bsn!->bsd!",
+           {{"channels", rest + 1 + half}});
+    const TensorId most = Op("reduce_max", name + ".max", {both}, "bsh!->bs");
+    return Op("maximum", name + ".larger", {y, most}, "bsh,bs->bsh");
+  }
+
+  TensorId Functions(const std::string& name, TensorId x) {
+    const auto f = [&](std::string_view op, TensorId of,
+                       std::vector<Attribute> attributes = {}) {
+      return Op(op, name + "." + std::string(op), {of}, "bsh->bsh",
+                std::move(attributes));
+    };
+    TensorId y = f("clip", x, {{"least", -1.5}, {"most", 1.5}});
+    y = f("exp", y);
+    y = f("log", f("offset", y, {{"amount", 1}}));
+    y = f("power", f("reciprocal", y), {{"exponent", 1.5}});
+    const TensorId z = f("softplus", f("elu", x, {{"alpha", 0.5}}));
+    return Op("minimum", name + ".smaller", {y, z}, "bsh,bsh->bsh");
+  }
+
+  const GraphSpec& spec_;
+  GraphBuilder builder_;
+};
+
 }  // namespace
 
 GraphSpec RandomGraphSpec(Rng& rng) {
@@ -388,6 +523,8 @@ GraphSpec RandomGraphSpec(Rng& rng) {
   spec.batch = Pick(rng, {4, 6, 6, 8, 9, 10, 12, 12});
   spec.image = Pick(rng, {0, 0, 0, 0, 1, 2});
   spec.recurrent = Pick(rng, {0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4});
+
+  spec.image = Pick(rng, {0, 0, 0, 0, 1, 2, 3});
   return spec;
 }
 
@@ -395,6 +532,10 @@ Graph MakeGraph(const GraphSpec& spec, DType dtype) {
   if (spec.image > 0) return SmallCnn(spec, dtype).Build();
   return spec.recurrent > 0 ? MakeRecurrent(spec, dtype)
                             : SmallTransformer(spec, dtype).Build();
+
+  if (spec.image == 3) return SmallGeneral(spec, dtype).Build();
+  return spec.image > 0 ? SmallCnn(spec, dtype).Build()
+                        : SmallTransformer(spec, dtype).Build();
 }
 
 }  // namespace tessera

@@ -52,7 +52,8 @@ struct GraphSpec {
   // the height and width of the images, `hidden` the channels between layers,
   // `inner` those inside of them, `residual` says what a layer has (0 and 1:
   // two convolutions, or three in `groups`; 2: branches) and `gated` whether
-  // its window moves by two.
+  // its window moves by two. 3: tokens again, and layers of general
+  // operators: a norm and attention written out, places taken and put back.
   int image = 0;
   // 1: a recurrent language model of LSTMs, 2: of GRUs, 3: one label a
   // sequence, 4: an encoder of sequences longer by one and a decoder with

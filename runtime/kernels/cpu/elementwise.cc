@@ -140,14 +140,224 @@ void TanhDx(const KernelCall& call) {
 template <typename T>
 void Scale(const KernelCall& call) {
   const T factor = static_cast<T>(call.attribute("factor"));
+  if (call.accumulate) {
+    const T* const x = call.operands[0].as<const T>();
+    T* const y = call.results[0].as<T>();
+    ForEachBlock(call, call.results[0].elements(),
+                 [&](int64_t i, int64_t count) {
+                   Store<T>(Load<T>(y + i, count) + factor * Load(x + i, count),
+                            count, y + i);
+                 });
+    return;
+  }
   Unary<T>(call,
            [factor](const Block<T>& x) -> Block<T> { return factor * x; });
 }
 
 template <typename T>
-void Multiply(const KernelCall& call) {
-  Binary<T>(call, [](const Block<T>& a, const Block<T>& b) -> Block<T> {
-    return a * b;
+void Offset(const KernelCall& call) {
+  const T amount = static_cast<T>(call.attribute("amount"));
+  Unary<T>(call,
+           [amount](const Block<T>& x) -> Block<T> { return x + amount; });
+}
+
+template <typename T>
+void Exp(const KernelCall& call) {
+  Unary<T>(call, [](const Block<T>& x) -> Block<T> { return x.exp(); });
+}
+
+// dy, y -> dx.
+template <typename T>
+void ExpDx(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& dy, const Block<T>& y) -> Block<T> {
+    return dy * y;
+  });
+}
+
+template <typename T>
+void Log(const KernelCall& call) {
+  Unary<T>(call, [](const Block<T>& x) -> Block<T> { return x.log(); });
+}
+
+// dy, x -> dx.
+template <typename T>
+void LogDx(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& dy, const Block<T>& x) -> Block<T> {
+    return dy / x;
+  });
+}
+
+template <typename T>
+void Sqrt(const KernelCall& call) {
+  Unary<T>(call, [](const Block<T>& x) -> Block<T> { return x.sqrt(); });
+}
+
+// dy, y -> dx.
+template <typename T>
+void SqrtDx(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& dy, const Block<T>& y) -> Block<T> {
+    return T(0.5) * dy / y;
+  });
+}
+
+template <typename T>
+void Reciprocal(const KernelCall& call) {
+  Unary<T>(call, [](const Block<T>& x) -> Block<T> { return x.inverse(); });
+}
+
+// dy, y -> dx.
+template <typename T>
+void ReciprocalDx(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& dy, const Block<T>& y) -> Block<T> {
+    return -dy * y * y;
+  });
+}
+
+template <typename T>
+void Abs(const KernelCall& call) {
+  Unary<T>(call, [](const Block<T>& x) -> Block<T> { return x.abs(); });
+}
+
+// dy, x -> dx.
+template <typename T>
+void AbsDx(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& dy, const Block<T>& x) -> Block<T> {
+    return (x > T{0}).select(dy, (x < T{0}).select(-dy, Block<T>::Zero()));
+  });
+}
+
+template <typename T>
+void Erf(const KernelCall& call) {
+  Unary<T>(call, [](const Block<T>& x) -> Block<T> {
+    return x.unaryExpr([](T v) { return std::erf(v); });
+  });
+}
+
+constexpr double kTwoOverRootPi = 1.1283791670955126;
+
+// dy, x -> dx.
+template <typename T>
+void ErfDx(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& dy, const Block<T>& x) -> Block<T> {
+    return dy * T(kTwoOverRootPi) * (-x * x).exp();
+  });
+}
+
+template <typename T>
+void Sin(const KernelCall& call) {
+  Unary<T>(call, [](const Block<T>& x) -> Block<T> { return x.sin(); });
+}
+
+// dy, x -> dx.
+template <typename T>
+void SinDx(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& dy, const Block<T>& x) -> Block<T> {
+    return dy * x.cos();
+  });
+}
+
+template <typename T>
+void Cos(const KernelCall& call) {
+  Unary<T>(call, [](const Block<T>& x) -> Block<T> { return x.cos(); });
+}
+
+// dy, x -> dx.
+template <typename T>
+void CosDx(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& dy, const Block<T>& x) -> Block<T> {
+    return -dy * x.sin();
+  });
+}
+
+// Without overflow: max(x, 0) + log(1 + exp(-|x|)).
+template <typename T>
+void Softplus(const KernelCall& call) {
+  Unary<T>(call, [](const Block<T>& x) -> Block<T> {
+    return x.max(T{0}) +
+           (-x.abs()).exp().unaryExpr([](T v) { return std::log1p(v); });
+  });
+}
+
+// dy, x -> dx.
+template <typename T>
+void SoftplusDx(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& dy, const Block<T>& x) -> Block<T> {
+    return dy * Sigmoid<T>(x);
+  });
+}
+
+template <typename T>
+void Power(const KernelCall& call) {
+  const T exponent = static_cast<T>(call.attribute("exponent"));
+  Unary<T>(call, [exponent](const Block<T>& x) -> Block<T> {
+    return x.unaryExpr([exponent](T v) { return std::pow(v, exponent); });
+  });
+}
+
+// dy, x -> dx.
+template <typename T>
+void PowerDx(const KernelCall& call) {
+  const T exponent = static_cast<T>(call.attribute("exponent"));
+  Binary<T>(call,
+            [exponent](const Block<T>& dy, const Block<T>& x) -> Block<T> {
+              return dy * exponent * x.unaryExpr([exponent](T v) {
+                return std::pow(v, exponent - 1);
+              });
+            });
+}
+
+template <typename T>
+void Clip(const KernelCall& call) {
+  const T least = static_cast<T>(call.attribute("least"));
+  const T most = static_cast<T>(call.attribute("most"));
+  Unary<T>(call, [least, most](const Block<T>& x) -> Block<T> {
+    return x.max(least).min(most);
+  });
+}
+
+// dy, x -> dx: as within, so at the bounds.
+template <typename T>
+void ClipDx(const KernelCall& call) {
+  const T least = static_cast<T>(call.attribute("least"));
+  const T most = static_cast<T>(call.attribute("most"));
+  Binary<T>(call,
+            [least, most](const Block<T>& dy, const Block<T>& x) -> Block<T> {
+              return (x >= least && x <= most).select(dy, Block<T>::Zero());
+            });
+}
+
+template <typename T>
+void LeakyRelu(const KernelCall& call) {
+  const T slope = static_cast<T>(call.attribute("slope"));
+  Unary<T>(call, [slope](const Block<T>& x) -> Block<T> {
+    return (x > T{0}).select(x, slope * x);
+  });
+}
+
+// dy, x -> dx.
+template <typename T>
+void LeakyReluDx(const KernelCall& call) {
+  const T slope = static_cast<T>(call.attribute("slope"));
+  Binary<T>(call, [slope](const Block<T>& dy, const Block<T>& x) -> Block<T> {
+    return (x > T{0}).select(dy, slope * dy);
+  });
+}
+
+template <typename T>
+void Elu(const KernelCall& call) {
+  const T alpha = static_cast<T>(call.attribute("alpha"));
+  Unary<T>(call, [alpha](const Block<T>& x) -> Block<T> {
+    return (x > T{0}).select(
+        x, alpha * x.unaryExpr([](T v) { return std::expm1(v); }));
+  });
+}
+
+// dy, x -> dx.
+template <typename T>
+void EluDx(const KernelCall& call) {
+  const T alpha = static_cast<T>(call.attribute("alpha"));
+  Binary<T>(call, [alpha](const Block<T>& dy, const Block<T>& x) -> Block<T> {
+    return (x > T{0}).select(dy, alpha * dy * x.exp());
   });
 }
 
@@ -182,8 +392,34 @@ std::vector<Kernel> CpuElementwiseKernels() {
       {"sigmoid_dx", ByDType<SigmoidDx<float>, SigmoidDx<double>>},
       {"tanh", ByDType<Tanh<float>, Tanh<double>>},
       {"tanh_dx", ByDType<TanhDx<float>, TanhDx<double>>},
-      {"scale", ByDType<Scale<float>, Scale<double>>},
-      {"multiply", ByDType<Multiply<float>, Multiply<double>>},
+      {"scale", ByDType<Scale<float>, Scale<double>>, true},
+      {"offset", ByDType<Offset<float>, Offset<double>>},
+      {"exp", ByDType<Exp<float>, Exp<double>>},
+      {"exp_dx", ByDType<ExpDx<float>, ExpDx<double>>},
+      {"log", ByDType<Log<float>, Log<double>>},
+      {"log_dx", ByDType<LogDx<float>, LogDx<double>>},
+      {"sqrt", ByDType<Sqrt<float>, Sqrt<double>>},
+      {"sqrt_dx", ByDType<SqrtDx<float>, SqrtDx<double>>},
+      {"reciprocal", ByDType<Reciprocal<float>, Reciprocal<double>>},
+      {"reciprocal_dx", ByDType<ReciprocalDx<float>, ReciprocalDx<double>>},
+      {"abs", ByDType<Abs<float>, Abs<double>>},
+      {"abs_dx", ByDType<AbsDx<float>, AbsDx<double>>},
+      {"erf", ByDType<Erf<float>, Erf<double>>},
+      {"erf_dx", ByDType<ErfDx<float>, ErfDx<double>>},
+      {"sin", ByDType<Sin<float>, Sin<double>>},
+      {"sin_dx", ByDType<SinDx<float>, SinDx<double>>},
+      {"cos", ByDType<Cos<float>, Cos<double>>},
+      {"cos_dx", ByDType<CosDx<float>, CosDx<double>>},
+      {"softplus", ByDType<Softplus<float>, Softplus<double>>},
+      {"softplus_dx", ByDType<SoftplusDx<float>, SoftplusDx<double>>},
+      {"power", ByDType<Power<float>, Power<double>>},
+      {"power_dx", ByDType<PowerDx<float>, PowerDx<double>>},
+      {"clip", ByDType<Clip<float>, Clip<double>>},
+      {"clip_dx", ByDType<ClipDx<float>, ClipDx<double>>},
+      {"leaky_relu", ByDType<LeakyRelu<float>, LeakyRelu<double>>},
+      {"leaky_relu_dx", ByDType<LeakyReluDx<float>, LeakyReluDx<double>>},
+      {"elu", ByDType<Elu<float>, Elu<double>>},
+      {"elu_dx", ByDType<EluDx<float>, EluDx<double>>},
       {"add", ByDType<AddAll<float>, AddAll<double>>, true},
       {"sum", ByDType<AddAll<float>, AddAll<double>>, true},
   };

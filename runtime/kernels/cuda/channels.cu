@@ -21,21 +21,29 @@ __global__ void CopyRuns(Elements<T> from, int64_t from_step, Elements<T> to,
   }
 }
 
-// Elements of one sample.
-int64_t SampleSize(const LocalTensor& tensor) {
-  return tensor.elements() / tensor.shape[0];
+// The product of the extents in front of the joint dimension, in which an
+// operand and a result differ: so many runs of elements does a tensor have.
+int64_t RunsOf(const KernelCall& call) {
+  const Indices& x = call.rule->operands[0];
+  const Indices& z = call.rule->results[0];
+  int64_t runs = 1;
+  for (size_t d = 0; d < x.size() && x[d] == z[d]; ++d) {
+    runs *= call.operands[0].shape[d];
+  }
+  return runs;
 }
 
-// Images x0, x1, ... -> z.
+// x0, x1, ... -> z.
 void ConcatChannels(const KernelCall& call) {
   const LocalTensor& z = call.results[0];
+  const int64_t runs = RunsOf(call);
   int64_t first = 0;
   for (const LocalTensor& x : call.operands) {
-    const int64_t size = SampleSize(x);
+    const int64_t size = x.elements() / runs;
     ByType({x, z}, [&]<typename T>() {
       Launch(CopyRuns<T>, BlocksFor(*call.queue, x.elements()), kThreads, 0,
-             *call.queue, Elements<T>(x), size, Elements<T>(z), SampleSize(z),
-             first, int64_t{0}, size, x.elements());
+             *call.queue, Elements<T>(x), size, Elements<T>(z),
+             z.elements() / runs, first, int64_t{0}, size, x.elements());
     });
     first += size;
   }
@@ -44,13 +52,14 @@ void ConcatChannels(const KernelCall& call) {
 // dz -> dx0, dx1, ...
 void ConcatChannelsDx(const KernelCall& call) {
   const LocalTensor& dz = call.operands[0];
+  const int64_t runs = RunsOf(call);
   int64_t first = 0;
   for (const LocalTensor& dx : call.results) {
-    const int64_t size = SampleSize(dx);
+    const int64_t size = dx.elements() / runs;
     ByType({dz, dx}, [&]<typename T>() {
       Launch(CopyRuns<T>, BlocksFor(*call.queue, dx.elements()), kThreads, 0,
-             *call.queue, Elements<T>(dz), SampleSize(dz), Elements<T>(dx),
-             size, int64_t{0}, first, size, dx.elements());
+             *call.queue, Elements<T>(dz), dz.elements() / runs,
+             Elements<T>(dx), size, int64_t{0}, first, size, dx.elements());
     });
     first += size;
   }

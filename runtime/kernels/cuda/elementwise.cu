@@ -92,45 +92,170 @@ struct TanhDx {
   }
 };
 
-struct Product {
-  __device__ float operator()(float a, float b) const { return a * b; }
+struct Offset {
+  float amount;
+  __device__ float operator()(float x) const { return x + amount; }
+};
+
+struct Exp {
+  __device__ float operator()(float x) const { return expf(x); }
+};
+struct ExpDx {
+  __device__ float operator()(float dy, float y) const { return dy * y; }
+};
+
+struct Log {
+  __device__ float operator()(float x) const { return logf(x); }
+};
+struct LogDx {
+  __device__ float operator()(float dy, float x) const { return dy / x; }
+};
+
+struct Sqrt {
+  __device__ float operator()(float x) const { return sqrtf(x); }
+};
+struct SqrtDx {
+  __device__ float operator()(float dy, float y) const { return 0.5F * dy / y; }
+};
+
+struct Reciprocal {
+  __device__ float operator()(float x) const { return 1 / x; }
+};
+struct ReciprocalDx {
+  __device__ float operator()(float dy, float y) const { return -dy * y * y; }
+};
+
+struct Abs {
+  __device__ float operator()(float x) const { return fabsf(x); }
+};
+struct AbsDx {
+  __device__ float operator()(float dy, float x) const {
+    return x > 0 ? dy : x < 0 ? -dy : 0;
+  }
+};
+
+struct Erf {
+  __device__ float operator()(float x) const { return erff(x); }
+};
+struct ErfDx {
+  __device__ float operator()(float dy, float x) const {
+    return dy * 1.1283791670955126F * expf(-x * x);
+  }
+};
+
+struct Sin {
+  __device__ float operator()(float x) const { return sinf(x); }
+};
+struct SinDx {
+  __device__ float operator()(float dy, float x) const { return dy * cosf(x); }
+};
+
+struct Cos {
+  __device__ float operator()(float x) const { return cosf(x); }
+};
+struct CosDx {
+  __device__ float operator()(float dy, float x) const { return -dy * sinf(x); }
+};
+
+struct Softplus {
+  __device__ float operator()(float x) const {
+    return (x > 0 ? x : 0) + log1pf(expf(-fabsf(x)));
+  }
+};
+struct SoftplusDx {
+  __device__ float operator()(float dy, float x) const {
+    return dy * Sigmoid(x);
+  }
+};
+
+struct Power {
+  float exponent;
+  __device__ float operator()(float x) const { return powf(x, exponent); }
+};
+struct PowerDx {
+  float exponent;
+  __device__ float operator()(float dy, float x) const {
+    return dy * exponent * powf(x, exponent - 1);
+  }
+};
+
+struct Clip {
+  float least;
+  float most;
+  __device__ float operator()(float x) const {
+    const float above = x > least ? x : least;
+    return above < most ? above : most;
+  }
+};
+struct ClipDx {
+  float least;
+  float most;
+  __device__ float operator()(float dy, float x) const {
+    return x >= least && x <= most ? dy : 0;
+  }
+};
+
+struct LeakyRelu {
+  float slope;
+  __device__ float operator()(float x) const { return x > 0 ? x : slope * x; }
+};
+struct LeakyReluDx {
+  float slope;
+  __device__ float operator()(float dy, float x) const {
+    return x > 0 ? dy : slope * dy;
+  }
+};
+
+struct Elu {
+  float alpha;
+  __device__ float operator()(float x) const {
+    return x > 0 ? x : alpha * expm1f(x);
+  }
+};
+struct EluDx {
+  float alpha;
+  __device__ float operator()(float dy, float x) const {
+    return x > 0 ? dy : alpha * dy * expf(x);
+  }
 };
 
 // ---- Kernels ----------------------------------------------------------------
 
 template <typename T, typename F>
-__global__ void ApplyUnary(Elements<T> x, Elements<T> y, int64_t n) {
+__global__ void ApplyUnary(Elements<T> x, Elements<T> y, int64_t n, F f) {
   ForEachVector(n, [&](int64_t first, Span span) {
     float of_x[kVector];
     x.Load(first, span, of_x);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) of_x[j] = F()(of_x[j]);
+    for (int j = 0; j < kVector; ++j) of_x[j] = f(of_x[j]);
     y.Store(first, span, of_x);
   });
 }
 
 template <typename T, typename F>
 __global__ void ApplyBinary(Elements<T> a, Elements<T> b, Elements<T> y,
-                            int64_t n) {
+                            int64_t n, F f) {
   ForEachVector(n, [&](int64_t first, Span span) {
     float of_a[kVector];
     float of_b[kVector];
     a.Load(first, span, of_a);
     b.Load(first, span, of_b);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) of_a[j] = F()(of_a[j], of_b[j]);
+    for (int j = 0; j < kVector; ++j) of_a[j] = f(of_a[j], of_b[j]);
     y.Store(first, span, of_a);
   });
 }
 
 template <typename T>
-__global__ void MultiplyBy(Elements<T> x, float factor, Elements<T> y,
-                           int64_t n) {
+__global__ void MultiplyBy(Elements<T> x, float factor, bool accumulate,
+                           Elements<T> y, int64_t n) {
   ForEachVector(n, [&](int64_t first, Span span) {
     float of_x[kVector];
+    float before[kVector] = {};
     x.Load(first, span, of_x);
+    if (accumulate) y.Load(first, span, before);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) of_x[j] *= factor;
+    for (int j = 0; j < kVector; ++j) of_x[j] = before[j] + factor * of_x[j];
     y.Store(first, span, of_x);
   });
 }
@@ -159,18 +284,18 @@ __global__ void AddTerms(Terms<T> terms, Elements<T> y, int64_t n) {
 // ---- Calls ------------------------------------------------------------------
 
 template <typename F>
-void Unary(const KernelCall& call) {
+void UnaryBy(const KernelCall& call, F f) {
   const LocalTensor& x = call.operands[0];
   const LocalTensor& y = call.results[0];
   const int64_t n = y.elements();
   ByType({x, y}, [&]<typename T>() {
     Launch(ApplyUnary<T, F>, BlocksForVectors(*call.queue, n), kThreads, 0,
-           *call.queue, Elements<T>(x), Elements<T>(y), n);
+           *call.queue, Elements<T>(x), Elements<T>(y), n, f);
   });
 }
 
 template <typename F>
-void Binary(const KernelCall& call) {
+void BinaryBy(const KernelCall& call, F f) {
   const LocalTensor& a = call.operands[0];
   const LocalTensor& b = call.operands[1];
   const LocalTensor& y = call.results[0];
@@ -179,8 +304,49 @@ void Binary(const KernelCall& call) {
       << a.elements() << " and " << b.elements();
   ByType({a, b, y}, [&]<typename T>() {
     Launch(ApplyBinary<T, F>, BlocksForVectors(*call.queue, n), kThreads, 0,
-           *call.queue, Elements<T>(a), Elements<T>(b), Elements<T>(y), n);
+           *call.queue, Elements<T>(a), Elements<T>(b), Elements<T>(y), n, f);
   });
+}
+
+template <typename F>
+void Unary(const KernelCall& call) {
+  UnaryBy(call, F());
+}
+template <typename F>
+void Binary(const KernelCall& call) {
+  BinaryBy(call, F());
+}
+
+float Number(const KernelCall& call, std::string_view name) {
+  return static_cast<float>(call.attribute(name));
+}
+
+void OffsetBy(const KernelCall& call) {
+  UnaryBy(call, Offset{Number(call, "amount")});
+}
+void PowerOf(const KernelCall& call) {
+  UnaryBy(call, Power{Number(call, "exponent")});
+}
+void PowerOfDx(const KernelCall& call) {
+  BinaryBy(call, PowerDx{Number(call, "exponent")});
+}
+void ClipTo(const KernelCall& call) {
+  UnaryBy(call, Clip{Number(call, "least"), Number(call, "most")});
+}
+void ClipToDx(const KernelCall& call) {
+  BinaryBy(call, ClipDx{Number(call, "least"), Number(call, "most")});
+}
+void LeakyReluBy(const KernelCall& call) {
+  UnaryBy(call, LeakyRelu{Number(call, "slope")});
+}
+void LeakyReluByDx(const KernelCall& call) {
+  BinaryBy(call, LeakyReluDx{Number(call, "slope")});
+}
+void EluBy(const KernelCall& call) {
+  UnaryBy(call, Elu{Number(call, "alpha")});
+}
+void EluByDx(const KernelCall& call) {
+  BinaryBy(call, EluDx{Number(call, "alpha")});
 }
 
 void Scale(const KernelCall& call) {
@@ -189,8 +355,8 @@ void Scale(const KernelCall& call) {
   const int64_t n = y.elements();
   ByType({x, y}, [&]<typename T>() {
     Launch(MultiplyBy<T>, BlocksForVectors(*call.queue, n), kThreads, 0,
-           *call.queue, Elements<T>(x),
-           static_cast<float>(call.attribute("factor")), Elements<T>(y), n);
+           *call.queue, Elements<T>(x), Number(call, "factor"), call.accumulate,
+           Elements<T>(y), n);
   });
 }
 
@@ -230,8 +396,34 @@ std::vector<Kernel> CudaElementwiseKernels() {
       {"sigmoid_dx", Binary<SigmoidDx>},
       {"tanh", Unary<Tanh>},
       {"tanh_dx", Binary<TanhDx>},
-      {"scale", Scale},
-      {"multiply", Binary<Product>},
+      {"scale", Scale, true},
+      {"offset", OffsetBy},
+      {"exp", Unary<Exp>},
+      {"exp_dx", Binary<ExpDx>},
+      {"log", Unary<Log>},
+      {"log_dx", Binary<LogDx>},
+      {"sqrt", Unary<Sqrt>},
+      {"sqrt_dx", Binary<SqrtDx>},
+      {"reciprocal", Unary<Reciprocal>},
+      {"reciprocal_dx", Binary<ReciprocalDx>},
+      {"abs", Unary<Abs>},
+      {"abs_dx", Binary<AbsDx>},
+      {"erf", Unary<Erf>},
+      {"erf_dx", Binary<ErfDx>},
+      {"sin", Unary<Sin>},
+      {"sin_dx", Binary<SinDx>},
+      {"cos", Unary<Cos>},
+      {"cos_dx", Binary<CosDx>},
+      {"softplus", Unary<Softplus>},
+      {"softplus_dx", Binary<SoftplusDx>},
+      {"power", PowerOf},
+      {"power_dx", PowerOfDx},
+      {"clip", ClipTo},
+      {"clip_dx", ClipToDx},
+      {"leaky_relu", LeakyReluBy},
+      {"leaky_relu_dx", LeakyReluByDx},
+      {"elu", EluBy},
+      {"elu_dx", EluByDx},
       {"add", AddAll, true},
       {"sum", AddAll, true},
   };

@@ -1,0 +1,840 @@
+// Nodes that compute element by element, with broadcasting, along dimensions,
+// and products of tensors.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "planner/io/onnx_walk.h"
+
+namespace tessera::onnx {
+
+namespace {
+
+constexpr double kMost = std::numeric_limits<float>::max();
+
+bool AllOnes(const Dim& dim) {
+  return std::ranges::all_of(dim,
+                             [](const Atom& atom) { return atom.extent == 1; });
+}
+
+}  // namespace
+
+// ---- Functions of one tensor ------------------------------------------------
+
+Result<Activation> Walk::Materialise(Activation x) {
+  if (x.f == nullptr) return x;
+  const std::string letters = Letters().Of(x.own);
+  TESSERA_TRY(x.tensor, Apply(x.tensor, letters, x.f));
+  x.f = nullptr;
+  return x;
+}
+
+Result<TensorId> Walk::Apply(TensorId x, const std::string& letters,
+                             const std::shared_ptr<const Expression>& f) {
+  if (f == nullptr) return x;
+  const auto key = std::pair(x, f);
+  const auto made = materialised_.find(key);
+  if (made != materialised_.end()) return made->second;
+  const auto add = [&](std::string_view op, std::vector<TensorId> operands,
+                       std::vector<Attribute> attributes = {}) {
+    std::string rule = letters;
+    for (size_t i = 1; i < operands.size(); ++i) rule += "," + letters;
+    return builder_.Add1(op, Unique(f->node), std::move(operands),
+                         rule + "->" + letters, std::move(attributes));
+  };
+  const auto scaled = [&](TensorId y, double factor) {
+    return factor == 1 ? y : add("scale", {y}, {{"factor", factor}});
+  };
+  const auto moved = [&](TensorId y, double amount) {
+    return amount == 0 ? y : add("offset", {y}, {{"amount", amount}});
+  };
+  const auto keep = [&](TensorId y) { return materialised_[key] = y; };
+  for (const Function& function : Functions()) {
+    if (f->bends_beyond || !SameFunction(f->samples, function.f)) continue;
+    return keep(add(function.op, {x}));
+  }
+  if (const auto factor = FactorOf(f.get())) return keep(scaled(x, *factor));
+  std::vector<TensorId> of;  // terms that are tensors
+  for (const Term& term : f->terms) {
+    if (term.number) continue;
+    TESSERA_TRY(const TensorId y, Apply(x, letters, term.of_x));
+    of.push_back(y);
+  }
+  const bool two = of.size() == 2;
+  const std::string& op = f->op;
+  // The number beside a tensor, and whether it is in front.
+  const bool reversed = f->terms[0].number.has_value();
+  const double number = reversed ? *f->terms[0].number
+                        : f->terms.size() > 1 && f->terms[1].number
+                            ? *f->terms[1].number
+                            : 0;
+  if (op == "Add") return keep(two ? add("add", of) : moved(of[0], number));
+  if (op == "Sub") {
+    if (two) return keep(add("subtract", of));
+    return keep(reversed ? moved(scaled(of[0], -1), number)
+                         : moved(of[0], -number));
+  }
+  if (op == "Mul") {
+    return keep(two ? add("multiply", of) : scaled(of[0], number));
+  }
+  if (op == "Div") {
+    if (two) return keep(add("divide", of));
+    return keep(reversed ? scaled(add("reciprocal", of), number)
+                         : scaled(of[0], 1 / number));
+  }
+  if (op == "Max" || op == "Min") {
+    if (two) return keep(add(op == "Max" ? "maximum" : "minimum", of));
+    const double bound = std::clamp(number, -kMost, kMost);
+    return keep(add("clip", of,
+                    {{"least", op == "Max" ? bound : -kMost},
+                     {"most", op == "Max" ? kMost : bound}}));
+  }
+  if (op == "Pow" && !two && !reversed) {
+    return keep(add("power", of, {{"exponent", number}}));
+  }
+  if (op == "Pow" && reversed && number > 0) {
+    return keep(add("exp", {scaled(of[0], std::log(number))}));
+  }
+  if (op == ":leaky_relu") {
+    return keep(add("leaky_relu", of, {{"slope", number}}));
+  }
+  if (op == ":elu") return keep(add("elu", of, {{"alpha", number}}));
+  if (op == "Neg") return keep(scaled(of[0], -1));
+  constexpr std::pair<std::string_view, std::string_view> kSame[] = {
+      {"Abs", "abs"},   {"Cos", "cos"},
+      {"Erf", "erf"},   {"Exp", "exp"},
+      {"Log", "log"},   {"Reciprocal", "reciprocal"},
+      {"Relu", "relu"}, {"Sigmoid", "sigmoid"},
+      {"Sin", "sin"},   {"Softplus", "softplus"},
+      {"Sqrt", "sqrt"}, {"Tanh", "tanh"},
+  };
+  for (const auto& [theirs, ours] : kSame) {
+    if (op == theirs) return keep(add(ours, of));
+  }
+  return InvalidInput("no operator computes the function of '" + f->node + "'");
+}
+
+Result<void> Walk::Gelu(const OnnxNode& node) {
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  const bool tanh = node.Text("approximate", "none") == "tanh";
+  // A function of its own, told apart by its values.
+  const auto old = x.f;
+  auto made = std::make_shared<Expression>();
+  made->op = node.op;
+  made->terms = {{{}, old}};
+  made->node = NameOf(node);
+  made->depth = old == nullptr ? 1 : old->depth + 1;
+  for (size_t i = 0; i < std::size(kPoints); ++i) {
+    made->samples.push_back(Functions()[tanh ? 1 : 2].f(
+        old == nullptr ? kPoints[i] : old->samples[i]));
+  }
+  if (old != nullptr) {
+    TESSERA_TRY(x, Materialise(std::move(x)));
+    for (size_t i = 0; i < std::size(kPoints); ++i) {
+      made->samples[i] = Functions()[tanh ? 1 : 2].f(kPoints[i]);
+    }
+    made->terms = {{}};
+  }
+  x.f = std::move(made);
+  Set(node, ActivationValue(std::move(x)));
+  return {};
+}
+
+Result<void> Walk::Parametric(const OnnxNode& node) {
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  const bool elu = node.op == "Elu";
+  x.f = MakeExpression(elu ? ":elu" : ":leaky_relu",
+                       {{{}, x.f}, {node.Float("alpha", elu ? 1 : 0.01), {}}},
+                       NameOf(node));
+  Set(node, ActivationValue(std::move(x)));
+  return {};
+}
+
+Result<void> Walk::Elementwise(const OnnxNode& node) {
+  const bool two = node.inputs.size() == 2;
+  for (size_t i = 0; two && i < 2; ++i) {
+    if (!In(node, i).Is(Value::Kind::kScores) ||
+        !In(node, 1 - i).Is(Value::Kind::kConstant)) {
+      continue;
+    }
+    Value value = In(node, i);
+    const bool scales = node.op == "Mul" || (node.op == "Div" && i == 0);
+    const auto one = Constant(node, 1 - i);
+    if (scales && one && one->values.size() == 1) {
+      value.scores->scale *=
+          node.op == "Mul" ? one->values[0] : 1 / one->values[0];
+      Set(node, std::move(value));
+      return {};
+    }
+    if (node.op == "Add" && one && one->values.size() > 1) {
+      TESSERA_TRY(const Mask mask, MaskOf(node, 1 - i, /*added=*/true));
+      if (mask == Mask::kCausal) value.scores->mask = mask;
+      Set(node, std::move(value));
+      return {};
+    }
+  }
+  for (size_t i = 0; two && i < 2; ++i) {
+    // A mask that is too large to be computed.
+    if (!In(node, i).Is(Value::Kind::kScores) ||
+        !In(node, 1 - i).Is(Value::Kind::kLarge) || node.op != "Add") {
+      continue;
+    }
+    Value value = In(node, i);
+    TESSERA_TRY(const Mask mask, MaskOf(node, 1 - i, /*added=*/true));
+    if (mask == Mask::kCausal) value.scores->mask = mask;
+    Set(node, std::move(value));
+    return {};
+  }
+  // Of the operands that are scalars, their number.
+  std::optional<double> number[2];
+  std::optional<Activation> x[2];
+  const size_t count = two ? 2 : 1;
+  for (size_t i = 0; i < count; ++i) {
+    const Value& value = In(node, i);
+    const bool weight = value.Is(Value::Kind::kWeight);
+    if (value.Is(Value::Kind::kConstant)) {
+      const auto constant = Constant(node, i);
+      const bool uniform = constant && !constant->values.empty() &&
+                           std::ranges::all_of(constant->values, [&](double v) {
+                             return v == constant->values[0];
+                           });
+      // What the other operand's shape holds already.
+      const bool adds_no_extent =
+          uniform && two && Broadcasts(constant->shape, In(node, 1 - i));
+      if (!adds_no_extent) {
+        return InvalidInput("operand " + std::to_string(i) +
+                            " is a constant of more than one number");
+      }
+      number[i] = constant->values[0];
+      continue;
+    }
+    const Shape shape = ShapeOf(value);
+    const size_t rank = shape.size();
+    if (weight && node.op == "Add" && two && rank >= 2 &&
+        In(node, 1 - i).Is(Value::Kind::kActivation) &&
+        shape[rank - 2] == seq_len_ && seq_len_ > 1 &&
+        (rank == 2 || (rank == 3 && shape[0] == 1))) {
+      // A row for each place. What is in front has extents of 1.
+      std::vector<size_t> order(rank);
+      std::iota(order.begin(), order.end(), 0);
+      TESSERA_TRY(x[i],
+                  Lookup(NameOf(node) + ".rows", value, std::move(order),
+                         {shape[rank - 2], shape[rank - 1]}, "positions"));
+      continue;
+    }
+    TESSERA_TRY(x[i], Computed(node, i));
+    if (x[i]->f != nullptr && x[i]->f->depth >= kMostDepth) {
+      TESSERA_TRY(x[i], Materialise(*std::move(x[i])));
+    }
+  }
+  const bool together = x[0] && x[1] && x[0]->tensor == x[1]->tensor &&
+                        x[0]->dims.size() == x[1]->dims.size() &&
+                        std::ranges::equal(x[0]->dims, x[1]->dims,
+                                           [](const Dim& a, const Dim& b) {
+                                             return SameAtoms(a, b);
+                                           });
+  if (x[0] && x[1] && !together) {
+    return Binary(node, *std::move(x[0]), *std::move(x[1]));
+  }
+  Activation y = x[0] ? *x[0] : *x[1];
+  std::vector<Term> terms;
+  for (size_t i = 0; i < count; ++i) {
+    terms.push_back(x[i] ? Term{{}, x[i]->f} : Term{number[i], {}});
+  }
+  y.f = MakeExpression(node.op, std::move(terms), NameOf(node));
+  Set(node, ActivationValue(std::move(y)));
+  return {};
+}
+
+bool Walk::Broadcasts(const Shape& from, const Value& to) {
+  const Shape shape = ShapeOf(to);
+  if (from.size() > shape.size()) return false;
+  for (size_t d = 0; d < from.size(); ++d) {
+    const int64_t extent = shape[shape.size() - from.size() + d];
+    if (from[d] != 1 && from[d] != extent) return false;
+  }
+  return true;
+}
+
+// ---- Two tensors ------------------------------------------------------------
+
+Result<void> Walk::Align(const OnnxNode& node, size_t dims, Activation& x,
+                         Activation& y, std::vector<Dim>& result) {
+  const auto pad = [](Activation& a, size_t rank) {
+    while (a.dims.size() < rank) a.dims.insert(a.dims.begin(), Dim());
+  };
+  const size_t kept_x = x.dims.size() - dims;
+  const size_t kept_y = y.dims.size() - dims;
+  const size_t rank = std::max(kept_x, kept_y);
+  pad(x, rank + dims);
+  pad(y, rank + dims);
+  std::set<int> used;
+  for (size_t d = 0; d < rank; ++d) {
+    Dim& a = x.dims[d];
+    Dim& b = y.dims[d];
+    if (AllOnes(a) || AllOnes(b)) {
+      result.push_back(!AllOnes(a) ? a : !AllOnes(b) ? b : a.empty() ? b : a);
+    } else {
+      // Where one is taken apart and the other is not, the other will be.
+      const auto split_as = [&](const Dim& whole, const Dim& parts) {
+        if (whole.size() == 1 && parts.size() > 1) {
+          atoms_.Split(whole[0], parts[0].extent);
+        }
+      };
+      split_as(a, b);
+      split_as(b, a);
+      if (ExtentsOf(a) != ExtentsOf(b)) {
+        return InvalidInput("cannot put together " +
+                            TextOf(ShapeOf(ActivationValue(x))) + " and " +
+                            TextOf(ShapeOf(ActivationValue(y))));
+      }
+      // Samples keep their name.
+      result.push_back(a);
+      for (size_t i = 0; i < b.size(); ++i) {
+        if (b[i].letter == 'b' || b[i].letter == 's') result.back()[i] = b[i];
+        if (a[i].letter == 'b' || a[i].letter == 's') result.back()[i] = a[i];
+      }
+    }
+    // A tensor may stand beside itself turned.
+    for (size_t i = 0; i < result.back().size(); ++i) {
+      Atom& atom = result.back()[i];
+      if (used.insert(atom.id).second) continue;
+      TESSERA_TRY(
+          atom, Whole(AtomOf(node, std::to_string(d) + "_" + std::to_string(i)),
+                      atom.extent, 'f'));
+      used.insert(atom.id);
+    }
+  }
+  return {};
+}
+
+std::string Walk::RuleOf(const Activation& x, std::span<const Dim> as,
+                         Letters& letters) {
+  std::map<int, std::string> of;  // by atom of x
+  for (size_t d = 0; d < as.size(); ++d) {
+    const Dim& dim = x.dims[d];
+    const bool same =
+        dim.size() == as[d].size() && ExtentsOf(dim) == ExtentsOf(as[d]);
+    for (size_t i = 0; i < dim.size(); ++i) {
+      // An extent of 1 that the result lacks is a factor of its own.
+      of[dim[i].id] = same ? letters.Of(std::span(as[d]).subspan(i, 1))
+                           : letters.Fresh() + "!";
+    }
+  }
+  std::string rule;
+  for (const Atom& atom : x.own) {
+    const auto found = of.find(atom.id);
+    rule += found != of.end() ? found->second : letters.Fresh() + "!";
+  }
+  return rule;
+}
+
+Result<void> Walk::Binary(const OnnxNode& node, Activation x, Activation y) {
+  constexpr std::pair<std::string_view, std::string_view> kOps[] = {
+      {"Add", "broadcast_add"}, {"Sub", "subtract"}, {"Mul", "multiply"},
+      {"Div", "divide"},        {"Max", "maximum"},  {"Min", "minimum"},
+  };
+  std::string_view op;
+  for (const auto& [theirs, ours] : kOps) {
+    if (node.op == theirs) op = ours;
+  }
+  if (op.empty()) {
+    return InvalidInput(
+        "of two tensors only sums, differences, products, quotients, the "
+        "larger and the smaller are computed");
+  }
+  TESSERA_TRY(x, Materialise(std::move(x)));
+  TESSERA_TRY(y, Materialise(std::move(y)));
+  Activation z;
+  TESSERA_RETURN_IF_ERROR(Align(node, 0, x, y, z.dims));
+  z.own = Flatten(z.dims);
+  Letters letters;
+  const std::string to = letters.Of(z.own);
+  const std::string of_x = RuleOf(x, z.dims, letters);
+  const std::string of_y = RuleOf(y, z.dims, letters);
+  if (op == "broadcast_add" && of_x == to && of_y == to) op = "add";
+  TESSERA_RETURN_IF_ERROR(CheckRule(z.own, {&x, &y}));
+  z.tensor = builder_.Add1(op, Unique(NameOf(node)), {x.tensor, y.tensor},
+                           of_x + "," + of_y + "->" + to);
+  Set(node, ActivationValue(std::move(z)));
+  return {};
+}
+
+Result<void> Walk::CheckRule(std::span<const Atom> result,
+                             std::span<const Activation* const> operands) {
+  const auto samples = [](std::span<const Atom> atoms) {
+    return std::ranges::count(atoms, 'b', &Atom::letter) > 0;
+  };
+  size_t dims = result.size();
+  for (const Activation* x : operands) {
+    dims = std::max(dims, x->own.size());
+    if (samples(x->own) && !samples(result) && sizes_.batch > 1) {
+      return InvalidInput(
+          "its result is not of each sample, and batches are cut into "
+          "microbatches");
+    }
+  }
+  if (dims > kMaxDims) {
+    return InvalidInput("has a tensor of more than " +
+                        std::to_string(kMaxDims) + " dimensions");
+  }
+  return {};
+}
+
+// ---- Products ---------------------------------------------------------------
+
+Result<Activation> Walk::ProductOf(const OnnxNode& node, Activation x,
+                                   Activation y) {
+  TESSERA_TRY(x, Materialise(std::move(x)));
+  TESSERA_TRY(y, Materialise(std::move(y)));
+  const bool row = x.dims.size() == 1;
+  const bool column = y.dims.size() == 1;
+  if (row) x.dims.insert(x.dims.begin(), Dim());
+  if (column) y.dims.push_back(Dim());
+  if (x.dims.size() < 2 || y.dims.size() < 2) {
+    return InvalidInput("multiplies numbers");
+  }
+  Dim k = x.dims.back();
+  const Dim& k_of_y = y.dims[y.dims.size() - 2];
+  if (k.size() == 1 && k_of_y.size() > 1) {
+    atoms_.Split(k[0], k_of_y[0].extent);
+  }
+  if (k_of_y.size() == 1 && k.size() > 1) {
+    atoms_.Split(k_of_y[0], k[0].extent);
+  }
+  if (ExtentsOf(k) != ExtentsOf(k_of_y)) {
+    return InvalidInput("cannot multiply " +
+                        TextOf(ShapeOf(ActivationValue(x))) + " by " +
+                        TextOf(ShapeOf(ActivationValue(y))));
+  }
+  Activation z;
+  TESSERA_RETURN_IF_ERROR(Align(node, 2, x, y, z.dims));
+  const size_t rank = z.dims.size();
+  std::set<int> used;
+  for (const Atom& atom : Flatten(z.dims)) used.insert(atom.id);
+  // Rows and columns may be of one name, of a tensor by itself.
+  const auto named = [&](const Dim& dim, const std::string& as) -> Result<Dim> {
+    Dim made = dim;
+    for (size_t i = 0; i < made.size(); ++i) {
+      if (used.insert(made[i].id).second) continue;
+      TESSERA_TRY(made[i], Whole(AtomOf(node, as + std::to_string(i)),
+                                 made[i].extent, 'f'));
+    }
+    return made;
+  };
+  TESSERA_TRY(const Dim m, named(x.dims[rank], "m"));
+  TESSERA_TRY(k, named(k, "k"));
+  TESSERA_TRY(const Dim n, named(y.dims[rank + 1], "n"));
+  Letters letters;
+  std::vector<Dim> of_x = z.dims;
+  of_x.push_back(m);
+  of_x.push_back(k);
+  std::vector<Dim> of_y = z.dims;
+  of_y.push_back(k);
+  of_y.push_back(n);
+  z.dims.push_back(m);
+  z.dims.push_back(n);
+  z.own = Flatten(z.dims);
+  const std::string to = letters.Of(z.own);
+  const std::string left = RuleOf(x, of_x, letters);
+  const std::string right = RuleOf(y, of_y, letters);
+  TESSERA_RETURN_IF_ERROR(CheckRule(z.own, {&x, &y}));
+  z.tensor = builder_.Add1("einsum", Unique(NameOf(node)), {x.tensor, y.tensor},
+                           left + "," + right + "->" + to);
+  if (column) z.dims.pop_back();
+  if (row) z.dims.erase(z.dims.end() - (column ? 1 : 2));
+  return z;
+}
+
+Result<Activation> Walk::ScoresOf(const OnnxNode& node, const Scores& scores) {
+  if (scores.mask != Mask::kAll) {
+    return InvalidInput("masked scores that are not those of attention");
+  }
+  TESSERA_TRY(Activation x, ProductOf(node, scores.q, scores.k));
+  if (scores.scale != 1) {
+    x.f = MakeExpression("Mul", {{{}, {}}, {scores.scale, {}}}, NameOf(node));
+  }
+  return x;
+}
+
+// ---- Along dimensions -------------------------------------------------------
+
+Result<Activation> Walk::Contiguous(const OnnxNode& node, Activation x) {
+  TESSERA_TRY(x, Materialise(std::move(x)));
+  const std::vector<Atom> wanted = Flatten(x.dims);
+  if (SameAtoms(wanted, x.own)) return x;
+  if (wanted.size() != x.own.size()) {
+    return InvalidInput("has dimensions that are not its tensor's");
+  }
+  Letters letters;
+  const std::string to = letters.Of(wanted);
+  const std::string from = letters.Of(x.own);
+  x.tensor = builder_.Add1("transpose", Unique(NameOf(node) + ".transpose"),
+                           {x.tensor}, from + "->" + to);
+  x.own = wanted;
+  return x;
+}
+
+Result<Activation> Walk::SoftmaxOf(const OnnxNode& node, Activation x,
+                                   size_t axis, bool log) {
+  TESSERA_TRY(x, Materialise(std::move(x)));
+  if (x.dims[axis].size() != 1 || x.own.size() > kMaxDims - 1) {
+    return InvalidInput("expected a softmax over one of at most 5 dimensions");
+  }
+  const int over = x.dims[axis][0].id;
+  Letters letters("z");
+  std::string rule;
+  for (const Atom& atom : x.own) {
+    rule += atom.id == over ? "z" : letters.Of(std::span(&atom, 1));
+  }
+  x.tensor =
+      builder_.Add1(log ? "log_softmax" : "softmax", Unique(NameOf(node)),
+                    {x.tensor}, rule + "->" + rule);
+  return x;
+}
+
+Result<void> Walk::Reduce(const OnnxNode& node) {
+  constexpr std::pair<std::string_view, std::string_view> kOps[] = {
+      {"ReduceSum", "reduce_sum"},
+      {"ReduceMean", "reduce_mean"},
+      {"ReduceMax", "reduce_max"},
+  };
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  std::vector<int64_t> axes = node.Ints("axes", {});
+  if (Has(node, 1)) {
+    TESSERA_TRY(axes, Ints(node, 1));
+  }
+  const size_t rank = x.dims.size();
+  std::set<size_t> reduced;
+  for (int64_t axis : axes) {
+    const auto d = AxisOf(axis, rank);
+    if (!d) return InvalidInput("has no dimension " + std::to_string(axis));
+    reduced.insert(*d);
+  }
+  if (axes.empty()) {
+    if (node.Int("noop_with_empty_axes", 0) != 0) {
+      Set(node, In(node, 0));
+      return {};
+    }
+    for (size_t d = 0; d < rank; ++d) reduced.insert(d);
+  }
+  const bool keep = node.Int("keepdims", 1) != 0;
+  if (node.op == "ReduceMean" && rank == 4 && x.f == nullptr &&
+      reduced == std::set<size_t>{2, 3} && x.dims[0].size() == 1 &&
+      x.dims[0][0].letter == 'b') {
+    TESSERA_RETURN_IF_ERROR(MeanOfImage(node));
+    if (!keep) values_[node.outputs[0]].x.dims.resize(2);
+    return {};
+  }
+  TESSERA_TRY(x, Materialise(std::move(x)));
+  std::set<int> gone;
+  Activation y;
+  for (size_t d = 0; d < rank; ++d) {
+    if (!reduced.contains(d)) {
+      y.dims.push_back(x.dims[d]);
+      continue;
+    }
+    for (const Atom& atom : x.dims[d]) gone.insert(atom.id);
+    if (keep) y.dims.push_back({});
+  }
+  std::string_view op;
+  for (const auto& [theirs, ours] : kOps) {
+    if (node.op == theirs) op = ours;
+  }
+  Letters letters;
+  std::string from;
+  std::string to;
+  for (const Atom& atom : x.own) {
+    const std::string letter = letters.Of(std::span(&atom, 1));
+    from += letter;
+    if (gone.contains(atom.id)) {
+      if (op == "reduce_max") from += "!";
+      continue;
+    }
+    to += letter;
+    y.own.push_back(atom);
+  }
+  TESSERA_RETURN_IF_ERROR(CheckRule(y.own, {&x}));
+  y.tensor =
+      builder_.Add1(op, Unique(NameOf(node)), {x.tensor}, from + "->" + to);
+  Set(node, ActivationValue(std::move(y)));
+  return {};
+}
+
+Result<Activation> Walk::SliceOf(const OnnxNode& node, Activation x, size_t d,
+                                 int64_t start, int64_t step, int64_t places,
+                                 const std::string& what) {
+  TESSERA_TRY(x, Materialise(std::move(x)));
+  if (x.dims[d].size() != 1) {
+    return InvalidInput("takes places of a dimension that is several");
+  }
+  if (places < 1) return InvalidInput("has no places");
+  return Placed(node, std::move(x), d, places, "slice",
+                {{"places", Number(places)},
+                 {"start", Number(start)},
+                 {"step", Number(step)}},
+                what);
+}
+
+Result<Activation> Walk::Placed(const OnnxNode& node, Activation x, size_t d,
+                                int64_t places, std::string_view op,
+                                std::vector<Attribute> attributes,
+                                const std::string& what) {
+  const Atom from = x.dims[d][0];
+  TESSERA_TRY(const Atom to, Whole(AtomOf(node, what + std::to_string(d)),
+                                   places, from.letter));
+  Letters letters("md");
+  std::string left;
+  std::string right;
+  for (Atom& atom : x.own) {
+    const bool here = atom.id == from.id;
+    const std::string letter = here ? "" : letters.Of(std::span(&atom, 1));
+    left += here ? "m!" : letter;
+    right += here ? "d!" : letter;
+    if (here) atom = to;
+  }
+  if (from.letter == 'b') {
+    return InvalidInput("takes some of the samples");
+  }
+  x.dims[d] = {to};
+  x.tensor = builder_.Add1(op, Unique(NameOf(node) + what), {x.tensor},
+                           left + "->" + right, std::move(attributes));
+  return x;
+}
+
+Result<void> Walk::Slice(const OnnxNode& node) {
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  TESSERA_TRY(const std::vector<int64_t> starts, Ints(node, 1));
+  TESSERA_TRY(const std::vector<int64_t> ends, Ints(node, 2));
+  std::vector<int64_t> axes(starts.size());
+  std::iota(axes.begin(), axes.end(), 0);
+  if (Has(node, 3)) {
+    TESSERA_TRY(axes, Ints(node, 3));
+  }
+  std::vector<int64_t> steps(starts.size(), 1);
+  if (Has(node, 4)) {
+    TESSERA_TRY(steps, Ints(node, 4));
+  }
+  if (ends.size() != starts.size() || axes.size() != starts.size() ||
+      steps.size() != starts.size()) {
+    return InvalidInput("its operands do not fit");
+  }
+  for (size_t i = 0; i < axes.size(); ++i) {
+    const auto d = AxisOf(axes[i], x.dims.size());
+    if (!d || steps[i] == 0) return InvalidInput("its operands do not fit");
+    const int64_t extent = Extent(x.dims[*d]);
+    const bool forward = steps[i] > 0;
+    const auto place = [&](int64_t at) {
+      if (at < 0) at += extent;
+      return std::clamp<int64_t>(at, forward ? 0 : -1,
+                                 forward ? extent : extent - 1);
+    };
+    const int64_t start = place(starts[i]);
+    const int64_t end = ends[i] < -extent && !forward ? -1 : place(ends[i]);
+    const int64_t room = forward ? end - start : start - end;
+    const int64_t step = std::abs(steps[i]);
+    const int64_t places = room > 0 ? (room - 1) / step + 1 : 0;
+    if (places == extent && forward) continue;
+    TESSERA_TRY(x, SliceOf(node, std::move(x), *d, start, steps[i], places,
+                           ".slice" + std::to_string(i) + "_"));
+  }
+  Set(node, ActivationValue(std::move(x)));
+  return {};
+}
+
+Result<void> Walk::Pad(const OnnxNode& node) {
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  TESSERA_TRY(const std::vector<int64_t> pads, Ints(node, 1));
+  double value = 0;
+  if (Has(node, 2)) {
+    TESSERA_TRY(const OnnxConstant constant, Constant(node, 2));
+    if (constant.values.size() != 1) return InvalidInput("pads with several");
+    value = constant.values[0];
+  }
+  std::vector<int64_t> axes(x.dims.size());
+  std::iota(axes.begin(), axes.end(), 0);
+  if (Has(node, 3)) {
+    TESSERA_TRY(axes, Ints(node, 3));
+  }
+  if (node.Text("mode", "constant") != "constant" ||
+      pads.size() != 2 * axes.size()) {
+    return InvalidInput("expected a constant in front and behind");
+  }
+  for (size_t i = 0; i < axes.size(); ++i) {
+    const auto d = AxisOf(axes[i], x.dims.size());
+    const int64_t before = pads[i];
+    const int64_t behind = pads[i + axes.size()];
+    if (!d) return InvalidInput("has no such dimension");
+    if (before == 0 && behind == 0) continue;
+    if (before < 0 || behind < 0 || before > 65536 || behind > 65536) {
+      return InvalidInput("expected up to 65536 places on each side");
+    }
+    TESSERA_TRY(x, Materialise(std::move(x)));
+    if (x.dims[*d].size() != 1) {
+      return InvalidInput("pads a dimension that is several");
+    }
+    const int64_t places = Extent(x.dims[*d]) + before + behind;
+    TESSERA_TRY(x, Placed(node, std::move(x), *d, places, "pad",
+                          {{"before", Number(before)},
+                           {"places", Number(places)},
+                           {"value", value}},
+                          ".pad"));
+  }
+  Set(node, ActivationValue(std::move(x)));
+  return {};
+}
+
+// ---- Nodes that stand for several -------------------------------------------
+
+std::string Walk::NumberOf(const OnnxNode& node, double value) {
+  std::string name = node.outputs[0] + "#" + std::to_string(next_part_++);
+  values_[name] = ConstantValue({{}, {value}, true});
+  return name;
+}
+
+Result<std::string> Walk::Part(const OnnxNode& node, std::string op,
+                               std::vector<std::string> inputs,
+                               std::vector<OnnxAttribute> attributes) {
+  const std::string name = node.outputs[0] + "#" + std::to_string(next_part_++);
+  OnnxNode& part = parts_.emplace_back();
+  part.name = NameOf(node) + "." + op;
+  part.op = std::move(op);
+  part.inputs = std::move(inputs);
+  part.outputs = {name};
+  part.attributes = std::move(attributes);
+  TESSERA_RETURN_IF_ERROR(Declare(part));
+  TESSERA_RETURN_IF_ERROR(Map(part));
+  return name;
+}
+
+void Walk::Rename(const OnnxNode& node, const std::string& part) {
+  values_[node.outputs[0]] = values_[part];
+}
+
+Result<void> Walk::Variadic(const OnnxNode& node) {
+  if (node.inputs.empty()) return InvalidInput("has no operands");
+  const std::string op = node.op == "Max"   ? "Max"
+                         : node.op == "Min" ? "Min"
+                                            : "Add";
+  if (node.inputs.size() == 2 && node.op == op) return Elementwise(node);
+  std::string total = node.inputs[0];
+  for (size_t i = 1; i < node.inputs.size(); ++i) {
+    TESSERA_TRY(total, Part(node, op, {total, node.inputs[i]}));
+  }
+  if (node.op == "Mean") {
+    TESSERA_TRY(
+        total,
+        Part(node, "Mul",
+             {total, NumberOf(node, 1 / Number(std::ssize(node.inputs)))}));
+  }
+  Rename(node, total);
+  return {};
+}
+
+Result<void> Walk::Clip(const OnnxNode& node) {
+  std::string x = node.inputs[0];
+  if (Has(node, 1)) {
+    TESSERA_TRY(x, Part(node, "Max", {x, node.inputs[1]}));
+  }
+  if (Has(node, 2)) {
+    TESSERA_TRY(x, Part(node, "Min", {x, node.inputs[2]}));
+  }
+  Rename(node, x);
+  return {};
+}
+
+Result<void> Walk::Function1(const OnnxNode& node) {
+  const std::string x = node.inputs[0];
+  const auto number = [&](double value) { return NumberOf(node, value); };
+  // The last part, whose error ends the chain.
+  Result<std::string> y = x;
+  const auto then = [&](const std::string& op, std::vector<std::string> more) {
+    if (!y) return;
+    more.insert(more.begin(), *y);
+    y = Part(node, op, std::move(more));
+  };
+  const auto of_x = [&](const std::string& op) { return Part(node, op, {x}); };
+  if (node.op == "HardSigmoid" || node.op == "HardSwish") {
+    const bool swish = node.op == "HardSwish";
+    then("Mul", {number(swish ? 1.0 / 6 : node.Float("alpha", 0.2))});
+    then("Add", {number(swish ? 0.5 : node.Float("beta", 0.5))});
+    then("Max", {number(0)});
+    then("Min", {number(1)});
+    if (swish) then("Mul", {x});
+  } else if (node.op == "Selu") {
+    OnnxAttribute alpha;
+    alpha.name = "alpha";
+    alpha.f = node.Float("alpha", 1.67326319217681884);
+    y = Part(node, "Elu", {x}, {alpha});
+    then("Mul", {number(node.Float("gamma", 1.05070102214813232))});
+  } else if (node.op == "Celu") {
+    const double alpha = node.Float("alpha", 1);
+    then("Div", {number(alpha)});
+    if (y) y = Part(node, "Elu", {*y});
+    then("Mul", {number(alpha)});
+  } else if (node.op == "Softsign") {
+    y = of_x("Abs");
+    then("Add", {number(1)});
+    if (y) y = Part(node, "Div", {x, *y});
+  } else if (node.op == "Mish") {
+    y = of_x("Softplus");
+    then("Tanh", {});
+    then("Mul", {x});
+  } else if (node.op == "Tan") {
+    y = of_x("Cos");
+    TESSERA_TRY(const std::string sine, of_x("Sin"));
+    if (y) y = Part(node, "Div", {sine, *y});
+  } else {  // Sinh and Cosh
+    y = of_x("Exp");
+    then("Reciprocal", {});
+    TESSERA_TRY(const std::string e, of_x("Exp"));
+    if (y) y = Part(node, node.op == "Sinh" ? "Sub" : "Add", {e, *y});
+    then("Mul", {number(0.5)});
+  }
+  if (!y) return y.error();
+  Rename(node, *y);
+  return {};
+}
+
+Result<void> Walk::PRelu(const OnnxNode& node) {
+  if (node.inputs.size() != 2) return InvalidInput("expected two operands");
+  TESSERA_TRY(std::string y,
+              Part(node, "Min", {node.inputs[0], NumberOf(node, 0)}));
+  TESSERA_TRY(y, Part(node, "Mul", {y, node.inputs[1]}));
+  TESSERA_TRY(const std::string x, Part(node, "Relu", {node.inputs[0]}));
+  TESSERA_TRY(y, Part(node, "Add", {x, y}));
+  Rename(node, y);
+  return {};
+}
+
+Result<void> Walk::ReduceMore(const OnnxNode& node) {
+  std::string x = node.inputs[0];
+  std::string reduction = "ReduceSum";
+  if (node.op == "ReduceL1") {
+    TESSERA_TRY(x, Part(node, "Abs", {x}));
+  } else if (node.op == "ReduceL2" || node.op == "ReduceSumSquare") {
+    TESSERA_TRY(x, Part(node, "Mul", {x, x}));
+  } else if (node.op == "ReduceLogSumExp") {
+    TESSERA_TRY(x, Part(node, "Exp", {x}));
+  } else if (node.op == "ReduceMin") {
+    TESSERA_TRY(x, Part(node, "Neg", {x}));
+    reduction = "ReduceMax";
+  }
+  std::vector<std::string> inputs = node.inputs;
+  inputs[0] = x;
+  TESSERA_TRY(std::string y,
+              Part(node, reduction, std::move(inputs), node.attributes));
+  if (node.op == "ReduceL2") {
+    TESSERA_TRY(y, Part(node, "Sqrt", {y}));
+  } else if (node.op == "ReduceLogSum" || node.op == "ReduceLogSumExp") {
+    TESSERA_TRY(y, Part(node, "Log", {y}));
+  } else if (node.op == "ReduceMin") {
+    TESSERA_TRY(y, Part(node, "Neg", {y}));
+  }
+  Rename(node, y);
+  return {};
+}
+
+}  // namespace tessera::onnx

@@ -1,0 +1,105 @@
+// Arithmetic of two operands, each with some of the result's factors: it is the
+// same along those that it lacks, as in "bsh,h->bsh". The gradient of such an
+// operand is a sum over them, and partial where one of them is split. The
+// node's rule names the factors, in any order.
+
+#include <algorithm>
+
+#include "planner/ir/op.h"
+
+namespace tessera {
+namespace {
+
+// Whether the result has all factors of the operands, but for those that cannot
+// be split, whose extents are 1.
+bool IsBroadcast(const IndexRule& rule) {
+  if (rule.operands.size() != 2 || rule.results.size() != 1) return false;
+  for (size_t f = 0; f < rule.factors.size(); ++f) {
+    if (!Holds(rule.results[0], static_cast<int>(f)) &&
+        rule.factors[f].splittable) {
+      return false;
+    }
+  }
+  return std::ranges::all_of(rule.results[0], [&](uint8_t f) {
+    return Holds(rule.operands[0], f) || Holds(rule.operands[1], f);
+  });
+}
+
+constexpr RuleForm kBroadcastForm = {
+    "two operands, each with some of the result's factors, as in 'bsh,h->bsh'",
+    IsBroadcast};
+
+// An extent of 1 is what a factor has that the result lacks.
+std::string BroadcastProblem(const OpCall& call) {
+  for (size_t f = 0; f < call.extents.size(); ++f) {
+    if (call.extents[f] > 1 &&
+        !Holds(call.rule->results[0], static_cast<int>(f))) {
+      return std::string("the result lacks factor '") +
+             call.rule->factors[f].letter + "', whose extent is not 1";
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+std::vector<OpDef> BroadcastOps() {
+  std::vector<OpDef> ops = {
+      {.name = "multiply",
+       .summary = "product",
+       .adjoints = {{"multiply", "dy0,x1->dx0"}, {"multiply", "dy0,x0->dx1"}},
+       .linear = {{0}, {1}}},
+      // A sum of equals, where neither is broadcast, is an `add`.
+      {.name = "broadcast_add",
+       .summary = "sum of operands of different shapes",
+       .adjoints = {{"reduce_sum", "dy0->dx0"}, {"reduce_sum", "dy0->dx1"}},
+       .linear = {{0, 1}}},
+      {.name = "subtract",
+       .summary = "difference",
+       .adjoints = {{"reduce_sum", "dy0->dx0"},
+                    {"reduce_negative", "dy0->dx1"}},
+       .linear = {{0, 1}}},
+      {.name = "divide",
+       .summary = "quotient",
+       .adjoints = {{"divide_dx", "dy0,x1->dx0"},
+                    {"divide_dy", "dy0,x0,x1->dx1"}},
+       .linear = {{0}}},
+      {.name = "maximum",
+       .summary = "the larger one",
+       .adjoints = {{"maximum_dx", "dy0,x0,x1->dx0"},
+                    {"maximum_dx", "dy0,x1,x0->dx1"}}},
+      {.name = "minimum",
+       .summary = "the smaller one",
+       .adjoints = {{"minimum_dx", "dy0,x0,x1->dx0"},
+                    {"minimum_dx", "dy0,x1,x0->dx1"}}},
+  };
+  for (OpDef& op : ops) {
+    op.form = kBroadcastForm;
+    op.flops = FlopsPerPoint<1>;
+    op.problem = BroadcastProblem;
+  }
+  ops.push_back({.name = "reduce_negative",
+                 .summary = "minus the sum over factors that the result lacks",
+                 .flops = FlopsPerPoint<1>,
+                 .linear = {{0}}});
+  ops.push_back({.name = "divide_dx",
+                 .summary = "gradient of a dividend",
+                 .flops = FlopsPerPoint<2>,
+                 .linear = {{0}}});
+  ops.push_back({.name = "divide_dy",
+                 .summary = "gradient of a divisor",
+                 .flops = FlopsPerPoint<4>,
+                 .linear = {{0}, {1}}});
+  // Operands: dy, the operand whose gradient it is, and the other one.
+  ops.push_back({.name = "maximum_dx",
+                 .summary = "gradient of the larger one; of equals, half each",
+                 .flops = FlopsPerPoint<2>,
+                 .linear = {{0}}});
+  ops.push_back({.name = "minimum_dx",
+                 .summary = "gradient of the smaller one; of equals, half each",
+                 .flops = FlopsPerPoint<2>,
+                 .linear = {{0}}});
+  return ops;
+}
+
+}  // namespace tessera
