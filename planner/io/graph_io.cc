@@ -206,7 +206,8 @@ Result<IndexRule> ReadRule(const proto::Node& row, const OpDef& op,
   auto rule = IndexRule::Parse(
       row.rule().empty() ? op.rule : std::string_view(row.rule()));
   if (!rule) return InvalidInput(rule.error().message, where);
-  if (op.rule.empty()) return rule;
+  // What has a form is checked by it (Validate).
+  if (op.rule.empty() || op.form.accepts != nullptr) return rule;
   // The operator's FLOPs, kernels and couplings know the factors by letter.
   const auto own = IndexRule::Parse(op.rule);
   TESSERA_CHECK(own.has_value()) << op.name;

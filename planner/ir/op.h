@@ -86,7 +86,7 @@ enum class OpClass : uint8_t {
 };
 
 // What a forward node's own rule must look like, for an operator that has no
-// default: kernels rely on the order of the indices.
+// default or takes others besides it: kernels rely on the order of the indices.
 struct RuleForm {
   std::string_view text;                        // for the error message
   bool (*accepts)(const IndexRule&) = nullptr;  // null: any

@@ -46,13 +46,25 @@ TEST(RuleForm, RotaryTurnsAWholeLastDimension) {
   EXPECT_FALSE(Accepts("rotary", "bs!,bs->bs"));      // a position a feature
 }
 
-// A form is asked for where, and only where, a node gives its own rule and
-// Differentiate does not derive it.
+TEST(RuleForm, NormIsOverAWholeLastDimension) {
+  EXPECT_TRUE(Accepts("rms_norm", "bsgd!,d->bsgd,bsg"));
+  EXPECT_FALSE(Accepts("rms_norm", "bsgd,d->bsgd,bsg"));   // d may be split
+  EXPECT_FALSE(Accepts("rms_norm", "bsgd!,d->bsgd,bs"));   // other rows
+  EXPECT_FALSE(Accepts("rms_norm", "bsgd!,gd->bsgd,bsg"));  // other scale
+  EXPECT_TRUE(Accepts("layer_norm", "bsgd!,d,d->bsgd,bsg,bsg"));
+}
+
+// A form is asked for where a node gives its own rule, which Differentiate does
+// not derive; a default has the operator's form.
 TEST(RuleForm, EveryForwardOperatorHasARuleOrAForm) {
   for (const OpDef& op : Ops()) {
-    EXPECT_EQ(op.form.accepts != nullptr,
-              op.rule.empty() && !op.adjoints.empty())
-        << op.name;
+    const bool forward = !op.rule.empty() || !op.adjoints.empty();
+    const bool has_form = op.form.accepts != nullptr;
+    EXPECT_TRUE(!has_form || forward) << op.name;
+    EXPECT_EQ(forward, has_form || !op.rule.empty()) << op.name;
+    if (has_form && !op.rule.empty()) {
+      EXPECT_TRUE(Accepts(op.name, op.rule)) << op.name;
+    }
   }
 }
 

@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""Exports models of PyTorch by tools/export_torch.py and trains them by Tessera
+and by PyTorch, on the CPU, from the module's own weights on the same samples
+without dropout, and compares the first step's gradients and all losses.
+
+usage: tests/bench/against_export.py TESSERA [--steps N] [MODEL…]
+
+Prints one JSON object: for each model the losses, their largest relative
+difference, and that of a gradient, by its norm. Exit status 1 where one is above
+1e-4, or a model has other numbers of parameters in both.
+
+    pip install torch transformers torchvision numpy
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+import against_transformers
+from against_transformers import BATCH, SEED, SEQ_LEN, TEXT
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import export_torch  # noqa: E402
+
+TOLERANCE = 1e-4
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "intermediate_size": 64, "vocab_size": 256,
+         "max_position_embeddings": 64}
+GROUPED = {**SMALL, "num_key_value_heads": 2}
+ROPE = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4,
+        "low_freq_factor": 1, "high_freq_factor": 4,
+        "original_max_position_embeddings": 16}
+# Configs by name; a number is the size of a torchvision model's images.
+MODELS = {
+    "gpt2": {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 32,
+             "n_positions": 64, "vocab_size": 256, "embd_pdrop": 0,
+             "attn_pdrop": 0, "resid_pdrop": 0},
+    "llama": {"model_type": "llama", **GROUPED, "rope_parameters": ROPE},
+    "mistral": {"model_type": "mistral", **GROUPED, "sliding_window": 9},
+    "mixtral": {"model_type": "mixtral", **GROUPED, "num_local_experts": 4},
+    "qwen3": {"model_type": "qwen3", **GROUPED, "head_dim": 8},
+    "gemma": {"model_type": "gemma", **SMALL, "num_key_value_heads": 1,
+              "head_dim": 8},
+    "phi3": {"model_type": "phi3", **GROUPED, "pad_token_id": 0},
+    "gpt_neox": {"model_type": "gpt_neox", **SMALL, "rotary_pct": 0.5},
+    "opt": {"model_type": "opt", "hidden_size": 32, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "ffn_dim": 64, "vocab_size": 256,
+            "word_embed_proj_dim": 32, "max_position_embeddings": 64,
+            "dropout": 0},
+    "bert": {"model_type": "bert", **SMALL, "hidden_dropout_prob": 0,
+             "attention_probs_dropout_prob": 0,
+             "architectures": ["BertForMaskedLM"]},
+    "t5": {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 64,
+           "num_layers": 2, "num_heads": 4, "vocab_size": 256,
+           "dropout_rate": 0, "relative_attention_max_distance": 20,
+           "relative_attention_num_buckets": 8},
+    "t5-gated": {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 64,
+                 "num_layers": 2, "num_heads": 4, "vocab_size": 256,
+                 "dropout_rate": 0, "feed_forward_proj": "gated-gelu",
+                 "tie_word_embeddings": False},
+    "vit": {"model_type": "vit", **SMALL, "image_size": 16, "patch_size": 4,
+            "id2label": {str(i): str(i) for i in range(10)}},
+    "resnet18": 32,
+    "resnet50": 32,
+    "vgg11_bn": 32,
+    "mobilenet_v2": 32,
+}
+
+
+def largest(of, other):
+    return max(abs(a - b) / b for a, b in zip(of, other))
+
+
+def batches(args, kind, config, module, work):
+    """Step -> what the module's forward is given, and the labels."""
+    if kind == "images":
+        from against_onnx import Samples
+        samples = Samples(torch.zeros(2, 3, args.image_size, args.image_size),
+                          work)
+        return samples.path, lambda step: [
+            torch.from_numpy(t) for t in samples.batch(step)]
+    tokens = np.frombuffer(TEXT.read_bytes(), dtype=np.uint8)
+    rows = against_transformers.Rows(tokens, config)
+
+    def batch(step):
+        given = rows.batch(step)
+        given.pop("next_sentence_label", None)
+        labels = given.pop("labels")
+        if kind == "t5":
+            given["decoder_input_ids"] = F.pad(labels, (1, 0))[:, :-1]
+        return given, labels
+
+    return TEXT, batch
+
+
+def train(module, batch, steps, recipe):
+    """The losses, and Tessera's tensors of the first step's momenta."""
+    decays = [p for p in module.parameters() if p.dim() > 1]
+    others = [p for p in module.parameters() if p.dim() <= 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decays, "weight_decay": 0.1},
+         {"params": others, "weight_decay": 0}], lr=1e-3, betas=(0.9, 0.95))
+    losses = []
+    for step in range(steps):
+        given, labels = batch(step)
+        out = module(**given) if isinstance(given, dict) else module(given)
+        logits = getattr(out, "logits", out)
+        loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+        if step == 0:
+            with torch.no_grad():
+                weights = {p: p.clone() for p in module.parameters()}
+                for p in module.parameters():
+                    p.copy_(optimizer.state[p].get("exp_avg", p.grad)
+                            if p in optimizer.state else 0)
+                momenta = {n: t.clone() for n, t in recipe().items()}
+                for p, weight in weights.items():
+                    p.copy_(weight)
+        optimizer.zero_grad()
+    return losses, momenta
+
+
+def compare(args, name, work):
+    config = MODELS[name]
+    images = isinstance(config, int) or config["model_type"] == "vit"
+    flags = ["--loss", "--global-batch", str(BATCH), "--weights",
+             str(work / "weights"), "-o", str(work / "graph.json")]
+    if isinstance(config, int):
+        args.image_size = config
+        model = f"torchvision:{name}"
+        flags += ["--image-size", str(config)]
+    else:
+        args.image_size = config.get("image_size")
+        model = str(work)
+        (work / "config.json").write_text(json.dumps(config))
+        flags += ["--seq-len", str(SEQ_LEN)]
+    parsed = export_torch.parser().parse_args([model, *flags])
+    graph, walk, module = export_torch.export(parsed)
+    if graph is None:
+        return {"problems": [text for _, text in walk.problems]}
+    restore_experts(module)
+    pathlib.Path(parsed.out).write_text(json.dumps(graph))
+    recipe = lambda: export_torch.weights_of(graph, walk, module)
+    export_torch.write_safetensors(parsed.weights, recipe())
+    kind = "images" if images else config["model_type"]
+    data, batch = batches(args, kind, None if images else config, module, work)
+
+    def tessera(steps, *more):
+        return json.loads(subprocess.run(
+            [args.tessera, "run", "--model", parsed.out, "--load",
+             parsed.weights, "--data", data, "--steps", str(steps), "--seed",
+             str(SEED), "--lr", "1e-3", "--json", *more],
+            check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+    own = tessera(args.steps, "--nproc", "4", "--strategy",
+                  "dp=1,tp=2,pp=2" if images else "dp=2,tp=2,mbs=4")["losses"]
+    tessera(1, "--save", str(work / "saved"))
+    saved = against_transformers.read_weights(work / "saved")
+    other, momenta = train(module, batch, args.steps, recipe)
+    gradients = {}
+    for weight, expected in momenta.items():
+        found = saved["optimizer.m." + weight].reshape(expected.shape)
+        # A gradient that is zero but for rounding is as good as zero.
+        size = max(expected.norm().item(), 1e-6)
+        gradients[weight] = (found - expected).norm().item() / size
+    used = {walk.graph.weights[weight][0].name for weight in momenta}
+    count = sum(p.numel() for n, p in module.named_parameters() if n in used)
+    worst = max(gradients, key=gradients.get)
+    return {"tessera": own, "pytorch": other,
+            "parameters": [sum(t.numel() for t in momenta.values()), count],
+            "largest_difference": largest(own, other),
+            "largest_difference_of_gradient": [worst, gradients[worst]]}
+
+
+def restore_experts(module):
+    for part in module.modules():
+        part.__dict__.pop("forward", None)
+
+
+def is_good(result):
+    return ("problems" not in result and
+            len(set(result["parameters"])) == 1 and
+            result["largest_difference"] <= TOLERANCE and
+            result["largest_difference_of_gradient"][1] <= TOLERANCE)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tessera")
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--steps", type=int, default=10)
+    args = parser.parse_args()
+    args.tessera = str(pathlib.Path(args.tessera).resolve())
+    results = {}
+    for name in args.models or MODELS:
+        with tempfile.TemporaryDirectory() as work:
+            results[name] = compare(args, name, pathlib.Path(work))
+    print(json.dumps(results, indent=1))
+    sys.exit(not all(map(is_good, results.values())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,2413 @@
+#!/usr/bin/env python3
+"""Writes a PyTorch model as a graph file, which Tessera reads (--model FILE).
+
+usage: tools/export_torch.py MODEL [--loss] [-o FILE.json] [more flags]
+
+MODEL is MODULE:FUNCTION of Python, which returns a torch.nn.Module and an
+example of its inputs (a tensor, a tuple, or a dict by name; the first dimension
+is the batch); or a Hugging Face config (a config.json, its folder, the id of a
+model); or torchvision:NAME. The model is traced by torch.export, or where that
+fails by torch.fx; parameters take no memory, buffers do. Nothing is trained or
+downloaded but the config of an id.
+
+The name of a node is the path of the module that computes it, and, where that
+is not all the module does, what it is behind a slash: "h.0.attn.c_proj",
+"h.0/add". The name of a weight is the parameter's; "NAME/1" is the second of
+the parts that a fused one is cut into. A block is a member of the outermost
+list of modules alike.
+
+What cannot be mapped is named, all of it at once, with module and source line;
+the exit status is then 2. A row of OPERATORS is an operator of PyTorch.
+
+    pip install torch [transformers] [torchvision]
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import importlib
+import json
+import math
+import operator
+import os
+import pathlib
+import re
+import struct
+import sys
+
+import torch
+from torch import nn
+
+TRACED_BATCH = 2          # the graph has --global-batch instead
+MOST_ELEMENTS = 1 << 31   # of a constant
+HIDDEN = -1e4             # what is added to masked scores is below
+# Where functions of one operand are told apart.
+POINTS = torch.tensor([-4.3, -2.9, -2.1, -1.37, -0.71, -0.33, -0.05, 0.04, 0.29,
+                       0.62, 1.17, 1.9, 2.6, 3.8], dtype=torch.float64)
+FUNCTIONS = {
+    "relu": torch.relu,
+    "gelu": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "gelu_erf": nn.functional.gelu,
+    "silu": nn.functional.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+# Inputs by the names that models give them; the others by what they hold.
+INPUTS = {"input_ids": "tokens", "decoder_input_ids": "tokens",
+          "token_type_ids": "segments", "position_ids": "positions",
+          "pixel_values": "images", "labels": "labels", "tokens": "tokens",
+          "source": "source", "segments": "segments", "images": "images"}
+
+
+class Unmappable(Exception):
+    """A node that has no counterpart; its text says why."""
+
+
+# ---- Values: what a node of PyTorch's graph computes ---------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Atom:
+    """A dimension of a tensor of Tessera's. A dimension of PyTorch's may be
+    several of them, such as (heads, features), or none where its extent is 1."""
+    name: str
+    extent: int
+    letter: str  # in rules, where it is free there
+
+
+class Atoms:
+    """Which atoms a later reshape takes apart, or a later slice cuts into
+    tensors of their own: they are made in parts when the graph is walked
+    again."""
+
+    def __init__(self):
+        self.splits, self.cuts, self.changed = {}, {}, False
+
+    def make(self, name, extent, letter):
+        if name not in self.splits:
+            return [Atom(name, extent, letter)]
+        outer = self.splits[name]
+        return (self.make(name + ".0", outer, letter) +
+                self.make(name + ".1", extent // outer, letter))
+
+    def split(self, atom, outer):
+        """The atom as (outer, the rest)."""
+        if atom.name not in self.splits:
+            self.splits[atom.name], self.changed = outer, True
+        return self.make(atom.name, atom.extent, atom.letter)
+
+    def cut(self, atom, start, stop):
+        """Whether the piece is new."""
+        places = self.cuts.setdefault(atom.name, {0, atom.extent})
+        new = not {start, stop} <= places
+        places |= {start, stop}
+        self.changed |= new
+        return new
+
+    def pieces(self, atom):
+        places = sorted(self.cuts[atom.name])
+        return list(zip(places, places[1:]))
+
+
+@dataclasses.dataclass
+class Act:
+    """A tensor of the graph as PyTorch sees it, and a function that is applied
+    to each element: elementwise nodes are gathered until something else reads
+    them, so that an operator is recognised however it is spelled."""
+    tensor: str
+    own: list               # the tensor's atoms
+    dims: list              # PyTorch's dimensions, each a list of atoms
+    samples: object = None  # f(POINTS); None: x itself
+    last: object = None     # the node that was gathered last
+    # Where it is cut: the atom, and (start, stop, its atoms by those of the
+    # whole, Act) of each piece.
+    cut: object = None
+    pieces: tuple = ()
+
+    @property
+    def shape(self):
+        return [extent(dim) for dim in self.dims]
+
+    def viewed(self, dims):
+        return dataclasses.replace(self, dims=dims)
+
+
+@dataclasses.dataclass
+class Param:
+    """A parameter, and the views of it: (operator, arguments behind self)."""
+    name: str
+    shape: list
+    views: tuple = ()
+
+
+@dataclasses.dataclass
+class Part:
+    """Elements [start, stop) along a dimension, not yet a tensor of its own;
+    `sign` -1: negated."""
+    x: Act
+    dim: int
+    start: int
+    stop: int
+    dropped: bool = False  # the dimension, of one element
+    sign: int = 1
+
+
+@dataclasses.dataclass
+class Turned:
+    """x[start:stop] of the last dimension, or its halves swapped and the first
+    negated, times a constant; with both, a rotary embedding."""
+    x: Act
+    start: int
+    stop: int
+    cos: object = None  # of the elements themselves
+    sin: object = None  # of the swapped ones
+    swapped: bool = False
+    last: object = None  # the node that made it whole
+
+
+@dataclasses.dataclass
+class Statistic:
+    """g(mean of x^2 over the last dimension), g by samples."""
+    x: Act
+    samples: object
+
+
+@dataclasses.dataclass
+class Normed:
+    """x divided by its root mean square."""
+    x: Act
+    epsilon: float
+    last: object
+
+
+@dataclasses.dataclass
+class Scores:
+    """Attention's scores, or where `done` their softmax."""
+    q: Act
+    k: Act
+    scale: float = 1
+    mask: object = None
+    bias: object = None
+    done: bool = False
+
+
+@dataclasses.dataclass
+class Bias:
+    """Rows of a table by the distance of query and key."""
+    table: Param
+    buckets: torch.Tensor  # (queries, keys)
+    mask: object = None
+
+
+@dataclasses.dataclass
+class Chosen:
+    """Of the softmax of logits: all, the largest ones, or their sum."""
+    logits: Act
+    what: str = "all"
+    top_k: int = 0
+    renormalised: bool = False
+
+
+@dataclasses.dataclass
+class Patches:
+    """A convolution of an image's patches, until what reads it is known."""
+    node: object
+    arguments: tuple
+    shape: list
+    steps: tuple = ()
+
+
+@dataclasses.dataclass
+class Loss:
+    tensor: str
+
+
+UNKNOWN = object()  # of a node that could not be mapped
+
+
+def extent(dim):
+    return math.prod(atom.extent for atom in dim)
+
+
+def flatten(dims):
+    return [atom for dim in dims for atom in dim]
+
+
+def is_same(atoms, others):
+    return ([a for a in atoms if a.extent > 1] ==
+            [a for a in others if a.extent > 1])
+
+
+class Letters:
+    def __init__(self):
+        self.of = {}
+
+    def __call__(self, atoms):
+        for atom in atoms:
+            if atom in self.of:
+                continue
+            free = (c for c in atom.letter + "fogdijkmnpqruvcazehw"
+                    if c not in self.of.values())
+            self.of[atom] = next(free)
+        return "".join(self.of[atom] for atom in atoms)
+
+
+def letters_of(atoms):
+    """Of an elementwise rule. What a block reads has the letters of lookups,
+    norms and sums alike, so that the first of equal blocks is like the
+    others."""
+    letters = [atom.letter for atom in atoms]
+    return "bsh" if letters == ["b", "s", "f"] else Letters()(atoms)
+
+
+# ---- The graph -----------------------------------------------------------------
+
+class Graph:
+    """Tessera's graph while it is built (proto/graph.proto)."""
+
+    def __init__(self, args, name):
+        self.batch, self.dtype, self.name = args.global_batch, args.dtype, name
+        self.tensors, self.nodes, self.paths = {}, {}, {}
+        self.weights = {}  # tensor -> (Param, start and stop by dimension …)
+        self.seq_len = 1
+        self.salts = 0
+
+    def extents(self, atoms):
+        return [self.batch if a.letter == "b" else a.extent for a in atoms]
+
+    def unique(self, name):
+        unique, n = name, 0
+        while unique in self.nodes or unique in self.tensors:
+            n += 1
+            unique = f"{name}.{n}"
+        return unique
+
+    def input(self, name, shape, dtype):
+        if name not in self.tensors:
+            self.tensors[name] = {
+                "name": name, "kind": "TENSOR_KIND_INPUT", "shape": shape,
+                "dtype": dtype, "sample_dim": 0}
+        return name
+
+    def weight(self, name, shape, source, stddev=0, constant=0):
+        """`source`: what of the module it is, for weights_of."""
+        if name in self.tensors:
+            if self.tensors[name]["shape"] != shape:
+                raise Unmappable(
+                    f"parameter '{name}' is read as {shape} and as "
+                    f"{self.tensors[name]['shape']}")
+            return name
+        self.tensors[name] = {
+            "name": name, "kind": "TENSOR_KIND_WEIGHT", "shape": shape,
+            "dtype": self.dtype, "init": {"stddev": stddev,
+                                          "constant": constant},
+            "weight_decay": stddev > 0 and len(shape) > 1}
+        self.weights[name] = source
+        return name
+
+    def add(self, op, name, path, operands, rule, integers=(), sizes=None,
+            **attributes):
+        """Adds a node and returns the names of its results. `sizes`: extents
+        of letters that no operand has."""
+        name = self.unique(name)
+        sizes = dict(sizes or {})
+        left, right = rule.replace("!", "").split("->")
+        for letters, tensor in zip(re.split("[,+]", left), operands):
+            sizes.update(zip(letters, self.tensors[tensor]["shape"]))
+        results = []
+        for k, letters in enumerate(right.split(",")):
+            if not set(letters) <= set(sizes):  # taken apart in this walk
+                raise Unmappable(f"'{rule}' does not fit its operands")
+            shape = [sizes[letter] for letter in letters]
+            wide = "fp64" if self.dtype == "fp64" else "fp32"
+            tensor = {"name": name if k == 0 else f"{name}:{k}",
+                      "kind": "TENSOR_KIND_ACTIVATION", "shape": shape,
+                      "dtype": "int32" if k in integers else
+                      wide if k or not shape else self.dtype}
+            if "b" in letters:
+                tensor["sample_dim"] = letters.index("b")
+            self.tensors[tensor["name"]] = tensor
+            results.append(tensor["name"])
+        self.paths[name] = path
+        self.nodes[name] = {
+            "name": name, "op": op, "rule": rule,
+            "attributes": [{"name": key, "value": float(value)}
+                           for key, value in sorted(attributes.items())],
+            "operands": list(operands), "results": results}
+        return results
+
+    def prune(self, loss):
+        """Leaves what the loss depends on."""
+        needed, nodes = {loss}, []
+        for node in reversed(self.nodes.values()):
+            if needed & set(node["results"]):
+                nodes.insert(0, node)
+                needed |= set(node["operands"]) | set(node["results"])
+        self.nodes = {node["name"]: node for node in nodes}
+        self.tensors = {name: tensor for name, tensor in self.tensors.items()
+                        if name in needed}
+
+    def json(self, loss, blocks):
+        return {
+            "schema_version": 1, "name": self.name,
+            "global_batch": self.batch, "seq_len": self.seq_len,
+            "dtype": self.dtype, "blocks": list(dict.fromkeys(blocks)),
+            "tensors": list(self.tensors.values()),
+            "nodes": [{**node, "block": block}
+                      for node, block in zip(self.nodes.values(), blocks)],
+            "loss": loss}
+
+
+LAYERS = ("linear", "linear_fp32", "conv2d", "expert_linear", "embedding")
+
+
+def block_prefixes(module):
+    """Paths of the members of each outermost list of modules alike."""
+    prefixes = []
+
+    def visit(path, parent):
+        children = [(name, child) for name, child in parent.named_children()]
+        numbered = [child for name, child in children if name.isdigit()]
+        kinds = [type(child) for child in numbered]
+        alike = numbered and (len(set(kinds)) < len(kinds) or
+                              isinstance(parent, nn.ModuleList))
+        for name, child in children:
+            below = f"{path}.{name}" if path else name
+            if alike and name.isdigit():
+                prefixes.append(below)
+            else:
+                visit(below, child)
+
+    visit("", module)
+    return prefixes
+
+
+def blocks_of(graph, module):
+    """The block of each node. What stands between the members of lists is a
+    block of its own, and so is each member that has a layer."""
+    prefixes = set(block_prefixes(module))
+
+    def prefix(path):
+        parts = path.split(".")
+        return next((p for n in range(1, len(parts) + 1)
+                     if (p := ".".join(parts[:n])) in prefixes), None)
+
+    runs = []  # [prefix, nodes]
+    for name, node in graph.nodes.items():
+        key = prefix(graph.paths[name])
+        if not runs or runs[-1][0] != key:
+            runs.append([key, []])
+        runs[-1][1].append(node)
+    if len(runs) == 1:
+        runs = [[None, nodes] for nodes in single_tensor_cuts(graph)]
+    merged = []
+    for run in runs:
+        layer = any(node["op"] in LAYERS for node in run[1])
+        if merged and not (layer and merged[-1][2]):
+            # Without a layer of its own it belongs to what is before it.
+            if not merged[-1][2]:
+                merged[-1][0] = run[0] or merged[-1][0]
+            merged[-1][1] += run[1]
+            merged[-1][2] |= layer
+        else:
+            merged.append([*run, layer])
+    blocks, taken = [], set()
+    for i, (key, nodes, _) in enumerate(merged):
+        ends = {0: "embed", len(merged) - 1: "head"}
+        name = key or ends.get(i) or nodes[0]["name"]
+        while name in taken:
+            name += "'"
+        taken.add(name)
+        blocks += [name] * len(nodes)
+    return blocks
+
+
+def single_tensor_cuts(graph):
+    """Runs of nodes behind which a single tensor goes on."""
+    nodes = list(graph.nodes.values())
+    last = {t: i for i, node in enumerate(nodes) for t in node["operands"]}
+    runs, alive = [[]], set()
+    for i, node in enumerate(nodes):
+        runs[-1].append(node)
+        alive |= {t for t in node["results"] if last.get(t, -1) > i}
+        alive = {t for t in alive if last[t] > i}
+        if len(alive) == 1:
+            runs.append([])
+    return [run for run in runs if run]
+
+
+# ---- Walking PyTorch's graph ---------------------------------------------------
+
+class Walk:
+    """One walk over the nodes. Where it takes an atom apart its graph is of no
+    use, and another walk follows."""
+
+    def __init__(self, traced, args, atoms):
+        self.traced, self.args, self.atoms = traced, args, atoms
+        self.graph = Graph(args, traced.name)
+        self.values, self.problems, self.warnings = {}, [], {}
+        self.made = {}    # functions that were applied
+        self.masks = {}   # constants that were told apart
+        self.batch = self.atoms.make("batch", TRACED_BATCH, "b")[0]
+        self.places = {}  # atom of a sequence -> its input of positions
+        self.config = getattr(traced.module, "config", None)
+        self.values.update(traced.values)
+        for placeholder, name, tensor in traced.inputs:
+            self.values[placeholder] = self.input(name, tensor)
+
+    def input(self, name, tensor):
+        """An input of the model, (batch, …)."""
+        shape = list(tensor.shape)
+        if not tensor.is_floating_point():
+            own = [self.batch]
+            for size in shape[1:]:
+                of = "source" if name == "source" else "sequence"
+                own += self.atoms.make(f"{of}.{len(own)}.{size}", size, "s")
+            if name in ("tokens", "source"):
+                self.places[own[-1]] = ("source_positions" if name == "source"
+                                        else "positions")
+            if name == "tokens" and len(shape) > 1:
+                self.graph.seq_len = shape[1]
+            self.graph.input(name, self.graph.extents(own), "int32")
+            return Act(name, own, [[atom] for atom in own])
+        # Features are images of one pixel.
+        own = [self.batch] + [
+            self.atoms.make(f"{name}.{letter}", size, letter)[0]
+            for letter, size in zip("chw", shape[1:] + [1] * (4 - len(shape)))]
+        dims = [[atom] for atom in own[:len(shape)]]
+        dims[-1] = dims[-1] + own[len(shape):]
+        self.graph.input(name, self.graph.extents(own), self.args.dtype)
+        return Act(name, own, dims)
+
+    def extra(self, name, atoms):
+        """An input of whole numbers that the data has and the model lacks."""
+        return self.graph.input(name, self.graph.extents(atoms), "int32")
+
+    def run(self):
+        for node in self.traced.nodes:
+            if node in self.values:
+                continue
+            try:
+                value = self.map(node)
+            except Unmappable as problem:
+                value = UNKNOWN
+                self.problems.append((node, str(problem)))
+            self.values[node] = value
+            target = getattr(node.target, "__name__", "").split(".")[0]
+            if target.endswith("_") and not target.endswith("__"):
+                self.values[node.args[0]] = value  # in place
+        return self
+
+    # ---- operands
+
+    def of(self, argument):
+        if isinstance(argument, torch.fx.Node):
+            return self.values[argument]
+        if isinstance(argument, (list, tuple)):
+            return [self.of(item) for item in argument]
+        return argument
+
+    def map(self, node):
+        if node.op == "get_attr":
+            return self.traced.attribute(node)
+        if node.op == "placeholder":
+            raise Unmappable("an input that is no tensor")
+        operands = [self.of(a) for a in node.args]
+        keywords = {key: self.of(a) for key, a in node.kwargs.items()}
+        every = torch.utils._pytree.tree_leaves([operands, keywords])
+        if any(value is UNKNOWN for value in every):
+            return UNKNOWN  # said where it is made
+        if node.target is operator.getitem:
+            return operands[0][operands[1]]
+        if all(is_constant(value) for value in every):
+            return fold(node, operands, keywords)
+        name = operator_name(node)
+        handler = OPERATORS.get(name)
+        if handler is None:
+            raise Unmappable(f"no operator of Tessera's is known for {name}")
+        return handler(self, node, *operands, **keywords)
+
+    def tensor(self, value, what="operand"):
+        """`value` as a tensor of the graph, with what is gathered applied."""
+        if isinstance(value, Part):
+            value = self.cut_off(value)
+        if isinstance(value, Patches):
+            value = convolution(self, value.node, *value.arguments)
+        if isinstance(value, Turned) and value.last is not None:
+            value = rotary(self, value.last, value, value.stop)
+        if not isinstance(value, Act):
+            raise Unmappable(f"{what} is {described(value)}")
+        if value.pieces:
+            raise Unmappable(f"{what} is read whole and in pieces")
+        if value.samples is None:
+            return value
+        key = (value.tensor, value.samples.numpy().tobytes())
+        if key not in self.made:
+            op, attributes = function_of(value.samples)
+            letters = letters_of(value.own)
+            path = module_path(value.last)
+            self.made[key] = self.add(
+                op, value.last, [value.tensor], f"{letters}->{letters}",
+                path=path, **attributes)[0]
+        return dataclasses.replace(value, tensor=self.made[key], samples=None,
+                                   last=None)
+
+    def plain(self, value, what="operand"):
+        """The same, where its dimensions are in the tensor's order."""
+        x = self.tensor(value, what)
+        if not is_same(flatten(x.dims), x.own):
+            raise Unmappable(f"{what} is transposed or broadcast")
+        return x
+
+    def cut_off(self, part):
+        """A piece of the features of a dense layer, as a tensor."""
+        dim = part.x.dims[part.dim]
+        if len(dim) != 1:
+            raise Unmappable("a slice of several dimensions at once")
+        atom = dim[0]
+        if not self.atoms.cut(atom, part.start, part.stop):
+            raise Unmappable("a slice of something else than the features of "
+                             "a dense layer")
+        # This walk's graph is of no use.
+        own = self.atoms.make(f"{atom.name}/{part.start}",
+                              part.stop - part.start, atom.letter)
+        dims = list(part.x.dims)
+        dims[part.dim:part.dim + 1] = [] if part.dropped else [own]
+        return Act(part.x.tensor, flatten(dims), dims)
+
+    # ---- nodes
+
+    def add(self, op, node, operands, rule, path=None, suffix=None, **more):
+        path = module_path(node) if path is None else path
+        name = path
+        if suffix is not None or not self.traced.is_leaf(path):
+            name = f"{path}/{suffix or op}" if path else suffix or op
+        return self.graph.add(op, name, path, operands, rule, **more)
+
+    def lookup(self, node, table, rows, width, source, ids, suffix, name=None):
+        """Rows of a table by an input of whole numbers."""
+        weight = self.graph.weight(name or table.name, [rows, width], source,
+                                   stddev=self.stddev(0.02))
+        return self.add("embedding", node, [ids, weight], "bs,vh->bsh",
+                        suffix=suffix)[0]
+
+    def stddev(self, default):
+        """How matrices start: as the config says, or by PyTorch's default."""
+        return getattr(self.config, "initializer_range", None) or default
+
+    def vector(self, param, shape, constant=0, suffix="", start=0, stop=None):
+        size = math.prod(shape)
+        if not isinstance(param, Param):
+            raise Unmappable(f"expected a parameter, found {described(param)}")
+        stop = param.shape[0] if stop is None else stop
+        if param.shape != [param.shape[0]] or stop - start != size:
+            raise Unmappable(f"parameter '{param.name}' has {param.shape}: "
+                             f"expected {size} numbers")
+        return self.graph.weight(param.name + suffix, shape,
+                                 (param, (slice(start, stop),)),
+                                 constant=constant)
+
+
+def is_constant(value):
+    return not isinstance(value, (Act, Param, Part, Turned, Statistic, Normed,
+                                  Scores, Bias, Chosen, Patches, Loss))
+
+
+def described(value):
+    names = {Turned: "a part of a rotary embedding", Scores:
+             "a product of two tensors, which only attention reads",
+             Chosen: "a softmax, which only experts and the loss read",
+             Param: "a parameter", Statistic: "a mean of squares",
+             Normed: "a norm without a scale", Bias: "a bias of attention"}
+    return names.get(type(value), "a constant") + ": expected a tensor that " \
+        "another node computes"
+
+
+def operator_name(node):
+    target = node.target
+    packet = getattr(target, "overloadpacket", None)
+    if packet is None:
+        return getattr(target, "__name__", str(target))
+    return str(packet).removeprefix("aten.")
+
+
+def module_path(node):
+    stack = node.meta.get("nn_module_stack") or {}
+    entries = list(stack.values())
+    return entries[-1][0] if entries else ""
+
+
+def source_line(node):
+    """The line of the model's own code, outside of PyTorch."""
+    lines = re.findall(r'File "([^"]+)", line (\d+)',
+                       node.meta.get("stack_trace") or "")
+    own = [line for line in lines
+           if os.path.dirname(torch.__file__) not in line[0]] or lines
+    return f"{own[-1][0]}:{own[-1][1]}" if own else "?"
+
+
+def fold(node, operands, keywords):
+    """A node of constants, computed."""
+    target = node.target
+    tags = getattr(target, "tags", ())
+    if torch.Tag.nondeterministic_seeded in tags:
+        raise Unmappable("draws random numbers")
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and value.numel() > MOST_ELEMENTS:
+        raise Unmappable(f"a constant of {value.numel()} elements, which is not "
+                         "computed")
+    if operator_name(node) == "_assert_tensor_metadata":
+        return None
+    name = getattr(target, "__name__", "").split(".")[0]
+    if name.endswith("_") and not name.endswith("__"):
+        operands = [operands[0].clone(), *operands[1:]]
+    if "device" in keywords:
+        keywords = {**keywords, "device": "cpu"}
+    with torch.no_grad():
+        result = target(*operands, **keywords)
+    if isinstance(result, torch.Tensor) and result.is_meta:
+        raise Unmappable("a constant without a value: build the module's "
+                         "buffers on the CPU")
+    return result
+
+
+def function_of(samples):
+    """The operator that computes a function, and its attributes."""
+    for op, function in FUNCTIONS.items():
+        if torch.allclose(samples, function(POINTS), rtol=2e-5, atol=2e-5):
+            return op, {}
+    factor = (samples[0] / POINTS[0]).item()
+    if torch.allclose(samples, factor * POINTS, rtol=1e-6):
+        return "scale", {"factor": factor}
+    raise Unmappable("no operator computes this function of one tensor")
+
+
+# ---- Elementwise ---------------------------------------------------------------
+
+def elementwise(walk, node, *operands, **keywords):
+    """A function of one tensor is gathered; of two it is an operator."""
+    name = operator_name(node).rstrip("_")
+    if any(isinstance(v, Turned) for v in operands):
+        return rotary_sum(walk, node, name, *operands)
+    for kinds, handler in SPECIAL:
+        if any(isinstance(value, kinds) for value in operands):
+            return handler(walk, node, name, *operands, **keywords)
+    operands = [walk.cut_off(v) if isinstance(v, Part) else
+                walk.tensor(v) if isinstance(v, Patches) else v
+                for v in operands]
+    tensors = [v for v in operands if isinstance(v, Act)]
+    numbers = [number_of(v) for v in operands if not isinstance(v, Act)]
+    x = tensors[0]
+    alike = all(t.tensor == x.tensor and t.dims == x.dims for t in tensors)
+    if not alike:
+        return binary(walk, node, name, operands, **keywords)
+    if any(number is None for number in numbers):
+        constant = next(v for v in operands if isinstance(v, torch.Tensor) and
+                        number_of(v) is None)
+        return times_constant(walk, node, name, x, constant)
+    if name == "clone":
+        return x
+    given = [(v.samples if v.samples is not None else POINTS)
+             if isinstance(v, Act) else number_of(v) for v in operands]
+    samples = node.target(*(g.clone() if isinstance(g, torch.Tensor) else g
+                            for g in given), **keywords)
+    return dataclasses.replace(x, samples=samples, last=node)
+
+
+def number_of(value):
+    """A constant's number, where it has one."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() and bool((value == value.flatten()[0]).all()):
+            return value.flatten()[0].item()
+        return None
+    return value
+
+
+def part_elementwise(walk, node, name, *operands, **keywords):
+    """A slice that is negated or turned, or else a tensor."""
+    if name == "neg":
+        return dataclasses.replace(operands[0], sign=-operands[0].sign)
+    part, *other = sorted(operands, key=lambda v: not isinstance(v, Part))
+    other = other[0] if other else None
+    if (name == "mul" and isinstance(other, torch.Tensor) and
+            number_of(other) is None):
+        return Turned(part.x, part.start, part.stop, cos=other)
+    return elementwise(walk, node, *(
+        walk.cut_off(v) if isinstance(v, Part) else v for v in operands),
+        **keywords)
+
+
+def times_constant(walk, node, name, x, constant):
+    if name == "mul" and x.samples is None:
+        return Turned(x, 0, x.shape[-1], cos=constant)
+    raise Unmappable("a constant that differs by element")
+
+
+def binary(walk, node, name, operands, alpha=1):
+    ops = {"add": "add", "mul": "multiply", "sub": "add"}
+    if name not in ops or len(operands) != 2 or alpha != 1:
+        raise Unmappable("of two tensors only sums, differences and products "
+                         "are computed")
+    x, y = operands
+    if not isinstance(y, Act) or not isinstance(x, Act):
+        raise Unmappable("a tensor and a constant")
+    if name == "sub":
+        samples = y.samples if y.samples is not None else POINTS
+        y = dataclasses.replace(y, samples=-samples, last=node)
+    x, y = walk.tensor(x), walk.tensor(y)
+    rank = max(len(x.dims), len(y.dims))
+    x, y = (t.viewed([[]] * (rank - len(t.dims)) + t.dims) for t in (x, y))
+    # What is the same for all samples was made for each of them.
+    fill = lambda t, u: t.viewed([
+        [walk.batch] if not d and e == [walk.batch] and walk.batch in t.own
+        else d for d, e in zip(t.dims, u.dims)])
+    x, y = fill(x, y), fill(y, x)
+    for whole, parts in ((x, y), (y, x)):
+        for d, e in zip(whole.dims, parts.dims):
+            if len(d) == 1 and len(e) > 1 and extent(d) == extent(e):
+                walk.atoms.split(d[0], e[0].extent)
+    if x.shape != y.shape:
+        raise Unmappable(f"expected tensors of one shape, found {x.shape} and "
+                         f"{y.shape}")
+    x, y = walk.plain(x), walk.plain(y)
+    if [a.extent for a in x.own] != [a.extent for a in y.own]:
+        if walk.atoms.changed:
+            return x
+        raise Unmappable("tensors whose dimensions are not those of each other")
+    letters = letters_of(x.own)
+    # The older one first, as residuals are, however a model spells it.
+    made = list(walk.graph.tensors)
+    x, y = sorted((x, y), key=lambda t: made.index(t.tensor))
+    result = walk.add(ops[name], node, [x.tensor, y.tensor],
+                      f"{letters},{letters}->{letters}")[0]
+    return dataclasses.replace(x, tensor=result)
+
+
+def identity(walk, node, x, *_, **__):
+    return x
+
+
+# ---- Norms ---------------------------------------------------------------------
+
+def mean(walk, node, x, dims=None, keep=False, dtype=None):
+    if isinstance(x, Act) and dims is not None:
+        axes = sorted(d % len(x.dims) for d in dims)
+        squared = node.args[0]
+        while operator_name(squared) == "to":
+            squared = squared.args[0]
+        if (operator_name(squared) in ("pow", "mul", "square") and
+                axes == [len(x.dims) - 1] and keep):
+            base = walk.tensor(walk.of(squared.args[0]))
+            of_base = dataclasses.replace(base, samples=POINTS)
+            if torch.allclose(elementwise(walk, squared, *(
+                    of_base if isinstance(a, torch.fx.Node) else a
+                    for a in squared.args)).samples, POINTS ** 2):
+                return Statistic(base, POINTS.abs())
+        if len(x.dims) == 4 and axes == [2, 3]:
+            return image_mean(walk, node, x, keep)
+    raise Unmappable("a mean that is neither of an image nor a part of a norm")
+
+
+def statistic(walk, node, name, *operands, **keywords):
+    """Functions of the mean of squares; x / rms; its product with a scale."""
+    normed = next((v for v in operands if isinstance(v, Normed)), None)
+    if normed is not None:
+        other = [v for v in operands if v is not normed]
+        if name == "mul" and other and isinstance(other[0], Param):
+            return rms_norm(walk, normed.last, normed.x, other[0],
+                            normed.epsilon)
+        raise Unmappable("a norm of mean squares without a scale")
+    found = next(v for v in operands if isinstance(v, Statistic))
+    x = next((v for v in operands if isinstance(v, Act)), None)
+    if x is not None:
+        x = walk.tensor(x)
+        epsilon = float(1 / found.samples.new_tensor(1) *
+                        (found.samples[0] ** -2 - POINTS[0].abs()))
+        root = (POINTS.abs() + epsilon) ** -0.5
+        if (name == "mul" and x.tensor == found.x.tensor and
+                torch.allclose(found.samples, root)):
+            return Normed(found.x, round_number(epsilon), node)
+        raise Unmappable("a mean of squares that is not a part of a norm")
+    given = [v.samples.clone() if isinstance(v, Statistic) else number_of(v)
+             for v in operands]
+    return Statistic(found.x, node.target(*given, **keywords))
+
+
+def round_number(value):
+    """A number that was written with few digits."""
+    return float(f"{value:.6g}")
+
+
+def norm_rule(walk, x, statistics):
+    """Rule of a norm over the last dimension."""
+    if [a.letter for a in x.own[:2]] != ["b", "s"] or len(x.dims[-1]) != 1:
+        raise Unmappable("expected a norm of the features of tokens")
+    if len(x.own) == 3:
+        return "bsh!", "h", "".join(",bs" * statistics)
+    rows = Letters()(x.own[:-1])
+    return rows + "h!", "h", f",{rows}" * statistics
+
+
+def rms_norm(walk, node, x, scale, epsilon):
+    x = walk.tensor(x)
+    if not is_same(sorted_atoms(flatten(x.dims), x.own), x.own):
+        raise Unmappable("a norm of a broadcast tensor")
+    rows, last, statistics = norm_rule(walk, x, 1)
+    weight = walk.vector(scale, [x.own[-1].extent], constant=1)
+    y = walk.add("rms_norm", node, [x.tensor, weight],
+                 f"{rows},{last}->{rows.replace('!', '')}{statistics}",
+                 epsilon=epsilon)[0]
+    return dataclasses.replace(x, tensor=y)
+
+
+def sorted_atoms(atoms, own):
+    return sorted(atoms, key=own.index) if set(atoms) <= set(own) else atoms
+
+
+def rms_norm_whole(walk, node, x, shape, scale=None, epsilon=None):
+    if len(shape) != 1:
+        raise Unmappable("expected a norm over the last dimension")
+    if epsilon is None:
+        epsilon = torch.finfo(torch.float32).eps
+    return rms_norm(walk, node, x, scale, epsilon)
+
+
+def layer_norm(walk, node, x, shape, scale=None, shift=None, epsilon=1e-5, *_):
+    x = walk.plain(x)
+    if len(shape) != 1 or len(x.own) != 3:
+        raise Unmappable("expected a norm of the features of tokens")
+    rows, last, statistics = norm_rule(walk, x, 2)
+    size = [x.own[-1].extent]
+    operands = [x.tensor, walk.vector(scale, size, constant=1),
+                walk.vector(shift, size)]
+    y = walk.add("layer_norm", node, operands,
+                 f"{rows},{last},{last}->bsh{statistics}", epsilon=epsilon)[0]
+    return dataclasses.replace(x, tensor=y)
+
+
+# ---- Dense layers and tables ---------------------------------------------------
+
+def dense(walk, node, x, weight, bias, transposed):
+    """y = x w + bias over the last dimension of x; where something slices y,
+    a layer for each piece."""
+    if not isinstance(weight, Param) or len(weight.shape) != 2:
+        raise Unmappable("expected a product with a matrix of parameters")
+    x = walk.plain(x)
+    if bias is not None and not isinstance(bias, Param):
+        raise Unmappable("expected a bias of parameters")
+    if transposed:
+        weight = dataclasses.replace(
+            weight, shape=weight.shape[::-1],
+            views=weight.views + (("t", ()),))
+    out, into = weight.shape
+    k = x.dims[-1]
+    if not k:  # a single feature
+        raise Unmappable("a dense layer of one feature")
+    m = x.own[:len(x.own) - len(k)]
+    whole = walk.atoms.make(f"{node.name}.out", out, "f")
+    cut = next((a for a in whole if a.name in walk.atoms.cuts), None)
+    stddev = walk.stddev(1 / math.sqrt(3 * into))
+    made = []
+    for i, (start, stop) in enumerate(walk.atoms.pieces(cut) if cut else
+                                      [(0, 0)]):
+        n, rows, suffix, parts = whole, (), None, {}
+        if cut:
+            parts = {a: walk.atoms.make(
+                f"{a.name}/{start}", stop - start if a is cut else a.extent,
+                a.letter) for a in whole}
+            n = flatten(parts.values())
+            rows = tuple(slice(start, stop) if a is cut else slice(None)
+                         for a in whole)
+            suffix = str(i)
+        letters = Letters()
+        rule = f"{letters(m)}{letters(k)},{letters(n)}{letters(k)}"
+        shape = [a.extent for a in n]
+        behind = f"/{i}" if cut else ""
+        view = [a.extent for a in whole]
+        operands = [x.tensor, walk.graph.weight(
+            weight.name + behind, shape + [a.extent for a in k],
+            (dataclasses.replace(weight, views=weight.views + (
+                ("reshape", ([*view, into],)),)), rows) if cut else
+            (weight, ()), stddev=stddev)]
+        if bias is not None:
+            reshaped = dataclasses.replace(
+                bias, views=bias.views + (("reshape", (view,)),))
+            operands.append(walk.graph.weight(
+                bias.name + behind, shape, (reshaped if cut else bias, rows)))
+            rule += f"+{letters(n)}"
+        y = walk.add("linear", node, operands,
+                     f"{rule}->{letters(m)}{letters(n)}", suffix=suffix)[0]
+        made.append((start, stop, parts, Act(y, m + n, x.dims[:-1] + [n])))
+    if not cut:
+        return made[0][3]
+    return Act(None, m + whole, x.dims[:-1] + [whole], cut=cut,
+               pieces=tuple(made))
+
+
+def linear(walk, node, x, weight, bias=None):
+    return dense(walk, node, x, weight, bias, transposed=False)
+
+
+def addmm(walk, node, bias, x, weight, beta=1, alpha=1):
+    if alpha != 1 or beta != 1:
+        raise Unmappable("expected alpha and beta of 1")
+    return dense(walk, node, x, weight, bias, transposed=True)
+
+
+def matmul(walk, node, x, y):
+    if isinstance(x, Scores) and x.done:
+        return attend(walk, node, x.q, x.k, y, x.scale, x.mask, x.bias)
+    if isinstance(y, Param):
+        return dense(walk, node, x, y, None, transposed=True)
+    if not isinstance(x, Act) or not isinstance(y, Act) or len(x.dims) != 4:
+        raise Unmappable("a product of two tensors that is not attention")
+    # Keys are transposed; attend has them as they were.
+    keys = y.viewed([*y.dims[:2], y.dims[3], y.dims[2]])
+    return Scores(x, keys)
+
+
+def embedding(walk, node, table, ids, *_, **__):
+    if not isinstance(table, Param) or len(table.shape) != 2:
+        raise Unmappable("expected a table of parameters")
+    rows, width = table.shape
+    h = walk.atoms.make(f"{node.name}.out", width, "f")
+    if isinstance(ids, torch.Tensor):
+        rows_of_ids = ids.reshape(-1, ids.shape[-1])
+        if bool((rows_of_ids == rows_of_ids[0]).all()):
+            return constant_rows(walk, node, table, ids, h)
+        return Bias(table, rows_of_ids)
+    ids = walk.plain(ids)
+    if len(ids.own) != 2 or len(h) != 1:
+        raise Unmappable("expected ids of one sequence a sample")
+    y = walk.lookup(node, table, rows, width, (table, ()), ids.tensor, None)
+    return Act(y, ids.own + h, ids.dims + [h])
+
+
+def constant_rows(walk, node, table, ids, h):
+    """Rows that are the same for all samples: by the input of positions."""
+    row = ids.reshape(-1, ids.shape[-1])
+    if not bool((row == row[0]).all()):
+        raise Unmappable("ids that are constants which differ by sample")
+    first = int(row[0, 0])
+    places = torch.arange(row.shape[1]) + first
+    if not bool((row[0] == places).all()):
+        raise Unmappable("ids that are constants, and not places 0, 1, …")
+    s = walk.sequence_of(row.shape[1])
+    # The rows in front of the first place are behind all others.
+    views = (("roll", (-first, 0)),) if first else ()
+    source = dataclasses.replace(table, views=table.views + views)
+    y = walk.lookup(node, table, *table.shape, (source, ()),
+                    walk.extra(walk.places[s], [walk.batch, s]), None)
+    return Act(y, [walk.batch, s] + h,
+               [[] for _ in ids.shape[:-1]] + [[s], h])
+
+
+def sequence_of(self, length):
+    found = [atom for atom in self.places if atom.extent == length]
+    if not found:
+        raise Unmappable(f"no input is a sequence of {length} places")
+    return found[0]
+
+
+Walk.sequence_of = sequence_of
+
+
+def dropout(walk, node, x, probability, training=True):
+    if probability == 0 or not training:
+        return x
+    if isinstance(x, Scores):
+        warn_dropout(walk, probability)
+        return x
+    x = walk.tensor(x)
+    letters = letters_of(x.own)
+    y = walk.add("dropout", node, [x.tensor], f"{letters}->{letters}",
+                 probability=probability, salt=walk.graph.salts)[0]
+    walk.graph.salts += 1
+    return dataclasses.replace(x, tensor=y)
+
+
+def warn_dropout(walk, probability):
+    if probability:
+        walk.warnings[f"dropout of {probability} on attention probabilities is "
+                      "not applied"] = True
+
+
+# ---- Views ---------------------------------------------------------------------
+
+def view_of_param(node, x, arguments):
+    name = operator_name(node)
+    arguments = tuple(arguments)
+    return Param(x.name, list(node.meta["val"].shape),
+                 x.views + ((name, arguments),))
+
+
+def viewing(handler):
+    """A handler of views: of parameters they are kept, of other values made
+    at once."""
+    def view(walk, node, x, *arguments, **keywords):
+        if isinstance(x, Param):
+            return view_of_param(node, x, arguments)
+        if isinstance(x, Bias):
+            return x
+        if isinstance(x, Patches):
+            return patch_view(walk, node, x, *arguments)
+        if isinstance(x, (Part, Turned)):
+            x = walk.tensor(x)
+        if isinstance(x, Chosen) or isinstance(x, Scores):
+            return x
+        if not isinstance(x, Act):
+            raise Unmappable(described(x))
+        return x.viewed(handler(walk, node, x, *arguments, **keywords))
+    return view
+
+
+def reshaped(walk, node, x, *_):
+    shape = list(node.meta["val"].shape)
+    atoms, i, dims = flatten(x.dims), 0, []
+    own = list(x.own)
+
+    def misfit():
+        raise Unmappable(f"cannot make {shape} of {x.shape} without moving "
+                         "elements")
+
+    for size in shape:
+        dim, rest = [], size
+        if size == 1 and i < len(atoms) and atoms[i].extent == 1:
+            dim.append(atoms[i])
+            i += 1
+        while rest > 1:
+            if i == len(atoms):
+                misfit()
+            atom = atoms[i]
+            if rest % atom.extent == 0:
+                dim.append(atom)
+                rest //= atom.extent
+                i += 1
+                continue
+            if atom.extent % rest:
+                misfit()
+            parts = walk.atoms.split(atom, rest)
+            if parts[0].extent != rest:
+                misfit()
+            atoms[i:i + 1] = parts
+            if atom in own:
+                at = own.index(atom)
+                own[at:at + 1] = parts
+        # Heads that are split into (heads, 1) stay one dimension.
+        while (dim and i < len(atoms) and atoms[i].extent == 1 and
+               atoms[i].letter == dim[-1].letter):
+            dim.append(atoms[i])
+            i += 1
+        dims.append(dim)
+    for atom in atoms[i:]:
+        if atom.extent != 1 or not dims:
+            misfit()
+        dims[-1].append(atom)
+    x.own[:] = own
+    return dims
+
+
+def transposed(walk, node, x, a, b):
+    dims = list(x.dims)
+    dims[a], dims[b] = dims[b], dims[a]
+    return dims
+
+
+def permuted(walk, node, x, order):
+    return [x.dims[d] for d in order]
+
+
+def squeezed(walk, node, x, at=None):
+    ats = range(len(x.dims)) if at is None else (
+        at if isinstance(at, (list, tuple)) else [at])
+    ats = {d % len(x.dims) for d in ats}
+    return [dim for d, dim in enumerate(x.dims)
+            if d not in ats or extent(dim) > 1]
+
+
+def unsqueezed(walk, node, x, at):
+    dims = list(x.dims)
+    dims.insert(at % (len(dims) + 1), [])
+    return dims
+
+
+def expanded(walk, node, x, sizes, **_):
+    """New dimensions are atoms that the tensor lacks, but for the batch."""
+    dims = [[]] * (len(sizes) - len(x.dims)) + x.dims
+    result = []
+    for d, (dim, size) in enumerate(zip(dims, sizes)):
+        if size in (-1, extent(dim)):
+            result.append(dim)
+        elif d == 0 and size == TRACED_BATCH and walk.batch in x.own:
+            result.append([walk.batch])
+        else:
+            result.append([Atom(f"{node.name}.{d}", size, "r")])
+    return result
+
+
+def repeated(walk, node, x, times, dim=None, **_):
+    dims = list(x.dims)
+    if not isinstance(times, int) or dim is None:
+        raise Unmappable("repeats other than of a whole dimension")
+    dims[dim] = dims[dim] + [Atom(f"{node.name}.r", times, "r")]
+    return dims
+
+
+def sliced(walk, node, x, dim=0, start=None, stop=None, step=1):
+    if isinstance(x, Param):
+        return view_of_param(node, x, (dim, start, stop, step))
+    if step != 1:
+        raise Unmappable("a slice with steps")
+    if isinstance(x, Patches):
+        x = walk.tensor(x)
+    if isinstance(x, Part):
+        if dim % len(x.x.dims) != x.dim or x.dropped or x.sign < 0:
+            x = walk.cut_off(x)
+        else:
+            size = x.stop - x.start
+            start, stop = ends(start, stop, size)
+            return dataclasses.replace(x, start=x.start + start,
+                                       stop=x.start + stop)
+    if not isinstance(x, Act):
+        raise Unmappable(described(x))
+    dim %= len(x.dims)
+    size = x.shape[dim]
+    start, stop = ends(start, stop, size)
+    if (start, stop) == (0, size):
+        return x
+    return part(walk, x, dim, start, stop)
+
+
+def ends(start, stop, size):
+    start, stop, _ = slice(start, stop).indices(size)
+    return start, stop
+
+
+def part(walk, x, dim, start, stop, dropped=False):
+    """A slice: a piece, where the tensor is made in pieces."""
+    if x.cut is not None and x.dims[dim] == [x.cut]:
+        for begin, end, parts, piece in x.pieces:
+            if (begin, end) == (start, stop):
+                dims = [flatten(parts.get(a, [a]) for a in d) for d in x.dims]
+                return piece.viewed(dims[:dim] + dims[dim + dropped:])
+    return Part(x, dim, start, stop, dropped)
+
+
+def split(walk, node, x, sizes, dim=0):
+    if not isinstance(x, Act):
+        raise Unmappable(described(x))
+    dim %= len(x.dims)
+    size = x.shape[dim]
+    if isinstance(sizes, int):
+        sizes = [min(sizes, size - i) for i in range(0, size, sizes)]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [part(walk, x, dim, i, i + n) for i, n in zip(starts, sizes)]
+
+
+def chunk(walk, node, x, chunks, dim=0):
+    return split(walk, node, x, -(-x.shape[dim] // chunks), dim)
+
+
+def unbind(walk, node, x, dim=0):
+    return [select(walk, node, x, dim, i) for i in range(x.shape[dim])]
+
+
+def select(walk, node, x, dim, place):
+    if isinstance(x, Param):
+        return view_of_param(node, x, (dim, place))
+    if not isinstance(x, Act):
+        raise Unmappable(described(x))
+    dim %= len(x.dims)
+    place %= x.shape[dim]
+    if [a.letter for a in x.dims[dim]] != ["s"]:
+        return part(walk, x, dim, place, place + 1, dropped=True)
+    x = walk.plain(x)
+    if len(x.own) != 3 or dim != 1:
+        raise Unmappable("expected one place of a sequence of features")
+    y = walk.add("select", node, [x.tensor], "bsh->bo!h", sizes={"o": 1},
+                 count=1, place=place)[0]
+    one = Atom(f"{node.name}.place", 1, "s")
+    return Act(y, [x.own[0], one, x.own[2]], [x.dims[0], x.dims[2]])
+
+
+def cat(walk, node, parts, dim=0):
+    rank = len(node.meta["val"].shape)
+    dim %= rank
+    parts = [p for p in parts
+             if not isinstance(p, Part) or p.start < p.stop]
+    if len(parts) == 1:
+        return parts[0]
+    kinds = [type(p) for p in parts]
+    if kinds == [Part, Part] and dim == rank - 1:
+        a, b = parts
+        if (a.x.tensor == b.x.tensor and a.sign == -1 and b.sign == 1 and
+                a.start == b.stop and a.stop - a.start == b.stop - b.start):
+            return Turned(a.x, b.start, a.stop, swapped=True)
+    if kinds == [Turned, Part] and dim == rank - 1:
+        a, b = parts
+        if a.x.tensor == b.x.tensor and a.stop == b.start:
+            return rotary(walk, node, a, b.stop)
+    if len(parts) == 2 and isinstance(parts[1], Patches) and dim == 1:
+        return join_patches(walk, node, *parts)
+    if rank == 4 and dim == 1:
+        return concat_channels(walk, node, parts)
+    raise Unmappable("joins other tensors than channels of images")
+
+
+# ---- Attention -----------------------------------------------------------------
+
+def scaled_dot_product(walk, node, q, k, v, mask=None, probability=0,
+                       causal=False, scale=None, enable_gqa=False):
+    warn_dropout(walk, probability)
+    if scale is None:
+        scale = 1 / math.sqrt(node.args[0].meta["val"].shape[-1])
+    bias = None
+    if isinstance(mask, Bias):
+        mask, bias = mask.mask, mask
+    return attend(walk, node, q, k, v, scale, "causal" if causal else mask,
+                  bias)
+
+
+def attend(walk, node, q, k, v, scale, mask, bias):
+    """Attention of queries [b, heads, s, d] to keys [b, groups, t, d]."""
+    for x in (q, k):
+        if isinstance(x, Act) and x.samples is not None:
+            op, factor = function_of(x.samples)
+            scale *= factor.get("factor", 1)
+    q, k = (dataclasses.replace(x, samples=None) if isinstance(x, Act) and
+            x.samples is not None and function_of(x.samples)[0] == "scale"
+            else x for x in (q, k))
+    q, k, v = (walk.tensor(x, what) for x, what in
+               ((q, "queries"), (k, "keys"), (v, "values")))
+    if any(len(x.dims) != 4 or len(x.dims[3]) != 1 for x in (q, k, v)):
+        raise Unmappable("expected queries, keys and values of heads")
+    split_heads(walk, q, k, v)
+    if walk.atoms.changed:
+        return q.viewed(q.dims[:3] + [v.dims[3]])
+    b, heads, s, _ = q.dims
+    orders = [(q, heads)] + [
+        (x, [a for a in x.dims[1] if a in x.own]) for x in (k, v)]
+    for x, of_heads in orders:
+        order = [*x.dims[0], *x.dims[2], *of_heads, *x.dims[3]]
+        if x.own != order or len(of_heads) != len(x.own) - 3:
+            raise Unmappable("queries, keys or values are transposed")
+    sequences = (s[0], k.dims[2][0])
+    for atom in sequences:
+        if atom not in walk.places:
+            raise Unmappable("attention along something else than a sequence")
+    positions = [walk.extra(walk.places[atom], [walk.batch, atom])
+                 for atom in sequences]
+    operands = [q.tensor, k.tensor, v.tensor, *positions]
+    kind, window = seen_keys(walk, mask, [a.extent for a in sequences])
+    rule = "bsgrd!,bt!gd,btge!,bs,bt->bsgre,bsgr"
+    attributes = {"scale": round_number(scale)
+                  if abs(round_number(scale) - scale) < 1e-12 else scale}
+    if bias is not None:
+        if window:
+            raise Unmappable("a window together with biases by distance")
+        op, rule = "attention_relative", rule.replace("->", ",n!gr->")
+        operands.append(bias_table(walk, bias, heads, kind))
+        attributes |= {"causal": kind == "causal",
+                       "max_distance": max_distance_of(walk, bias, kind)}
+    elif kind == "causal":
+        op = "attention"
+        attributes |= {"window": window}
+    else:
+        op = "attention_bidirectional"
+        attributes |= {"window": window, "causal": 0}
+    y = walk.add(op, node, operands, rule, suffix="attention", **attributes)[0]
+    return Act(y, [*b, *s, *heads, *v.dims[3]], [b, heads, s, v.dims[3]])
+
+
+def split_heads(walk, q, k, v):
+    """Heads are (groups, heads of a group), also where these are one."""
+    for x in (k, v):
+        if not [a for a in x.dims[1] if a in x.own]:
+            walk.atoms.split(x.dims[3][0], 1)
+    groups = extent([a for a in k.dims[1] if a in k.own])
+    if not q.dims[1]:
+        walk.atoms.split(q.dims[3][0], 1)
+    elif len(q.dims[1]) == 1:
+        if q.dims[1][0].extent % groups:
+            raise Unmappable(f"{q.dims[1][0].extent} heads of queries, "
+                             f"{groups} of keys")
+        walk.atoms.split(q.dims[1][0], groups)
+    elif len(q.dims[1]) != 2 or q.dims[1][0].extent != groups:
+        raise Unmappable("heads of queries that are not those of keys")
+
+
+def seen_keys(walk, mask, sizes):
+    """("all" or "causal", the window) of a mask."""
+    if mask is None or mask is False:
+        return "all", 0
+    if isinstance(mask, str):
+        return mask, 0
+    if not isinstance(mask, torch.Tensor):
+        raise Unmappable("a mask that depends on the data")
+    if id(mask) not in walk.masks:
+        walk.masks[id(mask)] = mask, classify(mask, sizes)
+    return walk.masks[id(mask)][1]
+
+
+def classify(mask, sizes):
+    seen = mask if mask.dtype == torch.bool else mask > HIDDEN
+    if mask.dtype != torch.bool and bool((mask * seen != 0).any()):
+        raise Unmappable("a mask with numbers that are added to scores")
+    seen = seen.expand(*seen.shape[:-2], *sizes).reshape(-1, *sizes)
+    if any(not torch.equal(seen[0], other) for other in seen[1:]):
+        raise Unmappable("a mask that differs by sample or head")
+    seen = seen[0]
+    if bool(seen.all()):
+        return "all", 0
+    if sizes[0] == sizes[1]:
+        places = torch.arange(sizes[0])
+        distance = places[:, None] - places
+        causal = not bool(seen[0, -1])
+        window = int(seen[-1].sum())
+        expected = (distance >= 0 if causal else distance > -window) & (
+            distance < window)
+        if torch.equal(seen, expected):
+            return ("causal" if causal else "all",
+                    0 if window == sizes[0] else window)
+    raise Unmappable("a mask that is neither causal nor a window")
+
+
+def scores_elementwise(walk, node, name, *operands, **keywords):
+    scores = next(v for v in operands if isinstance(v, Scores))
+    other = next((v for v in operands if v is not scores), None)
+    number = number_of(other) if is_constant(other) else None
+    if name in ("mul", "div") and number is not None and not scores.done:
+        scale = scores.scale * number if name == "mul" else (
+            scores.scale / number)
+        return dataclasses.replace(scores, scale=scale)
+    if name == "add" and isinstance(other, Bias) and scores.bias is None:
+        return dataclasses.replace(scores, bias=other, mask=other.mask)
+    if name == "add" and isinstance(other, torch.Tensor) and (
+            scores.mask is None):
+        return dataclasses.replace(scores, mask=other)
+    if name in ("masked_fill", "where"):
+        seen = next(v for v in operands if isinstance(v, torch.Tensor))
+        if scores.mask is None:
+            return dataclasses.replace(
+                scores, mask=~seen if name == "masked_fill" else seen)
+    raise Unmappable("scores of attention in a form that is not known")
+
+
+def bias_elementwise(walk, node, name, *operands, **keywords):
+    bias = next(v for v in operands if isinstance(v, Bias))
+    mask = next((v for v in operands if isinstance(v, torch.Tensor)), None)
+    if name in ("add", "where") and mask is not None and bias.mask is None:
+        return dataclasses.replace(bias, mask=mask)
+    raise Unmappable("a bias of attention in a form that is not known")
+
+
+def bias_table(walk, bias, heads, kind):
+    rows, count = bias.table.shape
+    if extent(heads) != count:
+        raise Unmappable(f"biases of {count} heads, of {extent(heads)}")
+    return walk.graph.weight(
+        bias.table.name, [rows] + [a.extent for a in heads], (bias.table, ()),
+        stddev=walk.stddev(0.02))
+
+
+def max_distance_of(walk, bias, kind):
+    """By which T5's formula gives the buckets (Raffel et al. 2020)."""
+    buckets = bias.table.shape[0]
+    known = [getattr(m, "relative_attention_max_distance", None)
+             for m in walk.traced.module.modules()]
+    queries, keys = (torch.arange(n) for n in bias.buckets.shape)
+    distance = keys - queries[:, None]
+    side = buckets if kind == "causal" else buckets // 2
+    offset = (distance > 0) * side if kind != "causal" else 0 * distance
+    apart = (-distance).clamp(min=0) if kind == "causal" else distance.abs()
+    exact = side // 2
+    for most in sorted({m for m in known if m} | {128}):
+        far = exact + (torch.log(apart.clamp(min=1).float() / exact) /
+                       math.log(most / exact) * (side - exact)).long()
+        near = torch.where(apart < exact, apart, far.clamp(max=side - 1))
+        if torch.equal(offset + near, bias.buckets):
+            return most
+    raise Unmappable("buckets of distances that are not T5's")
+
+
+# ---- Rotary embeddings ---------------------------------------------------------
+
+def rotary_sum(walk, node, name, *operands):
+    turned = [v for v in operands if isinstance(v, Turned)]
+    if len(turned) == 1 and name == "mul" and turned[0].cos is None:
+        constant = next(v for v in operands if v is not turned[0])
+        if isinstance(constant, torch.Tensor):
+            return dataclasses.replace(turned[0], sin=constant)
+    if len(turned) == 2 and name == "add":
+        a, b = sorted(turned, key=lambda t: t.swapped)
+        same = (a.x.tensor, a.start, a.stop) == (b.x.tensor, b.start, b.stop)
+        if same and a.cos is not None and b.sin is not None:
+            both = dataclasses.replace(a, sin=b.sin, last=node)
+            if (a.start, a.stop) == (0, a.x.shape[-1]):
+                return rotary(walk, node, both, a.stop)
+            return both
+    raise Unmappable("a rotary embedding in a form that is not known")
+
+
+def rotary(walk, node, turned, stop):
+    """Of the features from where `turned` starts to `stop`, the first ones of
+    which are turned."""
+    x, turns = turned.x, turned.stop - turned.start
+    if (turned.start, stop) != (0, x.shape[-1]):
+        x = walk.cut_off(Part(x, len(x.dims) - 1, turned.start, stop))
+    x = walk.tensor(x)
+    if len(x.dims[-1]) != 1 or x.own[-1:] != x.dims[-1] or turned.sin is None:
+        raise Unmappable("a rotary embedding of a part of the features")
+    s = next((a for a in x.own if a.letter == "s"), None)
+    if s not in walk.places or x.own[:2] != [walk.batch, s]:
+        raise Unmappable("a rotary embedding of something else than tokens")
+    op, attributes = rotary_form(walk, turned.cos, turned.sin)
+    letters = Letters()
+    rows, last = letters(x.own[:-1]), letters(x.own[-1:])
+    y = walk.add(
+        op, node, [x.tensor, walk.extra(walk.places[s], x.own[:2])],
+        f"{rows}{last}!,{rows[:2]}->{rows}{last}", suffix="rotary",
+        fraction=turns / x.shape[-1], **attributes)[0]
+    return dataclasses.replace(x, tensor=y)
+
+
+def rotary_form(walk, cos, sin):
+    """The operator whose angles these are, and its attributes: those of the
+    model's config, if they give the angles."""
+    key = (id(cos), id(sin))
+    if key not in walk.masks:
+        walk.masks[key] = (cos, sin), find_rotary(walk, cos, sin)
+    return walk.masks[key][1]
+
+
+def find_rotary(walk, cos, sin):
+    cos, sin = (t.double().reshape(-1, *t.shape[-2:])[0] for t in (cos, sin))
+    n = cos.shape[-1]
+    places = torch.arange(cos.shape[0], dtype=torch.float64)
+    magnitude = float(torch.sqrt(cos[0, 0] ** 2 + sin[0, 0] ** 2))
+    for op, attributes in rotary_candidates(walk, cos, sin, n, magnitude):
+        angles = places[:, None] * rotary_angles(op, attributes, n)
+        angles = torch.cat([angles, angles], -1)
+        # In fp32 an angle is off by 2^-24 of itself.
+        if (torch.allclose(magnitude * angles.cos(), cos, atol=2e-3) and
+                torch.allclose(magnitude * angles.sin(), sin, atol=2e-3)):
+            return op, attributes
+    raise Unmappable("a rotary embedding by angles that are not known")
+
+
+def rotary_candidates(walk, cos, sin, n, magnitude):
+    found = getattr(walk.config, "rope_parameters", None) or {}
+    all_of = [found] + [v for v in found.values() if isinstance(v, dict)]
+    for rope in all_of:
+        theta = rope.get("rope_theta")
+        if theta is None:
+            continue
+        kind, factor = rope.get("rope_type", "default"), rope.get("factor", 1)
+        original = rope.get("original_max_position_embeddings")
+        if kind == "default":
+            yield "rotary", {"theta": theta}
+        if kind == "linear":
+            yield "rotary_linear", {"theta": theta, "factor": factor}
+        if kind == "llama3":
+            yield "rotary_llama3", {
+                "theta": theta, "factor": factor,
+                "high_frequency": rope["high_freq_factor"],
+                "low_frequency": rope["low_freq_factor"],
+                "original_positions": original}
+        if kind == "yarn":
+            yield "rotary_yarn", {
+                "theta": theta, "factor": factor, "magnitude": magnitude,
+                "beta_fast": rope.get("beta_fast") or 32,
+                "beta_slow": rope.get("beta_slow") or 1,
+                "original_positions": original}
+    if len(cos) > 1:  # theta by the slowest pair
+        angles = torch.atan2(sin[1], cos[1])[:n // 2]
+        theta = (angles[-1] / angles[0]).item() ** (-n / max(n - 2, 1))
+        factor = 1 / angles[0].item()
+        theta = float(f"{theta:.4g}")
+        if abs(factor - 1) < 1e-5:
+            yield "rotary", {"theta": theta}
+        else:
+            yield "rotary_linear", {"theta": theta,
+                                    "factor": round_number(factor)}
+
+
+def rotary_angles(op, at, n):
+    """Of one place: runtime/kernels/rotary_angles.cc."""
+    pair = torch.arange(n // 2, dtype=torch.float64)
+    angles = at["theta"] ** (-2 * pair / n)
+    factor = at.get("factor", 1)
+    if op == "rotary":
+        return angles
+    if op == "rotary_linear":
+        return angles / factor
+    original = at["original_positions"]
+    if op == "rotary_llama3":
+        turns = original * angles / (2 * math.pi)
+        low, high = at["low_frequency"], at["high_frequency"]
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
+    else:
+        def pair_of(turns):
+            return n * math.log(original / (turns * 2 * math.pi)) / (
+                2 * math.log(at["theta"]))
+        low = max(math.floor(pair_of(at["beta_fast"])), 0)
+        high = min(math.ceil(pair_of(at["beta_slow"])), n - 1)
+        kept = 1 - ((pair - low) / max(high - low, 1e-3)).clamp(0, 1)
+    return angles * (kept + (1 - kept) / factor)
+
+
+# ---- Experts -------------------------------------------------------------------
+
+@torch.library.custom_op("tessera::experts", mutates_args=())
+def experts_op(x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor,
+               gate_up: torch.Tensor, down: torch.Tensor,
+               activation: str) -> torch.Tensor:
+    raise NotImplementedError("stands for experts while a model is traced")
+
+
+@experts_op.register_fake
+def _(x, index, weights, gate_up, down, activation):
+    return torch.empty_like(x)
+
+
+def replace_experts(module):
+    """Modules of experts with joint weights, whose own code loops over those
+    that are hit, as one operator."""
+    for part in module.modules():
+        gate_up, down = (getattr(part, name, None)
+                         for name in ("gate_up_proj", "down_proj"))
+        if not (isinstance(gate_up, nn.Parameter) and gate_up.dim() == 3 and
+                isinstance(down, nn.Parameter) and hasattr(part, "act_fn")):
+            continue
+        if getattr(part, "is_transposed", False) or getattr(
+                part, "has_bias", False):
+            continue
+        activation, _ = function_of(part.act_fn(POINTS))
+        part.forward = (
+            lambda x, index, weights, part=part, activation=activation:
+            experts_op(x, index, weights, part.gate_up_proj, part.down_proj,
+                       activation))
+
+
+def softmax(walk, node, x, dim, dtype=None):
+    rank = len(node.meta["val"].shape)
+    if dim % rank != rank - 1:
+        raise Unmappable("a softmax over another dimension than the last")
+    if isinstance(x, Scores):
+        return dataclasses.replace(x, done=True)
+    return Chosen(walk.plain(x))
+
+
+def topk(walk, node, x, k, dim=-1, largest=True, is_sorted=True):
+    if not isinstance(x, Chosen) or x.what != "all" or not largest:
+        raise Unmappable("the largest elements of something else than a "
+                         "router's softmax")
+    return [dataclasses.replace(x, what=what, top_k=k)
+            for what in ("weights", "index")]
+
+
+def total(walk, node, x, dims=None, keep=False, dtype=None):
+    if isinstance(x, Chosen) and x.what == "weights" and keep:
+        return dataclasses.replace(x, what="sum")
+    raise Unmappable("a sum that is not that of the weights of experts")
+
+
+def chosen_elementwise(walk, node, name, *operands, **keywords):
+    chosen = [v for v in operands if isinstance(v, Chosen)]
+    if name == "div" and [v.what for v in chosen] == ["weights", "sum"]:
+        return dataclasses.replace(chosen[0], renormalised=True)
+    number = number_of(operands[-1]) if len(chosen) == 1 else None
+    if name == "add" and chosen[0].what == "sum" and (number or 1) < 1e-6:
+        return chosen[0]
+    raise Unmappable("weights of experts in a form that is not known")
+
+
+def experts(walk, node, x, index, weights, gate_up, down, activation):
+    x = walk.plain(x)
+    if not isinstance(weights, Chosen) or weights.what != "weights" or (
+            len(x.own) != 3):
+        raise Unmappable("experts whose router is not known")
+    logits, graph = weights.logits, walk.graph
+    graph.nodes[logits.tensor]["op"] = "linear_fp32"
+    if walk.args.dtype in ("fp16", "bf16"):
+        graph.tensors[logits.tensor]["dtype"] = "fp32"
+    count, both, _ = gate_up.shape
+    inner, hidden, top_k = both // 2, x.own[-1].extent, weights.top_k
+    tokens = x.own[1].extent
+    factor = walk.args.expert_capacity_factor
+    capacity = tokens if factor == 0 else min(tokens, max(1, math.ceil(
+        factor * top_k * tokens / count)))
+
+    def add(op, operands, rule, suffix, **more):
+        return walk.add(op, node, operands, rule, suffix=suffix, **more)
+
+    gates, slots = add(
+        "moe_gate", [logits.tensor], "bs!e!->bsk,bsk", "routes", integers=(1,),
+        sizes={"k": top_k}, capacity=capacity, group_best=1, groups=1,
+        renormalise=weights.renormalised, scale=1, sigmoid=0, top_groups=1,
+        top_k=top_k)
+    rows = add("moe_dispatch", [x.tensor, slots], "bth,btk->ebsh", "dispatch",
+               sizes={"e": count, "s": capacity}, capacity=capacity,
+               experts=count)[0]
+
+    def layer(param, operand, shape, part, suffix):
+        weight = graph.weight(
+            param.name + ("" if part is None else f"/{part}"), shape,
+            (param, () if part is None else (slice(None), slice(
+                part * inner, (part + 1) * inner))), stddev=walk.stddev(0.02))
+        return add("expert_linear", [operand, weight], "ebsi,eoi->ebso",
+                   suffix, top_k=top_k)[0]
+
+    gate = layer(gate_up, rows, [count, inner, hidden], 0, "gate")
+    gate = add(activation, [gate], "ebsf->ebsf", "act_fn")[0]
+    up = layer(gate_up, rows, [count, inner, hidden], 1, "up")
+    product = add("multiply", [gate, up], "ebsf,ebsf->ebsf", "product")[0]
+    out = layer(down, product, [count, hidden, inner], None, "down")
+    out = add("moe_collect", [out, slots], "ebth,bsk->bskh", "collect")[0]
+    out = add("moe_combine", [out, gates], "bskh,bsk->bsh", "combine")[0]
+    return dataclasses.replace(x, tensor=out)
+
+
+# ---- Images --------------------------------------------------------------------
+
+def pair(value, fallback=None):
+    value = fallback if value is None or value == [] else value
+    return list(value) * (2 // len(value)) if isinstance(
+        value, (list, tuple)) else [value, value]
+
+
+def image(walk, x):
+    x = walk.plain(x)
+    if len(x.dims) != 4 or len(x.own) != len(x.dims[1]) + 3:
+        raise Unmappable("expected images (batch, channels, height, width)")
+    return x
+
+
+def letters_of_channels(x):
+    return "c" if len(x.dims[1]) == 1 else "gc"
+
+
+def of_image(walk, node, tensor, x, channels):
+    """A result of the size that PyTorch says."""
+    height, width = node.meta["val"].shape[-2:]
+    h = walk.atoms.make(f"{node.name}.h", height, "h")
+    w = walk.atoms.make(f"{node.name}.w", width, "w")
+    return Act(tensor, [*x.dims[0], *channels, *h, *w],
+               [x.dims[0], channels, h, w])
+
+
+def window_attributes(node, stride, padding):
+    height, width = node.meta["val"].shape[-2:]
+    return {"out_height": height, "out_width": width, "pad_top": padding[0],
+            "pad_left": padding[1], "stride_height": stride[0],
+            "stride_width": stride[1]}
+
+
+def convolution(walk, node, x, weight, bias=None, stride=1, padding=0,
+                dilation=1, groups=1):
+    stride, dilation = pair(stride), pair(dilation)
+    window = weight.shape[2:]
+    if isinstance(padding, str):
+        padding = [0, 0] if padding == "valid" else [
+            d * (k - 1) // 2 for d, k in zip(dilation, window)]
+    padding = pair(padding)
+    x = image(walk, x)
+    out = walk.atoms.make(f"{node.name}.c", weight.shape[0], "c")
+    channels = x.dims[1]
+    if groups > 1:
+        if len(channels) == 1:
+            channels = walk.atoms.split(channels[0], groups)
+        if len(out) == 1:
+            out = walk.atoms.split(out[0], groups)
+        if channels[0].extent != groups or out[0].extent != groups:
+            raise Unmappable("groups that are not those of its neighbours")
+    if walk.atoms.changed:
+        return of_image(walk, node, x.tensor, x, out)
+    into = "c" if len(channels) == 1 else "gc"
+    made = "o" if len(out) == 1 else "gn" if groups > 1 else "pn"
+    read = channels[1:] if groups > 1 else channels
+    shape = [a.extent for a in out]
+    full = shape + [a.extent for a in read] + list(window)
+    stddev = math.sqrt(2 * groups / (weight.shape[0] * math.prod(window)))
+    operands = [x.tensor, walk.graph.weight(weight.name, full, (weight, ()),
+                                            stddev=stddev)]
+    rule = f"b{into}h!w!,{made}{'c' if groups > 1 else into}k!l!"
+    if bias is not None:
+        operands.append(walk.vector(bias, shape))
+        rule += f"+{made}"
+    y = walk.add("conv2d", node, operands, f"{rule}->b{made}yx",
+                 sizes=dict(zip("yx", node.meta["val"].shape[-2:])),
+                 dilation_height=dilation[0], dilation_width=dilation[1],
+                 **window_attributes(node, stride, padding))[0]
+    return of_image(walk, node, y, x, out)
+
+
+def conv2d(walk, node, x, weight, bias=None, stride=1, padding=0, dilation=1,
+           groups=1):
+    arguments = (x, weight, bias, stride, padding, dilation, groups)
+    if not isinstance(weight, Param):
+        raise Unmappable("expected a window of parameters")
+    window = weight.shape[2:]
+    if (isinstance(x, Act) and x.tensor == "images" and groups == 1 and
+            pair(stride) == window and pair(padding) == [0, 0] and
+            pair(dilation) == [1, 1] and window[0] == window[1] > 1):
+        return Patches(node, arguments, list(node.meta["val"].shape))
+    return convolution(walk, node, *arguments)
+
+
+def patch_view(walk, node, x, *_):
+    """The image of patches as a sequence: (b, h, places), then turned."""
+    name, shape = operator_name(node), list(node.meta["val"].shape)
+    flat = x.shape[:2] + [math.prod(x.shape[2:])]
+    if not x.steps and name in ("flatten", "view", "reshape") and (
+            shape == flat):
+        return dataclasses.replace(x, shape=shape, steps=("flat",))
+    if x.steps == ("flat",) and name in ("transpose", "permute") and (
+            shape == [flat[0], flat[2], flat[1]]):
+        return dataclasses.replace(x, shape=shape, steps=("flat", "turned"))
+    return OPERATORS[name](walk, node, walk.tensor(x), *_)
+
+
+def join_patches(walk, node, first, patches):
+    """The patches of an image behind a class token: a dense layer. What differs
+    between that place and the others is looked up (planner/io/
+    huggingface_vit.cc)."""
+    if not isinstance(first, Param) or patches.steps != ("flat", "turned"):
+        raise Unmappable("expected a class token in front of patches")
+    _, weight, bias, *_ = patches.arguments
+    out, channels, height, width = weight.shape
+    places = patches.shape[1] + 1
+    graph, conv = walk.graph, patches.node
+    s = walk.atoms.make("sequence.patches", places, "s")[0]
+    h = walk.atoms.make(f"{conv.name}.out", out, "f")[0]
+    walk.places[s] = "positions"
+    graph.seq_len = places
+    images = graph.input("patches", [graph.batch, places, channels, height,
+                                     width], walk.args.dtype)
+    matrix = graph.weight(
+        weight.name, weight.shape, (weight, ()),
+        stddev=walk.stddev(1 / math.sqrt(3 * math.prod(weight.shape[1:]))))
+    path = weight.name.rpartition(".")[0]
+    x = walk.add("linear", conv, [images, matrix], "bscuv,ocuv->bso",
+                 path=path)[0]
+
+    def add(param, ids, suffix):
+        nonlocal x
+        table = graph.weight(param.name, [1, out], (dataclasses.replace(
+            param, views=()), ()), stddev=0 if suffix == "bias" else
+            walk.stddev(0.02))
+        row = walk.add("embedding", conv, [
+            walk.extra(ids, [walk.batch, s]), table], "bs,vh->bsh", path=path,
+            suffix=suffix)[0]
+        x = walk.add("add", conv, [x, row], "bsh,bsh->bsh", path=path,
+                     suffix=f"add_{suffix}")[0]
+
+    if bias is not None:
+        add(bias, "patch_rows", "bias")
+    add(first, "positions", "class")
+    return Act(x, [walk.batch, s, h], [[walk.batch], [s], [h]])
+
+
+def param_elementwise(walk, node, name, *operands, **keywords):
+    """A row for each place that is added to a sequence; 1 + a scale."""
+    param = next(v for v in operands if isinstance(v, Param))
+    other = next((v for v in operands if v is not param), None)
+    if isinstance(other, (Part, Patches)):
+        other = walk.tensor(other)
+    if is_constant(other) and name == "add" and number_of(other) is not None:
+        return dataclasses.replace(
+            param, views=param.views + (("add", (number_of(other),)),))
+    if name == "add" and isinstance(other, Act) and len(other.dims) == 3:
+        s, h = other.dims[1:]
+        rows = [n for n in param.shape if n != 1]
+        if len(s) == 1 and s[0] in walk.places and rows == [
+                s[0].extent, extent(h)]:
+            x = walk.plain(other)
+            row = walk.lookup(
+                node, param, *rows, (param, ()),
+                walk.extra(walk.places[s[0]], [walk.batch, s[0]]),
+                param.name.rpartition(".")[2])
+            letters = letters_of(x.own)
+            y = walk.add("add", node, [x.tensor, row],
+                         f"{letters},{letters}->{letters}")[0]
+            return dataclasses.replace(x, tensor=y)
+    raise Unmappable("of parameters and a tensor only dense layers, norms and "
+                     "sums of a row for each place are computed")
+
+
+def batch_norm(walk, node, x, scale, shift, running_mean=None,
+               running_var=None, training=True, momentum=0.1, epsilon=1e-5,
+               *_):
+    x = image(walk, x)
+    size, c = [a.extent for a in x.dims[1]], letters_of_channels(x)
+    operands = [x.tensor, walk.vector(scale, size, constant=1),
+                walk.vector(shift, size)]
+    y = walk.add("batch_norm", node, operands,
+                 f"b{c}hw,{c},{c}->b{c}hw,{c},{c}", epsilon=epsilon)[0]
+    return dataclasses.replace(x, tensor=y)
+
+
+def pool(walk, node, x, op, window, stride, padding, **more):
+    window, padding = pair(window), pair(padding)
+    stride = pair(stride, window)
+    x = image(walk, x)
+    c = letters_of_channels(x)
+    y = walk.add(op, node, [x.tensor], f"b{c}h!w!->b{c}yx",
+                 sizes=dict(zip("yx", node.meta["val"].shape[-2:])),
+                 window_height=window[0], window_width=window[1], **more,
+                 **window_attributes(node, stride, padding))[0]
+    return of_image(walk, node, y, x, x.dims[1])
+
+
+def max_pool(walk, node, x, window, stride=None, padding=0, dilation=1,
+             ceil=False):
+    if pair(dilation) != [1, 1]:
+        raise Unmappable("a dilated window")
+    return pool(walk, node, x, "max_pool", window, stride, padding)
+
+
+def average_pool(walk, node, x, window, stride=None, padding=0, ceil=False,
+                 count_pad=True, divisor=None):
+    if divisor is not None:
+        raise Unmappable("a divisor of its own")
+    return pool(walk, node, x, "average_pool", window, stride, padding,
+                count_pad=count_pad)
+
+
+def adaptive_pool(walk, node, x, size):
+    x = image(walk, x)
+    into, out = x.shape[2:], pair(size)
+    if out == [1, 1]:
+        return image_mean(walk, node, x, keep=True)
+    if out == into:
+        return x
+    if any(i % o for i, o in zip(into, out)):
+        raise Unmappable(f"windows of several sizes, {into} to {out}")
+    window = [i // o for i, o in zip(into, out)]
+    return pool(walk, node, x, "average_pool", window, None, 0, count_pad=1)
+
+
+def image_mean(walk, node, x, keep):
+    x = image(walk, x)
+    c = letters_of_channels(x)
+    y = walk.add("image_mean", node, [x.tensor], f"b{c}hw->b{c}")[0]
+    return Act(y, x.own[:-2], x.dims[:2] + ([[], []] if keep else []))
+
+
+def concat_channels(walk, node, parts):
+    parts = [image(walk, p) for p in parts]
+    joint = parts[0]
+    if any(len(p.dims[1]) > 1 for p in parts):
+        raise Unmappable("joins channels in groups")
+    # An operator joins six.
+    for first in range(1, len(parts), 5):
+        some = [joint] + parts[first:first + 5]
+        rule = ",".join(f"b{letter}!hw" for letter, _ in zip("mnopqr", some))
+        count = sum(p.shape[1] for p in some)
+        y = walk.add("concat_channels", node, [p.tensor for p in some],
+                     f"{rule}->bd!hw", sizes={"d": count}, channels=count)[0]
+        c = walk.atoms.make(f"{node.name}.c{first}", count, "c")
+        joint = Act(y, [*joint.dims[0], *c, *joint.own[-2:]],
+                    [joint.dims[0], c, *joint.dims[2:]])
+    return joint
+
+
+# ---- The loss ------------------------------------------------------------------
+
+def cross_entropy(walk, node, logits, labels, weight=None, reduction=1,
+                  ignored=-100, smoothing=0):
+    if weight is not None or reduction != 1 or smoothing:
+        raise Unmappable("expected a mean without weights or smoothing")
+    labels = walk.plain(labels, "labels")
+    if labels.tensor != "labels":
+        raise Unmappable("expected labels that are the model's input 'labels'")
+    return add_loss(walk, walk.plain(logits), "loss")
+
+
+def add_loss(walk, x, name):
+    """Mean cross-entropy; a negative label is not counted."""
+    if x.own[0] != walk.batch or len(x.own) not in (2, 3):
+        raise Unmappable(f"logits of {x.shape}: expected a number for each "
+                         "class, of each sample or token")
+    labels = walk.graph.input("labels", walk.graph.extents(x.own[:-1]),
+                              "int32")
+    b = "bs"[:len(x.own) - 1]
+    count = walk.graph.add("count_labels", "count", "", [labels], f"{b}->")[0]
+    loss = walk.graph.add("cross_entropy", name, "", [x.tensor, labels, count],
+                          f"{b}v,{b},->,{b}")[0]
+    return Loss(loss)
+
+
+# ---- The table -----------------------------------------------------------------
+
+def inline(walk, node, *operands, **keywords):
+    """A graph within the graph, such as one without gradients."""
+    at = next(i for i, v in enumerate(operands)
+              if isinstance(v, torch.fx.GraphModule))
+    arguments = iter(operands[at + 1:])
+    for inner in operands[at].graph.nodes:
+        if inner.op == "placeholder":
+            walk.values[inner] = next(arguments)
+        elif inner.op == "output":
+            return walk.of(inner.args[0])
+        else:
+            walk.values[inner] = walk.map(inner)
+
+
+# What elementwise nodes become where an operand is no tensor yet.
+SPECIAL = [
+    ((Statistic, Normed), statistic),
+    (Scores, scores_elementwise),
+    (Bias, bias_elementwise),
+    (Chosen, chosen_elementwise),
+    (Param, param_elementwise),
+    (Part, part_elementwise),
+]
+
+# By operator of PyTorch (aten, without the overload): how it is mapped.
+OPERATORS = {
+    **dict.fromkeys(
+        ["abs", "add", "add_", "clamp", "cos", "div", "div_", "erf", "exp",
+         "gelu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log",
+         "masked_fill", "mul", "mul_", "neg", "pow", "reciprocal", "relu",
+         "relu_", "rsqrt", "rsub", "sigmoid", "silu", "silu_", "sin",
+         "softplus", "sqrt", "square", "sub", "tanh", "where"], elementwise),
+    **dict.fromkeys(
+        ["_assert_tensor_metadata", "_to_copy", "alias", "clone", "contiguous",
+         "detach", "lift_fresh_copy", "to", "type_as"], identity),
+    **dict.fromkeys(
+        ["_unsafe_view", "flatten", "reshape", "unflatten", "view"],
+        viewing(reshaped)),
+    "adaptive_avg_pool2d": adaptive_pool,
+    "addmm": addmm,
+    "avg_pool2d": average_pool,
+    "batch_norm": batch_norm,
+    "cat": cat,
+    "chunk": chunk,
+    "conv2d": conv2d,
+    "cross_entropy_loss": cross_entropy,
+    "dropout": dropout,
+    "dropout_": dropout,
+    "embedding": embedding,
+    "expand": viewing(expanded),
+    "layer_norm": layer_norm,
+    "linear": linear,
+    "matmul": matmul,
+    "max_pool2d": max_pool,
+    "mean": mean,
+    "mm": matmul,
+    "permute": viewing(permuted),
+    "repeat_interleave": viewing(repeated),
+    "rms_norm": rms_norm_whole,
+    "scaled_dot_product_attention": scaled_dot_product,
+    "select": select,
+    "slice": sliced,
+    "softmax": softmax,
+    "split": split,
+    "split_with_sizes": split,
+    "squeeze": viewing(squeezed),
+    "sum": total,
+    "t": viewing(lambda walk, node, x: x.dims[::-1]),
+    "tessera.experts": experts,
+    "topk": topk,
+    "transpose": viewing(transposed),
+    "unbind": unbind,
+    "unsqueeze": viewing(unsqueezed),
+    "wrap_with_autocast": inline,
+    "wrap_with_set_grad_enabled": inline,
+}
+
+
+# ---- Tracing -------------------------------------------------------------------
+
+class Traced:
+    """PyTorch's graph of a module: its nodes in front of one output."""
+
+    def __init__(self, module, inputs, args, name):
+        self.module, self.name = module, name
+        self.leaves = {path for path, part in module.named_modules()
+                       if not list(part.children())}
+        first = {}  # tied parameters have the first one's name
+        for path, parameter in module.named_parameters(remove_duplicate=False):
+            first.setdefault(id(parameter), path)
+        self.parameters = {
+            path: first[id(parameter)] for path, parameter in
+            module.named_parameters(remove_duplicate=False)}
+        graph, placeholders = self.trace(inputs)
+        self.inputs, self.values = [], {}
+        for node, (kind, value) in placeholders.items():
+            if kind == "input":
+                self.inputs.append((node, *value))
+            else:
+                self.values[node] = value
+        outputs = torch.utils._pytree.tree_leaves(
+            next(n for n in graph.nodes if n.op == "output").args)
+        outputs = [n for n in outputs if isinstance(n, torch.fx.Node)]
+        if args.output >= len(outputs):
+            sys.exit(f"{name}: has {len(outputs)} outputs, --output "
+                     f"{args.output} is none of them")
+        self.output = outputs[args.output]
+        needed = {self.output}
+        for node in reversed(graph.nodes):
+            changed = getattr(node.target, "__name__", "").split(".")[0]
+            in_place = (changed.endswith("_") and
+                        not changed.endswith("__") and node.args and
+                        node.args[0] in needed)
+            if node in needed or in_place:
+                needed |= {node, *node.all_input_nodes}
+        self.nodes = [n for n in graph.nodes if n in needed]
+
+    def trace(self, inputs):
+        try:
+            return self.export(inputs)
+        except Exception as error:  # of any kind, says its documentation
+            lines = str(error).strip().splitlines()
+            print(f"torch.export: {lines[0] if lines else error!r}; tracing by "
+                  "torch.fx instead", file=sys.stderr)
+            return self.make_fx(inputs)
+
+    def export(self, inputs):
+        positional = tuple(inputs) if isinstance(inputs, tuple) else ()
+        by_name = {} if positional else inputs
+        with torch.no_grad():
+            program = torch.export.export(self.module, positional, by_name,
+                                          strict=False)
+        constants = {**program.state_dict, **program.constants}
+        given = dict(self.module.named_parameters(remove_duplicate=False))
+        kinds = torch.export.graph_signature.InputKind
+        placeholders = {}
+        nodes = {n.name: n for n in program.graph.nodes}
+        for spec in program.graph_signature.input_specs:
+            node = nodes.get(spec.arg.name)
+            if spec.kind == kinds.USER_INPUT:
+                if node is None or not isinstance(
+                        node.meta.get("val"), torch.Tensor):
+                    continue
+                placeholders[node] = "input", (node.name, node.meta["val"])
+            elif spec.kind == kinds.PARAMETER:
+                placeholders[node] = "value", Param(
+                    self.parameters[spec.target],
+                    list(given[spec.target].shape))
+            else:
+                placeholders[node] = "value", constants[spec.target]
+        return program.graph, placeholders
+
+    def make_fx(self, inputs):
+        from torch.fx.experimental.proxy_tensor import make_fx
+        names = [None] * len(inputs) if isinstance(inputs, tuple) else list(
+            inputs)
+        tensors = list(inputs) if isinstance(inputs, tuple) else list(
+            inputs.values())
+        state = {**dict(self.module.named_parameters(remove_duplicate=False)),
+                 **dict(self.module.named_buffers(remove_duplicate=False))}
+
+        class Call(nn.Module):
+            def __init__(self, module):
+                super().__init__()
+                self.module = module
+
+            def forward(self, given, *tensors):
+                by_name = {n: t for n, t in zip(names, tensors) if n}
+                by_place = [t for n, t in zip(names, tensors) if not n]
+                return torch.func.functional_call(
+                    self.module, given, tuple(by_place), by_name)
+
+        call = Call(self.module)
+        traced = make_fx(lambda given, *tensors: call(given, *tensors),
+                         tracing_mode="fake", pre_dispatch=True,
+                         record_module_stack=True,
+                         _allow_non_fake_inputs=True)(state, *tensors)
+        nodes = [n for n in traced.graph.nodes if n.op == "placeholder"]
+        placeholders = {}
+        for node, (path, value) in zip(nodes, state.items()):
+            placeholders[node] = "value", (
+                Param(self.parameters[path], list(value.shape))
+                if path in self.parameters else value)
+        for i, node in enumerate(nodes[len(state):]):
+            placeholders[node] = "input", (names[i] or f"input_{i}",
+                                           tensors[i])
+        return traced.graph, placeholders
+
+    def attribute(self, node):
+        value = node.graph.owning_module
+        for part in node.target.split("."):
+            value = getattr(value, part)
+        return value
+
+    def is_leaf(self, path):
+        return path in self.leaves
+
+
+# ---- Models --------------------------------------------------------------------
+
+@contextlib.contextmanager
+def without_memory():
+    """Parameters that are made within have shapes and no memory; buffers, of
+    which some are constants of the computation, are as they are."""
+    register = nn.Module.register_parameter
+
+    def register_meta(module, name, parameter):
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.to("meta"),
+                                     parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = register_meta
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register
+
+
+def on_cpu(module):
+    """Parameters without memory as tensors of the CPU, all of whose elements
+    are one: tracing wants a single device."""
+    made = {}
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                if parameter not in made:
+                    made[parameter] = nn.Parameter(
+                        torch.zeros((), dtype=parameter.dtype).expand(
+                            parameter.shape), parameter.requires_grad)
+                part._parameters[name] = made[parameter]
+    return module
+
+
+def tokens_of(args):
+    if not args.seq_len:
+        sys.exit(f"{args.model}: needs --seq-len N")
+    return torch.zeros(TRACED_BATCH, args.seq_len, dtype=torch.long)
+
+
+def hugging_face(args):
+    import transformers
+    path = pathlib.Path(args.model)
+    config = transformers.AutoConfig.from_pretrained(path)
+    for key, value in (setting.split("=", 1) for setting in args.set):
+        with contextlib.suppress(json.JSONDecodeError):
+            value = json.loads(value)
+        if not hasattr(config, key):
+            sys.exit(f"{args.model}: has no key '{key}' (--set)")
+        setattr(config, key, value)
+    config.use_cache = False
+    kinds = (config.architectures or [])[:1]
+    kind = getattr(transformers, kinds[0], None) if kinds else None
+    autos = [transformers.AutoModelForCausalLM,
+             transformers.AutoModelForSeq2SeqLM,
+             transformers.AutoModelForMaskedLM,
+             transformers.AutoModelForImageClassification]
+    if kind is None:
+        auto = next((auto for auto in autos
+                     if type(config) in auto._model_mapping.keys()), None)
+        if auto is None:
+            sys.exit(f"{args.model}: '{config.model_type}' is no language "
+                     "model and no classifier of images; give "
+                     "MODULE:FUNCTION")
+        make = lambda: auto.from_config(config)
+    else:
+        make = lambda: kind(config)
+    module = make()
+    if module.main_input_name == "pixel_values":
+        size = pair(config.image_size)
+        return module, {"pixel_values": torch.zeros(
+            TRACED_BATCH, config.num_channels, *size)}
+    inputs = {"input_ids": tokens_of(args)}
+    if config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens_of(args)
+        if args.source_len:
+            inputs["input_ids"] = inputs["input_ids"].new_zeros(
+                TRACED_BATCH, args.source_len)
+    if getattr(config, "type_vocab_size", 0) > 1:
+        inputs["token_type_ids"] = tokens_of(args)
+    return module, inputs
+
+
+def torchvision_model(args):
+    import torchvision
+    name = args.model.partition(":")[2]
+    more = {}
+    if name in ("inception_v3", "googlenet"):
+        more = {"init_weights": False, "aux_logits": False}
+    module = torchvision.models.get_model(name, weights=None, **more)
+    size = args.image_size or (299 if name == "inception_v3" else 224)
+    return module, (torch.zeros(TRACED_BATCH, 3, size, size),)
+
+
+def own_model(args):
+    module_name, function = args.model.split(":")
+    sys.path.insert(0, os.getcwd())
+    made = getattr(importlib.import_module(module_name), function)()
+    if not (isinstance(made, tuple) and len(made) == 2 and
+            isinstance(made[0], nn.Module)):
+        sys.exit(f"{args.model}: expected (module, inputs), found "
+                 f"{type(made).__name__}")
+    module, inputs = made
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    again = lambda t: t[:1].expand(TRACED_BATCH, *t.shape[1:]).clone()
+    if isinstance(inputs, dict):
+        return module, {name: again(t) for name, t in inputs.items()}
+    return module, tuple(again(t) for t in inputs)
+
+
+def named_inputs(traced, encoder_decoder):
+    """Inputs by the names that the data has (runtime/data)."""
+    taken = set()
+    named = []
+    for node, name, tensor in traced.inputs:
+        known = INPUTS.get(name)
+        if encoder_decoder and name == "input_ids":
+            known = "source"
+        if known is None:
+            known = "images" if tensor.is_floating_point() else "tokens"
+        if known in taken:
+            sys.exit(f"{traced.name}: inputs '{name}' and another one are both "
+                     f"'{known}'; call them by what they are: "
+                     f"{', '.join(sorted(set(INPUTS.values())))}")
+        taken.add(known)
+        named.append((node, known, tensor))
+    return named
+
+
+def export(args):
+    """(the graph file's contents, the Walk, the module)."""
+    if ":" in args.model and not os.path.exists(args.model):
+        make = (torchvision_model if args.model.startswith("torchvision:")
+                else own_model)
+    else:
+        make = hugging_face
+    memory = contextlib.nullcontext() if args.weights else without_memory()
+    torch.manual_seed(args.seed)
+    with memory:
+        module, inputs = make(args)
+    module = on_cpu(module.train())
+    replace_experts(module)
+    path = pathlib.Path(args.model.partition(":")[2] or args.model)
+    name = path.parent.name if path.name == "config.json" else path.name
+    traced = Traced(module, inputs, args, args.name or name)
+    config = getattr(module, "config", None)
+    traced.inputs = named_inputs(
+        traced, getattr(config, "is_encoder_decoder", False))
+    atoms = Atoms()
+    walk = Walk(traced, args, atoms).run()
+    while atoms.changed:
+        atoms.changed = False
+        walk = Walk(traced, args, atoms).run()
+    output = walk.values.get(traced.output)
+    if not walk.problems:
+        try:
+            if not isinstance(output, Loss):
+                if not args.loss:
+                    raise Unmappable("is not a loss; --loss adds the mean "
+                                     "cross-entropy of it")
+                logits = output.logits if isinstance(
+                    output, Chosen) else walk.tensor(output, "the output")
+                output = add_loss(walk, walk.plain(logits), "loss")
+        except Unmappable as problem:
+            walk.problems.append((traced.output, str(problem)))
+    if walk.problems:
+        return None, walk, module
+    walk.graph.prune(output.tensor)
+    blocks = blocks_of(walk.graph, module)
+    return walk.graph.json(output.tensor, blocks), walk, module
+
+
+# ---- Weights -------------------------------------------------------------------
+
+def weights_of(graph, walk, module):
+    """The module's parameters as Tessera's weights, by name."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    tensors = {}
+    for tensor in graph["tensors"]:
+        if tensor["kind"] != "TENSOR_KIND_WEIGHT":
+            continue
+        source, rows = walk.graph.weights[tensor["name"]]
+        value = parameters[source.name].detach().float()
+        for name, arguments in source.views:
+            value = getattr(value, VIEWS.get(name, name))(*arguments)
+        tensors[tensor["name"]] = value[rows].reshape(
+            tensor["shape"]).contiguous()
+    return tensors
+
+
+# Operators that are no methods of tensors.
+VIEWS = {"_unsafe_view": "reshape", "view": "reshape"}
+
+
+def write_safetensors(path, tensors):
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        size = 4 * tensor.numel()
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape),
+                        "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for tensor in tensors.values():
+            file.write(tensor.numpy().tobytes())
+
+
+def parser():
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    made.add_argument("model")
+    made.add_argument("-o", "--out", default="graph.json")
+    made.add_argument("--loss", action="store_true",
+                      help="add the mean cross-entropy of the output")
+    made.add_argument("--output", type=int, default=0,
+                      help="which of the model's outputs")
+    made.add_argument("--global-batch", type=int, default=8)
+    made.add_argument("--seq-len", type=int, default=0,
+                      help="of a Hugging Face model")
+    made.add_argument("--source-len", type=int, default=0,
+                      help="of its encoder, where it is another")
+    made.add_argument("--image-size", type=int, default=0,
+                      help="of a torchvision model")
+    made.add_argument("--dtype", default="fp32",
+                      choices=["fp64", "fp32", "bf16", "fp16"])
+    made.add_argument("--expert-capacity-factor", type=float, default=0,
+                      help="slots of an expert, as a share of those it needs "
+                      "when all get as many tokens; 0: none is dropped")
+    made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
+                      help="another value of a key of the config")
+    made.add_argument("--name", help="of the graph")
+    made.add_argument("--weights", metavar="FILE",
+                      help="write the module's parameters, too, as safetensors "
+                      "that 'tessera run --load' reads")
+    made.add_argument("--seed", type=int, default=0,
+                      help="of parameters, for --weights")
+    return made
+
+
+def main():
+    args = parser().parse_args()
+    graph, walk, module = export(args)
+    for warning in walk.warnings:
+        print(f"{args.model}: {warning}", file=sys.stderr)
+    if graph is None:
+        print(f"{args.model}: {len(walk.problems)} of {len(walk.traced.nodes)} "
+              "nodes cannot be mapped:", file=sys.stderr)
+        for node, problem in walk.problems:
+            print(f"  {module_path(node) or '(top)'} ({operator_name(node)}, "
+                  f"{source_line(node)}): {problem}", file=sys.stderr)
+        sys.exit(2)
+    used = {walk.graph.weights[t["name"]][0].name for t in graph["tensors"]
+            if t["kind"] == "TENSOR_KIND_WEIGHT"}
+    unused = [name for name, _ in module.named_parameters()
+              if name not in used]
+    if unused:
+        print(f"{args.model}: the loss does not depend on {', '.join(unused)}",
+              file=sys.stderr)
+    pathlib.Path(args.out).write_text(json.dumps(graph, indent=1) + "\n")
+    if args.weights:
+        write_safetensors(args.weights, weights_of(graph, walk, module))
+    count = sum(math.prod(t["shape"]) for t in graph["tensors"]
+                if t["kind"] == "TENSOR_KIND_WEIGHT")
+    print(f"{args.out}: {len(graph['nodes'])} operators in "
+          f"{len(graph['blocks'])} blocks, {count:,} parameters")
+
+
+if __name__ == "__main__":
+    main()
