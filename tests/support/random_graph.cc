@@ -521,21 +521,16 @@ GraphSpec RandomGraphSpec(Rng& rng) {
   spec.vocabulary = Pick(rng, {11, 13, 16, 18, 21});
   spec.sequence = Pick(rng, {4, 4, 6, 7, 8});
   spec.batch = Pick(rng, {4, 6, 6, 8, 9, 10, 12, 12});
-  spec.image = Pick(rng, {0, 0, 0, 0, 1, 2});
-  spec.recurrent = Pick(rng, {0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4});
-
   spec.image = Pick(rng, {0, 0, 0, 0, 1, 2, 3});
+  spec.recurrent = Pick(rng, {0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4});
   return spec;
 }
 
 Graph MakeGraph(const GraphSpec& spec, DType dtype) {
+  if (spec.image == 3) return SmallGeneral(spec, dtype).Build();
   if (spec.image > 0) return SmallCnn(spec, dtype).Build();
   return spec.recurrent > 0 ? MakeRecurrent(spec, dtype)
                             : SmallTransformer(spec, dtype).Build();
-
-  if (spec.image == 3) return SmallGeneral(spec, dtype).Build();
-  return spec.image > 0 ? SmallCnn(spec, dtype).Build()
-                        : SmallTransformer(spec, dtype).Build();
 }
 
 }  // namespace tessera
