@@ -809,6 +809,150 @@ Result<void> Walk::PRelu(const OnnxNode& node) {
   return {};
 }
 
+std::string Walk::IntsOf(const OnnxNode& node, const Shape& values) {
+  std::string name = node.outputs[0] + "#" + std::to_string(next_part_++);
+  OnnxConstant constant;
+  constant.shape = {std::ssize(values)};
+  for (int64_t value : values) constant.values.push_back(Number(value));
+  values_[name] = ConstantValue(std::move(constant));
+  return name;
+}
+
+// alpha op(A) op(B) + beta C.
+Result<void> Walk::GeneralGemm(const OnnxNode& node) {
+  if (node.inputs.size() < 2) return InvalidInput("expected two operands");
+  std::string a = node.inputs[0];
+  std::string b = node.inputs[1];
+  if (node.Int("transA", 0) != 0) {
+    TESSERA_TRY(a, Part(node, "Transpose", {a}));
+  }
+  if (node.Int("transB", 0) != 0) {
+    TESSERA_TRY(b, Part(node, "Transpose", {b}));
+  }
+  TESSERA_TRY(std::string y, Part(node, "MatMul", {a, b}));
+  if (const double alpha = node.Float("alpha", 1); alpha != 1) {
+    TESSERA_TRY(y, Part(node, "Mul", {y, NumberOf(node, alpha)}));
+  }
+  if (Has(node, 2)) {
+    std::string c = node.inputs[2];
+    if (const double beta = node.Float("beta", 1); beta != 1) {
+      TESSERA_TRY(c, Part(node, "Mul", {c, NumberOf(node, beta)}));
+    }
+    TESSERA_TRY(y, Part(node, "Add", {y, c}));
+  }
+  Rename(node, y);
+  return {};
+}
+
+Result<std::string> Walk::Standardised(const OnnxNode& node,
+                                       const std::string& x, const Shape& axes,
+                                       double epsilon, std::string& mean,
+                                       std::string& deviation) {
+  OnnxAttribute over;
+  over.name = "axes";
+  over.ints = axes;
+  TESSERA_TRY(mean, Part(node, "ReduceMean", {x}, {over}));
+  TESSERA_TRY(const std::string d, Part(node, "Sub", {x, mean}));
+  TESSERA_TRY(std::string v, Part(node, "Mul", {d, d}));
+  TESSERA_TRY(v, Part(node, "ReduceMean", {v}, {over}));
+  TESSERA_TRY(v, Part(node, "Add", {v, NumberOf(node, epsilon)}));
+  TESSERA_TRY(deviation, Part(node, "Sqrt", {v}));
+  return Part(node, "Div", {d, deviation});
+}
+
+// Over the last dimensions, or those of each channel's image.
+Result<void> Walk::GeneralNorm(const OnnxNode& node) {
+  const auto rank = std::ssize(ShapeOf(In(node, 0)));
+  Shape axes = node.Ints("axes", {0, 2, 3});
+  double epsilon = node.Float("epsilon", 1e-5);
+  if (node.op == "LayerNormalization") {
+    const auto axis = AxisOf(node.Int("axis", -1), static_cast<size_t>(rank));
+    if (!axis) return InvalidInput("has no such dimension");
+    axes.clear();
+    for (auto d = static_cast<int64_t>(*axis); d < rank; ++d) axes.push_back(d);
+  } else if (node.op == "InstanceNormalization") {
+    axes.clear();
+    for (int64_t d = 2; d < rank; ++d) axes.push_back(d);
+  } else {
+    epsilon = 1e-18;  // the standard divides by the deviation plus 1e-9
+  }
+  std::string mean;
+  std::string deviation;
+  TESSERA_TRY(std::string y, Standardised(node, node.inputs[0], axes, epsilon,
+                                          mean, deviation));
+  for (size_t i = 1; i < 3; ++i) {
+    if (!Has(node, i)) continue;
+    std::string operand = node.inputs[i];
+    if (node.op == "InstanceNormalization") {
+      OnnxAttribute behind;
+      behind.name = "axes";
+      for (int64_t d = 1; d + 1 < rank; ++d) behind.ints.push_back(d);
+      TESSERA_TRY(operand, Part(node, "Unsqueeze", {operand}, {behind}));
+    }
+    TESSERA_TRY(y, Part(node, i == 1 ? "Mul" : "Add", {y, operand}));
+  }
+  Rename(node, y);
+  if (node.outputs.size() > 1) Set(node, values_[mean], 1);
+  if (node.outputs.size() > 2 && !node.outputs[2].empty()) {
+    TESSERA_TRY(const std::string inverse,
+                Part(node, "Reciprocal", {deviation}));
+    Set(node, values_[inverse], 2);
+  }
+  return {};
+}
+
+// Of channels in groups.
+Result<void> Walk::GroupNorm(const OnnxNode& node) {
+  const Shape shape = ShapeOf(In(node, 0));
+  const int64_t groups = node.Int("num_groups", 0);
+  if (shape.size() < 3 || groups < 1 || shape[1] % groups != 0 ||
+      node.inputs.size() != 3) {
+    return InvalidInput("expected images in groups of channels");
+  }
+  Shape grouped = {shape[0], groups, shape[1] / groups};
+  grouped.insert(grouped.end(), shape.begin() + 2, shape.end());
+  Shape axes;
+  for (int64_t d = 2; d < std::ssize(grouped); ++d) axes.push_back(d);
+  TESSERA_TRY(std::string y,
+              Part(node, "Reshape", {node.inputs[0], IntsOf(node, grouped)}));
+  std::string mean;
+  std::string deviation;
+  TESSERA_TRY(y, Standardised(node, y, axes, node.Float("epsilon", 1e-5), mean,
+                              deviation));
+  // Before version 21 there is one number for each group.
+  const bool by_group =
+      ShapeOf(In(node, 1)) == Shape{groups} && groups != shape[1];
+  if (!by_group) {
+    TESSERA_TRY(y, Part(node, "Reshape", {y, IntsOf(node, shape)}));
+  }
+  for (size_t i = 1; i < 3; ++i) {
+    OnnxAttribute behind;
+    behind.name = "axes";
+    const int64_t rank = std::ssize(by_group ? grouped : shape);
+    for (int64_t d = 1; d + 1 < rank; ++d) behind.ints.push_back(d);
+    TESSERA_TRY(const std::string operand,
+                Part(node, "Unsqueeze", {node.inputs[i]}, {behind}));
+    TESSERA_TRY(y, Part(node, i == 1 ? "Mul" : "Add", {y, operand}));
+  }
+  if (by_group) {
+    TESSERA_TRY(y, Part(node, "Reshape", {y, IntsOf(node, shape)}));
+  }
+  Rename(node, y);
+  return {};
+}
+
+Result<void> Walk::LpNorm(const OnnxNode& node) {
+  OnnxAttribute over;
+  over.name = "axes";
+  over.ints = {node.Int("axis", -1)};
+  TESSERA_TRY(const std::string norm,
+              Part(node, node.Int("p", 2) == 1 ? "ReduceL1" : "ReduceL2",
+                   {node.inputs[0]}, {over}));
+  TESSERA_TRY(const std::string y, Part(node, "Div", {node.inputs[0], norm}));
+  Rename(node, y);
+  return {};
+}
+
 Result<void> Walk::ReduceMore(const OnnxNode& node) {
   std::string x = node.inputs[0];
   std::string reduction = "ReduceSum";
