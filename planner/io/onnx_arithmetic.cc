@@ -706,6 +706,7 @@ Result<std::string> Walk::Part(const OnnxNode& node, std::string op,
   part.attributes = std::move(attributes);
   TESSERA_RETURN_IF_ERROR(Declare(part));
   TESSERA_RETURN_IF_ERROR(Map(part));
+  TESSERA_RETURN_IF_ERROR(CheckSizes(part));
   return name;
 }
 
@@ -714,7 +715,6 @@ void Walk::Rename(const OnnxNode& node, const std::string& part) {
 }
 
 Result<void> Walk::Variadic(const OnnxNode& node) {
-  if (node.inputs.empty()) return InvalidInput("has no operands");
   const std::string op = node.op == "Max"   ? "Max"
                          : node.op == "Min" ? "Min"
                                             : "Add";

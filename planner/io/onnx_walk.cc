@@ -814,7 +814,9 @@ Result<void> Walk::Map(const OnnxNode& node) {
     }
   }
   for (const Row& row : Rows()) {
-    if (row.name == node.op) return (this->*row.handler)(node);
+    if (row.name != node.op) continue;
+    if (node.inputs.empty()) return InvalidInput("has no operands");
+    return (this->*row.handler)(node);
   }
   const bool elementwise = ApplyOnnx(node.op, 1, 1, true).has_value();
   if (elementwise && (node.inputs.size() == 1 || node.inputs.size() == 2)) {
