@@ -19,6 +19,25 @@ bool AllOnes(const Dim& dim) {
                              [](const Atom& atom) { return atom.extent == 1; });
 }
 
+// Without extents of 1.
+Dim Wide(const Dim& dim) {
+  Dim wide;
+  for (const Atom& atom : dim) {
+    if (atom.extent > 1) wide.push_back(atom);
+  }
+  return wide;
+}
+
+// Whether both are of the same sizes; where one is taken apart and the other is
+// not, the other will be.
+bool Fit(Atoms& atoms, const Dim& a, const Dim& b) {
+  const Dim x = Wide(a);
+  const Dim y = Wide(b);
+  if (x.size() == 1 && y.size() > 1) atoms.Split(x[0], y[0].extent);
+  if (y.size() == 1 && x.size() > 1) atoms.Split(y[0], x[0].extent);
+  return ExtentsOf(x) == ExtentsOf(y);
+}
+
 }  // namespace
 
 // ---- Functions of one tensor ------------------------------------------------
@@ -277,22 +296,14 @@ Result<void> Walk::Align(const OnnxNode& node, size_t dims, Activation& x,
     if (AllOnes(a) || AllOnes(b)) {
       result.push_back(!AllOnes(a) ? a : !AllOnes(b) ? b : a.empty() ? b : a);
     } else {
-      // Where one is taken apart and the other is not, the other will be.
-      const auto split_as = [&](const Dim& whole, const Dim& parts) {
-        if (whole.size() == 1 && parts.size() > 1) {
-          atoms_.Split(whole[0], parts[0].extent);
-        }
-      };
-      split_as(a, b);
-      split_as(b, a);
-      if (ExtentsOf(a) != ExtentsOf(b)) {
+      if (!Fit(atoms_, a, b)) {
         return InvalidInput("cannot put together " +
                             TextOf(ShapeOf(ActivationValue(x))) + " and " +
                             TextOf(ShapeOf(ActivationValue(y))));
       }
       // Samples keep their name.
       result.push_back(a);
-      for (size_t i = 0; i < b.size(); ++i) {
+      for (size_t i = 0; ExtentsOf(a) == ExtentsOf(b) && i < b.size(); ++i) {
         if (b[i].letter == 'b' || b[i].letter == 's') result.back()[i] = b[i];
         if (a[i].letter == 'b' || a[i].letter == 's') result.back()[i] = a[i];
       }
@@ -314,13 +325,19 @@ std::string Walk::RuleOf(const Activation& x, std::span<const Dim> as,
                          Letters& letters) {
   std::map<int, std::string> of;  // by atom of x
   for (size_t d = 0; d < as.size(); ++d) {
-    const Dim& dim = x.dims[d];
-    const bool same =
-        dim.size() == as[d].size() && ExtentsOf(dim) == ExtentsOf(as[d]);
-    for (size_t i = 0; i < dim.size(); ++i) {
-      // An extent of 1 that the result lacks is a factor of its own.
-      of[dim[i].id] = same ? letters.Of(std::span(as[d]).subspan(i, 1))
-                           : letters.Fresh() + "!";
+    const Dim mine = Wide(x.dims[d]);
+    const Dim theirs = Wide(as[d]);
+    if (ExtentsOf(mine) == ExtentsOf(theirs)) {
+      for (size_t i = 0; i < mine.size(); ++i) {
+        of[mine[i].id] = letters.Of(std::span(theirs).subspan(i, 1));
+      }
+    }
+    // An extent of 1 that the result lacks is a factor of its own.
+    for (const Atom& atom : x.dims[d]) {
+      const auto same = std::ranges::find(as[d], atom.id, &Atom::id);
+      if (atom.extent == 1 && same != as[d].end()) {
+        of[atom.id] = letters.Of(std::span(&*same, 1));
+      }
     }
   }
   std::string rule;
@@ -398,13 +415,7 @@ Result<Activation> Walk::ProductOf(const OnnxNode& node, Activation x,
   }
   Dim k = x.dims.back();
   const Dim& k_of_y = y.dims[y.dims.size() - 2];
-  if (k.size() == 1 && k_of_y.size() > 1) {
-    atoms_.Split(k[0], k_of_y[0].extent);
-  }
-  if (k_of_y.size() == 1 && k.size() > 1) {
-    atoms_.Split(k_of_y[0], k[0].extent);
-  }
-  if (ExtentsOf(k) != ExtentsOf(k_of_y)) {
+  if (!Fit(atoms_, k, k_of_y)) {
     return InvalidInput("cannot multiply " +
                         TextOf(ShapeOf(ActivationValue(x))) + " by " +
                         TextOf(ShapeOf(ActivationValue(y))));
@@ -446,6 +457,96 @@ Result<Activation> Walk::ProductOf(const OnnxNode& node, Activation x,
   if (column) z.dims.pop_back();
   if (row) z.dims.erase(z.dims.end() - (column ? 1 : 2));
   return z;
+}
+
+Result<void> Walk::Einsum(const OnnxNode& node) {
+  std::string text = node.Text("equation", "");
+  std::erase(text, ' ');
+  const size_t arrow = text.find("->");
+  const size_t comma = text.find(',');
+  if (arrow == std::string::npos || text.find('.') != std::string::npos ||
+      node.inputs.size() > 2 ||
+      (node.inputs.size() == 2) != (comma != std::string::npos)) {
+    return InvalidInput(
+        "expected an equation of one or two operands with '->' and without "
+        "'...'");
+  }
+  const std::string labels[] = {text.substr(0, std::min(comma, arrow)),
+                                comma == std::string::npos
+                                    ? ""
+                                    : text.substr(comma + 1, arrow - comma - 1),
+                                text.substr(arrow + 2)};
+  std::vector<Activation> x;
+  std::map<char, Dim> dims;
+  std::set<int> used;
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    TESSERA_TRY(Activation operand, Computed(node, i));
+    TESSERA_TRY(operand, Materialise(std::move(operand)));
+    if (operand.dims.size() != labels[i].size()) {
+      return InvalidInput("its equation does not fit its operands");
+    }
+    for (size_t d = 0; d < labels[i].size(); ++d) {
+      const char label = labels[i][d];
+      if (labels[i].find(label) != d) {
+        return InvalidInput("takes a diagonal");
+      }
+      const Dim& dim = operand.dims[d];
+      const auto known = dims.find(label);
+      if (known == dims.end()) {
+        Dim made = dim;
+        for (size_t a = 0; a < made.size(); ++a) {
+          if (used.insert(made[a].id).second) continue;
+          TESSERA_TRY(made[a], Whole(AtomOf(node, std::string(1, label) +
+                                                      std::to_string(a)),
+                                     made[a].extent, 'f'));
+        }
+        dims[label] = std::move(made);
+        continue;
+      }
+      if (!Fit(atoms_, dim, known->second)) {
+        return InvalidInput("its equation does not fit its operands");
+      }
+    }
+    x.push_back(std::move(operand));
+  }
+  Activation z;
+  for (size_t d = 0; d < labels[2].size(); ++d) {
+    const auto known = dims.find(labels[2][d]);
+    if (known == dims.end() || labels[2].find(labels[2][d]) != d) {
+      return InvalidInput("its equation does not fit its operands");
+    }
+    z.dims.push_back(known->second);
+  }
+  const bool two = x.size() == 2;
+  bool sums = false;
+  for (const auto& [label, dim] : dims) {
+    if (labels[2].find(label) != std::string::npos) continue;
+    sums = true;
+    const bool both = labels[0].find(label) != std::string::npos &&
+                      labels[1].find(label) != std::string::npos;
+    if (two && !both && Extent(dim) > 1) {
+      return InvalidInput("sums over a dimension of one operand alone");
+    }
+  }
+  z.own = Flatten(z.dims);
+  Letters letters;
+  const std::string to = letters.Of(z.own);
+  std::string rule;
+  std::vector<TensorId> operands;
+  for (size_t i = 0; i < x.size(); ++i) {
+    std::vector<Dim> as;
+    for (char label : labels[i]) as.push_back(dims[label]);
+    rule += (i > 0 ? "," : "") + RuleOf(x[i], as, letters);
+    operands.push_back(x[i].tensor);
+    TESSERA_RETURN_IF_ERROR(CheckRule(z.own, {&x[i]}));
+  }
+  z.tensor = builder_.Add1(two    ? "einsum"
+                           : sums ? "reduce_sum"
+                                  : "transpose",
+                           Unique(NameOf(node)), std::move(operands),
+                           rule + "->" + to);
+  Set(node, ActivationValue(std::move(z)));
+  return {};
 }
 
 Result<Activation> Walk::ScoresOf(const OnnxNode& node, const Scores& scores) {

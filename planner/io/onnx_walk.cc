@@ -447,10 +447,11 @@ Result<void> Walk::Dropout(const OnnxNode& node) {
 
 Result<void> Walk::Identity(const OnnxNode& node) {
   // Of 4 and 8 bits, and texts.
-  const Value& like = In(node, 1);
-  const int64_t to = node.op == "CastLike" && like.Is(Value::Kind::kWeight)
-                         ? like.source->type
-                         : node.Int("to", kOnnxFloat);
+  int64_t to = node.Int("to", kOnnxFloat);
+  for (const OnnxTensor& tensor : model_.initializers) {
+    const bool like = node.op == "CastLike" && Has(node, 1);
+    if (like && tensor.name == node.inputs[1]) to = tensor.type;
+  }
   if (to == 8 || to > 16) {
     return InvalidInput("makes elements of a type that is not supported");
   }
@@ -636,6 +637,7 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Conv", "conv2d, or linear of patches", &Walk::Convolution},
       {"Cosh", "exp and others", &Walk::Function1},
       {"Dropout", "dropout while training, else nothing", &Walk::Dropout},
+      {"Einsum", "einsum, reduce_sum or transpose", &Walk::Einsum},
       {"Elu", "elu", &Walk::Parametric},
       {"Expand", "nothing, of tensors of the file", &Walk::Expand},
       {"Flatten", "nothing", &Walk::Flat},

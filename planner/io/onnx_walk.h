@@ -214,6 +214,7 @@ class Walk {
   Result<void> Concat(const OnnxNode& node);
   Result<void> Convolution(const OnnxNode& node);
   Result<void> Dropout(const OnnxNode& node);
+  Result<void> Einsum(const OnnxNode& node);
   Result<void> Elementwise(const OnnxNode& node);
   Result<void> Flat(const OnnxNode& node);
   Result<void> Gather(const OnnxNode& node);

@@ -494,6 +494,34 @@ TEST(Onnx, TensorsAreBroadcast) {
   EXPECT_TRUE(Differentiate(*graph).has_value());
 }
 
+// x / sqrt(mean(x^2) + e) * w, as exporters write an RMS norm, and a softmax
+// that is not the last node.
+TEST(Onnx, NormsInPartsAndSoftmaxesAreOperators) {
+  const Message two =
+      Message().Number(2, 1).Text(8, "two").Text(9, std::string("\0\0\0@", 4));
+  const Parts parts = {
+      .inputs = {InputOf("x", 1, {"n", "6"})},
+      .weights = {WeightOf("w", {6}), WeightOf("out", {3, 6}), two,
+                  IntsOf("last", {-1})},
+      .nodes = {NodeOf("Pow", "square", {"x", "two"}, "x2"),
+                NodeOf("ReduceMean", "mean", {"x2", "last"}, "m"),
+                NodeOf("Add", "epsilon", {"m", "two"}, "me"),
+                NodeOf("Sqrt", "root", {"me"}, "r"),
+                NodeOf("Div", "divide", {"x", "r"}, "y"),
+                NodeOf("Mul", "scale", {"w", "y"}, "z"),
+                NodeOf("Softmax", "softmax", {"z"}, "p"),
+                NodeOf("Gemm", "head", {"p", "out"}, "logits",
+                       {IntAttribute("transB", 1)})}};
+  const auto graph = ImportBytes(BytesOf(parts), Options(4));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  EXPECT_THAT(OpsOf(*graph),
+              ElementsAre("count_labels", "cross_entropy", "divide", "linear",
+                          "multiply", "offset", "power", "reduce_mean", "scale",
+                          "softmax", "sqrt"));
+  EXPECT_EQ(ParameterCount(*graph), 6 + 3 * 6);
+  EXPECT_TRUE(Differentiate(*graph).has_value());
+}
+
 TEST(Onnx, FunctionsThatNoOperatorComputesAreNamed) {
   EXPECT_THAT(ErrorOf(MlpOf("Exp", "Floor")),
               HasSubstr("node 'second' (Gemm): no operator computes the "
