@@ -19,6 +19,25 @@ bool AllOnes(const Dim& dim) {
                              [](const Atom& atom) { return atom.extent == 1; });
 }
 
+// Without extents of 1.
+Dim Wide(const Dim& dim) {
+  Dim wide;
+  for (const Atom& atom : dim) {
+    if (atom.extent > 1) wide.push_back(atom);
+  }
+  return wide;
+}
+
+// Whether both are of the same sizes; where one is taken apart and the other is
+// not, the other will be.
+bool Fit(Atoms& atoms, const Dim& a, const Dim& b) {
+  const Dim x = Wide(a);
+  const Dim y = Wide(b);
+  if (x.size() == 1 && y.size() > 1) atoms.Split(x[0], y[0].extent);
+  if (y.size() == 1 && x.size() > 1) atoms.Split(y[0], x[0].extent);
+  return ExtentsOf(x) == ExtentsOf(y);
+}
+
 }  // namespace
 
 // ---- Functions of one tensor ------------------------------------------------
@@ -277,22 +296,14 @@ Result<void> Walk::Align(const OnnxNode& node, size_t dims, Activation& x,
     if (AllOnes(a) || AllOnes(b)) {
       result.push_back(!AllOnes(a) ? a : !AllOnes(b) ? b : a.empty() ? b : a);
     } else {
-      // Where one is taken apart and the other is not, the other will be.
-      const auto split_as = [&](const Dim& whole, const Dim& parts) {
-        if (whole.size() == 1 && parts.size() > 1) {
-          atoms_.Split(whole[0], parts[0].extent);
-        }
-      };
-      split_as(a, b);
-      split_as(b, a);
-      if (ExtentsOf(a) != ExtentsOf(b)) {
+      if (!Fit(atoms_, a, b)) {
         return InvalidInput("cannot put together " +
                             TextOf(ShapeOf(ActivationValue(x))) + " and " +
                             TextOf(ShapeOf(ActivationValue(y))));
       }
       // Samples keep their name.
       result.push_back(a);
-      for (size_t i = 0; i < b.size(); ++i) {
+      for (size_t i = 0; ExtentsOf(a) == ExtentsOf(b) && i < b.size(); ++i) {
         if (b[i].letter == 'b' || b[i].letter == 's') result.back()[i] = b[i];
         if (a[i].letter == 'b' || a[i].letter == 's') result.back()[i] = a[i];
       }
@@ -314,13 +325,19 @@ std::string Walk::RuleOf(const Activation& x, std::span<const Dim> as,
                          Letters& letters) {
   std::map<int, std::string> of;  // by atom of x
   for (size_t d = 0; d < as.size(); ++d) {
-    const Dim& dim = x.dims[d];
-    const bool same =
-        dim.size() == as[d].size() && ExtentsOf(dim) == ExtentsOf(as[d]);
-    for (size_t i = 0; i < dim.size(); ++i) {
-      // An extent of 1 that the result lacks is a factor of its own.
-      of[dim[i].id] = same ? letters.Of(std::span(as[d]).subspan(i, 1))
-                           : letters.Fresh() + "!";
+    const Dim mine = Wide(x.dims[d]);
+    const Dim theirs = Wide(as[d]);
+    if (ExtentsOf(mine) == ExtentsOf(theirs)) {
+      for (size_t i = 0; i < mine.size(); ++i) {
+        of[mine[i].id] = letters.Of(std::span(theirs).subspan(i, 1));
+      }
+    }
+    // An extent of 1 that the result lacks is a factor of its own.
+    for (const Atom& atom : x.dims[d]) {
+      const auto same = std::ranges::find(as[d], atom.id, &Atom::id);
+      if (atom.extent == 1 && same != as[d].end()) {
+        of[atom.id] = letters.Of(std::span(&*same, 1));
+      }
     }
   }
   std::string rule;
@@ -398,13 +415,7 @@ Result<Activation> Walk::ProductOf(const OnnxNode& node, Activation x,
   }
   Dim k = x.dims.back();
   const Dim& k_of_y = y.dims[y.dims.size() - 2];
-  if (k.size() == 1 && k_of_y.size() > 1) {
-    atoms_.Split(k[0], k_of_y[0].extent);
-  }
-  if (k_of_y.size() == 1 && k.size() > 1) {
-    atoms_.Split(k_of_y[0], k[0].extent);
-  }
-  if (ExtentsOf(k) != ExtentsOf(k_of_y)) {
+  if (!Fit(atoms_, k, k_of_y)) {
     return InvalidInput("cannot multiply " +
                         TextOf(ShapeOf(ActivationValue(x))) + " by " +
                         TextOf(ShapeOf(ActivationValue(y))));
@@ -446,6 +457,96 @@ Result<Activation> Walk::ProductOf(const OnnxNode& node, Activation x,
   if (column) z.dims.pop_back();
   if (row) z.dims.erase(z.dims.end() - (column ? 1 : 2));
   return z;
+}
+
+Result<void> Walk::Einsum(const OnnxNode& node) {
+  std::string text = node.Text("equation", "");
+  std::erase(text, ' ');
+  const size_t arrow = text.find("->");
+  const size_t comma = text.find(',');
+  if (arrow == std::string::npos || text.find('.') != std::string::npos ||
+      node.inputs.size() > 2 ||
+      (node.inputs.size() == 2) != (comma != std::string::npos)) {
+    return InvalidInput(
+        "expected an equation of one or two operands with '->' and without "
+        "'...'");
+  }
+  const std::string labels[] = {text.substr(0, std::min(comma, arrow)),
+                                comma == std::string::npos
+                                    ? ""
+                                    : text.substr(comma + 1, arrow - comma - 1),
+                                text.substr(arrow + 2)};
+  std::vector<Activation> x;
+  std::map<char, Dim> dims;
+  std::set<int> used;
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    TESSERA_TRY(Activation operand, Computed(node, i));
+    TESSERA_TRY(operand, Materialise(std::move(operand)));
+    if (operand.dims.size() != labels[i].size()) {
+      return InvalidInput("its equation does not fit its operands");
+    }
+    for (size_t d = 0; d < labels[i].size(); ++d) {
+      const char label = labels[i][d];
+      if (labels[i].find(label) != d) {
+        return InvalidInput("takes a diagonal");
+      }
+      const Dim& dim = operand.dims[d];
+      const auto known = dims.find(label);
+      if (known == dims.end()) {
+        Dim made = dim;
+        for (size_t a = 0; a < made.size(); ++a) {
+          if (used.insert(made[a].id).second) continue;
+          TESSERA_TRY(made[a], Whole(AtomOf(node, std::string(1, label) +
+                                                      std::to_string(a)),
+                                     made[a].extent, 'f'));
+        }
+        dims[label] = std::move(made);
+        continue;
+      }
+      if (!Fit(atoms_, dim, known->second)) {
+        return InvalidInput("its equation does not fit its operands");
+      }
+    }
+    x.push_back(std::move(operand));
+  }
+  Activation z;
+  for (size_t d = 0; d < labels[2].size(); ++d) {
+    const auto known = dims.find(labels[2][d]);
+    if (known == dims.end() || labels[2].find(labels[2][d]) != d) {
+      return InvalidInput("its equation does not fit its operands");
+    }
+    z.dims.push_back(known->second);
+  }
+  const bool two = x.size() == 2;
+  bool sums = false;
+  for (const auto& [label, dim] : dims) {
+    if (labels[2].find(label) != std::string::npos) continue;
+    sums = true;
+    const bool both = labels[0].find(label) != std::string::npos &&
+                      labels[1].find(label) != std::string::npos;
+    if (two && !both && Extent(dim) > 1) {
+      return InvalidInput("sums over a dimension of one operand alone");
+    }
+  }
+  z.own = Flatten(z.dims);
+  Letters letters;
+  const std::string to = letters.Of(z.own);
+  std::string rule;
+  std::vector<TensorId> operands;
+  for (size_t i = 0; i < x.size(); ++i) {
+    std::vector<Dim> as;
+    for (char label : labels[i]) as.push_back(dims[label]);
+    rule += (i > 0 ? "," : "") + RuleOf(x[i], as, letters);
+    operands.push_back(x[i].tensor);
+    TESSERA_RETURN_IF_ERROR(CheckRule(z.own, {&x[i]}));
+  }
+  z.tensor = builder_.Add1(two    ? "einsum"
+                           : sums ? "reduce_sum"
+                                  : "transpose",
+                           Unique(NameOf(node)), std::move(operands),
+                           rule + "->" + to);
+  Set(node, ActivationValue(std::move(z)));
+  return {};
 }
 
 Result<Activation> Walk::ScoresOf(const OnnxNode& node, const Scores& scores) {
@@ -706,6 +807,7 @@ Result<std::string> Walk::Part(const OnnxNode& node, std::string op,
   part.attributes = std::move(attributes);
   TESSERA_RETURN_IF_ERROR(Declare(part));
   TESSERA_RETURN_IF_ERROR(Map(part));
+  TESSERA_RETURN_IF_ERROR(CheckSizes(part));
   return name;
 }
 
@@ -714,7 +816,6 @@ void Walk::Rename(const OnnxNode& node, const std::string& part) {
 }
 
 Result<void> Walk::Variadic(const OnnxNode& node) {
-  if (node.inputs.empty()) return InvalidInput("has no operands");
   const std::string op = node.op == "Max"   ? "Max"
                          : node.op == "Min" ? "Min"
                                             : "Add";
@@ -805,6 +906,150 @@ Result<void> Walk::PRelu(const OnnxNode& node) {
   TESSERA_TRY(y, Part(node, "Mul", {y, node.inputs[1]}));
   TESSERA_TRY(const std::string x, Part(node, "Relu", {node.inputs[0]}));
   TESSERA_TRY(y, Part(node, "Add", {x, y}));
+  Rename(node, y);
+  return {};
+}
+
+std::string Walk::IntsOf(const OnnxNode& node, const Shape& values) {
+  std::string name = node.outputs[0] + "#" + std::to_string(next_part_++);
+  OnnxConstant constant;
+  constant.shape = {std::ssize(values)};
+  for (int64_t value : values) constant.values.push_back(Number(value));
+  values_[name] = ConstantValue(std::move(constant));
+  return name;
+}
+
+// alpha op(A) op(B) + beta C.
+Result<void> Walk::GeneralGemm(const OnnxNode& node) {
+  if (node.inputs.size() < 2) return InvalidInput("expected two operands");
+  std::string a = node.inputs[0];
+  std::string b = node.inputs[1];
+  if (node.Int("transA", 0) != 0) {
+    TESSERA_TRY(a, Part(node, "Transpose", {a}));
+  }
+  if (node.Int("transB", 0) != 0) {
+    TESSERA_TRY(b, Part(node, "Transpose", {b}));
+  }
+  TESSERA_TRY(std::string y, Part(node, "MatMul", {a, b}));
+  if (const double alpha = node.Float("alpha", 1); alpha != 1) {
+    TESSERA_TRY(y, Part(node, "Mul", {y, NumberOf(node, alpha)}));
+  }
+  if (Has(node, 2)) {
+    std::string c = node.inputs[2];
+    if (const double beta = node.Float("beta", 1); beta != 1) {
+      TESSERA_TRY(c, Part(node, "Mul", {c, NumberOf(node, beta)}));
+    }
+    TESSERA_TRY(y, Part(node, "Add", {y, c}));
+  }
+  Rename(node, y);
+  return {};
+}
+
+Result<std::string> Walk::Standardised(const OnnxNode& node,
+                                       const std::string& x, const Shape& axes,
+                                       double epsilon, std::string& mean,
+                                       std::string& deviation) {
+  OnnxAttribute over;
+  over.name = "axes";
+  over.ints = axes;
+  TESSERA_TRY(mean, Part(node, "ReduceMean", {x}, {over}));
+  TESSERA_TRY(const std::string d, Part(node, "Sub", {x, mean}));
+  TESSERA_TRY(std::string v, Part(node, "Mul", {d, d}));
+  TESSERA_TRY(v, Part(node, "ReduceMean", {v}, {over}));
+  TESSERA_TRY(v, Part(node, "Add", {v, NumberOf(node, epsilon)}));
+  TESSERA_TRY(deviation, Part(node, "Sqrt", {v}));
+  return Part(node, "Div", {d, deviation});
+}
+
+// Over the last dimensions, or those of each channel's image.
+Result<void> Walk::GeneralNorm(const OnnxNode& node) {
+  const auto rank = std::ssize(ShapeOf(In(node, 0)));
+  Shape axes = node.Ints("axes", {0, 2, 3});
+  double epsilon = node.Float("epsilon", 1e-5);
+  if (node.op == "LayerNormalization") {
+    const auto axis = AxisOf(node.Int("axis", -1), static_cast<size_t>(rank));
+    if (!axis) return InvalidInput("has no such dimension");
+    axes.clear();
+    for (auto d = static_cast<int64_t>(*axis); d < rank; ++d) axes.push_back(d);
+  } else if (node.op == "InstanceNormalization") {
+    axes.clear();
+    for (int64_t d = 2; d < rank; ++d) axes.push_back(d);
+  } else {
+    epsilon = 1e-18;  // the standard divides by the deviation plus 1e-9
+  }
+  std::string mean;
+  std::string deviation;
+  TESSERA_TRY(std::string y, Standardised(node, node.inputs[0], axes, epsilon,
+                                          mean, deviation));
+  for (size_t i = 1; i < 3; ++i) {
+    if (!Has(node, i)) continue;
+    std::string operand = node.inputs[i];
+    if (node.op == "InstanceNormalization") {
+      OnnxAttribute behind;
+      behind.name = "axes";
+      for (int64_t d = 1; d + 1 < rank; ++d) behind.ints.push_back(d);
+      TESSERA_TRY(operand, Part(node, "Unsqueeze", {operand}, {behind}));
+    }
+    TESSERA_TRY(y, Part(node, i == 1 ? "Mul" : "Add", {y, operand}));
+  }
+  Rename(node, y);
+  if (node.outputs.size() > 1) Set(node, values_[mean], 1);
+  if (node.outputs.size() > 2 && !node.outputs[2].empty()) {
+    TESSERA_TRY(const std::string inverse,
+                Part(node, "Reciprocal", {deviation}));
+    Set(node, values_[inverse], 2);
+  }
+  return {};
+}
+
+// Of channels in groups.
+Result<void> Walk::GroupNorm(const OnnxNode& node) {
+  const Shape shape = ShapeOf(In(node, 0));
+  const int64_t groups = node.Int("num_groups", 0);
+  if (shape.size() < 3 || groups < 1 || shape[1] % groups != 0 ||
+      node.inputs.size() != 3) {
+    return InvalidInput("expected images in groups of channels");
+  }
+  Shape grouped = {shape[0], groups, shape[1] / groups};
+  grouped.insert(grouped.end(), shape.begin() + 2, shape.end());
+  Shape axes;
+  for (int64_t d = 2; d < std::ssize(grouped); ++d) axes.push_back(d);
+  TESSERA_TRY(std::string y,
+              Part(node, "Reshape", {node.inputs[0], IntsOf(node, grouped)}));
+  std::string mean;
+  std::string deviation;
+  TESSERA_TRY(y, Standardised(node, y, axes, node.Float("epsilon", 1e-5), mean,
+                              deviation));
+  // Before version 21 there is one number for each group.
+  const bool by_group =
+      ShapeOf(In(node, 1)) == Shape{groups} && groups != shape[1];
+  if (!by_group) {
+    TESSERA_TRY(y, Part(node, "Reshape", {y, IntsOf(node, shape)}));
+  }
+  for (size_t i = 1; i < 3; ++i) {
+    OnnxAttribute behind;
+    behind.name = "axes";
+    const int64_t rank = std::ssize(by_group ? grouped : shape);
+    for (int64_t d = 1; d + 1 < rank; ++d) behind.ints.push_back(d);
+    TESSERA_TRY(const std::string operand,
+                Part(node, "Unsqueeze", {node.inputs[i]}, {behind}));
+    TESSERA_TRY(y, Part(node, i == 1 ? "Mul" : "Add", {y, operand}));
+  }
+  if (by_group) {
+    TESSERA_TRY(y, Part(node, "Reshape", {y, IntsOf(node, shape)}));
+  }
+  Rename(node, y);
+  return {};
+}
+
+Result<void> Walk::LpNorm(const OnnxNode& node) {
+  OnnxAttribute over;
+  over.name = "axes";
+  over.ints = {node.Int("axis", -1)};
+  TESSERA_TRY(const std::string norm,
+              Part(node, node.Int("p", 2) == 1 ? "ReduceL1" : "ReduceL2",
+                   {node.inputs[0]}, {over}));
+  TESSERA_TRY(const std::string y, Part(node, "Div", {node.inputs[0], norm}));
   Rename(node, y);
   return {};
 }

@@ -463,6 +463,8 @@ Result<std::optional<OnnxConstant>> FoldOnnx(
     return i < operands.size() && operands[i] != nullptr;
   };
   if (ApplyOnnx(node.op, 1, 1, true)) {
+    // With the sign of the dividend.
+    if (node.Int("fmod", 0) != 0) return std::optional<OnnxConstant>();
     if (operands.size() > 2 || (operands.size() == 2 && !given(1))) {
       return std::optional<OnnxConstant>();
     }

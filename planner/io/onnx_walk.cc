@@ -350,18 +350,18 @@ std::string Walk::AtomOf(const OnnxNode& node, std::string_view which) {
 }
 
 Result<void> Walk::Gemm(const OnnxNode& node) {
-  TESSERA_TRY(Activation x, Computed(node, 0));
-  if (node.Float("alpha", 1) != 1 || node.Float("beta", 1) != 1 ||
-      node.Int("transA", 0) != 0) {
-    return InvalidInput("expected alpha and beta of 1, and no transA");
-  }
   const Value* const bias = Has(node, 2) ? &In(node, 2) : nullptr;
   const bool transposed = node.Int("transB", 0) == 0;
   const Shape shape = ShapeOf(In(node, 1));
-  if (bias != nullptr && (shape.size() != 2 ||
-                          ShapeOf(*bias) != Shape{shape[transposed ? 1 : 0]})) {
-    return InvalidInput("its bias is not one number for each feature");
-  }
+  const bool dense = node.Float("alpha", 1) == 1 &&
+                     node.Float("beta", 1) == 1 && node.Int("transA", 0) == 0 &&
+                     In(node, 1).Is(Value::Kind::kWeight) &&
+                     !In(node, 0).Is(Value::Kind::kWeight) &&
+                     (bias == nullptr ||
+                      (bias->Is(Value::Kind::kWeight) && shape.size() == 2 &&
+                       ShapeOf(*bias) == Shape{shape[transposed ? 1 : 0]}));
+  if (!dense) return GeneralGemm(node);
+  TESSERA_TRY(Activation x, Computed(node, 0));
   return Dense(node, std::move(x), In(node, 1), transposed, bias,
                node.outputs[0]);
 }
@@ -384,17 +384,22 @@ Result<void> Walk::MatMul(const OnnxNode& node) {
 
 Result<void> Walk::LayerNorm(const OnnxNode& node) {
   TESSERA_TRY(Activation x, Computed(node, 0));
-  TESSERA_TRY(x, Contiguous(node, std::move(x)));
   const auto axis = AxisOf(node.Int("axis", -1), x.dims.size());
-  if (!axis || *axis + 1 != x.dims.size() || x.dims.back().size() != 1 ||
-      !SameAtoms(Flatten(x.dims), x.own)) {
-    return InvalidInput("expected a norm over the last dimension");
+  if (!axis) return InvalidInput("has no such dimension");
+  const Shape features = {Extent(x.dims.back())};
+  const bool is_row = *axis + 1 == x.dims.size() && x.dims.back().size() == 1 &&
+                      In(node, 1).Is(Value::Kind::kWeight) &&
+                      In(node, 2).Is(Value::Kind::kWeight) &&
+                      ShapeOf(In(node, 1)) == features &&
+                      ShapeOf(In(node, 2)) == features;
+  const bool wants_more = std::ranges::any_of(
+      std::span(node.outputs).subspan(1), [&](const std::string& name) {
+        return !name.empty() && uses_[name] > 0;
+      });
+  if (!is_row || wants_more || In(node, 0).Is(Value::Kind::kWeight)) {
+    return GeneralNorm(node);
   }
-  const Shape features = {x.own.back().extent};
-  if (ShapeOf(In(node, 1)) != features || ShapeOf(In(node, 2)) != features) {
-    return InvalidInput(
-        "expected a scale and a shift, one number for each feature");
-  }
+  TESSERA_TRY(x, Contiguous(node, std::move(x)));
   TESSERA_TRY(const TensorId scale, Weight(In(node, 1), {0}, features, 0, 1));
   TESSERA_TRY(const TensorId shift, Weight(In(node, 2), {0}, features, 0));
   Letters letters;
@@ -441,6 +446,15 @@ Result<void> Walk::Dropout(const OnnxNode& node) {
 }
 
 Result<void> Walk::Identity(const OnnxNode& node) {
+  // Of 4 and 8 bits, and texts.
+  int64_t to = node.Int("to", kOnnxFloat);
+  for (const OnnxTensor& tensor : model_.initializers) {
+    const bool like = node.op == "CastLike" && Has(node, 1);
+    if (like && tensor.name == node.inputs[1]) to = tensor.type;
+  }
+  if (to == 8 || to > 16) {
+    return InvalidInput("makes elements of a type that is not supported");
+  }
   if (In(node, 0).Is(Value::Kind::kActivation) && node.op == "Cast" &&
       !IsOnnxFloat(static_cast<int>(node.Int("to", kOnnxFloat)))) {
     // Whole numbers of one width or another.
@@ -616,12 +630,14 @@ std::span<const Walk::Row> Walk::Rows() {
       {"AveragePool", "average_pool", &Walk::AveragePool},
       {"BatchNormalization", "batch_norm, of microbatches", &Walk::BatchNorm},
       {"Cast", "nothing", &Walk::Identity},
+      {"CastLike", "nothing", &Walk::Identity},
       {"Celu", "elu", &Walk::Function1},
       {"Clip", "clip", &Walk::Clip},
       {"Concat", "concat_channels", &Walk::Concat},
       {"Conv", "conv2d, or linear of patches", &Walk::Convolution},
       {"Cosh", "exp and others", &Walk::Function1},
       {"Dropout", "dropout while training, else nothing", &Walk::Dropout},
+      {"Einsum", "einsum, reduce_sum or transpose", &Walk::Einsum},
       {"Elu", "elu", &Walk::Parametric},
       {"Expand", "nothing, of tensors of the file", &Walk::Expand},
       {"Flatten", "nothing", &Walk::Flat},
@@ -631,17 +647,25 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Gemm", "linear", &Walk::Gemm},
       {"GlobalAveragePool", "image_mean", &Walk::GlobalAveragePool},
       {"GlobalMaxPool", "reduce_max", &Walk::GlobalMaxPool},
+      {"GroupNormalization", "means, differences and products",
+       &Walk::GroupNorm},
       {"HardSigmoid", "clip", &Walk::Function1},
       {"HardSwish", "clip and multiply", &Walk::Function1},
       {"Identity", "nothing", &Walk::Identity},
+      {"InstanceNormalization", "means, differences and products",
+       &Walk::GeneralNorm},
       {"IsNaN", "nothing, of a softmax", &Walk::IsNaN},
-      {"LayerNormalization", "layer_norm", &Walk::LayerNorm},
+      {"LayerNormalization", "layer_norm, or means, differences and products",
+       &Walk::LayerNorm},
       {"LeakyRelu", "leaky_relu", &Walk::Parametric},
       {"LogSoftmax", "log_softmax, or a part of the loss", &Walk::Softmax},
+      {"LpNormalization", "reduce_sum and divide", &Walk::LpNorm},
       {"MatMul", "linear, einsum, or a part of attention", &Walk::MatMul},
       {"Max", "maximum", &Walk::Variadic},
       {"MaxPool", "max_pool", &Walk::MaxPool},
       {"Mean", "sums", &Walk::Variadic},
+      {"MeanVarianceNormalization", "means, differences and products",
+       &Walk::GeneralNorm},
       {"Min", "minimum", &Walk::Variadic},
       {"Mish", "softplus, tanh and multiply", &Walk::Function1},
       {"PRelu", "leaky_relu by channel", &Walk::PRelu},
@@ -753,6 +777,12 @@ Result<void> Walk::Map(const OnnxNode& node) {
     Set(node, ConstantValue(std::move(constant)));
     return {};
   }
+  if (node.op == "Size" && Has(node, 0)) {
+    double elements = 1;
+    for (int64_t extent : ShapeOf(In(node, 0))) elements *= Number(extent);
+    Set(node, ConstantValue({{}, {elements}, false}));
+    return {};
+  }
   if (node.op == "Shape" && Has(node, 0)) {
     const Shape shape = ShapeOf(In(node, 0));
     const auto rank = std::ssize(shape);
@@ -786,7 +816,9 @@ Result<void> Walk::Map(const OnnxNode& node) {
     }
   }
   for (const Row& row : Rows()) {
-    if (row.name == node.op) return (this->*row.handler)(node);
+    if (row.name != node.op) continue;
+    if (node.inputs.empty()) return InvalidInput("has no operands");
+    return (this->*row.handler)(node);
   }
   const bool elementwise = ApplyOnnx(node.op, 1, 1, true).has_value();
   if (elementwise && (node.inputs.size() == 1 || node.inputs.size() == 2)) {

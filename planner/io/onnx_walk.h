@@ -152,8 +152,14 @@ class Walk {
                             std::vector<Attribute> attributes,
                             const std::string& what);
   // ---- nodes that stand for several
-  // The name of a number.
+  // The name of a number, and of a list of whole ones.
   std::string NumberOf(const OnnxNode& node, double value);
+  std::string IntsOf(const OnnxNode& node, const Shape& values);
+  // (x - mean) / sqrt(variance + epsilon) over dimensions; `mean` and
+  // `deviation` become names of the mean and of the quotient's divisor.
+  Result<std::string> Standardised(const OnnxNode& node, const std::string& x,
+                                   const Shape& axes, double epsilon,
+                                   std::string& mean, std::string& deviation);
   // Maps a part of a node and gives the name of its result.
   Result<std::string> Part(const OnnxNode& node, std::string op,
                            std::vector<std::string> inputs,
@@ -192,7 +198,11 @@ class Walk {
   Result<void> AveragePool(const OnnxNode& node);
   Result<void> Clip(const OnnxNode& node);
   Result<void> Function1(const OnnxNode& node);
+  Result<void> GeneralGemm(const OnnxNode& node);
+  Result<void> GeneralNorm(const OnnxNode& node);
   Result<void> GlobalMaxPool(const OnnxNode& node);
+  Result<void> GroupNorm(const OnnxNode& node);
+  Result<void> LpNorm(const OnnxNode& node);
   Result<void> Pad(const OnnxNode& node);
   Result<void> Parametric(const OnnxNode& node);
   Result<void> PRelu(const OnnxNode& node);
@@ -204,6 +214,7 @@ class Walk {
   Result<void> Concat(const OnnxNode& node);
   Result<void> Convolution(const OnnxNode& node);
   Result<void> Dropout(const OnnxNode& node);
+  Result<void> Einsum(const OnnxNode& node);
   Result<void> Elementwise(const OnnxNode& node);
   Result<void> Flat(const OnnxNode& node);
   Result<void> Gather(const OnnxNode& node);

@@ -5,7 +5,8 @@
 namespace tessera {
 namespace {
 
-// Calls f(tensor, dimension) for a tensor of the call that has the factor.
+// f(tensor, dimension) of a tensor of the call that has the factor; 1 where
+// none has.
 template <typename F>
 int64_t OfFactor(const KernelCall& call, uint8_t factor, F f) {
   const auto find = [&](const std::vector<Indices>& sides,
@@ -17,7 +18,8 @@ int64_t OfFactor(const KernelCall& call, uint8_t factor, F f) {
     return 0;
   };
   const int64_t of_operand = find(call.rule->operands, call.operands);
-  return of_operand > 0 ? of_operand : find(call.rule->results, call.results);
+  if (of_operand > 0) return of_operand;
+  return std::max<int64_t>(1, find(call.rule->results, call.results));
 }
 
 int64_t LocalExtent(const KernelCall& call, uint8_t factor) {

@@ -89,7 +89,7 @@ int Run(const std::string& path, const std::string& folder) {
   }
   for (size_t i = 0; i < made->inputs.size(); ++i) {
     const TensorId id = made->inputs[i].tensor;
-    if (!id.valid()) continue;
+    if (!id.valid() || id.index() >= tensors.size()) continue;
     HostTensor& tensor = tensors[id.index()];
     const std::string file = folder + "/" + std::to_string(i) + ".in";
     const bool read = IsFloat(tensor.dtype())

@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+#include <string>
+
 #include "tests/support/plan_check.h"
 
 namespace tessera {
@@ -38,6 +41,42 @@ TEST(RandomModels, PlansHoldEveryPlacement) {
   const std::span<const PlacementRow> rows = PlacementRows();
   for (size_t i = 0; i < rows.size(); ++i) {
     EXPECT_GE(generator.coverage().row(i), 1) << rows[i].name;
+  }
+}
+
+// Operators whose rules are the node's own, on whichever of their factors.
+TEST(RandomModels, GeneralOperatorsAreSplit) {
+  PlanChecker checker;
+  Rng rng(11);
+  std::set<std::string> split;
+  for (int i = 0; i < 60; ++i) {
+    Case c;
+    c.graph = RandomGraphSpec(rng);
+    c.graph.image = 3;
+    c.graph.layers = 3;
+    c.plan = RandomPlanSpec(c.graph, rng);
+    const auto plan = checker.ValidPlan(c);
+    if (!plan) continue;
+    const Graph& graph = checker.ModelOf(c.graph).graph;
+    for (size_t n = 0; n < graph.nodes.size(); ++n) {
+      const IndexRule& rule = graph.nodes[n].rule;
+      for (size_t f = 0; f < rule.factors.size(); ++f) {
+        if (plan->ops[n].axes[f] == 0) continue;
+        split.insert(std::string(graph.nodes[n].op->name) + " " +
+                     rule.factors[f].letter);
+      }
+    }
+    EXPECT_EQ(checker.Check(c), "") << ToText(c);
+  }
+  for (const char* wanted :
+       {"softmax z",         "softmax_dx z",      "log_softmax z",
+        "einsum h",          "einsum t",          "reduce_mean h",
+        "reduce_sum s",      "reduce_variance s", "reduce_max b",
+        "subtract h",        "divide s",          "multiply h",
+        "broadcast_add b",   "slice s",           "pad b",
+        "concat_channels s", "maximum s",         "exp h",
+        "power b",           "transpose s"}) {
+    EXPECT_TRUE(split.contains(wanted)) << wanted;
   }
 }
 

@@ -462,14 +462,70 @@ TEST(Onnx, AllThatCannotBeMappedIsListed) {
             HasSubstr("node 'nothing' (Relu): reads 'nowhere'")));
 }
 
-TEST(Onnx, FunctionsThatNoOperatorComputesAreNamed) {
+// Two nodes, and x of them behind each other where no operator is both.
+Parts MlpOf(const std::string& first, const std::string& second) {
   Parts parts = SmallMlp();
-  parts.nodes[2] = NodeOf("Exp", "exp", {"y2"}, "y2a");
+  parts.nodes[2] = NodeOf(first, "inner", {"y2"}, "y2a");
   parts.nodes.insert(parts.nodes.begin() + 3,
-                     NodeOf("Tanh", "tanh", {"y2a"}, "y3"));
-  EXPECT_THAT(ErrorOf(parts),
+                     NodeOf(second, "outer", {"y2a"}, "y3"));
+  return parts;
+}
+
+TEST(Onnx, FunctionsAreOperatorsBehindOneAnother) {
+  const auto graph = ImportBytes(BytesOf(MlpOf("Exp", "Tanh")), Options(4));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  EXPECT_TRUE(OpsOf(*graph).contains("exp"));
+  EXPECT_TRUE(OpsOf(*graph).contains("tanh"));
+  // log(exp(x)) is x.
+  const auto same = ImportBytes(BytesOf(MlpOf("Exp", "Log")), Options(4));
+  ASSERT_TRUE(same.has_value()) << same.error().ToString();
+  EXPECT_FALSE(OpsOf(*same).contains("exp"));
+}
+
+// A vector of the file is added to each row, and its gradient is a sum.
+TEST(Onnx, TensorsAreBroadcast) {
+  Parts parts = SmallMlp();
+  parts.nodes[2] = NodeOf("Mul", "each", {"y2", "b1"}, "y3");
+  const auto graph = ImportBytes(BytesOf(parts), Options(4));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  const auto node = std::ranges::find(graph->nodes, "each", &Node::name);
+  ASSERT_NE(node, graph->nodes.end());
+  EXPECT_EQ(node->rule.ToString(), "bf,f->bf");
+  EXPECT_TRUE(Differentiate(*graph).has_value());
+}
+
+// x / sqrt(mean(x^2) + e) * w, as exporters write an RMS norm, and a softmax
+// that is not the last node.
+TEST(Onnx, NormsInPartsAndSoftmaxesAreOperators) {
+  const Message two =
+      Message().Number(2, 1).Text(8, "two").Text(9, std::string("\0\0\0@", 4));
+  const Parts parts = {
+      .inputs = {InputOf("x", 1, {"n", "6"})},
+      .weights = {WeightOf("w", {6}), WeightOf("out", {3, 6}), two,
+                  IntsOf("last", {-1})},
+      .nodes = {NodeOf("Pow", "square", {"x", "two"}, "x2"),
+                NodeOf("ReduceMean", "mean", {"x2", "last"}, "m"),
+                NodeOf("Add", "epsilon", {"m", "two"}, "me"),
+                NodeOf("Sqrt", "root", {"me"}, "r"),
+                NodeOf("Div", "divide", {"x", "r"}, "y"),
+                NodeOf("Mul", "scale", {"w", "y"}, "z"),
+                NodeOf("Softmax", "softmax", {"z"}, "p"),
+                NodeOf("Gemm", "head", {"p", "out"}, "logits",
+                       {IntAttribute("transB", 1)})}};
+  const auto graph = ImportBytes(BytesOf(parts), Options(4));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  EXPECT_THAT(OpsOf(*graph),
+              ElementsAre("count_labels", "cross_entropy", "divide", "linear",
+                          "multiply", "offset", "power", "reduce_mean", "scale",
+                          "softmax", "sqrt"));
+  EXPECT_EQ(ParameterCount(*graph), 6 + 3 * 6);
+  EXPECT_TRUE(Differentiate(*graph).has_value());
+}
+
+TEST(Onnx, FunctionsThatNoOperatorComputesAreNamed) {
+  EXPECT_THAT(ErrorOf(MlpOf("Exp", "Floor")),
               HasSubstr("node 'second' (Gemm): no operator computes the "
-                        "function of 'exp', 'tanh'"));
+                        "function of 'outer'"));
 }
 
 TEST(Onnx, OtherVersionsAreRefused) {

@@ -346,7 +346,31 @@ TEST(Elementwise, Sums) {
   const HostTensor a = F64({2}, {1, 2}), b = F64({2}, {10, 20});
   EXPECT_THAT(Compute("add", {a, b}, {2}), ElementsAre(11, 22));
   EXPECT_THAT(Compute("sum", {a, b, b}, {2}), ElementsAre(21, 42));
-  EXPECT_THAT(Compute("multiply", {a, b}, {2}), ElementsAre(10, 40));
+  EXPECT_THAT(Compute("multiply", {a, b}, {2}, {.rule = "b,b->b"}),
+              ElementsAre(10, 40));
+}
+
+TEST(Broadcast, ByHand) {
+  const HostTensor a = F64({2, 2}, {1, 2, 3, 4});
+  const HostTensor b = F64({2}, {10, 20});
+  EXPECT_THAT(Compute("broadcast_add", {a, b}, {2, 2}, {.rule = "sb,b->sb"}),
+              ElementsAre(11, 22, 13, 24));
+  EXPECT_THAT(Compute("subtract", {b, a}, {2, 2}, {.rule = "s,sb->sb"}),
+              ElementsAre(9, 8, 17, 16));
+  // The gradient of b by dy = a: sums over s.
+  EXPECT_THAT(Compute("multiply", {a, a}, {2}, {.rule = "sb,sb->b"}),
+              ElementsAre(1 + 9, 4 + 16));
+}
+
+// Rows (1, 2), (3, 4) turned, and their mean.
+TEST(Reduction, ByHand) {
+  const HostTensor x = F64({2, 2}, {1, 2, 3, 4});
+  EXPECT_THAT(Compute("transpose", {x}, {2, 2}, {.rule = "sb->bs"}),
+              ElementsAre(1, 3, 2, 4));
+  EXPECT_THAT(Compute("reduce_mean", {x}, {2}, {.rule = "sb->s"}),
+              ElementsAre(1.5, 3.5));
+  EXPECT_THAT(Compute("reduce_max", {x}, {2}, {.rule = "s!b->b"}),
+              ElementsAre(3, 4));
 }
 
 TEST(Dropout, KeepsItsShareAndScalesIt) {
