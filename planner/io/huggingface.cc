@@ -68,6 +68,16 @@ std::span<const ModelFamily> ModelFamilies() {
                   /*images=*/true},
       ModelFamily{"cnn", "a list of layers (docs/models.md), on images",
                   BuildCnn, /*images=*/true},
+      ModelFamily{"rnn_lm", "a recurrent language model (docs/models.md)",
+                  BuildRnnLm, /*images=*/false, /*encoder_decoder=*/false,
+                  /*unrolled=*/true},
+      ModelFamily{"rnn_classifier", "a recurrent network with a label a text",
+                  BuildRnnClassifier, /*images=*/false,
+                  /*encoder_decoder=*/false, /*unrolled=*/true},
+      ModelFamily{"rnn_translator",
+                  "a recurrent encoder and decoder with attention",
+                  BuildRnnTranslator, /*images=*/false,
+                  /*encoder_decoder=*/true, /*unrolled=*/true},
   };
   return kFamilies;
 }
