@@ -133,6 +133,9 @@ TEST(Rnn, TellsWhatIsWrong) {
               HasSubstr("cell: is 'elman': expected lstm or gru"));
   EXPECT_THAT(error("source_len", Number(257)),
               HasSubstr("source_len: 257 steps: expected at most 256"));
+  EXPECT_THAT(error("steps", Number(9)),
+              HasSubstr("steps: is 9: expected the sequence length, 8, where "
+                        "that is given too"));
   EXPECT_THAT(error("num_attention_heads", Number(5)),
               HasSubstr("num_attention_heads: is 5: expected a divisor of "
                         "hidden_size 64"));
