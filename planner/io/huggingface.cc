@@ -68,6 +68,16 @@ std::span<const ModelFamily> ModelFamilies() {
                   /*images=*/true},
       ModelFamily{"cnn", "a list of layers (docs/models.md), on images",
                   BuildCnn, /*images=*/true},
+      ModelFamily{"rnn_lm", "a recurrent language model (docs/models.md)",
+                  BuildRnnLm, /*images=*/false, /*encoder_decoder=*/false,
+                  /*unrolled=*/true},
+      ModelFamily{"rnn_classifier", "a recurrent network with a label a text",
+                  BuildRnnClassifier, /*images=*/false,
+                  /*encoder_decoder=*/false, /*unrolled=*/true},
+      ModelFamily{"rnn_translator",
+                  "a recurrent encoder and decoder with attention",
+                  BuildRnnTranslator, /*images=*/false,
+                  /*encoder_decoder=*/true, /*unrolled=*/true},
   };
   return kFamilies;
 }
@@ -119,9 +129,16 @@ Result<Graph> ImportHuggingFace(const std::string& path,
     return InvalidInput(family.error().message, file + ": model_type");
   }
   ImportOptions known = options;
-  if (options.seq_len < 1 && (*family)->unrolled && config.Has("steps")) {
-    known.seq_len = config.Size("steps");
+  if ((*family)->unrolled && config.Has("steps")) {
+    const int64_t steps = config.Size("steps");
     TESSERA_RETURN_IF_ERROR(config.Check());
+    if (known.seq_len < 1) known.seq_len = steps;
+    if (options.overrides.contains("steps") && known.seq_len != steps) {
+      return InvalidInput(
+          "is " + std::to_string(steps) + ": expected the sequence length, " +
+              std::to_string(known.seq_len) + ", where that is given too",
+          file + ": steps");
+    }
   }
   if (known.seq_len < 1 && !(*family)->images) {
     return InvalidInput("the model needs a sequence length of at least 1",

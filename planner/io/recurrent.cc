@@ -59,9 +59,8 @@ Steps Recurrent::Lookup(const std::string& name, TensorId ids, TensorId table) {
   const int64_t places = builder_.shape(ids)[1];
   std::string rule = "bd!h->bh";
   for (int64_t i = 1; i < places; ++i) rule += ",bh";
-  Steps steps =
-      builder_.Add("unstack", name + ".steps", {rows}, rule,
-                   {{"steps", static_cast<double>(places)}});
+  Steps steps = builder_.Add("unstack", name + ".steps", {rows}, rule,
+                             {{"steps", static_cast<double>(places)}});
   for (size_t i = 0; i < steps.size(); ++i) {
     steps[i] = Dropout(name + ".dropout." + std::to_string(i), steps[i]);
   }
@@ -111,8 +110,8 @@ Steps Recurrent::Layer(const std::string& name, const std::string& suffix,
                                          {}, /*weight_decay=*/false);
       }
     }
-    TensorId input = builder_.Add1("linear", prefix + ".ih",
-                                   {x[i], of_x, bias}, "bi,gji+gj->bgj");
+    TensorId input = builder_.Add1("linear", prefix + ".ih", {x[i], of_x, bias},
+                                   "bi,gji+gj->bgj");
     TensorId recurrent;
     if (state.hidden.valid()) {
       recurrent = builder_.Add1("linear", prefix + ".hh", {state.hidden, of_h},
@@ -157,8 +156,8 @@ TensorId Recurrent::Stack(std::string name, const Steps& steps) {
 
 TensorId Recurrent::Linear(const std::string& name, TensorId x, int64_t outputs,
                            int64_t inputs, bool bias) {
-  std::vector<TensorId> operands = {x,
-                                    Matrix(name + ".weight", {outputs, inputs})};
+  std::vector<TensorId> operands = {
+      x, Matrix(name + ".weight", {outputs, inputs})};
   if (bias) {
     operands.push_back(builder_.Weight(name + ".bias", {outputs}, {},
                                        /*weight_decay=*/false));
@@ -167,29 +166,32 @@ TensorId Recurrent::Linear(const std::string& name, TensorId x, int64_t outputs,
                        bias ? "bsi,vi+v->bsv" : "bsi,vi->bsv");
 }
 
-TensorId Recurrent::Attend(const std::string& name, TensorId x, TensorId memory,
-                           TensorId positions, TensorId memory_positions) {
+TensorId Recurrent::Attend(const std::string& name, int64_t heads, TensorId x,
+                           TensorId memory, TensorId positions,
+                           TensorId memory_positions) {
   const int64_t h = sizes_.hidden;
+  const int64_t d = h / heads;
   const auto project = [&](const char* part, TensorId from, Shape shape,
                            const char* rule) {
     const std::string whole = name + "." + part;
-    return builder_.Add1(
-        "linear", whole, {from, Matrix(whole + ".weight", std::move(shape))},
-        rule);
+    return builder_.Add1("linear", whole,
+                         {from, Matrix(whole + ".weight", std::move(shape))},
+                         rule);
   };
-  const TensorId q = project("q", x, {1, 1, h, h}, "bsi,grdi->bsgrd");
-  const TensorId k = project("k", memory, {1, h, h}, "bsi,gdi->bsgd");
-  const TensorId v = project("v", memory, {1, h, h}, "bsi,gei->bsge");
-  const TensorId seen = builder_.Add1(
-      "attention_bidirectional", name,
-      {q, k, v, positions, memory_positions}, "",
-      {{"causal", 0},
-       {"scale", 1 / std::sqrt(static_cast<double>(h))},
-       {"window", 0}});
-  const TensorId of_memory = project("out", seen, {h, 1, 1, h}, "bsgre,ogre->bso");
+  const TensorId q = project("q", x, {heads, 1, d, h}, "bsi,grdi->bsgrd");
+  const TensorId k = project("k", memory, {heads, d, h}, "bsi,gdi->bsgd");
+  const TensorId v = project("v", memory, {heads, d, h}, "bsi,gei->bsge");
+  const TensorId seen =
+      builder_.Add1("attention_bidirectional", name,
+                    {q, k, v, positions, memory_positions}, "",
+                    {{"causal", 0},
+                     {"scale", 1 / std::sqrt(static_cast<double>(d))},
+                     {"window", 0}});
+  const TensorId of_memory =
+      project("out", seen, {h, heads, 1, d}, "bsgre,ogre->bso");
   const TensorId of_x = Linear(name + ".hidden", x, h, h, /*bias=*/false);
-  const TensorId sum = builder_.Add1("add", name + ".add", {of_memory, of_x},
-                                     "bsh,bsh->bsh");
+  const TensorId sum =
+      builder_.Add1("add", name + ".add", {of_memory, of_x}, "bsh,bsh->bsh");
   return builder_.Add1("tanh", name + ".tanh", {sum}, "bsh->bsh");
 }
 

@@ -69,10 +69,11 @@ class Recurrent {
   TensorId Linear(const std::string& name, TensorId x, int64_t outputs,
                   int64_t inputs, bool bias);
   // tanh(WX x + WC c), where c is what each place of x sees of `memory`: scaled
-  // dot-product attention of one head with projections of queries, keys and
-  // values. Keys at negative positions are not seen.
-  TensorId Attend(const std::string& name, TensorId x, TensorId memory,
-                  TensorId positions, TensorId memory_positions);
+  // dot-product attention with projections of queries, keys and values. Keys at
+  // negative positions are not seen. REQUIRES: `heads` divides the hidden size.
+  TensorId Attend(const std::string& name, int64_t heads, TensorId x,
+                  TensorId memory, TensorId positions,
+                  TensorId memory_positions);
   // The mean cross-entropy over the labels that are not negative.
   Result<Graph> Finish(TensorId logits, TensorId labels);
 

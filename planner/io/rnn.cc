@@ -26,9 +26,9 @@ Result<Graph> BuildRnnLm(ModelConfig& config, const ImportOptions& options) {
   Recurrent model(config, options, sizes);
   const TensorId tokens = model.Input("tokens", options.seq_len);
   const TensorId labels = model.Input("labels", options.seq_len);
-  Steps x = model.Lookup(
-      "embed", tokens,
-      model.Matrix("embed.weight", {vocabulary, sizes.embedding}));
+  Steps x =
+      model.Lookup("embed", tokens,
+                   model.Matrix("embed.weight", {vocabulary, sizes.embedding}));
   std::vector<Recurrent::State> states;
   x = model.Layers("rnn", x, sizes.embedding, states, /*continues=*/false);
   model.BeginBlock("head");
@@ -47,9 +47,9 @@ Result<Graph> BuildRnnClassifier(ModelConfig& config,
   Recurrent model(config, options, sizes);
   const TensorId tokens = model.Input("tokens", options.seq_len);
   const TensorId label = model.Input("next_token", 1);
-  Steps x = model.Lookup(
-      "embed", tokens,
-      model.Matrix("embed.weight", {vocabulary, sizes.embedding}));
+  Steps x =
+      model.Lookup("embed", tokens,
+                   model.Matrix("embed.weight", {vocabulary, sizes.embedding}));
   std::vector<Recurrent::State> states;
   x = model.Layers("rnn", x, sizes.embedding, states, /*continues=*/false);
   model.BeginBlock("head");
@@ -66,6 +66,13 @@ Result<Graph> BuildRnnTranslator(ModelConfig& config,
   const int64_t source_len = config.Size("source_len", options.seq_len);
   CheckPlaces(config, "steps", options.seq_len);
   CheckPlaces(config, "source_len", source_len);
+  const int64_t heads = config.Size("num_attention_heads", 1);
+  if (sizes.hidden % heads != 0) {
+    config.Wrong("num_attention_heads",
+                 "is " + std::to_string(heads) +
+                     ": expected a divisor of hidden_size " +
+                     std::to_string(sizes.hidden));
+  }
   TESSERA_RETURN_IF_ERROR(config.Check());
   Recurrent model(config, options, sizes);
   const TensorId source = model.Input("source", source_len);
@@ -90,8 +97,8 @@ Result<Graph> BuildRnnTranslator(ModelConfig& config,
                    states, /*continues=*/false);
   model.BeginBlock("attention");
   const TensorId x =
-      model.Attend("attention", model.Stack("decoder.steps", decoded), memory,
-                   positions, places);
+      model.Attend("attention", heads, model.Stack("decoder.steps", decoded),
+                   memory, positions, places);
   model.BeginBlock("head");
   const TensorId logits =
       model.Linear("head", x, vocabulary, sizes.hidden, /*bias=*/true);

@@ -24,8 +24,7 @@ namespace {
 bool AreGatesOf(const IndexRule& rule, const Indices& gates,
                 const Indices& state) {
   return gates.size() == 3 && !rule.factors[gates[1]].splittable &&
-         gates[1] == rule.FactorOf('g') &&
-         state == Indices{gates[0], gates[2]};
+         gates[1] == rule.FactorOf('g') && state == Indices{gates[0], gates[2]};
 }
 
 bool IsLstm(const IndexRule& rule) {
@@ -33,9 +32,9 @@ bool IsLstm(const IndexRule& rule) {
       rule.results.empty() || rule.results.size() > 2) {
     return false;
   }
-  for (const auto& states : {std::vector(rule.operands.begin() + 1,
-                                         rule.operands.end()),
-                             rule.results}) {
+  for (const auto& states :
+       {std::vector(rule.operands.begin() + 1, rule.operands.end()),
+        rule.results}) {
     for (const Indices& state : states) {
       if (!AreGatesOf(rule, rule.operands[0], state)) return false;
     }

@@ -32,8 +32,8 @@ bool IsUnstack(const IndexRule& rule) {
 }
 
 std::string StepsProblem(const OpCall& call) {
-  const bool stacks = call.rule->results.size() == 1 &&
-                      call.rule->results[0].size() == 3;
+  const bool stacks =
+      call.rule->results.size() == 1 && call.rule->results[0].size() == 3;
   const size_t steps =
       stacks ? call.rule->operands.size() : call.rule->results.size();
   if (call.Extent('d') == static_cast<int64_t>(steps)) return "";

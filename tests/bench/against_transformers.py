@@ -132,7 +132,7 @@ class Rnn(torch.nn.Module):
 
     def add(self, name):
         value = self.weights[name]
-        if value.dim() > 2:  # one projection of a single head
+        if value.dim() > 2:  # a projection to heads, or from them
             value = value.reshape(self.hidden, self.hidden)
         self.loaded.add(name)
         self.dense[name] = torch.nn.Parameter(value.clone())
@@ -176,8 +176,11 @@ class Rnn(torch.nn.Module):
                 lookup("embed.source.weight", input_ids))
             tokens = torch.nn.functional.pad(labels[:, :-1], (1, 0))
             x, _ = self.decoder(lookup("embed.target.weight", tokens), state)
-            scores = linear("q", x) @ linear("k", memory).transpose(1, 2)
-            seen = (scores / self.hidden**0.5).softmax(-1) @ linear("v", memory)
+            heads = self.config.get("num_attention_heads", 1)
+            q, k, v = (linear(name, of).unflatten(-1, (heads, -1)).transpose(1, 2)
+                       for name, of in (("q", x), ("k", memory), ("v", memory)))
+            seen = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            seen = seen.transpose(1, 2).flatten(-2)
             x = torch.tanh(linear("out", seen) + linear("hidden", x))
         else:
             x, _ = self.rnn(lookup("embed.weight", input_ids))

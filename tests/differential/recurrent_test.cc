@@ -58,7 +58,8 @@ TEST(RecurrentEqualsSerial, ClassifierOfGrus) {
 
 TEST(RecurrentEqualsSerial, Translator) {
   ExpectEqualsSerial(
-      ImportTiny(TinyRnn("rnn_translator", "lstm", R"(, "source_len": 7)"),
+      ImportTiny(TinyRnn("rnn_translator", "lstm",
+                         R"(, "source_len": 7, "num_attention_heads": 4)"),
                  kBatch, kSteps),
       {"dp=4,mbs=2", "dp=2,mbs=4,zero=3", "tp=4,mbs=8", "dp=2,tp=2,zero=2",
        "pp=4,mbs=2", "pp=2,tp=2,mbs=4", "pp=2,vp=2,mbs=4,schedule=interleaved",

@@ -240,6 +240,10 @@ bool SplitsAttention(const GraphIndex& index, const Plan& plan,
 bool BidirectionalAttention(const GraphIndex& index, const Plan& plan) {
   return Splits(index, plan, "attention_bidirectional", "bsgr");
 }
+bool RecurrentFeatures(const GraphIndex& index, const Plan& plan) {
+  return Splits(index, plan, "lstm_gates", "j") ||
+         Splits(index, plan, "gru_gates", "j");
+}
 bool RelativeBiases(const GraphIndex& index, const Plan& plan) {
   return Splits(index, plan, "attention_relative", "bsgr");
 }
@@ -447,6 +451,7 @@ constexpr std::array kRows = {
     PlacementRow{"convolution by output channels", ConvolutionByOutputs},
     PlacementRow{"convolution by input channels", ConvolutionByInputs},
     PlacementRow{"batch norm over split samples", SplitBatchNorm},
+    PlacementRow{"features of recurrent cells", RecurrentFeatures},
     PlacementRow{"operators on their own", OperatorsAlone},
     PlacementRow{"ragged shards", Ragged},
     PlacementRow{"degrees of 3, 5, 6 or 7", OddDegrees},
@@ -490,6 +495,12 @@ constexpr std::array kOfTokens = {"attention heads",
 constexpr std::array kOfImages = {"convolution by output channels",
                                   "convolution by input channels",
                                   "batch norm over split samples"};
+
+// What recurrent models lack besides.
+constexpr std::array kOfRecurrent = {"features of recurrent cells"};
+constexpr std::array kNotOfRecurrent = {"attention with learned biases",
+                                        "context parallel, zigzag order",
+                                        "expert parallel"};
 
 struct ExcludedPair {
   std::string_view a;
@@ -540,8 +551,12 @@ bool IsLegalPair(size_t a, size_t b) {
   for (const auto& family : kFamilies) {
     if (a != b && Has(family, first) && Has(family, second)) return false;
   }
-  if ((Has(kOfTokens, first) && Has(kOfImages, second)) ||
-      (Has(kOfImages, first) && Has(kOfTokens, second))) {
+  const auto apart = [&](const auto& some, const auto& others) {
+    return (Has(some, first) && Has(others, second)) ||
+           (Has(others, first) && Has(some, second));
+  };
+  if (apart(kOfTokens, kOfImages) || apart(kOfRecurrent, kOfImages) ||
+      apart(kOfRecurrent, kNotOfRecurrent)) {
     return false;
   }
   return std::none_of(kExcluded.begin(), kExcluded.end(),

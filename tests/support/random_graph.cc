@@ -316,9 +316,8 @@ Graph MakeRecurrent(const GraphSpec& spec, DType dtype) {
   Recurrent model(ModelConfig("random/config.json", {}), options, sizes);
   const bool translates = spec.recurrent == 4;
   const TensorId tokens = model.Input("tokens", length);
-  const TensorId labels = spec.recurrent == 3
-                              ? model.Input("next_token", 1)
-                              : model.Input("labels", length);
+  const TensorId labels = spec.recurrent == 3 ? model.Input("next_token", 1)
+                                              : model.Input("labels", length);
   const auto table = [&](const std::string& name) {
     return model.Matrix(name, {spec.vocabulary, spec.inner});
   };
@@ -338,10 +337,10 @@ Graph MakeRecurrent(const GraphSpec& spec, DType dtype) {
       model.Layers("rnn", model.Lookup("embed", tokens, table("embed.weight")),
                    spec.inner, states, /*continues=*/false);
   model.BeginBlock("head");
-  TensorId x = model.Stack(
-      "head.steps", spec.recurrent == 3 ? Steps{steps.back()} : steps);
+  TensorId x = model.Stack("head.steps",
+                           spec.recurrent == 3 ? Steps{steps.back()} : steps);
   if (translates) {
-    x = model.Attend("attention", x, memory,
+    x = model.Attend("attention", spec.hidden % 3 == 0 ? 3 : 1, x, memory,
                      model.Input("positions", length), places);
   }
   auto forward = model.Finish(

@@ -1,6 +1,6 @@
 #pragma once
-// Small models of odd sizes, transformers, convolutional and recurrent networks,
-// for tests that draw models at random.
+// Small models of odd sizes, transformers, convolutional and recurrent
+// networks, for tests that draw models at random.
 
 #include <cstdint>
 

@@ -11,21 +11,18 @@ namespace {
 template <typename F>
 void ForEachRowBlock(const KernelCall& call, int64_t rows, int64_t features,
                      F f) {
-  ForEachRange(call, rows, RowGrain(features),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t row = begin; row < end; ++row) {
-                   ForEachBlock(features, [&](int64_t first, int64_t count) {
-                     f(row, first, count);
-                   });
-                 }
-               });
+  ForEachRange(call, rows, RowGrain(features), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      ForEachBlock(features,
+                   [&](int64_t first, int64_t count) { f(row, first, count); });
+    }
+  });
 }
 
 // Gate `gate` of a row, from feature `first` on.
 template <typename T>
 T* GateAt(const LocalTensor& gates, int64_t row, int64_t gate, int64_t first) {
-  return gates.as<T>() +
-         (row * gates.shape[1] + gate) * gates.shape[2] + first;
+  return gates.as<T>() + (row * gates.shape[1] + gate) * gates.shape[2] + first;
 }
 
 template <typename T>
@@ -52,7 +49,8 @@ const LocalTensor* At(std::span<const LocalTensor> tensors, size_t i) {
   return i < tensors.size() ? &tensors[i] : nullptr;
 }
 
-// ---- LSTM ---------------------------------------------------------------------
+// ---- LSTM
+// ---------------------------------------------------------------------
 
 template <typename T>
 struct LstmCell {
@@ -74,17 +72,17 @@ void LstmGates(const KernelCall& call) {
   const LocalTensor& gates = call.operands[0];
   const LocalTensor* const before = At(call.operands, 1);
   const LocalTensor* const cell = At(call.results, 1);
-  ForEachRowBlock(
-      call, gates.shape[0], gates.shape[2],
-      [&](int64_t row, int64_t first, int64_t count) {
-        const LstmCell<T> at(gates, LoadState<T>(before, row, first, count),
-                             row, first, count);
-        StoreState<T>(at.output * at.cell.tanh(), call.results[0], row, first,
-                      count);
-        if (cell != nullptr) {
-          StoreState<T>(at.cell, *cell, row, first, count);
-        }
-      });
+  ForEachRowBlock(call, gates.shape[0], gates.shape[2],
+                  [&](int64_t row, int64_t first, int64_t count) {
+                    const LstmCell<T> at(
+                        gates, LoadState<T>(before, row, first, count), row,
+                        first, count);
+                    StoreState<T>(at.output * at.cell.tanh(), call.results[0],
+                                  row, first, count);
+                    if (cell != nullptr) {
+                      StoreState<T>(at.cell, *cell, row, first, count);
+                    }
+                  });
 }
 
 // dh', dc', gates, c -> dgates, dc; without dc' or c where there is none.
@@ -101,8 +99,7 @@ void LstmGatesDx(const KernelCall& call) {
         const Block<T> c = LoadState<T>(before, row, first, count);
         const LstmCell<T> at(gates, c, row, first, count);
         const Block<T> bent = at.cell.tanh();
-        const Block<T> dh =
-            LoadState<T>(&call.operands[0], row, first, count);
+        const Block<T> dh = LoadState<T>(&call.operands[0], row, first, count);
         const Block<T> dc = LoadState<T>(dcell, row, first, count) +
                             dh * at.output * (T{1} - bent * bent);
         const Block<T> of_gates[] = {
@@ -120,7 +117,8 @@ void LstmGatesDx(const KernelCall& call) {
       });
 }
 
-// ---- GRU ----------------------------------------------------------------------
+// ---- GRU
+// ----------------------------------------------------------------------
 
 // What a call reads: gates of x, bias, gates of h, h, the last two perhaps not.
 struct GruOperands {
@@ -159,13 +157,13 @@ struct GruCell {
 template <typename T>
 void GruGates(const KernelCall& call) {
   const GruOperands in(call.operands);
-  ForEachRowBlock(
-      call, in.of_x.shape[0], in.of_x.shape[2],
-      [&](int64_t row, int64_t first, int64_t count) {
-        const GruCell<T> at(in, row, first, count);
-        StoreState<T>(at.candidate + at.update * (at.before - at.candidate),
-                      call.results[0], row, first, count);
-      });
+  ForEachRowBlock(call, in.of_x.shape[0], in.of_x.shape[2],
+                  [&](int64_t row, int64_t first, int64_t count) {
+                    const GruCell<T> at(in, row, first, count);
+                    StoreState<T>(
+                        at.candidate + at.update * (at.before - at.candidate),
+                        call.results[0], row, first, count);
+                  });
 }
 
 // The gradient of the candidate before its nonlinearity.
@@ -215,9 +213,8 @@ void GruGatesDb(const KernelCall& call) {
     if (call.accumulate) sum = Load<T>(db + first, count);
     for (int64_t row = 0; row < rows; ++row) {
       const GruCell<T> at(in, row, first, count);
-      sum += at.reset *
-             GruDCandidate<T>(
-                 at, LoadState<T>(&call.operands[0], row, first, count));
+      sum += at.reset * GruDCandidate<T>(at, LoadState<T>(&call.operands[0],
+                                                          row, first, count));
     }
     Store<T>(sum, count, db + first);
   });

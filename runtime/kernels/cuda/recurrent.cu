@@ -72,7 +72,8 @@ __device__ void ForEachFeature(int64_t n, int64_t features, F f) {
   }
 }
 
-// ---- LSTM ---------------------------------------------------------------------
+// ---- LSTM
+// ---------------------------------------------------------------------
 
 struct LstmCell {
   float input, forget, candidate, output, cell;
@@ -137,13 +138,13 @@ void LstmGatesDx(const KernelCall& call) {
     Launch(LstmBackward<T>, BlocksFor(*call.queue, n), kThreads, 0, *call.queue,
            Elements<T>(call.operands[0]),
            place == 2 ? Elements<T>(call.operands[1]) : Elements<T>(),
-           Gates<T>(call.operands[place]),
-           StateAt<T>(call.operands, place + 1), Gates<T>(call.results[0]),
-           StateAt<T>(call.results, 1), n);
+           Gates<T>(call.operands[place]), StateAt<T>(call.operands, place + 1),
+           Gates<T>(call.results[0]), StateAt<T>(call.results, 1), n);
   });
 }
 
-// ---- GRU ----------------------------------------------------------------------
+// ---- GRU
+// ----------------------------------------------------------------------
 
 template <typename T>
 struct GruOperands {

@@ -45,9 +45,8 @@ void Copy(const KernelCall& call, const LocalTensor& whole,
   ByType(tensors, [&]<typename T>() {
     for (size_t first = 0; first < parts.size(); first += kMostCopied) {
       Steps<T> steps;
-      for (const LocalTensor& part :
-           parts.subspan(first, std::min<size_t>(kMostCopied,
-                                                 parts.size() - first))) {
+      for (const LocalTensor& part : parts.subspan(
+               first, std::min<size_t>(kMostCopied, parts.size() - first))) {
         steps.of[steps.count++] = Elements<T>(part);
       }
       const int64_t elements = whole.shape[0] * steps.count * width;

@@ -4,10 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 
-#include "planner/io/huggingface.h"
 #include "planner/io/importer.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
@@ -57,9 +54,9 @@ TEST(Rnn, FlopsOfALanguageModel) {
   const Graph graph = Import("zoo:rnnlm", 3, 0).value();
   EXPECT_EQ(graph.seq_len, 40);  // the config's steps
   const double h = 2048;
-  EXPECT_DOUBLE_EQ(ModelFlops(graph).value,
-                   6 * 3 * (40 * (2 * 4 * h * h + 10000 * h) +
-                            39 * 2 * 4 * h * h));
+  EXPECT_DOUBLE_EQ(
+      ModelFlops(graph).value,
+      6 * 3 * (40 * (2 * 4 * h * h + 10000 * h) + 39 * 2 * 4 * h * h));
 }
 
 TEST(Rnn, LengthLayersAndSizeAreSet) {
@@ -79,12 +76,11 @@ TEST(Rnn, LengthLayersAndSizeAreSet) {
 }
 
 TEST(Rnn, StepsShareTheirWeights) {
-  const Graph graph =
-      Differentiate(Import("zoo:rnnlm", 2, 12).value()).value();
+  const Graph graph = Differentiate(Import("zoo:rnnlm", 2, 12).value()).value();
   for (const Tensor& tensor : graph.tensors) {
     if (tensor.kind != TensorKind::kWeight) continue;
-    const auto uses = std::ranges::count_if(
-        graph.gradients, [&](const GradientTerm& term) {
+    const auto uses =
+        std::ranges::count_if(graph.gradients, [&](const GradientTerm& term) {
           return graph.tensor(term.weight).name == tensor.name;
         });
     const bool of_input = tensor.name.starts_with("rnn.weight_ih") ||
@@ -97,8 +93,7 @@ TEST(Rnn, StepsShareTheirWeights) {
 // Blocks of ten steps but for the last; the first step of a layer has no state,
 // the last hands its cell to none.
 TEST(Rnn, StepsInTheMiddleAreAlike) {
-  const Graph graph =
-      Differentiate(Import("zoo:rnntc", 2, 40).value()).value();
+  const Graph graph = Differentiate(Import("zoo:rnntc", 2, 40).value()).value();
   const std::vector<int> classes = BlockClasses(graph);
   ASSERT_EQ(classes.size(), 1u + 4 * 4 + 1);
   for (size_t layer = 0; layer < 4; ++layer) {
@@ -128,8 +123,7 @@ TEST(Rnn, LayersAreStages) {
 
 TEST(Rnn, TellsWhatIsWrong) {
   const auto error = [](const std::string& key, JsonValue value) {
-    const auto graph =
-        Import("zoo:nmt-tiny", 2, 8, {{key, std::move(value)}});
+    const auto graph = Import("zoo:nmt-tiny", 2, 8, {{key, std::move(value)}});
     return graph ? "" : graph.error().ToString();
   };
   JsonValue elman;
@@ -139,7 +133,12 @@ TEST(Rnn, TellsWhatIsWrong) {
               HasSubstr("cell: is 'elman': expected lstm or gru"));
   EXPECT_THAT(error("source_len", Number(257)),
               HasSubstr("source_len: 257 steps: expected at most 256"));
-  EXPECT_THAT(error("hidden_size", Number(0.5)), HasSubstr("hidden_size"));
+  EXPECT_THAT(error("steps", Number(9)),
+              HasSubstr("steps: is 9: expected the sequence length, 8, where "
+                        "that is given too"));
+  EXPECT_THAT(error("num_attention_heads", Number(5)),
+              HasSubstr("num_attention_heads: is 5: expected a divisor of "
+                        "hidden_size 64"));
 }
 
 }  // namespace
