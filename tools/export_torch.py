@@ -360,19 +360,38 @@ class Graph:
 LAYERS = ("linear", "linear_fp32", "conv2d", "expert_linear", "embedding")
 
 
+def shapes_of(module):
+    return [tuple(p.shape) for p in module.parameters()]
+
+
+def members(module):
+    """Those of a list of modules of one kind, by name; or none."""
+    numbered = {name: child for name, child in module.named_children()
+                if name.isdigit()}
+    kinds = [type(child) for child in numbered.values()]
+    alike = len(set(kinds)) < len(kinds) or isinstance(module, nn.ModuleList)
+    return numbered if alike else {}
+
+
+def repeats(module):
+    """Whether some of a list's members are equal."""
+    shapes = [shapes_of(child) for child in members(module).values()]
+    return any(s and s in shapes[:i] for i, s in enumerate(shapes))
+
+
 def block_prefixes(module):
-    """Paths of the members of each outermost list of modules alike."""
+    """Paths of the members of each outermost list of modules alike, but for
+    those of a list of stages, whose members have equal layers and differ."""
     prefixes = []
 
     def visit(path, parent):
-        children = [(name, child) for name, child in parent.named_children()]
-        numbered = [child for name, child in children if name.isdigit()]
-        kinds = [type(child) for child in numbered]
-        alike = numbered and (len(set(kinds)) < len(kinds) or
-                              isinstance(parent, nn.ModuleList))
-        for name, child in children:
+        of_list = members(parent)
+        stages = not repeats(parent) and any(
+            repeats(part) for child in of_list.values()
+            for part in child.modules())
+        for name, child in parent.named_children():
             below = f"{path}.{name}" if path else name
-            if alike and name.isdigit():
+            if name in of_list and not stages:
                 prefixes.append(below)
             else:
                 visit(below, child)
@@ -2208,7 +2227,7 @@ def hugging_face(args):
         make = lambda: kind(config)
     module = make()
     if module.main_input_name == "pixel_values":
-        size = pair(config.image_size)
+        size = pair(args.image_size or getattr(config, "image_size", 224))
         return module, {"pixel_values": torch.zeros(
             TRACED_BATCH, config.num_channels, *size)}
     inputs = {"input_ids": tokens_of(args)}
@@ -2312,6 +2331,18 @@ def export(args):
     return walk.graph.json(output.tensor, blocks), walk, module
 
 
+def text_of(graph):
+    """JSON with a line for each tensor and each node."""
+    fields = []
+    for key, value in graph.items():
+        text = json.dumps(value)
+        if value and isinstance(value, list) and isinstance(value[0], dict):
+            rows = ",\n".join("  " + json.dumps(row) for row in value)
+            text = f"[\n{rows}]"
+        fields.append(f' "{key}": {text}')
+    return "{\n" + ",\n".join(fields) + "}\n"
+
+
 # ---- Weights -------------------------------------------------------------------
 
 def weights_of(graph, walk, module):
@@ -2364,7 +2395,7 @@ def parser():
     made.add_argument("--source-len", type=int, default=0,
                       help="of its encoder, where it is another")
     made.add_argument("--image-size", type=int, default=0,
-                      help="of a torchvision model")
+                      help="of a model whose config does not say")
     made.add_argument("--dtype", default="fp32",
                       choices=["fp64", "fp32", "bf16", "fp16"])
     made.add_argument("--expert-capacity-factor", type=float, default=0,
@@ -2400,7 +2431,7 @@ def main():
     if unused:
         print(f"{args.model}: the loss does not depend on {', '.join(unused)}",
               file=sys.stderr)
-    pathlib.Path(args.out).write_text(json.dumps(graph, indent=1) + "\n")
+    pathlib.Path(args.out).write_text(text_of(graph))
     if args.weights:
         write_safetensors(args.weights, weights_of(graph, walk, module))
     count = sum(math.prod(t["shape"]) for t in graph["tensors"]

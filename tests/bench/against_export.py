@@ -70,8 +70,7 @@ MODELS = {
             "id2label": {str(i): str(i) for i in range(10)}},
     "resnet18": 32,
     "resnet50": 32,
-    "vgg11_bn": 32,
-    "mobilenet_v2": 32,
+    "resnext50_32x4d": 32,
 }
 
 
@@ -101,6 +100,18 @@ def batches(args, kind, config, module, work):
     return TEXT, batch
 
 
+@torch.no_grad()
+def tensors_with(module, recipe, values):
+    """Tessera's weights as if the parameters had other values."""
+    weights = {p: p.clone() for p in module.parameters()}
+    for p in weights:
+        p.copy_(values[p])
+    tensors = {name: t.clone() for name, t in recipe().items()}
+    for p, weight in weights.items():
+        p.copy_(weight)
+    return tensors
+
+
 def train(module, batch, steps, recipe):
     """The losses, and Tessera's tensors of the first step's momenta."""
     decays = [p for p in module.parameters() if p.dim() > 1]
@@ -119,14 +130,14 @@ def train(module, batch, steps, recipe):
         optimizer.step()
         losses.append(loss.item())
         if step == 0:
-            with torch.no_grad():
-                weights = {p: p.clone() for p in module.parameters()}
-                for p in module.parameters():
-                    p.copy_(optimizer.state[p].get("exp_avg", p.grad)
-                            if p in optimizer.state else 0)
-                momenta = {n: t.clone() for n, t in recipe().items()}
-                for p, weight in weights.items():
-                    p.copy_(weight)
+            # What a view adds to a weight it does not add to a gradient.
+            large = 1e6  # beside it
+            state = {p: optimizer.state[p].get("exp_avg", 0 * p) * large
+                     for p in module.parameters()}
+            moved = tensors_with(module, recipe, state)
+            zero = tensors_with(module, recipe, {p: 0 * p for p in state})
+            momenta = {name: (moved[name] - zero[name]) / large
+                       for name in moved}
         optimizer.zero_grad()
     return losses, momenta
 
@@ -163,9 +174,10 @@ def compare(args, name, work):
              str(SEED), "--lr", "1e-3", "--json", *more],
             check=True, stdout=subprocess.PIPE, text=True).stdout)
 
+    # A batch norm is one of a microbatch.
     own = tessera(args.steps, "--nproc", "4", "--strategy",
-                  "dp=1,tp=2,pp=2" if images else "dp=2,tp=2,mbs=4")["losses"]
-    tessera(1, "--save", str(work / "saved"))
+                  f"dp=2,tp=2,mbs={BATCH // 2}")["losses"]
+    tessera(1, "--strategy", f"mbs={BATCH}", "--save", str(work / "saved"))
     saved = against_transformers.read_weights(work / "saved")
     other, momenta = train(module, batch, args.steps, recipe)
     gradients = {}
