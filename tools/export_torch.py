@@ -25,6 +25,7 @@ the exit status is then 2. A row of OPERATORS is an operator of PyTorch.
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import math
@@ -930,10 +931,12 @@ def dense(walk, node, x, weight, bias, transposed):
                                       [(0, 0)]):
         n, rows, suffix, parts = whole, (), None, {}
         if cut:
+            # A piece of one element is no dimension.
             parts = {a: walk.atoms.make(
                 f"{a.name}/{start}", stop - start if a is cut else a.extent,
-                a.letter) for a in whole}
-            n = flatten(parts.values())
+                a.letter) for a in whole if a is not cut or stop - start > 1}
+            parts.setdefault(cut, [])
+            n = flatten(parts[a] for a in whole)
             rows = tuple(slice(start, stop) if a is cut else slice(None)
                          for a in whole)
             suffix = str(i)
@@ -2051,7 +2054,8 @@ class Traced:
         self.parameters = {
             path: first[id(parameter)] for path, parameter in
             module.named_parameters(remove_duplicate=False)}
-        graph, placeholders = self.trace(inputs)
+        graph, placeholders = (self.make_fx(inputs) if args.fx else
+                               self.trace(inputs))
         self.inputs, self.values = [], {}
         for node, (kind, value) in placeholders.items():
             if kind == "input":
@@ -2119,22 +2123,16 @@ class Traced:
         state = {**dict(self.module.named_parameters(remove_duplicate=False)),
                  **dict(self.module.named_buffers(remove_duplicate=False))}
 
-        class Call(nn.Module):
-            def __init__(self, module):
-                super().__init__()
-                self.module = module
+        def call(given, *tensors):
+            by_name = {n: t for n, t in zip(names, tensors) if n}
+            by_place = [t for n, t in zip(names, tensors) if not n]
+            return torch.func.functional_call(self.module, given,
+                                              tuple(by_place), by_name)
 
-            def forward(self, given, *tensors):
-                by_name = {n: t for n, t in zip(names, tensors) if n}
-                by_place = [t for n, t in zip(names, tensors) if not n]
-                return torch.func.functional_call(
-                    self.module, given, tuple(by_place), by_name)
-
-        call = Call(self.module)
-        traced = make_fx(lambda given, *tensors: call(given, *tensors),
-                         tracing_mode="fake", pre_dispatch=True,
-                         record_module_stack=True,
-                         _allow_non_fake_inputs=True)(state, *tensors)
+        with module_stacks(self.module):
+            traced = make_fx(call, tracing_mode="fake", pre_dispatch=True,
+                             record_stack_traces=True,
+                             _allow_non_fake_inputs=True)(state, *tensors)
         nodes = [n for n in traced.graph.nodes if n.op == "placeholder"]
         placeholders = {}
         for node, (path, value) in zip(nodes, state.items()):
@@ -2154,6 +2152,32 @@ class Traced:
 
     def is_leaf(self, path):
         return path in self.leaves
+
+
+@contextlib.contextmanager
+def module_stacks(module):
+    """Nodes that are traced within know the module that they are in."""
+    from torch.fx import traceback
+    handles, stack = [], {}
+
+    def enter(path, part, *_):
+        stack[path] = (path, type(part))
+        traceback.current_meta["nn_module_stack"] = dict(stack)
+
+    def leave(path, *_):
+        del stack[path]
+        traceback.current_meta["nn_module_stack"] = dict(stack)
+
+    for path, part in module.named_modules():
+        handles += [
+            part.register_forward_pre_hook(functools.partial(enter, path)),
+            part.register_forward_hook(functools.partial(leave, path))]
+    try:
+        with traceback.preserve_node_meta():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 # ---- Models --------------------------------------------------------------------
@@ -2222,10 +2246,11 @@ def hugging_face(args):
             sys.exit(f"{args.model}: '{config.model_type}' is no language "
                      "model and no classifier of images; give "
                      "MODULE:FUNCTION")
-        make = lambda: auto.from_config(config)
+    if args.weights and (not path.exists() or any(path.glob("*.safetensors"))):
+        module = (kind or auto).from_pretrained(
+            args.model, config=config, dtype=torch.float32)
     else:
-        make = lambda: kind(config)
-    module = make()
+        module = kind(config) if kind else auto.from_config(config)
     if module.main_input_name == "pixel_values":
         size = pair(args.image_size or getattr(config, "image_size", 224))
         return module, {"pixel_values": torch.zeros(
@@ -2401,6 +2426,8 @@ def parser():
     made.add_argument("--expert-capacity-factor", type=float, default=0,
                       help="slots of an expert, as a share of those it needs "
                       "when all get as many tokens; 0: none is dropped")
+    made.add_argument("--fx", action="store_true",
+                      help="trace by torch.fx, not by torch.export")
     made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
                       help="another value of a key of the config")
     made.add_argument("--name", help="of the graph")

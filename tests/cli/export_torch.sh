@@ -18,8 +18,8 @@ for file in "$work"/again/*.json; do
   cmp "$file" "$root/tests/testdata/torch/$(basename "$file")"
 done
 
-# Two inputs that need no transformers: a mixed bag of layers, by
-# MODULE:FUNCTION, with its weights.
+# Modules of one's own: one with a fused projection and its own loss, with its
+# weights and traced in both ways; one that cannot be mapped.
 cat >"$work/own.py" <<'PY'
 import torch
 from torch import nn
@@ -59,7 +59,6 @@ class Odd(nn.Module):
     def __init__(self):
         super().__init__()
         self.table = nn.Embedding(256, 16)
-        self.lstm = nn.LSTM(16, 16, batch_first=True)
 
     def forward(self, tokens):
         x = torch.cumsum(self.table(tokens), 1)
@@ -77,6 +76,8 @@ PY
 cd "$work"
 "$python" "$root/tools/export_torch.py" own:make -o own.json \
   --weights own.safetensors >/dev/null 2>"$work/stderr"
+"$python" "$root/tools/export_torch.py" own:make -o fx.json --fx >/dev/null
+cmp own.json fx.json
 json 'j["blocks"] == ["embed", "layers.0", "layers.1", "layers.2", "head"]' \
   own.json >/dev/null
 "$tessera" run --model own.json --load own.safetensors "${text[@]}" --steps 2 \
