@@ -64,6 +64,11 @@ class Unmappable(Exception):
     """A node that has no counterpart; its text says why."""
 
 
+def refuse(problem):
+    print(problem, file=sys.stderr)
+    sys.exit(2)
+
+
 # ---- Values: what a node of PyTorch's graph computes ---------------------------
 
 @dataclasses.dataclass(frozen=True)
@@ -511,6 +516,11 @@ class Walk:
             except Unmappable as problem:
                 value = UNKNOWN
                 self.problems.append((node, str(problem)))
+            except (AttributeError, IndexError, KeyError, RuntimeError,
+                    TypeError, ValueError) as error:
+                value = UNKNOWN
+                self.problems.append(
+                    (node, f"with these arguments is not known ({error!r})"))
             self.values[node] = value
             target = getattr(node.target, "__name__", "").split(".")[0]
             if target.endswith("_") and not target.endswith("__"):
@@ -609,6 +619,12 @@ class Walk:
                                    stddev=self.stddev(0.02))
         return self.add("embedding", node, [ids, weight], "bs,vh->bsh",
                         suffix=suffix)[0]
+
+    def sequence_of(self, length):
+        found = [atom for atom in self.places if atom.extent == length]
+        if not found:
+            raise Unmappable(f"no input is a sequence of {length} places")
+        return found[0]
 
     def stddev(self, default):
         """How matrices start: as the config says, or by PyTorch's default."""
@@ -724,8 +740,6 @@ def elementwise(walk, node, *operands, **keywords):
         constant = next(v for v in operands if isinstance(v, torch.Tensor) and
                         number_of(v) is None)
         return times_constant(walk, node, name, x, constant)
-    if name == "clone":
-        return x
     given = [(v.samples if v.samples is not None else POINTS)
              if isinstance(v, Act) else number_of(v) for v in operands]
     samples = node.target(*(g.clone() if isinstance(g, torch.Tensor) else g
@@ -1021,16 +1035,6 @@ def constant_rows(walk, node, table, ids, h):
                     walk.extra(walk.places[s], [walk.batch, s]), None)
     return Act(y, [walk.batch, s] + h,
                [[] for _ in ids.shape[:-1]] + [[s], h])
-
-
-def sequence_of(self, length):
-    found = [atom for atom in self.places if atom.extent == length]
-    if not found:
-        raise Unmappable(f"no input is a sequence of {length} places")
-    return found[0]
-
-
-Walk.sequence_of = sequence_of
 
 
 def dropout(walk, node, x, probability, training=True):
@@ -2066,7 +2070,7 @@ class Traced:
             next(n for n in graph.nodes if n.op == "output").args)
         outputs = [n for n in outputs if isinstance(n, torch.fx.Node)]
         if args.output >= len(outputs):
-            sys.exit(f"{name}: has {len(outputs)} outputs, --output "
+            refuse(f"{name}: has {len(outputs)} outputs, --output "
                      f"{args.output} is none of them")
         self.output = outputs[args.output]
         needed = {self.output}
@@ -2218,19 +2222,22 @@ def on_cpu(module):
 
 def tokens_of(args):
     if not args.seq_len:
-        sys.exit(f"{args.model}: needs --seq-len N")
+        refuse(f"{args.model}: needs --seq-len N")
     return torch.zeros(TRACED_BATCH, args.seq_len, dtype=torch.long)
 
 
 def hugging_face(args):
     import transformers
     path = pathlib.Path(args.model)
-    config = transformers.AutoConfig.from_pretrained(path)
+    try:
+        config = transformers.AutoConfig.from_pretrained(args.model)
+    except (OSError, ValueError) as error:
+        refuse(f"{args.model}: no config: {str(error).splitlines()[0]}")
     for key, value in (setting.split("=", 1) for setting in args.set):
         with contextlib.suppress(json.JSONDecodeError):
             value = json.loads(value)
         if not hasattr(config, key):
-            sys.exit(f"{args.model}: has no key '{key}' (--set)")
+            refuse(f"{args.model}: has no key '{key}' (--set)")
         setattr(config, key, value)
     config.use_cache = False
     kinds = (config.architectures or [])[:1]
@@ -2243,7 +2250,7 @@ def hugging_face(args):
         auto = next((auto for auto in autos
                      if type(config) in auto._model_mapping.keys()), None)
         if auto is None:
-            sys.exit(f"{args.model}: '{config.model_type}' is no language "
+            refuse(f"{args.model}: '{config.model_type}' is no language "
                      "model and no classifier of images; give "
                      "MODULE:FUNCTION")
     if args.weights and (not path.exists() or any(path.glob("*.safetensors"))):
@@ -2280,10 +2287,14 @@ def torchvision_model(args):
 def own_model(args):
     module_name, function = args.model.split(":")
     sys.path.insert(0, os.getcwd())
-    made = getattr(importlib.import_module(module_name), function)()
+    try:
+        make = getattr(importlib.import_module(module_name), function)
+    except (AttributeError, ModuleNotFoundError) as error:
+        refuse(f"{args.model}: {error}")
+    made = make()
     if not (isinstance(made, tuple) and len(made) == 2 and
             isinstance(made[0], nn.Module)):
-        sys.exit(f"{args.model}: expected (module, inputs), found "
+        refuse(f"{args.model}: expected (module, inputs), found "
                  f"{type(made).__name__}")
     module, inputs = made
     if isinstance(inputs, torch.Tensor):
@@ -2305,7 +2316,7 @@ def named_inputs(traced, encoder_decoder):
         if known is None:
             known = "images" if tensor.is_floating_point() else "tokens"
         if known in taken:
-            sys.exit(f"{traced.name}: inputs '{name}' and another one are both "
+            refuse(f"{traced.name}: inputs '{name}' and another one are both "
                      f"'{known}'; call them by what they are: "
                      f"{', '.join(sorted(set(INPUTS.values())))}")
         taken.add(known)
@@ -2373,12 +2384,13 @@ def text_of(graph):
 def weights_of(graph, walk, module):
     """The module's parameters as Tessera's weights, by name."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
+    dtype = torch.float64 if graph["dtype"] == "fp64" else torch.float32
     tensors = {}
     for tensor in graph["tensors"]:
         if tensor["kind"] != "TENSOR_KIND_WEIGHT":
             continue
         source, rows = walk.graph.weights[tensor["name"]]
-        value = parameters[source.name].detach().float()
+        value = parameters[source.name].detach().to(dtype)
         for name, arguments in source.views:
             value = getattr(value, VIEWS.get(name, name))(*arguments)
         tensors[tensor["name"]] = value[rows].reshape(
@@ -2393,8 +2405,8 @@ VIEWS = {"_unsafe_view": "reshape", "view": "reshape"}
 def write_safetensors(path, tensors):
     header, end = {}, 0
     for name, tensor in tensors.items():
-        size = 4 * tensor.numel()
-        header[name] = {"dtype": "F32", "shape": list(tensor.shape),
+        size = tensor.element_size() * tensor.numel()
+        header[name] = {"dtype": f"F{8 * tensor.element_size()}", "shape": list(tensor.shape),
                         "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header).encode()

@@ -122,7 +122,8 @@ def train(module, batch, steps, recipe):
     losses = []
     for step in range(steps):
         given, labels = batch(step)
-        out = module(**given) if isinstance(given, dict) else module(given)
+        out = module(**given) if isinstance(given, dict) else module(
+            given.to(next(module.parameters()).dtype))
         logits = getattr(out, "logits", out)
         loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten())
         loss.backward()
@@ -147,10 +148,12 @@ def compare(args, name, work):
     images = isinstance(config, int) or config["model_type"] == "vit"
     flags = ["--loss", "--global-batch", str(BATCH), "--weights",
              str(work / "weights"), "-o", str(work / "graph.json")]
-    if isinstance(config, int):
+    # Batch norms of few samples, one behind another, double what is rounded.
+    wide = isinstance(config, int)
+    if wide:
         args.image_size = config
         model = f"torchvision:{name}"
-        flags += ["--image-size", str(config)]
+        flags += ["--image-size", str(config), "--dtype", "fp64"]
     else:
         args.image_size = config.get("image_size")
         model = str(work)
@@ -161,6 +164,8 @@ def compare(args, name, work):
     if graph is None:
         return {"problems": [text for _, text in walk.problems]}
     restore_experts(module)
+    if wide:
+        module.double()
     pathlib.Path(parsed.out).write_text(json.dumps(graph))
     recipe = lambda: export_torch.weights_of(graph, walk, module)
     export_torch.write_safetensors(parsed.weights, recipe())

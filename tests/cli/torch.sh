@@ -32,7 +32,6 @@ for strategy in dp=8,mbs=1 dp=2,tp=2,pp=2,mbs=2,zero=1; do
   same vit vit-tiny "$strategy"
 done
 same gpt2 gpt2-tiny dp=8,mbs=1 --seq-len 16
-same resnet resnet-tiny dp=8,mbs=1
 
 "$tessera" search --model "$torch/bert.json" --cluster local-cpu:4 \
   --proposals 100 --seed 3 -o "$work/plan.json" >/dev/null 2>&1
