@@ -366,10 +366,6 @@ class Graph:
 LAYERS = ("linear", "linear_fp32", "conv2d", "expert_linear", "embedding")
 
 
-def shapes_of(module):
-    return [tuple(p.shape) for p in module.parameters()]
-
-
 def members(module):
     """Those of a list of modules of one kind, by name; or none."""
     numbered = {name: child for name, child in module.named_children()
@@ -381,8 +377,9 @@ def members(module):
 
 def repeats(module):
     """Whether some of a list's members are equal."""
-    shapes = [shapes_of(child) for child in members(module).values()]
-    return any(s and s in shapes[:i] for i, s in enumerate(shapes))
+    shapes = [(type(child), [p.shape for p in child.parameters()])
+              for child in members(module).values()]
+    return any(s[1] and s in shapes[:i] for i, s in enumerate(shapes))
 
 
 def block_prefixes(module):

@@ -84,8 +84,13 @@ def batches(args, kind, config, module, work):
         from against_onnx import Samples
         samples = Samples(torch.zeros(2, 3, args.image_size, args.image_size),
                           work)
-        return samples.path, lambda step: [
-            torch.from_numpy(t) for t in samples.batch(step)]
+
+        def images(step):
+            pixels, labels = map(torch.from_numpy, samples.batch(step))
+            whole = ((pixels.double() + 1) * 127.5).round()
+            return whole / 127.5 - 1, labels
+
+        return samples.path, images
     tokens = np.frombuffer(TEXT.read_bytes(), dtype=np.uint8)
     rows = against_transformers.Rows(tokens, config)
 
