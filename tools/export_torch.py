@@ -25,6 +25,7 @@ the exit status is then 2. A row of OPERATORS is an operator of PyTorch.
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import math
@@ -61,6 +62,11 @@ INPUTS = {"input_ids": "tokens", "decoder_input_ids": "tokens",
 
 class Unmappable(Exception):
     """A node that has no counterpart; its text says why."""
+
+
+def refuse(problem):
+    print(problem, file=sys.stderr)
+    sys.exit(2)
 
 
 # ---- Values: what a node of PyTorch's graph computes ---------------------------
@@ -360,19 +366,35 @@ class Graph:
 LAYERS = ("linear", "linear_fp32", "conv2d", "expert_linear", "embedding")
 
 
+def members(module):
+    """Those of a list of modules of one kind, by name; or none."""
+    numbered = {name: child for name, child in module.named_children()
+                if name.isdigit()}
+    kinds = [type(child) for child in numbered.values()]
+    alike = len(set(kinds)) < len(kinds) or isinstance(module, nn.ModuleList)
+    return numbered if alike else {}
+
+
+def repeats(module):
+    """Whether some of a list's members are equal."""
+    shapes = [(type(child), [p.shape for p in child.parameters()])
+              for child in members(module).values()]
+    return any(s[1] and s in shapes[:i] for i, s in enumerate(shapes))
+
+
 def block_prefixes(module):
-    """Paths of the members of each outermost list of modules alike."""
+    """Paths of the members of each outermost list of modules alike, but for
+    those of a list of stages, whose members have equal layers and differ."""
     prefixes = []
 
     def visit(path, parent):
-        children = [(name, child) for name, child in parent.named_children()]
-        numbered = [child for name, child in children if name.isdigit()]
-        kinds = [type(child) for child in numbered]
-        alike = numbered and (len(set(kinds)) < len(kinds) or
-                              isinstance(parent, nn.ModuleList))
-        for name, child in children:
+        of_list = members(parent)
+        stages = not repeats(parent) and any(
+            repeats(part) for child in of_list.values()
+            for part in child.modules())
+        for name, child in parent.named_children():
             below = f"{path}.{name}" if path else name
-            if alike and name.isdigit():
+            if name in of_list and not stages:
                 prefixes.append(below)
             else:
                 visit(below, child)
@@ -491,6 +513,11 @@ class Walk:
             except Unmappable as problem:
                 value = UNKNOWN
                 self.problems.append((node, str(problem)))
+            except (AttributeError, IndexError, KeyError, RuntimeError,
+                    TypeError, ValueError) as error:
+                value = UNKNOWN
+                self.problems.append(
+                    (node, f"with these arguments is not known ({error!r})"))
             self.values[node] = value
             target = getattr(node.target, "__name__", "").split(".")[0]
             if target.endswith("_") and not target.endswith("__"):
@@ -589,6 +616,12 @@ class Walk:
                                    stddev=self.stddev(0.02))
         return self.add("embedding", node, [ids, weight], "bs,vh->bsh",
                         suffix=suffix)[0]
+
+    def sequence_of(self, length):
+        found = [atom for atom in self.places if atom.extent == length]
+        if not found:
+            raise Unmappable(f"no input is a sequence of {length} places")
+        return found[0]
 
     def stddev(self, default):
         """How matrices start: as the config says, or by PyTorch's default."""
@@ -704,8 +737,6 @@ def elementwise(walk, node, *operands, **keywords):
         constant = next(v for v in operands if isinstance(v, torch.Tensor) and
                         number_of(v) is None)
         return times_constant(walk, node, name, x, constant)
-    if name == "clone":
-        return x
     given = [(v.samples if v.samples is not None else POINTS)
              if isinstance(v, Act) else number_of(v) for v in operands]
     samples = node.target(*(g.clone() if isinstance(g, torch.Tensor) else g
@@ -911,10 +942,12 @@ def dense(walk, node, x, weight, bias, transposed):
                                       [(0, 0)]):
         n, rows, suffix, parts = whole, (), None, {}
         if cut:
+            # A piece of one element is no dimension.
             parts = {a: walk.atoms.make(
                 f"{a.name}/{start}", stop - start if a is cut else a.extent,
-                a.letter) for a in whole}
-            n = flatten(parts.values())
+                a.letter) for a in whole if a is not cut or stop - start > 1}
+            parts.setdefault(cut, [])
+            n = flatten(parts[a] for a in whole)
             rows = tuple(slice(start, stop) if a is cut else slice(None)
                          for a in whole)
             suffix = str(i)
@@ -999,16 +1032,6 @@ def constant_rows(walk, node, table, ids, h):
                     walk.extra(walk.places[s], [walk.batch, s]), None)
     return Act(y, [walk.batch, s] + h,
                [[] for _ in ids.shape[:-1]] + [[s], h])
-
-
-def sequence_of(self, length):
-    found = [atom for atom in self.places if atom.extent == length]
-    if not found:
-        raise Unmappable(f"no input is a sequence of {length} places")
-    return found[0]
-
-
-Walk.sequence_of = sequence_of
 
 
 def dropout(walk, node, x, probability, training=True):
@@ -2032,7 +2055,8 @@ class Traced:
         self.parameters = {
             path: first[id(parameter)] for path, parameter in
             module.named_parameters(remove_duplicate=False)}
-        graph, placeholders = self.trace(inputs)
+        graph, placeholders = (self.make_fx(inputs) if args.fx else
+                               self.trace(inputs))
         self.inputs, self.values = [], {}
         for node, (kind, value) in placeholders.items():
             if kind == "input":
@@ -2043,7 +2067,7 @@ class Traced:
             next(n for n in graph.nodes if n.op == "output").args)
         outputs = [n for n in outputs if isinstance(n, torch.fx.Node)]
         if args.output >= len(outputs):
-            sys.exit(f"{name}: has {len(outputs)} outputs, --output "
+            refuse(f"{name}: has {len(outputs)} outputs, --output "
                      f"{args.output} is none of them")
         self.output = outputs[args.output]
         needed = {self.output}
@@ -2100,22 +2124,16 @@ class Traced:
         state = {**dict(self.module.named_parameters(remove_duplicate=False)),
                  **dict(self.module.named_buffers(remove_duplicate=False))}
 
-        class Call(nn.Module):
-            def __init__(self, module):
-                super().__init__()
-                self.module = module
+        def call(given, *tensors):
+            by_name = {n: t for n, t in zip(names, tensors) if n}
+            by_place = [t for n, t in zip(names, tensors) if not n]
+            return torch.func.functional_call(self.module, given,
+                                              tuple(by_place), by_name)
 
-            def forward(self, given, *tensors):
-                by_name = {n: t for n, t in zip(names, tensors) if n}
-                by_place = [t for n, t in zip(names, tensors) if not n]
-                return torch.func.functional_call(
-                    self.module, given, tuple(by_place), by_name)
-
-        call = Call(self.module)
-        traced = make_fx(lambda given, *tensors: call(given, *tensors),
-                         tracing_mode="fake", pre_dispatch=True,
-                         record_module_stack=True,
-                         _allow_non_fake_inputs=True)(state, *tensors)
+        with module_stacks(self.module):
+            traced = make_fx(call, tracing_mode="fake", pre_dispatch=True,
+                             record_stack_traces=True,
+                             _allow_non_fake_inputs=True)(state, *tensors)
         nodes = [n for n in traced.graph.nodes if n.op == "placeholder"]
         placeholders = {}
         for node, (path, value) in zip(nodes, state.items()):
@@ -2135,6 +2153,32 @@ class Traced:
 
     def is_leaf(self, path):
         return path in self.leaves
+
+
+@contextlib.contextmanager
+def module_stacks(module):
+    """Nodes that are traced within know the module that they are in."""
+    from torch.fx import traceback
+    handles, stack = [], {}
+
+    def enter(path, part, *_):
+        stack[path] = (path, type(part))
+        traceback.current_meta["nn_module_stack"] = dict(stack)
+
+    def leave(path, *_):
+        del stack[path]
+        traceback.current_meta["nn_module_stack"] = dict(stack)
+
+    for path, part in module.named_modules():
+        handles += [
+            part.register_forward_pre_hook(functools.partial(enter, path)),
+            part.register_forward_hook(functools.partial(leave, path))]
+    try:
+        with traceback.preserve_node_meta():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 # ---- Models --------------------------------------------------------------------
@@ -2175,19 +2219,22 @@ def on_cpu(module):
 
 def tokens_of(args):
     if not args.seq_len:
-        sys.exit(f"{args.model}: needs --seq-len N")
+        refuse(f"{args.model}: needs --seq-len N")
     return torch.zeros(TRACED_BATCH, args.seq_len, dtype=torch.long)
 
 
 def hugging_face(args):
     import transformers
     path = pathlib.Path(args.model)
-    config = transformers.AutoConfig.from_pretrained(path)
+    try:
+        config = transformers.AutoConfig.from_pretrained(args.model)
+    except (OSError, ValueError) as error:
+        refuse(f"{args.model}: no config: {str(error).splitlines()[0]}")
     for key, value in (setting.split("=", 1) for setting in args.set):
         with contextlib.suppress(json.JSONDecodeError):
             value = json.loads(value)
         if not hasattr(config, key):
-            sys.exit(f"{args.model}: has no key '{key}' (--set)")
+            refuse(f"{args.model}: has no key '{key}' (--set)")
         setattr(config, key, value)
     config.use_cache = False
     kinds = (config.architectures or [])[:1]
@@ -2200,15 +2247,16 @@ def hugging_face(args):
         auto = next((auto for auto in autos
                      if type(config) in auto._model_mapping.keys()), None)
         if auto is None:
-            sys.exit(f"{args.model}: '{config.model_type}' is no language "
+            refuse(f"{args.model}: '{config.model_type}' is no language "
                      "model and no classifier of images; give "
                      "MODULE:FUNCTION")
-        make = lambda: auto.from_config(config)
+    if args.weights and (not path.exists() or any(path.glob("*.safetensors"))):
+        module = (kind or auto).from_pretrained(
+            args.model, config=config, dtype=torch.float32)
     else:
-        make = lambda: kind(config)
-    module = make()
+        module = kind(config) if kind else auto.from_config(config)
     if module.main_input_name == "pixel_values":
-        size = pair(config.image_size)
+        size = pair(args.image_size or getattr(config, "image_size", 224))
         return module, {"pixel_values": torch.zeros(
             TRACED_BATCH, config.num_channels, *size)}
     inputs = {"input_ids": tokens_of(args)}
@@ -2236,10 +2284,14 @@ def torchvision_model(args):
 def own_model(args):
     module_name, function = args.model.split(":")
     sys.path.insert(0, os.getcwd())
-    made = getattr(importlib.import_module(module_name), function)()
+    try:
+        make = getattr(importlib.import_module(module_name), function)
+    except (AttributeError, ModuleNotFoundError) as error:
+        refuse(f"{args.model}: {error}")
+    made = make()
     if not (isinstance(made, tuple) and len(made) == 2 and
             isinstance(made[0], nn.Module)):
-        sys.exit(f"{args.model}: expected (module, inputs), found "
+        refuse(f"{args.model}: expected (module, inputs), found "
                  f"{type(made).__name__}")
     module, inputs = made
     if isinstance(inputs, torch.Tensor):
@@ -2261,7 +2313,7 @@ def named_inputs(traced, encoder_decoder):
         if known is None:
             known = "images" if tensor.is_floating_point() else "tokens"
         if known in taken:
-            sys.exit(f"{traced.name}: inputs '{name}' and another one are both "
+            refuse(f"{traced.name}: inputs '{name}' and another one are both "
                      f"'{known}'; call them by what they are: "
                      f"{', '.join(sorted(set(INPUTS.values())))}")
         taken.add(known)
@@ -2312,17 +2364,30 @@ def export(args):
     return walk.graph.json(output.tensor, blocks), walk, module
 
 
+def text_of(graph):
+    """JSON with a line for each tensor and each node."""
+    fields = []
+    for key, value in graph.items():
+        text = json.dumps(value)
+        if value and isinstance(value, list) and isinstance(value[0], dict):
+            rows = ",\n".join("  " + json.dumps(row) for row in value)
+            text = f"[\n{rows}]"
+        fields.append(f' "{key}": {text}')
+    return "{\n" + ",\n".join(fields) + "}\n"
+
+
 # ---- Weights -------------------------------------------------------------------
 
 def weights_of(graph, walk, module):
     """The module's parameters as Tessera's weights, by name."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
+    dtype = torch.float64 if graph["dtype"] == "fp64" else torch.float32
     tensors = {}
     for tensor in graph["tensors"]:
         if tensor["kind"] != "TENSOR_KIND_WEIGHT":
             continue
         source, rows = walk.graph.weights[tensor["name"]]
-        value = parameters[source.name].detach().float()
+        value = parameters[source.name].detach().to(dtype)
         for name, arguments in source.views:
             value = getattr(value, VIEWS.get(name, name))(*arguments)
         tensors[tensor["name"]] = value[rows].reshape(
@@ -2337,8 +2402,8 @@ VIEWS = {"_unsafe_view": "reshape", "view": "reshape"}
 def write_safetensors(path, tensors):
     header, end = {}, 0
     for name, tensor in tensors.items():
-        size = 4 * tensor.numel()
-        header[name] = {"dtype": "F32", "shape": list(tensor.shape),
+        size = tensor.element_size() * tensor.numel()
+        header[name] = {"dtype": f"F{8 * tensor.element_size()}", "shape": list(tensor.shape),
                         "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header).encode()
@@ -2364,12 +2429,14 @@ def parser():
     made.add_argument("--source-len", type=int, default=0,
                       help="of its encoder, where it is another")
     made.add_argument("--image-size", type=int, default=0,
-                      help="of a torchvision model")
+                      help="of a model whose config does not say")
     made.add_argument("--dtype", default="fp32",
                       choices=["fp64", "fp32", "bf16", "fp16"])
     made.add_argument("--expert-capacity-factor", type=float, default=0,
                       help="slots of an expert, as a share of those it needs "
                       "when all get as many tokens; 0: none is dropped")
+    made.add_argument("--fx", action="store_true",
+                      help="trace by torch.fx, not by torch.export")
     made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
                       help="another value of a key of the config")
     made.add_argument("--name", help="of the graph")
@@ -2400,7 +2467,7 @@ def main():
     if unused:
         print(f"{args.model}: the loss does not depend on {', '.join(unused)}",
               file=sys.stderr)
-    pathlib.Path(args.out).write_text(json.dumps(graph, indent=1) + "\n")
+    pathlib.Path(args.out).write_text(text_of(graph))
     if args.weights:
         write_safetensors(args.weights, weights_of(graph, walk, module))
     count = sum(math.prod(t["shape"]) for t in graph["tensors"]

@@ -126,7 +126,10 @@ Result<Graph> ImportHuggingFace(const std::string& path,
   TESSERA_RETURN_IF_ERROR(config.Check());
   const auto family = Find("model_type", ModelFamilies(), type);
   if (!family) {
-    return InvalidInput(family.error().message, file + ": model_type");
+    return InvalidInput(family.error().message +
+                            "; tools/export_torch.py makes a graph file of "
+                            "others",
+                        file + ": model_type");
   }
   ImportOptions known = options;
   if ((*family)->unrolled && config.Has("steps")) {

@@ -1,6 +1,7 @@
 // Layer norm (Ba et al. 2016) and RMS norm (Zhang and Sennrich 2019) over the
-// last dimension, of rows that are tokens or heads of tokens. Results behind y are the statistics that backward reads:
-// mean and reciprocal standard deviation, or the reciprocal root mean square.
+// last dimension, of rows that are tokens or heads of tokens. Results behind y
+// are the statistics that backward reads: mean and reciprocal standard
+// deviation, or the reciprocal root mean square.
 
 #include "planner/ir/op.h"
 

@@ -70,8 +70,7 @@ MODELS = {
             "id2label": {str(i): str(i) for i in range(10)}},
     "resnet18": 32,
     "resnet50": 32,
-    "vgg11_bn": 32,
-    "mobilenet_v2": 32,
+    "resnext50_32x4d": 32,
 }
 
 
@@ -85,8 +84,13 @@ def batches(args, kind, config, module, work):
         from against_onnx import Samples
         samples = Samples(torch.zeros(2, 3, args.image_size, args.image_size),
                           work)
-        return samples.path, lambda step: [
-            torch.from_numpy(t) for t in samples.batch(step)]
+
+        def images(step):
+            pixels, labels = map(torch.from_numpy, samples.batch(step))
+            whole = ((pixels.double() + 1) * 127.5).round()
+            return whole / 127.5 - 1, labels
+
+        return samples.path, images
     tokens = np.frombuffer(TEXT.read_bytes(), dtype=np.uint8)
     rows = against_transformers.Rows(tokens, config)
 
@@ -101,6 +105,18 @@ def batches(args, kind, config, module, work):
     return TEXT, batch
 
 
+@torch.no_grad()
+def tensors_with(module, recipe, values):
+    """Tessera's weights as if the parameters had other values."""
+    weights = {p: p.clone() for p in module.parameters()}
+    for p in weights:
+        p.copy_(values[p])
+    tensors = {name: t.clone() for name, t in recipe().items()}
+    for p, weight in weights.items():
+        p.copy_(weight)
+    return tensors
+
+
 def train(module, batch, steps, recipe):
     """The losses, and Tessera's tensors of the first step's momenta."""
     decays = [p for p in module.parameters() if p.dim() > 1]
@@ -111,7 +127,8 @@ def train(module, batch, steps, recipe):
     losses = []
     for step in range(steps):
         given, labels = batch(step)
-        out = module(**given) if isinstance(given, dict) else module(given)
+        out = module(**given) if isinstance(given, dict) else module(
+            given.to(next(module.parameters()).dtype))
         logits = getattr(out, "logits", out)
         loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten())
         loss.backward()
@@ -119,14 +136,14 @@ def train(module, batch, steps, recipe):
         optimizer.step()
         losses.append(loss.item())
         if step == 0:
-            with torch.no_grad():
-                weights = {p: p.clone() for p in module.parameters()}
-                for p in module.parameters():
-                    p.copy_(optimizer.state[p].get("exp_avg", p.grad)
-                            if p in optimizer.state else 0)
-                momenta = {n: t.clone() for n, t in recipe().items()}
-                for p, weight in weights.items():
-                    p.copy_(weight)
+            # What a view adds to a weight it does not add to a gradient.
+            large = 1e6  # beside it
+            state = {p: optimizer.state[p].get("exp_avg", 0 * p) * large
+                     for p in module.parameters()}
+            moved = tensors_with(module, recipe, state)
+            zero = tensors_with(module, recipe, {p: 0 * p for p in state})
+            momenta = {name: (moved[name] - zero[name]) / large
+                       for name in moved}
         optimizer.zero_grad()
     return losses, momenta
 
@@ -136,10 +153,12 @@ def compare(args, name, work):
     images = isinstance(config, int) or config["model_type"] == "vit"
     flags = ["--loss", "--global-batch", str(BATCH), "--weights",
              str(work / "weights"), "-o", str(work / "graph.json")]
-    if isinstance(config, int):
+    # Batch norms of few samples, one behind another, double what is rounded.
+    wide = isinstance(config, int)
+    if wide:
         args.image_size = config
         model = f"torchvision:{name}"
-        flags += ["--image-size", str(config)]
+        flags += ["--image-size", str(config), "--dtype", "fp64"]
     else:
         args.image_size = config.get("image_size")
         model = str(work)
@@ -150,6 +169,8 @@ def compare(args, name, work):
     if graph is None:
         return {"problems": [text for _, text in walk.problems]}
     restore_experts(module)
+    if wide:
+        module.double()
     pathlib.Path(parsed.out).write_text(json.dumps(graph))
     recipe = lambda: export_torch.weights_of(graph, walk, module)
     export_torch.write_safetensors(parsed.weights, recipe())
@@ -163,9 +184,10 @@ def compare(args, name, work):
              str(SEED), "--lr", "1e-3", "--json", *more],
             check=True, stdout=subprocess.PIPE, text=True).stdout)
 
+    # A batch norm is one of a microbatch.
     own = tessera(args.steps, "--nproc", "4", "--strategy",
-                  "dp=1,tp=2,pp=2" if images else "dp=2,tp=2,mbs=4")["losses"]
-    tessera(1, "--save", str(work / "saved"))
+                  f"dp=2,tp=2,mbs={BATCH // 2}")["losses"]
+    tessera(1, "--strategy", f"mbs={BATCH}", "--save", str(work / "saved"))
     saved = against_transformers.read_weights(work / "saved")
     other, momenta = train(module, batch, args.steps, recipe)
     gradients = {}

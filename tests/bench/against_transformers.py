@@ -36,17 +36,18 @@ DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob",
 
 
 def read_weights(path):
-    """The tensors of a safetensors file in fp32, by name."""
+    """The tensors of a safetensors file in fp32 or fp64, by name."""
     with open(path, "rb") as file:
         size = struct.unpack("<Q", file.read(8))[0]
         header = json.loads(file.read(size))
         data = file.read()
     tensors = {}
     for name, entry in header.items():
-        if name == "__metadata__" or entry["dtype"] != "F32":
+        dtype = {"F32": np.float32, "F64": np.float64}.get(entry.get("dtype"))
+        if name == "__metadata__" or dtype is None:
             continue
         begin, end = entry["data_offsets"]
-        values = np.frombuffer(data[begin:end], dtype=np.float32)
+        values = np.frombuffer(data[begin:end], dtype=dtype)
         tensors[name] = torch.from_numpy(values.copy()).reshape(entry["shape"])
     return tensors
 

@@ -48,8 +48,8 @@ TEST(RuleForm, RotaryTurnsAWholeLastDimension) {
 
 TEST(RuleForm, NormIsOverAWholeLastDimension) {
   EXPECT_TRUE(Accepts("rms_norm", "bsgd!,d->bsgd,bsg"));
-  EXPECT_FALSE(Accepts("rms_norm", "bsgd,d->bsgd,bsg"));   // d may be split
-  EXPECT_FALSE(Accepts("rms_norm", "bsgd!,d->bsgd,bs"));   // other rows
+  EXPECT_FALSE(Accepts("rms_norm", "bsgd,d->bsgd,bsg"));    // d may be split
+  EXPECT_FALSE(Accepts("rms_norm", "bsgd!,d->bsgd,bs"));    // other rows
   EXPECT_FALSE(Accepts("rms_norm", "bsgd!,gd->bsgd,bsg"));  // other scale
   EXPECT_TRUE(Accepts("layer_norm", "bsgd!,d,d->bsgd,bsg,bsg"));
 }

@@ -736,6 +736,8 @@ TEST(BadFile, UnknownModelType) {
                 "'gpt2'? known: gpt2, llama, mistral, mixtral, "
                 "qwen2, qwen2_moe, qwen3, qwen3_moe, gemma, phi3, opt, "
                 "bloom, gpt_neox, bert, t5, vit, deepseek_v2, deepseek_v3"));
+  EXPECT_THAT(ErrorOf(R"({"model_type": "gpt3"})"),
+              HasSubstr("tools/export_torch.py makes a graph file of others"));
   EXPECT_THAT(ErrorOf("{}"), HasSubstr("model_type: missing"));
 }
 

@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# tools/export_torch.py, where Python has torch, transformers and torchvision:
+# the files of tests/testdata/torch again, the module's own weights in a run,
+# and what it says of a model that cannot be mapped.
+# shellcheck source=tests/cli/lib.bash
+source "$(dirname "$0")/lib.bash"
+root=$(cd "$(dirname "$0")/../.." && pwd)
+python=${TESSERA_TORCH_PYTHON:-python3}
+if ! "$python" -c 'import torch, transformers, torchvision' 2>/dev/null; then
+  echo "skipped: '$python' has no torch, transformers and torchvision" \
+    "(TESSERA_TORCH_PYTHON: another one)"
+  exit 77
+fi
+
+mkdir "$work/again"
+"$root/tests/testdata/torch/make.sh" "$python" "$work/again" >/dev/null
+for file in "$work"/again/*.json; do
+  cmp "$file" "$root/tests/testdata/torch/$(basename "$file")"
+done
+
+# Modules of one's own: one with a fused projection and its own loss, with its
+# weights and traced in both ways; one that cannot be mapped.
+cat >"$work/own.py" <<'PY'
+import torch
+from torch import nn
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.fused = nn.Linear(16, 48)
+        self.out = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x):
+        b, s, h = x.shape
+        q, k, v = self.fused(self.norm(x)).view(b, s, 3, 4, 4).unbind(2)
+        y = nn.functional.scaled_dot_product_attention(
+            *(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+        return x + self.out(y.transpose(1, 2).reshape(b, s, h))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(256, 16)
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.head = nn.Linear(16, 256)
+
+    def forward(self, tokens, labels):
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1),
+                                           labels.flatten())
+
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(256, 16)
+
+    def forward(self, tokens):
+        x = torch.cumsum(self.table(tokens), 1)
+        return torch.fft.fft(x).real
+
+
+def make():
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    return Model(), {"tokens": tokens, "labels": tokens.clone()}
+
+
+def odd():
+    return Odd(), torch.zeros(1, 8, dtype=torch.long)
+PY
+cd "$work"
+"$python" "$root/tools/export_torch.py" own:make -o own.json \
+  --weights own.safetensors >/dev/null 2>"$work/stderr"
+"$python" "$root/tools/export_torch.py" own:make -o fx.json --fx >/dev/null
+cmp own.json fx.json
+json 'j["blocks"] == ["embed", "layers.0", "layers.1", "layers.2", "head"]' \
+  own.json >/dev/null
+"$tessera" run --model own.json --load own.safetensors "${text[@]}" --steps 2 \
+  --json >own.losses 2>"$work/stderr"
+# A model that knows nothing: ln 256 = 5.545.
+json 'abs(j["losses"][0] - 5.545) < 0.5' own.losses >/dev/null
+
+code=0
+"$python" "$root/tools/export_torch.py" own:odd --loss -o odd.json \
+  >stdout 2>stderr || code=$?
+[[ $code == 2 && ! -e odd.json ]] || fail "exit code $code of an odd model"
+grep -qE '\(top\) \(cumsum, .*own.py:[0-9]+\): no operator' stderr ||
+  fail "no line of cumsum: $(cat stderr)"
