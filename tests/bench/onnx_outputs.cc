@@ -76,12 +76,14 @@ int Run(const std::string& path, const std::string& folder) {
     for (const OnnxTensor& source : model->initializers) {
       if (source.name != weight.name) continue;
       HostTensor& tensor = tensors[weight.tensor.index()];
-      const std::vector<double> values =
-          Reordered(source.Values(), source.dims, weight.order);
-      if (static_cast<int64_t>(values.size()) != tensor.elements()) {
-        std::cerr << "weight '" << weight.name << "' is taken apart\n";
+      std::vector<double> values = source.Values();
+      // A part of it is a weight, or its numbers are not in the file.
+      if (static_cast<int64_t>(values.size()) != tensor.elements() ||
+          OnnxElements(source.dims) != tensor.elements()) {
+        std::cerr << "cannot read the weight '" << weight.name << "'\n";
         return 2;
       }
+      values = Reordered(values, source.dims, weight.order);
       for (size_t i = 0; i < values.size(); ++i) {
         tensor.Set(static_cast<int64_t>(i), values[i]);
       }
