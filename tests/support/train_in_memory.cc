@@ -103,9 +103,10 @@ LoadInput LoadRandom(const Graph& graph) {
                      ? LabelAt(step, sample, position, vocabulary)
                  : tensor.name == "next_token"  // that of sample 0 counts
                      ? LabelAt(step, sample, sample, vocabulary)
-                 : tensor.name == "source_positions" && padding ? -1
-                 : tensor.name == "patch_rows" ? (position == 0 ? -1 : 0)
-                                               : static_cast<int32_t>(position);
+                     : tensor.name == "source_positions" && padding ? -1
+                       : tensor.name == "patch_rows"
+                           ? (position == 0 ? -1 : 0)
+                           : static_cast<int32_t>(position);
       }
     }
     return {};
