@@ -229,11 +229,21 @@ std::vector<Baseline> Baselines(const SearchSpace& space,
                                 const std::function<bool()>& stop) {
   std::vector<Baseline> baselines;
   // The last first: they are what people choose for large models, where time
-  // may not do for all.
+  // may not do for all. The first of all, data parallelism, is what everything
+  // is compared with: where it may fit it is priced whatever the time.
+  const auto may_fit = [&](const Strategy& strategy) {
+    return objective
+        .BoundUniform(space.index, *space.cluster, strategy,
+                      Objective::Bound::kQuick)
+        .feasible;
+  };
   for (const Expert& expert : Experts() | std::views::reverse) {
     std::optional<Candidate> best;
     for (const std::vector<Strategy>& list : expert.choices(space)) {
-      const SweepResult swept = Sweep(space, objective, list, 1, threads, stop);
+      const bool always =
+          &expert == Experts().data() && std::ranges::any_of(list, may_fit);
+      const SweepResult swept =
+          Sweep(space, objective, list, 1, threads, always ? nullptr : stop);
       if (!swept.best.empty() &&
           (!best.has_value() || Better(swept.best[0].score, best->score))) {
         best = swept.best[0];

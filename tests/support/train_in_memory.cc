@@ -86,8 +86,10 @@ LoadInput LoadRandom(const Graph& graph) {
     }
     auto* out = block.as<int32_t>();
     for (int64_t i = 0; i < block.shape[0]; ++i) {
-      if (block.shape.size() == 1) {  // labels of images
-        *out++ = LabelAt(step, block.offset[0] + i, 0, vocabulary);
+      if (block.shape.size() ==
+          1) {  // labels of images: that of sample 0 counts
+        const int64_t sample = block.offset[0] + i;
+        *out++ = LabelAt(step, sample, sample, vocabulary);
         continue;
       }
       for (int64_t j = 0; j < block.shape[1]; ++j) {
@@ -99,11 +101,14 @@ LoadInput LoadRandom(const Graph& graph) {
                      ? TokenAt(step, sample, position, vocabulary)
                  : tensor.name == "source"
                      ? TokenAt(step, sample, position + 2000, vocabulary)
-                 : tensor.name == "labels" || tensor.name == "next_token"
+                 : tensor.name == "labels"
                      ? LabelAt(step, sample, position, vocabulary)
-                 : tensor.name == "source_positions" && padding ? -1
-                 : tensor.name == "patch_rows" ? (position == 0 ? -1 : 0)
-                                               : static_cast<int32_t>(position);
+                 : tensor.name == "next_token"  // as of images
+                     ? LabelAt(step, sample, sample, vocabulary)
+                     : tensor.name == "source_positions" && padding ? -1
+                       : tensor.name == "patch_rows"
+                           ? (position == 0 ? -1 : 0)
+                           : static_cast<int32_t>(position);
       }
     }
     return {};
