@@ -229,8 +229,8 @@ std::vector<Baseline> Baselines(const SearchSpace& space,
                                 const std::function<bool()>& stop) {
   std::vector<Baseline> baselines;
   // The last first: they are what people choose for large models, where time
-  // may not do for all. The first of all, data parallelism, is what everything
-  // is compared with: where it may fit it is priced whatever the time.
+  // may not do for all. Plain data parallelism is what everything is compared
+  // with: where it may fit it is priced whatever the time.
   const auto may_fit = [&](const Strategy& strategy) {
     return objective
         .BoundUniform(space.index, *space.cluster, strategy,
@@ -241,7 +241,7 @@ std::vector<Baseline> Baselines(const SearchSpace& space,
     std::optional<Candidate> best;
     for (const std::vector<Strategy>& list : expert.choices(space)) {
       const bool always =
-          &expert == Experts().data() && std::ranges::any_of(list, may_fit);
+          expert.name == "DDP" && std::ranges::any_of(list, may_fit);
       const SweepResult swept =
           Sweep(space, objective, list, 1, threads, always ? nullptr : stop);
       if (!swept.best.empty() &&
