@@ -271,6 +271,16 @@ TEST(Mcmc, NeverWorseThanTheBaselinesAndValid) {
             objective.Evaluate(Uniform(space, "")).step_time);
 }
 
+TEST(Mcmc, ComparesWithDataParallelismWhateverTheTime) {
+  const Graph graph = TwoLayerGraph(8, 8, 16);
+  const Cluster cluster = Ranks(4);
+  const SearchSpace space(graph, cluster);
+  const auto baselines =
+      Baselines(space, HashObjective(), 1, [] { return true; });
+  ASSERT_EQ(baselines.size(), 1u);
+  EXPECT_EQ(baselines[0].name, "DDP");
+}
+
 TEST(Mcmc, TakesNoInfeasiblePlanOnceOneIsFeasible) {
   const Graph graph = MlpGraph(2, 4, 2, 8, 16, 32);
   const Cluster cluster = Ranks(4);
