@@ -79,9 +79,14 @@ bool HalvingDoublingApplies(CommKind kind, const CollectiveGroup& group);
 Rounds HalvingDoublingRounds(CommKind kind, const CollectiveGroup& group);
 
 // hierarchical.cc: reduce-scatter within each host, then each local index on
-// its own ring across the hosts, then all-gather within each host.
+// its own ring across the hosts, then all-gather within each host. An exchange:
+// each rank hands each of its host what is for that one's index on any host,
+// then ranks of one index exchange across hosts, in messages as many times
+// larger as a host has ranks (Hwang et al., Tutel, MLSys 2023, section 4.3).
 bool HierarchicalApplies(CommKind kind, const CollectiveGroup& group);
 Rounds HierarchicalRounds(CommKind kind, const CollectiveGroup& group);
+bool HierarchicalExchangeApplies(CommKind kind, const CollectiveGroup& group);
+Rounds HierarchicalExchangeRounds(CommKind kind, const CollectiveGroup& group);
 
 // direct.cc: every rank sends to every other at once. All-to-all is this (as
 // NCCL's grouped sends are); the others where memory is shared. In an exchange

@@ -328,8 +328,8 @@ CollectiveModel::RoundCost CollectiveModel::CostOf(const Member& member,
         cluster_.devices[member.devices[to].index()].node;
     cost.hops.push_back(router_.Latency(route));
     cost.between_hosts.push_back(between_hosts);
-    const double share =
-        static_cast<double>(send.count) * round.repeat / rounds.chunks;
+    const double share = static_cast<double>(send.count) * round.copies *
+                         round.repeat / rounds.chunks;
     for (LinkId link : route) {
       const LinkType& type = TypeOf(link);
       load.start = Max(load.start, type.start);

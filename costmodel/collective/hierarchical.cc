@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "costmodel/collective/algorithms.h"
 
@@ -75,14 +76,19 @@ Round AcrossHosts(const CollectiveGroup& group, const Shape& shape,
   return round;
 }
 
-}  // namespace
-
-bool HierarchicalApplies(CommKind kind, const CollectiveGroup& group) {
+// Several ranks on each of several hosts, as many on all.
+bool HasTwoLevels(const CollectiveGroup& group) {
   const size_t local = group.nodes[0].size();
-  return RingApplies(kind, group) && group.nodes.size() > 1 && local > 1 &&
+  return group.nodes.size() > 1 && local > 1 &&
          std::ranges::all_of(group.nodes, [&](const auto& node) {
            return node.size() == local;
          });
+}
+
+}  // namespace
+
+bool HierarchicalApplies(CommKind kind, const CollectiveGroup& group) {
+  return RingApplies(kind, group) && HasTwoLevels(group);
 }
 
 Rounds HierarchicalRounds(CommKind kind, const CollectiveGroup& group) {
@@ -104,6 +110,46 @@ Rounds HierarchicalRounds(CommKind kind, const CollectiveGroup& group) {
     out.rounds.push_back(AcrossHosts(group, shape, false));
     out.rounds.push_back(WithinHosts(group, shape, false));
   }
+  return out;
+}
+
+bool HierarchicalExchangeApplies(CommKind kind, const CollectiveGroup& group) {
+  return (kind == CommKind::kAllToAll || kind == CommKind::kRedistribute) &&
+         HasTwoLevels(group);
+}
+
+// Chunk j * m + a is for the rank at index j of host a.
+Rounds HierarchicalExchangeRounds(CommKind, const CollectiveGroup& group) {
+  const int g = static_cast<int>(group.nodes[0].size());
+  const int m = static_cast<int>(group.nodes.size());
+  const auto rank = [&](int host, int index) {
+    return group.nodes[static_cast<size_t>(host)][static_cast<size_t>(index)];
+  };
+  Rounds out;
+  out.chunks = g * m;
+  out.own_share = 1.0 / out.chunks;
+  Round within;
+  within.modulus = out.chunks;
+  Round across = within;
+  across.copies = g;
+  for (int j = 0; j < g; ++j) {
+    for (int a = 0; a < m; ++a) {
+      out.owner.push_back(rank(a, j));
+      for (int to = 0; to < g; ++to) {
+        if (to == j) continue;
+        within.sends.push_back({.from = rank(a, j),
+                                .to = rank(a, to),
+                                .first = to * m,
+                                .count = m});
+      }
+      for (int to = 0; to < m; ++to) {
+        if (to == a) continue;
+        across.sends.push_back(
+            {.from = rank(a, j), .to = rank(to, j), .first = j * m + to});
+      }
+    }
+  }
+  out.rounds = {std::move(within), std::move(across)};
   return out;
 }
 

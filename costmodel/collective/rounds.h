@@ -27,6 +27,9 @@ struct Round {
   int modulus = 1;
   // Whether the receiver adds what arrives to what it has, or replaces it.
   bool reduce = false;
+  // How many ranks' chunks of one number a sender has by now and passes on: in
+  // an exchange by way of others, more than its own.
+  int copies = 1;
   // Whether the switch of a host carries the sends out (NVLink SHARP): each
   // chunk crosses a link once, however many sends it is part of. With `reduce`
   // the switch adds up all that is sent to one receiver, the receiver's own

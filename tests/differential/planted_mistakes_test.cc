@@ -13,11 +13,12 @@ namespace tessera {
 namespace {
 
 constexpr int kPlaces = 3;  // by mistake, each in another plan
+constexpr int kModels = 40;
 constexpr int kMostCases = 400;
 
 TEST(PlantedMistakes, AreCaught) {
   PlanChecker checker;
-  CaseGenerator generator(11, 10, checker);
+  CaseGenerator generator(11, kModels, checker);
   const std::span<const PlantedMistake> mistakes = PlantedMistakes();
   std::vector<int> planted(mistakes.size(), 0);
   for (int i = 0; i < kMostCases; ++i) {
