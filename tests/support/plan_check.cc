@@ -81,7 +81,7 @@ std::string ComparePeaks(const TaskGraph& tasks, MemoryTier tier,
 }  // namespace
 
 TrainInMemoryOptions CheckedRun() {
-  return {.training = {.learning_rate = 0.01, .clip = 0.1, .epsilon = 1e-3}};
+  return {.training = {.learning_rate = 0.01, .clip = 0.01, .epsilon = 1e-3}};
 }
 
 PlanChecker::Model& PlanChecker::ModelOf(const GraphSpec& spec) {

@@ -307,21 +307,27 @@ TEST(CollectiveModel, ChoiceIsKept) {
   }
 }
 
-// On 16 hosts of 8 a rank has 127 messages to send at once, or 7 and then 15:
-// fewer starts, but 7/8 of the bytes cross the host besides the 15/16 that
-// cross the network, where 120/128 do otherwise.
-TEST(CollectiveModel, HierarchicalAllToAllIsForSmallMessages) {
+// On 16 hosts of 8 the same share of a rank's bytes crosses the network, 15/16
+// or 120/128, over two links of PCIe on either side; and 7/8 of them go up to
+// their host's switch and down again besides.
+TEST(CollectiveModel, HierarchicalAllToAllCrossesTheHostFirst) {
   const Cluster cluster = *MakeCluster("dgx-h100:16");
   const std::vector<std::vector<DeviceId>> groups = {Range(0, 128)};
-  const auto seconds = [&](const std::string& algorithm, int64_t bytes) {
-    const CollectiveModel model(cluster, {algorithm, ""});
-    return CollectiveModel::Best(model.Options(CommKind::kAllToAll, groups),
-                                 {bytes})
-        .Seconds({bytes});
+  const auto moved = [&](const std::string& algorithm, bool between_hosts) {
+    const CollectiveModel model(cluster);
+    double bytes = 0;
+    for (const LinkLoad& load :
+         model.Loads(CommKind::kAllToAll, groups, algorithm)) {
+      const Link& link = cluster.links[load.link.index()];
+      const bool leaves =
+          model.router().NodeOf(link.from) != model.router().NodeOf(link.to);
+      if (leaves == between_hosts) bytes += load.bytes_per_payload_byte;
+    }
+    return bytes;
   };
-  EXPECT_LT(seconds("hierarchical-all-to-all", 1024), seconds("direct", 1024));
-  EXPECT_GT(seconds("hierarchical-all-to-all", 1 << 30),
-            seconds("direct", 1 << 30));
+  const std::string two = "hierarchical-all-to-all";
+  EXPECT_NEAR(moved(two, true), moved("direct", true), 1e-6);
+  EXPECT_NEAR(moved(two, false), 128 * (4 * 15.0 / 16 + 2 * 7.0 / 8), 1e-6);
 }
 
 // Eight gradient all-reduces, one per local index, on nodes that share one NIC:
