@@ -1,8 +1,11 @@
 #include "runtime/published_files.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <filesystem>
+#include <set>
+#include <utility>
 
 #include "planner/io/json_value.h"
 #include "runtime/float16.h"
@@ -104,6 +107,7 @@ Result<PublishedFiles> PublishedFiles::Open(const std::string& path,
       opened.file_of_.emplace(std::move(name), 0);
     }
     opened.files_.push_back(std::move(one));
+    TESSERA_RETURN_IF_ERROR(opened.CheckAllAreUsed());
     return opened;
   }
   TESSERA_TRY(const JsonValue index, ReadJson(file));
@@ -121,30 +125,67 @@ Result<PublishedFiles> PublishedFiles::Open(const std::string& path,
     return InvalidInput("names no files: expected an object of tensors' files",
                         file.string() + ": weight_map");
   }
+  TESSERA_RETURN_IF_ERROR(opened.CheckAllAreUsed());
   return opened;
+}
+
+std::optional<std::string> PublishedFiles::NameOf(
+    const std::string& tensor) const {
+  const std::string prefix(PublishedPrefix(family_));
+  std::vector<std::string> names = {tensor, prefix + tensor};
+  if (!prefix.empty() && tensor.starts_with(prefix)) {
+    names.push_back(tensor.substr(prefix.size()));
+  }
+  for (std::string& name : names) {
+    if (file_of_.contains(name)) return std::move(name);
+  }
+  return std::nullopt;
+}
+
+Result<void> PublishedFiles::CheckAllAreUsed() const {
+  if (!HasPublishedWeights(family_)) return {};
+  std::set<std::string> used;
+  for (const PublishedTensor& tensor : PublishedTensors(family_, *graph_)) {
+    if (auto name = NameOf(tensor.name)) used.insert(*std::move(name));
+  }
+  constexpr std::array kNoWeights = {".attn.bias",     ".attention.bias",
+                                     ".masked_bias",   ".inv_freq",
+                                     "lm_head.weight", "embed_out.weight"};
+  std::string first;
+  size_t count = 0;
+  for (const auto& [name, file] : file_of_) {
+    const bool expected =
+        used.contains(name) ||
+        std::ranges::any_of(kNoWeights, [&](std::string_view ending) {
+          return name.ends_with(ending);
+        });
+    if (!expected && count++ == 0) first = name;
+  }
+  if (count == 0) return {};
+  return InvalidInput(
+      "is no weight of the model" +
+          (count > 1 ? ", nor are " + std::to_string(count - 1) + " more"
+                     : std::string()),
+      path_ + ": tensor '" + first + "'");
 }
 
 Result<SafetensorsView> PublishedFiles::Find(
     const PublishedPiece& piece) const {
-  const std::string prefix(PublishedPrefix(family_));
-  std::vector<std::string> names = {piece.tensor, prefix + piece.tensor};
-  if (!prefix.empty() && piece.tensor.starts_with(prefix)) {
-    names.push_back(piece.tensor.substr(prefix.size()));
+  const auto name = NameOf(piece.tensor);
+  if (!name) {
+    return InvalidInput("is missing",
+                        path_ + ": tensor '" + piece.tensor + "'");
   }
-  for (const std::string& name : names) {
-    const auto found = file_of_.find(name);
-    if (found == file_of_.end()) continue;
-    TESSERA_TRY(SafetensorsView view, files_[found->second].View(name));
-    if (!IsFloat(view.dtype) || view.shape != piece.shape) {
-      return InvalidInput("is " + SafetensorsText(view.dtype, view.shape) +
-                              ": expected " +
-                              SafetensorsText(DType::kFloat32, piece.shape) +
-                              " or a narrower float",
-                          path_ + ": tensor '" + name + "'");
-    }
-    return view;
+  TESSERA_TRY(SafetensorsView view,
+              files_[file_of_.find(*name)->second].View(*name));
+  if (!IsFloat(view.dtype) || view.shape != piece.shape) {
+    return InvalidInput("is " + SafetensorsText(view.dtype, view.shape) +
+                            ": expected " +
+                            SafetensorsText(DType::kFloat32, piece.shape) +
+                            " or a narrower float",
+                        path_ + ": tensor '" + *name + "'");
   }
-  return InvalidInput("is missing", path_ + ": tensor '" + piece.tensor + "'");
+  return view;
 }
 
 Result<std::vector<float>> PublishedFiles::Read(const Tensor& weight,

@@ -6,6 +6,7 @@
 // graph's own names and shapes.
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,9 @@ std::vector<PublishedPiece> PiecesInFiles(const std::string& family,
 class PublishedFiles {
  public:
   // `path`: a safetensors file, an index, or a folder with one of them called
-  // as Hugging Face does. Errors name the file.
+  // as Hugging Face does. Errors name the file, and a tensor that no weight of
+  // the graph is made of: that of a layer that the model lacks. (Masks and the
+  // like, which are no weights, and a head that is tied are passed over.)
   static Result<PublishedFiles> Open(const std::string& path,
                                      const std::string& family,
                                      const Graph& graph);
@@ -39,6 +42,9 @@ class PublishedFiles {
 
  private:
   PublishedFiles() = default;
+  // The name that the files have for a tensor, if it is there.
+  std::optional<std::string> NameOf(const std::string& tensor) const;
+  Result<void> CheckAllAreUsed() const;
   Result<SafetensorsView> Find(const PublishedPiece& piece) const;
 
   std::string path_;

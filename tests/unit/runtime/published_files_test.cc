@@ -225,6 +225,15 @@ TEST_F(PublishedFilesTest, WhatIsMissingOrOfAnotherShapeIsNamed) {
             file +
                 ": tensor 'h.0.mlp.c_fc.weight': is F32[64, 16]: expected "
                 "F32[16, 64] or a narrower float");
+  // A deeper model's: the second layer would be left out.
+  EXPECT_EQ(message(Gpt2Tensors(2, 16)),
+            file +
+                ": tensor 'h.1.attn.c_attn.bias': is no weight of the model, "
+                "nor are 11 more");
+  std::vector<Given> with_masks = tensors;
+  with_masks.push_back({"h.0.attn.bias", {1, 1, 8, 8}});
+  with_masks.push_back({"lm_head.weight", {40, 16}});
+  EXPECT_EQ(message(with_masks), "");
   tensors.erase(tensors.begin() + 4);
   EXPECT_EQ(message(tensors), file + ": tensor 'h.0.ln_1.bias': is missing");
   std::ofstream(folder_ + "/model.safetensors.index.json") << "{}";
