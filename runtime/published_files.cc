@@ -98,8 +98,12 @@ Result<PublishedFiles> PublishedFiles::Open(const std::string& path,
   opened.graph_ = &graph;
   std::filesystem::path file = path;
   if (std::filesystem::is_directory(file)) {
+    // As transformers: an index only where there is no such file.
     const std::filesystem::path index = file / kIndex;
-    file = std::filesystem::exists(index) ? index : file / kFile;
+    file /= kFile;
+    if (!std::filesystem::exists(file) && std::filesystem::exists(index)) {
+      file = index;
+    }
   }
   if (file.extension() != ".json") {
     TESSERA_TRY(SafetensorsFile one, SafetensorsFile::Open(file));

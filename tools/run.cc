@@ -1,8 +1,11 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -31,6 +34,7 @@
 #include "runtime/device/process_memory.h"
 #include "runtime/launch/backend.h"
 #include "runtime/launch/launch.h"
+#include "runtime/published_files.h"
 #include "runtime/trainer.h"
 #include "tools/format.h"
 #include "tools/gpu_share.h"
@@ -100,6 +104,25 @@ int64_t VocabularyOf(const Graph& graph) {
     if (index.vocabulary[t]) rows = std::min(rows, graph.tensors[t].shape[0]);
   }
   return rows;
+}
+
+// Labels are tokens: the loss has to tell as many apart.
+Result<void> CheckClasses(const Graph& graph, const std::string& model) {
+  for (const Node& node : graph.nodes) {
+    if (node.op->name != "cross_entropy") continue;
+    const std::string& labels = graph.tensor(node.operands[1]).name;
+    if (labels != "labels" && labels != "next_token") continue;
+    const int64_t classes = graph.tensor(node.operands[0]).shape.back();
+    const int64_t vocabulary = VocabularyOf(graph);
+    if (classes < vocabulary) {
+      return InvalidInput("has " + std::to_string(classes) +
+                              " classes, but its labels here are tokens of a "
+                              "vocabulary of " +
+                              std::to_string(vocabulary),
+                          model);
+    }
+  }
+  return {};
 }
 
 struct Job {
@@ -345,6 +368,27 @@ Result<std::string> FamilyOf(const std::string& model) {
   return config.Field("model_type").text;
 }
 
+// Makes the folder, which must have no weights: those of two models would look
+// like one.
+Result<void> MakeExportFolder(const std::string& folder) {
+  std::error_code code;
+  std::filesystem::create_directories(folder, code);
+  if (code || access(folder.c_str(), W_OK) != 0) {
+    return Error{ErrorCode::kUnavailable,
+                 "cannot make or write the folder: " +
+                     (code ? code.message() : std::strerror(errno)),
+                 "--export " + folder};
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(folder, code)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("model") &&
+        name.find(".safetensors") != std::string::npos) {
+      return InvalidInput("has weights already: " + name, "--export " + folder);
+    }
+  }
+  return {};
+}
+
 // Reads and checks everything, so that no rank starts on bad input.
 // `environment` is that of a rank, if this process is one of several.
 Result<Job> ReadJob(const Options& options,
@@ -358,10 +402,9 @@ Result<Job> ReadJob(const Options& options,
   } else if (options.save_every > 0) {
     return InvalidInput("needs --save FILE", "--save-every");
   }
-  if (!options.export_folder.empty() &&
-      std::filesystem::exists(options.export_folder) &&
-      !std::filesystem::is_directory(options.export_folder)) {
-    return InvalidInput("is not a folder", options.export_folder);
+  const bool writes = !environment || environment->rank == 0;
+  if (writes && !options.export_folder.empty()) {
+    TESSERA_RETURN_IF_ERROR(MakeExportFolder(options.export_folder));
   }
   if (options.export_folder.empty() && options.Given("--export-shard")) {
     return InvalidInput("needs --export DIR", "--export-shard");
@@ -457,6 +500,11 @@ Result<Job> ReadJob(const Options& options,
   if (!options.load.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckReadable(options.load));
     TESSERA_TRY(const auto seed, SeedOfCheckpoint(options.load));
+    if (!seed) {
+      TESSERA_TRY(const std::string family, FamilyOf(options.model));
+      TESSERA_RETURN_IF_ERROR(
+          PublishedFiles::Open(options.load, family, job.inputs.graph));
+    }
     job.seed = seed.value_or(options.seed);
     if (options.Given("--seed") && job.seed != options.seed) {
       return InvalidInput("is " + std::to_string(options.seed) + ", but '" +
@@ -470,6 +518,7 @@ Result<Job> ReadJob(const Options& options,
     TESSERA_TRY(job.images, ImagesOf(options, graph, job.seed));
   } else {
     if (options.data.empty()) return InvalidInput("needs --data FILE", "run");
+    TESSERA_RETURN_IF_ERROR(CheckClasses(graph, options.model));
     TESSERA_TRY(TokenData data, OpenTokens(options.data, VocabularyOf(graph)));
     job.data = std::make_unique<TokenData>(std::move(data));
     TESSERA_TRY(job.batches, BatchesOf(options, graph, job.seed, *job.data));

@@ -33,6 +33,21 @@ assert [round(line["learning_rate"] * 1e6) for line in whole[:3]] == [
     150, 300, 300], whole
 END
 
+# Weights as the family publishes them, from two ranks into one; a folder has
+# those of one model, and what cannot be written is said before the first step.
+"$tessera" run "${training[@]}" --steps 2 --export "$work/weights" \
+  --export-shard 100kB >/dev/null 2>"$work/stderr"
+"$tessera" run "${tiny[@]}" "${text[@]}" --nproc 1 --steps 1 --seed 5 --json \
+  --load "$work/weights" >"$work/loaded.json" 2>"$work/stderr"
+json 'j["first_step"] == 0' "$work/loaded.json" >/dev/null
+fails 2 "has weights already: model" run "${training[@]}" --steps 2 \
+  --export "$work/weights"
+fails 1 "cannot make or write the folder" run "${training[@]}" --steps 2 \
+  --export "$work/stderr/weights"
+rm "$work"/weights/model-00002-*
+fails 2 "model-00002-of" run "${tiny[@]}" "${text[@]}" --nproc 1 --steps 1 \
+  --load "$work/weights"
+
 # A log that cannot be written ends the run at its first line.
 fails 1 "rank 0: /dev/full: cannot write" run "${tiny[@]}" "${text[@]}" \
   --nproc 2 --steps 100000 --json --log /dev/full
