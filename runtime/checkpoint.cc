@@ -287,11 +287,12 @@ Result<std::vector<std::byte>> ReadPart(const SafetensorsFile& file,
 }
 
 bool IsOneFile(const std::string& path) {
-  return !std::filesystem::is_directory(path) && !path.ends_with(".json");
+  std::error_code code;
+  return !std::filesystem::is_directory(path, code) && !path.ends_with(".json");
 }
 
-// Files of tensors one after the other, each of `most` bytes but for the last
-// tensor in it: by tensor the number of its file.
+// Files of tensors one after the other, each of at most `most` bytes unless one
+// tensor alone has more: by tensor the number of its file.
 std::vector<size_t> FilesOf(const std::vector<PublishedTensor>& tensors,
                             DType dtype, Bytes most) {
   std::vector<size_t> files;

@@ -22,6 +22,12 @@ int64_t ElementsIn(const Shape& shape) {
   return elements;
 }
 
+std::string UnknownLayout(const std::string& family) {
+  if (family.empty() || HasPublishedWeights(family)) return "";
+  return ", as the graph has it: no published layout of '" + family +
+         "' is known";
+}
+
 // n elements from `from` on, a stride apart, in fp32.
 void ReadFloats(const SafetensorsView& view, int64_t from, int64_t n,
                 int64_t stride, float* to) {
@@ -59,12 +65,13 @@ Result<void> ForEachRun(const Shape& shape, const Box& box, const Run& run) {
     count *= box[inner].size();
     if (box[inner].size() != shape[inner]) break;
   }
+  if (ElementsOf(box) == 0) return {};
   std::vector<int64_t> at;
   for (size_t d = 0; d < shape.size(); ++d) at.push_back(box[d].begin);
   for (;;) {
     int64_t begin = 0;
     for (size_t d = 0; d < shape.size(); ++d) begin = begin * shape[d] + at[d];
-    if (count > 0) TESSERA_RETURN_IF_ERROR(run(begin, count));
+    TESSERA_RETURN_IF_ERROR(run(begin, count));
     size_t d = inner;
     while (d > 0 && ++at[d - 1] == box[d - 1].end) {
       at[d - 1] = box[d - 1].begin;
@@ -97,11 +104,13 @@ Result<PublishedFiles> PublishedFiles::Open(const std::string& path,
   opened.family_ = family;
   opened.graph_ = &graph;
   std::filesystem::path file = path;
-  if (std::filesystem::is_directory(file)) {
+  std::error_code code;
+  if (std::filesystem::is_directory(file, code)) {
     // As transformers: an index only where there is no such file.
     const std::filesystem::path index = file / kIndex;
     file /= kFile;
-    if (!std::filesystem::exists(file) && std::filesystem::exists(index)) {
+    if (!std::filesystem::exists(file, code) &&
+        std::filesystem::exists(index, code)) {
       file = index;
     }
   }
@@ -117,6 +126,11 @@ Result<PublishedFiles> PublishedFiles::Open(const std::string& path,
   TESSERA_TRY(const JsonValue index, ReadJson(file));
   std::map<std::string, size_t> numbers;
   for (const auto& [tensor, name] : index.Field("weight_map").fields) {
+    if (name.text.empty() || name.text.find('/') != std::string::npos) {
+      return InvalidInput("is " + name.ToString() +
+                              ": expected the name of a file beside the index",
+                          file.string() + ": weight_map." + tensor);
+    }
     const auto [at, is_new] = numbers.try_emplace(name.text, numbers.size());
     if (is_new) {
       const std::filesystem::path shard = file.parent_path() / name.text;
@@ -177,7 +191,7 @@ Result<SafetensorsView> PublishedFiles::Find(
     const PublishedPiece& piece) const {
   const auto name = NameOf(piece.tensor);
   if (!name) {
-    return InvalidInput("is missing",
+    return InvalidInput("is missing" + UnknownLayout(family_),
                         path_ + ": tensor '" + piece.tensor + "'");
   }
   TESSERA_TRY(SafetensorsView view,
@@ -186,7 +200,7 @@ Result<SafetensorsView> PublishedFiles::Find(
     return InvalidInput("is " + SafetensorsText(view.dtype, view.shape) +
                             ": expected " +
                             SafetensorsText(DType::kFloat32, piece.shape) +
-                            " or a narrower float",
+                            " or another float" + UnknownLayout(family_),
                         path_ + ": tensor '" + *name + "'");
   }
   return view;

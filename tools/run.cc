@@ -406,6 +406,9 @@ Result<Job> ReadJob(const Options& options,
   if (writes && !options.export_folder.empty()) {
     TESSERA_RETURN_IF_ERROR(MakeExportFolder(options.export_folder));
   }
+  if (options.export_shard < 1 || options.export_shard > 1e18) {
+    return InvalidInput("expected from 1 byte to 10^18", "--export-shard");
+  }
   if (options.export_folder.empty() && options.Given("--export-shard")) {
     return InvalidInput("needs --export DIR", "--export-shard");
   }

@@ -9,10 +9,11 @@
 namespace tessera {
 namespace {
 
-// Sequences have as many places as an operator takes apart.
+// Sequences have as many places as an operator takes apart; of a single one the
+// product with the state before would have no gradient.
 void CheckPlaces(ModelConfig& config, std::string_view key, int64_t places) {
-  if (places <= static_cast<int64_t>(kMostSteps)) return;
-  config.Wrong(key, std::to_string(places) + " steps: expected at most " +
+  if (places >= 2 && places <= static_cast<int64_t>(kMostSteps)) return;
+  config.Wrong(key, std::to_string(places) + " steps: expected from 2 to " +
                         std::to_string(kMostSteps));
 }
 

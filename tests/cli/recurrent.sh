@@ -35,5 +35,5 @@ for model in rnn-tiny nmt-tiny; do
       "$work/four.json" >/dev/null
   done
 done
-fails 2 "steps: 300 steps: expected at most 256" simulate --model zoo:rnnlm \
+fails 2 "steps: 300 steps: expected from 2 to 256" simulate --model zoo:rnnlm \
   --seq-len 300 --global-batch 8 --cluster local-cpu:1

@@ -132,7 +132,7 @@ TEST(Rnn, TellsWhatIsWrong) {
   EXPECT_THAT(error("cell", elman),
               HasSubstr("cell: is 'elman': expected lstm or gru"));
   EXPECT_THAT(error("source_len", Number(257)),
-              HasSubstr("source_len: 257 steps: expected at most 256"));
+              HasSubstr("source_len: 257 steps: expected from 2 to 256"));
   EXPECT_THAT(error("steps", Number(9)),
               HasSubstr("steps: is 9: expected the sequence length, 8, where "
                         "that is given too"));

@@ -224,7 +224,7 @@ TEST_F(PublishedFilesTest, WhatIsMissingOrOfAnotherShapeIsNamed) {
   EXPECT_EQ(message(dense),
             file +
                 ": tensor 'h.0.mlp.c_fc.weight': is F32[64, 16]: expected "
-                "F32[16, 64] or a narrower float");
+                "F32[16, 64] or another float");
   // A deeper model's: the second layer would be left out.
   EXPECT_EQ(message(Gpt2Tensors(2, 16)),
             file +
