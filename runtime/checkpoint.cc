@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "planner/io/file.h"
+#include "planner/io/json_value.h"
 #include "runtime/comm/host_messages.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/staging.h"
@@ -326,7 +327,10 @@ std::string IndexText(const std::vector<PublishedTensor>& tensors,
   for (size_t t = 0; t < tensors.size(); ++t) {
     total += ElementsOf(WholeBox(tensors[t].shape)) * SizeOf(dtype);
     map += (t == 0 ? "" : ",");
-    map += "\n    \"" + tensors[t].name + "\": \"" +
+    JsonValue name;
+    name.kind = JsonValue::Kind::kString;
+    name.text = tensors[t].name;
+    map += "\n    " + name.ToString() + ": \"" +
            FileName(files[t], files.back() + 1) + "\"";
   }
   return "{\n  \"metadata\": {\"total_size\": " + std::to_string(total) +

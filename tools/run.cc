@@ -25,7 +25,6 @@
 #include "planner/io/plan_io.h"
 #include "planner/lower/check_order.h"
 #include "planner/lower/lower.h"
-#include "planner/plan/graph_index.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "runtime/checkpoint.h"
@@ -96,12 +95,14 @@ Result<int> RanksOfPlan(const Options& options) {
   return last + 1;
 }
 
-// Rows of the table that tokens are looked up in.
+// Rows of the smallest table that tokens are looked up in.
 int64_t VocabularyOf(const Graph& graph) {
-  const GraphIndex index(graph);
   int64_t rows = std::numeric_limits<int32_t>::max();
-  for (size_t t = 0; t < graph.tensors.size(); ++t) {
-    if (index.vocabulary[t]) rows = std::min(rows, graph.tensors[t].shape[0]);
+  for (const Node& node : graph.nodes) {
+    if (node.op->name != "embedding") continue;
+    const Tensor& ids = graph.tensor(node.operands[0]);
+    if (ids.name != "tokens" && ids.name != "source") continue;
+    rows = std::min(rows, graph.tensor(node.operands[1]).shape[0]);
   }
   return rows;
 }
