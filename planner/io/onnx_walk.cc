@@ -735,7 +735,10 @@ Result<void> Walk::Map(const OnnxNode& node) {
       return InvalidInput("reads '" + node.inputs[i] +
                           "', which nothing in front of it makes");
     }
-    if (value.Is(Value::Kind::kUnknown)) return {};  // said where it is made
+    if (value.Is(Value::Kind::kUnknown)) {  // said where it is made
+      ++behind_problems_;
+      return {};
+    }
     constants = constants && value.Is(Value::Kind::kConstant);
     known = known && !value.Is(Value::Kind::kActivation) &&
             !value.Is(Value::Kind::kPieces) &&
@@ -938,6 +941,10 @@ Result<void> Walk::Problems() const {
                      " nodes cannot be mapped";
   for (size_t i = 0; i < problems_.size(); ++i) {
     text += (i == 0 ? ": " : "; ") + problems_[i];
+  }
+  if (behind_problems_ > 0) {
+    text += "; " + std::to_string(behind_problems_) +
+            " behind them were not looked at";
   }
   return InvalidInput(text, path_);
 }

@@ -271,6 +271,7 @@ class Walk {
   std::deque<OnnxNode> parts_;
   int next_part_ = 0;
   std::vector<std::string> problems_;
+  int behind_problems_ = 0;  // nodes that read what such a node makes
   std::map<std::string, TensorId> extras_;
   int64_t seq_len_ = 1;  // places of a sample
   std::optional<Patches> patches_;
