@@ -2276,7 +2276,10 @@ def torchvision_model(args):
     more = {}
     if name in ("inception_v3", "googlenet"):
         more = {"init_weights": False, "aux_logits": False}
-    module = torchvision.models.get_model(name, weights=None, **more)
+    try:
+        module = torchvision.models.get_model(name, weights=None, **more)
+    except ValueError as error:
+        refuse(f"{args.model}: {error}")
     size = args.image_size or (299 if name == "inception_v3" else 224)
     return module, (torch.zeros(TRACED_BATCH, 3, size, size),)
 
@@ -2418,20 +2421,23 @@ def parser():
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     made.add_argument("model")
-    made.add_argument("-o", "--out", default="graph.json")
+    made.add_argument("-o", "--out", default="graph.json",
+                      help="file to write (default: graph.json)")
     made.add_argument("--loss", action="store_true",
                       help="add the mean cross-entropy of the output")
     made.add_argument("--output", type=int, default=0,
-                      help="which of the model's outputs")
-    made.add_argument("--global-batch", type=int, default=8)
+                      help="which of the model's outputs (default: 0)")
+    made.add_argument("--global-batch", type=int, default=8,
+                      help="samples of a step (default: 8)")
     made.add_argument("--seq-len", type=int, default=0,
-                      help="of a Hugging Face model")
+                      help="tokens of a sample, of a Hugging Face model")
     made.add_argument("--source-len", type=int, default=0,
                       help="of its encoder, where it is another")
     made.add_argument("--image-size", type=int, default=0,
                       help="of a model whose config does not say")
     made.add_argument("--dtype", default="fp32",
-                      choices=["fp64", "fp32", "bf16", "fp16"])
+                      choices=["fp64", "fp32", "bf16", "fp16"],
+                      help="of parameters and activations (default: fp32)")
     made.add_argument("--expert-capacity-factor", type=float, default=0,
                       help="slots of an expert, as a share of those it needs "
                       "when all get as many tokens; 0: none is dropped")
@@ -2450,6 +2456,10 @@ def parser():
 
 def main():
     args = parser().parse_args()
+    for path in filter(None, (args.out, args.weights)):
+        folder = pathlib.Path(path).absolute().parent
+        if not os.access(folder, os.W_OK):
+            refuse(f"{path}: cannot write into {folder}")
     graph, walk, module = export(args)
     for warning in walk.warnings:
         print(f"{args.model}: {warning}", file=sys.stderr)
