@@ -8,13 +8,13 @@ namespace {
 
 // r rings in each of m hosts of g ranks. Chunk ((k * g) + j) * m + a belongs to
 // the rank at position j of ring k in host a.
-struct Shape {
+struct Levels {
   int rings = 0;
   int local = 0;  // g
   int hosts = 0;  // m
 };
 
-Shape ShapeOf(const CollectiveGroup& group) {
+Levels LevelsOf(const CollectiveGroup& group) {
   size_t rings = group.node_rings[0].size();
   for (const auto& node : group.node_rings) {
     rings = std::min(rings, node.size());
@@ -29,7 +29,7 @@ int RankAt(const CollectiveGroup& group, int host, int ring, int position) {
 }
 
 // Rings within every host, over blocks of m chunks.
-Round WithinHosts(const CollectiveGroup& group, const Shape& shape,
+Round WithinHosts(const CollectiveGroup& group, const Levels& shape,
                   bool reduce) {
   const int g = shape.local;
   const int m = shape.hosts;
@@ -53,7 +53,7 @@ Round WithinHosts(const CollectiveGroup& group, const Shape& shape,
 }
 
 // For every ring and position a ring across the hosts, over single chunks.
-Round AcrossHosts(const CollectiveGroup& group, const Shape& shape,
+Round AcrossHosts(const CollectiveGroup& group, const Levels& shape,
                   bool reduce) {
   const int g = shape.local;
   const int m = shape.hosts;
@@ -92,7 +92,7 @@ bool HierarchicalApplies(CommKind kind, const CollectiveGroup& group) {
 }
 
 Rounds HierarchicalRounds(CommKind kind, const CollectiveGroup& group) {
-  const Shape shape = ShapeOf(group);
+  const Levels shape = LevelsOf(group);
   Rounds out;
   out.chunks = shape.rings * shape.local * shape.hosts;
   for (int k = 0; k < shape.rings; ++k) {

@@ -30,7 +30,7 @@ int Devices(const SearchSpace& space) {
   return static_cast<int>(space.cluster->devices.size());
 }
 
-std::vector<std::vector<Strategy>> DataParallel(const SearchSpace& space) {
+std::vector<std::vector<Strategy>> Ddp(const SearchSpace& space) {
   Strategy strategy;
   strategy.dp = Devices(space);
   return {WithSamples(space, strategy)};
@@ -203,7 +203,7 @@ std::span<const Expert> Experts() {
              "one device scatters the batch, computes the loss and steps for "
              "all",
              Rooted},
-      Expert{"DDP", "data parallelism over all devices", DataParallel},
+      Expert{"DDP", "data parallelism over all devices", Ddp},
       Expert{"ZeRO-1", "data parallelism over all devices, optimizer state cut",
              ZeroDataParallel<1>},
       Expert{"ZeRO-2",
