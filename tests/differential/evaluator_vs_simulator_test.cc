@@ -6,6 +6,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <array>
 #include <cmath>
@@ -35,7 +36,8 @@ namespace {
 constexpr int kPlansPerCase = 25;
 
 std::string WriteConfig(const std::string& name, const std::string& text) {
-  const std::string path = ::testing::TempDir() + name;
+  const std::string path =
+      ::testing::TempDir() + std::to_string(getpid()) + "." + name;
   std::ofstream(path) << text;
   return path;
 }

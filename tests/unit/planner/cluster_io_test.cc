@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -17,7 +18,8 @@ namespace {
 using ::testing::HasSubstr;
 
 std::string TempPath(const std::string& name) {
-  return ::testing::TempDir() + "cluster_io_test_" + name;
+  return ::testing::TempDir() + "cluster_io_test_" + std::to_string(getpid()) +
+         "_" + name;
 }
 
 std::string WriteText(const std::string& name, const std::string& text) {

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -35,7 +36,8 @@ Graph Import(const std::string& path, const ImportOptions& options) {
 
 // A file of the running test, removed with the fixture's folder by the system.
 std::string WriteTemp(const std::string& name, const std::string& text) {
-  const std::string path = ::testing::TempDir() + "/importer_test." + name;
+  const std::string path = ::testing::TempDir() + "/importer_test." +
+                           std::to_string(getpid()) + "." + name;
   std::ofstream(path) << text;
   return path;
 }

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <sstream>
@@ -20,7 +21,8 @@ using ::testing::HasSubstr;
 using testing::MlpGraph;
 
 std::string Temp(const std::string& name) {
-  return ::testing::TempDir() + "/plan_io_test." + name;
+  return ::testing::TempDir() + "/plan_io_test." + std::to_string(getpid()) +
+         "." + name;
 }
 
 std::string Contents(const std::string& path) {

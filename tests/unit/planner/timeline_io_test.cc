@@ -1,6 +1,7 @@
 #include "planner/io/timeline_io.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "planner/io/file.h"
 
@@ -47,7 +48,7 @@ Example MakeExample() {
 }
 
 std::string Path(const std::string& name) {
-  return ::testing::TempDir() + "/" + name;
+  return ::testing::TempDir() + "/" + std::to_string(getpid()) + "." + name;
 }
 
 TEST(TimelineIo, RoundTripsInAllEncodings) {

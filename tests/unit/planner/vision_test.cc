@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -26,7 +27,8 @@ Result<Graph> ImportZoo(const std::string& name) {
 }
 
 Result<Graph> ImportText(const std::string& text) {
-  const std::string folder = ::testing::TempDir() + "tessera.vision";
+  const std::string folder =
+      ::testing::TempDir() + "tessera.vision." + std::to_string(getpid());
   std::filesystem::create_directories(folder);
   std::ofstream(folder + "/config.json") << text;
   auto graph = ImportModel(folder, Batch(2));
@@ -129,7 +131,8 @@ TEST(VisionModels, LayersInPlainWords) {
 TEST(VisionModels, GraphFilesKeepThem) {
   for (const char* name : {"resnet-tiny", "resnext-50", "inception-v3"}) {
     const Graph graph = ImportZoo(name).value();
-    const std::string path = ::testing::TempDir() + "tessera.vision.pb";
+    const std::string path = ::testing::TempDir() + "tessera.vision." +
+                             std::to_string(getpid()) + ".pb";
     ASSERT_TRUE(WriteGraph(path, graph).has_value());
     const auto read = ReadGraph(path);
     std::filesystem::remove(path);

@@ -115,7 +115,8 @@ TEST_P(FileTierTest, ManyAtOnceInBothDirections) {
 }
 
 TEST_P(FileTierTest, LeavesNoName) {
-  const std::string folder = ::testing::TempDir() + "tessera.file_tier";
+  const std::string folder =
+      ::testing::TempDir() + "tessera.file_tier." + std::to_string(getpid());
   std::filesystem::create_directories(folder);
   const auto tier =
       FileTier::Open(OptionsIn(folder, GetParam()), {8192}).value();

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -34,7 +35,8 @@ std::string Records(int count) {
 }
 
 Result<Images> Open(const std::string& text, const ImageOptions& options) {
-  const std::string path = ::testing::TempDir() + "tessera.images.bin";
+  const std::string path =
+      ::testing::TempDir() + "tessera.images." + std::to_string(getpid());
   std::ofstream(path, std::ios::binary) << text;
   auto images = Images::Open(path, options);
   std::filesystem::remove(path);
