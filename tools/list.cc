@@ -102,7 +102,8 @@ std::vector<Entry> ZooEntries() {
     const std::string name(model.name);
     const auto config = ReadModelConfig("zoo:" + name);
     ImportOptions options;
-    options.global_batch = options.seq_len = 1;
+    options.global_batch = 1;
+    options.seq_len = 2;  // recurrent networks have as many steps at least
     const auto graph = ImportModel("zoo:" + name, options);
     TESSERA_CHECK(config && graph) << name;
     entries.push_back({name, config->Field("model_type").text + ", " +
