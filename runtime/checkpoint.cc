@@ -506,7 +506,9 @@ Result<void> LoadCheckpoint(const std::string& path, const std::string& family,
     } else if (IsRounded(value)) {
       TESSERA_TRY(const std::vector<std::byte> master,
                   ReadPart(*file, {name, DType::kFloat32, value.shape}, here));
-      part = Rounded(Widened(master, DType::kFloat32), value.dtype);
+      part = Rounded({reinterpret_cast<const float*>(master.data()),
+                      static_cast<size_t>(here.elements())},
+                     value.dtype);
     } else {
       TESSERA_TRY(part,
                   ReadPart(*file, {name, value.dtype, value.shape}, here));

@@ -37,6 +37,10 @@ void ReadFloats(const SafetensorsView& view, int64_t from, int64_t n,
     std::memcpy(to, at, static_cast<size_t>(n * size));
     return;
   }
+  if (Is16Bit(view.dtype) && stride == 1) {
+    Widen(at, view.dtype, n, to);
+    return;
+  }
   for (int64_t i = 0; i < n; ++i, at += stride * size) {
     if (view.dtype == DType::kFloat32) {
       std::memcpy(to + i, at, sizeof(float));

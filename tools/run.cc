@@ -131,6 +131,7 @@ struct Job {
   std::optional<GpuShare> gpu;  // where ranks have one
   Inputs inputs;
   Plan plan;
+  std::string family;               // the model's "model_type", or empty
   uint64_t seed = 0;                // of the checkpoint, if one is loaded
   std::unique_ptr<TokenData> data;  // of a model of tokens
   std::optional<Batches> batches;
@@ -500,14 +501,14 @@ Result<Job> ReadJob(const Options& options,
   TESSERA_RETURN_IF_ERROR(
       CheckMemory(options, job.inputs, gpu, job.plan, tasks));
 
+  TESSERA_TRY(job.family, FamilyOf(options.model));
   job.seed = options.seed;
   if (!options.load.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckReadable(options.load));
     TESSERA_TRY(const auto seed, SeedOfCheckpoint(options.load));
     if (!seed) {
-      TESSERA_TRY(const std::string family, FamilyOf(options.model));
       TESSERA_RETURN_IF_ERROR(
-          PublishedFiles::Open(options.load, family, job.inputs.graph));
+          PublishedFiles::Open(options.load, job.family, job.inputs.graph));
     }
     job.seed = seed.value_or(options.seed);
     if (options.Given("--seed") && job.seed != options.seed) {
@@ -669,7 +670,7 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   training.load_path = options.load;
   training.save_path = options.save;
   training.save_every = options.save_every;
-  TESSERA_TRY(training.family, FamilyOf(options.model));
+  training.family = job.family;
   training.export_folder = options.export_folder;
   training.export_file_bytes = {static_cast<int64_t>(options.export_shard)};
   training.offload_directory = OffloadDirectory(options);

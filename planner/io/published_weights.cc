@@ -20,14 +20,21 @@ struct Matrix {
   int64_t columns = 1;
 };
 
-// Of an attention's output projection all dimensions but the first are inputs;
-// of the others the last one is.
-Matrix MatrixOf(const Tensor& weight, std::string_view output) {
+// Whether a weight is one of an attention's output projection, whose dimensions
+// are all inputs but for the first.
+bool IsOutput(std::string_view name) {
+  constexpr std::array<std::string_view, 4> kNames = {
+      "o_proj.weight", "c_proj.weight", "out_proj.weight",
+      "attention.dense.weight"};
+  return std::ranges::any_of(
+      kNames, [&](std::string_view ending) { return name.ends_with(ending); });
+}
+
+// Of other weights the last dimension alone is inputs.
+Matrix MatrixOf(const Tensor& weight) {
   const Shape& shape = weight.shape;
   const size_t dims = shape.size();
-  if (weight.name.ends_with(std::string(output) + ".weight")) {
-    return {shape[0], Product(shape, 1, dims)};
-  }
+  if (IsOutput(weight.name)) return {shape[0], Product(shape, 1, dims)};
   return {Product(shape, 0, dims - 1), shape[dims - 1]};
 }
 
@@ -68,16 +75,6 @@ class Layout {
   }
 
  private:
-  // The name of an output projection whose inputs have several dimensions.
-  std::string_view Output() const {
-    constexpr std::array kNames = {"o_proj", "c_proj", "out_proj",
-                                   "attention.dense", "self_attention.dense"};
-    for (std::string_view name : kNames) {
-      if (weight_.name.ends_with(std::string(name) + ".weight")) return name;
-    }
-    return "no output";
-  }
-
   // The same elements in the same order.
   PublishedPiece Whole() const {
     PublishedPiece piece;
@@ -87,7 +84,7 @@ class Layout {
     if (weight_.name.ends_with(".bias")) {
       piece.shape = {elements_};
     } else if (weight_.shape.size() > 2) {
-      const Matrix matrix = MatrixOf(weight_, Output());
+      const Matrix matrix = MatrixOf(weight_);
       piece.shape = {matrix.rows, matrix.columns};
     }
     return piece;
@@ -98,8 +95,7 @@ class Layout {
     PublishedPiece piece = Whole();
     if (weight_.name.find(".c_") == std::string::npos) return {piece};
     const bool bias = weight_.name.ends_with(".bias");
-    const Matrix matrix =
-        bias ? Matrix{elements_, 1} : MatrixOf(weight_, "c_proj");
+    const Matrix matrix = bias ? Matrix{elements_, 1} : MatrixOf(weight_);
     int64_t outputs = matrix.rows;
     constexpr std::array<std::string_view, 3> kParts = {".q.", ".k.", ".v."};
     for (size_t p = 0; p < kParts.size(); ++p) {
@@ -132,7 +128,7 @@ class Layout {
         name.replace(at, part.size(), other);
         const Tensor& sibling = Named(name);
         if (other == part) piece.offset = rows * piece.shape[1];
-        rows += MatrixOf(sibling, "no output").rows;
+        rows += MatrixOf(sibling).rows;
       }
       piece.shape[0] = rows;
       piece.tensor.erase(at, part.size() - 1);

@@ -5,8 +5,8 @@
 // them (c_attn, qkv_proj, query_key_value), transpose them (GPT-2's Conv1D) or
 // keep one matrix for each expert.
 //
-// Layouts: the models of transformers 4.46, and for GPT-2 and Llama the index
-// of the tensors of hf.co/openai-community/gpt2 and hf.co/meta-llama/Llama-2.
+// Layouts: what transformers 5.23 saves; tests/bench/published_weights.py holds
+// each family to it.
 
 #include <cstdint>
 #include <string>

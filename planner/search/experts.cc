@@ -203,7 +203,8 @@ std::span<const Expert> Experts() {
              "one device scatters the batch, computes the loss and steps for "
              "all",
              Rooted},
-      Expert{"DDP", "data parallelism over all devices", Ddp},
+      Expert{"DDP", "data parallelism over all devices", Ddp,
+             /*always=*/true},
       Expert{"ZeRO-1", "data parallelism over all devices, optimizer state cut",
              ZeroDataParallel<1>},
       Expert{"ZeRO-2",
@@ -229,8 +230,7 @@ std::vector<Baseline> Baselines(const SearchSpace& space,
                                 const std::function<bool()>& stop) {
   std::vector<Baseline> baselines;
   // The last first: they are what people choose for large models, where time
-  // may not do for all. Plain data parallelism is what everything is compared
-  // with: where it may fit it is priced whatever the time.
+  // may not do for all.
   const auto may_fit = [&](const Strategy& strategy) {
     return objective
         .BoundUniform(space.index, *space.cluster, strategy,
@@ -240,8 +240,7 @@ std::vector<Baseline> Baselines(const SearchSpace& space,
   for (const Expert& expert : Experts() | std::views::reverse) {
     std::optional<Candidate> best;
     for (const std::vector<Strategy>& list : expert.choices(space)) {
-      const bool always =
-          expert.name == "DDP" && std::ranges::any_of(list, may_fit);
+      const bool always = expert.always && std::ranges::any_of(list, may_fit);
       const SweepResult swept =
           Sweep(space, objective, list, 1, threads, always ? nullptr : stop);
       if (!swept.best.empty() &&

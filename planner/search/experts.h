@@ -50,6 +50,9 @@ struct Expert {
   // The strategies it would consider, all of equal standing (the best is
   // taken), one list after the other until a list has a feasible plan.
   std::vector<std::vector<Strategy>> (*choices)(const SearchSpace& space);
+  // Priced whatever the time, where it may fit: what all others are compared
+  // with.
+  bool always = false;
 };
 
 // "DataParallel", "DDP", "ZeRO-1" to "ZeRO-3", "Hybrid ZeRO" and "Megatron".

@@ -79,6 +79,12 @@ Indices FactorsBut(const IndexRule& rule, const Indices& indices) {
   return others;
 }
 
+NestedPoints NestedOver(const KernelCall& call, const Indices& kept,
+                        std::span<const Placed> tensors) {
+  return {PointsOver(call, kept, tensors),
+          PointsOver(call, FactorsBut(*call.rule, kept), tensors)};
+}
+
 MatrixBatch AsMatrixBatch(const KernelCall& call) {
   const Indices& a = call.rule->operands[0];
   const Indices& b = call.rule->operands[1];

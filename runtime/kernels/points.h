@@ -44,6 +44,15 @@ Points PointsOver(const KernelCall& call, std::span<const uint8_t> factors,
 // The factors of the rule that `indices` lacks, in the rule's order.
 Indices FactorsBut(const IndexRule& rule, const Indices& indices);
 
+// The points of `kept`, and at each of them those of all other factors: what a
+// reduction loops over.
+struct NestedPoints {
+  Points outer;
+  Points inner;
+};
+NestedPoints NestedOver(const KernelCall& call, const Indices& kept,
+                        std::span<const Placed> tensors);
+
 // The extent of a factor in the whole tensors, over all ranks.
 int64_t GlobalExtent(const KernelCall& call, uint8_t factor);
 

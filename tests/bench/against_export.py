@@ -121,9 +121,7 @@ def train(module, batch, steps, recipe):
     """The losses, and Tessera's tensors of the first step's momenta."""
     decays = [p for p in module.parameters() if p.dim() > 1]
     others = [p for p in module.parameters() if p.dim() <= 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decays, "weight_decay": 0.1},
-         {"params": others, "weight_decay": 0}], lr=1e-3, betas=(0.9, 0.95))
+    optimizer = against_transformers.adamw(decays, others)
     losses = []
     for step in range(steps):
         given, labels = batch(step)

@@ -30,6 +30,7 @@ from onnx import numpy_helper
 from torch import nn
 from torch.nn import functional as F
 
+from against_transformers import adamw
 from pytorch_step import mix64, permuted
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -359,9 +360,7 @@ def loss_of(logits, labels):
 def train(module, samples, steps):
     decays = [p for p in module.parameters() if p.dim() > 1]
     others = [p for p in module.parameters() if p.dim() <= 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decays, "weight_decay": 0.1},
-         {"params": others, "weight_decay": 0}], lr=1e-3, betas=(0.9, 0.95))
+    optimizer = adamw(decays, others)
     losses = []
     for step in range(steps):
         inputs, labels = map(torch.from_numpy, samples.batch(step))

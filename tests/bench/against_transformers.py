@@ -223,11 +223,16 @@ def model_of(config, weights):
     return model, decays, others
 
 
-def train(config, weights, rows, steps):
-    model, decays, others = model_of(config, weights)
-    optimizer = torch.optim.AdamW(
+def adamw(decays, others):
+    """Tessera's defaults."""
+    return torch.optim.AdamW(
         [{"params": decays, "weight_decay": 0.1},
          {"params": others, "weight_decay": 0}], lr=1e-3, betas=(0.9, 0.95))
+
+
+def train(config, weights, rows, steps):
+    model, decays, others = model_of(config, weights)
+    optimizer = adamw(decays, others)
     losses = []
     for step in range(steps):
         batch = rows.batch(step)

@@ -26,9 +26,15 @@ class ReaderContract : public ::testing::TestWithParam<Reader> {
 
   std::vector<std::string> Corpus() const {
     std::vector<std::string> files;
-    for (const auto& file : std::filesystem::directory_iterator(
-             TestdataPath("fuzz/" + std::string(GetParam().name)))) {
-      files.push_back(file.path());
+    const std::string corpus =
+        TestdataPath("fuzz/" + std::string(GetParam().name));
+    if (std::filesystem::exists(corpus)) {
+      for (const auto& file : std::filesystem::directory_iterator(corpus)) {
+        files.push_back(file.path());
+      }
+    }
+    for (const std::string& example : GetParam().examples) {
+      files.push_back(ExamplePath(example));
     }
     std::ranges::sort(files);
     return files;

@@ -40,6 +40,10 @@ std::string RoundTrip(const std::string& path, const Read& read,
   return *before == *ReadFile(once) ? "" : "writes something else again";
 }
 
+std::string Clusters(const std::string& path) {
+  return RoundTrip(path, ReadCluster, WriteCluster);
+}
+
 std::string Import(const std::string& path) {
   ImportOptions options;
   options.global_batch = 4;
@@ -60,25 +64,25 @@ std::string Plans(const std::string& path) {
 }  // namespace
 
 std::span<const Reader> Readers() {
-  static constexpr Reader kReaders[] = {
-      {"cluster", "cluster.txtpb",
-       [](const std::string& path) {
-         return RoundTrip(path, ReadCluster, WriteCluster);
-       }},
-      {"cluster_json", "cluster.json",
-       [](const std::string& path) {
-         return RoundTrip(path, ReadCluster, WriteCluster);
-       }},
-      {"graph", "graph.txtpb",
+  static const Reader kReaders[] = {
+      {"cluster", "cluster.txtpb", Clusters},
+      {"cluster_json", "cluster.json", Clusters},
+      {"graph",
+       "graph.txtpb",
        [](const std::string& path) {
          return RoundTrip(path, ReadGraph, WriteGraph);
-       }},
+       },
+       {"graphs/norm-in-parts.txtpb"}},
       {"plan", "plan.txtpb", Plans},
       {"profile", "profile.txtpb",
        [](const std::string& path) {
          return RoundTrip(path, ReadProfile, WriteProfile);
        }},
-      {"config", "config.json", Import},
+      {"config",
+       "config.json",
+       Import,
+       {"models/gpt2-tiny/config.json", "models/t5-tiny/config.json",
+        "models/vit-tiny/config.json", "models/deepseek-tiny/config.json"}},
       {"onnx", "model.onnx", Import},
       {"runs", "runs.csv",
        [](const std::string& path) {
@@ -101,11 +105,13 @@ std::span<const Reader> Readers() {
          (void)ParseConstraints(*ReadFile(path), path, texts);
          return std::string();
        }},
-      {"schedule", "schedule.txt",
+      {"schedule",
+       "schedule.txt",
        [](const std::string& path) {
          (void)ReadActionTable(path);
          return std::string();
-       }},
+       },
+       {"schedules/zb-h1-p2-m4.txt"}},
       {"safetensors", "weights.safetensors",
        [](const std::string& path) {
          (void)SafetensorsFile::Open(path);

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera::testing {
 
@@ -15,6 +16,8 @@ struct Reader {
   // the second writing must be the first, byte for byte. Returns what is wrong
   // with that, empty for nothing; a file that is refused is nothing wrong.
   std::string (*problem)(const std::string& path);
+  // Files of examples/ that are of its kind, besides its corpus.
+  std::vector<std::string> examples = {};
 };
 
 std::span<const Reader> Readers();

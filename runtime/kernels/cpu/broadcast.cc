@@ -51,12 +51,6 @@ void Divide(const KernelCall& call) {
   OfBoth<T>(call, [](const auto& v) { return v[0] / v[1]; });
 }
 
-// dy, b -> da.
-template <typename T>
-void DivideDx(const KernelCall& call) {
-  OfBoth<T>(call, [](const auto& v) { return v[0] / v[1]; });
-}
-
 // dy, a, b -> db.
 template <typename T>
 void DivideDy(const KernelCall& call) {
@@ -99,7 +93,7 @@ std::vector<Kernel> CpuBroadcastKernels() {
       {"reduce_negative",
        ByDType<ReduceNegative<float>, ReduceNegative<double>>, true},
       {"divide", ByDType<Divide<float>, Divide<double>>, true},
-      {"divide_dx", ByDType<DivideDx<float>, DivideDx<double>>, true},
+      {"divide_dx", ByDType<Divide<float>, Divide<double>>, true},
       {"divide_dy", ByDType<DivideDy<float>, DivideDy<double>>, true},
       {"maximum", ByDType<Maximum<float>, Maximum<double>>, true},
       {"maximum_dx", ByDType<MaximumDx<float>, MaximumDx<double>>, true},

@@ -50,7 +50,6 @@ const LocalTensor* At(std::span<const LocalTensor> tensors, size_t i) {
 }
 
 // ---- LSTM
-// ---------------------------------------------------------------------
 
 template <typename T>
 struct LstmCell {
@@ -118,7 +117,6 @@ void LstmGatesDx(const KernelCall& call) {
 }
 
 // ---- GRU
-// ----------------------------------------------------------------------
 
 // What a call reads: gates of x, bias, gates of h, h, the last two perhaps not.
 struct GruOperands {

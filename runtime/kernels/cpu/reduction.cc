@@ -23,22 +23,26 @@ double CountOver(const KernelCall& call, const Indices& of) {
   return count;
 }
 
-// x -> mean. A shard of the reduced factors gives its share.
+// The sum over the factors that the result lacks, by the number of elements
+// that a mean of indices `of` is of.
 template <typename T>
-void ReduceMean(const KernelCall& call) {
-  const double count = CountOver(call, call.rule->results[0]);
+void SumByCount(const KernelCall& call, const Indices& of) {
+  const double count = CountOver(call, of);
   SumOver<T, 1>(
       call, [](const auto& v) { return v[0]; },
       [count](double sum) { return sum / count; });
 }
 
+// x -> mean. A shard of the reduced factors gives its share.
+template <typename T>
+void ReduceMean(const KernelCall& call) {
+  SumByCount<T>(call, call.rule->results[0]);
+}
+
 // dy -> dx.
 template <typename T>
 void ReduceMeanDx(const KernelCall& call) {
-  const double count = CountOver(call, call.rule->operands[0]);
-  SumOver<T, 1>(
-      call, [](const auto& v) { return v[0]; },
-      [count](double sum) { return sum / count; });
+  SumByCount<T>(call, call.rule->operands[0]);
 }
 
 // x -> y.
@@ -46,9 +50,7 @@ template <typename T>
 void ReduceMax(const KernelCall& call) {
   const std::array<Placed, 2> placed = {PlacedOperand(call, 0),
                                         PlacedResult(call, 0)};
-  const Indices& kept = call.rule->results[0];
-  const Points outer = PointsOver(call, kept, placed);
-  const Points inner = PointsOver(call, FactorsBut(*call.rule, kept), placed);
+  const auto [outer, inner] = NestedOver(call, call.rule->results[0], placed);
   const T* const x = call.operands[0].as<const T>();
   ForEachPoint(call, outer, inner.count, [&](int64_t, const Places& start) {
     T most = x[start[0]];
@@ -65,9 +67,7 @@ void ReduceMaxDx(const KernelCall& call) {
   const std::array<Placed, 4> placed = {
       PlacedOperand(call, 0), PlacedOperand(call, 1), PlacedOperand(call, 2),
       PlacedResult(call, 0)};
-  const Indices& kept = call.rule->operands[0];
-  const Points outer = PointsOver(call, kept, placed);
-  const Points inner = PointsOver(call, FactorsBut(*call.rule, kept), placed);
+  const auto [outer, inner] = NestedOver(call, call.rule->operands[0], placed);
   const T* const x = call.operands[1].as<const T>();
   T* const dx = call.results[0].as<T>();
   ForEachPoint(call, outer, inner.count, [&](int64_t, const Places& start) {
@@ -99,9 +99,7 @@ template <typename T>
 void ReduceVariance(const KernelCall& call) {
   const std::array<Placed, 2> placed = {PlacedOperand(call, 0),
                                         PlacedResult(call, 0)};
-  const Indices& kept = call.rule->results[0];
-  const Points outer = PointsOver(call, kept, placed);
-  const Points inner = PointsOver(call, FactorsBut(*call.rule, kept), placed);
+  const auto [outer, inner] = NestedOver(call, call.rule->results[0], placed);
   const double divisor =
       static_cast<double>(inner.count) - call.attribute("correction");
   const T* const x = call.operands[0].as<const T>();
@@ -121,9 +119,7 @@ template <typename T>
 void ReduceVarianceDx(const KernelCall& call) {
   const std::array<Placed, 3> placed = {
       PlacedOperand(call, 0), PlacedOperand(call, 1), PlacedResult(call, 0)};
-  const Indices& kept = call.rule->operands[0];
-  const Points outer = PointsOver(call, kept, placed);
-  const Points inner = PointsOver(call, FactorsBut(*call.rule, kept), placed);
+  const auto [outer, inner] = NestedOver(call, call.rule->operands[0], placed);
   const double divisor =
       static_cast<double>(inner.count) - call.attribute("correction");
   const T* const x = call.operands[1].as<const T>();

@@ -66,9 +66,7 @@ void SumOver(const KernelCall& call, F f, Finish finish) {
   }
   placed[kOperands] = PlacedResult(call, 0);
   T* const to = call.results[0].as<T>();
-  const Indices& kept = call.rule->results[0];
-  const Points outer = PointsOver(call, kept, placed);
-  const Points inner = PointsOver(call, FactorsBut(*call.rule, kept), placed);
+  const auto [outer, inner] = NestedOver(call, call.rule->results[0], placed);
   ForEachPoint(call, outer, inner.count, [&](int64_t, const Places& start) {
     double sum = 0;
     ForEachPoint(inner, 0, inner.count, start, [&](int64_t, const Places& at) {

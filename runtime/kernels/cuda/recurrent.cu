@@ -73,7 +73,6 @@ __device__ void ForEachFeature(int64_t n, int64_t features, F f) {
 }
 
 // ---- LSTM
-// ---------------------------------------------------------------------
 
 struct LstmCell {
   float input, forget, candidate, output, cell;
@@ -144,7 +143,6 @@ void LstmGatesDx(const KernelCall& call) {
 }
 
 // ---- GRU
-// ----------------------------------------------------------------------
 
 template <typename T>
 struct GruOperands {

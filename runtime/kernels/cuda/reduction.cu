@@ -119,9 +119,7 @@ void ReduceMax(const KernelCall& call) {
   const LocalTensor& y = call.results[0];
   const std::array<Placed, 2> placed = {PlacedOperand(call, 0),
                                         PlacedResult(call, 0)};
-  const Indices& kept = call.rule->results[0];
-  const Points outer = PointsOver(call, kept, placed);
-  const Points inner = PointsOver(call, FactorsBut(*call.rule, kept), placed);
+  const auto [outer, inner] = NestedOver(call, call.rule->results[0], placed);
   ByType({x, y}, [&]<typename T>() {
     Launch(MaxOfRows<T>, GridOfRows(outer.count), BlockOfRows(), 0, *call.queue,
            outer, inner, Elements<T>(x), Elements<T>(y));
@@ -132,9 +130,7 @@ void ReduceMaxDx(const KernelCall& call) {
   const std::array<Placed, 4> placed = {
       PlacedOperand(call, 0), PlacedOperand(call, 1), PlacedOperand(call, 2),
       PlacedResult(call, 0)};
-  const Indices& kept = call.rule->operands[0];
-  const Points outer = PointsOver(call, kept, placed);
-  const Points inner = PointsOver(call, FactorsBut(*call.rule, kept), placed);
+  const auto [outer, inner] = NestedOver(call, call.rule->operands[0], placed);
   const LocalTensor& dy = call.operands[0];
   const LocalTensor& x = call.operands[1];
   const LocalTensor& y = call.operands[2];
@@ -156,9 +152,7 @@ void ReduceVariance(const KernelCall& call) {
   const LocalTensor& y = call.results[0];
   const std::array<Placed, 2> placed = {PlacedOperand(call, 0),
                                         PlacedResult(call, 0)};
-  const Indices& kept = call.rule->results[0];
-  const Points outer = PointsOver(call, kept, placed);
-  const Points inner = PointsOver(call, FactorsBut(*call.rule, kept), placed);
+  const auto [outer, inner] = NestedOver(call, call.rule->results[0], placed);
   ByType({x, y}, [&]<typename T>() {
     Launch(VarianceOfRows<T>, GridOfRows(outer.count), BlockOfRows(), 0,
            *call.queue, outer, inner, Elements<T>(x),
@@ -169,9 +163,7 @@ void ReduceVariance(const KernelCall& call) {
 void ReduceVarianceDx(const KernelCall& call) {
   const std::array<Placed, 3> placed = {
       PlacedOperand(call, 0), PlacedOperand(call, 1), PlacedResult(call, 0)};
-  const Indices& kept = call.rule->operands[0];
-  const Points outer = PointsOver(call, kept, placed);
-  const Points inner = PointsOver(call, FactorsBut(*call.rule, kept), placed);
+  const auto [outer, inner] = NestedOver(call, call.rule->operands[0], placed);
   const LocalTensor& dy = call.operands[0];
   const LocalTensor& x = call.operands[1];
   const LocalTensor& dx = call.results[0];

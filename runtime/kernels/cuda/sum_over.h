@@ -77,9 +77,7 @@ void SumOver(const KernelCall& call, F f, float factor = 1) {
     tensors.push_back(call.operands[i]);
   }
   placed[kOperands] = PlacedResult(call, 0);
-  const Indices& kept = call.rule->results[0];
-  const Points outer = PointsOver(call, kept, placed);
-  const Points inner = PointsOver(call, FactorsBut(*call.rule, kept), placed);
+  const auto [outer, inner] = NestedOver(call, call.rule->results[0], placed);
   // Longer sums are shared by the threads of a block.
   constexpr int64_t kLongSum = 64;
   ByType(tensors, [&]<typename T>() {
