@@ -636,7 +636,7 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
       .attributes = node != nullptr
                         ? std::span<const Attribute>(node->attributes)
                         : std::span<const Attribute>()};
-  if (op->flops != nullptr) query.flops = op->flops(call);
+  query.flops = CallFlops(*op, call);
   if (op->bytes != nullptr && !state) query.bytes = op->bytes(call);
   if (query.op_class == OpClass::kMatmul) query.matmul = MatmulShapeOf(call);
   if (query.op_class == OpClass::kAttention) {

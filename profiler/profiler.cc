@@ -592,6 +592,8 @@ void AddCases(const Graph& graph, const Cluster& cluster,
       if (by_hosts_figures && !cluster.TypeOf(group.devices[0]).shared_memory) {
         continue;
       }
+      const OpDef* op = OperatorOf(task.kernel);
+      if (op != nullptr && OwnOpOf(*op) != nullptr) continue;  // has no kernel
       auto found = cases.kernels.find(keys[t]);
       if (found == cases.kernels.end()) {
         found =

@@ -61,7 +61,8 @@ void AddLadder(const Cluster& cluster, ProfileCases& cases);
 
 // What `plans` run: kernels and copies of `cluster`'s devices, and what the
 // exchanges of the ladder are worth to them. Work that is priced by the host's
-// figures (copies between tiers, optimizers on the host of a GPU) is none.
+// figures (copies between tiers, optimizers on the host of a GPU) is none, nor
+// are operators of a graph file's own, which nothing runs.
 // REQUIRES: AddLadder was called, the plans are valid.
 void AddCases(const Graph& graph, const Cluster& cluster,
               std::span<const Plan> plans, const TrainingOptions& options,

@@ -459,6 +459,14 @@ Result<Job> ReadJob(const Options& options,
                 ReadInputs(options, "local-cpu:" + std::to_string(ranks)));
   }
   const Graph& graph = job.inputs.graph;
+  for (const Node& node : graph.nodes) {
+    if (const OwnOp* own = OwnOpOf(*node.op)) {
+      return InvalidInput("operator '" + own->name + "' of '" + node.name +
+                              "' is the file's own: it is planned and priced, "
+                              "but nothing runs it",
+                          options.model);
+    }
+  }
   const auto devices = static_cast<int>(job.inputs.cluster.devices.size());
   if (ranks != 0 && ranks != devices) {
     return InvalidInput(std::to_string(ranks) + " ranks on the " +

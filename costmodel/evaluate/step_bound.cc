@@ -128,7 +128,7 @@ StepBound LowerBound(const Graph& graph, const Cluster& cluster,
     CostQuery query;
     query.key.dtype = KernelType(operands, results);
     query.op_class = node.op->op_class;
-    if (node.op->flops != nullptr) query.flops = node.op->flops(call);
+    query.flops = CallFlops(*node.op, call);
     query.bytes = {static_cast<int64_t>(
         stack.kernel_traffic * fusion[i].traffic *
         static_cast<double>(CallBytes(*node.op, call).value))};

@@ -214,7 +214,7 @@ std::optional<double> WorkOf(const ProfileKey& key) {
   if (op->op_class == OpClass::kMemory) {
     return static_cast<double>(CallBytes(*op, call).value);
   }
-  return op->flops(call).value;
+  return CallFlops(*op, call).value;
 }
 
 }  // namespace tessera

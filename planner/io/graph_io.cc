@@ -94,6 +94,22 @@ proto::Graph ToProto(const Graph& graph) {
     row.set_block(graph.blocks[static_cast<size_t>(node.block)]);
   }
   out.set_loss(graph.tensor(graph.loss).name);
+  std::vector<const OpDef*> written;
+  for (const Node& node : graph.nodes) {
+    const OwnOp* own = OwnOpOf(*node.op);
+    if (own == nullptr || std::ranges::count(written, node.op) > 0) continue;
+    written.push_back(node.op);
+    proto::Operator& row = *out.add_operators();
+    row.set_name(own->name);
+    row.set_summary(own->summary);
+    row.set_rule(own->rule);
+    row.set_flops_per_point(own->flops_per_point);
+    row.set_backward_flops_per_point(own->backward_flops_per_point);
+    row.set_backward_reads_result(own->backward_reads_result);
+    for (const size_t operand : own->integer_operands) {
+      row.add_integer_operands(static_cast<int32_t>(operand));
+    }
+  }
   return out;
 }
 
@@ -173,6 +189,24 @@ Result<Tensor> FromProto(const proto::Tensor& row, int64_t global_batch,
   }
   tensor.weight_decay = row.weight_decay();
   return tensor;
+}
+
+Result<void> Define(const proto::Operator& row, int index) {
+  OwnOp own = {.name = row.name(),
+               .summary = row.summary(),
+               .rule = row.rule(),
+               .flops_per_point = row.flops_per_point(),
+               .backward_flops_per_point = row.has_backward_flops_per_point()
+                                               ? row.backward_flops_per_point()
+                                               : row.flops_per_point(),
+               .backward_reads_result = row.backward_reads_result()};
+  for (const int32_t operand : row.integer_operands()) {
+    own.integer_operands.push_back(static_cast<size_t>(operand));
+  }
+  const auto defined = DefineOp(own);
+  if (defined) return {};
+  return InvalidInput(defined.error().message,
+                      At("operators", index, defined.error().where));
 }
 
 Result<std::vector<Attribute>> ReadAttributes(const proto::Node& row,
@@ -276,6 +310,9 @@ Result<Graph> FromProto(const proto::Graph& message) {
   TESSERA_RETURN_IF_ERROR(CheckPositive(graph.global_batch, "global_batch"));
   TESSERA_RETURN_IF_ERROR(CheckPositive(graph.seq_len, "seq_len"));
   TESSERA_TRY(graph.dtype, FloatDType(message.dtype(), "dtype"));
+  for (int i = 0; i < message.operators_size(); ++i) {
+    TESSERA_RETURN_IF_ERROR(Define(message.operators(i), i));
+  }
   NameIndex blocks;
   for (int i = 0; i < message.blocks_size(); ++i) {
     graph.blocks.push_back(message.blocks(i));

@@ -55,7 +55,7 @@ Flops ForwardFlops(const Graph& graph, const Node& node) {
   const OpCall call = {
       &node.rule, *extents, std::span(dtypes).first(node.operands.size()),
       std::span(dtypes).first(node.results.size()), node.attributes};
-  return node.op->flops(call);
+  return CallFlops(*node.op, call);
 }
 
 std::string ShapeText(const Shape& shape) {
@@ -159,6 +159,13 @@ Flops ModelFlops(const Graph& graph, bool halve_causal) {
           std::ranges::find(node.attributes, "causal", &Attribute::name);
       const bool all = causal != node.attributes.end() && causal->value == 0;
       total += ForwardFlops(graph, node) * (halve_causal && !all ? 1.5 : 3);
+    } else if (const OwnOp* own = OwnOpOf(*node.op); own != nullptr) {
+      const double forward = own->flops_per_point;
+      if (forward > 0) {
+        const double backward = own->backward_flops_per_point *
+                                static_cast<double>(node.op->adjoints.size());
+        total += ForwardFlops(graph, node) * (1 + backward / forward);
+      }
     }
   }
   return total;

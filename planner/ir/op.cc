@@ -63,6 +63,11 @@ bool AddsPartialSums(const OpDef& op, size_t operands) {
                                      });
 }
 
+Flops CallFlops(const OpDef& op, const OpCall& call) {
+  return op.flops != nullptr ? op.flops(call)
+                             : Flops{op.flops_per_point * call.Points()};
+}
+
 Bytes OperandBytes(const OpCall& call) {
   Bytes total;
   const auto add = [&](const std::vector<Indices>& sides,

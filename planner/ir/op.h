@@ -83,6 +83,7 @@ enum class OpClass : uint8_t {
   kMatmul,     // runs on matrix units
   kAttention,  // matrix units, with a softmax between the two products
   kMemory,     // bounded by memory traffic
+  kRoofline,   // memory traffic or FLOPs at the device's peak, what is longer
 };
 
 // What a forward node's own rule must look like, for an operator that has no
@@ -109,8 +110,10 @@ struct OpDef {
   RuleForm form = {};
   OpClass op_class = OpClass::kMemory;
   std::vector<AdjointDef> adjoints = {};
-  // Floating-point operations of a call (m*n*k counts 2*m*n*k).
+  // Floating-point operations of a call (m*n*k counts 2*m*n*k). Null: as many
+  // as `flops_per_point` says.
   Flops (*flops)(const OpCall&) = nullptr;
+  double flops_per_point = 0;
   // Memory traffic of a call; null for the sum of all operands and results.
   Bytes (*bytes)(const OpCall&) = nullptr;
   // The attributes that a node must have; it may have no others.
@@ -145,8 +148,34 @@ struct OpDef {
 // resolves the sum in front of it.
 bool AddsPartialSums(const OpDef& op, size_t operands);
 
-// All operators, in the order of ops.def.
+// All of Tessera's operators, in the order of ops.def.
 std::span<const OpDef> Ops();
+
+// An operator that a user describes in a graph file (proto/graph.proto,
+// Operator): planned and priced, but nothing runs it. It has one result.
+struct OwnOp {
+  std::string name;
+  std::string summary;
+  std::string rule;  // which each of its nodes has
+  // For each point of the rule, forward and for each operand's gradient.
+  double flops_per_point = 0;
+  double backward_flops_per_point = 0;
+  // The gradients are computed from the result besides the operands.
+  bool backward_reads_result = false;
+  std::vector<size_t> integer_operands = {};
+  bool operator==(const OwnOp&) const = default;
+};
+
+// Defines it for the whole process, with an operator NAME_dN for the gradient
+// of each operand N; once more the same is the same. Errors name the field of
+// OwnOp that is wrong. Thread-safe.
+Result<const OpDef*> DefineOp(const OwnOp& own);
+
+// The description of an operator that DefineOp made, or of that whose gradient
+// it is; null for Tessera's.
+const OwnOp* OwnOpOf(const OpDef& op);
+
+// An operator of Tessera's or, behind them, of DefineOp. Thread-safe.
 Result<const OpDef*> FindOp(std::string_view name);
 
 // FLOPs that are proportional to the number of points.
@@ -174,6 +203,8 @@ inline constexpr RuleForm kBinaryForm = {
 // What is wrong with an attribute of a node of `op`: an unknown name, a value
 // out of its range. Empty for nothing.
 std::string AttributeProblem(const OpDef& op, const Attribute& attribute);
+
+Flops CallFlops(const OpDef& op, const OpCall& call);
 
 // Memory traffic of all operands and results of a call.
 Bytes OperandBytes(const OpCall& call);

@@ -1,3 +1,7 @@
+#include <cmath>
+#include <deque>
+#include <mutex>
+
 #include "planner/base/table.h"
 #include "planner/ir/op.h"
 
@@ -19,8 +23,140 @@ std::span<const OpDef> Ops() {
   return *table;
 }
 
+namespace {
+
+// What DefineOp keeps: the texts that the operators' fields refer to stand
+// beside them, and nothing moves or goes.
+struct Definition {
+  OwnOp own;
+  std::deque<std::string> texts;
+  std::deque<OpDef> ops;  // forward, then the operands' gradients
+
+  const OpDef& forward() const { return ops.front(); }
+};
+
+struct Definitions {
+  std::mutex mutex;
+  std::deque<Definition> rows;
+
+  const OpDef* Find(std::string_view name) {
+    for (const Definition& row : rows) {
+      for (const OpDef& op : row.ops) {
+        if (op.name == name) return &op;
+      }
+    }
+    return nullptr;
+  }
+};
+
+Definitions& Defined() {
+  static auto* const definitions = new Definitions();
+  return *definitions;
+}
+
+bool IsName(std::string_view name) {
+  return !name.empty() &&
+         name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") ==
+             std::string_view::npos;
+}
+
+Result<void> CheckFlops(double flops, std::string_view field) {
+  if (flops >= 0 && flops <= 1e15) return {};
+  return InvalidInput("expected a number from 0 to 1e15", std::string(field));
+}
+
+Result<void> CheckOwn(const OwnOp& own) {
+  if (!IsName(own.name)) {
+    return InvalidInput(
+        "is '" + own.name + "': expected small letters, digits and '_'",
+        "name");
+  }
+  const auto rule = IndexRule::Parse(own.rule);
+  if (!rule) return InvalidInput(rule.error().message, "rule");
+  if (rule->results.size() != 1) {
+    return InvalidInput(
+        "has " + std::to_string(rule->results.size()) + " results: expected 1",
+        "rule");
+  }
+  TESSERA_RETURN_IF_ERROR(CheckFlops(own.flops_per_point, "flops_per_point"));
+  TESSERA_RETURN_IF_ERROR(
+      CheckFlops(own.backward_flops_per_point, "backward_flops_per_point"));
+  for (const size_t operand : own.integer_operands) {
+    if (operand < rule->operands.size()) continue;
+    return InvalidInput("names operand " + std::to_string(operand) +
+                            ": the rule has " +
+                            std::to_string(rule->operands.size()),
+                        "integer_operands");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<const OpDef*> DefineOp(const OwnOp& own) {
+  TESSERA_RETURN_IF_ERROR(CheckOwn(own));
+  Definitions& defined = Defined();
+  const std::lock_guard lock(defined.mutex);
+  for (const Definition& row : defined.rows) {
+    if (row.own == own) return &row.forward();
+  }
+  Definition row;
+  row.own = own;
+  const auto keep = [&](std::string text) -> std::string_view {
+    return row.texts.emplace_back(std::move(text));
+  };
+  const size_t operands = IndexRule::Parse(own.rule)->operands.size();
+  std::string reads = "dy0";
+  for (size_t i = 0; i < operands; ++i) reads += ",x" + std::to_string(i);
+  if (own.backward_reads_result) reads += ",y0";
+  OpDef forward = {.name = keep(own.name),
+                   .summary = keep(own.summary),
+                   .rule = keep(own.rule),
+                   .op_class = OpClass::kRoofline,
+                   .flops_per_point = own.flops_per_point,
+                   .integer_operands = own.integer_operands};
+  std::vector<OpDef> backward;
+  for (size_t i = 0; i < operands; ++i) {
+    if (std::ranges::count(own.integer_operands, i) > 0) continue;
+    const std::string number = std::to_string(i);
+    const std::string_view name = keep(own.name + "_d" + number);
+    forward.adjoints.push_back({name, keep(reads + "->dx" + number)});
+    backward.push_back({.name = name,
+                        .summary = "gradient of an operator's operand",
+                        .op_class = OpClass::kRoofline,
+                        .flops_per_point = own.backward_flops_per_point});
+  }
+  row.ops.push_back(std::move(forward));
+  for (OpDef& op : backward) row.ops.push_back(std::move(op));
+  for (const OpDef& op : row.ops) {
+    if (tessera::Find("operator", Ops(), op.name) ||
+        defined.Find(op.name) != nullptr) {
+      return InvalidInput(
+          "'" + std::string(op.name) + "' is an operator already", "name");
+    }
+  }
+  return &defined.rows.emplace_back(std::move(row)).forward();
+}
+
+const OwnOp* OwnOpOf(const OpDef& op) {
+  Definitions& defined = Defined();
+  const std::lock_guard lock(defined.mutex);
+  for (const Definition& row : defined.rows) {
+    for (const OpDef& made : row.ops) {
+      if (&made == &op) return &row.own;
+    }
+  }
+  return nullptr;
+}
+
 Result<const OpDef*> FindOp(std::string_view name) {
-  return Find("operator", Ops(), name);
+  for (const OpDef& op : Ops()) {
+    if (op.name == name) return &op;
+  }
+  Definitions& defined = Defined();
+  const std::lock_guard lock(defined.mutex);
+  if (const OpDef* op = defined.Find(name)) return op;
+  return UnknownName("operator", name, Names(Ops()));
 }
 
 }  // namespace tessera

@@ -32,7 +32,7 @@ double MatmulFlops(const Graph& graph, const Node& node,
                        std::span(dtypes).first(node.operands.size()),
                        std::span(dtypes).first(node.results.size()),
                        node.attributes};
-  return node.op->flops(call).value;
+  return CallFlops(*node.op, call).value;
 }
 
 // The factor of GraphIndex::ExpertFactor. `expert_dim` has the dimension of

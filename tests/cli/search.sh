@@ -92,6 +92,16 @@ json 'j["bound"]["step_time_s"] < j["step_time_s"]' "$work/dp.json" >/dev/null
 json 'j["margin"]["chosen"] != "search" or j["margin"]["over_best_baseline"] > j["margin"]["band"]' \
   "$work/dp.json" >/dev/null
 
+# An operator that only the model's file knows.
+own=(--model "$examples/graphs/own-operator.txtpb")
+"$tessera" search "${own[@]}" --cluster dgx-h100:1 --proposals 200 --json \
+  >"$work/own.json" 2>/dev/null
+json 'j["feasible"] and j["devices"] == 8' "$work/own.json" >/dev/null
+"$tessera" simulate "${own[@]}" --cluster dgx-h100:1 --strategy dp=8 --json \
+  >"$work/own.json" 2>/dev/null
+fails 2 "own-operator.txtpb: operator 'retention' of 'h.0.retention' is the file's own" \
+  run "${own[@]}" --nproc 1 --steps 1 --synthetic
+
 # From a plan of other ranks.
 "$tessera" simulate "${tiny[@]}" --cluster local-cpu:2 --strategy tp=2 \
   --plan-out "$work/two.json" >/dev/null 2>&1

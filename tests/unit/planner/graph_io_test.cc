@@ -240,6 +240,82 @@ TEST(GraphIo, RulesThatAreNotTheOperators) {
                         "operand, with the indices of the result"));
 }
 
+// ---- operators of a file's own
+
+constexpr const char* kScan = R"(operators {
+  name: "scan" rule: "bsh!,h->bsh" flops_per_point: 6
+  backward_reads_result: true
+})";
+
+// kText with `definition` and a "scan" for its "gelu".
+std::string WithOwn(const std::string& definition) {
+  std::string text = kText;
+  const std::string gelu = R"(op: "gelu" rule: "bsh->bsh" operands: "x")";
+  const size_t at = text.find(gelu);
+  TESSERA_CHECK(at != std::string::npos);
+  text.replace(at, gelu.size(), R"(op: "scan" operands: ["x", "v"])");
+  text += R"(tensors { name: "v" kind: TENSOR_KIND_WEIGHT shape: [4]
+                       dtype: "fp32" })";
+  return text + definition;
+}
+
+Result<Graph> ReadText(const std::string& text) {
+  const std::string path = Path(".txtpb");
+  std::ofstream(path) << text;
+  return ReadGraph(path);
+}
+
+TEST(GraphIo, OwnOperator) {
+  const auto graph = ReadText(WithOwn(kScan));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  const OpDef& scan = *graph->nodes[1].op;
+  EXPECT_EQ(scan.name, "scan");
+  ASSERT_EQ(scan.adjoints.size(), 2u);
+  EXPECT_EQ(scan.adjoints[1].signature, "dy0,x0,x1,y0->dx1");
+  const auto gradient = FindOp(scan.adjoints[1].op);
+  ASSERT_TRUE(gradient.has_value());
+  EXPECT_EQ((*gradient)->flops_per_point, 6);
+  EXPECT_EQ(OwnOpOf(**gradient), OwnOpOf(scan));
+  EXPECT_EQ(OwnOpOf(*graph->nodes[0].op), nullptr);
+  // 2 x 3 x 4 points: 6 FLOPs each forward, and for each of two gradients.
+  EXPECT_EQ(ModelFlops(*graph, false).value, 24 * 6 * 3);
+  for (const char* ending : {".txtpb", ".json", ".pb"}) {
+    const std::string path = Path(ending);
+    ASSERT_TRUE(WriteGraph(path, *graph).has_value());
+    const auto read = ReadGraph(path);
+    ASSERT_TRUE(read.has_value()) << read.error().ToString();
+    EXPECT_EQ(*read, *graph) << ending;
+  }
+}
+
+TEST(GraphIo, OwnOperatorThatIsWrong) {
+  const auto with = [](const std::string& from, const std::string& to) {
+    std::string definition = kScan;
+    const size_t at = definition.find(from);
+    TESSERA_CHECK(at != std::string::npos) << from;
+    definition.replace(at, from.size(), to);
+    const auto graph = ReadText(WithOwn(definition));
+    return graph.has_value() ? "" : graph.error().ToString();
+  };
+  EXPECT_THAT(with("\"scan\"", "\"gelu\""),
+              HasSubstr("operators[0].name: 'gelu' is an operator already"));
+  EXPECT_THAT(
+      with("\"scan\"", "\"Scan\""),
+      HasSubstr("operators[0].name: is 'Scan': expected small letters"));
+  EXPECT_THAT(with("bsh!,h->bsh", "bsh!,h"), HasSubstr("operators[0].rule"));
+  EXPECT_THAT(with("bsh!,h->bsh", "bsh!,h->bsh,bs"),
+              HasSubstr("operators[0].rule: has 2 results: expected 1"));
+  EXPECT_THAT(with("6", "-6"), HasSubstr("operators[0].flops_per_point"));
+  EXPECT_THAT(with("6", "nan"), HasSubstr("operators[0].flops_per_point"));
+  EXPECT_THAT(with("6", "6 integer_operands: 2"),
+              HasSubstr("integer_operands: names operand 2: the rule has 2"));
+  EXPECT_THAT(with("6", "6 integer_operands: -1"),
+              HasSubstr("operators[0].integer_operands"));
+  // x is no integer.
+  EXPECT_THAT(with("scan\"", "scan_of_ids\" integer_operands: 0"),
+              HasSubstr("nodes[1]"));
+}
+
 TEST(GraphIo, AttributesHaveRanges) {
   const auto with = [](const std::string& node) {
     return ErrorWith(R"(op: "gelu" rule: "bsh->bsh")", node);
