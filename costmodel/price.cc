@@ -467,8 +467,18 @@ Bytes Pricer::Payload(const TaskView& view) const {
     case CommKind::kAllGather:
     case CommKind::kGather:
       return BytesOf(view, task.writes);
-    case CommKind::kRedistribute:
-      return Max(BytesOf(view, task.reads), BytesOf(view, task.writes));
+    case CommKind::kRedistribute: {
+      const Bytes written = BytesOf(view, task.writes);
+      if (!view.values[task.writes[0].index()].layout.has_halo()) {
+        return Max(BytesOf(view, task.reads), written);
+      }
+      // Only the halo travels: of a payload that all exchange with all, each
+      // sends what the others' parts of it are.
+      const auto ranks = static_cast<double>(view.group->Size(task.axes));
+      const Bytes halo = written - BytesOf(view, task.reads);
+      return {
+          std::llround(static_cast<double>(halo.value) * ranks / (ranks - 1))};
+    }
     default:
       return BytesOf(view, task.reads);
   }

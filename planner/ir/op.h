@@ -133,6 +133,10 @@ struct OpDef {
   // order: its kernel accumulates, and merges the results over the blocks of
   // several calls. (An adjoint's results are sums over them.) 0: none.
   char streamed = 0;
+  // Reads an image (factors h and w) by windows at places (y and x), or is a
+  // gradient of what does: where places are split, the image is, too
+  // (planner/plan/windows.h).
+  bool windows = false;
   // Runs once a step over the whole batch, before the first microbatch.
   bool once_per_step = false;
   // The sets of operands in which the first result, or all results of an

@@ -116,8 +116,8 @@ AxisSet LoweringContext::InputRoot(TensorId input, GroupId group) const {
 }
 
 void LoweringContext::AddRead(TensorId tensor, GroupId group,
-                              const Layout& wanted, int block,
-                              ActionKind part) {
+                              const Layout& read, int block, ActionKind part) {
+  const Layout wanted = read.WithoutHalo();
   std::vector<Presence>& presences = presences_[tensor.index()];
   Presence& home = presences[0];
   const bool first = home.readers.empty() && presences.size() == 1;
@@ -165,7 +165,7 @@ bool LoweringContext::PassesPartial(const Node& node,
       return false;
     }
     const Layout& layout = presences[0].layout;
-    Layout wanted = OperandLayout(node, placement, k);
+    Layout wanted = Wanted(node, placement, k);
     wanted.partial = layout.partial;
     if (layout.partial == 0 || layout != wanted) return false;
     if (k > 0 && layout != common) return false;
@@ -206,7 +206,7 @@ void LoweringContext::FindLayouts() {
           continue;
         }
         std::vector<Presence>& presences = presences_[operand.index()];
-        const Layout wanted = OperandLayout(node, placement, k);
+        const Layout wanted = Wanted(node, placement, k).WithoutHalo();
         if (presence(operand, placement.group) == nullptr) {
           presences.push_back({placement.group, wanted, node.block, parts_[i]});
         }
@@ -218,7 +218,7 @@ void LoweringContext::FindLayouts() {
             {node.block, parts_[i]});
       } else {
         AddRead(operand, placement.group,
-                is_sum ? whole : OperandLayout(node, placement, k), node.block,
+                is_sum ? whole : Wanted(node, placement, k), node.block,
                 parts_[i]);
       }
       if (passes) {
@@ -233,7 +233,8 @@ void LoweringContext::FindLayouts() {
       if (passes) {
         layout = agree ? common : whole;
       } else {
-        layout = ResultLayout(node, placement, k);
+        layout = ResultLayout(graph_, node, placement,
+                              plan_.groups[placement.group.index()], k);
       }
       presences_[result.index()] = {
           {placement.group, layout, node.block, parts_[i]}};
@@ -257,7 +258,7 @@ void LoweringContext::FindKept() {
       if (!recomputed(tensor).valid() && home.group == placements_[i].group &&
           home.first_block == node.block && home.layout != produced &&
           home.layout.sharded() == produced.sharded() &&
-          OperandLayout(node, placements_[i], k) == produced) {
+          Wanted(node, placements_[i], k) == produced) {
         kept_as_produced_[tensor.index()] = true;
       }
     }
@@ -344,7 +345,7 @@ void LoweringContext::FindReplicas() {
         home_weights_[static_cast<size_t>(node.block)].push_back(weight);
       }
       replicas.push_back({placements_[i].group,
-                          OperandLayout(node, placements_[i], k),
+                          Wanted(node, placements_[i], k),
                           node.block,
                           true,
                           {}});

@@ -93,7 +93,7 @@ class LoweringContext {
   // A tensor as a group has it: as the group's producer leaves it, or as it
   // arrives. Partial sums are resolved to what the first reader wants, and so
   // is what only an all-to-all separates from it: as much lies on each rank
-  // either way, and backward need not exchange it again.
+  // either way, and backward need not exchange it again. Never with a halo.
   struct Presence {
     GroupId group;
     Layout layout;
@@ -132,6 +132,12 @@ class LoweringContext {
   // produced, too, because an adjoint in its block wants it so.
   bool kept_as_produced(TensorId tensor) const {
     return kept_as_produced_[tensor.index()];
+  }
+  // The layout in which a node of that placement reads an operand.
+  Layout Wanted(const Node& node, const OpPlacement& placement,
+                size_t operand) const {
+    return OperandLayout(graph_, node, placement,
+                         plan_.groups[placement.group.index()], operand);
   }
   // The layout in which the producing node leaves a tensor, partial or not.
   const Layout& produced(TensorId tensor) const {
@@ -229,7 +235,7 @@ class LoweringContext {
   bool PassesPartial(const Node& node, const OpPlacement& placement) const;
   void FindKept();
   void FindReplicas();
-  void AddRead(TensorId tensor, GroupId group, const Layout& wanted, int block,
+  void AddRead(TensorId tensor, GroupId group, const Layout& read, int block,
                ActionKind part);
   void FindRecomputed();
   void FindOffloaded();

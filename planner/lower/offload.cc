@@ -74,7 +74,7 @@ void LoweringContext::FindOffloaded() {
       const bool as_produced =
           !passes_partial(id) && kept_as_produced(tensor) &&
           here == &presences(tensor)[0] && here->first_block == node.block &&
-          OperandLayout(node, at, k) == produced(tensor);
+          Wanted(node, at, k) == produced(tensor);
       Use& use = uses[{tensor, as_produced ? 1 : 0, at.group}];
       const int position = position_of_block(node.block);
       if (std::pair(position, node.block) >

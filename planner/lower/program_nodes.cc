@@ -108,7 +108,7 @@ void ProgramBuilder::EmitNode(NodeId id, const Node& node) {
     reads.push_back(
         context_.passes_partial(id)
             ? Present(node.operands[k])
-            : Acquire(node.operands[k], OperandLayout(node, placement, k)));
+            : Acquire(node.operands[k], context_.Wanted(node, placement, k)));
   }
   if (node.op->coupling.exists()) {
     reads.push_back(EmitState(id, node, placement, reads));
@@ -206,7 +206,7 @@ void ProgramBuilder::EmitTiles(NodeId id, const Node& node,
     operands.push_back(
         DimOf(node.rule.operands[k], factor) >= 0 && IsTiled(node.operands[k])
             ? ValueId()
-            : Acquire(node.operands[k], OperandLayout(node, placement, k)));
+            : Acquire(node.operands[k], context_.Wanted(node, placement, k)));
   }
   ValueId whole;  // the result, where it is no weight's gradient
   ValueId sum;    // of 16-bit terms, in fp32

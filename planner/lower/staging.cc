@@ -292,6 +292,9 @@ void AppendStagingKey(const Task& task, std::span<const Value> values,
     key.insert(key.end(), {layout.partial, layout.flat, layout.rooted,
                            layout.tile.dim, layout.tile.index,
                            layout.tile.count, layout.ring, layout.turn});
+    for (const Halo& halo : layout.halos) {
+      key.insert(key.end(), {halo.dim, halo.before, halo.after});
+    }
   };
   for (ValueId id : task.reads) add(values[id.index()]);
   for (ValueId id : task.writes) add(values[id.index()]);

@@ -7,7 +7,7 @@
 // "bgchw,gnckl->bgnyx". Letters of the image are h and w, of the window k and
 // l, of the result y and x; the former four cannot be split. The node gives the
 // rule. How much padding there is behind the image follows from the result's
-// size, an attribute. Where y or x is split, every shard reads the whole image.
+// size, an attribute. Where y or x is split, so is the image, with halos.
 //
 // As a product of matrices (Chetlur et al. 2014, section 3) it has b*y*x rows,
 // N columns and a depth of K*k*l, for each group.
@@ -118,16 +118,19 @@ std::vector<OpDef> ConvolutionOps() {
                       {.name = "stride_width", .least = 1, .whole = true}},
        .problem = ConvolutionProblem,
        .sizes = {{'y', "out_height"}, {'x', "out_width"}},
+       .windows = true,
        .linear = {{0}, {1}}},
       {.name = "conv2d_dx",
        .summary = "gradient of conv2d's image",
        .op_class = OpClass::kMatmul,
        .flops = ConvolutionFlops,
+       .windows = true,
        .linear = {{0}, {1}}},
       {.name = "conv2d_dw",
        .summary = "gradient of conv2d's weight",
        .op_class = OpClass::kMatmul,
        .flops = ConvolutionFlops,
+       .windows = true,
        .linear = {{0}, {1}}},
       {.name = "conv2d_db",
        .summary = "gradient of conv2d's bias: sums of dy",

@@ -1,7 +1,7 @@
 // Pooling over images, on the layout [..., h, w]: the largest element or the
 // mean of windows, of the sizes that attributes give, and the mean of the whole
 // image. In front of h and w an operand has the dimensions of its result. Where
-// y or x is split, every shard reads the whole image.
+// y or x is split, so is the image, with halos.
 
 #include <string>
 
@@ -88,10 +88,12 @@ std::vector<OpDef> PoolingOps() {
        .flops = PoolingFlops,
        .attributes = PoolingAttributes(),
        .problem = PoolingProblem,
-       .sizes = sizes},
+       .sizes = sizes,
+       .windows = true},
       {.name = "max_pool_dx",
        .summary = "gradient of max_pool: to the first of the largest",
        .flops = PoolingFlops,
+       .windows = true,
        .linear = {{0}}},
       // Padding counts as elements that are zero where `count_pad` is 1.
       {.name = "average_pool",
@@ -103,10 +105,12 @@ std::vector<OpDef> PoolingOps() {
            {{.name = "count_pad", .least = 0, .most = 1, .whole = true}}),
        .problem = PoolingProblem,
        .sizes = sizes,
+       .windows = true,
        .linear = {{0}}},
       {.name = "average_pool_dx",
        .summary = "gradient of average_pool",
        .flops = PoolingFlops,
+       .windows = true,
        .linear = {{0}}},
       {.name = "image_mean",
        .summary = "mean of the whole image (global average pooling)",

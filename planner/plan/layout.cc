@@ -92,8 +92,23 @@ std::string ToString(const Layout& layout, const DeviceGroup& group,
             std::to_string(layout.tile.count);
   }
   if (layout.ring) text += " turned by " + std::to_string(layout.turn);
+  for (const Halo& halo : layout.halos) {
+    if (halo.dim < 0) continue;
+    text += " with " + std::to_string(halo.before) + " before and " +
+            std::to_string(halo.after) + " behind of dimension " +
+            std::to_string(halo.dim);
+  }
   return text;
 }
+
+namespace {
+
+Range Widened(Range range, const Halo& halo, int64_t extent) {
+  return {std::max<int64_t>(0, range.begin - halo.before),
+          std::min(extent, range.end + halo.after)};
+}
+
+}  // namespace
 
 std::vector<Range> BlockAt(const Layout& layout, const DeviceGroup& group,
                            const Shape& shape, int index) {
@@ -111,6 +126,10 @@ std::vector<Range> BlockAt(const Layout& layout, const DeviceGroup& group,
     const Range tile =
         ShardRange(tiled.size(), layout.tile.count, layout.tile.index);
     tiled = {tiled.begin + tile.begin, tiled.begin + tile.end};
+  }
+  for (const Halo& halo : layout.halos) {
+    const auto d = static_cast<size_t>(halo.dim);
+    if (halo.dim >= 0) block[d] = Widened(block[d], halo, shape[d]);
   }
   return block;
 }
@@ -141,6 +160,15 @@ int64_t LargestExtent(const Layout& layout, const DeviceGroup& group,
   const bool tiled = tile.count > 1 && static_cast<size_t>(tile.dim) == dim;
   if (layout.dims[dim] == 0 && !tiled) return shape[dim];
   const int64_t parts = group.Size(layout.dims[dim]);
+  for (const Halo& halo : layout.halos) {
+    if (halo.dim != static_cast<int>(dim)) continue;
+    int64_t most = 0;
+    for (int64_t i = 0; i < parts; ++i) {
+      const Range shard = ShardRange(shape[dim], parts, i);
+      most = std::max(most, Widened(shard, halo, shape[dim]).size());
+    }
+    return most;
+  }
   const int64_t largest = (shape[dim] + parts - 1) / parts;
   if (!tiled) return largest;
   // A middle tile of a smaller shard may be the larger one.
@@ -224,8 +252,11 @@ bool Applies(const Layout& from, const Layout& to, AxisSet axes) {
 
 }  // namespace
 
-std::vector<ReshardStep> PlanReshard(const Layout& from, const Layout& to,
-                                     const DeviceGroup& group) {
+namespace {
+
+// The steps between layouts without halos.
+std::vector<ReshardStep> PlanShards(const Layout& from, const Layout& to,
+                                    const DeviceGroup& group) {
   std::vector<ReshardStep> steps;
   Layout now = from;
   const auto take = [&](ReshardKind kind, AxisSet axes, AxisSet exchanged) {
@@ -350,6 +381,37 @@ std::vector<ReshardStep> PlanReshard(const Layout& from, const Layout& to,
   TESSERA_CHECK(now == to) << ToString(from, group, kMaxDims) << " -> "
                            << ToString(to, group, kMaxDims) << " stopped at "
                            << ToString(now, group, kMaxDims);
+  return steps;
+}
+
+}  // namespace
+
+std::vector<ReshardStep> PlanReshard(const Layout& from, const Layout& to,
+                                     const DeviceGroup& group) {
+  if (from == to) return {};
+  std::vector<ReshardStep> steps;
+  const Layout shards = from.WithoutHalo();
+  if (from.has_halo()) steps.push_back({ReshardKind::kSlice, 0, shards});
+  for (ReshardStep& step : PlanShards(shards, to.WithoutHalo(), group)) {
+    steps.push_back(std::move(step));
+  }
+  if (!to.has_halo()) return steps;
+  AxisSet axes = 0;
+  for (const Halo& halo : to.halos) {
+    if (halo.dim >= 0) axes |= to.dims[static_cast<size_t>(halo.dim)];
+  }
+  // A slice of what is whole along these dimensions cuts the halo with them.
+  const Layout& before = steps.size() > 1 ? steps[steps.size() - 2].to : shards;
+  const bool sliced =
+      !steps.empty() && steps.back().kind == ReshardKind::kSlice &&
+      !from.has_halo() && std::ranges::all_of(to.halos, [&](const Halo& halo) {
+        return halo.dim < 0 || before.dims[static_cast<size_t>(halo.dim)] == 0;
+      });
+  if (sliced) {
+    steps.back().to = to;
+  } else {
+    steps.push_back({ReshardKind::kRedistribute, axes, to});
+  }
   return steps;
 }
 

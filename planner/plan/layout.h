@@ -63,6 +63,17 @@ struct Tile {
   auto operator<=>(const Tile&) const = default;
 };
 
+// Of a sharded dimension, what a rank holds besides its shard: indices of the
+// shards before it and behind it, as far as the tensor goes. Windows reach into
+// these (planner/ops/window.h).
+struct Halo {
+  int8_t dim = -1;  // -1: none
+  int32_t before = 0;
+  int32_t after = 0;
+  bool operator==(const Halo&) const = default;
+  auto operator<=>(const Halo&) const = default;
+};
+
 // Where the elements of a tensor are on a group: the axes that shard each
 // dimension, the axes over which ranks hold partial sums, the axes over which
 // each rank's block is flattened and cut into runs (`flat`: ZeRO), and the axes
@@ -80,11 +91,20 @@ struct Layout {
   Tile tile = {};
   AxisSet ring = 0;
   int turn = 0;
+  // Of what an operator reads for itself: without partial sums, roots, flat
+  // cuts, tiles and rings. The dimensions of both differ.
+  std::array<Halo, 2> halos = {};
 
   AxisSet sharded() const {
     AxisSet set = flat;
     for (AxisSet dim : dims) set |= dim;
     return set;
+  }
+  bool has_halo() const { return halos != std::array<Halo, 2>(); }
+  Layout WithoutHalo() const {
+    Layout layout = *this;
+    layout.halos = {};
+    return layout;
   }
   // The axes on which the tensor is replicated.
   AxisSet replicated(const DeviceGroup& group) const {
@@ -169,7 +189,9 @@ struct ReshardStep {
 // a replica is wanted at the root only, a slice drops the rest); where that
 // chain does not apply, because an axis that moves is not innermost on its
 // dimension, one redistribution by index ranges takes its place. A step may
-// turn a replicated axis into a partial one by masking (a free slice).
+// turn a replicated axis into a partial one by masking (a free slice). A halo
+// is dropped first, by a slice, and made last, by a redistribution among the
+// ranks that share its dimension, or by the slice that cuts the dimension.
 std::vector<ReshardStep> PlanReshard(const Layout& from, const Layout& to,
                                      const DeviceGroup& group);
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "planner/plan/windows.h"
+
 namespace tessera {
 
 bool Uses(const Plan& plan, MemoryTier tier) {
@@ -48,7 +50,9 @@ WeightHome HomeOf(const Graph& graph, const Plan& plan, TensorId weight) {
     for (size_t k = 0; k < node.operands.size(); ++k) {
       if (node.operands[k] != weight) continue;
       const OpPlacement& placement = plan.ops[i];
-      return {NodeId(i), k, placement.group, OperandLayout(node, placement, k)};
+      return {NodeId(i), k, placement.group,
+              OperandLayout(graph, node, placement,
+                            plan.groups[placement.group.index()], k)};
     }
   }
   TESSERA_CHECK(false) << "weight " << graph.tensor(weight).name
@@ -74,9 +78,42 @@ AxisSet AxesOf(const Node& node, const OpPlacement& placement, uint8_t f) {
   return placement.axes[f] | (streamed ? placement.streamed : 0);
 }
 
+// A node's windows in one direction, the axes that split their places, and how
+// many shards these make.
+struct WindowSplit {
+  Windows windows;
+  AxisSet axes = 0;
+  int64_t parts = 1;
+  bool makes_image = false;  // an image's gradient
+};
+
+// Those directions in which the image is split.
+std::vector<WindowSplit> WindowSplits(const Graph& graph, const Node& node,
+                                      const OpPlacement& placement,
+                                      const DeviceGroup& group) {
+  std::vector<WindowSplit> splits;
+  if (!node.op->windows) return splits;
+  for (const Direction direction : {Direction::kHeight, Direction::kWidth}) {
+    const auto windows = WindowsOf(graph, node, direction);
+    if (!windows) continue;
+    WindowSplit split = {.windows = *windows};
+    const auto place = static_cast<size_t>(node.rule.FactorOf(windows->place));
+    split.axes = placement.axes[place];
+    split.parts = group.Size(split.axes);
+    split.makes_image =
+        Holds(node.rule.results[0], node.rule.FactorOf(windows->image));
+    if (split.parts > 1 && windows->in >= split.parts &&
+        windows->out >= split.parts) {
+      splits.push_back(split);
+    }
+  }
+  return splits;
+}
+
 }  // namespace
 
-Layout OperandLayout(const Node& node, const OpPlacement& placement,
+Layout OperandLayout(const Graph& graph, const Node& node,
+                     const OpPlacement& placement, const DeviceGroup& group,
                      size_t operand) {
   Layout layout;
   const Indices& indices = node.rule.operands[operand];
@@ -84,10 +121,29 @@ Layout OperandLayout(const Node& node, const OpPlacement& placement,
     layout.dims[d] = AxesOf(node, placement, indices[d]);
   }
   layout.rooted = placement.rooted;
+  size_t halos = 0;
+  for (const WindowSplit& split : WindowSplits(graph, node, placement, group)) {
+    for (size_t d = 0; d < indices.size(); ++d) {
+      const char letter = node.rule.factors[indices[d]].letter;
+      const bool is_image = letter == split.windows.image;
+      if (!is_image && letter != split.windows.place) continue;
+      if (is_image) layout.dims[d] = split.axes;
+      if (!is_image && !split.makes_image) continue;
+      const Reach reach = !split.makes_image
+                              ? ImageReach(split.windows, split.parts)
+                          : is_image ? TouchedReach(split.windows, split.parts)
+                                     : PlaceReach(split.windows, split.parts);
+      if (reach.before == 0 && reach.after == 0) continue;
+      layout.halos[halos++] = {static_cast<int8_t>(d),
+                               static_cast<int32_t>(reach.before),
+                               static_cast<int32_t>(reach.after)};
+    }
+  }
   return layout;
 }
 
-Layout ResultLayout(const Node& node, const OpPlacement& placement,
+Layout ResultLayout(const Graph& graph, const Node& node,
+                    const OpPlacement& placement, const DeviceGroup& group,
                     size_t result) {
   Layout layout;
   const Indices& indices = node.rule.results[result];
@@ -100,7 +156,16 @@ Layout ResultLayout(const Node& node, const OpPlacement& placement,
       layout.partial |= placement.axes[f];
     }
   }
-  // The sums of a streamed result go round with their blocks.
+  for (const WindowSplit& split : WindowSplits(graph, node, placement, group)) {
+    if (!split.makes_image) continue;
+    for (size_t d = 0; d < indices.size(); ++d) {
+      if (node.rule.factors[indices[d]].letter == split.windows.image) {
+        layout.dims[d] = split.axes;
+      }
+    }
+  }
+  // The sums of a streamed result go round with their blocks, and an image's
+  // gradient is split as its places are.
   layout.partial &= ~layout.sharded();
   layout.rooted = placement.rooted;
   return layout;

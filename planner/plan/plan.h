@@ -152,13 +152,17 @@ WeightHome HomeOf(const Graph& graph, const Plan& plan, TensorId weight);
 // The weights of a graph in tensor order: Plan::weights is parallel to it.
 std::vector<TensorId> Weights(const Graph& graph);
 
-// Layouts that a placement gives to a node's operands and results: a dimension
-// is sharded by the axes of its factor; a result is partial over the axes of
-// the reduction factors it lacks (but for a coupled factor, whose state the
-// operator merges).
-Layout OperandLayout(const Node& node, const OpPlacement& placement,
+// Layouts that a placement on `group` gives to a node's operands and results: a
+// dimension is sharded by the axes of its factor; a result is partial over the
+// axes of the reduction factors it lacks (but for a coupled factor, whose state
+// the operator merges). An image is sharded as the places of the windows over
+// it, with a halo where it is read (planner/plan/windows.h), if it has an index
+// for every shard; otherwise it is whole.
+Layout OperandLayout(const Graph& graph, const Node& node,
+                     const OpPlacement& placement, const DeviceGroup& group,
                      size_t operand);
-Layout ResultLayout(const Node& node, const OpPlacement& placement,
+Layout ResultLayout(const Graph& graph, const Node& node,
+                    const OpPlacement& placement, const DeviceGroup& group,
                     size_t result);
 
 // Everything wrong with `plan` for `graph` on `cluster`, all problems at once:

@@ -71,12 +71,36 @@ TEST(ImagesEqualSerial, Patches) {
        "pp=2,dp=2,zero=2", "pp=4,schedule=zb-h1", "pp=2,tp=2,recompute=full"});
 }
 
-// The height is what of images is in place of a sequence.
+// The height is what of images is in place of a sequence: rows of neighbours
+// are exchanged (halos), of shards of unlike heights, too. Its last images are
+// 2 pixels high, which three ranks do not share.
 TEST(ImagesEqualSerial, Height) {
   const Graph graph = ImportTiny(TinyResNet(), kBatch, 1);
   ExpectEqualsSerial(graph, 1,
                      {"cp=2", "cp=2,dp=2,zero=2", "tp=2,sp=1", "cp=2,tp=2"});
   ExpectEqualsSerial(graph, 2, {"cp=2,pp=2"});
+}
+
+// Windows of every kind over images of an odd size, as the letters say that
+// follow: strided, padded, dilated, that leave pixels out, that overlap.
+TEST(ImagesEqualSerial, HeightUnderWindows) {
+  const auto network = [](const std::string& layers) {
+    return ImportTiny(
+        R"({"model_type": "cnn", "image_size": 13, "num_labels": 5,
+            "layers": ["conv 4 3 pad 1", )" +
+            layers + R"(, "relu", "mean", "classifier"]})",
+        kBatch, 1);
+  };
+  for (const char* layers :
+       {R"("conv 4 3 pad 1")", R"("conv 4 3 pad 2 dilation 2")",
+        R"("conv 4 5 pad 2 stride 2")", R"("conv 4 7 stride 3")",
+        R"("conv 4 2x3 pad 1x0")", R"("conv 4 1 stride 2")", R"("max-pool 2")",
+        R"("max-pool 3 stride 2 pad 1")", R"("max-pool 3 stride 1")",
+        R"("average-pool 3 stride 2 pad 1")", R"("average-pool 2 stride 1")",
+        R"("average-pool 3 stride 2 ceil")"}) {
+    SCOPED_TRACE(layers);
+    ExpectEqualsSerial(network(layers), 1, {"cp=2", "cp=3", "cp=2,dp=2"});
+  }
 }
 
 // Convolutions with biases, branches, a dense layer over images, a second loss.
@@ -91,7 +115,8 @@ TEST(ImagesEqualSerial, Branches) {
             {"auxiliary": ["mean", "classifier"]},
             "max-pool 2", "dropout 0.2", "linear 8", "relu", "classifier"]})",
       kBatch, 1);
-  ExpectEqualsSerial(graph, 1, {"dp=2", "dp=2,zero=3", "tp=2", "tp=2,dp=4"});
+  ExpectEqualsSerial(graph, 1,
+                     {"dp=2", "dp=2,zero=3", "tp=2", "tp=2,dp=4", "cp=2"});
   ExpectEqualsSerial(graph, 2, {"pp=2", "pp=2,tp=2"});
 }
 

@@ -328,6 +328,15 @@ bool ConvolutionByOutputs(const GraphIndex& index, const Plan& plan) {
 bool ConvolutionByInputs(const GraphIndex& index, const Plan& plan) {
   return Splits(index, plan, "conv2d", "c");
 }
+bool ConvolutionByRows(const GraphIndex& index, const Plan& plan) {
+  return Splits(index, plan, "conv2d", "y");
+}
+bool ConvolutionByColumns(const GraphIndex& index, const Plan& plan) {
+  return Splits(index, plan, "conv2d", "x");
+}
+bool MaximumByRows(const GraphIndex& index, const Plan& plan) {
+  return Splits(index, plan, "max_pool", "y");
+}
 bool SplitBatchNorm(const GraphIndex& index, const Plan& plan) {
   return Splits(index, plan, "batch_norm", "b");
 }
@@ -450,6 +459,9 @@ constexpr std::array kRows = {
     PlacementRow{"expert parallel", ExpertsForSamples},
     PlacementRow{"convolution by output channels", ConvolutionByOutputs},
     PlacementRow{"convolution by input channels", ConvolutionByInputs},
+    PlacementRow{"convolution by rows, with halos", ConvolutionByRows},
+    PlacementRow{"convolution by columns, with halos", ConvolutionByColumns},
+    PlacementRow{"maximum of windows by rows", MaximumByRows},
     PlacementRow{"batch norm over split samples", SplitBatchNorm},
     PlacementRow{"features of recurrent cells", RecurrentFeatures},
     PlacementRow{"operators on their own", OperatorsAlone},

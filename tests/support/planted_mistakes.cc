@@ -189,6 +189,23 @@ bool LostRedistribution(const Graph& graph, TaskGraph& tasks) {
   });
 }
 
+// Convolutions take what they lack of an image for padding.
+bool LostHalo(const Graph& graph, TaskGraph& tasks) {
+  for (const Task& task : tasks.tasks) {
+    if (!IsComm(task, CommKind::kRedistribute)) continue;
+    Value& value = tasks.values[task.writes[0].index()];
+    const bool of_convolution =
+        std::ranges::all_of(tasks.tasks, [&](const Task& t) {
+          return std::ranges::count(t.reads, task.writes[0]) == 0 ||
+                 OpOf(graph, t) == "conv2d";
+        });
+    if (!value.layout.has_halo() || !of_convolution) continue;
+    value.layout.halos = {};
+    return true;
+  }
+  return false;
+}
+
 bool LostGradientAllReduce(const Graph& graph, TaskGraph& tasks) {
   return RemoveTask(tasks, [&](const Task& task) {
     return IsComm(task, CommKind::kAllReduce) && task.pass == Pass::kBackward &&
@@ -739,6 +756,7 @@ constexpr std::array kMistakes = {
     PlantedMistake{"a lost forward all-reduce", LostForwardAllReduce},
     PlantedMistake{"a lost all-gather", LostGather},
     PlantedMistake{"a lost redistribution", LostRedistribution},
+    PlantedMistake{"a convolution without its halo", LostHalo},
     PlantedMistake{"a lost gradient all-reduce", LostGradientAllReduce},
     PlantedMistake{"a lost gradient reduce-scatter", LostGradientReduceScatter},
     PlantedMistake{"updated shards that are not returned", LostReturnOfShards},

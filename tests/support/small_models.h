@@ -258,8 +258,9 @@ class ToyObjective : public Objective {
         const Node& source = graph.node(from);
         size_t result = 0;
         while (source.results[result] != node.operands[k]) ++result;
-        if (!(ResultLayout(source, producer, result) ==
-              OperandLayout(node, op, k)) ||
+        const DeviceGroup& source_group = plan.groups[producer.group.index()];
+        if (!(ResultLayout(graph, source, producer, source_group, result) ==
+              OperandLayout(graph, node, op, group, k)) ||
             producer.group != op.group) {
           time += 150'000;
         }
@@ -271,7 +272,7 @@ class ToyObjective : public Objective {
       const OpPlacement& op = plan.ops[home.node.index()];
       const DeviceGroup& group = plan.groups[op.group.index()];
       const Layout layout =
-          OperandLayout(graph.node(home.node), op, home.operand);
+          OperandLayout(graph, graph.node(home.node), op, group, home.operand);
       const AxisSet replicated = layout.replicated(group);
       const int64_t shard = LargestElements(
           layout, group, graph.tensor(index_.weights[w].tensor).shape);

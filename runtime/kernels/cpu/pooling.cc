@@ -9,8 +9,8 @@
 namespace tessera {
 namespace {
 
-// One direction of the windows over a plane. The image is whole, of the result
-// there may be a shard.
+// One direction of the windows over a plane. Of the image and of the result
+// there may be a shard; the image's holds all of each window that is looked at.
 struct Axis {
   int64_t in = 0;
   int64_t out = 0;
@@ -18,10 +18,13 @@ struct Axis {
   int64_t stride = 0;
   int64_t pad = 0;
   int64_t first = 0;  // where window 0 begins, maybe in the padding
+  // Where the whole image begins and ends, in the shard.
+  int64_t low = 0;
+  int64_t high = 0;
 
   int64_t place(int64_t o) const { return first + o * stride; }
-  int64_t begin(int64_t o) const { return std::max<int64_t>(0, place(o)); }
-  int64_t end(int64_t o) const { return std::min(in, place(o) + window); }
+  int64_t begin(int64_t o) const { return std::max(low, place(o)); }
+  int64_t end(int64_t o) const { return std::min(high, place(o) + window); }
 };
 
 struct Planes {
@@ -44,7 +47,9 @@ Planes PlanesOf(const KernelCall& call, const LocalTensor& image,
                         std::string_view stride, std::string_view pad) {
     Axis a = {image.shape[d], result.shape[d], whole(window), whole(stride),
               whole(pad)};
-    a.first = result.offset[d] * a.stride - a.pad;
+    a.first = result.offset[d] * a.stride - a.pad - image.offset[d];
+    a.low = -image.offset[d];
+    a.high = image.global_shape[d] + a.low;
     return a;
   };
   planes.y = axis(n - 2, "window_height", "stride_height", "pad_top");
@@ -91,19 +96,41 @@ void MaxPool(const KernelCall& call) {
   });
 }
 
-// dy, x -> dx.
+// The rows (or columns) of `a` under window `o` that are in the shard.
+struct Run {
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  Run(const Axis& a, int64_t o)
+      : begin(std::max<int64_t>(0, a.begin(o))),
+        end(std::min(a.in, a.end(o))) {}
+  bool empty() const { return begin >= end; }
+};
+
+// dy, x -> dx. There may be more of x than of dx.
 template <typename T>
 void MaxPoolDx(const KernelCall& call) {
   const LocalTensor& dx = call.results[0];
-  const Planes planes = PlanesOf(call, dx, call.operands[0]);
-  ForEachPlane(call, planes, [&](int64_t plane) {
+  const LocalTensor& image = call.operands[1];
+  const Planes planes = PlanesOf(call, image, call.operands[0]);
+  const Planes made = PlanesOf(call, dx, call.operands[0]);
+  const int64_t down = made.y.low - planes.y.low;
+  const int64_t right = made.x.low - planes.x.low;
+  ForEachPlane(call, made, [&](int64_t plane) {
     const T* dy = call.operands[0].as<const T>() + plane * planes.out();
-    const T* const in = call.operands[1].as<const T>() + plane * planes.in();
-    T* const to = dx.as<T>() + plane * planes.in();
-    std::fill_n(to, planes.in(), T{0});
-    for (int64_t y = 0; y < planes.y.out; ++y) {
-      for (int64_t x = 0; x < planes.x.out; ++x) {
-        to[LargestOf(planes, in, y, x)] += *dy++;
+    const T* const in = image.as<const T>() + plane * planes.in();
+    T* const to = dx.as<T>() + plane * made.in();
+    std::fill_n(to, made.in(), T{0});
+    for (int64_t y = 0; y < made.y.out; ++y) {
+      for (int64_t x = 0; x < made.x.out; ++x, ++dy) {
+        if (Run(made.y, y).empty() || Run(made.x, x).empty()) continue;
+        const int64_t at = LargestOf(planes, in, y, x);
+        const int64_t row = at / planes.x.in + down;
+        const int64_t column = at % planes.x.in + right;
+        if (row < 0 || row >= made.y.in || column < 0 || column >= made.x.in) {
+          continue;
+        }
+        to[row * made.x.in + column] += *dy;
       }
     }
   });
@@ -114,7 +141,7 @@ void MaxPoolDx(const KernelCall& call) {
 int64_t Counted(const Planes& planes, bool count_pad, int64_t y, int64_t x) {
   if (count_pad) {
     const auto length = [](const Axis& a, int64_t o) {
-      return std::min(a.place(o) + a.window, a.in + a.pad) - a.place(o);
+      return std::min(a.place(o) + a.window, a.high + a.pad) - a.place(o);
     };
     return length(planes.y, y) * length(planes.x, x);
   }
@@ -160,8 +187,10 @@ void AveragePoolDx(const KernelCall& call) {
       for (int64_t x = 0; x < planes.x.out; ++x) {
         const T share =
             *dy++ / static_cast<T>(Counted(planes, count_pad, y, x));
-        for (int64_t i = planes.y.begin(y); i < planes.y.end(y); ++i) {
-          for (int64_t j = planes.x.begin(x); j < planes.x.end(x); ++j) {
+        const Run rows(planes.y, y);
+        const Run columns(planes.x, x);
+        for (int64_t i = rows.begin; i < rows.end; ++i) {
+          for (int64_t j = columns.begin; j < columns.end; ++j) {
             to[i * planes.x.in + j] += share;
           }
         }

@@ -82,14 +82,19 @@ __global__ void MaxPoolForward(Planes p, Elements<T> image, Elements<T> y) {
   });
 }
 
+// `p` of the image, which holds all windows that touch dx, and `made` of dx.
 template <typename T>
-__global__ void MaxPoolBackward(Planes p, Elements<T> dy, Elements<T> image,
-                                Elements<T> dx) {
-  ForEachElement(p.count * p.in(), [&](int64_t i) {
-    const int64_t plane = i / p.in();
-    const int64_t at = i % p.in();
-    const Windows rows(p.y, at / p.x.in);
-    const Windows columns(p.x, at % p.x.in);
+__global__ void MaxPoolBackward(Planes p, Planes made, Elements<T> dy,
+                                Elements<T> image, Elements<T> dx) {
+  const int64_t down = made.y.low - p.y.low;
+  const int64_t right = made.x.low - p.x.low;
+  ForEachElement(made.count * made.in(), [&](int64_t i) {
+    const int64_t plane = i / made.in();
+    const int64_t row = i % made.in() / made.x.in;
+    const int64_t column = i % made.in() % made.x.in;
+    const int64_t at = (row - down) * p.x.in + column - right;
+    const Windows rows(made.y, row);
+    const Windows columns(made.x, column);
     float sum = 0;
     for (int64_t y = rows.begin; y < rows.end; ++y) {
       for (int64_t x = columns.begin; x < columns.end; ++x) {
@@ -107,7 +112,7 @@ __device__ float Counted(const Planes& p, bool count_pad, int64_t y,
   const auto length = [count_pad](const WindowAxis& axis, int64_t o) {
     if (!count_pad) return axis.End(o) - axis.Begin(o);
     const int64_t end = axis.At(o, 0) + axis.window;
-    const int64_t padded = axis.in + axis.pad;
+    const int64_t padded = axis.high + axis.pad;
     return (end < padded ? end : padded) - axis.At(o, 0);
   };
   return static_cast<float>(length(p.y, y) * length(p.x, x));
@@ -167,8 +172,8 @@ void MaxPoolDx(const KernelCall& call) {
   const LocalTensor& dx = call.results[0];
   ByType({dy, image, dx}, [&]<typename T>() {
     Launch(MaxPoolBackward<T>, BlocksFor(*call.queue, dx.elements()), kThreads,
-           0, *call.queue, PlanesOf(call, dx, dy), Elements<T>(dy),
-           Elements<T>(image), Elements<T>(dx));
+           0, *call.queue, PlanesOf(call, image, dy), PlanesOf(call, dx, dy),
+           Elements<T>(dy), Elements<T>(image), Elements<T>(dx));
   });
 }
 

@@ -17,6 +17,9 @@ struct WindowAxis {
   int64_t dilation = 1;
   int64_t first = 0;  // of window 0, in the block
   int64_t pad = 0;
+  // Where the whole image begins and ends, in the block.
+  int64_t low = 0;
+  int64_t high = 0;
 
   // The place in the image of element `k` of window `o`; may be outside.
   __device__ int64_t At(int64_t o, int64_t k) const {
@@ -32,14 +35,14 @@ struct WindowAxis {
                ? from / stride
                : -1;
   }
-  // What of the windows at a place is inside: [begin, end).
+  // What of a window is in the whole image: [begin, end).
   __device__ int64_t Begin(int64_t o) const {
     const int64_t place = At(o, 0);
-    return place > 0 ? place : 0;
+    return place > low ? place : low;
   }
   __device__ int64_t End(int64_t o) const {
     const int64_t place = At(o, 0) + window;
-    return place < in ? place : in;
+    return place < high ? place : high;
   }
 };
 
@@ -61,6 +64,8 @@ inline WindowAxis WindowAxisOf(const KernelCall& call, size_t from_last,
   axis.pad = whole(tall ? "pad_top" : "pad_left");
   axis.first =
       last(result.offset) * axis.stride - axis.pad - last(image.offset);
+  axis.low = -last(image.offset);
+  axis.high = last(image.global_shape) + axis.low;
   return axis;
 }
 

@@ -59,6 +59,16 @@ TEST(IndexRule, ExtentsNameTheFactorThatDisagrees) {
   EXPECT_NE(extents.error().message.find("found 6"), std::string::npos);
 }
 
+// Of a node whose rule says all.
+Layout OperandLayoutOf(const Node& node, const OpPlacement& placement,
+                       size_t operand) {
+  return OperandLayout(Graph(), node, placement, DeviceGroup(), operand);
+}
+Layout ResultLayoutOf(const Node& node, const OpPlacement& placement,
+                      size_t result) {
+  return ResultLayout(Graph(), node, placement, DeviceGroup(), result);
+}
+
 // Layouts of y[b,s,o] = x[b,s,i] w[o,i] + bias[o] on a mesh of axis 0 (size 2)
 // and axis 1 (size 4), worked by hand.
 class LinearLayouts : public ::testing::Test {
@@ -84,32 +94,32 @@ class LinearLayouts : public ::testing::Test {
 
 TEST_F(LinearLayouts, DataParallelSplitsTheBatchAndReplicatesWeights) {
   const OpPlacement dp = Split('b', 1);
-  EXPECT_EQ(OperandLayout(node_, dp, 0), Dims(1));
-  EXPECT_EQ(OperandLayout(node_, dp, 1), Dims(0));
-  EXPECT_EQ(ResultLayout(node_, dp, 0), Dims(1));
+  EXPECT_EQ(OperandLayoutOf(node_, dp, 0), Dims(1));
+  EXPECT_EQ(OperandLayoutOf(node_, dp, 1), Dims(0));
+  EXPECT_EQ(ResultLayoutOf(node_, dp, 0), Dims(1));
 }
 
 TEST_F(LinearLayouts, ColumnParallelSplitsTheWeightAndTheResult) {
   const OpPlacement column = Split('o', 2);
-  EXPECT_EQ(OperandLayout(node_, column, 0), Dims(0));
-  EXPECT_EQ(OperandLayout(node_, column, 1), Dims(2));
-  EXPECT_EQ(OperandLayout(node_, column, 2), Dims(2));  // the bias too
-  EXPECT_EQ(ResultLayout(node_, column, 0), Dims(0, 0, 2));
+  EXPECT_EQ(OperandLayoutOf(node_, column, 0), Dims(0));
+  EXPECT_EQ(OperandLayoutOf(node_, column, 1), Dims(2));
+  EXPECT_EQ(OperandLayoutOf(node_, column, 2), Dims(2));  // the bias too
+  EXPECT_EQ(ResultLayoutOf(node_, column, 0), Dims(0, 0, 2));
 }
 
 TEST_F(LinearLayouts, RowParallelLeavesAPartialSum) {
   const OpPlacement row = Split('i', 2);
-  EXPECT_EQ(OperandLayout(node_, row, 0), Dims(0, 0, 2));
-  EXPECT_EQ(OperandLayout(node_, row, 1), Dims(0, 2));
+  EXPECT_EQ(OperandLayoutOf(node_, row, 0), Dims(0, 0, 2));
+  EXPECT_EQ(OperandLayoutOf(node_, row, 1), Dims(0, 2));
   Layout partial;
   partial.partial = 2;
-  EXPECT_EQ(ResultLayout(node_, row, 0), partial);
+  EXPECT_EQ(ResultLayoutOf(node_, row, 0), partial);
 }
 
 TEST_F(LinearLayouts, SequenceParallelSplitsTheTokens) {
   const OpPlacement sequence = Split('s', 2);
-  EXPECT_EQ(OperandLayout(node_, sequence, 0), Dims(0, 2));
-  EXPECT_EQ(ResultLayout(node_, sequence, 0), Dims(0, 2));
+  EXPECT_EQ(OperandLayoutOf(node_, sequence, 0), Dims(0, 2));
+  EXPECT_EQ(ResultLayoutOf(node_, sequence, 0), Dims(0, 2));
 }
 
 TEST(Layouts, VocabularyParallelLookupIsPartialAndTheLossIsNot) {
@@ -118,7 +128,7 @@ TEST(Layouts, VocabularyParallelLookupIsPartialAndTheLossIsNot) {
   lookup.rule = *IndexRule::Parse(lookup.op->rule);
   OpPlacement split;
   split.axes[static_cast<size_t>(lookup.rule.FactorOf('v'))] = 1;
-  EXPECT_EQ(ResultLayout(lookup, split, 0).partial, AxisSet{1});
+  EXPECT_EQ(ResultLayoutOf(lookup, split, 0).partial, AxisSet{1});
   // Cross-entropy merges its vocabulary shards' states itself.
   Node loss;
   loss.op = *FindOp("cross_entropy");
@@ -126,8 +136,8 @@ TEST(Layouts, VocabularyParallelLookupIsPartialAndTheLossIsNot) {
   OpPlacement vocabulary;
   vocabulary.axes[static_cast<size_t>(loss.rule.FactorOf('v'))] = 1;
   vocabulary.axes[static_cast<size_t>(loss.rule.FactorOf('b'))] = 2;
-  EXPECT_EQ(ResultLayout(loss, vocabulary, 0).partial, AxisSet{2});
-  EXPECT_EQ(ResultLayout(loss, vocabulary, 1).partial, AxisSet{0});
+  EXPECT_EQ(ResultLayoutOf(loss, vocabulary, 0).partial, AxisSet{2});
+  EXPECT_EQ(ResultLayoutOf(loss, vocabulary, 1).partial, AxisSet{0});
 }
 
 }  // namespace

@@ -446,7 +446,9 @@ TEST(PlanFromStrategy, MegatronOnGpt2ByDerivation) {
   EXPECT_EQ(split("loss"), "b/dp0 v/tp0*tp1");
   // Row-parallel results are partial sums, column-parallel ones sharded.
   for (size_t i = 0; i < plan->ops.size(); ++i) {
-    const Layout layout = ResultLayout(graph.nodes[i], plan->ops[i], 0);
+    const Layout layout =
+        ResultLayout(graph, graph.nodes[i], plan->ops[i],
+                     plan->groups[plan->ops[i].group.index()], 0);
     const bool row =
         graph.nodes[i].name.ends_with("c_proj") || graph.nodes[i].name == "wte";
     EXPECT_EQ(layout.partial & 6u, row ? 6u : 0u) << graph.nodes[i].name;

@@ -1,0 +1,102 @@
+#include "planner/plan/windows.h"
+
+#include <algorithm>
+#include <string>
+
+#include "planner/plan/layout.h"
+
+namespace tessera {
+namespace {
+
+// The extent of a factor, from any tensor of the node that has it; 0 for none.
+int64_t ExtentOf(const Graph& graph, const Node& node, char letter) {
+  const int f = node.rule.FactorOf(letter);
+  if (f < 0) return 0;
+  const auto find = [&](const std::vector<Indices>& sides,
+                        const std::vector<TensorId>& tensors) -> int64_t {
+    for (size_t i = 0; i < sides.size(); ++i) {
+      for (size_t d = 0; d < sides[i].size(); ++d) {
+        if (sides[i][d] == f) return graph.tensor(tensors[i]).shape[d];
+      }
+    }
+    return 0;
+  };
+  const int64_t read = find(node.rule.operands, node.operands);
+  return read != 0 ? read : find(node.rule.results, node.results);
+}
+
+// Of the places whose windows touch [begin, end) of the image.
+Range PlacesTouching(const Windows& w, Range image) {
+  // o stride - pad + span > begin and o stride - pad < end.
+  const int64_t least = image.begin + w.pad - w.span + 1;
+  const int64_t most = image.end - 1 + w.pad;
+  return {std::min(w.out, least <= 0 ? 0 : (least + w.stride - 1) / w.stride),
+          std::clamp<int64_t>(most / w.stride + 1, 0, w.out)};
+}
+
+// What the windows at [begin, end) cover of the image.
+Range ImageUnder(const Windows& w, Range places) {
+  return {std::max<int64_t>(0, places.begin * w.stride - w.pad),
+          std::min(w.in, (places.end - 1) * w.stride - w.pad + w.span)};
+}
+
+// The most by which f(i) exceeds shard i of `extent`, on either side.
+template <typename F>
+Reach ReachOf(int64_t extent, int64_t parts, F f) {
+  Reach reach;
+  for (int64_t i = 0; i < parts; ++i) {
+    const Range own = ShardRange(extent, parts, i);
+    const Range wanted = f(i);
+    if (wanted.size() <= 0) continue;
+    reach.before = std::max(reach.before, own.begin - wanted.begin);
+    reach.after = std::max(reach.after, wanted.end - own.end);
+  }
+  return reach;
+}
+
+}  // namespace
+
+std::optional<Windows> WindowsOf(const Graph& graph, const Node& node,
+                                 Direction direction) {
+  if (!node.op->windows) return std::nullopt;
+  const bool tall = direction == Direction::kHeight;
+  Windows w;
+  w.image = tall ? 'h' : 'w';
+  w.place = tall ? 'y' : 'x';
+  w.in = ExtentOf(graph, node, w.image);
+  w.out = ExtentOf(graph, node, w.place);
+  if (w.in == 0 || w.out == 0) return std::nullopt;
+  const auto attribute = [&](std::string_view name) {
+    const auto it = std::ranges::find(node.attributes, name, &Attribute::name);
+    return it == node.attributes.end() ? int64_t{1}
+                                       : static_cast<int64_t>(it->value);
+  };
+  const std::string side = tall ? "height" : "width";
+  w.stride = attribute("stride_" + side);
+  w.pad = attribute(tall ? "pad_top" : "pad_left");
+  const int64_t weights = ExtentOf(graph, node, tall ? 'k' : 'l');
+  const int64_t size = weights != 0 ? weights : attribute("window_" + side);
+  w.span = attribute("dilation_" + side) * (size - 1) + 1;
+  return w;
+}
+
+Reach ImageReach(const Windows& w, int64_t parts) {
+  return ReachOf(w.in, parts, [&](int64_t i) {
+    return ImageUnder(w, ShardRange(w.out, parts, i));
+  });
+}
+
+Reach PlaceReach(const Windows& w, int64_t parts) {
+  return ReachOf(w.out, parts, [&](int64_t i) {
+    return PlacesTouching(w, ShardRange(w.in, parts, i));
+  });
+}
+
+Reach TouchedReach(const Windows& w, int64_t parts) {
+  return ReachOf(w.in, parts, [&](int64_t i) {
+    const Range places = PlacesTouching(w, ShardRange(w.in, parts, i));
+    return places.size() > 0 ? ImageUnder(w, places) : Range{};
+  });
+}
+
+}  // namespace tessera
