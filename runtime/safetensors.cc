@@ -70,6 +70,14 @@ std::string ShapeText(const Shape& shape) {
 std::string Quoted(std::string_view text) {
   std::string quoted = "\"";
   for (char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if (code < 0x20) {
+      constexpr std::string_view kDigits = "0123456789abcdef";
+      quoted += "\\u00";
+      quoted += kDigits[code / 16];
+      quoted += kDigits[code % 16];
+      continue;
+    }
     if (c == '"' || c == '\\') quoted += '\\';
     quoted += c;
   }
@@ -161,7 +169,12 @@ Result<void> SafetensorsFile::ReadHeader() {
       reinterpret_cast<const char*>(mapping_ + kLengthBytes), length);
   auto header = ParseJson(text);
   if (!header) return header.error().At(path_ + ": header");
-  int64_t data_end = data_start;
+  struct Extent {
+    int64_t begin = 0;
+    int64_t end = 0;
+    std::string_view name;
+  };
+  std::vector<Extent> extents;
   for (const auto& [name, entry] : header->fields) {
     if (name == "__metadata__") {
       for (const auto& [key, value] : entry.fields) {
@@ -196,11 +209,24 @@ Result<void> SafetensorsFile::ReadHeader() {
                    stored.dtype + ShapeText(stored.shape));
     }
     stored.offset = data_start + *begin;
-    data_end = std::max(data_end, data_start + *end);
+    extents.push_back({stored.offset, data_start + *end, name});
     tensors_.emplace(name, std::move(stored));
   }
-  if (data_end != size_) {
-    return InvalidInput("the tensors end at byte " + std::to_string(data_end) +
+  // One behind the other, as the format wants them.
+  std::ranges::sort(extents, {},
+                    [](const Extent& e) { return std::pair(e.begin, e.end); });
+  int64_t next = data_start;
+  for (const Extent& extent : extents) {
+    if (extent.begin != next) {
+      return InvalidInput(
+          "begins at byte " + std::to_string(extent.begin) + ": expected " +
+              std::to_string(next) + ", where the tensor before it ends",
+          path_ + ": tensor '" + std::string(extent.name) + "'");
+    }
+    next = extent.end;
+  }
+  if (next != size_) {
+    return InvalidInput("the tensors end at byte " + std::to_string(next) +
                             " of a file of " + std::to_string(size_),
                         path_);
   }

@@ -254,13 +254,20 @@ Result<IndexRule> ReadRule(const proto::Node& row, const OpDef& op,
   return rule;
 }
 
-Result<Node> FromProto(const proto::Node& row, const NameIndex& tensors,
-                       const NameIndex& blocks, int index) {
+Result<Node> FromProto(const proto::Node& row, const NameIndex& own_ops,
+                       const NameIndex& tensors, const NameIndex& blocks,
+                       int index) {
   Node node;
   node.name = row.name();
   const auto op = FindOp(row.op());
   if (!op) return InvalidInput(op.error().message, At("nodes", index, "op"));
   node.op = *op;
+  // Another file's is unknown here.
+  if (OwnOpOf(*node.op) != nullptr) {
+    const auto own =
+        own_ops.Find("operator", row.op(), At("nodes", index, "op"));
+    if (!own) return own.error();
+  }
   if (node.op->rule.empty() && node.op->adjoints.empty()) {
     return InvalidInput("'" + row.op() + "' is not a forward operator",
                         At("nodes", index, "op"));
@@ -310,8 +317,13 @@ Result<Graph> FromProto(const proto::Graph& message) {
   TESSERA_RETURN_IF_ERROR(CheckPositive(graph.global_batch, "global_batch"));
   TESSERA_RETURN_IF_ERROR(CheckPositive(graph.seq_len, "seq_len"));
   TESSERA_TRY(graph.dtype, FloatDType(message.dtype(), "dtype"));
+  NameIndex own_ops;
   for (int i = 0; i < message.operators_size(); ++i) {
     TESSERA_RETURN_IF_ERROR(Define(message.operators(i), i));
+    if (!own_ops.Add(message.operators(i).name())) {
+      return InvalidInput("'" + message.operators(i).name() + "' occurs twice",
+                          At("operators", i, "name"));
+    }
   }
   NameIndex blocks;
   for (int i = 0; i < message.blocks_size(); ++i) {
@@ -334,7 +346,8 @@ Result<Graph> FromProto(const proto::Graph& message) {
   std::vector<bool> produced(graph.tensors.size(), false);
   NameIndex node_names;
   for (int i = 0; i < message.nodes_size(); ++i) {
-    TESSERA_TRY(Node node, FromProto(message.nodes(i), tensors, blocks, i));
+    TESSERA_TRY(Node node,
+                FromProto(message.nodes(i), own_ops, tensors, blocks, i));
     if (!node_names.Add(node.name)) {
       return InvalidInput("'" + node.name + "' occurs twice",
                           At("nodes", i, "name"));

@@ -311,9 +311,33 @@ TEST(GraphIo, OwnOperatorThatIsWrong) {
               HasSubstr("integer_operands: names operand 2: the rule has 2"));
   EXPECT_THAT(with("6", "6 integer_operands: -1"),
               HasSubstr("operators[0].integer_operands"));
-  // x is no integer.
-  EXPECT_THAT(with("scan\"", "scan_of_ids\" integer_operands: 0"),
-              HasSubstr("nodes[1]"));
+  EXPECT_THAT(with("operators",
+                   "operators { name: \"other\" rule: "
+                   "\"b->b\" } operators"),
+              "");
+  EXPECT_THAT(with("}", std::string("} ") + kScan),
+              HasSubstr("operators[1].name: 'scan' occurs twice"));
+  // What another file describes is unknown here.
+  EXPECT_THAT(with("\"scan\"", "\"scans\""),
+              HasSubstr("nodes[1].op: unknown operator 'scan'; did you mean "
+                        "'scans'?"));
+}
+
+TEST(GraphIo, OwnOperatorOfIntegers) {
+  std::string text = WithOwn(kScan);
+  for (size_t at = 0; (at = text.find("\"scan\"", at)) != std::string::npos;) {
+    text.replace(at, 6, "\"scan_ids\"");
+  }
+  ASSERT_TRUE(ReadText(text).has_value());
+  const size_t at = text.find("rule: \"bsh!,h->bsh\"");
+  text.insert(at, "integer_operands: 0 ");
+  const size_t name = text.find("\"scan_ids\"");
+  for (size_t i = name; i != std::string::npos;
+       i = text.find("\"scan_ids\"", i)) {
+    text.replace(i, 10, "\"scan_of_ids\"");
+  }
+  EXPECT_THAT(ReadText(text).error().ToString(),
+              HasSubstr("'x' is fp32; here a graph of fp32 has int32"));
 }
 
 TEST(GraphIo, AttributesHaveRanges) {

@@ -128,8 +128,38 @@ TEST(Safetensors, BrokenFilesAreErrors) {
                 R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})",
                 "12345678")),
             "");
+  // Tensors that share bytes, or leave some out.
+  const auto second = [&](const std::string& offsets) {
+    return with_header(
+        R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+        R"("b":{"dtype":"F32","shape":[1],"data_offsets":)" +
+            offsets + "}}",
+        "12345678");
+  };
+  EXPECT_EQ(message(second("[4,8]")), "");
+  EXPECT_NE(message(second("[0,4]")).find("tensor 'b': begins at byte"),
+            std::string::npos);
+  EXPECT_NE(message(second("[2,6]")), "");
+  EXPECT_NE(message(second("[5,9]")), "");
   std::filesystem::remove(path);
   EXPECT_EQ(SafetensorsFile::Open(path).error().code, ErrorCode::kNotFound);
+}
+
+TEST(Safetensors, NamesOfAnyBytes) {
+  const std::string path = TempPath("file");
+  const std::string name = "a\"b\\c\n\x01";
+  const float value = 1;
+  {
+    auto writer =
+        *SafetensorsWriter::Create(path, {{name, DType::kFloat32, {1}}}, {});
+    ASSERT_TRUE(writer.Write(std::as_bytes(std::span(&value, 1))).has_value());
+    ASSERT_TRUE(writer.Commit().has_value());
+  }
+  // As JSON wants control characters (RFC 8259, section 7).
+  EXPECT_NE(ReadBytes(path).find(R"("a\"b\\c\u000a\u0001":)"),
+            std::string::npos);
+  EXPECT_TRUE(SafetensorsFile::Open(path)->Has(name));
+  std::filesystem::remove(path);
 }
 
 // ---- Training runs
