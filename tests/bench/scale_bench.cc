@@ -440,13 +440,13 @@ void BM_Operators(benchmark::State& state, const char* strategy) {
   }
   state.SetComplexityN(state.range(0));
 }
-BENCHMARK_CAPTURE(BM_Operators, data, "dp=8,zero=1")
+BENCHMARK_CAPTURE(BM_Operators, data, "dp=8,zero=1,mbs=128")
     ->RangeMultiplier(10)
     ->Range(1000, 100'000)
     ->Iterations(1)
     ->Unit(benchmark::kSecond)
     ->Complexity(benchmark::oNLogN);
-BENCHMARK_CAPTURE(BM_Operators, all, "dp=2,tp=2,pp=2,zero=1")
+BENCHMARK_CAPTURE(BM_Operators, all, "dp=2,tp=2,pp=2,zero=1,mbs=64")
     ->RangeMultiplier(10)
     ->Range(1000, 100'000)
     ->Iterations(1)
