@@ -227,7 +227,8 @@ Result<Node> FromProto(const proto::Node& row, const NameIndex& tensors,
   const auto op = FindOp(row.op());
   if (!op) return InvalidInput(op.error().message, At("nodes", index, "op"));
   node.op = *op;
-  if (node.op->rule.empty() && node.op->adjoints.empty()) {
+  if (node.op->rule.empty() && node.op->adjoints.empty() &&
+      node.op->form.accepts == nullptr) {
     return InvalidInput("'" + row.op() + "' is not a forward operator",
                         At("nodes", index, "op"));
   }
