@@ -324,7 +324,8 @@ std::span<const Flag> Flags() {
        SetInteger<&Options::nodes, 1, 65536>},
       {"--data", "FILE",
        "tokens: .bin of nanoGPT or llm.c, anything else is read as bytes; of "
-       "images CIFAR-10's binary format (default there: made up)",
+       "images CIFAR-10's binary format, of clicks MLPerf's of Criteo's "
+       "(default there: made up)",
        SetText<&Options::data>},
       {"--steps", "N", "optimizer steps (default: 20)",
        SetInteger<&Options::steps, int64_t{1}, kMostInt64>},

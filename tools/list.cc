@@ -8,6 +8,7 @@
 #include "planner/io/cluster_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/importer.h"
+#include "planner/io/losses.h"
 #include "planner/io/onnx.h"
 #include "planner/io/zoo.h"
 #include "planner/ir/op.h"
@@ -160,6 +161,8 @@ std::span<const Kind> Kinds() {
       {"models", "the zoo, for --model zoo:NAME", ZooEntries},
       {"families", "what a Hugging Face config.json may have as model_type",
        [] { return Entries(ModelFamilies()); }},
+      {"losses", "what is minimised, for --set model.loss=",
+       [] { return Entries(Losses()); }},
       {"decays", "how the learning rate falls, for --decay",
        [] { return Entries(Decays()); }},
       {"dtypes", "element types, for --dtype", DTypeEntries},

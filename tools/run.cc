@@ -29,6 +29,7 @@
 #include "planner/plan/strategy.h"
 #include "runtime/checkpoint.h"
 #include "runtime/data/batches.h"
+#include "runtime/data/clicks.h"
 #include "runtime/data/images.h"
 #include "runtime/device/process_memory.h"
 #include "runtime/launch/backend.h"
@@ -136,6 +137,7 @@ struct Job {
   std::unique_ptr<TokenData> data;  // of a model of tokens
   std::optional<Batches> batches;
   std::optional<Images> images;  // of a model of images
+  std::optional<Clicks> clicks;  // of a model of clicks
   LearningRate learning_rate;
 };
 
@@ -221,19 +223,33 @@ Result<Images> ImagesOf(const Options& options, const Graph& graph,
   return Images::Open(options.data, *images);
 }
 
+// The same of clicks.
+Result<Clicks> ClicksOf(const Options& options, const Graph& graph,
+                        uint64_t seed) {
+  auto clicks = ClickOptionsOf(graph);
+  if (!clicks) return clicks.error().At(options.model);
+  clicks->seed = seed;
+  if (options.validate_every > 0) {
+    clicks->validation_batches = options.validate_batches;
+  }
+  return Clicks::Open(options.data, *clicks);
+}
+
+// Images or clicks, of which each has a label.
+template <typename Samples>
+void SetSamples(const Samples& samples, TrainingJob& training) {
+  training.load = LoadTraining(samples);
+  training.data = samples.Fingerprint();
+  training.validation.batches = samples.options().validation_batches;
+  training.validation.load = LoadValidation(samples);
+  training.validation.labels = [batch = samples.options().global_batch](
+                                   int64_t) { return Result<int64_t>(batch); };
+}
+
 // What a job trains on, as the trainer asks for it.
 void SetData(const Job& job, TrainingJob& training) {
-  if (job.images) {
-    const ImageOptions& options = job.images->options();
-    training.load = LoadTraining(*job.images);
-    training.data = job.images->Fingerprint();
-    training.validation.batches = options.validation_batches;
-    training.validation.load = LoadValidation(*job.images);
-    training.validation.labels = [batch = options.global_batch](int64_t) {
-      return Result<int64_t>(batch);
-    };
-    return;
-  }
+  if (job.images) return SetSamples(*job.images, training);
+  if (job.clicks) return SetSamples(*job.clicks, training);
   training.load = LoadTraining(*job.batches);
   training.data = FingerprintOf(*job.data);
   training.places_are_positions = job.batches->options().end_of_text < 0;
@@ -527,7 +543,9 @@ Result<Job> ReadJob(const Options& options,
     }
   }
   TESSERA_TRY(job.learning_rate, LearningRateOf(options));
-  if (UnitOf(graph) != "tokens") {
+  if (UnitOf(graph) == "samples") {
+    TESSERA_TRY(job.clicks, ClicksOf(options, graph, job.seed));
+  } else if (UnitOf(graph) != "tokens") {
     TESSERA_TRY(job.images, ImagesOf(options, graph, job.seed));
   } else {
     if (options.data.empty()) return InvalidInput("needs --data FILE", "run");

@@ -114,6 +114,7 @@ std::string_view UnitOf(const Graph& graph) {
     if (tensor.kind != TensorKind::kInput) continue;
     if (tensor.name == "images") return "images";
     if (tensor.name == "patches") return "patches";
+    if (tensor.name == "dense") return "samples";
   }
   return "tokens";
 }

@@ -15,8 +15,8 @@ namespace tessera {
 
 // Rates of a step, by model FLOPs (planner/ir/graph.h). `peak` is the dense
 // peak of the graph's dtype, summed over the devices of the cluster.
-// What throughput counts of a model: "tokens", or "images", of which each is a
-// sequence of one token.
+// What throughput counts of a model: "tokens", or "images", "patches" or
+// "samples", of which each is a sequence of one token.
 std::string_view UnitOf(const Graph& graph);
 
 struct Throughput {

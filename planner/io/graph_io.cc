@@ -268,7 +268,8 @@ Result<Node> FromProto(const proto::Node& row, const NameIndex& own_ops,
         own_ops.Find("operator", row.op(), At("nodes", index, "op"));
     if (!own) return own.error();
   }
-  if (node.op->rule.empty() && node.op->adjoints.empty()) {
+  if (node.op->rule.empty() && node.op->adjoints.empty() &&
+      node.op->form.accepts == nullptr) {
     return InvalidInput("'" + row.op() + "' is not a forward operator",
                         At("nodes", index, "op"));
   }

@@ -57,26 +57,28 @@ std::span<const ModelFamily> ModelFamilies() {
                   BuildGptNeox},
       ModelFamily{"bert", "BERT (Devlin et al. 2019)", BuildBert},
       ModelFamily{"t5", "T5 (Raffel et al. 2020)", BuildT5,
-                  /*images=*/false, /*encoder_decoder=*/true},
+                  /*samples=*/false, /*encoder_decoder=*/true},
       ModelFamily{"vit", "ViT (Dosovitskiy et al. 2021)", BuildVit,
-                  /*images=*/true},
+                  /*samples=*/true},
       ModelFamily{"deepseek_v2", "DeepSeek-V2 (DeepSeek-AI 2024)",
                   BuildDeepseekV2},
       ModelFamily{"deepseek_v3", "DeepSeek-V3 and R1 (DeepSeek-AI 2024)",
                   BuildDeepseekV3},
       ModelFamily{"resnet", "ResNet (He et al. 2016), on images", BuildResNet,
-                  /*images=*/true},
+                  /*samples=*/true},
       ModelFamily{"cnn", "a list of layers (docs/models.md), on images",
-                  BuildCnn, /*images=*/true},
+                  BuildCnn, /*samples=*/true},
+      ModelFamily{"dlrm", "DLRM (Naumov et al. 2019), on clicks", BuildDlrm,
+                  /*samples=*/true},
       ModelFamily{"rnn_lm", "a recurrent language model (docs/models.md)",
-                  BuildRnnLm, /*images=*/false, /*encoder_decoder=*/false,
+                  BuildRnnLm, /*samples=*/false, /*encoder_decoder=*/false,
                   /*unrolled=*/true},
       ModelFamily{"rnn_classifier", "a recurrent network with a label a text",
-                  BuildRnnClassifier, /*images=*/false,
+                  BuildRnnClassifier, /*samples=*/false,
                   /*encoder_decoder=*/false, /*unrolled=*/true},
       ModelFamily{"rnn_translator",
                   "a recurrent encoder and decoder with attention",
-                  BuildRnnTranslator, /*images=*/false,
+                  BuildRnnTranslator, /*samples=*/false,
                   /*encoder_decoder=*/true, /*unrolled=*/true},
   };
   return kFamilies;
@@ -87,7 +89,7 @@ bool HasOwnLength(const std::string& path) {
   if (!values) return false;
   const auto family =
       Find("model_type", ModelFamilies(), values->Field("model_type").text);
-  return family && ((*family)->images ||
+  return family && ((*family)->samples ||
                     ((*family)->unrolled && values->fields.contains("steps")));
 }
 
@@ -143,7 +145,7 @@ Result<Graph> ImportHuggingFace(const std::string& path,
           file + ": steps");
     }
   }
-  if (known.seq_len < 1 && !(*family)->images) {
+  if (known.seq_len < 1 && !(*family)->samples) {
     return InvalidInput("the model needs a sequence length of at least 1",
                         file);
   }

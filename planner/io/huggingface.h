@@ -29,12 +29,12 @@ Result<Graph> ImportHuggingFace(const std::string& path,
 struct ModelFamily {
   std::string_view name;
   std::string_view summary;
-  // REQUIRES: options.global_batch is positive, and options.seq_len unless the
-  // model is one of images.
+  // REQUIRES: options.global_batch is positive, and options.seq_len unless
+  // `samples`.
   Result<Graph> (*build)(ModelConfig& config, const ImportOptions& options);
-  // Trained on labelled images, which say how long a sequence is, if there is
+  // Trained on images or clicks, which say how long a sequence is, if there is
   // one.
-  bool images = false;
+  bool samples = false;
   bool encoder_decoder = false;  // may have "is_encoder_decoder"
   // Its sequences are unrolled: the config may say how long they are, "steps",
   // where the options do not.
@@ -44,7 +44,7 @@ struct ModelFamily {
 std::span<const ModelFamily> ModelFamilies();
 
 // Whether the model at `path`, which is for this importer, is known to need no
-// sequence length: one of images, or unrolled over a number of steps.
+// sequence length: one of images or clicks, or unrolled over a number of steps.
 bool HasOwnLength(const std::string& path);
 
 // The families, each in planner/io/huggingface_<family>.cc.
@@ -71,6 +71,8 @@ Result<Graph> BuildDeepseekV3(ModelConfig& config,
 Result<Graph> BuildResNet(ModelConfig& config, const ImportOptions& options);
 // In planner/io/cnn.cc.
 Result<Graph> BuildCnn(ModelConfig& config, const ImportOptions& options);
+// In planner/io/dlrm.cc.
+Result<Graph> BuildDlrm(ModelConfig& config, const ImportOptions& options);
 // In planner/io/rnn.cc.
 Result<Graph> BuildRnnLm(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildRnnClassifier(ModelConfig& config,

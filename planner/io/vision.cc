@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "planner/base/table.h"
+
 namespace tessera {
 namespace {
 
@@ -26,6 +28,13 @@ ImageSizes ReadImageSizes(ModelConfig& config) {
                          ? std::ssize(config.values().Field("id2label").fields)
                          : sizes.labels;
   sizes.labels = config.Size("num_labels", std::max<int64_t>(1, names));
+  const auto loss =
+      Find("loss", Losses(), config.String("loss", sizes.loss->name));
+  if (loss) {
+    sizes.loss = *loss;
+  } else {
+    config.Wrong("loss", loss.error().message);
+  }
   return sizes;
 }
 
@@ -33,7 +42,8 @@ Vision::Vision(const ModelConfig& config, const ImportOptions& options,
                const ImageSizes& sizes)
     : builder_(GraphName(config.path()), options.global_batch, /*seq_len=*/1,
                options.dtype.value_or(DType::kFloat32)),
-      batch_(options.global_batch) {
+      batch_(options.global_batch),
+      row_(sizes.loss) {
   if (options.seq_len > 1 && options.warnings != nullptr) {
     options.warnings->push_back(config.path() +
                                 ": images have no sequence: its length is "
@@ -43,7 +53,10 @@ Vision::Vision(const ModelConfig& config, const ImportOptions& options,
       builder_.Input("images", {batch_, sizes.channels, sizes.size, sizes.size},
                      options.dtype.value_or(DType::kFloat32)),
       sizes.channels, sizes.size, sizes.size};
-  labels_ = builder_.Input("labels", {batch_}, DType::kInt32);
+  labels_ = row_->of_elements
+                ? builder_.Input("targets", {batch_, sizes.labels},
+                                 options.dtype.value_or(DType::kFloat32))
+                : builder_.Input("labels", {batch_}, DType::kInt32);
 }
 
 TensorId Vision::Weight(std::string name, Shape shape, double stddev) {
@@ -252,10 +265,8 @@ Features Vision::Concat(std::string name,
   return y;
 }
 
-void Vision::Loss(const std::string& name, const Features& logits,
-                  double weight) {
-  if (!logits.flat()) Problem(name, "expected features of the labels");
-  if (!problem_.empty()) return;
+TensorId Vision::CrossEntropy(const std::string& name, const Features& logits,
+                              double weight) {
   if (!count_.valid()) {
     count_ = builder_.Add1("count_labels", "count", {labels_}, "b->");
   }
@@ -265,8 +276,18 @@ void Vision::Loss(const std::string& name, const Features& logits,
     count = builder_.Add1("scale", name + ".count", {count_}, "->",
                           {{"factor", 1 / weight}});
   }
-  const TensorId loss = builder_.Add1(
-      "cross_entropy", name, {logits.tensor, labels_, count}, "bv,b,->,b");
+  return builder_.Add1("cross_entropy", name, {logits.tensor, labels_, count},
+                       "bv,b,->,b");
+}
+
+void Vision::Loss(const std::string& name, const Features& logits,
+                  double weight) {
+  if (!logits.flat()) Problem(name, "expected features of the labels");
+  if (!problem_.empty()) return;
+  const TensorId loss =
+      row_->of_elements ? AddElementLoss(builder_, *row_, name, logits.tensor,
+                                         labels_, "bv", weight)
+                        : CrossEntropy(name, logits, weight);
   loss_ = loss_.valid()
               ? builder_.Add1("add", name + ".total", {loss_, loss}, ",->")
               : loss;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "planner/io/importer.h"
+#include "planner/io/losses.h"
 #include "planner/io/model_config.h"
 #include "planner/ir/graph.h"
 
@@ -38,18 +39,20 @@ struct Window {
 };
 
 // What a config of such a model has of the data: "image_size" (pixels of both
-// sides), "num_channels", "num_labels" (or as many as "id2label" has).
+// sides), "num_channels", "num_labels" (or as many as "id2label" has), and the
+// "loss" (planner/io/losses.h).
 struct ImageSizes {
   int64_t size = 224;
   int64_t channels = 3;
   int64_t labels = 1000;
+  const LossRow* loss = &Losses()[0];
 };
 ImageSizes ReadImageSizes(ModelConfig& config);
 
 class Vision {
  public:
-  // Adds the inputs "images" and "labels". A sample is one image: sequences
-  // have a length of 1.
+  // Adds the inputs "images" and "labels", or "targets" [samples, labels] of a
+  // loss of elements. A sample is one image: sequences have a length of 1.
   Vision(const ModelConfig& config, const ImportOptions& options,
          const ImageSizes& sizes);
 
@@ -96,6 +99,8 @@ class Vision {
   static Shape Channels(const Features& x);
   TensorId Weight(std::string name, Shape shape, double stddev);
   void Problem(const std::string& name, std::string_view problem);
+  TensorId CrossEntropy(const std::string& name, const Features& logits,
+                        double weight);
   // The result's height and width, and what all windows have of attributes.
   std::vector<Attribute> Place(const std::string& name, const Features& x,
                                const Window& window, Features& y);
@@ -105,8 +110,9 @@ class Vision {
   GraphBuilder builder_;
   int64_t batch_ = 0;
   Features images_;
-  TensorId labels_;
-  TensorId count_;  // of labels
+  const LossRow* row_;
+  TensorId labels_;  // or targets
+  TensorId count_;   // of labels
   TensorId loss_;
   int dropouts_ = 0;
   std::string problem_;

@@ -74,7 +74,8 @@ class Differentiator {
   }
 
  private:
-  // Which tensors depend on a weight, and who produces each.
+  // Which tensors depend on a weight by operators that have gradients (a
+  // comparison's is zero), and who produces each.
   void FindDependents(size_t forward_nodes) {
     depends_.assign(graph_.tensors.size(), false);
     for (size_t t = 0; t < graph_.tensors.size(); ++t) {
@@ -86,7 +87,7 @@ class Differentiator {
           std::any_of(node.operands.begin(), node.operands.end(),
                       [&](TensorId id) { return depends_[id.index()]; });
       for (TensorId id : node.results) {
-        depends_[id.index()] = any;
+        depends_[id.index()] = any && !node.op->adjoints.empty();
         producer_[id.index()] = NodeId(i);
       }
     }

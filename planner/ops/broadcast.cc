@@ -2,6 +2,11 @@
 // same along those that it lacks, as in "bsh,h->bsh". The gradient of such an
 // operand is a sum over them, and partial where one of them is split. The
 // node's rule names the factors, in any order.
+//
+// Comparisons give 1 or 0 in the graph's type, and no gradient. Of such values
+// "and" is multiply, "or" is maximum, "exclusive or" is not_equal. `where`
+// chooses by them, element by element; what is not chosen is not read into the
+// result, were it infinite.
 
 #include <algorithm>
 
@@ -12,8 +17,11 @@ namespace {
 
 // Whether the result has all factors of the operands, but for those that cannot
 // be split, whose extents are 1.
+template <size_t kOperands>
 bool IsBroadcast(const IndexRule& rule) {
-  if (rule.operands.size() != 2 || rule.results.size() != 1) return false;
+  if (rule.operands.size() != kOperands || rule.results.size() != 1) {
+    return false;
+  }
   for (size_t f = 0; f < rule.factors.size(); ++f) {
     if (!Holds(rule.results[0], static_cast<int>(f)) &&
         rule.factors[f].splittable) {
@@ -21,13 +29,19 @@ bool IsBroadcast(const IndexRule& rule) {
     }
   }
   return std::ranges::all_of(rule.results[0], [&](uint8_t f) {
-    return Holds(rule.operands[0], f) || Holds(rule.operands[1], f);
+    return std::ranges::any_of(rule.operands, [f](const Indices& operand) {
+      return Holds(operand, f);
+    });
   });
 }
 
 constexpr RuleForm kBroadcastForm = {
     "two operands, each with some of the result's factors, as in 'bsh,h->bsh'",
-    IsBroadcast};
+    IsBroadcast<2>};
+constexpr RuleForm kWhereForm = {
+    "three operands, each with some of the result's factors, as in "
+    "'bs,bsh,h->bsh'",
+    IsBroadcast<3>};
 
 // An extent of 1 is what a factor has that the result lacks.
 std::string BroadcastProblem(const OpCall& call) {
@@ -72,12 +86,40 @@ std::vector<OpDef> BroadcastOps() {
        .summary = "the smaller one",
        .adjoints = {{"minimum_dx", "dy0,x0,x1->dx0"},
                     {"minimum_dx", "dy0,x1,x0->dx1"}}},
+      {.name = "equal", .summary = "1 where operands are equal, else 0"},
+      {.name = "not_equal", .summary = "1 where operands differ, else 0"},
+      {.name = "less", .summary = "1 where the first one is less, else 0"},
+      {.name = "less_equal",
+       .summary = "1 where the first one is less or equal, else 0"},
+      {.name = "greater",
+       .summary = "1 where the first one is greater, else 0"},
+      {.name = "greater_equal",
+       .summary = "1 where the first one is greater or equal, else 0"},
   };
   for (OpDef& op : ops) {
     op.form = kBroadcastForm;
     op.flops = FlopsPerPoint<1>;
     op.problem = BroadcastProblem;
   }
+  // Operands: the condition, what is taken where it is not 0, and where it is.
+  ops.push_back(
+      {.name = "where",
+       .summary = "the second operand where the first is not 0, else "
+                  "the third",
+       .form = kWhereForm,
+       .adjoints = {{"where_dx", "dy0,x0->dx1"}, {"where_dy", "dy0,x0->dx2"}},
+       .flops = FlopsPerPoint<1>,
+       .problem = BroadcastProblem,
+       .linear = {{1, 2}}});
+  ops.push_back({.name = "where_dx",
+                 .summary = "gradient of what is taken where a condition is "
+                            "not 0",
+                 .flops = FlopsPerPoint<1>,
+                 .linear = {{0}}});
+  ops.push_back({.name = "where_dy",
+                 .summary = "gradient of what is taken where a condition is 0",
+                 .flops = FlopsPerPoint<1>,
+                 .linear = {{0}}});
   ops.push_back({.name = "reduce_negative",
                  .summary = "minus the sum over factors that the result lacks",
                  .flops = FlopsPerPoint<1>,

@@ -213,7 +213,8 @@ class BlockPlacer {
     return false;
   }
 
-  // The output factors of a dense layer that column parallelism may split.
+  // The output factors of a dense layer that column parallelism may split: none
+  // of a single column.
   std::vector<size_t> Columns(NodeId id) const {
     const Node& node = graph_.node(id);
     const Indices& result = node.rule.results[0];
@@ -221,6 +222,7 @@ class BlockPlacer {
     for (size_t d = 0; d < result.size(); ++d) {
       const uint8_t f = result[d];
       if (!Holds(node.rule.operands[0], f) && node.rule.factors[f].splittable &&
+          index_.extents[id.index()][f] > 1 &&
           index_.carried[node.results[0].index()][d]) {
         columns.push_back(f);
       }

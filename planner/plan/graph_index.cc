@@ -95,6 +95,13 @@ int RowFactor(const Node& node) {
   return -1;
 }
 
+// Whether a lookup is one of bags: ids have a factor that the result lacks.
+bool IsLookupOfBags(const Node& node) {
+  return !std::ranges::all_of(node.rule.operands[0], [&](uint8_t f) {
+    return Holds(node.rule.results[0], f);
+  });
+}
+
 std::vector<bool> VocabularyTables(const GraphIndex& index) {
   const Graph& graph = *index.graph;
   std::vector<int64_t> classes;
@@ -113,12 +120,13 @@ std::vector<bool> VocabularyTables(const GraphIndex& index) {
   for (size_t i = 0; i < index.forward_nodes; ++i) {
     const Node& node = graph.nodes[i];
     const int row = RowFactor(node);
-    if (row < 0 || graph.tensor(node.operands[1]).kind != TensorKind::kWeight ||
-        std::find(classes.begin(), classes.end(),
-                  index.extents[i][static_cast<size_t>(row)]) ==
-            classes.end()) {
+    if (row < 0 || graph.tensor(node.operands[1]).kind != TensorKind::kWeight) {
       continue;
     }
+    const bool has_classes =
+        std::find(classes.begin(), classes.end(),
+                  index.extents[i][static_cast<size_t>(row)]) != classes.end();
+    if (!has_classes && !IsLookupOfBags(node)) continue;
     const size_t table = node.operands[1].index();
     tables[table] = true;
     tied[table] = std::any_of(

@@ -79,9 +79,9 @@ struct GraphIndex {
   std::vector<BlockEdge> block_edges;
 
   std::vector<WeightUse> weights;  // in tensor order, as Plan::weights
-  // By tensor: tables that are looked up and have a row for each class of the
-  // loss. Where a dense layer reads one of them (a tied head), only such: a
-  // table of positions may have as many rows.
+  // By tensor: tables that are looked up by bags, or have a row for each class
+  // of the loss. Where a dense layer reads one of them (a tied head), only
+  // such: a table of positions may have as many rows.
   std::vector<bool> vocabulary;
   bool has_experts = false;
 };

@@ -149,7 +149,12 @@ std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy) {
   const int64_t batch = space.index.graph->global_batch;
   const int64_t replicas = int64_t{strategy.dp} * strategy.ep;
   if (batch % replicas != 0) return strategies;
-  for (int mbs : Divisors(batch / replicas, kMostSamples)) {
+  const int64_t samples = batch / replicas;
+  std::vector<int> sizes = Divisors(samples, kMostSamples);
+  if (space.index.graph->seq_len <= 1 && samples > kMostSamples) {
+    sizes.push_back(static_cast<int>(samples));
+  }
+  for (int mbs : sizes) {
     strategy.mbs = mbs;
     strategies.push_back(strategy);
   }

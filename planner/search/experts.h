@@ -23,7 +23,7 @@ std::vector<int> Divisors(int64_t n,
 // Uniform strategies that give valid plans: tensor parallelism within a node,
 // any pipeline, any split of experts, of sequences from 32,768 tokens on cuts
 // by context parallelism up to 16, microbatches of up to kMostSamples samples
-// on a replica, every ZeRO stage where there is data parallelism, sequence
+// on a replica, or of all where they have no sequences, every ZeRO stage where there is data parallelism, sequence
 // parallelism where there is tensor parallelism, where there is a pipeline
 // every schedule with all numbers of chunks that share out the layers evenly.
 // In a fixed order whose beginnings cover all of them evenly, for who runs out
@@ -31,8 +31,8 @@ std::vector<int> Divisors(int64_t n,
 inline constexpr int kMostSamples = 64;
 std::vector<Strategy> UniformStrategies(const SearchSpace& space);
 
-// `strategy` with each possible number of samples in a microbatch, up to
-// kMostSamples; none where the replicas do not divide the batch.
+// `strategy` with each possible number of samples in a microbatch, as above;
+// none where the replicas do not divide the batch.
 std::vector<Strategy> WithSamples(const SearchSpace& space, Strategy strategy);
 
 struct Baseline {

@@ -74,6 +74,18 @@ void LoadPatches(const Images& images, int64_t image, const LocalTensor& block,
   }
 }
 
+// What a block has of a row of targets: 1 at the label and else 0, or, of a
+// single number, the label.
+void LoadTargets(const Images& images, int64_t image, const LocalTensor& block,
+                 int64_t& out) {
+  const int64_t label = images.Label(image);
+  for (int64_t i = 0; i < block.shape[1]; ++i) {
+    const bool own = block.offset[1] + i == label;
+    const int64_t value = block.global_shape[1] == 1 ? label : own ? 1 : 0;
+    Store(block, out++, static_cast<double>(value));
+  }
+}
+
 // `image_of`: by sample.
 template <typename ImageOf>
 LoadInput Load(const Images& images, ImageOf image_of) {
@@ -84,6 +96,8 @@ LoadInput Load(const Images& images, ImageOf image_of) {
       const int64_t image = image_of(first_sample + block.offset[0] + sample);
       if (tensor.name == "labels") {
         block.as<int32_t>()[out++] = images.Label(image);
+      } else if (tensor.name == "targets") {
+        LoadTargets(images, image, block, out);
       } else if (tensor.name == "images") {
         LoadImage(images, image, block, out);
       } else if (tensor.name == "patches") {
@@ -120,6 +134,10 @@ Result<ImageOptions> ImageOptionsOf(const Graph& graph) {
           std::llround(std::sqrt(static_cast<double>(tensor.shape[1] - 1)));
       options.shape = {tensor.shape[2], side * tensor.shape[3],
                        side * tensor.shape[4]};
+    }
+    if (tensor.kind == TensorKind::kInput && tensor.name == "targets" &&
+        tensor.shape.size() == 2) {
+      options.labels = std::max<int64_t>(2, tensor.shape[1]);
     }
   }
   for (const Node& node : graph.nodes) {

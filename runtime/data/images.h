@@ -33,9 +33,9 @@ struct ImageOptions {
   int64_t validation_batches = 0;  // held out
 };
 
-// Those of a graph's inputs "labels" and "images" [b, c, h, w], or "patches"
-// [b, 1 + patches, c, h, w] of square images, with the seed and the validation
-// left open; an error where it lacks them.
+// Those of a graph's inputs "labels", or "targets" [b, labels], and "images"
+// [b, c, h, w], or "patches" [b, 1 + patches, c, h, w] of square images, with
+// the seed and the validation left open; an error where it lacks them.
 Result<ImageOptions> ImageOptionsOf(const Graph& graph);
 
 class Images {
@@ -73,8 +73,9 @@ class Images {
 
 // Inputs by name: "labels" and "images", or "patches", row by row behind a
 // patch of zeros, with their "positions" from 0 and "patch_rows", -1 of the
-// first one and else 0. kInvalidInput for an input of another name. `images`
-// outlives the result.
+// first one and else 0. "targets" are 1 at the label and 0 elsewhere, or a
+// column of labels 0 and 1. kInvalidInput for an input of another name.
+// `images` outlives the result.
 LoadInput LoadTraining(const Images& images);
 LoadInput LoadValidation(const Images& images);
 

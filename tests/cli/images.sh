@@ -26,6 +26,12 @@ json 'all(abs(a - b) <= 1e-4 for a, b in zip(
   --json 2>"$work/stderr" >"$work/searched.json"
 json 'len(j["losses"]) == 1' "$work/searched.json" >/dev/null
 
+# A loss of elements.
+"$tessera" run "${model[@]}" --steps 3 --nproc 2 --strategy tp=2 \
+  --set model.loss=binary_cross_entropy --json >"$work/sigmoids.json" \
+  2>"$work/stderr"
+json 'j["losses"][2] < j["losses"][0]' "$work/sigmoids.json" >/dev/null
+
 # Records of CIFAR-10's size.
 python3 - "$work/images.bin" <<'END'
 import random, sys

@@ -28,11 +28,19 @@ std::string_view RuleOf(const OpDef& op) {
   if (op.name == "conv2d") return "bgch!w!,gnck!l!+gn->bgnyx";
   if (op.name == "einsum") return "bhqd,bhkd->bhqk";
   if (op.name == "broadcast_add" || op.name == "subtract" ||
-      op.name == "divide" || op.name == "maximum" || op.name == "minimum") {
+      op.name == "divide" || op.name == "maximum" || op.name == "minimum" ||
+      op.name.ends_with("equal") || op.name.starts_with("less") ||
+      op.name.starts_with("greater")) {
     return "bsh,h->bsh";
   }
   if (op.name.starts_with("reduce_")) return "bsh!->bs";
   if (op.name.find("softmax") != std::string_view::npos) return "bsz->bsz";
+  if (op.name == "mean_squared_error" || op.name == "binary_cross_entropy") {
+    return "bsf,bsf->";
+  }
+  if (op.name == "where") return "bs,bsh,h->bsh";
+  if (op.name == "gather") return "bvh,bt->bth";
+  if (op.name == "scatter_add") return "bth,bt->bvh";
   if (op.name == "transpose") return "bsh->hbs";
   if (op.name == "slice" || op.name == "pad") return "bm!h->bd!h";
   if (op.name == "multiply" || op.name == "add" || op.name == "sum" ||

@@ -48,6 +48,18 @@ TEST(ImagesEqualSerial, Bottlenecks) {
                       "pp=2,schedule=zb-h1", "pp=4"});
 }
 
+// Targets are split by samples and by classes; a shard has its share of a mean.
+TEST(ImagesEqualSerial, LossesOfElements) {
+  for (const char* loss : {"mean_squared_error", "binary_cross_entropy"}) {
+    std::string config = TinyResNet("basic");
+    config.insert(config.size() - 1,
+                  ", \"loss\": \"" + std::string(loss) + '"');
+    const Graph graph = ImportTiny(config, kBatch, 1);
+    ExpectEqualsSerial(graph, 1, {"dp=2,zero=1", "tp=2", "dp=2,tp=2,zero=3"});
+    ExpectEqualsSerial(graph, 2, {"pp=2", "dp=2"});
+  }
+}
+
 // Groups are split before the channels in them.
 TEST(ImagesEqualSerial, Groups) {
   std::string config = TinyResNet();

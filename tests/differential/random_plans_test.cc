@@ -68,14 +68,40 @@ TEST(RandomModels, GeneralOperatorsAreSplit) {
     }
     EXPECT_EQ(checker.Check(c), "") << ToText(c);
   }
-  for (const char* wanted :
-       {"softmax z",         "softmax_dx z",      "log_softmax z",
-        "einsum h",          "einsum t",          "reduce_mean h",
-        "reduce_sum s",      "reduce_variance s", "reduce_max b",
-        "subtract h",        "divide s",          "multiply h",
-        "broadcast_add b",   "slice s",           "pad b",
-        "concat_channels s", "maximum s",         "exp h",
-        "power b",           "transpose s"}) {
+  for (const char* wanted : {"softmax z",
+                             "softmax_dx z",
+                             "log_softmax z",
+                             "einsum h",
+                             "einsum t",
+                             "reduce_mean h",
+                             "reduce_sum s",
+                             "reduce_variance s",
+                             "reduce_max b",
+                             "subtract h",
+                             "divide s",
+                             "multiply h",
+                             "broadcast_add b",
+                             "slice s",
+                             "pad b",
+                             "concat_channels s",
+                             "maximum s",
+                             "exp h",
+                             "power b",
+                             "transpose s",
+                             "mean_squared_error h",
+                             "mean_squared_error b",
+                             "binary_cross_entropy h",
+                             "binary_cross_entropy s",
+                             "greater s",
+                             "where h",
+                             "where_dx b",
+                             "gather v",
+                             "gather_dx v",
+                             "scatter_add s",
+                             "embedding_bag v",
+                             "embedding_bag h",
+                             "embedding_bag_dw b",
+                             "pairwise_dot h"}) {
     EXPECT_TRUE(split.contains(wanted)) << wanted;
   }
 }

@@ -25,6 +25,11 @@ KernelCase With(KernelCase c, std::vector<Attribute> attributes) {
   return c;
 }
 
+KernelCase Conditional(KernelCase c) {
+  c.conditions = {0};
+  return c;
+}
+
 KernelCase Positive(KernelCase c) {
   c.above = 0.4;
   return c;
@@ -656,6 +661,97 @@ const std::vector<KernelCase>& KernelCases() {
        {{'b', 3}, {'s', 3}, {'v', 301}},
        {},
        {{1, {Ints::kRandom, 0, 301}}}},
+      {"mean_squared_error",
+       "mean_squared_error",
+       "bsf,bsf->",
+       {{'b', 3}, {'s', 5}, {'f', 7}},
+       {{"weight", 0.3}}},
+      {"mean_squared_error_of_samples",
+       "mean_squared_error",
+       "b,b->",
+       {{'b', 37}},
+       {{"weight", 1}}},
+      {"binary_cross_entropy",
+       "binary_cross_entropy",
+       "bsf,bsf->",
+       {{'b', 3}, {'s', 5}, {'f', 7}},
+       {{"weight", 0.3}}},
+      {"binary_cross_entropy_of_samples",
+       "binary_cross_entropy",
+       "bf,bf->",
+       {{'b', 6}, {'f', 11}},
+       {{"weight", 1}}},
+      {"equal", "equal", "bsh,bsh->bsh", {{'b', 3}, {'s', 5}, {'h', 7}}},
+      {"not_equal", "not_equal", "bsh,h->bsh", {{'b', 3}, {'s', 5}, {'h', 7}}},
+      {"less", "less", "bsh,bsh->bsh", {{'b', 3}, {'s', 5}, {'h', 7}}},
+      {"less_equal",
+       "less_equal",
+       "bsh,h->bsh",
+       {{'b', 3}, {'s', 5}, {'h', 7}}},
+      {"greater", "greater", "bsh,bsh->bsh", {{'b', 3}, {'s', 5}, {'h', 7}}},
+      {"greater_equal",
+       "greater_equal",
+       "bsh,h->bsh",
+       {{'b', 3}, {'s', 5}, {'h', 7}}},
+      Conditional({"where",
+                   "where",
+                   "bsh,bsh,bsh->bsh",
+                   {{'b', 3}, {'s', 5}, {'h', 7}}}),
+      Conditional({"where_broadcast",
+                   "where",
+                   "bs,h,bsh->bsh",
+                   {{'b', 3}, {'s', 5}, {'h', 7}}}),
+      Conditional({"where_turned",
+                   "where",
+                   "hs,b,hb->bsh",
+                   {{'b', 3}, {'s', 5}, {'h', 7}}}),
+      {"gather_rows",
+       "gather",
+       "vh,bs->bsh",
+       {{'b', 3}, {'s', 5}, {'v', 7}, {'h', 3}},
+       {},
+       {{1, Below(7)}}},
+      {"gather_of_samples",
+       "gather",
+       "bvh,bt->bth",
+       {{'b', 3}, {'t', 5}, {'v', 7}, {'h', 3}},
+       {},
+       {{1, Below(7)}}},
+      {"gather_elements",
+       "gather",
+       "bhv,hbt->thb",
+       {{'b', 3}, {'t', 5}, {'v', 4}, {'h', 3}},
+       {},
+       {{1, {Ints::kRandom, -1, 5}}}},
+      {"scatter_add_rows",
+       "scatter_add",
+       "bsh,bs->vh",
+       {{'b', 3}, {'s', 5}, {'v', 7}, {'h', 3}},
+       {{"places", 7}},
+       {{1, Below(7)}}},
+      {"scatter_add_of_samples",
+       "scatter_add",
+       "bth,bt->bhv",
+       {{'b', 3}, {'t', 5}, {'v', 4}, {'h', 3}},
+       {{"places", 4}},
+       {{1, {Ints::kRandom, -1, 5}}}},
+      {"embedding_bag",
+       "embedding_bag",
+       "",
+       {{'b', 5}, {'n', 3}, {'v', 7}, {'h', 11}},
+       {{"mean", 0}},
+       {{0, {Ints::kRandom, -1, 7}}}},
+      {"embedding_bag_mean",
+       "embedding_bag",
+       "",
+       {{'b', 5}, {'n', 4}, {'v', 7}, {'h', 3}},
+       {{"mean", 1}},
+       {{0, {Ints::kRandom, -3, 7}}}},
+      {"pairwise_dot",
+       "pairwise_dot",
+       "",
+       {{'b', 3}, {'n', 5}, {'h', 37}, {'p', 10}},
+       {{"pairs", 10}}},
       {"linear_fp32",
        "linear_fp32",
        "bsi,ei->bse",
@@ -783,6 +879,10 @@ void MakePositive(HostTensor& tensor, double above) {
   }
 }
 
+void Choose(HostTensor& tensor, Rng& rng) {
+  for (int64_t i = 0; i < tensor.elements(); ++i) tensor.Set(i, rng.Below(2));
+}
+
 }  // namespace
 
 Problem ForwardProblem(const KernelCase& c) {
@@ -804,6 +904,7 @@ Problem ForwardProblem(const KernelCase& c) {
       FillRandom(problem.operands.back(), rng);
       if (c.above > 0) MakePositive(problem.operands.back(), c.above);
       if (shape.empty()) problem.operands.back().Set(0, 3);  // count, norm
+      if (c.conditions.contains(i)) Choose(problem.operands.back(), rng);
     }
   }
   const std::vector<size_t>& integers = problem.op->integer_results;

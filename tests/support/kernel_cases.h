@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <ostream>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,6 +40,7 @@ struct KernelCase {
   bool in_place = false;             // results are read, too
   // Operands are positive, and above this: for functions with a pole at zero.
   double above = 0;
+  std::set<size_t> conditions = {};  // operands that are 0 or 1
 
   friend void PrintTo(const KernelCase& c, std::ostream* out) {
     *out << c.name;

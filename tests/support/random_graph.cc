@@ -357,7 +357,9 @@ Graph MakeRecurrent(const GraphSpec& spec, DType dtype) {
 class SmallGeneral {
  public:
   SmallGeneral(const GraphSpec& spec, DType dtype)
-      : spec_(spec), builder_("general", spec.batch, spec.sequence, dtype) {}
+      : spec_(spec),
+        dtype_(dtype),
+        builder_("general", spec.batch, spec.sequence, dtype) {}
 
   Graph Build() {
     builder_.BeginBlock("embed");
@@ -372,10 +374,11 @@ class SmallGeneral {
       builder_.BeginBlock(name);
       const TensorId normed =
           spec_.rms == 1 ? Norm(name + ".norm", x) : Gate(name + ".gate", x);
-      const int kind = (spec_.residual + i) % 3;
+      const int kind = (spec_.residual + i) % 4;
       TensorId y = kind == 0   ? Attention(name + ".attention", normed)
                    : kind == 1 ? Places(name + ".places", normed)
-                               : Functions(name + ".functions", normed);
+                   : kind == 2 ? Functions(name + ".functions", normed)
+                               : Choices(name + ".choices", normed);
       y = Dense(name + ".out", y, spec_.hidden, spec_.hidden);
       x = builder_.Add1("add", name + ".add", {x, y}, "bsh,bsh->bsh");
     }
@@ -383,8 +386,14 @@ class SmallGeneral {
     x = Norm("head.norm", x);
     const TensorId logits = Dense("head", x, spec_.vocabulary, spec_.hidden);
     const TensorId count = builder_.Add1("count_labels", "count", {labels});
-    auto forward = builder_.Finish(
-        builder_.Add1("cross_entropy", "loss", {logits, labels, count}));
+    TensorId loss =
+        builder_.Add1("cross_entropy", "loss", {logits, labels, count});
+    if (spec_.balance == 1) {
+      loss = AddLoss("squares", "mean_squared_error", loss, x, spec_.hidden);
+      loss = AddLoss("sigmoids", "binary_cross_entropy", loss, logits,
+                     spec_.vocabulary);
+    }
+    auto forward = builder_.Finish(loss);
     TESSERA_CHECK(forward.has_value()) << forward.error().ToString();
     auto graph = Differentiate(*std::move(forward));
     TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
@@ -397,6 +406,16 @@ class SmallGeneral {
               std::vector<Attribute> attributes = {}) {
     return builder_.Add1(op, name, std::move(operands), rule,
                          std::move(attributes));
+  }
+
+  // `loss` and one of elements.
+  TensorId AddLoss(const std::string& name, std::string_view op, TensorId loss,
+                   TensorId x, int64_t width) {
+    const TensorId targets = builder_.Input(
+        name + ".targets", {spec_.batch, spec_.sequence, width}, dtype_);
+    const TensorId other =
+        Op(op, name, {x, targets}, "bsh,bsh->", {{"weight", 0.5}});
+    return Op("add", name + ".total", {loss, other}, ",->");
   }
 
   TensorId Dense(const std::string& name, TensorId x, int64_t out, int64_t in) {
@@ -483,7 +502,42 @@ class SmallGeneral {
     return Op("minimum", name + ".smaller", {y, z}, "bsh,bsh->bsh");
   }
 
+  TensorId Ids(const std::string& name, int64_t count) {
+    return builder_.Input(name + ".ids", {spec_.batch, count}, DType::kInt32);
+  }
+
+  // What is above the mean over the places, in places that ids say; the sum of
+  // a bag's rows, and how much it, the tensor's mean and the sums at three
+  // places agree.
+  TensorId Choices(const std::string& name, TensorId x) {
+    const TensorId mean = Op("reduce_mean", name + ".mean", {x}, "bsh->bh");
+    const TensorId above =
+        Op("greater", name + ".above", {x, mean}, "bsh,bh->bsh");
+    TensorId y = Op("where", name + ".where",
+                    {above, x, Vector(name + ".else", 0.1)}, "bsh,bsh,h->bsh");
+    const TensorId ids = Ids(name, spec_.sequence);
+    y = Op("gather", name + ".gather", {y, ids}, "bvh,bs->bsh");
+    TensorId sums = Op("scatter_add", name + ".scatter", {y, ids},
+                       "bsh,bs->bvh", {{"places", 3}});
+    sums = Op("reduce_sum", name + ".sums", {sums}, "bvh->bh");
+    const TensorId table =
+        builder_.Weight(name + ".bag.weight", {spec_.vocabulary, spec_.hidden},
+                        {.stddev = 1}, true);
+    const TensorId bag =
+        Op("embedding_bag", name + ".bag", {Ids(name + ".bag", 3), table},
+           "bn!,vh->bh", {{"mean", spec_.bias == 1 ? 1.0 : 0.0}});
+    const TensorId stacked = Op("stack", name + ".stack", {mean, sums, bag},
+                                "bh,bh,bh->bd!h", {{"steps", 3}});
+    TensorId products = Op("pairwise_dot", name + ".products", {stacked},
+                           "bn!h->bp!", {{"pairs", 3}});
+    products = Op("reduce_sum", name + ".product", {products}, "bp->b");
+    products = Op("tanh", name + ".tanh", {products}, "b->b");
+    y = Op("broadcast_add", name + ".add", {y, bag}, "bsh,bh->bsh");
+    return Op("multiply", name + ".multiply", {y, products}, "bsh,b->bsh");
+  }
+
   const GraphSpec& spec_;
+  const DType dtype_;
   GraphBuilder builder_;
 };
 

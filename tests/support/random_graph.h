@@ -53,7 +53,8 @@ struct GraphSpec {
   // `inner` those inside of them, `residual` says what a layer has (0 and 1:
   // two convolutions, or three in `groups`; 2: branches) and `gated` whether
   // its window moves by two. 3: tokens again, and layers of general
-  // operators: a norm and attention written out, places taken and put back.
+  // operators: a norm and attention written out, places taken and put back,
+  // choices by comparisons and by ids; `balance` adds losses of elements.
   int image = 0;
   // 1: a recurrent language model of LSTMs, 2: of GRUs, 3: one label a
   // sequence, 4: an encoder of sequences longer by one and a decoder with

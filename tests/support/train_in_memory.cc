@@ -57,8 +57,8 @@ int32_t LabelAt(int64_t step, int64_t sample, int64_t position,
   return counts ? token : -1;
 }
 
-// Pixels between -1 and 1, of images or patches.
-void FillImages(const LocalTensor& block, int64_t step) {
+// Numbers between -1 and 1, such as pixels.
+void FillFloats(const LocalTensor& block, int64_t step) {
   for (int64_t i = 0; i < block.elements(); ++i) {
     int64_t place = step * 4096;  // of the element, in the whole
     int64_t rest = i;
@@ -80,8 +80,8 @@ LoadInput LoadRandom(const Graph& graph) {
   const int64_t vocabulary = VocabularyOf(graph);
   return [vocabulary](const Tensor& tensor, const LocalTensor& block,
                       int64_t step) -> Result<void> {
-    if (tensor.name == "images" || tensor.name == "patches") {
-      FillImages(block, step);
+    if (IsFloat(tensor.dtype)) {  // images, patches, targets
+      FillFloats(block, step);
       return {};
     }
     auto* out = block.as<int32_t>();
@@ -97,7 +97,11 @@ LoadInput LoadRandom(const Graph& graph) {
         const int64_t position = block.offset[1] + j;
         // Padding behind the first places.
         const bool padding = position > 1 + sample % 5;
-        *out++ = tensor.name == "tokens"
+        // Some are padding, some beyond what they address.
+        *out++ = (tensor.name.ends_with("ids") ||
+                  tensor.name.starts_with("categories"))
+                     ? TokenAt(step, sample, position + 3000, 6) - 1
+                 : tensor.name == "tokens"
                      ? TokenAt(step, sample, position, vocabulary)
                  : tensor.name == "source"
                      ? TokenAt(step, sample, position + 2000, vocabulary)

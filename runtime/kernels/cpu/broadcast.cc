@@ -1,6 +1,8 @@
 // Arithmetic of two operands that are broadcast to the result. An adjoint sums
 // over the factors that its operand lacks.
 
+#include <functional>
+
 #include "runtime/kernels/cpu/sum_over.h"
 
 namespace tessera {
@@ -83,6 +85,34 @@ void MinimumDx(const KernelCall& call) {
   });
 }
 
+// 1 where Compare() holds of both operands.
+template <typename T, typename Compare>
+void CompareBoth(const KernelCall& call) {
+  OfBoth<T>(call,
+            [](const auto& v) { return Compare()(v[0], v[1]) ? T{1} : T{0}; });
+}
+template <typename Compare>
+constexpr auto kCompare =
+    ByDType<CompareBoth<float, Compare>, CompareBoth<double, Compare>>;
+
+// condition, a, b -> y.
+template <typename T>
+void Where(const KernelCall& call) {
+  SumOver<T, 3>(call, [](const auto& v) { return v[0] != 0 ? v[1] : v[2]; });
+}
+
+// dy, condition -> da.
+template <typename T>
+void WhereDx(const KernelCall& call) {
+  OfBoth<T>(call, [](const auto& v) { return v[1] != 0 ? v[0] : T{0}; });
+}
+
+// dy, condition -> db.
+template <typename T>
+void WhereDy(const KernelCall& call) {
+  OfBoth<T>(call, [](const auto& v) { return v[1] != 0 ? T{0} : v[0]; });
+}
+
 }  // namespace
 
 std::vector<Kernel> CpuBroadcastKernels() {
@@ -99,6 +129,15 @@ std::vector<Kernel> CpuBroadcastKernels() {
       {"maximum_dx", ByDType<MaximumDx<float>, MaximumDx<double>>, true},
       {"minimum", ByDType<Minimum<float>, Minimum<double>>, true},
       {"minimum_dx", ByDType<MinimumDx<float>, MinimumDx<double>>, true},
+      {"equal", kCompare<std::equal_to<>>, true},
+      {"not_equal", kCompare<std::not_equal_to<>>, true},
+      {"less", kCompare<std::less<>>, true},
+      {"less_equal", kCompare<std::less_equal<>>, true},
+      {"greater", kCompare<std::greater<>>, true},
+      {"greater_equal", kCompare<std::greater_equal<>>, true},
+      {"where", ByDType<Where<float>, Where<double>>, true},
+      {"where_dx", ByDType<WhereDx<float>, WhereDx<double>>, true},
+      {"where_dy", ByDType<WhereDy<float>, WhereDy<double>>, true},
   };
 }
 

@@ -50,6 +50,54 @@ struct SmallerDx {
   }
 };
 
+struct Equal {
+  __device__ float operator()(const float (&v)[2]) const {
+    return v[0] == v[1] ? 1.0f : 0.0f;
+  }
+};
+struct NotEqual {
+  __device__ float operator()(const float (&v)[2]) const {
+    return v[0] != v[1] ? 1.0f : 0.0f;
+  }
+};
+struct Less {
+  __device__ float operator()(const float (&v)[2]) const {
+    return v[0] < v[1] ? 1.0f : 0.0f;
+  }
+};
+struct LessEqual {
+  __device__ float operator()(const float (&v)[2]) const {
+    return v[0] <= v[1] ? 1.0f : 0.0f;
+  }
+};
+struct Greater {
+  __device__ float operator()(const float (&v)[2]) const {
+    return v[0] > v[1] ? 1.0f : 0.0f;
+  }
+};
+struct GreaterEqual {
+  __device__ float operator()(const float (&v)[2]) const {
+    return v[0] >= v[1] ? 1.0f : 0.0f;
+  }
+};
+// condition, a, b -> y.
+struct Chosen {
+  __device__ float operator()(const float (&v)[3]) const {
+    return v[0] != 0 ? v[1] : v[2];
+  }
+};
+// dy, condition -> da, and db.
+struct ChosenDx {
+  __device__ float operator()(const float (&v)[2]) const {
+    return v[1] != 0 ? v[0] : 0.0f;
+  }
+};
+struct ChosenDy {
+  __device__ float operator()(const float (&v)[2]) const {
+    return v[1] != 0 ? 0.0f : v[0];
+  }
+};
+
 template <typename T, typename F>
 __global__ void ApplyToBoth(Elements<T> a, Elements<T> b, Elements<T> y,
                             int64_t n) {
@@ -109,6 +157,15 @@ std::vector<Kernel> CudaBroadcastKernels() {
       {"maximum_dx", OfThree<LargerDx>, true},
       {"minimum", OfBoth<Smaller>, true},
       {"minimum_dx", OfThree<SmallerDx>, true},
+      {"equal", OfBoth<Equal>, true},
+      {"not_equal", OfBoth<NotEqual>, true},
+      {"less", OfBoth<Less>, true},
+      {"less_equal", OfBoth<LessEqual>, true},
+      {"greater", OfBoth<Greater>, true},
+      {"greater_equal", OfBoth<GreaterEqual>, true},
+      {"where", OfThree<Chosen>, true},
+      {"where_dx", OfBoth<ChosenDx>, true},
+      {"where_dy", OfBoth<ChosenDy>, true},
   };
 }
 

@@ -84,13 +84,18 @@ __global__ void __launch_bounds__(kScanThreads)
   if (threadIdx.x == kScanThreads - 1) counts[n] = start;
 }
 
+// Items that are added as they are.
+struct Unweighted {
+  __device__ float operator()(int64_t) const { return 1; }
+};
+
 // A warp for each bucket and its vectors blockIdx.y * 32, ...; row_of(i) is the
-// row of `from` that item i adds.
-template <typename T, typename W, typename RowOfItem>
+// row of `from` that item i adds, weight_of(i) times.
+template <typename T, typename W, typename RowOfItem, typename WeightOfItem>
 __global__ void AddItems(Elements<T> from, RowOfItem row_of,
-                         const int32_t* starts, const int32_t* list,
-                         Elements<W> to, int64_t buckets, int64_t width,
-                         bool accumulate) {
+                         WeightOfItem weight_of, const int32_t* starts,
+                         const int32_t* list, Elements<W> to, int64_t buckets,
+                         int64_t width, bool accumulate) {
   const int64_t bucket = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   const int64_t column =
       (int64_t{blockIdx.y} * kWarp + threadIdx.x) * int64_t{kVector};
@@ -105,18 +110,20 @@ __global__ void AddItems(Elements<T> from, RowOfItem row_of,
   for (int32_t i = begin; i < end; ++i) {
     float v[kVector];
     from.Load(row_of(list[i]) * width + column, span, v);
+    const float weight = weight_of(list[i]);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) sum[j] += v[j];
+    for (int j = 0; j < kVector; ++j) sum[j] += weight * v[j];
   }
   to.Store(bucket * width + column, span, sum);
 }
 
 // Row b of `to` becomes, or has added, the sum of the rows row_of(i) of `from`
-// for the items i of bucket b. Uses the workspace.
-template <typename BucketOf, typename RowOfItem>
+// for the items i of bucket b, each weight_of(i) times. Uses the workspace.
+template <typename BucketOf, typename RowOfItem,
+          typename WeightOfItem = Unweighted>
 void AddByBucket(const KernelCall& call, int64_t items, BucketOf bucket_of,
                  RowOfItem row_of, const LocalTensor& from,
-                 const LocalTensor& to) {
+                 const LocalTensor& to, WeightOfItem weight_of = {}) {
   CudaQueue& queue = *call.queue;
   const int64_t width = to.shape.back();
   const int64_t buckets = width == 0 ? 0 : to.elements() / width;
@@ -137,9 +144,11 @@ void AddByBucket(const KernelCall& call, int64_t items, BucketOf bucket_of,
       static_cast<unsigned>((width + kWarp * kVector - 1) / (kWarp * kVector)));
   ByType({from}, [&]<typename T>() {
     ByType({to}, [&]<typename W>() {
-      Launch(AddItems<T, W, RowOfItem>, grid, dim3(kWarp, kBuckets), 0, queue,
-             Elements<T>(from), row_of, counts, list, Elements<W>(to), buckets,
-             width, call.accumulate);
+      Launch(AddItems<T, W, RowOfItem, WeightOfItem>, grid,
+             dim3(kWarp, kBuckets), 0, queue, Elements<T>(from), row_of,
+             weight_of, static_cast<const int32_t*>(counts),
+             static_cast<const int32_t*>(list), Elements<W>(to), buckets, width,
+             call.accumulate);
     });
   });
 }

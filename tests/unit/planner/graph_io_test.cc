@@ -96,6 +96,24 @@ TEST(GraphIo, RoundTripInEveryEncoding) {
   }
 }
 
+// Forward operators without a rule of their own, and without gradients.
+TEST(GraphIo, RoundTripOfComparisons) {
+  GraphBuilder builder("choices", 4, 1, DType::kFloat32);
+  const TensorId x = builder.Input("images", {4, 3}, DType::kFloat32);
+  const TensorId targets = builder.Input("targets", {4, 3}, DType::kFloat32);
+  const TensorId w = builder.Weight("w", {3}, {.constant = 1}, false);
+  const TensorId above = builder.Add1("greater", "above", {x, w}, "bf,f->bf");
+  const TensorId y = builder.Add1("where", "y", {above, x, w}, "bf,bf,f->bf");
+  const auto graph = builder.Finish(builder.Add1(
+      "mean_squared_error", "loss", {y, targets}, "bf,bf->", {{"weight", 1}}));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  const std::string path = Path(".json");
+  ASSERT_TRUE(WriteGraph(path, *graph).has_value());
+  const auto read = ReadGraph(path);
+  ASSERT_TRUE(read.has_value()) << read.error().ToString();
+  EXPECT_EQ(*read, *graph);
+}
+
 TEST(GraphIo, RoundTripOfEveryFamily) {
   for (const char* model : {"gpt2-tiny", "llama-2-7b", "qwen2-7b", "mistral-7b",
                             "pythia-1b", "deepseek-tiny"}) {

@@ -10,6 +10,7 @@
 
 #include "planner/io/graph_io.h"
 #include "planner/io/importer.h"
+#include "planner/io/json_value.h"
 
 namespace tessera {
 namespace {
@@ -128,6 +129,24 @@ TEST(VisionModels, LayersInPlainWords) {
   EXPECT_TRUE(Differentiate(*right).has_value());
 }
 
+// A loss of elements reads targets, and the auxiliary one has its weight.
+TEST(VisionModels, LossesOfElements) {
+  ImportOptions options = Batch(2);
+  options.overrides["loss"] =
+      ParseJson(R"({"loss": "binary_cross_entropy"})")->Field("loss");
+  const auto graph = ImportModel("zoo:inception-v3", options);
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  std::vector<double> weights;
+  for (const Node& node : graph->nodes) {
+    EXPECT_NE(node.op->name, "cross_entropy");
+    if (node.op->name != "binary_cross_entropy") continue;
+    EXPECT_EQ(graph->tensor(node.operands[1]).name, "targets");
+    EXPECT_EQ(graph->tensor(node.operands[1]).shape, (Shape{2, 1000}));
+    weights.push_back(node.attribute("weight"));
+  }
+  EXPECT_THAT(weights, ::testing::UnorderedElementsAre(1, 0.4));
+}
+
 TEST(VisionModels, GraphFilesKeepThem) {
   for (const char* name : {"resnet-tiny", "resnext-50", "inception-v3"}) {
     const Graph graph = ImportZoo(name).value();
@@ -165,6 +184,9 @@ TEST(VisionModels, ErrorsNameTheLayer) {
               HasSubstr("depths: is [1.5]: expected whole numbers"));
   EXPECT_THAT(ErrorOf(R"({"model_type": "resnet", "layer_type": "wide"})"),
               HasSubstr("layer_type: is \"wide\""));
+  EXPECT_THAT(ErrorOf(R"({"model_type": "resnet", "loss": "binary"})"),
+              HasSubstr("loss: unknown loss 'binary'; did you mean "
+                        "'binary_cross_entropy'?"));
 }
 
 }  // namespace

@@ -93,6 +93,28 @@ TEST(Images, BlocksAreCutFromTheWhole) {
               HasSubstr("expected images or labels"));
 }
 
+// Columns 1 to 3 of the targets of a sample, and a single column of labels.
+TEST(Images, TargetsAreOneAtTheLabel) {
+  const Images images = Open(Records(5), Options()).value();
+  const int32_t label = images.Label(images.Training(0));
+  std::vector<float> targets(3);
+  LocalTensor block;
+  block.data = targets.data();
+  block.dtype = DType::kFloat32;
+  block.shape = {1, 3};
+  block.offset = {0, 1};
+  block.global_shape = {4, 4};
+  Tensor tensor;
+  tensor.name = "targets";
+  ASSERT_TRUE(LoadTraining(images)(tensor, block, 0).has_value());
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(targets[i], label == i + 1) << i;
+  block.shape = {1, 1};
+  block.offset = {0, 0};
+  block.global_shape = {4, 1};
+  ASSERT_TRUE(LoadTraining(images)(tensor, block, 0).has_value());
+  EXPECT_EQ(targets[0], label);
+}
+
 TEST(Images, MadeUpOnesShowTheirLabels) {
   const Images images = Images::Open("", Options()).value();
   EXPECT_NE(images.Pixel(1, 0), images.Pixel(2, 0));

@@ -399,6 +399,90 @@ TEST(Dropout, KeepsItsShareAndScalesIt) {
   EXPECT_THAT(dropped(1, 0, 0), Each(0));
 }
 
+TEST(Comparisons, OfEqualLessAndGreater) {
+  const HostTensor a = F64({3}, {1, 2, 3});
+  const HostTensor b = F64({3}, {2, 2, 2});
+  const Options options = {.rule = "b,b->b"};
+  const std::pair<const char*, std::vector<double>> expected[] = {
+      {"equal", {0, 1, 0}},   {"not_equal", {1, 0, 1}},
+      {"less", {1, 0, 0}},    {"less_equal", {1, 1, 0}},
+      {"greater", {0, 0, 1}}, {"greater_equal", {0, 1, 1}},
+  };
+  for (const auto& [name, values] : expected) {
+    EXPECT_EQ(Compute(name, {a, b}, {3}, options), values) << name;
+  }
+}
+
+// What is not chosen may be infinite.
+TEST(Where, ChoosesWithoutArithmetic) {
+  EXPECT_THAT(Compute("where",
+                      {F64({2, 1}, {1, 0}), F64({2, 2}, {1, 2, kInfinity, 4}),
+                       F64({2}, {kInfinity, 6})},
+                      {2, 2}, {.rule = "bo!,bf,f->bf"}),
+              ElementsAre(1, 2, kInfinity, 6));
+}
+
+// Rows 2, 0, 2 of a table; an id beyond it has no row.
+TEST(Gather, ByHand) {
+  const HostTensor table = F64({3, 2}, {1, 2, 3, 4, 5, 6});
+  const HostTensor ids = I32({4}, {2, 0, 2, 3});
+  EXPECT_THAT(Compute("gather", {table, ids}, {4, 2}, {.rule = "vh,t->th"}),
+              ElementsAre(5, 6, 1, 2, 5, 6, 0, 0));
+  const HostTensor x = F64({4, 2}, {1, 10, 2, 20, 3, 30, 4, 40});
+  EXPECT_THAT(Compute("scatter_add", {x, ids}, {3, 2}, {.rule = "th,t->vh"}),
+              ElementsAre(2, 20, 0, 0, 4, 40));
+}
+
+// A bag of rows 1 and 2, one of row 0 alone, one of padding.
+TEST(EmbeddingBag, PaddingDoesNotCount) {
+  const HostTensor ids = I32({3, 2}, {1, 2, -1, 0, -1, -1});
+  const HostTensor table = F64({3, 2}, {1, 2, 3, 4, 5, 6});
+  Options options = {.attributes = {{"mean", 1}}, .rule = "bn!,vh->bh"};
+  EXPECT_THAT(Compute("embedding_bag", {ids, table}, {3, 2}, options),
+              ElementsAre(4, 5, 1, 2, 0, 0));
+  options.attributes = {{"mean", 0}};
+  EXPECT_THAT(Compute("embedding_bag", {ids, table}, {3, 2}, options),
+              ElementsAre(8, 10, 1, 2, 0, 0));
+}
+
+// Row by row below the diagonal: x1 x0, x2 x0, x2 x1.
+TEST(PairwiseDot, ByHand) {
+  const HostTensor x = F64({1, 3, 2}, {1, 2, 3, 4, 5, 6});
+  EXPECT_THAT(Compute("pairwise_dot", {x}, {1, 3}, {.rule = "bn!h->bp!"}),
+              ElementsAre(11, 17, 39));
+}
+
+// Differences 1, -2, 0, 3: squares 1 + 4 + 0 + 9 = 14 over 4, by 0.5.
+TEST(MeanSquaredError, ByHand) {
+  const HostTensor x = F64({2, 2}, {1, 2, 3, 5});
+  const HostTensor t = F64({2, 2}, {0, 4, 3, 2});
+  Options options = {.attributes = {{"weight", 0.5}}, .rule = "bf,bf->"};
+  EXPECT_THAT(Compute("mean_squared_error", {x, t}, {}, options),
+              ElementsAre(1.75));
+  options.rule = "bf,bf->bf";
+  EXPECT_THAT(Compute("mean_squared_error_dx", {x, t}, {2, 2}, options),
+              ElementsAre(0.25, -0.5, 0, 0.75));
+  // A loss scale of 8 stands behind them.
+  options.rule = "bf,bf,->bf";
+  EXPECT_THAT(
+      Compute("mean_squared_error_dx", {x, t, Scalar(8)}, {2, 2}, options),
+      ElementsAre(2, -4, 0, 6));
+}
+
+// Of a logit of 0 log 2 whatever the target; of log 3, whose sigmoid is 3/4,
+// with target 1 log(4/3); of 1000 with target 0 the logit itself.
+TEST(BinaryCrossEntropy, ByHand) {
+  const HostTensor x = F64({4}, {0, std::log(3), 1000, -1000});
+  const HostTensor t = F64({4}, {0.25, 1, 0, 1});
+  Options options = {.attributes = {{"weight", 1}}, .rule = "b,b->"};
+  EXPECT_THAT(
+      Compute("binary_cross_entropy", {x, t}, {}, options),
+      Near({(std::log(2) + std::log(4.0 / 3) + 1000 + 1000) / 4}, 1e-12));
+  options.rule = "b,b->b";
+  EXPECT_THAT(Compute("binary_cross_entropy_dx", {x, t}, {4}, options),
+              Near({0.25 / 4, -0.25 / 4, 0.25, -0.25}));
+}
+
 TEST(CrossEntropy, UniformLogitsGiveTheLogarithmOfTheVocabulary) {
   const HostTensor logits = F64({1, 3, 4}, std::vector<double>(12, 2.5));
   const HostTensor labels = I32({1, 3}, {0, -1, 3});
