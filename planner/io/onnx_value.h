@@ -153,9 +153,10 @@ struct Value {
   };
   Kind kind = Kind::kUnknown;
   OnnxConstant constant;
-  const OnnxTensor* source = nullptr;  // of a weight
-  std::string weight;                  // its name
-  std::vector<size_t> order;           // dimensions of `source`, in this order
+  // Of a weight, and of a tensor whose elements are not known.
+  const OnnxTensor* source = nullptr;
+  std::string weight;         // its name
+  std::vector<size_t> order;  // dimensions of `source`, in this order
   Activation x;
   std::vector<Activation> pieces;
   std::optional<Scores> scores;

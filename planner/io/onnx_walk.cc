@@ -21,6 +21,7 @@ Walk::Walk(const OnnxModel& model, const std::string& path, const Sizes& sizes,
                sizes.seq_len, options.dtype.value_or(DType::kFloat32)),
       names_({"labels", "count", "loss"}),
       seq_len_(sizes.seq_len) {
+  layout_.onnx = true;
   for (const OnnxNode& node : model.nodes) {
     for (const std::string& input : node.inputs) {
       ++uses_[input];
@@ -44,6 +45,7 @@ Walk::Walk(const OnnxModel& model, const std::string& path, const Sizes& sizes,
       value.order.resize(tensor.dims.size());
       std::iota(value.order.begin(), value.order.end(), 0);
     } else {
+      value.source = &tensor;
       std::vector<double> values = tensor.Values();
       if (Number(std::ssize(values)) == elements) {
         value = ConstantValue(
@@ -186,9 +188,44 @@ Result<Activation> Walk::Trained(const Value& value) {
   return trained_[key] = x;
 }
 
+namespace {
+
+// A tensor of the file with its dimensions in another order, or some rows of
+// the first of them.
+PublishedPiece PieceOf(const OnnxTensor& source, std::span<const size_t> order,
+                       int64_t begin, int64_t rows) {
+  PublishedPiece piece;
+  piece.tensor = source.name;
+  piece.shape = source.dims;
+  piece.count = 1;
+  Shape strides(source.dims.size(), 1);
+  for (size_t d = strides.size(); d-- > 1;) {
+    strides[d - 1] = strides[d] * source.dims[d];
+  }
+  for (size_t i = 0; i < order.size(); ++i) {
+    const bool cut = i == 0 && rows > 0;
+    const int64_t extent = cut ? rows : source.dims[order[i]];
+    const int64_t stride = strides[order[i]];
+    if (cut) piece.offset = begin * stride;
+    piece.count *= extent;
+    // Dimensions that follow each other in the file are one.
+    if (!piece.block.empty() && piece.block.back().stride == extent * stride) {
+      piece.block.back() = {piece.block.back().extent * extent, stride};
+    } else if (extent != 1) {
+      piece.block.push_back({extent, stride});
+    }
+  }
+  if (piece.block.size() == 1 && piece.block[0].stride == 1) {
+    piece.block.clear();
+  }
+  return piece;
+}
+
+}  // namespace
+
 Result<TensorId> Walk::Weight(const Value& value, std::vector<size_t> order,
                               const Shape& shape, double stddev,
-                              double constant) {
+                              double constant, RowRange rows) {
   if (!value.Is(Value::Kind::kWeight)) {
     return InvalidInput("a weight is not one of the file's tensors");
   }
@@ -201,10 +238,12 @@ Result<TensorId> Walk::Weight(const Value& value, std::vector<size_t> order,
   // Exporters write equal tensors once. Matrices that are read twice are tied;
   // vectors, such as the zeros that biases start as, are one for each layer.
   if (made == weights_.end() || order.size() < 2) {
-    const TensorId id = builder_.Weight(
-        Unique(value.weight), shape, {.stddev = stddev, .constant = constant},
-        order.size() > 1);
-    made_weights_.push_back({value.source->name, id, order});
+    const std::string name = Unique(value.weight);
+    const TensorId id =
+        builder_.Weight(name, shape, {.stddev = stddev, .constant = constant},
+                        order.size() > 1);
+    layout_.pieces[name] = {
+        PieceOf(*value.source, order, rows.begin, rows.count)};
     weights_[value.weight] = {id, std::move(order), shape};
     return id;
   }
@@ -253,8 +292,10 @@ Result<void> Walk::Dense(const OnnxNode& node, Activation x, const Value& w,
   const std::vector<int64_t>* const cut =
       whole.size() == 1 ? atoms_.CutOf(whole[0]) : nullptr;
   std::vector<Activation> pieces;
+  RowRange part_of;  // the features
   for (size_t i = 0; i < (cut == nullptr ? 1 : cut->size()); ++i) {
     const Dim n = cut == nullptr ? whole : atoms_.Piece(whole[0], i, (*cut)[i]);
+    if (cut != nullptr) part_of = {part_of.begin + part_of.count, (*cut)[i]};
     const std::string suffix = cut == nullptr ? "" : "." + std::to_string(i);
     Letters letters;
     const std::string m = letters.Of(rows);
@@ -268,13 +309,14 @@ Result<void> Walk::Dense(const OnnxNode& node, Activation x, const Value& w,
     std::vector<size_t> order = {0, 1};
     if (transposed) std::swap(order[0], order[1]);
     TESSERA_TRY(const TensorId weight,
-                Weight(piece, std::move(order), matrix, stddev));
+                Weight(piece, std::move(order), matrix, stddev, 0, part_of));
     std::string rule = m + from + "," + made + from;
     std::vector<TensorId> operands = {x.tensor, weight};
     if (bias != nullptr) {
       Value part = *bias;
       part.weight += suffix;
-      TESSERA_TRY(const TensorId added, Weight(part, {0}, features, 0));
+      TESSERA_TRY(const TensorId added,
+                  Weight(part, {0}, features, 0, 0, part_of));
       operands.push_back(added);
       rule += "+" + made;
     }
@@ -735,6 +777,13 @@ Result<void> Walk::Map(const OnnxNode& node) {
       return InvalidInput("reads '" + node.inputs[i] +
                           "', which nothing in front of it makes");
     }
+    if (value.Is(Value::Kind::kUnknown) && value.source != nullptr) {
+      return InvalidInput("reads '" + node.inputs[i] +
+                          "', whose elements are not in the file" +
+                          (value.source->location.empty()
+                               ? ""
+                               : ", nor in '" + value.source->location + "'"));
+    }
     if (value.Is(Value::Kind::kUnknown)) {  // said where it is made
       ++behind_problems_;
       return {};
@@ -989,7 +1038,7 @@ Result<OnnxComputation> Walk::FinishComputation() {
     made.inputs.push_back(
         {input.input->name, values_[input.input->name].x.tensor});
   }
-  made.weights = made_weights_;
+  made.layout = layout_;
   return made;
 }
 
@@ -1034,6 +1083,7 @@ Result<Graph> Walk::Finish() {
   if (!graph) return graph.error().At(path_);
   graph->seq_len = seq_len_;
   CutIntoBlocks(*graph);
+  if (options_.layout != nullptr) *options_.layout = layout_;
   return graph;
 }
 

@@ -44,6 +44,12 @@ struct Places {
   int64_t pad = 0;  // in front
 };
 
+// Of a weight's first dimension, where it is one of several pieces.
+struct RowRange {
+  int64_t begin = 0;
+  int64_t count = 0;  // 0: all
+};
+
 // One walk over the nodes. Where it takes an atom apart its graph is of no use,
 // and another walk follows (Atoms::Changed).
 class Walk {
@@ -103,7 +109,7 @@ class Walk {
   // `shape`, which may take them apart.
   Result<TensorId> Weight(const Value& value, std::vector<size_t> order,
                           const Shape& shape, double stddev,
-                          double constant = 0);
+                          double constant = 0, RowRange rows = {});
   // y = x w + bias over the last dimension of x. `transposed`: w is (in, out).
   Result<void> Dense(const OnnxNode& node, Activation x, const Value& w,
                      bool transposed, const Value* bias, const std::string& to);
@@ -263,7 +269,7 @@ class Walk {
   std::set<const OnnxNode*> done_;  // by a node in front of them
   std::set<std::string> names_;
   std::map<std::string, MadeWeight> weights_;
-  std::vector<OnnxComputation::Weight> made_weights_;
+  PublishedLayout layout_;
   std::map<std::pair<TensorId, std::shared_ptr<const Expression>>, TensorId>
       materialised_;
   std::map<std::string, Activation> trained_;
