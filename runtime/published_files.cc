@@ -122,6 +122,14 @@ Result<PublishedFiles> PublishedFiles::Open(const std::string& path,
     }
     TESSERA_TRY(OnnxTensors tensors, OnnxTensors::Open(path));
     opened.onnx_.emplace(std::move(tensors));
+    for (const auto& [weight, pieces] : layout.pieces) {
+      for (const PublishedPiece& piece : pieces) {
+        TESSERA_RETURN_IF_ERROR(opened.Find(piece));
+        for (const PublishedPiece& other : piece.plus) {
+          TESSERA_RETURN_IF_ERROR(opened.Find(other));
+        }
+      }
+    }
     return opened;
   }
   std::filesystem::path file = path;

@@ -29,11 +29,11 @@ std::vector<PublishedPiece> PiecesInFiles(const PublishedLayout& layout,
 class PublishedFiles {
  public:
   // `path`: a safetensors file, an index, or a folder with one of them called
-  // as Hugging Face does, or, of an ONNX model, an ONNX file with tensors of
-  // the same names and shapes. Errors name the file, and of a family a tensor
-  // that no weight of the graph is made of: that of a layer that the model
-  // lacks. (Masks and the like, which are no weights, and a head that is tied
-  // are passed over.) `layout` and `graph` outlive the files.
+  // as Hugging Face does, or, of an ONNX model, an ONNX file, which must have
+  // tensors of the same names and shapes. Errors name the file, and of a family
+  // a tensor that no weight of the graph is made of: that of a layer that the
+  // model lacks. (Masks and the like, which are no weights, and a head that is
+  // tied are passed over.) `layout` and `graph` outlive the files.
   static Result<PublishedFiles> Open(const std::string& path,
                                      const PublishedLayout& layout,
                                      const Graph& graph);

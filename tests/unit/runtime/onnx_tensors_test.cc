@@ -233,11 +233,8 @@ TEST_F(OnnxTensorsTest, WeightsAreReadAsTheImporterLaysThemOut) {
       TensorOf("w2", kFloat, {5, 3}).Text(9, first.substr(0, 60));
   Write("m.onnx", BytesOf(other));
   const auto others = PublishedFiles::Open(path_, layout, *graph);
-  ASSERT_TRUE(others.has_value());
-  const auto w2 = std::ranges::find(graph->tensors, "w2", &Tensor::name);
-  const auto wrong = others->Read(*w2, WholeBlock({{0, 3}, {0, 5}}));
-  ASSERT_FALSE(wrong.has_value());
-  EXPECT_THAT(wrong.error().ToString(),
+  ASSERT_FALSE(others.has_value());
+  EXPECT_THAT(others.error().ToString(),
               HasSubstr("m.onnx: tensor 'w2': is F32[5, 3]: expected F32[3, 5] "
                         "or another float"));
   const auto no_model = PublishedFiles::Open(path_, {}, *graph);
