@@ -359,9 +359,14 @@ TEST(Onnx, AllThatCannotBeMappedIsListed) {
   parts.nodes.push_back(
       NodeOf("Gemm", "wrong", {"x", "w2"}, "z", {IntAttribute("transB", 1)}));
   parts.nodes.push_back(NodeOf("Relu", "nothing", {"nowhere"}, "zz"));
+  // What no output is made of is left out.
+  EXPECT_THAT(ErrorOf(parts), HasSubstr(": 1 of 6 nodes cannot be mapped"));
+  parts.nodes.push_back(NodeOf("Sum", "all", {"logits", "z", "zz"}, "sum"));
+  parts.output = "sum";
   EXPECT_THAT(
       ErrorOf(parts),
-      AllOf(HasSubstr("tessera.test.onnx: 3 of 6 nodes cannot be mapped"),
+      AllOf(HasSubstr("tessera.test.onnx: 3 of 7 nodes cannot be mapped"),
+            HasSubstr("2 behind them were not looked at"),
             HasSubstr("node 'odd' (Hardmax): no operator"),
             HasSubstr("node 'wrong' (Gemm): reads 6 features: its weight has "
                       "5"),
