@@ -253,6 +253,77 @@ Result<Activation> Walk::JoinedStates(const OnnxNode& node,
   return joint;
 }
 
+Result<bool> Walk::JoinStates(const OnnxNode& node) {
+  Value joint;
+  joint.kind = Value::Kind::kPieces;
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    const Value& value = In(node, i);
+    const auto axis = AxisOf(node.Int("axis", 1), ShapeOf(value).size());
+    const bool pieces = value.Is(Value::Kind::kPieces);
+    if (!axis || (!pieces && !value.Is(Value::Kind::kActivation)) ||
+        (pieces && value.axis != *axis) || (i > 0 && joint.axis != *axis)) {
+      return false;
+    }
+    joint.axis = *axis;
+    const std::vector<Activation> of =
+        pieces ? value.pieces : std::vector{value.x};
+    for (const Activation& piece : of) {
+      if (!piece.dims[*axis].empty() || piece.f != nullptr ||
+          (!joint.pieces.empty() &&
+           (!SameAtoms(Flatten(piece.dims), Flatten(joint.pieces[0].dims)) &&
+            ShapeOf(ActivationValue(piece)) !=
+                ShapeOf(ActivationValue(joint.pieces[0]))))) {
+        return false;
+      }
+      joint.pieces.push_back(piece);
+    }
+  }
+  if (joint.pieces.size() < 2) return false;
+  Set(node, std::move(joint));
+  return true;
+}
+
+Result<bool> Walk::CutStates(const OnnxNode& node) {
+  const Value value = In(node, 0);
+  if (!value.Is(Value::Kind::kPieces) ||
+      !value.pieces[0].dims[value.axis].empty() ||
+      (node.op == "Slice" && Has(node, 4))) {
+    return false;
+  }
+  const auto count = std::ssize(value.pieces);
+  const size_t rank = value.pieces[0].dims.size();
+  const bool slice = node.op == "Slice";
+  TESSERA_TRY(const std::vector<int64_t> first, Ints(node, 1));
+  std::vector<int64_t> axes = {slice ? 0 : node.Int("axis", 0)};
+  if (slice && Has(node, 3)) {
+    TESSERA_TRY(axes, Ints(node, 3));
+  }
+  const auto place = [&](int64_t at) {
+    return std::clamp<int64_t>(at < 0 ? at + count : at, 0, count);
+  };
+  if (axes.size() != 1 || first.size() != 1 ||
+      AxisOf(axes[0], rank) != value.axis) {
+    return false;
+  }
+  const int64_t begin = place(first[0]);
+  int64_t end = begin + 1;
+  if (slice) {
+    TESSERA_TRY(const std::vector<int64_t> ends, Ints(node, 2));
+    if (ends.size() != 1) return false;
+    end = place(ends[0]);
+  }
+  if (begin >= end || end > count) return InvalidInput("has no places");
+  Value some = value;
+  some.pieces.assign(value.pieces.begin() + begin, value.pieces.begin() + end);
+  if (some.pieces.size() == 1) some = ActivationValue(some.pieces[0]);
+  // A Gather of one place by a number leaves out its dimension.
+  if (!slice && ShapeOf(In(node, 1)).empty()) {
+    some.x.dims.erase(some.x.dims.begin() + static_cast<int64_t>(value.axis));
+  }
+  Set(node, std::move(some));
+  return true;
+}
+
 Result<bool> Walk::JoinDirections(const OnnxNode& node, const Shape& to) {
   const Value value = In(node, 0);
   const size_t axis = value.axis;
@@ -627,7 +698,10 @@ Result<void> Walk::Recurrent(const OnnxNode& node) {
     for (size_t i = 0; i < inputs.size(); ++i) {
       const size_t at = reverse ? inputs.size() - 1 - i : i;
       const std::string prefix = layer + "." + std::to_string(at);
-      if (i % kStepsPerBlock == 0) builder_.BeginBlock(prefix);
+      if (i % kStepsPerBlock == 0) {
+        builder_.BeginBlock(prefix);
+        runs_of_steps_.insert(prefix);
+      }
       const bool keeps = i + 1 < inputs.size() || read(2);
       state = apart ? StepApart(node, prefix, weights, inputs[at], state)
                     : Step(node, prefix, weights, inputs[at], state, keeps);

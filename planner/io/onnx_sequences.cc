@@ -101,6 +101,8 @@ Result<void> Walk::Select(const OnnxNode& node) {
 }
 
 Result<void> Walk::Gather(const OnnxNode& node) {
+  TESSERA_TRY(const bool states, CutStates(node));
+  if (states) return {};
   const Value& table = In(node, 0);
   const Shape shape = ShapeOf(table);
   const bool rows = table.Is(Value::Kind::kWeight) && shape.size() == 2 &&

@@ -988,8 +988,8 @@ namespace {
 
 // Blocks end where a single tensor goes on. Each has a dense layer, convolution
 // or lookup, and is called by the first of them. Those of recurrent layers are
-// runs of steps, which have names.
-void CutIntoBlocks(Graph& graph) {
+// the runs of steps that it has already.
+void CutIntoBlocks(Graph& graph, const std::set<std::string>& runs) {
   const std::vector<std::string> named = std::move(graph.blocks);
   std::vector<size_t> last_read(graph.tensors.size(), 0);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
@@ -1010,7 +1010,7 @@ void CutIntoBlocks(Graph& graph) {
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     Node& node = graph.nodes[i];
     const auto of = static_cast<size_t>(node.block);
-    const bool steps = of < named.size() && !named[of].empty();
+    const bool steps = of < named.size() && runs.contains(named[of]);
     if (node.block != std::exchange(within, node.block) && i > 0) {
       // What is in front of a first layer is in its block.
       if (begun || !steps) begin = i;
@@ -1141,7 +1141,7 @@ Result<Graph> Walk::Finish() {
   auto graph = builder_.Finish(loss);
   if (!graph) return graph.error().At(path_);
   graph->seq_len = seq_len_;
-  CutIntoBlocks(*graph);
+  CutIntoBlocks(*graph, runs_of_steps_);
   if (options_.layout != nullptr) *options_.layout = layout_;
   return graph;
 }

@@ -254,6 +254,11 @@ class Walk {
                       const LayerWeights& weights, TensorId x, CellState state);
   // States, which lack the dimension that they are joined along, as one tensor.
   Result<Activation> JoinedStates(const OnnxNode& node, const Value& value);
+  // States that lack dimension `axis` beside each other along it; false where
+  // an operand is something else.
+  Result<bool> JoinStates(const OnnxNode& node);
+  // Some of them; false where others are asked for.
+  Result<bool> CutStates(const OnnxNode& node);
   // Of the shape `to`, the features of both directions beside each other; false
   // where that is not what the shapes say.
   Result<bool> JoinDirections(const OnnxNode& node, const Shape& to);
@@ -341,6 +346,7 @@ class Walk {
   std::map<std::string, Activation> trained_;
   std::set<const OnnxNode*> of_slabs_;
   std::map<std::string, TensorId> layer_weights_;
+  std::set<std::string> runs_of_steps_;   // blocks
   std::map<TensorId, TensorId> stacked_;  // by the first step
   std::map<TensorId, std::vector<TensorId>> unstacked_;
   std::set<int> of_layers_;  // atoms that dense layers make
