@@ -13,6 +13,7 @@
 
 #include "planner/io/file.h"
 #include "planner/io/json_value.h"
+#include "planner/io/onnx.h"
 #include "runtime/comm/host_messages.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/staging.h"
@@ -289,7 +290,8 @@ Result<std::vector<std::byte>> ReadPart(const SafetensorsFile& file,
 
 bool IsOneFile(const std::string& path) {
   std::error_code code;
-  return !std::filesystem::is_directory(path, code) && !path.ends_with(".json");
+  return !std::filesystem::is_directory(path, code) &&
+         !path.ends_with(".json") && !IsOnnx(path);
 }
 
 // Files of tensors one after the other, each of at most `most` bytes unless one
@@ -380,7 +382,7 @@ Result<void> SaveWeights(const WeightFiles& files, const Graph& graph,
   const TaskGraph& tasks = executor.tasks();
   const auto values = StoredValues(tasks, graph);
   const std::vector<PublishedTensor> tensors =
-      PublishedTensors(files.family, graph);
+      PublishedTensors(files.layout, graph);
   const std::vector<size_t> file_of =
       FilesOf(tensors, files.dtype, files.file_bytes);
   const size_t count = file_of.empty() ? 0 : file_of.back() + 1;
@@ -461,9 +463,9 @@ Result<void> SaveWeights(const WeightFiles& files, const Graph& graph,
   return Announce(written, files.folder, {executor.device(), all});
 }
 
-Result<void> LoadCheckpoint(const std::string& path, const std::string& family,
-                            const Graph& graph, RankExecutor& executor,
-                            StartUp start) {
+Result<void> LoadCheckpoint(const std::string& path,
+                            const PublishedLayout& layout, const Graph& graph,
+                            RankExecutor& executor, StartUp start) {
   std::optional<SafetensorsFile> file;
   std::optional<int64_t> step;
   std::optional<int64_t> samples;
@@ -476,7 +478,7 @@ Result<void> LoadCheckpoint(const std::string& path, const std::string& family,
   std::optional<PublishedFiles> weights;
   if (!step) {
     TESSERA_TRY(PublishedFiles opened,
-                PublishedFiles::Open(path, family, graph));
+                PublishedFiles::Open(path, layout, graph));
     weights.emplace(std::move(opened));
   }
 

@@ -14,6 +14,7 @@
 
 #include "planner/base/result.h"
 #include "planner/base/units.h"
+#include "planner/io/published_weights.h"
 #include "planner/ir/graph.h"
 #include "runtime/executor.h"
 #include "runtime/start_up.h"
@@ -30,12 +31,12 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
 // Sets weights, optimizer state, the step and the samples of this rank, which
 // reads only its own shards of the file. Files whose metadata have no "step"
 // are weights alone, which may be a model's published ones
-// (runtime/published_files.h; `family`: its "model_type", or empty): the run
-// starts at step 0 with zero state. Errors name the tensor that is missing, or
+// (runtime/published_files.h), laid out as `layout` says: the run starts at
+// step 0 with zero state. Errors name the tensor that is missing, or
 // has another type or shape.
-Result<void> LoadCheckpoint(const std::string& path, const std::string& family,
-                            const Graph& graph, RankExecutor& executor,
-                            StartUp start = {});
+Result<void> LoadCheckpoint(const std::string& path,
+                            const PublishedLayout& layout, const Graph& graph,
+                            RankExecutor& executor, StartUp start = {});
 
 // The seed of the run that wrote the checkpoint, with which it goes on; none
 // where the files are weights alone.
@@ -43,13 +44,13 @@ Result<std::optional<uint64_t>> SeedOfCheckpoint(const std::string& path);
 
 struct WeightFiles {
   std::string folder;
-  std::string family;  // "model_type", or empty
+  PublishedLayout layout;
   DType dtype = DType::kFloat32;
   // What a file has at most, unless one tensor has more.
   Bytes file_bytes = {5'000'000'000};
 };
 
-// Writes the weights as the family publishes them into a folder, which is made:
+// Writes the weights as the layout has them into a folder, which is made:
 // "model.safetensors", or "model-00001-of-00003.safetensors", … and their
 // index, which comes last. Called by all ranks, as SaveCheckpoint.
 Result<void> SaveWeights(const WeightFiles& files, const Graph& graph,

@@ -4,10 +4,12 @@
 #include <array>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <set>
 #include <utility>
 
 #include "planner/io/json_value.h"
+#include "planner/io/onnx.h"
 #include "runtime/float16.h"
 
 namespace tessera {
@@ -22,15 +24,16 @@ int64_t ElementsIn(const Shape& shape) {
   return elements;
 }
 
-std::string UnknownLayout(const std::string& family) {
+std::string UnknownLayout(const PublishedLayout& layout) {
+  const std::string& family = layout.family;
   if (family.empty() || HasPublishedWeights(family)) return "";
   return ", as the graph has it: no published layout of '" + family +
          "' is known";
 }
 
 // n elements from `from` on, a stride apart, in fp32.
-void ReadFloats(const SafetensorsView& view, int64_t from, int64_t n,
-                int64_t stride, float* to) {
+void ReadFloats(const TensorView& view, int64_t from, int64_t n, int64_t stride,
+                float* to) {
   const int64_t size = SizeOf(view.dtype);
   const std::byte* at = view.data + from * size;
   if (view.dtype == DType::kFloat32 && stride == 1) {
@@ -87,11 +90,16 @@ Result<void> ForEachRun(const Shape& shape, const Box& box, const Run& run) {
 
 }  // namespace
 
-std::vector<PublishedPiece> PiecesInFiles(const std::string& family,
+std::vector<PublishedPiece> PiecesInFiles(const PublishedLayout& layout,
                                           const Graph& graph,
                                           const Tensor& weight) {
-  if (HasPublishedWeights(family)) {
-    return PublishedPieces(family, graph, weight);
+  if (HasPublishedWeights(layout.family)) {
+    return PublishedPieces(layout.family, graph, weight);
+  }
+  if (layout.onnx) {
+    const auto pieces = layout.pieces.find(weight.name);
+    TESSERA_CHECK(pieces != layout.pieces.end()) << weight.name;
+    return pieces->second;
   }
   PublishedPiece piece;
   piece.tensor = weight.name;
@@ -101,12 +109,29 @@ std::vector<PublishedPiece> PiecesInFiles(const std::string& family,
 }
 
 Result<PublishedFiles> PublishedFiles::Open(const std::string& path,
-                                            const std::string& family,
+                                            const PublishedLayout& layout,
                                             const Graph& graph) {
   PublishedFiles opened;
   opened.path_ = path;
-  opened.family_ = family;
+  opened.layout_ = &layout;
   opened.graph_ = &graph;
+  if (IsOnnx(path)) {
+    if (!layout.onnx) {
+      return InvalidInput(
+          "is an ONNX file, but --model is none: expected safetensors", path);
+    }
+    TESSERA_TRY(OnnxTensors tensors, OnnxTensors::Open(path));
+    opened.onnx_.emplace(std::move(tensors));
+    for (const auto& [weight, pieces] : layout.pieces) {
+      for (const PublishedPiece& piece : pieces) {
+        TESSERA_RETURN_IF_ERROR(opened.Find(piece));
+        for (const PublishedPiece& other : piece.plus) {
+          TESSERA_RETURN_IF_ERROR(opened.Find(other));
+        }
+      }
+    }
+    return opened;
+  }
   std::filesystem::path file = path;
   std::error_code code;
   if (std::filesystem::is_directory(file, code)) {
@@ -153,7 +178,10 @@ Result<PublishedFiles> PublishedFiles::Open(const std::string& path,
 
 std::optional<std::string> PublishedFiles::NameOf(
     const std::string& tensor) const {
-  const std::string prefix(PublishedPrefix(family_));
+  if (onnx_) {
+    return onnx_->Has(tensor) ? std::optional(tensor) : std::nullopt;
+  }
+  const std::string prefix(PublishedPrefix(layout_->family));
   std::vector<std::string> names = {tensor, prefix + tensor};
   if (!prefix.empty() && tensor.starts_with(prefix)) {
     names.push_back(tensor.substr(prefix.size()));
@@ -165,9 +193,9 @@ std::optional<std::string> PublishedFiles::NameOf(
 }
 
 Result<void> PublishedFiles::CheckAllAreUsed() const {
-  if (!HasPublishedWeights(family_)) return {};
+  if (!HasPublishedWeights(layout_->family)) return {};
   std::set<std::string> used;
-  for (const PublishedTensor& tensor : PublishedTensors(family_, *graph_)) {
+  for (const PublishedTensor& tensor : PublishedTensors(*layout_, *graph_)) {
     if (auto name = NameOf(tensor.name)) used.insert(*std::move(name));
   }
   constexpr std::array kNoWeights = {".attn.bias",     ".attention.bias",
@@ -191,20 +219,20 @@ Result<void> PublishedFiles::CheckAllAreUsed() const {
       path_ + ": tensor '" + first + "'");
 }
 
-Result<SafetensorsView> PublishedFiles::Find(
-    const PublishedPiece& piece) const {
+Result<TensorView> PublishedFiles::Find(const PublishedPiece& piece) const {
   const auto name = NameOf(piece.tensor);
   if (!name) {
-    return InvalidInput("is missing" + UnknownLayout(family_),
+    return InvalidInput("is missing" + UnknownLayout(*layout_),
                         path_ + ": tensor '" + piece.tensor + "'");
   }
-  TESSERA_TRY(SafetensorsView view,
-              files_[file_of_.find(*name)->second].View(*name));
+  TESSERA_TRY(TensorView view,
+              onnx_ ? onnx_->View(*name)
+                    : files_[file_of_.find(*name)->second].View(*name));
   if (!IsFloat(view.dtype) || view.shape != piece.shape) {
     return InvalidInput("is " + SafetensorsText(view.dtype, view.shape) +
                             ": expected " +
                             SafetensorsText(DType::kFloat32, piece.shape) +
-                            " or another float" + UnknownLayout(family_),
+                            " or another float" + UnknownLayout(*layout_),
                         path_ + ": tensor '" + *name + "'");
   }
   return view;
@@ -213,32 +241,46 @@ Result<SafetensorsView> PublishedFiles::Find(
 Result<std::vector<float>> PublishedFiles::Read(const Tensor& weight,
                                                 const Placement& here) const {
   const std::vector<PublishedPiece> pieces =
-      PiecesInFiles(family_, *graph_, weight);
-  std::vector<SafetensorsView> views(pieces.size());
+      PiecesInFiles(*layout_, *graph_, weight);
+  std::map<const PublishedPiece*, TensorView> views;
   std::vector<float> elements(static_cast<size_t>(here.elements()));
   float* to = elements.data();
+  // `count` elements of a piece from the one at `first` on.
+  const auto read_of = [&](const PublishedPiece& piece, int64_t first,
+                           int64_t count, float* out) -> Result<void> {
+    if (!views.contains(&piece)) {
+      TESSERA_TRY(views[&piece], Find(piece));
+    }
+    while (count > 0) {
+      int64_t n = count;
+      int64_t stride = 1;
+      if (!piece.block.empty()) {
+        const auto& [extent, apart] = piece.block.back();
+        n = std::min(n, extent - first % extent);
+        stride = apart;
+      }
+      ReadFloats(views[&piece], piece.PlaceOf(first), n, stride, out);
+      first += n;
+      out += n;
+      count -= n;
+    }
+    return {};
+  };
   // A run of the weight, from each piece that has some of it.
   const auto read = [&](int64_t begin, int64_t count) -> Result<void> {
     const auto after =
         std::ranges::upper_bound(pieces, begin, {}, &PublishedPiece::begin);
     auto p = static_cast<size_t>(after - pieces.begin()) - 1;
-    while (count > 0) {
+    for (; count > 0; ++p) {
       const PublishedPiece& piece = pieces[p];
-      if (views[p].data == nullptr) {
-        TESSERA_TRY(views[p], Find(piece));
+      const int64_t first = begin - piece.begin;
+      const int64_t n = std::min(count, piece.count - first);
+      TESSERA_RETURN_IF_ERROR(read_of(piece, first, n, to));
+      for (const PublishedPiece& other : piece.plus) {
+        std::vector<float> more(static_cast<size_t>(n));
+        TESSERA_RETURN_IF_ERROR(read_of(other, first, n, more.data()));
+        std::transform(more.begin(), more.end(), to, to, std::plus());
       }
-      int64_t inside = begin - piece.begin;
-      int64_t n = std::min(count, piece.count - inside);
-      int64_t from = piece.offset + inside;
-      int64_t stride = 1;
-      if (piece.stride > 0) {
-        const int64_t row = inside / piece.columns;
-        const int64_t column = inside % piece.columns;
-        n = std::min(n, piece.columns - column);
-        from = piece.offset + column * piece.stride + row;
-        stride = piece.stride;
-      }
-      ReadFloats(views[p], from, n, stride, to);
       if (piece.added != 0) {
         for (int64_t i = 0; i < n; ++i) {
           to[i] += static_cast<float>(piece.added);
@@ -247,8 +289,6 @@ Result<std::vector<float>> PublishedFiles::Read(const Tensor& weight,
       to += n;
       begin += n;
       count -= n;
-      inside += n;
-      if (inside == piece.count) ++p;
     }
     return {};
   };
@@ -258,12 +298,16 @@ Result<std::vector<float>> PublishedFiles::Read(const Tensor& weight,
   return elements;
 }
 
-std::vector<PublishedTensor> PublishedTensors(const std::string& family,
+std::vector<PublishedTensor> PublishedTensors(const PublishedLayout& layout,
                                               const Graph& graph) {
   std::map<std::string, PublishedTensor> tensors;
   for (const Tensor& weight : graph.tensors) {
     if (weight.kind != TensorKind::kWeight) continue;
-    for (PublishedPiece& piece : PiecesInFiles(family, graph, weight)) {
+    for (PublishedPiece& piece : PiecesInFiles(layout, graph, weight)) {
+      for (const PublishedPiece& other : piece.plus) {
+        tensors[other.tensor].name = other.tensor;
+        tensors[other.tensor].shape = other.shape;
+      }
       PublishedTensor& tensor = tensors[piece.tensor];
       tensor.name = piece.tensor;
       tensor.shape = piece.shape;
@@ -275,13 +319,26 @@ std::vector<PublishedTensor> PublishedTensors(const std::string& family,
   return list;
 }
 
+Result<void> CheckCanBePublished(const PublishedLayout& layout,
+                                 const Graph& graph) {
+  for (const PublishedTensor& tensor : PublishedTensors(layout, graph)) {
+    std::map<int64_t, const PublishedTensor::Part*> parts;  // by place
+    for (const PublishedTensor::Part& part : tensor.parts) {
+      const auto [at, is_new] = parts.try_emplace(part.piece.offset, &part);
+      if (is_new) continue;
+      return InvalidInput("is read as '" + at->second->weight->name +
+                              "' and as '" + part.weight->name +
+                              "', which are trained apart",
+                          "tensor '" + tensor.name + "'");
+    }
+  }
+  return {};
+}
+
 void PutPiece(const PublishedPiece& piece, const float* weight, float* tensor) {
   for (int64_t i = 0; i < piece.count; ++i) {
-    const int64_t to = piece.stride == 0
-                           ? piece.offset + i
-                           : piece.offset + i % piece.columns * piece.stride +
-                                 i / piece.columns;
-    tensor[to] = weight[piece.begin + i] - static_cast<float>(piece.added);
+    tensor[piece.PlaceOf(i)] =
+        weight[piece.begin + i] - static_cast<float>(piece.added);
   }
 }
 

@@ -1,9 +1,9 @@
 #pragma once
 // The weights of a model in its published files: one safetensors file, or
 // several with an index ("model.safetensors.index.json": "weight_map" has the
-// file of each tensor), as Hugging Face keeps them. Which tensor has which
-// weight planner/io/published_weights.h says; other models' files have the
-// graph's own names and shapes.
+// file of each tensor), as Hugging Face keeps them, or an ONNX file. Which
+// tensor has which weight planner/io/published_weights.h says; other models'
+// files have the graph's own names and shapes.
 
 #include <map>
 #include <optional>
@@ -13,13 +13,14 @@
 #include "planner/base/result.h"
 #include "planner/io/published_weights.h"
 #include "planner/plan/transfer.h"
+#include "runtime/onnx_tensors.h"
 #include "runtime/safetensors.h"
 
 namespace tessera {
 
-// The pieces of a weight in the files of a family; "" and unknown families have
-// weights as the graph does.
-std::vector<PublishedPiece> PiecesInFiles(const std::string& family,
+// The pieces of a weight in files; those of unknown families have weights as
+// the graph does.
+std::vector<PublishedPiece> PiecesInFiles(const PublishedLayout& layout,
                                           const Graph& graph,
                                           const Tensor& weight);
 
@@ -28,11 +29,13 @@ std::vector<PublishedPiece> PiecesInFiles(const std::string& family,
 class PublishedFiles {
  public:
   // `path`: a safetensors file, an index, or a folder with one of them called
-  // as Hugging Face does. Errors name the file, and a tensor that no weight of
-  // the graph is made of: that of a layer that the model lacks. (Masks and the
-  // like, which are no weights, and a head that is tied are passed over.)
+  // as Hugging Face does, or, of an ONNX model, an ONNX file, which must have
+  // tensors of the same names and shapes. Errors name the file, and of a family
+  // a tensor that no weight of the graph is made of: that of a layer that the
+  // model lacks. (Masks and the like, which are no weights, and a head that is
+  // tied are passed over.) `layout` and `graph` outlive the files.
   static Result<PublishedFiles> Open(const std::string& path,
-                                     const std::string& family,
+                                     const PublishedLayout& layout,
                                      const Graph& graph);
 
   // The elements of `here` in fp32, read alone. Errors name the file and the
@@ -45,11 +48,12 @@ class PublishedFiles {
   // The name that the files have for a tensor, if it is there.
   std::optional<std::string> NameOf(const std::string& tensor) const;
   Result<void> CheckAllAreUsed() const;
-  Result<SafetensorsView> Find(const PublishedPiece& piece) const;
+  Result<TensorView> Find(const PublishedPiece& piece) const;
 
   std::string path_;
-  std::string family_;
+  const PublishedLayout* layout_ = nullptr;
   const Graph* graph_ = nullptr;
+  std::optional<OnnxTensors> onnx_;
   std::vector<SafetensorsFile> files_;
   std::map<std::string, size_t, std::less<>> file_of_;  // by tensor
 };
@@ -66,8 +70,13 @@ struct PublishedTensor {
 };
 
 // All tensors of a graph's weights, by name.
-std::vector<PublishedTensor> PublishedTensors(const std::string& family,
+std::vector<PublishedTensor> PublishedTensors(const PublishedLayout& layout,
                                               const Graph& graph);
+
+// An error where a tensor's elements are those of several weights, which once
+// trained differ: an ONNX file may have equal vectors once.
+Result<void> CheckCanBePublished(const PublishedLayout& layout,
+                                 const Graph& graph);
 
 // Puts a weight's elements, whole, in their places in a tensor.
 void PutPiece(const PublishedPiece& piece, const float* weight, float* tensor);

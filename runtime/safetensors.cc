@@ -1,7 +1,6 @@
 #include "runtime/safetensors.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -107,66 +106,37 @@ std::string SafetensorsText(DType dtype, const Shape& shape) {
 
 // ---- Reading
 
-SafetensorsFile::SafetensorsFile(SafetensorsFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      mapping_(std::exchange(other.mapping_, nullptr)),
-      size_(other.size_),
-      tensors_(std::move(other.tensors_)),
-      metadata_(std::move(other.metadata_)) {}
-
-SafetensorsFile::~SafetensorsFile() {
-  if (mapping_ != nullptr) {
-    ::munmap(const_cast<std::byte*>(mapping_), static_cast<size_t>(size_));
-  }
-}
-
 Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return SystemError("cannot open", path, errno);
-  struct stat status = {};
-  const bool regular = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
-  SafetensorsFile opened;
-  opened.path_ = path;
-  opened.size_ = status.st_size;
-  int map_error = 0;
-  if (regular && status.st_size > 0) {
-    void* mapping = ::mmap(nullptr, static_cast<size_t>(status.st_size),
-                           PROT_READ, MAP_PRIVATE, file, 0);
-    if (mapping == MAP_FAILED) {
-      map_error = errno;
-    } else {
-      opened.mapping_ = static_cast<const std::byte*>(mapping);
-    }
-  }
-  ::close(file);
-  if (!regular) return InvalidInput("not a regular file", path);
-  if (map_error != 0) return SystemError("cannot map", path, map_error);
+  TESSERA_TRY(MappedFile mapped, MappedFile::Open(path));
+  SafetensorsFile opened(path, std::move(mapped));
   TESSERA_RETURN_IF_ERROR(opened.ReadHeader());
   return opened;
 }
 
 Result<void> SafetensorsFile::ReadHeader() {
-  if (size_ < kLengthBytes) {
-    return InvalidInput("truncated: " + std::to_string(size_) +
+  const std::byte* const mapping = file_.bytes().data();
+  const int64_t size = std::ssize(file_.bytes());
+  if (size < kLengthBytes) {
+    return InvalidInput("truncated: " + std::to_string(size) +
                             " bytes, expected a safetensors file",
                         path_);
   }
   uint64_t length = 0;
-  std::memcpy(&length, mapping_, kLengthBytes);
+  std::memcpy(&length, mapping, kLengthBytes);
   if (length > static_cast<uint64_t>(kMaxHeaderBytes)) {
     return InvalidInput("a header of " + std::to_string(length) +
                             " bytes, expected a safetensors file",
                         path_);
   }
   const int64_t data_start = kLengthBytes + static_cast<int64_t>(length);
-  if (data_start > size_) {
-    return InvalidInput("truncated: " + std::to_string(size_) +
+  if (data_start > size) {
+    return InvalidInput("truncated: " + std::to_string(size) +
                             " bytes, expected a header up to byte " +
                             std::to_string(data_start),
                         path_);
   }
   const std::string_view text(
-      reinterpret_cast<const char*>(mapping_ + kLengthBytes), length);
+      reinterpret_cast<const char*>(mapping + kLengthBytes), length);
   auto header = ParseJson(text);
   if (!header) return header.error().At(path_ + ": header");
   struct Extent {
@@ -198,10 +168,10 @@ Result<void> SafetensorsFile::ReadHeader() {
     if (!begin || !end || *begin > *end) {
       return wrong("data_offsets " + entry.Field("data_offsets").ToString());
     }
-    if (*end > size_ - data_start) {
+    if (*end > size - data_start) {
       return wrong("truncated: ends at byte " +
                    std::to_string(data_start + *end) + " of a file of " +
-                   std::to_string(size_));
+                   std::to_string(size));
     }
     const auto dtype = ParseFileName(stored.dtype);
     if (dtype && *end - *begin != BytesOf(*dtype, stored.shape)) {
@@ -225,9 +195,9 @@ Result<void> SafetensorsFile::ReadHeader() {
     }
     next = extent.end;
   }
-  if (next != size_) {
+  if (next != size) {
     return InvalidInput("the tensors end at byte " + std::to_string(next) +
-                            " of a file of " + std::to_string(size_),
+                            " of a file of " + std::to_string(size),
                         path_);
   }
   return {};
@@ -250,10 +220,10 @@ Result<const std::byte*> SafetensorsFile::Find(
                             SafetensorsText(expected.dtype, expected.shape),
                         where);
   }
-  return mapping_ + stored.offset;
+  return file_.bytes().data() + stored.offset;
 }
 
-Result<SafetensorsView> SafetensorsFile::View(std::string_view name) const {
+Result<TensorView> SafetensorsFile::View(std::string_view name) const {
   const std::string where = path_ + ": tensor '" + std::string(name) + "'";
   const auto found = tensors_.find(name);
   if (found == tensors_.end()) return InvalidInput("is missing", where);
@@ -263,7 +233,7 @@ Result<SafetensorsView> SafetensorsFile::View(std::string_view name) const {
     return InvalidInput(
         "is " + stored.dtype + ": expected F64, F32, BF16, F16 or I32", where);
   }
-  return SafetensorsView{*dtype, stored.shape, mapping_ + stored.offset};
+  return TensorView{*dtype, stored.shape, file_.bytes().data() + stored.offset};
 }
 
 std::vector<std::string> SafetensorsFile::names() const {

@@ -9,10 +9,12 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "planner/base/result.h"
 #include "planner/ir/graph.h"
+#include "runtime/mapped_file.h"
 
 namespace tessera {
 
@@ -23,7 +25,7 @@ struct SafetensorsEntry {
 };
 
 // A tensor of a file: valid while the file is open, at any alignment.
-struct SafetensorsView {
+struct TensorView {
   DType dtype = DType::kFloat32;
   Shape shape;
   const std::byte* data = nullptr;
@@ -32,23 +34,20 @@ struct SafetensorsView {
 // "F32[3, 1]".
 std::string SafetensorsText(DType dtype, const Shape& shape);
 
-// A file mapped into memory: only what is read is loaded. Owns the mapping.
-// Immutable once open; const functions may be called from several threads.
+// A file mapped into memory: only what is read is loaded. Immutable once open;
+// const functions may be called from several threads.
 class SafetensorsFile {
  public:
   // Errors: kNotFound for a missing file; kInvalidInput for one that is
   // truncated or breaks the format, naming the tensor where there is one.
   static Result<SafetensorsFile> Open(const std::string& path);
-  SafetensorsFile(SafetensorsFile&& other) noexcept;
-  SafetensorsFile& operator=(SafetensorsFile&&) = delete;
-  ~SafetensorsFile();
 
   bool Has(std::string_view name) const;
   // The elements of a tensor, at any alignment. kInvalidInput, with the tensor
   // as `where`, when it is missing or of another type or shape.
   Result<const std::byte*> Find(const SafetensorsEntry& expected) const;
   // The same of whatever shape and known type it is.
-  Result<SafetensorsView> View(std::string_view name) const;
+  Result<TensorView> View(std::string_view name) const;
   std::vector<std::string> names() const;
   const std::map<std::string, std::string, std::less<>>& metadata() const {
     return metadata_;
@@ -61,12 +60,12 @@ class SafetensorsFile {
     int64_t offset = 0;  // of the file
   };
 
-  SafetensorsFile() = default;
+  SafetensorsFile(std::string path, MappedFile file)
+      : path_(std::move(path)), file_(std::move(file)) {}
   Result<void> ReadHeader();
 
   std::string path_;
-  const std::byte* mapping_ = nullptr;
-  int64_t size_ = 0;
+  MappedFile file_;
   std::map<std::string, Stored, std::less<>> tensors_;
   std::map<std::string, std::string, std::less<>> metadata_;
 };

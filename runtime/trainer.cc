@@ -102,7 +102,7 @@ class Trainer {
     }
     if (!job_.export_folder.empty()) {
       TESSERA_RETURN_IF_ERROR(
-          SaveWeights({job_.export_folder, job_.family, job_.graph->dtype,
+          SaveWeights({job_.export_folder, job_.layout, job_.graph->dtype,
                        job_.export_file_bytes},
                       *job_.graph, executor_, all_));
     }
@@ -118,7 +118,7 @@ class Trainer {
     const auto begun =
         job_.load_path.empty()
             ? InitialiseState(*job_.graph, job_.seed, executor_, start)
-            : LoadCheckpoint(job_.load_path, job_.family, *job_.graph,
+            : LoadCheckpoint(job_.load_path, job_.layout, *job_.graph,
                              executor_, start);
     if (!begun && begun.error().code != ErrorCode::kInterrupted) return begun;
     TESSERA_RETURN_IF_ERROR(AgreeToGoOn());

@@ -58,8 +58,7 @@ struct TrainingJob {
   RankDevice* device = nullptr;
   // Where what the plan keeps in files lies, if it does.
   std::string offload_directory = ".";
-  // The model's "model_type" where it has one: how its weights are published.
-  std::string family;
+  PublishedLayout layout;  // of the model's published weights
   std::string load_path;   // checkpoint or weights to start from; empty: none
   std::string save_path;   // checkpoint to leave; empty: none
   int64_t save_every = 0;  // at steps that it divides; 0: only at the end

@@ -448,7 +448,7 @@ std::span<const Flag> Flags() {
       {"--load", "PATH",
        "go on from this checkpoint, or from weights: a safetensors file, an "
        "index of several, or a folder with them, as the model's family "
-       "publishes them",
+       "publishes them, or of an ONNX model an ONNX file",
        SetText<&Options::load>},
   };
   return kTable;

@@ -25,12 +25,14 @@ namespace tessera {
 namespace {
 
 Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
-                        std::vector<std::string>& warnings) {
+                        std::vector<std::string>& warnings,
+                        PublishedLayout& layout) {
   ImportOptions import = {.global_batch = options.global_batch,
                           .seq_len = options.seq_len,
                           .dtype = options.dtype,
                           .documents = options.end_of_text >= 0,
-                          .warnings = &warnings};
+                          .warnings = &warnings,
+                          .layout = &layout};
   // A graph file has sizes and a dtype of its own.
   if (!IsGraphFile(options.model)) {
     if (!import.dtype) import.dtype = DefaultDType(cluster);
@@ -123,8 +125,8 @@ Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
   }
   TESSERA_TRY(inputs.profile, ReadProfiles(options.profiles));
   if (options.model.empty()) return inputs;
-  TESSERA_TRY(inputs.graph,
-              ReadModel(options, inputs.cluster, inputs.warnings));
+  TESSERA_TRY(inputs.graph, ReadModel(options, inputs.cluster, inputs.warnings,
+                                      inputs.layout));
   TESSERA_TRY(inputs.plan,
               ReadPlanOrStrategy(options, inputs.graph, inputs.cluster));
   return inputs;

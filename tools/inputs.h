@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "costmodel/profile/profile_db.h"
+#include "planner/io/published_weights.h"
 #include "planner/ir/cluster.h"
 #include "planner/ir/graph.h"
 #include "planner/plan/plan.h"
@@ -16,7 +17,8 @@ namespace tessera {
 
 struct Inputs {
   Cluster cluster;
-  Graph graph;  // differentiated
+  Graph graph;             // differentiated
+  PublishedLayout layout;  // of the model's weights
   std::optional<ProfileDb> profile;
   std::optional<Plan> plan;  // of --plan or --strategy, valid
   std::vector<std::string> warnings;

@@ -21,7 +21,6 @@
 #include "costmodel/simulate/simulator.h"
 #include "planner/base/table.h"
 #include "planner/io/file.h"
-#include "planner/io/huggingface.h"
 #include "planner/io/plan_io.h"
 #include "planner/lower/check_order.h"
 #include "planner/lower/lower.h"
@@ -132,7 +131,6 @@ struct Job {
   std::optional<GpuShare> gpu;  // where ranks have one
   Inputs inputs;
   Plan plan;
-  std::string family;               // the model's "model_type", or empty
   uint64_t seed = 0;                // of the checkpoint, if one is loaded
   std::unique_ptr<TokenData> data;  // of a model of tokens
   std::optional<Batches> batches;
@@ -379,13 +377,6 @@ std::string IdleRanks(const Plan& plan, int ranks) {
   return idle;
 }
 
-// The "model_type" of a model's config; empty where it has none.
-Result<std::string> FamilyOf(const std::string& model) {
-  if (!IsHuggingFace(model)) return std::string();
-  TESSERA_TRY(const JsonValue config, ReadModelConfig(model));
-  return config.Field("model_type").text;
-}
-
 // Makes the folder, which must have no weights: those of two models would look
 // like one.
 Result<void> MakeExportFolder(const std::string& folder) {
@@ -525,14 +516,18 @@ Result<Job> ReadJob(const Options& options,
   TESSERA_RETURN_IF_ERROR(
       CheckMemory(options, job.inputs, gpu, job.plan, tasks));
 
-  TESSERA_TRY(job.family, FamilyOf(options.model));
+  if (!options.export_folder.empty()) {
+    if (auto can = CheckCanBePublished(job.inputs.layout, graph); !can) {
+      return can.error().At("--export");
+    }
+  }
   job.seed = options.seed;
   if (!options.load.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckReadable(options.load));
     TESSERA_TRY(const auto seed, SeedOfCheckpoint(options.load));
     if (!seed) {
       TESSERA_RETURN_IF_ERROR(
-          PublishedFiles::Open(options.load, job.family, job.inputs.graph));
+          PublishedFiles::Open(options.load, job.inputs.layout, graph));
     }
     job.seed = seed.value_or(options.seed);
     if (options.Given("--seed") && job.seed != options.seed) {
@@ -696,7 +691,7 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   training.load_path = options.load;
   training.save_path = options.save;
   training.save_every = options.save_every;
-  training.family = job.family;
+  training.layout = job.inputs.layout;
   training.export_folder = options.export_folder;
   training.export_file_bytes = {static_cast<int64_t>(options.export_shard)};
   training.offload_directory = OffloadDirectory(options);

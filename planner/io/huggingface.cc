@@ -133,6 +133,7 @@ Result<Graph> ImportHuggingFace(const std::string& path,
                             "others",
                         file + ": model_type");
   }
+  if (options.layout != nullptr) options.layout->family = type;
   ImportOptions known = options;
   if ((*family)->unrolled && config.Has("steps")) {
     const int64_t steps = config.Size("steps");

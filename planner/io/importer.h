@@ -12,6 +12,7 @@
 
 #include "planner/base/result.h"
 #include "planner/io/json_value.h"
+#include "planner/io/published_weights.h"
 #include "planner/ir/graph.h"
 
 namespace tessera {
@@ -33,6 +34,8 @@ struct ImportOptions {
   // Where not null, what the graph leaves out of the file is appended, one
   // line each: "config.json: attn_pdrop=0.1: ...".
   std::vector<std::string>* warnings = nullptr;
+  // Where not null, it becomes that of the model's published weights.
+  PublishedLayout* layout = nullptr;
 };
 
 struct Importer {

@@ -11,6 +11,7 @@
 
 #include "planner/base/result.h"
 #include "planner/io/importer.h"
+#include "planner/io/published_weights.h"
 #include "planner/ir/graph.h"
 
 namespace tessera {
@@ -40,13 +41,6 @@ struct OnnxComputation {
     std::string name;  // the file's
     TensorId tensor;
   };
-  // The file's tensor with its dimensions in another order, and then in the
-  // shape of the graph's.
-  struct Weight {
-    std::string name;
-    TensorId tensor;
-    std::vector<size_t> order;
-  };
   // The graph's tensor with its dimensions in another order, and then in
   // another shape; or its numbers, where they follow from the file alone.
   struct Output {
@@ -57,7 +51,7 @@ struct OnnxComputation {
     std::vector<double> values;
   };
   std::vector<Input> inputs;
-  std::vector<Weight> weights;
+  PublishedLayout layout;  // of the weights
   std::vector<Output> outputs;
 };
 // Files may have no inputs. There is no override "output": all are computed.

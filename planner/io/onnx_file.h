@@ -1,7 +1,8 @@
 #pragma once
 // ONNX files (onnx.ai) as plain structs: nodes in their order, initializers,
-// inputs and outputs. Values of tensors are read on demand, those in other
-// files never. Thread-safe: functions without state.
+// inputs and outputs. Of the values in other files only those of small tensors
+// and of whole numbers are read, and none where such a file is not there: a
+// graph follows from shapes. Thread-safe: functions without state.
 
 #include <string>
 #include <string_view>
@@ -26,6 +27,8 @@ struct OnnxTensor {
   // One of both has the elements; none where they are in another file.
   std::string raw;
   std::vector<double> typed;
+  // Such a file, beside this one, where it was not read.
+  std::string location;
 
   // All elements, row by row, as doubles (integers of up to 53 bits are exact);
   // empty where the file does not have as many as the dimensions say.
@@ -39,6 +42,7 @@ struct OnnxAttribute {
   std::string s;
   std::vector<double> floats;
   std::vector<int64_t> ints;
+  std::vector<std::string> strings;
   OnnxTensor t;
 };
 

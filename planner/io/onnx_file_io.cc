@@ -1,7 +1,10 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "planner/io/file.h"
@@ -110,10 +113,15 @@ bool AllText(const std::vector<std::string>& texts) {
 bool HasReadableNames(const OnnxModel& model) {
   const auto readable = [](const OnnxNode& node) {
     return IsText(node.name) && IsText(node.op) && AllText(node.inputs) &&
-           AllText(node.outputs);
+           AllText(node.outputs) &&
+           std::ranges::all_of(node.attributes, [](const OnnxAttribute& a) {
+             return AllText(a.strings);
+           });
   };
   return std::ranges::all_of(model.nodes, readable) &&
          std::ranges::all_of(model.initializers, IsText, &OnnxTensor::name) &&
+         std::ranges::all_of(model.initializers, IsText,
+                             &OnnxTensor::location) &&
          std::ranges::all_of(model.inputs,
                              [](const OnnxInput& input) {
                                return IsText(input.name) &&
@@ -124,12 +132,69 @@ bool HasReadableNames(const OnnxModel& model) {
          AllText(model.outputs);
 }
 
-OnnxTensor FromProto(proto::onnx::Tensor& from) {
+// Tables of angles, masks and the like.
+constexpr int64_t kMostBytesElsewhere = int64_t{1} << 22;
+constexpr int64_t kMostFloatsElsewhere = int64_t{1} << 12;
+
+int64_t SizeOfType(int type) {
+  switch (type) {
+    case kUint8:
+    case kInt8:
+    case kOnnxBool:
+      return 1;
+    case kUint16:
+    case kInt16:
+    case kFloat16:
+    case kBFloat16:
+      return 2;
+    case kDouble:
+    case kUint64:
+    case kOnnxInt64:
+      return 8;
+    default:
+      return 4;
+  }
+}
+
+// The bytes of a small tensor in another file; empty where they are not there.
+std::string ReadElsewhere(const proto::onnx::Tensor& from,
+                          const OnnxTensor& tensor, const std::string& path) {
+  double elements = 1;
+  for (int64_t extent : tensor.dims) elements *= static_cast<double>(extent);
+  const int64_t size = SizeOfType(tensor.type);
+  const int64_t most = IsOnnxFloat(tensor.type) ? kMostFloatsElsewhere
+                                                : kMostBytesElsewhere / size;
+  if (!(elements >= 0 && elements <= static_cast<double>(most))) return "";
+  int64_t offset = 0;
+  for (const proto::onnx::Entry& entry : from.external_data()) {
+    if (entry.key() == "offset") offset = std::atoll(entry.value().c_str());
+  }
+  const std::filesystem::path location = tensor.location;
+  bool inside = !location.empty() && location.is_relative() && offset >= 0;
+  for (const auto& part : location) inside = inside && part != "..";
+  if (!inside) return "";
+  std::ifstream file(std::filesystem::path(path).parent_path() / location,
+                     std::ios::binary);
+  std::string bytes(static_cast<size_t>(elements) * static_cast<size_t>(size),
+                    '\0');
+  file.seekg(offset);
+  file.read(bytes.data(), std::ssize(bytes));
+  return file.gcount() == std::ssize(bytes) ? bytes : "";
+}
+
+// `path`: of the file that it is in.
+OnnxTensor FromProto(proto::onnx::Tensor& from, const std::string& path) {
   OnnxTensor tensor;
   tensor.name = from.name();
   tensor.type = from.data_type();
   tensor.dims.assign(from.dims().begin(), from.dims().end());
-  if (from.data_location() != 0) return tensor;
+  if (from.data_location() != 0) {
+    for (const proto::onnx::Entry& entry : from.external_data()) {
+      if (entry.key() == "location") tensor.location = entry.value();
+    }
+    tensor.raw = ReadElsewhere(from, tensor, path);
+    return tensor;
+  }
   tensor.raw = std::move(*from.mutable_raw_data());
   const auto append = [&](const auto& values) {
     tensor.typed.insert(tensor.typed.end(), values.begin(), values.end());
@@ -147,7 +212,7 @@ OnnxTensor FromProto(proto::onnx::Tensor& from) {
   return tensor;
 }
 
-OnnxNode FromProto(proto::onnx::Node& from) {
+OnnxNode FromProto(proto::onnx::Node& from, const std::string& path) {
   OnnxNode node;
   node.name = from.name();
   node.op = from.op_type();
@@ -164,7 +229,8 @@ OnnxNode FromProto(proto::onnx::Node& from) {
     to.s = attribute.s();
     to.floats.assign(attribute.floats().begin(), attribute.floats().end());
     to.ints.assign(attribute.ints().begin(), attribute.ints().end());
-    if (attribute.has_t()) to.t = FromProto(*attribute.mutable_t());
+    to.strings.assign(attribute.strings().begin(), attribute.strings().end());
+    if (attribute.has_t()) to.t = FromProto(*attribute.mutable_t(), path);
     node.attributes.push_back(std::move(to));
   }
   return node;
@@ -246,11 +312,11 @@ Result<OnnxModel> ReadOnnxFile(const std::string& path) {
   std::set<std::string_view> initialized;
   for (proto::onnx::Tensor& tensor :
        *file.mutable_graph()->mutable_initializer()) {
-    model.initializers.push_back(FromProto(tensor));
+    model.initializers.push_back(FromProto(tensor, path));
     initialized.insert(tensor.name());
   }
   for (proto::onnx::Node& node : *file.mutable_graph()->mutable_node()) {
-    model.nodes.push_back(FromProto(node));
+    model.nodes.push_back(FromProto(node, path));
   }
   for (const proto::onnx::ValueInfo& input : file.graph().input()) {
     if (!initialized.contains(input.name())) {

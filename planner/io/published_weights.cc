@@ -110,8 +110,7 @@ class Layout {
       return {piece};
     }
     piece.shape = {matrix.columns, outputs};
-    piece.columns = matrix.columns;
-    piece.stride = outputs;
+    piece.block = {{matrix.rows, 1}, {matrix.columns, outputs}};
     return {piece};
   }
 
@@ -207,6 +206,15 @@ constexpr std::array kFamilies = {
 };
 
 }  // namespace
+
+int64_t PublishedPiece::PlaceOf(int64_t i) const {
+  int64_t place = offset;
+  for (size_t d = block.size(); d-- > 0;) {
+    place += i % block[d].extent * block[d].stride;
+    i /= block[d].extent;
+  }
+  return place + (block.empty() ? i : 0);
+}
 
 bool HasPublishedWeights(std::string_view family) {
   return std::ranges::find(kFamilies, family, &Family::name) != kFamilies.end();

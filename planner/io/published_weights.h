@@ -1,14 +1,17 @@
 #pragma once
-// Where the weights of a Hugging Face model lie in its published files. A graph
-// calls its weights as those files do (planner/io/huggingface.h), but has one
-// of each projection, with a dimension for each factor, where a file may fuse
-// them (c_attn, qkv_proj, query_key_value), transpose them (GPT-2's Conv1D) or
-// keep one matrix for each expert.
+// Where the weights of a model lie in its published files: of a Hugging Face
+// model as its family has them, of an ONNX file as its importer reads them.
 //
-// Layouts: what transformers 5.23 saves; tests/bench/published_weights.py holds
-// each family to it.
+// A graph calls its weights as a family's files do (planner/io/huggingface.h),
+// but has one of each projection, with a dimension for each factor, where a
+// file may fuse them (c_attn, qkv_proj, query_key_value), transpose them
+// (GPT-2's Conv1D) or keep one matrix for each expert.
+//
+// Families: what transformers 5.23 saves; tests/bench/published_weights.py
+// holds each of them to it.
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,12 +29,29 @@ struct PublishedPiece {
   int64_t begin = 0;
   int64_t count = 0;
   int64_t offset = 0;  // of the first of them in the tensor
-  // Transposed where not 0: element `r * columns + c` of the run is at
-  // `offset + c * stride + r`. Else they follow each other there too.
-  int64_t columns = 0;
-  int64_t stride = 0;
+  // The run as a row-major block, each of whose dimensions has a stride in the
+  // tensor; empty: its elements follow each other there too.
+  struct Dim {
+    int64_t extent = 1;
+    int64_t stride = 1;
+  };
+  std::vector<Dim> block;
   // The weight is what the file has plus this (Gemma's norms: 1).
   double added = 0;
+  // The weight is the sum of this run and of these, as long each (an LSTM has
+  // two biases). Written back, they are 0.
+  std::vector<PublishedPiece> plus;
+
+  // Of element `i` of the run, its place in the tensor.
+  int64_t PlaceOf(int64_t i) const;
+};
+
+// Where the weights of a graph lie in files of its model.
+struct PublishedLayout {
+  std::string family;  // "model_type" of a config.json, or empty
+  bool onnx = false;
+  // Of an ONNX model, by weight: what PublishedPieces gives for a family.
+  std::map<std::string, std::vector<PublishedPiece>, std::less<>> pieces = {};
 };
 
 // Whether the weights of models of `family` ("model_type") are known here.

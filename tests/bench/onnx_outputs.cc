@@ -1,24 +1,28 @@
 // Runs an ONNX file on the CPU kernels, node by node on one rank, for
-// tests/bench/onnx_node_tests.py.
+// tests/bench/onnx_node_tests.py and against_onnx.py.
 //
 //   tessera_onnx_outputs --operators
-//   tessera_onnx_outputs FILE.onnx FOLDER
+//   tessera_onnx_outputs FILE.onnx FOLDER [BATCH [SEQ_LEN]]
 //
 // The first form prints the operators that are mapped. The second reads the
 // file's inputs from FOLDER/NUMBER.in, in their order, as fp32 or int32, and
 // writes outputs to FOLDER/NUMBER.out as fp32; it prints the shape of each in a
-// line. Exit status 2 with a message where the file is refused.
+// line. Weights are those of the file, as `tessera run --load` reads them. Exit
+// status 2 with a message where the file is refused.
 
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "planner/io/onnx.h"
-#include "planner/io/onnx_file.h"
 #include "planner/io/onnx_fold.h"
+#include "runtime/published_files.h"
 #include "tests/support/kernel_cases.h"
 
 namespace tessera {
@@ -59,39 +63,75 @@ std::vector<double> Reordered(const std::vector<double>& values,
   return TransposeOnnx({shape, values, true}, order).values;
 }
 
-int Run(const std::string& path, const std::string& folder) {
+// Inputs that the data has and the file does not, as runtime/data fills them:
+// of images in patches the first place is the class token's.
+void FillExtra(const Tensor& input, HostTensor& tensor) {
+  const int64_t places = input.shape.size() > 1 ? input.shape[1] : 1;
+  for (int64_t i = 0; i < tensor.elements(); ++i) {
+    const int64_t place = i % places;
+    if (input.name == "positions") tensor.Set(i, static_cast<double>(place));
+    if (input.name == "patch_rows") tensor.Set(i, place == 0 ? -1 : 0);
+  }
+}
+
+// Images [b, c, side, side] as patches [b, 1 + patches, c, size, size].
+bool FillPatches(const std::string& path, HostTensor& tensor) {
+  const Shape& shape = tensor.shape();
+  const int64_t per_row =
+      std::llround(std::sqrt(static_cast<double>(shape[1] - 1)));
+  const int64_t size = shape[3];
+  const int64_t side = per_row * size;
+  HostTensor images({shape[0], shape[2], side, side}, tensor.dtype());
+  if (!ReadElements<float>(path, images)) return false;
+  int64_t out = 0;
+  for (int64_t b = 0; b < shape[0]; ++b) {
+    for (int64_t place = 0; place < shape[1]; ++place) {
+      for (int64_t c = 0; c < shape[2]; ++c) {
+        for (int64_t y = 0; y < size; ++y) {
+          for (int64_t x = 0; x < size; ++x, ++out) {
+            if (place == 0) continue;
+            const int64_t row = (place - 1) / per_row * size + y;
+            const int64_t column = (place - 1) % per_row * size + x;
+            tensor.Set(out, images.At(((b * shape[2] + c) * side + row) * side +
+                                      column));
+          }
+        }
+      }
+    }
+  }
+  return true;
+}
+
+int Run(const std::string& path, const std::string& folder, int64_t batch,
+        int64_t seq_len) {
   ImportOptions options;
-  options.global_batch = 0;
-  options.seq_len = 0;
+  options.global_batch = batch;
+  options.seq_len = seq_len;
   const auto made = ImportOnnxComputation(path, options);
   if (!made) return Refuse(made.error());
-  const auto model = ReadOnnxFile(path);
-  if (!model) return Refuse(model.error());
   const Graph& graph = made->graph;
   std::vector<HostTensor> tensors;
   for (const Tensor& tensor : graph.tensors) {
     tensors.emplace_back(tensor.shape, tensor.dtype);
   }
-  for (const OnnxComputation::Weight& weight : made->weights) {
-    for (const OnnxTensor& source : model->initializers) {
-      if (source.name != weight.name) continue;
-      HostTensor& tensor = tensors[weight.tensor.index()];
-      std::vector<double> values = source.Values();
-      // A part of it is a weight, or its numbers are not in the file.
-      if (static_cast<int64_t>(values.size()) != tensor.elements() ||
-          OnnxElements(source.dims) != tensor.elements()) {
-        std::cerr << "cannot read the weight '" << weight.name << "'\n";
-        return 2;
-      }
-      values = Reordered(values, source.dims, weight.order);
-      for (size_t i = 0; i < values.size(); ++i) {
-        tensor.Set(static_cast<int64_t>(i), values[i]);
-      }
+  const auto files = PublishedFiles::Open(path, made->layout, graph);
+  if (!files) return Refuse(files.error());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& weight = graph.tensors[i];
+    if (weight.kind != TensorKind::kWeight) continue;
+    Box whole;
+    for (int64_t extent : weight.shape) whole.push_back({0, extent});
+    const auto values = files->Read(weight, WholeBlock(whole));
+    if (!values) return Refuse(values.error());
+    for (size_t e = 0; e < values->size(); ++e) {
+      tensors[i].Set(static_cast<int64_t>(e), (*values)[e]);
     }
   }
+  std::set<TensorId> given;
   for (size_t i = 0; i < made->inputs.size(); ++i) {
     const TensorId id = made->inputs[i].tensor;
     if (!id.valid() || id.index() >= tensors.size()) continue;
+    given.insert(id);
     HostTensor& tensor = tensors[id.index()];
     const std::string file = folder + "/" + std::to_string(i) + ".in";
     const bool read = IsFloat(tensor.dtype())
@@ -99,6 +139,17 @@ int Run(const std::string& path, const std::string& folder) {
                           : ReadElements<int32_t>(file, tensor);
     if (!read) {
       std::cerr << file << ": expected " << tensor.elements() << " elements\n";
+      return 2;
+    }
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& input = graph.tensors[i];
+    if (input.kind != TensorKind::kInput || given.contains(TensorId(i))) {
+      continue;
+    }
+    FillExtra(input, tensors[i]);
+    if (input.name == "patches" && !FillPatches(folder + "/0.in", tensors[i])) {
+      std::cerr << folder << "/0.in: expected images of these patches\n";
       return 2;
     }
   }
@@ -151,9 +202,11 @@ int main(int argc, char** argv) {
     }
     return 0;
   }
-  if (argc != 3) {
-    std::cerr << "usage: tessera_onnx_outputs FILE.onnx FOLDER\n";
+  if (argc < 3 || argc > 5) {
+    std::cerr
+        << "usage: tessera_onnx_outputs FILE.onnx FOLDER [BATCH [SEQ_LEN]]\n";
     return 2;
   }
-  return tessera::Run(argv[1], argv[2]);
+  return tessera::Run(argv[1], argv[2], argc > 3 ? std::atoll(argv[3]) : 0,
+                      argc > 4 ? std::atoll(argv[4]) : 0);
 }

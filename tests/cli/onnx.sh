@@ -35,6 +35,27 @@ json 'all(abs(a - b) <= 1e-4 for a, b in zip(
   --strategy dp=2,tp=2 --json >"$work/vit.json" 2>"$work/stderr"
 json 'len(j["losses"]) == 1' "$work/vit.json" >/dev/null
 
+# Weights of the file: the same loss under any plan, and back again.
+"$tessera" run "${gpt2[@]}" "${text[@]}" --load "$onnx/gpt2.onnx" --steps 1 \
+  --json --dtype fp32 >"$work/one.json" 2>"$work/stderr"
+"$tessera" run "${gpt2[@]}" "${text[@]}" --load "$onnx/gpt2.onnx" --steps 1 \
+  --json --dtype fp32 --nproc 8 --strategy pp=2,tp=2,dp=2,zero=1 --lr 0 \
+  --export "$work/back" >"$work/split.json" 2>"$work/stderr"
+"$tessera" run "${gpt2[@]}" "${text[@]}" --load "$work/back" --steps 1 \
+  --json --dtype fp32 >"$work/again.json" 2>"$work/stderr"
+json 'abs(j["losses"][0] - json.load(open("'"$work/one.json"'"))["losses"][0]
+  ) <= 1e-5' "$work/split.json" >/dev/null
+json 'j["losses"][0] == json.load(open("'"$work/one.json"'"))["losses"][0]' \
+  "$work/again.json" >/dev/null
+
+fails 2 "mlp.onnx: tensor '.*': is missing" run "${gpt2[@]}" "${text[@]}" \
+  --load "$onnx/mlp.onnx"
+fails 2 "is an ONNX file, but --model is none" run "${tiny[@]}" "${text[@]}" \
+  --load "$onnx/mlp.onnx"
+head -c 9000 "$onnx/gpt2.onnx" >"$work/cut.onnx"
+fails 2 "cut.onnx: not an ONNX file, or cut off" run "${gpt2[@]}" \
+  "${text[@]}" --load "$work/cut.onnx"
+
 fails 2 "dimension 'batch': is open: needs --global-batch N" simulate \
   --model "$onnx/mlp.onnx" --cluster local-cpu:1
 head -c 9000 "$onnx/mlp.onnx" >"$work/cut.onnx"

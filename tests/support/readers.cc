@@ -12,6 +12,7 @@
 #include "planner/schedule/action_table.h"
 #include "planner/search/constraints.h"
 #include "runtime/data/tokens.h"
+#include "runtime/onnx_tensors.h"
 #include "runtime/safetensors.h"
 #include "tests/support/small_models.h"
 
@@ -83,7 +84,11 @@ std::span<const Reader> Readers() {
        Import,
        {"models/gpt2-tiny/config.json", "models/t5-tiny/config.json",
         "models/vit-tiny/config.json", "models/deepseek-tiny/config.json"}},
-      {"onnx", "model.onnx", Import},
+      {"onnx", "model.onnx",
+       [](const std::string& path) {
+         (void)OnnxTensors::Open(path);
+         return Import(path);
+       }},
       {"runs", "runs.csv",
        [](const std::string& path) {
          (void)ReadPublishedRuns(path);

@@ -274,7 +274,7 @@ inline Result<TrainingResult> TrainTiny(const Graph& graph,
     TrainingJob job;
     job.graph = &graph;
     job.tasks = &tasks;
-    job.family = run.family;
+    job.layout.family = run.family;
     job.export_folder = run.export_folder;
     job.export_file_bytes = run.export_file_bytes;
     job.options = run.options;

@@ -270,7 +270,7 @@ Result<Peaks> TrainRank(const Graph& graph, const TaskGraph& tasks,
     TESSERA_RETURN_IF_ERROR(InitialiseState(graph, options.seed, *executor));
   } else {
     TESSERA_RETURN_IF_ERROR(
-        LoadCheckpoint(options.load_path, "", graph, *executor));
+        LoadCheckpoint(options.load_path, {}, graph, *executor));
   }
   for (int64_t i = 0; i < options.steps; ++i) {
     TESSERA_RETURN_IF_ERROR(executor->Run(tasks));

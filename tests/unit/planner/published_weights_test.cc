@@ -64,11 +64,7 @@ TEST_P(PublishedWeights, AreAllOfWeightsAndTensors) {
           shapes.try_emplace(piece.tensor, piece.shape);
       EXPECT_EQ(shape->second, piece.shape) << weight.name;
       for (int64_t i = 0; i < piece.count; ++i) {
-        const int64_t at = piece.stride == 0
-                               ? piece.offset + i
-                               : piece.offset +
-                                     i % piece.columns * piece.stride +
-                                     i / piece.columns;
+        const int64_t at = piece.PlaceOf(i);
         EXPECT_LT(at, ElementsIn(piece.shape)) << weight.name;
         EXPECT_TRUE(seen[piece.tensor].insert(at).second)
             << weight.name << " " << i;
@@ -135,8 +131,10 @@ TEST(PublishedWeights, Gpt2sKeysAreTheMiddleColumnsOfItsConv1D) {
     EXPECT_THAT(pieces[0].shape, ElementsAre(768, 2304));
     // Element 1 of the weight: input 1 of key 0.
     EXPECT_EQ(pieces[0].offset, 768);
-    EXPECT_EQ(pieces[0].columns, 768);
-    EXPECT_EQ(pieces[0].stride, 2304);
+    ASSERT_EQ(pieces[0].block.size(), 2u);
+    EXPECT_EQ(pieces[0].block[0].stride, 1);
+    EXPECT_EQ(pieces[0].block[1].extent, 768);
+    EXPECT_EQ(pieces[0].block[1].stride, 2304);
     return;
   }
   FAIL() << "no such weight";

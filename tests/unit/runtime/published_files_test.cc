@@ -238,7 +238,8 @@ TEST_F(PublishedFilesTest, WhatIsMissingOrOfAnotherShapeIsNamed) {
   EXPECT_EQ(message(tensors), file + ": tensor 'h.0.ln_1.bias': is missing");
   std::filesystem::remove(file);  // which is read where there are both
   std::ofstream(folder_ + "/model.safetensors.index.json") << "{}";
-  EXPECT_EQ(PublishedFiles::Open(folder_, "gpt2", graph).error().ToString(),
+  const PublishedLayout layout = {.family = "gpt2"};
+  EXPECT_EQ(PublishedFiles::Open(folder_, layout, graph).error().ToString(),
             folder_ +
                 "/model.safetensors.index.json: weight_map: names no files: "
                 "expected an object of tensors' files");

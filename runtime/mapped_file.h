@@ -1,0 +1,32 @@
+#pragma once
+// A file mapped into memory, to be read: only what is touched is loaded.
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "planner/base/result.h"
+
+namespace tessera {
+
+// Owns the mapping. Immutable; const functions may be called from several
+// threads.
+class MappedFile {
+ public:
+  // kNotFound for a missing file; kInvalidInput for what is no regular one.
+  // `path` is in errors.
+  static Result<MappedFile> Open(const std::string& path);
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&&) = delete;
+  ~MappedFile();
+
+  // Valid as long as this, also once it is moved.
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  MappedFile() = default;
+
+  std::span<const std::byte> bytes_;
+};
+
+}  // namespace tessera
