@@ -16,6 +16,7 @@
 
 #include "planner/base/result.h"
 #include "planner/io/importer.h"
+#include "planner/io/losses.h"
 #include "planner/io/onnx.h"
 #include "planner/io/onnx_file.h"
 #include "planner/io/onnx_fold.h"
@@ -73,6 +74,11 @@ class Walk {
   // All nodes that could not be mapped, if any.
   Result<void> Problems() const;
 
+  // Losses of an output, which `where` names.
+  Result<TensorId> CrossEntropy(const Activation& x, const std::string& where);
+  Result<TensorId> ElementLoss(const LossRow& row, const Activation& x,
+                               const std::string& where);
+
   // ---- values
   const Value& In(const OnnxNode& node, size_t i) const;
   bool Has(const OnnxNode& node, size_t i) const;
@@ -118,6 +124,8 @@ class Walk {
   // The node's result: its first operand in another shape.
   Result<void> SetReshaped(const OnnxNode& node, const Shape& to);
   Result<void> Binary(const OnnxNode& node, Activation x, Activation y);
+  // Of three tensors, or tensors and numbers, by the first one.
+  Result<void> Choose(const OnnxNode& node);
   // Whether a tensor of shape `from` is broadcast to the shape of `to` alone.
   static bool Broadcasts(const Shape& from, const Value& to);
   // Puts the dimensions of x and y but the last `dims` beside each other, with
