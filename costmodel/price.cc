@@ -623,7 +623,7 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
     const size_t updated = rule->results.size();
     int64_t elements = op->name == "square_sum" ? ElementsOf(view, task.reads)
                                                 : ElementsOf(view, task.writes);
-    if (op->name == "adamw") elements /= static_cast<int64_t>(updated);
+    if (MomentsOf(op->name)) elements /= static_cast<int64_t>(updated);
     extents.assign(rule->factors.size(), elements);
     operand_dtypes.assign(rule->operands.size(), DType::kFloat32);
     if (!task.reads.empty()) {

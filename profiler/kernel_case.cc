@@ -52,6 +52,20 @@ int64_t IdsOf(const Graph& graph) {
   return ids;
 }
 
+// The rows that a node, or the one that it is an adjoint of, looks up in a
+// table of its own, or 0.
+int64_t RowsOf(const Graph& graph, const Node& node) {
+  const Node& forward = node.forward.valid() ? graph.node(node.forward) : node;
+  const bool bag = forward.op->name == "embedding_bag";
+  if (!bag && forward.op->name != "gather") return 0;
+  const size_t table = bag ? 1 : 0;
+  const Indices& indices = forward.rule.operands[table];
+  const auto v = std::ranges::find(
+      indices, static_cast<uint8_t>(forward.rule.FactorOf('v')));
+  return graph.tensor(forward.operands[table])
+      .shape[static_cast<size_t>(v - indices.begin())];
+}
+
 // The number of slots that an int32 tensor of a graph counts, or 0 where it is
 // no router's result.
 int64_t SlotsOf(const Graph& graph, TensorId tensor) {
@@ -93,7 +107,8 @@ KernelCase ListCase(const Task& task, const TaskGraph& tasks,
     return result;
   }
   result.operands.push_back(scalar);
-  const size_t per_weight = task.kernel == "adamw" ? 3 : 1;
+  const auto per_weight =
+      1 + static_cast<size_t>(MomentsOf(task.kernel).value_or(0));
   for (size_t i = 0; i < per_weight; ++i) {
     result.results.push_back(Flat(n, dtype_of(task.writes[i])));
   }
@@ -101,7 +116,7 @@ KernelCase ListCase(const Task& task, const TaskGraph& tasks,
 }
 
 bool IsList(std::string_view kernel) {
-  return kernel == "adamw" || kernel == "sgd" || kernel == "square_sum" ||
+  return MomentsOf(kernel) || kernel == "square_sum" ||
          kernel == "clip_coefficient" || kernel == "cast";
 }
 
@@ -215,6 +230,11 @@ KernelCase CaseOf(const Task& task, const TaskGraph& tasks, const Graph& graph,
   }
   result.kernel = task.kernel;
   result.ids = IdsOf(graph);
+  if (task.node.valid()) {
+    if (const int64_t rows = RowsOf(graph, graph.node(task.node)); rows > 0) {
+      result.ids = rows;
+    }
+  }
   for (const ValueId id : task.reads) {
     const Value& value = tasks.value(id);
     if (value.dtype != DType::kInt32 || !value.tensor.valid()) continue;

@@ -43,7 +43,7 @@ std::string NameInFile(const TaskGraph& tasks, const Graph& graph, ValueId id) {
   if (!value.tensor.valid()) return "";
   const std::string& name = graph.tensor(value.tensor).name;
   if (value.what == "parameter" || value.what == "master") return name;
-  if (value.what == "m" || value.what == "v") {
+  if (value.what == "m" || value.what == "v" || value.what == "momentum") {
     return "optimizer." + std::string(value.what) + "." + name;
   }
   return "";

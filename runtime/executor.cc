@@ -447,9 +447,8 @@ bool RankExecutor::ReadsPositions(const std::vector<ValueId>& values) const {
 
 // A kernel of a graph's node, or one without a node that works alike ("sum").
 Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
-  if (task.kernel == "adamw" || task.kernel == "sgd" ||
-      task.kernel == "square_sum" || task.kernel == "clip_coefficient" ||
-      task.kernel == "cast") {
+  if (MomentsOf(task.kernel) || task.kernel == "square_sum" ||
+      task.kernel == "clip_coefficient" || task.kernel == "cast") {
     return PrepareListKernel(task, work);
   }
   const int here = position(task.group);
@@ -511,7 +510,7 @@ Result<void> RankExecutor::PrepareListKernel(const Task& task, Work& work) {
     }
     return {};
   }
-  const size_t per_weight = task.kernel == "adamw" ? 3 : 1;
+  const auto per_weight = 1 + static_cast<size_t>(*MomentsOf(task.kernel));
   const size_t weights = task.writes.size() / per_weight;
   TESSERA_CHECK(task.writes.size() == weights * per_weight &&
                 task.reads.size() >= weights &&

@@ -74,10 +74,7 @@ Result<void> SetDType(Options& options, const std::string& value) {
 }
 
 Result<void> SetOptimizer(Options& options, const std::string& value) {
-  static constexpr std::array<std::string_view, 2> kNames = {"adamw", "sgd"};
-  if (std::ranges::find(kNames, value) == kNames.end()) {
-    return UnknownName("optimizer", value, kNames);
-  }
+  TESSERA_RETURN_IF_ERROR(Find("optimizer", Optimizers(), value));
   options.training.optimizer = value;
   return {};
 }
@@ -240,7 +237,7 @@ std::span<const Flag> Flags() {
        "of parameters and activations (default: the first of bf16, fp16 and "
        "fp32 in which the cluster's devices compute)",
        SetDType},
-      {"--optimizer", "adamw|sgd", "optimizer (default: adamw)", SetOptimizer},
+      {"--optimizer", "NAME", "optimizer (default: adamw)", SetOptimizer},
       {"--lr", "X", "learning rate, at its peak (default: 3e-4)",
        SetLearningRate},
       {"--clip", "X", "global gradient norm, 0 for no clipping (default: 1.0)",

@@ -163,6 +163,8 @@ std::span<const Kind> Kinds() {
        [] { return Entries(ModelFamilies()); }},
       {"losses", "what is minimised, for --set model.loss=",
        [] { return Entries(Losses()); }},
+      {"optimizers", "what updates weights, for --optimizer",
+       [] { return Entries(Optimizers()); }},
       {"decays", "how the learning rate falls, for --decay",
        [] { return Entries(Decays()); }},
       {"dtypes", "element types, for --dtype", DTypeEntries},

@@ -155,10 +155,10 @@ StepBound LowerBound(const Graph& graph, const Cluster& cluster,
   const double seconds = (products + others) / devices;
   bound.step_time = {static_cast<int64_t>(seconds * 1e12 * (1 - 1e-9))};
   bound.products = seconds > 0 ? products / (products + others) : 0;
-  // Parameters in the graph's type; AdamW keeps two moments in fp32, and the
-  // parameters too where they are narrower.
+  // Parameters in the graph's type; moments are in fp32, and the parameters too
+  // where they are narrower.
   const int64_t width = SizeOf(graph.dtype);
-  const int64_t state = (options.optimizer == "adamw" ? 8 : 0) +
+  const int64_t state = 4 * *MomentsOf(options.optimizer) +
                         (width < SizeOf(DType::kFloat32) ? 4 : 0);
   bound.memory = {static_cast<int64_t>(
       static_cast<double>(ParameterCount(graph) * (width + state)) / devices)};

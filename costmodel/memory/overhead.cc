@@ -59,7 +59,7 @@ void AddOverhead(const Stack& stack, const TrainingOptions& options,
       {static_cast<int64_t>(memory.fragmentation *
                             static_cast<double>(passing))});
   if (memory.gradient_copies && dtype == DType::kFloat16) {
-    const int64_t words = options.optimizer == "adamw" ? 3 : 1;
+    const int64_t words = 1 + *MomentsOf(options.optimizer);
     add(MemoryCategory::kAllocator,
         {part(MemoryCategory::kOptimizer).value / words});
   }

@@ -117,7 +117,7 @@ void FillUpkeep(const Case& of, const PredictOptions& options,
 }  // namespace
 
 double CheckpointBytes(const Graph& graph, const TrainingOptions& training) {
-  const double per_parameter = training.optimizer == "adamw" ? 12 : 4;
+  const double per_parameter = 4 + 4 * *MomentsOf(training.optimizer);
   return per_parameter * static_cast<double>(ParameterCount(graph));
 }
 

@@ -161,8 +161,8 @@ Result<Sizes> BindInputs(const OnnxModel& model, const std::string& path,
     sizes.inputs.push_back(std::move(bound));
   }
   for (const auto& [key, value] : options.overrides) {
-    if (key == "output" || symbols.contains(key)) continue;
-    std::vector<std::string_view> known = {"output"};
+    if (key == "output" || key == "loss" || symbols.contains(key)) continue;
+    std::vector<std::string_view> known = {"loss", "output"};
     known.insert(known.end(), symbols.begin(), symbols.end());
     return Error{ErrorCode::kNotFound,
                  UnknownName("key or symbol", key, known).message, path};

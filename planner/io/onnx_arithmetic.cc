@@ -2,6 +2,7 @@
 // and products of tensors.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -350,8 +351,21 @@ std::string Walk::RuleOf(const Activation& x, std::span<const Dim> as,
 
 Result<void> Walk::Binary(const OnnxNode& node, Activation x, Activation y) {
   constexpr std::pair<std::string_view, std::string_view> kOps[] = {
-      {"Add", "broadcast_add"}, {"Sub", "subtract"}, {"Mul", "multiply"},
-      {"Div", "divide"},        {"Max", "maximum"},  {"Min", "minimum"},
+      {"Add", "broadcast_add"},
+      {"Sub", "subtract"},
+      {"Mul", "multiply"},
+      {"Div", "divide"},
+      {"Max", "maximum"},
+      {"Min", "minimum"},
+      {"Equal", "equal"},
+      {"Less", "less"},
+      {"LessOrEqual", "less_equal"},
+      {"Greater", "greater"},
+      {"GreaterOrEqual", "greater_equal"},
+      // Of 0 and 1.
+      {"And", "multiply"},
+      {"Or", "maximum"},
+      {"Xor", "not_equal"},
   };
   std::string_view op;
   for (const auto& [theirs, ours] : kOps) {
@@ -360,7 +374,7 @@ Result<void> Walk::Binary(const OnnxNode& node, Activation x, Activation y) {
   if (op.empty()) {
     return InvalidInput(
         "of two tensors only sums, differences, products, quotients, the "
-        "larger and the smaller are computed");
+        "larger and the smaller are computed, and comparisons");
   }
   TESSERA_TRY(x, Materialise(std::move(x)));
   TESSERA_TRY(y, Materialise(std::move(y)));
@@ -376,6 +390,50 @@ Result<void> Walk::Binary(const OnnxNode& node, Activation x, Activation y) {
   z.tensor = builder_.Add1(op, Unique(NameOf(node)), {x.tensor, y.tensor},
                            of_x + "," + of_y + "->" + to);
   Set(node, ActivationValue(std::move(z)));
+  return {};
+}
+
+Result<void> Walk::Choose(const OnnxNode& node) {
+  OnnxNode of = node;
+  for (size_t i = 0; i < 3; ++i) {
+    if (!In(node, i).Is(Value::Kind::kConstant)) continue;
+    // A number, as a tensor like another operand.
+    const auto like = std::ranges::find_if(node.inputs, [&](const auto& name) {
+      return values_[name].Is(Value::Kind::kActivation) &&
+             Broadcasts(In(node, i).constant.shape, values_[name]);
+    });
+    if (like == node.inputs.end() || In(node, i).constant.values.size() != 1) {
+      return InvalidInput("operand " + std::to_string(i) +
+                          " is a constant of more than one number");
+    }
+    TESSERA_TRY(of.inputs[i], Part(node, "Max", {*like, node.inputs[i]}));
+    TESSERA_TRY(of.inputs[i],
+                Part(node, "Min", {of.inputs[i], node.inputs[i]}));
+  }
+  std::array<Activation, 3> x;
+  Activation both;
+  Activation y;
+  for (size_t i = 0; i < 3; ++i) {
+    TESSERA_TRY(x[i], Computed(of, i));
+    TESSERA_TRY(x[i], Materialise(std::move(x[i])));
+  }
+  TESSERA_RETURN_IF_ERROR(Align(node, 0, x[0], x[1], both.dims));
+  TESSERA_RETURN_IF_ERROR(Align(node, 0, both, x[2], y.dims));
+  y.own = Flatten(y.dims);
+  Letters letters;
+  const std::string to = letters.Of(y.own);
+  std::string rule;
+  for (Activation& operand : x) {
+    while (operand.dims.size() < y.dims.size()) {
+      operand.dims.insert(operand.dims.begin(), Dim());
+    }
+    rule += (rule.empty() ? "" : ",") + RuleOf(operand, y.dims, letters);
+  }
+  TESSERA_RETURN_IF_ERROR(CheckRule(y.own, {&x[0], &x[1], &x[2]}));
+  y.tensor =
+      builder_.Add1("where", Unique(NameOf(node)),
+                    {x[0].tensor, x[1].tensor, x[2].tensor}, rule + "->" + to);
+  Set(node, ActivationValue(std::move(y)));
   return {};
 }
 

@@ -197,9 +197,7 @@ Result<void> Walk::Where(const OnnxNode& node) {
     }
   }
   Value value = In(node, 1);
-  if (!value.Is(Value::Kind::kScores)) {
-    return InvalidInput("expected scores that a constant masks");
-  }
+  if (!value.Is(Value::Kind::kScores)) return Choose(node);
   TESSERA_TRY(const OnnxConstant hidden, Constant(node, 2));
   if (hidden.values.size() != 1 || !(hidden.values[0] <= kHidden)) {
     return InvalidInput("expected a very negative number for masked scores");

@@ -770,7 +770,7 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Tan", "sin, cos and divide", &Walk::Function1},
       {"Transpose", "nothing", &Walk::Transpose},
       {"Unsqueeze", "nothing", &Walk::Unsqueeze},
-      {"Where", "a mask of attention", &Walk::Where},
+      {"Where", "where, or a mask of attention", &Walk::Where},
   };
   return kRows;
 }
@@ -1119,9 +1119,48 @@ Result<Graph> Walk::Finish() {
   if (!value.Is(Value::Kind::kActivation) && !value.Is(Value::Kind::kSoftmax)) {
     return InvalidInput("is not computed from the inputs", where);
   }
+  const LossRow* row = &Losses()[0];
+  if (const auto named = options_.overrides.find("loss");
+      named != options_.overrides.end()) {
+    TESSERA_TRY(row, Find("loss", Losses(), named->second.text));
+  }
+  if (row->of_elements && value.Is(Value::Kind::kSoftmax)) {
+    return InvalidInput("ends in a softmax, which " + std::string(row->name) +
+                            " does not go with",
+                        where);
+  }
   auto logits = Materialise(value.x);
   if (!logits) return logits.error().At(where);
   const Activation& x = *logits;
+  TensorId loss;
+  if (row->of_elements) {
+    TESSERA_TRY(loss, ElementLoss(*row, x, where));
+  } else {
+    TESSERA_TRY(loss, CrossEntropy(x, where));
+  }
+  auto graph = builder_.Finish(loss);
+  if (!graph) return graph.error().At(path_);
+  graph->seq_len = seq_len_;
+  CutIntoBlocks(*graph, runs_of_steps_);
+  if (options_.layout != nullptr) *options_.layout = layout_;
+  return graph;
+}
+
+Result<TensorId> Walk::ElementLoss(const LossRow& row, const Activation& x,
+                                   const std::string& where) {
+  if (x.own.empty() || x.own[0].letter != 'b') {
+    return InvalidInput("is " + TextOf(ShapeOf(ActivationValue(x))) +
+                            ": expected the samples first",
+                        where);
+  }
+  const TensorId targets = builder_.Input(
+      "targets", ExtentsOf(x.own), options_.dtype.value_or(DType::kFloat32));
+  return AddElementLoss(builder_, row, "loss", x.tensor, targets,
+                        Letters().Of(x.own), 1);
+}
+
+Result<TensorId> Walk::CrossEntropy(const Activation& x,
+                                    const std::string& where) {
   const size_t rank = x.own.size();
   if ((rank != 2 && rank != 3) || x.dims.back().size() != 1 ||
       !SameAtoms(Flatten(x.dims), x.own) || x.own[0].letter != 'b' ||
@@ -1135,15 +1174,8 @@ Result<Graph> Walk::Finish() {
       "labels", ExtentsOf(std::span(x.own).first(rank - 1)), DType::kInt32);
   const TensorId count =
       builder_.Add1("count_labels", "count", {labels}, rank == 2 ? "b->" : "");
-  const TensorId loss =
-      builder_.Add1("cross_entropy", "loss", {x.tensor, labels, count},
-                    rank == 2 ? "bv,b,->,b" : "");
-  auto graph = builder_.Finish(loss);
-  if (!graph) return graph.error().At(path_);
-  graph->seq_len = seq_len_;
-  CutIntoBlocks(*graph, runs_of_steps_);
-  if (options_.layout != nullptr) *options_.layout = layout_;
-  return graph;
+  return builder_.Add1("cross_entropy", "loss", {x.tensor, labels, count},
+                       rank == 2 ? "bv,b,->,b" : "");
 }
 
 }  // namespace tessera::onnx

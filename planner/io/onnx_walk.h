@@ -16,6 +16,7 @@
 
 #include "planner/base/result.h"
 #include "planner/io/importer.h"
+#include "planner/io/losses.h"
 #include "planner/io/onnx.h"
 #include "planner/io/onnx_file.h"
 #include "planner/io/onnx_fold.h"
@@ -88,6 +89,10 @@ class Walk {
 
   // Nodes that the outputs are made of.
   void FindNeeded();
+  // Losses of an output, which `where` names.
+  Result<TensorId> CrossEntropy(const Activation& x, const std::string& where);
+  Result<TensorId> ElementLoss(const LossRow& row, const Activation& x,
+                               const std::string& where);
 
   // ---- values
   const Value& In(const OnnxNode& node, size_t i) const;
@@ -134,6 +139,8 @@ class Walk {
   // The node's result: its first operand in another shape.
   Result<void> SetReshaped(const OnnxNode& node, const Shape& to);
   Result<void> Binary(const OnnxNode& node, Activation x, Activation y);
+  // Of three tensors, or tensors and numbers, by the first one.
+  Result<void> Choose(const OnnxNode& node);
   // Whether a tensor of shape `from` is broadcast to the shape of `to` alone.
   static bool Broadcasts(const Shape& from, const Value& to);
   // Puts the dimensions of x and y but the last `dims` beside each other, with

@@ -323,6 +323,8 @@ class ProgramBuilder {
   // Whether the optimizer reads a coefficient: scaled gradients need the norm
   // to be seen to overflow.
   bool clips() const;
+  // That of the options, in the table: tasks refer to its name.
+  const OptimizerRow& optimizer() const;
 
   // Each group begins with a sum, of nothing if need be.
   void EmitNorm();

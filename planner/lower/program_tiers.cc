@@ -188,10 +188,9 @@ std::vector<std::pair<Port, ValueId>> ProgramBuilder::HostState(
   } else {
     state.push_back({PortOf(Port::kParameter, piece, 1), Parameter(piece)});
   }
-  if (context_.options().optimizer == "adamw") {
-    add(Port::kFirstMoment, "m");
-    add(Port::kSecondMoment, "v");
-  }
+  const int moments = optimizer().moments;
+  if (moments > 0) add(Port::kFirstMoment, moments > 1 ? "m" : "momentum");
+  if (moments > 1) add(Port::kSecondMoment, "v");
   return state;
 }
 
@@ -224,7 +223,6 @@ void ProgramBuilder::UpdateOnHost(const std::vector<WeightPiece>& pieces) {
     const int next = context_.NextFileBlock(block_, here_, 1);
     if (next >= 0) ReadState(next);
   }
-  const bool adamw = context_.options().optimizer == "adamw";
   std::vector<ValueId> reads;
   std::vector<ValueId> writes;
   std::vector<ValueId> read_back;  // of files
@@ -250,7 +248,7 @@ void ProgramBuilder::UpdateOnHost(const std::vector<WeightPiece>& pieces) {
     reads.push_back(LeftOnHost({Port::kLossScale, {}, 1}, LossScale()));
   }
   Task& task = AddTask(TaskKind::kCompute, reads, writes);
-  task.kernel = adamw ? "adamw" : "sgd";
+  task.kernel = optimizer().name;
   task.stream = Stream(StreamRole::kHost);
   EmitCopies(read_back, stored_in);
   ReturnFromHost(pieces, updated);

@@ -45,6 +45,13 @@ bool ProgramBuilder::clips() const {
   return context_.options().clip > 0 || context_.scales_loss();
 }
 
+const OptimizerRow& ProgramBuilder::optimizer() const {
+  const auto row = std::ranges::find(Optimizers(), context_.options().optimizer,
+                                     &OptimizerRow::name);
+  TESSERA_CHECK(row != Optimizers().end()) << context_.options().optimizer;
+  return *row;
+}
+
 void ProgramBuilder::EmitNorm() {
   if (!clips()) return;
   std::vector<GroupId> begun = context_.groups_begun(block_);
@@ -117,7 +124,7 @@ void ProgramBuilder::UpdateWeights(std::vector<WeightPiece> pieces) {
 }
 
 void ProgramBuilder::UpdateOnDevice(const std::vector<WeightPiece>& pieces) {
-  const bool adamw = context_.options().optimizer == "adamw";
+  const int moments = optimizer().moments;
   std::vector<WeightPiece> updated_itself;  // not its master
   for (const WeightPiece& piece : pieces) {
     if (SizeOf(graph_.tensor(piece.weight).dtype) >= 4) {
@@ -151,15 +158,18 @@ void ProgramBuilder::UpdateOnDevice(const std::vector<WeightPiece>& pieces) {
     }
     shards.push_back(updated);
     writes.push_back(updated);
-    if (adamw) {
-      writes.push_back(State(Port::kFirstMoment, piece, "m", layout));
+    if (moments > 0) {
+      writes.push_back(State(Port::kFirstMoment, piece,
+                             moments > 1 ? "m" : "momentum", layout));
+    }
+    if (moments > 1) {
       writes.push_back(State(Port::kSecondMoment, piece, "v", layout));
     }
   }
   if (clips()) reads.push_back(Clip());
   if (context_.scales_loss()) reads.push_back(LossScale());
   if (!slice_to.empty()) AddTask(TaskKind::kSlice, slice_from, slice_to);
-  AddTask(TaskKind::kCompute, reads, writes).kernel = adamw ? "adamw" : "sgd";
+  AddTask(TaskKind::kCompute, reads, writes).kernel = optimizer().name;
   ReturnShards(pieces, shards);
   CopyParameters(pieces, false);
 }

@@ -4,6 +4,16 @@
 #include "planner/ir/op.h"
 
 namespace tessera {
+namespace {
+
+// The gradient is read, the parameter and its moments are read and written.
+Bytes UpdateBytes(const OpCall& call) {
+  int64_t per_element = SizeOf(call.operand_dtypes[0]);
+  for (DType updated : call.result_dtypes) per_element += 2 * SizeOf(updated);
+  return {call.Extent('n') * per_element};
+}
+
+}  // namespace
 
 std::vector<OpDef> OptimizerOps() {
   return {
@@ -15,22 +25,20 @@ std::vector<OpDef> OptimizerOps() {
        .summary = "AdamW step",
        .rule = "n,->n,n,n",
        .flops = FlopsPerPoint<14>,
-       .bytes = [](const OpCall& call) -> Bytes {
-         int64_t per_element = SizeOf(call.operand_dtypes[0]);
-         for (DType updated : call.result_dtypes) {
-           per_element += 2 * SizeOf(updated);  // read and written
-         }
-         return {call.Extent('n') * per_element};
-       }},
+       .bytes = UpdateBytes},
+      // m = beta1 m + clip coefficient * gradient; parameter -= lr m. As
+      // torch.optim.SGD has it, without dampening (Sutskever et al. 2013).
+      {.name = "momentum",
+       .summary = "gradient descent step with momentum",
+       .rule = "n,->n,n",
+       .flops = FlopsPerPoint<5>,
+       .bytes = UpdateBytes},
       // parameter -= lr * clip coefficient * gradient.
       {.name = "sgd",
        .summary = "plain gradient descent step",
        .rule = "n,->n",
        .flops = FlopsPerPoint<2>,
-       .bytes = [](const OpCall& call) -> Bytes {
-         return {call.Extent('n') * (SizeOf(call.operand_dtypes[0]) +
-                                     2 * SizeOf(call.result_dtypes[0]))};
-       }},
+       .bytes = UpdateBytes},
       // The parameter's own type from its fp32 master.
       {.name = "cast",
        .summary = "conversion of element type",

@@ -1,10 +1,28 @@
 #include "planner/plan/plan.h"
 
 #include <algorithm>
+#include <array>
 
 #include "planner/plan/windows.h"
 
 namespace tessera {
+
+std::span<const OptimizerRow> Optimizers() {
+  static constexpr std::array kRows = {
+      OptimizerRow{"adamw", "AdamW (Loshchilov and Hutter 2019)", 2},
+      OptimizerRow{"momentum",
+                   "gradient descent with momentum 0.9, as torch.optim.SGD", 1},
+      OptimizerRow{"sgd", "plain gradient descent", 0},
+  };
+  return kRows;
+}
+
+std::optional<int> MomentsOf(std::string_view optimizer) {
+  const auto row =
+      std::ranges::find(Optimizers(), optimizer, &OptimizerRow::name);
+  if (row == Optimizers().end()) return std::nullopt;
+  return row->moments;
+}
 
 bool Uses(const Plan& plan, MemoryTier tier) {
   return std::ranges::any_of(plan.ops,

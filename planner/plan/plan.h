@@ -13,7 +13,10 @@
 // reductions and all communication follow from that.
 
 #include <array>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "planner/base/ids.h"
@@ -115,13 +118,24 @@ struct Plan {
 // Whether anything of the plan lives on the tier.
 bool Uses(const Plan& plan, MemoryTier tier);
 
+// An optimizer, and how many numbers it keeps of each trained one: its kernel,
+// of the same name, updates the parameter and these moments in place.
+struct OptimizerRow {
+  std::string_view name;
+  std::string_view summary;
+  int moments = 0;
+};
+std::span<const OptimizerRow> Optimizers();
+// Nothing where no optimizer is called so.
+std::optional<int> MomentsOf(std::string_view optimizer);
+
 // The optimizer and precision that a run uses: the state that memory must
 // hold, and the work of the step.
 struct TrainingOptions {
-  std::string optimizer = "adamw";  // or "sgd"
+  std::string optimizer = "adamw";  // of Optimizers()
   double learning_rate = 3e-4;
-  double clip = 1.0;  // global gradient norm; 0 for no clipping
-  double beta1 = 0.9;
+  double clip = 1.0;   // global gradient norm; 0 for no clipping
+  double beta1 = 0.9;  // of momentum, too
   double beta2 = 0.95;
   double epsilon = 1e-8;
   double weight_decay = 0.1;

@@ -218,6 +218,25 @@ TEST(ParallelEqualsSerial, OtherDecoders) {
 
 // Attention without a causal mask; the second loss reads one place, which is on
 // one of the ranks that split the sequence.
+// Gradient descent with one moment and with none.
+TEST(ParallelEqualsSerial, OtherOptimizers) {
+  const Graph& graph = TinyGraph(Model::kGpt2, 2);
+  for (const char* optimizer : {"momentum", "sgd"}) {
+    TinyRun run;
+    run.options.optimizer = optimizer;
+    run.options.learning_rate = 0.05;
+    const Outcome serial = OutcomeOf(graph, 1, "dp=1", run);
+    EXPECT_LT(serial.losses.back(), serial.losses.front()) << optimizer;
+    for (const auto& [strategy, ranks] :
+         {std::pair("dp=2,zero=1", 2), std::pair("dp=2,tp=2,zero=3", 4),
+          std::pair("pp=2,tp=2", 4),
+          std::pair("dp=2,zero=2,offload=optimizer:host", 2)}) {
+      EXPECT_EQ(Difference(OutcomeOf(graph, ranks, strategy, run), serial), "")
+          << optimizer << " " << strategy;
+    }
+  }
+}
+
 TEST(ParallelEqualsSerial, Bert) {
   ExpectEqualsSerial(
       Model::kBert,

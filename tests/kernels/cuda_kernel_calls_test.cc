@@ -109,6 +109,10 @@ TEST_F(CudaKernelCalls, NegativeCoefficientSkipsTheStep) {
   const Tensors sgd =
       Run("sgd", {{{"lr", 0.1}}, {Random({100}, 1), Scalar(-1)}, {start[0]}});
   EXPECT_TRUE(sgd[0].SameBits(start[0]));
+  const Tensors momentum = Run("momentum", {{{"beta1", 0.9}, {"lr", 0.1}},
+                                            {Random({100}, 1), Scalar(-1)},
+                                            {start[0], start[1]}});
+  for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(momentum[i].SameBits(start[i]));
 }
 
 // fp32 masters with 16-bit gradients.

@@ -51,6 +51,26 @@ void AdamW(const KernelCall& call) {
       });
 }
 
+// gradient, clip coefficient [, loss scale] -> parameter, m (in place).
+template <typename T>
+void Momentum(const KernelCall& call) {
+  const T clip = static_cast<T>(Get(call.operands[1], 0));
+  if (clip < 0) return;
+  const T rate = static_cast<T>(call.attribute("lr"));
+  const T keep = static_cast<T>(call.attribute("beta1"));
+  const T* const gradient = call.operands[0].as<const T>();
+  T* const parameter = call.results[0].as<T>();
+  T* const m = call.results[1].as<T>();
+  ForEachBlock(
+      call, call.operands[0].elements(), [&](int64_t i, int64_t count) {
+        const Block<T> new_m =
+            keep * Load(m + i, count) + clip * Load(gradient + i, count);
+        Store<T>(Load(parameter + i, count) - rate * new_m, count,
+                 parameter + i);
+        Store<T>(new_m, count, m + i);
+      });
+}
+
 // gradient, clip coefficient [, loss scale] -> parameter (in place).
 template <typename T>
 void Sgd(const KernelCall& call) {
@@ -139,6 +159,7 @@ void ClipCoefficient(const KernelCall& call) {
 std::vector<Kernel> CpuOptimizerKernels() {
   return {
       {"adamw", ByDType<AdamW<float>, AdamW<double>>},
+      {"momentum", ByDType<Momentum<float>, Momentum<double>>},
       {"sgd", ByDType<Sgd<float>, Sgd<double>>},
       {"cast", Cast},
       {"square_sum", ByDType<SquareSum<float>, SquareSum<double>>, true},

@@ -64,6 +64,30 @@ __global__ void AdamW(Elements<G> gradient, Elements<Any> coefficient,
   });
 }
 
+// gradient, clip coefficient -> parameter, m (in place).
+template <typename T>
+__global__ void Momentum(Elements<T> gradient, Elements<Any> coefficient,
+                         Elements<T> parameter, Elements<T> m, int64_t n,
+                         float lr, float keep) {
+  const float clip = coefficient.Get(0);
+  if (clip < 0) return;
+  ForEachVector(n, [&](int64_t first, Span span) {
+    float g[kVector];
+    float p[kVector];
+    float new_m[kVector];
+    gradient.Load(first, span, g);
+    parameter.Load(first, span, p);
+    m.Load(first, span, new_m);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      new_m[j] = keep * new_m[j] + clip * g[j];
+      p[j] -= lr * new_m[j];
+    }
+    parameter.Store(first, span, p);
+    m.Store(first, span, new_m);
+  });
+}
+
 // gradient, clip coefficient -> parameter (in place).
 template <typename T>
 __global__ void Sgd(Elements<T> gradient, Elements<Any> coefficient,
@@ -168,6 +192,20 @@ void CallAdamW(const KernelCall& call) {
   });
 }
 
+void CallMomentum(const KernelCall& call) {
+  const LocalTensor& gradient = call.operands[0];
+  const LocalTensor& parameter = call.results[0];
+  const LocalTensor& m = call.results[1];
+  const int64_t n = gradient.elements();
+  ByType({gradient, parameter, m}, [&]<typename T>() {
+    Launch(Momentum<T>, BlocksForVectors(*call.queue, n), kThreads, 0,
+           *call.queue, Elements<T>(gradient), Elements<Any>(call.operands[1]),
+           Elements<T>(parameter), Elements<T>(m), n,
+           static_cast<float>(call.attribute("lr")),
+           static_cast<float>(call.attribute("beta1")));
+  });
+}
+
 void CallSgd(const KernelCall& call) {
   const LocalTensor& gradient = call.operands[0];
   const LocalTensor& parameter = call.results[0];
@@ -218,6 +256,7 @@ void CallClipCoefficient(const KernelCall& call) {
 std::vector<Kernel> CudaOptimizerKernels() {
   return {
       {"adamw", CallAdamW},
+      {"momentum", CallMomentum},
       {"sgd", CallSgd},
       {"cast", CallCast},
       {"square_sum", CallSquareSum, true},

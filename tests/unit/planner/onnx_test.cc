@@ -468,6 +468,27 @@ TEST(Onnx, NormsInPartsAndSoftmaxesAreOperators) {
   EXPECT_TRUE(Differentiate(*graph).has_value());
 }
 
+// The larger of two layers' outputs, or 2 where they are below each other.
+TEST(Onnx, ComparisonsAndChoices) {
+  const Message two =
+      Message().Number(2, 1).Text(8, "two").Text(9, std::string("\0\0\0@", 4));
+  const Parts parts = {
+      .inputs = {InputOf("x", 1, {"n", "6"})},
+      .weights = {WeightOf("w1", {6, 5}), WeightOf("w2", {6, 5}), two},
+      .nodes = {NodeOf("MatMul", "first", {"x", "w1"}, "a"),
+                NodeOf("MatMul", "second", {"x", "w2"}, "b"),
+                NodeOf("Greater", "above", {"a", "b"}, "c"),
+                NodeOf("Where", "either", {"c", "a", "b"}, "d"),
+                NodeOf("Less", "below", {"a", "b"}, "e"),
+                NodeOf("Where", "number", {"e", "two", "d"}, "logits")}};
+  const auto graph = ImportBytes(BytesOf(parts), Options(4));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  EXPECT_THAT(OpsOf(*graph),
+              ElementsAre("clip", "count_labels", "cross_entropy", "greater",
+                          "less", "linear", "where"));
+  EXPECT_TRUE(Differentiate(*graph).has_value());
+}
+
 TEST(Onnx, FunctionsThatNoOperatorComputesAreNamed) {
   EXPECT_THAT(ErrorOf(MlpOf("Exp", "Floor")),
               HasSubstr("node 'second' (Gemm): no operator computes the "
@@ -564,6 +585,23 @@ TEST(Onnx, TheOutputIsChosen) {
   options.overrides["output"] = Json("\"logit\"");
   EXPECT_THAT(ErrorOf(SmallMlp(), options),
               HasSubstr("unknown output 'logit'; did you mean 'logits'?"));
+}
+
+TEST(Onnx, TheLossIsChosen) {
+  ImportOptions options = Options(4);
+  options.overrides["loss"] = Json("\"mean_squared_error\"");
+  const auto graph = ImportBytes(BytesOf(SmallMlp()), options);
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  const Node& loss = graph->nodes.back();
+  EXPECT_EQ(loss.op->name, "mean_squared_error");
+  const Tensor& targets = graph->tensor(loss.operands[1]);
+  EXPECT_EQ(targets.name, "targets");
+  EXPECT_EQ(targets.shape, graph->tensor(loss.operands[0]).shape);
+  EXPECT_EQ(targets.shape[0], 4);
+  EXPECT_TRUE(Differentiate(*graph).has_value());
+  options.overrides["loss"] = Json("\"squared_error\"");
+  EXPECT_THAT(ErrorOf(SmallMlp(), options),
+              HasSubstr("unknown loss 'squared_error'"));
 }
 
 // Never a crash, and where the file still is one, a graph without flaws.

@@ -2,6 +2,7 @@
 
 #include "runtime/checkpoint.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -166,8 +167,9 @@ TEST(Safetensors, NamesOfAnyBytes) {
 
 class Checkpoint : public ::testing::Test {
  protected:
-  TaskGraph Tasks(int ranks, const std::string& strategy) {
-    auto tasks = LowerStrategy(graph_, ranks, strategy, {});
+  TaskGraph Tasks(int ranks, const std::string& strategy,
+                  const TrainingOptions& options = {}) {
+    auto tasks = LowerStrategy(graph_, ranks, strategy, options);
     TESSERA_CHECK(tasks.has_value()) << tasks.error().ToString();
     return std::move(tasks).value();
   }
@@ -228,6 +230,37 @@ TEST_F(Checkpoint, LoadsUnderAnyPlan) {
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_NEAR(actual.losses[i], expected.losses[i], 1e-5) << i;
   }
+}
+
+// Under another plan than it was saved by; AdamW's state is none of momentum's.
+TEST_F(Checkpoint, HoldsMomentum) {
+  TinyRun whole;
+  whole.options.optimizer = "momentum";
+  whole.options.learning_rate = 0.05;
+  whole.steps = 5;
+  const auto one = Tasks(1, "mbs=4", whole.options);
+  const auto straight = *TrainTiny(graph_, one, data_, whole);
+  TinyRun first = whole;
+  first.steps = 2;
+  first.save_path = path_;
+  ASSERT_TRUE(
+      TrainTiny(graph_, Tasks(2, "dp=2,zero=1", whole.options), data_, first)
+          .has_value());
+  TinyRun second = whole;
+  second.steps = 3;
+  second.load_path = path_;
+  const auto resumed = *TrainTiny(graph_, one, data_, second);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_NEAR(resumed.losses[i], straight.losses[i + 2], 1e-5) << i;
+  }
+  TinyRun adamw;
+  adamw.steps = 1;
+  adamw.save_path = path_;
+  ASSERT_TRUE(TrainTiny(graph_, Tasks(1, "mbs=4"), data_, adamw).has_value());
+  const auto wrong = TrainTiny(graph_, one, data_, second);
+  ASSERT_FALSE(wrong.has_value());
+  EXPECT_THAT(wrong.error().ToString(),
+              ::testing::HasSubstr("optimizer.momentum."));
 }
 
 TEST_F(Checkpoint, HoldsStepSeedAndGraph) {

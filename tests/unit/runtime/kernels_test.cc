@@ -601,6 +601,21 @@ TEST(Sgd, ByHand) {
   EXPECT_DOUBLE_EQ(p.At(0), 0.9);  // 1 - 0.1 * 0.5 * 2
 }
 
+// As torch.optim.SGD(lr=0.1, momentum=0.9), from m = 0 on gradients of 2 and
+// then 4, clipped by 0.5: m = 1, then 0.9 + 2 = 2.9; p = 1 - 0.1, then
+// 0.9 - 0.29.
+TEST(Momentum, ByHand) {
+  const HostTensor p = F64({1}, {1}), m = F64({1}, {0});
+  const HostTensor clip = Scalar(0.5);
+  for (const double gradient : {2.0, 4.0}) {
+    const HostTensor g = F64({1}, {gradient});
+    RunKernel("momentum", {g.Local(), clip.Local()}, {p.Local(), m.Local()},
+              {.attributes = {{"beta1", 0.9}, {"lr", 0.1}}});
+  }
+  EXPECT_DOUBLE_EQ(m.At(0), 2.9);
+  EXPECT_DOUBLE_EQ(p.At(0), 0.61);
+}
+
 TEST(Clipping, ByHand) {
   const HostTensor gradient = F64({3}, {1, 2, 3}), square = Scalar(2);
   RunKernel("square_sum", {gradient.Local()}, {square.Local()},
