@@ -55,16 +55,10 @@ constexpr std::string_view kLinearOfBias = "bi,gji+gj->bgj";
 // ---- Weights ----------------------------------------------------------------
 
 void Walk::FindSlabs() {
-  std::map<std::string, const OnnxNode*> producers;
-  for (const OnnxNode& node : model_.nodes) {
-    for (const std::string& output : node.outputs) {
-      producers.emplace(output, &node);
-    }
-  }
   std::vector<const OnnxNode*> behind;
   const auto follow = [&](const std::string& name) {
-    const auto made = producers.find(name);
-    if (made == producers.end() || !MovesElements(*made->second)) return;
+    const auto made = producers_.find(name);
+    if (made == producers_.end() || !MovesElements(*made->second)) return;
     if (of_slabs_.insert(made->second).second) behind.push_back(made->second);
   };
   for (const OnnxNode& node : model_.nodes) {

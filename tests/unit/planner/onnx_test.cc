@@ -526,6 +526,25 @@ TEST(Onnx, CellsThatNoOperatorComputesAreNamed) {
               HasSubstr("has 300 steps: at most 256"));
 }
 
+TEST(Onnx, WhatAnOperatorCannotDoIsSaidOfTheNode) {
+  Parts samples = SmallMlp();
+  samples.nodes[2] =
+      NodeOf("Softmax", "odd", {"y2"}, "y3", {IntAttribute("axis", 0)});
+  EXPECT_THAT(ErrorOf(samples),
+              HasSubstr("node 'odd' (Softmax): a softmax over samples is not "
+                        "supported"));
+  Parts padded = SmallMlp();
+  padded.weights.push_back(IntsOf("pads", {0, 1, 0, 0}));
+  padded.weights.push_back(
+      Message()
+          .Number(2, 1)
+          .Text(8, "hidden")
+          .Text(9, std::string("\x00\x00\x80\xff", 4)));  // minus infinity
+  padded.nodes[2] = NodeOf("Pad", "odd", {"y2", "pads", "hidden"}, "y3");
+  EXPECT_THAT(ErrorOf(padded), HasSubstr("node 'odd' (Pad): padding with -inf "
+                                         "is not supported"));
+}
+
 TEST(Onnx, OtherVersionsAreRefused) {
   Parts parts = SmallMlp();
   parts.opset = 12;
