@@ -161,7 +161,7 @@ Result<Activation> Walk::Computed(const OnnxNode& node, size_t i) {
   if (value.Is(Value::Kind::kSteps)) {
     const Value held = value;
     Activation x = held.x;
-    x.tensor = Stacked(NameOf(node), held.steps);
+    x.tensor = Stacked(NameOf(node), held.x.own[0].letter == 'b', held.steps);
     values_[node.inputs[i]] = ActivationValue(x);
     return x;
   }
@@ -711,7 +711,7 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Dropout", "dropout while training, else nothing", &Walk::Dropout},
       {"Einsum", "einsum, reduce_sum or transpose", &Walk::Einsum},
       {"Elu", "elu", &Walk::Parametric},
-      {"Expand", "nothing, of tensors of the file", &Walk::Expand},
+      {"Expand", "nothing, of tensors of the file and of heads", &Walk::Expand},
       {"Flatten", "nothing", &Walk::Flat},
       {"Gather", "rows of a table: embedding; a place of a sequence: select",
        &Walk::Gather},

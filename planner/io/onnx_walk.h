@@ -252,6 +252,7 @@ class Walk {
     std::vector<TensorId> of_states;
     std::vector<TensorId> biases;
     TensorId candidate_bias;  // of gru_gates
+    bool sampled = true;
   };
   // Between steps; invalid: zeros.
   struct CellState {
@@ -265,7 +266,8 @@ class Walk {
   TensorId LayerWeight(std::vector<PublishedPiece> pieces,
                        const std::string& suffix, const Shape& shape,
                        double stddev);
-  TensorId Stacked(const std::string& name, const std::vector<TensorId>& steps);
+  TensorId Stacked(const std::string& name, bool sampled,
+                   const std::vector<TensorId>& steps);
   // The steps of operand 0, of which x becomes the whole, (samples, steps,
   // features).
   Result<std::vector<TensorId>> StepsOf(const OnnxNode& node, size_t samples,
