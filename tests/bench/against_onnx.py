@@ -226,7 +226,8 @@ class T5(nn.Module):
                 vocab_size=256, d_model=16, d_kv=4, d_ff=32, num_layers=2,
                 num_heads=4, dropout_rate=0, use_cache=False,
                 relative_attention_num_buckets=8,
-                relative_attention_max_distance=20))
+                relative_attention_max_distance=20,
+                attn_implementation="eager"))
 
     def forward(self, source, tokens):
         return self.model(input_ids=source, decoder_input_ids=tokens).logits
@@ -308,6 +309,11 @@ def make_distinct(module):
         parameter.copy_(torch.from_numpy(
             values[at:at + parameter.numel()]).reshape(parameter.shape))
         at += parameter.numel()
+
+
+# What is not mapped. The exporter computes T5's table of relative biases while it
+# writes the file, which then has a bias for each pair of places and no table.
+REFUSED = {"t5"}
 
 
 def export(name, path):
@@ -501,6 +507,15 @@ def compare(args, name, work):
             (["--seq-len", str(SEQ_LEN)] if samples.path == TEXT else []),
             check=True, stdout=subprocess.PIPE, text=True).stdout)
 
+    nodes = len(onnx.load(path).graph.node)
+    if name in REFUSED:
+        done = subprocess.run(
+            [args.tessera, "simulate", "--model", path, "--cluster",
+             "local-cpu:1", "--global-batch", str(BATCH), "--seq-len",
+             str(SEQ_LEN)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True)
+        return {"nodes": nodes, "refused": done.stderr.strip(),
+                "as_expected": done.returncode == 2}
     inputs, labels = samples.batch(0)
     session = onnxruntime.InferenceSession(
         path, providers=["CPUExecutionProvider"])
@@ -536,7 +551,7 @@ def compare(args, name, work):
         sys.exit(f"{name}: other parameters are trained than PyTorch's")
     worst = max(by_tensor, key=by_tensor.get)
     other = train(module, samples, args.steps)
-    return {"tessera": own, "pytorch": other,
+    return {"nodes": nodes, "tessera": own, "pytorch": other,
             "difference_of_output": worst_output,
             "difference_of_loss": max(abs(a - b) / b
                                       for a, b in zip(own, other)),
@@ -565,9 +580,11 @@ def main():
         with tempfile.TemporaryDirectory() as work:
             results[name] = compare(args, name, pathlib.Path(work))
     print(json.dumps(results, indent=1))
-    sys.exit(any(r["difference_of_" + of] > TOLERANCE
-                 for r in results.values()
-                 for of in ("output", "loss", "gradient")))
+    sys.exit(not all(
+        r["as_expected"] if "refused" in r else
+        all(r["difference_of_" + of] <= TOLERANCE
+            for of in ("output", "loss", "gradient"))
+        for r in results.values()))
 
 
 if __name__ == "__main__":
