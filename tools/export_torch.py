@@ -57,7 +57,8 @@ FUNCTIONS = {
 INPUTS = {"input_ids": "tokens", "decoder_input_ids": "tokens",
           "token_type_ids": "segments", "position_ids": "positions",
           "pixel_values": "images", "labels": "labels", "tokens": "tokens",
-          "source": "source", "segments": "segments", "images": "images"}
+          "source": "source", "segments": "segments", "images": "images",
+          "targets": "targets"}
 
 
 class Unmappable(Exception):
@@ -490,6 +491,12 @@ class Walk:
             if name == "tokens" and len(shape) > 1:
                 self.graph.seq_len = shape[1]
             self.graph.input(name, self.graph.extents(own), "int32")
+            return Act(name, own, [[atom] for atom in own])
+        if name == "targets":  # of a loss of elements
+            own = [self.batch] + [
+                self.atoms.make(f"{name}.{i}", size, "f")[0]
+                for i, size in enumerate(shape[1:])]
+            self.graph.input(name, self.graph.extents(own), self.args.dtype)
             return Act(name, own, [[atom] for atom in own])
         # Features are images of one pixel.
         own = [self.batch] + [
@@ -1960,6 +1967,39 @@ def add_loss(walk, x, name):
     return Loss(loss)
 
 
+def alike(walk, node, tensors):
+    """What a loss of elements does first."""
+    shapes = [walk.tensor(x).shape for x in tensors]
+    if any(shape != shapes[0] for shape in shapes):
+        raise Unmappable(f"tensors of {shapes}: expected one shape")
+    return tuple(tensors)
+
+
+def element_loss(op, most_operands):
+    """A mean over all elements. `most_operands`: those in front of the
+    reduction, which come after predictions and targets, are weights."""
+    def mapped(walk, node, x, targets, *more, reduction=None, **weights):
+        more = list(more)
+        if len(more) > most_operands:
+            reduction = more.pop()
+        if any(w is not None for w in [*more, *weights.values()]) or \
+                reduction not in (None, 1):
+            raise Unmappable("expected a mean without weights")
+        x = walk.plain(x)
+        targets = walk.plain(targets, "targets")
+        if targets.tensor != "targets":
+            raise Unmappable(
+                "expected targets that are the model's input 'targets'")
+        letters = {2: "bf", 3: "bsf", 4: "bchw"}.get(len(x.own))
+        if letters is None or x.own[0] != walk.batch or \
+                walk.graph.extents(x.own) != walk.graph.extents(targets.own):
+            raise Unmappable(f"predictions of {x.shape}, targets of "
+                             f"{targets.shape}: expected as many, of samples")
+        return Loss(walk.graph.add(op, "loss", "", [x.tensor, targets.tensor],
+                                   f"{letters},{letters}->", weight=1)[0])
+    return mapped
+
+
 # ---- The table -----------------------------------------------------------------
 
 def inline(walk, node, *operands, **keywords):
@@ -2004,6 +2044,9 @@ OPERATORS = {
     "addmm": addmm,
     "avg_pool2d": average_pool,
     "batch_norm": batch_norm,
+    "binary_cross_entropy_with_logits":
+        element_loss("binary_cross_entropy", 2),
+    "broadcast_tensors": alike,
     "cat": cat,
     "chunk": chunk,
     "conv2d": conv2d,
@@ -2018,6 +2061,7 @@ OPERATORS = {
     "max_pool2d": max_pool,
     "mean": mean,
     "mm": matmul,
+    "mse_loss": element_loss("mean_squared_error", 0),
     "permute": viewing(permuted),
     "repeat_interleave": viewing(repeated),
     "rms_norm": rms_norm_whole,

@@ -429,6 +429,7 @@ std::optional<double> ApplyOnnx(const std::string& op, double x, double y,
   if (op == "GreaterOrEqual") return x >= y ? 1 : 0;
   if (op == "And") return x != 0 && y != 0 ? 1 : 0;
   if (op == "Or") return x != 0 || y != 0 ? 1 : 0;
+  if (op == "Xor") return (x != 0) != (y != 0) ? 1 : 0;
   if (op == "Not") return x == 0 ? 1 : 0;
   if (op == "Neg") return -x;
   if (op == "Abs") return std::abs(x);

@@ -29,10 +29,33 @@ namespace tessera {
 namespace {
 
 // Elementwise ones, which are not rows of the importer's table.
-constexpr const char* kElementwise[] = {
-    "Abs", "Add",      "Cos", "Div",  "Erf",        "Exp",
-    "Log", "Mul",      "Neg", "Pow",  "Relu",       "Sigmoid",
-    "Sin", "Softplus", "Sub", "Sqrt", "Reciprocal", "Tanh"};
+constexpr const char* kElementwise[] = {"Abs",
+                                        "Add",
+                                        "Cos",
+                                        "Div",
+                                        "Erf",
+                                        "Exp",
+                                        "Log",
+                                        "Mul",
+                                        "Neg",
+                                        "Pow",
+                                        "Relu",
+                                        "Sigmoid",
+                                        "Sin",
+                                        "Softplus",
+                                        "Sub",
+                                        "Sqrt",
+                                        "Reciprocal",
+                                        "Tanh",
+                                        "Equal",
+                                        "Less",
+                                        "LessOrEqual",
+                                        "Greater",
+                                        "GreaterOrEqual",
+                                        "And",
+                                        "Or",
+                                        "Xor",
+                                        "Not"};
 
 int Refuse(const Error& error) {
   std::cerr << error.ToString() << "\n";

@@ -72,6 +72,31 @@ def make():
 
 def odd():
     return Odd(), torch.zeros(1, 8, dtype=torch.long)
+
+
+class Images(nn.Module):
+    def __init__(self, loss):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Linear(4 * 64, 5)
+        self.loss = loss
+
+    def forward(self, images, targets):
+        x = torch.relu(self.conv(images)).flatten(1)
+        return self.loss(self.head(x), targets)
+
+
+def images(loss):
+    return Images(loss), {"images": torch.zeros(1, 3, 8, 8),
+                          "targets": torch.zeros(1, 5)}
+
+
+def squares():
+    return images(nn.MSELoss())
+
+
+def sigmoids():
+    return images(nn.BCEWithLogitsLoss())
 PY
 cd "$work"
 "$python" "$root/tools/export_torch.py" own:make -o own.json \
@@ -84,6 +109,15 @@ json 'j["blocks"] == ["embed", "layers.0", "layers.1", "layers.2", "head"]' \
   --json >own.losses 2>"$work/stderr"
 # A model that knows nothing: ln 256 = 5.545.
 json 'abs(j["losses"][0] - 5.545) < 0.5' own.losses >/dev/null
+
+# Losses of elements, on images and targets.
+for loss in squares sigmoids; do
+  "$python" "$root/tools/export_torch.py" "own:$loss" --global-batch 8 \
+    -o "$loss.json" >/dev/null 2>"$work/stderr"
+  "$tessera" run --model "$loss.json" --nproc 2 --strategy dp=2 --lr 0.01 \
+    --steps 4 --json >losses 2>"$work/stderr"
+  json 'j["losses"][3] < j["losses"][0]' losses >/dev/null
+done
 
 code=0
 "$python" "$root/tools/export_torch.py" own:odd --loss -o odd.json \
