@@ -26,8 +26,26 @@ grep -q "cannot run: group all: needs" "$work/stderr" ||
 "$tessera" run "${model[@]}" --steps 8 --lr 0.02 --seed 5 --json \
   >"$work/one.json" 2>"$work/stderr"
 json 'j["losses"][7] < j["losses"][0]' "$work/one.json" >/dev/null
+# Each rank looks up the whole batch in tables of its own.
+"$tessera" search "${model[@]}" --cluster local-cpu:2 --proposals 0 \
+  --space dp -o "$work/whole.json" >/dev/null 2>&1
+python3 - "$work/whole.json" "$work/placed.json" <<'END'
+import json, sys
+plan = json.load(open(sys.argv[1]))
+tables = [f"emb_l.{i}" for i in range(6)]
+for row in plan["placements"]:
+    row["nodes"] = [n for n in row["nodes"] if n not in tables]
+plan["placements"] = [p for p in plan["placements"] if p["nodes"]]
+for rank in (0, 1):
+    group = {"name": f"tables{rank}", "devices": [rank], "axes": []}
+    plan["groups"].append(group)
+    plan["placements"].append(
+        {"nodes": tables[rank::2], "group": group["name"]})
+json.dump(plan, open(sys.argv[2], "w"))
+END
 for strategy in "--nproc 2 --strategy dp=2" "--nproc 2 --strategy tp=2" \
-  "--nproc 4 --strategy dp=2,tp=2,zero=3" "--nproc 4 --plan $work/plan.json"; do
+  "--nproc 4 --strategy dp=2,tp=2,zero=3" "--nproc 4 --plan $work/plan.json" \
+  "--nproc 2 --plan $work/placed.json"; do
   # shellcheck disable=SC2086 # several words
   "$tessera" run "${model[@]}" --steps 8 --lr 0.02 --seed 5 $strategy --json \
     >"$work/four.json" 2>"$work/stderr"
