@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <set>
+#include <utility>
 
 #include "planner/base/table.h"
 #include "planner/io/onnx_file.h"
@@ -12,6 +14,7 @@ namespace tessera {
 
 using onnx::Atoms;
 using onnx::BoundInput;
+using onnx::Found;
 using onnx::kMostElements;
 using onnx::Number;
 using onnx::Sizes;
@@ -44,8 +47,48 @@ Result<int64_t> Agreed(const OnnxDimension& dim, int64_t given,
   return dim.extent > 0 ? dim.extent : given;
 }
 
+bool Names(const std::string& name, std::initializer_list<const char*> parts) {
+  return std::ranges::any_of(parts, [&](const char* part) {
+    return name.find(part) != std::string::npos;
+  });
+}
+
+// What inputs of whole numbers are, by their names.
+bool IsMask(const std::string& name) {
+  return Names(name, {"mask"});
+}
+bool IsPositions(const std::string& name) {
+  return Names(name, {"position"});
+}
+bool IsSegments(const std::string& name) {
+  return Names(name, {"token_type", "segment"});
+}
+
+// The inputs of an encoder and of its decoder: null where there is none such.
+struct Texts {
+  const OnnxInput* source = nullptr;
+  const OnnxInput* tokens = nullptr;
+};
+Texts TextsOf(const std::vector<const OnnxInput*>& inputs) {
+  std::vector<const OnnxInput*> texts;
+  for (const OnnxInput* input : inputs) {
+    const std::string& name = input->name;
+    if (!IsOnnxFloat(input->type) && input->dims.size() == 2 && !IsMask(name) &&
+        !IsPositions(name) && !IsSegments(name)) {
+      texts.push_back(input);
+    }
+  }
+  if (texts.empty()) return {};
+  const auto decoder = std::ranges::find_if(texts, [](const OnnxInput* input) {
+    return Names(input->name, {"decoder", "target", "tokens"});
+  });
+  if (texts.size() < 2 || decoder == texts.end()) return {nullptr, texts[0]};
+  return {texts[*decoder == texts[0] ? 1 : 0], *decoder};
+}
+
 // Extents of all inputs: the first dimension is the batch, the second one of
-// whole numbers the sequence; others are in the file, or set by their symbols.
+// whole numbers the sequence; others, and an encoder's sequence, are in the
+// file, or set by their symbols.
 Result<Sizes> BindInputs(const OnnxModel& model, const std::string& path,
                          const ImportOptions& options, bool needs_inputs) {
   Sizes sizes;
@@ -53,10 +96,15 @@ Result<Sizes> BindInputs(const OnnxModel& model, const std::string& path,
   for (const OnnxNode& node : model.nodes) {
     read.insert(node.inputs.begin(), node.inputs.end());
   }
+  std::vector<const OnnxInput*> inputs;
+  for (const OnnxInput& input : model.inputs) {
+    if (read.contains(input.name)) inputs.push_back(&input);
+  }
+  const Texts texts = TextsOf(inputs);
   std::set<std::string> symbols;
   bool any_sequence = false;
-  for (const OnnxInput& input : model.inputs) {
-    if (!read.contains(input.name)) continue;
+  for (const OnnxInput* of : inputs) {
+    const OnnxInput& input = *of;
     BoundInput bound = {.input = &input,
                         .name = input.name,
                         .shape = {},
@@ -71,6 +119,7 @@ Result<Sizes> BindInputs(const OnnxModel& model, const std::string& path,
     }
     const bool sequence = !bound.is_float && rank == 2;
     any_sequence |= sequence;
+    const bool source = of == texts.source;
     double elements = 1;
     for (size_t d = 0; d < rank; ++d) {
       const OnnxDimension& dim = input.dims[d];
@@ -80,7 +129,9 @@ Result<Sizes> BindInputs(const OnnxModel& model, const std::string& path,
       if (d == 0) {
         given = sizes.batch > 0 ? sizes.batch : options.global_batch;
         flag = "--global-batch";
-      } else if (d == 1 && sequence) {
+      } else if (d == 1 && sequence &&
+                 (!source || (dim.extent <= 0 &&
+                              !options.overrides.contains(dim.symbol)))) {
         given = sizes.seq_len > 1 ? sizes.seq_len : options.seq_len;
         flag = "--seq-len";
       } else if (!dim.symbol.empty()) {
@@ -100,7 +151,7 @@ Result<Sizes> BindInputs(const OnnxModel& model, const std::string& path,
       }
       TESSERA_TRY(const int64_t extent, Agreed(dim, given, at, flag));
       if (d == 0) sizes.batch = extent;
-      if (d == 1 && sequence) sizes.seq_len = extent;
+      if (d == 1 && sequence && !source) sizes.seq_len = extent;
       elements *= Number(extent);
       bound.shape.push_back(extent);
     }
@@ -126,36 +177,33 @@ Result<Sizes> BindInputs(const OnnxModel& model, const std::string& path,
   }
   // The names of the data.
   bool images = false;
-  bool tokens = false;
   for (BoundInput& bound : sizes.inputs) {
-    const auto named = [&](std::string_view part) {
-      return !bound.is_float && bound.name.find(part) != std::string::npos;
-    };
-    if (bound.is_float && !images) {
-      images = true;
-      bound.name = "images";
-    } else if (named("mask")) {
+    if (bound.is_float) {
+      if (!std::exchange(images, true)) bound.name = "images";
+    } else if (bound.input == texts.tokens) {
+      bound.name = "tokens";
+    } else if (bound.input == texts.source) {
+      bound.name = "source";
+    } else if (IsMask(bound.name)) {
       bound.all_ones = true;
       if (options.warnings != nullptr) {
         options.warnings->push_back(path + ": input '" + bound.name +
                                     "' is taken to be 1 everywhere");
       }
-    } else if (named("position")) {
+    } else if (IsPositions(bound.name)) {
       bound.name = "positions";
-    } else if (named("token_type") || named("segment")) {
+    } else if (IsSegments(bound.name)) {
       bound.name = "segments";
-    } else if (!bound.is_float && !tokens) {
-      tokens = true;
-      bound.name = "tokens";
     }
   }
   return sizes;
 }
 
 // finish(walk) of the last walk over the file's nodes.
+// `all`: of all outputs, not of one.
 template <typename T, typename Finish>
 Result<T> Walked(const std::string& path, const ImportOptions& options,
-                 bool needs_inputs, Finish finish) {
+                 bool all, Finish finish) {
   TESSERA_TRY(const OnnxModel model, ReadOnnxFile(path));
   if (model.opset < kLeastOpset || model.opset > kMostOpset) {
     return InvalidInput("has operators of version " +
@@ -168,24 +216,30 @@ Result<T> Walked(const std::string& path, const ImportOptions& options,
     return InvalidInput(
         "parameters cannot be " + std::string(NameOf(*options.dtype)), path);
   }
-  TESSERA_TRY(const Sizes sizes,
-              BindInputs(model, path, options, needs_inputs));
-  Walk::Masks masks;
+  TESSERA_TRY(const Sizes sizes, BindInputs(model, path, options, !all));
+  std::vector<std::string> outputs = model.outputs;
+  const auto chosen = options.overrides.find("output");
+  if (!all && chosen != options.overrides.end()) {
+    outputs = {chosen->second.text};
+  } else if (!all && !outputs.empty()) {
+    outputs = {outputs.back()};
+  }
+  Found found;
   // Masks are as large as the batch and the sequence squared. They are read in
   // a small one, where the file leaves these open.
   ImportOptions few = options;
   few.global_batch = std::min<int64_t>(2, sizes.batch);
   few.seq_len = std::min<int64_t>(8, sizes.seq_len);
   few.warnings = nullptr;
-  if (const auto small = BindInputs(model, path, few, needs_inputs)) {
+  if (const auto small = BindInputs(model, path, few, !all)) {
     Atoms atoms;
-    Walk(model, path, *small, few, atoms, masks).Run();
+    Walk(model, path, *small, few, outputs, atoms, found).Run();
   }
   // Each walk but the last finds dimensions that those before it left whole.
   constexpr int kMostWalks = 100;
   Atoms atoms;
   for (int i = 0; i < kMostWalks; ++i) {
-    Walk walk(model, path, sizes, options, atoms, masks);
+    Walk walk(model, path, sizes, options, outputs, atoms, found);
     walk.Run();
     if (!atoms.Changed()) return finish(walk);
   }
@@ -208,15 +262,15 @@ std::vector<OnnxOperator> OnnxOperators() {
 
 Result<Graph> ImportOnnx(const std::string& path,
                          const ImportOptions& options) {
-  return Walked<Graph>(path, options, /*needs_inputs=*/true,
+  return Walked<Graph>(path, options, /*all=*/false,
                        [](Walk& walk) { return walk.Finish(); });
 }
 
 Result<OnnxComputation> ImportOnnxComputation(const std::string& path,
                                               const ImportOptions& options) {
-  return Walked<OnnxComputation>(
-      path, options, /*needs_inputs=*/false,
-      [](Walk& walk) { return walk.FinishComputation(); });
+  return Walked<OnnxComputation>(path, options, /*all=*/true, [](Walk& walk) {
+    return walk.FinishComputation();
+  });
 }
 
 }  // namespace tessera

@@ -706,6 +706,8 @@ Result<Activation> Walk::Placed(const OnnxNode& node, Activation x, size_t d,
 }
 
 Result<void> Walk::Slice(const OnnxNode& node) {
+  TESSERA_TRY(const bool states, CutStates(node));
+  if (states) return {};
   TESSERA_TRY(Activation x, Computed(node, 0));
   TESSERA_TRY(const std::vector<int64_t> starts, Ints(node, 1));
   TESSERA_TRY(const std::vector<int64_t> ends, Ints(node, 2));

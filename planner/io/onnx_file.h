@@ -42,6 +42,7 @@ struct OnnxAttribute {
   std::string s;
   std::vector<double> floats;
   std::vector<int64_t> ints;
+  std::vector<std::string> strings;
   OnnxTensor t;
 };
 

@@ -113,7 +113,10 @@ bool AllText(const std::vector<std::string>& texts) {
 bool HasReadableNames(const OnnxModel& model) {
   const auto readable = [](const OnnxNode& node) {
     return IsText(node.name) && IsText(node.op) && AllText(node.inputs) &&
-           AllText(node.outputs);
+           AllText(node.outputs) &&
+           std::ranges::all_of(node.attributes, [](const OnnxAttribute& a) {
+             return AllText(a.strings);
+           });
   };
   return std::ranges::all_of(model.nodes, readable) &&
          std::ranges::all_of(model.initializers, IsText, &OnnxTensor::name) &&
@@ -226,6 +229,7 @@ OnnxNode FromProto(proto::onnx::Node& from, const std::string& path) {
     to.s = attribute.s();
     to.floats.assign(attribute.floats().begin(), attribute.floats().end());
     to.ints.assign(attribute.ints().begin(), attribute.ints().end());
+    to.strings.assign(attribute.strings().begin(), attribute.strings().end());
     if (attribute.has_t()) to.t = FromProto(*attribute.mutable_t(), path);
     node.attributes.push_back(std::move(to));
   }

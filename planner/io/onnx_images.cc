@@ -374,6 +374,8 @@ Result<void> Walk::GlobalMaxPool(const OnnxNode& node) {
 
 Result<void> Walk::Concat(const OnnxNode& node) {
   if (patches_ && patches_->joined == &node) return JoinPatches(node);
+  TESSERA_TRY(const bool states, JoinStates(node));
+  if (states) return {};
   std::vector<Activation> parts;
   size_t place = 0;  // of the joint dimension among the tensor's
   size_t axis = 0;

@@ -101,6 +101,8 @@ Result<void> Walk::Select(const OnnxNode& node) {
 }
 
 Result<void> Walk::Gather(const OnnxNode& node) {
+  TESSERA_TRY(const bool states, CutStates(node));
+  if (states) return {};
   const Value& table = In(node, 0);
   const Shape shape = ShapeOf(table);
   const bool rows = table.Is(Value::Kind::kWeight) && shape.size() == 2 &&
@@ -209,8 +211,8 @@ Result<void> Walk::Where(const OnnxNode& node) {
 
 Result<Mask> Walk::MaskOf(const OnnxNode& node, size_t operand, bool added) {
   const Value& value = In(node, operand);
-  const auto known = masks_.find(&node);
-  if (value.Is(Value::Kind::kLarge) && known != masks_.end()) {
+  const auto known = found_.masks.find(&node);
+  if (value.Is(Value::Kind::kLarge) && known != found_.masks.end()) {
     return known->second;
   }
   TESSERA_TRY(const OnnxConstant mask, Constant(node, operand));
@@ -232,7 +234,7 @@ Result<Mask> Walk::MaskOf(const OnnxNode& node, size_t operand, bool added) {
   if (!all && !causal) {
     return InvalidInput("its mask is neither causal nor of nothing");
   }
-  return masks_[&node] = causal ? Mask::kCausal : Mask::kAll;
+  return found_.masks[&node] = causal ? Mask::kCausal : Mask::kAll;
 }
 
 // Whether a softmax is among those behind a node, but for what scales and masks
@@ -404,7 +406,7 @@ Result<void> Walk::Split(const OnnxNode& node) {
   }
   const Value value = In(node, 0);
   const bool of_layer =
-      value.Is(Value::Kind::kPieces) ||
+      (value.Is(Value::Kind::kPieces) && value.axis + 1 == shape.size()) ||
       (value.Is(Value::Kind::kActivation) && *axis + 1 == shape.size() &&
        value.x.dims.back().size() == 1 &&
        of_layers_.contains(value.x.dims.back()[0].id));

@@ -15,6 +15,7 @@
 
 #include "planner/io/onnx_file.h"
 #include "planner/io/onnx_fold.h"
+#include "planner/io/onnx_slab.h"
 #include "planner/ir/graph.h"
 
 namespace tessera::onnx {
@@ -147,7 +148,9 @@ struct Value {
     kLarge,       // a constant that is not computed
     kWeight,      // floating-point numbers of the file, with dimensions
     kActivation,  // computed
-    kPieces,      // computed, in pieces along the last dimension
+    kPieces,      // computed, in pieces along dimension `axis`
+    kSteps,       // computed: a tensor for each step of the sequence `x`
+    kSlab,        // floating-point numbers of the file that were moved
     kScores,      // of attention
     kSoftmax,     // probabilities, of `scores` or of `x`
   };
@@ -160,7 +163,9 @@ struct Value {
   Activation x;
   std::vector<Activation> pieces;
   std::optional<Scores> scores;
-  size_t axis = 0;   // of a softmax
+  std::vector<TensorId> steps;  // (samples, features)
+  Slab slab;
+  size_t axis = 0;   // of a softmax, and of pieces
   bool log = false;  // a softmax's logarithm
 
   bool Is(Kind is) const { return kind == is; }

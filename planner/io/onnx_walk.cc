@@ -10,25 +10,29 @@
 namespace tessera::onnx {
 
 Walk::Walk(const OnnxModel& model, const std::string& path, const Sizes& sizes,
-           const ImportOptions& options, Atoms& atoms, Masks& masks)
+           const ImportOptions& options, std::span<const std::string> outputs,
+           Atoms& atoms, Found& found)
     : model_(model),
       path_(path),
       options_(options),
       sizes_(sizes),
       atoms_(atoms),
-      masks_(masks),
+      found_(found),
       builder_(std::filesystem::path(path).stem().string(), sizes.batch,
                sizes.seq_len, options.dtype.value_or(DType::kFloat32)),
+      outputs_(outputs.begin(), outputs.end()),
       names_({"labels", "count", "loss"}),
       seq_len_(sizes.seq_len) {
   layout_.onnx = true;
+  FindNeeded();
   for (const OnnxNode& node : model.nodes) {
+    if (!needed_.contains(&node)) continue;
     for (const std::string& input : node.inputs) {
       ++uses_[input];
       readers_[input].push_back(&node);
     }
   }
-  for (const std::string& output : model.outputs) ++uses_[output];
+  for (const std::string& output : outputs_) ++uses_[output];
   for (const OnnxTensor& tensor : model.initializers) {
     Value value;
     double elements = 1;
@@ -53,6 +57,25 @@ Walk::Walk(const OnnxModel& model, const std::string& path, const Sizes& sizes,
       }
     }
     values_[tensor.name] = std::move(value);
+  }
+}
+
+void Walk::FindNeeded() {
+  std::map<std::string_view, const OnnxNode*> producers;
+  for (const OnnxNode& node : model_.nodes) {
+    for (const std::string& output : node.outputs) {
+      producers.emplace(output, &node);
+    }
+  }
+  std::vector<std::string_view> behind(outputs_.begin(), outputs_.end());
+  while (!behind.empty()) {
+    const auto made = producers.find(behind.back());
+    behind.pop_back();
+    if (made == producers.end() || !needed_.insert(made->second).second) {
+      continue;
+    }
+    behind.insert(behind.end(), made->second->inputs.begin(),
+                  made->second->inputs.end());
   }
 }
 
@@ -82,14 +105,15 @@ Shape Walk::ShapeOf(const Value& value) {
       for (size_t d : value.order) shape.push_back(value.source->dims[d]);
       return shape;
     case Value::Kind::kPieces: {
-      int64_t last = 0;
-      for (const Activation& piece : value.pieces) {
-        last += Extent(piece.dims.back());
-      }
       for (const Dim& dim : value.pieces[0].dims) shape.push_back(Extent(dim));
-      shape.back() = last;
+      shape[value.axis] = 0;
+      for (const Activation& piece : value.pieces) {
+        shape[value.axis] += Extent(piece.dims[value.axis]);
+      }
       return shape;
     }
+    case Value::Kind::kSlab:
+      return value.slab.shape;
     default:
       if (value.scores) {
         const Scores& scores = *value.scores;
@@ -135,9 +159,22 @@ Result<Activation> Walk::Computed(const OnnxNode& node, size_t i) {
     return x;
   }
   if (value.Is(Value::Kind::kWeight)) return Trained(value);
+  if (value.Is(Value::Kind::kSteps)) {
+    const Value held = value;
+    Activation x = held.x;
+    x.tensor = Stacked(NameOf(node), held.steps);
+    values_[node.inputs[i]] = ActivationValue(x);
+    return x;
+  }
   switch (value.kind) {
     case Value::Kind::kPieces:
+      if (value.pieces[0].dims[value.axis].empty()) {
+        return JoinedStates(node, value);
+      }
       return InvalidInput(operand + " is read whole and in pieces");
+    case Value::Kind::kSlab:
+      return InvalidInput(operand +
+                          " is a weight that a recurrent layer reads, too");
     default:
       return InvalidInput(operand +
                           " is a constant: expected what another "
@@ -188,41 +225,6 @@ Result<Activation> Walk::Trained(const Value& value) {
   return trained_[key] = x;
 }
 
-namespace {
-
-// A tensor of the file with its dimensions in another order, or some rows of
-// the first of them.
-PublishedPiece PieceOf(const OnnxTensor& source, std::span<const size_t> order,
-                       int64_t begin, int64_t rows) {
-  PublishedPiece piece;
-  piece.tensor = source.name;
-  piece.shape = source.dims;
-  piece.count = 1;
-  Shape strides(source.dims.size(), 1);
-  for (size_t d = strides.size(); d-- > 1;) {
-    strides[d - 1] = strides[d] * source.dims[d];
-  }
-  for (size_t i = 0; i < order.size(); ++i) {
-    const bool cut = i == 0 && rows > 0;
-    const int64_t extent = cut ? rows : source.dims[order[i]];
-    const int64_t stride = strides[order[i]];
-    if (cut) piece.offset = begin * stride;
-    piece.count *= extent;
-    // Dimensions that follow each other in the file are one.
-    if (!piece.block.empty() && piece.block.back().stride == extent * stride) {
-      piece.block.back() = {piece.block.back().extent * extent, stride};
-    } else if (extent != 1) {
-      piece.block.push_back({extent, stride});
-    }
-  }
-  if (piece.block.size() == 1 && piece.block[0].stride == 1) {
-    piece.block.clear();
-  }
-  return piece;
-}
-
-}  // namespace
-
 Result<TensorId> Walk::Weight(const Value& value, std::vector<size_t> order,
                               const Shape& shape, double stddev,
                               double constant, RowRange rows) {
@@ -242,8 +244,9 @@ Result<TensorId> Walk::Weight(const Value& value, std::vector<size_t> order,
     const TensorId id =
         builder_.Weight(name, shape, {.stddev = stddev, .constant = constant},
                         order.size() > 1);
-    layout_.pieces[name] = {
-        PieceOf(*value.source, order, rows.begin, rows.count)};
+    Slab slab = SlabOf(*value.source, order);
+    if (rows.count > 0) slab = CutOf(slab, 0, rows.begin, rows.count);
+    layout_.pieces[name] = PiecesOf(slab);
     weights_[value.weight] = {id, std::move(order), shape};
     return id;
   }
@@ -335,6 +338,7 @@ Result<void> Walk::Dense(const OnnxNode& node, Activation x, const Value& w,
   if (cut == nullptr) {
     value.x = std::move(pieces[0]);
   } else {
+    value.axis = pieces[0].dims.size() - 1;
     value.pieces = std::move(pieces);
   }
   values_[to] = std::move(value);
@@ -562,19 +566,17 @@ Result<void> Walk::Reshape(const OnnxNode& node) {
     return {};
   }
   if (In(node, 0).Is(Value::Kind::kPieces) && !shape.empty() &&
-      shape.back() == from.back()) {
+      In(node, 0).axis + 1 == from.size() && shape.back() == from.back()) {
     Value value = In(node, 0);
     for (Activation& piece : value.pieces) {
       shape.back() = Extent(piece.dims.back());
       TESSERA_TRY(piece, Relabelled(std::move(piece), shape));
     }
+    value.axis = shape.size() - 1;
     Set(node, std::move(value));
     return {};
   }
-  TESSERA_TRY(Activation x, Computed(node, 0));
-  TESSERA_TRY(x, Relabelled(std::move(x), shape));
-  Set(node, ActivationValue(std::move(x)));
-  return {};
+  return SetReshaped(node, shape);
 }
 
 Result<void> Walk::SetReshaped(const OnnxNode& node, const Shape& to) {
@@ -583,6 +585,16 @@ Result<void> Walk::SetReshaped(const OnnxNode& node, const Shape& to) {
     constant.shape = to;
     Set(node, ConstantValue(std::move(constant)));
     return {};
+  }
+  if (In(node, 0).Is(Value::Kind::kSteps)) {
+    Value value = In(node, 0);
+    TESSERA_TRY(value.x, Relabelled(std::move(value.x), to));
+    Set(node, std::move(value));
+    return {};
+  }
+  if (In(node, 0).Is(Value::Kind::kPieces)) {
+    TESSERA_TRY(const bool joined, JoinDirections(node, to));
+    if (joined) return {};
   }
   TESSERA_TRY(Activation x, Computed(node, 0));
   TESSERA_TRY(x, Relabelled(std::move(x), to));
@@ -637,6 +649,17 @@ Result<void> Walk::Unsqueeze(const OnnxNode& node) {
   return SetReshaped(node, to);
 }
 
+namespace {
+
+std::vector<Dim> Turned(const std::vector<Dim>& dims,
+                        std::span<const size_t> axes) {
+  std::vector<Dim> turned;
+  for (size_t axis : axes) turned.push_back(dims[axis]);
+  return turned;
+}
+
+}  // namespace
+
 Result<void> Walk::Transpose(const OnnxNode& node) {
   Value value = In(node, 0);
   const size_t rank = ShapeOf(value).size();
@@ -659,9 +682,17 @@ Result<void> Walk::Transpose(const OnnxNode& node) {
     std::vector<size_t> reordered;
     for (size_t axis : axes) reordered.push_back(value.order[axis]);
     value.order = std::move(reordered);
+  } else if (value.Is(Value::Kind::kPieces)) {
+    for (Activation& piece : value.pieces)
+      piece.dims = Turned(piece.dims, axes);
+    const auto at = std::ranges::find(axes, value.axis);
+    value.axis = static_cast<size_t>(at - axes.begin());
+  } else if (value.Is(Value::Kind::kSteps)) {
+    value.x.dims = Turned(value.x.dims, axes);
   } else {
-    TESSERA_TRY(const Activation x, Computed(node, 0));
-    for (size_t d = 0; d < rank; ++d) value.x.dims[d] = x.dims[axes[d]];
+    TESSERA_TRY(Activation x, Computed(node, 0));
+    x.dims = Turned(x.dims, axes);
+    value = ActivationValue(std::move(x));
   }
   Set(node, std::move(value));
   return {};
@@ -687,6 +718,8 @@ std::span<const Walk::Row> Walk::Rows() {
        &Walk::Gather},
       {"Gelu", "gelu or gelu_erf", &Walk::Gelu},
       {"Gemm", "linear", &Walk::Gemm},
+      {"GRU", "linear and gru_gates, or others, step by step",
+       &Walk::Recurrent},
       {"GlobalAveragePool", "image_mean", &Walk::GlobalAveragePool},
       {"GlobalMaxPool", "reduce_max", &Walk::GlobalMaxPool},
       {"GroupNormalization", "means, differences and products",
@@ -697,6 +730,7 @@ std::span<const Walk::Row> Walk::Rows() {
       {"InstanceNormalization", "means, differences and products",
        &Walk::GeneralNorm},
       {"IsNaN", "nothing, of a softmax", &Walk::IsNaN},
+      {"LSTM", "linear and lstm_gates, step by step", &Walk::Recurrent},
       {"LayerNormalization", "layer_norm, or means, differences and products",
        &Walk::LayerNorm},
       {"LeakyRelu", "leaky_relu", &Walk::Parametric},
@@ -712,6 +746,7 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Mish", "softplus, tanh and multiply", &Walk::Function1},
       {"PRelu", "leaky_relu by channel", &Walk::PRelu},
       {"Pad", "pad", &Walk::Pad},
+      {"RNN", "linear, add and tanh or relu, step by step", &Walk::Recurrent},
       {"ReduceL1", "reduce_sum", &Walk::ReduceMore},
       {"ReduceL2", "reduce_sum", &Walk::ReduceMore},
       {"ReduceLogSum", "reduce_sum and log", &Walk::ReduceMore},
@@ -741,7 +776,9 @@ std::span<const Walk::Row> Walk::Rows() {
 }
 
 Result<void> Walk::Declare(const OnnxNode& node) {
-  if (node.outputs.empty() || node.outputs[0].empty()) {
+  // That of all steps may be left out where the last ones are read.
+  const bool last = node.op == "LSTM" || node.op == "GRU" || node.op == "RNN";
+  if (node.outputs.empty() || (node.outputs[0].empty() && !last)) {
     return InvalidInput("has no output");
   }
   for (const std::string& output : node.outputs) {
@@ -790,7 +827,7 @@ Result<void> Walk::Map(const OnnxNode& node) {
     }
     constants = constants && value.Is(Value::Kind::kConstant);
     known = known && !value.Is(Value::Kind::kActivation) &&
-            !value.Is(Value::Kind::kPieces) &&
+            !value.Is(Value::Kind::kPieces) && !value.Is(Value::Kind::kSteps) &&
             !value.Is(Value::Kind::kScores) && !value.Is(Value::Kind::kSoftmax);
     large = large || value.Is(Value::Kind::kLarge);
   }
@@ -800,6 +837,7 @@ Result<void> Walk::Map(const OnnxNode& node) {
     Set(node, std::move(value));
     return {};
   }
+  if (of_slabs_.contains(&node)) return PartOfSlab(node);
   if (node.op == "Constant") {
     const OnnxAttribute* const tensor = node.Find("value");
     OnnxConstant constant;
@@ -881,6 +919,7 @@ Result<void> Walk::Map(const OnnxNode& node) {
 
 void Walk::Run() {
   FindPatches();
+  FindSlabs();
   for (const BoundInput& input : sizes_.inputs) {
     if (input.all_ones) {
       Value value;
@@ -899,9 +938,12 @@ void Walk::Run() {
     for (size_t d = 0; d < rank; ++d) {
       char letter = kImage[d];
       if (!input.is_float && d == 1) letter = 's';
-      // Samples and places are those of all inputs.
+      // Samples and places are those of all inputs, but an encoder's has places
+      // of its own.
       const std::string of =
-          letter == 'b' || letter == 's' ? "input" : input.name;
+          letter == 'b' || (letter == 's' && input.name != "source")
+              ? "input"
+              : input.name;
       const auto atom =
           Whole(of + "." + std::to_string(d), input.shape[d], letter);
       if (!atom) {
@@ -931,7 +973,7 @@ void Walk::Run() {
     values_[input.input->name] = ActivationValue(std::move(x));
   }
   for (const OnnxNode& node : model_.nodes) {
-    if (done_.contains(&node)) continue;
+    if (done_.contains(&node) || !needed_.contains(&node)) continue;
     auto mapped = Declare(node);
     if (mapped) mapped = Map(node);
     if (mapped) mapped = CheckSizes(node);
@@ -945,8 +987,10 @@ void Walk::Run() {
 namespace {
 
 // Blocks end where a single tensor goes on. Each has a dense layer, convolution
-// or lookup, and is called by the first of them.
-void CutIntoBlocks(Graph& graph) {
+// or lookup, and is called by the first of them. Those of recurrent layers are
+// the runs of steps that it has already.
+void CutIntoBlocks(Graph& graph, const std::set<std::string>& runs) {
+  const std::vector<std::string> named = std::move(graph.blocks);
   std::vector<size_t> last_read(graph.tensors.size(), 0);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     for (TensorId id : graph.nodes[i].operands) last_read[id.index()] = i;
@@ -955,17 +999,26 @@ void CutIntoBlocks(Graph& graph) {
   std::set<TensorId> alive;  // computed, and read behind this node
   size_t begin = 0;          // of what may become a block
   bool begun = false;        // whether it is one
+  int within = -1;           // of `named`
+  const auto start = [&](const std::string& name, size_t i) {
+    graph.blocks.push_back(name);
+    begun = true;
+    for (size_t j = begin; j < i; ++j) {
+      graph.nodes[j].block = static_cast<int>(graph.blocks.size()) - 1;
+    }
+  };
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     Node& node = graph.nodes[i];
+    const auto of = static_cast<size_t>(node.block);
+    const bool steps = of < named.size() && runs.contains(named[of]);
+    if (node.block != std::exchange(within, node.block) && i > 0) {
+      // What is in front of a first layer is in its block.
+      if (begun || !steps) begin = i;
+      begun = false;
+    }
     const bool layer =
         node.op->op_class != OpClass::kMemory || node.op->name == "embedding";
-    if (layer && !begun) {
-      graph.blocks.push_back(node.name);
-      begun = true;
-      for (size_t j = begin; j < i; ++j) {
-        graph.nodes[j].block = static_cast<int>(graph.blocks.size()) - 1;
-      }
-    }
+    if (!begun && (steps || layer)) start(steps ? named[of] : node.name, i);
     node.block = std::max(0, static_cast<int>(graph.blocks.size()) - 1);
     for (TensorId id : node.results) {
       if (last_read[id.index()] > i) alive.insert(id);
@@ -973,7 +1026,7 @@ void CutIntoBlocks(Graph& graph) {
     for (TensorId id : node.operands) {
       if (last_read[id.index()] == i) alive.erase(id);
     }
-    if (alive.size() == 1) {
+    if (alive.size() == 1 && !steps) {
       begin = i + 1;
       begun = false;
     }
@@ -1002,7 +1055,7 @@ Result<OnnxComputation> Walk::FinishComputation() {
   TESSERA_RETURN_IF_ERROR(Problems());
   OnnxComputation made;
   TensorId loss;
-  for (const std::string& name : model_.outputs) {
+  for (const std::string& name : outputs_) {
     const std::string where = path_ + ": output '" + name + "'";
     OnnxNode reader;
     reader.name = name + ".sum";
@@ -1044,19 +1097,25 @@ Result<OnnxComputation> Walk::FinishComputation() {
 
 Result<Graph> Walk::Finish() {
   TESSERA_RETURN_IF_ERROR(Problems());
-  std::string output = model_.outputs.empty() ? "" : model_.outputs.back();
-  const auto chosen = options_.overrides.find("output");
-  if (chosen != options_.overrides.end()) output = chosen->second.text;
+  const std::string output = outputs_.empty() ? "" : outputs_[0];
   const std::string where = path_ + ": output '" + output + "'";
-  const auto found = values_.find(output);
-  if (found == values_.end() ||
+  if (!values_.contains(output) ||
       std::ranges::count(model_.outputs, output) == 0) {
     std::vector<std::string_view> known(model_.outputs.begin(),
                                         model_.outputs.end());
     return Error{ErrorCode::kNotFound,
                  UnknownName("output", output, known).message, path_};
   }
-  const Value& value = found->second;
+  OnnxNode reader;
+  reader.name = output;
+  reader.inputs = {output};
+  reader.outputs = {output + ".loss"};
+  if (In(reader, 0).Is(Value::Kind::kSteps)) {
+    if (auto whole = Computed(reader, 0); !whole) {
+      return whole.error().At(where);
+    }
+  }
+  const Value& value = In(reader, 0);
   if (!value.Is(Value::Kind::kActivation) && !value.Is(Value::Kind::kSoftmax)) {
     return InvalidInput("is not computed from the inputs", where);
   }
@@ -1082,7 +1141,7 @@ Result<Graph> Walk::Finish() {
   auto graph = builder_.Finish(loss);
   if (!graph) return graph.error().At(path_);
   graph->seq_len = seq_len_;
-  CutIntoBlocks(*graph);
+  CutIntoBlocks(*graph, runs_of_steps_);
   if (options_.layout != nullptr) *options_.layout = layout_;
   return graph;
 }

@@ -50,16 +50,23 @@ struct RowRange {
   int64_t count = 0;  // 0: all
 };
 
+// What is read in a walk over a small batch: masks and states are as large as
+// the batch, and those of a large one are not computed.
+struct Found {
+  std::map<const OnnxNode*, Mask> masks;  // by the nodes that apply them
+  // Initial states of recurrent layers that are zero: operands.
+  std::set<std::pair<const OnnxNode*, size_t>> zeros;
+};
+
 // One walk over the nodes. Where it takes an atom apart its graph is of no use,
 // and another walk follows (Atoms::Changed).
 class Walk {
  public:
-  // Masks by the nodes that apply them.
-  using Masks = std::map<const OnnxNode*, Mask>;
-
-  // `masks`: those that another walk found; this one's are added.
+  // `outputs`: what is wanted; nodes that it does not need are left out.
+  // `found`: by another walk; this one's is added.
   Walk(const OnnxModel& model, const std::string& path, const Sizes& sizes,
-       const ImportOptions& options, Atoms& atoms, Masks& masks);
+       const ImportOptions& options, std::span<const std::string> outputs,
+       Atoms& atoms, Found& found);
 
   void Run();
   // The loss of an output.
@@ -78,6 +85,9 @@ class Walk {
  private:
   // All nodes that could not be mapped, if any.
   Result<void> Problems() const;
+
+  // Nodes that the outputs are made of.
+  void FindNeeded();
 
   // ---- values
   const Value& In(const OnnxNode& node, size_t i) const;
@@ -195,6 +205,64 @@ class Walk {
   Result<void> Attention(const OnnxNode& node, Scores scores, Activation v);
   Result<void> MeanOfImage(const OnnxNode& node);
 
+  // ---- recurrent layers
+  // A node's sizes.
+  struct LayerCall {
+    bool batch_first = false;
+    bool sampled = false;  // of samples, not of tensors of the file alone
+    int64_t directions = 1;
+    int64_t samples = 0;
+    int64_t inputs = 0;
+    int64_t hidden = 0;
+  };
+  // Of one direction, for all gates together or for each.
+  struct LayerWeights {
+    std::vector<TensorId> of_inputs;
+    std::vector<TensorId> of_states;
+    std::vector<TensorId> biases;
+    TensorId candidate_bias;  // of gru_gates
+  };
+  // Between steps; invalid: zeros.
+  struct CellState {
+    TensorId hidden;
+    TensorId cell;  // of an LSTM
+  };
+  // Nodes that make weights of recurrent layers of tensors of the file.
+  void FindSlabs();
+  Result<Slab> SlabIn(const OnnxNode& node, size_t i) const;
+  Result<void> PartOfSlab(const OnnxNode& node);
+  TensorId LayerWeight(std::vector<PublishedPiece> pieces,
+                       const std::string& suffix, const Shape& shape,
+                       double stddev);
+  TensorId Stacked(const std::string& name, const std::vector<TensorId>& steps);
+  // The steps of operand 0, of which x becomes the whole, (samples, steps,
+  // features).
+  Result<std::vector<TensorId>> StepsOf(const OnnxNode& node, size_t samples,
+                                        size_t steps, Activation& x);
+  // Of one direction; invalid: zeros.
+  Result<TensorId> InitialState(const OnnxNode& node, size_t operand,
+                                const LayerCall& call, int64_t direction);
+  // That the node asks for nothing else than the operators compute.
+  Result<void> CheckCell(const OnnxNode& node) const;
+  Result<LayerWeights> WeightsOf(const OnnxNode& node, const LayerCall& call,
+                                 int64_t direction, bool apart);
+  // `keeps`: the cell of an LSTM is read.
+  CellState Step(const OnnxNode& node, const std::string& prefix,
+                 const LayerWeights& weights, TensorId x, CellState state,
+                 bool keeps);
+  CellState StepApart(const OnnxNode& node, const std::string& prefix,
+                      const LayerWeights& weights, TensorId x, CellState state);
+  // States, which lack the dimension that they are joined along, as one tensor.
+  Result<Activation> JoinedStates(const OnnxNode& node, const Value& value);
+  // States that lack dimension `axis` beside each other along it; false where
+  // an operand is something else.
+  Result<bool> JoinStates(const OnnxNode& node);
+  // Some of them; false where others are asked for.
+  Result<bool> CutStates(const OnnxNode& node);
+  // Of the shape `to`, the features of both directions beside each other; false
+  // where that is not what the shapes say.
+  Result<bool> JoinDirections(const OnnxNode& node, const Shape& to);
+
   // ---- nodes of the file
   // Its results, still unknown.
   Result<void> Declare(const OnnxNode& node);
@@ -231,6 +299,7 @@ class Walk {
   Result<void> LayerNorm(const OnnxNode& node);
   Result<void> MatMul(const OnnxNode& node);
   Result<void> MaxPool(const OnnxNode& node);
+  Result<void> Recurrent(const OnnxNode& node);
   Result<void> Reshape(const OnnxNode& node);
   Result<void> Expand(const OnnxNode& node);
   Result<void> IsNaN(const OnnxNode& node);
@@ -260,10 +329,12 @@ class Walk {
   const ImportOptions& options_;
   const Sizes& sizes_;
   Atoms& atoms_;
-  Masks& masks_;
+  Found& found_;
   GraphBuilder builder_;
   TensorId labels_;
   std::map<std::string, Value, std::less<>> values_;
+  std::vector<std::string> outputs_;
+  std::set<const OnnxNode*> needed_;
   std::map<std::string, int> uses_;  // how many nodes and outputs read a value
   std::map<std::string, std::vector<const OnnxNode*>> readers_;
   std::set<const OnnxNode*> done_;  // by a node in front of them
@@ -273,6 +344,11 @@ class Walk {
   std::map<std::pair<TensorId, std::shared_ptr<const Expression>>, TensorId>
       materialised_;
   std::map<std::string, Activation> trained_;
+  std::set<const OnnxNode*> of_slabs_;
+  std::map<std::string, TensorId> layer_weights_;
+  std::set<std::string> runs_of_steps_;   // blocks
+  std::map<TensorId, TensorId> stacked_;  // by the first step
+  std::map<TensorId, std::vector<TensorId>> unstacked_;
   std::set<int> of_layers_;  // atoms that dense layers make
   std::deque<OnnxNode> parts_;
   int next_part_ = 0;

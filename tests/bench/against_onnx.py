@@ -186,12 +186,82 @@ def vit():
                        patch_size=4, num_labels=LABELS, **SMALL)
 
 
+class Translator(nn.Module):
+    """An encoder and a decoder of recurrent layers, which begins in the state that
+    the other ends in; where the encoder reads both ways, behind its outputs."""
+
+    def __init__(self, kind, both_ways=False):
+        super().__init__()
+        self.both_ways = both_ways
+        self.embed_source = nn.Embedding(256, 12)
+        self.embed_target = nn.Embedding(256, 12)
+        self.encoder = kind(12, 16, 2, batch_first=True,
+                            bidirectional=both_ways)
+        self.decoder = kind(12, 16, 2, batch_first=True)
+        self.head = nn.Linear(32 if both_ways else 16, 256)
+
+    def forward(self, source, tokens):
+        memory, state = self.encoder(self.embed_source(source))
+        y, _ = self.decoder(self.embed_target(tokens),
+                            None if self.both_ways else state)
+        if self.both_ways:
+            y = memory + torch.cat([y, y], -1)
+        return self.head(y)
+
+
+def llama():
+    return Transformer(
+        transformers.LlamaForCausalLM, hidden_size=16, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, intermediate_size=32,
+        max_position_embeddings=32, use_cache=False)
+
+
+class T5(nn.Module):
+    """By its logits alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = transformers.T5ForConditionalGeneration(
+            transformers.T5Config(
+                vocab_size=256, d_model=16, d_kv=4, d_ff=32, num_layers=2,
+                num_heads=4, dropout_rate=0, use_cache=False,
+                relative_attention_num_buckets=8,
+                relative_attention_max_distance=20))
+
+    def forward(self, source, tokens):
+        return self.model(input_ids=source, decoder_input_ids=tokens).logits
+
+
+class Experts(nn.Module):
+    """A layer of experts, of which each token is given to all, weighted by a
+    softmax over what a router says."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(256, 16)
+        self.router = nn.Linear(16, 4, bias=False)
+        self.up = nn.Parameter(0.2 * torch.randn(4, 16, 32))
+        self.down = nn.Parameter(0.2 * torch.randn(4, 32, 16))
+        self.head = nn.Linear(16, 256)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        weights = torch.softmax(self.router(x), -1)
+        y = F.silu(torch.einsum("bsh,ehf->bsef", x, self.up))
+        y = torch.einsum("bsef,efh->bseh", y, self.down)
+        return self.head(x + torch.einsum("bseh,bse->bsh", y, weights))
+
+
 def images_of(size):
-    return lambda: torch.rand(2, 3, size, size)
+    return lambda: (torch.rand(2, 3, size, size),)
 
 
 def tokens():
-    return torch.randint(0, 256, (2, SEQ_LEN))
+    return (torch.randint(0, 256, (2, SEQ_LEN)),)
+
+
+def pairs():
+    return tokens() + tokens()
 
 
 # By name: the model, an example of its input, which of PyTorch's exporters. The
@@ -209,6 +279,14 @@ MODELS = {
     "bert-script": (bert, tokens, "script"),
     "vit": (vit, images_of(16), "dynamo"),
     "vit-script": (vit, images_of(16), "script"),
+    "lstm": (lambda: Translator(nn.LSTM), pairs, "dynamo"),
+    "lstm-script": (lambda: Translator(nn.LSTM), pairs, "script"),
+    "lstm-both-ways": (lambda: Translator(nn.LSTM, True), pairs, "dynamo"),
+    "llama": (llama, tokens, "dynamo"),
+    "t5": (T5, pairs, "dynamo"),
+    "experts": (Experts, tokens, "dynamo"),
+    "gru": (lambda: Translator(nn.GRU), pairs, "dynamo"),
+    "gru-script": (lambda: Translator(nn.GRU, True), pairs, "script"),
 }
 
 
@@ -238,19 +316,22 @@ def export(name, path):
     torch.manual_seed(0)
     module = kind().train()
     make_distinct(module)
-    inputs = (example(),)
+    inputs = example()
+    # Layers are unrolled by number of steps.
+    open_sequence = inputs[0].dim() == 2 and len(inputs) == 1
     if exporter == "dynamo":
         axes = {0: torch.export.Dim("batch")}
-        if inputs[0].dim() == 2:
+        if open_sequence:
             axes[1] = torch.export.Dim("sequence", max=32)
         torch.onnx.export(module, inputs, path, dynamo=True, opset_version=18,
-                          dynamic_shapes=(axes,), external_data=False,
-                          verbose=False)
+                          dynamic_shapes=(axes,) * len(inputs),
+                          external_data=False, verbose=False)
     else:
-        axes = {0: "batch", 1: "sequence"} if inputs[0].dim() == 2 else {
-            0: "batch"}
+        axes = {0: "batch", 1: "sequence"} if open_sequence else {0: "batch"}
+        names = ["source", "tokens"] if len(inputs) > 1 else ["input"]
         torch.onnx.export(module, inputs, path, dynamo=False, opset_version=17,
-                          input_names=["input"], dynamic_axes={"input": axes},
+                          input_names=names,
+                          dynamic_axes={name: axes for name in names},
                           training=torch.onnx.TrainingMode.TRAINING,
                           do_constant_folding=False)
     module.train()
@@ -272,11 +353,14 @@ def stripped(model):
 class Samples:
     """runtime/data/{batches,images}.cc."""
 
-    def __init__(self, example, work):
+    def __init__(self, examples, work):
+        example = examples[0]
+        self.pairs = len(examples) == 2
         if example.dim() == 2:
             self.path = TEXT
             self.tokens = np.frombuffer(TEXT.read_bytes(), dtype=np.uint8)
-            self.count = (len(self.tokens) - 1) // SEQ_LEN
+            self.width = len(examples) * SEQ_LEN
+            self.count = (len(self.tokens) - 1) // self.width
             return
         self.tokens = None
         self.count = IMAGES
@@ -290,16 +374,22 @@ class Samples:
         self.path.write_bytes(np.hstack([self.labels, pixels]).tobytes())
 
     def batch(self, step):
+        """The model's inputs, and the labels."""
         rows = []
         for sample in range(step * BATCH, (step + 1) * BATCH):
             key = mix64(mix64(SEED) ^ (sample // self.count))
             rows.append(permuted(key, sample % self.count, self.count))
         if self.tokens is None:
-            return (self.images[rows],
+            return ([self.images[rows]],
                     self.labels[rows, 0].astype(np.int64))
-        parts = np.array([self.tokens[row * SEQ_LEN:(row + 1) * SEQ_LEN + 1]
+        parts = np.array([self.tokens[row * self.width:
+                                      (row + 1) * self.width + 1]
                           for row in rows]).astype(np.int64)
-        return parts[:, :-1], parts[:, 1:]
+        if self.pairs:
+            labels = parts[:, SEQ_LEN:-1]
+            shifted = np.pad(labels, ((0, 0), (1, 0)))[:, :-1]
+            return [parts[:, :SEQ_LEN], shifted], labels
+        return [parts[:, :-1]], parts[:, 1:]
 
 
 # ---- Weights -------------------------------------------------------------------
@@ -347,14 +437,18 @@ def loss_of(logits, labels):
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
+def outputs_and_labels(module, batch):
+    inputs, labels = batch
+    return module(*map(torch.from_numpy, inputs)), torch.from_numpy(labels)
+
+
 def train(module, samples, steps):
     decays = [p for p in module.parameters() if p.dim() > 1]
     others = [p for p in module.parameters() if p.dim() <= 1]
     optimizer = adamw(decays, others)
     losses = []
     for step in range(steps):
-        inputs, labels = map(torch.from_numpy, samples.batch(step))
-        loss = loss_of(module(inputs), labels)
+        loss = loss_of(*outputs_and_labels(module, samples.batch(step)))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
@@ -368,8 +462,8 @@ def outputs(args, path, given, work):
     for i, array in enumerate(given.values()):
         kind = np.float32 if array.dtype.kind == "f" else np.int32
         (work / f"{i}.in").write_bytes(array.astype(kind).tobytes())
-    sizes = [str(BATCH)] + [str(SEQ_LEN)] * any(
-        array.ndim == 2 for array in given.values())
+    is_text = all(array.ndim == 2 for array in given.values())
+    sizes = [str(BATCH), str(SEQ_LEN) if is_text else "0"]
     done = subprocess.run([args.outputs, path, work, *sizes], check=True,
                           stdout=subprocess.PIPE, text=True)
     return [np.frombuffer((work / f"{i}.out").read_bytes(), np.float32).reshape(
@@ -385,8 +479,7 @@ def relative(found, expected, least=1e-6):
 
 def gradients(module, samples):
     """Of the first step's loss, one behind the other."""
-    inputs, labels = map(torch.from_numpy, samples.batch(0))
-    loss_of(module(inputs), labels).backward()
+    loss_of(*outputs_and_labels(module, samples.batch(0))).backward()
     joint = Parameters.joint([torch.zeros_like(p) if p.grad is None else p.grad
                               for p in module.parameters()])
     module.zero_grad()
@@ -411,7 +504,8 @@ def compare(args, name, work):
     inputs, labels = samples.batch(0)
     session = onnxruntime.InferenceSession(
         path, providers=["CPUExecutionProvider"])
-    given = {session.get_inputs()[0].name: inputs}
+    given = {of.name: array
+             for of, array in zip(session.get_inputs(), inputs)}
     expected = session.run(None, given)
     found = outputs(args, path, given, work)
     worst_output = max(map(relative, found, expected))

@@ -82,6 +82,10 @@ TEST(OnnxFiles, HaveTheParametersOfTheirModels) {
       // Tokens, places and segments; the head has a layer of its own.
       {"bert", (256 + 32 + 2) * kHidden + kNorm + 2 * layer(32) +
                    dense(kHidden, kHidden) + kNorm + dense(kHidden, 256)},
+      // Two tables, and of two layers each of four gates; PyTorch's two biases
+      // are one.
+      {"lstm", 2 * 256 * 12 + 2 * 4 * (12 + kHidden + 1) * kHidden +
+                   2 * 4 * (2 * kHidden + 1) * kHidden + dense(kHidden, 256)},
       // A class token, places, and patches of 3x4x4.
       {"vit", kHidden + 17 * kHidden + dense(3 * 4 * 4, kHidden) +
                   2 * layer(32) + kNorm + dense(kHidden, 10)},  // up, down
@@ -92,6 +96,37 @@ TEST(OnnxFiles, HaveTheParametersOfTheirModels) {
     EXPECT_EQ(ParameterCount(*graph), parameters) << name;
     EXPECT_TRUE(Differentiate(*graph).has_value()) << name;
   }
+}
+
+// An LSTM is a cell for each of its 16 steps, in blocks of up to ten; equal
+// blocks of a layer's steps are repeated ones. The decoder begins in the state
+// that the encoder ends in: its first cells have operands that those of an
+// encoder, which are zero, lack.
+TEST(OnnxFiles, RecurrentLayersAreUnrolled) {
+  const auto graph = ImportModel(Fixture("lstm"), Options(4, 16));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  EXPECT_EQ(graph->seq_len, 16);
+  std::map<std::string, int> cells;  // by operands
+  for (const Node& node : graph->nodes) {
+    if (node.op->name != "lstm_gates") continue;
+    ++cells[std::to_string(node.operands.size())];
+  }
+  EXPECT_EQ(cells["1"], 2);  // first steps of the encoder's layers
+  EXPECT_EQ(cells["2"], 4 * 16 - 2);
+  // Four layers, each of two runs of steps.
+  const auto runs =
+      std::ranges::count_if(graph->blocks, [](const std::string& name) {
+        return name.ends_with(".0") || name.ends_with(".10");
+      });
+  EXPECT_EQ(runs, 8);
+  const std::vector<int> classes = BlockClasses(*graph);
+  EXPECT_LT(std::set<int>(classes.begin(), classes.end()).size(),
+            classes.size());
+  // Between layers nothing is put together and taken apart again.
+  EXPECT_EQ(std::ranges::count(
+                graph->nodes, "stack",
+                [](const Node& node) { return std::string(node.op->name); }),
+            1);
 }
 
 // However an exporter spells them: GELU is five nodes there, SiLU two.
@@ -359,9 +394,14 @@ TEST(Onnx, AllThatCannotBeMappedIsListed) {
   parts.nodes.push_back(
       NodeOf("Gemm", "wrong", {"x", "w2"}, "z", {IntAttribute("transB", 1)}));
   parts.nodes.push_back(NodeOf("Relu", "nothing", {"nowhere"}, "zz"));
+  // What no output is made of is left out.
+  EXPECT_THAT(ErrorOf(parts), HasSubstr(": 1 of 6 nodes cannot be mapped"));
+  parts.nodes.push_back(NodeOf("Sum", "all", {"logits", "z", "zz"}, "sum"));
+  parts.output = "sum";
   EXPECT_THAT(
       ErrorOf(parts),
-      AllOf(HasSubstr("tessera.test.onnx: 3 of 6 nodes cannot be mapped"),
+      AllOf(HasSubstr("tessera.test.onnx: 3 of 7 nodes cannot be mapped"),
+            HasSubstr("2 behind them were not looked at"),
             HasSubstr("node 'odd' (Hardmax): no operator"),
             HasSubstr("node 'wrong' (Gemm): reads 6 features: its weight has "
                       "5"),
@@ -434,6 +474,58 @@ TEST(Onnx, FunctionsThatNoOperatorComputesAreNamed) {
                         "function of 'outer'"));
 }
 
+// One LSTM of the file's own weights, [n, 6] tokens of 8 features.
+Parts SmallLstm(const std::vector<Message>& attributes,
+                const std::string& last = "") {
+  std::vector<std::string> operands = {"turned", "w", "r", "b",
+                                       "",       "",  "",  last};
+  while (operands.back().empty()) operands.pop_back();
+  const auto order = [](std::initializer_list<int64_t> dims) {
+    Message perm = Message().Text(1, "perm");
+    for (int64_t d : dims) perm.Number(8, d);
+    return perm;
+  };
+  return {.inputs = {InputOf("ids", 7, {"n", "s"})},
+          .weights = {WeightOf("table", {9, 8}), WeightOf("w", {1, 20, 8}),
+                      WeightOf("r", {1, 20, 5}), WeightOf("b", {1, 40}),
+                      WeightOf("p", {1, 15}), WeightOf("out", {5, 9}),
+                      IntsOf("one", {1})},
+          .nodes = {
+              NodeOf("Gather", "lookup", {"table", "ids"}, "x"),
+              NodeOf("Transpose", "turn", {"x"}, "turned", {order({1, 0, 2})}),
+              NodeOf("LSTM", "lstm", operands, "y", attributes),
+              NodeOf("Squeeze", "squeeze", {"y", "one"}, "y1"),
+              NodeOf("Transpose", "back", {"y1"}, "y2", {order({1, 0, 2})}),
+              NodeOf("MatMul", "head", {"y2", "out"}, "logits")}};
+}
+
+TEST(Onnx, CellsThatNoOperatorComputesAreNamed) {
+  EXPECT_EQ(ErrorOf(SmallLstm({}), Options(4, 6)), "");
+  const auto text = [](const std::string& name, const std::string& value) {
+    return Message().Text(1, name).Text(4, value);
+  };
+  EXPECT_EQ(ErrorOf(SmallLstm({text("direction", "reverse")}), Options(4, 6)),
+            "");
+  EXPECT_THAT(ErrorOf(SmallLstm({IntAttribute("clip", 1)}), Options(4, 6)),
+              HasSubstr("node 'lstm' (LSTM): clip is not supported"));
+  EXPECT_THAT(ErrorOf(SmallLstm({Message()
+                                     .Text(1, "activations")
+                                     .Text(9, "Sigmoid")
+                                     .Text(9, "Relu")
+                                     .Text(9, "Tanh")}),
+                      Options(4, 6)),
+              HasSubstr("activation Relu is not supported"));
+  EXPECT_THAT(ErrorOf(SmallLstm({}, "p"), Options(4, 6)),
+              HasSubstr("operand 7 (peepholes) is not supported"));
+  EXPECT_THAT(ErrorOf(SmallLstm({text("direction", "both")}), Options(4, 6)),
+              HasSubstr("unknown direction 'both'"));
+  EXPECT_THAT(
+      ErrorOf(SmallLstm({text("direction", "bidirectional")}), Options(4, 6)),
+      HasSubstr("operand 1 is [1,20,8]: expected [2,20,8]"));
+  EXPECT_THAT(ErrorOf(SmallLstm({}), Options(4, 300)),
+              HasSubstr("has 300 steps: at most 256"));
+}
+
 TEST(Onnx, OtherVersionsAreRefused) {
   Parts parts = SmallMlp();
   parts.opset = 12;
@@ -497,7 +589,7 @@ TEST(Onnx, BrokenFilesAreErrors) {
 
 TEST(Onnx, TruncatedFixturesAreErrors) {
   for (const char* name : {"mlp", "residual", "inception", "tokens-dynamo",
-                           "grouped", "gpt2", "bert", "vit"}) {
+                           "grouped", "gpt2", "bert", "vit", "lstm"}) {
     const auto bytes = ReadFile(Fixture(name));
     ASSERT_TRUE(bytes.has_value());
     for (size_t size = 0; size < bytes->size(); size += 499) {
