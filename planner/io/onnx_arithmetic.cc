@@ -581,8 +581,14 @@ Result<Activation> Walk::Contiguous(const OnnxNode& node, Activation x) {
 Result<Activation> Walk::SoftmaxOf(const OnnxNode& node, Activation x,
                                    size_t axis, bool log) {
   TESSERA_TRY(x, Materialise(std::move(x)));
+  TESSERA_RETURN_IF_ERROR(CheckOwn(x, axis));
   if (x.dims[axis].size() != 1 || x.own.size() > kMaxDims - 1) {
     return InvalidInput("expected a softmax over one of at most 5 dimensions");
+  }
+  if (x.dims[axis][0].letter == 'b') {
+    return InvalidInput(
+        "a softmax over samples is not supported: batches are cut into "
+        "microbatches");
   }
   const int over = x.dims[axis][0].id;
   Letters letters("z");
@@ -637,6 +643,7 @@ Result<void> Walk::Reduce(const OnnxNode& node) {
       y.dims.push_back(x.dims[d]);
       continue;
     }
+    TESSERA_RETURN_IF_ERROR(CheckOwn(x, d));
     for (const Atom& atom : x.dims[d]) gone.insert(atom.id);
     if (keep) y.dims.push_back({});
   }
@@ -683,6 +690,7 @@ Result<Activation> Walk::Placed(const OnnxNode& node, Activation x, size_t d,
                                 int64_t places, std::string_view op,
                                 std::vector<Attribute> attributes,
                                 const std::string& what) {
+  TESSERA_RETURN_IF_ERROR(CheckOwn(x, d));
   const Atom from = x.dims[d][0];
   TESSERA_TRY(const Atom to, Whole(AtomOf(node, what + std::to_string(d)),
                                    places, from.letter));
@@ -755,6 +763,10 @@ Result<void> Walk::Pad(const OnnxNode& node) {
     TESSERA_TRY(const OnnxConstant constant, Constant(node, 2));
     if (constant.values.size() != 1) return InvalidInput("pads with several");
     value = constant.values[0];
+    if (!(std::abs(value) <= kMost)) {
+      return InvalidInput("padding with " + std::to_string(value) +
+                          " is not supported: expected a finite number");
+    }
   }
   std::vector<int64_t> axes(x.dims.size());
   std::iota(axes.begin(), axes.end(), 0);

@@ -47,6 +47,13 @@ bool MovesElements(const OnnxNode& node) {
   return std::ranges::find(kOps, node.op) != kOps.end();
 }
 
+// A rule over the samples b; what is of tensors of the file alone has rows that
+// are no samples.
+std::string RuleOver(bool sampled, std::string rule) {
+  if (!sampled) std::ranges::replace(rule, 'b', 'm');
+  return rule;
+}
+
 constexpr std::string_view kLinear = "bi,gji->bgj";
 constexpr std::string_view kLinearOfBias = "bi,gji+gj->bgj";
 
@@ -55,16 +62,10 @@ constexpr std::string_view kLinearOfBias = "bi,gji+gj->bgj";
 // ---- Weights ----------------------------------------------------------------
 
 void Walk::FindSlabs() {
-  std::map<std::string, const OnnxNode*> producers;
-  for (const OnnxNode& node : model_.nodes) {
-    for (const std::string& output : node.outputs) {
-      producers.emplace(output, &node);
-    }
-  }
   std::vector<const OnnxNode*> behind;
   const auto follow = [&](const std::string& name) {
-    const auto made = producers.find(name);
-    if (made == producers.end() || !MovesElements(*made->second)) return;
+    const auto made = producers_.find(name);
+    if (made == producers_.end() || !MovesElements(*made->second)) return;
     if (of_slabs_.insert(made->second).second) behind.push_back(made->second);
   };
   for (const OnnxNode& node : model_.nodes) {
@@ -221,15 +222,16 @@ TensorId Walk::LayerWeight(std::vector<PublishedPiece> pieces,
 
 // ---- Steps ------------------------------------------------------------------
 
-TensorId Walk::Stacked(const std::string& name,
+TensorId Walk::Stacked(const std::string& name, bool sampled,
                        const std::vector<TensorId>& steps) {
   const auto made = stacked_.find(steps[0]);
   if (made != stacked_.end()) return made->second;
   std::string rule = "bh";
   for (size_t i = 1; i < steps.size(); ++i) rule += ",bh";
-  return stacked_[steps[0]] = builder_.Add1(
-             "stack", Unique(name + ".stack"), steps, rule + "->bd!h",
-             {{"steps", Number(std::ssize(steps))}});
+  return stacked_[steps[0]] =
+             builder_.Add1("stack", Unique(name + ".stack"), steps,
+                           RuleOver(sampled, rule + "->bd!h"),
+                           {{"steps", Number(std::ssize(steps))}});
 }
 
 Result<Activation> Walk::JoinedStates(const OnnxNode& node,
@@ -249,7 +251,7 @@ Result<Activation> Walk::JoinedStates(const OnnxNode& node,
   TESSERA_TRY(joint, Contiguous(node, std::move(joint)));
   joint.own.insert(joint.own.begin() + 1, place);
   joint.dims[value.axis] = {place};
-  joint.tensor = Stacked(NameOf(node), states);
+  joint.tensor = Stacked(NameOf(node), joint.own[0].letter == 'b', states);
   return joint;
 }
 
@@ -390,7 +392,8 @@ Result<std::vector<TensorId>> Walk::StepsOf(const OnnxNode& node,
   for (int64_t i = 1; i < count; ++i) rule += ",bh";
   return unstacked_[x.tensor] =
              builder_.Add("unstack", Unique(NameOf(node) + ".steps"),
-                          {x.tensor}, rule, {{"steps", Number(count)}});
+                          {x.tensor}, RuleOver(x.own[0].letter == 'b', rule),
+                          {{"steps", Number(count)}});
 }
 
 Result<TensorId> Walk::InitialState(const OnnxNode& node, size_t operand,
@@ -441,7 +444,7 @@ Result<TensorId> Walk::InitialState(const OnnxNode& node, size_t operand,
     return InvalidInput("its initial state has dimensions that are several");
   }
   return builder_.Add1("unstack", Unique(NameOf(node) + ".state"), {x.tensor},
-                       "bd!h->bh", {{"steps", 1}});
+                       RuleOver(sampled, "bd!h->bh"), {{"steps", 1}});
 }
 
 // ---- Layers -----------------------------------------------------------------
@@ -491,6 +494,7 @@ Result<Walk::LayerWeights> Walk::WeightsOf(const OnnxNode& node,
   const std::string suffix =
       call.directions == 1 ? "" : "." + std::to_string(direction);
   LayerWeights weights;
+  weights.sampled = call.sampled;
   for (size_t operand = 1; operand <= 3; ++operand) {
     const bool bias = operand == 3;
     if (bias && !Has(node, operand)) continue;
@@ -553,7 +557,8 @@ Walk::CellState Walk::Step(const OnnxNode& node, const std::string& prefix,
   const CellDef& cell = CellOf(node);
   const auto add = [&](std::string_view op, const std::string& name,
                        std::vector<TensorId> operands, std::string_view rule) {
-    return builder_.Add1(op, Unique(prefix + name), std::move(operands), rule);
+    return builder_.Add1(op, Unique(prefix + name), std::move(operands),
+                         RuleOver(weights.sampled, std::string(rule)));
   };
   std::vector<TensorId> operands = {x, weights.of_inputs[0]};
   if (!weights.biases.empty()) operands.push_back(weights.biases[0]);
@@ -583,8 +588,9 @@ Walk::CellState Walk::Step(const OnnxNode& node, const std::string& prefix,
     operands.push_back(state.cell);
     rule += ",bj";
   }
-  const auto results = builder_.Add("lstm_gates", Unique(prefix), operands,
-                                    rule + (keeps ? "->bj,bj" : "->bj"));
+  const auto results = builder_.Add(
+      "lstm_gates", Unique(prefix), operands,
+      RuleOver(weights.sampled, rule + (keeps ? "->bj,bj" : "->bj")));
   return {results[0], keeps ? results[1] : TensorId()};
 }
 
@@ -596,7 +602,8 @@ Walk::CellState Walk::StepApart(const OnnxNode& node, const std::string& prefix,
   const auto add = [&](std::string_view op, const std::string& name,
                        std::vector<TensorId> operands) {
     const std::string rule = operands.size() == 1 ? "bj->bj" : "bj,bj->bj";
-    return builder_.Add1(op, Unique(prefix + name), std::move(operands), rule);
+    return builder_.Add1(op, Unique(prefix + name), std::move(operands),
+                         RuleOver(weights.sampled, rule));
   };
   const TensorId h = state.hidden;
   // W x + R h + b of gate k, where h may be another state.
@@ -608,12 +615,13 @@ Walk::CellState Walk::StepApart(const OnnxNode& node, const std::string& prefix,
       operands.push_back(weights.biases[k]);
       rule += "+j";
     }
-    TensorId sum = builder_.Add1("linear", Unique(prefix + name + ".ih"),
-                                 operands, rule + "->bj");
+    TensorId sum =
+        builder_.Add1("linear", Unique(prefix + name + ".ih"), operands,
+                      RuleOver(weights.sampled, rule + "->bj"));
     if (!of.valid()) return sum;
-    const TensorId recurrent =
-        builder_.Add1("linear", Unique(prefix + name + ".hh"),
-                      {of, weights.of_states[k]}, "bi,ji->bj");
+    const TensorId recurrent = builder_.Add1(
+        "linear", Unique(prefix + name + ".hh"), {of, weights.of_states[k]},
+        RuleOver(weights.sampled, "bi,ji->bj"));
     return add("add", name + ".sum", {sum, recurrent});
   };
   if (node.op == "RNN") {
@@ -724,7 +732,8 @@ Result<void> Walk::Recurrent(const OnnxNode& node) {
                  : std::vector<Dim>{x.dims[1], {}, x.dims[0], {hidden}};
     all.x = y;
     if (call.directions > 1 && read(0)) {
-      y.tensor = x.dims[1].empty() ? made[0] : Stacked(layer, made);
+      y.tensor =
+          x.dims[1].empty() ? made[0] : Stacked(layer, call.sampled, made);
       all.pieces.push_back(std::move(y));
     }
     all.steps = std::move(made);

@@ -301,20 +301,32 @@ Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
     return Flatten(std::span(x.dims).first(x.dims.size() - 2));
   };
   std::vector<Atom> outer = leading(q);
-  if (outer.size() == 2) {
-    const Dim parts = atoms_.Split(outer[1], outer[1].extent);
+  std::vector<Atom> of_k = leading(k);
+  std::vector<Atom> of_v = leading(v);
+  // Keys and values of fewer heads are repeated, each for some queries.
+  const auto repeats = [](const Activation& x, std::vector<Atom>& atoms) {
+    if (atoms.size() != 3 ||
+        std::ranges::count(x.own, atoms[2].id, &Atom::id) > 0) {
+      return int64_t{1};
+    }
+    const int64_t times = atoms[2].extent;
+    atoms.pop_back();
+    return times;
+  };
+  const int64_t times = repeats(k, of_k);
+  if (repeats(v, of_v) != times) of_v.clear();
+  if (outer.size() == 2 && outer[1].extent % times == 0) {
+    const Dim parts = atoms_.Split(outer[1], outer[1].extent / times);
     if (parts.size() == 2) {
       for (Dim& dim : q.dims) ReplaceIn(dim, outer[1], parts);
       ReplaceIn(q.own, outer[1], parts);
       outer = leading(q);
     }
   }
-  const std::vector<Atom> of_k = leading(k);
-  const std::vector<Atom> of_v = leading(v);
   const auto single = [](const Dim& dim) { return dim.size() == 1; };
   const bool fits =
       v.dims.size() == rank && outer.size() == 3 && of_k.size() == 2 &&
-      of_v.size() == 2 && outer[2].extent == 1 && outer[0].letter == 'b' &&
+      of_v.size() == 2 && outer[2].extent == times && outer[0].letter == 'b' &&
       outer[0].id == of_k[0].id && outer[0].id == of_v[0].id &&
       outer[1].extent == of_k[1].extent && outer[1].extent == of_v[1].extent &&
       single(q.dims[rank - 2]) && single(q.dims[rank - 1]) &&
@@ -327,7 +339,7 @@ Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
   const auto misfit = [&] {
     return InvalidInput(
         "expected attention of queries, keys and values that dense layers "
-        "make, with as many heads each; found " +
+        "make, whose heads are those of queries or divide them; found " +
         text(q) + ", " + text(k) + " and " + text(v));
   };
   if (!fits) return misfit();
@@ -364,8 +376,28 @@ Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
   return {};
 }
 
-// A tensor of the file that is the same for all samples stays as it is.
+// A tensor of the file that is the same for all samples stays as it is; what is
+// computed is repeated along dimensions that its tensor lacks.
 Result<void> Walk::Expand(const OnnxNode& node) {
+  if (In(node, 0).Is(Value::Kind::kActivation)) {
+    TESSERA_TRY(Activation x, Computed(node, 0));
+    TESSERA_TRY(const std::vector<int64_t> to, Ints(node, 1));
+    const Shape from = ShapeOf(In(node, 0));
+    for (size_t d = 0; d < from.size(); ++d) {
+      const int64_t extent = to.size() == from.size() ? to[d] : 0;
+      if (extent == from[d] || extent == 1) continue;
+      if (extent < 1 || !x.dims[d].empty()) {
+        return InvalidInput("cannot repeat " + TextOf(from) + " as " +
+                            TextOf({to.begin(), to.end()}));
+      }
+      TESSERA_TRY(
+          const Atom copies,
+          Whole(AtomOf(node, "copies" + std::to_string(d)), extent, 'r'));
+      x.dims[d] = {copies};
+    }
+    Set(node, ActivationValue(std::move(x)));
+    return {};
+  }
   if (!In(node, 0).Is(Value::Kind::kWeight)) {
     return InvalidInput("expected a tensor of the file");
   }

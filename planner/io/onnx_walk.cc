@@ -61,17 +61,16 @@ Walk::Walk(const OnnxModel& model, const std::string& path, const Sizes& sizes,
 }
 
 void Walk::FindNeeded() {
-  std::map<std::string_view, const OnnxNode*> producers;
   for (const OnnxNode& node : model_.nodes) {
     for (const std::string& output : node.outputs) {
-      producers.emplace(output, &node);
+      producers_.emplace(output, &node);
     }
   }
   std::vector<std::string_view> behind(outputs_.begin(), outputs_.end());
   while (!behind.empty()) {
-    const auto made = producers.find(behind.back());
+    const auto made = producers_.find(behind.back());
     behind.pop_back();
-    if (made == producers.end() || !needed_.insert(made->second).second) {
+    if (made == producers_.end() || !needed_.insert(made->second).second) {
       continue;
     }
     behind.insert(behind.end(), made->second->inputs.begin(),
@@ -162,7 +161,7 @@ Result<Activation> Walk::Computed(const OnnxNode& node, size_t i) {
   if (value.Is(Value::Kind::kSteps)) {
     const Value held = value;
     Activation x = held.x;
-    x.tensor = Stacked(NameOf(node), held.steps);
+    x.tensor = Stacked(NameOf(node), held.x.own[0].letter == 'b', held.steps);
     values_[node.inputs[i]] = ActivationValue(x);
     return x;
   }
@@ -712,7 +711,7 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Dropout", "dropout while training, else nothing", &Walk::Dropout},
       {"Einsum", "einsum, reduce_sum or transpose", &Walk::Einsum},
       {"Elu", "elu", &Walk::Parametric},
-      {"Expand", "nothing, of tensors of the file", &Walk::Expand},
+      {"Expand", "nothing, of tensors of the file and of heads", &Walk::Expand},
       {"Flatten", "nothing", &Walk::Flat},
       {"Gather", "rows of a table: embedding; a place of a sequence: select",
        &Walk::Gather},
@@ -802,6 +801,9 @@ Result<void> Walk::CheckSizes(const OnnxNode& node) {
 }
 
 Result<void> Walk::Map(const OnnxNode& node) {
+  if (const auto rotary = rotary_.find(&node); rotary != rotary_.end()) {
+    return Rotate(node, rotary->second);
+  }
   bool constants = true;  // all operands
   bool known = true;      // the same, were they computed
   bool large = false;
@@ -905,6 +907,8 @@ Result<void> Walk::Map(const OnnxNode& node) {
       return {};
     }
   }
+  TESSERA_TRY(const bool numbers, FoldNumbers(node));
+  if (numbers) return {};
   for (const Row& row : Rows()) {
     if (row.name != node.op) continue;
     if (node.inputs.empty()) return InvalidInput("has no operands");
@@ -920,6 +924,7 @@ Result<void> Walk::Map(const OnnxNode& node) {
 void Walk::Run() {
   FindPatches();
   FindSlabs();
+  FindRotary();
   for (const BoundInput& input : sizes_.inputs) {
     if (input.all_ones) {
       Value value;
@@ -1073,6 +1078,9 @@ Result<OnnxComputation> Walk::FinishComputation() {
     if (!x) return x.error().At(where);
     output.tensor = x->tensor;
     output.shape = ShapeOf(ActivationValue(*x));
+    for (size_t d = 0; d < x->dims.size(); ++d) {
+      if (auto own = CheckOwn(*x, d); !own) return own.error().At(where);
+    }
     for (const Atom& atom : Flatten(x->dims)) {
       const auto at = std::ranges::find(x->own, atom.id, &Atom::id);
       output.order.push_back(static_cast<size_t>(at - x->own.begin()));

@@ -50,12 +50,21 @@ struct RowRange {
   int64_t count = 0;  // 0: all
 };
 
+// Of a rotary embedding: place i turns pair j of n features by
+// i / factor * theta^(-2j/n).
+struct Angles {
+  double theta = 0;
+  double factor = 1;
+};
+
 // What is read in a walk over a small batch: masks and states are as large as
 // the batch, and those of a large one are not computed.
 struct Found {
   std::map<const OnnxNode*, Mask> masks;  // by the nodes that apply them
   // Initial states of recurrent layers that are zero: operands.
   std::set<std::pair<const OnnxNode*, size_t>> zeros;
+  std::map<const OnnxNode*, Angles>
+      angles;  // by a rotary embedding's last node
 };
 
 // One walk over the nodes. Where it takes an atom apart its graph is of no use,
@@ -205,6 +214,28 @@ class Walk {
   Result<void> Attention(const OnnxNode& node, Scores scores, Activation v);
   Result<void> MeanOfImage(const OnnxNode& node);
 
+  // ---- rotary embeddings
+  // x cos + turned sin, where `turned` has the halves of x's features in the
+  // other order and the first of them negated.
+  struct Rotary {
+    std::string x;
+    std::string cos;
+    std::string sin;
+    const OnnxNode* low = nullptr;  // slices of x
+    const OnnxNode* high = nullptr;
+  };
+  void FindRotary();
+  std::optional<Rotary> RotaryOf(const OnnxNode& cos_side,
+                                 const OnnxNode& sin_side);
+  Result<void> Rotate(const OnnxNode& node, const Rotary& rotary);
+  // The node that makes a value, if it is of `op`.
+  const OnnxNode* Producer(const std::string& value, std::string_view op) const;
+  // That atoms of dimension d are the tensor's, not repeated by an Expand.
+  static Result<void> CheckOwn(const Activation& x, size_t d);
+  // Numbers of the file that only other numbers meet, such as frequencies: no
+  // weights.
+  Result<bool> FoldNumbers(const OnnxNode& node);
+
   // ---- recurrent layers
   // A node's sizes.
   struct LayerCall {
@@ -221,6 +252,7 @@ class Walk {
     std::vector<TensorId> of_states;
     std::vector<TensorId> biases;
     TensorId candidate_bias;  // of gru_gates
+    bool sampled = true;
   };
   // Between steps; invalid: zeros.
   struct CellState {
@@ -234,7 +266,8 @@ class Walk {
   TensorId LayerWeight(std::vector<PublishedPiece> pieces,
                        const std::string& suffix, const Shape& shape,
                        double stddev);
-  TensorId Stacked(const std::string& name, const std::vector<TensorId>& steps);
+  TensorId Stacked(const std::string& name, bool sampled,
+                   const std::vector<TensorId>& steps);
   // The steps of operand 0, of which x becomes the whole, (samples, steps,
   // features).
   Result<std::vector<TensorId>> StepsOf(const OnnxNode& node, size_t samples,
@@ -335,6 +368,8 @@ class Walk {
   std::map<std::string, Value, std::less<>> values_;
   std::vector<std::string> outputs_;
   std::set<const OnnxNode*> needed_;
+  std::map<std::string_view, const OnnxNode*> producers_;
+  std::map<const OnnxNode*, Rotary> rotary_;  // by their last nodes
   std::map<std::string, int> uses_;  // how many nodes and outputs read a value
   std::map<std::string, std::vector<const OnnxNode*>> readers_;
   std::set<const OnnxNode*> done_;  // by a node in front of them

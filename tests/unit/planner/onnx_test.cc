@@ -82,6 +82,12 @@ TEST(OnnxFiles, HaveTheParametersOfTheirModels) {
       // Tokens, places and segments; the head has a layer of its own.
       {"bert", (256 + 32 + 2) * kHidden + kNorm + 2 * layer(32) +
                    dense(kHidden, kHidden) + kNorm + dense(kHidden, 256)},
+      // Queries and outputs, keys and values of half as many heads, a gated
+      // MLP and two norms.
+      {"llama", 2 * 256 * kHidden +
+                    2 * (2 * kHidden * kHidden + 2 * kHidden * 8 +
+                         3 * kHidden * 32 + 2 * kHidden) +
+                    kHidden},
       // Two tables, and of two layers each of four gates; PyTorch's two biases
       // are one.
       {"lstm", 2 * 256 * 12 + 2 * 4 * (12 + kHidden + 1) * kHidden +
@@ -98,10 +104,9 @@ TEST(OnnxFiles, HaveTheParametersOfTheirModels) {
   }
 }
 
-// An LSTM is a cell for each of its 16 steps, in blocks of up to ten; equal
-// blocks of a layer's steps are repeated ones. The decoder begins in the state
-// that the encoder ends in: its first cells have operands that those of an
-// encoder, which are zero, lack.
+// An LSTM is a cell for each of its 16 steps, in blocks of up to ten. The
+// decoder begins in the state that the encoder ends in: its first cells have
+// operands that those of an encoder, which are zero, lack.
 TEST(OnnxFiles, RecurrentLayersAreUnrolled) {
   const auto graph = ImportModel(Fixture("lstm"), Options(4, 16));
   ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
@@ -119,9 +124,6 @@ TEST(OnnxFiles, RecurrentLayersAreUnrolled) {
         return name.ends_with(".0") || name.ends_with(".10");
       });
   EXPECT_EQ(runs, 8);
-  const std::vector<int> classes = BlockClasses(*graph);
-  EXPECT_LT(std::set<int>(classes.begin(), classes.end()).size(),
-            classes.size());
   // Between layers nothing is put together and taken apart again.
   EXPECT_EQ(std::ranges::count(
                 graph->nodes, "stack",
@@ -171,6 +173,35 @@ TEST(OnnxFiles, AttentionIsRecognised) {
     EXPECT_LT(std::set<int>(classes.begin(), classes.end()).size(),
               classes.size())
         << name;
+  }
+}
+
+// Rotary embeddings are found among slices, cosines and sines of constants, the
+// frequencies of which are no weights; two heads of queries read one of keys.
+TEST(OnnxFiles, RotaryPositionsAndGroupedHeadsAreRecognised) {
+  // The longer sequence's table of angles, 2^19 places by 4 features, is too
+  // large to be computed: they are those of a shorter one.
+  for (const int64_t places : {int64_t{16}, int64_t{1} << 19}) {
+    const auto graph = ImportModel(Fixture("llama"), Options(2, places));
+    ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+    int rotary = 0;
+    for (const Node& node : graph->nodes) {
+      if (node.op->name == "rotary") {
+        ++rotary;
+        EXPECT_EQ(node.attribute("theta"), 10000);
+        EXPECT_EQ(graph->tensor(node.operands[1]).name, "positions");
+      }
+      if (node.op->name != "attention") continue;
+      EXPECT_NEAR(node.attribute("scale"), 0.5, 1e-6);
+      EXPECT_EQ(graph->tensor(node.operands[0]).shape,
+                (Shape{2, places, 2, 2, 4}));
+      EXPECT_EQ(graph->tensor(node.operands[1]).shape,
+                (Shape{2, places, 2, 4}));
+    }
+    EXPECT_EQ(rotary, 4);  // of queries and of keys in two layers
+    const std::set<std::string> ops = OpsOf(*graph);
+    EXPECT_FALSE(ops.contains("slice"));
+    EXPECT_FALSE(ops.contains("concat_channels"));
   }
 }
 
@@ -468,6 +499,25 @@ TEST(Onnx, NormsInPartsAndSoftmaxesAreOperators) {
   EXPECT_TRUE(Differentiate(*graph).has_value());
 }
 
+// x + 1e-6 is not x: it is what a norm of small numbers divides by.
+TEST(Onnx, SmallNumbersAreAdded) {
+  Parts parts = SmallMlp();
+  parts.weights.push_back(
+      Message()
+          .Number(2, 1)
+          .Text(8, "epsilon")
+          .Text(9, std::string("\xbd\x37\x86\x35", 4)));  // 1e-6
+  parts.nodes[2] = NodeOf("Add", "moved", {"y2", "epsilon"}, "y2a");
+  parts.nodes.insert(parts.nodes.begin() + 3,
+                     NodeOf("Sqrt", "root", {"y2a"}, "y3"));
+  const auto graph = ImportBytes(BytesOf(parts), Options(4));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  const auto offset = std::ranges::find_if(
+      graph->nodes, [](const Node& node) { return node.op->name == "offset"; });
+  ASSERT_NE(offset, graph->nodes.end());
+  EXPECT_NEAR(offset->attribute("amount"), 1e-6, 1e-12);
+}
+
 TEST(Onnx, FunctionsThatNoOperatorComputesAreNamed) {
   EXPECT_THAT(ErrorOf(MlpOf("Exp", "Floor")),
               HasSubstr("node 'second' (Gemm): no operator computes the "
@@ -499,6 +549,18 @@ Parts SmallLstm(const std::vector<Message>& attributes,
               NodeOf("MatMul", "head", {"y2", "out"}, "logits")}};
 }
 
+// Of 40 steps the runs in the middle, each of ten, are one repeated.
+TEST(Onnx, RunsOfStepsAreRepeated) {
+  const auto graph = ImportBytes(BytesOf(SmallLstm({})), Options(4, 40));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  EXPECT_THAT(graph->blocks, ElementsAre("lookup", "lstm.0", "lstm.10",
+                                         "lstm.20", "lstm.30", "head"));
+  const std::vector<int> classes = BlockClasses(*graph);
+  EXPECT_EQ(classes[3], classes[2]);
+  EXPECT_NE(classes[2], classes[1]);
+  EXPECT_TRUE(Differentiate(*graph).has_value());
+}
+
 TEST(Onnx, CellsThatNoOperatorComputesAreNamed) {
   EXPECT_EQ(ErrorOf(SmallLstm({}), Options(4, 6)), "");
   const auto text = [](const std::string& name, const std::string& value) {
@@ -524,6 +586,25 @@ TEST(Onnx, CellsThatNoOperatorComputesAreNamed) {
       HasSubstr("operand 1 is [1,20,8]: expected [2,20,8]"));
   EXPECT_THAT(ErrorOf(SmallLstm({}), Options(4, 300)),
               HasSubstr("has 300 steps: at most 256"));
+}
+
+TEST(Onnx, WhatAnOperatorCannotDoIsSaidOfTheNode) {
+  Parts samples = SmallMlp();
+  samples.nodes[2] =
+      NodeOf("Softmax", "odd", {"y2"}, "y3", {IntAttribute("axis", 0)});
+  EXPECT_THAT(ErrorOf(samples),
+              HasSubstr("node 'odd' (Softmax): a softmax over samples is not "
+                        "supported"));
+  Parts padded = SmallMlp();
+  padded.weights.push_back(IntsOf("pads", {0, 1, 0, 0}));
+  padded.weights.push_back(
+      Message()
+          .Number(2, 1)
+          .Text(8, "hidden")
+          .Text(9, std::string("\x00\x00\x80\xff", 4)));  // minus infinity
+  padded.nodes[2] = NodeOf("Pad", "odd", {"y2", "pads", "hidden"}, "y3");
+  EXPECT_THAT(ErrorOf(padded), HasSubstr("node 'odd' (Pad): padding with -inf "
+                                         "is not supported"));
 }
 
 TEST(Onnx, OtherVersionsAreRefused) {
@@ -589,7 +670,7 @@ TEST(Onnx, BrokenFilesAreErrors) {
 
 TEST(Onnx, TruncatedFixturesAreErrors) {
   for (const char* name : {"mlp", "residual", "inception", "tokens-dynamo",
-                           "grouped", "gpt2", "bert", "vit", "lstm"}) {
+                           "grouped", "gpt2", "bert", "vit", "lstm", "llama"}) {
     const auto bytes = ReadFile(Fixture(name));
     ASSERT_TRUE(bytes.has_value());
     for (size_t size = 0; size < bytes->size(); size += 499) {

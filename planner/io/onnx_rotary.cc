@@ -1,0 +1,250 @@
+// Rotary position embeddings, as exporters write them for Hugging Face's
+// models, and the numbers that angles are made of.
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "planner/io/onnx_walk.h"
+
+namespace tessera::onnx {
+
+namespace {
+
+// Of cosines and sines in fp32 of angles up to some ten thousand.
+constexpr double kSameAngle = 1e-3;
+// How far theta may be from a whole number that it then is.
+constexpr double kSameTheta = 1e-4;
+
+// The angles whose cosines and sines are rows of [.., places, features]; what
+// is in front repeats them. Nothing where they are others.
+std::optional<Angles> AnglesOf(const OnnxConstant& cos,
+                               const OnnxConstant& sin) {
+  const size_t rank = cos.shape.size();
+  if (rank < 2 || sin.shape != cos.shape) return std::nullopt;
+  const int64_t places = cos.shape[rank - 2];
+  const int64_t features = cos.shape[rank - 1];
+  const int64_t half = features / 2;
+  if (places < 2 || half < 1 || features % 2 != 0) return std::nullopt;
+  // Of one place, which is less than half a turn.
+  const auto angle = [&](int64_t pair) {
+    const auto at = static_cast<size_t>(features + pair);
+    return std::atan2(sin.values[at], cos.values[at]);
+  };
+  if (!(angle(0) > 0 && angle(half - 1) > 0)) return std::nullopt;
+  Angles angles;
+  angles.factor = 1 / angle(0);
+  if (std::abs(angles.factor - 1) < kSameTheta) angles.factor = 1;
+  angles.theta = 10000;  // of a single pair
+  if (half > 1) {
+    angles.theta = std::exp(-std::log(angle(half - 1) * angles.factor) *
+                            Number(half) / Number(half - 1));
+    const double whole = std::round(angles.theta);
+    if (std::abs(angles.theta - whole) < kSameTheta * whole) {
+      angles.theta = whole;
+    }
+  }
+  if (!(angles.theta >= 1 && angles.factor >= 1)) return std::nullopt;
+  for (size_t i = 0; i < cos.values.size(); ++i) {
+    const auto at = static_cast<int64_t>(i);
+    const int64_t place = at / features % places;
+    const int64_t pair = at % features % half;
+    const double expected =
+        Number(place) / angles.factor *
+        std::pow(angles.theta, -Number(pair) / Number(half));
+    if (!(std::abs(cos.values[i] - std::cos(expected)) <= kSameAngle &&
+          std::abs(sin.values[i] - std::sin(expected)) <= kSameAngle)) {
+      return std::nullopt;
+    }
+  }
+  return angles;
+}
+
+}  // namespace
+
+const OnnxNode* Walk::Producer(const std::string& value,
+                               std::string_view op) const {
+  const auto made = producers_.find(value);
+  const bool is_one = made != producers_.end() && made->second->op == op &&
+                      made->second->outputs.size() == 1;
+  return is_one ? made->second : nullptr;
+}
+
+std::optional<Walk::Rotary> Walk::RotaryOf(const OnnxNode& cos_side,
+                                           const OnnxNode& sin_side) {
+  for (size_t i = 0; i < 2; ++i) {
+    const OnnxNode* const turned = Producer(sin_side.inputs[i], "Concat");
+    if (turned == nullptr || turned->inputs.size() != 2) continue;
+    const OnnxNode* const negative = Producer(turned->inputs[0], "Neg");
+    if (negative == nullptr || negative->inputs.size() != 1) continue;
+    const OnnxNode* const high = Producer(negative->inputs[0], "Slice");
+    const OnnxNode* const low = Producer(turned->inputs[1], "Slice");
+    if (high == nullptr || low == nullptr || high->inputs.size() < 4 ||
+        low->inputs.size() < 4 || high->inputs[0] != low->inputs[0]) {
+      continue;
+    }
+    for (size_t j = 0; j < 2; ++j) {
+      if (cos_side.inputs[j] != low->inputs[0]) continue;
+      const OnnxNode* const parts[] = {&cos_side, &sin_side, turned,
+                                       negative,  high,      low};
+      const bool alone = std::ranges::all_of(parts, [&](const OnnxNode* part) {
+        return uses_[part->outputs[0]] == 1;
+      });
+      if (!alone) continue;
+      done_.insert(std::begin(parts), std::end(parts));
+      return Rotary{low->inputs[0], cos_side.inputs[1 - j],
+                    sin_side.inputs[1 - i], low, high};
+    }
+  }
+  return std::nullopt;
+}
+
+void Walk::FindRotary() {
+  for (const OnnxNode& node : model_.nodes) {
+    if (node.op != "Add" || node.inputs.size() != 2 ||
+        !needed_.contains(&node)) {
+      continue;
+    }
+    const OnnxNode* const sides[] = {Producer(node.inputs[0], "Mul"),
+                                     Producer(node.inputs[1], "Mul")};
+    if (sides[0] == nullptr || sides[1] == nullptr ||
+        sides[0]->inputs.size() != 2 || sides[1]->inputs.size() != 2) {
+      continue;
+    }
+    for (size_t i = 0; i < 2 && !rotary_.contains(&node); ++i) {
+      if (auto found = RotaryOf(*sides[i], *sides[1 - i])) {
+        rotary_[&node] = *std::move(found);
+      }
+    }
+  }
+}
+
+Result<void> Walk::Rotate(const OnnxNode& node, const Rotary& rotary) {
+  OnnxNode reader;
+  reader.name = NameOf(node);
+  reader.outputs = node.outputs;
+  reader.inputs = {rotary.x, rotary.cos, rotary.sin};
+  for (size_t i = 0; i < 3; ++i) {
+    if (!values_.contains(reader.inputs[i])) {
+      return InvalidInput("reads '" + reader.inputs[i] +
+                          "', which nothing in front of it makes");
+    }
+    if (In(reader, i).Is(Value::Kind::kUnknown)) {
+      ++behind_problems_;
+      return {};
+    }
+  }
+  TESSERA_TRY(Activation x, Computed(reader, 0));
+  TESSERA_TRY(x, Materialise(std::move(x)));
+  const size_t rank = x.dims.size();
+  const auto wrong = [] {
+    return InvalidInput(
+        "a rotary embedding of something else than all features of queries or "
+        "keys, which a dense layer makes for each token");
+  };
+  if (rank < 3 || x.own.size() < 3 || x.dims[rank - 1].size() != 1 ||
+      x.dims[rank - 2].size() != 1 ||
+      x.own.back().id != x.dims[rank - 1][0].id ||
+      x.own[1].id != x.dims[rank - 2][0].id || x.own[0].letter != 'b' ||
+      x.own[1].letter != 's') {
+    return wrong();
+  }
+  // The halves of the features.
+  const int64_t features = x.own.back().extent;
+  for (const OnnxNode* slice : {rotary.low, rotary.high}) {
+    const bool low = slice == rotary.low;
+    TESSERA_TRY(const std::vector<int64_t> starts, Ints(*slice, 1));
+    TESSERA_TRY(const std::vector<int64_t> ends, Ints(*slice, 2));
+    TESSERA_TRY(const std::vector<int64_t> axes, Ints(*slice, 3));
+    std::vector<int64_t> steps = {1};
+    if (Has(*slice, 4)) {
+      TESSERA_TRY(steps, Ints(*slice, 4));
+    }
+    const int64_t begin = low ? 0 : features / 2;
+    if (starts != Shape{begin} || ends.size() != 1 || axes.size() != 1 ||
+        steps != Shape{1} || AxisOf(axes[0], rank) != rank - 1 ||
+        std::min(ends[0], features) != (low ? features / 2 : features)) {
+      return wrong();
+    }
+  }
+  const bool large = In(reader, 1).Is(Value::Kind::kLarge) ||
+                     In(reader, 2).Is(Value::Kind::kLarge);
+  if (!large) {
+    TESSERA_TRY(const OnnxConstant cos, Constant(reader, 1));
+    TESSERA_TRY(const OnnxConstant sin, Constant(reader, 2));
+    const size_t dims = cos.shape.size();
+    const auto angles = AnglesOf(cos, sin);
+    if (!angles || cos.shape[dims - 2] != x.own[1].extent ||
+        cos.shape[dims - 1] != features) {
+      return InvalidInput("a rotary embedding by angles that are not known");
+    }
+    found_.angles[&node] = *angles;
+  }
+  const auto known = found_.angles.find(&node);
+  if (known == found_.angles.end()) {
+    return InvalidInput("a rotary embedding by angles that are not known");
+  }
+  const Angles angles = known->second;
+  Letters letters;
+  const std::string rows = letters.Of(std::span(x.own).first(x.own.size() - 1));
+  const std::string last = letters.Of(std::span(x.own).last(1));
+  std::vector<Attribute> attributes = {{"fraction", 1},
+                                       {"theta", angles.theta}};
+  const bool linear = angles.factor != 1;
+  if (linear) attributes.insert(attributes.begin(), {"factor", angles.factor});
+  x.tensor =
+      builder_.Add1(linear ? "rotary_linear" : "rotary", Unique(NameOf(node)),
+                    {x.tensor, Extra("positions")},
+                    rows + last + "!," + rows.substr(0, 2) + "->" + rows + last,
+                    std::move(attributes));
+  Set(node, ActivationValue(std::move(x)));
+  return {};
+}
+
+Result<void> Walk::CheckOwn(const Activation& x, size_t d) {
+  for (const Atom& atom : x.dims[d]) {
+    if (std::ranges::count(x.own, atom.id, &Atom::id) > 0) continue;
+    return InvalidInput(
+        "reads a dimension that an Expand repeats, which only "
+        "attention and products may");
+  }
+  return {};
+}
+
+Result<bool> Walk::FoldNumbers(const OnnxNode& node) {
+  if (node.inputs.size() != 2 || !ApplyOnnx(node.op, 1, 1, true)) return false;
+  bool weight = false;
+  bool several = false;
+  for (size_t i = 0; i < 2; ++i) {
+    const Value& value = In(node, i);
+    if (value.Is(Value::Kind::kWeight)) {
+      weight = true;
+    } else if (value.Is(Value::Kind::kConstant)) {
+      const std::vector<double>& values = value.constant.values;
+      several =
+          std::ranges::any_of(values, [&](double v) { return v != values[0]; });
+    } else {
+      return false;
+    }
+  }
+  if (!weight || !several) return false;
+  std::vector<OnnxConstant> operands;
+  for (size_t i = 0; i < 2; ++i) {
+    const auto numbers = Constant(node, i);
+    if (!numbers) return false;
+    operands.push_back(*numbers);
+  }
+  const OnnxConstant* const given[] = {&operands[0], &operands[1]};
+  auto result = FoldOnnx(node, given);
+  Value value;
+  value.kind = Value::Kind::kLarge;
+  if (result && *result) {
+    value = ConstantValue(**std::move(result));
+  } else if (!result && result.error().code != ErrorCode::kInfeasible) {
+    return result.error();
+  }
+  Set(node, std::move(value));
+  return true;
+}
+
+}  // namespace tessera::onnx
