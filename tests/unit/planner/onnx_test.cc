@@ -650,7 +650,8 @@ TEST(Onnx, TheOutputIsChosen) {
 // Never a crash, and where the file still is one, a graph without flaws.
 TEST(Onnx, BrokenFilesAreErrors) {
   const ImportOptions options = Options(4, 6);
-  for (const Parts& parts : {SmallMlp(), SmallCnn(), SmallAttention(true)}) {
+  for (const Parts& parts :
+       {SmallMlp(), SmallCnn(), SmallAttention(true), SmallLstm({})}) {
     const std::string bytes = BytesOf(parts);
     ASSERT_TRUE(ImportBytes(bytes, options).has_value());
     for (size_t size = 0; size < bytes.size(); ++size) {
