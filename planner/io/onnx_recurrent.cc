@@ -167,7 +167,7 @@ Result<void> Walk::PartOfSlab(const OnnxNode& node) {
       if (shape[d] == 0 && d < rank) shape[d] = slab.shape[d];
     }
     const auto open = std::ranges::find(shape, -1);
-    if (open != shape.end()) {
+    if (open != shape.end() && product(shape) < 0) {
       *open = static_cast<int64_t>(product(slab.shape) / -product(shape));
     }
     TESSERA_RETURN_IF_ERROR(relabelled(shape));
@@ -224,11 +224,11 @@ TensorId Walk::LayerWeight(std::vector<PublishedPiece> pieces,
 
 TensorId Walk::Stacked(const std::string& name, bool sampled,
                        const std::vector<TensorId>& steps) {
-  const auto made = stacked_.find(steps[0]);
+  const auto made = stacked_.find(steps);
   if (made != stacked_.end()) return made->second;
   std::string rule = "bh";
   for (size_t i = 1; i < steps.size(); ++i) rule += ",bh";
-  return stacked_[steps[0]] =
+  return stacked_[steps] =
              builder_.Add1("stack", Unique(name + ".stack"), steps,
                            RuleOver(sampled, rule + "->bd!h"),
                            {{"steps", Number(std::ssize(steps))}});
@@ -245,7 +245,6 @@ Result<Activation> Walk::JoinedStates(const OnnxNode& node,
     }
     states.push_back(x.tensor);
   }
-  const Dim first = {joint.dims[value.axis == 0 ? 1 : 0]};
   TESSERA_TRY(const Atom place,
               Whole(AtomOf(node, "joint"), std::ssize(states), 's'));
   TESSERA_TRY(joint, Contiguous(node, std::move(joint)));
@@ -368,7 +367,9 @@ Result<std::vector<TensorId>> Walk::StepsOf(const OnnxNode& node,
   };
   if (value.Is(Value::Kind::kSteps)) {
     x = turn(value.x);
-    if (SameAtoms(Flatten(x.dims), x.own) && x.dims[1].size() == 1) {
+    const bool whole = std::ranges::all_of(
+        x.dims, [](const Dim& dim) { return dim.size() == 1; });
+    if (whole && SameAtoms(Flatten(x.dims), x.own)) {
       return value.steps;
     }
   }

@@ -68,13 +68,18 @@ std::shared_ptr<const Expression> MakeExpression(std::string op,
                                                  std::string node) {
   auto made = std::make_shared<Expression>();
   const bool bends = op == "Max" || op == "Min";
+  const bool moves = op == "Add" || op == "Sub";
   for (const Term& term : terms) {
     if (term.of_x) {
       made->depth = std::max(made->depth, term.of_x->depth + 1);
       made->bends_beyond |= term.of_x->bends_beyond;
     }
+    if (!term.number) continue;
+    const double number = std::abs(*term.number);
+    // A norm's epsilon is all there is where squares are small.
+    const bool small = number > 0 && number < kNear;
     made->bends_beyond |=
-        bends && term.number && std::abs(*term.number) > kReach;
+        (bends && number > kReach) || ((bends || moves) && small);
   }
   for (size_t i = 0; i < std::size(kPoints); ++i) {
     const auto at = [&](size_t t) {

@@ -100,7 +100,8 @@ struct Expression {
   std::string node;             // that it stands for
   std::vector<double> samples;  // at kPoints
   int depth = 1;                // nodes behind one another
-  // It bends where no sample is, so that these do not tell it from others.
+  // It bends or moves where no sample is, so that these do not tell it from
+  // others.
   bool bends_beyond = false;
 };
 
@@ -119,7 +120,8 @@ struct Activation {
 inline constexpr double kPoints[] = {
     -80.0, -27.0, -9.0, -4.3, -2.9, -2.1, -1.37, -0.71, -0.33, -0.05,
     0.04,  0.29,  0.62, 1.17, 1.9,  2.6,  3.8,   8.0,   29.0,  85.0};
-inline constexpr double kReach = 80;  // within them on both sides
+inline constexpr double kReach = 80;   // within them on both sides
+inline constexpr double kNear = 0.02;  // nearer to zero there are none
 // A gathered function that would be deeper is computed in two parts.
 inline constexpr int kMostDepth = 60;
 

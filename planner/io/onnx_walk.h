@@ -388,8 +388,8 @@ class Walk {
   std::map<std::string, Activation> trained_;
   std::set<const OnnxNode*> of_slabs_;
   std::map<std::string, TensorId> layer_weights_;
-  std::set<std::string> runs_of_steps_;   // blocks
-  std::map<TensorId, TensorId> stacked_;  // by the first step
+  std::set<std::string> runs_of_steps_;                // blocks
+  std::map<std::vector<TensorId>, TensorId> stacked_;  // by the steps
   std::map<TensorId, std::vector<TensorId>> unstacked_;
   std::set<int> of_layers_;  // atoms that dense layers make
   std::deque<OnnxNode> parts_;

@@ -520,6 +520,25 @@ TEST(Onnx, ComparisonsAndChoices) {
   EXPECT_TRUE(Differentiate(*graph).has_value());
 }
 
+// x + 1e-6 is not x: it is what a norm of small numbers divides by.
+TEST(Onnx, SmallNumbersAreAdded) {
+  Parts parts = SmallMlp();
+  parts.weights.push_back(
+      Message()
+          .Number(2, 1)
+          .Text(8, "epsilon")
+          .Text(9, std::string("\xbd\x37\x86\x35", 4)));  // 1e-6
+  parts.nodes[2] = NodeOf("Add", "moved", {"y2", "epsilon"}, "y2a");
+  parts.nodes.insert(parts.nodes.begin() + 3,
+                     NodeOf("Sqrt", "root", {"y2a"}, "y3"));
+  const auto graph = ImportBytes(BytesOf(parts), Options(4));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  const auto offset = std::ranges::find_if(
+      graph->nodes, [](const Node& node) { return node.op->name == "offset"; });
+  ASSERT_NE(offset, graph->nodes.end());
+  EXPECT_NEAR(offset->attribute("amount"), 1e-6, 1e-12);
+}
+
 TEST(Onnx, FunctionsThatNoOperatorComputesAreNamed) {
   EXPECT_THAT(ErrorOf(MlpOf("Exp", "Floor")),
               HasSubstr("node 'second' (Gemm): no operator computes the "
@@ -669,7 +688,8 @@ TEST(Onnx, TheLossIsChosen) {
 // Never a crash, and where the file still is one, a graph without flaws.
 TEST(Onnx, BrokenFilesAreErrors) {
   const ImportOptions options = Options(4, 6);
-  for (const Parts& parts : {SmallMlp(), SmallCnn(), SmallAttention(true)}) {
+  for (const Parts& parts :
+       {SmallMlp(), SmallCnn(), SmallAttention(true), SmallLstm({})}) {
     const std::string bytes = BytesOf(parts);
     ASSERT_TRUE(ImportBytes(bytes, options).has_value());
     for (size_t size = 0; size < bytes.size(); ++size) {
