@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "planner/plan/plan.h"
+
 namespace tessera {
 namespace {
 
@@ -1109,16 +1111,58 @@ int64_t Extent(const Problem& problem, int factor) {
 
 namespace {
 
-// Shard `part` of `parts` of a tensor along the factor, or all of it.
-HostTensor Shard(const HostTensor& whole, const Indices& indices, int factor,
-                 int64_t part, int64_t parts) {
-  for (size_t dim = 0; dim < indices.size(); ++dim) {
-    if (indices[dim] != factor) continue;
-    const int64_t n = whole.shape()[dim];
-    return whole.Part(dim, part * n / parts, (part + 1) * n / parts);
+// What a plan that splits one factor of the problem's node gives to each of
+// `parts` devices.
+class SplitNode {
+ public:
+  SplitNode(const Problem& problem, int factor, int64_t parts) {
+    node_.op = problem.op;
+    node_.rule = problem.rule;
+    node_.attributes = problem.attributes;
+    for (const HostTensor& tensor : problem.operands) {
+      node_.operands.push_back(Add(tensor));
+    }
+    for (const HostTensor& tensor : problem.initial) {
+      node_.results.push_back(Add(tensor));
+    }
+    placement_.axes[static_cast<size_t>(factor)] = 1;
+    group_.axes = {{"split", static_cast<int>(parts)}};
+    for (int64_t i = 0; i < parts; ++i) group_.devices.push_back(DeviceId(i));
   }
-  return whole;
-}
+
+  HostTensor Operand(const HostTensor& whole, size_t i, int64_t part) const {
+    return Block(whole, OperandLayout(graph_, node_, placement_, group_, i),
+                 part);
+  }
+  HostTensor Result(const HostTensor& whole, size_t k, int64_t part) const {
+    return Block(whole, ResultLayout(graph_, node_, placement_, group_, k),
+                 part);
+  }
+
+ private:
+  TensorId Add(const HostTensor& tensor) {
+    Tensor added;
+    added.shape = tensor.shape();
+    graph_.tensors.push_back(std::move(added));
+    return TensorId(graph_.tensors.size() - 1);
+  }
+  HostTensor Block(const HostTensor& whole, const Layout& layout,
+                   int64_t part) const {
+    const std::vector<Range> block =
+        BlockAt(layout, group_, whole.shape(), static_cast<int>(part));
+    HostTensor result = whole;
+    for (size_t dim = 0; dim < block.size(); ++dim) {
+      if (block[dim].size() == whole.shape()[dim]) continue;
+      result = result.Part(dim, block[dim].begin, block[dim].end);
+    }
+    return result;
+  }
+
+  Graph graph_;
+  Node node_;
+  OpPlacement placement_;
+  DeviceGroup group_;
+};
 
 }  // namespace
 
@@ -1129,12 +1173,12 @@ Tensors ComputeSplit(const Problem& problem, int factor, int64_t parts,
       std::none_of(rule.results.begin(), rule.results.end(),
                    [&](const Indices& r) { return Holds(r, factor); });
   const bool coupled = problem.op->coupling.Merges(rule.factors[factor].letter);
+  const SplitNode split(problem, factor, parts);
   std::vector<Tensors> operands(parts);
   std::vector<std::vector<LocalTensor>> locals(parts);
   for (int64_t part = 0; part < parts; ++part) {
     for (size_t i = 0; i < problem.operands.size(); ++i) {
-      operands[part].push_back(
-          Shard(problem.operands[i], rule.operands[i], factor, part, parts));
+      operands[part].push_back(split.Operand(problem.operands[i], i, part));
       if (mistake == Mistake::kLocalIndex) operands[part].back().ForgetPlace();
       locals[part].push_back(operands[part].back().Local());
       if (reduction && part > 0 && rule.terms[i] > 0 &&
@@ -1170,8 +1214,7 @@ Tensors ComputeSplit(const Problem& problem, int factor, int64_t parts,
   for (int64_t part = 0; part < parts; ++part) {
     Tensors results;
     for (size_t k = 0; k < rule.results.size(); ++k) {
-      results.push_back(
-          Shard(problem.initial[k], rule.results[k], factor, part, parts));
+      results.push_back(split.Result(problem.initial[k], k, part));
     }
     Call(problem, problem.op->name, locals[part], options, results);
     for (size_t k = 0; k < results.size(); ++k) {
