@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -40,7 +41,9 @@ void ReadFloats(const TensorView& view, int64_t from, int64_t n, int64_t stride,
     std::memcpy(to, at, static_cast<size_t>(n * size));
     return;
   }
-  if (Is16Bit(view.dtype) && stride == 1) {
+  // Bytes of an ONNX file may begin anywhere.
+  const bool aligned = reinterpret_cast<uintptr_t>(at) % sizeof(uint16_t) == 0;
+  if (Is16Bit(view.dtype) && stride == 1 && aligned) {
     Widen(at, view.dtype, n, to);
     return;
   }
