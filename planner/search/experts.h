@@ -23,11 +23,11 @@ std::vector<int> Divisors(int64_t n,
 // Uniform strategies that give valid plans: tensor parallelism within a node,
 // any pipeline, any split of experts, of sequences from 32,768 tokens on cuts
 // by context parallelism up to 16, microbatches of up to kMostSamples samples
-// on a replica, or of all where they have no sequences, every ZeRO stage where there is data parallelism, sequence
-// parallelism where there is tensor parallelism, where there is a pipeline
-// every schedule with all numbers of chunks that share out the layers evenly.
-// In a fixed order whose beginnings cover all of them evenly, for who runs out
-// of time.
+// on a replica, or of all where they have no sequences, every ZeRO stage where
+// there is data parallelism, sequence parallelism where there is tensor
+// parallelism, where there is a pipeline every schedule with all numbers of
+// chunks that share out the layers evenly. In a fixed order whose beginnings
+// cover all of them evenly, for who runs out of time.
 inline constexpr int kMostSamples = 64;
 std::vector<Strategy> UniformStrategies(const SearchSpace& space);
 
