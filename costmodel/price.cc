@@ -239,6 +239,10 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
   for (const OpDef& op : Ops()) kernels_[op.name] = ++number;
   for (const std::string& name : *kStates) kernels_[name] = ++number;
   kernels_["cast"] = ++number;
+  // Those of the graph's file.
+  for (const Node& node : graph.nodes) {
+    if (kernels_.try_emplace(node.op->name, number + 1).second) ++number;
+  }
 }
 
 // Every host has the same vertices and links in the same order, and joins the
