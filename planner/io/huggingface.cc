@@ -66,20 +66,32 @@ std::span<const ModelFamily> ModelFamilies() {
                   BuildDeepseekV3},
       ModelFamily{"resnet", "ResNet (He et al. 2016), on images", BuildResNet,
                   /*samples=*/true},
-      ModelFamily{"cnn", "a list of layers (docs/models.md), on images",
-                  BuildCnn, /*samples=*/true},
-      ModelFamily{"dlrm", "DLRM (Naumov et al. 2019), on clicks", BuildDlrm,
-                  /*samples=*/true},
-      ModelFamily{"rnn_lm", "a recurrent language model (docs/models.md)",
-                  BuildRnnLm, /*samples=*/false, /*encoder_decoder=*/false,
-                  /*unrolled=*/true},
-      ModelFamily{"rnn_classifier", "a recurrent network with a label a text",
-                  BuildRnnClassifier, /*samples=*/false,
-                  /*encoder_decoder=*/false, /*unrolled=*/true},
-      ModelFamily{"rnn_translator",
-                  "a recurrent encoder and decoder with attention",
-                  BuildRnnTranslator, /*samples=*/false,
-                  /*encoder_decoder=*/true, /*unrolled=*/true},
+      ModelFamily{.name = "cnn",
+                  .summary = "a list of layers (docs/models.md), on images",
+                  .build = BuildCnn,
+                  .samples = true,
+                  .own_format = true},
+      ModelFamily{.name = "dlrm",
+                  .summary = "DLRM (Naumov et al. 2019), on clicks",
+                  .build = BuildDlrm,
+                  .samples = true,
+                  .own_format = true},
+      ModelFamily{.name = "rnn_lm",
+                  .summary = "a recurrent language model (docs/models.md)",
+                  .build = BuildRnnLm,
+                  .unrolled = true,
+                  .own_format = true},
+      ModelFamily{.name = "rnn_classifier",
+                  .summary = "a recurrent network with a label a text",
+                  .build = BuildRnnClassifier,
+                  .unrolled = true,
+                  .own_format = true},
+      ModelFamily{.name = "rnn_translator",
+                  .summary = "a recurrent encoder and decoder with attention",
+                  .build = BuildRnnTranslator,
+                  .encoder_decoder = true,
+                  .unrolled = true,
+                  .own_format = true},
   };
   return kFamilies;
 }
@@ -150,12 +162,15 @@ Result<Graph> ImportHuggingFace(const std::string& path,
     return InvalidInput("the model needs a sequence length of at least 1",
                         file);
   }
-  config.Refuse("add_cross_attention");
-  if (!(*family)->encoder_decoder) config.Refuse("is_encoder_decoder");
-  ReadQuantization(config, options);
+  if (!(*family)->own_format) {
+    config.Refuse("add_cross_attention");
+    if (!(*family)->encoder_decoder) config.Refuse("is_encoder_decoder");
+    ReadQuantization(config, options);
+  }
   auto graph = (*family)->build(config, known);
-  // What was set in vain; keys of a file may be anything.
-  for (const auto& [key, value] : options.overrides) {
+  // What was set in vain.
+  for (const auto& [key, value] : config.values().fields) {
+    if (!(*family)->own_format && !options.overrides.contains(key)) continue;
     if (!graph || config.asked().contains(key)) continue;
     const std::vector<std::string_view> known(config.asked().begin(),
                                               config.asked().end());

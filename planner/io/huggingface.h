@@ -39,6 +39,9 @@ struct ModelFamily {
   // Its sequences are unrolled: the config may say how long they are, "steps",
   // where the options do not.
   bool unrolled = false;
+  // A format of Tessera's own, docs/models.md: it has the keys that are asked
+  // for and no others. (Configs of Hugging Face have many that shape nothing.)
+  bool own_format = false;
 };
 
 std::span<const ModelFamily> ModelFamilies();

@@ -176,6 +176,12 @@ TEST(VisionModels, ErrorsNameTheLayer) {
               HasSubstr("ends in 7 features: expected one for each of 5"));
   EXPECT_THAT(ErrorOf(Layers(R"({"layer": []})")),
               HasSubstr("unknown key 'layer'"));
+  // A format of Tessera's own has no keys that it does not know.
+  std::string more = Layers("\"mean\", \"classifier\"");
+  more.insert(more.rfind('}'), R"(, "image_sise": 9)");
+  EXPECT_THAT(ErrorOf(more),
+              HasSubstr("unknown key of cnn 'image_sise'; did you mean "
+                        "'image_size'?"));
   EXPECT_THAT(ErrorOf(R"({"model_type": "cnn"})"),
               HasSubstr("layers: missing"));
   EXPECT_THAT(ErrorOf(R"({"model_type": "resnet", "depths": [1, 2]})"),
