@@ -317,7 +317,10 @@ Result<TensorView> OnnxTensors::View(std::string_view name) const {
     fits =
         fits && extent >= 0 && !__builtin_mul_overflow(bytes, extent, &bytes);
   }
-  if (!fits || bytes != stored.bytes) {
+  // Data elsewhere of which no length is said goes on to its file's end.
+  const bool enough =
+      stored.elsewhere && stored.length < 0 && bytes < stored.bytes;
+  if (!fits || (bytes != stored.bytes && !enough)) {
     return InvalidInput("has " + std::to_string(stored.bytes) + " bytes for " +
                             SafetensorsText(*dtype, stored.shape),
                         where);

@@ -39,7 +39,7 @@ class OnnxTensors {
     bool elsewhere = false;
     std::string location;
     int64_t offset = 0;
-    int64_t length = -1;  // to the end
+    int64_t length = -1;  // not said: as its shape says
   };
 
   explicit OnnxTensors(std::string path) : path_(std::move(path)) {}

@@ -201,6 +201,11 @@ Result<void> Define(const proto::Operator& row, int index) {
                                                : row.flops_per_point(),
                .backward_reads_result = row.backward_reads_result()};
   for (const int32_t operand : row.integer_operands()) {
+    if (operand < 0) {
+      return InvalidInput(
+          "names operand " + std::to_string(operand) + ": they count from 0",
+          At("operators", index, "integer_operands"));
+    }
     own.integer_operands.push_back(static_cast<size_t>(operand));
   }
   const auto defined = DefineOp(own);

@@ -100,7 +100,7 @@ json 'j["feasible"] and j["devices"] == 8' "$work/own.json" >/dev/null
 "$tessera" simulate "${own[@]}" --cluster dgx-h100:1 --strategy dp=8 --json \
   >"$work/own.json" 2>/dev/null
 fails 2 "own-operator.txtpb: operator 'retention' of 'h.0.retention' is the file's own" \
-  run "${own[@]}" --nproc 1 --steps 1 --synthetic
+  run "${own[@]}" --nproc 1 --steps 1 "${text[@]}"
 
 # From a plan of other ranks.
 "$tessera" simulate "${tiny[@]}" --cluster local-cpu:2 --strategy tp=2 \

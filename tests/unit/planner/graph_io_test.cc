@@ -328,7 +328,8 @@ TEST(GraphIo, OwnOperatorThatIsWrong) {
   EXPECT_THAT(with("6", "6 integer_operands: 2"),
               HasSubstr("integer_operands: names operand 2: the rule has 2"));
   EXPECT_THAT(with("6", "6 integer_operands: -1"),
-              HasSubstr("operators[0].integer_operands"));
+              HasSubstr("operators[0].integer_operands: names operand -1: "
+                        "they count from 0"));
   EXPECT_THAT(with("operators",
                    "operators { name: \"other\" rule: "
                    "\"b->b\" } operators"),

@@ -115,6 +115,9 @@ TEST_F(OnnxTensorsTest, ElementsMayBeInFilesBeside) {
                                 .Number(14, 1),
                             TensorOf("all", kFloat, {2, 2})
                                 .Add(13, Entry("location", "./m.data"))
+                                .Number(14, 1),
+                            TensorOf("some", kFloat, {3})
+                                .Add(13, Entry("location", "m.data"))
                                 .Number(14, 1)});
   ASSERT_TRUE(opened.has_value()) << opened.error().ToString();
   float element = 0;
@@ -122,6 +125,9 @@ TEST_F(OnnxTensorsTest, ElementsMayBeInFilesBeside) {
   EXPECT_EQ(element, 2);
   std::memcpy(&element, opened->View("all")->data + 12, 4);
   EXPECT_EQ(element, 3);
+  // Its length is what the shape says, though the file goes on.
+  std::memcpy(&element, opened->View("some")->data + 8, 4);
+  EXPECT_EQ(element, 2);
 }
 
 TEST_F(OnnxTensorsTest, WhatIsWrongIsNamed) {
