@@ -267,6 +267,8 @@ class LoweringContext {
   std::vector<TensorId> weights_;
   std::vector<TensorId> tied_weights_;
   std::vector<std::vector<Offloaded>> offloaded_;  // by block
+  // The same by tensor, index and group.
+  std::map<std::tuple<TensorId, int, GroupId>, Offloaded> offloaded_at_;
   std::vector<bool> once_per_step_;
   std::vector<bool> kept_as_produced_;  // by tensor
   std::vector<bool> passes_partial_;    // by node

@@ -95,23 +95,18 @@ void LoweringContext::FindOffloaded() {
   }
   for (const auto& [key, use] : uses) {
     const auto& [tensor, index, group] = key;
-    offloaded_[static_cast<size_t>(use.block)].push_back(
-        {tensor, index, group, tiers[tensor.index()],
-         use.by_input_part ? ActionKind::kBackwardInput
-                           : ActionKind::kBackwardWeight});
+    const Offloaded kept = {tensor, index, group, tiers[tensor.index()],
+                            use.by_input_part ? ActionKind::kBackwardInput
+                                              : ActionKind::kBackwardWeight};
+    offloaded_[static_cast<size_t>(use.block)].push_back(kept);
+    offloaded_at_.emplace(key, kept);
   }
 }
 
 const LoweringContext::Offloaded* LoweringContext::FindOffloaded(
     TensorId tensor, int index, GroupId group) const {
-  for (const auto& block : offloaded_) {
-    for (const Offloaded& kept : block) {
-      if (kept.tensor == tensor && kept.index == index && kept.group == group) {
-        return &kept;
-      }
-    }
-  }
-  return nullptr;
+  const auto found = offloaded_at_.find({tensor, index, group});
+  return found == offloaded_at_.end() ? nullptr : &found->second;
 }
 
 }  // namespace tessera
