@@ -168,7 +168,7 @@ class Pricer {
   std::vector<Fusion> fusion_;     // by node
   Routing routing_;
   std::vector<bool> exchanged_slots_;                  // by tensor
-  std::unordered_map<std::string_view, int> kernels_;  // 0 for all others
+  std::unordered_map<std::string_view, int> kernels_;
 
   mutable std::shared_mutex class_mutex_;
   mutable std::unordered_map<IntKey, int, IntKeyHash> class_numbers_;

@@ -17,7 +17,7 @@ class MappedFile {
   // `path` is in errors.
   static Result<MappedFile> Open(const std::string& path);
   MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&&) = delete;
+  MappedFile& operator=(MappedFile&& other) noexcept;
   ~MappedFile();
 
   // Valid as long as this, also once it is moved.

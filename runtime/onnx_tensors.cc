@@ -7,16 +7,12 @@
 #include <span>
 #include <utility>
 
+#include "planner/io/onnx_file.h"
+
 namespace tessera {
 namespace {
 
 using ByteSpan = std::span<const std::byte>;
-
-// TensorProto.DataType.
-constexpr int kFloat = 1;
-constexpr int kFloat16 = 10;
-constexpr int kDouble = 11;
-constexpr int kBFloat16 = 16;
 
 // Fields of protobuf's messages, by their numbers in onnx.proto.
 constexpr uint64_t kModelGraph = 7;
@@ -113,13 +109,13 @@ std::string TextOf(ByteSpan bytes) {
 
 std::optional<DType> DTypeOf(int type) {
   switch (type) {
-    case kFloat:
+    case kOnnxFloat:
       return DType::kFloat32;
-    case kDouble:
+    case kOnnxDouble:
       return DType::kFloat64;
-    case kFloat16:
+    case kOnnxFloat16:
       return DType::kFloat16;
-    case kBFloat16:
+    case kOnnxBFloat16:
       return DType::kBFloat16;
     default:
       return std::nullopt;
@@ -128,9 +124,9 @@ std::optional<DType> DTypeOf(int type) {
 
 // The field whose numbers are a type's elements, besides raw bytes.
 uint64_t FieldOf(int type) {
-  return type == kFloat    ? kFloatData
-         : type == kDouble ? kDoubleData
-                           : kInt32Data;
+  return type == kOnnxFloat    ? kFloatData
+         : type == kOnnxDouble ? kDoubleData
+                               : kInt32Data;
 }
 
 // Numbers of a field of varints, packed or not, in 16 bits each.
@@ -227,7 +223,8 @@ Result<void> OnnxTensors::ReadTensor(ByteSpan message) {
   if (first.broken()) return NoOnnxFile(path_);
   // Numbers, now that their type is known.
   FieldReader again(message);
-  const bool shorts = stored.type == kFloat16 || stored.type == kBFloat16;
+  const bool shorts =
+      stored.type == kOnnxFloat16 || stored.type == kOnnxBFloat16;
   while (const auto field = again.Next()) {
     const bool raw = field->number == kRawData;
     if (stored.elsewhere || (!raw && field->number != FieldOf(stored.type))) {

@@ -18,6 +18,9 @@ inline constexpr int kOnnxFloat = 1;
 inline constexpr int kOnnxInt32 = 6;
 inline constexpr int kOnnxInt64 = 7;
 inline constexpr int kOnnxBool = 9;
+inline constexpr int kOnnxFloat16 = 10;
+inline constexpr int kOnnxDouble = 11;
+inline constexpr int kOnnxBFloat16 = 16;
 bool IsOnnxFloat(int type);  // of any width
 
 struct OnnxTensor {

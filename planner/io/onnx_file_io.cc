@@ -20,11 +20,8 @@ enum : int {
   kInt8 = 3,
   kUint16 = 4,
   kInt16 = 5,
-  kFloat16 = 10,
-  kDouble = 11,
   kUint32 = 12,
   kUint64 = 13,
-  kBFloat16 = 16,
 };
 
 // IEEE 754 binary16.
@@ -62,11 +59,11 @@ std::vector<double> FromRaw(const std::string& raw, int type) {
   switch (type) {
     case kOnnxFloat:
       return FromRaw<float>(raw, Plain);
-    case kDouble:
+    case kOnnxDouble:
       return FromRaw<double>(raw, Plain);
-    case kFloat16:
+    case kOnnxFloat16:
       return FromRaw<uint16_t>(raw, FromFloat16);
-    case kBFloat16:
+    case kOnnxBFloat16:
       return FromRaw<uint16_t>(raw, FromBFloat16);
     case kOnnxInt64:
       return FromRaw<int64_t>(raw, Plain);
@@ -144,10 +141,10 @@ int64_t SizeOfType(int type) {
       return 1;
     case kUint16:
     case kInt16:
-    case kFloat16:
-    case kBFloat16:
+    case kOnnxFloat16:
+    case kOnnxBFloat16:
       return 2;
-    case kDouble:
+    case kOnnxDouble:
     case kUint64:
     case kOnnxInt64:
       return 8;
@@ -205,9 +202,9 @@ OnnxTensor FromProto(proto::onnx::Tensor& from, const std::string& path) {
   // Small types, too; of 16-bit floats the bits.
   for (int32_t value : from.int32_data()) {
     const auto bits = static_cast<uint16_t>(value);
-    tensor.typed.push_back(tensor.type == kFloat16    ? FromFloat16(bits)
-                           : tensor.type == kBFloat16 ? FromBFloat16(bits)
-                                                      : value);
+    tensor.typed.push_back(tensor.type == kOnnxFloat16    ? FromFloat16(bits)
+                           : tensor.type == kOnnxBFloat16 ? FromBFloat16(bits)
+                                                          : value);
   }
   return tensor;
 }
@@ -249,8 +246,8 @@ OnnxInput FromProto(const proto::onnx::ValueInfo& from) {
 }  // namespace
 
 bool IsOnnxFloat(int type) {
-  return type == kOnnxFloat || type == kDouble || type == kFloat16 ||
-         type == kBFloat16;
+  return type == kOnnxFloat || type == kOnnxDouble || type == kOnnxFloat16 ||
+         type == kOnnxBFloat16;
 }
 
 std::vector<double> OnnxTensor::Values() const {

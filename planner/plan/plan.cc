@@ -112,12 +112,15 @@ std::vector<WindowSplit> WindowSplits(const Graph& graph, const Node& node,
   std::vector<WindowSplit> splits;
   if (!node.op->windows) return splits;
   for (const Direction direction : {Direction::kHeight, Direction::kWidth}) {
+    const int place =
+        node.rule.FactorOf(direction == Direction::kHeight ? 'y' : 'x');
+    const AxisSet axes =
+        place < 0 ? 0 : placement.axes[static_cast<size_t>(place)];
+    if (axes == 0) continue;  // most nodes of most plans
     const auto windows = WindowsOf(graph, node, direction);
     if (!windows) continue;
-    WindowSplit split = {.windows = *windows};
-    const auto place = static_cast<size_t>(node.rule.FactorOf(windows->place));
-    split.axes = placement.axes[place];
-    split.parts = group.Size(split.axes);
+    WindowSplit split = {.windows = *windows, .axes = axes};
+    split.parts = group.Size(axes);
     split.makes_image =
         Holds(node.rule.results[0], node.rule.FactorOf(windows->image));
     if (split.parts > 1 && windows->in >= split.parts &&

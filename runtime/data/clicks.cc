@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstring>
+#include <utility>
 
 #include "planner/base/rng.h"
-#include "planner/io/file.h"
 #include "runtime/data/batches.h"
 #include "runtime/kernels/cpu/call.h"
 
@@ -109,19 +108,21 @@ Result<Clicks> Clicks::Open(const std::string& path,
                               std::to_string(options.bag),
                           path);
     }
-    TESSERA_TRY(const std::string text, ReadFile(path));
+    TESSERA_TRY(MappedFile file, MappedFile::Open(path));
+    clicks.file_.emplace(std::move(file));
+    const std::span<const std::byte> bytes = clicks.file_->bytes();
     const auto record = clicks.width() * static_cast<int64_t>(sizeof(int32_t));
-    if (text.empty() || std::ssize(text) % record != 0) {
-      return InvalidInput("has " + std::to_string(text.size()) +
+    if (bytes.empty() || std::ssize(bytes) % record != 0) {
+      return InvalidInput("has " + std::to_string(bytes.size()) +
                               " bytes: expected records of " +
                               std::to_string(record) + ", a label, " +
                               std::to_string(options.dense) + " counts and " +
                               std::to_string(options.rows.size()) + " ids",
                           path);
     }
-    clicks.records_.resize(text.size() / sizeof(int32_t));
-    std::memcpy(clicks.records_.data(), text.data(), text.size());
-    all = std::ssize(text) / record;
+    clicks.records_ = {reinterpret_cast<const int32_t*>(bytes.data()),
+                       bytes.size() / sizeof(int32_t)};
+    all = std::ssize(bytes) / record;
     for (int64_t i = 0; i < all; ++i) {
       const int32_t label = clicks.Label(i);
       if (label != 0 && label != 1) {

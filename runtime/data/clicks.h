@@ -19,12 +19,15 @@
 // Immutable; const functions may be called from several threads.
 
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "planner/base/result.h"
 #include "planner/ir/graph.h"
 #include "runtime/executor.h"
+#include "runtime/mapped_file.h"
 
 namespace tessera {
 
@@ -75,8 +78,9 @@ class Clicks {
   }
 
   ClickOptions options_;
-  int64_t size_ = 0;              // without those held out
-  std::vector<int32_t> records_;  // empty: made up
+  int64_t size_ = 0;  // without those held out
+  std::optional<MappedFile> file_;
+  std::span<const int32_t> records_;  // of the file; empty: made up
 };
 
 // Inputs by name: "dense", "categories.N" and "targets" [b, 1], the label.

@@ -99,6 +99,7 @@ own=(--model "$examples/graphs/own-operator.txtpb")
 json 'j["feasible"] and j["devices"] == 8' "$work/own.json" >/dev/null
 "$tessera" simulate "${own[@]}" --cluster dgx-h100:1 --strategy dp=8 --json \
   >"$work/own.json" 2>/dev/null
+json 'j["step_time_s"] > 0' "$work/own.json" >/dev/null
 fails 2 "own-operator.txtpb: operator 'retention' of 'h.0.retention' is the file's own" \
   run "${own[@]}" --nproc 1 --steps 1 "${text[@]}"
 

@@ -1,19 +1,14 @@
 // Losses that are means over elements (planner/ops/losses.cc). Sums are in
 // double.
 
+#include "runtime/kernels/losses.h"
+
 #include <cmath>
 
 #include "runtime/kernels/cpu/call.h"
 
 namespace tessera {
 namespace {
-
-// Of each element: the loss's over the number of elements on all ranks.
-double WeightOf(const KernelCall& call, const LocalTensor& tensor) {
-  double n = 1;
-  for (int64_t extent : tensor.global_shape) n *= static_cast<double>(extent);
-  return call.attribute("weight") / n;
-}
 
 // These elements' share of the weighted mean of f(x, t).
 template <typename T, typename F>

@@ -2,16 +2,10 @@
 // runtime/kernels/cpu/losses.cc.
 
 #include "runtime/kernels/cuda/reduce.h"
+#include "runtime/kernels/losses.h"
 
 namespace tessera {
 namespace {
-
-// Of each element.
-double WeightOf(const KernelCall& call, const LocalTensor& tensor) {
-  double n = 1;
-  for (int64_t extent : tensor.global_shape) n *= static_cast<double>(extent);
-  return call.attribute("weight") / n;
-}
 
 struct SquaredError {
   __device__ float operator()(float x, float t) const {
