@@ -116,7 +116,7 @@ std::vector<int> Divisors(int64_t n, int64_t most) {
 }
 
 struct UniformSpace {
-  Graph graph = Model("gpt-3-175b", 1536, 2048);
+  Graph graph = Model("gpt3-175b", 1536, 2048);
   Cluster cluster = MakeCluster("dgx-a100-80gb:128").value();
   SearchSpace space{graph, cluster};
   std::vector<Strategy> strategies;
