@@ -290,8 +290,8 @@ std::span<const Flag> Flags() {
       {"--resume", "", "start from the plan that the file of -o holds, too",
        SetTrue<&Options::resume>},
       {"--confirm", "K",
-       "price the best K plans again with the time lost on shared links "
-       "(default: 3; 0: none)",
+       "price the best K plans again with the time lost on shared links, as "
+       "long as that can change the answer (default: 5; 0: none)",
        SetInteger<&Options::confirm, 0, 1000>},
       {"--prefer", "simple|fastest",
        "of plans that differ by less than predictions are off, the simpler "

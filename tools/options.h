@@ -45,7 +45,7 @@ struct Options {
   std::string constraints;  // a file
   std::string from;         // a plan of another cluster
   bool resume = false;
-  int confirm = 3;
+  int confirm = 5;
   std::string prefer = "simple";
 
   // explain

@@ -54,9 +54,6 @@ namespace {
 // loopback_world.h).
 constexpr int kMostRanks = 64;
 
-// Beyond any job.
-constexpr int kMostPlannedRanks = 1 << 20;
-
 // The ranks that the flags other than --nproc and --cluster ask for.
 Result<int> RanksOfPlan(const Options& options) {
   if (options.strategy) {
@@ -66,9 +63,9 @@ Result<int> RanksOfPlan(const Options& options) {
     for (const int degree : {std::max(1, strategy->dp), strategy->tp,
                              strategy->pp, strategy->cp, strategy->ep}) {
       ranks *= degree;
-      if (ranks > kMostPlannedRanks) {
+      if (ranks > kMostPlannedDevices) {
         return InvalidInput("its degrees make up more than " +
-                                std::to_string(kMostPlannedRanks) + " ranks",
+                                std::to_string(kMostPlannedDevices) + " ranks",
                             "--strategy");
       }
     }
@@ -85,12 +82,6 @@ Result<int> RanksOfPlan(const Options& options) {
     for (const DeviceId device : group.devices) {
       last = std::max(last, device.value);
     }
-  }
-  if (last >= kMostPlannedRanks) {
-    return InvalidInput("has device " + std::to_string(last) +
-                            ": expected less than " +
-                            std::to_string(kMostPlannedRanks),
-                        options.plan);
   }
   return last + 1;
 }

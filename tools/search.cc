@@ -4,6 +4,7 @@
 #include <climits>
 #include <cstdio>
 #include <iostream>
+#include <limits>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/evaluate/step_bound.h"
@@ -190,9 +191,16 @@ Decided Decide(const Options& options, const Inputs& inputs,
   if (uniform) simple.push_back(*uniform);
 
   if (options.confirm > 0 && !interrupted) {
+    Duration fastest{std::numeric_limits<int64_t>::max()};
+    const auto confirm = [&](Choice& choice) {
+      if (!choice.score.feasible || choice.confirmed) return;
+      choice.confirmed = evaluator.SharedStepTime(choice.plan);
+      fastest = std::min(fastest, *choice.confirmed);
+    };
+    for (const size_t i : simple) confirm(choices[i]);
+    // Sharing makes no plan faster: what is slower without it needs no more.
     for (Choice& choice : choices) {
-      if (!choice.score.feasible) continue;
-      choice.confirmed = evaluator.Explain(choice.plan).step_time;
+      if (choice.score.step_time < fastest) confirm(choice);
     }
   }
   const auto better = [&](size_t a, size_t b) {
@@ -235,7 +243,9 @@ std::string DecidedText(const SearchSpace& space, const Decided& decided) {
           {(&choice == &chosen ? "> " : "  ") +
                StrategyText(space.index, *space.cluster, choice.plan),
            choice.kind, FormatTime(choice.score.step_time),
-           choice.confirmed ? FormatTime(*choice.confirmed) : "does not fit"});
+           choice.confirmed        ? FormatTime(*choice.confirmed)
+           : choice.score.feasible ? "slower already"
+                                   : "does not fit"});
     }
     text += FormatTable(rows) + "\n";
   }

@@ -516,14 +516,23 @@ Score Evaluator::BoundUniform(const GraphIndex& index, const Cluster&,
   return bound_->Of(index, strategy, bound);
 }
 
+Timeline Evaluator::Simulate(const TaskGraph& tasks, bool share_links) const {
+  auto timeline = Simulator(pricer_, {.share_links = share_links}).Run(tasks);
+  TESSERA_CHECK(timeline.has_value()) << timeline.error().ToString();
+  return *std::move(timeline);
+}
+
+Duration Evaluator::SharedStepTime(const Plan& plan) const {
+  const TaskGraph tasks = Lower(graph_, cluster_, plan, options_);
+  return Simulate(tasks, /*share_links=*/true).step_time;
+}
+
 Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {
   Evaluation result = Evaluate(plan);
   const TaskGraph tasks = Lower(graph_, cluster_, plan, options_);
-  const auto timeline =
-      Simulator(pricer_, {.share_links = share_links}).Run(tasks);
-  TESSERA_CHECK(timeline.has_value()) << timeline.error().ToString();
-  result.step_time = timeline->step_time;
-  result.breakdown = BreakdownOf(tasks, *timeline);
+  const Timeline timeline = Simulate(tasks, share_links);
+  result.step_time = timeline.step_time;
+  result.breakdown = BreakdownOf(tasks, timeline);
   std::vector<DeviceId> devices;  // one of each kind
   const std::vector<DeviceSet> kinds = AlikeDevices(tasks);
   for (const DeviceSet& alike : kinds) {

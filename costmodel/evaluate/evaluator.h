@@ -41,6 +41,7 @@
 namespace tessera {
 
 class UniformBound;
+struct Timeline;
 
 class Evaluator : public Objective {
  public:
@@ -74,6 +75,9 @@ class Evaluator : public Objective {
   // every device. Lowers and simulates the whole step. With `share_links` step
   // time and breakdown are those of the simulation with shared links.
   Evaluation Explain(const Plan& plan, bool share_links = true) const;
+
+  // The step time of the simulation with shared links.
+  Duration SharedStepTime(const Plan& plan) const;
 
   // For a simulator that gives the same prices.
   const Pricer& pricer() const { return pricer_; }
@@ -122,6 +126,7 @@ class Evaluator : public Objective {
   void CheckDevices(const Plan& plan, Evaluation& result) const;
   void CheckHosts(const Plan& plan, Evaluation& result) const;
   Evaluation EvaluateBySimulation(const Plan& plan) const;
+  Timeline Simulate(const TaskGraph& tasks, bool share_links) const;
 
   const Graph& graph_;
   const Cluster& cluster_;

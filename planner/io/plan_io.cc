@@ -203,8 +203,16 @@ class Reader {
       const proto::DeviceGroup& row = message_.groups(g);
       DeviceGroup group;
       group.name = row.name();
-      for (int device : row.devices())
+      for (int d = 0; d < row.devices_size(); ++d) {
+        const int device = row.devices(d);
+        if (device < 0 || device >= kMostPlannedDevices) {
+          return InvalidInput("is " + std::to_string(device) +
+                                  ": expected 0 to " +
+                                  std::to_string(kMostPlannedDevices - 1),
+                              At("groups", g, At("devices", d)));
+        }
         group.devices.push_back(DeviceId(device));
+      }
       if (row.axes_size() > kMaxAxes) {
         return InvalidInput("has " + std::to_string(row.axes_size()) +
                                 " axes: expected at most " +

@@ -8,6 +8,9 @@
 
 namespace tessera {
 
+// Devices of a plan's groups are numbered below this, which is beyond any job.
+inline constexpr int kMostPlannedDevices = 1 << 20;
+
 // The plan for `graph` in the file at `path` (.txtpb, .json or .pb). A plan for
 // another model is an error. Whether it is valid for a cluster, Validate says.
 // `where` of an error is "path: placements[3].splits[1]", or

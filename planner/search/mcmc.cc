@@ -208,7 +208,7 @@ Chain::Chain(const SearchSpace& space, const Objective& objective,
       moves_(moves),
       plan_(std::move(start)),
       evaluation_(objective.Evaluate(plan_)),
-      best_(plan_),
+      bests_{{plan_, evaluation_}},
       time_unit_(static_cast<double>(unit.picoseconds)),
       rng_(rng) {
   SetUnit();
@@ -263,7 +263,8 @@ bool Chain::Step() {
   ++of_move.accepted;
   if (becomes_feasible) SetUnit();
   if (Better(evaluation_, statistics_.best)) {
-    best_ = plan_;
+    if (bests_.size() == kMostBests) bests_.erase(bests_.begin());
+    bests_.push_back({plan_, evaluation_});
     statistics_.best = evaluation_;
     if (evaluation_.feasible()) {
       trace_.push_back({0, statistics_.proposals, evaluation_.step_time});
@@ -372,7 +373,7 @@ class Walk {
       if (!Better(best, best_)) continue;
       best_ = best;
       improved_ = clock_.Seconds();
-      to_keep_ = &chains_[c].best();
+      to_keep_ = &chains_[c];
     }
     const double now = clock_.Seconds();
     stalled_ = options_.time_limit > 0 &&
@@ -385,7 +386,7 @@ class Walk {
     if (options_.keep && to_keep_ != nullptr && best_.feasible &&
         now - kept_ > kKeepInterval) {
       kept_ = now;
-      options_.keep(*std::exchange(to_keep_, nullptr));
+      options_.keep(std::exchange(to_keep_, nullptr)->best());
     }
     if (done_) return;
     // Pairs (0, 1), (2, 3), … in even rounds, (1, 2), … in odd ones.
@@ -415,11 +416,11 @@ class Walk {
   Score best_;
   double improved_;  // when, seconds
   double reported_ = 0;
-  const Plan* to_keep_ = nullptr;  // the best, unless it was kept
+  const Chain* to_keep_ = nullptr;  // that has the best, unless it was kept
   double kept_ = 0;
 };
 
-// The `count` best of all, each once.
+// The `count` best of all that are far enough apart.
 std::vector<FoundPlan> BestOf(std::vector<FoundPlan> all, size_t count) {
   std::ranges::stable_sort(all, [](const FoundPlan& a, const FoundPlan& b) {
     return Better(a.evaluation, b.evaluation);
@@ -427,10 +428,12 @@ std::vector<FoundPlan> BestOf(std::vector<FoundPlan> all, size_t count) {
   std::vector<FoundPlan> best;
   for (FoundPlan& found : all) {
     if (best.size() == count) break;
-    const bool known = std::ranges::any_of(best, [&](const FoundPlan& other) {
-      return SameUpToNames(other.plan, found.plan);
-    });
-    if (!known) best.push_back(std::move(found));
+    if (best.empty() ||
+        (found.evaluation.feasible() &&
+         found.evaluation.step_time.seconds() >=
+             (1 + kApart) * best.back().evaluation.step_time.seconds())) {
+      best.push_back(std::move(found));
+    }
   }
   return best;
 }
@@ -591,7 +594,7 @@ Result<SearchResult> Search(const SearchSpace& space,
       point.chain = static_cast<int>(c);
       result.trace.push_back(point);
     }
-    found.push_back({chain.best(), statistics.best});
+    found.insert(found.end(), chain.bests().begin(), chain.bests().end());
     if (Better(statistics.best, result.evaluation)) {
       result.best = chain.best();
       result.evaluation = statistics.best;

@@ -41,6 +41,7 @@ struct SearchProgress {
 inline constexpr int kRungs = 4;   // temperatures of a ladder
 inline constexpr int kRound = 64;  // steps of each chain between exchanges
 inline constexpr double kKeepInterval = 2;  // seconds
+inline constexpr double kApart = 0.005;  // of candidates, of the step time
 
 struct SearchOptions {
   uint64_t seed = 0;
@@ -104,8 +105,10 @@ struct FoundPlan {
 struct SearchResult {
   Plan best;
   Evaluation evaluation;
-  // The best different plans, this one first: of every chain, the uniform plans
-  // and the baselines, as far as the constraints allow them.
+  // The best plan, then others in the order of their step times, each slower
+  // than the one before by kApart at least, so that what a better model makes
+  // of them differs: from what the chains have had for their best, the uniform
+  // plans and the baselines, as far as the constraints allow them.
   std::vector<FoundPlan> candidates;
   // The best uniform plan that was swept, if any.
   std::optional<FoundPlan> uniform;
@@ -124,6 +127,8 @@ struct SearchResult {
 // One chain. Not for several threads.
 class Chain {
  public:
+  static constexpr size_t kMostBests = 16;
+
   // `space`, `objective` and `moves` outlive it. `unit` is the step time that
   // costs are in; zero: the start's. REQUIRES: `start` is canonical.
   Chain(const SearchSpace& space, const Objective& objective,
@@ -137,8 +142,10 @@ class Chain {
 
   const Plan& plan() const { return plan_; }
   const Evaluation& evaluation() const { return evaluation_; }
-  const Plan& best() const { return best_; }
+  const Plan& best() const { return bests_.back().plan; }
   const ChainStatistics& statistics() const { return statistics_; }
+  // What was the best plan for a while, the latest kMostBests of them.
+  std::span<const FoundPlan> bests() const { return bests_; }
   // Proposal numbers and step times at which the best plan improved.
   const std::vector<TracePoint>& trace() const { return trace_; }
 
@@ -153,7 +160,7 @@ class Chain {
   std::span<const Move> moves_;
   Plan plan_;
   Evaluation evaluation_;
-  Plan best_;
+  std::vector<FoundPlan> bests_;
   double unit_ = 1;       // of the cost
   double time_unit_ = 0;  // of feasible plans; 0: the first one's
   Rng rng_;

@@ -181,6 +181,12 @@ TEST_F(PlanIoTest, BadFilesGetOneLineWithThePlace) {
                         "factor 'q'"));
   EXPECT_THAT(ErrorAfter("factor: \"v\"", "factor: \"b\""),
               HasSubstr("factor 'b' is split twice"));
+  for (const char* device : {"-1", "1048576"}) {
+    EXPECT_THAT(
+        ErrorAfter("devices: 0", std::string("devices: ") + device),
+        HasSubstr(std::string("groups[0].devices[0]: is ") + device +
+                  ": expected 0 to 1048575"));
+  }
   EXPECT_THAT(ErrorAfter("axes: \"tp0\"", "axes: \"tp9\""),
               HasSubstr("placements[0].splits[1].axes: unknown mesh axis "
                         "'tp9'"));
