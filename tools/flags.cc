@@ -293,6 +293,10 @@ std::span<const Flag> Flags() {
        "price the best K plans again with the time lost on shared links, as "
        "long as that can change the answer (default: 5; 0: none)",
        SetInteger<&Options::confirm, 0, 1000>},
+      {"--verify", "N",
+       "run the N plans that are fastest by prediction, and the best baseline, "
+       "for a few steps on this host, and take what is fastest here",
+       SetInteger<&Options::verify, 1, 100>},
       {"--prefer", "simple|fastest",
        "of plans that differ by less than predictions are off, the simpler "
        "(default), or the fastest all the same",

@@ -46,6 +46,7 @@ struct Options {
   std::string from;         // a plan of another cluster
   bool resume = false;
   int confirm = 5;
+  int verify = 0;
   std::string prefer = "simple";
 
   // explain

@@ -24,6 +24,7 @@
 #include "tools/search_limits.h"
 #include "tools/step_report.h"
 #include "tools/verb.h"
+#include "tools/verify.h"
 
 namespace tessera {
 namespace {
@@ -133,6 +134,7 @@ struct Choice {
   Plan plan;
   Score score;
   std::optional<Duration> confirmed;  // with the time lost on shared links
+  std::optional<Duration> measured;   // on this host
 
   Duration time() const { return confirmed.value_or(score.step_time); }
 };
@@ -145,6 +147,8 @@ struct Decided {
   std::optional<size_t> baseline;  // the best that is allowed
   double margin = 0;               // of its time over the fastest's
   std::optional<ErrorBand> band;   // of predictions, where it is known
+
+  bool measured() const { return choices[fastest].measured.has_value(); }
 };
 
 const Baseline* BestBaseline(const SearchSpace& space,
@@ -171,7 +175,7 @@ Decided Decide(const Options& options, const Inputs& inputs,
       choices[i].kind = std::move(kind);
       return i;
     }
-    choices.push_back({std::move(kind), plan, ScoreOf(evaluation), {}});
+    choices.push_back({std::move(kind), plan, ScoreOf(evaluation), {}, {}});
     return choices.size() - 1;
   };
   for (const FoundPlan& found : result.candidates) {
@@ -230,14 +234,69 @@ Decided Decide(const Options& options, const Inputs& inputs,
   return decided;
 }
 
+// Runs the plans that are fastest by prediction, and the best baseline, and
+// takes what was fastest here.
+Result<void> Verify(const Options& options, const Inputs& inputs,
+                    const SearchSpace& space, Decided& decided) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < decided.choices.size(); ++i) {
+    if (decided.choices[i].score.feasible) order.push_back(i);
+  }
+  std::ranges::stable_sort(order, {},
+                           [&](size_t i) { return decided.choices[i].time(); });
+  order.resize(std::min(order.size(), static_cast<size_t>(options.verify)));
+  const bool has_baseline =
+      decided.baseline && decided.choices[*decided.baseline].score.feasible;
+  if (has_baseline &&
+      std::ranges::find(order, *decided.baseline) == order.end()) {
+    order.push_back(*decided.baseline);
+  }
+  std::optional<Error> failure;
+  std::optional<size_t> fastest;
+  for (const size_t i : order) {
+    Choice& choice = decided.choices[i];
+    std::cerr << "measuring "
+              << StrategyText(space.index, *space.cluster, choice.plan)
+              << std::endl;
+    auto measured =
+        MeasureStep(options, inputs.graph, inputs.cluster, choice.plan);
+    if (!measured) {
+      if (measured.error().code != ErrorCode::kUnavailable) {
+        return measured.error();
+      }
+      std::cerr << "tessera: " << measured.error().ToString() << std::endl;
+      failure = measured.error();
+      continue;
+    }
+    choice.measured = *measured;
+    if (!fastest || *measured < *decided.choices[*fastest].measured) {
+      fastest = i;
+    }
+  }
+  if (!fastest) {
+    return failure ? Result<void>(*failure) : Result<void>();
+  }
+  decided.fastest = decided.chosen = *fastest;
+  decided.band.reset();
+  if (has_baseline && decided.choices[*decided.baseline].measured) {
+    decided.margin = decided.choices[*decided.baseline].measured->seconds() /
+                         decided.choices[*fastest].measured->seconds() -
+                     1;
+  } else {
+    decided.baseline.reset();
+  }
+  return {};
+}
+
 std::string DecidedText(const SearchSpace& space, const Decided& decided) {
   const Choice& fastest = decided.choices[decided.fastest];
   const Choice& chosen = decided.choices[decided.chosen];
   std::string text;
-  if (fastest.confirmed) {
+  if (fastest.confirmed || decided.measured()) {
     std::vector<std::vector<std::string>> rows = {{"confirmed by the simulator",
                                                    "found by", "step time",
                                                    "with shared links"}};
+    if (decided.measured()) rows[0].push_back("measured");
     for (const Choice& choice : decided.choices) {
       rows.push_back(
           {(&choice == &chosen ? "> " : "  ") +
@@ -246,6 +305,10 @@ std::string DecidedText(const SearchSpace& space, const Decided& decided) {
            choice.confirmed        ? FormatTime(*choice.confirmed)
            : choice.score.feasible ? "slower already"
                                    : "does not fit"});
+      if (decided.measured()) {
+        rows.back().push_back(choice.measured ? FormatTime(*choice.measured)
+                                              : "");
+      }
     }
     text += FormatTable(rows) + "\n";
   }
@@ -260,7 +323,7 @@ std::string DecidedText(const SearchSpace& space, const Decided& decided) {
     margin = "the best baseline, " + baseline.kind + ", takes " +
              FormatPercent(decided.margin) +
              " longer than the fastest plan found (" +
-             FormatTime(fastest.time()) + ")";
+             FormatTime(fastest.measured.value_or(fastest.time())) + ")";
     if (decided.band) {
       margin += decided.margin < decided.band->median ? ", no more" : ", more";
       margin += " than predictions are off (" +
@@ -284,7 +347,9 @@ Json DecidedJson(const SearchSpace& space, const Decided& decided) {
   if (decided.band) json.Set("band", decided.band->median);
   json.Set("chosen", decided.choices[decided.chosen].kind);
   json.Set("fastest", fastest.kind);
-  json.Set("fastest_step_time_s", fastest.time().seconds());
+  json.Set("fastest_step_time_s",
+           fastest.measured.value_or(fastest.time()).seconds());
+  json.Set("measured", decided.measured());
   json.Set(
       "candidates", Json::ArrayOf(decided.choices, [&](const Choice& c) {
         Json choice = Json::Object(
@@ -294,6 +359,9 @@ Json DecidedJson(const SearchSpace& space, const Decided& decided) {
              {"feasible", c.score.feasible}});
         if (c.confirmed) {
           choice.Set("confirmed_step_time_s", c.confirmed->seconds());
+        }
+        if (c.measured) {
+          choice.Set("measured_step_time_s", c.measured->seconds());
         }
         return choice;
       }));
@@ -430,8 +498,11 @@ Result<int> RunSearch(const Options& options) {
     std::cerr << "tessera: search interrupted; the best plan so far follows\n";
   }
 
-  const Decided decided =
+  Decided decided =
       Decide(options, inputs, space, evaluator, result, interrupted);
+  if (options.verify > 0 && !interrupted) {
+    TESSERA_RETURN_IF_ERROR(Verify(options, inputs, space, decided));
+  }
   const Choice& chosen = decided.choices[decided.chosen];
   // The answer is printed whether or not it can be written.
   const bool writes = !options.output.empty() && chosen.score.feasible;

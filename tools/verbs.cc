@@ -125,6 +125,8 @@ std::span<const Verb> Verbs() {
         "--from",
         "--resume",
         "--confirm",
+        "--verify",
+        "--data",
         "--prefer",
         "-o",
         "--json"},

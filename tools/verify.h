@@ -1,0 +1,20 @@
+#pragma once
+// Plans measured on this host.
+
+#include "planner/base/result.h"
+#include "planner/base/units.h"
+#include "planner/ir/cluster.h"
+#include "planner/ir/graph.h"
+#include "planner/plan/plan.h"
+#include "tools/options.h"
+
+namespace tessera {
+
+// The step time that 'tessera run' measures of a few steps of `plan`, made for
+// `cluster`: on the CPU where the cluster's devices are, else on GPUs, with the
+// flags of `options.arguments` that say what is trained. Errors: what the run
+// said, or kInterrupted where it was told to end.
+Result<Duration> MeasureStep(const Options& options, const Graph& graph,
+                             const Cluster& cluster, const Plan& plan);
+
+}  // namespace tessera
