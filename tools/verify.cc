@@ -31,9 +31,9 @@ namespace {
 constexpr const char* kSteps = "6";
 
 // What of a search's command line says what is trained.
-constexpr std::array<std::string_view, 10> kOfTraining = {
+constexpr std::array<std::string_view, 9> kOfTraining = {
     "--model",     "--set", "--data", "--global-batch", "--seq-len",
-    "--optimizer", "--lr",  "--clip", "--dtype",        "--end-of-text"};
+    "--optimizer", "--lr",  "--clip", "--end-of-text"};
 
 std::vector<std::string> TrainingArguments(
     const std::vector<std::string>& arguments) {
@@ -143,10 +143,16 @@ Result<Duration> MeasureStep(const Options& options, const Graph& graph,
   TESSERA_RETURN_IF_ERROR(WritePlan(plan_file, graph, plan));
   const DeviceId first = plan.groups[0].devices[0];
   std::vector<std::string> arguments = {
-      "run",       "--plan",
-      plan_file,   "--steps",
-      kSteps,      "--json",
-      "--backend", cluster.TypeOf(first).shared_memory ? "cpu" : "cuda"};
+      "run",
+      "--plan",
+      plan_file,
+      "--dtype",
+      std::string(NameOf(graph.dtype)),
+      "--backend",
+      cluster.TypeOf(first).shared_memory ? "cpu" : "cuda",
+      "--steps",
+      kSteps,
+      "--json"};
   for (std::string& word : TrainingArguments(options.arguments)) {
     arguments.push_back(std::move(word));
   }

@@ -119,6 +119,18 @@ best=(--prefer fastest --confirm 0 --json)
 before=$(json 'j["step_time_s"]' "$work/best.out")
 json "j['step_time_s'] <= $before" "$work/both.out" >/dev/null
 
+# What is fastest here, the best baseline run beside it.
+"$tessera" search "${tiny[@]}" --cluster local-cpu:2 --proposals 50 --verify 1 \
+  "${text[@]}" --json -o "$work/here.json" >"$work/verified.json" 2>/dev/null
+json 'j["margin"]["measured"] and 0 < j["margin"]["fastest_step_time_s"] == min(
+      c["measured_step_time_s"] for c in j["margin"]["candidates"]
+      if "measured_step_time_s" in c)' "$work/verified.json" >/dev/null
+status=0
+"$tessera" search "${tiny[@]}" --cluster local-cpu:2 --proposals 1 --verify 1 \
+  >"$work/stdout" 2>"$work/stderr" || status=$?
+[[ $status == 2 ]] || fail "a plan that cannot run: exit code $status"
+grep -q "tessera run: .*needs --data FILE" "$work/stderr"
+
 fails 2 "no operator matches" search "${tiny[@]}" "${cluster[@]}" \
   --proposals 1 --fix 'nothing=tp:2'
 fails 2 "unknown constraint 'zero4'" search "${tiny[@]}" "${cluster[@]}" \
