@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/support/plan_check.h"
+#include "tests/support/searched_plans.h"
 
 namespace tessera {
 namespace {
@@ -32,6 +33,23 @@ TEST_P(RandomPlans, AreRight) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Parts, RandomPlans, ::testing::Range(0, kParts));
+
+// tessera_plan_fuzz --searched checks many more.
+TEST(SearchedPlans, AreRight) {
+  constexpr int kSearches = 15;
+  PlanChecker checker;
+  int plans = 0;
+  for (uint64_t number = 0; number < kSearches; ++number) {
+    const SearchedPlans searched = SearchPlans(number, checker);
+    for (const Plan& plan : searched.plans) {
+      EXPECT_EQ(checker.Check(searched.graph, searched.cluster, plan, plans),
+                "")
+          << searched.text;
+      ++plans;
+    }
+  }
+  EXPECT_GE(plans, kSearches);
+}
 
 // As many plans as all parts check hold every row.
 TEST(RandomModels, PlansHoldEveryPlacement) {

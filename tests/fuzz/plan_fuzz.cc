@@ -5,6 +5,7 @@
 //   --models M   how many models the plans share (N / 20, at least 20)
 //   --rows TEXT  only plans that exercise a row whose name has TEXT in it
 //   --one CASE   checks this case alone, and says what it is
+//   --searched N checks N plans that short searches return instead
 //
 // Prints a failing case as it was drawn and shrunk, each as an argument for
 // --one, and in the end how often each row and pair of rows was exercised. A
@@ -22,6 +23,7 @@
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/plan_check.h"
+#include "tests/support/searched_plans.h"
 
 namespace tessera {
 namespace {
@@ -175,6 +177,33 @@ class Sequence {
   const RowSet wanted_;
 };
 
+// Plans of one search after the other, in this process.
+int CheckSearched(int plans) {
+  int checked = 0;
+  int failures = 0;
+  int searches = 0;
+  for (uint64_t number = 0; checked < plans; ++number) {
+    PlanChecker checker;
+    const SearchedPlans searched = SearchPlans(number, checker);
+    ++searches;
+    for (const Plan& plan : searched.plans) {
+      const std::string wrong =
+          checker.Check(searched.graph, searched.cluster, plan, checked);
+      ++checked;
+      if (wrong.empty()) continue;
+      ++failures;
+      std::printf("FAILED %s\n  %s\n", wrong.c_str(), searched.text.c_str());
+    }
+    if (number % 50 == 49) {
+      std::printf("%d plans, %d failures\n", checked, failures);
+      std::fflush(stdout);
+    }
+  }
+  std::printf("%d of %d plans of %d searches failed\n", failures, checked,
+              searches);
+  return failures == 0 ? 0 : 1;
+}
+
 int Main(int argc, char** argv) {
   int plans = 1000;
   int models = 0;
@@ -185,11 +214,12 @@ int Main(int argc, char** argv) {
     if (i + 1 == argc) {
       std::fprintf(flag == "--help" ? stdout : stderr,
                    "usage: tessera_plan_fuzz [--plans N] [--seed S] "
-                   "[--models M] [--rows TEXT] | --one CASE\n");
+                   "[--models M] [--rows TEXT] | --one CASE | --searched N\n");
       return flag == "--help" ? 0 : 2;
     }
     const char* const value = argv[i + 1];
     if (flag == "--one") return CheckOne(value);
+    if (flag == "--searched") return CheckSearched(std::atoi(value));
     if (flag == "--plans") {
       plans = std::atoi(value);
     } else if (flag == "--models") {

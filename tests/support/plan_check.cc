@@ -78,6 +78,38 @@ std::string ComparePeaks(const TaskGraph& tasks, MemoryTier tier,
   return "";
 }
 
+std::string CheckPrice(const Graph& graph, const Cluster& cluster,
+                       const Plan& plan) {
+  const TrainingOptions options = CheckedRun().training;
+  const Evaluator evaluator(graph, cluster, nullptr, options);
+  const Evaluation fast = evaluator.Evaluate(plan);
+  const TaskGraph tasks = Lower(graph, cluster, plan, options);
+  const Timeline exact =
+      Simulator(evaluator.pricer(), {.share_links = false}).Run(tasks).value();
+  if (fast.step_time != exact.step_time) {
+    return "the evaluator says " + std::to_string(fast.step_time.picoseconds) +
+           " ps, the simulator " + std::to_string(exact.step_time.picoseconds);
+  }
+  if (fast.memory != PeakMemory(tasks)) {
+    return "the evaluator predicts other memory than the task graph takes";
+  }
+  return "";
+}
+
+std::string CheckFile(const Graph& graph, const Plan& plan) {
+  const std::string path =
+      (std::filesystem::temp_directory_path() /
+       ("tessera.plan_check." + std::to_string(getpid()) + ".txtpb"))
+          .string();
+  if (auto written = WritePlan(path, graph, plan); !written) {
+    return written.error().ToString();
+  }
+  const auto read = ReadPlan(path, graph);
+  std::filesystem::remove(path);
+  if (!read) return read.error().ToString();
+  return *read == plan ? "" : "the plan's file holds another plan";
+}
+
 }  // namespace
 
 TrainInMemoryOptions CheckedRun() {
@@ -117,28 +149,42 @@ std::optional<Plan> PlanChecker::ValidPlan(const Case& c) {
 }
 
 std::string PlanChecker::Check(const Case& c) {
-  for (const auto check : {&PlanChecker::CheckFile, &PlanChecker::CheckPrice}) {
-    if (std::string wrong = (this->*check)(c); !wrong.empty()) return wrong;
+  const auto plan = ValidPlan(c);
+  if (!plan) return "";
+  return Check(c.graph, ClusterOf(RanksOf(c.plan)), *plan, c.plan.key);
+}
+
+std::string PlanChecker::Check(const GraphSpec& spec, const Cluster& cluster,
+                               const Plan& plan, int key) {
+  const Graph& graph = ModelOf(spec).graph;
+  if (std::string wrong = CheckFile(graph, plan); !wrong.empty()) return wrong;
+  if (std::string wrong = CheckPrice(graph, cluster, plan); !wrong.empty()) {
+    return wrong;
   }
-  return CheckTraining(c);
+  return CheckTraining(spec, cluster, plan, key, nullptr);
 }
 
 std::string PlanChecker::CheckTraining(const Case& c, const Change& change) {
   const auto plan = ValidPlan(c);
   if (!plan) return "";
-  const Graph& graph = ModelOf(c.graph).graph;
-  TaskGraph tasks =
-      Lower(graph, ClusterOf(RanksOf(c.plan)), *plan, CheckedRun().training);
+  return CheckTraining(c.graph, ClusterOf(RanksOf(c.plan)), *plan, c.plan.key,
+                       change);
+}
+
+std::string PlanChecker::CheckTraining(const GraphSpec& spec,
+                                       const Cluster& cluster, const Plan& plan,
+                                       int key, const Change& change) {
+  const Graph& graph = ModelOf(spec).graph;
+  TaskGraph tasks = Lower(graph, cluster, plan, CheckedRun().training);
   if (change && !change(tasks)) return "";
   TrainInMemoryOptions run = CheckedRun();
   constexpr std::array kStreams = {StreamsRun::kInOrder, StreamsRun::kOnThreads,
                                    StreamsRun::kInQueues,
                                    StreamsRun::kOnLoopback};
-  run.streams = kStreams[c.plan.key % kStreams.size()];
+  run.streams = kStreams[static_cast<size_t>(key) % kStreams.size()];
   const auto trained = TrainInMemory(graph, tasks, run);
   if (!trained) return trained.error().ToString();
-  std::string wrong =
-      Difference(*trained, SerialOf(c.graph, c.plan.microbatches));
+  std::string wrong = Difference(*trained, SerialOf(spec, plan.microbatches));
   // In queues memory is taken once, for all of a step.
   const bool concurrent = run.streams == StreamsRun::kOnThreads;
   const bool in_queues = run.streams >= StreamsRun::kInQueues;
@@ -154,44 +200,6 @@ std::string PlanChecker::CheckTraining(const Case& c, const Change& change) {
     wrong = ComparePeaks(tasks, MemoryTier::kFile, false, trained->files);
   }
   return wrong;
-}
-
-std::string PlanChecker::CheckPrice(const Case& c) {
-  const auto plan = ValidPlan(c);
-  if (!plan) return "";
-  const Graph& graph = ModelOf(c.graph).graph;
-  const Cluster& cluster = ClusterOf(RanksOf(c.plan));
-  const TrainingOptions options = CheckedRun().training;
-  const Evaluator evaluator(graph, cluster, nullptr, options);
-  const Evaluation fast = evaluator.Evaluate(*plan);
-  const TaskGraph tasks = Lower(graph, cluster, *plan, options);
-  const Timeline exact =
-      Simulator(evaluator.pricer(), {.share_links = false}).Run(tasks).value();
-  if (fast.step_time != exact.step_time) {
-    return "the evaluator says " + std::to_string(fast.step_time.picoseconds) +
-           " ps, the simulator " + std::to_string(exact.step_time.picoseconds);
-  }
-  if (fast.memory != PeakMemory(tasks)) {
-    return "the evaluator predicts other memory than the task graph takes";
-  }
-  return "";
-}
-
-std::string PlanChecker::CheckFile(const Case& c) {
-  const auto plan = ValidPlan(c);
-  if (!plan) return "";
-  const Graph& graph = ModelOf(c.graph).graph;
-  const std::string path =
-      (std::filesystem::temp_directory_path() /
-       ("tessera.plan_check." + std::to_string(getpid()) + ".txtpb"))
-          .string();
-  if (auto written = WritePlan(path, graph, *plan); !written) {
-    return written.error().ToString();
-  }
-  const auto read = ReadPlan(path, graph);
-  std::filesystem::remove(path);
-  if (!read) return read.error().ToString();
-  return *read == *plan ? "" : "the plan's file holds another plan";
 }
 
 CaseGenerator::CaseGenerator(uint64_t seed, int models, PlanChecker& checker)

@@ -46,10 +46,15 @@ class PlanChecker {
   using Change = std::function<bool(TaskGraph&)>;
   std::string Check(const Case& c);
   std::string CheckTraining(const Case& c, const Change& change = nullptr);
-  std::string CheckPrice(const Case& c);
-  std::string CheckFile(const Case& c);
+  // The same of a plan that is valid on `cluster`, whose devices are the ranks;
+  // `key` chooses the streams that it runs on.
+  std::string Check(const GraphSpec& spec, const Cluster& cluster,
+                    const Plan& plan, int key);
 
  private:
+  std::string CheckTraining(const GraphSpec& spec, const Cluster& cluster,
+                            const Plan& plan, int key, const Change& change);
+
   std::map<std::string, std::unique_ptr<Model>> models_;
 };
 
