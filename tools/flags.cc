@@ -85,6 +85,12 @@ Result<void> SetLearningRate(Options& options, const std::string& value) {
   return {};
 }
 
+Result<void> SetTemperature(Options& options, const std::string& value) {
+  TESSERA_TRY(options.temperature,
+              ParseNumber(value, 1e-9, "a number of at least 1e-9"));
+  return {};
+}
+
 Result<void> SetLeastLearningRate(Options& options, const std::string& value) {
   TESSERA_TRY(options.min_learning_rate,
               ParseNumber(value, 0, "a number of at least 0"));
@@ -257,6 +263,10 @@ std::span<const Flag> Flags() {
       {"--proposals", "N", "proposals of all chains together", SetProposals},
       {"--chains", "N", "chains, whatever the cores (default: 8)",
        SetInteger<&Options::chains, 1, 4096>},
+      {"--temperature", "T",
+       "of the hottest chains, in units of the best start's step time; the "
+       "others of each four have a quarter of the next one's (default: 0.1)",
+       SetTemperature},
       {"--threads", "N",
        "threads, of the search or of each rank (default: all cores are "
        "used); neither the plan found under --proposals nor any bit of a "

@@ -34,6 +34,7 @@ struct Options {
   std::optional<double> time_limit_s;
   std::optional<int64_t> proposals;
   int chains = 8;
+  double temperature = 0.1;
   int threads = 0;  // of the search, or of each rank; 0: all cores together
   std::string output;
 

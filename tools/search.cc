@@ -399,6 +399,14 @@ Json StatisticsJson(const SearchResult& result) {
                                        {"best_step_time_s",
                                         chain.best.step_time.seconds()}});
                                 })},
+       {"trace",
+        Json::ArrayOf(result.trace,
+                      [](const TracePoint& point) {
+                        return Json::Object(
+                            {{"chain", point.chain},
+                             {"proposal", point.proposal},
+                             {"step_time_s", point.step_time.seconds()}});
+                      })},
        {"stalled", result.stalled}});
 }
 

@@ -9,6 +9,7 @@ SearchOptions SearchOptionsOf(const Options& options) {
   SearchOptions search;
   search.seed = options.seed;
   search.chains = options.chains;
+  search.temperature = options.temperature;
   search.threads = ThreadsOf(options);
   search.proposals = options.proposals.value_or(0);
   search.time_limit = options.proposals ? 0 : kDefaultSearchTime;

@@ -115,6 +115,7 @@ std::span<const Verb> Verbs() {
         "--time-limit",
         "--proposals",
         "--chains",
+        "--temperature",
         "--threads",
         "--seed",
         "--fix",
