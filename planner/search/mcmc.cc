@@ -438,14 +438,24 @@ std::vector<FoundPlan> BestOf(std::vector<FoundPlan> all, size_t count) {
   return best;
 }
 
-// All ranks do all the work, and none exchanges anything: no strategy says so,
-// and each move towards it from a strategy costs time.
-std::optional<Plan> Repeated(const SearchSpace& space) {
+// All ranks do all the work, and none exchanges anything, with each number of
+// microbatches: no strategy says so, and each move towards it from a strategy
+// costs time.
+std::vector<Plan> Repeated(const SearchSpace& space) {
+  std::vector<Plan> repeated;
   auto plan = PlanFromStrategy(space.index, *space.cluster, Strategy());
-  if (!plan) return std::nullopt;
+  if (!plan) return repeated;
   for (OpPlacement& op : plan->ops) op.axes = {};
-  if (!MakeCanonical(space, *plan)) return std::nullopt;
-  return *std::move(plan);
+  const int64_t batch = space.index.graph->global_batch;
+  for (int64_t m = 1; m <= std::min<int64_t>(batch, kMostMicrobatches); ++m) {
+    if (batch % m != 0) continue;
+    plan->microbatches = static_cast<int>(m);
+    Plan canonical = *plan;
+    if (MakeCanonical(space, canonical) && Allowed(space, canonical)) {
+      repeated.push_back(std::move(canonical));
+    }
+  }
+  return repeated;
 }
 
 // Where no plan is there to start from.
@@ -503,9 +513,10 @@ Result<SearchResult> Search(const SearchSpace& space,
     }
     given.push_back({score, {}, std::move(plan)});
   }
-  if (auto plan = Repeated(space); plan && Allowed(space, *plan)) {
-    const Score score = ScoreOf(objective.Evaluate(*plan));
-    given.push_back({score, {}, *std::move(plan)});
+  for (Plan& plan : Repeated(space)) {
+    if (out_of_time(kBaselinesEnd)) break;
+    const Score score = ScoreOf(objective.Evaluate(plan));
+    given.push_back({score, {}, std::move(plan)});
   }
   const AllowedObjective allowed(space, objective);
   const std::vector<Strategy> strategies = UniformStrategies(space);

@@ -8,6 +8,7 @@ namespace tessera {
 // planner/search/moves/<name>.cc
 extern const Move kSplitOp;
 extern const Move kSplitClass;
+extern const Move kSplitPair;
 extern const Move kAxisRole;
 extern const Move kSequence;
 extern const Move kBranches;
@@ -28,10 +29,10 @@ extern const Move kFabricOrder;
 
 std::span<const Move> Moves() {
   static const std::array table = {
-      kSplitOp,  kSplitClass,    kAxisRole,   kSequence,   kBranches,
-      kContext,  kStageBoundary, kStageCount, kChunks,     kMicrobatches,
-      kSchedule, kZero,          kRooted,     kRecompute,  kTiles,
-      kOffload,  kBucket,        kPrefetch,   kFabricOrder};
+      kSplitOp,      kSplitClass, kSplitPair,     kAxisRole,   kSequence,
+      kBranches,     kContext,    kStageBoundary, kStageCount, kChunks,
+      kMicrobatches, kSchedule,   kZero,          kRooted,     kRecompute,
+      kTiles,        kOffload,    kBucket,        kPrefetch,   kFabricOrder};
   return table;
 }
 

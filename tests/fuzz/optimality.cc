@@ -2,19 +2,22 @@
 // enough to enumerate (tests/support/small_instances.h).
 //
 //   tessera_optimality [--instances N] [--seeds N] [--first N] [--proposals N]
-//                      [--limit PLANS]
+//                      [--limit PLANS] [--show 1]
 //
 // Prints a line for each instance, with the times of the enumeration and of the
-// slowest search, and a summary. Exits with 1 where fewer than 99 % of the
+// slowest search, and a summary; with --show also the best plan beside one that
+// a search ended with instead. Exits with 1 where fewer than 99 % of the
 // searches find a plan as fast.
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "costmodel/evaluate/evaluator.h"
+#include "planner/plan/strategy.h"
 #include "planner/search/mcmc.h"
 #include "tests/support/small_instances.h"
 
@@ -27,6 +30,8 @@ struct Settings {
   int64_t first = 0;
   int64_t proposals = 4000;
   int64_t limit = 1'000'000;  // of plans; instances of more are passed over
+  int64_t show = 0;
+  int64_t temp = 100;
 };
 
 double Now() {
@@ -53,6 +58,7 @@ int Run(const Settings& settings) {
     int64_t found_here = 0;
     double slowest_here = 0;
     double worst = 1;
+    std::optional<Plan> instead;
     for (int64_t seed = 0; seed < settings.seeds; ++seed) {
       // Each search prices its plans anew.
       const Evaluator own(instance.graph, instance.cluster, nullptr, {});
@@ -60,6 +66,7 @@ int Run(const Settings& settings) {
       options.seed = static_cast<uint64_t>(seed);
       options.proposals = settings.proposals;
       options.time_limit = 0;
+      options.temperature = static_cast<double>(settings.temp)/1000;
       options.threads = 1;
       const double start = Now();
       const auto result = Search(space, own, options);
@@ -72,6 +79,7 @@ int Run(const Settings& settings) {
       if (!reached) {
         worst = std::max(worst, result->evaluation.step_time.seconds() /
                                     best->evaluation.step_time.seconds());
+        instead = result->best;
       }
     }
     found += found_here;
@@ -89,6 +97,12 @@ int Run(const Settings& settings) {
         found_here == settings.seeds
             ? ""
             : (", worst " + std::to_string(worst) + " x").c_str());
+    if (settings.show != 0 && instead) {
+      for (const Plan& plan : {best->best, *instead}) {
+        std::printf("%s\n",
+                    Describe(instance.graph, instance.cluster, plan).c_str());
+      }
+    }
     std::fflush(stdout);
   }
   std::printf(
@@ -113,6 +127,8 @@ int main(int argc, char** argv) {
     if (flag == "--first") settings.first = value;
     if (flag == "--proposals") settings.proposals = value;
     if (flag == "--limit") settings.limit = value;
+    if (flag == "--show") settings.show = value;
+    if (flag == "--temp") settings.temp = value;
   }
   return tessera::Run(settings);
 }
