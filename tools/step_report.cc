@@ -222,6 +222,7 @@ Json StepJson(const Graph& graph, const Cluster& cluster, const Plan& plan,
        {"memory", Json::Object({{"peak_bytes", PeakBytes(evaluation).value},
                                 {"per_device", std::move(per_device)}})},
        {"breakdown", BreakdownJson(evaluation.breakdown)},
+       {"moved_bytes", evaluation.moved.value},
        {"feasible", evaluation.feasible()},
        {"violations",
         Json::ArrayOf(evaluation.violations,
@@ -260,6 +261,9 @@ std::string StepText(const Graph& graph, const Cluster& cluster,
         FormatPercent(part.time.seconds() / evaluation.step_time.seconds());
   }
   out += Line("time goes to", Wrap(breakdown, 16));
+  if (evaluation.moved > Bytes{}) {
+    out += Line("devices send", FormatBytes(evaluation.moved) + " a step");
+  }
   out += "\n" + MemoryTable(cluster, evaluation);
   for (const std::string& violation : evaluation.violations) {
     out += "  cannot run: " + violation + "\n";

@@ -533,6 +533,7 @@ Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {
   const Timeline timeline = Simulate(tasks, share_links);
   result.step_time = timeline.step_time;
   result.breakdown = BreakdownOf(tasks, timeline);
+  result.moved = MovedBytes(pricer_, tasks);
   std::vector<DeviceId> devices;  // one of each kind
   const std::vector<DeviceSet> kinds = AlikeDevices(tasks);
   for (const DeviceSet& alike : kinds) {

@@ -382,6 +382,43 @@ std::vector<TaskCost> PriceTasks(const Pricer& pricer, const TaskGraph& tasks) {
   return costs;
 }
 
+Bytes MovedBytes(const Pricer& pricer, const TaskGraph& tasks) {
+  Bytes moved;
+  ForEachTask(pricer, tasks, [&](const TaskView& view) {
+    const Task& task = *view.task;
+    if (task.kind != TaskKind::kComm && task.kind != TaskKind::kSend) return;
+    const int64_t payload = pricer.Payload(view).value;
+    if (task.kind == TaskKind::kSend) {
+      moved.value += payload * std::ssize(view.peer_group->devices);
+      return;
+    }
+    const int64_t ranks = view.group->Size(task.axes);
+    const int64_t subgroups = std::ssize(view.group->devices) / ranks;
+    switch (task.comm) {
+      case CommKind::kAllReduce:
+        moved.value += 2 * (ranks - 1) * payload * subgroups;
+        break;
+      case CommKind::kAllGather:
+      case CommKind::kReduceScatter:
+      case CommKind::kAllToAll:
+      case CommKind::kRedistribute:
+      case CommKind::kBroadcast:
+      case CommKind::kReduce:
+        moved.value += (ranks - 1) * payload * subgroups;
+        break;
+      case CommKind::kScatter:
+      case CommKind::kGather:
+        moved.value += (ranks - 1) * payload / ranks * subgroups;
+        break;
+      case CommKind::kSendRecv:
+      case CommKind::kShift:
+        moved.value += ranks * payload * subgroups;
+        break;
+    }
+  });
+  return moved;
+}
+
 std::vector<ProfileKey> ProfileKeysOf(const Pricer& pricer,
                                       const TaskGraph& tasks) {
   std::vector<ProfileKey> keys;

@@ -51,6 +51,11 @@ std::vector<TaskCost> PriceTasks(const Pricer& pricer, const TaskGraph& tasks);
 std::vector<ProfileKey> ProfileKeysOf(const Pricer& pricer,
                                       const TaskGraph& tasks);
 
+// The bytes that devices send one another in the step, at the least that each
+// exchange can be done with: of n ranks with payloads p (costmodel/collective)
+// an all-reduce sends 2 (n - 1) p.
+Bytes MovedBytes(const Pricer& pricer, const TaskGraph& tasks);
+
 // For each task the number of its stream; streams are numbered in order of
 // first use.
 std::vector<int> StreamsOf(const TaskGraph& tasks);

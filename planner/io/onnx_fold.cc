@@ -10,9 +10,11 @@ namespace {
 using Operands = std::span<const OnnxConstant* const>;
 using Folded = Result<std::optional<OnnxConstant>>;
 
-// Strides of a row-major tensor.
+// Strides of a row-major tensor. One without elements has no place to go to,
+// and may have extents whose product is no number.
 Shape Strides(const Shape& shape) {
   Shape strides(shape.size(), 1);
+  if (OnnxElements(shape).value_or(0) == 0) return strides;
   for (size_t d = shape.size(); d-- > 1;) {
     strides[d - 1] = strides[d] * shape[d];
   }

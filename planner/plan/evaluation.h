@@ -83,6 +83,8 @@ struct Evaluation {
   std::vector<MemoryUse> file_memory;
   // Of each device, where that is worked out (Evaluator::Explain).
   std::vector<DeviceMemory> devices;
+  // What devices send one another in a step, where that is worked out.
+  Bytes moved;
   Bytes overflow;                       // of the fullest device, 0 if all fit
   std::vector<std::string> violations;  // why it cannot run; one line each
   SourceShares sources;

@@ -678,6 +678,17 @@ Result<void> Constraints::CheckConsistent(const GraphIndex& index,
   return {};
 }
 
+std::vector<std::vector<NodeId>> Constraints::FixedNodes() const {
+  std::vector<std::vector<NodeId>> nodes;
+  for (const Fixed& fixed : fixed_) {
+    auto& all = nodes.emplace_back();
+    for (const auto& of_block : fixed.nodes) {
+      all.insert(all.end(), of_block.begin(), of_block.end());
+    }
+  }
+  return nodes;
+}
+
 bool Constraints::empty() const {
   return fixed_.empty() && forbidden_.empty() && max_microbatch_ == 0 &&
          subspace_ == nullptr;

@@ -80,6 +80,8 @@ class Constraints {
                                   const ConstraintTexts& texts);
 
   bool empty() const;
+  // The operators of each fixed key, one key after the other.
+  std::vector<std::vector<NodeId>> FixedNodes() const;
   // How many of them a plan breaks, a fixed key once for each layer; 0: it is
   // allowed. REQUIRES: the plan is valid for the graph of Make.
   int Violations(const GraphIndex& index, const Cluster& cluster,

@@ -140,6 +140,39 @@ std::optional<Plan> Repaired(const SearchSpace& space, Plan plan, Rng& rng,
   return plan;
 }
 
+// Uniform plans that give operators what is fixed.
+constexpr size_t kMostGiving = 100;
+
+// `plan` with the operators of each fixed key placed as in a uniform plan on
+// the same devices that has the key; nothing where the constraints do not allow
+// that.
+std::optional<Plan> WithFixed(const SearchSpace& space, Plan plan,
+                              std::span<const Plan> uniform) {
+  const auto violations = [&](const Plan& of) {
+    return space.constraints.Violations(space.index, *space.cluster, of);
+  };
+  int broken = violations(plan);
+  for (const auto& nodes : space.constraints.FixedNodes()) {
+    for (const Plan& giver : uniform) {
+      if (broken == 0) break;
+      if (!std::ranges::equal(plan.groups, giver.groups, SameMesh)) continue;
+      Plan spliced = plan;
+      for (NodeId node : nodes) {
+        OpPlacement& op = spliced.ops[node.index()];
+        op = giver.ops[node.index()];
+        op.recompute = plan.ops[node.index()].recompute;
+      }
+      if (!MakeCanonical(space, spliced)) continue;
+      const int then = violations(spliced);
+      if (then >= broken) continue;
+      broken = then;
+      plan = std::move(spliced);
+    }
+  }
+  if (broken > 0) return std::nullopt;
+  return plan;
+}
+
 // The best `count` different plans of both lists. Unless `all` that could be
 // swept is there, it ends with the last of them: behind it others may be better
 // than what was given.
@@ -498,8 +531,21 @@ Result<SearchResult> Search(const SearchSpace& space,
   });
   std::vector<StartOption> given;  // the baselines and the caller's
   Starts starts;
+  const std::vector<Strategy> strategies = UniformStrategies(space);
+  std::vector<Plan> giving;
+  for (const Strategy& strategy : strategies) {
+    if (space.constraints.empty() || giving.size() == kMostGiving) break;
+    auto plan = PlanFromStrategy(space.index, *space.cluster, strategy);
+    if (plan) giving.push_back(*std::move(plan));
+  }
   for (const Baseline& baseline : result.baselines) {
-    if (!Allowed(space, baseline.plan)) continue;
+    if (!Allowed(space, baseline.plan)) {
+      auto plan = WithFixed(space, baseline.plan, giving);
+      if (!plan) continue;
+      const Score score = ScoreOf(objective.Evaluate(*plan));
+      given.push_back({score, {}, *std::move(plan)});
+      continue;
+    }
     given.push_back(
         {ScoreOf(baseline.evaluation), baseline.strategy, baseline.plan});
     starts.baselines.push_back(baseline.plan);
@@ -519,7 +565,6 @@ Result<SearchResult> Search(const SearchSpace& space,
     given.push_back({score, {}, std::move(plan)});
   }
   const AllowedObjective allowed(space, objective);
-  const std::vector<Strategy> strategies = UniformStrategies(space);
   const auto start_over = [&] { return stopped() || out_of_time(kStartEnd); };
   const auto sweep = [&](const std::vector<Strategy>& of, size_t count) {
     return Sweep(space, allowed, of, count, threads, start_over,
