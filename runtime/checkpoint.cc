@@ -49,6 +49,22 @@ std::string NameInFile(const TaskGraph& tasks, const Graph& graph, ValueId id) {
   return "";
 }
 
+// Its kernel is of the same name.
+std::string_view OptimizerOf(const TaskGraph& tasks) {
+  for (const Task& task : tasks.tasks) {
+    if (task.optimizer && MomentsOf(task.kernel)) return task.kernel;
+  }
+  return "";
+}
+
+// Whether one rank is told to stop.
+Result<bool> AnyStops(const std::atomic<bool>* stop, HostMessages all) {
+  const int32_t mine = stop != nullptr && stop->load() ? 1 : 0;
+  std::vector<int32_t> each(static_cast<size_t>(all.size()));
+  TESSERA_RETURN_IF_ERROR(all.AllGather(&mine, sizeof(mine), each.data()));
+  return std::ranges::any_of(each, [](int32_t one) { return one != 0; });
+}
+
 // What all ranks learn of rank 0's writing.
 struct Verdict {
   int32_t failed = 0;
@@ -359,6 +375,7 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
     auto created = SafetensorsWriter::Create(
         path, entries,
         {{"graph", Fingerprint(graph)},
+         {"optimizer", std::string(OptimizerOf(tasks))},
          {"samples", std::to_string(executor.samples())},
          {"seed", std::to_string(seed)},
          {"step", std::to_string(executor.step())}});
@@ -427,6 +444,17 @@ Result<void> SaveWeights(const WeightFiles& files, const Graph& graph,
     }
   }
   for (size_t t = 0; t < tensors.size(); ++t) {
+    TESSERA_TRY(const bool stops,
+                AnyStops(files.stop, {executor.device(), all}));
+    if (stops) {
+      std::error_code code;
+      for (size_t f = 0; all.rank() == 0 && f < file_of[t]; ++f) {
+        std::filesystem::remove(files.folder + "/" + FileName(f, count), code);
+      }
+      TESSERA_RETURN_IF_ERROR(executor.world().Flush());
+      return Error{ErrorCode::kInterrupted,
+                   "interrupted before all weights were written", files.folder};
+    }
     const PublishedTensor& tensor = tensors[t];
     const bool first = t == 0 || file_of[t] != file_of[t - 1];
     if (all.rank() == 0 && written && first) begin(t);
@@ -483,6 +511,7 @@ Result<void> LoadCheckpoint(const std::string& path,
   }
 
   const TaskGraph& tasks = executor.tasks();
+  TESSERA_RETURN_IF_ERROR(CheckOptimizer(path, OptimizerOf(tasks)));
   start.total = PersistentBytes(executor);
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const ValueId id(v);
@@ -520,6 +549,22 @@ Result<void> LoadCheckpoint(const std::string& path,
   executor.set_progress(step.value_or(0), samples.value_or(step.value_or(0) *
                                                            graph.global_batch));
   return {};
+}
+
+Result<void> CheckOptimizer(const std::string& path,
+                            std::string_view optimizer) {
+  if (!IsOneFile(path)) return {};
+  TESSERA_TRY(const SafetensorsFile file, SafetensorsFile::Open(path));
+  const auto written = file.metadata().find("optimizer");
+  if (written == file.metadata().end() || written->second.empty() ||
+      optimizer.empty() || written->second == optimizer) {
+    return {};
+  }
+  return InvalidInput("is a checkpoint of the optimizer '" + written->second +
+                          "', whose state is not that of '" +
+                          std::string(optimizer) +
+                          "' (its weights alone: --export)",
+                      path);
 }
 
 Result<std::optional<uint64_t>> SeedOfCheckpoint(const std::string& path) {

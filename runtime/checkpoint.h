@@ -3,15 +3,17 @@
 // under its name, the optimizer's state under "optimizer.m.NAME" and
 // "optimizer.v.NAME", of momentum under "optimizer.momentum.NAME", and in the
 // metadata "step", "samples" (how many the run has taken: the state of
-// sampling), "seed" and "graph" (its fingerprint). Of 16-bit weights the file
-// holds the fp32 masters, of which the parameters are made when they are
-// loaded; of fp16 runs the state of the loss scale, too
+// sampling), "seed", "optimizer" and "graph" (its fingerprint). Of 16-bit
+// weights the file holds the fp32 masters, of which the parameters are made
+// when they are loaded; of fp16 runs the state of the loss scale, too
 // ("optimizer.loss_scale"). Any plan's run can load what any other plan's run
 // has saved, in bf16, fp16 or fp32; under the same plan the run goes on bit by
 // bit.
 
+#include <atomic>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "planner/base/result.h"
 #include "planner/base/units.h"
@@ -34,7 +36,7 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
 // are weights alone, which may be a model's published ones
 // (runtime/published_files.h), laid out as `layout` says: the run starts at
 // step 0 with zero state. Errors name the tensor that is missing, or
-// has another type or shape.
+// has another type or shape, or both optimizers (CheckOptimizer).
 Result<void> LoadCheckpoint(const std::string& path,
                             const PublishedLayout& layout, const Graph& graph,
                             RankExecutor& executor, StartUp start = {});
@@ -43,12 +45,21 @@ Result<void> LoadCheckpoint(const std::string& path,
 // where the files are weights alone.
 Result<std::optional<uint64_t>> SeedOfCheckpoint(const std::string& path);
 
+// An error that names both where the checkpoint is of a run of another
+// optimizer, whose state is not this one's. Files of weights alone are any
+// optimizer's, and so are checkpoints that do not say.
+Result<void> CheckOptimizer(const std::string& path,
+                            std::string_view optimizer);
+
 struct WeightFiles {
   std::string folder;
   PublishedLayout layout;
   DType dtype = DType::kFloat32;
   // What a file has at most, unless one tensor has more.
   Bytes file_bytes = {5'000'000'000};
+  // Unless null: once true on any rank, nothing is left and all return
+  // kInterrupted.
+  const std::atomic<bool>* stop = nullptr;
 };
 
 // Writes the weights as the layout has them into a folder, which is made:

@@ -391,10 +391,13 @@ LocalTensor RankExecutor::local(ValueId id) const {
     tensor.shape.push_back(range.size());
     tensor.offset.push_back(range.begin);
   }
-  // A microbatch is a range of samples of the tensor. States have no tensor.
+  // A microbatch is a range of samples of the tensor, or of what states, which
+  // have no tensor, have of them.
   tensor.global_shape = value.shape;
   if (value.sample_dim >= 0) {
-    tensor.offset[static_cast<size_t>(value.sample_dim)] += value.sample_offset;
+    const auto samples = static_cast<size_t>(value.sample_dim);
+    tensor.offset[samples] += value.sample_offset;
+    tensor.global_shape[samples] *= tasks_.microbatches;
   }
   if (value.tensor.valid()) {
     tensor.global_shape = graph_.tensor(value.tensor).shape;

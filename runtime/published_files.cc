@@ -16,6 +16,10 @@
 namespace tessera {
 namespace {
 
+// Where a family's output head is its own.
+constexpr std::array<std::string_view, 2> kHeads = {"lm_head.weight",
+                                                    "embed_out.weight"};
+
 constexpr std::string_view kFile = "model.safetensors";
 constexpr std::string_view kIndex = "model.safetensors.index.json";
 
@@ -195,21 +199,60 @@ std::optional<std::string> PublishedFiles::NameOf(
   return std::nullopt;
 }
 
+std::string PublishedFiles::HeadThatDiffers() const {
+  if (onnx_ || !HasPublishedWeights(layout_->family)) return "";
+  std::set<TensorId> tables;
+  const Tensor* tied = nullptr;
+  for (const Node& node : graph_->nodes) {
+    if (node.pass != Pass::kForward) break;
+    if (node.op->name == "embedding") tables.insert(node.operands[1]);
+    if (node.op->op_class == OpClass::kMatmul && node.operands.size() > 1 &&
+        tables.contains(node.operands[1])) {
+      tied = &graph_->tensor(node.operands[1]);
+    }
+  }
+  if (tied == nullptr) return "";
+  const auto pieces = PiecesInFiles(*layout_, *graph_, *tied);
+  const auto table = NameOf(pieces[0].tensor);
+  if (pieces.size() != 1 || !table) return "";
+  const auto view = [&](const std::string& name) {
+    return files_[file_of_.find(name)->second].View(name);
+  };
+  for (const auto& [name, file] : file_of_) {
+    if (name == *table || !std::ranges::any_of(kHeads, [&](auto ending) {
+          return name.ends_with(ending);
+        })) {
+      continue;
+    }
+    const auto a = view(*table);
+    const auto b = view(name);
+    if (!a || !b) continue;
+    constexpr int64_t kCompared = int64_t{1} << 20;
+    const int64_t bytes =
+        std::min(kCompared, ElementsIn(a->shape) * SizeOf(a->dtype));
+    if (a->dtype != b->dtype || a->shape != b->shape ||
+        std::memcmp(a->data, b->data, static_cast<size_t>(bytes)) != 0) {
+      return name;
+    }
+  }
+  return "";
+}
+
 Result<void> PublishedFiles::CheckAllAreUsed() const {
   if (!HasPublishedWeights(layout_->family)) return {};
   std::set<std::string> used;
   for (const PublishedTensor& tensor : PublishedTensors(*layout_, *graph_)) {
     if (auto name = NameOf(tensor.name)) used.insert(*std::move(name));
   }
-  constexpr std::array kNoWeights = {".attn.bias",     ".attention.bias",
-                                     ".masked_bias",   ".inv_freq",
-                                     "lm_head.weight", "embed_out.weight"};
+  std::vector<std::string_view> no_weights = {".attn.bias", ".attention.bias",
+                                              ".masked_bias", ".inv_freq"};
+  no_weights.insert(no_weights.end(), kHeads.begin(), kHeads.end());
   std::string first;
   size_t count = 0;
   for (const auto& [name, file] : file_of_) {
     const bool expected =
         used.contains(name) ||
-        std::ranges::any_of(kNoWeights, [&](std::string_view ending) {
+        std::ranges::any_of(no_weights, [&](std::string_view ending) {
           return name.ends_with(ending);
         });
     if (!expected && count++ == 0) first = name;

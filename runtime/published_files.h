@@ -43,6 +43,10 @@ class PublishedFiles {
   Result<std::vector<float>> Read(const Tensor& weight,
                                   const Placement& here) const;
 
+  // The head that the files have beside the table to which the graph ties its
+  // own, where they differ (which their beginnings tell); empty: none.
+  std::string HeadThatDiffers() const;
+
  private:
   PublishedFiles() = default;
   // The name that the files have for a tensor, if it is there.

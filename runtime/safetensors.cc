@@ -1,13 +1,16 @@
 #include "runtime/safetensors.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <optional>
 #include <sstream>
@@ -244,6 +247,30 @@ std::vector<std::string> SafetensorsFile::names() const {
 
 // ---- Writing
 
+namespace {
+
+// Removes what processes of this host that are no more have left beside `path`:
+// "PATH.tmp.PID".
+void RemoveLeftovers(const std::filesystem::path& path) {
+  const std::string prefix = path.filename().string() + ".tmp.";
+  const std::filesystem::path folder =
+      path.has_parent_path() ? path.parent_path() : ".";
+  std::error_code code;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, code)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with(prefix)) continue;
+    pid_t process = 0;
+    const char* const end = name.data() + name.size();
+    const auto [stop, error] =
+        std::from_chars(name.data() + prefix.size(), end, process);
+    if (error != std::errc() || stop != end || process <= 0) continue;
+    if (::kill(process, 0) == 0 || errno != ESRCH) continue;
+    ::unlink(entry.path().c_str());
+  }
+}
+
+}  // namespace
+
 SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept
     : path_(std::move(other.path_)),
       beside_(std::move(other.beside_)),
@@ -283,6 +310,7 @@ Result<SafetensorsWriter> SafetensorsWriter::Create(
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
     return InvalidInput("is not a regular file", path);
   }
+  RemoveLeftovers(path);
   SafetensorsWriter writer;
   writer.path_ = path;
   writer.beside_ = path + ".tmp." + std::to_string(::getpid());

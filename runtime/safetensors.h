@@ -71,7 +71,9 @@ class SafetensorsFile {
 };
 
 // Writes a file beside `path`, tensor by tensor, and renames it over `path`
-// when all are there. Destroyed before that, it removes what it has written.
+// when all are there. Destroyed before that, it removes what it has written;
+// what a process that was killed has left is removed by the next that writes
+// the same file.
 class SafetensorsWriter {
  public:
   static Result<SafetensorsWriter> Create(

@@ -101,10 +101,10 @@ class Trainer {
       }
     }
     if (!job_.export_folder.empty()) {
-      TESSERA_RETURN_IF_ERROR(
-          SaveWeights({job_.export_folder, job_.layout, job_.graph->dtype,
-                       job_.export_file_bytes},
-                      *job_.graph, executor_, all_));
+      TESSERA_RETURN_IF_ERROR(SaveWeights(
+          {job_.export_folder, job_.layout, job_.graph->dtype,
+           job_.export_file_bytes, summary_.interrupted ? nullptr : job_.stop},
+          *job_.graph, executor_, all_));
     }
     TESSERA_RETURN_IF_ERROR(Report());
     return std::move(summary_);

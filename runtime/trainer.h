@@ -66,7 +66,8 @@ struct TrainingJob {
   std::string export_folder;
   Bytes export_file_bytes = WeightFiles().file_bytes;
   // Once true on any rank, all ranks finish the step, save and return; before
-  // the first step they return kInterrupted.
+  // the first step, and where it comes while weights are exported, they return
+  // kInterrupted.
   const std::atomic<bool>* stop = nullptr;
   // Called on rank 0: while weights and states are set, with what is set there
   // of what it holds; and after each step. An error ends the job.

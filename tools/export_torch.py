@@ -44,13 +44,17 @@ MOST_ELEMENTS = 1 << 31   # of a constant
 HIDDEN = -1e4             # what is added to masked scores is below
 # Where functions of one operand are told apart.
 POINTS = torch.tensor([-4.3, -2.9, -2.1, -1.37, -0.71, -0.33, -0.05, 0.04, 0.29,
-                       0.62, 1.17, 1.9, 2.6, 3.8], dtype=torch.float64)
+                       0.62, 1.17, 1.9, 2.6, 3.8, -9.0, 8.0, -27.0, 29.0, -80.0,
+                       85.0], dtype=torch.float64)
+UNBOUNDED = torch.finfo(torch.float32).max
 FUNCTIONS = {
     "relu": torch.relu,
     "gelu": lambda x: nn.functional.gelu(x, approximate="tanh"),
     "gelu_erf": nn.functional.gelu,
     "silu": nn.functional.silu,
     "sigmoid": torch.sigmoid,
+    "hard_sigmoid": nn.functional.hardsigmoid,
+    "hard_swish": nn.functional.hardswish,
     "tanh": torch.tanh,
 }
 # Inputs by the names that models give them; the others by what they hold.
@@ -718,6 +722,12 @@ def function_of(samples):
     factor = (samples[0] / POINTS[0]).item()
     if torch.allclose(samples, factor * POINTS, rtol=1e-6):
         return "scale", {"factor": factor}
+    least, most = samples.min(), samples.max()
+    if torch.equal(samples, POINTS.clamp(least, most)):
+        # Both bends are among the points (clamped).
+        return "clip", {
+            "least": -UNBOUNDED if least == POINTS.min() else least.item(),
+            "most": UNBOUNDED if most == POINTS.max() else most.item()}
     raise Unmappable("no operator computes this function of one tensor")
 
 
@@ -735,20 +745,30 @@ def elementwise(walk, node, *operands, **keywords):
                 walk.tensor(v) if isinstance(v, Patches) else v
                 for v in operands]
     tensors = [v for v in operands if isinstance(v, Act)]
-    numbers = [number_of(v) for v in operands if not isinstance(v, Act)]
     x = tensors[0]
     alike = all(t.tensor == x.tensor and t.dims == x.dims for t in tensors)
     if not alike:
         return binary(walk, node, name, operands, **keywords)
-    if any(number is None for number in numbers):
-        constant = next(v for v in operands if isinstance(v, torch.Tensor) and
-                        number_of(v) is None)
-        return times_constant(walk, node, name, x, constant)
+    for constant in operands:
+        if isinstance(constant, torch.Tensor) and number_of(constant) is None:
+            return times_constant(walk, node, name, x, constant)
     given = [(v.samples if v.samples is not None else POINTS)
              if isinstance(v, Act) else number_of(v) for v in operands]
     samples = node.target(*(g.clone() if isinstance(g, torch.Tensor) else g
                             for g in given), **keywords)
     return dataclasses.replace(x, samples=samples, last=node)
+
+
+def clamped(walk, node, x, *bounds, **keywords):
+    """Bounds that lie beyond what is sampled would not be seen."""
+    if isinstance(x, Act):
+        samples = x.samples if x.samples is not None else POINTS
+        for bound in (*bounds, *keywords.values()):
+            if (isinstance(bound, (int, float)) and math.isfinite(bound) and
+                    not samples.min() < bound < samples.max()):
+                raise Unmappable(f"a bound of {bound}, beyond where functions "
+                                 "of one tensor are told apart")
+    return elementwise(walk, node, x, *bounds, **keywords)
 
 
 def number_of(value):
@@ -1871,8 +1891,13 @@ def batch_norm(walk, node, x, scale, shift, running_mean=None,
     size, c = [a.extent for a in x.dims[1]], letters_of_channels(x)
     operands = [x.tensor, walk.vector(scale, size, constant=1),
                 walk.vector(shift, size)]
-    y = walk.add("batch_norm", node, operands,
-                 f"b{c}hw,{c},{c}->b{c}hw,{c},{c}", epsilon=epsilon)[0]
+    rule, groups = f"b{c}hw,{c},{c}->b{c}hw", walk.args.batch_norm_groups
+    if groups > 1:
+        y = walk.add("ghost_batch_norm", node, operands,
+                     f"{rule},b{c},b{c}", epsilon=epsilon, groups=groups)[0]
+    else:
+        y = walk.add("batch_norm", node, operands, f"{rule},{c},{c}",
+                     epsilon=epsilon)[0]
     return dataclasses.replace(x, tensor=y)
 
 
@@ -2029,11 +2054,13 @@ SPECIAL = [
 # By operator of PyTorch (aten, without the overload): how it is mapped.
 OPERATORS = {
     **dict.fromkeys(
-        ["abs", "add", "add_", "clamp", "cos", "div", "div_", "erf", "exp",
-         "gelu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log",
+        ["abs", "add", "add_", "cos", "div", "div_", "erf", "exp", "gelu",
+         "hardsigmoid", "hardsigmoid_", "hardswish", "hardswish_",
+         "leaky_relu", "log",
          "masked_fill", "mul", "mul_", "neg", "pow", "reciprocal", "relu",
          "relu_", "rsqrt", "rsub", "sigmoid", "silu", "silu_", "sin",
          "softplus", "sqrt", "square", "sub", "tanh", "where"], elementwise),
+    **dict.fromkeys(["clamp", "hardtanh", "hardtanh_", "relu6"], clamped),
     **dict.fromkeys(
         ["_assert_tensor_metadata", "_to_copy", "alias", "clone", "contiguous",
          "detach", "lift_fresh_copy", "to", "type_as"], identity),
@@ -2485,6 +2512,10 @@ def parser():
     made.add_argument("--expert-capacity-factor", type=float, default=0,
                       help="slots of an expert, as a share of those it needs "
                       "when all get as many tokens; 0: none is dropped")
+    made.add_argument("--batch-norm-groups", type=int, default=1,
+                      help="groups of a microbatch's samples, each with batch "
+                      "norm's\nstatistics of its own, as of so many replicas "
+                      "(default: 1)")
     made.add_argument("--fx", action="store_true",
                       help="trace by torch.fx, not by torch.export")
     made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
@@ -2504,6 +2535,9 @@ def main():
         folder = pathlib.Path(path).absolute().parent
         if not os.access(folder, os.W_OK):
             refuse(f"{path}: cannot write into {folder}")
+    if args.batch_norm_groups < 1 or args.global_batch % args.batch_norm_groups:
+        refuse(f"--batch-norm-groups {args.batch_norm_groups}: expected a "
+               f"divisor of the global batch, {args.global_batch}")
     graph, walk, module = export(args)
     for warning in walk.warnings:
         print(f"{args.model}: {warning}", file=sys.stderr)

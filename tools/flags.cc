@@ -232,7 +232,8 @@ std::span<const Flag> Flags() {
        "ep=N, "
        "cp-kind=gather|ring|ulysses, "
        "cp-balance=none|zigzag, recompute=none|selective|full[:LAYERS]); dp is "
-       "what the other degrees leave where absent; vp=N chunks a stage, "
+       "what the other degrees leave where absent, mbs 1 (of images and clicks "
+       "all that a replica has, over the stages); vp=N chunks a stage, "
        "schedule=NAME|FILE ('tessera list schedules', or a table of actions)",
        SetStrategy},
       {"--global-batch", "N", "sequences of one step, over all ranks",

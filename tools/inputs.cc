@@ -47,6 +47,7 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
       return InvalidInput(std::string("needs ") + missing, options.model);
     }
   }
+  TESSERA_RETURN_IF_ERROR(CheckLength(options));
   std::vector<Setting> keys;
   for (const std::string& text : options.set) {
     auto setting = ParseSetting(text);
@@ -289,6 +290,16 @@ Result<void> CheckPathsDiffer(const Options& options) {
     }
   }
   return {};
+}
+
+Result<void> CheckLength(const Options& options) {
+  if (!options.Given("--seq-len") || !IsHuggingFace(options.model) ||
+      IsGraphFile(options.model) || !HasNoSequence(options.model)) {
+    return {};
+  }
+  return InvalidInput(
+      "has no effect: samples of '" + options.model + "' are no sequences",
+      "--seq-len");
 }
 
 Result<void> CheckReadable(const std::string& path) {

@@ -65,6 +65,9 @@ Result<void> CheckProtoOutput(const std::string& path,
 // writes, but for what is meant to be replaced.
 Result<void> CheckPathsDiffer(const Options& options);
 
+// An error for a --seq-len that the model has no use for.
+Result<void> CheckLength(const Options& options);
+
 // An error unless there is a file or folder at `path` that can be read, or it
 // names a model of the zoo.
 Result<void> CheckReadable(const std::string& path);

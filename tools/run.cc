@@ -161,14 +161,6 @@ Result<LearningRate> LearningRateOf(const Options& options) {
 Result<Batches> BatchesOf(const Options& options, const Graph& graph,
                           uint64_t seed, const TokenData& data) {
   if (options.end_of_text >= 0) {
-    const auto masked =
-        std::ranges::find(graph.tensors, "mask_positions", &Tensor::name);
-    if (masked == graph.tensors.end() &&
-        RowKindOf(graph) != RowKind::kSequenceToSequence) {
-      return InvalidInput(
-          "the graph of '" + options.model + "' has no input 'mask_positions'",
-          "--end-of-text");
-    }
     if (options.end_of_text >= VocabularyOf(graph)) {
       return InvalidInput("is " + std::to_string(options.end_of_text) +
                               ": expected less than the vocabulary size " +
@@ -185,11 +177,6 @@ Result<Batches> BatchesOf(const Options& options, const Graph& graph,
   batches.mask_token =
       options.mask_token >= 0 ? options.mask_token : batches.vocabulary - 1;
   if (options.Given("--mask-token")) {
-    if (batches.kind != RowKind::kMaskedToken) {
-      return InvalidInput(
-          "has no effect: the model is not trained on masked tokens",
-          "--mask-token");
-    }
     if (options.mask_token >= batches.vocabulary) {
       return InvalidInput("is " + std::to_string(options.mask_token) +
                               ": expected less than the vocabulary size " +
@@ -381,8 +368,10 @@ Result<void> MakeExportFolder(const std::string& folder) {
   }
   for (const auto& entry : std::filesystem::directory_iterator(folder, code)) {
     const std::string name = entry.path().filename();
+    // Of a run that was killed there may be "….tmp.PID" (SafetensorsWriter).
     if (name.starts_with("model") &&
-        name.find(".safetensors") != std::string::npos) {
+        name.find(".safetensors") != std::string::npos &&
+        name.find(".tmp.") == std::string::npos) {
       return InvalidInput("has weights already: " + name, "--export " + folder);
     }
   }
@@ -515,10 +504,18 @@ Result<Job> ReadJob(const Options& options,
   job.seed = options.seed;
   if (!options.load.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckReadable(options.load));
+    TESSERA_RETURN_IF_ERROR(
+        CheckOptimizer(options.load, options.training.optimizer));
     TESSERA_TRY(const auto seed, SeedOfCheckpoint(options.load));
     if (!seed) {
-      TESSERA_RETURN_IF_ERROR(
-          PublishedFiles::Open(options.load, job.inputs.layout, graph));
+      TESSERA_TRY(const PublishedFiles files,
+                  PublishedFiles::Open(options.load, job.inputs.layout, graph));
+      if (const std::string head = files.HeadThatDiffers(); !head.empty()) {
+        job.inputs.warnings.push_back(
+            options.load + ": tensor '" + head +
+            "' differs from the table to which the model ties its head, and is "
+            "left out");
+      }
     }
     job.seed = seed.value_or(options.seed);
     if (options.Given("--seed") && job.seed != options.seed) {
@@ -529,6 +526,12 @@ Result<Job> ReadJob(const Options& options,
     }
   }
   TESSERA_TRY(job.learning_rate, LearningRateOf(options));
+  if (options.Given("--mask-token") &&
+      RowKindOf(graph) != RowKind::kMaskedToken) {
+    return InvalidInput(
+        "has no effect: the model is not trained on masked tokens",
+        "--mask-token");
+  }
   if (UnitOf(graph) == "samples") {
     TESSERA_TRY(job.clicks, ClicksOf(options, graph, job.seed));
   } else if (UnitOf(graph) != "tokens") {

@@ -109,16 +109,6 @@ double RecomputedFlops(const Graph& graph, const Cluster& cluster,
 
 }  // namespace
 
-std::string_view UnitOf(const Graph& graph) {
-  for (const Tensor& tensor : graph.tensors) {
-    if (tensor.kind != TensorKind::kInput) continue;
-    if (tensor.name == "images") return "images";
-    if (tensor.name == "patches") return "patches";
-    if (tensor.name == "dense") return "samples";
-  }
-  return "tokens";
-}
-
 Throughput ThroughputOf(const Graph& graph, const Cluster& cluster,
                         const Plan& plan, Duration step_time) {
   const double seconds = step_time.seconds();

@@ -15,10 +15,6 @@ namespace tessera {
 
 // Rates of a step, by model FLOPs (planner/ir/graph.h). `peak` is the dense
 // peak of the graph's dtype, summed over the devices of the cluster.
-// What throughput counts of a model: "tokens", or "images", "patches" or
-// "samples", of which each is a sequence of one token.
-std::string_view UnitOf(const Graph& graph);
-
 struct Throughput {
   double tokens_per_s = 0;
   double tokens_per_s_per_gpu = 0;

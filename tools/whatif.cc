@@ -38,6 +38,7 @@ Result<Scenario> ScenarioOf(const Options& options) {
   Scenario scenario;
   scenario.model = options.model;
   TESSERA_RETURN_IF_ERROR(CheckReadable(options.model));
+  TESSERA_RETURN_IF_ERROR(CheckLength(options));
   scenario.cluster = options.cluster;
   const std::vector<std::string> offers = Words(options.cheapest);
   if (scenario.cluster.empty() && !offers.empty()) {

@@ -38,7 +38,8 @@ std::vector<Row> CellRows(const WhatifResult& result) {
   for (const Axis& axis : result.axes) heading.push_back(axis.path);
   if (result.axes.empty()) heading.emplace_back("cell");
   const bool runs = result.tokens > 0;
-  heading.insert(heading.end(), {"devices", "step", "tokens/s", "MFU"});
+  heading.insert(heading.end(),
+                 {"devices", "step", UnitText(result) + "/s", "MFU"});
   if (runs) heading.insert(heading.end(), {"days", "cost"});
   heading.insert(heading.end(), {"memory", "held up by"});
   if (result.replanned) heading.emplace_back("plan");
@@ -107,7 +108,8 @@ std::string CellText(const Cell& cell) {
                           (p.nodes == 1 ? " node" : " nodes"));
   out += Line("step time", FormatTime(p.evaluation.step_time) + ", by " +
                                SourcesText(p.evaluation.sources));
-  out += Line("throughput", FormatCount(p.tokens_per_s) + " tokens/s, MFU " +
+  out += Line("throughput", FormatCount(p.tokens_per_s) + " " +
+                                std::string(p.unit) + "/s, MFU " +
                                 FormatPercent(p.mfu));
   std::string breakdown;
   for (const BreakdownPart& part : PartsOf(p.evaluation.breakdown)) {
@@ -197,6 +199,7 @@ Json PredictionJson(const Prediction& p) {
        {"global_batch", p.global_batch},
        {"step_time_s", p.evaluation.step_time.seconds()},
        {"tokens_per_s", p.tokens_per_s},
+       {"unit", std::string(p.unit)},
        {"mfu", p.mfu},
        {"feasible", p.evaluation.feasible()},
        {"violations",
@@ -327,6 +330,13 @@ std::string ProblemText(const Cell& cell) {
   return "does not fit: " + FormatBytes(p.memory - p.capacity) + " too much";
 }
 
+std::string UnitText(const WhatifResult& result) {
+  for (const auto& [name, cell] : AllCells(result)) {
+    if (cell->prediction) return std::string(cell->prediction->unit);
+  }
+  return "tokens";
+}
+
 const Prediction* GoodPrediction(const Cell& cell) {
   if (!cell.prediction || !cell.prediction->evaluation.feasible()) {
     return nullptr;
@@ -378,8 +388,8 @@ TableRows SensitivityRows(const WhatifResult& result) {
 }
 
 TableRows ScalingRows(const WhatifResult& result) {
-  TableRows rows = {
-      {"devices", "nodes", "step", "tokens/s", "efficiency", "held up by"}};
+  TableRows rows = {{"devices", "nodes", "step", UnitText(result) + "/s",
+                     "efficiency", "held up by"}};
   for (const ScalingPoint& point : result.scaling->points) {
     Row& row = rows.emplace_back();
     row = {std::to_string(point.devices), std::to_string(point.nodes)};
@@ -429,8 +439,8 @@ TableRows CheapestRows(const WhatifResult& result) {
 std::string CheapestAnswer(const WhatifResult& result) {
   const auto& best = result.cheapest->best;
   if (!best) return "none of them is an answer";
-  const bool all_have_prices = std::ranges::all_of(
-      result.cheapest->offers, [](const Offer& offer) {
+  const bool all_have_prices =
+      std::ranges::all_of(result.cheapest->offers, [](const Offer& offer) {
         return !offer.cell.prediction || offer.cell.prediction->run->usd;
       });
   return std::string("the cheapest ") +

@@ -37,6 +37,8 @@ struct WhatifResult {
 std::string ProblemText(const Cell& cell);
 // The prediction, where there is one and it fits.
 const Prediction* GoodPrediction(const Cell& cell);
+// What throughput counts: "tokens", "images".
+std::string UnitText(const WhatifResult& result);
 // "+-8 %", or "no band".
 std::string BandText();
 

@@ -174,12 +174,13 @@ struct Curve {
 // Throughput and efficiency over the devices: the knee. `limit` of efficiency,
 // 0: none.
 std::string KneePlots(const std::vector<Curve>& curves, double limit) {
+  const std::string unit(curves.front().points.begin()->second->unit);
   Plot speed = {.title = "Throughput over devices",
                 .x_label = "devices",
-                .y_label = "thousand tokens/s"};
+                .y_label = "thousand " + unit + "/s"};
   Plot efficiency = {.title = "Efficiency over devices",
                      .x_label = "devices",
-                     .y_label = "tokens/s per device (% of the first)"};
+                     .y_label = unit + "/s per device (% of the first)"};
   std::set<int> devices;
   for (const Curve& curve : curves) {
     for (const auto& [count, p] : curve.points) devices.insert(count);
@@ -293,9 +294,9 @@ std::string CellTable(const WhatifResult& result) {
   for (const Axis& axis : result.axes) {
     out += "<th>" + Escaped(axis.path) + "</th>";
   }
-  out +=
-      "<th>devices</th><th>plan</th><th>step</th><th>tokens/s</th>"
-      "<th>MFU</th><th>memory</th><th>held up by</th><th>USD a step</th>";
+  out += "<th>devices</th><th>plan</th><th>step</th><th>" + UnitText(result) +
+         "/s</th>"
+         "<th>MFU</th><th>memory</th><th>held up by</th><th>USD a step</th>";
   if (runs) out += "<th>days</th><th>USD</th><th>MWh</th>";
   out += "</tr>\n";
   for (const Cell& cell : result.cells) {
@@ -364,13 +365,15 @@ std::string Summary(const WhatifResult& result) {
     return text.empty() ? std::string("as given") : text;
   };
   const Prediction& p = *fastest->prediction;
-  return "<p>Most tokens a second: " + Escaped(name(*fastest)) + ", with " +
+  return "<p>Most " + UnitText(result) +
+         " a second: " + Escaped(name(*fastest)) + ", with " +
          FormatCount(p.tokens_per_s) + " (a step of " +
          FormatTime(p.evaluation.step_time) + ", " + FormatPercent(p.mfu) +
          " MFU)" +
          (p.bottleneck.empty() ? "" : ", held up by " + Escaped(p.bottleneck)) +
-         ". Most tokens a second and device: " + Escaped(name(*thriftiest)) +
-         ", with " + FormatCount(per_device(*thriftiest)) + ".</p>\n";
+         ". Most " + UnitText(result) +
+         " a second and device: " + Escaped(name(*thriftiest)) + ", with " +
+         FormatCount(per_device(*thriftiest)) + ".</p>\n";
 }
 
 std::string GridSection(const WhatifResult& result) {
@@ -382,9 +385,9 @@ std::string GridSection(const WhatifResult& result) {
     plots += StepPlot(lines);
     plots += MemoryPlot(lines);
     if (Priced(result)) {
-      plots +=
-          SvgOf(PlotOf(lines, "Cost over " + lines.x_label,
-                       "USD per million tokens", false, UsdPerMillionTokens));
+      plots += SvgOf(PlotOf(lines, "Cost over " + lines.x_label,
+                            "USD per million " + UnitText(result), false,
+                            UsdPerMillionTokens));
     }
     if (!knee) {
       const std::string more = GridKnee(lines);

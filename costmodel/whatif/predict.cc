@@ -153,6 +153,7 @@ Prediction Predict(const Case& of, const Plan& plan,
   const double step = result.evaluation.step_time.seconds();
   result.tokens_per_s =
       static_cast<double>(graph.global_batch * graph.seq_len) / step;
+  result.unit = UnitOf(graph);
   result.mfu = ModelFlops(graph).value / (step * PeakOf(cluster, graph.dtype));
   const FullestDevice fullest = FullestOf(cluster, plan, result.evaluation);
   result.memory = fullest.use.total;

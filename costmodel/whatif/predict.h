@@ -55,6 +55,7 @@ struct Prediction {
   int64_t global_batch = 0;
   Evaluation evaluation;  // with a breakdown, unless fast
   double tokens_per_s = 0;
+  std::string_view unit = "tokens";  // what that counts: UnitOf
   double mfu = 0;
   Bytes memory;          // of the device that has least left
   MemoryUse memory_use;  // the same by category

@@ -44,7 +44,9 @@ std::vector<Change> ChangesOf(const Strategy& strategy, const Case& of) {
   const auto add = [&](std::string_view key, const std::string& value) {
     changes.push_back({std::string(key), value});
   };
-  for (int mbs = strategy.mbs / 2; mbs >= 1; mbs /= 2) {
+  const auto complete = Complete(*of.index, of.cluster, strategy);
+  const int samples = complete ? complete->mbs : strategy.mbs;
+  for (int mbs = samples / 2; mbs >= 1; mbs /= 2) {
     add("mbs", std::to_string(mbs));
   }
   if (strategy.tp > 1 && !strategy.sp) add("sp", "1");

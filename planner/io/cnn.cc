@@ -121,8 +121,8 @@ class Reader {
   };
 
   Reader(ModelConfig& config, Vision& model, const ImageSizes& sizes,
-         double epsilon)
-      : config_(config), model_(model), sizes_(sizes), epsilon_(epsilon) {}
+         const BatchNormOptions& norm)
+      : config_(config), model_(model), sizes_(sizes), norm_(norm) {}
 
   // `inside`: of an object that is a block of its own.
   Features Layers(const std::string& prefix, const JsonValue& list, Features x,
@@ -257,7 +257,7 @@ class Reader {
       }
       y = model_.Convolution(name + ".conv", x, channels->first, *window,
                              false);
-      y = model_.BatchNorm(name + ".bn", y, epsilon_);
+      y = model_.BatchNorm(name + ".bn", y, norm_);
       return model_.Relu(name + ".relu", y);
     }
     if (is == "max-pool" || is == "average-pool") {
@@ -286,7 +286,7 @@ class Reader {
       return model_.Linear(name, x, channels.first);
     }
     if (!line.AllRead()) return bad();
-    if (is == "batch-norm") return model_.BatchNorm(name, x, epsilon_);
+    if (is == "batch-norm") return model_.BatchNorm(name, x, norm_);
     if (is == "relu") return model_.Relu(name, x);
     return model_.Mean(name, x);
   }
@@ -314,7 +314,7 @@ class Reader {
   ModelConfig& config_;
   Vision& model_;
   const ImageSizes sizes_;
-  const double epsilon_;
+  const BatchNormOptions norm_;
   bool failed_ = false;
   std::vector<Auxiliary> auxiliary_;
 };
@@ -323,14 +323,15 @@ class Reader {
 
 Result<Graph> BuildCnn(ModelConfig& config, const ImportOptions& options) {
   const ImageSizes sizes = ReadImageSizes(config);
-  const double epsilon = config.Number("norm_epsilon", 1e-5, 0, 1);
+  BatchNormOptions norm = ReadBatchNorm(config, options);
+  norm.epsilon = config.Number("norm_epsilon", norm.epsilon, 0, 1);
   const double share = config.Number("auxiliary_weight", 0.4, 1e-6, 1);
   if (!config.Has("layers")) {
     config.Wrong("layers", "missing: expected a list of layers");
   }
   TESSERA_RETURN_IF_ERROR(config.Check());
   Vision model(config, options, sizes);
-  Reader reader(config, model, sizes, epsilon);
+  Reader reader(config, model, sizes, norm);
   const Features logits = reader.Layers("", config.values().Field("layers"),
                                         model.images(), /*inside=*/false);
   TESSERA_RETURN_IF_ERROR(config.Check());

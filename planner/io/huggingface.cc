@@ -96,6 +96,14 @@ std::span<const ModelFamily> ModelFamilies() {
   return kFamilies;
 }
 
+bool HasNoSequence(const std::string& path) {
+  const auto values = ReadModelConfig(path);
+  if (!values) return false;
+  const auto family =
+      Find("model_type", ModelFamilies(), values->Field("model_type").text);
+  return family && (*family)->samples;
+}
+
 bool HasOwnLength(const std::string& path) {
   const auto values = ReadModelConfig(path);
   if (!values) return false;

@@ -50,6 +50,10 @@ std::span<const ModelFamily> ModelFamilies();
 // sequence length: one of images or clicks, or unrolled over a number of steps.
 bool HasOwnLength(const std::string& path);
 
+// Whether it is known to be of images or clicks, which have no sequence or say
+// how long it is.
+bool HasNoSequence(const std::string& path);
+
 // The families, each in planner/io/huggingface_<family>.cc.
 Result<Graph> BuildGpt2(ModelConfig& config, const ImportOptions& options);
 Result<Graph> BuildLlama(ModelConfig& config, const ImportOptions& options);

@@ -1,9 +1,10 @@
 // ResNet (He et al. 2016): stages of residual layers of two (basic) or three
 // (bottleneck) convolutions, each with a batch norm behind it. Names and
 // defaults are those of transformers' ResNetConfig and
-// ResNetForImageClassification. Keys of Tessera's own are "image_size" and, as
-// torchvision calls them, "groups" and "width_per_group": of the bottlenecks'
-// inner convolution (ResNeXt; Xie et al. 2017).
+// ResNetForImageClassification. Keys of Tessera's own are "image_size",
+// "batch_norm_groups" and, as torchvision calls them, "groups" and
+// "width_per_group": of the bottlenecks' inner convolution (ResNeXt; Xie et al.
+// 2017).
 
 #include <string>
 #include <vector>
@@ -13,8 +14,6 @@
 
 namespace tessera {
 namespace {
-
-constexpr double kEpsilon = 1e-5;  // torch.nn.BatchNorm2d's
 
 // The whole numbers of a list; an error in `config` for anything else.
 std::vector<int64_t> Sizes(ModelConfig& config, std::string_view key,
@@ -40,9 +39,9 @@ std::vector<int64_t> Sizes(ModelConfig& config, std::string_view key,
 }
 
 // A convolution that keeps the size, or halves it, and its norm.
-Features Unit(Vision& model, const std::string& name, const Features& x,
-              int64_t channels, int64_t window, int64_t stride,
-              int64_t groups = 1) {
+Features Unit(Vision& model, const BatchNormOptions& norm,
+              const std::string& name, const Features& x, int64_t channels,
+              int64_t window, int64_t stride, int64_t groups = 1) {
   const Window w = {.height = window,
                     .width = window,
                     .stride = stride,
@@ -50,7 +49,7 @@ Features Unit(Vision& model, const std::string& name, const Features& x,
                     .pad_width = window / 2};
   const Features y = model.Convolution(name + ".convolution", x, channels, w,
                                        /*bias=*/false, groups);
-  return model.BatchNorm(name + ".normalization", y, kEpsilon);
+  return model.BatchNorm(name + ".normalization", y, norm);
 }
 
 }  // namespace
@@ -66,6 +65,7 @@ Result<Graph> BuildResNet(ModelConfig& config, const ImportOptions& options) {
   const bool halves_early = config.Bool("downsample_in_bottleneck", false);
   const int64_t groups = config.Size("groups", 1);
   const int64_t width = config.Size("width_per_group", 64);
+  const BatchNormOptions norm = ReadBatchNorm(config, options);
   if (type != "bottleneck" && type != "basic") {
     config.Wrong("layer_type",
                  "is \"" + type + "\": expected \"basic\" or \"bottleneck\"");
@@ -86,7 +86,7 @@ Result<Graph> BuildResNet(ModelConfig& config, const ImportOptions& options) {
   Vision model(config, options, sizes);
   model.BeginBlock("embedder");
   const std::string embedder = "resnet.embedder.embedder";
-  Features x = Unit(model, embedder, model.images(), embedding, 7, 2);
+  Features x = Unit(model, norm, embedder, model.images(), embedding, 7, 2);
   x = model.Relu(embedder + ".activation", x);
   x = model.MaxPool(
       "resnet.embedder.pooler", x,
@@ -101,8 +101,8 @@ Result<Graph> BuildResNet(ModelConfig& config, const ImportOptions& options) {
       model.BeginBlock(block);
       const auto unit = [&](int i, const Features& in, int64_t channels,
                             int64_t window, int64_t by, int64_t in_groups = 1) {
-        return Unit(model, name + ".layer." + std::to_string(i), in, channels,
-                    window, by, in_groups);
+        return Unit(model, norm, name + ".layer." + std::to_string(i), in,
+                    channels, window, by, in_groups);
       };
       const auto relu = [&](int i, const Features& in) {
         return model.Relu(name + ".layer." + std::to_string(i) + ".activation",
@@ -120,7 +120,7 @@ Result<Graph> BuildResNet(ModelConfig& config, const ImportOptions& options) {
         y = unit(2, y, out, 1, 1);
       }
       if (x.channels != out || stride != 1) {
-        x = Unit(model, name + ".shortcut", x, out, 1, stride);
+        x = Unit(model, norm, name + ".shortcut", x, out, 1, stride);
       }
       x = model.Relu(name + ".activation", model.Add(name + ".add", y, x));
     }

@@ -26,7 +26,8 @@ struct ImportOptions {
   std::optional<DType> dtype;
   // Rows may hold several documents, which attention keeps apart: it reads
   // "mask_positions" instead of "positions", in a window of at most seq_len
-  // (runtime/data/batches.h). A graph file is as it is.
+  // (runtime/data/batches.h). A graph file is as it is. An error for a model
+  // without such attention that does not read a "source" either.
   bool documents = false;
   // Values in place of those of keys of a config.json, or besides them. One
   // that its family does not have is an error.

@@ -1,5 +1,6 @@
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -11,6 +12,19 @@
 #include "planner/io/zoo.h"
 
 namespace tessera {
+namespace {
+
+// Whether a row of the data may be, or end in, less than a whole document:
+// attention keeps documents apart, or what reads a "source" (RowKind) is padded
+// behind its end.
+bool HasDocuments(const Graph& graph) {
+  return std::ranges::any_of(graph.tensors, [](const Tensor& tensor) {
+    return tensor.kind == TensorKind::kInput &&
+           (tensor.name == "mask_positions" || tensor.name == "source");
+  });
+}
+
+}  // namespace
 
 std::span<const Importer> Importers() {
   static constexpr std::array kImporters = {
@@ -34,8 +48,18 @@ Result<Graph> ImportModel(const std::string& path,
   }
   std::string known;
   for (const Importer& importer : Importers()) {
-    if (importer.recognises(path)) return importer.import(path, options);
-    known += (known.empty() ? "" : "; ") + std::string(importer.summary);
+    if (!importer.recognises(path)) {
+      known += (known.empty() ? "" : "; ") + std::string(importer.summary);
+      continue;
+    }
+    TESSERA_TRY(Graph graph, importer.import(path, options));
+    if (options.documents && !HasDocuments(graph)) {
+      return InvalidInput(
+          "the end of a document (--end-of-text) has no effect: the graph has "
+          "no input 'mask_positions'",
+          path);
+    }
+    return graph;
   }
   return InvalidInput("not a model; known: " + known, path);
 }

@@ -15,6 +15,7 @@ namespace tessera {
 using onnx::Atoms;
 using onnx::BoundInput;
 using onnx::Found;
+using onnx::kBatchNormGroups;
 using onnx::kMostElements;
 using onnx::Number;
 using onnx::Sizes;
@@ -161,8 +162,11 @@ Result<Sizes> BindInputs(const OnnxModel& model, const std::string& path,
     sizes.inputs.push_back(std::move(bound));
   }
   for (const auto& [key, value] : options.overrides) {
-    if (key == "output" || key == "loss" || symbols.contains(key)) continue;
-    std::vector<std::string_view> known = {"loss", "output"};
+    if (key == "output" || key == "loss" || key == kBatchNormGroups ||
+        symbols.contains(key)) {
+      continue;
+    }
+    std::vector<std::string_view> known = {"loss", "output", kBatchNormGroups};
     known.insert(known.end(), symbols.begin(), symbols.end());
     return Error{ErrorCode::kNotFound,
                  UnknownName("key or symbol", key, known).message, path};
@@ -217,6 +221,17 @@ Result<T> Walked(const std::string& path, const ImportOptions& options,
         "parameters cannot be " + std::string(NameOf(*options.dtype)), path);
   }
   TESSERA_TRY(const Sizes sizes, BindInputs(model, path, options, !all));
+  if (const auto set = options.overrides.find(kBatchNormGroups);
+      set != options.overrides.end()) {
+    const double groups = set->second.number;
+    if (!(groups >= 1) || groups != std::floor(groups) ||
+        std::fmod(Number(sizes.batch), groups) != 0) {
+      return InvalidInput("is " + set->second.ToString() +
+                              ": expected a divisor of the global batch, " +
+                              std::to_string(sizes.batch),
+                          path + ": " + std::string(kBatchNormGroups));
+    }
+  }
   std::vector<std::string> outputs = model.outputs;
   const auto chosen = options.overrides.find("output");
   if (!all && chosen != options.overrides.end()) {

@@ -117,6 +117,15 @@ Result<TensorId> Walk::Apply(TensorId x, const std::string& letters,
   if (op == "Pow" && reversed && number > 0) {
     return keep(add("exp", {scaled(of[0], std::log(number))}));
   }
+  if (const auto compares = ComparisonOf(op); !compares.empty()) {
+    if (two) return keep(add(compares, of));
+    // The number, as a tensor like the other.
+    const TensorId same =
+        add("clip", of, {{"least", number}, {"most", number}});
+    return keep(reversed ? add(compares, {same, of[0]})
+                         : add(compares, {of[0], same}));
+  }
+  if (op == "Not") return keep(moved(scaled(of[0], -1), 1));
   if (op == ":leaky_relu") {
     return keep(add("leaky_relu", of, {{"slope", number}}));
   }
@@ -357,17 +366,12 @@ Result<void> Walk::Binary(const OnnxNode& node, Activation x, Activation y) {
       {"Div", "divide"},
       {"Max", "maximum"},
       {"Min", "minimum"},
-      {"Equal", "equal"},
-      {"Less", "less"},
-      {"LessOrEqual", "less_equal"},
-      {"Greater", "greater"},
-      {"GreaterOrEqual", "greater_equal"},
       // Of 0 and 1.
       {"And", "multiply"},
       {"Or", "maximum"},
       {"Xor", "not_equal"},
   };
-  std::string_view op;
+  std::string_view op = ComparisonOf(node.op);
   for (const auto& [theirs, ours] : kOps) {
     if (node.op == theirs) op = ours;
   }

@@ -322,10 +322,19 @@ Result<void> Walk::BatchNorm(const OnnxNode& node) {
   TESSERA_TRY(const TensorId shift, Weight(In(node, 2), {0}, shape, 0));
   const std::string c = ChannelsOf(x);
   const std::string images = "b" + c + "hw";
-  x.tensor = builder_.Add1(
-      "batch_norm", Unique(NameOf(node)), {x.tensor, scale, shift},
-      images + "," + c + "," + c + "->" + images + "," + c + "," + c,
-      {{"epsilon", node.Float("epsilon", 1e-5)}});
+  const std::string rule = images + "," + c + "," + c + "->" + images;
+  const double epsilon = node.Float("epsilon", 1e-5);
+  const auto groups = options_.overrides.find(kBatchNormGroups);
+  if (groups != options_.overrides.end() && groups->second.number > 1) {
+    x.tensor = builder_.Add1(
+        "ghost_batch_norm", Unique(NameOf(node)), {x.tensor, scale, shift},
+        rule + ",b" + c + ",b" + c,
+        {{"epsilon", epsilon}, {"groups", groups->second.number}});
+  } else {
+    x.tensor = builder_.Add1("batch_norm", Unique(NameOf(node)),
+                             {x.tensor, scale, shift}, rule + "," + c + "," + c,
+                             {{"epsilon", epsilon}});
+  }
   Set(node, ActivationValue(std::move(x)));
   return {};
 }

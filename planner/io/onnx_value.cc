@@ -10,6 +10,10 @@ double Sigmoid(double x) {
   return 1 / (1 + std::exp(-x));
 }
 
+double HardSigmoid(double x) {
+  return std::clamp(x / 6 + 0.5, 0.0, 1.0);
+}
+
 constexpr Function kFunctions[] = {
     {"relu", [](double x) { return std::max(x, 0.0); }},
     {"gelu",
@@ -20,6 +24,8 @@ constexpr Function kFunctions[] = {
      [](double x) { return x * 0.5 * (1 + std::erf(x * 0.7071067811865476)); }},
     {"silu", [](double x) { return x * Sigmoid(x); }},
     {"sigmoid", Sigmoid},
+    {"hard_sigmoid", HardSigmoid},
+    {"hard_swish", [](double x) { return x * HardSigmoid(x); }},
     {"tanh", [](double x) { return std::tanh(x); }},
     {"softplus",
      [](double x) {
@@ -28,6 +34,20 @@ constexpr Function kFunctions[] = {
 };
 
 }  // namespace
+
+std::string_view ComparisonOf(std::string_view op) {
+  constexpr std::pair<std::string_view, std::string_view> kComparisons[] = {
+      {"Equal", "equal"},
+      {"Less", "less"},
+      {"LessOrEqual", "less_equal"},
+      {"Greater", "greater"},
+      {"GreaterOrEqual", "greater_equal"},
+  };
+  for (const auto& [theirs, ours] : kComparisons) {
+    if (op == theirs) return ours;
+  }
+  return "";
+}
 
 std::span<const Function> Functions() {
   return kFunctions;
@@ -69,6 +89,7 @@ std::shared_ptr<const Expression> MakeExpression(std::string op,
   auto made = std::make_shared<Expression>();
   const bool bends = op == "Max" || op == "Min";
   const bool moves = op == "Add" || op == "Sub";
+  const bool jumps = !ComparisonOf(op).empty();
   for (const Term& term : terms) {
     if (term.of_x) {
       made->depth = std::max(made->depth, term.of_x->depth + 1);
@@ -78,8 +99,8 @@ std::shared_ptr<const Expression> MakeExpression(std::string op,
     const double number = std::abs(*term.number);
     // A norm's epsilon is all there is where squares are small.
     const bool small = number > 0 && number < kNear;
-    made->bends_beyond |=
-        (bends && number > kReach) || ((bends || moves) && small);
+    made->bends_beyond |= (bends && number > kReach) ||
+                          ((bends || moves) && small) || (jumps && number > 0);
   }
   for (size_t i = 0; i < std::size(kPoints); ++i) {
     const auto at = [&](size_t t) {

@@ -179,6 +179,8 @@ struct Function {
   double (*f)(double);
 };
 std::span<const Function> Functions();
+// The operator of a node that compares, such as "Less"; empty for others.
+std::string_view ComparisonOf(std::string_view op);
 
 bool SameFunction(const std::vector<double>& samples, auto f) {
   for (size_t i = 0; i < std::size(kPoints); ++i) {

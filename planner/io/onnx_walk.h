@@ -68,6 +68,10 @@ struct Found {
       angles;  // by a rotary embedding's last node
 };
 
+// The key that says in how many groups of a microbatch's samples a batch norm
+// is (planner/ops/batch_norm.cc).
+inline constexpr char kBatchNormGroups[] = "batch_norm_groups";
+
 // One walk over the nodes. Where it takes an atom apart its graph is of no use,
 // and another walk follows (Atoms::Changed).
 class Walk {

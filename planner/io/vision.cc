@@ -38,6 +38,19 @@ ImageSizes ReadImageSizes(ModelConfig& config) {
   return sizes;
 }
 
+BatchNormOptions ReadBatchNorm(ModelConfig& config,
+                               const ImportOptions& options) {
+  BatchNormOptions norm;
+  norm.groups = config.Size("batch_norm_groups", norm.groups);
+  if (options.global_batch % norm.groups != 0) {
+    config.Wrong("batch_norm_groups",
+                 "is " + std::to_string(norm.groups) +
+                     ": expected a divisor of the global batch, " +
+                     std::to_string(options.global_batch));
+  }
+  return norm;
+}
+
 Vision::Vision(const ModelConfig& config, const ImportOptions& options,
                const ImageSizes& sizes)
     : builder_(GraphName(config.path()), options.global_batch, /*seq_len=*/1,
@@ -142,7 +155,7 @@ Features Vision::Convolution(const std::string& name, const Features& x,
 }
 
 Features Vision::BatchNorm(const std::string& name, const Features& x,
-                           double epsilon) {
+                           const BatchNormOptions& options) {
   Features y = x;
   if (x.flat()) Problem(name, "the images are features by then");
   if (!problem_.empty()) return y;
@@ -150,10 +163,18 @@ Features Vision::BatchNorm(const std::string& name, const Features& x,
       builder_.Weight(name + ".weight", Channels(x), {.constant = 1}, false);
   const TensorId shift =
       builder_.Weight(name + ".bias", Channels(x), {}, false);
-  y.tensor = builder_.Add1(
-      "batch_norm", name, {x.tensor, scale, shift},
-      x.groups > 1 ? "bgchw,gc,gc->bgchw,gc,gc" : "bchw,c,c->bchw,c,c",
-      {{"epsilon", epsilon}});
+  const std::string c = x.groups > 1 ? "gc" : "c";
+  const std::string operands = "b" + c + "hw," + c + "," + c + "->b" + c + "hw";
+  if (options.groups > 1) {
+    y.tensor = builder_.Add1("ghost_batch_norm", name, {x.tensor, scale, shift},
+                             operands + ",b" + c + ",b" + c,
+                             {{"epsilon", options.epsilon},
+                              {"groups", static_cast<double>(options.groups)}});
+  } else {
+    y.tensor = builder_.Add1("batch_norm", name, {x.tensor, scale, shift},
+                             operands + "," + c + "," + c,
+                             {{"epsilon", options.epsilon}});
+  }
   return y;
 }
 

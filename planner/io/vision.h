@@ -49,6 +49,15 @@ struct ImageSizes {
 };
 ImageSizes ReadImageSizes(ModelConfig& config);
 
+struct BatchNormOptions {
+  double epsilon = 1e-5;  // torch.nn.BatchNorm2d's
+  // Each microbatch is normed in so many groups of consecutive samples.
+  int64_t groups = 1;
+};
+// The groups are the key "batch_norm_groups", which divides the global batch.
+BatchNormOptions ReadBatchNorm(ModelConfig& config,
+                               const ImportOptions& options);
+
 class Vision {
  public:
   // Adds the inputs "images" and "labels", or "targets" [samples, labels] of a
@@ -68,7 +77,7 @@ class Vision {
                        int64_t groups = 1);
   // Weights NAME.weight and NAME.bias.
   Features BatchNorm(const std::string& name, const Features& x,
-                     double epsilon);
+                     const BatchNormOptions& options);
   Features Relu(std::string name, const Features& x);
   Features MaxPool(std::string name, const Features& x, const Window& window);
   // Padding counts as zeros.

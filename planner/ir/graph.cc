@@ -171,6 +171,16 @@ Flops ModelFlops(const Graph& graph, bool halve_causal) {
   return total;
 }
 
+std::string_view UnitOf(const Graph& graph) {
+  for (const Tensor& tensor : graph.tensors) {
+    if (tensor.kind != TensorKind::kInput) continue;
+    if (tensor.name == "images") return "images";
+    if (tensor.name == "patches") return "patches";
+    if (tensor.name == "dense") return "samples";
+  }
+  return "tokens";
+}
+
 GraphBuilder::GraphBuilder(std::string name, int64_t global_batch,
                            int64_t seq_len, DType dtype) {
   graph_.name = std::move(name);

@@ -101,6 +101,10 @@ int64_t MatmulParameterCount(const Graph& graph);
 // recomputation.
 Flops ModelFlops(const Graph& graph, bool halve_causal = false);
 
+// What throughput counts of a model: "tokens", or "images", "patches" or
+// "samples", of which each is a sequence of one token.
+std::string_view UnitOf(const Graph& graph);
+
 // Builds a forward graph node by node. Problems (shapes that disagree, a
 // missing attribute) are collected and returned by Finish.
 class GraphBuilder {

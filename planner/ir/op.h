@@ -71,6 +71,11 @@ struct Coupling {
   // Factors of the state, such as "bs": those of them that the rule has.
   std::string_view state_indices;
   int state_width = 0;
+  // The attribute that says in how many consecutive groups of equal size the
+  // samples of a microbatch are merged ('b', one of `factors`); empty: in one.
+  // The state has a dimension of groups before `state_indices`. A split that
+  // cuts no group has nothing to exchange.
+  std::string_view groups = {};
 
   bool exists() const { return !factors.empty(); }
   bool Merges(char factor) const {

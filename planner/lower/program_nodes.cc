@@ -336,10 +336,7 @@ ValueId ProgramBuilder::EmitState(NodeId id, const Node& node,
                                   const OpPlacement& placement,
                                   const std::vector<ValueId>& reads) {
   const Coupling& coupling = node.op->coupling;
-  AxisSet axes = 0;
-  for (size_t f = 0; f < node.rule.factors.size(); ++f) {
-    if (coupling.Merges(node.rule.factors[f].letter)) axes |= placement.axes[f];
-  }
+  const AxisSet axes = MergedAxes(node, placement, group());
   Value state;
   state.what = "state";
   state.group = here_;
@@ -348,6 +345,13 @@ ValueId ProgramBuilder::EmitState(NodeId id, const Node& node,
   state.shape = {group().Size(axes)};
   state.layout.dims[0] = axes;
   state.layout.rooted = placement.rooted;
+  if (!coupling.groups.empty()) {
+    const auto samples = static_cast<size_t>(node.rule.FactorOf('b'));
+    state.sample_dim = static_cast<int>(state.shape.size());
+    state.layout.dims[state.shape.size()] = placement.axes[samples] & ~axes;
+    state.shape.push_back(
+        static_cast<int64_t>(node.attribute(coupling.groups)));
+  }
   for (char letter : coupling.state_indices) {
     const int f = node.rule.FactorOf(letter);
     if (f < 0) continue;

@@ -5,14 +5,23 @@
 // Chan et al. (1983), and backward the two sums that the input's gradient
 // needs, which are the gradients of shift and scale. Statistics for inference
 // are not kept.
+//
+// Ghost batch norm (Hoffer et al. 2017): each microbatch is cut into so many
+// groups of consecutive samples, each with statistics of its own. With a group
+// for each replica it is what data parallelism does without synchronised batch
+// norm; a split that cuts no group exchanges nothing. Its statistics are
+// results for each sample, so that they are split as the samples are.
+
+#include <cmath>
 
 #include "planner/ir/op.h"
 
 namespace tessera {
 namespace {
 
-// Whether x and y are (b, channels, h, w), the others (channels) of g and c.
-bool IsBatchNorm(const IndexRule& rule) {
+// Whether x and y are (b, channels, h, w), scale and shift (channels) of g and
+// c, and the statistics these, too, or (b, channels).
+bool IsBatchNorm(const IndexRule& rule, bool of_samples) {
   if (rule.operands.size() != 3 || rule.results.size() != 3) return false;
   const Indices& x = rule.operands[0];
   if (x.size() < 4 || rule.results[0] != x ||
@@ -25,9 +34,18 @@ bool IsBatchNorm(const IndexRule& rule) {
     const char letter = rule.factors[f].letter;
     if (letter != 'g' && letter != 'c') return false;
   }
+  const Indices statistics(x.begin() + (of_samples ? 0 : 1), x.end() - 2);
   return rule.factors[x[0]].letter == 'b' && rule.operands[1] == channels &&
-         rule.operands[2] == channels && rule.results[1] == channels &&
-         rule.results[2] == channels;
+         rule.operands[2] == channels && rule.results[1] == statistics &&
+         rule.results[2] == statistics;
+}
+
+std::string GroupsProblem(const OpCall& call) {
+  const auto groups = static_cast<int64_t>(call.attribute("groups"));
+  const int64_t samples = call.Extent('b');
+  if (samples % groups == 0) return "";
+  return std::to_string(groups) + " groups do not divide " +
+         std::to_string(samples) + " samples";
 }
 
 }  // namespace
@@ -39,7 +57,7 @@ std::vector<OpDef> BatchNormOps() {
        .summary = "norm of each channel over a microbatch, scale and shift",
        .form = {"x, scale, shift -> y, mean, rstd, as in "
                 "'bchw,c,c->bchw,c,c', or with channels 'gc'",
-                IsBatchNorm},
+                [](const IndexRule& rule) { return IsBatchNorm(rule, false); }},
        .adjoints = {{"batch_norm_dx", "dy0,x0,x1,y1,y2->dx0,dx1,dx2"}},
        .flops = FlopsPerPoint<8>,
        .attributes = {{.name = "epsilon", .least = 0}},
@@ -49,6 +67,21 @@ std::vector<OpDef> BatchNormOps() {
        .summary = "gradients of batch norm's input, scale and shift",
        .flops = FlopsPerPoint<11>,
        .coupling = {"bhw", "gc", 3}},
+      {.name = "ghost_batch_norm",
+       .summary = "batch norm over each of some groups of a microbatch",
+       .form = {"x, scale, shift -> y, mean, rstd, as in "
+                "'bchw,c,c->bchw,bc,bc', or with channels 'gc'",
+                [](const IndexRule& rule) { return IsBatchNorm(rule, true); }},
+       .adjoints = {{"ghost_batch_norm_dx", "dy0,x0,x1,y1,y2->dx0,dx1,dx2"}},
+       .flops = FlopsPerPoint<8>,
+       .attributes = {{.name = "epsilon", .least = 0},
+                      {.name = "groups", .least = 1, .whole = true}},
+       .problem = GroupsProblem,
+       .coupling = {"bhw", "gc", 3, "groups"}},
+      {.name = "ghost_batch_norm_dx",
+       .summary = "gradients of ghost batch norm's input, scale and shift",
+       .flops = FlopsPerPoint<11>,
+       .coupling = {"bhw", "gc", 3, "groups"}},
   };
 }
 

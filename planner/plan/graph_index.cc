@@ -168,6 +168,8 @@ GraphIndex::GraphIndex(const Graph& graph_in)
     }
     expert_factor.push_back(FindExpertFactor(node, expert_dim));
     has_experts |= expert_factor.back() >= 0;
+    has_sequence |= sequence_factor.back() >= 0;
+    has_attention |= node.op->op_class == OpClass::kAttention;
     for (size_t k = 0; k < node.results.size(); ++k) {
       const Indices& indices = node.rule.results[k];
       for (size_t d = 0; d < indices.size(); ++d) {

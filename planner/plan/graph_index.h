@@ -84,6 +84,8 @@ struct GraphIndex {
   // such: a table of positions may have as many rows.
   std::vector<bool> vocabulary;
   bool has_experts = false;
+  bool has_sequence = false;  // some node has a sequence factor
+  bool has_attention = false;
 };
 
 }  // namespace tessera

@@ -163,6 +163,23 @@ Layout OperandLayout(const Graph& graph, const Node& node,
   return layout;
 }
 
+AxisSet MergedAxes(const Node& node, const OpPlacement& placement,
+                   const DeviceGroup& group) {
+  const Coupling& coupling = node.op->coupling;
+  AxisSet merged = 0;
+  for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+    const Factor& factor = node.rule.factors[f];
+    if (!coupling.Merges(factor.letter)) continue;
+    const bool whole_groups =
+        factor.role == Role::kSample && !coupling.groups.empty() &&
+        static_cast<int64_t>(node.attribute(coupling.groups)) %
+                group.Size(placement.axes[f]) ==
+            0;
+    if (!whole_groups) merged |= placement.axes[f];
+  }
+  return merged;
+}
+
 Layout ResultLayout(const Graph& graph, const Node& node,
                     const OpPlacement& placement, const DeviceGroup& group,
                     size_t result) {
@@ -171,10 +188,10 @@ Layout ResultLayout(const Graph& graph, const Node& node,
   for (size_t d = 0; d < indices.size(); ++d) {
     layout.dims[d] = AxesOf(node, placement, indices[d]);
   }
+  const AxisSet merged = MergedAxes(node, placement, group);
   for (size_t f = 0; f < node.rule.factors.size(); ++f) {
-    const bool merged = node.op->coupling.Merges(node.rule.factors[f].letter);
-    if (!merged && !Holds(indices, static_cast<int>(f))) {
-      layout.partial |= placement.axes[f];
+    if (!Holds(indices, static_cast<int>(f))) {
+      layout.partial |= placement.axes[f] & ~merged;
     }
   }
   for (const WindowSplit& split : WindowSplits(graph, node, placement, group)) {

@@ -5,6 +5,7 @@
 #include <bit>
 #include <charconv>
 #include <filesystem>
+#include <limits>
 #include <numeric>
 #include <set>
 
@@ -364,102 +365,15 @@ std::string RecomputeText(const Strategy& strategy) {
   return text;
 }
 
-// `strategy` with dp inferred, checked against the cluster and the batch.
-Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
-                          Strategy strategy) {
-  const auto devices = static_cast<int64_t>(cluster.devices.size());
-  const int64_t others =
-      int64_t{strategy.tp} * strategy.pp * strategy.cp * strategy.ep;
-  const std::string product = "tp=" + std::to_string(strategy.tp) +
-                              " * pp=" + std::to_string(strategy.pp) +
-                              " * cp=" + std::to_string(strategy.cp) +
-                              " * ep=" + std::to_string(strategy.ep);
-  if (strategy.dp == 0) {
-    if (devices % others != 0) {
-      return InvalidInput(product + " = " + std::to_string(others) +
-                          " does not divide the " + std::to_string(devices) +
-                          " devices of " + cluster.name);
-    }
-    strategy.dp = static_cast<int>(devices / others);
-  }
-  if (strategy.dp * others != devices) {
-    return InvalidInput("dp=" + std::to_string(strategy.dp) + " * " + product +
-                        " = " + std::to_string(strategy.dp * others) +
-                        ": expected the " + std::to_string(devices) +
-                        " devices of " + cluster.name);
-  }
-  if (strategy.ep > 1 && !index.has_experts) {
-    return InvalidInput("ep=" + std::to_string(strategy.ep) + ": expected 1, " +
-                        index.graph->name + " has no experts");
-  }
-  if (strategy.zigzag && strategy.cp == 1) {
-    return InvalidInput(
-        "cp-balance=zigzag is an order for ranks that split the sequence: "
-        "expected cp of at least 2");
-  }
-  if (strategy.dp_kind == DataParallelKind::kRooted && strategy.dp == 1) {
-    return InvalidInput("dp-kind=rooted has no effect: needs dp of at least 2");
-  }
-  if (strategy.bucket > Bytes{} &&
-      int64_t{strategy.dp} * strategy.cp * strategy.ep == 1 && !strategy.sp) {
-    return InvalidInput("bucket=" + BucketText(strategy.bucket) +
-                        " has no effect: no gradient is reduced where dp, cp "
-                        "and ep are 1");
-  }
-  if (strategy.zero > 0 &&
-      int64_t{strategy.dp} * strategy.cp * strategy.ep == 1) {
-    return InvalidInput("zero=" + std::to_string(strategy.zero) +
-                        " has no effect: no weight has copies to cut where "
-                        "dp, cp and ep are 1");
-  }
-  const int64_t samples = int64_t{strategy.mbs} * strategy.dp * strategy.ep;
-  if (index.graph->global_batch % samples != 0) {
-    return InvalidInput(
-        "mbs=" + std::to_string(strategy.mbs) +
-        " * dp=" + std::to_string(strategy.dp) +
-        (strategy.ep > 1 ? " * ep=" + std::to_string(strategy.ep) : "") +
-        " = " + std::to_string(samples) +
-        ": expected a divisor of the global batch " +
-        std::to_string(index.graph->global_batch));
-  }
-  const auto blocks = static_cast<int64_t>(index.graph->blocks.size());
-  if (int64_t{strategy.pp} * strategy.vp > blocks) {
-    return InvalidInput(
-        "pp=" + std::to_string(strategy.pp) +
-        (strategy.vp > 1
-             ? " * vp=" + std::to_string(strategy.vp) + " = " +
-                   std::to_string(int64_t{strategy.pp} * strategy.vp)
-             : "") +
-        ": expected at most " + std::to_string(blocks) +
-        ", the number of blocks of " + index.graph->name);
-  }
-  TESSERA_TRY(const PipelineSchedule* schedule,
-              FindSchedule(strategy.schedule));
-  if (auto accepted = Accepts(*schedule, {strategy.pp, strategy.vp, 1});
-      !accepted) {
-    return accepted.error();
-  }
-  const auto [first, last] = Layers(index);
-  if (strategy.recompute_layers > last - first) {
-    return InvalidInput("recompute=" + RecomputeText(strategy) +
-                        ": expected at most " + std::to_string(last - first) +
-                        ", the number of layers of " + index.graph->name);
-  }
-  if (schedule->order == nullptr) {
-    const PipelineShape table = ShapeOf(strategy.actions);
-    const auto microbatches =
-        static_cast<int>(index.graph->global_batch / samples);
-    if (table != PipelineShape{strategy.pp, strategy.vp, microbatches}) {
-      return InvalidInput(
-          "the schedule's table has pp=" + std::to_string(table.stages) +
-          ", vp=" + std::to_string(table.chunks) + " and " +
-          std::to_string(table.microbatches) +
-          " microbatches; the strategy has pp=" + std::to_string(strategy.pp) +
-          ", vp=" + std::to_string(strategy.vp) + " and " +
-          std::to_string(microbatches));
-    }
-  }
-  return strategy;
+// Strategy::mbs where none is given. REQUIRES: dp is known.
+int DefaultSamples(const Graph& graph, const Strategy& strategy) {
+  const int64_t replicas = int64_t{strategy.dp} * strategy.ep;
+  if (graph.seq_len > 1 || graph.global_batch % replicas != 0) return 1;
+  const int64_t samples = graph.global_batch / replicas;
+  int64_t microbatches = std::min<int64_t>(strategy.pp, samples);
+  while (samples % microbatches != 0) ++microbatches;
+  return static_cast<int>(std::min<int64_t>(samples / microbatches,
+                                            std::numeric_limits<int>::max()));
 }
 
 // One digit of a rank number.
@@ -668,6 +582,116 @@ std::vector<int> StageStarts(const GraphIndex& index, int positions) {
                      (s == 0 && has_layers ? 1 : 0));
   }
   return starts;
+}
+
+Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
+                          Strategy strategy) {
+  const auto devices = static_cast<int64_t>(cluster.devices.size());
+  const int64_t others =
+      int64_t{strategy.tp} * strategy.pp * strategy.cp * strategy.ep;
+  const std::string product = "tp=" + std::to_string(strategy.tp) +
+                              " * pp=" + std::to_string(strategy.pp) +
+                              " * cp=" + std::to_string(strategy.cp) +
+                              " * ep=" + std::to_string(strategy.ep);
+  if (strategy.dp == 0) {
+    if (devices % others != 0) {
+      return InvalidInput(product + " = " + std::to_string(others) +
+                          " does not divide the " + std::to_string(devices) +
+                          " devices of " + cluster.name);
+    }
+    strategy.dp = static_cast<int>(devices / others);
+  }
+  if (strategy.dp * others != devices) {
+    return InvalidInput("dp=" + std::to_string(strategy.dp) + " * " + product +
+                        " = " + std::to_string(strategy.dp * others) +
+                        ": expected the " + std::to_string(devices) +
+                        " devices of " + cluster.name);
+  }
+  if (strategy.ep > 1 && !index.has_experts) {
+    return InvalidInput("ep=" + std::to_string(strategy.ep) + ": expected 1, " +
+                        index.graph->name + " has no experts");
+  }
+  for (const auto& [key, given] :
+       {std::pair{"cp=" + std::to_string(strategy.cp), strategy.cp > 1},
+        std::pair{std::string("sp=1"), strategy.sp}}) {
+    if (given && !index.has_sequence) {
+      return InvalidInput(key + " has no effect: " + index.graph->name +
+                          " has no sequence to split");
+    }
+  }
+  if (strategy.cp_kind != Strategy().cp_kind && !index.has_attention) {
+    return InvalidInput("cp-kind=" + strategy.cp_kind + " has no effect: " +
+                        index.graph->name + " has no attention");
+  }
+  if (strategy.zigzag && strategy.cp == 1) {
+    return InvalidInput(
+        "cp-balance=zigzag is an order for ranks that split the sequence: "
+        "expected cp of at least 2");
+  }
+  if (strategy.dp_kind == DataParallelKind::kRooted && strategy.dp == 1) {
+    return InvalidInput("dp-kind=rooted has no effect: needs dp of at least 2");
+  }
+  if (strategy.bucket > Bytes{} &&
+      int64_t{strategy.dp} * strategy.cp * strategy.ep == 1 && !strategy.sp) {
+    return InvalidInput("bucket=" + BucketText(strategy.bucket) +
+                        " has no effect: no gradient is reduced where dp, cp "
+                        "and ep are 1");
+  }
+  if (strategy.zero > 0 &&
+      int64_t{strategy.dp} * strategy.cp * strategy.ep == 1) {
+    return InvalidInput("zero=" + std::to_string(strategy.zero) +
+                        " has no effect: no weight has copies to cut where "
+                        "dp, cp and ep are 1");
+  }
+  if (strategy.mbs == 0) strategy.mbs = DefaultSamples(*index.graph, strategy);
+  const int64_t samples = int64_t{strategy.mbs} * strategy.dp * strategy.ep;
+  if (index.graph->global_batch % samples != 0) {
+    return InvalidInput(
+        "mbs=" + std::to_string(strategy.mbs) +
+        " * dp=" + std::to_string(strategy.dp) +
+        (strategy.ep > 1 ? " * ep=" + std::to_string(strategy.ep) : "") +
+        " = " + std::to_string(samples) +
+        ": expected a divisor of the global batch " +
+        std::to_string(index.graph->global_batch));
+  }
+  const auto blocks = static_cast<int64_t>(index.graph->blocks.size());
+  if (int64_t{strategy.pp} * strategy.vp > blocks) {
+    return InvalidInput(
+        "pp=" + std::to_string(strategy.pp) +
+        (strategy.vp > 1
+             ? " * vp=" + std::to_string(strategy.vp) + " = " +
+                   std::to_string(int64_t{strategy.pp} * strategy.vp)
+             : "") +
+        ": expected at most " + std::to_string(blocks) +
+        ", the number of blocks of " + index.graph->name);
+  }
+  TESSERA_TRY(const PipelineSchedule* schedule,
+              FindSchedule(strategy.schedule));
+  if (auto accepted = Accepts(*schedule, {strategy.pp, strategy.vp, 1});
+      !accepted) {
+    return accepted.error();
+  }
+  const auto [first, last] = Layers(index);
+  if (strategy.recompute_layers > last - first) {
+    return InvalidInput("recompute=" + RecomputeText(strategy) +
+                        ": expected at most " + std::to_string(last - first) +
+                        ", the number of layers of " + index.graph->name);
+  }
+  if (schedule->order == nullptr) {
+    const PipelineShape table = ShapeOf(strategy.actions);
+    const auto microbatches =
+        static_cast<int>(index.graph->global_batch / samples);
+    if (table != PipelineShape{strategy.pp, strategy.vp, microbatches}) {
+      return InvalidInput(
+          "the schedule's table has pp=" + std::to_string(table.stages) +
+          ", vp=" + std::to_string(table.chunks) + " and " +
+          std::to_string(table.microbatches) +
+          " microbatches; the strategy has pp=" + std::to_string(strategy.pp) +
+          ", vp=" + std::to_string(strategy.vp) + " and " +
+          std::to_string(microbatches));
+    }
+  }
+  return strategy;
 }
 
 Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
@@ -885,8 +909,8 @@ std::string ToString(const Strategy& strategy) {
   }
   if (strategy.zigzag) text += " zigzag";
   if (strategy.ep > 1) text += " ep" + std::to_string(strategy.ep);
-  text += " mbs" + std::to_string(strategy.mbs) + " zero" +
-          std::to_string(strategy.zero) +
+  if (strategy.mbs > 0) text += " mbs" + std::to_string(strategy.mbs);
+  text += " zero" + std::to_string(strategy.zero) +
           (strategy.zero_group == 0 ? ""
            : strategy.zero_group == Strategy::kWithinNode
                ? " within nodes"

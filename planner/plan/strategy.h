@@ -41,7 +41,10 @@ struct Strategy {
   bool zigzag = false;  // sequences are in the zigzag order of the cp ranks
   int ep = 1;           // splits experts; outside of them these ranks are
                // data-parallel too, beside the dp copies of each expert
-  int mbs = 1;   // samples of a microbatch on each data-parallel replica
+  // Samples of a microbatch on each data-parallel replica. 0: 1, or where
+  // samples are no sequences all that a replica has, in as many microbatches as
+  // the pipeline has stages, or the next more that divide them.
+  int mbs = 0;
   int zero = 0;  // ZeRO stage, 0 to 3; 1 at most where several stages read
                  // a weight
   // kRooted: the root of the data axes scatters the inputs, gathers the logits
@@ -88,6 +91,11 @@ struct Strategy {
 // key. A schedule that is no row with an order of its own names a file with a
 // table of actions (planner/schedule/action_table.h), which is read.
 Result<Strategy> ParseStrategy(std::string_view text);
+
+// `strategy` with dp and mbs as they are by default where it gives none,
+// checked against the cluster and the batch.
+Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
+                          Strategy strategy);
 
 // The plan of a strategy. Each degree becomes axes of prime size "dp0", "dp1",
 // "tp0", …; each position of the pipeline (stages times chunks) takes an equal

@@ -258,6 +258,7 @@ class Validator {
       Fail(NodeText(id) + " recompute",
            Quoted(node.op->name) + " cannot run twice in a step");
     }
+    CheckSampleGroups(id);
     CheckTiles(id, placement);
     CheckTier(placement.activation_tier, NodeText(id) + " activation_tier");
     AxisSet used = placement.rooted;
@@ -307,6 +308,21 @@ class Validator {
             (factor.role == Role::kSample ? " (samples of a microbatch)" : "") +
             " is split over " + std::to_string(degree) + " ranks");
       }
+    }
+  }
+
+  // Each microbatch has so many.
+  void CheckSampleGroups(NodeId id) {
+    const Node& node = graph_.node(id);
+    const std::string_view name = node.op->coupling.groups;
+    if (name.empty() || batch_ == 0) return;
+    const auto groups = static_cast<int64_t>(node.attribute(name));
+    if (batch_ % groups != 0) {
+      Fail("microbatches", "is " + std::to_string(plan_.microbatches) +
+                               ", of " + std::to_string(batch_) +
+                               " samples: expected a multiple of the " +
+                               std::to_string(groups) + " groups of samples " +
+                               "that node " + Quoted(node.name) + " norms");
     }
   }
 

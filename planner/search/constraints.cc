@@ -694,6 +694,14 @@ bool Constraints::empty() const {
          subspace_ == nullptr;
 }
 
+int Constraints::MostFixed(std::string_view key) const {
+  int most = 1;
+  for (const Fixed& fixed : fixed_) {
+    if (kKeys[fixed.key].key.name == key) most = std::max(most, fixed.value);
+  }
+  return most;
+}
+
 template <typename Visit>
 void Constraints::ForEachBroken(const GraphIndex& index, const Cluster& cluster,
                                 const Plan& plan, Visit broken) const {

@@ -107,20 +107,25 @@ struct Context {
   std::string kind = Strategy().cp_kind;
 };
 
-// How `replicas` may be shared among experts and cuts of the sequence.
+// How `replicas` may be shared among experts and cuts of the sequence, which is
+// cut where it is long or constraints ask for it.
 std::vector<std::pair<int, Context>> Shares(const SearchSpace& space,
                                             int replicas) {
   std::vector<std::pair<int, Context>> shares;
   const bool is_long = space.index.graph->seq_len >= kLongSequence;
+  const int most_context =
+      std::max(is_long ? kMostContext : 1, space.constraints.MostFixed("cp"));
+  std::vector<std::string> kinds = {Strategy().cp_kind};
+  if (space.index.has_attention) {
+    kinds.insert(kinds.end(), {"ring", "ulysses"});
+  }
   for (int ep : Divisors(replicas, space.index.has_experts ? replicas : 1)) {
-    for (int cp : Divisors(replicas / ep, is_long ? kMostContext : 1)) {
+    for (int cp : Divisors(replicas / ep, most_context)) {
       if (cp == 1) {
         shares.push_back({ep, {}});
         continue;
       }
-      for (const char* kind : {"gather", "ring", "ulysses"}) {
-        shares.push_back({ep, {cp, kind}});
-      }
+      for (const std::string& kind : kinds) shares.push_back({ep, {cp, kind}});
     }
   }
   return shares;
@@ -165,7 +170,9 @@ std::vector<Strategy> UniformStrategies(const SearchSpace& space) {
   std::vector<Strategy> strategies;
   const int devices = Devices(space);
   const auto blocks = static_cast<int64_t>(space.index.graph->blocks.size());
-  for (int tp : Divisors(devices, space.least_devices_of_node)) {
+  const int most_tensor =
+      std::max(space.least_devices_of_node, space.constraints.MostFixed("tp"));
+  for (int tp : Divisors(devices, most_tensor)) {
     for (int pp : Divisors(devices / tp, blocks)) {
       const int replicas = devices / tp / pp;
       for (const auto& [ep, context] : Shares(space, replicas)) {

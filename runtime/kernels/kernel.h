@@ -49,9 +49,9 @@ struct KernelCall {
   std::span<const LocalTensor> results;
   // Add to the results instead of overwriting them (weight gradients of later
   // microbatches, the loss). REQUIRES: Kernel::accumulates. Of cross_entropy's
-  // results only the loss is added to, of batch_norm_dx's the gradients of the
-  // weights. Attention's results are merged: they
-  // become those over the keys of both calls.
+  // results only the loss is added to, of (ghost_)batch_norm_dx's the gradients
+  // of the weights. Attention's results are merged: they become those over the
+  // keys of both calls.
   bool accumulate = false;
   uint64_t seed = 0;  // of the run
   int64_t step = 0;   // 0-based optimizer step

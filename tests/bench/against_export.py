@@ -38,6 +38,9 @@ GROUPED = {**SMALL, "num_key_value_heads": 2}
 ROPE = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4,
         "low_freq_factor": 1, "high_freq_factor": 4,
         "original_max_position_embeddings": 16}
+# Replicas with their own batch norms, as DDP has them: PyTorch's module is
+# called with each one's samples by themselves.
+REPLICAS = {"resnet18-replicas": 4}
 # Configs by name; a number is the size of a torchvision model's images.
 MODELS = {
     "gpt2": {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 32,
@@ -69,6 +72,7 @@ MODELS = {
     "vit": {"model_type": "vit", **SMALL, "image_size": 16, "patch_size": 4,
             "id2label": {str(i): str(i) for i in range(10)}},
     "resnet18": 32,
+    "resnet18-replicas": 64,
     "resnet50": 32,
     "resnext50_32x4d": 32,
 }
@@ -82,11 +86,12 @@ def batches(args, kind, config, module, work):
     """Step -> what the module's forward is given, and the labels."""
     if kind == "images":
         from against_onnx import Samples
-        samples = Samples(torch.zeros(2, 3, args.image_size, args.image_size),
-                          work)
+        samples = Samples(
+            [torch.zeros(1, 3, args.image_size, args.image_size)], work)
 
         def images(step):
-            pixels, labels = map(torch.from_numpy, samples.batch(step))
+            [pixels], labels = samples.batch(step)
+            pixels, labels = map(torch.from_numpy, (pixels, labels))
             whole = ((pixels.double() + 1) * 127.5).round()
             return whole / 127.5 - 1, labels
 
@@ -117,7 +122,7 @@ def tensors_with(module, recipe, values):
     return tensors
 
 
-def train(module, batch, steps, recipe):
+def train(module, batch, steps, recipe, replicas):
     """The losses, and Tessera's tensors of the first step's momenta."""
     decays = [p for p in module.parameters() if p.dim() > 1]
     others = [p for p in module.parameters() if p.dim() <= 1]
@@ -125,8 +130,9 @@ def train(module, batch, steps, recipe):
     losses = []
     for step in range(steps):
         given, labels = batch(step)
-        out = module(**given) if isinstance(given, dict) else module(
-            given.to(next(module.parameters()).dtype))
+        out = module(**given) if isinstance(given, dict) else torch.cat(
+            [module(own.to(next(module.parameters()).dtype))
+             for own in given.chunk(replicas)])
         logits = getattr(out, "logits", out)
         loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten())
         loss.backward()
@@ -147,7 +153,7 @@ def train(module, batch, steps, recipe):
 
 
 def compare(args, name, work):
-    config = MODELS[name]
+    config, replicas = MODELS[name], REPLICAS.get(name, 1)
     images = isinstance(config, int) or config["model_type"] == "vit"
     flags = ["--loss", "--global-batch", str(BATCH), "--weights",
              str(work / "weights"), "-o", str(work / "graph.json")]
@@ -157,7 +163,8 @@ def compare(args, name, work):
     steps = min(args.steps, 3) if wide else args.steps
     if wide:
         args.image_size = config
-        model = f"torchvision:{name}"
+        model = f"torchvision:{name.removesuffix('-replicas')}"
+        flags += ["--batch-norm-groups", str(replicas)]
         flags += ["--image-size", str(config), "--dtype", "fp64"]
     else:
         args.image_size = config.get("image_size")
@@ -189,7 +196,7 @@ def compare(args, name, work):
                   f"dp=2,tp=2,mbs={BATCH // 2}")["losses"]
     tessera(1, "--strategy", f"mbs={BATCH}", "--save", str(work / "saved"))
     saved = against_transformers.read_weights(work / "saved")
-    other, momenta = train(module, batch, steps, recipe)
+    other, momenta = train(module, batch, steps, recipe, replicas)
     gradients = {}
     for weight, expected in momenta.items():
         found = saved["optimizer.m." + weight].reshape(expected.shape)

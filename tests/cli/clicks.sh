@@ -72,3 +72,21 @@ fails 2 "cut.bin: has 100 bytes: expected records of 80" run "${model[@]}" \
 fails 2 "bottom_mlp: ends in 16: expected the embedding_dim, 8" simulate \
   --model zoo:dlrm-tiny --set model.embedding_dim=8 --global-batch 8 \
   --cluster local-cpu:1
+
+# What a model of clicks has not.
+fails 2 "--seq-len: has no effect: samples of 'zoo:dlrm-tiny' are no seq" \
+  simulate "${model[@]}" --cluster local-cpu:2 --seq-len 16
+fails 2 "--end-of-text\) has no effect" \
+  simulate "${model[@]}" --cluster local-cpu:2 --end-of-text 3
+fails 2 "--mask-token: has no effect" run "${model[@]}" --steps 1 --mask-token 3
+fails 2 "--strategy: cp=2 has no effect: .* has no sequence to split" \
+  simulate "${model[@]}" --cluster local-cpu:2 --strategy cp=2
+fails 2 "--strategy: cp-kind=ring has no effect: .* has no attention" \
+  simulate --model zoo:resnet-50 --global-batch 8 --cluster local-cpu:2 \
+  --strategy cp=2,cp-kind=ring
+
+# By default a replica's samples are one microbatch.
+"$tessera" simulate "${model[@]}" --cluster local-cpu:2 >"$work/simulated"
+grep -q "mbs8" "$work/simulated" || fail "$(cat "$work/simulated")"
+"$tessera" whatif "${model[@]}" --cluster local-cpu:2 >"$work/whatif"
+grep -q "samples/s" "$work/whatif" || fail "$(cat "$work/whatif")"

@@ -91,6 +91,33 @@ def images(loss):
                           "targets": torch.zeros(1, 5)}
 
 
+class Bends(nn.Module):
+    """Every function that bends, and one that bends beyond what is seen."""
+    def __init__(self, most):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3, 3, 1) for _ in range(5))
+        self.head = nn.Linear(12, 5)
+        self.most = most
+
+    def forward(self, images, targets):
+        f = [nn.ReLU6(inplace=True), nn.Hardswish(inplace=True),
+             nn.Hardsigmoid(), lambda x: x.clamp(max=self.most),
+             lambda x: x * nn.functional.relu6(x + 3) / 6]
+        for conv, function in zip(self.convs, f):
+            images = function(conv(images))
+        return nn.functional.mse_loss(self.head(images.flatten(1)),
+                                      targets)
+
+
+def bends(most=0.5):
+    return Bends(most), {"images": torch.zeros(1, 3, 2, 2),
+                         "targets": torch.zeros(1, 5)}
+
+
+def beyond():
+    return bends(200)
+
+
 def squares():
     return images(nn.MSELoss())
 
@@ -125,3 +152,23 @@ code=0
 [[ $code == 2 && ! -e odd.json ]] || fail "exit code $code of an odd model"
 grep -qE '\(top\) \(cumsum, .*own.py:[0-9]+\): no operator' stderr ||
   fail "no line of cumsum: $(cat stderr)"
+
+"$python" "$root/tools/export_torch.py" own:bends -o bends.json >/dev/null
+json '[n["op"] for n in j["nodes"] if n["op"] not in
+  ("conv2d", "linear", "mean_squared_error")] == ["clip", "hard_swish", "hard_sigmoid",
+  "clip", "hard_swish"]' bends.json >/dev/null
+json '[a["value"] for n in j["nodes"] if n["op"] == "clip"
+  for a in n["attributes"]][:2] == [0, 6]' bends.json >/dev/null
+if "$python" "$root/tools/export_torch.py" own:beyond -o beyond.json \
+  >stdout 2>stderr; then
+  fail "a bound of 200 is not told from none"
+fi
+grep -q "a bound of 200, beyond" stderr || fail "$(cat stderr)"
+
+# Replicas' own batch norms.
+"$python" "$root/tools/export_torch.py" torchvision:resnet18 --image-size 32 \
+  --loss --batch-norm-groups 4 -o groups.json >/dev/null
+json 'sum(n["op"] == "ghost_batch_norm" for n in j["nodes"]) == 20' \
+  groups.json >/dev/null
+"$tessera" simulate --model groups.json --cluster local-cpu:4 \
+  --strategy dp=4 >/dev/null

@@ -24,6 +24,7 @@ std::string_view RuleOf(const OpDef& op) {
   if (op.name == "gru_gates") return "bg!j,j,bg!j,bj->bj";
   if (op.name == "concat_channels") return "bm!hw,bn!hw,bo!hw->bd!hw";
   if (op.name == "batch_norm") return "bchw,c,c->bchw,c,c";
+  if (op.name == "ghost_batch_norm") return "bchw,c,c->bchw,bc,bc";
   if (op.name.ends_with("_pool")) return "bch!w!->bcyx";
   if (op.name == "conv2d") return "bgch!w!,gnck!l!+gn->bgnyx";
   if (op.name == "einsum") return "bhqd,bhkd->bhqk";

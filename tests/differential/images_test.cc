@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "planner/plan/strategy.h"
 #include "tests/support/tiny_training.h"
 #include "tests/support/train_in_memory.h"
@@ -46,6 +48,53 @@ TEST(ImagesEqualSerial, Bottlenecks) {
   ExpectEqualsSerial(graph, 2,
                      {"dp=2", "dp=2,zero=2", "pp=2", "pp=2,dp=2,tp=2,zero=1",
                       "pp=2,schedule=zb-h1", "pp=4"});
+}
+
+// Groups of samples with their own statistics. Shards that cut no group
+// exchange nothing, others do; heights are merged as ever.
+TEST(ImagesEqualSerial, GhostBatchNorm) {
+  for (const int groups : {1, 2, 4}) {
+    SCOPED_TRACE(groups);
+    std::string config = TinyResNet("basic");
+    config.insert(config.size() - 1,
+                  ", \"batch_norm_groups\": " + std::to_string(groups));
+    const Graph graph = ImportTiny(config, kBatch, 1);
+    ExpectEqualsSerial(graph, 1,
+                       {"dp=2", "dp=4", "dp=8,zero=1", "dp=2,tp=2,zero=3",
+                        "dp=2,cp=2", "dp=4,recompute=full"});
+    ExpectEqualsSerial(graph, 2, {"dp=2,zero=2", "dp=4", "pp=2,dp=2"});
+  }
+}
+
+// A group's statistics are its own: networks of other groups train otherwise.
+TEST(ImagesEqualSerial, GroupsAreAPartOfTheModel) {
+  const auto losses = [](const std::string& groups) {
+    std::string config = TinyResNet("basic");
+    config.insert(config.size() - 1, ", \"batch_norm_groups\": " + groups);
+    return Train(ImportTiny(config, kBatch, 1), "dp=1", 1).losses;
+  };
+  EXPECT_GT(std::abs(losses("1").back() - losses("4").back()), 1e-4);
+}
+
+// 4 groups over 2 or 4 ranks: no state travels. 2 groups over 4: they do.
+TEST(ImagesEqualSerial, WholeGroupsExchangeNothing) {
+  const auto states = [](int groups, const std::string& strategy, int ranks) {
+    std::string config = TinyResNet("basic");
+    config.insert(config.size() - 1,
+                  ", \"batch_norm_groups\": " + std::to_string(groups));
+    const Graph graph = ImportTiny(config, kBatch, 1);
+    const auto tasks =
+        LowerStrategy(graph, ranks, strategy, TrainInMemoryOptions().training);
+    EXPECT_TRUE(tasks.has_value()) << tasks.error().ToString();
+    return std::ranges::count_if(tasks->tasks, [&](const Task& task) {
+      return task.kind == TaskKind::kComm &&
+             tasks->value(task.reads[0]).what == "state";
+    });
+  };
+  EXPECT_EQ(states(4, "dp=2,mbs=4", 2), 0);
+  EXPECT_EQ(states(4, "dp=4,mbs=2", 4), 0);
+  EXPECT_GT(states(2, "dp=4,mbs=2", 4), 0);
+  EXPECT_GT(states(1, "dp=2,mbs=4", 2), 0);
 }
 
 // Targets are split by samples and by classes; a shard has its share of a mean.

@@ -37,6 +37,13 @@ KernelCase Positive(KernelCase c) {
   return c;
 }
 
+// Operands on both sides of where the function bends, at 3.
+KernelCase Beyond(KernelCase c) {
+  c.name += "_beyond";
+  c.above = 2.4;
+  return c;
+}
+
 KernelCase AttentionCase(std::string name, std::map<char, int64_t> extents,
                          double window, Ints queries, Ints keys) {
   return {"attention_" + name,
@@ -495,6 +502,17 @@ const std::vector<KernelCase>& KernelCases() {
        "bgchw,gc,gc->bgchw,gc,gc",
        {{'b', 3}, {'g', 2}, {'c', 3}, {'h', 5}, {'w', 2}},
        {{"epsilon", 1e-3}}},
+      {"ghost_batch_norm",
+       "ghost_batch_norm",
+       "bchw,c,c->bchw,bc,bc",
+       {{'b', 10}, {'c', 3}, {'h', 3}, {'w', 4}},
+       {{"epsilon", 1e-5}, {"groups", 5}}},
+      // Two shards cut no group, three do.
+      {"ghost_batch_norm_of_groups",
+       "ghost_batch_norm",
+       "bgchw,gc,gc->bgchw,bgc,bgc",
+       {{'b', 12}, {'g', 2}, {'c', 2}, {'h', 3}, {'w', 2}},
+       {{"epsilon", 1e-3}, {"groups", 4}}},
       {"concat_channels_last",
        "concat_channels",
        "bsm!,bsn!->bsd!",
@@ -561,6 +579,10 @@ const std::vector<KernelCase>& KernelCases() {
       Elementwise("sin"),
       Elementwise("cos"),
       Elementwise("softplus"),
+      Elementwise("hard_sigmoid"),
+      Beyond(Elementwise("hard_sigmoid")),
+      Elementwise("hard_swish"),
+      Beyond(Elementwise("hard_swish")),
       With(Elementwise("power"), {{"exponent", 3}}),
       With(Elementwise("clip"), {{"least", -0.4}, {"most", 0.55}}),
       With(Elementwise("leaky_relu"), {{"slope", 0.1}}),
@@ -955,11 +977,19 @@ std::vector<LocalTensor> Locals(const Tensors& tensors) {
   return locals;
 }
 
+// The state of one of `parts` shards; where its samples are groups of their
+// own, it has only these.
 HostTensor StateOf(const Problem& problem,
                    const std::vector<LocalTensor>& operands,
-                   CallOptions options) {
+                   CallOptions options, int64_t part = 0, int64_t parts = 1) {
   const bool doubles = problem.initial[0].dtype() == DType::kFloat64;
   Shape shape;
+  int64_t groups = 1;
+  if (const auto name = problem.op->coupling.groups; !name.empty()) {
+    groups = static_cast<int64_t>(
+        std::ranges::find(problem.attributes, name, &Attribute::name)->value);
+    shape.push_back(groups);
+  }
   for (char letter : problem.op->coupling.state_indices) {
     const int f = problem.rule.FactorOf(letter);
     for (size_t i = 0; f >= 0 && i < operands.size(); ++i) {
@@ -973,6 +1003,10 @@ HostTensor StateOf(const Problem& problem,
   shape.push_back(problem.op->coupling.state_width);
   Tensors state = {
       HostTensor(shape, doubles ? DType::kFloat64 : DType::kFloat32)};
+  if (parts > 1) {
+    state[0] =
+        state[0].Part(0, part * groups / parts, (part + 1) * groups / parts);
+  }
   options.accumulate = false;
   Call(problem, std::string(problem.op->name) + ".state", operands, options,
        state);
@@ -1138,6 +1172,9 @@ class SplitNode {
     return Block(whole, ResultLayout(graph_, node_, placement_, group_, k),
                  part);
   }
+  bool MergesStates() const {
+    return MergedAxes(node_, placement_, group_) != 0;
+  }
 
  private:
   TensorId Add(const HostTensor& tensor) {
@@ -1172,8 +1209,11 @@ Tensors ComputeSplit(const Problem& problem, int factor, int64_t parts,
   const bool reduction =
       std::none_of(rule.results.begin(), rule.results.end(),
                    [&](const Indices& r) { return Holds(r, factor); });
-  const bool coupled = problem.op->coupling.Merges(rule.factors[factor].letter);
   const SplitNode split(problem, factor, parts);
+  const bool coupled = split.MergesStates();
+  const bool own_groups =
+      !problem.op->coupling.groups.empty() && !coupled &&
+      problem.op->coupling.Merges(rule.factors[factor].letter);
   std::vector<Tensors> operands(parts);
   std::vector<std::vector<LocalTensor>> locals(parts);
   for (int64_t part = 0; part < parts; ++part) {
@@ -1193,7 +1233,9 @@ Tensors ComputeSplit(const Problem& problem, int factor, int64_t parts,
   if (problem.op->coupling.exists()) {
     std::vector<double> gathered;
     for (int64_t part = 0; part < parts; ++part) {
-      states[part] = StateOf(problem, locals[part], options);
+      states[part] = own_groups
+                         ? StateOf(problem, locals[part], options, part, parts)
+                         : StateOf(problem, locals[part], options);
       const std::vector<double> values = states[part].Values();
       gathered.insert(gathered.end(), values.begin(), values.end());
     }

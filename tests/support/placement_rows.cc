@@ -340,6 +340,10 @@ bool MaximumByRows(const GraphIndex& index, const Plan& plan) {
 bool SplitBatchNorm(const GraphIndex& index, const Plan& plan) {
   return Splits(index, plan, "batch_norm", "b");
 }
+// Its groups, cut or not.
+bool SplitGhostBatchNorm(const GraphIndex& index, const Plan& plan) {
+  return Splits(index, plan, "ghost_batch_norm", "b");
+}
 
 // Keys and values that go from rank to rank.
 bool Ring(const GraphIndex& index, const Plan& plan) {
@@ -463,6 +467,7 @@ constexpr std::array kRows = {
     PlacementRow{"convolution by columns, with halos", ConvolutionByColumns},
     PlacementRow{"maximum of windows by rows", MaximumByRows},
     PlacementRow{"batch norm over split samples", SplitBatchNorm},
+    PlacementRow{"ghost batch norm over split samples", SplitGhostBatchNorm},
     PlacementRow{"features of recurrent cells", RecurrentFeatures},
     PlacementRow{"operators on their own", OperatorsAlone},
     PlacementRow{"ragged shards", Ragged},

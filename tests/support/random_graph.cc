@@ -266,7 +266,10 @@ class SmallCnn {
     window.stride = stride;
     const Features y =
         model_.Convolution(name, x, channels, window, spec_.bias == 1, groups);
-    return spec_.image == 2 ? model_.BatchNorm(name + ".norm", y, kEpsilon) : y;
+    if (spec_.image != 2) return y;
+    return model_.BatchNorm(
+        name + ".norm", y,
+        {.epsilon = kEpsilon, .groups = BatchNormGroups(spec_)});
   }
 
   Features Active(const std::string& name, const Features& x, int64_t channels,
@@ -542,6 +545,11 @@ class SmallGeneral {
 };
 
 }  // namespace
+
+int64_t BatchNormGroups(const GraphSpec& spec) {
+  const int groups = spec.top_k * spec.routing_groups;
+  return spec.image == 2 && spec.batch % groups == 0 ? groups : 1;
+}
 
 GraphSpec RandomGraphSpec(Rng& rng) {
   GraphSpec spec;

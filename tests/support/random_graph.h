@@ -48,7 +48,8 @@ struct GraphSpec {
   int vocabulary = 2;
   int sequence = 1;
   int batch = 1;
-  // 1: a convolutional network; 2: one with batch norms. Then the sequence is
+  // 1: a convolutional network; 2: one with batch norms, in BatchNormGroups.
+  // Then the sequence is
   // the height and width of the images, `hidden` the channels between layers,
   // `inner` those inside of them, `residual` says what a layer has (0 and 1:
   // two convolutions, or three in `groups`; 2: branches) and `gated` whether
@@ -63,6 +64,10 @@ struct GraphSpec {
   int recurrent = 0;
   bool operator==(const GraphSpec&) const = default;
 };
+
+// 1, 2 or 4: of each microbatch's samples, as `top_k` and `routing_groups` say
+// where the batch has so many.
+int64_t BatchNormGroups(const GraphSpec& spec);
 
 GraphSpec RandomGraphSpec(Rng& rng);
 

@@ -564,7 +564,7 @@ PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng) {
       static_cast<int>(rng.Below(static_cast<uint32_t>(Schedules().size())));
   std::vector<int> divisors;
   for (int m = 1; m <= graph.batch; ++m) {
-    if (graph.batch % m == 0) divisors.push_back(m);
+    if (graph.batch % (m * BatchNormGroups(graph)) == 0) divisors.push_back(m);
   }
   // Few samples leave nothing to split.
   spec.microbatches =

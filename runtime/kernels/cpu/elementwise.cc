@@ -287,6 +287,42 @@ void SoftplusDx(const KernelCall& call) {
 }
 
 template <typename T>
+Block<T> HardSigmoidOf(const Block<T>& x) {
+  return (x / T{6} + T(0.5)).max(T{0}).min(T{1});
+}
+
+template <typename T>
+void HardSigmoid(const KernelCall& call) {
+  Unary<T>(call,
+           [](const Block<T>& x) -> Block<T> { return HardSigmoidOf<T>(x); });
+}
+
+// dy, x -> dx: as PyTorch's, 0 where it bends.
+template <typename T>
+void HardSigmoidDx(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& dy, const Block<T>& x) -> Block<T> {
+    return (x.abs() < T{3}).select(dy / T{6}, Block<T>::Zero());
+  });
+}
+
+template <typename T>
+void HardSwish(const KernelCall& call) {
+  Unary<T>(call, [](const Block<T>& x) -> Block<T> {
+    return x * HardSigmoidOf<T>(x);
+  });
+}
+
+// dy, x -> dx: x / 3 + 1/2 between -3 and 3, below 0 and above 1.
+template <typename T>
+void HardSwishDx(const KernelCall& call) {
+  Binary<T>(call, [](const Block<T>& dy, const Block<T>& x) -> Block<T> {
+    return (x.abs() < T{3})
+        .select(dy * (x / T{3} + T(0.5)),
+                (x < T{0}).select(Block<T>::Zero(), dy));
+  });
+}
+
+template <typename T>
 void Power(const KernelCall& call) {
   const T exponent = static_cast<T>(call.attribute("exponent"));
   Unary<T>(call, [exponent](const Block<T>& x) -> Block<T> {
@@ -412,6 +448,10 @@ std::vector<Kernel> CpuElementwiseKernels() {
       {"cos_dx", ByDType<CosDx<float>, CosDx<double>>},
       {"softplus", ByDType<Softplus<float>, Softplus<double>>},
       {"softplus_dx", ByDType<SoftplusDx<float>, SoftplusDx<double>>},
+      {"hard_sigmoid", ByDType<HardSigmoid<float>, HardSigmoid<double>>},
+      {"hard_sigmoid_dx", ByDType<HardSigmoidDx<float>, HardSigmoidDx<double>>},
+      {"hard_swish", ByDType<HardSwish<float>, HardSwish<double>>},
+      {"hard_swish_dx", ByDType<HardSwishDx<float>, HardSwishDx<double>>},
       {"power", ByDType<Power<float>, Power<double>>},
       {"power_dx", ByDType<PowerDx<float>, PowerDx<double>>},
       {"clip", ByDType<Clip<float>, Clip<double>>},

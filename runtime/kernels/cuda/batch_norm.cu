@@ -1,5 +1,5 @@
-// Batch norm, a block for each channel. States and formulas:
-// runtime/kernels/cpu/batch_norm.cc.
+// Batch norm, a block for each channel, of ghost batch norm for each channel of
+// a group of samples. States and formulas: runtime/kernels/cpu/batch_norm.cc.
 
 #include "runtime/kernels/cuda/reduce.h"
 
@@ -8,27 +8,70 @@ namespace {
 
 constexpr unsigned kChannelThreads = 512;
 
-// A batch of images as (samples, channels, places).
+// A batch of images as (samples, channels, places), its samples in groups.
 struct Images {
   int64_t samples = 0;
   int64_t channels = 1;
   int64_t places = 0;
+  int64_t groups = 1;      // of the states
+  int64_t group_size = 0;  // samples
+  int64_t before = 0;      // samples of the first group on other shards
+  bool ghost = false;
 
-  explicit Images(const LocalTensor& x) {
+  Images(const LocalTensor& x, const LocalTensor& state, bool is_ghost)
+      : samples(x.shape[0]), group_size(samples), ghost(is_ghost) {
     const size_t n = x.shape.size();
-    samples = x.shape[0];
     places = x.shape[n - 2] * x.shape[n - 1];
     for (size_t d = 1; d + 2 < n; ++d) channels *= x.shape[d];
+    if (ghost) {
+      // In front of the channels, of which x has n - 3 dimensions.
+      const size_t d = state.shape.size() - (n - 3) - 2;
+      groups = state.shape[d];
+      group_size = x.global_shape[0] / state.global_shape[d];
+      before = x.offset[0] - state.offset[d] * group_size;
+    }
   }
 
-  __device__ float elements() const {
-    return static_cast<float>(samples * places);
+  unsigned blocks() const { return static_cast<unsigned>(channels * groups); }
+  int64_t ShardsOf(const LocalTensor& states) const {
+    return states.elements() / (3 * channels * groups);
   }
-  // Calls f(i) for this thread's elements i of the block's channel.
+
+  // Of the running block.
+  __device__ int64_t channel() const { return blockIdx.x % channels; }
+  __device__ int64_t group() const { return blockIdx.x / channels; }
+  __device__ int64_t begin() const {
+    const int64_t first = group() * group_size - before;
+    return first > 0 ? first : 0;
+  }
+  __device__ int64_t end() const {
+    const int64_t last = (group() + 1) * group_size - before;
+    return last < samples ? last : samples;
+  }
+  // Whether this shard has samples of the group.
+  __device__ bool empty() const { return begin() >= end(); }
+  __device__ float elements() const {
+    return empty() ? 0 : static_cast<float>((end() - begin()) * places);
+  }
+  // The first of the three numbers of the channel's state in a group.
+  __device__ int64_t StateOf(int64_t shard, int64_t of_group) const {
+    return 3 * ((shard * groups + of_group) * channels + channel());
+  }
+  // Where the statistics are: of the channel, or of each sample's.
+  __device__ int64_t statistic() const {
+    return ghost ? begin() * channels + channel() : channel();
+  }
+  __device__ int64_t statistics() const { return ghost ? end() - begin() : 1; }
+
+  // Calls f(i) for this thread's elements i of the block's part.
   template <typename F>
   __device__ void ForEach(F f) const {
-    for (int64_t j = threadIdx.x; j < samples * places; j += blockDim.x) {
-      f((j / places * channels + blockIdx.x) * places + j % places);
+    if (empty()) return;
+    const int64_t first = begin();
+    const int64_t c = channel();
+    const int64_t n = (end() - first) * places;
+    for (int64_t j = threadIdx.x; j < n; j += blockDim.x) {
+      f(((first + j / places) * channels + c) * places + j % places);
     }
   }
 };
@@ -37,9 +80,11 @@ struct Images {
 template <typename T>
 __global__ void __launch_bounds__(kChannelThreads)
     ForwardState(Images images, Elements<T> x, Elements<Any> state) {
+  const float count = images.elements();
   float mean = 0;
   images.ForEach([&](int64_t i) { mean += x.Get(i); });
-  mean = Sum(mean) / images.elements();
+  mean = Sum(mean);
+  mean = count > 0 ? mean / count : 0;
   float squares = 0;
   images.ForEach([&](int64_t i) {
     const float d = x.Get(i) - mean;
@@ -47,9 +92,10 @@ __global__ void __launch_bounds__(kChannelThreads)
   });
   squares = Sum(squares);
   if (threadIdx.x > 0) return;
-  state.Set(3 * blockIdx.x, images.elements());
-  state.Set(3 * blockIdx.x + 1, mean);
-  state.Set(3 * blockIdx.x + 2, squares);
+  const int64_t at = images.StateOf(0, images.group());
+  state.Set(at, count);
+  state.Set(at + 1, mean);
+  state.Set(at + 2, squares);
 }
 
 // x, scale, shift, states -> y, mean, rstd.
@@ -58,24 +104,26 @@ __global__ void __launch_bounds__(kChannelThreads)
     Forward(Images images, Elements<T> x, Elements<T> scale, Elements<T> shift,
             Elements<Any> states, int64_t shards, float epsilon, Elements<T> y,
             Elements<Any> means, Elements<Any> rstds) {
+  if (images.empty()) return;
   float count = 0;
   float mean = 0;
   float squares = 0;
   for (int64_t shard = 0; shard < shards; ++shard) {
-    const int64_t at = 3 * (shard * images.channels + blockIdx.x);
+    const int64_t at = images.StateOf(shard, images.group());
     const float n = states.Get(at);
+    if (n == 0) continue;
     const float delta = states.Get(at + 1) - mean;
     squares += states.Get(at + 2) + delta * delta * count * (n / (count + n));
     count += n;
     mean += delta * (n / count);
   }
   const float rstd = 1 / sqrtf(squares / count + epsilon);
-  if (threadIdx.x == 0) {
-    means.Set(blockIdx.x, mean);
-    rstds.Set(blockIdx.x, rstd);
+  for (int64_t i = threadIdx.x; i < images.statistics(); i += blockDim.x) {
+    means.Set(images.statistic() + i * images.channels, mean);
+    rstds.Set(images.statistic() + i * images.channels, rstd);
   }
-  const float slope = rstd * scale.Get(blockIdx.x);
-  const float constant = shift.Get(blockIdx.x);
+  const float slope = rstd * scale.Get(images.channel());
+  const float constant = shift.Get(images.channel());
   images.ForEach(
       [&](int64_t i) { y.Set(i, (x.Get(i) - mean) * slope + constant); });
 }
@@ -86,8 +134,9 @@ __global__ void __launch_bounds__(kChannelThreads)
     BackwardState(Images images, Elements<T> dy, Elements<T> x,
                   Elements<Any> means, Elements<Any> rstds,
                   Elements<Any> state) {
-  const float mean = means.Get(blockIdx.x);
-  const float rstd = rstds.Get(blockIdx.x);
+  const bool empty = images.empty();
+  const float mean = empty ? 0 : means.Get(images.statistic());
+  const float rstd = empty ? 0 : rstds.Get(images.statistic());
   float slopes = 0;
   float sum = 0;
   images.ForEach([&](int64_t i) {
@@ -98,9 +147,10 @@ __global__ void __launch_bounds__(kChannelThreads)
   slopes = Sum(slopes);
   sum = Sum(sum);
   if (threadIdx.x > 0) return;
-  state.Set(3 * blockIdx.x, slopes);
-  state.Set(3 * blockIdx.x + 1, sum);
-  state.Set(3 * blockIdx.x + 2, images.elements());
+  const int64_t at = images.StateOf(0, images.group());
+  state.Set(at, slopes);
+  state.Set(at + 1, sum);
+  state.Set(at + 2, images.elements());
 }
 
 // dy, x, scale, mean, rstd, states -> dx, dscale, dshift.
@@ -110,86 +160,92 @@ __global__ void __launch_bounds__(kChannelThreads)
              Elements<Any> means, Elements<Any> rstds, Elements<Any> states,
              int64_t shards, bool accumulate, Elements<T> dx,
              Elements<Any> dscale, Elements<Any> dshift) {
-  float slopes = 0;
-  float sum = 0;
-  float count = 0;
-  for (int64_t shard = 0; shard < shards; ++shard) {
-    const int64_t at = 3 * (shard * images.channels + blockIdx.x);
-    slopes += states.Get(at);
-    sum += states.Get(at + 1);
-    count += states.Get(at + 2);
+  const int64_t channel = images.channel();
+  // Number `of` of the states of a group, over all shards.
+  const auto sum_of = [&](int64_t group, int64_t of) {
+    float sum = 0;
+    for (int64_t shard = 0; shard < shards; ++shard) {
+      sum += states.Get(images.StateOf(shard, group) + of);
+    }
+    return sum;
+  };
+  if (images.group() == 0 && threadIdx.x == 0) {
+    float slopes = 0;
+    float sum = 0;
+    for (int64_t group = 0; group < images.groups; ++group) {
+      slopes += sum_of(group, 0);
+      sum += sum_of(group, 1);
+    }
+    const float before = accumulate ? dscale.Get(channel) : 0;
+    dscale.Set(channel, before + slopes);
+    const float shift_before = accumulate ? dshift.Get(channel) : 0;
+    dshift.Set(channel, shift_before + sum);
   }
-  if (threadIdx.x == 0) {
-    const float before = accumulate ? dscale.Get(blockIdx.x) : 0;
-    dscale.Set(blockIdx.x, before + slopes);
-    const float shift_before = accumulate ? dshift.Get(blockIdx.x) : 0;
-    dshift.Set(blockIdx.x, shift_before + sum);
-  }
-  const float mean = means.Get(blockIdx.x);
-  const float rstd = rstds.Get(blockIdx.x);
-  const float factor = scale.Get(blockIdx.x) * rstd;
-  const float average = sum / count;
-  const float slope = slopes / count;
+  if (images.empty()) return;
+  const float mean = means.Get(images.statistic());
+  const float rstd = rstds.Get(images.statistic());
+  const float factor = scale.Get(channel) * rstd;
+  const float count = sum_of(images.group(), 2);
+  const float average = sum_of(images.group(), 1) / count;
+  const float slope = sum_of(images.group(), 0) / count;
   images.ForEach([&](int64_t i) {
     dx.Set(i,
            factor * (dy.Get(i) - average - (x.Get(i) - mean) * rstd * slope));
   });
 }
 
-int64_t ShardsOf(const LocalTensor& states, const Images& images) {
-  return states.elements() / (3 * images.channels);
-}
-
+template <bool kGhost>
 void BatchNormState(const KernelCall& call) {
   const LocalTensor& x = call.operands[0];
-  const Images images(x);
+  const Images images(x, call.results[0], kGhost);
   ByType({x}, [&]<typename T>() {
-    Launch(ForwardState<T>, static_cast<unsigned>(images.channels),
-           kChannelThreads, 0, *call.queue, images, Elements<T>(x),
-           Elements<Any>(call.results[0]));
+    Launch(ForwardState<T>, images.blocks(), kChannelThreads, 0, *call.queue,
+           images, Elements<T>(x), Elements<Any>(call.results[0]));
   });
 }
 
+template <bool kGhost>
 void BatchNorm(const KernelCall& call) {
   const LocalTensor& x = call.operands[0];
   const LocalTensor& scale = call.operands[1];
   const LocalTensor& shift = call.operands[2];
   const LocalTensor& states = call.operands[3];
-  const Images images(x);
+  const Images images(x, states, kGhost);
   ByType({x, scale, shift, call.results[0]}, [&]<typename T>() {
-    Launch(Forward<T>, static_cast<unsigned>(images.channels), kChannelThreads,
-           0, *call.queue, images, Elements<T>(x), Elements<T>(scale),
-           Elements<T>(shift), Elements<Any>(states), ShardsOf(states, images),
+    Launch(Forward<T>, images.blocks(), kChannelThreads, 0, *call.queue, images,
+           Elements<T>(x), Elements<T>(scale), Elements<T>(shift),
+           Elements<Any>(states), images.ShardsOf(states),
            static_cast<float>(call.attribute("epsilon")),
            Elements<T>(call.results[0]), Elements<Any>(call.results[1]),
            Elements<Any>(call.results[2]));
   });
 }
 
+template <bool kGhost>
 void BatchNormDxState(const KernelCall& call) {
   const LocalTensor& dy = call.operands[0];
   const LocalTensor& x = call.operands[1];
-  const Images images(x);
+  const Images images(x, call.results[0], kGhost);
   ByType({dy, x}, [&]<typename T>() {
-    Launch(BackwardState<T>, static_cast<unsigned>(images.channels),
-           kChannelThreads, 0, *call.queue, images, Elements<T>(dy),
-           Elements<T>(x), Elements<Any>(call.operands[3]),
-           Elements<Any>(call.operands[4]), Elements<Any>(call.results[0]));
+    Launch(BackwardState<T>, images.blocks(), kChannelThreads, 0, *call.queue,
+           images, Elements<T>(dy), Elements<T>(x),
+           Elements<Any>(call.operands[3]), Elements<Any>(call.operands[4]),
+           Elements<Any>(call.results[0]));
   });
 }
 
+template <bool kGhost>
 void BatchNormDx(const KernelCall& call) {
   const LocalTensor& dy = call.operands[0];
   const LocalTensor& x = call.operands[1];
   const LocalTensor& scale = call.operands[2];
   const LocalTensor& states = call.operands[5];
-  const Images images(x);
+  const Images images(x, states, kGhost);
   ByType({dy, x, scale, call.results[0]}, [&]<typename T>() {
-    Launch(Backward<T>, static_cast<unsigned>(images.channels), kChannelThreads,
-           0, *call.queue, images, Elements<T>(dy), Elements<T>(x),
-           Elements<T>(scale), Elements<Any>(call.operands[3]),
-           Elements<Any>(call.operands[4]), Elements<Any>(states),
-           ShardsOf(states, images), call.accumulate,
+    Launch(Backward<T>, images.blocks(), kChannelThreads, 0, *call.queue,
+           images, Elements<T>(dy), Elements<T>(x), Elements<T>(scale),
+           Elements<Any>(call.operands[3]), Elements<Any>(call.operands[4]),
+           Elements<Any>(states), images.ShardsOf(states), call.accumulate,
            Elements<T>(call.results[0]), Elements<Any>(call.results[1]),
            Elements<Any>(call.results[2]));
   });
@@ -199,10 +255,14 @@ void BatchNormDx(const KernelCall& call) {
 
 std::vector<Kernel> CudaBatchNormKernels() {
   return {
-      {"batch_norm.state", BatchNormState},
-      {"batch_norm", BatchNorm},
-      {"batch_norm_dx.state", BatchNormDxState},
-      {"batch_norm_dx", BatchNormDx, true},
+      {"batch_norm.state", BatchNormState<false>},
+      {"batch_norm", BatchNorm<false>},
+      {"batch_norm_dx.state", BatchNormDxState<false>},
+      {"batch_norm_dx", BatchNormDx<false>, true},
+      {"ghost_batch_norm.state", BatchNormState<true>},
+      {"ghost_batch_norm", BatchNorm<true>},
+      {"ghost_batch_norm_dx.state", BatchNormDxState<true>},
+      {"ghost_batch_norm_dx", BatchNormDx<true>, true},
   };
 }
 

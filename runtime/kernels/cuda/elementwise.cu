@@ -168,6 +168,29 @@ struct SoftplusDx {
   }
 };
 
+__device__ float HardSigmoidOf(float x) {
+  const float y = x / 6 + 0.5F;
+  return y < 0 ? 0 : y > 1 ? 1 : y;
+}
+struct HardSigmoid {
+  __device__ float operator()(float x) const { return HardSigmoidOf(x); }
+};
+struct HardSigmoidDx {
+  __device__ float operator()(float dy, float x) const {
+    return fabsf(x) < 3 ? dy / 6 : 0;
+  }
+};
+
+struct HardSwish {
+  __device__ float operator()(float x) const { return x * HardSigmoidOf(x); }
+};
+struct HardSwishDx {
+  __device__ float operator()(float dy, float x) const {
+    if (fabsf(x) < 3) return dy * (x / 3 + 0.5F);
+    return x < 0 ? 0 : dy;
+  }
+};
+
 struct Power {
   float exponent;
   __device__ float operator()(float x) const { return powf(x, exponent); }
@@ -416,6 +439,10 @@ std::vector<Kernel> CudaElementwiseKernels() {
       {"cos_dx", Binary<CosDx>},
       {"softplus", Unary<Softplus>},
       {"softplus_dx", Binary<SoftplusDx>},
+      {"hard_sigmoid", Unary<HardSigmoid>},
+      {"hard_sigmoid_dx", Binary<HardSigmoidDx>},
+      {"hard_swish", Unary<HardSwish>},
+      {"hard_swish_dx", Binary<HardSwishDx>},
       {"power", PowerOf},
       {"power_dx", PowerOfDx},
       {"clip", ClipTo},

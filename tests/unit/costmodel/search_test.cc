@@ -137,6 +137,36 @@ TEST(UniformStrategies, CutLongSequences) {
   }));
 }
 
+// Beyond what is tried by itself, all of them along the height of an image.
+TEST(UniformStrategies, DoWhatIsFixed) {
+  ImportOptions options;
+  options.global_batch = 8;
+  const Graph graph =
+      Differentiate(
+          ImportModel(ExamplePath("models/resnet-tiny/config.json"), options)
+              .value())
+          .value();
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1x4").value();
+  SearchSpace space(graph, cluster);
+  space.constraints =
+      Constraints::Make(space.index, cluster, {.fix = {{.text = "*=cp:4"}}})
+          .value();
+  const auto all = UniformStrategies(space);
+  EXPECT_TRUE(
+      std::ranges::any_of(all, [](const Strategy& s) { return s.cp == 4; }));
+  // Without attention there is one kind.
+  EXPECT_TRUE(std::ranges::all_of(
+      all, [](const Strategy& s) { return s.cp_kind == "gather"; }));
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  SearchOptions search;
+  search.proposals = 8;
+  search.time_limit = 0;
+  const auto result = Search(space, evaluator, search);
+  ASSERT_TRUE(result.has_value()) << result.error().ToString();
+  EXPECT_EQ(space.constraints.Violations(space.index, cluster, result->best),
+            0);
+}
+
 // One operator is more than no operator.
 TEST(Evaluator, DoesNotPriceWhatIsTooLargeToSimulate) {
   const Graph graph = Gpt2(4);

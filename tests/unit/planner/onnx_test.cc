@@ -499,6 +499,46 @@ TEST(Onnx, NormsInPartsAndSoftmaxesAreOperators) {
   EXPECT_TRUE(Differentiate(*graph).has_value());
 }
 
+TEST(Onnx, BatchNormsOfGroups) {
+  const auto with = [](double groups) {
+    ImportOptions options = Options(4);
+    JsonValue value;
+    value.kind = JsonValue::Kind::kNumber;
+    value.number = groups;
+    options.overrides["batch_norm_groups"] = value;
+    return options;
+  };
+  const auto graph = ImportBytes(BytesOf(SmallCnn()), with(2));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  EXPECT_TRUE(OpsOf(*graph).contains("ghost_batch_norm"));
+  EXPECT_FALSE(OpsOf(*graph).contains("batch_norm"));
+  EXPECT_THAT(ErrorOf(SmallCnn(), with(3)),
+              HasSubstr("batch_norm_groups: is 3: expected a divisor of the "
+                        "global batch, 4"));
+}
+
+// A number is compared as a tensor of it. What jumps at 2 is not taken for what
+// jumps elsewhere between the points where functions are told apart.
+TEST(Onnx, ComparisonsWithNumbers) {
+  const Message two =
+      Message().Number(2, 1).Text(8, "two").Text(9, std::string("\0\0\0@", 4));
+  const Parts parts = {
+      .inputs = {InputOf("x", 1, {"n", "6"})},
+      .weights = {WeightOf("w", {6, 5}), two},
+      .nodes = {NodeOf("MatMul", "layer", {"x", "w"}, "a"),
+                NodeOf("Greater", "above", {"a", "two"}, "c"),
+                NodeOf("Less", "below", {"two", "a"}, "e"),
+                NodeOf("Not", "not", {"e"}, "f"),
+                NodeOf("Where", "either", {"c", "a", "two"}, "d"),
+                NodeOf("Where", "or", {"f", "d", "a"}, "logits")}};
+  const auto graph = ImportBytes(BytesOf(parts), Options(4));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  EXPECT_THAT(OpsOf(*graph),
+              ElementsAre("clip", "count_labels", "cross_entropy", "greater",
+                          "less", "linear", "offset", "scale", "where"));
+  EXPECT_TRUE(Differentiate(*graph).has_value());
+}
+
 // The larger of two layers' outputs, or 2 where they are below each other.
 TEST(Onnx, ComparisonsAndChoices) {
   const Message two =

@@ -629,6 +629,41 @@ TEST(PlanFromStrategy, ErrorsNameTheFigures) {
   EXPECT_THAT(error("tp=8,sp=1"), HasSubstr("an empty shard"));  // 4 tokens
 }
 
+// Samples that are no sequences: 16 over 4 replicas are 4 in one microbatch; 8
+// over 2 in as many as there are stages, or for 3 stages in 4.
+TEST(PlanFromStrategy, SamplesOfAMicrobatchByDefault) {
+  const Graph graph = Model("resnet-tiny", 16, 0);
+  const auto microbatches = [&](int ranks, std::string_view text) {
+    const auto plan =
+        Make(graph, *MakeCluster("local-cpu:" + std::to_string(ranks)), text);
+    return plan ? plan->microbatches : 0;
+  };
+  EXPECT_EQ(microbatches(4, ""), 1);
+  EXPECT_EQ(microbatches(4, "pp=2"), 2);
+  EXPECT_EQ(microbatches(6, "pp=3,dp=2"), 4);
+  EXPECT_EQ(microbatches(4, "mbs=1"), 4);
+  const Graph text = Model("gpt2-tiny", 16, 64);
+  EXPECT_EQ(Make(text, *MakeCluster("local-cpu:4"), "")->microbatches, 4);
+}
+
+TEST(PlanFromStrategy, WhatAModelLacksIsNotSplit) {
+  const Cluster cluster = *MakeCluster("local-cpu:2");
+  const auto error = [&](const Graph& graph, std::string_view text) {
+    const auto plan = Make(graph, cluster, text);
+    return plan ? "none" : plan.error().ToString();
+  };
+  const Graph clicks = Model("dlrm-tiny", 8, 0);
+  EXPECT_THAT(error(clicks, "cp=2"),
+              HasSubstr("cp=2 has no effect: dlrm-tiny has no sequence to "
+                        "split"));
+  EXPECT_THAT(error(clicks, "tp=2,sp=1"), HasSubstr("sp=1 has no effect"));
+  const Graph images = Model("resnet-tiny", 8, 0);
+  EXPECT_EQ(error(images, "cp=2"), "none");
+  EXPECT_THAT(error(images, "cp=2,cp-kind=ulysses"),
+              HasSubstr("cp-kind=ulysses has no effect: resnet-tiny has no "
+                        "attention"));
+}
+
 TEST(UniformStrategy, ReadsBackWhatThePlanWasMadeFrom) {
   const Graph graph = Model("gpt2-tiny", 16, 64);
   const GraphIndex index(graph);

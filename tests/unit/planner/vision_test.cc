@@ -11,6 +11,8 @@
 #include "planner/io/graph_io.h"
 #include "planner/io/importer.h"
 #include "planner/io/json_value.h"
+#include "planner/plan/strategy.h"
+#include "planner/topology/topologies.h"
 
 namespace tessera {
 namespace {
@@ -145,6 +147,52 @@ TEST(VisionModels, LossesOfElements) {
     weights.push_back(node.attribute("weight"));
   }
   EXPECT_THAT(weights, ::testing::UnorderedElementsAre(1, 0.4));
+}
+
+ImportOptions Grouped(double groups) {
+  ImportOptions options = Batch(8);
+  JsonValue value;
+  value.kind = JsonValue::Kind::kNumber;
+  value.number = groups;
+  options.overrides["batch_norm_groups"] = value;
+  return options;
+}
+
+TEST(VisionModels, BatchNormsOfGroups) {
+  for (const char* name : {"zoo:resnet-tiny", "zoo:inception-v3"}) {
+    const auto graph = ImportModel(name, Grouped(4));
+    ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+    int norms = 0;
+    for (const Node& node : graph->nodes) {
+      EXPECT_NE(node.op->name, "batch_norm");
+      if (node.op->name != "ghost_batch_norm") continue;
+      EXPECT_EQ(node.attribute("groups"), 4);
+      ++norms;
+    }
+    EXPECT_GT(norms, 0) << name;
+  }
+  const auto three = ImportModel("zoo:resnet-tiny", Grouped(3));
+  ASSERT_FALSE(three.has_value());
+  EXPECT_THAT(three.error().ToString(),
+              HasSubstr("batch_norm_groups: is 3: expected a divisor of the "
+                        "global batch, 8"));
+}
+
+// 4 groups are whole in a microbatch of 8 or 4 samples, not of 2.
+TEST(VisionModels, MicrobatchesHaveWholeGroups) {
+  const Graph graph =
+      Differentiate(ImportModel("zoo:resnet-tiny", Grouped(4)).value()).value();
+  const Cluster cluster = MakeCluster("local-cpu:2").value();
+  const auto error = [&](std::string_view strategy) {
+    const auto plan =
+        PlanFromStrategy(graph, cluster, ParseStrategy(strategy).value());
+    return plan ? "" : plan.error().ToString();
+  };
+  EXPECT_EQ(error("mbs=4"), "");
+  EXPECT_EQ(error("mbs=2"), "");
+  EXPECT_THAT(error("mbs=1"),
+              HasSubstr("microbatches: is 4, of 2 samples: expected a multiple "
+                        "of the 4 groups of samples that node"));
 }
 
 TEST(VisionModels, GraphFilesKeepThem) {

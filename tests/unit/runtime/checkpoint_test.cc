@@ -84,6 +84,24 @@ TEST(Safetensors, UnfinishedFilesVanish) {
   std::filesystem::remove(path);
 }
 
+// No process has the largest number; 1 is one that runs.
+TEST(Safetensors, WhatKilledWritersLeftVanishes) {
+  const std::string path = TempPath("file");
+  const std::string dead = path + ".tmp.2147483647";
+  WriteBytes(dead, "half");
+  WriteBytes(path + ".tmp.1", "another's");
+  WriteBytes(path + ".tmp.x", "something else");
+  {
+    auto writer =
+        *SafetensorsWriter::Create(path, {{"a", DType::kFloat32, {1}}}, {});
+  }
+  EXPECT_FALSE(std::filesystem::exists(dead));
+  EXPECT_TRUE(std::filesystem::exists(path + ".tmp.1"));
+  EXPECT_TRUE(std::filesystem::exists(path + ".tmp.x"));
+  std::filesystem::remove(path + ".tmp.1");
+  std::filesystem::remove(path + ".tmp.x");
+}
+
 TEST(Safetensors, BrokenFilesAreErrors) {
   const std::string path = TempPath("file");
   const auto message = [&](const std::string& bytes) {
@@ -260,7 +278,18 @@ TEST_F(Checkpoint, HoldsMomentum) {
   const auto wrong = TrainTiny(graph_, one, data_, second);
   ASSERT_FALSE(wrong.has_value());
   EXPECT_THAT(wrong.error().ToString(),
-              ::testing::HasSubstr("optimizer.momentum."));
+              ::testing::HasSubstr("of the optimizer 'adamw', whose state is "
+                                   "not that of 'momentum'"));
+  // Nor is momentum's state dropped where there is none.
+  ASSERT_TRUE(TrainTiny(graph_, one, data_, first).has_value());
+  TinyRun sgd = second;
+  sgd.options.optimizer = "sgd";
+  const auto dropped =
+      TrainTiny(graph_, Tasks(1, "mbs=4", sgd.options), data_, sgd);
+  ASSERT_FALSE(dropped.has_value());
+  EXPECT_THAT(dropped.error().ToString(),
+              ::testing::HasSubstr("'momentum', whose state is not that of "
+                                   "'sgd'"));
 }
 
 TEST_F(Checkpoint, HoldsStepSeedAndGraph) {
@@ -271,6 +300,7 @@ TEST_F(Checkpoint, HoldsStepSeedAndGraph) {
   const auto file = *SafetensorsFile::Open(path_);
   EXPECT_EQ(file.metadata().at("step"), "3");
   EXPECT_EQ(file.metadata().at("seed"), "7");
+  EXPECT_EQ(file.metadata().at("optimizer"), "adamw");
   EXPECT_EQ(file.metadata().at("graph"), Fingerprint(graph_));
   EXPECT_TRUE(file.Has("optimizer.m.wte.weight"));
   EXPECT_TRUE(file.Has("optimizer.v.h.1.mlp.c_fc.bias"));

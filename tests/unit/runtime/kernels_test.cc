@@ -328,6 +328,19 @@ TEST(Elementwise, ValuesAtOne) {
   EXPECT_THAT(Compute("silu", {one}, {1}), Near({0.7310585786300049}));
 }
 
+// -1 (-1/6 + 1/2) = -1/3; the slope there is -1/3 + 1/2. PyTorch's at the
+// bends.
+TEST(Elementwise, HardFunctions) {
+  const HostTensor x = F64({5}, {-4, -3, -1, 3, 4});
+  const HostTensor dy = F64({5}, {1, 1, 1, 1, 1});
+  EXPECT_THAT(Compute("hard_sigmoid", {x}, {5}), Near({0, 0, 1.0 / 3, 1, 1}));
+  EXPECT_THAT(Compute("hard_sigmoid_dx", {dy, x}, {5}),
+              Near({0, 0, 1.0 / 6, 0, 0}));
+  EXPECT_THAT(Compute("hard_swish", {x}, {5}), Near({0, 0, -1.0 / 3, 3, 4}));
+  EXPECT_THAT(Compute("hard_swish_dx", {dy, x}, {5}),
+              Near({0, 0, 1.0 / 6, 1, 1}));
+}
+
 TEST(Elementwise, FarFromZero) {
   const HostTensor x = F64({2}, {-1000, 1000});
   const HostTensor dy = F64({2}, {1, 1});

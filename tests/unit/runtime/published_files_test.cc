@@ -200,6 +200,42 @@ TEST_F(PublishedFilesTest, LlamaComesBackFromShards) {
             given->Field("weight_map").ToString());
 }
 
+// A head of the file's own beside the table that the model has for it.
+TEST_F(PublishedFilesTest, AHeadThatIsNotTheTableIsNamed) {
+  const Graph graph = ImportTiny(TinyGpt2(1, 4), 4, 8, DType::kFloat32);
+  std::vector<Given> tensors = Gpt2Tensors(1, 16);
+  const std::string file = folder_ + "/model.safetensors";
+  const PublishedLayout layout = {.family = "gpt2"};
+  WriteGiven(file, tensors, 0, tensors.size(), DType::kFloat32);
+  EXPECT_EQ(PublishedFiles::Open(file, layout, graph)->HeadThatDiffers(), "");
+  // Other values than those of the table, which is the tensor before.
+  tensors.push_back({"lm_head.weight", tensors.back().shape});
+  WriteGiven(file, tensors, 0, tensors.size(), DType::kFloat32);
+  EXPECT_EQ(PublishedFiles::Open(file, layout, graph)->HeadThatDiffers(),
+            "lm_head.weight");
+}
+
+// A wish to stop that comes behind the last step.
+TEST_F(PublishedFilesTest, AnInterruptedExportLeavesNothing) {
+  const Graph graph = ImportTiny(TinyGpt2(1, 4), 4, 8, DType::kFloat32);
+  const auto tasks = LowerStrategy(graph, 2, "dp=2", {});
+  std::atomic<bool> stop = false;
+  TinyRun run;
+  run.steps = 1;
+  run.family = "gpt2";
+  run.export_folder = back_;
+  run.export_file_bytes = {3000};
+  run.stop = &stop;
+  run.progress = [&](const StepReport&) -> Result<void> {
+    stop = true;
+    return {};
+  };
+  const auto trained = TrainTiny(graph, *tasks, TinyTokens(), run);
+  ASSERT_FALSE(trained.has_value());
+  EXPECT_EQ(trained.error().code, ErrorCode::kInterrupted);
+  EXPECT_TRUE(std::filesystem::is_empty(back_));
+}
+
 TEST_F(PublishedFilesTest, WhatIsMissingOrOfAnotherShapeIsNamed) {
   const Graph graph = ImportTiny(TinyGpt2(1, 4), 4, 8, DType::kFloat32);
   std::vector<Given> tensors = Gpt2Tensors(1, 16);
