@@ -80,8 +80,14 @@ std::string ComparePeaks(const TaskGraph& tasks, MemoryTier tier,
 
 }  // namespace
 
-TrainInMemoryOptions CheckedRun() {
-  return {.training = {.learning_rate = 0.01, .clip = 0.01, .epsilon = 1e-3}};
+TrainInMemoryOptions CheckedRun(int optimizer) {
+  TrainInMemoryOptions run = {
+      .training = {.learning_rate = 0.01, .clip = 0.01, .epsilon = 1e-3}};
+  if (optimizer == 1) {
+    run.training.optimizer = "adafactor";
+    run.training.epsilon1 = 1e-9;  // of gradients as short as they are clipped
+  }
+  return run;
 }
 
 PlanChecker::Model& PlanChecker::ModelOf(const GraphSpec& spec) {
@@ -90,17 +96,17 @@ PlanChecker::Model& PlanChecker::ModelOf(const GraphSpec& spec) {
   return *model;
 }
 
-const Trained& PlanChecker::SerialOf(const GraphSpec& spec, int microbatches) {
+const Trained& PlanChecker::SerialOf(const GraphSpec& spec, int microbatches,
+                                     int optimizer) {
   Model& model = ModelOf(spec);
   // Batch norms are over a microbatch; others do not see them.
   if (spec.image != 2) microbatches = 1;
-  std::optional<Trained>& serial = model.serial[microbatches];
+  std::optional<Trained>& serial = model.serial[{microbatches, optimizer}];
   if (!serial) {
+    const TrainInMemoryOptions run = CheckedRun(optimizer);
     const Plan plan = *MakePlan(model.index, {.microbatches = microbatches});
     auto trained = TrainInMemory(
-        model.graph,
-        Lower(model.graph, ClusterOf(1), plan, CheckedRun().training),
-        CheckedRun());
+        model.graph, Lower(model.graph, ClusterOf(1), plan, run.training), run);
     TESSERA_CHECK(trained.has_value()) << trained.error().ToString();
     serial = *std::move(trained);
   }
@@ -127,18 +133,18 @@ std::string PlanChecker::CheckTraining(const Case& c, const Change& change) {
   const auto plan = ValidPlan(c);
   if (!plan) return "";
   const Graph& graph = ModelOf(c.graph).graph;
+  TrainInMemoryOptions run = CheckedRun(c.plan.optimizer);
   TaskGraph tasks =
-      Lower(graph, ClusterOf(RanksOf(c.plan)), *plan, CheckedRun().training);
+      Lower(graph, ClusterOf(RanksOf(c.plan)), *plan, run.training);
   if (change && !change(tasks)) return "";
-  TrainInMemoryOptions run = CheckedRun();
   constexpr std::array kStreams = {StreamsRun::kInOrder, StreamsRun::kOnThreads,
                                    StreamsRun::kInQueues,
                                    StreamsRun::kOnLoopback};
   run.streams = kStreams[c.plan.key % kStreams.size()];
   const auto trained = TrainInMemory(graph, tasks, run);
   if (!trained) return trained.error().ToString();
-  std::string wrong =
-      Difference(*trained, SerialOf(c.graph, c.plan.microbatches));
+  std::string wrong = Difference(
+      *trained, SerialOf(c.graph, c.plan.microbatches, c.plan.optimizer));
   // In queues memory is taken once, for all of a step.
   const bool concurrent = run.streams == StreamsRun::kOnThreads;
   const bool in_queues = run.streams >= StreamsRun::kInQueues;
@@ -161,7 +167,7 @@ std::string PlanChecker::CheckPrice(const Case& c) {
   if (!plan) return "";
   const Graph& graph = ModelOf(c.graph).graph;
   const Cluster& cluster = ClusterOf(RanksOf(c.plan));
-  const TrainingOptions options = CheckedRun().training;
+  const TrainingOptions options = CheckedRun(c.plan.optimizer).training;
   const Evaluator evaluator(graph, cluster, nullptr, options);
   const Evaluation fast = evaluator.Evaluate(*plan);
   const TaskGraph tasks = Lower(graph, cluster, *plan, options);
