@@ -6,6 +6,7 @@
 #include <set>
 
 #include "planner/base/rng.h"
+#include "planner/lower/factored_update.h"
 #include "planner/lower/staging.h"
 #include "planner/plan/sequence_order.h"
 
@@ -623,12 +624,21 @@ CostQuery Pricer::KernelQuery(const TaskView& view) const {
     flat = std::move(*parsed);
     rule = &flat;
     // The optimizer's lists: as many tensors as the rule has updated results
-    // for each, or for a sum of squares the gradients it reads.
+    // for each, or for sums the gradients it reads. (Of a factored optimizer's
+    // vectors only what is read with these counts, which is little.)
     const size_t updated = rule->results.size();
-    int64_t elements = op->name == "square_sum" ? ElementsOf(view, task.reads)
-                                                : ElementsOf(view, task.writes);
+    const FactoredKernel* factored = FindFactoredKernel(op->name);
+    const bool reads = op->name == "square_sum" ||
+                       (factored != nullptr && factored->weight_writes > 0);
+    int64_t elements = ElementsOf(view, reads ? task.reads : task.writes);
     if (MomentsOf(op->name)) elements /= static_cast<int64_t>(updated);
-    extents.assign(rule->factors.size(), elements);
+    if (factored != nullptr) {
+      // One long matrix; where only its sums are read, long along its rows.
+      extents.assign(rule->factors.size(), 1);
+      extents[factored->piece_reads > 0 ? 0 : 1] = elements;
+    } else {
+      extents.assign(rule->factors.size(), elements);
+    }
     operand_dtypes.assign(rule->operands.size(), DType::kFloat32);
     if (!task.reads.empty()) {
       operand_dtypes[0] = view.values[task.reads[0].index()].dtype;

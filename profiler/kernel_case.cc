@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "planner/base/rng.h"
+#include "planner/lower/factored_update.h"
 #include "runtime/float16.h"
 
 namespace tessera {
@@ -115,6 +116,50 @@ KernelCase ListCase(const Task& task, const TaskGraph& tasks,
   return result;
 }
 
+// One call of a factored optimizer's kernel, on a matrix of as many elements as
+// the key counts.
+KernelCase FactoredCase(const Task& task, const TaskGraph& tasks,
+                        const ProfileKey& key, const TrainingOptions& options) {
+  KernelCase result;
+  result.attributes = {{"beta2_decay", options.beta2_decay},
+                       {"d", options.d},
+                       {"epsilon1", options.epsilon1.value_or(1e-7)},
+                       {"epsilon2", options.epsilon2},
+                       {"lr", options.learning_rate},
+                       {"weight_decay", options.weight_decay}};
+  constexpr int64_t kColumns = 1024;
+  int64_t n = 1;
+  for (const int64_t extent : key.extents) n *= extent;
+  const bool sums_alone = FindFactoredKernel(task.kernel)->piece_reads == 0;
+  const int64_t columns =
+      std::clamp<int64_t>(sums_alone ? n / 2 : n, 1, kColumns);
+  const int64_t rows =
+      std::max<int64_t>(1, sums_alone ? n - columns : n / columns);
+  const auto op = FindOp(task.kernel);
+  TESSERA_CHECK(op.has_value()) << task.kernel;
+  auto rule = IndexRule::Parse((*op)->rule);
+  TESSERA_CHECK(rule.has_value()) << (*op)->rule;
+  const DType dtype = tasks.value(task.reads[0]).dtype;
+  const auto add = [&](const std::vector<Indices>& sides,
+                       std::vector<KernelCase::Buffer>& buffers) {
+    for (const Indices& indices : sides) {
+      KernelCase::Buffer& buffer =
+          buffers.emplace_back(KernelCase::Buffer{dtype, {}, {}});
+      for (const uint8_t f : indices) {
+        const char letter = rule->factors[f].letter;
+        buffer.shape.push_back(letter == 'r'   ? rows
+                               : letter == 'c' ? columns
+                               : letter == 'n' ? n
+                                               : 1);
+      }
+      buffer.global_shape = buffer.shape;
+    }
+  };
+  add(rule->operands, result.operands);
+  add(rule->results, result.results);
+  return result;
+}
+
 bool IsList(std::string_view kernel) {
   return MomentsOf(kernel) || kernel == "square_sum" ||
          kernel == "clip_coefficient" || kernel == "cast";
@@ -214,7 +259,9 @@ KernelCase CaseOf(const Task& task, const TaskGraph& tasks, const Graph& graph,
     result.results = {buffer};
     return result;
   }
-  if (IsList(task.kernel)) {
+  if (FindFactoredKernel(task.kernel) != nullptr) {
+    result = FactoredCase(task, tasks, key, options);
+  } else if (IsList(task.kernel)) {
     result = ListCase(task, tasks, key, options);
   } else {
     for (const ValueId id : task.reads) {

@@ -1,6 +1,7 @@
 #include "runtime/checkpoint.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdio>
 #include <cstring>
@@ -43,7 +44,9 @@ std::string NameInFile(const TaskGraph& tasks, const Graph& graph, ValueId id) {
   if (!value.tensor.valid()) return "";
   const std::string& name = graph.tensor(value.tensor).name;
   if (value.what == "parameter" || value.what == "master") return name;
-  if (value.what == "m" || value.what == "v" || value.what == "momentum") {
+  static constexpr std::array<std::string_view, 6> kStates = {
+      "m", "v", "momentum", "row", "column", "mean"};
+  if (std::ranges::find(kStates, value.what) != kStates.end()) {
     return "optimizer." + std::string(value.what) + "." + name;
   }
   return "";

@@ -1,11 +1,13 @@
 #pragma once
 // Checkpoints of a training run: one safetensors file with every weight whole
 // under its name, the optimizer's state under "optimizer.m.NAME" and
-// "optimizer.v.NAME", of momentum under "optimizer.momentum.NAME", and in the
-// metadata "step", "samples" (how many the run has taken: the state of
-// sampling), "seed", "optimizer" and "graph" (its fingerprint). Of 16-bit
-// weights the file holds the fp32 masters, of which the parameters are made
-// when they are loaded; of fp16 runs the state of the loss scale, too
+// "optimizer.v.NAME", of momentum under "optimizer.momentum.NAME", of Adafactor
+// under "optimizer.row.NAME", "optimizer.column.NAME" and "optimizer.mean.NAME"
+// (of what is no matrix "optimizer.v.NAME"), and in the metadata "step",
+// "samples" (how many the run has taken: the state of sampling), "seed",
+// "optimizer" and "graph" (its fingerprint). Of 16-bit weights the file holds
+// the fp32 masters, of which the parameters are made when they are loaded; of
+// fp16 runs the state of the loss scale, too
 // ("optimizer.loss_scale"). Any plan's run can load what any other plan's run
 // has saved, in bf16, fp16 or fp32; under the same plan the run goes on bit by
 // bit.

@@ -29,11 +29,38 @@ std::vector<Attribute> OptimizerAttributes(const TrainingOptions& options,
           {"weight_decay", weight_decay ? options.weight_decay : 0}};
 }
 
+// Those of factored kernels, whose state is of type `dtype`.
+std::vector<Attribute> FactoredAttributes(const TrainingOptions& options,
+                                          bool weight_decay, DType dtype) {
+  const double machine = dtype == DType::kFloat64
+                             ? std::numeric_limits<double>::epsilon()
+                             : std::numeric_limits<float>::epsilon();
+  return {{"beta2_decay", options.beta2_decay},
+          {"d", options.d},
+          {"epsilon1", options.epsilon1.value_or(machine)},
+          {"epsilon2", options.epsilon2},
+          {"lr", options.learning_rate},
+          {"weight_decay", weight_decay ? options.weight_decay : 0}};
+}
+
 void SetAttribute(std::vector<Attribute>& attributes, std::string_view name,
                   double value) {
   for (Attribute& attribute : attributes) {
     if (attribute.name == name) attribute.value = value;
   }
+}
+
+// The dimensions of a value of a weight of `rank` dimensions that belong
+// together: of a matrix its batches, rows and columns, or as many of these as
+// the value has; of another weight all.
+std::vector<size_t> GroupsOf(const std::optional<MatrixForm>& form, size_t rank,
+                             size_t dims) {
+  if (!form) return {dims};
+  if (dims == rank) {
+    return {form->batches, form->rows, rank - form->batches - form->rows};
+  }
+  if (dims <= form->batches) return {dims};
+  return {form->batches, dims - form->batches};
 }
 
 std::vector<int> WorldRanks(const DeviceGroup& group) {
@@ -391,17 +418,48 @@ LocalTensor RankExecutor::local(ValueId id) const {
     tensor.shape.push_back(range.size());
     tensor.offset.push_back(range.begin);
   }
+  tensor.global_shape = value.shape;
   // A microbatch is a range of samples of the tensor, or of what states, which
   // have no tensor, have of them.
-  tensor.global_shape = value.shape;
   if (value.sample_dim >= 0) {
     const auto samples = static_cast<size_t>(value.sample_dim);
     tensor.offset[samples] += value.sample_offset;
-    tensor.global_shape[samples] *= tasks_.microbatches;
+    tensor.global_shape[samples] =
+        value.tensor.valid() ? graph_.tensor(value.tensor).shape[samples]
+                             : value.shape[samples] * tasks_.microbatches;
   }
-  if (value.tensor.valid()) {
-    tensor.global_shape = graph_.tensor(value.tensor).shape;
+  return tensor;
+}
+
+LocalTensor RankExecutor::Regrouped(ValueId id,
+                                    const std::vector<size_t>& groups) const {
+  const Value& value = tasks_.value(id);
+  const Box block = placement(id).block;
+  Layout all = value.layout;
+  all.tile = {};
+  const Box kept = BlockAt(all, tasks_.group(value.group), value.shape,
+                           position(value.group));
+  LocalTensor tensor;
+  tensor.data = data(id);
+  tensor.dtype = value.dtype;
+  size_t d = 0;
+  for (const size_t dims : groups) {
+    int64_t extent = 1;
+    int64_t offset = 0;
+    int64_t whole = 1;
+    for (const size_t end = d + dims; d < end; ++d) {
+      // Together they are a run of indices.
+      TESSERA_CHECK(extent == 1 || block[d].size() == kept[d].size())
+          << "an inner dimension in tiles";
+      offset = offset * kept[d].size() + block[d].begin - kept[d].begin;
+      extent *= block[d].size();
+      whole *= value.shape[d];
+    }
+    tensor.shape.push_back(extent);
+    tensor.offset.push_back(offset);
+    tensor.global_shape.push_back(whole);
   }
+  TESSERA_CHECK(d == value.shape.size()) << value.what;
   return tensor;
 }
 
@@ -454,6 +512,9 @@ Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
       task.kernel == "clip_coefficient" || task.kernel == "cast") {
     return PrepareListKernel(task, work);
   }
+  if (const FactoredKernel* kernel = FindFactoredKernel(task.kernel)) {
+    return PrepareFactoredKernel(task, *kernel, work);
+  }
   const int here = position(task.group);
   const DeviceGroup& group = tasks_.group(task.group);
   TESSERA_TRY(Call call,
@@ -501,6 +562,22 @@ Result<void> RankExecutor::PrepareListKernel(const Task& task, Work& work) {
     }
     return {};
   }
+  if (task.kernel == "square_sum" && !task.writes.empty() &&
+      tasks_.value(task.writes[0]).tensor.valid()) {
+    // Of parameters, a sum for each weight.
+    for (ValueId sum : task.writes) {
+      bool first = true;
+      for (ValueId read : task.reads) {
+        if (tasks_.value(read).tensor != tasks_.value(sum).tensor ||
+            IsAbsent(read)) {
+          continue;
+        }
+        TESSERA_TRY(Call* const call, add({read}, {sum}, false));
+        call->accumulate = !std::exchange(first, false);
+      }
+    }
+    return {};
+  }
   if (task.kernel == "square_sum") {
     // Starts as zero: masks may leave nothing to add on this rank.
     if (!task.accumulate) work.zeroes = task.writes;
@@ -539,6 +616,102 @@ Result<void> RankExecutor::PrepareListKernel(const Task& task, Work& work) {
       TESSERA_TRY(call->operands[1].data, One(device));
       call->operands[1].dtype = ScalarType(graph_);
     }
+  }
+  return {};
+}
+
+// One call for each piece, or weight (planner/lower/factored_update.h).
+Result<void> RankExecutor::PrepareFactoredKernel(const Task& task,
+                                                 const FactoredKernel& kernel,
+                                                 Work& work) {
+  RankDevice& device = OnHost(task, tasks_.values) ? *host_ : device_;
+  if (matrix_forms_.empty()) {
+    const std::vector<TensorId> weights = Weights(graph_);
+    const auto forms = MatrixForms(graph_);
+    for (size_t w = 0; w < weights.size(); ++w) {
+      matrix_forms_.emplace(weights[w], forms[w]);
+    }
+  }
+  std::vector<ValueId> reads = task.reads;
+  std::vector<ValueId> scalars;
+  while (!reads.empty() && !tasks_.value(reads.back()).tensor.valid()) {
+    scalars.insert(scalars.begin(), reads.back());
+    reads.pop_back();
+  }
+  if (scalars.empty()) scalars.push_back(ValueId());
+  std::vector<TensorId> weights;
+  for (ValueId read : reads) {
+    const TensorId weight = tasks_.value(read).tensor;
+    if (std::ranges::find(weights, weight) == weights.end()) {
+      weights.push_back(weight);
+    }
+  }
+  const auto size = [](int lists) { return static_cast<size_t>(lists); };
+  const size_t pieces =
+      kernel.piece_reads == 0
+          ? 0
+          : (reads.size() - size(kernel.weight_reads) * weights.size()) /
+                size(kernel.piece_reads);
+  const auto is_whole = [&](size_t entries, int of_pieces, int of_weights) {
+    return entries ==
+           size(of_pieces) * pieces + size(of_weights) * weights.size();
+  };
+  TESSERA_CHECK(
+      is_whole(reads.size(), kernel.piece_reads, kernel.weight_reads) &&
+      is_whole(task.writes.size(), kernel.piece_writes, kernel.weight_writes))
+      << task.kernel << " reads " << reads.size() << " and writes "
+      << task.writes.size();
+
+  const size_t calls = kernel.piece_reads == 0 ? weights.size() : pieces;
+  std::vector<bool> begun(weights.size());
+  for (size_t i = 0; i < calls; ++i) {
+    const TensorId weight = tasks_.value(reads[i]).tensor;
+    const auto w = static_cast<size_t>(std::ranges::find(weights, weight) -
+                                       weights.begin());
+    const auto entries = [&](const std::vector<ValueId>& of, int of_pieces,
+                             int of_weights) {
+      std::vector<ValueId> entries;
+      for (size_t list = 0; list < size(of_pieces); ++list) {
+        entries.push_back(of[list * pieces + i]);
+      }
+      for (size_t list = 0; list < size(of_weights); ++list) {
+        entries.push_back(
+            of[size(of_pieces) * pieces + list * weights.size() + w]);
+      }
+      return entries;
+    };
+    std::vector<ValueId> operands =
+        entries(reads, kernel.piece_reads, kernel.weight_reads);
+    const std::vector<ValueId> results =
+        entries(task.writes, kernel.piece_writes, kernel.weight_writes);
+    if (IsAbsent(results[0])) continue;
+    operands.insert(operands.end(), scalars.begin(), scalars.end());
+    TESSERA_TRY(Call call, MakeCall(device, task.kernel, operands, results));
+    call.attributes =
+        FactoredAttributes(options_, graph_.tensor(weight).weight_decay,
+                           tasks_.value(results[0]).dtype);
+    call.accumulate = begun[w];
+    begun[w] = true;
+    if (kernel.piece_reads > 0) call.run = placement(reads[i]).run;
+    // Dimensions of a matrix are brought together.
+    const auto& form = matrix_forms_.at(weight);
+    const size_t rank = graph_.tensor(weight).shape.size();
+    const auto regroup = [&](const std::vector<ValueId>& ids,
+                             std::vector<LocalTensor>& tensors) {
+      for (size_t k = 0; k < ids.size(); ++k) {
+        if (!ids[k].valid() || !tasks_.value(ids[k]).tensor.valid()) continue;
+        const size_t dims = tasks_.value(ids[k]).shape.size();
+        tensors[k] = Regrouped(ids[k], GroupsOf(form, rank, dims));
+      }
+    };
+    regroup(operands, call.operands);
+    regroup(results, call.results);
+    if (!scalars[0].valid()) {
+      const size_t coefficient = operands.size() - 1;
+      TESSERA_TRY(call.operands[coefficient].data, One(device));
+      call.operands[coefficient].dtype = ScalarType(graph_);
+    }
+    work.calls.push_back(std::move(call));
   }
   return {};
 }
@@ -1013,6 +1186,7 @@ void RankExecutor::RunCall(Call& call, RankDevice& device) {
   kernel_call.operands = call.operands;
   kernel_call.results = call.results;
   kernel_call.accumulate = call.accumulate;
+  kernel_call.run = call.run;
   kernel_call.seed = seed_;
   kernel_call.step = step_;
   kernel_call.threads =

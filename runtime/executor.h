@@ -15,6 +15,7 @@
 
 #include <array>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,7 +24,9 @@
 #include "planner/base/result.h"
 #include "planner/ir/graph.h"
 #include "planner/lower/executor.h"
+#include "planner/lower/factored_update.h"
 #include "planner/lower/file_layout.h"
+#include "planner/plan/matrix_form.h"
 #include "planner/plan/plan.h"
 #include "runtime/comm/communicator.h"
 #include "runtime/device/cpu_device.h"
@@ -119,6 +122,7 @@ class RankExecutor : public Executor {
     std::vector<LocalTensor> operands;
     std::vector<LocalTensor> results;
     bool accumulate = false;
+    std::optional<Range> run;
     bool reads_positions = false;  // and no other integers: attention
   };
   // kSlice, for one value.
@@ -167,6 +171,12 @@ class RankExecutor : public Executor {
   int StreamOf(const Work& work);
   Result<void> PrepareCompute(const Task& task, Work& work);
   Result<void> PrepareListKernel(const Task& task, Work& work);
+  Result<void> PrepareFactoredKernel(const Task& task,
+                                     const FactoredKernel& kernel, Work& work);
+  // A value of a weight, with groups of so many dimensions made one each: this
+  // rank's block of it (of a flat layout the block that is cut), placed in what
+  // the rank has of all tiles; and the whole's extents.
+  LocalTensor Regrouped(ValueId value, const std::vector<size_t>& groups) const;
   // What a kernel of `device` does.
   bool ReadsPositions(const std::vector<ValueId>& values) const;
   Result<Call> MakeCall(const RankDevice& device, std::string_view kernel,
@@ -238,6 +248,8 @@ class RankExecutor : public Executor {
   FileLayout layout_;                // of the file, if there is one
   // One() of a device, once it is wanted.
   std::vector<std::pair<RankDevice*, void*>> ones_;
+  // By weight, once a factored optimizer's kernels want them.
+  std::map<TensorId, std::optional<MatrixForm>> matrix_forms_;
   std::vector<Work> work_;
   std::vector<int> use_counts_;  // by root value: of tasks that use it
   std::vector<int> uses_left_;   // by root value: of those not ended

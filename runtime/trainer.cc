@@ -320,8 +320,11 @@ Terms TermsOf(const TrainingJob& job) {
   };
   uint64_t options = 0;
   for (char c : job.options.optimizer) mix(options, c);
-  for (double value : {job.options.clip, job.options.beta1, job.options.beta2,
-                       job.options.epsilon, job.options.weight_decay}) {
+  for (double value :
+       {job.options.clip, job.options.beta1, job.options.beta2,
+        job.options.epsilon, job.options.weight_decay, job.options.beta2_decay,
+        job.options.epsilon1.value_or(-1), job.options.epsilon2,
+        job.options.d}) {
     mix(options, value);
   }
   uint64_t rate = 0;

@@ -156,7 +156,8 @@ StepBound LowerBound(const Graph& graph, const Cluster& cluster,
   bound.step_time = {static_cast<int64_t>(seconds * 1e12 * (1 - 1e-9))};
   bound.products = seconds > 0 ? products / (products + others) : 0;
   // Parameters in the graph's type; moments are in fp32, and the parameters too
-  // where they are narrower.
+  // where they are narrower. (Of a factored moment nothing is counted: parts of
+  // it are on several devices.)
   const int64_t width = SizeOf(graph.dtype);
   const int64_t state = 4 * *MomentsOf(options.optimizer) +
                         (width < SizeOf(DType::kFloat32) ? 4 : 0);

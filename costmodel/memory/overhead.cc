@@ -59,6 +59,7 @@ void AddOverhead(const Stack& stack, const TrainingOptions& options,
       {static_cast<int64_t>(memory.fragmentation *
                             static_cast<double>(passing))});
   if (memory.gradient_copies && dtype == DType::kFloat16) {
+    // The vectors of a factored moment hardly count.
     const int64_t words = 1 + *MomentsOf(options.optimizer);
     add(MemoryCategory::kAllocator,
         {part(MemoryCategory::kOptimizer).value / words});

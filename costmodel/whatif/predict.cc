@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "costmodel/evaluate/evaluator.h"
+#include "planner/plan/matrix_form.h"
 #include "planner/plan/stages.h"
 
 namespace tessera {
@@ -117,8 +118,10 @@ void FillUpkeep(const Case& of, const PredictOptions& options,
 }  // namespace
 
 double CheckpointBytes(const Graph& graph, const TrainingOptions& training) {
-  const double per_parameter = 4 + 4 * *MomentsOf(training.optimizer);
-  return per_parameter * static_cast<double>(ParameterCount(graph));
+  const OptimizerRow& optimizer = OptimizerNamed(training.optimizer);
+  const int64_t numbers = (1 + optimizer.moments) * ParameterCount(graph) +
+                          (optimizer.factored ? FactoredElements(graph) : 0);
+  return 4.0 * static_cast<double>(numbers);
 }
 
 FullestDevice FullestOf(const Cluster& cluster, const Plan& plan,

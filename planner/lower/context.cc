@@ -34,6 +34,9 @@ LoweringContext::LoweringContext(const Graph& graph, const Cluster& cluster,
   concurrent_streams_ =
       cluster.stack.overlaps &&
       cluster.TypeOf(plan.groups[0].devices[0]).concurrent_streams;
+  if (OptimizerNamed(options.optimizer).factored) {
+    matrix_forms_ = MatrixForms(graph);
+  }
   PlaceNodes();
   FindInputRoots();
   FindLayouts();

@@ -19,6 +19,7 @@
 #include "planner/ir/graph.h"
 #include "planner/lower/stack_memory.h"
 #include "planner/lower/task_graph.h"
+#include "planner/plan/matrix_form.h"
 #include "planner/plan/plan.h"
 #include "planner/plan/stages.h"
 
@@ -225,6 +226,11 @@ class LoweringContext {
     return once_per_step_[tensor.index()];
   }
   const std::vector<TensorId>& weights() const { return weights_; }
+  // That of a weight; nothing where it is no matrix. REQUIRES: the optimizer is
+  // factored.
+  const std::optional<MatrixForm>& matrix_form(TensorId weight) const {
+    return matrix_forms_[static_cast<size_t>(weight_index_[weight.index()])];
+  }
   // Those with replicas on several groups, in tensor order.
   const std::vector<TensorId>& tied_weights() const { return tied_weights_; }
 
@@ -273,6 +279,8 @@ class LoweringContext {
   std::vector<bool> kept_as_produced_;  // by tensor
   std::vector<bool> passes_partial_;    // by node
   std::vector<int> weight_index_;       // by tensor
+  // By weight, where the optimizer is factored.
+  std::vector<std::optional<MatrixForm>> matrix_forms_;
 };
 
 // Whether an action of one kind does the nodes of a part.
@@ -302,19 +310,20 @@ ProgramKind ProgramOf(ActionKind action, bool last);
 // (group, port), and for each microbatch of a kTensor that is not once a step.
 struct Port {
   enum Kind : uint8_t {
-    kTensor,       // a graph tensor as the group has it (index 0), or as it
-                   // was produced (1)
-    kParameter,    // a weight as the group stores it
-    kAccumulator,  // a weight's summed gradient terms of one layout
-    kReduced,      // a weight's gradient as the optimizer reads it
-    kGathered,     // a fetched parameter as one action's readers see it
-    kOffloaded,    // a kept activation on its tier
-    kMaster,       // fp32 shard of a 16-bit weight
-    kFirstMoment,
-    kSecondMoment,
-    kSquareSum,  // of the rank's gradients; lives on the world group
-    kClip,       // the clip coefficient on a group
-    kLossScale,  // the state of fp16's loss scaling on a group
+    kTensor,        // a graph tensor as the group has it (index 0), or as it
+                    // was produced (1)
+    kParameter,     // a weight as the group stores it
+    kAccumulator,   // a weight's summed gradient terms of one layout
+    kReduced,       // a weight's gradient as the optimizer reads it
+    kGathered,      // a fetched parameter as one action's readers see it
+    kOffloaded,     // a kept activation on its tier
+    kMaster,        // fp32 shard of a 16-bit weight
+    kFirstMoment,   // or the rows of a factored second one
+    kSecondMoment,  // or its columns
+    kMeanMoment,    // of all elements of a factored one
+    kSquareSum,     // of the rank's gradients; lives on the world group
+    kClip,          // the clip coefficient on a group
+    kLossScale,     // the state of fp16's loss scaling on a group
   };
   Kind kind = kTensor;
   TensorId tensor;  // invalid from kSquareSum on

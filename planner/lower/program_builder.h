@@ -334,6 +334,42 @@ class ProgramBuilder {
   ValueId State(Port::Kind kind, const WeightPiece& piece,
                 std::string_view what, const Layout& layout);
 
+  // What the optimizer keeps of a piece, with its ports; `index` is theirs.
+  std::vector<std::pair<Port, ValueId>> Moments(const WeightPiece& piece,
+                                                int index);
+
+  // ---- factored optimizers (planner/lower/factored_update.h)
+
+  // Along which dimensions of a weight there is a number for each index.
+  enum class Along : uint8_t { kRows, kColumns, kMatrices, kNone };
+  // Numbers of a weight, each a sum over elements that ranks have parts of.
+  Value SumsOf(TensorId weight, std::string_view what, Along along);
+
+  // Its rows, columns and mean, of all tiles.
+  std::vector<std::pair<Port, ValueId>> MatrixMoments(TensorId weight,
+                                                      int index);
+
+  // The step of some pieces, which have all tiles of their weights: on the
+  // device, or where the values are on the host there.
+  struct FactoredStep {
+    const std::vector<WeightPiece>& pieces;
+    const std::vector<ValueId>& gradients;
+    const std::vector<ValueId>& parameters;
+    const std::map<Port, ValueId>& moments;  // Moments(piece, 0)
+    const std::vector<ValueId>& scalars;     // the coefficient, the loss scale
+  };
+  void EmitFactored(const FactoredStep& step);
+
+  // A kernel of a factored optimizer, unless it has nothing to do.
+  void AddFactored(std::string_view kernel, std::vector<ValueId> reads,
+                   std::vector<ValueId> writes,
+                   const std::vector<ValueId>& scalars);
+
+  // The sums of all ranks, each reduced over the axes that it is partial on:
+  // one collective for those over equal axes. What is on the host travels
+  // through the device.
+  std::vector<ValueId> Summed(const std::vector<ValueId>& partial);
+
   void EmitUpdate();
 
   void UpdateWeights(std::vector<WeightPiece> pieces);

@@ -178,19 +178,16 @@ ValueId ProgramBuilder::LeftOnHost(const Port& port, ValueId of) {
 
 std::vector<std::pair<Port, ValueId>> ProgramBuilder::HostState(
     const WeightPiece& piece) {
-  const Layout layout = context_.StateLayout(piece);
   std::vector<std::pair<Port, ValueId>> state;
-  const auto add = [&](Port::Kind kind, std::string_view what) {
-    state.push_back({PortOf(kind, piece, 1), State(kind, piece, what, layout)});
-  };
   if (context_.HasHostMaster(piece.weight)) {
-    add(Port::kMaster, "master");
+    state.push_back(
+        {PortOf(Port::kMaster, piece, 1),
+         State(Port::kMaster, piece, "master", context_.StateLayout(piece))});
   } else {
     state.push_back({PortOf(Port::kParameter, piece, 1), Parameter(piece)});
   }
-  const int moments = optimizer().moments;
-  if (moments > 0) add(Port::kFirstMoment, moments > 1 ? "m" : "momentum");
-  if (moments > 1) add(Port::kSecondMoment, "v");
+  const auto moments = Moments(piece, 1);
+  state.insert(state.end(), moments.begin(), moments.end());
   return state;
 }
 
@@ -228,6 +225,7 @@ void ProgramBuilder::UpdateOnHost(const std::vector<WeightPiece>& pieces) {
   std::vector<ValueId> read_back;  // of files
   std::vector<ValueId> stored_in;
   std::vector<ValueId> updated;  // parameters
+  std::map<Port, ValueId> moments;
   for (const WeightPiece& piece : pieces) {
     reads.push_back(
         LeftOnHost(PortOf(Port::kReduced, piece, 1), Reduced(piece)));
@@ -241,15 +239,24 @@ void ProgramBuilder::UpdateOnHost(const std::vector<WeightPiece>& pieces) {
       }
       writes.push_back(id);
       if (!updated.back().valid()) updated.back() = id;
+      Port moment = port;
+      moment.index = 0;
+      moments.emplace(moment, id);
     }
   }
-  if (clips()) reads.push_back(LeftOnHost({Port::kClip, {}, 1}, Clip()));
+  std::vector<ValueId> scalars;
+  if (clips()) scalars.push_back(LeftOnHost({Port::kClip, {}, 1}, Clip()));
   if (context_.scales_loss()) {
-    reads.push_back(LeftOnHost({Port::kLossScale, {}, 1}, LossScale()));
+    scalars.push_back(LeftOnHost({Port::kLossScale, {}, 1}, LossScale()));
   }
-  Task& task = AddTask(TaskKind::kCompute, reads, writes);
-  task.kernel = optimizer().name;
-  task.stream = Stream(StreamRole::kHost);
+  if (optimizer().factored) {
+    EmitFactored({pieces, reads, updated, moments, scalars});
+  } else {
+    reads.insert(reads.end(), scalars.begin(), scalars.end());
+    Task& task = AddTask(TaskKind::kCompute, reads, writes);
+    task.kernel = optimizer().name;
+    task.stream = Stream(StreamRole::kHost);
+  }
   EmitCopies(read_back, stored_in);
   ReturnFromHost(pieces, updated);
 }

@@ -46,10 +46,7 @@ bool ProgramBuilder::clips() const {
 }
 
 const OptimizerRow& ProgramBuilder::optimizer() const {
-  const auto row = std::ranges::find(Optimizers(), context_.options().optimizer,
-                                     &OptimizerRow::name);
-  TESSERA_CHECK(row != Optimizers().end()) << context_.options().optimizer;
-  return *row;
+  return OptimizerNamed(context_.options().optimizer);
 }
 
 void ProgramBuilder::EmitNorm() {
@@ -94,6 +91,28 @@ ValueId ProgramBuilder::State(Port::Kind kind, const WeightPiece& piece,
   });
 }
 
+std::vector<std::pair<Port, ValueId>> ProgramBuilder::Moments(
+    const WeightPiece& piece, int index) {
+  const Layout layout = context_.StateLayout(piece);
+  std::vector<std::pair<Port, ValueId>> moments;
+  const auto add = [&](Port::Kind kind, std::string_view what) {
+    moments.push_back(
+        {PortOf(kind, piece, index), State(kind, piece, what, layout)});
+  };
+  if (optimizer().factored) {
+    if (context_.matrix_form(piece.weight)) {
+      // Of all tiles.
+      return piece.tile == 0 ? MatrixMoments(piece.weight, index) : moments;
+    }
+    add(Port::kSecondMoment, "v");
+    return moments;
+  }
+  const int count = optimizer().moments;
+  if (count > 0) add(Port::kFirstMoment, count > 1 ? "m" : "momentum");
+  if (count > 1) add(Port::kSecondMoment, "v");
+  return moments;
+}
+
 void ProgramBuilder::EmitUpdate() {
   for (GroupId group : context_.groups_begun(block_)) {
     if (!clips()) break;
@@ -124,7 +143,6 @@ void ProgramBuilder::UpdateWeights(std::vector<WeightPiece> pieces) {
 }
 
 void ProgramBuilder::UpdateOnDevice(const std::vector<WeightPiece>& pieces) {
-  const int moments = optimizer().moments;
   std::vector<WeightPiece> updated_itself;  // not its master
   for (const WeightPiece& piece : pieces) {
     if (SizeOf(graph_.tensor(piece.weight).dtype) >= 4) {
@@ -137,6 +155,7 @@ void ProgramBuilder::UpdateOnDevice(const std::vector<WeightPiece>& pieces) {
   std::vector<ValueId> slice_from;
   std::vector<ValueId> slice_to;
   std::vector<ValueId> shards;  // what the parameter is made of afterwards
+  std::map<Port, ValueId> moments;
   for (const WeightPiece& piece : pieces) {
     const Layout layout = context_.StateLayout(piece);
     const ValueId parameter = DeviceParameter(piece);
@@ -158,18 +177,21 @@ void ProgramBuilder::UpdateOnDevice(const std::vector<WeightPiece>& pieces) {
     }
     shards.push_back(updated);
     writes.push_back(updated);
-    if (moments > 0) {
-      writes.push_back(State(Port::kFirstMoment, piece,
-                             moments > 1 ? "m" : "momentum", layout));
-    }
-    if (moments > 1) {
-      writes.push_back(State(Port::kSecondMoment, piece, "v", layout));
+    for (const auto& [port, moment] : Moments(piece, 0)) {
+      moments.emplace(port, moment);
+      writes.push_back(moment);
     }
   }
-  if (clips()) reads.push_back(Clip());
-  if (context_.scales_loss()) reads.push_back(LossScale());
   if (!slice_to.empty()) AddTask(TaskKind::kSlice, slice_from, slice_to);
-  AddTask(TaskKind::kCompute, reads, writes).kernel = optimizer().name;
+  std::vector<ValueId> scalars;
+  if (clips()) scalars.push_back(Clip());
+  if (context_.scales_loss()) scalars.push_back(LossScale());
+  if (optimizer().factored) {
+    EmitFactored({pieces, reads, shards, moments, scalars});
+  } else {
+    reads.insert(reads.end(), scalars.begin(), scalars.end());
+    AddTask(TaskKind::kCompute, reads, writes).kernel = optimizer().name;
+  }
   ReturnShards(pieces, shards);
   CopyParameters(pieces, false);
 }

@@ -97,7 +97,9 @@ struct Task {
   // clip coefficient (if gradients are clipped or scaled) and updates
   // parameter, m, v of each in turn; "sgd" the parameters; "square_sum" reads
   // the gradients. In fp16 the state of the loss scale stands behind these, and
-  // "clip_coefficient" updates it. "cast" makes writes[i] of reads[i].
+  // "clip_coefficient" updates it. "cast" makes writes[i] of reads[i]. A sum of
+  // squares that has a tensor is that of the reads of this tensor. Lists of a
+  // factored optimizer: factored_update.h.
   std::vector<ValueId> reads;
   std::vector<ValueId> writes;
   // kCompute: axes by operand; at nonzero coordinates of these the operand

@@ -13,6 +13,27 @@ Bytes UpdateBytes(const OpCall& call) {
   return {call.Extent('n') * per_element};
 }
 
+// kReads times the first operand and kUpdates times the first result: what is
+// not of these shapes is small.
+template <int kReads, int kUpdates>
+Bytes ElementBytes(const OpCall& call) {
+  const int64_t per_element = kReads * SizeOf(call.operand_dtypes[0]) +
+                              kUpdates * SizeOf(call.result_dtypes[0]);
+  return {static_cast<int64_t>(call.Points()) * per_element};
+}
+
+// Sums are read, moments read and written, and what the step wants is written.
+Bytes FactorBytes(const OpCall& call) {
+  return {call.Extent('b') * (call.Extent('r') + call.Extent('c')) * 4 *
+          SizeOf(call.operand_dtypes[0])};
+}
+
+Flops FactorFlops(const OpCall& call) {
+  constexpr int64_t kPerNumber = 5;
+  return {static_cast<double>(
+      call.Extent('b') * (call.Extent('r') + call.Extent('c')) * kPerNumber)};
+}
+
 }  // namespace
 
 std::vector<OpDef> OptimizerOps() {
@@ -39,12 +60,48 @@ std::vector<OpDef> OptimizerOps() {
        .rule = "n,->n",
        .flops = FlopsPerPoint<2>,
        .bytes = UpdateBytes},
+      // Adafactor (planner/lower/factored_update.h), of b matrices with r rows
+      // and c columns, or of n elements of what is no matrix. The gradient is
+      // scaled by the clip coefficient first, which follows the operands that
+      // are listed there and precedes the loss scale.
+      {.name = "adafactor_sums",
+       .summary = "Adafactor: sums of squares of rows, columns and matrices",
+       .rule = "brc,->br,bc,b",
+       .flops = FlopsPerPoint<4>,
+       // Read along rows and down columns.
+       .bytes = ElementBytes<2, 0>},
+      {.name = "adafactor_factors",
+       .summary = "Adafactor: moments of rows and columns",
+       .rule = "br!,bc!,b,->br,bc,b,br",
+       .flops = FactorFlops,
+       .bytes = FactorBytes},
+      {.name = "adafactor_norm",
+       .summary = "Adafactor: sum of squares of a matrix's update",
+       .rule = "brc,br,bc,->",
+       .flops = FlopsPerPoint<6>,
+       .bytes = ElementBytes<1, 0>},
+      {.name = "adafactor_step",
+       .summary = "Adafactor: step of a matrix",
+       .rule = "brc,br,bc,,,->brc",
+       .flops = FlopsPerPoint<7>,
+       .bytes = ElementBytes<1, 2>},
+      {.name = "adafactor_vector_norm",
+       .summary = "Adafactor: moment and sum of squares of a vector's update",
+       .rule = "n,->n,",
+       .flops = FlopsPerPoint<9>,
+       .bytes = ElementBytes<1, 2>},
+      {.name = "adafactor_vector_step",
+       .summary = "Adafactor: step of a vector",
+       .rule = "n,n,,,->n",
+       .flops = FlopsPerPoint<6>,
+       .bytes = ElementBytes<2, 2>},
       // The parameter's own type from its fp32 master.
       {.name = "cast",
        .summary = "conversion of element type",
        .rule = "n->n",
        .flops = FlopsPerPoint<1>},
-      // Accumulates the sum of squares of a gradient shard.
+      // Accumulates the sum of squares of a gradient shard, or of a
+      // parameter's.
       {.name = "square_sum",
        .summary = "sum of squares of a gradient",
        .rule = "n->",

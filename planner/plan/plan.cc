@@ -13,6 +13,11 @@ std::span<const OptimizerRow> Optimizers() {
       OptimizerRow{"momentum",
                    "gradient descent with momentum 0.9, as torch.optim.SGD", 1},
       OptimizerRow{"sgd", "plain gradient descent", 0},
+      OptimizerRow{"adafactor",
+                   "rows and columns of second moments, steps relative to a "
+                   "weight's size (Shazeer and Stern 2018), as "
+                   "torch.optim.Adafactor",
+                   0, true},
   };
   return kRows;
 }
@@ -22,6 +27,12 @@ std::optional<int> MomentsOf(std::string_view optimizer) {
       std::ranges::find(Optimizers(), optimizer, &OptimizerRow::name);
   if (row == Optimizers().end()) return std::nullopt;
   return row->moments;
+}
+
+const OptimizerRow& OptimizerNamed(std::string_view name) {
+  const auto row = std::ranges::find(Optimizers(), name, &OptimizerRow::name);
+  TESSERA_CHECK(row != Optimizers().end()) << name;
+  return *row;
 }
 
 bool Uses(const Plan& plan, MemoryTier tier) {

@@ -119,13 +119,20 @@ struct Plan {
 bool Uses(const Plan& plan, MemoryTier tier);
 
 // An optimizer, and how many numbers it keeps of each trained one: its kernel,
-// of the same name, updates the parameter and these moments in place.
+// of the same name, updates the parameter and these moments in place. One that
+// is factored keeps besides these a number for each row, each column and each
+// matrix, and one for each element of what is no matrix
+// (planner/plan/matrix_form.h); its kernels are those of
+// planner/lower/factored_update.h.
 struct OptimizerRow {
   std::string_view name;
   std::string_view summary;
   int moments = 0;
+  bool factored = false;
 };
 std::span<const OptimizerRow> Optimizers();
+// REQUIRES: there is one of that name.
+const OptimizerRow& OptimizerNamed(std::string_view name);
 // Nothing where no optimizer is called so.
 std::optional<int> MomentsOf(std::string_view optimizer);
 
@@ -139,6 +146,12 @@ struct TrainingOptions {
   double beta2 = 0.95;
   double epsilon = 1e-8;
   double weight_decay = 0.1;
+  // Of Adafactor, named and valued as torch.optim.Adafactor has them; without
+  // `epsilon1` it is the machine epsilon of the type that the state is in.
+  double beta2_decay = -0.8;
+  std::optional<double> epsilon1 = {};
+  double epsilon2 = 1e-3;
+  double d = 1.0;
   bool operator==(const TrainingOptions&) const = default;
 };
 

@@ -10,11 +10,13 @@
 // whatever the data's type; positions, ids and labels are int32.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "planner/ir/graph.h"
+#include "planner/plan/layout.h"
 
 namespace tessera {
 
@@ -53,6 +55,10 @@ struct KernelCall {
   // of the weights. Attention's results are merged: they become those over the
   // keys of both calls.
   bool accumulate = false;
+  // Of a factored optimizer's kernels: the elements of the first operand, and
+  // of what else is of its shape, that are here (ZeRO's flat shards); the
+  // buffers hold just these. None: all.
+  std::optional<Range> run = {};
   uint64_t seed = 0;  // of the run
   int64_t step = 0;   // 0-based optimizer step
   int zigzag = 0;     // the sequence is in this order (Plan::zigzag)
@@ -82,7 +88,7 @@ struct Kernel {
 // fp32: operands are widened and results rounded once (runtime/float16.h), and
 // fp32 results of 16-bit operands (gradients of weights) are not. Optimizer
 // hyper-parameters arrive as attributes: lr, beta1, beta2, epsilon,
-// weight_decay, clip.
+// weight_decay, clip; Adafactor's beta2_decay, epsilon1, epsilon2 and d.
 std::span<const Kernel> CpuKernels();
 Result<const Kernel*> FindCpuKernel(std::string_view name);
 

@@ -64,7 +64,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("tessera")
     parser.add_argument("--optimizer", default="momentum",
-                        choices=["adamw", "momentum", "sgd"])
+                        choices=["adafactor", "adamw", "momentum", "sgd"])
     parser.add_argument("--steps", type=int, default=20)
     args = parser.parse_args()
     config = json.loads(
@@ -101,15 +101,17 @@ def main():
     count = config["num_dense_features"]
     dense = torch.log1p(data[:, 1:1 + count].float())
     ids = data[:, 1 + count:]
+    decayed = [p for n, p in model.named_parameters()
+               if n.endswith("weight") and not n.startswith("emb_l")]
+    others = [p for n, p in model.named_parameters()
+              if not n.endswith("weight") or n.startswith("emb_l")]
+    groups = [{"params": decayed, "weight_decay": 0.1},
+              {"params": others, "weight_decay": 0}]
     if args.optimizer == "adamw":
-        decayed = [p for n, p in model.named_parameters()
-                   if n.endswith("weight") and not n.startswith("emb_l")]
-        others = [p for n, p in model.named_parameters()
-                  if not n.endswith("weight") or n.startswith("emb_l")]
-        optimizer = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": 0.1},
-             {"params": others, "weight_decay": 0}],
-            lr=RATE, betas=(0.9, 0.95), eps=1e-8)
+        optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95),
+                                      eps=1e-8)
+    elif args.optimizer == "adafactor":
+        optimizer = torch.optim.Adafactor(groups, lr=RATE)
     else:
         optimizer = torch.optim.SGD(
             model.parameters(), lr=RATE,

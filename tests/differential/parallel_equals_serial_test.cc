@@ -216,8 +216,6 @@ TEST(ParallelEqualsSerial, OtherDecoders) {
   }
 }
 
-// Attention without a causal mask; the second loss reads one place, which is on
-// one of the ranks that split the sequence.
 // Gradient descent with one moment and with none.
 TEST(ParallelEqualsSerial, OtherOptimizers) {
   const Graph& graph = TinyGraph(Model::kGpt2, 2);
@@ -237,6 +235,60 @@ TEST(ParallelEqualsSerial, OtherOptimizers) {
   }
 }
 
+TinyRun Adafactor() {
+  TinyRun run;
+  run.options.optimizer = "adafactor";
+  run.options.learning_rate = 0.02;
+  // Of a key's bias the gradient is rounding, of 1e-17, and its size is what
+  // the step does not depend on until it is below this.
+  run.options.epsilon1 = 1e-8;
+  return run;
+}
+
+// Sums of rows and columns over whatever cuts a weight: its rows, its columns,
+// the heads among several dimensions of either, experts, ZeRO's runs, tiles.
+TEST(ParallelEqualsSerial, Adafactor) {
+  const TinyRun run = Adafactor();
+  const auto expect = [&](Model model,
+                          std::initializer_list<const char*> strategies) {
+    const Graph& graph = TinyGraph(model, 2);
+    const Outcome serial = OutcomeOf(graph, 1, "dp=1", run);
+    EXPECT_LT(serial.losses.back(), serial.losses.front());
+    for (const char* text : strategies) {
+      SCOPED_TRACE(text);
+      const Strategy s = ParseStrategy(text).value();
+      const int ranks = std::max(1, s.dp) * s.tp * s.pp * s.cp * s.ep;
+      EXPECT_EQ(Difference(OutcomeOf(graph, ranks, text, run), serial), "");
+    }
+  };
+  expect(Model::kGpt2,
+         {"dp=2", "cp=3,mbs=8,zero=1", "dp=4,zero=2", "cp=3,mbs=8,zero=3",
+          "tp=2", "tp=4,sp=1", "pp=2", "dp=2,tp=2,zero=1", "dp=2,tp=2,zero=3",
+          "pp=2,tp=2,schedule=gpipe", "pp=2,dp=2,zero=2", "cp=2,tp=2",
+          "dp=4,zero=1,zero-group=2", "dp=2,tiles=3", "dp=2,zero=3,tiles=3",
+          "tp=2,dp=2,zero=2,tiles=2", "dp=2,dp-kind=rooted"});
+  expect(Model::kLlama, {"tp=4", "dp=2,tp=2,sp=1,zero=3"});
+  expect(Model::kMixtral, {"ep=2,tp=2", "dp=2,ep=2,zero=3", "ep=4,zero=1"});
+  expect(Model::kT5, {"tp=4", "dp=2,tp=2,zero=1", "pp=2,dp=2,zero=2"});
+  expect(Model::kGpt2,
+         {"dp=2,zero=2,offload=optimizer:host", "tp=2,offload=optimizer:host",
+          "dp=2,tp=2,zero=1,offload=optimizer:file,parameters:host",
+          "dp=2,tp=2,zero=3,offload=optimizer:file,parameters:file",
+          "tp=2,tiles=3,offload=optimizer:host"});
+}
+
+// The machine epsilon of fp64, where no gradient is zero but for rounding.
+TEST(ParallelEqualsSerial, AdafactorOfDefaults) {
+  TinyRun run = Adafactor();
+  run.options.epsilon1 = std::nullopt;
+  const Graph& graph = TinyGraph(Model::kLlama, 2);
+  const Outcome serial = OutcomeOf(graph, 1, "dp=1", run);
+  EXPECT_EQ(Difference(OutcomeOf(graph, 4, "dp=2,tp=2,zero=1", run), serial),
+            "");
+}
+
+// Attention without a causal mask; the second loss reads one place, which is on
+// one of the ranks that split the sequence.
 TEST(ParallelEqualsSerial, Bert) {
   ExpectEqualsSerial(
       Model::kBert,
@@ -345,6 +397,37 @@ TEST(NegativeControl, LostGradientAllReduce) {
            tasks.value(task.reads[0]).what == "gradient";
   });
   EXPECT_NE(Difference(RunTasks(graph, tasks), Serial(Model::kLlama, 2)), "");
+}
+
+// Each rank steps by the rows and columns, or by the length, of its own part.
+TEST(NegativeControl, LostSumsOfAdafactor) {
+  const Graph& graph = TinyGraph(Model::kLlama, 2);
+  const TinyRun run = Adafactor();
+  const Outcome serial = OutcomeOf(graph, 1, "dp=1", run);
+  // Thirds of 16 x 16 elements end amid a row.
+  for (const auto& [strategy, ranks] :
+       {std::pair("cp=3,mbs=8,zero=1", 3), std::pair("tp=2", 2)}) {
+    for (const char* what : {"row sums", "column sums", "sum of squares",
+                             "parameter squares", "update squares"}) {
+      SCOPED_TRACE(std::string(strategy) + " " + what);
+      TaskGraph tasks =
+          LowerStrategy(graph, ranks, strategy, run.options).value();
+      // The sums of one kind, wherever they travel, stay what they are.
+      int lost = 0;
+      for (Task& task : tasks.tasks) {
+        if (task.kind != TaskKind::kComm) continue;
+        for (size_t i = task.reads.size(); i-- > 0;) {
+          if (tasks.value(task.reads[i]).what != what) continue;
+          const auto at = static_cast<int64_t>(i);
+          task.reads.erase(task.reads.begin() + at);
+          task.writes.erase(task.writes.begin() + at);
+          ++lost;
+        }
+      }
+      EXPECT_GT(lost, 0);
+      EXPECT_NE(Difference(OutcomeOf(graph, tasks, run), serial), "");
+    }
+  }
 }
 
 // Each rank reads the tokens of the other; the labels stay.

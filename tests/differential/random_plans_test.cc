@@ -42,7 +42,8 @@ TEST(SearchedPlans, AreRight) {
   for (uint64_t number = 0; number < kSearches; ++number) {
     const SearchedPlans searched = SearchPlans(number, checker);
     for (const Plan& plan : searched.plans) {
-      EXPECT_EQ(checker.Check(searched.graph, searched.cluster, plan, plans),
+      EXPECT_EQ(checker.Check(searched.graph, searched.cluster, plan,
+                              searched.optimizer, plans),
                 "")
           << searched.text;
       ++plans;

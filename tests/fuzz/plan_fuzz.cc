@@ -187,8 +187,8 @@ int CheckSearched(int plans) {
     const SearchedPlans searched = SearchPlans(number, checker);
     ++searches;
     for (const Plan& plan : searched.plans) {
-      const std::string wrong =
-          checker.Check(searched.graph, searched.cluster, plan, checked);
+      const std::string wrong = checker.Check(
+          searched.graph, searched.cluster, plan, searched.optimizer, checked);
       ++checked;
       if (wrong.empty()) continue;
       ++failures;

@@ -25,6 +25,7 @@ class CudaKernelCalls : public ::testing::Test {
     Tensors results;  // read, too
     bool accumulate = false;
     std::vector<size_t> masked = {};  // operands that are null
+    std::optional<Range> run = {};
   };
 
   // The results of a CUDA kernel; they have to be the CPU's.
@@ -43,6 +44,7 @@ class CudaKernelCalls : public ::testing::Test {
                    .operands = operands,
                    .results = locals,
                    .accumulate = arguments.accumulate,
+                   .run = arguments.run,
                    .step = 6});
     };
     call(of_cpu, RunCpuKernel);
@@ -122,6 +124,126 @@ TEST_F(CudaKernelCalls, AdamWOfA16BitGradient) {
     (void)Run("adamw", {AdamWAttributes(),
                         {Random({99}, 1).As(dtype), Scalar(0.5)},
                         {Random({99}, 2), Random({99}, 3), v}});
+  }
+}
+
+std::vector<Attribute> AdafactorAttributes() {
+  return {{"beta2_decay", -0.8}, {"d", 1},    {"epsilon1", 1e-6},
+          {"epsilon2", 1e-3},    {"lr", 0.1}, {"weight_decay", 0.1}};
+}
+
+HostTensor Absolute(HostTensor tensor) {
+  for (int64_t i = 0; i < tensor.elements(); ++i) {
+    tensor.Set(i, std::abs(tensor.At(i)));
+  }
+  return tensor;
+}
+
+// A run that begins and ends amid rows of two matrices; its buffers are its
+// own, at the front of the tensors here. Sums of tiles add.
+TEST_F(CudaKernelCalls, AdafactorOfARun) {
+  for (const Range run :
+       {Range{0, 2 * 9 * 35}, {20, 401}, {330, 331}, {40, 40}}) {
+    for (const bool accumulate : {false, true}) {
+      (void)Run("adafactor_sums",
+                {{},
+                 {Random({2, 9, 35}, 1), Scalar(0.5)},
+                 {Random({2, 9}, 2), Random({2, 35}, 3), Random({2}, 4)},
+                 accumulate,
+                 {},
+                 run});
+      (void)Run("adafactor_norm",
+                {AdafactorAttributes(),
+                 {Random({2, 9, 35}, 1), Absolute(Random({2, 9}, 2)),
+                  Absolute(Random({2, 35}, 3)), Scalar(0.5)},
+                 {Scalar(7)},
+                 accumulate,
+                 {},
+                 run});
+    }
+    (void)Run(
+        "adafactor_step",
+        {AdafactorAttributes(),
+         {Random({2, 9, 35}, 1), Absolute(Random({2, 9}, 2)),
+          Absolute(Random({2, 35}, 3)), Scalar(30), Scalar(900), Scalar(0.5)},
+         {Random({2, 9, 35}, 5)},
+         false,
+         {},
+         run});
+  }
+}
+
+// Several blocks of elements each.
+TEST_F(CudaKernelCalls, AdafactorOfALargeMatrix) {
+  const HostTensor g = Random({1, 301, 913}, 1);
+  const HostTensor factors = Absolute(Random({1, 301}, 2));
+  const HostTensor columns = Absolute(Random({1, 913}, 3));
+  (void)Run(
+      "adafactor_norm",
+      {AdafactorAttributes(), {g, factors, columns, Scalar(0.5)}, {Scalar(0)}});
+  (void)Run("adafactor_step",
+            {AdafactorAttributes(),
+             {g, factors, columns, Scalar(30), Scalar(9e5), Scalar(0.5)},
+             {Random({1, 301, 913}, 5)}});
+}
+
+// The same of many short rows, and of many matrices.
+TEST_F(CudaKernelCalls, AdafactorOfARunOfManyMatrices) {
+  for (const Shape& shape : {Shape{40, 3, 5}, Shape{10, 2, 150}}) {
+    (void)Run("adafactor_sums",
+              {{},
+               {Random(shape, 1), Scalar(0.5)},
+               {Random({shape[0], shape[1]}, 2),
+                Random({shape[0], shape[2]}, 3), Random({shape[0]}, 4)},
+               true,
+               {},
+               Range{101, 497}});
+  }
+}
+
+// A block of all rows that a rank has, and of its tile: offsets differ.
+TEST_F(CudaKernelCalls, AdafactorOfATile) {
+  const HostTensor whole = Random({1, 12, 21}, 1);
+  const HostTensor tile = whole.Part(1, 4, 9);
+  const Tensors sums =
+      Run("adafactor_sums", {{},
+                             {tile, Scalar(1)},
+                             {HostTensor({1, 12}, DType::kFloat32),
+                              HostTensor({1, 21}, DType::kFloat32),
+                              HostTensor({1}, DType::kFloat32)}});
+  EXPECT_EQ(sums[0].At(3), 0);
+  EXPECT_GT(sums[0].At(4), 0);
+  EXPECT_GT(sums[0].At(8), 0);
+  EXPECT_EQ(sums[0].At(9), 0);
+}
+
+// 7 steps, of which 3 were skipped; and a step that is skipped.
+TEST_F(CudaKernelCalls, AdafactorSkipsSteps) {
+  const HostTensor scale = Of({65536, 0, 3});
+  for (const double clip : {0.5, -1.0}) {
+    const Tensors moments = {
+        Absolute(Random({2, 9}, 2)), Absolute(Random({2, 35}, 3)),
+        Absolute(Random({2}, 4)), Absolute(Random({2, 9}, 5))};
+    const Tensors factors =
+        Run("adafactor_factors",
+            {AdafactorAttributes(),
+             {Absolute(Random({2, 9}, 6)), Absolute(Random({2, 35}, 7)),
+              Absolute(Random({2}, 8)), Scalar(clip), scale},
+             moments});
+    const HostTensor v = Absolute(Random({99}, 2));
+    const Tensors vector =
+        Run("adafactor_vector_norm", {AdafactorAttributes(),
+                                      {Random({99}, 1), Scalar(clip), scale},
+                                      {v, Scalar(0)}});
+    const HostTensor start = Random({99}, 3);
+    const Tensors moved =
+        Run("adafactor_vector_step",
+            {AdafactorAttributes(),
+             {Random({99}, 1), v, Scalar(30), Scalar(120), Scalar(clip), scale},
+             {start}});
+    EXPECT_EQ(factors[0].SameBits(moments[0]), clip < 0);
+    EXPECT_EQ(vector[0].SameBits(v), clip < 0);
+    EXPECT_EQ(moved[0].SameBits(start), clip < 0);
   }
 }
 

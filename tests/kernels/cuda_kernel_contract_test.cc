@@ -203,6 +203,16 @@ std::vector<KernelCase> AllCases() {
         {"weight_decay", 0.1}},
        {},
        /*in_place=*/true},
+      // Several blocks of columns and chunks of rows; sums that fp16 holds.
+      {"adafactor_sums_large",
+       "adafactor_sums",
+       "",
+       {{'b', 2}, {'r', 70}, {'c', 201}}},
+      // Many matrices with short rows, as of convolutions.
+      {"adafactor_sums_many",
+       "adafactor_sums",
+       "",
+       {{'b', 500}, {'r', 3}, {'c', 5}}},
       {"lstm_gates_large",
        "lstm_gates",
        "bg!j,bj->bj,bj",

@@ -79,8 +79,7 @@ std::string ComparePeaks(const TaskGraph& tasks, MemoryTier tier,
 }
 
 std::string CheckPrice(const Graph& graph, const Cluster& cluster,
-                       const Plan& plan) {
-  const TrainingOptions options = CheckedRun().training;
+                       const Plan& plan, const TrainingOptions& options) {
   const Evaluator evaluator(graph, cluster, nullptr, options);
   const Evaluation fast = evaluator.Evaluate(plan);
   const TaskGraph tasks = Lower(graph, cluster, plan, options);
@@ -112,8 +111,14 @@ std::string CheckFile(const Graph& graph, const Plan& plan) {
 
 }  // namespace
 
-TrainInMemoryOptions CheckedRun() {
-  return {.training = {.learning_rate = 0.01, .clip = 0.01, .epsilon = 1e-3}};
+TrainInMemoryOptions CheckedRun(int optimizer) {
+  TrainInMemoryOptions run = {
+      .training = {.learning_rate = 0.01, .clip = 0.01, .epsilon = 1e-3}};
+  if (optimizer == 1) {
+    run.training.optimizer = "adafactor";
+    run.training.epsilon1 = 1e-9;  // of gradients as short as they are clipped
+  }
+  return run;
 }
 
 PlanChecker::Model& PlanChecker::ModelOf(const GraphSpec& spec) {
@@ -122,17 +127,17 @@ PlanChecker::Model& PlanChecker::ModelOf(const GraphSpec& spec) {
   return *model;
 }
 
-const Trained& PlanChecker::SerialOf(const GraphSpec& spec, int microbatches) {
+const Trained& PlanChecker::SerialOf(const GraphSpec& spec, int microbatches,
+                                     int optimizer) {
   Model& model = ModelOf(spec);
   // Batch norms are over a microbatch; others do not see them.
   if (spec.image != 2) microbatches = 1;
-  std::optional<Trained>& serial = model.serial[microbatches];
+  std::optional<Trained>& serial = model.serial[{microbatches, optimizer}];
   if (!serial) {
+    const TrainInMemoryOptions run = CheckedRun(optimizer);
     const Plan plan = *MakePlan(model.index, {.microbatches = microbatches});
     auto trained = TrainInMemory(
-        model.graph,
-        Lower(model.graph, ClusterOf(1), plan, CheckedRun().training),
-        CheckedRun());
+        model.graph, Lower(model.graph, ClusterOf(1), plan, run.training), run);
     TESSERA_CHECK(trained.has_value()) << trained.error().ToString();
     serial = *std::move(trained);
   }
@@ -151,40 +156,45 @@ std::optional<Plan> PlanChecker::ValidPlan(const Case& c) {
 std::string PlanChecker::Check(const Case& c) {
   const auto plan = ValidPlan(c);
   if (!plan) return "";
-  return Check(c.graph, ClusterOf(RanksOf(c.plan)), *plan, c.plan.key);
+  return Check(c.graph, ClusterOf(RanksOf(c.plan)), *plan, c.plan.optimizer,
+               c.plan.key);
 }
 
 std::string PlanChecker::Check(const GraphSpec& spec, const Cluster& cluster,
-                               const Plan& plan, int key) {
+                               const Plan& plan, int optimizer, int key) {
   const Graph& graph = ModelOf(spec).graph;
   if (std::string wrong = CheckFile(graph, plan); !wrong.empty()) return wrong;
-  if (std::string wrong = CheckPrice(graph, cluster, plan); !wrong.empty()) {
+  if (std::string wrong =
+          CheckPrice(graph, cluster, plan, CheckedRun(optimizer).training);
+      !wrong.empty()) {
     return wrong;
   }
-  return CheckTraining(spec, cluster, plan, key, nullptr);
+  return CheckTraining(spec, cluster, plan, optimizer, key, nullptr);
 }
 
 std::string PlanChecker::CheckTraining(const Case& c, const Change& change) {
   const auto plan = ValidPlan(c);
   if (!plan) return "";
-  return CheckTraining(c.graph, ClusterOf(RanksOf(c.plan)), *plan, c.plan.key,
-                       change);
+  return CheckTraining(c.graph, ClusterOf(RanksOf(c.plan)), *plan,
+                       c.plan.optimizer, c.plan.key, change);
 }
 
 std::string PlanChecker::CheckTraining(const GraphSpec& spec,
                                        const Cluster& cluster, const Plan& plan,
-                                       int key, const Change& change) {
+                                       int optimizer, int key,
+                                       const Change& change) {
   const Graph& graph = ModelOf(spec).graph;
-  TaskGraph tasks = Lower(graph, cluster, plan, CheckedRun().training);
+  TrainInMemoryOptions run = CheckedRun(optimizer);
+  TaskGraph tasks = Lower(graph, cluster, plan, run.training);
   if (change && !change(tasks)) return "";
-  TrainInMemoryOptions run = CheckedRun();
   constexpr std::array kStreams = {StreamsRun::kInOrder, StreamsRun::kOnThreads,
                                    StreamsRun::kInQueues,
                                    StreamsRun::kOnLoopback};
   run.streams = kStreams[static_cast<size_t>(key) % kStreams.size()];
   const auto trained = TrainInMemory(graph, tasks, run);
   if (!trained) return trained.error().ToString();
-  std::string wrong = Difference(*trained, SerialOf(spec, plan.microbatches));
+  std::string wrong =
+      Difference(*trained, SerialOf(spec, plan.microbatches, optimizer));
   // In queues memory is taken once, for all of a step.
   const bool concurrent = run.streams == StreamsRun::kOnThreads;
   const bool in_queues = run.streams >= StreamsRun::kInQueues;

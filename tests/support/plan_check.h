@@ -15,10 +15,10 @@
 
 namespace tessera {
 
-// The options of every run here. Clipping is always at work, and epsilon is
-// large, so that updates depend on the size of gradients and not only on their
-// sign (AdamW divides by it).
-TrainInMemoryOptions CheckedRun();
+// The options of every run here, with PlanSpec::optimizer. Clipping is always
+// at work, and epsilon is large, so that updates depend on the size of
+// gradients and not only on their sign (optimizers divide by it).
+TrainInMemoryOptions CheckedRun(int optimizer = 0);
 
 // Not for several threads.
 class PlanChecker {
@@ -28,14 +28,15 @@ class PlanChecker {
         : graph(MakeGraph(spec)), index(graph) {}
     Graph graph;
     GraphIndex index;
-    // On one rank, by microbatches.
-    std::map<int, std::optional<Trained>> serial;
+    // On one rank, by microbatches and optimizer.
+    std::map<std::pair<int, int>, std::optional<Trained>> serial;
   };
 
   // Made once for each spec; lives as long as this.
   Model& ModelOf(const GraphSpec& spec);
   // What the model does on one rank.
-  const Trained& SerialOf(const GraphSpec& spec, int microbatches = 1);
+  const Trained& SerialOf(const GraphSpec& spec, int microbatches = 1,
+                          int optimizer = 0);
 
   // The plan of a case, or nothing where it is none or not valid.
   std::optional<Plan> ValidPlan(const Case& c);
@@ -47,13 +48,14 @@ class PlanChecker {
   std::string Check(const Case& c);
   std::string CheckTraining(const Case& c, const Change& change = nullptr);
   // The same of a plan that is valid on `cluster`, whose devices are the ranks;
-  // `key` chooses the streams that it runs on.
+  // `optimizer` is of PlanSpec, `key` chooses the streams that it runs on.
   std::string Check(const GraphSpec& spec, const Cluster& cluster,
-                    const Plan& plan, int key);
+                    const Plan& plan, int optimizer, int key);
 
  private:
   std::string CheckTraining(const GraphSpec& spec, const Cluster& cluster,
-                            const Plan& plan, int key, const Change& change);
+                            const Plan& plan, int optimizer, int key,
+                            const Change& change);
 
   std::map<std::string, std::unique_ptr<Model>> models_;
 };

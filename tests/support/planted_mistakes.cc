@@ -363,7 +363,7 @@ bool MeanOfMeans(const Graph& graph, TaskGraph& tasks) {
 
 bool TiedNormCountedTwice(const Graph& graph, TaskGraph& tasks) {
   for (Task& task : tasks.tasks) {
-    if (task.kernel != "square_sum") continue;
+    if (task.kernel != "square_sum" || task.masks.empty()) continue;
     for (size_t i = 0; i < task.reads.size(); ++i) {
       const TensorId weight = tasks.value(task.reads[i]).tensor;
       const auto terms = std::count_if(
@@ -402,6 +402,30 @@ bool UnclippedUpdate(const Graph&, TaskGraph& tasks) {
   if (task == nullptr) return false;
   task->reads.pop_back();
   return true;
+}
+
+// Adafactor's sums of one kind of a matrix stay those of each rank.
+bool LostSums(const Graph& graph, TaskGraph& tasks, std::string_view what) {
+  for (Task& task : tasks.tasks) {
+    if (!IsComm(task, CommKind::kAllReduce)) continue;
+    for (size_t i = 0; i < task.reads.size(); ++i) {
+      const Value& value = tasks.value(task.reads[i]);
+      if (value.what != what || !IsMatrix(graph, value)) continue;
+      task.reads.erase(task.reads.begin() + static_cast<int64_t>(i));
+      task.writes.erase(task.writes.begin() + static_cast<int64_t>(i));
+      if (task.reads.empty()) task.kind = TaskKind::kSlice;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool LostColumnSums(const Graph& graph, TaskGraph& tasks) {
+  return LostSums(graph, tasks, "column sums");
+}
+
+bool LostSizeOfAWeight(const Graph& graph, TaskGraph& tasks) {
+  return LostSums(graph, tasks, "parameter squares");
 }
 
 // ---- Microbatches
@@ -776,6 +800,8 @@ constexpr std::array kMistakes = {
     PlantedMistake{"a tied norm counted twice", TiedNormCountedTwice},
     PlantedMistake{"a norm of every replica", NormOfEveryReplica},
     PlantedMistake{"an update that is not clipped", UnclippedUpdate},
+    PlantedMistake{"columns of one rank's elements", LostColumnSums},
+    PlantedMistake{"a weight's size of one rank's elements", LostSizeOfAWeight},
     PlantedMistake{"a lost microbatch", LostMicrobatch},
     PlantedMistake{"an overwritten gradient", OverwrittenGradient},
     PlantedMistake{"an overwritten shard of a gradient",

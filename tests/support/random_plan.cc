@@ -491,6 +491,7 @@ std::vector<Field> FieldsOf(Case& c) {
                         {"zigzag", &c.plan.zigzag, 0},
                         {"offload", &c.plan.offload, 0},
                         {"shuffled", &c.plan.shuffled, 0},
+                        {"optimizer", &c.plan.optimizer, 0},
                         {"key", &c.plan.key, 0}};
   fields.insert(fields.end(), std::begin(rest), std::end(rest));
   return fields;
@@ -586,6 +587,7 @@ PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng) {
   spec.offload = Pick(rng, {0, 0, 0, 0, 1, 2, 3, 4, 5});
   spec.shuffled = Pick(rng, {0, 0, 1});
   spec.key = static_cast<int>(rng.Below(1u << 30));
+  spec.optimizer = spec.key % 5 == 0 ? 1 : 0;
   return spec;
 }
 

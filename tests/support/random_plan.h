@@ -55,6 +55,8 @@ struct PlanSpec {
   // these in files; 5: each weight and operator on its own.
   int offload = 0;
   int shuffled = 0;  // 1: devices in any order
+  // Of the run, not of the plan: 0 AdamW, 1 Adafactor.
+  int optimizer = 0;
   int key = 0;
   bool operator==(const PlanSpec&) const = default;
 };

@@ -45,11 +45,12 @@ SearchedPlans SearchPlans(uint64_t number, PlanChecker& checker) {
   made.graph = RandomGraphSpec(rng);
   const Graph& graph = checker.ModelOf(made.graph).graph;
   made.cluster = RandomCluster(graph, rng);
+  made.optimizer = static_cast<int>(number % 2);
   made.text = "search " + std::to_string(number) + ": " + ToText(made.graph) +
               " on " + made.cluster.name;
   const SearchSpace space(graph, made.cluster);
   const Evaluator evaluator(graph, made.cluster, nullptr,
-                            CheckedRun().training);
+                            CheckedRun(made.optimizer).training);
   SearchOptions options;
   options.seed = number;
   options.proposals = kProposals;

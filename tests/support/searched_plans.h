@@ -15,6 +15,7 @@ namespace tessera {
 
 struct SearchedPlans {
   GraphSpec graph;
+  int optimizer = 0;        // of PlanSpec
   Cluster cluster;          // of 2 to 8 devices
   std::string text;         // of both, for messages
   std::vector<Plan> plans;  // different ones; empty where nothing fits

@@ -25,7 +25,8 @@ struct Lowered {
 
 Lowered LowerTiny(const std::string& strategy_text, double clip = 1,
                   const std::string& model = "gpt2-tiny",
-                  DType dtype = DType::kFloat32) {
+                  DType dtype = DType::kFloat32,
+                  const std::string& optimizer = "adamw") {
   ImportOptions options;
   options.global_batch = 16;
   options.seq_len = 32;
@@ -40,6 +41,7 @@ Lowered LowerTiny(const std::string& strategy_text, double clip = 1,
   lowered.plan = *plan;
   TrainingOptions training;
   training.clip = clip;
+  training.optimizer = optimizer;
   lowered.tasks = Lower(lowered.graph, cluster, lowered.plan, training);
   return lowered;
 }
@@ -252,6 +254,47 @@ TEST(Lower, ZeroOneScattersGradientsAndGathersParameters) {
   EXPECT_NEAR(static_cast<double>(state),
               static_cast<double>(ParameterCount(l.graph)) * 8 / 4,
               1e-3 * static_cast<double>(ParameterCount(l.graph)));
+}
+
+// Of a rank of dp=2,tp=2,zero=1: every row and column that its shards lie in,
+// whole on both replicas, and one mean for each matrix; of a vector its run.
+TEST(Lower, AdafactorKeepsRowsAndColumns) {
+  const Lowered l = LowerTiny("dp=2,tp=2,zero=1", 1, "gpt2-tiny",
+                              DType::kFloat32, "adafactor");
+  std::map<TensorId, std::map<std::string, int64_t>> kept;
+  for (const Value& value : l.tasks.values) {
+    if (value.category != MemoryCategory::kOptimizer) continue;
+    kept[value.tensor][std::string(value.what)] +=
+        ElementsAt(value.layout, l.tasks.group(value.group), value.shape, 0);
+  }
+  const auto forms = MatrixForms(l.graph);
+  const std::vector<TensorId> weights = Weights(l.graph);
+  int64_t matrices = 0;
+  int64_t cut = 0;
+  for (size_t w = 0; w < weights.size(); ++w) {
+    const Shape& shape = l.graph.tensor(weights[w]).shape;
+    const auto& state = kept[weights[w]];
+    const std::string& name = l.graph.tensor(weights[w]).name;
+    if (!forms[w]) {
+      EXPECT_EQ(state.size(), 1u) << name;
+      EXPECT_EQ(state.count("v"), 1u) << name;
+      continue;
+    }
+    ++matrices;
+    EXPECT_EQ(state.at("mean"), 1) << name;
+    int64_t rows = 1;
+    int64_t columns = 1;
+    for (size_t d = 0; d < shape.size(); ++d) {
+      (d < forms[w]->rows ? rows : columns) *= shape[d];
+    }
+    // Tensor parallelism cuts one of them, if any.
+    const int64_t product = state.at("row") * state.at("column");
+    EXPECT_TRUE(product == rows * columns || product == rows * columns / 2)
+        << name;
+    cut += product < rows * columns;
+  }
+  EXPECT_GT(matrices, 10);
+  EXPECT_GT(cut, 10);
 }
 
 TEST(Lower, HybridShardingScattersWithinAndReducesShardsAcross) {

@@ -292,6 +292,55 @@ TEST_F(Checkpoint, HoldsMomentum) {
                                    "'sgd'"));
 }
 
+// Rows and columns are saved whole under plans that cut them, or what they are
+// of, and loaded under others.
+TEST_F(Checkpoint, HoldsAdafactor) {
+  TinyRun whole;
+  whole.options.optimizer = "adafactor";
+  whole.options.learning_rate = 0.02;
+  whole.steps = 6;
+  const auto straight =
+      *TrainTiny(graph_, Tasks(1, "mbs=4", whole.options), data_, whole);
+  for (const auto& [saved, loaded] :
+       {std::pair("dp=2,tp=2,zero=1", "pp=2,dp=2,zero=3"),
+        std::pair("dp=4,zero=3,offload=optimizer:file", "tp=4"),
+        std::pair("dp=2,tiles=3", "dp=2,tp=2,tiles=2,zero=2")}) {
+    SCOPED_TRACE(saved);
+    TinyRun first = whole;
+    first.steps = 3;
+    first.save_path = path_;
+    const int ranks = std::string_view(saved) == "dp=2,tiles=3" ? 2 : 4;
+    ASSERT_TRUE(
+        TrainTiny(graph_, Tasks(ranks, saved, whole.options), data_, first)
+            .has_value());
+    TinyRun second = whole;
+    second.steps = 3;
+    second.load_path = path_;
+    const auto resumed =
+        *TrainTiny(graph_, Tasks(4, loaded, whole.options), data_, second);
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_NEAR(resumed.losses[i], straight.losses[i + 3], 1e-4) << i;
+    }
+  }
+  const auto file = *SafetensorsFile::Open(path_);
+  EXPECT_TRUE(file.Has("optimizer.row.wte.weight"));
+  EXPECT_TRUE(file.Has("optimizer.column.h.1.mlp.c_fc.weight"));
+  EXPECT_TRUE(file.Has("optimizer.mean.h.1.mlp.c_fc.weight"));
+  EXPECT_TRUE(file.Has("optimizer.v.h.1.mlp.c_fc.bias"));
+  EXPECT_FALSE(file.Has("optimizer.v.h.1.mlp.c_fc.weight"));
+  const Tensor& table =
+      *std::ranges::find(graph_.tensors, "wte.weight", &Tensor::name);
+  EXPECT_TRUE(
+      file.Find({"optimizer.row.wte.weight", DType::kFloat32, {table.shape[0]}})
+          .has_value());
+  TinyRun adamw;
+  adamw.steps = 1;
+  adamw.load_path = path_;
+  const auto wrong = TrainTiny(graph_, Tasks(1, "mbs=4"), data_, adamw);
+  ASSERT_FALSE(wrong.has_value());
+  EXPECT_THAT(wrong.error().ToString(), ::testing::HasSubstr("optimizer.m."));
+}
+
 TEST_F(Checkpoint, HoldsStepSeedAndGraph) {
   TinyRun run;
   run.steps = 3;

@@ -5,7 +5,10 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <optional>
 
+#include "planner/plan/transfer.h"
 #include "runtime/kernels/fill.h"
 #include "runtime/kernels/kernel.h"
 #include "runtime/kernels/relative_bias.h"
@@ -40,6 +43,7 @@ struct Options {
   bool accumulate = false;
   uint64_t seed = 1;
   int64_t step = 0;
+  std::optional<Range> run = {};
 };
 
 void RunKernel(std::string_view kernel,
@@ -52,6 +56,7 @@ void RunKernel(std::string_view kernel,
                                       .operands = operands,
                                       .results = results,
                                       .accumulate = options.accumulate,
+                                      .run = options.run,
                                       .seed = options.seed,
                                       .step = options.step});
 }
@@ -627,6 +632,259 @@ TEST(Momentum, ByHand) {
   }
   EXPECT_DOUBLE_EQ(m.At(0), 2.9);
   EXPECT_DOUBLE_EQ(p.At(0), 0.61);
+}
+
+// Adafactor on b matrices of r rows and c columns (or, without shape, on a
+// vector), step by step as its kernels are called: for each piece on its own
+// buffers, with sums added between them as ranks do.
+class AdafactorRun {
+ public:
+  // A piece is a block (its shape is c alone for a vector) and a run of it.
+  struct Piece {
+    Box block;
+    Range run;
+  };
+
+  AdafactorRun(const HostTensor& parameter, std::vector<Piece> pieces)
+      : pieces_(std::move(pieces)) {
+    const Shape& shape = parameter.shape();
+    if (shape.size() == 3) {
+      rows_ = HostTensor({shape[0], shape[1]}, kF64);
+      columns_ = HostTensor({shape[0], shape[2]}, kF64);
+      mean_ = HostTensor({shape[0]}, kF64);
+    }
+    parameter_ = parameter;
+    v_ = HostTensor(shape, kF64);
+  }
+
+  void Step(const HostTensor& gradient, double clip, Options options) {
+    const bool is_matrix = gradient.shape().size() == 3;
+    const HostTensor coefficient = Scalar(clip);
+    HostTensor factor(rows_.shape(), kF64);
+    double squares = 0;
+    for (double p : parameter_.Values()) squares += p * p;
+    if (is_matrix) {
+      HostTensor rows(rows_.shape(), kF64), columns(columns_.shape(), kF64),
+          totals(mean_.shape(), kF64);
+      for (const Piece& piece : pieces_) {
+        const HostTensor g = Cut(gradient, piece);
+        const HostTensor of_rows(rows.shape(), kF64, Sevens(rows)),
+            of_columns(columns.shape(), kF64, Sevens(columns)),
+            of_totals(totals.shape(), kF64, Sevens(totals));
+        RunKernel("adafactor_sums",
+                  {Placed(g, piece, gradient), coefficient.Local()},
+                  {of_rows.Local(), of_columns.Local(), of_totals.Local()},
+                  With(options, piece));
+        rows.Add(of_rows);
+        columns.Add(of_columns);
+        totals.Add(of_totals);
+      }
+      RunKernel(
+          "adafactor_factors",
+          {rows.Local(), columns.Local(), totals.Local(), coefficient.Local()},
+          {rows_.Local(), columns_.Local(), mean_.Local(), factor.Local()},
+          options);
+    }
+    double updates = 0;
+    std::vector<HostTensor> v;
+    for (const Piece& piece : pieces_) {
+      const HostTensor g = Cut(gradient, piece), sum = Scalar(7);
+      const LocalTensor placed = Placed(g, piece, gradient);
+      if (is_matrix) {
+        RunKernel(
+            "adafactor_norm",
+            {placed, factor.Local(), columns_.Local(), coefficient.Local()},
+            {sum.Local()}, With(options, piece));
+      } else {
+        v.push_back(Cut(v_, piece));
+        RunKernel("adafactor_vector_norm", {placed, coefficient.Local()},
+                  {Placed(v.back(), piece, gradient), sum.Local()},
+                  With(options, piece));
+      }
+      updates += sum.At(0);
+    }
+    update_squares = updates;
+    const HostTensor of_parameter = Scalar(squares),
+                     of_update = Scalar(updates);
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      const Piece& piece = pieces_[i];
+      const HostTensor g = Cut(gradient, piece), p = Cut(parameter_, piece);
+      std::vector<LocalTensor> operands = {Placed(g, piece, gradient)};
+      if (is_matrix) {
+        operands.push_back(factor.Local());
+        operands.push_back(columns_.Local());
+      } else {
+        operands.push_back(Placed(v[i], piece, gradient));
+      }
+      operands.insert(operands.end(), {of_parameter.Local(), of_update.Local(),
+                                       coefficient.Local()});
+      RunKernel(is_matrix ? "adafactor_step" : "adafactor_vector_step",
+                operands, {Placed(p, piece, gradient)}, With(options, piece));
+      PutBack(p, piece, parameter_);
+      if (!is_matrix) PutBack(v[i], piece, v_);
+    }
+  }
+
+  const HostTensor& parameter() const { return parameter_; }
+  const HostTensor& rows() const { return rows_; }
+  const HostTensor& columns() const { return columns_; }
+  const HostTensor& mean() const { return mean_; }
+  const HostTensor& v() const { return v_; }
+  double update_squares = 0;
+
+ private:
+  // What is overwritten may have been anything.
+  static std::vector<double> Sevens(const HostTensor& like) {
+    return std::vector<double>(static_cast<size_t>(like.elements()), 7);
+  }
+  static Options With(Options options, const Piece& piece) {
+    options.run = piece.run;
+    return options;
+  }
+  // The number in the whole of element `i` of a block.
+  static int64_t PlaceOf(int64_t i, const Box& block, const Shape& shape) {
+    int64_t place = 0;
+    int64_t stride = 1;
+    for (size_t d = shape.size(); d-- > 0;) {
+      place += stride * (block[d].begin + i % block[d].size());
+      i /= block[d].size();
+      stride *= shape[d];
+    }
+    return place;
+  }
+  static HostTensor Cut(const HostTensor& whole, const Piece& piece) {
+    HostTensor cut({piece.run.size()}, kF64);
+    for (int64_t i = 0; i < piece.run.size(); ++i) {
+      cut.Set(i, whole.At(
+                     PlaceOf(piece.run.begin + i, piece.block, whole.shape())));
+    }
+    return cut;
+  }
+  static void PutBack(const HostTensor& cut, const Piece& piece,
+                      HostTensor& whole) {
+    for (int64_t i = 0; i < piece.run.size(); ++i) {
+      whole.Set(PlaceOf(piece.run.begin + i, piece.block, whole.shape()),
+                cut.At(i));
+    }
+  }
+  static LocalTensor Placed(const HostTensor& cut, const Piece& piece,
+                            const HostTensor& whole) {
+    LocalTensor tensor = cut.Local();
+    tensor.shape.clear();
+    tensor.offset.clear();
+    for (const Range& range : piece.block) {
+      tensor.shape.push_back(range.size());
+      tensor.offset.push_back(range.begin);
+    }
+    tensor.global_shape = whole.shape();
+    return tensor;
+  }
+
+  std::vector<Piece> pieces_;
+  HostTensor parameter_, rows_, columns_, mean_, v_;
+};
+
+Options AdafactorOptions(int64_t step, double decay = 0) {
+  return {.attributes = {{"beta2_decay", -0.8},
+                         {"d", 1},
+                         {"epsilon1", 1e-12},
+                         {"epsilon2", 1e-3},
+                         {"lr", 0.1},
+                         {"weight_decay", decay}},
+          .step = step};
+}
+
+// The first step, where beta2 is 1 - 1 = 0, of the gradient (1 2; 3 4) clipped
+// from twice that. R = (5 25) / 2, C = (10 20) / 2, and both have the mean 7.5.
+// V = R C / 7.5 = (5/3 10/3; 25/3 50/3), and U^2 = G^2 / V = (0.6 1.2; 1.08
+// 0.96), whose mean 0.96 is below 1: nothing is clipped. The parameter's root
+// mean square is 2, so that the step is min(0.1, 1) * 2 = 0.2; the decay takes
+// 0.1 * 0.5 of it.
+TEST(Adafactor, FirstStepByHand) {
+  AdafactorRun run(F64({1, 2, 2}, {2, -2, 2, 2}),
+                   {{{{0, 1}, {0, 2}, {0, 2}}, {0, 4}}});
+  run.Step(F64({1, 2, 2}, {2, 4, 6, 8}), 0.5, AdafactorOptions(0, 0.5));
+  EXPECT_THAT(run.rows().Values(), Near({2.5, 12.5}));
+  EXPECT_THAT(run.columns().Values(), Near({5, 10}));
+  EXPECT_THAT(run.mean().Values(), Near({7.5}));
+  EXPECT_NEAR(run.update_squares, 3.84, 1e-13);
+  EXPECT_THAT(run.parameter().Values(),
+              Near({1.9 - 0.2 * std::sqrt(0.6), -1.9 - 0.2 * std::sqrt(1.2),
+                    1.9 - 0.2 * std::sqrt(1.08), 1.9 - 0.2 * std::sqrt(0.96)}));
+}
+
+// Of a vector V = G^2 in the first step, so that U is the sign of G. In the
+// second 1 - beta2 = 2^-0.8 = b: V = (1 - b) 1 + b 9 for the first element, and
+// U = 3 / sqrt(1 + 8 b), above 1 and so clipped. Steps are 0.1 times the root
+// mean square, which is first 1 and then that of (0.9 -0.9).
+TEST(Adafactor, VectorByHand) {
+  AdafactorRun run(F64({2}, {1, -1}), {{{{0, 2}}, {0, 2}}});
+  run.Step(F64({2}, {1, -1}), 1, AdafactorOptions(0));
+  EXPECT_THAT(run.parameter().Values(), Near({0.9, -0.9}));
+  run.Step(F64({2}, {3, -3}), 1, AdafactorOptions(1));
+  const double b = std::pow(2, -0.8);
+  EXPECT_THAT(run.v().Values(), Near({1 + 8 * b, 1 + 8 * b}));
+  EXPECT_NEAR(run.update_squares, 2 * 9 / (1 + 8 * b), 1e-13);
+  EXPECT_THAT(run.parameter().Values(), Near({0.81, -0.81}));
+}
+
+// Five steps, of which the fourth is skipped (fp16 says so): then the fifth is
+// the fourth, with 1 - beta2 = 4^-0.8.
+TEST(Adafactor, SkippedStepsDoNotCount) {
+  const HostTensor v = F64({1}, {1}), g = F64({1}, {2}), clip = Scalar(1),
+                   scale = F64({3}, {1, 0, 1}), sum = Scalar(0);
+  RunKernel("adafactor_vector_norm", {g.Local(), clip.Local(), scale.Local()},
+            {v.Local(), sum.Local()}, AdafactorOptions(4));
+  const double b = std::pow(4, -0.8);
+  EXPECT_NEAR(v.At(0), (1 - b) + 4 * b, 1e-15);
+}
+
+// Flat runs that begin and end amid rows, blocks of rows and of columns, an
+// empty run: together they do what the whole does.
+TEST(Adafactor, PiecesDoWhatTheWholeDoes) {
+  const Shape shape = {2, 5, 7};
+  const auto wave = [&](const Shape& of, double phase) {
+    HostTensor tensor(of, kF64);
+    for (int64_t i = 0; i < tensor.elements(); ++i) {
+      tensor.Set(i, std::sin(1.7 * static_cast<double>(i) + phase));
+    }
+    return tensor;
+  };
+  const Box all = {{0, 2}, {0, 5}, {0, 7}};
+  const std::vector<std::vector<AdafactorRun::Piece>> cuts = {
+      {{all, {0, 11}}, {all, {11, 11}}, {all, {11, 12}}, {all, {12, 70}}},
+      {{{{0, 2}, {0, 2}, {0, 7}}, {0, 28}},
+       {{{0, 2}, {2, 5}, {0, 7}}, {0, 42}}},
+      {{{{0, 2}, {0, 5}, {0, 3}}, {0, 30}},
+       {{{0, 2}, {0, 5}, {3, 7}}, {0, 17}},
+       {{{0, 2}, {0, 5}, {3, 7}}, {17, 40}}},
+      {{{{0, 1}, {0, 5}, {0, 7}}, {0, 35}},
+       {{{1, 2}, {0, 5}, {0, 7}}, {0, 35}}},
+  };
+  AdafactorRun whole(wave(shape, 1), {{all, {0, 70}}});
+  for (int64_t step = 0; step < 3; ++step) {
+    whole.Step(wave(shape, static_cast<double>(step)), 0.7,
+               AdafactorOptions(step, 0.1));
+  }
+  for (const auto& pieces : cuts) {
+    AdafactorRun run(wave(shape, 1), pieces);
+    for (int64_t step = 0; step < 3; ++step) {
+      run.Step(wave(shape, static_cast<double>(step)), 0.7,
+               AdafactorOptions(step, 0.1));
+    }
+    EXPECT_THAT(run.parameter().Values(), Near(whole.parameter().Values()));
+    EXPECT_THAT(run.rows().Values(), Near(whole.rows().Values()));
+    EXPECT_THAT(run.columns().Values(), Near(whole.columns().Values()));
+  }
+  AdafactorRun vector(wave({9}, 1), {{{{0, 9}}, {0, 9}}});
+  AdafactorRun shards(wave({9}, 1), {{{{0, 9}}, {0, 4}}, {{{0, 9}}, {4, 9}}});
+  for (int64_t step = 0; step < 3; ++step) {
+    for (AdafactorRun* run : {&vector, &shards}) {
+      run->Step(wave({9}, static_cast<double>(step)), 1,
+                AdafactorOptions(step));
+    }
+  }
+  EXPECT_THAT(shards.parameter().Values(), Near(vector.parameter().Values()));
 }
 
 TEST(Clipping, ByHand) {
