@@ -1,24 +1,30 @@
 #!/usr/bin/env python3
 """FlexFlow's six networks on its two clusters: what the search finds, against
-data parallelism and, for the recurrent ones, the experts' plan of its paper (one
-layer after the other on the devices of a node, data parallelism between nodes).
+data parallelism and the experts' plans of its paper: for the recurrent ones one
+layer after the other on the devices of a node and data parallelism between nodes,
+for the others "one weird trick" (Krizhevsky 2014): data parallelism, but for the
+dense layers at the end, which are split over all devices.
 
 usage: tests/bench/flexflow.py TESSERA [--proposals N] [--devices N…] [MODEL…]
 
 Prints a table in Markdown: predicted step times, how many times as long the
-others take, how long the search ran, its sweep included, and proposals a second
-of that. Batches are those of Jia et al., SysML 2019, section 8.1:
+others take, what all devices send one another in a step under each, how long the
+search ran, its sweep included, and proposals a second of that. Batches are those of Jia et al., SysML 2019, section 8.1:
 64 samples a device, 256 of AlexNet, fp32.
 """
 
 import argparse
 import json
+import re
 import subprocess
 
 MODELS = ["alexnet", "inception-v3", "resnet-101", "rnntc", "rnnlm", "nmt"]
 CLUSTERS = {"p100-edr": 16, "k80-fdr": 64}  # most devices; nodes have four
 # Layers that can be on devices of their own, lookups and head with them.
 LAYERS = {"rnntc": 4, "rnnlm": 2, "nmt": 4}
+# The dense layers of the others.
+DENSE = {"alexnet": "classifier", "inception-v3": "15",
+         "resnet-101": "classifier"}
 
 
 def tessera(binary, verb, *arguments):
@@ -38,22 +44,27 @@ def row(args, model, cluster, devices):
     found, fits = tessera(args.tessera, "search", *job, "--prefer", "fastest",
                           "--proposals", str(args.proposals))
     step = found["margin"]["fastest_step_time_s"]
-    data = next(b["step_time_s"] if b["feasible"] else None
-                for b in found["baselines"] if b["name"] == "DDP")
-    expert = None
+    ddp = next(b["strategy"] for b in found["baselines"] if b["name"] == "DDP")
+    data = tessera(args.tessera, "simulate", *job, "--strategy",
+                   "mbs=" + re.search(r"mbs(\d+)", ddp)[1])
     if model in LAYERS:
         stages = min(LAYERS[model], 4, devices)
-        expert, fits = tessera(
-            args.tessera, "simulate", *job, "--strategy",
-            f"pp={stages},mbs={batch // (devices // stages)}")
-        expert = expert["step_time_s"] if fits else None
+        expert = tessera(args.tessera, "simulate", *job, "--strategy",
+                         f"pp={stages},mbs={batch // (devices // stages)}")
+    else:
+        expert = tessera(args.tessera, "search", *job, "--prefer", "fastest",
+                         "--confirm", "0", "--proposals", "1", "--fix",
+                         f"{DENSE[model]}=tp:{devices}")
 
-    def over(time):
-        return "does not fit" if time is None else f"{time / step:.2f}"
+    def over(result):
+        found, fits = result
+        return f"{found['step_time_s'] / step:.2f}" if fits else "does not fit"
 
+    sent = " / ".join(f"{result['moved_bytes'] * 1e-9:.1f}"
+                      for result in (data[0], expert[0], found))
     seconds = found["search_time_s"]
     print(f"| {model} | {cluster} | {devices} | {step * 1e3:.1f} | {over(data)} "
-          f"| {over(expert) if model in LAYERS else ''} | {seconds:.1f} "
+          f"| {over(expert)} | {sent} | {seconds:.1f} "
           f"| {found['proposals'] / max(seconds, 1e-9):.0f} "
           f"| {found['margin']['candidates'][0]['strategy']} |", flush=True)
 
@@ -67,8 +78,9 @@ def main():
                         default=[4, 8, 16, 32, 64])
     args = parser.parse_args()
     print("| network | cluster | devices | step, ms | data parallelism, times "
-          "| experts, times | search, s | proposals/s | found |")
-    print("|---|---|--:|--:|--:|--:|--:|--:|---|")
+          "| experts, times | sent, GB: data parallelism / experts / found "
+          "| search, s | proposals/s | found |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|--:|---|")
     for model in args.models:
         for cluster, most in CLUSTERS.items():
             for devices in args.devices:
