@@ -216,6 +216,30 @@ Result<void> Walk::Elementwise(const OnnxNode& node) {
     Set(node, std::move(value));
     return {};
   }
+  for (size_t i = 0; two && i < 2; ++i) {
+    // A mask of scores that have had something added.
+    const Shape shape = ShapeOf(In(node, i));
+    const size_t rank = shape.size();
+    if (node.op != "Add" || !In(node, i).Is(Value::Kind::kActivation) ||
+        rank < 2 || shape[rank - 2] != shape[rank - 1] ||
+        !(In(node, 1 - i).Is(Value::Kind::kConstant) ||
+          In(node, 1 - i).Is(Value::Kind::kLarge))) {
+      continue;
+    }
+    const auto constant = Constant(node, 1 - i);
+    if (constant && (constant->values.size() == 1 ||
+                     !Broadcasts(constant->shape, In(node, i)))) {
+      continue;
+    }
+    const auto mask = MaskOf(node, 1 - i, /*added=*/true);
+    if (!mask) continue;
+    TESSERA_TRY(Activation x, Computed(node, i));
+    if (*mask == Mask::kCausal) {
+      TESSERA_TRY(x, Hidden(node, std::move(x)));
+    }
+    Set(node, ActivationValue(std::move(x)));
+    return {};
+  }
   // Of the operands that are scalars, their number.
   std::optional<double> number[2];
   std::optional<Activation> x[2];
@@ -612,13 +636,37 @@ Result<void> Walk::Einsum(const OnnxNode& node) {
 }
 
 Result<Activation> Walk::ScoresOf(const OnnxNode& node, const Scores& scores) {
-  if (scores.mask != Mask::kAll) {
-    return InvalidInput("masked scores that are not those of attention");
-  }
   TESSERA_TRY(Activation x, ProductOf(node, scores.q, scores.k));
   if (scores.scale != 1) {
     x.f = MakeExpression("Mul", {{{}, {}}, {scores.scale, {}}}, NameOf(node));
   }
+  if (scores.mask == Mask::kCausal) return Hidden(node, std::move(x));
+  return x;
+}
+
+Result<Activation> Walk::Hidden(const OnnxNode& node, Activation scores) {
+  // Of every type, and with an exponential of zero beside any score.
+  constexpr double kOfLaterPlaces = -60000;
+  TESSERA_TRY(Activation x, Materialise(std::move(scores)));
+  const size_t rank = x.dims.size();
+  if (rank < 2 || x.dims[rank - 2].size() != 1 ||
+      x.dims[rank - 1].size() != 1) {
+    return InvalidInput("expected a mask over two dimensions of the scores");
+  }
+  TESSERA_RETURN_IF_ERROR(CheckOwn(x, rank - 2));
+  TESSERA_RETURN_IF_ERROR(CheckOwn(x, rank - 1));
+  const int looking = x.dims[rank - 2][0].id;
+  const int seen = x.dims[rank - 1][0].id;
+  Letters letters("qk");
+  std::string rule;
+  for (const Atom& atom : x.own) {
+    rule += atom.id == looking ? "q"
+            : atom.id == seen  ? "k"
+                               : letters.Of(std::span(&atom, 1));
+  }
+  x.tensor =
+      builder_.Add1("causal_mask", Unique(NameOf(node) + ".mask"), {x.tensor},
+                    rule + "->" + rule, {{"value", kOfLaterPlaces}});
   return x;
 }
 

@@ -176,6 +176,9 @@ class Walk {
                                Activation y);
   // Scores that are not attention's.
   Result<Activation> ScoresOf(const OnnxNode& node, const Scores& scores);
+  // Scores, in whose last two dimensions places see others, with those of later
+  // places hidden.
+  Result<Activation> Hidden(const OnnxNode& node, Activation scores);
   Result<Activation> SoftmaxOf(const OnnxNode& node, Activation x, size_t axis,
                                bool log);
   // Every `step`-th of dimension d's places.

@@ -36,6 +36,7 @@ std::string_view RuleOf(const OpDef& op) {
   }
   if (op.name.starts_with("reduce_")) return "bsh!->bs";
   if (op.name.find("softmax") != std::string_view::npos) return "bsz->bsz";
+  if (op.name.starts_with("causal_mask")) return "bqk->bqk";
   if (op.name == "mean_squared_error" || op.name == "binary_cross_entropy") {
     return "bsf,bsf->";
   }

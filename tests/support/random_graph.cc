@@ -467,6 +467,10 @@ class SmallGeneral {
     TensorId scores = Op("einsum", name + ".scores", {q, x}, "bsh,bth->bst");
     scores =
         Op("scale", name + ".scale", {scores}, "bst->bst", {{"factor", 0.3}});
+    if (spec_.bidirectional == 0) {
+      scores = Op("causal_mask", name + ".mask", {scores}, "bqk->bqk",
+                  {{"value", -60000}});
+    }
     scores = Op("softmax", name + ".softmax", {scores}, "bsz->bsz");
     TensorId y = Op("einsum", name + ".values", {scores, x}, "bst,bth->bsh");
     y = Op("transpose", name + ".turned", {y}, "bsh->sbh");
