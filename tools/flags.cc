@@ -233,7 +233,7 @@ std::span<const Flag> Flags() {
        "cp-kind=gather|ring|ulysses, "
        "cp-balance=none|zigzag, recompute=none|selective|full[:LAYERS]); dp is "
        "what the other degrees leave where absent, mbs 1 (of images and clicks "
-       "all that a replica has, over the stages); vp=N chunks a stage, "
+       "all that a replica has); vp=N chunks a stage, "
        "schedule=NAME|FILE ('tessera list schedules', or a table of actions)",
        SetStrategy},
       {"--global-batch", "N", "sequences of one step, over all ranks",

@@ -369,10 +369,7 @@ std::string RecomputeText(const Strategy& strategy) {
 int DefaultSamples(const Graph& graph, const Strategy& strategy) {
   const int64_t replicas = int64_t{strategy.dp} * strategy.ep;
   if (graph.seq_len > 1 || graph.global_batch % replicas != 0) return 1;
-  const int64_t samples = graph.global_batch / replicas;
-  int64_t microbatches = std::min<int64_t>(strategy.pp, samples);
-  while (samples % microbatches != 0) ++microbatches;
-  return static_cast<int>(std::min<int64_t>(samples / microbatches,
+  return static_cast<int>(std::min<int64_t>(graph.global_batch / replicas,
                                             std::numeric_limits<int>::max()));
 }
 

@@ -42,8 +42,7 @@ struct Strategy {
   int ep = 1;           // splits experts; outside of them these ranks are
                // data-parallel too, beside the dp copies of each expert
   // Samples of a microbatch on each data-parallel replica. 0: 1, or where
-  // samples are no sequences all that a replica has, in as many microbatches as
-  // the pipeline has stages, or the next more that divide them.
+  // samples are no sequences all that a replica has.
   int mbs = 0;
   int zero = 0;  // ZeRO stage, 0 to 3; 1 at most where several stages read
                  // a weight

@@ -629,8 +629,7 @@ TEST(PlanFromStrategy, ErrorsNameTheFigures) {
   EXPECT_THAT(error("tp=8,sp=1"), HasSubstr("an empty shard"));  // 4 tokens
 }
 
-// Samples that are no sequences: 16 over 4 replicas are 4 in one microbatch; 8
-// over 2 in as many as there are stages, or for 3 stages in 4.
+// Samples that are no sequences: all of a replica are one microbatch.
 TEST(PlanFromStrategy, SamplesOfAMicrobatchByDefault) {
   const Graph graph = Model("resnet-tiny", 16, 0);
   const auto microbatches = [&](int ranks, std::string_view text) {
@@ -639,8 +638,8 @@ TEST(PlanFromStrategy, SamplesOfAMicrobatchByDefault) {
     return plan ? plan->microbatches : 0;
   };
   EXPECT_EQ(microbatches(4, ""), 1);
-  EXPECT_EQ(microbatches(4, "pp=2"), 2);
-  EXPECT_EQ(microbatches(6, "pp=3,dp=2"), 4);
+  EXPECT_EQ(microbatches(4, "pp=2"), 1);
+  EXPECT_EQ(microbatches(4, "pp=2,mbs=2"), 4);
   EXPECT_EQ(microbatches(4, "mbs=1"), 4);
   const Graph text = Model("gpt2-tiny", 16, 64);
   EXPECT_EQ(Make(text, *MakeCluster("local-cpu:4"), "")->microbatches, 4);
