@@ -311,9 +311,10 @@ def make_distinct(module):
         at += parameter.numel()
 
 
-# What is not mapped. The exporter computes T5's table of relative biases while it
-# writes the file, which then has a bias for each pair of places and no table.
-REFUSED = {"t5"}
+# The exporter computes T5's table of relative biases while it writes the file,
+# which then has a bias for each pair of places and no table: the gradient of the
+# table is the sum of theirs, but a step moves them apart.
+ONE_STEP = {"t5"}
 
 
 def export(name, path):
@@ -528,14 +529,6 @@ def compare(args, name, work):
             check=True, stdout=subprocess.PIPE, text=True).stdout)
 
     nodes = len(onnx.load(path).graph.node)
-    if name in REFUSED:
-        done = subprocess.run(
-            [args.tessera, "simulate", "--model", path, "--cluster",
-             "local-cpu:1", "--global-batch", str(BATCH), "--seq-len",
-             str(SEQ_LEN)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True)
-        return {"nodes": nodes, "refused": done.stderr.strip(),
-                "as_expected": done.returncode == 2}
     inputs, labels = samples.batch(0)
     session = onnxruntime.InferenceSession(
         path, providers=["CPUExecutionProvider"])
@@ -545,7 +538,8 @@ def compare(args, name, work):
     found = outputs(args, path, given, work)
     worst_output = max(map(relative, found, expected))
 
-    own = tessera("--steps", str(args.steps), "--lr", "1e-3")["losses"]
+    steps = 1 if name in ONE_STEP else args.steps
+    own = tessera("--steps", str(steps), "--lr", "1e-3")["losses"]
     # The weights then are what they were, less so many gradients.
     rate = 100
     tessera("--steps", "1", "--optimizer", "sgd", "--lr", str(rate), "--clip",
@@ -562,7 +556,8 @@ def compare(args, name, work):
         places = parameters.places(old)
         if places is None:
             sys.exit(f"{name}: no parameter has the numbers of '{tensor.name}'")
-        found[places] = (old - moved.pop(tensor.name)) / rate
+        # A number may stand in several places of the file.
+        np.add.at(found, places, (old - moved.pop(tensor.name)) / rate)
     if moved:
         sys.exit(f"{name}: not in the file: {moved.keys()}")
     by_name = {}
@@ -580,7 +575,7 @@ def compare(args, name, work):
                                 0.01 * np.linalg.norm(expected))
                    for of, at in by_name.items()}
     worst = max(differences, key=differences.get)
-    other = train(module, samples, args.steps)
+    other = train(module, samples, steps)
     return {"nodes": nodes, "tessera": own, "pytorch": other,
             "difference_of_output": worst_output,
             "difference_of_loss": max(abs(a - b) / b
@@ -610,11 +605,9 @@ def main():
         with tempfile.TemporaryDirectory() as work:
             results[name] = compare(args, name, pathlib.Path(work))
     print(json.dumps(results, indent=1))
-    sys.exit(not all(
-        r["as_expected"] if "refused" in r else
-        all(r["difference_of_" + of] <= TOLERANCE
-            for of in ("output", "loss", "gradient"))
-        for r in results.values()))
+    sys.exit(not all(r["difference_of_" + of] <= TOLERANCE
+                     for of in ("output", "loss", "gradient")
+                     for r in results.values()))
 
 
 if __name__ == "__main__":
