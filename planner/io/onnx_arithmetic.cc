@@ -217,22 +217,32 @@ Result<void> Walk::Elementwise(const OnnxNode& node) {
     return {};
   }
   for (size_t i = 0; two && i < 2; ++i) {
-    // A mask of scores that have had something added.
-    const Shape shape = ShapeOf(In(node, i));
+    // A mask of scores that have had something added, or one that the file
+    // keeps beside its weights.
+    Value scores = In(node, i);
+    const Value& other = In(node, 1 - i);
+    const Shape shape = ShapeOf(scores);
     const size_t rank = shape.size();
-    if (node.op != "Add" || !In(node, i).Is(Value::Kind::kActivation) ||
-        rank < 2 || shape[rank - 2] != shape[rank - 1] ||
-        !(In(node, 1 - i).Is(Value::Kind::kConstant) ||
-          In(node, 1 - i).Is(Value::Kind::kLarge))) {
+    if (node.op != "Add" || rank < 2 || shape[rank - 2] != shape[rank - 1] ||
+        !(scores.Is(Value::Kind::kScores) ||
+          (scores.Is(Value::Kind::kActivation) && IsSoftened(node))) ||
+        !(other.Is(Value::Kind::kConstant) || other.Is(Value::Kind::kLarge) ||
+          other.Is(Value::Kind::kWeight))) {
       continue;
     }
     const auto constant = Constant(node, 1 - i);
-    if (constant && (constant->values.size() == 1 ||
-                     !Broadcasts(constant->shape, In(node, i)))) {
-      continue;
-    }
+    const bool covers = constant && constant->shape.size() >= 2 &&
+                        std::equal(constant->shape.end() - 2,
+                                   constant->shape.end(), shape.end() - 2) &&
+                        Broadcasts(constant->shape, scores);
+    if (!covers && !other.Is(Value::Kind::kLarge)) continue;
     const auto mask = MaskOf(node, 1 - i, /*added=*/true);
     if (!mask) continue;
+    if (scores.Is(Value::Kind::kScores)) {
+      if (*mask == Mask::kCausal) scores.scores->mask = *mask;
+      Set(node, std::move(scores));
+      return {};
+    }
     TESSERA_TRY(Activation x, Computed(node, i));
     if (*mask == Mask::kCausal) {
       TESSERA_TRY(x, Hidden(node, std::move(x)));
