@@ -18,14 +18,14 @@ int64_t Moved(const Graph& graph, const std::string& strategy) {
   return evaluator.Explain(plan).moved.value;
 }
 
-// Of 4 ranks an all-reduce of P numbers of 8 bytes sends 2 * 3 * 8 P, and so do
+// Of 4 ranks an all-reduce of P numbers of 4 bytes sends 2 * 3 * 4 P, and so do
 // a reduce-scatter and an all-gather together. The loss is one number more.
 TEST(MovedBytes, DataParallelismSendsItsGradients) {
   const Graph graph = testing::MlpGraph(2, 8, 4, 8, 16, 32);
-  ASSERT_EQ(graph.dtype, DType::kFloat64);
-  const int64_t gradients = 6 * 8 * ParameterCount(graph);
-  EXPECT_EQ(Moved(graph, "dp=4"), gradients + 6 * 8);
-  EXPECT_EQ(Moved(graph, "dp=4,zero=1"), gradients + 6 * 8);
+  ASSERT_EQ(graph.dtype, DType::kFloat32);
+  const int64_t gradients = 6 * 4 * ParameterCount(graph);
+  EXPECT_EQ(Moved(graph, "dp=4"), gradients + 6 * 4);
+  EXPECT_EQ(Moved(graph, "dp=4,zero=1"), gradients + 6 * 4);
 }
 
 // Between two stages of one rank each microbatch's activations go one way, and
@@ -37,7 +37,7 @@ TEST(MovedBytes, PipelinesSendActivations) {
   const Plan plan =
       PlanFromStrategy(graph, cluster, ParseStrategy("pp=2,mbs=2").value())
           .value();
-  EXPECT_EQ(evaluator.Explain(plan).moved.value, 2 * 8 * 4 * 8 * 8);
+  EXPECT_EQ(evaluator.Explain(plan).moved.value, 2 * 8 * 4 * 8 * 4);
 }
 
 }  // namespace

@@ -214,7 +214,7 @@ TEST(Mcmc, SamePlanForAnyNumberOfThreads) {
   const SearchSpace space(graph, cluster);
   const ToyObjective objective(graph);
   SearchOptions options;
-  options.proposals = 2'003;
+  options.proposals = 8'003;
   options.time_limit = 0;
   options.seed = 7;
   options.threads = 1;
@@ -224,7 +224,7 @@ TEST(Mcmc, SamePlanForAnyNumberOfThreads) {
   EXPECT_GT(one->swaps[2].accepted, 0);
   int64_t of_moves = 0;
   for (const MoveStatistics& move : one->moves) of_moves += move.proposals;
-  EXPECT_EQ(of_moves, 2'003);
+  EXPECT_EQ(of_moves, 8'003);
   for (int threads : {2, 3}) {
     options.threads = threads;
     const auto more = Search(space, objective, options);
