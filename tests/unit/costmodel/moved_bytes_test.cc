@@ -19,13 +19,14 @@ int64_t Moved(const Graph& graph, const std::string& strategy) {
 }
 
 // Of 4 ranks an all-reduce of P numbers of 4 bytes sends 2 * 3 * 4 P, and so do
-// a reduce-scatter and an all-gather together. The loss is one number more.
+// a reduce-scatter and an all-gather together. The loss and the number of
+// labels are two more.
 TEST(MovedBytes, DataParallelismSendsItsGradients) {
   const Graph graph = testing::MlpGraph(2, 8, 4, 8, 16, 32);
   ASSERT_EQ(graph.dtype, DType::kFloat32);
   const int64_t gradients = 6 * 4 * ParameterCount(graph);
-  EXPECT_EQ(Moved(graph, "dp=4"), gradients + 6 * 4);
-  EXPECT_EQ(Moved(graph, "dp=4,zero=1"), gradients + 6 * 4);
+  EXPECT_EQ(Moved(graph, "dp=4"), gradients + 2 * 6 * 4);
+  EXPECT_EQ(Moved(graph, "dp=4,zero=1"), gradients + 2 * 6 * 4);
 }
 
 // Between two stages of one rank each microbatch's activations go one way, and

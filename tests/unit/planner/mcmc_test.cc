@@ -214,17 +214,22 @@ TEST(Mcmc, SamePlanForAnyNumberOfThreads) {
   const SearchSpace space(graph, cluster);
   const ToyObjective objective(graph);
   SearchOptions options;
-  options.proposals = 8'003;
+  options.proposals = 2'003;
   options.time_limit = 0;
   options.seed = 7;
   options.threads = 1;
   const auto one = Search(space, objective, options);
   ASSERT_TRUE(one.has_value());
   ASSERT_EQ(one->swaps.size(), 3u);  // of four temperatures
-  EXPECT_GT(one->swaps[2].accepted, 0);
+  int64_t swaps = 0;
+  for (const SwapStatistics& swap : one->swaps) {
+    EXPECT_GT(swap.attempts, 0);
+    swaps += swap.accepted;
+  }
+  EXPECT_GT(swaps, 0);
   int64_t of_moves = 0;
   for (const MoveStatistics& move : one->moves) of_moves += move.proposals;
-  EXPECT_EQ(of_moves, 8'003);
+  EXPECT_EQ(of_moves, 2'003);
   for (int threads : {2, 3}) {
     options.threads = threads;
     const auto more = Search(space, objective, options);
