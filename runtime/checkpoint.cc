@@ -15,6 +15,7 @@
 #include "planner/io/file.h"
 #include "planner/io/json_value.h"
 #include "planner/io/onnx.h"
+#include "planner/lower/factored_update.h"
 #include "runtime/comm/host_messages.h"
 #include "runtime/device/cpu_device.h"
 #include "runtime/device/staging.h"
@@ -52,10 +53,15 @@ std::string NameInFile(const TaskGraph& tasks, const Graph& graph, ValueId id) {
   return "";
 }
 
-// Its kernel is of the same name.
+// Its kernel is of the same name, or those of a factored one begin with it.
 std::string_view OptimizerOf(const TaskGraph& tasks) {
   for (const Task& task : tasks.tasks) {
-    if (task.optimizer && MomentsOf(task.kernel)) return task.kernel;
+    for (const OptimizerRow& row : Optimizers()) {
+      if (task.kernel == row.name ||
+          (row.factored && FindFactoredKernel(task.kernel) != nullptr)) {
+        return row.name;
+      }
+    }
   }
   return "";
 }
@@ -358,6 +364,23 @@ std::string IndexText(const std::vector<PublishedTensor>& tensors,
          "},\n  \"weight_map\": {" + map + "\n  }\n}\n";
 }
 
+// Whether all that the file has belongs to the model: it may be one of more
+// layers.
+Result<void> CheckAllIsKept(const SafetensorsFile& file,
+                            const std::string& path, const TaskGraph& tasks,
+                            const Graph& graph) {
+  const auto kept = StoredValues(tasks, graph);
+  for (const std::string& name : file.names()) {
+    // In other precisions nothing scales the loss.
+    if (kept.contains(name) || name == "optimizer.loss_scale") continue;
+    return InvalidInput("tensor '" + name +
+                            "' is none that the model or its optimizer has: "
+                            "expected a checkpoint of the same model",
+                        path);
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
@@ -515,6 +538,9 @@ Result<void> LoadCheckpoint(const std::string& path,
 
   const TaskGraph& tasks = executor.tasks();
   TESSERA_RETURN_IF_ERROR(CheckOptimizer(path, OptimizerOf(tasks)));
+  if (step) {
+    TESSERA_RETURN_IF_ERROR(CheckAllIsKept(*file, path, tasks, graph));
+  }
   start.total = PersistentBytes(executor);
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const ValueId id(v);

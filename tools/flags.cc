@@ -266,7 +266,7 @@ std::span<const Flag> Flags() {
        SetInteger<&Options::chains, 1, 4096>},
       {"--temperature", "T",
        "of the hottest chains, in units of the best start's step time; the "
-       "others of each four have a quarter of the next one's (default: 0.1)",
+       "others of each four have a tenth of the next one's (default: 0.1)",
        SetTemperature},
       {"--threads", "N",
        "threads, of the search or of each rank (default: all cores are "

@@ -261,6 +261,8 @@ Result<void> Verify(const Options& options, const Inputs& inputs,
     auto measured =
         MeasureStep(options, inputs.graph, inputs.cluster, choice.plan);
     if (!measured) {
+      // What was found is the answer all the same.
+      if (measured.error().code == ErrorCode::kInterrupted) break;
       if (measured.error().code != ErrorCode::kUnavailable) {
         return measured.error();
       }
@@ -399,14 +401,14 @@ Json StatisticsJson(const SearchResult& result) {
                                        {"best_step_time_s",
                                         chain.best.step_time.seconds()}});
                                 })},
-       {"trace",
-        Json::ArrayOf(result.trace,
-                      [](const TracePoint& point) {
-                        return Json::Object(
-                            {{"chain", point.chain},
-                             {"proposal", point.proposal},
-                             {"step_time_s", point.step_time.seconds()}});
-                      })},
+       {"trace", Json::ArrayOf(result.trace,
+                               [](const TracePoint& point) {
+                                 return Json::Object(
+                                     {{"chain", point.chain},
+                                      {"proposal", point.proposal},
+                                      {"step_time_s",
+                                       point.step_time.seconds()}});
+                               })},
        {"stalled", result.stalled}});
 }
 
@@ -491,7 +493,7 @@ Result<int> RunSearch(const Options& options) {
   search.progress = [&](const SearchProgress& p) { line->Show(p); };
   const Result<SearchResult> searched = Search(space, evaluator, search);
   line.reset();
-  const bool interrupted = search.stop->load();
+  bool interrupted = search.stop->load();
   if (!searched) {
     if (!interrupted && space.constraints.empty()) return searched.error();
     if (!interrupted) {
@@ -510,6 +512,7 @@ Result<int> RunSearch(const Options& options) {
       Decide(options, inputs, space, evaluator, result, interrupted);
   if (options.verify > 0 && !interrupted) {
     TESSERA_RETURN_IF_ERROR(Verify(options, inputs, space, decided));
+    interrupted = search.stop->load();
   }
   const Choice& chosen = decided.choices[decided.chosen];
   // The answer is printed whether or not it can be written.
@@ -519,7 +522,7 @@ Result<int> RunSearch(const Options& options) {
   // Without sharing of links, as the search priced it.
   const Evaluation step = evaluator.Explain(chosen.plan, /*share_links=*/false);
   StepBound bound;
-  if (inputs.profile_or_null() == nullptr) {
+  if (inputs.profile_or_null() == nullptr && !decided.measured()) {
     bound = LowerBound(inputs.graph, inputs.cluster, options.training);
   }
   if (options.json) {

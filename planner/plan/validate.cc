@@ -319,8 +319,8 @@ class Validator {
     const auto groups = static_cast<int64_t>(node.attribute(name));
     if (batch_ % groups != 0) {
       Fail("microbatches", "is " + std::to_string(plan_.microbatches) +
-                               ", of " + std::to_string(batch_) +
-                               " samples: expected a multiple of the " +
+                               ", which leaves " + std::to_string(batch_) +
+                               " samples in each: expected a multiple of the " +
                                std::to_string(groups) + " groups of samples " +
                                "that node " + Quoted(node.name) + " norms");
     }

@@ -325,7 +325,7 @@ bool Chain::Exchange(Chain& a, Chain& b, Rng& rng) {
 namespace {
 
 double TemperatureOf(const SearchOptions& options, int rung) {
-  return options.temperature / std::pow(4.0, kRungs - 1 - rung);
+  return options.temperature / std::pow(kBetweenRungs, kRungs - 1 - rung);
 }
 
 // All chains of a search, and their walk on several threads.

@@ -38,10 +38,11 @@ struct SearchProgress {
   Duration best;  // step time of the best plan so far
 };
 
-inline constexpr int kRungs = 4;   // temperatures of a ladder
+inline constexpr int kRungs = 4;             // temperatures of a ladder
+inline constexpr double kBetweenRungs = 10;  // each over the next colder one
 inline constexpr int kRound = 64;  // steps of each chain between exchanges
 inline constexpr double kKeepInterval = 2;  // seconds
-inline constexpr double kApart = 0.005;  // of candidates, of the step time
+inline constexpr double kApart = 0.005;     // of candidates, of the step time
 
 struct SearchOptions {
   uint64_t seed = 0;
@@ -53,7 +54,8 @@ struct SearchOptions {
   int threads = 0;         // 0: as many as the machine runs at once
   // Of the hottest chain, in units of the best start's step time: 0.1 accepts a
   // plan that is slower by 10 % of it with probability 1/e. Fixed: chain i runs
-  // at temperature / 4^(3 - i mod 4), so that some settle and some explore.
+  // at temperature / kBetweenRungs^(3 - i mod 4), so that some settle and some
+  // explore.
   double temperature = 0.1;
   std::vector<Plan> starts;  // further starting points; invalid ones are passed
   // Called at most ten times a second, one call at a time, or never.

@@ -191,8 +191,9 @@ TEST(VisionModels, MicrobatchesHaveWholeGroups) {
   EXPECT_EQ(error("mbs=4"), "");
   EXPECT_EQ(error("mbs=2"), "");
   EXPECT_THAT(error("mbs=1"),
-              HasSubstr("microbatches: is 4, of 2 samples: expected a multiple "
-                        "of the 4 groups of samples that node"));
+              HasSubstr("microbatches: is 4, which leaves 2 samples in each: "
+                        "expected a multiple of the 4 groups of samples that "
+                        "node"));
 }
 
 TEST(VisionModels, GraphFilesKeepThem) {

@@ -338,7 +338,27 @@ TEST_F(Checkpoint, HoldsAdafactor) {
   adamw.load_path = path_;
   const auto wrong = TrainTiny(graph_, Tasks(1, "mbs=4"), data_, adamw);
   ASSERT_FALSE(wrong.has_value());
-  EXPECT_THAT(wrong.error().ToString(), ::testing::HasSubstr("optimizer.m."));
+  EXPECT_THAT(wrong.error().ToString(),
+              ::testing::HasSubstr("of the optimizer 'adafactor', whose state "
+                                   "is not that of 'adamw'"));
+}
+
+// What the model has no place for is not dropped.
+TEST_F(Checkpoint, OfAModelOfMoreLayersIsRefused) {
+  TinyRun run;
+  run.steps = 1;
+  run.save_path = path_;
+  ASSERT_TRUE(TrainTiny(graph_, Tasks(1, "mbs=4"), data_, run).has_value());
+  const Graph shallow = ImportTiny(TinyGpt2(1, 4), 4, 8, DType::kFloat32);
+  TinyRun other;
+  other.steps = 1;
+  other.load_path = path_;
+  const auto loaded =
+      TrainTiny(shallow, *LowerStrategy(shallow, 1, "mbs=4", {}), data_, other);
+  ASSERT_FALSE(loaded.has_value());
+  EXPECT_THAT(
+      loaded.error().ToString(),
+      ::testing::HasSubstr("is none that the model or its optimizer has"));
 }
 
 TEST_F(Checkpoint, HoldsStepSeedAndGraph) {
