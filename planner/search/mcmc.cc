@@ -153,20 +153,33 @@ std::optional<Plan> WithFixed(const SearchSpace& space, Plan plan,
   };
   int broken = violations(plan);
   for (const auto& nodes : space.constraints.FixedNodes()) {
-    for (const Plan& giver : uniform) {
-      if (broken == 0) break;
-      if (!std::ranges::equal(plan.groups, giver.groups, SameMesh)) continue;
-      Plan spliced = plan;
-      for (NodeId node : nodes) {
-        OpPlacement& op = spliced.ops[node.index()];
-        op = giver.ops[node.index()];
-        op.recompute = plan.ops[node.index()].recompute;
+    // The key is of how they are split, or of whether their layer runs again.
+    for (const bool again : {false, true}) {
+      for (const Plan& giver : uniform) {
+        if (broken == 0) break;
+        if (!std::ranges::equal(plan.groups, giver.groups, SameMesh)) continue;
+        Plan spliced = plan;
+        for (NodeId node : nodes) {
+          OpPlacement& op = spliced.ops[node.index()];
+          if (!again) {
+            const bool recompute = op.recompute;
+            op = giver.ops[node.index()];
+            op.recompute = recompute;
+            continue;
+          }
+          const int block = space.index.graph->node(node).block;
+          for (NodeId of_layer :
+               space.index.nodes_of_block[static_cast<size_t>(block)]) {
+            spliced.ops[of_layer.index()].recompute =
+                giver.ops[of_layer.index()].recompute;
+          }
+        }
+        if (!MakeCanonical(space, spliced)) continue;
+        const int then = violations(spliced);
+        if (then >= broken) continue;
+        broken = then;
+        plan = std::move(spliced);
       }
-      if (!MakeCanonical(space, spliced)) continue;
-      const int then = violations(spliced);
-      if (then >= broken) continue;
-      broken = then;
-      plan = std::move(spliced);
     }
   }
   if (broken > 0) return std::nullopt;
