@@ -10,8 +10,8 @@
 // be folded exactly is simulated instead. Time lost on shared links is left
 // out; the simulator has it.
 //
-// Breakdown, devices and what they send are left empty: Explain fills them from a
-// simulation.
+// Breakdown, devices and what they send are left empty: Explain fills them from
+// a simulation.
 //
 // Thread-safe. The same plan gives the same bits, whatever came before.
 

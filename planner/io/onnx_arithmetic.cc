@@ -197,50 +197,40 @@ Result<void> Walk::Elementwise(const OnnxNode& node) {
       Set(node, std::move(value));
       return {};
     }
-    if (node.op == "Add" && one && one->values.size() > 1) {
-      TESSERA_TRY(const Mask mask, MaskOf(node, 1 - i, /*added=*/true));
-      if (mask == Mask::kCausal) value.scores->mask = mask;
-      Set(node, std::move(value));
-      return {};
-    }
   }
-  for (size_t i = 0; two && i < 2; ++i) {
-    // A mask that is too large to be computed.
-    if (!In(node, i).Is(Value::Kind::kScores) ||
-        !In(node, 1 - i).Is(Value::Kind::kLarge) || node.op != "Add") {
-      continue;
-    }
-    Value value = In(node, i);
-    TESSERA_TRY(const Mask mask, MaskOf(node, 1 - i, /*added=*/true));
-    if (mask == Mask::kCausal) value.scores->mask = mask;
-    Set(node, std::move(value));
-    return {};
-  }
-  for (size_t i = 0; two && i < 2; ++i) {
-    // A mask of scores that have had something added, or one that the file
-    // keeps beside its weights.
-    Value scores = In(node, i);
+  for (size_t i = 0; two && node.op == "Add" && i < 2; ++i) {
+    // A mask of scores, or of scores that have had something added: computed by
+    // the file, too large for that, or kept beside its weights.
+    const Value& scores = In(node, i);
     const Value& other = In(node, 1 - i);
-    const Shape shape = ShapeOf(scores);
-    const size_t rank = shape.size();
-    if (node.op != "Add" || rank < 2 || shape[rank - 2] != shape[rank - 1] ||
-        !(scores.Is(Value::Kind::kScores) ||
-          (scores.Is(Value::Kind::kActivation) && IsSoftened(node))) ||
-        !(other.Is(Value::Kind::kConstant) || other.Is(Value::Kind::kLarge) ||
-          other.Is(Value::Kind::kWeight))) {
+    const bool are_scores = scores.Is(Value::Kind::kScores);
+    const bool weight = other.Is(Value::Kind::kWeight);
+    if (!(weight || other.Is(Value::Kind::kConstant) ||
+          other.Is(Value::Kind::kLarge)) ||
+        !(are_scores ||
+          (scores.Is(Value::Kind::kActivation) && IsSoftened(node)))) {
       continue;
     }
     const auto constant = Constant(node, 1 - i);
-    const bool covers = constant && constant->shape.size() >= 2 &&
-                        std::equal(constant->shape.end() - 2,
-                                   constant->shape.end(), shape.end() - 2) &&
-                        Broadcasts(constant->shape, scores);
-    if (!covers && !other.Is(Value::Kind::kLarge)) continue;
+    if (constant && constant->values.size() <= 1) continue;
+    // Else what is added need not be one.
+    const bool is_mask = are_scores && !weight;
+    const Shape shape = ShapeOf(scores);
+    const size_t rank = shape.size();
+    const bool covers = rank >= 2 && shape[rank - 2] == shape[rank - 1] &&
+                        (other.Is(Value::Kind::kLarge) ||
+                         (constant && constant->shape.size() >= 2 &&
+                          std::equal(constant->shape.end() - 2,
+                                     constant->shape.end(), shape.end() - 2) &&
+                          Broadcasts(constant->shape, scores)));
+    if (!is_mask && !covers) continue;
     const auto mask = MaskOf(node, 1 - i, /*added=*/true);
+    if (!mask && is_mask) return mask.error();
     if (!mask) continue;
-    if (scores.Is(Value::Kind::kScores)) {
-      if (*mask == Mask::kCausal) scores.scores->mask = *mask;
-      Set(node, std::move(scores));
+    if (are_scores) {
+      Value value = scores;
+      if (*mask == Mask::kCausal) value.scores->mask = *mask;
+      Set(node, std::move(value));
       return {};
     }
     TESSERA_TRY(Activation x, Computed(node, i));

@@ -545,9 +545,10 @@ Result<SearchResult> Search(const SearchSpace& space,
   std::vector<StartOption> given;  // the baselines and the caller's
   Starts starts;
   const std::vector<Strategy> strategies = UniformStrategies(space);
+  const bool fixes = !space.constraints.FixedNodes().empty();
   std::vector<Plan> giving;
   for (const Strategy& strategy : strategies) {
-    if (space.constraints.empty() || giving.size() == kMostGiving) break;
+    if (!fixes || giving.size() == kMostGiving) break;
     auto plan = PlanFromStrategy(space.index, *space.cluster, strategy);
     if (plan) giving.push_back(*std::move(plan));
   }

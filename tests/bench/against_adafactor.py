@@ -24,10 +24,9 @@ import sys
 import tempfile
 
 import torch
-import transformers
 from safetensors.torch import load_file
 
-from published_weights import DROPOUTS, FAMILIES, TEXT, tensors_of
+from published_weights import FAMILIES, TEXT, random_model, tensors_of
 
 BATCH, SEQ_LEN, RATE = 8, 16, 0.01
 
@@ -61,15 +60,7 @@ def train(model, steps):
 
 
 def compare(args, family, folder):
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **FAMILIES[family])
-    for key in DROPOUTS:
-        if hasattr(config, key):
-            setattr(config, key, 0.0)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
+    model = random_model(family)
     saved, back, theirs = folder / "saved", folder / "back", folder / "theirs"
     model.save_pretrained(saved)
     data = folder / "data.txt"

@@ -37,7 +37,7 @@ POINTS = 100
 
 
 def search(tessera, instance, temperature, seed, proposals):
-    """(best start, [best so far at POINTS moments])"""
+    """The best step time so far at POINTS moments, over the best start's."""
     model, cluster, batch, length, dtype = instance
     command = [tessera, "search", "--model", model, "--cluster", cluster,
                "--global-batch", str(batch), "--dtype", dtype, "--proposals",

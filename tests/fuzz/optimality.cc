@@ -31,7 +31,6 @@ struct Settings {
   int64_t proposals = 8000;
   int64_t limit = 1'000'000;  // of plans; instances of more are passed over
   int64_t show = 0;
-  int64_t temp = 100;
 };
 
 double Now() {
@@ -66,7 +65,6 @@ int Run(const Settings& settings) {
       options.seed = static_cast<uint64_t>(seed);
       options.proposals = settings.proposals;
       options.time_limit = 0;
-      options.temperature = static_cast<double>(settings.temp)/1000;
       options.threads = 1;
       const double start = Now();
       const auto result = Search(space, own, options);
@@ -128,7 +126,6 @@ int main(int argc, char** argv) {
     if (flag == "--proposals") settings.proposals = value;
     if (flag == "--limit") settings.limit = value;
     if (flag == "--show") settings.show = value;
-    if (flag == "--temp") settings.temp = value;
   }
   return tessera::Run(settings);
 }
