@@ -26,7 +26,7 @@ import tempfile
 import torch
 from safetensors.torch import load_file
 
-from published_weights import FAMILIES, TEXT, random_model, tensors_of
+from published_weights import TEXT, random_model, tensors_of
 
 BATCH, SEQ_LEN, RATE = 8, 16, 0.01
 

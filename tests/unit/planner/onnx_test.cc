@@ -5,6 +5,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -277,7 +278,9 @@ TEST(OnnxFiles, OpenDimensionsAreBoundByOptions) {
 
 Result<Graph> ImportBytes(const std::string& bytes,
                           const ImportOptions& options) {
-  const std::string path = ::testing::TempDir() + "tessera.test.onnx";
+  // Tests run beside each other.
+  const std::string path =
+      ::testing::TempDir() + std::to_string(getpid()) + ".tessera.test.onnx";
   std::ofstream(path, std::ios::binary) << bytes;
   auto graph = ImportModel(path, options);
   std::filesystem::remove(path);
