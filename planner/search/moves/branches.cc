@@ -1,7 +1,9 @@
 // Puts the parallel branches of a stage's blocks on the halves of its group
 // along one axis, or back on the whole. Symmetric: group and axis are uniform
 // over those of the plan with the branches on the whole, and a stage of three
-// groups draws by its first.
+// groups draws by its first. A plan with branches is simulated, operator by
+// operator and microbatch by microbatch, instead of folded: where these are
+// many, few draws are of use, forth as rarely as back.
 
 #include "planner/plan/branches.h"
 
@@ -10,6 +12,9 @@
 
 namespace tessera {
 namespace {
+
+// Operators of all microbatches up to which each draw is: some 10 ms.
+constexpr double kCheap = 20'000;
 
 std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
                                 Rng& rng) {
@@ -20,6 +25,9 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   const auto axes =
       static_cast<uint32_t>(plan.groups[whole.index()].axes.size());
   if (axes == 0) return std::nullopt;
+  const double operators =
+      static_cast<double>(space.index.graph->nodes.size()) * plan.microbatches;
+  if (operators * rng.Uniform01() > kCheap) return std::nullopt;
   const int axis = static_cast<int>(rng.Below(axes));
   auto candidate = groups.size() == 1
                        ? SplitBranches(space.index, plan, whole, axis)
