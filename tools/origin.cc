@@ -40,7 +40,11 @@ ProfileOrigin OriginOf(int ranks, const std::string& devices) {
 
 Result<ProfileDb> ProfileToExtend(const std::string& path,
                                   const ProfileOrigin& here) {
-  if (!std::filesystem::exists(path)) return ProfileDb{};
+  std::error_code unreadable;
+  const auto status = std::filesystem::status(path, unreadable);
+  if (status.type() == std::filesystem::file_type::not_found) {
+    return ProfileDb{};
+  }
   TESSERA_TRY(ProfileDb profile, ReadProfile(path));
   const ProfileOrigin& there = profile.origin;
   if (there.host != here.host) {

@@ -265,7 +265,8 @@ Result<void> ReadSchedule(std::string_view value, Strategy& strategy) {
   const std::string path(value);
   // A name without a folder or an ending is a slip of a schedule's.
   const bool is_path = path.find_first_of("/.") != std::string::npos;
-  if (!is_path && !std::filesystem::is_regular_file(path)) {
+  std::error_code unreadable;
+  if (!is_path && !std::filesystem::is_regular_file(path, unreadable)) {
     return InvalidInput(UnknownName("schedule", value, names).message +
                         ", or the path of a file with a table of actions");
   }

@@ -609,6 +609,10 @@ TEST(PlanFromStrategy, AScheduleFromAFile) {
               HasSubstr("schedule: unknown schedule 'table'"));
   EXPECT_THAT(ParseStrategy("schedule=1f2b").error().ToString(),
               HasSubstr("or the path of a file with a table of actions"));
+  // Longer than a file's name may be.
+  EXPECT_THAT(
+      ParseStrategy("schedule=" + std::string(300, 'f')).error().ToString(),
+      HasSubstr("or the path of a file with a table of actions"));
 }
 
 TEST(PlanFromStrategy, ErrorsNameTheFigures) {
