@@ -6,7 +6,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <array>
 #include <cmath>
@@ -29,6 +28,7 @@
 #include "planner/topology/stacks.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
@@ -36,8 +36,7 @@ namespace {
 constexpr int kPlansPerCase = 25;
 
 std::string WriteConfig(const std::string& name, const std::string& text) {
-  const std::string path =
-      ::testing::TempDir() + std::to_string(getpid()) + "." + name;
+  const std::string path = TempPath(name);
   std::ofstream(path) << text;
   return path;
 }

@@ -25,20 +25,9 @@
 #include "runtime/train_state.h"
 #include "runtime/trainer.h"
 #include "tests/support/queue_cpu_device.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
-
-inline std::string TempPath(const std::string& name) {
-  const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-  std::string prefix = "tessera.";
-  if (test != nullptr) {
-    prefix += std::string(test->test_suite_name()) + "." + test->name() + ".";
-  }
-  for (char& c : prefix) {
-    if (c == '/') c = '-';
-  }
-  return ::testing::TempDir() + prefix + name;
-}
 
 // Writes `text` as a config.json of its own and imports it, with gradients.
 inline Graph ImportTiny(const std::string& text, int64_t batch, int64_t seq_len,

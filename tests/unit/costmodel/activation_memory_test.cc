@@ -13,6 +13,7 @@
 #include "planner/plan/strategy.h"
 #include "planner/topology/stacks.h"
 #include "planner/topology/topologies.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
@@ -31,10 +32,7 @@ constexpr int64_t kStatistics = 2 * 2 * 4 * kSequence * kSamples;
 constexpr int64_t kRows = 4 * kHeads * kSequence * kSamples;
 
 Graph Gpt(int layers, int64_t vocab) {
-  // Tests run beside each other.
-  const std::string path =
-      ::testing::TempDir() + "activation_memory_" +
-      ::testing::UnitTest::GetInstance()->current_test_info()->name() + ".json";
+  const std::string path = TempPath("config.json");
   std::ofstream(path) << R"({"architectures": ["GPT2LMHeadModel"],
     "model_type": "gpt2", "n_embd": )"
                       << kHidden << R"(, "n_head": )" << kHeads

@@ -5,6 +5,7 @@
 
 #include "costmodel/profile/profile_db.h"
 #include "costmodel/profile/profile_io.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
@@ -48,7 +49,7 @@ TEST(ProfileDb, ComparesTheWholeKey) {
 
 TEST(ProfileIo, RoundTrips) {
   for (const char* ending : {".txtpb", ".json", ".pb"}) {
-    const std::string path = ::testing::TempDir() + "profile" + ending;
+    const std::string path = TempPath(std::string("profile") + ending);
     ASSERT_TRUE(WriteProfile(path, Example()).has_value());
     const auto read = ReadProfile(path);
     ASSERT_TRUE(read.has_value()) << read.error().ToString();
@@ -57,7 +58,7 @@ TEST(ProfileIo, RoundTrips) {
 }
 
 std::string ErrorOf(const std::string& rows) {
-  const std::string path = ::testing::TempDir() + "bad.txtpb";
+  const std::string path = TempPath("bad.txtpb");
   std::ofstream(path) << "schema_version: 1\n" << rows;
   const auto read = ReadProfile(path);
   return read ? "" : read.error().ToString();

@@ -11,6 +11,7 @@
 #include "planner/plan/strategy.h"
 #include "planner/plan/validate.h"
 #include "planner/topology/stacks.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
@@ -236,7 +237,7 @@ TEST(Replay, ChoosesTheStackByTheRow) {
 class PublishedRuns : public testing::Test {
  protected:
   std::string Write(const std::string& text) {
-    const std::string path = testing::TempDir() + "published_run_test.csv";
+    const std::string path = TempPath("runs.csv");
     std::ofstream(path) << text;
     return path;
   }
@@ -246,7 +247,7 @@ TEST_F(PublishedRuns, NamesWhatIsWrong) {
   const auto missing = ReadPublishedRuns(Write("id,source\na,b\n"));
   ASSERT_FALSE(missing);
   EXPECT_THAT(missing.error().ToString(), HasSubstr("no such column"));
-  const auto none = ReadPublishedRuns(testing::TempDir() + "there-is-none.csv");
+  const auto none = ReadPublishedRuns(TempPath("there-is-none.csv"));
   ASSERT_FALSE(none);
 }
 

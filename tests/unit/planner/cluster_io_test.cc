@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,16 +10,12 @@
 #include "planner/io/file.h"
 #include "planner/topology/stacks.h"
 #include "planner/topology/topologies.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::string TempPath(const std::string& name) {
-  return ::testing::TempDir() + "cluster_io_test_" + std::to_string(getpid()) +
-         "_" + name;
-}
 
 std::string WriteText(const std::string& name, const std::string& text) {
   const std::string path = TempPath(name);

@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -12,6 +11,7 @@
 #include "planner/plan/strategy.h"
 #include "planner/plan/validate.h"
 #include "planner/topology/topologies.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
@@ -25,8 +25,7 @@ Result<Graph> Import(const std::string& model) {
 }
 
 std::string ErrorOf(const std::string& keys) {
-  const std::string folder =
-      ::testing::TempDir() + "tessera.dlrm." + std::to_string(getpid());
+  const std::string folder = TempPath("folder");
   std::filesystem::create_directories(folder);
   std::ofstream(folder + "/config.json")
       << R"({"model_type": "dlrm", )" << keys << "}";
@@ -52,8 +51,7 @@ TEST(Dlrm, ParametersAreThoseOfMlperf) {
 
 TEST(Dlrm, GraphFilesKeepIt) {
   const Graph graph = Import("zoo:dlrm-tiny").value();
-  const std::string path =
-      ::testing::TempDir() + "tessera.dlrm." + std::to_string(getpid()) + ".pb";
+  const std::string path = TempPath("graph.pb");
   ASSERT_TRUE(WriteGraph(path, graph).has_value());
   const auto read = ReadGraph(path);
   std::filesystem::remove(path);

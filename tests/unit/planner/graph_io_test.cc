@@ -8,18 +8,15 @@
 #include "planner/base/rng.h"
 #include "planner/io/file.h"
 #include "tests/support/paths.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
 
 using ::testing::HasSubstr;
 
-std::string TestName() {
-  return ::testing::UnitTest::GetInstance()->current_test_info()->name();
-}
-
 std::string Path(const std::string& ending) {
-  return ::testing::TempDir() + "/graph_io_test." + TestName() + ending;
+  return TempPath("graph" + ending);
 }
 
 // A random chain of layers, each of a random operator.

@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <fstream>
 #include <sstream>
@@ -12,6 +11,7 @@
 #include "planner/plan/validate.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/small_models.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
@@ -19,11 +19,6 @@ namespace {
 using testing::AttentionGraph;
 using ::testing::HasSubstr;
 using testing::MlpGraph;
-
-std::string Temp(const std::string& name) {
-  return ::testing::TempDir() + "/plan_io_test." + std::to_string(getpid()) +
-         "." + name;
-}
 
 std::string Contents(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -50,7 +45,7 @@ class PlanIoTest : public ::testing::Test {
 
   // The error of reading a good text plan with `from` replaced by `to`.
   std::string ErrorAfter(const std::string& from, const std::string& to) const {
-    const std::string path = Temp("broken.txtpb");
+    const std::string path = TempPath("broken.txtpb");
     EXPECT_TRUE(WritePlan(path, graph_, Make("tp=2,pp=2,zero=1")).has_value());
     std::string text = Contents(path);
     const size_t at = text.find(from);
@@ -72,7 +67,7 @@ TEST_F(PlanIoTest, RoundTripIsExactAndBytesAreTheSame) {
         "tiles=3", "dp-kind=rooted,tp=2"}) {
     const Plan plan = Make(strategy);
     for (const char* ending : {".txtpb", ".json", ".pb"}) {
-      const std::string path = Temp(std::string("round") + ending);
+      const std::string path = TempPath(std::string("round") + ending);
       ASSERT_TRUE(WritePlan(path, graph_, plan).has_value());
       const std::string bytes = Contents(path);
       const auto read = ReadPlan(path, graph_);
@@ -90,7 +85,7 @@ TEST_F(PlanIoTest, ChunksAndTablesComeBack) {
   plan.actions = OrdersOf(graph_, plan);
   plan.schedule = "table";
   ASSERT_TRUE(Validate(graph_, cluster_, plan).empty());
-  const std::string path = Temp("table.txtpb");
+  const std::string path = TempPath("table.txtpb");
   ASSERT_TRUE(WritePlan(path, graph_, plan).has_value());
   const auto read = ReadPlan(path, graph_);
   ASSERT_TRUE(read.has_value()) << read.error().ToString();
@@ -111,7 +106,7 @@ TEST_F(PlanIoTest, RingsAndZigzagComeBack) {
       graph, cluster_,
       *ParseStrategy("cp=4,tp=2,cp-kind=ring,cp-balance=zigzag"));
   ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
-  const std::string path = Temp("ring.txtpb");
+  const std::string path = TempPath("ring.txtpb");
   ASSERT_TRUE(WritePlan(path, graph, *plan).has_value());
   const auto read = ReadPlan(path, graph);
   ASSERT_TRUE(read.has_value()) << read.error().ToString();
@@ -131,7 +126,7 @@ TEST_F(PlanIoTest, TiersComeBack) {
       Make("dp=4,tp=2,offload=optimizer:file,parameters:host,activations:host");
   plan.ops[3].activation_tier = MemoryTier::kFile;
   ASSERT_TRUE(Validate(graph_, cluster_, plan).empty());
-  const std::string path = Temp("tiers.txtpb");
+  const std::string path = TempPath("tiers.txtpb");
   ASSERT_TRUE(WritePlan(path, graph_, plan).has_value());
   const auto read = ReadPlan(path, graph_);
   ASSERT_TRUE(read.has_value()) << read.error().ToString();
@@ -140,7 +135,7 @@ TEST_F(PlanIoTest, TiersComeBack) {
 }
 
 TEST_F(PlanIoTest, NamesNodesFactorsAndAxes) {
-  const std::string path = Temp("readable.txtpb");
+  const std::string path = TempPath("readable.txtpb");
   ASSERT_TRUE(WritePlan(path, graph_, Make("tp=2,pp=2")).has_value());
   const std::string text = Contents(path);
   for (const char* part :
@@ -152,7 +147,7 @@ TEST_F(PlanIoTest, NamesNodesFactorsAndAxes) {
 }
 
 TEST_F(PlanIoTest, APlanForAnotherModelSaysSo) {
-  const std::string path = Temp("other.json");
+  const std::string path = TempPath("other.json");
   ASSERT_TRUE(WritePlan(path, graph_, Make("tp=2")).has_value());
   const Graph other = MlpGraph(2, 16, 4, 8, 16, 32);
   const auto plan = ReadPlan(path, other);
@@ -182,10 +177,9 @@ TEST_F(PlanIoTest, BadFilesGetOneLineWithThePlace) {
   EXPECT_THAT(ErrorAfter("factor: \"v\"", "factor: \"b\""),
               HasSubstr("factor 'b' is split twice"));
   for (const char* device : {"-1", "1048576"}) {
-    EXPECT_THAT(
-        ErrorAfter("devices: 0", std::string("devices: ") + device),
-        HasSubstr(std::string("groups[0].devices[0]: is ") + device +
-                  ": expected 0 to 1048575"));
+    EXPECT_THAT(ErrorAfter("devices: 0", std::string("devices: ") + device),
+                HasSubstr(std::string("groups[0].devices[0]: is ") + device +
+                          ": expected 0 to 1048575"));
   }
   EXPECT_THAT(ErrorAfter("axes: \"tp0\"", "axes: \"tp9\""),
               HasSubstr("placements[0].splits[1].axes: unknown mesh axis "
@@ -204,7 +198,7 @@ TEST_F(PlanIoTest, BadFilesGetOneLineWithThePlace) {
 TEST_F(PlanIoTest, ValuesThatDoNotFitHaveALineAndColumn) {
   const auto error_after = [&](const std::string& name, const std::string& from,
                                const std::string& to) {
-    const std::string path = Temp(name);
+    const std::string path = TempPath(name);
     EXPECT_TRUE(WritePlan(path, graph_, Make("tp=2")).has_value());
     std::string text = Contents(path);
     const size_t at = text.find(from);
@@ -235,12 +229,12 @@ TEST_F(PlanIoTest, ValuesThatDoNotFitHaveALineAndColumn) {
 }
 
 TEST_F(PlanIoTest, TruncatedAndMissingFiles) {
-  const std::string path = Temp("cut.json");
+  const std::string path = TempPath("cut.json");
   ASSERT_TRUE(WritePlan(path, graph_, Make("tp=2")).has_value());
   const std::string text = Contents(path);
   Write(path, text.substr(0, text.size() / 2));
   EXPECT_FALSE(ReadPlan(path, graph_).has_value());
-  const auto missing = ReadPlan(Temp("missing.json"), graph_);
+  const auto missing = ReadPlan(TempPath("missing.json"), graph_);
   ASSERT_FALSE(missing.has_value());
   EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
 }

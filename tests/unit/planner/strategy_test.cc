@@ -13,6 +13,7 @@
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
 #include "tests/support/small_models.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
@@ -589,7 +590,7 @@ TEST(PlanFromStrategy, ChunksAreDealtInTurns) {
 TEST(PlanFromStrategy, AScheduleFromAFile) {
   const Graph graph = MlpGraph(2, 4, 4, 8, 16, 32);
   const Cluster cluster = *MakeCluster("local-cpu:2");
-  const std::string path = ::testing::TempDir() + "strategy_test.schedule";
+  const std::string path = TempPath("schedule");
   std::ofstream(path) << "F0 F1 B0 B1\nF0 B0 F1 I1 W1\n";
   const auto plan = Make(graph, cluster, "pp=2,mbs=2,schedule=" + path);
   ASSERT_TRUE(plan.has_value()) << plan.error().ToString();

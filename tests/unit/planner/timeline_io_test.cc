@@ -1,9 +1,9 @@
 #include "planner/io/timeline_io.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include "planner/io/file.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
@@ -47,14 +47,10 @@ Example MakeExample() {
   return e;
 }
 
-std::string Path(const std::string& name) {
-  return ::testing::TempDir() + "/" + std::to_string(getpid()) + "." + name;
-}
-
 TEST(TimelineIo, RoundTripsInAllEncodings) {
   const Example e = MakeExample();
   for (const char* ending : {"txtpb", "json", "pb"}) {
-    const std::string path = Path(std::string("timeline.") + ending);
+    const std::string path = TempPath(std::string("timeline.") + ending);
     ASSERT_TRUE(WriteTimeline(path, e.tasks, e.graph, e.timeline).has_value());
     const auto read = ReadTimeline(path);
     ASSERT_TRUE(read.has_value()) << read.error().ToString();
@@ -65,7 +61,7 @@ TEST(TimelineIo, RoundTripsInAllEncodings) {
 
 TEST(TimelineIo, NamesTasksForPeople) {
   const Example e = MakeExample();
-  const std::string path = Path("named.txtpb");
+  const std::string path = TempPath("named.txtpb");
   ASSERT_TRUE(WriteTimeline(path, e.tasks, e.graph, e.timeline).has_value());
   const std::string text = *ReadFile(path);
   EXPECT_NE(text.find("adamw gradient"), std::string::npos);
@@ -74,7 +70,7 @@ TEST(TimelineIo, NamesTasksForPeople) {
 
 TEST(TimelineIo, RefusesSpansThatCannotBe) {
   const auto error_of = [](const std::string& span) {
-    const std::string path = Path("bad.txtpb");
+    const std::string path = TempPath("bad.txtpb");
     EXPECT_TRUE(WriteFileAtomically(path,
                                     "schema_version: 1\n"
                                     "step_picoseconds: 10\n"

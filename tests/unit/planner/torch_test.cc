@@ -12,6 +12,7 @@
 #include "planner/io/importer.h"
 #include "planner/ir/short_graph.h"
 #include "tests/support/paths.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
@@ -168,8 +169,7 @@ TEST(TorchFiles, RoundTrip) {
   for (const char* name : {"gpt2", "llama", "bert", "t5", "mixtral", "vit",
                            "resnet", "resnet18"}) {
     const Graph graph = Exported(name);
-    const std::string path =
-        ::testing::TempDir() + "/torch_test." + name + ".txtpb";
+    const std::string path = TempPath(std::string(name) + ".txtpb");
     ASSERT_TRUE(WriteGraph(path, graph).has_value());
     const auto read = ReadGraph(path);
     ASSERT_TRUE(read.has_value()) << read.error().ToString();

@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -13,6 +12,7 @@
 #include "planner/io/json_value.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
@@ -30,8 +30,7 @@ Result<Graph> ImportZoo(const std::string& name) {
 }
 
 Result<Graph> ImportText(const std::string& text) {
-  const std::string folder =
-      ::testing::TempDir() + "tessera.vision." + std::to_string(getpid());
+  const std::string folder = TempPath("folder");
   std::filesystem::create_directories(folder);
   std::ofstream(folder + "/config.json") << text;
   auto graph = ImportModel(folder, Batch(2));
@@ -199,8 +198,7 @@ TEST(VisionModels, MicrobatchesHaveWholeGroups) {
 TEST(VisionModels, GraphFilesKeepThem) {
   for (const char* name : {"resnet-tiny", "resnext-50", "inception-v3"}) {
     const Graph graph = ImportZoo(name).value();
-    const std::string path = ::testing::TempDir() + "tessera.vision." +
-                             std::to_string(getpid()) + ".pb";
+    const std::string path = TempPath("graph.pb");
     ASSERT_TRUE(WriteGraph(path, graph).has_value());
     const auto read = ReadGraph(path);
     std::filesystem::remove(path);

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "planner/io/importer.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
@@ -36,8 +37,7 @@ std::vector<int32_t> Records(int count) {
 
 Result<Clicks> Open(const std::vector<int32_t>& records,
                     const ClickOptions& options, int64_t cut = 0) {
-  const std::string path =
-      ::testing::TempDir() + "tessera.clicks." + std::to_string(getpid());
+  const std::string path = TempPath("clicks");
   std::ofstream(path, std::ios::binary)
       .write(reinterpret_cast<const char*>(records.data()),
              std::ssize(records) * 4 - cut);

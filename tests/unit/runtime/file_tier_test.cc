@@ -13,6 +13,7 @@
 
 #include "planner/base/rng.h"
 #include "runtime/device/cpu_device.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
@@ -115,8 +116,7 @@ TEST_P(FileTierTest, ManyAtOnceInBothDirections) {
 }
 
 TEST_P(FileTierTest, LeavesNoName) {
-  const std::string folder =
-      ::testing::TempDir() + "tessera.file_tier." + std::to_string(getpid());
+  const std::string folder = TempPath("folder");
   std::filesystem::create_directories(folder);
   const auto tier =
       FileTier::Open(OptionsIn(folder, GetParam()), {8192}).value();

@@ -2,12 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <numeric>
 #include <set>
+
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
@@ -35,8 +36,7 @@ std::string Records(int count) {
 }
 
 Result<Images> Open(const std::string& text, const ImageOptions& options) {
-  const std::string path =
-      ::testing::TempDir() + "tessera.images." + std::to_string(getpid());
+  const std::string path = TempPath("images");
   std::ofstream(path, std::ios::binary) << text;
   auto images = Images::Open(path, options);
   std::filesystem::remove(path);

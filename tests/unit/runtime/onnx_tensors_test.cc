@@ -14,6 +14,7 @@
 #include "planner/io/importer.h"
 #include "runtime/published_files.h"
 #include "tests/support/onnx_bytes.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
@@ -45,9 +46,7 @@ Message Entry(const std::string& key, const std::string& value) {
 
 class OnnxTensorsTest : public ::testing::Test {
  protected:
-  const std::string folder_ =
-      ::testing::TempDir() + "tessera.onnx_tensors." +
-      ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  const std::string folder_ = TempPath("folder");
   const std::string path_ = folder_ + "/m.onnx";
 
   void SetUp() override { std::filesystem::create_directories(folder_); }

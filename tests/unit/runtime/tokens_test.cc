@@ -8,15 +8,15 @@
 #include <set>
 #include <vector>
 
+#include "tests/support/temp_path.h"
+
 namespace tessera {
 namespace {
 
 using ::testing::HasSubstr;
 
 std::string Write(const std::string& ending, const std::string& bytes) {
-  const std::string path =
-      ::testing::TempDir() + "/tokens_test." +
-      ::testing::UnitTest::GetInstance()->current_test_info()->name() + ending;
+  const std::string path = TempPath("tokens" + ending);
   std::ofstream(path, std::ios::binary) << bytes;
   return path;
 }

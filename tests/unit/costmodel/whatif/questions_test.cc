@@ -12,6 +12,7 @@
 #include "planner/io/cluster_io.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
+#include "tests/support/temp_path.h"
 
 namespace tessera {
 namespace {
@@ -305,7 +306,7 @@ TEST(Scaling, WhatDoesNotRunIsNoLossOfEfficiency) {
 }
 
 TEST(Scaling, AFileHasNoMoreNodes) {
-  const std::string path = ::testing::TempDir() + "/scaling.txtpb";
+  const std::string path = TempPath("scaling.txtpb");
   ASSERT_TRUE(WriteCluster(path, *MakeCluster("dgx-a100-80gb:2")));
   GridOptions options;
   options.predict.fast = true;
