@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "planner/base/check.h"
+#include "planner/base/threads.h"
 
 namespace tessera {
 
@@ -80,7 +81,7 @@ void ThreadPool::For(int64_t n, const std::function<void(int64_t)>& f) {
 }
 
 int HostCores() {
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return ThreadCount(0);
 }
 
 int ThreadsPerRank(int ranks) {

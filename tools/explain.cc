@@ -9,6 +9,7 @@
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/whatif/band.h"
 #include "costmodel/whatif/predict.h"
+#include "planner/base/threads.h"
 #include "planner/plan/describe.h"
 #include "tools/explain_output.h"
 #include "tools/format.h"
@@ -344,7 +345,7 @@ Result<int> RunExplain(const Options& options) {
     const Score nearest = score.value_or(e.own);
     const auto stop = [&] { return ended(kDecisionsEnd); };
     e.decisions = DecisionsOf(
-        space, evaluator, *e.nearest, ThreadsOf(options), stop,
+        space, evaluator, *e.nearest, ThreadCount(options.threads), stop,
         [&, first = true](const Decision& decision) mutable {
           if (std::exchange(first, false)) say(DecisionsHeading(e));
           say("  " + Wrap(DecisionText(decision, e.own, nearest), 4) + "\n");

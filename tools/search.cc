@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <climits>
 #include <cstdio>
 #include <iostream>
@@ -9,6 +10,7 @@
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/evaluate/step_bound.h"
 #include "costmodel/whatif/band.h"
+#include "planner/base/threads.h"
 #include "planner/io/file.h"
 #include "planner/io/plan_io.h"
 #include "planner/plan/strategy.h"
@@ -163,6 +165,10 @@ const Baseline* BestBaseline(const SearchSpace& space,
   return best;
 }
 
+// Plans whose simulations run beside each other: each takes the memory of a
+// step's tasks.
+constexpr size_t kAtOnce = 2;
+
 Decided Decide(const Options& options, const Inputs& inputs,
                const SearchSpace& space, const Evaluator& evaluator,
                const SearchResult& result, bool interrupted) {
@@ -196,15 +202,31 @@ Decided Decide(const Options& options, const Inputs& inputs,
 
   if (options.confirm > 0 && !interrupted) {
     Duration fastest{std::numeric_limits<int64_t>::max()};
-    const auto confirm = [&](Choice& choice) {
-      if (!choice.score.feasible || choice.confirmed) return;
-      choice.confirmed = evaluator.SharedStepTime(choice.plan);
-      fastest = std::min(fastest, *choice.confirmed);
+    std::vector<size_t> round;
+    const auto confirm = [&](size_t i) {
+      if (choices[i].score.feasible && !choices[i].confirmed) {
+        round.push_back(i);
+      }
     };
-    for (const size_t i : simple) confirm(choices[i]);
+    const auto end_round = [&] {
+      std::atomic<size_t> next = 0;
+      OnThreads(std::min<int>(ThreadCount(options.threads), kAtOnce), [&] {
+        for (size_t r; (r = next++) < round.size();) {
+          Choice& choice = choices[round[r]];
+          choice.confirmed = evaluator.SharedStepTime(choice.plan);
+        }
+      });
+      for (const size_t i : round) {
+        fastest = std::min(fastest, *choices[i].confirmed);
+      }
+      round.clear();
+    };
+    for (const size_t i : simple) confirm(i);
+    end_round();
     // Sharing makes no plan faster: what is slower without it needs no more.
-    for (Choice& choice : choices) {
-      if (choice.score.step_time < fastest) confirm(choice);
+    for (size_t i = 0; i < choices.size(); ++i) {
+      if (choices[i].score.step_time < fastest) confirm(i);
+      if (round.size() == kAtOnce || i + 1 == choices.size()) end_round();
     }
   }
   const auto better = [&](size_t a, size_t b) {

@@ -1,7 +1,8 @@
 #include "tools/search_limits.h"
 
 #include <algorithm>
-#include <thread>
+
+#include "planner/base/threads.h"
 
 namespace tessera {
 
@@ -10,7 +11,7 @@ SearchOptions SearchOptionsOf(const Options& options) {
   search.seed = options.seed;
   search.chains = options.chains;
   search.temperature = options.temperature;
-  search.threads = ThreadsOf(options);
+  search.threads = ThreadCount(options.threads);
   search.proposals = options.proposals.value_or(0);
   search.time_limit = options.proposals ? 0 : kDefaultSearchTime;
   // Zero means no limit to the search, and no time at all to the user.
@@ -20,11 +21,6 @@ SearchOptions SearchOptionsOf(const Options& options) {
   }
   if (options.proposals == 0) search.time_limit = kNoTime;
   return search;
-}
-
-int ThreadsOf(const Options& options) {
-  if (options.threads > 0) return options.threads;
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 }  // namespace tessera

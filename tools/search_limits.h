@@ -12,7 +12,4 @@ namespace tessera {
 inline constexpr double kDefaultSearchTime = 10;  // seconds
 SearchOptions SearchOptionsOf(const Options& options);
 
-// The threads that --threads asks for, else all that run at once.
-int ThreadsOf(const Options& options);
-
 }  // namespace tessera

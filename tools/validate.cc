@@ -7,7 +7,6 @@
 #include <iostream>
 #include <map>
 #include <optional>
-#include <thread>
 
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/validate/accuracy.h"
@@ -16,6 +15,7 @@
 #include "costmodel/validate/published_cluster.h"
 #include "costmodel/validate/published_run.h"
 #include "costmodel/validate/replay.h"
+#include "planner/base/threads.h"
 #include "planner/topology/stacks.h"
 #include "tools/format.h"
 #include "tools/json.h"
@@ -82,20 +82,17 @@ std::vector<RunResult> PredictAll(const std::vector<PublishedRun>& runs,
                                   std::span<const Stack> stacks, int threads) {
   std::vector<RunResult> results(runs.size());
   std::atomic<size_t> next = 0;
-  std::vector<std::jthread> workers;
-  for (int t = 0; t < threads; ++t) {
-    workers.emplace_back([&] {
-      for (size_t i = next++; i < runs.size(); i = next++) {
-        RunResult& result = results[i];
-        result.run = &runs[i];
-        result.refused = OutOfScope(runs[i]);
-        if (!result.refused.empty()) continue;
-        if (auto done = Predict(stacks, result); !done) {
-          result.refused = done.error().ToString();
-        }
+  OnThreads(threads, [&] {
+    for (size_t i = next++; i < runs.size(); i = next++) {
+      RunResult& result = results[i];
+      result.run = &runs[i];
+      result.refused = OutOfScope(runs[i]);
+      if (!result.refused.empty()) continue;
+      if (auto done = Predict(stacks, result); !done) {
+        result.refused = done.error().ToString();
       }
-    });
-  }
+    }
+  });
   return results;
 }
 
@@ -303,17 +300,14 @@ Result<int> RunValidate(const Options& options) {
   }
   TESSERA_TRY(const std::vector<PublishedRun> runs,
               ReadPublishedRuns(options.positional[0]));
-  const int threads =
-      options.threads > 0
-          ? options.threads
-          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   std::vector<Stack> stacks(Stacks().begin(), Stacks().end());
   if (!options.stack.empty()) {
     auto stack = ParseStack(options.stack);
     if (!stack) return stack.error().At("--stack");
     *std::ranges::find(stacks, stack->name, &Stack::name) = *stack;
   }
-  const std::vector<RunResult> results = PredictAll(runs, stacks, threads);
+  const std::vector<RunResult> results =
+      PredictAll(runs, stacks, ThreadCount(options.threads));
   const Report report = ReportOf(results);
   if (options.json) {
     std::cout << ReportJson(report, results).ToString() << std::endl;

@@ -2,11 +2,11 @@
 #include <chrono>
 #include <iostream>
 #include <mutex>
-#include <thread>
 
 #include "costmodel/whatif/grid.h"
 #include "costmodel/whatif/jitter.h"
 #include "costmodel/whatif/questions.h"
+#include "planner/base/threads.h"
 #include "planner/io/file.h"
 #include "planner/io/plan_io.h"
 #include "planner/topology/stacks.h"
@@ -213,10 +213,7 @@ Result<int> RunWhatif(const Options& options) {
                                 .seed = options.seed};
   if (options.replan) grid.replan = replan;
   grid.plan = plan ? &*plan : nullptr;
-  grid.threads =
-      options.threads > 0
-          ? options.threads
-          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  grid.threads = ThreadCount(options.threads);
 
   WhatifResult result;
   result.command = CommandText(options);

@@ -7,6 +7,7 @@
 #include "costmodel/evaluate/evaluator.h"
 #include "costmodel/whatif/band.h"
 #include "costmodel/whatif/fabric.h"
+#include "planner/base/threads.h"
 #include "planner/search/explain.h"
 #include "planner/search/mcmc.h"
 #include "planner/search/textbook.h"
@@ -229,7 +230,7 @@ Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
                             Evaluator::kMostInSearch);
   const std::atomic<bool>& interrupted = CatchInterrupts();
   const auto stop = [&] { return interrupted.load(); };
-  const int threads = ThreadsOf(options);
+  const int threads = ThreadCount(options.threads);
 
   Comparison c;
   c.network = NetworkOfDevice(inputs.cluster);

@@ -1,8 +1,8 @@
 #include "costmodel/whatif/grid.h"
 
 #include <atomic>
-#include <thread>
 
+#include "planner/base/threads.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/validate.h"
 
@@ -75,7 +75,7 @@ Result<std::vector<Cell>> RunScenarios(const std::vector<Scenario>& scenarios,
   const Watch& watch = options.predict.watch;
   std::atomic<size_t> next = 0;
   std::atomic<size_t> done = 0;
-  const auto work = [&] {
+  OnThreads(options.threads, [&] {
     for (size_t i = next++; i < cells.size(); i = next++) {
       if (watch.stopped()) return;
       Cell& cell = cells[i];
@@ -94,11 +94,7 @@ Result<std::vector<Cell>> RunScenarios(const std::vector<Scenario>& scenarios,
       watch.Tell(std::to_string(++done) + " of " +
                  std::to_string(cells.size()) + " cells are done");
     }
-  };
-  std::vector<std::jthread> workers;
-  for (int t = 1; t < options.threads; ++t) workers.emplace_back(work);
-  work();
-  workers.clear();  // Joins them.
+  });
   for (const auto& error : errors) {
     if (error) return *error;
   }

@@ -5,9 +5,9 @@
 #include <chrono>
 #include <cmath>
 #include <optional>
-#include <thread>
 #include <utility>
 
+#include "planner/base/threads.h"
 #include "planner/search/constraints.h"
 #include "planner/search/sweep.h"
 #include "planner/search/textbook.h"
@@ -379,18 +379,14 @@ class Walk {
   void Run(int threads) {
     threads = std::min(threads, options_.chains);
     std::barrier round_end(threads, [this]() noexcept { EndRound(); });
-    const auto work = [&] {
+    OnThreads(threads, [&] {
       while (!done_) {
         for (size_t c; (c = next_.fetch_add(1)) < chains_.size();) {
           WalkRound(c);
         }
         round_end.arrive_and_wait();
       }
-    };
-    std::vector<std::thread> workers;
-    for (int t = 1; t < threads; ++t) workers.emplace_back(work);
-    work();
-    for (std::thread& worker : workers) worker.join();
+    });
   }
 
   const std::vector<Chain>& chains() const { return chains_; }
@@ -526,10 +522,7 @@ Result<SearchResult> Search(const SearchSpace& space,
       << "a search without an end";
   TESSERA_CHECK(options.chains >= 1 && options.temperature > 0);
   const Clock clock;
-  const int threads =
-      options.threads > 0
-          ? options.threads
-          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int threads = ThreadCount(options.threads);
   const auto stopped = [&] {
     return options.stop != nullptr && options.stop->load();
   };

@@ -5,7 +5,8 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
-#include <thread>
+
+#include "planner/base/threads.h"
 
 namespace tessera {
 namespace {
@@ -23,13 +24,6 @@ struct Scored {
 bool Before(const Scored& a, const Scored& b) {
   if (Better(a.score, b.score)) return true;
   return !Better(b.score, a.score) && a.number < b.number;
-}
-
-void OnThreads(int threads, const std::function<void()>& work) {
-  std::vector<std::thread> workers;
-  for (int t = 1; t < threads; ++t) workers.emplace_back(work);
-  work();
-  for (std::thread& worker : workers) worker.join();
 }
 
 }  // namespace

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <functional>
+
+namespace tessera {
+
+// `threads`, or with 0 as many as the machine runs at once.
+int ThreadCount(int threads);
+
+// Calls `work` on so many threads, this one among them, and waits for all.
+void OnThreads(int threads, const std::function<void()>& work);
+
+}  // namespace tessera
