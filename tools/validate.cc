@@ -56,6 +56,7 @@ Result<void> Predict(std::span<const Stack> stacks, RunResult& result) {
   cluster.stack = StackOf(run, stacks, result.assumptions);
   TESSERA_TRY(const Strategy strategy, StrategyOf(run, result.assumptions));
   TESSERA_TRY(const Graph graph, GraphOf(run, result.assumptions));
+  TESSERA_RETURN_IF_ERROR(CheckPrecision(run, cluster, graph));
   const GraphIndex index(graph);
   TESSERA_TRY(Plan plan, PlanFromStrategy(index, cluster, strategy));
   SetRecomputeOf(run, index, plan);

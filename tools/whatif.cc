@@ -84,6 +84,10 @@ Result<std::vector<Axis>> AxesOf(const Options& options) {
       return FilePathOf(other.path) == FilePathOf(axis->path);
     });
     if (known) return InvalidInput("given twice", "--vary " + axis->path);
+    if (options.replan && axis->path.starts_with("strategy.")) {
+      return InvalidInput("has no effect with --replan, which plans each cell",
+                          "--vary " + axis->path);
+    }
     axes.push_back(*std::move(axis));
   }
   return axes;
@@ -131,6 +135,16 @@ Result<void> CheckFlags(const Options& options) {
   }
   if (options.Given("--samples") && options.jitter == 0) {
     return InvalidInput("needs --jitter SHARE", "--samples");
+  }
+  if (options.scaling_limit > 0 && !options.fail.empty()) {
+    return InvalidInput(
+        "names a part of one cluster, and --scaling-limit asks of clusters of "
+        "many sizes",
+        "--fail");
+  }
+  if (options.replan && (options.strategy || !options.plan.empty())) {
+    return InvalidInput("has no effect with --replan, which plans each cell",
+                        options.strategy ? "--strategy" : "--plan");
   }
   if (options.Given("--scaling") && options.scaling_limit == 0) {
     return InvalidInput("needs --scaling-limit SHARE", "--scaling");

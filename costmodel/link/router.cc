@@ -22,6 +22,9 @@ struct PathCost {
   }
 };
 
+// Bytes that routes are chosen for.
+constexpr double kMessage = 1 << 20;
+
 constexpr PathCost kUnreached = {std::numeric_limits<int32_t>::max(), 0, 0};
 
 struct EdgeCost {
@@ -278,11 +281,12 @@ bool Router::Search(DeviceId from, int node, std::span<const LinkId> links,
     const bool forwards =
         cluster_.vertices[link.from.index()].kind == VertexKind::kDevice &&
         link.from != start;
-    const Duration latency =
-        cluster_.link_types[static_cast<size_t>(link.type)].latency;
+    const LinkType& type = cluster_.link_types[static_cast<size_t>(link.type)];
+    const Duration time =
+        type.latency + Duration::FromSeconds(kMessage / type.bandwidth.value);
     edges.push_back({local(link.from),
                      local(link.to),
-                     {forwards ? 1 : 0, latency.picoseconds, 1},
+                     {forwards ? 1 : 0, time.picoseconds, 1},
                      id});
   }
   std::vector<std::pair<size_t, size_t>> ends;

@@ -4,7 +4,8 @@
 // The route from s to t is the path that is least by, in this order,
 //   1. other devices passed through (a GPU forwards for others only where
 //      nothing else joins the two);
-//   2. the sum of the links' latencies;
+//   2. the sum over its links of the time that 1 MiB takes on each alone: as a
+//      rule the widest, as NCCL and drivers choose;
 //   3. the number of links.
 // Paths that are equal in all three are shared out over the sources: walking
 // back from t, of k links (by id) that end such a path, s takes the one at (its

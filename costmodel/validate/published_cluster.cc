@@ -489,6 +489,48 @@ void ReplaceNetwork(Cluster& cluster, std::string_view of,
   }
 }
 
+// Whether the text says only that it does not say.
+bool SaysNothing(const std::string& text) {
+  return text.empty() || text == "-" || text == "?" || text == "n/a" ||
+         Has(text, "not stated") || Has(text, "unknown") ||
+         Has(text, "not specified") || Has(text, "unspecified");
+}
+
+bool HasRate(const std::string& words) {
+  return std::ranges::any_of(AmountsIn(words), [](const Amount& amount) {
+    return GigabitsOf(amount) > 0;
+  });
+}
+
+// Words that name no links stand for none.
+Result<void> CheckLinkWords(const PublishedRun& run, const GpuName& gpu,
+                            int nodes, int per_node) {
+  const std::string between = Lower(run.inter_link);
+  const bool rack = gpu.nvlink == "nvlink5-nvl72";
+  const bool named =
+      SaysNothing(between) || SystemOf(run) != nullptr || HasRate(between) ||
+      Has(between, "dgx") || Has(between, "hgx") ||
+      (rack && Has(between, "nvl")) ||
+      std::ranges::any_of(kNetworks, [&](const NetworkName& network) {
+        return HasWord(between, network.word);
+      });
+  if (nodes > 1 && !named) {
+    return CannotMap("no figures of a network '" + run.inter_link + "'",
+                     "inter_link");
+  }
+  const std::string inside = Lower(run.intra_link);
+  static constexpr std::string_view kInside[] = {
+      "nvl", "nvswitch", "pci", "sxm",  "dgx",  "hgx",  "nv1", "nv2",
+      "nv4", "nv6",      "nv8", "nv12", "nv18", "host", "p2p"};
+  if (per_node > 1 && !SaysNothing(inside) && !HasRate(run.intra_link) &&
+      std::ranges::none_of(
+          kInside, [&](std::string_view word) { return Has(inside, word); })) {
+    return CannotMap("no figures of links '" + run.intra_link + "'",
+                     "intra_link");
+  }
+  return {};
+}
+
 // The most GPUs that share one NVLink domain of a rack.
 int RackDomain(int gpus) {
   for (int domain = std::min(gpus, 72); domain > 1; --domain) {
@@ -579,6 +621,7 @@ Result<Cluster> ClusterOf(const PublishedRun& run,
     network = {system->nic, NominalGbit(system->nic),
                std::max(1, per_node / system->gpus_per_nic)};
   }
+  TESSERA_RETURN_IF_ERROR(CheckLinkWords(run, *gpu, nodes, per_node));
   if (nodes > 1) {
     if (const auto read = ReadNetwork(run.inter_link, per_node)) {
       network = *read;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <numeric>
 
 #include "costmodel/validate/published_cluster.h"
@@ -350,10 +351,18 @@ void SetRecomputeOf(const PublishedRun& run, const GraphIndex& index,
     });
   };
   const auto [first, last] = Layers(index);
+  std::map<std::pair<GroupId, int>, int> of_chunk;  // layers so far
   for (int layer = first; layer < last; ++layer) {
+    const auto& nodes = index.nodes_of_block[static_cast<size_t>(layer)];
+    bool beyond = false;  // those of its chunk that run again
+    if (!nodes.empty() && words->of_chunk > 0) {
+      const OpPlacement& placement = plan.ops[nodes[0].index()];
+      beyond =
+          of_chunk[{placement.group, placement.chunk}]++ >= words->of_chunk;
+    }
     for (const NodeId id : index.nodes_of_block[static_cast<size_t>(layer)]) {
       bool& recompute = plan.ops[id.index()].recompute;
-      if ((layer - first) % words->every != 0) recompute = false;
+      if ((layer - first) % words->every != 0 || beyond) recompute = false;
       if (has(id, words->kept)) recompute = false;
       if (has(id, words->again)) recompute = CanRecompute(graph, id);
     }
@@ -427,6 +436,9 @@ Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
   options.global_batch = run.global_batch;
   options.seq_len = run.seq;
   const auto precision = ReadPrecision(Lower(run.precision));
+  if (!precision && !run.precision.empty()) {
+    return CannotMap("no figures of '" + run.precision + "'", "precision");
+  }
   if (precision && precision->values) {
     options.dtype = precision->tf32 ? DType::kBFloat16 : *precision->values;
   } else if (run.precision.empty() && StackNameOf(run) == "megatron-2021") {
@@ -507,6 +519,23 @@ Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
                                  : gated         ? BuildLlama(config, options)
                                                  : BuildGpt2(config, options));
   return Differentiate(graph);
+}
+
+Result<void> CheckPrecision(const PublishedRun& run, const Cluster& cluster,
+                            const Graph& graph) {
+  for (const DeviceType& type : cluster.device_types) {
+    const bool values = type.Peak(graph.dtype).value > 0;
+    const ProductType products = cluster.stack.products;
+    const bool narrow =
+        (products == ProductType::kFp8 && !(type.peak_fp8.value > 0)) ||
+        (products == ProductType::kFp4 && !(type.peak_fp4.value > 0));
+    if (values && !narrow) continue;
+    return CannotMap(type.name + " does not compute in " +
+                         (narrow ? "'" + run.precision + "'"
+                                 : std::string(NameOf(graph.dtype))),
+                     "precision");
+  }
+  return {};
 }
 
 }  // namespace tessera

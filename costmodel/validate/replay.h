@@ -34,4 +34,9 @@ void SetRecomputeOf(const PublishedRun& run, const GraphIndex& index,
 Result<Graph> GraphOf(const PublishedRun& run,
                       std::vector<std::string>& assumptions);
 
+// An error where the cluster, with its stack, does not compute in the types
+// that the row names.
+Result<void> CheckPrecision(const PublishedRun& run, const Cluster& cluster,
+                            const Graph& graph);
+
 }  // namespace tessera

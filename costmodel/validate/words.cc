@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <charconv>
 
 namespace tessera {
 namespace {
@@ -223,6 +224,8 @@ constexpr ValueName kValueNames[] = {
     // Apex's levels.
     {"o1", DType::kFloat16},
     {"o2", DType::kFloat16},
+    {"fp64", DType::kFloat64},
+    {"float64", DType::kFloat64},
     {"fp32", DType::kFloat32},
     {"float32", DType::kFloat32},
     {"single", DType::kFloat32},
@@ -342,7 +345,14 @@ std::optional<RecomputeWords> ReadRecompute(std::string_view text) {
   }
   for (const RecomputeName& row : kRecomputeNames) {
     if (!Has(text, row.word)) continue;
-    return RecomputeWords{row.level, row.kept, row.again};
+    RecomputeWords words{row.level, row.kept, row.again};
+    // "block 1", "full (block, 4 layers)".
+    const size_t digit = text.find_first_of("0123456789");
+    if (row.level == kAll && Has(text, "block") && digit != text.npos) {
+      (void)std::from_chars(text.data() + digit, text.data() + text.size(),
+                            words.of_chunk);
+    }
+    return words;
   }
   return {};
 }

@@ -52,6 +52,9 @@ struct RecomputeWords {
   std::span<const std::string_view> kept;
   std::span<const std::string_view> again;
   int every = 1;  // only one of so many layers
+  // Only the first so many of each chunk of a stage (Megatron's method
+  // "block"); 0: all.
+  int of_chunk = 0;
 };
 std::optional<RecomputeWords> ReadRecompute(std::string_view text);
 

@@ -71,7 +71,7 @@ Result<std::vector<Cell>> RunScenarios(const std::vector<Scenario>& scenarios,
                                        const GridOptions& options,
                                        ModelCache& models) {
   std::vector<Cell> cells(scenarios.size());
-  std::vector<std::optional<Error>> errors(cells.size());
+  std::optional<Error> error;  // of the only cell
   const Watch& watch = options.predict.watch;
   std::atomic<size_t> next = 0;
   std::atomic<size_t> done = 0;
@@ -85,8 +85,9 @@ Result<std::vector<Cell>> RunScenarios(const std::vector<Scenario>& scenarios,
         return;
       }
       if (!run) {
-        if (run.error().code != ErrorCode::kInfeasible) {
-          errors[i] = run.error();
+        // One cell of many that is wrong leaves the others as they are.
+        if (cells.size() == 1 && run.error().code != ErrorCode::kInfeasible) {
+          error = run.error();
         }
         cell.problem = run.error().ToString();
       }
@@ -95,9 +96,7 @@ Result<std::vector<Cell>> RunScenarios(const std::vector<Scenario>& scenarios,
                  std::to_string(cells.size()) + " cells are done");
     }
   });
-  for (const auto& error : errors) {
-    if (error) return *error;
-  }
+  if (error) return *error;
   return cells;
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <set>
 
+#include "costmodel/collective/collective.h"
 #include "costmodel/whatif/degrade.h"
 #include "costmodel/whatif/fabric.h"
 #include "planner/base/amount.h"
@@ -14,8 +15,8 @@
 #include "planner/io/graph_io.h"
 #include "planner/io/huggingface.h"
 #include "planner/io/importer.h"
-#include "planner/io/onnx.h"
 #include "planner/io/json_value.h"
+#include "planner/io/onnx.h"
 
 namespace tessera {
 namespace {
@@ -224,6 +225,37 @@ Result<void> ApplyFabric(const Setting& setting, Cluster& cluster,
   }
   ScaleLinks(row->link_class, bandwidth ? factor : 1, bandwidth ? 1 : factor,
              cluster);
+  return {};
+}
+
+// What is slower than anything there is would take a step beyond what a
+// Duration holds, 9.2 million seconds.
+Result<void> CheckFigures(const Cluster& cluster) {
+  constexpr BytesPerSecond kLeastBandwidth{1e6};
+  constexpr FlopsPerSecond kLeastPeak{1e9};
+  const Duration most = Duration::FromSeconds(1);
+  for (const LinkType& link : cluster.link_types) {
+    if (link.bandwidth < kLeastBandwidth) {
+      return InvalidInput("is less than 1 MB/s",
+                          "link type '" + link.name + "': bandwidth");
+    }
+    if (most < link.latency) {
+      return InvalidInput("is more than 1 s",
+                          "link type '" + link.name + "': latency");
+    }
+  }
+  for (const DeviceType& type : cluster.device_types) {
+    const std::string where = "device type '" + type.name + "': ";
+    if (type.memory_bandwidth < kLeastBandwidth) {
+      return InvalidInput("is less than 1 MB/s", where + "memory bandwidth");
+    }
+    for (const FlopsPerSecond peak :
+         {type.peak_fp64, type.peak_fp32, type.peak_bf16, type.peak_fp16}) {
+      if (peak.value > 0 && peak < kLeastPeak) {
+        return InvalidInput("is less than 1 GFLOP/s", where + "peak");
+      }
+    }
+  }
   return {};
 }
 
@@ -453,6 +485,10 @@ Result<Case> MakeCase(const Scenario& scenario, ModelCache& models) {
       return done.error().At(setting.path);
     }
   }
+  if (auto choice = ParseCollectiveChoice(made.cluster.collective); !choice) {
+    return choice.error().At("collective");
+  }
+  TESSERA_RETURN_IF_ERROR(CheckFigures(made.cluster));
   for (const Setting& slow : scenario.slow) {
     TESSERA_TRY(const Amount factor, ParseAmount(slow.value));
     if (factor.dimension != Dimension::kFactor || !(factor.value > 0) ||

@@ -99,6 +99,10 @@ Result<void> WriteNew(const std::string& path, mode_t mode,
 Result<std::string> ReadFile(const std::string& path) {
   Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.is_open()) return SystemError("cannot open", path, errno);
+  struct stat status;
+  if (::fstat(file.get(), &status) == 0 && S_ISCHR(status.st_mode)) {
+    return InvalidInput("is a device, without an end", path);
+  }
   std::string bytes;
   char buffer[1 << 16];
   for (;;) {
