@@ -130,11 +130,15 @@ Result<void> Walk::Gather(const OnnxNode& node) {
     Set(node, ActivationValue(std::move(y)));
     return {};
   }
-  if (table.Is(Value::Kind::kActivation)) return Select(node);
-  TESSERA_TRY(const Activation ids, Computed(node, 1));
-  if (!rows || ids.own.size() != 2 || ids.dims.size() != 2 ||
-      ids.f != nullptr) {
-    return InvalidInput("expected rows of a table of the file, by tokens");
+  if (!In(node, 1).Is(Value::Kind::kActivation)) return Select(node);
+  TESSERA_TRY(const Activation ids, Ids(node, 1));
+  if (!rows || ids.own.size() != 2 || ids.dims.size() != 2) {
+    const auto axis = AxisOf(node.Int("axis", 0), shape.size());
+    if (!axis) return InvalidInput("has no such dimension");
+    TESSERA_TRY(Activation x, Computed(node, 0));
+    TESSERA_TRY(x, GatherOf(node, std::move(x), *axis, ids));
+    Set(node, ActivationValue(std::move(x)));
+    return {};
   }
   const std::string name = NameOf(node);
   TESSERA_TRY(const Atom h, Whole(AtomOf(node, "h"), shape[1], 'f'));

@@ -99,6 +99,7 @@ Shape Walk::ShapeOf(const Value& value) {
   Shape shape;
   switch (value.kind) {
     case Value::Kind::kConstant:
+    case Value::Kind::kLarge:
       return value.constant.shape;
     case Value::Kind::kWeight:
       for (size_t d : value.order) shape.push_back(value.source->dims[d]);
@@ -699,6 +700,8 @@ Result<void> Walk::Transpose(const OnnxNode& node) {
 
 std::span<const Walk::Row> Walk::Rows() {
   static constexpr Row kRows[] = {
+      {"ArgMax", "top_k", &Walk::ArgMax},
+      {"ArgMin", "top_k", &Walk::ArgMax},
       {"AveragePool", "average_pool", &Walk::AveragePool},
       {"BatchNormalization", "batch_norm, of microbatches", &Walk::BatchNorm},
       {"Cast", "nothing", &Walk::Identity},
@@ -713,8 +716,12 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Elu", "elu", &Walk::Parametric},
       {"Expand", "nothing, of tensors of the file and of heads", &Walk::Expand},
       {"Flatten", "nothing", &Walk::Flat},
-      {"Gather", "rows of a table: embedding; a place of a sequence: select",
+      {"Gather",
+       "rows of a table: embedding; a place of a sequence: select; by other "
+       "ids: gather",
        &Walk::Gather},
+      {"GatherElements", "gather", &Walk::GatherElements},
+      {"GatherND", "gather, of rows", &Walk::GatherND},
       {"Gelu", "gelu or gelu_erf", &Walk::Gelu},
       {"Gemm", "linear", &Walk::Gemm},
       {"GRU", "linear and gru_gates, or others, step by step",
@@ -743,6 +750,7 @@ std::span<const Walk::Row> Walk::Rows() {
        &Walk::GeneralNorm},
       {"Min", "minimum", &Walk::Variadic},
       {"Mish", "softplus, tanh and multiply", &Walk::Function1},
+      {"OneHot", "one_hot", &Walk::OneHot},
       {"PRelu", "leaky_relu by channel", &Walk::PRelu},
       {"Pad", "pad", &Walk::Pad},
       {"RNN", "linear, add and tanh or relu, step by step", &Walk::Recurrent},
@@ -756,6 +764,7 @@ std::span<const Walk::Row> Walk::Rows() {
       {"ReduceSum", "reduce_sum", &Walk::Reduce},
       {"ReduceSumSquare", "reduce_sum", &Walk::ReduceMore},
       {"Reshape", "nothing", &Walk::Reshape},
+      {"ScatterElements", "scatter_add", &Walk::ScatterElements},
       {"Selu", "elu", &Walk::Function1},
       {"Sinh", "exp and others", &Walk::Function1},
       {"Slice", "slice", &Walk::Slice},
@@ -767,6 +776,7 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Squeeze", "nothing", &Walk::Squeeze},
       {"Sum", "sums", &Walk::Variadic},
       {"Tan", "sin, cos and divide", &Walk::Function1},
+      {"TopK", "top_k", &Walk::TopK},
       {"Transpose", "nothing", &Walk::Transpose},
       {"Unsqueeze", "nothing", &Walk::Unsqueeze},
       {"Where", "where, or a mask of attention", &Walk::Where},
@@ -898,6 +908,10 @@ Result<void> Walk::Map(const OnnxNode& node) {
     if (!result && result.error().code == ErrorCode::kInfeasible) {
       Value value;
       value.kind = Value::Kind::kLarge;
+      if (const auto uniform = UniformOnnx(node, given)) {
+        value.constant.shape = uniform->shape;
+        value.uniform = uniform->values[0];
+      }
       Set(node, std::move(value));
       return {};
     }
@@ -974,6 +988,7 @@ void Walk::Run() {
                                 input.is_float
                                     ? options_.dtype.value_or(DType::kFloat32)
                                     : DType::kInt32);
+      if (!input.is_float) ids_.insert(x.tensor);
     }
     values_[input.input->name] = ActivationValue(std::move(x));
   }

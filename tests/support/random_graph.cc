@@ -527,6 +527,16 @@ class SmallGeneral {
     TensorId sums = Op("scatter_add", name + ".scatter", {y, ids},
                        "bsh,bs->bvh", {{"places", 3}});
     sums = Op("reduce_sum", name + ".sums", {sums}, "bvh->bh");
+    // The best places' ids choose features, whose marks weigh these.
+    const std::vector<TensorId> best =
+        builder_.Add("top_k", name + ".top_k", {y}, "bv!h->bk!h,bk!h",
+                     {{"k", 1}, {"largest", spec_.bias == 1 ? 1.0 : 0.0}});
+    const TensorId marks =
+        Op("one_hot", name + ".one_hot", {best[1]}, "bkh->bvkh",
+           {{"first", 0}, {"places", static_cast<double>(spec_.sequence)}});
+    const TensorId marked =
+        Op("einsum", name + ".marked", {marks, best[0]}, "bvkh,bkh->bvh");
+    y = Op("add", name + ".mark", {y, marked}, "bsh,bsh->bsh");
     const TensorId table =
         builder_.Weight(name + ".bag.weight", {spec_.vocabulary, spec_.hidden},
                         {.stddev = 1}, true);

@@ -1,0 +1,38 @@
+// The best elements of rows, and their places.
+
+#include "runtime/kernels/top_k.h"
+
+#include "runtime/kernels/cpu/sum_over.h"
+
+namespace tessera {
+namespace {
+
+// x -> y, ids.
+template <typename T>
+void TopK(const KernelCall& call) {
+  const TopKRows rows = TopKRowsOf(call);
+  const T* const x = call.operands[0].as<const T>();
+  T* const y = call.results[0].as<T>();
+  int32_t* const ids = call.results[1].as<int32_t>();
+  ForEachPoint(call, rows.rows, rows.places * rows.choices,
+               [&](int64_t, const Places& at) {
+                 const auto value_at = [&](int64_t i) {
+                   return x[at[0] + i * rows.stride];
+                 };
+                 int64_t place = -1;
+                 for (int64_t k = 0; k < rows.choices; ++k) {
+                   place =
+                       NextPlace(value_at, rows.places, place, rows.largest);
+                   y[at[1] + k * rows.step] = value_at(place);
+                   ids[at[2] + k * rows.step] = static_cast<int32_t>(place);
+                 }
+               });
+}
+
+}  // namespace
+
+std::vector<Kernel> CpuTopKKernels() {
+  return {{"top_k", ByDType<TopK<float>, TopK<double>>}};
+}
+
+}  // namespace tessera

@@ -1,0 +1,63 @@
+#pragma once
+// What the CPU's and CUDA's top_k (planner/ops/top_k.cc) share. Include behind
+// the back end's loops.
+
+#include <array>
+
+#include "runtime/kernels/points.h"
+
+namespace tessera {
+
+// A call's rows, and how far elements of a row are from each other.
+struct TopKRows {
+  Points rows;  // of x, the values and the ids
+  int64_t places = 0;
+  int64_t stride = 1;  // of places in x
+  int64_t choices = 0;
+  int64_t step = 1;  // of choices in the results
+  bool largest = true;
+};
+
+inline TopKRows TopKRowsOf(const KernelCall& call) {
+  const IndexRule& rule = *call.rule;
+  const std::array<Placed, 3> placed = {
+      PlacedOperand(call, 0), PlacedResult(call, 0), PlacedResult(call, 1)};
+  const auto v = static_cast<uint8_t>(rule.FactorOf('v'));
+  const auto k = static_cast<uint8_t>(rule.FactorOf('k'));
+  Indices factors = rule.operands[0];
+  std::erase(factors, v);
+  TopKRows rows;
+  rows.rows = PointsOver(call, factors, placed);
+  // Neither is split.
+  const Points seen = PointsOver(call, {{v}}, placed);
+  const Points chosen = PointsOver(call, {{k}}, placed);
+  rows.places = seen.count;
+  rows.choices = chosen.count;
+  if (seen.dims > 0) rows.stride = seen.strides[0][0];
+  if (chosen.dims > 0) rows.step = chosen.strides[0][1];
+  rows.largest = call.attribute("largest") != 0;
+  return rows;
+}
+
+// The place behind `last`, or the first one where that is -1, in the order of a
+// row's values, of equal ones in that of their places. What is no number is
+// behind none; where nothing else is left, 0.
+template <typename T>
+constexpr int64_t NextPlace(const T& value_at, int64_t places, int64_t last,
+                            bool largest) {
+  const auto in_front = [&](int64_t i, int64_t j) {
+    const auto a = value_at(i);
+    const auto b = value_at(j);
+    if (a == b) return i < j;
+    return largest ? a > b : a < b;
+  };
+  int64_t next = -1;
+  for (int64_t i = 0; i < places; ++i) {
+    if ((last < 0 || in_front(last, i)) && (next < 0 || in_front(i, next))) {
+      next = i;
+    }
+  }
+  return next < 0 ? 0 : next;
+}
+
+}  // namespace tessera
