@@ -1003,6 +1003,19 @@ Result<void> Walk::Function1(const OnnxNode& node) {
     y = of_x("Cos");
     TESSERA_TRY(const std::string sine, of_x("Sin"));
     if (y) y = Part(node, "Div", {sine, *y});
+  } else if (node.op == "ThresholdedRelu") {
+    y = Part(node, "Greater", {x, number(node.Float("alpha", 1))});
+    then("Mul", {x});
+  } else if (node.op == "Shrink") {
+    const double bias = node.Float("bias", 0);
+    const double lambda = node.Float("lambd", 0.5);
+    y = Part(node, "Greater", {x, number(lambda)});
+    TESSERA_TRY(std::string low, Part(node, "Less", {x, number(-lambda)}));
+    TESSERA_TRY(const std::string up, Part(node, "Add", {x, number(bias)}));
+    TESSERA_TRY(low, Part(node, "Mul", {low, up}));
+    TESSERA_TRY(const std::string down, Part(node, "Sub", {x, number(bias)}));
+    then("Mul", {down});
+    then("Add", {low});
   } else {  // Sinh and Cosh
     y = of_x("Exp");
     then("Reciprocal", {});

@@ -62,14 +62,16 @@ Result<Activation> Walk::Ids(const OnnxNode& node, size_t i) {
 
 Result<Atom> Walk::Picked(const Activation& x, size_t d) {
   TESSERA_RETURN_IF_ERROR(CheckOwn(x, d));
-  if (x.dims[d].size() != 1) {
+  Dim dim = Wide(x.dims[d]);
+  if (dim.empty()) dim = x.dims[d];
+  if (dim.size() != 1) {
     return InvalidInput("chooses along a dimension that is several");
   }
-  if (x.dims[d][0].letter == 'b' && sizes_.batch > 1) {
+  if (dim[0].letter == 'b' && sizes_.batch > 1) {
     return InvalidInput(
         "chooses among samples, and batches are cut into microbatches");
   }
-  return x.dims[d][0];
+  return dim[0];
 }
 
 std::string Walk::Named(const OnnxNode& node, Activation x) {
@@ -92,7 +94,8 @@ std::optional<double> Walk::UniformIn(const OnnxNode& node, size_t i) const {
 // ---- Ids that are made ------------------------------------------------------
 
 Result<std::array<Activation, 2>> Walk::Best(const OnnxNode& node, size_t axis,
-                                             int64_t count, bool largest) {
+                                             int64_t count, bool largest,
+                                             bool last) {
   TESSERA_TRY(Activation x, Computed(node, 0));
   TESSERA_TRY(x, Materialise(std::move(x)));
   TESSERA_TRY(const Atom v, Picked(x, axis));
@@ -107,10 +110,12 @@ Result<std::array<Activation, 2>> Walk::Best(const OnnxNode& node, size_t axis,
     to += here ? "k!" : letter;
     if (here) atom = k;
   }
-  x.dims[axis] = {k};
+  ReplaceIn(x.dims[axis], v, {k});
   const std::vector<TensorId> made = builder_.Add(
       "top_k", Unique(NameOf(node)), {x.tensor}, from + "->" + to + "," + to,
-      {{"k", Number(count)}, {"largest", largest ? 1.0 : 0.0}});
+      {{"k", Number(count)},
+       {"largest", largest ? 1.0 : 0.0},
+       {"last", last ? 1.0 : 0.0}});
   std::array<Activation, 2> best = {x, x};
   best[0].tensor = made[0];
   best[1].tensor = made[1];
@@ -127,7 +132,8 @@ Result<void> Walk::TopK(const OnnxNode& node) {
     return InvalidInput("expected one number from 1 to " +
                         std::to_string(shape[*axis]) + " of elements");
   }
-  TESSERA_TRY(auto best, Best(node, *axis, k[0], node.Int("largest", 1) != 0));
+  TESSERA_TRY(auto best, Best(node, *axis, k[0], node.Int("largest", 1) != 0,
+                              /*last=*/false));
   Set(node, ActivationValue(std::move(best[0])), 0);
   Set(node, ActivationValue(std::move(best[1])), 1);
   return {};
@@ -136,10 +142,8 @@ Result<void> Walk::TopK(const OnnxNode& node) {
 Result<void> Walk::ArgMax(const OnnxNode& node) {
   const auto axis = AxisOf(node.Int("axis", 0), ShapeOf(In(node, 0)).size());
   if (!axis) return InvalidInput("has no such dimension");
-  if (node.Int("select_last_index", 0) != 0) {
-    return InvalidInput("expected the first of equal elements");
-  }
-  TESSERA_TRY(auto best, Best(node, *axis, 1, node.op == "ArgMax"));
+  TESSERA_TRY(auto best, Best(node, *axis, 1, node.op == "ArgMax",
+                              node.Int("select_last_index", 0) != 0));
   Activation& ids = best[1];
   if (node.Int("keepdims", 1) == 0) {
     if (ids.dims.size() == 1) return InvalidInput("makes a single number");
@@ -248,6 +252,17 @@ Result<void> Walk::OneHot(const OnnxNode& node) {
   return {};
 }
 
+// 1 where a row's largest element is.
+Result<void> Walk::Hardmax(const OnnxNode& node) {
+  const auto axis = AxisOf(node.Int("axis", -1), ShapeOf(In(node, 0)).size());
+  if (!axis) return InvalidInput("has no such dimension");
+  const int64_t places = ShapeOf(In(node, 0))[*axis];
+  TESSERA_TRY(auto best, Best(node, *axis, 1, true, /*last=*/false));
+  TESSERA_TRY(Activation y, Marks(node, std::move(best[1]), *axis, 0, places));
+  Set(node, ActivationValue(std::move(y)));
+  return {};
+}
+
 // ---- Elements by ids --------------------------------------------------------
 
 Result<Activation> Walk::GatherOf(const OnnxNode& node, Activation x,
@@ -267,9 +282,15 @@ Result<Activation> Walk::GatherOf(const OnnxNode& node, Activation x,
   const auto at = std::ranges::find(x.own, v.id, &Atom::id);
   const auto behind = x.own.erase(at);
   x.own.insert(behind, ids.own.begin(), ids.own.end());
+  Dim ones = x.dims[axis];
+  ReplaceIn(ones, v, {});
+  std::vector<Dim> dims = ids.dims;
+  if (!dims.empty()) {
+    dims.back().insert(dims.back().end(), ones.begin(), ones.end());
+  }
   x.dims.erase(x.dims.begin() + static_cast<int64_t>(axis));
-  x.dims.insert(x.dims.begin() + static_cast<int64_t>(axis), ids.dims.begin(),
-                ids.dims.end());
+  x.dims.insert(x.dims.begin() + static_cast<int64_t>(axis), dims.begin(),
+                dims.end());
   TESSERA_RETURN_IF_ERROR(CheckRule(x.own, {}));
   x.tensor =
       builder_.Add1("gather", Unique(NameOf(node)), {x.tensor, ids.tensor},
@@ -306,12 +327,26 @@ Result<void> Walk::GatherElements(const OnnxNode& node) {
   TESSERA_TRY(const Atom v, Picked(x, *axis));
   TESSERA_RETURN_IF_ERROR(SameBut(x, ids, *axis));
   std::vector<Dim> as = x.dims;
+  for (size_t d = 0; d < as.size(); ++d) {
+    // Samples keep their name.
+    const Dim theirs = Wide(ids.dims[d]);
+    size_t next = 0;
+    for (Atom& atom : as[d]) {
+      if (d == *axis || atom.extent == 1) continue;
+      const Atom& their = theirs[next++];
+      if (their.letter == 'b' || their.letter == 's') atom = their;
+    }
+  }
+  RenameAtoms(x, as);
   as[*axis] = ids.dims[*axis];
   for (Atom& atom : as[*axis]) {
     // The places that are read may have the name of those that are there, but
     // not of another dimension's.
     if (atom.id == v.id || !IsAmong(x.own, atom)) continue;
     TESSERA_TRY(atom, Whole(AtomOf(node, "t"), atom.extent, 'f'));
+  }
+  for (const Atom& one : x.dims[*axis]) {
+    if (one.id != v.id) as[*axis].push_back(one);
   }
   RenameAtoms(ids, as);
   Letters letters("v");

@@ -132,7 +132,9 @@ Result<void> Walk::Gather(const OnnxNode& node) {
   }
   if (!In(node, 1).Is(Value::Kind::kActivation)) return Select(node);
   TESSERA_TRY(const Activation ids, Ids(node, 1));
-  if (!rows || ids.own.size() != 2 || ids.dims.size() != 2) {
+  const bool tokens = ids.own.size() == 2 && ids.dims.size() == 2 &&
+                      ids.own[0].letter == 'b' && ids.own[1].letter == 's';
+  if (!rows || !tokens) {
     const auto axis = AxisOf(node.Int("axis", 0), shape.size());
     if (!axis) return InvalidInput("has no such dimension");
     TESSERA_TRY(Activation x, Computed(node, 0));

@@ -711,6 +711,7 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Concat", "concat_channels", &Walk::Concat},
       {"Conv", "conv2d, or linear of patches", &Walk::Convolution},
       {"Cosh", "exp and others", &Walk::Function1},
+      {"DepthToSpace", "nothing", &Walk::Depth},
       {"Dropout", "dropout while training, else nothing", &Walk::Dropout},
       {"Einsum", "einsum, reduce_sum or transpose", &Walk::Einsum},
       {"Elu", "elu", &Walk::Parametric},
@@ -730,6 +731,7 @@ std::span<const Walk::Row> Walk::Rows() {
       {"GlobalMaxPool", "reduce_max", &Walk::GlobalMaxPool},
       {"GroupNormalization", "means, differences and products",
        &Walk::GroupNorm},
+      {"Hardmax", "top_k and one_hot", &Walk::Hardmax},
       {"HardSigmoid", "hard_sigmoid, or scale and clip", &Walk::Function1},
       {"HardSwish", "hard_swish", &Walk::Function1},
       {"Identity", "nothing", &Walk::Identity},
@@ -766,16 +768,19 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Reshape", "nothing", &Walk::Reshape},
       {"ScatterElements", "scatter_add", &Walk::ScatterElements},
       {"Selu", "elu", &Walk::Function1},
+      {"Shrink", "comparisons and products", &Walk::Function1},
       {"Sinh", "exp and others", &Walk::Function1},
       {"Slice", "slice", &Walk::Slice},
       {"Softmax", "softmax, or a part of attention or of the loss",
        &Walk::Softmax},
       {"Softsign", "abs and divide", &Walk::Function1},
+      {"SpaceToDepth", "nothing", &Walk::Depth},
       {"Split", "several layers instead of a fused one, or slice",
        &Walk::Split},
       {"Squeeze", "nothing", &Walk::Squeeze},
       {"Sum", "sums", &Walk::Variadic},
       {"Tan", "sin, cos and divide", &Walk::Function1},
+      {"ThresholdedRelu", "a comparison and a product", &Walk::Function1},
       {"TopK", "top_k", &Walk::TopK},
       {"Transpose", "nothing", &Walk::Transpose},
       {"Unsqueeze", "nothing", &Walk::Unsqueeze},
@@ -932,6 +937,19 @@ Result<void> Walk::Map(const OnnxNode& node) {
   if (elementwise && (node.inputs.size() == 1 || node.inputs.size() == 2)) {
     return Elementwise(node);
   }
+  constexpr std::string_view kByData[] = {"Compress", "NonZero", "Unique"};
+  constexpr std::string_view kPrograms[] = {"If", "Loop", "Scan"};
+  if (std::ranges::count(kByData, node.op) > 0) {
+    return InvalidInput(
+        "what it computes has a shape that depends on data, as where experts "
+        "are given their tokens: tools/export_torch.py maps those of PyTorch "
+        "models, and exporters write them with fixed shapes where each token "
+        "has its experts' weights (transformers' "
+        "experts_implementation=\"batched_mm\")");
+  }
+  if (std::ranges::count(kPrograms, node.op) > 0) {
+    return InvalidInput("has graphs of its own, which are not read");
+  }
   return InvalidInput("no operator of Tessera's is known for it");
 }
 
@@ -1075,6 +1093,7 @@ Result<OnnxComputation> Walk::FinishComputation() {
   TESSERA_RETURN_IF_ERROR(Problems());
   OnnxComputation made;
   TensorId loss;
+  bool computes = false;  // besides constants
   for (const std::string& name : outputs_) {
     const std::string where = path_ + ": output '" + name + "'";
     OnnxNode reader;
@@ -1100,14 +1119,23 @@ Result<OnnxComputation> Walk::FinishComputation() {
       const auto at = std::ranges::find(x->own, atom.id, &Atom::id);
       output.order.push_back(static_cast<size_t>(at - x->own.begin()));
     }
-    const std::string letters = Letters().Of(x->own);
+    Letters of_x("v");
+    std::string letters = of_x.Of(x->own);
+    if (ids_.contains(x->tensor)) {
+      // Of numbers that can be added up.
+      x->tensor = builder_.Add1("one_hot", Unique(reader.name + ".marks"),
+                                {x->tensor}, letters + "->" + letters + "v",
+                                {{"first", 0}, {"places", 1}});
+      letters += "v";
+    }
     const TensorId sum = builder_.Add1("reduce_sum", Unique(reader.name),
                                        {x->tensor}, letters + "->");
-    loss = loss.valid() ? builder_.Add1("add", Unique(reader.name + ".all"),
-                                        {loss, sum}, ",->")
-                        : sum;
+    loss = computes ? builder_.Add1("add", Unique(reader.name + ".all"),
+                                    {loss, sum}, ",->")
+                    : sum;
+    computes = true;
   }
-  if (loss.valid()) {
+  if (computes) {
     TESSERA_TRY(made.graph, builder_.Finish(loss));
   }
   for (const BoundInput& input : sizes_.inputs) {

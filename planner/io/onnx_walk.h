@@ -198,7 +198,8 @@ class Walk {
   Result<Atom> Picked(const Activation& x, size_t d);
   // The best elements of operand 0 in dimension `axis`, and their ids.
   Result<std::array<Activation, 2>> Best(const OnnxNode& node, size_t axis,
-                                         int64_t count, bool largest);
+                                         int64_t count, bool largest,
+                                         bool last);
   // 1 where ids are `first`, `first` + 1, ... in `places` places of dimension
   // d, in which there is one id, else 0.
   Result<Activation> Marks(const OnnxNode& node, Activation ids, size_t d,
@@ -359,6 +360,7 @@ class Walk {
   Result<void> BatchNorm(const OnnxNode& node);
   Result<void> Concat(const OnnxNode& node);
   Result<void> Convolution(const OnnxNode& node);
+  Result<void> Depth(const OnnxNode& node);
   Result<void> Dropout(const OnnxNode& node);
   Result<void> Einsum(const OnnxNode& node);
   Result<void> Elementwise(const OnnxNode& node);
@@ -370,6 +372,7 @@ class Walk {
   Result<void> Gemm(const OnnxNode& node);
   Result<void> GlobalAveragePool(const OnnxNode& node);
   Result<void> Identity(const OnnxNode& node);
+  Result<void> Hardmax(const OnnxNode& node);
   Result<void> LayerNorm(const OnnxNode& node);
   Result<void> MatMul(const OnnxNode& node);
   Result<void> MaxPool(const OnnxNode& node);

@@ -1,9 +1,10 @@
 // The largest or smallest elements along a dimension, and their places:
 //   top_k   y[.., k, ..] = x[.., id[.., k, ..], ..]
 // with ids in the order of the values, best first; of equal values the one in
-// front is first. The rule names the factors, x's v is the results' k, as in
-// "bsv!->bsk!,bsk!": rows are read whole and not split. The gradient goes to
-// the places that were chosen, so it is a scatter_add.
+// front is first, or where `last` is not 0 the one behind. The rule names the
+// factors, x's v is the results' k, as in "bsv!->bsk!,bsk!": rows are read
+// whole and not split. The gradient goes to the places that were chosen, so it
+// is a scatter_add.
 
 #include <algorithm>
 
@@ -48,9 +49,9 @@ std::vector<OpDef> TopKOps() {
        .adjoints = {{"gather_dx", "dy0,y1->dx0"}},
        // Each choice looks through its row.
        .flops = FlopsPerPoint<1>,
-       .attributes =
-           {{.name = "k", .least = 1, .whole = true},
-            {.name = "largest", .least = 0, .most = 1, .whole = true}},
+       .attributes = {{.name = "k", .least = 1, .whole = true},
+                      {.name = "largest", .least = 0, .most = 1, .whole = true},
+                      {.name = "last", .least = 0, .most = 1, .whole = true}},
        .problem = TopKProblem,
        .integer_results = {1},
        .sizes = {{'k', "k"}}},

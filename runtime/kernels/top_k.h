@@ -16,6 +16,7 @@ struct TopKRows {
   int64_t choices = 0;
   int64_t step = 1;  // of choices in the results
   bool largest = true;
+  bool last = false;  // of equal elements
 };
 
 inline TopKRows TopKRowsOf(const KernelCall& call) {
@@ -36,24 +37,26 @@ inline TopKRows TopKRowsOf(const KernelCall& call) {
   if (seen.dims > 0) rows.stride = seen.strides[0][0];
   if (chosen.dims > 0) rows.step = chosen.strides[0][1];
   rows.largest = call.attribute("largest") != 0;
+  rows.last = call.attribute("last") != 0;
   return rows;
 }
 
-// The place behind `last`, or the first one where that is -1, in the order of a
-// row's values, of equal ones in that of their places. What is no number is
-// behind none; where nothing else is left, 0.
+// The place behind `before`, or the first one where that is -1, in the order of
+// a row's values, of equal ones in that of their places, or its reverse. What
+// is no number is behind none; where nothing else is left, 0.
 template <typename T>
-constexpr int64_t NextPlace(const T& value_at, int64_t places, int64_t last,
-                            bool largest) {
+constexpr int64_t NextPlace(const TopKRows& rows, const T& value_at,
+                            int64_t before) {
   const auto in_front = [&](int64_t i, int64_t j) {
     const auto a = value_at(i);
     const auto b = value_at(j);
-    if (a == b) return i < j;
-    return largest ? a > b : a < b;
+    if (a == b) return rows.last ? i > j : i < j;
+    return rows.largest ? a > b : a < b;
   };
   int64_t next = -1;
-  for (int64_t i = 0; i < places; ++i) {
-    if ((last < 0 || in_front(last, i)) && (next < 0 || in_front(i, next))) {
+  for (int64_t i = 0; i < rows.places; ++i) {
+    if ((before < 0 || in_front(before, i)) &&
+        (next < 0 || in_front(i, next))) {
       next = i;
     }
   }

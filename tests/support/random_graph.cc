@@ -528,9 +528,9 @@ class SmallGeneral {
                        "bsh,bs->bvh", {{"places", 3}});
     sums = Op("reduce_sum", name + ".sums", {sums}, "bvh->bh");
     // The best places' ids choose features, whose marks weigh these.
-    const std::vector<TensorId> best =
-        builder_.Add("top_k", name + ".top_k", {y}, "bv!h->bk!h,bk!h",
-                     {{"k", 1}, {"largest", spec_.bias == 1 ? 1.0 : 0.0}});
+    const std::vector<TensorId> best = builder_.Add(
+        "top_k", name + ".top_k", {y}, "bv!h->bk!h,bk!h",
+        {{"k", 1}, {"largest", spec_.bias == 1 ? 1.0 : 0.0}, {"last", 0}});
     const TensorId marks =
         Op("one_hot", name + ".one_hot", {best[1]}, "bkh->bvkh",
            {{"first", 0}, {"places", static_cast<double>(spec_.sequence)}});

@@ -21,8 +21,7 @@ void TopK(const KernelCall& call) {
                  };
                  int64_t place = -1;
                  for (int64_t k = 0; k < rows.choices; ++k) {
-                   place =
-                       NextPlace(value_at, rows.places, place, rows.largest);
+                   place = NextPlace(rows, value_at, place);
                    y[at[1] + k * rows.step] = value_at(place);
                    ids[at[2] + k * rows.step] = static_cast<int32_t>(place);
                  }

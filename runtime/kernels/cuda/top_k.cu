@@ -20,7 +20,7 @@ __global__ void ChooseBest(TopKRows rows, Elements<T> x, Elements<T> y,
     };
     int64_t place = -1;
     for (int64_t k = 0; k < rows.choices; ++k) {
-      place = NextPlace(value_at, rows.places, place, rows.largest);
+      place = NextPlace(rows, value_at, place);
       y.Set(at.of[1] + k * rows.step, value_at(place));
       ids[at.of[2] + k * rows.step] = static_cast<int32_t>(place);
     }
