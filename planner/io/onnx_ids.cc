@@ -36,6 +36,23 @@ void RenameAtoms(Activation& x, std::vector<Dim>& as) {
   x.dims = as;
 }
 
+// The dimensions of x, by the names of samples and places where `ids` has them.
+// REQUIRES: they are of the same sizes but for dimension `axis`.
+std::vector<Dim> NamesOf(const Activation& x, const Activation& ids,
+                         size_t axis) {
+  std::vector<Dim> as = x.dims;
+  for (size_t d = 0; d < as.size(); ++d) {
+    const Dim theirs = Wide(ids.dims[d]);
+    size_t next = 0;
+    for (Atom& atom : as[d]) {
+      if (d == axis || atom.extent == 1) continue;
+      const Atom& their = theirs[next++];
+      if (their.letter == 'b' || their.letter == 's') atom = their;
+    }
+  }
+  return as;
+}
+
 bool IsAmong(std::span<const Atom> atoms, const Atom& atom) {
   return std::ranges::count(atoms, atom.id, &Atom::id) > 0;
 }
@@ -326,17 +343,7 @@ Result<void> Walk::GatherElements(const OnnxNode& node) {
   }
   TESSERA_TRY(const Atom v, Picked(x, *axis));
   TESSERA_RETURN_IF_ERROR(SameBut(x, ids, *axis));
-  std::vector<Dim> as = x.dims;
-  for (size_t d = 0; d < as.size(); ++d) {
-    // Samples keep their name.
-    const Dim theirs = Wide(ids.dims[d]);
-    size_t next = 0;
-    for (Atom& atom : as[d]) {
-      if (d == *axis || atom.extent == 1) continue;
-      const Atom& their = theirs[next++];
-      if (their.letter == 'b' || their.letter == 's') atom = their;
-    }
-  }
+  std::vector<Dim> as = NamesOf(x, ids, *axis);
   RenameAtoms(x, as);
   as[*axis] = ids.dims[*axis];
   for (Atom& atom : as[*axis]) {
@@ -408,6 +415,10 @@ Result<void> Walk::ScatterElements(const OnnxNode& node) {
   }
   const Dim chosen = ids.dims[*axis];
   TESSERA_RETURN_IF_ERROR(CheckOwn(ids, *axis));
+  if (sizes_.batch > 1 && std::ranges::count(chosen, 'b', &Atom::letter) > 0) {
+    return InvalidInput(
+        "adds up samples, and batches are cut into microbatches");
+  }
   const int64_t places = shape[*axis];
   // 1 where an id is, or how many are there.
   const auto marked = [&](bool counted) -> Result<Activation> {
@@ -444,7 +455,8 @@ Result<void> Walk::ScatterElements(const OnnxNode& node) {
     }
     TESSERA_RETURN_IF_ERROR(SameBut(x, ids, x.dims.size()));
     TESSERA_RETURN_IF_ERROR(CheckOwn(x, *axis));
-    std::vector<Dim> as = x.dims;
+    std::vector<Dim> as = NamesOf(x, ids, x.dims.size());
+    RenameAtoms(x, as);
     const Dim from = x.dims[*axis];
     Activation by = ids;
     RenameAtoms(by, as);

@@ -309,16 +309,24 @@ Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
   std::vector<Atom> of_v = leading(v);
   // Keys and values of fewer heads are repeated, each for some queries.
   const auto repeats = [](const Activation& x, std::vector<Atom>& atoms) {
-    if (atoms.size() != 3 ||
-        std::ranges::count(x.own, atoms[2].id, &Atom::id) > 0) {
+    // A single head is no dimension yet.
+    if ((atoms.size() != 2 && atoms.size() != 3) ||
+        std::ranges::count(x.own, atoms.back().id, &Atom::id) > 0) {
       return int64_t{1};
     }
-    const int64_t times = atoms[2].extent;
+    const int64_t times = atoms.back().extent;
     atoms.pop_back();
     return times;
   };
   const int64_t times = repeats(k, of_k);
   if (repeats(v, of_v) != times) of_v.clear();
+  for (const auto& [of, features] :
+       {std::pair(&outer, &q.dims.back()), std::pair(&of_k, &k.dims[rank - 2]),
+        std::pair(&of_v, &v.dims.back())}) {
+    if (rank == 4 && of->size() == 1 && features->size() == 1) {
+      atoms_.Split((*features)[0], 1);
+    }
+  }
   if (outer.size() == 2 && outer[1].extent % times == 0) {
     const Dim parts = atoms_.Split(outer[1], outer[1].extent / times);
     if (parts.size() == 2) {

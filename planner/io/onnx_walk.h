@@ -19,6 +19,7 @@
 #include "planner/io/importer.h"
 #include "planner/io/losses.h"
 #include "planner/io/onnx.h"
+#include "planner/io/onnx_angles.h"
 #include "planner/io/onnx_file.h"
 #include "planner/io/onnx_fold.h"
 #include "planner/io/onnx_value.h"
@@ -50,13 +51,6 @@ struct Places {
 struct RowRange {
   int64_t begin = 0;
   int64_t count = 0;  // 0: all
-};
-
-// Of a rotary embedding: place i turns pair j of n features by
-// i / factor * theta^(-2j/n).
-struct Angles {
-  double theta = 0;
-  double factor = 1;
 };
 
 // What is read in a walk over a small batch: masks and states are as large as

@@ -216,6 +216,17 @@ def llama():
         max_position_embeddings=32, use_cache=False)
 
 
+def scaled_llama(kind):
+    """With positions that are scaled, on enough pairs of features to tell how."""
+    return Transformer(
+        transformers.LlamaForCausalLM, hidden_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, intermediate_size=32,
+        max_position_embeddings=256, use_cache=False, rope_parameters={
+            "rope_type": kind, "rope_theta": 1e4, "factor": 8,
+            "low_freq_factor": 1, "high_freq_factor": 4,
+            "original_max_position_embeddings": 64})
+
+
 class T5(nn.Module):
     """By its logits alone."""
 
@@ -355,6 +366,8 @@ MODELS = {
     "lstm-script": (lambda: Translator(nn.LSTM), pairs, "script"),
     "lstm-both-ways": (lambda: Translator(nn.LSTM, True), pairs, "dynamo"),
     "llama": (llama, tokens, "dynamo"),
+    "llama-3.1": (lambda: scaled_llama("llama3"), tokens, "dynamo"),
+    "llama-yarn": (lambda: scaled_llama("yarn"), tokens, "dynamo"),
     "t5": (T5, pairs, "dynamo"),
     "experts": (Experts, tokens, "dynamo"),
     "routed-scatter": (lambda: Routed(scattered), tokens, "dynamo"),

@@ -105,8 +105,9 @@ class Splits {
     for (size_t n = 0; n < graph.nodes.size(); ++n) {
       const Node& node = graph.nodes[n];
       std::set<char>& split = in[node.op->name];
+      const OpPlacement placed = PlacementOf(graph, plan, NodeId(n));
       for (size_t f = 0; f < node.rule.factors.size(); ++f) {
-        if (plan.ops[n].axes[f] != 0) split.insert(node.rule.factors[f].letter);
+        if (placed.axes[f] != 0) split.insert(node.rule.factors[f].letter);
       }
     }
     for (const auto& [op, letters] : in) {
@@ -151,8 +152,9 @@ class Sequence {
       for (int k = 0; k < batch; ++k) {
         cases.push_back(generator_.Next(wanted_));
         const Case& drawn = cases.back();
-        splits_.Add(checker_.ModelOf(drawn.graph).graph,
-                    *checker_.ValidPlan(drawn));
+        if (const auto plan = checker_.ValidPlan(drawn)) {
+          splits_.Add(checker_.ModelOf(drawn.graph).graph, *plan);
+        }
       }
       failures += RunBatch(cases);
       i += batch;
