@@ -403,6 +403,11 @@ Result<void> Walk::Binary(const OnnxNode& node, Activation x, Activation y) {
   TESSERA_RETURN_IF_ERROR(CheckRule(z.own, {&x, &y}));
   z.tensor = builder_.Add1(op, Unique(NameOf(node)), {x.tensor, y.tensor},
                            of_x + "," + of_y + "->" + to);
+  const bool of_marks = node.op == "And" || node.op == "Or" ||
+                        node.op == "Xor" ||
+                        (node.op == "Mul" && marks_.contains(x.tensor) &&
+                         marks_.contains(y.tensor));
+  if (!ComparisonOf(node.op).empty() || of_marks) marks_.insert(z.tensor);
   Set(node, ActivationValue(std::move(z)));
   return {};
 }

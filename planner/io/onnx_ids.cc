@@ -187,6 +187,7 @@ Result<Activation> Walk::Marks(const OnnxNode& node, Activation ids, size_t d,
   ids.tensor = builder_.Add1(
       "one_hot", Unique(NameOf(node)), {ids.tensor}, from + "->" + from + "v",
       {{"first", Number(first)}, {"places", Number(places)}});
+  marks_.insert(ids.tensor);
   return ids;
 }
 

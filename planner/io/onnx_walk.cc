@@ -504,8 +504,18 @@ Result<void> Walk::Identity(const OnnxNode& node) {
   if (In(node, 0).Is(Value::Kind::kActivation) && node.op == "Cast" &&
       !IsOnnxFloat(static_cast<int>(node.Int("to", kOnnxFloat)))) {
     // Whole numbers of one width or another.
-    TESSERA_TRY(const Activation x, Computed(node, 0));
-    if (x.f != nullptr) return InvalidInput("rounds what is computed");
+    TESSERA_TRY(Activation x, Computed(node, 0));
+    if (x.f == nullptr || !ComparisonOf(x.f->op).empty() || x.f->op == "Not") {
+      const bool compares = x.f != nullptr;
+      TESSERA_TRY(x, Materialise(std::move(x)));
+      if (compares) marks_.insert(x.tensor);
+    }
+    if (x.f != nullptr ||
+        !(ids_.contains(x.tensor) || marks_.contains(x.tensor))) {
+      return InvalidInput("rounds what is computed");
+    }
+    Set(node, ActivationValue(std::move(x)));
+    return {};
   }
   Value value = In(node, 0);
   // Such a node gives a name to one of several equal tensors.

@@ -415,7 +415,8 @@ class Walk {
   std::map<std::string, std::vector<const OnnxNode*>> readers_;
   std::set<const OnnxNode*> done_;  // by a node in front of them
   std::set<std::string> names_;
-  std::set<TensorId> ids_;  // tensors of whole numbers
+  std::set<TensorId> ids_;    // tensors of whole numbers
+  std::set<TensorId> marks_;  // of the graph's type, but of 0 and 1
   std::map<std::string, MadeWeight> weights_;
   PublishedLayout layout_;
   std::map<std::pair<TensorId, std::shared_ptr<const Expression>>, TensorId>

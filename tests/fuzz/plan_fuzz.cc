@@ -5,6 +5,7 @@
 //   --models M   how many models the plans share (N / 20, at least 20)
 //   --rows TEXT  only plans that exercise a row whose name has TEXT in it
 //   --one CASE   checks this case alone, and says what it is
+//   --draw N     draws N plans and checks none, for the counts alone
 //   --searched N checks N plans that short searches return instead
 //
 // Prints a failing case as it was drawn and shrunk, each as an argument for
@@ -149,13 +150,7 @@ class Sequence {
       // The child has the checker's models; what it learns is lost with it.
       const int batch = std::min(kBatch, plans - i);
       std::vector<Case> cases;
-      for (int k = 0; k < batch; ++k) {
-        cases.push_back(generator_.Next(wanted_));
-        const Case& drawn = cases.back();
-        if (const auto plan = checker_.ValidPlan(drawn)) {
-          splits_.Add(checker_.ModelOf(drawn.graph).graph, *plan);
-        }
-      }
+      for (int k = 0; k < batch; ++k) cases.push_back(Next());
       failures += RunBatch(cases);
       i += batch;
       std::printf("%d plans, %d failures\n", i, failures);
@@ -164,11 +159,23 @@ class Sequence {
     return failures;
   }
 
+  // Counts plans, and checks none.
+  void Draw(int plans) {
+    for (int i = 0; i < plans; ++i) Next();
+  }
+
   const Coverage& coverage() const { return generator_.coverage(); }
   const Splits& splits() const { return splits_; }
 
  private:
   static constexpr int kBatch = 250;
+
+  Case Next() {
+    const Case drawn = generator_.Next(wanted_);
+    splits_.Add(checker_.ModelOf(drawn.graph).graph,
+                *checker_.ValidPlan(drawn));
+    return drawn;
+  }
 
   int RunBatch(const std::vector<Case>& cases) {
     int failures = 0;
@@ -260,12 +267,14 @@ int Main(int argc, char** argv) {
   int models = 0;
   uint64_t seed = 1;
   RowSet wanted = 0;
+  bool checks = true;
   for (int i = 1; i < argc; i += 2) {
     const std::string flag = argv[i];
     if (i + 1 == argc) {
       std::fprintf(flag == "--help" ? stdout : stderr,
                    "usage: tessera_plan_fuzz [--plans N] [--seed S] "
-                   "[--models M] [--rows TEXT] | --one CASE | --searched N\n");
+                   "[--models M] [--rows TEXT] | --draw N … | --one CASE | "
+                   "--searched N\n");
       return flag == "--help" ? 0 : 2;
     }
     const char* const value = argv[i + 1];
@@ -273,6 +282,9 @@ int Main(int argc, char** argv) {
     if (flag == "--searched") return CheckSearched(std::atoi(value));
     if (flag == "--plans") {
       plans = std::atoi(value);
+    } else if (flag == "--draw") {
+      plans = std::atoi(value);
+      checks = false;
     } else if (flag == "--models") {
       models = std::atoi(value);
     } else if (flag == "--seed") {
@@ -294,10 +306,15 @@ int Main(int argc, char** argv) {
   }
   if (models == 0) models = std::max(20, plans / 20);
   Sequence sequence(seed, models, wanted);
-  const int failures = sequence.Run(plans);
+  int failures = 0;
+  if (checks) {
+    failures = sequence.Run(plans);
+  } else {
+    sequence.Draw(plans);
+  }
   std::printf("%s", sequence.coverage().ToString(50).c_str());
   sequence.splits().Print();
-  std::printf("%d of %d plans failed\n", failures, plans);
+  if (checks) std::printf("%d of %d plans failed\n", failures, plans);
   return failures == 0 ? 0 : 1;
 }
 

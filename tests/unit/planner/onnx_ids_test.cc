@@ -152,6 +152,20 @@ TEST(OnnxIds, WhatIsNotComputedWithIdsIsNamed) {
                 "ids of all samples"));
 }
 
+// What is compared is whole; what else is computed would be rounded.
+TEST(OnnxIds, WholeNumbersAreCast) {
+  const Message to_int = IntAttribute("to", 7);
+  EXPECT_THAT(ErrorOf(WithTopK(
+                  {NodeOf("Cast", "rounded", {"best"}, "logits", {to_int})})),
+              HasSubstr("node 'rounded' (Cast): rounds what is computed"));
+  const auto graph = ImportParts(
+      WithTopK({NodeOf("Greater", "above", {"best", "best"}, "c"),
+                NodeOf("Cast", "whole", {"c"}, "i", {to_int}),
+                NodeOf("Cast", "back", {"i"}, "f", {IntAttribute("to", 1)}),
+                NodeOf("Add", "sum", {"f", "best"}, "logits")}));
+  EXPECT_TRUE(graph.has_value()) << graph.error().ToString();
+}
+
 TEST(OnnxIds, ShapesThatDependOnDataAreNamed) {
   EXPECT_THAT(
       ErrorOf(WithTopK({NodeOf("NonZero", "tokens", {"best"}, "logits")})),
