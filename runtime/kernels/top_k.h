@@ -41,26 +41,16 @@ inline TopKRows TopKRowsOf(const KernelCall& call) {
   return rows;
 }
 
-// The place behind `before`, or the first one where that is -1, in the order of
-// a row's values, of equal ones in that of their places, or its reverse. What
-// is no number is behind none; where nothing else is left, 0.
+// Whether value `a` of place i is in front of `b` of place j, in the order of a
+// row's values, of equal ones in that of their places, or its reverse. What is
+// no number is behind all that is one.
 template <typename T>
-constexpr int64_t NextPlace(const TopKRows& rows, const T& value_at,
-                            int64_t before) {
-  const auto in_front = [&](int64_t i, int64_t j) {
-    const auto a = value_at(i);
-    const auto b = value_at(j);
-    if (a == b) return rows.last ? i > j : i < j;
-    return rows.largest ? a > b : a < b;
-  };
-  int64_t next = -1;
-  for (int64_t i = 0; i < rows.places; ++i) {
-    if ((before < 0 || in_front(before, i)) &&
-        (next < 0 || in_front(i, next))) {
-      next = i;
-    }
-  }
-  return next < 0 ? 0 : next;
+constexpr bool IsInFront(const TopKRows& rows, T a, int64_t i, T b, int64_t j) {
+  const bool number_a = a == a;
+  const bool number_b = b == b;
+  if (number_a != number_b) return number_a;
+  if (a == b || !number_a) return rows.last ? i > j : i < j;
+  return rows.largest ? a > b : a < b;
 }
 
 }  // namespace tessera

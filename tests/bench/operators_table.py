@@ -36,7 +36,8 @@ def adjoints():
         for (begin, name), end in zip(
                 starts, [s for s, _ in starts[1:]] + [len(text)]):
             found[name] = set(re.findall(
-                r'\{"(\w*)",\s*"[dxy0-9,]+->[dx0-9,]+"\}', text[begin:end]))
+                r'\{"(\w*)",\s*(?:"[dxy0-9,]+->[dx0-9,]+"|\*\w+)\}',
+                text[begin:end]))
     # Elementwise functions are rows of a table of their own.
     for name, adjoint in re.findall(
             r'\{"(\w+)",\s*"[^"]*",\s*\{"(\w+)"',
@@ -68,6 +69,11 @@ def main():
     drawn = counts(plans, r"operator (\w+) in (\d+) plans((?: \w:\d+)*)")
     ran = counts(tests, r"operator (\w+) in (\d+) tests")
     of_others = set().union(*backward.values()) - {""}
+    # Gradients of several operators are not told apart, nor are operators that
+    # are gradients, too.
+    shared = {name for name, count in collections.Counter(
+        part for parts in backward.values() for part in parts).items()
+        if count > 1 or not ops.get(name, "").startswith("gradient")}
     print("| operator | backward | CPU | CUDA | random plans | splits drawn | "
           "ONNX node tests |\n|---|---|---|---|---|---|---|")
     for name, summary in ops.items():
@@ -78,6 +84,8 @@ def main():
         parts = [name] + sorted(gradients - {"", name})
         split = collections.Counter()
         for part in parts:
+            if part in shared and part != name:
+                continue
             for letter, count in re.findall(
                     r"(\w):(\d+)", drawn.get(part, ("0", ""))[1]):
                 split[letter] = max(split[letter], int(count))

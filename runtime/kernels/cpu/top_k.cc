@@ -7,6 +7,18 @@
 namespace tessera {
 namespace {
 
+// The place behind `before`, or the first one where that is -1.
+template <typename T>
+int64_t NextPlace(const TopKRows& rows, const T* row, int64_t before) {
+  const auto at = [&](int64_t i) { return row[i * rows.stride]; };
+  int64_t next = -1;
+  for (int64_t i = 0; i < rows.places; ++i) {
+    if (before >= 0 && !IsInFront(rows, at(before), before, at(i), i)) continue;
+    if (next < 0 || IsInFront(rows, at(i), i, at(next), next)) next = i;
+  }
+  return next;
+}
+
 // x -> y, ids.
 template <typename T>
 void TopK(const KernelCall& call) {
@@ -16,13 +28,11 @@ void TopK(const KernelCall& call) {
   int32_t* const ids = call.results[1].as<int32_t>();
   ForEachPoint(call, rows.rows, rows.places * rows.choices,
                [&](int64_t, const Places& at) {
-                 const auto value_at = [&](int64_t i) {
-                   return x[at[0] + i * rows.stride];
-                 };
+                 const T* const row = x + at[0];
                  int64_t place = -1;
                  for (int64_t k = 0; k < rows.choices; ++k) {
-                   place = NextPlace(rows, value_at, place);
-                   y[at[1] + k * rows.step] = value_at(place);
+                   place = NextPlace(rows, row, place);
+                   y[at[1] + k * rows.step] = row[place * rows.stride];
                    ids[at[2] + k * rows.step] = static_cast<int32_t>(place);
                  }
                });

@@ -15,14 +15,24 @@ __global__ void ChooseBest(TopKRows rows, Elements<T> x, Elements<T> y,
        row < rows.rows.count; row += step) {
     Places at;
     at.Add(rows.rows, row);
-    const auto value_at = [&](int64_t i) {
-      return x.Get(at.of[0] + i * rows.stride);
-    };
-    int64_t place = -1;
+    int64_t before = -1;
+    float value_before = 0;
     for (int64_t k = 0; k < rows.choices; ++k) {
-      place = NextPlace(rows, value_at, place);
-      y.Set(at.of[1] + k * rows.step, value_at(place));
-      ids[at.of[2] + k * rows.step] = static_cast<int32_t>(place);
+      int64_t best = -1;
+      float value = 0;
+      for (int64_t i = 0; i < rows.places; ++i) {
+        const float v = x.Get(at.of[0] + i * rows.stride);
+        if (before >= 0 && !IsInFront(rows, value_before, before, v, i)) {
+          continue;
+        }
+        if (best >= 0 && !IsInFront(rows, v, i, value, best)) continue;
+        best = i;
+        value = v;
+      }
+      y.Set(at.of[1] + k * rows.step, value);
+      ids[at.of[2] + k * rows.step] = static_cast<int32_t>(best);
+      before = best;
+      value_before = value;
     }
   }
 }
