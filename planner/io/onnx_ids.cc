@@ -209,7 +209,10 @@ Result<bool> Walk::EqualToConstant(const OnnxNode& node) {
   };
   if (!In(node, 1 - of).Is(Value::Kind::kConstant)) {
     const auto uniform = UniformIn(node, 1 - of);
-    if (!uniform || *uniform != std::floor(*uniform)) return misfit();
+    if (!uniform || *uniform != std::floor(*uniform) ||
+        !(std::abs(*uniform) <= kMostElements) || ids.dims.empty()) {
+      return misfit();
+    }
     TESSERA_TRY(ids, Marks(node, std::move(ids), ids.dims.size() - 1,
                            static_cast<int64_t>(*uniform), 1));
     Set(node, ActivationValue(std::move(ids)));
@@ -234,8 +237,9 @@ Result<bool> Walk::EqualToConstant(const OnnxNode& node) {
   }
   size_t d = ids.dims.size() - 1;
   if (!same) {
-    const auto wide =
-        std::ranges::find_if(shape, [](int64_t extent) { return extent > 1; });
+    const auto is_wide = [](int64_t extent) { return extent > 1; };
+    if (std::ranges::count_if(shape, is_wide) != 1) return misfit();
+    const auto wide = std::ranges::find_if(shape, is_wide);
     d = static_cast<size_t>(wide - shape.begin());
     if (Extent(ids.dims[d]) != 1) return misfit();
   }

@@ -453,7 +453,7 @@ Result<void> Walk::Depth(const OnnxNode& node) {
   const Shape shape = ShapeOf(In(node, 0));
   const int64_t n = node.Int("blocksize", 0);
   const bool to_space = node.op == "DepthToSpace";
-  if (shape.size() != 4 || n < 1 ||
+  if (shape.size() != 4 || n < 1 || n > 65536 ||
       (to_space ? shape[1] % (n * n) != 0
                 : shape[2] % n != 0 || shape[3] % n != 0)) {
     return InvalidInput("expected images that blocks of " + std::to_string(n) +
