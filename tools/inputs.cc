@@ -19,10 +19,17 @@
 #include "planner/io/plan_io.h"
 #include "planner/io/zoo.h"
 #include "planner/plan/strategy.h"
+#include "planner/search/search_space.h"
 #include "planner/topology/stacks.h"
 
 namespace tessera {
 namespace {
+
+Error NoSequence(const Options& options) {
+  return InvalidInput(
+      "has no effect: samples of '" + options.model + "' are no sequences",
+      "--seq-len");
+}
 
 Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
                         std::vector<std::string>& warnings,
@@ -64,6 +71,10 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
     return set.error().At("--set");
   }
   TESSERA_TRY(Graph forward, ImportModel(options.model, import));
+  if (options.Given("--seq-len") && IsOnnx(options.model) &&
+      UnitOf(forward) != "tokens") {
+    return NoSequence(options);
+  }
   auto graph = Differentiate(std::move(forward));
   if (!graph) return graph.error().At(options.model);
   for (const DeviceType& type : cluster.device_types) {
@@ -103,6 +114,16 @@ Result<std::optional<Plan>> ReadPlanOrStrategy(const Options& options,
     if (!strategy) return strategy.error().At("--strategy");
     auto plan = PlanFromStrategy(graph, cluster, *strategy);
     if (!plan) return plan.error().At("--strategy");
+    if (strategy->sp) {
+      Strategy without = *strategy;
+      without.sp = false;
+      const auto other = PlanFromStrategy(graph, cluster, without);
+      if (other && SameUpToNames(*plan, *other)) {
+        return InvalidInput("sp=1 has no effect: beside its dense layers " +
+                                graph.name + " has no sequence to split",
+                            "--strategy");
+      }
+    }
     return std::optional(*std::move(plan));
   }
   return std::optional<Plan>();
@@ -297,9 +318,7 @@ Result<void> CheckLength(const Options& options) {
       IsGraphFile(options.model) || !HasNoSequence(options.model)) {
     return {};
   }
-  return InvalidInput(
-      "has no effect: samples of '" + options.model + "' are no sequences",
-      "--seq-len");
+  return NoSequence(options);
 }
 
 Result<void> CheckReadable(const std::string& path) {

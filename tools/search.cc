@@ -103,6 +103,20 @@ Result<std::vector<Plan>> StartsOf(const Options& options, const Inputs& inputs,
   return starts;
 }
 
+// The plan of --plan or --strategy is no start where constraints forbid it.
+void WarnOfForbidden(const SearchSpace& space, Inputs& inputs) {
+  if (!inputs.plan || Allowed(space, *inputs.plan)) return;
+  std::string broken;
+  for (const std::string& where :
+       space.constraints.Broken(space.index, *space.cluster, *inputs.plan)) {
+    broken += (broken.empty() ? "" : ", ") + where;
+  }
+  inputs.warnings.push_back(
+      "the search does not start from the plan that is "
+      "given, which breaks " +
+      broken);
+}
+
 // Uniform plans that are looked at to say why constraints leave none.
 constexpr size_t kMostTried = 500;
 
@@ -489,8 +503,14 @@ Result<int> RunSearch(const Options& options) {
   if (!options.output.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckProtoOutput(options.output));
   }
-  TESSERA_TRY(const Inputs inputs, ReadInputs(options));
-  PrintWarnings(inputs);
+  if (options.Given("--data") && options.verify == 0) {
+    return InvalidInput("has no effect: no plan is run (--verify N)", "--data");
+  }
+  TESSERA_TRY(Inputs inputs, ReadInputs(options));
+  if (options.verify > 0) {
+    TESSERA_RETURN_IF_ERROR(
+        CheckMeasurable(options, inputs.graph, inputs.cluster));
+  }
 
   const Evaluator evaluator(inputs.graph, inputs.cluster,
                             inputs.profile_or_null(), options.training,
@@ -498,6 +518,8 @@ Result<int> RunSearch(const Options& options) {
   SearchSpace space(inputs.graph, inputs.cluster);
   TESSERA_TRY(space.constraints,
               ConstraintsOf(options, space.index, inputs.cluster));
+  WarnOfForbidden(space, inputs);
+  PrintWarnings(inputs);
   SearchOptions search = SearchOptionsOf(options);
   search.candidates = static_cast<size_t>(std::max(1, options.confirm));
   TESSERA_TRY(search.starts, StartsOf(options, inputs, space));

@@ -18,10 +18,13 @@
 #include <utility>
 #include <vector>
 
+#include "planner/base/table.h"
 #include "planner/io/file.h"
 #include "planner/io/json_value.h"
 #include "planner/io/plan_io.h"
 #include "tools/flags.h"
+#include "tools/gpu_share.h"
+#include "tools/inputs.h"
 #include "tools/interrupt.h"
 #include "tools/verb.h"
 
@@ -134,25 +137,51 @@ std::string LastLine(const std::string& text) {
   return text.substr(begin + 1, end - begin);  // npos + 1 is 0
 }
 
+// Of `run`, on devices like the cluster's.
+std::string BackendFor(const Cluster& cluster) {
+  return cluster.TypeOf(DeviceId(0)).shared_memory ? "cpu" : "cuda";
+}
+
 }  // namespace
+
+Result<void> CheckMeasurable(const Options& options, const Graph& graph,
+                             const Cluster& cluster) {
+  const auto check = [&]() -> Result<void> {
+    TESSERA_TRY(const Backend* const backend,
+                Find("backend", Backends(), BackendFor(cluster)));
+    const auto ranks = static_cast<int>(cluster.devices.size());
+    TESSERA_TRY([[maybe_unused]] const auto share,
+                GpuShareOf(*backend, {.launcher = "tessera",
+                                      .rank = ranks - 1,
+                                      .size = ranks,
+                                      .local_rank = ranks - 1,
+                                      .local_size = ranks,
+                                      .master_host = {},
+                                      .job_id = {}}));
+    if (options.data.empty()) {
+      return UnitOf(graph) == "tokens" ? InvalidInput("needs --data FILE")
+                                       : Result<void>();
+    }
+    return CheckReadable(options.data);
+  }();
+  return check ? check : check.error().At("--verify");
+}
 
 Result<Duration> MeasureStep(const Options& options, const Graph& graph,
                              const Cluster& cluster, const Plan& plan) {
   TESSERA_TRY(const TemporaryFolder folder, TemporaryFolder::Make());
   const std::string plan_file = folder.File("plan.json");
   TESSERA_RETURN_IF_ERROR(WritePlan(plan_file, graph, plan));
-  const DeviceId first = plan.groups[0].devices[0];
-  std::vector<std::string> arguments = {
-      "run",
-      "--plan",
-      plan_file,
-      "--dtype",
-      std::string(NameOf(graph.dtype)),
-      "--backend",
-      cluster.TypeOf(first).shared_memory ? "cpu" : "cuda",
-      "--steps",
-      kSteps,
-      "--json"};
+  std::vector<std::string> arguments = {"run",
+                                        "--plan",
+                                        plan_file,
+                                        "--dtype",
+                                        std::string(NameOf(graph.dtype)),
+                                        "--backend",
+                                        BackendFor(cluster),
+                                        "--steps",
+                                        kSteps,
+                                        "--json"};
   for (std::string& word : TrainingArguments(options.arguments)) {
     arguments.push_back(std::move(word));
   }

@@ -10,6 +10,11 @@
 
 namespace tessera {
 
+// That MeasureStep will have the devices and the data that it needs, as far as
+// that can be told before there is a plan.
+Result<void> CheckMeasurable(const Options& options, const Graph& graph,
+                             const Cluster& cluster);
+
 // The step time that 'tessera run' measures of a few steps of `plan`, made for
 // `cluster`: on the CPU where the cluster's devices are, else on GPUs, with the
 // flags of `options.arguments` that say what is trained. Errors: what the run

@@ -24,6 +24,12 @@ bool HasDocuments(const Graph& graph) {
   });
 }
 
+bool HasBatchNorm(const Graph& graph) {
+  return std::ranges::any_of(graph.nodes, [](const Node& node) {
+    return node.op->name == "batch_norm" || node.op->name == "ghost_batch_norm";
+  });
+}
+
 }  // namespace
 
 std::span<const Importer> Importers() {
@@ -58,6 +64,11 @@ Result<Graph> ImportModel(const std::string& path,
           "the end of a document (--end-of-text) has no effect: the graph has "
           "no input 'mask_positions'",
           path);
+    }
+    constexpr const char* kGroups = "batch_norm_groups";
+    if (options.overrides.contains(kGroups) && !HasBatchNorm(graph)) {
+      return InvalidInput("has no effect: the model has no batch norm",
+                          path + ": " + kGroups);
     }
     return graph;
   }

@@ -203,6 +203,9 @@ Result<Sizes> BindInputs(const OnnxModel& model, const std::string& path,
   return sizes;
 }
 
+// Each walk but the last finds dimensions that those before it left whole.
+constexpr int kMostWalks = 100;
+
 // finish(walk) of the last walk over the file's nodes.
 // `all`: of all outputs, not of one.
 template <typename T, typename Finish>
@@ -248,10 +251,11 @@ Result<T> Walked(const std::string& path, const ImportOptions& options,
   few.warnings = nullptr;
   if (const auto small = BindInputs(model, path, few, !all)) {
     Atoms atoms;
-    Walk(model, path, *small, few, outputs, atoms, found).Run();
+    for (int i = 0; i < kMostWalks; ++i) {
+      Walk(model, path, *small, few, outputs, atoms, found).Run();
+      if (!atoms.Changed()) break;
+    }
   }
-  // Each walk but the last finds dimensions that those before it left whole.
-  constexpr int kMostWalks = 100;
   Atoms atoms;
   for (int i = 0; i < kMostWalks; ++i) {
     Walk walk(model, path, sizes, options, outputs, atoms, found);

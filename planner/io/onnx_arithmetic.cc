@@ -20,31 +20,17 @@ bool AllOnes(const Dim& dim) {
                              [](const Atom& atom) { return atom.extent == 1; });
 }
 
-// Without extents of 1.
-Dim Wide(const Dim& dim) {
-  Dim wide;
-  for (const Atom& atom : dim) {
-    if (atom.extent > 1) wide.push_back(atom);
-  }
-  return wide;
-}
-
-// Whether both are of the same sizes; where one is taken apart and the other is
-// not, the other will be.
-bool Fit(Atoms& atoms, const Dim& a, const Dim& b) {
-  const Dim x = Wide(a);
-  const Dim y = Wide(b);
-  if (x.size() == 1 && y.size() > 1) atoms.Split(x[0], y[0].extent);
-  if (y.size() == 1 && x.size() > 1) atoms.Split(y[0], x[0].extent);
-  return ExtentsOf(x) == ExtentsOf(y);
-}
-
 }  // namespace
 
 // ---- Functions of one tensor ------------------------------------------------
 
 Result<Activation> Walk::Materialise(Activation x) {
   if (x.f == nullptr) return x;
+  if (ids_.contains(x.tensor)) {
+    return InvalidInput(
+        "computes with ids, which nodes may only compare with numbers, or read "
+        "and add up elements by");
+  }
   const std::string letters = Letters().Of(x.own);
   TESSERA_TRY(x.tensor, Apply(x.tensor, letters, x.f));
   x.f = nullptr;
@@ -182,6 +168,10 @@ Result<void> Walk::Parametric(const OnnxNode& node) {
 }
 
 Result<void> Walk::Elementwise(const OnnxNode& node) {
+  if (node.op == "Equal") {
+    TESSERA_TRY(const bool marks, EqualToConstant(node));
+    if (marks) return {};
+  }
   const bool two = node.inputs.size() == 2;
   for (size_t i = 0; two && i < 2; ++i) {
     if (!In(node, i).Is(Value::Kind::kScores) ||
@@ -247,20 +237,16 @@ Result<void> Walk::Elementwise(const OnnxNode& node) {
   for (size_t i = 0; i < count; ++i) {
     const Value& value = In(node, i);
     const bool weight = value.Is(Value::Kind::kWeight);
-    if (value.Is(Value::Kind::kConstant)) {
-      const auto constant = Constant(node, i);
-      const bool uniform = constant && !constant->values.empty() &&
-                           std::ranges::all_of(constant->values, [&](double v) {
-                             return v == constant->values[0];
-                           });
+    const auto uniform = UniformIn(node, i);
+    if (value.Is(Value::Kind::kConstant) || uniform) {
       // What the other operand's shape holds already.
       const bool adds_no_extent =
-          uniform && two && Broadcasts(constant->shape, In(node, 1 - i));
+          uniform && two && Broadcasts(ShapeOf(value), In(node, 1 - i));
       if (!adds_no_extent) {
         return InvalidInput("operand " + std::to_string(i) +
                             " is a constant of more than one number");
       }
-      number[i] = constant->values[0];
+      number[i] = *uniform;
       continue;
     }
     const Shape shape = ShapeOf(value);
@@ -417,6 +403,11 @@ Result<void> Walk::Binary(const OnnxNode& node, Activation x, Activation y) {
   TESSERA_RETURN_IF_ERROR(CheckRule(z.own, {&x, &y}));
   z.tensor = builder_.Add1(op, Unique(NameOf(node)), {x.tensor, y.tensor},
                            of_x + "," + of_y + "->" + to);
+  const bool of_marks = node.op == "And" || node.op == "Or" ||
+                        node.op == "Xor" ||
+                        (node.op == "Mul" && marks_.contains(x.tensor) &&
+                         marks_.contains(y.tensor));
+  if (!ComparisonOf(node.op).empty() || of_marks) marks_.insert(z.tensor);
   Set(node, ActivationValue(std::move(z)));
   return {};
 }
@@ -424,19 +415,20 @@ Result<void> Walk::Binary(const OnnxNode& node, Activation x, Activation y) {
 Result<void> Walk::Choose(const OnnxNode& node) {
   OnnxNode of = node;
   for (size_t i = 0; i < 3; ++i) {
-    if (!In(node, i).Is(Value::Kind::kConstant)) continue;
+    const auto number = UniformIn(node, i);
+    if (!In(node, i).Is(Value::Kind::kConstant) && !number) continue;
     // A number, as a tensor like another operand.
     const auto like = std::ranges::find_if(node.inputs, [&](const auto& name) {
       return values_[name].Is(Value::Kind::kActivation) &&
              Broadcasts(In(node, i).constant.shape, values_[name]);
     });
-    if (like == node.inputs.end() || In(node, i).constant.values.size() != 1) {
+    if (like == node.inputs.end() || !number) {
       return InvalidInput("operand " + std::to_string(i) +
                           " is a constant of more than one number");
     }
-    TESSERA_TRY(of.inputs[i], Part(node, "Max", {*like, node.inputs[i]}));
-    TESSERA_TRY(of.inputs[i],
-                Part(node, "Min", {of.inputs[i], node.inputs[i]}));
+    const std::string bound = NumberOf(node, *number);
+    TESSERA_TRY(of.inputs[i], Part(node, "Max", {*like, bound}));
+    TESSERA_TRY(of.inputs[i], Part(node, "Min", {of.inputs[i], bound}));
   }
   std::array<Activation, 3> x;
   Activation both;
@@ -473,6 +465,11 @@ Result<void> Walk::CheckRule(std::span<const Atom> result,
   size_t dims = result.size();
   for (const Activation* x : operands) {
     dims = std::max(dims, x->own.size());
+    if (ids_.contains(x->tensor)) {
+      return InvalidInput(
+          "computes with ids, which nodes may only compare with numbers, or "
+          "read and add up elements by");
+    }
     if (samples(x->own) && !samples(result) && sizes_.batch > 1) {
       return InvalidInput(
           "its result is not of each sample, and batches are cut into "
@@ -1011,6 +1008,19 @@ Result<void> Walk::Function1(const OnnxNode& node) {
     y = of_x("Cos");
     TESSERA_TRY(const std::string sine, of_x("Sin"));
     if (y) y = Part(node, "Div", {sine, *y});
+  } else if (node.op == "ThresholdedRelu") {
+    y = Part(node, "Greater", {x, number(node.Float("alpha", 1))});
+    then("Mul", {x});
+  } else if (node.op == "Shrink") {
+    const double bias = node.Float("bias", 0);
+    const double lambda = node.Float("lambd", 0.5);
+    y = Part(node, "Greater", {x, number(lambda)});
+    TESSERA_TRY(std::string low, Part(node, "Less", {x, number(-lambda)}));
+    TESSERA_TRY(const std::string up, Part(node, "Add", {x, number(bias)}));
+    TESSERA_TRY(low, Part(node, "Mul", {low, up}));
+    TESSERA_TRY(const std::string down, Part(node, "Sub", {x, number(bias)}));
+    then("Mul", {down});
+    then("Add", {low});
   } else {  // Sinh and Cosh
     y = of_x("Exp");
     then("Reciprocal", {});

@@ -512,4 +512,24 @@ Result<std::optional<OnnxConstant>> FoldOnnx(
   return std::optional<OnnxConstant>();
 }
 
+std::optional<OnnxConstant> UniformOnnx(
+    const OnnxNode& node, std::span<const OnnxConstant* const> operands) {
+  if (operands.empty() || operands[0] == nullptr) return std::nullopt;
+  const OnnxConstant& x = *operands[0];
+  if (node.op == "ConstantOfShape") {
+    const OnnxAttribute* const value = node.Find("value");
+    if (value == nullptr) return OnnxConstant{x.Ints(), {0}, true};
+    const std::vector<double> values = value->t.Values();
+    if (values.size() != 1) return std::nullopt;
+    return OnnxConstant{x.Ints(), values, IsOnnxFloat(value->t.type)};
+  }
+  if (node.op != "Expand" || x.values.size() != 1 || operands.size() < 2 ||
+      operands[1] == nullptr) {
+    return std::nullopt;
+  }
+  const auto shape = Broadcast(x.shape, operands[1]->Ints());
+  if (!shape) return std::nullopt;
+  return OnnxConstant{*shape, x.values, x.is_float};
+}
+
 }  // namespace tessera

@@ -46,4 +46,9 @@ std::optional<double> ApplyOnnx(const std::string& op, double x, double y,
 Result<std::optional<OnnxConstant>> FoldOnnx(
     const OnnxNode& node, std::span<const OnnxConstant* const> operands);
 
+// What a node of a shape and a number makes, Expand or ConstantOfShape, with
+// that number alone, however large it is; nothing for others.
+std::optional<OnnxConstant> UniformOnnx(
+    const OnnxNode& node, std::span<const OnnxConstant* const> operands);
+
 }  // namespace tessera

@@ -448,4 +448,41 @@ Result<void> Walk::Concat(const OnnxNode& node) {
   return {};
 }
 
+// Blocks of pixels as channels, or back.
+Result<void> Walk::Depth(const OnnxNode& node) {
+  const Shape shape = ShapeOf(In(node, 0));
+  const int64_t n = node.Int("blocksize", 0);
+  const bool to_space = node.op == "DepthToSpace";
+  if (shape.size() != 4 || n < 1 || n > 65536 ||
+      (to_space ? shape[1] % (n * n) != 0
+                : shape[2] % n != 0 || shape[3] % n != 0)) {
+    return InvalidInput("expected images that blocks of " + std::to_string(n) +
+                        " x " + std::to_string(n) + " pixels make up");
+  }
+  const int64_t c = shape[1] / (n * n);
+  const bool depth_first = node.Text("mode", "DCR") == "DCR";
+  Shape parts;
+  Shape order;
+  Shape result;
+  if (to_space) {
+    parts = depth_first ? Shape{shape[0], n, n, c, shape[2], shape[3]}
+                        : Shape{shape[0], c, n, n, shape[2], shape[3]};
+    order = depth_first ? Shape{0, 3, 4, 1, 5, 2} : Shape{0, 1, 4, 2, 5, 3};
+    result = {shape[0], c, shape[2] * n, shape[3] * n};
+  } else {
+    parts = {shape[0], shape[1], shape[2] / n, n, shape[3] / n, n};
+    order = {0, 3, 5, 1, 2, 4};
+    result = {shape[0], shape[1] * n * n, shape[2] / n, shape[3] / n};
+  }
+  OnnxAttribute perm;
+  perm.name = "perm";
+  perm.ints = order;
+  TESSERA_TRY(std::string y,
+              Part(node, "Reshape", {node.inputs[0], IntsOf(node, parts)}));
+  TESSERA_TRY(y, Part(node, "Transpose", {y}, {perm}));
+  TESSERA_TRY(y, Part(node, "Reshape", {y, IntsOf(node, result)}));
+  Rename(node, y);
+  return {};
+}
+
 }  // namespace tessera::onnx

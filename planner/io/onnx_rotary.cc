@@ -2,65 +2,11 @@
 // models, and the numbers that angles are made of.
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "planner/io/onnx_walk.h"
 
 namespace tessera::onnx {
-
-namespace {
-
-// Of cosines and sines in fp32 of angles up to some ten thousand.
-constexpr double kSameAngle = 1e-3;
-// How far theta may be from a whole number that it then is.
-constexpr double kSameTheta = 1e-4;
-
-// The angles whose cosines and sines are rows of [.., places, features]; what
-// is in front repeats them. Nothing where they are others.
-std::optional<Angles> AnglesOf(const OnnxConstant& cos,
-                               const OnnxConstant& sin) {
-  const size_t rank = cos.shape.size();
-  if (rank < 2 || sin.shape != cos.shape) return std::nullopt;
-  const int64_t places = cos.shape[rank - 2];
-  const int64_t features = cos.shape[rank - 1];
-  const int64_t half = features / 2;
-  if (places < 2 || half < 1 || features % 2 != 0) return std::nullopt;
-  // Of one place, which is less than half a turn.
-  const auto angle = [&](int64_t pair) {
-    const auto at = static_cast<size_t>(features + pair);
-    return std::atan2(sin.values[at], cos.values[at]);
-  };
-  if (!(angle(0) > 0 && angle(half - 1) > 0)) return std::nullopt;
-  Angles angles;
-  angles.factor = 1 / angle(0);
-  if (std::abs(angles.factor - 1) < kSameTheta) angles.factor = 1;
-  angles.theta = 10000;  // of a single pair
-  if (half > 1) {
-    angles.theta = std::exp(-std::log(angle(half - 1) * angles.factor) *
-                            Number(half) / Number(half - 1));
-    const double whole = std::round(angles.theta);
-    if (std::abs(angles.theta - whole) < kSameTheta * whole) {
-      angles.theta = whole;
-    }
-  }
-  if (!(angles.theta >= 1 && angles.factor >= 1)) return std::nullopt;
-  for (size_t i = 0; i < cos.values.size(); ++i) {
-    const auto at = static_cast<int64_t>(i);
-    const int64_t place = at / features % places;
-    const int64_t pair = at % features % half;
-    const double expected =
-        Number(place) / angles.factor *
-        std::pow(angles.theta, -Number(pair) / Number(half));
-    if (!(std::abs(cos.values[i] - std::cos(expected)) <= kSameAngle &&
-          std::abs(sin.values[i] - std::sin(expected)) <= kSameAngle)) {
-      return std::nullopt;
-    }
-  }
-  return angles;
-}
-
-}  // namespace
 
 const OnnxNode* Walk::Producer(const std::string& value,
                                std::string_view op) const {
@@ -184,19 +130,13 @@ Result<void> Walk::Rotate(const OnnxNode& node, const Rotary& rotary) {
   if (known == found_.angles.end()) {
     return InvalidInput("a rotary embedding by angles that are not known");
   }
-  const Angles angles = known->second;
   Letters letters;
   const std::string rows = letters.Of(std::span(x.own).first(x.own.size() - 1));
   const std::string last = letters.Of(std::span(x.own).last(1));
-  std::vector<Attribute> attributes = {{"fraction", 1},
-                                       {"theta", angles.theta}};
-  const bool linear = angles.factor != 1;
-  if (linear) attributes.insert(attributes.begin(), {"factor", angles.factor});
-  x.tensor =
-      builder_.Add1(linear ? "rotary_linear" : "rotary", Unique(NameOf(node)),
-                    {x.tensor, Extra("positions")},
-                    rows + last + "!," + rows.substr(0, 2) + "->" + rows + last,
-                    std::move(attributes));
+  x.tensor = builder_.Add1(
+      known->second.op, Unique(NameOf(node)), {x.tensor, Extra("positions")},
+      rows + last + "!," + rows.substr(0, 2) + "->" + rows + last,
+      known->second.attributes);
   Set(node, ActivationValue(std::move(x)));
   return {};
 }

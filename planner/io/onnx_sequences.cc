@@ -130,11 +130,17 @@ Result<void> Walk::Gather(const OnnxNode& node) {
     Set(node, ActivationValue(std::move(y)));
     return {};
   }
-  if (table.Is(Value::Kind::kActivation)) return Select(node);
-  TESSERA_TRY(const Activation ids, Computed(node, 1));
-  if (!rows || ids.own.size() != 2 || ids.dims.size() != 2 ||
-      ids.f != nullptr) {
-    return InvalidInput("expected rows of a table of the file, by tokens");
+  if (!In(node, 1).Is(Value::Kind::kActivation)) return Select(node);
+  TESSERA_TRY(const Activation ids, Ids(node, 1));
+  const bool tokens = ids.own.size() == 2 && ids.dims.size() == 2 &&
+                      ids.own[0].letter == 'b' && ids.own[1].letter == 's';
+  if (!rows || !tokens) {
+    const auto axis = AxisOf(node.Int("axis", 0), shape.size());
+    if (!axis) return InvalidInput("has no such dimension");
+    TESSERA_TRY(Activation x, Computed(node, 0));
+    TESSERA_TRY(x, GatherOf(node, std::move(x), *axis, ids));
+    Set(node, ActivationValue(std::move(x)));
+    return {};
   }
   const std::string name = NameOf(node);
   TESSERA_TRY(const Atom h, Whole(AtomOf(node, "h"), shape[1], 'f'));
@@ -303,16 +309,24 @@ Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
   std::vector<Atom> of_v = leading(v);
   // Keys and values of fewer heads are repeated, each for some queries.
   const auto repeats = [](const Activation& x, std::vector<Atom>& atoms) {
-    if (atoms.size() != 3 ||
-        std::ranges::count(x.own, atoms[2].id, &Atom::id) > 0) {
+    // A single head is no dimension yet.
+    if ((atoms.size() != 2 && atoms.size() != 3) ||
+        std::ranges::count(x.own, atoms.back().id, &Atom::id) > 0) {
       return int64_t{1};
     }
-    const int64_t times = atoms[2].extent;
+    const int64_t times = atoms.back().extent;
     atoms.pop_back();
     return times;
   };
   const int64_t times = repeats(k, of_k);
   if (repeats(v, of_v) != times) of_v.clear();
+  for (const auto& [of, features] :
+       {std::pair(&outer, &q.dims.back()), std::pair(&of_k, &k.dims[rank - 2]),
+        std::pair(&of_v, &v.dims.back())}) {
+    if (rank == 4 && of->size() == 1 && features->size() == 1) {
+      atoms_.Split((*features)[0], 1);
+    }
+  }
   if (outer.size() == 2 && outer[1].extent % times == 0) {
     const Dim parts = atoms_.Split(outer[1], outer[1].extent / times);
     if (parts.size() == 2) {

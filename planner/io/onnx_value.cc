@@ -124,6 +124,22 @@ void ReplaceIn(std::vector<Atom>& in, const Atom& atom, const Dim& parts) {
   in.insert(begin, parts.begin(), parts.end());
 }
 
+Dim Wide(const Dim& dim) {
+  Dim wide;
+  for (const Atom& atom : dim) {
+    if (atom.extent > 1) wide.push_back(atom);
+  }
+  return wide;
+}
+
+bool Fit(Atoms& atoms, const Dim& a, const Dim& b) {
+  const Dim x = Wide(a);
+  const Dim y = Wide(b);
+  if (x.size() == 1 && y.size() > 1) atoms.Split(x[0], y[0].extent);
+  if (y.size() == 1 && x.size() > 1) atoms.Split(y[0], x[0].extent);
+  return ExtentsOf(x) == ExtentsOf(y);
+}
+
 Shape ExtentsOf(std::span<const Atom> atoms) {
   Shape shape;
   for (const Atom& atom : atoms) shape.push_back(atom.extent);

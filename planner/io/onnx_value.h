@@ -158,6 +158,7 @@ struct Value {
   };
   Kind kind = Kind::kUnknown;
   OnnxConstant constant;
+  std::optional<double> uniform;  // of a large one: all its elements
   // Of a weight, and of a tensor whose elements are not known.
   const OnnxTensor* source = nullptr;
   std::string weight;         // its name
@@ -240,6 +241,13 @@ std::optional<double> FactorOf(const Expression* f);
 void ReplaceIn(std::vector<Atom>& in, const Atom& atom, const Dim& parts);
 
 Shape ExtentsOf(std::span<const Atom> atoms);
+
+// Without extents of 1.
+Dim Wide(const Dim& dim);
+
+// Whether both are of the same sizes; where one is taken apart and the other is
+// not, the other will be.
+bool Fit(Atoms& atoms, const Dim& a, const Dim& b);
 
 std::vector<Atom> Flatten(std::span<const Dim> dims);
 

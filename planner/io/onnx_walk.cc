@@ -99,6 +99,7 @@ Shape Walk::ShapeOf(const Value& value) {
   Shape shape;
   switch (value.kind) {
     case Value::Kind::kConstant:
+    case Value::Kind::kLarge:
       return value.constant.shape;
     case Value::Kind::kWeight:
       for (size_t d : value.order) shape.push_back(value.source->dims[d]);
@@ -503,8 +504,18 @@ Result<void> Walk::Identity(const OnnxNode& node) {
   if (In(node, 0).Is(Value::Kind::kActivation) && node.op == "Cast" &&
       !IsOnnxFloat(static_cast<int>(node.Int("to", kOnnxFloat)))) {
     // Whole numbers of one width or another.
-    TESSERA_TRY(const Activation x, Computed(node, 0));
-    if (x.f != nullptr) return InvalidInput("rounds what is computed");
+    TESSERA_TRY(Activation x, Computed(node, 0));
+    if (x.f == nullptr || !ComparisonOf(x.f->op).empty() || x.f->op == "Not") {
+      const bool compares = x.f != nullptr;
+      TESSERA_TRY(x, Materialise(std::move(x)));
+      if (compares) marks_.insert(x.tensor);
+    }
+    if (x.f != nullptr ||
+        !(ids_.contains(x.tensor) || marks_.contains(x.tensor))) {
+      return InvalidInput("rounds what is computed");
+    }
+    Set(node, ActivationValue(std::move(x)));
+    return {};
   }
   Value value = In(node, 0);
   // Such a node gives a name to one of several equal tensors.
@@ -699,6 +710,8 @@ Result<void> Walk::Transpose(const OnnxNode& node) {
 
 std::span<const Walk::Row> Walk::Rows() {
   static constexpr Row kRows[] = {
+      {"ArgMax", "top_k", &Walk::ArgMax},
+      {"ArgMin", "top_k", &Walk::ArgMax},
       {"AveragePool", "average_pool", &Walk::AveragePool},
       {"BatchNormalization", "batch_norm, of microbatches", &Walk::BatchNorm},
       {"Cast", "nothing", &Walk::Identity},
@@ -708,13 +721,18 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Concat", "concat_channels", &Walk::Concat},
       {"Conv", "conv2d, or linear of patches", &Walk::Convolution},
       {"Cosh", "exp and others", &Walk::Function1},
+      {"DepthToSpace", "nothing", &Walk::Depth},
       {"Dropout", "dropout while training, else nothing", &Walk::Dropout},
       {"Einsum", "einsum, reduce_sum or transpose", &Walk::Einsum},
       {"Elu", "elu", &Walk::Parametric},
       {"Expand", "nothing, of tensors of the file and of heads", &Walk::Expand},
       {"Flatten", "nothing", &Walk::Flat},
-      {"Gather", "rows of a table: embedding; a place of a sequence: select",
+      {"Gather",
+       "rows of a table: embedding; a place of a sequence: select; by other "
+       "ids: gather",
        &Walk::Gather},
+      {"GatherElements", "gather", &Walk::GatherElements},
+      {"GatherND", "gather, of rows", &Walk::GatherND},
       {"Gelu", "gelu or gelu_erf", &Walk::Gelu},
       {"Gemm", "linear", &Walk::Gemm},
       {"GRU", "linear and gru_gates, or others, step by step",
@@ -723,6 +741,7 @@ std::span<const Walk::Row> Walk::Rows() {
       {"GlobalMaxPool", "reduce_max", &Walk::GlobalMaxPool},
       {"GroupNormalization", "means, differences and products",
        &Walk::GroupNorm},
+      {"Hardmax", "top_k and one_hot", &Walk::Hardmax},
       {"HardSigmoid", "hard_sigmoid, or scale and clip", &Walk::Function1},
       {"HardSwish", "hard_swish", &Walk::Function1},
       {"Identity", "nothing", &Walk::Identity},
@@ -743,6 +762,7 @@ std::span<const Walk::Row> Walk::Rows() {
        &Walk::GeneralNorm},
       {"Min", "minimum", &Walk::Variadic},
       {"Mish", "softplus, tanh and multiply", &Walk::Function1},
+      {"OneHot", "one_hot", &Walk::OneHot},
       {"PRelu", "leaky_relu by channel", &Walk::PRelu},
       {"Pad", "pad", &Walk::Pad},
       {"RNN", "linear, add and tanh or relu, step by step", &Walk::Recurrent},
@@ -756,17 +776,22 @@ std::span<const Walk::Row> Walk::Rows() {
       {"ReduceSum", "reduce_sum", &Walk::Reduce},
       {"ReduceSumSquare", "reduce_sum", &Walk::ReduceMore},
       {"Reshape", "nothing", &Walk::Reshape},
+      {"ScatterElements", "scatter_add", &Walk::ScatterElements},
       {"Selu", "elu", &Walk::Function1},
+      {"Shrink", "comparisons and products", &Walk::Function1},
       {"Sinh", "exp and others", &Walk::Function1},
       {"Slice", "slice", &Walk::Slice},
       {"Softmax", "softmax, or a part of attention or of the loss",
        &Walk::Softmax},
       {"Softsign", "abs and divide", &Walk::Function1},
+      {"SpaceToDepth", "nothing", &Walk::Depth},
       {"Split", "several layers instead of a fused one, or slice",
        &Walk::Split},
       {"Squeeze", "nothing", &Walk::Squeeze},
       {"Sum", "sums", &Walk::Variadic},
       {"Tan", "sin, cos and divide", &Walk::Function1},
+      {"ThresholdedRelu", "a comparison and a product", &Walk::Function1},
+      {"TopK", "top_k", &Walk::TopK},
       {"Transpose", "nothing", &Walk::Transpose},
       {"Unsqueeze", "nothing", &Walk::Unsqueeze},
       {"Where", "where, or a mask of attention", &Walk::Where},
@@ -898,6 +923,10 @@ Result<void> Walk::Map(const OnnxNode& node) {
     if (!result && result.error().code == ErrorCode::kInfeasible) {
       Value value;
       value.kind = Value::Kind::kLarge;
+      if (const auto uniform = UniformOnnx(node, given)) {
+        value.constant.shape = uniform->shape;
+        value.uniform = uniform->values[0];
+      }
       Set(node, std::move(value));
       return {};
     }
@@ -917,6 +946,19 @@ Result<void> Walk::Map(const OnnxNode& node) {
   const bool elementwise = ApplyOnnx(node.op, 1, 1, true).has_value();
   if (elementwise && (node.inputs.size() == 1 || node.inputs.size() == 2)) {
     return Elementwise(node);
+  }
+  constexpr std::string_view kByData[] = {"Compress", "NonZero", "Unique"};
+  constexpr std::string_view kPrograms[] = {"If", "Loop", "Scan"};
+  if (std::ranges::count(kByData, node.op) > 0) {
+    return InvalidInput(
+        "what it computes has a shape that depends on data, as where experts "
+        "are given their tokens: tools/export_torch.py maps those of PyTorch "
+        "models, and exporters write them with fixed shapes where each token "
+        "has its experts' weights (transformers' "
+        "experts_implementation=\"batched_mm\")");
+  }
+  if (std::ranges::count(kPrograms, node.op) > 0) {
+    return InvalidInput("has graphs of its own, which are not read");
   }
   return InvalidInput("no operator of Tessera's is known for it");
 }
@@ -974,6 +1016,7 @@ void Walk::Run() {
                                 input.is_float
                                     ? options_.dtype.value_or(DType::kFloat32)
                                     : DType::kInt32);
+      if (!input.is_float) ids_.insert(x.tensor);
     }
     values_[input.input->name] = ActivationValue(std::move(x));
   }
@@ -1060,6 +1103,7 @@ Result<OnnxComputation> Walk::FinishComputation() {
   TESSERA_RETURN_IF_ERROR(Problems());
   OnnxComputation made;
   TensorId loss;
+  bool computes = false;  // besides constants
   for (const std::string& name : outputs_) {
     const std::string where = path_ + ": output '" + name + "'";
     OnnxNode reader;
@@ -1085,14 +1129,23 @@ Result<OnnxComputation> Walk::FinishComputation() {
       const auto at = std::ranges::find(x->own, atom.id, &Atom::id);
       output.order.push_back(static_cast<size_t>(at - x->own.begin()));
     }
-    const std::string letters = Letters().Of(x->own);
+    Letters of_x("v");
+    std::string letters = of_x.Of(x->own);
+    if (ids_.contains(x->tensor)) {
+      // Of numbers that can be added up.
+      x->tensor = builder_.Add1("one_hot", Unique(reader.name + ".marks"),
+                                {x->tensor}, letters + "->" + letters + "v",
+                                {{"first", 0}, {"places", 1}});
+      letters += "v";
+    }
     const TensorId sum = builder_.Add1("reduce_sum", Unique(reader.name),
                                        {x->tensor}, letters + "->");
-    loss = loss.valid() ? builder_.Add1("add", Unique(reader.name + ".all"),
-                                        {loss, sum}, ",->")
-                        : sum;
+    loss = computes ? builder_.Add1("add", Unique(reader.name + ".all"),
+                                    {loss, sum}, ",->")
+                    : sum;
+    computes = true;
   }
-  if (loss.valid()) {
+  if (computes) {
     TESSERA_TRY(made.graph, builder_.Finish(loss));
   }
   for (const BoundInput& input : sizes_.inputs) {

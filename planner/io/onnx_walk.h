@@ -2,6 +2,7 @@
 // Maps the nodes of an ONNX graph to those of Tessera's (planner/io/onnx.h).
 // Not for several threads.
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -18,6 +19,7 @@
 #include "planner/io/importer.h"
 #include "planner/io/losses.h"
 #include "planner/io/onnx.h"
+#include "planner/io/onnx_angles.h"
 #include "planner/io/onnx_file.h"
 #include "planner/io/onnx_fold.h"
 #include "planner/io/onnx_value.h"
@@ -49,13 +51,6 @@ struct Places {
 struct RowRange {
   int64_t begin = 0;
   int64_t count = 0;  // 0: all
-};
-
-// Of a rotary embedding: place i turns pair j of n features by
-// i / factor * theta^(-2j/n).
-struct Angles {
-  double theta = 0;
-  double factor = 1;
 };
 
 // What is read in a walk over a small batch: masks and states are as large as
@@ -190,7 +185,31 @@ class Walk {
                             int64_t places, std::string_view op,
                             std::vector<Attribute> attributes,
                             const std::string& what);
+  // ---- ids
+  // Operand `i`, which has ids.
+  Result<Activation> Ids(const OnnxNode& node, size_t i);
+  // The atom of dimension d, in which elements are chosen.
+  Result<Atom> Picked(const Activation& x, size_t d);
+  // The best elements of operand 0 in dimension `axis`, and their ids.
+  Result<std::array<Activation, 2>> Best(const OnnxNode& node, size_t axis,
+                                         int64_t count, bool largest,
+                                         bool last);
+  // 1 where ids are `first`, `first` + 1, ... in `places` places of dimension
+  // d, in which there is one id, else 0.
+  Result<Activation> Marks(const OnnxNode& node, Activation ids, size_t d,
+                           int64_t first, int64_t places);
+  // Marks of ids that are compared with numbers; false where others are.
+  Result<bool> EqualToConstant(const OnnxNode& node);
+  Result<Activation> GatherOf(const OnnxNode& node, Activation x, size_t axis,
+                              Activation ids);
+  // That they are of the same sizes in all dimensions but `axis`.
+  Result<void> SameBut(const Activation& x, const Activation& y, size_t axis);
+  // The number that all elements of a constant are, were it not computed.
+  std::optional<double> UniformIn(const OnnxNode& node, size_t i) const;
+
   // ---- nodes that stand for several
+  // The name of a tensor that a part of a node makes.
+  std::string Named(const OnnxNode& node, Activation x);
   // The name of a number, and of a list of whole ones.
   std::string NumberOf(const OnnxNode& node, double value);
   std::string IntsOf(const OnnxNode& node, const Shape& values);
@@ -316,6 +335,7 @@ class Walk {
   Result<void> Map(const OnnxNode& node);
   // That no result is too large.
   Result<void> CheckSizes(const OnnxNode& node);
+  Result<void> ArgMax(const OnnxNode& node);
   Result<void> AveragePool(const OnnxNode& node);
   Result<void> Clip(const OnnxNode& node);
   Result<void> Function1(const OnnxNode& node);
@@ -334,25 +354,32 @@ class Walk {
   Result<void> BatchNorm(const OnnxNode& node);
   Result<void> Concat(const OnnxNode& node);
   Result<void> Convolution(const OnnxNode& node);
+  Result<void> Depth(const OnnxNode& node);
   Result<void> Dropout(const OnnxNode& node);
   Result<void> Einsum(const OnnxNode& node);
   Result<void> Elementwise(const OnnxNode& node);
   Result<void> Flat(const OnnxNode& node);
   Result<void> Gather(const OnnxNode& node);
+  Result<void> GatherElements(const OnnxNode& node);
+  Result<void> GatherND(const OnnxNode& node);
   Result<void> Gelu(const OnnxNode& node);
   Result<void> Gemm(const OnnxNode& node);
   Result<void> GlobalAveragePool(const OnnxNode& node);
   Result<void> Identity(const OnnxNode& node);
+  Result<void> Hardmax(const OnnxNode& node);
   Result<void> LayerNorm(const OnnxNode& node);
   Result<void> MatMul(const OnnxNode& node);
   Result<void> MaxPool(const OnnxNode& node);
+  Result<void> OneHot(const OnnxNode& node);
   Result<void> Recurrent(const OnnxNode& node);
   Result<void> Reshape(const OnnxNode& node);
   Result<void> Expand(const OnnxNode& node);
   Result<void> IsNaN(const OnnxNode& node);
+  Result<void> ScatterElements(const OnnxNode& node);
   Result<void> Select(const OnnxNode& node);
   Result<void> Softmax(const OnnxNode& node);
   Result<void> Split(const OnnxNode& node);
+  Result<void> TopK(const OnnxNode& node);
   Result<void> Where(const OnnxNode& node);
   Result<void> Squeeze(const OnnxNode& node);
   Result<void> Transpose(const OnnxNode& node);
@@ -388,6 +415,8 @@ class Walk {
   std::map<std::string, std::vector<const OnnxNode*>> readers_;
   std::set<const OnnxNode*> done_;  // by a node in front of them
   std::set<std::string> names_;
+  std::set<TensorId> ids_;    // tensors of whole numbers
+  std::set<TensorId> marks_;  // of the graph's type, but of 0 and 1
   std::map<std::string, MadeWeight> weights_;
   PublishedLayout layout_;
   std::map<std::pair<TensorId, std::shared_ptr<const Expression>>, TensorId>

@@ -1,13 +1,14 @@
 // Elements of a tensor by whole numbers:
 //   gather       y[.., t, ..] = x[.., ids[t], ..] along x's factor v
 //   scatter_add  y[.., v, ..] = sum of x[.., t, ..] over the t with ids[t] = v
-// Each is the other's gradient. The node's rule names the factors: ids may have
-// some of the other tensors' besides their own, so that "vh,bs->bsh" is a
-// lookup of rows, "bvh,bt->bth" one in each sample, "bvh,bth->bth" one for each
-// element (ONNX's GatherElements). Ids address v: those outside of a shard's
-// range read zero and add nothing, so that a gather whose v is split is a
-// partial sum. Factors of the ids alone are summed over by scatter_add, in
-// their order.
+//   one_hot      y[.., v, ..] = 1 where ids[..] = first + v, else 0
+// The first two are each other's gradient. The node's rule names the factors:
+// ids may have some of the other tensors' besides their own, so that
+// "vh,bs->bsh" is a lookup of rows, "bvh,bt->bth" one in each sample,
+// "bvh,bth->bth" one for each element (ONNX's GatherElements). Ids address v:
+// those outside of a shard's range read zero and add nothing, so that a gather
+// whose v is split is a partial sum. Factors of the ids alone are summed over
+// by scatter_add, in their order.
 
 #include <algorithm>
 
@@ -41,6 +42,15 @@ bool IsGather(const IndexRule& rule) {
 bool IsScatter(const IndexRule& rule) {
   return rule.operands.size() == 2 && rule.results.size() == 1 &&
          Picks(rule, rule.results[0], rule.operands[1], rule.operands[0]);
+}
+
+// Whether the result has the factors of the ids, and v.
+bool IsOneHot(const IndexRule& rule) {
+  if (rule.operands.size() != 1 || rule.results.size() != 1) return false;
+  const int v = rule.FactorOf('v');
+  return v >= 0 && !Holds(rule.operands[0], v) && Holds(rule.results[0], v) &&
+         rule.results[0].size() == rule.operands[0].size() + 1 &&
+         HoldsAll(rule.results[0], rule.operands[0], -1);
 }
 
 // What is picked, read and written, and the ids. Neither counts FLOPs: the ids
@@ -93,6 +103,13 @@ std::vector<OpDef> GatherOps() {
        .integer_operands = {1},
        .sizes = {{'v', "places"}},
        .linear = {{0}}},
+      {.name = "one_hot",
+       .summary = "1 in the place of each id, else 0",
+       .form = {"ids -> their factors and v, as in 'bs->bsv'", IsOneHot},
+       .attributes = {{.name = "first", .whole = true},
+                      {.name = "places", .least = 1, .whole = true}},
+       .integer_operands = {0},
+       .sizes = {{'v', "places"}}},
   };
 }
 

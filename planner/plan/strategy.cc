@@ -621,6 +621,10 @@ Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
     return InvalidInput("cp-kind=" + strategy.cp_kind + " has no effect: " +
                         index.graph->name + " has no attention");
   }
+  if (strategy.zigzag && !index.has_attention) {
+    return InvalidInput("cp-balance=zigzag has no effect: " +
+                        index.graph->name + " has no causal attention");
+  }
   if (strategy.zigzag && strategy.cp == 1) {
     return InvalidInput(
         "cp-balance=zigzag is an order for ranks that split the sequence: "

@@ -72,6 +72,11 @@ bool IsDense(const Node& node) {
          node.op->op_class == OpClass::kAttention;
 }
 
+// Whether its table of rows can be split, by rows or by features.
+bool IsLookup(const Node& node) {
+  return node.op->name == "embedding" || node.op->name == "embedding_bag";
+}
+
 // The axes of a node on its factor `factor`; none where that is -1.
 AxisSet AxesOn(const OpPlacement& op, int factor) {
   return factor < 0 ? AxisSet{0} : op.axes[static_cast<size_t>(factor)];
@@ -85,11 +90,13 @@ AxisSet DataAxes(const GraphIndex& index, const OpPlacement& op, NodeId node) {
          AxesOn(op, index.ExpertFactor(node));
 }
 
-// Of a dense node those that split neither samples, nor the sequence, nor
-// experts.
+// Of a dense node, or of a lookup, those that split neither samples, nor the
+// sequence, nor experts.
 AxisSet TensorAxes(const GraphIndex& index, const OpPlacement& op,
                    NodeId node) {
-  if (!IsDense(index.graph->node(node))) return 0;
+  if (!IsDense(index.graph->node(node)) && !IsLookup(index.graph->node(node))) {
+    return 0;
+  }
   AxisSet axes = 0;
   for (int f = 0; f < kMaxFactors; ++f) {
     if (f == index.SampleFactor(node) || f == index.SequenceFactor(node) ||
@@ -134,6 +141,12 @@ constexpr SplitKind kTensor = {TensorAxes,
                                },
                                {.tensor = 1},
                                true};
+// What is meant where no dense node is.
+constexpr SplitKind kTable = {TensorAxes,
+                              [](const GraphIndex& index, NodeId node) {
+                                return IsLookup(index.graph->node(node));
+                              },
+                              {.tensor = 1}};
 // Tensor axes may split the sequence besides.
 constexpr SplitKind kContext = {ContextAxes,
                                 [](const GraphIndex& index, NodeId node) {
@@ -163,6 +176,10 @@ struct KeyRow {
   std::string (*needs)(int value);
   // A number of ways, of which a node has as many as their product.
   bool is_ways = false;
+  // `held` where it has none; null: there is no other.
+  std::vector<NodeId> (*held_else)(const GraphIndex& index,
+                                   const std::vector<NodeId>& nodes, int value,
+                                   bool usual) = nullptr;
 };
 
 template <const SplitKind& kKind>
@@ -248,12 +265,15 @@ constexpr std::array kKeys = {
            IsSplit<kData>,
            Nothing,
            true},
-    KeyRow{{"tp", "ways that dense layers and attention are split otherwise"},
-           "is dense",
+    KeyRow{{"tp",
+            "ways that dense layers and attention, or a table of rows that is "
+            "named alone, are split otherwise"},
+           "is dense, nor looks rows up",
            Split<kTensor>,
            IsSplit<kTensor>,
            [](int value) { return std::string(value > 1 ? "tp" : ""); },
-           true},
+           true,
+           Split<kTable>},
     // What splits the heads of attention is not forbidden by "cp".
     KeyRow{{"cp", "ways that the sequence is split"},
            "has a sequence",
@@ -303,7 +323,8 @@ bool AnyNode(const GraphIndex& index, Has has) {
 
 bool HasTensor(const GraphIndex& index, const Plan& plan) {
   return AnyNode(index, [&](NodeId node) {
-    return TensorAxes(index, plan.ops[node.index()], node) != 0;
+    return IsDense(index.graph->node(node)) &&
+           TensorAxes(index, plan.ops[node.index()], node) != 0;
   });
 }
 
@@ -584,12 +605,15 @@ Result<Constraints::Fixed> Constraints::MakeFixed(const GraphIndex& index,
         fixed.where);
   }
   // Where uniform plans split none of them so, whoever can be split is meant.
-  for (const bool usual : {true, false}) {
-    for (const std::vector<NodeId>& nodes : matching) {
-      auto held = row.held(index, nodes, fixed.value, usual);
-      if (!held.empty()) fixed.nodes.push_back(std::move(held));
+  for (const auto find : {row.held, row.held_else}) {
+    for (const bool usual : {true, false}) {
+      for (const std::vector<NodeId>& nodes : matching) {
+        if (find == nullptr) continue;
+        auto held = find(index, nodes, fixed.value, usual);
+        if (!held.empty()) fixed.nodes.push_back(std::move(held));
+      }
+      if (!fixed.nodes.empty()) return fixed;
     }
-    if (!fixed.nodes.empty()) return fixed;
   }
   return InvalidInput(
       "of the operators that match none " + std::string(row.lacking),

@@ -16,7 +16,7 @@ struct IdAxis {
 
   // The element of the tensor, beyond that of place 0, which `id` addresses;
   // or -1.
-  constexpr int64_t At(int32_t id) const {
+  constexpr int64_t At(int64_t id) const {
     const int64_t place = id - first;
     return place >= 0 && place < places ? place * stride : -1;
   }

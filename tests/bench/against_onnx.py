@@ -216,6 +216,17 @@ def llama():
         max_position_embeddings=32, use_cache=False)
 
 
+def scaled_llama(kind):
+    """With positions that are scaled, on enough pairs of features to tell how."""
+    return Transformer(
+        transformers.LlamaForCausalLM, hidden_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, intermediate_size=32,
+        max_position_embeddings=256, use_cache=False, rope_parameters={
+            "rope_type": kind, "rope_theta": 1e4, "factor": 8,
+            "low_freq_factor": 1, "high_freq_factor": 4,
+            "original_max_position_embeddings": 64})
+
+
 class T5(nn.Module):
     """By its logits alone."""
 
@@ -253,6 +264,77 @@ class Experts(nn.Module):
         return self.head(x + torch.einsum("bseh,bse->bsh", y, weights))
 
 
+class Routed(Experts):
+    """The same of the two experts that the router finds best; all compute all
+    tokens, and `gates` says how much each counts."""
+
+    def __init__(self, gates):
+        super().__init__()
+        self.gates = gates
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        weights, chosen = torch.softmax(self.router(x), -1).topk(2)
+        weights = weights / weights.sum(-1, keepdim=True)
+        y = F.silu(torch.einsum("bsh,ehf->bsef", x, self.up))
+        y = torch.einsum("bsef,efh->bseh", y, self.down)
+        y = torch.einsum("bseh,bse->bsh", y, self.gates(weights, chosen))
+        return self.head(x + y)
+
+
+def scattered(weights, chosen):
+    zeros = weights.new_zeros(*weights.shape[:2], 4)
+    return zeros.scatter(-1, chosen, weights)
+
+
+def one_hot(weights, chosen):
+    return (F.one_hot(chosen, 4).to(weights.dtype) * weights[..., None]).sum(-2)
+
+
+class OneByOne(Experts):
+    """The same, expert after expert."""
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        weights, chosen = torch.softmax(self.router(x), -1).topk(2)
+        total = torch.zeros_like(x)
+        for i, (up, down) in enumerate(zip(self.up, self.down)):
+            gate = torch.where(chosen == i, weights, 0.0).sum(-1, keepdim=True)
+            total = total + gate * (F.silu(x @ up) @ down)
+        return self.head(x + total)
+
+
+class Gathered(Experts):
+    """The same by the chosen experts' own matrices, one for each token."""
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        weights, chosen = torch.softmax(self.router(x), -1).topk(2)
+        y = F.silu(torch.einsum("bsh,bskhf->bskf", x, self.up[chosen]))
+        y = torch.einsum("bskf,bskfh->bskh", y, self.down[chosen])
+        return self.head(x + (y * weights[..., None]).sum(-2))
+
+
+def routed(kind, **config):
+    """Of transformers, whose experts the exporter takes in this form alone."""
+    return Transformer(
+        kind, hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_experts_per_tok=2,
+        max_position_embeddings=32, use_cache=False,
+        experts_implementation="batched_mm", **config)
+
+
+def mixtral():
+    return routed(transformers.MixtralForCausalLM, intermediate_size=32,
+                  num_local_experts=4, sliding_window=None)
+
+
+def qwen2_moe():
+    return routed(transformers.Qwen2MoeForCausalLM, intermediate_size=32,
+                  num_experts=4, moe_intermediate_size=24,
+                  shared_expert_intermediate_size=32)
+
+
 def images_of(size):
     return lambda: (torch.rand(2, 3, size, size),)
 
@@ -284,8 +366,20 @@ MODELS = {
     "lstm-script": (lambda: Translator(nn.LSTM), pairs, "script"),
     "lstm-both-ways": (lambda: Translator(nn.LSTM, True), pairs, "dynamo"),
     "llama": (llama, tokens, "dynamo"),
+    "llama-3.1": (lambda: scaled_llama("llama3"), tokens, "dynamo"),
+    "llama-yarn": (lambda: scaled_llama("yarn"), tokens, "dynamo"),
     "t5": (T5, pairs, "dynamo"),
     "experts": (Experts, tokens, "dynamo"),
+    "routed-scatter": (lambda: Routed(scattered), tokens, "dynamo"),
+    "routed-scatter-script": (lambda: Routed(scattered), tokens, "script"),
+    "routed-one-hot": (lambda: Routed(one_hot), tokens, "dynamo"),
+    "routed-one-hot-script": (lambda: Routed(one_hot), tokens, "script"),
+    "routed-where": (OneByOne, tokens, "dynamo"),
+    "routed-where-script": (OneByOne, tokens, "script"),
+    "routed-gather": (Gathered, tokens, "dynamo"),
+    "routed-gather-script": (Gathered, tokens, "script"),
+    "mixtral": (mixtral, tokens, "dynamo"),
+    "qwen2-moe": (qwen2_moe, tokens, "dynamo"),
     "gru": (lambda: Translator(nn.GRU), pairs, "dynamo"),
     "gru-script": (lambda: Translator(nn.GRU, True), pairs, "script"),
 }

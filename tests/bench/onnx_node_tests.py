@@ -6,8 +6,9 @@ usage: tests/bench/onnx_node_tests.py TESSERA_ONNX_OUTPUTS [--verbose] [NAME…]
 
 A test's inputs are data of the graph, or tensors of the file: weights, shapes,
 numbers. Each test is tried with its first floating-point input as data and the
-others as tensors, and with all of them as tensors; it passes if one of both
-gives the expected outputs. Prints how many tests of mapped operators pass, and
+others as tensors, with each input of whole numbers, such as ids, as data, and
+with all of them as tensors; it passes if one of these gives the expected
+outputs. Prints how many tests of mapped operators pass, and
 that none crashes. Exit status 1 where an output is wrong or a process dies.
 
     pip install onnx==1.16.2 numpy
@@ -34,6 +35,10 @@ ROUNDED = {onnx.TensorProto.BFLOAT16, onnx.TensorProto.STRING,
 BY_DESIGN = {
     "test_batchnorm_epsilon": "statistics are those of the batch",
     "test_batchnorm_example": "statistics are those of the batch",
+    "test_gather_negative_indices": "ids count from the front",
+    "test_gather_elements_negative_indices": "ids count from the front",
+    "test_scatter_elements_with_negative_indices": "ids count from the front",
+    "test_onehot_negative_indices": "ids count from the front",
     "test_training_dropout": "draws are Tessera's own",
     "test_training_dropout_default": "draws are Tessera's own",
 }
@@ -141,8 +146,10 @@ def outcome(binary, folder, work):
     names = [i.name for i in model.graph.input]
     floats = [n for n, a in zip(names, inputs)
               if a.dtype.kind == "f" and a.ndim > 0]
+    whole = [n for n, a in zip(names, inputs)
+             if a.dtype.kind in "iu" and a.ndim > 0]
     results = []
-    for kept in ([floats[0]] if floats else []) + [None]:
+    for kept in floats[:1] + whole + [None]:
         try:
             changed = with_tensors(model, inputs, kept)
         except (TypeError, KeyError, ValueError) as error:
@@ -165,6 +172,8 @@ def main():
     parser.add_argument("binary")
     parser.add_argument("names", nargs="*")
     parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--by-operator", action="store_true",
+                        help="count tests that pass by Tessera's operators")
     args = parser.parse_args()
     binary = str(pathlib.Path(args.binary).resolve())
     mapped = set(subprocess.run([binary, "--operators"], check=True, text=True,
@@ -172,6 +181,7 @@ def main():
     root = pathlib.Path(onnx.__file__).parent / "backend/test/data/node"
     by_op = collections.defaultdict(collections.Counter)
     others = collections.Counter()
+    used = collections.Counter()
     with tempfile.TemporaryDirectory() as work:
         for folder in sorted(root.iterdir()):
             if args.names and folder.name not in args.names:
@@ -181,6 +191,9 @@ def main():
                    n.domain + "." + n.op_type for n in nodes]
             result = outcome(binary, folder, pathlib.Path(work))
             kind = result.split(":")[0]
+            if kind == "passed":
+                ran = pathlib.Path(work) / "operators"
+                used.update(set(ran.read_text().split()))
             # A function's expanded test is of many; its own name is in front.
             if set(ops) <= mapped:
                 by_op[ops[-1]][kind] += 1
@@ -194,6 +207,8 @@ def main():
             f", {counts[k]} {k}"
             for k in ("refused", "by design", "wrong", "crashed")
             if counts[k]))
+    for op, count in sorted(used.items() if args.by_operator else []):
+        print(f"operator {op} in {count} tests that pass")
     total = sum(by_op.values(), collections.Counter())
     print(f"mapped operators: {total['passed']} of {sum(total.values())} "
           f"passed, {total['refused']} refused, {total['by design']} differ by "

@@ -6,7 +6,8 @@
 //
 // The first form prints the operators that are mapped. The second reads the
 // file's inputs from FOLDER/NUMBER.in, in their order, as fp32 or int32, and
-// writes outputs to FOLDER/NUMBER.out as fp32; it prints the shape of each in a
+// writes outputs to FOLDER/NUMBER.out as fp32, and the names of the operators
+// of the graph to FOLDER/operators; it prints the shape of each output in a
 // line. Weights are those of the file, as `tessera run --load` reads them. Exit
 // status 2 with a message where the file is refused.
 
@@ -192,6 +193,8 @@ int Run(const std::string& path, const std::string& folder, int64_t batch,
       tensors[node.results[k].index()] = results[k];
     }
   }
+  std::ofstream used(folder + "/operators");
+  for (const Node& node : graph.nodes) used << node.op->name << "\n";
   for (size_t i = 0; i < made->outputs.size(); ++i) {
     const OnnxComputation::Output& output = made->outputs[i];
     std::vector<double> values = output.values;

@@ -30,11 +30,20 @@ BATCH, SEQ_LEN, SEED = 4, 16, 3
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 256,
          "max_position_embeddings": 32}
+# Sequences are longer than what scaled positions were made for.
+SCALED = {"factor": 4, "rope_theta": 1e4, "original_max_position_embeddings": 8}
 EXPERTS = {**SIZES, "router_aux_loss_coef": 0.0}
 FAMILIES = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 256,
              "n_positions": 32},
     "llama": SIZES,
+    "llama linear": {**SIZES, "rope_parameters": {
+        "rope_type": "linear", "factor": 4, "rope_theta": 1e4}},
+    "llama llama3": {**SIZES, "rope_parameters": {
+        **SCALED, "rope_type": "llama3", "low_freq_factor": 1,
+        "high_freq_factor": 4}},
+    "llama yarn": {**SIZES, "rope_parameters": {
+        **SCALED, "rope_type": "yarn"}},
     "mistral": SIZES,
     "qwen2": SIZES,
     "qwen3": {**SIZES, "head_dim": 8},
@@ -83,14 +92,14 @@ def tensors_of(folder):
 def random_model(family):
     """Without dropout, and with no number left at 0 or 1."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **FAMILIES[family])
+    config = transformers.AutoConfig.for_model(family.split()[0], **FAMILIES[family])
     for key in DROPOUTS:
         if hasattr(config, key):
             setattr(config, key, 0.0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
+            parameter.add_(torch.randn_like(parameter) * 0.3)
     return model
 
 
@@ -115,7 +124,7 @@ def compare(tessera, family, folder):
     before, after = tensors_of(saved), tensors_of(back)
     same = sum(torch.equal(tensor, after[name])
                for name, tensor in before.items())
-    print(f"{family:10} transformers {loss_of(model):.6f}  tessera "
+    print(f"{family:12} transformers {loss_of(model):.6f}  tessera "
           f"{json.loads(run.stdout)['losses'][0]:.6f}  back "
           f"{loss_of(again):.6f}  the same {same} of {len(before)} tensors")
 

@@ -181,3 +181,11 @@ fails 2 "schedule.*/nonexist" run "${tiny[@]}" "${text[@]}" \
   --strategy pp=2,schedule=/nonexist
 fails 2 "strategy: .*nonexist" run "${tiny[@]}" "${text[@]}" \
   --strategy offload=optimizer:file:/nonexist
+
+# Keys without effect on the model at hand.
+fails 2 "batch_norm_groups: has no effect: the model has no batch norm" \
+  simulate --model zoo:vgg16 --global-batch 8 --cluster local-cpu:2 \
+  --set model.batch_norm_groups=2
+fails 2 "cp-balance=zigzag has no effect: .* has no causal attention" \
+  simulate --model zoo:resnet-50 --global-batch 8 --cluster local-cpu:2 \
+  --strategy cp=2,cp-balance=zigzag

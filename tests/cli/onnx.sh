@@ -63,3 +63,23 @@ fails 2 "cut.onnx: not an ONNX file, or cut off" simulate \
   --model "$work/cut.onnx" --cluster local-cpu:1 --global-batch 8
 fails 2 "unknown output 'logits'" simulate "${images[@]}" \
   --set model.output=logits --cluster local-cpu:1
+fails 2 "batch_norm_groups: has no effect: the model has no batch norm" \
+  simulate --model "$onnx/mlp.onnx" --cluster local-cpu:1 --global-batch 8 \
+  --set model.batch_norm_groups=2
+fails 2 "--seq-len: has no effect: samples of .* are no sequences" simulate \
+  --model "$onnx/residual.onnx" --cluster local-cpu:1 --global-batch 8 \
+  --seq-len 16
+fails 2 "sp=1 has no effect" simulate --model "$onnx/mlp.onnx" \
+  --cluster local-cpu:2 --global-batch 8 --strategy tp=2,sp=1
+
+# Experts that a router chooses: on one rank as on four.
+for model in routed mixtral; do
+  routed=(--model "$onnx/$model.onnx" --global-batch 8 --seq-len 16)
+  "$tessera" run "${routed[@]}" "${text[@]}" --steps 2 --nproc 4 \
+    --strategy dp=2,tp=2 --json >"$work/split.json" 2>"$work/stderr"
+  "$tessera" run "${routed[@]}" "${text[@]}" --steps 2 --json \
+    >"$work/one.json" 2>"$work/stderr"
+  json 'all(abs(a - b) <= 1e-4 for a, b in zip(
+    j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))' \
+    "$work/split.json" >/dev/null
+done

@@ -125,11 +125,24 @@ json "j['step_time_s'] <= $before" "$work/both.out" >/dev/null
 json 'j["margin"]["measured"] and 0 < j["margin"]["fastest_step_time_s"] == min(
       c["measured_step_time_s"] for c in j["margin"]["candidates"]
       if "measured_step_time_s" in c)' "$work/verified.json" >/dev/null
-status=0
-"$tessera" search "${tiny[@]}" --cluster local-cpu:2 --proposals 1 --verify 1 \
-  >"$work/stdout" 2>"$work/stderr" || status=$?
-[[ $status == 2 ]] || fail "a plan that cannot run: exit code $status"
-grep -q "tessera run: .*needs --data FILE" "$work/stderr"
+# What a measurement lacks is said before there is a search.
+fails 2 "--verify: needs --data FILE" search "${tiny[@]}" \
+  --cluster local-cpu:2 --verify 1
+fails 2 "--verify: no-such.txt: cannot open" search "${tiny[@]}" \
+  --cluster local-cpu:2 --verify 1 --data no-such.txt
+CUDA_VISIBLE_DEVICES='' fails 2 "--verify: .*(sees none|built without CUDA)" \
+  search "${tiny[@]}" "${text[@]}" --cluster dgx-h100 --verify 1
+fails 2 "--data: has no effect: no plan is run" search "${tiny[@]}" \
+  "${cluster[@]}" "${text[@]}" --proposals 1
+# A start that constraints forbid is none, and a table that is named alone is
+# split by its rows.
+"$tessera" search "${tiny[@]}" --cluster local-cpu:4 --proposals 10 \
+  --strategy tp=4 --forbid tp >/dev/null 2>"$work/stderr"
+grep -q "does not start from the plan that is given, which breaks --forbid tp" \
+  "$work/stderr"
+"$tessera" search "${tiny[@]}" --cluster local-cpu:4 --proposals 10 \
+  --fix wte=tp:4 >"$work/stdout" 2>/dev/null
+grep -q "embed: .*tensor-parallel 4 (vocabulary)" "$work/stdout"
 
 fails 2 "no operator matches" search "${tiny[@]}" "${cluster[@]}" \
   --proposals 1 --fix 'nothing=tp:2'

@@ -43,6 +43,8 @@ std::string_view RuleOf(const OpDef& op) {
   if (op.name == "where") return "bs,bsh,h->bsh";
   if (op.name == "gather") return "bvh,bt->bth";
   if (op.name == "scatter_add") return "bth,bt->bvh";
+  if (op.name == "one_hot") return "bs->bsv";
+  if (op.name == "top_k") return "bsv!->bsk!,bsk!";
   if (op.name == "transpose") return "bsh->hbs";
   if (op.name == "slice" || op.name == "pad") return "bm!h->bd!h";
   if (op.name == "multiply" || op.name == "add" || op.name == "sum" ||

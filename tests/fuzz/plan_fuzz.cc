@@ -5,12 +5,14 @@
 //   --models M   how many models the plans share (N / 20, at least 20)
 //   --rows TEXT  only plans that exercise a row whose name has TEXT in it
 //   --one CASE   checks this case alone, and says what it is
+//   --draw N     draws N plans and checks none, for the counts alone
 //   --searched N checks N plans that short searches return instead
 //
 // Prints a failing case as it was drawn and shrunk, each as an argument for
-// --one, and in the end how often each row and pair of rows was exercised. A
-// case that ends the process is a failure like others: cases run in a child
-// that is replaced. Exit code 1 if any failed.
+// --one, and in the end how often each row and pair of rows was exercised, and
+// in how many plans each operator was and had each of its factors split. A case
+// that ends the process is a failure like others: cases run in a child that is
+// replaced. Exit code 1 if any failed.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,7 +20,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <set>
 #include <string>
+#include <string_view>
 
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
@@ -92,6 +97,45 @@ int CheckOne(const std::string& text) {
   return wrong.empty() ? 0 : 1;
 }
 
+// By operator, in how many plans it is, and in how many each factor of a node
+// of it is split.
+class Splits {
+ public:
+  void Add(const Graph& graph, const Plan& plan) {
+    std::map<std::string_view, std::set<char>> in;
+    for (size_t n = 0; n < graph.nodes.size(); ++n) {
+      const Node& node = graph.nodes[n];
+      std::set<char>& split = in[node.op->name];
+      const OpPlacement placed = PlacementOf(graph, plan, NodeId(n));
+      for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+        if (placed.axes[f] != 0) split.insert(node.rule.factors[f].letter);
+      }
+    }
+    for (const auto& [op, letters] : in) {
+      ++counts_[op].plans;
+      for (const char letter : letters) ++counts_[op].split[letter];
+    }
+  }
+
+  void Print() const {
+    for (const auto& [op, count] : counts_) {
+      std::printf("operator %s in %lld plans", std::string(op).c_str(),
+                  static_cast<long long>(count.plans));
+      for (const auto& [letter, plans] : count.split) {
+        std::printf(" %c:%lld", letter, static_cast<long long>(plans));
+      }
+      std::printf("\n");
+    }
+  }
+
+ private:
+  struct Count {
+    int64_t plans = 0;
+    std::map<char, int64_t> split;
+  };
+  std::map<std::string_view, Count> counts_;
+};
+
 // Runs cases [first, plans) of a sequence in a child, which tells each case
 // before and each verdict after it; returns how many cases began.
 class Sequence {
@@ -106,7 +150,7 @@ class Sequence {
       // The child has the checker's models; what it learns is lost with it.
       const int batch = std::min(kBatch, plans - i);
       std::vector<Case> cases;
-      for (int k = 0; k < batch; ++k) cases.push_back(generator_.Next(wanted_));
+      for (int k = 0; k < batch; ++k) cases.push_back(Next());
       failures += RunBatch(cases);
       i += batch;
       std::printf("%d plans, %d failures\n", i, failures);
@@ -115,10 +159,23 @@ class Sequence {
     return failures;
   }
 
+  // Counts plans, and checks none.
+  void Draw(int plans) {
+    for (int i = 0; i < plans; ++i) Next();
+  }
+
   const Coverage& coverage() const { return generator_.coverage(); }
+  const Splits& splits() const { return splits_; }
 
  private:
   static constexpr int kBatch = 250;
+
+  Case Next() {
+    const Case drawn = generator_.Next(wanted_);
+    splits_.Add(checker_.ModelOf(drawn.graph).graph,
+                *checker_.ValidPlan(drawn));
+    return drawn;
+  }
 
   int RunBatch(const std::vector<Case>& cases) {
     int failures = 0;
@@ -174,6 +231,7 @@ class Sequence {
 
   PlanChecker checker_;
   CaseGenerator generator_;
+  Splits splits_;
   const RowSet wanted_;
 };
 
@@ -209,12 +267,14 @@ int Main(int argc, char** argv) {
   int models = 0;
   uint64_t seed = 1;
   RowSet wanted = 0;
+  bool checks = true;
   for (int i = 1; i < argc; i += 2) {
     const std::string flag = argv[i];
     if (i + 1 == argc) {
       std::fprintf(flag == "--help" ? stdout : stderr,
                    "usage: tessera_plan_fuzz [--plans N] [--seed S] "
-                   "[--models M] [--rows TEXT] | --one CASE | --searched N\n");
+                   "[--models M] [--rows TEXT] | --draw N … | --one CASE | "
+                   "--searched N\n");
       return flag == "--help" ? 0 : 2;
     }
     const char* const value = argv[i + 1];
@@ -222,6 +282,9 @@ int Main(int argc, char** argv) {
     if (flag == "--searched") return CheckSearched(std::atoi(value));
     if (flag == "--plans") {
       plans = std::atoi(value);
+    } else if (flag == "--draw") {
+      plans = std::atoi(value);
+      checks = false;
     } else if (flag == "--models") {
       models = std::atoi(value);
     } else if (flag == "--seed") {
@@ -243,9 +306,15 @@ int Main(int argc, char** argv) {
   }
   if (models == 0) models = std::max(20, plans / 20);
   Sequence sequence(seed, models, wanted);
-  const int failures = sequence.Run(plans);
+  int failures = 0;
+  if (checks) {
+    failures = sequence.Run(plans);
+  } else {
+    sequence.Draw(plans);
+  }
   std::printf("%s", sequence.coverage().ToString(50).c_str());
-  std::printf("%d of %d plans failed\n", failures, plans);
+  sequence.splits().Print();
+  if (checks) std::printf("%d of %d plans failed\n", failures, plans);
   return failures == 0 ? 0 : 1;
 }
 

@@ -22,6 +22,24 @@ int Pick(Rng& rng, std::initializer_list<int> choices) {
   return choices.begin()[rng.Below(static_cast<uint32_t>(choices.size()))];
 }
 
+// Of each form some specs have one.
+Rotary RotaryOf(const GraphSpec& spec) {
+  Rotary rotary = {.theta = 100, .fraction = 1};
+  const int form = (spec.layers + spec.bias) % 3;
+  if (form == 1) {
+    rotary.op = "rotary_linear";
+    rotary.scaling = {{"factor", 2}};
+  } else if (form == 2) {
+    rotary.op = "rotary_yarn";
+    rotary.scaling = {{"beta_fast", 4},
+                      {"beta_slow", 1},
+                      {"factor", 4},
+                      {"magnitude", 1.1},
+                      {"original_positions", 16}};
+  }
+  return rotary;
+}
+
 class SmallTransformer {
  public:
   SmallTransformer(const GraphSpec& spec, DType dtype)
@@ -30,7 +48,7 @@ class SmallTransformer {
                   .seq_len = spec.sequence,
                   .dtype = dtype}),
         model_(ModelConfig("random/config.json", {}), options_, spec.hidden),
-        rotary_({.theta = 100, .fraction = 1}),
+        rotary_(RotaryOf(spec)),
         linear_({.stddev = kStddev, .bias = spec.bias == 1}) {}
 
   Graph Build() {
@@ -505,19 +523,63 @@ class SmallGeneral {
     y = f("exp", y);
     y = f("log", f("offset", y, {{"amount", 1}}));
     y = f("power", f("reciprocal", y), {{"exponent", 1.5}});
-    const TensorId z = f("softplus", f("elu", x, {{"alpha", 0.5}}));
-    return Op("minimum", name + ".smaller", {y, z}, "bsh,bsh->bsh");
+    TensorId z = f("softplus", f("elu", x, {{"alpha", 0.5}}));
+    y = Op("minimum", name + ".smaller", {y, z}, "bsh,bsh->bsh");
+    z = f("hard_sigmoid", f("erf", f("abs", x)));
+    z = f("leaky_relu", f("cos", z), {{"slope", 0.1}});
+    y = Op("add", name + ".add", {y, z}, "bsh,bsh->bsh");
+    z = f("hard_swish", f("gelu_erf", f("sigmoid", f("sin", x))));
+    return Op("multiply", name + ".product", {y, z}, "bsh,bsh->bsh");
   }
 
   TensorId Ids(const std::string& name, int64_t count) {
     return builder_.Input(name + ".ids", {spec_.batch, count}, DType::kInt32);
   }
 
+  // A layer norm in parts, and the features of the last place beside it.
+  TensorId Parts(const std::string& name, TensorId x) {
+    const TensorId mean =
+        builder_.Add1("row_mean", name + ".row_mean", {x}, "bsh->bs");
+    const TensorId deviation = builder_.Add1("row_std", name + ".row_std", {x},
+                                             "bsh!->bs", {{"epsilon", 1e-3}});
+    const TensorId y =
+        builder_.Add1("normalize", name + ".normalize",
+                      {x, mean, deviation, Vector(name + ".parts.scale", 1),
+                       Vector(name + ".parts.shift", 0.1)},
+                      "bsh,bs,bs,h,h->bsh");
+    TensorId last = builder_.Add1(
+        "select", name + ".last", {x}, "bsh->bo!h",
+        {{"count", 1}, {"place", static_cast<double>(spec_.sequence - 1)}});
+    last = Op("reduce_sum", name + ".features", {last}, "boh->bh");
+    return Op("broadcast_add", name + ".beside", {y, last}, "bsh,bh->bsh");
+  }
+
+  // How often x is on which side of the mean over the places, of five.
+  TensorId Sides(const std::string& name, TensorId x, TensorId mean) {
+    const auto beside = [&](std::string_view op) {
+      return Op(op, name + "." + std::string(op), {x, mean}, "bsh,bh->bsh");
+    };
+    const TensorId less = beside("less");
+    const TensorId no_more = beside("less_equal");
+    const TensorId no_less = beside("greater_equal");
+    const auto of = [&](std::string_view op, TensorId a, TensorId b) {
+      return Op(op, name + "." + std::string(op), {a, b}, "bsh,bsh->bsh");
+    };
+    const TensorId same = of("equal", less, no_more);
+    const TensorId other = of("not_equal", no_more, no_less);
+    TensorId sum = Op("add", name + ".once", {less, no_less}, "bsh,bsh->bsh");
+    sum = Op("add", name + ".twice", {sum, same}, "bsh,bsh->bsh");
+    return Op("add", name + ".thrice", {sum, other}, "bsh,bsh->bsh");
+  }
+
   // What is above the mean over the places, in places that ids say; the sum of
   // a bag's rows, and how much it, the tensor's mean and the sums at three
   // places agree.
-  TensorId Choices(const std::string& name, TensorId x) {
+  TensorId Choices(const std::string& name, TensorId from) {
+    TensorId x = Parts(name, from);
     const TensorId mean = Op("reduce_mean", name + ".mean", {x}, "bsh->bh");
+    x = Op("multiply", name + ".sides", {x, Sides(name, x, mean)},
+           "bsh,bsh->bsh");
     const TensorId above =
         Op("greater", name + ".above", {x, mean}, "bsh,bh->bsh");
     TensorId y = Op("where", name + ".where",
@@ -527,6 +589,16 @@ class SmallGeneral {
     TensorId sums = Op("scatter_add", name + ".scatter", {y, ids},
                        "bsh,bs->bvh", {{"places", 3}});
     sums = Op("reduce_sum", name + ".sums", {sums}, "bvh->bh");
+    // The best places' ids choose features, whose marks weigh these.
+    const std::vector<TensorId> best = builder_.Add(
+        "top_k", name + ".top_k", {y}, "bv!h->bk!h,bk!h",
+        {{"k", 1}, {"largest", spec_.bias == 1 ? 1.0 : 0.0}, {"last", 0}});
+    const TensorId marks =
+        Op("one_hot", name + ".one_hot", {best[1]}, "bkh->bvkh",
+           {{"first", 0}, {"places", static_cast<double>(spec_.sequence)}});
+    const TensorId marked =
+        Op("einsum", name + ".marked", {marks, best[0]}, "bvkh,bkh->bvh");
+    y = Op("add", name + ".mark", {y, marked}, "bsh,bsh->bsh");
     const TensorId table =
         builder_.Weight(name + ".bag.weight", {spec_.vocabulary, spec_.hidden},
                         {.stddev = 1}, true);

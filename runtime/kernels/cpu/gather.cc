@@ -58,6 +58,27 @@ void ScatterAdd(const KernelCall& call) {
                });
 }
 
+// ids -> y.
+template <typename T>
+void OneHot(const KernelCall& call) {
+  const IndexRule& rule = *call.rule;
+  const Placed y = PlacedResult(call, 0);
+  const auto factor = static_cast<uint8_t>(rule.FactorOf('v'));
+  const IdAxis axis = AxisOf(y, factor);
+  const std::array<Placed, 2> placed = {PlacedOperand(call, 0), y};
+  const Points rows = PointsOver(call, rule.operands[0], placed);
+  const int32_t* const ids = call.operands[0].as<const int32_t>();
+  T* const to = call.results[0].as<T>();
+  const auto first = static_cast<int64_t>(call.attribute("first"));
+  ForEachPoint(call, rows, axis.places, [&](int64_t, const Places& at) {
+    const int64_t element = axis.At(ids[at[0]] - first);
+    for (int64_t i = 0; i < axis.places; ++i) {
+      to[at[1] + i * axis.stride] = T{0};
+    }
+    if (element >= 0) to[at[1] + element] = T{1};
+  });
+}
+
 }  // namespace
 
 std::vector<Kernel> CpuGatherKernels() {
@@ -65,6 +86,7 @@ std::vector<Kernel> CpuGatherKernels() {
       {"gather", ByDType<Gather<float>, Gather<double>>, true},
       {"gather_dx", ByDType<ScatterAdd<float>, ScatterAdd<double>>, true},
       {"scatter_add", ByDType<ScatterAdd<float>, ScatterAdd<double>>, true},
+      {"one_hot", ByDType<OneHot<float>, OneHot<double>>},
   };
 }
 

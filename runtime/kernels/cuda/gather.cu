@@ -53,6 +53,22 @@ __global__ void StoreSums(const float* sums, Elements<T> y, int64_t n,
   }
 }
 
+// A thread writes the row of an id.
+template <typename T>
+__global__ void WriteOneHot(Points rows, IdAxis axis, const int32_t* ids,
+                            int64_t first, Elements<T> y) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+       row < rows.count; row += step) {
+    Places at;
+    at.Add(rows, row);
+    const int64_t element = axis.At(ids[at.of[0]] - first);
+    for (int64_t i = 0; i < axis.places; ++i) {
+      y.Set(at.of[1] + i * axis.stride, i * axis.stride == element ? 1 : 0);
+    }
+  }
+}
+
 void CallGather(const KernelCall& call) {
   const IndexRule& rule = *call.rule;
   const LocalTensor& x = call.operands[0];
@@ -99,6 +115,21 @@ void CallScatterAdd(const KernelCall& call) {
   });
 }
 
+void CallOneHot(const KernelCall& call) {
+  const IndexRule& rule = *call.rule;
+  const LocalTensor& y = call.results[0];
+  const Placed table = PlacedResult(call, 0);
+  const IdAxis axis = AxisOf(table, static_cast<uint8_t>(rule.FactorOf('v')));
+  const std::array<Placed, 2> placed = {PlacedOperand(call, 0), table};
+  const Points rows = PointsOver(call, rule.operands[0], placed);
+  const auto first = static_cast<int64_t>(call.attribute("first"));
+  ByType({y}, [&]<typename T>() {
+    Launch(WriteOneHot<T>, BlocksFor(*call.queue, rows.count), kThreads, 0,
+           *call.queue, rows, axis, call.operands[0].as<const int32_t>(), first,
+           Elements<T>(y));
+  });
+}
+
 }  // namespace
 
 std::vector<Kernel> CudaGatherKernels() {
@@ -106,6 +137,7 @@ std::vector<Kernel> CudaGatherKernels() {
       {"gather", CallGather, true},
       {"gather_dx", CallScatterAdd, true},
       {"scatter_add", CallScatterAdd, true},
+      {"one_hot", CallOneHot},
   };
 }
 

@@ -160,7 +160,8 @@ TEST_F(ConstraintsTest, ManyStarsTakeNoTime) {
 // What no plan at all meets is an error before there is any search.
 TEST_F(ConstraintsTest, RefusesWhatCannotBe) {
   EXPECT_THAT(ErrorOf({.fix = {{"h.*.norm=tp:2"}}}),
-              HasSubstr("of the operators that match none is dense"));
+              HasSubstr("of the operators that match none is dense, nor looks "
+                        "rows up"));
   EXPECT_THAT(ErrorOf({.fix = {{"h.*=ep:2"}}}),
               HasSubstr("of the operators that match none has experts"));
   EXPECT_THAT(ErrorOf({.fix = {{"h.*.act=zero:1"}}}),

@@ -424,7 +424,7 @@ TEST(Onnx, WindowsAndPaddingFollowTheStandard) {
 
 TEST(Onnx, AllThatCannotBeMappedIsListed) {
   Parts parts = SmallMlp();
-  parts.nodes[2] = NodeOf("Hardmax", "odd", {"y2"}, "y3");
+  parts.nodes[2] = NodeOf("Det", "odd", {"y2"}, "y3");
   parts.nodes.push_back(
       NodeOf("Gemm", "wrong", {"x", "w2"}, "z", {IntAttribute("transB", 1)}));
   parts.nodes.push_back(NodeOf("Relu", "nothing", {"nowhere"}, "zz"));
@@ -436,7 +436,7 @@ TEST(Onnx, AllThatCannotBeMappedIsListed) {
       ErrorOf(parts),
       AllOf(HasSubstr("tessera.test.onnx: 3 of 7 nodes cannot be mapped"),
             HasSubstr("2 behind them were not looked at"),
-            HasSubstr("node 'odd' (Hardmax): no operator"),
+            HasSubstr("node 'odd' (Det): no operator"),
             HasSubstr("node 'wrong' (Gemm): reads 6 features: its weight has "
                       "5"),
             HasSubstr("node 'nothing' (Relu): reads 'nowhere'")));

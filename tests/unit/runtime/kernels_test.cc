@@ -451,6 +451,34 @@ TEST(Gather, ByHand) {
               ElementsAre(2, 20, 0, 0, 4, 40));
 }
 
+// Of equal elements the first one, or the last; what is no number is behind
+// the others.
+TEST(TopK, ByHand) {
+  const double none = std::numeric_limits<double>::quiet_NaN();
+  const HostTensor x = F64({2, 4}, {3, 7, 7, 1, none, 2, 5, none});
+  const auto best = [&](double largest, double last) {
+    const HostTensor y({2, 2}, kF64);
+    const HostTensor ids({2, 2}, kI32);
+    RunKernel("top_k", {x.Local()}, {y.Local(), ids.Local()},
+              {.attributes = {{"k", 2}, {"largest", largest}, {"last", last}},
+               .rule = "bv!->bk!,bk!"});
+    return std::pair(y.Values(), ids.Values());
+  };
+  EXPECT_THAT(best(1, 0).first, ElementsAre(7, 7, 5, 2));
+  EXPECT_THAT(best(1, 0).second, ElementsAre(1, 2, 2, 1));
+  EXPECT_THAT(best(1, 1).second, ElementsAre(2, 1, 2, 1));
+  EXPECT_THAT(best(0, 0).first, ElementsAre(1, 3, 2, 5));
+  EXPECT_THAT(best(0, 0).second, ElementsAre(3, 0, 1, 2));
+}
+
+// Ids 0 and 3 have no place among 1 and 2.
+TEST(OneHot, ByHand) {
+  EXPECT_THAT(
+      Compute("one_hot", {I32({4}, {0, 1, 2, 3})}, {4, 2},
+              {.attributes = {{"first", 1}, {"places", 2}}, .rule = "s->sv"}),
+      ElementsAre(0, 0, 1, 0, 0, 1, 0, 0));
+}
+
 // A bag of rows 1 and 2, one of row 0 alone, one of padding.
 TEST(EmbeddingBag, PaddingDoesNotCount) {
   const HostTensor ids = I32({3, 2}, {1, 2, -1, 0, -1, -1});
