@@ -539,10 +539,12 @@ std::string WhatifText(const WhatifResult& result) {
   if (result.jitter) {
     const Jitter& jitter = *result.jitter;
     parts.push_back(
-        Line("with jitter", "half of the steps take at most " +
-                                FormatTime(jitter.p50) + ", 95 % at most " +
-                                FormatTime(jitter.p95) + " (" +
-                                std::to_string(jitter.samples) + " samples)"));
+        Line("with jitter",
+             "half of the steps take at most " + FormatTime(jitter.p50) +
+                 ", 95 % at most " + FormatTime(jitter.p95) + " (" +
+                 std::to_string(jitter.samples) +
+                 (result.cells.size() > 1 ? " samples, without --vary)"
+                                          : " samples)")));
   }
   if (result.scaling) {
     parts.push_back(FormatTable(ScalingRows(result)) + "\n  " +

@@ -106,9 +106,16 @@ Lines LinesOver(const WhatifResult& result, size_t axis) {
 // More lines than this say nothing.
 constexpr size_t kMostLines = 8;
 
+// What is not drawn, for a plot's title.
+std::string NotDrawn(const Lines& lines) {
+  if (lines.cells.size() <= kMostLines) return "";
+  return " (" + std::to_string(kMostLines) + " of " +
+         std::to_string(lines.cells.size()) + " curves; the table has all)";
+}
+
 Plot PlotOf(const Lines& lines, const std::string& title,
             const std::string& y_label, bool whatever_fits, Value value) {
-  Plot plot = {.title = title,
+  Plot plot = {.title = title + NotDrawn(lines),
                .x_label = lines.x_label,
                .y_label = y_label,
                .x = lines.x};

@@ -143,8 +143,9 @@ struct Losses {
   std::vector<bool> links;
 };
 
-Result<void> LoseLink(std::string_view part, size_t dashes,
-                      const Cluster& cluster, Losses& losses) {
+// The links between two vertices, in both directions: "A--B" with its dashes.
+Result<std::vector<size_t>> LinksNamed(const Cluster& cluster,
+                                       std::string_view part, size_t dashes) {
   const std::string_view names[] = {part.substr(0, dashes),
                                     part.substr(dashes + 2)};
   size_t ends[2];
@@ -153,19 +154,19 @@ Result<void> LoseLink(std::string_view part, size_t dashes,
     if (!vertex) return NoSuchPart(cluster, names[i]);
     ends[i] = *vertex;
   }
-  bool any = false;
+  std::vector<size_t> links;
   for (size_t l = 0; l < cluster.links.size(); ++l) {
     const size_t from = cluster.links[l].from.index();
     const size_t to = cluster.links[l].to.index();
-    if ((from != ends[0] || to != ends[1]) &&
-        (from != ends[1] || to != ends[0])) {
-      continue;
+    if ((from == ends[0] && to == ends[1]) ||
+        (from == ends[1] && to == ends[0])) {
+      links.push_back(l);
     }
-    losses.links[l] = true;
-    any = true;
   }
-  if (!any) return InvalidInput("no link joins them", std::string(part));
-  return {};
+  if (links.empty()) {
+    return InvalidInput("no link joins them", std::string(part));
+  }
+  return links;
 }
 
 // The devices that `part` names, none where it is no device or node.
@@ -198,7 +199,8 @@ Result<void> Fail(const std::vector<std::string>& parts, Cluster& cluster,
   for (const std::string& part : parts) {
     if (!known.insert(part).second) return InvalidInput("is given twice", part);
     if (const size_t dashes = part.find("--"); dashes != std::string::npos) {
-      TESSERA_RETURN_IF_ERROR(LoseLink(part, dashes, cluster, losses));
+      TESSERA_TRY(const auto links, LinksNamed(cluster, part, dashes));
+      for (size_t link : links) losses.links[link] = true;
       notes.push_back(part + " failed: its traffic goes other ways");
       continue;
     }
@@ -240,7 +242,9 @@ Result<void> Fail(const std::vector<std::string>& parts, Cluster& cluster,
                         parts.back());
   }
   cluster = std::move(rest);
-  if (fewer_devices) notes.back() += "; " + Nodes(cluster) + " remain";
+  if (fewer_devices) {
+    notes.back() += "; " + Nodes(cluster) + " remain and are paid for";
+  }
   return {};
 }
 
@@ -252,10 +256,50 @@ void ScalePeaks(double factor, DeviceType& type) {
   }
 }
 
+namespace {
+
+void SlowDownLinks(const std::vector<size_t>& links, double factor,
+                   Cluster& cluster) {
+  std::map<int, int> slower;  // by type
+  for (const size_t l : links) {
+    int& type = cluster.links[l].type;
+    auto found = slower.find(type);
+    if (found == slower.end()) {
+      LinkType slow = cluster.link_types[static_cast<size_t>(type)];
+      slow.name += "-slow" + std::to_string(cluster.link_types.size());
+      slow.bandwidth = slow.bandwidth / factor;
+      slow.in_switch_bandwidth = slow.in_switch_bandwidth / factor;
+      const int number = static_cast<int>(cluster.link_types.size());
+      cluster.link_types.push_back(std::move(slow));
+      found = slower.emplace(type, number).first;
+    }
+    type = found->second;
+  }
+}
+
+}  // namespace
+
 Result<void> SlowDown(std::string_view part, double factor, Cluster& cluster) {
+  if (const size_t dashes = part.find("--"); dashes != part.npos) {
+    TESSERA_TRY(const auto links, LinksNamed(cluster, part, dashes));
+    SlowDownLinks(links, factor, cluster);
+    return {};
+  }
   const std::vector<DeviceId> devices = DevicesNamed(cluster, part);
-  if (devices.empty()) return NoSuchPart(cluster, part);
-  SlowDown(devices, factor, cluster);
+  if (!devices.empty()) {
+    SlowDown(devices, factor, cluster);
+    return {};
+  }
+  const auto vertex = VertexNamed(cluster, part);
+  if (!vertex) return NoSuchPart(cluster, part);
+  std::vector<size_t> links;
+  for (size_t l = 0; l < cluster.links.size(); ++l) {
+    if (cluster.links[l].from.index() == *vertex ||
+        cluster.links[l].to.index() == *vertex) {
+      links.push_back(l);
+    }
+  }
+  SlowDownLinks(links, factor, cluster);
   return {};
 }
 

@@ -30,6 +30,8 @@ DENSE = {"alexnet": "classifier", "inception-v3": "15",
 def tessera(binary, verb, *arguments):
     done = subprocess.run([binary, verb, *arguments, "--json"],
                           capture_output=True, text=True)
+    if done.returncode == 2 and "no plan was found" in done.stderr:
+        return {"moved_bytes": float("nan")}, None
     if done.returncode not in (0, 3):
         raise SystemExit(f"{verb} {' '.join(arguments)}\n{done.stderr}")
     return json.loads(done.stdout), done.returncode == 0
@@ -58,6 +60,8 @@ def row(args, model, cluster, devices):
 
     def over(result):
         found, fits = result
+        if fits is None:
+            return "none"
         return f"{found['step_time_s'] / step:.2f}" if fits else "does not fit"
 
     sent = " / ".join(f"{result['moved_bytes'] * 1e-9:.1f}"

@@ -163,6 +163,9 @@ bad "not a bandwidth such as" --set fabric.inter.bandwidth=100GB
 bad "is not PATH=VALUE" --vary nodes
 bad "given twice" --vary nodes=1 --vary nodes=2
 bad "has no part 'node7'" --fail node7
+bad "unknown collective algorithm 'bogus'" --set collective=bogus
+bad "is less than 1 MB/s" --set fabric.inter.bandwidth=1e-12x
+bad "names a part of one cluster" --fail node1 --scaling-limit 0.8
 bad "not a factor such as" --slow device3=2
 bad "needs --tokens" --cheapest dgx-h100
 bad "does not end in .html" -o report.pdf

@@ -47,6 +47,18 @@ TEST(Router, TakesTheNvSwitchInsideANodeAndTheRailBetween) {
                 LinkTypeNamed("ib-hdr").latency * 2);
 }
 
+// 1 MiB takes 3.5 us by NVLink of 300 GB/s and 66 us over two PCIe links of
+// 32 GB/s: latencies of a few microseconds more or less change nothing.
+TEST(Router, TakesTheWidestWayWhateverItsLatency) {
+  Cluster cluster = *MakeCluster("dgx-a100-80gb:1");
+  for (LinkType& type : cluster.link_types) {
+    type.latency =
+        type.name.starts_with("pcie") ? Duration() : type.latency * 2;
+  }
+  EXPECT_EQ(Walk(cluster, Router(cluster), 0, 1),
+            "node0.gpu0 node0.nvswitch node0.gpu1");
+}
+
 TEST(Router, CubeMeshPairsWithoutNvLinkMeetOverPcie) {
   const Cluster cluster = *MakeCluster("dgx1-v100-32gb");
   const Router router(cluster);
