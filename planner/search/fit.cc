@@ -1,0 +1,322 @@
+#include "planner/search/fit.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "planner/plan/recompute.h"
+#include "planner/plan/stages.h"
+
+namespace tessera {
+namespace {
+
+// Kinds that are priced for a plan, those of the classes with the most layers.
+constexpr size_t kMostKinds = 48;
+// Of these, those that are priced for other plans.
+constexpr size_t kMostKnown = 8;
+// Kinds that are combined: where the first does not save enough.
+constexpr int kMostCombined = 8;
+// Of the time that it takes to run all again, what those take that save most of
+// the memory: attention's scores take few operations for their bytes. A guess,
+// for the order in which plans are tried.
+constexpr double kShareOfAll = 0.3;
+// Prices for each kind in which the number of layers is found.
+constexpr int kRounds = 3;
+
+// What may run again: nodes by position in each block of a class.
+struct Kind {
+  int block_class = 0;
+  std::vector<size_t> positions = {};
+  // With all layers of the class: time that it takes and bytes saved on each
+  // device set, of a layer there.
+  double seconds = 0;
+  std::vector<double> saved = {};
+};
+
+class Fitter {
+ public:
+  Fitter(const SearchSpace& space, const Objective& objective, Plan plan)
+      : space_(space),
+        index_(space.index),
+        objective_(objective),
+        plan_(std::move(plan)),
+        sets_(DeviceSets(plan_.groups)) {
+    for (const DeviceSet& set : sets_) {
+      Bytes least = space.cluster->TypeOf(set.devices[0]).memory;
+      for (DeviceId device : set.devices) {
+        least = std::min(least, space.cluster->TypeOf(device).memory);
+      }
+      capacity_.push_back(least);
+    }
+  }
+
+  // Nothing where it is no better than `than`. `known`: kinds in the order of
+  // their prices, which become those of this plan where there are none.
+  std::optional<FoundPlan> Run(const Score& than, std::vector<Kind>& known) {
+    Evaluation evaluation = objective_.Evaluate(plan_);
+    // What runs again makes it no faster.
+    if (than.feasible && evaluation.step_time >= than.step_time) {
+      return std::nullopt;
+    }
+    if (evaluation.feasible()) return FoundPlan{plan_, std::move(evaluation)};
+    if (evaluation.memory.size() != sets_.size()) return std::nullopt;
+    if (Lacks(evaluation) == 0) return std::nullopt;  // something else is wrong
+    if (!FitsAllAgain()) return std::nullopt;
+    std::vector<Kind> kinds = known.empty() ? Kinds() : known;
+    Price(evaluation, kinds);
+    if (known.empty()) {
+      known = kinds;
+      std::ranges::stable_sort(known, {}, [&](const Kind& kind) {
+        return Price(evaluation, kind);
+      });
+      known.resize(std::min(known.size(), kMostKnown));
+    }
+    for (int k = 0; k < kMostCombined && !evaluation.feasible(); ++k) {
+      const Kind* best = Cheapest(evaluation, kinds);
+      if (best == nullptr) return std::nullopt;
+      const Kind kind = *best;
+      std::erase_if(kinds, [&](const Kind& other) {
+        return other.block_class == kind.block_class &&
+               other.positions == kind.positions;
+      });
+      if (!Apply(kind, evaluation)) return std::nullopt;
+    }
+    if (!evaluation.feasible()) return std::nullopt;
+    return FoundPlan{std::move(plan_), std::move(evaluation)};
+  }
+
+ private:
+  double Excess(const Evaluation& evaluation, size_t set) const {
+    return static_cast<double>(evaluation.memory[set].total.value -
+                               capacity_[set].value);
+  }
+  // Device sets that need more than they have.
+  int Lacks(const Evaluation& evaluation) const {
+    int count = 0;
+    for (size_t s = 0; s < sets_.size(); ++s) {
+      count += Excess(evaluation, s) > 0 ? 1 : 0;
+    }
+    return count;
+  }
+  // That of a block's first node; blocks of several groups belong to it.
+  size_t SetOf(int block) const {
+    const NodeId first = index_.nodes_of_block[static_cast<size_t>(block)][0];
+    const GroupId group = plan_.ops[first.index()].group;
+    for (size_t s = 0; s < sets_.size(); ++s) {
+      if (Holds(sets_[s], group)) return s;
+    }
+    return 0;
+  }
+
+  std::vector<Kind> Kinds() const {
+    std::map<int, int> layers;  // by class
+    const auto [first, last] = Layers(index_);
+    for (int b = first; b < last; ++b) {
+      const auto block = static_cast<size_t>(b);
+      if (!index_.nodes_of_block[block].empty()) {
+        ++layers[index_.block_class[block]];
+      }
+    }
+    std::vector<std::pair<int, int>> most;  // layers, class
+    for (const auto& [block_class, count] : layers) {
+      most.push_back({-count, block_class});
+    }
+    std::ranges::sort(most);
+    std::vector<Kind> kinds;
+    for (const auto& [count, block_class] : most) {
+      const auto& nodes =
+          index_.nodes_of_block[static_cast<size_t>(block_class)];
+      Kind all = {.block_class = block_class};
+      for (size_t i = 0; i < nodes.size(); ++i) {
+        if (!CanRecompute(*index_.graph, nodes[i])) continue;
+        all.positions.push_back(i);
+        if (nodes.size() > 1) {
+          kinds.push_back({.block_class = block_class, .positions = {i}});
+        }
+      }
+      if (!all.positions.empty()) kinds.push_back(std::move(all));
+      if (kinds.size() >= kMostKinds) break;
+    }
+    kinds.resize(std::min(kinds.size(), kMostKinds));
+    return kinds;
+  }
+
+  void Recompute(const Kind& kind, int block, Plan& plan) const {
+    const auto& nodes = index_.nodes_of_block[static_cast<size_t>(block)];
+    for (size_t i : kind.positions) plan.ops[nodes[i].index()].recompute = true;
+  }
+
+  // Whether recomputation can make it fit at all.
+  bool FitsAllAgain() const {
+    Plan plan = plan_;
+    const auto [first, last] = Layers(index_);
+    for (int b = first; b < last; ++b) {
+      SetRecompute(index_, b, RecomputeLevel::kFull, plan);
+    }
+    return objective_.Evaluate(plan).feasible();
+  }
+
+  // Seconds for each byte that is saved where memory lacks.
+  double Price(const Evaluation& evaluation, const Kind& kind) const {
+    double saved = 0;
+    for (size_t s = 0; s < sets_.size(); ++s) {
+      if (Excess(evaluation, s) > 0) saved += kind.saved[s];
+    }
+    return saved > 0 ? kind.seconds / saved
+                     : std::numeric_limits<double>::infinity();
+  }
+
+  void Price(const Evaluation& before, std::vector<Kind>& kinds) const {
+    for (Kind& kind : kinds) {
+      Plan plan = plan_;
+      std::vector<int> layers(sets_.size(), 0);
+      for (size_t b = 0; b < index_.nodes_of_block.size(); ++b) {
+        if (index_.block_class[b] != kind.block_class ||
+            index_.nodes_of_block[b].empty()) {
+          continue;
+        }
+        Recompute(kind, static_cast<int>(b), plan);
+        ++layers[SetOf(static_cast<int>(b))];
+      }
+      kind.saved.assign(sets_.size(), 0);
+      if (!Allowed(space_, plan)) continue;
+      const Evaluation after = objective_.Evaluate(plan);
+      int all = 0;
+      for (size_t s = 0; s < sets_.size(); ++s) {
+        all += layers[s];
+        if (layers[s] == 0) continue;
+        kind.saved[s] =
+            std::max(0.0, static_cast<double>(before.memory[s].total.value -
+                                              after.memory[s].total.value)) /
+            layers[s];
+      }
+      kind.seconds = std::max(
+          1e-12, (after.step_time - before.step_time).seconds() / all);
+    }
+  }
+
+  // Which costs the least time for what the device sets lack.
+  const Kind* Cheapest(const Evaluation& evaluation,
+                       const std::vector<Kind>& kinds) const {
+    const Kind* best = nullptr;
+    double least = std::numeric_limits<double>::infinity();
+    for (const Kind& kind : kinds) {
+      const double price = Price(evaluation, kind);
+      if (price >= least) continue;
+      best = &kind;
+      least = price;
+    }
+    return best;
+  }
+
+  // In the first layers of each device set that lacks memory, as many as it
+  // needs or has. False where the plan would be invalid.
+  bool Apply(const Kind& kind, Evaluation& evaluation) {
+    for (int round = 0; round < kRounds && Lacks(evaluation) > 0; ++round) {
+      std::vector<double> wanted(sets_.size(), 0);
+      for (size_t s = 0; s < sets_.size(); ++s) {
+        const double excess = Excess(evaluation, s);
+        if (excess > 0 && kind.saved[s] > 0) {
+          wanted[s] = std::ceil(excess / kind.saved[s]);
+        }
+      }
+      Plan plan = plan_;
+      for (size_t b = 0; b < index_.nodes_of_block.size(); ++b) {
+        const auto& nodes = index_.nodes_of_block[b];
+        if (index_.block_class[b] != kind.block_class || nodes.empty()) {
+          continue;
+        }
+        const size_t s = SetOf(static_cast<int>(b));
+        if (wanted[s] <= 0) continue;
+        const Plan before = plan;
+        Recompute(kind, static_cast<int>(b), plan);
+        if (!(plan == before)) --wanted[s];
+      }
+      if (plan == plan_) return true;
+      if (!Allowed(space_, plan)) return false;
+      plan_ = std::move(plan);
+      evaluation = objective_.Evaluate(plan_);
+    }
+    return true;
+  }
+
+  const SearchSpace& space_;
+  const GraphIndex& index_;
+  const Objective& objective_;
+  Plan plan_;
+  const std::vector<DeviceSet> sets_;
+  std::vector<Bytes> capacity_;
+};
+
+}  // namespace
+
+std::optional<FoundPlan> FitByRecomputing(const SearchSpace& space,
+                                          const Objective& objective,
+                                          Plan plan) {
+  if (!MakeCanonical(space, plan)) return std::nullopt;
+  std::vector<Kind> known;
+  return Fitter(space, objective, std::move(plan)).Run(Score(), known);
+}
+
+std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
+                                   const Objective& objective,
+                                   const std::vector<Strategy>& strategies,
+                                   size_t tried, Score than,
+                                   const std::function<bool()>& stop) {
+  // By how long they may take: on the way from the bound without recomputation
+  // to that with all of it as far as memory lacks, and a part of that, since the
+  // operators that save most run first.
+  const auto bound = [&](const Strategy& strategy) {
+    return objective.BoundUniform(space.index, *space.cluster, strategy,
+                                  Objective::Bound::kQuick);
+  };
+  const auto memory = static_cast<double>(
+      space.cluster->TypeOf(DeviceId(0)).memory.value);
+  std::vector<std::pair<double, size_t>> guesses;
+  for (size_t i = 0; i < strategies.size() && !stop(); ++i) {
+    // Walks change schedules; most others keep more.
+    if (strategies[i].recompute != RecomputeLevel::kNone ||
+        strategies[i].vp > 1 ||
+        (strategies[i].pp > 1 && strategies[i].schedule != "1f1b")) {
+      continue;
+    }
+    const Score none = bound(strategies[i]);
+    if (than.feasible && none.step_time >= than.step_time) continue;
+    Strategy again = strategies[i];
+    again.recompute = RecomputeLevel::kFull;
+    const Score full = bound(again);
+    if (!full.feasible) continue;
+    const double lacks =
+        std::min(1.0, static_cast<double>(none.overflow.value) / memory);
+    const double guess =
+        none.step_time.seconds() +
+        kShareOfAll * lacks * (full.step_time - none.step_time).seconds();
+    guesses.push_back({guess, i});
+  }
+  std::ranges::sort(guesses);
+  std::vector<FoundPlan> fitted;
+  std::vector<Kind> known;
+  for (const auto& [guess, i] : guesses) {
+    if (tried == 0 || stop()) break;
+    if (than.feasible) {
+      const Score close =
+          objective.BoundUniform(space.index, *space.cluster, strategies[i],
+                                 Objective::Bound::kClose);
+      if (close.step_time >= than.step_time) continue;
+    }
+    auto plan = PlanFromStrategy(space.index, *space.cluster, strategies[i]);
+    if (!plan || !MakeCanonical(space, *plan)) continue;
+    --tried;
+    auto found = Fitter(space, objective, *std::move(plan)).Run(than, known);
+    if (!found || !Allowed(space, found->plan)) continue;
+    const Score score = ScoreOf(found->evaluation);
+    if (!Better(score, than)) continue;
+    than = score;
+    fitted.insert(fitted.begin(), *std::move(found));
+  }
+  return fitted;
+}
+
+}  // namespace tessera

@@ -1,0 +1,597 @@
+#!/usr/bin/env python3
+"""Other planners' own cases under their own measurements: the plan that Tessera
+finds, beside the plan that they report.
+
+usage: tests/bench/peers.py TESSERA --peers DIR [--work DIR] [CASE…]
+
+DIR holds the measurements as their authors published them: aceso/
+(microsoft/SuperScaler, branch Aceso, profiler/profiled-time-eurosys), pipedream/
+(msr-fiddle/pipedream, profiler/*/profiles), piper/ (msr-fiddle/piper, inputs),
+galvatron/ (PKU-DAIR/Hetu-Galvatron, hardware and model profiles). Nothing of them
+is kept here: each case is converted to a graph file of measured operators, a
+profile and a cluster file (docs/models.md, "Layers that you have timed"), in
+--work or a temporary folder, and searched. What is assumed of a case stands
+beside it. Prints a table in Markdown.
+"""
+
+import argparse
+import csv
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+MB = 2**20
+SHARDS = 8  # what a measured operator's tensor parallelism may cut
+
+
+# ---- files of Tessera's
+
+class Job:
+    """A graph of measured operators with its profile, under construction."""
+
+    BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+    def __init__(self, name, batch, dtype, device, seq_len=1):
+        self.device = device
+        self.graph = {"schema_version": 1, "name": name, "global_batch": batch,
+                      "seq_len": seq_len, "dtype": dtype, "operators": [],
+                      "blocks": [], "tensors": [], "nodes": []}
+        self.rows = {}
+        self.outputs = {}  # by tensor: elements a sample, whether shards cut it
+        self.operators = {}
+
+    def tensor(self, name, kind, shape, dtype=None, sample=True):
+        row = {"name": name, "kind": "TENSOR_KIND_" + kind, "shape": shape,
+               "dtype": dtype or self.graph["dtype"]}
+        if sample:
+            row["sample_dim"] = 0
+        if kind == "WEIGHT":
+            row["init"] = {"stddev": 0.02}
+        self.graph["tensors"].append(row)
+
+    def input(self, name, elements):
+        self.tensor(name, "INPUT", [self.graph["global_batch"], elements])
+        self.outputs[name] = (elements, False)
+
+    def layer(self, name, block, inputs, output, times, params=0, split=False,
+              kept=0, kept_whole=0, shards=1, exchanged=True, reads=True,
+              reads_result=False):
+        """A measured operator of its own.
+
+        output: elements a sample, 0 for a loss; cut by shards where `split`.
+        times: seconds, {(samples, ways of tensor parallelism): (forward,
+        backward)}. params: elements. kept, kept_whole: bytes a sample that are
+        kept for backward, cut by shards or not, besides the inputs where it
+        reads these and the result where it reads that. exchanged: the times have tensor parallelism's
+        exchanges in them.
+        """
+        batch = self.graph["global_batch"]
+        if block not in self.graph["blocks"]:
+            self.graph["blocks"].append(block)
+        extent = {"b": batch, "t": shards}
+        letters = iter("acdfgi")
+        operands, names = [], []
+        for tensor in inputs:
+            elements, cut = self.outputs[tensor]
+            letter = next(letters)
+            extent[letter] = elements
+            operands.append("bt" + letter if cut else "b" + letter)
+            names.append(tensor)
+        weights = []
+        if params > 0:
+            extent["p"] = math.ceil(params / shards)
+            operands.append("tp" if shards > 1 else "p")
+            weights.append(name + ".weight")
+            self.tensor(weights[0], "WEIGHT",
+                        [shards, extent["p"]] if shards > 1 else [extent["p"]],
+                        sample=False)
+        results, made = [], [name]
+        if output > 0:
+            extent["o"] = output
+            results.append("bto" if split else "bo")
+        else:
+            results.append("")
+        for letter, size, cut in (("m", kept, shards > 1),
+                                  ("n", kept_whole, False)):
+            elements = round(size / 4 / (shards if cut else 1))
+            if elements > 0:
+                extent[letter] = elements
+                results.append("bt" + letter if cut else "b" + letter)
+                made.append(f"{name}:{letter}")
+        for k, (result, tensor) in enumerate(zip(results, made)):
+            self.tensor(tensor, "ACTIVATION", [extent[c] for c in result],
+                        "fp32" if k > 0 or not result else None,
+                        result.startswith("b"))
+        self.outputs[name] = (output, split)
+        cuts = any("t" in side for side in operands + results)
+
+        def text(left, right):
+            seen = set()
+            out = ""
+            for i, side in enumerate(left + ["->"] + right):
+                if side == "->":
+                    out += side
+                    continue
+                if i > 0 and i != len(left) + 1:
+                    out += ","
+                for c in side:
+                    out += c
+                    if c not in "bt" and c not in seen:
+                        out += "!"
+                    seen.add(c)
+            return out
+
+        def extents(rule, samples, shards):
+            order = []
+            for c in rule:
+                if c.isalpha() and c not in order:
+                    order.append(c)
+            return [samples if c == "b" else shards if c == "t" else extent[c]
+                    for c in order]
+
+        rule = text(operands, results)
+        forward_only = [] if reads else list(range(len(inputs)))
+        read = ([results[0]] if results[0] else []) + [
+            o for k, o in enumerate(operands) if k not in forward_only
+        ] + results[0 if reads_result else 1:]
+        backward = text(read, operands)
+        # Like operators are one.
+        key = (rule, backward, tuple(sorted(extent.items())),
+               tuple(sorted(times.items())))
+        if key not in self.operators:
+            operator = f"measured_{len(self.operators)}"
+            self.operators[key] = operator
+            samples, _ = sorted(times)[0]
+            points = 1.0
+            for value in extents(rule, samples, shards):
+                points *= value
+            # What the device computes at its peak of 10^12 a second in the time
+            # measured: by these stages are cut evenly to begin with.
+            per_point = [seconds * 1e12 / points for seconds in
+                         times[sorted(times)[0]]]
+            row = {"name": operator, "rule": rule,
+                   "flops_per_point": per_point[0],
+                   "backward_flops_per_point": per_point[1] / len(operands),
+                   "backward_reads_result": reads_result,
+                   "one_backward": True, "forward_operands": forward_only}
+            if cuts and exchanged:
+                row["exchanged"] = "t"
+            self.graph["operators"].append(row)
+            for (samples, ways), seconds in times.items():
+                for kernel, of, value in ((operator, rule, seconds[0]),
+                                          (operator + "_d", backward,
+                                           seconds[1])):
+                    self.row(kernel, value, of,
+                             extents(of, samples, shards // ways))
+        self.graph["nodes"].append({
+            "name": name, "op": self.operators[key], "rule": rule,
+            "operands": names + weights, "results": made, "block": block})
+
+    def row(self, name, seconds, rule="", extents=(), ranks=1, nodes=1,
+            payload=0, dtype=None):
+        key = (name, rule, tuple(extents), ranks, nodes, payload)
+        self.rows[key] = {
+            "name": name,
+            "dtype": dtype or ("fp32" if payload else self.graph["dtype"]),
+            "device": self.device, "ranks": ranks, "nodes": nodes,
+            "rule": rule, "extents": list(extents), "payload_bytes": payload,
+            "median_seconds": max(seconds, 1e-9), "spread": 0, "samples": 1}
+
+    def write(self, folder, loss, cluster):
+        self.graph["loss"] = loss
+        os.makedirs(folder, exist_ok=True)
+        profile = {"schema_version": 1, "host": "published", "date":
+                   "2026-11-23", "libraries": "", "ranks_at_once": 1,
+                   "rows": list(self.rows.values())}
+        for name, value in (("model", self.graph), ("profile", profile),
+                            ("cluster", cluster)):
+            with open(os.path.join(folder, name + ".json"), "w") as out:
+                json.dump(value, out)
+        return folder
+
+
+def cluster(name, device, memory, nodes, per_node, intra, inter, streams=True,
+            latency=5e-6):
+    """Nodes whose devices meet in a switch, which meet in another."""
+    source = "a peer's measurements"
+    vertices, devices, links = [], [], []
+
+    def vertex(kind, text):
+        vertices.append({"kind": "VERTEX_KIND_" + kind, "name": text})
+        return len(vertices) - 1
+
+    def connect(a, b, kind):
+        links.append({"from_vertex": a, "to_vertex": b, "link_type": kind})
+        links.append({"from_vertex": b, "to_vertex": a, "link_type": kind})
+
+    spine = vertex("SWITCH", "spine") if nodes > 1 else -1
+    for node in range(nodes):
+        switch = vertex("BRIDGE", f"node{node}.switch")
+        for i in range(per_node):
+            at = vertex("DEVICE", f"node{node}.gpu{i}")
+            devices.append({"device_type": 0, "vertex": at, "node": node})
+            connect(at, switch, 0)
+        if nodes > 1:
+            nic = vertex("NIC", f"node{node}.nic")
+            connect(switch, nic, 1)
+            connect(nic, spine, 1)
+    return {
+        "schema_version": 1, "name": name,
+        "device_types": [{
+            "name": device, "source": source, "memory_bytes": int(memory),
+            "peak_fp32_flops_per_second": 1e12,
+            "peak_fp16_flops_per_second": 1e12,
+            "peak_bf16_flops_per_second": 1e12,
+            "memory_bandwidth_bytes_per_second": 9e11,
+            "compute_efficiency": 1, "memory_efficiency": 0.8,
+            "launch_overhead_seconds": 5e-6, "concurrent_streams": streams}],
+        "link_types": [
+            {"name": "inside", "source": source, "latency_seconds": latency,
+             "bandwidth_bytes_per_second": intra},
+            {"name": "between", "source": source, "latency_seconds": latency,
+             "bandwidth_bytes_per_second": inter}],
+        "vertices": vertices, "devices": devices, "links": links,
+        # Tessera's own but for gradients of the parameters' type.
+        "stack": {"name": "peer", "source": source, "overlaps": True,
+                  "optimizer_traffic": 1, "sustained": 1, "tensor_exposed": 1,
+                  "kernel_traffic": 1, "memory": {"fp16_gradients": True}}}
+
+
+def run(binary, verb, folder, *arguments):
+    command = [binary, verb, "--model", folder + "/model.json", "--cluster",
+               folder + "/cluster.json", "--profile", folder + "/profile.json",
+               *arguments, "--json"]
+    begin = time.time()
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode not in (0, 3):
+        raise SystemExit(" ".join(command) + "\n" + done.stderr)
+    return json.loads(done.stdout), done.returncode == 0, time.time() - begin
+
+
+def strategy_of(found):
+    return found["name"].replace(", with layers or weights of its own", " *")
+
+
+# ---- PipeDream (Narayanan et al., SOSP 2019)
+
+# Samples of the profiled minibatch, by the shapes of its inputs and states.
+PIPEDREAM = {"vgg16": ("image_classification", 128),
+             "resnet101": ("image_classification", None),
+             "inception_v3": ("image_classification", None),
+             "gnmt": ("translation", 32)}
+
+
+def read_pipedream(path):
+    nodes, inputs = {}, {}
+    with open(path) as lines:
+        for line in lines:
+            parts = line.strip().split(" -- ")
+            if line.startswith("\t"):
+                inputs.setdefault(parts[1], []).append(parts[0])
+                continue
+
+            def field(name, text=parts[2]):
+                value = re.search(name + r"=(\[[^]]*\]|[\d.]+)", text)[1]
+                return [float(v) for v in value.strip("[]").split(";")]
+            nodes[parts[0]] = {
+                "text": parts[1],
+                "forward": field("forward_compute_time")[0] / 1e3,
+                "backward": field("backward_compute_time")[0] / 1e3,
+                "bytes": max(field("activation_size")),
+                "params": field("parameter_size")[0] / 4}
+    return nodes, inputs
+
+
+def pipedream(args, model):
+    """Profiled graph, fp32, on PipeDream's cluster A: 4 servers of 4 V100 (16
+    GB) that meet over PCIe (10 GB/s, assumed), 10 Gb/s between servers. A global
+    batch of the profiled minibatch for each device, in steps that end with one
+    update (PipeDream's own have none at their end); times of other microbatches
+    in proportion, as PipeDream assumes. Backward reads what forward read."""
+    family, batch = PIPEDREAM[model]
+    nodes, inputs = read_pipedream(os.path.join(
+        args.peers, "pipedream", "profiler", family, "profiles", model,
+        "graph.txt"))
+    if batch is None:  # of images of 3 channels
+        first = next(n for n in nodes.values() if n["text"].startswith("Input"))
+        side = {"resnet101": 224, "inception_v3": 299}[model]
+        batch = round(first["bytes"] / 4 / 3 / side / side)
+    devices = 16
+    job = Job("pipedream-" + model, batch * devices, "fp32", "v100")
+
+    # Kahn's order, by number.
+    number = lambda name: int(re.sub(r"\D", "", name))
+    waiting = {n: set(inputs.get(n, [])) for n in nodes}
+    order = []
+    while waiting:
+        ready = min((n for n, needs in waiting.items() if not needs),
+                    key=number)
+        del waiting[ready]
+        order.append(ready)
+        for needs in waiting.values():
+            needs.discard(ready)
+
+    # What takes no time and has one source is that.
+    source = {}
+    kept = []
+    for n in order:
+        froms = []
+        for i in inputs.get(n, []):
+            if source[i] not in froms:
+                froms.append(source[i])
+        node = nodes[n]
+        takes_time = node["forward"] + node["backward"] > 0
+        if not takes_time and len(froms) == 1:
+            source[n] = froms[0]
+        elif not froms:  # data, with the time that it takes to load
+            source[n] = n
+            job.input(n, max(1, round(node["bytes"] / 4 / batch)))
+        else:
+            source[n] = n
+            kept.append((n, froms))
+    read = {i for _, froms in kept for i in froms}
+    data = [t["name"] for t in job.graph["tensors"]]
+    job.graph["tensors"] = [t for t in job.graph["tensors"]
+                            if t["name"] in read]
+    sinks = [n for n, _ in kept if n not in read]
+    # A block ends where one activation goes on.
+    last = {}
+    for at, (n, froms) in enumerate(kept):
+        for i in froms:
+            last[i] = at
+    for n in sinks:
+        last[n] = len(kept)
+    block, live = 0, set()
+    for at, (n, froms) in enumerate(kept):
+        node = nodes[n]
+        job.layer(n, f"part{block}", froms,
+                  max(1, round(node["bytes"] / 4 / batch)),
+                  {(batch, 1): (node["forward"], node["backward"])},
+                  params=node["params"])
+        live = {t for t in live | {n} if last[t] > at and t not in data}
+        if len(live) == 1:
+            block += 1
+    job.layer("loss", f"part{block}", sinks, 0, {(batch, 1): (1e-9, 1e-9)})
+    folder = job.write(os.path.join(args.work, "pipedream-" + model), "loss",
+                       cluster("4x4 v100", "v100", 16e9, 4, 4, 10e9, 1.25e9))
+    found, fits, seconds = run(args.tessera, "search", folder, "--prefer",
+                               "fastest", "--confirm", "0", "--time-limit",
+                               args.limit or "0.6")
+    ddp = next(b for b in found["baselines"] if b["name"] == "DDP")
+    return [f"PipeDream's {model}, batch {batch * devices}, 16 V100",
+            "data parallelism " + text_of(ddp["step_time_s"])
+            + ("" if ddp["feasible"] else " (does not fit)"),
+            text_of(found["step_time_s"]), strategy_of(found),
+            f"{seconds:.1f} s"]
+
+
+def text_of(seconds):
+    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+# ---- Aceso (Liu et al., EuroSys 2024)
+
+# Layers, devices, hosts, and a plan of its own search with what it predicts of it
+# by its cost model: for each stage the operators, devices, ways of tensor
+# parallelism, and which are recomputed; all at one sample (two) a microbatch.
+ACESO = {
+    "1_3B": {
+        "layers": 24, "devices": 4, "hosts": 1,
+        "reported": "101.18 s, measured 100.28 s",
+        "predicted": 101.18, "microbatch": 1,
+        "stages": [(79, 1, 1, [(5, 7), (18, 20), (31, 33)]), (84, 1, 1, []),
+                   (84, 1, 1, []), (68, 1, 1, [])]},
+    "13B": {
+        "layers": 40, "devices": 32, "hosts": 4,
+        "reported": "84.61 s, measured 86.57 s",
+        "predicted": 86.23, "microbatch": 2,
+        "stages": [
+            (60, 4, 2, [(3, 7), (16, 20), (29, 33), (42, 46), (57, 59)]),
+            (64, 4, 2, [(8, 12), (21, 25), (34, 38), (47, 51), (62, 64)]),
+            (65, 4, 2, [(9, 13), (22, 26), (35, 39), (50, 52), (63, 65)]),
+            (65, 4, 2, [(9, 13), (24, 26), (37, 39), (50, 52), (63, 65)]),
+            (65, 4, 2, [(11, 13), (24, 26), (37, 39), (50, 52), (63, 65)]),
+            (65, 4, 2, [(11, 13), (24, 26), (37, 39), (50, 52), (63, 65)]),
+            (35, 2, 1, [(11, 13)]), (36, 2, 1, []), (37, 2, 1, []),
+            (31, 2, 1, [])]}}
+ACESO_BATCH = 1024
+ACESO_MEMORY = 28000 * MB
+
+
+def aceso_job(args, size, cuts=(), suffix=""):
+    """Aceso's GPT of that size: 16 kinds of operators, timed at 1 to 8 samples
+    on 1 to 8 ways of tensor parallelism, whose exchanges are in the times. A
+    stage may begin at each half of a layer, and where `cuts` says. Kept is what
+    Aceso counts as activations (get_memory_v3): each operator's result, of which
+    the softmax writes its own over the scores, and masks; half as much again of
+    the dropout's. 16 bytes a parameter. Aceso's reserve for the allocator, of
+    what lives for a moment, is left out, since that is counted here."""
+    case = ACESO[size]
+    folder = os.path.join(args.peers, "aceso", "profiler",
+                          "profiled-time-eurosys")
+    table = {}
+    for samples in (1, 2, 4, 8):
+        for ways in (1, 2, 4, 8):
+            with open(os.path.join(folder, f"gpt_{size}_mbs{samples}_tp{ways}"
+                                           "_algo0.csv")) as rows:
+                for row in csv.DictReader(rows):
+                    kind = row.pop("op_name")
+                    table.setdefault(kind, {})[samples, ways] = {
+                        k: float(v) for k, v in row.items()}
+    kinds = list(table)
+    order = ([kinds[0]] + kinds[1:14] * case["layers"] + kinds[14:])
+    job = Job("aceso-gpt-" + size, ACESO_BATCH, "fp16", "v100", 2048)
+    job.input("features", 2048)
+    last, behind = "features", ""
+    for i, kind in enumerate(order):
+        rows = table[kind]
+        whole, cut = rows[1, 1], rows[1, 8]
+        part = (i - 1) % 13
+        layer = (i - 1) // 13
+        block = ("embed" if i == 0 else
+                 "head" if i > 13 * case["layers"] else
+                 f"h.{layer}.attention" if part < 8 else f"h.{layer}.mlp")
+        # The part behind a cut is a block of its own.
+        if part in (0, 8) or i > 13 * case["layers"]:
+            behind = ""
+        if i in cuts and block in job.graph["blocks"]:
+            behind = "'"
+        block += behind
+        name = ("embed" if i == 0 else f"{kind}.{layer}")
+        activations = whole["activations"]
+        is_loss = i + 1 == len(order)
+        splits = cut["activations"] < 0.7 * activations
+        split = splits and not is_loss
+        result = 0 if is_loss else min(activations, whole["output_size"])
+        kept = activations - result
+        if kind == "enc-attention-dropout":
+            kept += 0.5 * activations
+        output = round(result * MB / 2 / (SHARDS if split else 1))
+        params = whole["weights"] * MB / 2
+        shards = (SHARDS if params > 0 or splits or job.outputs[last][1]
+                  else 1)
+        times = {at: (row["forward-compute"] / 1e6,
+                      row["backward-compute"] / 1e6)
+                 for at, row in rows.items() if shards > 1 or at[1] == 1}
+        softmax = kind == "enc-attention-softmax"
+        job.layer(name, block, [last], output, times, params=params,
+                  split=split, kept=kept * MB if splits else 0,
+                  kept_whole=0 if splits else kept * MB, shards=shards,
+                  reads=not softmax, reads_result=softmax)
+        last = name
+    for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        for ranks in (2, 4, 8):
+            with open(os.path.join(folder, f"prim_gpt_{size}_{name}_{ranks}"
+                                           "gpus.csv")) as rows:
+                for row in csv.reader(rows):
+                    # 10^9 ms: it did not fit. Of an all-gather the file has
+                    # what each rank sends.
+                    if row[0][0].isdigit() and float(row[1]) < 1e6:
+                        whole = ranks if name == "all_gather" else 1
+                        job.row(name.replace("_", "-"), float(row[1]) / 1e3,
+                                ranks=ranks,
+                                payload=round(float(row[0]) * MB) * whole)
+    bandwidth = {}
+    for hosts, where in ((1, "intra"), (2, "inter")):
+        with open(os.path.join(folder, f"p2p_{where}_node.csv")) as rows:
+            sizes, rates = list(csv.reader(rows))[:2]
+        for size_mb, rate in zip(sizes, rates):
+            job.row("send-recv", float(size_mb) / 1024 / float(rate), ranks=2,
+                    nodes=hosts, payload=int(float(size_mb) * MB))
+        bandwidth[where] = float(rates[-1]) * 1e9
+    folder = job.write(
+        os.path.join(args.work, "aceso-" + size + suffix), last,
+        cluster(f"{case['hosts']} hosts of v100", "v100",
+                ACESO_MEMORY, case["hosts"],
+                case["devices"] // case["hosts"], bandwidth["intra"],
+                bandwidth["inter"]))
+    return job, folder
+
+
+def axes_of(sizes):
+    return [{"name": name, "size": 2} for name in sizes]
+
+
+def pipeline_plan(args, job, folder, stages, microbatches):
+    """A plan of stages in order: (nodes, devices, ways of tensor parallelism,
+    nodes that run again), 1F1B, on consecutive devices."""
+    run(args.tessera, "simulate", folder, "--strategy",
+        f"dp={sum(stage[1] for stage in stages)}", "--plan-out",
+        os.path.join(folder, "start.json"))
+    with open(os.path.join(folder, "start.json")) as text:
+        plan = json.load(text)
+    nodes = {node["name"]: node for node in job.graph["nodes"]}
+    plan.update(schedule="1f1b", microbatches=microbatches, groups=[],
+                placements=[], weights=[])
+    device = 0
+    for s, (names, devices, ways, again) in enumerate(stages):
+        data = [f"d{i}" for i in range(int(math.log2(devices // ways)))]
+        tensor = [f"t{i}" for i in range(int(math.log2(ways)))]
+        plan["groups"].append({
+            "name": f"stage{s}", "axes": axes_of(data + tensor),
+            "devices": list(range(device, device + devices))})
+        device += devices
+        for name in names:
+            placement = {"nodes": [name], "group": f"stage{s}", "splits": []}
+            if data:
+                placement["splits"].append({"factor": "b", "axes": data})
+            if tensor and "t" in nodes[name]["rule"]:
+                placement["splits"].append({"factor": "t", "axes": tensor})
+            if name in again:
+                placement["recompute"] = True
+            plan["placements"].append(placement)
+    weights = [t["name"] for t in job.graph["tensors"]
+               if t["kind"] == "TENSOR_KIND_WEIGHT"]
+    plan["weights"] = [{"weights": weights}]
+    path = os.path.join(folder, "peer.json")
+    with open(path, "w") as out:
+        json.dump(plan, out)
+    return path
+
+
+def aceso(args, size):
+    case = ACESO[size]
+    cuts = set()
+    for operators, *_ in case["stages"]:
+        cuts.add(max(cuts, default=0) + operators)
+    job, folder = aceso_job(args, size, cuts, "-own")
+    names = [node["name"] for node in job.graph["nodes"]]
+    stages, first = [], 0
+    for operators, devices, ways, again in case["stages"]:
+        of_stage = names[first:first + operators]
+        first += operators
+        run_again = {of_stage[i] for begin, end in again
+                     for i in range(begin, end)}
+        stages.append((of_stage, devices, ways, run_again))
+    plan = pipeline_plan(args, job, folder, stages,
+                         ACESO_BATCH // case["microbatch"])
+    own, fits, _ = run(args.tessera, "simulate", folder, "--plan", plan)
+    _, folder = aceso_job(args, size)
+    found, feasible, seconds = run(
+        args.tessera, "search", folder, "--prefer", "fastest", "--confirm", "0",
+        "--time-limit",
+        args.limit or "3.5")
+    return [f"Aceso's GPT-{size.replace('_', '.')}, batch {ACESO_BATCH}, "
+            f"{case['devices']} V100 (28,000 MB)",
+            f"{case['reported']}; a plan of its search that it predicts to take "
+            f"{case['predicted']} s: {own['step_time_s']:.2f} s"
+            + ("" if fits else " (does not fit)"),
+            text_of(found["step_time_s"]) + ("" if feasible else
+                                             " (does not fit)"),
+            strategy_of(found), f"{seconds:.1f} s"]
+
+
+CASES = {**{"pipedream-" + m: lambda args, m=m: pipedream(args, m)
+            for m in PIPEDREAM},
+         **{"aceso-" + s: lambda args, s=s: aceso(args, s) for s in ACESO}}
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("tessera")
+    parser.add_argument("cases", nargs="*", metavar="CASE",
+                        help=", ".join(CASES))
+    parser.add_argument("--peers", required=True, metavar="DIR")
+    parser.add_argument("--work", metavar="DIR")
+    parser.add_argument("--limit", metavar="SECONDS",
+                        help="of each search, in place of the case's own")
+    args = parser.parse_intermixed_args()
+    for case in args.cases:
+        if case not in CASES:
+            parser.error(f"unknown case '{case}'; known: {', '.join(CASES)}")
+    print("| case | the peer's plan | Tessera's plan | what it is | search |")
+    print("|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        args.work = args.work or folder
+        for case in args.cases or CASES:
+            print("| " + " | ".join(CASES[case](args)) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
