@@ -245,7 +245,9 @@ std::optional<double> WorkOf(const ProfileKey& key) {
   if (op->op_class == OpClass::kMemory) {
     return static_cast<double>(CallBytes(*op, call).value);
   }
-  return CallFlops(*op, call).value;
+  const double flops = CallFlops(*op, call).value;
+  return op->op_class == OpClass::kRoofline && flops == 0 ? call.Points()
+                                                          : flops;
 }
 
 }  // namespace tessera

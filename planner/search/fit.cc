@@ -14,10 +14,8 @@ namespace {
 
 // Kinds that are priced for a plan, those of the classes with the most layers.
 constexpr size_t kMostKinds = 48;
-// Of these, those that are priced for other plans.
-constexpr size_t kMostKnown = 8;
 // Kinds that are combined: where the first does not save enough.
-constexpr int kMostCombined = 8;
+constexpr size_t kMostCombined = 4;
 // Of the time that it takes to run all again, what those take that save most of
 // the memory: attention's scores take few operations for their bytes. A guess,
 // for the order in which plans are tried.
@@ -64,23 +62,19 @@ class Fitter {
     if (evaluation.memory.size() != sets_.size()) return std::nullopt;
     if (Lacks(evaluation) == 0) return std::nullopt;  // something else is wrong
     if (!FitsAllAgain()) return std::nullopt;
-    std::vector<Kind> kinds = known.empty() ? Kinds() : known;
-    Price(evaluation, kinds);
     if (known.empty()) {
-      known = kinds;
+      known = Kinds();
+      for (Kind& kind : known) Measure(evaluation, kind);
       std::ranges::stable_sort(known, {}, [&](const Kind& kind) {
         return Price(evaluation, kind);
       });
-      known.resize(std::min(known.size(), kMostKnown));
     }
-    for (int k = 0; k < kMostCombined && !evaluation.feasible(); ++k) {
-      const Kind* best = Cheapest(evaluation, kinds);
-      if (best == nullptr) return std::nullopt;
-      const Kind kind = *best;
-      std::erase_if(kinds, [&](const Kind& other) {
-        return other.block_class == kind.block_class &&
-               other.positions == kind.positions;
-      });
+    // The order of prices is nearly that of other plans.
+    for (size_t k = 0; k < std::min(known.size(), kMostCombined); ++k) {
+      if (evaluation.feasible()) break;
+      Kind kind = known[k];
+      Measure(evaluation, kind);
+      if (std::isinf(Price(evaluation, kind))) continue;
       if (!Apply(kind, evaluation)) return std::nullopt;
     }
     if (!evaluation.feasible()) return std::nullopt;
@@ -168,47 +162,32 @@ class Fitter {
                      : std::numeric_limits<double>::infinity();
   }
 
-  void Price(const Evaluation& before, std::vector<Kind>& kinds) const {
-    for (Kind& kind : kinds) {
-      Plan plan = plan_;
-      std::vector<int> layers(sets_.size(), 0);
-      for (size_t b = 0; b < index_.nodes_of_block.size(); ++b) {
-        if (index_.block_class[b] != kind.block_class ||
-            index_.nodes_of_block[b].empty()) {
-          continue;
-        }
-        Recompute(kind, static_cast<int>(b), plan);
-        ++layers[SetOf(static_cast<int>(b))];
+  // Prices the plan with the kind in all layers of its class.
+  void Measure(const Evaluation& before, Kind& kind) const {
+    kind.saved.assign(sets_.size(), 0);
+    Plan plan = plan_;
+    std::vector<int> layers(sets_.size(), 0);
+    int all = 0;
+    for (size_t b = 0; b < index_.nodes_of_block.size(); ++b) {
+      if (index_.block_class[b] != kind.block_class ||
+          index_.nodes_of_block[b].empty()) {
+        continue;
       }
-      kind.saved.assign(sets_.size(), 0);
-      if (!Allowed(space_, plan)) continue;
-      const Evaluation after = objective_.Evaluate(plan);
-      int all = 0;
-      for (size_t s = 0; s < sets_.size(); ++s) {
-        all += layers[s];
-        if (layers[s] == 0) continue;
-        kind.saved[s] =
-            std::max(0.0, static_cast<double>(before.memory[s].total.value -
-                                              after.memory[s].total.value)) /
-            layers[s];
-      }
-      kind.seconds = std::max(
-          1e-12, (after.step_time - before.step_time).seconds() / all);
+      Recompute(kind, static_cast<int>(b), plan);
+      ++layers[SetOf(static_cast<int>(b))];
+      ++all;
     }
-  }
-
-  // Which costs the least time for what the device sets lack.
-  const Kind* Cheapest(const Evaluation& evaluation,
-                       const std::vector<Kind>& kinds) const {
-    const Kind* best = nullptr;
-    double least = std::numeric_limits<double>::infinity();
-    for (const Kind& kind : kinds) {
-      const double price = Price(evaluation, kind);
-      if (price >= least) continue;
-      best = &kind;
-      least = price;
+    if (plan == plan_ || !Allowed(space_, plan)) return;
+    const Evaluation after = objective_.Evaluate(plan);
+    for (size_t s = 0; s < sets_.size(); ++s) {
+      if (layers[s] == 0) continue;
+      kind.saved[s] =
+          std::max(0.0, static_cast<double>(before.memory[s].total.value -
+                                            after.memory[s].total.value)) /
+          layers[s];
     }
-    return best;
+    kind.seconds =
+        std::max(1e-12, (after.step_time - before.step_time).seconds() / all);
   }
 
   // In the first layers of each device set that lacks memory, as many as it
@@ -262,6 +241,7 @@ std::optional<FoundPlan> FitByRecomputing(const SearchSpace& space,
 
 std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
                                    const Objective& objective,
+                                   const std::vector<Strategy>& likely,
                                    const std::vector<Strategy>& strategies,
                                    size_t tried, Score than,
                                    const std::function<bool()>& stop) {
@@ -298,6 +278,25 @@ std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
   std::ranges::sort(guesses);
   std::vector<FoundPlan> fitted;
   std::vector<Kind> known;
+  std::optional<Strategy> best;
+  // False where the strategy gives no plan.
+  const auto fit = [&](const Strategy& strategy) {
+    auto plan = PlanFromStrategy(space.index, *space.cluster, strategy);
+    if (!plan || !MakeCanonical(space, *plan)) return false;
+    auto found = Fitter(space, objective, *std::move(plan)).Run(than, known);
+    if (!found || !Allowed(space, found->plan)) return true;
+    const Score score = ScoreOf(found->evaluation);
+    if (!Better(score, than)) return true;
+    than = score;
+    fitted.insert(fitted.begin(), *std::move(found));
+    best = strategy;
+    return true;
+  };
+  for (Strategy strategy : likely) {
+    if (strategy.recompute == RecomputeLevel::kNone || stop()) continue;
+    strategy.recompute = RecomputeLevel::kNone;
+    fit(strategy);
+  }
   for (const auto& [guess, i] : guesses) {
     if (tried == 0 || stop()) break;
     if (than.feasible) {
@@ -306,16 +305,11 @@ std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
                                  Objective::Bound::kClose);
       if (close.step_time >= than.step_time) continue;
     }
-    auto plan = PlanFromStrategy(space.index, *space.cluster, strategies[i]);
-    if (!plan || !MakeCanonical(space, *plan)) continue;
-    --tried;
-    auto found = Fitter(space, objective, *std::move(plan)).Run(than, known);
-    if (!found || !Allowed(space, found->plan)) continue;
-    const Score score = ScoreOf(found->evaluation);
-    if (!Better(score, than)) continue;
-    than = score;
-    fitted.insert(fitted.begin(), *std::move(found));
+    if (fit(strategies[i])) --tried;
   }
+  // By its own prices.
+  known.clear();
+  if (best && !stop()) fit(*best);
   return fitted;
 }
 

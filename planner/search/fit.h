@@ -25,11 +25,13 @@ std::optional<FoundPlan> FitByRecomputing(const SearchSpace& space,
                                           const Objective& objective,
                                           Plan plan);
 
-// Those of `strategies` without recomputation that do not fit, fitted, the
-// fastest first: of those with the best bounds at most `tried`, and only what
-// is better than `than`. Stops early when `stop` says so.
+// Fitted plans, each better than those behind it and than `than`: first of
+// `likely` strategies, without the recomputation that they have, then of those
+// of `strategies` that have none and seem the fastest by their bounds, `tried`
+// at most. Stops early when `stop` says so.
 std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
                                    const Objective& objective,
+                                   const std::vector<Strategy>& likely,
                                    const std::vector<Strategy>& strategies,
                                    size_t tried, Score than,
                                    const std::function<bool()>& stop);

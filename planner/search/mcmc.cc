@@ -591,6 +591,7 @@ Result<SearchResult> Search(const SearchSpace& space,
                  [&] { return out_of_time(kBoundsEnd); });
   };
   const auto chains_wanted = static_cast<size_t>(options.chains);
+  std::vector<Strategy> uniform;  // the best, in order
   // Several strategies may give one plan: then more of them are needed.
   for (size_t count = chains_wanted;; count *= 2) {
     SweepResult swept = sweep(strategies, count);
@@ -603,6 +604,8 @@ Result<SearchResult> Search(const SearchSpace& space,
       Evaluation evaluation = objective.Evaluate(plan);
       result.uniform = FoundPlan{std::move(plan), std::move(evaluation)};
     }
+    uniform.clear();
+    for (const Candidate& c : swept.best) uniform.push_back(c.strategy);
     std::vector<Plan> ranked =
         Ranked(space, std::move(swept.best), given, chains_wanted, all);
     if (ranked.size() > starts.ranked.size()) starts.ranked = std::move(ranked);
@@ -612,7 +615,7 @@ Result<SearchResult> Search(const SearchSpace& space,
   if (!starts.ranked.empty()) {
     const Score best = ScoreOf(objective.Evaluate(starts.ranked[0]));
     std::vector<FoundPlan> fitted =
-        FittedPlans(space, objective, strategies, kMostFitted, best,
+        FittedPlans(space, objective, uniform, strategies, kMostFitted, best,
                     [&] { return stopped() || out_of_time(kFittedEnd); });
     for (size_t i = fitted.size(); i-- > 0;) {
       starts.ranked.insert(starts.ranked.begin(), std::move(fitted[i].plan));

@@ -493,15 +493,22 @@ def aceso_job(args, size, cuts=(), suffix=""):
     return job, folder
 
 
-def axes_of(sizes):
-    return [{"name": name, "size": 2} for name in sizes]
+def axes_of(letter, size):
+    axes, prime = [], 2
+    while size > 1:
+        if size % prime == 0:
+            axes.append({"name": f"{letter}{len(axes)}", "size": prime})
+            size //= prime
+        else:
+            prime += 1
+    return axes
 
 
 def pipeline_plan(args, job, folder, stages, microbatches):
     """A plan of stages in order: (nodes, devices, ways of tensor parallelism,
     nodes that run again), 1F1B, on consecutive devices."""
     run(args.tessera, "simulate", folder, "--strategy",
-        f"dp={sum(stage[1] for stage in stages)}", "--plan-out",
+        "pp=4", "--plan-out",
         os.path.join(folder, "start.json"))
     with open(os.path.join(folder, "start.json")) as text:
         plan = json.load(text)
@@ -510,18 +517,19 @@ def pipeline_plan(args, job, folder, stages, microbatches):
                 placements=[], weights=[])
     device = 0
     for s, (names, devices, ways, again) in enumerate(stages):
-        data = [f"d{i}" for i in range(int(math.log2(devices // ways)))]
-        tensor = [f"t{i}" for i in range(int(math.log2(ways)))]
+        data, tensor = axes_of("d", devices // ways), axes_of("t", ways)
         plan["groups"].append({
-            "name": f"stage{s}", "axes": axes_of(data + tensor),
+            "name": f"stage{s}", "axes": data + tensor,
             "devices": list(range(device, device + devices))})
         device += devices
         for name in names:
             placement = {"nodes": [name], "group": f"stage{s}", "splits": []}
             if data:
-                placement["splits"].append({"factor": "b", "axes": data})
+                placement["splits"].append(
+                    {"factor": "b", "axes": [a["name"] for a in data]})
             if tensor and "t" in nodes[name]["rule"]:
-                placement["splits"].append({"factor": "t", "axes": tensor})
+                placement["splits"].append(
+                    {"factor": "t", "axes": [a["name"] for a in tensor]})
             if name in again:
                 placement["recompute"] = True
             plan["placements"].append(placement)
@@ -566,9 +574,177 @@ def aceso(args, size):
             strategy_of(found), f"{seconds:.1f} s"]
 
 
+# ---- Galvatron (Miao et al., VLDB 2023; release 2.4.1)
+
+def galvatron(args):
+    """Llama2-7B, bf16, batch 64 of 2,048 tokens, 8 GPUs of one host (not named),
+    38 GB of which Galvatron leaves a fifth to the allocator. A layer's forward is
+    timed at one sample, other numbers of samples and tensor parallelism in
+    proportion, backward twice that (its "static" profile); tensor parallelism
+    exchanges as in Megatron's sequence parallelism three times a half layer,
+    two forward, each half a timed all-reduce. Its plan: pp 2, tp 2, dp 2, ZeRO-2,
+    32 microbatches. Left out: that exchanges slow backward beside them by 13 %."""
+    model = os.path.join(args.peers, "galvatron", "galvatron", "models", "gpt",
+                         "configs")
+    hardware = os.path.join(args.peers, "galvatron", "galvatron",
+                            "profile_hardware", "hardware_configs")
+
+    def read(*path):
+        with open(os.path.join(*path)) as text:
+            return json.load(text)
+
+    times = read(model, "computation_profiling_bf16_llama2-7b_all.json")
+    memory = read(model, "memory_profiling_bf16_llama2-7b_all.json")
+    exchanges = read(hardware, "sp_time_1nodes_8gpus_per_node.json")
+    rates = read(hardware, "allreduce_bandwidth_1nodes_8gpus_per_node.json")
+    sends = read(hardware, "p2p_bandwidth_1nodes_8gpus_per_node.json")
+
+    layer = times["layertype_0_bsz1_seq2048"] / 1e3
+    other = times["layertype_other_bsz1_seq2048"] / 1e3
+    of_layer = memory["layertype_0_sp"]["2048"]
+    ends = memory["other_memory_pp_on_last_sp"]["2048"]
+    kept = of_layer["tp_activation_per_bsz_dict"]
+    stream = 2048 * 4096 * 2  # bytes a sample between layers
+
+    def gather(samples, ways):
+        if ways == 1:
+            return 0
+        size = samples * stream / MB
+        sizes = [2**k for k in range(11)]
+        times = [exchanges[f"allreduce_size_{ways}_{s}MB_time"] / 2e3
+                 for s in sizes]
+        k = min(max(1, next((i for i, s in enumerate(sizes) if s >= size), 10)),
+                10)
+        return times[k - 1] + (times[k] - times[k - 1]) * (
+            size - sizes[k - 1]) / (sizes[k] - sizes[k - 1])
+
+    def measured(seconds, forward, backward):
+        return {(b, t): (seconds * b / t + forward * gather(b, t),
+                         2 * seconds * b / t + backward * gather(b, t))
+                for b in (1, 2, 4, 8, 16) for t in (1, 2, 4, 8)}
+
+    job = Job("galvatron-llama2-7b", 64, "bf16", "gpu", 2048)
+    job.input("features", 2048)
+    last = "features"
+    # 16 bytes a parameter.
+    job.layer("embed", "embed", [last], stream // 2,
+              {(b, 1): (1e-9, 1e-9) for b in (1, 16)},
+              params=ends["model_states"]["1"] * MB / 16)
+    last = "embed"
+    for i in range(32):
+        for half in ("attention", "mlp"):
+            name = f"h.{i}.{half}"
+            job.layer(name, f"h.{i}", [last], stream // 2,
+                      measured(layer / 2, 2, 1),
+                      params=of_layer["parameter_size"] * MB / 4 / 2,
+                      kept=(kept["1"] * MB - 2 * stream) / 2, shards=SHARDS)
+            last = name
+    job.layer("head", "head", [last], 0, measured(other, 1, 1),
+              params=ends["model_states"]["1"] * MB / 16,
+              kept=ends["activation"]["1"] * MB - stream, shards=SHARDS)
+    for ranks in (2, 4, 8):
+        rate = min(v for k, v in rates.items()
+                   if k.startswith(f"allreduce_size_{ranks}_"))
+        for payload in (MB, 1024 * MB):
+            seconds = 2 * (ranks - 1) / ranks * payload / MB / rate / 1e3
+            for name, share in (("all-reduce", 1), ("all-gather", 0.5),
+                                ("reduce-scatter", 0.5)):
+                job.row(name, share * seconds, ranks=ranks, payload=payload)
+    for payload in (MB, 1024 * MB):
+        job.row("send-recv", payload / MB / sends["pp_size_2"] / 1e3, ranks=2,
+                payload=payload)
+    folder = job.write(os.path.join(args.work, "galvatron"), "head",
+                       cluster("8 gpus", "gpu", 0.8 * 38 * 1024 * MB, 1, 8,
+                               154e9, 154e9))
+    own, fits, _ = run(args.tessera, "simulate", folder, "--strategy",
+                       "tp=2,pp=2,dp=2,mbs=1,zero=2,schedule=1f1b")
+    found, feasible, seconds = run(
+        args.tessera, "search", folder, "--prefer", "fastest", "--confirm", "0",
+        "--time-limit", args.limit or "0.7")
+    return ["Galvatron's Llama2-7B, batch 64, 8 GPUs",
+            f"3.871 s, found in 147 s: {own['step_time_s']:.3f} s"
+            + ("" if fits else " (does not fit)"),
+            text_of(found["step_time_s"]) + ("" if feasible else
+                                             " (does not fit)"),
+            strategy_of(found), f"{seconds:.1f} s"]
+
+
+# ---- Piper (Tarnawski et al., NeurIPS 2021)
+
+# What Piper's own program finds: for each stage the layers, replicas, and layers
+# that run again; 2.56113 ms a sample, by its count, which leaves out that a
+# pipeline fills and drains.
+PIPER_PLAN = [(7, 128, 6), (3, 48, 2)] + [(2, 32, 1)] * 4 + [
+    (1, 16, 0), (1, 15, 0), (1, 15, 0), (3, 40, 0), (3, 40, 0), (7, 80, 0)]
+PIPER_SECONDS = 2.56113e-3
+
+
+def piper(args):
+    """BERT-32 (32 layers of hidden size 3,840, fp32) on 512 A100 of 8 GiB, 1,920
+    microbatches of Piper's "samples", 25 GiB/s from each device: algo.cpp,
+    single(). A layer's time, of which a third is taken for forward, is given for
+    1, 2, 4 and 8 ways of tensor parallelism, whose exchanges are in it; the mask
+    that all layers read travels with the activations. SGD, whose memory is
+    Piper's: parameters and gradients. Piper's throughput is that of a pipeline
+    that never empties; a step here fills and drains it."""
+    with open(os.path.join(args.peers, "piper", "inputs",
+                           "bert32a100.json")) as text:
+        bert = json.load(text)
+    job = Job("piper-bert-32", 1920, "fp32", "a100")
+    chain = [n for n in bert["nodes"] if n["name"] != "tensor"]
+    edges = {}
+    for edge in bert["edges"]:
+        edges[edge["destId"]] = (edges.get(edge["destId"], 0)
+                                 + edge["communicationCost"])
+    last = "features"
+    job.input(last, round(edges[chain[0]["id"]] / 4))
+    for node, behind in zip(chain, chain[1:] + [None]):
+        of = {int(t): c[0] for t, c in node["TMPCs"].items()}
+        out = edges[behind["id"]] if behind else 0
+        times = {(1, t): (max(c["timePerSample"] / 3, 1e-9),
+                          max(c["timePerSample"] * 2 / 3, 1e-9))
+                 for t, c in of.items()}
+        splits = of[2]["parameterSize"] < 0.7 * of[1]["parameterSize"]
+        whole = 2 * of[2]["memoryUsageA"] - of[1]["memoryUsageA"]
+        inputs = edges[node["id"]]
+        job.layer(f"{node['name']}.{node['id']}".lower(),
+                  f"part{node['id']}", [last], round(out / 4),
+                  times if splits else {(1, 1): times[1, 1]},
+                  params=of[1]["parameterSize"] / 4,
+                  kept=(of[1]["memoryUsageA"] - whole) if splits else 0,
+                  kept_whole=max(0, (whole if splits else
+                                     of[1]["memoryUsageA"]) - inputs),
+                  shards=SHARDS if splits else 1)
+        last = job.graph["nodes"][-1]["name"]
+    rate = 25 * 2**30
+    folder = job.write(os.path.join(args.work, "piper"), last,
+                       cluster("512 a100", "a100", 8 * 2**30, 64, 8, rate,
+                               8 * rate))
+    names = [node["name"] for node in job.graph["nodes"]]
+    stages, first = [], 0
+    for layers, replicas, again in PIPER_PLAN:
+        of_stage = names[first:first + layers]
+        first += layers
+        stages.append((of_stage, replicas, 1,
+                       [n for n in of_stage if "transformer" in n][:again]))
+    own, fits, _ = run(args.tessera, "simulate", folder, "--optimizer", "sgd",
+                       "--plan", pipeline_plan(args, job, folder, stages, 15))
+    found, feasible, seconds = run(
+        args.tessera, "search", folder, "--optimizer", "sgd", "--prefer",
+        "fastest", "--confirm", "0", "--time-limit", args.limit or "1.5")
+    return ["Piper's BERT-32, 1,920 microbatches, 512 A100 (8 GiB)",
+            f"{1920 * PIPER_SECONDS:.2f} s, if it never emptied: "
+            f"{own['step_time_s']:.2f} s"
+            + ("" if fits else " (does not fit)"),
+            text_of(found["step_time_s"]) + ("" if feasible else
+                                             " (does not fit)"),
+            strategy_of(found), f"{seconds:.1f} s"]
+
+
 CASES = {**{"pipedream-" + m: lambda args, m=m: pipedream(args, m)
             for m in PIPEDREAM},
-         **{"aceso-" + s: lambda args, s=s: aceso(args, s) for s in ACESO}}
+         **{"aceso-" + s: lambda args, s=s: aceso(args, s) for s in ACESO},
+         "piper": piper, "galvatron": galvatron}
 
 
 def main():

@@ -8,6 +8,7 @@
 #include "planner/io/importer.h"
 #include "planner/search/constraints.h"
 #include "planner/search/experts.h"
+#include "planner/search/fit.h"
 #include "planner/search/mcmc.h"
 #include "planner/search/sweep.h"
 #include "planner/topology/topologies.h"
@@ -61,6 +62,55 @@ TEST(Search, OffloadsWhereNothingElseFits) {
   EXPECT_TRUE(result.evaluation.feasible());
   EXPECT_TRUE(Offloads(result.best));
 }
+
+// Devices with less room than a plan needs that keeps all, and more than one that
+// computes all layers again.
+class Fits : public testing::TestWithParam<const char*> {};
+TEST_P(Fits, ByComputingSomeAgain) {
+  const Graph graph = Gpt2(32, 128);
+  Cluster cluster = MakeCluster("dgx-a100-80gb:1x4").value();
+  const std::string strategy = GetParam();
+  Evaluation none, full;
+  {
+    const SearchSpace space(graph, cluster);
+    const Evaluator evaluator(graph, cluster, nullptr, {});
+    none = evaluator.Evaluate(Uniform(space, strategy));
+    full = evaluator.Evaluate(Uniform(space, strategy + ",recompute=full"));
+  }
+  const auto most = [](const Evaluation& evaluation) {
+    Bytes bytes;
+    for (const MemoryUse& use : evaluation.memory) {
+      bytes = std::max(bytes, use.total);
+    }
+    return bytes.value;
+  };
+  ASSERT_LT(most(full), most(none));
+  for (DeviceType& type : cluster.device_types) {
+    type.memory = {(most(none) + most(full)) / 2};
+  }
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const Plan plan = Uniform(space, strategy);
+  ASSERT_FALSE(evaluator.Evaluate(plan).feasible());
+  const auto fitted = FitByRecomputing(space, evaluator, plan);
+  ASSERT_TRUE(fitted.has_value());
+  EXPECT_TRUE(fitted->evaluation.feasible());
+  EXPECT_EQ(fitted->evaluation, evaluator.Evaluate(fitted->plan));
+  EXPECT_GT(fitted->evaluation.step_time, none.step_time);
+  EXPECT_LT(fitted->evaluation.step_time, full.step_time);
+  // What fits stays as it is; what cannot fit is nothing.
+  EXPECT_EQ(FitByRecomputing(space, evaluator, fitted->plan)->plan,
+            fitted->plan);
+  for (DeviceType& type : cluster.device_types) {
+    type.memory = {most(full) / 2};
+  }
+  const SearchSpace small(graph, cluster);
+  const Evaluator of_small(graph, cluster, nullptr, {});
+  EXPECT_FALSE(FitByRecomputing(small, of_small, plan).has_value());
+}
+INSTANTIATE_TEST_SUITE_P(Strategies, Fits,
+                         testing::Values("dp=4,mbs=8", "pp=2,dp=2,mbs=4",
+                                         "tp=2,dp=2,mbs=8,zero=1"));
 
 // However slow it is: two microbatches of the slowest tensor parallelism.
 TEST(Search, WalksFromPlansThatAreGiven) {
