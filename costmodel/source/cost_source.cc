@@ -76,7 +76,8 @@ std::vector<Point> AlongOneFactor(const ProfileKey& key,
     along[factor].push_back({*work, row->second.median_s});
   }
   const auto most = std::ranges::max_element(
-      along, {}, [](const std::vector<Point>& points) { return points.size(); });
+      along, {},
+      [](const std::vector<Point>& points) { return points.size(); });
   return most == along.end() ? std::vector<Point>() : std::move(*most);
 }
 

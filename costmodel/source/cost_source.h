@@ -91,9 +91,9 @@ std::span<const CostSourceRow> CostSources();
 Cost PriceOf(const CostQuery& query, const ProfileDb* profile);
 
 // Operations or bytes of a kernel at the key's extents: what interpolation
-// scales by; points of the rule for an operator of the user's own that states no
-// operations. All tensors count as the key's dtype. Nothing for a kernel that is
-// not an operator's.
+// scales by; points of the rule for an operator of the user's own that states
+// no operations. All tensors count as the key's dtype. Nothing for a kernel
+// that is not an operator's.
 std::optional<double> WorkOf(const ProfileKey& key);
 
 // The operator of a kernel: "cross_entropy" of "cross_entropy.state". Null for

@@ -253,7 +253,8 @@ class BlockPlacer {
       bool survives = true;
       const Indices& result = node.rule.results[0];
       for (size_t d = 0; d < result.size(); ++d) {
-        survives &= result[d] != f || index_.carried[node.results[0].index()][d];
+        survives &=
+            result[d] != f || index_.carried[node.results[0].index()][d];
       }
       if (!survives) continue;
       const AxisSet axes =

@@ -15,19 +15,23 @@ namespace {
 // Kinds that are priced for a plan, those of the classes with the most layers.
 constexpr size_t kMostKinds = 48;
 // Kinds that are combined: where the first does not save enough.
-constexpr size_t kMostCombined = 4;
+constexpr size_t kMostCombined = 8;
 // Of the time that it takes to run all again, what those take that save most of
 // the memory: attention's scores take few operations for their bytes. A guess,
 // for the order in which plans are tried.
 constexpr double kShareOfAll = 0.3;
+// Of plans that are slower than the best by more nothing is given back.
+constexpr double kNear = 1.1;
 // Prices for each kind in which the number of layers is found.
 constexpr int kRounds = 3;
 
-// What may run again: nodes by position in each block of a class.
+// What may run again: nodes by position in each layer of a class, or all of
+// each layer.
 struct Kind {
-  int block_class = 0;
+  static constexpr int kAllLayers = -1;
+  int block_class = kAllLayers;
   std::vector<size_t> positions = {};
-  // With all layers of the class: time that it takes and bytes saved on each
+  // With all of these layers: time that it takes and bytes saved on each
   // device set, of a layer there.
   double seconds = 0;
   std::vector<double> saved = {};
@@ -65,19 +69,24 @@ class Fitter {
     if (known.empty()) {
       known = Kinds();
       for (Kind& kind : known) Measure(evaluation, kind);
-      std::ranges::stable_sort(known, {}, [&](const Kind& kind) {
-        return Price(evaluation, kind);
-      });
+      std::ranges::stable_sort(
+          known, {}, [&](const Kind& kind) { return Price(evaluation, kind); });
     }
     // The order of prices is nearly that of other plans.
-    for (size_t k = 0; k < std::min(known.size(), kMostCombined); ++k) {
+    std::vector<Kind> kinds = known;
+    kinds.resize(std::min(kinds.size(), kMostCombined));
+    kinds.push_back(Kind());
+    for (Kind& kind : kinds) {
       if (evaluation.feasible()) break;
-      Kind kind = known[k];
       Measure(evaluation, kind);
       if (std::isinf(Price(evaluation, kind))) continue;
       if (!Apply(kind, evaluation)) return std::nullopt;
     }
     if (!evaluation.feasible()) return std::nullopt;
+    if (!than.feasible ||
+        evaluation.step_time.seconds() < kNear * than.step_time.seconds()) {
+      GiveBack(evaluation);
+    }
     return FoundPlan{std::move(plan_), std::move(evaluation)};
   }
 
@@ -104,21 +113,32 @@ class Fitter {
     return 0;
   }
 
-  std::vector<Kind> Kinds() const {
-    std::map<int, int> layers;  // by class
+  // The layers of a kind.
+  std::vector<int> LayersOf(const Kind& kind) const {
+    std::vector<int> blocks;
     const auto [first, last] = Layers(index_);
     for (int b = first; b < last; ++b) {
       const auto block = static_cast<size_t>(b);
-      if (!index_.nodes_of_block[block].empty()) {
-        ++layers[index_.block_class[block]];
+      if (!index_.nodes_of_block[block].empty() &&
+          (kind.block_class == Kind::kAllLayers ||
+           kind.block_class == index_.block_class[block])) {
+        blocks.push_back(b);
       }
+    }
+    return blocks;
+  }
+
+  std::vector<Kind> Kinds() const {
+    std::map<int, int> layers;  // by class
+    for (int b : LayersOf(Kind())) {
+      ++layers[index_.block_class[static_cast<size_t>(b)]];
     }
     std::vector<std::pair<int, int>> most;  // layers, class
     for (const auto& [block_class, count] : layers) {
       most.push_back({-count, block_class});
     }
     std::ranges::sort(most);
-    std::vector<Kind> kinds;
+    std::vector<Kind> kinds = {Kind()};
     for (const auto& [count, block_class] : most) {
       const auto& nodes =
           index_.nodes_of_block[static_cast<size_t>(block_class)];
@@ -138,6 +158,10 @@ class Fitter {
   }
 
   void Recompute(const Kind& kind, int block, Plan& plan) const {
+    if (kind.block_class == Kind::kAllLayers) {
+      SetRecompute(index_, block, RecomputeLevel::kFull, plan);
+      return;
+    }
     const auto& nodes = index_.nodes_of_block[static_cast<size_t>(block)];
     for (size_t i : kind.positions) plan.ops[nodes[i].index()].recompute = true;
   }
@@ -145,10 +169,7 @@ class Fitter {
   // Whether recomputation can make it fit at all.
   bool FitsAllAgain() const {
     Plan plan = plan_;
-    const auto [first, last] = Layers(index_);
-    for (int b = first; b < last; ++b) {
-      SetRecompute(index_, b, RecomputeLevel::kFull, plan);
-    }
+    for (int b : LayersOf(Kind())) Recompute(Kind(), b, plan);
     return objective_.Evaluate(plan).feasible();
   }
 
@@ -168,13 +189,9 @@ class Fitter {
     Plan plan = plan_;
     std::vector<int> layers(sets_.size(), 0);
     int all = 0;
-    for (size_t b = 0; b < index_.nodes_of_block.size(); ++b) {
-      if (index_.block_class[b] != kind.block_class ||
-          index_.nodes_of_block[b].empty()) {
-        continue;
-      }
-      Recompute(kind, static_cast<int>(b), plan);
-      ++layers[SetOf(static_cast<int>(b))];
+    for (int b : LayersOf(kind)) {
+      Recompute(kind, b, plan);
+      ++layers[SetOf(b)];
       ++all;
     }
     if (plan == plan_ || !Allowed(space_, plan)) return;
@@ -202,15 +219,11 @@ class Fitter {
         }
       }
       Plan plan = plan_;
-      for (size_t b = 0; b < index_.nodes_of_block.size(); ++b) {
-        const auto& nodes = index_.nodes_of_block[b];
-        if (index_.block_class[b] != kind.block_class || nodes.empty()) {
-          continue;
-        }
-        const size_t s = SetOf(static_cast<int>(b));
+      for (int b : LayersOf(kind)) {
+        const size_t s = SetOf(b);
         if (wanted[s] <= 0) continue;
         const Plan before = plan;
-        Recompute(kind, static_cast<int>(b), plan);
+        Recompute(kind, b, plan);
         if (!(plan == before)) --wanted[s];
       }
       if (plan == plan_) return true;
@@ -219,6 +232,22 @@ class Fitter {
       evaluation = objective_.Evaluate(plan_);
     }
     return true;
+  }
+
+  // Layers that need not run again after all, the last ones first, since they
+  // keep the fewest microbatches.
+  void GiveBack(Evaluation& evaluation) {
+    std::vector<int> blocks = LayersOf(Kind());
+    std::ranges::reverse(blocks);
+    for (int b : blocks) {
+      Plan plan = plan_;
+      SetRecompute(index_, b, RecomputeLevel::kNone, plan);
+      if (plan == plan_ || !Allowed(space_, plan)) continue;
+      Evaluation after = objective_.Evaluate(plan);
+      if (!after.feasible() || after.step_time > evaluation.step_time) continue;
+      plan_ = std::move(plan);
+      evaluation = std::move(after);
+    }
   }
 
   const SearchSpace& space_;
@@ -246,14 +275,14 @@ std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
                                    size_t tried, Score than,
                                    const std::function<bool()>& stop) {
   // By how long they may take: on the way from the bound without recomputation
-  // to that with all of it as far as memory lacks, and a part of that, since the
-  // operators that save most run first.
+  // to that with all of it as far as memory lacks, and a part of that, since
+  // the operators that save most run first.
   const auto bound = [&](const Strategy& strategy) {
     return objective.BoundUniform(space.index, *space.cluster, strategy,
                                   Objective::Bound::kQuick);
   };
-  const auto memory = static_cast<double>(
-      space.cluster->TypeOf(DeviceId(0)).memory.value);
+  const auto memory =
+      static_cast<double>(space.cluster->TypeOf(DeviceId(0)).memory.value);
   std::vector<std::pair<double, size_t>> guesses;
   for (size_t i = 0; i < strategies.size() && !stop(); ++i) {
     // Walks change schedules; most others keep more.
@@ -300,9 +329,8 @@ std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
   for (const auto& [guess, i] : guesses) {
     if (tried == 0 || stop()) break;
     if (than.feasible) {
-      const Score close =
-          objective.BoundUniform(space.index, *space.cluster, strategies[i],
-                                 Objective::Bound::kClose);
+      const Score close = objective.BoundUniform(
+          space.index, *space.cluster, strategies[i], Objective::Bound::kClose);
       if (close.step_time >= than.step_time) continue;
     }
     if (fit(strategies[i])) --tried;

@@ -18,9 +18,9 @@ namespace tessera {
 
 // `plan` with operators that run again, of the kinds that cost the least time
 // for each byte they save, in as many layers as each device that lacks memory
-// needs. Kinds are the operators of a layer's class one by one, and all of a
-// layer; each is priced once. Nothing where these do not make it fit, or where
-// it is no canonical plan that fits as it is.
+// needs. Kinds are the operators of a layer's class one by one, all of these,
+// and all of any layer; each is priced once. Nothing where these do not make it
+// fit, or where it is no canonical plan that fits as it is.
 std::optional<FoundPlan> FitByRecomputing(const SearchSpace& space,
                                           const Objective& objective,
                                           Plan plan);

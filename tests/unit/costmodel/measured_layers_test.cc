@@ -59,7 +59,8 @@ class MeasuredLayers : public testing::Test {
                  Measured("head", samples, shards, backward);
     }
     // Each layer once more before its backward.
-    return seconds + (again ? 6 * Measured("layer", samples, shards, false) : 0);
+    return seconds +
+           (again ? 6 * Measured("layer", samples, shards, false) : 0);
   }
 
   Graph graph_;
@@ -98,9 +99,9 @@ TEST_F(MeasuredLayers, ExchangeWithinTheirTimes) {
   }
 }
 
-// A sample of a layer keeps 4 bytes of 8 x 2,000,000 elements, cut by its shards,
-// and of 1024 x 2048 more; it does not need what it read. The head keeps 4 bytes
-// of 8 x 4,096,000.
+// A sample of a layer keeps 4 bytes of 8 x 2,000,000 elements, cut by its
+// shards, and of 1024 x 2048 more; it does not need what it read. The head
+// keeps 4 bytes of 8 x 4,096,000.
 TEST_F(MeasuredLayers, KeepWhatTheySay) {
   const auto activations = [&](const std::string& strategy) {
     const Evaluation step = Price(strategy);

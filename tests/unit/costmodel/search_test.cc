@@ -63,8 +63,8 @@ TEST(Search, OffloadsWhereNothingElseFits) {
   EXPECT_TRUE(Offloads(result.best));
 }
 
-// Devices with less room than a plan needs that keeps all, and more than one that
-// computes all layers again.
+// Devices with less room than a plan needs that keeps all, and more than one
+// that computes all layers again.
 class Fits : public testing::TestWithParam<const char*> {};
 TEST_P(Fits, ByComputingSomeAgain) {
   const Graph graph = Gpt2(32, 128);
