@@ -8,6 +8,7 @@
 
 #include "planner/plan/recompute.h"
 #include "planner/plan/stages.h"
+#include "planner/schedule/pipeline_schedule.h"
 
 namespace tessera {
 namespace {
@@ -20,6 +21,9 @@ constexpr size_t kMostCombined = 8;
 // the memory: attention's scores take few operations for their bytes. A guess,
 // for the order in which plans are tried.
 constexpr double kShareOfAll = 0.3;
+// How often stages are made alike again once it is known what of them runs
+// again.
+constexpr int kLevelRounds = 4;
 // Of plans that are slower than the best by more nothing is given back.
 constexpr double kNear = 1.1;
 // Prices for each kind in which the number of layers is found.
@@ -258,6 +262,72 @@ class Fitter {
   std::vector<Bytes> capacity_;
 };
 
+// Whether the plan is a pipeline of stages with one group each, of equal
+// meshes, and one chunk: blocks may change their stages.
+bool IsPlainPipeline(const GraphIndex& index, const Plan& plan) {
+  const PipelineShape shape = ShapeOf(*index.graph, plan);
+  return shape.stages > 1 && shape.chunks == 1 &&
+         shape.stages == std::ssize(plan.groups) &&
+         std::ranges::all_of(plan.groups, [&](const DeviceGroup& group) {
+           return SameMesh(group, plan.groups[0]);
+         });
+}
+
+// FLOPs of a stage's forward and backward and of what of it runs again, over
+// those of its forward.
+std::vector<double> WorkPerForward(const GraphIndex& index, const Plan& plan) {
+  std::vector<double> forward(plan.groups.size(), 0);
+  std::vector<double> again(plan.groups.size(), 0);
+  for (size_t i = 0; i < index.forward_nodes; ++i) {
+    const size_t stage = plan.ops[i].group.index();
+    forward[stage] += index.node_flops[i];
+    if (plan.ops[i].recompute) again[stage] += index.node_flops[i];
+  }
+  for (size_t s = 0; s < forward.size(); ++s) {
+    again[s] = forward[s] > 0 ? 3 + again[s] / forward[s] : 3;
+  }
+  return again;
+}
+
+// `plan` with its blocks shared out so that the stage with the most work has
+// the least, where a stage does `per_forward` FLOPs for each of its blocks'. By
+// dynamic programming over stages and the blocks up to each one's end.
+Plan Levelled(const GraphIndex& index, Plan plan,
+              const std::vector<double>& per_forward) {
+  const size_t stages = plan.groups.size();
+  const size_t blocks = index.nodes_of_block.size();
+  std::vector<double> sum(blocks + 1, 0);
+  for (size_t b = 0; b < blocks; ++b) {
+    sum[b + 1] = sum[b] + index.block_flops[b];
+  }
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  std::vector<std::vector<double>> most(
+      stages + 1, std::vector<double>(blocks + 1, kNever));
+  std::vector<std::vector<size_t>> begin(stages + 1,
+                                         std::vector<size_t>(blocks + 1, 0));
+  most[0][0] = 0;
+  for (size_t s = 0; s < stages; ++s) {
+    for (size_t end = s + 1; end <= blocks; ++end) {
+      for (size_t from = s; from < end; ++from) {
+        const double work =
+            std::max(most[s][from], per_forward[s] * (sum[end] - sum[from]));
+        if (work >= most[s + 1][end]) continue;
+        most[s + 1][end] = work;
+        begin[s + 1][end] = from;
+      }
+    }
+  }
+  if (most[stages][blocks] == kNever) return plan;
+  for (size_t s = stages, end = blocks; s > 0; end = begin[s--][end]) {
+    for (size_t b = begin[s][end]; b < end; ++b) {
+      for (NodeId node : index.nodes_of_block[b]) {
+        plan.ops[node.index()].group = GroupId(s - 1);
+      }
+    }
+  }
+  return plan;
+}
+
 }  // namespace
 
 std::optional<FoundPlan> FitByRecomputing(const SearchSpace& space,
@@ -312,13 +382,24 @@ std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
   const auto fit = [&](const Strategy& strategy) {
     auto plan = PlanFromStrategy(space.index, *space.cluster, strategy);
     if (!plan || !MakeCanonical(space, *plan)) return false;
-    auto found = Fitter(space, objective, *std::move(plan)).Run(than, known);
-    if (!found || !Allowed(space, found->plan)) return true;
-    const Score score = ScoreOf(found->evaluation);
-    if (!Better(score, than)) return true;
-    than = score;
-    fitted.insert(fitted.begin(), *std::move(found));
-    best = strategy;
+    const bool levels = IsPlainPipeline(space.index, *plan);
+    std::vector<double> work = WorkPerForward(space.index, *plan);
+    for (int round = 0; round < (levels ? kLevelRounds : 1); ++round) {
+      Plan candidate = levels ? Levelled(space.index, *plan, work) : *plan;
+      if (!MakeCanonical(space, candidate)) break;
+      auto found =
+          Fitter(space, objective, std::move(candidate)).Run(than, known);
+      if (!found || !Allowed(space, found->plan)) break;
+      std::vector<double> then = WorkPerForward(space.index, found->plan);
+      const Score score = ScoreOf(found->evaluation);
+      if (Better(score, than)) {
+        than = score;
+        fitted.insert(fitted.begin(), *std::move(found));
+        best = strategy;
+      }
+      if (then == work) break;
+      work = std::move(then);
+    }
     return true;
   };
   for (Strategy strategy : likely) {
