@@ -263,14 +263,18 @@ class Fitter {
 };
 
 // Whether the plan is a pipeline of stages with one group each, of equal
-// meshes, and one chunk: blocks may change their stages.
+// meshes, and one chunk: blocks may change their stages. (Not where nothing is
+// known of their work.)
 bool IsPlainPipeline(const GraphIndex& index, const Plan& plan) {
   const PipelineShape shape = ShapeOf(*index.graph, plan);
   return shape.stages > 1 && shape.chunks == 1 &&
          shape.stages == std::ssize(plan.groups) &&
-         std::ranges::all_of(plan.groups, [&](const DeviceGroup& group) {
-           return SameMesh(group, plan.groups[0]);
-         });
+         std::ranges::all_of(plan.groups,
+                             [&](const DeviceGroup& group) {
+                               return SameMesh(group, plan.groups[0]);
+                             }) &&
+         std::ranges::any_of(index.block_flops,
+                             [](double flops) { return flops > 0; });
 }
 
 // FLOPs of a stage's forward and backward and of what of it runs again, over

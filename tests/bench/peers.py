@@ -253,6 +253,10 @@ def run(binary, verb, folder, *arguments):
     return json.loads(done.stdout), done.returncode == 0, time.time() - begin
 
 
+def without(*names):
+    return [word for name in names for word in ("--forbid", name)]
+
+
 def strategy_of(found):
     return found["name"].replace(", with layers or weights of its own", " *")
 
@@ -389,16 +393,21 @@ ACESO = {
     "13B": {
         "layers": 40, "devices": 32, "hosts": 4,
         "reported": "84.61 s, measured 86.57 s",
-        "predicted": 86.23, "microbatch": 2,
+        "predicted": 84.78, "microbatch": 2,
         "stages": [
-            (60, 4, 2, [(3, 7), (16, 20), (29, 33), (42, 46), (57, 59)]),
-            (64, 4, 2, [(8, 12), (21, 25), (34, 38), (47, 51), (62, 64)]),
-            (65, 4, 2, [(9, 13), (22, 26), (35, 39), (50, 52), (63, 65)]),
-            (65, 4, 2, [(9, 13), (24, 26), (37, 39), (50, 52), (63, 65)]),
-            (65, 4, 2, [(11, 13), (24, 26), (37, 39), (50, 52), (63, 65)]),
-            (65, 4, 2, [(11, 13), (24, 26), (37, 39), (50, 52), (63, 65)]),
-            (35, 2, 1, [(11, 13)]), (36, 2, 1, []), (37, 2, 1, []),
-            (31, 2, 1, [])]}}
+            (26, 2, 1, [(3, 7), (16, 20)]),
+            (35, 2, 1, [(3, 7), (16, 20), (29, 33)]),
+            (31, 2, 1, [(1, 3), (7, 11), (20, 24)]),
+            (32, 2, 1, [(2, 6), (15, 19), (30, 32)]),
+            (32, 2, 1, [(9, 13), (22, 26)]),
+            (34, 2, 1, [(3, 7), (16, 20), (31, 33)]),
+            (60, 4, 2, [(8, 12), (21, 25), (34, 38), (49, 51)]),
+            (34, 2, 1, [(0, 4), (15, 17), (28, 30)]),
+            (31, 2, 1, [(7, 9), (20, 22)]),
+            (34, 2, 1, [(2, 4), (15, 17), (28, 30)]),
+            (36, 2, 1, [(7, 9), (20, 22), (33, 35)]),
+            (34, 2, 1, [(10, 12)]), (37, 2, 1, []), (38, 2, 1, []),
+            (29, 2, 1, [])]}}
 ACESO_BATCH = 1024
 ACESO_MEMORY = 28000 * MB
 
@@ -560,17 +569,18 @@ def aceso(args, size):
                          ACESO_BATCH // case["microbatch"])
     own, fits, _ = run(args.tessera, "simulate", folder, "--plan", plan)
     _, folder = aceso_job(args, size)
-    found, feasible, seconds = run(
-        args.tessera, "search", folder, "--prefer", "fastest", "--confirm", "0",
-        "--time-limit",
-        args.limit or "3.5")
+    search = [args.tessera, "search", folder, "--prefer", "fastest",
+              "--confirm", "0", "--time-limit", args.limit or "3.5"]
+    found, feasible, seconds = run(*search)
+    plain, *_ = run(*search, *without("zero1", "zero2", "zero3"))
     return [f"Aceso's GPT-{size.replace('_', '.')}, batch {ACESO_BATCH}, "
             f"{case['devices']} V100 (28,000 MB)",
-            f"{case['reported']}; a plan of its search that it predicts to take "
-            f"{case['predicted']} s: {own['step_time_s']:.2f} s"
+            f"{case['reported']}; a plan of its search, predicted "
+            f"{case['predicted']} s, priced here {own['step_time_s']:.2f} s"
             + ("" if fits else " (does not fit)"),
-            text_of(found["step_time_s"]) + ("" if feasible else
-                                             " (does not fit)"),
+            text_of(found["step_time_s"])
+            + ("" if feasible else " (does not fit)")
+            + f"; {text_of(plain['step_time_s'])} without ZeRO, as Aceso",
             strategy_of(found), f"{seconds:.1f} s"]
 
 
@@ -661,11 +671,15 @@ def galvatron(args):
     found, feasible, seconds = run(
         args.tessera, "search", folder, "--prefer", "fastest", "--confirm", "0",
         "--time-limit", args.limit or "0.7")
+    plain, *_ = run(args.tessera, "search", folder, "--prefer", "fastest",
+                    "--confirm", "0", "--time-limit", args.limit or "0.7",
+                    *without("zero3"))
     return ["Galvatron's Llama2-7B, batch 64, 8 GPUs",
-            f"3.871 s, found in 147 s: {own['step_time_s']:.3f} s"
+            f"3.871 s, found in 147 s; priced here {own['step_time_s']:.2f} s"
             + ("" if fits else " (does not fit)"),
-            text_of(found["step_time_s"]) + ("" if feasible else
-                                             " (does not fit)"),
+            text_of(found["step_time_s"])
+            + ("" if feasible else " (does not fit)")
+            + f"; {text_of(plain['step_time_s'])} without ZeRO-3",
             strategy_of(found), f"{seconds:.1f} s"]
 
 
@@ -732,12 +746,14 @@ def piper(args):
     found, feasible, seconds = run(
         args.tessera, "search", folder, "--optimizer", "sgd", "--prefer",
         "fastest", "--confirm", "0", "--time-limit", args.limit or "1.5")
+    bubble = found["breakdown"]["bubble"]
     return ["Piper's BERT-32, 1,920 microbatches, 512 A100 (8 GiB)",
-            f"{1920 * PIPER_SECONDS:.2f} s, if it never emptied: "
-            f"{own['step_time_s']:.2f} s"
+            f"{1920 * PIPER_SECONDS:.2f} s in a pipeline that never empties; "
+            f"as a step {own['step_time_s']:.2f} s"
             + ("" if fits else " (does not fit)"),
-            text_of(found["step_time_s"]) + ("" if feasible else
-                                             " (does not fit)"),
+            text_of(found["step_time_s"])
+            + ("" if feasible else " (does not fit)")
+            + f", {bubble:.2f} s of it filling and draining",
             strategy_of(found), f"{seconds:.1f} s"]
 
 
