@@ -2,8 +2,8 @@
 // Fitted plans: uniform plans that would be fast but for the memory that they
 // lack, with as much computed again in backward as makes them fit. A sweep of
 // uniform strategies has only all layers that run again, or none; between the
-// two lies what walks reach in many steps, each of which has to pay. Stages of a
-// pipeline are shared out by their work, with what runs again.
+// two lies what walks reach in many steps, each of which has to pay. Stages of
+// a pipeline are shared out by their work, with what runs again.
 
 #include <cstddef>
 #include <functional>

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Other planners' own cases under their own measurements: the plan that Tessera
-finds, beside the plan that they report.
+"""Other planners' own cases under their own measurements: the plan that
+Tessera finds, beside the plan that they report.
 
 usage: tests/bench/peers.py TESSERA --peers DIR [--work DIR] [CASE…]
 
 DIR holds the measurements as their authors published them: aceso/
-(microsoft/SuperScaler, branch Aceso, profiler/profiled-time-eurosys), pipedream/
-(msr-fiddle/pipedream, profiler/*/profiles), piper/ (msr-fiddle/piper, inputs),
-galvatron/ (PKU-DAIR/Hetu-Galvatron, hardware and model profiles). Nothing of them
-is kept here: each case is converted to a graph file of measured operators, a
-profile and a cluster file (docs/models.md, "Layers that you have timed"), in
---work or a temporary folder, and searched. What is assumed of a case stands
-beside it. Prints a table in Markdown.
+(microsoft/SuperScaler, branch Aceso, profiler/profiled-time-eurosys),
+pipedream/ (msr-fiddle/pipedream, profiler/*/profiles), piper/
+(msr-fiddle/piper, inputs), galvatron/ (PKU-DAIR/Hetu-Galvatron, hardware and
+model profiles). Nothing of them is kept here: each case is converted to a
+graph file of measured operators, a profile and a cluster file (docs/models.md,
+"Layers that you have timed"), in --work or a temporary folder, and searched.
+What is assumed of a case stands beside it. Prints a table in Markdown.
 """
 
 import argparse
@@ -21,7 +21,6 @@ import math
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 
@@ -67,8 +66,8 @@ class Job:
         times: seconds, {(samples, ways of tensor parallelism): (forward,
         backward)}. params: elements. kept, kept_whole: bytes a sample that are
         kept for backward, cut by shards or not, besides the inputs where it
-        reads these and the result where it reads that. exchanged: the times have tensor parallelism's
-        exchanges in them.
+        reads these and the result where it reads that. exchanged: the times
+        have tensor parallelism's exchanges in them.
         """
         batch = self.graph["global_batch"]
         if block not in self.graph["blocks"]:
@@ -293,10 +292,11 @@ def read_pipedream(path):
 
 def pipedream(args, model):
     """Profiled graph, fp32, on PipeDream's cluster A: 4 servers of 4 V100 (16
-    GB) that meet over PCIe (10 GB/s, assumed), 10 Gb/s between servers. A global
-    batch of the profiled minibatch for each device, in steps that end with one
-    update (PipeDream's own have none at their end); times of other microbatches
-    in proportion, as PipeDream assumes. Backward reads what forward read."""
+    GB) that meet over PCIe (10 GB/s, assumed), 10 Gb/s between servers. A
+    global batch of the profiled minibatch for each device, in steps that end
+    with one update (PipeDream's own have none at their end); times of other
+    microbatches in proportion, as PipeDream assumes. Backward reads what
+    forward read."""
     family, batch = PIPEDREAM[model]
     nodes, inputs = read_pipedream(os.path.join(
         args.peers, "pipedream", "profiler", family, "profiles", model,
@@ -380,8 +380,8 @@ def text_of(seconds):
 
 # ---- Aceso (Liu et al., EuroSys 2024)
 
-# Layers, devices, hosts, and a plan of its own search with what it predicts of it
-# by its cost model: for each stage the operators, devices, ways of tensor
+# Layers, devices, hosts, and a plan of its own search with what it predicts of
+# it by its cost model: for each stage the operators, devices, ways of tensor
 # parallelism, and which are recomputed; all at one sample (two) a microbatch.
 ACESO = {
     "1_3B": {
@@ -415,11 +415,12 @@ ACESO_MEMORY = 28000 * MB
 def aceso_job(args, size, cuts=(), suffix=""):
     """Aceso's GPT of that size: 16 kinds of operators, timed at 1 to 8 samples
     on 1 to 8 ways of tensor parallelism, whose exchanges are in the times. A
-    stage may begin at each half of a layer, and where `cuts` says. Kept is what
-    Aceso counts as activations (get_memory_v3): each operator's result, of which
-    the softmax writes its own over the scores, and masks; half as much again of
-    the dropout's. 16 bytes a parameter. Aceso's reserve for the allocator, of
-    what lives for a moment, is left out, since that is counted here."""
+    stage may begin at each half of a layer, and where `cuts` says. Kept is
+    what Aceso counts as activations (get_memory_v3): each operator's result,
+    of which the softmax writes its own over the scores, and masks; half as
+    much again of the dropout's. 16 bytes a parameter. Aceso's reserve for the
+    allocator, of what lives for a moment, is left out, since that is counted
+    here."""
     case = ACESO[size]
     folder = os.path.join(args.peers, "aceso", "profiler",
                           "profiled-time-eurosys")
@@ -587,13 +588,14 @@ def aceso(args, size):
 # ---- Galvatron (Miao et al., VLDB 2023; release 2.4.1)
 
 def galvatron(args):
-    """Llama2-7B, bf16, batch 64 of 2,048 tokens, 8 GPUs of one host (not named),
-    38 GB of which Galvatron leaves a fifth to the allocator. A layer's forward is
-    timed at one sample, other numbers of samples and tensor parallelism in
-    proportion, backward twice that (its "static" profile); tensor parallelism
-    exchanges as in Megatron's sequence parallelism three times a half layer,
-    two forward, each half a timed all-reduce. Its plan: pp 2, tp 2, dp 2, ZeRO-2,
-    32 microbatches. Left out: that exchanges slow backward beside them by 13 %."""
+    """Llama2-7B, bf16, batch 64 of 2,048 tokens, 8 GPUs of one host (not
+    named), 38 GB of which Galvatron leaves a fifth to the allocator. A layer's
+    forward is timed at one sample, other numbers of samples and tensor
+    parallelism in proportion, backward twice that (its "static" profile);
+    tensor parallelism exchanges as in Megatron's sequence parallelism three
+    times a half layer, two forward, each half a timed all-reduce. Its plan: pp
+    2, tp 2, dp 2, ZeRO-2, 32 microbatches. Left out: that exchanges slow
+    backward beside them by 13 %."""
     model = os.path.join(args.peers, "galvatron", "galvatron", "models", "gpt",
                          "configs")
     hardware = os.path.join(args.peers, "galvatron", "galvatron",
@@ -685,22 +687,22 @@ def galvatron(args):
 
 # ---- Piper (Tarnawski et al., NeurIPS 2021)
 
-# What Piper's own program finds: for each stage the layers, replicas, and layers
-# that run again; 2.56113 ms a sample, by its count, which leaves out that a
-# pipeline fills and drains.
+# What Piper's own program finds: for each stage the layers, replicas, and
+# layers that run again; 2.56113 ms a sample, by its count, which leaves out
+# that a pipeline fills and drains.
 PIPER_PLAN = [(7, 128, 6), (3, 48, 2)] + [(2, 32, 1)] * 4 + [
     (1, 16, 0), (1, 15, 0), (1, 15, 0), (3, 40, 0), (3, 40, 0), (7, 80, 0)]
 PIPER_SECONDS = 2.56113e-3
 
 
 def piper(args):
-    """BERT-32 (32 layers of hidden size 3,840, fp32) on 512 A100 of 8 GiB, 1,920
-    microbatches of Piper's "samples", 25 GiB/s from each device: algo.cpp,
-    single(). A layer's time, of which a third is taken for forward, is given for
-    1, 2, 4 and 8 ways of tensor parallelism, whose exchanges are in it; the mask
-    that all layers read travels with the activations. SGD, whose memory is
-    Piper's: parameters and gradients. Piper's throughput is that of a pipeline
-    that never empties; a step here fills and drains it."""
+    """BERT-32 (32 layers of hidden size 3,840, fp32) on 512 A100 of 8 GiB,
+    1,920 microbatches of Piper's "samples", 25 GiB/s from each device:
+    algo.cpp, single(). A layer's time, of which a third is taken for forward,
+    is given for 1, 2, 4 and 8 ways of tensor parallelism, whose exchanges are
+    in it; the mask that all layers read travels with the activations. SGD,
+    whose memory is Piper's: parameters and gradients. Piper's throughput is
+    that of a pipeline that never empties; a step here fills and drains it."""
     with open(os.path.join(args.peers, "piper", "inputs",
                            "bert32a100.json")) as text:
         bert = json.load(text)
