@@ -84,7 +84,7 @@ Plan Randomized(const SearchSpace& space, std::span<const Move> moves,
 constexpr double kBaselinesEnd = 0.1;
 constexpr double kBoundsEnd = 0.3;
 constexpr double kStartEnd = 0.4;
-constexpr double kFittedEnd = 0.7;
+constexpr double kFittedEnd = 0.6;
 constexpr double kWalkEnd = 0.9;
 
 // Strategies that lack memory and are fitted by recomputation.

@@ -20,6 +20,7 @@ import json
 import math
 import os
 import re
+import resource
 import subprocess
 import tempfile
 import time
@@ -245,11 +246,20 @@ def run(binary, verb, folder, *arguments):
     command = [binary, verb, "--model", folder + "/model.json", "--cluster",
                folder + "/cluster.json", "--profile", folder + "/profile.json",
                *arguments, "--json"]
-    begin = time.time()
+    begin, cpu = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode not in (0, 3):
         raise SystemExit(" ".join(command) + "\n" + done.stderr)
-    return json.loads(done.stdout), done.returncode == 0, time.time() - begin
+    took = time.time() - begin
+    then = resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy = then.ru_utime + then.ru_stime - cpu.ru_utime - cpu.ru_stime
+    return (json.loads(done.stdout), done.returncode == 0,
+            f"{took:.1f} s, {busy:.1f} s of CPU")
+
+
+def limit(args, proposals):
+    return (["--time-limit", args.limit] if args.limit else
+            ["--proposals", str(proposals)])
 
 
 def without(*names):
@@ -364,14 +374,13 @@ def pipedream(args, model):
     folder = job.write(os.path.join(args.work, "pipedream-" + model), "loss",
                        cluster("4x4 v100", "v100", 16e9, 4, 4, 10e9, 1.25e9))
     found, fits, seconds = run(args.tessera, "search", folder, "--prefer",
-                               "fastest", "--confirm", "0", "--time-limit",
-                               args.limit or "0.6")
+                               "fastest", "--confirm", "0", *limit(args, 500))
     ddp = next(b for b in found["baselines"] if b["name"] == "DDP")
     return [f"PipeDream's {model}, batch {batch * devices}, 16 V100",
             "data parallelism " + text_of(ddp["step_time_s"])
             + ("" if ddp["feasible"] else " (does not fit)"),
             text_of(found["step_time_s"]), strategy_of(found),
-            f"{seconds:.1f} s"]
+            seconds]
 
 
 def text_of(seconds):
@@ -571,7 +580,7 @@ def aceso(args, size):
     own, fits, _ = run(args.tessera, "simulate", folder, "--plan", plan)
     _, folder = aceso_job(args, size)
     search = [args.tessera, "search", folder, "--prefer", "fastest",
-              "--confirm", "0", "--time-limit", args.limit or "3.5"]
+              "--confirm", "0", *limit(args, 300)]
     found, feasible, seconds = run(*search)
     plain, *_ = run(*search, *without("zero1", "zero2", "zero3"))
     return [f"Aceso's GPT-{size.replace('_', '.')}, batch {ACESO_BATCH}, "
@@ -582,7 +591,7 @@ def aceso(args, size):
             text_of(found["step_time_s"])
             + ("" if feasible else " (does not fit)")
             + f"; {text_of(plain['step_time_s'])} without ZeRO, as Aceso",
-            strategy_of(found), f"{seconds:.1f} s"]
+            strategy_of(found), seconds]
 
 
 # ---- Galvatron (Miao et al., VLDB 2023; release 2.4.1)
@@ -672,17 +681,16 @@ def galvatron(args):
                        "tp=2,pp=2,dp=2,mbs=1,zero=2,schedule=1f1b")
     found, feasible, seconds = run(
         args.tessera, "search", folder, "--prefer", "fastest", "--confirm", "0",
-        "--time-limit", args.limit or "0.7")
+        *limit(args, 500))
     plain, *_ = run(args.tessera, "search", folder, "--prefer", "fastest",
-                    "--confirm", "0", "--time-limit", args.limit or "0.7",
-                    *without("zero3"))
+                    "--confirm", "0", *limit(args, 500), *without("zero3"))
     return ["Galvatron's Llama2-7B, batch 64, 8 GPUs",
             f"3.871 s, found in 147 s; priced here {own['step_time_s']:.2f} s"
             + ("" if fits else " (does not fit)"),
             text_of(found["step_time_s"])
             + ("" if feasible else " (does not fit)")
             + f"; {text_of(plain['step_time_s'])} without ZeRO-3",
-            strategy_of(found), f"{seconds:.1f} s"]
+            strategy_of(found), seconds]
 
 
 # ---- Piper (Tarnawski et al., NeurIPS 2021)
@@ -747,7 +755,7 @@ def piper(args):
                        "--plan", pipeline_plan(args, job, folder, stages, 15))
     found, feasible, seconds = run(
         args.tessera, "search", folder, "--optimizer", "sgd", "--prefer",
-        "fastest", "--confirm", "0", "--time-limit", args.limit or "1.5")
+        "fastest", "--confirm", "0", *limit(args, 300))
     bubble = found["breakdown"]["bubble"]
     return ["Piper's BERT-32, 1,920 microbatches, 512 A100 (8 GiB)",
             f"{1920 * PIPER_SECONDS:.2f} s in a pipeline that never empties; "
@@ -756,7 +764,7 @@ def piper(args):
             text_of(found["step_time_s"])
             + ("" if feasible else " (does not fit)")
             + f", {bubble:.2f} s of it filling and draining",
-            strategy_of(found), f"{seconds:.1f} s"]
+            strategy_of(found), seconds]
 
 
 CASES = {**{"pipedream-" + m: lambda args, m=m: pipedream(args, m)
@@ -774,7 +782,8 @@ def main():
     parser.add_argument("--peers", required=True, metavar="DIR")
     parser.add_argument("--work", metavar="DIR")
     parser.add_argument("--limit", metavar="SECONDS",
-                        help="of each search, in place of the case's own")
+                        help="a time limit for each search, in place of a "
+                        "number of proposals, which makes it reproducible")
     args = parser.parse_intermixed_args()
     for case in args.cases:
         if case not in CASES:
