@@ -23,9 +23,9 @@ constexpr size_t kMostCombined = 8;
 constexpr double kShareOfAll = 0.3;
 // How often stages are made alike again once it is known what of them runs
 // again.
-constexpr int kLevelRounds = 4;
-// Of plans that are slower than the best by more nothing is given back.
-constexpr double kNear = 1.1;
+constexpr int kLevelRounds = 3;
+// Of so many of the fastest plans what need not run again is given back.
+constexpr size_t kMostGiven = 4;
 // Prices for each kind in which the number of layers is found.
 constexpr int kRounds = 3;
 
@@ -87,11 +87,26 @@ class Fitter {
       if (!Apply(kind, evaluation)) return std::nullopt;
     }
     if (!evaluation.feasible()) return std::nullopt;
-    if (!than.feasible ||
-        evaluation.step_time.seconds() < kNear * than.step_time.seconds()) {
-      GiveBack(evaluation);
-    }
     return FoundPlan{std::move(plan_), std::move(evaluation)};
+  }
+
+  // Layers that need not run again after all, the last ones first, since they
+  // keep the fewest microbatches.
+  FoundPlan GiveBack(const std::function<bool()>& stop) {
+    Evaluation evaluation = objective_.Evaluate(plan_);
+    std::vector<int> blocks = LayersOf(Kind());
+    std::ranges::reverse(blocks);
+    for (int b : blocks) {
+      if (stop()) break;
+      Plan plan = plan_;
+      SetRecompute(index_, b, RecomputeLevel::kNone, plan);
+      if (plan == plan_ || !Allowed(space_, plan)) continue;
+      Evaluation after = objective_.Evaluate(plan);
+      if (!after.feasible() || after.step_time > evaluation.step_time) continue;
+      plan_ = std::move(plan);
+      evaluation = std::move(after);
+    }
+    return {std::move(plan_), std::move(evaluation)};
   }
 
  private:
@@ -238,22 +253,6 @@ class Fitter {
     return true;
   }
 
-  // Layers that need not run again after all, the last ones first, since they
-  // keep the fewest microbatches.
-  void GiveBack(Evaluation& evaluation) {
-    std::vector<int> blocks = LayersOf(Kind());
-    std::ranges::reverse(blocks);
-    for (int b : blocks) {
-      Plan plan = plan_;
-      SetRecompute(index_, b, RecomputeLevel::kNone, plan);
-      if (plan == plan_ || !Allowed(space_, plan)) continue;
-      Evaluation after = objective_.Evaluate(plan);
-      if (!after.feasible() || after.step_time > evaluation.step_time) continue;
-      plan_ = std::move(plan);
-      evaluation = std::move(after);
-    }
-  }
-
   const SearchSpace& space_;
   const GraphIndex& index_;
   const Objective& objective_;
@@ -381,7 +380,15 @@ std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
   std::ranges::sort(guesses);
   std::vector<FoundPlan> fitted;
   std::vector<Kind> known;
+  std::vector<FoundPlan> all;
   std::optional<Strategy> best;
+  const auto keep = [&](FoundPlan found, const Strategy& strategy) {
+    const Score score = ScoreOf(found.evaluation);
+    if (!Better(score, than)) return;
+    than = score;
+    fitted.insert(fitted.begin(), std::move(found));
+    best = strategy;
+  };
   // False where the strategy gives no plan.
   const auto fit = [&](const Strategy& strategy) {
     auto plan = PlanFromStrategy(space.index, *space.cluster, strategy);
@@ -395,12 +402,8 @@ std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
           Fitter(space, objective, std::move(candidate)).Run(than, known);
       if (!found || !Allowed(space, found->plan)) break;
       std::vector<double> then = WorkPerForward(space.index, found->plan);
-      const Score score = ScoreOf(found->evaluation);
-      if (Better(score, than)) {
-        than = score;
-        fitted.insert(fitted.begin(), *std::move(found));
-        best = strategy;
-      }
+      all.push_back(*found);
+      keep(*std::move(found), strategy);
       if (then == work) break;
       work = std::move(then);
     }
@@ -423,6 +426,14 @@ std::vector<FoundPlan> FittedPlans(const SearchSpace& space,
   // By its own prices.
   known.clear();
   if (best && !stop()) fit(*best);
+  std::ranges::stable_sort(all, [](const FoundPlan& a, const FoundPlan& b) {
+    return a.evaluation.step_time < b.evaluation.step_time;
+  });
+  all.resize(std::min(all.size(), kMostGiven));
+  for (FoundPlan& found : all) {
+    if (stop()) break;
+    keep(Fitter(space, objective, std::move(found.plan)).GiveBack(stop), {});
+  }
   return fitted;
 }
 

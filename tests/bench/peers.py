@@ -2,7 +2,8 @@
 """Other planners' own cases under their own measurements: the plan that
 Tessera finds, beside the plan that they report.
 
-usage: tests/bench/peers.py TESSERA --peers DIR [--work DIR] [CASE…]
+usage: tests/bench/peers.py TESSERA --peers DIR [--work DIR] [--proposals N]
+           [CASE…]
 
 DIR holds the measurements as their authors published them: aceso/
 (microsoft/SuperScaler, branch Aceso, profiler/profiled-time-eurosys),
@@ -257,9 +258,9 @@ def run(binary, verb, folder, *arguments):
             f"{took:.1f} s, {busy:.1f} s of CPU")
 
 
-def limit(args, proposals):
-    return (["--time-limit", args.limit] if args.limit else
-            ["--proposals", str(proposals)])
+def limit(args, seconds):
+    return (["--proposals", args.proposals] if args.proposals else
+            ["--time-limit", str(seconds)])
 
 
 def without(*names):
@@ -374,7 +375,7 @@ def pipedream(args, model):
     folder = job.write(os.path.join(args.work, "pipedream-" + model), "loss",
                        cluster("4x4 v100", "v100", 16e9, 4, 4, 10e9, 1.25e9))
     found, fits, seconds = run(args.tessera, "search", folder, "--prefer",
-                               "fastest", "--confirm", "0", *limit(args, 500))
+                               "fastest", "--confirm", "0", *limit(args, 0.7))
     ddp = next(b for b in found["baselines"] if b["name"] == "DDP")
     return [f"PipeDream's {model}, batch {batch * devices}, 16 V100",
             "data parallelism " + text_of(ddp["step_time_s"])
@@ -580,7 +581,7 @@ def aceso(args, size):
     own, fits, _ = run(args.tessera, "simulate", folder, "--plan", plan)
     _, folder = aceso_job(args, size)
     search = [args.tessera, "search", folder, "--prefer", "fastest",
-              "--confirm", "0", *limit(args, 300)]
+              "--confirm", "0", *limit(args, 4)]
     found, feasible, seconds = run(*search)
     plain, *_ = run(*search, *without("zero1", "zero2", "zero3"))
     return [f"Aceso's GPT-{size.replace('_', '.')}, batch {ACESO_BATCH}, "
@@ -681,9 +682,9 @@ def galvatron(args):
                        "tp=2,pp=2,dp=2,mbs=1,zero=2,schedule=1f1b")
     found, feasible, seconds = run(
         args.tessera, "search", folder, "--prefer", "fastest", "--confirm", "0",
-        *limit(args, 500))
+        *limit(args, 0.8))
     plain, *_ = run(args.tessera, "search", folder, "--prefer", "fastest",
-                    "--confirm", "0", *limit(args, 500), *without("zero3"))
+                    "--confirm", "0", *limit(args, 0.8), *without("zero3"))
     return ["Galvatron's Llama2-7B, batch 64, 8 GPUs",
             f"3.871 s, found in 147 s; priced here {own['step_time_s']:.2f} s"
             + ("" if fits else " (does not fit)"),
@@ -755,7 +756,7 @@ def piper(args):
                        "--plan", pipeline_plan(args, job, folder, stages, 15))
     found, feasible, seconds = run(
         args.tessera, "search", folder, "--optimizer", "sgd", "--prefer",
-        "fastest", "--confirm", "0", *limit(args, 300))
+        "fastest", "--confirm", "0", *limit(args, 1.5))
     bubble = found["breakdown"]["bubble"]
     return ["Piper's BERT-32, 1,920 microbatches, 512 A100 (8 GiB)",
             f"{1920 * PIPER_SECONDS:.2f} s in a pipeline that never empties; "
@@ -781,9 +782,9 @@ def main():
                         help=", ".join(CASES))
     parser.add_argument("--peers", required=True, metavar="DIR")
     parser.add_argument("--work", metavar="DIR")
-    parser.add_argument("--limit", metavar="SECONDS",
-                        help="a time limit for each search, in place of a "
-                        "number of proposals, which makes it reproducible")
+    parser.add_argument("--proposals", metavar="N",
+                        help="of each search, in place of the case's time "
+                        "limit: reproducible")
     args = parser.parse_intermixed_args()
     for case in args.cases:
         if case not in CASES:
