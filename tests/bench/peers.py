@@ -258,9 +258,11 @@ def run(binary, verb, folder, *arguments):
             f"{took:.1f} s, {busy:.1f} s of CPU")
 
 
-def limit(args, seconds):
-    return (["--proposals", args.proposals] if args.proposals else
-            ["--time-limit", str(seconds)])
+def limit(args, seconds=None):
+    """Of a search: seconds, or few proposals where starts are enough."""
+    if seconds and not args.proposals:
+        return ["--time-limit", str(seconds)]
+    return ["--proposals", args.proposals or "8"]
 
 
 def without(*names):
@@ -581,7 +583,7 @@ def aceso(args, size):
     own, fits, _ = run(args.tessera, "simulate", folder, "--plan", plan)
     _, folder = aceso_job(args, size)
     search = [args.tessera, "search", folder, "--prefer", "fastest",
-              "--confirm", "0", *limit(args, 4)]
+              "--confirm", "0", *limit(args)]
     found, feasible, seconds = run(*search)
     plain, *_ = run(*search, *without("zero1", "zero2", "zero3"))
     return [f"Aceso's GPT-{size.replace('_', '.')}, batch {ACESO_BATCH}, "
@@ -682,9 +684,9 @@ def galvatron(args):
                        "tp=2,pp=2,dp=2,mbs=1,zero=2,schedule=1f1b")
     found, feasible, seconds = run(
         args.tessera, "search", folder, "--prefer", "fastest", "--confirm", "0",
-        *limit(args, 0.8))
+        *limit(args))
     plain, *_ = run(args.tessera, "search", folder, "--prefer", "fastest",
-                    "--confirm", "0", *limit(args, 0.8), *without("zero3"))
+                    "--confirm", "0", *limit(args), *without("zero3"))
     return ["Galvatron's Llama2-7B, batch 64, 8 GPUs",
             f"3.871 s, found in 147 s; priced here {own['step_time_s']:.2f} s"
             + ("" if fits else " (does not fit)"),
@@ -756,7 +758,7 @@ def piper(args):
                        "--plan", pipeline_plan(args, job, folder, stages, 15))
     found, feasible, seconds = run(
         args.tessera, "search", folder, "--optimizer", "sgd", "--prefer",
-        "fastest", "--confirm", "0", *limit(args, 1.5))
+        "fastest", "--confirm", "0", *limit(args))
     bubble = found["breakdown"]["bubble"]
     return ["Piper's BERT-32, 1,920 microbatches, 512 A100 (8 GiB)",
             f"{1920 * PIPER_SECONDS:.2f} s in a pipeline that never empties; "
@@ -783,8 +785,7 @@ def main():
     parser.add_argument("--peers", required=True, metavar="DIR")
     parser.add_argument("--work", metavar="DIR")
     parser.add_argument("--proposals", metavar="N",
-                        help="of each search, in place of the case's time "
-                        "limit: reproducible")
+                        help="of each search, in place of its own limit")
     args = parser.parse_intermixed_args()
     for case in args.cases:
         if case not in CASES:
