@@ -55,6 +55,32 @@ double Outer(double slope) {
   return std::clamp(slope, 0.0, 1.0);
 }
 
+// Of the rows of the key's rule those that differ from it in one extent alone,
+// of which most do (of several the first).
+std::vector<Point> AlongOneFactor(const ProfileKey& key,
+                                  const ProfileDb& profile) {
+  std::vector<std::vector<Point>> along(key.extents.size());
+  const auto [begin, end] = profile.Family(key);
+  for (auto row = begin; row != end; ++row) {
+    if (row->first.rule != key.rule) continue;
+    const std::vector<int64_t>& extents = row->first.extents;
+    size_t different = 0;
+    size_t factor = 0;
+    for (size_t f = 0; f < extents.size(); ++f) {
+      if (extents[f] == key.extents[f]) continue;
+      ++different;
+      factor = f;
+    }
+    const auto work = WorkOf(row->first);
+    if (different != 1 || !work || !(*work > 0)) continue;
+    along[factor].push_back({*work, row->second.median_s});
+  }
+  const auto most = std::ranges::max_element(
+      along, {},
+      [](const std::vector<Point>& points) { return points.size(); });
+  return most == along.end() ? std::vector<Point>() : std::move(*most);
+}
+
 std::optional<double> InterpolateKernel(const CostQuery& query,
                                         const ProfileDb& profile) {
   const auto work = WorkOf(query.key);
@@ -70,9 +96,15 @@ std::optional<double> InterpolateKernel(const CostQuery& query,
   }
   std::vector<Point>& points = same_rule.empty() ? any_rule : same_rule;
   if (points.empty()) return std::nullopt;
+  const OpDef* op = OperatorOf(query.key.name);
+  const bool own = op != nullptr && OwnOpOf(*op) != nullptr;
+  if (own) {
+    std::vector<Point> along = AlongOneFactor(query.key, profile);
+    if (!along.empty()) points = std::move(along);
+  }
   Normalise(points);
-  if (*work < points.front().work / kReach ||
-      *work > points.back().work * kReach) {
+  if (!own && (*work < points.front().work / kReach ||
+               *work > points.back().work * kReach)) {
     return std::nullopt;
   }
   if (points.size() == 1) return points[0].seconds * *work / points[0].work;
@@ -214,7 +246,9 @@ std::optional<double> WorkOf(const ProfileKey& key) {
   if (op->op_class == OpClass::kMemory) {
     return static_cast<double>(CallBytes(*op, call).value);
   }
-  return CallFlops(*op, call).value;
+  const double flops = CallFlops(*op, call).value;
+  return op->op_class == OpClass::kRoofline && flops == 0 ? call.Points()
+                                                          : flops;
 }
 
 }  // namespace tessera

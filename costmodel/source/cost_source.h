@@ -10,7 +10,10 @@
 //                 bytes for the rest; rows of the same rule if there are any,
 //                 else all of the kernel; rows whose work differs by less than
 //                 10 % are one, their mean; only for work in [min/4, 4*max] of
-//                 what was measured, growing at most in proportion there.
+//                 what was measured, growing at most in proportion there. Of
+//                 an operator of the user's own the rows that differ from the
+//                 task in one extent, if there are any, and however far they
+//                 reach, since nothing else is known of it.
 //                 Collectives: straight lines through time over bytes, of the
 //                 same ranks and hosts; above the largest, by the last slope;
 //                 below the smallest, its time;
@@ -88,8 +91,9 @@ std::span<const CostSourceRow> CostSources();
 Cost PriceOf(const CostQuery& query, const ProfileDb* profile);
 
 // Operations or bytes of a kernel at the key's extents: what interpolation
-// scales by. All tensors count as the key's dtype. Nothing for a kernel that
-// is not an operator's.
+// scales by; points of the rule for an operator of the user's own that states
+// no operations. All tensors count as the key's dtype. Nothing for a kernel
+// that is not an operator's.
 std::optional<double> WorkOf(const ProfileKey& key);
 
 // The operator of a kernel: "cross_entropy" of "cross_entropy.state". Null for

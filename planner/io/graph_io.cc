@@ -106,8 +106,13 @@ proto::Graph ToProto(const Graph& graph) {
     row.set_flops_per_point(own->flops_per_point);
     row.set_backward_flops_per_point(own->backward_flops_per_point);
     row.set_backward_reads_result(own->backward_reads_result);
+    row.set_one_backward(own->one_backward);
+    row.set_exchanged(own->exchanged);
     for (const size_t operand : own->integer_operands) {
       row.add_integer_operands(static_cast<int32_t>(operand));
+    }
+    for (const size_t operand : own->forward_operands) {
+      row.add_forward_operands(static_cast<int32_t>(operand));
     }
   }
   return out;
@@ -199,15 +204,25 @@ Result<void> Define(const proto::Operator& row, int index) {
                .backward_flops_per_point = row.has_backward_flops_per_point()
                                                ? row.backward_flops_per_point()
                                                : row.flops_per_point(),
-               .backward_reads_result = row.backward_reads_result()};
-  for (const int32_t operand : row.integer_operands()) {
-    if (operand < 0) {
-      return InvalidInput(
-          "names operand " + std::to_string(operand) + ": they count from 0",
-          At("operators", index, "integer_operands"));
+               .backward_reads_result = row.backward_reads_result(),
+               .one_backward = row.one_backward(),
+               .exchanged = row.exchanged()};
+  const auto read = [&](const auto& operands, std::string_view field,
+                        std::vector<size_t>& to) -> Result<void> {
+    for (const int32_t operand : operands) {
+      if (operand < 0) {
+        return InvalidInput(
+            "names operand " + std::to_string(operand) + ": they count from 0",
+            At("operators", index, field));
+      }
+      to.push_back(static_cast<size_t>(operand));
     }
-    own.integer_operands.push_back(static_cast<size_t>(operand));
-  }
+    return {};
+  };
+  TESSERA_RETURN_IF_ERROR(
+      read(row.integer_operands(), "integer_operands", own.integer_operands));
+  TESSERA_RETURN_IF_ERROR(
+      read(row.forward_operands(), "forward_operands", own.forward_operands));
   const auto defined = DefineOp(own);
   if (defined) return {};
   return InvalidInput(defined.error().message,

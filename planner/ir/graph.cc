@@ -162,8 +162,12 @@ Flops ModelFlops(const Graph& graph, bool halve_causal) {
     } else if (const OwnOp* own = OwnOpOf(*node.op); own != nullptr) {
       const double forward = own->flops_per_point;
       if (forward > 0) {
-        const double backward = own->backward_flops_per_point *
-                                static_cast<double>(node.op->adjoints.size());
+        double backward = 0;
+        for (const AdjointDef& adjoint : node.op->adjoints) {
+          const auto op = FindOp(adjoint.op);
+          TESSERA_CHECK(op.has_value()) << adjoint.op;
+          backward += (*op)->flops_per_point;
+        }
         total += ForwardFlops(graph, node) * (1 + backward / forward);
       }
     }
@@ -392,6 +396,8 @@ std::vector<Error> Validate(const Graph& graph) {
   };
   if (graph.nodes.empty()) fail("nodes", "expected at least one node");
   std::vector<bool> ready(graph.tensors.size(), false);
+  // What operators of the user's own keep.
+  std::vector<bool> kept(graph.tensors.size(), false);
   for (size_t i = 0; i < graph.tensors.size(); ++i) {
     const Tensor& tensor = graph.tensors[i];
     const std::string where = "tensors[" + std::to_string(i) + "]";
@@ -434,6 +440,9 @@ std::vector<Error> Validate(const Graph& graph) {
       if (!id.valid() || id.index() >= graph.tensors.size()) {
         fail(where, "operand " + std::to_string(id.value) + " does not exist");
         operands_exist = false;
+      } else if (kept[id.index()] && node.pass == Pass::kForward) {
+        fail(where, "reads '" + graph.tensor(id).name +
+                        "', which an operator keeps for its own gradients");
       } else if (!ready[id.index()]) {
         fail(where, "reads '" + graph.tensor(id).name +
                         "' before it is produced: the graph has a cycle or "
@@ -448,6 +457,8 @@ std::vector<Error> Validate(const Graph& graph) {
         fail(where, "'" + graph.tensor(id).name + "' is produced twice");
       } else {
         ready[id.index()] = true;
+        kept[id.index()] =
+            id != node.results[0] && OwnOpOf(*node.op) != nullptr;
       }
     }
     if (!operands_exist) continue;
@@ -464,7 +475,8 @@ std::vector<Error> Validate(const Graph& graph) {
     }
   }
   if (!graph.loss.valid() || graph.loss.index() >= graph.tensors.size() ||
-      !graph.tensor(graph.loss).shape.empty() || !ready[graph.loss.index()]) {
+      !graph.tensor(graph.loss).shape.empty() || !ready[graph.loss.index()] ||
+      kept[graph.loss.index()]) {
     fail("loss", "expected a scalar tensor that a node produces");
   }
   return errors;

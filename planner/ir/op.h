@@ -134,6 +134,9 @@ struct OpDef {
   bool wide = false;
   std::vector<FactorSize> sizes = {};
   Coupling coupling = {};
+  // Factors whose shards exchange what they must within the operator: their
+  // sums are whole. Its time has the exchange in it.
+  std::string_view exchanged = {};
   // A factor whose blocks the operator can take one after another, in any
   // order: its kernel accumulates, and merges the results over the blocks of
   // several calls. (An adjoint's results are sums over them.) 0: none.
@@ -161,7 +164,8 @@ bool AddsPartialSums(const OpDef& op, size_t operands);
 std::span<const OpDef> Ops();
 
 // An operator that a user describes in a graph file (proto/graph.proto,
-// Operator): planned and priced, but nothing runs it. It has one result.
+// Operator): planned and priced, but nothing runs it. Results behind the first
+// are kept for its gradients, and no other node reads them.
 struct OwnOp {
   std::string name;
   std::string summary;
@@ -172,12 +176,18 @@ struct OwnOp {
   // The gradients are computed from the result besides the operands.
   bool backward_reads_result = false;
   std::vector<size_t> integer_operands = {};
+  // One operator, NAME_d, makes the gradients of all operands.
+  bool one_backward = false;
+  // Factors whose shards exchange what they must within a call.
+  std::string exchanged = {};
+  // Operands that no gradient reads.
+  std::vector<size_t> forward_operands = {};
   bool operator==(const OwnOp&) const = default;
 };
 
 // Defines it for the whole process, with an operator NAME_dN for the gradient
-// of each operand N; once more the same is the same. Errors name the field of
-// OwnOp that is wrong. Thread-safe.
+// of each operand N, or NAME_d; once more the same is the same. Errors name the
+// field of OwnOp that is wrong. Thread-safe.
 Result<const OpDef*> DefineOp(const OwnOp& own);
 
 // The description of an operator that DefineOp made, or of that whose gradient

@@ -73,22 +73,29 @@ Result<void> CheckOwn(const OwnOp& own) {
   }
   const auto rule = IndexRule::Parse(own.rule);
   if (!rule) return InvalidInput(rule.error().message, "rule");
-  if (rule->results.size() != 1) {
-    return InvalidInput(
-        "has " + std::to_string(rule->results.size()) + " results: expected 1",
-        "rule");
+  for (const char letter : own.exchanged) {
+    const int f = rule->FactorOf(letter);
+    if (f >= 0 && rule->factors[static_cast<size_t>(f)].splittable) continue;
+    return InvalidInput("names '" + std::string(1, letter) +
+                            "': expected factors of the rule that can be split",
+                        "exchanged");
   }
   TESSERA_RETURN_IF_ERROR(CheckFlops(own.flops_per_point, "flops_per_point"));
   TESSERA_RETURN_IF_ERROR(
       CheckFlops(own.backward_flops_per_point, "backward_flops_per_point"));
-  for (const size_t operand : own.integer_operands) {
-    if (operand < rule->operands.size()) continue;
-    return InvalidInput("names operand " + std::to_string(operand) +
-                            ": the rule has " +
-                            std::to_string(rule->operands.size()),
-                        "integer_operands");
-  }
-  return {};
+  const auto check = [&](const std::vector<size_t>& operands,
+                         std::string_view field) -> Result<void> {
+    for (const size_t operand : operands) {
+      if (operand < rule->operands.size()) continue;
+      return InvalidInput("names operand " + std::to_string(operand) +
+                              ": the rule has " +
+                              std::to_string(rule->operands.size()),
+                          std::string(field));
+    }
+    return {};
+  };
+  TESSERA_RETURN_IF_ERROR(check(own.integer_operands, "integer_operands"));
+  return check(own.forward_operands, "forward_operands");
 }
 
 }  // namespace
@@ -105,27 +112,52 @@ Result<const OpDef*> DefineOp(const OwnOp& own) {
   const auto keep = [&](std::string text) -> std::string_view {
     return row.texts.emplace_back(std::move(text));
   };
-  const size_t operands = IndexRule::Parse(own.rule)->operands.size();
-  std::string reads = "dy0";
-  for (size_t i = 0; i < operands; ++i) reads += ",x" + std::to_string(i);
-  if (own.backward_reads_result) reads += ",y0";
+  const auto rule = IndexRule::Parse(own.rule);
+  const size_t operands = rule->operands.size();
+  const std::string_view exchanged = keep(own.exchanged);
+  std::string reads;
+  const auto read = [&](std::string_view symbol, size_t number) {
+    if (!reads.empty()) reads += ",";
+    reads += std::string(symbol) + std::to_string(number);
+  };
+  // A scalar is a loss: its gradient is one.
+  if (!rule->results[0].empty()) read("dy", 0);
+  for (size_t i = 0; i < operands; ++i) {
+    if (std::ranges::count(own.forward_operands, i) == 0) read("x", i);
+  }
+  if (own.backward_reads_result) read("y", 0);
+  for (size_t k = 1; k < rule->results.size(); ++k) read("y", k);
   OpDef forward = {.name = keep(own.name),
                    .summary = keep(own.summary),
                    .rule = keep(own.rule),
                    .op_class = OpClass::kRoofline,
                    .flops_per_point = own.flops_per_point,
-                   .integer_operands = own.integer_operands};
+                   .integer_operands = own.integer_operands,
+                   .exchanged = exchanged};
   std::vector<OpDef> backward;
+  const auto add_backward = [&](const std::string& name,
+                                const std::string& writes, double gradients) {
+    forward.adjoints.push_back({keep(name), keep(reads + "->" + writes)});
+    backward.push_back(
+        {.name = forward.adjoints.back().op,
+         .summary = "gradients of an operator's operands",
+         .op_class = OpClass::kRoofline,
+         .flops_per_point = gradients * own.backward_flops_per_point,
+         .exchanged = exchanged});
+  };
+  std::string all;
+  double gradients = 0;
   for (size_t i = 0; i < operands; ++i) {
     if (std::ranges::count(own.integer_operands, i) > 0) continue;
     const std::string number = std::to_string(i);
-    const std::string_view name = keep(own.name + "_d" + number);
-    forward.adjoints.push_back({name, keep(reads + "->dx" + number)});
-    backward.push_back({.name = name,
-                        .summary = "gradient of an operator's operand",
-                        .op_class = OpClass::kRoofline,
-                        .flops_per_point = own.backward_flops_per_point});
+    if (own.one_backward) {
+      all += (all.empty() ? "dx" : ",dx") + number;
+      ++gradients;
+    } else {
+      add_backward(own.name + "_d" + number, "dx" + number, 1);
+    }
   }
+  if (!all.empty()) add_backward(own.name + "_d", all, gradients);
   row.ops.push_back(std::move(forward));
   for (OpDef& op : backward) row.ops.push_back(std::move(op));
   for (const OpDef& op : row.ops) {

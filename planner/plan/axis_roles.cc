@@ -125,6 +125,9 @@ class BlockPlacer {
       } else {
         stream = true;  // its sum joins the residual stream
       }
+    } else if (node.op->op_class == OpClass::kRoofline && any_weight) {
+      if (stream) SplitWeights(id, placement);
+      stream = true;
     } else if (!any_activation && any_weight) {
       SplitVocabulary(id, placement);
     }
@@ -228,6 +231,37 @@ class BlockPlacer {
       }
     }
     return columns;
+  }
+
+  // The factors that an operator's activations and inputs lack, in order, take
+  // the tensor axes, as many as their extents allow.
+  void SplitWeights(NodeId id, OpPlacement& placement) {
+    const Node& node = graph_.node(id);
+    AxisSet rest = roles_.tensor & ~Used(placement);
+    for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+      bool of_weights = false;
+      bool of_others = false;
+      for (size_t i = 0; i < node.operands.size(); ++i) {
+        if (!Holds(node.rule.operands[i], static_cast<int>(f))) continue;
+        const bool weight =
+            graph_.tensor(node.operands[i]).kind == TensorKind::kWeight;
+        (weight ? of_weights : of_others) = true;
+      }
+      if (!of_weights || of_others || !node.rule.factors[f].splittable) {
+        continue;
+      }
+      bool survives = true;
+      const Indices& result = node.rule.results[0];
+      for (size_t d = 0; d < result.size(); ++d) {
+        survives &=
+            result[d] != f || index_.carried[node.results[0].index()][d];
+      }
+      if (!survives) continue;
+      const AxisSet axes =
+          LargestFitting(group_, rest, index_.extents[id.index()][f]);
+      placement.axes[f] |= axes;
+      rest &= ~axes;
+    }
   }
 
   // Lookups in a vocabulary are split by rows.

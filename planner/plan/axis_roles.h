@@ -50,6 +50,10 @@ struct UnusedAxes {
 //    it reduces keep the axes that they arrive with. A dense layer that reads
 //    the stream and has no such output factor, but hands the sequence on (to
 //    the latents of an attention), leaves what it makes on the stream.
+//  - An operator of the user's own (a graph file's) that reads the stream, and
+//    weights, splits what its activations lack: factors of a weight that its
+//    result lacks, too, or that survive up to the next dense layer. What it
+//    makes is on the stream where nothing of it is split.
 //  - A lookup in a table of the vocabulary is split by rows.
 //  - All other nodes take the axes that their operands arrive with.
 // `unused`, where not null, gets the dense layers that leave tensor axes unused

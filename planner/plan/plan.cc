@@ -180,6 +180,9 @@ AxisSet MergedAxes(const Node& node, const OpPlacement& placement,
   AxisSet merged = 0;
   for (size_t f = 0; f < node.rule.factors.size(); ++f) {
     const Factor& factor = node.rule.factors[f];
+    if (node.op->exchanged.find(factor.letter) != std::string_view::npos) {
+      merged |= placement.axes[f];
+    }
     if (!coupling.Merges(factor.letter)) continue;
     const bool whole_groups =
         factor.role == Role::kSample && !coupling.groups.empty() &&

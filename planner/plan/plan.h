@@ -181,15 +181,16 @@ std::vector<TensorId> Weights(const Graph& graph);
 
 // The axes along which the shards of a coupled node merge their states: those
 // of its coupled factors, but for samples that are merged in groups
-// (Coupling::groups) as many as a multiple of the shards, which cut none. Of
-// other nodes none.
+// (Coupling::groups) as many as a multiple of the shards, which cut none. And
+// those of factors whose shards exchange what they must within the operator
+// (OpDef::exchanged). Of other nodes none.
 AxisSet MergedAxes(const Node& node, const OpPlacement& placement,
                    const DeviceGroup& group);
 
 // Layouts that a placement on `group` gives to a node's operands and results: a
 // dimension is sharded by the axes of its factor; a result is partial over the
-// axes of the reduction factors it lacks (but for those along which a coupled
-// operator merges its states). An image is sharded as the places of the windows
+// axes of the reduction factors it lacks (but for MergedAxes). An image is
+// sharded as the places of the windows
 // over it, with a halo where it is read (planner/plan/windows.h), if it has an
 // index for every shard; otherwise it is whole.
 Layout OperandLayout(const Graph& graph, const Node& node,

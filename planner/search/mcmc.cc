@@ -9,6 +9,7 @@
 
 #include "planner/base/threads.h"
 #include "planner/search/constraints.h"
+#include "planner/search/fit.h"
 #include "planner/search/sweep.h"
 #include "planner/search/textbook.h"
 #include "planner/search/tidy.h"
@@ -78,11 +79,16 @@ Plan Randomized(const SearchSpace& space, std::span<const Move> moves,
 }
 
 // The parts of a time limit after which baselines, bounds of uniform
-// strategies, starting plans and walks end; the rest is for Tidy.
+// strategies, starting plans, those that are fitted, and walks end; the rest is
+// for Tidy.
 constexpr double kBaselinesEnd = 0.1;
 constexpr double kBoundsEnd = 0.3;
 constexpr double kStartEnd = 0.4;
+constexpr double kFittedEnd = 0.6;
 constexpr double kWalkEnd = 0.9;
+
+// Strategies that lack memory and are fitted by recomputation.
+constexpr size_t kMostFitted = 32;
 
 // The part of a time limit without an improvement after which a walk ends.
 constexpr double kPatience = 0.5;
@@ -578,6 +584,7 @@ Result<SearchResult> Search(const SearchSpace& space,
                  [&] { return out_of_time(kBoundsEnd); });
   };
   const auto chains_wanted = static_cast<size_t>(options.chains);
+  std::vector<Strategy> uniform;  // the best, in order
   // Several strategies may give one plan: then more of them are needed.
   for (size_t count = chains_wanted;; count *= 2) {
     SweepResult swept = sweep(strategies, count);
@@ -590,10 +597,23 @@ Result<SearchResult> Search(const SearchSpace& space,
       Evaluation evaluation = objective.Evaluate(plan);
       result.uniform = FoundPlan{std::move(plan), std::move(evaluation)};
     }
+    uniform.clear();
+    for (const Candidate& c : swept.best) uniform.push_back(c.strategy);
     std::vector<Plan> ranked =
         Ranked(space, std::move(swept.best), given, chains_wanted, all);
     if (ranked.size() > starts.ranked.size()) starts.ranked = std::move(ranked);
     if (all || starts.ranked.size() == chains_wanted) break;
+  }
+  // What would be faster and fits once some of it runs again.
+  if (!starts.ranked.empty()) {
+    const Score best = ScoreOf(objective.Evaluate(starts.ranked[0]));
+    std::vector<FoundPlan> fitted =
+        FittedPlans(space, objective, uniform, strategies, kMostFitted, best,
+                    [&] { return stopped() || out_of_time(kFittedEnd); });
+    for (size_t i = fitted.size(); i-- > 0;) {
+      starts.ranked.insert(starts.ranked.begin(), std::move(fitted[i].plan));
+    }
+    starts.ranked.resize(std::min(starts.ranked.size(), chains_wanted));
   }
   if (!starts.ranked.empty()) {
     const bool pipelined = starts.ranked[0].groups.size() > 1;

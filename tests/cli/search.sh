@@ -103,6 +103,19 @@ json 'j["step_time_s"] > 0' "$work/own.json" >/dev/null
 fails 2 "own-operator.txtpb: operator 'retention' of 'h.0.retention' is the file's own" \
   run "${own[@]}" --nproc 1 --steps 1 "${text[@]}"
 
+# Layers of which only times are known.
+timed=(--model "$examples/graphs/measured-layers.txtpb" --cluster dgx-a100-80gb:1
+  --profile "$examples/graphs/measured-layers.profile.txtpb")
+"$tessera" simulate "${timed[@]}" --strategy dp=8,mbs=2 --json >"$work/own.json" \
+  2>/dev/null
+# 4 microbatches: lookups of 50 + 190 us, layers of 2,300 us three times, a head
+# of 3,050 us three times; gradients, optimizer and loads besides.
+json '0.20316 < j["step_time_s"] < 1.1 * 0.20316' "$work/own.json" >/dev/null
+json 'j["sources"]["measured"] > 0.8' "$work/own.json" >/dev/null
+"$tessera" search "${timed[@]}" --proposals 200 --json >"$work/own.json" \
+  2>/dev/null
+json 'j["feasible"] and j["sources"]["analytical"] < 0.2' "$work/own.json" >/dev/null
+
 # From a plan of other ranks.
 "$tessera" simulate "${tiny[@]}" --cluster local-cpu:2 --strategy tp=2 \
   --plan-out "$work/two.json" >/dev/null 2>&1

@@ -46,6 +46,48 @@ TEST(Analytical, IsARoofline) {
   EXPECT_DOUBLE_EQ(PriceOf(query, nullptr).seconds, 12.5e-6 + 2e-6);
 }
 
+// Rows of another extent are not mixed with those of another way of cutting:
+// 4 samples on all of 8 shards and 8 samples on 4 have the same work.
+TEST(Interpolated, OfAnOwnOperatorAlongOneFactor) {
+  OwnOp own;
+  own.name = "timed_layer";
+  own.rule = "ba!,tp!->bo!";
+  ASSERT_TRUE(DefineOp(own).has_value());
+  const auto key = [](int64_t samples, int64_t shards) {
+    ProfileKey key;
+    key.name = "timed_layer";
+    key.device = "device";
+    key.rule = "ba!,tp!->bo!";
+    key.extents = {samples, 3, shards, 5, 3};  // b, a, t, p, o
+    return key;
+  };
+  ProfileDb profile;
+  profile.rows[key(2, 8)] = {2e-3, 0, 1};
+  profile.rows[key(4, 8)] = {4e-3, 0, 1};
+  profile.rows[key(2, 4)] = {1.5e-3, 0, 1};
+  profile.rows[key(4, 4)] = {3e-3, 0, 1};
+  const DeviceType device = Device();
+  const auto price = [&](int64_t samples, int64_t shards) {
+    CostQuery query;
+    query.key = key(samples, shards);
+    query.device = &device;
+    query.op_class = OpClass::kRoofline;
+    return PriceOf(query, &profile);
+  };
+  EXPECT_EQ(price(4, 4).source, CostSource::kMeasured);
+  EXPECT_DOUBLE_EQ(price(4, 4).seconds, 3e-3);
+  // Twice the time for twice the samples, among rows of 8 and of 4 shards: 3
+  // samples take 3/2 of 2.
+  EXPECT_EQ(price(3, 8).source, CostSource::kInterpolated);
+  EXPECT_NEAR(price(3, 8).seconds, 3e-3, 1e-12);
+  EXPECT_NEAR(price(3, 4).seconds, 2.25e-3, 1e-12);
+  // However far: nothing else is known. 64 samples take 16 times those of 4.
+  EXPECT_NEAR(price(64, 4).seconds, 48e-3, 1e-12);
+  // Along the shards: half of them took 3/4, 2^-0.415; below the smallest row
+  // by the same slope, a quarter takes 9/16.
+  EXPECT_NEAR(price(2, 2).seconds, 2e-3 * 9 / 16, 1e-12);
+}
+
 TEST(WorkOf, CountsOperationsOrBytes) {
   // 2 * b * s * o * i.
   EXPECT_DOUBLE_EQ(*WorkOf(Linear(4)), 2.0 * 4 * 8 * 32 * 16);

@@ -8,6 +8,7 @@
 #include "planner/io/importer.h"
 #include "planner/search/constraints.h"
 #include "planner/search/experts.h"
+#include "planner/search/fit.h"
 #include "planner/search/mcmc.h"
 #include "planner/search/sweep.h"
 #include "planner/topology/topologies.h"
@@ -60,6 +61,97 @@ TEST(Search, OffloadsWhereNothingElseFits) {
   const SearchResult result = Search(space, evaluator, options).value();
   EXPECT_TRUE(result.evaluation.feasible());
   EXPECT_TRUE(Offloads(result.best));
+}
+
+// Devices with less room than a plan needs that keeps all, and more than one
+// that computes all layers again.
+class FitsStrategy : public testing::TestWithParam<const char*> {};
+TEST_P(FitsStrategy, ByComputingSomeAgain) {
+  const Graph graph = Gpt2(32, 128);
+  Cluster cluster = MakeCluster("dgx-a100-80gb:1x4").value();
+  const std::string strategy = GetParam();
+  Evaluation none, full;
+  {
+    const SearchSpace space(graph, cluster);
+    const Evaluator evaluator(graph, cluster, nullptr, {});
+    none = evaluator.Evaluate(Uniform(space, strategy));
+    full = evaluator.Evaluate(Uniform(space, strategy + ",recompute=full"));
+  }
+  const auto most = [](const Evaluation& evaluation) {
+    Bytes bytes;
+    for (const MemoryUse& use : evaluation.memory) {
+      bytes = std::max(bytes, use.total);
+    }
+    return bytes.value;
+  };
+  ASSERT_LT(most(full), most(none));
+  for (DeviceType& type : cluster.device_types) {
+    type.memory = {(most(none) + most(full)) / 2};
+  }
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const Plan plan = Uniform(space, strategy);
+  ASSERT_FALSE(evaluator.Evaluate(plan).feasible());
+  const auto fitted = FitByRecomputing(space, evaluator, plan);
+  ASSERT_TRUE(fitted.has_value());
+  EXPECT_TRUE(fitted->evaluation.feasible());
+  EXPECT_EQ(fitted->evaluation, evaluator.Evaluate(fitted->plan));
+  EXPECT_GT(fitted->evaluation.step_time, none.step_time);
+  EXPECT_LT(fitted->evaluation.step_time, full.step_time);
+  // What fits stays as it is; what cannot fit is nothing.
+  EXPECT_EQ(FitByRecomputing(space, evaluator, fitted->plan)->plan,
+            fitted->plan);
+  for (DeviceType& type : cluster.device_types) {
+    type.memory = {most(full) / 2};
+  }
+  const SearchSpace small(graph, cluster);
+  const Evaluator of_small(graph, cluster, nullptr, {});
+  EXPECT_FALSE(FitByRecomputing(small, of_small, plan).has_value());
+}
+INSTANTIATE_TEST_SUITE_P(Strategies, FitsStrategy,
+                         testing::Values("dp=4,mbs=8", "pp=2,dp=2,mbs=4",
+                                         "tp=2,dp=2,mbs=8,zero=1"));
+
+// In a pipeline stages are shared out by what they compute, the head and what
+// runs again included, and plans come the fastest first.
+TEST(Fits, SharesOutStages) {
+  const Graph graph = Gpt2(32, 128);
+  Cluster cluster = MakeCluster("dgx-a100-80gb:1x2").value();
+  const auto strategy = ParseStrategy("pp=2,mbs=1").value();
+  Bytes most;
+  {
+    const SearchSpace space(graph, cluster);
+    const Evaluator evaluator(graph, cluster, nullptr, {});
+    for (const MemoryUse& use :
+         evaluator.Evaluate(Uniform(space, "pp=2,mbs=1")).memory) {
+      most = std::max(most, use.total);
+    }
+  }
+  for (DeviceType& type : cluster.device_types) {
+    type.memory = {most.value * 95 / 100};
+  }
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const auto uniform =
+      FitByRecomputing(space, evaluator, Uniform(space, "pp=2,mbs=1"));
+  ASSERT_TRUE(uniform.has_value());
+  const std::vector<FoundPlan> fitted = FittedPlans(
+      space, evaluator, {}, {strategy}, 1, Score(), [] { return false; });
+  ASSERT_FALSE(fitted.empty());
+  for (size_t i = 0; i < fitted.size(); ++i) {
+    EXPECT_TRUE(fitted[i].evaluation.feasible());
+    EXPECT_TRUE(Allowed(space, fitted[i].plan));
+    if (i > 0) {
+      EXPECT_LT(fitted[i - 1].evaluation.step_time,
+                fitted[i].evaluation.step_time);
+    }
+  }
+  EXPECT_LE(fitted[0].evaluation.step_time, uniform->evaluation.step_time);
+  // Nothing is better than a plan that takes no time.
+  EXPECT_TRUE(FittedPlans(space, evaluator, {}, {strategy}, 1,
+                          {Duration{}, Bytes{}, /*feasible=*/true},
+                          [] { return false; })
+                  .empty());
 }
 
 // However slow it is: two microbatches of the slowest tensor parallelism.
