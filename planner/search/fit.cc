@@ -24,6 +24,8 @@ constexpr double kShareOfAll = 0.3;
 // How often stages are made alike again once it is known what of them runs
 // again.
 constexpr int kLevelRounds = 3;
+// Blocks that are shared out among stages: the time grows with their square.
+constexpr size_t kMostLevelled = 1000;
 // Of so many of the fastest plans what need not run again is given back.
 constexpr size_t kMostGiven = 4;
 // Prices for each kind in which the number of layers is found.
@@ -266,8 +268,8 @@ class Fitter {
 // known of their work.)
 bool IsPlainPipeline(const GraphIndex& index, const Plan& plan) {
   const PipelineShape shape = ShapeOf(*index.graph, plan);
-  return shape.stages > 1 && shape.chunks == 1 &&
-         shape.stages == std::ssize(plan.groups) &&
+  return index.nodes_of_block.size() <= kMostLevelled && shape.stages > 1 &&
+         shape.chunks == 1 && shape.stages == std::ssize(plan.groups) &&
          std::ranges::all_of(plan.groups,
                              [&](const DeviceGroup& group) {
                                return SameMesh(group, plan.groups[0]);
