@@ -142,10 +142,6 @@ Result<void> CheckFlags(const Options& options) {
         "many sizes",
         "--fail");
   }
-  if (options.replan && (options.strategy || !options.plan.empty())) {
-    return InvalidInput("has no effect with --replan, which plans each cell",
-                        options.strategy ? "--strategy" : "--plan");
-  }
   if (options.Given("--scaling") && options.scaling_limit == 0) {
     return InvalidInput("needs --scaling-limit SHARE", "--scaling");
   }

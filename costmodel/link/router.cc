@@ -14,18 +14,17 @@ namespace {
 // What a path costs, compared from the first member on.
 struct PathCost {
   int32_t devices = 0;
+  int32_t bridges = 0;
   int64_t picoseconds = 0;
   int32_t hops = 0;
   auto operator<=>(const PathCost&) const = default;
   PathCost operator+(const PathCost& o) const {
-    return {devices + o.devices, picoseconds + o.picoseconds, hops + o.hops};
+    return {devices + o.devices, bridges + o.bridges,
+            picoseconds + o.picoseconds, hops + o.hops};
   }
 };
 
-// Bytes that routes are chosen for.
-constexpr double kMessage = 1 << 20;
-
-constexpr PathCost kUnreached = {std::numeric_limits<int32_t>::max(), 0, 0};
+constexpr PathCost kUnreached = {std::numeric_limits<int32_t>::max(), 0, 0, 0};
 
 struct EdgeCost {
   PathCost cost;
@@ -278,15 +277,14 @@ bool Router::Search(DeviceId from, int node, std::span<const LinkId> links,
   edges.reserve(links.size());
   for (LinkId id : links) {
     const Link& link = cluster_.links[id.index()];
-    const bool forwards =
-        cluster_.vertices[link.from.index()].kind == VertexKind::kDevice &&
-        link.from != start;
-    const LinkType& type = cluster_.link_types[static_cast<size_t>(link.type)];
-    const Duration time =
-        type.latency + Duration::FromSeconds(kMessage / type.bandwidth.value);
+    const VertexKind kind = cluster_.vertices[link.from.index()].kind;
+    const bool forwards = kind == VertexKind::kDevice && link.from != start;
+    const Duration latency =
+        cluster_.link_types[static_cast<size_t>(link.type)].latency;
     edges.push_back({local(link.from),
                      local(link.to),
-                     {forwards ? 1 : 0, time.picoseconds, 1},
+                     {forwards ? 1 : 0, kind == VertexKind::kBridge ? 1 : 0,
+                      latency.picoseconds, 1},
                      id});
   }
   std::vector<std::pair<size_t, size_t>> ends;

@@ -4,13 +4,14 @@
 // The route from s to t is the path that is least by, in this order,
 //   1. other devices passed through (a GPU forwards for others only where
 //      nothing else joins the two);
-//   2. the sum over its links of the time that 1 MiB takes on each alone: as a
-//      rule the widest, as NCCL and drivers choose;
-//   3. the number of links.
-// Paths that are equal in all three are shared out over the sources: walking
-// back from t, of k links (by id) that end such a path, s takes the one at (its
-// local index on its node) mod k. So two GPUs and two NICs on one PCIe switch
-// pair up.
+//   2. bridges passed through (of PCIe, or a host: not where NVLink joins the
+//      two, however the latencies are);
+//   3. the sum of the links' latencies;
+//   4. the number of links.
+// Bandwidths decide nothing, so that more of it moves no traffic. Paths that
+// are equal in all four are shared out over the sources: walking back from t,
+// of k links (by id) that end such a path, s takes the one at (its local index
+// on its node) mod k. So two GPUs and two NICs on one PCIe switch pair up.
 //
 // A route stays within the nodes of s and t and the network between them where
 // such a path exists: no third host forwards. So routes depend on the cluster
