@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <iostream>
+#include <set>
 
 #include "costmodel/collective/collective.h"
 #include "costmodel/profile/profile_io.h"
@@ -129,6 +130,38 @@ Result<std::optional<Plan>> ReadPlanOrStrategy(const Options& options,
   return std::optional<Plan>();
 }
 
+// Operators of the user's own whose times neither FLOPs nor rows of a profile
+// tell: they would take as long as their memory traffic.
+void WarnOfUnpriced(Inputs& inputs) {
+  std::set<std::string_view> timed;
+  if (inputs.profile) {
+    for (const auto& [key, timing] : inputs.profile->rows) {
+      const bool here = key.dtype == inputs.graph.dtype &&
+                        std::ranges::any_of(inputs.cluster.device_types,
+                                            [&](const DeviceType& type) {
+                                              return type.name == key.device;
+                                            });
+      if (here) timed.insert(key.name);
+    }
+  }
+  std::set<std::string_view> untimed;
+  for (const Node& node : inputs.graph.nodes) {
+    if (OwnOpOf(*node.op) != nullptr && node.op->flops_per_point == 0 &&
+        !timed.contains(node.op->name)) {
+      untimed.insert(node.op->name);
+    }
+  }
+  if (untimed.empty()) return;
+  std::string names;
+  for (std::string_view name : untimed) {
+    names += (names.empty() ? "" : ", ") + std::string(name);
+  }
+  inputs.warnings.push_back(
+      "no FLOPs, and no rows of a profile for these devices in " +
+      std::string(NameOf(inputs.graph.dtype)) + ": " + names +
+      "; priced by their memory traffic alone");
+}
+
 // Everything but --cluster.
 Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
   Inputs inputs;
@@ -149,6 +182,7 @@ Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
   if (options.model.empty()) return inputs;
   TESSERA_TRY(inputs.graph, ReadModel(options, inputs.cluster, inputs.warnings,
                                       inputs.layout));
+  WarnOfUnpriced(inputs);
   TESSERA_TRY(inputs.plan,
               ReadPlanOrStrategy(options, inputs.graph, inputs.cluster));
   return inputs;

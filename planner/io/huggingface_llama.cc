@@ -173,6 +173,14 @@ int64_t KeyValueHeads(ModelConfig& config) {
   return config.Size("num_key_value_heads", config.Size("num_attention_heads"));
 }
 
+// Qwen's name of the number of experts, or that which transformers writes in
+// its place since 5.
+std::string_view ExpertsKey(const ModelConfig& config) {
+  const bool other =
+      !config.Has("num_experts") && config.Has("num_local_experts");
+  return other ? "num_local_experts" : "num_experts";
+}
+
 }  // namespace
 
 Result<Graph> BuildLlama(ModelConfig& config, const ImportOptions& options) {
@@ -210,7 +218,7 @@ Result<Graph> BuildQwen2(ModelConfig& config, const ImportOptions& options) {
 Result<Graph> BuildQwen2Moe(ModelConfig& config, const ImportOptions& options) {
   Relative relative = {
       .qkv_bias = config.Bool("qkv_bias", true),
-      .experts = ReadExperts(config, "num_experts", 60, 4,
+      .experts = ReadExperts(config, ExpertsKey(config), 60, 4,
                              config.Bool("norm_topk_prob", false)),
       .expert_inner = config.Size("moe_intermediate_size"),
       .shared_inner = config.Size("shared_expert_intermediate_size")};
@@ -232,7 +240,7 @@ Result<Graph> BuildQwen3Moe(ModelConfig& config, const ImportOptions& options) {
       .qkv_bias = bias,
       .out_bias = bias,
       .head_norm = true,
-      .experts = ReadExperts(config, "num_experts", 128, 8,
+      .experts = ReadExperts(config, ExpertsKey(config), 128, 8,
                              config.Bool("norm_topk_prob", false)),
       .expert_inner = config.Size("moe_intermediate_size")};
   ReadQwenWindow(config, relative);

@@ -516,6 +516,23 @@ TEST(Llama, PositionsDividedByANumber) {
 }
 
 // Norms stand behind the residual sums, projections around the layers.
+// Since version 5 transformers calls Qwen's experts as Mixtral's.
+TEST(Importer, QwenHasExpertsByEitherName) {
+  const auto with = [](const std::string& key) {
+    return Import(WriteTemp("qwen3_moe.json", R"({"model_type": "qwen3_moe",
+          "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64,
+          "moe_intermediate_size": 16, "num_experts_per_tok": 2,
+          "vocab_size": 128, "max_position_embeddings": 64, ")" +
+                                                  key + R"(": 4})"),
+                  Options(8, 16));
+  };
+  const Graph graph = with("num_local_experts");
+  EXPECT_EQ(ParameterCount(graph), ParameterCount(with("num_experts")));
+  // Four experts of gate, up and down: 4 * 3 * 32 * 16 of them.
+  EXPECT_LT(ParameterCount(graph), 20'000);
+}
+
 TEST(Opt, NarrowEmbeddings) {
   const Graph graph = Import(Example("opt-350m"), Options(1, 16));
   EXPECT_EQ(TensorNamed(graph, "model.decoder.project_in.weight")->shape,
