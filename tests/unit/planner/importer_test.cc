@@ -515,7 +515,6 @@ TEST(Llama, PositionsDividedByANumber) {
   EXPECT_EQ(rotary.attribute("factor"), 2.5);
 }
 
-// Norms stand behind the residual sums, projections around the layers.
 // Since version 5 transformers calls Qwen's experts as Mixtral's.
 TEST(Importer, QwenHasExpertsByEitherName) {
   const auto with = [](const std::string& key) {
@@ -533,6 +532,7 @@ TEST(Importer, QwenHasExpertsByEitherName) {
   EXPECT_LT(ParameterCount(graph), 20'000);
 }
 
+// Norms stand behind the residual sums, projections around the layers.
 TEST(Opt, NarrowEmbeddings) {
   const Graph graph = Import(Example("opt-350m"), Options(1, 16));
   EXPECT_EQ(TensorNamed(graph, "model.decoder.project_in.weight")->shape,
