@@ -414,8 +414,9 @@ Result<Graph> LatentGraphOf(const PublishedRun& run,
     Set(json, key, static_cast<double>(number));
   }
   ModelConfig config("line " + std::to_string(run.line), std::move(json));
-  TESSERA_TRY(const Graph graph, BuildDeepseekV3(config, options));
-  return Differentiate(graph);
+  TESSERA_TRY(Graph graph, BuildDeepseekV3(config, options));
+  graph.name = run.model;
+  return Differentiate(std::move(graph));
 }
 
 }  // namespace
@@ -515,10 +516,11 @@ Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
     }
   }
   ModelConfig config("line " + std::to_string(run.line), std::move(json));
-  TESSERA_TRY(const Graph graph, run.experts > 0 ? BuildMixtral(config, options)
-                                 : gated         ? BuildLlama(config, options)
-                                                 : BuildGpt2(config, options));
-  return Differentiate(graph);
+  TESSERA_TRY(Graph graph, run.experts > 0 ? BuildMixtral(config, options)
+                           : gated         ? BuildLlama(config, options)
+                                           : BuildGpt2(config, options));
+  graph.name = run.model;
+  return Differentiate(std::move(graph));
 }
 
 Result<void> CheckPrecision(const PublishedRun& run, const Cluster& cluster,
