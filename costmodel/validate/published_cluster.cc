@@ -520,8 +520,8 @@ Result<void> CheckLinkWords(const PublishedRun& run, const GpuName& gpu,
   }
   const std::string inside = Lower(run.intra_link);
   static constexpr std::string_view kInside[] = {
-      "nvl", "nvswitch", "pci", "sxm",  "dgx",  "hgx",  "nv1", "nv2",
-      "nv4", "nv6",      "nv8", "nv12", "nv18", "host", "p2p"};
+      "nvl", "nvswitch", "pci", "sxm", "dgx",  "hgx", "nv1",
+      "nv2", "nv4",      "nv6", "nv8", "host", "p2p"};
   if (per_node > 1 && !SaysNothing(inside) && !HasRate(run.intra_link) &&
       std::ranges::none_of(
           kInside, [&](std::string_view word) { return Has(inside, word); })) {

@@ -360,7 +360,7 @@ void SetRecomputeOf(const PublishedRun& run, const GraphIndex& index,
       beyond =
           of_chunk[{placement.group, placement.chunk}]++ >= words->of_chunk;
     }
-    for (const NodeId id : index.nodes_of_block[static_cast<size_t>(layer)]) {
+    for (const NodeId id : nodes) {
       bool& recompute = plan.ops[id.index()].recompute;
       if ((layer - first) % words->every != 0 || beyond) recompute = false;
       if (has(id, words->kept)) recompute = false;

@@ -178,13 +178,22 @@ class Fitter {
     return kinds;
   }
 
-  void Recompute(const Kind& kind, int block, Plan& plan) const {
+  // Whether more of the block runs again than before.
+  bool Recompute(const Kind& kind, int block, Plan& plan) const {
+    const auto& nodes = index_.nodes_of_block[static_cast<size_t>(block)];
+    const auto again = [&] {
+      return std::ranges::count_if(
+          nodes, [&](NodeId node) { return plan.ops[node.index()].recompute; });
+    };
+    const auto before = again();
     if (kind.block_class == Kind::kAllLayers) {
       SetRecompute(index_, block, RecomputeLevel::kFull, plan);
-      return;
+    } else {
+      for (size_t i : kind.positions) {
+        plan.ops[nodes[i].index()].recompute = true;
+      }
     }
-    const auto& nodes = index_.nodes_of_block[static_cast<size_t>(block)];
-    for (size_t i : kind.positions) plan.ops[nodes[i].index()].recompute = true;
+    return again() > before;
   }
 
   // Whether recomputation can make it fit at all.
@@ -243,9 +252,7 @@ class Fitter {
       for (int b : LayersOf(kind)) {
         const size_t s = SetOf(b);
         if (wanted[s] <= 0) continue;
-        const Plan before = plan;
-        Recompute(kind, b, plan);
-        if (!(plan == before)) --wanted[s];
+        if (Recompute(kind, b, plan)) --wanted[s];
       }
       if (plan == plan_) return true;
       if (!Allowed(space_, plan)) return false;
