@@ -411,7 +411,8 @@ std::span<const Flag> Flags() {
        "failed device is drained; may be given several times",
        AddText<&Options::fail>, true},
       {"--slow", "PART=FACTORx",
-       "make a device or a node slower: 'device17=1.3x', 'node3=1.1x'; may be "
+       "make a device, a node or links slower: 'device17=1.3x', 'node3=1.1x', "
+       "'node3.nic0=2x', 'node0.gpu1--node0.nvswitch=2x'; may be "
        "given several times",
        AddText<&Options::slow>, true},
       {"--replan", "",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <set>
 
 namespace tessera {
 namespace {
@@ -13,13 +14,16 @@ using Matrix = std::vector<std::vector<int>>;
 // Bounds both searches: far more than an 8-GPU mesh takes (some thousands),
 // and milliseconds. Beyond it the best found so far stands.
 constexpr int kMaxSteps = 200'000;
+// Between two devices; of V100 two.
+constexpr double kMostLanes = 16;
 
-// How many times the slowest direct link goes into the one from i to j; 0 where
-// there is none, or not both ways.
-Matrix DirectLanes(const Cluster& cluster, std::span<const LinkId> direct_links,
-                   std::span<const DeviceId> devices) {
+// Bytes a second from i to j over direct links; 0 where there is none, or not
+// both ways.
+using Rates = std::vector<std::vector<double>>;
+Rates DirectRates(const Cluster& cluster, std::span<const LinkId> direct_links,
+                  std::span<const DeviceId> devices) {
   const size_t n = devices.size();
-  std::vector<std::vector<double>> rate(n, std::vector<double>(n, 0));
+  Rates rate(n, std::vector<double>(n, 0));
   const auto position = [&](VertexId vertex) {
     return static_cast<size_t>(
         std::ranges::find(
@@ -35,20 +39,37 @@ Matrix DirectLanes(const Cluster& cluster, std::span<const LinkId> direct_links,
     rate[i][j] +=
         cluster.link_types[static_cast<size_t>(link.type)].bandwidth.value;
   }
-  double slowest = 0;
-  for (const auto& row : rate) {
-    for (double r : row) {
-      if (r > 0 && (slowest == 0 || r < slowest)) slowest = r;
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      rate[i][j] = rate[j][i] = std::min(rate[i][j], rate[j][i]);
     }
   }
-  Matrix lanes(n, std::vector<int>(n, 0));
-  for (size_t i = 0; i < n; ++i) {
-    for (size_t j = 0; j < n; ++j) {
-      const double both = std::min(rate[i][j], rate[j][i]);
+  return rate;
+}
+
+// What a ring may take of links, the slowest link's rate first: the rates of
+// all links, and halves of them. Where one of several links between two devices
+// is slow, or failed, rings that are as fast as their whole may be fewer, or
+// slower than half of it.
+std::vector<double> RingRates(const Rates& rates) {
+  std::set<double> found;
+  for (const auto& row : rates) found.insert(row.begin(), row.end());
+  found.erase(0);
+  std::vector<double> out(found.begin(), found.end());
+  for (double rate : found) {
+    if (!found.contains(rate / 2)) out.push_back(rate / 2);
+  }
+  return out;
+}
+
+// How many rings of `unit` fit a direct link.
+Matrix LanesOf(const Rates& rates, double unit) {
+  Matrix lanes(rates.size(), std::vector<int>(rates.size(), 0));
+  for (size_t i = 0; i < rates.size(); ++i) {
+    for (size_t j = 0; j < rates.size(); ++j) {
       // Half a percent forgives rates that are rounded multiples.
-      if (both > 0) {
-        lanes[i][j] = static_cast<int>(std::floor(both / slowest + 0.005));
-      }
+      lanes[i][j] = static_cast<int>(
+          std::min(std::floor(rates[i][j] / unit + 0.005), kMostLanes));
     }
   }
   return lanes;
@@ -207,16 +228,28 @@ NodeOrders NodeRings(const Cluster& cluster,
   Cycle in_order(devices.size());
   std::iota(in_order.begin(), in_order.end(), 0);
   if (devices.size() < 3 || direct_links.empty()) return {{in_order}, false};
-  const Matrix lanes = DirectLanes(cluster, direct_links, devices);
-  CycleSearch search(lanes);
-  const std::vector<Cycle> cycles = search.Run();
+  const Rates rates = DirectRates(cluster, direct_links, devices);
+  const std::vector<double> units = RingRates(rates);
+  if (units.empty()) return {{in_order}, false};
+  std::vector<Cycle> most;
+  double fastest = 0;  // of all rings together
+  for (double unit : units) {
+    const Matrix lanes = LanesOf(rates, unit);
+    const std::vector<Cycle> cycles = CycleSearch(lanes).Run();
+    std::vector<Cycle> packed = Packing(lanes, cycles).Run();
+    const double together = unit * static_cast<double>(packed.size());
+    if (together <= fastest * 1.005) continue;
+    fastest = together;
+    most = std::move(packed);
+  }
   std::vector<Cycle> rings;
-  for (const Cycle& cycle : Packing(lanes, cycles).Run()) {
+  for (const Cycle& cycle : most) {
     rings.push_back(cycle);
     rings.emplace_back(cycle.rbegin(), cycle.rend());
   }
   if (!rings.empty()) return {std::move(rings), false};
-  const Cycle chain = search.Chain();
+  const Matrix lanes = LanesOf(rates, units.front());
+  const Cycle chain = CycleSearch(lanes).Chain();
   if (!chain.empty()) return {{chain}, true};
   return {{in_order}, false};
 }

@@ -256,10 +256,50 @@ void ScalePeaks(double factor, DeviceType& type) {
   }
 }
 
+namespace {
+
+void SlowDownLinks(const std::vector<size_t>& links, double factor,
+                   Cluster& cluster) {
+  std::map<int, int> slower;  // by type
+  for (const size_t l : links) {
+    int& type = cluster.links[l].type;
+    auto found = slower.find(type);
+    if (found == slower.end()) {
+      LinkType slow = cluster.link_types[static_cast<size_t>(type)];
+      slow.name += "-slow" + std::to_string(cluster.link_types.size());
+      slow.bandwidth = slow.bandwidth / factor;
+      slow.in_switch_bandwidth = slow.in_switch_bandwidth / factor;
+      const int number = static_cast<int>(cluster.link_types.size());
+      cluster.link_types.push_back(std::move(slow));
+      found = slower.emplace(type, number).first;
+    }
+    type = found->second;
+  }
+}
+
+}  // namespace
+
 Result<void> SlowDown(std::string_view part, double factor, Cluster& cluster) {
+  if (const size_t dashes = part.find("--"); dashes != part.npos) {
+    TESSERA_TRY(const auto links, LinksNamed(cluster, part, dashes));
+    SlowDownLinks(links, factor, cluster);
+    return {};
+  }
   const std::vector<DeviceId> devices = DevicesNamed(cluster, part);
-  if (devices.empty()) return NoSuchPart(cluster, part);
-  SlowDown(devices, factor, cluster);
+  if (!devices.empty()) {
+    SlowDown(devices, factor, cluster);
+    return {};
+  }
+  const auto vertex = VertexNamed(cluster, part);
+  if (!vertex) return NoSuchPart(cluster, part);
+  std::vector<size_t> links;
+  for (size_t l = 0; l < cluster.links.size(); ++l) {
+    if (cluster.links[l].from.index() == *vertex ||
+        cluster.links[l].to.index() == *vertex) {
+      links.push_back(l);
+    }
+  }
+  SlowDownLinks(links, factor, cluster);
   return {};
 }
 

@@ -26,7 +26,9 @@ void ScalePeaks(double factor, DeviceType& type);
 
 // Makes a device ("device17", "node3.gpu1") or all of a node ("node3") slower
 // by `factor`: its peaks and memory bandwidth are divided by it, and the launch
-// overhead is multiplied. REQUIRES: factor > 0.
+// overhead is multiplied. Of any other vertex ("node3.nic0") its links, or the
+// links between two ("node3.gpu1--node3.nvswitch"), have so much less
+// bandwidth. REQUIRES: factor > 0.
 Result<void> SlowDown(std::string_view part, double factor, Cluster& cluster);
 void SlowDown(const std::vector<DeviceId>& devices, double factor,
               Cluster& cluster);

@@ -11,6 +11,7 @@
 #include "costmodel/collective/collective.h"
 #include "costmodel/collective/node_rings.h"
 #include "costmodel/link/fair_share.h"
+#include "costmodel/whatif/degrade.h"
 #include "planner/topology/topologies.h"
 
 namespace tessera {
@@ -424,6 +425,40 @@ TEST(CollectiveContract, AloneTheClosedFormIsWhatIsSimulated) {
       }
     }
   }
+}
+
+// In a mesh rings go by slow links where that is faster than without them: with
+// a link at 1/1.1 of its rate an all-reduce takes at most 1.1 times as long,
+// and with one that hardly moves anything not longer than without it.
+TEST(CollectiveContract, SlowLinksOfAMeshCostWhatTheyLack) {
+  const Cluster mesh = *MakeCluster("dgx1-v100-32gb");
+  const auto seconds_per_byte = [](const Cluster& cluster) {
+    const CollectiveModel model(cluster);
+    std::vector<std::vector<DeviceId>> group(1);
+    for (int d = 0; d < 8; ++d) group[0].emplace_back(d);
+    const auto& options = model.Options(CommKind::kAllReduce, group);
+    return CollectiveModel::Best(options, {int64_t{1} << 40}).seconds_per_byte;
+  };
+  const double usual = seconds_per_byte(mesh);
+  int slower = 0;
+  for (int a = 0; a < 8; ++a) {
+    for (int b = a + 1; b < 8; ++b) {
+      const std::string pair =
+          "node0.gpu" + std::to_string(a) + "--node0.gpu" + std::to_string(b);
+      Cluster without = mesh;
+      std::vector<std::string> notes;
+      if (!Fail({pair}, without, notes)) continue;
+      Cluster slow = mesh;
+      ASSERT_TRUE(SlowDown(pair, 1.1, slow)) << pair;
+      EXPECT_GE(seconds_per_byte(slow), usual * 0.999) << pair;
+      EXPECT_LE(seconds_per_byte(slow), usual * 1.1001) << pair;
+      ASSERT_TRUE(SlowDown(pair, 1e4, slow)) << pair;
+      EXPECT_LE(seconds_per_byte(slow), seconds_per_byte(without) * 1.001)
+          << pair;
+      slower += seconds_per_byte(without) > usual * 1.1;
+    }
+  }
+  EXPECT_GE(slower, 8);
 }
 
 TEST(CollectiveContract, NodeRingsVisitEachDeviceOnceAndShareNoLink) {

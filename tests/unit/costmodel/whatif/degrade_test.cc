@@ -112,6 +112,32 @@ TEST(Degrade, SlowDevicesHaveATypeOfTheirOwn) {
   EXPECT_NE(cluster.TypeOf(DeviceId(0)), usual);
 }
 
+// A NIC at half its rate: its links to the host and to the network.
+TEST(Degrade, SlowLinksHaveATypeOfTheirOwn) {
+  Cluster cluster = *MakeCluster("dgx-a100-80gb:2");
+  const Cluster before = cluster;
+  ASSERT_TRUE(SlowDown("node1.nic0", 2, cluster));
+  int slower = 0;
+  for (size_t l = 0; l < cluster.links.size(); ++l) {
+    const Link& link = cluster.links[l];
+    const auto bandwidth = [](const Cluster& c, const Link& of) {
+      return c.link_types[static_cast<size_t>(of.type)].bandwidth.value;
+    };
+    const bool at_nic =
+        cluster.vertices[link.from.index()].name == "node1.nic0" ||
+        cluster.vertices[link.to.index()].name == "node1.nic0";
+    EXPECT_DOUBLE_EQ(bandwidth(cluster, link) * (at_nic ? 2 : 1),
+                     bandwidth(before, before.links[l]));
+    slower += at_nic;
+  }
+  EXPECT_GE(slower, 4);
+  const auto types = cluster.link_types.size();
+  ASSERT_TRUE(SlowDown("node0.gpu1--node0.nvswitch", 4, cluster));
+  EXPECT_EQ(cluster.link_types.size(), types + 1);
+  EXPECT_FALSE(SlowDown("node0.gpu1--node1.nvswitch", 4, cluster));
+  EXPECT_FALSE(SlowDown("node7.nic0", 4, cluster));
+}
+
 TEST(Degrade, TheFirstDevicesKeepTheirNodes) {
   const Cluster cluster = *MakeCluster("dgx-a100-80gb:4");
   EXPECT_EQ(FirstDevices(cluster, 16).num_nodes(), 2);
