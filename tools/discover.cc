@@ -190,12 +190,48 @@ Result<Json> JsonOf(const Options& options, const Cluster& cluster,
   return out;
 }
 
+std::string Summary(const Options& options, const Cluster& cluster) {
+  return cluster.name + ": " + std::to_string(cluster.devices.size()) +
+         (cluster.devices.size() == 1 ? " device" : " devices") +
+         (options.output.empty() ? "" : ": " + options.output);
+}
+
+// A preset, instead of this machine.
+Result<int> WritePreset(const Options& options) {
+  if (options.nodes > 0 || options.nproc > 0 ||
+      !options.offload_directory.empty()) {
+    return InvalidInput(
+        "is of another cluster than this machine: expected no --nodes, "
+        "--nproc or --offload-dir",
+        "--cluster");
+  }
+  if (options.output.empty()) {
+    return InvalidInput("expected a file to write the cluster to", "-o");
+  }
+  TESSERA_TRY(const Inputs inputs, ReadInputs(options));
+  const Cluster& cluster = inputs.cluster;
+  TESSERA_RETURN_IF_ERROR(WriteCluster(options.output, cluster));
+  if (options.json) {
+    std::cout << Json::Object(
+                     {{"cluster", cluster.name},
+                      {"devices", static_cast<int64_t>(cluster.devices.size())},
+                      {"nodes", cluster.num_nodes()},
+                      {"file", options.output}})
+                     .ToString()
+              << std::endl;
+  } else {
+    std::cout << Summary(options, cluster) << std::endl;
+  }
+  return 0;
+}
+
 }  // namespace
 
 Result<int> RunDiscover(const Options& options) {
   if (!options.output.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckProtoOutput(options.output));
   }
+  if (!options.cluster.empty()) return WritePreset(options);
   TESSERA_TRY(const Machine here, ThisMachine(options));
   std::vector<Machine> machines = {here};
   TESSERA_TRY(const std::optional<RankEnvironment> environment,
@@ -225,10 +261,7 @@ Result<int> RunDiscover(const Options& options) {
   }
   for (const Machine& machine : unlike) Print(machine);
   PrintSpeed(speed);
-  std::cout << cluster.name << ": " << cluster.devices.size()
-            << (cluster.devices.size() == 1 ? " device" : " devices")
-            << (options.output.empty() ? "" : ": " + options.output)
-            << std::endl;
+  std::cout << Summary(options, cluster) << std::endl;
   return 0;
 }
 

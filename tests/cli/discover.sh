@@ -17,6 +17,19 @@ json 'j["devices"] == 1 and int(j["hosts"][0]["memory_bytes"]) > 0' \
   "$work/out.json" >/dev/null
 json 'j["copy_bytes_per_second_one_core"] > 1e8' "$work/out.json" >/dev/null
 
+# A preset as a file, which is the same cluster.
+"$tessera" discover --cluster dgx-h100:2 -o "$work/h100.txtpb" >"$work/out"
+grep -q "^dgx-h100:2: 16 devices: " "$work/out" || fail "no summary"
+for cluster in dgx-h100:2 "$work/h100.txtpb"; do
+  "$tessera" simulate --model zoo:gpt2 --cluster "$cluster" --global-batch 16 \
+    --seq-len 64 --strategy zero=3 --json 2>/dev/null |
+    python3 -c 'import json, sys; print(json.load(sys.stdin)["step_time_s"])'
+done >"$work/times"
+[[ $(uniq "$work/times" | wc -l) == 1 ]] || fail "another time by the file"
+fails 2 "expected a file" discover --cluster dgx-h100:2
+fails 2 "expected no --nodes" discover --cluster dgx-h100 --nodes 2 \
+  -o "$work/other.txtpb"
+
 fails 2 "cluster.yaml" discover -o "$work/cluster.yaml"
 fails 2 "from 1 to" discover --nodes 0
 fails 2 "only the ranks of one host" discover --nproc 2 --nodes 2
