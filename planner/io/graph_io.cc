@@ -239,11 +239,12 @@ Result<std::vector<Attribute>> ReadAttributes(const proto::Node& row,
     std::string problem = AttributeProblem(op, attributes.back());
     if (!problem.empty()) return InvalidInput(std::move(problem), where);
   }
-  std::sort(
-      attributes.begin(), attributes.end(),
-      [](const Attribute& a, const Attribute& b) { return a.name < b.name; });
+  std::ranges::stable_sort(attributes, {}, &Attribute::name);
   for (size_t i = 1; i < attributes.size(); ++i) {
-    if (attributes[i].name == attributes[i - 1].name) {
+    if (attributes[i].name != attributes[i - 1].name) continue;
+    const auto def = std::ranges::find(op.attributes, attributes[i].name,
+                                       &AttributeDef::name);
+    if (!def->list) {
       return InvalidInput("'" + attributes[i].name + "' occurs twice",
                           At("nodes", index, "attributes"));
     }

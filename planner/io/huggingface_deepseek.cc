@@ -96,7 +96,7 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   CheckSeqLen(config, "max_position_embeddings", options);
   TESSERA_RETURN_IF_ERROR(config.Check());
   attention.rotary = ReadRotary(config, "rope_theta", "partial_rotary_factor",
-                                1, attention.turned_size);
+                                1, attention.turned_size, options.seq_len);
   attention.scale = attention.rotary.score_scale /
                     std::sqrt(static_cast<double>(attention.turned_size +
                                                   attention.plain_size));

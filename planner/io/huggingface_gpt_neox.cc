@@ -28,8 +28,8 @@ Result<Graph> BuildGptNeox(ModelConfig& config, const ImportOptions& options) {
   const bool tied = config.Bool("tie_word_embeddings", false);
   CheckSeqLen(config, "max_position_embeddings", options);
   TESSERA_RETURN_IF_ERROR(config.Check());
-  const Rotary rotary =
-      ReadRotary(config, "rotary_emb_base", "rotary_pct", 0.25, heads.size);
+  const Rotary rotary = ReadRotary(config, "rotary_emb_base", "rotary_pct",
+                                   0.25, heads.size, options.seq_len);
   TESSERA_RETURN_IF_ERROR(config.Check());
   WarnAttentionDropout(config, "attention_dropout", 0, options);
   TESSERA_RETURN_IF_ERROR(config.Check());

@@ -63,7 +63,8 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   CheckSeqLen(config, "max_position_embeddings", options);
   TESSERA_RETURN_IF_ERROR(config.Check());
   const Rotary rotary =
-      ReadRotary(config, "rope_theta", "partial_rotary_factor", 1, heads.size);
+      ReadRotary(config, "rope_theta", "partial_rotary_factor", 1, heads.size,
+                 options.seq_len);
   TESSERA_RETURN_IF_ERROR(config.Check());
   WarnAttentionDropout(config, "attention_dropout", 0, options);
   TESSERA_RETURN_IF_ERROR(config.Check());

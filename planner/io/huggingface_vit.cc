@@ -9,6 +9,11 @@
 // token is row 0 of a table of one row, by position, and the layer's bias that
 // of another, by "patch_rows", which is -1 there and else 0; ids beyond a table
 // read zeros.
+//
+// Keys of Tessera's own are what Dehghani et al. (2023, section 2) changed for
+// 22 billion parameters: "parallel_blocks" (attention and MLP side by side,
+// behind one norm), "qk_norm" (norms of each head's queries and keys) and
+// "rms_norm" (norms without a mean and a shift).
 
 #include <cmath>
 
@@ -37,6 +42,9 @@ Result<Graph> BuildVit(ModelConfig& config, const ImportOptions& options) {
   // 0.99: with nothing kept there is nothing to scale.
   const double dropout = config.Number("hidden_dropout_prob", 0, 0, 0.99);
   const bool bias = config.Bool("qkv_bias", true);
+  const bool parallel = config.Bool("parallel_blocks", false);
+  const bool head_norms = config.Bool("qk_norm", false);
+  const bool rms = config.Bool("rms_norm", false);
   if (image % patch != 0) {
     config.Wrong("patch_size", "is " + std::to_string(patch) +
                                    ": expected a divisor of image_size " +
@@ -51,6 +59,7 @@ Result<Graph> BuildVit(ModelConfig& config, const ImportOptions& options) {
       .heads = heads,
       .scale = 1 / std::sqrt(static_cast<double>(heads.size)),
       .causal = false,
+      .head_norm = head_norms ? epsilon : 0,
       .qkv = {.stddev = stddev, .bias = bias},
       .out = linear};
 
@@ -84,24 +93,29 @@ Result<Graph> BuildVit(ModelConfig& config, const ImportOptions& options) {
   add("cls_token", 1);
   add("position_embeddings", of_image.seq_len);
   x = model.Dropout(embeddings + "dropout", x, dropout);
+  const auto norm = [&](const std::string& name, TensorId of) {
+    return rms ? model.RmsNorm(name, of, epsilon)
+               : model.LayerNorm(name, of, epsilon);
+  };
   for (int64_t layer = 0; layer < layers; ++layer) {
     const std::string name = "vit.encoder.layer." + std::to_string(layer);
     model.BeginBlock(name);
-    TensorId y = model.LayerNorm(name + ".layernorm_before", x, epsilon);
-    y = model.Attention(
+    const TensorId normed = norm(name + ".layernorm_before", x);
+    TensorId y = model.Attention(
         name + ".attention",
         {"attention.query", "attention.key", "attention.value", "output.dense"},
-        y, attention);
+        normed, attention);
     y = model.Dropout(name + ".attention.output.dropout", y, dropout);
-    x = model.Add(name + ".attention.add", x, y);
-    y = model.LayerNorm(name + ".layernorm_after", x, epsilon);
-    y = model.Mlp(name, "intermediate.dense", "output.dense", activation, y,
+    if (!parallel) x = model.Add(name + ".attention.add", x, y);
+    TensorId z = parallel ? normed : norm(name + ".layernorm_after", x);
+    z = model.Mlp(name, "intermediate.dense", "output.dense", activation, z,
                   inner, linear, linear);
-    y = model.Dropout(name + ".output.dropout", y, dropout);
-    x = model.Add(name + ".output.add", x, y);
+    z = model.Dropout(name + ".output.dropout", z, dropout);
+    if (parallel) z = model.Add(name + ".branches.add", y, z);
+    x = model.Add(name + ".output.add", x, z);
   }
   model.BeginBlock("head");
-  x = model.LayerNorm("vit.layernorm", x, epsilon);
+  x = norm("vit.layernorm", x);
   x = model.Select("classifier.token", x, 0);
   x = model.Linear("classifier", x, "v", "i", {classes, hidden}, linear);
   return model.Finish(model.Loss("loss", x, model.labels()));

@@ -83,6 +83,28 @@ double ModelConfig::Number(std::string_view key, double fallback, double least,
   return fallback;
 }
 
+std::vector<double> ModelConfig::Numbers(std::string_view key, size_t count,
+                                         double least, double most) {
+  const JsonValue* value = Find(key);
+  const JsonValue missing;
+  const JsonValue& list = value == nullptr ? missing : *value;
+  std::vector<double> numbers;
+  for (const JsonValue& item : list.items) {
+    if (item.kind == JsonValue::Kind::kNumber && item.number >= least &&
+        item.number <= most) {
+      numbers.push_back(item.number);
+    }
+  }
+  if (numbers.size() != count || list.items.size() != count) {
+    std::ostringstream message;
+    message << "has " << list.items.size() << " items, " << numbers.size()
+            << " of them numbers from " << least << " to " << most
+            << ": expected " << count << " such numbers";
+    Wrong(key, message.str());
+  }
+  return numbers;
+}
+
 bool ModelConfig::Bool(std::string_view key, bool fallback) {
   const JsonValue* value = Find(key);
   if (value == nullptr) return fallback;

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "planner/base/result.h"
 #include "planner/io/json_value.h"
@@ -35,6 +36,9 @@ class ModelConfig {
   // Finite, within [least, most].
   double Number(std::string_view key, double fallback, double least,
                 double most);
+  // A list of `count` such numbers. An error where the key is missing or null.
+  std::vector<double> Numbers(std::string_view key, size_t count, double least,
+                              double most);
   bool Bool(std::string_view key, bool fallback);
   std::string String(std::string_view key, std::string_view fallback);
 

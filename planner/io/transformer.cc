@@ -63,6 +63,13 @@ std::string ReadActivation(ModelConfig& config, std::string_view key,
 
 namespace {
 
+// What a scaled form may depend on besides its keys.
+struct RotaryModel {
+  ModelConfig& config;
+  int64_t head_size = 0;
+  int64_t seq_len = 0;
+};
+
 double OriginalPositions(ModelConfig& keys) {
   return static_cast<double>(keys.Size("original_max_position_embeddings"));
 }
@@ -73,7 +80,7 @@ double YarnMagnitude(double factor, double multiplier) {
   return factor <= 1 ? 1 : 0.1 * multiplier * std::log(factor) + 1;
 }
 
-void ReadYarn(ModelConfig& keys, Rotary& rotary) {
+void ReadYarn(ModelConfig& keys, const RotaryModel&, Rotary& rotary) {
   const double factor = keys.Number("factor", 1, 1, 1e6);
   const double turned = keys.Number("mscale", 0, 0, 1e3);
   const double all = keys.Number("mscale_all_dim", 0, 0, 1e3);
@@ -92,12 +99,12 @@ void ReadYarn(ModelConfig& keys, Rotary& rotary) {
   rotary.score_scale = std::pow(YarnMagnitude(factor, all), 2);
 }
 
-void ReadLinear(ModelConfig& keys, Rotary& rotary) {
+void ReadLinear(ModelConfig& keys, const RotaryModel&, Rotary& rotary) {
   rotary.op = "rotary_linear";
   rotary.scaling = {{"factor", keys.Number("factor", 1, 1, 1e6)}};
 }
 
-void ReadLlama3(ModelConfig& keys, Rotary& rotary) {
+void ReadLlama3(ModelConfig& keys, const RotaryModel&, Rotary& rotary) {
   const double low = keys.Number("low_freq_factor", 1, 1e-3, 1e6);
   const double high = keys.Number("high_freq_factor", 4, 1e-3, 1e6);
   if (low >= high) {
@@ -110,23 +117,53 @@ void ReadLlama3(ModelConfig& keys, Rotary& rotary) {
                     {"original_positions", OriginalPositions(keys)}};
 }
 
+// The numbers of one of two keys, by whether a sequence is longer than those
+// that a model was first trained on, and how much features are stretched (as in
+// transformers' modeling_rope_utils). Phi-3's configs have the original
+// positions outside of `keys`.
+void ReadLongRope(ModelConfig& keys, const RotaryModel& model, Rotary& rotary) {
+  constexpr std::string_view kOriginal = "original_max_position_embeddings";
+  const auto original = static_cast<double>(
+      (keys.Has(kOriginal) ? keys : model.config).Size(kOriginal));
+  const auto most =
+      static_cast<double>(model.config.Size("max_position_embeddings"));
+  if (original < 2) keys.Wrong(kOriginal, "is 1: expected at least 2");
+  const double factor = keys.Number("factor", most / original, 1e-6, 1e6);
+  const double magnitude =
+      factor <= 1 ? 1 : std::sqrt(1 + std::log(factor) / std::log(original));
+  rotary.op = "rotary_longrope";
+  rotary.scaling = {
+      {"magnitude", keys.Number("attention_factor", magnitude, 1e-3, 1e3)}};
+  const auto pairs = static_cast<size_t>(
+      rotary.fraction * static_cast<double>(model.head_size) / 2);
+  const bool is_long = static_cast<double>(model.seq_len) > original;
+  for (const std::string_view key : {"long_factor", "short_factor"}) {
+    const std::vector<double> divisors = keys.Numbers(key, pairs, 1e-3, 1e6);
+    if ((key == "long_factor") != is_long) continue;
+    for (double divisor : divisors) {
+      rotary.scaling.push_back({"divisor", divisor});
+    }
+  }
+}
+
 // What transformers calls the scaled forms ("rope_type").
 struct RotaryForm {
   std::string_view name;
-  void (*read)(ModelConfig& keys, Rotary& rotary);
+  void (*read)(ModelConfig& keys, const RotaryModel& model, Rotary& rotary);
 };
 constexpr std::array kRotaryForms = {
-    RotaryForm{"default", [](ModelConfig&, Rotary&) {}},
+    RotaryForm{"default", [](ModelConfig&, const RotaryModel&, Rotary&) {}},
     RotaryForm{"linear", ReadLinear},
     RotaryForm{"yarn", ReadYarn},
     RotaryForm{"llama3", ReadLlama3},
+    RotaryForm{"longrope", ReadLongRope},
 };
 
 }  // namespace
 
 Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
                   std::string_view fraction_key, double default_fraction,
-                  int64_t head_size) {
+                  int64_t head_size, int64_t seq_len) {
   // The same keys, at the top or inside rope_parameters.
   const JsonValue& inner = config.values().Field("rope_parameters");
   ModelConfig nested(config.path() + ": rope_parameters", inner);
@@ -151,11 +188,12 @@ Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
     if (form == kRotaryForms.end()) {
       config.Wrong(key, "is " + scaling.ToString() +
                             ": this form of rotary embeddings is not "
-                            "supported; known: default, linear, yarn, llama3");
+                            "supported; known: default, linear, yarn, "
+                            "llama3, longrope");
       continue;
     }
     ModelConfig keys(key, scaling);
-    form->read(keys, rotary);
+    form->read(keys, {config, head_size, seq_len}, rotary);
     if (auto checked = keys.Check(); !checked) {
       config.Wrong(checked.error().where, checked.error().message);
     }

@@ -49,7 +49,7 @@ struct Rotary {
 // errors.
 Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
                   std::string_view fraction_key, double default_fraction,
-                  int64_t head_size);
+                  int64_t head_size, int64_t seq_len);
 
 // An error in `config` where options.seq_len exceeds the positions of `key`.
 void CheckSeqLen(ModelConfig& config, std::string_view key,

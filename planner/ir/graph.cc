@@ -244,9 +244,7 @@ std::vector<TensorId> GraphBuilder::Add(std::string_view op, std::string name,
   node.rule = *std::move(parsed);
   node.operands = std::move(operands);
   node.attributes = std::move(attributes);
-  std::sort(
-      node.attributes.begin(), node.attributes.end(),
-      [](const Attribute& a, const Attribute& b) { return a.name < b.name; });
+  std::ranges::stable_sort(node.attributes, {}, &Attribute::name);
   std::vector<int64_t> extents(node.rule.factors.size(), -1);
   if (node.rule.operands.size() != node.operands.size()) {
     return fail(InvalidInput("rule '" + node.rule.ToString() + "' has " +

@@ -52,7 +52,7 @@ struct Node {
   std::string name;  // "h.3.attn.q_proj"; an adjoint's ends in ".d…"
   const OpDef* op = nullptr;
   IndexRule rule;
-  std::vector<Attribute> attributes;  // sorted by name
+  std::vector<Attribute> attributes;  // sorted by name; lists in order
   std::vector<TensorId> operands;
   std::vector<TensorId> results;
   int block = 0;  // index into Graph::blocks

@@ -29,6 +29,7 @@ struct AttributeDef {
   double least = std::numeric_limits<double>::lowest();
   double most = std::numeric_limits<double>::max();
   bool whole = false;
+  bool list = false;  // it may occur several times: a list, in their order
 };
 
 // One adjoint of an operator: which backward operator computes which
@@ -121,7 +122,8 @@ struct OpDef {
   double flops_per_point = 0;
   // Memory traffic of a call; null for the sum of all operands and results.
   Bytes (*bytes)(const OpCall&) = nullptr;
-  // The attributes that a node must have; it may have no others.
+  // The attributes that a node must have; it may have no others, and one of
+  // each that is no list.
   std::vector<AttributeDef> attributes = {};
   // What is wrong with a node's extents and attributes beyond its rule and the
   // ranges of its attributes; empty for nothing. Null: nothing can be.

@@ -3,6 +3,7 @@
 // image. In front of h and w an operand has the dimensions of its result. Where
 // y or x is split, so is the image, with halos.
 
+#include <algorithm>
 #include <string>
 
 #include "planner/ir/op.h"
@@ -57,6 +58,16 @@ Flops PoolingFlops(const OpCall& call) {
   }
   return {places * call.attribute("window_height") *
           call.attribute("window_width")};
+}
+
+bool IsImageMean(const IndexRule& rule) {
+  if (rule.operands.size() != 1 || rule.results.size() != 1) return false;
+  const Indices& x = rule.operands[0];
+  const Indices& y = rule.results[0];
+  const size_t n = y.size();
+  return x.size() == n + 2 && std::equal(y.begin(), y.end(), x.begin()) &&
+         rule.factors[x[n]].letter == 'h' &&
+         rule.factors[x[n + 1]].letter == 'w';
 }
 
 // `more`: behind those that all have.
@@ -115,6 +126,8 @@ std::vector<OpDef> PoolingOps() {
       {.name = "image_mean",
        .summary = "mean of the whole image (global average pooling)",
        .rule = "bchw->bc",
+       .form = {"dimensions and hw -> the same dimensions, as in 'bchw->bc'",
+                IsImageMean},
        .adjoints = {{"image_mean_dx", "dy0->dx0"}},
        .flops = FlopsPerPoint<1>,
        .linear = {{0}}},

@@ -2,10 +2,11 @@
 // Hugging Face models: with n = fraction * d, x[j] and x[j + n/2] turn by the
 // angle position * theta^(-2j/n); the other d - n features pass. The position
 // is an operand, so that packed or permuted sequences are inputs, not modes.
-// YaRN (Peng et al. 2023) slows the pairs that turn less than once within the
-// positions that a model was first trained on; so do the models from Llama 3.1
-// on, by a formula of their own (runtime/kernels/rotary_angles.cc has both);
-// position interpolation (Chen et al. 2023) slows all pairs alike.
+// Positions are divided by a number for each pair in LongRoPE (Ding et al.
+// 2024). YaRN (Peng et al. 2023) slows the pairs that turn less than once
+// within the positions that a model was first trained on; so do the models from
+// Llama 3.1 on, by a formula of their own (runtime/kernels/rotary_angles.cc has
+// both); position interpolation (Chen et al. 2023) slows all pairs alike.
 
 #include <algorithm>
 #include <cmath>
@@ -35,6 +36,22 @@ std::string RotaryProblem(const OpCall& call) {
   if (turned % 2 == 0) return "";
   return "turns " + std::to_string(turned) + " of " + std::to_string(width) +
          " features: expected an even number";
+}
+
+// The attribute "divisor" is a list, in the order of the pairs.
+std::string LongRopeProblem(const OpCall& call) {
+  if (std::string problem = RotaryProblem(call); !problem.empty()) {
+    return problem;
+  }
+  const Indices& x = call.rule->operands[0];
+  const auto width = static_cast<double>(call.extents[x.back()]);
+  const int64_t pairs = std::llround(call.attribute("fraction") * width) / 2;
+  const int64_t divisors =
+      std::ranges::count(call.attributes, "divisor", &Attribute::name);
+  if (divisors == pairs) return "";
+  return "has " + std::to_string(divisors) +
+         " of the attribute 'divisor': " + "expected one for each of " +
+         std::to_string(pairs) + " pairs of features";
 }
 
 }  // namespace
@@ -104,6 +121,22 @@ std::vector<OpDef> RotaryOps() {
        .linear = {{0}}},
       {.name = "rotary_llama3_dx",
        .summary = "gradient of rotary_llama3: the turn backwards",
+       .flops = FlopsPerPoint<3>,
+       .linear = {{0}}},
+      {.name = "rotary_longrope",
+       .summary = "rotary position embedding for longer sequences (LongRoPE)",
+       .form = {"as of rotary", IsRotary},
+       .adjoints = {{"rotary_longrope_dx", "dy0,x1->dx0"}},
+       .flops = FlopsPerPoint<3>,
+       .attributes = {{.name = "divisor", .least = 1e-3, .list = true},
+                      {"fraction", 0, 1},
+                      {.name = "magnitude", .least = 0},
+                      {.name = "theta", .least = 1}},
+       .problem = LongRopeProblem,
+       .integer_operands = {1},
+       .linear = {{0}}},
+      {.name = "rotary_longrope_dx",
+       .summary = "gradient of rotary_longrope: the turn backwards",
        .flops = FlopsPerPoint<3>,
        .linear = {{0}}},
   };

@@ -54,6 +54,18 @@ void Llama3(const KernelCall& call, RotaryAngles& angles) {
   }
 }
 
+// LongRoPE (Ding et al. 2024, equation 2): each pair is slowed by a number of
+// its own.
+void LongRope(const KernelCall& call, RotaryAngles& angles) {
+  size_t pair = 0;
+  for (const Attribute& attribute : call.attributes) {
+    if (attribute.name != "divisor") continue;
+    TESSERA_CHECK(pair < angles.of_pair.size()) << "more divisors than pairs";
+    angles.of_pair[pair++] /= attribute.value;
+  }
+  angles.magnitude = call.attribute("magnitude");
+}
+
 }  // namespace
 
 RotaryAngles RotaryAnglesOf(const KernelCall& call, int64_t width) {
@@ -71,6 +83,8 @@ RotaryAngles RotaryAnglesOf(const KernelCall& call, int64_t width) {
     Yarn(call, features, angles);
   } else if (Has(call, "low_frequency")) {
     Llama3(call, angles);
+  } else if (Has(call, "divisor")) {
+    LongRope(call, angles);
   } else if (Has(call, "factor")) {
     for (double& angle : angles.of_pair) angle /= call.attribute("factor");
   }

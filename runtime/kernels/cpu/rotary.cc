@@ -73,6 +73,8 @@ std::vector<Kernel> CpuRotaryKernels() {
       {"rotary_yarn_dx", ByDType<RotaryDx<float>, RotaryDx<double>>},
       {"rotary_llama3", ByDType<Rotary<float>, Rotary<double>>},
       {"rotary_llama3_dx", ByDType<RotaryDx<float>, RotaryDx<double>>},
+      {"rotary_longrope", ByDType<Rotary<float>, Rotary<double>>},
+      {"rotary_longrope_dx", ByDType<RotaryDx<float>, RotaryDx<double>>},
   };
 }
 

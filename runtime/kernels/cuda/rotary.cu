@@ -106,10 +106,11 @@ void RotaryDx(const KernelCall& call) {
 }  // namespace
 
 std::vector<Kernel> CudaRotaryKernels() {
-  return {{"rotary", Rotary},        {"rotary_dx", RotaryDx},
-          {"rotary_linear", Rotary}, {"rotary_linear_dx", RotaryDx},
-          {"rotary_yarn", Rotary},   {"rotary_yarn_dx", RotaryDx},
-          {"rotary_llama3", Rotary}, {"rotary_llama3_dx", RotaryDx}};
+  return {{"rotary", Rotary},          {"rotary_dx", RotaryDx},
+          {"rotary_linear", Rotary},   {"rotary_linear_dx", RotaryDx},
+          {"rotary_yarn", Rotary},     {"rotary_yarn_dx", RotaryDx},
+          {"rotary_llama3", Rotary},   {"rotary_llama3_dx", RotaryDx},
+          {"rotary_longrope", Rotary}, {"rotary_longrope_dx", RotaryDx}};
 }
 
 }  // namespace tessera

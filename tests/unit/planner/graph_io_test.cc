@@ -3,10 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "planner/base/rng.h"
 #include "planner/io/file.h"
+#include "planner/io/huggingface.h"
+#include "planner/io/importer.h"
 #include "tests/support/paths.h"
 #include "tests/support/temp_path.h"
 
@@ -111,22 +115,55 @@ TEST(GraphIo, RoundTripOfComparisons) {
   EXPECT_EQ(*read, *graph);
 }
 
+// Imported, written, read and written again: the same graph and bytes.
+void ExpectRoundTrip(const std::string& model, int64_t seq_len) {
+  ImportOptions options;
+  options.global_batch = 4;
+  options.seq_len = seq_len;
+  const auto graph = ImportModel(model, options);
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  const std::string path = Path(".json");
+  ASSERT_TRUE(WriteGraph(path, *graph).has_value());
+  const std::string bytes = *ReadFile(path);
+  // The file's own batch, length and type hold where none are given.
+  const auto read = ImportModel(path, {});
+  ASSERT_TRUE(read.has_value()) << read.error().ToString();
+  EXPECT_EQ(*read, *graph) << model;
+  ASSERT_TRUE(WriteGraph(path, *read).has_value());
+  EXPECT_EQ(*ReadFile(path), bytes) << model;
+}
+
 TEST(GraphIo, RoundTripOfEveryFamily) {
-  for (const char* model : {"gpt2-tiny", "llama-2-7b", "qwen2-7b", "mistral-7b",
-                            "pythia-1b", "deepseek-tiny"}) {
-    ImportOptions options;
-    options.global_batch = 4;
-    options.seq_len = 64;
-    const auto graph = ImportModel(
-        ExamplePath(std::string("models/") + model + "/config.json"), options);
-    ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
-    const std::string path = Path(".json");
-    ASSERT_TRUE(WriteGraph(path, *graph).has_value());
-    // The file's own batch, length and type hold where none are given.
-    const auto read = ImportModel(path, {});
-    ASSERT_TRUE(read.has_value()) << read.error().ToString();
-    EXPECT_EQ(*read, *graph) << model;
+  std::set<std::string> families;
+  for (const char* model :
+       {"alexnet",       "bert-tiny",        "bloom-560m",
+        "deepseek-tiny", "deepseek-v2-lite", "dlrm-tiny",
+        "gemma-2b",      "gpt2-tiny",        "llama-2-7b",
+        "llama-3.2-1b",  "mistral-7b",       "mixtral-tiny",
+        "nmt-tiny",      "opt-125m",         "opt-350m",
+        "phi-3-mini",    "pythia-1b",        "qwen1.5-moe-a2.7b",
+        "qwen2-7b",      "qwen3-30b-a3b",    "qwen3-8b",
+        "resnet-tiny",   "resnext-50",       "rnn-tiny",
+        "rnntc",         "t5-tiny",          "vit-22b",
+        "vit-tiny"}) {
+    const std::string path = std::string("zoo:") + model;
+    families.insert(ReadModelConfig(path)->Field("model_type").text);
+    ExpectRoundTrip(path, HasNoSequence(path) ? 0 : 16);
   }
+  for (const ModelFamily& family : ModelFamilies()) {
+    EXPECT_TRUE(families.contains(std::string(family.name))) << family.name;
+  }
+}
+
+TEST(GraphIo, RoundTripOfOnnxFiles) {
+  int files = 0;
+  for (const auto& file :
+       std::filesystem::directory_iterator(TestdataPath("onnx"))) {
+    if (file.path().extension() != ".onnx") continue;
+    ExpectRoundTrip(file.path().string(), 16);
+    ++files;
+  }
+  EXPECT_GE(files, 12);
 }
 
 // y = dropout(lookup(ids)), then the loss; small enough to break by hand.

@@ -117,7 +117,13 @@ INSTANTIATE_TEST_SUITE_P(
         Published{"bert-base", 110106428}, Published{"bert-large", 336226108},
         Published{"t5-small", 60506624}, Published{"t5-base", 222903552},
         Published{"t5-11b", 11307321344},
-        Published{"vit-base-patch16-224", 86567656}),
+        Published{"vit-base-patch16-224", 86567656},
+        // Dehghani et al. 2023: 21,743 million in the layers' matrices, 48 x (4
+        // x 6144^2 + 2 x 6144 x 24576); besides, 48 x (biases of 36864, a
+        // norm of 6144, two of 128), 3 x 14^2 x 6144 + 6144 of patches, 258 x
+        // 6144 of places and the class, a norm of 6144, 6145 x 1000 of the
+        // head.
+        Published{"vit-22b", 21756703720}),
     [](const auto& info) {
       std::string name = info.param.model;
       std::replace_if(
@@ -515,6 +521,45 @@ TEST(Llama, PositionsDividedByANumber) {
   EXPECT_EQ(rotary.attribute("factor"), 2.5);
 }
 
+// Ding et al. 2024 as in Phi-3's configs: positions of each pair of features
+// have a divisor of their own, of one list up to the original positions and of
+// another beyond; features are stretched by sqrt(1 + ln(32 / 8) / ln(8)).
+TEST(Phi3, LongRope) {
+  const auto import = [](const std::string& shorts, int64_t seq_len) {
+    return ImportModel(WriteTemp("longrope.json",
+                                 R"({"model_type": "phi3", "hidden_size": 8,
+                 "num_hidden_layers": 1, "num_attention_heads": 2,
+                 "vocab_size": 20, "intermediate_size": 16,
+                 "max_position_embeddings": 32,
+                 "original_max_position_embeddings": 8,
+                 "rope_scaling": {"type": "longrope", "long_factor": [2, 5.5],
+                                  "short_factor": )" +
+                                     shorts + "}}"),
+                       Options(2, seq_len));
+  };
+  const auto rotary_of = [&](int64_t seq_len) {
+    const auto graph = import("[1, 1.25]", seq_len);
+    TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
+    return NodeNamed(*graph, "model.layers.0.self_attn.rotary_q").attributes;
+  };
+  const double magnitude = std::sqrt(1 + std::log(4.0) / std::log(8.0));
+  EXPECT_EQ(rotary_of(9), (std::vector<Attribute>{{"divisor", 2},
+                                                  {"divisor", 5.5},
+                                                  {"fraction", 1},
+                                                  {"magnitude", magnitude},
+                                                  {"theta", 10000}}));
+  EXPECT_EQ(rotary_of(8), (std::vector<Attribute>{{"divisor", 1},
+                                                  {"divisor", 1.25},
+                                                  {"fraction", 1},
+                                                  {"magnitude", magnitude},
+                                                  {"theta", 10000}}));
+  const auto wrong = import("[1]", 8);
+  ASSERT_FALSE(wrong.has_value());
+  EXPECT_THAT(wrong.error().ToString(),
+              HasSubstr("short_factor: has 1 items, 1 of them numbers from "
+                        "0.001 to 1e+06: expected 2 such numbers"));
+}
+
 // Since version 5 transformers calls Qwen's experts as Mixtral's.
 TEST(Importer, QwenHasExpertsByEitherName) {
   const auto with = [](const std::string& key) {
@@ -681,6 +726,19 @@ TEST(Vit, PatchesAndAClassToken) {
             (Shape{2, 1, 1000}));
 }
 
+// Attention and MLP side by side read one norm (Dehghani et al. 2023).
+TEST(Vit, BlocksOf22Billion) {
+  const Graph graph = Import(Example("vit-22b"), Options(2, 0));
+  const std::string layer = "vit.encoder.layer.1.";
+  const auto reads = [&](const std::string& node) {
+    return graph.tensor(NodeNamed(graph, layer + node).operands[0]).name;
+  };
+  EXPECT_EQ(reads("intermediate.dense"), layer + "layernorm_before");
+  EXPECT_EQ(reads("attention.attention.query"), layer + "layernorm_before");
+  EXPECT_EQ(NodeNamed(graph, layer + "layernorm_before").op->name, "rms_norm");
+  EXPECT_NE(TensorNamed(graph, layer + "attention.q_norm.weight"), nullptr);
+}
+
 TEST(Qwen2, HasBiasesOnQueriesKeysAndValues) {
   const Graph graph = Import(Example("qwen2-7b"), Options());
   const std::string prefix = "model.layers.0.self_attn.";
@@ -794,8 +852,8 @@ TEST(BadFile, UnsupportedFeatures) {
       ErrorOf(Gpt2Config(R"(, "scale_attn_by_inverse_layer_idx": true)")),
       HasSubstr("scale_attn_by_inverse_layer_idx: is true: not supported"));
   EXPECT_THAT(
-      ErrorOf(LlamaConfig(R"(, "rope_scaling": {"rope_type": "longrope"})")),
-      HasSubstr("rope_scaling: is {\"rope_type\": \"longrope\"}: this form of "
+      ErrorOf(LlamaConfig(R"(, "rope_scaling": {"rope_type": "dynamic"})")),
+      HasSubstr("rope_scaling: is {\"rope_type\": \"dynamic\"}: this form of "
                 "rotary embeddings is not supported; known: default, linear, "
                 "yarn, llama3"));
   EXPECT_THAT(
