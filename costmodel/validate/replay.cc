@@ -138,7 +138,15 @@ std::optional<std::string_view> StackIn(const StackName (&table)[kRows],
   return {};
 }
 
+// A row of Hugging Face's layers among Megatron's of 2021, under the DeepSpeed
+// that those have.
+bool ComparesWithMegatron(const PublishedRun& run) {
+  return Has(Lower(run.notes), "hf transformers") &&
+         StackIn(kStackNames, Lower(run.source)) == "megatron-2021";
+}
+
 std::string_view StackNameOf(const PublishedRun& run) {
+  if (ComparesWithMegatron(run)) return "pytorch-eager-2022";
   if (const auto stack = StackIn(kStackNames, Lower(run.source))) {
     return *stack;
   }
@@ -220,9 +228,19 @@ Stack StackOf(const PublishedRun& run, std::span<const Stack> stacks,
   if (kind.starts_with("swiglu") || kind.starts_with("geglu")) {
     stack.memory.dropout_masks = false;
   }
+  // Its optimizer reduces gradients in their own type (InternEvo,
+  // hybrid_zero_optim.py), which is the parameters'.
+  stack.memory.bf16_gradients |= Has(Lower(run.source), "internevo");
   if (Has(Lower(run.source), "bigscience") ||
       Has(Lower(run.zero_stage), "deepspeed")) {
     stack.memory.zero_bucket = kDeepSpeedBucket;
+  }
+  if (ComparesWithMegatron(run)) {
+    const Stack& megatron = named("megatron-2021");
+    stack.overlaps = megatron.overlaps;
+    stack.sharded_bandwidth = megatron.sharded_bandwidth;
+    stack.memory.fp16_gradients = megatron.memory.fp16_gradients;
+    assumptions.push_back("ZeRO as of megatron-2021");
   }
   if (Has(Lower(run.notes), "liger kernel")) {
     stack.memory.logits = StackLogits::kNever;

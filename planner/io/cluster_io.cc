@@ -59,6 +59,7 @@ proto::Stack ToProto(const Stack& stack) {
   proto::StackMemory& memory = *row.mutable_memory();
   memory.set_dropout_masks(stack.memory.dropout_masks);
   memory.set_fp16_gradients(stack.memory.fp16_gradients);
+  memory.set_bf16_gradients(stack.memory.bf16_gradients);
   memory.set_gradient_copies(stack.memory.gradient_copies);
   memory.set_whole_gradients(stack.memory.whole_gradients);
   memory.set_zero_bucket_bytes(stack.memory.zero_bucket.value);
@@ -244,6 +245,7 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
     StackMemory& kept = out.stack.memory;
     kept.dropout_masks = memory.dropout_masks();
     kept.fp16_gradients = memory.fp16_gradients();
+    kept.bf16_gradients = memory.bf16_gradients();
     kept.gradient_copies = memory.gradient_copies();
     kept.whole_gradients = memory.whole_gradients();
     kept.zero_bucket = {memory.zero_bucket_bytes()};

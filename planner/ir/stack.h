@@ -37,8 +37,10 @@ struct StackMemory {
   // is not fused the mask and the result of that on its probabilities
   // (Korthikanti et al. 2022, section 4.1). (Tessera draws them again.)
   bool dropout_masks = false;
-  // Gradients of fp16 models in fp16.
+  // Gradients of fp16 models in fp16, and of bf16 models in bf16, kept and
+  // reduced; else in fp32.
   bool fp16_gradients = false;
+  bool bf16_gradients = false;
   // These copied to fp32 for the step.
   bool gradient_copies = false;
   // Gradients that ZeRO cuts are whole until the end of the backward: their

@@ -182,10 +182,9 @@ class ProgramBuilder {
   // Which of the accumulated layouts a gradient has.
   int AccumulatorIndex(TensorId gradient) const;
 
+  // Of a weight's gradients, and of what the optimizer keeps of it.
   DType GradientDType(TensorId weight) const;
-
-  // What gradients of a weight are summed in, and kept in by the stack.
-  void SetGradientType(TensorId weight, Value& v) const;
+  DType StateDType(TensorId weight) const;
 
   // ---- transfers between groups
 

@@ -53,7 +53,7 @@ Value ProgramBuilder::SumsOf(TensorId weight, std::string_view what,
   const Layout state = context_.StateLayout({weight});
   Value v = TensorValue(weight, what, Layout(), MemoryCategory::kWorkspace);
   const Shape shape = std::exchange(v.shape, {});
-  v.dtype = GradientDType(weight);
+  v.dtype = StateDType(weight);
   v.element_bytes = std::nullopt;
   v.layout.rooted = state.rooted;
   v.layout.partial = state.flat;

@@ -228,7 +228,7 @@ void ProgramBuilder::EmitTie() {
         Value v = TensorValue(weight, "tied gradient",
                               TravelLayout(weight, replicas[r], i),
                               MemoryCategory::kGradient);
-        SetGradientType(weight, v);
+        v.dtype = GradientDType(weight);
         const ValueId id = AddValue(std::move(v));
         EmitReceive({Port::kAccumulator, weight, static_cast<int>(i)},
                     replicas[r].group, id, StreamRole::kRecvBackward);

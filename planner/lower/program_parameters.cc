@@ -113,7 +113,7 @@ Value ProgramBuilder::GradientValue(const WeightPiece& piece,
   Value v =
       TensorValue(piece.weight, "gradient", context_.PieceOf(layout, piece),
                   MemoryCategory::kGradient);
-  SetGradientType(piece.weight, v);
+  v.dtype = GradientDType(piece.weight);
   return v;
 }
 
@@ -126,16 +126,16 @@ int ProgramBuilder::AccumulatorIndex(TensorId gradient) const {
 }
 
 DType ProgramBuilder::GradientDType(TensorId weight) const {
-  return graph_.tensor(weight).dtype == DType::kFloat64 ? DType::kFloat64
-                                                        : DType::kFloat32;
+  const DType type = graph_.tensor(weight).dtype;
+  const StackMemory& memory = context_.stack().memory;
+  const bool half = (type == DType::kFloat16 && memory.fp16_gradients) ||
+                    (type == DType::kBFloat16 && memory.bf16_gradients);
+  return half ? type : StateDType(weight);
 }
 
-void ProgramBuilder::SetGradientType(TensorId weight, Value& v) const {
-  v.dtype = GradientDType(weight);
-  const DType type = graph_.tensor(weight).dtype;
-  if (context_.stack().memory.fp16_gradients && type == DType::kFloat16) {
-    v.element_bytes = SizeOf(type);
-  }
+DType ProgramBuilder::StateDType(TensorId weight) const {
+  return graph_.tensor(weight).dtype == DType::kFloat64 ? DType::kFloat64
+                                                        : DType::kFloat32;
 }
 
 }  // namespace tessera

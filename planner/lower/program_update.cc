@@ -12,7 +12,7 @@ ValueId ProgramBuilder::Reduced(const WeightPiece& piece) {
     Value v =
         TensorValue(piece.weight, cut ? "gradient shard" : "reduced gradient",
                     context_.StateLayout(piece), MemoryCategory::kGradient);
-    SetGradientType(piece.weight, v);
+    v.dtype = GradientDType(piece.weight);
     v.persistent = cut;
     if (cut && context_.stack().memory.whole_gradients) {
       const AxisSet axes = context_.weight_placement(piece.weight).zero_axes;
@@ -84,7 +84,7 @@ ValueId ProgramBuilder::State(Port::Kind kind, const WeightPiece& piece,
   return Import(PortOf(kind, piece), [&] {
     Value v =
         TensorValue(piece.weight, what, layout, MemoryCategory::kOptimizer);
-    v.dtype = GradientDType(piece.weight);
+    v.dtype = StateDType(piece.weight);
     v.persistent = true;
     v.tier = context_.weight_placement(piece.weight).optimizer_tier;
     return v;

@@ -274,6 +274,10 @@ constexpr Key kKeys[] = {
      [](Stack& stack, std::string_view key, std::string_view value) {
        return SetFlag(key, value, stack.memory.fp16_gradients);
      }},
+    {"bf16-gradients",
+     [](Stack& stack, std::string_view key, std::string_view value) {
+       return SetFlag(key, value, stack.memory.bf16_gradients);
+     }},
     {"gradient-copies",
      [](Stack& stack, std::string_view key, std::string_view value) {
        return SetFlag(key, value, stack.memory.gradient_copies);

@@ -22,9 +22,9 @@ const Stack& StackNamed(std::string_view name);
 // unfused), logits, traffic, optimizer, sustained, sharded (bytes per second,
 // 0: no bound), tensor-exposed, experts-exposed, experts-once-per-host (0 or
 // 1), products (as-values, fp8 or fp4); of its memory masks, fp16-gradients,
-// gradient-copies and whole-gradients (0 or 1), keep-logits (as-values, fp32 or
-// never), zero-bucket, context and communicator (bytes), fragmentation. Errors
-// name the word and what is known.
+// bf16-gradients, gradient-copies and whole-gradients (0 or 1), keep-logits
+// (as-values, fp32 or never), zero-bucket, context and communicator (bytes),
+// fragmentation. Errors name the word and what is known.
 Result<Stack> ParseStack(std::string_view text);
 
 }  // namespace tessera

@@ -234,6 +234,25 @@ TEST(Replay, ChoosesTheStackByTheRow) {
   EXPECT_EQ(StackOf(run, Stacks(), assumptions).name, "torchtitan-2024");
 }
 
+// A project of Megatron's may have rows of another framework.
+TEST(Replay, DeepSpeedUnderTransformersIsEagerPyTorch) {
+  std::vector<std::string> assumptions;
+  PublishedRun run = Selene22B();
+  run.source = "bigscience-workshop/bigscience experiments/gpt2.md";
+  run.notes = "Megatron TP + DeepSpeed ZeRO";
+  const Stack megatron = StackOf(run, Stacks(), assumptions);
+  EXPECT_EQ(megatron.name, "megatron-2021");
+  run.notes = "HF Transformers + DeepSpeed";
+  const Stack eager = StackOf(run, Stacks(), assumptions);
+  EXPECT_EQ(eager.name, "pytorch-eager-2022");
+  EXPECT_TRUE(StackNamed("pytorch-eager-2022").overlaps);
+  EXPECT_FALSE(eager.overlaps);
+  EXPECT_TRUE(eager.memory.fp16_gradients);
+  EXPECT_FALSE(eager.memory.bf16_gradients);
+  run.source = "InternLM/InternEvo doc/en/train_performance.md";
+  EXPECT_TRUE(StackOf(run, Stacks(), assumptions).memory.bf16_gradients);
+}
+
 class PublishedRuns : public testing::Test {
  protected:
   std::string Write(const std::string& text) {
