@@ -880,9 +880,11 @@ Result<void> Walk::Pad(const OnnxNode& node) {
   if (Has(node, 3)) {
     TESSERA_TRY(axes, Ints(node, 3));
   }
-  if (node.Text("mode", "constant") != "constant" ||
+  const std::string mode = node.Text("mode", "constant");
+  constexpr std::string_view kModes[] = {"constant", "edge", "reflect", "wrap"};
+  if (std::ranges::count(kModes, mode) == 0 ||
       pads.size() != 2 * axes.size()) {
-    return InvalidInput("expected a constant in front and behind");
+    return InvalidInput("expected a number of places in front and behind");
   }
   for (size_t i = 0; i < axes.size(); ++i) {
     const auto d = AxisOf(axes[i], x.dims.size());
@@ -897,12 +899,129 @@ Result<void> Walk::Pad(const OnnxNode& node) {
     if (x.dims[*d].size() != 1) {
       return InvalidInput("pads a dimension that is several");
     }
-    const int64_t places = Extent(x.dims[*d]) + before + behind;
-    TESSERA_TRY(x, Placed(node, std::move(x), *d, places, "pad",
-                          {{"before", Number(before)},
-                           {"places", Number(places)},
-                           {"value", value}},
-                          ".pad"));
+    const int64_t extent = Extent(x.dims[*d]);
+    const int64_t places = extent + before + behind;
+    if (mode == "constant") {
+      TESSERA_TRY(x, Placed(node, std::move(x), *d, places, "pad",
+                            {{"before", Number(before)},
+                             {"places", Number(places)},
+                             {"value", value}},
+                            ".pad"));
+      continue;
+    }
+    if (mode == "edge") {
+      TESSERA_TRY(x, Resampled(node, std::move(x), *d, places, -Number(before),
+                               1, /*linear=*/false));
+      continue;
+    }
+    const bool reflect = mode == "reflect";
+    if (std::max(before, behind) > extent - (reflect ? 1 : 0)) {
+      return InvalidInput("pads " + std::to_string(extent) + " places by " +
+                          std::to_string(std::max(before, behind)));
+    }
+    // What stands in front, x itself, and what stands behind.
+    std::vector<std::string> parts;
+    const auto add = [&](int64_t start, int64_t count) -> Result<void> {
+      if (count == 0) return {};
+      const int64_t step = reflect ? -1 : 1;
+      TESSERA_TRY(Activation some,
+                  SliceOf(node, x, *d, start, step, count,
+                          ".pad" + std::to_string(start) + "_"));
+      parts.push_back(Named(node, std::move(some)));
+      return {};
+    };
+    TESSERA_RETURN_IF_ERROR(add(reflect ? before : extent - before, before));
+    parts.push_back(Named(node, x));
+    TESSERA_RETURN_IF_ERROR(add(reflect ? extent - 2 : 0, behind));
+    OnnxAttribute axis;
+    axis.name = "axis";
+    axis.i = static_cast<int64_t>(*d);
+    TESSERA_TRY(const std::string joint, Part(node, "Concat", parts, {axis}));
+    x = values_[joint].x;
+  }
+  Set(node, ActivationValue(std::move(x)));
+  return {};
+}
+
+Result<Activation> Walk::Resampled(const OnnxNode& node, Activation x,
+                                   size_t d, int64_t places, double start,
+                                   double step, bool linear) {
+  TESSERA_TRY(x, Materialise(std::move(x)));
+  if (x.dims[d].size() != 1) {
+    return InvalidInput("takes places of a dimension that is several");
+  }
+  return Placed(node, std::move(x), d, places, "resample",
+                {{"linear", linear ? 1.0 : 0.0},
+                 {"places", Number(places)},
+                 {"start", start},
+                 {"step", step}},
+                ".resample");
+}
+
+// Dimension by dimension.
+Result<void> Walk::Resize(const OnnxNode& node) {
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  const std::string mode = node.Text("mode", "nearest");
+  const std::string coordinates =
+      node.Text("coordinate_transformation_mode", "half_pixel");
+  const std::string nearest = node.Text("nearest_mode", "round_prefer_floor");
+  if ((mode != "nearest" && mode != "linear") || node.Int("antialias", 0) != 0 ||
+      node.Text("keep_aspect_ratio_policy", "stretch") != "stretch" ||
+      (Has(node, 2) && Has(node, 3) && ShapeOf(In(node, 2)) != Shape{0})) {
+    return InvalidInput(
+        "expected the mode 'nearest' or 'linear' without antialias, and sizes "
+        "or scales");
+  }
+  const size_t rank = x.dims.size();
+  std::vector<int64_t> axes = node.Ints("axes", {});
+  if (axes.empty()) {
+    axes.resize(rank);
+    std::iota(axes.begin(), axes.end(), 0);
+  }
+  const bool sized = Has(node, 3);
+  TESSERA_TRY(const OnnxConstant given, Constant(node, sized ? 3 : 2));
+  if (given.values.size() != axes.size()) {
+    return InvalidInput("its operands do not fit");
+  }
+  for (size_t i = 0; i < axes.size(); ++i) {
+    const auto d = AxisOf(axes[i], rank);
+    if (!d) return InvalidInput("has no such dimension");
+    const double in = Number(Extent(x.dims[*d]));
+    const double out =
+        sized ? given.values[i] : std::floor(in * given.values[i] + 1e-6);
+    const double scale = sized ? out / in : given.values[i];
+    if (!(out >= 1 && out <= kMostElements && scale > 0)) {
+      return InvalidInput("makes a dimension of " + std::to_string(out));
+    }
+    if (out == in && scale == 1) continue;
+    double step = 1 / scale;
+    double start = 0;  // in the operand, of place 0
+    if (coordinates == "align_corners") {
+      step = out > 1 ? (in - 1) / (out - 1) : 1;
+    } else if (coordinates == "half_pixel" ||
+               coordinates == "half_pixel_symmetric" ||
+               coordinates == "pytorch_half_pixel") {
+      start = step / 2 - 0.5;
+      if (coordinates == "half_pixel_symmetric") {
+        start += in / 2 * (1 - out / (scale * in));
+      }
+      if (coordinates == "pytorch_half_pixel" && out == 1) start = 0;
+    } else if (coordinates != "asymmetric") {
+      return InvalidInput("coordinate_transformation_mode '" + coordinates +
+                          "' is not supported");
+    }
+    // The nearest place below is that of a number just above a whole one.
+    constexpr double kJust = 1e-9;
+    const bool linear = mode == "linear";
+    if (!linear) {
+      start += nearest == "floor"                ? kJust
+               : nearest == "ceil"               ? 1 - kJust
+               : nearest == "round_prefer_ceil" ? 0.5 + kJust
+                                                 : 0.5 - kJust;
+    }
+    if (step == 0) step = 1;  // of one place, which all are
+    TESSERA_TRY(x, Resampled(node, std::move(x), *d,
+                             static_cast<int64_t>(out), start, step, linear));
   }
   Set(node, ActivationValue(std::move(x)));
   return {};

@@ -20,107 +20,177 @@ std::string ChannelsOf(const Activation& x) {
   return InGroups(x) ? "gc" : "c";
 }
 
-// The images [samples, channels, height, width].
-Activation ImagesOf(TensorId tensor, std::vector<Dim> dims) {
+// The images or signals [samples, channels, ...].
+Activation ImagesOf(TensorId tensor, const Dim& samples, const Dim& channels,
+                    const std::vector<Dim>& places) {
   Activation x;
   x.tensor = tensor;
-  x.own = Flatten(dims);
-  x.dims = std::move(dims);
+  x.dims = {samples, channels};
+  x.dims.insert(x.dims.end(), places.begin(), places.end());
+  x.own = Flatten(x.dims);
   return x;
+}
+
+// Letters of the image, the window and its places in rules; signals have no
+// height (planner/ops/window.h).
+struct Directions {
+  std::string image;
+  std::string window;
+  std::string places;
+};
+Directions DirectionsOf(const Activation& x) {
+  if (x.dims.size() == 4) return {"h!w!", "k!l!", "yx"};
+  return {"w!", "l!", "x"};
+}
+
+std::pair<Places, Places> HeightAndWidth(std::span<const Places> places) {
+  return {places.size() == 2 ? places[0] : Places(), places.back()};
+}
+
+void AddWindow(std::span<const Places> places,
+               std::vector<Attribute>& attributes) {
+  const auto [y, x] = HeightAndWidth(places);
+  attributes.insert(attributes.end(), {{"pad_left", Number(x.pad)},
+                                       {"pad_top", Number(y.pad)},
+                                       {"stride_height", Number(y.stride)},
+                                       {"stride_width", Number(x.stride)}});
+}
+void AddDilations(std::span<const Places> places,
+                  std::vector<Attribute>& attributes) {
+  const auto [y, x] = HeightAndWidth(places);
+  attributes.insert(attributes.end(),
+                    {{"dilation_height", Number(y.dilation)},
+                     {"dilation_width", Number(x.dilation)}});
 }
 
 }  // namespace
 
-Result<Activation> Walk::Image(const OnnxNode& node, size_t i) {
+Result<Activation> Walk::Image(const OnnxNode& node, size_t i, bool features) {
   TESSERA_TRY(Activation x, Computed(node, i));
   TESSERA_TRY(x, Contiguous(node, std::move(x)));
-  const bool image = x.dims.size() == 4 && x.dims[0].size() == 1 &&
-                     x.dims[2].size() == 1 && x.dims[3].size() == 1 &&
-                     (x.dims[1].size() == 1 || InGroups(x)) &&
-                     SameAtoms(Flatten(x.dims), x.own);
+  const size_t rank = x.dims.size();
+  bool image = rank >= (features ? 2 : 3) && rank <= 4 &&
+               x.dims[0].size() == 1 &&
+               (x.dims[1].size() == 1 || InGroups(x)) &&
+               SameAtoms(Flatten(x.dims), x.own);
+  for (size_t d = 2; image && d < rank; ++d) image = x.dims[d].size() == 1;
   if (image) return x;
   return InvalidInput(
-      "expected images, [samples, channels, height, width], found " +
+      "expected images, [samples, channels, height, width], or signals, "
+      "[samples, channels, length], found " +
       TextOf(ShapeOf(ActivationValue(x))));
 }
 
-Result<Places> Walk::Window(const OnnxNode& node, size_t direction,
-                            int64_t image, int64_t window,
-                            int64_t dilation) const {
-  const std::vector<int64_t> strides = node.Ints("strides", {1, 1});
-  const std::vector<int64_t> pads = node.Ints("pads", {0, 0, 0, 0});
-  const std::string automatic = node.Text("auto_pad", "NOTSET");
+Result<std::vector<Places>> Walk::WindowOf(const OnnxNode& node,
+                                            const Shape& window) {
+  const size_t directions = window.size();
+  const std::vector<int64_t> ones(directions, 1);
+  const std::vector<int64_t> strides = node.Ints("strides", ones);
+  const std::vector<int64_t> dilations = node.Ints("dilations", ones);
+  const std::vector<int64_t> pads =
+      node.Ints("pads", std::vector<int64_t>(2 * directions, 0));
+  bool fits = (directions == 1 || directions == 2) &&
+              strides.size() == directions && dilations.size() == directions &&
+              pads.size() == 2 * directions;
   const auto small = [](int64_t value, int64_t least) {
     return value >= least && value <= 65536;
   };
-  if (strides.size() != 2 || pads.size() != 4 ||
-      !small(strides[direction], 1) || !small(window, 1) ||
-      !small(dilation, 1) || !small(pads[direction], 0) ||
-      !small(pads[direction + 2], 0)) {
-    return InvalidInput(
-        "expected a window in two dimensions with strides, padding and "
-        "dilations of up to 65536");
+  std::vector<Places> places;
+  for (size_t d = 0; fits && d < directions; ++d) {
+    fits = small(strides[d], 1) && small(window[d], 1) &&
+           small(dilations[d], 1) && small(pads[d], 0) &&
+           small(pads[d + directions], 0);
+    places.push_back({.count = 0,
+                      .pad = pads[d],
+                      .stride = strides[d],
+                      .window = window[d],
+                      .dilation = dilations[d]});
   }
-  const int64_t stride = strides[direction];
-  const int64_t reach = dilation * (window - 1) + 1;
-  Places places;
-  int64_t before = pads[direction];
-  int64_t behind = pads[direction + 2];
-  if (automatic == "SAME_UPPER" || automatic == "SAME_LOWER") {
-    const int64_t count = (image + stride - 1) / stride;
-    const int64_t all =
-        std::max<int64_t>(0, (count - 1) * stride + reach - image);
-    before = automatic == "SAME_UPPER" ? all / 2 : all - all / 2;
-    behind = all - before;
-  } else if (automatic == "VALID") {
-    before = behind = 0;
-  } else if (automatic != "NOTSET" && !automatic.empty()) {
-    return InvalidInput("unknown auto_pad '" + automatic + "'");
+  if (fits) return places;
+  return InvalidInput(
+      "expected a window in one or two dimensions with strides, padding and "
+      "dilations of up to 65536");
+}
+
+Result<std::vector<Places>> Walk::PlacesIn(const OnnxNode& node,
+                                           const Activation& x,
+                                           const Shape& window) {
+  TESSERA_TRY(std::vector<Places> places, WindowOf(node, window));
+  if (places.size() + 2 != x.dims.size()) {
+    return InvalidInput("its window does not have the dimensions of " +
+                        TextOf(ShapeOf(ActivationValue(x))));
   }
-  const int64_t room = image + before + behind - reach;
-  if (room < 0) return InvalidInput("the window is larger than the image");
-  places.pad = before;
-  places.count = room / stride + 1;
-  // A window that would begin in the padding behind is left out.
-  if (node.Int("ceil_mode", 0) != 0 && room % stride != 0 &&
-      places.count * stride < image + before) {
-    ++places.count;
+  const std::vector<int64_t> pads =
+      node.Ints("pads", std::vector<int64_t>(2 * places.size(), 0));
+  const std::string automatic = node.Text("auto_pad", "NOTSET");
+  for (size_t d = 0; d < places.size(); ++d) {
+    Places& p = places[d];
+    const int64_t image = Extent(x.dims[d + 2]);
+    const int64_t reach = p.dilation * (p.window - 1) + 1;
+    int64_t behind = pads[d + places.size()];
+    if (automatic == "SAME_UPPER" || automatic == "SAME_LOWER") {
+      const int64_t count = (image + p.stride - 1) / p.stride;
+      const int64_t all =
+          std::max<int64_t>(0, (count - 1) * p.stride + reach - image);
+      p.pad = automatic == "SAME_UPPER" ? all / 2 : all - all / 2;
+      behind = all - p.pad;
+    } else if (automatic == "VALID") {
+      p.pad = behind = 0;
+    } else if (automatic != "NOTSET" && !automatic.empty()) {
+      return InvalidInput("unknown auto_pad '" + automatic + "'");
+    }
+    const int64_t room = image + p.pad + behind - reach;
+    if (room < 0) return InvalidInput("the window is larger than the image");
+    p.count = room / p.stride + 1;
+    // A window that would begin in the padding behind is left out.
+    if (node.Int("ceil_mode", 0) != 0 && room % p.stride != 0 &&
+        p.count * p.stride < image + p.pad) {
+      ++p.count;
+    }
   }
   return places;
+}
+
+Result<std::vector<Dim>> Walk::PlaceDims(const OnnxNode& node,
+                                         const Activation& x,
+                                         std::span<const int64_t> extents) {
+  std::vector<Dim> dims;
+  for (size_t d = 0; d < extents.size(); ++d) {
+    // A sequence stays one.
+    TESSERA_TRY(const Atom atom,
+                Whole(AtomOf(node, d + 1 < extents.size() ? "h" : "w"),
+                      extents[d], x.dims[d + 2][0].letter));
+    dims.push_back({atom});
+  }
+  return dims;
 }
 
 Result<void> Walk::Pool(const OnnxNode& node, std::string_view op,
                         std::vector<Attribute> more) {
   TESSERA_TRY(const Activation x, Image(node, 0));
-  const std::vector<int64_t> window = node.Ints("kernel_shape", {});
-  const std::vector<int64_t> strides = node.Ints("strides", {1, 1});
-  if (window.size() != 2) {
-    return InvalidInput("expected a window in two dimensions");
-  }
-  if (node.Ints("dilations", {1, 1}) != std::vector<int64_t>{1, 1} ||
-      node.Int("storage_order", 0) != 0 || node.outputs.size() > 1) {
+  TESSERA_TRY(const std::vector<Places> places,
+              PlacesIn(node, x, node.Ints("kernel_shape", {})));
+  const bool dilated = std::ranges::any_of(
+      places, [](const Places& p) { return p.dilation != 1; });
+  if (dilated || node.Int("storage_order", 0) != 0 || node.outputs.size() > 1) {
     return InvalidInput(
         "dilations, indices and column-major order are not supported");
   }
-  TESSERA_TRY(const Places y, Window(node, 0, Extent(x.dims[2]), window[0], 1));
-  TESSERA_TRY(const Places z, Window(node, 1, Extent(x.dims[3]), window[1], 1));
-  const std::string name = NameOf(node);
-  TESSERA_TRY(const Atom height, Whole(AtomOf(node, "h"), y.count, 'h'));
-  TESSERA_TRY(const Atom width, Whole(AtomOf(node, "w"), z.count, 'w'));
+  const Directions in = DirectionsOf(x);
+  std::vector<int64_t> counts;
+  for (const Places& p : places) counts.push_back(p.count);
+  TESSERA_TRY(const std::vector<Dim> made, PlaceDims(node, x, counts));
+  const auto [y, z] = HeightAndWidth(places);
+  AddWindow(places, more);
   more.insert(more.end(), {{"out_height", Number(y.count)},
                            {"out_width", Number(z.count)},
-                           {"pad_left", Number(z.pad)},
-                           {"pad_top", Number(y.pad)},
-                           {"stride_height", Number(strides[0])},
-                           {"stride_width", Number(strides[1])},
-                           {"window_height", Number(window[0])},
-                           {"window_width", Number(window[1])}});
+                           {"window_height", Number(y.window)},
+                           {"window_width", Number(z.window)}});
   const std::string rows = "b" + ChannelsOf(x);
-  const TensorId result =
-      builder_.Add1(op, Unique(name), {x.tensor}, rows + "h!w!->" + rows + "yx",
-                    std::move(more));
-  Set(node, ActivationValue(
-                ImagesOf(result, {x.dims[0], x.dims[1], {height}, {width}})));
+  const TensorId result = builder_.Add1(
+      op, Unique(NameOf(node)), {x.tensor},
+      rows + in.image + "->" + rows + in.places, std::move(more));
+  Set(node, ActivationValue(ImagesOf(result, x.dims[0], x.dims[1], made)));
   return {};
 }
 
@@ -234,11 +304,8 @@ Result<void> Walk::Convolution(const OnnxNode& node) {
   const Shape shape = ShapeOf(w);
   const int64_t groups = node.Int("group", 1);
   const int64_t read = Extent(x.dims[1]);
-  const std::vector<int64_t> dilations = node.Ints("dilations", {1, 1});
-  if (!w.Is(Value::Kind::kWeight) || shape.size() != 4 ||
-      dilations.size() != 2) {
-    return InvalidInput(
-        "expected a window in two dimensions, a tensor of the file");
+  if (!w.Is(Value::Kind::kWeight) || shape.size() < 3) {
+    return InvalidInput("expected a window that is a tensor of the file");
   }
   if (groups < 1 || shape[0] < 1 || shape[1] < 1 || shape[0] % groups != 0 ||
       read % groups != 0 || shape[1] != read / groups) {
@@ -246,32 +313,14 @@ Result<void> Walk::Convolution(const OnnxNode& node) {
                         " channels: its weight has " + TextOf(shape) + " in " +
                         std::to_string(groups) + " groups");
   }
-  TESSERA_TRY(const Places y,
-              Window(node, 0, Extent(x.dims[2]), shape[2], dilations[0]));
-  TESSERA_TRY(const Places z,
-              Window(node, 1, Extent(x.dims[3]), shape[3], dilations[1]));
-  const std::string name = NameOf(node);
-  Dim channels = atoms_.Make(AtomOf(node, "c"), shape[0], 'c');
+  const Shape of_window(shape.begin() + 2, shape.end());
+  TESSERA_TRY(const std::vector<Places> places, PlacesIn(node, x, of_window));
+  TESSERA_TRY(const Dim channels, ChannelsFor(node, x, shape[0], groups));
+  std::vector<int64_t> counts;
+  for (const Places& p : places) counts.push_back(p.count);
+  TESSERA_TRY(const std::vector<Dim> made_places, PlaceDims(node, x, counts));
   const bool grouped = groups > 1;
-  if (grouped) {
-    // Both sides have the groups as a dimension of their own.
-    if (!InGroups(x)) {
-      const Atom whole = x.dims[1][0];
-      x.dims[1] = atoms_.Split(whole, groups);
-      ReplaceIn(x.own, whole, x.dims[1]);
-    }
-    if (channels.size() == 1) channels = atoms_.Split(channels[0], groups);
-  }
-  const auto fits = [&](const Dim& dim) {
-    return dim.size() <= 2 &&
-           (!grouped || (dim.size() == 2 && dim[0].extent == groups));
-  };
-  if (!fits(x.dims[1]) || !fits(channels)) {
-    return InvalidInput(
-        "its groups of channels are not those of its neighbours");
-  }
-  TESSERA_TRY(const Atom height, Whole(AtomOf(node, "h"), y.count, 'h'));
-  TESSERA_TRY(const Atom width, Whole(AtomOf(node, "w"), z.count, 'w'));
+  const Directions letters = DirectionsOf(x);
   const std::string in = ChannelsOf(x);
   const std::string out = channels.size() == 1 ? "o" : grouped ? "gn" : "pn";
   Shape window = ExtentsOf(channels);
@@ -279,13 +328,17 @@ Result<void> Walk::Convolution(const OnnxNode& node) {
   for (const Atom& atom : std::span(x.dims[1]).subspan(grouped ? 1 : 0)) {
     window.push_back(atom.extent);
   }
-  window.insert(window.end(), {shape[2], shape[3]});
+  window.insert(window.end(), of_window.begin(), of_window.end());
   // He et al. (2015), over the outputs.
-  const double stddev = std::sqrt(
-      2 / (Number(shape[0] / groups) * Number(shape[2]) * Number(shape[3])));
-  TESSERA_TRY(const TensorId weight, Weight(w, {0, 1, 2, 3}, window, stddev));
+  double outputs = Number(shape[0] / groups);
+  for (int64_t extent : of_window) outputs *= Number(extent);
+  std::vector<size_t> order(shape.size());
+  std::iota(order.begin(), order.end(), 0);
+  TESSERA_TRY(const TensorId weight,
+              Weight(w, std::move(order), window, std::sqrt(2 / outputs)));
   std::vector<TensorId> operands = {x.tensor, weight};
-  std::string rule = "b" + in + "h!w!," + out + (grouped ? "c" : in) + "k!l!";
+  std::string rule = "b" + in + letters.image + "," + out +
+                     (grouped ? "c" : in) + letters.window;
   if (Has(node, 2)) {
     if (ShapeOf(In(node, 2)) != Shape{shape[0]}) {
       return InvalidInput("its bias is not one number for each channel");
@@ -294,24 +347,135 @@ Result<void> Walk::Convolution(const OnnxNode& node) {
     operands.push_back(bias);
     rule += "+" + out;
   }
-  const std::vector<int64_t> strides = node.Ints("strides", {1, 1});
-  const TensorId result =
-      builder_.Add1("conv2d", Unique(name), operands, rule + "->b" + out + "yx",
-                    {{"dilation_height", Number(dilations[0])},
-                     {"dilation_width", Number(dilations[1])},
-                     {"out_height", Number(y.count)},
-                     {"out_width", Number(z.count)},
-                     {"pad_left", Number(z.pad)},
-                     {"pad_top", Number(y.pad)},
-                     {"stride_height", Number(strides[0])},
-                     {"stride_width", Number(strides[1])}});
-  Set(node, ActivationValue(
-                ImagesOf(result, {x.dims[0], channels, {height}, {width}})));
+  const auto [y, z] = HeightAndWidth(places);
+  std::vector<Attribute> attributes = {{"out_height", Number(y.count)},
+                                       {"out_width", Number(z.count)}};
+  AddWindow(places, attributes);
+  AddDilations(places, attributes);
+  const TensorId result = builder_.Add1(
+      "conv2d", Unique(NameOf(node)), operands,
+      rule + "->b" + out + letters.places, std::move(attributes));
+  Set(node,
+      ActivationValue(ImagesOf(result, x.dims[0], channels, made_places)));
+  return {};
+}
+
+Result<Dim> Walk::ChannelsFor(const OnnxNode& node, Activation& x,
+                              int64_t channels, int64_t groups) {
+  Dim made = atoms_.Make(AtomOf(node, "c"), channels, 'c');
+  const bool grouped = groups > 1;
+  if (grouped) {
+    // Both sides have the groups as a dimension of their own.
+    if (!InGroups(x)) {
+      const Atom whole = x.dims[1][0];
+      x.dims[1] = atoms_.Split(whole, groups);
+      ReplaceIn(x.own, whole, x.dims[1]);
+    }
+    if (made.size() == 1) made = atoms_.Split(made[0], groups);
+  }
+  const auto fits = [&](const Dim& dim) {
+    return dim.size() <= 2 &&
+           (!grouped || (dim.size() == 2 && dim[0].extent == groups));
+  };
+  if (fits(x.dims[1]) && fits(made)) return made;
+  return InvalidInput("its groups of channels are not those of its neighbours");
+}
+
+// The weight is (in, out of a group, window).
+Result<void> Walk::TransposedConvolution(const OnnxNode& node) {
+  TESSERA_TRY(Activation x, Image(node, 0));
+  const Value& w = In(node, 1);
+  const Shape shape = ShapeOf(w);
+  const int64_t groups = node.Int("group", 1);
+  const int64_t read = Extent(x.dims[1]);
+  if (!w.Is(Value::Kind::kWeight) || shape.size() != x.dims.size()) {
+    return InvalidInput(
+        "expected a window of the image's dimensions, a tensor of the file");
+  }
+  if (groups < 1 || shape[0] != read || shape[1] < 1 || read % groups != 0) {
+    return InvalidInput("reads " + std::to_string(read) +
+                        " channels: its weight has " + TextOf(shape) + " in " +
+                        std::to_string(groups) + " groups");
+  }
+  const Shape of_window(shape.begin() + 2, shape.end());
+  TESSERA_TRY(std::vector<Places> places, WindowOf(node, of_window));
+  const size_t directions = places.size();
+  const std::vector<int64_t> nothing(2 * directions, 0);
+  const std::vector<int64_t> pads = node.Ints("pads", nothing);
+  const std::vector<int64_t> more = node.Ints(
+      "output_padding", std::vector<int64_t>(directions, 0));
+  const std::vector<int64_t> sizes = node.Ints("output_shape", {});
+  const std::string automatic = node.Text("auto_pad", "NOTSET");
+  const bool same = automatic == "SAME_UPPER" || automatic == "SAME_LOWER";
+  if (more.size() != directions ||
+      (!sizes.empty() && sizes.size() != directions)) {
+    return InvalidInput("its padding does not fit its window");
+  }
+  std::vector<int64_t> image;
+  for (size_t d = 0; d < directions; ++d) {
+    Places& p = places[d];
+    const int64_t count = Extent(x.dims[d + 2]);
+    const int64_t whole =
+        p.stride * (count - 1) + p.dilation * (p.window - 1) + 1 + more[d];
+    if (same || !sizes.empty()) {
+      image.push_back(!sizes.empty() ? sizes[d] : count * p.stride);
+      const int64_t all = std::max<int64_t>(0, whole - image[d]);
+      p.pad = automatic == "SAME_UPPER" ? all / 2 : all - all / 2;
+    } else {
+      if (automatic == "VALID") p.pad = 0;
+      image.push_back(whole - p.pad -
+                      (automatic == "VALID" ? 0 : pads[d + directions]));
+    }
+    if (more[d] < 0 || image[d] < 1 || image[d] > 1 << 30) {
+      return InvalidInput("makes an image of " + std::to_string(image[d]) +
+                          " along dimension " + std::to_string(d + 2));
+    }
+  }
+  TESSERA_TRY(const Dim channels,
+              ChannelsFor(node, x, shape[1] * groups, groups));
+  TESSERA_TRY(const std::vector<Dim> pixels, PlaceDims(node, x, image));
+  const bool grouped = groups > 1;
+  const Directions letters = DirectionsOf(x);
+  const std::string in = grouped ? "gn" : InGroups(x) ? "pn" : "n";
+  const std::string out = channels.size() == 1 ? "c" : grouped ? "gc" : "oc";
+  Shape window = ExtentsOf(x.dims[1]);
+  for (const Atom& atom : std::span(channels).subspan(grouped ? 1 : 0)) {
+    window.push_back(atom.extent);
+  }
+  window.insert(window.end(), of_window.begin(), of_window.end());
+  double outputs = Number(shape[1]);
+  for (int64_t extent : of_window) outputs *= Number(extent);
+  std::vector<size_t> order(shape.size());
+  std::iota(order.begin(), order.end(), 0);
+  TESSERA_TRY(const TensorId weight,
+              Weight(w, std::move(order), window, std::sqrt(2 / outputs)));
+  std::vector<Attribute> attributes = {
+      {"image_height", Number(directions == 2 ? image[0] : 1)},
+      {"image_width", Number(image.back())}};
+  AddWindow(places, attributes);
+  AddDilations(places, attributes);
+  const std::string name = NameOf(node);
+  TensorId result = builder_.Add1(
+      "conv_transpose2d", Unique(name), {x.tensor, weight},
+      "b" + in + letters.places + "," + in + (grouped ? "c" : out) +
+          letters.window + "->b" + out + letters.image,
+      std::move(attributes));
+  if (Has(node, 2)) {
+    if (ShapeOf(In(node, 2)) != Shape{shape[1] * groups}) {
+      return InvalidInput("its bias is not one number for each channel");
+    }
+    TESSERA_TRY(const TensorId bias,
+                Weight(In(node, 2), {0}, ExtentsOf(channels), 0));
+    const std::string all = "b" + out + (directions == 2 ? "hw" : "w");
+    result = builder_.Add1("broadcast_add", Unique(name + ".bias"),
+                           {result, bias}, all + "," + out + "->" + all);
+  }
+  Set(node, ActivationValue(ImagesOf(result, x.dims[0], channels, pixels)));
   return {};
 }
 
 Result<void> Walk::BatchNorm(const OnnxNode& node) {
-  TESSERA_TRY(Activation x, Image(node, 0));
+  TESSERA_TRY(Activation x, Image(node, 0, /*features=*/true));
   const Shape all = {Extent(x.dims[1])};
   if (ShapeOf(In(node, 1)) != all || ShapeOf(In(node, 2)) != all) {
     return InvalidInput(
@@ -321,7 +485,9 @@ Result<void> Walk::BatchNorm(const OnnxNode& node) {
   TESSERA_TRY(const TensorId scale, Weight(In(node, 1), {0}, shape, 0, 1));
   TESSERA_TRY(const TensorId shift, Weight(In(node, 2), {0}, shape, 0));
   const std::string c = ChannelsOf(x);
-  const std::string images = "b" + c + "hw";
+  constexpr std::string_view kPlaces[] = {"", "w", "hw"};
+  const std::string images =
+      "b" + c + std::string(kPlaces[x.dims.size() - 2]);
   const std::string rule = images + "," + c + "," + c + "->" + images;
   const double epsilon = node.Float("epsilon", 1e-5);
   const auto groups = options_.overrides.find(kBatchNormGroups);

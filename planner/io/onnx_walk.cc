@@ -720,6 +720,7 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Clip", "clip", &Walk::Clip},
       {"Concat", "concat_channels", &Walk::Concat},
       {"Conv", "conv2d, or linear of patches", &Walk::Convolution},
+      {"ConvTranspose", "conv_transpose2d", &Walk::TransposedConvolution},
       {"Cosh", "exp and others", &Walk::Function1},
       {"DepthToSpace", "nothing", &Walk::Depth},
       {"Dropout", "dropout while training, else nothing", &Walk::Dropout},
@@ -764,7 +765,8 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Mish", "softplus, tanh and multiply", &Walk::Function1},
       {"OneHot", "one_hot", &Walk::OneHot},
       {"PRelu", "leaky_relu by channel", &Walk::PRelu},
-      {"Pad", "pad", &Walk::Pad},
+      {"Pad", "pad; of edges resample, of what is reflected slice",
+       &Walk::Pad},
       {"RNN", "linear, add and tanh or relu, step by step", &Walk::Recurrent},
       {"ReduceL1", "reduce_sum", &Walk::ReduceMore},
       {"ReduceL2", "reduce_sum", &Walk::ReduceMore},
@@ -776,6 +778,7 @@ std::span<const Walk::Row> Walk::Rows() {
       {"ReduceSum", "reduce_sum", &Walk::Reduce},
       {"ReduceSumSquare", "reduce_sum", &Walk::ReduceMore},
       {"Reshape", "nothing", &Walk::Reshape},
+      {"Resize", "resample", &Walk::Resize},
       {"ScatterElements", "scatter_add", &Walk::ScatterElements},
       {"Selu", "elu", &Walk::Function1},
       {"Shrink", "comparisons and products", &Walk::Function1},
@@ -981,9 +984,9 @@ void Walk::Run() {
     }
     Activation x;
     const size_t rank = input.shape.size();
-    constexpr std::string_view kImage = "bchw";
+    const std::string_view image = rank == 3 ? "bcw" : "bchw";
     for (size_t d = 0; d < rank; ++d) {
-      char letter = kImage[d];
+      char letter = image[d];
       if (!input.is_float && d == 1) letter = 's';
       // Samples and places are those of all inputs, but an encoder's has places
       // of its own.
@@ -1002,14 +1005,9 @@ void Walk::Run() {
       x.dims.push_back({*atom});
     }
     Shape shape = input.shape;
-    if (input.name == "images") {
-      // Features are images of one pixel.
-      for (size_t d = rank; d < 4; ++d) {
-        const Atom one = {-static_cast<int>(d), 1, kImage[d]};
-        x.own.push_back(one);
-        if (d > 1) x.dims.back().push_back(one);
-        shape.push_back(1);
-      }
+    if (input.name == "images" && rank == 1) {
+      x.own.push_back({-1, 1, 'c'});
+      shape.push_back(1);
     }
     if (!patches_) {
       x.tensor = builder_.Input(Unique(input.name), shape,

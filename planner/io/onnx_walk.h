@@ -41,10 +41,13 @@ struct Sizes {
   std::vector<BoundInput> inputs;
 };
 
-// The size of a window's result, as ONNX's MaxPool defines it.
+// A window's places in one direction, as ONNX's MaxPool defines them.
 struct Places {
-  int64_t count = 0;
+  int64_t count = 1;
   int64_t pad = 0;  // in front
+  int64_t stride = 1;
+  int64_t window = 1;
+  int64_t dilation = 1;
 };
 
 // Of a weight's first dimension, where it is one of several pieces.
@@ -138,9 +141,22 @@ class Walk {
                      bool transposed, const Value* bias, const std::string& to);
   // What adds a bias to a product and alone reads it, or null.
   const OnnxNode* BiasBehind(const OnnxNode& node, int64_t features);
-  Result<Activation> Image(const OnnxNode& node, size_t i);
-  Result<Places> Window(const OnnxNode& node, size_t direction, int64_t image,
-                        int64_t window, int64_t dilation) const;
+  // Images or signals; where `features` is true, features alone too.
+  Result<Activation> Image(const OnnxNode& node, size_t i,
+                           bool features = false);
+  // Of a node, in each direction; the last one is the width. Counts are 0.
+  static Result<std::vector<Places>> WindowOf(const OnnxNode& node,
+                                               const Shape& window);
+  // The same with the places in images like x.
+  static Result<std::vector<Places>> PlacesIn(const OnnxNode& node,
+                                              const Activation& x,
+                                              const Shape& window);
+  // The dimensions that windows make.
+  Result<std::vector<Dim>> PlaceDims(const OnnxNode& node, const Activation& x,
+                                     std::span<const int64_t> extents);
+  // Channels of what a node makes of x, in groups as those of x.
+  Result<Dim> ChannelsFor(const OnnxNode& node, Activation& x, int64_t channels,
+                          int64_t groups);
   Result<void> Pool(const OnnxNode& node, std::string_view op,
                     std::vector<Attribute> more);
   Result<Activation> Relabelled(Activation x, const Shape& shape);
@@ -180,6 +196,11 @@ class Walk {
   Result<Activation> SliceOf(const OnnxNode& node, Activation x, size_t d,
                              int64_t start, int64_t step, int64_t places,
                              const std::string& what);
+  // Places of dimension d, `step` apart: of all the nearest one below, or
+  // where `linear` is true between both neighbours.
+  Result<Activation> Resampled(const OnnxNode& node, Activation x, size_t d,
+                               int64_t places, double start, double step,
+                               bool linear);
   // `op` makes `places` places of dimension d.
   Result<Activation> Placed(const OnnxNode& node, Activation x, size_t d,
                             int64_t places, std::string_view op,
@@ -349,11 +370,13 @@ class Walk {
   Result<void> PRelu(const OnnxNode& node);
   Result<void> Reduce(const OnnxNode& node);
   Result<void> ReduceMore(const OnnxNode& node);
+  Result<void> Resize(const OnnxNode& node);
   Result<void> Slice(const OnnxNode& node);
   Result<void> Variadic(const OnnxNode& node);
   Result<void> BatchNorm(const OnnxNode& node);
   Result<void> Concat(const OnnxNode& node);
   Result<void> Convolution(const OnnxNode& node);
+  Result<void> TransposedConvolution(const OnnxNode& node);
   Result<void> Depth(const OnnxNode& node);
   Result<void> Dropout(const OnnxNode& node);
   Result<void> Einsum(const OnnxNode& node);
