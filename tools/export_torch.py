@@ -56,6 +56,12 @@ FUNCTIONS = {
     "hard_sigmoid": nn.functional.hardsigmoid,
     "hard_swish": nn.functional.hardswish,
     "tanh": torch.tanh,
+    "softplus": nn.functional.softplus,
+    "abs": torch.abs,
+    "erf": torch.erf,
+    "exp": torch.exp,
+    "sin": torch.sin,
+    "cos": torch.cos,
 }
 # Inputs by the names that models give them; the others by what they hold.
 INPUTS = {"input_ids": "tokens", "decoder_input_ids": "tokens",
@@ -621,6 +627,67 @@ class Walk:
         dims[part.dim:part.dim + 1] = [] if part.dropped else [own]
         return Act(part.x.tensor, flatten(dims), dims)
 
+    def contiguous(self, value, node, what="operand"):
+        """The same, transposed where it is not."""
+        x = self.tensor(value, what)
+        wanted = flatten(x.dims)
+        if wanted == x.own:
+            return x
+        if sorted(wanted, key=lambda a: a.name) != sorted(
+                x.own, key=lambda a: a.name):
+            raise Unmappable(f"{what} is broadcast")
+        letters = Letters()
+        y = self.add("transpose", node, [x.tensor],
+                     f"{letters(x.own)}->{letters(wanted)}",
+                     suffix="transpose")[0]
+        return dataclasses.replace(x, tensor=y, own=wanted)
+
+    def joined(self, x, node, dim):
+        """x with dimension `dim` one atom: several are joined, one of 1 is
+        made."""
+        if len(x.dims[dim]) == 1:
+            return x
+        x = self.contiguous(x, node)
+        parts = x.dims[dim]
+        at = len(flatten(x.dims[:dim]))
+        letters = Letters()
+        letters.of = {letter: letter for letter in "def"}
+        front, gone, behind = (letters(atoms) for atoms in (
+            x.own[:at], parts, x.own[at + len(parts):]))
+        gone = "".join(f"{letter}!" for letter in gone)
+        size = extent(parts)
+        y = self.add("reshape", node, [x.tensor],
+                     f"{front}{gone}{behind}->{front}d!{behind}",
+                     suffix="joined", sizes={"d": size}, first=size,
+                     second=1, third=1)[0]
+        made = Atom(f"{y}.joined", size, parts[0].letter if parts else "f")
+        return self.apart(
+            Act(y, [*x.own[:at], made, *x.own[at + len(parts):]],
+                [*x.dims[:dim], [made], *x.dims[dim + 1:]]), node, dim)
+
+    def apart(self, x, node, dim):
+        """x, of whose dimension `dim` the atom is new: where it is taken apart
+        behind x, by a node of their own."""
+        [atom] = x.dims[dim]
+        parts = self.atoms.make(atom.name, atom.extent, atom.letter)
+        if parts == [atom]:
+            return x
+        if len(parts) > 3:
+            raise Unmappable("a dimension that is taken apart into "
+                             f"{len(parts)} behind it")
+        at = x.own.index(atom)
+        letters = Letters()
+        letters.of = {letter: letter for letter in "mdef"}
+        front, behind = letters(x.own[:at]), letters(x.own[at + 1:])
+        sizes = [part.extent for part in parts] + [1]
+        made = "d!e!f!"[:2 * len(parts)]
+        y = self.add("reshape", node, [x.tensor],
+                     f"{front}m!{behind}->{front}{made}{behind}",
+                     suffix="apart", sizes=dict(zip("def", sizes)),
+                     first=sizes[0], second=sizes[1], third=sizes[2])[0]
+        return Act(y, [*x.own[:at], *parts, *x.own[at + 1:]],
+                   [*x.dims[:dim], parts, *x.dims[dim + 1:]])
+
     # ---- nodes
 
     def add(self, op, node, operands, rule, path=None, suffix=None, **more):
@@ -731,6 +798,9 @@ def function_of(samples):
     factor = (samples[0] / POINTS[0]).item()
     if torch.allclose(samples, factor * POINTS, rtol=1e-6):
         return "scale", {"factor": factor}
+    if torch.allclose(samples, nn.functional.leaky_relu(POINTS, factor),
+                      rtol=1e-6):
+        return "leaky_relu", {"slope": factor}
     least, most = samples.min(), samples.max()
     if torch.equal(samples, POINTS.clamp(least, most)):
         # Both bends are among the points (clamped).
@@ -835,7 +905,7 @@ def binary(walk, node, name, operands, alpha=1):
     if x.shape != y.shape:
         raise Unmappable(f"expected tensors of one shape, found {x.shape} and "
                          f"{y.shape}")
-    x, y = walk.plain(x), walk.plain(y)
+    x, y = walk.contiguous(x, node), walk.contiguous(y, node)
     if [a.extent for a in x.own] != [a.extent for a in y.own]:
         if walk.atoms.changed:
             return x
@@ -939,7 +1009,7 @@ def rms_norm_whole(walk, node, x, shape, scale=None, epsilon=None):
 
 
 def layer_norm(walk, node, x, shape, scale=None, shift=None, epsilon=1e-5, *_):
-    x = walk.plain(x)
+    x = walk.contiguous(x, node)
     if len(shape) != 1 or len(x.own) != 3:
         raise Unmappable("expected a norm of the features of tokens")
     rows, last, statistics = norm_rule(walk, x, 2)
@@ -958,7 +1028,7 @@ def dense(walk, node, x, weight, bias, transposed):
     a layer for each piece."""
     if not isinstance(weight, Param) or len(weight.shape) != 2:
         raise Unmappable("expected a product with a matrix of parameters")
-    x = walk.plain(x)
+    x = walk.contiguous(x, node)
     if bias is not None and not isinstance(bias, Param):
         raise Unmappable("expected a bias of parameters")
     if transposed:
@@ -1253,11 +1323,10 @@ def part(walk, node, x, dim, start, stop, dropped=False):
 
 def placed(walk, node, x, dim, size, op, suffix=None, **attributes):
     """Dimension `dim` with `size` places that `op` makes of its own."""
-    x = walk.tensor(x)
-    if len(x.dims[dim]) != 1 or x.dims[dim][0] not in x.own:
-        raise Unmappable("places of a dimension that is several, or none of "
-                         "its tensor")
+    x = walk.joined(walk.tensor(x), node, dim)
     atom = x.dims[dim][0]
+    if len(x.dims[dim]) != 1 or atom not in x.own:
+        raise Unmappable("places of a dimension that is several or broadcast")
     if atom.letter == "b":
         raise Unmappable("takes some of the samples")
     letters = Letters()
@@ -1266,9 +1335,9 @@ def placed(walk, node, x, dim, size, op, suffix=None, **attributes):
         x.own[:x.own.index(atom)], x.own[x.own.index(atom) + 1:]))
     y = walk.add(op, node, [x.tensor], f"{front}m!{behind}->{front}d!{behind}",
                  suffix=suffix, sizes={"d": size}, places=size, **attributes)[0]
-    [made] = walk.atoms.make(f"{y}.places", size, atom.letter)
+    made = Atom(f"{y}.places", size, atom.letter)
     swap = lambda atoms: [made if a == atom else a for a in atoms]
-    return Act(y, swap(x.own), [swap(d) for d in x.dims])
+    return walk.apart(Act(y, swap(x.own), [swap(d) for d in x.dims]), node, dim)
 
 
 def sliced_off(walk, node, x, dim, start, size, step=1):
@@ -1285,7 +1354,7 @@ def resized(linear):
     def resize(walk, node, x, sizes=None, *more):
         aligned = more[0] if linear else False
         factors = more[-1] if more else None
-        x = image(walk, x)
+        x = image(walk, node, x)
         for i, size in enumerate(node.meta["val"].shape[2:]):
             before = x.shape[i + 2]
             if size == before:
@@ -1822,13 +1891,16 @@ def each(value, directions, fallback=None):
     return list(value) * (directions // len(value))
 
 
-def image(walk, x, features=False):
+def image(walk, node, x, features=False):
     """Images or signals, or where `features` is true features alone."""
-    x = walk.plain(x)
+    x = walk.contiguous(x, node)
     if (len(x.dims) not in ((2, 3, 4) if features else (3, 4)) or
-            len(x.own) != len(x.dims[1]) + len(x.dims) - 1):
+            x.dims[0] != [walk.batch]):
         raise Unmappable("expected images (batch, channels, height, width), or "
                          "signals (batch, channels, length)")
+    for dim in range(1, len(x.dims)):
+        if dim > 1 or len(x.dims[1]) != 2:
+            x = walk.joined(x, node, dim)
     return x
 
 
@@ -1844,10 +1916,16 @@ def letters_of_windows(x):
 def of_image(walk, node, tensor, x, channels):
     """A result of the size that PyTorch says. A sequence stays one."""
     sizes = node.meta["val"].shape[2:]
-    places = [walk.atoms.make(f"{node.name}.{name}", size, dim[0].letter)
+    places = [[Atom(f"{node.name}.{name}", size, dim[0].letter)]
               for name, size, dim in zip("hw"[-len(sizes):], sizes, x.dims[2:])]
-    return Act(tensor, [*x.dims[0], *channels, *flatten(places)],
-               [x.dims[0], channels, *places])
+    y = Act(tensor, [*x.dims[0], *channels, *flatten(places)],
+            [x.dims[0], channels, *places])
+    if walk.atoms.changed:  # what reads it is of no use
+        return y
+    for dim in range(len(y.dims) - 1, 0, -1):
+        if len(y.dims[dim]) == 1:
+            y = walk.apart(y, node, dim)
+    return y
 
 
 def sides(name, values, without):
@@ -1861,10 +1939,10 @@ def window_attributes(stride, padding):
     return {"pad_top": top, "pad_left": left, **sides("stride", stride, 1)}
 
 
-def groups_of(walk, x, out, groups):
+def groups_of(walk, x, out_name, out_size, groups):
     """Channels of both sides, as groups and channels in a group where there
     are several groups."""
-    channels = x.dims[1]
+    channels, out = x.dims[1], walk.atoms.make(out_name, out_size, "c")
     if groups > 1:
         if len(channels) == 1:
             channels = walk.atoms.split(channels[0], groups)
@@ -1872,8 +1950,9 @@ def groups_of(walk, x, out, groups):
             out = walk.atoms.split(out[0], groups)
         if channels[0].extent != groups or out[0].extent != groups:
             raise Unmappable("groups that are not those of its neighbours")
-    if len(channels) > 2 or len(out) > 2:
-        raise Unmappable("channels that are taken apart")
+    # A rule has not more than three letters of channels on both sides.
+    if groups == 1 and len(channels) + len(out) > 3:
+        out = [Atom(out_name, extent(out), "c")]
     return channels, out
 
 
@@ -1886,9 +1965,8 @@ def convolution(walk, node, x, weight, bias=None, stride=1, padding=0,
         padding = [0] * n if padding == "valid" else [
             d * (k - 1) // 2 for d, k in zip(dilation, window)]
     padding = each(padding, n)
-    x = image(walk, x)
-    out = walk.atoms.make(f"{node.name}.c", weight.shape[0], "c")
-    channels, out = groups_of(walk, x, out, groups)
+    x = image(walk, node, x)
+    channels, out = groups_of(walk, x, f"{node.name}.c", weight.shape[0], groups)
     if walk.atoms.changed:
         return of_image(walk, node, x.tensor, x, out)
     into = "c" if len(channels) == 1 else "gc"
@@ -1919,9 +1997,9 @@ def transposed_convolution(walk, node, x, weight, bias=None, stride=1,
         raise Unmappable("expected a window of parameters")
     window = weight.shape[2:]
     n = len(window)
-    x = image(walk, x)
-    out = walk.atoms.make(f"{node.name}.c", weight.shape[1] * groups, "c")
-    channels, out = groups_of(walk, x, out, groups)
+    x = image(walk, node, x)
+    channels, out = groups_of(walk, x, f"{node.name}.c",
+                              weight.shape[1] * groups, groups)
     if walk.atoms.changed:
         return of_image(walk, node, x.tensor, x, out)
     read = "n" if len(channels) == 1 else "gn" if groups > 1 else "pn"
@@ -2042,7 +2120,7 @@ def param_elementwise(walk, node, name, *operands, **keywords):
 def batch_norm(walk, node, x, scale, shift, running_mean=None,
                running_var=None, training=True, momentum=0.1, epsilon=1e-5,
                *_):
-    x = image(walk, x, features=True)
+    x = image(walk, node, x, features=True)
     size, c = [a.extent for a in x.dims[1]], letters_of_channels(x)
     operands = [x.tensor, walk.vector(scale, size, constant=1),
                 walk.vector(shift, size)]
@@ -2058,7 +2136,7 @@ def batch_norm(walk, node, x, scale, shift, running_mean=None,
 
 
 def pool(walk, node, x, op, window, stride, padding, **more):
-    x = image(walk, x)
+    x = image(walk, node, x)
     n = len(x.dims) - 2
     window, padding = each(window, n), each(padding, n)
     stride = each(stride, n, window)
@@ -2088,7 +2166,7 @@ def average_pool(walk, node, x, window, stride=None, padding=0, ceil=False,
 
 
 def adaptive_pool(walk, node, x, size):
-    x = image(walk, x)
+    x = image(walk, node, x)
     into = x.shape[2:]
     out = each(size, len(into))
     if set(out) == {1}:
@@ -2102,7 +2180,7 @@ def adaptive_pool(walk, node, x, size):
 
 
 def image_mean(walk, node, x, keep):
-    x = image(walk, x)
+    x = image(walk, node, x)
     c = letters_of_channels(x)
     if len(x.dims) == 4:
         y = walk.add("image_mean", node, [x.tensor], f"b{c}hw->b{c}")[0]
@@ -2115,7 +2193,7 @@ def image_mean(walk, node, x, keep):
 
 def joined(walk, node, parts, dim):
     """Tensors beside each other along a dimension, such as channels."""
-    parts = [walk.plain(p) for p in parts]
+    parts = [walk.joined(walk.contiguous(p, node), node, dim) for p in parts]
     joint = parts[0]
     for p in parts:
         if len(p.dims[dim]) != 1 or p.dims[dim][0].letter == "b":
@@ -2138,11 +2216,100 @@ def joined(walk, node, parts, dim):
         y = walk.add("concat_channels", node, [p.tensor for p in some],
                      f"{rule}->{front}d!{behind}", sizes={"d": count},
                      channels=count)[0]
-        [made] = walk.atoms.make(f"{y}.c{first}", count,
-                                 joint.dims[dim][0].letter)
+        made = Atom(f"{y}.c{first}", count, joint.dims[dim][0].letter)
         joint = Act(y, [*joint.own[:at], made, *joint.own[at + 1:]],
                     [*joint.dims[:dim], [made], *joint.dims[dim + 1:]])
-    return joint
+    return walk.apart(joint, node, dim) if len(parts) > 1 else joint
+
+
+def standardised(walk, node, x, groups, scale, shift, epsilon):
+    """(x - mean) / sqrt(variance + epsilon) over each group of channels and
+    all places, then a scale and shift of each channel."""
+    x = image(walk, node, x, features=True)
+    channels = x.dims[1]
+    all_channels = extent(channels)
+    if len(channels) == 1 and 1 < groups < all_channels:
+        walk.atoms.split(channels[0], groups)
+        return x  # not in this walk
+    c = "c" if len(channels) == 1 else "gc"
+    hw = ("", "w", "hw")[len(x.dims) - 2]
+    if groups in (1, all_channels):
+        kept = "b" if groups == 1 else f"b{c}"
+    elif channels[0].extent == groups:
+        kept = "bg"
+    else:
+        raise Unmappable("groups that are not those of its neighbours")
+    add = functools.partial(walk.add, node=node)
+    mean = lambda t, suffix: add("reduce_mean", operands=[t],
+                                 rule=f"b{c}{hw}->{kept}", suffix=suffix)[0]
+    each_of = f"b{c}{hw}"
+    rule = f"{each_of},{kept}->{each_of}"
+    y = add("subtract", operands=[x.tensor, mean(x.tensor, "mean")], rule=rule,
+            suffix="centred")[0]
+    squares = add("multiply", operands=[y, y],
+                  rule=f"{each_of},{each_of}->{each_of}", suffix="squares")[0]
+    deviation = mean(squares, "variance")
+    for op, more in (("offset", {"amount": epsilon}), ("sqrt", {})):
+        deviation = add(op, operands=[deviation], rule=f"{kept}->{kept}",
+                        suffix=op, **more)[0]
+    y = add("divide", operands=[y, deviation], rule=rule, suffix="divide")[0]
+    size = [a.extent for a in channels]
+    for op, param, constant in (("multiply", scale, 1),
+                                ("broadcast_add", shift, 0)):
+        if param is not None:
+            y = add(op, operands=[y, walk.vector(param, size, constant)],
+                    rule=f"{each_of},{c}->{each_of}",
+                    suffix="scale" if constant else "shift")[0]
+    return dataclasses.replace(x, tensor=y)
+
+
+def group_norm(walk, node, x, groups, scale=None, shift=None, epsilon=1e-5, *_):
+    return standardised(walk, node, x, groups, scale, shift, epsilon)
+
+
+def instance_norm(walk, node, x, scale=None, shift=None, running_mean=None,
+                  running_var=None, of_input=True, momentum=0.1, epsilon=1e-5,
+                  *_):
+    if not of_input:
+        raise Unmappable("an instance norm of running statistics")
+    return standardised(walk, node, x, x.shape[1], scale, shift, epsilon)
+
+
+def prelu(walk, node, x, slope):
+    """max(x, 0) + slope min(x, 0), a slope for each channel or for all."""
+    x = walk.contiguous(x, node)
+    own = letters_of(x.own)
+    if not isinstance(slope, Param) or len(x.dims) < 2:
+        raise Unmappable("expected a slope that is a parameter")
+    if slope.shape == [1]:
+        shape, read = [1], next(c for c in "uvz" if c not in own)
+        rule = f"{own},{read}!->{own}"
+    else:
+        shape = [a.extent for a in x.dims[1]]
+        at = len(x.dims[0])
+        rule = f"{own},{own[at:at + len(shape)]}->{own}"
+    zero = dataclasses.replace(x, samples=POINTS.clamp(max=0), last=node)
+    y = walk.add("multiply", node, [walk.tensor(zero).tensor,
+                                    walk.vector(slope, shape, constant=0.25)],
+                 rule, suffix="below")[0]
+    above = walk.tensor(dataclasses.replace(x, samples=POINTS.clamp(min=0),
+                                            last=node)).tensor
+    return dataclasses.replace(x, tensor=walk.add(
+        "add", node, [above, y], f"{own},{own}->{own}", suffix="add")[0])
+
+
+def pixel_shuffle(walk, node, x, factor):
+    """Channels (c, r, r) as blocks of pixels."""
+    x = walk.contiguous(x, node)
+    _, channels, height, width = x.dims
+    if len(channels) < 3:
+        last = channels[-1]
+        if len(channels) == 1:
+            last = walk.atoms.split(last, last.extent // factor ** 2)[-1]
+        walk.atoms.split(last, factor)
+        return x  # not in this walk
+    c, *block = channels
+    return x.viewed([x.dims[0], [c], height + block[:1], width + block[1:]])
 
 
 # ---- The loss ------------------------------------------------------------------
@@ -2270,6 +2437,10 @@ OPERATORS = {
     "cat": cat,
     "chunk": chunk,
     "cross_entropy_loss": cross_entropy,
+    "group_norm": group_norm,
+    "instance_norm": instance_norm,
+    "pixel_shuffle": pixel_shuffle,
+    "prelu": prelu,
     "dropout": dropout,
     "dropout_": dropout,
     "embedding": embedding,

@@ -685,6 +685,99 @@ Result<Activation> Walk::Contiguous(const OnnxNode& node, Activation x) {
   return x;
 }
 
+namespace {
+
+// Of a reshape that makes these dimensions.
+std::vector<Attribute> ReshapeTo(std::span<const Atom> atoms) {
+  const auto extent = [&](size_t i) {
+    return i < atoms.size() ? Number(atoms[i].extent) : 1;
+  };
+  return {{"first", extent(0)}, {"second", extent(1)}, {"third", extent(2)}};
+}
+
+}  // namespace
+
+Result<Activation> Walk::Joined(const OnnxNode& node, Activation x, size_t d) {
+  if (x.dims[d].size() == 1) return x;
+  TESSERA_TRY(x, Contiguous(node, std::move(x)));
+  const Dim parts = x.dims[d];
+  const auto front = static_cast<int64_t>(
+      Flatten(std::span(x.dims).first(d)).size());
+  const std::string name = AtomOf(node, "joint" + std::to_string(d) + "_" +
+                                             std::to_string(x.tensor.index()));
+  const Atom joint = {-1, Extent(parts), parts.empty() ? 'f' : parts[0].letter};
+  for (const Atom& atom : parts) {
+    if (atom.letter == 'b') return InvalidInput("joins samples and others");
+  }
+  Letters letters("def");
+  std::string rule;
+  for (const Atom& atom : x.own) {
+    rule += letters.Of(std::span(&atom, 1));
+    const bool gone = std::ranges::count(parts, atom.id, &Atom::id) > 0;
+    if (gone) rule += "!";
+  }
+  const auto begin = x.own.begin() + front;
+  const auto at = x.own.erase(begin, begin + std::ssize(parts));
+  const auto made = x.own.insert(at, joint);
+  const std::string to =
+      letters.Of({x.own.begin(), made}) + "d!" +
+      letters.Of({made + 1, x.own.end()});
+  TESSERA_RETURN_IF_ERROR(CheckRule(x.own, {&x}));
+  x.tensor = builder_.Add1(
+      "reshape", Unique(NameOf(node) + ".joint" + std::to_string(d)),
+      {x.tensor}, rule + "->" + to,
+      ReshapeTo({&joint, 1}));
+  return WithDim(node, std::move(x), d, static_cast<size_t>(front), name,
+                 joint.extent, joint.letter);
+}
+
+Result<Activation> Walk::WithDim(const OnnxNode& node, Activation y, size_t d,
+                                 size_t at, const std::string& name,
+                                 int64_t extent, char letter) {
+  const Dim parts = atoms_.Make(name, extent, letter);
+  if (parts.size() == 1) {
+    TESSERA_TRY(const Atom atom, Whole(name, extent, letter));
+    y.own[at] = atom;
+    y.dims[d] = {atom};
+    return y;
+  }
+  if (parts.size() > 3 || y.own.size() + parts.size() - 1 > kMaxDims) {
+    return InvalidInput("a dimension of its result is taken apart into " +
+                        std::to_string(parts.size()) + " behind it");
+  }
+  Letters letters("mdef");
+  const std::string front = letters.Of(std::span(y.own).first(at));
+  const std::string behind = letters.Of(std::span(y.own).subspan(at + 1));
+  y.tensor = builder_.Add1(
+      "reshape", Unique(NameOf(node) + ".apart" + std::to_string(d)),
+      {y.tensor},
+      front + "m!" + behind + "->" + front +
+          (parts.size() == 2 ? "d!e!" : "d!e!f!") + behind,
+      ReshapeTo(parts));
+  const auto place = y.own.erase(y.own.begin() + static_cast<int64_t>(at));
+  y.own.insert(place, parts.begin(), parts.end());
+  y.dims[d] = parts;
+  return y;
+}
+
+Activation Walk::WithoutOne(const OnnxNode& node, Activation x,
+                            const Atom& one) {
+  Letters letters("def");
+  std::string from;
+  std::string to;
+  for (const Atom& atom : x.own) {
+    const std::string letter = letters.Of(std::span(&atom, 1));
+    from += letter + (atom.id == one.id ? "!" : "");
+    if (atom.id != one.id) to += letter;
+  }
+  std::erase_if(x.own, [&](const Atom& atom) { return atom.id == one.id; });
+  for (Dim& dim : x.dims) ReplaceIn(dim, one, {});
+  x.tensor = builder_.Add1("reshape", Unique(NameOf(node) + ".without"),
+                           {x.tensor}, from + "->" + to,
+                           ReshapeTo({}));
+  return x;
+}
+
 Result<Activation> Walk::SoftmaxOf(const OnnxNode& node, Activation x,
                                    size_t axis, bool log) {
   TESSERA_TRY(x, Materialise(std::move(x)));
@@ -798,26 +891,29 @@ Result<Activation> Walk::Placed(const OnnxNode& node, Activation x, size_t d,
                                 std::vector<Attribute> attributes,
                                 const std::string& what) {
   TESSERA_RETURN_IF_ERROR(CheckOwn(x, d));
+  if (x.dims[d].size() != 1) {
+    return InvalidInput("takes places of a dimension that is several");
+  }
   const Atom from = x.dims[d][0];
-  TESSERA_TRY(const Atom to, Whole(AtomOf(node, what + std::to_string(d)),
-                                   places, from.letter));
   Letters letters("md");
   std::string left;
   std::string right;
-  for (Atom& atom : x.own) {
-    const bool here = atom.id == from.id;
-    const std::string letter = here ? "" : letters.Of(std::span(&atom, 1));
+  size_t at = 0;
+  for (size_t i = 0; i < x.own.size(); ++i) {
+    const bool here = x.own[i].id == from.id;
+    const std::string letter =
+        here ? "" : letters.Of(std::span(x.own).subspan(i, 1));
     left += here ? "m!" : letter;
     right += here ? "d!" : letter;
-    if (here) atom = to;
+    if (here) at = i;
   }
   if (from.letter == 'b') {
     return InvalidInput("takes some of the samples");
   }
-  x.dims[d] = {to};
   x.tensor = builder_.Add1(op, Unique(NameOf(node) + what), {x.tensor},
                            left + "->" + right, std::move(attributes));
-  return x;
+  return WithDim(node, std::move(x), d, at,
+                 AtomOf(node, what + std::to_string(d)), places, from.letter);
 }
 
 Result<void> Walk::Slice(const OnnxNode& node) {
@@ -896,9 +992,7 @@ Result<void> Walk::Pad(const OnnxNode& node) {
       return InvalidInput("expected up to 65536 places on each side");
     }
     TESSERA_TRY(x, Materialise(std::move(x)));
-    if (x.dims[*d].size() != 1) {
-      return InvalidInput("pads a dimension that is several");
-    }
+    TESSERA_TRY(x, Joined(node, std::move(x), *d));
     const int64_t extent = Extent(x.dims[*d]);
     const int64_t places = extent + before + behind;
     if (mode == "constant") {
@@ -947,9 +1041,7 @@ Result<Activation> Walk::Resampled(const OnnxNode& node, Activation x,
                                    size_t d, int64_t places, double start,
                                    double step, bool linear) {
   TESSERA_TRY(x, Materialise(std::move(x)));
-  if (x.dims[d].size() != 1) {
-    return InvalidInput("takes places of a dimension that is several");
-  }
+  TESSERA_TRY(x, Joined(node, std::move(x), d));
   return Placed(node, std::move(x), d, places, "resample",
                 {{"linear", linear ? 1.0 : 0.0},
                  {"places", Number(places)},

@@ -10,6 +10,9 @@ namespace tessera::onnx {
 
 namespace {
 
+// Channels that a node makes as one dimension, for another to take apart.
+constexpr int kWholeChannels = -100;
+
 // Whether the channels of images are (groups, channels of a group).
 bool InGroups(const Activation& x) {
   return x.dims[1].size() == 2;
@@ -18,17 +21,6 @@ bool InGroups(const Activation& x) {
 // Their letters in rules.
 std::string ChannelsOf(const Activation& x) {
   return InGroups(x) ? "gc" : "c";
-}
-
-// The images or signals [samples, channels, ...].
-Activation ImagesOf(TensorId tensor, const Dim& samples, const Dim& channels,
-                    const std::vector<Dim>& places) {
-  Activation x;
-  x.tensor = tensor;
-  x.dims = {samples, channels};
-  x.dims.insert(x.dims.end(), places.begin(), places.end());
-  x.own = Flatten(x.dims);
-  return x;
 }
 
 // Letters of the image, the window and its places in rules; signals have no
@@ -69,12 +61,14 @@ Result<Activation> Walk::Image(const OnnxNode& node, size_t i, bool features) {
   TESSERA_TRY(Activation x, Computed(node, i));
   TESSERA_TRY(x, Contiguous(node, std::move(x)));
   const size_t rank = x.dims.size();
-  bool image = rank >= (features ? 2 : 3) && rank <= 4 &&
-               x.dims[0].size() == 1 &&
-               (x.dims[1].size() == 1 || InGroups(x)) &&
-               SameAtoms(Flatten(x.dims), x.own);
-  for (size_t d = 2; image && d < rank; ++d) image = x.dims[d].size() == 1;
-  if (image) return x;
+  if (rank >= (features ? 2 : 3) && rank <= 4 && x.dims[0].size() == 1 &&
+      SameAtoms(Flatten(x.dims), x.own)) {
+    for (size_t d = 1; d < rank; ++d) {
+      if (d == 1 && InGroups(x)) continue;
+      TESSERA_TRY(x, Joined(node, std::move(x), d));
+    }
+    return x;
+  }
   return InvalidInput(
       "expected images, [samples, channels, height, width], or signals, "
       "[samples, channels, length], found " +
@@ -151,18 +145,31 @@ Result<std::vector<Places>> Walk::PlacesIn(const OnnxNode& node,
   return places;
 }
 
-Result<std::vector<Dim>> Walk::PlaceDims(const OnnxNode& node,
-                                         const Activation& x,
-                                         std::span<const int64_t> extents) {
-  std::vector<Dim> dims;
-  for (size_t d = 0; d < extents.size(); ++d) {
-    // A sequence stays one.
-    TESSERA_TRY(const Atom atom,
-                Whole(AtomOf(node, d + 1 < extents.size() ? "h" : "w"),
-                      extents[d], x.dims[d + 2][0].letter));
-    dims.push_back({atom});
+Result<Activation> Walk::Made(const OnnxNode& node, TensorId tensor,
+                              const Activation& x, const Dim& channels,
+                              const Shape& extents) {
+  Activation y;
+  y.tensor = tensor;
+  y.dims = {x.dims[0], channels};
+  y.dims.resize(2 + extents.size());
+  y.own = Flatten(y.dims);
+  const size_t front = y.own.size();
+  y.own.resize(front + extents.size());
+  for (size_t i = 0; i < extents.size(); ++i) {
+    y.own[front + i] = {-1 - static_cast<int>(i), extents[i], 'f'};
   }
-  return dims;
+  // From the back, so that places in front stay where they are.
+  for (size_t i = extents.size(); i-- > 0;) {
+    // A sequence stays one.
+    TESSERA_TRY(y, WithDim(node, std::move(y), 2 + i, front + i,
+                           AtomOf(node, i + 1 < extents.size() ? "h" : "w"),
+                           extents[i], x.dims[2 + i][0].letter));
+  }
+  if (channels.size() == 1 && channels[0].id == kWholeChannels) {
+    return WithDim(node, std::move(y), 1, 1, AtomOf(node, "c"),
+                   channels[0].extent, 'c');
+  }
+  return y;
 }
 
 Result<void> Walk::Pool(const OnnxNode& node, std::string_view op,
@@ -177,9 +184,8 @@ Result<void> Walk::Pool(const OnnxNode& node, std::string_view op,
         "dilations, indices and column-major order are not supported");
   }
   const Directions in = DirectionsOf(x);
-  std::vector<int64_t> counts;
+  Shape counts;
   for (const Places& p : places) counts.push_back(p.count);
-  TESSERA_TRY(const std::vector<Dim> made, PlaceDims(node, x, counts));
   const auto [y, z] = HeightAndWidth(places);
   AddWindow(places, more);
   more.insert(more.end(), {{"out_height", Number(y.count)},
@@ -190,7 +196,8 @@ Result<void> Walk::Pool(const OnnxNode& node, std::string_view op,
   const TensorId result = builder_.Add1(
       op, Unique(NameOf(node)), {x.tensor},
       rows + in.image + "->" + rows + in.places, std::move(more));
-  Set(node, ActivationValue(ImagesOf(result, x.dims[0], x.dims[1], made)));
+  TESSERA_TRY(Activation made, Made(node, result, x, x.dims[1], counts));
+  Set(node, ActivationValue(std::move(made)));
   return {};
 }
 
@@ -316,9 +323,8 @@ Result<void> Walk::Convolution(const OnnxNode& node) {
   const Shape of_window(shape.begin() + 2, shape.end());
   TESSERA_TRY(const std::vector<Places> places, PlacesIn(node, x, of_window));
   TESSERA_TRY(const Dim channels, ChannelsFor(node, x, shape[0], groups));
-  std::vector<int64_t> counts;
+  Shape counts;
   for (const Places& p : places) counts.push_back(p.count);
-  TESSERA_TRY(const std::vector<Dim> made_places, PlaceDims(node, x, counts));
   const bool grouped = groups > 1;
   const Directions letters = DirectionsOf(x);
   const std::string in = ChannelsOf(x);
@@ -355,8 +361,8 @@ Result<void> Walk::Convolution(const OnnxNode& node) {
   const TensorId result = builder_.Add1(
       "conv2d", Unique(NameOf(node)), operands,
       rule + "->b" + out + letters.places, std::move(attributes));
-  Set(node,
-      ActivationValue(ImagesOf(result, x.dims[0], channels, made_places)));
+  TESSERA_TRY(Activation images, Made(node, result, x, channels, counts));
+  Set(node, ActivationValue(std::move(images)));
   return {};
 }
 
@@ -374,9 +380,11 @@ Result<Dim> Walk::ChannelsFor(const OnnxNode& node, Activation& x,
     if (made.size() == 1) made = atoms_.Split(made[0], groups);
   }
   const auto fits = [&](const Dim& dim) {
-    return dim.size() <= 2 &&
-           (!grouped || (dim.size() == 2 && dim[0].extent == groups));
+    return !grouped || (dim.size() == 2 && dim[0].extent == groups);
   };
+  if (!grouped && x.dims[1].size() + made.size() > 3) {
+    return Dim{{kWholeChannels, channels, 'c'}};
+  }
   if (fits(x.dims[1]) && fits(made)) return made;
   return InvalidInput("its groups of channels are not those of its neighbours");
 }
@@ -411,7 +419,7 @@ Result<void> Walk::TransposedConvolution(const OnnxNode& node) {
       (!sizes.empty() && sizes.size() != directions)) {
     return InvalidInput("its padding does not fit its window");
   }
-  std::vector<int64_t> image;
+  Shape image;
   for (size_t d = 0; d < directions; ++d) {
     Places& p = places[d];
     const int64_t count = Extent(x.dims[d + 2]);
@@ -433,7 +441,6 @@ Result<void> Walk::TransposedConvolution(const OnnxNode& node) {
   }
   TESSERA_TRY(const Dim channels,
               ChannelsFor(node, x, shape[1] * groups, groups));
-  TESSERA_TRY(const std::vector<Dim> pixels, PlaceDims(node, x, image));
   const bool grouped = groups > 1;
   const Directions letters = DirectionsOf(x);
   const std::string in = grouped ? "gn" : InGroups(x) ? "pn" : "n";
@@ -470,7 +477,8 @@ Result<void> Walk::TransposedConvolution(const OnnxNode& node) {
     result = builder_.Add1("broadcast_add", Unique(name + ".bias"),
                            {result, bias}, all + "," + out + "->" + all);
   }
-  Set(node, ActivationValue(ImagesOf(result, x.dims[0], channels, pixels)));
+  TESSERA_TRY(Activation y, Made(node, result, x, channels, image));
+  Set(node, ActivationValue(std::move(y)));
   return {};
 }
 
@@ -558,7 +566,9 @@ Result<void> Walk::Concat(const OnnxNode& node) {
     TESSERA_TRY(Activation x, Computed(node, i));
     TESSERA_TRY(x, Contiguous(node, std::move(x)));
     const auto d = AxisOf(node.Int("axis", 1), x.dims.size());
-    if (!d || x.dims[*d].size() != 1 || x.dims[*d][0].letter == 'b') {
+    if (!d) return InvalidInput("has no such dimension");
+    TESSERA_TRY(x, Joined(node, std::move(x), *d));
+    if (x.dims[*d].size() != 1 || x.dims[*d][0].letter == 'b') {
       return InvalidInput("joins a dimension that is several, or samples");
     }
     const size_t front = Flatten(std::span(x.dims).first(*d)).size();
@@ -601,14 +611,19 @@ Result<void> Walk::Concat(const OnnxNode& node) {
       operands.push_back(parts[i].tensor);
       channels += parts[i].own[place].extent;
     }
-    TESSERA_TRY(joint.own[place],
-                Whole(AtomOf(node, "c" + std::to_string(last)), channels,
-                      joint.own[place].letter));
-    joint.dims[axis] = {joint.own[place]};
     joint.tensor = builder_.Add1(
         "concat_channels", Unique(name), std::move(operands),
         rule + "->" + front + "d!" + behind, {{"channels", Number(channels)}});
     first = last;
+    const std::string to = AtomOf(node, "c" + std::to_string(last));
+    const char letter = joint.own[place].letter;
+    if (last == parts.size()) {
+      TESSERA_TRY(joint, WithDim(node, std::move(joint), axis, place, to,
+                                 channels, letter));
+    } else {
+      TESSERA_TRY(joint.own[place], Whole(to, channels, letter));
+      joint.dims[axis] = {joint.own[place]};
+    }
   }
   Set(node, ActivationValue(std::move(joint)));
   return {};

@@ -131,6 +131,17 @@ class Walk {
   Result<Activation> Trained(const Value& value);
   // With its tensor's dimensions in the order of the file's.
   Result<Activation> Contiguous(const OnnxNode& node, Activation x);
+  // With dimension d one atom of its tensor, which is what reads it may ask
+  // for: atoms of several are joined, a dimension of 1 is made.
+  Result<Activation> Joined(const OnnxNode& node, Activation x, size_t d);
+  // y, in whose tensor dimension `at` has `extent` places that are called
+  // `name`, as dimension d: one atom, or up to three that it is taken apart into
+  // behind y, by a node of their own.
+  Result<Activation> WithDim(const OnnxNode& node, Activation y, size_t d,
+                             size_t at, const std::string& name, int64_t extent,
+                             char letter);
+  // Without an atom of 1.
+  Activation WithoutOne(const OnnxNode& node, Activation x, const Atom& one);
   // The weight `value`, its dimensions in the order `order` and of the shape
   // `shape`, which may take them apart.
   Result<TensorId> Weight(const Value& value, std::vector<size_t> order,
@@ -151,10 +162,13 @@ class Walk {
   static Result<std::vector<Places>> PlacesIn(const OnnxNode& node,
                                               const Activation& x,
                                               const Shape& window);
-  // The dimensions that windows make.
-  Result<std::vector<Dim>> PlaceDims(const OnnxNode& node, const Activation& x,
-                                     std::span<const int64_t> extents);
-  // Channels of what a node makes of x, in groups as those of x.
+  // Images that a node makes of x, of these channels and extents behind them.
+  Result<Activation> Made(const OnnxNode& node, TensorId tensor,
+                          const Activation& x, const Dim& channels,
+                          const Shape& extents);
+  // Channels of what a node makes of x, in groups as those of x. A rule has not
+  // more than three letters of channels on both sides: else they are one, which
+  // Made takes apart.
   Result<Dim> ChannelsFor(const OnnxNode& node, Activation& x, int64_t channels,
                           int64_t groups);
   Result<void> Pool(const OnnxNode& node, std::string_view op,

@@ -27,6 +27,7 @@ std::string_view RuleOf(const OpDef& op) {
   if (op.name == "ghost_batch_norm") return "bchw,c,c->bchw,bc,bc";
   if (op.name.ends_with("_pool")) return "bch!w!->bcyx";
   if (op.name == "conv2d") return "bgch!w!,gnck!l!+gn->bgnyx";
+  if (op.name == "reshape") return "bm!n!h->bd!h";
   if (op.name == "conv_transpose2d") return "bgnyx,gnck!l!->bgch!w!";
   if (op.name == "einsum") return "bhqd,bhkd->bhqk";
   if (op.name == "broadcast_add" || op.name == "subtract" ||
