@@ -631,6 +631,22 @@ class Walk:
         """The same, transposed where it is not."""
         x = self.tensor(value, what)
         wanted = flatten(x.dims)
+        if is_same(wanted, x.own):
+            return x
+        return self.exact(x, node, what)
+
+    def exact(self, value, node, what="operand"):
+        """The same, and without atoms of 1 that it has no dimension of."""
+        x = self.tensor(value, what)
+        wanted = flatten(x.dims)
+        for one in [a for a in x.own if a.extent == 1 and a not in wanted]:
+            letters = Letters()
+            letters.of = {letter: letter for letter in "def"}
+            own = [a for a in x.own if a != one]
+            rule = "".join(letters([a]) + "!" * (a == one) for a in x.own)
+            y = self.add("reshape", node, [x.tensor], f"{rule}->{letters(own)}",
+                         suffix="without", first=1, second=1, third=1)[0]
+            x = dataclasses.replace(x, tensor=y, own=own)
         if wanted == x.own:
             return x
         if sorted(wanted, key=lambda a: a.name) != sorted(
@@ -647,7 +663,7 @@ class Walk:
         made."""
         if len(x.dims[dim]) == 1:
             return x
-        x = self.contiguous(x, node)
+        x = self.exact(x, node)
         parts = x.dims[dim]
         at = len(flatten(x.dims[:dim]))
         letters = Letters()
@@ -1893,7 +1909,7 @@ def each(value, directions, fallback=None):
 
 def image(walk, node, x, features=False):
     """Images or signals, or where `features` is true features alone."""
-    x = walk.contiguous(x, node)
+    x = walk.exact(x, node)
     if (len(x.dims) not in ((2, 3, 4) if features else (3, 4)) or
             x.dims[0] != [walk.batch]):
         raise Unmappable("expected images (batch, channels, height, width), or "
@@ -2193,7 +2209,7 @@ def image_mean(walk, node, x, keep):
 
 def joined(walk, node, parts, dim):
     """Tensors beside each other along a dimension, such as channels."""
-    parts = [walk.joined(walk.contiguous(p, node), node, dim) for p in parts]
+    parts = [walk.joined(walk.exact(p, node), node, dim) for p in parts]
     joint = parts[0]
     for p in parts:
         if len(p.dims[dim]) != 1 or p.dims[dim][0].letter == "b":
@@ -2277,7 +2293,7 @@ def instance_norm(walk, node, x, scale=None, shift=None, running_mean=None,
 
 def prelu(walk, node, x, slope):
     """max(x, 0) + slope min(x, 0), a slope for each channel or for all."""
-    x = walk.contiguous(x, node)
+    x = walk.exact(x, node)
     own = letters_of(x.own)
     if not isinstance(slope, Param) or len(x.dims) < 2:
         raise Unmappable("expected a slope that is a parameter")
@@ -2300,7 +2316,7 @@ def prelu(walk, node, x, slope):
 
 def pixel_shuffle(walk, node, x, factor):
     """Channels (c, r, r) as blocks of pixels."""
-    x = walk.contiguous(x, node)
+    x = walk.exact(x, node)
     _, channels, height, width = x.dims
     if len(channels) < 3:
         last = channels[-1]

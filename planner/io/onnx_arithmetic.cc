@@ -1248,7 +1248,9 @@ Result<void> Walk::PRelu(const OnnxNode& node) {
   if (node.inputs.size() != 2) return InvalidInput("expected two operands");
   TESSERA_TRY(std::string y,
               Part(node, "Min", {node.inputs[0], NumberOf(node, 0)}));
-  TESSERA_TRY(y, Part(node, "Mul", {y, node.inputs[1]}));
+  const std::string slope = node.outputs[0] + "#slope";
+  values_[slope] = AsWeight(In(node, 1));
+  TESSERA_TRY(y, Part(node, "Mul", {y, slope}));
   TESSERA_TRY(const std::string x, Part(node, "Relu", {node.inputs[0]}));
   TESSERA_TRY(y, Part(node, "Add", {x, y}));
   Rename(node, y);

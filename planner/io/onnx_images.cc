@@ -260,7 +260,7 @@ Result<void> Walk::JoinPatches(const OnnxNode& node) {
   }
   const std::string name = NameOf(conv);
   const TensorId patches = builder_.Input(
-      Unique("patches"), {sizes_.batch, seq_len_, shape[1], shape[2], shape[3]},
+      "patches", {sizes_.batch, seq_len_, shape[1], shape[2], shape[3]},
       options_.dtype.value_or(DType::kFloat32));
   const double inputs = Number(shape[1]) * Number(shape[2]) * Number(shape[3]);
   TESSERA_TRY(const TensorId weight,
@@ -349,7 +349,7 @@ Result<void> Walk::Convolution(const OnnxNode& node) {
     if (ShapeOf(In(node, 2)) != Shape{shape[0]}) {
       return InvalidInput("its bias is not one number for each channel");
     }
-    TESSERA_TRY(const TensorId bias, Weight(In(node, 2), {0}, made, 0));
+    TESSERA_TRY(const TensorId bias, Weight(AsWeight(In(node, 2)), {0}, made, 0));
     operands.push_back(bias);
     rule += "+" + out;
   }
@@ -472,7 +472,7 @@ Result<void> Walk::TransposedConvolution(const OnnxNode& node) {
       return InvalidInput("its bias is not one number for each channel");
     }
     TESSERA_TRY(const TensorId bias,
-                Weight(In(node, 2), {0}, ExtentsOf(channels), 0));
+                Weight(AsWeight(In(node, 2)), {0}, ExtentsOf(channels), 0));
     const std::string all = "b" + out + (directions == 2 ? "hw" : "w");
     result = builder_.Add1("broadcast_add", Unique(name + ".bias"),
                            {result, bias}, all + "," + out + "->" + all);

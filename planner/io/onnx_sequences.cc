@@ -14,7 +14,7 @@ TensorId Walk::Extra(const std::string& name) {
   const auto made = extras_.find(name);
   if (made != extras_.end()) return made->second;
   const TensorId id =
-      builder_.Input(Unique(name), {sizes_.batch, seq_len_}, DType::kInt32);
+      builder_.Input(name, {sizes_.batch, seq_len_}, DType::kInt32);
   extras_[name] = id;
   return id;
 }

@@ -127,6 +127,9 @@ class Walk {
   // f of a tensor whose dimensions have these letters.
   Result<TensorId> Apply(TensorId x, const std::string& letters,
                          const std::shared_ptr<const Expression>& f);
+  // A single number of the file, which is a constant to most nodes, as a weight
+  // of one element; other values as they are.
+  static Value AsWeight(const Value& value);
   // A weight as a tensor that is computed, without its extents of 1.
   Result<Activation> Trained(const Value& value);
   // With its tensor's dimensions in the order of the file's.

@@ -392,7 +392,6 @@ MODELS = {
               "dynamo" if name in ("text", "depths", "unet-corners-instance")
               else "script")
        for name in image_models.MODELS},
-    "generator-dynamo": (*image_models_of("generator"), "dynamo"),
     "shuffled-dynamo": (*image_models_of("shuffled"), "dynamo"),
     "depths-script": (*image_models_of("depths"), "script"),
 }

@@ -169,7 +169,7 @@ class Shuffled(nn.Module):
         self.layers = nn.Sequential(
             nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(),
             nn.Conv2d(8, 16, 3, padding=1), nn.PixelShuffle(2),
-            nn.Conv2d(4, 8, 3, padding=1), nn.PReLU(8),
+            nn.Conv2d(4, 8, 3, padding=1), nn.PReLU(),
             nn.Conv2d(8, LABELS, 1))
 
     def forward(self, x):
@@ -183,13 +183,14 @@ class Depths(nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(TOKENS, 16)
+        self.positions = nn.Parameter(0.1 * torch.randn(1, 16, 16))
         self.router = nn.Linear(16, 1)
         self.layer = nn.Sequential(nn.Linear(16, 32), nn.GELU(),
                                    nn.Linear(32, 16))
         self.head = nn.Linear(16, TOKENS)
 
     def forward(self, tokens):
-        x = self.embedding(tokens)
+        x = self.embedding(tokens) + self.positions
         weights, chosen = torch.topk(self.router(x), tokens.shape[1] // 2, 1)
         chosen = chosen.expand(-1, -1, x.shape[-1])
         y = self.layer(torch.gather(x, 1, chosen)) * torch.sigmoid(weights)
