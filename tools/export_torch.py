@@ -56,6 +56,12 @@ FUNCTIONS = {
     "hard_sigmoid": nn.functional.hardsigmoid,
     "hard_swish": nn.functional.hardswish,
     "tanh": torch.tanh,
+    "softplus": nn.functional.softplus,
+    "abs": torch.abs,
+    "erf": torch.erf,
+    "exp": torch.exp,
+    "sin": torch.sin,
+    "cos": torch.cos,
 }
 # Inputs by the names that models give them; the others by what they hold.
 INPUTS = {"input_ids": "tokens", "decoder_input_ids": "tokens",
@@ -160,6 +166,7 @@ class Part:
     stop: int
     dropped: bool = False  # the dimension, of one element
     sign: int = 1
+    node: object = None  # that asks for it
 
 
 @dataclasses.dataclass
@@ -502,14 +509,13 @@ class Walk:
                 for i, size in enumerate(shape[1:])]
             self.graph.input(name, self.graph.extents(own), self.args.dtype)
             return Act(name, own, [[atom] for atom in own])
-        # Features are images of one pixel.
+        # Images, signals (batch, channels, length) or features.
         own = [self.batch] + [
             self.atoms.make(f"{name}.{letter}", size, letter)[0]
-            for letter, size in zip("chw", shape[1:] + [1] * (4 - len(shape)))]
-        dims = [[atom] for atom in own[:len(shape)]]
-        dims[-1] = dims[-1] + own[len(shape):]
+            for letter, size in zip("cw" if len(shape) == 3 else "chw",
+                                    shape[1:])]
         self.graph.input(name, self.graph.extents(own), self.args.dtype)
-        return Act(name, own, dims)
+        return Act(name, own, [[atom] for atom in own])
 
     def extra(self, name, atoms):
         """An input of whole numbers that the data has and the model lacks."""
@@ -597,20 +603,106 @@ class Walk:
         return x
 
     def cut_off(self, part):
-        """A piece of the features of a dense layer, as a tensor."""
+        """Some elements of a dimension, as a tensor; of a dense layer's
+        features a layer of their own."""
         dim = part.x.dims[part.dim]
         if len(dim) != 1:
             raise Unmappable("a slice of several dimensions at once")
         atom = dim[0]
         if not self.atoms.cut(atom, part.start, part.stop):
-            raise Unmappable("a slice of something else than the features of "
-                             "a dense layer")
+            x = sliced_off(self, part.node, part.x, part.dim, part.start,
+                           part.stop - part.start)
+            if part.dropped:
+                dims = list(x.dims)
+                dims[part.dim - 1:part.dim + 1] = [flatten(
+                    dims[part.dim - 1:part.dim + 1])]
+                x = x.viewed(dims)
+            if part.sign < 0:
+                x = dataclasses.replace(x, samples=-POINTS, last=part.node)
+            return x
         # This walk's graph is of no use.
         own = self.atoms.make(f"{atom.name}/{part.start}",
                               part.stop - part.start, atom.letter)
         dims = list(part.x.dims)
         dims[part.dim:part.dim + 1] = [] if part.dropped else [own]
         return Act(part.x.tensor, flatten(dims), dims)
+
+    def contiguous(self, value, node, what="operand"):
+        """The same, transposed where it is not."""
+        x = self.tensor(value, what)
+        wanted = flatten(x.dims)
+        if is_same(wanted, x.own):
+            return x
+        return self.exact(x, node, what)
+
+    def exact(self, value, node, what="operand"):
+        """The same, and without atoms of 1 that it has no dimension of."""
+        x = self.tensor(value, what)
+        wanted = flatten(x.dims)
+        for one in [a for a in x.own if a.extent == 1 and a not in wanted]:
+            letters = Letters()
+            letters.of = {letter: letter for letter in "def"}
+            own = [a for a in x.own if a != one]
+            rule = "".join(letters([a]) + "!" * (a == one) for a in x.own)
+            y = self.add("reshape", node, [x.tensor], f"{rule}->{letters(own)}",
+                         suffix="without", first=1, second=1, third=1)[0]
+            x = dataclasses.replace(x, tensor=y, own=own)
+        if wanted == x.own:
+            return x
+        if sorted(wanted, key=lambda a: a.name) != sorted(
+                x.own, key=lambda a: a.name):
+            raise Unmappable(f"{what} is broadcast")
+        letters = Letters()
+        y = self.add("transpose", node, [x.tensor],
+                     f"{letters(x.own)}->{letters(wanted)}",
+                     suffix="transpose")[0]
+        return dataclasses.replace(x, tensor=y, own=wanted)
+
+    def joined(self, x, node, dim):
+        """x with dimension `dim` one atom: several are joined, one of 1 is
+        made."""
+        if len(x.dims[dim]) == 1:
+            return x
+        x = self.exact(x, node)
+        parts = x.dims[dim]
+        at = len(flatten(x.dims[:dim]))
+        letters = Letters()
+        letters.of = {letter: letter for letter in "def"}
+        front, gone, behind = (letters(atoms) for atoms in (
+            x.own[:at], parts, x.own[at + len(parts):]))
+        gone = "".join(f"{letter}!" for letter in gone)
+        size = extent(parts)
+        y = self.add("reshape", node, [x.tensor],
+                     f"{front}{gone}{behind}->{front}d!{behind}",
+                     suffix="joined", sizes={"d": size}, first=size,
+                     second=1, third=1)[0]
+        made = Atom(f"{y}.joined", size, parts[0].letter if parts else "f")
+        return self.apart(
+            Act(y, [*x.own[:at], made, *x.own[at + len(parts):]],
+                [*x.dims[:dim], [made], *x.dims[dim + 1:]]), node, dim)
+
+    def apart(self, x, node, dim):
+        """x, of whose dimension `dim` the atom is new: where it is taken apart
+        behind x, by a node of their own."""
+        [atom] = x.dims[dim]
+        parts = self.atoms.make(atom.name, atom.extent, atom.letter)
+        if parts == [atom]:
+            return x
+        if len(parts) > 3:
+            raise Unmappable("a dimension that is taken apart into "
+                             f"{len(parts)} behind it")
+        at = x.own.index(atom)
+        letters = Letters()
+        letters.of = {letter: letter for letter in "mdef"}
+        front, behind = letters(x.own[:at]), letters(x.own[at + 1:])
+        sizes = [part.extent for part in parts] + [1]
+        made = "d!e!f!"[:2 * len(parts)]
+        y = self.add("reshape", node, [x.tensor],
+                     f"{front}m!{behind}->{front}{made}{behind}",
+                     suffix="apart", sizes=dict(zip("def", sizes)),
+                     first=sizes[0], second=sizes[1], third=sizes[2])[0]
+        return Act(y, [*x.own[:at], *parts, *x.own[at + 1:]],
+                   [*x.dims[:dim], parts, *x.dims[dim + 1:]])
 
     # ---- nodes
 
@@ -722,6 +814,9 @@ def function_of(samples):
     factor = (samples[0] / POINTS[0]).item()
     if torch.allclose(samples, factor * POINTS, rtol=1e-6):
         return "scale", {"factor": factor}
+    if torch.allclose(samples, nn.functional.leaky_relu(POINTS, factor),
+                      rtol=1e-6):
+        return "leaky_relu", {"slope": factor}
     least, most = samples.min(), samples.max()
     if torch.equal(samples, POINTS.clamp(least, most)):
         # Both bends are among the points (clamped).
@@ -826,7 +921,7 @@ def binary(walk, node, name, operands, alpha=1):
     if x.shape != y.shape:
         raise Unmappable(f"expected tensors of one shape, found {x.shape} and "
                          f"{y.shape}")
-    x, y = walk.plain(x), walk.plain(y)
+    x, y = walk.contiguous(x, node), walk.contiguous(y, node)
     if [a.extent for a in x.own] != [a.extent for a in y.own]:
         if walk.atoms.changed:
             return x
@@ -860,7 +955,7 @@ def mean(walk, node, x, dims=None, keep=False, dtype=None):
                     of_base if isinstance(a, torch.fx.Node) else a
                     for a in squared.args)).samples, POINTS ** 2):
                 return Statistic(base, POINTS.abs())
-        if len(x.dims) == 4 and axes == [2, 3]:
+        if len(x.dims) > 2 and axes == list(range(2, len(x.dims))):
             return image_mean(walk, node, x, keep)
     raise Unmappable("a mean that is neither of an image nor a part of a norm")
 
@@ -930,7 +1025,7 @@ def rms_norm_whole(walk, node, x, shape, scale=None, epsilon=None):
 
 
 def layer_norm(walk, node, x, shape, scale=None, shift=None, epsilon=1e-5, *_):
-    x = walk.plain(x)
+    x = walk.contiguous(x, node)
     if len(shape) != 1 or len(x.own) != 3:
         raise Unmappable("expected a norm of the features of tokens")
     rows, last, statistics = norm_rule(walk, x, 2)
@@ -949,7 +1044,7 @@ def dense(walk, node, x, weight, bias, transposed):
     a layer for each piece."""
     if not isinstance(weight, Param) or len(weight.shape) != 2:
         raise Unmappable("expected a product with a matrix of parameters")
-    x = walk.plain(x)
+    x = walk.contiguous(x, node)
     if bias is not None and not isinstance(bias, Param):
         raise Unmappable("expected a bias of parameters")
     if transposed:
@@ -1224,7 +1319,7 @@ def sliced(walk, node, x, dim=0, start=None, stop=None, step=1):
     start, stop = ends(start, stop, size)
     if (start, stop) == (0, size):
         return x
-    return part(walk, x, dim, start, stop)
+    return part(walk, node, x, dim, start, stop)
 
 
 def ends(start, stop, size):
@@ -1232,14 +1327,101 @@ def ends(start, stop, size):
     return start, stop
 
 
-def part(walk, x, dim, start, stop, dropped=False):
+def part(walk, node, x, dim, start, stop, dropped=False):
     """A slice: a piece, where the tensor is made in pieces."""
     if x.cut is not None and x.dims[dim] == [x.cut]:
         for begin, end, parts, piece in x.pieces:
             if (begin, end) == (start, stop):
                 dims = [flatten(parts.get(a, [a]) for a in d) for d in x.dims]
                 return piece.viewed(dims[:dim] + dims[dim + dropped:])
-    return Part(x, dim, start, stop, dropped)
+    return Part(x, dim, start, stop, dropped, node=node)
+
+
+def placed(walk, node, x, dim, size, op, suffix=None, **attributes):
+    """Dimension `dim` with `size` places that `op` makes of its own."""
+    x = walk.joined(walk.tensor(x), node, dim)
+    atom = x.dims[dim][0]
+    if len(x.dims[dim]) != 1 or atom not in x.own:
+        raise Unmappable("places of a dimension that is several or broadcast")
+    if atom.letter == "b":
+        raise Unmappable("takes some of the samples")
+    letters = Letters()
+    letters.of = {"m": "m", "d": "d"}
+    front, behind = (letters(part) for part in (
+        x.own[:x.own.index(atom)], x.own[x.own.index(atom) + 1:]))
+    y = walk.add(op, node, [x.tensor], f"{front}m!{behind}->{front}d!{behind}",
+                 suffix=suffix, sizes={"d": size}, places=size, **attributes)[0]
+    made = Atom(f"{y}.places", size, atom.letter)
+    swap = lambda atoms: [made if a == atom else a for a in atoms]
+    return walk.apart(Act(y, swap(x.own), [swap(d) for d in x.dims]), node, dim)
+
+
+def sliced_off(walk, node, x, dim, start, size, step=1):
+    return placed(walk, node, x, dim, size, "slice", start=start, step=step)
+
+
+def resampled(walk, node, x, dim, size, start, step, linear):
+    return placed(walk, node, x, dim, size, "resample", start=start, step=step,
+                  linear=linear)
+
+
+def resized(linear):
+    """Images and signals of another size (nn.Upsample)."""
+    def resize(walk, node, x, sizes=None, *more):
+        aligned = more[0] if linear else False
+        factors = more[-1] if more else None
+        x = image(walk, node, x)
+        for i, size in enumerate(node.meta["val"].shape[2:]):
+            before = x.shape[i + 2]
+            if size == before:
+                continue
+            # As PyTorch computes it, by the factor where one is given.
+            step = 1 / factors[i] if factors else before / size
+            start = step / 2 - 0.5 if linear else 1e-9
+            if aligned:
+                step = (before - 1) / (size - 1) if size > 1 else 1
+                start = 0
+            x = resampled(walk, node, x, i + 2, size, start, step or 1, linear)
+        return x
+    return resize
+
+
+def padded(walk, node, x, pads, mode="constant", value=None):
+    """The last dimensions first, each in front and behind."""
+    if not isinstance(x, (Act, Part, Patches)):
+        raise Unmappable(described(x))
+    x = walk.tensor(x)
+    for i in range(0, len(pads), 2):
+        before, behind = pads[i:i + 2]
+        dim = len(x.dims) - 1 - i // 2
+        size = x.shape[dim]
+        if min(before, behind) < 0:  # what is cut off
+            start, stop = max(0, -before), size - max(0, -behind)
+            x = sliced_off(walk, node, x, dim, start, stop - start)
+            before, behind, size = max(0, before), max(0, behind), stop - start
+        if before == behind == 0:
+            continue
+        whole = size + before + behind
+        if mode == "constant":
+            x = placed(walk, node, x, dim, whole, "pad", before=before,
+                       value=value or 0)
+        elif mode == "replicate":
+            x = resampled(walk, node, x, dim, whole, -before, 1, False)
+        else:
+            # Runs of places that are turned round, or are those of the other
+            # end.
+            turned = mode == "reflect"
+            step = -1 if turned else 1
+            front = [sliced_off(walk, node, x, dim, before if turned else
+                                size - before, before, step)] if before else []
+            back = [sliced_off(walk, node, x, dim, size - 2 if turned else 0,
+                               behind, step)] if behind else []
+            x = joined(walk, node, [*front, x, *back], dim)
+    return x
+
+
+def padded_by(mode):
+    return lambda walk, node, x, pads: padded(walk, node, x, pads, mode)
 
 
 def split(walk, node, x, sizes, dim=0):
@@ -1250,7 +1432,7 @@ def split(walk, node, x, sizes, dim=0):
     if isinstance(sizes, int):
         sizes = [min(sizes, size - i) for i in range(0, size, sizes)]
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [part(walk, x, dim, i, i + n) for i, n in zip(starts, sizes)]
+    return [part(walk, node, x, dim, i, i + n) for i, n in zip(starts, sizes)]
 
 
 def chunk(walk, node, x, chunks, dim=0):
@@ -1269,7 +1451,7 @@ def select(walk, node, x, dim, place):
     dim %= len(x.dims)
     place %= x.shape[dim]
     if [a.letter for a in x.dims[dim]] != ["s"]:
-        return part(walk, x, dim, place, place + 1, dropped=True)
+        return part(walk, node, x, dim, place, place + 1, dropped=True)
     x = walk.plain(x)
     if len(x.own) != 3 or dim != 1:
         raise Unmappable("expected one place of a sequence of features")
@@ -1298,9 +1480,7 @@ def cat(walk, node, parts, dim=0):
             return rotary(walk, node, a, b.stop)
     if len(parts) == 2 and isinstance(parts[1], Patches) and dim == 1:
         return join_patches(walk, node, *parts)
-    if rank == 4 and dim == 1:
-        return concat_channels(walk, node, parts)
-    raise Unmappable("joins other tensors than channels of images")
+    return joined(walk, node, parts, dim)
 
 
 # ---- Attention -----------------------------------------------------------------
@@ -1719,16 +1899,24 @@ def experts(walk, node, x, index, weights, gate_up, down, activation):
 
 # ---- Images --------------------------------------------------------------------
 
-def pair(value, fallback=None):
+
+def each(value, directions, fallback=None):
     value = fallback if value is None or value == [] else value
-    return list(value) * (2 // len(value)) if isinstance(
-        value, (list, tuple)) else [value, value]
+    if not isinstance(value, (list, tuple)):
+        value = [value]
+    return list(value) * (directions // len(value))
 
 
-def image(walk, x):
-    x = walk.plain(x)
-    if len(x.dims) != 4 or len(x.own) != len(x.dims[1]) + 3:
-        raise Unmappable("expected images (batch, channels, height, width)")
+def image(walk, node, x, features=False):
+    """Images or signals, or where `features` is true features alone."""
+    x = walk.exact(x, node)
+    if (len(x.dims) not in ((2, 3, 4) if features else (3, 4)) or
+            x.dims[0] != [walk.batch]):
+        raise Unmappable("expected images (batch, channels, height, width), or "
+                         "signals (batch, channels, length)")
+    for dim in range(1, len(x.dims)):
+        if dim > 1 or len(x.dims[1]) != 2:
+            x = walk.joined(x, node, dim)
     return x
 
 
@@ -1736,33 +1924,41 @@ def letters_of_channels(x):
     return "c" if len(x.dims[1]) == 1 else "gc"
 
 
+def letters_of_windows(x):
+    """Of the image, the window and its places; signals have no height."""
+    return ("h!w!", "k!l!", "yx") if len(x.dims) == 4 else ("w!", "l!", "x")
+
+
 def of_image(walk, node, tensor, x, channels):
-    """A result of the size that PyTorch says."""
-    height, width = node.meta["val"].shape[-2:]
-    h = walk.atoms.make(f"{node.name}.h", height, "h")
-    w = walk.atoms.make(f"{node.name}.w", width, "w")
-    return Act(tensor, [*x.dims[0], *channels, *h, *w],
-               [x.dims[0], channels, h, w])
+    """A result of the size that PyTorch says. A sequence stays one."""
+    sizes = node.meta["val"].shape[2:]
+    places = [[Atom(f"{node.name}.{name}", size, dim[0].letter)]
+              for name, size, dim in zip("hw"[-len(sizes):], sizes, x.dims[2:])]
+    y = Act(tensor, [*x.dims[0], *channels, *flatten(places)],
+            [x.dims[0], channels, *places])
+    if walk.atoms.changed:  # what reads it is of no use
+        return y
+    for dim in range(len(y.dims) - 1, 0, -1):
+        if len(y.dims[dim]) == 1:
+            y = walk.apart(y, node, dim)
+    return y
 
 
-def window_attributes(node, stride, padding):
-    height, width = node.meta["val"].shape[-2:]
-    return {"out_height": height, "out_width": width, "pad_top": padding[0],
-            "pad_left": padding[1], "stride_height": stride[0],
-            "stride_width": stride[1]}
+def sides(name, values, without):
+    """Attributes of both sides; what a signal has of the height."""
+    height, width = values if len(values) == 2 else (without, values[0])
+    return {f"{name}_height": height, f"{name}_width": width}
 
 
-def convolution(walk, node, x, weight, bias=None, stride=1, padding=0,
-                dilation=1, groups=1):
-    stride, dilation = pair(stride), pair(dilation)
-    window = weight.shape[2:]
-    if isinstance(padding, str):
-        padding = [0, 0] if padding == "valid" else [
-            d * (k - 1) // 2 for d, k in zip(dilation, window)]
-    padding = pair(padding)
-    x = image(walk, x)
-    out = walk.atoms.make(f"{node.name}.c", weight.shape[0], "c")
-    channels = x.dims[1]
+def window_attributes(stride, padding):
+    top, left = padding if len(padding) == 2 else (0, padding[0])
+    return {"pad_top": top, "pad_left": left, **sides("stride", stride, 1)}
+
+
+def groups_of(walk, x, out_name, out_size, groups):
+    """Channels of both sides, as groups and channels in a group where there
+    are several groups."""
+    channels, out = x.dims[1], walk.atoms.make(out_name, out_size, "c")
     if groups > 1:
         if len(channels) == 1:
             channels = walk.atoms.split(channels[0], groups)
@@ -1770,6 +1966,23 @@ def convolution(walk, node, x, weight, bias=None, stride=1, padding=0,
             out = walk.atoms.split(out[0], groups)
         if channels[0].extent != groups or out[0].extent != groups:
             raise Unmappable("groups that are not those of its neighbours")
+    # A rule has not more than three letters of channels on both sides.
+    if groups == 1 and len(channels) + len(out) > 3:
+        out = [Atom(out_name, extent(out), "c")]
+    return channels, out
+
+
+def convolution(walk, node, x, weight, bias=None, stride=1, padding=0,
+                dilation=1, groups=1):
+    window = weight.shape[2:]
+    n = len(window)
+    stride, dilation = each(stride, n), each(dilation, n)
+    if isinstance(padding, str):
+        padding = [0] * n if padding == "valid" else [
+            d * (k - 1) // 2 for d, k in zip(dilation, window)]
+    padding = each(padding, n)
+    x = image(walk, node, x)
+    channels, out = groups_of(walk, x, f"{node.name}.c", weight.shape[0], groups)
     if walk.atoms.changed:
         return of_image(walk, node, x.tensor, x, out)
     into = "c" if len(channels) == 1 else "gc"
@@ -1780,26 +1993,62 @@ def convolution(walk, node, x, weight, bias=None, stride=1, padding=0,
     stddev = math.sqrt(2 * groups / (weight.shape[0] * math.prod(window)))
     operands = [x.tensor, walk.graph.weight(weight.name, full, (weight, ()),
                                             stddev=stddev)]
-    rule = f"b{into}h!w!,{made}{'c' if groups > 1 else into}k!l!"
+    hw, kl, yx = letters_of_windows(x)
+    rule = f"b{into}{hw},{made}{'c' if groups > 1 else into}{kl}"
     if bias is not None:
         operands.append(walk.vector(bias, shape))
         rule += f"+{made}"
-    y = walk.add("conv2d", node, operands, f"{rule}->b{made}yx",
-                 sizes=dict(zip("yx", node.meta["val"].shape[-2:])),
-                 dilation_height=dilation[0], dilation_width=dilation[1],
-                 **window_attributes(node, stride, padding))[0]
+    sizes = node.meta["val"].shape[2:]
+    y = walk.add("conv2d", node, operands, f"{rule}->b{made}{yx}",
+                 sizes=dict(zip(yx, sizes)), **sides("dilation", dilation, 1),
+                 **sides("out", sizes, 1),
+                 **window_attributes(stride, padding))[0]
     return of_image(walk, node, y, x, out)
 
 
-def conv2d(walk, node, x, weight, bias=None, stride=1, padding=0, dilation=1,
-           groups=1):
+def transposed_convolution(walk, node, x, weight, bias=None, stride=1,
+                           padding=0, output_padding=0, groups=1, dilation=1):
+    """Its weight is (in, out of a group, window)."""
+    if not isinstance(weight, Param):
+        raise Unmappable("expected a window of parameters")
+    window = weight.shape[2:]
+    n = len(window)
+    x = image(walk, node, x)
+    channels, out = groups_of(walk, x, f"{node.name}.c",
+                              weight.shape[1] * groups, groups)
+    if walk.atoms.changed:
+        return of_image(walk, node, x.tensor, x, out)
+    read = "n" if len(channels) == 1 else "gn" if groups > 1 else "pn"
+    made = "c" if len(out) == 1 else "gc" if groups > 1 else "oc"
+    shape = [a.extent for a in out]
+    full = [a.extent for a in channels] + shape[groups > 1:] + list(window)
+    stddev = math.sqrt(2 / (weight.shape[1] * math.prod(window)))
+    matrix = walk.graph.weight(weight.name, full, (weight, ()), stddev=stddev)
+    hw, kl, yx = letters_of_windows(x)
+    sizes = node.meta["val"].shape[2:]
+    y = walk.add("conv_transpose2d", node, [x.tensor, matrix],
+                 f"b{read}{yx},{read}{'c' if groups > 1 else made}{kl}"
+                 f"->b{made}{hw}", sizes=dict(zip(hw.replace("!", ""), sizes)),
+                 **sides("dilation", each(dilation, n), 1),
+                 **sides("image", sizes, 1),
+                 **window_attributes(each(stride, n), each(padding, n)))[0]
+    if bias is not None:
+        rule = f"b{made}{hw}".replace("!", "")
+        y = walk.add("broadcast_add", node, [y, walk.vector(bias, shape)],
+                     f"{rule},{made}->{rule}", suffix="bias")[0]
+    return of_image(walk, node, y, x, out)
+
+
+def conv(walk, node, x, weight, bias=None, stride=1, padding=0, dilation=1,
+         groups=1):
     arguments = (x, weight, bias, stride, padding, dilation, groups)
     if not isinstance(weight, Param):
         raise Unmappable("expected a window of parameters")
     window = weight.shape[2:]
     if (isinstance(x, Act) and x.tensor == "images" and groups == 1 and
-            pair(stride) == window and pair(padding) == [0, 0] and
-            pair(dilation) == [1, 1] and window[0] == window[1] > 1):
+            len(window) == 2 and each(stride, 2) == window and
+            each(padding, 2) == [0, 0] and each(dilation, 2) == [1, 1] and
+            window[0] == window[1] > 1):
         return Patches(node, arguments, list(node.meta["val"].shape))
     return convolution(walk, node, *arguments)
 
@@ -1887,11 +2136,12 @@ def param_elementwise(walk, node, name, *operands, **keywords):
 def batch_norm(walk, node, x, scale, shift, running_mean=None,
                running_var=None, training=True, momentum=0.1, epsilon=1e-5,
                *_):
-    x = image(walk, x)
+    x = image(walk, node, x, features=True)
     size, c = [a.extent for a in x.dims[1]], letters_of_channels(x)
     operands = [x.tensor, walk.vector(scale, size, constant=1),
                 walk.vector(shift, size)]
-    rule, groups = f"b{c}hw,{c},{c}->b{c}hw", walk.args.batch_norm_groups
+    images = f"b{c}" + ("", "w", "hw")[len(x.dims) - 2]
+    rule, groups = f"{images},{c},{c}->{images}", walk.args.batch_norm_groups
     if groups > 1:
         y = walk.add("ghost_batch_norm", node, operands,
                      f"{rule},b{c},b{c}", epsilon=epsilon, groups=groups)[0]
@@ -1902,20 +2152,23 @@ def batch_norm(walk, node, x, scale, shift, running_mean=None,
 
 
 def pool(walk, node, x, op, window, stride, padding, **more):
-    window, padding = pair(window), pair(padding)
-    stride = pair(stride, window)
-    x = image(walk, x)
+    x = image(walk, node, x)
+    n = len(x.dims) - 2
+    window, padding = each(window, n), each(padding, n)
+    stride = each(stride, n, window)
     c = letters_of_channels(x)
-    y = walk.add(op, node, [x.tensor], f"b{c}h!w!->b{c}yx",
-                 sizes=dict(zip("yx", node.meta["val"].shape[-2:])),
-                 window_height=window[0], window_width=window[1], **more,
-                 **window_attributes(node, stride, padding))[0]
+    hw, _, yx = letters_of_windows(x)
+    sizes = node.meta["val"].shape[2:]
+    y = walk.add(op, node, [x.tensor], f"b{c}{hw}->b{c}{yx}",
+                 sizes=dict(zip(yx, sizes)), **sides("window", window, 1),
+                 **sides("out", sizes, 1), **more,
+                 **window_attributes(stride, padding))[0]
     return of_image(walk, node, y, x, x.dims[1])
 
 
 def max_pool(walk, node, x, window, stride=None, padding=0, dilation=1,
              ceil=False):
-    if pair(dilation) != [1, 1]:
+    if set(each(dilation, 2)) != {1}:
         raise Unmappable("a dilated window")
     return pool(walk, node, x, "max_pool", window, stride, padding)
 
@@ -1929,9 +2182,10 @@ def average_pool(walk, node, x, window, stride=None, padding=0, ceil=False,
 
 
 def adaptive_pool(walk, node, x, size):
-    x = image(walk, x)
-    into, out = x.shape[2:], pair(size)
-    if out == [1, 1]:
+    x = image(walk, node, x)
+    into = x.shape[2:]
+    out = each(size, len(into))
+    if set(out) == {1}:
         return image_mean(walk, node, x, keep=True)
     if out == into:
         return x
@@ -1942,28 +2196,136 @@ def adaptive_pool(walk, node, x, size):
 
 
 def image_mean(walk, node, x, keep):
-    x = image(walk, x)
+    x = image(walk, node, x)
     c = letters_of_channels(x)
-    y = walk.add("image_mean", node, [x.tensor], f"b{c}hw->b{c}")[0]
-    return Act(y, x.own[:-2], x.dims[:2] + ([[], []] if keep else []))
+    if len(x.dims) == 4:
+        y = walk.add("image_mean", node, [x.tensor], f"b{c}hw->b{c}")[0]
+    else:
+        y = walk.add("reduce_mean", node, [x.tensor], f"b{c}w->b{c}")[0]
+    places = len(x.dims) - 2
+    return Act(y, x.own[:-places],
+               x.dims[:2] + ([[]] * places if keep else []))
 
 
-def concat_channels(walk, node, parts):
-    parts = [image(walk, p) for p in parts]
+def joined(walk, node, parts, dim):
+    """Tensors beside each other along a dimension, such as channels."""
+    parts = [walk.joined(walk.exact(p, node), node, dim) for p in parts]
     joint = parts[0]
-    if any(len(p.dims[1]) > 1 for p in parts):
-        raise Unmappable("joins channels in groups")
+    for p in parts:
+        if len(p.dims[dim]) != 1 or p.dims[dim][0].letter == "b":
+            raise Unmappable("joins a dimension that is several, or samples")
+        if [a.extent for d, dims in enumerate(p.dims) if d != dim
+                for a in dims] != [
+                a.extent for d, dims in enumerate(joint.dims) if d != dim
+                for a in dims]:
+            raise Unmappable("joins tensors of different sizes")
+    at = len(flatten(joint.dims[:dim]))
     # An operator joins six.
     for first in range(1, len(parts), 5):
         some = [joint] + parts[first:first + 5]
-        rule = ",".join(f"b{letter}!hw" for letter, _ in zip("mnopqr", some))
-        count = sum(p.shape[1] for p in some)
+        letters = Letters()
+        letters.of = {letter: letter for letter in "mnopqrd"}
+        front, behind = letters(joint.own[:at]), letters(joint.own[at + 1:])
+        rule = ",".join(f"{front}{letter}!{behind}"
+                        for letter, _ in zip("mnopqr", some))
+        count = sum(p.shape[dim] for p in some)
         y = walk.add("concat_channels", node, [p.tensor for p in some],
-                     f"{rule}->bd!hw", sizes={"d": count}, channels=count)[0]
-        c = walk.atoms.make(f"{node.name}.c{first}", count, "c")
-        joint = Act(y, [*joint.dims[0], *c, *joint.own[-2:]],
-                    [joint.dims[0], c, *joint.dims[2:]])
-    return joint
+                     f"{rule}->{front}d!{behind}", sizes={"d": count},
+                     channels=count)[0]
+        made = Atom(f"{y}.c{first}", count, joint.dims[dim][0].letter)
+        joint = Act(y, [*joint.own[:at], made, *joint.own[at + 1:]],
+                    [*joint.dims[:dim], [made], *joint.dims[dim + 1:]])
+    return walk.apart(joint, node, dim) if len(parts) > 1 else joint
+
+
+def standardised(walk, node, x, groups, scale, shift, epsilon):
+    """(x - mean) / sqrt(variance + epsilon) over each group of channels and
+    all places, then a scale and shift of each channel."""
+    x = image(walk, node, x, features=True)
+    channels = x.dims[1]
+    all_channels = extent(channels)
+    if len(channels) == 1 and 1 < groups < all_channels:
+        walk.atoms.split(channels[0], groups)
+        return x  # not in this walk
+    c = "c" if len(channels) == 1 else "gc"
+    hw = ("", "w", "hw")[len(x.dims) - 2]
+    if groups in (1, all_channels):
+        kept = "b" if groups == 1 else f"b{c}"
+    elif channels[0].extent == groups:
+        kept = "bg"
+    else:
+        raise Unmappable("groups that are not those of its neighbours")
+    add = functools.partial(walk.add, node=node)
+    mean = lambda t, suffix: add("reduce_mean", operands=[t],
+                                 rule=f"b{c}{hw}->{kept}", suffix=suffix)[0]
+    each_of = f"b{c}{hw}"
+    rule = f"{each_of},{kept}->{each_of}"
+    y = add("subtract", operands=[x.tensor, mean(x.tensor, "mean")], rule=rule,
+            suffix="centred")[0]
+    squares = add("multiply", operands=[y, y],
+                  rule=f"{each_of},{each_of}->{each_of}", suffix="squares")[0]
+    deviation = mean(squares, "variance")
+    for op, more in (("offset", {"amount": epsilon}), ("sqrt", {})):
+        deviation = add(op, operands=[deviation], rule=f"{kept}->{kept}",
+                        suffix=op, **more)[0]
+    y = add("divide", operands=[y, deviation], rule=rule, suffix="divide")[0]
+    size = [a.extent for a in channels]
+    for op, param, constant in (("multiply", scale, 1),
+                                ("broadcast_add", shift, 0)):
+        if param is not None:
+            y = add(op, operands=[y, walk.vector(param, size, constant)],
+                    rule=f"{each_of},{c}->{each_of}",
+                    suffix="scale" if constant else "shift")[0]
+    return dataclasses.replace(x, tensor=y)
+
+
+def group_norm(walk, node, x, groups, scale=None, shift=None, epsilon=1e-5, *_):
+    return standardised(walk, node, x, groups, scale, shift, epsilon)
+
+
+def instance_norm(walk, node, x, scale=None, shift=None, running_mean=None,
+                  running_var=None, of_input=True, momentum=0.1, epsilon=1e-5,
+                  *_):
+    if not of_input:
+        raise Unmappable("an instance norm of running statistics")
+    return standardised(walk, node, x, x.shape[1], scale, shift, epsilon)
+
+
+def prelu(walk, node, x, slope):
+    """max(x, 0) + slope min(x, 0), a slope for each channel or for all."""
+    x = walk.exact(x, node)
+    own = letters_of(x.own)
+    if not isinstance(slope, Param) or len(x.dims) < 2:
+        raise Unmappable("expected a slope that is a parameter")
+    if slope.shape == [1]:
+        shape, read = [1], next(c for c in "uvz" if c not in own)
+        rule = f"{own},{read}!->{own}"
+    else:
+        shape = [a.extent for a in x.dims[1]]
+        at = len(x.dims[0])
+        rule = f"{own},{own[at:at + len(shape)]}->{own}"
+    zero = dataclasses.replace(x, samples=POINTS.clamp(max=0), last=node)
+    y = walk.add("multiply", node, [walk.tensor(zero).tensor,
+                                    walk.vector(slope, shape, constant=0.25)],
+                 rule, suffix="below")[0]
+    above = walk.tensor(dataclasses.replace(x, samples=POINTS.clamp(min=0),
+                                            last=node)).tensor
+    return dataclasses.replace(x, tensor=walk.add(
+        "add", node, [above, y], f"{own},{own}->{own}", suffix="add")[0])
+
+
+def pixel_shuffle(walk, node, x, factor):
+    """Channels (c, r, r) as blocks of pixels."""
+    x = walk.exact(x, node)
+    _, channels, height, width = x.dims
+    if len(channels) < 3:
+        last = channels[-1]
+        if len(channels) == 1:
+            last = walk.atoms.split(last, last.extent // factor ** 2)[-1]
+        walk.atoms.split(last, factor)
+        return x  # not in this walk
+    c, *block = channels
+    return x.viewed([x.dims[0], [c], height + block[:1], width + block[1:]])
 
 
 # ---- The loss ------------------------------------------------------------------
@@ -2067,17 +2429,34 @@ OPERATORS = {
     **dict.fromkeys(
         ["_unsafe_view", "flatten", "reshape", "unflatten", "view"],
         viewing(reshaped)),
-    "adaptive_avg_pool2d": adaptive_pool,
+    **dict.fromkeys(["adaptive_avg_pool1d", "adaptive_avg_pool2d"],
+                    adaptive_pool),
+    **dict.fromkeys(["avg_pool1d", "avg_pool2d"], average_pool),
+    **dict.fromkeys(["conv1d", "conv2d"], conv),
+    **dict.fromkeys(["conv_transpose1d", "conv_transpose2d"],
+                    transposed_convolution),
+    **dict.fromkeys(["max_pool1d", "max_pool2d"], max_pool),
+    **dict.fromkeys(["constant_pad_nd", "pad"], padded),
+    **dict.fromkeys(["reflection_pad1d", "reflection_pad2d"],
+                    padded_by("reflect")),
+    **dict.fromkeys(["replication_pad1d", "replication_pad2d"],
+                    padded_by("replicate")),
+    **dict.fromkeys(["upsample_linear1d", "upsample_bilinear2d"],
+                    resized(linear=True)),
+    **dict.fromkeys(["upsample_nearest1d", "upsample_nearest2d"],
+                    resized(linear=False)),
     "addmm": addmm,
-    "avg_pool2d": average_pool,
     "batch_norm": batch_norm,
     "binary_cross_entropy_with_logits":
         element_loss("binary_cross_entropy", 2),
     "broadcast_tensors": alike,
     "cat": cat,
     "chunk": chunk,
-    "conv2d": conv2d,
     "cross_entropy_loss": cross_entropy,
+    "group_norm": group_norm,
+    "instance_norm": instance_norm,
+    "pixel_shuffle": pixel_shuffle,
+    "prelu": prelu,
     "dropout": dropout,
     "dropout_": dropout,
     "embedding": embedding,
@@ -2085,7 +2464,6 @@ OPERATORS = {
     "layer_norm": layer_norm,
     "linear": linear,
     "matmul": matmul,
-    "max_pool2d": max_pool,
     "mean": mean,
     "mm": matmul,
     "mse_loss": element_loss("mean_squared_error", 0),
@@ -2327,7 +2705,7 @@ def hugging_face(args):
     else:
         module = kind(config) if kind else auto.from_config(config)
     if module.main_input_name == "pixel_values":
-        size = pair(args.image_size or getattr(config, "image_size", 224))
+        size = each(args.image_size or getattr(config, "image_size", 224), 2)
         return module, {"pixel_values": torch.zeros(
             TRACED_BATCH, config.num_channels, *size)}
     inputs = {"input_ids": tokens_of(args)}

@@ -133,7 +133,7 @@ std::vector<Error> Validate(const ProfileDb& profile) {
       if (extent < 1) report("extents", "must be positive");
     }
     if (!(measured.median_s > 0) || !std::isfinite(measured.median_s)) {
-      report("median_s", "must be positive");
+      report("median_seconds", "must be positive");
     }
     if (!(measured.spread >= 0)) report("spread", "must not be negative");
     if (measured.samples < 1) report("samples", "must be positive");

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "planner/ops/window.h"
+
 namespace tessera {
 namespace {
 
@@ -109,21 +111,19 @@ std::optional<MatmulShape> ConvolutionShape(const OpCall& call) {
   const Indices* image = nullptr;
   const Indices* weight = nullptr;
   const Indices* result = nullptr;
+  const bool tall = rule.FactorOf('h') >= 0;  // else of signals
   for (const auto* sides : {&rule.operands, &rule.results}) {
     for (const Indices& indices : *sides) {
-      if (indices.size() < 3) continue;
-      const std::pair last = {rule.factors[indices[indices.size() - 2]].letter,
-                              rule.factors[indices.back()].letter};
-      if (last == std::pair('h', 'w')) image = &indices;
-      if (last == std::pair('k', 'l')) weight = &indices;
-      if (last == std::pair('y', 'x')) result = &indices;
+      if (EndsIn(rule, indices, tall ? 'h' : 0, 'w')) image = &indices;
+      if (EndsIn(rule, indices, tall ? 'k' : 0, 'l')) weight = &indices;
+      if (EndsIn(rule, indices, tall ? 'y' : 0, 'x')) result = &indices;
     }
   }
   if (image == nullptr || weight == nullptr || result == nullptr) return {};
   MatmulShape shape;
   double in = 1;
   double out = 1;
-  for (size_t d = 0; d + 2 < weight->size(); ++d) {
+  for (size_t d = 0; d + (tall ? 2 : 1) < weight->size(); ++d) {
     const uint8_t f = (*weight)[d];
     const bool read = Holds(*image, f);
     (read && Holds(*result, f) ? shape.batch
@@ -131,7 +131,9 @@ std::optional<MatmulShape> ConvolutionShape(const OpCall& call) {
                                : out) *= static_cast<double>(call.extents[f]);
   }
   const auto of = [&](char letter) {
-    return static_cast<double>(call.Extent(letter));
+    return rule.FactorOf(letter) < 0
+               ? 1.0
+               : static_cast<double>(call.Extent(letter));
   };
   const double samples = static_cast<double>(call.extents[(*image)[0]]);
   const double window = of('k') * of('l');

@@ -3,9 +3,8 @@
 #include <numeric>
 
 namespace tessera {
-namespace {
 
-// Levenshtein distance, two rows.
+// By two rows of the table.
 size_t EditDistance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
@@ -20,8 +19,6 @@ size_t EditDistance(std::string_view a, std::string_view b) {
   }
   return row[b.size()];
 }
-
-}  // namespace
 
 std::string NearestName(std::string_view name,
                         std::span<const std::string_view> candidates) {

@@ -13,6 +13,9 @@
 
 namespace tessera {
 
+// How many letters are to be put in, taken out or changed (Levenshtein).
+size_t EditDistance(std::string_view a, std::string_view b);
+
 // The candidate nearest to `name` by edit distance, or "" when none is near;
 // one that begins with it is near.
 std::string NearestName(std::string_view name,

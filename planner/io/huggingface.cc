@@ -34,6 +34,24 @@ void ReadQuantization(ModelConfig& config, const ImportOptions& options) {
   }
 }
 
+// Files have keys that change nothing here, which nothing reads. One that is
+// like a key that is read, and not there, is misspelt: a warning.
+void WarnMisspelt(const ModelConfig& config, const ImportOptions& options) {
+  if (options.warnings == nullptr) return;
+  for (const auto& [key, value] : config.values().fields) {
+    if (config.asked().contains(key)) continue;
+    // In a short key any other letter makes another word.
+    const size_t most = key.size() < 6 ? 0 : key.size() < 12 ? 1 : 2;
+    for (const std::string& known : config.asked()) {
+      if (config.Has(known) || EditDistance(key, known) > most) continue;
+      options.warnings->push_back(config.path() + ": " + key +
+                                  ": is not read; did you mean '" + known +
+                                  "'?");
+      break;
+    }
+  }
+}
+
 }  // namespace
 
 std::span<const ModelFamily> ModelFamilies() {
@@ -189,6 +207,7 @@ Result<Graph> ImportHuggingFace(const std::string& path,
   if (!graph && graph.error().where.find(file) == std::string::npos) {
     return graph.error().At(file);
   }
+  if (graph) WarnMisspelt(config, options);
   return graph;
 }
 

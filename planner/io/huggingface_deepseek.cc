@@ -64,7 +64,6 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   const int64_t layers = config.Layers("num_hidden_layers");
   const int64_t vocabulary = config.Size("vocab_size");
   const int64_t inner = config.Size("intermediate_size");
-  const int64_t expert_inner = config.Size("moe_intermediate_size");
   const int64_t shared =
       config.Has("n_shared_experts") ? config.Size("n_shared_experts") : 0;
   const auto dense_layers =
@@ -75,7 +74,12 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   const double stddev = config.Number("initializer_range", 0.02, 0, 10);
   const bool bias = config.Bool("attention_bias", false);
   const bool tied = config.Bool("tie_word_embeddings", false);
-  const ExpertOptions experts = ReadExperts(config, version);
+  // A model whose layers are all dense says nothing of experts.
+  const bool any_experts = dense_layers < layers;
+  const int64_t expert_inner =
+      any_experts ? config.Size("moe_intermediate_size") : 1;
+  const ExpertOptions experts =
+      any_experts ? ReadExperts(config, version) : ExpertOptions();
   const LinearOptions plain = {.stddev = stddev};
   const LinearOptions biased = {.stddev = stddev, .bias = bias};
   LatentAttentionOptions attention = {

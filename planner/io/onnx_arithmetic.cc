@@ -685,6 +685,99 @@ Result<Activation> Walk::Contiguous(const OnnxNode& node, Activation x) {
   return x;
 }
 
+namespace {
+
+// Of a reshape that makes these dimensions.
+std::vector<Attribute> ReshapeTo(std::span<const Atom> atoms) {
+  const auto extent = [&](size_t i) {
+    return i < atoms.size() ? Number(atoms[i].extent) : 1;
+  };
+  return {{"first", extent(0)}, {"second", extent(1)}, {"third", extent(2)}};
+}
+
+}  // namespace
+
+Result<Activation> Walk::Joined(const OnnxNode& node, Activation x, size_t d) {
+  if (x.dims[d].size() == 1) return x;
+  TESSERA_TRY(x, Contiguous(node, std::move(x)));
+  const Dim parts = x.dims[d];
+  const auto front = static_cast<int64_t>(
+      Flatten(std::span(x.dims).first(d)).size());
+  const std::string name = AtomOf(node, "joint" + std::to_string(d) + "_" +
+                                             std::to_string(x.tensor.index()));
+  const Atom joint = {-1, Extent(parts), parts.empty() ? 'f' : parts[0].letter};
+  for (const Atom& atom : parts) {
+    if (atom.letter == 'b') return InvalidInput("joins samples and others");
+  }
+  Letters letters("def");
+  std::string rule;
+  for (const Atom& atom : x.own) {
+    rule += letters.Of(std::span(&atom, 1));
+    const bool gone = std::ranges::count(parts, atom.id, &Atom::id) > 0;
+    if (gone) rule += "!";
+  }
+  const auto begin = x.own.begin() + front;
+  const auto at = x.own.erase(begin, begin + std::ssize(parts));
+  const auto made = x.own.insert(at, joint);
+  const std::string to =
+      letters.Of({x.own.begin(), made}) + "d!" +
+      letters.Of({made + 1, x.own.end()});
+  TESSERA_RETURN_IF_ERROR(CheckRule(x.own, {&x}));
+  x.tensor = builder_.Add1(
+      "reshape", Unique(NameOf(node) + ".joint" + std::to_string(d)),
+      {x.tensor}, rule + "->" + to,
+      ReshapeTo({&joint, 1}));
+  return WithDim(node, std::move(x), d, static_cast<size_t>(front), name,
+                 joint.extent, joint.letter);
+}
+
+Result<Activation> Walk::WithDim(const OnnxNode& node, Activation y, size_t d,
+                                 size_t at, const std::string& name,
+                                 int64_t extent, char letter) {
+  const Dim parts = atoms_.Make(name, extent, letter);
+  if (parts.size() == 1) {
+    TESSERA_TRY(const Atom atom, Whole(name, extent, letter));
+    y.own[at] = atom;
+    y.dims[d] = {atom};
+    return y;
+  }
+  if (parts.size() > 3 || y.own.size() + parts.size() - 1 > kMaxDims) {
+    return InvalidInput("a dimension of its result is taken apart into " +
+                        std::to_string(parts.size()) + " behind it");
+  }
+  Letters letters("mdef");
+  const std::string front = letters.Of(std::span(y.own).first(at));
+  const std::string behind = letters.Of(std::span(y.own).subspan(at + 1));
+  y.tensor = builder_.Add1(
+      "reshape", Unique(NameOf(node) + ".apart" + std::to_string(d)),
+      {y.tensor},
+      front + "m!" + behind + "->" + front +
+          (parts.size() == 2 ? "d!e!" : "d!e!f!") + behind,
+      ReshapeTo(parts));
+  const auto place = y.own.erase(y.own.begin() + static_cast<int64_t>(at));
+  y.own.insert(place, parts.begin(), parts.end());
+  y.dims[d] = parts;
+  return y;
+}
+
+Activation Walk::WithoutOne(const OnnxNode& node, Activation x,
+                            const Atom& one) {
+  Letters letters("def");
+  std::string from;
+  std::string to;
+  for (const Atom& atom : x.own) {
+    const std::string letter = letters.Of(std::span(&atom, 1));
+    from += letter + (atom.id == one.id ? "!" : "");
+    if (atom.id != one.id) to += letter;
+  }
+  std::erase_if(x.own, [&](const Atom& atom) { return atom.id == one.id; });
+  for (Dim& dim : x.dims) ReplaceIn(dim, one, {});
+  x.tensor = builder_.Add1("reshape", Unique(NameOf(node) + ".without"),
+                           {x.tensor}, from + "->" + to,
+                           ReshapeTo({}));
+  return x;
+}
+
 Result<Activation> Walk::SoftmaxOf(const OnnxNode& node, Activation x,
                                    size_t axis, bool log) {
   TESSERA_TRY(x, Materialise(std::move(x)));
@@ -798,26 +891,29 @@ Result<Activation> Walk::Placed(const OnnxNode& node, Activation x, size_t d,
                                 std::vector<Attribute> attributes,
                                 const std::string& what) {
   TESSERA_RETURN_IF_ERROR(CheckOwn(x, d));
+  if (x.dims[d].size() != 1) {
+    return InvalidInput("takes places of a dimension that is several");
+  }
   const Atom from = x.dims[d][0];
-  TESSERA_TRY(const Atom to, Whole(AtomOf(node, what + std::to_string(d)),
-                                   places, from.letter));
   Letters letters("md");
   std::string left;
   std::string right;
-  for (Atom& atom : x.own) {
-    const bool here = atom.id == from.id;
-    const std::string letter = here ? "" : letters.Of(std::span(&atom, 1));
+  size_t at = 0;
+  for (size_t i = 0; i < x.own.size(); ++i) {
+    const bool here = x.own[i].id == from.id;
+    const std::string letter =
+        here ? "" : letters.Of(std::span(x.own).subspan(i, 1));
     left += here ? "m!" : letter;
     right += here ? "d!" : letter;
-    if (here) atom = to;
+    if (here) at = i;
   }
   if (from.letter == 'b') {
     return InvalidInput("takes some of the samples");
   }
-  x.dims[d] = {to};
   x.tensor = builder_.Add1(op, Unique(NameOf(node) + what), {x.tensor},
                            left + "->" + right, std::move(attributes));
-  return x;
+  return WithDim(node, std::move(x), d, at,
+                 AtomOf(node, what + std::to_string(d)), places, from.letter);
 }
 
 Result<void> Walk::Slice(const OnnxNode& node) {
@@ -880,9 +976,11 @@ Result<void> Walk::Pad(const OnnxNode& node) {
   if (Has(node, 3)) {
     TESSERA_TRY(axes, Ints(node, 3));
   }
-  if (node.Text("mode", "constant") != "constant" ||
+  const std::string mode = node.Text("mode", "constant");
+  constexpr std::string_view kModes[] = {"constant", "edge", "reflect", "wrap"};
+  if (std::ranges::count(kModes, mode) == 0 ||
       pads.size() != 2 * axes.size()) {
-    return InvalidInput("expected a constant in front and behind");
+    return InvalidInput("expected a number of places in front and behind");
   }
   for (size_t i = 0; i < axes.size(); ++i) {
     const auto d = AxisOf(axes[i], x.dims.size());
@@ -894,15 +992,128 @@ Result<void> Walk::Pad(const OnnxNode& node) {
       return InvalidInput("expected up to 65536 places on each side");
     }
     TESSERA_TRY(x, Materialise(std::move(x)));
-    if (x.dims[*d].size() != 1) {
-      return InvalidInput("pads a dimension that is several");
+    TESSERA_TRY(x, Joined(node, std::move(x), *d));
+    const int64_t extent = Extent(x.dims[*d]);
+    const int64_t places = extent + before + behind;
+    if (mode == "constant") {
+      TESSERA_TRY(x, Placed(node, std::move(x), *d, places, "pad",
+                            {{"before", Number(before)},
+                             {"places", Number(places)},
+                             {"value", value}},
+                            ".pad"));
+      continue;
     }
-    const int64_t places = Extent(x.dims[*d]) + before + behind;
-    TESSERA_TRY(x, Placed(node, std::move(x), *d, places, "pad",
-                          {{"before", Number(before)},
-                           {"places", Number(places)},
-                           {"value", value}},
-                          ".pad"));
+    if (mode == "edge") {
+      TESSERA_TRY(x, Resampled(node, std::move(x), *d, places, -Number(before),
+                               1, /*linear=*/false));
+      continue;
+    }
+    const bool reflect = mode == "reflect";
+    if (std::max(before, behind) > extent - (reflect ? 1 : 0)) {
+      return InvalidInput("pads " + std::to_string(extent) + " places by " +
+                          std::to_string(std::max(before, behind)));
+    }
+    // What stands in front, x itself, and what stands behind.
+    std::vector<std::string> parts;
+    const auto add = [&](int64_t start, int64_t count) -> Result<void> {
+      if (count == 0) return {};
+      const int64_t step = reflect ? -1 : 1;
+      TESSERA_TRY(Activation some,
+                  SliceOf(node, x, *d, start, step, count,
+                          ".pad" + std::to_string(start) + "_"));
+      parts.push_back(Named(node, std::move(some)));
+      return {};
+    };
+    TESSERA_RETURN_IF_ERROR(add(reflect ? before : extent - before, before));
+    parts.push_back(Named(node, x));
+    TESSERA_RETURN_IF_ERROR(add(reflect ? extent - 2 : 0, behind));
+    OnnxAttribute axis;
+    axis.name = "axis";
+    axis.i = static_cast<int64_t>(*d);
+    TESSERA_TRY(const std::string joint, Part(node, "Concat", parts, {axis}));
+    x = values_[joint].x;
+  }
+  Set(node, ActivationValue(std::move(x)));
+  return {};
+}
+
+Result<Activation> Walk::Resampled(const OnnxNode& node, Activation x,
+                                   size_t d, int64_t places, double start,
+                                   double step, bool linear) {
+  TESSERA_TRY(x, Materialise(std::move(x)));
+  TESSERA_TRY(x, Joined(node, std::move(x), d));
+  return Placed(node, std::move(x), d, places, "resample",
+                {{"linear", linear ? 1.0 : 0.0},
+                 {"places", Number(places)},
+                 {"start", start},
+                 {"step", step}},
+                ".resample");
+}
+
+// Dimension by dimension.
+Result<void> Walk::Resize(const OnnxNode& node) {
+  TESSERA_TRY(Activation x, Computed(node, 0));
+  const std::string mode = node.Text("mode", "nearest");
+  const std::string coordinates =
+      node.Text("coordinate_transformation_mode", "half_pixel");
+  const std::string nearest = node.Text("nearest_mode", "round_prefer_floor");
+  if ((mode != "nearest" && mode != "linear") || node.Int("antialias", 0) != 0 ||
+      node.Text("keep_aspect_ratio_policy", "stretch") != "stretch" ||
+      (Has(node, 2) && Has(node, 3) && ShapeOf(In(node, 2)) != Shape{0})) {
+    return InvalidInput(
+        "expected the mode 'nearest' or 'linear' without antialias, and sizes "
+        "or scales");
+  }
+  const size_t rank = x.dims.size();
+  std::vector<int64_t> axes = node.Ints("axes", {});
+  if (axes.empty()) {
+    axes.resize(rank);
+    std::iota(axes.begin(), axes.end(), 0);
+  }
+  const bool sized = Has(node, 3);
+  TESSERA_TRY(const OnnxConstant given, Constant(node, sized ? 3 : 2));
+  if (given.values.size() != axes.size()) {
+    return InvalidInput("its operands do not fit");
+  }
+  for (size_t i = 0; i < axes.size(); ++i) {
+    const auto d = AxisOf(axes[i], rank);
+    if (!d) return InvalidInput("has no such dimension");
+    const double in = Number(Extent(x.dims[*d]));
+    const double out =
+        sized ? given.values[i] : std::floor(in * given.values[i] + 1e-6);
+    const double scale = sized ? out / in : given.values[i];
+    if (!(out >= 1 && out <= kMostElements && scale > 0)) {
+      return InvalidInput("makes a dimension of " + std::to_string(out));
+    }
+    if (out == in && scale == 1) continue;
+    double step = 1 / scale;
+    double start = 0;  // in the operand, of place 0
+    if (coordinates == "align_corners") {
+      step = out > 1 ? (in - 1) / (out - 1) : 1;
+    } else if (coordinates == "half_pixel" ||
+               coordinates == "half_pixel_symmetric" ||
+               coordinates == "pytorch_half_pixel") {
+      start = step / 2 - 0.5;
+      if (coordinates == "half_pixel_symmetric") {
+        start += in / 2 * (1 - out / (scale * in));
+      }
+      if (coordinates == "pytorch_half_pixel" && out == 1) start = 0;
+    } else if (coordinates != "asymmetric") {
+      return InvalidInput("coordinate_transformation_mode '" + coordinates +
+                          "' is not supported");
+    }
+    // The nearest place below is that of a number just above a whole one.
+    constexpr double kJust = 1e-9;
+    const bool linear = mode == "linear";
+    if (!linear) {
+      start += nearest == "floor"                ? kJust
+               : nearest == "ceil"               ? 1 - kJust
+               : nearest == "round_prefer_ceil" ? 0.5 + kJust
+                                                 : 0.5 - kJust;
+    }
+    if (step == 0) step = 1;  // of one place, which all are
+    TESSERA_TRY(x, Resampled(node, std::move(x), *d,
+                             static_cast<int64_t>(out), start, step, linear));
   }
   Set(node, ActivationValue(std::move(x)));
   return {};
@@ -1037,7 +1248,9 @@ Result<void> Walk::PRelu(const OnnxNode& node) {
   if (node.inputs.size() != 2) return InvalidInput("expected two operands");
   TESSERA_TRY(std::string y,
               Part(node, "Min", {node.inputs[0], NumberOf(node, 0)}));
-  TESSERA_TRY(y, Part(node, "Mul", {y, node.inputs[1]}));
+  const std::string slope = node.outputs[0] + "#slope";
+  values_[slope] = AsWeight(In(node, 1));
+  TESSERA_TRY(y, Part(node, "Mul", {y, slope}));
   TESSERA_TRY(const std::string x, Part(node, "Relu", {node.inputs[0]}));
   TESSERA_TRY(y, Part(node, "Add", {x, y}));
   Rename(node, y);

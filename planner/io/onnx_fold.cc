@@ -190,16 +190,25 @@ Folded Slice(Operands operands) {
   std::ranges::fill(by, 1);
   for (size_t i = 0; i < axes.size(); ++i) {
     const int64_t axis = AxisOf(axes[i], x.shape.size());
-    if (axis < 0 || steps[i] < 1) return Misfit();
+    constexpr int64_t kMostStep = int64_t{1} << 31;
+    if (axis < 0 || steps[i] == 0 || std::abs(steps[i]) > kMostStep) {
+      return Misfit();
+    }
     const auto d = static_cast<size_t>(axis);
+    const int64_t extent = x.shape[d];
+    const bool forward = steps[i] > 0;
     const auto place = [&](int64_t at) {
-      if (at < 0) at += x.shape[d];
-      return std::clamp<int64_t>(at, 0, x.shape[d]);
+      if (at < -extent) return forward ? int64_t{0} : int64_t{-1};
+      if (at < 0) at += extent;
+      return std::clamp<int64_t>(at, forward ? 0 : -1,
+                                 forward ? extent : extent - 1);
     };
     first[d] = place(starts[i]);
     by[d] = steps[i];
-    const int64_t room = std::max<int64_t>(0, place(ends[i]) - first[d]);
-    y.shape[d] = room / by[d] + (room % by[d] != 0 ? 1 : 0);
+    const int64_t end = place(ends[i]);
+    const int64_t room =
+        std::max<int64_t>(0, forward ? end - first[d] : first[d] - end);
+    y.shape[d] = (room + std::abs(by[d]) - 1) / std::abs(by[d]);
   }
   const Shape strides = Strides(x.shape);
   ForEachIndex(y.shape, [&](size_t, const Shape& index) {

@@ -116,6 +116,14 @@ Result<std::array<Activation, 2>> Walk::Best(const OnnxNode& node, size_t axis,
   TESSERA_TRY(Activation x, Computed(node, 0));
   TESSERA_TRY(x, Materialise(std::move(x)));
   TESSERA_TRY(const Atom v, Picked(x, axis));
+  // Ids that are read for each feature have no dimension of 1 beside it, such
+  // as a router's one feature.
+  for (const Atom& atom : std::vector<Atom>(x.own)) {
+    const bool named = atom.letter == 'b' || atom.letter == 's';
+    if (atom.extent == 1 && atom.id != v.id && !named && x.own.size() > 1) {
+      x = WithoutOne(node, std::move(x), atom);
+    }
+  }
   TESSERA_TRY(const Atom k, Whole(AtomOf(node, "k"), count, 'k'));
   Letters letters("vk");
   std::string from;

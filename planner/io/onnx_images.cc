@@ -10,6 +10,9 @@ namespace tessera::onnx {
 
 namespace {
 
+// Channels that a node makes as one dimension, for another to take apart.
+constexpr int kWholeChannels = -100;
+
 // Whether the channels of images are (groups, channels of a group).
 bool InGroups(const Activation& x) {
   return x.dims[1].size() == 2;
@@ -20,107 +23,181 @@ std::string ChannelsOf(const Activation& x) {
   return InGroups(x) ? "gc" : "c";
 }
 
-// The images [samples, channels, height, width].
-Activation ImagesOf(TensorId tensor, std::vector<Dim> dims) {
-  Activation x;
-  x.tensor = tensor;
-  x.own = Flatten(dims);
-  x.dims = std::move(dims);
-  return x;
+// Letters of the image, the window and its places in rules; signals have no
+// height (planner/ops/window.h).
+struct Directions {
+  std::string image;
+  std::string window;
+  std::string places;
+};
+Directions DirectionsOf(const Activation& x) {
+  if (x.dims.size() == 4) return {"h!w!", "k!l!", "yx"};
+  return {"w!", "l!", "x"};
+}
+
+std::pair<Places, Places> HeightAndWidth(std::span<const Places> places) {
+  return {places.size() == 2 ? places[0] : Places(), places.back()};
+}
+
+void AddWindow(std::span<const Places> places,
+               std::vector<Attribute>& attributes) {
+  const auto [y, x] = HeightAndWidth(places);
+  attributes.insert(attributes.end(), {{"pad_left", Number(x.pad)},
+                                       {"pad_top", Number(y.pad)},
+                                       {"stride_height", Number(y.stride)},
+                                       {"stride_width", Number(x.stride)}});
+}
+void AddDilations(std::span<const Places> places,
+                  std::vector<Attribute>& attributes) {
+  const auto [y, x] = HeightAndWidth(places);
+  attributes.insert(attributes.end(),
+                    {{"dilation_height", Number(y.dilation)},
+                     {"dilation_width", Number(x.dilation)}});
 }
 
 }  // namespace
 
-Result<Activation> Walk::Image(const OnnxNode& node, size_t i) {
+Result<Activation> Walk::Image(const OnnxNode& node, size_t i, bool features) {
   TESSERA_TRY(Activation x, Computed(node, i));
   TESSERA_TRY(x, Contiguous(node, std::move(x)));
-  const bool image = x.dims.size() == 4 && x.dims[0].size() == 1 &&
-                     x.dims[2].size() == 1 && x.dims[3].size() == 1 &&
-                     (x.dims[1].size() == 1 || InGroups(x)) &&
-                     SameAtoms(Flatten(x.dims), x.own);
-  if (image) return x;
+  const size_t rank = x.dims.size();
+  if (rank >= (features ? 2 : 3) && rank <= 4 && x.dims[0].size() == 1 &&
+      SameAtoms(Flatten(x.dims), x.own)) {
+    for (size_t d = 1; d < rank; ++d) {
+      if (d == 1 && InGroups(x)) continue;
+      TESSERA_TRY(x, Joined(node, std::move(x), d));
+    }
+    return x;
+  }
   return InvalidInput(
-      "expected images, [samples, channels, height, width], found " +
+      "expected images, [samples, channels, height, width], or signals, "
+      "[samples, channels, length], found " +
       TextOf(ShapeOf(ActivationValue(x))));
 }
 
-Result<Places> Walk::Window(const OnnxNode& node, size_t direction,
-                            int64_t image, int64_t window,
-                            int64_t dilation) const {
-  const std::vector<int64_t> strides = node.Ints("strides", {1, 1});
-  const std::vector<int64_t> pads = node.Ints("pads", {0, 0, 0, 0});
-  const std::string automatic = node.Text("auto_pad", "NOTSET");
+Result<std::vector<Places>> Walk::WindowOf(const OnnxNode& node,
+                                            const Shape& window) {
+  const size_t directions = window.size();
+  const std::vector<int64_t> ones(directions, 1);
+  const std::vector<int64_t> strides = node.Ints("strides", ones);
+  const std::vector<int64_t> dilations = node.Ints("dilations", ones);
+  const std::vector<int64_t> pads =
+      node.Ints("pads", std::vector<int64_t>(2 * directions, 0));
+  bool fits = (directions == 1 || directions == 2) &&
+              strides.size() == directions && dilations.size() == directions &&
+              pads.size() == 2 * directions;
   const auto small = [](int64_t value, int64_t least) {
     return value >= least && value <= 65536;
   };
-  if (strides.size() != 2 || pads.size() != 4 ||
-      !small(strides[direction], 1) || !small(window, 1) ||
-      !small(dilation, 1) || !small(pads[direction], 0) ||
-      !small(pads[direction + 2], 0)) {
-    return InvalidInput(
-        "expected a window in two dimensions with strides, padding and "
-        "dilations of up to 65536");
+  std::vector<Places> places;
+  for (size_t d = 0; fits && d < directions; ++d) {
+    fits = small(strides[d], 1) && small(window[d], 1) &&
+           small(dilations[d], 1) && small(pads[d], 0) &&
+           small(pads[d + directions], 0);
+    places.push_back({.count = 0,
+                      .pad = pads[d],
+                      .stride = strides[d],
+                      .window = window[d],
+                      .dilation = dilations[d]});
   }
-  const int64_t stride = strides[direction];
-  const int64_t reach = dilation * (window - 1) + 1;
-  Places places;
-  int64_t before = pads[direction];
-  int64_t behind = pads[direction + 2];
-  if (automatic == "SAME_UPPER" || automatic == "SAME_LOWER") {
-    const int64_t count = (image + stride - 1) / stride;
-    const int64_t all =
-        std::max<int64_t>(0, (count - 1) * stride + reach - image);
-    before = automatic == "SAME_UPPER" ? all / 2 : all - all / 2;
-    behind = all - before;
-  } else if (automatic == "VALID") {
-    before = behind = 0;
-  } else if (automatic != "NOTSET" && !automatic.empty()) {
-    return InvalidInput("unknown auto_pad '" + automatic + "'");
+  if (fits) return places;
+  return InvalidInput(
+      "expected a window in one or two dimensions with strides, padding and "
+      "dilations of up to 65536");
+}
+
+Result<std::vector<Places>> Walk::PlacesIn(const OnnxNode& node,
+                                           const Activation& x,
+                                           const Shape& window) {
+  TESSERA_TRY(std::vector<Places> places, WindowOf(node, window));
+  if (places.size() + 2 != x.dims.size()) {
+    return InvalidInput("its window does not have the dimensions of " +
+                        TextOf(ShapeOf(ActivationValue(x))));
   }
-  const int64_t room = image + before + behind - reach;
-  if (room < 0) return InvalidInput("the window is larger than the image");
-  places.pad = before;
-  places.count = room / stride + 1;
-  // A window that would begin in the padding behind is left out.
-  if (node.Int("ceil_mode", 0) != 0 && room % stride != 0 &&
-      places.count * stride < image + before) {
-    ++places.count;
+  const std::vector<int64_t> pads =
+      node.Ints("pads", std::vector<int64_t>(2 * places.size(), 0));
+  const std::string automatic = node.Text("auto_pad", "NOTSET");
+  for (size_t d = 0; d < places.size(); ++d) {
+    Places& p = places[d];
+    const int64_t image = Extent(x.dims[d + 2]);
+    const int64_t reach = p.dilation * (p.window - 1) + 1;
+    int64_t behind = pads[d + places.size()];
+    if (automatic == "SAME_UPPER" || automatic == "SAME_LOWER") {
+      const int64_t count = (image + p.stride - 1) / p.stride;
+      const int64_t all =
+          std::max<int64_t>(0, (count - 1) * p.stride + reach - image);
+      p.pad = automatic == "SAME_UPPER" ? all / 2 : all - all / 2;
+      behind = all - p.pad;
+    } else if (automatic == "VALID") {
+      p.pad = behind = 0;
+    } else if (automatic != "NOTSET" && !automatic.empty()) {
+      return InvalidInput("unknown auto_pad '" + automatic + "'");
+    }
+    const int64_t room = image + p.pad + behind - reach;
+    if (room < 0) return InvalidInput("the window is larger than the image");
+    p.count = room / p.stride + 1;
+    // A window that would begin in the padding behind is left out.
+    if (node.Int("ceil_mode", 0) != 0 && room % p.stride != 0 &&
+        p.count * p.stride < image + p.pad) {
+      ++p.count;
+    }
   }
   return places;
+}
+
+Result<Activation> Walk::Made(const OnnxNode& node, TensorId tensor,
+                              const Activation& x, const Dim& channels,
+                              const Shape& extents) {
+  Activation y;
+  y.tensor = tensor;
+  y.dims = {x.dims[0], channels};
+  y.dims.resize(2 + extents.size());
+  y.own = Flatten(y.dims);
+  const size_t front = y.own.size();
+  y.own.resize(front + extents.size());
+  for (size_t i = 0; i < extents.size(); ++i) {
+    y.own[front + i] = {-1 - static_cast<int>(i), extents[i], 'f'};
+  }
+  // From the back, so that places in front stay where they are.
+  for (size_t i = extents.size(); i-- > 0;) {
+    // A sequence stays one.
+    TESSERA_TRY(y, WithDim(node, std::move(y), 2 + i, front + i,
+                           AtomOf(node, i + 1 < extents.size() ? "h" : "w"),
+                           extents[i], x.dims[2 + i][0].letter));
+  }
+  if (channels.size() == 1 && channels[0].id == kWholeChannels) {
+    return WithDim(node, std::move(y), 1, 1, AtomOf(node, "c"),
+                   channels[0].extent, 'c');
+  }
+  return y;
 }
 
 Result<void> Walk::Pool(const OnnxNode& node, std::string_view op,
                         std::vector<Attribute> more) {
   TESSERA_TRY(const Activation x, Image(node, 0));
-  const std::vector<int64_t> window = node.Ints("kernel_shape", {});
-  const std::vector<int64_t> strides = node.Ints("strides", {1, 1});
-  if (window.size() != 2) {
-    return InvalidInput("expected a window in two dimensions");
-  }
-  if (node.Ints("dilations", {1, 1}) != std::vector<int64_t>{1, 1} ||
-      node.Int("storage_order", 0) != 0 || node.outputs.size() > 1) {
+  TESSERA_TRY(const std::vector<Places> places,
+              PlacesIn(node, x, node.Ints("kernel_shape", {})));
+  const bool dilated = std::ranges::any_of(
+      places, [](const Places& p) { return p.dilation != 1; });
+  if (dilated || node.Int("storage_order", 0) != 0 || node.outputs.size() > 1) {
     return InvalidInput(
         "dilations, indices and column-major order are not supported");
   }
-  TESSERA_TRY(const Places y, Window(node, 0, Extent(x.dims[2]), window[0], 1));
-  TESSERA_TRY(const Places z, Window(node, 1, Extent(x.dims[3]), window[1], 1));
-  const std::string name = NameOf(node);
-  TESSERA_TRY(const Atom height, Whole(AtomOf(node, "h"), y.count, 'h'));
-  TESSERA_TRY(const Atom width, Whole(AtomOf(node, "w"), z.count, 'w'));
+  const Directions in = DirectionsOf(x);
+  Shape counts;
+  for (const Places& p : places) counts.push_back(p.count);
+  const auto [y, z] = HeightAndWidth(places);
+  AddWindow(places, more);
   more.insert(more.end(), {{"out_height", Number(y.count)},
                            {"out_width", Number(z.count)},
-                           {"pad_left", Number(z.pad)},
-                           {"pad_top", Number(y.pad)},
-                           {"stride_height", Number(strides[0])},
-                           {"stride_width", Number(strides[1])},
-                           {"window_height", Number(window[0])},
-                           {"window_width", Number(window[1])}});
+                           {"window_height", Number(y.window)},
+                           {"window_width", Number(z.window)}});
   const std::string rows = "b" + ChannelsOf(x);
-  const TensorId result =
-      builder_.Add1(op, Unique(name), {x.tensor}, rows + "h!w!->" + rows + "yx",
-                    std::move(more));
-  Set(node, ActivationValue(
-                ImagesOf(result, {x.dims[0], x.dims[1], {height}, {width}})));
+  const TensorId result = builder_.Add1(
+      op, Unique(NameOf(node)), {x.tensor},
+      rows + in.image + "->" + rows + in.places, std::move(more));
+  TESSERA_TRY(Activation made, Made(node, result, x, x.dims[1], counts));
+  Set(node, ActivationValue(std::move(made)));
   return {};
 }
 
@@ -183,7 +260,7 @@ Result<void> Walk::JoinPatches(const OnnxNode& node) {
   }
   const std::string name = NameOf(conv);
   const TensorId patches = builder_.Input(
-      Unique("patches"), {sizes_.batch, seq_len_, shape[1], shape[2], shape[3]},
+      "patches", {sizes_.batch, seq_len_, shape[1], shape[2], shape[3]},
       options_.dtype.value_or(DType::kFloat32));
   const double inputs = Number(shape[1]) * Number(shape[2]) * Number(shape[3]);
   TESSERA_TRY(const TensorId weight,
@@ -234,11 +311,8 @@ Result<void> Walk::Convolution(const OnnxNode& node) {
   const Shape shape = ShapeOf(w);
   const int64_t groups = node.Int("group", 1);
   const int64_t read = Extent(x.dims[1]);
-  const std::vector<int64_t> dilations = node.Ints("dilations", {1, 1});
-  if (!w.Is(Value::Kind::kWeight) || shape.size() != 4 ||
-      dilations.size() != 2) {
-    return InvalidInput(
-        "expected a window in two dimensions, a tensor of the file");
+  if (!w.Is(Value::Kind::kWeight) || shape.size() < 3) {
+    return InvalidInput("expected a window that is a tensor of the file");
   }
   if (groups < 1 || shape[0] < 1 || shape[1] < 1 || shape[0] % groups != 0 ||
       read % groups != 0 || shape[1] != read / groups) {
@@ -246,12 +320,55 @@ Result<void> Walk::Convolution(const OnnxNode& node) {
                         " channels: its weight has " + TextOf(shape) + " in " +
                         std::to_string(groups) + " groups");
   }
-  TESSERA_TRY(const Places y,
-              Window(node, 0, Extent(x.dims[2]), shape[2], dilations[0]));
-  TESSERA_TRY(const Places z,
-              Window(node, 1, Extent(x.dims[3]), shape[3], dilations[1]));
-  const std::string name = NameOf(node);
-  Dim channels = atoms_.Make(AtomOf(node, "c"), shape[0], 'c');
+  const Shape of_window(shape.begin() + 2, shape.end());
+  TESSERA_TRY(const std::vector<Places> places, PlacesIn(node, x, of_window));
+  TESSERA_TRY(const Dim channels, ChannelsFor(node, x, shape[0], groups));
+  Shape counts;
+  for (const Places& p : places) counts.push_back(p.count);
+  const bool grouped = groups > 1;
+  const Directions letters = DirectionsOf(x);
+  const std::string in = ChannelsOf(x);
+  const std::string out = channels.size() == 1 ? "o" : grouped ? "gn" : "pn";
+  Shape window = ExtentsOf(channels);
+  const Shape made = window;
+  for (const Atom& atom : std::span(x.dims[1]).subspan(grouped ? 1 : 0)) {
+    window.push_back(atom.extent);
+  }
+  window.insert(window.end(), of_window.begin(), of_window.end());
+  // He et al. (2015), over the outputs.
+  double outputs = Number(shape[0] / groups);
+  for (int64_t extent : of_window) outputs *= Number(extent);
+  std::vector<size_t> order(shape.size());
+  std::iota(order.begin(), order.end(), 0);
+  TESSERA_TRY(const TensorId weight,
+              Weight(w, std::move(order), window, std::sqrt(2 / outputs)));
+  std::vector<TensorId> operands = {x.tensor, weight};
+  std::string rule = "b" + in + letters.image + "," + out +
+                     (grouped ? "c" : in) + letters.window;
+  if (Has(node, 2)) {
+    if (ShapeOf(In(node, 2)) != Shape{shape[0]}) {
+      return InvalidInput("its bias is not one number for each channel");
+    }
+    TESSERA_TRY(const TensorId bias, Weight(AsWeight(In(node, 2)), {0}, made, 0));
+    operands.push_back(bias);
+    rule += "+" + out;
+  }
+  const auto [y, z] = HeightAndWidth(places);
+  std::vector<Attribute> attributes = {{"out_height", Number(y.count)},
+                                       {"out_width", Number(z.count)}};
+  AddWindow(places, attributes);
+  AddDilations(places, attributes);
+  const TensorId result = builder_.Add1(
+      "conv2d", Unique(NameOf(node)), operands,
+      rule + "->b" + out + letters.places, std::move(attributes));
+  TESSERA_TRY(Activation images, Made(node, result, x, channels, counts));
+  Set(node, ActivationValue(std::move(images)));
+  return {};
+}
+
+Result<Dim> Walk::ChannelsFor(const OnnxNode& node, Activation& x,
+                              int64_t channels, int64_t groups) {
+  Dim made = atoms_.Make(AtomOf(node, "c"), channels, 'c');
   const bool grouped = groups > 1;
   if (grouped) {
     // Both sides have the groups as a dimension of their own.
@@ -260,58 +377,113 @@ Result<void> Walk::Convolution(const OnnxNode& node) {
       x.dims[1] = atoms_.Split(whole, groups);
       ReplaceIn(x.own, whole, x.dims[1]);
     }
-    if (channels.size() == 1) channels = atoms_.Split(channels[0], groups);
+    if (made.size() == 1) made = atoms_.Split(made[0], groups);
   }
   const auto fits = [&](const Dim& dim) {
-    return dim.size() <= 2 &&
-           (!grouped || (dim.size() == 2 && dim[0].extent == groups));
+    return !grouped || (dim.size() == 2 && dim[0].extent == groups);
   };
-  if (!fits(x.dims[1]) || !fits(channels)) {
-    return InvalidInput(
-        "its groups of channels are not those of its neighbours");
+  if (!grouped && x.dims[1].size() + made.size() > 3) {
+    return Dim{{kWholeChannels, channels, 'c'}};
   }
-  TESSERA_TRY(const Atom height, Whole(AtomOf(node, "h"), y.count, 'h'));
-  TESSERA_TRY(const Atom width, Whole(AtomOf(node, "w"), z.count, 'w'));
-  const std::string in = ChannelsOf(x);
-  const std::string out = channels.size() == 1 ? "o" : grouped ? "gn" : "pn";
-  Shape window = ExtentsOf(channels);
-  const Shape made = window;
-  for (const Atom& atom : std::span(x.dims[1]).subspan(grouped ? 1 : 0)) {
+  if (fits(x.dims[1]) && fits(made)) return made;
+  return InvalidInput("its groups of channels are not those of its neighbours");
+}
+
+// The weight is (in, out of a group, window).
+Result<void> Walk::TransposedConvolution(const OnnxNode& node) {
+  TESSERA_TRY(Activation x, Image(node, 0));
+  const Value& w = In(node, 1);
+  const Shape shape = ShapeOf(w);
+  const int64_t groups = node.Int("group", 1);
+  const int64_t read = Extent(x.dims[1]);
+  if (!w.Is(Value::Kind::kWeight) || shape.size() != x.dims.size()) {
+    return InvalidInput(
+        "expected a window of the image's dimensions, a tensor of the file");
+  }
+  if (groups < 1 || shape[0] != read || shape[1] < 1 || read % groups != 0) {
+    return InvalidInput("reads " + std::to_string(read) +
+                        " channels: its weight has " + TextOf(shape) + " in " +
+                        std::to_string(groups) + " groups");
+  }
+  const Shape of_window(shape.begin() + 2, shape.end());
+  TESSERA_TRY(std::vector<Places> places, WindowOf(node, of_window));
+  const size_t directions = places.size();
+  const std::vector<int64_t> nothing(2 * directions, 0);
+  const std::vector<int64_t> pads = node.Ints("pads", nothing);
+  const std::vector<int64_t> more = node.Ints(
+      "output_padding", std::vector<int64_t>(directions, 0));
+  const std::vector<int64_t> sizes = node.Ints("output_shape", {});
+  const std::string automatic = node.Text("auto_pad", "NOTSET");
+  const bool same = automatic == "SAME_UPPER" || automatic == "SAME_LOWER";
+  if (more.size() != directions ||
+      (!sizes.empty() && sizes.size() != directions)) {
+    return InvalidInput("its padding does not fit its window");
+  }
+  Shape image;
+  for (size_t d = 0; d < directions; ++d) {
+    Places& p = places[d];
+    const int64_t count = Extent(x.dims[d + 2]);
+    const int64_t whole =
+        p.stride * (count - 1) + p.dilation * (p.window - 1) + 1 + more[d];
+    if (same || !sizes.empty()) {
+      image.push_back(!sizes.empty() ? sizes[d] : count * p.stride);
+      const int64_t all = std::max<int64_t>(0, whole - image[d]);
+      p.pad = automatic == "SAME_UPPER" ? all / 2 : all - all / 2;
+    } else {
+      if (automatic == "VALID") p.pad = 0;
+      image.push_back(whole - p.pad -
+                      (automatic == "VALID" ? 0 : pads[d + directions]));
+    }
+    if (more[d] < 0 || image[d] < 1 || image[d] > 1 << 30) {
+      return InvalidInput("makes an image of " + std::to_string(image[d]) +
+                          " along dimension " + std::to_string(d + 2));
+    }
+  }
+  TESSERA_TRY(const Dim channels,
+              ChannelsFor(node, x, shape[1] * groups, groups));
+  const bool grouped = groups > 1;
+  const Directions letters = DirectionsOf(x);
+  const std::string in = grouped ? "gn" : InGroups(x) ? "pn" : "n";
+  const std::string out = channels.size() == 1 ? "c" : grouped ? "gc" : "oc";
+  Shape window = ExtentsOf(x.dims[1]);
+  for (const Atom& atom : std::span(channels).subspan(grouped ? 1 : 0)) {
     window.push_back(atom.extent);
   }
-  window.insert(window.end(), {shape[2], shape[3]});
-  // He et al. (2015), over the outputs.
-  const double stddev = std::sqrt(
-      2 / (Number(shape[0] / groups) * Number(shape[2]) * Number(shape[3])));
-  TESSERA_TRY(const TensorId weight, Weight(w, {0, 1, 2, 3}, window, stddev));
-  std::vector<TensorId> operands = {x.tensor, weight};
-  std::string rule = "b" + in + "h!w!," + out + (grouped ? "c" : in) + "k!l!";
+  window.insert(window.end(), of_window.begin(), of_window.end());
+  double outputs = Number(shape[1]);
+  for (int64_t extent : of_window) outputs *= Number(extent);
+  std::vector<size_t> order(shape.size());
+  std::iota(order.begin(), order.end(), 0);
+  TESSERA_TRY(const TensorId weight,
+              Weight(w, std::move(order), window, std::sqrt(2 / outputs)));
+  std::vector<Attribute> attributes = {
+      {"image_height", Number(directions == 2 ? image[0] : 1)},
+      {"image_width", Number(image.back())}};
+  AddWindow(places, attributes);
+  AddDilations(places, attributes);
+  const std::string name = NameOf(node);
+  TensorId result = builder_.Add1(
+      "conv_transpose2d", Unique(name), {x.tensor, weight},
+      "b" + in + letters.places + "," + in + (grouped ? "c" : out) +
+          letters.window + "->b" + out + letters.image,
+      std::move(attributes));
   if (Has(node, 2)) {
-    if (ShapeOf(In(node, 2)) != Shape{shape[0]}) {
+    if (ShapeOf(In(node, 2)) != Shape{shape[1] * groups}) {
       return InvalidInput("its bias is not one number for each channel");
     }
-    TESSERA_TRY(const TensorId bias, Weight(In(node, 2), {0}, made, 0));
-    operands.push_back(bias);
-    rule += "+" + out;
+    TESSERA_TRY(const TensorId bias,
+                Weight(AsWeight(In(node, 2)), {0}, ExtentsOf(channels), 0));
+    const std::string all = "b" + out + (directions == 2 ? "hw" : "w");
+    result = builder_.Add1("broadcast_add", Unique(name + ".bias"),
+                           {result, bias}, all + "," + out + "->" + all);
   }
-  const std::vector<int64_t> strides = node.Ints("strides", {1, 1});
-  const TensorId result =
-      builder_.Add1("conv2d", Unique(name), operands, rule + "->b" + out + "yx",
-                    {{"dilation_height", Number(dilations[0])},
-                     {"dilation_width", Number(dilations[1])},
-                     {"out_height", Number(y.count)},
-                     {"out_width", Number(z.count)},
-                     {"pad_left", Number(z.pad)},
-                     {"pad_top", Number(y.pad)},
-                     {"stride_height", Number(strides[0])},
-                     {"stride_width", Number(strides[1])}});
-  Set(node, ActivationValue(
-                ImagesOf(result, {x.dims[0], channels, {height}, {width}})));
+  TESSERA_TRY(Activation y, Made(node, result, x, channels, image));
+  Set(node, ActivationValue(std::move(y)));
   return {};
 }
 
 Result<void> Walk::BatchNorm(const OnnxNode& node) {
-  TESSERA_TRY(Activation x, Image(node, 0));
+  TESSERA_TRY(Activation x, Image(node, 0, /*features=*/true));
   const Shape all = {Extent(x.dims[1])};
   if (ShapeOf(In(node, 1)) != all || ShapeOf(In(node, 2)) != all) {
     return InvalidInput(
@@ -321,7 +493,9 @@ Result<void> Walk::BatchNorm(const OnnxNode& node) {
   TESSERA_TRY(const TensorId scale, Weight(In(node, 1), {0}, shape, 0, 1));
   TESSERA_TRY(const TensorId shift, Weight(In(node, 2), {0}, shape, 0));
   const std::string c = ChannelsOf(x);
-  const std::string images = "b" + c + "hw";
+  constexpr std::string_view kPlaces[] = {"", "w", "hw"};
+  const std::string images =
+      "b" + c + std::string(kPlaces[x.dims.size() - 2]);
   const std::string rule = images + "," + c + "," + c + "->" + images;
   const double epsilon = node.Float("epsilon", 1e-5);
   const auto groups = options_.overrides.find(kBatchNormGroups);
@@ -392,7 +566,9 @@ Result<void> Walk::Concat(const OnnxNode& node) {
     TESSERA_TRY(Activation x, Computed(node, i));
     TESSERA_TRY(x, Contiguous(node, std::move(x)));
     const auto d = AxisOf(node.Int("axis", 1), x.dims.size());
-    if (!d || x.dims[*d].size() != 1 || x.dims[*d][0].letter == 'b') {
+    if (!d) return InvalidInput("has no such dimension");
+    TESSERA_TRY(x, Joined(node, std::move(x), *d));
+    if (x.dims[*d].size() != 1 || x.dims[*d][0].letter == 'b') {
       return InvalidInput("joins a dimension that is several, or samples");
     }
     const size_t front = Flatten(std::span(x.dims).first(*d)).size();
@@ -435,14 +611,19 @@ Result<void> Walk::Concat(const OnnxNode& node) {
       operands.push_back(parts[i].tensor);
       channels += parts[i].own[place].extent;
     }
-    TESSERA_TRY(joint.own[place],
-                Whole(AtomOf(node, "c" + std::to_string(last)), channels,
-                      joint.own[place].letter));
-    joint.dims[axis] = {joint.own[place]};
     joint.tensor = builder_.Add1(
         "concat_channels", Unique(name), std::move(operands),
         rule + "->" + front + "d!" + behind, {{"channels", Number(channels)}});
     first = last;
+    const std::string to = AtomOf(node, "c" + std::to_string(last));
+    const char letter = joint.own[place].letter;
+    if (last == parts.size()) {
+      TESSERA_TRY(joint, WithDim(node, std::move(joint), axis, place, to,
+                                 channels, letter));
+    } else {
+      TESSERA_TRY(joint.own[place], Whole(to, channels, letter));
+      joint.dims[axis] = {joint.own[place]};
+    }
   }
   Set(node, ActivationValue(std::move(joint)));
   return {};

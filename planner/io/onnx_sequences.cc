@@ -14,7 +14,7 @@ TensorId Walk::Extra(const std::string& name) {
   const auto made = extras_.find(name);
   if (made != extras_.end()) return made->second;
   const TensorId id =
-      builder_.Input(Unique(name), {sizes_.batch, seq_len_}, DType::kInt32);
+      builder_.Input(name, {sizes_.batch, seq_len_}, DType::kInt32);
   extras_[name] = id;
   return id;
 }
@@ -398,14 +398,14 @@ Result<void> Walk::Expand(const OnnxNode& node) {
     for (size_t d = 0; d < from.size(); ++d) {
       const int64_t extent = to.size() == from.size() ? to[d] : 0;
       if (extent == from[d] || extent == 1) continue;
-      if (extent < 1 || !x.dims[d].empty()) {
+      if (extent < 1 || from[d] != 1) {
         return InvalidInput("cannot repeat " + TextOf(from) + " as " +
                             TextOf({to.begin(), to.end()}));
       }
       TESSERA_TRY(
           const Atom copies,
           Whole(AtomOf(node, "copies" + std::to_string(d)), extent, 'r'));
-      x.dims[d] = {copies};
+      x.dims[d].push_back(copies);
     }
     Set(node, ActivationValue(std::move(x)));
     return {};

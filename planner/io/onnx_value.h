@@ -159,7 +159,8 @@ struct Value {
   Kind kind = Kind::kUnknown;
   OnnxConstant constant;
   std::optional<double> uniform;  // of a large one: all its elements
-  // Of a weight, and of a tensor whose elements are not known.
+  // Of a weight, of a number of the file in a dimension of 1, and of a tensor
+  // whose elements are not known.
   const OnnxTensor* source = nullptr;
   std::string weight;         // its name
   std::vector<size_t> order;  // dimensions of `source`, in this order

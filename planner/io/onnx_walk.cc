@@ -54,6 +54,10 @@ Walk::Walk(const OnnxModel& model, const std::string& path, const Sizes& sizes,
       if (Number(std::ssize(values)) == elements) {
         value = ConstantValue(
             {tensor.dims, std::move(values), IsOnnxFloat(tensor.type)});
+        // A weight, to nodes that have one there (AsWeight).
+        if (value.constant.is_float && !tensor.dims.empty()) {
+          value.source = &tensor;
+        }
       }
     }
     values_[tensor.name] = std::move(value);
@@ -182,6 +186,17 @@ Result<Activation> Walk::Computed(const OnnxNode& node, size_t i) {
   }
 }
 
+Value Walk::AsWeight(const Value& value) {
+  Value weight = value;
+  if (value.Is(Value::Kind::kConstant) && value.source != nullptr) {
+    weight.kind = Value::Kind::kWeight;
+    weight.weight = value.source->name;
+    weight.order.resize(value.source->dims.size());
+    std::iota(weight.order.begin(), weight.order.end(), 0);
+  }
+  return weight;
+}
+
 std::string Walk::Unique(std::string name) {
   while (!names_.insert(name).second) name += "'";
   return name;
@@ -208,8 +223,9 @@ Result<Activation> Walk::Trained(const Value& value) {
   Activation x;
   for (size_t d : value.order) {
     const int64_t extent = value.source->dims[d];
+    const bool number = value.order.size() == 1;
     x.dims.push_back(
-        extent == 1
+        extent == 1 && !number
             ? Dim()
             : atoms_.Make(value.weight + "." + std::to_string(d), extent, 'f'));
   }
@@ -265,7 +281,8 @@ const OnnxNode* Walk::BiasBehind(const OnnxNode& node, int64_t features) {
       reader->outputs.size() != 1) {
     return nullptr;
   }
-  const Value& bias = In(*reader, reader->inputs[0] == product ? 1 : 0);
+  const Value bias =
+      AsWeight(In(*reader, reader->inputs[0] == product ? 1 : 0));
   const bool fits =
       bias.Is(Value::Kind::kWeight) && ShapeOf(bias) == Shape{features};
   return fits ? reader : nullptr;
@@ -396,7 +413,8 @@ std::string Walk::AtomOf(const OnnxNode& node, std::string_view which) {
 }
 
 Result<void> Walk::Gemm(const OnnxNode& node) {
-  const Value* const bias = Has(node, 2) ? &In(node, 2) : nullptr;
+  const Value given = AsWeight(In(node, 2));
+  const Value* const bias = Has(node, 2) ? &given : nullptr;
   const bool transposed = node.Int("transB", 0) == 0;
   const Shape shape = ShapeOf(In(node, 1));
   const bool dense = node.Float("alpha", 1) == 1 &&
@@ -424,7 +442,8 @@ Result<void> Walk::MatMul(const OnnxNode& node) {
     return Dense(node, std::move(x), w, true, nullptr, node.outputs[0]);
   }
   done_.insert(add);
-  const Value& bias = In(*add, add->inputs[0] == node.outputs[0] ? 1 : 0);
+  const Value bias =
+      AsWeight(In(*add, add->inputs[0] == node.outputs[0] ? 1 : 0));
   return Dense(node, std::move(x), w, true, &bias, add->outputs[0]);
 }
 
@@ -720,6 +739,7 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Clip", "clip", &Walk::Clip},
       {"Concat", "concat_channels", &Walk::Concat},
       {"Conv", "conv2d, or linear of patches", &Walk::Convolution},
+      {"ConvTranspose", "conv_transpose2d", &Walk::TransposedConvolution},
       {"Cosh", "exp and others", &Walk::Function1},
       {"DepthToSpace", "nothing", &Walk::Depth},
       {"Dropout", "dropout while training, else nothing", &Walk::Dropout},
@@ -764,7 +784,8 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Mish", "softplus, tanh and multiply", &Walk::Function1},
       {"OneHot", "one_hot", &Walk::OneHot},
       {"PRelu", "leaky_relu by channel", &Walk::PRelu},
-      {"Pad", "pad", &Walk::Pad},
+      {"Pad", "pad; of edges resample, of what is reflected slice",
+       &Walk::Pad},
       {"RNN", "linear, add and tanh or relu, step by step", &Walk::Recurrent},
       {"ReduceL1", "reduce_sum", &Walk::ReduceMore},
       {"ReduceL2", "reduce_sum", &Walk::ReduceMore},
@@ -776,6 +797,7 @@ std::span<const Walk::Row> Walk::Rows() {
       {"ReduceSum", "reduce_sum", &Walk::Reduce},
       {"ReduceSumSquare", "reduce_sum", &Walk::ReduceMore},
       {"Reshape", "nothing", &Walk::Reshape},
+      {"Resize", "resample", &Walk::Resize},
       {"ScatterElements", "scatter_add", &Walk::ScatterElements},
       {"Selu", "elu", &Walk::Function1},
       {"Shrink", "comparisons and products", &Walk::Function1},
@@ -932,7 +954,14 @@ Result<void> Walk::Map(const OnnxNode& node) {
     }
     TESSERA_TRY(auto folded, std::move(result));
     if (folded) {
-      Set(node, ConstantValue(*std::move(folded)));
+      Value value = ConstantValue(*std::move(folded));
+      constexpr std::string_view kViews[] = {"Flatten", "Identity", "Reshape",
+                                             "Squeeze", "Unsqueeze"};
+      // A number of the file in other dimensions.
+      if (std::ranges::count(kViews, node.op) > 0) {
+        value.source = In(node, 0).source;
+      }
+      Set(node, std::move(value));
       return {};
     }
   }
@@ -981,9 +1010,9 @@ void Walk::Run() {
     }
     Activation x;
     const size_t rank = input.shape.size();
-    constexpr std::string_view kImage = "bchw";
+    const std::string_view image = rank == 3 ? "bcw" : "bchw";
     for (size_t d = 0; d < rank; ++d) {
-      char letter = kImage[d];
+      char letter = image[d];
       if (!input.is_float && d == 1) letter = 's';
       // Samples and places are those of all inputs, but an encoder's has places
       // of its own.
@@ -1002,14 +1031,9 @@ void Walk::Run() {
       x.dims.push_back({*atom});
     }
     Shape shape = input.shape;
-    if (input.name == "images") {
-      // Features are images of one pixel.
-      for (size_t d = rank; d < 4; ++d) {
-        const Atom one = {-static_cast<int>(d), 1, kImage[d]};
-        x.own.push_back(one);
-        if (d > 1) x.dims.back().push_back(one);
-        shape.push_back(1);
-      }
+    if (input.name == "images" && rank == 1) {
+      x.own.push_back({-1, 1, 'c'});
+      shape.push_back(1);
     }
     if (!patches_) {
       x.tensor = builder_.Input(Unique(input.name), shape,
@@ -1020,6 +1044,8 @@ void Walk::Run() {
     }
     values_[input.input->name] = ActivationValue(std::move(x));
   }
+  // Weights are not called as what Extra makes.
+  names_.insert({"mask_positions", "patch_rows", "patches", "positions", "zeros"});
   for (const OnnxNode& node : model_.nodes) {
     if (done_.contains(&node) || !needed_.contains(&node)) continue;
     auto mapped = Declare(node);

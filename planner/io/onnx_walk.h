@@ -41,10 +41,13 @@ struct Sizes {
   std::vector<BoundInput> inputs;
 };
 
-// The size of a window's result, as ONNX's MaxPool defines it.
+// A window's places in one direction, as ONNX's MaxPool defines them.
 struct Places {
-  int64_t count = 0;
+  int64_t count = 1;
   int64_t pad = 0;  // in front
+  int64_t stride = 1;
+  int64_t window = 1;
+  int64_t dilation = 1;
 };
 
 // Of a weight's first dimension, where it is one of several pieces.
@@ -124,10 +127,24 @@ class Walk {
   // f of a tensor whose dimensions have these letters.
   Result<TensorId> Apply(TensorId x, const std::string& letters,
                          const std::shared_ptr<const Expression>& f);
+  // A single number of the file, which is a constant to most nodes, as a weight
+  // of one element; other values as they are.
+  static Value AsWeight(const Value& value);
   // A weight as a tensor that is computed, without its extents of 1.
   Result<Activation> Trained(const Value& value);
   // With its tensor's dimensions in the order of the file's.
   Result<Activation> Contiguous(const OnnxNode& node, Activation x);
+  // With dimension d one atom of its tensor, which is what reads it may ask
+  // for: atoms of several are joined, a dimension of 1 is made.
+  Result<Activation> Joined(const OnnxNode& node, Activation x, size_t d);
+  // y, in whose tensor dimension `at` has `extent` places that are called
+  // `name`, as dimension d: one atom, or up to three that it is taken apart into
+  // behind y, by a node of their own.
+  Result<Activation> WithDim(const OnnxNode& node, Activation y, size_t d,
+                             size_t at, const std::string& name, int64_t extent,
+                             char letter);
+  // Without an atom of 1.
+  Activation WithoutOne(const OnnxNode& node, Activation x, const Atom& one);
   // The weight `value`, its dimensions in the order `order` and of the shape
   // `shape`, which may take them apart.
   Result<TensorId> Weight(const Value& value, std::vector<size_t> order,
@@ -138,9 +155,25 @@ class Walk {
                      bool transposed, const Value* bias, const std::string& to);
   // What adds a bias to a product and alone reads it, or null.
   const OnnxNode* BiasBehind(const OnnxNode& node, int64_t features);
-  Result<Activation> Image(const OnnxNode& node, size_t i);
-  Result<Places> Window(const OnnxNode& node, size_t direction, int64_t image,
-                        int64_t window, int64_t dilation) const;
+  // Images or signals; where `features` is true, features alone too.
+  Result<Activation> Image(const OnnxNode& node, size_t i,
+                           bool features = false);
+  // Of a node, in each direction; the last one is the width. Counts are 0.
+  static Result<std::vector<Places>> WindowOf(const OnnxNode& node,
+                                               const Shape& window);
+  // The same with the places in images like x.
+  static Result<std::vector<Places>> PlacesIn(const OnnxNode& node,
+                                              const Activation& x,
+                                              const Shape& window);
+  // Images that a node makes of x, of these channels and extents behind them.
+  Result<Activation> Made(const OnnxNode& node, TensorId tensor,
+                          const Activation& x, const Dim& channels,
+                          const Shape& extents);
+  // Channels of what a node makes of x, in groups as those of x. A rule has not
+  // more than three letters of channels on both sides: else they are one, which
+  // Made takes apart.
+  Result<Dim> ChannelsFor(const OnnxNode& node, Activation& x, int64_t channels,
+                          int64_t groups);
   Result<void> Pool(const OnnxNode& node, std::string_view op,
                     std::vector<Attribute> more);
   Result<Activation> Relabelled(Activation x, const Shape& shape);
@@ -180,6 +213,11 @@ class Walk {
   Result<Activation> SliceOf(const OnnxNode& node, Activation x, size_t d,
                              int64_t start, int64_t step, int64_t places,
                              const std::string& what);
+  // Places of dimension d, `step` apart: of all the nearest one below, or
+  // where `linear` is true between both neighbours.
+  Result<Activation> Resampled(const OnnxNode& node, Activation x, size_t d,
+                               int64_t places, double start, double step,
+                               bool linear);
   // `op` makes `places` places of dimension d.
   Result<Activation> Placed(const OnnxNode& node, Activation x, size_t d,
                             int64_t places, std::string_view op,
@@ -349,11 +387,13 @@ class Walk {
   Result<void> PRelu(const OnnxNode& node);
   Result<void> Reduce(const OnnxNode& node);
   Result<void> ReduceMore(const OnnxNode& node);
+  Result<void> Resize(const OnnxNode& node);
   Result<void> Slice(const OnnxNode& node);
   Result<void> Variadic(const OnnxNode& node);
   Result<void> BatchNorm(const OnnxNode& node);
   Result<void> Concat(const OnnxNode& node);
   Result<void> Convolution(const OnnxNode& node);
+  Result<void> TransposedConvolution(const OnnxNode& node);
   Result<void> Depth(const OnnxNode& node);
   Result<void> Dropout(const OnnxNode& node);
   Result<void> Einsum(const OnnxNode& node);

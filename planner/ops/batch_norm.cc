@@ -1,7 +1,7 @@
 // Batch norm (Ioffe and Szegedy 2015) over samples and image of each channel:
 // y = (x - mean) rstd scale + shift. Its unit is the microbatch: samples,
-// height and width may be split, and then the shards exchange what they know of
-// a channel, forward (count, mean, sum of squared deviations), merged as by
+// height and width (of signals the width, of features neither) may be split,
+// and then the shards exchange what they know of a channel, forward (count, mean, sum of squared deviations), merged as by
 // Chan et al. (1983), and backward the two sums that the input's gradient
 // needs, which are the gradients of shift and scale. Statistics for inference
 // are not kept.
@@ -12,30 +12,39 @@
 // norm; a split that cuts no group exchanges nothing. Its statistics are
 // results for each sample, so that they are split as the samples are.
 
+#include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "planner/ir/op.h"
 
 namespace tessera {
 namespace {
 
-// Whether x and y are (b, channels, h, w), scale and shift (channels) of g and
-// c, and the statistics these, too, or (b, channels).
+// Whether x and y are (b, channels, h, w), or of signals (b, channels, w), or
+// of features (b, channels), scale and shift (channels) of g and c, and the
+// statistics these, too, or (b, channels).
 bool IsBatchNorm(const IndexRule& rule, bool of_samples) {
   if (rule.operands.size() != 3 || rule.results.size() != 3) return false;
   const Indices& x = rule.operands[0];
-  if (x.size() < 4 || rule.results[0] != x ||
-      rule.factors[x[x.size() - 2]].letter != 'h' ||
-      rule.factors[x.back()].letter != 'w') {
+  const Indices& channels = rule.operands[1];
+  if (channels.empty() || x.size() < 1 + channels.size() ||
+      rule.results[0] != x) {
     return false;
   }
-  const Indices channels(x.begin() + 1, x.end() - 2);
+  std::string letters;
+  for (uint8_t f : x) letters += rule.factors[f].letter;
+  const auto behind = 1 + static_cast<int64_t>(channels.size());
+  const std::string places = letters.substr(static_cast<size_t>(behind));
+  if (places != "hw" && places != "w" && !places.empty()) return false;
   for (uint8_t f : channels) {
     const char letter = rule.factors[f].letter;
     if (letter != 'g' && letter != 'c') return false;
   }
-  const Indices statistics(x.begin() + (of_samples ? 0 : 1), x.end() - 2);
-  return rule.factors[x[0]].letter == 'b' && rule.operands[1] == channels &&
+  const Indices statistics(x.begin() + (of_samples ? 0 : 1),
+                           x.begin() + behind);
+  return letters[0] == 'b' &&
+         std::equal(channels.begin(), channels.end(), x.begin() + 1) &&
          rule.operands[2] == channels && rule.results[1] == statistics &&
          rule.results[2] == statistics;
 }
@@ -56,7 +65,8 @@ std::vector<OpDef> BatchNormOps() {
       {.name = "batch_norm",
        .summary = "norm of each channel over a microbatch, scale and shift",
        .form = {"x, scale, shift -> y, mean, rstd, as in "
-                "'bchw,c,c->bchw,c,c', or with channels 'gc'",
+                "'bchw,c,c->bchw,c,c', or with channels 'gc', of signals 'bcw', of "
+                "features 'bc'",
                 [](const IndexRule& rule) { return IsBatchNorm(rule, false); }},
        .adjoints = {{"batch_norm_dx", "dy0,x0,x1,y1,y2->dx0,dx1,dx2"}},
        .flops = FlopsPerPoint<8>,
@@ -70,7 +80,8 @@ std::vector<OpDef> BatchNormOps() {
       {.name = "ghost_batch_norm",
        .summary = "batch norm over each of some groups of a microbatch",
        .form = {"x, scale, shift -> y, mean, rstd, as in "
-                "'bchw,c,c->bchw,bc,bc', or with channels 'gc'",
+                "'bchw,c,c->bchw,bc,bc', or with channels 'gc', of signals "
+                "'bcw', of features 'bc'",
                 [](const IndexRule& rule) { return IsBatchNorm(rule, true); }},
        .adjoints = {{"ghost_batch_norm_dx", "dy0,x0,x1,y1,y2->dx0,dx1,dx2"}},
        .flops = FlopsPerPoint<8>,

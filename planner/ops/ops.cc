@@ -73,6 +73,19 @@ Result<void> CheckOwn(const OwnOp& own) {
   }
   const auto rule = IndexRule::Parse(own.rule);
   if (!rule) return InvalidInput(rule.error().message, "rule");
+  for (size_t f = 0; f < rule->factors.size(); ++f) {
+    const auto holds = [&](const Indices& indices) {
+      return Holds(indices, static_cast<int>(f));
+    };
+    const std::string letter(1, rule->factors[f].letter);
+    if (rule->factors[f].splittable &&
+        std::ranges::none_of(rule->operands, holds)) {
+      return InvalidInput("is '" + own.rule + "', of whose operands none has '" +
+                              letter + "': expected one that has it, or '" +
+                              letter + "!' in the result, which is not split",
+                          "rule");
+    }
+  }
   for (const char letter : own.exchanged) {
     const int f = rule->FactorOf(letter);
     if (f >= 0 && rule->factors[static_cast<size_t>(f)].splittable) continue;

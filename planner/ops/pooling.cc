@@ -1,7 +1,8 @@
 // Pooling over images, on the layout [..., h, w]: the largest element or the
 // mean of windows, of the sizes that attributes give, and the mean of the whole
 // image. In front of h and w an operand has the dimensions of its result. Where
-// y or x is split, so is the image, with halos.
+// y or x is split, so is the image, with halos. A signal has no h and y
+// (planner/ops/window.h).
 
 #include <algorithm>
 #include <string>
@@ -18,22 +19,21 @@ bool IsPooling(const IndexRule& rule) {
   if (rule.operands.size() != 1 || rule.results.size() != 1) return false;
   const Indices& x = rule.operands[0];
   const Indices& y = rule.results[0];
-  if (x.size() < 3 || x.size() != y.size()) return false;
-  const size_t n = x.size() - 2;
-  for (size_t d = 0; d < n; ++d) {
-    if (x[d] != y[d]) return false;
+  const bool tall = rule.FactorOf('h') >= 0;
+  if (x.size() != y.size() || !EndsIn(rule, x, tall ? 'h' : 0, 'w') ||
+      !EndsIn(rule, y, tall ? 'y' : 0, 'x')) {
+    return false;
   }
-  const auto is = [&](uint8_t f, char letter) {
-    return rule.factors[f].letter == letter;
-  };
-  return is(x[n], 'h') && is(x[n + 1], 'w') && is(y[n], 'y') &&
-         is(y[n + 1], 'x') && !rule.factors[x[n]].splittable &&
-         !rule.factors[x[n + 1]].splittable;
+  const size_t n = x.size() - (tall ? 2 : 1);
+  return std::equal(x.begin(), x.begin() + static_cast<int64_t>(n),
+                    y.begin()) &&
+         std::all_of(x.begin() + static_cast<int64_t>(n), x.end(),
+                     [&](uint8_t f) { return !rule.factors[f].splittable; });
 }
 
 constexpr RuleForm kPoolingForm = {
     "dimensions and h!w! -> the same dimensions and yx, as in "
-    "'bch!w!->bcyx'",
+    "'bch!w!->bcyx', of signals 'bcw!->bcx'",
     IsPooling};
 
 std::string PoolingProblem(const OpCall& call) {

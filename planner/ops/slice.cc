@@ -4,11 +4,9 @@
 //   slice: y[.., i, ..] = x[.., start + i step, ..], 0 <= i < places
 //   pad:   y[.., i, ..] = x[.., i - before, ..], or `value` beyond its ends
 
-#include "planner/ir/op.h"
+#include "planner/ops/places.h"
 
 namespace tessera {
-namespace {
-
 bool IsPlaces(const IndexRule& rule) {
   if (rule.operands.size() != 1 || rule.results.size() != 1) return false;
   const int m = rule.FactorOf('m');
@@ -24,9 +22,7 @@ bool IsPlaces(const IndexRule& rule) {
   return renamed == rule.results[0] && renamed != rule.operands[0];
 }
 
-constexpr RuleForm kPlacesForm = {
-    "one operand, in whose place m the result has d, as in 'bm!h->bd!h'",
-    IsPlaces};
+namespace {
 
 Bytes SliceBytes(const OpCall& call) {
   double written = call.Points() / static_cast<double>(call.Extent('m'));

@@ -13,6 +13,13 @@ std::string WindowProblem(const OpCall& call, Direction direction,
                                        : static_cast<int64_t>(it->value);
   };
   const std::string side = tall ? "height" : "width";
+  if (call.rule->FactorOf(tall ? 'y' : 'x') < 0) {
+    const bool one = size == 1 && attribute("out_" + side) == 1 &&
+                     attribute("stride_" + side) == 1 &&
+                     attribute("dilation_" + side) == 1 &&
+                     attribute("pad_top") == 0;
+    return one ? "" : "has a window over the height, which its rule lacks";
+  }
   const int64_t image = call.Extent(tall ? 'h' : 'w');
   const int64_t places = call.Extent(tall ? 'y' : 'x');
   const int64_t pad = attribute(tall ? "pad_top" : "pad_left");
@@ -28,6 +35,15 @@ std::string WindowProblem(const OpCall& call, Direction direction,
            std::to_string(image);
   }
   return "";
+}
+
+bool EndsIn(const IndexRule& rule, const Indices& indices, char height,
+            char width) {
+  const size_t behind = height == 0 ? 1 : 2;
+  return indices.size() > behind &&
+         rule.factors[indices.back()].letter == width &&
+         (height == 0 ||
+          rule.factors[indices[indices.size() - 2]].letter == height);
 }
 
 }  // namespace tessera

@@ -41,7 +41,7 @@ int FindExpertFactor(const Node& node, const std::vector<int>& expert_dim) {
   const IndexRule& rule = node.rule;
   const auto in_result = [&](int f) { return Holds(rule.results[0], f); };
   if (node.op->op_class == OpClass::kMatmul) {
-    if (node.op->name == "conv2d") return -1;  // groups of channels
+    if (node.op->windows) return -1;  // groups of channels
     for (uint8_t f : rule.operands[0]) {
       if (Holds(rule.operands[1], f) && in_result(f)) return f;
     }
@@ -59,8 +59,13 @@ int FindExpertFactor(const Node& node, const std::vector<int>& expert_dim) {
 int FindSequenceFactor(const IndexRule& rule) {
   const int sequence = rule.FactorOf(kSequenceFactor);
   if (sequence >= 0 || rule.FactorOf('w') < 0) return sequence;
-  const int made = rule.FactorOf('y');
-  return made >= 0 ? made : rule.FactorOf('h');
+  for (const char letter : {'y', 'h', 'x'}) {
+    if (const int f = rule.FactorOf(letter); f >= 0) return f;
+  }
+  // Of a signal.
+  const int f = rule.FactorOf('w');
+  const Factor& width = rule.factors[static_cast<size_t>(f)];
+  return width.splittable && width.role == Role::kAttribute ? f : -1;
 }
 
 // Whether a reader of a tensor lets a split of dimension `dim` through.

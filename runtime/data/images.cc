@@ -40,12 +40,16 @@ void Store(const LocalTensor& block, int64_t i, double value) {
 void LoadImage(const Images& images, int64_t image, const LocalTensor& block,
                int64_t& out) {
   const Shape& whole = images.options().shape;
-  for (int64_t c = 0; c < block.shape[1]; ++c) {
-    for (int64_t y = 0; y < block.shape[2]; ++y) {
+  // Signals and features lack the last dimensions.
+  Shape shape = block.shape;
+  Shape offset = block.offset;
+  shape.resize(4, 1);
+  offset.resize(4, 0);
+  for (int64_t c = 0; c < shape[1]; ++c) {
+    for (int64_t y = 0; y < shape[2]; ++y) {
       const int64_t row =
-          ((block.offset[1] + c) * whole[1] + block.offset[2] + y) * whole[2] +
-          block.offset[3];
-      for (int64_t x = 0; x < block.shape[3]; ++x) {
+          ((offset[1] + c) * whole[1] + offset[2] + y) * whole[2] + offset[3];
+      for (int64_t x = 0; x < shape[3]; ++x) {
         Store(block, out++, images.Pixel(image, row + x));
       }
     }
@@ -125,8 +129,9 @@ Result<ImageOptions> ImageOptionsOf(const Graph& graph) {
   options.global_batch = graph.global_batch;
   for (const Tensor& tensor : graph.tensors) {
     if (tensor.kind == TensorKind::kInput && tensor.name == "images" &&
-        tensor.shape.size() == 4) {
+        tensor.shape.size() >= 2 && tensor.shape.size() <= 4) {
       options.shape = {tensor.shape.begin() + 1, tensor.shape.end()};
+      options.shape.resize(3, 1);
     }
     if (tensor.kind == TensorKind::kInput && tensor.name == "patches" &&
         tensor.shape.size() == 5) {

@@ -26,7 +26,7 @@
 namespace tessera {
 
 struct ImageOptions {
-  Shape shape;  // channels, height, width
+  Shape shape;  // channels, height (or a signal's length), width; or 1
   int64_t labels = 0;
   int64_t global_batch = 0;
   uint64_t seed = 0;
@@ -34,7 +34,7 @@ struct ImageOptions {
 };
 
 // Those of a graph's inputs "labels", or "targets" [b, labels], and "images"
-// [b, c, h, w], or "patches" [b, 1 + patches, c, h, w] of square images, with
+// [b, c, h, w], of signals [b, c, w], of features [b, c], or "patches" [b, 1 + patches, c, h, w] of square images, with
 // the seed and the validation left open; an error where it lacks them.
 Result<ImageOptions> ImageOptionsOf(const Graph& graph);
 

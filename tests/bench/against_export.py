@@ -24,6 +24,7 @@ import torch
 from torch.nn import functional as F
 
 import against_transformers
+import image_models
 from against_transformers import BATCH, SEED, SEQ_LEN, TEXT
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -75,6 +76,7 @@ MODELS = {
     "resnet18-replicas": 64,
     "resnet50": 32,
     "resnext50_32x4d": 32,
+    **image_models.MODELS,
 }
 
 
@@ -86,12 +88,15 @@ def batches(args, kind, config, module, work):
     """Step -> what the module's forward is given, and the labels."""
     if kind == "images":
         from against_onnx import Samples
-        samples = Samples(
-            [torch.zeros(1, 3, args.image_size, args.image_size)], work)
+        example = config[1]() if config else torch.zeros(
+            1, 3, args.image_size, args.image_size)
+        samples = Samples([example], work)
 
         def images(step):
             [pixels], labels = samples.batch(step)
             pixels, labels = map(torch.from_numpy, (pixels, labels))
+            if not pixels.is_floating_point():
+                return pixels, labels
             whole = ((pixels.double() + 1) * 127.5).round()
             return whole / 127.5 - 1, labels
 
@@ -131,7 +136,8 @@ def train(module, batch, steps, recipe, replicas):
     for step in range(steps):
         given, labels = batch(step)
         out = module(**given) if isinstance(given, dict) else torch.cat(
-            [module(own.to(next(module.parameters()).dtype))
+            [module(own.to(next(module.parameters()).dtype)
+                    if own.is_floating_point() else own)
              for own in given.chunk(replicas)])
         logits = getattr(out, "logits", out)
         loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten())
@@ -154,14 +160,19 @@ def train(module, batch, steps, recipe, replicas):
 
 def compare(args, name, work):
     config, replicas = MODELS[name], REPLICAS.get(name, 1)
-    images = isinstance(config, int) or config["model_type"] == "vit"
+    own_model = isinstance(config, tuple)
+    images = own_model or isinstance(config, int) or (
+        config["model_type"] == "vit")
     flags = ["--loss", "--global-batch", str(BATCH), "--weights",
              str(work / "weights"), "-o", str(work / "graph.json")]
     # Batch norms of few samples, one behind another, make the most of what is
     # rounded: these in fp64, and for a few steps.
-    wide = isinstance(config, int)
+    wide = isinstance(config, (int, tuple))
     steps = min(args.steps, 3) if wide else args.steps
-    if wide:
+    if own_model:
+        model = f"image_models:{name}"
+        flags += ["--dtype", "fp64"]
+    elif wide:
         args.image_size = config
         model = f"torchvision:{name.removesuffix('-replicas')}"
         flags += ["--batch-norm-groups", str(replicas)]
@@ -182,7 +193,8 @@ def compare(args, name, work):
     recipe = lambda: export_torch.weights_of(graph, walk, module)
     export_torch.write_safetensors(parsed.weights, recipe())
     kind = "images" if images else config["model_type"]
-    data, batch = batches(args, kind, None if images else config, module, work)
+    data, batch = batches(args, kind, None if images and not own_model else
+                          config, module, work)
 
     def tessera(steps, *more):
         return json.loads(subprocess.run(

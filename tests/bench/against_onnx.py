@@ -35,6 +35,7 @@ from onnx import numpy_helper
 from torch import nn
 from torch.nn import functional as F
 
+import image_models
 from against_transformers import adamw
 from pytorch_step import mix64, permuted
 
@@ -347,6 +348,11 @@ def pairs():
     return tokens() + tokens()
 
 
+def image_models_of(name):
+    module, example = image_models.MODELS[name]
+    return module, lambda: (example(),)
+
+
 # By name: the model, an example of its input, which of PyTorch's exporters. The
 # older one keeps batch norms, which the other folds into convolutions.
 MODELS = {
@@ -382,6 +388,12 @@ MODELS = {
     "qwen2-moe": (qwen2_moe, tokens, "dynamo"),
     "gru": (lambda: Translator(nn.GRU), pairs, "dynamo"),
     "gru-script": (lambda: Translator(nn.GRU, True), pairs, "script"),
+    **{name: (*image_models_of(name),
+              "dynamo" if name in ("text", "depths", "unet-corners-instance")
+              else "script")
+       for name in image_models.MODELS},
+    "shuffled-dynamo": (*image_models_of("shuffled"), "dynamo"),
+    "depths-script": (*image_models_of("depths"), "script"),
 }
 
 
@@ -419,7 +431,7 @@ def export(name, path):
     make_distinct(module)
     inputs = example()
     # Layers are unrolled by number of steps.
-    open_sequence = inputs[0].dim() == 2 and len(inputs) == 1
+    open_sequence = not inputs[0].is_floating_point() and len(inputs) == 1
     if exporter == "dynamo":
         axes = {0: torch.export.Dim("batch")}
         if open_sequence:
@@ -457,7 +469,7 @@ class Samples:
     def __init__(self, examples, work):
         example = examples[0]
         self.pairs = len(examples) == 2
-        if example.dim() == 2:
+        if not example.is_floating_point():
             self.path = TEXT
             self.tokens = np.frombuffer(TEXT.read_bytes(), dtype=np.uint8)
             self.width = len(examples) * SEQ_LEN
@@ -563,7 +575,7 @@ def outputs(args, path, given, work):
     for i, array in enumerate(given.values()):
         kind = np.float32 if array.dtype.kind == "f" else np.int32
         (work / f"{i}.in").write_bytes(array.astype(kind).tobytes())
-    is_text = all(array.ndim == 2 for array in given.values())
+    is_text = all(array.dtype.kind != "f" for array in given.values())
     sizes = [str(BATCH), str(SEQ_LEN) if is_text else "0"]
     done = subprocess.run([args.outputs, path, work, *sizes], check=True,
                           stdout=subprocess.PIPE, text=True)

@@ -27,6 +27,8 @@ std::string_view RuleOf(const OpDef& op) {
   if (op.name == "ghost_batch_norm") return "bchw,c,c->bchw,bc,bc";
   if (op.name.ends_with("_pool")) return "bch!w!->bcyx";
   if (op.name == "conv2d") return "bgch!w!,gnck!l!+gn->bgnyx";
+  if (op.name == "reshape") return "bm!n!h->bd!h";
+  if (op.name == "conv_transpose2d") return "bgnyx,gnck!l!->bgch!w!";
   if (op.name == "einsum") return "bhqd,bhkd->bhqk";
   if (op.name == "broadcast_add" || op.name == "subtract" ||
       op.name == "divide" || op.name == "maximum" || op.name == "minimum" ||
@@ -46,7 +48,9 @@ std::string_view RuleOf(const OpDef& op) {
   if (op.name == "one_hot") return "bs->bsv";
   if (op.name == "top_k") return "bsv!->bsk!,bsk!";
   if (op.name == "transpose") return "bsh->hbs";
-  if (op.name == "slice" || op.name == "pad") return "bm!h->bd!h";
+  if (op.name == "slice" || op.name == "pad" || op.name == "resample") {
+    return "bm!h->bd!h";
+  }
   if (op.name == "multiply" || op.name == "add" || op.name == "sum" ||
       op.name.ends_with("_dx")) {
     return "bsh,bsh->bsh";

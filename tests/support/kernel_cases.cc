@@ -96,32 +96,73 @@ std::vector<Attribute> Place(const Window& w,
   const auto places = [&](int64_t image, int64_t pad, int64_t size) {
     return (image + 2 * pad - w.dilation * (size - 1) - 1) / w.stride + 1;
   };
-  extents['y'] = places(extents['h'], w.pad_top, w.height);
+  if (extents.contains('h')) {
+    extents['y'] = places(extents['h'], w.pad_top, w.height);
+  }
+  const int64_t rows = extents.contains('h') ? extents['y'] : 1;
   extents['x'] = places(extents['w'], w.pad_left, w.width);
-  return {{"out_height", static_cast<double>(extents['y'])},
+  return {{"out_height", static_cast<double>(rows)},
           {"out_width", static_cast<double>(extents['x'])},
           {"pad_left", static_cast<double>(w.pad_left)},
           {"pad_top", static_cast<double>(w.pad_top)},
-          {"stride_height", static_cast<double>(w.stride)},
+          {"stride_height",
+           static_cast<double>(extents.contains('h') ? w.stride : 1)},
           {"stride_width", static_cast<double>(w.stride)}};
 }
 
 KernelCase Convolution(const std::string& name, std::string rule,
                        std::map<char, int64_t> extents, const Window& window) {
   std::vector<Attribute> attributes = Place(window, extents);
+  const bool tall = extents.contains('h');
   const auto dilation = static_cast<double>(window.dilation);
-  attributes.push_back({"dilation_height", dilation});
+  attributes.push_back({"dilation_height", tall ? dilation : 1});
   attributes.push_back({"dilation_width", dilation});
-  extents['k'] = window.height;
+  if (tall) extents['k'] = window.height;
   extents['l'] = window.width;
   return {"conv2d_" + name, "conv2d", std::move(rule), std::move(extents),
           std::move(attributes)};
 }
 
+// `extents` of the image, places and window.
+KernelCase Transposed(const std::string& name, std::string rule,
+                      std::map<char, int64_t> extents, const Window& window) {
+  const bool tall = extents.contains('h');
+  const auto dilation = static_cast<double>(window.dilation);
+  const auto stride = static_cast<double>(window.stride);
+  if (tall) extents['k'] = window.height;
+  extents['l'] = window.width;
+  return {"conv_transpose2d_" + name,
+          "conv_transpose2d",
+          std::move(rule),
+          extents,
+          {{"dilation_height", tall ? dilation : 1},
+           {"dilation_width", dilation},
+           {"image_height", static_cast<double>(tall ? extents['h'] : 1)},
+           {"image_width", static_cast<double>(extents['w'])},
+           {"pad_left", static_cast<double>(window.pad_left)},
+           {"pad_top", static_cast<double>(window.pad_top)},
+           {"stride_height", tall ? stride : 1},
+           {"stride_width", stride}}};
+}
+
+KernelCase Resampling(const std::string& name, std::string rule,
+                      std::map<char, int64_t> extents, double start,
+                      double step, double linear) {
+  return {"resample_" + name,
+          "resample",
+          std::move(rule),
+          extents,
+          {{"linear", linear},
+           {"places", static_cast<double>(extents['d'])},
+           {"start", start},
+           {"step", step}}};
+}
+
 KernelCase Pooling(const std::string& op, std::string rule,
                    const Window& window, std::optional<int> count_pad = {}) {
-  std::map<char, int64_t> extents = {
-      {'b', 2}, {'g', 2}, {'c', 3}, {'h', 7}, {'w', 6}};
+  std::map<char, int64_t> extents = {{'b', 2}, {'g', 2}, {'c', 3}, {'w', 6}};
+  const bool tall = rule.find('h') != std::string::npos;
+  if (tall) extents['h'] = 7;
   std::vector<Attribute> attributes = Place(window, extents);
   attributes.push_back({"window_height", static_cast<double>(window.height)});
   attributes.push_back({"window_width", static_cast<double>(window.width)});
@@ -130,6 +171,7 @@ KernelCase Pooling(const std::string& op, std::string rule,
     attributes.push_back({"count_pad", static_cast<double>(*count_pad)});
     name += *count_pad != 0 ? "_with_pad" : "_without_pad";
   }
+  if (!tall) name += "_of_signals";
   return {std::move(name), op, std::move(rule), std::move(extents),
           std::move(attributes)};
 }
@@ -508,8 +550,68 @@ const std::vector<KernelCase>& KernelCases() {
       Convolution("to_groups", "bih!w!,gcik!l!->bgcyx",
                   {{'b', 2}, {'i', 3}, {'g', 2}, {'c', 3}, {'h', 4}, {'w', 3}},
                   {.height = 1, .width = 1}),
+      Convolution("of_signals", "bcw!,ocl!+o->box",
+                  {{'b', 3}, {'c', 3}, {'o', 4}, {'w', 11}},
+                  {.width = 3, .stride = 2, .dilation = 2, .pad_left = 2}),
+      Convolution("of_signals_grouped", "bgcw!,gncl!->bgnx",
+                  {{'b', 2}, {'g', 2}, {'c', 2}, {'n', 3}, {'w', 7}},
+                  {.width = 3, .pad_left = 1}),
+      // 4 * 2 - 2 * 1 + 3 = 9 rows; the last two columns are under no window.
+      Transposed("strided", "bnyx,nck!l!->bch!w!",
+                 {{'b', 2},
+                  {'n', 3},
+                  {'c', 2},
+                  {'y', 5},
+                  {'x', 4},
+                  {'h', 9},
+                  {'w', 9}},
+                 {.height = 3,
+                  .width = 3,
+                  .stride = 2,
+                  .pad_top = 1,
+                  .pad_left = 1}),
+      Transposed("grouped", "bgnyx,gnck!l!->bgch!w!",
+                 {{'b', 2},
+                  {'g', 2},
+                  {'n', 2},
+                  {'c', 3},
+                  {'y', 3},
+                  {'x', 4},
+                  {'h', 6},
+                  {'w', 8}},
+                 {.height = 2, .width = 2, .stride = 2}),
+      Transposed("of_signals", "bnx,ncl!->bcw!",
+                 {{'b', 2}, {'n', 3}, {'c', 2}, {'x', 5}, {'w', 11}},
+                 {.width = 4, .stride = 2, .dilation = 1, .pad_left = 1}),
+      {"reshape_joined",
+       "reshape",
+       "bcm!n!w->bcd!w",
+       {{'b', 2}, {'c', 3}, {'m', 2}, {'n', 3}, {'w', 5}, {'d', 6}},
+       {{"first", 6}, {"second", 1}, {"third", 1}}},
+      {"reshape_apart",
+       "reshape",
+       "bm!h->bd!e!f!h",
+       {{'b', 3}, {'m', 12}, {'h', 2}, {'d', 2}, {'e', 3}, {'f', 2}},
+       {{"first", 2}, {"second", 3}, {"third", 2}}},
+      // Twice as many places of images, between the centres of pixels.
+      Resampling("linear", "bcm!w->bcd!w",
+                 {{'b', 2}, {'c', 3}, {'m', 4}, {'d', 8}, {'w', 3}}, -0.25, 0.5,
+                 1),
+      Resampling("corners", "bcm!->bcd!",
+                 {{'b', 2}, {'c', 3}, {'m', 5}, {'d', 7}}, 0, 4.0 / 6, 1),
+      Resampling("nearest", "bm!cw->bd!cw",
+                 {{'b', 2}, {'c', 3}, {'m', 3}, {'d', 7}, {'w', 5}}, 1e-9,
+                 3.0 / 7, 0),
+      Resampling("down", "bcm!->bcd!",
+                 {{'b', 2}, {'c', 3}, {'m', 9}, {'d', 4}}, 0.625, 2.25, 1),
+      // Three times the first place in front, twice the last one behind.
+      Resampling("edges", "bcm!->bcd!",
+                 {{'b', 2}, {'c', 3}, {'m', 4}, {'d', 9}}, -3, 1, 0),
       Pooling("max_pool", "bch!w!->bcyx",
               {.height = 3, .width = 2, .stride = 2, .pad_top = 1}),
+      Pooling("max_pool", "bcw!->bcx", {.width = 3, .stride = 2}),
+      Pooling("average_pool", "bcw!->bcx",
+              {.width = 2, .stride = 2, .pad_left = 1}, 1),
       Pooling("average_pool", "bch!w!->bcyx",
               {.height = 2, .width = 3, .stride = 1, .pad_left = 2}, 1),
       Pooling("average_pool", "bgch!w!->bgcyx",
@@ -527,6 +629,21 @@ const std::vector<KernelCase>& KernelCases() {
        "bchw,c,c->bchw,c,c",
        {{'b', 4}, {'c', 5}, {'h', 3}, {'w', 4}},
        {{"epsilon", 1e-5}}},
+      {"batch_norm_of_signals",
+       "batch_norm",
+       "bcw,c,c->bcw,c,c",
+       {{'b', 4}, {'c', 5}, {'w', 7}},
+       {{"epsilon", 1e-5}}},
+      {"batch_norm_of_features",
+       "batch_norm",
+       "bc,c,c->bc,c,c",
+       {{'b', 9}, {'c', 5}},
+       {{"epsilon", 1e-5}}},
+      {"ghost_batch_norm_of_features",
+       "ghost_batch_norm",
+       "bc,c,c->bc,bc,bc",
+       {{'b', 12}, {'c', 5}},
+       {{"epsilon", 1e-5}, {"groups", 3}}},
       {"batch_norm_of_groups",
        "batch_norm",
        "bgchw,gc,gc->bgchw,gc,gc",

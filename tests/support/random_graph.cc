@@ -395,8 +395,10 @@ class SmallGeneral {
       builder_.BeginBlock(name);
       const TensorId normed =
           spec_.rms == 1 ? Norm(name + ".norm", x) : Gate(name + ".gate", x);
-      const int kind = (spec_.residual + i) % 4;
-      TensorId y = kind == 0   ? Attention(name + ".attention", normed)
+      const int kind =
+          spec_.signals == 1 && i == 0 ? 4 : (spec_.residual + i) % 4;
+      TensorId y = kind == 4   ? Signals(name + ".signals", normed)
+                   : kind == 0 ? Attention(name + ".attention", normed)
                    : kind == 1 ? Places(name + ".places", normed)
                    : kind == 2 ? Functions(name + ".functions", normed)
                                : Choices(name + ".choices", normed);
@@ -511,6 +513,65 @@ class SmallGeneral {
            {{"channels", rest + 1 + half}});
     const TensorId most = Op("reduce_max", name + ".max", {both}, "bsh!->bs");
     return Op("maximum", name + ".larger", {y, most}, "bsh,bs->bsh");
+  }
+
+  // Features are channels, and places the width of an image of one row.
+  TensorId Signals(const std::string& name, TensorId x) {
+    const int64_t width = spec_.sequence;
+    const int64_t half = (width - 1) / 2 + 1;  // windows of 2, 2 apart, padded
+    const auto number = [](int64_t n) { return static_cast<double>(n); };
+    const auto weight = [&](const std::string& of, int64_t window) {
+      return builder_.Weight(name + of + ".weight",
+                             {spec_.hidden, spec_.hidden, window},
+                             {.stddev = kStddev}, true);
+    };
+    const auto windows = [](int64_t stride, int64_t pad,
+                            std::vector<Attribute> more) {
+      more.insert(more.end(), {{"pad_left", static_cast<double>(pad)},
+                               {"pad_top", 0},
+                               {"stride_height", 1},
+                               {"stride_width", static_cast<double>(stride)}});
+      return more;
+    };
+    TensorId y = Op("transpose", name + ".turned", {x}, "bsh->bhs");
+    y = Op("conv2d", name + ".conv", {y, weight(".conv", 3)},
+           "bcw!,ocl!->box",
+           windows(1, 1,
+                   {{"dilation_height", 1},
+                    {"dilation_width", 1},
+                    {"out_height", 1},
+                    {"out_width", number(width)}}));
+    y = Op("average_pool", name + ".pool", {y}, "bcw!->bcx",
+           windows(2, 1,
+                   {{"count_pad", 0},
+                    {"out_height", 1},
+                    {"out_width", number(half)},
+                    {"window_height", 1},
+                    {"window_width", 2}}));
+    // Windows of 3, of which the first place of the image is in one's middle.
+    TensorId z = Op("conv_transpose2d", name + ".longer",
+                    {y, weight(".longer", 3)}, "bnx,ncl!->bcw!",
+                    windows(2, 1,
+                            {{"dilation_height", 1},
+                             {"dilation_width", 1},
+                             {"image_height", 1},
+                             {"image_width", number(width)}}));
+    y = Op("resample", name + ".between", {y}, "bcm!->bcd!",
+           {{"linear", spec_.bias == 1 ? 1.0 : 0.0},
+            {"places", number(width)},
+            {"start", -0.25},
+            {"step", number(half) / number(width)}});
+    y = Op("add", name + ".sum", {y, z}, "bcw,bcw->bcw");
+    y = Op("reshape", name + ".flat", {y}, "bm!n!->bd!",
+           {{"first", number(spec_.hidden * width)},
+            {"second", 1},
+            {"third", 1}});
+    y = Op("tanh", name + ".tanh", {y}, "bf->bf");
+    y = Op("reshape", name + ".apart", {y}, "bm!->bd!e!",
+           {{"first", number(spec_.hidden)},
+            {"second", number(width)},
+            {"third", 1}});
+    return Op("transpose", name + ".back", {y}, "bhs->bsh");
   }
 
   TensorId Functions(const std::string& name, TensorId x) {
@@ -661,6 +722,7 @@ GraphSpec RandomGraphSpec(Rng& rng) {
   spec.image = Pick(rng, {0, 0, 0, 0, 1, 2, 3});
   Rng aside = rng;  // so that other draws stay as they are
   spec.recurrent = Pick(aside, {0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4});
+  spec.signals = Pick(aside, {0, 0, 1});
   return spec;
 }
 

@@ -62,6 +62,10 @@ struct GraphSpec {
   // attention. Then `hidden` is the state's size, `inner` the embedding's, and
   // `per_group` says how many steps make a block.
   int recurrent = 0;
+  // 1: the first general layer is one of signals, the features of the
+  // sequence's places: convolved, pooled, made longer again by a transposed
+  // convolution and by resampling.
+  int signals = 0;
   bool operator==(const GraphSpec&) const = default;
 };
 

@@ -468,7 +468,8 @@ std::vector<Field> FieldsOf(GraphSpec& graph) {
           {"sequence", &graph.sequence, 1},
           {"batch", &graph.batch, 1},
           {"image", &graph.image, 0},
-          {"recurrent", &graph.recurrent, 0}};
+          {"recurrent", &graph.recurrent, 0},
+          {"signals", &graph.signals, 0}};
 }
 
 std::vector<Field> FieldsOf(Case& c) {

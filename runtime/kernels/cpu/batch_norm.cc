@@ -31,16 +31,18 @@ struct Part {
   int64_t end = 0;
 };
 
-Images ImagesOf(const LocalTensor& x, const LocalTensor& state, bool ghost) {
-  const size_t n = x.shape.size();
+// `operand`: the images, behind which the scale is.
+Images ImagesOf(const KernelCall& call, size_t operand,
+                const LocalTensor& state, bool ghost) {
+  const LocalTensor& x = call.operands[operand];
+  const LocalTensor& scale = call.operands[operand + 1];
   Images images = {.samples = x.shape[0],
-                   .channels = 1,
-                   .places = x.shape[n - 2] * x.shape[n - 1],
+                   .channels = scale.elements(),
+                   .places = x.elements() / (x.shape[0] * scale.elements()),
                    .group_size = x.shape[0]};
-  for (size_t d = 1; d + 2 < n; ++d) images.channels *= x.shape[d];
   if (ghost) {
-    // In front of the channels, of which x has n - 3 dimensions.
-    const size_t d = state.shape.size() - (n - 3) - 2;
+    // In front of the channels.
+    const size_t d = state.shape.size() - scale.shape.size() - 2;
     images.groups = state.shape[d];
     images.group_size = x.global_shape[0] / state.global_shape[d];
     images.before = x.offset[0] - state.offset[d] * images.group_size;
@@ -92,7 +94,7 @@ int64_t ShardsOf(const Images& images, const LocalTensor& states) {
 template <typename T, bool kGhost>
 void BatchNormState(const KernelCall& call) {
   const LocalTensor& state = call.results[0];
-  const Images images = ImagesOf(call.operands[0], state, kGhost);
+  const Images images = ImagesOf(call, 0, state, kGhost);
   const T* const x = call.operands[0].as<const T>();
   ForEachPart(call, images, [&](const Part& part) {
     const auto count = static_cast<double>(
@@ -120,7 +122,7 @@ void BatchNormState(const KernelCall& call) {
 template <typename T, bool kGhost>
 void BatchNorm(const KernelCall& call) {
   const LocalTensor& states = call.operands[3];
-  const Images images = ImagesOf(call.operands[0], states, kGhost);
+  const Images images = ImagesOf(call, 0, states, kGhost);
   const T* const x = call.operands[0].as<const T>();
   const int64_t shards = ShardsOf(images, states);
   const double epsilon = call.attribute("epsilon");
@@ -162,7 +164,7 @@ void BatchNorm(const KernelCall& call) {
 template <typename T, bool kGhost>
 void BatchNormDxState(const KernelCall& call) {
   const LocalTensor& state = call.results[0];
-  const Images images = ImagesOf(call.operands[1], state, kGhost);
+  const Images images = ImagesOf(call, 1, state, kGhost);
   const T* const dy = call.operands[0].as<const T>();
   const T* const x = call.operands[1].as<const T>();
   ForEachPart(call, images, [&](const Part& part) {
@@ -194,7 +196,7 @@ void BatchNormDxState(const KernelCall& call) {
 template <typename T, bool kGhost>
 void BatchNormDx(const KernelCall& call) {
   const LocalTensor& states = call.operands[5];
-  const Images images = ImagesOf(call.operands[1], states, kGhost);
+  const Images images = ImagesOf(call, 1, states, kGhost);
   const T* const dy = call.operands[0].as<const T>();
   const T* const x = call.operands[1].as<const T>();
   const int64_t shards = ShardsOf(images, states);

@@ -97,7 +97,8 @@ Convolution ConvolutionOf(const KernelCall& call, const Tensors& tensors) {
   const LocalTensor& weight = *tensors.weight;
   const LocalTensor& result = *tensors.result;
   c.samples = image.shape[0];
-  for (size_t d = 0; d + 2 < weight.shape.size(); ++d) {
+  const bool tall = call.rule->FactorOf('k') >= 0;  // else of signals
+  for (size_t d = 0; d + (tall ? 2 : 1) < weight.shape.size(); ++d) {
     const int f = (*tensors.weight_indices)[d];
     const bool read = Holds(*tensors.image_indices, f);
     const bool made = Holds(*tensors.result_indices, f);
@@ -118,7 +119,8 @@ Convolution ConvolutionOf(const KernelCall& call, const Tensors& tensors) {
               static_cast<int64_t>(call.attribute(pad)) - last(image.offset);
     return a;
   };
-  c.y = axis(2, "stride_height", "pad_top", "dilation_height");
+  c.y = tall ? axis(2, "stride_height", "pad_top", "dilation_height")
+             : Axis{.in = 1, .window = 1, .out = 1};
   c.x = axis(1, "stride_width", "pad_left", "dilation_width");
   return c;
 }
@@ -274,6 +276,7 @@ void Conv2dDb(const KernelCall& call) {
 std::vector<Kernel> CpuConvolutionKernels() {
   return {
       {"conv2d", ByDType<Conv2d<float>, Conv2d<double>>},
+      {"conv_transpose2d", ByDType<Conv2dDx<float>, Conv2dDx<double>>},
       {"conv2d_dx", ByDType<Conv2dDx<float>, Conv2dDx<double>>},
       {"conv2d_dw", ByDType<Conv2dDw<float>, Conv2dDw<double>>, true},
       {"conv2d_db", ByDType<Conv2dDb<float>, Conv2dDb<double>>, true},

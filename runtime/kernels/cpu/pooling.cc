@@ -1,4 +1,5 @@
-// Pooling over the last two dimensions, plane by plane.
+// Pooling over the last two dimensions, plane by plane; over the last one of
+// signals, which are planes of one row.
 
 #include <algorithm>
 #include <limits>
@@ -52,7 +53,9 @@ Planes PlanesOf(const KernelCall& call, const LocalTensor& image,
     a.high = image.global_shape[d] + a.low;
     return a;
   };
-  planes.y = axis(n - 2, "window_height", "stride_height", "pad_top");
+  planes.y = call.rule->FactorOf('h') >= 0
+                 ? axis(n - 2, "window_height", "stride_height", "pad_top")
+                 : Axis{.in = 1, .out = 1, .window = 1, .stride = 1, .high = 1};
   planes.x = axis(n - 1, "window_width", "stride_width", "pad_left");
   planes.count = image.elements() / planes.in();
   return planes;

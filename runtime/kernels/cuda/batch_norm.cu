@@ -18,14 +18,16 @@ struct Images {
   int64_t before = 0;      // samples of the first group on other shards
   bool ghost = false;
 
-  Images(const LocalTensor& x, const LocalTensor& state, bool is_ghost)
-      : samples(x.shape[0]), group_size(samples), ghost(is_ghost) {
-    const size_t n = x.shape.size();
-    places = x.shape[n - 2] * x.shape[n - 1];
-    for (size_t d = 1; d + 2 < n; ++d) channels *= x.shape[d];
+  Images(const LocalTensor& x, const LocalTensor& scale,
+         const LocalTensor& state, bool is_ghost)
+      : samples(x.shape[0]),
+        channels(scale.elements()),
+        places(x.elements() / (samples * channels)),
+        group_size(samples),
+        ghost(is_ghost) {
     if (ghost) {
-      // In front of the channels, of which x has n - 3 dimensions.
-      const size_t d = state.shape.size() - (n - 3) - 2;
+      // In front of the channels.
+      const size_t d = state.shape.size() - scale.shape.size() - 2;
       groups = state.shape[d];
       group_size = x.global_shape[0] / state.global_shape[d];
       before = x.offset[0] - state.offset[d] * group_size;
@@ -197,7 +199,7 @@ __global__ void __launch_bounds__(kChannelThreads)
 template <bool kGhost>
 void BatchNormState(const KernelCall& call) {
   const LocalTensor& x = call.operands[0];
-  const Images images(x, call.results[0], kGhost);
+  const Images images(x, call.operands[1], call.results[0], kGhost);
   ByType({x}, [&]<typename T>() {
     Launch(ForwardState<T>, images.blocks(), kChannelThreads, 0, *call.queue,
            images, Elements<T>(x), Elements<Any>(call.results[0]));
@@ -210,7 +212,7 @@ void BatchNorm(const KernelCall& call) {
   const LocalTensor& scale = call.operands[1];
   const LocalTensor& shift = call.operands[2];
   const LocalTensor& states = call.operands[3];
-  const Images images(x, states, kGhost);
+  const Images images(x, scale, states, kGhost);
   ByType({x, scale, shift, call.results[0]}, [&]<typename T>() {
     Launch(Forward<T>, images.blocks(), kChannelThreads, 0, *call.queue, images,
            Elements<T>(x), Elements<T>(scale), Elements<T>(shift),
@@ -225,7 +227,7 @@ template <bool kGhost>
 void BatchNormDxState(const KernelCall& call) {
   const LocalTensor& dy = call.operands[0];
   const LocalTensor& x = call.operands[1];
-  const Images images(x, call.results[0], kGhost);
+  const Images images(x, call.operands[2], call.results[0], kGhost);
   ByType({dy, x}, [&]<typename T>() {
     Launch(BackwardState<T>, images.blocks(), kChannelThreads, 0, *call.queue,
            images, Elements<T>(dy), Elements<T>(x),
@@ -240,7 +242,7 @@ void BatchNormDx(const KernelCall& call) {
   const LocalTensor& x = call.operands[1];
   const LocalTensor& scale = call.operands[2];
   const LocalTensor& states = call.operands[5];
-  const Images images(x, states, kGhost);
+  const Images images(x, scale, states, kGhost);
   ByType({dy, x, scale, call.results[0]}, [&]<typename T>() {
     Launch(Backward<T>, images.blocks(), kChannelThreads, 0, *call.queue,
            images, Elements<T>(dy), Elements<T>(x), Elements<T>(scale),

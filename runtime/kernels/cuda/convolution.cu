@@ -281,7 +281,8 @@ Convolution ConvolutionOf(const KernelCall& call, const Tensors& tensors) {
   Convolution c;
   const Shape& weight = tensors.weight->shape;
   c.samples = tensors.image->shape[0];
-  for (size_t d = 0; d + 2 < weight.size(); ++d) {
+  const bool tall = call.rule->FactorOf('k') >= 0;  // else of signals
+  for (size_t d = 0; d + (tall ? 2 : 1) < weight.size(); ++d) {
     const int f = (*tensors.of_weight)[d];
     const bool read = Holds(*tensors.of_image, f);
     const bool made = Holds(*tensors.of_result, f);
@@ -289,7 +290,7 @@ Convolution ConvolutionOf(const KernelCall& call, const Tensors& tensors) {
   }
   c.y = WindowAxisOf(call, 2, *tensors.image, *tensors.result);
   c.x = WindowAxisOf(call, 1, *tensors.image, *tensors.result);
-  c.y.window = weight[weight.size() - 2];
+  c.y.window = tall ? weight[weight.size() - 2] : 1;
   c.x.window = weight.back();
   c.y.dilation = static_cast<int64_t>(call.attribute("dilation_height"));
   c.x.dilation = static_cast<int64_t>(call.attribute("dilation_width"));
@@ -368,6 +369,7 @@ void Conv2dDb(const KernelCall& call) {
 std::vector<Kernel> CudaConvolutionKernels() {
   return {
       {"conv2d", Conv2d},
+      {"conv_transpose2d", Conv2dDx},
       {"conv2d_dx", Conv2dDx},
       {"conv2d_dw", Conv2dDw, true},
       {"conv2d_db", Conv2dDb, true},

@@ -46,11 +46,15 @@ struct WindowAxis {
   }
 };
 
-// Of dimension `from_last` (1: the width) of an image and a result.
+// Of dimension `from_last` (1: the width) of an image and a result. Signals
+// are images of one row.
 inline WindowAxis WindowAxisOf(const KernelCall& call, size_t from_last,
                                const LocalTensor& image,
                                const LocalTensor& result) {
   const bool tall = from_last == 2;
+  if (tall && call.rule->FactorOf('h') < 0) {
+    return {.in = 1, .window = 1, .out = 1, .high = 1};
+  }
   const auto whole = [&](std::string_view name) {
     return static_cast<int64_t>(call.attribute(name));
   };

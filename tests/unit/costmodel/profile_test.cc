@@ -81,7 +81,7 @@ TEST(ProfileIo, RefusesWhatMakesNoSense) {
   // 2^30 * 2^21 * 3 elements.
   EXPECT_THAT(with("[1, 2, 3]", "[1073741824, 2097152, 3]"),
               HasSubstr("rows[0].extents: a tensor of more than 2^50"));
-  EXPECT_THAT(with("1e-6", "-1"), HasSubstr("rows[0].median_s"));
+  EXPECT_THAT(with("1e-6", "-1"), HasSubstr("rows[0].median_seconds"));
   EXPECT_THAT(with("bsh->bsh", "bsh>bsh"), HasSubstr("rows[0].rule"));
   // An operator's cost needs the factors of its own rule.
   EXPECT_THAT(with("'gelu'", "'embedding'"), HasSubstr("rows[0].rule"));

@@ -434,6 +434,10 @@ TEST(GraphIo, OwnOperatorThatIsWrong) {
       with("\"scan\"", "\"Scan\""),
       HasSubstr("operators[0].name: is 'Scan': expected small letters"));
   EXPECT_THAT(with("bsh!,h->bsh", "bsh!,h"), HasSubstr("operators[0].rule"));
+  EXPECT_THAT(with("bsh!,h->bsh", "bsh!,h->bshv"),
+              HasSubstr("operators[0].rule: is 'bsh!,h->bshv', of whose "
+                        "operands none has 'v': expected one that has it, or "
+                        "'v!' in the result"));
   EXPECT_THAT(with("6", "-6"), HasSubstr("operators[0].flops_per_point"));
   EXPECT_THAT(with("6", "nan"), HasSubstr("operators[0].flops_per_point"));
   EXPECT_THAT(with("6", "6 integer_operands: 2"),

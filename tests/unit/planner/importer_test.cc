@@ -499,6 +499,51 @@ TEST(Deepseek, WarnsOfWhatIsLeftOut) {
           HasSubstr("e_score_correction_bias is left out")));
 }
 
+// Where all layers are dense nothing is read of experts.
+TEST(Deepseek, DenseModelsNeedNoExperts) {
+  const std::string dense = R"({"model_type": "deepseek_v2", "hidden_size": 8,
+      "num_hidden_layers": 2, "vocab_size": 9, "intermediate_size": 16,
+      "num_attention_heads": 2, "kv_lora_rank": 4, "qk_rope_head_dim": 2,
+      "qk_nope_head_dim": 2, "v_head_dim": 2, "q_lora_rank": null,
+      "max_position_embeddings": 64, "num_experts_per_tok": null,
+      "first_k_dense_replace": )";
+  EXPECT_EQ(ErrorOf(dense + "2}"), "");
+  EXPECT_THAT(ErrorOf(dense + "1, \"moe_intermediate_size\": 4, "
+                              "\"n_routed_experts\": 4}"),
+              HasSubstr("num_experts_per_tok: missing"));
+}
+
+// A key that nothing reads, and that is like one that is not there.
+TEST(Config, MisspeltKeysAreWarnedOf) {
+  const auto warned = [](const std::string& more) {
+    const std::string path = WriteTemp(
+        "misspelt.json",
+        R"({"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "intermediate_size": 16,
+            "vocab_size": 9, "max_position_embeddings": 64)" + more + "}");
+    std::vector<std::string> warnings;
+    ImportOptions options = Options(8, 16);
+    options.warnings = &warnings;
+    Import(path, options);
+    std::string all;
+    for (const std::string& warning : warnings) {
+      all += warning.substr(path.size());
+    }
+    return all;
+  };
+  EXPECT_EQ(warned(", \"num_key_value_head\": 1"),
+            ": num_key_value_head: is not read; did you mean "
+            "'num_key_value_heads'?");
+  EXPECT_EQ(warned(", \"rms_nrom_eps\": 0.1"),
+            ": rms_nrom_eps: is not read; did you mean 'rms_norm_eps'?");
+  // It stands beside the key that it is like; those of other programs.
+  EXPECT_EQ(warned(", \"num_key_value_head\": 1, \"num_key_value_heads\": 1"),
+            "");
+  EXPECT_EQ(warned(", \"pad_token_id\": 1, \"use_cache\": true, "
+                   "\"torch_dtype\": \"bfloat16\", \"_name_or_path\": \"\""),
+            "");
+}
+
 TEST(Llama, ScaledRotary) {
   const Graph graph = Import(Example("llama-3.2-1b"), Options(1, 16));
   const Node& rotary = NodeNamed(graph, "model.layers.0.self_attn.rotary_k");

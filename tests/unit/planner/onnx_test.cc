@@ -399,10 +399,254 @@ TEST(Onnx, ProductAndBiasAreOneLayer) {
   ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
   EXPECT_EQ(ParameterCount(*graph), 6 * 5 + 5 + 5 * 3);
   EXPECT_EQ(graph->nodes[0].name, "first");
-  // Weights are (out, in), and features are images of one pixel.
-  EXPECT_EQ(graph->nodes[0].rule.ToString(), "bchw,fchw+f->bf");
-  EXPECT_EQ(graph->tensor(graph->nodes[0].operands[1]).shape,
-            (Shape{5, 6, 1, 1}));
+  // Weights are (out, in).
+  EXPECT_EQ(graph->nodes[0].rule.ToString(), "bc,fc+f->bf");
+  EXPECT_EQ(graph->tensor(graph->nodes[0].operands[1]).shape, (Shape{5, 6}));
+}
+
+Message Ints(const std::string& name, const std::vector<int64_t>& values) {
+  Message attribute = Message().Text(1, name);
+  for (int64_t value : values) attribute.Number(8, value);
+  return attribute;
+}
+Message Text(const std::string& name, const std::string& value) {
+  return Message().Text(1, name).Text(4, value);
+}
+
+Graph Imported(const Parts& parts, const ImportOptions& options) {
+  auto graph = ImportBytes(BytesOf(parts), options);
+  TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
+  TESSERA_CHECK(Differentiate(*graph).has_value());
+  return *std::move(graph);
+}
+
+const Node& NodeNamed(const Graph& graph, const std::string& name) {
+  const auto found = std::ranges::find(graph.nodes, name, &Node::name);
+  TESSERA_CHECK(found != graph.nodes.end()) << name;
+  return *found;
+}
+
+// [n, 2, 16] convolved by windows of 3, 2 elements apart, which span 5, in
+// steps of 2 and with 4 zeros in front: (16 + 4 - 5) / 2 + 1 = 8 places; pooled
+// by windows of 2: 4.
+TEST(Onnx, SignalsAreImagesWithoutAHeight) {
+  const Graph graph = Imported(
+      {.inputs = {InputOf("x", 1, {"n", "2", "16"})},
+       .weights = {WeightOf("w", {4, 2, 3}), WeightOf("b", {4}),
+                   WeightOf("scale", {4}), WeightOf("shift", {4}),
+                   WeightOf("out", {3, 4}), IntsOf("axes", {2})},
+       .nodes = {NodeOf("Conv", "conv", {"x", "w", "b"}, "c",
+                        {Ints("strides", {2}), Ints("dilations", {2}),
+                         Ints("pads", {4, 0})}),
+                 NodeOf("BatchNormalization", "norm",
+                        {"c", "scale", "shift", "scale", "shift"}, "d"),
+                 NodeOf("MaxPool", "pool", {"d"}, "e",
+                        {Ints("kernel_shape", {2}), Ints("strides", {2})}),
+                 NodeOf("ReduceMean", "mean", {"e", "axes"}, "f",
+                        {IntAttribute("keepdims", 0)}),
+                 NodeOf("Gemm", "fc", {"f", "out"}, "logits",
+                        {IntAttribute("transB", 1)})}},
+      Options(4));
+  const Node& conv = NodeNamed(graph, "conv");
+  EXPECT_EQ(conv.op->name, "conv2d");
+  EXPECT_EQ(conv.rule.ToString(), "bcw!,ocl!+o->box");
+  EXPECT_EQ(graph.tensor(conv.results[0]).shape, (Shape{4, 4, 8}));
+  EXPECT_EQ(conv.attribute("pad_left"), 4);
+  EXPECT_EQ(conv.attribute("dilation_width"), 2);
+  EXPECT_EQ(conv.attribute("stride_height"), 1);
+  EXPECT_EQ(NodeNamed(graph, "norm").rule.ToString(), "bcw,c,c->bcw,c,c");
+  EXPECT_EQ(graph.tensor(NodeNamed(graph, "pool").results[0]).shape,
+            (Shape{4, 4, 4}));
+}
+
+// Features have neither height nor width.
+TEST(Onnx, BatchNormsOfFeatures) {
+  Parts parts = SmallMlp();
+  parts.weights.push_back(WeightOf("scale", {5}));
+  parts.weights.push_back(WeightOf("shift", {5}));
+  parts.nodes[2] = NodeOf("BatchNormalization", "norm",
+                          {"y2", "scale", "shift", "scale", "shift"}, "y3");
+  EXPECT_EQ(NodeNamed(Imported(parts, Options(4)), "norm").rule.ToString(),
+            "bc,c,c->bc,c,c");
+}
+
+// 5 places, 2 apart, of windows of 3 with a pixel of padding on both sides, and
+// one more behind: 2 * 4 + 3 - 2 + 1 = 10 pixels. The weight is (in, out of a
+// group, window).
+TEST(Onnx, TransposedConvolutions) {
+  const Graph graph = Imported(
+      {.inputs = {InputOf("x", 1, {"n", "4", "5", "5"})},
+       .weights = {WeightOf("w", {4, 3, 3, 3}), WeightOf("b", {6}),
+                   WeightOf("out", {2, 6})},
+       .nodes = {NodeOf("ConvTranspose", "up", {"x", "w", "b"}, "y",
+                        {Ints("strides", {2, 2}), Ints("pads", {1, 1, 1, 1}),
+                         Ints("output_padding", {1, 1}),
+                         IntAttribute("group", 2)}),
+                 NodeOf("GlobalAveragePool", "mean", {"y"}, "m"),
+                 NodeOf("Flatten", "flat", {"m"}, "f"),
+                 NodeOf("Gemm", "fc", {"f", "out"}, "logits",
+                        {IntAttribute("transB", 1)})}},
+      Options(4));
+  const Node& up = NodeNamed(graph, "up");
+  EXPECT_EQ(up.op->name, "conv_transpose2d");
+  EXPECT_EQ(up.rule.ToString(), "bgnyx,gnck!l!->bgch!w!");
+  EXPECT_EQ(graph.tensor(up.results[0]).shape, (Shape{4, 2, 3, 10, 10}));
+  EXPECT_EQ(graph.tensor(up.operands[1]).shape, (Shape{2, 2, 3, 3, 3}));
+  EXPECT_EQ(NodeNamed(graph, "up.bias").op->name, "broadcast_add");
+}
+
+// Twice the height and half the width. Of centres at half a pixel place 0 is at
+// (0 + 0.5) / 2 - 0.5 = -0.25, and at (0 + 0.5) * 2 - 0.5 = 0.5; with corners
+// aligned 9 places of 5 are 4 / 8 apart, and 2 of 4 are 3 / 1 apart.
+TEST(Onnx, ImagesAreResizedByDimension) {
+  const auto resized = [](const std::vector<Message>& attributes,
+                          std::vector<int64_t> sizes) {
+    return Imported(
+        {.inputs = {InputOf("x", 1, {"n", "3", "5", "4"})},
+         .weights = {IntsOf("sizes", sizes), WeightOf("out", {2, 3})},
+         .nodes = {NodeOf("Resize", "up", {"x", "", "", "sizes"}, "y",
+                          attributes),
+                   NodeOf("GlobalAveragePool", "mean", {"y"}, "m"),
+                   NodeOf("Flatten", "flat", {"m"}, "f"),
+                   NodeOf("Gemm", "fc", {"f", "out"}, "logits",
+                          {IntAttribute("transB", 1)})}},
+        Options(4));
+  };
+  const auto expect = [](const Graph& graph, const std::string& name,
+                         int64_t places, double start, double step,
+                         double linear) {
+    const Node& node = NodeNamed(graph, name);
+    EXPECT_EQ(node.op->name, "resample");
+    EXPECT_EQ(node.attribute("places"), static_cast<double>(places));
+    EXPECT_NEAR(node.attribute("start"), start, 1e-6);
+    EXPECT_DOUBLE_EQ(node.attribute("step"), step);
+    EXPECT_EQ(node.attribute("linear"), linear);
+  };
+  Graph graph = resized({Text("mode", "linear")}, {4, 3, 10, 2});
+  expect(graph, "up.resample", 10, -0.25, 0.5, 1);
+  expect(graph, "up.resample'", 2, 0.5, 2, 1);
+  graph = resized({Text("mode", "linear"),
+                   Text("coordinate_transformation_mode", "align_corners")},
+                  {4, 3, 9, 2});
+  expect(graph, "up.resample", 9, 0, 0.5, 1);
+  expect(graph, "up.resample'", 2, 0, 3, 1);
+  graph = resized({Text("coordinate_transformation_mode", "asymmetric"),
+                   Text("nearest_mode", "floor")},
+                  {4, 3, 10, 4});
+  expect(graph, "up.resample", 10, 0, 0.5, 0);
+  EXPECT_FALSE(OpsOf(graph).contains("scale"));
+}
+
+// Of 5 places, 2 in front and 1 behind: the first one twice and the last one,
+// or those that follow the ends, turned round.
+TEST(Onnx, PadsByEdgesAndReflection) {
+  const auto padded = [](const std::string& mode) {
+    return Imported(
+        {.inputs = {InputOf("x", 1, {"n", "3", "5"})},
+         .weights = {IntsOf("pads", {0, 0, 2, 0, 0, 1}), WeightOf("w", {2, 3, 8})},
+         .nodes = {NodeOf("Pad", "pad", {"x", "pads"}, "y",
+                          {Text("mode", mode)}),
+                   NodeOf("Conv", "conv", {"y", "w"}, "z"),
+                   NodeOf("Flatten", "flat", {"z"}, "logits")}},
+        Options(4));
+  };
+  const Graph edge = padded("edge");
+  const Node& resample = NodeNamed(edge, "pad.resample");
+  EXPECT_EQ(resample.attribute("start"), -2);
+  EXPECT_EQ(resample.attribute("step"), 1);
+  EXPECT_EQ(resample.attribute("places"), 8);
+  const Graph reflect = padded("reflect");
+  std::vector<double> starts;
+  for (const Node& node : reflect.nodes) {
+    if (node.op->name != "slice") continue;
+    starts.push_back(node.attribute("start"));
+    EXPECT_EQ(node.attribute("step"), -1);
+  }
+  EXPECT_THAT(starts, ElementsAre(2, 3));  // 2, 1 in front and 3 behind
+  EXPECT_TRUE(OpsOf(reflect).contains("concat_channels"));
+}
+
+// Channels (c, 2, 2) of a convolution are taken apart and put together as
+// pixels, and a norm in groups takes channels apart that come from several
+// tensors.
+TEST(Onnx, DimensionsAreTakenApartAndJoined) {
+  const Graph graph = Imported(
+      {.inputs = {InputOf("x", 1, {"n", "3", "4", "4"})},
+       .weights = {WeightOf("w", {8, 3, 1, 1}), WeightOf("scale", {4}),
+                   WeightOf("shift", {4}), WeightOf("v", {5, 4, 1, 1})},
+       .nodes = {NodeOf("Conv", "conv", {"x", "w"}, "c"),
+                 NodeOf("DepthToSpace", "shuffle", {"c"}, "d",
+                        {IntAttribute("blocksize", 2), Text("mode", "CRD")}),
+                 NodeOf("Concat", "cat", {"d", "d"}, "e",
+                        {IntAttribute("axis", 1)}),
+                 NodeOf("GroupNormalization", "norm", {"e", "scale", "shift"},
+                        "f", {IntAttribute("num_groups", 2)}),
+                 NodeOf("Conv", "last", {"f", "v"}, "g"),
+                 NodeOf("GlobalAveragePool", "mean", {"g"}, "m"),
+                 NodeOf("Flatten", "flat", {"m"}, "logits")},
+       .opset = 21},
+      Options(4));
+  EXPECT_EQ(graph.tensor(NodeNamed(graph, "last").results[0]).shape,
+            (Shape{4, 5, 8, 8}));
+  EXPECT_TRUE(OpsOf(graph).contains("reshape"));
+  EXPECT_EQ(ParameterCount(graph), 8 * 3 + 2 * 4 + 5 * 4);
+}
+
+// Of one number is a router's bias, and a convolution's to one channel: trained,
+// as others are. A weight may be called as an input of the data is.
+TEST(Onnx, WeightsOfOneNumber) {
+  // 0.5, in the file: what is not there could be nothing but a weight.
+  const Message bias = Message()
+                           .Number(1, 1)
+                           .Number(2, 1)
+                           .Text(8, "positions")
+                           .Text(9, std::string("\0\0\0\x3f", 4));
+  const Graph graph = Imported(
+      {.inputs = {InputOf("x", 1, {"n", "3", "6"})},
+       .weights = {WeightOf("w", {1, 3, 3}), bias, WeightOf("out", {2, 4})},
+       .nodes = {NodeOf("Conv", "conv", {"x", "w", "positions"}, "c"),
+                 NodeOf("Flatten", "flat", {"c"}, "f"),
+                 NodeOf("Gemm", "fc", {"f", "out"}, "logits",
+                        {IntAttribute("transB", 1)})}},
+      Options(4));
+  EXPECT_EQ(ParameterCount(graph), 9 + 1 + 8);
+}
+
+// A router of one feature chooses 3 of a sequence's places, whose features are
+// read, and added up where they were.
+TEST(Onnx, PlacesOfASequenceAreChosen) {
+  const Graph graph = Imported(
+      {.inputs = {InputOf("tokens", 7, {"n", "s"})},
+       .weights = {WeightOf("table", {9, 4}), WeightOf("router", {4, 1}),
+                   WeightOf("out", {4, 9}), IntsOf("three", {3}),
+                   IntsOf("wide", {1, 1, 4})},
+       .nodes = {NodeOf("Gather", "lookup", {"table", "tokens"}, "x"),
+                 NodeOf("MatMul", "route", {"x", "router"}, "w"),
+                 Message()
+                     .Text(1, "w")
+                     .Text(1, "three")
+                     .Text(2, "best")
+                     .Text(2, "ids")
+                     .Text(3, "choose")
+                     .Text(4, "TopK")
+                     .Add(5, IntAttribute("axis", 1)),
+                 NodeOf("Expand", "expand", {"ids", "wide"}, "at"),
+                 NodeOf("GatherElements", "take", {"x", "at"}, "y",
+                        {IntAttribute("axis", 1)}),
+                 NodeOf("Mul", "weigh", {"y", "best"}, "z"),
+                 NodeOf("ScatterElements", "put", {"x", "at", "z"}, "p",
+                        {IntAttribute("axis", 1), Text("reduction", "add")}),
+                 NodeOf("MatMul", "head", {"p", "out"}, "logits")}},
+      Options(4, 6));
+  const auto rule_of = [&](const std::string& op) {
+    for (const Node& node : graph.nodes) {
+      if (node.op->name == op) return node.rule.ToString();
+    }
+    return std::string();
+  };
+  EXPECT_EQ(rule_of("top_k"), "bv!->bk!,bk!");
+  EXPECT_EQ(rule_of("gather"), "bvf,bk->bkf");
+  EXPECT_EQ(rule_of("scatter_add"), "bkf,bk->bvf");
 }
 
 // 9 pixels by 2 with SAME padding are 5, whose windows of 3 by 2 are 2.

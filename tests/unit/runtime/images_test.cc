@@ -93,6 +93,32 @@ TEST(Images, BlocksAreCutFromTheWhole) {
               HasSubstr("expected images or labels"));
 }
 
+// Signals and features lack the last dimensions: their elements follow each
+// other in a record.
+TEST(Images, OfFewerDimensions) {
+  const Images images = Open(Records(5), Options()).value();
+  const int64_t image = images.Training(0);
+  const Shape& shape = images.options().shape;
+  const int64_t pixels = shape[0] * shape[1] * shape[2];
+  std::vector<float> found(static_cast<size_t>(pixels));
+  LocalTensor block;
+  block.data = found.data();
+  block.dtype = DType::kFloat32;
+  block.shape = {1, pixels};
+  block.offset = {0, 0};
+  block.global_shape = block.shape;
+  Tensor tensor;
+  tensor.name = "images";
+  ImageOptions options = Options();
+  options.shape = {pixels, 1, 1};
+  const Images features = Open(Records(5), options).value();
+  ASSERT_TRUE(LoadTraining(features)(tensor, block, 0).has_value());
+  for (int64_t i = 0; i < pixels; ++i) {
+    EXPECT_EQ(found[static_cast<size_t>(i)],
+              static_cast<float>(images.Pixel(image, i)));
+  }
+}
+
 // Columns 1 to 3 of the targets of a sample, and a single column of labels.
 TEST(Images, TargetsAreOneAtTheLabel) {
   const Images images = Open(Records(5), Options()).value();

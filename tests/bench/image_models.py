@@ -1,0 +1,230 @@
+"""Small models of images, signals and texts beside transformers, which
+against_onnx.py and against_export.py train: MODELS, by name the module and an
+example of its input. `image_models:NAME` is one for tools/export_torch.py.
+
+Classes are LABELS, or all tokens of a text.
+"""
+
+import functools
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+LABELS, TOKENS = 10, 256
+
+
+class Chomp(nn.Module):
+    """Without the last places, which padding of both sides adds."""
+
+    def __init__(self, places):
+        super().__init__()
+        self.places = places
+
+    def forward(self, x):
+        return x[:, :, :-self.places]
+
+
+class Temporal(nn.Module):
+    """Dilated causal convolutions (Bai et al. 2018), by the last place."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList()
+        for i in range(3):
+            layers = []
+            for inputs in (3 if i == 0 else 8, 8):
+                pad = 2 * 2 ** i
+                layers += [nn.Conv1d(inputs, 8, 3, padding=pad,
+                                     dilation=2 ** i), Chomp(pad), nn.ReLU()]
+            self.blocks.append(nn.Sequential(*layers))
+        self.shortcut = nn.Conv1d(3, 8, 1)
+        self.head = nn.Linear(8, LABELS)
+
+    def forward(self, x):
+        for i, block in enumerate(self.blocks):
+            x = F.relu(block(x) + (self.shortcut(x) if i == 0 else x))
+        return self.head(x[:, :, -1])
+
+
+class Audio(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv1d(1, 8, 16, 4), nn.BatchNorm1d(8), nn.ReLU(),
+            nn.MaxPool1d(2), nn.Conv1d(8, 16, 3, padding=1, groups=2),
+            nn.BatchNorm1d(16), nn.ReLU(), nn.AvgPool1d(2))
+        self.head = nn.Linear(16, LABELS)
+
+    def forward(self, x):
+        return self.head(self.layers(x).mean(-1))
+
+
+class Features(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.BatchNorm1d(12), nn.Linear(12, 32), nn.BatchNorm1d(32),
+            nn.ReLU(), nn.Linear(32, LABELS))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Text(nn.Module):
+    """Convolutions of a sequence, of which each token has a class."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, 16)
+        self.convs = nn.ModuleList(
+            nn.Conv1d(16, 8, width, padding=width // 2) for width in (3, 5))
+        self.head = nn.Linear(16, TOKENS)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens).transpose(1, 2)
+        y = torch.cat([F.relu(conv(x)) for conv in self.convs], 1)
+        return self.head(y.transpose(1, 2))
+
+
+NORMS = {"batch": nn.BatchNorm2d, "group": lambda n: nn.GroupNorm(2, n),
+         "instance": lambda n: nn.InstanceNorm2d(n, affine=True)}
+
+
+class UNet(nn.Module):
+    """Ronneberger et al. (2015), a class for the whole image."""
+
+    def __init__(self, up, norm):
+        super().__init__()
+
+        def stage(inputs, outputs):
+            layers = []
+            for n in (inputs, outputs):
+                layers += [nn.Conv2d(n, outputs, 3, padding=1),
+                           NORMS[norm](outputs), nn.ReLU()]
+            return nn.Sequential(*layers)
+
+        def larger(inputs, outputs):
+            if up == "transposed":
+                return nn.ConvTranspose2d(inputs, outputs, 2, 2)
+            mode = {"mode": up} if up == "nearest" else {
+                "mode": "bilinear", "align_corners": up == "corners"}
+            return nn.Sequential(nn.Upsample(scale_factor=2, **mode),
+                                 nn.Conv2d(inputs, outputs, 1))
+
+        self.down1, self.down2 = stage(3, 8), stage(8, 16)
+        self.middle = stage(16, 32)
+        self.larger2, self.larger1 = larger(32, 16), larger(16, 8)
+        self.up2, self.up1 = stage(32, 16), stage(16, 8)
+        self.head = nn.Conv2d(8, LABELS, 1)
+
+    def forward(self, x):
+        one = self.down1(x)
+        two = self.down2(F.max_pool2d(one, 2))
+        x = self.larger2(self.middle(F.max_pool2d(two, 2)))
+        x = self.larger1(self.up2(torch.cat([two, x], 1)))
+        return self.head(self.up1(torch.cat([one, x], 1))).mean((2, 3))
+
+
+class Generator(nn.Module):
+    """Of DCGAN (Radford et al. 2016), with a class behind it."""
+
+    def __init__(self):
+        super().__init__()
+        layers = []
+        for inputs, outputs, more in ((12, 32, (1, 0)), (32, 16, (2, 1))):
+            layers += [nn.ConvTranspose2d(inputs, outputs, 4, *more,
+                                          bias=False),
+                       nn.BatchNorm2d(outputs), nn.ReLU()]
+        self.layers = nn.Sequential(
+            *layers, nn.ConvTranspose2d(16, LABELS, 4, 2, 1), nn.Tanh())
+
+    def forward(self, x):
+        return self.layers(x[:, :, None, None]).mean((2, 3))
+
+
+class Waves(nn.Module):
+    """Padding by what is at an edge and by reflection, groups, resampling."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv1d(3, 8, 4, 2, 1), nn.LeakyReLU(0.2),
+            nn.Conv1d(8, 8, 3, padding=1, padding_mode="reflect"),
+            nn.ReplicationPad1d(2), nn.Conv1d(8, 8, 5), nn.ReLU(),
+            nn.ConvTranspose1d(8, 6, 4, 2, 1, groups=2), nn.ReLU(),
+            nn.Upsample(scale_factor=2, mode="linear"),
+            nn.Conv1d(6, LABELS, 1))
+
+    def forward(self, x):
+        return self.layers(x).mean(2)
+
+
+class Shuffled(nn.Module):
+    """Pixels from channels (Shi et al. 2016)."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(8, 16, 3, padding=1), nn.PixelShuffle(2),
+            nn.Conv2d(4, 8, 3, padding=1), nn.PReLU(),
+            nn.Conv2d(8, LABELS, 1))
+
+    def forward(self, x):
+        return self.layers(x).mean((2, 3))
+
+
+class Depths(nn.Module):
+    """Mixture of depths (Raposo et al. 2024): a router chooses half of the
+    tokens of a sequence, which alone go through the layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, 16)
+        self.positions = nn.Parameter(0.1 * torch.randn(1, 16, 16))
+        self.router = nn.Linear(16, 1)
+        self.layer = nn.Sequential(nn.Linear(16, 32), nn.GELU(),
+                                   nn.Linear(32, 16))
+        self.head = nn.Linear(16, TOKENS)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens) + self.positions
+        weights, chosen = torch.topk(self.router(x), tokens.shape[1] // 2, 1)
+        chosen = chosen.expand(-1, -1, x.shape[-1])
+        y = self.layer(torch.gather(x, 1, chosen)) * torch.sigmoid(weights)
+        return self.head(torch.scatter_add(x, 1, chosen, y))
+
+
+def numbers(*shape):
+    return lambda: torch.rand(2, *shape) * 2 - 1
+
+
+def tokens():
+    return torch.randint(0, TOKENS, (2, 16))
+
+
+MODELS = {
+    "temporal": (Temporal, numbers(3, 32)),
+    "audio": (Audio, numbers(1, 256)),
+    "features": (Features, numbers(12)),
+    "text": (Text, tokens),
+    **{f"unet-{up}-{norm}": (functools.partial(UNet, up, norm),
+                             numbers(3, 16, 16))
+       for up, norm in (("transposed", "batch"), ("nearest", "batch"),
+                        ("bilinear", "group"), ("corners", "instance"))},
+    "generator": (Generator, numbers(12)),
+    "waves": (Waves, numbers(3, 32)),
+    "shuffled": (Shuffled, numbers(3, 8, 8)),
+    "depths": (Depths, tokens),
+}
+
+
+def made(name):
+    module, example = MODELS[name]
+    return lambda: (module(), example())
+
+
+for _name in MODELS:
+    setattr(sys.modules[__name__], _name, made(_name))
