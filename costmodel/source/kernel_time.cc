@@ -131,9 +131,8 @@ std::optional<MatmulShape> ConvolutionShape(const OpCall& call) {
                                : out) *= static_cast<double>(call.extents[f]);
   }
   const auto of = [&](char letter) {
-    return rule.FactorOf(letter) < 0
-               ? 1.0
-               : static_cast<double>(call.Extent(letter));
+    return rule.FactorOf(letter) < 0 ? 1.0
+                                     : static_cast<double>(call.Extent(letter));
   };
   const double samples = static_cast<double>(call.extents[(*image)[0]]);
   const double window = of('k') * of('l');

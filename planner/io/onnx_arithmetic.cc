@@ -701,10 +701,10 @@ Result<Activation> Walk::Joined(const OnnxNode& node, Activation x, size_t d) {
   if (x.dims[d].size() == 1) return x;
   TESSERA_TRY(x, Contiguous(node, std::move(x)));
   const Dim parts = x.dims[d];
-  const auto front = static_cast<int64_t>(
-      Flatten(std::span(x.dims).first(d)).size());
+  const auto front =
+      static_cast<int64_t>(Flatten(std::span(x.dims).first(d)).size());
   const std::string name = AtomOf(node, "joint" + std::to_string(d) + "_" +
-                                             std::to_string(x.tensor.index()));
+                                            std::to_string(x.tensor.index()));
   const Atom joint = {-1, Extent(parts), parts.empty() ? 'f' : parts[0].letter};
   for (const Atom& atom : parts) {
     if (atom.letter == 'b') return InvalidInput("joins samples and others");
@@ -719,14 +719,12 @@ Result<Activation> Walk::Joined(const OnnxNode& node, Activation x, size_t d) {
   const auto begin = x.own.begin() + front;
   const auto at = x.own.erase(begin, begin + std::ssize(parts));
   const auto made = x.own.insert(at, joint);
-  const std::string to =
-      letters.Of({x.own.begin(), made}) + "d!" +
-      letters.Of({made + 1, x.own.end()});
+  const std::string to = letters.Of({x.own.begin(), made}) + "d!" +
+                         letters.Of({made + 1, x.own.end()});
   TESSERA_RETURN_IF_ERROR(CheckRule(x.own, {&x}));
   x.tensor = builder_.Add1(
       "reshape", Unique(NameOf(node) + ".joint" + std::to_string(d)),
-      {x.tensor}, rule + "->" + to,
-      ReshapeTo({&joint, 1}));
+      {x.tensor}, rule + "->" + to, ReshapeTo({&joint, 1}));
   return WithDim(node, std::move(x), d, static_cast<size_t>(front), name,
                  joint.extent, joint.letter);
 }
@@ -748,12 +746,12 @@ Result<Activation> Walk::WithDim(const OnnxNode& node, Activation y, size_t d,
   Letters letters("mdef");
   const std::string front = letters.Of(std::span(y.own).first(at));
   const std::string behind = letters.Of(std::span(y.own).subspan(at + 1));
-  y.tensor = builder_.Add1(
-      "reshape", Unique(NameOf(node) + ".apart" + std::to_string(d)),
-      {y.tensor},
-      front + "m!" + behind + "->" + front +
-          (parts.size() == 2 ? "d!e!" : "d!e!f!") + behind,
-      ReshapeTo(parts));
+  y.tensor = builder_.Add1("reshape",
+                           Unique(NameOf(node) + ".apart" + std::to_string(d)),
+                           {y.tensor},
+                           front + "m!" + behind + "->" + front +
+                               (parts.size() == 2 ? "d!e!" : "d!e!f!") + behind,
+                           ReshapeTo(parts));
   const auto place = y.own.erase(y.own.begin() + static_cast<int64_t>(at));
   y.own.insert(place, parts.begin(), parts.end());
   y.dims[d] = parts;
@@ -773,8 +771,7 @@ Activation Walk::WithoutOne(const OnnxNode& node, Activation x,
   std::erase_if(x.own, [&](const Atom& atom) { return atom.id == one.id; });
   for (Dim& dim : x.dims) ReplaceIn(dim, one, {});
   x.tensor = builder_.Add1("reshape", Unique(NameOf(node) + ".without"),
-                           {x.tensor}, from + "->" + to,
-                           ReshapeTo({}));
+                           {x.tensor}, from + "->" + to, ReshapeTo({}));
   return x;
 }
 
@@ -978,8 +975,7 @@ Result<void> Walk::Pad(const OnnxNode& node) {
   }
   const std::string mode = node.Text("mode", "constant");
   constexpr std::string_view kModes[] = {"constant", "edge", "reflect", "wrap"};
-  if (std::ranges::count(kModes, mode) == 0 ||
-      pads.size() != 2 * axes.size()) {
+  if (std::ranges::count(kModes, mode) == 0 || pads.size() != 2 * axes.size()) {
     return InvalidInput("expected a number of places in front and behind");
   }
   for (size_t i = 0; i < axes.size(); ++i) {
@@ -1037,9 +1033,9 @@ Result<void> Walk::Pad(const OnnxNode& node) {
   return {};
 }
 
-Result<Activation> Walk::Resampled(const OnnxNode& node, Activation x,
-                                   size_t d, int64_t places, double start,
-                                   double step, bool linear) {
+Result<Activation> Walk::Resampled(const OnnxNode& node, Activation x, size_t d,
+                                   int64_t places, double start, double step,
+                                   bool linear) {
   TESSERA_TRY(x, Materialise(std::move(x)));
   TESSERA_TRY(x, Joined(node, std::move(x), d));
   return Placed(node, std::move(x), d, places, "resample",
@@ -1057,7 +1053,8 @@ Result<void> Walk::Resize(const OnnxNode& node) {
   const std::string coordinates =
       node.Text("coordinate_transformation_mode", "half_pixel");
   const std::string nearest = node.Text("nearest_mode", "round_prefer_floor");
-  if ((mode != "nearest" && mode != "linear") || node.Int("antialias", 0) != 0 ||
+  if ((mode != "nearest" && mode != "linear") ||
+      node.Int("antialias", 0) != 0 ||
       node.Text("keep_aspect_ratio_policy", "stretch") != "stretch" ||
       (Has(node, 2) && Has(node, 3) && ShapeOf(In(node, 2)) != Shape{0})) {
     return InvalidInput(
@@ -1089,7 +1086,9 @@ Result<void> Walk::Resize(const OnnxNode& node) {
     double step = 1 / scale;
     double start = 0;  // in the operand, of place 0
     if (coordinates == "align_corners") {
-      step = out > 1 ? (in - 1) / (out - 1) : 1;
+      // ONNX counts the places before they are rounded.
+      const double places = sized ? out : in * scale;
+      step = places > 1 ? (in - 1) / (places - 1) : 1;
     } else if (coordinates == "half_pixel" ||
                coordinates == "half_pixel_symmetric" ||
                coordinates == "pytorch_half_pixel") {
@@ -1106,14 +1105,14 @@ Result<void> Walk::Resize(const OnnxNode& node) {
     constexpr double kJust = 1e-9;
     const bool linear = mode == "linear";
     if (!linear) {
-      start += nearest == "floor"                ? kJust
-               : nearest == "ceil"               ? 1 - kJust
+      start += nearest == "floor"               ? kJust
+               : nearest == "ceil"              ? 1 - kJust
                : nearest == "round_prefer_ceil" ? 0.5 + kJust
-                                                 : 0.5 - kJust;
+                                                : 0.5 - kJust;
     }
     if (step == 0) step = 1;  // of one place, which all are
-    TESSERA_TRY(x, Resampled(node, std::move(x), *d,
-                             static_cast<int64_t>(out), start, step, linear));
+    TESSERA_TRY(x, Resampled(node, std::move(x), *d, static_cast<int64_t>(out),
+                             start, step, linear));
   }
   Set(node, ActivationValue(std::move(x)));
   return {};

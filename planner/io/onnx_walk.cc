@@ -784,8 +784,7 @@ std::span<const Walk::Row> Walk::Rows() {
       {"Mish", "softplus, tanh and multiply", &Walk::Function1},
       {"OneHot", "one_hot", &Walk::OneHot},
       {"PRelu", "leaky_relu by channel", &Walk::PRelu},
-      {"Pad", "pad; of edges resample, of what is reflected slice",
-       &Walk::Pad},
+      {"Pad", "pad; of edges resample, of what is reflected slice", &Walk::Pad},
       {"RNN", "linear, add and tanh or relu, step by step", &Walk::Recurrent},
       {"ReduceL1", "reduce_sum", &Walk::ReduceMore},
       {"ReduceL2", "reduce_sum", &Walk::ReduceMore},
@@ -1011,6 +1010,7 @@ void Walk::Run() {
     Activation x;
     const size_t rank = input.shape.size();
     const std::string_view image = rank == 3 ? "bcw" : "bchw";
+    std::vector<std::pair<size_t, std::string>> apart;
     for (size_t d = 0; d < rank; ++d) {
       char letter = image[d];
       if (!input.is_float && d == 1) letter = 's';
@@ -1020,15 +1020,19 @@ void Walk::Run() {
           letter == 'b' || (letter == 's' && input.name != "source")
               ? "input"
               : input.name;
-      const auto atom =
-          Whole(of + "." + std::to_string(d), input.shape[d], letter);
-      if (!atom) {
+      const std::string name = of + "." + std::to_string(d);
+      const auto atom = Whole(name, input.shape[d], letter);
+      if (!atom && d > 0 && input.is_float && !patches_) {
+        apart.emplace_back(d, name);
+      } else if (!atom) {
         problems_.push_back("input '" + input.input->name +
                             "': what reads it takes its dimensions apart");
         return;
       }
-      x.own.push_back(*atom);
-      x.dims.push_back({*atom});
+      x.own.push_back(
+          atom ? *atom
+               : Atom{-2 - static_cast<int>(d), input.shape[d], letter});
+      x.dims.push_back({x.own.back()});
     }
     Shape shape = input.shape;
     if (input.name == "images" && rank == 1) {
@@ -1042,10 +1046,24 @@ void Walk::Run() {
                                     : DType::kInt32);
       if (!input.is_float) ids_.insert(x.tensor);
     }
+    OnnxNode taker;
+    taker.name = input.name;
+    for (size_t i = apart.size(); i-- > 0;) {
+      const auto& [d, name] = apart[i];
+      auto taken =
+          WithDim(taker, x, d, d, name, input.shape[d], x.own[d].letter);
+      if (!taken) {
+        problems_.push_back("input '" + input.input->name +
+                            "': " + taken.error().message);
+        return;
+      }
+      x = *std::move(taken);
+    }
     values_[input.input->name] = ActivationValue(std::move(x));
   }
   // Weights are not called as what Extra makes.
-  names_.insert({"mask_positions", "patch_rows", "patches", "positions", "zeros"});
+  names_.insert(
+      {"mask_positions", "patch_rows", "patches", "positions", "zeros"});
   for (const OnnxNode& node : model_.nodes) {
     if (done_.contains(&node) || !needed_.contains(&node)) continue;
     auto mapped = Declare(node);

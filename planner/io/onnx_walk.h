@@ -138,8 +138,8 @@ class Walk {
   // for: atoms of several are joined, a dimension of 1 is made.
   Result<Activation> Joined(const OnnxNode& node, Activation x, size_t d);
   // y, in whose tensor dimension `at` has `extent` places that are called
-  // `name`, as dimension d: one atom, or up to three that it is taken apart into
-  // behind y, by a node of their own.
+  // `name`, as dimension d: one atom, or up to three that it is taken apart
+  // into behind y, by a node of their own.
   Result<Activation> WithDim(const OnnxNode& node, Activation y, size_t d,
                              size_t at, const std::string& name, int64_t extent,
                              char letter);
@@ -160,7 +160,7 @@ class Walk {
                            bool features = false);
   // Of a node, in each direction; the last one is the width. Counts are 0.
   static Result<std::vector<Places>> WindowOf(const OnnxNode& node,
-                                               const Shape& window);
+                                              const Shape& window);
   // The same with the places in images like x.
   static Result<std::vector<Places>> PlacesIn(const OnnxNode& node,
                                               const Activation& x,

@@ -1,10 +1,10 @@
 // Batch norm (Ioffe and Szegedy 2015) over samples and image of each channel:
 // y = (x - mean) rstd scale + shift. Its unit is the microbatch: samples,
 // height and width (of signals the width, of features neither) may be split,
-// and then the shards exchange what they know of a channel, forward (count, mean, sum of squared deviations), merged as by
-// Chan et al. (1983), and backward the two sums that the input's gradient
-// needs, which are the gradients of shift and scale. Statistics for inference
-// are not kept.
+// and then the shards exchange what they know of a channel, forward (count,
+// mean, sum of squared deviations), merged as by Chan et al. (1983), and
+// backward the two sums that the input's gradient needs, which are the
+// gradients of shift and scale. Statistics for inference are not kept.
 //
 // Ghost batch norm (Hoffer et al. 2017): each microbatch is cut into so many
 // groups of consecutive samples, each with statistics of its own. With a group
@@ -64,10 +64,11 @@ std::vector<OpDef> BatchNormOps() {
       // Results: y, mean, reciprocal standard deviation.
       {.name = "batch_norm",
        .summary = "norm of each channel over a microbatch, scale and shift",
-       .form = {"x, scale, shift -> y, mean, rstd, as in "
-                "'bchw,c,c->bchw,c,c', or with channels 'gc', of signals 'bcw', of "
-                "features 'bc'",
-                [](const IndexRule& rule) { return IsBatchNorm(rule, false); }},
+       .form =
+           {"x, scale, shift -> y, mean, rstd, as in "
+            "'bchw,c,c->bchw,c,c', or with channels 'gc', of signals 'bcw', of "
+            "features 'bc'",
+            [](const IndexRule& rule) { return IsBatchNorm(rule, false); }},
        .adjoints = {{"batch_norm_dx", "dy0,x0,x1,y1,y2->dx0,dx1,dx2"}},
        .flops = FlopsPerPoint<8>,
        .attributes = {{.name = "epsilon", .least = 0}},

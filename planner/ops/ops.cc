@@ -80,9 +80,10 @@ Result<void> CheckOwn(const OwnOp& own) {
     const std::string letter(1, rule->factors[f].letter);
     if (rule->factors[f].splittable &&
         std::ranges::none_of(rule->operands, holds)) {
-      return InvalidInput("is '" + own.rule + "', of whose operands none has '" +
-                              letter + "': expected one that has it, or '" +
-                              letter + "!' in the result, which is not split",
+      return InvalidInput("is '" + own.rule +
+                              "', of whose operands none has '" + letter +
+                              "': expected one that has it, or '" + letter +
+                              "!' in the result, which is not split",
                           "rule");
     }
   }

@@ -30,8 +30,9 @@ Flops ResampleFlops(const OpCall& call) {
 std::vector<OpDef> ResampleOps() {
   return {
       {.name = "resample",
-       .summary = "a dimension read at equally spaced places, the nearest below "
-                  "or linearly between two",
+       .summary =
+           "a dimension read at equally spaced places, the nearest below "
+           "or linearly between two",
        .form = kPlacesForm,
        .adjoints = {{"resample_dx", "dy0->dx0"}},
        .flops = ResampleFlops,

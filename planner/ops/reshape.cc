@@ -65,9 +65,7 @@ std::vector<OpDef> ReshapeOps() {
        .problem = ReshapeProblem,
        .sizes = {{'d', "first"}, {'e', "second"}, {'f', "third"}},
        .linear = {{0}}},
-      {.name = "reshape_dx",
-       .summary = "gradient of reshape",
-       .linear = {{0}}},
+      {.name = "reshape_dx", .summary = "gradient of reshape", .linear = {{0}}},
   };
 }
 

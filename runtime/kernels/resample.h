@@ -1,7 +1,7 @@
 #pragma once
 // Which places of a dimension a resampled one looks at
-// (planner/ops/resample.cc), on the CPU and in CUDA. They are computed in double
-// by both, so that both look at the same ones.
+// (planner/ops/resample.cc), on the CPU and in CUDA. They are computed in
+// double by both, so that both look at the same ones.
 
 #include <cstdint>
 

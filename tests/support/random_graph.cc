@@ -534,8 +534,7 @@ class SmallGeneral {
       return more;
     };
     TensorId y = Op("transpose", name + ".turned", {x}, "bsh->bhs");
-    y = Op("conv2d", name + ".conv", {y, weight(".conv", 3)},
-           "bcw!,ocl!->box",
+    y = Op("conv2d", name + ".conv", {y, weight(".conv", 3)}, "bcw!,ocl!->box",
            windows(1, 1,
                    {{"dilation_height", 1},
                     {"dilation_width", 1},
@@ -562,10 +561,9 @@ class SmallGeneral {
             {"start", -0.25},
             {"step", number(half) / number(width)}});
     y = Op("add", name + ".sum", {y, z}, "bcw,bcw->bcw");
-    y = Op("reshape", name + ".flat", {y}, "bm!n!->bd!",
-           {{"first", number(spec_.hidden * width)},
-            {"second", 1},
-            {"third", 1}});
+    y = Op(
+        "reshape", name + ".flat", {y}, "bm!n!->bd!",
+        {{"first", number(spec_.hidden * width)}, {"second", 1}, {"third", 1}});
     y = Op("tanh", name + ".tanh", {y}, "bf->bf");
     y = Op("reshape", name + ".apart", {y}, "bm!->bd!e!",
            {{"first", number(spec_.hidden)},

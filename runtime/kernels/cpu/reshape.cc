@@ -11,9 +11,10 @@ template <typename T>
 void Reshape(const KernelCall& call) {
   const T* const x = call.operands[0].as<const T>();
   T* const y = call.results[0].as<T>();
-  ForEachRange(
-      call, call.results[0].elements(), kGrainElements,
-      [&](int64_t begin, int64_t end) { std::copy(x + begin, x + end, y + begin); });
+  ForEachRange(call, call.results[0].elements(), kGrainElements,
+               [&](int64_t begin, int64_t end) {
+                 std::copy(x + begin, x + end, y + begin);
+               });
 }
 
 }  // namespace

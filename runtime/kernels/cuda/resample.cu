@@ -41,8 +41,7 @@ __global__ void ResampleBackward(Resampling r, Elements<T> dy, Elements<T> dx,
       const float weight =
           (look.low == m ? 1 - t : 0.0f) + (look.high == m ? t : 0.0f);
       if (weight == 0) continue;
-      sum += weight *
-             dy.Get((row * r.to.places + at) * r.to.inner + within);
+      sum += weight * dy.Get((row * r.to.places + at) * r.to.inner + within);
     }
     dx.Set(i, sum);
   }

@@ -520,7 +520,8 @@ TEST(Config, MisspeltKeysAreWarnedOf) {
         "misspelt.json",
         R"({"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1,
             "num_attention_heads": 2, "intermediate_size": 16,
-            "vocab_size": 9, "max_position_embeddings": 64)" + more + "}");
+            "vocab_size": 9, "max_position_embeddings": 64)" +
+            more + "}");
     std::vector<std::string> warnings;
     ImportOptions options = Options(8, 16);
     options.warnings = &warnings;

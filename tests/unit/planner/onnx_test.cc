@@ -541,14 +541,14 @@ TEST(Onnx, ImagesAreResizedByDimension) {
 // or those that follow the ends, turned round.
 TEST(Onnx, PadsByEdgesAndReflection) {
   const auto padded = [](const std::string& mode) {
-    return Imported(
-        {.inputs = {InputOf("x", 1, {"n", "3", "5"})},
-         .weights = {IntsOf("pads", {0, 0, 2, 0, 0, 1}), WeightOf("w", {2, 3, 8})},
-         .nodes = {NodeOf("Pad", "pad", {"x", "pads"}, "y",
-                          {Text("mode", mode)}),
-                   NodeOf("Conv", "conv", {"y", "w"}, "z"),
-                   NodeOf("Flatten", "flat", {"z"}, "logits")}},
-        Options(4));
+    return Imported({.inputs = {InputOf("x", 1, {"n", "3", "5"})},
+                     .weights = {IntsOf("pads", {0, 0, 2, 0, 0, 1}),
+                                 WeightOf("out", {24, 2})},
+                     .nodes = {NodeOf("Pad", "pad", {"x", "pads"}, "y",
+                                      {Text("mode", mode)}),
+                               NodeOf("Flatten", "flat", {"y"}, "z"),
+                               NodeOf("MatMul", "fc", {"z", "out"}, "logits")}},
+                    Options(4));
   };
   const Graph edge = padded("edge");
   const Node& resample = NodeNamed(edge, "pad.resample");
@@ -572,12 +572,14 @@ TEST(Onnx, PadsByEdgesAndReflection) {
 TEST(Onnx, DimensionsAreTakenApartAndJoined) {
   const Graph graph = Imported(
       {.inputs = {InputOf("x", 1, {"n", "3", "4", "4"})},
-       .weights = {WeightOf("w", {8, 3, 1, 1}), WeightOf("scale", {4}),
-                   WeightOf("shift", {4}), WeightOf("v", {5, 4, 1, 1})},
+       .weights = {WeightOf("w", {8, 3, 1, 1}), WeightOf("u", {2, 2, 1, 1}),
+                   WeightOf("scale", {4}), WeightOf("shift", {4}),
+                   WeightOf("v", {5, 4, 1, 1})},
        .nodes = {NodeOf("Conv", "conv", {"x", "w"}, "c"),
                  NodeOf("DepthToSpace", "shuffle", {"c"}, "d",
                         {IntAttribute("blocksize", 2), Text("mode", "CRD")}),
-                 NodeOf("Concat", "cat", {"d", "d"}, "e",
+                 NodeOf("Conv", "between", {"d", "u"}, "d2"),
+                 NodeOf("Concat", "cat", {"d2", "d2"}, "e",
                         {IntAttribute("axis", 1)}),
                  NodeOf("GroupNormalization", "norm", {"e", "scale", "shift"},
                         "f", {IntAttribute("num_groups", 2)}),
@@ -589,11 +591,11 @@ TEST(Onnx, DimensionsAreTakenApartAndJoined) {
   EXPECT_EQ(graph.tensor(NodeNamed(graph, "last").results[0]).shape,
             (Shape{4, 5, 8, 8}));
   EXPECT_TRUE(OpsOf(graph).contains("reshape"));
-  EXPECT_EQ(ParameterCount(graph), 8 * 3 + 2 * 4 + 5 * 4);
+  EXPECT_EQ(ParameterCount(graph), 8 * 3 + 2 * 2 + 2 * 4 + 5 * 4);
 }
 
-// Of one number is a router's bias, and a convolution's to one channel: trained,
-// as others are. A weight may be called as an input of the data is.
+// Of one number is a router's bias, and a convolution's to one channel:
+// trained, as others are. A weight may be called as an input of the data is.
 TEST(Onnx, WeightsOfOneNumber) {
   // 0.5, in the file: what is not there could be nothing but a weight.
   const Message bias = Message()
@@ -644,7 +646,7 @@ TEST(Onnx, PlacesOfASequenceAreChosen) {
     }
     return std::string();
   };
-  EXPECT_EQ(rule_of("top_k"), "bv!->bk!,bk!");
+  EXPECT_EQ(rule_of("top_k"), "bv!->bk!,bk");
   EXPECT_EQ(rule_of("gather"), "bvf,bk->bkf");
   EXPECT_EQ(rule_of("scatter_add"), "bkf,bk->bvf");
 }
