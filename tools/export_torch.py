@@ -70,6 +70,10 @@ INPUTS = {"input_ids": "tokens", "decoder_input_ids": "tokens",
           "source": "source", "segments": "segments", "images": "images",
           "targets": "targets"}
 
+# What inputs are called.
+RESERVED = {*INPUTS.values(), "patch_rows", "patches", "source_positions",
+            "zeros"}
+
 
 class Unmappable(Exception):
     """A node that has no counterpart; its text says why."""
@@ -308,6 +312,8 @@ class Graph:
 
     def weight(self, name, shape, source, stddev=0, constant=0):
         """`source`: what of the module it is, for weights_of."""
+        if name in RESERVED:
+            name += ".weight"
         if name in self.tensors:
             if self.tensors[name]["shape"] != shape:
                 raise Unmappable(
@@ -919,8 +925,7 @@ def binary(walk, node, name, operands, alpha=1):
             if len(d) == 1 and len(e) > 1 and extent(d) == extent(e):
                 walk.atoms.split(d[0], e[0].extent)
     if x.shape != y.shape:
-        raise Unmappable(f"expected tensors of one shape, found {x.shape} and "
-                         f"{y.shape}")
+        return broadcast(walk, node, name, x, y)
     x, y = walk.contiguous(x, node), walk.contiguous(y, node)
     if [a.extent for a in x.own] != [a.extent for a in y.own]:
         if walk.atoms.changed:
@@ -933,6 +938,28 @@ def binary(walk, node, name, operands, alpha=1):
     result = walk.add(ops[name], node, [x.tensor, y.tensor],
                       f"{letters},{letters}->{letters}")[0]
     return dataclasses.replace(x, tensor=result)
+
+
+def broadcast(walk, node, name, x, y):
+    """Of tensors of which one has dimensions of 1 where the other has more. A
+    difference is the sum with what is negated already."""
+    wide = lambda dim: [a for a in dim if a.extent > 1]
+    x, y = (walk.exact(t.viewed([wide(d) for d in t.dims]), node)
+            for t in (x, y))
+    same = {}
+    for d, e in zip(x.dims, y.dims):
+        if d and e:
+            if [a.extent for a in d] != [a.extent for a in e]:
+                raise Unmappable(f"tensors of {x.shape} and {y.shape}")
+            same.update(zip(e, d))
+    dims = [d or [same.get(a, a) for a in e] for d, e in zip(x.dims, y.dims)]
+    own = flatten(dims)
+    letters = Letters()
+    to = letters(own)
+    rule = (f"{letters(x.own)},{letters([same.get(a, a) for a in y.own])}"
+            f"->{to}")
+    op = "multiply" if name == "mul" else "broadcast_add"
+    return Act(walk.add(op, node, [x.tensor, y.tensor], rule)[0], own, dims)
 
 
 def identity(walk, node, x, *_, **__):
@@ -1828,11 +1855,84 @@ def softmax(walk, node, x, dim, dtype=None):
 
 
 def topk(walk, node, x, k, dim=-1, largest=True, is_sorted=True):
+    if isinstance(x, (Act, Part)):
+        return chosen_places(walk, node, x, k, dim, largest)
     if not isinstance(x, Chosen) or x.what != "all" or not largest:
         raise Unmappable("the largest elements of something else than a "
-                         "router's softmax")
+                         "router's softmax, or of a tensor")
     return [dataclasses.replace(x, what=what, top_k=k)
             for what in ("weights", "index")]
+
+
+def chosen_places(walk, node, x, k, dim, largest):
+    """The largest elements along a dimension, and their places."""
+    # Without a router's one feature, which those do not have that are read by
+    # its choices.
+    x = walk.tensor(x)
+    dim %= len(x.dims)
+    x = walk.exact(x.viewed([
+        d if i in (0, dim) or extent(d) > 1 else []
+        for i, d in enumerate(x.dims)]), node)
+    if len(x.dims[dim]) != 1 or x.dims[dim][0].letter == "b":
+        raise Unmappable("the largest of a dimension that is several, or of "
+                         "samples")
+    [v] = x.dims[dim]
+    letters = Letters()
+    letters.of = {"v": "v", "k": "k"}
+    at = x.own.index(v)
+    front, behind = letters(x.own[:at]), letters(x.own[at + 1:])
+    made = f"{front}k!{behind}"
+    results = walk.add("top_k", node, [x.tensor],
+                       f"{front}v!{behind}->{made},{made}", integers=(1,),
+                       sizes={"k": k}, k=k, largest=largest, last=0)
+    [places] = walk.atoms.make(f"{results[0]}.k", k, v.letter)
+    own = [places if a == v else a for a in x.own]
+    dims = [[places] if d == [v] else d for d in x.dims]
+    return [Act(result, own, dims) for result in results]
+
+
+def by_places(walk, node, op, x, dim, ids):
+    """The dimensions of ids, of which those that a tensor lacks are repeated
+    for it, and those of x, whose others have the same extents."""
+    x, ids = walk.exact(x, node), walk.tensor(ids)
+    dim %= len(x.dims)
+    if (not isinstance(ids, Act) or len(x.dims[dim]) != 1 or
+            any(extent(d) != extent(e) for i, (d, e) in
+                enumerate(zip(x.dims, ids.dims)) if i != dim)):
+        raise Unmappable(f"{op} of ids that are not those of all others")
+    own = [a for a in ids.own if a.extent > 1 or a in x.own]
+    if own != ids.own:
+        raise Unmappable(f"{op} by ids of a dimension of 1")
+    return x, ids, dim
+
+
+def gather(walk, node, x, dim, ids, **_):
+    x, ids, dim = by_places(walk, node, "gather", x, dim, ids)
+    [v] = x.dims[dim]
+    read = [a for a in ids.own if a not in x.own]
+    at = x.own.index(v)
+    own = x.own[:at] + read + x.own[at + 1:]
+    letters = Letters()
+    letters.of = {v: "v"}
+    y = walk.add("gather", node, [x.tensor, ids.tensor],
+                 f"{letters(x.own)},{letters(ids.own)}->{letters(own)}")[0]
+    return Act(y, own, [read if i == dim else d for i, d in enumerate(x.dims)])
+
+
+def scatter_add(walk, node, x, dim, ids, source):
+    """x, with what `source` has added at the places."""
+    x = walk.exact(x, node)
+    source, ids, dim = by_places(walk, node, "scatter_add", source, dim, ids)
+    [k] = source.dims[dim]
+    [v] = x.dims[dim]
+    own = [v if a == k else a for a in source.own]
+    letters = Letters()
+    letters.of = {v: "v"}
+    y = walk.add("scatter_add", node, [source.tensor, ids.tensor],
+                 f"{letters(source.own)},{letters(ids.own)}->{letters(own)}",
+                 sizes={"v": v.extent}, places=v.extent, suffix="put")[0]
+    return binary(walk, node, "add", [x, Act(y, own, [
+        [v] if i == dim else d for i, d in enumerate(source.dims)])])
 
 
 def total(walk, node, x, dims=None, keep=False, dtype=None):
@@ -2453,6 +2553,7 @@ OPERATORS = {
     "cat": cat,
     "chunk": chunk,
     "cross_entropy_loss": cross_entropy,
+    "gather": gather,
     "group_norm": group_norm,
     "instance_norm": instance_norm,
     "pixel_shuffle": pixel_shuffle,
@@ -2471,6 +2572,7 @@ OPERATORS = {
     "repeat_interleave": viewing(repeated),
     "rms_norm": rms_norm_whole,
     "scaled_dot_product_attention": scaled_dot_product,
+    "scatter_add": scatter_add,
     "select": select,
     "slice": sliced,
     "softmax": softmax,
