@@ -63,16 +63,18 @@ TEST(RandomModels, PlansHoldEveryPlacement) {
   }
 }
 
-// Operators whose rules are the node's own, on whichever of their factors.
-TEST(RandomModels, GeneralOperatorsAreSplit) {
+// Checks so many random plans of general models, and gives what they split, an
+// operator and a factor of its rule.
+std::set<std::string> SplitByPlans(int plans, int layers, int signals) {
   PlanChecker checker;
   Rng rng(5);
   std::set<std::string> split;
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < plans; ++i) {
     Case c;
     c.graph = RandomGraphSpec(rng);
     c.graph.image = 3;
-    c.graph.layers = 3;
+    c.graph.layers = layers;
+    c.graph.signals = signals;
     c.plan = RandomPlanSpec(c.graph, rng);
     const auto plan = checker.ValidPlan(c);
     if (!plan) continue;
@@ -88,17 +90,27 @@ TEST(RandomModels, GeneralOperatorsAreSplit) {
     }
     EXPECT_EQ(checker.Check(c), "") << ToText(c);
   }
+  return split;
+}
+
+// Windows over a sequence, with halos.
+TEST(RandomModels, SignalsAreSplit) {
+  const std::set<std::string> split =
+      SplitByPlans(/*plans=*/30, /*layers=*/1, /*signals=*/1);
+  for (const char* wanted :
+       {"conv2d x", "conv_transpose2d x", "conv_transpose2d n",
+        "average_pool x", "resample c", "reshape b"}) {
+    EXPECT_TRUE(split.contains(wanted)) << wanted;
+  }
+}
+
+// Operators whose rules are the node's own, on whichever of their factors.
+TEST(RandomModels, GeneralOperatorsAreSplit) {
+  const std::set<std::string> split =
+      SplitByPlans(/*plans=*/60, /*layers=*/3, /*signals=*/0);
   for (const char* wanted : {"softmax z",
                              "softmax_dx z",
                              "log_softmax z",
-                             "conv2d x",
-                             "conv2d o",
-                             "conv_transpose2d x",
-                             "conv_transpose2d n",
-                             "conv_transpose2d c",
-                             "average_pool x",
-                             "resample c",
-                             "reshape b",
                              "causal_mask q",
                              "causal_mask k",
                              "einsum h",
