@@ -214,7 +214,7 @@ Result<void> Walk::Elementwise(const OnnxNode& node) {
                                      constant->shape.end(), shape.end() - 2) &&
                           Broadcasts(constant->shape, scores)));
     if (!is_mask && !covers) continue;
-    const auto mask = MaskOf(node, 1 - i, /*added=*/true);
+    const auto mask = MaskOf(node, 1 - i, MaskForm::kAdded);
     if (!mask && is_mask) return mask.error();
     if (!mask) continue;
     if (are_scores) {
@@ -394,7 +394,14 @@ Result<void> Walk::Binary(const OnnxNode& node, Activation x, Activation y) {
   TESSERA_TRY(y, Materialise(std::move(y)));
   Activation z;
   TESSERA_RETURN_IF_ERROR(Align(node, 0, x, y, z.dims));
+  // In the order of an operand that has them all.
   z.own = Flatten(z.dims);
+  for (const Activation* operand : {&y, &x}) {
+    if (std::ranges::is_permutation(operand->own, z.own, {}, &Atom::id,
+                                    &Atom::id)) {
+      z.own = operand->own;
+    }
+  }
   Letters letters;
   const std::string to = letters.Of(z.own);
   const std::string of_x = RuleOf(x, z.dims, letters);
@@ -559,6 +566,10 @@ Result<void> Walk::Einsum(const OnnxNode& node) {
                                     ? ""
                                     : text.substr(comma + 1, arrow - comma - 1),
                                 text.substr(arrow + 2)};
+  if (node.inputs.size() == 2) {
+    TESSERA_TRY(const bool attends, EinsumOfAttention(node, labels));
+    if (attends) return {};
+  }
   std::vector<Activation> x;
   std::map<char, Dim> dims;
   std::set<int> used;
@@ -672,17 +683,31 @@ Result<Activation> Walk::Hidden(const OnnxNode& node, Activation scores) {
 Result<Activation> Walk::Contiguous(const OnnxNode& node, Activation x) {
   TESSERA_TRY(x, Materialise(std::move(x)));
   const std::vector<Atom> wanted = Flatten(x.dims);
-  if (SameAtoms(wanted, x.own)) return x;
   if (wanted.size() != x.own.size()) {
     return InvalidInput("has dimensions that are not its tensor's");
   }
+  return Reordered(node, std::move(x), wanted);
+}
+
+Activation Walk::Reordered(const OnnxNode& node, Activation x,
+                           std::span<const Atom> wanted) {
+  if (SameAtoms(wanted, x.own)) return x;
   Letters letters;
   const std::string to = letters.Of(wanted);
   const std::string from = letters.Of(x.own);
-  x.tensor = builder_.Add1("transpose", Unique(NameOf(node) + ".transpose"),
-                           {x.tensor}, from + "->" + to);
-  x.own = wanted;
+  const bool all = wanted.size() == x.own.size();
+  x.tensor = builder_.Add1(all ? "transpose" : "reduce_sum",
+                           Unique(NameOf(node) + ".transpose"), {x.tensor},
+                           from + "->" + to);
+  x.own.assign(wanted.begin(), wanted.end());
   return x;
+}
+
+bool Walk::EndsIn(const Activation& x, std::span<const Atom> features) {
+  return x.own.size() >= features.size() &&
+         SameAtoms(std::span(x.own).last(features.size()), features) &&
+         std::ranges::is_permutation(x.own, Flatten(x.dims), {}, &Atom::id,
+                                     &Atom::id);
 }
 
 namespace {
@@ -701,10 +726,10 @@ Result<Activation> Walk::Joined(const OnnxNode& node, Activation x, size_t d) {
   if (x.dims[d].size() == 1) return x;
   TESSERA_TRY(x, Contiguous(node, std::move(x)));
   const Dim parts = x.dims[d];
-  const auto front = static_cast<int64_t>(
-      Flatten(std::span(x.dims).first(d)).size());
+  const auto front =
+      static_cast<int64_t>(Flatten(std::span(x.dims).first(d)).size());
   const std::string name = AtomOf(node, "joint" + std::to_string(d) + "_" +
-                                             std::to_string(x.tensor.index()));
+                                            std::to_string(x.tensor.index()));
   const Atom joint = {-1, Extent(parts), parts.empty() ? 'f' : parts[0].letter};
   for (const Atom& atom : parts) {
     if (atom.letter == 'b') return InvalidInput("joins samples and others");
@@ -719,14 +744,12 @@ Result<Activation> Walk::Joined(const OnnxNode& node, Activation x, size_t d) {
   const auto begin = x.own.begin() + front;
   const auto at = x.own.erase(begin, begin + std::ssize(parts));
   const auto made = x.own.insert(at, joint);
-  const std::string to =
-      letters.Of({x.own.begin(), made}) + "d!" +
-      letters.Of({made + 1, x.own.end()});
+  const std::string to = letters.Of({x.own.begin(), made}) + "d!" +
+                         letters.Of({made + 1, x.own.end()});
   TESSERA_RETURN_IF_ERROR(CheckRule(x.own, {&x}));
   x.tensor = builder_.Add1(
       "reshape", Unique(NameOf(node) + ".joint" + std::to_string(d)),
-      {x.tensor}, rule + "->" + to,
-      ReshapeTo({&joint, 1}));
+      {x.tensor}, rule + "->" + to, ReshapeTo({&joint, 1}));
   return WithDim(node, std::move(x), d, static_cast<size_t>(front), name,
                  joint.extent, joint.letter);
 }
@@ -748,12 +771,12 @@ Result<Activation> Walk::WithDim(const OnnxNode& node, Activation y, size_t d,
   Letters letters("mdef");
   const std::string front = letters.Of(std::span(y.own).first(at));
   const std::string behind = letters.Of(std::span(y.own).subspan(at + 1));
-  y.tensor = builder_.Add1(
-      "reshape", Unique(NameOf(node) + ".apart" + std::to_string(d)),
-      {y.tensor},
-      front + "m!" + behind + "->" + front +
-          (parts.size() == 2 ? "d!e!" : "d!e!f!") + behind,
-      ReshapeTo(parts));
+  y.tensor = builder_.Add1("reshape",
+                           Unique(NameOf(node) + ".apart" + std::to_string(d)),
+                           {y.tensor},
+                           front + "m!" + behind + "->" + front +
+                               (parts.size() == 2 ? "d!e!" : "d!e!f!") + behind,
+                           ReshapeTo(parts));
   const auto place = y.own.erase(y.own.begin() + static_cast<int64_t>(at));
   y.own.insert(place, parts.begin(), parts.end());
   y.dims[d] = parts;
@@ -773,8 +796,7 @@ Activation Walk::WithoutOne(const OnnxNode& node, Activation x,
   std::erase_if(x.own, [&](const Atom& atom) { return atom.id == one.id; });
   for (Dim& dim : x.dims) ReplaceIn(dim, one, {});
   x.tensor = builder_.Add1("reshape", Unique(NameOf(node) + ".without"),
-                           {x.tensor}, from + "->" + to,
-                           ReshapeTo({}));
+                           {x.tensor}, from + "->" + to, ReshapeTo({}));
   return x;
 }
 
@@ -875,6 +897,7 @@ Result<Activation> Walk::SliceOf(const OnnxNode& node, Activation x, size_t d,
                                  int64_t start, int64_t step, int64_t places,
                                  const std::string& what) {
   TESSERA_TRY(x, Materialise(std::move(x)));
+  if (x.dims[d].empty() && places == 1) return x;  // of one place
   if (x.dims[d].size() != 1) {
     return InvalidInput("takes places of a dimension that is several");
   }
@@ -919,6 +942,10 @@ Result<Activation> Walk::Placed(const OnnxNode& node, Activation x, size_t d,
 Result<void> Walk::Slice(const OnnxNode& node) {
   TESSERA_TRY(const bool states, CutStates(node));
   if (states) return {};
+  TESSERA_TRY(const bool piece, SlicePiece(node));
+  if (piece) return {};
+  TESSERA_TRY(const bool weight, CutWeight(node));
+  if (weight) return {};
   TESSERA_TRY(Activation x, Computed(node, 0));
   TESSERA_TRY(const std::vector<int64_t> starts, Ints(node, 1));
   TESSERA_TRY(const std::vector<int64_t> ends, Ints(node, 2));
@@ -978,8 +1005,7 @@ Result<void> Walk::Pad(const OnnxNode& node) {
   }
   const std::string mode = node.Text("mode", "constant");
   constexpr std::string_view kModes[] = {"constant", "edge", "reflect", "wrap"};
-  if (std::ranges::count(kModes, mode) == 0 ||
-      pads.size() != 2 * axes.size()) {
+  if (std::ranges::count(kModes, mode) == 0 || pads.size() != 2 * axes.size()) {
     return InvalidInput("expected a number of places in front and behind");
   }
   for (size_t i = 0; i < axes.size(); ++i) {
@@ -1037,9 +1063,9 @@ Result<void> Walk::Pad(const OnnxNode& node) {
   return {};
 }
 
-Result<Activation> Walk::Resampled(const OnnxNode& node, Activation x,
-                                   size_t d, int64_t places, double start,
-                                   double step, bool linear) {
+Result<Activation> Walk::Resampled(const OnnxNode& node, Activation x, size_t d,
+                                   int64_t places, double start, double step,
+                                   bool linear) {
   TESSERA_TRY(x, Materialise(std::move(x)));
   TESSERA_TRY(x, Joined(node, std::move(x), d));
   return Placed(node, std::move(x), d, places, "resample",
@@ -1057,7 +1083,8 @@ Result<void> Walk::Resize(const OnnxNode& node) {
   const std::string coordinates =
       node.Text("coordinate_transformation_mode", "half_pixel");
   const std::string nearest = node.Text("nearest_mode", "round_prefer_floor");
-  if ((mode != "nearest" && mode != "linear") || node.Int("antialias", 0) != 0 ||
+  if ((mode != "nearest" && mode != "linear") ||
+      node.Int("antialias", 0) != 0 ||
       node.Text("keep_aspect_ratio_policy", "stretch") != "stretch" ||
       (Has(node, 2) && Has(node, 3) && ShapeOf(In(node, 2)) != Shape{0})) {
     return InvalidInput(
@@ -1106,14 +1133,14 @@ Result<void> Walk::Resize(const OnnxNode& node) {
     constexpr double kJust = 1e-9;
     const bool linear = mode == "linear";
     if (!linear) {
-      start += nearest == "floor"                ? kJust
-               : nearest == "ceil"               ? 1 - kJust
+      start += nearest == "floor"               ? kJust
+               : nearest == "ceil"              ? 1 - kJust
                : nearest == "round_prefer_ceil" ? 0.5 + kJust
-                                                 : 0.5 - kJust;
+                                                : 0.5 - kJust;
     }
     if (step == 0) step = 1;  // of one place, which all are
-    TESSERA_TRY(x, Resampled(node, std::move(x), *d,
-                             static_cast<int64_t>(out), start, step, linear));
+    TESSERA_TRY(x, Resampled(node, std::move(x), *d, static_cast<int64_t>(out),
+                             start, step, linear));
   }
   Set(node, ActivationValue(std::move(x)));
   return {};

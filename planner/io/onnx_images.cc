@@ -50,9 +50,8 @@ void AddWindow(std::span<const Places> places,
 void AddDilations(std::span<const Places> places,
                   std::vector<Attribute>& attributes) {
   const auto [y, x] = HeightAndWidth(places);
-  attributes.insert(attributes.end(),
-                    {{"dilation_height", Number(y.dilation)},
-                     {"dilation_width", Number(x.dilation)}});
+  attributes.insert(attributes.end(), {{"dilation_height", Number(y.dilation)},
+                                       {"dilation_width", Number(x.dilation)}});
 }
 
 }  // namespace
@@ -76,7 +75,7 @@ Result<Activation> Walk::Image(const OnnxNode& node, size_t i, bool features) {
 }
 
 Result<std::vector<Places>> Walk::WindowOf(const OnnxNode& node,
-                                            const Shape& window) {
+                                           const Shape& window) {
   const size_t directions = window.size();
   const std::vector<int64_t> ones(directions, 1);
   const std::vector<int64_t> strides = node.Ints("strides", ones);
@@ -193,9 +192,9 @@ Result<void> Walk::Pool(const OnnxNode& node, std::string_view op,
                            {"window_height", Number(y.window)},
                            {"window_width", Number(z.window)}});
   const std::string rows = "b" + ChannelsOf(x);
-  const TensorId result = builder_.Add1(
-      op, Unique(NameOf(node)), {x.tensor},
-      rows + in.image + "->" + rows + in.places, std::move(more));
+  const TensorId result =
+      builder_.Add1(op, Unique(NameOf(node)), {x.tensor},
+                    rows + in.image + "->" + rows + in.places, std::move(more));
   TESSERA_TRY(Activation made, Made(node, result, x, x.dims[1], counts));
   Set(node, ActivationValue(std::move(made)));
   return {};
@@ -349,7 +348,8 @@ Result<void> Walk::Convolution(const OnnxNode& node) {
     if (ShapeOf(In(node, 2)) != Shape{shape[0]}) {
       return InvalidInput("its bias is not one number for each channel");
     }
-    TESSERA_TRY(const TensorId bias, Weight(AsWeight(In(node, 2)), {0}, made, 0));
+    TESSERA_TRY(const TensorId bias,
+                Weight(AsWeight(In(node, 2)), {0}, made, 0));
     operands.push_back(bias);
     rule += "+" + out;
   }
@@ -358,9 +358,9 @@ Result<void> Walk::Convolution(const OnnxNode& node) {
                                        {"out_width", Number(z.count)}};
   AddWindow(places, attributes);
   AddDilations(places, attributes);
-  const TensorId result = builder_.Add1(
-      "conv2d", Unique(NameOf(node)), operands,
-      rule + "->b" + out + letters.places, std::move(attributes));
+  const TensorId result =
+      builder_.Add1("conv2d", Unique(NameOf(node)), operands,
+                    rule + "->b" + out + letters.places, std::move(attributes));
   TESSERA_TRY(Activation images, Made(node, result, x, channels, counts));
   Set(node, ActivationValue(std::move(images)));
   return {};
@@ -410,8 +410,8 @@ Result<void> Walk::TransposedConvolution(const OnnxNode& node) {
   const size_t directions = places.size();
   const std::vector<int64_t> nothing(2 * directions, 0);
   const std::vector<int64_t> pads = node.Ints("pads", nothing);
-  const std::vector<int64_t> more = node.Ints(
-      "output_padding", std::vector<int64_t>(directions, 0));
+  const std::vector<int64_t> more =
+      node.Ints("output_padding", std::vector<int64_t>(directions, 0));
   const std::vector<int64_t> sizes = node.Ints("output_shape", {});
   const std::string automatic = node.Text("auto_pad", "NOTSET");
   const bool same = automatic == "SAME_UPPER" || automatic == "SAME_LOWER";
@@ -494,8 +494,7 @@ Result<void> Walk::BatchNorm(const OnnxNode& node) {
   TESSERA_TRY(const TensorId shift, Weight(In(node, 2), {0}, shape, 0));
   const std::string c = ChannelsOf(x);
   constexpr std::string_view kPlaces[] = {"", "w", "hw"};
-  const std::string images =
-      "b" + c + std::string(kPlaces[x.dims.size() - 2]);
+  const std::string images = "b" + c + std::string(kPlaces[x.dims.size() - 2]);
   const std::string rule = images + "," + c + "," + c + "->" + images;
   const double epsilon = node.Float("epsilon", 1e-5);
   const auto groups = options_.overrides.find(kBatchNormGroups);
