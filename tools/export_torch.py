@@ -24,6 +24,7 @@ the exit status is then 2. A row of OPERATORS is an operator of PyTorch.
 
 import argparse
 import contextlib
+import copy
 import dataclasses
 import functools
 import importlib
@@ -39,6 +40,7 @@ import sys
 import torch
 from torch import nn
 
+MOST_WALKS = 100          # to find what is behind problems
 TRACED_BATCH = 2          # the graph has --global-batch instead
 MOST_ELEMENTS = 1 << 31   # of a constant
 HIDDEN = -1e4             # what is added to masked scores is below
@@ -70,9 +72,9 @@ INPUTS = {"input_ids": "tokens", "decoder_input_ids": "tokens",
           "source": "source", "segments": "segments", "images": "images",
           "targets": "targets"}
 
-# What inputs are called.
-RESERVED = {*INPUTS.values(), "patch_rows", "patches", "source_positions",
-            "zeros"}
+# What inputs are called, and the nodes of a loss.
+RESERVED = {*INPUTS.values(), "count", "loss", "patch_rows", "patches",
+            "source_positions", "zeros"}
 
 
 class Unmappable(Exception):
@@ -102,6 +104,7 @@ class Atoms:
 
     def __init__(self):
         self.splits, self.cuts, self.changed = {}, {}, False
+        self.paired = set()  # whose neighbours a rotary embedding turns
 
     def make(self, name, extent, letter):
         if name not in self.splits:
@@ -115,6 +118,27 @@ class Atoms:
         if atom.name not in self.splits:
             self.splits[atom.name], self.changed = outer, True
         return self.make(atom.name, atom.extent, atom.letter)
+
+    def pair(self, name):
+        self.changed |= name not in self.paired
+        self.paired.add(name)
+
+    def in_halves(self, atoms):
+        """What a layer makes instead of `atoms`, (pairs, 2) of features whose
+        neighbours are turned: one dimension with the first of each pair in
+        front of all second ones. And the order of the features of each."""
+        made = []
+        for atom in atoms:
+            name = atom.name[:-2]
+            if made and name in self.paired and atom.name == name + ".1" and (
+                    made[-1][0].name == name + ".0"):
+                pairs = made.pop()[0].extent
+                made.append((Atom(name + "~", 2 * pairs, atom.letter),
+                             [*range(0, 2 * pairs, 2),
+                              *range(1, 2 * pairs, 2)]))
+            else:
+                made.append((atom, None))
+        return made
 
     def cut(self, atom, start, stop):
         """Whether the piece is new."""
@@ -139,6 +163,9 @@ class Act:
     dims: list              # PyTorch's dimensions, each a list of atoms
     samples: object = None  # f(POINTS); None: x itself
     last: object = None     # the node that was gathered last
+    # Of that node: its name, and its operands, Acts and numbers. Read where no
+    # operator computes the whole function.
+    step: tuple = ()
     # Where it is cut: the atom, and (start, stop, its atoms by those of the
     # whole, Act) of each piece.
     cut: object = None
@@ -158,6 +185,11 @@ class Param:
     name: str
     shape: list
     views: tuple = ()
+    part: str = ""  # of a slice of it, "/0:16"
+
+    @property
+    def label(self):
+        return self.name + self.part
 
 
 @dataclasses.dataclass
@@ -187,10 +219,20 @@ class Turned:
 
 
 @dataclasses.dataclass
+class Neighbours:
+    """Sums of the first and second features of each pair, times constants, of
+    (…, pairs, 2); or the pairs as complex numbers."""
+    x: Act
+    terms: tuple = ()  # (which of both, sign, the constant)
+    of_complex: object = None  # the constant that all are multiplied by
+
+
+@dataclasses.dataclass
 class Statistic:
     """g(mean of x^2 over the last dimension), g by samples."""
     x: Act
     samples: object
+    steps: tuple = ()  # g as (node, operands), one of them None
 
 
 @dataclasses.dataclass
@@ -199,6 +241,7 @@ class Normed:
     x: Act
     epsilon: float
     last: object
+    of: Statistic
 
 
 @dataclasses.dataclass
@@ -210,6 +253,7 @@ class Scores:
     mask: object = None
     bias: object = None
     done: bool = False
+    last: object = None  # the node that made the product
 
 
 @dataclasses.dataclass
@@ -227,6 +271,7 @@ class Chosen:
     what: str = "all"
     top_k: int = 0
     renormalised: bool = False
+    last: object = None  # the softmax
 
 
 @dataclasses.dataclass
@@ -236,6 +281,13 @@ class Patches:
     arguments: tuple
     shape: list
     steps: tuple = ()
+
+
+@dataclasses.dataclass
+class States:
+    """The last states of recurrent layers, an Act for each and each
+    direction."""
+    of: list
 
 
 @dataclasses.dataclass
@@ -292,6 +344,7 @@ class Graph:
         self.weights = {}  # tensor -> (Param, start and stop by dimension …)
         self.seq_len = 1
         self.salts = 0
+        self.in_pairs = set()  # tensors whose features are in another order
 
     def extents(self, atoms):
         return [self.batch if a.letter == "b" else a.extent for a in atoms]
@@ -313,12 +366,15 @@ class Graph:
     def weight(self, name, shape, source, stddev=0, constant=0):
         """`source`: what of the module it is, for weights_of."""
         if name in RESERVED:
-            name += ".weight"
+            name += ".parameter"
         if name in self.tensors:
             if self.tensors[name]["shape"] != shape:
                 raise Unmappable(
                     f"parameter '{name}' is read as {shape} and as "
                     f"{self.tensors[name]['shape']}")
+            if self.weights[name] != source:
+                raise Unmappable(f"parameter '{name}' is read in two forms, "
+                                 "one of them turned or moved")
             return name
         self.tensors[name] = {
             "name": name, "kind": "TENSOR_KIND_WEIGHT", "shape": shape,
@@ -329,10 +385,17 @@ class Graph:
         return name
 
     def add(self, op, name, path, operands, rule, integers=(), sizes=None,
-            **attributes):
+            alike=False, **attributes):
         """Adds a node and returns the names of its results. `sizes`: extents
-        of letters that no operand has."""
+        of letters that no operand has; `alike`: all results are of the graph's
+        type, not the first alone."""
         name = self.unique(name)
+        if self.in_pairs & set(operands):
+            if op == "transpose":
+                self.in_pairs.add(name)
+            elif not op.startswith("attention"):
+                raise Unmappable("reads what a rotary embedding of neighbours "
+                                 "makes, which only attention may")
         sizes = dict(sizes or {})
         left, right = rule.replace("!", "").split("->")
         for letters, tensor in zip(re.split("[,+]", left), operands):
@@ -346,7 +409,7 @@ class Graph:
             tensor = {"name": name if k == 0 else f"{name}:{k}",
                       "kind": "TENSOR_KIND_ACTIVATION", "shape": shape,
                       "dtype": "int32" if k in integers else
-                      wide if k or not shape else self.dtype}
+                      wide if (k and not alike) or not shape else self.dtype}
             if "b" in letters:
                 tensor["sample_dim"] = letters.index("b")
             self.tensors[tensor["name"]] = tensor
@@ -358,6 +421,18 @@ class Graph:
                            for key, value in sorted(attributes.items())],
             "operands": list(operands), "results": results}
         return results
+
+    def check_parts(self, parameters):
+        """Parts of a parameter are trained apart."""
+        read = {}
+        for name, (source, _) in self.weights.items():
+            read.setdefault(source.name, []).append(
+                math.prod(self.tensors[name]["shape"]))
+        for name, counts in read.items():
+            whole = parameters[name].numel() if name in parameters else None
+            if whole is not None and sum(counts) > whole:
+                raise Unmappable(f"parameter '{name}' is read in parts that "
+                                 "overlap")
 
     def prune(self, loss):
         """Leaves what the loss depends on."""
@@ -481,11 +556,19 @@ class Walk:
     """One walk over the nodes. Where it takes an atom apart its graph is of no
     use, and another walk follows."""
 
-    def __init__(self, traced, args, atoms):
+    def __init__(self, traced, args, atoms, stands_in=False):
+        """`stands_in`: nodes behind others that cannot be mapped are looked at,
+        too, by tensors of the shapes that these make. Such a walk is of no use
+        but for its problems."""
         self.traced, self.args, self.atoms = traced, args, atoms
+        self.stands_in = stands_in
         self.graph = Graph(args, traced.name)
         self.values, self.problems, self.warnings = {}, [], {}
-        self.made = {}    # functions that were applied
+        self.made = {}    # functions and transposes that were applied
+        self.reads = {}   # parameters as tensors
+        # What nodes make that could not be mapped, and what is behind these.
+        self.doubtful = set()
+        self.of_layers = set()  # names of dense layers' nodes
         self.masks = {}   # constants that were told apart
         self.batch = self.atoms.make("batch", TRACED_BATCH, "b")[0]
         self.places = {}  # atom of a sequence -> its input of positions
@@ -531,21 +614,74 @@ class Walk:
         for node in self.traced.nodes:
             if node in self.values:
                 continue
-            try:
-                value = self.map(node)
-            except Unmappable as problem:
-                value = UNKNOWN
-                self.problems.append((node, str(problem)))
-            except (AttributeError, IndexError, KeyError, RuntimeError,
-                    TypeError, ValueError) as error:
-                value = UNKNOWN
-                self.problems.append(
-                    (node, f"with these arguments is not known ({error!r})"))
+            value, problem = self.tried(node)
+            behind = self.doubtful & set(node.all_input_nodes)
+            if problem and behind:
+                value, problem = self.tried_by_itself(node, behind)
+            if problem:
+                self.problems.append((node, problem))
+            if problem or behind:
+                self.doubtful.add(node)
             self.values[node] = value
             target = getattr(node.target, "__name__", "").split(".")[0]
             if target.endswith("_") and not target.endswith("__"):
                 self.values[node.args[0]] = value  # in place
         return self
+
+    def tried(self, node):
+        """(the value, None), or (what stands for it, what the problem is)."""
+        try:
+            return self.map(node), None
+        except Unmappable as problem:
+            return self.stand_in(node), str(problem)
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError,
+                ValueError) as error:
+            return self.stand_in(node), (
+                f"with these arguments is not known ({error!r})")
+
+    def tried_by_itself(self, node, behind):
+        """The same whatever the nodes `behind` others that could not be mapped
+        make; no problem is named that may be theirs."""
+        held = {n: self.values[n] for n in behind}
+        if not all(isinstance(v, Act) for v in held.values()):
+            return self.stand_in(node), None
+        self.values.update({n: self.stand_in(n) for n in behind})
+        tried = self.tried(node)
+        self.values.update(held)
+        return tried
+
+    def stand_in(self, node):
+        """A tensor for what could not be mapped, laid out as what reads it
+        likes best: what is behind it is looked at, too."""
+        def of(value, name):
+            if not self.stands_in:
+                return UNKNOWN
+            if isinstance(value, (list, tuple)):
+                return [of(v, f"{name}.{i}") for i, v in enumerate(value)]
+            if not isinstance(value, torch.Tensor):
+                return UNKNOWN
+            dims, shape = [], list(value.shape)
+            free = list(self.places)
+            for d, size in enumerate(shape):
+                place = next((a for a in free if d and a.extent == size), None)
+                if d == 0 and size == TRACED_BATCH:
+                    dims.append([self.batch])
+                elif place:
+                    free = []
+                    dims.append([place])
+                elif size == 1:
+                    dims.append([])
+                else:
+                    image = len(shape) == 4 and not self.places
+                    dims.append(self.atoms.make(
+                        f"{name}.{d}", size, "bchw"[d] if image else "f"))
+            own = flatten(dims)
+            if len(dims) == 4 and self.places and dims[2] and (
+                    dims[2][0] in self.places):
+                own = flatten([dims[0], dims[2], dims[1], dims[3]])
+            self.graph.input(name, self.graph.extents(own), self.args.dtype)
+            return Act(name, own, dims)
+        return of(node.meta.get("val"), f"?{node.name}")
 
     # ---- operands
 
@@ -581,9 +717,24 @@ class Walk:
         if isinstance(value, Part):
             value = self.cut_off(value)
         if isinstance(value, Patches):
-            value = convolution(self, value.node, *value.arguments)
+            image = convolution(self, value.node, *value.arguments)
+            dims = image.dims
+            if value.steps:
+                dims = [dims[0], dims[1], dims[2] + dims[3]]
+            if "turned" in value.steps:
+                dims = [dims[0], dims[2], dims[1]]
+            value = image.viewed(dims)
         if isinstance(value, Turned) and value.last is not None:
             value = rotary(self, value.last, value, value.stop)
+        if isinstance(value, Param):
+            value = self.read(value)
+        if isinstance(value, Chosen) and value.what == "all":
+            value = softmax_of(self, value.last, value.logits,
+                               len(value.logits.dims) - 1)
+        if isinstance(value, Scores):
+            value = written_out(self, value)
+        if isinstance(value, (Statistic, Normed)):
+            value = mean_square(self, value)
         if not isinstance(value, Act):
             raise Unmappable(f"{what} is {described(value)}")
         if value.pieces:
@@ -592,45 +743,84 @@ class Walk:
             return value
         key = (value.tensor, value.samples.numpy().tobytes())
         if key not in self.made:
-            op, attributes = function_of(value.samples)
-            letters = letters_of(value.own)
-            path = module_path(value.last)
-            self.made[key] = self.add(
-                op, value.last, [value.tensor], f"{letters}->{letters}",
-                path=path, **attributes)[0]
+            self.made[key] = self.apply(value)
         return dataclasses.replace(value, tensor=self.made[key], samples=None,
                                    last=None)
+
+    def apply(self, x):
+        """The tensor of x with its function: by one operator, or else by one
+        for each of its steps."""
+        letters = letters_of(x.own)
+
+        def add(op, operands, **attributes):
+            rule = ",".join([letters] * len(operands))
+            return self.add(op, x.last, operands, f"{rule}->{letters}",
+                            path=module_path(x.last), **attributes)[0]
+
+        with contextlib.suppress(Unmappable):
+            op, attributes = function_of(x.samples)
+            return add(op, [x.tensor], **attributes)
+        name, operands = x.step
+        return by_steps(add, name, [
+            self.tensor(v).tensor if isinstance(v, Act) else v
+            for v in operands])
 
     def plain(self, value, what="operand"):
         """The same, where its dimensions are in the tensor's order."""
         x = self.tensor(value, what)
-        if not is_same(flatten(x.dims), x.own):
-            raise Unmappable(f"{what} is transposed or broadcast")
-        return x
+        atoms = flatten(x.dims)
+        if is_same(atoms, x.own):
+            return x
+        if not is_same(sorted_atoms(atoms, x.own), x.own):
+            raise Unmappable(f"{what} is broadcast")
+        order = atoms + [a for a in x.own if a not in atoms]
+        key = (x.tensor, tuple(order))
+        if key not in self.made:
+            letters = Letters()
+            self.made[key] = self.graph.add(
+                "transpose", f"{x.tensor}/transpose",
+                self.graph.paths.get(x.tensor, ""), [x.tensor],
+                f"{letters(x.own)}->{letters(order)}")[0]
+        return dataclasses.replace(x, tensor=self.made[key], own=order)
+
+    def read(self, param):
+        """A parameter that is no matrix of a layer, as a tensor."""
+        key = param.label, repr(param.views)
+        if key not in self.reads:
+            dims = [self.atoms.make(f"{param.label}.{d}", size, "f")
+                    if size > 1 else [] for d, size in enumerate(param.shape)]
+            own = flatten(dims)
+            weight = self.graph.weight(
+                param.label, [a.extent for a in own], (param, ()),
+                stddev=self.stddev(0.02) if len(own) > 1 else 0, constant=1)
+            letters = Letters()(own)
+            # A node of its own has the gradient, whatever reads the parameter.
+            path = param.name.rpartition(".")[0]
+            y = self.graph.add("scale", f"{param.label}/read", path, [weight],
+                               f"{letters}->{letters}", factor=1)[0]
+            self.reads[key] = Act(y, own, dims)
+        return self.reads[key]
 
     def cut_off(self, part):
         """Some elements of a dimension, as a tensor; of a dense layer's
         features a layer of their own."""
         dim = part.x.dims[part.dim]
-        if len(dim) != 1:
-            raise Unmappable("a slice of several dimensions at once")
+        if (len(dim) != 1 or part.x.samples is not None or
+                dim[0].name.partition(".out")[0] not in self.of_layers or
+                "/" in dim[0].name):
+            return places(self, part)
         atom = dim[0]
-        if not self.atoms.cut(atom, part.start, part.stop):
-            x = sliced_off(self, part.node, part.x, part.dim, part.start,
-                           part.stop - part.start)
-            if part.dropped:
-                dims = list(x.dims)
-                dims[part.dim - 1:part.dim + 1] = [flatten(
-                    dims[part.dim - 1:part.dim + 1])]
-                x = x.viewed(dims)
-            if part.sign < 0:
-                x = dataclasses.replace(x, samples=-POINTS, last=part.node)
-            return x
-        # This walk's graph is of no use.
-        own = self.atoms.make(f"{atom.name}/{part.start}",
-                              part.stop - part.start, atom.letter)
-        dims = list(part.x.dims)
-        dims[part.dim:part.dim + 1] = [] if part.dropped else [own]
+        if not self.atoms.cut(atom, part.start, part.stop) and (
+                not self.atoms.changed):
+            return places(self, part)
+        # This walk's graph is of no use. In the next one the layer makes
+        # pieces, with dimensions of their own.
+        layer = atom.name.partition(".out")[0] + ".out"
+        dims = [flatten(self.atoms.make(
+            f"{a.name}/{part.start}", part.stop - part.start if a == atom else
+            a.extent, a.letter) if a.name.startswith(layer) else [a]
+            for a in d) for d in part.x.dims]
+        dims[part.dim:part.dim + 1] = [] if part.dropped else [dims[part.dim]]
         return Act(part.x.tensor, flatten(dims), dims)
 
     def contiguous(self, value, node, what="operand"):
@@ -721,7 +911,7 @@ class Walk:
 
     def lookup(self, node, table, rows, width, source, ids, suffix, name=None):
         """Rows of a table by an input of whole numbers."""
-        weight = self.graph.weight(name or table.name, [rows, width], source,
+        weight = self.graph.weight(name or table.label, [rows, width], source,
                                    stddev=self.stddev(0.02))
         return self.add("embedding", node, [ids, weight], "bs,vh->bsh",
                         suffix=suffix)[0]
@@ -744,22 +934,25 @@ class Walk:
         if param.shape != [param.shape[0]] or stop - start != size:
             raise Unmappable(f"parameter '{param.name}' has {param.shape}: "
                              f"expected {size} numbers")
-        return self.graph.weight(param.name + suffix, shape,
+        return self.graph.weight(param.label + suffix, shape,
                                  (param, (slice(start, stop),)),
                                  constant=constant)
 
 
 def is_constant(value):
     return not isinstance(value, (Act, Param, Part, Turned, Statistic, Normed,
-                                  Scores, Bias, Chosen, Patches, Loss))
+                                  Scores, Bias, Chosen, Patches, States,
+                                  Neighbours, Loss))
 
 
 def described(value):
-    names = {Turned: "a part of a rotary embedding", Scores:
+    names = {Turned: "a part of a rotary embedding", Neighbours:
+             "a part of a rotary embedding", Scores:
              "a product of two tensors, which only attention reads",
              Chosen: "a softmax, which only experts and the loss read",
              Param: "a parameter", Statistic: "a mean of squares",
-             Normed: "a norm without a scale", Bias: "a bias of attention"}
+             Normed: "a norm without a scale", Bias: "a bias of attention",
+             States: "the states of several layers, of which one can be read"}
     return names.get(type(value), "a constant") + ": expected a tensor that " \
         "another node computes"
 
@@ -857,7 +1050,50 @@ def elementwise(walk, node, *operands, **keywords):
              if isinstance(v, Act) else number_of(v) for v in operands]
     samples = node.target(*(g.clone() if isinstance(g, torch.Tensor) else g
                             for g in given), **keywords)
-    return dataclasses.replace(x, samples=samples, last=node)
+    numbers = [v if isinstance(v, Act) else number_of(v) for v in operands]
+    step = () if keywords else (name, tuple(numbers))
+    return dataclasses.replace(x, samples=samples, last=node, step=step)
+
+
+def by_steps(add, name, operands):
+    """One elementwise node as an operator or two; tensors by name."""
+    tensors = [v for v in operands if isinstance(v, str)]
+    numbers = [v for v in operands if not isinstance(v, str)]
+    if not tensors or not all(isinstance(v, (int, float)) for v in numbers):
+        raise Unmappable("no operator computes this function of one tensor")
+    x = tensors[0]
+    pairs = {"add": "add", "sub": "subtract", "mul": "multiply",
+             "div": "divide", "maximum": "maximum", "minimum": "minimum"}
+    if name in pairs and len(tensors) == 2 and not numbers:
+        return add(pairs[name], tensors)
+    number = numbers[0] if numbers else None
+    if name in ("abs", "cos", "erf", "exp", "log", "reciprocal", "relu",
+                "sigmoid", "silu", "sin", "softplus", "sqrt", "tanh"):
+        if not numbers:
+            return add(name, [x])
+    elif name == "neg":
+        return add("scale", [x], factor=-1)
+    elif name == "rsqrt":
+        return add("power", [x], exponent=-0.5)
+    elif name == "square":
+        return add("multiply", [x, x])
+    elif name == "pow" and operands[0] == x and len(numbers) == 1:
+        return add("power", [x], exponent=number)
+    elif len(operands) == 2 and len(numbers) == 1:
+        first = operands[0] == x
+        if name == "add":
+            return add("offset", [x], amount=number)
+        if name == "mul":
+            return add("scale", [x], factor=number)
+        if name == "sub" and first:
+            return add("offset", [x], amount=-number)
+        if name == "rsub" or name == "sub":
+            return add("offset", [add("scale", [x], factor=-1)], amount=number)
+        if name == "div" and first:
+            return add("scale", [x], factor=1 / number)
+        if name == "div":
+            return add("scale", [add("reciprocal", [x])], factor=number)
+    raise Unmappable("no operator computes this function of one tensor")
 
 
 def clamped(walk, node, x, *bounds, **keywords):
@@ -887,6 +1123,10 @@ def part_elementwise(walk, node, name, *operands, **keywords):
         return dataclasses.replace(operands[0], sign=-operands[0].sign)
     part, *other = sorted(operands, key=lambda v: not isinstance(v, Part))
     other = other[0] if other else None
+    if (name == "mul" and isinstance(other, torch.Tensor) and part.dropped and
+            number_of(other) is None and part.x.shape[part.dim] == 2 and
+            part.dim + 1 == len(part.x.dims)):
+        return Neighbours(part.x, ((part.start, part.sign, other),))
     if (name == "mul" and isinstance(other, torch.Tensor) and
             number_of(other) is None):
         return Turned(part.x, part.start, part.stop, cos=other)
@@ -898,17 +1138,144 @@ def part_elementwise(walk, node, name, *operands, **keywords):
 def times_constant(walk, node, name, x, constant):
     if name == "mul" and x.samples is None:
         return Turned(x, 0, x.shape[-1], cos=constant)
-    raise Unmappable("a constant that differs by element")
+    raise Unmappable("computes with a constant of several numbers, which a graph "
+                     "cannot have: only parameters, which are trained")
 
 
 def binary(walk, node, name, operands, alpha=1):
+    """Sums and products of tensors alike, in the order of residuals; else, where
+    one is broadcast or turned, arithmetic."""
+    try:
+        return alike_binary(walk, node, name, operands, alpha)
+    except Unmappable:
+        if alpha != 1 or len(operands) != 2 or any(
+                isinstance(v, torch.Tensor) for v in operands):
+            raise
+    return arithmetic(walk, node, name, *operands)
+
+
+def arithmetic(walk, node, name, x, y):
+    ops = {"add": "broadcast_add", "sub": "subtract", "mul": "multiply",
+           "div": "divide", "maximum": "maximum", "minimum": "minimum"}
+    if name not in ops:
+        raise Unmappable("of two tensors only sums, differences, products, "
+                         "quotients, the larger and the smaller are computed")
+    x, y = walk.tensor(x), walk.tensor(y)
+    dims = aligned(walk, node, [x, y])
+    x, y = (v.viewed([[]] * (len(dims) - len(v.dims)) + v.dims)
+            for v in (x, y))
+    own = ordered(dims, [x, y])
+    letters = Letters()
+    to = letters(own)
+    rules = [rule_of(v, dims, letters) for v in (x, y)]
+    op = "add" if name == "add" and rules == [to, to] else ops[name]
+    z = walk.add(op, node, [x.tensor, y.tensor], f"{rules[0]},{rules[1]}->{to}")
+    return Act(z[0], own, dims)
+
+
+def fit(walk, a, b):
+    """Whether two dimensions are of the same atoms; where one is taken apart
+    and the other is not, the other will be."""
+    a, b = wide(a), wide(b)
+    if extent(a) != extent(b):
+        raise Unmappable(f"dimensions of {extent(a)} and {extent(b)} elements")
+    for one, other in zip(a, b):
+        if one.extent == other.extent:
+            continue
+        large, small = ((one, other) if one.extent > other.extent else
+                        (other, one))
+        if large.extent % small.extent:
+            raise Unmappable("dimensions that are taken apart differently")
+        walk.atoms.split(large, small.extent)
+        break
+    return [x.extent for x in a] == [x.extent for x in b]
+
+
+def aligned(walk, node, tensors):
+    """The dimensions of what is made of tensors that are broadcast."""
+    rank = max(len(t.dims) for t in tensors)
+    made, used = [], set()
+    for d in range(rank):
+        result = []
+        for t in tensors:
+            at = d - rank + len(t.dims)
+            dim = t.dims[at] if at >= 0 else []
+            if extent(dim) == 1:
+                result = result or dim
+            elif extent(result) == 1:
+                result = dim
+            elif fit(walk, result, dim):
+                # Samples and places keep their names.
+                result = [b if b.letter in "bs" else a
+                          for a, b in zip(wide(result), wide(dim))]
+        # A tensor may stand beside itself turned.
+        result = [a if a not in used else Atom(f"{node.name}.{d}.{i}",
+                                               a.extent, "f")
+                  for i, a in enumerate(result)]
+        used |= set(result)
+        made.append(result)
+    return made
+
+
+def ordered(dims, operands):
+    """The atoms that operands have, in the order of the largest one, where that
+    has them all."""
+    atoms = held(dims, [[(t, t.dims[d]) for t in operands]
+                        for d in range(len(dims))])
+    for t in operands:
+        if set(t.own) >= set(atoms):
+            return [a for a in t.own if a in atoms]
+    return atoms
+
+
+def held(dims, sources):
+    """The atoms of dimensions that a tensor has which they are made of, and that
+    are not only repeated. `sources`: of each, (tensor, its dimension)."""
+    atoms = []
+    for dim, of_dim in zip(dims, sources):
+        at = 0
+        for atom in dim:
+            if atom.extent == 1:
+                found = any(atom in t.own for t, _ in of_dim)
+            else:
+                found = any(wide(of)[at] in t.own for t, of in of_dim
+                            if len(wide(of)) > at)
+                at += 1
+            if found:
+                atoms.append(atom)
+    return atoms
+
+
+def wide(dim):
+    return [atom for atom in dim if atom.extent > 1]
+
+
+def rule_of(x, dims, letters):
+    """The letters of x's tensor where x has the dimensions `dims`."""
+    of = {}
+    for mine, theirs in zip(x.dims, dims):
+        mine, theirs = wide(mine), wide(theirs)
+        if [a.extent for a in mine] == [a.extent for a in theirs]:
+            of.update(zip(mine, theirs))
+    rule = ""
+    for atom in x.own:
+        if atom in of:
+            rule += letters([of[atom]])
+        elif any(atom in dim for dim in dims):
+            rule += letters([atom])
+        else:  # of extent 1, and the result lacks it
+            rule += letters([atom]) + "!"
+    return rule
+
+
+def alike_binary(walk, node, name, operands, alpha=1):
     ops = {"add": "add", "mul": "multiply", "sub": "add"}
     if name not in ops or len(operands) != 2 or alpha != 1:
         raise Unmappable("of two tensors only sums, differences and products "
                          "are computed")
     x, y = operands
     if not isinstance(y, Act) or not isinstance(x, Act):
-        raise Unmappable("a tensor and a constant")
+        raise Unmappable("a tensor and a constant of other dimensions")
     if name == "sub":
         samples = y.samples if y.samples is not None else POINTS
         y = dataclasses.replace(y, samples=-samples, last=node)
@@ -922,11 +1289,14 @@ def binary(walk, node, name, operands, alpha=1):
     x, y = fill(x, y), fill(y, x)
     for whole, parts in ((x, y), (y, x)):
         for d, e in zip(whole.dims, parts.dims):
-            if len(d) == 1 and len(e) > 1 and extent(d) == extent(e):
+            if len(d) == 1 and len(e) > 1 and extent(d) == extent(e) and (
+                    d[0] != walk.batch):
                 walk.atoms.split(d[0], e[0].extent)
     if x.shape != y.shape:
-        return broadcast(walk, node, name, x, y)
-    x, y = walk.contiguous(x, node), walk.contiguous(y, node)
+        raise Unmappable(f"expected tensors of one shape, found {x.shape} and "
+                         f"{y.shape}")
+    if not all(is_same(flatten(t.dims), t.own) for t in (x, y)):
+        raise Unmappable("one of them is transposed or broadcast")
     if [a.extent for a in x.own] != [a.extent for a in y.own]:
         if walk.atoms.changed:
             return x
@@ -940,29 +1310,14 @@ def binary(walk, node, name, operands, alpha=1):
     return dataclasses.replace(x, tensor=result)
 
 
-def broadcast(walk, node, name, x, y):
-    """Of tensors of which one has dimensions of 1 where the other has more. A
-    difference is the sum with what is negated already."""
-    wide = lambda dim: [a for a in dim if a.extent > 1]
-    x, y = (walk.exact(t.viewed([wide(d) for d in t.dims]), node)
-            for t in (x, y))
-    same = {}
-    for d, e in zip(x.dims, y.dims):
-        if d and e:
-            if [a.extent for a in d] != [a.extent for a in e]:
-                raise Unmappable(f"tensors of {x.shape} and {y.shape}")
-            same.update(zip(e, d))
-    dims = [d or [same.get(a, a) for a in e] for d, e in zip(x.dims, y.dims)]
-    own = flatten(dims)
-    letters = Letters()
-    to = letters(own)
-    rule = (f"{letters(x.own)},{letters([same.get(a, a) for a in y.own])}"
-            f"->{to}")
-    op = "multiply" if name == "mul" else "broadcast_add"
-    return Act(walk.add(op, node, [x.tensor, y.tensor], rule)[0], own, dims)
-
-
 def identity(walk, node, x, *_, **__):
+    return x
+
+
+def detached(walk, node, x):
+    if not is_constant(x):
+        raise Unmappable("stops gradients, which are derived of all that the "
+                         "loss depends on")
     return x
 
 
@@ -984,7 +1339,48 @@ def mean(walk, node, x, dims=None, keep=False, dtype=None):
                 return Statistic(base, POINTS.abs())
         if len(x.dims) > 2 and axes == list(range(2, len(x.dims))):
             return image_mean(walk, node, x, keep)
-    raise Unmappable("a mean that is neither of an image nor a part of a norm")
+    return reduction("reduce_mean")(walk, node, x, dims, keep)
+
+
+def reduction(op):
+    def reduced(walk, node, x, dims=None, keep=False, **_):
+        x = walk.tensor(x)
+        dims = range(len(x.dims)) if dims is None or dims == [] else (
+            dims if isinstance(dims, (list, tuple)) else [dims])
+        axes = {d % len(x.dims) for d in dims}
+        gone = [a for d in axes for a in x.dims[d]]
+        if not set(gone) <= set(x.own):
+            raise Unmappable("a reduction over a dimension that is broadcast")
+        if walk.batch in gone:
+            raise Unmappable("its result is not of each sample, and batches "
+                             "are cut into microbatches")
+        own = [a for a in x.own if a not in gone]
+        letters = Letters()
+        whole = "!" if op == "reduce_max" else ""
+        rule = "".join(letters([a]) + (whole if a in gone else "")
+                       for a in x.own)
+        y = walk.add(op, node, [x.tensor], f"{rule}->{letters(own)}")[0]
+        made = [[] if d in axes else dim for d, dim in enumerate(x.dims)
+                if keep or d not in axes]
+        return Act(y, own, made)
+    return reduced
+
+
+def mean_square(walk, value):
+    """The mean of squares, or a tensor divided by its root, as a tensor."""
+    found = value.of if isinstance(value, Normed) else value
+    node = found.steps[-1][0] if found.steps else value.last
+    x = found.x
+    square = walk.add("multiply", node, [x.tensor, x.tensor],
+                      "{0},{0}->{0}".format(Letters()(x.own)),
+                      suffix="square")[0]
+    y = reduction("reduce_mean")(
+        walk, node, dataclasses.replace(x, tensor=square), [-1], True)
+    for node, operands in found.steps:
+        y = elementwise(walk, node, *(y if v is None else v for v in operands))
+    if isinstance(value, Normed):
+        y = arithmetic(walk, value.last, "mul", x, y)
+    return y
 
 
 def statistic(walk, node, name, *operands, **keywords):
@@ -995,7 +1391,9 @@ def statistic(walk, node, name, *operands, **keywords):
         if name == "mul" and other and isinstance(other[0], Param):
             return rms_norm(walk, normed.last, normed.x, other[0],
                             normed.epsilon)
-        raise Unmappable("a norm of mean squares without a scale")
+        whole = mean_square(walk, normed)
+        return elementwise(walk, node, *(
+            whole if v is normed else v for v in operands), **keywords)
     found = next(v for v in operands if isinstance(v, Statistic))
     x = next((v for v in operands if isinstance(v, Act)), None)
     if x is not None:
@@ -1005,11 +1403,14 @@ def statistic(walk, node, name, *operands, **keywords):
         root = (POINTS.abs() + epsilon) ** -0.5
         if (name == "mul" and x.tensor == found.x.tensor and
                 torch.allclose(found.samples, root)):
-            return Normed(found.x, round_number(epsilon), node)
-        raise Unmappable("a mean of squares that is not a part of a norm")
+            return Normed(found.x, round_number(epsilon), node, found)
+        return arithmetic(walk, node, name, *(
+            mean_square(walk, v) if v is found else v for v in operands))
     given = [v.samples.clone() if isinstance(v, Statistic) else number_of(v)
              for v in operands]
-    return Statistic(found.x, node.target(*given, **keywords))
+    step = node, tuple(None if v is found else v for v in operands)
+    return Statistic(found.x, node.target(*given, **keywords),
+                     found.steps + (step,))
 
 
 def round_number(value):
@@ -1019,9 +1420,9 @@ def round_number(value):
 
 def norm_rule(walk, x, statistics):
     """Rule of a norm over the last dimension."""
-    if [a.letter for a in x.own[:2]] != ["b", "s"] or len(x.dims[-1]) != 1:
-        raise Unmappable("expected a norm of the features of tokens")
-    if len(x.own) == 3:
+    if len(x.dims[-1]) != 1 or x.own[-1] != x.dims[-1][0] or len(x.own) < 2:
+        raise Unmappable("expected a norm of the last dimension")
+    if [a.letter for a in x.own[:2]] == ["b", "s"] and len(x.own) == 3:
         return "bsh!", "h", "".join(",bs" * statistics)
     rows = Letters()(x.own[:-1])
     return rows + "h!", "h", f",{rows}" * statistics
@@ -1052,15 +1453,20 @@ def rms_norm_whole(walk, node, x, shape, scale=None, epsilon=None):
 
 
 def layer_norm(walk, node, x, shape, scale=None, shift=None, epsilon=1e-5, *_):
-    x = walk.contiguous(x, node)
-    if len(shape) != 1 or len(x.own) != 3:
-        raise Unmappable("expected a norm of the features of tokens")
+    x = walk.tensor(x)
+    if x.own[-1:] != x.dims[-1] or not is_same(
+            sorted_atoms(flatten(x.dims), x.own), x.own):
+        x = walk.plain(x)
+    if len(shape) != 1:
+        raise Unmappable("expected a norm over the last dimension")
     rows, last, statistics = norm_rule(walk, x, 2)
     size = [x.own[-1].extent]
     operands = [x.tensor, walk.vector(scale, size, constant=1),
                 walk.vector(shift, size)]
-    y = walk.add("layer_norm", node, operands,
-                 f"{rows},{last},{last}->bsh{statistics}", epsilon=epsilon)[0]
+    y = walk.add(
+        "layer_norm", node, operands,
+        f"{rows},{last},{last}->{rows.replace('!', '')}{statistics}",
+        epsilon=epsilon)[0]
     return dataclasses.replace(x, tensor=y)
 
 
@@ -1071,19 +1477,25 @@ def dense(walk, node, x, weight, bias, transposed):
     a layer for each piece."""
     if not isinstance(weight, Param) or len(weight.shape) != 2:
         raise Unmappable("expected a product with a matrix of parameters")
-    x = walk.contiguous(x, node)
+    x = walk.tensor(x)
+    k = x.dims[-1]
+    if not k or x.own[-len(k):] != k or not is_same(
+            sorted_atoms(flatten(x.dims), x.own), x.own):
+        x = walk.plain(x)
+        k = x.dims[-1]
     if bias is not None and not isinstance(bias, Param):
         raise Unmappable("expected a bias of parameters")
     if transposed:
         weight = dataclasses.replace(
             weight, shape=weight.shape[::-1],
-            views=weight.views + (("t", ()),))
+            views=weight.views[:-1] if weight.views[-1:] == (("t", ()),) else
+            weight.views + (("t", ()),))
     out, into = weight.shape
-    k = x.dims[-1]
     if not k:  # a single feature
         raise Unmappable("a dense layer of one feature")
     m = x.own[:len(x.own) - len(k)]
     whole = walk.atoms.make(f"{node.name}.out", out, "f")
+    walk.of_layers.add(node.name)
     cut = next((a for a in whole if a.name in walk.atoms.cuts), None)
     stddev = walk.stddev(1 / math.sqrt(3 * into))
     made = []
@@ -1101,24 +1513,38 @@ def dense(walk, node, x, weight, bias, transposed):
                          for a in whole)
             suffix = str(i)
         letters = Letters()
-        rule = f"{letters(m)}{letters(k)},{letters(n)}{letters(k)}"
-        shape = [a.extent for a in n]
+        halves = walk.atoms.in_halves(n)
+        own, view = [a for a, _ in halves], [a.extent for a in whole]
+        if any(order for _, order in halves):
+            if not cut:
+                rows = tuple(order or slice(None) for _, order in halves)
+                view = [a.extent for a in own]
+            else:
+                of_whole = walk.atoms.in_halves([
+                    dataclasses.replace(a, name=parts[a][0].name) if a != cut
+                    and len(parts[a]) == 1 else a for a in whole])
+                view = [a.extent for a, _ in of_whole]
+                rows = tuple(
+                    slice(start, stop) if a == cut else order or slice(None)
+                    for a, order in of_whole)
+        rule = f"{letters(m)}{letters(k)},{letters(own)}{letters(k)}"
+        shape = [a.extent for a in own]
         behind = f"/{i}" if cut else ""
-        view = [a.extent for a in whole]
+        moved = cut or rows
         operands = [x.tensor, walk.graph.weight(
-            weight.name + behind, shape + [a.extent for a in k],
+            weight.label + behind, shape + [a.extent for a in k],
             (dataclasses.replace(weight, views=weight.views + (
-                ("reshape", ([*view, into],)),)), rows) if cut else
+                ("reshape", ([*view, into],)),)), rows) if moved else
             (weight, ()), stddev=stddev)]
         if bias is not None:
             reshaped = dataclasses.replace(
                 bias, views=bias.views + (("reshape", (view,)),))
             operands.append(walk.graph.weight(
-                bias.name + behind, shape, (reshaped if cut else bias, rows)))
-            rule += f"+{letters(n)}"
+                bias.label + behind, shape, (reshaped if moved else bias, rows)))
+            rule += f"+{letters(own)}"
         y = walk.add("linear", node, operands,
-                     f"{rule}->{letters(m)}{letters(n)}", suffix=suffix)[0]
-        made.append((start, stop, parts, Act(y, m + n, x.dims[:-1] + [n])))
+                     f"{rule}->{letters(m)}{letters(own)}", suffix=suffix)[0]
+        made.append((start, stop, parts, Act(y, m + own, x.dims[:-1] + [n])))
     if not cut:
         return made[0][3]
     return Act(None, m + whole, x.dims[:-1] + [whole], cut=cut,
@@ -1137,14 +1563,214 @@ def addmm(walk, node, bias, x, weight, beta=1, alpha=1):
 
 def matmul(walk, node, x, y):
     if isinstance(x, Scores) and x.done:
-        return attend(walk, node, x.q, x.k, y, x.scale, x.mask, x.bias)
-    if isinstance(y, Param):
+        return attend_or_multiply(walk, node, x, y)
+    if isinstance(y, Param) and len(y.shape) == 2 and not isinstance(x, Param):
         return dense(walk, node, x, y, None, transposed=True)
-    if not isinstance(x, Act) or not isinstance(y, Act) or len(x.dims) != 4:
-        raise Unmappable("a product of two tensors that is not attention")
-    # Keys are transposed; attend has them as they were.
-    keys = y.viewed([*y.dims[:2], y.dims[3], y.dims[2]])
-    return Scores(x, keys)
+    x, y = (walk.cut_off(v) if isinstance(v, Part) else v for v in (x, y))
+    if is_softened(node) and all(
+            isinstance(v, Act) and len(v.dims) in (3, 4) for v in (x, y)):
+        # Keys are transposed; attend has them as they were.
+        keys = y.viewed([*y.dims[:-2], y.dims[-1], y.dims[-2]])
+        return Scores(x, keys, last=node)
+    return product(walk, node, x, y)
+
+
+def baddbmm(walk, node, added, x, y, beta=1, alpha=1):
+    if beta != 1 or alpha != 1:
+        raise Unmappable("expected alpha and beta of 1")
+    scores = matmul(walk, node, x, y)
+    if isinstance(scores, Scores) and isinstance(added, torch.Tensor):
+        return dataclasses.replace(scores, mask=added)
+    return arithmetic(walk, node, "add", added, scores)
+
+
+def is_softened(node):
+    """Whether a softmax is behind a product, but for what scales and masks it:
+    these may be attention's scores."""
+    for _ in range(8):
+        users = [u for u in node.users if operator_name(u) not in (
+            "size", "sym_size", "_assert_tensor_metadata")]
+        if len(users) != 1:
+            return False
+        node, name = users[0], operator_name(users[0])
+        if name in ("softmax", "_softmax"):
+            return True
+        if name.rstrip("_") not in (
+                "mul", "div", "add", "masked_fill", "where", "to", "_to_copy",
+                "view", "reshape", "dropout", "type_as", "float"):
+            return False
+    return False
+
+
+def product(walk, node, x, y):
+    """The matrix product of the last two dimensions."""
+    x, y = walk.tensor(x), walk.tensor(y)
+    row, column = len(x.dims) == 1, len(y.dims) == 1
+    x = x.viewed([[], *x.dims]) if row else x
+    y = y.viewed([*y.dims, []]) if column else y
+    outer = aligned(walk, node, [v.viewed(v.dims[:-2]) for v in (x, y)])
+    z = contraction(walk, node, [x, y], [
+        [*(("outer", i) for i in range(len(outer) - len(x.dims) + 2,
+                                       len(outer))), "m", "k"],
+        [*(("outer", i) for i in range(len(outer) - len(y.dims) + 2,
+                                       len(outer))), "k", "n"]],
+        [*(("outer", i) for i in range(len(outer))), "m", "n"])
+    dims = z.dims[:-1] if column else z.dims
+    return z.viewed(dims[:-2] + dims[-1:] if row and not column else
+                    dims[:-1] if row else dims)
+
+
+def contraction(walk, node, tensors, labels, to):
+    """A sum of products over dimensions by their labels, some of `to`."""
+    dims, used = {}, set()
+    for t, names in zip(tensors, labels):
+        for d, (name, dim) in enumerate(zip(names, t.dims)):
+            known = dims.get(name)
+            if known is not None and extent(known) > 1 and extent(dim) > 1:
+                fit(walk, known, dim)
+            elif known is None or extent(dim) > 1:
+                dims[name] = [
+                    a if a not in used else
+                    Atom(f"{node.name}.{name}.{i}", a.extent, "f")
+                    for i, a in enumerate(dim)]
+                used |= set(dims[name])
+    if walk.atoms.changed:
+        return Act(tensors[0].tensor, [], [dims[name] for name in to])
+    for name, dim in dims.items():
+        if name not in to and len(tensors) == 2 and extent(dim) > 1 and not (
+                name in labels[0] and name in labels[1]):
+            raise Unmappable("a sum over a dimension of one operand alone")
+    made = [dims[name] for name in to]
+    own = held(made, [[(t, t.dims[names.index(name)])
+                       for t, names in zip(tensors, labels) if name in names]
+                      for name in to])
+    if walk.batch not in own and any(walk.batch in t.own for t in tensors):
+        raise Unmappable("its result is not of each sample, and batches are "
+                         "cut into microbatches")
+    letters = Letters()
+    result = letters(own)
+    rules = [rule_of(t, [dims[name] for name in names], letters)
+             for t, names in zip(tensors, labels)]
+    if len(tensors) == 1:
+        op = "transpose" if len(own) == len(tensors[0].own) else "reduce_sum"
+    else:
+        op = "einsum"
+    z = walk.add(op, node, [t.tensor for t in tensors],
+                 f"{','.join(rules)}->{result}")[0]
+    return Act(z, own, made)
+
+
+def einsum(walk, node, equation, operands, path=None):
+    text = equation.replace(" ", "")
+    left, arrow, right = text.partition("->")
+    labels = left.split(",")
+    if not arrow or "." in text or len(labels) != len(operands) or (
+            len(operands) not in (1, 2)):
+        raise Unmappable("expected an equation of one or two operands with "
+                         "'->' and without '...'")
+    if any(len(set(part)) < len(part) for part in (*labels, right)):
+        raise Unmappable("an equation with a diagonal")
+    if len(operands) == 2:
+        scores = attention_of(walk, node, labels, right, *operands)
+        if scores is not None:
+            return scores
+    tensors = [walk.tensor(v) for v in operands]
+    if any(len(t.dims) != len(part) for t, part in zip(tensors, labels)):
+        raise Unmappable("its equation does not fit its operands")
+    return contraction(walk, node, tensors, labels, right)
+
+
+def attention_of(walk, node, labels, right, x, y):
+    """An equation as attention's scores, or as their product with values; None
+    where it is neither."""
+    turned = lambda v, names, order: v.viewed(
+        [v.dims[names.index(name)] for name in order])
+    if isinstance(x, Scores) and x.done and len(labels[0]) == 4 and (
+            isinstance(y, (Act, Part))):
+        y = walk.tensor(y)
+        b, h, s, t = labels[0]
+        rest = set(labels[1]) - {b, h, t}
+        if len(rest) == 1 and len(labels[1]) == 4 and (
+                set(right) == {b, h, s, *rest}):
+            values = turned(y, labels[1], [b, h, t, *rest])
+            out = walk.tensor(attend_or_multiply(walk, node, x, values))
+            return turned(out, [b, h, s, *rest], right)
+    if is_softened(node) and isinstance(x, (Act, Part)) and isinstance(
+            y, (Act, Part)) and all(len(part) == 4 for part in (
+                *labels, right)):
+        b, h, s, t = right
+        features = set(labels[0]) - {b, h, s}
+        if (len(features) == 1 and set(labels[0]) == {b, h, s, *features} and
+                set(labels[1]) == {b, h, t, *features}):
+            x, y = (walk.cut_off(v) if isinstance(v, Part) else v
+                    for v in (x, y))
+            return Scores(turned(x, labels[0], [b, h, s, *features]),
+                          turned(y, labels[1], [b, h, t, *features]),
+                          last=node)
+    return None
+
+
+def attend_or_multiply(walk, node, scores, values):
+    """By the operator, or else written out."""
+    if isinstance(values, Act) and len(values.dims) != len(scores.q.dims):
+        raise Unmappable("scores and values of different dimensions")
+    try:
+        return attend(walk, node, scores.q, scores.k, values, scores.scale,
+                      scores.mask, scores.bias)
+    except Unmappable:
+        if walk.atoms.changed or scores.bias is not None:
+            raise
+        return product(walk, node, written_out(walk, scores), values)
+
+
+def written_out(walk, scores):
+    """Scores, or their softmax, as a tensor."""
+    node = scores.last
+    if scores.bias is not None or node is None:
+        raise Unmappable("scores with biases that attention does not read")
+    q, k = walk.tensor(scores.q), walk.tensor(scores.k)
+    x = product(walk, node, q,
+                k.viewed([*k.dims[:-2], k.dims[-1], k.dims[-2]]))
+    if walk.atoms.changed:
+        return x
+    sizes = [extent(dim) for dim in x.dims[-2:]]
+    kind, window = seen_keys(walk, scores.mask, sizes)
+    if scores.scale != 1:
+        x = scaled(walk, node, x, scores.scale)
+    if window or (kind == "causal" and any(len(d) != 1 for d in x.dims[-2:])):
+        raise Unmappable("a window over scores that are written out")
+    if kind == "causal":
+        letters = Letters()
+        letters.of = {x.dims[-2][0]: "q", x.dims[-1][0]: "k"}
+        rule = letters(x.own)
+        # Of every type, and with an exponential of zero beside any score.
+        y = walk.add("causal_mask", node, [x.tensor], f"{rule}->{rule}",
+                     value=-60000)[0]
+        x = dataclasses.replace(x, tensor=y)
+    if scores.done:
+        x = softmax_of(walk, node, x, len(x.dims) - 1)
+    return x
+
+
+def scaled(walk, node, x, factor):
+    letters = Letters()(x.own)
+    y = walk.add("scale", node, [x.tensor], f"{letters}->{letters}",
+                 factor=factor)[0]
+    return dataclasses.replace(x, tensor=y)
+
+
+def softmax_of(walk, node, x, axis, op="softmax"):
+    x = walk.tensor(x)
+    if len(x.dims[axis]) != 1 or x.dims[axis][0] not in x.own:
+        raise Unmappable("a softmax over several dimensions")
+    if x.dims[axis][0] == walk.batch:
+        raise Unmappable("a softmax over samples, which are cut into "
+                         "microbatches")
+    letters = Letters()
+    letters.of = {x.dims[axis][0]: "z"}
+    rule = letters(x.own)
+    y = walk.add(op, node, [x.tensor], f"{rule}->{rule}")[0]
+    return dataclasses.replace(x, tensor=y)
 
 
 def embedding(walk, node, table, ids, *_, **__):
@@ -1205,11 +1831,24 @@ def warn_dropout(walk, probability):
 
 # ---- Views ---------------------------------------------------------------------
 
-def view_of_param(node, x, arguments):
+def view_of_param(node, x, arguments, part=""):
     name = operator_name(node)
     arguments = tuple(arguments)
     return Param(x.name, list(node.meta["val"].shape),
-                 x.views + ((name, arguments),))
+                 x.views + ((name, arguments),), x.part + part)
+
+
+def part_of_param(x, dim, start, stop, dropped=False):
+    """A piece of a parameter, which is a weight of its own."""
+    dim %= len(x.shape)
+    shape = [stop - start if d == dim else size
+             for d, size in enumerate(x.shape) if d != dim or not dropped]
+    views = (("narrow", (dim, start, stop - start)),)
+    if dropped:
+        views += (("squeeze", (dim,)),)
+    whole = (start, stop) == (0, x.shape[dim])
+    return Param(x.name, shape, x.views + views,
+                 x.part + ("" if whole else f"/{start}"))
 
 
 def viewing(handler):
@@ -1222,9 +1861,17 @@ def viewing(handler):
             return x
         if isinstance(x, Patches):
             return patch_view(walk, node, x, *arguments)
-        if isinstance(x, (Part, Turned)):
+        if isinstance(x, States) and len(x.of) == 1:
+            x = x.of[0].viewed([[], *x.of[0].dims])
+        if isinstance(x, (Part, Turned, Statistic, Normed)):
             x = walk.tensor(x)
-        if isinstance(x, Chosen) or isinstance(x, Scores):
+        if isinstance(x, Scores) and len(node.meta["val"].shape) != len(
+                x.q.dims):  # (batch, heads) apart or together
+            return x
+        if isinstance(x, Scores) or (isinstance(x, Chosen) and
+                                     x.what == "all"):
+            x = walk.tensor(x)
+        if isinstance(x, Chosen):
             return x
         if not isinstance(x, Act):
             raise Unmappable(described(x))
@@ -1325,12 +1972,16 @@ def repeated(walk, node, x, times, dim=None, **_):
 
 
 def sliced(walk, node, x, dim=0, start=None, stop=None, step=1):
-    if isinstance(x, Param):
-        return view_of_param(node, x, (dim, start, stop, step))
-    if step != 1:
-        raise Unmappable("a slice with steps")
-    if isinstance(x, Patches):
+    if isinstance(x, Param) and step == 1:
+        return part_of_param(x, dim, *ends(start, stop, x.shape[dim]))
+    if isinstance(x, (Patches, Param, Scores, Chosen, Statistic, Normed)):
         x = walk.tensor(x)
+    if step != 1:
+        x = walk.tensor(x)
+        dim %= len(x.dims)
+        start, stop = ends(start, stop, x.shape[dim])
+        return sliced_off(walk, node, x, dim, start,
+                          -(-(stop - start) // step), step)
     if isinstance(x, Part):
         if dim % len(x.x.dims) != x.dim or x.dropped or x.sign < 0:
             x = walk.cut_off(x)
@@ -1352,6 +2003,20 @@ def sliced(walk, node, x, dim=0, start=None, stop=None, step=1):
 def ends(start, stop, size):
     start, stop, _ = slice(start, stop).indices(size)
     return start, stop
+
+
+def places(walk, part):
+    """Some places of a dimension, as a tensor of their own."""
+    x = sliced_off(walk, part.node, part.x, part.dim, part.start,
+                   part.stop - part.start)
+    if part.dropped:
+        dims = list(x.dims)
+        beside = max(part.dim - 1, 0)
+        dims[beside:beside + 2] = [flatten(dims[beside:beside + 2])]
+        x = x.viewed(dims)
+    if part.sign < 0:
+        x = dataclasses.replace(x, samples=-POINTS, last=part.node)
+    return x
 
 
 def part(walk, node, x, dim, start, stop, dropped=False):
@@ -1452,6 +2117,15 @@ def padded_by(mode):
 
 
 def split(walk, node, x, sizes, dim=0):
+    if isinstance(x, Param):
+        dim %= len(x.shape)
+        if isinstance(sizes, int):
+            sizes = [min(sizes, x.shape[dim] - i)
+                     for i in range(0, x.shape[dim], sizes)]
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        return [part_of_param(x, dim, i, i + n) for i, n in zip(starts, sizes)]
+    if isinstance(x, (Part, Patches, Statistic, Normed)):
+        x = walk.tensor(x)
     if not isinstance(x, Act):
         raise Unmappable(described(x))
     dim %= len(x.dims)
@@ -1463,6 +2137,8 @@ def split(walk, node, x, sizes, dim=0):
 
 
 def chunk(walk, node, x, chunks, dim=0):
+    if isinstance(x, Part):
+        x = walk.cut_off(x)
     return split(walk, node, x, -(-x.shape[dim] // chunks), dim)
 
 
@@ -1471,13 +2147,18 @@ def unbind(walk, node, x, dim=0):
 
 
 def select(walk, node, x, dim, place):
+    if isinstance(x, States) and dim % 3 == 0:
+        return x.of[place]
     if isinstance(x, Param):
-        return view_of_param(node, x, (dim, place))
+        place %= x.shape[dim]
+        return part_of_param(x, dim, place, place + 1, dropped=True)
+    if isinstance(x, (Part, Patches, Statistic, Normed)):
+        x = walk.tensor(x)
     if not isinstance(x, Act):
         raise Unmappable(described(x))
     dim %= len(x.dims)
     place %= x.shape[dim]
-    if [a.letter for a in x.dims[dim]] != ["s"]:
+    if [a.letter for a in x.dims[dim]] != ["s"] or len(x.own) != 3:
         return part(walk, node, x, dim, place, place + 1, dropped=True)
     x = walk.plain(x)
     if len(x.own) != 3 or dim != 1:
@@ -1507,7 +2188,7 @@ def cat(walk, node, parts, dim=0):
             return rotary(walk, node, a, b.stop)
     if len(parts) == 2 and isinstance(parts[1], Patches) and dim == 1:
         return join_patches(walk, node, *parts)
-    return joined(walk, node, parts, dim)
+    return joined(walk, node, [walk.tensor(p) for p in parts], dim)
 
 
 # ---- Attention -----------------------------------------------------------------
@@ -1520,8 +2201,8 @@ def scaled_dot_product(walk, node, q, k, v, mask=None, probability=0,
     bias = None
     if isinstance(mask, Bias):
         mask, bias = mask.mask, mask
-    return attend(walk, node, q, k, v, scale, "causal" if causal else mask,
-                  bias)
+    return attend_or_multiply(walk, node, Scores(
+        q, k, scale, "causal" if causal else mask, bias, True, node), v)
 
 
 def attend(walk, node, q, k, v, scale, mask, bias):
@@ -1535,22 +2216,41 @@ def attend(walk, node, q, k, v, scale, mask, bias):
             else x for x in (q, k))
     q, k, v = (walk.tensor(x, what) for x, what in
                ((q, "queries"), (k, "keys"), (v, "values")))
-    if any(len(x.dims) != 4 or len(x.dims[3]) != 1 for x in (q, k, v)):
+    joint, alone = len(q.dims) == 3, False
+    if joint:  # (batch and heads), or no heads
+        q, k, v = (x.viewed([x.dims[0][:1], x.dims[0][1:], *x.dims[1:]])
+                   for x in (q, k, v))
+        alone = not q.dims[1]
+        if alone:  # a single head is among the features
+            q, k, v = (x.viewed([x.dims[0], x.dims[3][:-1], x.dims[2],
+                                 x.dims[3][-1:]])
+                       if extent(x.dims[3][:-1]) == 1 else x
+                       for x in (q, k, v))
+    if any(len(x.dims) != 4 or [len(dim) for dim in x.dims[2:]] != [1, 1] or
+           x.dims[0] != [walk.batch] for x in (q, k, v)):
         raise Unmappable("expected queries, keys and values of heads")
+    sequences = (q.dims[2][0], k.dims[2][0])
+    if any(atom not in walk.places for atom in sequences):
+        raise Unmappable("attention along something else than a sequence")
     split_heads(walk, q, k, v)
     if walk.atoms.changed:
-        return q.viewed(q.dims[:3] + [v.dims[3]])
+        b, heads, s, _ = q.dims
+        return q.viewed(([b + heads, s] if joint else [b, heads, s]) +
+                        [v.dims[3]])
+    if len({x.tensor in walk.graph.in_pairs for x in (q, k)}) > 1 or (
+            v.tensor in walk.graph.in_pairs):
+        raise Unmappable("queries and keys of which neighbours are turned in one "
+                         "alone")
     b, heads, s, _ = q.dims
     orders = [(q, heads)] + [
         (x, [a for a in x.dims[1] if a in x.own]) for x in (k, v)]
     for x, of_heads in orders:
         order = [*x.dims[0], *x.dims[2], *of_heads, *x.dims[3]]
+        if x.own != order and set(x.own) == set(order):
+            of_op = [x.dims[0], x.dims[2], of_heads, x.dims[3]]
+            x.own, x.tensor = order, walk.plain(x.viewed(of_op)).tensor
         if x.own != order or len(of_heads) != len(x.own) - 3:
-            raise Unmappable("queries, keys or values are transposed")
-    sequences = (s[0], k.dims[2][0])
-    for atom in sequences:
-        if atom not in walk.places:
-            raise Unmappable("attention along something else than a sequence")
+            raise Unmappable("queries, keys or values are broadcast")
     positions = [walk.extra(walk.places[atom], [walk.batch, atom])
                  for atom in sequences]
     operands = [q.tensor, k.tensor, v.tensor, *positions]
@@ -1572,7 +2272,12 @@ def attend(walk, node, q, k, v, scale, mask, bias):
         op = "attention_bidirectional"
         attributes |= {"window": window, "causal": 0}
     y = walk.add(op, node, operands, rule, suffix="attention", **attributes)[0]
-    return Act(y, [*b, *s, *heads, *v.dims[3]], [b, heads, s, v.dims[3]])
+    if alone:  # as if there were none
+        y = walk.add("reduce_sum", node, [y], "bsgre->bse",
+                     suffix="squeeze")[0]
+        return Act(y, [*b, *s, *v.dims[3]], [b, s, v.dims[3]])
+    dims = [b + heads, s] if joint else [b, heads, s]
+    return Act(y, [*b, *s, *heads, *v.dims[3]], dims + [v.dims[3]])
 
 
 def split_heads(walk, q, k, v):
@@ -1607,7 +2312,7 @@ def seen_keys(walk, mask, sizes):
 
 def classify(mask, sizes):
     seen = mask if mask.dtype == torch.bool else mask > HIDDEN
-    if mask.dtype != torch.bool and bool((mask * seen != 0).any()):
+    if mask.dtype != torch.bool and bool((mask[seen] != 0).any()):
         raise Unmappable("a mask with numbers that are added to scores")
     seen = seen.expand(*seen.shape[:-2], *sizes).reshape(-1, *sizes)
     if any(not torch.equal(seen[0], other) for other in seen[1:]):
@@ -1641,12 +2346,26 @@ def scores_elementwise(walk, node, name, *operands, **keywords):
     if name == "add" and isinstance(other, torch.Tensor) and (
             scores.mask is None):
         return dataclasses.replace(scores, mask=other)
-    if name in ("masked_fill", "where"):
-        seen = next(v for v in operands if isinstance(v, torch.Tensor))
-        if scores.mask is None:
-            return dataclasses.replace(
-                scores, mask=~seen if name == "masked_fill" else seen)
-    raise Unmappable("scores of attention in a form that is not known")
+    if name in ("masked_fill", "where") and scores.mask is None and (
+            not scores.done):
+        seen = operands[1 if name == "masked_fill" else 0]
+        if name == "masked_fill":
+            seen, value = ~seen if is_mask(seen) else None, operands[2]
+        elif operands[1] is scores:
+            value = operands[2]
+        else:
+            seen, value = ~seen if is_mask(seen) else None, operands[1]
+        hidden = number_of(value) if is_constant(value) else None
+        if is_mask(seen) and isinstance(hidden, (int, float)) and (
+                hidden <= HIDDEN):
+            return dataclasses.replace(scores, mask=seen)
+    return elementwise(walk, node, *(
+        walk.tensor(v) if isinstance(v, Scores) else v for v in operands),
+        **keywords)
+
+
+def is_mask(value):
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bool
 
 
 def bias_elementwise(walk, node, name, *operands, **keywords):
@@ -1737,7 +2456,12 @@ def rotary_form(walk, cos, sin):
 
 
 def find_rotary(walk, cos, sin):
-    cos, sin = (t.double().reshape(-1, *t.shape[-2:])[0] for t in (cos, sin))
+    shapes = {tuple(size for size in t.shape if size > 1) for t in (cos, sin)}
+    if len(shapes) == 1 and len(next(iter(shapes))) == 2:
+        cos, sin = (t.double().squeeze() for t in (cos, sin))
+    else:
+        cos, sin = (t.double().reshape(-1, *t.shape[-2:])[0]
+                    for t in (cos, sin))
     n = cos.shape[-1]
     places = torch.arange(cos.shape[0], dtype=torch.float64)
     magnitude = float(torch.sqrt(cos[0, 0] ** 2 + sin[0, 0] ** 2))
@@ -1812,6 +2536,70 @@ def rotary_angles(op, at, n):
     return angles * (kept + (1 - kept) / factor)
 
 
+def neighbours_elementwise(walk, node, name, *operands, **keywords):
+    tables = [v for v in operands if isinstance(v, torch.Tensor)]
+    pairs = [v for v in operands if isinstance(v, Neighbours)]
+    if len(pairs) == 1 and name == "mul" and len(tables) == 1 and (
+            tables[0].is_complex() and not pairs[0].terms):
+        return dataclasses.replace(pairs[0], of_complex=tables[0])
+    if len(pairs) == 2 and name in ("add", "sub") and (
+            pairs[0].x.tensor == pairs[1].x.tensor):
+        sign = 1 if name == "add" else -1
+        return Neighbours(pairs[0].x, pairs[0].terms + tuple(
+            (which, sign * own, table)
+            for which, own, table in pairs[1].terms))
+    raise Unmappable("a rotary embedding in a form that is not known")
+
+
+def as_complex(walk, node, x):
+    return Neighbours(walk.tensor(x))
+
+
+def as_real(walk, node, x):
+    if not isinstance(x, Neighbours) or x.of_complex is None:
+        raise Unmappable("complex numbers that are no rotary embedding")
+    return turned_pairs(walk, node, x.x, x.of_complex.real, x.of_complex.imag)
+
+
+def stack(walk, node, parts, dim=0):
+    if not all(isinstance(p, Neighbours) for p in parts) or len(parts) != 2:
+        raise Unmappable("joins tensors along a dimension that they lack")
+    # (x cos - y sin, x sin + y cos), (x, y) being neighbours.
+    first, second = ({(which, sign): table for which, sign, table in p.terms}
+                     for p in parts)
+    if set(first) != {(0, 1), (1, -1)} or set(second) != {(0, 1), (1, 1)} or (
+            not torch.equal(first[0, 1], second[1, 1]) or
+            not torch.equal(first[1, -1], second[0, 1])):
+        raise Unmappable("a rotary embedding in a form that is not known")
+    return turned_pairs(walk, node, parts[0].x, first[0, 1], first[1, -1])
+
+
+def turned_pairs(walk, node, x, cos, sin):
+    """A rotary embedding that turns neighbours. The operator turns the halves of
+    features by each other: the dense layer in front makes them in that order,
+    which its result alone may have that attention reads."""
+    pairs, two = x.dims[-2:] if len(x.dims) > 1 else ([], [])
+    name = pairs[0].name[:-2] if pairs else ""
+    if len(pairs) != 1 or len(two) != 1 or two[0].name != name + ".1" or (
+            ".out" not in name):
+        raise Unmappable("a rotary embedding of neighbours that no dense layer "
+                         "makes")
+    walk.atoms.pair(name)
+    d = Atom(name + "~", 2 * pairs[0].extent, two[0].letter)
+    dims = x.dims[:-2] + [[d]]
+    if walk.atoms.changed:
+        return Act(x.tensor, x.own, dims + [[]])
+    if d not in x.own:
+        raise Unmappable("a rotary embedding of neighbours that other nodes "
+                         "read, too")
+    tables = [torch.cat([t, t], -1) for t in (cos, sin)]
+    walk.masks[name] = tables  # alive, since told by their ids
+    y = rotary(walk, node, Turned(x.viewed(dims), 0, d.extent, *tables),
+               d.extent)
+    walk.graph.in_pairs.add(y.tensor)
+    return y.viewed(dims + [[]])
+
+
 # ---- Experts -------------------------------------------------------------------
 
 @torch.library.custom_op("tessera::experts", mutates_args=())
@@ -1847,11 +2635,11 @@ def replace_experts(module):
 
 def softmax(walk, node, x, dim, dtype=None):
     rank = len(node.meta["val"].shape)
-    if dim % rank != rank - 1:
-        raise Unmappable("a softmax over another dimension than the last")
-    if isinstance(x, Scores):
+    if isinstance(x, Scores) and dim % rank == rank - 1:
         return dataclasses.replace(x, done=True)
-    return Chosen(walk.plain(x))
+    if dim % rank != rank - 1:
+        return softmax_of(walk, node, x, dim % rank)
+    return Chosen(walk.plain(x), last=node)
 
 
 def topk(walk, node, x, k, dim=-1, largest=True, is_sorted=True):
@@ -1938,7 +2726,7 @@ def scatter_add(walk, node, x, dim, ids, source):
 def total(walk, node, x, dims=None, keep=False, dtype=None):
     if isinstance(x, Chosen) and x.what == "weights" and keep:
         return dataclasses.replace(x, what="sum")
-    raise Unmappable("a sum that is not that of the weights of experts")
+    return reduction("reduce_sum")(walk, node, x, dims, keep)
 
 
 def chosen_elementwise(walk, node, name, *operands, **keywords):
@@ -1948,6 +2736,10 @@ def chosen_elementwise(walk, node, name, *operands, **keywords):
     number = number_of(operands[-1]) if len(chosen) == 1 else None
     if name == "add" and chosen[0].what == "sum" and (number or 1) < 1e-6:
         return chosen[0]
+    if all(v.what == "all" for v in chosen):
+        return elementwise(walk, node, *(
+            walk.tensor(v) if isinstance(v, Chosen) else v for v in operands),
+            **keywords)
     raise Unmappable("weights of experts in a form that is not known")
 
 
@@ -1995,6 +2787,183 @@ def experts(walk, node, x, index, weights, gate_up, down, activation):
     out = add("moe_collect", [out, slots], "ebth,bsk->bskh", "collect")[0]
     out = add("moe_combine", [out, gates], "bskh,bsk->bsh", "combine")[0]
     return dataclasses.replace(x, tensor=out)
+
+
+# ---- Recurrent layers ----------------------------------------------------------
+
+MOST_STEPS = 256  # of an unrolled layer (planner/ops/steps.cc)
+
+
+def without_ones(walk, node, x):
+    """Without dimensions of one element of its tensor beside those of x."""
+    dims = [wide(dim) or dim[:1] for dim in x.dims]
+    own = [a for a in x.own if a in flatten(dims)]
+    if own == x.own:
+        return x
+    letters = Letters()
+    y = walk.add("reduce_sum", node, [x.tensor],
+                 f"{letters(x.own)}->{letters(own)}", suffix="squeeze")[0]
+    return Act(y, own, dims)
+
+
+def recurrent(cell):
+    """nn.LSTM, nn.GRU or nn.RNN, unrolled: step after step, layer after layer.
+    PyTorch's two biases stay two."""
+    def unrolled(walk, node, x, first, params, has_biases, layers, dropout,
+                 training, both_ways, batch_first):
+        x = without_ones(walk, node, walk.tensor(x))
+        order = [0, 1, 2] if batch_first else [1, 0, 2]
+        x = walk.plain(x.viewed([x.dims[d] for d in order]))
+        if [len(dim) for dim in x.dims] != [1, 1, 1] or len(x.own) != 3 or (
+                x.own[0] != walk.batch):
+            raise Unmappable(f"expected a sequence of features, found {x.shape}")
+        count, directions = x.own[1].extent, 2 if both_ways else 1
+        if count > MOST_STEPS:
+            raise Unmappable(f"{count} steps: at most {MOST_STEPS}")
+        each = 4 if has_biases else 2
+        if len(params) != layers * directions * each:
+            raise Unmappable("a layer whose states are projected")
+        given = first if isinstance(first, list) and cell == "lstm" else [first]
+        states = [first_states(states, layers * directions) for states in given]
+        steps = walk.add(
+            "unstack", node, [x.tensor],
+            "bd!h->" + ",".join(["bh"] * count), suffix="steps", steps=count,
+            alike=True)
+        s, last = x.own[1], [[] for _ in states]
+        keeps = any(user.args[1] == 2 and user.users for user in node.users)
+        for layer in range(layers):
+            outputs = []
+            for direction in range(directions):
+                k = layer * directions + direction
+                run = Cell(walk, node, cell, params[k * each:(k + 1) * each], k)
+                backward = direction == 1
+                made, state = run(steps[::-1] if backward else steps,
+                                  [of[k] for of in states], keeps)
+                outputs.append(made[::-1] if backward else made)
+                for of, value in zip(last, state if keeps else state[:1]):
+                    of.append(Act(value, [walk.batch, run.h],
+                                  [[walk.batch], [run.h]]))
+            steps = outputs[0]
+            if both_ways:
+                steps = [walk.add(
+                    "concat_channels", node, pair_, "bm!,bn!->bd!",
+                    suffix=f"{layer}.both", channels=2 * run.h.extent,
+                    sizes={"d": 2 * run.h.extent})[0]
+                    for pair_ in zip(*outputs)]
+            if dropout and training and layer + 1 < layers:
+                for i, step in enumerate(steps):
+                    steps[i] = walk.add(
+                        "dropout", node, [step], "bh->bh",
+                        suffix=f"{layer}.dropout.{i}", probability=dropout,
+                        salt=walk.graph.salts)[0]
+                    walk.graph.salts += 1
+        y = walk.add("stack", node, steps, ",".join(["bh"] * count) + "->bd!h",
+                     suffix="outputs", sizes={"d": count}, steps=count)[0]
+        h = walk.atoms.make(f"{node.name}.outputs",
+                            directions * run.h.extent, "f")
+        if len(h) != 1:
+            raise Unmappable("its features are taken apart behind it")
+        y = Act(y, [walk.batch, s, *h], [[walk.batch], [s], h])
+        return [y.viewed([y.dims[d] for d in order]), *map(States, last)]
+    return unrolled
+
+
+def first_states(value, count):
+    """Tensors of a layer and direction each; None where they are zero."""
+    if isinstance(value, States):
+        if len(value.of) != count:
+            raise Unmappable(f"{len(value.of)} first states, of {count}")
+        return [x.tensor for x in value.of]
+    if isinstance(value, torch.Tensor) and number_of(value) == 0:
+        return [None] * count
+    raise Unmappable("first states that are neither zeros nor another layer's")
+
+
+class Cell:
+    """One direction of a layer."""
+
+    def __init__(self, walk, node, cell, params, k):
+        self.walk, self.node, self.cell, self.k = walk, node, cell, k
+        gates = {"lstm": 4, "gru": 3}.get(cell)
+        hidden = params[1].shape[1]
+        self.h = Atom(f"{node.name}.{k}.hidden", hidden, "h")
+        stddev = walk.stddev(1 / math.sqrt(3 * hidden))
+
+        def weight(param, start=0, stop=None, suffix=""):
+            shape = [gates, hidden] if gates else [hidden]
+            shape += param.shape[1:]
+            views = param.views + (("reshape", (shape,)),)
+            rows = ()
+            if stop is not None:
+                rows, shape = (slice(start, stop),), [stop - start, *shape[1:]]
+                shape = shape[1:] if shape[0] == 1 else shape
+            return walk.graph.weight(
+                param.label + suffix, shape,
+                (dataclasses.replace(param, views=views), rows),
+                stddev=stddev if len(param.shape) > 1 else 0)
+
+        self.of_x, self.of_h = map(weight, params[:2])
+        self.biases = [None, None]
+        self.candidate = None
+        if len(params) > 2 and cell == "gru":
+            self.biases[0] = weight(params[2])
+            # The candidate's bias is scaled by a gate, those of the gates not.
+            self.candidate = weight(params[3], 2, 3, "/candidate")
+            of_gates = weight(params[3], 0, 2, "/gates")
+            self.of_gates = walk.add(
+                "pad", node, [of_gates], "m!j->d!j", suffix=f"{k}.bias",
+                sizes={"d": 3}, before=0, places=3, value=0)[0]
+        elif len(params) > 2:
+            self.biases = [weight(param) for param in params[2:]]
+        elif cell == "gru":
+            raise Unmappable("a GRU without biases")
+        self.made = "gj" if gates else "j"
+
+    def add(self, op, step, what, operands, rule, **more):
+        return self.walk.add(op, self.node, operands, rule,
+                             suffix=f"{self.k}.{step}{what}", **more)
+
+    def product(self, step, what, x, weight, bias):
+        rule = f"bi,{self.made}i" + (f"+{self.made}" if bias else "")
+        return self.add("linear", step, what,
+                        [x, weight] + ([bias] if bias else []),
+                        f"{rule}->b{self.made}")[0]
+
+    def __call__(self, steps, state, keeps):
+        """The states h of each step, and the last ones. `keeps`: the last cell
+        of an LSTM is read."""
+        made, b = [], f"b{self.made}"
+        h, c = (*state, None)[:2]
+        for i, x in enumerate(steps):
+            gates = self.product(i, ".ih", x, self.of_x, self.biases[0])
+            recurrent = h and self.product(i, ".hh", h, self.of_h,
+                                           self.biases[1])
+            if self.cell == "gru":
+                gates = self.add("broadcast_add", i, ".biases",
+                                 [gates, self.of_gates], "bgj,gj->bgj")[0]
+                more = [recurrent, h] if h else []
+                h = self.add("gru_gates", i, "", [
+                    gates, self.candidate, *more],
+                    "bg!j,j" + (",bg!j,bj" if h else "") + "->bj")[0]
+                made.append(h)
+                continue
+            if recurrent:
+                gates = self.add("add", i, ".gates", [gates, recurrent],
+                                 f"{b},{b}->{b}")[0]
+            elif self.biases[1]:  # of a state that is zero
+                gates = self.add("broadcast_add", i, ".gates",
+                                 [gates, self.biases[1]],
+                                 f"{b},{self.made}->{b}")[0]
+            if self.cell == "lstm":
+                h, c = (*self.add(
+                    "lstm_gates", i, "", [gates] + [c] * bool(c),
+                    "bg!j" + ",bj" * bool(c) + "->bj" +
+                    (",bj" if keeps or i + 1 < len(steps) else "")), None)[:2]
+            else:
+                h = self.add(self.cell.removeprefix("rnn_"), i, "", [gates],
+                             "bj->bj")[0]
+            made.append(h)
+        return made, ([h, c] if self.cell == "lstm" else [h])
 
 
 # ---- Images --------------------------------------------------------------------
@@ -2229,8 +3198,9 @@ def param_elementwise(walk, node, name, *operands, **keywords):
             y = walk.add("add", node, [x.tensor, row],
                          f"{letters},{letters}->{letters}")[0]
             return dataclasses.replace(x, tensor=y)
-    raise Unmappable("of parameters and a tensor only dense layers, norms and "
-                     "sums of a row for each place are computed")
+    return elementwise(walk, node, *(
+        walk.tensor(v) if isinstance(v, Param) else v for v in operands),
+        **keywords)
 
 
 def batch_norm(walk, node, x, scale, shift, running_mean=None,
@@ -2510,6 +3480,7 @@ SPECIAL = [
     (Bias, bias_elementwise),
     (Chosen, chosen_elementwise),
     (Param, param_elementwise),
+    (Neighbours, neighbours_elementwise),
     (Part, part_elementwise),
 ]
 
@@ -2521,11 +3492,12 @@ OPERATORS = {
          "leaky_relu", "log",
          "masked_fill", "mul", "mul_", "neg", "pow", "reciprocal", "relu",
          "relu_", "rsqrt", "rsub", "sigmoid", "silu", "silu_", "sin",
+         "maximum", "minimum",
          "softplus", "sqrt", "square", "sub", "tanh", "where"], elementwise),
     **dict.fromkeys(["clamp", "hardtanh", "hardtanh_", "relu6"], clamped),
     **dict.fromkeys(
         ["_assert_tensor_metadata", "_to_copy", "alias", "clone", "contiguous",
-         "detach", "lift_fresh_copy", "to", "type_as"], identity),
+         "lift_fresh_copy", "to", "type_as"], identity),
     **dict.fromkeys(
         ["_unsafe_view", "flatten", "reshape", "unflatten", "view"],
         viewing(reshaped)),
@@ -2546,9 +3518,12 @@ OPERATORS = {
     **dict.fromkeys(["upsample_nearest1d", "upsample_nearest2d"],
                     resized(linear=False)),
     "addmm": addmm,
+    "amax": reduction("reduce_max"),
+    "baddbmm": baddbmm,
     "batch_norm": batch_norm,
     "binary_cross_entropy_with_logits":
         element_loss("binary_cross_entropy", 2),
+    "bmm": matmul,
     "broadcast_tensors": alike,
     "cat": cat,
     "chunk": chunk,
@@ -2558,12 +3533,18 @@ OPERATORS = {
     "instance_norm": instance_norm,
     "pixel_shuffle": pixel_shuffle,
     "prelu": prelu,
+    "detach": detached,
     "dropout": dropout,
     "dropout_": dropout,
+    "einsum": einsum,
     "embedding": embedding,
     "expand": viewing(expanded),
+    "gru": recurrent("gru"),
     "layer_norm": layer_norm,
     "linear": linear,
+    "log_softmax": lambda walk, node, x, dim, dtype=None: softmax_of(
+        walk, node, x, dim % len(node.meta["val"].shape), "log_softmax"),
+    "lstm": recurrent("lstm"),
     "matmul": matmul,
     "mean": mean,
     "mm": matmul,
@@ -2571,6 +3552,8 @@ OPERATORS = {
     "permute": viewing(permuted),
     "repeat_interleave": viewing(repeated),
     "rms_norm": rms_norm_whole,
+    "rnn_relu": recurrent("rnn_relu"),
+    "rnn_tanh": recurrent("rnn_tanh"),
     "scaled_dot_product_attention": scaled_dot_product,
     "scatter_add": scatter_add,
     "select": select,
@@ -2579,6 +3562,7 @@ OPERATORS = {
     "split": split,
     "split_with_sizes": split,
     "squeeze": viewing(squeezed),
+    "stack": stack,
     "sum": total,
     "t": viewing(lambda walk, node, x: x.dims[::-1]),
     "tessera.experts": experts,
@@ -2586,6 +3570,8 @@ OPERATORS = {
     "transpose": viewing(transposed),
     "unbind": unbind,
     "unsqueeze": viewing(unsqueezed),
+    "view_as_complex": as_complex,
+    "view_as_real": as_real,
     "wrap_with_autocast": inline,
     "wrap_with_set_grad_enabled": inline,
 }
@@ -2643,7 +3629,7 @@ class Traced:
     def export(self, inputs):
         positional = tuple(inputs) if isinstance(inputs, tuple) else ()
         by_name = {} if positional else inputs
-        with torch.no_grad():
+        with torch.no_grad(), masks_as_given():
             program = torch.export.export(self.module, positional, by_name,
                                           strict=False)
         constants = {**program.state_dict, **program.constants}
@@ -2681,7 +3667,7 @@ class Traced:
             return torch.func.functional_call(self.module, given,
                                               tuple(by_place), by_name)
 
-        with module_stacks(self.module):
+        with module_stacks(self.module), masks_as_given():
             traced = make_fx(call, tracing_mode="fake", pre_dispatch=True,
                              record_stack_traces=True,
                              _allow_non_fake_inputs=True)(state, *tensors)
@@ -2704,6 +3690,22 @@ class Traced:
 
     def is_leaf(self, path):
         return path in self.leaves
+
+
+@contextlib.contextmanager
+def masks_as_given():
+    """nn.Transformer asks whether its mask is causal, by its elements, which no
+    tracer allows: masks are told apart here."""
+    from torch.nn.modules import transformer
+    asked = getattr(transformer, "_detect_is_causal_mask", None)
+    if asked:
+        transformer._detect_is_causal_mask = (
+            lambda mask, is_causal=None, size=None: bool(is_causal))
+    try:
+        yield
+    finally:
+        if asked:
+            transformer._detect_is_causal_mask = asked
 
 
 @contextlib.contextmanager
@@ -2875,6 +3877,18 @@ def named_inputs(traced, encoder_decoder):
     return named
 
 
+def behind_problems(traced, args, atoms, walk):
+    """A walk that has problems behind those of `walk`, too."""
+    atoms = copy.deepcopy(atoms)
+    for _ in range(MOST_WALKS):
+        atoms.changed = False
+        again = Walk(traced, args, atoms, stands_in=True).run()
+        if not atoms.changed:
+            first = {node for node, _ in walk.problems}
+            return again if first <= {n for n, _ in again.problems} else walk
+    return walk
+
+
 def export(args):
     """(the graph file's contents, the Walk, the module)."""
     if ":" in args.model and not os.path.exists(args.model):
@@ -2899,6 +3913,8 @@ def export(args):
     while atoms.changed:
         atoms.changed = False
         walk = Walk(traced, args, atoms).run()
+    if walk.problems:
+        walk = behind_problems(traced, args, atoms, walk)
     output = walk.values.get(traced.output)
     if not walk.problems:
         try:
@@ -2909,6 +3925,7 @@ def export(args):
                 logits = output.logits if isinstance(
                     output, Chosen) else walk.tensor(output, "the output")
                 output = add_loss(walk, walk.plain(logits), "loss")
+            walk.graph.check_parts(dict(module.named_parameters()))
         except Unmappable as problem:
             walk.problems.append((traced.output, str(problem)))
     if walk.problems:

@@ -260,7 +260,17 @@ Result<T> Walked(const std::string& path, const ImportOptions& options,
   for (int i = 0; i < kMostWalks; ++i) {
     Walk walk(model, path, sizes, options, outputs, atoms, found);
     walk.Run();
-    if (!atoms.Changed()) return finish(walk);
+    if (atoms.Changed()) continue;
+    if (!walk.HasProblems()) return finish(walk);
+    // Others may be behind them.
+    Atoms behind = atoms;
+    for (int k = 0; k < kMostWalks; ++k) {
+      Walk again(model, path, sizes, options, outputs, behind, found);
+      again.LookBehindProblems();
+      again.Run();
+      if (!behind.Changed()) return finish(again.IsWhole() ? again : walk);
+    }
+    return finish(walk);
   }
   return InvalidInput("its reshapes take dimensions apart without end", path);
 }

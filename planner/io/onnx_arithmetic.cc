@@ -214,7 +214,7 @@ Result<void> Walk::Elementwise(const OnnxNode& node) {
                                      constant->shape.end(), shape.end() - 2) &&
                           Broadcasts(constant->shape, scores)));
     if (!is_mask && !covers) continue;
-    const auto mask = MaskOf(node, 1 - i, /*added=*/true);
+    const auto mask = MaskOf(node, 1 - i, MaskForm::kAdded);
     if (!mask && is_mask) return mask.error();
     if (!mask) continue;
     if (are_scores) {
@@ -394,7 +394,14 @@ Result<void> Walk::Binary(const OnnxNode& node, Activation x, Activation y) {
   TESSERA_TRY(y, Materialise(std::move(y)));
   Activation z;
   TESSERA_RETURN_IF_ERROR(Align(node, 0, x, y, z.dims));
+  // In the order of an operand that has them all.
   z.own = Flatten(z.dims);
+  for (const Activation* operand : {&y, &x}) {
+    if (std::ranges::is_permutation(operand->own, z.own, {}, &Atom::id,
+                                    &Atom::id)) {
+      z.own = operand->own;
+    }
+  }
   Letters letters;
   const std::string to = letters.Of(z.own);
   const std::string of_x = RuleOf(x, z.dims, letters);
@@ -559,6 +566,10 @@ Result<void> Walk::Einsum(const OnnxNode& node) {
                                     ? ""
                                     : text.substr(comma + 1, arrow - comma - 1),
                                 text.substr(arrow + 2)};
+  if (node.inputs.size() == 2) {
+    TESSERA_TRY(const bool attends, EinsumOfAttention(node, labels));
+    if (attends) return {};
+  }
   std::vector<Activation> x;
   std::map<char, Dim> dims;
   std::set<int> used;
@@ -672,17 +683,31 @@ Result<Activation> Walk::Hidden(const OnnxNode& node, Activation scores) {
 Result<Activation> Walk::Contiguous(const OnnxNode& node, Activation x) {
   TESSERA_TRY(x, Materialise(std::move(x)));
   const std::vector<Atom> wanted = Flatten(x.dims);
-  if (SameAtoms(wanted, x.own)) return x;
   if (wanted.size() != x.own.size()) {
     return InvalidInput("has dimensions that are not its tensor's");
   }
+  return Reordered(node, std::move(x), wanted);
+}
+
+Activation Walk::Reordered(const OnnxNode& node, Activation x,
+                           std::span<const Atom> wanted) {
+  if (SameAtoms(wanted, x.own)) return x;
   Letters letters;
   const std::string to = letters.Of(wanted);
   const std::string from = letters.Of(x.own);
-  x.tensor = builder_.Add1("transpose", Unique(NameOf(node) + ".transpose"),
-                           {x.tensor}, from + "->" + to);
-  x.own = wanted;
+  const bool all = wanted.size() == x.own.size();
+  x.tensor = builder_.Add1(all ? "transpose" : "reduce_sum",
+                           Unique(NameOf(node) + ".transpose"), {x.tensor},
+                           from + "->" + to);
+  x.own.assign(wanted.begin(), wanted.end());
   return x;
+}
+
+bool Walk::EndsIn(const Activation& x, std::span<const Atom> features) {
+  return x.own.size() >= features.size() &&
+         SameAtoms(std::span(x.own).last(features.size()), features) &&
+         std::ranges::is_permutation(x.own, Flatten(x.dims), {}, &Atom::id,
+                                     &Atom::id);
 }
 
 namespace {
@@ -872,6 +897,7 @@ Result<Activation> Walk::SliceOf(const OnnxNode& node, Activation x, size_t d,
                                  int64_t start, int64_t step, int64_t places,
                                  const std::string& what) {
   TESSERA_TRY(x, Materialise(std::move(x)));
+  if (x.dims[d].empty() && places == 1) return x;  // of one place
   if (x.dims[d].size() != 1) {
     return InvalidInput("takes places of a dimension that is several");
   }
@@ -916,6 +942,10 @@ Result<Activation> Walk::Placed(const OnnxNode& node, Activation x, size_t d,
 Result<void> Walk::Slice(const OnnxNode& node) {
   TESSERA_TRY(const bool states, CutStates(node));
   if (states) return {};
+  TESSERA_TRY(const bool piece, SlicePiece(node));
+  if (piece) return {};
+  TESSERA_TRY(const bool weight, CutWeight(node));
+  if (weight) return {};
   TESSERA_TRY(Activation x, Computed(node, 0));
   TESSERA_TRY(const std::vector<int64_t> starts, Ints(node, 1));
   TESSERA_TRY(const std::vector<int64_t> ends, Ints(node, 2));

@@ -4,6 +4,7 @@
 // and of whole numbers are read, and none where such a file is not there: a
 // graph follows from shapes. Thread-safe: functions without state.
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -82,6 +83,8 @@ struct OnnxModel {
   std::vector<OnnxTensor> initializers;
   std::vector<OnnxInput> inputs;  // without those that have initializers
   std::vector<std::string> outputs;
+  // Of what nodes make, by name, as far as the file says.
+  std::map<std::string, std::vector<OnnxDimension>> shapes;
 };
 
 // kInvalidInput where the file is none, is cut off, has no graph or no standard

@@ -322,6 +322,10 @@ Result<OnnxModel> ReadOnnxFile(const std::string& path) {
   }
   for (const proto::onnx::ValueInfo& output : file.graph().output()) {
     model.outputs.push_back(output.name());
+    model.shapes[output.name()] = FromProto(output).dims;
+  }
+  for (const proto::onnx::ValueInfo& value : file.graph().value_info()) {
+    model.shapes[value.name()] = FromProto(value).dims;
   }
   if (!HasReadableNames(model)) {
     return InvalidInput("has names that are not UTF-8", path);

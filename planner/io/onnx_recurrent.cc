@@ -88,7 +88,9 @@ void Walk::FindSlabs() {
 Result<Slab> Walk::SlabIn(const OnnxNode& node, size_t i) const {
   const Value& value = In(node, i);
   if (value.Is(Value::Kind::kSlab)) return value.slab;
-  if (value.Is(Value::Kind::kWeight)) return SlabOf(*value.source, value.order);
+  if (value.Is(Value::Kind::kWeight) && value.whole == nullptr) {
+    return SlabOf(*value.source, value.order);
+  }
   return InvalidInput("operand " + std::to_string(i) +
                       " is no tensor of the file, of which the weights of "
                       "recurrent layers are made");
@@ -353,6 +355,27 @@ Result<bool> Walk::JoinDirections(const OnnxNode& node, const Shape& to) {
   return true;
 }
 
+Result<Activation> Walk::WithoutOnes(const OnnxNode& node, Activation x) {
+  std::vector<Atom> kept;
+  for (Dim& dim : x.dims) {
+    if (dim.empty()) continue;
+    const Dim wide = Wide(dim);
+    dim = wide.empty() ? Dim{dim[0]} : wide;
+    kept.insert(kept.end(), dim.begin(), dim.end());
+  }
+  const auto is_kept = [&](const Atom& atom) {
+    return std::ranges::count(kept, atom.id, &Atom::id) > 0;
+  };
+  if (std::ranges::all_of(x.own, is_kept)) return x;
+  TESSERA_TRY(x, Materialise(std::move(x)));
+  Letters letters;
+  const std::string from = letters.Of(x.own);
+  std::erase_if(x.own, [&](const Atom& atom) { return !is_kept(atom); });
+  x.tensor = builder_.Add1("reduce_sum", Unique(NameOf(node) + ".squeeze"),
+                           {x.tensor}, from + "->" + letters.Of(x.own));
+  return x;
+}
+
 Result<std::vector<TensorId>> Walk::StepsOf(const OnnxNode& node,
                                             size_t samples, size_t steps,
                                             Activation& x) {
@@ -373,7 +396,8 @@ Result<std::vector<TensorId>> Walk::StepsOf(const OnnxNode& node,
       return value.steps;
     }
   }
-  TESSERA_TRY(const Activation whole, Computed(node, 0));
+  TESSERA_TRY(Activation whole, Computed(node, 0));
+  TESSERA_TRY(whole, WithoutOnes(node, std::move(whole)));
   TESSERA_TRY(x, Contiguous(node, turn(whole)));
   const auto count = Extent(x.dims[1]);
   if (x.dims[0].size() != 1 || x.dims[1].size() > 1 || x.dims[2].size() != 1) {

@@ -23,6 +23,31 @@ std::optional<Walk::Rotary> Walk::RotaryOf(const OnnxNode& cos_side,
     if (turned == nullptr || turned->inputs.size() != 2) continue;
     const OnnxNode* const negative = Producer(turned->inputs[0], "Neg");
     if (negative == nullptr || negative->inputs.size() != 1) continue;
+    const auto split = producers_.find(turned->inputs[1]);
+    if (split != producers_.end() && split->second->op == "Split" &&
+        split->second->outputs ==
+            std::vector<std::string>{turned->inputs[1], negative->inputs[0]}) {
+      const OnnxNode& halves = *split->second;
+      for (size_t j = 0; j < 2; ++j) {
+        if (cos_side.inputs[j] != halves.inputs[0] ||
+            uses_[halves.outputs[0]] != 1 || uses_[halves.outputs[1]] != 1) {
+          continue;
+        }
+        const OnnxNode* const parts[] = {&cos_side, &sin_side, turned,
+                                         negative};
+        const bool alone = std::ranges::all_of(
+            parts,
+            [&](const OnnxNode* part) { return uses_[part->outputs[0]] == 1; });
+        if (!alone) continue;
+        done_.insert(std::begin(parts), std::end(parts));
+        done_.insert(&halves);
+        turns_.insert({&cos_side, &sin_side});
+        Rotary found = {halves.inputs[0], cos_side.inputs[1 - j],
+                        sin_side.inputs[1 - i]};
+        found.split = &halves;
+        return found;
+      }
+    }
     const OnnxNode* const high = Producer(negative->inputs[0], "Slice");
     const OnnxNode* const low = Producer(turned->inputs[1], "Slice");
     if (high == nullptr || low == nullptr || high->inputs.size() < 4 ||
@@ -38,6 +63,7 @@ std::optional<Walk::Rotary> Walk::RotaryOf(const OnnxNode& cos_side,
       });
       if (!alone) continue;
       done_.insert(std::begin(parts), std::end(parts));
+      turns_.insert({&cos_side, &sin_side});
       return Rotary{low->inputs[0], cos_side.inputs[1 - j],
                     sin_side.inputs[1 - i], low, high};
     }
@@ -65,6 +91,59 @@ void Walk::FindRotary() {
   }
 }
 
+namespace {
+
+bool IsOneOf(std::string_view op, std::initializer_list<std::string_view> ops) {
+  return std::ranges::count(ops, op) > 0;
+}
+
+}  // namespace
+
+bool Walk::AreNumbers(const std::string& value, bool& masks,
+                      std::set<std::string_view>& seen) {
+  if (!seen.insert(value).second) return true;
+  if (std::ranges::count(outputs_, value) > 0) return false;
+  const auto is_number = [&](const std::string& name) {
+    const auto found = values_.find(name);
+    return Producer(name, "Constant") != nullptr ||
+           (found != values_.end() && found->second.Is(Value::Kind::kConstant));
+  };
+  const auto readers = readers_.find(value);
+  if (readers == readers_.end()) return false;
+  return std::ranges::all_of(readers->second, [&](const OnnxNode* reader) {
+    if (turns_.contains(reader) || reader->op == "Shape") return true;
+    if (!ComparisonOf(reader->op).empty()) {
+      return reader->inputs.size() == 2 &&
+             is_number(reader->inputs[reader->inputs[0] == value ? 1 : 0]);
+    }
+    if (reader->op == "Add" && IsSoftened(*reader)) {
+      masks = true;
+      return true;
+    }
+    const bool moves = IsOneOf(
+        reader->op, {"Cast", "Concat", "Expand", "Gather", "Identity",
+                     "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"});
+    return moves && reader->inputs[0] == value && reader->outputs.size() == 1 &&
+           AreNumbers(reader->outputs[0], masks, seen);
+  });
+}
+
+void Walk::FindNumbers() {
+  for (auto& [name, value] : values_) {
+    bool masks = false;
+    std::set<std::string_view> seen;
+    if (!value.Is(Value::Kind::kWeight) || !AreNumbers(name, masks, seen) ||
+        !OnnxElements(ShapeOf(value))) {
+      continue;
+    }
+    std::vector<double> numbers = value.source->Values();
+    const bool is_mask = std::ranges::all_of(
+        numbers, [](double v) { return v == 0 || v <= kHidden; });
+    if (numbers.empty() || (masks && !is_mask)) continue;
+    value = ConstantValue({value.source->dims, std::move(numbers), true});
+  }
+}
+
 Result<void> Walk::Rotate(const OnnxNode& node, const Rotary& rotary) {
   OnnxNode reader;
   reader.name = NameOf(node);
@@ -89,15 +168,32 @@ Result<void> Walk::Rotate(const OnnxNode& node, const Rotary& rotary) {
         "keys, which a dense layer makes for each token");
   };
   if (rank < 3 || x.own.size() < 3 || x.dims[rank - 1].size() != 1 ||
-      x.dims[rank - 2].size() != 1 ||
-      x.own.back().id != x.dims[rank - 1][0].id ||
-      x.own[1].id != x.dims[rank - 2][0].id || x.own[0].letter != 'b' ||
+      x.own.back().id != x.dims[rank - 1][0].id || x.own[0].letter != 'b' ||
       x.own[1].letter != 's') {
     return wrong();
   }
+  const auto of_places = std::ranges::find_if(x.dims, [&](const Dim& dim) {
+    return dim.size() == 1 && dim[0].id == x.own[1].id;
+  });
+  if (of_places == x.dims.end()) return wrong();
+  const auto behind_places =
+      static_cast<size_t>(x.dims.end() - of_places);  // and with them
   // The halves of the features.
   const int64_t features = x.own.back().extent;
+  if (rotary.split != nullptr) {
+    const OnnxNode& split = *rotary.split;
+    std::vector<int64_t> sizes = split.Ints("split", {});
+    if (Has(split, 1)) {
+      TESSERA_TRY(sizes, Ints(split, 1));
+    }
+    const bool halves =
+        sizes.empty() || sizes == Shape{features / 2, features / 2};
+    if (!halves || AxisOf(split.Int("axis", 0), rank) != rank - 1) {
+      return wrong();
+    }
+  }
   for (const OnnxNode* slice : {rotary.low, rotary.high}) {
+    if (slice == nullptr) continue;
     const bool low = slice == rotary.low;
     TESSERA_TRY(const std::vector<int64_t> starts, Ints(*slice, 1));
     TESSERA_TRY(const std::vector<int64_t> ends, Ints(*slice, 2));
@@ -116,8 +212,19 @@ Result<void> Walk::Rotate(const OnnxNode& node, const Rotary& rotary) {
   const bool large = In(reader, 1).Is(Value::Kind::kLarge) ||
                      In(reader, 2).Is(Value::Kind::kLarge);
   if (!large) {
-    TESSERA_TRY(const OnnxConstant cos, Constant(reader, 1));
-    TESSERA_TRY(const OnnxConstant sin, Constant(reader, 2));
+    TESSERA_TRY(OnnxConstant cos, Constant(reader, 1));
+    TESSERA_TRY(OnnxConstant sin, Constant(reader, 2));
+    for (OnnxConstant* table : {&cos, &sin}) {
+      // Of places and features, whatever is between them.
+      const size_t dims = table->shape.size();
+      if (dims < behind_places) return wrong();
+      Shape& shape = table->shape;
+      for (size_t d = dims - behind_places + 1; d + 1 < dims; ++d) {
+        if (shape[d] != 1) return wrong();
+      }
+      shape.erase(shape.end() - static_cast<int64_t>(behind_places) + 1,
+                  shape.end() - 1);
+    }
     const size_t dims = cos.shape.size();
     const auto angles = AnglesOf(cos, sin);
     if (!angles || cos.shape[dims - 2] != x.own[1].extent ||

@@ -202,18 +202,22 @@ Result<void> Walk::Where(const OnnxNode& node) {
       return {};
     }
   }
-  Value value = In(node, 1);
+  const bool first = In(node, 1).Is(Value::Kind::kScores);
+  Value value = In(node, first ? 1 : 2);
   if (!value.Is(Value::Kind::kScores)) return Choose(node);
-  TESSERA_TRY(const OnnxConstant hidden, Constant(node, 2));
+  TESSERA_TRY(const OnnxConstant hidden, Constant(node, first ? 2 : 1));
   if (hidden.values.size() != 1 || !(hidden.values[0] <= kHidden)) {
     return InvalidInput("expected a very negative number for masked scores");
   }
-  TESSERA_TRY(value.scores->mask, MaskOf(node, 0, /*added=*/false));
+  TESSERA_TRY(const Mask mask,
+              MaskOf(node, 0, first ? MaskForm::kSeen : MaskForm::kUnseen));
+  if (mask == Mask::kCausal) value.scores->mask = mask;
   Set(node, std::move(value));
   return {};
 }
 
-Result<Mask> Walk::MaskOf(const OnnxNode& node, size_t operand, bool added) {
+Result<Mask> Walk::MaskOf(const OnnxNode& node, size_t operand, MaskForm form) {
+  const bool added = form == MaskForm::kAdded;
   const Value& value = In(node, operand);
   const auto known = found_.masks.find(&node);
   if (value.Is(Value::Kind::kLarge) && known != found_.masks.end()) {
@@ -226,7 +230,7 @@ Result<Mask> Walk::MaskOf(const OnnxNode& node, size_t operand, bool added) {
   bool all = true;
   bool causal = rows > 1 && columns == rows;
   for (size_t i = 0; i < mask.values.size(); ++i) {
-    const bool sees = added ? mask.values[i] == 0 : mask.values[i] != 0;
+    const bool sees = (mask.values[i] == 0) == (form != MaskForm::kSeen);
     if (added && !sees && !(mask.values[i] <= kHidden)) {
       return InvalidInput("adds numbers to scores that are no mask");
     }
@@ -249,6 +253,7 @@ bool Walk::IsSoftened(const OnnxNode& node) {
   for (int i = 0; i < kMostBetween && at.size() == 1; ++i) {
     if (at[0]->outputs.empty()) return false;
     at = readers_[at[0]->outputs[0]];
+    std::erase_if(at, [](const OnnxNode* of) { return of->op == "Shape"; });
     if (at.size() == 1 && at[0]->op == "Softmax") return true;
     const bool between =
         at.size() == 1 && (at[0]->op == "Mul" || at[0]->op == "Div" ||
@@ -265,7 +270,8 @@ Result<void> Walk::Product(const OnnxNode& node) {
   if (left.Is(Value::Kind::kSoftmax) && left.scores) {
     TESSERA_TRY(right, Materialise(std::move(right)));
     auto attention = Attention(node, *left.scores, right);
-    if (attention || left.scores->mask != Mask::kAll) return attention;
+    // Written out, it would not see where documents end.
+    if (attention || options_.documents) return attention;
   }
   Value value;
   value.kind = Value::Kind::kScores;
@@ -294,6 +300,80 @@ Result<void> Walk::Product(const OnnxNode& node) {
   return {};
 }
 
+Result<bool> Walk::EinsumOfAttention(const OnnxNode& node,
+                                     std::span<const std::string> labels) {
+  const std::string& left = labels[0];
+  const std::string& right = labels[1];
+  const std::string& to = labels[2];
+  for (const std::string& of : labels) {
+    if (std::set<char>(of.begin(), of.end()).size() != 4 || of.size() != 4) {
+      return false;
+    }
+  }
+  const auto same = [](std::string a, std::string b) {
+    std::ranges::sort(a);
+    std::ranges::sort(b);
+    return a == b;
+  };
+  // x, of dimensions `of`, with these in the order `order`.
+  const auto turned = [](Activation x, const std::string& of,
+                         const std::string& order) {
+    std::vector<Dim> dims;
+    for (char label : order) dims.push_back(x.dims[of.find(label)]);
+    x.dims = std::move(dims);
+    return x;
+  };
+  // Of batch, heads, queries and keys.
+  const auto other = [&](const std::string& in, const std::string& known) {
+    for (char label : in) {
+      if (known.find(label) == std::string::npos) return std::string(1, label);
+    }
+    return std::string();
+  };
+  const Value x = In(node, 0);
+  if (x.Is(Value::Kind::kSoftmax) && x.scores) {
+    const std::string keys = left.substr(0, 2) + left[3];
+    const std::string features = other(right, keys);
+    const std::string made = left.substr(0, 3) + features;
+    if (features.empty() || !same(right, keys + features) || !same(to, made)) {
+      return false;
+    }
+    TESSERA_TRY(Activation v, Computed(node, 1));
+    TESSERA_TRY(v, Materialise(std::move(v)));
+    if (v.dims.size() != 4 || ShapeOf(x).size() != 4) return false;
+    const auto mapped = Attention(node, *x.scores,
+                                  turned(std::move(v), right, keys + features));
+    if (!mapped && options_.documents) return mapped.error();
+    if (!mapped) return false;
+    Activation& y = values_[node.outputs[0]].x;
+    y = turned(y, made, to);
+    return true;
+  }
+  const std::string features = other(left, to);
+  if (features.empty() || !IsSoftened(node) ||
+      !same(left, to.substr(0, 3) + features) ||
+      !same(right, to.substr(0, 2) + to[3] + features)) {
+    return false;
+  }
+  TESSERA_TRY(Activation q, Computed(node, 0));
+  TESSERA_TRY(Activation k, Computed(node, 1));
+  if (q.dims.size() != 4 || k.dims.size() != 4) return false;
+  const auto by_q = FactorOf(q.f.get());
+  const auto by_k = FactorOf(k.f.get());
+  if (by_q) q.f = nullptr;
+  if (by_k) k.f = nullptr;
+  TESSERA_TRY(q, Materialise(std::move(q)));
+  TESSERA_TRY(k, Materialise(std::move(k)));
+  Value value;
+  value.kind = Value::Kind::kScores;
+  value.scores =
+      Scores{turned(std::move(q), left, to.substr(0, 3) + features),
+             turned(std::move(k), right, to.substr(0, 2) + features + to[3]),
+             by_q.value_or(1) * by_k.value_or(1), Mask::kAll};
+  Set(node, std::move(value));
+  return true;
+}
+
 // The operators want queries [b, s, g, r, d], keys [b, t, g, d] and values
 // [b, t, g, e]: of the file's heads, r is 1.
 Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
@@ -301,6 +381,19 @@ Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
   Activation& q = scores.q;
   Activation& k = scores.k;
   const size_t rank = q.dims.size();
+  // A place that was selected is a dimension of the tensor, of one element.
+  for (Activation* x : {&q, &k, &v}) {
+    for (Dim& dim : x->dims) {
+      const bool features = &dim + 2 >= x->dims.data() + x->dims.size();
+      if (features && Wide(dim).size() == 1) dim = Wide(dim);
+    }
+    if (x->dims.empty()) continue;
+    Dim& samples = x->dims[0];
+    while (samples.size() > 1 && samples[0].extent == 1 &&
+           samples[0].letter != 'b') {
+      samples.erase(samples.begin());
+    }
+  }
   const auto leading = [&](const Activation& x) {
     return Flatten(std::span(x.dims).first(x.dims.size() - 2));
   };
@@ -320,6 +413,27 @@ Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
   };
   const int64_t times = repeats(k, of_k);
   if (repeats(v, of_v) != times) of_v.clear();
+  // Where one layer makes queries, keys and values their heads are the same
+  // dimensions: the queries' are split below.
+  for (std::vector<Atom>* of : {&of_k, &of_v}) {
+    if (times == 1 && of->size() == 3 && of->back().extent == 1) of->pop_back();
+  }
+  const auto single = [](const Dim& dim) { return dim.size() == 1; };
+  const auto text = [](const Activation& x) {
+    return TextOf(ShapeOf(ActivationValue(x)));
+  };
+  const auto misfit = [&] {
+    return InvalidInput(
+        "expected attention of queries, keys and values of sequences, whose "
+        "heads are those of queries or divide them; found " +
+        text(q) + ", " + text(k) + " and " + text(v));
+  };
+  if (rank < 3 || k.dims.size() != rank || v.dims.size() != rank ||
+      !single(q.dims[rank - 2]) || !single(k.dims[rank - 1]) ||
+      !single(v.dims[rank - 2])) {
+    return misfit();
+  }
+  if (outer.empty() || of_k.empty() || of_v.empty()) return misfit();
   for (const auto& [of, features] :
        {std::pair(&outer, &q.dims.back()), std::pair(&of_k, &k.dims[rank - 2]),
         std::pair(&of_v, &v.dims.back())}) {
@@ -335,25 +449,14 @@ Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
       outer = leading(q);
     }
   }
-  const auto single = [](const Dim& dim) { return dim.size() == 1; };
-  const bool fits =
-      v.dims.size() == rank && outer.size() == 3 && of_k.size() == 2 &&
-      of_v.size() == 2 && outer[2].extent == times && outer[0].letter == 'b' &&
-      outer[0].id == of_k[0].id && outer[0].id == of_v[0].id &&
-      outer[1].extent == of_k[1].extent && outer[1].extent == of_v[1].extent &&
-      single(q.dims[rank - 2]) && single(q.dims[rank - 1]) &&
-      single(k.dims[rank - 2]) && single(k.dims[rank - 1]) &&
-      single(v.dims[rank - 2]) && single(v.dims[rank - 1]) &&
-      k.dims[rank - 1][0].id == v.dims[rank - 2][0].id;
-  const auto text = [](const Activation& x) {
-    return TextOf(ShapeOf(ActivationValue(x)));
-  };
-  const auto misfit = [&] {
-    return InvalidInput(
-        "expected attention of queries, keys and values that dense layers "
-        "make, whose heads are those of queries or divide them; found " +
-        text(q) + ", " + text(k) + " and " + text(v));
-  };
+  const bool fits = outer.size() == 3 && of_k.size() == 2 && of_v.size() == 2 &&
+                    outer[2].extent == times && outer[0].letter == 'b' &&
+                    outer[0].id == of_k[0].id && outer[0].id == of_v[0].id &&
+                    outer[1].extent == of_k[1].extent &&
+                    outer[1].extent == of_v[1].extent &&
+                    single(q.dims[rank - 1]) && single(k.dims[rank - 2]) &&
+                    single(v.dims[rank - 1]) &&
+                    k.dims[rank - 1][0].id == v.dims[rank - 2][0].id;
   if (!fits) return misfit();
   const Atom s = q.dims[rank - 2][0];
   const Atom t = k.dims[rank - 1][0];
@@ -362,9 +465,17 @@ Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
                                     q.dims[rank - 1][0]};
   const std::vector<Atom> made_k = {of_k[0], t, of_k[1], k.dims[rank - 2][0]};
   const std::vector<Atom> made_v = {of_v[0], t, of_v[1], e};
-  if (!SameAtoms(q.own, made_q) || !SameAtoms(k.own, made_k) ||
-      !SameAtoms(v.own, made_v)) {
-    return misfit();
+  for (const auto& [x, made] : {std::pair(&q, &made_q), std::pair(&k, &made_k),
+                                std::pair(&v, &made_v)}) {
+    std::vector<Atom> own = x->own;
+    std::erase_if(own, [&](const Atom& atom) {
+      return atom.extent == 1 &&
+             std::ranges::count(*made, atom.id, &Atom::id) == 0;
+    });
+    if (!std::ranges::is_permutation(own, *made, {}, &Atom::id, &Atom::id)) {
+      return misfit();
+    }
+    *x = Reordered(node, *std::move(x), *made);
   }
   const bool causal = scores.mask == Mask::kCausal;
   const bool documents = causal && options_.documents;
@@ -424,9 +535,132 @@ Result<void> Walk::Expand(const OnnxNode& node) {
   return {};
 }
 
-// Of the features of a dense layer, which then is several.
-Result<void> Walk::Split(const OnnxNode& node) {
-  const Shape shape = ShapeOf(In(node, 0));
+std::optional<Walk::SlicePlaces> Walk::PlacesOf(const OnnxNode& node,
+                                                const Shape& shape) {
+  const auto starts = Ints(node, 1);
+  const auto ends = Ints(node, 2);
+  const auto axes = Ints(node, 3);
+  const auto steps = Ints(node, 4);
+  if (!starts || !ends || !axes || starts->size() != 1 || ends->size() != 1 ||
+      axes->size() != 1 || (Has(node, 4) && (!steps || *steps != Shape{1}))) {
+    return std::nullopt;
+  }
+  const auto dim = AxisOf((*axes)[0], shape.size());
+  if (!dim) return std::nullopt;
+  const auto place = [&](int64_t at) {
+    return std::clamp<int64_t>(at < 0 ? at + shape[*dim] : at, 0, shape[*dim]);
+  };
+  const int64_t begin = place((*starts)[0]);
+  return SlicePlaces{*dim, {begin, place((*ends)[0]) - begin}};
+}
+
+bool Walk::Divide(std::vector<RowRange>& ranges, int64_t extent) {
+  std::ranges::sort(ranges, {}, &RowRange::begin);
+  int64_t end = 0;
+  const bool apart = std::ranges::all_of(ranges, [&](const RowRange& range) {
+    const bool next = range.begin == end && range.count > 0;
+    end = range.begin + range.count;
+    return next;
+  });
+  return apart && end == extent && ranges.size() > 1;
+}
+
+Value Walk::PieceOfWeight(const Value& weight, size_t dim, RowRange range) {
+  Value piece = weight;
+  piece.whole = weight.whole == nullptr ? weight.source : weight.whole;
+  piece.cut_dim = weight.order[dim];
+  piece.cut_begin = range.begin;
+  piece.weight += "." + std::to_string(range.begin);
+  OnnxTensor& shape = cut_tensors_.emplace_back();
+  shape.name = weight.source->name;
+  shape.type = weight.source->type;
+  shape.dims = weight.source->dims;
+  shape.dims[piece.cut_dim] = range.count;
+  piece.source = &shape;
+  return piece;
+}
+
+Result<bool> Walk::CutWeight(const OnnxNode& node) {
+  const Value weight = In(node, 0);
+  if (!weight.Is(Value::Kind::kWeight) || weight.whole != nullptr) return false;
+  const std::string& name = node.inputs[0];
+  const Shape shape = ShapeOf(weight);
+  const auto& readers = readers_[name];
+  const auto shapes = std::ranges::count(readers, "Shape", &OnnxNode::op);
+  if (node.op == "Split") {
+    const auto axis = AxisOf(node.Int("axis", 0), shape.size());
+    TESSERA_TRY(const std::vector<int64_t> sizes, SizesOfSplit(node, shape));
+    // Vectors that several nodes read are not tied.
+    const bool alone = std::ssize(readers) - shapes == 1 || shape.size() == 1;
+    if (!alone || !axis) return false;
+    int64_t begin = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      Set(node, PieceOfWeight(weight, *axis, {begin, sizes[i]}), i);
+      begin += sizes[i];
+    }
+    return true;
+  }
+  const auto places = PlacesOf(node, shape);
+  if (!places || places->range.count < 1 ||
+      places->range.count == shape[places->dim]) {
+    return false;
+  }
+  if (atoms_.IsCutWeight(name)) {
+    Set(node, PieceOfWeight(weight, places->dim, places->range));
+    return true;
+  }
+  const auto [dim, first] = slice_dims_.emplace(name, places->dim);
+  std::vector<RowRange>& ranges = slices_[name];
+  if (dim->second == places->dim) ranges.push_back(places->range);
+  // What no node reads would be lost where weights are written back.
+  if (std::ssize(ranges) + shapes == std::ssize(readers) &&
+      Divide(ranges, shape[places->dim])) {
+    atoms_.CutWeight(name);
+  }
+  return false;
+}
+
+// Features of a dense layer that slices divide among them: the layer then is
+// several. That they do is known when the last one is read.
+Result<bool> Walk::SlicePiece(const OnnxNode& node) {
+  const Value& value = In(node, 0);
+  const Shape shape = ShapeOf(value);
+  const auto places = PlacesOf(node, shape);
+  if (!places || places->dim + 1 != shape.size()) return false;
+  const RowRange range = places->range;
+  if (value.Is(Value::Kind::kPieces) && value.axis + 1 == shape.size()) {
+    int64_t begin = 0;
+    for (const Activation& piece : value.pieces) {
+      const int64_t count = Extent(piece.dims.back());
+      if (begin == range.begin && count == range.count) {
+        Set(node, ActivationValue(piece));
+        return true;
+      }
+      begin += count;
+    }
+    return false;
+  }
+  if (!value.Is(Value::Kind::kActivation) || value.x.f != nullptr ||
+      value.x.dims.back().size() != 1 ||
+      !whole_layers_.contains(value.x.dims.back()[0].id)) {
+    return false;
+  }
+  std::vector<RowRange>& ranges = slices_[node.inputs[0]];
+  ranges.push_back(range);
+  const auto& readers = readers_[node.inputs[0]];
+  const auto shapes = std::ranges::count(readers, "Shape", &OnnxNode::op);
+  if (std::ssize(ranges) + shapes < std::ssize(readers) ||
+      !Divide(ranges, shape.back())) {
+    return false;
+  }
+  std::vector<int64_t> sizes;
+  for (const RowRange& part : ranges) sizes.push_back(part.count);
+  atoms_.Cut(value.x.dims.back()[0], std::move(sizes));
+  return false;
+}
+
+Result<std::vector<int64_t>> Walk::SizesOfSplit(const OnnxNode& node,
+                                                const Shape& shape) const {
   const auto axis = AxisOf(node.Int("axis", 0), shape.size());
   if (!axis) return InvalidInput("has no such dimension");
   std::vector<int64_t> sizes = node.Ints("split", {});
@@ -448,12 +682,23 @@ Result<void> Walk::Split(const OnnxNode& node) {
   if (rest != 0 || std::ssize(sizes) != count) {
     return InvalidInput("its sizes do not fit");
   }
+  return sizes;
+}
+
+// Of the features of a dense layer, which then is several.
+Result<void> Walk::Split(const OnnxNode& node) {
+  const Shape shape = ShapeOf(In(node, 0));
+  const auto axis = AxisOf(node.Int("axis", 0), shape.size());
+  if (!axis) return InvalidInput("has no such dimension");
+  TESSERA_TRY(const std::vector<int64_t> sizes, SizesOfSplit(node, shape));
+  TESSERA_TRY(const bool weights, CutWeight(node));
+  if (weights) return {};
   const Value value = In(node, 0);
   const bool of_layer =
       (value.Is(Value::Kind::kPieces) && value.axis + 1 == shape.size()) ||
       (value.Is(Value::Kind::kActivation) && *axis + 1 == shape.size() &&
        value.x.dims.back().size() == 1 &&
-       of_layers_.contains(value.x.dims.back()[0].id));
+       whole_layers_.contains(value.x.dims.back()[0].id));
   for (size_t i = 0; i < sizes.size(); ++i) {
     Activation piece;
     if (!of_layer) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -77,6 +78,13 @@ class Atoms {
     return Make(names_[static_cast<size_t>(atom.id)] + "." + std::to_string(i),
                 size, atom.letter);
   }
+  // That slices divide a weight among them: it then is several.
+  void CutWeight(const std::string& name) {
+    changed_ |= cut_weights_.insert(name).second;
+  }
+  bool IsCutWeight(const std::string& name) const {
+    return cut_weights_.contains(name);
+  }
   // Since it was asked the last time.
   bool Changed() { return std::exchange(changed_, false); }
 
@@ -85,6 +93,7 @@ class Atoms {
   std::vector<std::string> names_;
   std::map<int, int64_t> splits_;
   std::map<int, std::vector<int64_t>> cuts_;
+  std::set<std::string> cut_weights_;
   bool changed_ = false;
 };
 
@@ -162,7 +171,12 @@ struct Value {
   // Of a weight, of a number of the file in a dimension of 1, and of a tensor
   // whose elements are not known.
   const OnnxTensor* source = nullptr;
-  std::string weight;         // its name
+  std::string weight;  // its name
+  // Of some places of a tensor's dimension: that tensor; `source` then has the
+  // shape alone.
+  const OnnxTensor* whole = nullptr;
+  size_t cut_dim = 0;
+  int64_t cut_begin = 0;
   std::vector<size_t> order;  // dimensions of `source`, in this order
   Activation x;
   std::vector<Activation> pieces;

@@ -260,7 +260,13 @@ Result<TensorId> Walk::Weight(const Value& value, std::vector<size_t> order,
     const TensorId id =
         builder_.Weight(name, shape, {.stddev = stddev, .constant = constant},
                         order.size() > 1);
-    Slab slab = SlabOf(*value.source, order);
+    Slab slab =
+        SlabOf(value.whole == nullptr ? *value.source : *value.whole, order);
+    if (value.whole != nullptr) {
+      const auto at = std::ranges::find(order, value.cut_dim);
+      slab = CutOf(slab, static_cast<size_t>(at - order.begin()),
+                   value.cut_begin, value.source->dims[value.cut_dim]);
+    }
     if (rows.count > 0) slab = CutOf(slab, 0, rows.begin, rows.count);
     layout_.pieces[name] = PiecesOf(slab);
     weights_[value.weight] = {id, std::move(order), shape};
@@ -303,8 +309,11 @@ Result<void> Walk::Dense(const OnnxNode& node, Activation x, const Value& w,
     return InvalidInput("reads " + std::to_string(Extent(k)) +
                         " features: its weight has " + std::to_string(in));
   }
-  TESSERA_TRY(x, Contiguous(node, std::move(x)));
-  std::vector<Atom> rows = Flatten(std::span(x.dims).first(x.dims.size() - 1));
+  if (!EndsIn(x, k)) {
+    TESSERA_TRY(x, Contiguous(node, std::move(x)));
+  }
+  const std::vector<Atom> rows(x.own.begin(),
+                               x.own.end() - static_cast<int64_t>(k.size()));
   const std::string name = NameOf(node);
   const Dim whole = atoms_.Make(AtomOf(node, "out"), out, 'f');
   const double stddev = 1 / std::sqrt(3 * Number(in));
@@ -347,7 +356,7 @@ Result<void> Walk::Dense(const OnnxNode& node, Activation x, const Value& w,
     y.own.insert(y.own.end(), n.begin(), n.end());
     y.dims = x.dims;
     y.dims.back() = n;
-    for (const Atom& atom : n) of_layers_.insert(atom.id);
+    if (n.size() == 1 && cut == nullptr) whole_layers_.insert(n[0].id);
     pieces.push_back(std::move(y));
   }
   Value value;
@@ -417,13 +426,13 @@ Result<void> Walk::Gemm(const OnnxNode& node) {
   const Value* const bias = Has(node, 2) ? &given : nullptr;
   const bool transposed = node.Int("transB", 0) == 0;
   const Shape shape = ShapeOf(In(node, 1));
-  const bool dense = node.Float("alpha", 1) == 1 &&
-                     node.Float("beta", 1) == 1 && node.Int("transA", 0) == 0 &&
-                     In(node, 1).Is(Value::Kind::kWeight) &&
-                     !In(node, 0).Is(Value::Kind::kWeight) &&
-                     (bias == nullptr ||
-                      (bias->Is(Value::Kind::kWeight) && shape.size() == 2 &&
-                       ShapeOf(*bias) == Shape{shape[transposed ? 1 : 0]}));
+  const bool dense =
+      node.Float("alpha", 1) == 1 && node.Float("beta", 1) == 1 &&
+      node.Int("transA", 0) == 0 && In(node, 1).Is(Value::Kind::kWeight) &&
+      !In(node, 0).Is(Value::Kind::kWeight) && !UniformIn(node, 0) &&
+      (bias == nullptr ||
+       (bias->Is(Value::Kind::kWeight) && shape.size() == 2 &&
+        ShapeOf(*bias) == Shape{shape[transposed ? 1 : 0]}));
   if (!dense) return GeneralGemm(node);
   TESSERA_TRY(Activation x, Computed(node, 0));
   return Dense(node, std::move(x), In(node, 1), transposed, bias,
@@ -432,6 +441,23 @@ Result<void> Walk::Gemm(const OnnxNode& node) {
 
 Result<void> Walk::MatMul(const OnnxNode& node) {
   const Value& w = In(node, 1);
+  if (UniformIn(node, 0) == 0.0 && ShapeOf(In(node, 0)).size() >= 2 &&
+      ShapeOf(w).size() == 2) {
+    // Such as a first state times a matrix.
+    OnnxConstant zeros = {ShapeOf(In(node, 0)), {}, true};
+    zeros.shape.back() = ShapeOf(w)[1];
+    const auto elements = OnnxElements(zeros.shape);
+    Value value;
+    value.kind = Value::Kind::kLarge;
+    value.constant.shape = zeros.shape;
+    value.uniform = 0;
+    if (elements) {
+      zeros.values.resize(static_cast<size_t>(*elements));
+      value = ConstantValue(std::move(zeros));
+    }
+    Set(node, std::move(value));
+    return {};
+  }
   if (!w.Is(Value::Kind::kWeight) || ShapeOf(w).size() != 2 ||
       In(node, 0).Is(Value::Kind::kWeight) || ShapeOf(In(node, 0)).size() < 2) {
     return Product(node);
@@ -441,10 +467,12 @@ Result<void> Walk::MatMul(const OnnxNode& node) {
   if (add == nullptr) {
     return Dense(node, std::move(x), w, true, nullptr, node.outputs[0]);
   }
-  done_.insert(add);
   const Value bias =
       AsWeight(In(*add, add->inputs[0] == node.outputs[0] ? 1 : 0));
-  return Dense(node, std::move(x), w, true, &bias, add->outputs[0]);
+  TESSERA_RETURN_IF_ERROR(
+      Dense(node, std::move(x), w, true, &bias, add->outputs[0]));
+  done_.insert(add);
+  return {};
 }
 
 Result<void> Walk::LayerNorm(const OnnxNode& node) {
@@ -464,7 +492,9 @@ Result<void> Walk::LayerNorm(const OnnxNode& node) {
   if (!is_row || wants_more || In(node, 0).Is(Value::Kind::kWeight)) {
     return GeneralNorm(node);
   }
-  TESSERA_TRY(x, Contiguous(node, std::move(x)));
+  if (!EndsIn(x, x.dims.back())) {
+    TESSERA_TRY(x, Contiguous(node, std::move(x)));
+  }
   TESSERA_TRY(const TensorId scale, Weight(In(node, 1), {0}, features, 0, 1));
   TESSERA_TRY(const TensorId shift, Weight(In(node, 2), {0}, features, 0));
   Letters letters;
@@ -991,10 +1021,209 @@ Result<void> Walk::Map(const OnnxNode& node) {
   return InvalidInput("no operator of Tessera's is known for it");
 }
 
+Value Walk::StandIn(const std::string& name, const Shape& shape) {
+  Value value;
+  if (!stands_in_) return value;
+  Activation x;
+  constexpr std::string_view kImage = "bchw";
+  const bool image = shape.size() == 4 && seq_len_ == 1;
+  bool sampled = false;
+  bool placed = false;
+  double elements = 1;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    elements *= Number(shape[d]);
+    if (shape[d] < 1 || elements > kMostElements) return {};
+    const bool sample = d < 2 && !sampled && shape[d] == sizes_.batch;
+    const bool place = d > 0 && !placed && seq_len_ > 1 && shape[d] == seq_len_;
+    sampled = sampled || sample;
+    placed = placed || place;
+    if (shape[d] == 1 && !sample) {
+      x.dims.push_back({});
+      continue;
+    }
+    // Samples and places of their own: those of inputs stay whole.
+    x.dims.push_back(sample  ? atoms_.Make("?samples", shape[d], 'b')
+                     : place ? atoms_.Make("?places", shape[d], 's')
+                             : atoms_.Make(name + "?" + std::to_string(d),
+                                           shape[d], image ? kImage[d] : 'f'));
+  }
+  x.own = Flatten(x.dims);
+  if (x.own.empty() || x.own.size() > kMaxDims) return {};
+  // Features may be divided as those of a layer are.
+  const Dim features = x.dims.back();
+  const std::vector<int64_t>* const cut =
+      features.size() == 1 ? atoms_.CutOf(features[0]) : nullptr;
+  if (cut == nullptr) {
+    if (features.size() == 1) whole_layers_.insert(features[0].id);
+    x.tensor = builder_.Input(Unique(name + "?"), ExtentsOf(x.own),
+                              options_.dtype.value_or(DType::kFloat32));
+    return ActivationValue(std::move(x));
+  }
+  value.kind = Value::Kind::kPieces;
+  value.axis = x.dims.size() - 1;
+  for (size_t i = 0; i < cut->size(); ++i) {
+    Activation piece = x;
+    piece.dims.back() = atoms_.Piece(features[0], i, (*cut)[i]);
+    piece.own = Flatten(piece.dims);
+    if (piece.own.size() > kMaxDims) return {};
+    piece.tensor = builder_.Input(Unique(name + "?"), ExtentsOf(piece.own),
+                                  options_.dtype.value_or(DType::kFloat32));
+    value.pieces.push_back(std::move(piece));
+  }
+  return value;
+}
+
+std::optional<Shape> Walk::ShapeOfResult(const OnnxNode& node, size_t i) {
+  const auto said = model_.shapes.find(node.outputs[i]);
+  if (said != model_.shapes.end()) {
+    Shape shape;
+    for (const OnnxDimension& dim : said->second) {
+      int64_t extent = dim.extent;
+      for (const BoundInput& input : sizes_.inputs) {
+        for (size_t d = 0; d < input.shape.size() && !dim.symbol.empty(); ++d) {
+          if (input.input->dims[d].symbol == dim.symbol) {
+            extent = input.shape[d];
+          }
+        }
+      }
+      shape.push_back(extent);
+    }
+    if (std::ranges::all_of(shape, [](int64_t n) { return n > 0; })) {
+      return shape;
+    }
+  }
+  // Of operators that work element by element, or as if they did.
+  constexpr std::string_view kAsTheFirst[] = {"Acos",
+                                              "Acosh",
+                                              "Asin",
+                                              "Asinh",
+                                              "Atan",
+                                              "Atanh",
+                                              "Ceil",
+                                              "CumSum",
+                                              "Dropout",
+                                              "Floor",
+                                              "IsInf",
+                                              "LRN",
+                                              "Mod",
+                                              "LeakyRelu",
+                                              "LogSoftmax",
+                                              "Reverse",
+                                              "Round",
+                                              "Sign",
+                                              "ScatterND",
+                                              "ScatterElements",
+                                              "Softmax",
+                                              "Trilu",
+                                              "PRelu",
+                                              "Clip",
+                                              "LayerNormalization",
+                                              "BatchNormalization"};
+  const bool elementwise = ApplyOnnx(node.op, 1, 1, true).has_value() ||
+                           node.op == "Where" || node.op == "Max" ||
+                           node.op == "Min" || node.op == "Sum";
+  if (node.op == "MatMul" && node.inputs.size() == 2) {
+    const Shape left = ShapeOf(In(node, 0));
+    const Shape right = ShapeOf(In(node, 1));
+    if (left.size() < 2 || right.size() < 2) return std::nullopt;
+    Shape shape = left.size() < right.size() ? right : left;
+    shape[shape.size() - 2] = left[left.size() - 2];
+    shape.back() = right.back();
+    return shape;
+  }
+  if (i > 0 ||
+      (!elementwise && std::ranges::count(kAsTheFirst, node.op) == 0)) {
+    return std::nullopt;
+  }
+  Shape shape;
+  for (size_t k = 0; k < (elementwise ? node.inputs.size() : 1); ++k) {
+    if (In(node, k).Is(Value::Kind::kUnknown)) return std::nullopt;
+    const Shape of = ShapeOf(In(node, k));
+    while (shape.size() < of.size()) shape.insert(shape.begin(), 1);
+    for (size_t d = 0; d < of.size(); ++d) {
+      int64_t& extent = shape[shape.size() - of.size() + d];
+      extent = std::max(extent, of[d]);
+    }
+  }
+  return shape;
+}
+
+bool Walk::MapWithStandIns(const OnnxNode& node,
+                           std::span<const std::string> operands) {
+  std::map<std::string, Value> held;
+  for (const std::string& input : operands) {
+    if (held.contains(input)) continue;
+    held[input] = values_[input];
+    values_[input] = StandIn(input + "?", ShapeOf(held[input]));
+  }
+  for (const std::string& output : node.outputs) values_[output] = {};
+  auto mapped = Map(node);
+  if (mapped) mapped = CheckSizes(node);
+  for (auto& [input, value] : held) values_[input] = std::move(value);
+  return mapped.has_value();
+}
+
+void Walk::MapOrName(const OnnxNode& node) {
+  auto mapped = Declare(node);
+  const bool declared = mapped.has_value();
+  if (mapped) mapped = Map(node);
+  if (mapped) mapped = CheckSizes(node);
+  const auto rotary = rotary_.find(&node);
+  const bool turns = rotary != rotary_.end();
+  std::vector<std::string> computed;  // operands
+  bool behind = false;
+  for (const std::string& input :
+       turns ? std::vector<std::string>{rotary->second.x} : node.inputs) {
+    behind = behind || doubtful_.contains(input);
+    const auto value = values_.find(input);
+    if (value == values_.end()) continue;
+    const Value::Kind kind = value->second.kind;
+    if (kind == Value::Kind::kActivation || kind == Value::Kind::kPieces ||
+        kind == Value::Kind::kScores || kind == Value::Kind::kSoftmax) {
+      computed.push_back(input);
+    }
+  }
+  bool known = mapped.has_value();  // its results
+  bool named = !known;
+  if (!known && declared && turns) {
+    named = !behind;
+    const auto x = values_.find(rotary->second.x);
+    if (x != values_.end()) {
+      values_[node.outputs[0]] = StandIn(node.outputs[0], ShapeOf(x->second));
+    }
+    known = true;
+  } else if (!known && declared && stands_in_ && !computed.empty()) {
+    known = MapWithStandIns(node, computed);
+    named = !behind || !known;
+  }
+  if (named) {
+    problems_.push_back("node '" + NameOf(node) + "' (" + node.op +
+                        "): " + mapped.error().message);
+  }
+  for (size_t i = 0; declared && i < node.outputs.size(); ++i) {
+    const std::string& output = node.outputs[i];
+    if (!known) {
+      values_[output] = {};
+      const auto shape = ShapeOfResult(node, i);
+      if (output.empty() || !shape) continue;
+      values_[output] = StandIn(output, *shape);
+    }
+    if (mapped && (!behind || values_[output].Is(Value::Kind::kConstant))) {
+      continue;
+    }
+    doubtful_.insert(output);
+    for (const OnnxNode* reader : readers_[output]) {
+      if (!done_.contains(reader)) continue;
+      doubtful_.insert(reader->outputs.begin(), reader->outputs.end());
+    }
+  }
+}
+
 void Walk::Run() {
   FindPatches();
   FindSlabs();
   FindRotary();
+  FindNumbers();
   for (const BoundInput& input : sizes_.inputs) {
     if (input.all_ones) {
       Value value;
@@ -1065,15 +1294,9 @@ void Walk::Run() {
   names_.insert(
       {"mask_positions", "patch_rows", "patches", "positions", "zeros"});
   for (const OnnxNode& node : model_.nodes) {
-    if (done_.contains(&node) || !needed_.contains(&node)) continue;
-    auto mapped = Declare(node);
-    if (mapped) mapped = Map(node);
-    if (mapped) mapped = CheckSizes(node);
-    if (!mapped) {
-      problems_.push_back("node '" + NameOf(node) + "' (" + node.op +
-                          "): " + mapped.error().message);
-    }
+    if (!done_.contains(&node) && needed_.contains(&node)) MapOrName(node);
   }
+  whole_ = true;
 }
 
 namespace {
@@ -1138,7 +1361,7 @@ Result<void> Walk::Problems() const {
   }
   if (behind_problems_ > 0) {
     text += "; " + std::to_string(behind_problems_) +
-            " behind them were not looked at";
+            " behind them, of shapes that are not known, were not looked at";
   }
   return InvalidInput(text, path_);
 }
@@ -1235,6 +1458,9 @@ Result<Graph> Walk::Finish() {
                         where);
   }
   auto logits = Materialise(value.x);
+  if (logits && logits->own.size() > logits->dims.size()) {
+    logits = WithoutOnes(reader, *std::move(logits));
+  }
   if (!logits) return logits.error().At(where);
   const Activation& x = *logits;
   TensorId loss;
@@ -1267,7 +1493,7 @@ Result<TensorId> Walk::ElementLoss(const LossRow& row, const Activation& x,
 Result<TensorId> Walk::CrossEntropy(const Activation& x,
                                     const std::string& where) {
   const size_t rank = x.own.size();
-  if ((rank != 2 && rank != 3) || x.dims.back().size() != 1 ||
+  if ((rank != 2 && rank != 3) || x.dims.empty() || x.dims.back().size() != 1 ||
       !SameAtoms(Flatten(x.dims), x.own) || x.own[0].letter != 'b' ||
       (rank == 3 && x.own[1].letter != 's')) {
     return InvalidInput("is " + TextOf(ShapeOf(ActivationValue(x))) +

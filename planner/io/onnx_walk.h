@@ -80,7 +80,14 @@ class Walk {
        const ImportOptions& options, std::span<const std::string> outputs,
        Atoms& atoms, Found& found);
 
+  // Nodes behind others that cannot be mapped are looked at, too: tensors of
+  // the same shapes stand for what these make. Such a walk is of no use but for
+  // its problems, and takes dimensions apart that another one would not.
+  void LookBehindProblems() { stands_in_ = true; }
   void Run();
+  bool HasProblems() const { return !problems_.empty(); }
+  // Whether it went through all nodes.
+  bool IsWhole() const { return whole_; }
   // The loss of an output.
   Result<Graph> Finish();
   // The sum of all outputs.
@@ -145,6 +152,12 @@ class Walk {
                              char letter);
   // Without an atom of 1.
   Activation WithoutOne(const OnnxNode& node, Activation x, const Atom& one);
+  // With its tensor's dimensions in the order `wanted`: all but some of extent
+  // 1.
+  Activation Reordered(const OnnxNode& node, Activation x,
+                       std::span<const Atom> wanted);
+  // Whether x's tensor has all of x's dimensions, these last.
+  static bool EndsIn(const Activation& x, std::span<const Atom> features);
   // The weight `value`, its dimensions in the order `order` and of the shape
   // `shape`, which may take them apart.
   Result<TensorId> Weight(const Value& value, std::vector<size_t> order,
@@ -274,14 +287,37 @@ class Walk {
                             const std::string& input);
   // Which keys are seen by a mask that is added to scores, or by which they
   // are selected.
-  Result<Mask> MaskOf(const OnnxNode& node, size_t operand, bool added);
+  enum class MaskForm { kAdded, kSeen, kUnseen };
+  Result<Mask> MaskOf(const OnnxNode& node, size_t operand, MaskForm form);
   // The only node besides Shape that reads a value, if it is of `op`.
   const OnnxNode* OnlyReader(const std::string& value, std::string_view op);
+  // Of a Slice of places of one dimension behind each other; nothing of others.
+  struct SlicePlaces {
+    size_t dim = 0;
+    RowRange range;
+  };
+  std::optional<SlicePlaces> PlacesOf(const OnnxNode& node, const Shape& shape);
+  // Sorts ranges, and whether there are several that divide all places among
+  // them.
+  static bool Divide(std::vector<RowRange>& ranges, int64_t extent);
+  // A piece of a weight that nodes cut into pieces, each then a weight of its
+  // own; false where they do not.
+  Result<bool> CutWeight(const OnnxNode& node);
+  Value PieceOfWeight(const Value& weight, size_t dim, RowRange range);
+  // Of its results.
+  Result<std::vector<int64_t>> SizesOfSplit(const OnnxNode& node,
+                                            const Shape& shape) const;
+  // A slice of the features of a dense layer that is cut at its ends; false
+  // where it is another one, or the layer is whole in this walk.
+  Result<bool> SlicePiece(const OnnxNode& node);
   void FindPatches();
   Result<void> JoinPatches(const OnnxNode& node);
   // Of two tensors that are computed: attention's.
   Result<void> Product(const OnnxNode& node);
   bool IsSoftened(const OnnxNode& node);
+  // Attention whose products are equations; false where this is none.
+  Result<bool> EinsumOfAttention(const OnnxNode& node,
+                                 std::span<const std::string> labels);
   Result<void> Attention(const OnnxNode& node, Scores scores, Activation v);
   Result<void> MeanOfImage(const OnnxNode& node);
 
@@ -294,8 +330,16 @@ class Walk {
     std::string sin;
     const OnnxNode* low = nullptr;  // slices of x
     const OnnxNode* high = nullptr;
+    const OnnxNode* split = nullptr;  // or both in one
   };
   void FindRotary();
+  // Tensors of the file that are no weights: tables of angles, and what only
+  // says which keys are seen.
+  void FindNumbers();
+  // Whether a tensor of the file is one, by what reads it; `masks`: whether it
+  // is added to scores.
+  bool AreNumbers(const std::string& value, bool& masks,
+                  std::set<std::string_view>& seen);
   std::optional<Rotary> RotaryOf(const OnnxNode& cos_side,
                                  const OnnxNode& sin_side);
   Result<void> Rotate(const OnnxNode& node, const Rotary& rotary);
@@ -339,6 +383,8 @@ class Walk {
                        double stddev);
   TensorId Stacked(const std::string& name, bool sampled,
                    const std::vector<TensorId>& steps);
+  // Without dimensions of extent 1 of its tensor beside those of x.
+  Result<Activation> WithoutOnes(const OnnxNode& node, Activation x);
   // The steps of operand 0, of which x becomes the whole, (samples, steps,
   // features).
   Result<std::vector<TensorId>> StepsOf(const OnnxNode& node, size_t samples,
@@ -366,6 +412,19 @@ class Walk {
   // Of the shape `to`, the features of both directions beside each other; false
   // where that is not what the shapes say.
   Result<bool> JoinDirections(const OnnxNode& node, const Shape& to);
+
+  // ---- behind nodes that could not be mapped
+  // Maps a node, or says why it is not. One that reads what such nodes make is
+  // named where it could not be mapped whatever these make.
+  void MapOrName(const OnnxNode& node);
+  // Whether it is mapped where its operands are only of these shapes.
+  bool MapWithStandIns(const OnnxNode& node,
+                       std::span<const std::string> operands);
+  // A tensor of this shape, which stands for what could not be mapped; unknown
+  // where there can be none.
+  Value StandIn(const std::string& name, const Shape& shape);
+  // The shape of a node's result, as the file or its operands say.
+  std::optional<Shape> ShapeOfResult(const OnnxNode& node, size_t i);
 
   // ---- nodes of the file
   // Its results, still unknown.
@@ -467,11 +526,18 @@ class Walk {
   std::set<std::string> runs_of_steps_;                // blocks
   std::map<std::vector<TensorId>, TensorId> stacked_;  // by the steps
   std::map<TensorId, std::vector<TensorId>> unstacked_;
-  std::set<int> of_layers_;  // atoms that dense layers make
+  std::set<int> whole_layers_;  // atoms that are all features of a dense layer
+  std::map<std::string, std::vector<RowRange>> slices_;  // of a value, so far
+  std::map<std::string, size_t> slice_dims_;
+  std::deque<OnnxTensor> cut_tensors_;
+  std::set<const OnnxNode*> turns_;  // rotary products with cosines and sines
   std::deque<OnnxNode> parts_;
   int next_part_ = 0;
   std::vector<std::string> problems_;
-  int behind_problems_ = 0;  // nodes that read what such a node makes
+  std::set<std::string, std::less<>> doubtful_;  // values behind such nodes
+  int behind_problems_ = 0;  // nodes that were not looked at
+  bool stands_in_ = false;
+  bool whole_ = false;
   std::map<std::string, TensorId> extras_;
   int64_t seq_len_ = 1;  // places of a sample
   std::optional<Patches> patches_;

@@ -36,6 +36,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import image_models
+import plain_models
 from against_transformers import adamw
 from pytorch_step import mix64, permuted
 
@@ -397,6 +398,28 @@ MODELS = {
 }
 
 
+# torch.export does not trace nn.Transformer without a hint: it asks for the
+# elements of its mask. nn.RNN it writes with matrices times zero.
+NOT_TRACED = {"transformer", "transformer-norm-first",
+              "transformer-steps-first", "series-rnn"}
+# A rotary embedding of neighbours, attention over an image's rows and columns.
+NOT_MAPPED = {"llama-pairs", "vit-mean"}
+
+
+def plain(name):
+    make, kind = plain_models.MODELS[name]
+    example = lambda: tuple(plain_models.example(kind, 2, SEQ_LEN).values())
+    return {of: (make, example, exporter) for of, exporter in
+            ((name, "dynamo"), (name + "-script", "script"))
+            if exporter == "script" or name not in NOT_TRACED}
+
+
+for name, (_, kind) in plain_models.MODELS.items():
+    # Text does not have one label.
+    if kind != "texts" and name not in NOT_MAPPED:
+        MODELS |= plain(name)
+
+
 @torch.no_grad()
 def make_distinct(module):
     """No two numbers of the parameters are equal, so that each one of a file is
@@ -596,7 +619,7 @@ def keep_one_bias(module):
     they are returned, as masks."""
     rows = {}
     for prefix, part in module.named_modules():
-        if not isinstance(part, (nn.LSTM, nn.GRU)):
+        if not isinstance(part, (nn.LSTM, nn.GRU, nn.RNN)):
             continue
         for name, bias in part.named_parameters():
             if not name.startswith("bias_hh"):

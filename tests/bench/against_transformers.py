@@ -59,7 +59,7 @@ class Rows:
         self.tokens, self.config = tokens, config
         self.source = config.get("source_len", SEQ_LEN)
         self.kind = config["model_type"]
-        self.pairs = self.kind in ("t5", "rnn_translator")
+        self.pairs = self.kind in ("t5", "rnn_translator", "pairs")
         self.width = SEQ_LEN + (self.source if self.pairs else 0)
         self.count = (len(tokens) - 1) // self.width
 

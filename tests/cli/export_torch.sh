@@ -59,9 +59,12 @@ class Odd(nn.Module):
     def __init__(self):
         super().__init__()
         self.table = nn.Embedding(256, 16)
+        self.layer = nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(16)
 
     def forward(self, tokens):
         x = torch.cumsum(self.table(tokens), 1)
+        x = self.norm(self.layer(x))
         return torch.fft.fft(x).real
 
 
@@ -152,6 +155,17 @@ code=0
 [[ $code == 2 && ! -e odd.json ]] || fail "exit code $code of an odd model"
 grep -qE '\(top\) \(cumsum, .*own.py:[0-9]+\): no operator' stderr ||
   fail "no line of cumsum: $(cat stderr)"
+# What is behind it is looked at, too: the layer and the norm are fine.
+grep -q '(fft_fft, ' stderr || fail "no line of fft: $(cat stderr)"
+[[ $(grep -c 'own.py:' stderr) == 3 ]] || fail "named: $(cat stderr)"
+
+# Models that are written without a library, against PyTorch.
+if "$python" -c 'import numpy' 2>/dev/null; then
+  "$python" "$root/tests/bench/against_export.py" --steps 1 "$tessera" \
+    nano-by-hand nano-einsum-heads llama-pairs vit-norms-indexed \
+    multi-head-weights transformer series-gru >plain.json 2>"$work/stderr" ||
+    fail "not as PyTorch: $(cat plain.json)"
+fi
 
 "$python" "$root/tools/export_torch.py" own:bends -o bends.json >/dev/null
 json '[n["op"] for n in j["nodes"] if n["op"] not in

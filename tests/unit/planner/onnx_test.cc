@@ -24,6 +24,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 ImportOptions Options(int64_t batch, int64_t seq_len = 0) {
   ImportOptions options;
@@ -175,6 +176,40 @@ TEST(OnnxFiles, AttentionIsRecognised) {
               classes.size())
         << name;
   }
+}
+
+// However it is spelled: an equation of heads behind places with a mask of a
+// buffer; a fused projection of nn.MultiheadAttention whose heads are beside
+// the samples, and whose mask is added; nn.TransformerEncoder with the steps
+// first.
+TEST(OnnxFiles, AttentionIsRecognisedInOtherWords) {
+  for (const char* name :
+       {"einsum", "multi-head-weights", "encoder-steps-first"}) {
+    const auto graph = ImportModel(Fixture(name), Options(4, 16));
+    ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+    int found = 0;
+    for (const Node& node : graph->nodes) {
+      EXPECT_NE(node.op->name, "softmax") << name;
+      if (node.op->name != "attention") continue;
+      ++found;
+      EXPECT_NEAR(node.attribute("scale"), 0.5, 1e-6) << name;
+    }
+    EXPECT_EQ(found, 2) << name;
+    EXPECT_TRUE(Differentiate(*graph).has_value()) << name;
+  }
+}
+
+// A series of 12 steps of 3 features, read in both directions: a cell for each
+// step and direction. The classifier reads the last state of each.
+TEST(OnnxFiles, SeriesAreRead) {
+  const auto graph = ImportModel(Fixture("series-both-ways"), Options(4, 1));
+  ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
+  int cells = 0;
+  for (const Node& node : graph->nodes) cells += node.op->name == "lstm_gates";
+  EXPECT_EQ(cells, 2 * 12);
+  // Weights of 4 gates of inputs, states and a bias, twice, and the head.
+  EXPECT_EQ(ParameterCount(*graph),
+            2 * 4 * 16 * (3 + 16 + 1) + 2 * 16 * 10 + 10);
 }
 
 // Rotary embeddings are found among slices, cosines and sines of constants, the
@@ -681,11 +716,42 @@ TEST(Onnx, AllThatCannotBeMappedIsListed) {
   EXPECT_THAT(
       ErrorOf(parts),
       AllOf(HasSubstr("tessera.test.onnx: 3 of 7 nodes cannot be mapped"),
-            HasSubstr("2 behind them were not looked at"),
+            HasSubstr("2 behind them, of shapes that are not known, were not "
+                      "looked at"),
             HasSubstr("node 'odd' (Det): no operator"),
             HasSubstr("node 'wrong' (Gemm): reads 6 features: its weight has "
                       "5"),
             HasSubstr("node 'nothing' (Relu): reads 'nowhere'")));
+}
+
+// What is behind a node of known shape is looked at by its own merits: 'upper'
+// is refused whatever it reads, the layers between and behind are not.
+TEST(Onnx, WhatIsBehindAProblemIsLookedAt) {
+  Parts parts = SmallMlp();
+  parts.nodes[2] = NodeOf("LRN", "odd", {"y2"}, "y3");
+  parts.nodes.push_back(NodeOf("Sigmoid", "fine", {"logits"}, "p"));
+  parts.nodes.push_back(NodeOf("Trilu", "upper", {"p"}, "z"));
+  parts.nodes.push_back(NodeOf("Relu", "last", {"z"}, "all"));
+  parts.output = "all";
+  const std::string error = ErrorOf(parts);
+  EXPECT_THAT(error, AllOf(HasSubstr("2 of 7 nodes cannot be mapped"),
+                           HasSubstr("node 'odd' (LRN)"),
+                           HasSubstr("node 'upper' (Trilu)"),
+                           Not(HasSubstr("not looked at"))));
+  // Of 5 features, which no operator's result has to be for that.
+  parts.nodes[3] = NodeOf("Gemm", "second", {"y3", "w1"}, "logits");
+  EXPECT_THAT(
+      ErrorOf(parts),
+      HasSubstr("node 'second' (Gemm): reads 5 features: its weight has "
+                "6"));
+  // A function that no operator computes is the fault of what reads it.
+  parts = SmallMlp();
+  parts.nodes[2] = NodeOf("Floor", "floor", {"y2"}, "y3");
+  parts.nodes.push_back(NodeOf("Trilu", "upper", {"logits"}, "z"));
+  parts.output = "z";
+  EXPECT_THAT(ErrorOf(parts), AllOf(HasSubstr("2 of 5 nodes"),
+                                    HasSubstr("the function of 'floor'"),
+                                    HasSubstr("node 'upper' (Trilu)")));
 }
 
 // Two nodes, and x of them behind each other where no operator is both.
