@@ -104,7 +104,7 @@ constexpr StackName kStackNames[] = {
     {"nemo", "megatron-core-2024"},
     {"megatron-bridge", "megatron-core-2024"},
     {"megatron-lm", "megatron-core-2024"},
-    {"internevo", "megatron-core-2024"},
+    {"internevo", "pytorch-fsdp-2023"},
 };
 // Beside the source.
 constexpr StackName kFrameworks[] = {
