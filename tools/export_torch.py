@@ -43,6 +43,7 @@ from torch import nn
 MOST_WALKS = 100          # to find what is behind problems
 TRACED_BATCH = 2          # the graph has --global-batch instead
 MOST_ELEMENTS = 1 << 31   # of a constant
+MOST_DIMENSIONS = 6       # of a tensor of a graph (planner/ir/index_rule.h)
 HIDDEN = -1e4             # what is added to masked scores is below
 # Where functions of one operand are told apart.
 POINTS = torch.tensor([-4.3, -2.9, -2.1, -1.37, -0.71, -0.33, -0.05, 0.04, 0.29,
@@ -321,7 +322,10 @@ class Letters:
                 continue
             free = (c for c in atom.letter + "fogdijkmnpqruvcazehw"
                     if c not in self.of.values())
-            self.of[atom] = next(free)
+            self.of[atom] = next(free, None)
+            if self.of[atom] is None:
+                raise Unmappable("a tensor of more dimensions than a rule has "
+                                 "letters")
         return "".join(self.of[atom] for atom in atoms)
 
 
@@ -405,6 +409,9 @@ class Graph:
             if not set(letters) <= set(sizes):  # taken apart in this walk
                 raise Unmappable(f"'{rule}' does not fit its operands")
             shape = [sizes[letter] for letter in letters]
+            if len(shape) > MOST_DIMENSIONS:
+                raise Unmappable(f"needs a tensor of {len(shape)} dimensions, "
+                                 f"and has at most {MOST_DIMENSIONS}")
             wide = "fp64" if self.dtype == "fp64" else "fp32"
             tensor = {"name": name if k == 0 else f"{name}:{k}",
                       "kind": "TENSOR_KIND_ACTIVATION", "shape": shape,
@@ -717,7 +724,11 @@ class Walk:
         if isinstance(value, Part):
             value = self.cut_off(value)
         if isinstance(value, Patches):
-            image = convolution(self, value.node, *value.arguments)
+            key = "patches", value.node
+            if key not in self.made:
+                self.made[key] = convolution(self, value.node,
+                                             *value.arguments)
+            image = self.made[key]
             dims = image.dims
             if value.steps:
                 dims = [dims[0], dims[1], dims[2] + dims[3]]
@@ -792,7 +803,8 @@ class Walk:
             own = flatten(dims)
             weight = self.graph.weight(
                 param.label, [a.extent for a in own], (param, ()),
-                stddev=self.stddev(0.02) if len(own) > 1 else 0, constant=1)
+                stddev=self.stddev(0.02) if len(list(filter(None, dims))) > 1
+                else 0, constant=1)
             letters = Letters()(own)
             # A node of its own has the gradient, whatever reads the parameter.
             path = param.name.rpartition(".")[0]
@@ -859,6 +871,16 @@ class Walk:
         made."""
         if len(x.dims[dim]) == 1:
             return x
+        return self.apart(self.one(x, node, dim), node, dim)
+
+    def along(self, x, node, dim, function):
+        """What a function computes along a dimension that is several: they are
+        joined for it."""
+        parts = x.dims[dim]
+        y = function(self.one(x, node, dim))
+        return self.apart(y, node, dim, parts) if parts else y
+
+    def one(self, x, node, dim):
         x = self.exact(x, node)
         parts = x.dims[dim]
         at = len(flatten(x.dims[:dim]))
@@ -873,15 +895,15 @@ class Walk:
                      suffix="joined", sizes={"d": size}, first=size,
                      second=1, third=1)[0]
         made = Atom(f"{y}.joined", size, parts[0].letter if parts else "f")
-        return self.apart(
-            Act(y, [*x.own[:at], made, *x.own[at + len(parts):]],
-                [*x.dims[:dim], [made], *x.dims[dim + 1:]]), node, dim)
+        return Act(y, [*x.own[:at], made, *x.own[at + len(parts):]],
+                   [*x.dims[:dim], [made], *x.dims[dim + 1:]])
 
-    def apart(self, x, node, dim):
+    def apart(self, x, node, dim, parts=None):
         """x, of whose dimension `dim` the atom is new: where it is taken apart
         behind x, by a node of their own."""
         [atom] = x.dims[dim]
-        parts = self.atoms.make(atom.name, atom.extent, atom.letter)
+        if parts is None:
+            parts = self.atoms.make(atom.name, atom.extent, atom.letter)
         if parts == [atom]:
             return x
         if len(parts) > 3:
@@ -1205,9 +1227,12 @@ def aligned(walk, node, tensors):
             elif extent(result) == 1:
                 result = dim
             elif fit(walk, result, dim):
-                # Samples and places keep their names.
-                result = [b if b.letter in "bs" else a
-                          for a, b in zip(wide(result), wide(dim))]
+                # Samples and places keep their names, and atoms of 1 stay.
+                long, short = ((result, dim) if len(result) >= len(dim) else
+                               (dim, result))
+                of = dict(zip(*paired(long, short)))
+                result = [of[a] if of.get(a, a).letter in "bs" else a
+                          for a in long]
         # A tensor may stand beside itself turned.
         result = [a if a not in used else Atom(f"{node.name}.{d}.{i}",
                                                a.extent, "f")
@@ -1250,11 +1275,18 @@ def wide(dim):
     return [atom for atom in dim if atom.extent > 1]
 
 
+def paired(dim, other):
+    """The atoms of both, those of 1 only where both have them."""
+    if [a.extent for a in dim] != [a.extent for a in other]:
+        return wide(dim), wide(other)
+    return dim, other
+
+
 def rule_of(x, dims, letters):
     """The letters of x's tensor where x has the dimensions `dims`."""
     of = {}
     for mine, theirs in zip(x.dims, dims):
-        mine, theirs = wide(mine), wide(theirs)
+        mine, theirs = paired(mine, theirs)
         if [a.extent for a in mine] == [a.extent for a in theirs]:
             of.update(zip(mine, theirs))
     rule = ""
@@ -1424,7 +1456,9 @@ def norm_rule(walk, x, statistics):
         raise Unmappable("expected a norm of the last dimension")
     if [a.letter for a in x.own[:2]] == ["b", "s"] and len(x.own) == 3:
         return "bsh!", "h", "".join(",bs" * statistics)
-    rows = Letters()(x.own[:-1])
+    letters = Letters()
+    letters.of = {x.own[-1]: "h"}
+    rows = letters(x.own[:-1])
     return rows + "h!", "h", f",{rows}" * statistics
 
 
@@ -1454,6 +1488,9 @@ def rms_norm_whole(walk, node, x, shape, scale=None, epsilon=None):
 
 def layer_norm(walk, node, x, shape, scale=None, shift=None, epsilon=1e-5, *_):
     x = walk.tensor(x)
+    if len(x.dims[-1]) > 1 and len(shape) == 1:
+        return walk.along(x, node, len(x.dims) - 1, lambda whole: layer_norm(
+            walk, node, whole, shape, scale, shift, epsilon))
     if x.own[-1:] != x.dims[-1] or not is_same(
             sorted_atoms(flatten(x.dims), x.own), x.own):
         x = walk.plain(x)
@@ -1761,8 +1798,11 @@ def scaled(walk, node, x, factor):
 
 def softmax_of(walk, node, x, axis, op="softmax"):
     x = walk.tensor(x)
-    if len(x.dims[axis]) != 1 or x.dims[axis][0] not in x.own:
-        raise Unmappable("a softmax over several dimensions")
+    if len(x.dims[axis]) != 1:
+        return walk.along(x, node, axis % len(x.dims), lambda whole: softmax_of(
+            walk, node, whole, axis, op))
+    if x.dims[axis][0] not in x.own:
+        raise Unmappable("a softmax over a dimension that is broadcast")
     if x.dims[axis][0] == walk.batch:
         raise Unmappable("a softmax over samples, which are cut into "
                          "microbatches")

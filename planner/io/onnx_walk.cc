@@ -642,7 +642,9 @@ Result<void> Walk::SetReshaped(const OnnxNode& node, const Shape& to) {
   if (In(node, 0).Is(Value::Kind::kConstant)) {
     TESSERA_TRY(OnnxConstant constant, Constant(node, 0));
     constant.shape = to;
-    Set(node, ConstantValue(std::move(constant)));
+    Value value = ConstantValue(std::move(constant));
+    value.source = In(node, 0).source;  // a number of the file (AsWeight)
+    Set(node, std::move(value));
     return {};
   }
   if (In(node, 0).Is(Value::Kind::kSteps)) {

@@ -156,11 +156,11 @@ def train(module, batch, steps, recipe, replicas):
     losses = []
     for step in range(steps):
         given, labels = batch(step)
-        out = module(**given) if isinstance(given, dict) else torch.cat(
-            [module(own.to(next(module.parameters()).dtype)
-                    if own.is_floating_point() else own)
-             for own in given.chunk(replicas)])
-        logits = getattr(out, "logits", out)
+        kind = next(module.parameters()).dtype
+        outs = [module(**given)] if isinstance(given, dict) else [
+            module(own.to(kind) if own.is_floating_point() else own)
+            for own in given.chunk(replicas)]
+        logits = torch.cat([getattr(out, "logits", out) for out in outs])
         loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
