@@ -197,6 +197,30 @@ class Depths(nn.Module):
         return self.head(torch.scatter_add(x, 1, chosen, y))
 
 
+class ConvNext(nn.Module):
+    """Liu et al. (2022): norms of channels behind depthwise convolutions, and
+    a scale of each channel."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 2, 2)
+        self.blocks = nn.ModuleList(nn.ModuleDict({
+            "depthwise": nn.Conv2d(16, 16, 7, padding=3, groups=16),
+            "norm": nn.LayerNorm(16, eps=1e-6),
+            "mlp": nn.Sequential(nn.Linear(16, 64), nn.GELU(),
+                                 nn.Linear(64, 16))}) for _ in range(2))
+        self.gammas = nn.ParameterList(0.1 * torch.ones(16) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, LABELS)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block, gamma in zip(self.blocks, self.gammas):
+            y = block["depthwise"](x).permute(0, 2, 3, 1)
+            y = gamma * block["mlp"](block["norm"](y))
+            x = x + y.permute(0, 3, 1, 2)
+        return self.head(self.norm(x.mean((2, 3))))
+
+
 def numbers(*shape):
     return lambda: torch.rand(2, *shape) * 2 - 1
 
@@ -218,6 +242,7 @@ MODELS = {
     "waves": (Waves, numbers(3, 32)),
     "shuffled": (Shuffled, numbers(3, 8, 8)),
     "depths": (Depths, tokens),
+    "convnext": (ConvNext, numbers(3, 16, 16)),
 }
 
 
