@@ -986,12 +986,8 @@ Result<void> Walk::Map(const OnnxNode& node) {
     TESSERA_TRY(auto folded, std::move(result));
     if (folded) {
       Value value = ConstantValue(*std::move(folded));
-      constexpr std::string_view kViews[] = {"Flatten", "Identity", "Reshape",
-                                             "Squeeze", "Unsqueeze"};
-      // A number of the file in other dimensions.
-      if (std::ranges::count(kViews, node.op) > 0) {
-        value.source = In(node, 0).source;
-      }
+      // By another name it is of the file all the same.
+      if (node.op == "Identity") value.source = In(node, 0).source;
       Set(node, std::move(value));
       return {};
     }

@@ -494,6 +494,30 @@ TEST(Onnx, SignalsAreImagesWithoutAHeight) {
             (Shape{4, 4, 4}));
 }
 
+// A slope of one number for all channels is trained, also where an exporter
+// gives it other dimensions first.
+TEST(Onnx, ASlopeOfOneNumberIsTrained) {
+  const Message act = NodeOf("PRelu", "act", {"x", "s"}, "y");
+  const Message fc =
+      NodeOf("Gemm", "fc", {"y", "out"}, "logits", {IntAttribute("transB", 1)});
+  const auto slope = [](const std::string& name) {  // of 0.25 in fp32
+    Message tensor;
+    return tensor.Number(1, 1).Number(2, 1).Text(8, name).Text(
+        9, std::string("\0\0\x80\x3e", 4));
+  };
+  const auto parameters = [&](const std::string& name,
+                              std::vector<Message> nodes) {
+    const Parts parts = {
+        .inputs = {InputOf("x", 1, {"n", "4"})},
+        .weights = {slope(name), WeightOf("out", {3, 4}), IntsOf("axes", {1})},
+        .nodes = std::move(nodes)};
+    return ParameterCount(Imported(parts, Options(4)));
+  };
+  EXPECT_EQ(parameters("s", {act, fc}), 1 + 3 * 4);
+  const Message apart = NodeOf("Unsqueeze", "apart", {"a", "axes"}, "s");
+  EXPECT_EQ(parameters("a", {apart, act, fc}), 1 + 3 * 4);
+}
+
 // Features have neither height nor width.
 TEST(Onnx, BatchNormsOfFeatures) {
   Parts parts = SmallMlp();
