@@ -45,8 +45,14 @@ Result<Graph> ReadModel(const Options& options, const Cluster& cluster,
   if (!IsGraphFile(options.model)) {
     if (!import.dtype) import.dtype = DefaultDType(cluster);
     TESSERA_RETURN_IF_ERROR(CheckReadable(options.model));
-    // An ONNX file may fix its sizes, too.
-    const char* missing = IsOnnx(options.model)      ? nullptr
+    // What is wrong with the file comes before what is missing of the flags. An
+    // ONNX file may fix its sizes, too.
+    const bool config = IsHuggingFace(options.model);
+    if (config) {
+      const auto readable = ReadModelConfig(options.model);
+      if (!readable) return readable.error();
+    }
+    const char* missing = !config                    ? nullptr
                           : import.global_batch == 0 ? "--global-batch N"
                           : import.seq_len == 0 && !HasOwnLength(options.model)
                               ? "--seq-len N"

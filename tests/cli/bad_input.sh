@@ -45,6 +45,9 @@ loss: "y"
 GRAPH
 fails 2 "cycle.txtpb: nodes.*(before it is produced|cycle)" \
   simulate "${cpu[@]}" --model "$work/cycle.txtpb"
+head -c 300 "$examples/models/gpt2/config.json" >"$work/cut.json"
+fails 2 "the file ends early" simulate --model "$work/cut.json" \
+  --cluster dgx-h100:1
 fails 2 "needs --global-batch" \
   simulate "${cpu[@]}" --model "$config" --seq-len 16
 fails 2 "n_positions" \
