@@ -20,13 +20,14 @@ struct NodeOrders {
 
 // Orders in which rings may visit `devices`, as positions in it. Where the
 // devices are joined by direct links (a mesh of NVLinks) these are as many
-// Hamiltonian cycles as were found that share no link, each in both
-// directions: on a DGX-1 with V100, where pairs have two, one or no NVLinks,
-// three cycles, hence six rings, which use all 48 link directions. Where there
-// is no cycle but a chain, as of five of those V100, it is the first found from
-// the device with the fewest links. Elsewhere (a switch, two devices) it is the
-// one ring in the given order. REQUIRES: `devices` is not empty; `direct_links`
-// is DirectLinks(cluster).
+// Hamiltonian cycles as were found that share no link, each in both directions:
+// on a DGX-1 with V100, where pairs have two, one or no NVLinks, three cycles,
+// hence six rings, which use all 48 link directions. Rings are of one rate: of
+// sets of them at the rates of the links, or half of these, the one that is
+// fastest together. Where there is no cycle but a chain, as of five of those
+// V100, it is the first found from the device with the fewest links. Elsewhere
+// (a switch, two devices) it is the one ring in the given order. REQUIRES:
+// `devices` is not empty; `direct_links` is DirectLinks(cluster).
 NodeOrders NodeRings(const Cluster& cluster,
                      std::span<const LinkId> direct_links,
                      std::span<const DeviceId> devices);
