@@ -231,12 +231,13 @@ NodeOrders NodeRings(const Cluster& cluster,
   const Rates rates = DirectRates(cluster, direct_links, devices);
   const std::vector<double> units = RingRates(rates);
   if (units.empty()) return {{in_order}, false};
+  const Matrix joined = LanesOf(rates, units.front());  // all that are
+  CycleSearch search(joined);
+  const std::vector<Cycle> cycles = search.Run();
   std::vector<Cycle> most;
   double fastest = 0;  // of all rings together
   for (double unit : units) {
-    const Matrix lanes = LanesOf(rates, unit);
-    const std::vector<Cycle> cycles = CycleSearch(lanes).Run();
-    std::vector<Cycle> packed = Packing(lanes, cycles).Run();
+    std::vector<Cycle> packed = Packing(LanesOf(rates, unit), cycles).Run();
     const double together = unit * static_cast<double>(packed.size());
     if (together <= fastest * 1.005) continue;
     fastest = together;
@@ -248,8 +249,7 @@ NodeOrders NodeRings(const Cluster& cluster,
     rings.emplace_back(cycle.rbegin(), cycle.rend());
   }
   if (!rings.empty()) return {std::move(rings), false};
-  const Matrix lanes = LanesOf(rates, units.front());
-  const Cycle chain = CycleSearch(lanes).Chain();
+  const Cycle chain = search.Chain();
   if (!chain.empty()) return {{chain}, true};
   return {{in_order}, false};
 }
