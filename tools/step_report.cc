@@ -97,7 +97,8 @@ std::string MemoryTable(const Cluster& cluster, const Evaluation& evaluation) {
 double RecomputedFlops(const Graph& graph, const Cluster& cluster,
                        const Plan& plan) {
   const GraphIndex index(graph);
-  const LoweringContext context(graph, cluster, plan, TrainingOptions());
+  const LoweringFacts facts(graph, cluster, TrainingOptions());
+  const LoweringContext context(facts, plan);
   double flops = 0;
   for (size_t b = 0; b < graph.blocks.size(); ++b) {
     for (NodeId node : context.recomputed_nodes(static_cast<int>(b))) {

@@ -191,7 +191,7 @@ std::vector<BlockCost> CostsOfBlocks(const ReplicaSetting& setting,
                             cluster.devices.begin() + ranks);
   const auto plan = PlanFromStrategy(*setting.index, neighbours, replica);
   if (!plan) return {};
-  const LoweringContext context(graph, cluster, *plan, setting.options);
+  const LoweringContext context(*setting.facts, *plan);
   Programs programs(context);
 
   // Where a host has room for several replicas, each pays what the luckiest

@@ -57,7 +57,7 @@ struct ReplicaSetting {
   const GraphIndex* index = nullptr;  // of `pricer`'s graph
   std::span<const BlockShape> shapes;
   const Pricer* pricer = nullptr;
-  TrainingOptions options;
+  const LoweringFacts* facts = nullptr;  // of the same graph
   int host_size = 0;  // devices of a host; all hosts are alike
 };
 

@@ -121,6 +121,7 @@ Evaluator::Evaluator(const Graph& graph, const Cluster& cluster,
       profile_(profile),
       options_(options),
       most_simulated_(most_simulated),
+      facts_(graph, cluster, options),
       pricer_(graph, cluster, profile) {}
 
 Evaluator::~Evaluator() = default;
@@ -234,7 +235,7 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
     }
     blocks[b] = Remember(blocks_, kMaxBlocks, key, [&]() -> BlockPtr {
       if (!context) {
-        context.emplace(graph_, cluster_, plan, options_);
+        context.emplace(facts_, plan);
         programs.emplace(*context);
       }
       auto made = std::make_shared<Block>();

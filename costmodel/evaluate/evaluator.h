@@ -134,6 +134,7 @@ class Evaluator : public Objective {
   const ProfileDb* const profile_;
   const TrainingOptions options_;
   const int64_t most_simulated_;
+  const LoweringFacts facts_;
   Pricer pricer_;
 
   mutable std::mutex shapes_mutex_;

@@ -1,6 +1,7 @@
 #include "costmodel/evaluate/stage.h"
 
 #include <algorithm>
+#include <boost/container/small_vector.hpp>
 #include <limits>
 #include <unordered_map>
 
@@ -59,9 +60,17 @@ class PortTable {
   std::vector<int> numbers_;
 };
 
+// What a fold does with a buffer: its last tasks there that write and touch it.
+struct Use {
+  int fold = 0;
+  int writer = -1;
+  int touch = -1;
+};
+
 // A buffer that more than one program touches.
 struct Buffer {
   const TemplateBuffer* what = nullptr;
+  boost::container::small_vector<Use, 4> uses;  // by fold, ascending
   bool is_loss = false;
   bool is_square_sum = false;
   // Persistent: readers since the last writer, by fold and task.
@@ -71,6 +80,27 @@ struct Buffer {
   static constexpr int kNoStream = -1;
   static constexpr int kSeveralStreams = -2;
   bool followed = true;  // by all that runs once and touches it
+
+  // -1 for none.
+  int Writer(int number) const {
+    for (const Use& use : uses) {
+      if (use.fold == number) return use.writer;
+    }
+    return -1;
+  }
+  int Touch(int number) const {
+    for (const Use& use : uses) {
+      if (use.fold == number) return use.touch;
+    }
+    return -1;
+  }
+  Use& UseIn(int number) {
+    const auto at = std::find_if(uses.begin(), uses.end(), [&](const Use& use) {
+      return use.fold >= number;
+    });
+    if (at != uses.end() && at->fold == number) return *at;
+    return *uses.insert(at, {number});
+  }
 
   // Whether one stream, other than compute, orders all that is done with it.
   bool HasItsStream() const { return stream > 0 && followed; }
@@ -104,6 +134,13 @@ class StageBuilder {
         stage_(std::make_shared<Stage>()),
         ports_(CountPorts(members)) {
     int chunks = 0;
+    size_t buffers = 0;
+    for (const StageMember& member : members) {
+      for (const TemplateProgram& program : member.block->programs) {
+        buffers += program.buffers.size();
+      }
+    }
+    buffers_.reserve(buffers);
     stage_->streams = {{StreamRole::kCompute, 0}};
     for (const StageMember& member : members) {
       chunks = std::max(chunks, member.chunk + 1);
@@ -197,20 +234,10 @@ class StageBuilder {
     return number != kBeginFold && number != tail_ && !IsOf(number, kLastFold);
   }
 
-  // The last task of a fold that writes or touches a buffer; -1 for none.
-  int& Writer(int buffer, int number) {
-    return writers_[static_cast<size_t>(buffer) * folds_.size() +
-                    static_cast<size_t>(number)];
-  }
-  int& Touch(int buffer, int number) {
-    return touches_[static_cast<size_t>(buffer) * folds_.size() +
-                    static_cast<size_t>(number)];
-  }
-  bool WrittenInLoop(int buffer) {
-    for (int f = 0; f < tail_; ++f) {
-      if (IsLoop(f) && Writer(buffer, f) >= 0) return true;
-    }
-    return false;
+  bool WrittenInLoop(const Buffer& b) const {
+    return std::any_of(b.uses.begin(), b.uses.end(), [&](const Use& use) {
+      return use.writer >= 0 && IsLoop(use.fold);
+    });
   }
 
   int StreamNumber(const StreamKey& key) {
@@ -245,8 +272,6 @@ class StageBuilder {
     const auto make = [&](int local) {
       Buffer& made = buffers_.emplace_back();
       made.what = &program.buffers[static_cast<size_t>(local)];
-      writers_.resize(writers_.size() + folds_.size(), -1);
-      touches_.resize(touches_.size() + folds_.size(), -1);
       return static_cast<int>(buffers_.size() - 1);
     };
     for (const TemplateBinding& import : program.imports) {
@@ -322,7 +347,7 @@ class StageBuilder {
       const TemplateBuffer& local = program.buffers[i];
       Buffer& b = buffers_[static_cast<size_t>(bound_[i])];
       if (local.last_touch >= 0) {
-        Touch(bound_[i], action) = first + local.last_touch;
+        b.UseIn(action).touch = first + local.last_touch;
       }
       if (b.what->persistent) {
         if (local.last_writer >= 0) b.readers.clear();
@@ -339,7 +364,7 @@ class StageBuilder {
       }
       if (local.last_writer >= 0) {
         const int writer = first + local.last_writer;
-        Writer(bound_[i], action) = writer;
+        b.UseIn(action).writer = writer;
         if (b.is_square_sum) {
           out.tasks[static_cast<size_t>(writer)].sums_squares = true;
         }
@@ -427,11 +452,11 @@ class StageBuilder {
   // On what other programs of the same action did with a buffer.
   void DependAcross(StageFold& out, int action, const StageTask& task, int b,
                     bool writes) {
-    const int writer = Writer(b, action);
+    const Buffer& buffer = buffers_[static_cast<size_t>(b)];
+    const int writer = buffer.Writer(action);
     if (writer >= 0) Depend(out, task, writer);
     if (!writes) return;
-    for (const auto& [number, reader] :
-         buffers_[static_cast<size_t>(b)].readers) {
+    for (const auto& [number, reader] : buffer.readers) {
       if (number == action) Depend(out, task, reader);
     }
   }
@@ -497,24 +522,25 @@ class StageBuilder {
       Wait(action, task, {StageInput::kLoss, 0});
       return;
     }
-    if (Writer(number, action) >= 0) return;
+    if (b.Writer(action) >= 0) return;
     if (b.what->persistent) {
-      ResolvePersistent(action, task, number, writes);
+      ResolvePersistent(action, task, b, writes);
       return;
     }
     int from = -1;  // the fold that made it
-    for (int f = 0; f < tail_; ++f) {
-      if (Writer(number, f) < 0) continue;
+    int writer = -1;
+    for (const Use& use : b.uses) {
+      if (use.fold == tail_ || use.writer < 0) continue;
       // The fold knows no second writer.
       if (from >= 0) stage_->exact = false;
-      from = f;
+      from = use.fold;
+      writer = use.writer;
     }
     if (from < 0) return;  // the task makes it
     if (writes) {
       stage_->exact = false;
       return;
     }
-    const int writer = Writer(number, from);
     if (from == kBeginFold) {
       Wait(action, task, {StageInput::kBegin, writer});
       return;
@@ -533,16 +559,14 @@ class StageBuilder {
   }
 
   // What runs once waits for what else ran once.
-  void ResolvePersistent(int action, const StageTask& task, int number,
+  void ResolvePersistent(int action, const StageTask& task, const Buffer& b,
                          bool writes) {
     if (IsLoop(action) || action == kBeginFold) return;
-    for (int f = 0; f < tail_; ++f) {
-      if (!IsOf(f, kLastFold) || f == action) continue;
-      const int writer = Writer(number, f);
-      if (writer >= 0) WaitForLast(action, task, f, writer);
+    for (const Use& use : b.uses) {
+      if (!IsOf(use.fold, kLastFold) || use.fold == action) continue;
+      if (use.writer >= 0) WaitForLast(action, task, use.fold, use.writer);
     }
     if (!writes) return;
-    const Buffer& b = buffers_[static_cast<size_t>(number)];
     for (const auto& [f, reader] : b.readers) {
       if (!IsOf(f, kLastFold) || f == action) continue;
       WaitForLast(action, task, f, reader);
@@ -555,15 +579,16 @@ class StageBuilder {
   void WaitForLoop(int action, const StageTask& task, int number, bool writes) {
     Buffer& b = buffers_[static_cast<size_t>(number)];
     if (IsLoop(action) || action == kBeginFold || !b.what->persistent ||
-        b.is_square_sum || Writer(number, action) >= 0) {
+        b.is_square_sum || b.Writer(action) >= 0) {
       return;
     }
-    if (FollowsItsStream(action, task, number)) return;
+    if (FollowsItsStream(action, task, b)) return;
     b.followed = false;
     const uint64_t after = after_[static_cast<size_t>(action)].back();
-    for (int f = 0; f < tail_; ++f) {
+    for (const Use& use : b.uses) {
+      const int f = use.fold;
       if (!IsLoop(f) || (after & ChunkBit(ChunkOf(f))) != 0) continue;
-      const int on = writes ? Touch(number, f) : Writer(number, f);
+      const int on = writes ? use.touch : use.writer;
       if (on < 0) continue;
       if (std::any_of(off_compute_.begin(), off_compute_.end(),
                       [&](const OffCompute& touch) {
@@ -578,18 +603,15 @@ class StageBuilder {
   // Whether all that the loop does with a buffer is on one stream, other than
   // compute, and done before the task: since it is on that stream too, or waits
   // for each chunk's last action with the buffer.
-  bool FollowsItsStream(int action, const StageTask& task, int number) {
-    const Buffer& b = buffers_[static_cast<size_t>(number)];
+  bool FollowsItsStream(int action, const StageTask& task,
+                        const Buffer& b) const {
     if (b.stream <= 0) return false;
     if (task.stream == b.stream) return true;
     if (action != tail_) return false;
-    for (int f = 0; f < tail_; ++f) {
-      if (IsLoop(f) && Touch(number, f) >= 0 &&
-          Writer(number, FoldNumber(ChunkOf(f), kLastFold)) < 0) {
-        return false;
-      }
-    }
-    return true;
+    return std::none_of(b.uses.begin(), b.uses.end(), [&](const Use& use) {
+      return IsLoop(use.fold) && use.touch >= 0 &&
+             b.Writer(FoldNumber(ChunkOf(use.fold), kLastFold)) < 0;
+    });
   }
 
   // The number under which the end of a task of a loop's fold is carried on.
@@ -622,20 +644,21 @@ class StageBuilder {
   // which orders it.
   void CheckPersistent() {
     for (const OffCompute& touch : off_compute_) {
-      if (buffers_[static_cast<size_t>(touch.buffer)].HasItsStream()) continue;
+      const Buffer& b = buffers_[static_cast<size_t>(touch.buffer)];
+      if (b.HasItsStream()) continue;
       if (IsLoop(touch.fold)) {
-        if (WrittenInLoop(touch.buffer) ||
-            !NotAfter(touch.fold, touch.task, 0)) {
+        if (WrittenInLoop(b) || !NotAfter(touch.fold, touch.task, 0)) {
           stage_->exact = false;
         }
         continue;
       }
       bool written = false;
       bool elsewhere = false;
-      for (int f = 1; f < tail_; ++f) {
-        written = written || Writer(touch.buffer, f) >= 0;
-        elsewhere = elsewhere || (ChunkOf(f) != ChunkOf(touch.fold) &&
-                                  Touch(touch.buffer, f) >= 0);
+      for (const Use& use : b.uses) {
+        if (use.fold == kBeginFold || use.fold == tail_) continue;
+        written = written || use.writer >= 0;
+        elsewhere = elsewhere || (ChunkOf(use.fold) != ChunkOf(touch.fold) &&
+                                  use.touch >= 0);
       }
       if (written && elsewhere) stage_->exact = false;
     }
@@ -733,7 +756,7 @@ class StageBuilder {
       add(carried_tasks_[static_cast<size_t>(carried)]);
     }
     if (!a.has_loss) return;
-    const int writer = Writer(loss_, number);
+    const int writer = buffers_[static_cast<size_t>(loss_)].Writer(number);
     TESSERA_CHECK(writer >= 0) << "nothing writes the loss";
     add(writer);
   }
@@ -747,9 +770,9 @@ class StageBuilder {
     int once = -1;
   };
 
-  GivenBack FindGivenBack(int buffer) {
+  GivenBack FindGivenBack(const Buffer& b) {
     GivenBack given;
-    const auto in = [&](int f) { return Touch(buffer, f) >= 0; };
+    const auto in = [&](int f) { return b.Touch(f) >= 0; };
     // The fold that runs last of those that touch it, of the loop and of what
     // runs once. Of two chunks the later goes first in the backward.
     int loop = -1;
@@ -757,27 +780,25 @@ class StageBuilder {
     bool weights = false;  // in some chunk's gradients of weights
     bool shared = false;   // with the microbatch that ends in a last fold
     int chunks = 0;        // that touch it
-    for (int c = 0; c < static_cast<int>(stage_->chunks.size()); ++c) {
-      bool here = false;
-      for (FoldKind kind : {kForwardFold, kBackwardFold, kWeightFold}) {
-        const int f = FoldNumber(c, kind);
-        if (!in(f)) continue;
-        here = true;
-        // Chunks descend in the backward: the first found is last.
-        if (loop < 0 || IsOf(loop, kForwardFold) || ChunkOf(loop) == c) {
-          loop = f;
-        }
-        weights = weights || kind == kWeightFold;
-        shared = shared || kind == kForwardFold ||
-                 (splits_ && kind == kBackwardFold);
-      }
-      const int f = FoldNumber(c, kLastFold);
-      if (in(f)) {
-        here = true;
+    int latest = -1;       // of these
+    for (const Use& use : b.uses) {
+      const int f = use.fold;
+      if (f == kBeginFold || f == tail_ || use.touch < 0) continue;
+      const int c = ChunkOf(f);
+      chunks += c != latest;
+      latest = c;
+      if (IsOf(f, kLastFold)) {
         if (last < 0) last = f;
         weights = weights || splits_;
+        continue;
       }
-      chunks += here;
+      // Chunks descend in the backward: the first found is last.
+      if (loop < 0 || IsOf(loop, kForwardFold) || ChunkOf(loop) == c) {
+        loop = f;
+      }
+      weights = weights || IsOf(f, kWeightFold);
+      shared = shared || IsOf(f, kForwardFold) ||
+               (splits_ && IsOf(f, kBackwardFold));
     }
     // Whose gradients of weights come last the schedule says.
     if (weights && chunks > 1) stage_->exact = false;
@@ -824,9 +845,8 @@ class StageBuilder {
       bool final_only = false;
     };
     std::vector<std::vector<Given>> given(folds_.size());
-    for (size_t i = 0; i < buffers_.size(); ++i) {
-      const auto buffer = static_cast<int>(i);
-      const TemplateBuffer* what = buffers_[i].what;
+    for (const Buffer& buffer : buffers_) {
+      const TemplateBuffer* what = buffer.what;
       if (what->persistent) {
         stage_->persistent[static_cast<size_t>(what->category)] +=
             what->bytes.value;
@@ -835,11 +855,11 @@ class StageBuilder {
       const GivenBack back = FindGivenBack(buffer);
       if (back.each >= 0) {
         given[static_cast<size_t>(back.each)].push_back(
-            {Touch(buffer, back.each), what, false});
+            {buffer.Touch(back.each), what, false});
       }
       if (back.once >= 0) {
         given[static_cast<size_t>(back.once)].push_back(
-            {Touch(buffer, back.once), what, true});
+            {buffer.Touch(back.once), what, true});
       }
     }
     for (int f = 0; f <= tail_; ++f) {
@@ -913,9 +933,7 @@ class StageBuilder {
   int tail_ = 0;
   std::vector<std::vector<int>> streams_;  // by block and its own stream
   std::vector<Buffer> buffers_;
-  std::vector<int> writers_;  // by buffer and fold
-  std::vector<int> touches_;  // the same
-  int loss_ = -1;             // buffer
+  int loss_ = -1;  // buffer
   // By fold.
   std::vector<std::vector<Placed>> placed_;
   std::vector<std::vector<uint64_t>> after_;

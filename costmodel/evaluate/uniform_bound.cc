@@ -62,9 +62,9 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
                            const ProfileDb* profile,
                            const TrainingOptions& options)
     : cluster_(cluster),
-      options_(options),
       short_(Shorten(graph)),
       index_(short_.graph),
+      facts_(short_.graph, cluster, options),
       shapes_(ShapesOf(short_.graph, Plan().prefetch)),
       pricer_(short_.graph, cluster, profile),
       host_size_(HostSize(cluster, pricer_)) {
@@ -234,7 +234,7 @@ std::optional<UniformBound::Setting> UniformBound::SettingOf(
                    {strategy.sp, 1}}),
              word({{comm, 1}, {splits, 1}})};
   const BlockCosts& blocks = Row(blocks_, key, [&] {
-    return CostsOfBlocks({&index_, shapes_, &pricer_, options_, host_size_},
+    return CostsOfBlocks({&index_, shapes_, &pricer_, &facts_, host_size_},
                          strategy, comm, splits);
   });
   if (blocks.empty()) return std::nullopt;

@@ -164,9 +164,9 @@ class UniformBound {
   double PeakOf(const Strategy& strategy, const Setting& setting) const;
 
   const Cluster& cluster_;
-  const TrainingOptions options_;
   const ShortGraph short_;
   const GraphIndex index_;  // of the short graph
+  const LoweringFacts facts_;
   const std::vector<BlockShape> shapes_;
   Pricer pricer_;
   int host_size_ = 0;  // devices of each host; 0: hosts or devices differ

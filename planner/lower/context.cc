@@ -20,23 +20,54 @@ Layout Resolved(const Layout& produced, const Layout& wanted) {
 
 }  // namespace
 
-LoweringContext::LoweringContext(const Graph& graph, const Cluster& cluster,
-                                 const Plan& plan,
-                                 const TrainingOptions& options)
-    : graph_(graph),
+LoweringFacts::LoweringFacts(const Graph& graph, const Cluster& cluster,
+                             const TrainingOptions& options)
+    : graph(graph),
+      cluster(cluster),
+      options(options),
+      kernels(KernelMemoryOf(graph, cluster.stack)),
+      forward_nodes(graph.blocks.size()),
+      backward_nodes(graph.blocks.size()),
+      once_per_step(graph.tensors.size(), false),
+      weights(Weights(graph)),
+      weight_index(graph.tensors.size(), -1) {
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& node = graph.nodes[i];
+    const auto block = static_cast<size_t>(node.block);
+    if (node.pass == Pass::kForward) {
+      forward_nodes[block].push_back(NodeId(i));
+      parts.push_back(ActionKind::kForward);
+    } else {
+      backward_nodes[block].push_back(NodeId(i));
+      const bool weights_only = std::all_of(
+          node.results.begin(), node.results.end(), [&](TensorId result) {
+            return graph.tensor(result).kind == TensorKind::kWeightGradient;
+          });
+      parts.push_back(weights_only ? ActionKind::kBackwardWeight
+                                   : ActionKind::kBackwardInput);
+    }
+    if (node.op->once_per_step) {
+      for (TensorId result : node.results) once_per_step[result.index()] = true;
+    }
+  }
+  for (size_t w = 0; w < weights.size(); ++w) {
+    weight_index[weights[w].index()] = static_cast<int>(w);
+  }
+  if (OptimizerNamed(options.optimizer).factored) {
+    matrix_forms = MatrixForms(graph);
+  }
+}
+
+LoweringContext::LoweringContext(const LoweringFacts& facts, const Plan& plan)
+    : facts_(facts),
+      graph_(facts.graph),
       plan_(plan),
-      options_(options),
-      stack_(cluster.stack),
-      kernels_(KernelMemoryOf(graph, cluster.stack)),
-      stages_(StagesOf(graph, plan)),
+      stages_(StagesOf(facts.graph, plan)),
       overlaps_(Overlaps(plan.groups)) {
   for (const auto& others : overlaps_) devices_are_shared_ |= !others.empty();
   concurrent_streams_ =
-      cluster.stack.overlaps &&
-      cluster.TypeOf(plan.groups[0].devices[0]).concurrent_streams;
-  if (OptimizerNamed(options.optimizer).factored) {
-    matrix_forms_ = MatrixForms(graph);
-  }
+      facts.cluster.stack.overlaps &&
+      facts.cluster.TypeOf(plan.groups[0].devices[0]).concurrent_streams;
   PlaceNodes();
   FindInputRoots();
   FindLayouts();
@@ -53,47 +84,23 @@ void LoweringContext::PlaceNodes() {
   groups_begun_.resize(blocks);
   std::vector<bool> begun(plan_.groups.size(), false);
   position_of_block_.assign(blocks, 0);
-  forward_nodes_.resize(blocks);
-  backward_nodes_.resize(blocks);
-  once_per_step_.assign(graph_.tensors.size(), false);
   for (size_t i = 0; i < graph_.nodes.size(); ++i) {
     const Node& node = graph_.nodes[i];
-    const auto block = static_cast<size_t>(node.block);
     placements_.push_back(PlacementOf(graph_, plan_, NodeId(i)));
-    if (node.pass == Pass::kForward) {
-      const OpPlacement& placement = placements_.back();
-      group_of_block_[block] = placement.group;
-      position_of_block_[block] = placement.chunk * stages_.count() +
-                                  stages_.of_group[placement.group.index()];
-      if (!begun[placement.group.index()]) {
-        begun[placement.group.index()] = true;
-        groups_begun_[block].push_back(placement.group);
-      }
-      forward_nodes_[block].push_back(NodeId(i));
-      parts_.push_back(ActionKind::kForward);
-    } else {
-      backward_nodes_[block].push_back(NodeId(i));
-      const bool weights_only = std::all_of(
-          node.results.begin(), node.results.end(), [&](TensorId result) {
-            return graph_.tensor(result).kind == TensorKind::kWeightGradient;
-          });
-      parts_.push_back(weights_only ? ActionKind::kBackwardWeight
-                                    : ActionKind::kBackwardInput);
-    }
-    if (node.op->once_per_step) {
-      for (TensorId result : node.results) {
-        once_per_step_[result.index()] = true;
-      }
+    if (node.pass != Pass::kForward) continue;
+    const auto block = static_cast<size_t>(node.block);
+    const OpPlacement& placement = placements_.back();
+    group_of_block_[block] = placement.group;
+    position_of_block_[block] = placement.chunk * stages_.count() +
+                                stages_.of_group[placement.group.index()];
+    if (!begun[placement.group.index()]) {
+      begun[placement.group.index()] = true;
+      groups_begun_[block].push_back(placement.group);
     }
   }
 }
 
 void LoweringContext::FindInputRoots() {
-  weights_ = Weights(graph_);
-  weight_index_.assign(graph_.tensors.size(), -1);
-  for (size_t w = 0; w < weights_.size(); ++w) {
-    weight_index_[weights_[w].index()] = static_cast<int>(w);
-  }
   for (size_t i = 0; i < plan_.ops.size(); ++i) {
     AxisSet root = 0;
     for (TensorId id : graph_.nodes[i].operands) {
@@ -121,7 +128,7 @@ AxisSet LoweringContext::InputRoot(TensorId input, GroupId group) const {
 void LoweringContext::AddRead(TensorId tensor, GroupId group,
                               const Layout& read, int block, ActionKind part) {
   const Layout wanted = read.WithoutHalo();
-  std::vector<Presence>& presences = presences_[tensor.index()];
+  Presences& presences = presences_[tensor.index()];
   Presence& home = presences[0];
   const bool first = home.readers.empty() && presences.size() == 1;
   // What is first read at a root is kept there.
@@ -160,8 +167,7 @@ bool LoweringContext::PassesPartial(const Node& node,
   if (!AddsPartialSums(*node.op, node.operands.size())) return false;
   Layout common;
   for (size_t k = 0; k < node.operands.size(); ++k) {
-    const std::vector<Presence>& presences =
-        presences_[node.operands[k].index()];
+    const Presences& presences = presences_[node.operands[k].index()];
     if (presences.size() != 1 || !presences[0].readers.empty() ||
         presences[0].group != placement.group ||
         presences[0].first_block != node.block) {
@@ -182,6 +188,7 @@ void LoweringContext::FindLayouts() {
   produced_.resize(graph_.tensors.size());
   presences_.resize(graph_.tensors.size());
   for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+    const NodeId id(i);
     const Node& node = graph_.nodes[i];
     const OpPlacement& placement = placements_[i];
     const bool is_sum = node.op->name == "sum";
@@ -208,21 +215,21 @@ void LoweringContext::FindLayouts() {
             InputRoot(operand, placement.group) == 0) {
           continue;
         }
-        std::vector<Presence>& presences = presences_[operand.index()];
+        Presences& presences = presences_[operand.index()];
         const Layout wanted = Wanted(node, placement, k).WithoutHalo();
         if (presence(operand, placement.group) == nullptr) {
-          presences.push_back({placement.group, wanted, node.block, parts_[i]});
+          presences.push_back({placement.group, wanted, node.block, part(id)});
         }
-        AddRead(operand, placement.group, wanted, node.block, parts_[i]);
+        AddRead(operand, placement.group, wanted, node.block, part(id));
         continue;
       }
       if (passes && presences_[operand.index()][0].group == placement.group) {
         presences_[operand.index()][0].readers.push_back(
-            {node.block, parts_[i]});
+            {node.block, part(id)});
       } else {
         AddRead(operand, placement.group,
                 is_sum ? whole : Wanted(node, placement, k), node.block,
-                parts_[i]);
+                part(id));
       }
       if (passes) {
         const Layout& layout = presence(operand, placement.group)->layout;
@@ -239,8 +246,8 @@ void LoweringContext::FindLayouts() {
         layout = ResultLayout(graph_, node, placement,
                               plan_.groups[placement.group.index()], k);
       }
-      presences_[result.index()] = {
-          {placement.group, layout, node.block, parts_[i]}};
+      presences_[result.index()].push_back(
+          {placement.group, layout, node.block, part(id)});
     }
   }
 }
@@ -327,12 +334,14 @@ void LoweringContext::FindRecomputed() {
 
 void LoweringContext::FindReplicas() {
   home_weights_.resize(graph_.blocks.size());
+  replicas_.resize(weights().size());
+  tiles_.resize(weights().size(), 1);
   for (size_t i = 0; i < plan_.ops.size(); ++i) {
     const Node& node = graph_.nodes[i];
     for (size_t k = 0; k < node.operands.size(); ++k) {
       const TensorId weight = node.operands[k];
       if (graph_.tensor(weight).kind != TensorKind::kWeight) continue;
-      std::vector<Replica>& replicas = replicas_[weight];
+      std::vector<Replica>& replicas = replicas_[WeightIndex(weight)];
       const auto known = std::find_if(
           replicas.begin(), replicas.end(),
           [&](const Replica& r) { return r.group == placements_[i].group; });
@@ -344,7 +353,7 @@ void LoweringContext::FindReplicas() {
       }
       if (replicas.empty()) {
         // A linear's bias is whole.
-        tiles_[weight] = k == 1 ? placements_[i].tiles : 1;
+        if (k == 1) tiles_[WeightIndex(weight)] = placements_[i].tiles;
         home_weights_[static_cast<size_t>(node.block)].push_back(weight);
       }
       replicas.push_back({placements_[i].group,
@@ -356,7 +365,7 @@ void LoweringContext::FindReplicas() {
   }
   for (const GradientTerm& term : graph_.gradients) {
     const Presence& produced = presences_[term.gradient.index()][0];
-    for (Replica& replica : replicas_[term.weight]) {
+    for (Replica& replica : replicas_[WeightIndex(term.weight)]) {
       if (replica.group != produced.group) continue;
       const Layout& layout = produced_[term.gradient.index()];
       if (std::find(replica.gradients.begin(), replica.gradients.end(),
@@ -365,8 +374,8 @@ void LoweringContext::FindReplicas() {
       }
     }
   }
-  for (TensorId weight : weights_) {
-    if (replicas_[weight].size() > 1) tied_weights_.push_back(weight);
+  for (size_t w = 0; w < replicas_.size(); ++w) {
+    if (replicas_[w].size() > 1) tied_weights_.push_back(weights()[w]);
   }
 }
 
@@ -380,7 +389,7 @@ const LoweringContext::Presence* LoweringContext::presence(
 
 const WeightPlacement& LoweringContext::weight_placement(
     TensorId weight) const {
-  return plan_.weights[static_cast<size_t>(weight_index_[weight.index()])];
+  return plan_.weights[WeightIndex(weight)];
 }
 
 int LoweringContext::ZeroStage(TensorId weight) const {

@@ -384,7 +384,8 @@ class StepLowering {
 
 TaskGraph Lower(const Graph& graph, const Cluster& cluster, const Plan& plan,
                 const TrainingOptions& options) {
-  const LoweringContext context(graph, cluster, plan, options);
+  const LoweringFacts facts(graph, cluster, options);
+  const LoweringContext context(facts, plan);
   return StepLowering(context).Run();
 }
 

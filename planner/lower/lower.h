@@ -8,6 +8,7 @@
 // the evaluator prices each distinct program once and composes their times.
 // Both see the same tasks.
 
+#include <boost/container/small_vector.hpp>
 #include <map>
 #include <memory>
 #include <optional>
@@ -32,27 +33,48 @@ struct WeightPiece {
   auto operator<=>(const WeightPiece&) const = default;
 };
 
+// What lowering asks of a graph, its optimizer and a cluster's software,
+// whatever the plan. Unchanging, so threads may share one.
+struct LoweringFacts {
+  // REQUIRES: `graph` is differentiated; it and `cluster` outlive this.
+  LoweringFacts(const Graph& graph, const Cluster& cluster,
+                const TrainingOptions& options);
+
+  const Graph& graph;
+  const Cluster& cluster;
+  const TrainingOptions options;
+  KernelMemory kernels;
+  std::vector<ActionKind> parts;                   // by node
+  std::vector<std::vector<NodeId>> forward_nodes;  // by block
+  std::vector<std::vector<NodeId>> backward_nodes;
+  std::vector<bool> once_per_step;  // by tensor
+  std::vector<TensorId> weights;
+  std::vector<int> weight_index;  // by tensor; -1 for what is no weight
+  // By weight, where the optimizer is factored.
+  std::vector<std::optional<MatrixForm>> matrix_forms;
+};
+
 // What a plan implies before any task exists. All layouts are pure functions
 // of the plan, so a block's programs depend only on what is listed here.
 class LoweringContext {
  public:
-  // REQUIRES: Validate(graph, cluster, plan) is empty; the three outlive the
-  // context. `graph` is differentiated.
-  LoweringContext(const Graph& graph, const Cluster& cluster, const Plan& plan,
-                  const TrainingOptions& options);
+  // REQUIRES: Validate(graph, cluster, plan) is empty; `facts` and `plan`
+  // outlive the context.
+  LoweringContext(const LoweringFacts& facts, const Plan& plan);
 
   const Graph& graph() const { return graph_; }
   const Plan& plan() const { return plan_; }
-  const TrainingOptions& options() const { return options_; }
-  const Stack& stack() const { return stack_; }
+  const TrainingOptions& options() const { return facts_.options; }
+  const Stack& stack() const { return facts_.cluster.stack; }
   // What its software keeps of an element of the tensor, where not by its type.
   std::optional<int64_t> kept_bytes(TensorId tensor) const {
-    return kernels_.kept.empty() ? std::nullopt : kernels_.kept[tensor.index()];
+    const auto& kept = facts_.kernels.kept;
+    return kept.empty() ? std::nullopt : kept[tensor.index()];
   }
   // Of its kernel; nothing where it needs none.
   KernelScratch scratch(NodeId node) const {
-    return kernels_.scratch.empty() ? KernelScratch()
-                                    : kernels_.scratch[node.index()];
+    const auto& scratch = facts_.kernels.scratch;
+    return scratch.empty() ? KernelScratch() : scratch[node.index()];
   }
   bool concurrent_streams() const { return concurrent_streams_; }
   // fp16 gradients are those of a scaled loss (runtime/loss_scale.h).
@@ -86,9 +108,10 @@ class LoweringContext {
   // kForward, or the part of the backward that the node belongs to: a node
   // whose results are all gradients of weights to kBackwardWeight, any other to
   // kBackwardInput.
-  ActionKind part(NodeId node) const { return parts_[node.index()]; }
+  ActionKind part(NodeId node) const { return facts_.parts[node.index()]; }
   const std::vector<std::vector<NodeId>>& nodes_of_block(Pass pass) const {
-    return pass == Pass::kForward ? forward_nodes_ : backward_nodes_;
+    return pass == Pass::kForward ? facts_.forward_nodes
+                                  : facts_.backward_nodes;
   }
 
   // A tensor as a group has it: as the group's producer leaves it, or as it
@@ -107,10 +130,12 @@ class LoweringContext {
       ActionKind part = ActionKind::kForward;
       bool operator==(const Reader&) const = default;
     };
-    std::vector<Reader> readers = {};  // on this group
+    boost::container::small_vector<Reader, 4> readers = {};  // on this group
   };
+  // Of most tensors there is one.
+  using Presences = boost::container::small_vector<Presence, 1>;
   // The first entry is the producer's group; further ones receive it.
-  const std::vector<Presence>& presences(TensorId tensor) const {
+  const Presences& presences(TensorId tensor) const {
     return presences_[tensor.index()];
   }
   const Presence* presence(TensorId tensor, GroupId group) const;
@@ -155,13 +180,13 @@ class LoweringContext {
     std::vector<Layout> gradients;  // distinct layouts of accumulated terms
   };
   const std::vector<Replica>& replicas(TensorId weight) const {
-    return replicas_.at(weight);
+    return replicas_[WeightIndex(weight)];
   }
   const WeightPlacement& weight_placement(TensorId weight) const;
   // The stage at which the weight is really cut: 0 without axes to cut over.
   int ZeroStage(TensorId weight) const;
   // In how many tiles a weight is stored and used; 1: in one piece.
-  int tiles(TensorId weight) const { return tiles_.at(weight); }
+  int tiles(TensorId weight) const { return tiles_[WeightIndex(weight)]; }
   // What of a weight's layout is the piece's.
   Layout PieceOf(Layout layout, const WeightPiece& piece) const;
   // The stored layout of the reduced gradient and the optimizer's state: cut
@@ -223,13 +248,13 @@ class LoweringContext {
   }
   // Whether the tensor is produced once a step, not once a microbatch.
   bool once_per_step(TensorId tensor) const {
-    return once_per_step_[tensor.index()];
+    return facts_.once_per_step[tensor.index()];
   }
-  const std::vector<TensorId>& weights() const { return weights_; }
+  const std::vector<TensorId>& weights() const { return facts_.weights; }
   // That of a weight; nothing where it is no matrix. REQUIRES: the optimizer is
   // factored.
   const std::optional<MatrixForm>& matrix_form(TensorId weight) const {
-    return matrix_forms_[static_cast<size_t>(weight_index_[weight.index()])];
+    return facts_.matrix_forms[WeightIndex(weight)];
   }
   // Those with replicas on several groups, in tensor order.
   const std::vector<TensorId>& tied_weights() const { return tied_weights_; }
@@ -246,41 +271,35 @@ class LoweringContext {
   void FindRecomputed();
   void FindOffloaded();
 
+  size_t WeightIndex(TensorId weight) const {
+    return static_cast<size_t>(facts_.weight_index[weight.index()]);
+  }
+
+  const LoweringFacts& facts_;
   const Graph& graph_;
   const Plan& plan_;
-  TrainingOptions options_;
-  const Stack& stack_;
-  const KernelMemory kernels_;
   bool concurrent_streams_ = true;
   Stages stages_;
   std::vector<std::vector<GroupId>> overlaps_;  // by group
   bool devices_are_shared_ = false;
   std::vector<OpPlacement> placements_;
-  std::vector<ActionKind> parts_;  // by node
   std::vector<GroupId> group_of_block_;
   std::vector<int> position_of_block_;
   std::vector<std::vector<GroupId>> groups_begun_;  // by block
-  std::vector<std::vector<NodeId>> forward_nodes_;
-  std::vector<std::vector<NodeId>> backward_nodes_;
   std::map<std::pair<TensorId, GroupId>, AxisSet> input_roots_;
   std::vector<Layout> produced_;
-  std::vector<std::vector<Presence>> presences_;
+  std::vector<Presences> presences_;
   std::vector<NodeId> recomputed_;                     // by tensor
   std::vector<std::vector<NodeId>> recomputed_nodes_;  // by block
-  std::map<TensorId, std::vector<Replica>> replicas_;
-  std::map<TensorId, int> tiles_;
+  std::vector<std::vector<Replica>> replicas_;         // by weight
+  std::vector<int> tiles_;                             // by weight
   std::vector<std::vector<TensorId>> home_weights_;
-  std::vector<TensorId> weights_;
   std::vector<TensorId> tied_weights_;
   std::vector<std::vector<Offloaded>> offloaded_;  // by block
   // The same by tensor, index and group.
   std::map<std::tuple<TensorId, int, GroupId>, Offloaded> offloaded_at_;
-  std::vector<bool> once_per_step_;
   std::vector<bool> kept_as_produced_;  // by tensor
   std::vector<bool> passes_partial_;    // by node
-  std::vector<int> weight_index_;       // by tensor
-  // By weight, where the optimizer is factored.
-  std::vector<std::optional<MatrixForm>> matrix_forms_;
 };
 
 // Whether an action of one kind does the nodes of a part.

@@ -88,7 +88,7 @@ void LoweringContext::FindOffloaded() {
   };
   for (size_t i = 0; i < graph_.nodes.size(); ++i) {
     if (graph_.nodes[i].pass != Pass::kBackward) continue;
-    read(NodeId(static_cast<int64_t>(i)), parts_[i]);
+    read(NodeId(static_cast<int64_t>(i)), part(NodeId(i)));
   }
   for (const auto& nodes : recomputed_nodes_) {
     for (NodeId id : nodes) read(id, ActionKind::kBackwardInput);
