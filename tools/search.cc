@@ -326,6 +326,21 @@ Result<void> Verify(const Options& options, const Inputs& inputs,
   return {};
 }
 
+// Of the chosen plan, for its file.
+PlanPrediction PredictionOf(const Decided& decided) {
+  const Choice& chosen = decided.choices[decided.chosen];
+  PlanPrediction prediction;
+  prediction.step_time = chosen.measured.value_or(chosen.time());
+  prediction.measured = chosen.measured.has_value();
+  if (decided.baseline && decided.choices[*decided.baseline].score.feasible) {
+    const Choice& baseline = decided.choices[*decided.baseline];
+    prediction.baseline = baseline.kind;
+    prediction.baseline_step_time = baseline.measured.value_or(baseline.time());
+  }
+  if (decided.band) prediction.error_band = decided.band->median;
+  return prediction;
+}
+
 std::string DecidedText(const SearchSpace& space, const Decided& decided) {
   const Choice& fastest = decided.choices[decided.fastest];
   const Choice& chosen = decided.choices[decided.chosen];
@@ -562,7 +577,10 @@ Result<int> RunSearch(const Options& options) {
   // The answer is printed whether or not it can be written.
   const bool writes = !options.output.empty() && chosen.score.feasible;
   Result<void> written;
-  if (writes) written = WritePlan(options.output, inputs.graph, chosen.plan);
+  if (writes) {
+    const PlanPrediction prediction = PredictionOf(decided);
+    written = WritePlan(options.output, inputs.graph, chosen.plan, &prediction);
+  }
   // Without sharing of links, as the search priced it.
   const Evaluation step = evaluator.Explain(chosen.plan, /*share_links=*/false);
   StepBound bound;

@@ -384,9 +384,20 @@ Result<Plan> ReadPlan(const std::string& path, const Graph& graph) {
 }
 
 Result<void> WritePlan(const std::string& path, const Graph& graph,
-                       const Plan& plan) {
+                       const Plan& plan, const PlanPrediction* prediction) {
   TESSERA_CHECK(plan.ops.size() == ForwardNodes(graph)) << plan.ops.size();
-  return WriteProtoFile(path, ToProto(graph, plan));
+  proto::Plan message = ToProto(graph, plan);
+  if (prediction != nullptr) {
+    proto::Prediction& said = *message.mutable_prediction();
+    said.set_step_time_s(prediction->step_time.seconds());
+    said.set_measured(prediction->measured);
+    if (!prediction->baseline.empty()) {
+      said.set_baseline(prediction->baseline);
+      said.set_baseline_step_time_s(prediction->baseline_step_time.seconds());
+    }
+    said.set_error_band(prediction->error_band);
+  }
+  return WriteProtoFile(path, message);
 }
 
 Result<std::string> PlanJson(const Graph& graph, const Plan& plan) {

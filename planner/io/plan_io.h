@@ -4,6 +4,7 @@
 #include <string>
 
 #include "planner/base/result.h"
+#include "planner/base/units.h"
 #include "planner/plan/plan.h"
 
 namespace tessera {
@@ -17,10 +18,21 @@ inline constexpr int kMostPlannedDevices = 1 << 20;
 // "path:line:column" where the file cannot be parsed.
 Result<Plan> ReadPlan(const std::string& path, const Graph& graph);
 
+// What a plan file records of the search that found the plan.
+struct PlanPrediction {
+  Duration step_time;
+  bool measured = false;
+  std::string baseline;  // the best that fits, or empty
+  Duration baseline_step_time;
+  double error_band = 0;  // a fraction; 0: not known
+};
+
 // Writes `plan` by WriteFileAtomically; the same plan gives the same bytes.
-// REQUIRES: `plan` is valid for `graph` on some cluster.
+// `prediction` may be null. REQUIRES: `plan` is valid for `graph` on some
+// cluster.
 Result<void> WritePlan(const std::string& path, const Graph& graph,
-                       const Plan& plan);
+                       const Plan& plan,
+                       const PlanPrediction* prediction = nullptr);
 
 // The plan as WritePlan writes it to a .json file: one JSON object.
 Result<std::string> PlanJson(const Graph& graph, const Plan& plan);

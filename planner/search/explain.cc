@@ -345,6 +345,28 @@ std::vector<Neighbour> NeighboursOf(const SearchSpace& space,
   return neighbours;
 }
 
+namespace {
+
+// Of layers that need not be alike.
+std::string RecomputationText(const GraphIndex& index, const Plan& plan) {
+  const auto [first, last] = Layers(index);
+  int some = 0;
+  int full = 0;
+  for (int block = first; block < last; ++block) {
+    const auto level = RecomputeOf(index, plan, block);
+    some += level != RecomputeLevel::kNone;
+    full += level == RecomputeLevel::kFull;
+  }
+  if (some == 0) return "";
+  const std::string layers = std::to_string(last - first) + " layers";
+  return ", " + std::string(full == some ? "full" : "partial") +
+         " recomputation in " +
+         (some == last - first ? "all " : std::to_string(some) + " of ") +
+         layers;
+}
+
+}  // namespace
+
 std::string TextbookName(const SearchSpace& space, const Plan& plan) {
   const auto exact = UniformStrategy(space.index, *space.cluster, plan);
   const Strategy s = exact ? *exact : RoughStrategy(space.index, plan);
@@ -398,8 +420,10 @@ std::string TextbookName(const SearchSpace& space, const Plan& plan) {
                                      : ", ") +
             parts[i];
   }
-  if (s.recompute != RecomputeLevel::kNone) {
+  if (exact && s.recompute != RecomputeLevel::kNone) {
     text += ", " + std::string(NameOf(s.recompute)) + " recomputation";
+  } else if (!exact) {
+    text += RecomputationText(space.index, plan);
   }
   if (const std::string offload = OffloadText(s); offload != "none") {
     text += ", " + offload;

@@ -21,6 +21,10 @@ check 'all(j["step_time_s"] <= b["step_time_s"]
 check 'abs(sum(j["breakdown"].values()) / j["step_time_s"] - 1) < 1e-9'
 "$tessera" simulate "${tiny[@]}" "${cluster[@]}" --plan "$work/plan1.json" \
   --json >"$work/simulated.json" 2>/dev/null
+# The plan says what was found.
+json '(j["prediction"]["step_time_s"] > 0 and
+  j["prediction"]["baseline_step_time_s"] > 0 and
+  j["prediction"]["error_band"] > 0)' "$work/plan1.json" >/dev/null
 
 # Ctrl-C.
 "$tessera" search "${tiny[@]}" "${cluster[@]}" --time-limit 600 \

@@ -142,6 +142,31 @@ TEST(Explain, KnowsTheNearestUniformPlan) {
               HasSubstr(", with layers or weights of its own"));
 }
 
+TEST(Explain, SaysInHowManyLayersWorkIsDoneAgain) {
+  const Graph graph = MlpGraph(6, 32, 16, 64, 64, 64);
+  const Cluster cluster = Made("local-cpu:4");
+  const SearchSpace space(graph, cluster);
+  Plan plan = *PlanFromStrategy(space.index, cluster,
+                                Parsed("dp=2,tp=2,recompute=full"));
+  const auto [first, last] = Layers(space.index);
+  ASSERT_GT(last - first, 2);
+  // One layer keeps all it makes, another all but one of its results.
+  for (NodeId node : space.index.nodes_of_block[static_cast<size_t>(first)]) {
+    plan.ops[node.index()].recompute = false;
+  }
+  EXPECT_THAT(
+      TextbookName(space, plan),
+      HasSubstr(", full recomputation in " + std::to_string(last - first - 1) +
+                " of " + std::to_string(last - first) + " layers, with"));
+  const auto& nodes =
+      space.index.nodes_of_block[static_cast<size_t>(first + 1)];
+  for (size_t i = 1; i < nodes.size(); ++i) {
+    plan.ops[nodes[i].index()].recompute = false;
+  }
+  EXPECT_THAT(TextbookName(space, plan),
+              HasSubstr(", partial recomputation in "));
+}
+
 TEST(ChangesBetween, SaysWhatDiffersAndNothingElse) {
   const Graph graph = MlpGraph(4, 8, 4, 8, 16, 32);
   const Cluster cluster = Made("local-cpu:4");
