@@ -34,6 +34,12 @@ std::vector<std::string> Words(const std::string& text) {
   return words;
 }
 
+bool Has(const std::vector<Setting>& settings, const std::string& path) {
+  return std::ranges::any_of(settings, [&](const Setting& setting) {
+    return FilePathOf(setting.path) == FilePathOf(path);
+  });
+}
+
 Result<Scenario> ScenarioOf(const Options& options) {
   Scenario scenario;
   scenario.model = options.model;
@@ -60,12 +66,21 @@ Result<Scenario> ScenarioOf(const Options& options) {
   for (const std::string& text : options.set) {
     auto setting = ParseSetting(text);
     if (!setting) return setting.error().At("--set");
+    if (Has(scenario.settings, setting->path)) {
+      return InvalidInput("given twice", "--set " + setting->path);
+    }
     scenario.settings.push_back(*std::move(setting));
   }
   scenario.failed = options.fail;
   for (const std::string& text : options.slow) {
     auto setting = ParseSetting(text);
     if (!setting) return setting.error().At("--slow");
+    if (Has(scenario.slow, setting->path)) {
+      return InvalidInput("given twice", "--slow " + setting->path);
+    }
+    if (std::ranges::find(options.fail, setting->path) != options.fail.end()) {
+      return InvalidInput("has failed (--fail)", "--slow " + setting->path);
+    }
     scenario.slow.push_back(*std::move(setting));
   }
   if (scenario.strategy) {
@@ -75,7 +90,8 @@ Result<Scenario> ScenarioOf(const Options& options) {
   return scenario;
 }
 
-Result<std::vector<Axis>> AxesOf(const Options& options) {
+Result<std::vector<Axis>> AxesOf(const Options& options,
+                                 const Scenario& scenario) {
   std::vector<Axis> axes;
   for (const std::string& text : options.vary) {
     auto axis = ParseAxis(text);
@@ -84,6 +100,10 @@ Result<std::vector<Axis>> AxesOf(const Options& options) {
       return FilePathOf(other.path) == FilePathOf(axis->path);
     });
     if (known) return InvalidInput("given twice", "--vary " + axis->path);
+    if (Has(scenario.settings, axis->path)) {
+      return InvalidInput("has a value already (--set)",
+                          "--vary " + axis->path);
+    }
     if (options.replan && axis->path.starts_with("strategy.")) {
       return InvalidInput("has no effect with --replan, which plans each cell",
                           "--vary " + axis->path);
@@ -194,7 +214,7 @@ std::string CommandText(const Options& options) {
 Result<int> RunWhatif(const Options& options) {
   TESSERA_RETURN_IF_ERROR(CheckFlags(options));
   TESSERA_TRY(Scenario scenario, ScenarioOf(options));
-  TESSERA_TRY(const std::vector<Axis> axes, AxesOf(options));
+  TESSERA_TRY(const std::vector<Axis> axes, AxesOf(options, scenario));
   size_t cells = 1;
   for (const Axis& axis : axes) {
     cells *= axis.values.size();

@@ -179,6 +179,11 @@ bad "more than 10000 cells" --vary "batch=$many" --vary "seq=$many" \
   --vary "strategy.tp=$many"
 bad "given twice" --vary device.memory=1,2GB \
   --vary 'device_types[*].memory=1,2GB'
+bad "has a value already" --set device_types[*].memory=1GB \
+  --vary device.memory=1,2GB
+bad "given twice" --set nodes=1 --set nodes=2
+bad "given twice" --slow device0=2x --slow device0=3x
+bad "has failed" --fail device1 --slow device1=2x
 bad "needs --jitter" --samples 5
 bad "one table" --csv --fit --scaling-limit 0.5
 bad "--json has" --csv --jitter 5%
