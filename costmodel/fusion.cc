@@ -35,10 +35,23 @@ bool IsLinear(const Node& node) {
   return node.op->name.starts_with("linear");
 }
 
+// The forward node of a gradient's.
+const Node& LayerOf(const Graph& graph, const Node& node) {
+  return node.forward.valid() ? graph.node(node.forward) : node;
+}
+
+void MarkHead(const Graph& graph, std::vector<Fusion>& fusion) {
+  std::set<TensorId> logits;
+  for (const Node& node : graph.nodes) {
+    if (node.op->name == "cross_entropy") logits.insert(node.operands[0]);
+  }
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& layer = LayerOf(graph, graph.nodes[i]);
+    fusion[i].of_head = IsLinear(layer) && logits.contains(layer.results[0]);
+  }
+}
+
 void FuseProjections(const Graph& graph, std::vector<Fusion>& fusion) {
-  const auto layer_of = [&](const Node& node) -> const Node& {
-    return node.forward.valid() ? graph.node(node.forward) : node;
-  };
   std::map<TensorId, double> readers;
   for (const Node& node : graph.nodes) {
     if (node.op->name == "linear") {
@@ -46,7 +59,7 @@ void FuseProjections(const Graph& graph, std::vector<Fusion>& fusion) {
     }
   }
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
-    const Node& layer = layer_of(graph.nodes[i]);
+    const Node& layer = LayerOf(graph, graph.nodes[i]);
     if (layer.op->name != "linear") continue;
     fusion[i].outputs =
         readers.at(layer.operands[0]) / ElementsOf(graph, layer.operands[1]);
@@ -145,6 +158,7 @@ void FuseElementwise(const Graph& graph, const Readers& readers,
 
 std::vector<Fusion> FusionOf(const Graph& graph, const Stack& stack) {
   std::vector<Fusion> fusion(graph.nodes.size());
+  MarkHead(graph, fusion);
   if (stack.fuses_projections) FuseProjections(graph, fusion);
   if (!stack.fuses_elementwise) return fusion;
 

@@ -25,6 +25,10 @@ struct Fusion {
   // bits: a norm or an elementwise kernel of which only linear layers read.
   // Otherwise rounding is a pass of its own.
   bool operand_rounded = false;
+  // Whether it is a product of the head, whose logits the loss reads: software
+  // of 8 and 4 bits leaves it in 16 (Megatron-Core's output_layer is none of
+  // Transformer Engine's; torchtitan's float8.filter_fqns names "output").
+  bool of_head = false;
 };
 
 // By node. `graph` is differentiated or not.

@@ -110,6 +110,15 @@ bool GathersParameters(const TaskView& view) {
              MemoryCategory::kParameter;
 }
 
+// Whether it reduces gradients to the ranks that ZeRO has cut them over.
+bool CutsGradients(const TaskView& view) {
+  const Task& task = *view.task;
+  return task.comm == CommKind::kReduceScatter && !task.optimizer &&
+         !task.reads.empty() &&
+         view.values[task.reads[0].index()].category ==
+             MemoryCategory::kGradient;
+}
+
 // The rule of a kernel that walks over flat lists: "n+n->n".
 std::string FlatRule(size_t operands) {
   std::string rule;
@@ -224,6 +233,7 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
     attributes.push_back(fusion.outputs);
     attributes.push_back(fusion.traffic);
     attributes.push_back(fusion.operand_rounded);
+    attributes.push_back(fusion.of_head);
     const auto [it, is_new] = signatures.try_emplace(
         {std::string(n.op->name) + " " + n.rule.ToString(), attributes},
         static_cast<int>(signatures.size()));
@@ -382,12 +392,15 @@ IntKey Pricer::KeyOf(const TaskView& view) const {
     key.push_back(IsBesideProducts(view)    ? 1
                   : GathersParameters(view) ? 2
                   : MovesSlots(view)        ? 3
+                  : CutsGradients(view)     ? 4
                                             : 0);
+    key.push_back(Shards(view));
     return key;
   }
   if (task.kind == TaskKind::kSend) {
     key.push_back(view.pair_class);
     key.push_back(Payload(view).value);
+    key.push_back(SplitAxes(view));
     return key;
   }
   if (task.kind == TaskKind::kCompute) {
@@ -515,10 +528,50 @@ bool Pricer::MovesSlots(const TaskView& view) const {
   return tensor.valid() && exchanged_slots_[tensor.index()];
 }
 
-// The payload of a collective, or what is left of it where a token is sent to a
+// The axes of ranks that have alike what a send carries, each of which sends a
+// part of it.
+AxisSet Pricer::SplitAxes(const TaskView& view) const {
+  const Task& task = *view.task;
+  const SplitSends split = cluster_.stack.split_sends;
+  if (split == SplitSends::kNever || task.kind != TaskKind::kSend ||
+      !SameMesh(*view.group, *view.peer_group)) {
+    return 0;
+  }
+  const Value& sent = view.values[task.reads[0].index()];
+  if ((task.pass != Pass::kForward && split != SplitSends::kAlways) ||
+      sent.category == MemoryCategory::kGradient ||
+      sent.layout != view.peer->layout) {
+    return 0;
+  }
+  return sent.layout.replicated(*view.group);
+}
+
+// The tensors of the lists that the host makes for gathers of cut parameters
+// and reductions of their gradients (Stack::host_per_shard): of each parameter
+// one for each rank.
+int64_t Pricer::Shards(const TaskView& view) const {
+  const bool gathers = GathersParameters(view);
+  if (cluster_.stack.host_per_shard == Duration{} ||
+      (!gathers && !CutsGradients(view))) {
+    return 0;
+  }
+  int64_t parameters = 0;
+  for (const ValueId id : gathers ? view.task->writes : view.task->reads) {
+    const Value& whole = view.values[id.index()];
+    if (Elements(whole, *view.group) >= Stack::kLeastSharded) ++parameters;
+  }
+  return parameters * view.group->Size(view.task->axes);
+}
+
+// What each of the ranks that have the payload of a send alike sends of it; the
+// payload of a collective, or what is left of it where a token is sent to a
 // host once. (The copies to several experts of one host take faster links.)
 Bytes Pricer::Sent(const TaskView& view) const {
   const Bytes payload = Payload(view);
+  if (const AxisSet split = SplitAxes(view); split != 0) {
+    const int64_t ranks = view.group->Size(split);
+    return {(payload.value + ranks - 1) / ranks};
+  }
   if (view.task->kind != TaskKind::kComm ||
       !cluster_.stack.experts_once_per_host || !MovesSlots(view)) {
     return payload;
@@ -691,8 +744,8 @@ void Pricer::AddStack(const TaskView& view, const OpCall& call,
                              : query.matmul->n) *= fused;
     query.matmul_share = 1 / (fused * stack.sustained);
   }
-  // No convolution of fp8 is in use.
-  if (query.matmul && !query.matmul->traffic &&
+  // No convolution of fp8 is in use, nor a head.
+  if (query.matmul && !query.matmul->traffic && !fusion.of_head &&
       stack.products != ProductType::kAsValues &&
       SizeOf(query.key.dtype) == 2) {
     query.products = stack.products;
@@ -719,6 +772,11 @@ void Pricer::AddStack(const TaskView& view, const OpCall& call,
   if (stack.attention == StackAttention::kFlash1) {
     query.attention_kernel = AttentionKernel::kFlash1;
   }
+  if (!view.task->optimizer && query.op_class == OpClass::kMemory) {
+    query.bytes =
+        Bytes{static_cast<int64_t>(stack.kernel_traffic * fusion.traffic *
+                                   static_cast<double>(query.bytes.value))};
+  }
   // Half of the passes in each direction. Where ranks share the logits, their
   // states are made from them and the rest from the states.
   const OpDef* op = OperatorOf(kernel);
@@ -732,11 +790,6 @@ void Pricer::AddStack(const TaskView& view, const OpCall& call,
           stack.logits_passes / 2 * SizeOf(DType::kFloat32) *
           static_cast<double>(Elements(logits, *view.group)))};
     }
-  }
-  if (!view.task->optimizer && query.op_class == OpClass::kMemory) {
-    query.bytes =
-        Bytes{static_cast<int64_t>(stack.kernel_traffic * fusion.traffic *
-                                   static_cast<double>(query.bytes.value))};
   }
   if (view.task->optimizer && kernel == "adamw") {
     query.bytes = Bytes{static_cast<int64_t>(
@@ -890,6 +943,14 @@ TaskCost Pricer::Compute(const TaskView& view) const {
       query.device = &first;
       query.collective = true;
       query.collective_seconds = option.Seconds(Sent(view));
+      if (const AxisSet split = SplitAxes(view); split != 0) {
+        const auto subgroups = SubgroupDevices(pair.peer, split);
+        query.collective_seconds +=
+            CollectiveModel::Best(
+                collectives_.Options(CommKind::kAllGather, subgroups),
+                Payload(view))
+                .Seconds(Payload(view));
+      }
       if (!send && IsBesideProducts(view)) {
         query.collective_seconds *= cluster_.stack.tensor_exposed;
       } else if (!send && MovesSlots(view)) {
@@ -902,6 +963,8 @@ TaskCost Pricer::Compute(const TaskView& view) const {
                        static_cast<double>(Payload(view).value) / most);
         }
       }
+      query.collective_seconds += static_cast<double>(Shards(view)) *
+                                  cluster_.stack.host_per_shard.seconds();
       const Cost cost = PriceOf(query, profile_);
       seconds = cost.seconds;
       source = cost.source;

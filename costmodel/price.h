@@ -19,7 +19,9 @@
 //   kComm     the collective over all subgroups of `axes` at once; several
 //             buffers are one payload.
 //   kSend     pairs of ranks: destination rank j of n receives its block from
-//             source rank j*m/n of m.
+//             source rank j*m/n of m. Where the stack splits sends, each of
+//             the ranks that have the block alike sends a part, and the
+//             destination's gather them.
 //   kRecv     nothing where communication has streams of its own (the send
 //             carries the time); else the copy out.
 //
@@ -149,6 +151,8 @@ class Pricer {
   double TierSeconds(const TaskView& view, CostSource& source) const;
   ProfileKey ExchangeKey(const TaskView& view) const;
   bool MovesSlots(const TaskView& view) const;
+  AxisSet SplitAxes(const TaskView& view) const;
+  int64_t Shards(const TaskView& view) const;
   Bytes Sent(const TaskView& view) const;
   std::vector<std::vector<DeviceId>> Exchanging(const TaskView& view,
                                                 const DeviceGroup& group,
@@ -167,7 +171,7 @@ class Pricer {
   std::vector<int> signature_;     // by node: operator and rule
   std::vector<Fusion> fusion_;     // by node
   Routing routing_;
-  std::vector<bool> exchanged_slots_;                  // by tensor
+  std::vector<bool> exchanged_slots_;  // by tensor
   std::unordered_map<std::string_view, int> kernels_;
 
   mutable std::shared_mutex class_mutex_;

@@ -32,7 +32,7 @@ constexpr size_t kSourceEnds = 26;
 struct RunResult {
   const PublishedRun* run = nullptr;
   std::optional<double> predicted_s;
-  MemoryUse predicted_memory;  // of the fullest device
+  MemoryUse predicted_memory;  // of the fullest device that is looked at
   std::string refused;         // why, if there is no prediction
   std::vector<std::string> assumptions;
 
@@ -64,7 +64,7 @@ Result<void> Predict(std::span<const Stack> stacks, RunResult& result) {
   const Evaluation evaluation = evaluator.Evaluate(plan);
   result.predicted_s = evaluation.step_time.seconds();
   result.predicted_memory =
-      *std::ranges::max_element(evaluation.memory, {}, &MemoryUse::total);
+      ReadBy(MeasuredMemoryOf(run).measure, cluster, plan, evaluation);
   return {};
 }
 

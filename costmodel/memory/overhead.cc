@@ -26,12 +26,6 @@ int CommunicatorsOf(const Plan& plan, const DeviceSet& set) {
   return inner == 0 ? 0 : inner + 1;
 }
 
-bool UsesZero(const Plan& plan) {
-  return std::ranges::any_of(plan.weights, [](const WeightPlacement& weight) {
-    return weight.zero_stage > 0 && weight.zero_axes != 0;
-  });
-}
-
 void AddOverhead(const Stack& stack, const TrainingOptions& options,
                  DType dtype, const Plan& plan, const DeviceSet& set,
                  MemoryUse& use) {
@@ -43,9 +37,7 @@ void AddOverhead(const Stack& stack, const TrainingOptions& options,
     part(category) += bytes;
     use.total += bytes;
   };
-  if (memory.zero_bucket > Bytes{} && UsesZero(plan)) {
-    add(MemoryCategory::kCommunication, {2 * memory.zero_bucket.value});
-  }
+  add(MemoryCategory::kCommunication, {2 * memory.zero_bucket.value});
   const int64_t passing = part(MemoryCategory::kActivation).value +
                           part(MemoryCategory::kCommunication).value +
                           part(MemoryCategory::kWorkspace).value;

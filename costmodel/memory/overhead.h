@@ -14,12 +14,9 @@ namespace tessera {
 // pipeline where there are several groups, one of all devices.
 int CommunicatorsOf(const Plan& plan, const DeviceSet& set);
 
-// Whether ZeRO cuts something of a weight anywhere.
-bool UsesZero(const Plan& plan);
-
 // Adds to a device's peak
 //   framework      context + communicators * communicator
-//   communication  where the plan uses ZeRO 2 * zero_bucket
+//   communication  2 * zero_bucket
 //   allocator      fragmentation * (activations + communication + workspace),
 //                  and where fp16 gradients are copied for the step, in fp32
 //                  those that the device's optimizer reads: 4 bytes of its 12 a

@@ -268,18 +268,39 @@ AttentionKernel DefaultAttention(GpuGeneration generation) {
                                               : AttentionKernel::kFlash1;
 }
 
+namespace {
+
+// Heads are as wide as a kernel that there is: FlashAttention's of 16, 32, 64
+// and 128 (csrc/flash_attn, v0.2 to v1), then of multiples of 32 (v2's
+// flash_fwd_hdim32 to 256). Wider ones as they are.
+double KernelWidth(AttentionKernel kernel, double width) {
+  if (kernel == AttentionKernel::kFlash1) {
+    for (const double known : {16, 32, 64, 128}) {
+      if (width <= known) return known;
+    }
+  }
+  if (kernel == AttentionKernel::kFlash2 && width <= 256) {
+    return std::ceil(width / 32) * 32;
+  }
+  return width;
+}
+
+}  // namespace
+
 double AttentionSeconds(const DeviceType& device, const AttentionShape& shape,
                         DType dtype, AttentionKernel kernel, bool backward) {
   const AttentionConstants& c = ConstantsOf(kernel, device.generation);
   const double peak = device.Peak(dtype).value;
   TESSERA_CHECK(peak > 0) << device.name << " has no " << NameOf(dtype);
-  const double width = (shape.qk_width + shape.v_width) / 2;
+  const double qk_width = KernelWidth(kernel, shape.qk_width);
+  const double v_width = KernelWidth(kernel, shape.v_width);
+  const double width = (qk_width + v_width) / 2;
   const double reached = std::min(1.0, device.compute_efficiency *
                                            (backward ? c.backward : c.forward) *
                                            width / (width + c.half_width));
   const double rate = peak * reached / device.multiprocessors;
-  const double products = backward ? 3 * shape.qk_width + 2 * shape.v_width
-                                   : shape.qk_width + shape.v_width;
+  const double products =
+      backward ? 3 * qk_width + 2 * v_width : qk_width + v_width;
   const double per_key = 2 * kQueriesPerBlock * products / rate;
   const double blocks =
       shape.batch * shape.heads * std::ceil(shape.queries / kQueriesPerBlock);

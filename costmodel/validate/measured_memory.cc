@@ -1,8 +1,12 @@
 #include "costmodel/validate/measured_memory.h"
 
+#include <algorithm>
 #include <array>
+#include <vector>
 
 #include "costmodel/validate/words.h"
+#include "planner/base/check.h"
+#include "planner/plan/stages.h"
 
 namespace tessera {
 namespace {
@@ -23,6 +27,10 @@ constexpr MeasureRow kMeasures[] = {
     {"bigscience", MemoryMeasure::kDevice, kGigabyte},
     // alpa/util.py: GB = 1 << 30, of get_max_memory_allocated.
     {"alpa", MemoryMeasure::kAllocated, kGibibyte},
+    // torchtitan/metrics.py prints the allocator's peak of reserved bytes.
+    {"torchtitan", MemoryMeasure::kReserved, kGibibyte},
+    // "Memory in use of all of the card", in GiB (its README files' "mem").
+    {"flagperf", MemoryMeasure::kDevice, kGibibyte},
     {"max_memory_reserved", MemoryMeasure::kReserved, kGibibyte},
     {"max_memory_allocated", MemoryMeasure::kAllocated, kGibibyte},
     {"nvidia-smi", MemoryMeasure::kDevice, kGigabyte},
@@ -62,6 +70,25 @@ Bytes CountedBy(MemoryMeasure measure, const MemoryUse& use) {
       break;
   }
   return use.total;
+}
+
+const MemoryUse& ReadBy(MemoryMeasure measure, const Cluster& cluster,
+                        const Plan& plan, const Evaluation& evaluation) {
+  const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
+  const MemoryUse* fullest = nullptr;
+  for (size_t s = 0; s < sets.size(); ++s) {
+    const bool read =
+        measure != MemoryMeasure::kDevice ||
+        std::ranges::any_of(sets[s].devices, [&](DeviceId device) {
+          return cluster.devices[device.index()].node == 0;
+        });
+    const MemoryUse& use = evaluation.memory[s];
+    if (read && (fullest == nullptr || use.total > fullest->total)) {
+      fullest = &use;
+    }
+  }
+  TESSERA_CHECK(fullest != nullptr) << "no device on the first host";
+  return *fullest;
 }
 
 }  // namespace tessera

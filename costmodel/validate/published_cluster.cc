@@ -229,8 +229,26 @@ constexpr std::array kSystems = {
     SystemName{"dgx1", "v100-32gb", "ib-edr", 2},
 };
 
+// Where a row names no network, by its source.
+struct SourceSystem {
+  std::string_view word;  // of the source
+  std::string_view system;
+};
+constexpr SourceSystem kSourceSystems[] = {
+    // "All GPUs are A100s with 40GB of memory" (arXiv 2304.01373, table 5), and
+    // the data lies on AWS's file system, "/fsx/pile" (EleutherAI/pythia,
+    // models/*.yml): of AWS's instances p4d has such GPUs.
+    {"pythia", "p4d"},
+};
+
 const SystemName* SystemOf(const PublishedRun& run) {
-  const std::string words = Lower(run.gpu + " " + run.inter_link);
+  std::string words = Lower(run.gpu + " " + run.inter_link);
+  if (run.inter_link.empty()) {
+    const std::string source = Lower(run.source);
+    for (const SourceSystem& row : kSourceSystems) {
+      if (Has(source, row.word)) words += " " + std::string(row.system);
+    }
+  }
   for (const SystemName& row : kSystems) {
     if (HasWord(words, row.word)) return &row;
   }

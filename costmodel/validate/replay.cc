@@ -190,6 +190,51 @@ std::optional<bool> OverlapsTensorCollectives(const std::string& notes) {
   return {};
 }
 
+// Where the table has no ZeRO stage, by the scripts that the source ran.
+struct ZeroDefault {
+  std::string_view word;  // of the source
+  int stage;
+};
+constexpr ZeroDefault kZeroDefaults[] = {
+    // train/tr3-1B3-baseline/tr3m-1B3-emb-norm-pile.slurm: ZERO_STAGE=1
+    {"bigscience", 1},
+    // benchmark/alpa: prefer_reduce_scatter=True, "ZeRO-2-like"
+    {"alpa", 2},
+};
+
+// The row's stage; nothing for words that name none.
+std::optional<int> ZeroStageOf(const PublishedRun& run) {
+  if (const auto zero = ReadZero(Lower(run.zero_stage))) return zero->stage;
+  if (!run.zero_stage.empty()) return {};
+  const auto* const row = std::ranges::find_if(
+      kZeroDefaults,
+      [&](const ZeroDefault& r) { return Has(Lower(run.source), r.word); });
+  return row == std::end(kZeroDefaults) ? 0 : row->stage;
+}
+
+// The row's words of recomputation. Where torchtitan says no more than
+// "selective" it is the way that its configurations have by default
+// (selective_ac_option = "op"), not Megatron's.
+std::string RecomputeTextOf(const PublishedRun& run) {
+  std::string text = Lower(run.recompute);
+  if (text == "selective" && Has(Lower(run.source), "torchtitan")) {
+    text = "selective (op)";
+  }
+  return text;
+}
+
+// Megatron or Hugging Face's layers under DeepSpeed's engine.
+bool IsDeepSpeed(const PublishedRun& run) {
+  const std::string source = Lower(run.source);
+  if (Has(source, "bigscience")) {
+    return !Has(Lower(run.notes), "megatron alone");
+  }
+  return Has(source, "vtrain") || Has(source, "pythia") ||
+         Has(source, "gpt-neox") || Has(source, "deepspeed") ||
+         Has(Lower(run.zero_stage), "deepspeed") ||
+         Has(Lower(run.notes), "megatron-deepspeed");
+}
+
 }  // namespace
 
 Stack StackOf(const PublishedRun& run, std::span<const Stack> stacks,
@@ -231,9 +276,16 @@ Stack StackOf(const PublishedRun& run, std::span<const Stack> stacks,
   // Its optimizer reduces gradients in their own type (InternEvo,
   // hybrid_zero_optim.py), which is the parameters'.
   stack.memory.bf16_gradients |= Has(Lower(run.source), "internevo");
-  if (Has(Lower(run.source), "bigscience") ||
-      Has(Lower(run.zero_stage), "deepspeed")) {
-    stack.memory.zero_bucket = kDeepSpeedBucket;
+  if (IsDeepSpeed(run)) {
+    // Its optimizer has them with one replica, too.
+    if (ZeroStageOf(run).value_or(0) > 0) {
+      stack.memory.zero_bucket = kDeepSpeedBucket;
+    }
+    // Activations cross in parts, their gradients whole (is_pipe_partitioned
+    // and is_grad_partitioned of runtime/pipe/engine.py, v0.3.13 to v0.5).
+    if (stack.split_sends == SplitSends::kAlways) {
+      stack.split_sends = SplitSends::kForward;
+    }
   }
   if (ComparesWithMegatron(run)) {
     const Stack& megatron = named("megatron-2021");
@@ -255,18 +307,6 @@ Stack StackOf(const PublishedRun& run, std::span<const Stack> stacks,
   }
   return stack;
 }
-
-// Where the table has no ZeRO stage, by the scripts that the source ran.
-struct ZeroDefault {
-  std::string_view word;  // of the source
-  int stage;
-};
-constexpr ZeroDefault kZeroDefaults[] = {
-    // train/tr3-1B3-baseline/tr3m-1B3-emb-norm-pile.slurm: ZERO_STAGE=1
-    {"bigscience", 1},
-    // benchmark/alpa: prefer_reduce_scatter=True, "ZeRO-2-like"
-    {"alpa", 2},
-};
 
 Result<Strategy> StrategyOf(const PublishedRun& run, Words& assumptions) {
   Strategy strategy;
@@ -311,14 +351,9 @@ Result<Strategy> StrategyOf(const PublishedRun& run, Words& assumptions) {
     strategy.schedule = "zb-h1";
   }
 
-  const auto* const by_source = std::ranges::find_if(
-      kZeroDefaults,
-      [&](const ZeroDefault& r) { return Has(Lower(run.source), r.word); });
-  if (run.zero_stage.empty() && by_source != std::end(kZeroDefaults)) {
-    strategy.zero = by_source->stage;
-    assumptions.push_back("ZeRO stage " + std::to_string(by_source->stage));
-  } else if (run.zero_stage.empty()) {
-    assumptions.push_back("ZeRO stage 0");
+  if (run.zero_stage.empty()) {
+    strategy.zero = *ZeroStageOf(run);
+    assumptions.push_back("ZeRO stage " + std::to_string(strategy.zero));
   } else if (const auto zero = ReadZero(Lower(run.zero_stage))) {
     strategy.zero = zero->stage;
     if (zero->offloads_optimizer) strategy.optimizer_tier = MemoryTier::kHost;
@@ -345,7 +380,7 @@ Result<Strategy> StrategyOf(const PublishedRun& run, Words& assumptions) {
     strategy.zero_group = 0;
   }
 
-  const auto recompute = ReadRecompute(Lower(run.recompute));
+  const auto recompute = ReadRecompute(RecomputeTextOf(run));
   if (recompute) {
     strategy.recompute = recompute->level;
   } else if (run.recompute.empty()) {
@@ -358,7 +393,7 @@ Result<Strategy> StrategyOf(const PublishedRun& run, Words& assumptions) {
 
 void SetRecomputeOf(const PublishedRun& run, const GraphIndex& index,
                     Plan& plan) {
-  const auto words = ReadRecompute(Lower(run.recompute));
+  const auto words = ReadRecompute(RecomputeTextOf(run));
   if (!words) return;
   const Graph& graph = *index.graph;
   const auto has = [&](NodeId id, std::span<const std::string_view> fragments) {
@@ -388,6 +423,19 @@ void SetRecomputeOf(const PublishedRun& run, const GraphIndex& index,
 }
 
 namespace {
+
+// Where the table has no vocabulary, by the source.
+struct Vocabulary {
+  std::string_view word;  // of the source
+  int64_t size;
+};
+constexpr Vocabulary kVocabularies[] = {
+    // A SentencePiece model (sail-sg/zero-bubble-pipeline-parallelism, its
+    // example's tokenizer.model); the sizes printed of its four models, 1.5,
+    // 6.2, 14.6 and 28.3 thousand million parameters, leave 25,500 to 33,500
+    // words with the embedding tied (12 h^2 + 13 h a layer, 1,024 positions).
+    {"zero bubble", 32000},
+};
 
 // A model with multi-head latent attention. The table has its width, layers,
 // heads and experts, "18432(dense first 3)/2048(expert)+2048(shared)"; what it
@@ -495,9 +543,12 @@ Result<Graph> GraphOf(const PublishedRun& run, Words& assumptions) {
   if (!ffn) return CannotMap("'" + run.ffn + "'", "ffn");
   int64_t vocab = run.vocab;
   if (vocab == 0) {
+    const auto* const row = std::ranges::find_if(
+        kVocabularies,
+        [&](const Vocabulary& r) { return Has(Lower(run.source), r.word); });
     // GPT-2's, padded to a multiple of 128 as Megatron does.
-    vocab = 50304;
-    assumptions.push_back("vocabulary of 50304");
+    vocab = row == std::end(kVocabularies) ? 50304 : row->size;
+    assumptions.push_back("vocabulary of " + std::to_string(vocab));
   }
 
   JsonValue json;

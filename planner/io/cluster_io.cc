@@ -52,6 +52,8 @@ proto::Stack ToProto(const Stack& stack) {
   row.set_optimizer_traffic(stack.optimizer_traffic);
   row.set_sustained(stack.sustained);
   row.set_sharded_bytes_per_second(stack.sharded_bandwidth.value);
+  row.set_host_seconds_per_shard(stack.host_per_shard.seconds());
+  row.set_split_sends(static_cast<proto::SplitSends>(stack.split_sends));
   row.set_tensor_exposed(stack.tensor_exposed);
   row.set_experts_exposed(stack.experts_exposed);
   row.set_experts_once_per_host(stack.experts_once_per_host);
@@ -227,6 +229,15 @@ Result<Cluster> FromProto(const proto::Cluster& in) {
     out.stack.optimizer_traffic = row.optimizer_traffic();
     out.stack.sustained = row.sustained();
     out.stack.sharded_bandwidth = {row.sharded_bytes_per_second()};
+    TESSERA_TRY(out.stack.host_per_shard,
+                ToDuration(row.host_seconds_per_shard(),
+                           "stack.host_seconds_per_shard"));
+    if (row.split_sends() < 0 ||
+        row.split_sends() > proto::SPLIT_SENDS_ALWAYS) {
+      return InvalidInput("must be SPLIT_SENDS_NEVER, _FORWARD or _ALWAYS",
+                          "stack.split_sends");
+    }
+    out.stack.split_sends = static_cast<SplitSends>(row.split_sends());
     out.stack.tensor_exposed = row.tensor_exposed();
     if (row.has_experts_exposed()) {
       out.stack.experts_exposed = row.experts_exposed();

@@ -126,6 +126,8 @@ void CheckStack(const Stack& stack, Problems& problems) {
   problems.RequireFraction(stack.sustained, "stack.sustained");
   problems.RequireNotNegative(stack.sharded_bandwidth.value,
                               "stack.sharded_bandwidth");
+  problems.RequireLatency(stack.host_per_shard.seconds(),
+                          "stack.host_per_shard");
   problems.RequireNotNegative(stack.tensor_exposed, "stack.tensor_exposed");
   problems.RequireNotNegative(stack.experts_exposed, "stack.experts_exposed");
   const auto bytes = [](Bytes b) { return static_cast<double>(b.value); };

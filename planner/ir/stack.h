@@ -24,6 +24,10 @@ enum class StackAttention : uint8_t {
              // them back (product, softmax, dropout, product)
 };
 
+// Which activations, that ranks of a stage hold alike, cross to the next one in
+// parts: each rank sends one, and the receivers gather them.
+enum class SplitSends : uint8_t { kNever, kForward, kAlways };
+
 // What becomes of the logits between the head and the loss.
 enum class StackLogits : uint8_t {
   kAsValues,  // read by the loss as the head leaves them
@@ -46,8 +50,9 @@ struct StackMemory {
   // Gradients that ZeRO cuts are whole until the end of the backward: their
   // reductions are combined into one.
   bool whole_gradients = false;
-  // Where ZeRO cuts anything, of each of two flat buffers: through one go
-  // gradients to be reduced, through the other parameters that were gathered.
+  // Of each of two flat buffers of an optimizer that is made for ZeRO: through
+  // one go gradients to be reduced, through the other parameters that were
+  // gathered.
   Bytes zero_bucket = {};
   StackLogits logits = StackLogits::kAsValues;
   // Of a process before its first tensor: the driver's context and the code of
@@ -77,7 +82,8 @@ struct Stack {
   // kernel before a product rounds its operand (costmodel/fusion.h).
   bool fuses_elementwise = false;
   // Times that the loss goes over its logits in fp32, beyond the fused kernel
-  // that reads them once in each direction.
+  // that reads them once in each direction. As they are: kernel_traffic is not
+  // theirs.
   double logits_passes = 0;
   // Memory traffic of kernels between the products (norms, activations, sums)
   // over that of one pass over their operands and results.
@@ -101,6 +107,12 @@ struct Stack {
   // whatever the links do: they may come one by one, each waited for. 0: no
   // bound.
   BytesPerSecond sharded_bandwidth;
+  // Of the host, for each rank that a cut parameter is gathered from, or its
+  // gradient reduced to: of lists of tensors each is sliced and copied by
+  // itself. Parameters below kLeastSharded elements are not cut in truth.
+  Duration host_per_shard;
+  static constexpr int64_t kLeastSharded = 100'000;
+  SplitSends split_sends = SplitSends::kNever;
   ProductType products = ProductType::kAsValues;
   StackMemory memory;
   bool operator==(const Stack&) const = default;

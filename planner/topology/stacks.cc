@@ -32,27 +32,43 @@ struct StackRow {
   StackAttention attention;
   bool overlaps;
   bool fuses_elementwise;
+  double host_per_shard;  // s
+  SplitSends split_sends;
   std::string_view source;
 };
 
+// What Python takes to slice a tensor and PyTorch to start a copy. DeepSpeed's
+// ZeRO-3 until 0.5 gathers each parameter into a list of one tensor for each
+// rank, and reduces its gradient from such a list, having waited for the device
+// (runtime/zero/partition_parameters.py, v0.3.13); PyTorch copies them one by
+// one from and to what NCCL moves.
+constexpr double kHostPerShard = 1e-5;
+
 constexpr StackRow kRows[] = {
-    {"megatron-2021", StackAttention::kUnfused, false, true,
+    // --no-scatter-gather-tensors-in-pipeline is off (megatron/arguments.py;
+    // Narayanan et al. 2021, section 4.1).
+    {"megatron-2021", StackAttention::kUnfused, false, true, kHostPerShard,
+     SplitSends::kAlways,
      "Megatron-LM and Megatron-DeepSpeed of 2021 and 2022: fp16, attention of "
      "separate products and a fused softmax, Apex's fused Adam, no "
      "communication beside kernels"},
-    {"megatron-core-2024", StackAttention::kFused, true, true,
+    {"megatron-core-2024", StackAttention::kFused, true, true, 0,
+     SplitSends::kNever,
      "Megatron-Core, NeMo and Megatron-Bridge since 2023: Transformer Engine, "
      "cuDNN attention, distributed optimizer overlapped with the passes"},
-    {"torchtitan-2024", StackAttention::kFused, true, true,
+    {"torchtitan-2024", StackAttention::kFused, true, true, 0,
+     SplitSends::kNever,
      "PyTorch's fully sharded data parallelism with FlashAttention-2 and "
      "later, compiled (fms-fsdp, torchtitan)"},
-    {"pytorch-fsdp-2023", StackAttention::kFlash1, true, false,
+    {"pytorch-fsdp-2023", StackAttention::kFlash1, true, false, 0,
+     SplitSends::kNever,
      "PyTorch's first fully sharded data parallelism with Triton's or the "
      "first FlashAttention (llm-foundry)"},
-    {"pytorch-eager-2022", StackAttention::kUnfused, true, false,
+    {"pytorch-eager-2022", StackAttention::kUnfused, true, false, 0,
+     SplitSends::kNever,
      "PyTorch with distributed data parallelism (Hugging Face transformers): "
      "attention of separate kernels"},
-    {"xla-2022", StackAttention::kUnfused, false, true,
+    {"xla-2022", StackAttention::kUnfused, false, true, 0, SplitSends::kNever,
      "JAX's XLA of 2022 as Alpa has it: compiled, attention not fused, no "
      "communication beside kernels"},
 };
@@ -138,6 +154,8 @@ Stack Made(const StackRow& row) {
   stack.kernel_traffic = figures->kernel_traffic;
   stack.optimizer_traffic = figures->optimizer_traffic;
   stack.sustained = figures->sustained;
+  stack.host_per_shard = Duration::FromSeconds(row.host_per_shard);
+  stack.split_sends = row.split_sends;
   stack.tensor_exposed = figures->tensor_exposed;
   stack.sharded_bandwidth = {figures->sharded_bandwidth};
   const auto* const memory =
@@ -183,6 +201,7 @@ Result<void> SetFlag(std::string_view key, std::string_view text, bool& flag) {
 // The names of an enumeration's values, in their order.
 constexpr std::string_view kAttentionNames[] = {"fused", "flash1", "unfused"};
 constexpr std::string_view kProductNames[] = {"as-values", "fp8", "fp4"};
+constexpr std::string_view kSplitNames[] = {"never", "forward", "always"};
 constexpr std::string_view kLogitsNames[] = {"as-values", "fp32", "never"};
 
 template <typename Enum>
@@ -208,6 +227,14 @@ Result<void> SetNumber(Stack& stack, std::string_view key,
   return {};
 }
 
+template <Duration Stack::*kField>
+Result<void> SetSeconds(Stack& stack, std::string_view key,
+                        std::string_view value) {
+  TESSERA_TRY(const double seconds, Number(key, value, 0, 1));
+  stack.*kField = Duration::FromSeconds(seconds);
+  return {};
+}
+
 template <Bytes StackMemory::*kField>
 Result<void> SetBytes(Stack& stack, std::string_view key,
                       std::string_view value) {
@@ -217,12 +244,11 @@ Result<void> SetBytes(Stack& stack, std::string_view key,
 }
 
 constexpr Key kKeys[] = {
-    {"host",
-     [](Stack& stack, std::string_view key,
-        std::string_view value) -> Result<void> {
-       TESSERA_TRY(const double seconds, Number(key, value, 0, 1));
-       stack.host_per_operator = Duration::FromSeconds(seconds);
-       return {};
+    {"host", SetSeconds<&Stack::host_per_operator>},
+    {"host-per-shard", SetSeconds<&Stack::host_per_shard>},
+    {"split-sends",
+     [](Stack& stack, std::string_view key, std::string_view value) {
+       return SetName(key, value, kSplitNames, stack.split_sends);
      }},
     {"overlap",
      [](Stack& stack, std::string_view key, std::string_view value) {

@@ -380,7 +380,8 @@ INSTANTIATE_TEST_SUITE_P(
              "dgx1-v100-32gb:2x4",
              1,
              {},
-             "megatron-2021,whole-gradients=1,zero-bucket=1e6"},
+             "megatron-2021,whole-gradients=1,zero-bucket=1e6,"
+             "host-per-shard=1e-6"},
         Case{"llama_stack_without_logits",
              [] { return Llama(DType::kBFloat16); },
              "dgx-a100-80gb:1",

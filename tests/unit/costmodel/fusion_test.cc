@@ -45,6 +45,14 @@ TEST(Fusion, NothingWithoutIt) {
   }
 }
 
+TEST(Fusion, KnowsTheHead) {
+  auto fusion = ByName(Llama(), Stack());
+  EXPECT_TRUE(fusion["lm_head"].of_head);
+  EXPECT_TRUE(fusion["lm_head.d0"].of_head);
+  EXPECT_TRUE(fusion["lm_head.d1"].of_head);
+  EXPECT_FALSE(fusion["model.layers.0.self_attn.q_proj"].of_head);
+}
+
 // 4,096 queries and 1,024 keys and values each are 6,144 outputs of one
 // product; gate and up are alike.
 TEST(Fusion, ProjectionsOfOneActivation) {

@@ -341,6 +341,22 @@ TEST(AttentionSeconds, AMaskHalvesIt) {
   EXPECT_LT(seconds(true), 0.625 * seconds(false));
 }
 
+// FlashAttention has kernels for heads of 64 and 128, and its second version
+// for multiples of 32: heads of 80 are computed as 128 and 96 wide. Of so many
+// keys memory is nothing.
+TEST(AttentionSeconds, HeadsAreAsWideAsTheKernel) {
+  const DeviceType& device = DeviceTypeNamed("a100-sxm4-80gb");
+  const auto seconds = [&](AttentionKernel kernel, double width) {
+    return AttentionSeconds(device, Heads(4, 32, 8192, width, false),
+                            DType::kFloat16, kernel, false);
+  };
+  for (const auto& [kernel, as] : {std::pair{AttentionKernel::kFlash1, 128.0},
+                                   std::pair{AttentionKernel::kFlash2, 96.0}}) {
+    EXPECT_NEAR(seconds(kernel, 80), seconds(kernel, as),
+                1e-4 * seconds(kernel, as));
+  }
+}
+
 // Newer kernels are faster; one that stores 2 * 8 * 32 * 2048^2 bytes of scores
 // and passes over them four times is slower than all of them.
 TEST(AttentionSeconds, KernelsInTheirOrder) {

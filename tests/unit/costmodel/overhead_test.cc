@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "costmodel/validate/measured_memory.h"
+#include "planner/topology/topologies.h"
 
 namespace tessera {
 namespace {
@@ -50,8 +51,8 @@ Plan Pipeline() {
 }
 const DeviceSet kFirstStage = {"stage0", {GroupId(0)}, {}};
 
-// Context 50 and two communicators of 10 each; a tenth of 700 + 200 + 100; and
-// of 100 parameters' gradients fp32 copies.
+// Two buckets of 30; context 50 and two communicators of 10 each; a tenth of
+// 700 + 260 + 100; and of 100 parameters' gradients fp32 copies.
 TEST(Overhead, IsWhatTheStackTakes) {
   Stack stack;
   stack.memory.gradient_copies = true;
@@ -67,25 +68,41 @@ TEST(Overhead, IsWhatTheStackTakes) {
     return use.parts[static_cast<size_t>(category)];
   };
   EXPECT_EQ(part(MemoryCategory::kFramework), Bytes{70});
-  EXPECT_EQ(part(MemoryCategory::kAllocator), Bytes{100 + 400});
-  EXPECT_EQ(use.total, Bytes{2600 + 70 + 500});
-  EXPECT_EQ(CountedBy(MemoryMeasure::kAllocated, use), Bytes{2600});
-  EXPECT_EQ(CountedBy(MemoryMeasure::kReserved, use), Bytes{2600 + 500});
+  EXPECT_EQ(part(MemoryCategory::kCommunication), Bytes{200 + 60});
+  EXPECT_EQ(part(MemoryCategory::kAllocator), Bytes{106 + 400});
+  EXPECT_EQ(use.total, Bytes{2600 + 60 + 70 + 506});
+  EXPECT_EQ(CountedBy(MemoryMeasure::kAllocated, use), Bytes{2660});
+  EXPECT_EQ(CountedBy(MemoryMeasure::kReserved, use), Bytes{2660 + 506});
   EXPECT_EQ(CountedBy(MemoryMeasure::kDevice, use), use.total);
 
-  // bf16's gradients are in fp32 as they are. Where ZeRO cuts, there are two
-  // buckets, and of all that passes through a tenth more.
-  plan.weights = {{.zero_stage = 1, .zero_axes = 1}};
+  // bf16's gradients are in fp32 as they are.
   use = Peak();
   AddOverhead(stack, {}, DType::kBFloat16, plan, kFirstStage, use);
-  EXPECT_EQ(part(MemoryCategory::kCommunication), Bytes{200 + 60});
-  EXPECT_EQ(use.total, Bytes{2600 + 70 + 60 + 106});
+  EXPECT_EQ(use.total, Bytes{2600 + 60 + 70 + 106});
 }
 
 TEST(Overhead, TesserasOwnIsNone) {
   MemoryUse use = Peak();
   AddOverhead(Stack(), {}, DType::kFloat16, Pipeline(), kFirstStage, use);
   EXPECT_EQ(use, Peak());
+}
+
+// One stage on each host, the second the fuller one: the driver's figure is of
+// the first.
+TEST(MeasuredMemory, TheDriverIsAskedOnTheFirstHost) {
+  const Cluster cluster = *MakeCluster("dgx-a100-80gb:2");
+  Plan plan = Pipeline();
+  for (int d = 0; d < 8; ++d) {
+    plan.groups[0].devices.push_back(DeviceId(d));
+    plan.groups[1].devices.push_back(DeviceId(8 + d));
+  }
+  Evaluation evaluation;
+  evaluation.memory = {Peak(), Peak()};
+  evaluation.memory[1].total += Bytes{1};
+  EXPECT_EQ(&ReadBy(MemoryMeasure::kDevice, cluster, plan, evaluation),
+            &evaluation.memory[0]);
+  EXPECT_EQ(&ReadBy(MemoryMeasure::kAllocated, cluster, plan, evaluation),
+            &evaluation.memory[1]);
 }
 
 TEST(MeasuredMemory, IsByTheWordsOfTheRow) {
@@ -96,6 +113,11 @@ TEST(MeasuredMemory, IsByTheWordsOfTheRow) {
   EXPECT_EQ(MeasuredMemoryOf(run).bytes, Bytes{2'000'000'000});
   run.source = "bigscience-workshop/bigscience";
   EXPECT_EQ(MeasuredMemoryOf(run).measure, MemoryMeasure::kDevice);
+  run.source = "pytorch/torchtitan benchmarks";
+  EXPECT_EQ(MeasuredMemoryOf(run).measure, MemoryMeasure::kReserved);
+  run.source = "FlagOpen/FlagPerf training";
+  EXPECT_EQ(MeasuredMemoryOf(run).measure, MemoryMeasure::kDevice);
+  EXPECT_EQ(MeasuredMemoryOf(run).bytes, Bytes{int64_t{2} << 30});
   run.source = "somebody";
   run.notes = "mem=max_memory_reserved GiB worst rank";
   EXPECT_EQ(MeasuredMemoryOf(run).measure, MemoryMeasure::kReserved);

@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <numeric>
+#include <tuple>
 
 #include "costmodel/validate/published_cluster.h"
 #include "costmodel/validate/replay.h"
@@ -131,6 +134,26 @@ TEST(PublishedCluster, TakesTheRowsNetwork) {
                                              testing::DoubleNear(11.5e9, 1)))));
 }
 
+// Pythia's data lies on AWS: p4d.24xlarge has four cards of 100 Gb/s for eight
+// A100-40GB.
+TEST(PublishedCluster, KnowsTheSystemsOfSources) {
+  PublishedRun run = Selene22B();
+  run.source = "Pythia, arXiv 2304.01373 Table 5";
+  run.gpu = "A100-40GB";
+  run.gpus = 16;
+  run.inter_link = "";
+  std::vector<std::string> assumptions;
+  const auto cards = [&] {
+    const auto cluster = ClusterOf(run, assumptions);
+    return std::ranges::count(cluster->vertices, VertexKind::kNic,
+                              &Vertex::kind);
+  };
+  EXPECT_EQ(cards(), 2 * 4);
+  EXPECT_THAT(assumptions, Contains(HasSubstr("4 x efa-100g")));
+  run.inter_link = "8x HDR InfiniBand";
+  EXPECT_EQ(cards(), 2 * 8);
+}
+
 TEST(Replay, MakesTheGraphAndTheStrategy) {
   const PublishedRun run = Selene22B();
   std::vector<std::string> assumptions;
@@ -172,6 +195,49 @@ TEST(Replay, RefusesWhatIsNotThere) {
   EXPECT_EQ(StrategyOf(run, assumptions).error().where, "recompute");
 }
 
+// Its four models' printed sizes in thousand millions, with the embedding tied
+// and 1,024 positions: 12 l h^2 + 13 l h + (V + 1024) h + 2 h.
+TEST(Replay, ZeroBubblesVocabularyGivesItsModelsSizes) {
+  for (const auto& [layers, hidden, size] :
+       {std::tuple<int64_t, int64_t, double>{22, 2304, 1.5},
+        {30, 4096, 6.2},
+        {46, 5120, 14.6},
+        {62, 6144, 28.3}}) {
+    PublishedRun run = Selene22B();
+    run.source = "Qi et al., Zero Bubble Pipeline Parallelism";
+    run.layers = layers;
+    run.hidden = hidden;
+    run.ffn = "";
+    run.vocab = 0;
+    run.seq = 1024;
+    std::vector<std::string> assumptions;
+    const auto graph = GraphOf(run, assumptions);
+    ASSERT_TRUE(graph);
+    EXPECT_THAT(assumptions, Contains("vocabulary of 32000"));
+    EXPECT_EQ(std::round(static_cast<double>(ParameterCount(*graph)) / 1e8),
+              size * 10);
+  }
+}
+
+// DeepSpeed's pipeline cuts activations, not their gradients, and has its
+// buckets with one replica, too.
+TEST(Replay, DeepSpeedsEngine) {
+  std::vector<std::string> assumptions;
+  PublishedRun run = Selene22B();
+  EXPECT_EQ(StackOf(run, Stacks(), assumptions).split_sends,
+            SplitSends::kAlways);
+  run.source = "bigscience-workshop/bigscience experiments/gpt2.md";
+  run.zero_stage = "";
+  EXPECT_EQ(StackOf(run, Stacks(), assumptions).split_sends,
+            SplitSends::kForward);
+  EXPECT_EQ(StackOf(run, Stacks(), assumptions).memory.zero_bucket,
+            Bytes{1'000'000'000});
+  run.notes = "Megatron alone";
+  EXPECT_EQ(StackOf(run, Stacks(), assumptions).split_sends,
+            SplitSends::kAlways);
+  EXPECT_EQ(StackOf(run, Stacks(), assumptions).memory.zero_bucket, Bytes{});
+}
+
 // JAX's save_qkv_proj keeps three products of a layer; what else a layer
 // computes runs again.
 TEST(Replay, FollowsPoliciesOfRecompute) {
@@ -202,6 +268,18 @@ TEST(Replay, FollowsPoliciesOfRecompute) {
   EXPECT_EQ(kept, 3);
   EXPECT_GT(again, 8);
   EXPECT_THAT(Validate(*graph, *cluster, *plan), IsEmpty());
+
+  // Of torchtitan's products every second: Megatron's would be its attention's.
+  run.source = "pytorch/torchtitan benchmarks";
+  run.recompute = "selective";
+  auto operators = PlanFromStrategy(index, *cluster, *strategy);
+  ASSERT_TRUE(operators);
+  SetRecomputeOf(run, index, *operators);
+  run.recompute = "selective (op)";
+  auto named = PlanFromStrategy(index, *cluster, *strategy);
+  ASSERT_TRUE(named);
+  SetRecomputeOf(run, index, *named);
+  EXPECT_EQ(operators->ops, named->ops);
 
   // Every other layer of the four.
   run.recompute = "every other layer";

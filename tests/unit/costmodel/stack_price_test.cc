@@ -1,0 +1,126 @@
+// Prices of what a stack's software sends and gathers.
+
+#include <gtest/gtest.h>
+
+#include "costmodel/price.h"
+#include "planner/topology/topologies.h"
+#include "tests/support/small_models.h"
+
+namespace tessera {
+namespace {
+
+// Two stages of four ranks, alike but for the host.
+class StackPriceTest : public ::testing::Test {
+ protected:
+  StackPriceTest()
+      : graph_(testing::MlpGraph(1, 8, 4, 8, 16, 32)),
+        cluster_(*MakeCluster("dgx-a100-80gb:2")) {
+    for (int d = 0; d < 4; ++d) {
+      here_.devices.push_back(DeviceId(d));
+      there_.devices.push_back(DeviceId(8 + d));
+    }
+    here_.axes = there_.axes = {{"tp", 4}};
+  }
+
+  static Value WholeOf(int64_t elements, MemoryCategory category) {
+    Value value;
+    value.shape = {elements};
+    value.category = category;
+    return value;
+  }
+
+  double Price(const Task& task, std::span<const Value> values,
+               const DeviceGroup& group, const Value* peer = nullptr) {
+    const Pricer pricer(graph_, cluster_, nullptr);
+    TaskView view;
+    view.task = &task;
+    view.values = values;
+    view.group = &group;
+    view.group_class = pricer.ClassOf(group);
+    if (peer != nullptr) {
+      view.peer = peer;
+      view.peer_group = &there_;
+      view.pair_class = pricer.ClassOf(group, &there_);
+    }
+    return pricer.Price(view).duration.seconds();
+  }
+
+  double Send(int64_t elements, Pass pass) {
+    const Value value = WholeOf(elements, MemoryCategory::kActivation);
+    Task task;
+    task.kind = TaskKind::kSend;
+    task.comm = CommKind::kSendRecv;
+    task.pass = pass;
+    task.reads = {ValueId(0)};
+    return Price(task, {&value, 1}, here_, &value);
+  }
+
+  // Of so many parameters with as many elements each, cut over the ranks.
+  double Collective(CommKind kind, MemoryCategory category, int parameters,
+                    int64_t elements) {
+    std::vector<Value> values;
+    Task task;
+    task.kind = TaskKind::kComm;
+    task.comm = kind;
+    task.axes = 1;
+    const bool gathers = kind == CommKind::kAllGather;
+    for (int p = 0; p < parameters; ++p) {
+      Value cut = WholeOf(elements, category);
+      cut.layout.flat = 1;
+      Value whole = WholeOf(elements, category);
+      if (!gathers) whole.layout.partial = 1;
+      task.reads.push_back(ValueId(2 * p));
+      task.writes.push_back(ValueId(2 * p + 1));
+      values.push_back(gathers ? cut : whole);
+      values.push_back(gathers ? whole : cut);
+    }
+    return Price(task, values, there_);
+  }
+
+  Graph graph_;
+  Cluster cluster_;
+  DeviceGroup here_;
+  DeviceGroup there_;
+};
+
+// Each of the four ranks that have an activation alike sends a quarter of it,
+// and the receivers gather the quarters.
+TEST_F(StackPriceTest, SendsCrossInParts) {
+  constexpr int64_t kElements = int64_t{1} << 22;
+  constexpr auto kActivation = MemoryCategory::kActivation;
+  const double whole = Send(kElements, Pass::kForward);
+  const double quarter = Send(kElements / 4, Pass::kForward);
+  const double gather =
+      Collective(CommKind::kAllGather, kActivation, 1, kElements);
+  ASSERT_GT(whole, quarter + gather);
+  cluster_.stack.split_sends = SplitSends::kForward;
+  EXPECT_NEAR(Send(kElements, Pass::kForward), quarter + gather, 2e-12);
+  EXPECT_EQ(Send(kElements, Pass::kBackward), whole);
+  cluster_.stack.split_sends = SplitSends::kAlways;
+  EXPECT_NEAR(Send(kElements, Pass::kBackward), quarter + gather, 2e-12);
+}
+
+// Lists of four tensors for each of two parameters: 2 * 4 * 10 us. Small
+// parameters are not cut in truth, nor are activations parameters.
+TEST_F(StackPriceTest, TheHostMakesListsOfShards) {
+  constexpr auto kGather = CommKind::kAllGather;
+  constexpr auto kScatter = CommKind::kReduceScatter;
+  constexpr auto kParameter = MemoryCategory::kParameter;
+  constexpr auto kGradient = MemoryCategory::kGradient;
+  constexpr auto kActivation = MemoryCategory::kActivation;
+  constexpr int64_t kElements = 1'000'000;
+  const double gather = Collective(kGather, kParameter, 2, kElements);
+  const double scatter = Collective(kScatter, kGradient, 2, kElements);
+  const double small = Collective(kGather, kParameter, 2, 99'996);
+  const double others = Collective(kGather, kActivation, 2, kElements);
+  cluster_.stack.host_per_shard = Duration::FromSeconds(1e-5);
+  EXPECT_NEAR(Collective(kGather, kParameter, 2, kElements), gather + 8e-5,
+              2e-12);
+  EXPECT_NEAR(Collective(kScatter, kGradient, 2, kElements), scatter + 8e-5,
+              2e-12);
+  EXPECT_EQ(Collective(kGather, kParameter, 2, 99'996), small);
+  EXPECT_EQ(Collective(kGather, kActivation, 2, kElements), others);
+}
+
+}  // namespace
+}  // namespace tessera
