@@ -130,7 +130,7 @@ class LoweringContext {
       ActionKind part = ActionKind::kForward;
       bool operator==(const Reader&) const = default;
     };
-    boost::container::small_vector<Reader, 4> readers = {};  // on this group
+    std::vector<Reader> readers = {};  // on this group
   };
   // Of most tensors there is one.
   using Presences = boost::container::small_vector<Presence, 1>;
