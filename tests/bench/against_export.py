@@ -31,7 +31,10 @@ from against_transformers import BATCH, SEED, SEQ_LEN, TEXT
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
-import export_torch  # noqa: E402
+from torch_to_tessera import command  # noqa: E402
+from torch_to_tessera.export import export  # noqa: E402
+from torch_to_tessera.weights import (weights_of,  # noqa: E402
+                                      write_safetensors)
 
 TOLERANCE = 1e-4
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -214,16 +217,16 @@ def compare(args, name, work):
         model = str(work)
         (work / "config.json").write_text(json.dumps(config))
         flags += ["--seq-len", str(SEQ_LEN)]
-    parsed = export_torch.parser().parse_args([model, *flags])
-    graph, walk, module = export_torch.export(parsed)
+    parsed = command.parser().parse_args([model, *flags])
+    graph, walk, module = export(parsed)
     if graph is None:
         return {"problems": [text for _, text in walk.problems]}
     restore_experts(module)
     if wide:
         module.double()
     pathlib.Path(parsed.out).write_text(json.dumps(graph))
-    recipe = lambda: export_torch.weights_of(graph, walk, module)
-    export_torch.write_safetensors(parsed.weights, recipe())
+    recipe = lambda: weights_of(graph, walk, module)
+    write_safetensors(parsed.weights, recipe())
     kind = "images" if images else config["model_type"]
     data, batch = batches(args, kind, None if images and not own_model else
                           config, module, work)

@@ -1,0 +1,331 @@
+"""Attention, recognised by its parts: scores, their masks and softmax."""
+
+import dataclasses
+import math
+
+import torch
+
+from .dimensions import Letters, extent, letters_of
+from .functions import function_of, number_of, round_number
+from .layout import in_order
+from .parameters import Param
+from .problems import Unmappable
+from .products import product
+from .reductions import softmax_of
+from .values import Act, Value, is_constant
+
+HIDDEN = -1e4             # what is added to masked scores is below
+
+
+@dataclasses.dataclass
+class Scores(Value):
+    """Attention's scores, or where `done` their softmax."""
+    described = "a product of two tensors, which only attention reads"
+    precedence = 6
+    q: Act
+    k: Act
+    scale: float = 1
+    mask: object = None
+    bias: object = None
+    done: bool = False
+    last: object = None  # the node that made the product
+
+    def act(self, walk):
+        return written_out(walk, self)
+
+    def view(self, walk, node, arguments):
+        # (batch, heads) apart or together.
+        apart = len(node.meta["val"].shape) != len(self.q.dims)
+        return self if apart else None
+
+    def elementwise(self, walk, node, name, *operands, **keywords):
+        other = next((v for v in operands if v is not self), None)
+        number = number_of(other) if is_constant(other) else None
+        if name in ("mul", "div") and number is not None and not self.done:
+            scale = self.scale * number if name == "mul" else (
+                self.scale / number)
+            return dataclasses.replace(self, scale=scale)
+        if name == "add" and isinstance(other, Bias) and self.bias is None:
+            return dataclasses.replace(self, bias=other, mask=other.mask)
+        if name == "add" and isinstance(other, torch.Tensor) and (
+                self.mask is None):
+            return dataclasses.replace(self, mask=other)
+        if name in ("masked_fill", "where") and self.mask is None and (
+                not self.done):
+            return self.masked(name, *operands)
+        return None
+
+    def masked(self, name, *operands):
+        """Where a mask hides others; None where it is no mask."""
+        if name == "masked_fill":
+            _, hidden, value = operands
+            seen = ~hidden if is_mask(hidden) else None
+        else:
+            seen, first, value = operands
+            if first is not self:
+                seen, value = ~seen if is_mask(seen) else None, first
+        number = number_of(value) if is_constant(value) else None
+        if is_mask(seen) and isinstance(number, (int, float)) and (
+                number <= HIDDEN):
+            return dataclasses.replace(self, mask=seen)
+        return None
+
+
+@dataclasses.dataclass
+class Bias(Value):
+    """Rows of a table by the distance of query and key."""
+    described = "a bias of attention"
+    precedence = 5
+    table: Param
+    buckets: torch.Tensor  # (queries, keys)
+    mask: object = None
+
+    def view(self, walk, node, arguments):
+        return self
+
+    def elementwise(self, walk, node, name, *operands, **keywords):
+        mask = next((v for v in operands if isinstance(v, torch.Tensor)), None)
+        if name in ("add", "where") and mask is not None and self.mask is None:
+            return dataclasses.replace(self, mask=mask)
+        raise Unmappable("a bias of attention in a form that is not known")
+
+
+def scaled_dot_product(walk, node, q, k, v, mask=None, probability=0,
+                       causal=False, scale=None, enable_gqa=False):
+    warn_dropout(walk, probability)
+    if scale is None:
+        scale = 1 / math.sqrt(node.args[0].meta["val"].shape[-1])
+    bias = None
+    if isinstance(mask, Bias):
+        mask, bias = mask.mask, mask
+    return attend_or_multiply(walk, node, Scores(
+        q, k, scale, "causal" if causal else mask, bias, True, node), v)
+
+
+def dropout(walk, node, x, probability, training=True):
+    if probability == 0 or not training:
+        return x
+    if isinstance(x, Scores):
+        warn_dropout(walk, probability)
+        return x
+    x = walk.tensor(x)
+    letters = letters_of(x.own)
+    y = walk.add("dropout", node, [x.tensor], f"{letters}->{letters}",
+                 probability=probability, salt=walk.graph.salts)[0]
+    walk.graph.salts += 1
+    return dataclasses.replace(x, tensor=y)
+
+
+def warn_dropout(walk, probability):
+    if probability:
+        walk.warnings[f"dropout of {probability} on attention probabilities is "
+                      "not applied"] = True
+
+
+def attend_or_multiply(walk, node, scores, values):
+    """By the operator, or else written out."""
+    if isinstance(values, Act) and len(values.dims) != len(scores.q.dims):
+        raise Unmappable("scores and values of different dimensions")
+    try:
+        return attend(walk, node, scores.q, scores.k, values, scores.scale,
+                      scores.mask, scores.bias)
+    except Unmappable:
+        if walk.atoms.changed or scores.bias is not None:
+            raise
+        return product(walk, node, written_out(walk, scores), values)
+
+
+def attend(walk, node, q, k, v, scale, mask, bias):
+    """Attention of queries [b, heads, s, d] to keys [b, groups, t, d]."""
+    for x in (q, k):
+        if isinstance(x, Act) and x.samples is not None:
+            op, factor = function_of(x.samples)
+            scale *= factor.get("factor", 1)
+    q, k = (dataclasses.replace(x, samples=None) if isinstance(x, Act) and
+            x.samples is not None and function_of(x.samples)[0] == "scale"
+            else x for x in (q, k))
+    q, k, v = (walk.tensor(x, what) for x, what in
+               ((q, "queries"), (k, "keys"), (v, "values")))
+    joint, alone = len(q.dims) == 3, False
+    if joint:  # (batch and heads), or no heads
+        q, k, v = (x.viewed([x.dims[0][:1], x.dims[0][1:], *x.dims[1:]])
+                   for x in (q, k, v))
+        alone = not q.dims[1]
+        if alone:  # a single head is among the features
+            q, k, v = (x.viewed([x.dims[0], x.dims[3][:-1], x.dims[2],
+                                 x.dims[3][-1:]])
+                       if extent(x.dims[3][:-1]) == 1 else x
+                       for x in (q, k, v))
+    if any(len(x.dims) != 4 or [len(dim) for dim in x.dims[2:]] != [1, 1] or
+           x.dims[0] != [walk.batch] for x in (q, k, v)):
+        raise Unmappable("expected queries, keys and values of heads")
+    sequences = (q.dims[2][0], k.dims[2][0])
+    if any(atom not in walk.places for atom in sequences):
+        raise Unmappable("attention along something else than a sequence")
+    split_heads(walk, q, k, v)
+    if walk.atoms.changed:
+        b, heads, s, _ = q.dims
+        return q.viewed(([b + heads, s] if joint else [b, heads, s]) +
+                        [v.dims[3]])
+    if len({x.tensor in walk.graph.in_pairs for x in (q, k)}) > 1 or (
+            v.tensor in walk.graph.in_pairs):
+        raise Unmappable("queries and keys of which neighbours are turned in one "
+                         "alone")
+    b, heads, s, _ = q.dims
+    orders = [(q, heads)] + [
+        (x, [a for a in x.dims[1] if a in x.own]) for x in (k, v)]
+    for x, of_heads in orders:
+        order = [*x.dims[0], *x.dims[2], *of_heads, *x.dims[3]]
+        if x.own != order and set(x.own) == set(order):
+            of_op = [x.dims[0], x.dims[2], of_heads, x.dims[3]]
+            x.own, x.tensor = order, in_order(walk, x.viewed(of_op)).tensor
+        if x.own != order or len(of_heads) != len(x.own) - 3:
+            raise Unmappable("queries, keys or values are broadcast")
+    positions = [walk.extra(walk.places[atom], [walk.batch, atom])
+                 for atom in sequences]
+    operands = [q.tensor, k.tensor, v.tensor, *positions]
+    kind, window = seen_keys(walk, mask, [a.extent for a in sequences])
+    rule = "bsgrd!,bt!gd,btge!,bs,bt->bsgre,bsgr"
+    attributes = {"scale": round_number(scale)
+                  if abs(round_number(scale) - scale) < 1e-12 else scale}
+    if bias is not None:
+        if window:
+            raise Unmappable("a window together with biases by distance")
+        op, rule = "attention_relative", rule.replace("->", ",n!gr->")
+        operands.append(bias_table(walk, bias, heads, kind))
+        attributes |= {"causal": kind == "causal",
+                       "max_distance": max_distance_of(walk, bias, kind)}
+    elif kind == "causal":
+        op = "attention"
+        attributes |= {"window": window}
+    else:
+        op = "attention_bidirectional"
+        attributes |= {"window": window, "causal": 0}
+    y = walk.add(op, node, operands, rule, suffix="attention", **attributes)[0]
+    if alone:  # as if there were none
+        y = walk.add("reduce_sum", node, [y], "bsgre->bse",
+                     suffix="squeeze")[0]
+        return Act(y, [*b, *s, *v.dims[3]], [b, s, v.dims[3]])
+    dims = [b + heads, s] if joint else [b, heads, s]
+    return Act(y, [*b, *s, *heads, *v.dims[3]], dims + [v.dims[3]])
+
+
+def split_heads(walk, q, k, v):
+    """Heads are (groups, heads of a group), also where these are one."""
+    for x in (k, v):
+        if not [a for a in x.dims[1] if a in x.own]:
+            walk.atoms.split(x.dims[3][0], 1)
+    groups = extent([a for a in k.dims[1] if a in k.own])
+    if not q.dims[1]:
+        walk.atoms.split(q.dims[3][0], 1)
+    elif len(q.dims[1]) == 1:
+        if q.dims[1][0].extent % groups:
+            raise Unmappable(f"{q.dims[1][0].extent} heads of queries, "
+                             f"{groups} of keys")
+        walk.atoms.split(q.dims[1][0], groups)
+    elif len(q.dims[1]) != 2 or q.dims[1][0].extent != groups:
+        raise Unmappable("heads of queries that are not those of keys")
+
+
+def written_out(walk, scores):
+    """Scores, or their softmax, as a tensor."""
+    node = scores.last
+    if scores.bias is not None or node is None:
+        raise Unmappable("scores with biases that attention does not read")
+    q, k = walk.tensor(scores.q), walk.tensor(scores.k)
+    x = product(walk, node, q,
+                k.viewed([*k.dims[:-2], k.dims[-1], k.dims[-2]]))
+    if walk.atoms.changed:
+        return x
+    sizes = [extent(dim) for dim in x.dims[-2:]]
+    kind, window = seen_keys(walk, scores.mask, sizes)
+    if scores.scale != 1:
+        x = scaled(walk, node, x, scores.scale)
+    if window or (kind == "causal" and any(len(d) != 1 for d in x.dims[-2:])):
+        raise Unmappable("a window over scores that are written out")
+    if kind == "causal":
+        letters = Letters({x.dims[-2][0]: "q", x.dims[-1][0]: "k"})
+        rule = letters(x.own)
+        # Of every type, and with an exponential of zero beside any score.
+        y = walk.add("causal_mask", node, [x.tensor], f"{rule}->{rule}",
+                     value=-60000)[0]
+        x = dataclasses.replace(x, tensor=y)
+    if scores.done:
+        x = softmax_of(walk, node, x, len(x.dims) - 1)
+    return x
+
+
+def scaled(walk, node, x, factor):
+    letters = Letters()(x.own)
+    y = walk.add("scale", node, [x.tensor], f"{letters}->{letters}",
+                 factor=factor)[0]
+    return dataclasses.replace(x, tensor=y)
+
+
+def seen_keys(walk, mask, sizes):
+    """("all" or "causal", the window) of a mask."""
+    if mask is None or mask is False:
+        return "all", 0
+    if isinstance(mask, str):
+        return mask, 0
+    if not isinstance(mask, torch.Tensor):
+        raise Unmappable("a mask that depends on the data")
+    # Together with the mask, which is alive so that its id stays its own.
+    return walk.once(("mask", id(mask)),
+                     lambda: (mask, classify(mask, sizes)))[1]
+
+
+def classify(mask, sizes):
+    seen = mask if mask.dtype == torch.bool else mask > HIDDEN
+    if mask.dtype != torch.bool and bool((mask[seen] != 0).any()):
+        raise Unmappable("a mask with numbers that are added to scores")
+    seen = seen.expand(*seen.shape[:-2], *sizes).reshape(-1, *sizes)
+    if any(not torch.equal(seen[0], other) for other in seen[1:]):
+        raise Unmappable("a mask that differs by sample or head")
+    seen = seen[0]
+    if bool(seen.all()):
+        return "all", 0
+    if sizes[0] == sizes[1]:
+        places = torch.arange(sizes[0])
+        distance = places[:, None] - places
+        causal = not bool(seen[0, -1])
+        window = int(seen[-1].sum())
+        expected = (distance >= 0 if causal else distance > -window) & (
+            distance < window)
+        if torch.equal(seen, expected):
+            return ("causal" if causal else "all",
+                    0 if window == sizes[0] else window)
+    raise Unmappable("a mask that is neither causal nor a window")
+
+
+def is_mask(value):
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bool
+
+
+def bias_table(walk, bias, heads, kind):
+    rows, count = bias.table.shape
+    if extent(heads) != count:
+        raise Unmappable(f"biases of {count} heads, of {extent(heads)}")
+    return walk.graph.weight(
+        bias.table.name, [rows] + [a.extent for a in heads], (bias.table, ()),
+        stddev=walk.stddev(0.02))
+
+
+def max_distance_of(walk, bias, kind):
+    """By which T5's formula gives the buckets (Raffel et al. 2020)."""
+    buckets = bias.table.shape[0]
+    known = [getattr(m, "relative_attention_max_distance", None)
+             for m in walk.traced.module.modules()]
+    queries, keys = (torch.arange(n) for n in bias.buckets.shape)
+    distance = keys - queries[:, None]
+    side = buckets if kind == "causal" else buckets // 2
+    offset = (distance > 0) * side if kind != "causal" else 0 * distance
+    apart = (-distance).clamp(min=0) if kind == "causal" else distance.abs()
+    exact = side // 2
+    for most in sorted({m for m in known if m} | {128}):
+        far = exact + (torch.log(apart.clamp(min=1).float() / exact) /
+                       math.log(most / exact) * (side - exact)).long()
+        near = torch.where(apart < exact, apart, far.clamp(max=side - 1))
+        if torch.equal(offset + near, bias.buckets):
+            return most
+    raise Unmappable("buckets of distances that are not T5's")

@@ -1,0 +1,47 @@
+"""Lookups: rows of tables of parameters."""
+
+import dataclasses
+
+import torch
+
+from .attention import Bias
+from .layout import in_order
+from .parameters import Param
+from .problems import Unmappable
+from .values import Act
+
+
+def embedding(walk, node, table, ids, *_, **__):
+    if not isinstance(table, Param) or len(table.shape) != 2:
+        raise Unmappable("expected a table of parameters")
+    rows, width = table.shape
+    h = walk.atoms.make(f"{node.name}.out", width, "f")
+    if isinstance(ids, torch.Tensor):
+        rows_of_ids = ids.reshape(-1, ids.shape[-1])
+        if bool((rows_of_ids == rows_of_ids[0]).all()):
+            return constant_rows(walk, node, table, ids, h)
+        return Bias(table, rows_of_ids)
+    ids = in_order(walk, ids)
+    if len(ids.own) != 2 or len(h) != 1:
+        raise Unmappable("expected ids of one sequence a sample")
+    y = walk.lookup(node, table, rows, width, (table, ()), ids.tensor, None)
+    return Act(y, ids.own + h, ids.dims + [h])
+
+
+def constant_rows(walk, node, table, ids, h):
+    """Rows that are the same for all samples: by the input of positions."""
+    row = ids.reshape(-1, ids.shape[-1])
+    if not bool((row == row[0]).all()):
+        raise Unmappable("ids that are constants which differ by sample")
+    first = int(row[0, 0])
+    places = torch.arange(row.shape[1]) + first
+    if not bool((row[0] == places).all()):
+        raise Unmappable("ids that are constants, and not places 0, 1, …")
+    s = walk.sequence_of(row.shape[1])
+    # The rows in front of the first place are behind all others.
+    views = (("roll", (-first, 0)),) if first else ()
+    source = dataclasses.replace(table, views=table.views + views)
+    y = walk.lookup(node, table, *table.shape, (source, ()),
+                    walk.extra(walk.places[s], [walk.batch, s]), None)
+    return Act(y, [walk.batch, s] + h,
+               [[] for _ in ids.shape[:-1]] + [[s], h])
