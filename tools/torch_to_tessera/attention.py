@@ -127,87 +127,103 @@ def attend_or_multiply(walk, node, scores, values):
     if isinstance(values, Act) and len(values.dims) != len(scores.q.dims):
         raise Unmappable("scores and values of different dimensions")
     try:
-        return attend(walk, node, scores.q, scores.k, values, scores.scale,
-                      scores.mask, scores.bias)
+        return attend(walk, node, scores, values)
     except Unmappable:
         if walk.atoms.changed or scores.bias is not None:
             raise
         return product(walk, node, written_out(walk, scores), values)
 
 
-def attend(walk, node, q, k, v, scale, mask, bias):
-    """Attention of queries [b, heads, s, d] to keys [b, groups, t, d]."""
-    for x in (q, k):
-        if isinstance(x, Act) and x.samples is not None:
-            op, factor = function_of(x.samples)
-            scale *= factor.get("factor", 1)
-    q, k = (dataclasses.replace(x, samples=None) if isinstance(x, Act) and
-            x.samples is not None and function_of(x.samples)[0] == "scale"
-            else x for x in (q, k))
+def attend(walk, node, scores, values):
+    """Attention of queries [b, heads, s, d] to keys [b, groups, t, d], of
+    (batch and heads) joint, or of one head without a dimension."""
+    (q, of_q), (k, of_k) = (without_scale(x) for x in (scores.q, scores.k))
+    scale = scores.scale * of_q * of_k
     q, k, v = (walk.tensor(x, what) for x, what in
-               ((q, "queries"), (k, "keys"), (v, "values")))
-    joint, alone = len(q.dims) == 3, False
-    if joint:  # (batch and heads), or no heads
-        q, k, v = (x.viewed([x.dims[0][:1], x.dims[0][1:], *x.dims[1:]])
-                   for x in (q, k, v))
-        alone = not q.dims[1]
-        if alone:  # a single head is among the features
-            q, k, v = (x.viewed([x.dims[0], x.dims[3][:-1], x.dims[2],
-                                 x.dims[3][-1:]])
-                       if extent(x.dims[3][:-1]) == 1 else x
-                       for x in (q, k, v))
+               ((q, "queries"), (k, "keys"), (values, "values")))
+    joint = len(q.dims) == 3
+    alone = joint and len(q.dims[0]) == 1
+    if joint:
+        q, k, v = (heads_apart(x, alone) for x in (q, k, v))
     if any(len(x.dims) != 4 or [len(dim) for dim in x.dims[2:]] != [1, 1] or
            x.dims[0] != [walk.batch] for x in (q, k, v)):
         raise Unmappable("expected queries, keys and values of heads")
-    sequences = (q.dims[2][0], k.dims[2][0])
+    b, _, s, _ = q.dims
+    sequences = [s[0], k.dims[2][0]]
     if any(atom not in walk.places for atom in sequences):
         raise Unmappable("attention along something else than a sequence")
     split_heads(walk, q, k, v)
+    heads = q.dims[1]
+    dims = [b + heads, s, v.dims[3]] if joint else [b, heads, s, v.dims[3]]
     if walk.atoms.changed:
-        b, heads, s, _ = q.dims
-        return q.viewed(([b + heads, s] if joint else [b, heads, s]) +
-                        [v.dims[3]])
-    if len({x.tensor in walk.graph.in_pairs for x in (q, k)}) > 1 or (
-            v.tensor in walk.graph.in_pairs):
-        raise Unmappable("queries and keys of which neighbours are turned in one "
-                         "alone")
-    b, heads, s, _ = q.dims
-    orders = [(q, heads)] + [
-        (x, [a for a in x.dims[1] if a in x.own]) for x in (k, v)]
-    for x, of_heads in orders:
-        order = [*x.dims[0], *x.dims[2], *of_heads, *x.dims[3]]
-        if x.own != order and set(x.own) == set(order):
-            of_op = [x.dims[0], x.dims[2], of_heads, x.dims[3]]
-            x.own, x.tensor = order, in_order(walk, x.viewed(of_op)).tensor
-        if x.own != order or len(of_heads) != len(x.own) - 3:
-            raise Unmappable("queries, keys or values are broadcast")
-    positions = [walk.extra(walk.places[atom], [walk.batch, atom])
+        return q.viewed(dims)
+    in_pairs = [x.tensor in walk.graph.in_pairs for x in (q, k, v)]
+    if in_pairs[0] != in_pairs[1] or in_pairs[2]:
+        raise Unmappable("queries and keys of which neighbours are turned in "
+                         "one alone")
+    operands = [as_read(walk, q, heads)] + [
+        as_read(walk, x, [a for a in x.dims[1] if a in x.own]) for x in (k, v)]
+    operands += [walk.extra(walk.places[atom], [walk.batch, atom])
                  for atom in sequences]
-    operands = [q.tensor, k.tensor, v.tensor, *positions]
-    kind, window = seen_keys(walk, mask, [a.extent for a in sequences])
-    rule = "bsgrd!,bt!gd,btge!,bs,bt->bsgre,bsgr"
-    attributes = {"scale": round_number(scale)
-                  if abs(round_number(scale) - scale) < 1e-12 else scale}
-    if bias is not None:
-        if window:
-            raise Unmappable("a window together with biases by distance")
-        op, rule = "attention_relative", rule.replace("->", ",n!gr->")
-        operands.append(bias_table(walk, bias, heads, kind))
-        attributes |= {"causal": kind == "causal",
-                       "max_distance": max_distance_of(walk, bias, kind)}
-    elif kind == "causal":
-        op = "attention"
-        attributes |= {"window": window}
-    else:
-        op = "attention_bidirectional"
-        attributes |= {"window": window, "causal": 0}
-    y = walk.add(op, node, operands, rule, suffix="attention", **attributes)[0]
+    y = operator(walk, node, operands, scores, scale, heads,
+                 [a.extent for a in sequences])
     if alone:  # as if there were none
         y = walk.add("reduce_sum", node, [y], "bsgre->bse",
                      suffix="squeeze")[0]
         return Act(y, [*b, *s, *v.dims[3]], [b, s, v.dims[3]])
-    dims = [b + heads, s] if joint else [b, heads, s]
-    return Act(y, [*b, *s, *heads, *v.dims[3]], dims + [v.dims[3]])
+    return Act(y, [*b, *s, *heads, *v.dims[3]], dims)
+
+
+def without_scale(x):
+    """x without a factor that is gathered, and the factor."""
+    if isinstance(x, Act) and x.samples is not None:
+        op, attributes = function_of(x.samples)
+        if op == "scale":
+            return dataclasses.replace(x, samples=None), attributes["factor"]
+    return x, 1
+
+
+def heads_apart(x, alone):
+    """(batch and heads, s, d) as four dimensions; a head that is `alone` is
+    none, or among the features."""
+    x = x.viewed([x.dims[0][:1], x.dims[0][1:], *x.dims[1:]])
+    b, _, s, d = x.dims
+    if alone and extent(d[:-1]) == 1:
+        return x.viewed([b, d[:-1], s, d[-1:]])
+    return x
+
+
+def as_read(walk, x, heads):
+    """The tensor as the operator reads it, (b, s, heads, d)."""
+    b, _, s, d = x.dims
+    order = [*b, *s, *heads, *d]
+    if set(x.own) != set(order) or len(heads) != len(x.own) - 3:
+        raise Unmappable("queries, keys or values are broadcast")
+    if x.own == order:
+        return x.tensor
+    return in_order(walk, x.viewed([b, s, heads, d])).tensor
+
+
+def operator(walk, node, operands, scores, scale, heads, sizes):
+    kind, window = seen_keys(walk, scores.mask, sizes)
+    rule = "bsgrd!,bt!gd,btge!,bs,bt->bsgre,bsgr"
+    # Without what a square root in fp32 adds.
+    short = round_number(scale)
+    attributes = {"scale": short if abs(short - scale) < 1e-12 else scale}
+    op = "attention" if kind == "causal" else "attention_bidirectional"
+    if scores.bias is not None:
+        if window:
+            raise Unmappable("a window together with biases by distance")
+        op, rule = "attention_relative", rule.replace("->", ",n!gr->")
+        operands = [*operands, bias_table(walk, scores.bias, heads)]
+        attributes |= {"causal": kind == "causal", "max_distance":
+                       max_distance_of(walk, scores.bias, kind)}
+    elif kind == "causal":
+        attributes |= {"window": window}
+    else:
+        attributes |= {"window": window, "causal": 0}
+    return walk.add(op, node, operands, rule, suffix="attention",
+                    **attributes)[0]
 
 
 def split_heads(walk, q, k, v):
@@ -302,7 +318,7 @@ def is_mask(value):
     return isinstance(value, torch.Tensor) and value.dtype == torch.bool
 
 
-def bias_table(walk, bias, heads, kind):
+def bias_table(walk, bias, heads):
     rows, count = bias.table.shape
     if extent(heads) != count:
         raise Unmappable(f"biases of {count} heads, of {extent(heads)}")

@@ -97,10 +97,6 @@ def is_same(atoms, others):
             [a for a in others if a.extent > 1])
 
 
-def sorted_atoms(atoms, own):
-    return sorted(atoms, key=own.index) if set(atoms) <= set(own) else atoms
-
-
 class Letters:
     """The letters of atoms in one rule: each atom's own where it is free.
     `of`: letters that atoms have; `reserved`: those that none may have."""

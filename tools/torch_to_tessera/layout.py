@@ -3,7 +3,7 @@ joined by a node of their own."""
 
 import dataclasses
 
-from .dimensions import Atom, Letters, extent, flatten, is_same, sorted_atoms
+from .dimensions import Atom, Letters, extent, flatten, is_same
 from .problems import Unmappable
 from .values import Act
 
@@ -14,7 +14,7 @@ def in_order(walk, value, what="operand"):
     atoms = flatten(x.dims)
     if is_same(atoms, x.own):
         return x
-    if not is_same(sorted_atoms(atoms, x.own), x.own):
+    if x.is_broadcast:
         raise Unmappable(f"{what} is broadcast")
     order = atoms + [a for a in x.own if a not in atoms]
     letters = Letters()
@@ -23,6 +23,15 @@ def in_order(walk, value, what="operand"):
         walk.graph.paths.get(x.tensor, ""), [x.tensor],
         f"{letters(x.own)}->{letters(order)}")[0])
     return dataclasses.replace(x, tensor=y, own=order)
+
+
+def last_behind(walk, value):
+    """The same, where the last dimension's atoms are the tensor's last."""
+    x = walk.tensor(value)
+    last = x.dims[-1]
+    if last and x.own[-len(last):] == last and not x.is_broadcast:
+        return x
+    return in_order(walk, x)
 
 
 def compact(walk, node, value, what="operand"):
@@ -38,8 +47,7 @@ def compact(walk, node, value, what="operand"):
         x = dataclasses.replace(x, tensor=y, own=own)
     if wanted == x.own:
         return x
-    if sorted(wanted, key=lambda a: a.name) != sorted(
-            x.own, key=lambda a: a.name):
+    if x.is_broadcast or len(wanted) != len(x.own):
         raise Unmappable(f"{what} is broadcast")
     letters = Letters()
     y = walk.add("transpose", node, [x.tensor],

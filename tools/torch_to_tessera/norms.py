@@ -4,11 +4,11 @@ import dataclasses
 
 import torch
 
-from .dimensions import Letters, flatten, is_same, sorted_atoms
+from .dimensions import Letters
 from .elementwise import arithmetic, elementwise
 from .functions import POINTS, number_of, round_number
 from .images import image_mean
-from .layout import along, in_order
+from .layout import along, last_behind
 from .nodes import operator_name
 from .parameters import Param, vector
 from .problems import Unmappable
@@ -116,9 +116,7 @@ def norm_rule(walk, x, statistics):
 
 
 def rms_norm(walk, node, x, scale, epsilon):
-    x = walk.tensor(x)
-    if not is_same(sorted_atoms(flatten(x.dims), x.own), x.own):
-        raise Unmappable("a norm of a broadcast tensor")
+    x = last_behind(walk, x)
     rows, last, statistics = norm_rule(walk, x, 1)
     weight = vector(walk, scale, [x.own[-1].extent], constant=1)
     y = walk.add("rms_norm", node, [x.tensor, weight],
@@ -140,9 +138,7 @@ def layer_norm(walk, node, x, shape, scale=None, shift=None, epsilon=1e-5, *_):
     if len(x.dims[-1]) > 1 and len(shape) == 1:
         return along(walk, node, x, len(x.dims) - 1, lambda whole: layer_norm(
             walk, node, whole, shape, scale, shift, epsilon))
-    if x.own[-1:] != x.dims[-1] or not is_same(
-            sorted_atoms(flatten(x.dims), x.own), x.own):
-        x = in_order(walk, x)
+    x = last_behind(walk, x)
     if len(shape) != 1:
         raise Unmappable("expected a norm over the last dimension")
     rows, last, statistics = norm_rule(walk, x, 2)

@@ -47,15 +47,9 @@ def recurrent(cell):
     PyTorch's two biases stay two."""
     def unrolled(walk, node, x, first, params, has_biases, layers, dropout,
                  training, both_ways, batch_first):
-        x = without_ones(walk, node, walk.tensor(x))
         order = [0, 1, 2] if batch_first else [1, 0, 2]
-        x = in_order(walk, x.viewed([x.dims[d] for d in order]))
-        if [len(dim) for dim in x.dims] != [1, 1, 1] or len(x.own) != 3 or (
-                x.own[0] != walk.batch):
-            raise Unmappable(f"expected a sequence of features, found {x.shape}")
+        x = sequence(walk, node, x, order)
         count, directions = x.own[1].extent, 2 if both_ways else 1
-        if count > MOST_STEPS:
-            raise Unmappable(f"{count} steps: at most {MOST_STEPS}")
         each = 4 if has_biases else 2
         if len(params) != layers * directions * each:
             raise Unmappable("a layer whose states are projected")
@@ -65,7 +59,8 @@ def recurrent(cell):
             "unstack", node, [x.tensor],
             "bd!h->" + ",".join(["bh"] * count), suffix="steps", steps=count,
             alike=True)
-        s, last = x.own[1], [[] for _ in states]
+        last = [[] for _ in states]
+        # Whether an LSTM's last cells are read.
         keeps = any(user.args[1] == 2 and user.users for user in node.users)
         for layer in range(layers):
             outputs = []
@@ -79,29 +74,50 @@ def recurrent(cell):
                 for of, value in zip(last, state if keeps else state[:1]):
                     of.append(Act(value, [walk.batch, run.h],
                                   [[walk.batch], [run.h]]))
-            steps = outputs[0]
-            if both_ways:
-                steps = [walk.add(
-                    "concat_channels", node, pair_, "bm!,bn!->bd!",
-                    suffix=f"{layer}.both", channels=2 * run.h.extent,
-                    sizes={"d": 2 * run.h.extent})[0]
-                    for pair_ in zip(*outputs)]
+            steps = both(walk, node, layer, outputs, run.h.extent)
             if dropout and training and layer + 1 < layers:
-                for i, step in enumerate(steps):
-                    steps[i] = walk.add(
-                        "dropout", node, [step], "bh->bh",
-                        suffix=f"{layer}.dropout.{i}", probability=dropout,
-                        salt=walk.graph.salts)[0]
-                    walk.graph.salts += 1
+                steps = dropped(walk, node, layer, steps, dropout)
         y = walk.add("stack", node, steps, ",".join(["bh"] * count) + "->bd!h",
                      suffix="outputs", sizes={"d": count}, steps=count)[0]
         h = walk.atoms.make(f"{node.name}.outputs",
                             directions * run.h.extent, "f")
         if len(h) != 1:
             raise Unmappable("its features are taken apart behind it")
+        s = x.own[1]
         y = Act(y, [walk.batch, s, *h], [[walk.batch], [s], h])
         return [y.viewed([y.dims[d] for d in order]), *map(States, last)]
     return unrolled
+
+
+def sequence(walk, node, x, order):
+    """x as (batch, steps, features)."""
+    x = without_ones(walk, node, walk.tensor(x))
+    x = in_order(walk, x.viewed([x.dims[d] for d in order]))
+    if [len(dim) for dim in x.dims] != [1, 1, 1] or len(x.own) != 3 or (
+            x.own[0] != walk.batch):
+        raise Unmappable(f"expected a sequence of features, found {x.shape}")
+    if x.own[1].extent > MOST_STEPS:
+        raise Unmappable(f"{x.own[1].extent} steps: at most {MOST_STEPS}")
+    return x
+
+
+def both(walk, node, layer, outputs, hidden):
+    """The outputs of a layer's directions, as one for each step."""
+    if len(outputs) == 1:
+        return outputs[0]
+    return [walk.add("concat_channels", node, pair, "bm!,bn!->bd!",
+                     suffix=f"{layer}.both", channels=2 * hidden,
+                     sizes={"d": 2 * hidden})[0] for pair in zip(*outputs)]
+
+
+def dropped(walk, node, layer, steps, probability):
+    made = []
+    for i, step in enumerate(steps):
+        made += walk.add("dropout", node, [step], "bh->bh",
+                         suffix=f"{layer}.dropout.{i}",
+                         probability=probability, salt=walk.graph.salts)
+        walk.graph.salts += 1
+    return made
 
 
 def first_states(value, count):

@@ -8,7 +8,7 @@ of a norm. Each kind is a class in the module of its subject.
 
 import dataclasses
 
-from .dimensions import extent
+from .dimensions import extent, flatten, wide
 
 UNKNOWN = object()  # of a node that could not be mapped
 
@@ -64,6 +64,12 @@ class Act(Value):
     @property
     def shape(self):
         return [extent(dim) for dim in self.dims]
+
+    @property
+    def is_broadcast(self):
+        """Whether its elements are others than the tensor's, each once."""
+        atoms = lambda of: sorted(wide(of), key=lambda atom: atom.name)
+        return atoms(flatten(self.dims)) != atoms(self.own)
 
     def viewed(self, dims):
         return dataclasses.replace(self, dims=dims)

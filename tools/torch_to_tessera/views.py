@@ -20,47 +20,49 @@ def viewing(handler):
 
 
 def reshaped(walk, node, x, *_):
+    """Atoms are dealt out from the front; one that is too large for what is
+    left of a dimension is taken apart."""
     shape = shape_of(node)
-    atoms, i, dims = flatten(x.dims), 0, []
-    own = list(x.own)
+    atoms, dims, own = flatten(x.dims), [], list(x.own)
 
     def misfit():
         raise Unmappable(f"cannot make {shape} of {x.shape} without moving "
                          "elements")
 
+    def next_of(rest):
+        """An atom whose extent divides `rest`."""
+        if not atoms:
+            misfit()
+        atom = atoms.pop(0)
+        if rest % atom.extent == 0:
+            return atom
+        if atom.extent % rest:
+            misfit()
+        parts = walk.atoms.split(atom, rest)
+        if parts[0].extent != rest:
+            misfit()
+        atoms[:0] = parts[1:]
+        if atom in own:
+            at = own.index(atom)
+            own[at:at + 1] = parts
+        return parts[0]
+
     for size in shape:
         dim, rest = [], size
-        if size == 1 and i < len(atoms) and atoms[i].extent == 1:
-            dim.append(atoms[i])
-            i += 1
+        if size == 1 and atoms and atoms[0].extent == 1:
+            dim.append(atoms.pop(0))
         while rest > 1:
-            if i == len(atoms):
-                misfit()
-            atom = atoms[i]
-            if rest % atom.extent == 0:
-                dim.append(atom)
-                rest //= atom.extent
-                i += 1
-                continue
-            if atom.extent % rest:
-                misfit()
-            parts = walk.atoms.split(atom, rest)
-            if parts[0].extent != rest:
-                misfit()
-            atoms[i:i + 1] = parts
-            if atom in own:
-                at = own.index(atom)
-                own[at:at + 1] = parts
+            dim.append(next_of(rest))
+            rest //= dim[-1].extent
         # Heads that are split into (heads, 1) stay one dimension.
-        while (dim and i < len(atoms) and atoms[i].extent == 1 and
-               atoms[i].letter == dim[-1].letter):
-            dim.append(atoms[i])
-            i += 1
+        while (dim and atoms and atoms[0].extent == 1 and
+               atoms[0].letter == dim[-1].letter):
+            dim.append(atoms.pop(0))
         dims.append(dim)
-    for atom in atoms[i:]:
-        if atom.extent != 1 or not dims:
-            misfit()
-        dims[-1].append(atom)
+    if not dims and atoms or extent(atoms) > 1:
+        misfit()
+    if atoms:
+        dims[-1] += atoms
     x.own[:] = own
     return dims
 
