@@ -18,11 +18,6 @@ def operator_name(node):
     return str(packet).removeprefix("aten.")
 
 
-def writes_in_place(node):
-    name = getattr(node.target, "__name__", "").split(".")[0]
-    return name.endswith("_") and not name.endswith("__")
-
-
 def module_path(node):
     stack = node.meta.get("nn_module_stack") or {}
     entries = list(stack.values())
@@ -55,8 +50,6 @@ def fold(node, operands, keywords):
                          "computed")
     if operator_name(node) == "_assert_tensor_metadata":
         return None
-    if writes_in_place(node):
-        operands = [operands[0].clone(), *operands[1:]]
     if "device" in keywords:
         keywords = {**keywords, "device": "cpu"}
     with torch.no_grad():

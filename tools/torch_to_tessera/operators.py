@@ -10,6 +10,8 @@ import torch
 from . import (attention, choices, dense, elementwise, experts, image_norms,
                images, joining, loss, multiply, norms, patches, places,
                recurrent, reductions, resizing, rotary, tables, views)
+from .aliases import writes_in_place
+from .problems import Unmappable
 
 
 def inline(walk, node, *operands, **keywords):
@@ -22,6 +24,8 @@ def inline(walk, node, *operands, **keywords):
             walk.values[inner] = next(arguments)
         elif inner.op == "output":
             return walk.of(inner.args[0])
+        elif writes_in_place(inner):
+            raise Unmappable("writes in place in a graph of its own")
         else:
             walk.values[inner] = walk.map(inner)
 

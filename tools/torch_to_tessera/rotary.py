@@ -17,7 +17,8 @@ from .values import Act, Value
 class Turned(Value):
     """x[start:stop] of the last dimension, or its halves swapped and the first
     negated, times a constant; with both, a rotary embedding."""
-    described = "a part of a rotary embedding"
+    described = ("a product with a constant of several numbers, which a graph "
+                 "cannot have but in a rotary embedding")
     precedence = 9
     x: Act
     start: int

@@ -6,9 +6,13 @@ import sys
 
 import torch
 
-from .nodes import writes_in_place
+from .aliases import Aliases, writes_in_place
 from .parameters import Param
 from .problems import refuse
+
+
+def first_line(error):
+    return next(iter(str(error).strip().splitlines()), repr(error))
 
 
 class Traced:
@@ -24,8 +28,7 @@ class Traced:
         self.parameters = {
             path: first[id(parameter)] for path, parameter in
             module.named_parameters(remove_duplicate=False)}
-        graph, placeholders = (self.make_fx(inputs) if args.fx else
-                               self.trace(inputs))
+        graph, placeholders = self.trace(inputs, args.fx)
         self.inputs, self.values = [], {}
         for node, (kind, value) in placeholders.items():
             if kind == "input":
@@ -39,21 +42,30 @@ class Traced:
             refuse(f"{name}: has {len(outputs)} outputs, --output "
                      f"{args.output} is none of them")
         self.output = outputs[args.output]
-        needed = {self.output}
-        for node in reversed(graph.nodes):
-            if node in needed or (writes_in_place(node) and
-                                  node.args[:1] and node.args[0] in needed):
-                needed |= {node, *node.all_input_nodes}
-        self.nodes = [n for n in graph.nodes if n in needed]
+        self.aliases = Aliases(graph, self.output)
+        self.nodes = self.aliases.nodes
 
-    def trace(self, inputs):
+    def constants(self):
+        """By placeholder: parameters and buffers; buffers that each walk may
+        write into."""
+        writes = any(map(writes_in_place, self.nodes))
+        return {node: value.clone() if writes and isinstance(
+            value, torch.Tensor) else value
+            for node, value in self.values.items()}
+
+    def trace(self, inputs, by_fx):
         try:
-            return self.export(inputs)
+            if not by_fx:
+                return self.export(inputs)
         except Exception as error:  # of any kind, says its documentation
-            lines = str(error).strip().splitlines()
-            print(f"torch.export: {lines[0] if lines else error!r}; tracing by "
-                  "torch.fx instead", file=sys.stderr)
+            print(f"torch.export: {first_line(error)}; tracing by torch.fx "
+                  "instead", file=sys.stderr)
+        try:
             return self.make_fx(inputs)
+        except Exception as error:
+            refuse(f"{self.name}: torch.fx: {first_line(error)}: the module "
+                   "cannot be traced, such as one that chooses its way by what "
+                   "tensors hold")
 
     def export(self, inputs):
         positional = tuple(inputs) if isinstance(inputs, tuple) else ()
@@ -115,7 +127,7 @@ class Traced:
         value = node.graph.owning_module
         for part in node.target.split("."):
             value = getattr(value, part)
-        return value
+        return value.clone() if isinstance(value, torch.Tensor) else value
 
     def is_leaf(self, path):
         return path in self.leaves

@@ -7,9 +7,10 @@ import operator
 import torch
 
 from .dimensions import TRACED_BATCH, flatten, letters_of
+from .aliases import writes_in_place
 from .functions import by_steps, function_of
 from .graph import Graph
-from .nodes import fold, module_path, operator_name, writes_in_place
+from .nodes import fold, module_path, operator_name
 from .problems import Unmappable
 from .values import UNKNOWN, Act, Value, is_constant
 
@@ -35,7 +36,7 @@ class Walk:
         self.batch = self.atoms.make("batch", TRACED_BATCH, "b")[0]
         self.places = {}  # atom of a sequence -> its input of positions
         self.config = getattr(traced.module, "config", None)
-        self.values.update(traced.values)
+        self.values.update(traced.constants())
         for placeholder, name, tensor in traced.inputs:
             self.values[placeholder] = self.input(name, tensor)
 
@@ -85,8 +86,9 @@ class Walk:
             if problem or behind:
                 self.doubtful.add(node)
             self.values[node] = value
-            if writes_in_place(node):
-                self.values[node.args[0]] = value
+            if writes_in_place(node) and not is_constant(value):
+                same, _ = self.traced.aliases.written(node)
+                self.values.update(dict.fromkeys(same, value))
         return self
 
     def tried(self, node):
@@ -167,6 +169,9 @@ class Walk:
             return operands[0][operands[1]]
         if all(is_constant(value) for value in every):
             return fold(node, operands, keywords)
+        if writes_in_place(node) and self.traced.aliases.written(node)[1]:
+            raise Unmappable("writes into memory that others read, too, such "
+                             "as a part of a tensor")
         name = operator_name(node)
         # One that writes in place is as the other: Walk.run.
         handler = self.operators.get(name.removesuffix("_"))
