@@ -15,8 +15,10 @@ def memory_of(node):
     """The operand whose memory a node's result has, or may have; or None."""
     if not node.args or not isinstance(node.args[0], torch.fx.Node):
         return None
-    if node.target is operator.getitem or writes_in_place(node):
+    if writes_in_place(node):
         return node.args[0]
+    if node.target is operator.getitem:  # one of several results
+        return memory_of(node.args[0])
     schema = getattr(node.target, "_schema", None)
     shares = schema and schema.arguments[0].alias_info and any(
         result.alias_info for result in schema.returns)

@@ -8,12 +8,14 @@ import torch
 from .dimensions import Letters, extent, letters_of
 from .functions import function_of, number_of, round_number
 from .layout import in_order
+from .nodes import shape_of
 from .parameters import Param
 from .problems import Unmappable
 from .products import product
 from .reductions import softmax_of
 from .values import Act, Value, is_constant
 
+RULE = "bsgrd!,bt!gd,btge!,bs,bt->bsgre,bsgr"
 HIDDEN = -1e4             # what is added to masked scores is below
 
 
@@ -34,9 +36,16 @@ class Scores(Value):
         return written_out(walk, self)
 
     def view(self, walk, node, arguments):
-        # (batch, heads) apart or together.
-        apart = len(node.meta["val"].shape) != len(self.q.dims)
-        return self if apart else None
+        """(batch, heads) may be apart or together."""
+        shape = shape_of(node)
+        if len(shape) not in (3, 4) or shape[-2:] != [
+                self.q.shape[-2], self.k.shape[-2]]:
+            return None
+        mask = self.mask
+        if isinstance(mask, torch.Tensor) and len(shape) == 4 and (
+                mask.dim() == 3 and len(mask) == shape[0] * shape[1]):
+            mask = mask.unflatten(0, shape[:2])
+        return dataclasses.replace(self, mask=mask)
 
     def elementwise(self, walk, node, name, *operands, **keywords):
         other = next((v for v in operands if v is not self), None)
@@ -47,9 +56,10 @@ class Scores(Value):
             return dataclasses.replace(self, scale=scale)
         if name == "add" and isinstance(other, Bias) and self.bias is None:
             return dataclasses.replace(self, bias=other, mask=other.mask)
-        if name == "add" and isinstance(other, torch.Tensor) and (
-                self.mask is None):
-            return dataclasses.replace(self, mask=other)
+        if name == "add" and isinstance(other, torch.Tensor):
+            mask = added_masks(self.mask, other)
+            if mask is not None:
+                return dataclasses.replace(self, mask=mask)
         if name in ("masked_fill", "where") and self.mask is None and (
                 not self.done):
             return self.masked(name, *operands)
@@ -69,6 +79,16 @@ class Scores(Value):
                 number <= HIDDEN):
             return dataclasses.replace(self, mask=seen)
         return None
+
+
+def added_masks(mask, other):
+    """The sum of what is added to scores; None where that is not known."""
+    if mask is None:
+        return other
+    if not isinstance(mask, torch.Tensor) or not (
+            mask.is_floating_point() and other.is_floating_point()):
+        return None
+    return mask + other
 
 
 @dataclasses.dataclass
@@ -206,7 +226,7 @@ def as_read(walk, x, heads):
 
 def operator(walk, node, operands, scores, scale, heads, sizes):
     kind, window = seen_keys(walk, scores.mask, sizes)
-    rule = "bsgrd!,bt!gd,btge!,bs,bt->bsgre,bsgr"
+    rule = RULE
     # Without what a square root in fp32 adds.
     short = round_number(scale)
     attributes = {"scale": short if abs(short - scale) < 1e-12 else scale}
@@ -218,6 +238,9 @@ def operator(walk, node, operands, scores, scale, heads, sizes):
         operands = [*operands, bias_table(walk, scores.bias, heads)]
         attributes |= {"causal": kind == "causal", "max_distance":
                        max_distance_of(walk, scores.bias, kind)}
+    elif kind == "alibi":
+        op = "attention_alibi"
+        attributes |= {"window": window, "alibi_heads": extent(heads)}
     elif kind == "causal":
         attributes |= {"window": window}
     else:
@@ -257,6 +280,8 @@ def written_out(walk, scores):
     kind, window = seen_keys(walk, scores.mask, sizes)
     if scores.scale != 1:
         x = scaled(walk, node, x, scores.scale)
+    if kind == "alibi":
+        raise Unmappable("linear biases over scores that are written out")
     if window or (kind == "causal" and any(len(d) != 1 for d in x.dims[-2:])):
         raise Unmappable("a window over scores that are written out")
     if kind == "causal":
@@ -279,7 +304,7 @@ def scaled(walk, node, x, factor):
 
 
 def seen_keys(walk, mask, sizes):
-    """("all" or "causal", the window) of a mask."""
+    """("all", "causal" or "alibi", the window) of a mask."""
     if mask is None or mask is False:
         return "all", 0
     if isinstance(mask, str):
@@ -294,6 +319,8 @@ def seen_keys(walk, mask, sizes):
 def classify(mask, sizes):
     seen = mask if mask.dtype == torch.bool else mask > HIDDEN
     if mask.dtype != torch.bool and bool((mask[seen] != 0).any()):
+        if is_alibi(mask, sizes):
+            return "alibi", 0
         raise Unmappable("a mask with numbers that are added to scores")
     seen = seen.expand(*seen.shape[:-2], *sizes).reshape(-1, *sizes)
     if any(not torch.equal(seen[0], other) for other in seen[1:]):
@@ -312,6 +339,27 @@ def classify(mask, sizes):
             return ("causal" if causal else "all",
                     0 if window == sizes[0] else window)
     raise Unmappable("a mask that is neither causal nor a window")
+
+
+def is_alibi(mask, sizes):
+    """Whether a causal mask adds to the scores of each head what
+    planner/ops/attention.cc says; a constant in a row changes no softmax."""
+    if mask.dim() != 4 or sizes[0] != sizes[1]:
+        return False
+    heads = mask.shape[1]
+    first = 2 ** int(math.log2(heads))
+    seen = torch.ones(sizes, dtype=torch.bool).tril()
+    place = torch.arange(sizes[1], dtype=torch.float64)
+    for i in range(heads):
+        slope = 2 ** (-8 * (i + 1) / first if i < first else
+                      -4 * (2 * (i - first) + 1) / first)
+        own = mask[:, i].double().expand(-1, *sizes)
+        biases = (own - own[..., :1])[..., seen]
+        if bool((own[..., ~seen] > HIDDEN).any()) or not torch.allclose(
+                biases, (slope * place).expand(sizes)[seen].expand_as(biases),
+                rtol=1e-3, atol=1e-3):
+            return False
+    return True
 
 
 def is_mask(value):

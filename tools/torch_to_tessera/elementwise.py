@@ -9,7 +9,7 @@ from .broadcasting import aligned, ordered, rule_of
 from .dimensions import Letters, extent, flatten, is_same, letters_of
 from .functions import POINTS, number_of
 from .layout import compact
-from .nodes import operator_name
+from .nodes import operator_name, shape_of
 from .parameters import Param, vector
 from .places import Part
 from .problems import Unmappable
@@ -49,13 +49,16 @@ def elementwise(walk, node, *operands, **keywords):
 
 def clamped(walk, node, x, *bounds, **keywords):
     """Bounds that lie beyond what is sampled would not be seen."""
-    if isinstance(x, Act):
-        samples = x.samples if x.samples is not None else POINTS
-        for bound in (*bounds, *keywords.values()):
-            if (isinstance(bound, (int, float)) and math.isfinite(bound) and
-                    not samples.min() < bound < samples.max()):
-                raise Unmappable(f"a bound of {bound}, beyond where functions "
-                                 "of one tensor are told apart")
+    given = [bound for bound in (*bounds, *keywords.values())
+             if isinstance(bound, (int, float)) and math.isfinite(bound)]
+    x = walk.act(x)
+    if x.samples is not None and not all(
+            x.samples.min() < bound < x.samples.max() for bound in given):
+        x = walk.tensor(x)
+    for bound in given:
+        if x.samples is None and not POINTS.min() < bound < POINTS.max():
+            raise Unmappable(f"a bound of {bound}, beyond where functions of "
+                             "one tensor are told apart")
     return elementwise(walk, node, x, *bounds, **keywords)
 
 
@@ -143,6 +146,15 @@ def arithmetic(walk, node, name, x, y):
     op = "add" if name == "add" and rules == [to, to] else ops[name]
     z = walk.add(op, node, [x.tensor, y.tensor], f"{rules[0]},{rules[1]}->{to}")
     return Act(z[0], own, dims)
+
+
+def constant_like(walk, node, x, *arguments, **_):
+    """torch.zeros_like and others, of which the shape alone is known."""
+    name = operator_name(node)
+    value = (0 if "zeros" in name else 1 if "ones" in name else
+             arguments[-1])
+    dtype = node.meta["val"].dtype
+    return torch.full((), value, dtype=dtype).expand(shape_of(node))
 
 
 def identity(walk, node, x, *_, **__):

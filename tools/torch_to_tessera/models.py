@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import json
+import math
 import os
 import pathlib
 import sys
@@ -13,6 +14,22 @@ from torch import nn
 from .dimensions import TRACED_BATCH
 from .images import each
 from .problems import refuse
+
+LARGE = 1 << 28  # elements
+
+
+class LargeWithoutMemory(torch.overrides.TorchFunctionMode):
+    """What is too large to be anything but parameters is made without memory
+    from the start: an allocator may refuse all experts of a large layer."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if function in (torch.empty, torch.ones, torch.rand, torch.randn,
+                        torch.zeros):
+            shape = args[0] if args and not isinstance(args[0], int) else args
+            if math.prod(kwargs.get("size", shape)) > LARGE:
+                kwargs["device"] = "meta"
+        return function(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -29,7 +46,8 @@ def without_memory():
 
     nn.Module.register_parameter = register_meta
     try:
-        yield
+        with LargeWithoutMemory():
+            yield
     finally:
         nn.Module.register_parameter = register
 

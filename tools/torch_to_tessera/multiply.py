@@ -7,6 +7,7 @@ import torch
 from .attention import Scores, attend_or_multiply
 from .dense import dense
 from .elementwise import arithmetic
+from .functions import number_of
 from .nodes import operator_name
 from .parameters import Param
 from .places import Part
@@ -30,11 +31,14 @@ def matmul(walk, node, x, y):
 
 
 def baddbmm(walk, node, added, x, y, beta=1, alpha=1):
+    scores = matmul(walk, node, x, y)
+    if beta == 1 and isinstance(scores, Scores) and isinstance(
+            added, torch.Tensor):
+        # That is zero where it is not a mask.
+        return dataclasses.replace(scores, scale=alpha, mask=None if
+                                   number_of(added) == 0 else added)
     if beta != 1 or alpha != 1:
         raise Unmappable("expected alpha and beta of 1")
-    scores = matmul(walk, node, x, y)
-    if isinstance(scores, Scores) and isinstance(added, torch.Tensor):
-        return dataclasses.replace(scores, mask=added)
     return arithmetic(walk, node, "add", added, scores)
 
 

@@ -104,25 +104,30 @@ def mean_square(walk, value):
     return y
 
 
-def norm_rule(walk, x, statistics):
-    """Rule of a norm over the last dimension."""
-    if len(x.dims[-1]) != 1 or x.own[-1] != x.dims[-1][0] or len(x.own) < 2:
+def norm(walk, node, x, op, params, epsilon):
+    """Over the last dimension; `params`: (parameter, what it starts as)."""
+    x = walk.tensor(x)
+    if len(x.dims[-1]) > 1:
+        return along(walk, node, x, len(x.dims) - 1, lambda whole: norm(
+            walk, node, whole, op, params, epsilon))
+    x = last_behind(walk, x)
+    if x.own[-1:] != x.dims[-1] or len(x.own) < 2:
         raise Unmappable("expected a norm of the last dimension")
-    if [a.letter for a in x.own[:2]] == ["b", "s"] and len(x.own) == 3:
-        return "bsh!", "h", "".join(",bs" * statistics)
     letters = Letters({x.own[-1]: "h"})
     rows = letters(x.own[:-1])
-    return rows + "h!", "h", f",{rows}" * statistics
+    if [a.letter for a in x.own[:2]] == ["b", "s"] and len(x.own) == 3:
+        rows = "bs"
+    weights = [vector(walk, param, [x.own[-1].extent], constant)
+               for param, constant in params]
+    # As many statistics as parameters.
+    rule = (f"{rows}h!{',h' * len(params)}->{rows}h"
+            f"{f',{rows}' * len(params)}")
+    y = walk.add(op, node, [x.tensor, *weights], rule, epsilon=epsilon)[0]
+    return dataclasses.replace(x, tensor=y)
 
 
 def rms_norm(walk, node, x, scale, epsilon):
-    x = last_behind(walk, x)
-    rows, last, statistics = norm_rule(walk, x, 1)
-    weight = vector(walk, scale, [x.own[-1].extent], constant=1)
-    y = walk.add("rms_norm", node, [x.tensor, weight],
-                 f"{rows},{last}->{rows.replace('!', '')}{statistics}",
-                 epsilon=epsilon)[0]
-    return dataclasses.replace(x, tensor=y)
+    return norm(walk, node, x, "rms_norm", [(scale, 1)], epsilon)
 
 
 def rms_norm_whole(walk, node, x, shape, scale=None, epsilon=None):
@@ -134,19 +139,6 @@ def rms_norm_whole(walk, node, x, shape, scale=None, epsilon=None):
 
 
 def layer_norm(walk, node, x, shape, scale=None, shift=None, epsilon=1e-5, *_):
-    x = walk.tensor(x)
-    if len(x.dims[-1]) > 1 and len(shape) == 1:
-        return along(walk, node, x, len(x.dims) - 1, lambda whole: layer_norm(
-            walk, node, whole, shape, scale, shift, epsilon))
-    x = last_behind(walk, x)
     if len(shape) != 1:
         raise Unmappable("expected a norm over the last dimension")
-    rows, last, statistics = norm_rule(walk, x, 2)
-    size = [x.own[-1].extent]
-    operands = [x.tensor, vector(walk, scale, size, constant=1),
-                vector(walk, shift, size)]
-    y = walk.add(
-        "layer_norm", node, operands,
-        f"{rows},{last},{last}->{rows.replace('!', '')}{statistics}",
-        epsilon=epsilon)[0]
-    return dataclasses.replace(x, tensor=y)
+    return norm(walk, node, x, "layer_norm", [(scale, 1), (shift, 0)], epsilon)

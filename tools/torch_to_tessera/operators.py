@@ -10,24 +10,14 @@ import torch
 from . import (attention, choices, dense, elementwise, experts, image_norms,
                images, joining, loss, multiply, norms, patches, places,
                recurrent, reductions, resizing, rotary, tables, views)
-from .aliases import writes_in_place
-from .problems import Unmappable
+from .decompositions import inlined
 
 
 def inline(walk, node, *operands, **keywords):
     """A graph within the graph, such as one without gradients."""
     at = next(i for i, v in enumerate(operands)
               if isinstance(v, torch.fx.GraphModule))
-    arguments = iter(operands[at + 1:])
-    for inner in operands[at].graph.nodes:
-        if inner.op == "placeholder":
-            walk.values[inner] = next(arguments)
-        elif inner.op == "output":
-            return walk.of(inner.args[0])
-        elif writes_in_place(inner):
-            raise Unmappable("writes in place in a graph of its own")
-        else:
-            walk.values[inner] = walk.map(inner)
+    return inlined(walk, operands[at].graph, operands[at + 1:])
 
 
 # By operator of PyTorch (aten, without the overload, and without the "_" of one
@@ -40,10 +30,14 @@ OPERATORS = {
          "mul", "neg", "pow", "reciprocal", "relu", "rsqrt", "rsub", "sigmoid",
          "silu", "sin", "softplus", "sqrt", "square", "sub", "tanh", "where"],
         elementwise.elementwise),
-    **dict.fromkeys(["clamp", "hardtanh", "relu6"], elementwise.clamped),
+    **dict.fromkeys(["clamp", "clamp_max", "clamp_min", "hardtanh", "relu6"],
+                    elementwise.clamped),
     **dict.fromkeys(
         ["_assert_tensor_metadata", "_to_copy", "alias", "clone", "contiguous",
          "lift_fresh_copy", "to", "type_as"], elementwise.identity),
+    **dict.fromkeys(
+        ["full_like", "new_full", "new_ones", "new_zeros", "ones_like",
+         "zeros_like"], elementwise.constant_like),
     "detach": elementwise.detached,
     "dropout": attention.dropout,
     "prelu": elementwise.prelu,
@@ -59,6 +53,7 @@ OPERATORS = {
         views.viewing(views.reshaped)),
     "expand": views.viewing(views.expanded),
     "permute": views.viewing(views.permuted),
+    "repeat": views.viewing(views.tiled),
     "repeat_interleave": views.viewing(views.repeated),
     "squeeze": views.viewing(views.squeezed),
     "t": views.viewing(views.turned),

@@ -5,7 +5,8 @@ import dataclasses
 import torch
 
 from .attention import Bias
-from .layout import in_order
+from .dimensions import Atom
+from .layout import apart, in_order
 from .parameters import Param
 from .problems import Unmappable
 from .values import Act
@@ -15,17 +16,18 @@ def embedding(walk, node, table, ids, *_, **__):
     if not isinstance(table, Param) or len(table.shape) != 2:
         raise Unmappable("expected a table of parameters")
     rows, width = table.shape
-    h = walk.atoms.make(f"{node.name}.out", width, "f")
+    h = Atom(f"{node.name}.out", width, "f")
     if isinstance(ids, torch.Tensor):
         rows_of_ids = ids.reshape(-1, ids.shape[-1])
         if bool((rows_of_ids == rows_of_ids[0]).all()):
             return constant_rows(walk, node, table, ids, h)
         return Bias(table, rows_of_ids)
     ids = in_order(walk, ids)
-    if len(ids.own) != 2 or len(h) != 1:
+    if len(ids.own) != 2:
         raise Unmappable("expected ids of one sequence a sample")
     y = walk.lookup(node, table, rows, width, (table, ()), ids.tensor, None)
-    return Act(y, ids.own + h, ids.dims + [h])
+    y = Act(y, [*ids.own, h], [*ids.dims, [h]])
+    return apart(walk, node, y, len(ids.dims))
 
 
 def constant_rows(walk, node, table, ids, h):
@@ -43,5 +45,5 @@ def constant_rows(walk, node, table, ids, h):
     source = dataclasses.replace(table, views=table.views + views)
     y = walk.lookup(node, table, *table.shape, (source, ()),
                     walk.extra(walk.places[s], [walk.batch, s]), None)
-    return Act(y, [walk.batch, s] + h,
-               [[] for _ in ids.shape[:-1]] + [[s], h])
+    y = Act(y, [walk.batch, s, h], [[] for _ in ids.shape[:-1]] + [[s], [h]])
+    return apart(walk, node, y, len(y.dims) - 1)

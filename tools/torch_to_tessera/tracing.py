@@ -44,6 +44,7 @@ class Traced:
         self.output = outputs[args.output]
         self.aliases = Aliases(graph, self.output)
         self.nodes = self.aliases.nodes
+        self.decomposed = {}  # nodes as graphs: decompositions.py
 
     def constants(self):
         """By placeholder: parameters and buffers; buffers that each walk may

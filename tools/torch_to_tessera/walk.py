@@ -6,6 +6,7 @@ import operator
 
 import torch
 
+from .decompositions import by_others
 from .dimensions import TRACED_BATCH, flatten, letters_of
 from .aliases import writes_in_place
 from .functions import by_steps, function_of
@@ -176,7 +177,7 @@ class Walk:
         # One that writes in place is as the other: Walk.run.
         handler = self.operators.get(name.removesuffix("_"))
         if handler is None:
-            raise Unmappable(f"no operator of Tessera's is known for {name}")
+            return by_others(self, node)
         return handler(self, node, *operands, **keywords)
 
     def act(self, value, what="operand"):
