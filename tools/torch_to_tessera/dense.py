@@ -17,7 +17,7 @@ def dense(walk, node, x, weight, bias, transposed):
         raise Unmappable("expected a product with a matrix of parameters")
     if bias is not None and not isinstance(bias, Param):
         raise Unmappable("expected a bias of parameters")
-    x = last_behind(walk, x)
+    x = last_behind(walk, node, x)
     if not x.dims[-1]:
         raise Unmappable("a dense layer of one feature")
     if transposed:

@@ -25,9 +25,10 @@ def in_order(walk, value, what="operand"):
     return dataclasses.replace(x, tensor=y, own=order)
 
 
-def last_behind(walk, value):
-    """The same, where the last dimension's atoms are the tensor's last."""
-    x = walk.tensor(value)
+def last_behind(walk, node, value):
+    """The same, where the last dimension's atoms are the tensor's last; with
+    elements that it repeats as elements of its own."""
+    x = spread(walk, node, walk.tensor(value))
     last = x.dims[-1]
     if last and x.own[-len(last):] == last and not x.is_broadcast:
         return x
@@ -54,6 +55,27 @@ def compact(walk, node, value, what="operand"):
                  f"{letters(x.own)}->{letters(wanted)}",
                  suffix="transpose")[0]
     return dataclasses.replace(x, tensor=y, own=wanted)
+
+
+def spread(walk, node, x):
+    """x with the atoms that its dimensions have and its tensor lacks."""
+    for d, dim in enumerate(x.dims):
+        for atom in dim:
+            if atom.extent == 1 or atom in x.own or atom == walk.batch:
+                continue
+            held = [[a for a in other if a in x.own] for other in x.dims]
+            only = merged(walk, node, x.viewed([*held[:d], [], *held[d:]]), d)
+            letters = Letters(reserved="md")
+            at = only.own.index(only.dims[d][0])
+            front, behind = letters(only.own[:at]), letters(only.own[at + 1:])
+            # Each of as many places is the one that there is.
+            y = walk.add("resample", node, [only.tensor],
+                         f"{front}m!{behind}->{front}d!{behind}",
+                         suffix="repeat", sizes={"d": atom.extent},
+                         places=atom.extent, start=0, step=1e-9, linear=False)
+            own = [atom if a == only.dims[d][0] else a for a in only.own]
+            x = Act(y[0], own, x.dims)
+    return x
 
 
 def one_atom(walk, node, x, dim):

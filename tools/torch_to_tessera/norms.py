@@ -110,7 +110,7 @@ def norm(walk, node, x, op, params, epsilon):
     if len(x.dims[-1]) > 1:
         return along(walk, node, x, len(x.dims) - 1, lambda whole: norm(
             walk, node, whole, op, params, epsilon))
-    x = last_behind(walk, x)
+    x = last_behind(walk, node, x)
     if x.own[-1:] != x.dims[-1] or len(x.own) < 2:
         raise Unmappable("expected a norm of the last dimension")
     letters = Letters({x.own[-1]: "h"})

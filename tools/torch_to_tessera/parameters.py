@@ -30,8 +30,11 @@ class Param(Value):
                          lambda: read(walk, self))
 
     def view(self, walk, node, arguments):
-        return Param(self.name, shape_of(node), self.views + (
-            (operator_name(node), tuple(arguments)),), self.part)
+        name = operator_name(node)
+        if name in ("repeat", "repeat_interleave"):
+            return None
+        return Param(self.name, shape_of(node),
+                     self.views + ((name, tuple(arguments)),), self.part)
 
     def piece(self, walk, node, dim, start, stop, dropped):
         """A weight of its own."""

@@ -1,5 +1,6 @@
 """Padding, and images and signals of another size."""
 
+from .dimensions import Atom
 from .images import image
 from .layout import compact
 from .nodes import shape_of
@@ -80,3 +81,18 @@ def pixel_shuffle(walk, node, x, factor):
         return x  # not in this walk
     c, *block = channels
     return x.viewed([x.dims[0], [c], height + block[:1], width + block[1:]])
+
+
+def tiled(walk, node, x, times):
+    """torch.Tensor.repeat: dimensions behind themselves; of 1, atoms that the
+    tensor lacks."""
+    x = walk.act(x)
+    x = x.viewed([[]] * (len(times) - len(x.dims)) + x.dims)
+    sizes = x.shape
+    for d, n in enumerate(times):
+        if n > 1 and sizes[d] > 1:
+            x = concatenated(walk, node, [x] * n, d)
+    made = [walk.batch] + [Atom(f"{node.name}.{d}", n, "r")
+                           for d, n in enumerate(times) if d > 0]
+    return x.viewed([[atom] if n > 1 and size == 1 else dim for
+                     dim, size, n, atom in zip(x.dims, sizes, times, made)])

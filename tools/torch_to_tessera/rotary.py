@@ -8,7 +8,8 @@ import torch
 
 from .dimensions import Atom, Letters
 from .functions import round_number
-from .places import Part
+from .nodes import shape_of
+from .places import Part, concatenated
 from .problems import Unmappable
 from .values import Act, Value
 
@@ -199,7 +200,10 @@ def as_real(walk, node, x):
 
 def stack(walk, node, parts, dim=0):
     if not all(isinstance(p, Neighbours) for p in parts) or len(parts) != 2:
-        raise Unmappable("joins tensors along a dimension that they lack")
+        dim %= len(shape_of(node))
+        tensors = map(walk.tensor, parts)
+        return concatenated(walk, node, [
+            x.viewed([*x.dims[:dim], [], *x.dims[dim:]]) for x in tensors], dim)
     # (x cos - y sin, x sin + y cos), (x, y) being neighbours.
     first, second = ({(which, sign): table for which, sign, table in p.terms}
                      for p in parts)

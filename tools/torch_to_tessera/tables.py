@@ -31,7 +31,8 @@ def embedding(walk, node, table, ids, *_, **__):
 
 
 def constant_rows(walk, node, table, ids, h):
-    """Rows that are the same for all samples: by the input of positions."""
+    """Rows that are the same for all samples: by the input of positions, where
+    there is one for a sequence of that length."""
     row = ids.reshape(-1, ids.shape[-1])
     if not bool((row == row[0]).all()):
         raise Unmappable("ids that are constants which differ by sample")
@@ -40,6 +41,10 @@ def constant_rows(walk, node, table, ids, h):
     if not bool((row[0] == places).all()):
         raise Unmappable("ids that are constants, and not places 0, 1, …")
     s = walk.sequence_of(row.shape[1])
+    if s is None:
+        rows = walk.act(table.piece(walk, node, 0, first, first + row.shape[1],
+                                    False))
+        return rows.viewed([[] for _ in ids.shape[:-1]] + rows.dims)
     # The rows in front of the first place are behind all others.
     views = (("roll", (-first, 0)),) if first else ()
     source = dataclasses.replace(table, views=table.views + views)

@@ -109,13 +109,6 @@ def expanded(walk, node, x, sizes, **_):
     return result
 
 
-def tiled(walk, node, x, times):
-    """Dimensions one behind another, as atoms that the tensor lacks."""
-    dims = [[]] * (len(times) - len(x.dims)) + x.dims
-    return [dim if n == 1 else [Atom(f"{node.name}.{d}.r", n, "r"), *dim]
-            for d, (dim, n) in enumerate(zip(dims, times))]
-
-
 def repeated(walk, node, x, times, dim=None, **_):
     dims = list(x.dims)
     if not isinstance(times, int) or dim is None:

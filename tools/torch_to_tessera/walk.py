@@ -242,10 +242,8 @@ class Walk:
                         suffix=suffix)[0]
 
     def sequence_of(self, length):
-        found = [atom for atom in self.places if atom.extent == length]
-        if not found:
-            raise Unmappable(f"no input is a sequence of {length} places")
-        return found[0]
+        """Of as many places; None where no input is one."""
+        return next((a for a in self.places if a.extent == length), None)
 
     def stddev(self, default):
         """How matrices start: as the config says, or by PyTorch's default."""
