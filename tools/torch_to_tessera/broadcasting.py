@@ -64,8 +64,8 @@ def ordered(dims, operands):
 
 
 def held(dims, sources):
-    """The atoms of dimensions that a tensor has which they are made of, and that
-    are not only repeated. `sources`: of each, (tensor, its dimension)."""
+    """The atoms of dimensions that a tensor has which they are made of, and
+    that are not only repeated. `sources`: of each, (tensor, its dimension)."""
     atoms = []
     for dim, of_dim in zip(dims, sources):
         at = 0

@@ -10,8 +10,8 @@ TRACED_BATCH = 2          # the graph has --global-batch instead
 
 @dataclasses.dataclass(frozen=True)
 class Atom:
-    """A dimension of a tensor of Tessera's. A dimension of PyTorch's may be
-    several of them, such as (heads, features), or none where its extent is 1."""
+    """A dimension of a tensor of Tessera's. One of PyTorch's may be several of
+    them, such as (heads, features), or none where its extent is 1."""
     name: str
     extent: int
     letter: str  # in rules, where it is free there

@@ -71,13 +71,13 @@ def times_constant(walk, node, name, x, constant):
         return Turned(x.x, x.start, x.stop, cos=constant)
     if name == "mul" and x.samples is None:
         return Turned(x, 0, x.shape[-1], cos=constant)
-    raise Unmappable("computes with a constant of several numbers, which a graph "
-                     "cannot have: only parameters, which are trained")
+    raise Unmappable("computes with a constant of several numbers, which a "
+                     "graph cannot have: only parameters, which are trained")
 
 
 def binary(walk, node, name, operands, alpha=1):
-    """Sums and products of tensors alike, in the order of residuals; else, where
-    one is broadcast or turned, arithmetic."""
+    """Sums and products of tensors alike, in the order of residuals; else,
+    where one is broadcast or turned, arithmetic."""
     try:
         return alike_binary(walk, node, name, operands, alpha)
     except Unmappable:

@@ -93,7 +93,8 @@ def convolution(walk, node, x, weight, bias=None, stride=1, padding=0,
             d * (k - 1) // 2 for d, k in zip(dilation, window)]
     padding = each(padding, n)
     x = image(walk, node, x)
-    channels, out = groups_of(walk, x, f"{node.name}.c", weight.shape[0], groups)
+    channels, out = groups_of(walk, x, f"{node.name}.c", weight.shape[0],
+                              groups)
     if walk.atoms.changed:
         return of_image(walk, node, x.tensor, x, out)
     into = "c" if len(channels) == 1 else "gc"

@@ -1,5 +1,5 @@
-"""torch.cat: of tensors, and of the parts of a rotary embedding or of an image's
-patches."""
+"""torch.cat: of tensors, and of the parts of a rotary embedding or of an
+image's patches."""
 
 from .nodes import shape_of
 from .patches import Patches, join_patches

@@ -74,37 +74,8 @@ def tokens_of(args):
 
 
 def hugging_face(args):
-    import transformers
-    path = pathlib.Path(args.model)
-    try:
-        config = transformers.AutoConfig.from_pretrained(args.model)
-    except (OSError, ValueError) as error:
-        refuse(f"{args.model}: no config: {str(error).splitlines()[0]}")
-    for key, value in (setting.split("=", 1) for setting in args.set):
-        with contextlib.suppress(json.JSONDecodeError):
-            value = json.loads(value)
-        if not hasattr(config, key):
-            refuse(f"{args.model}: has no key '{key}' (--set)")
-        setattr(config, key, value)
-    config.use_cache = False
-    kinds = (config.architectures or [])[:1]
-    kind = getattr(transformers, kinds[0], None) if kinds else None
-    autos = [transformers.AutoModelForCausalLM,
-             transformers.AutoModelForSeq2SeqLM,
-             transformers.AutoModelForMaskedLM,
-             transformers.AutoModelForImageClassification]
-    if kind is None:
-        auto = next((auto for auto in autos
-                     if type(config) in auto._model_mapping.keys()), None)
-        if auto is None:
-            refuse(f"{args.model}: '{config.model_type}' is no language "
-                     "model and no classifier of images; give "
-                     "MODULE:FUNCTION")
-    if args.weights and (not path.exists() or any(path.glob("*.safetensors"))):
-        module = (kind or auto).from_pretrained(
-            args.model, config=config, dtype=torch.float32)
-    else:
-        module = kind(config) if kind else auto.from_config(config)
+    config = config_of(args)
+    module = module_of(args, config)
     if module.main_input_name == "pixel_values":
         size = each(args.image_size or getattr(config, "image_size", 224), 2)
         return module, {"pixel_values": torch.zeros(
@@ -118,6 +89,43 @@ def hugging_face(args):
     if getattr(config, "type_vocab_size", 0) > 1:
         inputs["token_type_ids"] = tokens_of(args)
     return module, inputs
+
+
+def config_of(args):
+    import transformers
+    try:
+        config = transformers.AutoConfig.from_pretrained(args.model)
+    except (OSError, ValueError) as error:
+        refuse(f"{args.model}: no config: {str(error).splitlines()[0]}")
+    for key, value in (setting.split("=", 1) for setting in args.set):
+        with contextlib.suppress(json.JSONDecodeError):
+            value = json.loads(value)
+        if not hasattr(config, key):
+            refuse(f"{args.model}: has no key '{key}' (--set)")
+        setattr(config, key, value)
+    config.use_cache = False
+    return config
+
+
+def module_of(args, config):
+    """Of the config's own class, or else with the head that it has first."""
+    import transformers
+    kinds = (config.architectures or [])[:1]
+    kind = getattr(transformers, kinds[0], None) if kinds else None
+    autos = [transformers.AutoModelForCausalLM,
+             transformers.AutoModelForSeq2SeqLM,
+             transformers.AutoModelForMaskedLM,
+             transformers.AutoModelForImageClassification]
+    auto = next((auto for auto in autos
+                 if type(config) in auto._model_mapping.keys()), None)
+    if kind is None and auto is None:
+        refuse(f"{args.model}: '{config.model_type}' is no language model and "
+               "no classifier of images; give MODULE:FUNCTION")
+    path = pathlib.Path(args.model)
+    if args.weights and (not path.exists() or any(path.glob("*.safetensors"))):
+        return (kind or auto).from_pretrained(args.model, config=config,
+                                              dtype=torch.float32)
+    return kind(config) if kind else auto.from_config(config)
 
 
 def torchvision_model(args):

@@ -46,8 +46,8 @@ def fold(node, operands, keywords):
         raise Unmappable("draws random numbers")
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor) and value.numel() > MOST_ELEMENTS:
-        raise Unmappable(f"a constant of {value.numel()} elements, which is not "
-                         "computed")
+        raise Unmappable(f"a constant of {value.numel()} elements, which is "
+                         "not computed")
     if operator_name(node) == "_assert_tensor_metadata":
         return None
     if "device" in keywords:

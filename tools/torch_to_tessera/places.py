@@ -91,7 +91,8 @@ def placed(walk, node, x, dim, size, op, suffix=None, **attributes):
                  suffix=suffix, sizes={"d": size}, places=size, **attributes)[0]
     made = Atom(f"{y}.places", size, atom.letter)
     swap = lambda atoms: [made if a == atom else a for a in atoms]
-    return apart(walk, node, Act(y, swap(x.own), [swap(d) for d in x.dims]), dim)
+    y = Act(y, swap(x.own), [swap(d) for d in x.dims])
+    return apart(walk, node, y, dim)
 
 
 def sliced_off(walk, node, x, dim, start, size, step=1):

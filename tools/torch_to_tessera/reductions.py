@@ -36,8 +36,8 @@ def reduction(op):
 def softmax_of(walk, node, x, axis, op="softmax"):
     x = walk.tensor(x)
     if len(x.dims[axis]) != 1:
-        return along(walk, node, x, axis % len(x.dims), lambda whole: softmax_of(
-            walk, node, whole, axis, op))
+        return along(walk, node, x, axis % len(x.dims),
+                     lambda whole: softmax_of(walk, node, whole, axis, op))
     if x.dims[axis][0] not in x.own:
         raise Unmappable("a softmax over a dimension that is broadcast")
     if x.dims[axis][0] == walk.batch:

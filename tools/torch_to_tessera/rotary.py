@@ -215,9 +215,9 @@ def stack(walk, node, parts, dim=0):
 
 
 def turned_pairs(walk, node, x, cos, sin):
-    """A rotary embedding that turns neighbours. The operator turns the halves of
-    features by each other: the dense layer in front makes them in that order,
-    which its result alone may have that attention reads."""
+    """A rotary embedding that turns neighbours. The operator turns the halves
+    of features by each other: the dense layer in front makes them in that
+    order, which its result alone may have that attention reads."""
     pairs, two = x.dims[-2:] if len(x.dims) > 1 else ([], [])
     name = pairs[0].name[:-2] if pairs else ""
     if len(pairs) != 1 or len(two) != 1 or two[0].name != name + ".1" or (

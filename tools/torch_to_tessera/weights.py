@@ -31,7 +31,8 @@ def write_safetensors(path, tensors):
     header, end = {}, 0
     for name, tensor in tensors.items():
         size = tensor.element_size() * tensor.numel()
-        header[name] = {"dtype": f"F{8 * tensor.element_size()}", "shape": list(tensor.shape),
+        header[name] = {"dtype": f"F{8 * tensor.element_size()}",
+                        "shape": list(tensor.shape),
                         "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header).encode()
