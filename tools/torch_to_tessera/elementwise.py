@@ -158,6 +158,10 @@ def constant_like(walk, node, x, *arguments, **_):
 
 
 def identity(walk, node, x, *_, **__):
+    made, given = (n.meta.get("val") for n in (node, node.args[0]))
+    if isinstance(given, torch.Tensor) and given.is_floating_point() and not (
+            made.is_floating_point()):
+        raise Unmappable(f"makes {made.dtype} of numbers")
     return x
 
 

@@ -67,8 +67,7 @@ def places(walk, part):
                    part.stop - part.start)
     if part.dropped:
         dims = list(x.dims)
-        # But not beside samples.
-        beside = max(part.dim - 1, min(1, len(dims) - 2))
+        beside = max(part.dim - 1, 0)
         dims[beside:beside + 2] = [flatten(dims[beside:beside + 2])]
         x = x.viewed(dims)
     if part.sign < 0:

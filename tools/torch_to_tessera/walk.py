@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import operator
 
 import torch
@@ -95,13 +96,24 @@ class Walk:
     def tried(self, node):
         """(the value, None), or (what stands for it, what the problem is)."""
         try:
-            return self.map(node), None
+            value = self.map(node)
+            self.check_shape(node, value)
+            return value, None
         except Unmappable as problem:
             return self.stand_in(node), str(problem)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError,
                 ValueError) as error:
             return self.stand_in(node), (
                 f"with these arguments is not known ({error!r})")
+
+    def check_shape(self, node, value):
+        """Whatever handlers have overlooked is no graph of another model."""
+        expected = node.meta.get("val")
+        if isinstance(value, Act) and isinstance(expected, torch.Tensor) and (
+                not self.atoms.changed and
+                math.prod(value.shape) != expected.numel()):
+            raise Unmappable(f"is broadcast to {list(expected.shape)} in a "
+                             "form that is not known")
 
     def tried_by_itself(self, node, behind):
         """The same whatever the nodes `behind` others that could not be mapped
