@@ -93,9 +93,8 @@ MODELS = {
 
 PLAIN = {name: kind for name, (_, kind) in plain_models.MODELS.items()
          # Texts of one label are not among the data. The others have constants
-         # of several numbers, and attention over an image's rows and columns.
-         if kind != "texts" and name not in (
-             "standardised", "sinusoids", "vit-mean")}
+         # of several numbers.
+         if kind != "texts" and name not in ("standardised", "sinusoids")}
 
 
 def plain(name):

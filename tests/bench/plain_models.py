@@ -531,6 +531,35 @@ def in_place(x):
     return y * same + x * z.sum()
 
 
+def steps(x):
+    """Functions of one tensor that are several operators, in a region of their
+    own; softmaxes that choose no experts; places that are moved on."""
+    with torch.autocast("cpu", enabled=False):
+        y = 1 - 2 / (x.square() + 1) + (x.pow(2) + 1).rsqrt() * x.abs().pow(3)
+    y = F.softmax(y, -1) * x + F.softmax(x, 1) + F.log_softmax(x, -1) / 8
+    y = y + F.pad(x, (0, 0, 1, -1))
+    low, high = x.chunk(2, -1)
+    return y + torch.cat([-high, low], -1) + x[:, :1] - x[:, 1::2].amax(1, True)
+
+
+class Unscaled(nn.Module):
+    """RMS norms without a scale, products with a matrix as it is, and features
+    each several times."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH ** 0.5)
+        self.rows = nn.Parameter(torch.randn(2, WIDTH))
+        self.few = nn.Linear(WIDTH, HEADS)
+
+    def forward(self, x):
+        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        y = y @ self.matrix + self.rows[0] * x + self.rows[1]
+        y = y / (y * y).mean(-1, keepdim=True).sqrt()
+        gates = torch.sigmoid(self.few(x))
+        return y * gates.repeat_interleave(WIDTH // HEADS, dim=-1)
+
+
 class Gated(nn.Module):
     """F.glu between layers."""
 
@@ -622,6 +651,19 @@ class Axial(nn.Module):
         return self.head(x.mean((1, 2)))
 
 
+class Watch(nn.Module):
+    """Causal attention of heads along a series of numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(3, WIDTH)
+        self.block = Block(Attention)
+        self.head = nn.Linear(WIDTH, LABELS)
+
+    def forward(self, series):
+        return self.head(self.block(self.stem(series))[:, -1])
+
+
 class Whisper(nn.Module):
     """The encoder of transformers' Whisper, on a spectrogram, and a class of
     the whole."""
@@ -647,6 +689,8 @@ class Whisper(nn.Module):
 MODELS = {
     "activations": (lambda: Between(activations), "tokens"),
     "spreads": (lambda: Between(spreads), "tokens"),
+    "steps": (lambda: Between(steps), "tokens"),
+    "unscaled": (lambda: Between(Unscaled()), "tokens"),
     "in-place": (lambda: Between(in_place), "tokens"),
     "gated": (lambda: Between(Gated()), "tokens"),
     "repeats": (lambda: Between(Repeats()), "tokens"),
@@ -655,6 +699,7 @@ MODELS = {
     "axial": (Axial, "images8"),
     "axial-dimensions": (lambda: Axial(False), "images8"),
     "whisper": (Whisper, "series"),
+    "series-attention": (Watch, "series"),
     "nano-sdpa": (lambda: Gpt(Attention), "tokens"),
     "nano-by-hand": (lambda: Gpt(ByHand), "tokens"),
     "nano-chunked": (lambda: Gpt(Chunked), "tokens"),

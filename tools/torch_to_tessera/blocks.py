@@ -55,7 +55,8 @@ def blocks_of(graph, module):
     runs = []  # [prefix, nodes]
     for name, node in graph.nodes.items():
         key = prefix(graph.paths[name])
-        if not runs or runs[-1][0] != key:
+        # Transposes are called by what they read, wherever they are needed.
+        if not runs or (runs[-1][0] != key and node["op"] != "transpose"):
             runs.append([key, []])
         runs[-1][1].append(node)
     if len(runs) == 1:

@@ -19,7 +19,7 @@ def cat(walk, node, parts, dim=0):
         a, b = parts
         if (a.x.tensor == b.x.tensor and a.sign == -1 and b.sign == 1 and
                 a.start == b.stop and a.stop - a.start == b.stop - b.start):
-            return Turned(a.x, b.start, a.stop, swapped=True)
+            return Turned(a.x, b.start, a.stop, swapped=True, node=node)
     if kinds == [Turned, Part] and dim == rank - 1:
         a, b = parts
         if a.x.tensor == b.x.tensor and a.stop == b.start:

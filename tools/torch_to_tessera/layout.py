@@ -16,7 +16,11 @@ def in_order(walk, value, what="operand"):
         return x
     if x.is_broadcast:
         raise Unmappable(f"{what} is broadcast")
-    order = atoms + [a for a in x.own if a not in atoms]
+    return turned(walk, x, atoms + [a for a in x.own if a not in atoms])
+
+
+def turned(walk, x, order):
+    """The same, of a tensor whose atoms are in that order."""
     letters = Letters()
     y = walk.once(("transpose", x.tensor, tuple(order)), lambda: walk.graph.add(
         "transpose", f"{x.tensor}/transpose",
@@ -50,11 +54,7 @@ def compact(walk, node, value, what="operand"):
         return x
     if x.is_broadcast or len(wanted) != len(x.own):
         raise Unmappable(f"{what} is broadcast")
-    letters = Letters()
-    y = walk.add("transpose", node, [x.tensor],
-                 f"{letters(x.own)}->{letters(wanted)}",
-                 suffix="transpose")[0]
-    return dataclasses.replace(x, tensor=y, own=wanted)
+    return turned(walk, x, wanted)
 
 
 def spread(walk, node, x):

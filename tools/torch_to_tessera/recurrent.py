@@ -5,9 +5,9 @@ import math
 
 import torch
 
-from .dimensions import Atom, Letters, flatten, wide
+from .dimensions import Atom, wide
 from .functions import number_of
-from .layout import in_order
+from .layout import compact
 from .problems import Unmappable
 from .values import Act, Value
 
@@ -28,18 +28,6 @@ class States(Value):
 
     def piece(self, walk, node, dim, start, stop, dropped):
         return self.of[start] if dropped and dim == 0 else None
-
-
-def without_ones(walk, node, x):
-    """Without dimensions of one element of its tensor beside those of x."""
-    dims = [wide(dim) or dim[:1] for dim in x.dims]
-    own = [a for a in x.own if a in flatten(dims)]
-    if own == x.own:
-        return x
-    letters = Letters()
-    y = walk.add("reduce_sum", node, [x.tensor],
-                 f"{letters(x.own)}->{letters(own)}", suffix="squeeze")[0]
-    return Act(y, own, dims)
 
 
 def recurrent(cell):
@@ -91,8 +79,9 @@ def recurrent(cell):
 
 def sequence(walk, node, x, order):
     """x as (batch, steps, features)."""
-    x = without_ones(walk, node, walk.tensor(x))
-    x = in_order(walk, x.viewed([x.dims[d] for d in order]))
+    x = walk.act(x)
+    x = compact(walk, node, x.viewed([
+        wide(x.dims[d]) or x.dims[d][:1] for d in order]))
     if [len(dim) for dim in x.dims] != [1, 1, 1] or len(x.own) != 3 or (
             x.own[0] != walk.batch):
         raise Unmappable(f"expected a sequence of features, found {x.shape}")

@@ -27,9 +27,15 @@ class Turned(Value):
     cos: object = None  # of the elements themselves
     sin: object = None  # of the swapped ones
     swapped: bool = False
+    node: object = None  # that swaps
     last: object = None  # the node that made it whole
 
     def act(self, walk):
+        if self.swapped and self.sin is None:  # no rotary embedding's
+            dim, middle = len(self.x.dims) - 1, (self.start + self.stop) // 2
+            return concatenated(walk, self.node, [
+                Part(self.x, dim, middle, self.stop, sign=-1, node=self.node),
+                Part(self.x, dim, self.start, middle, node=self.node)], dim)
         if self.last is None:
             return None
         return rotary(walk, self.last, self, self.stop)
@@ -49,7 +55,7 @@ class Turned(Value):
                 if (a.start, a.stop) == (0, a.x.shape[-1]):
                     return rotary(walk, node, both, a.stop)
                 return both
-        raise Unmappable("a rotary embedding in a form that is not known")
+        return None
 
 
 @dataclasses.dataclass
