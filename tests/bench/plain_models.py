@@ -516,9 +516,12 @@ def activations(x):
 def spreads(x):
     """Norms that are spelled by statistics."""
     return (x / x.std(-1, keepdim=True) + F.normalize(x, dim=-1) +
+            F.normalize(x, 1.0, dim=-1) +
             (x - x.mean(-1, keepdim=True)) *
             torch.rsqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5) +
-            torch.logsumexp(x, -1, keepdim=True))
+            torch.logsumexp(x, -1, keepdim=True) +
+            x.pow(2).mean(-1, keepdim=True) *
+            x[:, :1].pow(2).mean(-1, keepdim=True))
 
 
 def in_place(x):
@@ -611,8 +614,9 @@ class Alibi(Attention):
         t = q.size(-2)
         place = torch.arange(t)
         slopes = 2.0 ** (-8 / HEADS * torch.arange(1, HEADS + 1))
-        bias = slopes[:, None, None] * (place - place[:, None])
-        att = q @ k.transpose(-2, -1) / math.sqrt(k.size(-1)) + bias[None]
+        root = math.sqrt(k.size(-1))
+        bias = root * slopes[:, None, None] * (place - place[:, None])
+        att = (q @ k.transpose(-2, -1) + bias[None]) / root
         hidden = torch.ones(t, t, dtype=torch.bool).triu(1)
         return F.softmax(att + hidden.float() * -1e9, dim=-1) @ v
 

@@ -48,22 +48,31 @@ class Scores(Value):
         return dataclasses.replace(self, mask=mask)
 
     def elementwise(self, walk, node, name, *operands, **keywords):
+        if self.done or keywords:
+            return None
         other = next((v for v in operands if v is not self), None)
         number = number_of(other) if is_constant(other) else None
-        if name in ("mul", "div") and number is not None and not self.done:
-            scale = self.scale * number if name == "mul" else (
-                self.scale / number)
-            return dataclasses.replace(self, scale=scale)
+        if number is not None and self.bias is None and (
+                name == "mul" or (name == "div" and operands[0] is self)):
+            return self.scaled(number if name == "mul" else 1 / number,
+                               self.scale * number if name == "mul" else
+                               self.scale / number)
         if name == "add" and isinstance(other, Bias) and self.bias is None:
             return dataclasses.replace(self, bias=other, mask=other.mask)
         if name == "add" and isinstance(other, torch.Tensor):
             mask = added_masks(self.mask, other)
             if mask is not None:
                 return dataclasses.replace(self, mask=mask)
-        if name in ("masked_fill", "where") and self.mask is None and (
-                not self.done):
+        if name in ("masked_fill", "where") and self.mask is None:
             return self.masked(name, *operands)
         return None
+
+    def scaled(self, factor, scale):
+        """What has been added before is scaled, too."""
+        mask = self.mask
+        if isinstance(mask, torch.Tensor) and mask.is_floating_point():
+            mask = mask * factor
+        return dataclasses.replace(self, scale=scale, mask=mask)
 
     def masked(self, name, *operands):
         """Where a mask hides others; None where it is no mask."""
@@ -105,7 +114,8 @@ class Bias(Value):
 
     def elementwise(self, walk, node, name, *operands, **keywords):
         mask = next((v for v in operands if isinstance(v, torch.Tensor)), None)
-        if name in ("add", "where") and mask is not None and self.mask is None:
+        if name in ("add", "where") and mask is not None and (
+                self.mask is None and not keywords):
             return dataclasses.replace(self, mask=mask)
         raise Unmappable("a bias of attention in a form that is not known")
 

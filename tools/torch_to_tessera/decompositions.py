@@ -5,7 +5,7 @@ import math
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.functional import linear, softplus
+from torch.nn.functional import softplus
 
 from .aliases import writes_in_place
 from .nodes import operator_name
@@ -28,8 +28,16 @@ def logsumexp(x, dims, keep=False):
     return y if keep else torch.squeeze(y, dims)
 
 
+def vector_norm(x, order=2, dims=None, keep=False, **_):
+    if order == 1:
+        return torch.sum(torch.abs(x), dims, keepdim=keep)
+    if order != 2:
+        raise Unmappable(f"a norm of order {order}")
+    return torch.sqrt(torch.sum(x * x, dims, keepdim=keep))
+
+
 def variance(x, dims=None, unbiased=True, keepdim=False, *, correction=None):
-    dims = list(range(x.dim())) if dims is None else dims
+    dims = dims or list(range(x.dim()))
     less = int(unbiased) if correction is None else correction
     count = math.prod(x.shape[d] for d in dims)
     centred = x - torch.mean(x, dims, keepdim=True)
@@ -40,37 +48,17 @@ def deviation(*arguments, **keywords):
     return torch.sqrt(variance(*arguments, **keywords))
 
 
-def gru_cell(x, h, of_x, of_h, bias_x=None, bias_h=None):
-    reset, update, new = torch.chunk(linear(x, of_x, bias_x), 3, 1)
-    reset_h, update_h, new_h = torch.chunk(linear(h, of_h, bias_h), 3, 1)
-    reset = torch.sigmoid(reset + reset_h)
-    update = torch.sigmoid(update + update_h)
-    new = torch.tanh(new + reset * new_h)
-    return new + update * (h - new)
-
-
-def lstm_cell(x, state, of_x, of_h, bias_x=None, bias_h=None):
-    gates = linear(x, of_x, bias_x) + linear(state[0], of_h, bias_h)
-    into, forget, cell, out = torch.chunk(gates, 4, 1)
-    cell = (torch.sigmoid(forget) * state[1] +
-            torch.sigmoid(into) * torch.tanh(cell))
-    return torch.sigmoid(out) * torch.tanh(cell), cell
-
-
 RECIPES = {
     "celu": lambda x, alpha=1: elu(x, alpha, 1, 1 / alpha),
     "elu": elu,
     "expm1": lambda x: torch.exp(x) - 1,
     "expand_as": lambda x, y: x.expand(y.shape),
     "glu": glu,
-    "gru_cell": gru_cell,
     "lerp": lambda x, y, weight: x + weight * (y - x),
-    "linalg_vector_norm": lambda x, order=2, dims=None, keep=False, **_:
-        torch.sqrt(torch.sum(x * x, dims, keepdim=keep)),
+    "linalg_vector_norm": vector_norm,
     "log1p": lambda x: torch.log(x + 1),
     "log_sigmoid": lambda x: -softplus(-x),
     "logsumexp": logsumexp,
-    "lstm_cell": lstm_cell,
     "mish": lambda x: x * torch.tanh(softplus(x)),
     "selu": lambda x: elu(x, 1.6732632423543772, 1.0507009873554805),
     "std": deviation,

@@ -23,6 +23,7 @@ class Statistic(Value):
     precedence = 7
     x: Act
     samples: object
+    last: object       # the mean
     steps: tuple = ()  # g as (node, operands), one of them None
 
     def act(self, walk):
@@ -30,6 +31,8 @@ class Statistic(Value):
 
     def elementwise(self, walk, node, name, *operands, **keywords):
         """A function of it; or x divided by a root of it."""
+        if keywords or sum(isinstance(v, Statistic) for v in operands) > 1:
+            return None
         x = next((v for v in operands if isinstance(v, Act)), None)
         if x is not None:
             x = walk.tensor(x)
@@ -44,7 +47,7 @@ class Statistic(Value):
         given = [v.samples.clone() if isinstance(v, Statistic) else
                  number_of(v) for v in operands]
         step = node, tuple(None if v is self else v for v in operands)
-        return Statistic(self.x, node.target(*given, **keywords),
+        return Statistic(self.x, node.target(*given), self.last,
                          self.steps + (step,))
 
 
@@ -81,7 +84,7 @@ def mean(walk, node, x, dims=None, keep=False, dtype=None):
             if torch.allclose(elementwise(walk, squared, *(
                     of_base if isinstance(a, torch.fx.Node) else a
                     for a in squared.args)).samples, POINTS ** 2):
-                return Statistic(base, POINTS.abs())
+                return Statistic(base, POINTS.abs(), node)
         if len(x.dims) > 2 and axes == list(range(2, len(x.dims))):
             return image_mean(walk, node, x, keep)
     return reduction("reduce_mean")(walk, node, x, dims, keep)
@@ -90,7 +93,7 @@ def mean(walk, node, x, dims=None, keep=False, dtype=None):
 def mean_square(walk, value):
     """The mean of squares, or a tensor divided by its root, as a tensor."""
     found = value.of if isinstance(value, Normed) else value
-    node = found.steps[-1][0] if found.steps else value.last
+    node = found.steps[-1][0] if found.steps else found.last
     x = found.x
     square = walk.add("multiply", node, [x.tensor, x.tensor],
                       "{0},{0}->{0}".format(Letters()(x.own)),

@@ -51,7 +51,7 @@ class Param(Value):
     def elementwise(self, walk, node, name, *operands, **keywords):
         """A row for each place that is added to a sequence; 1 + a scale."""
         other = next((v for v in operands if v is not self), None)
-        if name != "add":
+        if name != "add" or keywords:
             return None
         if is_constant(other) and number_of(other) is not None:
             return dataclasses.replace(

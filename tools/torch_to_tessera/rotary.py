@@ -42,6 +42,8 @@ class Turned(Value):
 
     def elementwise(self, walk, node, name, *operands, **keywords):
         turned = [v for v in operands if isinstance(v, Turned)]
+        if keywords:
+            return None
         if len(turned) == 1 and name == "mul" and self.cos is None:
             constant = next(v for v in operands if v is not self)
             if isinstance(constant, torch.Tensor):
@@ -71,6 +73,8 @@ class Neighbours(Value):
     def elementwise(self, walk, node, name, *operands, **keywords):
         tables = [v for v in operands if isinstance(v, torch.Tensor)]
         pairs = [v for v in operands if isinstance(v, Neighbours)]
+        if keywords:
+            return None
         if len(pairs) == 1 and name == "mul" and len(tables) == 1 and (
                 tables[0].is_complex() and not self.terms):
             return dataclasses.replace(self, of_complex=tables[0])
