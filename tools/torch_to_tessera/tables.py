@@ -33,22 +33,20 @@ def embedding(walk, node, table, ids, *_, **__):
 def constant_rows(walk, node, table, ids, h):
     """Rows that are the same for all samples: by the input of positions, where
     there is one for a sequence of that length."""
-    row = ids.reshape(-1, ids.shape[-1])
-    if not bool((row == row[0]).all()):
-        raise Unmappable("ids that are constants which differ by sample")
-    first = int(row[0, 0])
-    places = torch.arange(row.shape[1]) + first
-    if not bool((row[0] == places).all()):
+    row = ids.reshape(-1, ids.shape[-1])[0]
+    first = int(row[0])
+    if not torch.equal(row, torch.arange(len(row)) + first):
         raise Unmappable("ids that are constants, and not places 0, 1, …")
-    s = walk.sequence_of(row.shape[1])
+    outer = [[walk.batch] if size > 1 else [] for size in ids.shape[:-1]]
+    s = walk.sequence_of(len(row))
     if s is None:
-        rows = walk.act(table.piece(walk, node, 0, first, first + row.shape[1],
+        rows = walk.act(table.piece(walk, node, 0, first, first + len(row),
                                     False))
-        return rows.viewed([[] for _ in ids.shape[:-1]] + rows.dims)
+        return rows.viewed(outer + rows.dims)
     # The rows in front of the first place are behind all others.
     views = (("roll", (-first, 0)),) if first else ()
     source = dataclasses.replace(table, views=table.views + views)
     y = walk.lookup(node, table, *table.shape, (source, ()),
                     walk.extra(walk.places[s], [walk.batch, s]), None)
-    y = Act(y, [walk.batch, s, h], [[] for _ in ids.shape[:-1]] + [[s], [h]])
+    y = Act(y, [walk.batch, s, h], [*outer, [s], [h]])
     return apart(walk, node, y, len(y.dims) - 1)
