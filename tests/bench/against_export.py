@@ -31,7 +31,10 @@ from against_transformers import BATCH, SEED, SEQ_LEN, TEXT
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
-import export_torch  # noqa: E402
+from torch_to_tessera import command  # noqa: E402
+from torch_to_tessera.export import export  # noqa: E402
+from torch_to_tessera.weights import (weights_of,  # noqa: E402
+                                      write_safetensors)
 
 TOLERANCE = 1e-4
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -53,6 +56,9 @@ MODELS = {
     "mistral": {"model_type": "mistral", **GROUPED, "sliding_window": 9},
     "mixtral": {"model_type": "mixtral", **GROUPED, "num_local_experts": 4},
     "qwen3": {"model_type": "qwen3", **GROUPED, "head_dim": 8},
+    "qwen2_moe": {"model_type": "qwen2_moe", **GROUPED, "num_experts": 4,
+                  "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+                  "shared_expert_intermediate_size": 40},
     "gemma": {"model_type": "gemma", **SMALL, "num_key_value_heads": 1,
               "head_dim": 8},
     "phi3": {"model_type": "phi3", **GROUPED, "pad_token_id": 0},
@@ -61,6 +67,9 @@ MODELS = {
             "num_attention_heads": 4, "ffn_dim": 64, "vocab_size": 256,
             "word_embed_proj_dim": 32, "max_position_embeddings": 64,
             "dropout": 0},
+    "bloom": {"model_type": "bloom", "hidden_size": 48, "n_layer": 2,
+              "n_head": 6, "vocab_size": 256, "hidden_dropout": 0,
+              "attention_dropout": 0},
     "bert": {"model_type": "bert", **SMALL, "hidden_dropout_prob": 0,
              "attention_probs_dropout_prob": 0,
              "architectures": ["BertForMaskedLM"]},
@@ -84,9 +93,8 @@ MODELS = {
 
 PLAIN = {name: kind for name, (_, kind) in plain_models.MODELS.items()
          # Texts of one label are not among the data. The others have constants
-         # of several numbers, and attention over an image's rows and columns.
-         if kind != "texts" and name not in (
-             "standardised", "sinusoids", "vit-mean")}
+         # of several numbers.
+         if kind != "texts" and name not in ("standardised", "sinusoids")}
 
 
 def plain(name):
@@ -214,16 +222,16 @@ def compare(args, name, work):
         model = str(work)
         (work / "config.json").write_text(json.dumps(config))
         flags += ["--seq-len", str(SEQ_LEN)]
-    parsed = export_torch.parser().parse_args([model, *flags])
-    graph, walk, module = export_torch.export(parsed)
+    parsed = command.parser().parse_args([model, *flags])
+    graph, walk, module = export(parsed)
     if graph is None:
         return {"problems": [text for _, text in walk.problems]}
     restore_experts(module)
     if wide:
         module.double()
     pathlib.Path(parsed.out).write_text(json.dumps(graph))
-    recipe = lambda: export_torch.weights_of(graph, walk, module)
-    export_torch.write_safetensors(parsed.weights, recipe())
+    recipe = lambda: weights_of(graph, walk, module)
+    write_safetensors(parsed.weights, recipe())
     kind = "images" if images else config["model_type"]
     data, batch = batches(args, kind, None if images and not own_model else
                           config, module, work)

@@ -176,6 +176,22 @@ class Shuffled(nn.Module):
         return self.layers(x).mean((2, 3))
 
 
+class Pools(nn.Module):
+    """Windows of all kinds, and a norm of each channel's places."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding="same", dilation=2), nn.ELU(),
+            nn.AdaptiveAvgPool2d(8), nn.Conv2d(8, 8, 3, padding="valid"),
+            nn.Hardtanh(-2, 1.5), nn.AvgPool2d(2, ceil_mode=True),
+            nn.GroupNorm(8, 8, affine=False), nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(), nn.Linear(8, LABELS))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
 class Depths(nn.Module):
     """Mixture of depths (Raposo et al. 2024): a router chooses half of the
     tokens of a sequence, which alone go through the layer."""
@@ -241,6 +257,7 @@ MODELS = {
     "generator": (Generator, numbers(12)),
     "waves": (Waves, numbers(3, 32)),
     "shuffled": (Shuffled, numbers(3, 8, 8)),
+    "pools": (Pools, numbers(3, 16, 16)),
     "depths": (Depths, tokens),
     "convnext": (ConvNext, numbers(3, 16, 16)),
 }

@@ -491,8 +491,219 @@ class Sinusoids(nn.Module):
         return self.head(self.block(x + self.pe[:, :tokens.shape[1]]))
 
 
+# ---- Operators that are made of others -----------------------------------------
+
+class Between(nn.Module):
+    """A function between a lookup and a head."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.function = function
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens):
+        return self.head(self.function(self.embedding(tokens)))
+
+
+def activations(x):
+    """Those that are no operators of Tessera's."""
+    made = [F.elu(x), F.selu(x), F.celu(x, 0.7), F.mish(x), F.logsigmoid(x),
+            F.softsign(x), F.tanhshrink(x), torch.expm1(0.1 * x)]
+    return sum(y * (1 + i) for i, y in enumerate(made)) / 30
+
+
+def spreads(x):
+    """Norms that are spelled by statistics."""
+    return (x / x.std(-1, keepdim=True) + F.normalize(x, dim=-1) +
+            F.normalize(x, 1.0, dim=-1) +
+            (x - x.mean(-1, keepdim=True)) *
+            torch.rsqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5) +
+            torch.logsumexp(x, -1, keepdim=True) +
+            x.pow(2).mean(-1, keepdim=True) *
+            x[:, :1].pow(2).mean(-1, keepdim=True))
+
+
+def in_place(x):
+    """A name that stays the tensor that others change."""
+    y = x * 2
+    same = y.mul_(3)
+    y.add_(x)
+    z = torch.zeros(WIDTH)
+    z[WIDTH // 2:] += 1  # of a constant
+    return y * same + x * z.sum()
+
+
+def steps(x):
+    """Functions of one tensor that are several operators, in a region of their
+    own; softmaxes that choose no experts; places that are moved on."""
+    with torch.autocast("cpu", enabled=False):
+        y = 1 - 2 / (x.square() + 1) + (x.pow(2) + 1).rsqrt() * x.abs().pow(3)
+    y = F.softmax(y, -1) * x + F.softmax(x, 1) + F.log_softmax(x, -1) / 8
+    y = y + F.pad(x, (0, 0, 1, -1))
+    low, high = x.chunk(2, -1)
+    return y + torch.cat([-high, low], -1) + x[:, :1] - x[:, 1::2].amax(1, True)
+
+
+class Unscaled(nn.Module):
+    """RMS norms without a scale, products with a matrix as it is, and features
+    each several times."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH ** 0.5)
+        self.rows = nn.Parameter(torch.randn(2, WIDTH))
+        self.few = nn.Linear(WIDTH, HEADS)
+
+    def forward(self, x):
+        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        y = y @ self.matrix + self.rows[0] * x + self.rows[1]
+        y = y / (y * y).mean(-1, keepdim=True).sqrt()
+        gates = torch.sigmoid(self.few(x))
+        return y * gates.repeat_interleave(WIDTH // HEADS, dim=-1)
+
+
+class Gated(nn.Module):
+    """F.glu between layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Linear(WIDTH, 4 * WIDTH)
+        self.out = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.out(F.glu(self.wide(x)))
+
+
+class Repeats(nn.Module):
+    """Parameters that are repeated for all places, features twice, and tensors
+    along a dimension that they lack."""
+
+    def __init__(self):
+        super().__init__()
+        self.each = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.four = nn.Parameter(torch.randn(4, WIDTH))
+        self.twice = nn.Linear(2 * WIDTH, WIDTH)
+        self.of_one = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        x = x + self.each.repeat(b, t, 1) + self.four.repeat(t // 4, 1)
+        x = self.twice(x.repeat(1, 1, 2))
+        one = self.of_one(x.mean(1, keepdim=True).repeat(1, t, 1))
+        return torch.stack([x, one], 2).sum(2)
+
+
+class Heads(nn.Module):
+    """Norms of heads, from a lookup whose features are taken apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.RMSNorm(WIDTH // HEADS)
+        self.whole = nn.RMSNorm(WIDTH)
+
+    def forward(self, x):
+        heads = self.norm(x.view(*x.shape[:2], HEADS, -1))
+        return self.whole(heads.flatten(2) + x)
+
+
+class Alibi(Attention):
+    """Biases by distance instead of positions (Press et al. 2022)."""
+
+    def mix(self, q, k, v):
+        t = q.size(-2)
+        place = torch.arange(t)
+        slopes = 2.0 ** (-8 / HEADS * torch.arange(1, HEADS + 1))
+        root = math.sqrt(k.size(-1))
+        bias = root * slopes[:, None, None] * (place - place[:, None])
+        att = (q @ k.transpose(-2, -1) + bias[None]) / root
+        hidden = torch.ones(t, t, dtype=torch.bool).triu(1)
+        return F.softmax(att + hidden.float() * -1e9, dim=-1) @ v
+
+
+# ---- Attention on images and sound ---------------------------------------------
+
+class Axial(nn.Module):
+    """Attention of heads along rows, then along columns, of which each is a
+    sample of its own (Ho et al. 2019), or a dimension."""
+
+    def __init__(self, as_samples=True):
+        super().__init__()
+        self.as_samples = as_samples
+        self.stem = nn.Conv2d(3, WIDTH, 2, 2)
+        self.rows, self.columns = (nn.Linear(WIDTH, 3 * WIDTH)
+                                   for _ in range(2))
+        self.head = nn.Linear(WIDTH, LABELS)
+
+    def attend(self, x, project):
+        b, n, m, width = x.shape
+        outer = (b * n,) if self.as_samples else (b, n)
+        q, k, v = (y.view(*outer, m, HEADS, width // HEADS).transpose(-2, -3)
+                   for y in project(x).chunk(3, -1))
+        if self.as_samples:
+            y = F.scaled_dot_product_attention(q, k, v)
+        else:
+            y = q @ k.transpose(-2, -1) * (width // HEADS) ** -0.5
+            y = y.softmax(-1) @ v
+        return y.transpose(-2, -3).reshape(b, n, m, width)
+
+    def forward(self, images):
+        x = self.stem(images).permute(0, 2, 3, 1)
+        x = x + self.attend(x, self.rows)
+        x = x.transpose(1, 2)
+        x = x + self.attend(x, self.columns)
+        return self.head(x.mean((1, 2)))
+
+
+class Watch(nn.Module):
+    """Causal attention of heads along a series of numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(3, WIDTH)
+        self.block = Block(Attention)
+        self.head = nn.Linear(WIDTH, LABELS)
+
+    def forward(self, series):
+        return self.head(self.block(self.stem(series))[:, -1])
+
+
+class Whisper(nn.Module):
+    """The encoder of transformers' Whisper, on a spectrogram, and a class of
+    the whole."""
+
+    def __init__(self):
+        super().__init__()
+        from transformers import WhisperConfig
+        from transformers.models.whisper import modeling_whisper
+        self.encoder = modeling_whisper.WhisperEncoder(WhisperConfig(
+            d_model=WIDTH, encoder_layers=2, encoder_attention_heads=HEADS,
+            encoder_ffn_dim=2 * WIDTH, num_mel_bins=3, dropout=0.0,
+            max_source_positions=6))
+        # Else they are constants.
+        self.encoder.embed_positions.requires_grad_(True)
+        self.head = nn.Linear(WIDTH, LABELS)
+
+    def forward(self, series):
+        x = self.encoder(series.transpose(1, 2)).last_hidden_state
+        return self.head(x.mean(1))
+
+
 # By name: the model, and what it reads.
 MODELS = {
+    "activations": (lambda: Between(activations), "tokens"),
+    "spreads": (lambda: Between(spreads), "tokens"),
+    "steps": (lambda: Between(steps), "tokens"),
+    "unscaled": (lambda: Between(Unscaled()), "tokens"),
+    "in-place": (lambda: Between(in_place), "tokens"),
+    "gated": (lambda: Between(Gated()), "tokens"),
+    "repeats": (lambda: Between(Repeats()), "tokens"),
+    "heads": (lambda: Between(Heads()), "tokens"),
+    "alibi": (lambda: Gpt(Alibi), "tokens"),
+    "axial": (Axial, "images8"),
+    "axial-dimensions": (lambda: Axial(False), "images8"),
+    "whisper": (Whisper, "series"),
+    "series-attention": (Watch, "series"),
     "nano-sdpa": (lambda: Gpt(Attention), "tokens"),
     "nano-by-hand": (lambda: Gpt(ByHand), "tokens"),
     "nano-chunked": (lambda: Gpt(Chunked), "tokens"),

@@ -77,6 +77,42 @@ def odd():
     return Odd(), torch.zeros(1, 8, dtype=torch.long)
 
 
+class Between(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.table = nn.Embedding(256, 16)
+        self.head = nn.Linear(16, 256)
+        self.function = function
+
+    def forward(self, tokens):
+        return self.head(self.function(self.table(tokens)))
+
+
+def between(function):
+    return Between(function), torch.zeros(1, 8, dtype=torch.long)
+
+
+def writes_part():
+    def function(x):
+        x = 2 * x
+        x[:, 1:].mul_(3)
+        return x
+    return between(function)
+
+
+def writes_whole():
+    def function(x):
+        x = 2 * x
+        part = x[:, 1:]
+        x.mul_(3)
+        return part
+    return between(function)
+
+
+def chooses():
+    return between(lambda x: x if x.sum() > 0 else -x)
+
+
 class Images(nn.Module):
     def __init__(self, loss):
         super().__init__()
@@ -133,6 +169,14 @@ cd "$work"
   --weights own.safetensors >/dev/null 2>"$work/stderr"
 "$python" "$root/tools/export_torch.py" own:make -o fx.json --fx >/dev/null
 cmp own.json fx.json
+
+# By a link, from a copy of the script and its folder alone.
+mkdir "$work/alone" "$work/bin"
+cp -r "$root/tools/export_torch.py" "$root/tools/torch_to_tessera" "$work/alone"
+ln -s "$work/alone/export_torch.py" "$work/bin/export"
+"$python" "$work/bin/export" own:make -o copied.json >/dev/null
+cmp own.json copied.json
+
 json 'j["blocks"] == ["embed", "layers.0", "layers.1", "layers.2", "head"]' \
   own.json >/dev/null
 "$tessera" run --model own.json --load own.safetensors "${text[@]}" --steps 2 \
@@ -163,9 +207,27 @@ grep -q '(fft_fft, ' stderr || fail "no line of fft: $(cat stderr)"
 if "$python" -c 'import numpy' 2>/dev/null; then
   "$python" "$root/tests/bench/against_export.py" --steps 1 "$tessera" \
     nano-by-hand nano-einsum-heads llama-pairs vit-norms-indexed \
-    multi-head-weights transformer series-gru >plain.json 2>"$work/stderr" ||
+    multi-head-weights transformer series-gru spreads in-place repeats alibi \
+    axial >plain.json 2>"$work/stderr" ||
     fail "not as PyTorch: $(cat plain.json)"
 fi
+
+# What writes into a part of a tensor that is read as a whole, or is read in
+# part behind a write into the whole, would be another model.
+for part in writes_part writes_whole; do
+  if "$python" "$root/tools/export_torch.py" "own:$part" --loss \
+    -o part.json >stdout 2>stderr; then
+    fail "$part is exported"
+  fi
+  grep -q "own.py:[0-9]*): writes into memory that others read" stderr ||
+    fail "$part: $(cat stderr)"
+done
+# A module that chooses its way by the data.
+if "$python" "$root/tools/export_torch.py" own:chooses --loss -o way.json \
+  >stdout 2>stderr; then
+  fail "one of two ways is exported"
+fi
+grep -q "^chooses: .* cannot be traced" stderr || fail "$(cat stderr)"
 
 "$python" "$root/tools/export_torch.py" own:bends -o bends.json >/dev/null
 json '[n["op"] for n in j["nodes"] if n["op"] not in

@@ -1,0 +1,90 @@
+"""The command: flags, messages, files."""
+
+import argparse
+import math
+import os
+import pathlib
+import sys
+
+from .export import export
+from .graph import text_of
+from .nodes import module_path, operator_name, source_line
+from .problems import refuse
+from .weights import weights_of, write_safetensors
+
+
+def parser(description=None):
+    made = argparse.ArgumentParser(
+        description=description,
+        formatter_class=argparse.RawTextHelpFormatter)
+    made.add_argument("model")
+    made.add_argument("-o", "--out", default="graph.json",
+                      help="file to write (default: graph.json)")
+    made.add_argument("--loss", action="store_true",
+                      help="add the mean cross-entropy of the output")
+    made.add_argument("--output", type=int, default=0,
+                      help="which of the model's outputs (default: 0)")
+    made.add_argument("--global-batch", type=int, default=8,
+                      help="samples of a step (default: 8)")
+    made.add_argument("--seq-len", type=int, default=0,
+                      help="tokens of a sample, of a Hugging Face model")
+    made.add_argument("--source-len", type=int, default=0,
+                      help="of its encoder, where it is another")
+    made.add_argument("--image-size", type=int, default=0,
+                      help="of a model whose config does not say")
+    made.add_argument("--dtype", default="fp32",
+                      choices=["fp64", "fp32", "bf16", "fp16"],
+                      help="of parameters and activations (default: fp32)")
+    made.add_argument("--expert-capacity-factor", type=float, default=0,
+                      help="slots of an expert, as a share of those it needs "
+                      "when all get as many tokens; 0: none is dropped")
+    made.add_argument("--batch-norm-groups", type=int, default=1,
+                      help="groups of a microbatch's samples, each with batch "
+                      "norm's\nstatistics of its own, as of so many replicas "
+                      "(default: 1)")
+    made.add_argument("--fx", action="store_true",
+                      help="trace by torch.fx, not by torch.export")
+    made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
+                      help="another value of a key of the config")
+    made.add_argument("--name", help="of the graph")
+    made.add_argument("--weights", metavar="FILE",
+                      help="write the module's parameters, too, as safetensors "
+                      "that 'tessera run --load' reads")
+    made.add_argument("--seed", type=int, default=0,
+                      help="of parameters, for --weights")
+    return made
+
+
+def main(description=None):
+    args = parser(description).parse_args()
+    for path in filter(None, (args.out, args.weights)):
+        folder = pathlib.Path(path).absolute().parent
+        if not os.access(folder, os.W_OK):
+            refuse(f"{path}: cannot write into {folder}")
+    if args.batch_norm_groups < 1 or args.global_batch % args.batch_norm_groups:
+        refuse(f"--batch-norm-groups {args.batch_norm_groups}: expected a "
+               f"divisor of the global batch, {args.global_batch}")
+    graph, walk, module = export(args)
+    for warning in walk.warnings:
+        print(f"{args.model}: {warning}", file=sys.stderr)
+    if graph is None:
+        print(f"{args.model}: {len(walk.problems)} of {len(walk.traced.nodes)} "
+              "nodes cannot be mapped:", file=sys.stderr)
+        for node, problem in walk.problems:
+            print(f"  {module_path(node) or '(top)'} ({operator_name(node)}, "
+                  f"{source_line(node)}): {problem}", file=sys.stderr)
+        sys.exit(2)
+    used = {walk.graph.weights[t["name"]][0].name for t in graph["tensors"]
+            if t["kind"] == "TENSOR_KIND_WEIGHT"}
+    unused = [name for name, _ in module.named_parameters()
+              if name not in used]
+    if unused:
+        print(f"{args.model}: the loss does not depend on {', '.join(unused)}",
+              file=sys.stderr)
+    pathlib.Path(args.out).write_text(text_of(graph))
+    if args.weights:
+        write_safetensors(args.weights, weights_of(graph, walk, module))
+    count = sum(math.prod(t["shape"]) for t in graph["tensors"]
+                if t["kind"] == "TENSOR_KIND_WEIGHT")
+    print(f"{args.out}: {len(graph['nodes'])} operators in "
+          f"{len(graph['blocks'])} blocks, {count:,} parameters")

@@ -1,0 +1,151 @@
+"""Routers and mixtures of experts."""
+
+import dataclasses
+import math
+
+import torch
+from torch import nn
+
+from .attention import Scores
+from .choices import chosen_places
+from .functions import POINTS, function_of, number_of
+from .layout import in_order
+from .nodes import shape_of
+from .places import Part
+from .problems import Unmappable
+from .reductions import reduction, softmax_of
+from .values import Act, Value
+
+
+@dataclasses.dataclass
+class Chosen(Value):
+    """Of the softmax of logits: all, the largest ones, or their sum."""
+    described = "a softmax, which only experts and the loss read"
+    precedence = 4
+    logits: Act
+    what: str = "all"
+    top_k: int = 0
+    renormalised: bool = False
+    last: object = None  # the softmax
+
+    def act(self, walk):
+        if self.what != "all":
+            return None
+        return softmax_of(walk, self.last, self.logits,
+                          len(self.logits.dims) - 1)
+
+    def view(self, walk, node, arguments):
+        return None if self.what == "all" else self
+
+    def elementwise(self, walk, node, name, *operands, **keywords):
+        chosen = [v for v in operands if isinstance(v, Chosen)]
+        if name == "div" and [v.what for v in chosen] == ["weights", "sum"]:
+            return dataclasses.replace(chosen[0], renormalised=True)
+        number = number_of(operands[-1]) if len(chosen) == 1 else None
+        if name == "add" and chosen[0].what == "sum" and (number or 1) < 1e-6:
+            return chosen[0]
+        if all(v.what == "all" for v in chosen):
+            return None
+        raise Unmappable("weights of experts in a form that is not known")
+
+
+@torch.library.custom_op("tessera::experts", mutates_args=())
+def experts_op(x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor,
+               gate_up: torch.Tensor, down: torch.Tensor,
+               activation: str) -> torch.Tensor:
+    raise NotImplementedError("stands for experts while a model is traced")
+
+
+@experts_op.register_fake
+def _(x, index, weights, gate_up, down, activation):
+    return torch.empty_like(x)
+
+
+def replace_experts(module):
+    """Modules of experts with joint weights, whose own code loops over those
+    that are hit, as one operator."""
+    for part in module.modules():
+        gate_up, down = (getattr(part, name, None)
+                         for name in ("gate_up_proj", "down_proj"))
+        if not (isinstance(gate_up, nn.Parameter) and gate_up.dim() == 3 and
+                isinstance(down, nn.Parameter) and hasattr(part, "act_fn")):
+            continue
+        if getattr(part, "is_transposed", False) or getattr(
+                part, "has_bias", False):
+            continue
+        activation, _ = function_of(part.act_fn(POINTS))
+        part.forward = (
+            lambda x, index, weights, part=part, activation=activation:
+            experts_op(x, index, weights, part.gate_up_proj, part.down_proj,
+                       activation))
+
+
+def softmax(walk, node, x, dim, dtype=None):
+    rank = len(shape_of(node))
+    if isinstance(x, Scores) and dim % rank == rank - 1:
+        return dataclasses.replace(x, done=True)
+    if dim % rank != rank - 1:
+        return softmax_of(walk, node, x, dim % rank)
+    return Chosen(in_order(walk, x), last=node)
+
+
+def topk(walk, node, x, k, dim=-1, largest=True, is_sorted=True):
+    if isinstance(x, (Act, Part)):
+        return chosen_places(walk, node, x, k, dim, largest)
+    if not isinstance(x, Chosen) or x.what != "all" or not largest:
+        raise Unmappable("the largest elements of something else than a "
+                         "router's softmax, or of a tensor")
+    return [dataclasses.replace(x, what=what, top_k=k)
+            for what in ("weights", "index")]
+
+
+def total(walk, node, x, dims=None, keep=False, dtype=None):
+    if isinstance(x, Chosen) and x.what == "weights" and keep:
+        return dataclasses.replace(x, what="sum")
+    return reduction("reduce_sum")(walk, node, x, dims, keep)
+
+
+def experts(walk, node, x, index, weights, gate_up, down, activation):
+    x = in_order(walk, x)
+    if not isinstance(weights, Chosen) or weights.what != "weights" or (
+            len(x.own) != 3):
+        raise Unmappable("experts whose router is not known")
+    logits, graph = weights.logits, walk.graph
+    graph.nodes[logits.tensor]["op"] = "linear_fp32"
+    if walk.args.dtype in ("fp16", "bf16"):
+        graph.tensors[logits.tensor]["dtype"] = "fp32"
+    count, both, _ = gate_up.shape
+    inner, hidden, top_k = both // 2, x.own[-1].extent, weights.top_k
+    tokens = x.own[1].extent
+    factor = walk.args.expert_capacity_factor
+    capacity = tokens if factor == 0 else min(tokens, max(1, math.ceil(
+        factor * top_k * tokens / count)))
+
+    def add(op, operands, rule, suffix, **more):
+        return walk.add(op, node, operands, rule, suffix=suffix, **more)
+
+    gates, slots = add(
+        "moe_gate", [logits.tensor], "bs!e!->bsk,bsk", "routes", integers=(1,),
+        sizes={"k": top_k}, capacity=capacity, group_best=1, groups=1,
+        renormalise=weights.renormalised, scale=1, sigmoid=0, top_groups=1,
+        top_k=top_k)
+    rows = add("moe_dispatch", [x.tensor, slots], "bth,btk->ebsh", "dispatch",
+               sizes={"e": count, "s": capacity}, capacity=capacity,
+               experts=count)[0]
+
+    def layer(param, operand, shape, part, suffix):
+        weight = graph.weight(
+            param.name + ("" if part is None else f"/{part}"), shape,
+            (param, () if part is None else (slice(None), slice(
+                part * inner, (part + 1) * inner))), stddev=walk.stddev(0.02))
+        return add("expert_linear", [operand, weight], "ebsi,eoi->ebso",
+                   suffix, top_k=top_k)[0]
+
+    gate = layer(gate_up, rows, [count, inner, hidden], 0, "gate")
+    gate = add(activation, [gate], "ebsf->ebsf", "act_fn")[0]
+    up = layer(gate_up, rows, [count, inner, hidden], 1, "up")
+    product = add("multiply", [gate, up], "ebsf,ebsf->ebsf", "product")[0]
+    out = layer(down, product, [count, hidden, inner], None, "down")
+    out = add("moe_collect", [out, slots], "ebth,bsk->bskh", "collect")[0]
+    out = add("moe_combine", [out, gates], "bskh,bsk->bsh", "combine")[0]
+    return dataclasses.replace(x, tensor=out)

@@ -1,0 +1,155 @@
+"""Tessera's graph while it is built (proto/graph.proto)."""
+
+import json
+import math
+import re
+
+from .problems import Unmappable
+
+MOST_DIMENSIONS = 6       # of a tensor of a graph (planner/ir/index_rule.h)
+# Inputs by the names that models give them; the others by what they hold.
+INPUTS = {"input_ids": "tokens", "decoder_input_ids": "tokens",
+          "token_type_ids": "segments", "position_ids": "positions",
+          "pixel_values": "images", "labels": "labels", "tokens": "tokens",
+          "source": "source", "segments": "segments", "images": "images",
+          "targets": "targets"}
+
+# What inputs are called, and the nodes of a loss.
+RESERVED = {*INPUTS.values(), "count", "loss", "patch_rows", "patches",
+            "source_positions", "zeros"}
+
+
+class Graph:
+    """Tessera's graph while it is built (proto/graph.proto)."""
+
+    def __init__(self, args, name):
+        self.batch, self.dtype, self.name = args.global_batch, args.dtype, name
+        self.tensors, self.nodes, self.paths = {}, {}, {}
+        self.weights = {}  # tensor -> (Param, start and stop by dimension …)
+        self.seq_len = 1
+        self.salts = 0
+        self.in_pairs = set()  # tensors whose features are in another order
+
+    def extents(self, atoms):
+        return [self.batch if a.letter == "b" else a.extent for a in atoms]
+
+    def unique(self, name):
+        unique, n = name, 0
+        while unique in self.nodes or unique in self.tensors:
+            n += 1
+            unique = f"{name}.{n}"
+        return unique
+
+    def input(self, name, shape, dtype):
+        if name not in self.tensors:
+            self.tensors[name] = {
+                "name": name, "kind": "TENSOR_KIND_INPUT", "shape": shape,
+                "dtype": dtype, "sample_dim": 0}
+        return name
+
+    def weight(self, name, shape, source, stddev=0, constant=0):
+        """`source`: what of the module it is, for weights_of."""
+        if name in RESERVED:
+            name += ".parameter"
+        if name in self.tensors:
+            if self.tensors[name]["shape"] != shape:
+                raise Unmappable(
+                    f"parameter '{name}' is read as {shape} and as "
+                    f"{self.tensors[name]['shape']}")
+            if self.weights[name] != source:
+                raise Unmappable(f"parameter '{name}' is read in two forms, "
+                                 "one of them turned or moved")
+            return name
+        self.tensors[name] = {
+            "name": name, "kind": "TENSOR_KIND_WEIGHT", "shape": shape,
+            "dtype": self.dtype, "init": {"stddev": stddev,
+                                          "constant": constant},
+            "weight_decay": stddev > 0 and len(shape) > 1}
+        self.weights[name] = source
+        return name
+
+    def add(self, op, name, path, operands, rule, integers=(), sizes=None,
+            alike=False, **attributes):
+        """Adds a node and returns the names of its results. `sizes`: extents
+        of letters that no operand has; `alike`: all results are of the graph's
+        type, not the first alone."""
+        name = self.unique(name)
+        if self.in_pairs & set(operands):
+            if op == "transpose":
+                self.in_pairs.add(name)
+            elif not op.startswith("attention"):
+                raise Unmappable("reads what a rotary embedding of neighbours "
+                                 "makes, which only attention may")
+        sizes = dict(sizes or {})
+        left, right = rule.replace("!", "").split("->")
+        for letters, tensor in zip(re.split("[,+]", left), operands):
+            sizes.update(zip(letters, self.tensors[tensor]["shape"]))
+        results = []
+        for k, letters in enumerate(right.split(",")):
+            if not set(letters) <= set(sizes):  # taken apart in this walk
+                raise Unmappable(f"'{rule}' does not fit its operands")
+            shape = [sizes[letter] for letter in letters]
+            if len(shape) > MOST_DIMENSIONS:
+                raise Unmappable(f"needs a tensor of {len(shape)} dimensions, "
+                                 f"and has at most {MOST_DIMENSIONS}")
+            wide = "fp64" if self.dtype == "fp64" else "fp32"
+            tensor = {"name": name if k == 0 else f"{name}:{k}",
+                      "kind": "TENSOR_KIND_ACTIVATION", "shape": shape,
+                      "dtype": "int32" if k in integers else
+                      wide if (k and not alike) or not shape else self.dtype}
+            if "b" in letters:
+                tensor["sample_dim"] = letters.index("b")
+            self.tensors[tensor["name"]] = tensor
+            results.append(tensor["name"])
+        self.paths[name] = path
+        self.nodes[name] = {
+            "name": name, "op": op, "rule": rule,
+            "attributes": [{"name": key, "value": float(value)}
+                           for key, value in sorted(attributes.items())],
+            "operands": list(operands), "results": results}
+        return results
+
+    def check_parts(self, parameters):
+        """Parts of a parameter are trained apart."""
+        read = {}
+        for name, (source, _) in self.weights.items():
+            read.setdefault(source.name, []).append(
+                math.prod(self.tensors[name]["shape"]))
+        for name, counts in read.items():
+            whole = parameters[name].numel() if name in parameters else None
+            if whole is not None and sum(counts) > whole:
+                raise Unmappable(f"parameter '{name}' is read in parts that "
+                                 "overlap")
+
+    def prune(self, loss):
+        """Leaves what the loss depends on."""
+        needed, nodes = {loss}, []
+        for node in reversed(self.nodes.values()):
+            if needed & set(node["results"]):
+                nodes.append(node)
+                needed |= set(node["operands"]) | set(node["results"])
+        self.nodes = {node["name"]: node for node in reversed(nodes)}
+        self.tensors = {name: tensor for name, tensor in self.tensors.items()
+                        if name in needed}
+
+    def json(self, loss, blocks):
+        return {
+            "schema_version": 1, "name": self.name,
+            "global_batch": self.batch, "seq_len": self.seq_len,
+            "dtype": self.dtype, "blocks": list(dict.fromkeys(blocks)),
+            "tensors": list(self.tensors.values()),
+            "nodes": [{**node, "block": block}
+                      for node, block in zip(self.nodes.values(), blocks)],
+            "loss": loss}
+
+
+def text_of(graph):
+    """JSON with a line for each tensor and each node."""
+    fields = []
+    for key, value in graph.items():
+        text = json.dumps(value)
+        if value and isinstance(value, list) and isinstance(value[0], dict):
+            rows = ",\n".join("  " + json.dumps(row) for row in value)
+            text = f"[\n{rows}]"
+        fields.append(f' "{key}": {text}')
+    return "{\n" + ",\n".join(fields) + "}\n"

@@ -1,0 +1,80 @@
+"""Norms of batches, groups and instances."""
+
+import dataclasses
+import functools
+
+from .dimensions import extent
+from .images import image, letters_of_channels
+from .parameters import vector
+from .problems import Unmappable
+
+
+def batch_norm(walk, node, x, scale, shift, running_mean=None,
+               running_var=None, training=True, momentum=0.1, epsilon=1e-5,
+               *_):
+    x = image(walk, node, x, features=True)
+    size, c = [a.extent for a in x.dims[1]], letters_of_channels(x)
+    operands = [x.tensor, vector(walk, scale, size, constant=1),
+                vector(walk, shift, size)]
+    images = f"b{c}" + ("", "w", "hw")[len(x.dims) - 2]
+    rule, groups = f"{images},{c},{c}->{images}", walk.args.batch_norm_groups
+    if groups > 1:
+        y = walk.add("ghost_batch_norm", node, operands,
+                     f"{rule},b{c},b{c}", epsilon=epsilon, groups=groups)[0]
+    else:
+        y = walk.add("batch_norm", node, operands, f"{rule},{c},{c}",
+                     epsilon=epsilon)[0]
+    return dataclasses.replace(x, tensor=y)
+
+
+def standardised(walk, node, x, groups, scale, shift, epsilon):
+    """(x - mean) / sqrt(variance + epsilon) over each group of channels and
+    all places, then a scale and shift of each channel."""
+    x = image(walk, node, x, features=True)
+    channels = x.dims[1]
+    all_channels = extent(channels)
+    if len(channels) == 1 and 1 < groups < all_channels:
+        walk.atoms.split(channels[0], groups)
+        return x  # not in this walk
+    c = "c" if len(channels) == 1 else "gc"
+    hw = ("", "w", "hw")[len(x.dims) - 2]
+    if groups in (1, all_channels):
+        kept = "b" if groups == 1 else f"b{c}"
+    elif channels[0].extent == groups:
+        kept = "bg"
+    else:
+        raise Unmappable("groups that are not those of its neighbours")
+    add = functools.partial(walk.add, node=node)
+    mean = lambda t, suffix: add("reduce_mean", operands=[t],
+                                 rule=f"b{c}{hw}->{kept}", suffix=suffix)[0]
+    each_of = f"b{c}{hw}"
+    rule = f"{each_of},{kept}->{each_of}"
+    y = add("subtract", operands=[x.tensor, mean(x.tensor, "mean")], rule=rule,
+            suffix="centred")[0]
+    squares = add("multiply", operands=[y, y],
+                  rule=f"{each_of},{each_of}->{each_of}", suffix="squares")[0]
+    deviation = mean(squares, "variance")
+    for op, more in (("offset", {"amount": epsilon}), ("sqrt", {})):
+        deviation = add(op, operands=[deviation], rule=f"{kept}->{kept}",
+                        suffix=op, **more)[0]
+    y = add("divide", operands=[y, deviation], rule=rule, suffix="divide")[0]
+    size = [a.extent for a in channels]
+    for op, param, constant in (("multiply", scale, 1),
+                                ("broadcast_add", shift, 0)):
+        if param is not None:
+            y = add(op, operands=[y, vector(walk, param, size, constant)],
+                    rule=f"{each_of},{c}->{each_of}",
+                    suffix="scale" if constant else "shift")[0]
+    return dataclasses.replace(x, tensor=y)
+
+
+def group_norm(walk, node, x, groups, scale=None, shift=None, epsilon=1e-5, *_):
+    return standardised(walk, node, x, groups, scale, shift, epsilon)
+
+
+def instance_norm(walk, node, x, scale=None, shift=None, running_mean=None,
+                  running_var=None, of_input=True, momentum=0.1, epsilon=1e-5,
+                  *_):
+    if not of_input:
+        raise Unmappable("an instance norm of running statistics")
+    return standardised(walk, node, x, x.shape[1], scale, shift, epsilon)

@@ -1,0 +1,163 @@
+"""The module that a command line names, and an example of its inputs."""
+
+import contextlib
+import importlib
+import json
+import math
+import os
+import pathlib
+import sys
+
+import torch
+from torch import nn
+
+from .dimensions import TRACED_BATCH
+from .images import each
+from .problems import refuse
+
+LARGE = 1 << 28  # elements
+
+
+class LargeWithoutMemory(torch.overrides.TorchFunctionMode):
+    """What is too large to be anything but parameters is made without memory
+    from the start: an allocator may refuse all experts of a large layer."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if function in (torch.empty, torch.ones, torch.rand, torch.randn,
+                        torch.zeros):
+            shape = args[0] if args and not isinstance(args[0], int) else args
+            if math.prod(kwargs.get("size", shape)) > LARGE:
+                kwargs["device"] = "meta"
+        return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def without_memory():
+    """Parameters that are made within have shapes and no memory; buffers, of
+    which some are constants of the computation, are as they are."""
+    register = nn.Module.register_parameter
+
+    def register_meta(module, name, parameter):
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.to("meta"),
+                                     parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = register_meta
+    try:
+        with LargeWithoutMemory():
+            yield
+    finally:
+        nn.Module.register_parameter = register
+
+
+def on_cpu(module):
+    """Parameters without memory as tensors of the CPU, all of whose elements
+    are one: tracing wants a single device."""
+    made = {}
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                if parameter not in made:
+                    made[parameter] = nn.Parameter(
+                        torch.zeros((), dtype=parameter.dtype).expand(
+                            parameter.shape), parameter.requires_grad)
+                part._parameters[name] = made[parameter]
+    return module
+
+
+def tokens_of(args):
+    if not args.seq_len:
+        refuse(f"{args.model}: needs --seq-len N")
+    return torch.zeros(TRACED_BATCH, args.seq_len, dtype=torch.long)
+
+
+def hugging_face(args):
+    config = config_of(args)
+    module = module_of(args, config)
+    if module.main_input_name == "pixel_values":
+        size = each(args.image_size or getattr(config, "image_size", 224), 2)
+        return module, {"pixel_values": torch.zeros(
+            TRACED_BATCH, config.num_channels, *size)}
+    inputs = {"input_ids": tokens_of(args)}
+    if config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens_of(args)
+        if args.source_len:
+            inputs["input_ids"] = inputs["input_ids"].new_zeros(
+                TRACED_BATCH, args.source_len)
+    if getattr(config, "type_vocab_size", 0) > 1:
+        inputs["token_type_ids"] = tokens_of(args)
+    return module, inputs
+
+
+def config_of(args):
+    import transformers
+    try:
+        config = transformers.AutoConfig.from_pretrained(args.model)
+    except (OSError, ValueError) as error:
+        refuse(f"{args.model}: no config: {str(error).splitlines()[0]}")
+    for key, value in (setting.split("=", 1) for setting in args.set):
+        with contextlib.suppress(json.JSONDecodeError):
+            value = json.loads(value)
+        if not hasattr(config, key):
+            refuse(f"{args.model}: has no key '{key}' (--set)")
+        setattr(config, key, value)
+    config.use_cache = False
+    return config
+
+
+def module_of(args, config):
+    """Of the config's own class, or else with the head that it has first."""
+    import transformers
+    kinds = (config.architectures or [])[:1]
+    kind = getattr(transformers, kinds[0], None) if kinds else None
+    autos = [transformers.AutoModelForCausalLM,
+             transformers.AutoModelForSeq2SeqLM,
+             transformers.AutoModelForMaskedLM,
+             transformers.AutoModelForImageClassification]
+    auto = next((auto for auto in autos
+                 if type(config) in auto._model_mapping.keys()), None)
+    if kind is None and auto is None:
+        refuse(f"{args.model}: '{config.model_type}' is no language model and "
+               "no classifier of images; give MODULE:FUNCTION")
+    path = pathlib.Path(args.model)
+    if args.weights and (not path.exists() or any(path.glob("*.safetensors"))):
+        return (kind or auto).from_pretrained(args.model, config=config,
+                                              dtype=torch.float32)
+    return kind(config) if kind else auto.from_config(config)
+
+
+def torchvision_model(args):
+    import torchvision
+    name = args.model.partition(":")[2]
+    more = {}
+    if name in ("inception_v3", "googlenet"):
+        more = {"init_weights": False, "aux_logits": False}
+    try:
+        module = torchvision.models.get_model(name, weights=None, **more)
+    except ValueError as error:
+        refuse(f"{args.model}: {error}")
+    size = args.image_size or (299 if name == "inception_v3" else 224)
+    return module, (torch.zeros(TRACED_BATCH, 3, size, size),)
+
+
+def own_model(args):
+    module_name, function = args.model.split(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        make = getattr(importlib.import_module(module_name), function)
+    except (AttributeError, ModuleNotFoundError) as error:
+        refuse(f"{args.model}: {error}")
+    made = make()
+    if not (isinstance(made, tuple) and len(made) == 2 and
+            isinstance(made[0], nn.Module)):
+        refuse(f"{args.model}: expected (module, inputs), found "
+                 f"{type(made).__name__}")
+    module, inputs = made
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    again = lambda t: t[:1].expand(TRACED_BATCH, *t.shape[1:]).clone()
+    if isinstance(inputs, dict):
+        return module, {name: again(t) for name, t in inputs.items()}
+    return module, tuple(again(t) for t in inputs)

@@ -1,0 +1,52 @@
+"""Lookups: rows of tables of parameters."""
+
+import dataclasses
+
+import torch
+
+from .attention import Bias
+from .dimensions import Atom
+from .layout import apart, in_order
+from .parameters import Param
+from .problems import Unmappable
+from .values import Act
+
+
+def embedding(walk, node, table, ids, *_, **__):
+    if not isinstance(table, Param) or len(table.shape) != 2:
+        raise Unmappable("expected a table of parameters")
+    rows, width = table.shape
+    h = Atom(f"{node.name}.out", width, "f")
+    if isinstance(ids, torch.Tensor):
+        rows_of_ids = ids.reshape(-1, ids.shape[-1])
+        if bool((rows_of_ids == rows_of_ids[0]).all()):
+            return constant_rows(walk, node, table, ids, h)
+        return Bias(table, rows_of_ids)
+    ids = in_order(walk, ids)
+    if len(ids.own) != 2:
+        raise Unmappable("expected ids of one sequence a sample")
+    y = walk.lookup(node, table, rows, width, (table, ()), ids.tensor, None)
+    y = Act(y, [*ids.own, h], [*ids.dims, [h]])
+    return apart(walk, node, y, len(ids.dims))
+
+
+def constant_rows(walk, node, table, ids, h):
+    """Rows that are the same for all samples: by the input of positions, where
+    there is one for a sequence of that length."""
+    row = ids.reshape(-1, ids.shape[-1])[0]
+    first = int(row[0])
+    if not torch.equal(row, torch.arange(len(row)) + first):
+        raise Unmappable("ids that are constants, and not places 0, 1, …")
+    outer = [[walk.batch] if size > 1 else [] for size in ids.shape[:-1]]
+    s = walk.sequence_of(len(row))
+    if s is None:
+        rows = walk.act(table.piece(walk, node, 0, first, first + len(row),
+                                    False))
+        return rows.viewed(outer + rows.dims)
+    # The rows in front of the first place are behind all others.
+    views = (("roll", (-first, 0)),) if first else ()
+    source = dataclasses.replace(table, views=table.views + views)
+    y = walk.lookup(node, table, *table.shape, (source, ()),
+                    walk.extra(walk.places[s], [walk.batch, s]), None)
+    y = Act(y, [walk.batch, s, h], [*outer, [s], [h]])
+    return apart(walk, node, y, len(y.dims) - 1)
