@@ -12,6 +12,8 @@ from .nodes import module_path, operator_name, source_line
 from .problems import refuse
 from .weights import weights_of, write_safetensors
 
+MOST_NAMES = 4  # that a line lists
+
 
 def parser(description=None):
     made = argparse.ArgumentParser(
@@ -55,6 +57,23 @@ def parser(description=None):
     return made
 
 
+def listed(names):
+    return ", ".join(names[:MOST_NAMES]) + (", …" if names[MOST_NAMES:] else "")
+
+
+def written(path, write):
+    """The file at `path`, whole or not at all."""
+    path = pathlib.Path(path)
+    beside = path.with_name(f"{path.name}.tmp.{os.getpid()}")
+    try:
+        write(beside)
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        print(f"{path}: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
+
+
 def main(description=None):
     args = parser(description).parse_args()
     for path in filter(None, (args.out, args.weights)):
@@ -65,6 +84,12 @@ def main(description=None):
         refuse(f"--batch-norm-groups {args.batch_norm_groups}: expected a "
                f"divisor of the global batch, {args.global_batch}")
     graph, walk, module = export(args)
+    frozen = [name for name, parameter in module.named_parameters()
+              if not parameter.requires_grad]
+    if frozen:
+        walk.warnings[f"{len(frozen)} parameters are frozen (requires_grad), "
+                      "and are planned for and trained like the others: "
+                      f"{listed(frozen)}"] = True
     for warning in walk.warnings:
         print(f"{args.model}: {warning}", file=sys.stderr)
     if graph is None:
@@ -81,9 +106,10 @@ def main(description=None):
     if unused:
         print(f"{args.model}: the loss does not depend on {', '.join(unused)}",
               file=sys.stderr)
-    pathlib.Path(args.out).write_text(text_of(graph))
+    written(args.out, lambda path: path.write_text(text_of(graph)))
     if args.weights:
-        write_safetensors(args.weights, weights_of(graph, walk, module))
+        weights = weights_of(graph, walk, module)
+        written(args.weights, lambda path: write_safetensors(path, weights))
     count = sum(math.prod(t["shape"]) for t in graph["tensors"]
                 if t["kind"] == "TENSOR_KIND_WEIGHT")
     print(f"{args.out}: {len(graph['nodes'])} operators in "

@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import sys
+import traceback
 
 import torch
 from torch import nn
@@ -149,7 +150,12 @@ def own_model(args):
         make = getattr(importlib.import_module(module_name), function)
     except (AttributeError, ModuleNotFoundError) as error:
         refuse(f"{args.model}: {error}")
-    made = make()
+    try:
+        made = make()
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        refuse(f"{args.model}: {type(error).__name__}: {error} "
+               f"({at.filename}:{at.lineno})")
     if not (isinstance(made, tuple) and len(made) == 2 and
             isinstance(made[0], nn.Module)):
         refuse(f"{args.model}: expected (module, inputs), found "
@@ -157,6 +163,17 @@ def own_model(args):
     module, inputs = made
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
+    tensors = inputs.values() if isinstance(inputs, dict) else inputs
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor) or not tensor.shape or (
+                tensor.shape[0] == 0):
+            what = (f"a tensor of {list(tensor.shape)}"
+                    if isinstance(tensor, torch.Tensor)
+                    else type(tensor).__name__)
+            refuse(f"{args.model}: inputs: expected tensors of one or more "
+                   f"samples, found {what}")
+    if not tensors:
+        refuse(f"{args.model}: inputs: expected one or more tensors")
     again = lambda t: t[:1].expand(TRACED_BATCH, *t.shape[1:]).clone()
     if isinstance(inputs, dict):
         return module, {name: again(t) for name, t in inputs.items()}

@@ -11,13 +11,28 @@ from . import (attention, choices, dense, elementwise, experts, image_norms,
                images, joining, loss, multiply, norms, patches, places,
                recurrent, reductions, resizing, rotary, tables, views)
 from .decompositions import inlined
+from .problems import Unmappable
+from .values import is_constant
 
 
 def inline(walk, node, *operands, **keywords):
-    """A graph within the graph, such as one without gradients."""
+    """A graph within the graph."""
     at = next(i for i, v in enumerate(operands)
               if isinstance(v, torch.fx.GraphModule))
     return inlined(walk, operands[at].graph, operands[at + 1:])
+
+
+def grad_mode(walk, node, enabled, *operands, **keywords):
+    """A graph within the graph, perhaps one that stops gradients: of what has
+    any, that is another computation than one that does not."""
+    made_of = [value for argument, value in zip(node.args[1:], operands)
+               if isinstance(argument, torch.fx.Node)
+               and "val" in argument.meta
+               and argument.meta["val"].is_floating_point()]
+    if not enabled and not all(map(is_constant, made_of)):
+        raise Unmappable("stops gradients (torch.no_grad), which are derived "
+                         "of all that the loss depends on")
+    return inline(walk, node, *operands, **keywords)
 
 
 # By operator of PyTorch (aten, without the overload, and without the "_" of one
@@ -122,5 +137,5 @@ OPERATORS = {
     "mse_loss": loss.element_loss("mean_squared_error", 0),
     # Graphs within.
     "wrap_with_autocast": inline,
-    "wrap_with_set_grad_enabled": inline,
+    "wrap_with_set_grad_enabled": grad_mode,
 }

@@ -12,9 +12,17 @@ from .problems import Unmappable
 from .values import Act
 
 
-def embedding(walk, node, table, ids, *_, **__):
+def embedding(walk, node, table, ids, padding_idx=-1, scale_grad_by_freq=False,
+              sparse=False):
     if not isinstance(table, Param) or len(table.shape) != 2:
         raise Unmappable("expected a table of parameters")
+    if scale_grad_by_freq:
+        raise Unmappable("scales gradients by how often an id is read "
+                         "(scale_grad_by_freq)")
+    if padding_idx >= 0:
+        walk.warnings[f"row {padding_idx} of {table.name} is padding, which "
+                      "PyTorch does not train; it is trained where ids name "
+                      "it"] = True
     rows, width = table.shape
     h = Atom(f"{node.name}.out", width, "f")
     if isinstance(ids, torch.Tensor):

@@ -71,7 +71,7 @@ class Traced:
     def export(self, inputs):
         positional = tuple(inputs) if isinstance(inputs, tuple) else ()
         by_name = {} if positional else inputs
-        with torch.no_grad(), masks_as_given():
+        with torch.enable_grad(), masks_as_given():
             program = torch.export.export(self.module, positional, by_name,
                                           strict=False)
         constants = {**program.state_dict, **program.constants}
