@@ -31,10 +31,10 @@ Result<Graph> BuildBert(ModelConfig& config, const ImportOptions& options) {
   if (config.String("position_embedding_type", "absolute") != "absolute") {
     config.Wrong("position_embedding_type", "is not 'absolute': not supported");
   }
-  const std::vector<JsonValue>& architectures =
-      config.values().Field("architectures").items;
+  const std::vector<std::string> architectures =
+      config.Strings("architectures");
   const bool pretraining =
-      architectures.empty() || architectures[0].text != "BertForMaskedLM";
+      architectures.empty() || architectures[0] != "BertForMaskedLM";
   CheckSeqLen(config, "max_position_embeddings", options);
   TESSERA_RETURN_IF_ERROR(config.Check());
   WarnAttentionDropout(config, "attention_probs_dropout_prob", 0.1, options);
