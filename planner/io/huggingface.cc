@@ -24,7 +24,7 @@ std::string ConfigFile(const std::string& path) {
 // Weights that are published in fp8 are trained as any others are; forms that
 // are for inference alone are errors.
 void ReadQuantization(ModelConfig& config, const ImportOptions& options) {
-  const JsonValue& quantization = config.values().Field("quantization_config");
+  const JsonValue& quantization = config.Value("quantization_config");
   if (quantization.Field("quant_method").text != "fp8") {
     config.Refuse("quantization_config");
   } else if (options.warnings != nullptr) {
@@ -156,7 +156,8 @@ std::span<const ModelFamily> ModelFamilies() {
                   .summary = "BERT (Devlin et al. 2019)",
                   .build = BuildBert,
                   .architecture = "BertForPreTraining",
-                  .more_architectures = {"BertForMaskedLM"}},
+                  .more_architectures = {"BertForMaskedLM",
+                                         "BertForTokenClassification"}},
       ModelFamily{.name = "t5",
                   .summary = "T5 (Raffel et al. 2020)",
                   .build = BuildT5,

@@ -47,6 +47,11 @@ bool ModelConfig::Has(std::string_view key) const {
   return Find(key) != nullptr;
 }
 
+const JsonValue& ModelConfig::Value(std::string_view key) const {
+  asked_.emplace(key);
+  return values_.Field(key);
+}
+
 int64_t ModelConfig::WholeNumber(std::string_view key, int64_t most) {
   const JsonValue* value = Find(key);
   if (value == nullptr) {

@@ -29,6 +29,8 @@ class ModelConfig {
 
   // Whether `key` is there and not null.
   bool Has(std::string_view key) const;
+  // The value of `key`, of any kind; null where there is none.
+  const JsonValue& Value(std::string_view key) const;
 
   // A whole number of at least 1. The first form is an error where the key is
   // missing or null, the second returns `fallback`, which is the default of

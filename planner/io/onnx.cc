@@ -14,6 +14,7 @@ namespace tessera {
 
 using onnx::Atoms;
 using onnx::BoundInput;
+using onnx::BoundSizes;
 using onnx::Found;
 using onnx::FrozenPatterns;
 using onnx::kBatchNormGroups;
@@ -21,7 +22,6 @@ using onnx::kFewPlaces;
 using onnx::kFrozen;
 using onnx::kMostElements;
 using onnx::Number;
-using onnx::Sizes;
 using onnx::Walk;
 
 namespace {
@@ -93,9 +93,9 @@ Texts TextsOf(const std::vector<const OnnxInput*>& inputs) {
 // Extents of all inputs: the first dimension is the batch, the second one of
 // whole numbers the sequence; others, and an encoder's sequence, are in the
 // file, or set by their symbols.
-Result<Sizes> BindInputs(const OnnxModel& model, const std::string& path,
-                         const ImportOptions& options, bool needs_inputs) {
-  Sizes sizes;
+Result<BoundSizes> BindInputs(const OnnxModel& model, const std::string& path,
+                              const ImportOptions& options, bool needs_inputs) {
+  BoundSizes sizes;
   std::set<std::string> read;
   for (const OnnxNode& node : model.nodes) {
     read.insert(node.inputs.begin(), node.inputs.end());
@@ -227,7 +227,7 @@ Result<T> Walked(const std::string& path, const ImportOptions& options,
     return InvalidInput(
         "parameters cannot be " + std::string(NameOf(*options.dtype)), path);
   }
-  TESSERA_TRY(const Sizes sizes, BindInputs(model, path, options, !all));
+  TESSERA_TRY(const BoundSizes sizes, BindInputs(model, path, options, !all));
   if (const auto set = options.overrides.find(kBatchNormGroups);
       set != options.overrides.end()) {
     const double groups = set->second.number;

@@ -129,9 +129,9 @@ bool Walk::IsTrainedNumber(const OnnxTensor& tensor) const {
   // Numbers that a program needs are called otherwise. PyTorch's older exporter
   // has nodes of their own for them; it calls nodes by paths, "/body/Mul".
   const bool dotted = tensor.name.find('.') != std::string::npos;
-  const bool of_older_exporter =
-      model_.producer == "pytorch" && !model_.nodes.empty() &&
-      model_.nodes[0].name.starts_with('/');
+  const bool of_older_exporter = model_.producer == "pytorch" &&
+                                 !model_.nodes.empty() &&
+                                 model_.nodes[0].name.starts_with('/');
   if (!IsPath(tensor.name) || !(dotted || of_older_exporter)) return false;
   const std::vector<double> values = tensor.Values();
   // What hides scores.

@@ -9,8 +9,9 @@
 
 namespace tessera::onnx {
 
-Walk::Walk(const OnnxModel& model, const std::string& path, const Sizes& sizes,
-           const ImportOptions& options, std::span<const std::string> outputs,
+Walk::Walk(const OnnxModel& model, const std::string& path,
+           const BoundSizes& sizes, const ImportOptions& options,
+           std::span<const std::string> outputs,
            std::span<const std::string> frozen, Atoms& atoms, Found& found)
     : model_(model),
       path_(path),

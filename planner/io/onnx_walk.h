@@ -37,14 +37,14 @@ struct BoundInput {
   bool all_ones = false;  // a mask of padding, of which there is none
 };
 
-struct Sizes {
+struct BoundSizes {
   int64_t batch = 0;
   int64_t seq_len = 1;
   std::vector<BoundInput> inputs;
 };
 
 // A window's places in one direction, as ONNX's MaxPool defines them.
-struct Places {
+struct WindowPlaces {
   int64_t count = 1;
   int64_t pad = 0;  // in front
   int64_t stride = 1;
@@ -82,13 +82,15 @@ Result<std::vector<std::string>> FrozenPatterns(const OnnxModel& model,
                                                 const ImportOptions& options,
                                                 const std::string& path);
 
-// One walk over the nodes. Where it takes an atom apart its graph is of no use,
-// and another walk follows (Atoms::Changed).
+// One walk over the nodes, in their order: Run once, and then one of Finish and
+// FinishComputation once, unless the walk has taken an atom apart: its graph is
+// of no use then, and another walk with the same atoms follows
+// (Atoms::Changed). What it is made of must live as long as it does.
 class Walk {
  public:
   // `outputs`: what is wanted; nodes that it does not need are left out.
   // `frozen`: patterns of names. `found`: by another walk; this one's is added.
-  Walk(const OnnxModel& model, const std::string& path, const Sizes& sizes,
+  Walk(const OnnxModel& model, const std::string& path, const BoundSizes& sizes,
        const ImportOptions& options, std::span<const std::string> outputs,
        std::span<const std::string> frozen, Atoms& atoms, Found& found);
 
@@ -100,9 +102,11 @@ class Walk {
   bool HasProblems() const { return !problems_.empty(); }
   // Whether it went through all nodes.
   bool IsWhole() const { return whole_; }
-  // The loss of an output.
+  // The graph with the loss of the output that is wanted, and into the options
+  // its layout and warnings; an error that names all problems where there are
+  // some. REQUIRES: Run.
   Result<Graph> Finish();
-  // The sum of all outputs.
+  // The same with the sum of all outputs, without warnings.
   Result<OnnxComputation> FinishComputation();
 
   using Handler = Result<void> (Walk::*)(const OnnxNode&);
@@ -184,12 +188,12 @@ class Walk {
   Result<Activation> Image(const OnnxNode& node, size_t i,
                            bool features = false);
   // Of a node, in each direction; the last one is the width. Counts are 0.
-  static Result<std::vector<Places>> WindowOf(const OnnxNode& node,
-                                              const Shape& window);
+  static Result<std::vector<WindowPlaces>> WindowOf(const OnnxNode& node,
+                                                    const Shape& window);
   // The same with the places in images like x.
-  static Result<std::vector<Places>> PlacesIn(const OnnxNode& node,
-                                              const Activation& x,
-                                              const Shape& window);
+  static Result<std::vector<WindowPlaces>> PlacesIn(const OnnxNode& node,
+                                                    const Activation& x,
+                                                    const Shape& window);
   // Images that a node makes of x, of these channels and extents behind them.
   Result<Activation> Made(const OnnxNode& node, TensorId tensor,
                           const Activation& x, const Dim& channels,
@@ -528,7 +532,7 @@ class Walk {
   const OnnxModel& model_;
   const std::string& path_;
   const ImportOptions& options_;
-  const Sizes& sizes_;
+  const BoundSizes& sizes_;
   Atoms& atoms_;
   Found& found_;
   GraphBuilder builder_;

@@ -561,9 +561,9 @@ TEST(Config, OtherHeadsAreWarnedOf) {
     }
     return all;
   };
-  EXPECT_THAT(warned("bert-tiny", R"(["BertForTokenClassification"])"),
-              HasSubstr("says 'BertForTokenClassification'; imported as "
-                        "'BertForPreTraining'"));
+  EXPECT_THAT(warned("bert-tiny", R"(["BertModel"])"),
+              HasSubstr("says 'BertModel'; imported as 'BertForPreTraining'"));
+  EXPECT_EQ(warned("bert-tiny", R"(["BertForTokenClassification"])"), "");
   EXPECT_THAT(warned("t5-tiny", R"(["T5EncoderModel"])"),
               HasSubstr("imported as 'T5ForConditionalGeneration'"));
   EXPECT_THAT(warned("vit-tiny", R"(["ViTModel"])"), HasSubstr("'ViTModel'"));
@@ -766,6 +766,26 @@ TEST(Bert, MaskedTokensAlone) {
                           "max_position_embeddings": 16,
                           "position_embedding_type": "relative_key"})"),
               HasSubstr("position_embedding_type: is not 'absolute'"));
+}
+
+// Of bert-base in 28,996 words its embeddings, (28,996 + 512 + 2) x 768 and a
+// norm, 12 layers of 7,087,872, and 9 labels: the 107,726,601 of transformers'
+// BertForTokenClassification.
+TEST(Bert, LabelsOfTokens) {
+  ImportOptions options = Options(2, 16);
+  for (const auto& [key, value] :
+       {std::pair<std::string, std::string>{
+            "architectures", R"(["BertForTokenClassification"])"},
+        {"vocab_size", "28996"},
+        {"num_labels", "9"}}) {
+    options.overrides[key] = ParseJson("{\"x\": " + value + "}")->Field("x");
+  }
+  const Graph graph = Import("zoo:bert-base", options);
+  EXPECT_EQ(ParameterCount(graph),
+            (28996 + 512 + 2) * 768 + 2 * 768 + 12 * 7087872 + 9 * 768 + 9);
+  EXPECT_EQ(ParameterCount(graph), 107726601);
+  EXPECT_EQ(TensorNamed(graph, "bert.pooler.dense.weight"), nullptr);
+  EXPECT_EQ(TensorNamed(graph, "labels")->shape, (Shape{2, 16}));
 }
 
 TEST(T5, LayersOfEachStackAreOneClassButForTheirEnds) {
