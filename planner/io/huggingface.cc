@@ -65,8 +65,7 @@ void WarnArchitecture(const ModelFamily& family, ModelConfig& config,
   options.warnings->push_back(config.path() + ": architectures: says '" +
                               classes[0] + "'; imported as '" +
                               std::string(family.architecture) +
-                              "', whose layers behind the last block, and "
-                              "loss, may be others");
+                              "', whose parameters and loss may be others");
 }
 
 // Keys that may be set: those that were read, and their names in common.
