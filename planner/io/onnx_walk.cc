@@ -485,6 +485,7 @@ Result<void> Walk::MatMul(const OnnxNode& node) {
 
 Result<void> Walk::LayerNorm(const OnnxNode& node) {
   TESSERA_TRY(Activation x, Computed(node, 0));
+  TESSERA_TRY(x, Materialise(std::move(x)));
   const auto axis = AxisOf(node.Int("axis", -1), x.dims.size());
   if (!axis) return InvalidInput("has no such dimension");
   const Shape features = {Extent(x.dims.back())};

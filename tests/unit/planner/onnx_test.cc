@@ -582,6 +582,23 @@ TEST(Onnx, ASlopeOfOneNumberIsTrained) {
 }
 
 // Features have neither height nor width.
+// Of what the function makes: not the function of a norm.
+TEST(Onnx, ANormBehindAFunction) {
+  const Graph graph =
+      Imported({.inputs = {InputOf("x", 1, {"n", "6"})},
+                .weights = {WeightOf("scale", {6}), WeightOf("shift", {6}),
+                            WeightOf("w", {6, 3})},
+                .nodes = {NodeOf("Tanh", "tanh", {"x"}, "t"),
+                          NodeOf("LayerNormalization", "norm",
+                                 {"t", "scale", "shift"}, "y"),
+                          NodeOf("MatMul", "head", {"y", "w"}, "logits")}},
+               Options(4));
+  ASSERT_EQ(graph.nodes[0].op->name, "tanh");
+  const Node& norm = NodeNamed(graph, "norm");
+  EXPECT_EQ(norm.operands[0], graph.nodes[0].results[0]);
+  EXPECT_EQ(NodeNamed(graph, "head").operands[0], norm.results[0]);
+}
+
 TEST(Onnx, BatchNormsOfFeatures) {
   Parts parts = SmallMlp();
   parts.weights.push_back(WeightOf("scale", {5}));
