@@ -403,7 +403,8 @@ std::span<const Flag> Flags() {
       {"--set", "PATH=VALUE",
        "set a field, such as model.layers or model.KEY of the config.json, or "
        "a "
-       "dimension of an ONNX file by its symbol; may be given several times",
+       "dimension of an ONNX file by its symbol (lists and null as in JSON); "
+       "may be given several times",
        AddText<&Options::set>, true},
       {"--fail", "PART",
        "take out a part: 'node3.nic0' (any vertex of the cluster), 'node3', "

@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <optional>
 #include <set>
 
 #include "costmodel/collective/collective.h"
@@ -54,18 +55,6 @@ constexpr std::array kPaths = {
     PathRow{"fabric.pcie.latency", "the same", ""},
     PathRow{"fabric.inter.bandwidth", "of a NIC; trunks change with it", ""},
     PathRow{"fabric.inter.latency", "of a NIC; trunks change with it", ""},
-};
-
-// A table's row, and the keys in configs that it stands for.
-struct ModelAlias {
-  std::string_view name;
-  std::array<std::string_view, 3> keys;
-};
-constexpr std::array kModelAliases = {
-    ModelAlias{"layers", {"num_hidden_layers", "n_layer", "num_layers"}},
-    ModelAlias{"hidden", {"hidden_size", "n_embd", "d_model"}},
-    ModelAlias{"heads", {"num_attention_heads", "n_head", "num_heads"}},
-    ModelAlias{"vocab", {"vocab_size", "vocab_size", "vocab_size"}},
 };
 
 bool IsText(std::string_view path) {
@@ -305,27 +294,47 @@ Result<void> ApplyField(const Setting& setting, Cluster& cluster,
 
 // ---- model ----------------------------------------------------------------
 
+// A list, an object or null, as in JSON; nothing where the text is none of
+// them.
+Result<std::optional<JsonValue>> AsJson(const std::string& text) {
+  if (text != "null" && !text.starts_with('[') && !text.starts_with('{')) {
+    return std::optional<JsonValue>();
+  }
+  const auto object = ParseJson("{\"value\": " + text + "}");
+  if (!object || object->fields.size() != 1) {
+    return InvalidInput("'" + text + "' is not a value of JSON such as [1, 2]");
+  }
+  return std::optional<JsonValue>(object->Field("value"));
+}
+
 Result<void> ResolveModel(const Setting& setting, const JsonValue& config,
                           ImportOptions& import) {
   std::string key = setting.path;
-  for (const ModelAlias& alias : kModelAliases) {
+  for (const ModelAlias& alias : ModelAliases()) {
     if (alias.name != setting.path) continue;
     for (const std::string_view candidate : alias.keys) {
       if (config.fields.contains(candidate)) key = candidate;
     }
   }
+  TESSERA_TRY(const auto json, AsJson(setting.value));
+  if (json) {
+    import.overrides[key] = *json;
+    return {};
+  }
   TESSERA_TRY(const Amount amount, ParseAmount(setting.value));
-  JsonValue value = config.Field(key);
+  const JsonValue& before = config.Field(key);
+  JsonValue value;
   switch (amount.dimension) {
     case Dimension::kNumber:
       value.kind = JsonValue::Kind::kNumber;
       value.number = amount.value;
       break;
     case Dimension::kFactor:
-      if (value.kind != JsonValue::Kind::kNumber) {
-        return InvalidInput("is " + value.ToString() + ", not a number");
+      if (before.kind != JsonValue::Kind::kNumber) {
+        return InvalidInput("is " + before.ToString() + ", not a number");
       }
-      value.number = std::round(value.number * amount.value);
+      value.kind = JsonValue::Kind::kNumber;
+      value.number = std::round(before.number * amount.value);
       break;
     case Dimension::kText:
       if (amount.text == "true" || amount.text == "false") {

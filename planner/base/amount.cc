@@ -110,8 +110,10 @@ Result<Amount> ParseAmount(std::string_view text) {
 
 Result<std::vector<Amount>> ParseAmounts(std::string_view text) {
   std::vector<std::string> words(1);
+  int within = 0;  // brackets of lists, whose commas are their own
   for (const char c : text) {
-    if (c == ',') {
+    within += (c == '[') - (c == ']');
+    if (c == ',' && within <= 0) {
       words.emplace_back();
     } else {
       words.back() += c;

@@ -36,7 +36,7 @@ struct Amount {
 Result<Amount> ParseAmount(std::string_view text);
 
 // "100,200,400,800Gb/s": a number without a unit has that of the next one that
-// has one.
+// has one. A list in brackets is one text.
 Result<std::vector<Amount>> ParseAmounts(std::string_view text);
 
 // Of a count of tokens or parameters: "300B", "1.5T", "7e9".

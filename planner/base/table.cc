@@ -1,6 +1,8 @@
 #include "planner/base/table.h"
 
+#include <cctype>
 #include <numeric>
+#include <optional>
 
 namespace tessera {
 
@@ -20,8 +22,32 @@ size_t EditDistance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+namespace {
+
+// How many letters are small in one and large in the other; nothing where
+// there is another difference.
+std::optional<size_t> CaseDistance(std::string_view a, std::string_view b) {
+  const auto same = [](char x, char y) {
+    return std::tolower(static_cast<unsigned char>(x)) ==
+           std::tolower(static_cast<unsigned char>(y));
+  };
+  if (!std::ranges::equal(a, b, same)) return std::nullopt;
+  return EditDistance(a, b);
+}
+
+}  // namespace
+
 std::string NearestName(std::string_view name,
                         std::span<const std::string_view> candidates) {
+  std::optional<size_t> of_case;
+  std::string in_case;
+  for (std::string_view candidate : candidates) {
+    const auto distance = CaseDistance(name, candidate);
+    if (!distance || (of_case && *of_case <= *distance)) continue;
+    of_case = distance;
+    in_case = candidate;
+  }
+  if (of_case) return in_case;
   std::string nearest;
   // A name that shares no letter with another one is not near.
   size_t best = std::min(std::max<size_t>(3, name.size() / 3 + 1), name.size());

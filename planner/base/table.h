@@ -17,7 +17,8 @@ namespace tessera {
 size_t EditDistance(std::string_view a, std::string_view b);
 
 // The candidate nearest to `name` by edit distance, or "" when none is near;
-// one that begins with it is near.
+// one that begins with it is near, one that differs in small and large letters
+// alone is the nearest.
 std::string NearestName(std::string_view name,
                         std::span<const std::string_view> candidates);
 

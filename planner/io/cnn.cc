@@ -332,7 +332,7 @@ Result<Graph> BuildCnn(ModelConfig& config, const ImportOptions& options) {
   TESSERA_RETURN_IF_ERROR(config.Check());
   Vision model(config, options, sizes);
   Reader reader(config, model, sizes, norm);
-  const Features logits = reader.Layers("", config.values().Field("layers"),
+  const Features logits = reader.Layers("", config.Value("layers"),
                                         model.images(), /*inside=*/false);
   TESSERA_RETURN_IF_ERROR(config.Check());
   if (!logits.flat() || logits.channels != sizes.labels) {

@@ -19,32 +19,6 @@ constexpr size_t kMostLayers = 64;
 // Ids are 32-bit numbers.
 constexpr int64_t kMostRows = (int64_t{1} << 31) - 1;
 
-// A list of at least one whole number of at least 1.
-std::vector<int64_t> Sizes(ModelConfig& config, std::string_view key,
-                           size_t most_sizes) {
-  std::vector<int64_t> sizes;
-  const bool has = config.Has(key);
-  const JsonValue& list = config.values().Field(key);
-  if (!has || list.kind != JsonValue::Kind::kArray || list.items.empty() ||
-      list.items.size() > most_sizes) {
-    config.Wrong(key, has ? "expected a list of 1 to " +
-                                std::to_string(most_sizes) + " sizes"
-                          : "missing: expected a list of sizes");
-    return {1};
-  }
-  for (const JsonValue& item : list.items) {
-    const double size = item.kind == JsonValue::Kind::kNumber ? item.number : 0;
-    if (!(size >= 1 && size <= static_cast<double>(kMostRows)) ||
-        size != std::floor(size)) {
-      config.Wrong(key, "is " + list.ToString() +
-                            ": expected whole numbers from 1 to 2^31 - 1");
-      return {1};
-    }
-    sizes.push_back(static_cast<int64_t>(size));
-  }
-  return sizes;
-}
-
 struct DlrmSizes {
   int64_t dense = 13;
   int64_t features = 0;
@@ -146,9 +120,14 @@ class Dlrm {
 Result<Graph> BuildDlrm(ModelConfig& config, const ImportOptions& options) {
   DlrmSizes sizes;
   sizes.dense = config.Size("num_dense_features", sizes.dense);
-  sizes.bottom = Sizes(config, "bottom_mlp", kMostLayers);
-  sizes.top = Sizes(config, "top_mlp", kMostLayers);
-  sizes.rows = Sizes(config, "table_rows", kMostTables);
+  const auto sizes_of = [&](std::string_view key, size_t most_items) {
+    return config.WholeNumbers(key,
+                               {.most_items = most_items, .most = kMostRows});
+  };
+  sizes.bottom = sizes_of("bottom_mlp", kMostLayers);
+  sizes.top = sizes_of("top_mlp", kMostLayers);
+  sizes.rows = sizes_of("table_rows", kMostTables);
+  TESSERA_RETURN_IF_ERROR(config.Check());
   sizes.features = config.Size("embedding_dim", sizes.bottom.back());
   sizes.bag = config.Size("bag_size", 1);
   const std::string mode = config.String("bag_mode", "sum");

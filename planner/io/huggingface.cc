@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
 
 #include "planner/base/table.h"
@@ -23,7 +24,7 @@ std::string ConfigFile(const std::string& path) {
 // Weights that are published in fp8 are trained as any others are; forms that
 // are for inference alone are errors.
 void ReadQuantization(ModelConfig& config, const ImportOptions& options) {
-  const JsonValue& quantization = config.values().Field("quantization_config");
+  const JsonValue& quantization = config.Value("quantization_config");
   if (quantization.Field("quant_method").text != "fp8") {
     config.Refuse("quantization_config");
   } else if (options.warnings != nullptr) {
@@ -52,38 +53,134 @@ void WarnMisspelt(const ModelConfig& config, const ImportOptions& options) {
   }
 }
 
+// A head that is not built changes parameters and loss: a warning.
+void WarnArchitecture(const ModelFamily& family, ModelConfig& config,
+                      const ImportOptions& options) {
+  const std::vector<std::string> classes = config.Strings("architectures");
+  if (options.warnings == nullptr || classes.empty() ||
+      classes[0] == family.architecture ||
+      std::ranges::count(family.more_architectures, classes[0]) > 0) {
+    return;
+  }
+  options.warnings->push_back(config.path() + ": architectures: says '" +
+                              classes[0] + "'; imported as '" +
+                              std::string(family.architecture) +
+                              "', whose parameters and loss may be others");
+}
+
+// Keys that may be set: those that were read, and their names in common.
+std::vector<std::string_view> KnownKeys(const ModelConfig& config) {
+  std::vector<std::string_view> known;
+  for (const ModelAlias& alias : ModelAliases()) {
+    // SetModelKeys finds those that the file has.
+    if (std::ranges::any_of(alias.keys, [&](std::string_view key) {
+          return config.asked().contains(key) && config.Has(key);
+        })) {
+      known.push_back(alias.name);
+    }
+  }
+  known.insert(known.end(), config.asked().begin(), config.asked().end());
+  return known;
+}
+
 }  // namespace
+
+std::span<const ModelAlias> ModelAliases() {
+  static constexpr std::array kAliases = {
+      ModelAlias{"layers", {"num_hidden_layers", "n_layer", "num_layers"}},
+      ModelAlias{"hidden", {"hidden_size", "n_embd", "d_model"}},
+      ModelAlias{"heads", {"num_attention_heads", "n_head", "num_heads"}},
+      ModelAlias{"vocab", {"vocab_size", "vocab_size", "vocab_size"}},
+  };
+  return kAliases;
+}
 
 std::span<const ModelFamily> ModelFamilies() {
   static constexpr std::array kFamilies = {
-      ModelFamily{"gpt2", "GPT-2 (Radford et al. 2019)", BuildGpt2},
-      ModelFamily{"llama", "Llama 1 to 3 (Touvron et al. 2023)", BuildLlama},
-      ModelFamily{"mistral", "Mistral (Jiang et al. 2023)", BuildMistral},
-      ModelFamily{"mixtral", "Mixtral (Jiang et al. 2024)", BuildMixtral},
-      ModelFamily{"qwen2", "Qwen2 (Yang et al. 2024)", BuildQwen2},
-      ModelFamily{"qwen2_moe",
-                  "Qwen1.5 and Qwen2 with experts (Yang et al. 2024)",
-                  BuildQwen2Moe},
-      ModelFamily{"qwen3", "Qwen3 (Yang et al. 2025)", BuildQwen3},
-      ModelFamily{"qwen3_moe", "Qwen3 with experts (Yang et al. 2025)",
-                  BuildQwen3Moe},
-      ModelFamily{"gemma", "Gemma (Gemma Team 2024)", BuildGemma},
-      ModelFamily{"phi3", "Phi-3 and Phi-4 (Abdin et al. 2024)", BuildPhi3},
-      ModelFamily{"opt", "OPT (Zhang et al. 2022)", BuildOpt},
-      ModelFamily{"bloom", "BLOOM (Le Scao et al. 2022)", BuildBloom},
-      ModelFamily{"gpt_neox", "GPT-NeoX and Pythia (Black et al. 2022)",
-                  BuildGptNeox},
-      ModelFamily{"bert", "BERT (Devlin et al. 2019)", BuildBert},
-      ModelFamily{"t5", "T5 (Raffel et al. 2020)", BuildT5,
-                  /*samples=*/false, /*encoder_decoder=*/true},
-      ModelFamily{"vit", "ViT (Dosovitskiy et al. 2021)", BuildVit,
-                  /*samples=*/true},
-      ModelFamily{"deepseek_v2", "DeepSeek-V2 (DeepSeek-AI 2024)",
-                  BuildDeepseekV2},
-      ModelFamily{"deepseek_v3", "DeepSeek-V3 and R1 (DeepSeek-AI 2024)",
-                  BuildDeepseekV3},
-      ModelFamily{"resnet", "ResNet (He et al. 2016), on images", BuildResNet,
-                  /*samples=*/true},
+      ModelFamily{.name = "gpt2",
+                  .summary = "GPT-2 (Radford et al. 2019)",
+                  .build = BuildGpt2,
+                  .architecture = "GPT2LMHeadModel"},
+      ModelFamily{.name = "llama",
+                  .summary = "Llama 1 to 3 (Touvron et al. 2023)",
+                  .build = BuildLlama,
+                  .architecture = "LlamaForCausalLM",
+                  .more_architectures = {"LLaMAForCausalLM"}},
+      ModelFamily{.name = "mistral",
+                  .summary = "Mistral (Jiang et al. 2023)",
+                  .build = BuildMistral,
+                  .architecture = "MistralForCausalLM"},
+      ModelFamily{.name = "mixtral",
+                  .summary = "Mixtral (Jiang et al. 2024)",
+                  .build = BuildMixtral,
+                  .architecture = "MixtralForCausalLM"},
+      ModelFamily{.name = "qwen2",
+                  .summary = "Qwen2 (Yang et al. 2024)",
+                  .build = BuildQwen2,
+                  .architecture = "Qwen2ForCausalLM"},
+      ModelFamily{
+          .name = "qwen2_moe",
+          .summary = "Qwen1.5 and Qwen2 with experts (Yang et al. 2024)",
+          .build = BuildQwen2Moe,
+          .architecture = "Qwen2MoeForCausalLM"},
+      ModelFamily{.name = "qwen3",
+                  .summary = "Qwen3 (Yang et al. 2025)",
+                  .build = BuildQwen3,
+                  .architecture = "Qwen3ForCausalLM"},
+      ModelFamily{.name = "qwen3_moe",
+                  .summary = "Qwen3 with experts (Yang et al. 2025)",
+                  .build = BuildQwen3Moe,
+                  .architecture = "Qwen3MoeForCausalLM"},
+      ModelFamily{.name = "gemma",
+                  .summary = "Gemma (Gemma Team 2024)",
+                  .build = BuildGemma,
+                  .architecture = "GemmaForCausalLM"},
+      ModelFamily{.name = "phi3",
+                  .summary = "Phi-3 and Phi-4 (Abdin et al. 2024)",
+                  .build = BuildPhi3,
+                  .architecture = "Phi3ForCausalLM"},
+      ModelFamily{.name = "opt",
+                  .summary = "OPT (Zhang et al. 2022)",
+                  .build = BuildOpt,
+                  .architecture = "OPTForCausalLM"},
+      ModelFamily{.name = "bloom",
+                  .summary = "BLOOM (Le Scao et al. 2022)",
+                  .build = BuildBloom,
+                  .architecture = "BloomForCausalLM"},
+      ModelFamily{.name = "gpt_neox",
+                  .summary = "GPT-NeoX and Pythia (Black et al. 2022)",
+                  .build = BuildGptNeox,
+                  .architecture = "GPTNeoXForCausalLM"},
+      ModelFamily{.name = "bert",
+                  .summary = "BERT (Devlin et al. 2019)",
+                  .build = BuildBert,
+                  .architecture = "BertForPreTraining",
+                  .more_architectures = {"BertForMaskedLM",
+                                         "BertForTokenClassification"}},
+      ModelFamily{.name = "t5",
+                  .summary = "T5 (Raffel et al. 2020)",
+                  .build = BuildT5,
+                  .encoder_decoder = true,
+                  .architecture = "T5ForConditionalGeneration",
+                  .more_architectures = {"T5WithLMHeadModel"}},
+      ModelFamily{.name = "vit",
+                  .summary = "ViT (Dosovitskiy et al. 2021)",
+                  .build = BuildVit,
+                  .samples = true,
+                  .architecture = "ViTForImageClassification"},
+      ModelFamily{.name = "deepseek_v2",
+                  .summary = "DeepSeek-V2 (DeepSeek-AI 2024)",
+                  .build = BuildDeepseekV2,
+                  .architecture = "DeepseekV2ForCausalLM"},
+      ModelFamily{.name = "deepseek_v3",
+                  .summary = "DeepSeek-V3 and R1 (DeepSeek-AI 2024)",
+                  .build = BuildDeepseekV3,
+                  .architecture = "DeepseekV3ForCausalLM"},
+      ModelFamily{.name = "resnet",
+                  .summary = "ResNet (He et al. 2016), on images",
+                  .build = BuildResNet,
+                  .samples = true,
+                  .architecture = "ResNetForImageClassification"},
       ModelFamily{.name = "cnn",
                   .summary = "a list of layers (docs/models.md), on images",
                   .build = BuildCnn,
@@ -155,6 +252,8 @@ Result<Graph> ImportHuggingFace(const std::string& path,
         "parameters cannot be " + std::string(NameOf(*options.dtype)), file);
   }
   for (const auto& [key, value] : options.overrides) {
+    // As if there were no such key.
+    if (value.is_null() && values.fields.erase(key) > 0) continue;
     values.fields[key] = value;
   }
   ModelConfig config(file, std::move(values));
@@ -192,16 +291,17 @@ Result<Graph> ImportHuggingFace(const std::string& path,
     config.Refuse("add_cross_attention");
     if (!(*family)->encoder_decoder) config.Refuse("is_encoder_decoder");
     ReadQuantization(config, options);
+    WarnArchitecture(**family, config, options);
+    TESSERA_RETURN_IF_ERROR(config.Check());
   }
   auto graph = (*family)->build(config, known);
   // What was set in vain.
   for (const auto& [key, value] : config.values().fields) {
     if (!(*family)->own_format && !options.overrides.contains(key)) continue;
     if (!graph || config.asked().contains(key)) continue;
-    const std::vector<std::string_view> known(config.asked().begin(),
-                                              config.asked().end());
     return Error{ErrorCode::kNotFound,
-                 UnknownName("key of " + type, key, known).message, file};
+                 UnknownName("key of " + type, key, KnownKeys(config)).message,
+                 file};
   }
   // A config whose own values cannot be put together.
   if (!graph && graph.error().where.find(file) == std::string::npos) {

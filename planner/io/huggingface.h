@@ -8,7 +8,10 @@
 // every dimension holds one factor, so queries are [g, r, d, i] for g groups
 // of r query heads of size d on i inputs.
 
+#include <array>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "planner/io/importer.h"
 #include "planner/io/model_config.h"
@@ -16,6 +19,14 @@
 namespace tessera {
 
 bool IsHuggingFace(const std::string& path);
+
+// Names of sizes, and the keys that they stand for: "layers" for
+// "num_hidden_layers", whatever a family calls it.
+struct ModelAlias {
+  std::string_view name;
+  std::array<std::string_view, 3> keys;
+};
+std::span<const ModelAlias> ModelAliases();
 
 // The config of a model of the zoo (planner/io/zoo.h), of a config.json or of a
 // folder that holds one.
@@ -42,6 +53,10 @@ struct ModelFamily {
   // A format of Tessera's own, docs/models.md: it has the keys that are asked
   // for and no others. (Configs of Hugging Face have many that shape nothing.)
   bool own_format = false;
+  // The class of transformers that is built, the first of "architectures".
+  std::string_view architecture = "";
+  // Others that are built where the config says so, or names of the same.
+  std::array<std::string_view, 2> more_architectures = {};
 };
 
 std::span<const ModelFamily> ModelFamilies();

@@ -2,8 +2,10 @@
 // learned positions and segments. Names and defaults are those of transformers'
 // BertConfig and its models: BertForPreTraining, whose loss is that of masked
 // tokens and of the next sentence, or, where `architectures` says so,
-// BertForMaskedLM, which has no pooler.
+// BertForMaskedLM, which has no pooler, or BertForTokenClassification, which
+// has a label for each token.
 
+#include <algorithm>
 #include <cmath>
 
 #include "planner/io/huggingface.h"
@@ -31,10 +33,20 @@ Result<Graph> BuildBert(ModelConfig& config, const ImportOptions& options) {
   if (config.String("position_embedding_type", "absolute") != "absolute") {
     config.Wrong("position_embedding_type", "is not 'absolute': not supported");
   }
-  const std::vector<JsonValue>& architectures =
-      config.values().Field("architectures").items;
+  const std::vector<std::string> architectures =
+      config.Strings("architectures");
+  const bool labels_tokens = !architectures.empty() &&
+                             architectures[0] == "BertForTokenClassification";
   const bool pretraining =
-      architectures.empty() || architectures[0].text != "BertForMaskedLM";
+      !labels_tokens &&
+      (architectures.empty() || architectures[0] != "BertForMaskedLM");
+  const auto named =
+      static_cast<int64_t>(config.Value("id2label").fields.size());
+  const int64_t classes =
+      labels_tokens ? config.Size("num_labels", std::max<int64_t>(named, 2))
+                    : 0;
+  const double head_dropout =
+      labels_tokens ? config.Number("classifier_dropout", dropout, 0, 0.99) : 0;
   CheckSeqLen(config, "max_position_embeddings", options);
   TESSERA_RETURN_IF_ERROR(config.Check());
   WarnAttentionDropout(config, "attention_probs_dropout_prob", 0.1, options);
@@ -82,6 +94,11 @@ Result<Graph> BuildBert(ModelConfig& config, const ImportOptions& options) {
     x = model.LayerNorm(name + ".output.LayerNorm", x, epsilon);
   }
   model.BeginBlock("head");
+  if (labels_tokens) {
+    x = model.Dropout("dropout", x, head_dropout);
+    x = model.Linear("classifier", x, "v", "i", {classes, hidden}, linear);
+    return model.Finish(model.Loss("loss", x, model.labels()));
+  }
   const std::string head = "cls.predictions";
   TensorId y = model.Linear(head + ".transform.dense", x, "o", "i",
                             {hidden, hidden}, linear);

@@ -164,10 +164,11 @@ ExpertOptions ReadExperts(ModelConfig& config, std::string_view experts_key,
 // Qwen's layers of experts: every so many, but for a list.
 void ReadExpertLayers(ModelConfig& config, Relative& relative) {
   relative.expert_step = config.Size("decoder_sparse_step", 1);
-  for (const JsonValue& layer :
-       config.values().Field("mlp_only_layers").items) {
-    relative.dense_layers.push_back(static_cast<int64_t>(layer.number));
-  }
+  relative.dense_layers =
+      config.WholeNumbers("mlp_only_layers", {.least_items = 0,
+                                              .most_items = kMostModelLayers,
+                                              .least = 0,
+                                              .most = kMostModelLayers});
 }
 
 int64_t KeyValueHeads(ModelConfig& config) {

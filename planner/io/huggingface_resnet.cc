@@ -15,28 +15,8 @@
 namespace tessera {
 namespace {
 
-// The whole numbers of a list; an error in `config` for anything else.
-std::vector<int64_t> Sizes(ModelConfig& config, std::string_view key,
-                           std::vector<int64_t> fallback) {
-  if (!config.Has(key)) return fallback;
-  const JsonValue& list = config.values().Field(key);
-  std::vector<int64_t> sizes;
-  for (const JsonValue& item : list.items) {
-    const auto size = static_cast<int64_t>(item.number);
-    if (item.kind != JsonValue::Kind::kNumber || item.number < 1 ||
-        item.number > 65536 || static_cast<double>(size) != item.number) {
-      sizes.clear();
-      break;
-    }
-    sizes.push_back(size);
-  }
-  if (sizes.empty()) {
-    config.Wrong(key, "is " + list.ToString() +
-                          ": expected whole numbers from 1 to 65536");
-    return fallback;
-  }
-  return sizes;
-}
+// Of each of up to 64 stages.
+constexpr ModelConfig::ListLimits kStages = {.most_items = 64, .most = 65536};
 
 // A convolution that keeps the size, or halves it, and its norm.
 Features Unit(Vision& model, const BatchNormOptions& norm,
@@ -58,8 +38,9 @@ Result<Graph> BuildResNet(ModelConfig& config, const ImportOptions& options) {
   const ImageSizes sizes = ReadImageSizes(config);
   const int64_t embedding = config.Size("embedding_size", 64);
   const std::vector<int64_t> widths =
-      Sizes(config, "hidden_sizes", {256, 512, 1024, 2048});
-  const std::vector<int64_t> depths = Sizes(config, "depths", {3, 4, 6, 3});
+      config.WholeNumbers("hidden_sizes", kStages, {256, 512, 1024, 2048});
+  const std::vector<int64_t> depths =
+      config.WholeNumbers("depths", kStages, {3, 4, 6, 3});
   const std::string type = config.String("layer_type", "bottleneck");
   const bool halves_first = config.Bool("downsample_in_first_stage", false);
   const bool halves_early = config.Bool("downsample_in_bottleneck", false);

@@ -30,7 +30,7 @@ Result<Graph> BuildVit(ModelConfig& config, const ImportOptions& options) {
   const int64_t patch = config.Size("patch_size", 16);
   const int64_t channels = config.Size("num_channels", 3);
   const auto named =
-      static_cast<int64_t>(config.values().Field("id2label").fields.size());
+      static_cast<int64_t>(config.Value("id2label").fields.size());
   const int64_t classes =
       config.Size("num_labels", std::max<int64_t>(named, 2));
   const Heads heads =

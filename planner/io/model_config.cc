@@ -11,10 +11,18 @@ namespace tessera {
 namespace {
 
 // No extent of a model comes near; products of three stay within int64.
-constexpr double kMaxSize = 1 << 20;
-// The deepest published transformers have 1,000 layers (Wang et al. 2022,
-// "DeepNet").
-constexpr int64_t kMaxLayers = 4096;
+constexpr int64_t kMaxSize = 1 << 20;
+
+bool IsWhole(const JsonValue& value, int64_t least, int64_t most) {
+  return value.kind == JsonValue::Kind::kNumber &&
+         value.number >= static_cast<double>(least) &&
+         value.number <= static_cast<double>(most) &&
+         value.number == std::floor(value.number);
+}
+
+std::string Range(int64_t least, int64_t most) {
+  return " from " + std::to_string(least) + " to " + std::to_string(most);
+}
 
 }  // namespace
 
@@ -39,28 +47,31 @@ bool ModelConfig::Has(std::string_view key) const {
   return Find(key) != nullptr;
 }
 
-int64_t ModelConfig::Size(std::string_view key) {
+const JsonValue& ModelConfig::Value(std::string_view key) const {
+  asked_.emplace(key);
+  return values_.Field(key);
+}
+
+int64_t ModelConfig::WholeNumber(std::string_view key, int64_t most) {
   const JsonValue* value = Find(key);
   if (value == nullptr) {
     Wrong(key, "missing: expected a whole number");
     return 1;
   }
-  const double number = value->number;
-  if (value->kind != JsonValue::Kind::kNumber || number < 1 ||
-      number > kMaxSize || number != std::floor(number)) {
-    Wrong(key, "is " + value->ToString() +
-                   ": expected a whole number from 1 to 1048576");
+  if (!IsWhole(*value, 1, most)) {
+    Wrong(key, "is " + value->ToString() + ": expected a whole number" +
+                   Range(1, most));
     return 1;
   }
-  return static_cast<int64_t>(number);
+  return static_cast<int64_t>(value->number);
+}
+
+int64_t ModelConfig::Size(std::string_view key) {
+  return WholeNumber(key, kMaxSize);
 }
 
 int64_t ModelConfig::Layers(std::string_view key) {
-  const int64_t layers = Size(key);
-  if (layers <= kMaxLayers) return layers;
-  Wrong(key, "is " + std::to_string(layers) + ": expected at most " +
-                 std::to_string(kMaxLayers) + " layers");
-  return 1;
+  return WholeNumber(key, kMostModelLayers);
 }
 
 int64_t ModelConfig::Size(std::string_view key, int64_t fallback) {
@@ -86,23 +97,78 @@ double ModelConfig::Number(std::string_view key, double fallback, double least,
 std::vector<double> ModelConfig::Numbers(std::string_view key, size_t count,
                                          double least, double most) {
   const JsonValue* value = Find(key);
-  const JsonValue missing;
-  const JsonValue& list = value == nullptr ? missing : *value;
+  if (value == nullptr) {
+    Wrong(key,
+          "missing: expected a list of " + std::to_string(count) + " numbers");
+    return {};
+  }
+  const std::vector<JsonValue>& items = ItemsOf(key, *value);
   std::vector<double> numbers;
-  for (const JsonValue& item : list.items) {
+  for (const JsonValue& item : items) {
     if (item.kind == JsonValue::Kind::kNumber && item.number >= least &&
         item.number <= most) {
       numbers.push_back(item.number);
     }
   }
-  if (numbers.size() != count || list.items.size() != count) {
+  if (numbers.size() != count || items.size() != count) {
     std::ostringstream message;
-    message << "has " << list.items.size() << " items, " << numbers.size()
+    message << "has " << items.size() << " items, " << numbers.size()
             << " of them numbers from " << least << " to " << most
             << ": expected " << count << " such numbers";
     Wrong(key, message.str());
   }
   return numbers;
+}
+
+std::vector<int64_t> ModelConfig::WholeNumbers(std::string_view key,
+                                               const ListLimits& limits,
+                                               std::vector<int64_t> fallback) {
+  const std::string expected =
+      "expected a list of " + std::to_string(limits.least_items) + " to " +
+      std::to_string(limits.most_items) + " whole numbers" +
+      Range(limits.least, limits.most);
+  const JsonValue* value = Find(key);
+  if (value == nullptr) {
+    if (fallback.size() < limits.least_items) {
+      Wrong(key, "missing: " + expected);
+    }
+    return fallback;
+  }
+  std::vector<int64_t> numbers;
+  for (const JsonValue& item : ItemsOf(key, *value)) {
+    if (IsWhole(item, limits.least, limits.most)) {
+      numbers.push_back(static_cast<int64_t>(item.number));
+    }
+  }
+  if (numbers.size() != value->items.size() ||
+      numbers.size() < limits.least_items ||
+      numbers.size() > limits.most_items) {
+    Wrong(key, "is " + value->ToString() + ": " + expected);
+    return fallback;
+  }
+  return numbers;
+}
+
+std::vector<std::string> ModelConfig::Strings(std::string_view key) {
+  const JsonValue* value = Find(key);
+  if (value == nullptr) return {};
+  std::vector<std::string> strings;
+  for (const JsonValue& item : ItemsOf(key, *value)) {
+    if (item.kind != JsonValue::Kind::kString) {
+      Wrong(key, "is " + value->ToString() + ": expected a list of strings");
+      return {};
+    }
+    strings.push_back(item.text);
+  }
+  return strings;
+}
+
+const std::vector<JsonValue>& ModelConfig::ItemsOf(std::string_view key,
+                                                   const JsonValue& value) {
+  static const std::vector<JsonValue>* const none = new std::vector<JsonValue>;
+  if (value.kind == JsonValue::Kind::kArray) return value.items;
+  Wrong(key, "is " + value.ToString() + ": expected a list");
+  return *none;
 }
 
 bool ModelConfig::Bool(std::string_view key, bool fallback) {

@@ -19,12 +19,18 @@ namespace tessera {
 // files themselves are all called alike, or in the zoo.
 std::string GraphName(const std::string& path);
 
+// The deepest published transformers have 1,000 layers (Wang et al. 2022,
+// "DeepNet").
+inline constexpr int64_t kMostModelLayers = 4096;
+
 class ModelConfig {
  public:
   ModelConfig(std::string path, JsonValue values);
 
   // Whether `key` is there and not null.
   bool Has(std::string_view key) const;
+  // The value of `key`, of any kind; null where there is none.
+  const JsonValue& Value(std::string_view key) const;
 
   // A whole number of at least 1. The first form is an error where the key is
   // missing or null, the second returns `fallback`, which is the default of
@@ -39,6 +45,20 @@ class ModelConfig {
   // A list of `count` such numbers. An error where the key is missing or null.
   std::vector<double> Numbers(std::string_view key, size_t count, double least,
                               double most);
+  // A list of whole numbers, each and their count within limits. Where the key
+  // is missing or null it is `fallback`, and where that is empty and there must
+  // be items an error.
+  struct ListLimits {
+    size_t least_items = 1;
+    size_t most_items = 0;
+    int64_t least = 1;
+    int64_t most = 0;
+  };
+  std::vector<int64_t> WholeNumbers(std::string_view key,
+                                    const ListLimits& limits,
+                                    std::vector<int64_t> fallback = {});
+  // A list of strings; an empty one where the key is missing or null.
+  std::vector<std::string> Strings(std::string_view key);
   bool Bool(std::string_view key, bool fallback);
   std::string String(std::string_view key, std::string_view fallback);
 
@@ -56,6 +76,10 @@ class ModelConfig {
 
  private:
   const JsonValue* Find(std::string_view key) const;
+  int64_t WholeNumber(std::string_view key, int64_t most);
+  // The items of `value`, which is that of `key`; an error unless it is a list.
+  const std::vector<JsonValue>& ItemsOf(std::string_view key,
+                                        const JsonValue& value);
 
   std::string path_;
   JsonValue values_;

@@ -14,11 +14,14 @@ namespace tessera {
 
 using onnx::Atoms;
 using onnx::BoundInput;
+using onnx::BoundSizes;
 using onnx::Found;
+using onnx::FrozenPatterns;
 using onnx::kBatchNormGroups;
+using onnx::kFewPlaces;
+using onnx::kFrozen;
 using onnx::kMostElements;
 using onnx::Number;
-using onnx::Sizes;
 using onnx::Walk;
 
 namespace {
@@ -90,9 +93,9 @@ Texts TextsOf(const std::vector<const OnnxInput*>& inputs) {
 // Extents of all inputs: the first dimension is the batch, the second one of
 // whole numbers the sequence; others, and an encoder's sequence, are in the
 // file, or set by their symbols.
-Result<Sizes> BindInputs(const OnnxModel& model, const std::string& path,
-                         const ImportOptions& options, bool needs_inputs) {
-  Sizes sizes;
+Result<BoundSizes> BindInputs(const OnnxModel& model, const std::string& path,
+                              const ImportOptions& options, bool needs_inputs) {
+  BoundSizes sizes;
   std::set<std::string> read;
   for (const OnnxNode& node : model.nodes) {
     read.insert(node.inputs.begin(), node.inputs.end());
@@ -163,10 +166,11 @@ Result<Sizes> BindInputs(const OnnxModel& model, const std::string& path,
   }
   for (const auto& [key, value] : options.overrides) {
     if (key == "output" || key == "loss" || key == kBatchNormGroups ||
-        symbols.contains(key)) {
+        key == kFrozen || symbols.contains(key)) {
       continue;
     }
-    std::vector<std::string_view> known = {"loss", "output", kBatchNormGroups};
+    std::vector<std::string_view> known = {"loss", "output", kBatchNormGroups,
+                                           kFrozen};
     known.insert(known.end(), symbols.begin(), symbols.end());
     return Error{ErrorCode::kNotFound,
                  UnknownName("key or symbol", key, known).message, path};
@@ -223,7 +227,7 @@ Result<T> Walked(const std::string& path, const ImportOptions& options,
     return InvalidInput(
         "parameters cannot be " + std::string(NameOf(*options.dtype)), path);
   }
-  TESSERA_TRY(const Sizes sizes, BindInputs(model, path, options, !all));
+  TESSERA_TRY(const BoundSizes sizes, BindInputs(model, path, options, !all));
   if (const auto set = options.overrides.find(kBatchNormGroups);
       set != options.overrides.end()) {
     const double groups = set->second.number;
@@ -242,30 +246,32 @@ Result<T> Walked(const std::string& path, const ImportOptions& options,
   } else if (!all && !outputs.empty()) {
     outputs = {outputs.back()};
   }
+  TESSERA_TRY(const std::vector<std::string> frozen,
+              FrozenPatterns(model, options, path));
   Found found;
   // Masks are as large as the batch and the sequence squared. They are read in
   // a small one, where the file leaves these open.
   ImportOptions few = options;
   few.global_batch = std::min<int64_t>(2, sizes.batch);
-  few.seq_len = std::min<int64_t>(8, sizes.seq_len);
+  few.seq_len = std::min(kFewPlaces, sizes.seq_len);
   few.warnings = nullptr;
   if (const auto small = BindInputs(model, path, few, !all)) {
     Atoms atoms;
     for (int i = 0; i < kMostWalks; ++i) {
-      Walk(model, path, *small, few, outputs, atoms, found).Run();
+      Walk(model, path, *small, few, outputs, frozen, atoms, found).Run();
       if (!atoms.Changed()) break;
     }
   }
   Atoms atoms;
   for (int i = 0; i < kMostWalks; ++i) {
-    Walk walk(model, path, sizes, options, outputs, atoms, found);
+    Walk walk(model, path, sizes, options, outputs, frozen, atoms, found);
     walk.Run();
     if (atoms.Changed()) continue;
     if (!walk.HasProblems()) return finish(walk);
     // Others may be behind them.
     Atoms behind = atoms;
     for (int k = 0; k < kMostWalks; ++k) {
-      Walk again(model, path, sizes, options, outputs, behind, found);
+      Walk again(model, path, sizes, options, outputs, frozen, behind, found);
       again.LookBehindProblems();
       again.Run();
       if (!behind.Changed()) return finish(again.IsWhole() ? again : walk);

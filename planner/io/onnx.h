@@ -28,9 +28,10 @@ struct OnnxOperator {
 std::vector<OnnxOperator> OnnxOperators();
 
 // The graph of the file at `path`, with the mean cross-entropy of its output
-// over integer labels. Overrides are "output" (its name; default: the last one)
-// and sizes by the symbols of the inputs' dimensions. An error names all nodes
-// that cannot be mapped.
+// over integer labels. Overrides are "output" (its name; default: the last
+// one), "loss", "batch_norm_groups", "frozen" (names of tensors that are
+// constants) and sizes by the symbols of the inputs' dimensions. An error names
+// all nodes that cannot be mapped.
 Result<Graph> ImportOnnx(const std::string& path, const ImportOptions& options);
 
 // What the file at `path` computes, without a loss of its own: what tests hold

@@ -20,6 +20,10 @@ bool AllOnes(const Dim& dim) {
                              [](const Atom& atom) { return atom.extent == 1; });
 }
 
+bool HasSamples(std::span<const Atom> atoms) {
+  return std::ranges::count(atoms, 'b', &Atom::letter) > 0;
+}
+
 }  // namespace
 
 // ---- Functions of one tensor ------------------------------------------------
@@ -219,16 +223,22 @@ Result<void> Walk::Elementwise(const OnnxNode& node) {
     if (!mask) continue;
     if (are_scores) {
       Value value = scores;
-      if (*mask == Mask::kCausal) value.scores->mask = *mask;
+      if (mask->causal) value.scores->mask = *mask;
       Set(node, std::move(value));
       return {};
     }
     TESSERA_TRY(Activation x, Computed(node, i));
-    if (*mask == Mask::kCausal) {
-      TESSERA_TRY(x, Hidden(node, std::move(x)));
+    if (mask->causal) {
+      TESSERA_TRY(x, Hidden(node, std::move(x), *mask));
     }
     Set(node, ActivationValue(std::move(x)));
     return {};
+  }
+  for (size_t i = 0; two && node.op == "Mul" && i < 2; ++i) {
+    // Zeros for later places, as of attention without a softmax.
+    TESSERA_TRY(const bool masked,
+                Masked(node, i, 1 - i, MaskForm::kSeen, /*number=*/0));
+    if (masked) return {};
   }
   // Of the operands that are scalars, their number.
   std::optional<double> number[2];
@@ -323,6 +333,15 @@ Result<void> Walk::Align(const OnnxNode& node, size_t dims, Activation& x,
       }
       // Samples keep their name.
       result.push_back(a);
+      if (sizes_.batch > 1 && HasSamples(a) != HasSamples(b) &&
+          HasSamples(x.own) != HasSamples(y.own)) {
+        return InvalidInput(
+            "a trained tensor of the file has a dimension of " +
+            std::to_string(sizes_.batch) +
+            " places beside samples, which microbatches cut: expected 1 place, "
+            "or that the tensor is one of model.frozen, where all its numbers "
+            "are equal");
+      }
       for (size_t i = 0; ExtentsOf(a) == ExtentsOf(b) && i < b.size(); ++i) {
         if (b[i].letter == 'b' || b[i].letter == 's') result.back()[i] = b[i];
         if (a[i].letter == 'b' || a[i].letter == 's') result.back()[i] = a[i];
@@ -466,9 +485,6 @@ Result<void> Walk::Choose(const OnnxNode& node) {
 
 Result<void> Walk::CheckRule(std::span<const Atom> result,
                              std::span<const Activation* const> operands) {
-  const auto samples = [](std::span<const Atom> atoms) {
-    return std::ranges::count(atoms, 'b', &Atom::letter) > 0;
-  };
   size_t dims = result.size();
   for (const Activation* x : operands) {
     dims = std::max(dims, x->own.size());
@@ -477,7 +493,7 @@ Result<void> Walk::CheckRule(std::span<const Atom> result,
           "computes with ids, which nodes may only compare with numbers, or "
           "read and add up elements by");
     }
-    if (samples(x->own) && !samples(result) && sizes_.batch > 1) {
+    if (HasSamples(x->own) && !HasSamples(result) && sizes_.batch > 1) {
       return InvalidInput(
           "its result is not of each sample, and batches are cut into "
           "microbatches");
@@ -648,13 +664,19 @@ Result<Activation> Walk::ScoresOf(const OnnxNode& node, const Scores& scores) {
   if (scores.scale != 1) {
     x.f = MakeExpression("Mul", {{{}, {}}, {scores.scale, {}}}, NameOf(node));
   }
-  if (scores.mask == Mask::kCausal) return Hidden(node, std::move(x));
+  if (scores.mask.causal) return Hidden(node, std::move(x), scores.mask);
   return x;
 }
 
-Result<Activation> Walk::Hidden(const OnnxNode& node, Activation scores) {
+Result<Activation> Walk::Hidden(const OnnxNode& node, Activation scores,
+                                const Mask& mask, double number) {
   // Of every type, and with an exponential of zero beside any score.
   constexpr double kOfLaterPlaces = -60000;
+  if (mask.window > 0) {
+    return InvalidInput(
+        "hides scores outside of a window, which only attention as a whole "
+        "does");
+  }
   TESSERA_TRY(Activation x, Materialise(std::move(scores)));
   const size_t rank = x.dims.size();
   if (rank < 2 || x.dims[rank - 2].size() != 1 ||
@@ -672,9 +694,9 @@ Result<Activation> Walk::Hidden(const OnnxNode& node, Activation scores) {
             : atom.id == seen  ? "k"
                                : letters.Of(std::span(&atom, 1));
   }
-  x.tensor =
-      builder_.Add1("causal_mask", Unique(NameOf(node) + ".mask"), {x.tensor},
-                    rule + "->" + rule, {{"value", kOfLaterPlaces}});
+  x.tensor = builder_.Add1("causal_mask", Unique(NameOf(node) + ".mask"),
+                           {x.tensor}, rule + "->" + rule,
+                           {{"value", std::max(number, kOfLaterPlaces)}});
   return x;
 }
 
@@ -1167,7 +1189,10 @@ Result<std::string> Walk::Part(const OnnxNode& node, std::string op,
   part.outputs = {name};
   part.attributes = std::move(attributes);
   TESSERA_RETURN_IF_ERROR(Declare(part));
-  TESSERA_RETURN_IF_ERROR(Map(part));
+  ++parts_deep_;
+  const auto mapped = Map(part);
+  --parts_deep_;
+  TESSERA_RETURN_IF_ERROR(mapped);
   TESSERA_RETURN_IF_ERROR(CheckSizes(part));
   return name;
 }

@@ -5,6 +5,7 @@
 // graph follows from shapes. Thread-safe: functions without state.
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,6 +34,10 @@ struct OnnxTensor {
   std::vector<double> typed;
   // Such a file, beside this one, where it was not read.
   std::string location;
+  // Whether it is, or is made of, a parameter; else a buffer, or computed from
+  // numbers alone. Nothing where the file does not say: PyTorch's newer
+  // exporter does.
+  std::optional<bool> is_parameter;
 
   // All elements, row by row, as doubles (integers of up to 53 bits are exact);
   // empty where the file does not have as many as the dimensions say.
@@ -79,6 +84,7 @@ struct OnnxInput {
 
 struct OnnxModel {
   int64_t opset = 0;  // of the standard operators
+  std::string producer;
   std::vector<OnnxNode> nodes;
   std::vector<OnnxTensor> initializers;
   std::vector<OnnxInput> inputs;  // without those that have initializers

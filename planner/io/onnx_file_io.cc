@@ -243,6 +243,58 @@ OnnxInput FromProto(const proto::onnx::ValueInfo& from) {
   return input;
 }
 
+// The texts between `before` and the next "'".
+std::vector<std::string> Quoted(std::string_view text,
+                                std::string_view before) {
+  std::vector<std::string> found;
+  for (size_t at = text.find(before); at != text.npos;
+       at = text.find(before, at)) {
+    at += before.size();
+    const size_t end = text.find('\'', at);
+    if (end == text.npos) break;
+    found.emplace_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return found;
+}
+
+// Notes of PyTorch's newer exporter: the graph's of all parameters, an
+// initializer's of what it is, or of the names that it was computed from.
+void FindParameters(const proto::onnx::Graph& graph, OnnxModel& model) {
+  constexpr std::string_view kSignature =
+      "pkg.torch.export.ExportedProgram.graph_signature";
+  constexpr std::string_view kKind =
+      "pkg.torch.export.graph_signature.InputSpec.kind";
+  constexpr std::string_view kFoldedFrom =
+      "pkg.onnxscript.optimizer.folded_from";
+  std::set<std::string> parameters;
+  bool listed = false;
+  for (const proto::onnx::Entry& entry : graph.metadata_props()) {
+    if (entry.key() != kSignature) continue;
+    listed = true;
+    for (std::string& name : Quoted(entry.value(), ": PARAMETER target='")) {
+      parameters.insert(std::move(name));
+    }
+  }
+  std::map<std::string, bool> known;
+  for (const proto::onnx::ValueInfo& value : graph.value_info()) {
+    for (const proto::onnx::Entry& entry : value.metadata_props()) {
+      if (entry.key() == kKind) {
+        known[value.name()] = entry.value() == "PARAMETER";
+      } else if (entry.key() == kFoldedFrom && listed) {
+        const std::vector<std::string> names = Quoted(entry.value(), "'");
+        const bool any = std::ranges::any_of(
+            names, [&](const auto& name) { return parameters.contains(name); });
+        known[value.name()] = any;
+      }
+    }
+  }
+  for (OnnxTensor& tensor : model.initializers) {
+    const auto found = known.find(tensor.name);
+    if (found != known.end()) tensor.is_parameter = found->second;
+  }
+}
+
 }  // namespace
 
 bool IsOnnxFloat(int type) {
@@ -312,6 +364,8 @@ Result<OnnxModel> ReadOnnxFile(const std::string& path) {
     model.initializers.push_back(FromProto(tensor, path));
     initialized.insert(tensor.name());
   }
+  model.producer = file.producer_name();
+  FindParameters(file.graph(), model);
   for (proto::onnx::Node& node : *file.mutable_graph()->mutable_node()) {
     model.nodes.push_back(FromProto(node, path));
   }

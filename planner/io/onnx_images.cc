@@ -35,11 +35,12 @@ Directions DirectionsOf(const Activation& x) {
   return {"w!", "l!", "x"};
 }
 
-std::pair<Places, Places> HeightAndWidth(std::span<const Places> places) {
-  return {places.size() == 2 ? places[0] : Places(), places.back()};
+std::pair<WindowPlaces, WindowPlaces> HeightAndWidth(
+    std::span<const WindowPlaces> places) {
+  return {places.size() == 2 ? places[0] : WindowPlaces(), places.back()};
 }
 
-void AddWindow(std::span<const Places> places,
+void AddWindow(std::span<const WindowPlaces> places,
                std::vector<Attribute>& attributes) {
   const auto [y, x] = HeightAndWidth(places);
   attributes.insert(attributes.end(), {{"pad_left", Number(x.pad)},
@@ -47,7 +48,7 @@ void AddWindow(std::span<const Places> places,
                                        {"stride_height", Number(y.stride)},
                                        {"stride_width", Number(x.stride)}});
 }
-void AddDilations(std::span<const Places> places,
+void AddDilations(std::span<const WindowPlaces> places,
                   std::vector<Attribute>& attributes) {
   const auto [y, x] = HeightAndWidth(places);
   attributes.insert(attributes.end(), {{"dilation_height", Number(y.dilation)},
@@ -74,8 +75,8 @@ Result<Activation> Walk::Image(const OnnxNode& node, size_t i, bool features) {
       TextOf(ShapeOf(ActivationValue(x))));
 }
 
-Result<std::vector<Places>> Walk::WindowOf(const OnnxNode& node,
-                                           const Shape& window) {
+Result<std::vector<WindowPlaces>> Walk::WindowOf(const OnnxNode& node,
+                                                 const Shape& window) {
   const size_t directions = window.size();
   const std::vector<int64_t> ones(directions, 1);
   const std::vector<int64_t> strides = node.Ints("strides", ones);
@@ -88,7 +89,7 @@ Result<std::vector<Places>> Walk::WindowOf(const OnnxNode& node,
   const auto small = [](int64_t value, int64_t least) {
     return value >= least && value <= 65536;
   };
-  std::vector<Places> places;
+  std::vector<WindowPlaces> places;
   for (size_t d = 0; fits && d < directions; ++d) {
     fits = small(strides[d], 1) && small(window[d], 1) &&
            small(dilations[d], 1) && small(pads[d], 0) &&
@@ -105,10 +106,10 @@ Result<std::vector<Places>> Walk::WindowOf(const OnnxNode& node,
       "dilations of up to 65536");
 }
 
-Result<std::vector<Places>> Walk::PlacesIn(const OnnxNode& node,
-                                           const Activation& x,
-                                           const Shape& window) {
-  TESSERA_TRY(std::vector<Places> places, WindowOf(node, window));
+Result<std::vector<WindowPlaces>> Walk::PlacesIn(const OnnxNode& node,
+                                                 const Activation& x,
+                                                 const Shape& window) {
+  TESSERA_TRY(std::vector<WindowPlaces> places, WindowOf(node, window));
   if (places.size() + 2 != x.dims.size()) {
     return InvalidInput("its window does not have the dimensions of " +
                         TextOf(ShapeOf(ActivationValue(x))));
@@ -117,7 +118,7 @@ Result<std::vector<Places>> Walk::PlacesIn(const OnnxNode& node,
       node.Ints("pads", std::vector<int64_t>(2 * places.size(), 0));
   const std::string automatic = node.Text("auto_pad", "NOTSET");
   for (size_t d = 0; d < places.size(); ++d) {
-    Places& p = places[d];
+    WindowPlaces& p = places[d];
     const int64_t image = Extent(x.dims[d + 2]);
     const int64_t reach = p.dilation * (p.window - 1) + 1;
     int64_t behind = pads[d + places.size()];
@@ -174,17 +175,17 @@ Result<Activation> Walk::Made(const OnnxNode& node, TensorId tensor,
 Result<void> Walk::Pool(const OnnxNode& node, std::string_view op,
                         std::vector<Attribute> more) {
   TESSERA_TRY(const Activation x, Image(node, 0));
-  TESSERA_TRY(const std::vector<Places> places,
+  TESSERA_TRY(const std::vector<WindowPlaces> places,
               PlacesIn(node, x, node.Ints("kernel_shape", {})));
   const bool dilated = std::ranges::any_of(
-      places, [](const Places& p) { return p.dilation != 1; });
+      places, [](const WindowPlaces& p) { return p.dilation != 1; });
   if (dilated || node.Int("storage_order", 0) != 0 || node.outputs.size() > 1) {
     return InvalidInput(
         "dilations, indices and column-major order are not supported");
   }
   const Directions in = DirectionsOf(x);
   Shape counts;
-  for (const Places& p : places) counts.push_back(p.count);
+  for (const WindowPlaces& p : places) counts.push_back(p.count);
   const auto [y, z] = HeightAndWidth(places);
   AddWindow(places, more);
   more.insert(more.end(), {{"out_height", Number(y.count)},
@@ -320,10 +321,11 @@ Result<void> Walk::Convolution(const OnnxNode& node) {
                         std::to_string(groups) + " groups");
   }
   const Shape of_window(shape.begin() + 2, shape.end());
-  TESSERA_TRY(const std::vector<Places> places, PlacesIn(node, x, of_window));
+  TESSERA_TRY(const std::vector<WindowPlaces> places,
+              PlacesIn(node, x, of_window));
   TESSERA_TRY(const Dim channels, ChannelsFor(node, x, shape[0], groups));
   Shape counts;
-  for (const Places& p : places) counts.push_back(p.count);
+  for (const WindowPlaces& p : places) counts.push_back(p.count);
   const bool grouped = groups > 1;
   const Directions letters = DirectionsOf(x);
   const std::string in = ChannelsOf(x);
@@ -406,7 +408,7 @@ Result<void> Walk::TransposedConvolution(const OnnxNode& node) {
                         std::to_string(groups) + " groups");
   }
   const Shape of_window(shape.begin() + 2, shape.end());
-  TESSERA_TRY(std::vector<Places> places, WindowOf(node, of_window));
+  TESSERA_TRY(std::vector<WindowPlaces> places, WindowOf(node, of_window));
   const size_t directions = places.size();
   const std::vector<int64_t> nothing(2 * directions, 0);
   const std::vector<int64_t> pads = node.Ints("pads", nothing);
@@ -421,7 +423,7 @@ Result<void> Walk::TransposedConvolution(const OnnxNode& node) {
   }
   Shape image;
   for (size_t d = 0; d < directions; ++d) {
-    Places& p = places[d];
+    WindowPlaces& p = places[d];
     const int64_t count = Extent(x.dims[d + 2]);
     const int64_t whole =
         p.stride * (count - 1) + p.dilation * (p.window - 1) + 1 + more[d];

@@ -1,5 +1,5 @@
 // Rotary position embeddings, as exporters write them for Hugging Face's
-// models, and the numbers that angles are made of.
+// models.
 
 #include <algorithm>
 #include <string>
@@ -88,59 +88,6 @@ void Walk::FindRotary() {
         rotary_[&node] = *std::move(found);
       }
     }
-  }
-}
-
-namespace {
-
-bool IsOneOf(std::string_view op, std::initializer_list<std::string_view> ops) {
-  return std::ranges::count(ops, op) > 0;
-}
-
-}  // namespace
-
-bool Walk::AreNumbers(const std::string& value, bool& masks,
-                      std::set<std::string_view>& seen) {
-  if (!seen.insert(value).second) return true;
-  if (std::ranges::count(outputs_, value) > 0) return false;
-  const auto is_number = [&](const std::string& name) {
-    const auto found = values_.find(name);
-    return Producer(name, "Constant") != nullptr ||
-           (found != values_.end() && found->second.Is(Value::Kind::kConstant));
-  };
-  const auto readers = readers_.find(value);
-  if (readers == readers_.end()) return false;
-  return std::ranges::all_of(readers->second, [&](const OnnxNode* reader) {
-    if (turns_.contains(reader) || reader->op == "Shape") return true;
-    if (!ComparisonOf(reader->op).empty()) {
-      return reader->inputs.size() == 2 &&
-             is_number(reader->inputs[reader->inputs[0] == value ? 1 : 0]);
-    }
-    if (reader->op == "Add" && IsSoftened(*reader)) {
-      masks = true;
-      return true;
-    }
-    const bool moves = IsOneOf(
-        reader->op, {"Cast", "Concat", "Expand", "Gather", "Identity",
-                     "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"});
-    return moves && reader->inputs[0] == value && reader->outputs.size() == 1 &&
-           AreNumbers(reader->outputs[0], masks, seen);
-  });
-}
-
-void Walk::FindNumbers() {
-  for (auto& [name, value] : values_) {
-    bool masks = false;
-    std::set<std::string_view> seen;
-    if (!value.Is(Value::Kind::kWeight) || !AreNumbers(name, masks, seen) ||
-        !OnnxElements(ShapeOf(value))) {
-      continue;
-    }
-    std::vector<double> numbers = value.source->Values();
-    const bool is_mask = std::ranges::all_of(
-        numbers, [](double v) { return v == 0 || v <= kHidden; });
-    if (numbers.empty() || (masks && !is_mask)) continue;
-    value = ConstantValue({value.source->dims, std::move(numbers), true});
   }
 }
 
@@ -265,6 +212,11 @@ Result<bool> Walk::FoldNumbers(const OnnxNode& node) {
   for (size_t i = 0; i < 2; ++i) {
     const Value& value = In(node, i);
     if (value.Is(Value::Kind::kWeight)) {
+      // A parameter meets its numbers where they are computed.
+      if (value.source->is_parameter == true ||
+          OnnxElements(value.source->dims) == 1) {
+        return false;
+      }
       weight = true;
     } else if (value.Is(Value::Kind::kConstant)) {
       const std::vector<double>& values = value.constant.values;

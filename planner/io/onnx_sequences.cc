@@ -204,14 +204,23 @@ Result<void> Walk::Where(const OnnxNode& node) {
   }
   const bool first = In(node, 1).Is(Value::Kind::kScores);
   Value value = In(node, first ? 1 : 2);
-  if (!value.Is(Value::Kind::kScores)) return Choose(node);
+  if (!value.Is(Value::Kind::kScores)) {
+    for (size_t i = 1; i < 3; ++i) {
+      const auto number = UniformIn(node, i);
+      if (!number) continue;
+      const MaskForm form = i == 1 ? MaskForm::kUnseen : MaskForm::kSeen;
+      TESSERA_TRY(const bool masked, Masked(node, 3 - i, 0, form, *number));
+      if (masked) return {};
+    }
+    return Choose(node);
+  }
   TESSERA_TRY(const OnnxConstant hidden, Constant(node, first ? 2 : 1));
   if (hidden.values.size() != 1 || !(hidden.values[0] <= kHidden)) {
     return InvalidInput("expected a very negative number for masked scores");
   }
   TESSERA_TRY(const Mask mask,
               MaskOf(node, 0, first ? MaskForm::kSeen : MaskForm::kUnseen));
-  if (mask == Mask::kCausal) value.scores->mask = mask;
+  if (mask.causal) value.scores->mask = mask;
   Set(node, std::move(value));
   return {};
 }
@@ -221,28 +230,108 @@ Result<Mask> Walk::MaskOf(const OnnxNode& node, size_t operand, MaskForm form) {
   const Value& value = In(node, operand);
   const auto known = found_.masks.find(&node);
   if (value.Is(Value::Kind::kLarge) && known != found_.masks.end()) {
+    TESSERA_RETURN_IF_ERROR(CheckNoWindow(node.inputs[operand]));
     return known->second;
   }
   TESSERA_TRY(const OnnxConstant mask, Constant(node, operand));
   const size_t rank = mask.shape.size();
   const int64_t columns = rank < 1 ? 1 : mask.shape[rank - 1];
   const int64_t rows = rank < 2 ? 1 : mask.shape[rank - 2];
+  const auto is_seen = [&](double v) {
+    return (v == 0) == (form != MaskForm::kSeen);
+  };
   bool all = true;
   bool causal = rows > 1 && columns == rows;
+  // The last query's.
+  const int64_t window =
+      causal ? std::count_if(mask.values.begin() + (rows - 1) * columns,
+                             mask.values.begin() + rows * columns, is_seen)
+             : 0;
   for (size_t i = 0; i < mask.values.size(); ++i) {
-    const bool sees = (mask.values[i] == 0) == (form != MaskForm::kSeen);
+    const bool sees = is_seen(mask.values[i]);
     if (added && !sees && !(mask.values[i] <= kHidden)) {
       return InvalidInput("adds numbers to scores that are no mask");
     }
     const auto column = static_cast<int64_t>(i) % columns;
     const auto row = static_cast<int64_t>(i) / columns % rows;
     all = all && sees;
-    causal = causal && sees == (column <= row);
+    causal = causal && sees == (column <= row && row - column < window);
   }
   if (!all && !causal) {
-    return InvalidInput("its mask is neither causal nor of nothing");
+    return InvalidInput(
+        "its mask is neither causal, of all keys or of a window of them, nor "
+        "of nothing");
   }
-  return found_.masks[&node] = causal ? Mask::kCausal : Mask::kAll;
+  Mask found = {.causal = causal};
+  if (causal && window < rows) found.window = window;
+  return found_.masks[&node] = found;
+}
+
+// A mask that was read in a short sequence may be one of a window there that is
+// longer: such a number is among those that it is made by.
+Result<void> Walk::CheckNoWindow(const std::string& mask) const {
+  constexpr std::string_view kDistances[] = {
+      "Add",     "Sub",   "Less",          "LessOrEqual",
+      "Greater", "Trilu", "GreaterOrEqual"};
+  std::vector<std::string_view> behind = {mask};
+  std::set<std::string_view> seen;
+  while (!behind.empty()) {
+    const auto made = producers_.find(behind.back());
+    behind.pop_back();
+    if (made == producers_.end()) continue;
+    const OnnxNode& node = *made->second;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      if (seen.insert(node.inputs[i]).second) behind.push_back(node.inputs[i]);
+      const Value& value = In(node, i);
+      if (std::ranges::count(kDistances, node.op) == 0 ||
+          !value.Is(Value::Kind::kConstant) ||
+          value.constant.values.size() != 1) {
+        continue;
+      }
+      const double distance = std::abs(value.constant.values[0]);
+      if (distance < Number(kFewPlaces) || distance >= Number(seq_len_)) {
+        continue;
+      }
+      return InvalidInput(
+          "its mask has more than 2^20 elements, which are not computed, and "
+          "may be one of a window, as it is made with the number " +
+          std::to_string(static_cast<int64_t>(distance)) +
+          ": expected a smaller --global-batch or --seq-len");
+    }
+  }
+  return {};
+}
+
+Result<bool> Walk::Masked(const OnnxNode& node, size_t operand, size_t mask,
+                          MaskForm form, double number) {
+  const Value& value = In(node, operand);
+  const Value& by = In(node, mask);
+  const Shape shape = ShapeOf(value);
+  const size_t rank = shape.size();
+  const bool computed = value.Is(Value::Kind::kActivation) ||
+                        value.Is(Value::Kind::kScores) ||
+                        value.Is(Value::Kind::kSoftmax);
+  if (!computed || rank < 2 || shape[rank - 2] != shape[rank - 1]) return false;
+  const bool large = by.Is(Value::Kind::kLarge) && found_.masks.contains(&node);
+  if (!large) {
+    const Shape& of = by.constant.shape;
+    if (!by.Is(Value::Kind::kConstant) || of.size() < 2 ||
+        !std::equal(of.end() - 2, of.end(), shape.end() - 2) ||
+        !Broadcasts(of, value) ||
+        std::ranges::any_of(by.constant.values,
+                            [](double v) { return v != 0 && v != 1; })) {
+      return false;
+    }
+  }
+  const auto found = MaskOf(node, mask, form);
+  if (!found && large) return found.error();
+  if (!found || found->window > 0) return false;
+  TESSERA_TRY(Activation x, Computed(node, operand));
+  if (found->causal) {
+    TESSERA_TRY(x, Hidden(node, std::move(x), *found, number));
+  }
+  Set(node, ActivationValue(std::move(x)));
+  return true;
 }
 
 // Whether a softmax is among those behind a node, but for what scales and masks
@@ -295,7 +384,7 @@ Result<void> Walk::Product(const OnnxNode& node) {
     Set(node, ActivationValue(std::move(y)));
     return {};
   }
-  value.scores = Scores{std::move(q), std::move(right), scale, Mask::kAll};
+  value.scores = Scores{std::move(q), std::move(right), scale, Mask()};
   Set(node, std::move(value));
   return {};
 }
@@ -369,7 +458,7 @@ Result<bool> Walk::EinsumOfAttention(const OnnxNode& node,
   value.scores =
       Scores{turned(std::move(q), left, to.substr(0, 3) + features),
              turned(std::move(k), right, to.substr(0, 2) + features + to[3]),
-             by_q.value_or(1) * by_k.value_or(1), Mask::kAll};
+             by_q.value_or(1) * by_k.value_or(1), Mask()};
   Set(node, std::move(value));
   return true;
 }
@@ -477,15 +566,17 @@ Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
     }
     *x = Reordered(node, *std::move(x), *made);
   }
-  const bool causal = scores.mask == Mask::kCausal;
+  const bool causal = scores.mask.causal;
   const bool documents = causal && options_.documents;
   const TensorId places =
       s.letter == 's' && t.letter == 's'
           ? Extra(documents ? "mask_positions" : "positions")
           : TensorId();
   if (!places.valid()) return misfit();
-  std::vector<Attribute> attributes = {
-      {"scale", scores.scale}, {"window", documents ? Number(seq_len_) : 0}};
+  int64_t window = scores.mask.window;
+  if (documents) window = window > 0 ? std::min(window, seq_len_) : seq_len_;
+  std::vector<Attribute> attributes = {{"scale", scores.scale},
+                                       {"window", Number(window)}};
   if (!causal) attributes.push_back({"causal", 0});
   Activation y;
   y.tensor = builder_.Add1(causal ? "attention" : "attention_bidirectional",

@@ -140,8 +140,12 @@ std::shared_ptr<const Expression> MakeExpression(std::string op,
                                                  std::string node);
 inline constexpr double kSameFunction = 2e-5;
 
-// Which keys a query sees.
-enum class Mask { kAll, kCausal };
+// Which keys a query sees: all, or where `causal` those up to its own place, of
+// which `window` is how many, the last ones (0: all).
+struct Mask {
+  bool causal = false;
+  int64_t window = 0;
+};
 
 // Attention's scores: the products of queries [b, heads, s, d] and keys [b,
 // heads, d, t], as the file has them.
@@ -149,7 +153,7 @@ struct Scores {
   Activation q;
   Activation k;
   double scale = 1;
-  Mask mask = Mask::kAll;
+  Mask mask;
 };
 
 struct Value {

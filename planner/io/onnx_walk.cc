@@ -9,9 +9,10 @@
 
 namespace tessera::onnx {
 
-Walk::Walk(const OnnxModel& model, const std::string& path, const Sizes& sizes,
-           const ImportOptions& options, std::span<const std::string> outputs,
-           Atoms& atoms, Found& found)
+Walk::Walk(const OnnxModel& model, const std::string& path,
+           const BoundSizes& sizes, const ImportOptions& options,
+           std::span<const std::string> outputs,
+           std::span<const std::string> frozen, Atoms& atoms, Found& found)
     : model_(model),
       path_(path),
       options_(options),
@@ -22,6 +23,7 @@ Walk::Walk(const OnnxModel& model, const std::string& path, const Sizes& sizes,
                sizes.seq_len, options.dtype.value_or(DType::kFloat32)),
       outputs_(outputs.begin(), outputs.end()),
       names_({"labels", "count", "loss"}),
+      frozen_(frozen.begin(), frozen.end()),
       seq_len_(sizes.seq_len) {
   layout_.onnx = true;
   FindNeeded();
@@ -42,7 +44,8 @@ Walk::Walk(const OnnxModel& model, const std::string& path, const Sizes& sizes,
     if (!whole || elements > kMostElements) {
       problems_.push_back("tensor '" + tensor.name + "': its shape is " +
                           TextOf(tensor.dims));
-    } else if (IsOnnxFloat(tensor.type) && elements > 1) {
+    } else if (IsOnnxFloat(tensor.type) &&
+               (elements > 1 || (elements == 1 && IsTrainedNumber(tensor)))) {
       value.kind = Value::Kind::kWeight;
       value.source = &tensor;
       value.weight = tensor.name;
@@ -55,7 +58,8 @@ Walk::Walk(const OnnxModel& model, const std::string& path, const Sizes& sizes,
         value = ConstantValue(
             {tensor.dims, std::move(values), IsOnnxFloat(tensor.type)});
         // A weight, to nodes that have one there (AsWeight).
-        if (value.constant.is_float && !tensor.dims.empty()) {
+        if (value.constant.is_float && !tensor.dims.empty() &&
+            !IsFrozen(tensor.name)) {
           value.source = &tensor;
         }
       }
@@ -162,7 +166,10 @@ Result<Activation> Walk::Computed(const OnnxNode& node, size_t i) {
     values_[node.inputs[i]] = ActivationValue(x);
     return x;
   }
-  if (value.Is(Value::Kind::kWeight)) return Trained(value);
+  if (value.Is(Value::Kind::kWeight)) {
+    NoteTrained(node, value);
+    return Trained(value);
+  }
   if (value.Is(Value::Kind::kSteps)) {
     const Value held = value;
     Activation x = held.x;
@@ -257,6 +264,7 @@ Result<TensorId> Walk::Weight(const Value& value, std::vector<size_t> order,
   // vectors, such as the zeros that biases start as, are one for each layer.
   if (made == weights_.end() || order.size() < 2) {
     const std::string name = Unique(value.weight);
+    if (value.source->is_parameter == false) buffers_.insert(value.weight);
     const TensorId id =
         builder_.Weight(name, shape, {.stddev = stddev, .constant = constant},
                         order.size() > 1);
@@ -477,6 +485,7 @@ Result<void> Walk::MatMul(const OnnxNode& node) {
 
 Result<void> Walk::LayerNorm(const OnnxNode& node) {
   TESSERA_TRY(Activation x, Computed(node, 0));
+  TESSERA_TRY(x, Materialise(std::move(x)));
   const auto axis = AxisOf(node.Int("axis", -1), x.dims.size());
   if (!axis) return InvalidInput("has no such dimension");
   const Shape features = {Extent(x.dims.back())};
@@ -1246,6 +1255,10 @@ Result<Graph> Walk::Finish() {
   if (logits && logits->own.size() > logits->dims.size()) {
     logits = WithoutOnes(reader, *std::move(logits));
   }
+  // Such as of steps in front of samples, turned behind the last layer.
+  if (logits && logits->own.size() == Flatten(logits->dims).size()) {
+    logits = Contiguous(reader, *std::move(logits));
+  }
   if (!logits) return logits.error().At(where);
   const Activation& x = *logits;
   TensorId loss;
@@ -1258,6 +1271,7 @@ Result<Graph> Walk::Finish() {
   if (!graph) return graph.error().At(path_);
   graph->seq_len = seq_len_;
   CutIntoBlocks(*graph, runs_of_steps_);
+  WarnOfTrained();
   if (options_.layout != nullptr) *options_.layout = layout_;
   return graph;
 }

@@ -3,8 +3,10 @@
 // Not for several threads.
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -35,14 +37,14 @@ struct BoundInput {
   bool all_ones = false;  // a mask of padding, of which there is none
 };
 
-struct Sizes {
+struct BoundSizes {
   int64_t batch = 0;
   int64_t seq_len = 1;
   std::vector<BoundInput> inputs;
 };
 
 // A window's places in one direction, as ONNX's MaxPool defines them.
-struct Places {
+struct WindowPlaces {
   int64_t count = 1;
   int64_t pad = 0;  // in front
   int64_t stride = 1;
@@ -55,6 +57,9 @@ struct RowRange {
   int64_t begin = 0;
   int64_t count = 0;  // 0: all
 };
+
+// Places of a short sequence.
+inline constexpr int64_t kFewPlaces = 8;
 
 // What is read in a walk over a small batch: masks and states are as large as
 // the batch, and those of a large one are not computed.
@@ -69,16 +74,25 @@ struct Found {
 // The key that says in how many groups of a microbatch's samples a batch norm
 // is (planner/ops/batch_norm.cc).
 inline constexpr char kBatchNormGroups[] = "batch_norm_groups";
+// The key that names tensors of the file which are constants, in patterns of
+// the shell, separated by commas or as a list.
+inline constexpr char kFrozen[] = "frozen";
+// kNotFound where one is of no tensor.
+Result<std::vector<std::string>> FrozenPatterns(const OnnxModel& model,
+                                                const ImportOptions& options,
+                                                const std::string& path);
 
-// One walk over the nodes. Where it takes an atom apart its graph is of no use,
-// and another walk follows (Atoms::Changed).
+// One walk over the nodes, in their order: Run once, and then one of Finish and
+// FinishComputation once, unless the walk has taken an atom apart: its graph is
+// of no use then, and another walk with the same atoms follows
+// (Atoms::Changed). What it is made of must live as long as it does.
 class Walk {
  public:
   // `outputs`: what is wanted; nodes that it does not need are left out.
-  // `found`: by another walk; this one's is added.
-  Walk(const OnnxModel& model, const std::string& path, const Sizes& sizes,
+  // `frozen`: patterns of names. `found`: by another walk; this one's is added.
+  Walk(const OnnxModel& model, const std::string& path, const BoundSizes& sizes,
        const ImportOptions& options, std::span<const std::string> outputs,
-       Atoms& atoms, Found& found);
+       std::span<const std::string> frozen, Atoms& atoms, Found& found);
 
   // Nodes behind others that cannot be mapped are looked at, too: tensors of
   // the same shapes stand for what these make. Such a walk is of no use but for
@@ -88,9 +102,11 @@ class Walk {
   bool HasProblems() const { return !problems_.empty(); }
   // Whether it went through all nodes.
   bool IsWhole() const { return whole_; }
-  // The loss of an output.
+  // The graph with the loss of the output that is wanted, and into the options
+  // its layout and warnings; an error that names all problems where there are
+  // some. REQUIRES: Run.
   Result<Graph> Finish();
-  // The sum of all outputs.
+  // The same with the sum of all outputs, without warnings.
   Result<OnnxComputation> FinishComputation();
 
   using Handler = Result<void> (Walk::*)(const OnnxNode&);
@@ -172,12 +188,12 @@ class Walk {
   Result<Activation> Image(const OnnxNode& node, size_t i,
                            bool features = false);
   // Of a node, in each direction; the last one is the width. Counts are 0.
-  static Result<std::vector<Places>> WindowOf(const OnnxNode& node,
-                                              const Shape& window);
+  static Result<std::vector<WindowPlaces>> WindowOf(const OnnxNode& node,
+                                                    const Shape& window);
   // The same with the places in images like x.
-  static Result<std::vector<Places>> PlacesIn(const OnnxNode& node,
-                                              const Activation& x,
-                                              const Shape& window);
+  static Result<std::vector<WindowPlaces>> PlacesIn(const OnnxNode& node,
+                                                    const Activation& x,
+                                                    const Shape& window);
   // Images that a node makes of x, of these channels and extents behind them.
   Result<Activation> Made(const OnnxNode& node, TensorId tensor,
                           const Activation& x, const Dim& channels,
@@ -217,9 +233,10 @@ class Walk {
                                Activation y);
   // Scores that are not attention's.
   Result<Activation> ScoresOf(const OnnxNode& node, const Scores& scores);
-  // Scores, in whose last two dimensions places see others, with those of later
-  // places hidden.
-  Result<Activation> Hidden(const OnnxNode& node, Activation scores);
+  // Scores, in whose last two dimensions places see others, with `number` (or a
+  // very negative one that all types have) for those of later places.
+  Result<Activation> Hidden(const OnnxNode& node, Activation scores,
+                            const Mask& mask, double number = -HUGE_VAL);
   Result<Activation> SoftmaxOf(const OnnxNode& node, Activation x, size_t axis,
                                bool log);
   // Every `step`-th of dimension d's places.
@@ -289,6 +306,12 @@ class Walk {
   // are selected.
   enum class MaskForm { kAdded, kSeen, kUnseen };
   Result<Mask> MaskOf(const OnnxNode& node, size_t operand, MaskForm form);
+  // That a mask which is not computed is as in a short sequence.
+  Result<void> CheckNoWindow(const std::string& mask) const;
+  // `number` in place of elements of operand `operand` that the operand `mask`
+  // hides, which is of 0 and 1; false where they are no such.
+  Result<bool> Masked(const OnnxNode& node, size_t operand, size_t mask,
+                      MaskForm form, double number);
   // The only node besides Shape that reads a value, if it is of `op`.
   const OnnxNode* OnlyReader(const std::string& value, std::string_view op);
   // Of a Slice of places of one dimension behind each other; nothing of others.
@@ -334,12 +357,21 @@ class Walk {
   };
   void FindRotary();
   // Tensors of the file that are no weights: tables of angles, and what only
-  // says which keys are seen.
+  // says which keys are seen, or is a constant.
   void FindNumbers();
-  // Whether a tensor of the file is one, by what reads it; `masks`: whether it
-  // is added to scores.
-  bool AreNumbers(const std::string& value, bool& masks,
-                  std::set<std::string_view>& seen);
+  // Whether all nodes that read a value, wherever its elements are moved, are
+  // such.
+  bool AreRead(const std::string& value,
+               const std::function<bool(const OnnxNode&)>& by,
+               std::set<std::string_view>& seen) const;
+  // Whether the user says that a tensor of the file is a constant.
+  bool IsFrozen(const std::string& name) const;
+  // Whether a tensor of one number is trained.
+  bool IsTrainedNumber(const OnnxTensor& tensor) const;
+  // That `node` reads a trained tensor of the file as it reads what is
+  // computed.
+  void NoteTrained(const OnnxNode& node, const Value& value);
+  void WarnOfTrained() const;
   std::optional<Rotary> RotaryOf(const OnnxNode& cos_side,
                                  const OnnxNode& sin_side);
   Result<void> Rotate(const OnnxNode& node, const Rotary& rotary);
@@ -500,7 +532,7 @@ class Walk {
   const OnnxModel& model_;
   const std::string& path_;
   const ImportOptions& options_;
-  const Sizes& sizes_;
+  const BoundSizes& sizes_;
   Atoms& atoms_;
   Found& found_;
   GraphBuilder builder_;
@@ -521,6 +553,10 @@ class Walk {
   std::map<std::pair<TensorId, std::shared_ptr<const Expression>>, TensorId>
       materialised_;
   std::map<std::string, Activation> trained_;
+  std::vector<std::string> frozen_;         // patterns of names
+  std::set<std::string> buffers_;           // trained all the same
+  std::set<std::string> doubtful_weights_;  // that may be buffers
+  int parts_deep_ = 0;  // nodes that the one which is mapped stands for
   std::set<const OnnxNode*> of_slabs_;
   std::map<std::string, TensorId> layer_weights_;
   std::set<std::string> runs_of_steps_;                // blocks

@@ -165,7 +165,7 @@ Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
                   std::string_view fraction_key, double default_fraction,
                   int64_t head_size, int64_t seq_len) {
   // The same keys, at the top or inside rope_parameters.
-  const JsonValue& inner = config.values().Field("rope_parameters");
+  const JsonValue& inner = config.Value("rope_parameters");
   ModelConfig nested(config.path() + ": rope_parameters", inner);
   ModelConfig& source =
       inner.kind == JsonValue::Kind::kObject ? nested : config;
@@ -178,7 +178,7 @@ Rotary ReadRotary(ModelConfig& config, std::string_view theta_key,
       .theta = source.Number(theta_key, 10000, 1, 1e12),
       .fraction = source.Number(fraction_key, default_fraction, 0, 1)};
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    const JsonValue& scaling = config.values().Field(key);
+    const JsonValue& scaling = config.Value(key);
     if (scaling.is_null()) continue;
     const JsonValue& type = scaling.Field("rope_type").is_null()
                                 ? scaling.Field("type")

@@ -25,7 +25,7 @@ ImageSizes ReadImageSizes(ModelConfig& config) {
   }
   sizes.channels = config.Size("num_channels", sizes.channels);
   const auto names = config.Has("id2label")
-                         ? std::ssize(config.values().Field("id2label").fields)
+                         ? std::ssize(config.Value("id2label").fields)
                          : sizes.labels;
   sizes.labels = config.Size("num_labels", std::max<int64_t>(1, names));
   const auto loss =

@@ -154,6 +154,49 @@ class Tokens(nn.Module):
         return self.head(x + y)
 
 
+class Masks(nn.Module):
+    """Attention in a window, linear attention, whose mask is a factor, and a
+    gate of one number."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(256, 16)
+        self.projection = nn.Linear(16, 48)
+        self.out = nn.Linear(16, 16)
+        self.linear = nn.Linear(16, 48)
+        self.gate = nn.ParameterDict({"number": nn.Parameter(torch.tensor(0.3))})
+        self.head = nn.Linear(16, 256, bias=False)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        samples, places, width = x.shape
+        at = torch.arange(places)
+        apart = at[:, None] - at[None]
+        q, k, v = (self.projection(x).view(samples, places, 3, 2, width // 2)
+                   .permute(2, 0, 3, 1, 4))
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=(apart >= 0) & (apart < 5))
+        x = x + self.out(y.transpose(1, 2).reshape(samples, places, width))
+        q, k, v = self.linear(x).chunk(3, -1)
+        scores = (F.elu(q) + 1) @ (F.elu(k) + 1).transpose(1, 2)
+        scores = scores * torch.tril(torch.ones(places, places))
+        y = scores @ v / (scores.sum(-1, keepdim=True) + 1e-6)
+        return self.head(x + y * self.gate["number"])
+
+
+class Tagger(nn.Module):
+    """Labels of all tokens behind a recurrent layer in both directions."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(256, 16)
+        self.layer = nn.LSTM(16, 8, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(16, 256)
+
+    def forward(self, tokens):
+        return self.head(self.layer(self.embedding(tokens))[0])
+
+
 class Transformer(nn.Module):
     """A model of transformers, by its logits alone."""
 
@@ -364,6 +407,9 @@ MODELS = {
     "grouped": (Grouped, images_of(16), "script"),
     "tokens": (Tokens, tokens, "script"),
     "tokens-dynamo": (Tokens, tokens, "dynamo"),
+    "masks": (Masks, tokens, "dynamo"),
+    "masks-script": (Masks, tokens, "script"),
+    "tagger-script": (Tagger, tokens, "script"),
     "gpt2": (gpt2, tokens, "dynamo"),
     "bert": (bert, tokens, "dynamo"),
     "bert-script": (bert, tokens, "script"),

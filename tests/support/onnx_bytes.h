@@ -2,6 +2,7 @@
 // ONNX files written byte by byte, for tests.
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -84,12 +85,29 @@ inline Message IntsOf(const std::string& name,
   return tensor;
 }
 
+// A tensor of fp32 whose elements are in the file.
+inline Message FloatsOf(const std::string& name, const Shape& dims,
+                        const std::vector<float>& values) {
+  Message tensor;
+  for (int64_t extent : dims) tensor.Number(1, extent);
+  std::string bytes(values.size() * sizeof(float), '\0');
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  return tensor.Number(2, 1).Text(8, name).Text(9, bytes);
+}
+
+inline Message NoteOf(const std::string& key, const std::string& value) {
+  return Message().Text(1, key).Text(2, value);
+}
+
 struct Parts {
   std::vector<Message> inputs;
   std::vector<Message> weights;
   std::vector<Message> nodes;
   std::string output = "logits";
   int64_t opset = 17;
+  std::vector<Message> values = {};  // value_info
+  std::vector<Message> notes = {};   // the graph's metadata_props
+  std::string producer = "";
 };
 
 inline std::string BytesOf(const Parts& parts) {
@@ -99,8 +117,11 @@ inline std::string BytesOf(const Parts& parts) {
   for (const Message& weight : parts.weights) graph.Add(5, weight);
   for (const Message& input : parts.inputs) graph.Add(11, input);
   graph.Add(12, InputOf(parts.output, 1, {}));
+  for (const Message& value : parts.values) graph.Add(13, value);
+  for (const Message& note : parts.notes) graph.Add(16, note);
   return Message()
       .Number(1, 8)
+      .Text(2, parts.producer)
       .Add(7, graph)
       .Add(8, Message().Number(2, parts.opset))
       .bytes();

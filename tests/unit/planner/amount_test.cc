@@ -46,6 +46,11 @@ TEST(Amount, AWrongUnitNamesTheNearOne) {
     EXPECT_THAT(amount.error().message, HasSubstr("known: %, x, B")) << text;
   }
   EXPECT_FALSE(ParseAmount(""));
+  // In letters the nearest is 'B', or 'KiB'.
+  EXPECT_THAT(ParseAmount("1KB").error().message,
+              HasSubstr("did you mean 'kB'?"));
+  EXPECT_THAT(ParseAmount("1gb/s").error().message,
+              HasSubstr("did you mean 'Gb/s'?"));
 }
 
 TEST(Amount, AUnitCountsForTheNumbersBeforeIt) {
@@ -58,6 +63,10 @@ TEST(Amount, AUnitCountsForTheNumbersBeforeIt) {
   // Nothing is behind the last.
   EXPECT_EQ(ParseAmounts("1,2,4")->back().dimension, Dimension::kNumber);
   EXPECT_FALSE(ParseAmounts("1,,2"));
+  const auto lists = ParseAmounts("[64,16],[8]");
+  ASSERT_TRUE(lists);
+  ASSERT_EQ(lists->size(), 2U);
+  EXPECT_EQ((*lists)[0].text, "[64,16]");
 }
 
 TEST(Amount, CountsOfTokens) {

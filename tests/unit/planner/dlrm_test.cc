@@ -81,9 +81,12 @@ TEST(Dlrm, ErrorsNameTheKey) {
   EXPECT_EQ(ErrorOf(mlps + R"(, "table_rows": [5, 6])"), "");
   EXPECT_THAT(ErrorOf(mlps), HasSubstr("table_rows: missing"));
   EXPECT_THAT(ErrorOf(mlps + R"(, "table_rows": [])"),
-              HasSubstr("table_rows: expected a list of 1 to 255 sizes"));
+              HasSubstr("table_rows: is []: expected a list of 1 to 255 whole "
+                        "numbers from 1 to 2147483647"));
   EXPECT_THAT(ErrorOf(mlps + R"(, "table_rows": [0.5])"),
-              HasSubstr("table_rows: is [0.5]: expected whole numbers"));
+              HasSubstr("table_rows: is [0.5]: expected a list"));
+  EXPECT_THAT(ErrorOf(mlps + R"(, "table_rows": 5)"),
+              HasSubstr("table_rows: is 5: expected a list"));
   EXPECT_THAT(
       ErrorOf(mlps + R"(, "table_rows": [5], "embedding_dim": 8)"),
       HasSubstr("bottom_mlp: ends in 4: expected the embedding_dim, 8"));

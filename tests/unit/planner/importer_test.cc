@@ -545,6 +545,57 @@ TEST(Config, MisspeltKeysAreWarnedOf) {
             "");
 }
 
+// The head is that of the family's class, whatever another one would be.
+TEST(Config, OtherHeadsAreWarnedOf) {
+  const auto warned = [](const std::string& model, const std::string& classes) {
+    std::vector<std::string> warnings;
+    ImportOptions options = Options(8, 16);
+    options.overrides["architectures"] =
+        ParseJson("{\"x\": " + classes + "}")->Field("x");
+    options.warnings = &warnings;
+    Import(Example(model), options);
+    std::string all;
+    for (const std::string& warning : warnings) {
+      const size_t at = warning.find(": architectures: ");
+      if (at != std::string::npos) all += warning.substr(at + 17);
+    }
+    return all;
+  };
+  EXPECT_THAT(warned("bert-tiny", R"(["BertModel"])"),
+              HasSubstr("says 'BertModel'; imported as 'BertForPreTraining'"));
+  EXPECT_EQ(warned("bert-tiny", R"(["BertForTokenClassification"])"), "");
+  EXPECT_THAT(warned("t5-tiny", R"(["T5EncoderModel"])"),
+              HasSubstr("imported as 'T5ForConditionalGeneration'"));
+  EXPECT_THAT(warned("vit-tiny", R"(["ViTModel"])"), HasSubstr("'ViTModel'"));
+  EXPECT_EQ(warned("bert-tiny", R"(["BertForMaskedLM"])"), "");
+  EXPECT_EQ(warned("llama-3.2-1b", R"(["LLaMAForCausalLM"])"), "");
+  EXPECT_EQ(warned("gpt2-tiny", "[]"), "");
+  // Those of the examples are what is built.
+  for (const ZooModel& model : Zoo()) {
+    std::vector<std::string> warnings;
+    ImportOptions options = Options(8, 0);
+    options.warnings = &warnings;
+    const std::string name = "zoo:" + std::string(model.name);
+    if (!HasOwnLength(name)) options.seq_len = 16;
+    Import(name, options);
+    for (const std::string& warning : warnings) {
+      EXPECT_THAT(warning, ::testing::Not(HasSubstr("architectures")));
+    }
+  }
+  EXPECT_THAT(ErrorOf(R"({"model_type": "gpt2", "architectures": "GPT2"})"),
+              HasSubstr("architectures: is \"GPT2\": expected a list"));
+}
+
+TEST(Config, SizesHaveOneLimit) {
+  for (const std::string layers : {"1000000000", "5000", "0"}) {
+    EXPECT_THAT(ErrorOf(R"({"model_type": "gpt2", "n_embd": 8, "n_head": 2,
+                            "vocab_size": 9, "n_positions": 16, "n_layer": )" +
+                        layers + "}"),
+                HasSubstr("n_layer: is " + layers +
+                          ": expected a whole number from 1 to 4096"));
+  }
+}
+
 TEST(Llama, ScaledRotary) {
   const Graph graph = Import(Example("llama-3.2-1b"), Options(1, 16));
   const Node& rotary = NodeNamed(graph, "model.layers.0.self_attn.rotary_k");
@@ -715,6 +766,26 @@ TEST(Bert, MaskedTokensAlone) {
                           "max_position_embeddings": 16,
                           "position_embedding_type": "relative_key"})"),
               HasSubstr("position_embedding_type: is not 'absolute'"));
+}
+
+// Of bert-base in 28,996 words its embeddings, (28,996 + 512 + 2) x 768 and a
+// norm, 12 layers of 7,087,872, and 9 labels: the 107,726,601 of transformers'
+// BertForTokenClassification.
+TEST(Bert, LabelsOfTokens) {
+  ImportOptions options = Options(2, 16);
+  for (const auto& [key, value] :
+       {std::pair<std::string, std::string>{
+            "architectures", R"(["BertForTokenClassification"])"},
+        {"vocab_size", "28996"},
+        {"num_labels", "9"}}) {
+    options.overrides[key] = ParseJson("{\"x\": " + value + "}")->Field("x");
+  }
+  const Graph graph = Import("zoo:bert-base", options);
+  EXPECT_EQ(ParameterCount(graph),
+            (28996 + 512 + 2) * 768 + 2 * 768 + 12 * 7087872 + 9 * 768 + 9);
+  EXPECT_EQ(ParameterCount(graph), 107726601);
+  EXPECT_EQ(TensorNamed(graph, "bert.pooler.dense.weight"), nullptr);
+  EXPECT_EQ(TensorNamed(graph, "labels")->shape, (Shape{2, 16}));
 }
 
 TEST(T5, LayersOfEachStackAreOneClassButForTheirEnds) {

@@ -328,6 +328,13 @@ std::string ErrorOf(const Parts& parts,
   return graph ? "" : graph.error().ToString();
 }
 
+Graph Imported(const Parts& parts, const ImportOptions& options) {
+  auto graph = ImportBytes(BytesOf(parts), options);
+  TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
+  TESSERA_CHECK(Differentiate(*graph).has_value());
+  return *std::move(graph);
+}
+
 // Features [batch, 6] -> 5 -> 3.
 Parts SmallMlp() {
   return {.inputs = {InputOf("x", 1, {"n", "6"})},
@@ -365,11 +372,13 @@ Parts SmallCnn() {
 }
 
 // One layer of attention to all or to earlier keys, on 6 tokens.
-Parts SmallAttention(bool causal) {
+// `window`: of earlier keys the last ones, where it is positive.
+Parts SmallAttention(bool causal, int64_t window = 0) {
   std::vector<int64_t> seen;
   for (int64_t row = 0; row < 6; ++row) {
     for (int64_t column = 0; column < 6; ++column) {
-      seen.push_back(!causal || column <= row ? 1 : 0);
+      const bool sees = column <= row && (window == 0 || row - column < window);
+      seen.push_back(!causal || sees ? 1 : 0);
     }
   }
   const auto order = [](std::initializer_list<int64_t> dims) {
@@ -429,6 +438,67 @@ TEST(Onnx, MasksAreCausalOrOfNothing) {
   }
 }
 
+TEST(Onnx, MasksOfWindows) {
+  for (const int64_t window : {1, 3, 6}) {
+    const Graph graph = Imported(SmallAttention(true, window), Options(4, 6));
+    const auto node = std::ranges::find_if(
+        graph.nodes, [](const Node& n) { return n.op->name == "attention"; });
+    ASSERT_NE(node, graph.nodes.end());
+    // Of all 6 keys there is none.
+    EXPECT_EQ(node->attribute("window"), window == 6 ? 0 : window);
+  }
+  // A seventh key would be another one's.
+  Parts parts = SmallAttention(true, 3);
+  std::vector<int64_t> seen(36, 0);
+  for (size_t i = 0; i < 6; ++i) seen[7 * i] = seen[6 * i] = 1;
+  parts.weights[6] = IntsOf("mask_flat", seen);
+  EXPECT_THAT(ErrorOf(parts, Options(4, 6)),
+              HasSubstr("its mask is neither causal"));
+}
+
+// In 2,048 places 2^22 keys are seen or not, which is not computed; in the 8
+// of a short sequence a window of 1,000 keys has them all.
+TEST(Onnx, AWindowThatIsLongerThanAShortSequenceIsRefused) {
+  const auto parts = [](int64_t window) {
+    Parts made = SmallAttention(true);
+    std::vector<Message> nodes = {
+        NodeOf("Shape", "sizes", {"ids"}, "sizes"),
+        NodeOf("Gather", "length", {"sizes", "one"}, "length"),
+        NodeOf("Range", "places", {"zero", "length", "one"}, "places"),
+        NodeOf("Unsqueeze", "rows", {"places", "ones"}, "rows"),
+        NodeOf("Unsqueeze", "columns", {"places", "zeros"}, "columns"),
+        NodeOf("Sub", "apart", {"rows", "columns"}, "apart"),
+        NodeOf("GreaterOrEqual", "behind", {"apart", "zero"}, "behind"),
+        NodeOf("Less", "near", {"apart", "window"}, "near"),
+        NodeOf("And", "mask", {"behind", "near"}, "m")};
+    for (const Message& node : made.nodes) {
+      if (node.bytes().find("mask_flat") == std::string::npos) {
+        nodes.push_back(node);
+      }
+    }
+    made.nodes = nodes;
+    const auto number = [](const std::string& name, int64_t value) {
+      return Message().Number(2, 7).Text(8, name).Number(7, value);
+    };
+    made.weights.insert(
+        made.weights.end(),
+        {number("zero", 0), number("one", 1), number("window", window),
+         IntsOf("ones", {1}), IntsOf("zeros", {0})});
+    return made;
+  };
+  EXPECT_EQ(ErrorOf(parts(1000), Options(1, 512)), "");
+  EXPECT_THAT(ErrorOf(parts(1000), Options(1, 2048)),
+              HasSubstr("may be one of a window, as it is made with the number "
+                        "1000"));
+  // Where there are fewer places it hides none, and where it is seen it is one.
+  EXPECT_EQ(ErrorOf(parts(4096), Options(1, 2048)), "");
+  const Graph graph = Imported(parts(5), Options(1, 2048));
+  const auto node = std::ranges::find_if(
+      graph.nodes, [](const Node& n) { return n.op->name == "attention"; });
+  ASSERT_NE(node, graph.nodes.end());
+  EXPECT_EQ(node->attribute("window"), 5);
+}
+
 TEST(Onnx, ProductAndBiasAreOneLayer) {
   const auto graph = ImportBytes(BytesOf(SmallMlp()), Options(4));
   ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
@@ -446,13 +516,6 @@ Message Ints(const std::string& name, const std::vector<int64_t>& values) {
 }
 Message Text(const std::string& name, const std::string& value) {
   return Message().Text(1, name).Text(4, value);
-}
-
-Graph Imported(const Parts& parts, const ImportOptions& options) {
-  auto graph = ImportBytes(BytesOf(parts), options);
-  TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
-  TESSERA_CHECK(Differentiate(*graph).has_value());
-  return *std::move(graph);
 }
 
 const Node& NodeNamed(const Graph& graph, const std::string& name) {
@@ -519,6 +582,23 @@ TEST(Onnx, ASlopeOfOneNumberIsTrained) {
 }
 
 // Features have neither height nor width.
+// Of what the function makes: not the function of a norm.
+TEST(Onnx, ANormBehindAFunction) {
+  const Graph graph =
+      Imported({.inputs = {InputOf("x", 1, {"n", "6"})},
+                .weights = {WeightOf("scale", {6}), WeightOf("shift", {6}),
+                            WeightOf("w", {6, 3})},
+                .nodes = {NodeOf("Tanh", "tanh", {"x"}, "t"),
+                          NodeOf("LayerNormalization", "norm",
+                                 {"t", "scale", "shift"}, "y"),
+                          NodeOf("MatMul", "head", {"y", "w"}, "logits")}},
+               Options(4));
+  ASSERT_EQ(graph.nodes[0].op->name, "tanh");
+  const Node& norm = NodeNamed(graph, "norm");
+  EXPECT_EQ(norm.operands[0], graph.nodes[0].results[0]);
+  EXPECT_EQ(NodeNamed(graph, "head").operands[0], norm.results[0]);
+}
+
 TEST(Onnx, BatchNormsOfFeatures) {
   Parts parts = SmallMlp();
   parts.weights.push_back(WeightOf("scale", {5}));
@@ -655,6 +735,190 @@ TEST(Onnx, DimensionsAreTakenApartAndJoined) {
 
 // Of one number is a router's bias, and a convolution's to one channel:
 // trained, as others are. A weight may be called as an input of the data is.
+// Scores of 4 places for each other, times a tensor of the file, are added up.
+Parts LinearAttention(const Message& mask, const Parts& more = {}) {
+  Parts parts = {
+      .inputs = {InputOf("ids", 7, {"n", "4"})},
+      .weights = {WeightOf("table", {9, 8}), WeightOf("out", {8, 9}), mask},
+      .nodes = {
+          NodeOf("Gather", "lookup", {"table", "ids"}, "x"),
+          NodeOf("Transpose", "keys", {"x"}, "k",
+                 {Message().Text(1, "perm").Number(8, 0).Number(8, 2).Number(
+                     8, 1)}),
+          NodeOf("MatMul", "scores", {"x", "k"}, "s"),
+          NodeOf("Mul", "masked", {"s", "mask"}, "p"),
+          NodeOf("MatMul", "attend", {"p", "x"}, "a"),
+          NodeOf("MatMul", "head", {"a", "out"}, "logits")}};
+  parts.values = more.values;
+  parts.notes = more.notes;
+  return parts;
+}
+
+std::vector<float> LowerTriangle(int64_t places) {
+  std::vector<float> values;
+  for (int64_t row = 0; row < places; ++row) {
+    for (int64_t column = 0; column < places; ++column) {
+      values.push_back(column <= row ? 1 : 0);
+    }
+  }
+  return values;
+}
+
+std::vector<std::string> WarningsOf(const Parts& parts, ImportOptions options) {
+  std::vector<std::string> warnings;
+  options.warnings = &warnings;
+  const auto graph = ImportBytes(BytesOf(parts), options);
+  EXPECT_TRUE(graph.has_value()) << graph.error().ToString();
+  return warnings;
+}
+
+// 72 + 72 numbers, the table and the head: no mask is trained.
+TEST(Onnx, MasksThatAreFactorsAreNotTrained) {
+  const Graph causal =
+      Imported(LinearAttention(FloatsOf("mask", {4, 4}, LowerTriangle(4))),
+               Options(2, 4));
+  EXPECT_EQ(ParameterCount(causal), 2 * 72);
+  const Node& node = NodeNamed(causal, "masked.mask");
+  EXPECT_EQ(node.op->name, "causal_mask");
+  EXPECT_EQ(node.attribute("value"), 0);
+  // Zeros and ones elsewhere are no parameter, and no mask.
+  std::vector<float> other = LowerTriangle(4);
+  other[3] = 1;
+  EXPECT_THAT(
+      ErrorOf(LinearAttention(FloatsOf("mask", {4, 4}, other)), Options(2, 4)),
+      HasSubstr("'masked' (Mul): operand 1 is a constant of more than "
+                "one number"));
+  // Ones alone may be how a parameter starts.
+  const Parts ones =
+      LinearAttention(FloatsOf("mask", {4, 4}, std::vector<float>(16, 1)));
+  EXPECT_EQ(ParameterCount(Imported(ones, Options(2, 4))), 2 * 72 + 16);
+  EXPECT_THAT(
+      WarningsOf(ones, Options(2, 4)),
+      ElementsAre(AllOf(HasSubstr("no layer reads"), HasSubstr("'mask'"))));
+  ImportOptions frozen = Options(2, 4);
+  frozen.overrides["frozen"] = Json("\"ma*\"");
+  EXPECT_EQ(ParameterCount(Imported(ones, frozen)), 2 * 72);
+  EXPECT_THAT(WarningsOf(ones, frozen), ElementsAre());
+}
+
+// [n, 6] features times numbers of the file, and a dense layer of 6 x 3.
+Parts Scaled(const Message& by, const std::string& name) {
+  return {.inputs = {InputOf("x", 1, {"n", "6"})},
+          .weights = {by, WeightOf("w", {6, 3})},
+          .nodes = {NodeOf("Mul", "scaled", {"x", name}, "y"),
+                    NodeOf("MatMul", "head", {"y", "w"}, "logits")}};
+}
+
+TEST(Onnx, NumbersOfModulesAreTrained) {
+  const auto parameters = [](const Parts& parts,
+                             const std::string& frozen = "") {
+    ImportOptions options = Options(4);
+    if (!frozen.empty()) options.overrides["frozen"] = Json(frozen);
+    return ParameterCount(Imported(parts, options));
+  };
+  for (const Shape& dims : {Shape{}, Shape{1}, Shape{1, 1}}) {
+    const auto named = [&](const std::string& name) {
+      return Scaled(FloatsOf(name, dims, {0.5}), name);
+    };
+    EXPECT_EQ(parameters(named("body.gate")), 18 + 1);
+    EXPECT_EQ(parameters(named("body.gate"), "\"body.gate\""), 18);
+    EXPECT_EQ(parameters(named("onnx::Mul_7")), 18);
+    EXPECT_EQ(parameters(named("/body/Constant_output_0")), 18);
+    EXPECT_EQ(parameters(named("gate")), 18);
+    // PyTorch's older exporter, which calls nodes by paths, has no others.
+    Parts of_pytorch = named("gate");
+    of_pytorch.producer = "pytorch";
+    EXPECT_EQ(parameters(of_pytorch), 18);
+    of_pytorch.nodes[0] = NodeOf("Mul", "/scaled", {"x", "gate"}, "y");
+    EXPECT_EQ(parameters(of_pytorch), 18 + 1);
+    of_pytorch.producer = "another";
+    EXPECT_EQ(parameters(of_pytorch), 18);
+  }
+  EXPECT_EQ(parameters(Scaled(FloatsOf("body.fill", {}, {-1e9}), "body.fill")),
+            18);
+}
+
+// Notes of PyTorch's newer exporter.
+TEST(Onnx, TheFileSaysWhatIsAParameter) {
+  const auto noted = [](Message tensor, const std::string& name,
+                        const std::string& key, const std::string& value) {
+    Parts parts = Scaled(std::move(tensor), name);
+    parts.values = {Message().Text(1, name).Add(4, NoteOf(key, value))};
+    parts.notes = {
+        NoteOf("pkg.torch.export.ExportedProgram.graph_signature",
+               "\n# inputs\np_body_h: PARAMETER target='body.h'\n"
+               "b_body_c: BUFFER target='body.c' persistent=True\n")};
+    return parts;
+  };
+  const std::string kind = "pkg.torch.export.graph_signature.InputSpec.kind";
+  const std::string folded = "pkg.onnxscript.optimizer.folded_from";
+  const Message number = FloatsOf("a.n", {}, {0.5});
+  const auto count = [](const Parts& parts) {
+    return ParameterCount(Imported(parts, Options(4)));
+  };
+  EXPECT_EQ(count(noted(number, "a.n", kind, "PARAMETER")), 18 + 1);
+  EXPECT_EQ(count(noted(number, "a.n", kind, "BUFFER")), 18);
+  const Message tanh = FloatsOf("tanh", {}, {0.5});
+  EXPECT_EQ(count(noted(tanh, "tanh", folded, "['body.h']")), 18 + 1);
+  EXPECT_EQ(count(noted(tanh, "tanh", folded, "['body.c', 'val_1']")), 18);
+  // Equal numbers are one.
+  const Message ones = FloatsOf("c", {6}, std::vector<float>(6, 1));
+  EXPECT_EQ(count(noted(ones, "c", kind, "BUFFER")), 18);
+  EXPECT_EQ(count(noted(ones, "c", kind, "PARAMETER")), 18 + 6);
+  EXPECT_THAT(WarningsOf(noted(ones, "c", kind, "PARAMETER"), Options(4)),
+              ElementsAre());
+  // Others are trained, and that is said.
+  const Parts several =
+      noted(FloatsOf("c", {6}, {1, 2, 3, 4, 5, 6}), "c", kind, "BUFFER");
+  EXPECT_EQ(count(several), 18 + 6);
+  EXPECT_THAT(WarningsOf(several, Options(4)),
+              ElementsAre(AllOf(HasSubstr("says are no parameters"),
+                                HasSubstr("'c'"))));
+}
+
+TEST(Onnx, WhatIsFrozenIsNamed) {
+  const Parts parts =
+      Scaled(FloatsOf("layers.0.c", {6}, {1, 2, 3, 4, 5, 6}), "layers.0.c");
+  EXPECT_THAT(WarningsOf(parts, Options(4)),
+              ElementsAre(HasSubstr("are constants: 'layers.*.c'")));
+  const auto error = [&](const std::string& frozen) {
+    ImportOptions options = Options(4);
+    options.overrides["frozen"] = Json(frozen);
+    return ErrorOf(parts, options);
+  };
+  for (const std::string names : {"\"layers.*.c\"", "[\"layers.0.c\"]"}) {
+    EXPECT_THAT(error(names),
+                HasSubstr("node 'scaled' (Mul): operand 1 is a constant of "
+                          "more than one number"));
+  }
+  EXPECT_THAT(error("\"layer.0.c,w\""),
+              HasSubstr("no tensor of the file is called 'layer.0.c'; did you "
+                        "mean 'layers.0.c'?"));
+  EXPECT_THAT(error("7"), HasSubstr("frozen: is 7: expected names"));
+}
+
+// As where an exporter was given a batch of 4: zeros of the file for each.
+TEST(Onnx, TensorsOfEachSample) {
+  const auto zeros = [](const std::string& kind) {
+    Parts parts =
+        Scaled(FloatsOf("zeros", {4, 6}, std::vector<float>(24, 0)), "zeros");
+    if (!kind.empty()) {
+      parts.values = {
+          Message()
+              .Text(1, "zeros")
+              .Add(4, NoteOf("pkg.torch.export.graph_signature.InputSpec.kind",
+                             kind))};
+    }
+    return parts;
+  };
+  EXPECT_EQ(ParameterCount(Imported(zeros("BUFFER"), Options(4))), 18);
+  EXPECT_THAT(ErrorOf(zeros("")),
+              AllOf(HasSubstr("node 'scaled' (Mul): a trained tensor of the "
+                              "file has a dimension of 4 places beside "
+                              "samples"),
+                    HasSubstr("model.frozen")));
+}
+
 TEST(Onnx, WeightsOfOneNumber) {
   // 0.5, in the file: what is not there could be nothing but a weight.
   const Message bias = Message()

@@ -234,7 +234,13 @@ TEST(VisionModels, ErrorsNameTheLayer) {
   EXPECT_THAT(ErrorOf(R"({"model_type": "resnet", "depths": [1, 2]})"),
               HasSubstr("depths: has 2 stages, hidden_sizes 4"));
   EXPECT_THAT(ErrorOf(R"({"model_type": "resnet", "depths": [1.5]})"),
-              HasSubstr("depths: is [1.5]: expected whole numbers"));
+              HasSubstr("depths: is [1.5]: expected a list of 1 to 64 whole "
+                        "numbers from 1 to 65536"));
+  for (const std::string depths : {"2", "\"abc\"", "{}", "true"}) {
+    EXPECT_THAT(
+        ErrorOf(R"({"model_type": "resnet", "depths": )" + depths + "}"),
+        HasSubstr("depths: is " + depths + ": expected a list"));
+  }
   EXPECT_THAT(ErrorOf(R"({"model_type": "resnet", "layer_type": "wide"})"),
               HasSubstr("layer_type: is \"wide\""));
   EXPECT_THAT(ErrorOf(R"({"model_type": "resnet", "loss": "binary"})"),

@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "costmodel/whatif/fabric.h"
 #include "costmodel/whatif/grid.h"
 #include "costmodel/whatif/sensitivity.h"
+#include "planner/io/importer.h"
 #include "planner/topology/stacks.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
@@ -13,6 +16,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -56,6 +60,48 @@ TEST(Scenario, SettingsOfClusterModelAndTraining) {
             Made({{"model.n_layer", "6"}}).graph->blocks.size() + 1);
   EXPECT_NE(Made({{"model.layers", "7"}}).graph->blocks.size(), blocks);
   EXPECT_EQ(Made({{"strategy.tp", "4"}}).strategy, "mbs=2,tp=4");
+}
+
+// Lists, objects and null, in place of those of the file.
+TEST(Scenario, SettingsOfLists) {
+  const auto import = [](const std::string& model, const std::string& key,
+                         const std::string& value) {
+    ImportOptions options;
+    options.global_batch = 4;
+    options.seq_len = 16;
+    const Setting setting = {key, value};
+    auto set = SetModelKeys(model, {&setting, 1}, options);
+    EXPECT_TRUE(set) << set.error().ToString();
+    return ImportModel(model, options);
+  };
+  // 2+2+2+2 layers, not 3+4+6+3: fewer blocks by 8.
+  const auto of50 = import("zoo:resnet-50", "depths", "[3,4,6,3]");
+  const auto shallow = import("zoo:resnet-50", "depths", "[2,2,2,2]");
+  ASSERT_TRUE(of50 && shallow);
+  EXPECT_EQ(of50->blocks.size(), shallow->blocks.size() + 8);
+  const auto dlrm = import("zoo:dlrm-tiny", "top_mlp", "[8, 1]");
+  ASSERT_TRUE(dlrm) << dlrm.error().ToString();
+  // The file's third layer is gone.
+  EXPECT_EQ(std::ranges::count(dlrm->tensors, "top_l.2.weight", &Tensor::name),
+            1);
+  EXPECT_EQ(std::ranges::count(dlrm->tensors, "top_l.4.weight", &Tensor::name),
+            0);
+  const auto rotary_of = [&](const std::string& value) {
+    const auto llama = import("zoo:llama-3.2-1b", "rope_scaling", value);
+    EXPECT_TRUE(llama) << llama.error().ToString();
+    for (const Node& node : llama->nodes) {
+      if (node.op->name.starts_with("rotary")) return node.op->name;
+    }
+    return std::string_view();
+  };
+  EXPECT_EQ(rotary_of("null"), "rotary");
+  EXPECT_EQ(rotary_of(R"({"rope_type": "linear", "factor": 2})"),
+            "rotary_linear");
+  for (const std::string wrong : {"abc", "2", "[1.5]", "[]", "true"}) {
+    const auto graph = import("zoo:resnet-50", "depths", wrong);
+    ASSERT_FALSE(graph) << wrong;
+    EXPECT_THAT(graph.error().ToString(), HasSubstr("depths: is ")) << wrong;
+  }
 }
 
 TEST(Scenario, StacksAndTheirFields) {
@@ -145,6 +191,13 @@ TEST(Scenario, WrongSettingsAreErrors) {
   EXPECT_THAT(ErrorOf({{"nodes", "1.5"}}), HasSubstr("not a whole number"));
   EXPECT_THAT(ErrorOf({{"model.n_lair", "1"}}),
               HasSubstr("did you mean 'n_layer'?"));
+  EXPECT_THAT(ErrorOf({{"model.layer", "1"}}),
+              AllOf(HasSubstr("did you mean 'layers'?"),
+                    HasSubstr("known: layers, hidden, heads, vocab, ")));
+  for (const std::string list : {"[1", "[1], \"x\": [2]", "{\"x\": 1"}) {
+    EXPECT_THAT(ErrorOf({{"model.n_inner", list}}),
+                HasSubstr("is not a value of JSON"));
+  }
   EXPECT_THAT(ErrorOf({{"dtype", "bf17"}}), HasSubstr("dtype"));
   // The field that is wrong, where it is not the path itself.
   EXPECT_THAT(ErrorOf({{"device.bandwidth", "0x"}}),

@@ -1,0 +1,231 @@
+// Which tensors of the file are trained. PyTorch's newer exporter says which
+// are parameters; of other files all are that are not masks, tables of angles
+// or what the user says (`frozen`), and what nothing tells is a warning.
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <cctype>
+#include <initializer_list>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/base/table.h"
+#include "planner/io/onnx_walk.h"
+
+namespace tessera::onnx {
+namespace {
+
+bool IsOneOf(std::string_view op, std::initializer_list<std::string_view> ops) {
+  return std::ranges::count(ops, op) > 0;
+}
+
+// Nodes that give elements other places.
+bool Moves(const OnnxNode& node) {
+  return IsOneOf(node.op,
+                 {"Cast", "Concat", "Expand", "Gather", "Identity", "Reshape",
+                  "Slice", "Squeeze", "Transpose", "Unsqueeze"});
+}
+
+// Nodes that compute element by element.
+bool IsArithmetic(const OnnxNode& node) {
+  return ApplyOnnx(node.op, 1, 1, true).has_value() ||
+         IsOneOf(node.op, {"Max", "Mean", "Min", "ScatterElements", "ScatterND",
+                           "Sum", "Where"});
+}
+
+// "encoder.layer.gate": letters, digits, '_' and '.'.
+bool IsPath(const std::string& name) {
+  return !name.empty() && std::ranges::all_of(name, [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '_' || c == '.';
+  });
+}
+
+// "layers.*.gate" of "layers.7.gate".
+std::string Folded(const std::string& name) {
+  std::string folded;
+  for (const char c : name) {
+    const bool digit = std::isdigit(static_cast<unsigned char>(c)) != 0;
+    if (!digit) {
+      folded += c;
+    } else if (!folded.ends_with('*')) {
+      folded += '*';
+    }
+  }
+  return folded;
+}
+
+// Of equal layers one, and the first of many.
+std::string ListOf(const std::set<std::string>& names) {
+  constexpr size_t kMost = 8;
+  std::set<std::string> folded;
+  for (const std::string& name : names) folded.insert(Folded(name));
+  std::string text;
+  size_t count = 0;
+  for (const std::string& name : folded) {
+    if (count++ == kMost) break;
+    text += (count > 1 ? ", '" : "'") + name + "'";
+  }
+  if (folded.size() > kMost) {
+    text += " and " + std::to_string(folded.size() - kMost) + " more";
+  }
+  return text;
+}
+
+}  // namespace
+
+Result<std::vector<std::string>> FrozenPatterns(const OnnxModel& model,
+                                                const ImportOptions& options,
+                                                const std::string& path) {
+  std::vector<std::string> patterns;
+  const auto set = options.overrides.find(kFrozen);
+  if (set == options.overrides.end() || set->second.is_null()) return patterns;
+  const std::string where = path + ": " + kFrozen;
+  if (set->second.kind == JsonValue::Kind::kString) {
+    std::string text = set->second.text + ",";
+    for (size_t end = text.find(','); end != text.npos; end = text.find(',')) {
+      patterns.push_back(text.substr(0, end));
+      text.erase(0, end + 1);
+    }
+  }
+  for (const JsonValue& item : set->second.items) patterns.push_back(item.text);
+  if (patterns.empty()) {
+    return InvalidInput("is " + set->second.ToString() +
+                            ": expected names of tensors, or patterns of them",
+                        where);
+  }
+  for (const std::string& pattern : patterns) {
+    const bool any =
+        std::ranges::any_of(model.initializers, [&](const OnnxTensor& tensor) {
+          return IsOnnxFloat(tensor.type) &&
+                 fnmatch(pattern.c_str(), tensor.name.c_str(), 0) == 0;
+        });
+    if (any) continue;
+    std::vector<std::string_view> known;
+    for (const OnnxTensor& tensor : model.initializers) {
+      if (IsOnnxFloat(tensor.type)) known.push_back(tensor.name);
+    }
+    const std::string nearest = NearestName(pattern, known);
+    return Error{
+        ErrorCode::kNotFound,
+        "no tensor of the file is called '" + pattern + "'" +
+            (nearest.empty() ? "" : "; did you mean '" + nearest + "'?"),
+        where};
+  }
+  return patterns;
+}
+
+bool Walk::IsFrozen(const std::string& name) const {
+  return std::ranges::any_of(frozen_, [&](const std::string& pattern) {
+    return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+  });
+}
+
+bool Walk::IsTrainedNumber(const OnnxTensor& tensor) const {
+  if (IsFrozen(tensor.name)) return false;
+  if (tensor.is_parameter) return *tensor.is_parameter;
+  // Numbers that a program needs are called otherwise. PyTorch's older exporter
+  // has nodes of their own for them; it calls nodes by paths, "/body/Mul".
+  const bool dotted = tensor.name.find('.') != std::string::npos;
+  const bool of_older_exporter = model_.producer == "pytorch" &&
+                                 !model_.nodes.empty() &&
+                                 model_.nodes[0].name.starts_with('/');
+  if (!IsPath(tensor.name) || !(dotted || of_older_exporter)) return false;
+  const std::vector<double> values = tensor.Values();
+  // What hides scores.
+  return values.size() != 1 || values[0] > kHidden;
+}
+
+bool Walk::AreRead(const std::string& value,
+                   const std::function<bool(const OnnxNode&)>& by,
+                   std::set<std::string_view>& seen) const {
+  if (!seen.insert(value).second) return true;
+  if (std::ranges::count(outputs_, value) > 0) return false;
+  const auto readers = readers_.find(value);
+  if (readers == readers_.end()) return false;
+  return std::ranges::all_of(readers->second, [&](const OnnxNode* reader) {
+    if (reader->op == "Shape" || by(*reader)) return true;
+    return Moves(*reader) && reader->inputs[0] == value &&
+           reader->outputs.size() == 1 && AreRead(reader->outputs[0], by, seen);
+  });
+}
+
+void Walk::FindNumbers() {
+  const auto is_number = [&](const std::string& name) {
+    const auto found = values_.find(name);
+    return Producer(name, "Constant") != nullptr ||
+           (found != values_.end() && found->second.Is(Value::Kind::kConstant));
+  };
+  for (auto& [name, value] : values_) {
+    if (!value.Is(Value::Kind::kWeight) || !OnnxElements(ShapeOf(value))) {
+      continue;
+    }
+    const OnnxTensor& tensor = *value.source;
+    const bool frozen = IsFrozen(name);
+    // Tables of angles, what is compared with numbers, and what is added to
+    // scores.
+    bool masks = false;
+    std::set<std::string_view> seen;
+    const bool of_places = AreRead(
+        name,
+        [&](const OnnxNode& reader) {
+          if (turns_.contains(&reader)) return true;
+          if (reader.op == "Add" && IsSoftened(reader)) return masks = true;
+          // Which of both operands it is does not matter.
+          return !ComparisonOf(reader.op).empty() &&
+                 std::ranges::any_of(reader.inputs, is_number);
+        },
+        seen);
+    seen.clear();
+    const bool of_elements =
+        tensor.is_parameter != true && AreRead(name, IsArithmetic, seen);
+    if (!frozen && !of_places && !of_elements) continue;
+    std::vector<double> numbers = tensor.Values();
+    if (numbers.empty()) continue;
+    const bool hides = std::ranges::all_of(
+        numbers, [](double v) { return v == 0 || v <= kHidden; });
+    const bool equal =
+        std::ranges::all_of(numbers, [&](double v) { return v == numbers[0]; });
+    // A tensor of zeros, or of ones, alone may be how a parameter starts.
+    const bool marks = !equal && std::ranges::all_of(numbers, [](double v) {
+      return v == 0 || v == 1;
+    });
+    const bool constant = tensor.is_parameter == false && equal;
+    if (frozen || (of_places && (!masks || hides)) ||
+        (of_elements && (marks || constant))) {
+      value = ConstantValue({tensor.dims, std::move(numbers), true});
+    }
+  }
+}
+
+void Walk::WarnOfTrained() const {
+  if (options_.warnings == nullptr) return;
+  if (!buffers_.empty()) {
+    options_.warnings->push_back(
+        path_ +
+        ": tensors are trained that the file says are no parameters, as "
+        "graphs have no constants of several numbers: " +
+        ListOf(buffers_));
+  }
+  if (!doubtful_weights_.empty()) {
+    options_.warnings->push_back(
+        path_ +
+        ": tensors are trained that no layer reads and the file does "
+        "not call parameters; --set model.frozen=NAME,... says which "
+        "are constants: " +
+        ListOf(doubtful_weights_));
+  }
+}
+
+void Walk::NoteTrained(const OnnxNode& node, const Value& value) {
+  const std::string& name = value.weight;
+  if (value.source->is_parameter || parts_deep_ > 0 || !IsArithmetic(node) ||
+      name.ends_with(".weight") || name.ends_with(".bias")) {
+    return;
+  }
+  doubtful_weights_.insert(name);
+}
+
+}  // namespace tessera::onnx
