@@ -109,6 +109,28 @@ def writes_whole():
     return between(function)
 
 
+def stops():
+    def function(x):
+        with torch.no_grad():
+            return 2 * x
+    return between(function)
+
+
+def frozen():
+    module, tokens = between(lambda x: x)
+    module.table = nn.Embedding(256, 16, padding_idx=3)
+    module.head.bias.requires_grad_(False)
+    return module, tokens
+
+
+def raises():
+    raise RuntimeError("no such data")
+
+
+def empty():
+    return between(lambda x: x)[0], torch.zeros(0, 8, dtype=torch.long)
+
+
 def chooses():
     return between(lambda x: x if x.sum() > 0 else -x)
 
@@ -228,6 +250,30 @@ if "$python" "$root/tools/export_torch.py" own:chooses --loss -o way.json \
   fail "one of two ways is exported"
 fi
 grep -q "^chooses: .* cannot be traced" stderr || fail "$(cat stderr)"
+
+# Gradients that are stopped are another model, however it is traced.
+for tracer in "" --fx; do
+  if "$python" "$root/tools/export_torch.py" own:stops --loss $tracer \
+    -o stops.json >stdout 2>stderr; then
+    fail "exported without its stopped gradients"
+  fi
+  grep -q "stops gradients (torch.no_grad)" stderr || fail "$(cat stderr)"
+done
+# What is trained although PyTorch would not is told.
+"$python" "$root/tools/export_torch.py" own:frozen --loss -o frozen.json \
+  >/dev/null 2>stderr
+grep -q "1 parameters are frozen .*: head.bias" stderr || fail "$(cat stderr)"
+grep -q "row 3 of table.weight is padding" stderr || fail "$(cat stderr)"
+# A function of one's own that fails; inputs without a sample.
+for made in "raises RuntimeError: no such data (.*own.py:" \
+  "empty inputs: expected tensors of one or more samples, found a tensor of"; do
+  code=0
+  "$python" "$root/tools/export_torch.py" "own:${made%% *}" -o none.json \
+    >stdout 2>stderr || code=$?
+  [[ $code == 2 && ! -e none.json ]] || fail "exit code $code of ${made%% *}"
+  grep -q "^own:${made%% *}: ${made#* }" stderr || fail "$(cat stderr)"
+  [[ $(wc -l <stderr) == 1 ]] || fail "more than a line: $(cat stderr)"
+done
 
 "$python" "$root/tools/export_torch.py" own:bends -o bends.json >/dev/null
 json '[n["op"] for n in j["nodes"] if n["op"] not in

@@ -11,8 +11,6 @@ from . import (attention, choices, dense, elementwise, experts, image_norms,
                images, joining, loss, multiply, norms, patches, places,
                recurrent, reductions, resizing, rotary, tables, views)
 from .decompositions import inlined
-from .problems import Unmappable
-from .values import is_constant
 
 
 def inline(walk, node, *operands, **keywords):
@@ -23,15 +21,9 @@ def inline(walk, node, *operands, **keywords):
 
 
 def grad_mode(walk, node, enabled, *operands, **keywords):
-    """A graph within the graph, perhaps one that stops gradients: of what has
-    any, that is another computation than one that does not."""
-    made_of = [value for argument, value in zip(node.args[1:], operands)
-               if isinstance(argument, torch.fx.Node)
-               and "val" in argument.meta
-               and argument.meta["val"].is_floating_point()]
-    if not enabled and not all(map(is_constant, made_of)):
-        raise Unmappable("stops gradients (torch.no_grad), which are derived "
-                         "of all that the loss depends on")
+    """A graph within the graph, perhaps one that stops gradients."""
+    if not enabled:
+        walk.check_stopped(node)
     return inline(walk, node, *operands, **keywords)
 
 

@@ -15,6 +15,17 @@ def first_line(error):
     return next(iter(str(error).strip().splitlines()), repr(error))
 
 
+def in_no_grad(graph):
+    """The nodes that torch.fx has met while gradients were off."""
+    enabled, nodes = True, set()
+    for node in graph.nodes:
+        if node.target is torch._C._set_grad_enabled:
+            enabled = node.args[0]
+        elif not enabled:
+            nodes.add(node)
+    return nodes
+
+
 class Traced:
     """PyTorch's graph of a module: its nodes in front of one output."""
 
@@ -42,6 +53,7 @@ class Traced:
             refuse(f"{name}: has {len(outputs)} outputs, --output "
                      f"{args.output} is none of them")
         self.output = outputs[args.output]
+        self.without_gradients = in_no_grad(graph)
         self.aliases = Aliases(graph, self.output)
         self.nodes = self.aliases.nodes
         self.decomposed = {}  # nodes as graphs: decompositions.py

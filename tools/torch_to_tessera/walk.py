@@ -96,6 +96,8 @@ class Walk:
     def tried(self, node):
         """(the value, None), or (what stands for it, what the problem is)."""
         try:
+            if node in self.traced.without_gradients:
+                self.check_stopped(node)
             value = self.map(node)
             self.check_shape(node, value)
             return value, None
@@ -105,6 +107,16 @@ class Walk:
                 ValueError) as error:
             return self.stand_in(node), (
                 f"with these arguments is not known ({error!r})")
+
+    def check_stopped(self, node):
+        """A node in torch.no_grad may read what has no gradients alone: the
+        others would be derived through it."""
+        for read in node.all_input_nodes:
+            made = read.meta.get("val")
+            if isinstance(made, torch.Tensor) and made.is_floating_point() and (
+                    not is_constant(self.values[read])):
+                raise Unmappable("stops gradients (torch.no_grad), which are "
+                                 "derived of all that the loss depends on")
 
     def check_shape(self, node, value):
         """Whatever handlers have overlooked is no graph of another model."""
