@@ -128,7 +128,7 @@ AxisSet LoweringContext::InputRoot(TensorId input, GroupId group) const {
 void LoweringContext::AddRead(TensorId tensor, GroupId group,
                               const Layout& read, int block, ActionKind part) {
   const Layout wanted = read.WithoutHalo();
-  Presences& presences = presences_[tensor.index()];
+  std::vector<Presence>& presences = presences_[tensor.index()];
   Presence& home = presences[0];
   const bool first = home.readers.empty() && presences.size() == 1;
   // What is first read at a root is kept there.
@@ -167,7 +167,8 @@ bool LoweringContext::PassesPartial(const Node& node,
   if (!AddsPartialSums(*node.op, node.operands.size())) return false;
   Layout common;
   for (size_t k = 0; k < node.operands.size(); ++k) {
-    const Presences& presences = presences_[node.operands[k].index()];
+    const std::vector<Presence>& presences =
+        presences_[node.operands[k].index()];
     if (presences.size() != 1 || !presences[0].readers.empty() ||
         presences[0].group != placement.group ||
         presences[0].first_block != node.block) {
@@ -215,7 +216,7 @@ void LoweringContext::FindLayouts() {
             InputRoot(operand, placement.group) == 0) {
           continue;
         }
-        Presences& presences = presences_[operand.index()];
+        std::vector<Presence>& presences = presences_[operand.index()];
         const Layout wanted = Wanted(node, placement, k).WithoutHalo();
         if (presence(operand, placement.group) == nullptr) {
           presences.push_back({placement.group, wanted, node.block, part(id)});

@@ -8,7 +8,6 @@
 // the evaluator prices each distinct program once and composes their times.
 // Both see the same tasks.
 
-#include <boost/container/small_vector.hpp>
 #include <map>
 #include <memory>
 #include <optional>
@@ -132,10 +131,8 @@ class LoweringContext {
     };
     std::vector<Reader> readers = {};  // on this group
   };
-  // Of most tensors there is one.
-  using Presences = boost::container::small_vector<Presence, 1>;
   // The first entry is the producer's group; further ones receive it.
-  const Presences& presences(TensorId tensor) const {
+  const std::vector<Presence>& presences(TensorId tensor) const {
     return presences_[tensor.index()];
   }
   const Presence* presence(TensorId tensor, GroupId group) const;
@@ -288,7 +285,7 @@ class LoweringContext {
   std::vector<std::vector<GroupId>> groups_begun_;  // by block
   std::map<std::pair<TensorId, GroupId>, AxisSet> input_roots_;
   std::vector<Layout> produced_;
-  std::vector<Presences> presences_;
+  std::vector<std::vector<Presence>> presences_;
   std::vector<NodeId> recomputed_;                     // by tensor
   std::vector<std::vector<NodeId>> recomputed_nodes_;  // by block
   std::vector<std::vector<Replica>> replicas_;         // by weight
