@@ -229,7 +229,7 @@ std::span<const Flag> Flags() {
        "zero-group=N|node, bucket=SIZE, prefetch=N, tiles=N, "
        "offload=optimizer:host,parameters:file,activations:host in any choice "
        "of these (file:DIR says where the files lie), dp-kind=ddp|rooted, "
-       "ep=N, "
+       "ep=N, etp=N, "
        "cp-kind=gather|ring|ulysses, "
        "cp-balance=none|zigzag, recompute=none|selective|full[:LAYERS]); dp is "
        "what the other degrees leave where absent, mbs 1 (of images and clicks "

@@ -71,7 +71,7 @@ IntKey KeyOf(const Strategy& s) {
   key.push_back(pair(s.cp, s.ep));
   key.push_back(pair(s.mbs, s.prefetch));
   key.push_back(pair(s.tiles, s.recompute_layers));
-  key.push_back(s.zero_group);
+  key.push_back(pair(s.zero_group, s.etp));
   key.push_back(s.bucket.value);
   int64_t small = s.zero;
   for (int64_t value :

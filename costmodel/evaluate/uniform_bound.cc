@@ -232,13 +232,17 @@ std::optional<UniformBound::Setting> UniformBound::SettingOf(
                    {static_cast<int64_t>(strategy.cp_kind[0]), 8},
                    {strategy.zigzag, 1},
                    {strategy.sp, 1}}),
-             word({{comm, 1}, {splits, 1}})};
+             word({{strategy.etp, 20}, {comm, 1}, {splits, 1}})};
   const BlockCosts& blocks = Row(blocks_, key, [&] {
     return CostsOfBlocks({&index_, shapes_, &pricer_, &facts_, host_size_},
                          strategy, comm, splits);
   });
   if (blocks.empty()) return std::nullopt;
-  key[2] = word({{strategy.pp, 24}, {strategy.vp, 24}, {comm, 1}, {splits, 1}});
+  key[2] = word({{strategy.pp, 20},
+                 {strategy.vp, 20},
+                 {strategy.etp, 20},
+                 {comm, 1},
+                 {splits, 1}});
   setting.pipeline = &Row(pipelines_, key,
                           [&] { return PipelineOf(index, strategy, blocks); });
   SetExchanges(strategy, setting);

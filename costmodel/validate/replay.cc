@@ -326,6 +326,14 @@ Result<Strategy> StrategyOf(const PublishedRun& run, Words& assumptions) {
                      "gpus");
   }
   const int64_t replicas = run.gpus / dense;
+  if (strategy.tp > 1 && strategy.ep % strategy.tp == 0 &&
+      IsNvidiaRecipe(run)) {
+    // Its recipes have whole experts on a tensor rank, and count those ranks in
+    // ep (Megatron-Core's expert-tensor-parallel-size of 1).
+    strategy.ep /= strategy.tp;
+    strategy.etp = 1;
+    assumptions.push_back("whole experts on tensor ranks");
+  }
   if (replicas % strategy.ep != 0) {
     // Megatron-Core lets experts share ranks with cp; here only with dp.
     strategy.ep = static_cast<int>(std::gcd<int64_t>(replicas, strategy.ep));

@@ -596,6 +596,7 @@ std::optional<std::string> FlagTextOf(const Strategy& strategy) {
   if (strategy.cp_kind != usual.cp_kind) add("cp-kind", strategy.cp_kind);
   if (strategy.zigzag) add("cp-balance", "zigzag");
   number("ep", &Strategy::ep);
+  number("etp", &Strategy::etp);
   number("mbs", &Strategy::mbs);
   number("zero", &Strategy::zero);
   if (strategy.dp_kind == DataParallelKind::kRooted) add("dp-kind", "rooted");

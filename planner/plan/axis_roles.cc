@@ -78,8 +78,13 @@ class BlockPlacer {
     const int sample = index_.SampleFactor(id);
     const int sequence = index_.SequenceFactor(id);
     const int expert = index_.ExpertFactor(id);
-    if (expert >= 0)
-      placement.axes[static_cast<size_t>(expert)] = roles_.expert;
+    if (expert >= 0) {
+      placement.axes[static_cast<size_t>(expert)] =
+          roles_.expert | roles_.folded;
+    } else if (const int to_experts = index_.DispatchFactor(id);
+               to_experts >= 0) {
+      placement.axes[static_cast<size_t>(to_experts)] = roles_.folded;
+    }
     if (sample >= 0) {
       placement.axes[static_cast<size_t>(sample)] =
           expert >= 0 ? roles_.data : roles_.data | roles_.expert;
@@ -145,8 +150,8 @@ class BlockPlacer {
       for (size_t d = 0; d < indices.size(); ++d) {
         if (static_cast<int>(indices[d]) == sequence) continue;
         activation.dims[d] = placement.axes[indices[d]] & roles_.tensor;
-        // The stream is split by samples and sequence alone.
-        activation.stream &= activation.dims[d] == 0;
+        // The stream is split by samples, sequence and experts alone.
+        activation.stream &= (activation.dims[d] & ~roles_.folded) == 0;
       }
       activations_[node.results[k]] = activation;
     }
@@ -400,6 +405,7 @@ std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
       .expert = use.expert & ~use.other,
       .context = use.sequence & ~(use.other | use.sample | use.expert),
       .tensor = use.other,
+      .folded = use.expert & use.other,
       .sequence = (use.sequence & use.other) != 0,
       .heads = by_heads != 0,
       .ring = use.streamed != 0,

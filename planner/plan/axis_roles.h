@@ -11,13 +11,15 @@
 
 namespace tessera {
 
-// What the axes of a group do in a block. The sets are disjoint; an axis in
-// none of them repeats the block's work.
+// What the axes of a group do in a block. The sets are disjoint, but for
+// `folded`; an axis in none of them repeats the block's work.
 struct AxisRoles {
   AxisSet data = 0;       // split the batch
   AxisSet expert = 0;     // split the experts, and the batch outside of them
   AxisSet context = 0;    // split the sequence, everywhere
   AxisSet tensor = 0;     // split the insides of attention and MLP
+  AxisSet folded = 0;     // those of `tensor` that split experts, not their
+                          // insides
   bool sequence = false;  // where nothing else does, tensor axes split the
                           // sequence
   bool heads = false;     // context axes split the heads inside of attention,
@@ -41,7 +43,8 @@ struct UnusedAxes {
 // GraphIndex::nodes_of_block, on a group.
 //  - Sample factors take the data axes, and outside of experts the expert axes
 //    too; expert factors the expert axes, sequence factors the context axes,
-//    which split attention's heads instead where `heads` says so.
+//    which split attention's heads instead where `heads` says so. Folded axes
+//    split experts, already where tokens are handed to them.
 //  - Activations are on the residual stream when they come from an earlier
 //    block, a lookup, or a dense layer that reduces. A dense layer that reads
 //    the stream is column parallel: its output factors that survive up to the

@@ -311,9 +311,9 @@ class Describer {
     if (group.devices.size() == 1) return "not split";
     std::string text = "data-parallel " +
                        std::to_string(group.Size(roles.data | roles.expert));
-    if (roles.expert != 0) {
-      text += " (experts split " + std::to_string(group.Size(roles.expert)) +
-              " ways)";
+    if (const AxisSet experts = roles.expert | roles.folded; experts != 0) {
+      text +=
+          " (experts split " + std::to_string(group.Size(experts)) + " ways)";
     }
     if (roles.context != 0) {
       text += ", sequence split " + std::to_string(group.Size(roles.context)) +

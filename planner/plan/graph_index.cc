@@ -56,6 +56,15 @@ int FindExpertFactor(const Node& node, const std::vector<int>& expert_dim) {
   return -1;
 }
 
+// The factor that indexes dimension `dim` of a result, where it may be split,
+// or -1.
+int FactorOfResult(const Node& node, TensorId result, size_t dim) {
+  const auto at = std::ranges::find(node.results, result);
+  const auto k = static_cast<size_t>(at - node.results.begin());
+  const int f = node.rule.results[k][dim];
+  return node.rule.factors[static_cast<size_t>(f)].splittable ? f : -1;
+}
+
 int FindSequenceFactor(const IndexRule& rule) {
   const int sequence = rule.FactorOf(kSequenceFactor);
   if (sequence >= 0 || rule.FactorOf('w') < 0) return sequence;
@@ -172,6 +181,7 @@ GraphIndex::GraphIndex(const Graph& graph_in)
       }
     }
     expert_factor.push_back(FindExpertFactor(node, expert_dim));
+    dispatch_factor.push_back(-1);
     has_experts |= expert_factor.back() >= 0;
     has_sequence |= sequence_factor.back() >= 0;
     has_attention |= node.op->op_class == OpClass::kAttention;
@@ -186,8 +196,17 @@ GraphIndex::GraphIndex(const Graph& graph_in)
       const TensorId operand = node.operands[i];
       readers[operand.index()].push_back({id, i});
       const NodeId from = producer[operand.index()];
-      if (from.valid() && graph->node(from).block != node.block) {
+      if (!from.valid()) continue;
+      if (graph->node(from).block != node.block) {
         block_edges.push_back({from, id});
+      } else if (expert_factor.back() >= 0 && expert_factor[from.index()] < 0) {
+        const Indices& indices = node.rule.operands[i];
+        const auto dim = std::ranges::find(
+            indices, static_cast<uint8_t>(expert_factor.back()));
+        if (dim == indices.end()) continue;
+        dispatch_factor[from.index()] =
+            FactorOfResult(graph->node(from), operand,
+                           static_cast<size_t>(dim - indices.begin()));
       }
     }
     for (TensorId result : node.results) producer[result.index()] = id;

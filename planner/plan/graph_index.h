@@ -51,6 +51,11 @@ struct GraphIndex {
   // input, the weight and the result of a matrix product share, and what is
   // computed from that result element by element.
   int ExpertFactor(NodeId node) const { return expert_factor[node.index()]; }
+  // The factor that numbers the experts of an operator in front of them, which
+  // hands them their tokens, or -1.
+  int DispatchFactor(NodeId node) const {
+    return dispatch_factor[node.index()];
+  }
 
   const Graph* graph;
   std::string fingerprint;
@@ -61,6 +66,7 @@ struct GraphIndex {
   std::vector<int> sample_factor;
   std::vector<int> sequence_factor;
   std::vector<int> expert_factor;
+  std::vector<int> dispatch_factor;
   std::vector<size_t> position;    // in nodes_of_block
   std::vector<double> node_flops;  // matrix products, whole batch
 

@@ -40,6 +40,9 @@ const DimensionRow& RowOf(MeshDimension dimension) {
   return kDimensions[static_cast<size_t>(dimension)];
 }
 
+// Of the tensor ranks that have other experts each.
+constexpr std::string_view kFoldedAxes = "tpe";
+
 // No cluster has as many devices, no batch as many samples, no model as many
 // blocks.
 constexpr int kMostDegree = 1 << 24;
@@ -335,6 +338,9 @@ constexpr std::array kKeys = {
            },
            "cp of at least 2 and cp-kind=gather or ring"},
     KeyRow{"ep", ReadDegree<&Strategy::ep>},
+    KeyRow{"etp", ReadDegree<&Strategy::etp>,
+           [](const Strategy& s) { return s.etp == 0 || s.tp > 1; },
+           "tp of at least 2"},
     KeyRow{"mbs", ReadDegree<&Strategy::mbs>},
     KeyRow{"zero", ReadZero},
     KeyRow{"dp-kind", ReadDataParallelKind},
@@ -376,29 +382,47 @@ int DefaultSamples(const Graph& graph, const Strategy& strategy) {
 
 // One digit of a rank number.
 struct Digit {
+  std::string_view name;  // of its axes
   int size = 1;
   int stride = 1;
 };
 
+// The tensor ranks that have other experts each.
+int Folded(const Strategy& strategy) {
+  return strategy.etp == 0 ? 1 : strategy.tp / strategy.etp;
+}
+
 std::vector<DeviceGroup> Groups(const Strategy& strategy) {
-  std::array<Digit, kDimensions.size()> digits;
+  std::vector<Digit> outer_first;
   int stride = 1;
+  int stage_stride = 1;
+  Digit folded = {kFoldedAxes, Folded(strategy), 1};
   for (MeshDimension dimension : strategy.order) {
-    const int size = strategy.*RowOf(dimension).degree;
-    digits[static_cast<size_t>(dimension)] = {size, stride};
+    const DimensionRow& row = RowOf(dimension);
+    const int size = strategy.*row.degree;
+    if (dimension == MeshDimension::kPipeline) {
+      stage_stride = stride;
+    } else if (dimension == MeshDimension::kTensor) {
+      outer_first.push_back({row.name, size / folded.size, stride});
+      folded.stride = stride * (size / folded.size);
+    } else {
+      outer_first.push_back({row.name, size, stride});
+    }
     stride *= size;
   }
-  std::vector<MeshDimension> outer_first(strategy.order.rbegin(),
-                                         strategy.order.rend());
-  std::erase(outer_first, MeshDimension::kPipeline);
+  std::ranges::reverse(outer_first);
+  // Experts are split by these first: then tokens are exchanged among the
+  // ranks of each of their coordinates.
+  outer_first.insert(
+      std::ranges::find(outer_first, RowOf(MeshDimension::kExpert).name,
+                        &Digit::name),
+      folded);
   std::vector<DeviceGroup> groups;
   for (int stage = 0; stage < strategy.pp; ++stage) {
     DeviceGroup group;
     group.name = strategy.pp == 1 ? "all" : "stage" + std::to_string(stage);
-    std::vector<int> ranks = {
-        stage * digits[static_cast<size_t>(MeshDimension::kPipeline)].stride};
-    for (MeshDimension dimension : outer_first) {
-      const Digit digit = digits[static_cast<size_t>(dimension)];
+    std::vector<int> ranks = {stage * stage_stride};
+    for (const Digit& digit : outer_first) {
       std::vector<int> finer;
       for (int rank : ranks) {
         for (int i = 0; i < digit.size; ++i) {
@@ -409,8 +433,7 @@ std::vector<DeviceGroup> Groups(const Strategy& strategy) {
       int number = 0;
       for (int prime : PrimeFactors(digit.size)) {
         group.axes.push_back(
-            {std::string(RowOf(dimension).name) + std::to_string(number++),
-             prime});
+            {std::string(digit.name) + std::to_string(number++), prime});
       }
     }
     for (int rank : ranks) group.devices.push_back(DeviceId(rank));
@@ -428,6 +451,7 @@ AxisRoles Roles(const Strategy& strategy, const DeviceGroup& group) {
     if (name.starts_with("ep")) roles.expert |= axis;
     if (name.starts_with("cp")) roles.context |= axis;
     if (name.starts_with("tp")) roles.tensor |= axis;
+    if (name.starts_with(kFoldedAxes)) roles.folded |= axis;
   }
   roles.sequence = strategy.sp && roles.tensor != 0;
   roles.heads = strategy.cp_kind == "ulysses" && roles.context != 0;
@@ -608,6 +632,18 @@ Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
   if (strategy.ep > 1 && !index.has_experts) {
     return InvalidInput("ep=" + std::to_string(strategy.ep) + ": expected 1, " +
                         index.graph->name + " has no experts");
+  }
+  if (strategy.etp > 0) {
+    const std::string key = "etp=" + std::to_string(strategy.etp);
+    if (!index.has_experts) {
+      return InvalidInput(key + " has no effect: " + index.graph->name +
+                          " has no experts");
+    }
+    if (strategy.tp % strategy.etp != 0) {
+      return InvalidInput(
+          key + ": expected a divisor of tp=" + std::to_string(strategy.tp));
+    }
+    if (strategy.etp == strategy.tp) strategy.etp = 0;
   }
   for (const auto& [key, given] :
        {std::pair{"cp=" + std::to_string(strategy.cp), strategy.cp > 1},
@@ -847,6 +883,7 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
     roles.expert |= of_block->expert;
     roles.context |= of_block->context;
     roles.tensor |= of_block->tensor;
+    roles.folded |= of_block->folded;
     roles.sequence |= of_block->sequence;
     roles.heads |= of_block->heads;
     roles.ring |= of_block->ring;
@@ -857,6 +894,9 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
   strategy.ep = static_cast<int>(group.Size(roles.expert));
   strategy.cp = static_cast<int>(group.Size(roles.context));
   strategy.tp = static_cast<int>(group.Size(roles.tensor));
+  if (roles.folded != 0) {
+    strategy.etp = strategy.tp / static_cast<int>(group.Size(roles.folded));
+  }
   strategy.sp = roles.sequence;
   const auto [first_layer, last_layer] = Layers(index);
   for (int layer = first_layer; layer < last_layer; ++layer) {
@@ -911,6 +951,7 @@ std::string ToString(const Strategy& strategy) {
   }
   if (strategy.zigzag) text += " zigzag";
   if (strategy.ep > 1) text += " ep" + std::to_string(strategy.ep);
+  if (strategy.etp > 0) text += " etp" + std::to_string(strategy.etp);
   if (strategy.mbs > 0) text += " mbs" + std::to_string(strategy.mbs);
   text += " zero" + std::to_string(strategy.zero) +
           (strategy.zero_group == 0 ? ""

@@ -41,6 +41,10 @@ struct Strategy {
   bool zigzag = false;  // sequences are in the zigzag order of the cp ranks
   int ep = 1;           // splits experts; outside of them these ranks are
                // data-parallel too, beside the dp copies of each expert
+  // Tensor ranks that split the inside of each expert, a divisor of tp; the
+  // tp / etp ranks beside them have other experts (Megatron-Core's
+  // expert-tensor-parallel-size). 0: tp.
+  int etp = 0;
   // Samples of a microbatch on each data-parallel replica. 0: 1, or where
   // samples are no sequences all that a replica has.
   int mbs = 0;

@@ -29,6 +29,7 @@ struct Degrees {
   int64_t expert = 1;
   int64_t context = 1;
   int64_t tensor = 1;
+  int64_t folded = 1;
   bool sequence = false;
   bool heads = false;
   bool ring = false;
@@ -65,13 +66,17 @@ Strategy RoughStrategy(const GraphIndex& index, const Plan& plan) {
         plan.groups[plan.ops[nodes[0].index()].group.index()];
     degrees[{group.Size(roles->data), group.Size(roles->expert),
              group.Size(roles->context), group.Size(roles->tensor),
-             roles->sequence, roles->heads, roles->ring}] += weight;
+             group.Size(roles->folded), roles->sequence, roles->heads,
+             roles->ring}] += weight;
   }
   const Degrees most = MostOf(degrees, Degrees());
   strategy.dp = static_cast<int>(most.data);
   strategy.ep = static_cast<int>(most.expert);
   strategy.cp = static_cast<int>(most.context);
   strategy.tp = static_cast<int>(most.tensor);
+  if (most.folded > 1) {
+    strategy.etp = static_cast<int>(most.tensor / most.folded);
+  }
   strategy.sp = most.sequence;
   if (most.heads) strategy.cp_kind = "ulysses";
   if (most.ring) strategy.cp_kind = "ring";
@@ -113,6 +118,7 @@ std::vector<Plan> AdaptedPlans(const SearchSpace& space, const Plan& old,
           s.ep = ep;
           s.dp = devices / tp / pp / cp / ep;
           s.sp = rough.sp && tp > 1;
+          if (s.etp > 0 && tp % s.etp != 0) s.etp = 0;
           s.zigzag = rough.zigzag && cp > 1;
           const auto schedule = FindSchedule(s.schedule);
           const bool runs =

@@ -107,11 +107,16 @@ struct Context {
   std::string kind = Strategy().cp_kind;
 };
 
+struct Share {
+  int ep = 1;
+  int etp = 0;  // tensor ranks have their part of each expert, or whole ones
+  Context context;
+};
+
 // How `replicas` may be shared among experts and cuts of the sequence, which is
 // cut where it is long or constraints ask for it.
-std::vector<std::pair<int, Context>> Shares(const SearchSpace& space,
-                                            int replicas) {
-  std::vector<std::pair<int, Context>> shares;
+std::vector<Share> Shares(const SearchSpace& space, int tp, int replicas) {
+  std::vector<Share> shares;
   const bool is_long = space.index.graph->seq_len >= kLongSequence;
   const int most_context =
       std::max(is_long ? kMostContext : 1, space.constraints.MostFixed("cp"));
@@ -119,13 +124,18 @@ std::vector<std::pair<int, Context>> Shares(const SearchSpace& space,
   if (space.index.has_attention) {
     kinds.insert(kinds.end(), {"ring", "ulysses"});
   }
+  const bool folds = tp > 1 && space.index.has_experts;
   for (int ep : Divisors(replicas, space.index.has_experts ? replicas : 1)) {
     for (int cp : Divisors(replicas / ep, most_context)) {
-      if (cp == 1) {
-        shares.push_back({ep, {}});
-        continue;
+      for (int etp = 0; etp <= (folds ? 1 : 0); ++etp) {
+        if (cp == 1) {
+          shares.push_back({ep, etp, {}});
+          continue;
+        }
+        for (const std::string& kind : kinds) {
+          shares.push_back({ep, etp, {cp, kind}});
+        }
       }
-      for (const std::string& kind : kinds) shares.push_back({ep, {cp, kind}});
     }
   }
   return shares;
@@ -175,14 +185,15 @@ std::vector<Strategy> UniformStrategies(const SearchSpace& space) {
   for (int tp : Divisors(devices, most_tensor)) {
     for (int pp : Divisors(devices / tp, blocks)) {
       const int replicas = devices / tp / pp;
-      for (const auto& [ep, context] : Shares(space, replicas)) {
+      for (const Share& share : Shares(space, tp, replicas)) {
         for (int zero = 0; zero <= (replicas > 1 ? 3 : 0); ++zero) {
           for (int sp = 0; sp <= (tp > 1 ? 1 : 0); ++sp) {
             Strategy strategy;
-            strategy.cp = context.degree;
-            strategy.cp_kind = context.kind;
-            strategy.dp = replicas / ep / context.degree;
-            strategy.ep = ep;
+            strategy.cp = share.context.degree;
+            strategy.cp_kind = share.context.kind;
+            strategy.dp = replicas / share.ep / share.context.degree;
+            strategy.ep = share.ep;
+            strategy.etp = share.etp;
             strategy.tp = tp;
             strategy.pp = pp;
             strategy.zero = zero;

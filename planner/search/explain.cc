@@ -29,6 +29,7 @@ std::vector<Strategy> Traded(const SearchSpace& space, Strategy strategy,
     other.dp = product / d;
     if (other.dp * other.ep * other.cp == 1) other.zero = 0;
     if (other.tp == 1) other.sp = false;
+    if (other.etp > 0 && other.tp % other.etp != 0) other.etp = 0;
     if (other.cp == 1) other.zigzag = false;
     // A pipeline that is not there has no schedule, another one perhaps fewer
     // chunks.
@@ -57,8 +58,16 @@ std::vector<Strategy> Trade(const SearchSpace& space, const Strategy& s) {
 
 std::vector<Strategy> OtherExperts(const SearchSpace& space,
                                    const Strategy& s) {
-  return space.index.has_experts ? Traded(space, s, &Strategy::ep)
-                                 : std::vector<Strategy>();
+  std::vector<Strategy> all;
+  if (!space.index.has_experts) return all;
+  for (const int etp : {0, 1}) {
+    if (etp == s.tp) continue;
+    Strategy other = s;
+    other.etp = etp;
+    const auto traded = Traded(space, other, &Strategy::ep);
+    all.insert(all.end(), traded.begin(), traded.end());
+  }
+  return all;
 }
 
 std::vector<Strategy> OtherContext(const SearchSpace& space,
@@ -227,7 +236,9 @@ constexpr std::array kDecisions = {
     DecisionRow{"context parallelism", ContextText, OtherContext},
     DecisionRow{"expert parallelism",
                 [](const Strategy& s) {
-                  return Degree("ep", s.ep) + ", " + Degree("dp", s.dp);
+                  return Degree("ep", s.ep) +
+                         (s.etp > 0 ? ", " + Degree("etp", s.etp) : "") + ", " +
+                         Degree("dp", s.dp);
                 },
                 OtherExperts},
     DecisionRow{"microbatch",
@@ -408,6 +419,9 @@ std::string TextbookName(const SearchSpace& space, const Plan& plan) {
   if (s.ep > 1) {
     parts.push_back("expert parallelism" + in_brackets(s.ep) +
                     place(MeshDimension::kExpert));
+  }
+  if (s.etp > 0) {
+    parts.push_back("experts over tensor ranks" + in_brackets(s.tp / s.etp));
   }
   if (s.pp > 1) {
     parts.push_back("a pipeline of " + std::to_string(s.pp) + " stages");

@@ -235,7 +235,8 @@ TEST(AxisRole, BalancesWithExperts) {
   const SearchSpace space(graph, cluster);
   const Move& move = **FindMove("axis-role");
   Balance balance;
-  for (const char* text : {"", "ep=2,zero=1", "ep=4", "ep=2,tp=2"}) {
+  for (const char* text :
+       {"", "ep=2,zero=1", "ep=4", "ep=2,tp=2", "ep=2,tp=2,etp=1"}) {
     Judge(move, space, Uniform(space, text), balance);
   }
   EXPECT_GT(balance.pairs, 10);

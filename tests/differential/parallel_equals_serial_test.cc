@@ -189,6 +189,17 @@ TEST(ParallelEqualsSerial, Experts) {
        "cp=2,ep=2,tp=2,cp-kind=ulysses"});
 }
 
+// Tensor ranks with whole experts, all or (of 4) two and two.
+TEST(ParallelEqualsSerial, ExpertsOverTensorRanks) {
+  for (const Model model : {Model::kMixtral, Model::kDeepseek}) {
+    ExpectEqualsSerial(model,
+                       {"tp=2,etp=1", "tp=4,etp=2", "tp=2,sp=1,etp=1",
+                        "tp=2,ep=2,etp=1", "tp=2,sp=1,ep=2,etp=1,zero=3",
+                        "tp=2,cp=2,etp=1,sp=1", "pp=2,tp=2,ep=2,etp=1,zero=1",
+                        "dp=2,tp=2,ep=2,etp=1,order=dp-tp-cp-ep-pp"});
+  }
+}
+
 TEST(ParallelEqualsSerial, LatentAttentionAndSharedExperts) {
   ExpectEqualsSerial(Model::kDeepseek,
                      {"dp=2,zero=3", "tp=2", "tp=4,sp=1", "ep=4,zero=1",

@@ -51,6 +51,7 @@ bool Turn(AxisRoles& roles, AxisSet axis, AxisRole from, AxisRole to,
   SetOf(roles, from) &= ~axis;
   SetOf(roles, to) |= axis;
   if (sequence.has_value()) roles.sequence = *sequence;
+  roles.folded &= roles.tensor;
   if (roles.tensor == 0) roles.sequence = false;
   if (roles.context == 0) roles.heads = roles.ring = false;
   return true;
@@ -124,7 +125,8 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   if (!roles_after.has_value() || roles_after->data != expected.data ||
       roles_after->context != expected.context ||
       roles_after->expert != expected.expert ||
-      roles_after->tensor != expected.tensor) {
+      roles_after->tensor != expected.tensor ||
+      roles_after->folded != expected.folded) {
     return std::nullopt;
   }
   const auto returned =

@@ -17,7 +17,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-Graph Gpt2(const std::string& size, int64_t seq_len, DType dtype) {
+Graph Example(const std::string& size, int64_t seq_len, DType dtype) {
   ImportOptions options;
   options.global_batch = 32;
   options.seq_len = seq_len;
@@ -39,7 +39,7 @@ Plan Uniform(const Graph& graph, const Cluster& cluster,
 // master and moments) are 28 GB, which a V100 with 16 GB lacks, as it lacks
 // bf16.
 TEST(Evaluator, SaysWhatDoesNotFit) {
-  const Graph graph = Gpt2("gpt2-xl", 64, DType::kBFloat16);
+  const Graph graph = Example("gpt2-xl", 64, DType::kBFloat16);
   const Cluster cluster = MakeCluster("p3.16xlarge:1x1").value();
   const Evaluator evaluator(graph, cluster, nullptr, {});
   const Evaluation result = evaluator.Evaluate(Uniform(graph, cluster, ""));
@@ -54,7 +54,7 @@ TEST(Evaluator, SaysWhatDoesNotFit) {
 // Remembered or not, to the picosecond: no two strategies are taken for one
 // another, though each of these differs from the first in one thing.
 TEST(Evaluator, UniformStrategiesScoreAsTheirPlans) {
-  const Graph graph = Gpt2("gpt2-tiny", 64, DType::kFloat32);
+  const Graph graph = Example("gpt2-tiny", 64, DType::kFloat32);
   const GraphIndex index(graph);
   const Cluster cluster = MakeCluster("dgx-a100-80gb:2").value();
   const Evaluator evaluator(graph, cluster, nullptr, {});
@@ -102,8 +102,27 @@ TEST(Evaluator, UniformStrategiesScoreAsTheirPlans) {
   EXPECT_GT(valid, 40);
 }
 
+// The same with experts, who are on other ranks in each.
+TEST(Evaluator, UniformStrategiesOfExpertsScoreAsTheirPlans) {
+  const Graph graph = Example("mixtral-tiny", 64, DType::kFloat32);
+  const GraphIndex index(graph);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:2").value();
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  for (int asked = 0; asked < 2; ++asked) {
+    for (const char* text :
+         {"tp=4", "tp=4,etp=1", "tp=4,etp=2", "tp=4,ep=2", "tp=4,ep=2,etp=2"}) {
+      const Strategy strategy = ParseStrategy(text).value();
+      const auto plan = PlanFromStrategy(index, cluster, strategy);
+      ASSERT_TRUE(plan.has_value()) << text << plan.error().ToString();
+      EXPECT_EQ(evaluator.EvaluateUniform(index, cluster, strategy),
+                ScoreOf(evaluator.Evaluate(*plan)))
+          << text;
+    }
+  }
+}
+
 TEST(Evaluator, ExplainsAllOfTheStep) {
-  const Graph graph = Gpt2("gpt2-tiny", 64, DType::kFloat32);
+  const Graph graph = Example("gpt2-tiny", 64, DType::kFloat32);
   const Cluster cluster = MakeCluster("dgx-a100-80gb:1").value();
   const Evaluator evaluator(graph, cluster, nullptr, {});
   const Plan plan = Uniform(graph, cluster, "pp=2,tp=2,mbs=2");
@@ -132,7 +151,7 @@ TEST(Evaluator, ExplainsAllOfTheStep) {
 // * 12 * 124.4e6 bytes of them, and in the host's memory 2 * 4 * 124.4e6 of
 // gradients besides.
 TEST(Evaluator, SaysWhatHostAndStorageLack) {
-  const Graph graph = Gpt2("gpt2", 64, DType::kFloat32);
+  const Graph graph = Example("gpt2", 64, DType::kFloat32);
   struct Row {
     const char* strategy;
     Bytes Host::*room;
@@ -164,7 +183,7 @@ TEST(Evaluator, SaysWhatHostAndStorageLack) {
 
 // The cores of one machine share its memory, so their own counts there, too.
 TEST(Evaluator, CoresCountInTheirHostsMemory) {
-  const Graph graph = Gpt2("gpt2", 64, DType::kFloat32);
+  const Graph graph = Example("gpt2", 64, DType::kFloat32);
   Cluster cluster = MakeCluster("local-cpu:2").value();
   cluster.host->memory = Bytes{3'000'000'000};
   const Evaluator evaluator(graph, cluster, nullptr, {});
@@ -180,7 +199,7 @@ TEST(Evaluator, CoresCountInTheirHostsMemory) {
 // One measured matrix product: others of up to four times its size either way
 // follow from it, in proportion; the rest stays with the model.
 TEST(Evaluator, CountsItsSources) {
-  const Graph graph = Gpt2("gpt2-tiny", 64, DType::kFloat32);
+  const Graph graph = Example("gpt2-tiny", 64, DType::kFloat32);
   const Cluster cluster = MakeCluster("local-cpu:1").value();
   const Plan plan = Uniform(graph, cluster, "mbs=32");
   const auto model = Evaluator(graph, cluster, nullptr, {}).Evaluate(plan);
@@ -209,7 +228,7 @@ TEST(Evaluator, CountsItsSources) {
 }
 
 TEST(Evaluator, GivesTheSameBitsOnManyThreads) {
-  const Graph graph = Gpt2("gpt2-tiny", 64, DType::kFloat32);
+  const Graph graph = Example("gpt2-tiny", 64, DType::kFloat32);
   const Cluster cluster = MakeCluster("dgx-a100-80gb:2").value();
   std::vector<Plan> plans;
   for (const char* strategy :

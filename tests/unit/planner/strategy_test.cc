@@ -409,6 +409,47 @@ TEST(PlanFromStrategy, RingStreamsWhatSplitsTheSequence) {
             "cp-kind=gather or ring");
 }
 
+// Tensor ranks have whole experts; the mesh has them outside of ep, so that an
+// exchange stays among the ranks of one of them. Rank 0 beside 1 is tp.
+TEST(PlanFromStrategy, ExpertsOverTensorRanksByDerivation) {
+  const Graph graph = Model("mixtral-tiny", 8, 64);
+  const Cluster cluster = *MakeCluster("local-cpu:8");
+  const auto plan = Make(graph, cluster, "tp=2,ep=2,etp=1,zero=1,sp=1");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  const auto split = [&](const std::string& name) {
+    return SplitOf(graph, *plan, "model.layers.1." + name);
+  };
+  const std::string moe = "block_sparse_moe.";
+  EXPECT_EQ(split("self_attn.q_proj"), "b/dp0*ep0 g/tpe0");
+  EXPECT_EQ(split(moe + "dispatch"), "b/dp0*ep0 e/tpe0");
+  EXPECT_EQ(split(moe + "experts.w1"), "e/tpe0*ep0 b/dp0");
+  EXPECT_EQ(split(moe + "experts.act_fn"), "e/tpe0*ep0 b/dp0");
+  EXPECT_EQ(split(moe + "experts.w2"), "e/tpe0*ep0 b/dp0");
+  EXPECT_EQ(split(moe + "collect"), "e/tpe0 b/dp0*ep0");
+  EXPECT_EQ(split(moe + "combine"), "b/dp0*ep0 s/tpe0");
+  std::vector<int64_t> devices;
+  for (const DeviceId id : plan->groups[0].devices) {
+    devices.push_back(static_cast<int64_t>(id.index()));
+  }
+  // By dp, tp, ep.
+  EXPECT_THAT(devices, ElementsAre(0, 2, 1, 3, 4, 6, 5, 7));
+  const auto read = UniformStrategy(GraphIndex(graph), cluster, *plan);
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(ToString(*read), "dp2 tp2 pp1 ep2 etp1 mbs1 zero1 sp1");
+  EXPECT_THAT(Describe(graph, cluster, *plan),
+              HasSubstr("(experts split 4 ways)"));
+
+  const auto error = [&](const Graph& of, const char* text) {
+    const auto made = Make(of, cluster, text);
+    return made ? "" : made.error().ToString();
+  };
+  EXPECT_EQ(error(graph, "tp=4,etp=3"), "etp=3: expected a divisor of tp=4");
+  EXPECT_EQ(error(graph, "etp=1"),
+            "etp: has no effect: needs tp of at least 2");
+  EXPECT_EQ(error(Model("gpt2-tiny", 8, 64), "tp=2,etp=1"),
+            "etp=1 has no effect: gpt2-tiny has no experts");
+}
+
 TEST(PlanFromStrategy, ExpertParallelismNeedsExperts) {
   const auto dense =
       Make(Model("gpt2-tiny", 8, 64), *MakeCluster("local-cpu:2"), "ep=2");

@@ -246,6 +246,7 @@ TEST(Scenario, StrategiesAsFlags) {
         "zero=3,zero-group=node,bucket=25MB,prefetch=2",
         "zero=1,zero-group=4,bucket=1500B", "dp-kind=rooted",
         "cp=2,cp-kind=ring,cp-balance=zigzag", "ep=2,tiles=4,branches=split",
+        "tp=4,ep=2,etp=2",
         "pp=2,vp=2,schedule=interleaved,order=tp-cp-ep-pp-dp",
         "offload=optimizer:host,parameters:file,activations:host"}) {
     const Strategy strategy = *ParseStrategy(text);
