@@ -321,7 +321,8 @@ std::span<const Flag> Flags() {
        "ui.perfetto.dev",
        SetText<&Options::trace>},
       {"--plan-out", "FILE",
-       "write the plan, of a strategy too, for --plan: .txtpb, .json or .pb",
+       "write the plan, of a strategy too, for --plan: .txtpb, .json or .pb; "
+       "whatif numbers the files where it has many",
        SetText<&Options::plan_output>},
       {"--backend", "cpu|cuda|cuda-loopback",
        "what ranks compute on and talk by ('tessera list backends'; default: "

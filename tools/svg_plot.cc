@@ -186,6 +186,13 @@ std::string SvgOf(const Plot& plot) {
              Number(y_of(*series.y[i])) + "\" r=\"3.5\" class=\"dot " +
              Colour(s) + "\"/>\n";
     }
+    if (!series.marked || !series.y[*series.marked]) continue;
+    const double x = x_of(*series.marked);
+    const double y = y_of(*series.y[*series.marked]);
+    out += "<circle cx=\"" + Number(x) + "\" cy=\"" + Number(y) +
+           "\" r=\"8\" class=\"ring " + Colour(s) + "\"/>\n";
+    out +=
+        Text(x, y - 13, series.mark, "class=\"label\" text-anchor=\"middle\"");
   }
   for (const Entry& entry : legend) {
     const double y = base + 56 + entry.row * kLegendRow;

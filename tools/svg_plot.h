@@ -12,6 +12,8 @@ struct PlotSeries {
   std::string name;                      // empty: not in the legend
   std::vector<std::optional<double>> y;  // by x; nothing: a gap
   bool dashed = false;                   // a limit
+  std::optional<size_t> marked = {};     // the x of a point with a ring
+  std::string mark = {};                 // what the ring says
 };
 
 struct Plot {

@@ -254,7 +254,7 @@ std::span<const Verb> Verbs() {
         "--samples",   "--tokens",        "--days",        "--checkpoint-every",
         "--restart",   "--scaling-limit", "--scaling",     "--cheapest",
         "--fit",       "--proposals",     "--threads",     "--seed",
-        "-o",          "--json",          "--csv"},
+        "--plan-out",  "-o",              "--json",        "--csv"},
        {"--model"},
        RunWhatif},
       {"explain",

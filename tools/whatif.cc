@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <iostream>
 #include <mutex>
 
@@ -104,6 +105,9 @@ Result<std::vector<Axis>> AxesOf(const Options& options,
       return InvalidInput("has a value already (--set)",
                           "--vary " + axis->path);
     }
+    if (axis->path == "stack" && scenario.stack) {
+      return InvalidInput("has a value already (--stack)", "--vary stack");
+    }
     if (options.replan && axis->path.starts_with("strategy.")) {
       return InvalidInput("has no effect with --replan, which plans each cell",
                           "--vary " + axis->path);
@@ -175,11 +179,39 @@ Result<void> CheckFlags(const Options& options) {
   if (options.days > 0 && options.cheapest.empty()) {
     return InvalidInput("needs --cheapest CLUSTER,CLUSTER", "--days");
   }
+  if (!options.plan_output.empty()) {
+    if (questions > 0 && options.vary.empty()) {
+      return InvalidInput(
+          "a question has many plans; give --vary, or no "
+          "question",
+          "--plan-out");
+    }
+    TESSERA_RETURN_IF_ERROR(
+        CheckProtoOutput(options.plan_output, "--plan-out"));
+  }
   if (options.output.empty()) return {};
   if (!options.output.ends_with(".html")) {
     return InvalidInput("'" + options.output + "' does not end in .html", "-o");
   }
   return CheckReplaceable(options.output, "-o");
+}
+
+// Writes the plan of each cell that has one: of the only cell to `path`, of
+// cell 3 of many to "plan-3.json". Says where in the cells.
+Result<void> WritePlans(const std::string& path, std::vector<Cell>& cells) {
+  const std::filesystem::path file(path);
+  for (size_t i = 0; i < cells.size(); ++i) {
+    Cell& cell = cells[i];
+    if (!cell.plan) continue;
+    std::filesystem::path own = file;
+    if (cells.size() > 1) {
+      own.replace_filename(file.stem().string() + "-" + std::to_string(i + 1) +
+                           file.extension().string());
+    }
+    TESSERA_RETURN_IF_ERROR(WritePlan(own.string(), *cell.graph, *cell.plan));
+    cell.plan_file = own.string();
+  }
+  return {};
 }
 
 // A line on standard error each few seconds of long work.
@@ -243,6 +275,7 @@ Result<int> RunWhatif(const Options& options) {
                                 .seed = options.seed};
   if (options.replan) grid.replan = replan;
   grid.plan = plan ? &*plan : nullptr;
+  grid.keep_plans = !options.plan_output.empty();
   grid.threads = ThreadCount(options.threads);
 
   WhatifResult result;
@@ -263,6 +296,9 @@ Result<int> RunWhatif(const Options& options) {
       return cell.done && !cell.prediction;
     });
     if (none) return InvalidInput(result.cells.front().problem, "whatif");
+    if (!options.plan_output.empty()) {
+      TESSERA_RETURN_IF_ERROR(WritePlans(options.plan_output, result.cells));
+    }
   }
   if (options.jitter > 0) {
     TESSERA_TRY(Case base, MakeCase(scenario, models));
@@ -303,6 +339,14 @@ Result<int> RunWhatif(const Options& options) {
     std::cout << WhatifCsv(result);
   } else {
     std::cout << WhatifText(result);
+    for (const Cell& cell : result.cells) {
+      if (cell.plan_file.empty()) continue;
+      std::cout << "\n  "
+                << (result.cells.size() > 1 ? "plans, from " : "plan: ")
+                << cell.plan_file << (result.cells.size() > 1 ? " on" : "")
+                << "\n";
+      break;
+    }
     if (!options.output.empty()) {
       std::cout << "\n  report: " << options.output << "\n";
     }

@@ -255,6 +255,7 @@ Json CellJson(const Cell& cell, const std::vector<Axis>& axes) {
                             {"done", cell.done},
                             {"problem", ProblemText(cell)}});
   if (cell.prediction) json.Extend(PredictionJson(*cell.prediction));
+  if (!cell.plan_file.empty()) json.Set("plan_file", cell.plan_file);
   json.Set("notes", Json::ArrayOf(cell.notes, [](const std::string& note) {
              return Json(note);
            }));

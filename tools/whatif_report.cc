@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "tools/format.h"
@@ -34,6 +35,7 @@ svg .label { font-size: 12px; fill: var(--soft); }
 .curve { fill: none; stroke-width: 2.2; }
 .limit { stroke-dasharray: 6 4; stroke-width: 1.6; }
 .dot { stroke: var(--bg); stroke-width: 1; }
+.ring { fill: none; stroke-width: 1.6; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.82rem; }
 th, td { padding: 0.25rem 0.45rem; border-bottom: 1px solid var(--line);
@@ -47,8 +49,9 @@ std::string Colours() {
   std::string out;
   for (int i = 0; i < 8; ++i) {
     const std::string n = std::to_string(i);
-    out += ".curve.s" + n + " { stroke: var(--c" + n + "); } .dot.s" + n +
-           ", .bar.s" + n + " { fill: var(--c" + n + "); }\n";
+    out += ".curve.s" + n + ", .ring.s" + n + " { stroke: var(--c" + n +
+           "); } .dot.s" + n + ", .bar.s" + n + " { fill: var(--c" + n +
+           "); }\n";
   }
   return out;
 }
@@ -178,6 +181,28 @@ struct Curve {
   std::map<int, const Prediction*> points;
 };
 
+// Where throughput turns from growing fast to growing slowly: the device count
+// at which it is farthest above the straight line from the first to the last,
+// both scaled to 1 (Satopaa et al. 2011, "Finding a 'Kneedle' in a Haystack").
+// Nothing where it is nowhere a twentieth above it: it grows in proportion.
+std::optional<int> KneeOf(const Curve& curve) {
+  constexpr double kLeast = 0.05;
+  const auto& [from, first] = *curve.points.begin();
+  const auto& [to, last] = *curve.points.rbegin();
+  const double rise = last->tokens_per_s - first->tokens_per_s;
+  if (curve.points.size() < 3 || !(rise > 0)) return std::nullopt;
+  double most = kLeast;
+  std::optional<int> knee;
+  for (const auto& [devices, p] : curve.points) {
+    const double above = (p->tokens_per_s - first->tokens_per_s) / rise -
+                         static_cast<double>(devices - from) / (to - from);
+    if (above <= most) continue;
+    most = above;
+    knee = devices;
+  }
+  return knee;
+}
+
 // Throughput and efficiency over the devices: the knee. `limit` of efficiency,
 // 0: none.
 std::string KneePlots(const std::vector<Curve>& curves, double limit) {
@@ -209,7 +234,12 @@ std::string KneePlots(const std::vector<Curve>& curves, double limit) {
   for (const Curve& curve : curves) {
     PlotSeries fast = {curve.name, {}, false};
     PlotSeries efficient = {curve.name, {}, false};
+    const std::optional<int> knee = KneeOf(curve);
     for (const int count : devices) {
+      if (knee == count) {
+        fast.marked = efficient.marked = fast.y.size();
+        fast.mark = efficient.mark = "knee: " + std::to_string(count);
+      }
       const auto found = curve.points.find(count);
       const bool has = found != curve.points.end();
       fast.y.push_back(has ? std::optional(KilotokensPerSecond(*found->second))

@@ -324,6 +324,50 @@ void SlowDown(const std::vector<DeviceId>& devices, double factor,
   }
 }
 
+Result<Cluster> WithMoreNodes(const Cluster& cluster, int nodes) {
+  Cluster larger = cluster;
+  const int own = cluster.num_nodes();
+  for (int copy = own; copy < nodes; ++copy) {
+    const int node = copy % own;
+    std::vector<bool> of_node(cluster.vertices.size(), false);
+    DropNodes(cluster, {node}, of_node);
+    std::vector<VertexId> to(cluster.vertices.size());
+    const std::string prefix = "node" + std::to_string(node) + ".";
+    for (size_t v = 0; v < cluster.vertices.size(); ++v) {
+      to[v] = VertexId(static_cast<int64_t>(v));
+      if (!of_node[v]) continue;
+      const Vertex& vertex = cluster.vertices[v];
+      const std::string name = vertex.name.starts_with(prefix)
+                                   ? vertex.name.substr(prefix.size())
+                                   : vertex.name;
+      to[v] = AddVertex(larger, vertex.kind,
+                        "node" + std::to_string(copy) + "." + name);
+    }
+    bool joined = false;
+    for (const Link& link : cluster.links) {
+      const bool from = of_node[link.from.index()];
+      const bool both = from && of_node[link.to.index()];
+      if (!from && !of_node[link.to.index()]) continue;
+      joined |= !both;
+      larger.links.push_back(
+          {to[link.from.index()], to[link.to.index()], link.type});
+    }
+    if (!joined) {
+      return InvalidInput("node " + std::to_string(node) +
+                          " is joined to nothing outside of it, on which more "
+                          "nodes could be: expected links of its NICs to a "
+                          "switch");
+    }
+    for (Device device : cluster.devices) {
+      if (device.node != node) continue;
+      device.node = copy;
+      device.vertex = to[device.vertex.index()];
+      larger.devices.push_back(device);
+    }
+  }
+  return larger;
+}
+
 Cluster FirstDevices(const Cluster& cluster, size_t devices) {
   std::set<int> used;
   for (size_t d = 0; d < devices; ++d) used.insert(cluster.devices[d].node);

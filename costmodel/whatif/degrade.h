@@ -1,6 +1,6 @@
 #pragma once
-// Clusters with parts that failed, that are slow, or that stand by. Functions
-// without state; clusters are values.
+// Clusters with parts that failed, that are slow, that stand by, or that were
+// added. Functions without state; clusters are values.
 
 #include <string>
 #include <string_view>
@@ -32,6 +32,12 @@ void ScalePeaks(double factor, DeviceType& type);
 Result<void> SlowDown(std::string_view part, double factor, Cluster& cluster);
 void SlowDown(const std::vector<DeviceId>& devices, double factor,
               Cluster& cluster);
+
+// The cluster with `nodes` nodes: those it lacks are copies of its own in turn,
+// with their bridges and NICs, on the switches that these are on. So switches
+// have as many ports as it takes, and trunks stay as they are. REQUIRES: nodes
+// is at least its own. An error where nodes are joined to nothing outside.
+Result<Cluster> WithMoreNodes(const Cluster& cluster, int nodes);
 
 // The first `devices` devices with their nodes; the others stand by.
 // REQUIRES: 1 <= devices <= cluster.devices.size().

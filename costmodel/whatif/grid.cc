@@ -35,9 +35,13 @@ size_t DevicesUsed(const Plan& plan) {
 Result<void> RunCell(const Scenario& scenario, const GridOptions& options,
                      ModelCache& models, Cell& cell) {
   TESSERA_TRY(Case made, MakeCase(scenario, models));
-  TESSERA_TRY(const Plan plan, PlanForCell(made, options));
+  TESSERA_TRY(Plan plan, PlanForCell(made, options));
   cell.prediction = Predict(made, plan, options.predict);
   cell.notes = std::move(made.notes);
+  if (options.keep_plans) {
+    cell.plan = std::move(plan);
+    cell.graph = made.graph;
+  }
   return {};
 }
 

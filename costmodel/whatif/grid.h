@@ -2,6 +2,7 @@
 // A grid of cases: every combination of the values of some axes, each
 // predicted on its own.
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@ struct GridOptions {
   // Of the scenario without settings; where it is valid for a cell, and uses
   // the devices that were added, it is the cell's plan.
   const Plan* plan = nullptr;
+  bool keep_plans = false;  // in the cells
   int threads = 1;
 };
 
@@ -28,6 +30,10 @@ struct Cell {
   std::string problem;  // why there is no prediction; empty if there is one
   std::optional<Prediction> prediction;
   std::vector<std::string> notes;
+  // The plan that is predicted and its graph, where they are kept.
+  std::optional<Plan> plan;
+  std::shared_ptr<const Graph> graph;
+  std::string plan_file;  // where the plan was written; empty: nowhere
 };
 
 // What each scenario predicts, in their order, with the scenarios' cells empty

@@ -18,14 +18,16 @@
 #include "planner/io/importer.h"
 #include "planner/io/json_value.h"
 #include "planner/io/onnx.h"
+#include "planner/topology/stacks.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::array kPaths = {
     PathRow{"cluster", "a preset or a cluster file", ""},
-    PathRow{"nodes", "nodes of the preset (of a file: at most as many)", ""},
+    PathRow{"nodes", "nodes; more than a file has are copies of its own", ""},
     PathRow{"gpus", "devices of each node of the preset", ""},
+    PathRow{"stack", "the software: a name of 'tessera list stacks'", ""},
     PathRow{"batch", "sequences of one step", ""},
     PathRow{"seq", "tokens of a sequence", ""},
     PathRow{"dtype", "of parameters and activations", ""},
@@ -58,7 +60,8 @@ constexpr std::array kPaths = {
 };
 
 bool IsText(std::string_view path) {
-  return path == "cluster" || path == "dtype" || path.starts_with("strategy.");
+  return path == "cluster" || path == "dtype" || path == "stack" ||
+         path.starts_with("strategy.");
 }
 
 // What settings build up before there is a cluster or a model.
@@ -71,6 +74,7 @@ struct Draft {
   std::optional<DType> dtype;
   std::vector<Setting> model;
   std::string strategy;
+  std::optional<Stack> stack;
   std::vector<Setting> fields;  // of the cluster
 };
 
@@ -118,6 +122,8 @@ Result<void> Apply(const Setting& setting, Draft& draft) {
     TESSERA_TRY(draft.seq_len, WholeNumber(setting, kMostSamples));
   } else if (path == "dtype") {
     TESSERA_TRY(draft.dtype, ParseDType(setting.value));
+  } else if (path == "stack") {
+    TESSERA_TRY(draft.stack, ParseStack(setting.value));
   } else if (path.starts_with("model.")) {
     draft.model.push_back({path.substr(6), setting.value});
   } else if (path.starts_with("strategy.")) {
@@ -153,7 +159,7 @@ bool IsClusterFile(const std::string& text) {
          text.ends_with(".pb");
 }
 
-Result<Cluster> LoadFor(const Draft& draft) {
+Result<Cluster> LoadFor(const Draft& draft, std::vector<std::string>& notes) {
   if (!IsClusterFile(draft.cluster)) {
     if (!draft.nodes && !draft.gpus) return LoadCluster(draft.cluster);
     return LoadCluster(WithCounts(draft));
@@ -166,12 +172,12 @@ Result<Cluster> LoadFor(const Draft& draft) {
                         "gpus");
   }
   if (!draft.nodes) return cluster;
-  if (*draft.nodes > cluster.num_nodes()) {
-    return Error{ErrorCode::kInfeasible,
-                 "'" + draft.cluster + "' is a file with " +
-                     std::to_string(cluster.num_nodes()) +
-                     " nodes; name a preset to have more",
-                 "nodes"};
+  if (const int own = cluster.num_nodes(); *draft.nodes > own) {
+    auto larger = WithMoreNodes(cluster, static_cast<int>(*draft.nodes));
+    if (!larger) return larger.error().At(draft.cluster).At("nodes");
+    notes.push_back("nodes from " + std::to_string(own) +
+                    " on are copies of those of the file, on their switches");
+    return larger;
   }
   const auto devices = std::ranges::count_if(
       cluster.devices, [&](const Device& d) { return d.node < *draft.nodes; });
@@ -487,8 +493,9 @@ Result<Case> MakeCase(const Scenario& scenario, ModelCache& models) {
   }
   Case made;
   made.strategy = draft.strategy;
-  TESSERA_TRY(made.cluster, LoadFor(draft));
+  TESSERA_TRY(made.cluster, LoadFor(draft, made.notes));
   if (scenario.stack) made.cluster.stack = *scenario.stack;
+  if (draft.stack) made.cluster.stack = *draft.stack;
   for (const Setting& setting : draft.fields) {
     if (auto done = ApplyField(setting, made.cluster, made.notes); !done) {
       return done.error().At(setting.path);

@@ -47,6 +47,21 @@ sys.exit(0 if eval(sys.argv[1]) else 1)' "$1" "$work/out.csv" ||
 csv 'len(rows) == 4 and rows[1]["feasible"] == "true"'
 csv 'float(rows[1]["step_time_s"]) > 0'
 
+# Stacks as an axis, a file's nodes copied, plans handed out.
+"$tessera" discover --cluster dgx-a100-80gb:2 -o "$work/two.txtpb" >/dev/null
+whatif --cluster "$work/two.txtpb" --replan --vary nodes=2,4 \
+  --vary stack=tessera,megatron-2021 --plan-out "$work/best.json" --json \
+  >"$work/out.json"
+check '[c["values"]["stack"] for c in j["cells"]] == ["tessera", "megatron-2021"] * 2'
+check 'j["cells"][0]["step_time_s"] != j["cells"][1]["step_time_s"]'
+check 'j["cells"][2]["devices"] == 32 and "copies" in j["cells"][2]["notes"][0]'
+# dgx-a100-80gb:4 is the file grown.
+whatif --cluster dgx-a100-80gb:4 --stack tessera --plan "$work/best-3.json" \
+  --json >"$work/again.json"
+grown=$(json 'j["cells"][0]["step_time_s"]' "$work/again.json")
+check "j['cells'][2]['step_time_s'] == $grown"
+check 'j["cells"][2]["plan_file"].endswith("best-3.json")'
+
 # The report: one file with its plots and all answers, nothing from elsewhere,
 # well-formed; a curve for each line of the other axis.
 whatif "${on[@]}" --fast --sensitivity --vary nodes=1,2 --vary \
@@ -82,6 +97,23 @@ class Check(html.parser.HTMLParser):
 check = Check()
 check.feed(text)
 assert not check.open, check.open
+PYTHON
+
+# The knee: of 8 to 256 devices 64, where throughput is farthest above the
+# straight line.
+what2=(--model "$examples/models/gpt2/config.json" --global-batch 256
+  --seq-len 512 --cluster dgx-a100-80gb:1 --strategy zero=1 --fast)
+"$tessera" whatif "${what2[@]}" --vary nodes=1,2,4,8,16,32 --json \
+  -o "$work/knee.html" >"$work/out.json"
+python3 - "$work/out.json" "$work/knee.html" <<'PYTHON' || fail "knee"
+import json, re, sys
+cells = json.load(open(sys.argv[1]))["cells"]
+at = [(c["devices"], c["tokens_per_s"]) for c in cells]
+(x0, y0), (x1, y1) = at[0], at[-1]
+above = {x: (y - y0) / (y1 - y0) - (x - x0) / (x1 - x0) for x, y in at}
+knee = max(above, key=above.get)
+assert above[knee] > 0.05, above
+assert set(re.findall(r"knee: (\d+)", open(sys.argv[2]).read())) == {str(knee)}
 PYTHON
 
 # Failures and slow devices make it slower, or smaller.

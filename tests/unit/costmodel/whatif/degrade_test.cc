@@ -3,8 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "costmodel/evaluate/evaluator.h"
 #include "costmodel/whatif/fabric.h"
+#include "planner/io/importer.h"
+#include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
+#include "tests/support/paths.h"
 
 namespace tessera {
 namespace {
@@ -136,6 +140,37 @@ TEST(Degrade, SlowLinksHaveATypeOfTheirOwn) {
   EXPECT_EQ(cluster.link_types.size(), types + 1);
   EXPECT_FALSE(SlowDown("node0.gpu1--node1.nvswitch", 4, cluster));
   EXPECT_FALSE(SlowDown("node7.nic0", 4, cluster));
+}
+
+// Nodes on the same switches: what a preset of so many is, up to the order of
+// its vertices, so that a step takes as long.
+TEST(Degrade, MoreNodesAreThoseOfThePreset) {
+  const Cluster two = *MakeCluster("dgx-a100-80gb:2");
+  const Cluster preset = *MakeCluster("dgx-a100-80gb:5");
+  const auto grown = WithMoreNodes(two, 5);
+  ASSERT_TRUE(grown) << grown.error().ToString();
+  EXPECT_TRUE(Validate(*grown).empty());
+  EXPECT_EQ(grown->vertices.size(), preset.vertices.size());
+  EXPECT_EQ(grown->links.size(), preset.links.size());
+  EXPECT_TRUE(HasVertex(*grown, "node4.nvswitch"));
+  ImportOptions import;
+  import.global_batch = 40;
+  import.seq_len = 64;
+  const Graph graph =
+      Differentiate(
+          ImportModel(ExamplePath("models/gpt2/config.json"), import).value())
+          .value();
+  const auto step = [&](const Cluster& cluster) {
+    const Strategy strategy = ParseStrategy("tp=4,zero=1").value();
+    const Plan plan = PlanFromStrategy(graph, cluster, strategy).value();
+    return Evaluator(graph, cluster, nullptr, {}).Explain(plan).step_time;
+  };
+  EXPECT_EQ(step(*grown), step(preset));
+  EXPECT_GT(step(*grown), Duration{});
+  EXPECT_EQ(WithMoreNodes(two, 2).value(), two);
+  const auto alone = WithMoreNodes(*MakeCluster("local-cpu:2"), 3);
+  ASSERT_FALSE(alone);
+  EXPECT_THAT(alone.error().ToString(), HasSubstr("joined to nothing"));
 }
 
 TEST(Degrade, TheFirstDevicesKeepTheirNodes) {

@@ -104,6 +104,23 @@ TEST(Scenario, SettingsOfLists) {
   }
 }
 
+TEST(Scenario, StacksAsAnAxis) {
+  const auto axis = ParseAxis("stack=megatron-2021,megatron-core-2024");
+  ASSERT_TRUE(axis);
+  EXPECT_EQ(axis->values.size(), 2U);
+  // Fields are those of the stack that is set.
+  EXPECT_EQ(Made({{"stack.sustained", "0.75"}, {"stack", "megatron-2021"}})
+                .cluster.stack.name,
+            "megatron-2021");
+  EXPECT_EQ(Made({{"stack.sustained", "0.75"}, {"stack", "megatron-2021"}})
+                .cluster.stack.sustained,
+            0.75);
+  ModelCache models;
+  const auto wrong = MakeCase(Tiny({{"stack", "megatron-2020"}}), models);
+  ASSERT_FALSE(wrong);
+  EXPECT_THAT(wrong.error().ToString(), HasSubstr("megatron-2021"));
+}
+
 TEST(Scenario, StacksAndTheirFields) {
   Scenario scenario = Tiny({{"stack.sustained", "0.75"}});
   scenario.stack = StackNamed("megatron-2021");
