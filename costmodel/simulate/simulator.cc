@@ -173,7 +173,9 @@ Precedence PrecedenceOf(const TaskGraph& tasks, std::span<const int> streams) {
   return precedence;
 }
 
-// The fluid model, event by event.
+// The fluid model. Tasks that share no link take what they take: they end as
+// soon as it is known when they start. Only those that may have to share are
+// events in time.
 class FluidRun {
  public:
   FluidRun(const TaskGraph& tasks, std::span<const TaskCost> costs,
@@ -193,22 +195,23 @@ class FluidRun {
     for (size_t t = 0; t < n; ++t) {
       if (precedence_.waits_for[t] == 0) ready_.push_back(t);
     }
-    size_t done = 0;
-    for (;;) {
-      done += StartReady();
-      ShareLinks();
-      if (ends_.empty()) break;
-      now_ = ends_.top().at;
-      while (!ends_.empty() && ends_.top().at == now_) {
-        const End end = ends_.top();
-        ends_.pop();
-        if (end.running >= 0 && !Ends(end)) continue;
-        Finish(static_cast<size_t>(end.task));
-        ++done;
+    EndReady();
+    while (!events_.empty()) {
+      now_ = events_.top().at;
+      while (!events_.empty() && events_.top().at == now_) {
+        const Event event = events_.top();
+        events_.pop();
+        const auto task = static_cast<size_t>(event.task);
+        if (event.running < 0) {
+          Start(event.task, flow_of_task_[task], costs_[task].duration);
+        } else if (Ends(event)) {
+          Finish(task, now_);
+          EndReady();
+        }
       }
+      ShareLinks();
     }
-    TESSERA_CHECK(done == n) << "tasks wait for each other";
-    timeline_.step_time = now_;
+    TESSERA_CHECK(done_ == n) << "tasks wait for each other";
     return std::move(timeline_);
   }
 
@@ -222,35 +225,33 @@ class FluidRun {
     Duration since;
     Duration end;
   };
-  struct End {
+  // The start or the end of such a task.
+  struct Event {
     Duration at;
     int task = 0;
-    int running = -1;  // into running_; -1: its end is fixed
-    auto operator<=>(const End&) const = default;
+    int running = -1;  // into running_; -1: it starts
+    auto operator<=>(const Event&) const = default;
   };
 
-  // Starts what can start, and ends at once what takes no time. Returns how
-  // many tasks ended.
-  size_t StartReady() {
-    size_t ended = 0;
-    for (size_t i = 0; i < ready_.size(); ++i) {
-      const size_t t = ready_[i];
-      timeline_.spans[t].start = now_;
-      const Duration duration = costs_[t].duration;
-      const int flow = flow_of_task_[t];
-      const bool shares =
-          flow >= 0 && !contention_.uses[static_cast<size_t>(flow)].empty();
-      if (duration == Duration{}) {
-        Finish(t);
-        ++ended;
-      } else if (shares) {
-        Start(static_cast<int>(t), flow, duration);
+  bool Shares(size_t t) const {
+    const int flow = flow_of_task_[t];
+    return flow >= 0 && costs_[t].duration != Duration{} &&
+           !contention_.uses[static_cast<size_t>(flow)].empty();
+  }
+
+  // Of the tasks that nothing holds up any more, ends those that share no link,
+  // and what only waited for them.
+  void EndReady() {
+    while (!ready_.empty()) {
+      const size_t t = ready_.back();
+      ready_.pop_back();
+      const Duration start = timeline_.spans[t].start;
+      if (Shares(t)) {
+        events_.push({start, static_cast<int>(t), -1});
       } else {
-        ends_.push({now_ + duration, static_cast<int>(t), -1});
+        Finish(t, start + costs_[t].duration);
       }
     }
-    ready_.clear();
-    return ended;
   }
 
   void Start(int task, int flow, Duration duration) {
@@ -265,14 +266,14 @@ class FluidRun {
     running_[static_cast<size_t>(at)] = {
         task, flow,           1, static_cast<double>(duration.picoseconds),
         now_, now_ + duration};
-    ends_.push({now_ + duration, task, at});
+    events_.push({now_ + duration, task, at});
     running_of_flow_[static_cast<size_t>(flow)].push_back(at);
     changed_.push_back(flow);
   }
 
   // Whether this is the end of its task, and not what was its end before its
   // rate changed.
-  bool Ends(const End& end) {
+  bool Ends(const Event& end) {
     Running& running = running_[static_cast<size_t>(end.running)];
     if (running.task != end.task || running.end != end.at) return false;
     std::erase(running_of_flow_[static_cast<size_t>(running.flow)],
@@ -340,13 +341,17 @@ class FluidRun {
     running.end =
         now_ +
         Duration{static_cast<int64_t>(std::ceil(running.remaining / rate))};
-    ends_.push({running.end, running.task, number});
+    events_.push({running.end, running.task, number});
   }
 
-  void Finish(size_t t) {
-    timeline_.spans[t].end = now_;
+  void Finish(size_t t, Duration end) {
+    timeline_.spans[t].end = end;
+    timeline_.step_time = Max(timeline_.step_time, end);
+    ++done_;
     for (size_t i = precedence_.first[t]; i < precedence_.first[t + 1]; ++i) {
       const auto follower = static_cast<size_t>(precedence_.followers[i]);
+      Duration& start = timeline_.spans[follower].start;
+      start = Max(start, end);
       if (--precedence_.waits_for[follower] == 0) ready_.push_back(follower);
     }
   }
@@ -357,9 +362,10 @@ class FluidRun {
   FairRates rates_;
   Precedence precedence_;  // of what still waits
   Timeline timeline_;
+  size_t done_ = 0;
   Duration now_;
-  std::vector<size_t> ready_;
-  std::priority_queue<End, std::vector<End>, std::greater<>> ends_;
+  std::vector<size_t> ready_;  // of which the start is known
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::vector<Running> running_;
   std::vector<int> free_;  // of these
   std::vector<std::vector<int>> running_of_flow_;
