@@ -109,14 +109,28 @@ struct Context {
 
 struct Share {
   int ep = 1;
-  int etp = 0;  // tensor ranks have their part of each expert, or whole ones
+  int etp = 0;
   Context context;
 };
 
+// The experts of the layer that has fewest; 0: there are none.
+int64_t FewestExperts(const GraphIndex& index) {
+  int64_t fewest = 0;
+  for (size_t i = 0; i < index.forward_nodes; ++i) {
+    const int f = index.expert_factor[i];
+    if (f < 0) continue;
+    const int64_t experts = index.extents[i][static_cast<size_t>(f)];
+    fewest = fewest == 0 ? experts : std::min(fewest, experts);
+  }
+  return fewest;
+}
+
 // How `replicas` may be shared among experts and cuts of the sequence, which is
-// cut where it is long or constraints ask for it.
+// cut where it is long or constraints ask for it. Tensor ranks have whole
+// experts where there are enough: they exchange less and compute alike.
 std::vector<Share> Shares(const SearchSpace& space, int tp, int replicas) {
   std::vector<Share> shares;
+  const int64_t experts = FewestExperts(space.index);
   const bool is_long = space.index.graph->seq_len >= kLongSequence;
   const int most_context =
       std::max(is_long ? kMostContext : 1, space.constraints.MostFixed("cp"));
@@ -124,17 +138,15 @@ std::vector<Share> Shares(const SearchSpace& space, int tp, int replicas) {
   if (space.index.has_attention) {
     kinds.insert(kinds.end(), {"ring", "ulysses"});
   }
-  const bool folds = tp > 1 && space.index.has_experts;
-  for (int ep : Divisors(replicas, space.index.has_experts ? replicas : 1)) {
+  for (int ep : Divisors(replicas, std::max<int64_t>(1, experts))) {
+    const int etp = tp > 1 && int64_t{ep} * tp <= experts ? 1 : 0;
     for (int cp : Divisors(replicas / ep, most_context)) {
-      for (int etp = 0; etp <= (folds ? 1 : 0); ++etp) {
-        if (cp == 1) {
-          shares.push_back({ep, etp, {}});
-          continue;
-        }
-        for (const std::string& kind : kinds) {
-          shares.push_back({ep, etp, {cp, kind}});
-        }
+      if (cp == 1) {
+        shares.push_back({ep, etp, {}});
+        continue;
+      }
+      for (const std::string& kind : kinds) {
+        shares.push_back({ep, etp, {cp, kind}});
       }
     }
   }
