@@ -92,9 +92,7 @@ MODELS = {
 
 
 PLAIN = {name: kind for name, (_, kind) in plain_models.MODELS.items()
-         # Texts of one label are not among the data. The others have constants
-         # of several numbers.
-         if kind != "texts" and name not in ("standardised", "sinusoids")}
+         if kind != "texts"}  # of one label, which are not among the data
 
 
 def plain(name):

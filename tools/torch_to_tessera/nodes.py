@@ -1,5 +1,6 @@
 """What a node of PyTorch's graph says of itself."""
 
+import hashlib
 import os
 import re
 
@@ -22,6 +23,13 @@ def module_path(node):
     stack = node.meta.get("nn_module_stack") or {}
     entries = list(stack.values())
     return entries[-1][0] if entries else ""
+
+
+def numbers_of(constant):
+    """A constant's numbers, and what tells it from others."""
+    numbers = constant.detach().double().contiguous()
+    return numbers, (tuple(numbers.shape),
+                     hashlib.sha1(numbers.numpy()).digest())
 
 
 def source_line(node):

@@ -7,6 +7,7 @@ import sys
 import torch
 
 from .aliases import Aliases, writes_in_place
+from .nodes import numbers_of
 from .parameters import Param
 from .problems import refuse
 
@@ -39,6 +40,10 @@ class Traced:
         self.parameters = {
             path: first[id(parameter)] for path, parameter in
             module.named_parameters(remove_duplicate=False)}
+        self.buffers = {}  # names, by their numbers
+        for path, buffer in module.named_buffers():
+            if not (buffer.is_meta or buffer.is_complex()):
+                self.buffers.setdefault(numbers_of(buffer)[1], path)
         graph, placeholders = self.trace(inputs, args.fx)
         self.inputs, self.values = [], {}
         for node, (kind, value) in placeholders.items():
