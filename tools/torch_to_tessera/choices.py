@@ -7,7 +7,7 @@ from .dimensions import Atom, Letters, extent
 from .elementwise import binary
 from .layout import apart, compact, one_atom
 from .nodes import shape_of
-from .places import concatenated, sliced_off
+from .places import concatenated, piece, sliced_off
 from .problems import Unmappable
 from .products import product
 from .values import Act
@@ -86,14 +86,19 @@ def scatter_add(walk, node, x, dim, ids, source):
 def at_places(walk, node, x, dim, ids):
     """The elements of a dimension at places that are known; several dimensions
     of these take its stead."""
+    size = shape_of(node.args[0])[dim]
+    places = [i % size for i in ids.flatten().tolist()]
+    first, count = places[0] if places else 0, len(places)
+    step = places[1] - first if count > 1 else 1
+    run = places == [first + step * i for i in range(count)]
+    if run and step == 1 and ids.dim() == 1:
+        return piece(walk, node, x, dim, first, first + count)
     x = one_atom(walk, node, walk.tensor(x), dim)
     [v] = x.dims[dim]
-    places = [i % v.extent for i in ids.flatten().tolist()]
     if v.letter == "b" or v not in x.own or not places:
         raise Unmappable("some of the samples, or of what is broadcast")
-    step = places[1] - places[0] if len(places) > 1 else 1
-    if step and places == [places[0] + step * i for i in range(len(places))]:
-        y = sliced_off(walk, node, x, dim, places[0], len(places), step)
+    if run and step:
+        y = sliced_off(walk, node, x, dim, first, count, step)
     else:
         numbers = walk.known(torch.tensor(places), "int32")
         k = Atom(f"{node.name}.k", len(places), v.letter)

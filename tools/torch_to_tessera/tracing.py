@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from .aliases import Aliases, writes_in_place
+from .aliases import Aliases, join_written_parts, writes_in_place
 from .nodes import numbers_of
 from .parameters import Param
 from .problems import refuse
@@ -58,6 +58,7 @@ class Traced:
             refuse(f"{name}: has {len(outputs)} outputs, --output "
                      f"{args.output} is none of them")
         self.output = outputs[args.output]
+        join_written_parts(graph)
         self.without_gradients = in_no_grad(graph)
         self.aliases = Aliases(graph, self.output)
         self.nodes = self.aliases.nodes

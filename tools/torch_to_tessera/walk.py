@@ -193,6 +193,8 @@ class Walk:
         if node.target is operator.getitem:
             return operands[0][operands[1]]
         if all(is_constant(value) for value in every):
+            if operator_name(node).startswith("bernoulli"):
+                return self.kept_samples(node, *operands, **keywords)
             return fold(node, operands, keywords)
         if writes_in_place(node) and self.traced.aliases.written(node)[1]:
             raise Unmappable("writes into memory that others read, too, such "
@@ -203,6 +205,15 @@ class Walk:
         if handler is None:
             return by_others(self, node)
         return handler(self, node, *operands, **keywords)
+
+    def kept_samples(self, node, like, share=0.5, **_):
+        """Of stochastic depth, which keeps a share of the samples and is not
+        applied: as many of each."""
+        if sorted(like.shape)[:-1] != [1] * (like.dim() - 1) or (
+                like.shape[0] != TRACED_BATCH):
+            raise Unmappable("draws random numbers")
+        self.warnings["stochastic depth is not applied"] = True
+        return torch.full(like.shape, share)
 
     def known(self, value, dtype=None):
         """A constant as a tensor, which is not trained."""
