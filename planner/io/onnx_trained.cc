@@ -47,8 +47,8 @@ bool ReadsNumbers(const OnnxNode& node) {
 
 // Whether a table [places, features] has sines and cosines of its places: each
 // column is x[p + 1] + x[p - 1] = 2 cos(w) x[p], by the sums of angles, and the
-// squares of a row add up to half the features. Numbers are those of fp32, or of
-// 16 bits. A learned table has neither.
+// squares of a row add up to half the features. Numbers are those of fp32, or
+// of 16 bits. A learned table has neither.
 bool AreSinusoids(const Shape& dims, const std::vector<double>& numbers) {
   constexpr double kRounding = 0x1p-7;
   const std::vector<int64_t> wide = [&] {
@@ -63,8 +63,7 @@ bool AreSinusoids(const Shape& dims, const std::vector<double>& numbers) {
   const double features = Number(wide[1]);
   for (int64_t p = 0; p < wide[0]; ++p) {
     const auto row = numbers.begin() + p * wide[1];
-    const double squares =
-        std::inner_product(row, row + wide[1], row, 0.0);
+    const double squares = std::inner_product(row, row + wide[1], row, 0.0);
     if (!(std::abs(squares - features / 2) <= kRounding * features)) {
       return false;
     }

@@ -76,8 +76,8 @@ std::string OrderProblem(const GraphIndex& index, const Node& node,
   }
   for (size_t k = 0; k < node.operands.size(); ++k) {
     const Tensor& weight = graph.tensor(node.operands[k]);
-    const bool constant = weight.kind == TensorKind::kInput &&
-                          weight.sample_dim < 0;
+    const bool constant =
+        weight.kind == TensorKind::kInput && weight.sample_dim < 0;
     if ((weight.kind != TensorKind::kWeight && !constant) || sequence < 0 ||
         !Holds(node.rule.operands[k], sequence)) {
       continue;

@@ -6,9 +6,9 @@ import math
 import torch
 
 from .broadcasting import arithmetic
-from .dimensions import Letters, extent, letters_of
+from .dimensions import Atom, Letters, extent, letters_of
 from .functions import function_of, number_of, round_number
-from .layout import in_order
+from .layout import apart, in_order
 from .nodes import shape_of
 from .parameters import Param
 from .problems import Unmappable
@@ -190,6 +190,14 @@ def attend(walk, node, scores, values):
     dims = [b + heads, s, v.dims[3]] if joint else [b, heads, s, v.dims[3]]
     if walk.atoms.changed:
         return q.viewed(dims)
+    if len(heads) == 1:  # of no layer, which would have made them apart
+        [one] = heads
+        groups = extent([a for a in k.dims[1] if a in k.own])
+        q = apart(walk, node, q, 1, [
+            Atom(f"{one.name}.{i}", size, one.letter)
+            for i, size in enumerate((groups, one.extent // groups))])
+        heads = q.dims[1]
+        dims = [b + heads, s, v.dims[3]] if joint else [b, heads, s, v.dims[3]]
     in_pairs = [x.tensor in walk.graph.in_pairs for x in (q, k, v)]
     if in_pairs[0] != in_pairs[1] or in_pairs[2]:
         raise Unmappable("queries and keys of which neighbours are turned in "
