@@ -230,7 +230,7 @@ if "$python" -c 'import numpy' 2>/dev/null; then
   "$python" "$root/tests/bench/against_export.py" --steps 1 "$tessera" \
     nano-by-hand nano-einsum-heads llama-pairs vit-norms-indexed \
     multi-head-weights transformer series-gru spreads in-place repeats alibi \
-    axial >plain.json 2>"$work/stderr" ||
+    axial sinusoids known-choice masked-numbers >plain.json 2>"$work/stderr" ||
     fail "not as PyTorch: $(cat plain.json)"
 fi
 
