@@ -217,8 +217,15 @@ void Walk::FindNumbers() {
     double elements = 1;
     for (const int64_t extent : tensor.dims) elements *= Number(extent);
     const bool large = !OnnxElements(tensor.dims);
-    if (large && elements > Number(kMostConstants)) continue;
     const bool frozen = IsFrozen(name);
+    if (elements > Number(kMostConstants)) {
+      if (frozen) {
+        problems_.push_back("tensor '" + name + "' is one of model.frozen: a " +
+                            "graph's constants have at most " +
+                            std::to_string(kMostConstants) + " numbers");
+      }
+      continue;
+    }
     // Tables of angles, what is compared with numbers, and what is added to
     // scores.
     bool masks = false;
@@ -247,7 +254,7 @@ void Walk::FindNumbers() {
     const bool equal =
         std::ranges::all_of(numbers, [&](double v) { return v == numbers[0]; });
     const bool sinusoids = of_elements && AreSinusoids(tensor.dims, numbers);
-    if (large && !sinusoids) continue;
+    if (large && !sinusoids && !frozen) continue;
     // A tensor of zeros, or of ones, alone may be how a parameter starts.
     const bool marks = !equal && std::ranges::all_of(numbers, [](double v) {
       return v == 0 || v == 1;
