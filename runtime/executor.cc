@@ -9,6 +9,7 @@
 
 #include "planner/plan/sequence_order.h"
 #include "runtime/device/staging.h"
+#include "runtime/float16.h"
 
 namespace tessera {
 namespace {
@@ -1072,6 +1073,24 @@ Result<void> RankExecutor::RunTask(Work& work, void* staged) {
   return {};
 }
 
+namespace {
+
+// The block's part of a constant of the graph.
+void LoadConstant(const Tensor& tensor, const LocalTensor& block) {
+  Shape at(block.shape.size(), 0);  // within the block
+  for (int64_t i = 0; i < block.elements(); ++i) {
+    int64_t element = 0;
+    for (size_t d = 0; d < at.size(); ++d) {
+      element = element * tensor.shape[d] + block.offset[d] + at[d];
+    }
+    StoreNumber(block.data, block.dtype, i,
+                tensor.values[static_cast<size_t>(element)]);
+    for (size_t d = at.size(); d-- > 0 && ++at[d] == block.shape[d];) at[d] = 0;
+  }
+}
+
+}  // namespace
+
 Result<void> RankExecutor::RunLoad(const Work& work) {
   const Task& task = tasks_.task(work.task);
   for (size_t i = 0; i < task.writes.size(); ++i) {
@@ -1080,7 +1099,9 @@ Result<void> RankExecutor::RunLoad(const Work& work) {
         static_cast<size_t>(block.elements() * SizeOf(block.dtype)));
     block.data = host.data();
     const Tensor& tensor = graph_.tensor(tasks_.value(task.writes[i]).tensor);
-    if (tasks_.zigzag > 1) {
+    if (!tensor.values.empty()) {
+      LoadConstant(tensor, block);
+    } else if (tasks_.zigzag > 1) {
       TESSERA_RETURN_IF_ERROR(LoadZigzag(tensor, block));
     } else {
       TESSERA_RETURN_IF_ERROR(load_(tensor, block, samples_));

@@ -26,4 +26,25 @@ void Narrow(const float* from, int64_t n, DType dtype, void* to) {
   }
 }
 
+void StoreNumber(void* to, DType dtype, int64_t i, double value) {
+  const auto single = static_cast<float>(value);
+  switch (dtype) {
+    case DType::kFloat64:
+      static_cast<double*>(to)[i] = value;
+      break;
+    case DType::kFloat32:
+      static_cast<float*>(to)[i] = single;
+      break;
+    case DType::kBFloat16:
+      static_cast<BFloat16*>(to)[i] = ToBFloat16(single);
+      break;
+    case DType::kFloat16:
+      static_cast<Float16*>(to)[i] = ToFloat16(single);
+      break;
+    case DType::kInt32:
+      static_cast<int32_t*>(to)[i] = static_cast<int32_t>(value);
+      break;
+  }
+}
+
 }  // namespace tessera

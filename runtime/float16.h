@@ -75,4 +75,7 @@ inline Float16 ToFloat16(float value) {
 void Widen(const void* from, DType dtype, int64_t n, float* to);
 void Narrow(const float* from, int64_t n, DType dtype, void* to);
 
+// Element i of numbers of any `dtype`; a whole number where that is int32.
+void StoreNumber(void* to, DType dtype, int64_t i, double value);
+
 }  // namespace tessera

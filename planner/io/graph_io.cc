@@ -76,6 +76,7 @@ proto::Graph ToProto(const Graph& graph) {
       row.mutable_init()->set_constant(tensor.init.constant);
     }
     row.set_weight_decay(tensor.weight_decay);
+    row.mutable_values()->Add(tensor.values.begin(), tensor.values.end());
   }
   for (const Node& node : graph.nodes) {
     TESSERA_CHECK(node.pass == Pass::kForward) << node.name;
@@ -193,6 +194,7 @@ Result<Tensor> FromProto(const proto::Tensor& row, int64_t global_batch,
                         at("init"));
   }
   tensor.weight_decay = row.weight_decay();
+  tensor.values.assign(row.values().begin(), row.values().end());
   return tensor;
 }
 

@@ -20,10 +20,6 @@ bool AllOnes(const Dim& dim) {
                              [](const Atom& atom) { return atom.extent == 1; });
 }
 
-bool HasSamples(std::span<const Atom> atoms) {
-  return std::ranges::count(atoms, 'b', &Atom::letter) > 0;
-}
-
 }  // namespace
 
 // ---- Functions of one tensor ------------------------------------------------
@@ -219,7 +215,8 @@ Result<void> Walk::Elementwise(const OnnxNode& node) {
                           Broadcasts(constant->shape, scores)));
     if (!is_mask && !covers) continue;
     const auto mask = MaskOf(node, 1 - i, MaskForm::kAdded);
-    if (!mask && is_mask) return mask.error();
+    // What is no mask may be numbers that are added.
+    if (!mask && other.Is(Value::Kind::kLarge)) return mask.error();
     if (!mask) continue;
     if (are_scores) {
       Value value = scores;
@@ -252,12 +249,10 @@ Result<void> Walk::Elementwise(const OnnxNode& node) {
       // What the other operand's shape holds already.
       const bool adds_no_extent =
           uniform && two && Broadcasts(ShapeOf(value), In(node, 1 - i));
-      if (!adds_no_extent) {
-        return InvalidInput("operand " + std::to_string(i) +
-                            " is a constant of more than one number");
+      if (adds_no_extent) {
+        number[i] = *uniform;
+        continue;
       }
-      number[i] = *uniform;
-      continue;
     }
     const Shape shape = ShapeOf(value);
     const size_t rank = shape.size();
@@ -339,8 +334,7 @@ Result<void> Walk::Align(const OnnxNode& node, size_t dims, Activation& x,
             "a trained tensor of the file has a dimension of " +
             std::to_string(sizes_.batch) +
             " places beside samples, which microbatches cut: expected 1 place, "
-            "or that the tensor is one of model.frozen, where all its numbers "
-            "are equal");
+            "or that the tensor is one of model.frozen, where they are equal");
       }
       for (size_t i = 0; ExtentsOf(a) == ExtentsOf(b) && i < b.size(); ++i) {
         if (b[i].letter == 'b' || b[i].letter == 's') result.back()[i] = b[i];
@@ -448,10 +442,7 @@ Result<void> Walk::Choose(const OnnxNode& node) {
       return values_[name].Is(Value::Kind::kActivation) &&
              Broadcasts(In(node, i).constant.shape, values_[name]);
     });
-    if (like == node.inputs.end() || !number) {
-      return InvalidInput("operand " + std::to_string(i) +
-                          " is a constant of more than one number");
-    }
+    if (like == node.inputs.end() || !number) continue;
     const std::string bound = NumberOf(node, *number);
     TESSERA_TRY(of.inputs[i], Part(node, "Max", {*like, bound}));
     TESSERA_TRY(of.inputs[i], Part(node, "Min", {of.inputs[i], bound}));

@@ -14,7 +14,9 @@ using Folded = Result<std::optional<OnnxConstant>>;
 // and may have extents whose product is no number.
 Shape Strides(const Shape& shape) {
   Shape strides(shape.size(), 1);
-  if (OnnxElements(shape).value_or(0) == 0) return strides;
+  double elements = 1;
+  for (const int64_t extent : shape) elements *= static_cast<double>(extent);
+  if (!(elements > 0 && elements < 0x1p53)) return strides;
   for (size_t d = shape.size(); d-- > 1;) {
     strides[d - 1] = strides[d] * shape[d];
   }

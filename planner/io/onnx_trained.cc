@@ -1,12 +1,15 @@
 // Which tensors of the file are trained. PyTorch's newer exporter says which
-// are parameters; of other files all are that are not masks, tables of angles
-// or what the user says (`frozen`), and what nothing tells is a warning.
+// are parameters; of other files all are that are not masks, tables of angles,
+// sinusoids of places or what the user says (`frozen`), and what nothing tells
+// is a warning.
 
 #include <fnmatch.h>
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <initializer_list>
+#include <numeric>
 #include <set>
 #include <string>
 #include <string_view>
@@ -34,6 +37,55 @@ bool IsArithmetic(const OnnxNode& node) {
   return ApplyOnnx(node.op, 1, 1, true).has_value() ||
          IsOneOf(node.op, {"Max", "Mean", "Min", "ScatterElements", "ScatterND",
                            "Sum", "Where"});
+}
+
+// Nodes that read a tensor of the file, where it is no layer's, as they read
+// what is computed.
+bool ReadsNumbers(const OnnxNode& node) {
+  return IsArithmetic(node) || IsOneOf(node.op, {"Einsum", "MatMul"});
+}
+
+// Whether a table [places, features] has sines and cosines of its places: each
+// column is x[p + 1] + x[p - 1] = 2 cos(w) x[p], by the sums of angles, and the
+// squares of a row add up to half the features. Numbers are those of fp32, or
+// of 16 bits. A learned table has neither.
+bool AreSinusoids(const Shape& dims, const std::vector<double>& numbers) {
+  constexpr double kRounding = 0x1p-7;
+  const std::vector<int64_t> wide = [&] {
+    std::vector<int64_t> extents;
+    for (const int64_t extent : dims) {
+      if (extent > 1) extents.push_back(extent);
+    }
+    return extents;
+  }();
+  constexpr int64_t kLeast = 4;  // places, of which three have a frequency
+  if (wide.size() != 2 || wide[0] < kLeast) return false;
+  const double features = Number(wide[1]);
+  for (int64_t p = 0; p < wide[0]; ++p) {
+    const auto row = numbers.begin() + p * wide[1];
+    const double squares = std::inner_product(row, row + wide[1], row, 0.0);
+    if (!(std::abs(squares - features / 2) <= kRounding * features)) {
+      return false;
+    }
+  }
+  for (int64_t c = 0; c < wide[1]; ++c) {
+    const auto at = [&](int64_t place) {
+      return numbers[static_cast<size_t>(place * wide[1] + c)];
+    };
+    double product = 0;
+    double square = 0;
+    for (int64_t p = 1; p + 1 < wide[0]; ++p) {
+      product += (at(p + 1) + at(p - 1)) * at(p);
+      square += at(p) * at(p);
+    }
+    const double turn = square > 0 ? product / square : 0;  // 2 cos(w)
+    for (int64_t p = 1; p + 1 < wide[0]; ++p) {
+      if (std::abs(at(p + 1) + at(p - 1) - turn * at(p)) > 4 * kRounding) {
+        return false;
+      }
+    }
+  }
+  return true;
 }
 
 // "encoder.layer.gate": letters, digits, '_' and '.'.
@@ -159,11 +211,21 @@ void Walk::FindNumbers() {
            (found != values_.end() && found->second.Is(Value::Kind::kConstant));
   };
   for (auto& [name, value] : values_) {
-    if (!value.Is(Value::Kind::kWeight) || !OnnxElements(ShapeOf(value))) {
+    if (!value.Is(Value::Kind::kWeight)) continue;
+    const OnnxTensor& tensor = *value.source;
+    // Tables of more places than are read are larger.
+    double elements = 1;
+    for (const int64_t extent : tensor.dims) elements *= Number(extent);
+    const bool large = !OnnxElements(tensor.dims);
+    const bool frozen = IsFrozen(name);
+    if (elements > Number(kMostConstants)) {
+      if (frozen) {
+        problems_.push_back("tensor '" + name + "' is one of model.frozen: a " +
+                            "graph's constants have at most " +
+                            std::to_string(kMostConstants) + " numbers");
+      }
       continue;
     }
-    const OnnxTensor& tensor = *value.source;
-    const bool frozen = IsFrozen(name);
     // Tables of angles, what is compared with numbers, and what is added to
     // scores.
     bool masks = false;
@@ -181,20 +243,24 @@ void Walk::FindNumbers() {
     seen.clear();
     const bool of_elements =
         tensor.is_parameter != true && AreRead(name, IsArithmetic, seen);
-    if (!frozen && !of_places && !of_elements) continue;
+    seen.clear();
+    const bool buffer =
+        tensor.is_parameter == false && AreRead(name, ReadsNumbers, seen);
+    if (!frozen && !of_places && !of_elements && !buffer) continue;
     std::vector<double> numbers = tensor.Values();
     if (numbers.empty()) continue;
     const bool hides = std::ranges::all_of(
         numbers, [](double v) { return v == 0 || v <= kHidden; });
     const bool equal =
         std::ranges::all_of(numbers, [&](double v) { return v == numbers[0]; });
+    const bool sinusoids = of_elements && AreSinusoids(tensor.dims, numbers);
+    if (large && !sinusoids && !frozen) continue;
     // A tensor of zeros, or of ones, alone may be how a parameter starts.
     const bool marks = !equal && std::ranges::all_of(numbers, [](double v) {
       return v == 0 || v == 1;
     });
-    const bool constant = tensor.is_parameter == false && equal;
-    if (frozen || (of_places && (!masks || hides)) ||
-        (of_elements && (marks || constant))) {
+    if (frozen || buffer || sinusoids || (of_places && (!masks || hides)) ||
+        (of_elements && marks)) {
       value = ConstantValue({tensor.dims, std::move(numbers), true});
     }
   }
@@ -206,7 +272,7 @@ void Walk::WarnOfTrained() const {
     options_.warnings->push_back(
         path_ +
         ": tensors are trained that the file says are no parameters, as "
-        "graphs have no constants of several numbers: " +
+        "layers read them: " +
         ListOf(buffers_));
   }
   if (!doubtful_weights_.empty()) {

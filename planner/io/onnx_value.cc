@@ -140,6 +140,10 @@ bool Fit(Atoms& atoms, const Dim& a, const Dim& b) {
   return ExtentsOf(x) == ExtentsOf(y);
 }
 
+bool HasSamples(std::span<const Atom> atoms) {
+  return std::ranges::count(atoms, 'b', &Atom::letter) > 0;
+}
+
 Shape ExtentsOf(std::span<const Atom> atoms) {
   Shape shape;
   for (const Atom& atom : atoms) shape.push_back(atom.extent);

@@ -259,6 +259,9 @@ std::optional<double> FactorOf(const Expression* f);
 // An atom by those that it is split into, where it occurs.
 void ReplaceIn(std::vector<Atom>& in, const Atom& atom, const Dim& parts);
 
+// Whether one is the samples.
+bool HasSamples(std::span<const Atom> atoms);
+
 Shape ExtentsOf(std::span<const Atom> atoms);
 
 // Without extents of 1.

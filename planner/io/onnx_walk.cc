@@ -183,6 +183,8 @@ Result<Activation> Walk::Computed(const OnnxNode& node, size_t i) {
         return JoinedStates(node, value);
       }
       return InvalidInput(operand + " is read whole and in pieces");
+    case Value::Kind::kConstant:
+      return Known(node, i);
     case Value::Kind::kSlab:
       return InvalidInput(operand +
                           " is a weight that a recurrent layer reads, too");
@@ -246,6 +248,54 @@ Result<Activation> Walk::Trained(const Value& value) {
   x.tensor = builder_.Add1("scale", Unique(value.weight + ".read"), {x.tensor},
                            letters + "->" + letters, {{"factor", 1}});
   return trained_[key] = x;
+}
+
+Result<Activation> Walk::Known(const OnnxNode& node, size_t i) {
+  const std::string& name = node.inputs[i];
+  OnnxConstant constant = In(node, i).constant;
+  // What is the same for each sample, as where an exporter was given a batch,
+  // is there once.
+  const auto samples = [&](const std::string& input) {
+    const auto found = values_.find(input);
+    return found != values_.end() &&
+           found->second.Is(Value::Kind::kActivation) &&
+           found->second.x.dims.size() == constant.shape.size() &&
+           HasSamples(found->second.x.dims[0]);
+  };
+  if (!constant.shape.empty() && constant.shape[0] == sizes_.batch &&
+      sizes_.batch > 1 && std::ranges::any_of(node.inputs, samples)) {
+    const std::vector<double>& values = constant.values;
+    const auto row = std::ssize(values) / sizes_.batch;
+    if (std::equal(values.begin() + row, values.end(), values.begin())) {
+      constant.shape[0] = 1;
+      constant.values.resize(static_cast<size_t>(row));
+    }
+  }
+  const std::string key = name + " " + TextOf(constant.shape);
+  const auto made = known_.find(key);
+  if (made != known_.end()) return made->second;
+  Activation x;
+  for (size_t d = 0; d < constant.shape.size(); ++d) {
+    const int64_t extent = constant.shape[d];
+    if (extent < 1) return InvalidInput("'" + name + "' has no elements");
+    const std::string atom = name + "." + std::to_string(d);
+    x.dims.push_back(extent == 1 && constant.shape.size() > 1
+                         ? Dim()
+                         : atoms_.Make(atom, extent, 'f'));
+  }
+  x.own = Flatten(x.dims);
+  if (x.own.size() > kMaxDims) {
+    return InvalidInput("'" + name + "' has more than " +
+                        std::to_string(kMaxDims) + " dimensions");
+  }
+  const bool marks = !constant.is_float &&
+                     std::ranges::all_of(constant.values, [](double value) {
+                       return value == 0 || value == 1;
+                     });
+  x.tensor = builder_.Constant(Unique(name), ExtentsOf(x.own),
+                               std::move(constant.values));
+  if (marks) marks_.insert(x.tensor);
+  return known_[key] = x;
 }
 
 Result<TensorId> Walk::Weight(const Value& value, std::vector<size_t> order,

@@ -155,6 +155,9 @@ class Walk {
   static Value AsWeight(const Value& value);
   // A weight as a tensor that is computed, without its extents of 1.
   Result<Activation> Trained(const Value& value);
+  // Operand `i`, whose numbers are known, as a tensor that is not trained,
+  // without its extents of 1.
+  Result<Activation> Known(const OnnxNode& node, size_t i);
   // With its tensor's dimensions in the order of the file's.
   Result<Activation> Contiguous(const OnnxNode& node, Activation x);
   // With dimension d one atom of its tensor, which is what reads it may ask
@@ -553,6 +556,7 @@ class Walk {
   std::map<std::pair<TensorId, std::shared_ptr<const Expression>>, TensorId>
       materialised_;
   std::map<std::string, Activation> trained_;
+  std::map<std::string, Activation> known_;
   std::vector<std::string> frozen_;         // patterns of names
   std::set<std::string> buffers_;           // trained all the same
   std::set<std::string> doubtful_weights_;  // that may be buffers

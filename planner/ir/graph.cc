@@ -221,6 +221,18 @@ TensorId GraphBuilder::Weight(std::string name, Shape shape, Initializer init,
   return TensorId(graph_.tensors.size() - 1);
 }
 
+TensorId GraphBuilder::Constant(std::string name, Shape shape,
+                                std::vector<double> values) {
+  Tensor tensor;
+  tensor.name = std::move(name);
+  tensor.shape = std::move(shape);
+  tensor.dtype = graph_.dtype;
+  tensor.kind = TensorKind::kInput;
+  tensor.values = std::move(values);
+  graph_.tensors.push_back(std::move(tensor));
+  return TensorId(graph_.tensors.size() - 1);
+}
+
 std::vector<TensorId> GraphBuilder::Add(std::string_view op, std::string name,
                                         std::vector<TensorId> operands,
                                         std::string_view rule,
@@ -346,6 +358,36 @@ void CheckTensors(const Graph& graph, const Node& node,
   }
 }
 
+// The numbers of a constant; `total`: those of all so far.
+std::string ConstantProblem(const Tensor& tensor, int64_t& total) {
+  if (tensor.values.empty()) return "";
+  if (tensor.kind != TensorKind::kInput || tensor.sample_dim >= 0) {
+    return "has values: only inputs without samples have them";
+  }
+  double elements = 1;
+  for (const int64_t extent : tensor.shape) {
+    elements *= static_cast<double>(extent);
+  }
+  const auto count = static_cast<int64_t>(tensor.values.size());
+  if (static_cast<double>(count) != elements) {
+    return "has " + std::to_string(count) + " values: expected those of " +
+           ShapeText(tensor.shape);
+  }
+  total += count;
+  if (total > kMostConstants) {
+    return "is one of constants of more than " +
+           std::to_string(kMostConstants) + " numbers together";
+  }
+  const bool whole = tensor.dtype == DType::kInt32;
+  for (const double value : tensor.values) {
+    if (std::isnan(value)) return "has a value that is no number";
+    if (whole && (value != std::floor(value) || std::abs(value) > 0x7fffffff)) {
+      return "has a value that is no whole number of 32 bits";
+    }
+  }
+  return "";
+}
+
 // Attributes and rule of a forward node. An adjoint has its forward's.
 void CheckAgainstOperator(const Node& node, const std::string& where,
                           std::vector<Error>& errors) {
@@ -396,9 +438,14 @@ std::vector<Error> Validate(const Graph& graph) {
   std::vector<bool> ready(graph.tensors.size(), false);
   // What operators of the user's own keep.
   std::vector<bool> kept(graph.tensors.size(), false);
+  int64_t constants = 0;
   for (size_t i = 0; i < graph.tensors.size(); ++i) {
     const Tensor& tensor = graph.tensors[i];
     const std::string where = "tensors[" + std::to_string(i) + "]";
+    if (std::string problem = ConstantProblem(tensor, constants);
+        !problem.empty()) {
+      fail(where, "'" + tensor.name + "' " + problem);
+    }
     ready[i] =
         tensor.kind == TensorKind::kInput || tensor.kind == TensorKind::kWeight;
     for (int64_t extent : tensor.shape) {

@@ -19,7 +19,8 @@ namespace tessera {
 using Shape = std::vector<int64_t>;
 
 enum class TensorKind : uint8_t {
-  kInput,           // read from the data: "tokens", "labels", "positions"
+  kInput,           // read from the data: "tokens", "labels", "positions";
+                    // or a constant, whose numbers the graph has
   kWeight,          // trained
   kActivation,      // produced by a forward node
   kGradient,        // gradient of an activation
@@ -43,6 +44,10 @@ struct Tensor {
   TensorId gradient_of;       // gradients only: the tensor they belong to
   Initializer init;           // weights only
   bool weight_decay = false;  // weights only: AdamW decays it
+  // Inputs without samples only, which are constants: their numbers, row by
+  // row. Not trained, and in no checkpoint: each rank that reads one fills its
+  // part from here.
+  std::vector<double> values;
   bool operator==(const Tensor&) const = default;
 };
 
@@ -87,6 +92,9 @@ struct Graph {
   bool operator==(const Graph&) const = default;
 };
 
+// The most numbers that the constants of a graph have together: 32 MB.
+inline constexpr int64_t kMostConstants = int64_t{1} << 22;
+
 // Number of trained scalars.
 int64_t ParameterCount(const Graph& graph);
 // Trained scalars that take part in a token's matrix products: each weight once
@@ -119,6 +127,8 @@ class GraphBuilder {
   TensorId Input(std::string name, Shape shape, DType dtype);
   TensorId Weight(std::string name, Shape shape, Initializer init,
                   bool weight_decay);
+  // Of the graph's type. REQUIRES: as many `values` as the shape has.
+  TensorId Constant(std::string name, Shape shape, std::vector<double> values);
 
   // Adds a node and returns its results. `rule` is empty for the operator's
   // default rule. Result shapes follow from the rule; result dtypes are the

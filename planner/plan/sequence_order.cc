@@ -68,7 +68,7 @@ std::string OrderProblem(const GraphIndex& index, const Node& node,
     const Tensor& positions = graph.tensor(id);
     // What a gate has chosen for each token follows it.
     const bool follows =
-        positions.kind == TensorKind::kInput ||
+        (positions.kind == TensorKind::kInput && positions.sample_dim >= 0) ||
         (index.producer[id.index()].valid() && node.op->streamed == 0);
     if (follows) continue;
     return "positions " + Quoted(positions.name) + " of " + Quoted(node.name) +
@@ -76,7 +76,9 @@ std::string OrderProblem(const GraphIndex& index, const Node& node,
   }
   for (size_t k = 0; k < node.operands.size(); ++k) {
     const Tensor& weight = graph.tensor(node.operands[k]);
-    if (weight.kind != TensorKind::kWeight || sequence < 0 ||
+    const bool constant =
+        weight.kind == TensorKind::kInput && weight.sample_dim < 0;
+    if ((weight.kind != TensorKind::kWeight && !constant) || sequence < 0 ||
         !Holds(node.rule.operands[k], sequence)) {
       continue;
     }
@@ -151,7 +153,7 @@ std::string ZigzagProblem(const GraphIndex& index, const Plan& plan) {
            std::to_string(graph.seq_len);
   }
   for (const Tensor& tensor : graph.tensors) {
-    if (tensor.kind == TensorKind::kInput &&
+    if (tensor.kind == TensorKind::kInput && tensor.sample_dim >= 0 &&
         (tensor.shape.size() != 2 || tensor.shape[1] != graph.seq_len)) {
       return "input " + Quoted(tensor.name) + " has no positions to reorder";
     }

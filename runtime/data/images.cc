@@ -20,20 +20,7 @@ double Uniform(uint64_t key, uint64_t counter) {
 }
 
 void Store(const LocalTensor& block, int64_t i, double value) {
-  const auto single = static_cast<float>(value);
-  switch (block.dtype) {
-    case DType::kFloat64:
-      block.as<double>()[i] = value;
-      break;
-    case DType::kBFloat16:
-      block.as<BFloat16>()[i] = ToBFloat16(single);
-      break;
-    case DType::kFloat16:
-      block.as<Float16>()[i] = ToFloat16(single);
-      break;
-    default:
-      block.as<float>()[i] = single;
-  }
+  StoreNumber(block.data, block.dtype, i, value);
 }
 
 // What a block has of an image, from element `out` of the block on.

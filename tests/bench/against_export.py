@@ -83,6 +83,36 @@ MODELS = {
                  "tie_word_embeddings": False},
     "vit": {"model_type": "vit", **SMALL, "image_size": 16, "patch_size": 4,
             "id2label": {str(i): str(i) for i in range(10)}},
+    "cohere": {"model_type": "cohere", **GROUPED},
+    "cohere2": {"model_type": "cohere2", **GROUPED, "head_dim": 8,
+                "sliding_window": 8},
+    "olmo": {"model_type": "olmo", **GROUPED},
+    "olmo2": {"model_type": "olmo2", **GROUPED},
+    "mpt": {"model_type": "mpt", "d_model": 32, "n_heads": 4, "n_layers": 2,
+            "vocab_size": 256, "max_seq_len": 64},
+    "modernbert": {"model_type": "modernbert", **SMALL, "local_attention": 8,
+                   "global_attn_every_n_layers": 2, "pad_token_id": 0},
+    "gemma2": {"model_type": "gemma2", **GROUPED, "head_dim": 8,
+               "sliding_window": 8},
+    "gemma3": {"model_type": "gemma3_text", **GROUPED, "head_dim": 8,
+               "sliding_window": 8},
+    "glm": {"model_type": "glm", **GROUPED, "head_dim": 8, "pad_token_id": 0},
+    "falcon": {"model_type": "falcon", **SMALL, "multi_query": True,
+               "parallel_attn": True, "bias": False, "alibi": False,
+               "new_decoder_architecture": False},
+    "falcon-new": {"model_type": "falcon", **SMALL, "num_kv_heads": 2,
+                   "new_decoder_architecture": True, "alibi": False},
+    # Latent attention; its router is not mapped.
+    "deepseek_v3": {"model_type": "deepseek_v3", **SMALL, "q_lora_rank": 16,
+                    "kv_lora_rank": 16, "qk_nope_head_dim": 8,
+                    "qk_rope_head_dim": 4, "v_head_dim": 8,
+                    "num_key_value_heads": 4, "first_k_dense_replace": 2},
+    "granite": {"model_type": "granite", **GROUPED},
+    "nemotron": {"model_type": "nemotron", **GROUPED, "head_dim": 8},
+    "phi": {"model_type": "phi", **GROUPED},
+    "stablelm": {"model_type": "stablelm", **GROUPED},
+    "starcoder2": {"model_type": "starcoder2", **GROUPED,
+                   "residual_dropout": 0, "embedding_dropout": 0},
     "resnet18": 32,
     "resnet18-replicas": 64,
     "resnet50": 32,
@@ -92,9 +122,7 @@ MODELS = {
 
 
 PLAIN = {name: kind for name, (_, kind) in plain_models.MODELS.items()
-         # Texts of one label are not among the data. The others have constants
-         # of several numbers.
-         if kind != "texts" and name not in ("standardised", "sinusoids")}
+         if kind != "texts"}  # of one label, which are not among the data
 
 
 def plain(name):

@@ -172,6 +172,9 @@ int Run(const std::string& path, const std::string& folder, int64_t batch,
       continue;
     }
     FillExtra(input, tensors[i]);
+    for (size_t e = 0; e < input.values.size(); ++e) {
+      tensors[i].Set(static_cast<int64_t>(e), input.values[e]);
+    }
     if (input.name == "patches" && !FillPatches(folder + "/0.in", tensors[i])) {
       std::cerr << folder << "/0.in: expected images of these patches\n";
       return 2;

@@ -506,6 +506,67 @@ class Between(nn.Module):
         return self.head(self.function(self.embedding(tokens)))
 
 
+class Known(nn.Module):
+    """Numbers that are known beside what is computed: buffers, and constants
+    that PyTorch lifts out."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        random = torch.Generator().manual_seed(5)
+        self.register_buffer("mean", torch.randn(WIDTH, generator=random))
+        self.register_buffer("matrix", torch.randn(
+            WIDTH, WIDTH, generator=random) / 4)
+        self.register_buffer("kept", torch.rand(
+            MOST_PLACES, WIDTH, generator=random) > 0.4)
+        self.register_buffer("order", torch.randperm(WIDTH, generator=random))
+        self.norm = nn.LayerNorm(WIDTH, bias=False)
+
+    def forward(self, x):
+        places = x.shape[1]
+        if self.way == "matrix":
+            return x + torch.tanh(F.linear(x, self.matrix, self.mean))
+        if self.way == "choice":
+            kept = self.kept[:places]
+            return (torch.where(kept, x, self.mean) + x.masked_fill(kept, 0.5) +
+                    (1 - self.mean) * torch.maximum(x, self.mean))
+        if self.way == "order":
+            return (torch.roll(x, (3, -1), (1, 2)).flip(1) + 0.1 * x.cumsum(1) +
+                    x[..., self.order] + x.sort(-1)[0])
+        return (F.layer_norm(x, (WIDTH,)) + self.norm(x) +
+                F.rms_norm(x, (WIDTH,)))
+
+
+class Masked(Attention):
+    """A mask with holes, or numbers that are added to scores."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        random = torch.Generator().manual_seed(6)
+        if numbers:
+            mask = torch.randn(1, HEADS, MOST_PLACES, MOST_PLACES,
+                               generator=random)
+        else:
+            mask = torch.rand(MOST_PLACES, MOST_PLACES, generator=random) > 0.5
+            mask |= torch.eye(MOST_PLACES, dtype=torch.bool)
+        self.register_buffer("mask", mask)
+
+    def mix(self, q, k, v):
+        t = q.shape[2]
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=self.mask[..., :t, :t])
+
+
+class Capped(ByHand):
+    """Scores through a hyperbolic tangent, as in Gemma 2."""
+
+    def mix(self, q, k, v):
+        t = q.shape[2]
+        scores = 5 * torch.tanh(q @ k.transpose(-2, -1) / 10)
+        scores = scores.masked_fill(self.bias[:, :, :t, :t] == 0, -1e9)
+        return F.softmax(scores, dim=-1) @ v
+
+
 def activations(x):
     """Those that are no operators of Tessera's."""
     made = [F.elu(x), F.selu(x), F.celu(x, 0.7), F.mish(x), F.logsigmoid(x),
@@ -742,6 +803,11 @@ MODELS = {
     "series-both-ways-gru": (lambda: Series(nn.GRU, "mean", True), "series"),
     "texts-state": (lambda: Texts(last="state"), "texts"),
     "texts-both-ways": (lambda: Texts(last="both", both_ways=True), "texts"),
+    **{f"known-{way}": (lambda way=way: Between(Known(way)), "tokens")
+       for way in ("matrix", "choice", "order", "norms")},
+    "masked-holes": (lambda: Gpt(lambda: Masked(False)), "tokens"),
+    "masked-numbers": (lambda: Gpt(lambda: Masked(True)), "tokens"),
+    "capped": (lambda: Gpt(Capped), "tokens"),
     "standardised": (Standardised, "images8"),
     "sinusoids": (Sinusoids, "tokens"),
 }

@@ -63,7 +63,7 @@ class Odd(nn.Module):
         self.norm = nn.LayerNorm(16)
 
     def forward(self, tokens):
-        x = torch.cumsum(self.table(tokens), 1)
+        x = torch.cumprod(self.table(tokens), 1)
         x = self.norm(self.layer(x))
         return torch.fft.fft(x).real
 
@@ -219,8 +219,8 @@ code=0
 "$python" "$root/tools/export_torch.py" own:odd --loss -o odd.json \
   >stdout 2>stderr || code=$?
 [[ $code == 2 && ! -e odd.json ]] || fail "exit code $code of an odd model"
-grep -qE '\(top\) \(cumsum, .*own.py:[0-9]+\): no operator' stderr ||
-  fail "no line of cumsum: $(cat stderr)"
+grep -qE '\(top\) \(cumprod, .*own.py:[0-9]+\): no operator' stderr ||
+  fail "no line of cumprod: $(cat stderr)"
 # What is behind it is looked at, too: the layer and the norm are fine.
 grep -q '(fft_fft, ' stderr || fail "no line of fft: $(cat stderr)"
 [[ $(grep -c 'own.py:' stderr) == 3 ]] || fail "named: $(cat stderr)"
@@ -230,7 +230,7 @@ if "$python" -c 'import numpy' 2>/dev/null; then
   "$python" "$root/tests/bench/against_export.py" --steps 1 "$tessera" \
     nano-by-hand nano-einsum-heads llama-pairs vit-norms-indexed \
     multi-head-weights transformer series-gru spreads in-place repeats alibi \
-    axial >plain.json 2>"$work/stderr" ||
+    axial sinusoids known-choice masked-numbers >plain.json 2>"$work/stderr" ||
     fail "not as PyTorch: $(cat plain.json)"
 fi
 
@@ -262,7 +262,7 @@ done
 # What is trained although PyTorch would not is told.
 "$python" "$root/tools/export_torch.py" own:frozen --loss -o frozen.json \
   >/dev/null 2>stderr
-grep -q "1 parameters are frozen .*: head.bias" stderr || fail "$(cat stderr)"
+grep -q "1 parameter is frozen .*: head.bias" stderr || fail "$(cat stderr)"
 grep -q "row 3 of table.weight is padding" stderr || fail "$(cat stderr)"
 # A function of one's own that fails; inputs without a sample.
 for made in "raises RuntimeError: no such data (.*own.py:" \

@@ -588,7 +588,22 @@ class SmallGeneral {
     z = f("leaky_relu", f("cos", z), {{"slope", 0.1}});
     y = Op("add", name + ".add", {y, z}, "bsh,bsh->bsh");
     z = f("hard_swish", f("gelu_erf", f("sigmoid", f("sin", x))));
-    return Op("multiply", name + ".product", {y, z}, "bsh,bsh->bsh");
+    y = Op("multiply", name + ".product", {y, z}, "bsh,bsh->bsh");
+    // A number for each place and feature, and a matrix, that are not trained.
+    y = Op("multiply", name + ".known",
+           {y, Constant(name + ".table", {spec_.sequence, spec_.hidden})},
+           "bsh,sh->bsh");
+    return Op("einsum", name + ".mixed",
+              {y, Constant(name + ".matrix", {spec_.hidden, spec_.hidden})},
+              "bsi,oi->bso");
+  }
+
+  TensorId Constant(const std::string& name, Shape shape) {
+    std::vector<double> values;
+    for (int64_t i = 0; i < shape[0] * shape[1]; ++i) {
+      values.push_back(std::cos(static_cast<double>(3 * i + 1)));
+    }
+    return builder_.Constant(name, std::move(shape), std::move(values));
   }
 
   TensorId Ids(const std::string& name, int64_t count) {

@@ -5,9 +5,10 @@ import math
 
 import torch
 
-from .dimensions import Letters, extent, letters_of
+from .broadcasting import arithmetic
+from .dimensions import Atom, Letters, extent, letters_of
 from .functions import function_of, number_of, round_number
-from .layout import in_order
+from .layout import apart, in_order
 from .nodes import shape_of
 from .parameters import Param
 from .problems import Unmappable
@@ -17,6 +18,8 @@ from .values import Act, Value, is_constant
 
 RULE = "bsgrd!,bt!gd,btge!,bs,bt->bsgre,bsgr"
 HIDDEN = -1e4             # what is added to masked scores is below
+# Of every type, and with an exponential of zero beside any score.
+MASKED = -60000
 
 
 @dataclasses.dataclass
@@ -187,6 +190,14 @@ def attend(walk, node, scores, values):
     dims = [b + heads, s, v.dims[3]] if joint else [b, heads, s, v.dims[3]]
     if walk.atoms.changed:
         return q.viewed(dims)
+    if len(heads) == 1:  # of no layer, which would have made them apart
+        [one] = heads
+        groups = extent([a for a in k.dims[1] if a in k.own])
+        q = apart(walk, node, q, 1, [
+            Atom(f"{one.name}.{i}", size, one.letter)
+            for i, size in enumerate((groups, one.extent // groups))])
+        heads = q.dims[1]
+        dims = [b + heads, s, v.dims[3]] if joint else [b, heads, s, v.dims[3]]
     in_pairs = [x.tensor in walk.graph.in_pairs for x in (q, k, v)]
     if in_pairs[0] != in_pairs[1] or in_pairs[2]:
         raise Unmappable("queries and keys of which neighbours are turned in "
@@ -287,23 +298,38 @@ def written_out(walk, scores):
     if walk.atoms.changed:
         return x
     sizes = [extent(dim) for dim in x.dims[-2:]]
-    kind, window = seen_keys(walk, scores.mask, sizes)
     if scores.scale != 1:
         x = scaled(walk, node, x, scores.scale)
-    if kind == "alibi":
-        raise Unmappable("linear biases over scores that are written out")
-    if window or (kind == "causal" and any(len(d) != 1 for d in x.dims[-2:])):
-        raise Unmappable("a window over scores that are written out")
-    if kind == "causal":
-        letters = Letters({x.dims[-2][0]: "q", x.dims[-1][0]: "k"})
-        rule = letters(x.own)
-        # Of every type, and with an exponential of zero beside any score.
-        y = walk.add("causal_mask", node, [x.tensor], f"{rule}->{rule}",
-                     value=-60000)[0]
-        x = dataclasses.replace(x, tensor=y)
+    x = masked_scores(walk, node, x, scores.mask, sizes)
     if scores.done:
         x = softmax_of(walk, node, x, len(x.dims) - 1)
     return x
+
+
+def masked_scores(walk, node, x, mask, sizes):
+    """With what hides some of them, or is added: by places, or else as
+    numbers."""
+    whole = all(len(d) == 1 for d in x.dims[-2:])
+    try:
+        kind, window = seen_keys(walk, mask, sizes)
+    except Unmappable:
+        if not isinstance(mask, torch.Tensor):
+            raise
+        kind, window = "numbers", 0
+    if kind == "all" and not window:
+        return x
+    if kind == "causal" and not window and whole:
+        letters = Letters({x.dims[-2][0]: "q", x.dims[-1][0]: "k"})
+        rule = letters(x.own)
+        y = walk.add("causal_mask", node, [x.tensor], f"{rule}->{rule}",
+                     value=MASKED)[0]
+        return dataclasses.replace(x, tensor=y)
+    if isinstance(mask, str):  # "causal"
+        mask = torch.ones(sizes, dtype=torch.bool).tril(sizes[1] - sizes[0])
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, MASKED)
+    return arithmetic(walk, node, "add", x,
+                      torch.where(mask > HIDDEN, mask, MASKED))
 
 
 def scaled(walk, node, x, factor):

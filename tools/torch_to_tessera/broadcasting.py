@@ -1,8 +1,9 @@
 """Dimensions of tensors that are broadcast: which atoms of one are which of
-another."""
+another; and arithmetic of two."""
 
-from .dimensions import Atom, extent, paired, wide
+from .dimensions import Atom, Letters, extent, paired, wide
 from .problems import Unmappable
+from .values import Act
 
 
 def fit(walk, a, b):
@@ -97,3 +98,22 @@ def rule_of(x, dims, letters):
         else:  # of extent 1, and the result lacks it
             rule += letters([atom]) + "!"
     return rule
+
+
+def arithmetic(walk, node, name, x, y):
+    ops = {"add": "broadcast_add", "sub": "subtract", "mul": "multiply",
+           "div": "divide", "maximum": "maximum", "minimum": "minimum"}
+    if name not in ops:
+        raise Unmappable("of two tensors only sums, differences, products, "
+                         "quotients, the larger and the smaller are computed")
+    x, y = walk.tensor(x), walk.tensor(y)
+    dims = aligned(walk, node, [x, y])
+    x, y = (v.viewed([[]] * (len(dims) - len(v.dims)) + v.dims)
+            for v in (x, y))
+    own = ordered(dims, [x, y])
+    letters = Letters()
+    to = letters(own)
+    rules = [rule_of(v, dims, letters) for v in (x, y)]
+    op = "add" if name == "add" and rules == [to, to] else ops[name]
+    z = walk.add(op, node, [x.tensor, y.tensor], f"{rules[0]},{rules[1]}->{to}")
+    return Act(z[0], own, dims)

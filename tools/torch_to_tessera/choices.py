@@ -1,10 +1,15 @@
 """The largest elements along a dimension, and what is read and written by
-their places."""
+their places; places in another order."""
 
-from .dimensions import Letters, extent
+import torch
+
+from .dimensions import Atom, Letters, extent
 from .elementwise import binary
-from .layout import compact
+from .layout import apart, compact, one_atom
+from .nodes import shape_of
+from .places import concatenated, piece, sliced_off
 from .problems import Unmappable
+from .products import product
 from .values import Act
 
 
@@ -74,3 +79,94 @@ def scatter_add(walk, node, x, dim, ids, source):
                  sizes={"v": v.extent}, places=v.extent, suffix="put")[0]
     return binary(walk, node, "add", [x, Act(y, own, [
         [v] if i == dim else d for i, d in enumerate(source.dims)])])
+
+
+# ---- places that are constants
+
+def at_places(walk, node, x, dim, ids):
+    """The elements of a dimension at places that are known; several dimensions
+    of these take its stead."""
+    size = shape_of(node.args[0])[dim]
+    places = [i % size for i in ids.flatten().tolist()]
+    first, count = places[0] if places else 0, len(places)
+    step = places[1] - first if count > 1 else 1
+    run = places == [first + step * i for i in range(count)]
+    if run and step == 1 and ids.dim() == 1:
+        return piece(walk, node, x, dim, first, first + count)
+    x = one_atom(walk, node, walk.tensor(x), dim)
+    [v] = x.dims[dim]
+    if v.letter == "b" or v not in x.own or not places:
+        raise Unmappable("some of the samples, or of what is broadcast")
+    if run and step:
+        y = sliced_off(walk, node, x, dim, first, count, step)
+    else:
+        numbers = walk.known(torch.tensor(places), "int32")
+        k = Atom(f"{node.name}.k", len(places), v.letter)
+        own = [k if a == v else a for a in x.own]
+        letters = Letters({v: "v"})
+        y = Act(walk.add(
+            "gather", node, [x.tensor, numbers.tensor],
+            f"{letters(x.own)},{letters([k])}->{letters(own)}")[0], own,
+            [[k] if i == dim else d for i, d in enumerate(x.dims)])
+    if ids.dim() == 1:
+        return apart(walk, node, y, dim)
+    [k] = one_atom(walk, node, y, dim).dims[dim]
+    parts = [walk.atoms.make(f"{node.name}.k{i}", size, v.letter)
+             if size > 1 else [] for i, size in enumerate(ids.shape)]
+    y = apart(walk, node, y, dim, [a for part in parts for a in part])
+    return y.viewed([*y.dims[:dim], *parts, *y.dims[dim + 1:]])
+
+
+def indexed(walk, node, x, ids):
+    """x[:, ids], ids of one dimension that are constants."""
+    given = [d for d, i in enumerate(ids) if i is not None]
+    if len(given) != 1 or not isinstance(ids[given[0]], torch.Tensor) or (
+            ids[given[0]].dtype == torch.bool):
+        raise Unmappable("elements by ids that are computed, or of several "
+                         "dimensions")
+    return at_places(walk, node, x, given[0], ids[given[0]])
+
+
+def index_select(walk, node, x, dim, ids):
+    return indexed(walk, node, x, [None] * (dim % len(shape_of(node))) + [ids])
+
+
+def rolled(walk, node, x, shifts, dims=()):
+    x = walk.act(x)
+    if not dims:
+        raise Unmappable("rolls what is flattened")
+    for dim, shift in zip(dims, shifts):
+        dim %= len(x.dims)
+        size = x.shape[dim]
+        front = shift % size
+        if front:
+            x = concatenated(walk, node, [
+                sliced_off(walk, node, x, dim, size - front, front),
+                sliced_off(walk, node, x, dim, 0, size - front)], dim)
+    return x
+
+
+def flipped(walk, node, x, dims):
+    x = walk.act(x)
+    for dim in dims:
+        dim %= len(x.dims)
+        size = x.shape[dim]
+        if size > 1:
+            x = sliced_off(walk, node, x, dim, size - 1, size, -1)
+    return x
+
+
+def sums_so_far(walk, node, x, dim, **_):
+    """A product with a matrix of ones above its diagonal."""
+    x = walk.tensor(x)
+    dim %= len(x.dims)
+    order = [d for d in range(len(x.dims)) if d != dim] + [dim]
+    ones = torch.ones(x.shape[dim], x.shape[dim]).triu()
+    y = product(walk, node, x.viewed([x.dims[d] for d in order]),
+                walk.known(ones))
+    return y.viewed([y.dims[order.index(d)] for d in range(len(order))])
+
+
+def sorted_places(walk, node, x, dim=-1, descending=False, **_):
+    size = walk.act(x).shape[dim]
+    return chosen_places(walk, node, x, size, dim, descending)

@@ -87,8 +87,10 @@ def main(description=None):
     frozen = [name for name, parameter in module.named_parameters()
               if not parameter.requires_grad]
     if frozen:
-        walk.warnings[f"{len(frozen)} parameters are frozen (requires_grad), "
-                      "and are planned for and trained like the others: "
+        are = ("1 parameter is frozen (requires_grad), and is" if len(frozen)
+               == 1 else
+               f"{len(frozen)} parameters are frozen (requires_grad), and are")
+        walk.warnings[f"{are} planned for and trained like the others: "
                       f"{listed(frozen)}"] = True
     for warning in walk.warnings:
         print(f"{args.model}: {warning}", file=sys.stderr)
@@ -112,5 +114,7 @@ def main(description=None):
         written(args.weights, lambda path: write_safetensors(path, weights))
     count = sum(math.prod(t["shape"]) for t in graph["tensors"]
                 if t["kind"] == "TENSOR_KIND_WEIGHT")
+    known = sum(len(t.get("values", ())) for t in graph["tensors"])
     print(f"{args.out}: {len(graph['nodes'])} operators in "
-          f"{len(graph['blocks'])} blocks, {count:,} parameters")
+          f"{len(graph['blocks'])} blocks, {count:,} parameters" +
+          (f", constants of {known:,} numbers" if known else ""))

@@ -3,16 +3,22 @@
 import dataclasses
 import math
 
+import torch
+
+from .broadcasting import arithmetic
 from .dimensions import Letters, flatten
 from .layout import last_behind
 from .parameters import Param
 from .problems import Unmappable
+from .products import product
 from .values import Act
 
 
 def dense(walk, node, x, weight, bias, transposed):
     """y = x w + bias over the last dimension of x; where something slices y,
     a layer for each piece."""
+    if isinstance(weight, torch.Tensor) or isinstance(bias, torch.Tensor):
+        return with_known(walk, node, x, weight, bias, transposed)
     if not isinstance(weight, Param) or len(weight.shape) != 2:
         raise Unmappable("expected a product with a matrix of parameters")
     if bias is not None and not isinstance(bias, Param):
@@ -38,6 +44,16 @@ def dense(walk, node, x, weight, bias, transposed):
     rows = x.own[:len(x.own) - len(x.dims[-1])]
     return Act(None, rows + whole, x.dims[:-1] + [whole], cut=cut,
                pieces=tuple(pieces))
+
+
+def with_known(walk, node, x, weight, bias, transposed):
+    """A layer of which the matrix, or the bias, is a constant."""
+    if isinstance(weight, torch.Tensor):
+        y = product(walk, node, walk.act(x),
+                    walk.known(weight if transposed else weight.t()))
+    else:
+        y = dense(walk, node, x, weight, None, transposed)
+    return y if bias is None else arithmetic(walk, node, "add", y, bias)
 
 
 @dataclasses.dataclass

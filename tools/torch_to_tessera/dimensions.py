@@ -25,6 +25,7 @@ class Atoms:
     def __init__(self):
         self.splits, self.cuts, self.changed = {}, {}, False
         self.paired = set()  # whose neighbours a rotary embedding turns
+        self.constants = {}  # what they are called, by their numbers
 
     def make(self, name, extent, letter):
         if name not in self.splits:

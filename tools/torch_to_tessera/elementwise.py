@@ -5,8 +5,8 @@ import math
 
 import torch
 
-from .broadcasting import aligned, ordered, rule_of
-from .dimensions import Letters, extent, flatten, is_same, letters_of
+from .broadcasting import arithmetic
+from .dimensions import extent, flatten, is_same, letters_of
 from .functions import POINTS, number_of
 from .layout import compact
 from .nodes import operator_name, shape_of
@@ -37,7 +37,7 @@ def elementwise(walk, node, *operands, **keywords):
     if any(v.tensor != x.tensor or v.dims != x.dims for v in values):
         return binary(walk, node, name, operands, **keywords)
     if constant is not None:
-        return times_constant(walk, node, name, x, constant)
+        return with_constant(walk, node, name, operands, constant, keywords)
     given = [(v.samples if v.samples is not None else POINTS)
              if isinstance(v, Act) else number_of(v) for v in operands]
     samples = node.target(*(g.clone() if isinstance(g, torch.Tensor) else g
@@ -45,6 +45,22 @@ def elementwise(walk, node, *operands, **keywords):
     numbers = [v if isinstance(v, Act) else number_of(v) for v in operands]
     step = () if keywords else (name, tuple(numbers))
     return dataclasses.replace(x, samples=samples, last=node, step=step)
+
+
+def with_constant(walk, node, name, operands, constant, keywords):
+    """A tensor and several numbers that are known."""
+    if name == "mul":
+        return times_constant(walk, node, name, next(
+            v for v in operands if isinstance(v, Value)), constant)
+    if name in ("where", "masked_fill") and constant.dtype == torch.bool and (
+            any(v is constant for v in operands)):
+        mask, x, y = operands if name == "where" else (
+            operands[1], operands[2], operands[0])
+        if mask is constant:
+            return chosen(walk, node, mask, x, y)
+    if name == "rsub":
+        name, operands = "sub", operands[::-1]
+    return binary(walk, node, name, operands, **keywords)
 
 
 def clamped(walk, node, x, *bounds, **keywords):
@@ -63,16 +79,31 @@ def clamped(walk, node, x, *bounds, **keywords):
 
 
 def times_constant(walk, node, name, x, constant):
-    """A constant of several numbers: that of a rotary embedding, or nothing."""
+    """A factor of several numbers: that of a rotary embedding, or of none."""
     if isinstance(x, Part):
-        if (x.dropped and x.x.shape[x.dim] == 2 and
-                x.dim + 1 == len(x.x.dims)):
+        last = len(x.x.dims) - 1
+        if x.dropped and x.x.shape[x.dim] == 2 and x.dim == last:
             return Neighbours(x.x, ((x.start, x.sign, constant),))
-        return Turned(x.x, x.start, x.stop, cos=constant)
-    if name == "mul" and x.samples is None:
-        return Turned(x, 0, x.shape[-1], cos=constant)
-    raise Unmappable("computes with a constant of several numbers, which a "
-                     "graph cannot have: only parameters, which are trained")
+        if x.dim == last and x.sign > 0 and not x.dropped:
+            return Turned(x.x, x.start, x.stop, cos=constant, by=node)
+    elif x.samples is None and x.dims:
+        return Turned(x, 0, x.shape[-1], cos=constant, by=node)
+    return arithmetic(walk, node, name, x, constant)
+
+
+def chosen(walk, node, mask, x, y):
+    """x where a mask is true, else y; what is a constant may be left out."""
+    made = None
+    for value, where in ((x, mask), (y, ~mask)):
+        if is_constant(value):
+            value = torch.where(where, value, 0.0)
+            if not bool(value.any()):
+                continue
+        else:
+            value = arithmetic(walk, node, "mul", value, where)
+        made = value if made is None else arithmetic(walk, node, "add", made,
+                                                     value)
+    return made
 
 
 def binary(walk, node, name, operands, alpha=1):
@@ -81,8 +112,7 @@ def binary(walk, node, name, operands, alpha=1):
     try:
         return alike_binary(walk, node, name, operands, alpha)
     except Unmappable:
-        if alpha != 1 or len(operands) != 2 or any(
-                isinstance(v, torch.Tensor) for v in operands):
+        if alpha != 1 or len(operands) != 2:
             raise
     return arithmetic(walk, node, name, *operands)
 
@@ -94,7 +124,7 @@ def alike_binary(walk, node, name, operands, alpha=1):
                          "are computed")
     x, y = operands
     if not isinstance(y, Act) or not isinstance(x, Act):
-        raise Unmappable("a tensor and a constant of other dimensions")
+        raise Unmappable("a tensor and a constant")
     if name == "sub":
         samples = y.samples if y.samples is not None else POINTS
         y = dataclasses.replace(y, samples=-samples, last=node)
@@ -127,25 +157,6 @@ def alike_binary(walk, node, name, operands, alpha=1):
     result = walk.add(ops[name], node, [x.tensor, y.tensor],
                       f"{letters},{letters}->{letters}")[0]
     return dataclasses.replace(x, tensor=result)
-
-
-def arithmetic(walk, node, name, x, y):
-    ops = {"add": "broadcast_add", "sub": "subtract", "mul": "multiply",
-           "div": "divide", "maximum": "maximum", "minimum": "minimum"}
-    if name not in ops:
-        raise Unmappable("of two tensors only sums, differences, products, "
-                         "quotients, the larger and the smaller are computed")
-    x, y = walk.tensor(x), walk.tensor(y)
-    dims = aligned(walk, node, [x, y])
-    x, y = (v.viewed([[]] * (len(dims) - len(v.dims)) + v.dims)
-            for v in (x, y))
-    own = ordered(dims, [x, y])
-    letters = Letters()
-    to = letters(own)
-    rules = [rule_of(v, dims, letters) for v in (x, y)]
-    op = "add" if name == "add" and rules == [to, to] else ops[name]
-    z = walk.add(op, node, [x.tensor, y.tensor], f"{rules[0]},{rules[1]}->{to}")
-    return Act(z[0], own, dims)
 
 
 def constant_like(walk, node, x, *arguments, **_):

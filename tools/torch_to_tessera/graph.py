@@ -7,6 +7,7 @@ import re
 from .problems import Unmappable
 
 MOST_DIMENSIONS = 6       # of a tensor of a graph (planner/ir/index_rule.h)
+MOST_CONSTANTS = 1 << 22  # numbers of all of a graph (planner/ir/graph.h)
 # Inputs by the names that models give them; the others by what they hold.
 INPUTS = {"input_ids": "tokens", "decoder_input_ids": "tokens",
           "token_type_ids": "segments", "position_ids": "positions",
@@ -28,6 +29,7 @@ class Graph:
         self.weights = {}  # tensor -> (Param, start and stop by dimension …)
         self.seq_len = 1
         self.salts = 0
+        self.numbers = 0  # of constants
         self.in_pairs = set()  # tensors whose features are in another order
 
     def extents(self, atoms):
@@ -45,6 +47,28 @@ class Graph:
             self.tensors[name] = {
                 "name": name, "kind": "TENSOR_KIND_INPUT", "shape": shape,
                 "dtype": dtype, "sample_dim": 0}
+        return name
+
+    def constant(self, name, shape, values, dtype=None):
+        """Numbers that are known, and not trained."""
+        if name in RESERVED:
+            name += ".constant"
+        if name in self.tensors:
+            return name
+        if len(shape) > MOST_DIMENSIONS:
+            raise Unmappable(f"a constant of {len(shape)} dimensions: a tensor "
+                             f"has at most {MOST_DIMENSIONS}")
+        if any(math.isnan(value) for value in values):
+            raise Unmappable("a constant with elements that are no numbers")
+        self.numbers += len(values)
+        if self.numbers > MOST_CONSTANTS:
+            raise Unmappable(f"a constant of {len(values):,} numbers: all of a "
+                             f"graph have at most {MOST_CONSTANTS:,}")
+        spelled = {math.inf: "Infinity", -math.inf: "-Infinity"}
+        self.tensors[name] = {
+            "name": name, "kind": "TENSOR_KIND_INPUT", "shape": shape,
+            "dtype": dtype or self.dtype,
+            "values": [spelled.get(value, value) for value in values]}
         return name
 
     def weight(self, name, shape, source, stddev=0, constant=0):

@@ -4,6 +4,7 @@ image's patches."""
 from .nodes import shape_of
 from .patches import Patches, join_patches
 from .places import Part, concatenated
+from .problems import Unmappable
 from .rotary import Turned, rotary
 
 
@@ -23,7 +24,11 @@ def cat(walk, node, parts, dim=0):
     if kinds == [Turned, Part] and dim == rank - 1:
         a, b = parts
         if a.x.tensor == b.x.tensor and a.stop == b.start:
-            return rotary(walk, node, a, b.stop)
+            try:
+                return rotary(walk, node, a, b.stop)
+            except Unmappable:
+                if walk.atoms.changed:
+                    raise
     if len(parts) == 2 and isinstance(parts[1], Patches) and dim == 1:
         return join_patches(walk, node, *parts)
     return concatenated(walk, node, [walk.tensor(p) for p in parts], dim)

@@ -5,8 +5,8 @@ import dataclasses
 import torch
 
 from .attention import Scores, attend_or_multiply
+from .broadcasting import arithmetic
 from .dense import dense
-from .elementwise import arithmetic
 from .functions import number_of
 from .nodes import operator_name
 from .parameters import Param

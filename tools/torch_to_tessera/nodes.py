@@ -1,5 +1,7 @@
 """What a node of PyTorch's graph says of itself."""
 
+import hashlib
+import math
 import os
 import re
 
@@ -22,6 +24,13 @@ def module_path(node):
     stack = node.meta.get("nn_module_stack") or {}
     entries = list(stack.values())
     return entries[-1][0] if entries else ""
+
+
+def numbers_of(constant):
+    """A constant's numbers, and what tells it from others."""
+    numbers = constant.detach().double().contiguous()
+    return numbers, (tuple(numbers.shape),
+                     hashlib.sha1(numbers.numpy()).digest())
 
 
 def source_line(node):
@@ -54,6 +63,9 @@ def fold(node, operands, keywords):
         keywords = {**keywords, "device": "cpu"}
     with torch.no_grad():
         result = target(*operands, **keywords)
+    if operator_name(node).startswith(("empty", "new_empty")) and (
+            result.is_floating_point()):
+        result.fill_(math.nan)  # which no graph may have
     if isinstance(result, torch.Tensor) and result.is_meta:
         raise Unmappable("a constant without a value: build the module's "
                          "buffers on the CPU")

@@ -4,8 +4,9 @@ import dataclasses
 
 import torch
 
+from .broadcasting import arithmetic
 from .dimensions import Letters
-from .elementwise import arithmetic, elementwise
+from .elementwise import elementwise
 from .functions import POINTS, number_of, round_number
 from .images import image_mean
 from .layout import along, last_behind

@@ -75,7 +75,13 @@ OPERATORS = {
     "stack": rotary.stack,
     "unbind": places.unbind,
     # By what other tensors say.
+    "cumsum": choices.sums_so_far,
+    "flip": choices.flipped,
     "gather": choices.gather,
+    "index": choices.indexed,
+    "index_select": choices.index_select,
+    "roll": choices.rolled,
+    "sort": choices.sorted_places,
     "scatter_add": choices.scatter_add,
     "topk": experts.topk,
     # Layers and products.

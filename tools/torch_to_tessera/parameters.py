@@ -98,7 +98,13 @@ def read(walk, param):
 
 
 def vector(walk, param, shape, constant=0):
-    """A parameter of one dimension, as a weight of `shape`."""
+    """A parameter of one dimension, as a weight of `shape`; where there is
+    none, numbers that are all `constant`."""
+    if param is None:
+        name = "ones" if constant else "zeros"
+        return walk.graph.constant(
+            f"{name}.{'.'.join(map(str, shape))}", shape,
+            [constant] * math.prod(shape))
     if not isinstance(param, Param):
         what = param.described if isinstance(param, Value) else "a constant"
         raise Unmappable(f"expected a parameter, found {what}")

@@ -2,9 +2,10 @@
 
 import dataclasses
 
-from .dimensions import Atom, Letters, flatten
+from .broadcasting import fit
+from .dimensions import Atom, Letters, flatten, wide
 from .functions import POINTS
-from .layout import apart, compact, in_order, one_atom
+from .layout import apart, compact, in_order, merged, one_atom, spread
 from .nodes import shape_of
 from .problems import Unmappable
 from .values import Act, Value
@@ -170,16 +171,26 @@ def select(walk, node, x, dim, place):
 
 def concatenated(walk, node, parts, dim):
     """Tensors beside each other along a dimension, such as channels."""
-    parts = [one_atom(walk, node, compact(walk, node, p), dim) for p in parts]
+    parts = [one_atom(walk, node, compact(walk, node, spread(
+        walk, node, walk.tensor(p))), dim) for p in parts]
+    # A dimension that is taken apart into itself and 1 is whole.
+    for d in range(len(parts[0].dims)):
+        if len({len(p.dims[d]) for p in parts}) > 1 and all(
+                len(wide(p.dims[d])) == 1 for p in parts):
+            parts = [merged(walk, node, p, d) if len(p.dims[d]) > 1 else p
+                     for p in parts]
     joint = parts[0]
     for p in parts:
         if len(p.dims[dim]) != 1 or p.dims[dim][0].letter == "b":
             raise Unmappable("joins a dimension that is several, or samples")
-        if [a.extent for d, dims in enumerate(p.dims) if d != dim
-                for a in dims] != [
-                a.extent for d, dims in enumerate(joint.dims) if d != dim
-                for a in dims]:
-            raise Unmappable("joins tensors of different sizes")
+        others = [(a, b) for d, (a, b) in enumerate(zip(p.dims, joint.dims))
+                  if d != dim]
+        if not all([fit(walk, a, b) for a, b in others]):
+            if not walk.atoms.changed:
+                raise Unmappable("joins tensors of different sizes")
+            made = Atom(f"{node.name}.c", shape_of(node)[dim], "f")
+            return Act(joint.tensor, joint.own, [
+                *joint.dims[:dim], [made], *joint.dims[dim + 1:]])
     at = len(flatten(joint.dims[:dim]))
     # An operator joins six.
     for first in range(1, len(parts), 5):

@@ -6,10 +6,11 @@ import math
 
 import torch
 
+from .broadcasting import arithmetic
 from .dimensions import Atom, Letters
 from .functions import round_number
 from .nodes import shape_of
-from .places import Part, concatenated
+from .places import Part, concatenated, places
 from .problems import Unmappable
 from .values import Act, Value
 
@@ -18,8 +19,7 @@ from .values import Act, Value
 class Turned(Value):
     """x[start:stop] of the last dimension, or its halves swapped and the first
     negated, times a constant; with both, a rotary embedding."""
-    described = ("a product with a constant of several numbers, which a graph "
-                 "cannot have but in a rotary embedding")
+    described = "a product with a constant of several numbers"
     precedence = 9
     x: Act
     start: int
@@ -28,17 +28,38 @@ class Turned(Value):
     sin: object = None  # of the swapped ones
     swapped: bool = False
     node: object = None  # that swaps
+    by: object = None    # that multiplies
     last: object = None  # the node that made it whole
+    beside: object = None  # of a whole one: the swapped one that was added
 
     def act(self, walk):
-        if self.swapped and self.sin is None:  # no rotary embedding's
-            dim, middle = len(self.x.dims) - 1, (self.start + self.stop) // 2
-            return concatenated(walk, self.node, [
-                Part(self.x, dim, middle, self.stop, sign=-1, node=self.node),
-                Part(self.x, dim, self.start, middle, node=self.node)], dim)
-        if self.last is None:
-            return None
-        return rotary(walk, self.last, self, self.stop)
+        """A rotary embedding; where it is none, or of other angles than those
+        that are known, what was computed."""
+        if self.last is not None:
+            try:
+                return rotary(walk, self.last, self, self.stop)
+            except Unmappable:
+                if walk.atoms.changed:
+                    raise
+            return arithmetic(walk, self.last, "add", self.product(walk),
+                              self.beside.product(walk))
+        return self.product(walk)
+
+    def product(self, walk):
+        dim, middle = len(self.x.dims) - 1, (self.start + self.stop) // 2
+        if self.swapped:
+            x = concatenated(walk, self.node, [
+                places(walk, Part(self.x, dim, start, stop, sign=sign,
+                                  node=self.node))
+                for start, stop, sign in ((middle, self.stop, -1),
+                                          (self.start, middle, 1))], dim)
+            if self.sin is None:
+                return x
+            return arithmetic(walk, self.by, "mul", x, self.sin)
+        x = self.x
+        if (self.start, self.stop) != (0, x.shape[-1]):
+            x = places(walk, Part(x, dim, self.start, self.stop, node=self.by))
+        return arithmetic(walk, self.by, "mul", x, self.cos)
 
     def elementwise(self, walk, node, name, *operands, **keywords):
         turned = [v for v in operands if isinstance(v, Turned)]
@@ -47,15 +68,15 @@ class Turned(Value):
         if len(turned) == 1 and name == "mul" and self.cos is None:
             constant = next(v for v in operands if v is not self)
             if isinstance(constant, torch.Tensor):
-                return dataclasses.replace(self, sin=constant)
+                return dataclasses.replace(self, sin=constant, by=node)
         if len(turned) == 2 and name == "add":
             a, b = sorted(turned, key=lambda t: t.swapped)
             same = (a.x.tensor, a.start, a.stop) == (b.x.tensor, b.start,
                                                      b.stop)
             if same and a.cos is not None and b.sin is not None:
-                both = dataclasses.replace(a, sin=b.sin, last=node)
+                both = dataclasses.replace(a, sin=b.sin, last=node, beside=b)
                 if (a.start, a.stop) == (0, a.x.shape[-1]):
-                    return rotary(walk, node, both, a.stop)
+                    return both.act(walk)
                 return both
         return None
 

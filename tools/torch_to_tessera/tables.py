@@ -14,6 +14,8 @@ from .values import Act
 
 def embedding(walk, node, table, ids, padding_idx=-1, scale_grad_by_freq=False,
               sparse=False):
+    if isinstance(table, torch.Tensor) and isinstance(ids, Act):
+        return known_rows(walk, node, table, ids)
     if not isinstance(table, Param) or len(table.shape) != 2:
         raise Unmappable("expected a table of parameters")
     if scale_grad_by_freq:
@@ -36,6 +38,19 @@ def embedding(walk, node, table, ids, padding_idx=-1, scale_grad_by_freq=False,
     y = walk.lookup(node, table, rows, width, (table, ()), ids.tensor, None)
     y = Act(y, [*ids.own, h], [*ids.dims, [h]])
     return apart(walk, node, y, len(ids.dims))
+
+
+def known_rows(walk, node, table, ids):
+    """Of a table that is a constant."""
+    table, ids = walk.known(table), in_order(walk, ids)
+    if len(table.own) != 2 or len(ids.own) != 2:
+        raise Unmappable("expected ids of one sequence a sample, and rows of "
+                         "a table that nothing else takes apart")
+    h = Atom(f"{node.name}.out", table.own[1].extent, "f")
+    y = walk.add("embedding", node, [ids.tensor, table.tensor],
+                 "bs,vh->bsh")[0]
+    return apart(walk, node, Act(y, [*ids.own, h], [*ids.dims, [h]]),
+                 len(ids.dims))
 
 
 def constant_rows(walk, node, table, ids, h):

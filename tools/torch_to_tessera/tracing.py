@@ -6,7 +6,8 @@ import sys
 
 import torch
 
-from .aliases import Aliases, writes_in_place
+from .aliases import Aliases, join_written_parts, writes_in_place
+from .nodes import numbers_of
 from .parameters import Param
 from .problems import refuse
 
@@ -39,6 +40,10 @@ class Traced:
         self.parameters = {
             path: first[id(parameter)] for path, parameter in
             module.named_parameters(remove_duplicate=False)}
+        self.buffers = {}  # names, by their numbers
+        for path, buffer in module.named_buffers():
+            if not (buffer.is_meta or buffer.is_complex()):
+                self.buffers.setdefault(numbers_of(buffer)[1], path)
         graph, placeholders = self.trace(inputs, args.fx)
         self.inputs, self.values = [], {}
         for node, (kind, value) in placeholders.items():
@@ -53,6 +58,7 @@ class Traced:
             refuse(f"{name}: has {len(outputs)} outputs, --output "
                      f"{args.output} is none of them")
         self.output = outputs[args.output]
+        join_written_parts(graph)
         self.without_gradients = in_no_grad(graph)
         self.aliases = Aliases(graph, self.output)
         self.nodes = self.aliases.nodes

@@ -12,7 +12,7 @@ from .dimensions import TRACED_BATCH, flatten, letters_of
 from .aliases import writes_in_place
 from .functions import by_steps, function_of
 from .graph import Graph
-from .nodes import fold, module_path, operator_name
+from .nodes import fold, module_path, numbers_of, operator_name
 from .problems import Unmappable
 from .values import UNKNOWN, Act, Value, is_constant
 
@@ -193,6 +193,8 @@ class Walk:
         if node.target is operator.getitem:
             return operands[0][operands[1]]
         if all(is_constant(value) for value in every):
+            if operator_name(node).startswith("bernoulli"):
+                return self.kept_samples(node, *operands, **keywords)
             return fold(node, operands, keywords)
         if writes_in_place(node) and self.traced.aliases.written(node)[1]:
             raise Unmappable("writes into memory that others read, too, such "
@@ -204,8 +206,41 @@ class Walk:
             return by_others(self, node)
         return handler(self, node, *operands, **keywords)
 
+    def kept_samples(self, node, like, share=0.5, **_):
+        """Of stochastic depth, which keeps a share of the samples and is not
+        applied: as many of each."""
+        if sorted(like.shape)[:-1] != [1] * (like.dim() - 1) or (
+                like.shape[0] != TRACED_BATCH):
+            raise Unmappable("draws random numbers")
+        self.warnings["stochastic depth is not applied"] = True
+        return torch.full(like.shape, share)
+
+    def known(self, value, dtype=None):
+        """A constant as a tensor, which is not trained."""
+        if value.is_meta:
+            raise Unmappable("a constant without a value: build the module's "
+                             "buffers on the CPU")
+        if value.is_complex() or not value.numel():
+            raise Unmappable("a constant of complex numbers, or of none")
+        # What is the same for all samples is there once.
+        if value.dim() and len(value) == TRACED_BATCH and torch.equal(
+                value[:1].expand_as(value), value):
+            value = value[:1]
+        numbers, key = numbers_of(value)
+        name = self.atoms.constants.setdefault(
+            key, self.traced.buffers.get(
+                key, f"constant.{len(self.atoms.constants)}"))
+        dims = [self.atoms.make(f"{name}.{d}", size, "f") if size > 1 else []
+                for d, size in enumerate(numbers.shape)]
+        own = flatten(dims)
+        tensor = self.graph.constant(name, [a.extent for a in own],
+                                     numbers.flatten().tolist(), dtype)
+        return Act(tensor, own, dims)
+
     def act(self, value, what="operand"):
         """`value` as an Act."""
+        if isinstance(value, torch.Tensor):
+            return self.known(value)
         made = value.act(self) if isinstance(value, Value) else None
         if made is None:
             found = value.described if isinstance(value, Value) else (

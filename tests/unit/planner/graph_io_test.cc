@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <set>
 
 #include "planner/base/rng.h"
@@ -113,6 +115,64 @@ TEST(GraphIo, RoundTripOfComparisons) {
   const auto read = ReadGraph(path);
   ASSERT_TRUE(read.has_value()) << read.error().ToString();
   EXPECT_EQ(*read, *graph);
+}
+
+// x times six known numbers, one of them no finite one.
+Graph WithConstant() {
+  GraphBuilder builder("known", 4, 1, DType::kFloat32);
+  const TensorId x = builder.Input("images", {4, 6}, DType::kFloat32);
+  const TensorId targets = builder.Input("targets", {4, 6}, DType::kFloat32);
+  const TensorId w = builder.Weight("w", {6}, {.constant = 1}, false);
+  const TensorId known = builder.Constant(
+      "known", {6},
+      {0.1, -2, 1e-300, 3e38, -std::numeric_limits<double>::infinity(), 0});
+  TensorId y = builder.Add1("multiply", "trained", {x, w}, "bf,f->bf");
+  y = builder.Add1("minimum", "least", {y, known}, "bf,f->bf");
+  auto graph = builder.Finish(builder.Add1(
+      "mean_squared_error", "loss", {y, targets}, "bf,bf->", {{"weight", 1}}));
+  TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
+  return *std::move(graph);
+}
+
+TEST(GraphIo, RoundTripOfConstants) {
+  const Graph graph = WithConstant();
+  // w alone is trained, and has a gradient.
+  EXPECT_EQ(ParameterCount(graph), 6);
+  const auto differentiated = Differentiate(graph);
+  ASSERT_TRUE(differentiated.has_value());
+  EXPECT_EQ(differentiated->gradients.size(), 1u);
+  for (const char* ending : {".txtpb", ".json", ".pb"}) {
+    const std::string path = Path(ending);
+    ASSERT_TRUE(WriteGraph(path, graph).has_value());
+    const auto read = ReadGraph(path);
+    ASSERT_TRUE(read.has_value()) << read.error().ToString();
+    EXPECT_EQ(*read, graph) << ending;
+  }
+}
+
+TEST(GraphIo, ConstantsThatAreWrong) {
+  const auto error = [](auto change) {
+    Graph graph = WithConstant();
+    for (Tensor& tensor : graph.tensors) {
+      if (tensor.name == "known") change(tensor);
+    }
+    const std::vector<Error> errors = Validate(graph);
+    return errors.empty() ? "" : errors[0].ToString();
+  };
+  EXPECT_EQ(error([](Tensor&) {}), "");
+  EXPECT_THAT(error([](Tensor& t) { t.values.pop_back(); }),
+              HasSubstr("'known' has 5 values: expected those of [6]"));
+  EXPECT_THAT(error([](Tensor& t) { t.values[0] = std::nan(""); }),
+              HasSubstr("'known' has a value that is no number"));
+  EXPECT_THAT(error([](Tensor& t) { t.kind = TensorKind::kWeight; }),
+              HasSubstr("only inputs without samples"));
+  EXPECT_THAT(error([](Tensor& t) { t.dtype = DType::kInt32; }),
+              HasSubstr("no whole number of 32 bits"));
+  EXPECT_THAT(error([](Tensor& t) {
+                t.shape = {kMostConstants + 1};
+                t.values.assign(kMostConstants + 1, 0);
+              }),
+              HasSubstr("more than 4194304 numbers together"));
 }
 
 // Imported, written, read and written again: the same graph and bytes.

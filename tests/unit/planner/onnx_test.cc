@@ -784,10 +784,13 @@ TEST(Onnx, MasksThatAreFactorsAreNotTrained) {
   // Zeros and ones elsewhere are no parameter, and no mask.
   std::vector<float> other = LowerTriangle(4);
   other[3] = 1;
-  EXPECT_THAT(
-      ErrorOf(LinearAttention(FloatsOf("mask", {4, 4}, other)), Options(2, 4)),
-      HasSubstr("'masked' (Mul): operand 1 is a constant of more than "
-                "one number"));
+  const Graph holes =
+      Imported(LinearAttention(FloatsOf("mask", {4, 4}, other)), Options(2, 4));
+  EXPECT_EQ(ParameterCount(holes), 2 * 72);
+  const Node& masked = NodeNamed(holes, "masked");
+  EXPECT_EQ(masked.op->name, "multiply");
+  EXPECT_EQ(holes.tensor(masked.operands[1]).values,
+            std::vector<double>(other.begin(), other.end()));
   // Ones alone may be how a parameter starts.
   const Parts ones =
       LinearAttention(FloatsOf("mask", {4, 4}, std::vector<float>(16, 1)));
@@ -867,13 +870,58 @@ TEST(Onnx, TheFileSaysWhatIsAParameter) {
   EXPECT_EQ(count(noted(ones, "c", kind, "PARAMETER")), 18 + 6);
   EXPECT_THAT(WarningsOf(noted(ones, "c", kind, "PARAMETER"), Options(4)),
               ElementsAre());
-  // Others are trained, and that is said.
+  // So are others.
   const Parts several =
       noted(FloatsOf("c", {6}, {1, 2, 3, 4, 5, 6}), "c", kind, "BUFFER");
-  EXPECT_EQ(count(several), 18 + 6);
-  EXPECT_THAT(WarningsOf(several, Options(4)),
+  EXPECT_EQ(count(several), 18);
+  EXPECT_THAT(WarningsOf(several, Options(4)), ElementsAre());
+  // Which a layer's matrix is not: it is trained, and that is said.
+  Parts layer = noted(WeightOf("m", {3, 6}), "m", kind, "BUFFER");
+  layer.weights.push_back(FloatsOf("c", {6}, {1, 2, 3, 4, 5, 6}));
+  layer.nodes = {NodeOf("Gemm", "head", {"x", "m"}, "logits",
+                        {IntAttribute("transB", 1)})};
+  EXPECT_THAT(WarningsOf(layer, Options(4)),
               ElementsAre(AllOf(HasSubstr("says are no parameters"),
-                                HasSubstr("'c'"))));
+                                HasSubstr("'m'"))));
+}
+
+// Rows of a table of sines and cosines are told from learned ones, also where
+// it has more places than are read, more than 2^20 numbers in all.
+TEST(Onnx, SinusoidsAreNotTrained) {
+  const auto table = [](int64_t places, double amplitude) {
+    std::vector<float> values;
+    for (int64_t p = 0; p < places; ++p) {
+      for (int64_t pair = 0; pair < 4; ++pair) {
+        const double angle = static_cast<double>(p) *
+                             std::pow(1e4, -0.25 * static_cast<double>(pair));
+        values.push_back(static_cast<float>(amplitude * std::sin(angle)));
+        values.push_back(static_cast<float>(amplitude * std::cos(angle)));
+      }
+    }
+    return values;
+  };
+  const auto model = [&](int64_t places, double amplitude) {
+    return Parts{
+        .inputs = {InputOf("ids", 7, {"n", "5"})},
+        .weights = {WeightOf("table", {9, 8}), WeightOf("out", {8, 9}),
+                    FloatsOf("pe", {1, places, 8}, table(places, amplitude)),
+                    IntsOf("zero", {0}), IntsOf("five", {5}),
+                    IntsOf("one", {1})},
+        .nodes = {NodeOf("Gather", "lookup", {"table", "ids"}, "x"),
+                  NodeOf("Slice", "rows", {"pe", "zero", "five", "one"}, "p"),
+                  NodeOf("Add", "add", {"x", "p"}, "y"),
+                  NodeOf("MatMul", "head", {"y", "out"}, "logits")}};
+  };
+  for (const int64_t places : {7, 140000}) {
+    const Graph graph = Imported(model(places, 1), Options(2, 5));
+    EXPECT_EQ(ParameterCount(graph), 2 * 72);
+    const std::vector<float> first = table(5, 1);
+    EXPECT_EQ(graph.tensor(NodeNamed(graph, "add").operands[1]).values,
+              std::vector<double>(first.begin(), first.end()));
+  }
+  // As small as learned rows begin.
+  EXPECT_EQ(ParameterCount(Imported(model(7, 0.02), Options(2, 5))),
+            2 * 72 + 7 * 8);
 }
 
 TEST(Onnx, WhatIsFrozenIsNamed) {
@@ -887,9 +935,12 @@ TEST(Onnx, WhatIsFrozenIsNamed) {
     return ErrorOf(parts, options);
   };
   for (const std::string names : {"\"layers.*.c\"", "[\"layers.0.c\"]"}) {
-    EXPECT_THAT(error(names),
-                HasSubstr("node 'scaled' (Mul): operand 1 is a constant of "
-                          "more than one number"));
+    ImportOptions options = Options(4);
+    options.overrides["frozen"] = Json(names);
+    const Graph graph = Imported(parts, options);
+    EXPECT_EQ(ParameterCount(graph), 18);
+    EXPECT_THAT(graph.tensor(NodeNamed(graph, "scaled").operands[1]).values,
+                ElementsAre(1, 2, 3, 4, 5, 6));
   }
   EXPECT_THAT(error("\"layer.0.c,w\""),
               HasSubstr("no tensor of the file is called 'layer.0.c'; did you "
