@@ -191,7 +191,7 @@ std::string SvgOf(const Plot& plot) {
     const double y = y_of(*series.y[*series.marked]);
     out += "<circle cx=\"" + Number(x) + "\" cy=\"" + Number(y) +
            "\" r=\"8\" class=\"ring " + Colour(s) + "\"/>\n";
-    out += Text(x + 11, y - 7, series.mark, "class=\"label\"");
+    out += Text(x + 11, y - 7, series.mark, "class=\"mark\"");
   }
   for (const Entry& entry : legend) {
     const double y = base + 56 + entry.row * kLegendRow;

@@ -84,7 +84,11 @@ Result<Scenario> ScenarioOf(const Options& options) {
     }
     scenario.slow.push_back(*std::move(setting));
   }
-  if (scenario.strategy) {
+  // An axis may give what a key needs.
+  const bool completed = std::ranges::any_of(
+      options.vary,
+      [](const std::string& axis) { return axis.starts_with("strategy."); });
+  if (scenario.strategy && !completed) {
     auto strategy = ParseStrategy(*scenario.strategy);
     if (!strategy) return strategy.error().At("--strategy");
   }
@@ -130,6 +134,7 @@ Result<std::optional<Plan>> ReadPlanFor(const Options& options,
   }
   Scenario plain = scenario;
   plain.failed.clear();
+  plain.slow.clear();
   TESSERA_TRY(const Case base, MakeCase(plain, models));
   TESSERA_TRY(Plan plan, ReadPlan(options.plan, *base.graph));
   const std::vector<Error> errors = Validate(*base.graph, base.cluster, plan);
@@ -196,22 +201,56 @@ Result<void> CheckFlags(const Options& options) {
   return CheckReplaceable(options.output, "-o");
 }
 
-// Writes the plan of each cell that has one: of the only cell to `path`, of
-// cell 3 of many to "plan-3.json". Says where in the cells.
-Result<void> WritePlans(const std::string& path, std::vector<Cell>& cells) {
-  const std::filesystem::path file(path);
+// Where the plan of cell `i` goes: of the only cell to --plan-out, of cell 3 of
+// many to "plan-3.json".
+std::string PlanFile(const Options& options, size_t i, size_t cells) {
+  if (cells == 1) return options.plan_output;
+  std::filesystem::path file(options.plan_output);
+  file.replace_filename(file.stem().string() + "-" + std::to_string(i + 1) +
+                        file.extension().string());
+  return file.string();
+}
+
+// That each can be written, and is no file of another flag.
+Result<void> CheckPlanFiles(const Options& options, size_t cells) {
+  if (options.plan_output.empty() || cells == 1) return {};
+  for (size_t i = 0; i < cells; ++i) {
+    Options own = options;
+    own.plan_output = PlanFile(options, i, cells);
+    TESSERA_RETURN_IF_ERROR(CheckProtoOutput(own.plan_output, "--plan-out"));
+    TESSERA_RETURN_IF_ERROR(CheckPathsDiffer(own));
+    std::error_code code;
+    if (!options.plan.empty() &&
+        std::filesystem::equivalent(own.plan_output, options.plan, code)) {
+      return InvalidInput("'" + own.plan_output + "' is --plan too",
+                          "--plan-out");
+    }
+  }
+  return {};
+}
+
+// Writes the plan of each cell that has one, and says where in the cells.
+Result<void> WritePlans(const Options& options, std::vector<Cell>& cells) {
   for (size_t i = 0; i < cells.size(); ++i) {
     Cell& cell = cells[i];
     if (!cell.plan) continue;
-    std::filesystem::path own = file;
-    if (cells.size() > 1) {
-      own.replace_filename(file.stem().string() + "-" + std::to_string(i + 1) +
-                           file.extension().string());
-    }
-    TESSERA_RETURN_IF_ERROR(WritePlan(own.string(), *cell.graph, *cell.plan));
-    cell.plan_file = own.string();
+    const std::string file = PlanFile(options, i, cells.size());
+    TESSERA_RETURN_IF_ERROR(WritePlan(file, *cell.graph, *cell.plan));
+    cell.plan_file = file;
   }
   return {};
+}
+
+std::string PlanFilesText(const std::vector<Cell>& cells) {
+  std::vector<std::string> files;
+  for (const Cell& cell : cells) {
+    if (!cell.plan_file.empty()) files.push_back(cell.plan_file);
+  }
+  if (files.empty()) return "";
+  return files.size() == 1
+             ? "  plan: " + files[0] + "\n"
+             : "  plans of " + std::to_string(files.size()) +
+                   " rows: " + files.front() + " to " + files.back() + "\n";
 }
 
 // A line on standard error each few seconds of long work.
@@ -255,6 +294,7 @@ Result<int> RunWhatif(const Options& options) {
         "asks for more than " + std::to_string(kMostCells) + " cells",
         "--vary");
   }
+  TESSERA_RETURN_IF_ERROR(CheckPlanFiles(options, cells));
   TESSERA_TRY(const std::optional<ProfileDb> profile,
               ReadProfiles(options.profiles));
   ModelCache models;
@@ -278,6 +318,8 @@ Result<int> RunWhatif(const Options& options) {
   grid.keep_plans = !options.plan_output.empty();
   grid.threads = ThreadCount(options.threads);
 
+  // What was computed is told all the same where plans could not be written.
+  Result<void> written;
   WhatifResult result;
   result.command = CommandText(options);
   result.axes = axes;
@@ -296,9 +338,7 @@ Result<int> RunWhatif(const Options& options) {
       return cell.done && !cell.prediction;
     });
     if (none) return InvalidInput(result.cells.front().problem, "whatif");
-    if (!options.plan_output.empty()) {
-      TESSERA_RETURN_IF_ERROR(WritePlans(options.plan_output, result.cells));
-    }
+    written = WritePlans(options, result.cells);
   }
   if (options.jitter > 0) {
     TESSERA_TRY(Case base, MakeCase(scenario, models));
@@ -324,7 +364,11 @@ Result<int> RunWhatif(const Options& options) {
   }
   result.interrupted = grid.predict.watch.stopped();
 
-  TESSERA_TRY(const Case base, MakeCase(scenario, models));
+  // Parts that fail or are slow may be in larger cells alone.
+  Scenario plain = scenario;
+  plain.failed.clear();
+  plain.slow.clear();
+  TESSERA_TRY(const Case base, MakeCase(plain, models));
   result.model = base.graph->name;
   // Offers stand in for a cluster.
   result.cluster =
@@ -339,18 +383,12 @@ Result<int> RunWhatif(const Options& options) {
     std::cout << WhatifCsv(result);
   } else {
     std::cout << WhatifText(result);
-    for (const Cell& cell : result.cells) {
-      if (cell.plan_file.empty()) continue;
-      std::cout << "\n  "
-                << (result.cells.size() > 1 ? "plans, from " : "plan: ")
-                << cell.plan_file << (result.cells.size() > 1 ? " on" : "")
-                << "\n";
-      break;
-    }
+    std::cout << PlanFilesText(result.cells);
     if (!options.output.empty()) {
       std::cout << "\n  report: " << options.output << "\n";
     }
   }
+  TESSERA_RETURN_IF_ERROR(written);
   if (result.interrupted) {
     return Error{ErrorCode::kInterrupted, "interrupted; what was done is above",
                  "whatif"};

@@ -36,6 +36,8 @@ svg .label { font-size: 12px; fill: var(--soft); }
 .limit { stroke-dasharray: 6 4; stroke-width: 1.6; }
 .dot { stroke: var(--bg); stroke-width: 1; }
 .ring { fill: none; stroke-width: 1.6; }
+svg .mark { font-size: 12px; paint-order: stroke; stroke: var(--bg);
+  stroke-width: 4px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.82rem; }
 th, td { padding: 0.25rem 0.45rem; border-bottom: 1px solid var(--line);
@@ -181,26 +183,18 @@ struct Curve {
   std::map<int, const Prediction*> points;
 };
 
-// Where throughput turns from growing fast to growing slowly: the device count
-// at which it is farthest above the straight line from the first to the last,
-// both scaled to 1 (Satopaa et al. 2011, "Finding a 'Kneedle' in a Haystack").
-// Nothing where it is nowhere a twentieth above it: it grows in proportion.
+// The knee of scaling: the first device count from which on to the next
+// throughput grows less than by the square root of what devices grow by (twice
+// the devices, less than 1.41 times the throughput). Other counts behind it, or
+// more of them, do not move it.
 std::optional<int> KneeOf(const Curve& curve) {
-  constexpr double kLeast = 0.05;
-  const auto& [from, first] = *curve.points.begin();
-  const auto& [to, last] = *curve.points.rbegin();
-  const double rise = last->tokens_per_s - first->tokens_per_s;
-  if (curve.points.size() < 3 || !(rise > 0)) return std::nullopt;
-  double most = kLeast;
-  std::optional<int> knee;
-  for (const auto& [devices, p] : curve.points) {
-    const double above = (p->tokens_per_s - first->tokens_per_s) / rise -
-                         static_cast<double>(devices - from) / (to - from);
-    if (above <= most) continue;
-    most = above;
-    knee = devices;
+  auto at = curve.points.begin();
+  for (auto next = std::next(at); next != curve.points.end(); at = next++) {
+    const double devices = static_cast<double>(next->first) / at->first;
+    const double faster = next->second->tokens_per_s / at->second->tokens_per_s;
+    if (faster * faster < devices) return at->first;
   }
-  return knee;
+  return std::nullopt;
 }
 
 // Throughput and efficiency over the devices: the knee. `limit` of efficiency,
@@ -217,7 +211,10 @@ std::string KneePlots(const std::vector<Curve>& curves, double limit) {
   for (const Curve& curve : curves) {
     for (const auto& [count, p] : curve.points) devices.insert(count);
   }
-  PlotSeries proportion = {"in proportion", {}, true};
+  PlotSeries proportion = {
+      curves.size() > 1 ? "in proportion to the first" : "in proportion",
+      {},
+      true};
   PlotSeries least = {"limit", {}, true};
   const auto first_rate = [](const Curve& curve) {
     const Prediction& first = *curve.points.begin()->second;

@@ -348,6 +348,14 @@ Result<Cluster> WithMoreNodes(const Cluster& cluster, int nodes) {
       const bool from = of_node[link.from.index()];
       const bool both = from && of_node[link.to.index()];
       if (!from && !of_node[link.to.index()]) continue;
+      const VertexId outside = from ? link.to : link.from;
+      if (!both &&
+          cluster.vertices[outside.index()].kind != VertexKind::kSwitch) {
+        return InvalidInput("node " + std::to_string(node) + " is joined to '" +
+                            cluster.vertices[outside.index()].name +
+                            "', which is no switch that more nodes could be "
+                            "on");
+      }
       joined |= !both;
       larger.links.push_back(
           {to[link.from.index()], to[link.to.index()], link.type});

@@ -176,7 +176,8 @@ Result<Cluster> LoadFor(const Draft& draft, std::vector<std::string>& notes) {
     auto larger = WithMoreNodes(cluster, static_cast<int>(*draft.nodes));
     if (!larger) return larger.error().At(draft.cluster).At("nodes");
     notes.push_back("nodes from " + std::to_string(own) +
-                    " on are copies of those of the file, on their switches");
+                    " on are copies of those of the file, on their switches; "
+                    "links between switches stay as they are");
     return larger;
   }
   const auto devices = std::ranges::count_if(
@@ -464,6 +465,10 @@ Result<Axis> ParseAxis(std::string_view text) {
         continue;
       }
       if (word.empty()) return InvalidInput("a value is empty", setting.path);
+      if (setting.path == "stack") {
+        const auto stack = ParseStack(word);
+        if (!stack) return stack.error().At(setting.path);
+      }
       axis.values.push_back(std::move(word));
       word.clear();
     }

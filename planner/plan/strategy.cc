@@ -339,7 +339,7 @@ constexpr std::array kKeys = {
            "cp of at least 2 and cp-kind=gather or ring"},
     KeyRow{"ep", ReadDegree<&Strategy::ep>},
     KeyRow{"etp", ReadDegree<&Strategy::etp>,
-           [](const Strategy& s) { return s.etp == 0 || s.tp > 1; },
+           [](const Strategy& s) { return s.etp <= 1 || s.tp > 1; },
            "tp of at least 2"},
     KeyRow{"mbs", ReadDegree<&Strategy::mbs>},
     KeyRow{"zero", ReadZero},

@@ -444,7 +444,7 @@ TEST(PlanFromStrategy, ExpertsOverTensorRanksByDerivation) {
     return made ? "" : made.error().ToString();
   };
   EXPECT_EQ(error(graph, "tp=4,etp=3"), "etp=3: expected a divisor of tp=4");
-  EXPECT_EQ(error(graph, "etp=1"),
+  EXPECT_EQ(error(graph, "etp=2"),
             "etp: has no effect: needs tp of at least 2");
   EXPECT_EQ(error(Model("gpt2-tiny", 8, 64), "tp=2,etp=1"),
             "etp=1 has no effect: gpt2-tiny has no experts");
