@@ -305,19 +305,26 @@ TEST(Scaling, WhatDoesNotRunIsNoLossOfEfficiency) {
   EXPECT_EQ(ranks->devices, 8);
 }
 
-TEST(Scaling, AFileHasNoMoreNodes) {
+// A file's nodes are copied: on one switch that is what the preset has.
+TEST(Scaling, AFileGrowsLikeItsPreset) {
   const std::string path = TempPath("scaling.txtpb");
   ASSERT_TRUE(WriteCluster(path, *MakeCluster("dgx-a100-80gb:2")));
   GridOptions options;
   options.predict.fast = true;
   options.predict.sensitivity = false;
   ModelCache models;
-  const auto scaling = ScalingOf(Of("gpt2-tiny", path, 64, 32, "mbs=1"),
-                                 {.efficiency = 0.5}, options, models);
-  ASSERT_TRUE(scaling) << scaling.error().ToString();
-  EXPECT_EQ(scaling->devices, 16);
-  EXPECT_THAT(scaling->points.back().cell.problem,
-              HasSubstr("is a file with 2 nodes"));
+  const auto of = [&](const std::string& cluster) {
+    return ScalingOf(Of("gpt2-tiny", cluster, 64, 32, "mbs=1"),
+                     {.efficiency = 0.5}, options, models)
+        .value();
+  };
+  const Scaling file = of(path);
+  const Scaling preset = of("dgx-a100-80gb:2");
+  EXPECT_EQ(file.devices, preset.devices);
+  ASSERT_EQ(file.points.size(), preset.points.size());
+  for (size_t i = 0; i < file.points.size(); ++i) {
+    EXPECT_EQ(file.points[i].efficiency, preset.points[i].efficiency) << i;
+  }
 }
 
 // Priced so that the slower cluster costs a tenth per hour: it is the cheapest
