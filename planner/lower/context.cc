@@ -414,6 +414,9 @@ Layout LoweringContext::ParameterLayout(const WeightPiece& piece,
 }
 
 bool LoweringContext::CompleteWithBackward(TensorId weight) const {
+  // Where compute would wait for them, reductions would hold up the stages
+  // before, one after another.
+  if (!concurrent_streams_ && stages_.count() > 1) return false;
   return replicas(weight).size() == 1 && replicas(weight)[0].one_chunk;
 }
 

@@ -233,7 +233,8 @@ class LoweringContext {
   // (earlier where negative), or -1 where the pass ends before.
   int BlockAhead(int block, Pass pass, int ahead) const;
   // Whether a weight's gradient is complete with the last backward of its home
-  // block's chunk: nothing else reads the weight.
+  // block's chunk, and reduced with it: nothing else reads the weight. On one
+  // stream the stages of a pipeline first end all of their backwards.
   bool CompleteWithBackward(TensorId weight) const;
   // Weights whose home block is `block`, in tensor order.
   const std::vector<TensorId>& home_weights(int block) const {
@@ -313,8 +314,9 @@ enum class ProgramKind : uint8_t {
   kBackwardInput,         // a microbatch's gradients of activations
   kBackwardWeight,        // a microbatch's gradients of weights
   kBackwardWeightReduce,  // the chunk's last
-  kTie,     // gradients of weights that several positions read are complete:
-            // they meet on their home group and are reduced
+  kTie,     // gradients that were not reduced before, as several positions
+            // read the weight or streams are one: they are complete, meet on
+            // their home group and are reduced
   kNorm,    // sum of squares of the reduced gradients
   kUpdate,  // optimizer, and what returns the new parameters
 };
