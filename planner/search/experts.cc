@@ -127,10 +127,10 @@ int64_t FewestExperts(const GraphIndex& index) {
 
 // How `replicas` may be shared among experts and cuts of the sequence, which is
 // cut where it is long or constraints ask for it. Tensor ranks have whole
-// experts where there are enough: they exchange less and compute alike.
-std::vector<Share> Shares(const SearchSpace& space, int tp, int replicas) {
+// of `experts` where there are enough: they exchange less and compute alike.
+std::vector<Share> Shares(const SearchSpace& space, int64_t experts, int tp,
+                          int replicas) {
   std::vector<Share> shares;
-  const int64_t experts = FewestExperts(space.index);
   const bool is_long = space.index.graph->seq_len >= kLongSequence;
   const int most_context =
       std::max(is_long ? kMostContext : 1, space.constraints.MostFixed("cp"));
@@ -194,10 +194,11 @@ std::vector<Strategy> UniformStrategies(const SearchSpace& space) {
   const auto blocks = static_cast<int64_t>(space.index.graph->blocks.size());
   const int most_tensor =
       std::max(space.least_devices_of_node, space.constraints.MostFixed("tp"));
+  const int64_t experts = FewestExperts(space.index);
   for (int tp : Divisors(devices, most_tensor)) {
     for (int pp : Divisors(devices / tp, blocks)) {
       const int replicas = devices / tp / pp;
-      for (const Share& share : Shares(space, tp, replicas)) {
+      for (const Share& share : Shares(space, experts, tp, replicas)) {
         for (int zero = 0; zero <= (replicas > 1 ? 3 : 0); ++zero) {
           for (int sp = 0; sp <= (tp > 1 ? 1 : 0); ++sp) {
             Strategy strategy;

@@ -19,10 +19,6 @@ double Uniform(uint64_t key, uint64_t counter) {
   return static_cast<double>(CounterBits53(key, counter)) * 0x1.0p-52 - 1;
 }
 
-void Store(const LocalTensor& block, int64_t i, double value) {
-  StoreNumber(block.data, block.dtype, i, value);
-}
-
 // What a block has of an image, from element `out` of the block on.
 void LoadImage(const Images& images, int64_t image, const LocalTensor& block,
                int64_t& out) {
@@ -37,7 +33,8 @@ void LoadImage(const Images& images, int64_t image, const LocalTensor& block,
       const int64_t row =
           ((offset[1] + c) * whole[1] + offset[2] + y) * whole[2] + offset[3];
       for (int64_t x = 0; x < shape[3]; ++x) {
-        Store(block, out++, images.Pixel(image, row + x));
+        StoreNumber(block.data, block.dtype, out++,
+                    images.Pixel(image, row + x));
       }
     }
   }
@@ -58,7 +55,8 @@ void LoadPatches(const Images& images, int64_t image, const LocalTensor& block,
             ((block.offset[2] + c) * whole[1] + row) * whole[2] +
             patch % per_row * width + block.offset[4];
         for (int64_t x = 0; x < block.shape[4]; ++x) {
-          Store(block, out++, patch < 0 ? 0 : images.Pixel(image, first + x));
+          StoreNumber(block.data, block.dtype, out++,
+                      patch < 0 ? 0 : images.Pixel(image, first + x));
         }
       }
     }
@@ -73,7 +71,7 @@ void LoadTargets(const Images& images, int64_t image, const LocalTensor& block,
   for (int64_t i = 0; i < block.shape[1]; ++i) {
     const bool own = block.offset[1] + i == label;
     const int64_t value = block.global_shape[1] == 1 ? label : own ? 1 : 0;
-    Store(block, out++, static_cast<double>(value));
+    StoreNumber(block.data, block.dtype, out++, static_cast<double>(value));
   }
 }
 
