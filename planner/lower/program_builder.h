@@ -246,6 +246,13 @@ class ProgramBuilder {
 
   // ---- gradients
 
+  // The steps of a gradient to what the optimizer reads. A sum over axes that
+  // split weights of the block, and so carry its activations, comes first:
+  // behind a reduction over replicas it would keep the next block's activations
+  // waiting, which follow it on its stream.
+  std::vector<ReshardStep> GradientSteps(const Layout& from,
+                                         const Layout& to) const;
+
   // Brings the gradient terms of each weight into the layout that the
   // optimizer reads, and adds them. Steps of one kind over the same axes are
   // one collective for all weights.

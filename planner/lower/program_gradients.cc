@@ -6,6 +6,31 @@
 
 namespace tessera {
 
+std::vector<ReshardStep> ProgramBuilder::GradientSteps(const Layout& from,
+                                                       const Layout& to) const {
+  std::vector<ReshardStep> steps = PlanReshard(from, to, group());
+  AxisSet activations = 0;
+  for (TensorId weight : context_.home_weights(block_)) {
+    for (AxisSet axes : context_.replicas(weight)[0].layout.dims) {
+      activations |= axes;
+    }
+  }
+  const auto sum =
+      std::ranges::find(steps, ReshardKind::kAllReduce, &ReshardStep::kind);
+  if (sum == steps.begin() || sum == steps.end() ||
+      (sum->axes & ~activations) != 0) {
+    return steps;
+  }
+  Layout summed = from;
+  summed.partial &= ~sum->axes;
+  std::vector<ReshardStep> sum_first = {
+      {ReshardKind::kAllReduce, sum->axes, summed}};
+  for (ReshardStep& step : PlanReshard(summed, to, group())) {
+    sum_first.push_back(std::move(step));
+  }
+  return sum_first;
+}
+
 std::vector<ValueId> ProgramBuilder::Reduce(
     const std::vector<WeightPiece>& weights,
     const std::vector<std::vector<ValueId>>& terms_of) {
@@ -13,45 +38,55 @@ std::vector<ValueId> ProgramBuilder::Reduce(
     size_t weight;  // index into `weights`
     ValueId id;
     std::vector<ReshardStep> steps;
+    size_t next = 0;  // of the steps
   };
   std::vector<Term> terms;
-  size_t rounds = 0;
   for (size_t w = 0; w < weights.size(); ++w) {
     const Layout target = context_.StateLayout(weights[w]);
     for (ValueId id : terms_of[w]) {
-      auto steps = PlanReshard(value(id).layout, target, group());
-      rounds = std::max(rounds, steps.size());
-      terms.push_back({w, id, std::move(steps)});
+      terms.push_back({w, id, GradientSteps(value(id).layout, target)});
     }
   }
-  for (size_t round = 0; round < rounds; ++round) {
-    // Buckets in order of first appearance, so that all ranks agree.
-    std::vector<std::pair<ReshardKind, AxisSet>> buckets;
+  const auto same = [](const ReshardStep& a, const ReshardStep& b) {
+    return a.kind == b.kind && a.axes == b.axes;
+  };
+  const auto waits = [](const Term& term) {
+    return term.next < term.steps.size();
+  };
+  // A step that a term comes to only later waits for it, so that both are one.
+  const auto comes_later = [&](const ReshardStep& step) {
+    return std::ranges::any_of(terms, [&](const Term& term) {
+      return std::any_of(
+          term.steps.begin() + static_cast<std::ptrdiff_t>(
+                                   std::min(term.next + 1, term.steps.size())),
+          term.steps.end(),
+          [&](const ReshardStep& later) { return same(step, later); });
+    });
+  };
+  for (;;) {
+    // In order of first appearance, so that all ranks agree.
+    const Term* first = nullptr;
     for (const Term& term : terms) {
-      if (round >= term.steps.size()) continue;
-      const auto key =
-          std::pair(term.steps[round].kind, term.steps[round].axes);
-      if (std::find(buckets.begin(), buckets.end(), key) == buckets.end()) {
-        buckets.push_back(key);
-      }
+      if (!waits(term)) continue;
+      if (first == nullptr) first = &term;
+      if (comes_later(term.steps[term.next])) continue;
+      first = &term;
+      break;
     }
-    for (const auto& [kind, axes] : buckets) {
-      std::vector<ValueId> from;
-      std::vector<Layout> to;
-      std::vector<Term*> members;
-      for (Term& term : terms) {
-        if (round >= term.steps.size() || term.steps[round].kind != kind ||
-            term.steps[round].axes != axes) {
-          continue;
-        }
-        from.push_back(term.id);
-        to.push_back(term.steps[round].to);
-        members.push_back(&term);
-      }
-      const auto results =
-          EmitStep(kind, axes, from, to, true, MemoryCategory::kGradient);
-      for (size_t i = 0; i < members.size(); ++i) members[i]->id = results[i];
+    if (first == nullptr) break;
+    const ReshardStep step = first->steps[first->next];
+    std::vector<ValueId> from;
+    std::vector<Layout> to;
+    std::vector<Term*> members;
+    for (Term& term : terms) {
+      if (!waits(term) || !same(term.steps[term.next], step)) continue;
+      from.push_back(term.id);
+      to.push_back(term.steps[term.next++].to);
+      members.push_back(&term);
     }
+    const auto results = EmitStep(step.kind, step.axes, from, to, true,
+                                  MemoryCategory::kGradient);
+    for (size_t i = 0; i < members.size(); ++i) members[i]->id = results[i];
   }
   std::vector<ValueId> reduced;
   for (size_t w = 0; w < weights.size(); ++w) {
@@ -92,7 +127,7 @@ void ProgramBuilder::AddToBucket(const WeightPiece& piece) {
   for (ValueId term : CompleteTerms(piece)) {
     const Value& v = value(term);
     for (const ReshardStep& step :
-         PlanReshard(v.layout, context_.StateLayout(piece), group())) {
+         GradientSteps(v.layout, context_.StateLayout(piece))) {
       wanted.steps.emplace_back(step.kind, step.axes);
     }
     wanted.bytes +=

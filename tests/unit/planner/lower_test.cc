@@ -207,6 +207,48 @@ TEST(Lower, ExpertsReduceTheirGradientsOverTheirCopiesOnly) {
   EXPECT_EQ(experts, 3 * 3) << "w1, w2 and w3 of three layers";
 }
 
+TEST(Lower, NormsAreSummedOverTensorRanksBeforeAllGradientsOverReplicas) {
+  // Under sequence parallelism the gradients of norms, and of biases behind
+  // sums of rows, are sums over the tensor ranks' tokens too. Behind the
+  // reduction over replicas that sum would hold up the next layer's activations
+  // on the tensor ranks' stream.
+  for (const char* zero : {"1", "2"}) {
+    const Lowered l =
+        LowerTiny(std::string("dp=2,tp=2,sp=1,mbs=8,zero=") + zero);
+    const auto& axes = l.plan.groups[0].axes;
+    ASSERT_EQ(axes.size(), 2u);
+    ASSERT_EQ(axes[0].name, "dp0");
+    const AxisSet dp = 1;
+    const AxisSet tp = 2;
+    std::map<std::string, std::vector<std::pair<CommKind, AxisSet>>> order;
+    std::set<size_t> of_layer;  // reductions of layer 1 over replicas
+    for (size_t t = 0; t < l.tasks.tasks.size(); ++t) {
+      const Task& task = l.tasks.tasks[t];
+      if (task.kind != TaskKind::kComm) continue;
+      for (ValueId id : task.reads) {
+        const Value& value = l.tasks.value(id);
+        if (value.category != MemoryCategory::kGradient ||
+            !value.tensor.valid()) {
+          continue;
+        }
+        const std::string& name = l.graph.tensor(value.tensor).name;
+        if (!name.starts_with("h.1.")) continue;
+        order[name].emplace_back(task.comm, task.axes);
+        if (task.axes == dp) of_layer.insert(t);
+      }
+    }
+    using Steps = std::vector<std::pair<CommKind, AxisSet>>;
+    EXPECT_EQ(
+        order.at("h.1.ln_1.weight"),
+        (Steps{{CommKind::kAllReduce, tp}, {CommKind::kReduceScatter, dp}}))
+        << zero;
+    EXPECT_EQ(order.at("h.1.mlp.c_fc.weight"),
+              (Steps{{CommKind::kReduceScatter, dp}}))
+        << zero;
+    EXPECT_EQ(of_layer.size(), 1u) << "one collective for the layer";
+  }
+}
+
 TEST(Lower, DataParallelismReducesEachGradientOnce) {
   const Lowered l = LowerTiny("dp=4,mbs=1");
   std::map<TensorId, int> reduced;
