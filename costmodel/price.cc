@@ -202,6 +202,7 @@ Pricer::Pricer(const Graph& graph, const Cluster& cluster,
     : graph_(graph),
       cluster_(cluster),
       profile_(profile),
+      products_(profile, cluster.device_types),
       collectives_(cluster),
       shards_(kShards) {
   int node = -1;
@@ -897,6 +898,10 @@ TaskCost Pricer::Compute(const TaskView& view) const {
       for (int type : where.device_types) {
         query.device = &cluster_.device_types[static_cast<size_t>(type)];
         query.key.device = query.device->name;
+        if (query.matmul && query.products == ProductType::kAsValues) {
+          query.matmul_factor = products_.Factor(
+              query.device->name, query.key.dtype, *query.matmul);
+        }
         const Cost cost = PriceOf(query, profile_);
         seconds = std::max(seconds, cost.seconds);
         source = std::max(source, cost.source);

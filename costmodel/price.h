@@ -54,6 +54,7 @@
 #include "costmodel/link/fair_share.h"
 #include "costmodel/profile/profile_db.h"
 #include "costmodel/source/cost_source.h"
+#include "costmodel/source/measured_products.h"
 #include "planner/base/units.h"
 #include "planner/ir/cluster.h"
 #include "planner/ir/graph.h"
@@ -164,6 +165,7 @@ class Pricer {
   const Graph& graph_;
   const Cluster& cluster_;
   const ProfileDb* profile_;
+  const MeasuredProducts products_;
   CollectiveModel collectives_;
   bool hosts_alike_ = false;
   std::vector<int> first_device_;  // by host

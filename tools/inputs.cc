@@ -168,6 +168,23 @@ void WarnOfUnpriced(Inputs& inputs) {
       "; priced by their memory traffic alone");
 }
 
+// A profile of other devices prices nothing.
+void WarnOfOtherDevices(Inputs& inputs) {
+  if (!inputs.profile) return;
+  std::set<std::string_view> timed;
+  for (const auto& [key, timing] : inputs.profile->rows) {
+    timed.insert(key.device);
+  }
+  std::string names;
+  for (const DeviceType& type : inputs.cluster.device_types) {
+    if (timed.contains(type.name)) return;
+    names += (names.empty() ? "" : ", ") + type.name;
+  }
+  inputs.warnings.push_back(
+      "--profile has no times of the cluster's devices (" + names + ")" +
+      (timed.empty() ? "" : ", but of " + std::string(*timed.begin())));
+}
+
 // Everything but --cluster.
 Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
   Inputs inputs;
@@ -185,6 +202,7 @@ Result<Inputs> ReadOnCluster(const Options& options, Cluster cluster) {
                                                         : "--collective");
   }
   TESSERA_TRY(inputs.profile, ReadProfiles(options.profiles));
+  WarnOfOtherDevices(inputs);
   if (options.model.empty()) return inputs;
   TESSERA_TRY(inputs.graph, ReadModel(options, inputs.cluster, inputs.warnings,
                                       inputs.layout));

@@ -141,13 +141,38 @@ std::optional<double> InterpolateCollective(const CostQuery& query,
                           : a.seconds + slope * (payload - a.work);
 }
 
+// A matrix product on a device with kernel times that has the type.
+std::optional<double> ProductSeconds(const CostQuery& query) {
+  const DeviceType& device = *query.device;
+  if (!query.matmul || !HasKernelTimes(device)) return std::nullopt;
+  MatmulMode mode = {.dtype = query.key.dtype, .products = query.products};
+  // What a device does not have it computes in the next wider type.
+  if (mode.products == ProductType::kFp4 && !(PeakOf(device, mode).value > 0)) {
+    mode.products = ProductType::kFp8;
+  }
+  if (mode.products == ProductType::kFp8 && !(PeakOf(device, mode).value > 0)) {
+    mode.products = ProductType::kAsValues;
+  }
+  if (!(PeakOf(device, mode).value > 0)) return std::nullopt;
+  const double rounding = SecondsFor(
+      query.rounding, device.memory_bandwidth * device.memory_efficiency);
+  return query.matmul_share * (query.matmul_factor.value_or(1) *
+                                   MatmulSeconds(device, *query.matmul, mode) +
+                               rounding);
+}
+
 std::optional<Cost> Interpolated(const CostQuery& query,
                                  const ProfileDb* profile) {
   if (profile == nullptr) return std::nullopt;
   const auto seconds = query.collective ? InterpolateCollective(query, *profile)
                                         : InterpolateKernel(query, *profile);
-  if (!seconds) return std::nullopt;
-  return Cost{*seconds * query.share_of_measured, CostSource::kInterpolated};
+  if (seconds) {
+    return Cost{*seconds * query.share_of_measured, CostSource::kInterpolated};
+  }
+  if (!query.matmul_factor) return std::nullopt;
+  const auto product = ProductSeconds(query);
+  if (!product) return std::nullopt;
+  return Cost{*product, CostSource::kInterpolated};
 }
 
 std::optional<Cost> Analytical(const CostQuery& query, const ProfileDb*) {
@@ -155,24 +180,8 @@ std::optional<Cost> Analytical(const CostQuery& query, const ProfileDb*) {
     return Cost{query.collective_seconds, CostSource::kAnalytical};
   }
   const DeviceType& device = *query.device;
-  if (query.matmul && HasKernelTimes(device)) {
-    MatmulMode mode = {.dtype = query.key.dtype, .products = query.products};
-    // What a device does not have it computes in the next wider type.
-    if (mode.products == ProductType::kFp4 &&
-        !(PeakOf(device, mode).value > 0)) {
-      mode.products = ProductType::kFp8;
-    }
-    if (mode.products == ProductType::kFp8 &&
-        !(PeakOf(device, mode).value > 0)) {
-      mode.products = ProductType::kAsValues;
-    }
-    if (PeakOf(device, mode).value > 0) {
-      const double rounding = SecondsFor(
-          query.rounding, device.memory_bandwidth * device.memory_efficiency);
-      return Cost{query.matmul_share *
-                      (MatmulSeconds(device, *query.matmul, mode) + rounding),
-                  CostSource::kAnalytical};
-    }
+  if (const auto product = ProductSeconds(query)) {
+    return Cost{*product, CostSource::kAnalytical};
   }
   const FlopsPerSecond peak = device.Peak(query.key.dtype);
   if (query.attention && HasKernelTimes(device) && peak.value > 0) {

@@ -13,7 +13,10 @@
 //                 what was measured, growing at most in proportion there. Of
 //                 an operator of the user's own the rows that differ from the
 //                 task in one extent, if there are any, and however far they
-//                 reach, since nothing else is known of it.
+//                 reach, since nothing else is known of it. Matrix products
+//                 without rows of their kernel: the analytical time, times
+//                 what measured products of like shape say
+//                 (measured_products.h).
 //                 Collectives: straight lines through time over bytes, of the
 //                 same ranks and hosts; above the largest, by the last slope;
 //                 below the smallest, its time;
@@ -65,6 +68,9 @@ struct CostQuery {
   ProductType products = ProductType::kAsValues;
   Bytes rounding;
   double matmul_share = 1;  // of its time, what counts
+  // By what its analytical time is to be multiplied, as products of like shape
+  // that were measured say (MeasuredProducts).
+  std::optional<double> matmul_factor;
   // An attention, forward or backward. Fused: the kernel of DefaultAttention
   // where none is named. Unfused: with so many passes over its scores.
   std::optional<AttentionShape> attention;

@@ -85,3 +85,17 @@ wait $job || code=$?
 ((SECONDS - start <= 5)) || fail "took $((SECONDS - start)) s to end"
 grep -q "interrupted: $work/z.pb has [1-9].* are missing" "$work/stderr" ||
   fail "not told what is left: $(cat "$work/stderr")"
+
+# A published profile prices products and collectives of its GPU, and no other's.
+published=$(dirname "$0")/../../profiler/profiles/h100-sxm5-80gb.txtpb
+step=(simulate --model zoo:llama-3-8b --seq-len 1024 --global-batch 64 --strategy
+  tp=8 --profile "$published" --json)
+"$tessera" "${step[@]}" --cluster dgx-h100:1 >"$work/out.json" 2>"$work/err"
+[[ ! -s $work/err ]] || fail "a warning of a profile of the right GPU"
+python3 -c 'import json, sys
+shares = json.load(open(sys.argv[1]))["sources"]
+assert shares["interpolated"] > 0.4, shares
+' "$work/out.json" || fail "shares of a published profile"
+"$tessera" "${step[@]}" --cluster dgx-a100-80gb:1 >/dev/null 2>"$work/err"
+grep -q "no times of the cluster's devices (a100-sxm4-80gb), but of h100" \
+  "$work/err" || fail "a profile of another GPU"

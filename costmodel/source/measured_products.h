@@ -1,0 +1,56 @@
+#pragma once
+// Matrix products that a profile has as such: rows named "product" of the rule
+// "bmk,bnk->bmn", whoever's kernel they were. They tell how far MatmulSeconds
+// is off for products of like shape, and so where published timings of a GPU
+// stand in for the runtime's own kernels.
+//
+// Of the shape (batch, m, n, k), with d the distance to a row in octaves (the
+// root of the sum of squared differences of the four binary logarithms):
+//   log factor = sum over rows w(d) log(measured / MatmulSeconds) / (sum w + p)
+//   w(d)       = 1 / (d^2 + 0.1)^3, p = 0.05
+// At a row this is what was measured, between rows a mean of the nearest
+// (Shepard 1968), and two octaves from any the model alone counts for most. It
+// is continuous, but not monotone where measurements are not.
+//
+// Thread-safe: const after construction.
+
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "costmodel/profile/profile_db.h"
+#include "costmodel/source/kernel_time.h"
+#include "planner/ir/cluster.h"
+
+namespace tessera {
+
+inline constexpr std::string_view kProductName = "product";
+inline constexpr std::string_view kProductRule = "bmk,bnk->bmn";
+
+class MeasuredProducts {
+ public:
+  // Rows of other names and rules, and of devices without kernel times, are
+  // left out. `profile` may be null.
+  MeasuredProducts(const ProfileDb* profile,
+                   std::span<const DeviceType> device_types);
+
+  // By what MatmulSeconds of a product that is not rounded is to be multiplied.
+  // Nothing where the device has no rows of elements of this size: bf16 and
+  // fp16 products take the same time.
+  std::optional<double> Factor(std::string_view device, DType dtype,
+                               const MatmulShape& shape) const;
+
+ private:
+  struct Row {
+    MatmulShape at;  // binary logarithms of the extents
+    double log_factor = 0;
+  };
+  // By device and bytes of an element.
+  std::map<std::pair<std::string, int64_t>, std::vector<Row>, std::less<>>
+      rows_;
+};
+
+}  // namespace tessera
