@@ -219,13 +219,15 @@ BENCHMARK(BM_SweepWarm)->Arg(200)->Unit(benchmark::kMillisecond);
 constexpr size_t kWholeSpace = 70'000;
 
 // The best of the whole space, by an evaluator that has seen none of it.
+// Argument: threads.
 void BM_ExhaustiveCold(benchmark::State& state) {
   const UniformSpace sweep(kWholeSpace, false);
   for (auto _ : state) {
     const Evaluator evaluator(sweep.graph, sweep.cluster, nullptr,
                               TrainingOptions());
     const SweepResult result =
-        Sweep(sweep.space, evaluator, sweep.strategies, 1, 1, nullptr);
+        Sweep(sweep.space, evaluator, sweep.strategies, 1,
+              static_cast<int>(state.range(0)), nullptr);
     state.counters["closely"] = static_cast<double>(result.closely);
     state.counters["priced"] = static_cast<double>(result.priced);
     state.counters["step_s"] = result.best[0].score.step_time.seconds();
@@ -233,7 +235,12 @@ void BM_ExhaustiveCold(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations() *
                           static_cast<int64_t>(kWholeSpace));
 }
-BENCHMARK(BM_ExhaustiveCold)->Unit(benchmark::kMillisecond)->Iterations(1);
+BENCHMARK(BM_ExhaustiveCold)
+    ->Unit(benchmark::kMillisecond)
+    ->Iterations(1)
+    ->Arg(1)
+    ->Arg(2)
+    ->UseRealTime();
 
 // The same, asked again.
 void BM_ExhaustiveWarm(benchmark::State& state) {
