@@ -1,6 +1,7 @@
 #include "costmodel/evaluate/block_template.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "planner/lower/staging.h"
@@ -156,12 +157,13 @@ std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
 }
 
 const BlockProgram& Programs::Of(int block, ProgramKind kind) {
-  const auto key = std::pair(block, kind);
-  auto it = programs_.find(key);
-  if (it == programs_.end()) {
-    it = programs_.emplace(key, LowerBlock(context_, block, kind)).first;
+  std::unique_ptr<const BlockProgram>& program =
+      programs_[static_cast<size_t>(block)][static_cast<size_t>(kind)];
+  if (program == nullptr) {
+    program =
+        std::make_unique<const BlockProgram>(LowerBlock(context_, block, kind));
   }
-  return it->second;
+  return *program;
 }
 
 namespace {
@@ -451,22 +453,18 @@ class TemplateMaker {
 
 }  // namespace
 
-std::span<const ProgramKind> KindsOf(bool splits) {
-  static constexpr ProgramKind kWhole[] = {
-      ProgramKind::kBegin,    ProgramKind::kForward,
-      ProgramKind::kBackward, ProgramKind::kBackwardReduce,
-      ProgramKind::kTie,      ProgramKind::kNorm,
-      ProgramKind::kUpdate};
-  static constexpr ProgramKind kParts[] = {ProgramKind::kBegin,
-                                           ProgramKind::kForward,
-                                           ProgramKind::kBackwardInput,
-                                           ProgramKind::kBackwardWeight,
-                                           ProgramKind::kBackwardWeightReduce,
-                                           ProgramKind::kTie,
-                                           ProgramKind::kNorm,
-                                           ProgramKind::kUpdate};
-  if (splits) return kParts;
-  return kWhole;
+std::vector<ProgramKind> KindsOf(bool splits, int microbatches) {
+  std::vector<ProgramKind> kinds = {ProgramKind::kBegin, ProgramKind::kForward};
+  if (splits) kinds.push_back(ProgramKind::kBackwardInput);
+  if (microbatches > 1) {
+    kinds.push_back(splits ? ProgramKind::kBackwardWeight
+                           : ProgramKind::kBackward);
+  }
+  kinds.insert(kinds.end(),
+               {splits ? ProgramKind::kBackwardWeightReduce
+                       : ProgramKind::kBackwardReduce,
+                ProgramKind::kTie, ProgramKind::kNorm, ProgramKind::kUpdate});
+  return kinds;
 }
 
 BlockTemplate MakeTemplate(const Pricer& pricer, Programs& programs, int block,

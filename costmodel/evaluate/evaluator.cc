@@ -240,8 +240,9 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
       }
       auto made = std::make_shared<Block>();
       made->number = numbers_++;
-      made->priced = MakeTemplate(pricer_, *programs, static_cast<int>(b),
-                                  shape, KindsOf(splits[own.index()]));
+      made->priced =
+          MakeTemplate(pricer_, *programs, static_cast<int>(b), shape,
+                       KindsOf(splits[own.index()], plan.microbatches));
       IntKey sums;
       for (const Layout& layout : made->priced.sums) {
         sums.insert(sums.end(), layout.dims.begin(), layout.dims.end());
