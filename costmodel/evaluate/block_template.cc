@@ -101,6 +101,18 @@ std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
       }
     }
     shape.weights.resize(own_weights);
+    for (TensorId id : shape.tensors) {
+      const auto& of = accesses[id.index()];
+      const auto is_own = [&](const Access& access) {
+        return graph.node(access.node).block == own;
+      };
+      if (IsInput(graph, id)) continue;
+      const bool weight = weight_index[id.index()] >= 0;
+      if (weight ? std::ranges::any_of(of, is_own)
+                 : !std::ranges::all_of(of, is_own)) {
+        shape.shared.push_back(id);
+      }
+    }
     std::vector<TensorId> related = shape.tensors;
     for (TensorId id : shape.tensors) {
       if (IsInput(graph, id)) continue;

@@ -25,6 +25,9 @@ struct BlockShape {
   // sum over one of its tensors follows.
   std::vector<int> depends;
   std::vector<size_t> weights;  // that its nodes touch: into Plan::weights
+  // What it has in common with other blocks: its own weights, and of the other
+  // tensors, but for inputs, those that nodes elsewhere touch, too.
+  std::vector<TensorId> shared;
   // Its gradient sums that other blocks read: their layouts follow from more
   // than placements (the operands' layouts), so they are part of what readers
   // depend on.

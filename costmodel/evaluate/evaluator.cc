@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 
+#include "costmodel/evaluate/surroundings.h"
 #include "costmodel/evaluate/uniform_bound.h"
 #include "costmodel/memory/overhead.h"
 #include "costmodel/memory/peak_memory.h"
@@ -216,6 +217,7 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
     key.push_back(plan.zigzag);
     key.push_back(splits[own.index()]);
     key.push_back(first_block[own.index()] == b);
+    const size_t own_size = key.size();
     std::vector<GroupId> distinct;
     std::vector<int> chunk_of;  // the first block's of each of these
     for (int depends : shape.depends) {
@@ -238,20 +240,40 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
         context.emplace(facts_, plan);
         programs.emplace(*context);
       }
-      auto made = std::make_shared<Block>();
-      made->number = numbers_++;
-      made->priced =
-          MakeTemplate(pricer_, *programs, static_cast<int>(b), shape,
-                       KindsOf(splits[own.index()], plan.microbatches));
-      IntKey sums;
-      for (const Layout& layout : made->priced.sums) {
-        sums.insert(sums.end(), layout.dims.begin(), layout.dims.end());
-        sums.push_back(layout.partial);
-        sums.push_back(layout.flat);
+      IntKey seen = key;
+      // Of the other blocks' decisions what the block sees of them.
+      seen.resize(own_size);
+      seen.push_back(decisions[b]);
+      const auto number_of = [&](GroupId group) -> int64_t {
+        const auto at = std::find(distinct.begin(), distinct.end(), group);
+        TESSERA_CHECK(at != distinct.end()) << "a group that is not around";
+        return at - distinct.begin();
+      };
+      for (int depends : shape.depends) {
+        const auto d = static_cast<size_t>(depends);
+        const int64_t number = number_of(groups[d]);
+        seen.push_back(number);
+        seen.push_back(class_of(own, groups[d]));
+        seen.push_back(chunks[d] - chunk_of[static_cast<size_t>(number)]);
       }
-      made->sums =
-          Remember(sums_, kMaxDecisions, sums, [&] { return numbers_++; });
-      return made;
+      AppendSurroundings(*context, static_cast<int>(b), shape,
+                         splits[own.index()], number_of, seen);
+      return Remember(programs_, kMaxBlocks, seen, [&] {
+        auto made = std::make_shared<Block>();
+        made->number = numbers_++;
+        made->priced =
+            MakeTemplate(pricer_, *programs, static_cast<int>(b), shape,
+                         KindsOf(splits[own.index()], plan.microbatches));
+        IntKey sums;
+        for (const Layout& layout : made->priced.sums) {
+          sums.insert(sums.end(), layout.dims.begin(), layout.dims.end());
+          sums.push_back(layout.partial);
+          sums.push_back(layout.flat);
+        }
+        made->sums =
+            Remember(sums_, kMaxDecisions, sums, [&] { return numbers_++; });
+        return BlockPtr(made);
+      });
     });
   }
   return blocks;

@@ -143,7 +143,11 @@ class Evaluator : public Objective {
   mutable std::atomic<int64_t> simulated_ = 0;
   mutable Memo<int> decisions_;
   mutable Memo<int> sums_;
+  // By what decides on a block as the plan says it, and as its programs see it
+  // (surroundings.h): the first needs no lowering, the second has more in
+  // common.
   mutable Memo<BlockPtr> blocks_;
+  mutable Memo<BlockPtr> programs_;
   mutable Memo<StagePtr> stages_;
   mutable Memo<std::optional<Score>> uniform_;
   mutable std::once_flag bound_made_;
