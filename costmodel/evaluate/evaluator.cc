@@ -102,6 +102,14 @@ IntKey KeyOf(const Strategy& s) {
   return key;
 }
 
+// How many blocks ahead parameters are fetched; 0 where none is.
+int FetchesAhead(const Plan& plan) {
+  const auto is_cut = [](const WeightPlacement& weight) {
+    return weight.zero_stage >= 3 && weight.zero_axes != 0;
+  };
+  return std::ranges::any_of(plan.weights, is_cut) ? plan.prefetch : 0;
+}
+
 SourceShares Shares(const std::array<int64_t, kCostSources>& time) {
   const double total = static_cast<double>(time[0]) +
                        static_cast<double>(time[1]) +
@@ -158,7 +166,7 @@ T Evaluator::Remember(Memo<T>& memo, size_t limit, const IntKey& key,
 // of the gradient sums that it reads, and how the groups lie. So each has the
 // key of just that; only what is not known yet is lowered.
 std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
-    const Plan& plan, const std::vector<BlockShape>& shapes,
+    const Plan& plan, const std::vector<BlockShape>& shapes, int prefetch,
     const std::vector<GroupId>& groups, const std::vector<bool>& splits) const {
   const size_t n = shapes.size();
   std::vector<int> decisions(n);
@@ -213,7 +221,7 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
     key.push_back(shape.wiring);
     key.push_back(plan.microbatches);
     key.push_back(plan.bucket_bytes.value);
-    key.push_back(plan.prefetch);
+    key.push_back(prefetch);
     key.push_back(plan.zigzag);
     key.push_back(splits[own.index()]);
     key.push_back(first_block[own.index()] == b);
@@ -256,9 +264,10 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
         seen.push_back(class_of(own, groups[d]));
         seen.push_back(chunks[d] - chunk_of[static_cast<size_t>(number)]);
       }
-      AppendSurroundings(*context, static_cast<int>(b), shape,
+      AppendSurroundings(*context, static_cast<int>(b), shape, prefetch,
                          splits[own.index()], number_of, seen);
       return Remember(programs_, kMaxBlocks, seen, [&] {
+        ++blocks_lowered_;
         auto made = std::make_shared<Block>();
         made->number = numbers_++;
         made->priced =
@@ -459,7 +468,8 @@ Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
 }
 
 Evaluation Evaluator::Evaluate(const Plan& plan) const {
-  const std::vector<BlockShape>& shapes = ShapesFor(plan.prefetch);
+  const int prefetch = FetchesAhead(plan);
+  const std::vector<BlockShape>& shapes = ShapesFor(prefetch);
   // Blocks are folded for one group. Where inputs and losses come from, if that
   // is a root, is not among what tells blocks apart.
   const auto order = OrderOf(plan);
@@ -477,7 +487,7 @@ Evaluation Evaluator::Evaluate(const Plan& plan) const {
     stage.chunks.push_back(plan.ops[shapes[b].forward.back().index()].chunk);
   }
   const std::vector<BlockPtr> blocks =
-      BlocksOf(plan, shapes, groups, order->splits);
+      BlocksOf(plan, shapes, prefetch, groups, order->splits);
   std::vector<StagePtr> owners(stages.size());
   for (size_t s = 0; s < stages.size(); ++s) {
     owners[s] =

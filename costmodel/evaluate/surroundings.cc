@@ -23,11 +23,13 @@ void Append(const Layout& layout, IntKey& key) {
 class Appender {
  public:
   Appender(const LoweringContext& context, int block, const BlockShape& shape,
-           const std::function<int64_t(GroupId)>& number_of, IntKey& key)
+           int prefetch, const std::function<int64_t(GroupId)>& number_of,
+           IntKey& key)
       : context_(context),
         graph_(context.graph()),
         block_(block),
         shape_(shape),
+        prefetch_(prefetch),
         number_of_(number_of),
         key_(key) {}
 
@@ -97,7 +99,7 @@ class Appender {
   void AppendFetched(ActionKind action) {
     const Pass pass =
         action == ActionKind::kForward ? Pass::kForward : Pass::kBackward;
-    for (int ahead = 0; ahead <= context_.plan().prefetch; ++ahead) {
+    for (int ahead = 0; ahead <= prefetch_; ++ahead) {
       const int other = context_.BlockAhead(block_, pass, ahead);
       if (other < 0) break;
       for (TensorId id : context_.FetchedWeights(other, action)) {
@@ -114,6 +116,7 @@ class Appender {
   const Graph& graph_;
   const int block_;
   const BlockShape& shape_;
+  const int prefetch_;
   const std::function<int64_t(GroupId)>& number_of_;
   IntKey& key_;
 };
@@ -121,10 +124,10 @@ class Appender {
 }  // namespace
 
 void AppendSurroundings(const LoweringContext& context, int block,
-                        const BlockShape& shape, bool splits,
+                        const BlockShape& shape, int prefetch, bool splits,
                         const std::function<int64_t(GroupId)>& number_of,
                         IntKey& key) {
-  Appender(context, block, shape, number_of, key).Run(splits);
+  Appender(context, block, shape, prefetch, number_of, key).Run(splits);
 }
 
 }  // namespace tessera

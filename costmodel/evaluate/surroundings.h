@@ -17,11 +17,12 @@
 namespace tessera {
 
 // Appends the surroundings of block `block`, whose shape is `shape`, to `key`.
+// Parameters are fetched up to `prefetch` blocks ahead, 0 where none is.
 // `number_of` numbers groups relative to the block; `splits`: its backwards are
 // split. REQUIRES: every block lies on one group, and nothing has a root or
 // leaves the device.
 void AppendSurroundings(const LoweringContext& context, int block,
-                        const BlockShape& shape, bool splits,
+                        const BlockShape& shape, int prefetch, bool splits,
                         const std::function<int64_t(GroupId)>& number_of,
                         IntKey& key);
 
