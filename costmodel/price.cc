@@ -460,6 +460,11 @@ Bytes Pricer::Staging(const TaskView& view) const {
       task.kind != TaskKind::kRecv) {
     return {};
   }
+  // A tensor that is summed alone is summed where it lies.
+  if (task.kind == TaskKind::kComm && task.comm == CommKind::kAllReduce &&
+      task.reads.size() == 1) {
+    return {};
+  }
   IntKey key = {task.kind == TaskKind::kComm ? view.group_class
                                              : view.pair_class};
   AppendStagingKey(task, view.values, view.peer, key);

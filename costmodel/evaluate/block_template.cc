@@ -1,6 +1,7 @@
 #include "costmodel/evaluate/block_template.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "planner/lower/staging.h"
@@ -100,6 +101,18 @@ std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
       }
     }
     shape.weights.resize(own_weights);
+    for (TensorId id : shape.tensors) {
+      const auto& of = accesses[id.index()];
+      const auto is_own = [&](const Access& access) {
+        return graph.node(access.node).block == own;
+      };
+      if (IsInput(graph, id)) continue;
+      const bool weight = weight_index[id.index()] >= 0;
+      if (weight ? std::ranges::any_of(of, is_own)
+                 : !std::ranges::all_of(of, is_own)) {
+        shape.shared.push_back(id);
+      }
+    }
     std::vector<TensorId> related = shape.tensors;
     for (TensorId id : shape.tensors) {
       if (IsInput(graph, id)) continue;
@@ -156,12 +169,13 @@ std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
 }
 
 const BlockProgram& Programs::Of(int block, ProgramKind kind) {
-  const auto key = std::pair(block, kind);
-  auto it = programs_.find(key);
-  if (it == programs_.end()) {
-    it = programs_.emplace(key, LowerBlock(context_, block, kind)).first;
+  std::unique_ptr<const BlockProgram>& program =
+      programs_[static_cast<size_t>(block)][static_cast<size_t>(kind)];
+  if (program == nullptr) {
+    program =
+        std::make_unique<const BlockProgram>(LowerBlock(context_, block, kind));
   }
-  return it->second;
+  return *program;
 }
 
 namespace {
@@ -451,22 +465,18 @@ class TemplateMaker {
 
 }  // namespace
 
-std::span<const ProgramKind> KindsOf(bool splits) {
-  static constexpr ProgramKind kWhole[] = {
-      ProgramKind::kBegin,    ProgramKind::kForward,
-      ProgramKind::kBackward, ProgramKind::kBackwardReduce,
-      ProgramKind::kTie,      ProgramKind::kNorm,
-      ProgramKind::kUpdate};
-  static constexpr ProgramKind kParts[] = {ProgramKind::kBegin,
-                                           ProgramKind::kForward,
-                                           ProgramKind::kBackwardInput,
-                                           ProgramKind::kBackwardWeight,
-                                           ProgramKind::kBackwardWeightReduce,
-                                           ProgramKind::kTie,
-                                           ProgramKind::kNorm,
-                                           ProgramKind::kUpdate};
-  if (splits) return kParts;
-  return kWhole;
+std::vector<ProgramKind> KindsOf(bool splits, int microbatches) {
+  std::vector<ProgramKind> kinds = {ProgramKind::kBegin, ProgramKind::kForward};
+  if (splits) kinds.push_back(ProgramKind::kBackwardInput);
+  if (microbatches > 1) {
+    kinds.push_back(splits ? ProgramKind::kBackwardWeight
+                           : ProgramKind::kBackward);
+  }
+  kinds.insert(kinds.end(),
+               {splits ? ProgramKind::kBackwardWeightReduce
+                       : ProgramKind::kBackwardReduce,
+                ProgramKind::kTie, ProgramKind::kNorm, ProgramKind::kUpdate});
+  return kinds;
 }
 
 BlockTemplate MakeTemplate(const Pricer& pricer, Programs& programs, int block,

@@ -5,9 +5,8 @@
 // equal decisions and in equal surroundings, share one template.
 
 #include <array>
-#include <map>
+#include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "costmodel/price.h"
@@ -26,6 +25,9 @@ struct BlockShape {
   // sum over one of its tensors follows.
   std::vector<int> depends;
   std::vector<size_t> weights;  // that its nodes touch: into Plan::weights
+  // What it has in common with other blocks: its own weights, and of the other
+  // tensors, but for inputs, those that nodes elsewhere touch, too.
+  std::vector<TensorId> shared;
   // Its gradient sums that other blocks read: their layouts follow from more
   // than placements (the operands' layouts), so they are part of what readers
   // depend on.
@@ -128,18 +130,22 @@ struct BlockTemplate {
 // The programs of one plan, each lowered when first asked for.
 class Programs {
  public:
-  explicit Programs(const LoweringContext& context) : context_(context) {}
+  explicit Programs(const LoweringContext& context)
+      : context_(context), programs_(context.graph().blocks.size()) {}
   const BlockProgram& Of(int block, ProgramKind kind);
   const LoweringContext& context() const { return context_; }
 
  private:
   const LoweringContext& context_;
-  std::map<std::pair<int, ProgramKind>, BlockProgram> programs_;
+  // By block and kind; null until asked for.
+  std::vector<std::array<std::unique_ptr<const BlockProgram>, kProgramKinds>>
+      programs_;
 };
 
-// The programs of whole backwards, or of their parts, and all else that a stage
-// runs.
-std::span<const ProgramKind> KindsOf(bool splits);
+// The programs that a stage runs in a step of so many microbatches, with whole
+// backwards or their parts. The last microbatch has programs of its own for
+// what reduces gradients: one that is alone has no other.
+std::vector<ProgramKind> KindsOf(bool splits, int microbatches);
 
 // With the programs of these kinds; others are empty.
 BlockTemplate MakeTemplate(const Pricer& pricer, Programs& programs, int block,

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 
+#include "costmodel/evaluate/surroundings.h"
 #include "costmodel/evaluate/uniform_bound.h"
 #include "costmodel/memory/overhead.h"
 #include "costmodel/memory/peak_memory.h"
@@ -101,6 +102,14 @@ IntKey KeyOf(const Strategy& s) {
   return key;
 }
 
+// How many blocks ahead parameters are fetched; 0 where none is.
+int FetchesAhead(const Plan& plan) {
+  const auto is_cut = [](const WeightPlacement& weight) {
+    return weight.zero_stage >= 3 && weight.zero_axes != 0;
+  };
+  return std::ranges::any_of(plan.weights, is_cut) ? plan.prefetch : 0;
+}
+
 SourceShares Shares(const std::array<int64_t, kCostSources>& time) {
   const double total = static_cast<double>(time[0]) +
                        static_cast<double>(time[1]) +
@@ -157,7 +166,7 @@ T Evaluator::Remember(Memo<T>& memo, size_t limit, const IntKey& key,
 // of the gradient sums that it reads, and how the groups lie. So each has the
 // key of just that; only what is not known yet is lowered.
 std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
-    const Plan& plan, const std::vector<BlockShape>& shapes,
+    const Plan& plan, const std::vector<BlockShape>& shapes, int prefetch,
     const std::vector<GroupId>& groups, const std::vector<bool>& splits) const {
   const size_t n = shapes.size();
   std::vector<int> decisions(n);
@@ -212,10 +221,11 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
     key.push_back(shape.wiring);
     key.push_back(plan.microbatches);
     key.push_back(plan.bucket_bytes.value);
-    key.push_back(plan.prefetch);
+    key.push_back(prefetch);
     key.push_back(plan.zigzag);
     key.push_back(splits[own.index()]);
     key.push_back(first_block[own.index()] == b);
+    const size_t own_size = key.size();
     std::vector<GroupId> distinct;
     std::vector<int> chunk_of;  // the first block's of each of these
     for (int depends : shape.depends) {
@@ -238,19 +248,41 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
         context.emplace(facts_, plan);
         programs.emplace(*context);
       }
-      auto made = std::make_shared<Block>();
-      made->number = numbers_++;
-      made->priced = MakeTemplate(pricer_, *programs, static_cast<int>(b),
-                                  shape, KindsOf(splits[own.index()]));
-      IntKey sums;
-      for (const Layout& layout : made->priced.sums) {
-        sums.insert(sums.end(), layout.dims.begin(), layout.dims.end());
-        sums.push_back(layout.partial);
-        sums.push_back(layout.flat);
+      IntKey seen = key;
+      // Of the other blocks' decisions what the block sees of them.
+      seen.resize(own_size);
+      seen.push_back(decisions[b]);
+      const auto number_of = [&](GroupId group) -> int64_t {
+        const auto at = std::find(distinct.begin(), distinct.end(), group);
+        TESSERA_CHECK(at != distinct.end()) << "a group that is not around";
+        return at - distinct.begin();
+      };
+      for (int depends : shape.depends) {
+        const auto d = static_cast<size_t>(depends);
+        const int64_t number = number_of(groups[d]);
+        seen.push_back(number);
+        seen.push_back(class_of(own, groups[d]));
+        seen.push_back(chunks[d] - chunk_of[static_cast<size_t>(number)]);
       }
-      made->sums =
-          Remember(sums_, kMaxDecisions, sums, [&] { return numbers_++; });
-      return made;
+      AppendSurroundings(*context, static_cast<int>(b), shape, prefetch,
+                         splits[own.index()], number_of, seen);
+      return Remember(programs_, kMaxBlocks, seen, [&] {
+        ++blocks_lowered_;
+        auto made = std::make_shared<Block>();
+        made->number = numbers_++;
+        made->priced =
+            MakeTemplate(pricer_, *programs, static_cast<int>(b), shape,
+                         KindsOf(splits[own.index()], plan.microbatches));
+        IntKey sums;
+        for (const Layout& layout : made->priced.sums) {
+          sums.insert(sums.end(), layout.dims.begin(), layout.dims.end());
+          sums.push_back(layout.partial);
+          sums.push_back(layout.flat);
+        }
+        made->sums =
+            Remember(sums_, kMaxDecisions, sums, [&] { return numbers_++; });
+        return BlockPtr(made);
+      });
     });
   }
   return blocks;
@@ -436,7 +468,8 @@ Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
 }
 
 Evaluation Evaluator::Evaluate(const Plan& plan) const {
-  const std::vector<BlockShape>& shapes = ShapesFor(plan.prefetch);
+  const int prefetch = FetchesAhead(plan);
+  const std::vector<BlockShape>& shapes = ShapesFor(prefetch);
   // Blocks are folded for one group. Where inputs and losses come from, if that
   // is a root, is not among what tells blocks apart.
   const auto order = OrderOf(plan);
@@ -454,7 +487,7 @@ Evaluation Evaluator::Evaluate(const Plan& plan) const {
     stage.chunks.push_back(plan.ops[shapes[b].forward.back().index()].chunk);
   }
   const std::vector<BlockPtr> blocks =
-      BlocksOf(plan, shapes, groups, order->splits);
+      BlocksOf(plan, shapes, prefetch, groups, order->splits);
   std::vector<StagePtr> owners(stages.size());
   for (size_t s = 0; s < stages.size(); ++s) {
     owners[s] =

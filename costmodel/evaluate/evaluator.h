@@ -85,6 +85,8 @@ class Evaluator : public Objective {
 
   // How many plans could not be folded and were simulated.
   int64_t simulated() const { return simulated_; }
+  // How many blocks were lowered for the others.
+  int64_t blocks_lowered() const { return blocks_lowered_; }
 
  private:
   // Values under exact keys, emptied when full. Thread-safe.
@@ -113,6 +115,7 @@ class Evaluator : public Objective {
   const std::vector<BlockShape>& ShapesFor(int prefetch) const;
   std::vector<BlockPtr> BlocksOf(const Plan& plan,
                                  const std::vector<BlockShape>& shapes,
+                                 int prefetch,
                                  const std::vector<GroupId>& groups,
                                  const std::vector<bool>& splits) const;
   StagePtr StageOf(const std::vector<BlockPtr>& blocks,
@@ -141,9 +144,14 @@ class Evaluator : public Objective {
   mutable std::map<int, std::vector<BlockShape>> shapes_;  // by prefetch
   mutable std::atomic<int> numbers_ = 0;
   mutable std::atomic<int64_t> simulated_ = 0;
+  mutable std::atomic<int64_t> blocks_lowered_ = 0;
   mutable Memo<int> decisions_;
   mutable Memo<int> sums_;
+  // By what decides on a block as the plan says it, and as its programs see it
+  // (surroundings.h): the first needs no lowering, the second has more in
+  // common.
   mutable Memo<BlockPtr> blocks_;
+  mutable Memo<BlockPtr> programs_;
   mutable Memo<StagePtr> stages_;
   mutable Memo<std::optional<Score>> uniform_;
   mutable std::once_flag bound_made_;

@@ -206,6 +206,14 @@ class StageBuilder {
       if (IsLoop(f)) Export(f);
     }
     FoldMemory();
+    // Of what runs for each microbatch the matrix says all.
+    for (int f = 0; f < tail_; ++f) {
+      if (!IsLoop(f)) continue;
+      fold(f).tasks = {};
+      fold(f).deps = {};
+      fold(f).waits = {};
+      fold(f).send_tasks = {};
+    }
     return stage_;
   }
 
@@ -377,14 +385,32 @@ class StageBuilder {
     placed_[static_cast<size_t>(action)].push_back({&program, first});
   }
 
+  // Room for the tasks of the programs that are placed next.
+  void Reserve(ProgramKind kind, int number, int chunk) {
+    size_t tasks = 0;
+    size_t deps = 0;
+    for (const StageMember& member : members_) {
+      if (chunk >= 0 && member.chunk != chunk) continue;
+      const TemplateProgram& program =
+          member.block->programs[static_cast<size_t>(kind)];
+      tasks += program.tasks.size();
+      deps += program.deps.size();
+    }
+    fold(number).tasks.reserve(tasks);
+    fold(number).deps.reserve(deps);
+    after_[static_cast<size_t>(number)].reserve(tasks);
+  }
+
   // The blocks of a chunk, or with -1 of all.
   void PlaceAscending(ProgramKind kind, int number, int chunk) {
+    Reserve(kind, number, chunk);
     for (size_t b = 0; b < members_.size(); ++b) {
       if (chunk >= 0 && members_[b].chunk != chunk) continue;
       Place(static_cast<int>(b), kind, number);
     }
   }
   void PlaceDescending(ProgramKind kind, int number, int chunk) {
+    Reserve(kind, number, chunk);
     for (size_t b = members_.size(); b-- > 0;) {
       if (members_[b].chunk == chunk) Place(static_cast<int>(b), kind, number);
     }

@@ -97,6 +97,7 @@ struct MemoryElement {
 };
 
 struct StageFold {
+  // Empty in folds that run for each microbatch, and so `send_tasks`.
   std::vector<StageTask> tasks;
   std::vector<int> deps;
   std::vector<int> waits;

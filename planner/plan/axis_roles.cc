@@ -453,8 +453,7 @@ AxisSet ZeroAxes(const GraphIndex& index, const Plan& plan, size_t weight) {
                              plan.ops[home.index()].group));
 }
 
-AxisSet AxesWithinNode(const Cluster& cluster, const DeviceGroup& group,
-                       AxisSet wanted) {
+AxisSet AxesWithinNode(const Cluster& cluster, const DeviceGroup& group) {
   const auto node = [&](int64_t position) {
     const DeviceId id = group.devices[static_cast<size_t>(position)];
     return cluster.devices[id.index()].node;
@@ -472,10 +471,13 @@ AxisSet AxesWithinNode(const Cluster& cluster, const DeviceGroup& group,
     if (stays) within |= AxisSet{1} << a;
     stride *= size;
   }
+  return within;
+}
+
+AxisSet InnermostWithin(AxisSet within, AxisSet wanted) {
   // By dropping outer axes one after another.
-  AxisSet axes = wanted;
-  while ((axes & ~within) != 0) axes &= axes - 1;
-  return axes;
+  while ((wanted & ~within) != 0) wanted &= wanted - 1;
+  return wanted;
 }
 
 bool IsTiedAcrossGroups(const GraphIndex& index, const Plan& plan,
@@ -493,16 +495,15 @@ int HighestZeroStage(const GraphIndex& index, const Plan& plan, size_t weight,
   return wanted > 1 && IsTiedAcrossGroups(index, plan, weight) ? 1 : wanted;
 }
 
-void SetZeroAxes(const GraphIndex& index, Plan& plan) {
+std::vector<AxisSet> AllZeroAxes(const GraphIndex& index, const Plan& plan) {
+  std::vector<AxisSet> axes(plan.weights.size(), 0);
   // Weights come in the order of their blocks.
   int known_block = -1;
   GroupId known_group;
   AxisUse use;
   for (size_t w = 0; w < plan.weights.size(); ++w) {
-    WeightPlacement& placement = plan.weights[w];
-    placement.zero_axes = 0;
     const NodeId home = index.weights[w].home.node;
-    if (placement.zero_stage == 0 || !home.valid()) continue;
+    if (plan.weights[w].zero_stage == 0 || !home.valid()) continue;
     const int block = index.graph->node(home).block;
     const GroupId group = plan.ops[home.index()].group;
     if (block != known_block || group != known_group) {
@@ -510,8 +511,14 @@ void SetZeroAxes(const GraphIndex& index, Plan& plan) {
       known_block = block;
       known_group = group;
     }
-    placement.zero_axes = ZeroAxesGiven(index, plan, w, use);
+    axes[w] = ZeroAxesGiven(index, plan, w, use);
   }
+  return axes;
+}
+
+void SetZeroAxes(const GraphIndex& index, Plan& plan) {
+  const std::vector<AxisSet> axes = AllZeroAxes(index, plan);
+  for (size_t w = 0; w < axes.size(); ++w) plan.weights[w].zero_axes = axes[w];
 }
 
 }  // namespace tessera

@@ -86,10 +86,11 @@ std::optional<AxisRoles> RolesOf(const GraphIndex& index, const Plan& plan,
 // an element.
 AxisSet ZeroAxes(const GraphIndex& index, const Plan& plan, size_t weight);
 
-// The axes of `wanted` whose subgroups lie within one host each: the innermost
-// of them, as many as do.
-AxisSet AxesWithinNode(const Cluster& cluster, const DeviceGroup& group,
-                       AxisSet wanted);
+// The axes of a group whose subgroups lie within one host each, alone or all
+// together.
+AxisSet AxesWithinNode(const Cluster& cluster, const DeviceGroup& group);
+// The innermost axes of `wanted`, as many as lie in `within`.
+AxisSet InnermostWithin(AxisSet within, AxisSet wanted);
 
 // Whether several groups read the weight: then its gradient and parameter are
 // stored whole, since the groups exchange them.
@@ -99,7 +100,9 @@ bool IsTiedAcrossGroups(const GraphIndex& index, const Plan& plan,
 int HighestZeroStage(const GraphIndex& index, const Plan& plan, size_t weight,
                      int wanted);
 
-// Gives each weight that has a stage the zero axes of ZeroAxes.
+// By weight the axes of ZeroAxes; none where it has no stage.
+std::vector<AxisSet> AllZeroAxes(const GraphIndex& index, const Plan& plan);
+// Gives each weight those axes.
 void SetZeroAxes(const GraphIndex& index, Plan& plan);
 
 }  // namespace tessera

@@ -467,7 +467,7 @@ Result<AxisSet> ZeroGroupAxes(const Cluster& cluster, const Strategy& strategy,
   const AxisSet all = roles.data | roles.expert | roles.context;
   if (strategy.zero_group == 0) return all;
   if (strategy.zero_group == Strategy::kWithinNode) {
-    return AxesWithinNode(cluster, group, all);
+    return InnermostWithin(AxesWithinNode(cluster, group), all);
   }
   AxisSet best = 0;
   bool found = strategy.zero_group == 1;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/validate.h"
@@ -15,13 +16,26 @@ std::vector<int> DistinctPrimes(int64_t n) {
   return primes;
 }
 
-// Of a weight's zero axes those within a node.
-AxisSet WithinNode(const SearchSpace& space, const Plan& plan, size_t weight) {
-  const NodeId home = space.index.weights[weight].home.node;
-  const GroupId group = plan.ops[home.index()].group;
-  return AxesWithinNode(*space.cluster, plan.groups[group.index()],
-                        plan.weights[weight].zero_axes);
-}
+// Of weights' zero axes those within a node. Looks at the devices of each group
+// once: a group may have thousands.
+class CutsWithinNode {
+ public:
+  CutsWithinNode(const SearchSpace& space, const Plan& plan)
+      : space_(space), plan_(plan), of_group_(plan.groups.size()) {}
+
+  AxisSet Of(size_t weight) {
+    const NodeId home = space_.index.weights[weight].home.node;
+    const size_t group = plan_.ops[home.index()].group.index();
+    std::optional<AxisSet>& within = of_group_[group];
+    if (!within) within = AxesWithinNode(*space_.cluster, plan_.groups[group]);
+    return InnermostWithin(*within, plan_.weights[weight].zero_axes);
+  }
+
+ private:
+  const SearchSpace& space_;
+  const Plan& plan_;
+  std::vector<std::optional<AxisSet>> of_group_;
+};
 
 }  // namespace
 
@@ -53,10 +67,11 @@ bool MakeCanonical(const SearchSpace& space, Plan& plan) {
   if (!IsValid(space.index, *space.cluster, plan)) return false;
   SetZeroAxes(space.index, plan);
   if (space.cluster->num_nodes() == 1) return true;
+  CutsWithinNode cuts(space, plan);
   for (size_t w = 0; w < plan.weights.size(); ++w) {
     AxisSet& axes = plan.weights[w].zero_axes;
     if (wanted[w].zero_axes == 0 || wanted[w].zero_axes == axes) continue;
-    const AxisSet within = WithinNode(space, plan, w);
+    const AxisSet within = cuts.Of(w);
     if (wanted[w].zero_axes == within) axes = within;
   }
   return true;
@@ -65,10 +80,9 @@ bool MakeCanonical(const SearchSpace& space, Plan& plan) {
 std::vector<bool> CutWithinNode(const SearchSpace& space, const Plan& plan) {
   std::vector<bool> within(plan.weights.size(), false);
   if (space.cluster->num_nodes() == 1) return within;
-  Plan whole = plan;
-  SetZeroAxes(space.index, whole);
+  const std::vector<AxisSet> whole = AllZeroAxes(space.index, plan);
   for (size_t w = 0; w < within.size(); ++w) {
-    within[w] = plan.weights[w].zero_axes != whole.weights[w].zero_axes;
+    within[w] = plan.weights[w].zero_axes != whole[w];
   }
   return within;
 }
@@ -76,9 +90,10 @@ std::vector<bool> CutWithinNode(const SearchSpace& space, const Plan& plan) {
 bool SetCuts(const SearchSpace& space, const std::vector<bool>& within_node,
              Plan& plan) {
   SetZeroAxes(space.index, plan);
+  CutsWithinNode cuts(space, plan);
   for (size_t w = 0; w < plan.weights.size(); ++w) {
     if (!within_node[w] || plan.weights[w].zero_stage == 0) continue;
-    const AxisSet within = WithinNode(space, plan, w);
+    const AxisSet within = cuts.Of(w);
     if (within == 0 || within == plan.weights[w].zero_axes) return false;
     plan.weights[w].zero_axes = within;
   }

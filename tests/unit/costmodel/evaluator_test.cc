@@ -3,10 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "planner/io/importer.h"
 #include "planner/plan/strategy.h"
+#include "planner/search/move.h"
+#include "planner/search/search_space.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
 
@@ -225,6 +228,70 @@ TEST(Evaluator, CountsItsSources) {
                   measured.sources.analytical,
               1, 1e-12);
   EXPECT_EQ(measured.memory, model.memory);
+}
+
+// What is remembered of other plans changes nothing: along random walks from
+// several strategies each plan is priced as by an evaluator that knows no
+// other.
+class EvaluatorWalk : public testing::TestWithParam<const char*> {};
+TEST_P(EvaluatorWalk, PricesPlansAsIfNoneCameBefore) {
+  const Graph graph = Example("gpt2-tiny", 64, DType::kBFloat16);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:2x4").value();
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  Plan plan = Uniform(graph, cluster, GetParam());
+  ASSERT_TRUE(MakeCanonical(space, plan));
+  Rng rng(3);
+  int64_t lowered_anew = 0;
+  for (int made = 0; made < 100;) {
+    auto next = DrawMove(Moves(), rng).propose(plan, space, rng);
+    if (!next) continue;
+    ++made;
+    const Evaluator fresh(graph, cluster, nullptr, {});
+    ASSERT_EQ(evaluator.Evaluate(next->plan), fresh.Evaluate(next->plan));
+    lowered_anew += fresh.blocks_lowered();
+    if (rng.Below(2) == 0) plan = std::move(next->plan);
+  }
+  EXPECT_LT(evaluator.blocks_lowered(), lowered_anew);
+}
+INSTANTIATE_TEST_SUITE_P(
+    Strategies, EvaluatorWalk,
+    testing::Values("dp=8", "tp=2,zero=3", "pp=2,tp=2,zero=1", "pp=2,mbs=2",
+                    "pp=2,vp=2,schedule=interleaved,tp=2,recompute=full"));
+
+// A layer that computes an activation again, which no other layer reads, looks
+// to its neighbours as it did before: it alone is lowered again.
+TEST(Evaluator, LowersABlockAloneWhereItsNeighboursSeeNoChange) {
+  const Graph graph = Example("gpt2-tiny", 64, DType::kFloat32);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1x4").value();
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  Plan plan = Uniform(graph, cluster, "tp=2");
+  const Duration before = evaluator.Evaluate(plan).step_time;
+  const int64_t lowered = evaluator.blocks_lowered();
+  const auto gelu = std::ranges::find_if(
+      graph.nodes, [](const Node& node) { return node.op->name == "gelu"; });
+  ASSERT_NE(gelu, graph.nodes.end());
+  plan.ops[static_cast<size_t>(gelu - graph.nodes.begin())].recompute = true;
+  EXPECT_GT(evaluator.Evaluate(plan).step_time, before);
+  EXPECT_EQ(evaluator.blocks_lowered(), lowered + 1);
+}
+
+// Blocks that are fetched ahead count only where something is fetched.
+TEST(Evaluator, LowersNothingForAnotherPrefetchThatFetchesNothing) {
+  const Graph graph = Example("gpt2-tiny", 64, DType::kFloat32);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1x4").value();
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  for (const char* strategy : {"dp=4,zero=2", "dp=4,zero=3"}) {
+    Plan plan = Uniform(graph, cluster, strategy);
+    plan.prefetch = 1;
+    const Evaluation near = evaluator.Evaluate(plan);
+    const int64_t lowered = evaluator.blocks_lowered();
+    plan.prefetch = 2;
+    const Evaluation far = evaluator.Evaluate(plan);
+    const bool fetches = strategy == std::string_view("dp=4,zero=3");
+    EXPECT_EQ(evaluator.blocks_lowered() > lowered, fetches);
+    EXPECT_EQ(far.memory != near.memory, fetches);
+  }
 }
 
 TEST(Evaluator, GivesTheSameBitsOnManyThreads) {
