@@ -82,6 +82,65 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
         std::max(type.bandwidth.value, type.in_switch_bandwidth.value);
   }
   host_bandwidth_ = std::max(in, out);
+  if (host_size_ > 1) SetBandwidths(router);
+}
+
+void UniformBound::SetBandwidths(const Router& router) {
+  std::map<int, uint64_t> bit_of;  // by link out of the first host
+  std::vector<double> bandwidths;
+  for (size_t i = 0; i < cluster_.links.size(); ++i) {
+    const Link& link = cluster_.links[i];
+    if (router.NodeOf(link.from) != 0 || router.NodeOf(link.to) == 0) continue;
+    if (bandwidths.size() == 64) return;
+    const LinkType& type = cluster_.link_types[static_cast<size_t>(link.type)];
+    bit_of[static_cast<int>(i)] = uint64_t{1} << bandwidths.size();
+    bandwidths.push_back(
+        std::max(type.bandwidth.value, type.in_switch_bandwidth.value));
+  }
+  if (bandwidths.size() < 2) return;
+  const auto size = static_cast<size_t>(host_size_);
+  // Links out of the first host by position there and in any other host.
+  std::vector<uint64_t> taken(size * size);
+  std::vector<LinkId> route;
+  for (size_t to = size; to < cluster_.devices.size(); ++to) {
+    for (size_t from = 0; from < size; ++from) {
+      route.clear();
+      router.Route(DeviceId(static_cast<int>(from)),
+                   DeviceId(static_cast<int>(to)), route);
+      for (LinkId link : route) {
+        if (const auto bit = bit_of.find(static_cast<int>(link.index()));
+            bit != bit_of.end()) {
+          taken[from * size + to % size] |= bit->second;
+        }
+      }
+    }
+  }
+  for (size_t block = 1; block <= size; ++block) {
+    if (size % block != 0) continue;
+    for (size_t stride = block; stride <= size; stride += block) {
+      if (size % stride != 0) continue;
+      double most = 0;
+      for (size_t offset = 0; offset < stride; offset += block) {
+        const auto holds = [&](size_t position) {
+          const size_t at = position % stride;
+          return at >= offset && at < offset + block;
+        };
+        uint64_t links = 0;
+        for (size_t from = 0; from < size; ++from) {
+          for (size_t to = 0; to < size; ++to) {
+            if (holds(from) && holds(to)) links |= taken[from * size + to];
+          }
+        }
+        double sum = 0;
+        for (size_t i = 0; i < bandwidths.size(); ++i) {
+          if (links >> i & 1) sum += bandwidths[i];
+        }
+        most = std::max(most, sum);
+      }
+      bandwidth_of_[{static_cast<int64_t>(block),
+                     static_cast<int64_t>(stride)}] = most;
+    }
+  }
 }
 
 template <typename T, typename Make>
@@ -187,7 +246,13 @@ void UniformBound::SetExchanges(const Strategy& strategy,
   if (setting.dp % in_host != 0) return;
   const auto hosts = static_cast<double>(setting.dp / in_host);
   if (strategy.zero_group == 0) {
-    setting.exchange = strategy.tp * (hosts - 1) / hosts / host_bandwidth_;
+    double bandwidth = host_bandwidth_;
+    if (const auto links = bandwidth_of_.find(
+            {replica, std::min<int64_t>(stride, host_size_)});
+        links != bandwidth_of_.end()) {
+      bandwidth = std::min(bandwidth, links->second);
+    }
+    setting.exchange = strategy.tp * (hosts - 1) / hosts / bandwidth;
   }
   setting.onward = static_cast<double>(in_host) / host_bandwidth_;
 }

@@ -64,6 +64,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <shared_mutex>
@@ -153,6 +154,7 @@ class UniformBound {
 
   Pipeline PipelineOf(const GraphIndex& index, const Strategy& strategy,
                       const BlockCosts& blocks) const;
+  void SetBandwidths(const Router& router);
   void SetExchanges(const Strategy& strategy, Setting& setting) const;
   // Nothing where the tables do not know the strategy.
   std::optional<Setting> SettingOf(const GraphIndex& index,
@@ -173,6 +175,10 @@ class UniformBound {
   // Bytes a second into or out of a host, whichever is more, and how often a
   // sum over hosts crosses that; 0: collectives are measured, or do not cross.
   double host_bandwidth_ = 0;
+  // Bytes a second out of a host from so many neighbours at every so many
+  // devices of it, by (neighbours, stride): the links that their routes to such
+  // devices of other hosts take. Empty where that is all links.
+  std::map<std::pair<int64_t, int64_t>, double> bandwidth_of_;
   int crossings_of_sum_ = 2;
   mutable Table<BlockCosts> blocks_;
   mutable Table<Pipeline> pipelines_;

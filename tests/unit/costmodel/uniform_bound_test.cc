@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "costmodel/evaluate/evaluator.h"
+#include "costmodel/link/router.h"
 #include "planner/base/rng.h"
 #include "planner/io/importer.h"
 #include "planner/search/experts.h"
@@ -118,6 +119,22 @@ TEST(UniformBound, IsBelowTheScore) {
   // A cube mesh of NVLinks: where a replica lies in its host matters.
   ExpectBelow(Gpt2(DType::kFloat16), MakeCluster("p3.16xlarge:3x8").value(),
               150, 40, 0.2);
+}
+
+// Networks so slow that they bind: which of a host's NICs a replica's routes
+// take matters. A NIC for each device, for two, for all, and four for each.
+TEST(UniformBound, IsBelowTheScoreOverSlowNetworks) {
+  for (const char* name :
+       {"dgx-a100-80gb:3", "p4d.24xlarge:3", "pcie-a100:3", "p5.48xlarge:3"}) {
+    Cluster cluster = MakeCluster(name).value();
+    const Router router(cluster);
+    for (const Link& link : cluster.links) {
+      if (router.NodeOf(link.from) == router.NodeOf(link.to)) continue;
+      LinkType& type = cluster.link_types[static_cast<size_t>(link.type)];
+      type.bandwidth = {std::min(type.bandwidth.value, 1e8)};
+    }
+    ExpectBelow(Gpt2(DType::kBFloat16), cluster, 150, 40, 0.02);
+  }
 }
 
 // Experts; layers of two kinds, and attention that has weights of its own.
