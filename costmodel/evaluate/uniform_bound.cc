@@ -82,7 +82,8 @@ UniformBound::UniformBound(const Graph& graph, const Cluster& cluster,
         std::max(type.bandwidth.value, type.in_switch_bandwidth.value);
   }
   host_bandwidth_ = std::max(in, out);
-  if (host_size_ > 1) SetBandwidths(router);
+  // Where switches copy or add, what leaves a host is less than what enters it.
+  if (host_size_ > 1 && crossings_of_sum_ > 1) SetBandwidths(router);
 }
 
 void UniformBound::SetBandwidths(const Router& router) {

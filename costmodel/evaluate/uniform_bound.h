@@ -38,8 +38,8 @@
 // backward, and the return of what ZeRO-1 and 2 update. Of B bytes that the
 // ranks of a host share with those of H - 1 others, (H - 1) / H enter each host
 // (Chan et al. 2007, table of lower bounds), twice for a sum that all need
-// unless switches add; the host's links to the network are the limit. With
-// measured collectives none of this counts.
+// unless switches add; the links to the network that their routes take are the
+// limit. With measured collectives none of this counts.
 //
 // Memory. What a stage stores, and the activations of the (chunk, microbatch)
 // pairs that have run forward when the first backward starts
