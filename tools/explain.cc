@@ -238,11 +238,11 @@ std::string EndText(const Inputs& inputs, const Explanation& e) {
   if (!e.complete) {
     out += "\nNot all was priced: --time-limit gives it more time.\n";
   }
-  if (const auto band = StepTimeBand();
-      band && inputs.profile_or_null() == nullptr) {
+  if (inputs.profile_or_null() == nullptr) {
+    const ErrorBand band = StepTimeBand(inputs.cluster.stack.name);
     out += "\n" +
            Wrap("Predictions without a profile are off by " +
-                    FormatPercent(band->median) +
+                    FormatPercent(band.median) +
                     " (median of published runs): less than that is no "
                     "difference.",
                 0) +

@@ -258,7 +258,9 @@ Decided Decide(const Options& options, const Inputs& inputs,
     return choices[i].time().seconds() / fastest.time().seconds() - 1;
   };
   if (decided.baseline) decided.margin = over(*decided.baseline);
-  if (inputs.profile_or_null() == nullptr) decided.band = StepTimeBand();
+  if (inputs.profile_or_null() == nullptr) {
+    decided.band = StepTimeBand(inputs.cluster.stack.name);
+  }
   if (options.prefer != "simple" || !decided.band || !fastest.score.feasible) {
     return decided;
   }

@@ -78,11 +78,11 @@ std::string Line(std::string_view label, const std::string& text) {
          "\n";
 }
 
-std::string SourcesText(const SourceShares& sources) {
+std::string SourcesText(const SourceShares& sources, const ErrorBand& band) {
   return FormatPercent(sources.measured) + " measured, " +
          FormatPercent(sources.interpolated) + " interpolated, " +
-         FormatPercent(sources.analytical) + " analytical task times; " +
-         BandText();
+         FormatPercent(sources.analytical) + " analytical task times; off by " +
+         FormatPercent(band.median) + " in the median (" + band.source + ")";
 }
 
 std::string GoodputText(const Goodput& goodput) {
@@ -107,7 +107,7 @@ std::string CellText(const Cell& cell) {
                           " devices of " + std::to_string(p.nodes) +
                           (p.nodes == 1 ? " node" : " nodes"));
   out += Line("step time", FormatTime(p.evaluation.step_time) + ", by " +
-                               SourcesText(p.evaluation.sources));
+                               SourcesText(p.evaluation.sources, p.band));
   out += Line("throughput", FormatCount(p.tokens_per_s) + " " +
                                 std::string(p.unit) + "/s, MFU " +
                                 FormatPercent(p.mfu));
@@ -216,11 +216,9 @@ Json PredictionJson(const Prediction& p) {
                                  {"analytical", sources.analytical}})},
        {"usd_per_hour", OrNull(p.usd_per_hour)},
        {"watts", OrNull(p.watts)}});
-  if (const auto band = StepTimeBand()) {
-    json.Set("error_band", Json::Object({{"median", band->median},
-                                         {"mean", band->mean},
-                                         {"source", band->source}}));
-  }
+  json.Set("error_band", Json::Object({{"median", p.band.median},
+                                       {"mean", p.band.mean},
+                                       {"source", p.band.source}}));
   if (p.sensitivity) {
     Json values = Json::Object();
     for (const Elasticity& e : p.sensitivity->resources) {
@@ -343,13 +341,6 @@ const Prediction* GoodPrediction(const Cell& cell) {
     return nullptr;
   }
   return &*cell.prediction;
-}
-
-std::string BandText() {
-  const auto band = StepTimeBand();
-  if (!band) return "no error band";
-  return "off by " + FormatPercent(band->median) + " in the median (" +
-         std::string(band->source) + ")";
 }
 
 TableRows SensitivityRows(const WhatifResult& result) {
@@ -492,9 +483,10 @@ std::vector<std::string> FitAnswer(const Fit& fit) {
 std::string SourcesAnswer(const WhatifResult& result) {
   for (const auto& [name, cell] : AllCells(result)) {
     if (!cell->prediction) continue;
-    return SourcesText(cell->prediction->evaluation.sources);
+    return SourcesText(cell->prediction->evaluation.sources,
+                       cell->prediction->band);
   }
-  return result.fit ? SourcesText(result.fit->sources) : "";
+  return result.fit ? SourcesText(result.fit->sources, result.fit->band) : "";
 }
 
 std::vector<std::string> NoteLines(const WhatifResult& result) {

@@ -39,8 +39,6 @@ std::string ProblemText(const Cell& cell);
 const Prediction* GoodPrediction(const Cell& cell);
 // What throughput counts: "tokens", "images".
 std::string UnitText(const WhatifResult& result);
-// "+-8 %", or "no band".
-std::string BandText();
 
 // Tables of text: the first row is the heading.
 using TableRows = std::vector<std::vector<std::string>>;

@@ -36,6 +36,7 @@ struct Comparison {
   std::vector<Answer> answers;
   Plan plan;
   Evaluation evaluation;
+  ErrorBand band;
   std::string name;
   std::string strategy;
   bool searched = false;
@@ -89,13 +90,13 @@ std::string Verdict(const Comparison& c) {
                      std::string(best->approach->name) + ", takes " +
                      FormatTime(textbook) + ": " + ChangeText(textbook, found) +
                      " to the plan";
-  const auto band = StepTimeBand();
-  if (band && textbook >= found) {
-    text += textbook / found - 1 < band->median
+  const ErrorBand& band = c.band;
+  if (textbook >= found) {
+    text += textbook / found - 1 < band.median
                 ? ", no more than predictions are off (" +
-                      FormatPercent(band->median) + "): they agree"
+                      FormatPercent(band.median) + "): they agree"
                 : ", more than predictions are off (" +
-                      FormatPercent(band->median) + "): they differ";
+                      FormatPercent(band.median) + "): they differ";
   }
   return text;
 }
@@ -270,6 +271,7 @@ Result<int> ExplainWhichStrategy(const Options& options, const Inputs& inputs) {
     c.evaluation = std::move(result->evaluation);
     c.searched = true;
   }
+  c.band = StepTimeBand(inputs.cluster.stack.name);
   c.name = TextbookName(space, c.plan);
   c.strategy = StrategyText(space.index, inputs.cluster, c.plan);
   if (options.json) {

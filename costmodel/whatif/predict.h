@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "costmodel/profile/profile_db.h"
+#include "costmodel/whatif/band.h"
 #include "costmodel/whatif/goodput.h"
 #include "costmodel/whatif/scenario.h"
 #include "costmodel/whatif/sensitivity.h"
@@ -54,6 +55,7 @@ struct Prediction {
   int nodes = 0;
   int64_t global_batch = 0;
   Evaluation evaluation;  // with a breakdown, unless fast
+  ErrorBand band;         // of its step time, under the case's stack
   double tokens_per_s = 0;
   std::string_view unit = "tokens";  // what that counts: UnitOf
   double mfu = 0;

@@ -81,6 +81,7 @@ struct Fit {
   // Of each device, with which the plan fits as it is.
   Bytes memory_needed;
   SourceShares sources;  // of the step as it is
+  ErrorBand band;        // of its time
 };
 // Of the plan that the options give the case. Step times are those of the
 // simulator, or with options.predict.fast of the evaluator; which changes there

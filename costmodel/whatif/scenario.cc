@@ -202,8 +202,9 @@ Result<void> ApplyFabric(const Setting& setting, Cluster& cluster,
     return InvalidInput("'" + setting.value + "' is not " +
                         std::string(Expected(wanted)));
   }
-  if (!(amount.value > 0)) {
-    return InvalidInput("'" + setting.value + "' is not positive");
+  if (bandwidth ? !(amount.value > 0) : !(amount.value >= 0)) {
+    return InvalidInput("'" + setting.value + "' is " +
+                        (bandwidth ? "not positive" : "negative"));
   }
   const auto reference = ReferenceLink(cluster, row->link_class);
   if (!reference) {
