@@ -98,8 +98,15 @@ int64_t VocabularyOf(const Graph& graph) {
   return rows;
 }
 
-// Labels are tokens: the loss has to tell as many apart.
+// Labels are tokens: the loss has to be of labels, and to tell as many apart.
 Result<void> CheckClasses(const Graph& graph, const std::string& model) {
+  for (const Tensor& tensor : graph.tensors) {
+    if (tensor.kind == TensorKind::kInput && tensor.name == "targets") {
+      return InvalidInput(
+          "its loss compares with 'targets', numbers that text does not have",
+          model);
+    }
+  }
   for (const Node& node : graph.nodes) {
     if (node.op->name != "cross_entropy") continue;
     const std::string& labels = graph.tensor(node.operands[1]).name;

@@ -53,21 +53,6 @@ void WarnMisspelt(const ModelConfig& config, const ImportOptions& options) {
   }
 }
 
-// A head that is not built changes parameters and loss: a warning.
-void WarnArchitecture(const ModelFamily& family, ModelConfig& config,
-                      const ImportOptions& options) {
-  const std::vector<std::string> classes = config.Strings("architectures");
-  if (options.warnings == nullptr || classes.empty() ||
-      classes[0] == family.architecture ||
-      std::ranges::count(family.more_architectures, classes[0]) > 0) {
-    return;
-  }
-  options.warnings->push_back(config.path() + ": architectures: says '" +
-                              classes[0] + "'; imported as '" +
-                              std::string(family.architecture) +
-                              "', whose parameters and loss may be others");
-}
-
 // Keys that may be set: those that were read, and their names in common.
 std::vector<std::string_view> KnownKeys(const ModelConfig& config) {
   std::vector<std::string_view> known;
@@ -99,88 +84,65 @@ std::span<const ModelFamily> ModelFamilies() {
   static constexpr std::array kFamilies = {
       ModelFamily{.name = "gpt2",
                   .summary = "GPT-2 (Radford et al. 2019)",
-                  .build = BuildGpt2,
-                  .architecture = "GPT2LMHeadModel"},
+                  .build = BuildGpt2},
       ModelFamily{.name = "llama",
                   .summary = "Llama 1 to 3 (Touvron et al. 2023)",
-                  .build = BuildLlama,
-                  .architecture = "LlamaForCausalLM",
-                  .more_architectures = {"LLaMAForCausalLM"}},
+                  .build = BuildLlama},
       ModelFamily{.name = "mistral",
                   .summary = "Mistral (Jiang et al. 2023)",
-                  .build = BuildMistral,
-                  .architecture = "MistralForCausalLM"},
+                  .build = BuildMistral},
       ModelFamily{.name = "mixtral",
                   .summary = "Mixtral (Jiang et al. 2024)",
-                  .build = BuildMixtral,
-                  .architecture = "MixtralForCausalLM"},
+                  .build = BuildMixtral},
       ModelFamily{.name = "qwen2",
                   .summary = "Qwen2 (Yang et al. 2024)",
-                  .build = BuildQwen2,
-                  .architecture = "Qwen2ForCausalLM"},
+                  .build = BuildQwen2},
       ModelFamily{
           .name = "qwen2_moe",
           .summary = "Qwen1.5 and Qwen2 with experts (Yang et al. 2024)",
-          .build = BuildQwen2Moe,
-          .architecture = "Qwen2MoeForCausalLM"},
+          .build = BuildQwen2Moe},
       ModelFamily{.name = "qwen3",
                   .summary = "Qwen3 (Yang et al. 2025)",
-                  .build = BuildQwen3,
-                  .architecture = "Qwen3ForCausalLM"},
+                  .build = BuildQwen3},
       ModelFamily{.name = "qwen3_moe",
                   .summary = "Qwen3 with experts (Yang et al. 2025)",
-                  .build = BuildQwen3Moe,
-                  .architecture = "Qwen3MoeForCausalLM"},
+                  .build = BuildQwen3Moe},
       ModelFamily{.name = "gemma",
                   .summary = "Gemma (Gemma Team 2024)",
-                  .build = BuildGemma,
-                  .architecture = "GemmaForCausalLM"},
+                  .build = BuildGemma},
       ModelFamily{.name = "phi3",
                   .summary = "Phi-3 and Phi-4 (Abdin et al. 2024)",
-                  .build = BuildPhi3,
-                  .architecture = "Phi3ForCausalLM"},
+                  .build = BuildPhi3},
       ModelFamily{.name = "opt",
                   .summary = "OPT (Zhang et al. 2022)",
-                  .build = BuildOpt,
-                  .architecture = "OPTForCausalLM"},
+                  .build = BuildOpt},
       ModelFamily{.name = "bloom",
                   .summary = "BLOOM (Le Scao et al. 2022)",
-                  .build = BuildBloom,
-                  .architecture = "BloomForCausalLM"},
+                  .build = BuildBloom},
       ModelFamily{.name = "gpt_neox",
                   .summary = "GPT-NeoX and Pythia (Black et al. 2022)",
-                  .build = BuildGptNeox,
-                  .architecture = "GPTNeoXForCausalLM"},
+                  .build = BuildGptNeox},
       ModelFamily{.name = "bert",
                   .summary = "BERT (Devlin et al. 2019)",
-                  .build = BuildBert,
-                  .architecture = "BertForPreTraining",
-                  .more_architectures = {"BertForMaskedLM",
-                                         "BertForTokenClassification"}},
+                  .build = BuildBert},
       ModelFamily{.name = "t5",
                   .summary = "T5 (Raffel et al. 2020)",
                   .build = BuildT5,
-                  .encoder_decoder = true,
-                  .architecture = "T5ForConditionalGeneration",
-                  .more_architectures = {"T5WithLMHeadModel"}},
+                  .encoder_decoder = true},
       ModelFamily{.name = "vit",
                   .summary = "ViT (Dosovitskiy et al. 2021)",
                   .build = BuildVit,
-                  .samples = true,
-                  .architecture = "ViTForImageClassification"},
+                  .samples = true},
       ModelFamily{.name = "deepseek_v2",
                   .summary = "DeepSeek-V2 (DeepSeek-AI 2024)",
-                  .build = BuildDeepseekV2,
-                  .architecture = "DeepseekV2ForCausalLM"},
+                  .build = BuildDeepseekV2},
       ModelFamily{.name = "deepseek_v3",
                   .summary = "DeepSeek-V3 and R1 (DeepSeek-AI 2024)",
-                  .build = BuildDeepseekV3,
-                  .architecture = "DeepseekV3ForCausalLM"},
+                  .build = BuildDeepseekV3},
       ModelFamily{.name = "resnet",
                   .summary = "ResNet (He et al. 2016), on images",
                   .build = BuildResNet,
-                  .samples = true,
-                  .architecture = "ResNetForImageClassification"},
+                  .samples = true},
       ModelFamily{.name = "cnn",
                   .summary = "a list of layers (docs/models.md), on images",
                   .build = BuildCnn,
@@ -291,7 +253,7 @@ Result<Graph> ImportHuggingFace(const std::string& path,
     config.Refuse("add_cross_attention");
     if (!(*family)->encoder_decoder) config.Refuse("is_encoder_decoder");
     ReadQuantization(config, options);
-    WarnArchitecture(**family, config, options);
+    config.Strings("architectures");  // a list, or an error
     TESSERA_RETURN_IF_ERROR(config.Check());
   }
   auto graph = (*family)->build(config, known);

@@ -53,10 +53,6 @@ struct ModelFamily {
   // A format of Tessera's own, docs/models.md: it has the keys that are asked
   // for and no others. (Configs of Hugging Face have many that shape nothing.)
   bool own_format = false;
-  // The class of transformers that is built, the first of "architectures".
-  std::string_view architecture = "";
-  // Others that are built where the config says so, or names of the same.
-  std::array<std::string_view, 2> more_architectures = {};
 };
 
 std::span<const ModelFamily> ModelFamilies();

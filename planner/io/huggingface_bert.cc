@@ -2,10 +2,11 @@
 // learned positions and segments. Names and defaults are those of transformers'
 // BertConfig and its models: BertForPreTraining, whose loss is that of masked
 // tokens and of the next sentence, or, where `architectures` says so,
-// BertForMaskedLM, which has no pooler, or BertForTokenClassification, which
-// has a label for each token.
+// BertForMaskedLM, which has no pooler, BertForTokenClassification, which has a
+// label for each token, BertForSequenceClassification, which has one for each
+// sample, or BertModel, which ends in the pooler.
 
-#include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "planner/io/huggingface.h"
@@ -33,20 +34,21 @@ Result<Graph> BuildBert(ModelConfig& config, const ImportOptions& options) {
   if (config.String("position_embedding_type", "absolute") != "absolute") {
     config.Wrong("position_embedding_type", "is not 'absolute': not supported");
   }
-  const std::vector<std::string> architectures =
-      config.Strings("architectures");
-  const bool labels_tokens = !architectures.empty() &&
-                             architectures[0] == "BertForTokenClassification";
-  const bool pretraining =
-      !labels_tokens &&
-      (architectures.empty() || architectures[0] != "BertForMaskedLM");
-  const auto named =
-      static_cast<int64_t>(config.Value("id2label").fields.size());
-  const int64_t classes =
-      labels_tokens ? config.Size("num_labels", std::max<int64_t>(named, 2))
-                    : 0;
-  const double head_dropout =
-      labels_tokens ? config.Number("classifier_dropout", dropout, 0, 0.99) : 0;
+  const std::array classes = {
+      HeadClass{.name = "BertForPreTraining"},
+      HeadClass{.name = "BertForMaskedLM"},
+      HeadClass{.name = "BertModel", .kind = HeadKind::kNone},
+      HeadClass{.name = "BertForSequenceClassification",
+                .kind = HeadKind::kLabel,
+                .module = "classifier",
+                .bias = true,
+                .dropout = dropout},
+      HeadClass{.name = "BertForTokenClassification",
+                .kind = HeadKind::kTokenLabels,
+                .module = "classifier",
+                .bias = true,
+                .dropout = dropout}};
+  const Head head = ReadHead(config, classes, options);
   CheckSeqLen(config, "max_position_embeddings", options);
   TESSERA_RETURN_IF_ERROR(config.Check());
   WarnAttentionDropout(config, "attention_probs_dropout_prob", 0.1, options);
@@ -60,7 +62,7 @@ Result<Graph> BuildBert(ModelConfig& config, const ImportOptions& options) {
       .qkv = linear,
       .out = linear};
 
-  Transformer model(config, options, hidden);
+  Transformer model(config, options, hidden, head);
   const TensorId segment_ids = model.Input("segments", {options.seq_len});
   const std::string embeddings = "bert.embeddings.";
   const auto lookup = [&](const std::string& name, TensorId ids, int64_t rows) {
@@ -94,29 +96,33 @@ Result<Graph> BuildBert(ModelConfig& config, const ImportOptions& options) {
     x = model.LayerNorm(name + ".output.LayerNorm", x, epsilon);
   }
   model.BeginBlock("head");
-  if (labels_tokens) {
-    x = model.Dropout("dropout", x, head_dropout);
-    x = model.Linear("classifier", x, "v", "i", {classes, hidden}, linear);
-    return model.Finish(model.Loss("loss", x, model.labels()));
-  }
-  const std::string head = "cls.predictions";
-  TensorId y = model.Linear(head + ".transform.dense", x, "o", "i",
-                            {hidden, hidden}, linear);
-  y = model.Activate(activation, head + ".transform.transform_act_fn", y);
-  y = model.LayerNorm(head + ".transform.LayerNorm", y, epsilon);
-  const TensorId decoder = tied ? words
-                                : model.Matrix(head + ".decoder.weight",
-                                               {vocabulary, hidden}, stddev);
-  y = model.LinearBy(head, y, "v", "i", decoder, {vocabulary, hidden},
-                     /*bias=*/true);
-  TensorId loss = model.Loss("loss", y, model.labels());
-  if (pretraining) {
-    const TensorId next = model.Input("next_sentence", {1});
-    y = model.Select("bert.pooler.first_token", x, 0);
+  const auto pool = [&] {
+    TensorId y = model.Select("bert.pooler.first_token", x, 0);
     y = model.Linear("bert.pooler.dense", y, "o", "i", {hidden, hidden},
                      linear);
-    y = model.Activate("tanh", "bert.pooler.activation", y);
-    y = model.Linear("cls.seq_relationship", y, "v", "i", {2, hidden}, linear);
+    return model.Activate("tanh", "bert.pooler.activation", y);
+  };
+  if (head.kind == HeadKind::kTokenLabels) {
+    return model.Finish(head, x, options.seq_len, hidden, stddev);
+  }
+  if (head.kind != HeadKind::kOwn) {
+    return model.Finish(head, pool(), /*places=*/1, hidden, stddev);
+  }
+  const std::string masked = "cls.predictions";
+  TensorId y = model.Linear(masked + ".transform.dense", x, "o", "i",
+                            {hidden, hidden}, linear);
+  y = model.Activate(activation, masked + ".transform.transform_act_fn", y);
+  y = model.LayerNorm(masked + ".transform.LayerNorm", y, epsilon);
+  const TensorId decoder = tied ? words
+                                : model.Matrix(masked + ".decoder.weight",
+                                               {vocabulary, hidden}, stddev);
+  y = model.LinearBy(masked, y, "v", "i", decoder, {vocabulary, hidden},
+                     /*bias=*/true);
+  TensorId loss = model.Loss("loss", y, model.labels());
+  if (head.name == classes[0].name) {
+    const TensorId next = model.Input("next_sentence", {1});
+    y = model.Linear("cls.seq_relationship", pool(), "v", "i", {2, hidden},
+                     linear);
     loss = model.AddLosses(
         "loss.total", loss,
         model.Loss("loss.next_sentence", y, next, "count.next_sentence"));

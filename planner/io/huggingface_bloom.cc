@@ -26,6 +26,9 @@ Result<Graph> BuildBloom(ModelConfig& config, const ImportOptions& options) {
   const double dropout = config.Number("hidden_dropout", 0, 0, 0.99);
   const bool tied = config.Bool("tie_word_embeddings", true);
   config.Refuse("apply_residual_connection_post_layernorm");
+  const Head head = ReadHead(
+      config, DecoderClasses("Bloom", "ForCausalLM", "classifier", dropout),
+      options);
   TESSERA_RETURN_IF_ERROR(config.Check());
   WarnAttentionDropout(config, "attention_dropout", 0, options);
   TESSERA_RETURN_IF_ERROR(config.Check());
@@ -38,7 +41,7 @@ Result<Graph> BuildBloom(ModelConfig& config, const ImportOptions& options) {
       .qkv = linear,
       .out = linear};
 
-  Transformer model(config, options, hidden);
+  Transformer model(config, options, hidden, head);
   const TensorId embedding = model.Matrix("transformer.word_embeddings.weight",
                                           {vocabulary, hidden}, stddev);
   TensorId x =
@@ -62,10 +65,13 @@ Result<Graph> BuildBloom(ModelConfig& config, const ImportOptions& options) {
   }
   model.BeginBlock("head");
   x = model.LayerNorm("transformer.ln_f", x, epsilon);
-  const TensorId head =
+  if (head.kind != HeadKind::kOwn) {
+    return model.Finish(head, x, options.seq_len, hidden, stddev);
+  }
+  const TensorId matrix =
       tied ? embedding
            : model.Matrix("lm_head.weight", {vocabulary, hidden}, stddev);
-  return model.Finish("lm_head", x, head);
+  return model.Finish("lm_head", x, matrix);
 }
 
 }  // namespace tessera

@@ -20,6 +20,7 @@ namespace {
 
 // What tells the versions apart: how routers score.
 struct Version {
+  std::string_view family;  // of transformers' classes
   bool sigmoid = false;
   int64_t group_best = 1;  // scores that rank a group
   bool renormalise = false;
@@ -97,6 +98,8 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
                                             std::to_string(attention.heads) +
                                             ": latents are those of all heads");
   }
+  const Head head =
+      ReadHead(config, DecoderClasses(std::string(version.family)), options);
   CheckSeqLen(config, "max_position_embeddings", options);
   TESSERA_RETURN_IF_ERROR(config.Check());
   attention.rotary = ReadRotary(config, "rope_theta", "partial_rotary_factor",
@@ -118,7 +121,7 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   }
   TESSERA_RETURN_IF_ERROR(config.Check());
 
-  Transformer model(config, options, hidden);
+  Transformer model(config, options, hidden, head);
   const TensorId embedding =
       model.Matrix("model.embed_tokens.weight", {vocabulary, hidden}, stddev);
   TensorId x = model.Lookup("model.embed_tokens", model.tokens(), embedding);
@@ -145,23 +148,29 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   }
   model.BeginBlock("head");
   x = model.RmsNorm("model.norm", x, epsilon);
-  const TensorId head =
+  if (head.kind != HeadKind::kOwn) {
+    return model.Finish(head, x, options.seq_len, hidden, stddev);
+  }
+  const TensorId matrix =
       tied ? embedding
            : model.Matrix("lm_head.weight", {vocabulary, hidden}, stddev);
-  return model.Finish("lm_head", x, head);
+  return model.Finish("lm_head", x, matrix);
 }
 
 }  // namespace
 
 Result<Graph> BuildDeepseekV2(ModelConfig& config,
                               const ImportOptions& options) {
-  return Build(config, options, {});
+  return Build(config, options, {.family = "DeepseekV2"});
 }
 
 Result<Graph> BuildDeepseekV3(ModelConfig& config,
                               const ImportOptions& options) {
   return Build(config, options,
-               {.sigmoid = true, .group_best = 2, .renormalise = true});
+               {.family = "DeepseekV3",
+                .sigmoid = true,
+                .group_best = 2,
+                .renormalise = true});
 }
 
 }  // namespace tessera

@@ -26,6 +26,8 @@ Result<Graph> BuildGpt2(ModelConfig& config, const ImportOptions& options) {
   const bool scale_scores = config.Bool("scale_attn_weights", true);
   const bool tied = config.Bool("tie_word_embeddings", true);
   config.Refuse("scale_attn_by_inverse_layer_idx");
+  const Head head = ReadHead(
+      config, DecoderClasses("GPT2", "LMHeadModel", "classifier"), options);
   CheckSeqLen(config, "n_positions", options);
   TESSERA_RETURN_IF_ERROR(config.Check());
   WarnAttentionDropout(config, "attn_pdrop", 0.1, options);
@@ -44,7 +46,7 @@ Result<Graph> BuildGpt2(ModelConfig& config, const ImportOptions& options) {
       .qkv = plain,
       .out = residual};
 
-  Transformer model(config, options, hidden);
+  Transformer model(config, options, hidden, head);
   const TensorId wte = model.Matrix("wte.weight", {vocabulary, hidden}, stddev);
   const TensorId wpe = model.Matrix("wpe.weight", {positions, hidden}, stddev);
   TensorId x = model.Add("embed.add", model.Lookup("wte", model.tokens(), wte),
@@ -67,9 +69,12 @@ Result<Graph> BuildGpt2(ModelConfig& config, const ImportOptions& options) {
   }
   model.BeginBlock("head");
   x = model.LayerNorm("ln_f", x, epsilon);
-  const TensorId head =
+  if (head.kind != HeadKind::kOwn) {
+    return model.Finish(head, x, options.seq_len, hidden, stddev);
+  }
+  const TensorId matrix =
       tied ? wte : model.Matrix("lm_head.weight", {vocabulary, hidden}, stddev);
-  return model.Finish("lm_head", x, head);
+  return model.Finish("lm_head", x, matrix);
 }
 
 }  // namespace tessera

@@ -26,6 +26,8 @@ Result<Graph> BuildGptNeox(ModelConfig& config, const ImportOptions& options) {
   const bool parallel = config.Bool("use_parallel_residual", true);
   const bool attention_bias = config.Bool("attention_bias", true);
   const bool tied = config.Bool("tie_word_embeddings", false);
+  const Head head = ReadHead(
+      config, DecoderClasses("GPTNeoX", "ForCausalLM", "classifier"), options);
   CheckSeqLen(config, "max_position_embeddings", options);
   TESSERA_RETURN_IF_ERROR(config.Check());
   const Rotary rotary = ReadRotary(config, "rotary_emb_base", "rotary_pct",
@@ -44,7 +46,7 @@ Result<Graph> BuildGptNeox(ModelConfig& config, const ImportOptions& options) {
       .qkv = attention_linear,
       .out = attention_linear};
 
-  Transformer model(config, options, hidden);
+  Transformer model(config, options, hidden, head);
   const TensorId embedding =
       model.Matrix("gpt_neox.embed_in.weight", {vocabulary, hidden}, stddev);
   TensorId x = model.Lookup("gpt_neox.embed_in", model.tokens(), embedding);
@@ -69,10 +71,13 @@ Result<Graph> BuildGptNeox(ModelConfig& config, const ImportOptions& options) {
   }
   model.BeginBlock("head");
   x = model.LayerNorm("gpt_neox.final_layer_norm", x, epsilon);
-  const TensorId head =
+  if (head.kind != HeadKind::kOwn) {
+    return model.Finish(head, x, options.seq_len, hidden, stddev);
+  }
+  const TensorId matrix =
       tied ? embedding
            : model.Matrix("embed_out.weight", {vocabulary, hidden}, stddev);
-  return model.Finish("embed_out", x, head);
+  return model.Finish("embed_out", x, matrix);
 }
 
 }  // namespace tessera

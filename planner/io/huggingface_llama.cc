@@ -14,6 +14,7 @@ namespace {
 
 // What tells the relatives apart.
 struct Relative {
+  std::vector<HeadClass> classes;
   bool qkv_bias = false;
   bool out_bias = false;
   bool mlp_bias = false;
@@ -60,6 +61,7 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   const double epsilon = config.Number("rms_norm_eps", 1e-6, 0, 1);
   const double stddev = config.Number("initializer_range", 0.02, 0, 10);
   const bool tied = config.Bool("tie_word_embeddings", relative.tied);
+  const Head head = ReadHead(config, relative.classes, options);
   CheckSeqLen(config, "max_position_embeddings", options);
   TESSERA_RETURN_IF_ERROR(config.Check());
   const Rotary rotary =
@@ -80,7 +82,7 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
       .qkv = {.stddev = stddev, .bias = relative.qkv_bias},
       .out = {.stddev = stddev, .bias = relative.out_bias}};
 
-  Transformer model(config, options, hidden);
+  Transformer model(config, options, hidden, head);
   const TensorId embedding =
       model.Matrix("model.embed_tokens.weight", {vocabulary, hidden}, stddev);
   TensorId x = model.Lookup("model.embed_tokens", model.tokens(), embedding);
@@ -120,10 +122,13 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   }
   model.BeginBlock("head");
   x = model.RmsNorm("model.norm", x, epsilon);
-  const TensorId head =
+  if (head.kind != HeadKind::kOwn) {
+    return model.Finish(head, x, options.seq_len, hidden, stddev);
+  }
+  const TensorId matrix =
       tied ? embedding
            : model.Matrix("lm_head.weight", {vocabulary, hidden}, stddev);
-  return model.Finish("lm_head", x, head);
+  return model.Finish("lm_head", x, matrix);
 }
 
 // A window that is null or absent is none.
@@ -187,20 +192,25 @@ std::string_view ExpertsKey(const ModelConfig& config) {
 
 Result<Graph> BuildLlama(ModelConfig& config, const ImportOptions& options) {
   const bool bias = config.Bool("attention_bias", false);
-  const Relative relative = {.qkv_bias = bias,
-                             .out_bias = bias,
-                             .mlp_bias = config.Bool("mlp_bias", false)};
+  Relative relative = {.classes = DecoderClasses("Llama"),
+                       .qkv_bias = bias,
+                       .out_bias = bias,
+                       .mlp_bias = config.Bool("mlp_bias", false)};
+  relative.classes.push_back({.name = "LLaMAForCausalLM"});  // of 2023
   // Configs from before grouped-query attention lack its key.
   return Build(config, options, KeyValueHeads(config), relative);
 }
 
 Result<Graph> BuildMistral(ModelConfig& config, const ImportOptions& options) {
-  return Build(config, options, config.Size("num_key_value_heads"),
-               {.window = ReadWindow(config)});
+  return Build(
+      config, options, config.Size("num_key_value_heads"),
+      {.classes = DecoderClasses("Mistral"), .window = ReadWindow(config)});
 }
 
 Result<Graph> BuildMixtral(ModelConfig& config, const ImportOptions& options) {
   Relative relative = {
+      .classes = DecoderClasses("Mixtral"),
+
       .window = ReadWindow(config),
       .experts = ReadExperts(config, "num_local_experts", 8, 2, true),
       .expert_module = ".block_sparse_moe",
@@ -212,13 +222,15 @@ Result<Graph> BuildMixtral(ModelConfig& config, const ImportOptions& options) {
 }
 
 Result<Graph> BuildQwen2(ModelConfig& config, const ImportOptions& options) {
-  Relative relative = {.qkv_bias = true};
+  Relative relative = {.classes = DecoderClasses("Qwen2"), .qkv_bias = true};
   ReadQwenWindow(config, relative);
   return Build(config, options, config.Size("num_key_value_heads"), relative);
 }
 
 Result<Graph> BuildQwen2Moe(ModelConfig& config, const ImportOptions& options) {
   Relative relative = {
+      .classes = DecoderClasses("Qwen2Moe"),
+
       .qkv_bias = config.Bool("qkv_bias", true),
       .experts = ReadExperts(config, ExpertsKey(config), 60, 4,
                              config.Bool("norm_topk_prob", false)),
@@ -231,7 +243,10 @@ Result<Graph> BuildQwen2Moe(ModelConfig& config, const ImportOptions& options) {
 
 Result<Graph> BuildQwen3(ModelConfig& config, const ImportOptions& options) {
   const bool bias = config.Bool("attention_bias", false);
-  Relative relative = {.qkv_bias = bias, .out_bias = bias, .head_norm = true};
+  Relative relative = {.classes = DecoderClasses("Qwen3"),
+                       .qkv_bias = bias,
+                       .out_bias = bias,
+                       .head_norm = true};
   ReadQwenWindow(config, relative);
   return Build(config, options, KeyValueHeads(config), relative);
 }
@@ -239,6 +254,8 @@ Result<Graph> BuildQwen3(ModelConfig& config, const ImportOptions& options) {
 Result<Graph> BuildQwen3Moe(ModelConfig& config, const ImportOptions& options) {
   const bool bias = config.Bool("attention_bias", false);
   Relative relative = {
+      .classes = DecoderClasses("Qwen3Moe"),
+
       .qkv_bias = bias,
       .out_bias = bias,
       .head_norm = true,
@@ -256,6 +273,8 @@ Result<Graph> BuildQwen3Moe(ModelConfig& config, const ImportOptions& options) {
 Result<Graph> BuildGemma(ModelConfig& config, const ImportOptions& options) {
   const bool bias = config.Bool("attention_bias", false);
   const Relative relative = {
+      .classes = DecoderClasses("Gemma"),
+
       .qkv_bias = bias,
       .out_bias = bias,
       .tied = true,
@@ -268,6 +287,8 @@ Result<Graph> BuildGemma(ModelConfig& config, const ImportOptions& options) {
 
 Result<Graph> BuildPhi3(ModelConfig& config, const ImportOptions& options) {
   const Relative relative = {
+      .classes = DecoderClasses("Phi3"),
+
       .window = ReadWindow(config),
       // 0.99: with nothing kept there is nothing to scale.
       .embedding_dropout = config.Number("embd_pdrop", 0, 0, 0.99),

@@ -35,6 +35,7 @@ Result<Graph> BuildOpt(ModelConfig& config, const ImportOptions& options) {
   }
   config.Refuse("_remove_final_layer_norm");
   config.Number("layerdrop", 0, 0, 0);
+  const Head head = ReadHead(config, DecoderClasses("OPT"), options);
   CheckSeqLen(config, "max_position_embeddings", options);
   TESSERA_RETURN_IF_ERROR(config.Check());
   WarnAttentionDropout(config, "attention_dropout", 0, options);
@@ -48,7 +49,7 @@ Result<Graph> BuildOpt(ModelConfig& config, const ImportOptions& options) {
       .out = linear};
 
   const std::string decoder = "model.decoder.";
-  Transformer model(config, options, hidden);
+  Transformer model(config, options, hidden, head);
   const LinearOptions projection = {.stddev = stddev};
   const TensorId tokens = model.Matrix(decoder + "embed_tokens.weight",
                                        {vocabulary, width}, stddev);
@@ -89,10 +90,13 @@ Result<Graph> BuildOpt(ModelConfig& config, const ImportOptions& options) {
     x = model.Linear(decoder + "project_out", x, "o", "i", {width, hidden},
                      projection);
   }
-  const TensorId head =
+  if (head.kind != HeadKind::kOwn) {
+    return model.Finish(head, x, options.seq_len, width, stddev);
+  }
+  const TensorId matrix =
       tied ? tokens
            : model.Matrix("lm_head.weight", {vocabulary, width}, stddev);
-  return model.Finish("lm_head", x, head);
+  return model.Finish("lm_head", x, matrix);
 }
 
 }  // namespace tessera

@@ -1,15 +1,18 @@
 // ResNet (He et al. 2016): stages of residual layers of two (basic) or three
 // (bottleneck) convolutions, each with a batch norm behind it. Names and
 // defaults are those of transformers' ResNetConfig and
-// ResNetForImageClassification. Keys of Tessera's own are "image_size",
-// "batch_norm_groups" and, as torchvision calls them, "groups" and
-// "width_per_group": of the bottlenecks' inner convolution (ResNeXt; Xie et al.
-// 2017).
+// ResNetForImageClassification, or, where `architectures` says so, of
+// ResNetModel, which ends in the pooled features. Keys of Tessera's own are
+// "image_size", "batch_norm_groups" and, as torchvision calls them, "groups"
+// and "width_per_group": of the bottlenecks' inner convolution (ResNeXt; Xie et
+// al. 2017).
 
+#include <array>
 #include <string>
 #include <vector>
 
 #include "planner/io/huggingface.h"
+#include "planner/io/model_head.h"
 #include "planner/io/vision.h"
 
 namespace tessera {
@@ -35,7 +38,7 @@ Features Unit(Vision& model, const BatchNormOptions& norm,
 }  // namespace
 
 Result<Graph> BuildResNet(ModelConfig& config, const ImportOptions& options) {
-  const ImageSizes sizes = ReadImageSizes(config);
+  ImageSizes sizes = ReadImageSizes(config);
   const int64_t embedding = config.Size("embedding_size", 64);
   const std::vector<int64_t> widths =
       config.WholeNumbers("hidden_sizes", kStages, {256, 512, 1024, 2048});
@@ -62,7 +65,15 @@ Result<Graph> BuildResNet(ModelConfig& config, const ImportOptions& options) {
                                " stages, hidden_sizes " +
                                std::to_string(widths.size()));
   }
+  const std::array classes = {
+      HeadClass{.name = "ResNetForImageClassification"},
+      HeadClass{.name = "ResNetModel", .kind = HeadKind::kNone}};
+  const Head head = ReadHead(config, classes, options);
   TESSERA_RETURN_IF_ERROR(config.Check());
+  if (head.kind == HeadKind::kNone) {
+    sizes.labels = widths.back();
+    sizes.loss = head.loss;
+  }
 
   Vision model(config, options, sizes);
   model.BeginBlock("embedder");
@@ -108,7 +119,10 @@ Result<Graph> BuildResNet(ModelConfig& config, const ImportOptions& options) {
   }
   model.BeginBlock("head");
   x = model.Mean("resnet.pooler", x);
-  model.Loss("loss", model.Linear("classifier.1", x, sizes.labels), 1);
+  if (head.kind == HeadKind::kOwn) {
+    x = model.Linear("classifier.1", x, sizes.labels);
+  }
+  model.Loss("loss", x, 1);
   return model.Finish();
 }
 

@@ -1,11 +1,15 @@
 // T5 (Raffel et al. 2020): an encoder and a decoder that reads its result, RMS
 // norms before each part, biases of scores by distance that all layers of a
 // stack share, no biases elsewhere. Names and defaults are those of
-// transformers' T5Config and T5ForConditionalGeneration.
+// transformers' T5Config and T5ForConditionalGeneration. Where `architectures`
+// says so, it ends before the head (T5Model), or is the encoder alone
+// (T5EncoderModel), also with a label for each token
+// (T5ForTokenClassification).
 //
 // The sequence length is that of the target. That of the source is Tessera's
 // own key "source_len"; where there is none they are alike.
 
+#include <array>
 #include <cmath>
 
 #include "planner/io/huggingface.h"
@@ -106,16 +110,33 @@ Result<Graph> BuildT5(ModelConfig& config, const ImportOptions& options) {
   const int64_t max_distance =
       config.Size("relative_attention_max_distance", 128);
   const bool tied = config.Bool("tie_word_embeddings", true);
-  const int64_t source_len = config.Size("source_len", options.seq_len);
+  const std::array classes = {
+      HeadClass{.name = "T5ForConditionalGeneration"},
+      HeadClass{.name = "T5WithLMHeadModel"},  // of 2019
+      HeadClass{.name = "T5Model", .kind = HeadKind::kNone},
+      HeadClass{.name = "T5EncoderModel", .kind = HeadKind::kNone},
+      HeadClass{.name = "T5ForTokenClassification",
+                .kind = HeadKind::kTokenLabels,
+                .module = "classifier",
+                .bias = true,
+                .dropout = 0}};
+  const Head head = ReadHead(config, classes, options);
+  const bool decodes = head.kind == HeadKind::kOwn || head.name == "T5Model";
+  // An encoder alone reads tokens as they are.
+  const int64_t source_len =
+      decodes ? config.Size("source_len", options.seq_len) : options.seq_len;
   TESSERA_RETURN_IF_ERROR(config.Check());
   WarnAttentionDropout(config, "dropout_rate", 0.1, options);
 
   // What stands behind the end of a document is padding.
   ImportOptions without_documents = options;
   without_documents.documents = false;
-  Transformer model(config, without_documents, sizes.hidden);
-  const TensorId source = model.Input("source", {source_len});
-  const TensorId places = model.Input("source_positions", {source_len});
+  Transformer model(config, without_documents, sizes.hidden, head);
+  const TensorId source =
+      decodes ? model.Input("source", {source_len}) : model.tokens();
+  const TensorId places = decodes
+                              ? model.Input("source_positions", {source_len})
+                              : model.positions();
   const double factor = sizes.factor;
   const TensorId table =
       model.Matrix("shared.weight", {vocabulary, sizes.hidden}, factor);
@@ -139,10 +160,14 @@ Result<Graph> BuildT5(ModelConfig& config, const ImportOptions& options) {
                        model);
     x = FeedForwardLayer(name + ".layer.1", x, sizes, model);
   }
-  model.BeginBlock("decoder.embed");
+  model.BeginBlock(decodes ? "decoder.embed" : "head");
   x = model.RmsNorm("encoder.final_layer_norm", x, sizes.epsilon);
   const TensorId memory =
       model.Dropout("encoder.final_dropout", x, sizes.dropout);
+  if (!decodes) {
+    return model.Finish(head, memory, options.seq_len, sizes.hidden,
+                        sizes.factor);
+  }
   x = model.Lookup("decoder.embed_tokens", model.tokens(), table);
   x = model.Dropout("decoder.dropout", x, sizes.dropout);
   self = AttentionOf(sizes);
@@ -164,10 +189,13 @@ Result<Graph> BuildT5(ModelConfig& config, const ImportOptions& options) {
   model.BeginBlock("head");
   x = model.RmsNorm("decoder.final_layer_norm", x, sizes.epsilon);
   x = model.Dropout("decoder.final_dropout", x, sizes.dropout);
+  if (head.kind == HeadKind::kNone) {
+    return model.Finish(head, x, options.seq_len, sizes.hidden, sizes.factor);
+  }
   if (!tied) {
-    const TensorId head =
+    const TensorId matrix =
         model.Matrix("lm_head.weight", {vocabulary, sizes.hidden}, factor);
-    return model.Finish("lm_head", x, head);
+    return model.Finish("lm_head", x, matrix);
   }
   x = model.Scale("lm_head.scale", x, InverseRoot(sizes.hidden));
   return model.Finish("lm_head", x, table);

@@ -1,7 +1,8 @@
 // ViT (Dosovitskiy et al. 2021): pre-norm blocks of bidirectional attention
 // over the patches of an image, behind a token that stands for its class. Names
 // and defaults are those of transformers' ViTConfig and
-// ViTForImageClassification.
+// ViTForImageClassification, or, where `architectures` says so, of ViTModel,
+// which has a pooler instead of the classifier.
 //
 // A convolution whose stride is its kernel is a dense layer of patches: the
 // input "patches" has them behind a patch of zeros, where the class token
@@ -15,6 +16,7 @@
 // behind one norm), "qk_norm" (norms of each head's queries and keys) and
 // "rms_norm" (norms without a mean and a shift).
 
+#include <array>
 #include <cmath>
 
 #include "planner/io/huggingface.h"
@@ -29,10 +31,6 @@ Result<Graph> BuildVit(ModelConfig& config, const ImportOptions& options) {
   const int64_t image = config.Size("image_size", 224);
   const int64_t patch = config.Size("patch_size", 16);
   const int64_t channels = config.Size("num_channels", 3);
-  const auto named =
-      static_cast<int64_t>(config.Value("id2label").fields.size());
-  const int64_t classes =
-      config.Size("num_labels", std::max<int64_t>(named, 2));
   const Heads heads =
       ReadHeads(config, "hidden_size", "num_attention_heads",
                 config.Size("num_attention_heads"), "num_attention_heads");
@@ -45,6 +43,20 @@ Result<Graph> BuildVit(ModelConfig& config, const ImportOptions& options) {
   const bool parallel = config.Bool("parallel_blocks", false);
   const bool head_norms = config.Bool("qk_norm", false);
   const bool rms = config.Bool("rms_norm", false);
+  const std::array classes = {
+      HeadClass{.name = "ViTForImageClassification",
+                .kind = HeadKind::kLabel,
+                .module = "classifier",
+                .bias = true},
+      HeadClass{.name = "ViTModel", .kind = HeadKind::kNone}};
+  const Head head = ReadHead(config, classes, options);
+  const bool pooled = head.kind == HeadKind::kNone;
+  // transformers 5; earlier ones have neither key.
+  const int64_t pooled_size =
+      pooled ? config.Size("pooler_output_size", hidden) : 0;
+  if (pooled && config.String("pooler_act", "tanh") != "tanh") {
+    config.Wrong("pooler_act", "expected \"tanh\"");
+  }
   if (image % patch != 0) {
     config.Wrong("patch_size", "is " + std::to_string(patch) +
                                    ": expected a divisor of image_size " +
@@ -67,7 +79,8 @@ Result<Graph> BuildVit(ModelConfig& config, const ImportOptions& options) {
   ImportOptions of_image = options;
   of_image.documents = false;
   of_image.seq_len = image / patch * (image / patch) + 1;
-  Transformer model(config, of_image, hidden, /*reads_tokens=*/false);
+  Transformer model(config, of_image, hidden, head,
+                    /*reads_tokens=*/false);
   const TensorId patches =
       model.Input("patches", {of_image.seq_len, channels, patch, patch},
                   options.dtype.value_or(DType::kFloat32));
@@ -117,8 +130,13 @@ Result<Graph> BuildVit(ModelConfig& config, const ImportOptions& options) {
   model.BeginBlock("head");
   x = norm("vit.layernorm", x);
   x = model.Select("classifier.token", x, 0);
-  x = model.Linear("classifier", x, "v", "i", {classes, hidden}, linear);
-  return model.Finish(model.Loss("loss", x, model.labels()));
+  if (pooled) {
+    x = model.Linear("vit.pooler.dense", x, "o", "i", {pooled_size, hidden},
+                     linear);
+    x = model.Activate("tanh", "vit.pooler.activation", x);
+  }
+  return model.Finish(head, x, /*places=*/1, pooled ? pooled_size : hidden,
+                      stddev);
 }
 
 }  // namespace tessera

@@ -233,15 +233,20 @@ void WarnAttentionDropout(ModelConfig& config, std::string_view key,
 
 Transformer::Transformer(const ModelConfig& config,
                          const ImportOptions& options, int64_t hidden,
-                         bool reads_tokens)
+                         const Head& head, bool reads_tokens)
     : builder_(GraphName(config.path()), options.global_batch, options.seq_len,
                options.dtype.value_or(DType::kFloat32)),
       batch_(options.global_batch),
       hidden_(hidden),
-      seq_len_(options.seq_len) {
+      seq_len_(options.seq_len),
+      dtype_(options.dtype.value_or(DType::kFloat32)) {
   builder_.BeginBlock("embed");
   if (reads_tokens) tokens_ = Input("tokens", {seq_len_});
-  labels_ = Input("labels", {reads_tokens ? seq_len_ : 1});
+  if (!head.loss->of_elements) {
+    const bool one = head.kind == HeadKind::kLabel || !reads_tokens;
+    labels_ = Input(one && reads_tokens ? "next_token" : "labels",
+                    {one ? 1 : seq_len_});
+  }
   positions_ = Input("positions", {seq_len_});
   mask_positions_ = positions_;
   if (options.documents) {
@@ -587,6 +592,25 @@ Result<Graph> Transformer::Finish(std::string head_name, TensorId x,
   const TensorId logits =
       builder_.Add1("linear", std::move(head_name), {x, matrix}, "bsi,vi->bsv");
   return Finish(Loss("loss", logits, labels_));
+}
+
+Result<Graph> Transformer::Finish(const Head& head, TensorId x, int64_t places,
+                                  int64_t width, double stddev) {
+  if (head.kind == HeadKind::kLabel && places > 1) {
+    x = Select(head.module + ".last_token", x, places - 1);
+    places = 1;
+  }
+  if (head.kind != HeadKind::kNone) {
+    x = Dropout(head.module + ".dropout", x, head.dropout.value_or(0));
+    x = Linear(head.module, x, "v", "i", {head.labels, width},
+               {.stddev = stddev, .bias = head.bias});
+    width = head.labels;
+  }
+  if (!head.loss->of_elements) return Finish(Loss("loss", x, labels_));
+  // As the graph's activations are.
+  const TensorId targets = Input("targets", {places, width}, dtype_);
+  return Finish(
+      AddElementLoss(builder_, *head.loss, "loss", x, targets, "bsv", 1));
 }
 
 TensorId Transformer::Select(std::string name, TensorId x, int64_t place) {

@@ -9,6 +9,7 @@
 
 #include "planner/io/importer.h"
 #include "planner/io/model_config.h"
+#include "planner/io/model_head.h"
 #include "planner/ir/graph.h"
 
 namespace tessera {
@@ -146,10 +147,11 @@ struct ExpertOptions {
 class Transformer {
  public:
   // Adds the inputs "tokens", "labels" and "positions", (samples, places); for
-  // documents "mask_positions" too. A model that reads no tokens has one label
-  // a sample.
+  // documents "mask_positions" too. A head of one label a sample has, instead
+  // of "labels", "next_token" (samples, 1); of a model that reads no tokens
+  // that is "labels". Where the loss is one of elements there are none.
   Transformer(const ModelConfig& config, const ImportOptions& options,
-              int64_t hidden, bool reads_tokens = true);
+              int64_t hidden, const Head& head = {}, bool reads_tokens = true);
 
   void BeginBlock(std::string name) { builder_.BeginBlock(std::move(name)); }
 
@@ -236,6 +238,10 @@ class Transformer {
   // Logits by `matrix` [vocabulary, hidden], and their loss, auxiliary
   // losses added.
   Result<Graph> Finish(std::string head_name, TensorId x, TensorId matrix);
+  // The same of a head that is not the family's own, on x (b, places, width).
+  // Of several places a label of the sample is that of the last.
+  Result<Graph> Finish(const Head& head, TensorId x, int64_t places,
+                       int64_t width, double stddev);
   // The same of a loss that is there.
   Result<Graph> Finish(TensorId loss);
 
@@ -258,6 +264,7 @@ class Transformer {
   int64_t batch_;
   int64_t hidden_;
   int64_t seq_len_;
+  DType dtype_;
   TensorId tokens_;
   TensorId labels_;
   TensorId positions_;

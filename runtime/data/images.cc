@@ -64,13 +64,13 @@ void LoadPatches(const Images& images, int64_t image, const LocalTensor& block,
 }
 
 // What a block has of a row of targets: 1 at the label and else 0, or, of a
-// single number, the label.
+// single number, the label. There may be a dimension of one place (ViT's).
 void LoadTargets(const Images& images, int64_t image, const LocalTensor& block,
                  int64_t& out) {
   const int64_t label = images.Label(image);
-  for (int64_t i = 0; i < block.shape[1]; ++i) {
-    const bool own = block.offset[1] + i == label;
-    const int64_t value = block.global_shape[1] == 1 ? label : own ? 1 : 0;
+  for (int64_t i = 0; i < block.shape.back(); ++i) {
+    const bool own = block.offset.back() + i == label;
+    const int64_t value = block.global_shape.back() == 1 ? label : own ? 1 : 0;
     StoreNumber(block.data, block.dtype, out++, static_cast<double>(value));
   }
 }
@@ -126,8 +126,9 @@ Result<ImageOptions> ImageOptionsOf(const Graph& graph) {
                        side * tensor.shape[4]};
     }
     if (tensor.kind == TensorKind::kInput && tensor.name == "targets" &&
-        tensor.shape.size() == 2) {
-      options.labels = std::max<int64_t>(2, tensor.shape[1]);
+        (tensor.shape.size() == 2 ||
+         (tensor.shape.size() == 3 && tensor.shape[1] == 1))) {
+      options.labels = std::max<int64_t>(2, tensor.shape.back());
     }
   }
   for (const Node& node : graph.nodes) {

@@ -44,6 +44,13 @@ GROUPED = {**SMALL, "num_key_value_heads": 2}
 ROPE = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4,
         "low_freq_factor": 1, "high_freq_factor": 4,
         "original_max_position_embeddings": 16}
+# Experts of two of four groups, behind one layer without.
+ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4,
+          "topk_group": 2, "n_shared_experts": 1, "moe_intermediate_size": 24,
+          "first_k_dense_replace": 1, "mlp_layer_types": ["dense", "sparse"]}
+LATENT = {**SMALL, **ROUTED, "q_lora_rank": 16, "kv_lora_rank": 16,
+          "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+          "num_key_value_heads": 4}
 # Replicas with their own batch norms, as DDP has them: PyTorch's module is
 # called with each one's samples by themselves.
 REPLICAS = {"resnet18-replicas": 4}
@@ -102,11 +109,14 @@ MODELS = {
                "new_decoder_architecture": False},
     "falcon-new": {"model_type": "falcon", **SMALL, "num_kv_heads": 2,
                    "new_decoder_architecture": True, "alibi": False},
-    # Latent attention; its router is not mapped.
-    "deepseek_v3": {"model_type": "deepseek_v3", **SMALL, "q_lora_rank": 16,
-                    "kv_lora_rank": 16, "qk_nope_head_dim": 8,
-                    "qk_rope_head_dim": 4, "v_head_dim": 8,
-                    "num_key_value_heads": 4, "first_k_dense_replace": 2},
+    "deepseek_v2": {**LATENT, "model_type": "deepseek_v2",
+                    "topk_method": "group_limited_greedy",
+                    "routed_scaling_factor": 1.5},
+    "deepseek_v2-greedy": {**LATENT, "model_type": "deepseek_v2",
+                           "q_lora_rank": None},
+    "deepseek_v3": {**LATENT, "model_type": "deepseek_v3"},
+    "glm4_moe": {"model_type": "glm4_moe", **GROUPED, "head_dim": 8,
+                 **ROUTED, "norm_topk_prob": False},
     "granite": {"model_type": "granite", **GROUPED},
     "nemotron": {"model_type": "nemotron", **GROUPED, "head_dim": 8},
     "phi": {"model_type": "phi", **GROUPED},

@@ -9,6 +9,7 @@ import functools
 import sys
 
 import torch
+import torchvision
 from torch import nn
 from torch.nn import functional as F
 
@@ -245,6 +246,29 @@ def tokens():
     return torch.randint(0, TOKENS, (2, 16))
 
 
+def torchvisions(name, **more):
+    """A factory of torchvision's, as it is published but for the labels, and
+    without what it draws."""
+    return functools.partial(torchvision.models.get_model, name, weights=None,
+                             num_classes=LABELS, **more)
+
+
+# EfficientNet, RegNet and the like, all of their layers.
+TORCHVISION = {
+    "convnext_tiny": (torchvisions("convnext_tiny", stochastic_depth_prob=0,
+                                   layer_scale=0.1), numbers(3, 32, 32)),
+    "densenet121": (torchvisions("densenet121"), numbers(3, 32, 32)),
+    "efficientnet_b0": (torchvisions("efficientnet_b0", dropout=0,
+                                     stochastic_depth_prob=0),
+                        numbers(3, 32, 32)),
+    "mnasnet0_5": (torchvisions("mnasnet0_5", dropout=0), numbers(3, 32, 32)),
+    "mobilenet_v3_small": (torchvisions("mobilenet_v3_small", dropout=0),
+                           numbers(3, 32, 32)),
+    "regnet_y_400mf": (torchvisions("regnet_y_400mf"), numbers(3, 32, 32)),
+    "squeezenet1_1": (torchvisions("squeezenet1_1", dropout=0),
+                      numbers(3, 32, 32)),
+}
+
 MODELS = {
     "temporal": (Temporal, numbers(3, 32)),
     "audio": (Audio, numbers(1, 256)),
@@ -260,6 +284,7 @@ MODELS = {
     "pools": (Pools, numbers(3, 16, 16)),
     "depths": (Depths, tokens),
     "convnext": (ConvNext, numbers(3, 16, 16)),
+    **TORCHVISION,
 }
 
 

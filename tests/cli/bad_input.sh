@@ -52,6 +52,9 @@ fails 2 "needs --global-batch" \
   simulate "${cpu[@]}" --model "$config" --seq-len 16
 fails 2 "n_positions" \
   simulate "${cpu[@]}" --model "$config" --global-batch 8 --seq-len 100000
+# Text has labels, and none for hidden states.
+fails 2 "loss compares with 'targets', numbers that text does not have" \
+  run "${tiny[@]}" "${text[@]}" --set 'model.architectures=["GPT2Model"]'
 
 # Clusters.
 fails 2 "unknown cluster 'dgx-a100-80g'; did you mean 'dgx-a100-80gb'\?" \

@@ -198,8 +198,11 @@ def attend(walk, node, scores, values):
             for i, size in enumerate((groups, one.extent // groups))])
         heads = q.dims[1]
         dims = [b + heads, s, v.dims[3]] if joint else [b, heads, s, v.dims[3]]
-    in_pairs = [x.tensor in walk.graph.in_pairs for x in (q, k, v)]
-    if in_pairs[0] != in_pairs[1] or in_pairs[2]:
+    # Scores are sums over features, in whatever order both have them.
+    in_pairs = [walk.graph.in_pairs.get(x.tensor, (len(x.own) - 1, None))
+                for x in (q, k, v)]
+    if (any(axis != len(x.own) - 1 for (axis, _), x in zip(in_pairs, (q, k)))
+            or in_pairs[0][1] != in_pairs[1][1] or in_pairs[2][1]):
         raise Unmappable("queries and keys of which neighbours are turned in "
                          "one alone")
     operands = [as_read(walk, q, heads)] + [

@@ -80,7 +80,14 @@ def rows_of(atoms, whole, cut=None, start=0, stop=0):
     of_whole = atoms.in_halves([
         dataclasses.replace(a, name=parts[a][0].name)
         if a != cut and len(parts[a]) == 1 else a for a in whole])
-    index = tuple(slice(start, stop) if a == cut else order or slice(None)
+    of_cut = slice(start, stop)
+    halves = atoms.in_halves(parts[cut]) if cut else []
+    if len(halves) == 1 and halves[0][1]:  # the piece alone is turned
+        of_cut = [start + place for place in halves[0][1]]
+    elif any(order for _, order in halves):
+        raise Unmappable("a rotary embedding of neighbours of a part that is "
+                         "several")
+    index = tuple(of_cut if a == cut else order or slice(None)
                   for a, order in of_whole)
     moved = cut or any(order for _, order in of_whole)
     return Rows(parts, [a for a, _ in made], [a.extent for a, _ in of_whole],

@@ -5,6 +5,7 @@ import math
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from .attention import Scores
 from .choices import chosen_places
@@ -17,6 +18,32 @@ from .reductions import reduction, softmax_of
 from .values import Act, Value
 
 
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """How the operator moe_gate chooses."""
+    top_k: int
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1   # scores that rank a group
+    sigmoid: bool = False
+    renormalise: bool = False
+    scale: float = 1.0    # of the weights
+
+    def __call__(self, logits):
+        """(weights, experts) of each row, as runtime/kernels/cpu computes
+        them."""
+        scores = logits.sigmoid() if self.sigmoid else logits.softmax(-1)
+        grouped = scores.unflatten(-1, (self.groups, -1))
+        ranks = grouped.topk(self.group_best, -1)[0].sum(-1)
+        kept = torch.zeros_like(ranks).scatter(
+            -1, ranks.topk(self.top_groups, -1)[1], 1)
+        index = (grouped * kept[..., None]).flatten(-2).topk(self.top_k, -1)[1]
+        weights = scores.gather(-1, index)
+        if self.renormalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights * self.scale, index
+
+
 @dataclasses.dataclass
 class Chosen(Value):
     """Of the softmax of logits: all, the largest ones, or their sum."""
@@ -26,6 +53,7 @@ class Chosen(Value):
     what: str = "all"
     top_k: int = 0
     renormalised: bool = False
+    routing: Routing = None  # of a router in whole
     last: object = None  # the softmax
 
     def act(self, walk):
@@ -80,6 +108,71 @@ def replace_experts(module):
                        activation))
 
 
+@torch.library.custom_op("tessera::router", mutates_args=())
+def router_op(logits: torch.Tensor, top_k: int, groups: int, top_groups: int,
+              group_best: int, sigmoid: bool, renormalise: bool,
+              scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    raise NotImplementedError("stands for a router while a model is traced")
+
+
+@router_op.register_fake
+def _(logits, top_k, *_):
+    made = logits.new_empty(*logits.shape[:-1], top_k)
+    return made, made.to(torch.int64)
+
+
+def replace_routers(module):
+    """Modules that choose experts of some of their groups, as those of
+    DeepSeek-V2 and V3, as one operator, where that computes the same."""
+    for part in module.modules():
+        weight, top_k, groups, top_groups, scale = (
+            getattr(part, name, None) for name in (
+                "weight", "top_k", "num_group", "topk_group",
+                "routed_scaling_factor"))
+        if not (isinstance(weight, nn.Parameter) and weight.dim() == 2 and
+                isinstance(top_k, int)) or scale is None:
+            continue
+        forms = [Routing(top_k, *of_groups, sigmoid, renormalise, float(scale))
+                 for of_groups in ((groups or 1, top_groups or 1, 2),
+                                   (groups or 1, top_groups or 1, 1), (1, 1, 1))
+                 for sigmoid in (True, False) for renormalise in (True, False)]
+        form = next((f for f in forms if computes(part, f)), None)
+        if form is None:
+            continue
+
+        def forward(x, part=part, form=form):
+            logits = F.linear(x.flatten(0, -2).float(), part.weight.float())
+            return logits, *router_op(logits, *dataclasses.astuple(form))
+
+        part.forward = forward
+
+
+@torch.no_grad()
+def computes(part, form):
+    """Whether a router's weights of experts are those of `form`, of tokens and
+    a matrix that are drawn; its buffers are as they are."""
+    count, hidden = part.weight.shape
+    random = torch.Generator().manual_seed(0)
+    # Logits of about 1: each expert has its share of each token.
+    matrix = torch.randn(count, hidden, generator=random) / hidden ** 0.5
+    x = torch.randn(1024, hidden, generator=random)
+    try:
+        _, *found = torch.func.functional_call(part, {"weight": matrix}, (x,))
+        expected = form(F.linear(x, matrix))
+        dense = [torch.zeros(len(x), count).scatter(-1, index, weights)
+                 for weights, index in (found, expected)]
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    return torch.allclose(*dense, rtol=1e-4, atol=1e-6)
+
+
+def router(walk, node, logits, top_k, *form):
+    logits = in_order(walk, logits)
+    return [Chosen(logits, what=what, top_k=top_k, last=node,
+                   routing=Routing(top_k, *form))
+            for what in ("weights", "index")]
+
+
 def softmax(walk, node, x, dim, dtype=None):
     rank = len(shape_of(node))
     if isinstance(x, Scores) and dim % rank == rank - 1:
@@ -116,6 +209,8 @@ def experts(walk, node, x, index, weights, gate_up, down, activation):
         graph.tensors[logits.tensor]["dtype"] = "fp32"
     count, both, _ = gate_up.shape
     inner, hidden, top_k = both // 2, x.own[-1].extent, weights.top_k
+    routing = weights.routing or Routing(
+        top_k, renormalise=weights.renormalised)
     tokens = x.own[1].extent
     factor = walk.args.expert_capacity_factor
     capacity = tokens if factor == 0 else min(tokens, max(1, math.ceil(
@@ -126,9 +221,8 @@ def experts(walk, node, x, index, weights, gate_up, down, activation):
 
     gates, slots = add(
         "moe_gate", [logits.tensor], "bs!e!->bsk,bsk", "routes", integers=(1,),
-        sizes={"k": top_k}, capacity=capacity, group_best=1, groups=1,
-        renormalise=weights.renormalised, scale=1, sigmoid=0, top_groups=1,
-        top_k=top_k)
+        sizes={"k": top_k}, capacity=capacity,
+        **dataclasses.asdict(routing))
     rows = add("moe_dispatch", [x.tensor, slots], "bth,btk->ebsh", "dispatch",
                sizes={"e": count, "s": capacity}, capacity=capacity,
                experts=count)[0]

@@ -9,7 +9,7 @@ import torch
 
 from .blocks import blocks_of
 from .dimensions import Atoms
-from .experts import Chosen, replace_experts
+from .experts import Chosen, replace_experts, replace_routers
 from .graph import INPUTS
 from .layout import in_order
 from .loss import Loss, add_loss
@@ -67,6 +67,7 @@ def export(args):
         module, inputs = make(args)
     module = on_cpu(module.train())
     replace_experts(module)
+    replace_routers(module)
     path = pathlib.Path(args.model.partition(":")[2] or args.model)
     name = path.parent.name if path.name == "config.json" else path.name
     traced = Traced(module, inputs, args, args.name or name)

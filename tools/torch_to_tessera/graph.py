@@ -30,7 +30,9 @@ class Graph:
         self.seq_len = 1
         self.salts = 0
         self.numbers = 0  # of constants
-        self.in_pairs = set()  # tensors whose features are in another order
+        # Tensors whose features are in another order: by tensor the dimension
+        # and, of that, the ranges that are.
+        self.in_pairs = {}
 
     def extents(self, atoms):
         return [self.batch if a.letter == "b" else a.extent for a in atoms]
@@ -92,18 +94,41 @@ class Graph:
         self.weights[name] = source
         return name
 
+    def pairs_behind(self, op, operands, rule):
+        """What is in another order of a node's result."""
+        problem = Unmappable("reads what a rotary embedding of neighbours "
+                             "makes, which only attention may")
+        if op not in ("transpose", "reshape", "resample", "concat_channels"):
+            raise problem
+        left, right = rule.replace("!", "").split("->")
+        inputs = left.split(",")
+        made = [i for i, letter in enumerate(right) if letter not in left]
+        found, joined, begin = set(), [], 0
+        for letters, operand in zip(inputs, operands):
+            gone = [i for i, letter in enumerate(letters)
+                    if letter not in right]
+            axis, ranges = self.in_pairs.get(operand, (None, ()))
+            if axis is None or axis not in gone:
+                found.add(axis if axis is None else
+                          (right.index(letters[axis]), ranges))
+            else:
+                joined += [(begin + a, begin + b) for a, b in ranges]
+            begin += self.tensors[operand]["shape"][gone[0]] if gone else 0
+        if joined and op == "concat_channels" and found <= {None}:
+            return made[0], tuple(joined)
+        if joined or len(found) != 1:  # what is not alike
+            raise problem
+        return found.pop()
+
     def add(self, op, name, path, operands, rule, integers=(), sizes=None,
             alike=False, **attributes):
         """Adds a node and returns the names of its results. `sizes`: extents
         of letters that no operand has; `alike`: all results are of the graph's
         type, not the first alone."""
         name = self.unique(name)
-        if self.in_pairs & set(operands):
-            if op == "transpose":
-                self.in_pairs.add(name)
-            elif not op.startswith("attention"):
-                raise Unmappable("reads what a rotary embedding of neighbours "
-                                 "makes, which only attention may")
+        if self.in_pairs.keys() & set(operands) and (
+                not op.startswith("attention")):
+            self.in_pairs[name] = self.pairs_behind(op, operands, rule)
         sizes = dict(sizes or {})
         left, right = rule.replace("!", "").split("->")
         for letters, tensor in zip(re.split("[,+]", left), operands):

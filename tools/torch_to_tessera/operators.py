@@ -95,6 +95,7 @@ OPERATORS = {
     "mm": multiply.matmul,
     "scaled_dot_product_attention": attention.scaled_dot_product,
     "tessera.experts": experts.experts,
+    "tessera.router": experts.router,
     "view_as_complex": rotary.as_complex,
     "view_as_real": rotary.as_real,
     # Norms.

@@ -266,5 +266,5 @@ def turned_pairs(walk, node, x, cos, sin):
     tables = [torch.cat([t, t], -1) for t in (cos, sin)]
     y = rotary(walk, node, Turned(x.viewed(dims), 0, d.extent, *tables),
                d.extent)
-    walk.graph.in_pairs.add(y.tensor)
+    walk.graph.in_pairs[y.tensor] = len(y.own) - 1, ((0, d.extent),)
     return y.viewed(dims + [[]])
