@@ -256,17 +256,17 @@ def torchvisions(name, **more):
 # EfficientNet, RegNet and the like, all of their layers.
 TORCHVISION = {
     "convnext_tiny": (torchvisions("convnext_tiny", stochastic_depth_prob=0,
-                                   layer_scale=0.1), numbers(3, 32, 32)),
-    "densenet121": (torchvisions("densenet121"), numbers(3, 32, 32)),
+                                   layer_scale=0.1), numbers(3, 64, 64)),
+    "densenet121": (torchvisions("densenet121"), numbers(3, 64, 64)),
     "efficientnet_b0": (torchvisions("efficientnet_b0", dropout=0,
                                      stochastic_depth_prob=0),
-                        numbers(3, 32, 32)),
-    "mnasnet0_5": (torchvisions("mnasnet0_5", dropout=0), numbers(3, 32, 32)),
+                        numbers(3, 64, 64)),
+    "mnasnet0_5": (torchvisions("mnasnet0_5", dropout=0), numbers(3, 64, 64)),
     "mobilenet_v3_small": (torchvisions("mobilenet_v3_small", dropout=0),
-                           numbers(3, 32, 32)),
-    "regnet_y_400mf": (torchvisions("regnet_y_400mf"), numbers(3, 32, 32)),
+                           numbers(3, 64, 64)),
+    "regnet_y_400mf": (torchvisions("regnet_y_400mf"), numbers(3, 64, 64)),
     "squeezenet1_1": (torchvisions("squeezenet1_1", dropout=0),
-                      numbers(3, 32, 32)),
+                      numbers(3, 64, 64)),
 }
 
 MODELS = {
