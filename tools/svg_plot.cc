@@ -152,15 +152,20 @@ std::string SvgOf(const Plot& plot) {
               "18 " +
                   Number(middle) + ")\"");
 
+  // Bars of several series stand side by side.
+  const auto bars = static_cast<double>(
+      std::ranges::count(plot.series, false, &PlotSeries::dashed));
+  double bar = 0;
   for (size_t s = 0; s < plot.series.size(); ++s) {
     const PlotSeries& series = plot.series[s];
-    if (plot.bars && s == 0) {
-      const double width = std::min(48.0, span / columns * 0.6);
+    if (plot.bars && !series.dashed) {
+      const double width = std::min(48.0, span / columns * 0.7 / bars);
+      const double left = (bar++ - bars / 2) * width;
       for (size_t i = 0; i < series.y.size(); ++i) {
         if (!series.y[i]) continue;
         const double y = y_of(*series.y[i]);
-        out += "<rect x=\"" + Number(x_of(i) - width / 2) + "\" y=\"" +
-               Number(y) + "\" width=\"" + Number(width) + "\" height=\"" +
+        out += "<rect x=\"" + Number(x_of(i) + left) + "\" y=\"" + Number(y) +
+               "\" width=\"" + Number(width) + "\" height=\"" +
                Number(base - y) + "\" class=\"bar " + Colour(s) + "\"/>\n";
       }
       continue;

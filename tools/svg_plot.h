@@ -23,7 +23,7 @@ struct Plot {
   std::vector<std::string> x = {};      // labels
   std::vector<double> at = {};          // where they are; empty: evenly spaced
   std::vector<PlotSeries> series = {};  // each as long as x
-  bool bars = false;                    // the first series as bars
+  bool bars = false;                    // all but dashed series as bars
 };
 
 // An <svg> element, without a script and without anything from elsewhere. The

@@ -108,6 +108,14 @@ Lines LinesOver(const WhatifResult& result, size_t axis) {
   return lines;
 }
 
+// Whether the axis has names, such as those of stacks, between which there is
+// nothing: none begins with a digit.
+bool HasNames(const Lines& lines) {
+  return std::ranges::none_of(lines.x, [](const std::string& x) {
+    return !x.empty() && (('0' <= x[0] && x[0] <= '9') || x[0] == '.');
+  });
+}
+
 // More lines than this say nothing.
 constexpr size_t kMostLines = 8;
 
@@ -123,7 +131,8 @@ Plot PlotOf(const Lines& lines, const std::string& title,
   Plot plot = {.title = title + NotDrawn(lines),
                .x_label = lines.x_label,
                .y_label = y_label,
-               .x = lines.x};
+               .x = lines.x,
+               .bars = HasNames(lines)};
   for (size_t l = 0; l < std::min(kMostLines, lines.cells.size()); ++l) {
     PlotSeries series = {lines.names[l], {}, false};
     for (const Cell* cell : lines.cells[l]) {

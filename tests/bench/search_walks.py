@@ -46,6 +46,8 @@ def search(tessera, instance, temperature, seed, proposals):
                "--json"]
     if length:
         command += ["--seq-len", str(length)]
+    if length == 131072:  # beyond what the config says
+        command += ["--set", "model.max_position_embeddings=131072"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{done.stderr}")
