@@ -568,6 +568,9 @@ Result<Strategy> ParseStrategy(std::string_view text) {
     }
     given.push_back(*row);
   }
+  if (strategy.vp > 1 && !seen.contains("schedule")) {
+    strategy.schedule = "interleaved";
+  }
   for (const KeyRow* row : given) {
     if (row->has_effect == nullptr || row->has_effect(strategy)) continue;
     return InvalidInput("has no effect: needs " + std::string(row->needs),

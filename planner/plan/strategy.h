@@ -92,7 +92,8 @@ struct Strategy {
 // the directory may be left out. Errors name the key, and for a value that is
 // not lowered what is, for a key without effect what it needs. `where` is the
 // key. A schedule that is no row with an order of its own names a file with a
-// table of actions (planner/schedule/action_table.h), which is read.
+// table of actions (planner/schedule/action_table.h), which is read; with vp and
+// none it is "interleaved".
 Result<Strategy> ParseStrategy(std::string_view text);
 
 // `strategy` with dp and mbs as they are by default where it gives none,

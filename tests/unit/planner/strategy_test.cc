@@ -620,7 +620,8 @@ TEST(PlanFromStrategy, ChunksAreDealtInTurns) {
             "dp1 tp1 pp2 mbs2 zero0 sp0 vp2 interleaved");
   EXPECT_THAT(Describe(graph, cluster, *plan),
               HasSubstr("  chunk 1, h.5: not split\n"));
-  EXPECT_EQ(Make(graph, cluster, "pp=2,vp=2").error().message,
+  EXPECT_EQ(Make(graph, cluster, "vp=2,pp=2,mbs=2")->schedule, "interleaved");
+  EXPECT_EQ(Make(graph, cluster, "pp=2,vp=2,schedule=1f1b").error().message,
             "1f1b runs one chunk a stage, not 2 (vp); interleaved runs "
             "several");
   EXPECT_THAT(
