@@ -585,6 +585,15 @@ def spreads(x):
             x[:, :1].pow(2).mean(-1, keepdim=True))
 
 
+def bests(x):
+    """Maxima and minima: along a dimension, one that is two, of two."""
+    most = x.max(dim=-1, keepdim=True).values
+    least = torch.min(x, -1)[0][..., None]
+    parts = x.unflatten(-1, (4, -1)).amin((-1, -2))[..., None]
+    return (torch.max(x, least / 2) + torch.min(x, most / 2) +
+            x * (most - parts))
+
+
 def in_place(x):
     """A name that stays the tensor that others change."""
     y = x * 2
@@ -754,6 +763,7 @@ class Whisper(nn.Module):
 MODELS = {
     "activations": (lambda: Between(activations), "tokens"),
     "spreads": (lambda: Between(spreads), "tokens"),
+    "bests": (lambda: Between(bests), "tokens"),
     "steps": (lambda: Between(steps), "tokens"),
     "unscaled": (lambda: Between(Unscaled()), "tokens"),
     "in-place": (lambda: Between(in_place), "tokens"),

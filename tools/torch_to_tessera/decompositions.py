@@ -28,6 +28,21 @@ def logsumexp(x, dims, keep=False):
     return y if keep else torch.squeeze(y, dims)
 
 
+def least(x, dims=(), keepdim=False):
+    return -torch.amax(-x, dims, keepdim)
+
+
+def best(of_one, of_two):
+    """max or min: of all, of a dimension (its places are not known), of two."""
+    def found(x, dim=None, keepdim=False):
+        if isinstance(dim, torch.Tensor):
+            return of_two(x, dim)
+        if dim is None:
+            return of_one(x)
+        return [of_one(x, dim, keepdim), None]
+    return found
+
+
 def vector_norm(x, order=2, dims=None, keep=False, **_):
     if order == 1:
         return torch.sum(torch.abs(x), dims, keepdim=keep)
@@ -49,6 +64,7 @@ def deviation(*arguments, **keywords):
 
 
 RECIPES = {
+    "amin": least,
     "celu": lambda x, alpha=1: elu(x, alpha, 1, 1 / alpha),
     "elu": elu,
     "expm1": lambda x: torch.exp(x) - 1,
@@ -59,6 +75,8 @@ RECIPES = {
     "log1p": lambda x: torch.log(x + 1),
     "log_sigmoid": lambda x: -softplus(-x),
     "logsumexp": logsumexp,
+    "max": best(torch.amax, torch.maximum),
+    "min": best(least, torch.minimum),
     "mish": lambda x: x * torch.tanh(softplus(x)),
     "selu": lambda x: elu(x, 1.6732632423543772, 1.0507009873554805),
     "std": deviation,

@@ -191,6 +191,9 @@ class Walk:
         if any(value is UNKNOWN for value in every):
             return UNKNOWN  # said where it is made
         if node.target is operator.getitem:
+            if operands[0][operands[1]] is None and node.users:
+                raise Unmappable("the second result, such as the places of "
+                                 "the largest, is not known")
             return operands[0][operands[1]]
         if all(is_constant(value) for value in every):
             if operator_name(node).startswith("bernoulli"):
