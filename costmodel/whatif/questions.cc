@@ -4,6 +4,7 @@
 
 #include "costmodel/evaluate/evaluator.h"
 #include "planner/base/check.h"
+#include "planner/io/cluster_io.h"
 #include "planner/search/search_space.h"
 #include "planner/search/sweep.h"
 #include "planner/topology/topologies.h"
@@ -218,6 +219,8 @@ Result<Cheapest> CheapestOf(const Scenario& scenario,
                             ModelCache& models) {
   std::vector<Scenario> scenarios;
   for (const std::string& cluster : clusters) {
+    const auto loaded = LoadCluster(cluster);
+    if (!loaded) return loaded.error().At("cluster");
     Scenario& own = scenarios.emplace_back(scenario);
     own.settings.insert(own.settings.begin(), {"cluster", cluster});
   }

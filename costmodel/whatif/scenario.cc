@@ -470,6 +470,10 @@ Result<Axis> ParseAxis(std::string_view text) {
         const auto stack = ParseStack(word);
         if (!stack) return stack.error().At(setting.path);
       }
+      if (setting.path == "cluster") {
+        const auto cluster = LoadCluster(word);
+        if (!cluster) return cluster.error().At(setting.path);
+      }
       axis.values.push_back(std::move(word));
       word.clear();
     }

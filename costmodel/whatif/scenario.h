@@ -52,6 +52,8 @@ struct Axis {
   std::string path;
   std::vector<std::string> values;
 };
+// "PATH=VALUE,VALUE". Stacks and clusters are looked for: none that is not there
+// is in a grid.
 Result<Axis> ParseAxis(std::string_view text);
 // The path of the cluster file that `path` stands for, or `path`.
 std::string FilePathOf(const std::string& path);

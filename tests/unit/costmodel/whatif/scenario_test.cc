@@ -105,6 +105,8 @@ TEST(Scenario, SettingsOfLists) {
 }
 
 TEST(Scenario, StacksAsAnAxis) {
+  EXPECT_THAT(ParseAxis("cluster=dgx-h100:2,hgx-h100:2").error().ToString(),
+              HasSubstr("cluster: unknown cluster 'hgx-h100'"));
   const auto axis = ParseAxis("stack=megatron-2021,megatron-core-2024");
   ASSERT_TRUE(axis);
   EXPECT_EQ(axis->values.size(), 2U);
@@ -226,7 +228,7 @@ TEST(Scenario, WrongSettingsAreErrors) {
               HasSubstr("at most 1000x"));
   EXPECT_THAT(ParseAxis("nodes=2,4,2").error().message,
               HasSubstr("given twice"));
-  EXPECT_THAT(ParseAxis("cluster=a,a").error().message,
+  EXPECT_THAT(ParseAxis("cluster=dgx-h100,dgx-h100").error().message,
               HasSubstr("given twice"));
 }
 
