@@ -88,7 +88,7 @@ def panel(name, curves, x0, proposals):
         out.append(f'<line x1="{x0}" x2="{x0 + WIDTH}" y1="{y}" y2="{y}" '
                    'stroke="#ddd"/>')
         out.append(f'<text x="{x0 - 6}" y="{y + 4}" '
-                   f'text-anchor="end">{value:.3f}</text>')
+                   f'text-anchor="end">{value:.4f}</text>')
     for method, runs in curves.items():
         colour = METHODS[method][1]
         cuts = [statistics.quantiles(values, n=4, method="inclusive")
