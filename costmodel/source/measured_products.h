@@ -8,6 +8,9 @@
 // root of the sum of squared differences of the four binary logarithms):
 //   log factor = sum over rows w(d) log(measured / MatmulSeconds) / (sum w + p)
 //   w(d)       = 1 / (d^2 + 0.1)^3, p = 0.05
+// Both numbers are choices, fitted to nothing: rows within a third of an octave
+// (the root of 0.1) count nearly alike, and the model counts as a row does that
+// is 1.6 octaves away (where w is p).
 // At a row this is what was measured, between rows a mean of the nearest
 // (Shepard 1968), and two octaves from any the model alone counts for most. It
 // is continuous, but not monotone where measurements are not.

@@ -210,7 +210,6 @@ Result<Graph> BuildMistral(ModelConfig& config, const ImportOptions& options) {
 Result<Graph> BuildMixtral(ModelConfig& config, const ImportOptions& options) {
   Relative relative = {
       .classes = DecoderClasses("Mixtral"),
-
       .window = ReadWindow(config),
       .experts = ReadExperts(config, "num_local_experts", 8, 2, true),
       .expert_module = ".block_sparse_moe",
@@ -230,7 +229,6 @@ Result<Graph> BuildQwen2(ModelConfig& config, const ImportOptions& options) {
 Result<Graph> BuildQwen2Moe(ModelConfig& config, const ImportOptions& options) {
   Relative relative = {
       .classes = DecoderClasses("Qwen2Moe"),
-
       .qkv_bias = config.Bool("qkv_bias", true),
       .experts = ReadExperts(config, ExpertsKey(config), 60, 4,
                              config.Bool("norm_topk_prob", false)),
@@ -255,7 +253,6 @@ Result<Graph> BuildQwen3Moe(ModelConfig& config, const ImportOptions& options) {
   const bool bias = config.Bool("attention_bias", false);
   Relative relative = {
       .classes = DecoderClasses("Qwen3Moe"),
-
       .qkv_bias = bias,
       .out_bias = bias,
       .head_norm = true,
@@ -274,7 +271,6 @@ Result<Graph> BuildGemma(ModelConfig& config, const ImportOptions& options) {
   const bool bias = config.Bool("attention_bias", false);
   const Relative relative = {
       .classes = DecoderClasses("Gemma"),
-
       .qkv_bias = bias,
       .out_bias = bias,
       .tied = true,
@@ -288,7 +284,6 @@ Result<Graph> BuildGemma(ModelConfig& config, const ImportOptions& options) {
 Result<Graph> BuildPhi3(ModelConfig& config, const ImportOptions& options) {
   const Relative relative = {
       .classes = DecoderClasses("Phi3"),
-
       .window = ReadWindow(config),
       // 0.99: with nothing kept there is nothing to scale.
       .embedding_dropout = config.Number("embd_pdrop", 0, 0, 0.99),

@@ -25,7 +25,9 @@ INSTANCES = {
     "mixtral-8x7b, 64 H100": ["zoo:mixtral-8x7b", "dgx-h100:8", 512, 4096,
                               "bf16"],
     "llama-3-8b, 131,072 tokens, 32 H100": ["zoo:llama-3-8b", "dgx-h100:4", 8,
-                                            131072, "bf16"],
+                                            131072, "bf16", "--set",
+                                            "model.max_position_embeddings="
+                                            "131072"],
 }
 METHODS = {  # temperature, colour
     "parallel tempering": (0.1, "#0072b2"),
@@ -38,16 +40,14 @@ POINTS = 100
 
 def search(tessera, instance, temperature, seed, proposals):
     """The best step time so far at POINTS moments, over the best start's."""
-    model, cluster, batch, length, dtype = instance
+    model, cluster, batch, length, dtype, *more = instance
     command = [tessera, "search", "--model", model, "--cluster", cluster,
                "--global-batch", str(batch), "--dtype", dtype, "--proposals",
                str(proposals), "--seed", str(seed), "--temperature",
                str(temperature), "--confirm", "0", "--prefer", "fastest",
-               "--json"]
+               "--json", *more]
     if length:
         command += ["--seq-len", str(length)]
-    if length == 131072:  # beyond what the config says
-        command += ["--set", "model.max_position_embeddings=131072"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{done.stderr}")
