@@ -214,6 +214,7 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
     chunks[b] = plan.ops[shapes[b].forward.back().index()].chunk;
   }
   std::vector<BlockPtr> blocks(n);
+  size_t known_from = n;  // the context knows the sums of these and behind
   for (size_t b = n; b-- > 0;) {
     const BlockShape& shape = shapes[b];
     const GroupId own = groups[b];
@@ -247,6 +248,12 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
       if (!context) {
         context.emplace(facts_, plan);
         programs.emplace(*context);
+      }
+      for (; known_from > b + 1; --known_from) {
+        const std::vector<TensorId>& sums = shapes[known_from - 1].sums;
+        for (size_t i = 0; i < sums.size(); ++i) {
+          context->Assume(sums[i], blocks[known_from - 1]->priced.sums[i]);
+        }
       }
       IntKey seen = key;
       // Of the other blocks' decisions what the block sees of them.

@@ -8,10 +8,12 @@
 // the evaluator prices each distinct program once and composes their times.
 // Both see the same tasks.
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "planner/base/result.h"
@@ -47,19 +49,60 @@ struct LoweringFacts {
   std::vector<std::vector<NodeId>> forward_nodes;  // by block
   std::vector<std::vector<NodeId>> backward_nodes;
   std::vector<bool> once_per_step;  // by tensor
+  // Who makes a tensor (invalid for inputs and weights), and who reads it, in
+  // the order of nodes and operands.
+  struct Read {
+    NodeId node;
+    size_t operand = 0;
+  };
+  std::vector<NodeId> producers;
+  std::vector<std::vector<Read>> reads;
+  // What a node does with partial sums: it wants them summed, adds them as they
+  // are where it can, or is a sum of gradients, which always does.
+  enum class Adds : uint8_t { kNever, kPerhaps, kAlways };
+  std::vector<Adds> adds;  // by node
   std::vector<TensorId> weights;
   std::vector<int> weight_index;  // by tensor; -1 for what is no weight
+  std::vector<std::vector<TensorId>> home_weights;    // by block: read there
+                                                      // before any other
+  std::vector<std::vector<TensorId>> gradient_terms;  // by weight
   // By weight, where the optimizer is factored.
   std::vector<std::optional<MatrixForm>> matrix_forms;
 };
 
+// Values by index, each made when it is first asked for. They stay where they
+// are.
+template <typename T>
+class OnDemand {
+ public:
+  explicit OnDemand(size_t size) : at_(size, nullptr) {}
+  // Null where there is none yet.
+  const T* Find(size_t index) const { return at_[index]; }
+  const T& Set(size_t index, T value) {
+    at_[index] = &values_.emplace_back(std::move(value));
+    return *at_[index];
+  }
+
+ private:
+  std::vector<const T*> at_;
+  std::deque<T> values_;
+};
+
 // What a plan implies before any task exists. All layouts are pure functions
-// of the plan, so a block's programs depend only on what is listed here.
+// of the plan, so a block's programs depend only on what is listed here. They
+// are found when they are asked for: who lowers a few blocks pays for these and
+// what they touch. Not for several threads.
 class LoweringContext {
  public:
   // REQUIRES: Validate(graph, cluster, plan) is empty; `facts` and `plan`
   // outlive the context.
   LoweringContext(const LoweringFacts& facts, const Plan& plan);
+  LoweringContext(const LoweringContext&) = delete;
+  LoweringContext& operator=(const LoweringContext&) = delete;
+
+  // What produced(sum) is, known from elsewhere: the layouts of gradient sums
+  // follow from one another through all later blocks.
+  void Assume(TensorId sum, const Layout& produced);
 
   const Graph& graph() const { return graph_; }
   const Plan& plan() const { return plan_; }
@@ -79,9 +122,7 @@ class LoweringContext {
   // fp16 gradients are those of a scaled loss (runtime/loss_scale.h).
   bool scales_loss() const { return graph_.dtype == DType::kFloat16; }
 
-  const OpPlacement& placement(NodeId node) const {
-    return placements_[node.index()];
-  }
+  const OpPlacement& placement(NodeId node) const;
   const Stages& stages() const { return stages_; }
   // The other groups that a group shares devices with.
   const std::vector<GroupId>& overlaps(GroupId group) const {
@@ -132,20 +173,14 @@ class LoweringContext {
     std::vector<Reader> readers = {};  // on this group
   };
   // The first entry is the producer's group; further ones receive it.
-  const std::vector<Presence>& presences(TensorId tensor) const {
-    return presences_[tensor.index()];
-  }
+  const std::vector<Presence>& presences(TensorId tensor) const;
   const Presence* presence(TensorId tensor, GroupId group) const;
   // The forward node that its block's backward (where it is split, the part
   // with the gradients of activations) runs again to make `tensor`, which was
   // not kept; invalid for other tensors.
-  NodeId recomputed(TensorId tensor) const {
-    return recomputed_[tensor.index()];
-  }
+  NodeId recomputed(TensorId tensor) const;
   // The forward nodes of a block that run again, in order.
-  const std::vector<NodeId>& recomputed_nodes(int block) const {
-    return recomputed_nodes_[static_cast<size_t>(block)];
-  }
+  const std::vector<NodeId>& recomputed_nodes(int block) const;
   // The axes along which a group's inputs come from a root: those of the root
   // that keeps a weight with which a node there reads the input. Elsewhere
   // ranks load what they need, whenever they need it; what a root loads is
@@ -153,9 +188,7 @@ class LoweringContext {
   AxisSet InputRoot(TensorId input, GroupId group) const;
   // Whether an activation that was exchanged for its readers is kept as it was
   // produced, too, because an adjoint in its block wants it so.
-  bool kept_as_produced(TensorId tensor) const {
-    return kept_as_produced_[tensor.index()];
-  }
+  bool kept_as_produced(TensorId tensor) const;
   // The layout in which a node of that placement reads an operand.
   Layout Wanted(const Node& node, const OpPlacement& placement,
                 size_t operand) const {
@@ -163,9 +196,7 @@ class LoweringContext {
                          plan_.groups[placement.group.index()], operand);
   }
   // The layout in which the producing node leaves a tensor, partial or not.
-  const Layout& produced(TensorId tensor) const {
-    return produced_[tensor.index()];
-  }
+  const Layout& produced(TensorId tensor) const;
 
   // A weight on a group that reads it. The first is its home, where the
   // optimizer works; the others are tied replicas.
@@ -176,14 +207,12 @@ class LoweringContext {
     bool one_chunk = true;          // all readers in this group are in one
     std::vector<Layout> gradients;  // distinct layouts of accumulated terms
   };
-  const std::vector<Replica>& replicas(TensorId weight) const {
-    return replicas_[WeightIndex(weight)];
-  }
+  const std::vector<Replica>& replicas(TensorId weight) const;
   const WeightPlacement& weight_placement(TensorId weight) const;
   // The stage at which the weight is really cut: 0 without axes to cut over.
   int ZeroStage(TensorId weight) const;
   // In how many tiles a weight is stored and used; 1: in one piece.
-  int tiles(TensorId weight) const { return tiles_[WeightIndex(weight)]; }
+  int tiles(TensorId weight) const;
   // What of a weight's layout is the piece's.
   Layout PieceOf(Layout layout, const WeightPiece& piece) const;
   // The stored layout of the reduced gradient and the optimizer's state: cut
@@ -238,12 +267,10 @@ class LoweringContext {
   bool CompleteWithBackward(TensorId weight) const;
   // Weights whose home block is `block`, in tensor order.
   const std::vector<TensorId>& home_weights(int block) const {
-    return home_weights_[static_cast<size_t>(block)];
+    return facts_.home_weights[static_cast<size_t>(block)];
   }
   // Whether the node adds its operands as they are, partial sums included.
-  bool passes_partial(NodeId node) const {
-    return passes_partial_[node.index()];
-  }
+  bool passes_partial(NodeId node) const;
   // Whether the tensor is produced once a step, not once a microbatch.
   bool once_per_step(TensorId tensor) const {
     return facts_.once_per_step[tensor.index()];
@@ -258,16 +285,25 @@ class LoweringContext {
   const std::vector<TensorId>& tied_weights() const { return tied_weights_; }
 
  private:
-  void PlaceNodes();
+  void PlaceBlocks();
   void FindInputRoots();
-  void FindLayouts();
-  bool PassesPartial(const Node& node, const OpPlacement& placement) const;
-  void FindKept();
-  void FindReplicas();
-  void AddRead(TensorId tensor, GroupId group, const Layout& read, int block,
-               ActionKind part);
-  void FindRecomputed();
+  void FindTied();
   void FindOffloaded();
+
+  bool PassesPartial(NodeId node) const;
+  Layout SumLayout(NodeId sum) const;
+  Layout WholeSum(NodeId sum) const;
+  Layout HomeLayout(TensorId tensor) const;
+  Layout LayoutOn(TensorId tensor, GroupId group) const;
+  Layout ReadLayout(const LoweringFacts::Read& read) const;
+  Layout Settled(const Layout& produced, GroupId home, const Layout& wanted,
+                 GroupId reader) const;
+  std::vector<Presence> FindPresences(TensorId tensor) const;
+  std::vector<NodeId> FindRecomputed(int block) const;
+  bool FindKept(TensorId tensor) const;
+  std::vector<Replica> FindReplicas(TensorId weight) const;
+
+  const Layout& ProducedBy(NodeId node, TensorId tensor) const;
 
   size_t WeightIndex(TensorId weight) const {
     return static_cast<size_t>(facts_.weight_index[weight.index()]);
@@ -280,24 +316,25 @@ class LoweringContext {
   Stages stages_;
   std::vector<std::vector<GroupId>> overlaps_;  // by group
   bool devices_are_shared_ = false;
-  std::vector<OpPlacement> placements_;
   std::vector<GroupId> group_of_block_;
   std::vector<int> position_of_block_;
   std::vector<std::vector<GroupId>> groups_begun_;  // by block
   std::map<std::pair<TensorId, GroupId>, AxisSet> input_roots_;
-  std::vector<Layout> produced_;
-  std::vector<std::vector<Presence>> presences_;
-  std::vector<NodeId> recomputed_;                     // by tensor
-  std::vector<std::vector<NodeId>> recomputed_nodes_;  // by block
-  std::vector<std::vector<Replica>> replicas_;         // by weight
-  std::vector<int> tiles_;                             // by weight
-  std::vector<std::vector<TensorId>> home_weights_;
   std::vector<TensorId> tied_weights_;
   std::vector<std::vector<Offloaded>> offloaded_;  // by block
   // The same by tensor, index and group.
   std::map<std::tuple<TensorId, int, GroupId>, Offloaded> offloaded_at_;
-  std::vector<bool> kept_as_produced_;  // by tensor
-  std::vector<bool> passes_partial_;    // by node
+
+  // Found on demand.
+  enum class Known : uint8_t { kNot, kNo, kYes };
+  mutable OnDemand<OpPlacement> adjoint_placements_;        // by node
+  mutable OnDemand<Layout> produced_;                       // by tensor
+  mutable OnDemand<std::vector<Presence>> presences_;       // by tensor
+  mutable OnDemand<std::vector<NodeId>> recomputed_nodes_;  // by block
+  mutable std::vector<NodeId> recomputed_;                  // by tensor
+  mutable OnDemand<std::vector<Replica>> replicas_;         // by weight
+  mutable std::vector<Known> kept_as_produced_;             // by tensor
+  mutable std::vector<Known> passes_partial_;               // by node
 };
 
 // Whether an action of one kind does the nodes of a part.

@@ -90,8 +90,10 @@ void LoweringContext::FindOffloaded() {
     if (graph_.nodes[i].pass != Pass::kBackward) continue;
     read(NodeId(static_cast<int64_t>(i)), part(NodeId(i)));
   }
-  for (const auto& nodes : recomputed_nodes_) {
-    for (NodeId id : nodes) read(id, ActionKind::kBackwardInput);
+  for (size_t b = 0; b < graph_.blocks.size(); ++b) {
+    for (NodeId id : recomputed_nodes(static_cast<int>(b))) {
+      read(id, ActionKind::kBackwardInput);
+    }
   }
   for (const auto& [key, use] : uses) {
     const auto& [tensor, index, group] = key;
