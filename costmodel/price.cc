@@ -380,10 +380,8 @@ const Pricer::GroupClass& Pricer::Class(int number) const {
   return *classes_[static_cast<size_t>(number)];
 }
 
-IntKey Pricer::KeyOf(const TaskView& view) const {
+void Pricer::AppendKey(const TaskView& view, IntKey& key) const {
   const Task& task = *view.task;
-  IntKey key;
-  key.reserve(32);
   key.push_back(static_cast<int64_t>(task.kind));
   key.push_back(view.group_class);
   if (task.kind == TaskKind::kComm) {
@@ -396,13 +394,13 @@ IntKey Pricer::KeyOf(const TaskView& view) const {
                   : CutsGradients(view)     ? 4
                                             : 0);
     key.push_back(Shards(view));
-    return key;
+    return;
   }
   if (task.kind == TaskKind::kSend) {
     key.push_back(view.pair_class);
     key.push_back(Payload(view).value);
     key.push_back(SplitAxes(view));
-    return key;
+    return;
   }
   if (task.kind == TaskKind::kCompute) {
     const auto kernel = kernels_.find(task.kernel);
@@ -436,11 +434,12 @@ IntKey Pricer::KeyOf(const TaskView& view) const {
       key.push_back(f.value->layout.turn);
     }
   }
-  return key;
 }
 
 TaskCost Pricer::Price(const TaskView& view) const {
-  IntKey key = KeyOf(view);
+  thread_local IntKey key;  // most keys are known, and copied nowhere
+  key.clear();
+  AppendKey(view, key);
   Shard& shard = shards_[IntKeyHash()(key) % kShards];
   {
     std::shared_lock lock(shard.mutex);
@@ -450,7 +449,7 @@ TaskCost Pricer::Price(const TaskView& view) const {
   }
   const TaskCost cost = Compute(view);
   std::unique_lock lock(shard.mutex);
-  shard.costs.emplace(std::move(key), cost);
+  shard.costs.emplace(key, cost);
   return cost;
 }
 

@@ -139,7 +139,7 @@ class Pricer {
 
   bool HostsAreAlike() const;
   const GroupClass& Class(int number) const;
-  IntKey KeyOf(const TaskView& view) const;
+  void AppendKey(const TaskView& view, IntKey& key) const;
   void SetAttentionShare(const TaskView& view, CostQuery& query) const;
   Fusion FusionAt(const TaskView& view) const;
   double HostSeconds(const TaskView& view, const CostQuery& query) const;

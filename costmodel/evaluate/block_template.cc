@@ -164,8 +164,20 @@ std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
     }
     shape.wiring = wirings.try_emplace(key, static_cast<int>(wirings.size()))
                        .first->second;
+    for (size_t i = 0; i < shape.tensors.size(); ++i) {
+      shape.numbers.emplace_back(shape.tensors[i], static_cast<int>(i));
+    }
+    std::ranges::sort(shape.numbers);
   }
   return shapes;
+}
+
+int BlockShape::NumberOf(TensorId tensor) const {
+  const auto at = std::ranges::lower_bound(numbers, tensor, {},
+                                           &std::pair<TensorId, int>::first);
+  TESSERA_CHECK(at != numbers.end() && at->first == tensor)
+      << "tensor " << tensor << " is not around";
+  return at->second;
 }
 
 const BlockProgram& Programs::Of(int block, ProgramKind kind) {
@@ -191,11 +203,7 @@ class TemplateMaker {
         shape_(shape),
         own_(context_.group_of_block(block)),
         group_(context_.plan().groups[own_.index()]),
-        group_class_(pricer.ClassOf(group_)) {
-    for (size_t i = 0; i < shape.tensors.size(); ++i) {
-      numbers_.emplace(shape.tensors[i], static_cast<int>(i));
-    }
-  }
+        group_class_(pricer.ClassOf(group_)) {}
 
   BlockTemplate Make(std::span<const ProgramKind> kinds) {
     out_.streams = {{StreamRole::kCompute, 0}};
@@ -218,14 +226,18 @@ class TemplateMaker {
 
   TemplatePort PortIn(const Port& port) const {
     TemplatePort out = {port.kind, -1, port.index, port.tile};
-    if (port.tensor.valid()) out.tensor = numbers_.at(port.tensor);
+    if (port.tensor.valid()) out.tensor = shape_.NumberOf(port.tensor);
     return out;
   }
 
-  // The block in the peer's group that has the other end of a transfer, and the
-  // value there.
-  int PeerOf(const Transfer& transfer, ProgramKind kind, bool sends,
-             const Value** there) {
+  // Where the other end of a transfer is among the blocks that this one depends
+  // on, and the value there.
+  struct PeerEnd {
+    int number = 0;  // into BlockShape::depends
+    Value value;
+  };
+  PeerEnd PeerOf(const Transfer& transfer, ProgramKind kind, bool sends) {
+    if (transfer.port.kind == Port::kTensor) return TensorPeer(transfer, sends);
     for (size_t i = 0; i < shape_.depends.size(); ++i) {
       const int block = shape_.depends[i];
       if (context_.group_of_block(block) != transfer.peer) continue;
@@ -234,26 +246,61 @@ class TemplateMaker {
       for (const Transfer& t : sends ? other.receives : other.sends) {
         if (t.port != transfer.port || t.peer != own_) continue;
         const Task& end = other.tasks[t.task];
-        *there = &other.values[(sends ? end.writes : end.reads)[0].index()];
-        return static_cast<int>(i);
+        return {static_cast<int>(i),
+                other.values[(sends ? end.writes : end.reads)[0].index()]};
       }
     }
     TESSERA_CHECK(false) << "a transfer without its other end";
-    return -1;
+    return {};
+  }
+
+  // The same of a tensor between blocks, whose other end needs no program: it
+  // is received as the reader's group has it, and sent as its producer's does,
+  // summed.
+  PeerEnd TensorPeer(const Transfer& transfer, bool sends) {
+    const TensorId id = transfer.port.tensor;
+    const auto& home = context_.presences(id)[0];
+    const auto* there = sends ? context_.presence(id, transfer.peer) : &home;
+    TESSERA_CHECK(there != nullptr) << "a transfer without its other end";
+    // What is made once a step is received where it is sent.
+    const int block =
+        context_.once_per_step(id) ? home.first_block : there->first_block;
+    const auto at = std::ranges::find(shape_.depends, block);
+    TESSERA_CHECK(at != shape_.depends.end()) << "a transfer from afar";
+    PeerEnd end;
+    end.number = static_cast<int>(at - shape_.depends.begin());
+    const Tensor& tensor = context_.graph().tensor(id);
+    end.value.tensor = id;
+    end.value.group = transfer.peer;
+    end.value.shape = tensor.shape;
+    end.value.sample_dim = tensor.sample_dim;
+    if (tensor.sample_dim >= 0 && !context_.once_per_step(id)) {
+      end.value.shape[static_cast<size_t>(tensor.sample_dim)] /=
+          context_.plan().microbatches;
+    }
+    end.value.dtype = tensor.dtype;
+    end.value.layout = there->layout;
+    end.value.layout.partial = 0;
+    return end;
   }
 
   void MakeProgram(ProgramKind kind) {
     const BlockProgram& program = programs_.Of(block_, kind);
     TemplateProgram& priced = out_.programs[static_cast<size_t>(kind)];
     std::vector<const Value*> peers(program.tasks.size(), nullptr);
+    std::vector<std::unique_ptr<const Value>> ends;
+    const auto pair = [&](const Transfer& transfer, bool sends) {
+      PeerEnd end = PeerOf(transfer, kind, sends);
+      ends.push_back(std::make_unique<const Value>(std::move(end.value)));
+      peers[transfer.task] = ends.back().get();
+      return TemplateTransfer{static_cast<int>(transfer.task),
+                              PortIn(transfer.port), end.number};
+    };
     for (const Transfer& send : program.sends) {
-      priced.sends.push_back({static_cast<int>(send.task), PortIn(send.port),
-                              PeerOf(send, kind, true, &peers[send.task])});
+      priced.sends.push_back(pair(send, true));
     }
     for (const Transfer& receive : program.receives) {
-      priced.receives.push_back(
-          {static_cast<int>(receive.task), PortIn(receive.port),
-           PeerOf(receive, kind, false, &peers[receive.task])});
+      priced.receives.push_back(pair(receive, false));
     }
     priced.tasks.resize(program.tasks.size());
     for (size_t t = 0; t < program.tasks.size(); ++t) {
@@ -289,7 +336,8 @@ class TemplateMaker {
                TemplateProgram& priced) {
     struct Local {
       int root = 0;
-      int bound = -1;  // into TemplateProgram::buffers
+      int64_t bytes = -1;  // of a root; not yet known
+      int bound = -1;      // into TemplateProgram::buffers
       bool imported = false;
       bool square_sum = false;
       int writer = -1;
@@ -309,12 +357,16 @@ class TemplateMaker {
       return locals[static_cast<size_t>(locals[id.index()].root)];
     };
     const auto bytes = [&](size_t v) -> Bytes {
-      const Value& value = program.values[v];
-      const int64_t elements =
-          value.shape.empty()
-              ? 1
-              : LargestElements(value.layout, group_, value.shape);
-      return {elements * value.ElementBytes()};
+      Local& l = locals[v];
+      if (l.bytes < 0) {
+        const Value& value = program.values[v];
+        const int64_t elements =
+            value.shape.empty()
+                ? 1
+                : LargestElements(value.layout, group_, value.shape);
+        l.bytes = elements * value.ElementBytes();
+      }
+      return {l.bytes};
     };
     const auto bind = [&](ValueId id) {
       Local& l = local(id);
@@ -459,7 +511,6 @@ class TemplateMaker {
   const GroupId own_;
   const DeviceGroup& group_;
   const int group_class_;
-  std::map<TensorId, int> numbers_;
   BlockTemplate out_;
 };
 

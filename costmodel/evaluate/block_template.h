@@ -7,6 +7,7 @@
 #include <array>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "costmodel/price.h"
@@ -34,6 +35,10 @@ struct BlockShape {
   std::vector<TensorId> sums;
   // Equal numbers: equal up to names, surroundings included.
   int wiring = -1;
+  std::vector<std::pair<TensorId, int>> numbers;  // of `tensors`, ascending
+
+  // Where a tensor is in `tensors`. REQUIRES: it is there.
+  int NumberOf(TensorId tensor) const;
 };
 
 // One for each block, for programs that gather parameters up to `prefetch`

@@ -103,9 +103,7 @@ class Appender {
       const int other = context_.BlockAhead(block_, pass, ahead);
       if (other < 0) break;
       for (TensorId id : context_.FetchedWeights(other, action)) {
-        const auto at =
-            std::find(shape_.tensors.begin(), shape_.tensors.end(), id);
-        key_.push_back(at - shape_.tensors.begin());
+        key_.push_back(shape_.NumberOf(id));
         if (other != block_) AppendWeight(id);
       }
       key_.push_back(-1);

@@ -76,6 +76,11 @@ ProgramBuilder::ProgramBuilder(const LoweringContext& context, int block,
                                             : Pass::kBackward) {}
 
 BlockProgram ProgramBuilder::Build() {
+  // Most nodes are a task with a value for each result and one to exchange.
+  const size_t nodes =
+      context_.nodes_of_block(pass_)[static_cast<size_t>(block_)].size();
+  program_.tasks.reserve(2 * nodes);
+  program_.values.reserve(4 * nodes);
   switch (kind_) {
     case ProgramKind::kBegin:
     case ProgramKind::kForward:

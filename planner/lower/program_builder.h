@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "planner/base/flat_map.h"
 #include "planner/lower/lower.h"
 #include "planner/lower/ring.h"
 #include "planner/plan/tiles.h"
@@ -438,12 +439,12 @@ class ProgramBuilder {
   const Pass pass_;
   BlockProgram program_;
   GroupId here_;  // the current group
-  std::map<std::pair<GroupId, Port>, ValueId> imported_;
+  FlatMap<std::pair<GroupId, Port>, ValueId> imported_;
   // As the producing node left them.
-  std::map<TensorId, ValueId> made_;
+  FlatMap<TensorId, ValueId> made_;
   // As a group has them, and as its nodes want them.
-  std::map<std::pair<GroupId, TensorId>, ValueId> present_;
-  std::map<std::tuple<GroupId, TensorId, Layout>, ValueId> acquired_;
+  FlatMap<std::pair<GroupId, TensorId>, ValueId> present_;
+  FlatMap<std::tuple<GroupId, TensorId, Layout>, ValueId> acquired_;
   std::map<TensorId, std::vector<ValueId>> received_;  // kTie
   std::map<TensorId, ValueId> gathered_;  // fetched parameters made whole
   ValueId next_tile_;                     // fetched ahead of its use
