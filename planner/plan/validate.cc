@@ -59,6 +59,7 @@ class Validator {
 
   bool RunOn(std::span<const NodeId> nodes, std::span<const size_t> weights) {
     CheckBatch();
+    CheckStorage();
     stages_ok_ = true;
     for (NodeId node : nodes) {
       const OpPlacement& op = plan_.ops[node.index()];

@@ -20,7 +20,8 @@ std::vector<Error> Validate(const GraphIndex& index, const Cluster& cluster,
 bool IsValid(const GraphIndex& index, const Cluster& cluster, const Plan& plan);
 
 // Whether a plan is valid that differs from a valid one in the placements of
-// `nodes` and `weights` alone, which are all that is looked at. REQUIRES:
+// `nodes` and `weights`, in buckets and prefetch alone, which are all that is
+// looked at. REQUIRES:
 // `weights` has those, too, that are at home in `nodes`. Groups and chunks are
 // what they were, or the nodes are whole blocks of a plan whose stages have one
 // group each: then `weights` has all that the nodes read, no position is left

@@ -118,9 +118,8 @@ bool Draft::FinishParts() {
     return false;
   }
   FindMoved();
-  if (change_.whole) {
-    // All operators see the microbatches, and the order of sequences; buckets
-    // and prefetch are cheap to check beside what they cost to price.
+  if (fields.microbatches != fields_.microbatches ||
+      fields.schedule != fields_.schedule || fields.zigzag != fields_.zigzag) {
     return IsValid(space_->index, *space_->cluster, plan_);
   }
   return (!moved_ || MayMove()) && StaysValid(space_->index, *space_->cluster,

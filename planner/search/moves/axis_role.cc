@@ -112,24 +112,23 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   const bool sequence_draw = rng.Below(2) == 1;
   const bool keep_samples = rng.Below(2) == 1;
 
-  const auto roles = RolesOf(space.index, plan, block);
-  if (!roles.has_value()) return std::nullopt;
-  const AxisRole from = roles->data & axis      ? AxisRole::kData
-                        : roles->context & axis ? AxisRole::kContext
-                        : roles->expert & axis  ? AxisRole::kExpert
-                                                : AxisRole::kTensor;
+  auto blocks = BlocksIn(space, plan, block, scope);
+  if (!blocks.has_value()) return std::nullopt;
+  const auto kinds = PlacedKindsOf(space, plan, *std::move(blocks));
+  if (!kinds.has_value()) return std::nullopt;
+  const AxisRoles& roles = kinds->Of(block).roles;
+  const AxisRole from = roles.data & axis      ? AxisRole::kData
+                        : roles.context & axis ? AxisRole::kContext
+                        : roles.expert & axis  ? AxisRole::kExpert
+                                               : AxisRole::kTensor;
   const auto to = static_cast<AxisRole>((static_cast<uint32_t>(from) + shift) %
                                         number_of_roles);
-  const auto blocks = BlocksIn(space, plan, block, scope);
-  if (!blocks.has_value()) return std::nullopt;
-  auto kinds = PlacedKindsOf(space, plan, *blocks);
-  if (!kinds.has_value()) return std::nullopt;
 
   // The coin of sequence parallelism belongs to the plan with the axis in
   // tensor; what this block shows there is its side.
-  const bool first_tensor_axis = to == AxisRole::kTensor && roles->tensor == 0;
+  const bool first_tensor_axis = to == AxisRole::kTensor && roles.tensor == 0;
   const bool last_tensor_axis =
-      from == AxisRole::kTensor && roles->tensor == axis;
+      from == AxisRole::kTensor && roles.tensor == axis;
   const auto forth = [&](std::optional<bool> sequence) {
     return Turned(space, plan, *kinds, axis, from, to, sequence);
   };
@@ -137,43 +136,43 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
       first_tensor_axis ? forth(sequence_draw) : forth(std::nullopt);
   if (!there.has_value()) return std::nullopt;
   const Placements here = PlacementsIn(space, plan, *kinds);
-  for (size_t i = 0; i < blocks->size(); ++i) {
-    SetAxes((*blocks)[i], (*there)[kinds->of[i]], draft);
+  for (size_t i = 0; i < kinds->blocks.size(); ++i) {
+    SetAxes(kinds->blocks[i], (*there)[kinds->of[i]], draft);
   }
 
   // The same draw must lead back: roles that a block cannot show (an axis too
   // large for it) and sequence flags that only some blocks had are lost.
-  const auto roles_after = RolesOf(space.index, plan, block);
-  AxisRoles expected = *roles;
-  Turn(expected, axis, from, to, std::nullopt);
-  if (!roles_after.has_value() || roles_after->data != expected.data ||
-      roles_after->context != expected.context ||
-      roles_after->expert != expected.expert ||
-      roles_after->tensor != expected.tensor ||
-      roles_after->folded != expected.folded) {
-    return std::nullopt;
-  }
   PlacedKinds kinds_after = *kinds;
   for (PlacedKind& kind : kinds_after.kinds) {
     const auto shown = RolesOf(space.index, plan, kind.block);
     if (!shown.has_value()) return std::nullopt;
     kind.roles = *shown;
   }
+  const AxisRoles& roles_after = kinds_after.Of(block).roles;
+  AxisRoles expected = roles;
+  Turn(expected, axis, from, to, std::nullopt);
+  if (roles_after.data != expected.data ||
+      roles_after.context != expected.context ||
+      roles_after.expert != expected.expert ||
+      roles_after.tensor != expected.tensor ||
+      roles_after.folded != expected.folded) {
+    return std::nullopt;
+  }
   const auto back = [&](std::optional<bool> sequence) {
     return Turned(space, plan, kinds_after, axis, to, from, sequence);
   };
   const auto returned =
-      last_tensor_axis ? back(roles->sequence) : back(std::nullopt);
+      last_tensor_axis ? back(roles.sequence) : back(std::nullopt);
   if (!returned.has_value() || !SameAxes(*returned, here)) return std::nullopt;
   double log_ratio = 0;
   if (first_tensor_axis) {
-    if (roles_after->sequence != sequence_draw &&
-        !SameAxes(*forth(roles_after->sequence), *there)) {
+    if (roles_after.sequence != sequence_draw &&
+        !SameAxes(*forth(roles_after.sequence), *there)) {
       return std::nullopt;
     }
     if (!SameAxes(*forth(!sequence_draw), *there)) log_ratio = std::log(2.0);
   } else if (last_tensor_axis) {
-    if (!SameAxes(*back(!roles->sequence), here)) log_ratio = -std::log(2.0);
+    if (!SameAxes(*back(!roles.sequence), here)) log_ratio = -std::log(2.0);
   }
 
   if (scope == Scope::kPlan && keep_samples) {

@@ -27,17 +27,18 @@ std::optional<double> ToggleRing(Draft& draft, Rng& rng) {
   const Plan& plan = draft.plan();
   const int block = DrawBlock(space, rng);
   const auto scope = static_cast<Scope>(rng.Below(kScopes));
-  const auto blocks = BlocksIn(space, plan, block, scope);
+  auto blocks = BlocksIn(space, plan, block, scope);
   if (!blocks.has_value()) return std::nullopt;
-  const auto own = RolesOf(space.index, plan, block);
-  if (!own.has_value() || own->context == 0 || own->heads) return std::nullopt;
-  if (!Switch(*blocks, &AxisRoles::ring, own->ring, &AxisRoles::context,
-              draft)) {
+  const auto kinds = PlacedKindsOf(space, plan, *std::move(blocks));
+  if (!kinds.has_value()) return std::nullopt;
+  const AxisRoles& own = kinds->Of(block).roles;
+  if (own.context == 0 || own.heads ||
+      !Switch(*kinds, &AxisRoles::ring, own.ring, &AxisRoles::context, draft)) {
     return std::nullopt;
   }
   // The way back starts from what this block shows.
   const auto after = RolesOf(space.index, plan, block);
-  if (!after.has_value() || after->ring == own->ring) return std::nullopt;
+  if (!after.has_value() || after->ring == own.ring) return std::nullopt;
   return 0;
 }
 

@@ -67,28 +67,34 @@ std::optional<std::vector<int>> BlocksIn(const SearchSpace& space,
   return blocks;
 }
 
+const PlacedKind& PlacedKinds::Of(int block) const {
+  const auto at = std::ranges::lower_bound(blocks, block);
+  return kinds[of[static_cast<size_t>(at - blocks.begin())]];
+}
+
 std::optional<PlacedKinds> PlacedKindsOf(const SearchSpace& space,
                                          const Plan& plan,
-                                         const std::vector<int>& blocks) {
+                                         std::vector<int> blocks) {
   PlacedKinds found;
+  found.blocks = std::move(blocks);
   std::map<int, std::vector<size_t>> by_class;  // of SearchSpace::placed_like
-  for (int block : blocks) {
+  for (int b : found.blocks) {
     std::vector<size_t>& kinds =
-        by_class[space.placed_like[static_cast<size_t>(block)]];
+        by_class[space.placed_like[static_cast<size_t>(b)]];
     // Neighbours are alike in most plans, so the last kinds come first.
     const auto known =
         std::find_if(kinds.rbegin(), kinds.rend(), [&](size_t k) {
-          return PlacedAlike(space, plan, found.kinds[k].block, block);
+          return PlacedAlike(space, plan, found.kinds[k].block, b);
         });
     if (known != kinds.rend()) {
       found.of.push_back(*known);
       continue;
     }
-    const auto roles = RolesOf(space.index, plan, block);
+    const auto roles = RolesOf(space.index, plan, b);
     if (!roles.has_value()) return std::nullopt;
     kinds.push_back(found.kinds.size());
     found.of.push_back(found.kinds.size());
-    found.kinds.push_back({block, *roles});
+    found.kinds.push_back({b, *roles});
   }
   return found;
 }
@@ -113,28 +119,27 @@ void SetAxes(int block, const std::vector<OpPlacement>& placements,
   }
 }
 
-bool Switch(const std::vector<int>& blocks, bool AxisRoles::*flag, bool now,
+bool Switch(const PlacedKinds& kinds, bool AxisRoles::*flag, bool now,
             AxisSet AxisRoles::*axes, Draft& draft) {
   const SearchSpace& space = draft.space();
   const Plan& plan = draft.plan();
-  const auto kinds = PlacedKindsOf(space, plan, blocks);
-  if (!kinds.has_value()) return false;
   std::vector<std::vector<OpPlacement>> switched;  // empty: stays
-  for (const PlacedKind& kind : kinds->kinds) {
+  for (const PlacedKind& kind : kinds.kinds) {
     switched.emplace_back();
     AxisRoles roles = kind.roles;
     if (roles.*axes == 0) continue;
     roles.*flag = now;
-    if (!BlockIs(space.index, kind.block,
+    if (roles != kind.roles &&
+        !BlockIs(space.index, kind.block,
                  PlacementsOf(space, plan, kind.block, roles), plan)) {
       return false;
     }
     roles.*flag = !now;
     switched.back() = PlacementsOf(space, plan, kind.block, roles);
   }
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    const auto& placements = switched[kinds->of[i]];
-    if (!placements.empty()) SetAxes(blocks[i], placements, draft);
+  for (size_t i = 0; i < kinds.blocks.size(); ++i) {
+    const auto& placements = switched[kinds.of[i]];
+    if (!placements.empty()) SetAxes(kinds.blocks[i], placements, draft);
   }
   return true;
 }

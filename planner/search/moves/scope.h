@@ -36,14 +36,18 @@ struct PlacedKind {
 };
 struct PlacedKinds {
   std::vector<PlacedKind> kinds;
-  std::vector<size_t> of;  // by `blocks` of PlacedKindsOf, into `kinds`
+  std::vector<int> blocks;  // ascending
+  std::vector<size_t> of;   // by `blocks`, into `kinds`
+
+  // That of one of the blocks.
+  const PlacedKind& Of(int block) const;
 };
 
-// The kinds of some blocks, of groups of one mesh; nothing where one of them
-// has no roles.
+// The kinds of some blocks, ascending and of groups of one mesh; nothing where
+// one of them has no roles.
 std::optional<PlacedKinds> PlacedKindsOf(const SearchSpace& space,
                                          const Plan& plan,
-                                         const std::vector<int>& blocks);
+                                         std::vector<int> blocks);
 
 // The placements that roles give to a block on its group.
 std::vector<OpPlacement> PlacementsOf(const SearchSpace& space,
@@ -54,10 +58,10 @@ std::vector<OpPlacement> PlacementsOf(const SearchSpace& space,
 void SetAxes(int block, const std::vector<OpPlacement>& placements,
              Draft& draft);
 
-// Turns `flag`, which is `now`, in the roles of those of `blocks` that have
-// `axes`. False where one of them does not agree on what is now; a block
-// without a node to show it agrees with either.
-bool Switch(const std::vector<int>& blocks, bool AxisRoles::*flag, bool now,
+// Turns `flag`, which is `now`, in the roles of those blocks that have `axes`.
+// False where one of them does not agree on what is now; a block without a node
+// to show it agrees with either.
+bool Switch(const PlacedKinds& kinds, bool AxisRoles::*flag, bool now,
             AxisSet AxisRoles::*axes, Draft& draft);
 
 // Whether a plan may be that of a strategy: false where equal layers or weights

@@ -14,7 +14,7 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   const Plan& plan = draft.plan();
   const int block = DrawBlock(space, rng);
   const auto scope = static_cast<Scope>(rng.Below(kScopes));
-  const auto blocks = BlocksIn(space, plan, block, scope);
+  auto blocks = BlocksIn(space, plan, block, scope);
   if (!blocks.has_value()) return std::nullopt;
   const auto own = RolesOf(space.index, plan, block);
   if (!own.has_value() || (own->tensor | own->context) == 0) {
@@ -29,7 +29,10 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
       in_attention ? &AxisRoles::heads : &AxisRoles::sequence;
   AxisSet AxisRoles::*const axes =
       in_attention ? &AxisRoles::context : &AxisRoles::tensor;
-  if (!Switch(*blocks, flag, (*own).*flag, axes, draft)) return std::nullopt;
+  const auto kinds = PlacedKindsOf(space, plan, *std::move(blocks));
+  if (!kinds.has_value() || !Switch(*kinds, flag, (*own).*flag, axes, draft)) {
+    return std::nullopt;
+  }
   // The way back starts from what this block shows.
   const auto after = RolesOf(space.index, plan, block);
   if (!after.has_value() || (*after).*flag == (*own).*flag) {
