@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "planner/base/check.h"
-#include "planner/plan/axis_roles.h"
 #include "planner/plan/validate.h"
 
 namespace tessera {
@@ -20,13 +19,15 @@ Draft::Draft(const SearchSpace& space, Plan plan)
       fields_(FieldsOf(plan_)),
       within_node_(tessera::CutWithinNode(space, plan_)),
       within_of_group_(plan_.groups.size()),
+      roles_(space.index.nodes_of_block.size()),
+      knows_roles_(space.index.nodes_of_block.size(), false),
       touched_ops_(plan_.ops.size(), 0),
       touched_weights_(plan_.weights.size(), 0),
       cut_blocks_(space.index.nodes_of_block.size(), 0) {
   Plan canonical = plan_;
-  canonical_ = tessera::SetCuts(space, within_node_, canonical) &&
-               canonical.weights == plan_.weights;
-  if (!canonical_) old_plan_ = plan_;
+  regular_ = tessera::SetCuts(space, within_node_, canonical) &&
+             canonical.weights == plan_.weights && Allowed(space, plan_);
+  if (!regular_) old_plan_ = plan_;
 }
 
 const Draft::Pipeline& Draft::pipeline() {
@@ -52,8 +53,17 @@ const Draft::Pipeline& Draft::pipeline() {
   return pipeline_.emplace(std::move(pipeline));
 }
 
+const std::optional<AxisRoles>& Draft::roles(int block) {
+  const auto b = static_cast<size_t>(block);
+  if (!knows_roles_[b]) {
+    roles_[b] = RolesOf(space_->index, plan_, block);
+    knows_roles_[b] = true;
+  }
+  return roles_[b];
+}
+
 void Draft::Touch(NodeId node) {
-  uint32_t& edit = touched_ops_[node.index()];
+  uint64_t& edit = touched_ops_[node.index()];
   if (edit == edit_) return;
   edit = edit_;
   old_ops_.push_back({node, plan_.ops[node.index()]});
@@ -66,7 +76,7 @@ void Draft::TouchBlock(int block) {
 }
 
 void Draft::TouchWeight(size_t weight) {
-  uint32_t& edit = touched_weights_[weight];
+  uint64_t& edit = touched_weights_[weight];
   if (edit == edit_) return;
   edit = edit_;
   old_weights_.push_back({weight, plan_.weights[weight], within_node_[weight]});
@@ -80,7 +90,7 @@ void Draft::CutWithinNode(size_t weight, bool within) {
 void Draft::Replace(Plan plan) {
   TESSERA_CHECK(old_ops_.empty() && old_weights_.empty() && !replaced_)
       << "parts are edited already";
-  if (canonical_) {
+  if (regular_) {
     old_plan_ = std::exchange(plan_, std::move(plan));
   } else {
     plan_ = std::move(plan);
@@ -89,15 +99,15 @@ void Draft::Replace(Plan plan) {
 }
 
 bool Draft::Finish() {
-  const bool done = replaced_ || !canonical_ ? FinishWhole() : FinishParts();
-  return done && Allowed(*space_, plan_);
+  return replaced_ || !regular_ ? FinishWhole() : FinishParts();
 }
 
 bool Draft::FinishWhole() {
   change_.whole = true;
   return tessera::SetCuts(*space_, within_node_, plan_) &&
          !SameUpToNames(plan_, *old_plan_) &&
-         IsValid(space_->index, *space_->cluster, plan_);
+         IsValid(space_->index, *space_->cluster, plan_) &&
+         Allowed(*space_, plan_);
 }
 
 bool Draft::FinishParts() {
@@ -120,10 +130,15 @@ bool Draft::FinishParts() {
   FindMoved();
   if (fields.microbatches != fields_.microbatches ||
       fields.schedule != fields_.schedule || fields.zigzag != fields_.zigzag) {
-    return IsValid(space_->index, *space_->cluster, plan_);
+    return IsValid(space_->index, *space_->cluster, plan_) &&
+           Allowed(*space_, plan_);
   }
-  return (!moved_ || MayMove()) && StaysValid(space_->index, *space_->cluster,
-                                              plan_, change_.nodes, cut_);
+  return (!moved_ || MayMove()) &&
+         StaysValid(space_->index, *space_->cluster, plan_, change_.nodes,
+                    cut_) &&
+         (space_->constraints.empty() ||
+          space_->constraints.StillHold(space_->index, *space_->cluster, plan_,
+                                        change_.nodes, change_.weights));
 }
 
 bool Draft::SetCuts() {
@@ -201,8 +216,8 @@ AxisSet Draft::WithinNode(GroupId group) {
 }
 
 void Draft::Undo() {
-  if (replaced_ || !canonical_) {
-    if (canonical_) {
+  if (replaced_ || !regular_) {
+    if (regular_) {
       plan_ = *std::move(old_plan_);
       old_plan_.reset();
     } else {
@@ -228,19 +243,24 @@ void Draft::Undo() {
 }
 
 void Draft::Keep() {
-  if (replaced_ || !canonical_) {
+  if (replaced_ || !regular_) {
     for (size_t w = 0; w < plan_.weights.size(); ++w) {
       within_node_[w] = within_node_[w] && plan_.weights[w].zero_stage != 0;
     }
     pipeline_.reset();
     within_of_group_.assign(plan_.groups.size(), std::nullopt);
+    knows_roles_.assign(knows_roles_.size(), false);
     old_plan_.reset();
-    canonical_ = true;
+    regular_ = true;
   } else if (moved_) {
     std::erase(pipeline_->blocks[moved_->from], moved_->block);
     std::vector<int>& blocks = pipeline_->blocks[moved_->to];
     blocks.insert(std::ranges::lower_bound(blocks, moved_->block),
                   moved_->block);
+  }
+  for (const OldOp& old : old_ops_) {
+    const int block = space_->index.graph->node(old.node).block;
+    knows_roles_[static_cast<size_t>(block)] = false;
   }
   fields_ = FieldsOf(plan_);
   Clear();

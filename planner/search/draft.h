@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/plan/axis_roles.h"
 #include "planner/plan/stages.h"
 #include "planner/search/objective.h"
 #include "planner/search/search_space.h"
@@ -40,6 +41,9 @@ class Draft {
   };
   // REQUIRES: nothing is edited.
   const Pipeline& pipeline();
+
+  // RolesOf (planner/plan/axis_roles.h) a block. REQUIRES: nothing is edited.
+  const std::optional<AxisRoles>& roles(int block);
 
   // What may be changed in edited() from here on: of the placements those that
   // are touched, and schedule, microbatches, bucket_bytes, prefetch and zigzag.
@@ -114,19 +118,22 @@ class Draft {
   std::vector<bool> within_node_;  // by weight
   std::optional<Pipeline> pipeline_;
   std::vector<std::optional<AxisSet>> within_of_group_;  // AxesWithinNode
-  // Whether the plan before the edits is canonical, so that parts may be looked
-  // at alone.
-  bool canonical_ = true;
+  std::vector<std::optional<AxisRoles>> roles_;          // by block
+  std::vector<bool> knows_roles_;
+  // Whether the plan before the edits is canonical and allowed, so that parts
+  // may be looked at alone. Where it is not, the first candidate that is kept
+  // makes it so.
+  bool regular_ = true;
 
   // The edits: what was there before, each once, and what is marked so.
   std::vector<OldOp> old_ops_;
   std::vector<OldWeight> old_weights_;
-  std::optional<Plan> old_plan_;  // of Replace, or where it is not canonical
+  std::optional<Plan> old_plan_;  // of Replace, or where not regular
   bool replaced_ = false;
-  uint32_t edit_ = 1;  // the number of the edit
-  std::vector<uint32_t> touched_ops_;
-  std::vector<uint32_t> touched_weights_;
-  std::vector<uint32_t> cut_blocks_;
+  uint64_t edit_ = 1;  // the number of the edit
+  std::vector<uint64_t> touched_ops_;
+  std::vector<uint64_t> touched_weights_;
+  std::vector<uint64_t> cut_blocks_;
 
   std::vector<size_t> cut_;
   std::optional<MovedBlock> moved_;

@@ -43,18 +43,16 @@ bool SplitsSamples(AxisRole role) {
   return role == AxisRole::kData || role == AxisRole::kExpert;
 }
 
-// `roles` with `axis` in `to`; false where it is not in `from`. The sequence
-// flag goes to `sequence` where it is given.
-bool Turn(AxisRoles& roles, AxisSet axis, AxisRole from, AxisRole to,
+// `roles` with `axis`, which is in `from`, in `to`. The sequence flag goes to
+// `sequence` where it is given.
+void Turn(AxisRoles& roles, AxisSet axis, AxisRole from, AxisRole to,
           std::optional<bool> sequence) {
-  if ((SetOf(roles, from) & axis) == 0) return false;
   SetOf(roles, from) &= ~axis;
   SetOf(roles, to) |= axis;
   if (sequence.has_value()) roles.sequence = *sequence;
   roles.folded &= roles.tensor;
   if (roles.tensor == 0) roles.sequence = false;
   if (roles.context == 0) roles.heads = roles.ring = false;
-  return true;
 }
 
 // By kind.
@@ -66,9 +64,12 @@ std::optional<Placements> Turned(const SearchSpace& space, const Plan& plan,
                                  const PlacedKinds& kinds, AxisSet axis,
                                  AxisRole from, AxisRole to,
                                  std::optional<bool> sequence) {
+  for (PlacedKind kind : kinds.kinds) {
+    if ((SetOf(kind.roles, from) & axis) == 0) return std::nullopt;
+  }
   Placements turned;
   for (PlacedKind kind : kinds.kinds) {
-    if (!Turn(kind.roles, axis, from, to, sequence)) return std::nullopt;
+    Turn(kind.roles, axis, from, to, sequence);
     turned.push_back(PlacementsOf(space, plan, kind.block, kind.roles));
   }
   return turned;
@@ -114,7 +115,7 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
 
   auto blocks = BlocksIn(space, plan, block, scope);
   if (!blocks.has_value()) return std::nullopt;
-  const auto kinds = PlacedKindsOf(space, plan, *std::move(blocks));
+  const auto kinds = PlacedKindsOf(draft, *std::move(blocks));
   if (!kinds.has_value()) return std::nullopt;
   const AxisRoles& roles = kinds->Of(block).roles;
   const AxisRole from = roles.data & axis      ? AxisRole::kData

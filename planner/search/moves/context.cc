@@ -29,7 +29,7 @@ std::optional<double> ToggleRing(Draft& draft, Rng& rng) {
   const auto scope = static_cast<Scope>(rng.Below(kScopes));
   auto blocks = BlocksIn(space, plan, block, scope);
   if (!blocks.has_value()) return std::nullopt;
-  const auto kinds = PlacedKindsOf(space, plan, *std::move(blocks));
+  const auto kinds = PlacedKindsOf(draft, *std::move(blocks));
   if (!kinds.has_value()) return std::nullopt;
   const AxisRoles& own = kinds->Of(block).roles;
   if (own.context == 0 || own.heads ||

@@ -72,29 +72,28 @@ const PlacedKind& PlacedKinds::Of(int block) const {
   return kinds[of[static_cast<size_t>(at - blocks.begin())]];
 }
 
-std::optional<PlacedKinds> PlacedKindsOf(const SearchSpace& space,
-                                         const Plan& plan,
+std::optional<PlacedKinds> PlacedKindsOf(Draft& draft,
                                          std::vector<int> blocks) {
   PlacedKinds found;
   found.blocks = std::move(blocks);
+  // All others are looked for in vain where one has no roles.
+  for (int b : found.blocks) {
+    if (!draft.roles(b).has_value()) return std::nullopt;
+  }
   std::map<int, std::vector<size_t>> by_class;  // of SearchSpace::placed_like
   for (int b : found.blocks) {
+    const AxisRoles& roles = *draft.roles(b);
     std::vector<size_t>& kinds =
-        by_class[space.placed_like[static_cast<size_t>(b)]];
-    // Neighbours are alike in most plans, so the last kinds come first.
-    const auto known =
-        std::find_if(kinds.rbegin(), kinds.rend(), [&](size_t k) {
-          return PlacedAlike(space, plan, found.kinds[k].block, b);
-        });
-    if (known != kinds.rend()) {
+        by_class[draft.space().placed_like[static_cast<size_t>(b)]];
+    const auto known = std::ranges::find_if(
+        kinds, [&](size_t k) { return found.kinds[k].roles == roles; });
+    if (known != kinds.end()) {
       found.of.push_back(*known);
       continue;
     }
-    const auto roles = RolesOf(space.index, plan, b);
-    if (!roles.has_value()) return std::nullopt;
     kinds.push_back(found.kinds.size());
     found.of.push_back(found.kinds.size());
-    found.kinds.push_back({b, *roles});
+    found.kinds.push_back({b, roles});
   }
   return found;
 }

@@ -29,7 +29,7 @@ std::optional<std::vector<int>> BlocksIn(const SearchSpace& space,
                                          Scope scope);
 
 // Blocks that have equal roles and get equal placements of equal roles, but for
-// their groups: one of them, with its roles.
+// their groups, have equal placements: one of them, with its roles.
 struct PlacedKind {
   int block = 0;
   AxisRoles roles;
@@ -44,10 +44,8 @@ struct PlacedKinds {
 };
 
 // The kinds of some blocks, ascending and of groups of one mesh; nothing where
-// one of them has no roles.
-std::optional<PlacedKinds> PlacedKindsOf(const SearchSpace& space,
-                                         const Plan& plan,
-                                         std::vector<int> blocks);
+// one of them has no roles. REQUIRES: nothing is edited.
+std::optional<PlacedKinds> PlacedKindsOf(Draft& draft, std::vector<int> blocks);
 
 // The placements that roles give to a block on its group.
 std::vector<OpPlacement> PlacementsOf(const SearchSpace& space,

@@ -16,7 +16,7 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   const auto scope = static_cast<Scope>(rng.Below(kScopes));
   auto blocks = BlocksIn(space, plan, block, scope);
   if (!blocks.has_value()) return std::nullopt;
-  const auto own = RolesOf(space.index, plan, block);
+  const std::optional<AxisRoles> own = draft.roles(block);
   if (!own.has_value() || (own->tensor | own->context) == 0) {
     return std::nullopt;
   }
@@ -29,7 +29,7 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
       in_attention ? &AxisRoles::heads : &AxisRoles::sequence;
   AxisSet AxisRoles::*const axes =
       in_attention ? &AxisRoles::context : &AxisRoles::tensor;
-  const auto kinds = PlacedKindsOf(space, plan, *std::move(blocks));
+  const auto kinds = PlacedKindsOf(draft, *std::move(blocks));
   if (!kinds.has_value() || !Switch(*kinds, flag, (*own).*flag, axes, draft)) {
     return std::nullopt;
   }
