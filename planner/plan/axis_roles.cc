@@ -1,7 +1,7 @@
 #include "planner/plan/axis_roles.h"
 
 #include <algorithm>
-#include <unordered_map>
+#include <numeric>
 
 #include "planner/plan/tiles.h"
 
@@ -37,11 +37,19 @@ class BlockPlacer {
               GroupId group_id, const AxisRoles& roles)
       : index_(index),
         graph_(*index.graph),
+        block_(block),
         nodes_(index.nodes_of_block[static_cast<size_t>(block)]),
         group_(group),
         group_id_(group_id),
         roles_(roles),
-        placements_(nodes_.size()) {}
+        placements_(nodes_.size()) {
+    size_t results = 0;
+    for (NodeId id : nodes_) {
+      first_result_.push_back(results);
+      results += graph_.node(id).results.size();
+    }
+    activations_.resize(results);
+  }
 
   std::vector<OpPlacement> Run(std::vector<UnusedAxes>* unused) {
     for (NodeId id : nodes_) Place(id);
@@ -67,8 +75,13 @@ class BlockPlacer {
 
   const Activation& ActivationOf(TensorId id) const {
     static const Activation from_elsewhere;
-    const auto found = activations_.find(id);
-    return found == activations_.end() ? from_elsewhere : found->second;
+    const NodeId maker = index_.producer[id.index()];
+    if (!maker.valid()) return from_elsewhere;
+    const Node& node = graph_.node(maker);
+    if (node.block != block_) return from_elsewhere;
+    const auto k = static_cast<size_t>(std::ranges::find(node.results, id) -
+                                       node.results.begin());
+    return activations_[first_result_[index_.position[maker.index()]] + k];
   }
 
   void Place(NodeId id) {
@@ -153,7 +166,7 @@ class BlockPlacer {
         // The stream is split by samples, sequence and experts alone.
         activation.stream &= (activation.dims[d] & ~roles_.folded) == 0;
       }
-      activations_[node.results[k]] = activation;
+      activations_[first_result_[index_.position[id.index()]] + k] = activation;
     }
   }
 
@@ -314,12 +327,14 @@ class BlockPlacer {
 
   const GraphIndex& index_;
   const Graph& graph_;
+  const int block_;
   const std::vector<NodeId>& nodes_;
   const DeviceGroup& group_;
   const GroupId group_id_;
   const AxisRoles& roles_;
   std::vector<OpPlacement> placements_;  // by position in the block
-  std::unordered_map<TensorId, Activation> activations_;
+  std::vector<Activation> activations_;  // of results, node by node
+  std::vector<size_t> first_result_;     // by position in the block
   std::vector<std::pair<NodeId, AxisSet>> left_over_;
   std::vector<UnusedAxes> too_few_heads_;
 };
@@ -495,13 +510,15 @@ int HighestZeroStage(const GraphIndex& index, const Plan& plan, size_t weight,
   return wanted > 1 && IsTiedAcrossGroups(index, plan, weight) ? 1 : wanted;
 }
 
-std::vector<AxisSet> AllZeroAxes(const GraphIndex& index, const Plan& plan) {
-  std::vector<AxisSet> axes(plan.weights.size(), 0);
+std::vector<AxisSet> ZeroAxesOf(const GraphIndex& index, const Plan& plan,
+                                std::span<const size_t> weights) {
+  std::vector<AxisSet> axes(weights.size(), 0);
   // Weights come in the order of their blocks.
   int known_block = -1;
   GroupId known_group;
   AxisUse use;
-  for (size_t w = 0; w < plan.weights.size(); ++w) {
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const size_t w = weights[i];
     const NodeId home = index.weights[w].home.node;
     if (plan.weights[w].zero_stage == 0 || !home.valid()) continue;
     const int block = index.graph->node(home).block;
@@ -511,9 +528,15 @@ std::vector<AxisSet> AllZeroAxes(const GraphIndex& index, const Plan& plan) {
       known_block = block;
       known_group = group;
     }
-    axes[w] = ZeroAxesGiven(index, plan, w, use);
+    axes[i] = ZeroAxesGiven(index, plan, w, use);
   }
   return axes;
+}
+
+std::vector<AxisSet> AllZeroAxes(const GraphIndex& index, const Plan& plan) {
+  std::vector<size_t> all(plan.weights.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  return ZeroAxesOf(index, plan, all);
 }
 
 void SetZeroAxes(const GraphIndex& index, Plan& plan) {

@@ -4,6 +4,7 @@
 // sequence parallelism), derived from index rules and never from names.
 
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "planner/plan/graph_index.h"
@@ -100,7 +101,10 @@ bool IsTiedAcrossGroups(const GraphIndex& index, const Plan& plan,
 int HighestZeroStage(const GraphIndex& index, const Plan& plan, size_t weight,
                      int wanted);
 
-// By weight the axes of ZeroAxes; none where it has no stage.
+// Of each of `weights` the axes of ZeroAxes; none where it has no stage.
+std::vector<AxisSet> ZeroAxesOf(const GraphIndex& index, const Plan& plan,
+                                std::span<const size_t> weights);
+// The same by weight of the plan.
 std::vector<AxisSet> AllZeroAxes(const GraphIndex& index, const Plan& plan);
 // Gives each weight those axes.
 void SetZeroAxes(const GraphIndex& index, Plan& plan);

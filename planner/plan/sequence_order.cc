@@ -180,4 +180,21 @@ std::string ZigzagProblem(const GraphIndex& index, const Plan& plan) {
   return "";
 }
 
+bool StaysZigzag(const GraphIndex& index, const Plan& plan,
+                 std::span<const NodeId> nodes) {
+  if (plan.zigzag == 0) return true;
+  // The degrees of all divide that of the order, and one is that.
+  bool lower = false;
+  for (NodeId node : nodes) {
+    const int64_t degree = DegreeAt(index, plan, node.index());
+    if (plan.zigzag % degree != 0) return false;
+    lower |= degree < plan.zigzag;
+  }
+  if (!lower) return true;
+  for (size_t i = 0; i < index.forward_nodes; ++i) {
+    if (DegreeAt(index, plan, i) == plan.zigzag) return true;
+  }
+  return false;
+}
+
 }  // namespace tessera

@@ -14,6 +14,7 @@
 // Functions without state; thread-safe.
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -59,5 +60,9 @@ int64_t SequenceDegree(const GraphIndex& index, const Plan& plan);
 // Why plan.zigzag balances nothing, or would give other results; empty where it
 // is good or 0. REQUIRES: every node's axes are of its group's mesh.
 std::string ZigzagProblem(const GraphIndex& index, const Plan& plan);
+
+// Whether there is still none where the placements of `nodes` have changed.
+bool StaysZigzag(const GraphIndex& index, const Plan& plan,
+                 std::span<const NodeId> nodes);
 
 }  // namespace tessera

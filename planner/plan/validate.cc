@@ -23,7 +23,7 @@ std::string Quoted(std::string_view text) {
 }
 
 // Collects the problems of one plan. Nothing is built for a valid plan, so
-// that the search can afford a whole check for each candidate.
+// that the search can afford a whole check where a move changes the whole plan.
 class Validator {
  public:
   // Stops soon after `most` problems.
@@ -55,6 +55,20 @@ class Validator {
       CheckWeights();
     }
     return std::move(errors_);
+  }
+
+  bool RunOn(std::span<const NodeId> nodes, std::span<const size_t> weights) {
+    CheckBatch();
+    CheckStorage();
+    stages_ok_ = true;
+    for (NodeId node : nodes) {
+      const OpPlacement& op = plan_.ops[node.index()];
+      CheckPlacement(node, op, plan_.groups[op.group.index()]);
+      if (Full()) return false;
+      CheckActivationTier(node);
+    }
+    for (size_t weight : weights) CheckWeight(weight);
+    return errors_.empty() && StaysZigzag(index_, plan_, nodes);
   }
 
  private:
@@ -183,9 +197,11 @@ class Validator {
     }
   }
 
-  // The cluster has the tiers that the plan uses.
-  void CheckTier(MemoryTier tier, const std::string& where) {
+  // The cluster has the tiers that the plan uses. `at` says whose it is.
+  template <typename Text>
+  void CheckTier(MemoryTier tier, const Text& at, std::string_view field) {
     if (tier == MemoryTier::kDevice) return;
+    const std::string where = at() + " " + std::string(field);
     if (!cluster_.host) {
       Fail(where, "is " + std::string(NameOf(tier)) +
                       ": expected device, since cluster " +
@@ -228,27 +244,26 @@ class Validator {
     }
     if (positions_exist && devices_ok_) CheckStages();
     if (!positions_exist || !axes_ok_) return;
-    CheckActivationTiers();
+    for (size_t i = 0; i < plan_.ops.size(); ++i) {
+      CheckActivationTier(NodeId(i));
+    }
     if (const auto problem = ZigzagProblem(index_, plan_); !problem.empty()) {
       Fail("zigzag", "is " + std::to_string(plan_.zigzag) + ": " + problem);
     }
   }
 
   // A tier off the device is of results that wait for backward.
-  void CheckActivationTiers() {
-    for (size_t i = 0; i < plan_.ops.size(); ++i) {
-      const OpPlacement& op = plan_.ops[i];
-      const NodeId id(i);
-      if (op.activation_tier == MemoryTier::kDevice ||
-          KeepsResults(index_, plan_, id)) {
-        continue;
-      }
-      Fail(NodeText(id) + " activation_tier",
-           "is " + std::string(NameOf(op.activation_tier)) +
-               ": expected device, since " +
-               (op.recompute ? "backward computes the node's results anew"
-                             : "the node's results are not kept for backward"));
+  void CheckActivationTier(NodeId id) {
+    const OpPlacement& op = plan_.ops[id.index()];
+    if (op.activation_tier == MemoryTier::kDevice ||
+        KeepsResults(index_, plan_, id)) {
+      return;
     }
+    Fail(NodeText(id) + " activation_tier",
+         "is " + std::string(NameOf(op.activation_tier)) +
+             ": expected device, since " +
+             (op.recompute ? "backward computes the node's results anew"
+                           : "the node's results are not kept for backward"));
   }
 
   void CheckPlacement(NodeId id, const OpPlacement& placement,
@@ -260,7 +275,9 @@ class Validator {
     }
     CheckSampleGroups(id);
     CheckTiles(id, placement);
-    CheckTier(placement.activation_tier, NodeText(id) + " activation_tier");
+    CheckTier(
+        placement.activation_tier, [&] { return NodeText(id); },
+        "activation_tier");
     AxisSet used = placement.rooted;
     CheckRooted(id, placement.rooted, group);
     CheckStreamed(id, placement, group);
@@ -518,54 +535,56 @@ class Validator {
                           ", one for each weight");
       return;
     }
-    for (size_t w = 0; w < plan_.weights.size(); ++w) {
-      const WeightPlacement& placement = plan_.weights[w];
-      const GraphIndex::WeightUse& use = index_.weights[w];
-      const auto fail = [&](std::string_view field, std::string message) {
-        Fail(WeightText(use.tensor) + " " + std::string(field),
-             std::move(message));
-      };
-      if (placement.zero_stage < 0 || placement.zero_stage > 3) {
-        fail("zero_stage", "is " + std::to_string(placement.zero_stage) +
-                               ": expected 0, 1, 2 or 3");
-        continue;
-      }
-      if (placement.zero_stage > 1 && stages_ok_ &&
-          IsTiedAcrossGroups(index_, plan_, w)) {
-        fail("zero_stage",
-             "is " + std::to_string(placement.zero_stage) +
-                 " of a weight that several groups read: expected 0 or 1");
-        continue;
-      }
-      const std::string at = WeightText(use.tensor);
-      CheckTier(placement.parameter_tier, at + " parameter_tier");
-      CheckTier(placement.optimizer_tier, at + " optimizer_tier");
-      if (placement.parameter_tier != MemoryTier::kDevice && stages_ok_ &&
-          IsTiedAcrossGroups(index_, plan_, w)) {
-        fail("parameter_tier",
-             "is " + std::string(NameOf(placement.parameter_tier)) +
-                 " of a weight that several groups read: expected device");
-        continue;
-      }
-      if (placement.rooted != 0 &&
-          (placement.zero_stage > 0 || placement.zero_axes != 0)) {
-        fail("rooted",
-             "the root keeps the whole state: expected zero_stage 0 and no "
-             "zero_axes");
-        continue;
-      }
-      if (placement.rooted != 0 && stages_ok_ && use.home.node.valid()) {
-        CheckCopies(placement.rooted, use, "rooted", fail);
-      }
-      if (placement.zero_axes == 0) continue;
-      if (placement.zero_stage == 0) {
-        fail("zero_axes", "stage 0 cuts nothing: expected none");
-        continue;
-      }
-      // Needs a placement of the home node to compare with.
-      if (!stages_ok_ || !use.home.node.valid()) continue;
-      CheckCopies(placement.zero_axes, use, "zero_axes", fail);
+    for (size_t w = 0; w < plan_.weights.size(); ++w) CheckWeight(w);
+  }
+
+  void CheckWeight(size_t w) {
+    const WeightPlacement& placement = plan_.weights[w];
+    const GraphIndex::WeightUse& use = index_.weights[w];
+    const auto fail = [&](std::string_view field, std::string message) {
+      Fail(WeightText(use.tensor) + " " + std::string(field),
+           std::move(message));
+    };
+    if (placement.zero_stage < 0 || placement.zero_stage > 3) {
+      fail("zero_stage", "is " + std::to_string(placement.zero_stage) +
+                             ": expected 0, 1, 2 or 3");
+      return;
     }
+    if (placement.zero_stage > 1 && stages_ok_ &&
+        IsTiedAcrossGroups(index_, plan_, w)) {
+      fail("zero_stage",
+           "is " + std::to_string(placement.zero_stage) +
+               " of a weight that several groups read: expected 0 or 1");
+      return;
+    }
+    const auto at = [&] { return WeightText(use.tensor); };
+    CheckTier(placement.parameter_tier, at, "parameter_tier");
+    CheckTier(placement.optimizer_tier, at, "optimizer_tier");
+    if (placement.parameter_tier != MemoryTier::kDevice && stages_ok_ &&
+        IsTiedAcrossGroups(index_, plan_, w)) {
+      fail("parameter_tier",
+           "is " + std::string(NameOf(placement.parameter_tier)) +
+               " of a weight that several groups read: expected device");
+      return;
+    }
+    if (placement.rooted != 0 &&
+        (placement.zero_stage > 0 || placement.zero_axes != 0)) {
+      fail("rooted",
+           "the root keeps the whole state: expected zero_stage 0 and no "
+           "zero_axes");
+      return;
+    }
+    if (placement.rooted != 0 && stages_ok_ && use.home.node.valid()) {
+      CheckCopies(placement.rooted, use, "rooted", fail);
+    }
+    if (placement.zero_axes == 0) return;
+    if (placement.zero_stage == 0) {
+      fail("zero_axes", "stage 0 cuts nothing: expected none");
+      return;
+    }
+    // Needs a placement of the home node to compare with.
+    if (!stages_ok_ || !use.home.node.valid()) return;
+    CheckCopies(placement.zero_axes, use, "zero_axes", fail);
   }
 
   // Axes on which a weight's copies may differ in what they keep.
@@ -635,6 +654,27 @@ std::vector<Error> Validate(const GraphIndex& index, const Cluster& cluster,
 bool IsValid(const GraphIndex& index, const Cluster& cluster,
              const Plan& plan) {
   return Validator(index, cluster, plan, 1).Run().empty();
+}
+
+bool StaysValid(const GraphIndex& index, const Cluster& cluster,
+                const Plan& plan, std::span<const NodeId> nodes,
+                std::span<const size_t> weights) {
+  return Validator(index, cluster, plan, 1).RunOn(nodes, weights);
+}
+
+bool SendsForward(const GraphIndex& index, const Plan& plan,
+                  std::span<const GraphIndex::BlockEdge> edges) {
+  const auto stages = static_cast<int>(plan.groups.size());
+  return std::ranges::all_of(edges, [&](const GraphIndex::BlockEdge& edge) {
+    const OpPlacement& from = plan.ops[edge.producer.index()];
+    const OpPlacement& to = plan.ops[edge.consumer.index()];
+    if (index.graph->node(edge.producer).op->once_per_step &&
+        from.group != to.group) {
+      return false;
+    }
+    return from.chunk * stages + from.group.value <=
+           to.chunk * stages + to.group.value;
+  });
 }
 
 std::vector<Error> Validate(const Graph& graph, const Cluster& cluster,

@@ -2,6 +2,7 @@
 // The checks behind Validate (planner/plan/plan.h), with the graph's lookups
 // made beforehand: for callers that validate many plans of one graph.
 
+#include <span>
 #include <vector>
 
 #include "planner/base/result.h"
@@ -17,5 +18,22 @@ std::vector<Error> Validate(const GraphIndex& index, const Cluster& cluster,
 
 // Whether there are none, which a broken plan shows sooner.
 bool IsValid(const GraphIndex& index, const Cluster& cluster, const Plan& plan);
+
+// Whether a plan is valid that differs from a valid one in the placements of
+// `nodes` and `weights`, in buckets and prefetch alone, which are all that is
+// looked at. REQUIRES:
+// `weights` has those, too, that are at home in `nodes`. Groups and chunks are
+// what they were, or the nodes are whole blocks of a plan whose stages have one
+// group each: then `weights` has all that the nodes read, no position is left
+// empty, and SendsForward holds for the edges of the blocks.
+bool StaysValid(const GraphIndex& index, const Cluster& cluster,
+                const Plan& plan, std::span<const NodeId> nodes,
+                std::span<const size_t> weights);
+
+// Whether edges between blocks lead to the same or to later positions of the
+// pipeline, and within a stage where they are of what is computed once a step.
+// REQUIRES: each stage has one group.
+bool SendsForward(const GraphIndex& index, const Plan& plan,
+                  std::span<const GraphIndex::BlockEdge> edges);
 
 }  // namespace tessera

@@ -214,29 +214,41 @@ bool IsSplit(const GraphIndex& index, const Plan& plan,
   });
 }
 
+// Calls `visit(weight)` for the weights at home in a node, into
+// GraphIndex::weights.
+template <typename Visit>
+void ForEachWeightAt(const GraphIndex& index, NodeId node, const Visit& visit) {
+  for (TensorId operand : index.graph->node(node).operands) {
+    if (index.graph->tensor(operand).kind != TensorKind::kWeight) continue;
+    const auto at = std::ranges::lower_bound(index.weights, operand, {},
+                                             &GraphIndex::WeightUse::tensor);
+    if (at->home.node == node) {
+      visit(static_cast<size_t>(at - index.weights.begin()));
+    }
+  }
+}
+
 std::vector<NodeId> HomesOfWeights(const GraphIndex& index,
                                    const std::vector<NodeId>& nodes, int,
                                    bool) {
   std::vector<NodeId> homes;
-  for (const GraphIndex::WeightUse& weight : index.weights) {
-    const NodeId home = weight.home.node;
-    if (std::ranges::find(nodes, home) != nodes.end() &&
-        std::ranges::find(homes, home) == homes.end()) {
-      homes.push_back(home);
-    }
+  for (NodeId node : nodes) {
+    bool is_home = false;
+    ForEachWeightAt(index, node, [&](size_t) { is_home = true; });
+    if (is_home) homes.push_back(node);
   }
   return homes;
 }
 
 bool HasZero(const GraphIndex& index, const Plan& plan,
              const std::vector<NodeId>& nodes, int value) {
-  for (size_t w = 0; w < plan.weights.size(); ++w) {
-    if (std::ranges::find(nodes, index.weights[w].home.node) != nodes.end() &&
-        plan.weights[w].zero_stage != value) {
-      return false;
-    }
+  bool all = true;
+  for (NodeId node : nodes) {
+    ForEachWeightAt(index, node, [&](size_t weight) {
+      all &= plan.weights[weight].zero_stage == value;
+    });
   }
-  return true;
+  return all;
 }
 
 // One node stands for its layer.
@@ -307,10 +319,43 @@ constexpr std::array kKeys = {
 };
 
 template <int kStage>
-bool HasZeroStage(const GraphIndex&, const Plan& plan) {
-  return std::ranges::any_of(plan.weights, [](const WeightPlacement& w) {
-    return w.zero_axes != 0 && w.zero_stage == kStage;
-  });
+bool HasZeroStage(const WeightPlacement& weight) {
+  return weight.zero_axes != 0 && weight.zero_stage == kStage;
+}
+
+bool HasTensor(const GraphIndex& index, const Plan& plan, NodeId node) {
+  return IsDense(index.graph->node(node)) &&
+         TensorAxes(index, plan.ops[node.index()], node) != 0;
+}
+
+bool HasContext(const GraphIndex& index, const Plan& plan, NodeId node) {
+  return index.graph->node(node).op->op_class == OpClass::kAttention &&
+         ContextAxes(index, plan.ops[node.index()], node) != 0;
+}
+
+bool HasExperts(const GraphIndex& index, const Plan& plan, NodeId node) {
+  return ExpertAxes(index, plan.ops[node.index()], node) != 0;
+}
+
+bool HasRecompute(const GraphIndex&, const Plan& plan, NodeId node) {
+  return plan.ops[node.index()].recompute;
+}
+
+bool HasTiles(const GraphIndex&, const Plan& plan, NodeId node) {
+  return plan.ops[node.index()].tiles > 1;
+}
+
+bool Offloaded(const GraphIndex&, const Plan& plan, NodeId node) {
+  return plan.ops[node.index()].activation_tier != MemoryTier::kDevice;
+}
+
+bool WeightOffloaded(const WeightPlacement& weight) {
+  return weight.parameter_tier != MemoryTier::kDevice ||
+         weight.optimizer_tier != MemoryTier::kDevice;
+}
+
+bool Rooted(const GraphIndex&, const Plan& plan, NodeId node) {
+  return plan.ops[node.index()].rooted != 0;
 }
 
 template <typename Has>
@@ -321,33 +366,13 @@ bool AnyNode(const GraphIndex& index, Has has) {
   return false;
 }
 
-bool HasTensor(const GraphIndex& index, const Plan& plan) {
-  return AnyNode(index, [&](NodeId node) {
-    return IsDense(index.graph->node(node)) &&
-           TensorAxes(index, plan.ops[node.index()], node) != 0;
-  });
-}
-
-bool HasContext(const GraphIndex& index, const Plan& plan) {
-  return AnyNode(index, [&](NodeId node) {
-    return index.graph->node(node).op->op_class == OpClass::kAttention &&
-           ContextAxes(index, plan.ops[node.index()], node) != 0;
-  });
-}
-
-bool HasExperts(const GraphIndex& index, const Plan& plan) {
-  return AnyNode(index, [&](NodeId node) {
-    return ExpertAxes(index, plan.ops[node.index()], node) != 0;
-  });
-}
-
-bool HasRecompute(const GraphIndex&, const Plan& plan) {
-  return std::ranges::any_of(plan.ops, &OpPlacement::recompute);
-}
-
-bool HasTiles(const GraphIndex&, const Plan& plan) {
-  return std::ranges::any_of(
-      plan.ops, [](const OpPlacement& op) { return op.tiles > 1; });
+bool Has(const ForbiddenRow& row, const GraphIndex& index, const Plan& plan) {
+  return (row.node != nullptr &&
+          AnyNode(index,
+                  [&](NodeId node) { return row.node(index, plan, node); })) ||
+         (row.weight != nullptr &&
+          std::ranges::any_of(plan.weights, row.weight)) ||
+         (row.stages != nullptr && row.stages(index, plan));
 }
 
 bool IsDataParallel(const GraphIndex& index, const Cluster&, const Plan& plan) {
@@ -374,8 +399,11 @@ bool IsMegatron(const GraphIndex& index, const Cluster& cluster,
 bool IsSoap(const GraphIndex& index, const Cluster&, const Plan& plan) {
   const bool stores_whole = std::ranges::all_of(
       plan.weights, [](const WeightPlacement& w) { return w.zero_axes == 0; });
-  return stores_whole && plan.microbatches == 1 && !HasRecompute(index, plan) &&
-         !HasTiles(index, plan) && !Offloads(plan) && !UsesRoot(plan);
+  return stores_whole && plan.microbatches == 1 && !Offloads(plan) &&
+         !UsesRoot(plan) && !AnyNode(index, [&](NodeId node) {
+           return HasRecompute(index, plan, node) ||
+                  HasTiles(index, plan, node);
+         });
 }
 
 // The words of a line, apart from its comment.
@@ -394,22 +422,16 @@ int64_t RoundedUp(int64_t numerator, int64_t denominator) {
   return (numerator + denominator - 1) / denominator;
 }
 
-// Samples of a microbatch that one rank has, of the node with most.
-int64_t LargestMicrobatch(const GraphIndex& index, const Plan& plan) {
-  const int64_t batch = RoundedUp(index.graph->global_batch, plan.microbatches);
-  int64_t most = 0;
-  for (size_t i = 0; i < index.forward_nodes; ++i) {
-    const NodeId node(i);
-    if (index.SampleFactor(node) < 0 ||
-        index.graph->node(node).op->once_per_step) {
-      continue;
-    }
-    const OpPlacement& op = plan.ops[i];
-    const int64_t replicas =
-        plan.groups[op.group.index()].Size(DataAxes(index, op, node));
-    most = std::max(most, RoundedUp(batch, replicas));
+// Samples of a microbatch that one rank has of a node.
+int64_t SamplesOf(const GraphIndex& index, const Plan& plan, NodeId node) {
+  if (index.SampleFactor(node) < 0 ||
+      index.graph->node(node).op->once_per_step) {
+    return 0;
   }
-  return most;
+  const OpPlacement& op = plan.ops[node.index()];
+  return RoundedUp(
+      RoundedUp(index.graph->global_batch, plan.microbatches),
+      plan.groups[op.group.index()].Size(DataAxes(index, op, node)));
 }
 
 // The names of the dense operators, of one block of each kind.
@@ -504,29 +526,28 @@ std::span<const FixKey> FixKeys() {
 std::span<const ForbiddenRow> Forbidden() {
   static constexpr std::array kTable = {
       ForbiddenRow{"tp", "tensor parallelism", HasTensor},
-      ForbiddenRow{"pp", "pipelines",
+      ForbiddenRow{"pp", "pipelines", nullptr, nullptr,
                    [](const GraphIndex& index, const Plan& plan) {
                      return StagesOf(*index.graph, plan).count() > 1;
                    }},
       ForbiddenRow{"cp", "attention with a split sequence", HasContext},
       ForbiddenRow{"ep", "split experts", HasExperts},
-      ForbiddenRow{"zero1", "ZeRO stage 1", HasZeroStage<1>},
-      ForbiddenRow{"zero2", "ZeRO stage 2", HasZeroStage<2>},
-      ForbiddenRow{"zero3", "ZeRO stage 3", HasZeroStage<3>},
+      ForbiddenRow{"zero1", "ZeRO stage 1", nullptr, HasZeroStage<1>},
+      ForbiddenRow{"zero2", "ZeRO stage 2", nullptr, HasZeroStage<2>},
+      ForbiddenRow{"zero3", "ZeRO stage 3", nullptr, HasZeroStage<3>},
       ForbiddenRow{"recompute", "recomputation", HasRecompute},
       ForbiddenRow{"tiles", "linears in tiles", HasTiles},
+      ForbiddenRow{"offload", "anything in the host's memory or in files",
+                   Offloaded, WeightOffloaded},
       ForbiddenRow{
-          "offload", "anything in the host's memory or in files",
-          [](const GraphIndex&, const Plan& plan) { return Offloads(plan); }},
+          "rooted", "a root that steps for all", Rooted,
+          [](const WeightPlacement& weight) { return weight.rooted != 0; }},
       ForbiddenRow{
-          "rooted", "a root that steps for all",
-          [](const GraphIndex&, const Plan& plan) { return UsesRoot(plan); }},
-      ForbiddenRow{"branches", "branches on groups of their own",
-                   [](const GraphIndex& index, const Plan& plan) {
-                     const Stages stages = StagesOf(*index.graph, plan);
-                     return static_cast<size_t>(stages.count()) <
-                            plan.groups.size();
-                   }},
+          "branches", "branches on groups of their own", nullptr, nullptr,
+          [](const GraphIndex& index, const Plan& plan) {
+            const Stages stages = StagesOf(*index.graph, plan);
+            return static_cast<size_t>(stages.count()) < plan.groups.size();
+          }},
   };
   return kTable;
 }
@@ -738,12 +759,14 @@ void Constraints::ForEachBroken(const GraphIndex& index, const Cluster& cluster,
   }
   for (const Forbid& forbid : forbidden_) {
     if (forbid.row != nullptr
-            ? forbid.row->has(index, plan)
+            ? Has(*forbid.row, index, plan)
             : plan.groups.size() > 1 && plan.schedule == forbid.schedule) {
       broken(forbid.where);
     }
   }
-  if (max_microbatch_ > 0 && LargestMicrobatch(index, plan) > max_microbatch_) {
+  if (max_microbatch_ > 0 && AnyNode(index, [&](NodeId node) {
+        return SamplesOf(index, plan, node) > max_microbatch_;
+      })) {
     broken("--max-microbatch " + std::to_string(max_microbatch_));
   }
   if (subspace_ != nullptr && !subspace_->holds(index, cluster, plan)) {
@@ -757,6 +780,52 @@ int Constraints::Violations(const GraphIndex& index, const Cluster& cluster,
   ForEachBroken(index, cluster, plan,
                 [&](const std::string&) { ++violations; });
   return violations;
+}
+
+bool Constraints::StillHold(const GraphIndex& index, const Cluster& cluster,
+                            const Plan& plan, std::span<const NodeId> nodes,
+                            std::span<const size_t> weights) const {
+  const auto block_of = [&](NodeId node) {
+    return index.graph->node(node).block;
+  };
+  std::set<int> blocks;
+  for (NodeId node : nodes) blocks.insert(block_of(node));
+  for (size_t weight : weights) {
+    const NodeId home = index.weights[weight].home.node;
+    if (home.valid()) blocks.insert(block_of(home));
+  }
+  for (const Fixed& fixed : fixed_) {
+    for (int block : blocks) {
+      // Those of one block, in the order of blocks.
+      const auto at = std::ranges::lower_bound(
+          fixed.nodes, block, {},
+          [&](const std::vector<NodeId>& of) { return block_of(of[0]); });
+      if (at != fixed.nodes.end() && block_of((*at)[0]) == block &&
+          !kKeys[fixed.key].holds(index, plan, *at, fixed.value)) {
+        return false;
+      }
+    }
+  }
+  for (const Forbid& forbid : forbidden_) {
+    const ForbiddenRow* const row = forbid.row;
+    if (row == nullptr) continue;
+    const bool has = (row->node != nullptr &&
+                      std::ranges::any_of(nodes,
+                                          [&](NodeId node) {
+                                            return row->node(index, plan, node);
+                                          })) ||
+                     (row->weight != nullptr &&
+                      std::ranges::any_of(weights, [&](size_t weight) {
+                        return row->weight(plan.weights[weight]);
+                      }));
+    if (has) return false;
+  }
+  if (max_microbatch_ > 0 && std::ranges::any_of(nodes, [&](NodeId node) {
+        return SamplesOf(index, plan, node) > max_microbatch_;
+      })) {
+    return false;
+  }
+  return subspace_ == nullptr || subspace_->holds(index, cluster, plan);
 }
 
 std::vector<std::string> Constraints::Broken(const GraphIndex& index,

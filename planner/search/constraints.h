@@ -54,7 +54,11 @@ std::span<const FixKey> FixKeys();
 struct ForbiddenRow {
   std::string_view name;
   std::string_view summary;
-  bool (*has)(const GraphIndex& index, const Plan& plan);
+  // Of any of its nodes, of any of its weights, or of the plan's stages; null:
+  // of none.
+  bool (*node)(const GraphIndex& index, const Plan& plan, NodeId node);
+  bool (*weight)(const WeightPlacement& weight) = nullptr;
+  bool (*stages)(const GraphIndex& index, const Plan& plan) = nullptr;
 };
 std::span<const ForbiddenRow> Forbidden();
 
@@ -89,6 +93,12 @@ class Constraints {
   // allowed. REQUIRES: the plan is valid for the graph of Make.
   int Violations(const GraphIndex& index, const Cluster& cluster,
                  const Plan& plan) const;
+  // Whether a plan breaks none that differs from one that breaks none in the
+  // placements of `nodes` and `weights` alone, and in where one block of stages
+  // of one group stands.
+  bool StillHold(const GraphIndex& index, const Cluster& cluster,
+                 const Plan& plan, std::span<const NodeId> nodes,
+                 std::span<const size_t> weights) const;
   // These as they were given: "--fix h.*.attn=tp:8", "c.txt:3: forbid zero3".
   std::vector<std::string> Broken(const GraphIndex& index,
                                   const Cluster& cluster,

@@ -333,7 +333,7 @@ std::vector<Neighbour> NeighboursOf(const SearchSpace& space,
     Neighbour best;
     std::vector<Plan> known;
     for (int i = 0; i < draws && !(stop && stop()); ++i) {
-      auto proposal = move.propose(plan, space, rng);
+      auto proposal = move.Propose(plan, space, rng);
       if (!proposal.has_value()) continue;
       if (std::ranges::find(known, proposal->plan) != known.end()) continue;
       known.push_back(proposal->plan);

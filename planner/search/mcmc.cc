@@ -71,11 +71,11 @@ std::vector<Move> MovesFrom(const Starts& starts) {
 // `plan` after random moves, each taken as it comes.
 Plan Randomized(const SearchSpace& space, std::span<const Move> moves,
                 Plan plan, Rng& rng) {
+  Draft draft(space, std::move(plan));
   for (int i = 0; i < kRandomMoves; ++i) {
-    auto proposal = DrawMove(moves, rng).propose(plan, space, rng);
-    if (proposal.has_value()) plan = std::move(proposal->plan);
+    if (DrawMove(moves, rng).Propose(draft, rng)) draft.Keep();
   }
-  return plan;
+  return draft.plan();
 }
 
 // The parts of a time limit after which baselines, bounds of uniform
@@ -133,17 +133,20 @@ std::optional<Plan> Repaired(const SearchSpace& space, Plan plan, Rng& rng,
     return space.constraints.Violations(space.index, *space.cluster, of);
   };
   const std::vector<Move> moves = MovesFrom({});
-  int broken = violations(plan);
+  Draft draft(free, std::move(plan));
+  int broken = violations(draft.plan());
   for (int i = 0; i < kRepairSteps && broken > 0 && !stop(); ++i) {
-    auto proposal = DrawMove(moves, rng).propose(plan, free, rng);
-    if (!proposal.has_value()) continue;
-    const int then = violations(proposal->plan);
-    if (then > broken) continue;
+    if (!DrawMove(moves, rng).Propose(draft, rng)) continue;
+    const int then = violations(draft.plan());
+    if (then > broken) {
+      draft.Undo();
+      continue;
+    }
     broken = then;
-    plan = std::move(proposal->plan);
+    draft.Keep();
   }
   if (broken > 0) return std::nullopt;
-  return plan;
+  return draft.plan();
 }
 
 // Uniform plans that give operators what is fixed.
@@ -255,12 +258,11 @@ Plan StartOf(const SearchSpace& space, std::span<const Move> moves,
 Chain::Chain(const SearchSpace& space, const Objective& objective,
              std::span<const Move> moves, Plan start, double temperature,
              Rng rng, Duration unit)
-    : space_(space),
-      objective_(objective),
+    : objective_(objective),
       moves_(moves),
-      plan_(std::move(start)),
-      evaluation_(objective.Evaluate(plan_)),
-      bests_{{plan_, evaluation_}},
+      draft_(space, std::move(start)),
+      evaluation_(objective.Evaluate(draft_.plan())),
+      bests_{{draft_.plan(), evaluation_}},
       time_unit_(static_cast<double>(unit.picoseconds)),
       rng_(rng) {
   SetUnit();
@@ -289,34 +291,41 @@ double Chain::Cost(const Evaluation& evaluation) const {
          unit_;
 }
 
+bool Chain::Accepts(const Evaluation& evaluation, double log_ratio) {
+  if (evaluation.feasible() && !evaluation_.feasible()) return true;
+  if (evaluation_.feasible() && !evaluation.feasible()) return false;
+  const double exponent =
+      (Cost(evaluation_) - Cost(evaluation)) / statistics_.temperature +
+      log_ratio;
+  return exponent >= 0 || rng_.Uniform01() < std::exp(exponent);
+}
+
 bool Chain::Step() {
   ++statistics_.proposals;
   const Move& move = DrawMove(moves_, rng_);
   MoveStatistics& of_move =
       statistics_.moves[static_cast<size_t>(&move - moves_.data())];
   ++of_move.proposals;
-  auto proposal = move.propose(plan_, space_, rng_);
-  if (!proposal.has_value()) return false;
+  const auto log_ratio = move.Propose(draft_, rng_);
+  if (!log_ratio.has_value()) return false;
   ++statistics_.applicable;
   ++of_move.applicable;
-  Evaluation evaluation = objective_.Evaluate(proposal->plan);
+  Evaluation evaluation =
+      objective_.EvaluateChange(draft_.plan(), draft_.change());
   const bool becomes_feasible =
       evaluation.feasible() && !evaluation_.feasible();
-  if (evaluation_.feasible() && !evaluation.feasible()) return false;
-  if (!becomes_feasible) {
-    const double exponent =
-        (Cost(evaluation_) - Cost(evaluation)) / statistics_.temperature +
-        proposal->log_ratio;
-    if (exponent < 0 && rng_.Uniform01() >= std::exp(exponent)) return false;
+  if (!Accepts(evaluation, *log_ratio)) {
+    draft_.Undo();
+    return false;
   }
-  plan_ = std::move(proposal->plan);
+  draft_.Keep();
   evaluation_ = std::move(evaluation);
   ++statistics_.accepted;
   ++of_move.accepted;
   if (becomes_feasible) SetUnit();
   if (Better(evaluation_, statistics_.best)) {
     if (bests_.size() == kMostBests) bests_.erase(bests_.begin());
-    bests_.push_back({plan_, evaluation_});
+    bests_.push_back({draft_.plan(), evaluation_});
     statistics_.best = evaluation_;
     if (evaluation_.feasible()) {
       trace_.push_back({0, statistics_.proposals, evaluation_.step_time});
@@ -336,7 +345,7 @@ bool Chain::Exchange(Chain& a, Chain& b, Rng& rng) {
       static_cast<double>(a.evaluation_.step_time.picoseconds -
                           b.evaluation_.step_time.picoseconds);
   if (exponent < 0 && draw >= std::exp(exponent)) return false;
-  std::swap(a.plan_, b.plan_);
+  std::swap(a.draft_, b.draft_);
   std::swap(a.evaluation_, b.evaluation_);
   return true;
 }

@@ -25,6 +25,7 @@
 #include <span>
 #include <vector>
 
+#include "planner/search/draft.h"
 #include "planner/search/experts.h"
 #include "planner/search/move.h"
 #include "planner/search/objective.h"
@@ -142,7 +143,7 @@ class Chain {
   // One proposed exchange of plans; whether it was accepted.
   static bool Exchange(Chain& a, Chain& b, Rng& rng);
 
-  const Plan& plan() const { return plan_; }
+  const Plan& plan() const { return draft_.plan(); }
   const Evaluation& evaluation() const { return evaluation_; }
   const Plan& best() const { return bests_.back().plan; }
   const ChainStatistics& statistics() const { return statistics_; }
@@ -156,11 +157,12 @@ class Chain {
   // feasible was met.
   double Cost(const Evaluation& evaluation) const;
   void SetUnit();
+  // Draws whether the chain goes to a candidate.
+  bool Accepts(const Evaluation& evaluation, double log_ratio);
 
-  const SearchSpace& space_;
   const Objective& objective_;
   std::span<const Move> moves_;
-  Plan plan_;
+  Draft draft_;
   Evaluation evaluation_;
   std::vector<FoundPlan> bests_;
   double unit_ = 1;       // of the cost

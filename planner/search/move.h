@@ -8,16 +8,14 @@
 
 #include "planner/base/rng.h"
 #include "planner/plan/plan.h"
+#include "planner/search/draft.h"
 #include "planner/search/search_space.h"
 
 namespace tessera {
 
 struct Proposal {
   Plan plan;
-  // log of q(old | new) / q(new | old), q(b | a) being the probability of the
-  // draw that led from a to b (Hastings 1970). Several draws may lead there;
-  // each has its own way back, and balances with it.
-  double log_ratio = 0;
+  double log_ratio = 0;  // of Move::edit
 };
 
 struct Move {
@@ -25,14 +23,23 @@ struct Move {
   std::string_view summary;
   // How often the search tries it, relative to the other rows.
   int weight;
-  // A canonical plan (search_space.h) that differs from `plan`, or nothing
-  // where the draw does not apply. A function of its arguments only.
-  // REQUIRES: `plan` is canonical.
-  std::optional<Proposal> (*propose)(const Plan& plan, const SearchSpace& space,
-                                     Rng& rng);
+  // Edits the draft, which is then to be finished, and gives the log of
+  // q(old | new) / q(new | old), q(b | a) being the probability of the draw
+  // that led from a to b (Hastings 1970). Several draws may lead there; each
+  // has its own way back, and balances with it. Nothing where the draw does not
+  // apply. A function of the draft's plan and what is drawn. REQUIRES: the plan
+  // is canonical (search_space.h), and nothing is edited yet.
+  std::optional<double> (*edit)(Draft& draft, Rng& rng);
   // Tried only in a search that starts from a plan with its state off the
   // devices, which it does where nothing else fits.
   bool where_nothing_fits = false;
+
+  // One draw: the draft has a candidate, to be kept or undone, and its log
+  // ratio is given; or nothing, and the draft is what it was.
+  std::optional<double> Propose(Draft& draft, Rng& rng) const;
+  // The same of a plan that stays: takes as long as the plan is large.
+  std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
+                                  Rng& rng) const;
 };
 
 std::span<const Move> Moves();

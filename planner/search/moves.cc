@@ -40,6 +40,22 @@ Result<const Move*> FindMove(std::string_view name) {
   return Find("move", Moves(), name);
 }
 
+std::optional<double> Move::Propose(Draft& draft, Rng& rng) const {
+  auto log_ratio = edit(draft, rng);
+  if (log_ratio.has_value() && draft.Finish()) return log_ratio;
+  draft.Undo();
+  return std::nullopt;
+}
+
+std::optional<Proposal> Move::Propose(const Plan& plan,
+                                      const SearchSpace& space,
+                                      Rng& rng) const {
+  Draft draft(space, plan);
+  const auto log_ratio = Propose(draft, rng);
+  if (!log_ratio.has_value()) return std::nullopt;
+  return Proposal{draft.plan(), *log_ratio};
+}
+
 const Move& DrawMove(std::span<const Move> moves, Rng& rng) {
   uint32_t total = 0;
   for (const Move& move : moves) total += static_cast<uint32_t>(move.weight);

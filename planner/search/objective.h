@@ -1,8 +1,11 @@
 #pragma once
 // Objective: what the search sees of the cost model, and all it sees.
 
+#include <cstddef>
 #include <optional>
+#include <vector>
 
+#include "planner/base/ids.h"
 #include "planner/plan/evaluation.h"
 #include "planner/plan/plan.h"
 #include "planner/plan/strategy.h"
@@ -31,11 +34,26 @@ inline bool Better(const Evaluation& a, const Evaluation& b) {
   return Better(ScoreOf(a), ScoreOf(b));
 }
 
+// What a candidate has otherwise than the plan that its walk stands on.
+struct PlanChange {
+  // Anything besides placements may differ: groups, schedule, microbatches,
+  // buckets, prefetch, the order of sequences. The lists then say nothing.
+  bool whole = false;
+  std::vector<NodeId> nodes;    // whose Plan::ops differ, each once
+  std::vector<size_t> weights;  // whose Plan::weights differ, each once
+};
+
 class Objective {
  public:
   virtual ~Objective() = default;
   // Prices a valid plan. Thread-safe; the same plan gives the same bits.
   virtual Evaluation Evaluate(const Plan& plan) const = 0;
+  // The same, for who can make use of what has changed.
+  virtual Evaluation EvaluateChange(const Plan& plan,
+                                    const PlanChange& change) const {
+    (void)change;
+    return Evaluate(plan);
+  }
   // The score of PlanFromStrategy's plan, or nothing where it gives none. What
   // a sweep over uniform strategies asks for: who knows strategies it was asked
   // for before need not build their plans again.

@@ -1,6 +1,7 @@
 #include "planner/search/search_space.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 
@@ -37,6 +38,28 @@ class CutsWithinNode {
   std::vector<std::optional<AxisSet>> of_group_;
 };
 
+// All that PlaceBlock reads of a block besides its class: what others make of
+// its results, and what its operands are to others.
+std::vector<int> PlacingOf(const GraphIndex& index, size_t block) {
+  const Graph& graph = *index.graph;
+  std::vector<int> text = {index.block_class[block]};
+  for (NodeId id : index.nodes_of_block[block]) {
+    for (const auto& factors : {index.sample_factor, index.sequence_factor,
+                                index.expert_factor, index.dispatch_factor}) {
+      text.push_back(factors[id.index()]);
+    }
+    for (TensorId operand : graph.node(id).operands) {
+      text.push_back(index.vocabulary[operand.index()] ? 1 : 0);
+    }
+    for (TensorId result : graph.node(id).results) {
+      for (bool carried : index.carried[result.index()]) {
+        text.push_back(carried ? 1 : 0);
+      }
+    }
+  }
+  return text;
+}
+
 }  // namespace
 
 SearchSpace::SearchSpace(const Graph& graph, const Cluster& cluster_in)
@@ -52,6 +75,52 @@ SearchSpace::SearchSpace(const Graph& graph, const Cluster& cluster_in)
   least_devices_of_node = static_cast<int>(cluster_in.devices.size());
   for (const auto& [node, devices] : devices_of_node) {
     least_devices_of_node = std::min(least_devices_of_node, devices);
+  }
+
+  const size_t blocks = index.nodes_of_block.size();
+  weights_of_block.resize(blocks);
+  edges_of_block.resize(blocks);
+  blocks_of_class.resize(blocks);
+  placed_like.resize(blocks, 0);
+  const auto block_of = [&](NodeId node) {
+    return static_cast<size_t>(graph.node(node).block);
+  };
+  std::map<std::vector<int>, int> first_placed;
+  for (size_t b = 0; b < blocks; ++b) {
+    if (index.nodes_of_block[b].empty()) continue;
+    const auto block = static_cast<int>(b);
+    blocks_of_class[static_cast<size_t>(index.block_class[b])].push_back(block);
+    placed_like[b] =
+        first_placed.emplace(PlacingOf(index, b), block).first->second;
+  }
+  for (const GraphIndex::BlockEdge& edge : index.block_edges) {
+    edges_of_block[block_of(edge.producer)].push_back(edge);
+    edges_of_block[block_of(edge.consumer)].push_back(edge);
+  }
+  weight_of_tensor.resize(graph.tensors.size(), -1);
+  // By block class, position and operand.
+  std::map<std::array<size_t, 3>, size_t> kinds;
+  for (size_t w = 0; w < index.weights.size(); ++w) {
+    const GraphIndex::WeightUse& weight = index.weights[w];
+    weight_of_tensor[weight.tensor.index()] = static_cast<int>(w);
+    const NodeId home = weight.home.node;
+    if (!home.valid()) {  // like no other
+      kind_of_weight.push_back(weights_of_kind.size());
+      weights_of_kind.push_back({w});
+      continue;
+    }
+    const size_t block = block_of(home);
+    weights_of_block[block].push_back(w);
+    const auto kind =
+        kinds
+            .emplace(
+                std::array{static_cast<size_t>(index.block_class[block]),
+                           index.position[home.index()], weight.home.operand},
+                weights_of_kind.size())
+            .first->second;
+    if (kind == weights_of_kind.size()) weights_of_kind.emplace_back();
+    kind_of_weight.push_back(kind);
+    weights_of_kind[kind].push_back(w);
   }
 }
 

@@ -21,6 +21,20 @@ struct SearchSpace {
   std::vector<int> device_primes;  // the same of the number of devices
   int least_devices_of_node = 1;   // of the hosts with devices
   Constraints constraints;         // set before the search, or none
+
+  // By block: the weights at home there, and the edges of the index that begin
+  // or end there.
+  std::vector<std::vector<size_t>> weights_of_block;
+  std::vector<std::vector<GraphIndex::BlockEdge>> edges_of_block;
+  // By GraphIndex::block_class the blocks with nodes, ascending.
+  std::vector<std::vector<int>> blocks_of_class;
+  // By block: the first one that PlaceBlock cannot tell from it on groups of
+  // one mesh. Equal blocks may have unlike neighbours.
+  std::vector<int> placed_like;
+  // Weights are of one kind in the same place of equal blocks.
+  std::vector<size_t> kind_of_weight;
+  std::vector<std::vector<size_t>> weights_of_kind;
+  std::vector<int> weight_of_tensor;  // -1: no weight
 };
 
 // Whether the space's constraints leave a valid plan.

@@ -18,15 +18,7 @@ class Tidier {
         objective_(objective),
         stop_(stop),
         plan_(plan),
-        evaluation_(evaluation) {
-    weights_of_block_.resize(index_.nodes_of_block.size());
-    for (size_t w = 0; w < index_.weights.size(); ++w) {
-      const NodeId home = index_.weights[w].home.node;
-      if (!home.valid()) continue;
-      weights_of_block_[static_cast<size_t>(index_.graph->node(home).block)]
-          .push_back(w);
-    }
-  }
+        evaluation_(evaluation) {}
 
   int Run() {
     for (Scope scope : {Scope::kClassInStage, Scope::kClass}) {
@@ -78,27 +70,42 @@ class Tidier {
       target.activation_tier = source.activation_tier;
     }
     // A tied weight has its home in one of the blocks only.
-    if (weights_of_block_[f].size() != weights_of_block_[t].size()) return;
-    for (size_t i = 0; i < weights_of_block_[f].size(); ++i) {
-      const WeightPlacement& source = plan_.weights[weights_of_block_[f][i]];
-      WeightPlacement& target = candidate.weights[weights_of_block_[t][i]];
+    const auto& of_from = space_.weights_of_block[f];
+    const auto& of_to = space_.weights_of_block[t];
+    if (of_from.size() != of_to.size()) return;
+    for (size_t i = 0; i < of_from.size(); ++i) {
+      const WeightPlacement& source = plan_.weights[of_from[i]];
+      WeightPlacement& target = candidate.weights[of_to[i]];
       target.zero_stage = source.zero_stage;
       target.parameter_tier = source.parameter_tier;
       target.optimizer_tier = source.optimizer_tier;
     }
   }
 
-  bool Alike(int a, int b) const {
-    Plan copy = plan_;
-    Copy(a, b, copy);
-    return copy.ops == plan_.ops &&
-           std::equal(copy.weights.begin(), copy.weights.end(),
-                      plan_.weights.begin(), plan_.weights.end(),
-                      [](const WeightPlacement& x, const WeightPlacement& y) {
-                        return x.zero_stage == y.zero_stage &&
-                               x.parameter_tier == y.parameter_tier &&
-                               x.optimizer_tier == y.optimizer_tier;
-                      });
+  // Whether Copy changes nothing.
+  bool Alike(int from, int to) const {
+    const auto f = static_cast<size_t>(from);
+    const auto t = static_cast<size_t>(to);
+    const bool same_ops = std::ranges::equal(
+        index_.nodes_of_block[f], index_.nodes_of_block[t],
+        [&](NodeId a, NodeId b) {
+          const OpPlacement& x = plan_.ops[a.index()];
+          const OpPlacement& y = plan_.ops[b.index()];
+          return x.axes == y.axes && x.streamed == y.streamed &&
+                 x.recompute == y.recompute && x.tiles == y.tiles &&
+                 x.activation_tier == y.activation_tier;
+        });
+    if (!same_ops) return false;
+    const auto& of_from = space_.weights_of_block[f];
+    const auto& of_to = space_.weights_of_block[t];
+    return of_from.size() != of_to.size() ||
+           std::ranges::equal(of_from, of_to, [&](size_t a, size_t b) {
+             const WeightPlacement& x = plan_.weights[a];
+             const WeightPlacement& y = plan_.weights[b];
+             return x.zero_stage == y.zero_stage &&
+                    x.parameter_tier == y.parameter_tier &&
+                    x.optimizer_tier == y.optimizer_tier;
+           });
   }
 
   void MakeAlike(const std::vector<int>& blocks) {
@@ -145,7 +152,6 @@ class Tidier {
   const std::function<bool()>& stop_;
   Plan& plan_;
   Evaluation& evaluation_;
-  std::vector<std::vector<size_t>> weights_of_block_;
   int evaluations_ = 0;
 };
 

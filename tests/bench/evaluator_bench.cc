@@ -69,7 +69,7 @@ void BM_EvaluateWalk(benchmark::State& state) {
   for (auto _ : state) {
     state.PauseTiming();
     for (;;) {
-      if (auto next = DrawMove(Moves(), rng).propose(plan, space, rng)) {
+      if (auto next = DrawMove(Moves(), rng).Propose(plan, space, rng)) {
         plan = next->plan;
         break;
       }

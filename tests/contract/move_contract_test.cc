@@ -48,41 +48,89 @@ class MoveContract : public ::testing::TestWithParam<std::string> {
   }
 };
 
+// What Draft::Finish must make of an edit, from the definitions: all cuts, and
+// all checks, of the whole plan.
+std::optional<Plan> FinishedWhole(const Move& move, const SearchSpace& space,
+                                  const Plan& plan, Rng rng) {
+  Draft draft(space, plan);
+  const auto log_ratio = move.edit(draft, rng);
+  std::optional<Plan> finished;
+  if (log_ratio.has_value()) {
+    finished = draft.plan();
+    std::vector<bool> within;
+    for (size_t w = 0; w < plan.weights.size(); ++w) {
+      within.push_back(draft.CutWithinNode(w));
+    }
+    if (!SetCuts(space, within, *finished) || SameUpToNames(*finished, plan) ||
+        !IsValid(space.index, *space.cluster, *finished)) {
+      finished.reset();
+    }
+  }
+  draft.Undo();
+  EXPECT_EQ(draft.plan(), plan);
+  return finished;
+}
+
+// That a change lists what is otherwise in `after`.
+void ExpectChange(const PlanChange& change, const Plan& before,
+                  const Plan& after) {
+  if (change.whole) return;
+  Plan changed = before;
+  std::set<NodeId> nodes(change.nodes.begin(), change.nodes.end());
+  EXPECT_EQ(nodes.size(), change.nodes.size());
+  for (NodeId node : nodes) {
+    EXPECT_NE(before.ops[node.index()], after.ops[node.index()]);
+    changed.ops[node.index()] = after.ops[node.index()];
+  }
+  std::set<size_t> weights(change.weights.begin(), change.weights.end());
+  EXPECT_EQ(weights.size(), change.weights.size());
+  for (size_t weight : weights) {
+    EXPECT_NE(before.weights[weight], after.weights[weight]);
+    changed.weights[weight] = after.weights[weight];
+  }
+  EXPECT_EQ(changed, after);
+}
+
 // Proposals of `move` and steps of all moves from `plan` on; the number of the
 // former.
 int Walk(const Move& move, const SearchSpace& space, const Plan& start) {
   int proposals = 0;
-  Plan plan = start;
+  Draft draft(space, start);
   Rng walk(11);
   for (uint64_t i = 0; i < 150; ++i) {
     // A long walk leaves the uniform plans, which some moves need.
-    if (i % 15 == 0) plan = start;
-    const Plan before = plan;
+    if (i % 15 == 0) draft = Draft(space, start);
+    const Plan before = draft.plan();
     Rng rng(i);
     Rng again(i);
-    const auto proposal = move.propose(plan, space, rng);
-    const auto repeated = move.propose(plan, space, again);
-    EXPECT_EQ(plan, before);
-    EXPECT_EQ(proposal.has_value(), repeated.has_value());
-    if (proposal.has_value() && repeated.has_value()) {
+    // A plan of its own, and the one that the walk has edited all along.
+    const auto proposal = move.Propose(before, space, rng);
+    const auto log_ratio = move.Propose(draft, again);
+    EXPECT_EQ(proposal.has_value(), log_ratio.has_value());
+    const auto whole = FinishedWhole(move, space, before, Rng(i));
+    EXPECT_EQ(proposal.has_value(), whole.has_value());
+    if (proposal.has_value() && log_ratio.has_value() && whole.has_value()) {
       ++proposals;
-      EXPECT_EQ(proposal->plan, repeated->plan);
-      EXPECT_EQ(proposal->log_ratio, repeated->log_ratio);
+      EXPECT_EQ(proposal->plan, draft.plan());
+      EXPECT_EQ(proposal->plan, *whole);
+      EXPECT_EQ(proposal->log_ratio, *log_ratio);
       EXPECT_TRUE(std::isfinite(proposal->log_ratio));
+      ExpectChange(draft.change(), before, draft.plan());
       const auto errors =
           Validate(*space.index.graph, *space.cluster, proposal->plan);
       EXPECT_TRUE(errors.empty()) << errors[0].ToString();
       Plan canonical = proposal->plan;
       EXPECT_TRUE(MakeCanonical(space, canonical));
       EXPECT_EQ(canonical, proposal->plan);
-      EXPECT_FALSE(SameUpToNames(proposal->plan, plan));
+      EXPECT_FALSE(SameUpToNames(proposal->plan, before));
     }
+    if (log_ratio.has_value()) draft.Undo();
+    EXPECT_EQ(draft.plan(), before);
     if (::testing::Test::HasFailure()) break;
     // On from here: by this move and, so that others' states come up too, by
     // any.
     const Move& next = i % 2 == 0 ? move : DrawMove(Moves(), walk);
-    auto step = next.propose(plan, space, walk);
-    if (step.has_value()) plan = std::move(step->plan);
+    if (next.Propose(draft, walk)) draft.Keep();
   }
   return proposals;
 }
@@ -133,7 +181,7 @@ std::map<std::string, Flow> FlowsFrom(const Move& move,
   std::map<std::string, Flow> flows;
   Rng rng(seed);
   for (int i = 0; i < draws; ++i) {
-    const auto proposal = move.propose(plan, space, rng);
+    const auto proposal = move.Propose(plan, space, rng);
     if (!proposal.has_value()) continue;
     const double accepted = std::min(1.0, std::exp(proposal->log_ratio));
     const std::string state = StateOf(proposal->plan);
@@ -191,7 +239,7 @@ void Judge(const Move& move, const SearchSpace& space, Plan plan,
       }
     }
     for (int i = 0; i < 6; ++i) {
-      auto step = DrawMove(Moves(), walk).propose(plan, space, walk);
+      auto step = DrawMove(Moves(), walk).Propose(plan, space, walk);
       if (step.has_value()) plan = std::move(step->plan);
     }
   }
@@ -248,7 +296,7 @@ TEST(AxisRole, BalancesWithExperts) {
     Rng rng(3);
     int64_t degree = 0;
     for (int i = 0; i < 300; ++i) {
-      const auto step = move.propose(plan, space, rng);
+      const auto step = move.Propose(plan, space, rng);
       if (!step.has_value()) continue;
       for (size_t b = 0; b < graph.blocks.size(); ++b) {
         const auto roles =
@@ -299,16 +347,16 @@ TEST(Rooted, LeadsToTheStrategyAndBack) {
   for (const std::string text : {"dp=4", "dp=2,tp=2,mbs=2"}) {
     const Plan plain = Uniform(space, text);
     const Plan rooted = Uniform(space, text + ",dp-kind=rooted");
-    const auto there = move.propose(plain, space, rng);
+    const auto there = move.Propose(plain, space, rng);
     ASSERT_TRUE(there.has_value()) << text;
     EXPECT_TRUE(SameUpToNames(there->plan, rooted)) << text;
-    const auto back = move.propose(rooted, space, rng);
+    const auto back = move.Propose(rooted, space, rng);
     ASSERT_TRUE(back.has_value()) << text;
     EXPECT_TRUE(SameUpToNames(back->plan, plain)) << text;
   }
   // Not where the root would have to have the state that is cut.
   EXPECT_FALSE(
-      move.propose(Uniform(space, "dp=4,zero=1"), space, rng).has_value());
+      move.Propose(Uniform(space, "dp=4,zero=1"), space, rng).has_value());
 }
 
 // What a root does follows the axes that it is the root of.
@@ -318,7 +366,7 @@ TEST(FabricOrder, RootsFollowTheirAxes) {
   const SearchSpace space(graph, cluster);
   const Plan plan = Uniform(space, "dp=2,tp=2,mbs=2,dp-kind=rooted");
   Rng rng(1);
-  const auto step = (*FindMove("fabric-order"))->propose(plan, space, rng);
+  const auto step = (*FindMove("fabric-order"))->Propose(plan, space, rng);
   ASSERT_TRUE(step.has_value());
   // Of two axes the other one.
   const auto other = [](AxisSet axis) { return axis == 0 ? 0 : axis ^ 3; };
@@ -342,7 +390,7 @@ TEST(Context, OrdersSequencesForAnyDegreeThatCutsEvenly) {
     std::set<int> orders;
     Rng rng(5);
     for (int i = 0; i < 30; ++i) {
-      const auto step = move.propose(plan, space, rng);
+      const auto step = move.Propose(plan, space, rng);
       if (step.has_value()) orders.insert(step->plan.zigzag);
     }
     orders.erase(0);
@@ -372,25 +420,23 @@ TEST(MoveContractItself, CatchesWrongRatios) {
   static const Move& axis_role = **FindMove("axis-role");
   static const Move& microbatches = **FindMove("microbatches");
   // Forgets the ratio of the draw of sequence parallelism.
-  const Move forgets = {
-      "forgets", "", 1,
-      [](const Plan& plan, const SearchSpace& space, Rng& rng) {
-        auto proposal = axis_role.propose(plan, space, rng);
-        if (proposal.has_value()) proposal->log_ratio = 0;
-        return proposal;
-      }};
+  const Move forgets = {"forgets", "", 1, [](Draft& draft, Rng& rng) {
+                          auto log_ratio = axis_role.edit(draft, rng);
+                          if (log_ratio.has_value()) log_ratio = 0;
+                          return log_ratio;
+                        }};
   EXPECT_GT(JudgeFromMany(forgets).worst, 5);
   // Drops half of the ways to fewer microbatches.
-  const Move leans = {"leans", "", 1,
-                      [](const Plan& plan, const SearchSpace& space, Rng& rng) {
-                        auto proposal = microbatches.propose(plan, space, rng);
-                        if (proposal.has_value() &&
-                            proposal->plan.microbatches < plan.microbatches &&
-                            rng.Below(2) == 0) {
-                          proposal.reset();
-                        }
-                        return proposal;
-                      }};
+  const Move leans = {
+      "leans", "", 1, [](Draft& draft, Rng& rng) -> std::optional<double> {
+        const int before = draft.plan().microbatches;
+        const auto log_ratio = microbatches.edit(draft, rng);
+        if (log_ratio.has_value() && draft.plan().microbatches < before &&
+            rng.Below(2) == 0) {
+          return std::nullopt;
+        }
+        return log_ratio;
+      }};
   EXPECT_GT(JudgeFromMany(leans).worst, 5);
 }
 

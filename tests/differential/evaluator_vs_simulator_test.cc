@@ -151,7 +151,7 @@ void PerturbOps(const Graph& graph, const Cluster& cluster, Plan& plan,
 void PerturbByMoves(const SearchSpace& space, Plan& plan, Rng& rng) {
   ASSERT_TRUE(MakeCanonical(space, plan));
   for (int i = 0; i < 6; ++i) {
-    if (auto next = DrawMove(Moves(), rng).propose(plan, space, rng)) {
+    if (auto next = DrawMove(Moves(), rng).Propose(plan, space, rng)) {
       plan = next->plan;
     }
   }

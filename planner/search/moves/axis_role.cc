@@ -9,9 +9,9 @@
 // which the way back does not make (log 2); and in the scope of the plan one of
 // whether the microbatches or the samples of a replica stay (made both ways).
 
+#include <algorithm>
 #include <cmath>
 
-#include "planner/plan/axis_roles.h"
 #include "planner/search/moves/scope.h"
 
 namespace tessera {
@@ -43,43 +43,64 @@ bool SplitsSamples(AxisRole role) {
   return role == AxisRole::kData || role == AxisRole::kExpert;
 }
 
-// `roles` with `axis` in `to`; false where it is not in `from`. The sequence
-// flag goes to `sequence` where it is given.
-bool Turn(AxisRoles& roles, AxisSet axis, AxisRole from, AxisRole to,
+// `roles` with `axis`, which is in `from`, in `to`. The sequence flag goes to
+// `sequence` where it is given.
+void Turn(AxisRoles& roles, AxisSet axis, AxisRole from, AxisRole to,
           std::optional<bool> sequence) {
-  if ((SetOf(roles, from) & axis) == 0) return false;
   SetOf(roles, from) &= ~axis;
   SetOf(roles, to) |= axis;
   if (sequence.has_value()) roles.sequence = *sequence;
   roles.folded &= roles.tensor;
   if (roles.tensor == 0) roles.sequence = false;
   if (roles.context == 0) roles.heads = roles.ring = false;
-  return true;
 }
 
-// The plan with `axis` turned in all `blocks`, or nothing where it does not
-// apply.
-std::optional<Plan> Turned(const SearchSpace& space, const Plan& plan,
-                           const std::vector<int>& blocks, AxisSet axis,
-                           AxisRole from, AxisRole to,
-                           std::optional<bool> sequence) {
-  Plan turned = plan;
-  for (int block : blocks) {
-    auto roles = RolesOf(space.index, plan, block);
-    if (!roles.has_value() || !Turn(*roles, axis, from, to, sequence)) {
-      return std::nullopt;
-    }
-    const GroupId group = GroupOfBlock(space, plan, block);
-    SetBlock(space.index, block,
-             PlaceBlock(space.index, block, plan.groups[group.index()], group,
-                        *roles),
-             turned);
+// By kind.
+using Placements = std::vector<std::vector<OpPlacement>>;
+
+// Of each kind its placements with `axis` turned, or nothing where that does
+// not apply.
+std::optional<Placements> Turned(const SearchSpace& space, const Plan& plan,
+                                 const PlacedKinds& kinds, AxisSet axis,
+                                 AxisRole from, AxisRole to,
+                                 std::optional<bool> sequence) {
+  for (PlacedKind kind : kinds.kinds) {
+    if ((SetOf(kind.roles, from) & axis) == 0) return std::nullopt;
+  }
+  Placements turned;
+  for (PlacedKind kind : kinds.kinds) {
+    Turn(kind.roles, axis, from, to, sequence);
+    turned.push_back(PlacementsOf(space, plan, kind.block, kind.roles));
   }
   return turned;
 }
 
-std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
-                                Rng& rng) {
+// The placements that each kind has.
+Placements PlacementsIn(const SearchSpace& space, const Plan& plan,
+                        const PlacedKinds& kinds) {
+  Placements placements;
+  for (const PlacedKind& kind : kinds.kinds) {
+    auto& of_block = placements.emplace_back();
+    for (NodeId node :
+         space.index.nodes_of_block[static_cast<size_t>(kind.block)]) {
+      of_block.push_back(plan.ops[node.index()]);
+    }
+  }
+  return placements;
+}
+
+bool SameAxes(const Placements& a, const Placements& b) {
+  return std::ranges::equal(a, b, [](const auto& of_a, const auto& of_b) {
+    return std::ranges::equal(
+        of_a, of_b, [](const OpPlacement& x, const OpPlacement& y) {
+          return x.axes == y.axes && x.streamed == y.streamed;
+        });
+  });
+}
+
+std::optional<double> Edit(Draft& draft, Rng& rng) {
+  const SearchSpace& space = draft.space();
+  const Plan& plan = draft.plan();
   const int block = DrawBlock(space, rng);
   const auto scope = static_cast<Scope>(rng.Below(kScopes));
   const GroupId group_id = GroupOfBlock(space, plan, block);
@@ -92,68 +113,79 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   const bool sequence_draw = rng.Below(2) == 1;
   const bool keep_samples = rng.Below(2) == 1;
 
-  const auto roles = RolesOf(space.index, plan, block);
-  if (!roles.has_value()) return std::nullopt;
-  const AxisRole from = roles->data & axis      ? AxisRole::kData
-                        : roles->context & axis ? AxisRole::kContext
-                        : roles->expert & axis  ? AxisRole::kExpert
-                                                : AxisRole::kTensor;
+  auto blocks = BlocksIn(space, plan, block, scope);
+  if (!blocks.has_value()) return std::nullopt;
+  const auto kinds = PlacedKindsOf(draft, *std::move(blocks));
+  if (!kinds.has_value()) return std::nullopt;
+  const AxisRoles& roles = kinds->Of(block).roles;
+  const AxisRole from = roles.data & axis      ? AxisRole::kData
+                        : roles.context & axis ? AxisRole::kContext
+                        : roles.expert & axis  ? AxisRole::kExpert
+                                               : AxisRole::kTensor;
   const auto to = static_cast<AxisRole>((static_cast<uint32_t>(from) + shift) %
                                         number_of_roles);
-  const auto blocks = BlocksIn(space, plan, block, scope);
-  if (!blocks.has_value()) return std::nullopt;
 
   // The coin of sequence parallelism belongs to the plan with the axis in
   // tensor; what this block shows there is its side.
-  const bool first_tensor_axis = to == AxisRole::kTensor && roles->tensor == 0;
+  const bool first_tensor_axis = to == AxisRole::kTensor && roles.tensor == 0;
   const bool last_tensor_axis =
-      from == AxisRole::kTensor && roles->tensor == axis;
+      from == AxisRole::kTensor && roles.tensor == axis;
   const auto forth = [&](std::optional<bool> sequence) {
-    return Turned(space, plan, *blocks, axis, from, to, sequence);
+    return Turned(space, plan, *kinds, axis, from, to, sequence);
   };
-  auto candidate =
+  const auto there =
       first_tensor_axis ? forth(sequence_draw) : forth(std::nullopt);
-  if (!candidate.has_value()) return std::nullopt;
-  const auto back = [&](std::optional<bool> sequence) {
-    return Turned(space, *candidate, *blocks, axis, to, from, sequence);
-  };
+  if (!there.has_value()) return std::nullopt;
+  const Placements here = PlacementsIn(space, plan, *kinds);
+  for (size_t i = 0; i < kinds->blocks.size(); ++i) {
+    SetAxes(kinds->blocks[i], (*there)[kinds->of[i]], draft);
+  }
+
   // The same draw must lead back: roles that a block cannot show (an axis too
   // large for it) and sequence flags that only some blocks had are lost.
-  const auto roles_after = RolesOf(space.index, *candidate, block);
-  AxisRoles expected = *roles;
+  PlacedKinds kinds_after = *kinds;
+  for (PlacedKind& kind : kinds_after.kinds) {
+    const auto shown = RolesOf(space.index, plan, kind.block);
+    if (!shown.has_value()) return std::nullopt;
+    kind.roles = *shown;
+  }
+  const AxisRoles& roles_after = kinds_after.Of(block).roles;
+  AxisRoles expected = roles;
   Turn(expected, axis, from, to, std::nullopt);
-  if (!roles_after.has_value() || roles_after->data != expected.data ||
-      roles_after->context != expected.context ||
-      roles_after->expert != expected.expert ||
-      roles_after->tensor != expected.tensor ||
-      roles_after->folded != expected.folded) {
+  if (roles_after.data != expected.data ||
+      roles_after.context != expected.context ||
+      roles_after.expert != expected.expert ||
+      roles_after.tensor != expected.tensor ||
+      roles_after.folded != expected.folded) {
     return std::nullopt;
   }
+  const auto back = [&](std::optional<bool> sequence) {
+    return Turned(space, plan, kinds_after, axis, to, from, sequence);
+  };
   const auto returned =
-      last_tensor_axis ? back(roles->sequence) : back(std::nullopt);
-  if (!returned.has_value() || returned->ops != plan.ops) return std::nullopt;
+      last_tensor_axis ? back(roles.sequence) : back(std::nullopt);
+  if (!returned.has_value() || !SameAxes(*returned, here)) return std::nullopt;
   double log_ratio = 0;
   if (first_tensor_axis) {
-    const auto shown = forth(roles_after->sequence);
-    if (!shown.has_value() || shown->ops != candidate->ops) {
+    if (roles_after.sequence != sequence_draw &&
+        !SameAxes(*forth(roles_after.sequence), *there)) {
       return std::nullopt;
     }
-    if (forth(!sequence_draw)->ops != candidate->ops) log_ratio = std::log(2.0);
+    if (!SameAxes(*forth(!sequence_draw), *there)) log_ratio = std::log(2.0);
   } else if (last_tensor_axis) {
-    const auto other = back(!roles->sequence);
-    if (other->ops != plan.ops) log_ratio = -std::log(2.0);
+    if (!SameAxes(*back(!roles.sequence), here)) log_ratio = -std::log(2.0);
   }
 
   if (scope == Scope::kPlan && keep_samples) {
     const int size = group.axes[number].size;
     if (SplitsSamples(from) && !SplitsSamples(to)) {
-      candidate->microbatches *= size;
+      draft.edited().microbatches *= size;
     } else if (SplitsSamples(to) && !SplitsSamples(from)) {
-      if (candidate->microbatches % size != 0) return std::nullopt;
-      candidate->microbatches /= size;
+      if (plan.microbatches % size != 0) return std::nullopt;
+      draft.edited().microbatches /= size;
     }
   }
-  return Finish(space, plan, std::move(*candidate), log_ratio);
+  return log_ratio;
 }
 
 }  // namespace
@@ -162,6 +194,6 @@ extern const Move kAxisRole;
 const Move kAxisRole = {"axis-role",
                         "an axis between data, context, tensor and expert "
                         "parallelism",
-                        4, Propose};
+                        4, Edit};
 
 }  // namespace tessera

@@ -7,7 +7,6 @@
 
 #include "planner/plan/branches.h"
 
-#include "planner/plan/stages.h"
 #include "planner/search/moves/scope.h"
 
 namespace tessera {
@@ -16,11 +15,12 @@ namespace {
 // Operators of all microbatches up to which each draw is: some 10 ms.
 constexpr double kCheap = 20'000;
 
-std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
-                                Rng& rng) {
-  const Stages stages = StagesOf(*space.index.graph, plan);
+std::optional<double> Edit(Draft& draft, Rng& rng) {
+  const SearchSpace& space = draft.space();
+  const Plan& plan = draft.plan();
+  const Draft::Pipeline& pipeline = draft.pipeline();
   const auto& groups =
-      stages.groups[rng.Below(static_cast<uint32_t>(stages.count()))];
+      pipeline.groups[rng.Below(static_cast<uint32_t>(pipeline.stages))];
   const GroupId whole = groups[0];
   const auto axes =
       static_cast<uint32_t>(plan.groups[whole.index()].axes.size());
@@ -33,13 +33,14 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
                        ? SplitBranches(space.index, plan, whole, axis)
                        : MergeBranches(space.index, plan, whole, axis);
   if (!candidate.has_value()) return std::nullopt;
-  return Finish(space, plan, *std::move(candidate), 0);
+  draft.Replace(*std::move(candidate));
+  return 0;
 }
 
 }  // namespace
 
 extern const Move kBranches;
 const Move kBranches = {
-    "branches", "parallel branches of layers on halves of a group", 2, Propose};
+    "branches", "parallel branches of layers on halves of a group", 2, Edit};
 
 }  // namespace tessera

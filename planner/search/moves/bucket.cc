@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "planner/search/moves/scope.h"
+#include "planner/search/move.h"
 
 namespace tessera {
 namespace {
@@ -14,20 +14,17 @@ namespace {
 constexpr std::array<int64_t, 4> kSizes = {0, 5'000'000, 25'000'000,
                                            100'000'000};
 
-std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
-                                Rng& rng) {
+std::optional<double> Edit(Draft& draft, Rng& rng) {
   const uint32_t drawn = rng.Below(kSizes.size());
-  if (std::ranges::find(kSizes, plan.bucket_bytes.value) == kSizes.end()) {
-    return std::nullopt;
-  }
-  Plan candidate = plan;
-  candidate.bucket_bytes = {kSizes[drawn]};
-  return Finish(space, plan, std::move(candidate), 0);
+  const int64_t size = draft.plan().bucket_bytes.value;
+  if (std::ranges::find(kSizes, size) == kSizes.end()) return std::nullopt;
+  draft.edited().bucket_bytes = {kSizes[drawn]};
+  return 0;
 }
 
 }  // namespace
 
 extern const Move kBucket;
-const Move kBucket = {"bucket", "size of gradient buckets", 1, Propose};
+const Move kBucket = {"bucket", "size of gradient buckets", 1, Edit};
 
 }  // namespace tessera

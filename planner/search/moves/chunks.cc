@@ -5,23 +5,26 @@
 
 #include <cmath>
 
-#include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
 #include "planner/search/moves/scope.h"
 
 namespace tessera {
 namespace {
 
-std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
-                                Rng& rng) {
+std::optional<double> Edit(Draft& draft, Rng& rng) {
+  const SearchSpace& space = draft.space();
+  const Plan& plan = draft.plan();
   const int factor = 2 + static_cast<int>(rng.Below(2));
   const bool more = rng.Below(2) == 1;
   if (plan.groups.size() < 2 || !plan.actions.empty()) return std::nullopt;
+  if (!MayBeUniform(space, plan)) return std::nullopt;
   auto strategy = UniformStrategy(space.index, *space.cluster, plan);
   if (!strategy.has_value()) return std::nullopt;
   if (!more && strategy->vp % factor != 0) return std::nullopt;
+  const Draft::Pipeline& pipeline = draft.pipeline();
   const size_t ways_back =
-      SchedulesFor(ShapeOf(*space.index.graph, plan)).size();
+      SchedulesFor({pipeline.stages, pipeline.chunks, plan.microbatches})
+          .size();
   strategy->vp = more ? strategy->vp * factor : strategy->vp / factor;
   const auto schedules =
       SchedulesFor({strategy->pp, strategy->vp, plan.microbatches});
@@ -34,15 +37,15 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
     return std::nullopt;
   }
   NameAxes(space.index, *made);
-  return Finish(space, plan, *std::move(made),
-                std::log(static_cast<double>(ways)) -
-                    std::log(static_cast<double>(ways_back)));
+  draft.Replace(*std::move(made));
+  return std::log(static_cast<double>(ways)) -
+         std::log(static_cast<double>(ways_back));
 }
 
 }  // namespace
 
 extern const Move kChunks;
 const Move kChunks = {
-    "chunks", "chunks of a stage, for an interleaved schedule", 1, Propose};
+    "chunks", "chunks of a stage, for an interleaved schedule", 1, Edit};
 
 }  // namespace tessera

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "planner/search/moves/scope.h"
+#include "planner/search/move.h"
 
 namespace tessera {
 namespace {
@@ -16,24 +16,27 @@ AxisSet Swapped(AxisSet set, uint32_t lower) {
   return set | b << lower | a << (lower + 1);
 }
 
-std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
-                                Rng& rng) {
+std::optional<double> Edit(Draft& draft, Rng& rng) {
+  const SearchSpace& space = draft.space();
+  const Plan& plan = draft.plan();
   const GroupId chosen(rng.Below(static_cast<uint32_t>(plan.groups.size())));
   const bool all = rng.Below(2) == 1;
   const auto axes =
       static_cast<uint32_t>(plan.groups[chosen.index()].axes.size());
   if (axes < 2) return std::nullopt;
   const uint32_t lower = rng.Below(axes - 1);
-  Plan candidate = plan;
-  std::vector<bool> swapped(plan.groups.size(), false);
+  std::vector<bool> swapped(plan.groups.size(), all);
+  swapped[chosen.index()] = true;
   for (size_t g = 0; g < plan.groups.size(); ++g) {
-    if (!all && g != chosen.index()) continue;
-    if (!SameMesh(plan.groups[g], plan.groups[chosen.index()])) {
+    if (swapped[g] && !SameMesh(plan.groups[g], plan.groups[chosen.index()])) {
       return std::nullopt;
     }
+  }
+  Plan candidate = plan;
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    if (!swapped[g]) continue;
     std::swap(candidate.groups[g].axes[lower],
               candidate.groups[g].axes[lower + 1]);
-    swapped[g] = true;
   }
   for (OpPlacement& placement : candidate.ops) {
     if (!swapped[placement.group.index()]) continue;
@@ -47,13 +50,14 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
     AxisSet& rooted = candidate.weights[w].rooted;
     rooted = Swapped(rooted, lower);
   }
-  return Finish(space, plan, std::move(candidate), 0);
+  draft.Replace(std::move(candidate));
+  return 0;
 }
 
 }  // namespace
 
 extern const Move kFabricOrder;
-const Move kFabricOrder = {
-    "fabric-order", "two neighbouring mesh axes change places", 1, Propose};
+const Move kFabricOrder = {"fabric-order",
+                           "two neighbouring mesh axes change places", 1, Edit};
 
 }  // namespace tessera

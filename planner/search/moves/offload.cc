@@ -5,7 +5,6 @@
 // plan fits there is little to win by it, and the plans take far longer to
 // price than others: they are simulated.
 
-#include "planner/plan/axis_roles.h"
 #include "planner/plan/recompute.h"
 #include "planner/search/moves/scope.h"
 
@@ -15,50 +14,52 @@ namespace {
 enum class What : uint8_t { kParameters, kOptimizer, kActivations };
 constexpr uint32_t kWhats = 3;
 
-// The tiers of what moves in a block.
-std::vector<MemoryTier*> TiersIn(const GraphIndex& index, int block, What what,
-                                 Plan& plan) {
+// The tiers of what moves in a block, to be edited.
+std::vector<MemoryTier*> TiersIn(int block, What what, Draft& draft) {
+  const GraphIndex& index = draft.space().index;
+  Plan& plan = draft.edited();
   std::vector<MemoryTier*> tiers;
   if (what == What::kActivations) {
     for (NodeId id : index.nodes_of_block[static_cast<size_t>(block)]) {
       if (!KeepsResults(index, plan, id)) continue;
+      draft.Touch(id);
       tiers.push_back(&plan.ops[id.index()].activation_tier);
     }
     return tiers;
   }
-  for (size_t w = 0; w < index.weights.size(); ++w) {
-    if (index.graph->node(index.weights[w].home.node).block != block) continue;
+  for (size_t w : draft.space().weights_of_block[static_cast<size_t>(block)]) {
     WeightPlacement& weight = plan.weights[w];
     if (what == What::kOptimizer) {
+      draft.TouchWeight(w);
       tiers.push_back(&weight.optimizer_tier);
     } else if (!IsTiedAcrossGroups(index, plan, w)) {
+      draft.TouchWeight(w);
       tiers.push_back(&weight.parameter_tier);
     }
   }
   return tiers;
 }
 
-std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
-                                Rng& rng) {
+std::optional<double> Edit(Draft& draft, Rng& rng) {
+  const SearchSpace& space = draft.space();
   if (!space.cluster->host) return std::nullopt;
   const uint32_t tiers = space.cluster->host->storage > Bytes{} ? 3 : 2;
   const int block = DrawBlock(space, rng);
   const auto scope = static_cast<Scope>(rng.Below(kScopes));
   const auto what = static_cast<What>(rng.Below(kWhats));
   const uint32_t step = 1 + rng.Below(tiers - 1);
-  const auto blocks = BlocksIn(space, plan, block, scope);
+  const auto blocks = BlocksIn(space, draft.plan(), block, scope);
   if (!blocks.has_value()) return std::nullopt;
-  Plan candidate = plan;
   std::optional<MemoryTier> before;
   for (int b : *blocks) {
-    for (MemoryTier* tier : TiersIn(space.index, b, what, candidate)) {
+    for (MemoryTier* tier : TiersIn(b, what, draft)) {
       if (!before) before = *tier;
       if (*tier != *before) return std::nullopt;
       *tier = static_cast<MemoryTier>((static_cast<uint32_t>(*tier) + step) %
                                       tiers);
     }
   }
-  return Finish(space, plan, std::move(candidate), 0);
+  return 0;
 }
 
 }  // namespace
@@ -66,6 +67,6 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
 extern const Move kOffload;
 const Move kOffload = {
     "offload", "tier of memory of parameters, optimizer states or activations",
-    1, Propose, /*where_nothing_fits=*/true};
+    1, Edit, /*where_nothing_fits=*/true};
 
 }  // namespace tessera

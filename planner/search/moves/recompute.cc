@@ -10,8 +10,9 @@
 namespace tessera {
 namespace {
 
-std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
-                                Rng& rng) {
+std::optional<double> Edit(Draft& draft, Rng& rng) {
+  const SearchSpace& space = draft.space();
+  const Plan& plan = draft.plan();
   const auto [first, last] = Layers(space.index);
   const int block = DrawBlock(space, rng);
   const auto scope = static_cast<Scope>(rng.Below(3));  // up to kClass
@@ -23,19 +24,19 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   if (!level.has_value() || !blocks.has_value()) return std::nullopt;
   const auto wanted = static_cast<RecomputeLevel>(
       (static_cast<uint32_t>(*level) + step) % levels);
-  Plan candidate = plan;
   for (int b : *blocks) {
     if (RecomputeOf(space.index, plan, b) != level) return std::nullopt;
-    SetRecompute(space.index, b, wanted, candidate);
-    if (RecomputeOf(space.index, candidate, b) != wanted) return std::nullopt;
+    draft.TouchBlock(b);
+    SetRecompute(space.index, b, wanted, draft.edited());
+    if (RecomputeOf(space.index, plan, b) != wanted) return std::nullopt;
   }
-  return Finish(space, plan, std::move(candidate), 0);
+  return 0;
 }
 
 }  // namespace
 
 extern const Move kRecompute;
 const Move kRecompute = {"recompute", "what layers compute again in backward",
-                         2, Propose};
+                         2, Edit};
 
 }  // namespace tessera

@@ -3,7 +3,8 @@
 
 #include <optional>
 
-#include "planner/search/move.h"
+#include "planner/base/rng.h"
+#include "planner/search/search_space.h"
 
 namespace tessera {
 

@@ -5,7 +5,7 @@
 
 #include "planner/plan/rooted.h"
 
-#include "planner/search/moves/scope.h"
+#include "planner/search/move.h"
 
 namespace tessera {
 namespace {
@@ -34,8 +34,9 @@ std::optional<Plan> WithRoot(const GraphIndex& index, Plan plan) {
   return plan;
 }
 
-std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
-                                Rng&) {
+std::optional<double> Edit(Draft& draft, Rng&) {
+  const SearchSpace& space = draft.space();
+  const Plan& plan = draft.plan();
   if (plan.groups.size() > 1 || plan.microbatches > 1) return std::nullopt;
   const bool has_root = UsesRoot(plan);
   const auto toggled = [&](const Plan& from, bool root) {
@@ -45,7 +46,8 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   if (!candidate.has_value() || toggled(*candidate, !has_root) != plan) {
     return std::nullopt;
   }
-  return Finish(space, plan, *std::move(candidate), 0);
+  draft.Replace(*std::move(candidate));
+  return 0;
 }
 
 }  // namespace
@@ -53,6 +55,6 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
 extern const Move kRooted;
 const Move kRooted = {
     "rooted", "a root that computes the loss and steps for all, or none", 1,
-    Propose};
+    Edit};
 
 }  // namespace tessera

@@ -1,11 +1,29 @@
 #include "planner/search/moves/scope.h"
 
 #include <algorithm>
+#include <map>
 
-#include "planner/plan/axis_roles.h"
-#include "planner/plan/validate.h"
+#include "planner/plan/recompute.h"
 
 namespace tessera {
+namespace {
+
+// Whether two blocks that PlaceBlock cannot tell from each other are on one
+// group each and have equal axes there.
+bool PlacedAlike(const SearchSpace& space, const Plan& plan, int a, int b) {
+  const auto& of_a = space.index.nodes_of_block[static_cast<size_t>(a)];
+  const auto& of_b = space.index.nodes_of_block[static_cast<size_t>(b)];
+  const GroupId group_a = plan.ops[of_a[0].index()].group;
+  const GroupId group_b = plan.ops[of_b[0].index()].group;
+  return std::ranges::equal(of_a, of_b, [&](NodeId x, NodeId y) {
+    const OpPlacement& p = plan.ops[x.index()];
+    const OpPlacement& q = plan.ops[y.index()];
+    return p.group == group_a && q.group == group_b && p.axes == q.axes &&
+           p.streamed == q.streamed;
+  });
+}
+
+}  // namespace
 
 GroupId GroupOfBlock(const SearchSpace& space, const Plan& plan, int block) {
   const auto& nodes = space.index.nodes_of_block[static_cast<size_t>(block)];
@@ -15,56 +33,154 @@ GroupId GroupOfBlock(const SearchSpace& space, const Plan& plan, int block) {
 std::optional<std::vector<int>> BlocksIn(const SearchSpace& space,
                                          const Plan& plan, int block,
                                          Scope scope) {
+  if (scope == Scope::kBlock) return std::vector<int>{block};
   const GroupId group = GroupOfBlock(space, plan, block);
-  const std::vector<int>& classes = space.index.block_class;
   std::vector<int> blocks;
-  for (int b = 0; b < static_cast<int>(classes.size()); ++b) {
+  GroupId same_mesh = group;
+  // Whether all meshes so far are the group's.
+  const auto add = [&](int b) {
     const GroupId other = GroupOfBlock(space, plan, b);
-    if (!other.valid()) continue;
-    const bool same_class =
-        classes[static_cast<size_t>(b)] == classes[static_cast<size_t>(block)];
-    bool in = b == block;
-    switch (scope) {
-      case Scope::kBlock:
-        break;
-      case Scope::kClassInStage:
-        in = same_class && other == group;
-        break;
-      case Scope::kClass:
-        in = same_class;
-        break;
-      case Scope::kStage:
-        in = other == group;
-        break;
-      case Scope::kPlan:
-        in = true;
-        break;
+    if (!other.valid()) return true;
+    const bool in_stage =
+        scope == Scope::kClassInStage || scope == Scope::kStage;
+    if (in_stage && other != group) return true;
+    if (other != same_mesh &&
+        !SameMesh(plan.groups[group.index()], plan.groups[other.index()])) {
+      return false;
     }
-    if (!in) continue;
-    if (!SameMesh(plan.groups[group.index()], plan.groups[other.index()])) {
-      return std::nullopt;
-    }
+    same_mesh = other;
     blocks.push_back(b);
+    return true;
+  };
+  if (scope == Scope::kClassInStage || scope == Scope::kClass) {
+    const auto of_class = static_cast<size_t>(
+        space.index.block_class[static_cast<size_t>(block)]);
+    for (int b : space.blocks_of_class[of_class]) {
+      if (!add(b)) return std::nullopt;
+    }
+  } else {
+    const auto all = static_cast<int>(space.index.nodes_of_block.size());
+    for (int b = 0; b < all; ++b) {
+      if (!add(b)) return std::nullopt;
+    }
   }
   return blocks;
 }
 
-std::optional<Proposal> Finish(const SearchSpace& space, const Plan& old,
-                               Plan candidate, double log_ratio) {
-  return Finish(space, old, std::move(candidate), log_ratio,
-                CutWithinNode(space, old));
+const PlacedKind& PlacedKinds::Of(int block) const {
+  const auto at = std::ranges::lower_bound(blocks, block);
+  return kinds[of[static_cast<size_t>(at - blocks.begin())]];
 }
 
-std::optional<Proposal> Finish(const SearchSpace& space, const Plan& old,
-                               Plan candidate, double log_ratio,
-                               const std::vector<bool>& within_node) {
-  if (!SetCuts(space, within_node, candidate) ||
-      SameUpToNames(candidate, old) ||
-      !IsValid(space.index, *space.cluster, candidate) ||
-      !Allowed(space, candidate)) {
-    return std::nullopt;
+std::optional<PlacedKinds> PlacedKindsOf(Draft& draft,
+                                         std::vector<int> blocks) {
+  PlacedKinds found;
+  found.blocks = std::move(blocks);
+  // All others are looked for in vain where one has no roles.
+  for (int b : found.blocks) {
+    if (!draft.roles(b).has_value()) return std::nullopt;
   }
-  return Proposal{std::move(candidate), log_ratio};
+  std::map<int, std::vector<size_t>> by_class;  // of SearchSpace::placed_like
+  for (int b : found.blocks) {
+    const AxisRoles& roles = *draft.roles(b);
+    std::vector<size_t>& kinds =
+        by_class[draft.space().placed_like[static_cast<size_t>(b)]];
+    const auto known = std::ranges::find_if(
+        kinds, [&](size_t k) { return found.kinds[k].roles == roles; });
+    if (known != kinds.end()) {
+      found.of.push_back(*known);
+      continue;
+    }
+    kinds.push_back(found.kinds.size());
+    found.of.push_back(found.kinds.size());
+    found.kinds.push_back({b, roles});
+  }
+  return found;
+}
+
+std::vector<OpPlacement> PlacementsOf(const SearchSpace& space,
+                                      const Plan& plan, int block,
+                                      const AxisRoles& roles) {
+  const GroupId group = GroupOfBlock(space, plan, block);
+  return PlaceBlock(space.index, block, plan.groups[group.index()], group,
+                    roles);
+}
+
+void SetAxes(int block, const std::vector<OpPlacement>& placements,
+             Draft& draft) {
+  const auto& nodes =
+      draft.space().index.nodes_of_block[static_cast<size_t>(block)];
+  draft.TouchBlock(block);
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    OpPlacement& op = draft.edited().ops[nodes[i].index()];
+    op.axes = placements[i].axes;
+    op.streamed = placements[i].streamed;
+  }
+}
+
+bool Switch(const PlacedKinds& kinds, bool AxisRoles::*flag, bool now,
+            AxisSet AxisRoles::*axes, Draft& draft) {
+  const SearchSpace& space = draft.space();
+  const Plan& plan = draft.plan();
+  std::vector<std::vector<OpPlacement>> switched;  // empty: stays
+  for (const PlacedKind& kind : kinds.kinds) {
+    switched.emplace_back();
+    AxisRoles roles = kind.roles;
+    if (roles.*axes == 0) continue;
+    roles.*flag = now;
+    if (roles != kind.roles &&
+        !BlockIs(space.index, kind.block,
+                 PlacementsOf(space, plan, kind.block, roles), plan)) {
+      return false;
+    }
+    roles.*flag = !now;
+    switched.back() = PlacementsOf(space, plan, kind.block, roles);
+  }
+  for (size_t i = 0; i < kinds.blocks.size(); ++i) {
+    const auto& placements = switched[kinds.of[i]];
+    if (!placements.empty()) SetAxes(kinds.blocks[i], placements, draft);
+  }
+  return true;
+}
+
+bool MayBeUniform(const SearchSpace& space, const Plan& plan) {
+  const GraphIndex& index = space.index;
+  for (const DeviceGroup& group : plan.groups) {
+    if (!SameMesh(group, plan.groups[0])) return false;
+  }
+  // Layers are placed by the same roles.
+  for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
+    const int like = space.placed_like[b];
+    if (index.nodes_of_block[b].empty() || like == static_cast<int>(b)) {
+      continue;
+    }
+    if (!PlacedAlike(space, plan, like, static_cast<int>(b))) return false;
+  }
+  // All weights have one stage, but for those that several groups read.
+  int stage = 0;
+  for (const WeightPlacement& weight : plan.weights) {
+    stage = std::max(stage, weight.zero_stage);
+  }
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    if (plan.weights[w].zero_stage != stage &&
+        plan.weights[w].zero_stage != HighestZeroStage(index, plan, w, stage)) {
+      return false;
+    }
+  }
+  // The first layers run again, all alike, and nothing else does.
+  const auto [first, last] = Layers(index);
+  const auto level = RecomputeOf(index, plan, first);
+  if (!level.has_value()) return false;
+  bool again = true;
+  for (int b = 0; b < static_cast<int>(index.nodes_of_block.size()); ++b) {
+    const auto of_block = RecomputeOf(index, plan, b);
+    const bool is_layer = b >= first && b < last;
+    again &= !is_layer || of_block == level;
+    if (of_block != (is_layer && again ? *level : RecomputeLevel::kNone)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 int DrawBlock(const SearchSpace& space, Rng& rng) {

@@ -1,10 +1,11 @@
 #pragma once
-// What the moves share: which blocks a change covers, and how a candidate is
-// finished.
+// What the moves share: which blocks a change covers, and which of them are
+// placed alike.
 
 #include <optional>
 #include <vector>
 
+#include "planner/plan/axis_roles.h"
 #include "planner/search/move.h"
 
 namespace tessera {
@@ -27,15 +28,43 @@ std::optional<std::vector<int>> BlocksIn(const SearchSpace& space,
                                          const Plan& plan, int block,
                                          Scope scope);
 
-// The candidate as a proposal: its zero axes set, within nodes where they were
-// so, if it is valid and differs from `old`. Nothing where a weight can no
-// longer be cut within nodes only: there would be no way back.
-std::optional<Proposal> Finish(const SearchSpace& space, const Plan& old,
-                               Plan candidate, double log_ratio);
-// The same with the cuts given.
-std::optional<Proposal> Finish(const SearchSpace& space, const Plan& old,
-                               Plan candidate, double log_ratio,
-                               const std::vector<bool>& within_node);
+// Blocks that have equal roles and get equal placements of equal roles, but for
+// their groups, have equal placements: one of them, with its roles.
+struct PlacedKind {
+  int block = 0;
+  AxisRoles roles;
+};
+struct PlacedKinds {
+  std::vector<PlacedKind> kinds;
+  std::vector<int> blocks;  // ascending
+  std::vector<size_t> of;   // by `blocks`, into `kinds`
+
+  // That of one of the blocks.
+  const PlacedKind& Of(int block) const;
+};
+
+// The kinds of some blocks, ascending and of groups of one mesh; nothing where
+// one of them has no roles. REQUIRES: nothing is edited.
+std::optional<PlacedKinds> PlacedKindsOf(Draft& draft, std::vector<int> blocks);
+
+// The placements that roles give to a block on its group.
+std::vector<OpPlacement> PlacementsOf(const SearchSpace& space,
+                                      const Plan& plan, int block,
+                                      const AxisRoles& roles);
+
+// Gives `block` the axes of `placements`, on the group that it is on.
+void SetAxes(int block, const std::vector<OpPlacement>& placements,
+             Draft& draft);
+
+// Turns `flag`, which is `now`, in the roles of those blocks that have `axes`.
+// False where one of them does not agree on what is now; a block without a node
+// to show it agrees with either.
+bool Switch(const PlacedKinds& kinds, bool AxisRoles::*flag, bool now,
+            AxisSet AxisRoles::*axes, Draft& draft);
+
+// Whether a plan may be that of a strategy: false where equal layers or weights
+// differ, which is sooner seen than what strategy it could be.
+bool MayBeUniform(const SearchSpace& space, const Plan& plan);
 
 // A block that has nodes. Symmetric: it depends on the graph only.
 int DrawBlock(const SearchSpace& space, Rng& rng);

@@ -4,19 +4,19 @@
 // Symmetric: block, scope and switch are uniform, and the blocks agree before
 // and after.
 
-#include "planner/plan/axis_roles.h"
 #include "planner/search/moves/scope.h"
 
 namespace tessera {
 namespace {
 
-std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
-                                Rng& rng) {
+std::optional<double> Edit(Draft& draft, Rng& rng) {
+  const SearchSpace& space = draft.space();
+  const Plan& plan = draft.plan();
   const int block = DrawBlock(space, rng);
   const auto scope = static_cast<Scope>(rng.Below(kScopes));
-  const auto blocks = BlocksIn(space, plan, block, scope);
+  auto blocks = BlocksIn(space, plan, block, scope);
   if (!blocks.has_value()) return std::nullopt;
-  const auto own = RolesOf(space.index, plan, block);
+  const std::optional<AxisRoles> own = draft.roles(block);
   if (!own.has_value() || (own->tensor | own->context) == 0) {
     return std::nullopt;
   }
@@ -29,29 +29,16 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
       in_attention ? &AxisRoles::heads : &AxisRoles::sequence;
   AxisSet AxisRoles::*const axes =
       in_attention ? &AxisRoles::context : &AxisRoles::tensor;
-  Plan candidate = plan;
-  for (int b : *blocks) {
-    auto roles = RolesOf(space.index, plan, b);
-    if (!roles.has_value()) return std::nullopt;
-    if ((*roles).*axes == 0) continue;
-    const GroupId group = GroupOfBlock(space, plan, b);
-    const auto placed = [&](bool on) {
-      (*roles).*flag = on;
-      return PlaceBlock(space.index, b, plan.groups[group.index()], group,
-                        *roles);
-    };
-    // A block without a node to show it agrees with either.
-    if (!BlockIs(space.index, b, placed((*own).*flag), plan)) {
-      return std::nullopt;
-    }
-    SetBlock(space.index, b, placed(!((*own).*flag)), candidate);
+  const auto kinds = PlacedKindsOf(draft, *std::move(blocks));
+  if (!kinds.has_value() || !Switch(*kinds, flag, (*own).*flag, axes, draft)) {
+    return std::nullopt;
   }
   // The way back starts from what this block shows.
-  const auto after = RolesOf(space.index, candidate, block);
+  const auto after = RolesOf(space.index, plan, block);
   if (!after.has_value() || (*after).*flag == (*own).*flag) {
     return std::nullopt;
   }
-  return Finish(space, plan, std::move(candidate), 0);
+  return 0;
 }
 
 }  // namespace
@@ -60,6 +47,6 @@ extern const Move kSequence;
 const Move kSequence = {
     "sequence",
     "sequence parallelism of norms and residuals, or attention by heads", 2,
-    Propose};
+    Edit};
 
 }  // namespace tessera

@@ -9,8 +9,9 @@
 namespace tessera {
 namespace {
 
-std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
-                                Rng& rng) {
+std::optional<double> Edit(Draft& draft, Rng& rng) {
+  const SearchSpace& space = draft.space();
+  const Plan& plan = draft.plan();
   const GraphIndex& index = space.index;
   const NodeId node(rng.Below(static_cast<uint32_t>(index.forward_nodes)));
   const Scope scope = rng.Below(2) == 0 ? Scope::kClassInStage : Scope::kClass;
@@ -19,23 +20,23 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   const auto blocks =
       BlocksIn(space, plan, index.graph->node(node).block, scope);
   if (!blocks.has_value()) return std::nullopt;
-  Plan candidate = plan;
   for (int block : *blocks) {
     const NodeId like = index.nodes_of_block[static_cast<size_t>(block)]
                                             [index.position[node.index()]];
-    OpPlacement& placement = candidate.ops[like.index()];
+    draft.Touch(like);
+    OpPlacement& placement = draft.edited().ops[like.index()];
     if (FactorServedBy(placement, change->axis) != change->from) {
       return std::nullopt;
     }
     Apply(*change, placement);
   }
-  return Finish(space, plan, std::move(candidate), 0);
+  return 0;
 }
 
 }  // namespace
 
 extern const Move kSplitClass;
 const Move kSplitClass = {
-    "split-class", "one axis of an operator in all equal layers", 4, Propose};
+    "split-class", "one axis of an operator in all equal layers", 4, Edit};
 
 }  // namespace tessera

@@ -43,14 +43,16 @@ int Alike(const Node& maker, int made, const Node& reader, size_t k) {
 
 // Gives `axis` to `to` in a node and its like in `blocks`, which must all give
 // it to one factor before: that, or nothing.
-std::optional<int> Apply(const SearchSpace& space, NodeId node,
-                         const std::vector<int>& blocks, AxisSet axis, int to,
-                         Plan& plan) {
+std::optional<int> Apply(NodeId node, const std::vector<int>& blocks,
+                         AxisSet axis, int to, Draft& draft) {
+  const SearchSpace& space = draft.space();
+  Plan& plan = draft.edited();
   const int from = FactorServedBy(plan.ops[node.index()], axis);
   for (int block : blocks) {
     const NodeId like =
         space.index.nodes_of_block[static_cast<size_t>(block)]
                                   [space.index.position[node.index()]];
+    draft.Touch(like);
     OpPlacement& placement = plan.ops[like.index()];
     if (FactorServedBy(placement, axis) != from) return std::nullopt;
     Apply(Retarget{axis, from, to}, placement);
@@ -58,8 +60,9 @@ std::optional<int> Apply(const SearchSpace& space, NodeId node,
   return from;
 }
 
-std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
-                                Rng& rng) {
+std::optional<double> Edit(Draft& draft, Rng& rng) {
+  const SearchSpace& space = draft.space();
+  const Plan& plan = draft.plan();
   const GraphIndex& index = space.index;
   const NodeId reader(rng.Below(static_cast<uint32_t>(index.forward_nodes)));
   const Node& reads = index.graph->node(reader);
@@ -96,22 +99,18 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   const auto makers = BlocksIn(space, plan, makes.block, scope);
   const auto readers = BlocksIn(space, plan, reads.block, scope);
   if (!makers || !readers) return std::nullopt;
-  Plan candidate = plan;
-  const auto made_before = Apply(space, maker, *makers, axis, made, candidate);
+  const auto made_before = Apply(maker, *makers, axis, made, draft);
   if (!made_before) return std::nullopt;
-  const auto read_before =
-      Apply(space, reader, *readers, axis, read, candidate);
+  const auto read_before = Apply(reader, *readers, axis, read, draft);
   if (!read_before) return std::nullopt;
-  return Finish(space, plan, std::move(candidate),
-                std::log(probability(*made_before, *read_before) /
-                         probability(made, read)));
+  return std::log(probability(*made_before, *read_before) /
+                  probability(made, read));
 }
 
 }  // namespace
 
 extern const Move kSplitPair;
-const Move kSplitPair = {"split-pair",
-                         "one axis of an operator and of one that reads it", 3,
-                         Propose};
+const Move kSplitPair = {
+    "split-pair", "one axis of an operator and of one that reads it", 3, Edit};
 
 }  // namespace tessera

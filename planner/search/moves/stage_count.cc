@@ -9,8 +9,8 @@
 namespace tessera {
 namespace {
 
-std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
-                                Rng& rng) {
+std::optional<double> Edit(Draft& draft, Rng& rng) {
+  const SearchSpace& space = draft.space();
   const auto& primes = space.device_primes;
   if (primes.empty()) return std::nullopt;
   const int prime = primes[rng.Below(static_cast<uint32_t>(primes.size()))];
@@ -19,7 +19,8 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
                                           &Strategy::cp};
   const auto partner = kPartners[rng.Below(3)];
 
-  auto strategy = UniformStrategy(space.index, *space.cluster, plan);
+  if (!MayBeUniform(space, draft.plan())) return std::nullopt;
+  auto strategy = UniformStrategy(space.index, *space.cluster, draft.plan());
   if (!strategy.has_value()) return std::nullopt;
   int& from = more_stages ? (*strategy).*partner : strategy->pp;
   int& to = more_stages ? strategy->pp : (*strategy).*partner;
@@ -34,7 +35,8 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
     return std::nullopt;
   }
   NameAxes(space.index, *made);
-  return Finish(space, plan, *std::move(made), 0);
+  draft.Replace(*std::move(made));
+  return 0;
 }
 
 }  // namespace
@@ -42,6 +44,6 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
 extern const Move kStageCount;
 const Move kStageCount = {"stage-count",
                           "stages against data, tensor or context parallelism",
-                          1, Propose};
+                          1, Edit};
 
 }  // namespace tessera

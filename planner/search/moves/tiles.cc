@@ -16,8 +16,9 @@ namespace {
 
 constexpr std::array kNumbers = {1, 2, 4, 8};
 
-std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
-                                Rng& rng) {
+std::optional<double> Edit(Draft& draft, Rng& rng) {
+  const SearchSpace& space = draft.space();
+  const Plan& plan = draft.plan();
   const int block = DrawBlock(space, rng);
   const auto scope = static_cast<Scope>(rng.Below(3));  // up to kClass
   const uint32_t step = 1 + rng.Below(kNumbers.size() - 1);
@@ -28,19 +29,19 @@ std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
   if (known == kNumbers.end()) return std::nullopt;
   const size_t at = static_cast<size_t>(known - kNumbers.begin());
   const int wanted = kNumbers[(at + step) % kNumbers.size()];
-  Plan candidate = plan;
   for (int b : *blocks) {
     if (TilesOf(space.index, plan, b) != tiles) return std::nullopt;
-    SetTiles(space.index, b, wanted, candidate);
-    if (TilesOf(space.index, candidate, b) != wanted) return std::nullopt;
+    draft.TouchBlock(b);
+    SetTiles(space.index, b, wanted, draft.edited());
+    if (TilesOf(space.index, plan, b) != wanted) return std::nullopt;
   }
-  return Finish(space, plan, std::move(candidate), 0);
+  return 0;
 }
 
 }  // namespace
 
 extern const Move kTiles;
 const Move kTiles = {"tiles", "tiles that linears run in, one after another", 1,
-                     Propose};
+                     Edit};
 
 }  // namespace tessera

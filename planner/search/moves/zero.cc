@@ -5,8 +5,11 @@
 // reach and the new cut are uniform, and a weight that several groups read
 // changes alone, to what it can have: no two cuts lead to one plan.
 
+#include <numeric>
+#include <vector>
+
 #include "planner/plan/axis_roles.h"
-#include "planner/search/moves/scope.h"
+#include "planner/search/move.h"
 
 namespace tessera {
 namespace {
@@ -19,53 +22,49 @@ int StageOf(uint32_t cut) {
   return static_cast<int>(cut < kStages ? cut : cut - kStages + 1);
 }
 
-std::optional<Proposal> Propose(const Plan& plan, const SearchSpace& space,
-                                Rng& rng) {
+std::optional<double> Edit(Draft& draft, Rng& rng) {
+  const SearchSpace& space = draft.space();
   const GraphIndex& index = space.index;
+  const Plan& plan = draft.plan();
   if (index.weights.empty()) return std::nullopt;
   const size_t chosen = rng.Below(static_cast<uint32_t>(index.weights.size()));
   const uint32_t reach = rng.Below(3);  // one, class, all
-  const GraphIndex::Use& home = index.weights[chosen].home;
-  const auto block_class = [&](const GraphIndex::Use& use) {
-    return index
-        .block_class[static_cast<size_t>(index.graph->node(use.node).block)];
-  };
   if (reach != 0 && IsTiedAcrossGroups(index, plan, chosen)) {
     return std::nullopt;
   }
   const uint32_t cuts = space.cluster->num_nodes() > 1 ? kCuts : kStages;
-  std::vector<bool> within = CutWithinNode(space, plan);
-  const bool chosen_within = within[chosen];
+  const bool within = draft.CutWithinNode(chosen);
   const int stage = plan.weights[chosen].zero_stage;
   const uint32_t cut =
-      static_cast<uint32_t>(stage) + (chosen_within ? kStages - 1 : 0);
+      static_cast<uint32_t>(stage) + (within ? kStages - 1 : 0);
   const uint32_t next = (cut + 1 + rng.Below(cuts - 1)) % cuts;
   const int wanted = StageOf(next);
   if (HighestZeroStage(index, plan, chosen, wanted) != wanted) {
     return std::nullopt;
   }
-  Plan candidate = plan;
-  for (size_t w = 0; w < index.weights.size(); ++w) {
-    const GraphIndex::Use& other = index.weights[w].home;
-    const bool like = block_class(other) == block_class(home) &&
-                      index.position[other.node.index()] ==
-                          index.position[home.node.index()] &&
-                      other.operand == home.operand;
-    if (w != chosen && reach != 2 && !(reach == 1 && like)) continue;
+  std::vector<size_t> changing = {chosen};
+  if (reach == 1)
+    changing = space.weights_of_kind[space.kind_of_weight[chosen]];
+  if (reach == 2) {
+    changing.resize(index.weights.size());
+    std::iota(changing.begin(), changing.end(), size_t{0});
+  }
+  for (size_t w : changing) {
     if (plan.weights[w].zero_stage != HighestZeroStage(index, plan, w, stage) ||
-        within[w] != chosen_within) {
+        draft.CutWithinNode(w) != within) {
       return std::nullopt;
     }
-    candidate.weights[w].zero_stage = HighestZeroStage(index, plan, w, wanted);
-    within[w] = next >= kStages;
+    draft.TouchWeight(w);
+    draft.edited().weights[w].zero_stage =
+        HighestZeroStage(index, plan, w, wanted);
+    draft.CutWithinNode(w, next >= kStages);
   }
-  return Finish(space, plan, std::move(candidate), 0, within);
+  return 0;
 }
 
 }  // namespace
 
 extern const Move kZero;
-const Move kZero = {"zero", "ZeRO cut of a weight, its like or all", 2,
-                    Propose};
+const Move kZero = {"zero", "ZeRO cut of a weight, its like or all", 2, Edit};
 
 }  // namespace tessera

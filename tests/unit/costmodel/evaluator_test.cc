@@ -244,7 +244,7 @@ TEST_P(EvaluatorWalk, PricesPlansAsIfNoneCameBefore) {
   Rng rng(3);
   int64_t lowered_anew = 0;
   for (int made = 0; made < 100;) {
-    auto next = DrawMove(Moves(), rng).propose(plan, space, rng);
+    auto next = DrawMove(Moves(), rng).Propose(plan, space, rng);
     if (!next) continue;
     ++made;
     const Evaluator fresh(graph, cluster, nullptr, {});
