@@ -135,13 +135,26 @@ Evaluator::Evaluator(const Graph& graph, const Cluster& cluster,
 
 Evaluator::~Evaluator() = default;
 
-const std::vector<BlockShape>& Evaluator::ShapesFor(int prefetch) const {
+const Evaluator::Surroundings& Evaluator::SurroundingsFor(int prefetch) const {
   const int blocks = static_cast<int>(graph_.blocks.size());
   const int reach = std::clamp(prefetch, 1, blocks);
   std::lock_guard lock(shapes_mutex_);
   const auto [it, is_new] = shapes_.try_emplace(reach);
-  if (is_new) it->second = ShapesOf(graph_, reach);
-  return it->second;
+  Surroundings& around = it->second;
+  if (!is_new) return around;
+  around.shapes = ShapesOf(graph_, reach);
+  around.dependents.resize(around.shapes.size());
+  around.readers.resize(facts_.weights.size());
+  for (size_t b = 0; b < around.shapes.size(); ++b) {
+    for (int depends : around.shapes[b].depends) {
+      around.dependents[static_cast<size_t>(depends)].push_back(
+          static_cast<int>(b));
+    }
+    for (size_t w : around.shapes[b].weights) {
+      around.readers[w].push_back(static_cast<int>(b));
+    }
+  }
+  return around;
 }
 
 template <typename T, typename Make>
@@ -161,42 +174,101 @@ T Evaluator::Remember(Memo<T>& memo, size_t limit, const IntKey& key,
   return memo.entries.try_emplace(key, std::move(made)).first->second;
 }
 
+// A number for what the plan decides in a block.
+int Evaluator::DecisionsOf(const Plan& plan, const BlockShape& shape) const {
+  IntKey key;
+  for (NodeId node : shape.forward) {
+    const auto& axes = plan.ops[node.index()].axes;
+    key.push_back(plan.ops[node.index()].recompute);
+    key.push_back(plan.ops[node.index()].tiles);
+    key.push_back(plan.ops[node.index()].streamed);
+    const size_t factors = graph_.node(node).rule.factors.size();
+    // Two axis sets to a number.
+    for (size_t f = 0; f < factors; f += 2) {
+      key.push_back(static_cast<int64_t>(axes[f]) << 32 |
+                    (f + 1 < factors ? axes[f + 1] : 0));
+    }
+  }
+  for (size_t w : shape.weights) {
+    key.push_back(plan.weights[w].zero_stage);
+    key.push_back(plan.weights[w].zero_axes);
+  }
+  return Remember(decisions_, kMaxDecisions, key, [&] { return numbers_++; });
+}
+
 // The template of every block. A block's programs follow from its own
 // decisions, those of the blocks around it (BlockShape::depends), the layouts
-// of the gradient sums that it reads, and how the groups lie. So each has the
-// key of just that; only what is not known yet is lowered.
-std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
-    const Plan& plan, const std::vector<BlockShape>& shapes, int prefetch,
-    const std::vector<GroupId>& groups, const std::vector<bool>& splits) const {
-  const size_t n = shapes.size();
-  std::vector<int> decisions(n);
-  IntKey key;
-  for (size_t b = 0; b < n; ++b) {
-    key.clear();
-    for (NodeId node : shapes[b].forward) {
-      const auto& axes = plan.ops[node.index()].axes;
-      key.push_back(plan.ops[node.index()].recompute);
-      key.push_back(plan.ops[node.index()].tiles);
-      key.push_back(plan.ops[node.index()].streamed);
-      const size_t factors = graph_.node(node).rule.factors.size();
-      // Two axis sets to a number.
-      for (size_t f = 0; f < factors; f += 2) {
-        key.push_back(static_cast<int64_t>(axes[f]) << 32 |
-                      (f + 1 < factors ? axes[f + 1] : 0));
-      }
+// of the gradient sums that it reads, and how the groups lie. So a block stays
+// as it was `before` where none of these is touched by the change.
+std::shared_ptr<const Evaluator::Blocks> Evaluator::BlocksOf(
+    const Plan& plan, int prefetch, std::shared_ptr<const Order> order,
+    const PlanChange& change, const Blocks* before) const {
+  const Surroundings& around = SurroundingsFor(prefetch);
+  const size_t n = around.shapes.size();
+  const bool anew =
+      change.whole || before == nullptr || before->prefetch != prefetch;
+  auto now =
+      anew ? std::make_shared<Blocks>() : std::make_shared<Blocks>(*before);
+  std::vector<bool> stale(n, anew);
+  const auto look_at = [&](size_t b) {
+    const BlockShape& shape = around.shapes[b];
+    const OpPlacement& last = plan.ops[shape.forward.back().index()];
+    now->groups[b] = last.group;
+    now->chunks[b] = last.chunk;
+    now->decisions[b] = DecisionsOf(plan, shape);
+    for (int dependent : around.dependents[b]) {
+      stale[static_cast<size_t>(dependent)] = true;
     }
-    for (size_t w : shapes[b].weights) {
-      key.push_back(plan.weights[w].zero_stage);
-      key.push_back(plan.weights[w].zero_axes);
+  };
+  if (anew) {
+    now->prefetch = prefetch;
+    now->groups.resize(n);
+    now->chunks.resize(n);
+    now->decisions.resize(n);
+    now->begins.resize(n);
+    now->blocks.resize(n);
+    now->classes.assign(plan.groups.size() * plan.groups.size(), -1);
+    for (size_t b = 0; b < n; ++b) look_at(b);
+  } else {
+    std::vector<bool> seen(n, false);
+    const auto look_once = [&](int block) {
+      const auto b = static_cast<size_t>(block);
+      if (!seen[b]) look_at(b);
+      seen[b] = true;
+    };
+    for (NodeId node : change.nodes) look_once(graph_.node(node).block);
+    for (size_t w : change.weights) {
+      for (int block : around.readers[w]) look_once(block);
     }
-    decisions[b] =
-        Remember(decisions_, kMaxDecisions, key, [&] { return numbers_++; });
   }
+  now->order = std::move(order);
+  // What begins a group has its once-a-step work.
+  std::vector<bool> begun(plan.groups.size(), false);
+  for (size_t b = 0; b < n; ++b) {
+    const size_t group = now->groups[b].index();
+    if (now->begins[b] == begun[group]) stale[b] = true;
+    now->begins[b] = !begun[group];
+    begun[group] = true;
+  }
+  FindBlocks(plan, around, stale, *now);
+  return now;
+}
 
+// Those that are stale; each has the key of just what it depends on, and only
+// what is not known yet is lowered.
+void Evaluator::FindBlocks(const Plan& plan, const Surroundings& around,
+                           std::vector<bool>& stale, Blocks& now) const {
+  const std::vector<BlockShape>& shapes = around.shapes;
+  const std::vector<GroupId>& groups = now.groups;
+  const std::vector<int>& chunks = now.chunks;
+  const std::vector<int>& decisions = now.decisions;
+  const std::vector<bool>& splits = now.order->splits;
+  std::vector<BlockPtr>& blocks = now.blocks;
+  const int prefetch = now.prefetch;
+  const size_t n = shapes.size();
   const size_t count = plan.groups.size();
-  std::vector<int> classes(count * count, -1);
   const auto class_of = [&](GroupId a, GroupId b) {
-    int& number = classes[a.index() * count + b.index()];
+    int& number = now.classes[a.index() * count + b.index()];
     if (number < 0) {
       number = pricer_.ClassOf(plan.groups[a.index()],
                                a == b ? nullptr : &plan.groups[b.index()]);
@@ -206,16 +278,10 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
 
   std::optional<LoweringContext> context;
   std::optional<Programs> programs;
-  // What begins a group has its once-a-step work.
-  std::vector<size_t> first_block(count, n);
-  std::vector<int> chunks(n);
-  for (size_t b = n; b-- > 0;) {
-    first_block[groups[b].index()] = b;
-    chunks[b] = plan.ops[shapes[b].forward.back().index()].chunk;
-  }
-  std::vector<BlockPtr> blocks(n);
   size_t known_from = n;  // the context knows the sums of these and behind
+  IntKey key;
   for (size_t b = n; b-- > 0;) {
+    if (!stale[b]) continue;
     const BlockShape& shape = shapes[b];
     const GroupId own = groups[b];
     key.clear();
@@ -225,7 +291,7 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
     key.push_back(prefetch);
     key.push_back(plan.zigzag);
     key.push_back(splits[own.index()]);
-    key.push_back(first_block[own.index()] == b);
+    key.push_back(now.begins[b]);
     const size_t own_size = key.size();
     std::vector<GroupId> distinct;
     std::vector<int> chunk_of;  // the first block's of each of these
@@ -244,7 +310,7 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
       key.push_back(decisions[d]);
       if (d > b) key.push_back(blocks[d]->sums);
     }
-    blocks[b] = Remember(blocks_, kMaxBlocks, key, [&]() -> BlockPtr {
+    BlockPtr block = Remember(blocks_, kMaxBlocks, key, [&]() -> BlockPtr {
       if (!context) {
         context.emplace(facts_, plan);
         programs.emplace(*context);
@@ -291,8 +357,14 @@ std::vector<Evaluator::BlockPtr> Evaluator::BlocksOf(
         return BlockPtr(made);
       });
     });
+    // Earlier blocks follow the gradient sums.
+    if (blocks[b] != nullptr && blocks[b]->sums != block->sums) {
+      for (int dependent : around.dependents[b]) {
+        stale[static_cast<size_t>(dependent)] = true;
+      }
+    }
+    blocks[b] = std::move(block);
   }
-  return blocks;
 }
 
 Evaluator::StagePtr Evaluator::StageOf(const std::vector<BlockPtr>& blocks,
@@ -475,26 +547,42 @@ Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
 }
 
 Evaluation Evaluator::Evaluate(const Plan& plan) const {
+  std::shared_ptr<const PlanBasis> basis;
+  return EvaluateChange(plan, {true, {}, {}}, basis);
+}
+
+Evaluation Evaluator::EvaluateChange(
+    const Plan& plan, const PlanChange& change,
+    std::shared_ptr<const PlanBasis>& basis) const {
+  // Kept alive while its parts are looked at.
+  const std::shared_ptr<const PlanBasis> kept = std::move(basis);
+  basis = nullptr;
+  const auto* before = dynamic_cast<const Blocks*>(kept.get());
   const int prefetch = FetchesAhead(plan);
-  const std::vector<BlockShape>& shapes = ShapesFor(prefetch);
+  const std::vector<BlockShape>& shapes = SurroundingsFor(prefetch).shapes;
   // Blocks are folded for one group. Where inputs and losses come from, if that
   // is a root, is not among what tells blocks apart.
-  const auto order = OrderOf(plan);
+  const bool same_order =
+      !change.whole && before != nullptr &&
+      std::ranges::all_of(change.nodes, [&](NodeId node) {
+        const auto b = static_cast<size_t>(graph_.node(node).block);
+        const OpPlacement& op = plan.ops[node.index()];
+        return op.group == before->groups[b] && op.chunk == before->chunks[b];
+      });
+  const auto order = same_order ? before->order : OrderOf(plan);
   if (shapes.empty() || !order->folds || UsesRoot(plan) || Offloads(plan) ||
       order->stages.size() < plan.groups.size()) {
     return EvaluateBySimulation(plan);
   }
-  const size_t n = shapes.size();
-  std::vector<GroupId> groups(n);
+  const auto now = BlocksOf(plan, prefetch, order, change, before);
+  const std::vector<GroupId>& groups = now->groups;
+  const std::vector<BlockPtr>& blocks = now->blocks;
   std::vector<StepStage> stages(plan.groups.size());
-  for (size_t b = 0; b < n; ++b) {
-    groups[b] = plan.ops[shapes[b].forward.back().index()].group;
+  for (size_t b = 0; b < shapes.size(); ++b) {
     StepStage& stage = stages[groups[b].index()];
     stage.blocks.push_back(static_cast<int>(b));
-    stage.chunks.push_back(plan.ops[shapes[b].forward.back().index()].chunk);
+    stage.chunks.push_back(now->chunks[b]);
   }
-  const std::vector<BlockPtr> blocks =
-      BlocksOf(plan, shapes, prefetch, groups, order->splits);
   std::vector<StagePtr> owners(stages.size());
   for (size_t s = 0; s < stages.size(); ++s) {
     owners[s] =
@@ -534,6 +622,7 @@ Evaluation Evaluator::Evaluate(const Plan& plan) const {
   result.sources = Shares(time);
   CheckDevices(plan, result);
   CheckHosts(plan, result);
+  basis = now;
   return result;
 }
 

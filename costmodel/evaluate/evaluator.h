@@ -60,6 +60,10 @@ class Evaluator : public Objective {
 
   // REQUIRES (both): Validate(graph, cluster, plan) is empty.
   Evaluation Evaluate(const Plan& plan) const override;
+  // The same bits, found from the blocks of the plan before.
+  Evaluation EvaluateChange(
+      const Plan& plan, const PlanChange& change,
+      std::shared_ptr<const PlanBasis>& basis) const override;
 
   // Strategies without a table of actions are remembered, up to a million:
   // asked for again, one takes well below a microsecond.
@@ -112,12 +116,34 @@ class Evaluator : public Objective {
   template <typename T, typename Make>
   static T Remember(Memo<T>& memo, size_t limit, const IntKey& key, Make make);
 
-  const std::vector<BlockShape>& ShapesFor(int prefetch) const;
-  std::vector<BlockPtr> BlocksOf(const Plan& plan,
-                                 const std::vector<BlockShape>& shapes,
-                                 int prefetch,
-                                 const std::vector<GroupId>& groups,
-                                 const std::vector<bool>& splits) const;
+  // The blocks of the graph, and who is around whom.
+  struct Surroundings {
+    std::vector<BlockShape> shapes;
+    std::vector<std::vector<int>> dependents;  // by block: whose programs
+                                               // depend on it
+    std::vector<std::vector<int>> readers;     // by weight: blocks
+  };
+  // A plan, block by block.
+  struct Blocks : PlanBasis {
+    int prefetch = 0;
+    std::shared_ptr<const Order> order;
+    std::vector<GroupId> groups;
+    std::vector<int> chunks;
+    std::vector<int> decisions;  // numbers of what is decided in each
+    std::vector<bool> begins;    // its group
+    std::vector<BlockPtr> blocks;
+    // ClassOf pairs of groups, -1 where it was not asked for.
+    std::vector<int> classes;
+  };
+
+  const Surroundings& SurroundingsFor(int prefetch) const;
+  std::shared_ptr<const Blocks> BlocksOf(const Plan& plan, int prefetch,
+                                         std::shared_ptr<const Order> order,
+                                         const PlanChange& change,
+                                         const Blocks* before) const;
+  void FindBlocks(const Plan& plan, const Surroundings& around,
+                  std::vector<bool>& stale, Blocks& now) const;
+  int DecisionsOf(const Plan& plan, const BlockShape& shape) const;
   StagePtr StageOf(const std::vector<BlockPtr>& blocks,
                    const std::vector<BlockShape>& shapes,
                    const StepStage& stage, bool splits, int microbatches) const;
@@ -141,7 +167,7 @@ class Evaluator : public Objective {
   Pricer pricer_;
 
   mutable std::mutex shapes_mutex_;
-  mutable std::map<int, std::vector<BlockShape>> shapes_;  // by prefetch
+  mutable std::map<int, Surroundings> shapes_;  // by prefetch
   mutable std::atomic<int> numbers_ = 0;
   mutable std::atomic<int64_t> simulated_ = 0;
   mutable std::atomic<int64_t> blocks_lowered_ = 0;

@@ -261,7 +261,8 @@ Chain::Chain(const SearchSpace& space, const Objective& objective,
     : objective_(objective),
       moves_(moves),
       draft_(space, std::move(start)),
-      evaluation_(objective.Evaluate(draft_.plan())),
+      evaluation_(
+          objective.EvaluateChange(draft_.plan(), {true, {}, {}}, basis_)),
       bests_{{draft_.plan(), evaluation_}},
       time_unit_(static_cast<double>(unit.picoseconds)),
       rng_(rng) {
@@ -310,8 +311,9 @@ bool Chain::Step() {
   if (!log_ratio.has_value()) return false;
   ++statistics_.applicable;
   ++of_move.applicable;
+  std::shared_ptr<const PlanBasis> basis = basis_;
   Evaluation evaluation =
-      objective_.EvaluateChange(draft_.plan(), draft_.change());
+      objective_.EvaluateChange(draft_.plan(), draft_.change(), basis);
   const bool becomes_feasible =
       evaluation.feasible() && !evaluation_.feasible();
   if (!Accepts(evaluation, *log_ratio)) {
@@ -320,6 +322,7 @@ bool Chain::Step() {
   }
   draft_.Keep();
   evaluation_ = std::move(evaluation);
+  basis_ = std::move(basis);
   ++statistics_.accepted;
   ++of_move.accepted;
   if (becomes_feasible) SetUnit();
@@ -347,6 +350,7 @@ bool Chain::Exchange(Chain& a, Chain& b, Rng& rng) {
   if (exponent < 0 && draw >= std::exp(exponent)) return false;
   std::swap(a.draft_, b.draft_);
   std::swap(a.evaluation_, b.evaluation_);
+  std::swap(a.basis_, b.basis_);
   return true;
 }
 

@@ -21,6 +21,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -163,6 +164,7 @@ class Chain {
   const Objective& objective_;
   std::span<const Move> moves_;
   Draft draft_;
+  std::shared_ptr<const PlanBasis> basis_;  // of the draft's plan
   Evaluation evaluation_;
   std::vector<FoundPlan> bests_;
   double unit_ = 1;       // of the cost

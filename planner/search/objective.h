@@ -2,6 +2,7 @@
 // Objective: what the search sees of the cost model, and all it sees.
 
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -43,15 +44,25 @@ struct PlanChange {
   std::vector<size_t> weights;  // whose Plan::weights differ, each once
 };
 
+// What an objective keeps of a plan that it has priced, for the candidates that
+// are an edit away.
+class PlanBasis {
+ public:
+  virtual ~PlanBasis() = default;
+};
+
 class Objective {
  public:
   virtual ~Objective() = default;
   // Prices a valid plan. Thread-safe; the same plan gives the same bits.
   virtual Evaluation Evaluate(const Plan& plan) const = 0;
-  // The same, for who can make use of what has changed.
-  virtual Evaluation EvaluateChange(const Plan& plan,
-                                    const PlanChange& change) const {
+  // The same, for who can make use of what has changed. `basis` is what a call
+  // for the plan before has left there, or null, and becomes that of `plan`.
+  virtual Evaluation EvaluateChange(
+      const Plan& plan, const PlanChange& change,
+      std::shared_ptr<const PlanBasis>& basis) const {
     (void)change;
+    (void)basis;
     return Evaluate(plan);
   }
   // The score of PlanFromStrategy's plan, or nothing where it gives none. What
