@@ -57,7 +57,7 @@ OPERATORS = {
     # Views.
     **dict.fromkeys(
         ["_unsafe_view", "flatten", "reshape", "unflatten", "view"],
-        views.viewing(views.reshaped)),
+        views.reshape),
     "expand": views.viewing(views.expanded),
     "permute": views.viewing(views.permuted),
     "repeat_interleave": views.viewing(views.repeated),
@@ -90,6 +90,8 @@ OPERATORS = {
     "bmm": multiply.matmul,
     "einsum": multiply.einsum,
     "embedding": tables.embedding,
+    "eq": tables.compared,
+    "ne": tables.compared,
     "linear": dense.linear,
     "matmul": multiply.matmul,
     "mm": multiply.matmul,

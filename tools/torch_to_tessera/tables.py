@@ -7,6 +7,7 @@ import torch
 from .attention import Bias
 from .dimensions import Atom
 from .layout import apart, in_order
+from .nodes import operator_name, shape_of
 from .parameters import Param
 from .problems import Unmappable
 from .values import Act
@@ -38,6 +39,19 @@ def embedding(walk, node, table, ids, padding_idx=-1, scale_grad_by_freq=False,
     y = walk.lookup(node, table, rows, width, (table, ()), ids.tensor, None)
     y = Act(y, [*ids.own, h], [*ids.dims, [h]])
     return apart(walk, node, y, len(ids.dims))
+
+
+def compared(walk, node, ids, number):
+    """Ids that the data has and one that stands for something else, such as
+    padding: none of them is it."""
+    name = ids.tensor if isinstance(ids, Act) else None
+    given = walk.graph.tensors.get(name, {})
+    if given.get("kind") != "TENSOR_KIND_INPUT" or given["dtype"] != "int32" or (
+            not isinstance(number, int)):
+        raise Unmappable("a comparison of what is computed")
+    walk.warnings[f"'{name}' is compared with {number}, which is taken to be "
+                  "none of its ids"] = True
+    return torch.full(shape_of(node), operator_name(node) == "ne")
 
 
 def known_rows(walk, node, table, ids):
