@@ -48,7 +48,8 @@ struct LoweringFacts {
   std::vector<std::vector<NodeId>> backward_nodes;
   std::vector<bool> once_per_step;  // by tensor
   std::vector<TensorId> weights;
-  std::vector<int> weight_index;  // by tensor; -1 for what is no weight
+  std::vector<int> weight_index;        // by tensor; -1 for what is no weight
+  std::vector<double> running_momenta;  // RunningMomenta(graph)
   // By weight, where the optimizer is factored.
   std::vector<std::optional<MatrixForm>> matrix_forms;
 };
@@ -253,6 +254,10 @@ class LoweringContext {
   // factored.
   const std::optional<MatrixForm>& matrix_form(TensorId weight) const {
     return facts_.matrix_forms[WeightIndex(weight)];
+  }
+  // Whether a weight is one (planner/ir/running_average.h).
+  bool is_running_average(TensorId weight) const {
+    return facts_.running_momenta[weight.index()] >= 0;
   }
   // Those with replicas on several groups, in tensor order.
   const std::vector<TensorId>& tied_weights() const { return tied_weights_; }
