@@ -72,10 +72,15 @@ def constant_rows(walk, node, table, ids, h):
     there is one for a sequence of that length."""
     row = ids.reshape(-1, ids.shape[-1])[0]
     first = int(row[0])
-    if not torch.equal(row, torch.arange(len(row)) + first):
-        raise Unmappable("ids that are constants, and not places 0, 1, …")
     outer = [[walk.batch] if size > 1 else [] for size in ids.shape[:-1]]
     s = walk.sequence_of(len(row))
+    if bool((row == first).all()):  # one row, of all places
+        one = walk.act(table.piece(walk, node, 0, first, first + 1, True))
+        places = s or Atom(f"{node.name}.places", len(row), "r")
+        return one.viewed([*outer, [places] if len(row) > 1 else [],
+                           *one.dims])
+    if not torch.equal(row, torch.arange(len(row)) + first):
+        raise Unmappable("ids that are constants, and not places 0, 1, …")
     if s is None:
         rows = walk.act(table.piece(walk, node, 0, first, first + len(row),
                                     False))
