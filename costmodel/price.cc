@@ -796,7 +796,7 @@ void Pricer::AddStack(const TaskView& view, const OpCall& call,
           static_cast<double>(Elements(logits, *view.group)))};
     }
   }
-  if (view.task->optimizer && kernel == "adamw") {
+  if (view.task->optimizer && (kernel == "adamw" || kernel == "adam")) {
     query.bytes = Bytes{static_cast<int64_t>(
         stack.optimizer_traffic * static_cast<double>(query.bytes.value))};
   }

@@ -107,6 +107,11 @@ KernelCase ListCase(const Task& task, const TaskGraph& tasks,
     result.results = {Flat(n, dtype_of(task.writes[0]))};
     return result;
   }
+  if (task.kernel == "running_average") {
+    result.attributes = {{"rate", 0.1}};
+    result.results = {Flat(n, dtype_of(task.writes[0]))};
+    return result;
+  }
   result.operands.push_back(scalar);
   const auto per_weight =
       1 + static_cast<size_t>(MomentsOf(task.kernel).value_or(0));
@@ -162,7 +167,8 @@ KernelCase FactoredCase(const Task& task, const TaskGraph& tasks,
 
 bool IsList(std::string_view kernel) {
   return MomentsOf(kernel) || kernel == "square_sum" ||
-         kernel == "clip_coefficient" || kernel == "cast";
+         kernel == "clip_coefficient" || kernel == "cast" ||
+         kernel == "running_average";
 }
 
 // ---- Contents

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <type_traits>
 #include <utility>
 
+#include "planner/ir/running_average.h"
 #include "planner/plan/sequence_order.h"
 #include "runtime/device/staging.h"
 #include "runtime/float16.h"
@@ -510,7 +512,8 @@ bool RankExecutor::ReadsPositions(const std::vector<ValueId>& values) const {
 // A kernel of a graph's node, or one without a node that works alike ("sum").
 Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
   if (MomentsOf(task.kernel) || task.kernel == "square_sum" ||
-      task.kernel == "clip_coefficient" || task.kernel == "cast") {
+      task.kernel == "clip_coefficient" || task.kernel == "cast" ||
+      task.kernel == "running_average") {
     return PrepareListKernel(task, work);
   }
   if (const FactoredKernel* kernel = FindFactoredKernel(task.kernel)) {
@@ -531,6 +534,9 @@ Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
   }
   if (task.kernel == "dropout" && weights_ != nullptr) {
     SetAttribute(call.attributes, "probability", 0);
+  }
+  if (task.kernel.starts_with("tracked_") && weights_ != nullptr) {
+    SetAttribute(call.attributes, "momentum", -1);  // norms by the averages
   }
   call.reads_positions = ReadsPositions(call.reads);
   call.accumulate = task.accumulate;
@@ -560,6 +566,18 @@ Result<void> RankExecutor::PrepareListKernel(const Task& task, Work& work) {
   if (task.kernel == "cast") {
     for (size_t i = 0; i < task.reads.size(); ++i) {
       TESSERA_RETURN_IF_ERROR(add({task.reads[i]}, {task.writes[i]}, false));
+    }
+    return {};
+  }
+  if (task.kernel == "running_average") {
+    if (running_momenta_.empty()) running_momenta_ = RunningMomenta(graph_);
+    for (size_t i = 0; i < task.writes.size(); ++i) {
+      if (IsAbsent(task.writes[i])) continue;
+      TESSERA_TRY(Call* const call,
+                  add({task.reads[i]}, {task.writes[i]}, false));
+      const TensorId average = tasks_.value(task.writes[i]).tensor;
+      const double kept = 1 - running_momenta_[average.index()];
+      call->attributes = {{"rate", 1 - std::pow(kept, tasks_.microbatches)}};
     }
     return {};
   }
@@ -609,10 +627,11 @@ Result<void> RankExecutor::PrepareListKernel(const Task& task, Work& work) {
     const TensorId weight = tasks_.value(*written).tensor;
     std::vector<ValueId> reads = {task.reads[w]};
     reads.insert(reads.end(), scalars.begin(), scalars.end());
-    TESSERA_TRY(Call* const call,
-                add(std::move(reads),
-                    {written, written + static_cast<int64_t>(per_weight)},
-                    graph_.tensor(weight).weight_decay));
+    TESSERA_TRY(
+        Call* const call,
+        add(std::move(reads),
+            {written, written + static_cast<int64_t>(per_weight)},
+            graph_.tensor(weight).weight_decay && task.kernel != "adam"));
     if (!scalars[0].valid()) {
       TESSERA_TRY(call->operands[1].data, One(device));
       call->operands[1].dtype = ScalarType(graph_);

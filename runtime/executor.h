@@ -248,6 +248,8 @@ class RankExecutor : public Executor {
   FileLayout layout_;                // of the file, if there is one
   // One() of a device, once it is wanted.
   std::vector<std::pair<RankDevice*, void*>> ones_;
+  // By tensor, once running averages are updated.
+  std::vector<double> running_momenta_;
   // By weight, once a factored optimizer's kernels want them.
   std::map<TensorId, std::optional<MatrixForm>> matrix_forms_;
   std::vector<Work> work_;

@@ -86,14 +86,19 @@ Result<int> RanksOfPlan(const Options& options) {
   return last + 1;
 }
 
-// Rows of the smallest table that tokens are looked up in.
+// Rows of the smallest table that tokens are looked up in, or as many of which
+// there is one.
 int64_t VocabularyOf(const Graph& graph) {
   int64_t rows = std::numeric_limits<int32_t>::max();
   for (const Node& node : graph.nodes) {
-    if (node.op->name != "embedding") continue;
+    const bool is_one_hot = node.op->name == "one_hot";
+    if (node.op->name != "embedding" && !is_one_hot) continue;
     const Tensor& ids = graph.tensor(node.operands[0]);
     if (ids.name != "tokens" && ids.name != "source") continue;
-    rows = std::min(rows, graph.tensor(node.operands[1]).shape[0]);
+    rows = std::min(rows, is_one_hot
+                              ? static_cast<int64_t>(node.attribute("first") +
+                                                     node.attribute("places"))
+                              : graph.tensor(node.operands[1]).shape[0]);
   }
   return rows;
 }

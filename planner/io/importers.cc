@@ -26,7 +26,7 @@ bool HasDocuments(const Graph& graph) {
 
 bool HasBatchNorm(const Graph& graph) {
   return std::ranges::any_of(graph.nodes, [](const Node& node) {
-    return node.op->name == "batch_norm" || node.op->name == "ghost_batch_norm";
+    return node.op->name.ends_with("batch_norm");
   });
 }
 

@@ -497,19 +497,36 @@ Result<void> Walk::BatchNorm(const OnnxNode& node) {
   const std::string c = ChannelsOf(x);
   constexpr std::string_view kPlaces[] = {"", "w", "hw"};
   const std::string images = "b" + c + std::string(kPlaces[x.dims.size() - 2]);
-  const std::string rule = images + "," + c + "," + c + "->" + images;
-  const double epsilon = node.Float("epsilon", 1e-5);
+  std::vector<TensorId> operands = {x.tensor, scale, shift};
+  std::string op = "batch_norm";
+  std::string rule = images + "," + c + "," + c;
+  std::vector<Attribute> attributes = {
+      {"epsilon", node.Float("epsilon", 1e-5)}};
+  const auto is_average = [&](const Value& value) {
+    return value.Is(Value::Kind::kWeight) && ShapeOf(value) == all;
+  };
+  if (is_average(In(node, 3)) && is_average(In(node, 4))) {
+    for (const int operand : {3, 4}) {
+      const Value average = In(node, operand);
+      TESSERA_TRY(operands.emplace_back(),
+                  Weight(average, {0}, shape, 0, operand == 4 ? 1 : 0));
+      buffers_.erase(average.weight);  // as it should be
+      rule += "," + c;
+    }
+    op = "tracked_" + op;
+    attributes.push_back({"momentum", 1 - node.Float("momentum", 0.9)});
+  }
+  rule += "->" + images;
   const auto groups = options_.overrides.find(kBatchNormGroups);
   if (groups != options_.overrides.end() && groups->second.number > 1) {
-    x.tensor = builder_.Add1(
-        "ghost_batch_norm", Unique(NameOf(node)), {x.tensor, scale, shift},
-        rule + ",b" + c + ",b" + c,
-        {{"epsilon", epsilon}, {"groups", groups->second.number}});
+    op.insert(op.find("batch"), "ghost_");
+    attributes.push_back({"groups", groups->second.number});
+    rule += ",b" + c + ",b" + c;
   } else {
-    x.tensor = builder_.Add1("batch_norm", Unique(NameOf(node)),
-                             {x.tensor, scale, shift}, rule + "," + c + "," + c,
-                             {{"epsilon", epsilon}});
+    rule += "," + c + "," + c;
   }
+  x.tensor = builder_.Add1(op, Unique(NameOf(node)), std::move(operands), rule,
+                           std::move(attributes));
   Set(node, ActivationValue(std::move(x)));
   return {};
 }

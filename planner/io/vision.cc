@@ -48,6 +48,7 @@ BatchNormOptions ReadBatchNorm(ModelConfig& config,
                      ": expected a divisor of the global batch, " +
                      std::to_string(options.global_batch));
   }
+  norm.momentum = config.Number("batch_norm_momentum", norm.momentum, 0, 1);
   return norm;
 }
 
@@ -163,17 +164,25 @@ Features Vision::BatchNorm(const std::string& name, const Features& x,
       builder_.Weight(name + ".weight", Channels(x), {.constant = 1}, false);
   const TensorId shift =
       builder_.Weight(name + ".bias", Channels(x), {}, false);
+  const TensorId mean =
+      builder_.Weight(name + ".running_mean", Channels(x), {}, false);
+  const TensorId variance = builder_.Weight(name + ".running_var", Channels(x),
+                                            {.constant = 1}, false);
   const std::string c = x.groups > 1 ? "gc" : "c";
-  const std::string operands = "b" + c + "hw," + c + "," + c + "->b" + c + "hw";
+  std::string rule = "b" + c + "hw";
+  for (int k = 0; k < 4; ++k) rule += "," + c;
+  rule += "->b" + c + "hw";
+  const std::vector<TensorId> operands = {x.tensor, scale, shift, mean,
+                                          variance};
+  std::vector<Attribute> attributes = {{"epsilon", options.epsilon},
+                                       {"momentum", options.momentum}};
   if (options.groups > 1) {
-    y.tensor = builder_.Add1("ghost_batch_norm", name, {x.tensor, scale, shift},
-                             operands + ",b" + c + ",b" + c,
-                             {{"epsilon", options.epsilon},
-                              {"groups", static_cast<double>(options.groups)}});
+    attributes.push_back({"groups", static_cast<double>(options.groups)});
+    y.tensor = builder_.Add1("tracked_ghost_batch_norm", name, operands,
+                             rule + ",b" + c + ",b" + c, attributes);
   } else {
-    y.tensor = builder_.Add1("batch_norm", name, {x.tensor, scale, shift},
-                             operands + "," + c + "," + c,
-                             {{"epsilon", options.epsilon}});
+    y.tensor = builder_.Add1("tracked_batch_norm", name, operands,
+                             rule + "," + c + "," + c, attributes);
   }
   return y;
 }

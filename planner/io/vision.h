@@ -53,8 +53,10 @@ struct BatchNormOptions {
   double epsilon = 1e-5;  // torch.nn.BatchNorm2d's
   // Each microbatch is normed in so many groups of consecutive samples.
   int64_t groups = 1;
+  double momentum = 0.1;  // of running averages; torch.nn.BatchNorm2d's
 };
-// The groups are the key "batch_norm_groups", which divides the global batch.
+// The groups are the key "batch_norm_groups", which divides the global batch,
+// the momentum is "batch_norm_momentum".
 BatchNormOptions ReadBatchNorm(ModelConfig& config,
                                const ImportOptions& options);
 

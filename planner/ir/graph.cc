@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "planner/base/table.h"
+#include "planner/ir/running_average.h"
 
 namespace tessera {
 namespace {
@@ -114,8 +115,10 @@ double Node::attribute(std::string_view attribute_name) const {
 
 int64_t ParameterCount(const Graph& graph) {
   int64_t count = 0;
-  for (const Tensor& tensor : graph.tensors) {
-    if (tensor.kind != TensorKind::kWeight) continue;
+  const std::vector<double> momenta = RunningMomenta(graph);
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    const Tensor& tensor = graph.tensors[t];
+    if (tensor.kind != TensorKind::kWeight || momenta[t] >= 0) continue;
     int64_t elements = 1;
     for (int64_t extent : tensor.shape) elements *= extent;
     count += elements;

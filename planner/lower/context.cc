@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "planner/ir/running_average.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/tiles.h"
 
@@ -34,7 +35,8 @@ LoweringFacts::LoweringFacts(const Graph& graph, const Cluster& cluster,
       weights(Weights(graph)),
       weight_index(graph.tensors.size(), -1),
       home_weights(graph.blocks.size()),
-      gradient_terms(weights.size()) {
+      gradient_terms(weights.size()),
+      running_momenta(RunningMomenta(graph)) {
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const Node& node = graph.nodes[i];
     const auto block = static_cast<size_t>(node.block);

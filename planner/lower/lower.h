@@ -66,6 +66,7 @@ struct LoweringFacts {
   std::vector<std::vector<TensorId>> home_weights;    // by block: read there
                                                       // before any other
   std::vector<std::vector<TensorId>> gradient_terms;  // by weight
+  std::vector<double> running_momenta;                // RunningMomenta(graph)
   // By weight, where the optimizer is factored.
   std::vector<std::optional<MatrixForm>> matrix_forms;
 };
@@ -280,6 +281,10 @@ class LoweringContext {
   // factored.
   const std::optional<MatrixForm>& matrix_form(TensorId weight) const {
     return facts_.matrix_forms[WeightIndex(weight)];
+  }
+  // Whether a weight is one (planner/ir/running_average.h).
+  bool is_running_average(TensorId weight) const {
+    return facts_.running_momenta[weight.index()] >= 0;
   }
   // Those with replicas on several groups, in tensor order.
   const std::vector<TensorId>& tied_weights() const { return tied_weights_; }

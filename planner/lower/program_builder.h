@@ -379,6 +379,23 @@ class ProgramBuilder {
 
   void EmitUpdate();
 
+  // What a step updates, in lists: what the optimizer does, and the running
+  // averages (planner/ir/running_average.h).
+  struct Update {
+    std::vector<WeightPiece> pieces;
+    std::vector<ValueId> gradients;
+    std::vector<ValueId> parameters;
+    std::map<Port, ValueId> moments;  // Moments(piece, 0)
+    std::vector<ValueId> writes;      // of each its parameter and moments
+    std::vector<ValueId> distances;
+    std::vector<ValueId> averages;
+  };
+  void AddPiece(const WeightPiece& piece, ValueId gradient, ValueId updated,
+                const std::vector<std::pair<Port, ValueId>>& moments,
+                Update& update) const;
+  void EmitUpdateTasks(const Update& update,
+                       const std::vector<ValueId>& scalars, bool on_host);
+
   void UpdateWeights(std::vector<WeightPiece> pieces);
 
   void UpdateOnDevice(const std::vector<WeightPiece>& pieces);

@@ -220,16 +220,15 @@ void ProgramBuilder::UpdateOnHost(const std::vector<WeightPiece>& pieces) {
     const int next = context_.NextFileBlock(block_, here_, 1);
     if (next >= 0) ReadState(next);
   }
-  std::vector<ValueId> reads;
-  std::vector<ValueId> writes;
+  Update update;
   std::vector<ValueId> read_back;  // of files
   std::vector<ValueId> stored_in;
   std::vector<ValueId> updated;  // parameters
-  std::map<Port, ValueId> moments;
   for (const WeightPiece& piece : pieces) {
-    reads.push_back(
-        LeftOnHost(PortOf(Port::kReduced, piece, 1), Reduced(piece)));
+    const ValueId reduced =
+        LeftOnHost(PortOf(Port::kReduced, piece, 1), Reduced(piece));
     updated.push_back(ValueId());
+    std::vector<std::pair<Port, ValueId>> moments;
     for (const auto& [port, stored] : HostState(piece)) {
       ValueId id = stored;
       if (value(stored).tier == MemoryTier::kFile) {
@@ -237,26 +236,22 @@ void ProgramBuilder::UpdateOnHost(const std::vector<WeightPiece>& pieces) {
         read_back.push_back(id);
         stored_in.push_back(stored);
       }
-      writes.push_back(id);
-      if (!updated.back().valid()) updated.back() = id;
+      if (!updated.back().valid()) {
+        updated.back() = id;
+        continue;
+      }
       Port moment = port;
       moment.index = 0;
-      moments.emplace(moment, id);
+      moments.emplace_back(moment, id);
     }
+    AddPiece(piece, reduced, updated.back(), moments, update);
   }
   std::vector<ValueId> scalars;
   if (clips()) scalars.push_back(LeftOnHost({Port::kClip, {}, 1}, Clip()));
   if (context_.scales_loss()) {
     scalars.push_back(LeftOnHost({Port::kLossScale, {}, 1}, LossScale()));
   }
-  if (optimizer().factored) {
-    EmitFactored({pieces, reads, updated, moments, scalars});
-  } else {
-    reads.insert(reads.end(), scalars.begin(), scalars.end());
-    Task& task = AddTask(TaskKind::kCompute, reads, writes);
-    task.kernel = optimizer().name;
-    task.stream = Stream(StreamRole::kHost);
-  }
+  EmitUpdateTasks(update, scalars, /*on_host=*/true);
   EmitCopies(read_back, stored_in);
   ReturnFromHost(pieces, updated);
 }

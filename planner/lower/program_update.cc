@@ -67,6 +67,7 @@ void ProgramBuilder::EmitSquareSum(const std::vector<WeightPiece>& pieces) {
   std::vector<ValueId> reads;
   std::vector<AxisSet> masks;
   for (const WeightPiece& piece : pieces) {
+    if (context_.is_running_average(piece.weight)) continue;
     reads.push_back(Reduced(piece));
     // Each element once: at coordinate 0 of the axes that replicate it, and
     // where it is at all.
@@ -95,6 +96,7 @@ std::vector<std::pair<Port, ValueId>> ProgramBuilder::Moments(
     const WeightPiece& piece, int index) {
   const Layout layout = context_.StateLayout(piece);
   std::vector<std::pair<Port, ValueId>> moments;
+  if (context_.is_running_average(piece.weight)) return moments;
   const auto add = [&](Port::Kind kind, std::string_view what) {
     moments.push_back(
         {PortOf(kind, piece, index), State(kind, piece, what, layout)});
@@ -150,17 +152,15 @@ void ProgramBuilder::UpdateOnDevice(const std::vector<WeightPiece>& pieces) {
     }
   }
   CopyParameters(updated_itself, true);
-  std::vector<ValueId> reads;
-  std::vector<ValueId> writes;
+  Update update;
   std::vector<ValueId> slice_from;
   std::vector<ValueId> slice_to;
   std::vector<ValueId> shards;  // what the parameter is made of afterwards
-  std::map<Port, ValueId> moments;
   for (const WeightPiece& piece : pieces) {
     const Layout layout = context_.StateLayout(piece);
     const ValueId parameter = DeviceParameter(piece);
     const bool stored_so = value(parameter).layout == layout;
-    reads.push_back(Reduced(piece));
+    const ValueId reduced = Reduced(piece);
     ValueId updated;
     if (SizeOf(value(parameter).dtype) < 4) {
       updated = State(Port::kMaster, piece, "master", layout);
@@ -176,24 +176,58 @@ void ProgramBuilder::UpdateOnDevice(const std::vector<WeightPiece>& pieces) {
       updated = parameter;
     }
     shards.push_back(updated);
-    writes.push_back(updated);
-    for (const auto& [port, moment] : Moments(piece, 0)) {
-      moments.emplace(port, moment);
-      writes.push_back(moment);
-    }
+    AddPiece(piece, reduced, updated, Moments(piece, 0), update);
   }
   if (!slice_to.empty()) AddTask(TaskKind::kSlice, slice_from, slice_to);
   std::vector<ValueId> scalars;
   if (clips()) scalars.push_back(Clip());
   if (context_.scales_loss()) scalars.push_back(LossScale());
-  if (optimizer().factored) {
-    EmitFactored({pieces, reads, shards, moments, scalars});
-  } else {
-    reads.insert(reads.end(), scalars.begin(), scalars.end());
-    AddTask(TaskKind::kCompute, reads, writes).kernel = optimizer().name;
-  }
+  EmitUpdateTasks(update, scalars, /*on_host=*/false);
   ReturnShards(pieces, shards);
   CopyParameters(pieces, false);
+}
+
+void ProgramBuilder::AddPiece(
+    const WeightPiece& piece, ValueId gradient, ValueId updated,
+    const std::vector<std::pair<Port, ValueId>>& moments,
+    Update& update) const {
+  if (context_.is_running_average(piece.weight)) {
+    update.distances.push_back(gradient);
+    update.averages.push_back(updated);
+    return;
+  }
+  update.pieces.push_back(piece);
+  update.gradients.push_back(gradient);
+  update.parameters.push_back(updated);
+  update.writes.push_back(updated);
+  for (const auto& [port, moment] : moments) {
+    update.moments.emplace(port, moment);
+    update.writes.push_back(moment);
+  }
+}
+
+void ProgramBuilder::EmitUpdateTasks(const Update& update,
+                                     const std::vector<ValueId>& scalars,
+                                     bool on_host) {
+  const auto add = [&](std::vector<ValueId> reads, std::vector<ValueId> writes,
+                       std::string_view kernel) {
+    Task& task =
+        AddTask(TaskKind::kCompute, std::move(reads), std::move(writes));
+    task.kernel = kernel;
+    if (on_host) task.stream = Stream(StreamRole::kHost);
+  };
+  if (!update.averages.empty()) {
+    add(update.distances, update.averages, "running_average");
+  }
+  if (update.pieces.empty()) return;
+  if (optimizer().factored) {
+    EmitFactored({update.pieces, update.gradients, update.parameters,
+                  update.moments, scalars});
+    return;
+  }
+  std::vector<ValueId> reads = update.gradients;
+  reads.insert(reads.end(), scalars.begin(), scalars.end());
+  add(std::move(reads), update.writes, optimizer().name);
 }
 
 ValueId ProgramBuilder::DeviceParameter(const WeightPiece& piece) {

@@ -95,11 +95,11 @@ struct Task {
       kernel;  // kCompute: "linear", "cross_entropy.state", "adamw"
   // Optimizer kernels work on lists: "adamw" reads the gradients and then the
   // clip coefficient (if gradients are clipped or scaled) and updates
-  // parameter, m, v of each in turn; "sgd" the parameters; "square_sum" reads
-  // the gradients. In fp16 the state of the loss scale stands behind these, and
-  // "clip_coefficient" updates it. "cast" makes writes[i] of reads[i]. A sum of
-  // squares that has a tensor is that of the reads of this tensor. Lists of a
-  // factored optimizer: factored_update.h.
+  // parameter, m, v of each in turn; "sgd" the parameters, "running_average"
+  // those of distances; "square_sum" reads the gradients. In fp16 the state of
+  // the loss scale stands behind these, and "clip_coefficient" updates it.
+  // "cast" makes writes[i] of reads[i]. A sum of squares that has a tensor is
+  // that of the reads of this tensor. Factored lists: factored_update.h.
   std::vector<ValueId> reads;
   std::vector<ValueId> writes;
   // kCompute: axes by operand; at nonzero coordinates of these the operand

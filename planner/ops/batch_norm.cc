@@ -4,7 +4,13 @@
 // and then the shards exchange what they know of a channel, forward (count,
 // mean, sum of squared deviations), merged as by Chan et al. (1983), and
 // backward the two sums that the input's gradient needs, which are the
-// gradients of shift and scale. Statistics for inference are not kept.
+// gradients of shift and scale.
+//
+// A tracked one also has running averages of mean and (unbiased) variance, for
+// use outside of training (planner/ir/running_average.h): weights, of which the
+// adjoint makes, as if they were gradients, how far they are from the
+// statistics of the batch, in the mean over its microbatches and groups. A loss
+// without training norms by them.
 //
 // Ghost batch norm (Hoffer et al. 2017): each microbatch is cut into so many
 // groups of consecutive samples, each with statistics of its own. With a group
@@ -22,10 +28,12 @@ namespace tessera {
 namespace {
 
 // Whether x and y are (b, channels, h, w), or of signals (b, channels, w), or
-// of features (b, channels), scale and shift (channels) of g and c, and the
+// of features (b, channels), the other operands (channels) of g and c, and the
 // statistics these, too, or (b, channels).
-bool IsBatchNorm(const IndexRule& rule, bool of_samples) {
-  if (rule.operands.size() != 3 || rule.results.size() != 3) return false;
+bool IsBatchNorm(const IndexRule& rule, size_t operands, bool of_samples) {
+  if (rule.operands.size() != operands || rule.results.size() != 3) {
+    return false;
+  }
   const Indices& x = rule.operands[0];
   const Indices& channels = rule.operands[1];
   if (channels.empty() || x.size() < 1 + channels.size() ||
@@ -45,8 +53,14 @@ bool IsBatchNorm(const IndexRule& rule, bool of_samples) {
                            x.begin() + behind);
   return letters[0] == 'b' &&
          std::equal(channels.begin(), channels.end(), x.begin() + 1) &&
-         rule.operands[2] == channels && rule.results[1] == statistics &&
-         rule.results[2] == statistics;
+         std::all_of(rule.operands.begin() + 1, rule.operands.end(),
+                     [&](const Indices& of) { return of == channels; }) &&
+         rule.results[1] == statistics && rule.results[2] == statistics;
+}
+
+template <size_t kOperands, bool kOfSamples>
+bool HasForm(const IndexRule& rule) {
+  return IsBatchNorm(rule, kOperands, kOfSamples);
 }
 
 std::string GroupsProblem(const OpCall& call) {
@@ -68,7 +82,7 @@ std::vector<OpDef> BatchNormOps() {
            {"x, scale, shift -> y, mean, rstd, as in "
             "'bchw,c,c->bchw,c,c', or with channels 'gc', of signals 'bcw', of "
             "features 'bc'",
-            [](const IndexRule& rule) { return IsBatchNorm(rule, false); }},
+            HasForm<3, false>},
        .adjoints = {{"batch_norm_dx", "dy0,x0,x1,y1,y2->dx0,dx1,dx2"}},
        .flops = FlopsPerPoint<8>,
        .attributes = {{.name = "epsilon", .least = 0}},
@@ -83,7 +97,7 @@ std::vector<OpDef> BatchNormOps() {
        .form = {"x, scale, shift -> y, mean, rstd, as in "
                 "'bchw,c,c->bchw,bc,bc', or with channels 'gc', of signals "
                 "'bcw', of features 'bc'",
-                [](const IndexRule& rule) { return IsBatchNorm(rule, true); }},
+                HasForm<3, true>},
        .adjoints = {{"ghost_batch_norm_dx", "dy0,x0,x1,y1,y2->dx0,dx1,dx2"}},
        .flops = FlopsPerPoint<8>,
        .attributes = {{.name = "epsilon", .least = 0},
@@ -94,6 +108,43 @@ std::vector<OpDef> BatchNormOps() {
        .summary = "gradients of ghost batch norm's input, scale and shift",
        .flops = FlopsPerPoint<11>,
        .coupling = {"bhw", "gc", 3, "groups"}},
+      {.name = "tracked_batch_norm",
+       .summary = "batch norm that keeps running averages",
+       .form = {"x, scale, shift, averages of mean and variance -> y, mean, "
+                "rstd, as in 'bchw,c,c,c,c->bchw,c,c', or with channels 'gc', "
+                "of signals 'bcw', of features 'bc'",
+                HasForm<5, false>},
+       .adjoints = {{"tracked_batch_norm_dx",
+                     "dy0,x0,x1,x3,x4,y1,y2->dx0,dx1,dx2,dx3,dx4"}},
+       .flops = FlopsPerPoint<8>,
+       .attributes = {{.name = "epsilon", .least = 0},
+                      {.name = "momentum", .least = 0, .most = 1}},
+       .coupling = {"bhw", "gc", 3}},
+      // The state: that of batch_norm_dx, and count times mean and variance.
+      {.name = "tracked_batch_norm_dx",
+       .summary = "gradients of tracked batch norm's input, scale and shift, "
+                  "and distances of its averages",
+       .flops = FlopsPerPoint<11>,
+       .coupling = {"bhw", "gc", 5}},
+      {.name = "tracked_ghost_batch_norm",
+       .summary = "ghost batch norm that keeps running averages",
+       .form = {"x, scale, shift, averages of mean and variance -> y, mean, "
+                "rstd, as in 'bchw,c,c,c,c->bchw,bc,bc', or with channels "
+                "'gc', of signals 'bcw', of features 'bc'",
+                HasForm<5, true>},
+       .adjoints = {{"tracked_ghost_batch_norm_dx",
+                     "dy0,x0,x1,x3,x4,y1,y2->dx0,dx1,dx2,dx3,dx4"}},
+       .flops = FlopsPerPoint<8>,
+       .attributes = {{.name = "epsilon", .least = 0},
+                      {.name = "groups", .least = 1, .whole = true},
+                      {.name = "momentum", .least = 0, .most = 1}},
+       .problem = GroupsProblem,
+       .coupling = {"bhw", "gc", 3, "groups"}},
+      {.name = "tracked_ghost_batch_norm_dx",
+       .summary = "gradients of tracked ghost batch norm's input, scale and "
+                  "shift, and distances of its averages",
+       .flops = FlopsPerPoint<11>,
+       .coupling = {"bhw", "gc", 5, "groups"}},
   };
 }
 

@@ -47,6 +47,12 @@ std::vector<OpDef> OptimizerOps() {
        .rule = "n,->n,n,n",
        .flops = FlopsPerPoint<14>,
        .bytes = UpdateBytes},
+      // Kingma and Ba 2015: the same without a decay of weights.
+      {.name = "adam",
+       .summary = "Adam step",
+       .rule = "n,->n,n,n",
+       .flops = FlopsPerPoint<13>,
+       .bytes = UpdateBytes},
       // m = beta1 m + clip coefficient * gradient; parameter -= lr m. As
       // torch.optim.SGD has it, without dampening (Sutskever et al. 2013).
       {.name = "momentum",
@@ -58,6 +64,15 @@ std::vector<OpDef> OptimizerOps() {
       {.name = "sgd",
        .summary = "plain gradient descent step",
        .rule = "n,->n",
+       .flops = FlopsPerPoint<2>,
+       .bytes = UpdateBytes},
+      // running average -= rate * its distance (planner/ir/running_average.h).
+      // In the place of the gradient is the distance's mean over a step's
+      // microbatches; the rate, 1 - (1 - momentum)^microbatches, forgets as
+      // much as an update for each of these.
+      {.name = "running_average",
+       .summary = "step of running averages",
+       .rule = "n->n",
        .flops = FlopsPerPoint<2>,
        .bytes = UpdateBytes},
       // Adafactor (planner/lower/factored_update.h), of b matrices with r rows

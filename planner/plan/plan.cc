@@ -10,6 +10,8 @@ namespace tessera {
 std::span<const OptimizerRow> Optimizers() {
   static constexpr std::array kRows = {
       OptimizerRow{"adamw", "AdamW (Loshchilov and Hutter 2019)", 2},
+      OptimizerRow{"adam",
+                   "Adam (Kingma and Ba 2015): AdamW without weight decay", 2},
       OptimizerRow{"momentum",
                    "gradient descent with momentum 0.9, as torch.optim.SGD", 1},
       OptimizerRow{"sgd", "plain gradient descent", 0},

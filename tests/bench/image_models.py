@@ -193,6 +193,24 @@ class Pools(nn.Module):
         return self.layers(x)
 
 
+class Normed(nn.Module):
+    """Convolutions whose windows are normed, with groups and without, and
+    windows of several sizes."""
+
+    def __init__(self):
+        super().__init__()
+        normed = nn.utils.parametrizations.weight_norm
+        self.layers = nn.Sequential(
+            normed(nn.Conv2d(3, 8, 3, padding=1)), nn.Tanh(),
+            nn.AdaptiveAvgPool2d((7, 5)),
+            normed(nn.Conv2d(8, 8, 3, padding=1, groups=4)), nn.Tanh(),
+            nn.AdaptiveAvgPool2d((6, 4)), nn.AdaptiveMaxPool2d((3, 2)),
+            nn.Flatten(), nn.Linear(48, LABELS))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
 class Depths(nn.Module):
     """Mixture of depths (Raposo et al. 2024): a router chooses half of the
     tokens of a sequence, which alone go through the layer."""
@@ -282,6 +300,7 @@ MODELS = {
     "waves": (Waves, numbers(3, 32)),
     "shuffled": (Shuffled, numbers(3, 8, 8)),
     "pools": (Pools, numbers(3, 16, 16)),
+    "normed": (Normed, numbers(3, 16, 16)),
     "depths": (Depths, tokens),
     "convnext": (ConvNext, numbers(3, 16, 16)),
     **TORCHVISION,

@@ -506,6 +506,24 @@ class Between(nn.Module):
         return self.head(self.function(self.embedding(tokens)))
 
 
+class OneHot(nn.Module):
+    """A lookup as a product."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Linear(VOCABULARY, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens):
+        x = F.one_hot(tokens, VOCABULARY).to(self.head.weight.dtype)
+        return self.head(torch.tanh(self.embedding(x)))
+
+
+def weight_normed():
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+    return nn.Sequential(layer, nn.Tanh())
+
+
 class Known(nn.Module):
     """Numbers that are known beside what is computed: buffers, and constants
     that PyTorch lifts out."""
@@ -601,7 +619,9 @@ def in_place(x):
     y.add_(x)
     z = torch.zeros(WIDTH)
     z[WIDTH // 2:] += 1  # of a constant
-    return y * same + x * z.sum()
+    w = x.new_zeros(WIDTH)
+    w[2:5] = 3  # of one whose elements are alike until then
+    return y * same + x * z.sum() + w
 
 
 def steps(x):
@@ -820,6 +840,8 @@ MODELS = {
     "capped": (lambda: Gpt(Capped), "tokens"),
     "standardised": (Standardised, "images8"),
     "sinusoids": (Sinusoids, "tokens"),
+    "one-hot": (OneHot, "tokens"),
+    "weight-norm": (lambda: Between(weight_normed()), "tokens"),
 }
 
 

@@ -290,7 +290,7 @@ grep -q "a bound of 200, beyond" stderr || fail "$(cat stderr)"
 # Replicas' own batch norms.
 "$python" "$root/tools/export_torch.py" torchvision:resnet18 --image-size 32 \
   --loss --batch-norm-groups 4 -o groups.json >/dev/null
-json 'sum(n["op"] == "ghost_batch_norm" for n in j["nodes"]) == 20' \
+json 'sum(n["op"] == "tracked_ghost_batch_norm" for n in j["nodes"]) == 20' \
   groups.json >/dev/null
 "$tessera" simulate --model groups.json --cluster local-cpu:4 \
   --strategy dp=4 >/dev/null

@@ -44,6 +44,42 @@ END
   --validate-every 3 --validate-batches 1 --log "$work/log.jsonl" \
   >"$work/stdout" 2>"$work/stderr"
 grep -q "validation loss" "$work/stdout" || fail "$(cat "$work/stdout")"
+
+# Validation norms by running averages: the same under any plan, and from a
+# checkpoint; others where no step moves them.
+validated() {
+  local log=$work/$1
+  shift
+  "$tessera" run "${model[@]}" --data "$work/images.bin" --seed 5 \
+    --decay-steps 6 --validate-every 3 --validate-batches 1 --log "$log" "$@" \
+    >/dev/null 2>"$work/stderr"
+}
+validated serial --steps 6 --strategy mbs=8
+validated split --steps 6 --nproc 4 --strategy dp=2,tp=2,zero=3,mbs=4
+validated first --steps 3 --nproc 2 --strategy pp=2,mbs=8 \
+  --save "$work/half.safetensors"
+validated second --steps 3 --strategy mbs=8 --load "$work/half.safetensors" \
+  --export "$work/exported"
+validated still --steps 6 --strategy mbs=8 --set model.batch_norm_momentum=0
+python3 - "$work" <<'END'
+import json, struct, sys
+def last(name):
+    with open(f"{sys.argv[1]}/{name}") as log:
+        rows = [json.loads(line) for line in log]
+    return rows[-1]["loss"], rows[-1]["validation_loss"]
+serial = last("serial")
+for name in ("split", "second"):
+    for a, b in zip(last(name), serial):
+        assert abs(a - b) <= 1e-4, (name, last(name), serial)
+still = last("still")
+assert abs(still[0] - serial[0]) <= 1e-6, (still, serial)
+assert abs(still[1] - serial[1]) > 1e-2, (still, serial)
+with open(f"{sys.argv[1]}/exported/model.safetensors", "rb") as file:
+    header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+averages = [name for name in header if ".running_" in name]
+norms = [name for name in header if name.endswith("normalization.weight")]
+assert len(averages) == 2 * len(norms) > 0, header.keys()
+END
 head -c 3000 "$work/images.bin" >"$work/cut.bin"
 fails 2 "cut.bin: has 3000 bytes: expected records of 3073" run "${model[@]}" \
   --data "$work/cut.bin"

@@ -25,6 +25,8 @@ std::string_view RuleOf(const OpDef& op) {
   if (op.name == "concat_channels") return "bm!hw,bn!hw,bo!hw->bd!hw";
   if (op.name == "batch_norm") return "bchw,c,c->bchw,c,c";
   if (op.name == "ghost_batch_norm") return "bchw,c,c->bchw,bc,bc";
+  if (op.name == "tracked_batch_norm") return "bchw,c,c,c,c->bchw,c,c";
+  if (op.name == "tracked_ghost_batch_norm") return "bchw,c,c,c,c->bchw,bc,bc";
   if (op.name.ends_with("_pool")) return "bch!w!->bcyx";
   if (op.name == "conv2d") return "bgch!w!,gnck!l!+gn->bgnyx";
   if (op.name == "reshape") return "bm!n!h->bd!h";

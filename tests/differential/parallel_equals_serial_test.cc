@@ -227,13 +227,15 @@ TEST(ParallelEqualsSerial, OtherDecoders) {
   }
 }
 
-// Gradient descent with one moment and with none.
+// Gradient descent with one moment and with none; Adam, which decays nothing.
 TEST(ParallelEqualsSerial, OtherOptimizers) {
   const Graph& graph = TinyGraph(Model::kGpt2, 2);
-  for (const char* optimizer : {"momentum", "sgd"}) {
+  for (const auto& [optimizer, rate] :
+       {std::pair("momentum", 0.05), std::pair("sgd", 0.05),
+        std::pair("adam", 0.01)}) {
     TinyRun run;
     run.options.optimizer = optimizer;
-    run.options.learning_rate = 0.05;
+    run.options.learning_rate = rate;
     const Outcome serial = OutcomeOf(graph, 1, "dp=1", run);
     EXPECT_LT(serial.losses.back(), serial.losses.front()) << optimizer;
     for (const auto& [strategy, ranks] :

@@ -338,11 +338,11 @@ bool MaximumByRows(const GraphIndex& index, const Plan& plan) {
   return Splits(index, plan, "max_pool", "y");
 }
 bool SplitBatchNorm(const GraphIndex& index, const Plan& plan) {
-  return Splits(index, plan, "batch_norm", "b");
+  return Splits(index, plan, "tracked_batch_norm", "b");
 }
 // Its groups, cut or not.
 bool SplitGhostBatchNorm(const GraphIndex& index, const Plan& plan) {
-  return Splits(index, plan, "ghost_batch_norm", "b");
+  return Splits(index, plan, "tracked_ghost_batch_norm", "b");
 }
 
 // Keys and values that go from rank to rank.

@@ -242,7 +242,7 @@ bool LostStateOfABatchNorm(const Graph& graph, TaskGraph& tasks) {
     }
     return std::any_of(tasks.tasks.begin(), tasks.tasks.end(),
                        [&](const Task& t) {
-                         return OpOf(graph, t) == "batch_norm_dx" &&
+                         return OpOf(graph, t) == "tracked_batch_norm_dx" &&
                                 t.writes[0] == task.reads[0];
                        });
   });

@@ -49,6 +49,11 @@ class Aliases:
         for node in self.nodes:
             self.sharing.setdefault(self.root[node], []).append(node)
 
+    def is_written(self, node):
+        """Whether something writes into its memory."""
+        return any(writes_in_place(n)
+                   for n in self.sharing.get(self.root[node], ()))
+
     def written(self, node):
         """Of a node that writes in place: those that are what it makes from
         now on, and whether others that share its memory are read later."""

@@ -131,6 +131,11 @@ def scaled_dot_product(walk, node, q, k, v, mask=None, probability=0,
     bias = None
     if isinstance(mask, Bias):
         mask, bias = mask.mask, mask
+    elif isinstance(mask, Value):
+        of = node.kwargs.get("attn_mask", (*node.args, None, None)[3])
+        if not of.meta["val"].is_floating_point():
+            raise Unmappable("a mask that depends on the data")
+        mask = walk.tensor(mask)
     return attend_or_multiply(walk, node, Scores(
         q, k, scale, "causal" if causal else mask, bias, True, node), v)
 
@@ -303,7 +308,10 @@ def written_out(walk, scores):
     sizes = [extent(dim) for dim in x.dims[-2:]]
     if scores.scale != 1:
         x = scaled(walk, node, x, scores.scale)
-    x = masked_scores(walk, node, x, scores.mask, sizes)
+    if isinstance(scores.mask, Act):  # numbers that are computed
+        x = arithmetic(walk, node, "add", x, scores.mask)
+    else:
+        x = masked_scores(walk, node, x, scores.mask, sizes)
     if scores.done:
         x = softmax_of(walk, node, x, len(x.dims) - 1)
     return x

@@ -39,6 +39,18 @@ def chosen_places(walk, node, x, k, dim, largest):
     return [Act(result, own, dims) for result in results]
 
 
+def one_hot(walk, node, ids, count=-1):
+    ids = walk.tensor(ids)
+    if count < 0 or walk.graph.tensors[ids.tensor]["dtype"] != "int32":
+        raise Unmappable("expected ids, and how many there are")
+    v = Atom(f"{node.name}.v", count, "f")
+    letters = Letters({v: "v"})
+    rule = letters(ids.own)
+    y = walk.add("one_hot", node, [ids.tensor], f"{rule}->{rule}v",
+                 sizes={"v": count}, first=0, places=count)[0]
+    return Act(y, [*ids.own, v], [*ids.dims, [v]])
+
+
 def by_places(walk, node, op, x, dim, ids):
     """The dimensions of ids, of which those that a tensor lacks are repeated
     for it, and those of x, whose others have the same extents."""

@@ -112,8 +112,10 @@ def main(description=None):
     if args.weights:
         weights = weights_of(graph, walk, module)
         written(args.weights, lambda path: write_safetensors(path, weights))
+    trained = dict(module.named_parameters(remove_duplicate=False))
     count = sum(math.prod(t["shape"]) for t in graph["tensors"]
-                if t["kind"] == "TENSOR_KIND_WEIGHT")
+                if t["kind"] == "TENSOR_KIND_WEIGHT" and
+                walk.graph.weights[t["name"]][0].name in trained)
     known = sum(len(t.get("values", ())) for t in graph["tensors"])
     print(f"{args.out}: {len(graph['nodes'])} operators in "
           f"{len(graph['blocks'])} blocks, {count:,} parameters" +

@@ -19,6 +19,10 @@ def dense(walk, node, x, weight, bias, transposed):
     a layer for each piece."""
     if isinstance(weight, torch.Tensor) or isinstance(bias, torch.Tensor):
         return with_known(walk, node, x, weight, bias, transposed)
+    if isinstance(weight, Act):  # such as a normed one (weight_norm)
+        y = product(walk, node, walk.act(x), weight if transposed else
+                    weight.viewed(weight.dims[::-1]))
+        return y if bias is None else arithmetic(walk, node, "add", y, bias)
     if not isinstance(weight, Param) or len(weight.shape) != 2:
         raise Unmappable("expected a product with a matrix of parameters")
     if bias is not None and not isinstance(bias, Param):

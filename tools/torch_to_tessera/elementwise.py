@@ -165,7 +165,9 @@ def constant_like(walk, node, x, *arguments, **_):
     value = (0 if "zeros" in name else 1 if "ones" in name else
              arguments[-1])
     dtype = node.meta["val"].dtype
-    return torch.full((), value, dtype=dtype).expand(shape_of(node))
+    made = torch.full((), value, dtype=dtype).expand(shape_of(node))
+    # Elements that are the same memory cannot be written apart.
+    return made.contiguous() if walk.traced.aliases.is_written(node) else made
 
 
 def identity(walk, node, x, *_, **__):

@@ -125,10 +125,11 @@ def replace_routers(module):
     """Modules that choose experts of some of their groups, as those of
     DeepSeek-V2 and V3, as one operator, where that computes the same."""
     for part in module.modules():
-        weight, top_k, groups, top_groups, scale = (
+        # (Reading a weight that is computed would compute it.)
+        weight = part._parameters.get("weight")
+        top_k, groups, top_groups, scale = (
             getattr(part, name, None) for name in (
-                "weight", "top_k", "num_group", "topk_group",
-                "routed_scaling_factor"))
+                "top_k", "num_group", "topk_group", "routed_scaling_factor"))
         if not (isinstance(weight, nn.Parameter) and weight.dim() == 2 and
                 isinstance(top_k, int)) or scale is None:
             continue

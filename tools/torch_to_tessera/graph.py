@@ -30,6 +30,10 @@ class Graph:
         self.seq_len = 1
         self.salts = 0
         self.numbers = 0  # of constants
+        self.at = None    # PyTorch's node that is mapped
+        # (node, problem): parameters that are read in several forms, which may
+        # be one when a further walk has taken apart what reads them.
+        self.conflicts = []
         # Tensors whose features are in another order: by tensor the dimension
         # and, of that, the ranges that are.
         self.in_pairs = {}
@@ -77,11 +81,14 @@ class Graph:
         """`source`: what of the module it is, for weights_of."""
         if name in RESERVED:
             name += ".parameter"
-        if name in self.tensors:
-            if self.tensors[name]["shape"] != shape:
-                raise Unmappable(
-                    f"parameter '{name}' is read as {shape} and as "
-                    f"{self.tensors[name]['shape']}")
+        other = self.tensors.get(name, {}).get("shape", shape)
+        if other != shape:
+            problem = (f"parameter '{name}' is read as {shape} and as {other}")
+            if math.prod(other) != math.prod(shape):
+                raise Unmappable(problem)
+            self.conflicts.append((self.at, problem))
+            name = self.unique(name)
+        elif name in self.tensors:
             if self.weights[name] != source:
                 raise Unmappable(f"parameter '{name}' is read in two forms, "
                                  "one of them turned or moved")

@@ -5,7 +5,7 @@ import functools
 
 from .dimensions import extent
 from .images import image, letters_of_channels
-from .parameters import vector
+from .parameters import Param, vector
 from .problems import Unmappable
 
 
@@ -17,13 +17,22 @@ def batch_norm(walk, node, x, scale, shift, running_mean=None,
     operands = [x.tensor, vector(walk, scale, size, constant=1),
                 vector(walk, shift, size)]
     images = f"b{c}" + ("", "w", "hw")[len(x.dims) - 2]
-    rule, groups = f"{images},{c},{c}->{images}", walk.args.batch_norm_groups
+    if not training:
+        raise Unmappable("norms by running averages in training")
+    op, attributes = "batch_norm", {"epsilon": epsilon}
+    averages = [walk.traced.buffer_of.get(n) for n in node.args[3:5]]
+    if all(averages) and momentum is not None:
+        operands += [vector(walk, Param(path, [extent(x.dims[1])]), size, start)
+                     for start, path in enumerate(averages)]
+        op, attributes["momentum"] = f"tracked_{op}", momentum
+    rule, groups = f"{images}{f',{c}' * (len(operands) - 1)}->{images}", (
+        walk.args.batch_norm_groups)
     if groups > 1:
-        y = walk.add("ghost_batch_norm", node, operands,
-                     f"{rule},b{c},b{c}", epsilon=epsilon, groups=groups)[0]
+        op, attributes["groups"] = op.replace("batch", "ghost_batch"), groups
+        rule += f",b{c},b{c}"
     else:
-        y = walk.add("batch_norm", node, operands, f"{rule},{c},{c}",
-                     epsilon=epsilon)[0]
+        rule += f",{c},{c}"
+    y = walk.add(op, node, operands, rule, **attributes)[0]
     return dataclasses.replace(x, tensor=y)
 
 

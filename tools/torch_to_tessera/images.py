@@ -3,11 +3,14 @@ length): convolutions and pooling."""
 
 import math
 
+import torch
+
 from .dimensions import Atom, extent, flatten
 from .layout import apart, compact, one_atom
 from .nodes import shape_of
 from .parameters import Param, vector
 from .problems import Unmappable
+from .products import product
 from .values import Act
 
 
@@ -40,9 +43,9 @@ def letters_of_windows(x):
     return ("h!w!", "k!l!", "yx") if len(x.dims) == 4 else ("w!", "l!", "x")
 
 
-def of_image(walk, node, tensor, x, channels):
+def of_image(walk, node, tensor, x, channels, sizes=None):
     """A result of the size that PyTorch says. A sequence stays one."""
-    sizes = shape_of(node)[2:]
+    sizes = sizes or shape_of(node)[2:]
     places = [[Atom(f"{node.name}.{name}", size, dim[0].letter)]
               for name, size, dim in zip("hw"[-len(sizes):], sizes, x.dims[2:])]
     y = Act(tensor, [*x.dims[0], *channels, *flatten(places)],
@@ -103,8 +106,14 @@ def convolution(walk, node, x, weight, bias=None, stride=1, padding=0,
     shape = [a.extent for a in out]
     full = shape + [a.extent for a in read] + list(window)
     stddev = math.sqrt(2 * groups / (weight.shape[0] * math.prod(window)))
-    operands = [x.tensor, walk.graph.weight(weight.name, full, (weight, ()),
-                                            stddev=stddev)]
+    if isinstance(weight, Param):
+        matrix = walk.graph.weight(weight.name, full, (weight, ()),
+                                   stddev=stddev)
+    else:
+        matrix = computed_window(walk, node, weight, full)
+        if walk.atoms.changed:
+            return of_image(walk, node, x.tensor, x, out)
+    operands = [x.tensor, matrix]
     hw, kl, yx = letters_of_windows(x)
     rule = f"b{into}{hw},{made}{'c' if groups > 1 else into}{kl}"
     if bias is not None:
@@ -116,6 +125,23 @@ def convolution(walk, node, x, weight, bias=None, stride=1, padding=0,
                  **sides("out", sizes, 1),
                  **window_attributes(stride, padding))[0]
     return of_image(walk, node, y, x, out)
+
+
+def computed_window(walk, node, weight, shape):
+    """The tensor of a window that is no parameter, such as a normed one
+    (weight_norm): where groups are apart it is, too."""
+    weight = compact(walk, node, weight)
+    own = weight.own
+    if len(own) < len(shape):
+        # A dimension of 1, or channels that are (groups, channels).
+        for dim, size in zip(weight.dims[:2], shape):
+            if len(dim) == 1 and dim[0].extent != size:
+                walk.atoms.split(dim[0], size)
+                return None
+    if [a.extent for a in own] != shape:
+        raise Unmappable(f"a window of {[a.extent for a in own]} that is "
+                         f"computed: expected {shape}")
+    return weight.tensor
 
 
 def transposed_convolution(walk, node, x, weight, bias=None, stride=1,
@@ -151,19 +177,20 @@ def transposed_convolution(walk, node, x, weight, bias=None, stride=1,
     return of_image(walk, node, y, x, out)
 
 
-def pool(walk, node, x, op, window, stride, padding, **more):
+def pool(walk, node, x, op, window, stride, padding, shape=None, **more):
+    """`shape`: of the result, where the node makes several."""
     x = image(walk, node, x)
     n = len(x.dims) - 2
     window, padding = each(window, n), each(padding, n)
     stride = each(stride, n, window)
     c = letters_of_channels(x)
     hw, _, yx = letters_of_windows(x)
-    sizes = shape_of(node)[2:]
+    sizes = (shape or shape_of(node))[2:]
     y = walk.add(op, node, [x.tensor], f"b{c}{hw}->b{c}{yx}",
                  sizes=dict(zip(yx, sizes)), **sides("window", window, 1),
                  **sides("out", sizes, 1), **more,
                  **window_attributes(stride, padding))[0]
-    return of_image(walk, node, y, x, x.dims[1])
+    return of_image(walk, node, y, x, x.dims[1], sizes)
 
 
 def max_pool(walk, node, x, window, stride=None, padding=0, dilation=1,
@@ -190,9 +217,37 @@ def adaptive_pool(walk, node, x, size):
     if out == into:
         return x
     if any(i % o for i, o in zip(into, out)):
-        raise Unmappable(f"windows of several sizes, {into} to {out}")
+        return means_of_windows(walk, node, x, into, out)
     window = [i // o for i, o in zip(into, out)]
     return pool(walk, node, x, "average_pool", window, None, 0, count_pad=1)
+
+
+def means_of_windows(walk, node, x, into, out):
+    """Of windows of several sizes: a product with their shares, direction by
+    direction. Window i of o is [floor(i n / o), ceil((i + 1) n / o))."""
+    for dim, (n, o) in enumerate(zip(into, out), 2):
+        if n == o:
+            continue
+        shares = torch.zeros(n, o)
+        for i in range(o):
+            begin, end = i * n // o, -(-(i + 1) * n // o)
+            shares[begin:end, i] = 1 / (end - begin)
+        order = [d for d in range(len(x.dims)) if d != dim] + [dim]
+        y = product(walk, node, x.viewed([x.dims[d] for d in order]),
+                    walk.known(shares))
+        x = y.viewed([y.dims[order.index(d)] for d in range(len(order))])
+    return x
+
+
+def adaptive_max_pool(walk, node, x, size):
+    x = image(walk, node, x)
+    into = x.shape[2:]
+    out = [i if o is None else o for i, o in zip(into, each(size, len(into)))]
+    if any(i % o for i, o in zip(into, out)):
+        raise Unmappable(f"windows of several sizes, {into} to {out}")
+    window = [i // o for i, o in zip(into, out)]
+    return [pool(walk, node, x, "max_pool", window, None, 0,
+                 shape=[*x.shape[:2], *out]), None]
 
 
 def image_mean(walk, node, x, keep):

@@ -2,8 +2,10 @@
 joined by a node of their own."""
 
 import dataclasses
+import itertools
+import operator
 
-from .dimensions import Atom, Letters, extent, flatten, is_same
+from .dimensions import Atom, Letters, extent, flatten, is_same, wide
 from .problems import Unmappable
 from .values import Act
 
@@ -121,9 +123,13 @@ def apart(walk, node, x, dim, parts=None):
         parts = walk.atoms.make(atom.name, atom.extent, atom.letter)
     if parts == [atom]:
         return x
-    if len(parts) > 3:
-        raise Unmappable("a dimension that is taken apart into "
-                         f"{len(parts)} behind it")
+    if len(parts) > 3:  # an operator makes three
+        rest = Atom(f"{atom.name}.rest", extent(parts[2:]), atom.letter)
+        front, behind = x.dims[:dim], x.dims[dim + 1:]
+        x = apart(walk, node, x, dim, [*parts[:2], rest])
+        x = x.viewed([*front, parts[:2], [rest], *behind])
+        x = apart(walk, node, x, dim + 1, parts[2:])
+        return x.viewed([*front, parts, *behind])
     at = x.own.index(atom)
     letters = Letters(reserved="mdef")
     front, behind = letters(x.own[:at]), letters(x.own[at + 1:])
@@ -135,3 +141,44 @@ def apart(walk, node, x, dim, parts=None):
                  first=sizes[0], second=sizes[1], third=sizes[2])[0]
     return Act(y, [*x.own[:at], *parts, *x.own[at + 1:]],
                [*x.dims[:dim], parts, *x.dims[dim + 1:]])
+
+
+# ---- windows
+
+def windows_joined(walk, node, x):
+    """x, where its first dimension is windows of samples and the second
+    several atoms of each window (Swin): with one atom for each, since beside
+    heads and features there would be too many."""
+    if len(x.dims) < 3 or x.dims[0][:1] != [walk.batch] or (
+            x.is_broadcast or len(wide(x.dims[0])) < 2 or
+            len(wide(x.dims[1])) < 2):
+        return x
+    y = walk.tensor(x).viewed([x.dims[0][:1], x.dims[0][1:], *x.dims[1:]])
+    for dim in (1, 2):
+        parts = y.dims[dim]
+        if len(parts) > 1:
+            y = merged(walk, node, y, dim)
+            walk.joined[y.dims[dim][0]] = parts
+    return y.viewed([y.dims[0] + y.dims[1], *y.dims[2:]])
+
+
+def windows_apart(walk, node, x, shape):
+    """x, of whose dimensions that were joined those are taken apart that a view
+    of another `shape` cuts."""
+    ends = [*itertools.accumulate(shape, operator.mul)]
+    before = 1
+    for d, dim in enumerate(x.dims):
+        for atom in dim:
+            behind = before * atom.extent
+            parts = walk.joined.get(atom)
+            if parts and any(before < end < behind for end in ends):
+                at = dim.index(atom)
+                split = [dim[:at], [atom], dim[at + 1:]]
+                y = walk.tensor(x).viewed(
+                    [*x.dims[:d], *split, *x.dims[d + 1:]])
+                y = apart(walk, node, y, d + 1, parts)
+                return windows_apart(walk, node, y.viewed([
+                    *x.dims[:d], split[0] + parts + split[2],
+                    *x.dims[d + 1:]]), shape)
+            before = behind
+    return x

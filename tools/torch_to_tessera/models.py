@@ -80,7 +80,7 @@ def hugging_face(args):
     if module.main_input_name == "pixel_values":
         size = each(args.image_size or getattr(config, "image_size", 224), 2)
         return module, {"pixel_values": torch.zeros(
-            TRACED_BATCH, config.num_channels, *size)}
+            TRACED_BATCH, getattr(config, "num_channels", 3), *size)}
     inputs = {"input_ids": tokens_of(args)}
     if config.is_encoder_decoder:
         inputs["decoder_input_ids"] = tokens_of(args)
@@ -126,7 +126,11 @@ def module_of(args, config):
     if args.weights and (not path.exists() or any(path.glob("*.safetensors"))):
         return (kind or auto).from_pretrained(args.model, config=config,
                                               dtype=torch.float32)
-    return kind(config) if kind else auto.from_config(config)
+    try:
+        return kind(config) if kind else auto.from_config(config)
+    except Exception as error:  # of the model's own
+        refuse(f"{args.model}: cannot be made of this config: "
+               f"{type(error).__name__}: {error}")
 
 
 def torchvision_model(args):

@@ -57,7 +57,7 @@ OPERATORS = {
     # Views.
     **dict.fromkeys(
         ["_unsafe_view", "flatten", "reshape", "unflatten", "view"],
-        views.viewing(views.reshaped)),
+        views.reshape),
     "expand": views.viewing(views.expanded),
     "permute": views.viewing(views.permuted),
     "repeat_interleave": views.viewing(views.repeated),
@@ -80,6 +80,7 @@ OPERATORS = {
     "gather": choices.gather,
     "index": choices.indexed,
     "index_select": choices.index_select,
+    "one_hot": choices.one_hot,
     "roll": choices.rolled,
     "sort": choices.sorted_places,
     "scatter_add": choices.scatter_add,
@@ -90,6 +91,8 @@ OPERATORS = {
     "bmm": multiply.matmul,
     "einsum": multiply.einsum,
     "embedding": tables.embedding,
+    "eq": tables.compared,
+    "ne": tables.compared,
     "linear": dense.linear,
     "matmul": multiply.matmul,
     "mm": multiply.matmul,
@@ -107,6 +110,8 @@ OPERATORS = {
     # Images and signals.
     **dict.fromkeys(["adaptive_avg_pool1d", "adaptive_avg_pool2d"],
                     images.adaptive_pool),
+    **dict.fromkeys(["adaptive_max_pool1d", "adaptive_max_pool2d"],
+                    images.adaptive_max_pool),
     **dict.fromkeys(["avg_pool1d", "avg_pool2d"], images.average_pool),
     **dict.fromkeys(["constant_pad_nd", "pad"], resizing.padded),
     **dict.fromkeys(["conv1d", "conv2d"], patches.conv),

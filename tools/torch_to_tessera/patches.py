@@ -46,10 +46,11 @@ class Patches(Value):
 def conv(walk, node, x, weight, bias=None, stride=1, padding=0, dilation=1,
          groups=1):
     arguments = (x, weight, bias, stride, padding, dilation, groups)
-    if not isinstance(weight, Param):
+    if not isinstance(weight, (Act, Param)):
         raise Unmappable("expected a window of parameters")
     window = weight.shape[2:]
-    if (isinstance(x, Act) and x.tensor == "images" and groups == 1 and
+    if isinstance(weight, Param) and (
+            isinstance(x, Act) and x.tensor == "images" and groups == 1 and
             len(window) == 2 and each(stride, 2) == window and
             each(padding, 2) == [0, 0] and each(dilation, 2) == [1, 1] and
             window[0] == window[1] > 1):

@@ -7,6 +7,7 @@ import torch
 from .attention import Bias
 from .dimensions import Atom
 from .layout import apart, in_order
+from .nodes import operator_name, shape_of
 from .parameters import Param
 from .problems import Unmappable
 from .values import Act
@@ -40,6 +41,19 @@ def embedding(walk, node, table, ids, padding_idx=-1, scale_grad_by_freq=False,
     return apart(walk, node, y, len(ids.dims))
 
 
+def compared(walk, node, ids, number):
+    """Ids that the data has and one that stands for something else, such as
+    padding: none of them is it."""
+    name = ids.tensor if isinstance(ids, Act) else None
+    given = walk.graph.tensors.get(name, {})
+    if given.get("kind") != "TENSOR_KIND_INPUT" or given["dtype"] != "int32" or (
+            not isinstance(number, int)):
+        raise Unmappable("a comparison of what is computed")
+    walk.warnings[f"'{name}' is compared with {number}, which is taken to be "
+                  "none of its ids"] = True
+    return torch.full(shape_of(node), operator_name(node) == "ne")
+
+
 def known_rows(walk, node, table, ids):
     """Of a table that is a constant."""
     table, ids = walk.known(table), in_order(walk, ids)
@@ -58,10 +72,15 @@ def constant_rows(walk, node, table, ids, h):
     there is one for a sequence of that length."""
     row = ids.reshape(-1, ids.shape[-1])[0]
     first = int(row[0])
-    if not torch.equal(row, torch.arange(len(row)) + first):
-        raise Unmappable("ids that are constants, and not places 0, 1, …")
     outer = [[walk.batch] if size > 1 else [] for size in ids.shape[:-1]]
     s = walk.sequence_of(len(row))
+    if bool((row == first).all()):  # one row, of all places
+        one = walk.act(table.piece(walk, node, 0, first, first + 1, True))
+        places = s or Atom(f"{node.name}.places", len(row), "r")
+        return one.viewed([*outer, [places] if len(row) > 1 else [],
+                           *one.dims])
+    if not torch.equal(row, torch.arange(len(row)) + first):
+        raise Unmappable("ids that are constants, and not places 0, 1, …")
     if s is None:
         rows = walk.act(table.piece(walk, node, 0, first, first + len(row),
                                     False))

@@ -44,6 +44,7 @@ class Traced:
         for path, buffer in module.named_buffers():
             if not (buffer.is_meta or buffer.is_complex()):
                 self.buffers.setdefault(numbers_of(buffer)[1], path)
+        self.buffer_of = {}  # paths, by placeholder
         graph, placeholders = self.trace(inputs, args.fx)
         self.inputs, self.values = [], {}
         for node, (kind, value) in placeholders.items():
@@ -110,6 +111,8 @@ class Traced:
                     list(given[spec.target].shape))
             else:
                 placeholders[node] = "value", constants[spec.target]
+                if spec.kind == kinds.BUFFER:
+                    self.buffer_of[node] = spec.target
         return program.graph, placeholders
 
     def make_fx(self, inputs):
@@ -137,6 +140,8 @@ class Traced:
             placeholders[node] = "value", (
                 Param(self.parameters[path], list(value.shape))
                 if path in self.parameters else value)
+            if path not in self.parameters:
+                self.buffer_of[node] = path
         for i, node in enumerate(nodes[len(state):]):
             placeholders[node] = "input", (names[i] or f"input_{i}",
                                            tensors[i])

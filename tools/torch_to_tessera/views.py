@@ -1,9 +1,10 @@
 """Views: other dimensions of the same elements."""
 
 from .dimensions import TRACED_BATCH, Atom, extent, flatten
+from .layout import windows_apart, windows_joined
 from .nodes import shape_of
 from .problems import Unmappable
-from .values import Value
+from .values import Act, Value
 
 
 def viewing(handler):
@@ -17,6 +18,15 @@ def viewing(handler):
         x = walk.act(x)
         return x.viewed(handler(walk, node, x, *arguments, **keywords))
     return view
+
+
+def reshape(walk, node, x, *arguments, **keywords):
+    if isinstance(x, Act):
+        x = windows_apart(walk, node, x, shape_of(node))
+    y = viewing(reshaped)(walk, node, x, *arguments, **keywords)
+    if isinstance(y, Act) and not walk.atoms.changed:
+        y = windows_joined(walk, node, y)
+    return y
 
 
 def reshaped(walk, node, x, *_):

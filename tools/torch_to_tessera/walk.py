@@ -32,6 +32,7 @@ class Walk:
         self.graph = Graph(args, traced.name)
         self.values, self.problems, self.warnings = {}, [], {}
         self.made = {}  # what is made once, by what it is made of
+        self.joined = {}  # atoms of windows -> those that they were made of
         # What nodes make that could not be mapped, and what is behind these.
         self.doubtful = set()
         self.of_layers = set()  # names of dense layers' nodes
@@ -91,10 +92,13 @@ class Walk:
             if writes_in_place(node) and not is_constant(value):
                 same, _ = self.traced.aliases.written(node)
                 self.values.update(dict.fromkeys(same, value))
+        if not self.atoms.changed:
+            self.problems += self.graph.conflicts
         return self
 
     def tried(self, node):
         """(the value, None), or (what stands for it, what the problem is)."""
+        self.graph.at = node
         try:
             if node in self.traced.without_gradients:
                 self.check_stopped(node)
@@ -229,6 +233,17 @@ class Walk:
         if value.dim() and len(value) == TRACED_BATCH and torch.equal(
                 value[:1].expand_as(value), value):
             value = value[:1]
+        made = self.constant_of(value, dtype)
+        first = made.dims[0] if made.dims else []
+        # The same of (samples, windows).
+        if len(first) > 1 and first[0].extent == TRACED_BATCH:
+            one, other = value.chunk(TRACED_BATCH)
+            if torch.equal(one, other):
+                once = self.constant_of(one, dtype)
+                return once.viewed([first[:1] + once.dims[0], *once.dims[1:]])
+        return made
+
+    def constant_of(self, value, dtype):
         numbers, key = numbers_of(value)
         name = self.atoms.constants.setdefault(
             key, self.traced.buffers.get(

@@ -6,13 +6,14 @@ import struct
 import torch
 
 # Operators that are no methods of tensors.
-# Operators that are no methods of tensors.
 VIEWS = {"_unsafe_view": "reshape", "view": "reshape"}
 
 
 def weights_of(graph, walk, module):
-    """The module's parameters as Tessera's weights, by name."""
-    parameters = dict(module.named_parameters(remove_duplicate=False))
+    """The module's parameters, and batch norms' running averages, as Tessera's
+    weights, by name."""
+    parameters = {**dict(module.named_buffers(remove_duplicate=False)),
+                  **dict(module.named_parameters(remove_duplicate=False))}
     dtype = torch.float64 if graph["dtype"] == "fp64" else torch.float32
     tensors = {}
     for tensor in graph["tensors"]:

@@ -3,6 +3,11 @@
 // backward (sum of dy (x - mean) rstd, sum of dy, count). Sums are taken in
 // double and merged in rank order. Ghost batch norm has states for each group
 // of the samples, those of groups that a shard has no sample of zero.
+//
+// A tracked one has the averages of mean and variance behind its shift, and
+// backward count times mean and variance behind the state. With a negative
+// momentum, which no graph has, its state is that of a batch which has the
+// averages for statistics.
 
 #include <algorithm>
 #include <cmath>
@@ -21,6 +26,7 @@ struct Images {
   int64_t groups = 1;      // of the states
   int64_t group_size = 0;  // samples
   int64_t before = 0;      // samples of the first group on other shards
+  int64_t width = 3;       // numbers of a state
 };
 
 // A group of samples' part of a channel. Of plain batch norm, all samples.
@@ -39,7 +45,8 @@ Images ImagesOf(const KernelCall& call, size_t operand,
   Images images = {.samples = x.shape[0],
                    .channels = scale.elements(),
                    .places = x.elements() / (x.shape[0] * scale.elements()),
-                   .group_size = x.shape[0]};
+                   .group_size = x.shape[0],
+                   .width = state.shape.back()};
   if (ghost) {
     // In front of the channels.
     const size_t d = state.shape.size() - scale.shape.size() - 2;
@@ -80,21 +87,37 @@ void ForEachPlane(const Images& images, const Part& part, F f) {
   }
 }
 
-// The first of the three numbers of a part's state.
+// The first of the numbers of a part's state.
 int64_t StateOf(const Images& images, const Part& part, int64_t shard = 0) {
-  return 3 * ((shard * images.groups + part.group) * images.channels +
-              part.channel);
+  return images.width *
+         ((shard * images.groups + part.group) * images.channels +
+          part.channel);
 }
 
 int64_t ShardsOf(const Images& images, const LocalTensor& states) {
-  return states.elements() / (3 * images.channels * images.groups);
+  return states.elements() / (images.width * images.channels * images.groups);
 }
 
-// x, scale, shift -> state[groups, channels, 3].
-template <typename T, bool kGhost>
+// Of the averages, as a batch that has them.
+void StateOfAverages(const KernelCall& call, const Images& images) {
+  ForEachPart(call, images, [&](const Part& part) {
+    const auto count = static_cast<double>(
+        std::max<int64_t>(0, part.end - part.begin) * images.places);
+    const int64_t at = StateOf(images, part);
+    Put(call.results[0], at, count);
+    Put(call.results[0], at + 1, Get(call.operands[3], part.channel));
+    Put(call.results[0], at + 2, count * Get(call.operands[4], part.channel));
+  });
+}
+
+// x, scale, shift[, averages] -> state[groups, channels, 3].
+template <typename T, bool kGhost, bool kTracked>
 void BatchNormState(const KernelCall& call) {
   const LocalTensor& state = call.results[0];
   const Images images = ImagesOf(call, 0, state, kGhost);
+  if (kTracked && call.attribute("momentum") < 0) {
+    return StateOfAverages(call, images);
+  }
   const T* const x = call.operands[0].as<const T>();
   ForEachPart(call, images, [&](const Part& part) {
     const auto count = static_cast<double>(
@@ -118,10 +141,11 @@ void BatchNormState(const KernelCall& call) {
   });
 }
 
-// x, scale, shift, states[shards, groups, channels, 3] -> y, mean, rstd.
+// x, scale, shift[, averages], states[shards, groups, channels, 3] -> y, mean,
+// rstd.
 template <typename T, bool kGhost>
 void BatchNorm(const KernelCall& call) {
-  const LocalTensor& states = call.operands[3];
+  const LocalTensor& states = call.operands.back();
   const Images images = ImagesOf(call, 0, states, kGhost);
   const T* const x = call.operands[0].as<const T>();
   const int64_t shards = ShardsOf(images, states);
@@ -160,10 +184,12 @@ void BatchNorm(const KernelCall& call) {
   });
 }
 
-// dy, x, scale, mean, rstd -> state[groups, channels, 3].
-template <typename T, bool kGhost>
+// dy, x, scale[, averages], mean, rstd -> state[groups, channels, 3 or 5].
+template <typename T, bool kGhost, bool kTracked>
 void BatchNormDxState(const KernelCall& call) {
   const LocalTensor& state = call.results[0];
+  const LocalTensor& means = call.operands[kTracked ? 5 : 3];
+  const LocalTensor& rstds = call.operands[kTracked ? 6 : 4];
   const Images images = ImagesOf(call, 1, state, kGhost);
   const T* const dy = call.operands[0].as<const T>();
   const T* const x = call.operands[1].as<const T>();
@@ -171,10 +197,15 @@ void BatchNormDxState(const KernelCall& call) {
     double slopes = 0;
     double sum = 0;
     double count = 0;
+    const int64_t at = StateOf(images, part);
+    if (kTracked) {
+      Put(state, at + 3, 0);
+      Put(state, at + 4, 0);
+    }
     if (part.begin < part.end) {
       const int64_t statistic = StatisticOf<kGhost>(images, part);
-      const T mean = static_cast<T>(Get(call.operands[3], statistic));
-      const T rstd = static_cast<T>(Get(call.operands[4], statistic));
+      const T mean = static_cast<T>(Get(means, statistic));
+      const T rstd = static_cast<T>(Get(rstds, statistic));
       ForEachPlane(images, part, [&](int64_t at) {
         slopes += Sum(images.places, [&](int64_t p) {
           return dy[at + p] * ((x[at + p] - mean) * rstd);
@@ -182,20 +213,55 @@ void BatchNormDxState(const KernelCall& call) {
         sum += Sum(images.places, [&](int64_t p) { return dy[at + p]; });
       });
       count = static_cast<double>((part.end - part.begin) * images.places);
+      if (kTracked) {
+        const double root = Get(rstds, statistic);
+        const double variance = 1 / (root * root) - call.attribute("epsilon");
+        Put(state, at + 3, count * Get(means, statistic));
+        Put(state, at + 4, count * std::max(0.0, variance));
+      }
     }
-    const int64_t at = StateOf(images, part);
     Put(state, at, slopes);
     Put(state, at + 1, sum);
     Put(state, at + 2, count);
   });
 }
 
-// dy, x, scale, mean, rstd, states[shards, groups, channels, 3] -> dx, dscale,
-// dshift.
+// How far the averages of a channel are from what the batch has, of the groups
+// that are in the states; `sum_of`: number n of a group's state over all
+// shards.
+template <typename F>
+void PutDistances(const KernelCall& call, const Images& images, int64_t c,
+                  F sum_of) {
+  const LocalTensor& x = call.operands[1];
+  double batch = 1;  // the elements of a channel of all microbatches
+  for (int64_t extent : x.global_shape) batch *= static_cast<double>(extent);
+  for (int64_t extent : call.operands[2].global_shape) {
+    batch /= static_cast<double>(extent);
+  }
+  double of_mean = 0;
+  double of_variance = 0;
+  for (int64_t group = 0; group < images.groups; ++group) {
+    const Part part = {c, group};
+    const double count = sum_of(part, 2);
+    if (count == 0) continue;
+    // Unbiased, as PyTorch keeps it.
+    const double variance = sum_of(part, 4) / std::max(count - 1, 1.0);
+    const double share = count / batch;
+    of_mean += share * (Get(call.operands[3], c) - sum_of(part, 3) / count);
+    of_variance += share * (Get(call.operands[4], c) - variance);
+  }
+  PutOrAdd(call, call.results[3], c, of_mean);
+  PutOrAdd(call, call.results[4], c, of_variance);
+}
+
+// dy, x, scale[, averages], mean, rstd, states[shards, groups, channels, 3 or
+// 5] -> dx, dscale, dshift[, distances of the averages].
 // With h = (x - mean) rstd: dx = scale rstd (dy - avg(dy) - h avg(dy h)).
-template <typename T, bool kGhost>
+template <typename T, bool kGhost, bool kTracked>
 void BatchNormDx(const KernelCall& call) {
-  const LocalTensor& states = call.operands[5];
+  const LocalTensor& states = call.operands.back();
+  const LocalTensor& means = call.operands[kTracked ? 5 : 3];
+  const LocalTensor& rstds = call.operands[kTracked ? 6 : 4];
   const Images images = ImagesOf(call, 1, states, kGhost);
   const T* const dy = call.operands[0].as<const T>();
   const T* const x = call.operands[1].as<const T>();
@@ -218,12 +284,13 @@ void BatchNormDx(const KernelCall& call) {
       }
       PutOrAdd(call, call.results[1], c, slopes);
       PutOrAdd(call, call.results[2], c, sum);
+      if (kTracked) PutDistances(call, images, c, sum_of);
     }
     if (part.begin >= part.end) return;
     const int64_t statistic = StatisticOf<kGhost>(images, part);
     const double count = sum_of(part, 2);
-    const T mean = static_cast<T>(Get(call.operands[3], statistic));
-    const T rstd = static_cast<T>(Get(call.operands[4], statistic));
+    const T mean = static_cast<T>(Get(means, statistic));
+    const T rstd = static_cast<T>(Get(rstds, statistic));
     const T factor = call.operands[2].as<const T>()[c] * rstd;
     const T average = static_cast<T>(sum_of(part, 1) / count);
     const T slope = static_cast<T>(sum_of(part, 0) / count);
@@ -240,22 +307,50 @@ void BatchNormDx(const KernelCall& call) {
 
 std::vector<Kernel> CpuBatchNormKernels() {
   return {
-      {"batch_norm.state",
-       ByDType<BatchNormState<float, false>, BatchNormState<double, false>>},
+      {"batch_norm.state", ByDType<BatchNormState<float, false, false>,
+                                   BatchNormState<double, false, false>>},
       {"batch_norm",
        ByDType<BatchNorm<float, false>, BatchNorm<double, false>>},
-      {"batch_norm_dx.state", ByDType<BatchNormDxState<float, false>,
-                                      BatchNormDxState<double, false>>},
+      {"batch_norm_dx.state", ByDType<BatchNormDxState<float, false, false>,
+                                      BatchNormDxState<double, false, false>>},
       {"batch_norm_dx",
-       ByDType<BatchNormDx<float, false>, BatchNormDx<double, false>>, true},
-      {"ghost_batch_norm.state",
-       ByDType<BatchNormState<float, true>, BatchNormState<double, true>>},
+       ByDType<BatchNormDx<float, false, false>,
+               BatchNormDx<double, false, false>>,
+       true},
+      {"ghost_batch_norm.state", ByDType<BatchNormState<float, true, false>,
+                                         BatchNormState<double, true, false>>},
       {"ghost_batch_norm",
        ByDType<BatchNorm<float, true>, BatchNorm<double, true>>},
       {"ghost_batch_norm_dx.state",
-       ByDType<BatchNormDxState<float, true>, BatchNormDxState<double, true>>},
+       ByDType<BatchNormDxState<float, true, false>,
+               BatchNormDxState<double, true, false>>},
       {"ghost_batch_norm_dx",
-       ByDType<BatchNormDx<float, true>, BatchNormDx<double, true>>, true},
+       ByDType<BatchNormDx<float, true, false>,
+               BatchNormDx<double, true, false>>,
+       true},
+      {"tracked_batch_norm.state",
+       ByDType<BatchNormState<float, false, true>,
+               BatchNormState<double, false, true>>},
+      {"tracked_batch_norm",
+       ByDType<BatchNorm<float, false>, BatchNorm<double, false>>},
+      {"tracked_batch_norm_dx.state",
+       ByDType<BatchNormDxState<float, false, true>,
+               BatchNormDxState<double, false, true>>},
+      {"tracked_batch_norm_dx",
+       ByDType<BatchNormDx<float, false, true>,
+               BatchNormDx<double, false, true>>,
+       true},
+      {"tracked_ghost_batch_norm.state",
+       ByDType<BatchNormState<float, true, true>,
+               BatchNormState<double, true, true>>},
+      {"tracked_ghost_batch_norm",
+       ByDType<BatchNorm<float, true>, BatchNorm<double, true>>},
+      {"tracked_ghost_batch_norm_dx.state",
+       ByDType<BatchNormDxState<float, true, true>,
+               BatchNormDxState<double, true, true>>},
+      {"tracked_ghost_batch_norm_dx",
+       ByDType<BatchNormDx<float, true, true>, BatchNormDx<double, true, true>>,
+       true},
   };
 }
 

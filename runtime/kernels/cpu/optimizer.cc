@@ -86,6 +86,19 @@ void Sgd(const KernelCall& call) {
       });
 }
 
+// distance -> running average (in place).
+template <typename T>
+void RunningAverage(const KernelCall& call) {
+  const T rate = static_cast<T>(call.attribute("rate"));
+  const T* const distance = call.operands[0].as<const T>();
+  T* const average = call.results[0].as<T>();
+  ForEachBlock(
+      call, call.operands[0].elements(), [&](int64_t i, int64_t count) {
+        const Block<T> a = Load(average + i, count);
+        Store<T>(a - rate * Load(distance + i, count), count, average + i);
+      });
+}
+
 // master -> parameter, each of its own type.
 void Cast(const KernelCall& call) {
   const LocalTensor& from = call.operands[0];
@@ -159,8 +172,11 @@ void ClipCoefficient(const KernelCall& call) {
 std::vector<Kernel> CpuOptimizerKernels() {
   return {
       {"adamw", ByDType<AdamW<float>, AdamW<double>>},
+      {"adam", ByDType<AdamW<float>, AdamW<double>>},
       {"momentum", ByDType<Momentum<float>, Momentum<double>>},
       {"sgd", ByDType<Sgd<float>, Sgd<double>>},
+      {"running_average",
+       ByDType<RunningAverage<float>, RunningAverage<double>>},
       {"cast", Cast},
       {"square_sum", ByDType<SquareSum<float>, SquareSum<double>>, true},
       {"clip_coefficient", ClipCoefficient},

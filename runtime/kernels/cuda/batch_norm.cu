@@ -16,6 +16,7 @@ struct Images {
   int64_t groups = 1;      // of the states
   int64_t group_size = 0;  // samples
   int64_t before = 0;      // samples of the first group on other shards
+  int64_t width = 3;       // numbers of a state
   bool ghost = false;
 
   Images(const LocalTensor& x, const LocalTensor& scale,
@@ -24,6 +25,7 @@ struct Images {
         channels(scale.elements()),
         places(x.elements() / (samples * channels)),
         group_size(samples),
+        width(state.shape.back()),
         ghost(is_ghost) {
     if (ghost) {
       // In front of the channels.
@@ -36,7 +38,7 @@ struct Images {
 
   unsigned blocks() const { return static_cast<unsigned>(channels * groups); }
   int64_t ShardsOf(const LocalTensor& states) const {
-    return states.elements() / (3 * channels * groups);
+    return states.elements() / (width * channels * groups);
   }
 
   // Of the running block.
@@ -55,9 +57,9 @@ struct Images {
   __device__ float elements() const {
     return empty() ? 0 : static_cast<float>((end() - begin()) * places);
   }
-  // The first of the three numbers of the channel's state in a group.
+  // The first of the numbers of the channel's state in a group.
   __device__ int64_t StateOf(int64_t shard, int64_t of_group) const {
-    return 3 * ((shard * groups + of_group) * channels + channel());
+    return width * ((shard * groups + of_group) * channels + channel());
   }
   // Where the statistics are: of the channel, or of each sample's.
   __device__ int64_t statistic() const {
@@ -100,6 +102,17 @@ __global__ void __launch_bounds__(kChannelThreads)
   state.Set(at + 2, squares);
 }
 
+// The averages, as the state of a batch that has them.
+template <typename T>
+__global__ void AveragesState(Images images, Elements<T> mean,
+                              Elements<T> variance, Elements<Any> state) {
+  const float count = images.elements();
+  const int64_t at = images.StateOf(0, images.group());
+  state.Set(at, count);
+  state.Set(at + 1, mean.Get(images.channel()));
+  state.Set(at + 2, count * variance.Get(images.channel()));
+}
+
 // x, scale, shift, states -> y, mean, rstd.
 template <typename T>
 __global__ void __launch_bounds__(kChannelThreads)
@@ -130,11 +143,12 @@ __global__ void __launch_bounds__(kChannelThreads)
       [&](int64_t i) { y.Set(i, (x.Get(i) - mean) * slope + constant); });
 }
 
-// dy, x, mean, rstd -> (sum of dy (x - mean) rstd, sum of dy, count).
+// dy, x, mean, rstd -> (sum of dy (x - mean) rstd, sum of dy, count), of a
+// tracked norm also count times mean and variance.
 template <typename T>
 __global__ void __launch_bounds__(kChannelThreads)
     BackwardState(Images images, Elements<T> dy, Elements<T> x,
-                  Elements<Any> means, Elements<Any> rstds,
+                  Elements<Any> means, Elements<Any> rstds, float epsilon,
                   Elements<Any> state) {
   const bool empty = images.empty();
   const float mean = empty ? 0 : means.Get(images.statistic());
@@ -153,15 +167,54 @@ __global__ void __launch_bounds__(kChannelThreads)
   state.Set(at, slopes);
   state.Set(at + 1, sum);
   state.Set(at + 2, images.elements());
+  if (images.width == 3) return;
+  const float variance = empty ? 0 : 1 / (rstd * rstd) - epsilon;
+  state.Set(at + 3, images.elements() * mean);
+  state.Set(at + 4, images.elements() * (variance > 0 ? variance : 0));
 }
 
-// dy, x, scale, mean, rstd, states -> dx, dscale, dshift.
+// Of a tracked norm.
+template <typename T>
+struct Averages {
+  Elements<T> mean;
+  Elements<T> variance;
+  Elements<Any> mean_distance;
+  Elements<Any> variance_distance;
+  float batch = 1;  // the elements of a channel of all microbatches
+};
+
+// How far a channel's averages are from the batch's, of the states' groups;
+// `sum_of(group, n)`: number n of a group's state over all shards.
+template <typename T, typename F>
+__device__ void SetDistances(const Images& images, const Averages<T>& averages,
+                             bool accumulate, F sum_of) {
+  const int64_t channel = images.channel();
+  float of_mean = 0;
+  float of_variance = 0;
+  for (int64_t group = 0; group < images.groups; ++group) {
+    const float count = sum_of(group, 2);
+    if (count == 0) continue;
+    const float variance = sum_of(group, 4) / (count > 2 ? count - 1 : 1);
+    const float share = count / averages.batch;
+    of_mean += share * (averages.mean.Get(channel) - sum_of(group, 3) / count);
+    of_variance += share * (averages.variance.Get(channel) - variance);
+  }
+  if (accumulate) {
+    of_mean += averages.mean_distance.Get(channel);
+    of_variance += averages.variance_distance.Get(channel);
+  }
+  averages.mean_distance.Set(channel, of_mean);
+  averages.variance_distance.Set(channel, of_variance);
+}
+
+// dy, x, scale, mean, rstd, states -> dx, dscale, dshift, and of a tracked norm
+// the averages' distances.
 template <typename T>
 __global__ void __launch_bounds__(kChannelThreads)
     Backward(Images images, Elements<T> dy, Elements<T> x, Elements<T> scale,
              Elements<Any> means, Elements<Any> rstds, Elements<Any> states,
              int64_t shards, bool accumulate, Elements<T> dx,
-             Elements<Any> dscale, Elements<Any> dshift) {
+             Elements<Any> dscale, Elements<Any> dshift, Averages<T> averages) {
   const int64_t channel = images.channel();
   // Number `of` of the states of a group, over all shards.
   const auto sum_of = [&](int64_t group, int64_t of) {
@@ -182,6 +235,7 @@ __global__ void __launch_bounds__(kChannelThreads)
     dscale.Set(channel, before + slopes);
     const float shift_before = accumulate ? dshift.Get(channel) : 0;
     dshift.Set(channel, shift_before + sum);
+    if (images.width > 3) SetDistances(images, averages, accumulate, sum_of);
   }
   if (images.empty()) return;
   const float mean = means.Get(images.statistic());
@@ -196,10 +250,18 @@ __global__ void __launch_bounds__(kChannelThreads)
   });
 }
 
-template <bool kGhost>
+template <bool kGhost, bool kTracked>
 void BatchNormState(const KernelCall& call) {
   const LocalTensor& x = call.operands[0];
   const Images images(x, call.operands[1], call.results[0], kGhost);
+  if (kTracked && call.attribute("momentum") < 0) {
+    ByType({call.operands[3], call.operands[4]}, [&]<typename T>() {
+      Launch(AveragesState<T>, images.blocks(), 1, 0, *call.queue, images,
+             Elements<T>(call.operands[3]), Elements<T>(call.operands[4]),
+             Elements<Any>(call.results[0]));
+    });
+    return;
+  }
   ByType({x}, [&]<typename T>() {
     Launch(ForwardState<T>, images.blocks(), kChannelThreads, 0, *call.queue,
            images, Elements<T>(x), Elements<Any>(call.results[0]));
@@ -211,7 +273,7 @@ void BatchNorm(const KernelCall& call) {
   const LocalTensor& x = call.operands[0];
   const LocalTensor& scale = call.operands[1];
   const LocalTensor& shift = call.operands[2];
-  const LocalTensor& states = call.operands[3];
+  const LocalTensor& states = call.operands.back();
   const Images images(x, scale, states, kGhost);
   ByType({x, scale, shift, call.results[0]}, [&]<typename T>() {
     Launch(Forward<T>, images.blocks(), kChannelThreads, 0, *call.queue, images,
@@ -223,33 +285,54 @@ void BatchNorm(const KernelCall& call) {
   });
 }
 
-template <bool kGhost>
+template <bool kGhost, bool kTracked>
 void BatchNormDxState(const KernelCall& call) {
+  constexpr size_t kMeans = kTracked ? 5 : 3;
   const LocalTensor& dy = call.operands[0];
   const LocalTensor& x = call.operands[1];
   const Images images(x, call.operands[2], call.results[0], kGhost);
   ByType({dy, x}, [&]<typename T>() {
     Launch(BackwardState<T>, images.blocks(), kChannelThreads, 0, *call.queue,
            images, Elements<T>(dy), Elements<T>(x),
-           Elements<Any>(call.operands[3]), Elements<Any>(call.operands[4]),
+           Elements<Any>(call.operands[kMeans]),
+           Elements<Any>(call.operands[kMeans + 1]),
+           kTracked ? static_cast<float>(call.attribute("epsilon")) : 0,
            Elements<Any>(call.results[0]));
   });
 }
 
-template <bool kGhost>
+// Of a call of a tracked norm's adjoint.
+template <typename T>
+Averages<T> AveragesOf(const KernelCall& call) {
+  float batch = 1;
+  for (int64_t extent : call.operands[1].global_shape) {
+    batch *= static_cast<float>(extent);
+  }
+  for (int64_t extent : call.operands[2].global_shape) {
+    batch /= static_cast<float>(extent);
+  }
+  return {Elements<T>(call.operands[3]), Elements<T>(call.operands[4]),
+          Elements<Any>(call.results[3]), Elements<Any>(call.results[4]),
+          batch};
+}
+
+template <bool kGhost, bool kTracked>
 void BatchNormDx(const KernelCall& call) {
+  constexpr size_t kMeans = kTracked ? 5 : 3;
   const LocalTensor& dy = call.operands[0];
   const LocalTensor& x = call.operands[1];
   const LocalTensor& scale = call.operands[2];
-  const LocalTensor& states = call.operands[5];
+  const LocalTensor& states = call.operands.back();
   const Images images(x, scale, states, kGhost);
   ByType({dy, x, scale, call.results[0]}, [&]<typename T>() {
     Launch(Backward<T>, images.blocks(), kChannelThreads, 0, *call.queue,
            images, Elements<T>(dy), Elements<T>(x), Elements<T>(scale),
-           Elements<Any>(call.operands[3]), Elements<Any>(call.operands[4]),
-           Elements<Any>(states), images.ShardsOf(states), call.accumulate,
+           Elements<Any>(call.operands[kMeans]),
+           Elements<Any>(call.operands[kMeans + 1]), Elements<Any>(states),
+           images.ShardsOf(states), call.accumulate,
            Elements<T>(call.results[0]), Elements<Any>(call.results[1]),
-           Elements<Any>(call.results[2]));
+           Elements<Any>(call.results[2]),
+           kTracked ? AveragesOf<T>(call) : Averages<T>());
   });
 }
 
@@ -257,14 +340,22 @@ void BatchNormDx(const KernelCall& call) {
 
 std::vector<Kernel> CudaBatchNormKernels() {
   return {
-      {"batch_norm.state", BatchNormState<false>},
+      {"batch_norm.state", BatchNormState<false, false>},
       {"batch_norm", BatchNorm<false>},
-      {"batch_norm_dx.state", BatchNormDxState<false>},
-      {"batch_norm_dx", BatchNormDx<false>, true},
-      {"ghost_batch_norm.state", BatchNormState<true>},
+      {"batch_norm_dx.state", BatchNormDxState<false, false>},
+      {"batch_norm_dx", BatchNormDx<false, false>, true},
+      {"ghost_batch_norm.state", BatchNormState<true, false>},
       {"ghost_batch_norm", BatchNorm<true>},
-      {"ghost_batch_norm_dx.state", BatchNormDxState<true>},
-      {"ghost_batch_norm_dx", BatchNormDx<true>, true},
+      {"ghost_batch_norm_dx.state", BatchNormDxState<true, false>},
+      {"ghost_batch_norm_dx", BatchNormDx<true, false>, true},
+      {"tracked_batch_norm.state", BatchNormState<false, true>},
+      {"tracked_batch_norm", BatchNorm<false>},
+      {"tracked_batch_norm_dx.state", BatchNormDxState<false, true>},
+      {"tracked_batch_norm_dx", BatchNormDx<false, true>, true},
+      {"tracked_ghost_batch_norm.state", BatchNormState<true, true>},
+      {"tracked_ghost_batch_norm", BatchNorm<true>},
+      {"tracked_ghost_batch_norm_dx.state", BatchNormDxState<true, true>},
+      {"tracked_ghost_batch_norm_dx", BatchNormDx<true, true>, true},
   };
 }
 

@@ -105,6 +105,21 @@ __global__ void Sgd(Elements<T> gradient, Elements<Any> coefficient,
   });
 }
 
+// distance -> running average (in place).
+template <typename T>
+__global__ void RunningAverage(Elements<T> distance, Elements<T> average,
+                               int64_t n, float rate) {
+  ForEachVector(n, [&](int64_t first, Span span) {
+    float d[kVector];
+    float a[kVector];
+    distance.Load(first, span, d);
+    average.Load(first, span, a);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) a[j] -= rate * d[j];
+    average.Store(first, span, a);
+  });
+}
+
 template <typename From, typename To>
 __global__ void Cast(Elements<From> from, Elements<To> to, int64_t n) {
   ForEachVector(n, [&](int64_t first, Span span) {
@@ -217,6 +232,17 @@ void CallSgd(const KernelCall& call) {
   });
 }
 
+void CallRunningAverage(const KernelCall& call) {
+  const LocalTensor& distance = call.operands[0];
+  const LocalTensor& average = call.results[0];
+  const int64_t n = distance.elements();
+  ByType({distance, average}, [&]<typename T>() {
+    Launch(RunningAverage<T>, BlocksForVectors(*call.queue, n), kThreads, 0,
+           *call.queue, Elements<T>(distance), Elements<T>(average), n,
+           static_cast<float>(call.attribute("rate")));
+  });
+}
+
 void CallCast(const KernelCall& call) {
   const LocalTensor& from = call.operands[0];
   const LocalTensor& to = call.results[0];
@@ -256,8 +282,10 @@ void CallClipCoefficient(const KernelCall& call) {
 std::vector<Kernel> CudaOptimizerKernels() {
   return {
       {"adamw", CallAdamW},
+      {"adam", CallAdamW},
       {"momentum", CallMomentum},
       {"sgd", CallSgd},
+      {"running_average", CallRunningAverage},
       {"cast", CallCast},
       {"square_sum", CallSquareSum, true},
       {"clip_coefficient", CallClipCoefficient},

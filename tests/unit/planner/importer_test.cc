@@ -98,6 +98,7 @@ INSTANTIATE_TEST_SUITE_P(
         Published{"llama-3-70b", 70553706496},
         Published{"llama-3-405b", 405853388800},
         Published{"llama-3.2-1b", 1235814400},
+        Published{"llama-3.2-3b", 3212749824},
         Published{"mistral-7b", 7241732096},
         Published{"mixtral-8x7b", 46702792704},
         Published{"qwen2-7b", 7615616512},

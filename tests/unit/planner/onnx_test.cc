@@ -1164,8 +1164,8 @@ TEST(Onnx, BatchNormsOfGroups) {
   };
   const auto graph = ImportBytes(BytesOf(SmallCnn()), with(2));
   ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
-  EXPECT_TRUE(OpsOf(*graph).contains("ghost_batch_norm"));
-  EXPECT_FALSE(OpsOf(*graph).contains("batch_norm"));
+  EXPECT_TRUE(OpsOf(*graph).contains("tracked_ghost_batch_norm"));
+  EXPECT_FALSE(OpsOf(*graph).contains("tracked_batch_norm"));
   EXPECT_THAT(ErrorOf(SmallCnn(), with(3)),
               HasSubstr("batch_norm_groups: is 3: expected a divisor of the "
                         "global batch, 4"));

@@ -147,7 +147,7 @@ TEST(TorchFiles, ResNet18) {
   EXPECT_NE(classes[3], classes[4]);  // the first halves the image
   const std::map<std::string, int> operators = OperatorsOf(graph);
   EXPECT_EQ(operators.at("conv2d"), 20);  // with 3 of shortcuts
-  EXPECT_EQ(operators.at("batch_norm"), 20);
+  EXPECT_EQ(operators.at("tracked_batch_norm"), 20);
   EXPECT_EQ(operators.at("add"), 8);
 }
 

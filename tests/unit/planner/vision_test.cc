@@ -10,6 +10,7 @@
 #include "planner/io/graph_io.h"
 #include "planner/io/importer.h"
 #include "planner/io/json_value.h"
+#include "planner/ir/running_average.h"
 #include "planner/plan/strategy.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/temp_path.h"
@@ -163,8 +164,8 @@ TEST(VisionModels, BatchNormsOfGroups) {
     ASSERT_TRUE(graph.has_value()) << graph.error().ToString();
     int norms = 0;
     for (const Node& node : graph->nodes) {
-      EXPECT_NE(node.op->name, "batch_norm");
-      if (node.op->name != "ghost_batch_norm") continue;
+      EXPECT_NE(node.op->name, "tracked_batch_norm");
+      if (node.op->name != "tracked_ghost_batch_norm") continue;
       EXPECT_EQ(node.attribute("groups"), 4);
       ++norms;
     }
@@ -175,6 +176,36 @@ TEST(VisionModels, BatchNormsOfGroups) {
   EXPECT_THAT(three.error().ToString(),
               HasSubstr("batch_norm_groups: is 3: expected a divisor of the "
                         "global batch, 8"));
+}
+
+// They are weights that no step derives a gradient of, and no parameters.
+TEST(VisionModels, RunningAverages) {
+  ImportOptions options = Batch(8);
+  JsonValue momentum;
+  momentum.kind = JsonValue::Kind::kNumber;
+  momentum.number = 0.25;
+  options.overrides["batch_norm_momentum"] = momentum;
+  const Graph graph = ImportModel("zoo:resnet-tiny", options).value();
+  const std::vector<double> momenta = RunningMomenta(graph);
+  int averages = 0;
+  int64_t parameters = 0;
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    const Tensor& tensor = graph.tensors[t];
+    const bool is_average = tensor.name.ends_with(".running_mean") ||
+                            tensor.name.ends_with(".running_var");
+    EXPECT_EQ(momenta[t], is_average ? 0.25 : -1) << tensor.name;
+    averages += is_average ? 1 : 0;
+    if (tensor.kind != TensorKind::kWeight || is_average) continue;
+    int64_t elements = 1;
+    for (const int64_t extent : tensor.shape) elements *= extent;
+    parameters += elements;
+  }
+  const auto norms = std::ranges::count_if(graph.nodes, [](const Node& node) {
+    return node.op->name == "tracked_batch_norm";
+  });
+  EXPECT_GT(norms, 0);
+  EXPECT_EQ(averages, 2 * norms);
+  EXPECT_EQ(ParameterCount(graph), parameters);
 }
 
 // 4 groups are whole in a microbatch of 8 or 4 samples, not of 2.
