@@ -121,7 +121,8 @@ RankExecutor::RankExecutor(const TaskGraph& tasks, const Graph& graph,
       device_(device),
       load_(std::move(load)),
       weights_(weights),
-      queues_(device.queues()) {}
+      queues_(device.queues()),
+      learning_rate_(options.learning_rate) {}
 
 RankExecutor::~RankExecutor() {
   for (void* data : pinned_) queues_->Unpin(data);
@@ -138,6 +139,7 @@ RankExecutor::~RankExecutor() {
     (host ? *host_ : device_).Free(arenas_[tier].data);
   }
   for (const auto& [device, one] : ones_) device->Free(one);
+  if (numbers_ != nullptr) device_.Free(numbers_);
 }
 
 // ---- Preparation
@@ -511,7 +513,9 @@ bool RankExecutor::ReadsPositions(const std::vector<ValueId>& values) const {
 Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
   if (MomentsOf(task.kernel) || task.kernel == "square_sum" ||
       task.kernel == "clip_coefficient" || task.kernel == "cast") {
-    return PrepareListKernel(task, work);
+    TESSERA_RETURN_IF_ERROR(PrepareListKernel(task, work));
+    PlanLaunches(work);
+    return {};
   }
   if (const FactoredKernel* kernel = FindFactoredKernel(task.kernel)) {
     return PrepareFactoredKernel(task, *kernel, work);
@@ -540,6 +544,21 @@ Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
   }
   work.calls.push_back(std::move(call));
   return {};
+}
+
+void RankExecutor::PlanLaunches(Work& work) {
+  std::vector<ListedCall> listed;
+  for (const Call& call : work.calls) {
+    ListedCall& one = listed.emplace_back();
+    one.kernel = call.kernel;
+    for (const auto* tensors : {&call.operands, &call.results}) {
+      for (const LocalTensor& tensor : *tensors) {
+        one.dtypes.push_back(tensor.dtype);
+      }
+    }
+    one.shared.assign(call.reads.begin() + 1, call.reads.end());
+  }
+  work.launches = LaunchSizes(listed);
 }
 
 // Optimizer kernels: the task lists all weights of a block, and each is a call
@@ -837,6 +856,7 @@ Result<void> RankExecutor::OpenChannels() {
 // ---- Running
 
 void RankExecutor::set_learning_rate(double rate) {
+  learning_rate_ = rate;
   for (Work& work : work_) {
     for (Call& call : work.calls) SetAttribute(call.attributes, "lr", rate);
   }
@@ -1185,16 +1205,39 @@ Result<void> RankExecutor::RunOnHost(std::function<Result<void>()> function) {
 
 Result<void> RankExecutor::RunCalls(Work& work) {
   if (!OnHost(tasks_.task(work.task), tasks_.values)) {
-    for (Call& call : work.calls) RunCall(call, device_);
+    LaunchCalls(work, device_);
     return {};
   }
   return RunOnHost([this, &work]() -> Result<void> {
-    for (Call& call : work.calls) RunCall(call, *host_);
+    LaunchCalls(work, *host_);
     return {};
   });
 }
 
-void RankExecutor::RunCall(Call& call, RankDevice& device) {
+void RankExecutor::LaunchCalls(Work& work, RankDevice& device) {
+  if (work.launches.empty()) {
+    for (Call& call : work.calls) {
+      device.Launch(*call.kernel, KernelCallOf(call, device));
+    }
+    return;
+  }
+  std::vector<KernelCall> calls;
+  size_t next = 0;
+  for (const int size : work.launches) {
+    const Kernel& kernel = *work.calls[next].kernel;
+    calls.clear();
+    for (int i = 0; i < size; ++i) {
+      calls.push_back(KernelCallOf(work.calls[next++], device));
+    }
+    if (size == 1) {
+      device.Launch(kernel, calls[0]);
+    } else {
+      device.LaunchList(kernel, calls);
+    }
+  }
+}
+
+KernelCall RankExecutor::KernelCallOf(Call& call, RankDevice& device) const {
   for (size_t i = 0; i < call.reads.size(); ++i) {
     if (call.reads[i].valid()) call.operands[i].data = data(call.reads[i]);
   }
@@ -1210,12 +1253,14 @@ void RankExecutor::RunCall(Call& call, RankDevice& device) {
   kernel_call.run = call.run;
   kernel_call.seed = seed_;
   kernel_call.step = step_;
+  // A thread of the host may be here while this rank's own captures.
+  if (&device == &device_ && capturing_) kernel_call.numbers = numbers_;
   kernel_call.threads =
       device_.threads() != nullptr ? device_.threads() : device.threads();
   kernel_call.zigzag = tasks_.zigzag;
   kernel_call.places_are_positions =
       places_are_positions_ && call.reads_positions && tasks_.zigzag <= 1;
-  device.Launch(*call.kernel, kernel_call);
+  return kernel_call;
 }
 
 }  // namespace tessera
