@@ -146,9 +146,12 @@ Json RunJson(const RunReport& report) {
                    {"interpolated", report.predicted.sources.interpolated},
                    {"analytical", report.predicted.sources.analytical}})}})}});
   if (result.graphs.tasks > 0) {
+    Json left = Json::Object();
+    for (const auto& [kind, count] : result.graphs.left) left.Set(kind, count);
     out.Set("graphs", Json::Object({{"graphs", result.graphs.graphs},
                                     {"tasks", result.graphs.tasks},
-                                    {"captured", result.graphs.captured}}));
+                                    {"captured", result.graphs.captured},
+                                    {"not_captured", std::move(left)}}));
   }
   if (report.check) out.Set("check", CheckJson(*report.check));
   if (!report.comparisons.empty()) {
