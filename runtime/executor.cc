@@ -1114,28 +1114,36 @@ void LoadConstant(const Tensor& tensor, const LocalTensor& block) {
 Result<void> RankExecutor::RunLoad(const Work& work) {
   const Task& task = tasks_.task(work.task);
   for (size_t i = 0; i < task.writes.size(); ++i) {
-    LocalTensor block = work.loads[i];
-    std::vector<std::byte> host(
-        static_cast<size_t>(block.elements() * SizeOf(block.dtype)));
-    block.data = host.data();
-    const Tensor& tensor = graph_.tensor(tasks_.value(task.writes[i]).tensor);
-    if (!tensor.values.empty()) {
-      LoadConstant(tensor, block);
-    } else if (tasks_.zigzag > 1) {
-      TESSERA_RETURN_IF_ERROR(LoadZigzag(tensor, block));
-    } else {
-      TESSERA_RETURN_IF_ERROR(load_(tensor, block, samples_));
+    const Bytes bytes{work.loads[i].elements() * SizeOf(work.loads[i].dtype)};
+    void* const to = data(task.writes[i]);
+    if (capturing_) {
+      queues_->EnqueueWrite(to, work.loads[i].data, bytes);
+      continue;
     }
-    device_.Write(data(task.writes[i]), host.data(),
-                  {static_cast<int64_t>(host.size())});
+    std::vector<std::byte> host(static_cast<size_t>(bytes.value));
+    TESSERA_RETURN_IF_ERROR(Load(task.writes[i], work.loads[i], host.data()));
+    device_.Write(to, host.data(), bytes);
   }
   return {};
+}
+
+// What a load task writes, to memory of the host.
+Result<void> RankExecutor::Load(ValueId value, LocalTensor block,
+                                std::byte* host) const {
+  block.data = host;
+  const Tensor& tensor = graph_.tensor(tasks_.value(value).tensor);
+  if (!tensor.values.empty()) {
+    LoadConstant(tensor, block);
+    return {};
+  }
+  if (tasks_.zigzag > 1) return LoadZigzag(tensor, block);
+  return load_(tensor, block, samples_);
 }
 
 // The second dimension of an input is the sequence: each run of positions that
 // follow one another is loaded and put into its columns.
 Result<void> RankExecutor::LoadZigzag(const Tensor& tensor,
-                                      const LocalTensor& block) {
+                                      const LocalTensor& block) const {
   TESSERA_CHECK(block.shape.size() >= 2) << tensor.name;
   const int64_t columns = block.shape[1];
   const auto position = [&](int64_t column) {

@@ -155,7 +155,8 @@ class RankExecutor : public Executor {
     std::vector<Call> calls;
     std::vector<int> launches;  // how many calls each of them makes
     std::vector<Slice> slices;
-    std::vector<LocalTensor> loads;  // by Task::writes
+    // By Task::writes; with graphs in `loaded_`.
+    std::vector<LocalTensor> loads;
     std::unique_ptr<Collective> collective;
     std::unique_ptr<GroupTransfer> transfer;
     GroupTransfer::Way way;
@@ -216,6 +217,8 @@ class RankExecutor : public Executor {
   Result<void> RunJob(int job);
   Result<void> RunGraph(size_t part);
   Result<int> Capture(size_t part);
+  Result<void> PlaceLoads();
+  Result<void> FillLoads();
   int EndMarkOf(const StepParts& step, int part) const;
   Result<void> RunStaged(Work& work);
   // `staged` is memory of work.staging bytes.
@@ -224,7 +227,8 @@ class RankExecutor : public Executor {
   Result<void> Admit(const Work& work);
   HeldBytes Release(const Work& work);
   Result<void> RunLoad(const Work& work);
-  Result<void> LoadZigzag(const Tensor& tensor, const LocalTensor& block);
+  Result<void> Load(ValueId value, LocalTensor block, std::byte* host) const;
+  Result<void> LoadZigzag(const Tensor& tensor, const LocalTensor& block) const;
   Result<void> RunCopy(const Task& task);
   // In order of the queue in use, where there are queues.
   Result<void> RunOnHost(std::function<Result<void>()> function);
@@ -298,6 +302,7 @@ class RankExecutor : public Executor {
   bool replays_ = false;
   bool capturing_ = false;
   StepNumbers* numbers_ = nullptr;  // in the device's memory; null: no graphs
+  std::vector<std::byte> loaded_;   // what graphs copy to the device
   double learning_rate_;
   // What holds the buffers of a step on the device and on the host.
   struct Arena {

@@ -25,8 +25,6 @@ int EndOfGraph(int jobs, int part) {
 // For people: what a task that no graph has is.
 std::string KindOf(const Task& task, std::span<const Value> values) {
   switch (task.kind) {
-    case TaskKind::kLoad:
-      return "loads";
     case TaskKind::kComm:
       return "collectives";
     case TaskKind::kSend:
@@ -38,6 +36,7 @@ std::string KindOf(const Task& task, std::span<const Value> values) {
     case TaskKind::kCopy:
       if (!IsCapturable(task, values)) return "files";
       break;
+    case TaskKind::kLoad:
     case TaskKind::kSlice:
       break;
   }
@@ -111,6 +110,51 @@ Result<void> RankExecutor::UseGraphs() {
       void* const numbers,
       device_.Allocate({sizeof(StepNumbers)}, MemoryCategory::kWorkspace));
   numbers_ = static_cast<StepNumbers*>(numbers);
+  return PlaceLoads();
+}
+
+// Gives all loads of a step their places in one piece of memory: what is pinned
+// shares no page.
+Result<void> RankExecutor::PlaceLoads() {
+  constexpr size_t kAligned = 64;
+  std::vector<size_t> offsets;
+  size_t size = 0;
+  for (const Work& work : work_) {
+    for (const LocalTensor& block : work.loads) {
+      offsets.push_back(size);
+      const auto bytes =
+          static_cast<size_t>(block.elements() * SizeOf(block.dtype));
+      size += (bytes + kAligned - 1) / kAligned * kAligned;
+    }
+  }
+  if (size == 0) return {};
+  loaded_.resize(size);
+  auto offset = offsets.begin();
+  for (Work& work : work_) {
+    for (LocalTensor& block : work.loads) {
+      block.data = loaded_.data() + *offset++;
+    }
+  }
+  return Pin(loaded_.data(), {static_cast<int64_t>(size)});
+}
+
+// Those of graphs, before these are enqueued. The step before has ended, so
+// that nothing reads there.
+Result<void> RankExecutor::FillLoads() {
+  for (const StepPart& part : parts_.parts) {
+    if (!part.captured) continue;
+    for (int job = part.begin; job < part.end; ++job) {
+      const Work& work = work_[static_cast<size_t>(job)];
+      const Task& task = tasks_.task(work.task);
+      for (size_t i = 0; i < work.loads.size(); ++i) {
+        const LocalTensor& block = work.loads[i];
+        if (auto done = Load(task.writes[i], block, block.as<std::byte>());
+            !done) {
+          return done.error().At(work.name);
+        }
+      }
+    }
+  }
   return {};
 }
 
@@ -270,6 +314,14 @@ Result<Timeline> RankExecutor::RunInQueues() {
     queues_->Mark(end);
     return queues_->Synchronize();
   };
+  const auto fail = [&](const Error& error) {
+    world_.Abort(error.ToString());
+    (void)finish();
+    return error;
+  };
+  if (replays_) {
+    if (auto done = FillLoads(); !done) return fail(done.error());
+  }
   for (size_t p = 0; p < step.parts.size(); ++p) {
     const StepPart& part = step.parts[p];
     const auto stream = static_cast<size_t>(part.stream);
@@ -278,11 +330,7 @@ Result<Timeline> RankExecutor::RunInQueues() {
     const auto done = part.captured ? RunGraph(p) : RunJob(part.begin);
     last[stream] = static_cast<int>(p);
     if (part.captured) queues_->Mark(EndMarkOf(step, last[stream]));
-    if (!done) {
-      world_.Abort(done.error().ToString());
-      (void)finish();
-      return done.error();
-    }
+    if (!done) return fail(done.error());
   }
   if (auto done = finish(); !done) {
     world_.Abort(done.error().ToString());

@@ -158,6 +158,7 @@ bool IsCapturable(const Task& task, std::span<const Value> values) {
   switch (task.kind) {
     case TaskKind::kCompute:
       return !OnHost(task, values);
+    case TaskKind::kLoad:
     case TaskKind::kSlice:
       return true;
     case TaskKind::kCopy: {
@@ -167,7 +168,6 @@ bool IsCapturable(const Task& task, std::span<const Value> values) {
       return std::ranges::none_of(task.reads, in_file) &&
              std::ranges::none_of(task.writes, in_file);
     }
-    case TaskKind::kLoad:
     case TaskKind::kComm:
     case TaskKind::kSend:
     case TaskKind::kRecv:

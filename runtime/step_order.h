@@ -66,10 +66,11 @@ std::vector<int> LaunchSizes(std::span<const ListedCall> calls);
 // ---- Graphs -----------------------------------------------------------------
 
 // Whether what a rank does of a task can be captured and replayed
-// (QueueDevice::BeginCapture): kernels on the device, slices, and copies
-// between device and host. Not what needs the host in every step: loads,
-// kernels on the host, files; and not collectives and messages, for which
-// peers, and the host's watch over them, count every call.
+// (QueueDevice::BeginCapture): kernels on the device, slices, copies between
+// device and host, and loads, which the host prepares before the step's work is
+// enqueued. Not what needs the host amid a step: kernels on the host, files;
+// and not collectives and messages, for which peers, and the host's watch over
+// them, count every call.
 bool IsCapturable(const Task& task, std::span<const Value> values);
 
 // A part of a step: a job, or several that are captured once and replayed as

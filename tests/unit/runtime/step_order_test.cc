@@ -112,18 +112,19 @@ TEST(IsCapturable, WorkOfTheDeviceAlone) {
   };
   EXPECT_TRUE(is(TaskKind::kCompute, 0, 0));
   EXPECT_FALSE(is(TaskKind::kCompute, 1, 1));
+  EXPECT_TRUE(is(TaskKind::kLoad, 0, 0));
   EXPECT_TRUE(is(TaskKind::kSlice, 0, 0));
   EXPECT_TRUE(is(TaskKind::kCopy, 0, 1));
   EXPECT_TRUE(is(TaskKind::kCopy, 1, 0));
   EXPECT_FALSE(is(TaskKind::kCopy, 1, 2));
   EXPECT_FALSE(is(TaskKind::kCopy, 2, 1));
   for (const TaskKind kind :
-       {TaskKind::kLoad, TaskKind::kComm, TaskKind::kSend, TaskKind::kRecv}) {
+       {TaskKind::kComm, TaskKind::kSend, TaskKind::kRecv}) {
     EXPECT_FALSE(is(kind, 0, 0));
   }
 }
 
-// A load (0), computation (1, 2, 4) beside a copy (3), a collective (5) of what
+// A file (0), computation (1, 2, 4) beside a copy (3), a collective (5) of what
 // 2 made, and computation behind it (6, 7), which waits for it.
 TEST(PartsOf, GraphsBetweenWhatIsNotCaptured) {
   const std::vector<EnqueuedJob> jobs = {{0, {}},  {0, {0}}, {0, {1}},
@@ -140,7 +141,7 @@ TEST(PartsOf, GraphsBetweenWhatIsNotCaptured) {
            part.waits == waits;
   };
   EXPECT_TRUE(is(0, 0, 1, false, 0, {}));
-  EXPECT_TRUE(is(1, 1, 5, true, 0, {}));  // in the stream of the load
+  EXPECT_TRUE(is(1, 1, 5, true, 0, {}));  // in the stream of 0
   EXPECT_TRUE(is(2, 5, 6, false, 2, {1}));
   EXPECT_TRUE(is(3, 6, 8, true, 0, {2}));
   EXPECT_EQ(step.waits_inside[3], std::vector<int>{1});

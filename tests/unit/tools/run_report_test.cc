@@ -98,12 +98,13 @@ TEST(RunReportTest, SaysWhatGraphsHold) {
   result.graphs = {.graphs = 2,
                    .tasks = 300,
                    .captured = 295,
-                   .left = {{"collectives", 1}, {"loads", 4}}};
+                   .left = {{"collectives", 1}, {"messages", 4}}};
   EXPECT_THAT(RunText(report),
               HasSubstr("\ngraphs 2, of 295 of 300 tasks; not captured: 1 "
-                        "collectives, 4 loads\n"));
-  EXPECT_THAT(RunJson(report).OneLine(),
-              HasSubstr(R"("not_captured":{"collectives":1,"loads":4})"));
+                        "collectives, 4 messages\n"));
+  EXPECT_THAT(
+      RunJson(report).OneLine(),
+      HasSubstr(R"("not_captured": {"collectives": 1, "messages": 4})"));
 }
 
 }  // namespace
