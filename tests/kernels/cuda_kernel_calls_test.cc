@@ -548,7 +548,9 @@ TEST_F(CudaKernelCalls, StepNumbersFromMemory) {
       for (const HostTensor& tensor : results) locals.push_back(tensor.Local());
       std::vector<Attribute> attributes = one.attributes;
       if (one.has_rate) attributes.push_back({"lr", rate});
-      const KernelCall call = {.attributes = attributes,
+      const IndexRule rule;  // without a sequence
+      const KernelCall call = {.rule = &rule,
+                               .attributes = attributes,
                                .operands = operands,
                                .results = locals,
                                .step = step,

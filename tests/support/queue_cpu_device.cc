@@ -172,7 +172,6 @@ Result<const Kernel*> QueueCpuDevice::FindKernel(
 }
 
 void QueueCpuDevice::Launch(const Kernel& kernel, const KernelCall& call) {
-  ++launches_;
   Enqueue([&kernel, copied = std::make_shared<CopiedCall>(call)] {
     kernel.run(copied->call);
   });
@@ -181,7 +180,6 @@ void QueueCpuDevice::Launch(const Kernel& kernel, const KernelCall& call) {
 // Sums that add to one number are the one exception from any order.
 void QueueCpuDevice::LaunchList(const Kernel& kernel,
                                 std::span<const KernelCall> calls) {
-  ++launches_;
   auto copied = std::make_shared<std::deque<CopiedCall>>();
   for (const KernelCall& call : calls) {
     if (kernel.accumulates) {
@@ -326,15 +324,19 @@ Result<int> QueueCpuDevice::EndCapture() {
   }
   graphs_.push_back(*std::exchange(captured_, std::nullopt));
   for (auto& [queue, stands_in] : graphs_.back().queues) {
-    TESSERA_TRY(const int made, MakeQueue(StreamRole::kCompute));
-    stands_in = static_cast<size_t>(made);
+    const auto [it, is_new] =
+        stand_ins_.try_emplace(std::pair(captured_in_, queue));
+    if (is_new) {
+      TESSERA_TRY(const int made, MakeQueue(StreamRole::kCompute));
+      it->second = static_cast<size_t>(made);
+    }
+    stands_in = it->second;
   }
   return static_cast<int>(graphs_.size()) - 1;
 }
 
 void QueueCpuDevice::Replay(int graph) {
   RefuseInCapture("Replay");
-  ++replays_;
   Enqueue([this, &of = graphs_[static_cast<size_t>(graph)]] { RunGraph(of); });
 }
 
@@ -362,9 +364,8 @@ void QueueCpuDevice::RunGraph(const Graph& graph) {
   changed_.wait(lock, [&] { return left == 0; });
 }
 
-void QueueCpuDevice::BeginRange(const std::string& name) {
+void QueueCpuDevice::BeginRange(const std::string&) {
   ++open_ranges_;
-  ranges_.push_back(name);
 }
 
 void QueueCpuDevice::EndRange() {

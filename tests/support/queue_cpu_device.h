@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "runtime/comm/communicator.h"
@@ -68,11 +69,6 @@ class QueueCpuDevice : public QueueDevice {
   void Drain();
   // How often the host waited for a queue.
   int64_t waits() const { return waits_; }
-  // Since the device was made: launches that the host made (not those of a
-  // replay), replays, and the ranges, in order.
-  int64_t launches() const { return launches_; }
-  int64_t replays() const { return replays_; }
-  const std::vector<std::string>& ranges() const { return ranges_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -112,13 +108,13 @@ class QueueCpuDevice : public QueueDevice {
   size_t in_use_ = 0;
   int64_t waits_ = 0;
   std::vector<Kernel> kernels_;  // of the CPU, with lists
-  int64_t launches_ = 0;
-  int64_t replays_ = 0;
-  std::vector<std::string> ranges_;
   int open_ranges_ = 0;
   std::optional<Graph> captured_;  // while a capture goes on
   size_t captured_in_ = 0;         // the queue where it began
   std::deque<Graph> graphs_;
+  // By the queue that graphs are replayed in and one of theirs. Those of one
+  // queue are never replayed at once.
+  std::map<std::pair<size_t, size_t>, size_t> stand_ins_;
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
