@@ -123,7 +123,8 @@ RankExecutor::RankExecutor(const TaskGraph& tasks, const Graph& graph,
       device_(device),
       load_(std::move(load)),
       weights_(weights),
-      queues_(device.queues()) {}
+      queues_(device.queues()),
+      learning_rate_(options.learning_rate) {}
 
 RankExecutor::~RankExecutor() {
   for (void* data : pinned_) queues_->Unpin(data);
@@ -140,6 +141,7 @@ RankExecutor::~RankExecutor() {
     (host ? *host_ : device_).Free(arenas_[tier].data);
   }
   for (const auto& [device, one] : ones_) device->Free(one);
+  if (numbers_ != nullptr) device_.Free(numbers_);
 }
 
 // ---- Preparation
@@ -514,7 +516,9 @@ Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
   if (MomentsOf(task.kernel) || task.kernel == "square_sum" ||
       task.kernel == "clip_coefficient" || task.kernel == "cast" ||
       task.kernel == "running_average") {
-    return PrepareListKernel(task, work);
+    TESSERA_RETURN_IF_ERROR(PrepareListKernel(task, work));
+    PlanLaunches(work);
+    return {};
   }
   if (const FactoredKernel* kernel = FindFactoredKernel(task.kernel)) {
     return PrepareFactoredKernel(task, *kernel, work);
@@ -546,6 +550,21 @@ Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
   }
   work.calls.push_back(std::move(call));
   return {};
+}
+
+void RankExecutor::PlanLaunches(Work& work) {
+  std::vector<ListedCall> listed;
+  for (const Call& call : work.calls) {
+    ListedCall& one = listed.emplace_back();
+    one.kernel = call.kernel;
+    for (const auto* tensors : {&call.operands, &call.results}) {
+      for (const LocalTensor& tensor : *tensors) {
+        one.dtypes.push_back(tensor.dtype);
+      }
+    }
+    one.shared.assign(call.reads.begin() + 1, call.reads.end());
+  }
+  work.launches = LaunchSizes(listed);
 }
 
 // Optimizer kernels: the task lists all weights of a block, and each is a call
@@ -856,6 +875,7 @@ Result<void> RankExecutor::OpenChannels() {
 // ---- Running
 
 void RankExecutor::set_learning_rate(double rate) {
+  learning_rate_ = rate;
   for (Work& work : work_) {
     for (Call& call : work.calls) SetAttribute(call.attributes, "lr", rate);
   }
@@ -1113,28 +1133,36 @@ void LoadConstant(const Tensor& tensor, const LocalTensor& block) {
 Result<void> RankExecutor::RunLoad(const Work& work) {
   const Task& task = tasks_.task(work.task);
   for (size_t i = 0; i < task.writes.size(); ++i) {
-    LocalTensor block = work.loads[i];
-    std::vector<std::byte> host(
-        static_cast<size_t>(block.elements() * SizeOf(block.dtype)));
-    block.data = host.data();
-    const Tensor& tensor = graph_.tensor(tasks_.value(task.writes[i]).tensor);
-    if (!tensor.values.empty()) {
-      LoadConstant(tensor, block);
-    } else if (tasks_.zigzag > 1) {
-      TESSERA_RETURN_IF_ERROR(LoadZigzag(tensor, block));
-    } else {
-      TESSERA_RETURN_IF_ERROR(load_(tensor, block, samples_));
+    const Bytes bytes{work.loads[i].elements() * SizeOf(work.loads[i].dtype)};
+    void* const to = data(task.writes[i]);
+    if (capturing_) {
+      queues_->EnqueueWrite(to, work.loads[i].data, bytes);
+      continue;
     }
-    device_.Write(data(task.writes[i]), host.data(),
-                  {static_cast<int64_t>(host.size())});
+    std::vector<std::byte> host(static_cast<size_t>(bytes.value));
+    TESSERA_RETURN_IF_ERROR(Load(task.writes[i], work.loads[i], host.data()));
+    device_.Write(to, host.data(), bytes);
   }
   return {};
+}
+
+// What a load task writes, to memory of the host.
+Result<void> RankExecutor::Load(ValueId value, LocalTensor block,
+                                std::byte* host) const {
+  block.data = host;
+  const Tensor& tensor = graph_.tensor(tasks_.value(value).tensor);
+  if (!tensor.values.empty()) {
+    LoadConstant(tensor, block);
+    return {};
+  }
+  if (tasks_.zigzag > 1) return LoadZigzag(tensor, block);
+  return load_(tensor, block, samples_);
 }
 
 // The second dimension of an input is the sequence: each run of positions that
 // follow one another is loaded and put into its columns.
 Result<void> RankExecutor::LoadZigzag(const Tensor& tensor,
-                                      const LocalTensor& block) {
+                                      const LocalTensor& block) const {
   TESSERA_CHECK(block.shape.size() >= 2) << tensor.name;
   const int64_t columns = block.shape[1];
   const auto position = [&](int64_t column) {
@@ -1204,16 +1232,39 @@ Result<void> RankExecutor::RunOnHost(std::function<Result<void>()> function) {
 
 Result<void> RankExecutor::RunCalls(Work& work) {
   if (!OnHost(tasks_.task(work.task), tasks_.values)) {
-    for (Call& call : work.calls) RunCall(call, device_);
+    LaunchCalls(work, device_);
     return {};
   }
   return RunOnHost([this, &work]() -> Result<void> {
-    for (Call& call : work.calls) RunCall(call, *host_);
+    LaunchCalls(work, *host_);
     return {};
   });
 }
 
-void RankExecutor::RunCall(Call& call, RankDevice& device) {
+void RankExecutor::LaunchCalls(Work& work, RankDevice& device) {
+  if (work.launches.empty()) {
+    for (Call& call : work.calls) {
+      device.Launch(*call.kernel, KernelCallOf(call, device));
+    }
+    return;
+  }
+  std::vector<KernelCall> calls;
+  size_t next = 0;
+  for (const int size : work.launches) {
+    const Kernel& kernel = *work.calls[next].kernel;
+    calls.clear();
+    for (int i = 0; i < size; ++i) {
+      calls.push_back(KernelCallOf(work.calls[next++], device));
+    }
+    if (size == 1) {
+      device.Launch(kernel, calls[0]);
+    } else {
+      device.LaunchList(kernel, calls);
+    }
+  }
+}
+
+KernelCall RankExecutor::KernelCallOf(Call& call, RankDevice& device) const {
   for (size_t i = 0; i < call.reads.size(); ++i) {
     if (call.reads[i].valid()) call.operands[i].data = data(call.reads[i]);
   }
@@ -1229,12 +1280,14 @@ void RankExecutor::RunCall(Call& call, RankDevice& device) {
   kernel_call.run = call.run;
   kernel_call.seed = seed_;
   kernel_call.step = step_;
+  // A thread of the host may be here while this rank's own captures.
+  if (&device == &device_ && capturing_) kernel_call.numbers = numbers_;
   kernel_call.threads =
       device_.threads() != nullptr ? device_.threads() : device.threads();
   kernel_call.zigzag = tasks_.zigzag;
   kernel_call.places_are_positions =
       places_are_positions_ && call.reads_positions && tasks_.zigzag <= 1;
-  device.Launch(*call.kernel, kernel_call);
+  return kernel_call;
 }
 
 }  // namespace tessera

@@ -39,6 +39,14 @@
 
 namespace tessera {
 
+// What of a step is replayed as graphs.
+struct GraphUse {
+  int64_t graphs = 0;
+  int64_t tasks = 0;                    // of this rank
+  int64_t captured = 0;                 // of these in graphs
+  std::map<std::string, int64_t> left;  // of the others how many of each kind
+};
+
 // Fills one rank's block of an input tensor in host memory. The block's offset
 // says which samples and positions of the global batch it holds; the number is
 // how many samples the run has taken before this batch.
@@ -74,6 +82,13 @@ class RankExecutor : public Executor {
   // Whether the input "positions" holds places in the row, from 0; at first
   // not.
   void set_places_are_positions(bool yes) { places_are_positions_ = yes; }
+  // From the second Run from now on what can be captured of a step is replayed
+  // as graphs (PartsOf in runtime/step_order.h). The first one prepares what
+  // kernels prepare when they are first called. Results are the same, bit for
+  // bit. REQUIRES: a device with queues. set_places_are_positions is not called
+  // any more.
+  Result<void> UseGraphs();
+  const GraphUse& graph_use() const { return graph_use_; }
   // Of the next steps; at first TrainingOptions::learning_rate.
   void set_learning_rate(double rate);
 
@@ -138,8 +153,10 @@ class RankExecutor : public Executor {
     std::string name;
     std::vector<ValueId> zeroes;  // results that start as zero
     std::vector<Call> calls;
+    std::vector<int> launches;  // how many calls each of them makes
     std::vector<Slice> slices;
-    std::vector<LocalTensor> loads;  // by Task::writes
+    // By Task::writes; with graphs in `loaded_`.
+    std::vector<LocalTensor> loads;
     std::unique_ptr<Collective> collective;
     std::unique_ptr<GroupTransfer> transfer;
     GroupTransfer::Way way;
@@ -171,6 +188,7 @@ class RankExecutor : public Executor {
   int StreamOf(const Work& work);
   Result<void> PrepareCompute(const Task& task, Work& work);
   Result<void> PrepareListKernel(const Task& task, Work& work);
+  static void PlanLaunches(Work& work);
   Result<void> PrepareFactoredKernel(const Task& task,
                                      const FactoredKernel& kernel, Work& work);
   // A value of a weight, with groups of so many dimensions made one each: this
@@ -196,6 +214,12 @@ class RankExecutor : public Executor {
   Result<Timeline> RunInThreads();
   // executor_queues.cc
   Result<Timeline> RunInQueues();
+  Result<void> RunJob(int job);
+  Result<void> RunGraph(size_t part);
+  Result<int> Capture(size_t part);
+  Result<void> PlaceLoads();
+  Result<void> FillLoads();
+  int EndMarkOf(const StepParts& step, int part) const;
   Result<void> RunStaged(Work& work);
   // `staged` is memory of work.staging bytes.
   Result<void> RunTask(Work& work, void* staged);
@@ -203,12 +227,14 @@ class RankExecutor : public Executor {
   Result<void> Admit(const Work& work);
   HeldBytes Release(const Work& work);
   Result<void> RunLoad(const Work& work);
-  Result<void> LoadZigzag(const Tensor& tensor, const LocalTensor& block);
+  Result<void> Load(ValueId value, LocalTensor block, std::byte* host) const;
+  Result<void> LoadZigzag(const Tensor& tensor, const LocalTensor& block) const;
   Result<void> RunCopy(const Task& task);
   // In order of the queue in use, where there are queues.
   Result<void> RunOnHost(std::function<Result<void>()> function);
   Result<void> RunCalls(Work& work);
-  void RunCall(Call& call, RankDevice& device);
+  void LaunchCalls(Work& work, RankDevice& device);
+  KernelCall KernelCallOf(Call& call, RankDevice& device) const;
   Result<void> Allocate(ValueId root);
   void Free(ValueId root);
   bool InFile(ValueId root) const;
@@ -263,11 +289,24 @@ class RankExecutor : public Executor {
   HeldBytes budget_;
   std::vector<const void*> streams_;  // what tells the streams apart
 
-  // On a device with queues: what each job waits for, the queue of each
-  // stream, and what holds the buffers of a step on the device and on the host.
+  // On a device with queues: the jobs as they are enqueued, job by job, and the
+  // queue of each stream.
   QueueDevice* const queues_;
-  std::vector<std::vector<int>> waits_;
+  std::vector<EnqueuedJob> enqueued_;
+  StepParts jobs_apart_;
   std::vector<int> queue_of_;
+  // With graphs: the parts of a step; by part the graph's number, or -1, and
+  // its name; whether steps are replayed yet.
+  StepParts parts_;
+  std::vector<int> graphs_;
+  std::vector<std::string> graph_names_;
+  GraphUse graph_use_;
+  bool replays_ = false;
+  bool capturing_ = false;
+  StepNumbers* numbers_ = nullptr;  // in the device's memory; null: no graphs
+  std::vector<std::byte> loaded_;   // what graphs copy to the device
+  double learning_rate_;
+  // What holds the buffers of a step on the device and on the host.
   struct Arena {
     void* data = nullptr;
     Bytes bytes;

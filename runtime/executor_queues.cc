@@ -5,14 +5,42 @@
 namespace tessera {
 namespace {
 
-// Marks of a step: where it begins, where each job begins and ends, and where
-// all have ended.
+// Marks of a step: where it begins, where each job begins and ends, where all
+// have ended (the start of a job that is not there), and of parts that are
+// graphs where others of their streams may begin, and where they have ended.
 constexpr int kBegin = 0;
 int StartOf(int job) {
   return 1 + 2 * job;
 }
 int EndOf(int job) {
   return 2 + 2 * job;
+}
+int ForkOf(int jobs, int part) {
+  return 2 + 2 * jobs + 2 * part;
+}
+int EndOfGraph(int jobs, int part) {
+  return 3 + 2 * jobs + 2 * part;
+}
+
+// For people: what a task that no graph has is.
+std::string KindOf(const Task& task, std::span<const Value> values) {
+  switch (task.kind) {
+    case TaskKind::kComm:
+      return "collectives";
+    case TaskKind::kSend:
+    case TaskKind::kRecv:
+      return "messages";
+    case TaskKind::kCompute:
+      if (OnHost(task, values)) return "kernels on the host";
+      break;
+    case TaskKind::kCopy:
+      if (!IsCapturable(task, values)) return "files";
+      break;
+    case TaskKind::kLoad:
+    case TaskKind::kSlice:
+      break;
+  }
+  return "single tasks between these";
 }
 
 // What cudaMalloc aligns to (CUDA C++ Programming Guide 13.0, "Device Memory
@@ -24,7 +52,7 @@ int64_t AlignmentOf(MemoryTier tier) {
 }  // namespace
 
 Result<void> RankExecutor::PlanQueues() {
-  std::vector<EnqueuedJob> jobs;
+  std::vector<EnqueuedJob>& jobs = enqueued_;
   std::vector<StreamRole> roles(streams_.size(), StreamRole::kCompute);
   for (size_t i = 0; i < work_.size(); ++i) {
     jobs.push_back({jobs_[i].stream, jobs_[i].deps});
@@ -51,8 +79,83 @@ Result<void> RankExecutor::PlanQueues() {
       TESSERA_RETURN_IF_ERROR(Pin(buffers_[v], buffer_bytes_[v]));
     }
   }
-  waits_ = WaitsOf(jobs);
+  jobs_apart_ = PartsOf(jobs, std::vector<bool>(jobs.size()));
   return device_.Synchronize();
+}
+
+Result<void> RankExecutor::UseGraphs() {
+  TESSERA_CHECK(queues_ != nullptr) << "graphs without queues";
+  std::vector<bool> capturable;
+  for (const Work& work : work_) {
+    capturable.push_back(IsCapturable(tasks_.task(work.task), tasks_.values));
+  }
+  parts_ = PartsOf(enqueued_, capturable);
+  graphs_.assign(parts_.parts.size(), -1);
+  graph_names_.resize(parts_.parts.size());
+  graph_use_ = {};
+  graph_use_.tasks = std::ssize(work_);
+  for (size_t p = 0; p < parts_.parts.size(); ++p) {
+    const StepPart& part = parts_.parts[p];
+    const Work& first = work_[static_cast<size_t>(part.begin)];
+    if (!part.captured) {
+      ++graph_use_.left[KindOf(tasks_.task(first.task), tasks_.values)];
+      continue;
+    }
+    const Work& last = work_[static_cast<size_t>(part.end) - 1];
+    graph_names_[p] = "graph from '" + first.name + "' to '" + last.name + "'";
+    graph_use_.captured += part.end - part.begin;
+    ++graph_use_.graphs;
+  }
+  TESSERA_TRY(
+      void* const numbers,
+      device_.Allocate({sizeof(StepNumbers)}, MemoryCategory::kWorkspace));
+  numbers_ = static_cast<StepNumbers*>(numbers);
+  return PlaceLoads();
+}
+
+// Gives all loads of a step their places in one piece of memory: what is pinned
+// shares no page.
+Result<void> RankExecutor::PlaceLoads() {
+  constexpr size_t kAligned = 64;
+  std::vector<size_t> offsets;
+  size_t size = 0;
+  for (const Work& work : work_) {
+    for (const LocalTensor& block : work.loads) {
+      offsets.push_back(size);
+      const auto bytes =
+          static_cast<size_t>(block.elements() * SizeOf(block.dtype));
+      size += (bytes + kAligned - 1) / kAligned * kAligned;
+    }
+  }
+  if (size == 0) return {};
+  loaded_.resize(size);
+  auto offset = offsets.begin();
+  for (Work& work : work_) {
+    for (LocalTensor& block : work.loads) {
+      block.data = loaded_.data() + *offset++;
+    }
+  }
+  return Pin(loaded_.data(), {static_cast<int64_t>(size)});
+}
+
+// Those of graphs, before these are enqueued. The step before has ended, so
+// that nothing reads there.
+Result<void> RankExecutor::FillLoads() {
+  for (const StepPart& part : parts_.parts) {
+    if (!part.captured) continue;
+    for (int job = part.begin; job < part.end; ++job) {
+      const Work& work = work_[static_cast<size_t>(job)];
+      const Task& task = tasks_.task(work.task);
+      for (size_t i = 0; i < work.loads.size(); ++i) {
+        const LocalTensor& block = work.loads[i];
+        if (auto done = Load(task.writes[i], block, block.as<std::byte>());
+            !done) {
+          return done.error().At(work.name);
+        }
+      }
+    }
+  }
+  return {};
 }
 
 // Gives every buffer of a step, and what tasks stage, a place.
@@ -120,46 +223,114 @@ Result<void> RankExecutor::Pin(void* data, Bytes bytes) {
   return {};
 }
 
+int RankExecutor::EndMarkOf(const StepParts& step, int part) const {
+  const StepPart& of = step.parts[static_cast<size_t>(part)];
+  return of.captured ? EndOfGraph(static_cast<int>(work_.size()), part)
+                     : EndOf(of.begin);
+}
+
+// What follows is enqueued in the queue in use, that of the job's stream or of
+// the part's.
+Result<void> RankExecutor::RunJob(int job) {
+  Work& work = work_[static_cast<size_t>(job)];
+  queues_->Mark(StartOf(job));
+  world_.SetCurrentTask(work.name);
+  queues_->BeginRange(work.name);
+  const auto done = RunTask(work, work.staged);
+  queues_->EndRange();
+  queues_->Mark(EndOf(job));
+  if (!done) return done.error().At(work.name);
+  return {};
+}
+
+Result<int> RankExecutor::Capture(size_t p) {
+  const StepPart& part = parts_.parts[p];
+  const auto queue_of = [&](int stream) {
+    return queue_of_[static_cast<size_t>(stream)];
+  };
+  const int fork = ForkOf(static_cast<int>(work_.size()), static_cast<int>(p));
+  TESSERA_RETURN_IF_ERROR(queues_->BeginCapture());
+  capturing_ = true;
+  queues_->Mark(fork);
+  std::map<int, int> last;  // by stream
+  Result<void> done;
+  for (int job = part.begin; done && job < part.end; ++job) {
+    const int stream = enqueued_[static_cast<size_t>(job)].stream;
+    queues_->UseQueue(queue_of(stream));
+    if (stream != part.stream && !last.contains(stream)) queues_->Await(fork);
+    for (int wait : parts_.waits_inside[static_cast<size_t>(job)]) {
+      queues_->Await(EndOf(wait));
+    }
+    done = RunJob(job);
+    last[stream] = job;
+  }
+  queues_->UseQueue(queue_of(part.stream));
+  for (const auto& [stream, job] : last) {
+    if (stream != part.stream) queues_->Await(EndOf(job));
+  }
+  capturing_ = false;
+  auto graph = queues_->EndCapture();
+  if (!done) return done.error();
+  return graph;
+}
+
+Result<void> RankExecutor::RunGraph(size_t p) {
+  const std::string& name = graph_names_[p];
+  if (graphs_[p] < 0) {
+    auto graph = Capture(p);
+    if (!graph) return graph.error().At(name);
+    graphs_[p] = *graph;
+  }
+  world_.SetCurrentTask(name);
+  queues_->BeginRange(name);
+  queues_->Replay(graphs_[p]);
+  queues_->EndRange();
+  return {};
+}
+
 Result<Timeline> RankExecutor::RunInQueues() {
   Timeline timeline = EmptyTimeline();
   const auto jobs = static_cast<int>(work_.size());
+  const StepParts& step = replays_ ? parts_ : jobs_apart_;
   queues_->UseQueue(0);
+  if (replays_) {
+    const StepNumbers now{step_, learning_rate_};
+    device_.Write(numbers_, &now, {sizeof(now)});
+  }
   queues_->Mark(kBegin);
   for (int queue : queue_of_) {
     if (queue == 0) continue;
     queues_->UseQueue(queue);
     queues_->Await(kBegin);
   }
-  std::vector<int> last(streams_.size(), -1);
+  std::vector<int> last(streams_.size(), -1);  // part
   const int end = StartOf(jobs);
   // What is enqueued uses the buffers and this executor until it has ended.
   const auto finish = [&] {
     queues_->UseQueue(0);
-    for (int job : last) {
-      if (job >= 0) queues_->Await(EndOf(job));
+    for (int part : last) {
+      if (part >= 0) queues_->Await(EndMarkOf(step, part));
     }
     queues_->Mark(end);
     return queues_->Synchronize();
   };
-  for (int job = 0; job < jobs; ++job) {
-    Work& work = work_[static_cast<size_t>(job)];
-    const auto stream =
-        static_cast<size_t>(jobs_[static_cast<size_t>(job)].stream);
+  const auto fail = [&](const Error& error) {
+    world_.Abort(error.ToString());
+    (void)finish();
+    return error;
+  };
+  if (replays_) {
+    if (auto done = FillLoads(); !done) return fail(done.error());
+  }
+  for (size_t p = 0; p < step.parts.size(); ++p) {
+    const StepPart& part = step.parts[p];
+    const auto stream = static_cast<size_t>(part.stream);
     queues_->UseQueue(queue_of_[stream]);
-    for (int wait : waits_[static_cast<size_t>(job)]) {
-      queues_->Await(EndOf(wait));
-    }
-    queues_->Mark(StartOf(job));
-    world_.SetCurrentTask(work.name);
-    const auto done = RunTask(work, work.staged);
-    queues_->Mark(EndOf(job));
-    last[stream] = job;
-    if (!done) {
-      const Error error = done.error().At(work.name);
-      world_.Abort(error.ToString());
-      (void)finish();
-      return error;
-    }
+    for (int wait : part.waits) queues_->Await(EndMarkOf(step, wait));
+    const auto done = part.captured ? RunGraph(p) : RunJob(part.begin);
+    last[stream] = static_cast<int>(p);
+    if (part.captured) queues_->Mark(EndMarkOf(step, last[stream]));
+    if (!done) return fail(done.error());
   }
   if (auto done = finish(); !done) {
     world_.Abort(done.error().ToString());
@@ -171,6 +342,7 @@ Result<Timeline> RankExecutor::RunInQueues() {
     TESSERA_TRY(span.end, queues_->Between(kBegin, EndOf(job)));
   }
   TESSERA_TRY(timeline.step_time, queues_->Between(kBegin, end));
+  replays_ = numbers_ != nullptr;
   return timeline;
 }
 

@@ -141,4 +141,95 @@ BufferPlaces PlaceBuffers(const std::vector<BufferUse>& buffers,
   return places;
 }
 
+std::vector<int> LaunchSizes(std::span<const ListedCall> calls) {
+  std::vector<int> sizes;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (i > 0 && calls[i].kernel->run_list != nullptr &&
+        calls[i] == calls[i - 1]) {
+      ++sizes.back();
+    } else {
+      sizes.push_back(1);
+    }
+  }
+  return sizes;
+}
+
+bool IsCapturable(const Task& task, std::span<const Value> values) {
+  switch (task.kind) {
+    case TaskKind::kCompute:
+      return !OnHost(task, values);
+    case TaskKind::kLoad:
+    case TaskKind::kSlice:
+      return true;
+    case TaskKind::kCopy: {
+      const auto in_file = [&](ValueId id) {
+        return values[id.index()].tier == MemoryTier::kFile;
+      };
+      return std::ranges::none_of(task.reads, in_file) &&
+             std::ranges::none_of(task.writes, in_file);
+    }
+    case TaskKind::kComm:
+    case TaskKind::kSend:
+    case TaskKind::kRecv:
+      break;
+  }
+  return false;
+}
+
+StepParts PartsOf(const std::vector<EnqueuedJob>& jobs,
+                  const std::vector<bool>& capturable) {
+  StepParts step;
+  const auto count = static_cast<int>(jobs.size());
+  for (int begin = 0; begin < count;) {
+    int end = begin;
+    while (end < count && capturable[static_cast<size_t>(end)]) ++end;
+    const bool captured = end - begin >= 2;
+    if (!captured) end = begin + 1;
+    StepPart part;
+    part.begin = begin;
+    part.end = end;
+    part.captured = captured;
+    part.stream = jobs[static_cast<size_t>(begin)].stream;
+    step.parts.push_back(std::move(part));
+    begin = end;
+  }
+  // Parts as jobs; and by stream the last part that has a job of it.
+  std::vector<EnqueuedJob> outside;
+  std::map<int, int> last;
+  std::vector<int> part_of(jobs.size());
+  for (size_t p = 0; p < step.parts.size(); ++p) {
+    const StepPart& part = step.parts[p];
+    const auto index = static_cast<int>(p);
+    EnqueuedJob& whole = outside.emplace_back();
+    whole.stream = part.stream;
+    std::vector<EnqueuedJob> inside;
+    for (int j = part.begin; j < part.end; ++j) {
+      const EnqueuedJob& job = jobs[static_cast<size_t>(j)];
+      part_of[static_cast<size_t>(j)] = index;
+      EnqueuedJob& own = inside.emplace_back();
+      own.stream = job.stream;
+      for (int dep : job.deps) {
+        const int of = part_of[static_cast<size_t>(dep)];
+        if (of == index) {
+          own.deps.push_back(dep - part.begin);
+        } else {
+          whole.deps.push_back(of);
+        }
+      }
+      if (const auto it = last.find(job.stream);
+          it != last.end() && it->second != index) {
+        whole.deps.push_back(it->second);
+      }
+      last[job.stream] = index;
+    }
+    for (std::vector<int>& waits : WaitsOf(inside)) {
+      for (int& job : waits) job += part.begin;
+      step.waits_inside.push_back(std::move(waits));
+    }
+  }
+  const auto waits = WaitsOf(outside);
+  for (size_t p = 0; p < waits.size(); ++p) step.parts[p].waits = waits[p];
+  return step;
+}
+
 }  // namespace tessera

@@ -245,6 +245,7 @@ class Trainer {
     const std::vector<Duration>& times = summary_.step_times;
     const Duration median = times[MedianIndex(times)];
     summary_.step_time = median;
+    summary_.graphs = executor_.graph_use();
     summary_.tokens_per_s = TokensPerSecond(median);
 
     // The median step of those whose timelines are still there. All ranks
@@ -391,6 +392,7 @@ Result<TrainingResult> TrainOrFail(const TrainingJob& job) {
                                    job.seed, *job.world, *job.device, job.load,
                                    {.directory = job.offload_directory}));
   executor->set_places_are_positions(job.places_are_positions);
+  if (job.graphs) TESSERA_RETURN_IF_ERROR(executor->UseGraphs());
   return Trainer(job, *executor, *all, resident_before).Run();
 }
 

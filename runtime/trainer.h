@@ -69,6 +69,9 @@ struct TrainingJob {
   // the first step, and where it comes while weights are exported, they return
   // kInterrupted.
   const std::atomic<bool>* stop = nullptr;
+  // Replays what can be captured of a step as graphs. REQUIRES: a device with
+  // queues.
+  bool graphs = false;
   // Called on rank 0: while weights and states are set, with what is set there
   // of what it holds; and after each step. An error ends the job.
   std::function<void(Bytes done, Bytes total)> starting;
@@ -92,6 +95,7 @@ struct TrainingResult {
   Duration step_time;
   double tokens_per_s = 0;
   bool interrupted = false;
+  GraphUse graphs;  // of this rank; none without TrainingJob::graphs
   // By rank, on rank 0 only: the true peak of memory, and the step that took
   // the median time.
   std::vector<MemoryUse> memory;

@@ -11,8 +11,10 @@
 namespace tessera {
 
 struct Flag {
-  std::string_view name;   // "--time-limit"
-  std::string_view value;  // placeholder, "SECONDS"; empty for a switch
+  std::string_view name;  // "--time-limit"
+  // Placeholder, "SECONDS"; empty for a switch; "[N]" for a number that may be
+  // left out, of which `set` then gets "".
+  std::string_view value;
   std::string_view help;
   // Reads the value. The error's `where` is filled in by the parser.
   Result<void> (*set)(Options& options, const std::string& value);

@@ -3,14 +3,14 @@
 #
 #   tools/gpu_check.sh [--only PART]… [--out FILE] BUILD_DIR
 #
-# PART is one of: device, discover, parity, run, profile, losses, training, nccl,
-# run-nccl, kernels, matmul, attention, copy, sanitize; without --only all run,
-# in this order. A part that fails does not keep the others from running.
+# PART is one of: device, discover, parity, run, run-graph, check, graph,
+# profile, losses, training, nccl, run-nccl, kernels, matmul, attention, copy,
+# sanitize; without --only all run, in this order. A part that fails does not keep the others from running.
 # Without a GPU nothing runs: the script says so and exits with 0. Otherwise it
 # exits with 1 if a part failed, and writes one JSON file: the device, its
 # driver, the versions, and for every part its status (passed, failed, timed
 # out, skipped), seconds and what it measured or the end of its output. Beside
-# the parts: `parity` and `nccl`, how far the losses of each plan are from the
+# the parts: `parity`, `parity_graph` (with --graph) and `nccl`, how far the losses of each plan are from the
 # CPU's, of ranks on one GPU as threads, and over NCCL (tests/gpu/run_parity.py);
 # `losses` and `training`, against PyTorch (tests/bench/against_pytorch.py; where
 # python3 has torch). Default FILE: tests/bench/results/DEVICE-DATE.json beside
@@ -37,8 +37,8 @@ usage() {
   exit 2
 }
 
-all_parts=(device discover parity run profile losses training nccl run-nccl
-  kernels matmul attention copy sanitize)
+all_parts=(device discover parity run run-graph check graph profile losses
+  training nccl run-nccl kernels matmul attention copy sanitize)
 parts=()
 out=
 pack=
@@ -149,12 +149,38 @@ run_bench() {
     --benchmark_out="$work/$1.json" --benchmark_out_format=json
 }
 
-# run_parity NAME SECONDS BACKEND: plans of tests/gpu/run_parity.py.
+# run_parity NAME SECONDS BACKEND [--graph]: plans of tests/gpu/run_parity.py.
 run_parity() {
   run_part "$1" "$2" python3 "$cd_root/tests/gpu/run_parity.py" \
     --tessera "$tessera" --examples "$cd_root/examples" --backend "$3" \
-    --seconds "$(($2 - 10))" --out "$work/$1.json"
+    --seconds "$(($2 - 10))" --out "$work/$1.json" "${@:4}"
 }
+
+# GPT-2 124M on one GPU without and with graphs: the same losses, and how long a
+# step takes.
+graph() {
+  local flags=(run --backend cuda --nproc 1 --global-batch 16 --seq-len 1024
+    --model "$cd_root/examples/models/gpt2/config.json" --dtype bf16
+    --data "$cd_root/examples/data/gpl-3.txt" --strategy mbs=16 --steps 30
+    --json)
+  "$tessera" "${flags[@]}" >"$work/singly.json" &&
+    "$tessera" "${flags[@]}" --graph >"$work/graphs.json" &&
+    python3 - "$work" <<'PYTHON'
+import json, sys
+
+singly, graphs = (json.load(open(f"{sys.argv[1]}/{name}.json"))
+                  for name in ("singly", "graphs"))
+found = {"model": "gpt2-124m", "graphs": graphs["graphs"],
+         "step_time_s": singly["step_time_s"],
+         "step_time_with_graphs_s": graphs["step_time_s"],
+         "losses_equal": singly["losses"] == graphs["losses"]}
+print(json.dumps(found))
+json.dump(found, open(f"{sys.argv[1]}/graph.json", "w"))
+sys.exit(0 if found["losses_equal"] else 1)
+PYTHON
+}
+export -f graph
+export tessera cd_root work
 
 # Small kernels under compute-sanitizer, which is ten to a hundred times slower:
 # wrong addresses and uninitialized memory, then races of shared memory.
@@ -170,7 +196,8 @@ sanitize() {
     echo "-- $tool"
     timeout "$1" "$sanitizer" --tool "$tool" --error-exitcode 1 \
       "$test_binary" --gtest_brief=1 \
-      --gtest_filter='*RankSum*:DeviceGpuTest.*:*CudaKernelContract*' || return
+      --gtest_filter='*RankSum*:DeviceGpuTest.*:*CudaKernel*' ||
+      return
   done
 }
 export -f sanitize
@@ -224,6 +251,13 @@ for part in "${parts[@]}"; do
       run_part nccl 400 "$test_binary" --gtest_filter='*Nccl*GpuTest.*' \
         --gtest_output=json:"$work/nccl.json" ;;
     run) run_parity run 400 cuda-loopback ;;
+    run-graph) run_parity run-graph 300 cuda-loopback --graph ;;
+    check)
+      run_part check 120 "$tessera" run --backend cuda --nproc 1 --dtype bf16 \
+        --model "$cd_root/examples/models/gpt2-tiny/config.json" \
+        --data "$cd_root/examples/data/gpl-3.txt" --global-batch 8 \
+        --seq-len 64 --steps 5 --check 5 ;;
+    graph) run_part graph 200 bash -c graph ;;
     run-nccl) run_parity run-nccl 300 cuda ;;
     sanitize) run_part sanitize 600 bash -c 'sanitize 290' ;;
     copy)
@@ -283,6 +317,8 @@ def measured(name):
         return {}
     if "training" in data:  # stands beside the parts
         return {}
+    if name == "graph":
+        return data
     if "rows" in data:
         return {"plans": len(data["rows"]), "plans_failed": [
             f"{row['ranks']}:{row['plan']}" for row in data["rows"]
@@ -339,6 +375,7 @@ date = datetime.datetime.now(datetime.timezone.utc)
 document = {"device": device, "memory": memory, "driver": driver,
             "date": date.isoformat(timespec="seconds"), "versions": versions,
             "parts": parts, "parity": rows_of("run"),
+            "parity_graph": rows_of("run-graph"),
             "nccl": rows_of("run-nccl"),
             "losses": against_pytorch("losses", "losses", None),
             "training": against_pytorch("training", "training", [])}

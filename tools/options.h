@@ -77,6 +77,8 @@ struct Options {
   double export_shard = 5e9;      // bytes
   std::string offload_directory;  // empty: the strategy's, or the system's
   std::string log;
+  bool graph = false;
+  int64_t check = 0;  // steps; 0: not asked
   bool compare = false;
   std::string learn;
   std::string decay = "constant";

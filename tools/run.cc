@@ -26,10 +26,13 @@
 #include "planner/lower/lower.h"
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
+#include "planner/topology/topologies.h"
 #include "runtime/checkpoint.h"
+#include "runtime/comm/thread_world.h"
 #include "runtime/data/batches.h"
 #include "runtime/data/clicks.h"
 #include "runtime/data/images.h"
+#include "runtime/device/cpu_device.h"
 #include "runtime/device/process_memory.h"
 #include "runtime/launch/backend.h"
 #include "runtime/launch/launch.h"
@@ -40,6 +43,7 @@
 #include "tools/inputs.h"
 #include "tools/interrupt.h"
 #include "tools/json.h"
+#include "tools/loss_check.h"
 #include "tools/origin.h"
 #include "tools/run_report.h"
 #include "tools/share_cores.h"
@@ -129,6 +133,12 @@ Result<void> CheckClasses(const Graph& graph, const std::string& model) {
   return {};
 }
 
+// What --check compares with: the model on one rank of the CPU.
+struct OneRank {
+  Cluster cluster;
+  Plan plan;
+};
+
 struct Job {
   const Backend* backend = nullptr;
   std::optional<GpuShare> gpu;  // where ranks have one
@@ -140,6 +150,7 @@ struct Job {
   std::optional<Images> images;  // of a model of images
   std::optional<Clicks> clicks;  // of a model of clicks
   LearningRate learning_rate;
+  std::optional<OneRank> check;  // where it was asked for
 };
 
 ProfileOrigin OriginOfJob(const Job& job) {
@@ -349,6 +360,30 @@ Result<void> CheckMemory(const Options& options, const Inputs& inputs,
   return {};
 }
 
+// The plan of --check: as many microbatches as the job's own has, since some
+// operators look at a microbatch (batch norms). Other ranks of this machine
+// have ended or hold nothing more when it runs.
+Result<OneRank> OneRankOf(const Options& options, const Graph& graph,
+                          const Plan& plan) {
+  OneRank one;
+  TESSERA_TRY(one.cluster, MakeCluster("local-cpu:1"));
+  Strategy strategy;
+  strategy.dp = 1;
+  strategy.mbs =
+      static_cast<int>(graph.global_batch / std::max(1, plan.microbatches));
+  auto alone = PlanFromStrategy(graph, one.cluster, strategy);
+  if (!alone) return alone.error().At("--check");
+  one.plan = *std::move(alone);
+  const TaskGraph tasks = Lower(graph, one.cluster, one.plan, options.training);
+  const Bytes needed = PeakMemory(tasks)[0].total;
+  if (const Bytes free = AvailableMemory(); needed > free) {
+    const std::vector<DeviceSet> sets = DeviceSets(one.plan.groups);
+    return OutOfMemory("one rank of the CPU needs", needed, free,
+                       LargestAtPeakText(tasks, graph, sets[0]), "--check");
+  }
+  return one;
+}
+
 // The kernel threads of each rank.
 int ThreadsOf(const Options& options, int ranks) {
   return options.threads > 0 ? options.threads : ThreadsPerRank(ranks);
@@ -421,6 +456,11 @@ Result<Job> ReadJob(const Options& options,
   }
   if (!options.learn.empty()) {
     TESSERA_RETURN_IF_ERROR(CheckProtoOutput(options.learn, "--learn"));
+  }
+  if (options.graph && !job.backend->gpu) {
+    return InvalidInput("has no effect: --backend " +
+                            std::string(job.backend->name) + " has no graphs",
+                        "--graph");
   }
   if (options.Given("--validate-batches") && options.validate_every == 0) {
     return InvalidInput("needs --validate-every N", "--validate-batches");
@@ -508,6 +548,9 @@ Result<Job> ReadJob(const Options& options,
   TESSERA_RETURN_IF_ERROR(
       CheckMemory(options, job.inputs, gpu, job.plan, tasks));
 
+  if (options.check > 0) {
+    TESSERA_TRY(job.check, OneRankOf(options, graph, job.plan));
+  }
   if (!options.export_folder.empty()) {
     if (auto can = CheckCanBePublished(job.inputs.layout, graph); !can) {
       return can.error().At("--export");
@@ -676,6 +719,45 @@ Result<void> WriteLearned(const std::string& path, const Job& job,
   return WriteProfile(path, learned);
 }
 
+// The first steps of a run, once more on one rank of the CPU: its losses.
+Result<std::vector<double>> LossesOfOneRank(const Options& options,
+                                            const Job& job,
+                                            const TrainingResult& result,
+                                            int64_t steps) {
+  const Graph& graph = job.inputs.graph;
+  const TaskGraph tasks =
+      Lower(graph, job.check->cluster, job.check->plan, options.training);
+  TESSERA_TRY(const auto world, MakeLoneWorld());
+  CpuDevice device(ThreadsOf(options, 1));
+  TrainingJob training;
+  training.graph = &graph;
+  training.tasks = &tasks;
+  training.options = options.training;
+  training.seed = job.seed;
+  training.steps = steps;
+  SetData(job, training);
+  training.learning_rate = job.learning_rate;
+  if (job.learning_rate.steps == 0) {
+    training.learning_rate->steps = result.first_step + options.steps;
+  }
+  training.world = world.get();
+  training.device = &device;
+  training.load_path = options.load;
+  training.layout = job.inputs.layout;
+  training.stop = &CatchInterrupts();
+  if (!options.json) {
+    training.progress = [&](const StepReport& step) -> Result<void> {
+      std::cout << "one rank of the CPU: step " << step.step + 1 << "  loss "
+                << FormatFixed(step.loss, 6) << "  "
+                << FormatTime(step.step_time) << std::endl;
+      return {};
+    };
+  }
+  auto trained = Train(training);
+  if (!trained) return trained.error().At("--check");
+  return std::move(trained->losses);
+}
+
 // This rank's part of the job; rank 0 prints.
 Result<int> TrainInWorld(const Options& options, const Job& job,
                          const RankSeat& seat) {
@@ -701,6 +783,7 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   training.export_folder = options.export_folder;
   training.export_file_bytes = {static_cast<int64_t>(options.export_shard)};
   training.offload_directory = OffloadDirectory(options);
+  training.graphs = options.graph;
   training.stop = &CatchInterrupts();
   const bool prints = world.world_rank() == 0;
   if (prints && !options.json) {
@@ -748,7 +831,16 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
               << " on\n";
   }
   if (prints && !result.losses.empty()) {
-    const RunReport report = ReportOf(job, tasks, options, result);
+    RunReport report = ReportOf(job, tasks, options, result);
+    if (job.check && !result.interrupted) {
+      TESSERA_TRY(auto expected,
+                  LossesOfOneRank(options, job, result,
+                                  std::min(options.check, options.steps)));
+      if (!expected.empty()) {
+        report.check =
+            CheckLosses(result.losses, std::move(expected), graph.dtype);
+      }
+    }
     if (options.json) {
       std::cout << RunJson(report).ToString() << std::endl;
     } else {
@@ -761,6 +853,10 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
       TESSERA_RETURN_IF_ERROR(WriteFileAtomically(
           options.trace, ChromeTrace(tasks, graph, job.inputs.cluster,
                                      Joined(result.timelines))));
+    }
+    if (report.check && !report.check->agrees()) {
+      return Error{ErrorCode::kUnavailable, CheckText(*report.check),
+                   "--check"};
     }
   }
   return result.interrupted ? ExitCodeOf(ErrorCode::kInterrupted) : 0;

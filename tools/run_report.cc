@@ -35,6 +35,19 @@ std::string HowText(const FileUse& file) {
          (file.ring ? ", io_uring" : ", pread and pwrite");
 }
 
+// Of rank 0.
+std::string GraphText(const GraphUse& use) {
+  std::string out = "graphs " + std::to_string(use.graphs) + ", of " +
+                    std::to_string(use.captured) + " of " +
+                    std::to_string(use.tasks) + " tasks";
+  std::string left;
+  for (const auto& [kind, count] : use.left) {
+    left += (left.empty() ? "; not captured: " : ", ") + std::to_string(count) +
+            " " + kind;
+  }
+  return out + left;
+}
+
 Json LossesJson(const std::vector<double>& losses) {
   return Json::ArrayOf(losses, [](double loss) { return Json(loss); });
 }
@@ -132,6 +145,15 @@ Json RunJson(const RunReport& report) {
                   {{"measured", report.predicted.sources.measured},
                    {"interpolated", report.predicted.sources.interpolated},
                    {"analytical", report.predicted.sources.analytical}})}})}});
+  if (result.graphs.tasks > 0) {
+    Json left = Json::Object();
+    for (const auto& [kind, count] : result.graphs.left) left.Set(kind, count);
+    out.Set("graphs", Json::Object({{"graphs", result.graphs.graphs},
+                                    {"tasks", result.graphs.tasks},
+                                    {"captured", result.graphs.captured},
+                                    {"not_captured", std::move(left)}}));
+  }
+  if (report.check) out.Set("check", CheckJson(*report.check));
   if (!report.comparisons.empty()) {
     out.Set("tasks", CompareJson(report.comparisons));
   }
@@ -167,6 +189,8 @@ std::string RunText(const RunReport& report) {
   out += FormatTable(rows);
 
   out += "model FLOPs " + FlopsText(report.rates) + "\n";
+  if (result.graphs.tasks > 0) out += GraphText(result.graphs) + "\n";
+  if (report.check) out += CheckText(*report.check) + "\n";
 
   out += "\npeak memory\n";
   rows = {{"rank", "predicted", "measured", "process"}};

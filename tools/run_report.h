@@ -2,6 +2,7 @@
 // What `tessera run` shows at its end: the measured step beside the predicted
 // one.
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "runtime/trainer.h"
 #include "tools/compare.h"
 #include "tools/json.h"
+#include "tools/loss_check.h"
 #include "tools/step_report.h"
 
 namespace tessera {
@@ -35,6 +37,7 @@ struct RunReport {
   std::vector<MemoryUse> predicted_host;
   std::vector<MemoryUse> predicted_file;
   std::vector<TaskComparison> comparisons;  // where they were asked for
+  std::optional<LossCheck> check;           // the same
 };
 Json RunJson(const RunReport& report);
 std::string RunText(const RunReport& report);

@@ -135,7 +135,8 @@ std::span<const Verb> Verbs() {
        "Starts one process for each rank, or is one of them under torchrun, "
        "mpirun or srun. Without --cluster it is local-cpu:NPROC; without a "
        "plan or strategy, data parallelism. A plan that does not fit ends "
-       "before the first step with exit code 3. At the end it prints the "
+       "before the first step with exit code 3; losses that --check finds "
+       "to differ end it with 1. At the end it prints the "
        "predicted step beside the measured one; --trace writes the measured "
        "step of median time, of all ranks. Ctrl-C ends the run after the step; "
        "a "
@@ -179,6 +180,8 @@ std::span<const Verb> Verbs() {
         "--threads",
         "--profile",
         "--trace",
+        "--graph",
+        "--check",
         "--compare",
         "--learn",
         "--json"},

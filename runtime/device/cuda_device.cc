@@ -2,11 +2,17 @@
 
 #include <cuda_runtime_api.h>
 
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define TESSERA_HAS_NVTX
+#endif
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "runtime/device/cuda_copy.h"
 #include "runtime/kernels/cuda/cublaslt_matmul.h"
@@ -95,6 +101,7 @@ CudaDevice::CudaDevice(int ordinal)
 CudaDevice::~CudaDevice() {
   (void)Select();
   for (CudaStream stream : streams_) (void)cudaStreamSynchronize(stream);
+  for (CudaGraphExec graph : graphs_) (void)cudaGraphExecDestroy(graph);
   for (CudaEvent event : events_) (void)cudaEventDestroy(event);
   for (CudaStream stream : streams_) (void)cudaStreamDestroy(stream);
   for (const Staging& staging : staging_) {
@@ -357,20 +364,40 @@ CudaStream CudaDevice::queue() const {
   return kernel_queue()->stream;
 }
 
-void CudaDevice::Mark(int mark) {
+CudaEvent CudaDevice::EventOf(std::vector<CudaEvent>& of_marks, int mark,
+                              unsigned flags) {
   const auto m = static_cast<size_t>(mark);
-  while (marks_.size() <= m) {
+  while (of_marks.size() <= m) {
     CudaEvent made = nullptr;
-    Keep(Check(cudaEventCreateWithFlags(&made, cudaEventDefault),
+    Keep(Check(cudaEventCreateWithFlags(&made, flags),
                "cudaEventCreateWithFlags"));
     events_.push_back(made);
-    marks_.push_back(made);
+    of_marks.push_back(made);
   }
-  Keep(Check(cudaEventRecord(marks_[m], queue()), "cudaEventRecord"));
+  return of_marks[m];
+}
+
+// In a capture an event is either a dependency between its streams or a node of
+// the graph that is recorded in every replay, and only the latter has a time
+// (CUDA Runtime API 13.0, cudaEventRecordWithFlags): there are both. The node
+// is the earlier one, so that who awaits the mark awaits it, too: a capture
+// ends only where all its nodes are awaited.
+void CudaDevice::Mark(int mark) {
+  CudaEvent const event = EventOf(marks_, mark, cudaEventDefault);
+  if (capturing_ == nullptr) {
+    Keep(Check(cudaEventRecord(event, queue()), "cudaEventRecord"));
+    return;
+  }
+  Keep(Check(cudaEventRecordWithFlags(event, queue(), cudaEventRecordExternal),
+             "cudaEventRecordWithFlags"));
+  CudaEvent const order =
+      EventOf(captured_marks_, mark, cudaEventDisableTiming);
+  Keep(Check(cudaEventRecord(order, queue()), "cudaEventRecord"));
 }
 
 void CudaDevice::Await(int mark) {
-  Keep(RunAfter(queue(), marks_[static_cast<size_t>(mark)]));
+  const auto& marks = capturing_ == nullptr ? marks_ : captured_marks_;
+  Keep(RunAfter(queue(), marks[static_cast<size_t>(mark)]));
 }
 
 Result<Duration> CudaDevice::Between(int first, int second) {
@@ -386,6 +413,13 @@ void CudaDevice::Launch(const Kernel& kernel, const KernelCall& call) {
   KernelCall here = call;
   here.queue = kernel_queue();
   kernel.run(here);
+}
+
+void CudaDevice::LaunchList(const Kernel& kernel,
+                            std::span<const KernelCall> calls) {
+  std::vector<KernelCall> here(calls.begin(), calls.end());
+  for (KernelCall& call : here) call.queue = kernel_queue();
+  kernel.run_list(here);
 }
 
 void CudaDevice::EnqueueWrite(void* device_to, const void* host_from,
@@ -431,6 +465,57 @@ void CudaDevice::EnqueueOnHost(std::function<Result<void>()> function) {
   if (enqueued) call.release();  // NOLINT: `run` owns it
   Keep(enqueued);
 }
+
+// ---- Graphs -----------------------------------------------------------------
+
+// Ranks of one process capture beside each other, each on a thread of its own.
+Result<void> CudaDevice::BeginCapture() {
+  TESSERA_RETURN_IF_ERROR(Select());
+  TESSERA_RETURN_IF_ERROR(
+      Check(cudaStreamBeginCapture(queue(), cudaStreamCaptureModeThreadLocal),
+            "cudaStreamBeginCapture"));
+  capturing_ = queue();
+  return {};
+}
+
+Result<int> CudaDevice::EndCapture() {
+  cudaGraph_t graph = nullptr;
+  auto done =
+      Check(cudaStreamEndCapture(std::exchange(capturing_, nullptr), &graph),
+            "cudaStreamEndCapture");
+  // The first call that could not be captured tells more.
+  if (kept_) done = *std::exchange(kept_, std::nullopt);
+  CudaGraphExec made = nullptr;
+  if (done) {
+    done = Check(cudaGraphInstantiate(&made, graph, 0), "cudaGraphInstantiate");
+  }
+  if (graph != nullptr) (void)cudaGraphDestroy(graph);
+  if (!done) {
+    (void)cudaGetLastError();  // it is told
+    return done.error();
+  }
+  graphs_.push_back(made);
+  return static_cast<int>(graphs_.size()) - 1;
+}
+
+void CudaDevice::Replay(int graph) {
+  Keep(Check(cudaGraphLaunch(graphs_[static_cast<size_t>(graph)], queue()),
+             "cudaGraphLaunch"));
+}
+
+#ifdef TESSERA_HAS_NVTX
+void CudaDevice::BeginRange(const std::string& name) {
+  nvtxRangePushA(name.c_str());
+}
+void CudaDevice::EndRange() {
+  nvtxRangePop();
+}
+#else
+void CudaDevice::BeginRange(const std::string&) {}
+void CudaDevice::EndRange() {}
+#endif
+
+// ---- Ranks on one GPU -------------------------------------------------------
 
 Result<std::shared_ptr<QueueEvent>> CudaDevice::RecordEvent() {
   auto event = std::make_shared<SharedEvent>();

@@ -28,6 +28,7 @@
 // CUDA's own names, so that this header needs none of CUDA's.
 struct CUstream_st;
 struct CUevent_st;
+struct CUgraphExec_st;
 
 namespace tessera {
 
@@ -36,6 +37,7 @@ class CudaSdpa;
 
 using CudaStream = CUstream_st*;
 using CudaEvent = CUevent_st*;
+using CudaGraphExec = CUgraphExec_st*;
 
 // GPUs that this process can use; 0 where there is no driver.
 // Like every other call of CUDA it makes processes forked later unable to use
@@ -70,6 +72,8 @@ class CudaDevice : public QueueDevice {
   void Read(void* host_to, const void* device_from, Bytes size) override;
   Result<const Kernel*> FindKernel(std::string_view kernel) const override;
   void Launch(const Kernel& kernel, const KernelCall& call) override;
+  void LaunchList(const Kernel& kernel,
+                  std::span<const KernelCall> calls) override;
 
   Result<int> MakeQueue(StreamRole role) override;
   void UseQueue(int queue) override;
@@ -82,6 +86,12 @@ class CudaDevice : public QueueDevice {
   Result<void> Pin(void* host_data, Bytes size) override;
   void Unpin(void* host_data) override;
   void EnqueueOnHost(std::function<Result<void>()> function) override;
+  Result<void> BeginCapture() override;
+  Result<int> EndCapture() override;
+  void Replay(int graph) override;
+  // Of NVTX, where Tessera was built with its headers.
+  void BeginRange(const std::string& name) override;
+  void EndRange() override;
   Result<std::shared_ptr<QueueEvent>> RecordEvent() override;
   void AwaitEvent(const std::shared_ptr<QueueEvent>& event) override;
   void Sum(std::span<const std::byte* const> sources, std::byte* to,
@@ -136,6 +146,7 @@ class CudaDevice : public QueueDevice {
 
   Result<void> Open();
   Result<int> AddQueue(StreamRole role, int64_t workspace_bytes);
+  CudaEvent EventOf(std::vector<CudaEvent>& of_marks, int mark, unsigned flags);
   Result<void*> Reserve(int64_t bytes);
   Result<Staging*> NextStaging();
   Result<void> WriteThroughStaging(std::byte* to, const std::byte* from,
@@ -153,7 +164,11 @@ class CudaDevice : public QueueDevice {
   std::unique_ptr<CudaSdpa> sdpa_;
   std::vector<std::unique_ptr<CudaQueue>> queues_;
   size_t queue_in_use_ = 0;
-  std::vector<CudaEvent> marks_;  // with times
+  // By mark: with times; and without, for the order in a capture.
+  std::vector<CudaEvent> marks_;
+  std::vector<CudaEvent> captured_marks_;
+  CudaStream capturing_ = nullptr;  // in which the capture began; or null
+  std::vector<CudaGraphExec> graphs_;
   int lowest_priority_ = 0;
   int highest_priority_ = 0;
   std::vector<CudaStream> streams_;  // all, those of the queues among them

@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "planner/base/result.h"
@@ -77,6 +78,11 @@ class RankDevice {
   virtual void Launch(const Kernel& kernel, const KernelCall& call) {
     kernel.run(call);
   }
+  // Runs calls as Kernel::run_list has them, which the kernel has.
+  virtual void LaunchList(const Kernel& kernel,
+                          std::span<const KernelCall> calls) {
+    kernel.run_list(calls);
+  }
   // On which the kernels may run; null for one.
   virtual ThreadPool* threads() { return nullptr; }
 
@@ -126,6 +132,26 @@ class QueueDevice : public RankDevice {
   // the queue goes on when it returns. It makes no call of the device. Its
   // error is returned by Synchronize.
   virtual void EnqueueOnHost(std::function<Result<void>()> function) = 0;
+
+  // Captures what is enqueued from now on, from the queue in use and by this
+  // thread, instead of running it. EndCapture makes it a graph and says its
+  // number, or what could not be captured; Replay then enqueues all of it as
+  // one piece of work of the queue in use: it begins when what is before it in
+  // that queue has ended, and what is behind it waits for its end. Graphs last
+  // as long as the device. Memory that they use stays where it is.
+  //
+  // In a capture only Zero, Copy, Launch, LaunchList, EnqueueWrite, EnqueueRead
+  // and Sum are called, and UseQueue, Mark and Await. Another queue takes part
+  // once it awaits a mark of the capture, and before the end the first queue
+  // awaits a mark behind its last work. Only such marks are awaited, and only
+  // there; Between tells their times in the last replay.
+  virtual Result<void> BeginCapture() = 0;
+  virtual Result<int> EndCapture() = 0;
+  virtual void Replay(int graph) = 0;
+
+  // Names what this thread enqueues until EndRange, for profilers.
+  virtual void BeginRange(const std::string& name) = 0;
+  virtual void EndRange() = 0;
 
   // For devices that share their memory: the ranks of a process on one GPU.
   // RecordEvent notes the place that the queue in use has come to; AwaitEvent

@@ -62,18 +62,17 @@ inline int64_t WholeElements(const LocalTensor& tensor) {
 // The numbers of a step; what depends on `skipped` steps (fp16) is computed
 // where these are known.
 struct AdafactorOptions {
-  double lr, beta2_decay, d, epsilon1, epsilon2, weight_decay;
-  double step;      // 0-based, skipped ones included
+  StepArgument now;  // the step: skipped ones included
+  double beta2_decay, d, epsilon1, epsilon2, weight_decay;
   double elements;  // of the whole weight
 
   explicit AdafactorOptions(const KernelCall& call)
-      : lr(call.attribute("lr")),
+      : now(call.step_argument()),
         beta2_decay(call.attribute("beta2_decay")),
         d(call.attribute("d")),
         epsilon1(call.attribute("epsilon1")),
         epsilon2(call.attribute("epsilon2")),
         weight_decay(call.attribute("weight_decay")),
-        step(static_cast<double>(call.step)),
         elements(static_cast<double>(WholeElements(call.operands[0]))) {}
 };
 

@@ -43,9 +43,8 @@ void ForEachRun(const LocalTensor& tensor, int64_t begin, int64_t end,
 
 // The key of one dropout node in one step. An element is kept where
 // CounterUniform01(key, its global index) >= probability.
-inline uint64_t DropoutKey(uint64_t seed, int64_t step, double salt) {
-  return Mix64(seed ^ Mix64(static_cast<uint64_t>(step) ^
-                            Mix64(static_cast<uint64_t>(salt))));
+constexpr uint64_t DropoutKey(uint64_t seed, int64_t step, uint64_t salt) {
+  return Mix64(seed ^ Mix64(static_cast<uint64_t>(step) ^ Mix64(salt)));
 }
 // The same in integers: an element is kept where CounterBits53(key, its global
 // index) >= this. Multiplying by a power of two is exact.

@@ -44,6 +44,24 @@ struct LocalTensor {
   }
 };
 
+// What changes from step to step in a kernel's call.
+struct StepNumbers {
+  int64_t step = 0;  // 0-based optimizer step
+  double learning_rate = 0;
+};
+
+// The same as a kernel gets it: by value, or where a call that is enqueued once
+// runs in many steps, in the device's memory. Get is called where the kernel
+// runs.
+struct StepArgument {
+  StepNumbers given;
+  const StepNumbers* there = nullptr;
+
+  constexpr StepNumbers Get() const {
+    return there != nullptr ? *there : given;
+  }
+};
+
 struct KernelCall {
   const IndexRule* rule = nullptr;
   std::span<const Attribute> attributes;
@@ -61,7 +79,10 @@ struct KernelCall {
   std::optional<Range> run = {};
   uint64_t seed = 0;  // of the run
   int64_t step = 0;   // 0-based optimizer step
-  int zigzag = 0;     // the sequence is in this order (Plan::zigzag)
+  // In the device's memory, read when the kernel runs: in place of `step` and
+  // of the attribute "lr". Null: those.
+  const StepNumbers* numbers = nullptr;
+  int zigzag = 0;  // the sequence is in this order (Plan::zigzag)
   // Every element of attention's positions is its place in the whole row, so
   // that LocalTensor::offset tells what the CUDA kernels cannot read before
   // they are enqueued.
@@ -75,12 +96,20 @@ struct KernelCall {
 
   // REQUIRES: the attribute exists.
   double attribute(std::string_view name) const;
+  // With 0 as learning rate where there is no attribute "lr".
+  StepArgument step_argument() const;
 };
 
 struct Kernel {
   std::string_view name;  // the operator's, or "NAME.state"
   void (*run)(const KernelCall&);
   bool accumulates = false;  // honours KernelCall::accumulate
+  // Several calls at once, with the results of one after the other, bit for
+  // bit; null: there is no such form. The calls are of one task of the
+  // optimizer: tensors have the same types in all of them, operands behind the
+  // first are the same, and so are attributes but for weight_decay. No call
+  // writes what another one reads or writes, unless it accumulates.
+  void (*run_list)(std::span<const KernelCall>) = nullptr;
 };
 
 // The CPU kernels, one for each row of kernels.def. They compute in fp64 or

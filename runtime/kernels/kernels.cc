@@ -15,6 +15,15 @@ double KernelCall::attribute(std::string_view name) const {
   return 0;
 }
 
+StepArgument KernelCall::step_argument() const {
+  StepArgument argument{{step, 0}, numbers};
+  for (const Attribute& attribute : attributes) {
+    if (attribute.name != "lr") continue;
+    argument.given.learning_rate = attribute.value;
+  }
+  return argument;
+}
+
 std::span<const Kernel> CpuKernels() {
   static const std::vector<Kernel>* const table = [] {
     auto* kernels = new std::vector<Kernel>();

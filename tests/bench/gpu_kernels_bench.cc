@@ -300,6 +300,53 @@ void KernelAdamW(benchmark::State& state) {
       .Run(state, /*in_place=*/true);
 }
 
+// The 16 weights of a GPT-2 block of 768, in one launch (argument 1) or in one
+// each (0).
+void KernelAdamWOfABlock(benchmark::State& state) {
+  constexpr int64_t kHidden = 768;
+  std::vector<int64_t> sizes(4, kHidden * kHidden);
+  sizes.insert(sizes.end(), 2, 4 * kHidden * kHidden);
+  sizes.insert(sizes.end(), 9, kHidden);
+  sizes.push_back(4 * kHidden);
+  const std::vector<Attribute> attributes = {{"lr", 1e-4},
+                                             {"beta1", 0.9},
+                                             {"beta2", 0.95},
+                                             {"epsilon", 1e-8},
+                                             {"weight_decay", 0.1}};
+  std::vector<std::unique_ptr<Buffer>> buffers;
+  const auto make = [&](const Shape& shape) {
+    LocalTensor tensor = {.dtype = kFloat,
+                          .shape = shape,
+                          .offset = Shape(shape.size(), 0),
+                          .global_shape = shape};
+    buffers.push_back(std::make_unique<Buffer>(tensor.elements() * 4));
+    tensor.data = buffers.back()->data();
+    return tensor;
+  };
+  const LocalTensor coefficient = make({});
+  std::vector<std::vector<LocalTensor>> operands;
+  std::vector<std::vector<LocalTensor>> results;
+  double bytes = 0;
+  for (const int64_t n : sizes) {
+    operands.push_back({make({n}), coefficient});
+    results.push_back({make({n}), make({n}), make({n})});
+    bytes += static_cast<double>(n) * 7 * 4;  // four are read, three written
+  }
+  std::vector<KernelCall> calls;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    calls.push_back({.attributes = attributes,
+                     .operands = operands[i],
+                     .results = results[i],
+                     .queue = Gpu().kernel_queue()});
+  }
+  const Kernel& adamw = *Gpu().FindKernel("adamw").value();
+  const bool at_once = state.range(0) != 0;
+  Measure(state, bytes, [&] {
+    if (at_once) return adamw.run_list(calls);
+    for (const KernelCall& call : calls) adamw.run(call);
+  });
+}
+
 void KernelCast(benchmark::State& state) {
   const Shape shape = {state.range(0)};
   KernelBench("cast").In(shape, kFloat).Out(shape, kHalf).Run(state);
@@ -344,6 +391,7 @@ BENCHMARK(KernelEmbeddingDw)->Apply(Vocabularies);
 BENCHMARK(KernelCrossEntropyState)->Apply(Vocabularies);
 BENCHMARK(KernelCrossEntropyDx)->Apply(Vocabularies);
 BENCHMARK(KernelAdamW)->Apply(Parameters);
+BENCHMARK(KernelAdamWOfABlock)->Arg(0)->Arg(1)->UseRealTime();
 BENCHMARK(KernelCast)->Apply(Parameters);
 BENCHMARK(KernelSquareSum)->Apply(Parameters);
 

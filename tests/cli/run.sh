@@ -22,6 +22,27 @@ check 'all(-0.05 < m["total"] / p["total"] - 1 < 0.02 for m, p in zip(
 check 'all(abs(a - b) <= 1e-5 for a, b in zip(
   j["losses"], json.load(open("'"$work/one.json"'"))["losses"]))'
 
+# --check trains the first steps again on one rank. A model whose loss is not a
+# number fails it, with code 1, behind the report.
+"$tessera" run "${training[@]}" --strategy dp=2,tp=2,mbs=2 --check 2 --json \
+  >"$work/checked.json" 2>"$work/stderr"
+json '(j["check"]["agrees"] and j["check"]["steps"] == 2
+  and j["check"]["max_difference"] <= j["check"]["tolerance"] == 1e-5
+  and len(j["check"]["losses"]) == 2)' "$work/checked.json" >/dev/null
+"$tessera" run "${training[@]}" --nproc 2 --check >"$work/stdout"
+grep -qE '^max .difference. to one rank of the CPU over the first 3 steps: .* \(at most 1e-05\)$' \
+  "$work/stdout" || fail "no check: $(cat "$work/stdout")"
+code=0
+"$tessera" run "${training[@]}" --nproc 2 --lr 1e30 --check --json \
+  >"$work/stdout" 2>"$work/stderr" || code=$?
+drop_progress
+[[ $code == 1 ]] || fail "exit code $code for losses that are no numbers"
+grep -qE "^tessera: .*--check: max .*MORE THAN 1e-05" "$work/stderr" ||
+  fail "does not say why: $(cat "$work/stderr")"
+json 'not j["check"]["agrees"]' "$work/stdout" >/dev/null
+fails 2 "--graph: has no effect: --backend cpu has no graphs" \
+  run "${training[@]}" --graph
+
 # The trace of what was measured: all ranks, one process each.
 json '{e["pid"] for e in j["traceEvents"] if e["ph"] == "X"} == {0, 1, 2, 3}' \
   "$work/trace.json" >/dev/null

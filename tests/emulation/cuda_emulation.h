@@ -44,6 +44,8 @@ inline uint3 blockIdx;
 inline dim3 blockDim;
 inline dim3 gridDim;
 inline constexpr int warpSize = 32;
+#undef __grid_constant__
+#define __grid_constant__
 #define __launch_bounds__(...)
 
 namespace tessera::emulation {

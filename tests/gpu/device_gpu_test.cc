@@ -173,6 +173,70 @@ TEST_F(DeviceGpuTest, StreamsAreOrderedByEvents) {
   device_->Recycle(*event);
 }
 
+// Two queues in a capture: the second copies what the first wrote, the first
+// goes on behind it. Replays take what is in memory then; their marks have
+// times. What is before a replay and behind it in the queue keeps its order.
+TEST_F(DeviceGpuTest, ACaptureIsReplayed) {
+  const int queue = device_->MakeQueue(StreamRole::kCopyOut).value();
+  constexpr int kBegin = 0, kFork = 1, kJoin = 2, kEnd = 3, kAfter = 4;
+  std::vector<int> values(1000);
+  void* const from = Upload(values);
+  void* const middle = Upload(values);
+  const std::vector<int> before(values.size(), 7);
+  void* const to = Upload(before);
+  const int64_t bytes = std::ssize(values) * int64_t{sizeof(int)};
+  StridedCopy copy;
+  copy.run_bytes = bytes;
+  ExpectWell();
+  ASSERT_TRUE(device_->BeginCapture());
+  device_->Mark(kBegin);
+  device_->Copy(middle, from, copy);
+  device_->Mark(kFork);
+  device_->UseQueue(queue);
+  device_->Await(kFork);
+  device_->Copy(to, middle, copy);
+  device_->Mark(kJoin);
+  device_->UseQueue(0);
+  device_->Await(kJoin);
+  device_->Zero(middle, {bytes});
+  device_->Mark(kEnd);
+  const auto graph = device_->EndCapture();
+  ASSERT_TRUE(graph) << graph.error().ToString();
+  EXPECT_EQ(Download<int>(to, values.size()), before);  // nothing has run
+  for (int i = 1; i <= 3; ++i) {
+    std::fill(values.begin(), values.end(), i);
+    device_->Write(from, values.data(), {bytes});
+    device_->Replay(*graph);
+    device_->Mark(kAfter);
+    EXPECT_EQ(Download<int>(to, values.size()), values);
+    EXPECT_EQ(Download<int>(middle, values.size()), std::vector<int>(1000));
+    ExpectWell();
+    const auto inside = device_->Between(kBegin, kEnd);
+    ASSERT_TRUE(inside) << inside.error().ToString();
+    EXPECT_GT(inside->picoseconds, 0);
+    const auto behind = device_->Between(kEnd, kAfter);
+    ASSERT_TRUE(behind) << behind.error().ToString();
+    EXPECT_GE(behind->picoseconds, 0);
+  }
+}
+
+// What is no part of a capture is told, and the device goes on.
+TEST_F(DeviceGpuTest, ACaptureThatCannotBeIsAnError) {
+  const std::vector<int> values = {1, 2, 3};
+  void* const data = Upload(values);
+  const int queue = device_->MakeQueue(StreamRole::kCopyOut).value();
+  ExpectWell();
+  ASSERT_TRUE(device_->BeginCapture());
+  device_->Mark(0);
+  device_->UseQueue(queue);
+  device_->Await(0);
+  device_->Zero(data, {8});
+  device_->UseQueue(0);  // which does not wait for the other one
+  EXPECT_FALSE(device_->EndCapture());
+  EXPECT_EQ(Download<int>(data, 3), values);
+  ExpectWell();
+}
+
 // What is called while waiting can end a wait.
 TEST_F(DeviceGpuTest, AWaitEndsWithTheErrorOfItsWatcher) {
   std::vector<char> large(256 << 20);

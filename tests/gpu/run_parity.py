@@ -2,11 +2,13 @@
 """Holds training on GPUs to training on the CPU, plan by plan.
 
     run_parity.py --tessera BINARY --examples FOLDER --out FILE
-                  [--backend NAME] [--seconds S] [--only TEXT] [RANKS:PLAN…]
+                  [--backend NAME] [--graph] [--seconds S] [--only TEXT]
+                  [RANKS:PLAN…]
 
 Runs `tessera run` for a few fp32 steps of tiny models: on one rank of the CPU,
 and with every plan on the backend (default: cuda-loopback). With --backend cuda
-ranks share a GPU over NCCL (TESSERA_SHARE_GPU=1). FILE gets a JSON object
+ranks share a GPU over NCCL (TESSERA_SHARE_GPU=1). --graph is that of the runs
+on the backend. FILE gets a JSON object
 `rows`, rewritten after each plan: model, ranks, plan, backend, ok, the largest
 difference of a step's loss from the CPU's, or the error. Exit status 1 if a
 plan fails, is too far off, or none ran. Stops after S seconds (default 600).
@@ -84,7 +86,8 @@ class Runner:
         expected = self.on_cpu[model]
         begin = time.monotonic()
         actual = self.losses(model, ["--backend", backend, "--nproc",
-                                     str(ranks), "--strategy", plan], 120)
+                                     str(ranks), "--strategy", plan,
+                                     *self.arguments.graph], 120)
         row["seconds"] = round(time.monotonic() - begin, 3)
         for losses in (expected, actual):
             if isinstance(losses, str):
@@ -104,6 +107,8 @@ def main():
     parser.add_argument("--examples", required=True)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     parser.add_argument("--backend", default="cuda-loopback")
+    parser.add_argument("--graph", action="store_const", const=["--graph"],
+                        default=[])
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--only", default="", help="plans with TEXT in them")
     parser.add_argument("plans", nargs="*", metavar="RANKS:PLAN")

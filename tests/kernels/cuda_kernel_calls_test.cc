@@ -127,6 +127,162 @@ TEST_F(CudaKernelCalls, AdamWOfA16BitGradient) {
   }
 }
 
+// Of lists: empty tensors, one element, odd numbers, several blocks.
+const std::vector<int64_t> kListedSizes = {0, 1, 7, 2049, 0, 4097, 3, 0};
+
+// A list of calls gives the bits that the calls give one after the other, and
+// what the CPU's kernel does. Operand 0 and the results are of these sizes; the
+// others are shared by all.
+struct Listed {
+  std::string_view kernel;
+  std::vector<Attribute> attributes;
+  DType operand = DType::kFloat32;
+  std::vector<DType> results;
+  Tensors shared;
+  bool decay_varies = false;
+  std::vector<int64_t> sizes = kListedSizes;
+};
+
+void ExpectListEqualsCalls(KernelDevice& device, const Listed& listed) {
+  const std::vector<int64_t>& sizes = listed.sizes;
+  const auto random = [](int64_t n, DType dtype, uint64_t seed) {
+    HostTensor tensor({n}, DType::kFloat32);
+    Rng rng(seed);
+    FillRandom(tensor, rng);
+    // Second moments are not negative.
+    for (int64_t i = 0; i < n; ++i) tensor.Set(i, std::abs(tensor.At(i)));
+    return tensor.As(dtype);
+  };
+  struct Call {
+    std::vector<Attribute> attributes;
+    Tensors operands;
+    Tensors results;
+    std::vector<LocalTensor> operand_locals;
+    std::vector<LocalTensor> result_locals;
+  };
+  const auto make = [&] {
+    std::vector<Call> calls(sizes.size());
+    for (size_t c = 0; c < calls.size(); ++c) {
+      Call& call = calls[c];
+      call.attributes = listed.attributes;
+      if (listed.decay_varies) {
+        call.attributes.push_back({"weight_decay", 0.1 * (c % 2)});
+      }
+      call.operands = {random(sizes[c], listed.operand, 10 * c)};
+      for (size_t r = 0; r < listed.results.size(); ++r) {
+        call.results.push_back(
+            random(sizes[c], listed.results[r], 10 * c + r + 1));
+      }
+    }
+    return calls;
+  };
+  const auto of = [&](std::vector<Call>& calls) {
+    std::vector<KernelCall> made;
+    for (Call& call : calls) {
+      call.operand_locals = {call.operands[0].Local()};
+      for (const HostTensor& shared : listed.shared) {
+        call.operand_locals.push_back(shared.Local());
+      }
+      call.result_locals.clear();
+      for (const HostTensor& result : call.results) {
+        call.result_locals.push_back(result.Local());
+      }
+      made.push_back({.attributes = call.attributes,
+                      .operands = call.operand_locals,
+                      .results = call.result_locals,
+                      .step = 6});
+    }
+    return made;
+  };
+  std::vector<Call> at_once = make();
+  std::vector<Call> singly = make();
+  std::vector<Call> on_cpu = make();
+  RunListOnDevice(device, listed.kernel, of(at_once));
+  for (const KernelCall& call : of(singly)) {
+    RunOnDevice(device, listed.kernel, call, /*in_place=*/true);
+  }
+  for (const KernelCall& call : of(on_cpu)) RunCpuKernel(listed.kernel, call);
+  for (size_t c = 0; c < sizes.size(); ++c) {
+    for (size_t r = 0; r < listed.results.size(); ++r) {
+      EXPECT_TRUE(at_once[c].results[r].SameBits(singly[c].results[r]))
+          << listed.kernel << " of " << sizes[c];
+    }
+    if (sizes[c] == 0) continue;
+    EXPECT_LE(Difference(on_cpu[c].results, at_once[c].results), 1e-6)
+        << listed.kernel << " of " << sizes[c];
+  }
+}
+
+TEST_F(CudaKernelCalls, ListsOfUpdatesEqualSingleOnes) {
+  constexpr DType kFp32 = DType::kFloat32;
+  const std::vector<Attribute> adamw = {
+      {"lr", 0.01}, {"beta1", 0.9}, {"beta2", 0.95}, {"epsilon", 1e-8}};
+  for (const DType gradient : {kFp32, DType::kBFloat16}) {
+    ExpectListEqualsCalls(*device_, {"adamw",
+                                     adamw,
+                                     gradient,
+                                     {kFp32, kFp32, kFp32},
+                                     {Scalar(0.5), Of({65536, 0, 3})},
+                                     true});
+  }
+  const std::vector<Attribute> plain = {{"beta1", 0.9}, {"lr", 0.1}};
+  ExpectListEqualsCalls(
+      *device_, {"momentum", plain, kFp32, {kFp32, kFp32}, {Scalar(0.5)}});
+  // More than one launch takes.
+  ExpectListEqualsCalls(*device_, {"sgd",
+                                   plain,
+                                   kFp32,
+                                   {kFp32},
+                                   {Scalar(0.5)},
+                                   false,
+                                   std::vector<int64_t>(43, 9)});
+  ExpectListEqualsCalls(*device_, {"cast", {}, kFp32, {DType::kBFloat16}, {}});
+}
+
+// Sums of squares add to one number in the order of the calls, or are one each.
+TEST_F(CudaKernelCalls, ListsOfSquareSumsEqualSingleOnes) {
+  Tensors xs;
+  for (const int64_t n : {0, 131'073, 1, 768}) {  // two blocks, one each
+    xs.push_back(Random({n}, static_cast<uint64_t>(n)));
+  }
+  for (const bool together : {true, false}) {
+    Tensors at_once(together ? 1 : xs.size(), Scalar(3));
+    Tensors singly = at_once;
+    std::vector<std::vector<LocalTensor>> locals;
+    for (const HostTensor& x : xs) locals.push_back({x.Local()});
+    const auto calls = [&](Tensors& results,
+                           std::vector<std::vector<LocalTensor>>& sums) {
+      std::vector<KernelCall> made;
+      for (size_t i = 0; i < xs.size(); ++i) {
+        sums.push_back({results[together ? 0 : i].Local()});
+      }
+      for (size_t i = 0; i < xs.size(); ++i) {
+        made.push_back({.attributes = {},
+                        .operands = locals[i],
+                        .results = sums[i],
+                        .accumulate = together || i % 2 == 0});
+      }
+      return made;
+    };
+    std::vector<std::vector<LocalTensor>> sums;
+    std::vector<std::vector<LocalTensor>> single_sums;
+    RunListOnDevice(*device_, "square_sum", calls(at_once, sums));
+    double expected = 3;
+    for (const KernelCall& call : calls(singly, single_sums)) {
+      RunOnDevice(*device_, "square_sum", call, /*in_place=*/true);
+    }
+    for (size_t i = 0; i < at_once.size(); ++i) {
+      EXPECT_TRUE(at_once[i].SameBits(singly[i])) << i;
+    }
+    for (const HostTensor& x : xs) {
+      for (const double value : x.Values()) expected += value * value;
+    }
+    if (together) {
+      EXPECT_NEAR(at_once[0].At(0), expected, 1e-6 * expected);
+    }
+  }
+}
+
 std::vector<Attribute> AdafactorAttributes() {
   return {{"beta2_decay", -0.8}, {"d", 1},    {"epsilon1", 1e-6},
           {"epsilon2", 1e-3},    {"lr", 0.1}, {"weight_decay", 0.1}};
@@ -336,6 +492,88 @@ TEST_F(CudaKernelCalls, TooLittleWorkspaceIsAnError) {
              .results = results,
              .queue = &queue});
   EXPECT_THAT(queue.error, ::testing::HasSubstr("bytes of workspace"));
+}
+
+// The same from the device's memory as by value, for all kernels that depend on
+// the step.
+TEST_F(CudaKernelCalls, StepNumbersFromMemory) {
+  const StepNumbers numbers{6, 0.01};
+  struct One {
+    std::string_view kernel;
+    std::vector<Attribute> attributes;  // without the learning rate
+    Tensors operands;
+    Tensors results;
+    bool has_rate = true;
+  };
+  const HostTensor g = Random({100}, 1);
+  const HostTensor matrix = Random({2, 9, 5}, 1);
+  const HostTensor v = Absolute(Random({100}, 4));
+  std::vector<Attribute> factored = AdafactorAttributes();
+  std::erase_if(factored, [](const Attribute& a) { return a.name == "lr"; });
+  const std::vector<One> all = {
+      {"adamw",
+       {{"beta1", 0.9},
+        {"beta2", 0.95},
+        {"epsilon", 1e-8},
+        {"weight_decay", 0.1}},
+       {g, Scalar(0.5)},
+       {Random({100}, 2), Random({100}, 3), v}},
+      {"momentum", {{"beta1", 0.9}}, {g, Scalar(0.5)}, {g, v}},
+      {"sgd", {}, {g, Scalar(0.5)}, {g}},
+      {"dropout",
+       {{"probability", 0.3}, {"salt", 5}},
+       {g},
+       {HostTensor({100}, DType::kFloat32)},
+       false},
+      {"adafactor_factors",
+       factored,
+       {Absolute(Random({2, 9}, 6)), Absolute(Random({2, 5}, 7)),
+        Absolute(Random({2}, 8)), Scalar(0.5)},
+       {Absolute(Random({2, 9}, 2)), Absolute(Random({2, 5}, 3)),
+        Absolute(Random({2}, 4)), Absolute(Random({2, 9}, 5))}},
+      {"adafactor_step",
+       factored,
+       {matrix, Absolute(Random({2, 9}, 2)), Absolute(Random({2, 5}, 3)),
+        Scalar(30), Scalar(900), Scalar(0.5)},
+       {matrix}},
+  };
+  for (const One& one : all) {
+    std::vector<LocalTensor> operands;
+    for (const HostTensor& tensor : one.operands) {
+      operands.push_back(tensor.Local());
+    }
+    const auto run = [&](Tensors results, int64_t step, double rate,
+                         const StepNumbers* there, bool on_cpu) {
+      std::vector<LocalTensor> locals;
+      for (const HostTensor& tensor : results) locals.push_back(tensor.Local());
+      std::vector<Attribute> attributes = one.attributes;
+      if (one.has_rate) attributes.push_back({"lr", rate});
+      const IndexRule rule;  // without a sequence
+      const KernelCall call = {.rule = &rule,
+                               .attributes = attributes,
+                               .operands = operands,
+                               .results = locals,
+                               .step = step,
+                               .numbers = there};
+      if (on_cpu) {
+        RunCpuKernel(one.kernel, call);
+      } else {
+        RunOnDevice(*device_, one.kernel, call, /*in_place=*/true);
+      }
+      return results;
+    };
+    for (const bool on_cpu : {false, true}) {
+      const Tensors expected = run(one.results, 6, 0.01, nullptr, on_cpu);
+      const Tensors actual = run(one.results, 2, 0.5, &numbers, on_cpu);
+      const Tensors other = run(one.results, 2, 0.5, nullptr, on_cpu);
+      bool differs = false;
+      for (size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_TRUE(actual[i].SameBits(expected[i])) << one.kernel;
+        differs = differs || !other[i].SameBits(expected[i]);
+      }
+      EXPECT_TRUE(differs) << one.kernel << " depends on neither";
+    }
+  }
 }
 
 }  // namespace

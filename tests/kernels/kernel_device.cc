@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <deque>
+#include <map>
 #include <vector>
 
 namespace tessera {
@@ -64,6 +66,16 @@ class OnDevice {
   std::byte* memory_ = nullptr;
 };
 
+// As bytes of the device.
+LocalTensor AsTensor(StepNumbers& numbers) {
+  static_assert(sizeof(StepNumbers) % sizeof(int32_t) == 0);
+  LocalTensor tensor;
+  tensor.data = &numbers;
+  tensor.dtype = DType::kInt32;
+  tensor.shape = {sizeof(StepNumbers) / sizeof(int32_t)};
+  return tensor;
+}
+
 }  // namespace
 
 void RunOnDevice(KernelDevice& device, std::string_view kernel,
@@ -80,10 +92,16 @@ void RunOnDevice(KernelDevice& device, std::string_view kernel,
   const std::vector<LocalTensor> operands = upload(call.operands, true);
   const std::vector<LocalTensor> results =
       upload(call.results, call.accumulate || in_place);
+  StepNumbers of_step;
+  if (call.numbers != nullptr) of_step = *call.numbers;
+  const OnDevice numbers(device, AsTensor(of_step), true);
   KernelCall there = call;
   there.operands = operands;
   there.results = results;
   there.queue = &device.queue();
+  if (call.numbers != nullptr) {
+    there.numbers = reinterpret_cast<const StepNumbers*>(numbers.data());
+  }
   const auto found = FindCudaKernel(kernel);
   ASSERT_TRUE(found) << found.error().message;
   (*found)->run(there);
@@ -93,6 +111,43 @@ void RunOnDevice(KernelDevice& device, std::string_view kernel,
         !is_operand, std::string(kernel) + "'s " +
                          (is_operand ? "operand " : "result ") +
                          std::to_string(is_operand ? i : i - operands.size()));
+  }
+  EXPECT_EQ(device.queue().error, "") << kernel;
+  device.queue().error.clear();
+}
+
+void RunListOnDevice(KernelDevice& device, std::string_view kernel,
+                     std::span<const KernelCall> calls) {
+  struct Uploaded {
+    std::unique_ptr<OnDevice> tensor;
+    bool written = false;
+  };
+  std::map<void*, Uploaded> tensors;
+  const auto upload = [&](std::span<const LocalTensor> side, bool written) {
+    std::vector<LocalTensor> uploaded(side.begin(), side.end());
+    for (LocalTensor& tensor : uploaded) {
+      Uploaded& once = tensors[tensor.data];
+      if (once.tensor == nullptr) {
+        once.tensor = std::make_unique<OnDevice>(device, tensor, true);
+      }
+      once.written = once.written || written;
+      tensor.data = once.tensor->data();
+    }
+    return uploaded;
+  };
+  std::deque<std::vector<LocalTensor>> sides;
+  std::vector<KernelCall> there(calls.begin(), calls.end());
+  for (KernelCall& call : there) {
+    call.operands = sides.emplace_back(upload(call.operands, false));
+    call.results = sides.emplace_back(upload(call.results, true));
+    call.queue = &device.queue();
+  }
+  const auto found = FindCudaKernel(kernel);
+  ASSERT_TRUE(found) << found.error().message;
+  ASSERT_NE((*found)->run_list, nullptr) << kernel;
+  (*found)->run_list(there);
+  for (const auto& [data, once] : tensors) {
+    once.tensor->Return(once.written, std::string(kernel) + "'s tensor");
   }
   EXPECT_EQ(device.queue().error, "") << kernel;
   device.queue().error.clear();

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string_view>
 
 #include "runtime/kernels/cuda/queue.h"
@@ -41,5 +42,9 @@ std::unique_ptr<KernelDevice> MakeKernelDevice();
 // What a result holds before is NaNs, unless the call adds to it or `in_place`.
 void RunOnDevice(KernelDevice& device, std::string_view kernel,
                  const KernelCall& call, bool in_place);
+// The same of several calls by Kernel::run_list, which work in place. Tensors
+// with one address are one.
+void RunListOnDevice(KernelDevice& device, std::string_view kernel,
+                     std::span<const KernelCall> calls);
 
 }  // namespace tessera

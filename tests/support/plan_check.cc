@@ -191,6 +191,8 @@ std::string PlanChecker::CheckTraining(const GraphSpec& spec,
                                    StreamsRun::kInQueues,
                                    StreamsRun::kOnLoopback};
   run.streams = kStreams[static_cast<size_t>(key) % kStreams.size()];
+  run.graphs = run.streams >= StreamsRun::kInQueues &&
+               static_cast<size_t>(key) / kStreams.size() % 2 == 1;
   const auto trained = TrainInMemory(graph, tasks, run);
   if (!trained) return trained.error().ToString();
   std::string wrong =

@@ -1,11 +1,13 @@
 #include "tests/support/queue_cpu_device.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <string>
 #include <utility>
 
 #include "planner/base/rng.h"
+#include "planner/base/table.h"
 #include "runtime/comm/reduce.h"
 
 namespace tessera {
@@ -14,6 +16,33 @@ namespace {
 // One job in so many is late, by as long as many small jobs take.
 constexpr uint32_t kLateOneIn = 16;
 constexpr std::chrono::microseconds kLate{50};
+
+// Kernels that take lists on CUDA. They are called one by one.
+constexpr std::string_view kListed[] = {"adamw", "momentum", "sgd", "cast",
+                                        "square_sum"};
+void RunAll(std::span<const KernelCall>) {
+  TESSERA_CHECK(false) << "run past LaunchList";
+}
+
+// A call that outlives its caller's.
+struct CopiedCall {
+  explicit CopiedCall(const KernelCall& of)
+      : attributes(of.attributes.begin(), of.attributes.end()),
+        operands(of.operands.begin(), of.operands.end()),
+        results(of.results.begin(), of.results.end()),
+        call(of) {
+    call.attributes = attributes;
+    call.operands = operands;
+    call.results = results;
+  }
+  CopiedCall(const CopiedCall&) = delete;
+  CopiedCall& operator=(const CopiedCall&) = delete;
+
+  std::vector<Attribute> attributes;
+  std::vector<LocalTensor> operands;
+  std::vector<LocalTensor> results;
+  KernelCall call;
+};
 
 // Once reached, for ever.
 struct CpuEvent : public QueueEvent {
@@ -26,6 +55,12 @@ struct CpuEvent : public QueueEvent {
 
 QueueCpuDevice::QueueCpuDevice(uint64_t seed) : seed_(seed) {
   TESSERA_CHECK(MakeQueue(StreamRole::kCompute).has_value());
+  for (const Kernel& kernel : CpuKernels()) {
+    kernels_.push_back(kernel);
+    if (std::ranges::count(kListed, kernel.name) > 0) {
+      kernels_.back().run_list = RunAll;
+    }
+  }
 }
 
 QueueCpuDevice::~QueueCpuDevice() {
@@ -64,16 +99,30 @@ void QueueCpuDevice::Work(Queue& queue, uint64_t seed) {
 }
 
 void QueueCpuDevice::Enqueue(std::function<void()> job) {
+  if (!captured_) return EnqueueIn(in_use_, std::move(job));
+  TESSERA_CHECK(captured_->queues.contains(in_use_))
+      << "queue " << in_use_ << " takes no part in the capture";
+  captured_->jobs.push_back({in_use_, std::move(job)});
+}
+
+void QueueCpuDevice::EnqueueIn(size_t queue, std::function<void()> job) {
+  Queue* of = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    queues_[in_use_]->jobs.push_back(std::move(job));
+    of = queues_[queue].get();
+    of->jobs.push_back(std::move(job));
   }
-  queues_[in_use_]->woken.notify_one();
+  of->woken.notify_one();
+}
+
+void QueueCpuDevice::RefuseInCapture(const char* call) const {
+  TESSERA_CHECK(!captured_) << call << " in a capture";
 }
 
 // ---- Memory and kernels
 
 Result<void*> QueueCpuDevice::Allocate(Bytes size, MemoryCategory category) {
+  RefuseInCapture("Allocate");
   TESSERA_TRY(void* const data, memory_.Allocate(size, category));
   account_.Add(category, size);
   return data;
@@ -94,6 +143,7 @@ void QueueCpuDevice::Copy(void* to, const void* from, const StridedCopy& copy) {
 }
 
 void QueueCpuDevice::Write(void* device_to, const void* host_from, Bytes size) {
+  RefuseInCapture("Write");
   const auto* const from = static_cast<const std::byte*>(host_from);
   Enqueue([device_to, bytes = std::vector<std::byte>(from, from + size.value)] {
     if (!bytes.empty()) std::memcpy(device_to, bytes.data(), bytes.size());
@@ -101,6 +151,7 @@ void QueueCpuDevice::Write(void* device_to, const void* host_from, Bytes size) {
 }
 
 void QueueCpuDevice::Read(void* host_to, const void* device_from, Bytes size) {
+  RefuseInCapture("Read");
   EnqueueRead(host_to, device_from, size);
   Drain();
 }
@@ -117,38 +168,53 @@ void QueueCpuDevice::EnqueueRead(void* host_to, const void* device_from,
 
 Result<const Kernel*> QueueCpuDevice::FindKernel(
     std::string_view kernel) const {
-  return memory_.FindKernel(kernel);
+  return Find("kernel", std::span<const Kernel>(kernels_), kernel);
 }
 
 void QueueCpuDevice::Launch(const Kernel& kernel, const KernelCall& call) {
-  struct Copied {
-    std::vector<Attribute> attributes;
-    std::vector<LocalTensor> operands;
-    std::vector<LocalTensor> results;
-    KernelCall call;
-  };
-  auto copied = std::make_shared<Copied>();
-  copied->attributes = {call.attributes.begin(), call.attributes.end()};
-  copied->operands = {call.operands.begin(), call.operands.end()};
-  copied->results = {call.results.begin(), call.results.end()};
-  copied->call = call;
-  copied->call.attributes = copied->attributes;
-  copied->call.operands = copied->operands;
-  copied->call.results = copied->results;
-  Enqueue([&kernel, copied] { kernel.run(copied->call); });
+  Enqueue([&kernel, copied = std::make_shared<CopiedCall>(call)] {
+    kernel.run(copied->call);
+  });
+}
+
+// Sums that add to one number are the one exception from any order.
+void QueueCpuDevice::LaunchList(const Kernel& kernel,
+                                std::span<const KernelCall> calls) {
+  auto copied = std::make_shared<std::deque<CopiedCall>>();
+  for (const KernelCall& call : calls) {
+    if (kernel.accumulates) {
+      copied->emplace_back(call);
+    } else {
+      copied->emplace_front(call);
+    }
+  }
+  Enqueue([&kernel, copied] {
+    for (const CopiedCall& one : *copied) kernel.run(one.call);
+  });
 }
 
 // ---- Order
 
 void QueueCpuDevice::Mark(int mark) {
   const auto m = static_cast<size_t>(mark);
-  int64_t count = 0;
   {
     const std::lock_guard lock(mutex_);
     if (marks_.size() <= m) marks_.resize(m + 1);
+    marks_[m].capture = captured_ ? static_cast<int>(graphs_.size()) : -1;
+  }
+  if (!captured_) return MarkIn(in_use_, mark);
+  Enqueue(nullptr);
+  captured_->jobs.back().mark = mark;
+}
+
+void QueueCpuDevice::MarkIn(size_t queue, int mark) {
+  const auto m = static_cast<size_t>(mark);
+  int64_t count = 0;
+  {
+    const std::lock_guard lock(mutex_);
     count = ++marks_[m].enqueued;
   }
-  Enqueue([this, m, count] {
+  EnqueueIn(queue, [this, m, count] {
     {
       const std::lock_guard lock(mutex_);
       marks_[m].reached = count;
@@ -160,12 +226,27 @@ void QueueCpuDevice::Mark(int mark) {
 
 void QueueCpuDevice::Await(int mark) {
   const auto m = static_cast<size_t>(mark);
+  {
+    const std::lock_guard lock(mutex_);
+    TESSERA_CHECK(marks_[m].capture ==
+                  (captured_ ? static_cast<int>(graphs_.size()) : -1))
+        << "mark " << mark << " lies outside of the capture, or in one";
+  }
+  if (!captured_) return AwaitIn(in_use_, mark);
+  captured_->queues.try_emplace(in_use_);
+  Enqueue(nullptr);
+  captured_->jobs.back().mark = mark;
+  captured_->jobs.back().awaits = true;
+}
+
+void QueueCpuDevice::AwaitIn(size_t queue, int mark) {
+  const auto m = static_cast<size_t>(mark);
   int64_t count = 0;
   {
     const std::lock_guard lock(mutex_);
     count = marks_[m].enqueued;
   }
-  Enqueue([this, m, count] {
+  EnqueueIn(queue, [this, m, count] {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return marks_[m].reached >= count; });
   });
@@ -181,6 +262,7 @@ Result<Duration> QueueCpuDevice::Between(int first, int second) {
 }
 
 Result<std::shared_ptr<QueueEvent>> QueueCpuDevice::RecordEvent() {
+  RefuseInCapture("RecordEvent");
   auto event = std::make_shared<CpuEvent>();
   Enqueue([event] {
     const std::lock_guard lock(event->mutex);
@@ -191,6 +273,7 @@ Result<std::shared_ptr<QueueEvent>> QueueCpuDevice::RecordEvent() {
 }
 
 void QueueCpuDevice::AwaitEvent(const std::shared_ptr<QueueEvent>& event) {
+  RefuseInCapture("AwaitEvent");
   Enqueue([awaited = std::static_pointer_cast<CpuEvent>(event)] {
     std::unique_lock lock(awaited->mutex);
     awaited->changed.wait(lock, [&] { return awaited->reached; });
@@ -205,6 +288,7 @@ void QueueCpuDevice::Sum(std::span<const std::byte* const> sources,
 }
 
 void QueueCpuDevice::EnqueueOnHost(std::function<Result<void>()> function) {
+  RefuseInCapture("EnqueueOnHost");
   Enqueue([this, function = std::move(function)] {
     auto done = function();
     if (done) return;
@@ -213,7 +297,83 @@ void QueueCpuDevice::EnqueueOnHost(std::function<Result<void>()> function) {
   });
 }
 
+// ---- Graphs
+
+Result<void> QueueCpuDevice::BeginCapture() {
+  RefuseInCapture("BeginCapture");
+  captured_.emplace();
+  captured_in_ = in_use_;
+  captured_->queues.try_emplace(in_use_);
+  return {};
+}
+
+Result<int> QueueCpuDevice::EndCapture() {
+  TESSERA_CHECK(captured_.has_value()) << "no capture goes on";
+  // The last of every other queue is a mark that the first one awaits.
+  std::map<size_t, const CapturedJob*> last;
+  std::vector<int> awaited;
+  for (const CapturedJob& job : captured_->jobs) {
+    last[job.queue] = &job;
+    if (job.queue == captured_in_ && job.awaits) awaited.push_back(job.mark);
+  }
+  for (const auto& [queue, job] : last) {
+    const bool joined =
+        !job->job && !job->awaits && std::ranges::count(awaited, job->mark) > 0;
+    TESSERA_CHECK(queue == captured_in_ || joined)
+        << "queue " << queue << " is not awaited at the end of the capture";
+  }
+  graphs_.push_back(*std::exchange(captured_, std::nullopt));
+  for (auto& [queue, stands_in] : graphs_.back().queues) {
+    const auto [it, is_new] =
+        stand_ins_.try_emplace(std::pair(captured_in_, queue));
+    if (is_new) {
+      TESSERA_TRY(const int made, MakeQueue(StreamRole::kCompute));
+      it->second = static_cast<size_t>(made);
+    }
+    stands_in = it->second;
+  }
+  return static_cast<int>(graphs_.size()) - 1;
+}
+
+void QueueCpuDevice::Replay(int graph) {
+  RefuseInCapture("Replay");
+  Enqueue([this, &of = graphs_[static_cast<size_t>(graph)]] { RunGraph(of); });
+}
+
+// The queue goes on when all has run.
+void QueueCpuDevice::RunGraph(const Graph& graph) {
+  for (const CapturedJob& job : graph.jobs) {
+    const size_t queue = graph.queues.at(job.queue);
+    if (job.job) {
+      EnqueueIn(queue, job.job);
+    } else if (job.awaits) {
+      AwaitIn(queue, job.mark);
+    } else {
+      MarkIn(queue, job.mark);
+    }
+  }
+  size_t left = graph.queues.size();
+  for (const auto& [queue, stands_in] : graph.queues) {
+    EnqueueIn(stands_in, [this, &left] {
+      const std::lock_guard lock(mutex_);
+      --left;
+      changed_.notify_all();
+    });
+  }
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return left == 0; });
+}
+
+void QueueCpuDevice::BeginRange(const std::string&) {
+  ++open_ranges_;
+}
+
+void QueueCpuDevice::EndRange() {
+  TESSERA_CHECK(open_ranges_-- > 0) << "no range to end";
+}
+
 void QueueCpuDevice::Drain() {
+  RefuseInCapture("Drain");
   ++waits_;
   bool drained = false;
   Enqueue([&] {

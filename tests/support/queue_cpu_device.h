@@ -1,16 +1,23 @@
 #pragma once
 // The CPU as a device with queues, as a GPU is one: every queue is a thread
 // that runs what was enqueued, now and then late, so that what is not ordered
-// happens in many orders.
+// happens in many orders. So is every queue of a graph while it is replayed.
+// What CUDA would refuse in a capture, or not do as meant, ends the program.
+//
+// The kernels of optimizers take lists here, as CUDA's do, and run the calls
+// from the last to the first.
 
 #include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "runtime/comm/communicator.h"
@@ -33,6 +40,8 @@ class QueueCpuDevice : public QueueDevice {
   void Read(void* host_to, const void* device_from, Bytes size) override;
   Result<const Kernel*> FindKernel(std::string_view kernel) const override;
   void Launch(const Kernel& kernel, const KernelCall& call) override;
+  void LaunchList(const Kernel& kernel,
+                  std::span<const KernelCall> calls) override;
 
   Result<int> MakeQueue(StreamRole role) override;
   void UseQueue(int queue) override { in_use_ = static_cast<size_t>(queue); }
@@ -45,6 +54,11 @@ class QueueCpuDevice : public QueueDevice {
   Result<void> Pin(void*, Bytes) override { return {}; }
   void Unpin(void*) override {}
   void EnqueueOnHost(std::function<Result<void>()> function) override;
+  Result<void> BeginCapture() override;
+  Result<int> EndCapture() override;
+  void Replay(int graph) override;
+  void BeginRange(const std::string& name) override;
+  void EndRange() override;
   Result<std::shared_ptr<QueueEvent>> RecordEvent() override;
   void AwaitEvent(const std::shared_ptr<QueueEvent>& event) override;
   void Sum(std::span<const std::byte* const> sources, std::byte* to,
@@ -67,15 +81,40 @@ class QueueCpuDevice : public QueueDevice {
     int64_t enqueued = 0;  // how often
     int64_t reached = 0;
     Clock::time_point time;
+    int capture = -1;  // in which it was noted last; -1: in none
+  };
+  struct CapturedJob {
+    size_t queue = 0;
+    std::function<void()> job;  // or, where there is none, of a mark:
+    int mark = 0;
+    bool awaits = false;
+  };
+  struct Graph {
+    std::vector<CapturedJob> jobs;
+    std::map<size_t, size_t> queues;  // what runs in place of a queue
   };
 
   void Enqueue(std::function<void()> job);
+  // A call that does not take part in a capture.
+  void RefuseInCapture(const char* call) const;
+  void EnqueueIn(size_t queue, std::function<void()> job);
+  void MarkIn(size_t queue, int mark);
+  void AwaitIn(size_t queue, int mark);
+  void RunGraph(const Graph& graph);
   void Work(Queue& queue, uint64_t seed);
 
   const uint64_t seed_;
   CpuDevice memory_;
   size_t in_use_ = 0;
   int64_t waits_ = 0;
+  std::vector<Kernel> kernels_;  // of the CPU, with lists
+  int open_ranges_ = 0;
+  std::optional<Graph> captured_;  // while a capture goes on
+  size_t captured_in_ = 0;         // the queue where it began
+  std::deque<Graph> graphs_;
+  // By the queue that graphs are replayed in and one of theirs. Those of one
+  // queue are never replayed at once.
+  std::map<std::pair<size_t, size_t>, size_t> stand_ins_;
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

@@ -233,6 +233,7 @@ struct TinyRun {
   std::optional<LearningRate> learning_rate = {};
   int64_t validate_every = 0;
   bool in_queues = false;    // on a device that works behind the host's back
+  bool graphs = false;       // that is, as graphs
   bool on_loopback = false;  // on such devices that share their memory
 };
 
@@ -289,6 +290,7 @@ inline Result<TrainingResult> TrainTiny(const Graph& graph,
     job.stop = run.stop;
     job.progress = run.progress;
     job.learning_rate = run.learning_rate;
+    job.graphs = run.graphs;
     if (run.batches != nullptr) {
       const Batches& batches = *run.batches;
       job.load = LoadTraining(batches);

@@ -272,6 +272,7 @@ Result<Peaks> TrainRank(const Graph& graph, const TaskGraph& tasks,
     TESSERA_RETURN_IF_ERROR(
         LoadCheckpoint(options.load_path, {}, graph, *executor));
   }
+  if (options.graphs) TESSERA_RETURN_IF_ERROR(executor->UseGraphs());
   for (int64_t i = 0; i < options.steps; ++i) {
     TESSERA_RETURN_IF_ERROR(executor->Run(tasks));
     if (executor->position(tasks.value(tasks.loss).group) >= 0) {

@@ -37,6 +37,7 @@ struct TrainInMemoryOptions {
   int64_t steps = 5;
   uint64_t seed = 7;
   StreamsRun streams = StreamsRun::kOnThreads;
+  bool graphs = false;         // in queues: RankExecutor::UseGraphs
   int threads = 1;             // of each rank's kernels
   std::string load_path = {};  // checkpoint to start from; empty: none
   std::string save_path = {};  // checkpoint to leave; empty: none

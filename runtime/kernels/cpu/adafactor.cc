@@ -17,7 +17,8 @@ namespace {
 double StepNumber(const KernelCall& call, size_t scale) {
   const double skipped =
       call.operands.size() > scale ? Get(call.operands[scale], 2) : 0;
-  return static_cast<double>(call.step) + 1 - skipped;
+  const StepNumbers now = call.step_argument().Get();
+  return static_cast<double>(now.step) + 1 - skipped;
 }
 
 // What U is multiplied by, from the sums of squares of parameter and update.
@@ -26,7 +27,7 @@ double Rate(const AdafactorOptions& options, double squares,
   const double rms = std::sqrt(squares / options.elements);
   const double update_rms = std::sqrt(update_squares / options.elements);
   return std::max(options.epsilon2, rms) *
-         std::min(options.lr, 1 / std::sqrt(t)) /
+         std::min(options.now.Get().learning_rate, 1 / std::sqrt(t)) /
          std::max(1.0, update_rms / options.d);
 }
 
@@ -227,7 +228,8 @@ void ApplyUpdate(const KernelCall& call, const Variance& variance,
   const T rate = static_cast<T>(Rate(options, Get(call.operands[squares], 0),
                                      Get(call.operands[squares + 1], 0),
                                      StepNumber(call, squares + 3)));
-  const T decay = static_cast<T>(1 - options.lr * options.weight_decay);
+  const T decay = static_cast<T>(1 - options.now.Get().learning_rate *
+                                         options.weight_decay);
   const T least = LeastVariance<T>(call);
   T* const parameter = call.results[0].as<T>();
   ForEachBlock(call, ElementsHere(call), [&](int64_t i, int64_t count) {

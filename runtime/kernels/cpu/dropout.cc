@@ -43,7 +43,9 @@ struct ReorderedSequence {
 template <typename T>
 void Dropout(const KernelCall& call) {
   const double probability = call.attribute("probability");
-  const uint64_t key = DropoutKey(call.seed, call.step, call.attribute("salt"));
+  const uint64_t key =
+      DropoutKey(call.seed, call.step_argument().Get().step,
+                 static_cast<uint64_t>(call.attribute("salt")));
   const T scale = static_cast<T>(1 / (1 - probability));
   const T* const x = call.operands[0].as<const T>();
   T* const y = call.results[0].as<T>();

@@ -9,9 +9,13 @@
 namespace tessera {
 namespace {
 
+double LearningRate(const KernelCall& call) {
+  return call.step_argument().Get().learning_rate;
+}
+
 // Earlier steps that were not skipped.
 double StepsBefore(const KernelCall& call) {
-  const auto step = static_cast<double>(call.step);
+  const auto step = static_cast<double>(call.step_argument().Get().step);
   return call.operands.size() > 2 ? step - Get(call.operands[2], 2) : step;
 }
 
@@ -20,7 +24,7 @@ double StepsBefore(const KernelCall& call) {
 // root. A negative coefficient skips the step.
 template <typename T>
 void AdamW(const KernelCall& call) {
-  const double lr = call.attribute("lr");
+  const double lr = LearningRate(call);
   const double beta1 = call.attribute("beta1");
   const double beta2 = call.attribute("beta2");
   const double t = StepsBefore(call) + 1;
@@ -56,7 +60,7 @@ template <typename T>
 void Momentum(const KernelCall& call) {
   const T clip = static_cast<T>(Get(call.operands[1], 0));
   if (clip < 0) return;
-  const T rate = static_cast<T>(call.attribute("lr"));
+  const T rate = static_cast<T>(LearningRate(call));
   const T keep = static_cast<T>(call.attribute("beta1"));
   const T* const gradient = call.operands[0].as<const T>();
   T* const parameter = call.results[0].as<T>();
@@ -75,8 +79,7 @@ void Momentum(const KernelCall& call) {
 template <typename T>
 void Sgd(const KernelCall& call) {
   if (Get(call.operands[1], 0) < 0) return;
-  const T rate =
-      static_cast<T>(call.attribute("lr") * Get(call.operands[1], 0));
+  const T rate = static_cast<T>(LearningRate(call) * Get(call.operands[1], 0));
   const T* const gradient = call.operands[0].as<const T>();
   T* const parameter = call.results[0].as<T>();
   ForEachBlock(

@@ -14,7 +14,7 @@ namespace {
 // t, from 1; `skipped` is null, or the number of skipped steps.
 __device__ float StepNumber(const AdafactorOptions& options,
                             const float* skipped) {
-  return static_cast<float>(options.step) + 1 -
+  return static_cast<float>(options.now.Get().step) + 1 -
          (skipped == nullptr ? 0.0F : *skipped);
 }
 
@@ -32,7 +32,7 @@ __device__ float Rate(const AdafactorOptions& options, float squares,
   const float update_rms =
       sqrtf(update_squares / elements) / static_cast<float>(options.d);
   return fmaxf(static_cast<float>(options.epsilon2), rms) *
-         fminf(static_cast<float>(options.lr),
+         fminf(static_cast<float>(options.now.Get().learning_rate),
                1 / sqrtf(StepNumber(options, skipped))) /
          fmaxf(1.0F, update_rms);
 }
@@ -415,7 +415,8 @@ __global__ void ApplyUpdates(Elements<T> gradient, Variance variance,
   if (clip < 0) return;
   const float rate =
       Rate(options, squares.Get(0), update_squares.Get(0), skipped);
-  const auto decay = static_cast<float>(1 - options.lr * options.weight_decay);
+  const auto decay = static_cast<float>(1 - options.now.Get().learning_rate *
+                                                options.weight_decay);
   ForEachVector(n, [&](int64_t first, Span span) {
     float u[kVector];
     float v[kVector];

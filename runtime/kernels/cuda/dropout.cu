@@ -49,7 +49,9 @@ struct Place {
 
 template <typename T>
 __global__ void Dropout(Elements<T> x, Elements<T> y, int64_t n, Place place,
-                        uint64_t key, uint64_t threshold, float scale) {
+                        uint64_t seed, StepArgument now, uint64_t salt,
+                        uint64_t threshold, float scale) {
+  const uint64_t key = DropoutKey(seed, now.Get().step, salt);
   ForEachVector(n, [&](int64_t first, Span span) {
     float v[kVector];
     x.Load(first, span, v);
@@ -75,8 +77,8 @@ void CallDropout(const KernelCall& call) {
   const double probability = call.attribute("probability");
   ByType({x, y}, [&]<typename T>() {
     Launch(Dropout<T>, BlocksForVectors(*call.queue, n), kThreads, 0,
-           *call.queue, Elements<T>(x), Elements<T>(y), n, Place(x),
-           DropoutKey(call.seed, call.step, call.attribute("salt")),
+           *call.queue, Elements<T>(x), Elements<T>(y), n, Place(x), call.seed,
+           call.step_argument(), static_cast<uint64_t>(call.attribute("salt")),
            DropoutThreshold(probability),
            static_cast<float>(1 / (1 - probability)));
   });

@@ -1,8 +1,10 @@
-// Optimizer steps on flat shards. Formulas: runtime/kernels/cpu/optimizer.cc.
+// Optimizer steps on flat shards, one launch for all of a task. Formulas:
+// runtime/kernels/cpu/optimizer.cc.
 // Nothing waits for the host: the coefficient of clipping and the state of the
 // loss scale are read where they lie.
 
 #include "runtime/kernels/cuda/reduce.h"
+#include "runtime/kernels/cuda/tensor_list.h"
 #include "runtime/loss_scale.h"
 
 namespace tessera {
@@ -11,122 +13,166 @@ namespace {
 // ---- Steps ------------------------------------------------------------------
 
 struct AdamWOptions {
-  double lr, beta1, beta2, epsilon, weight_decay;
-  double step;  // 0-based, skipped ones included
+  StepArgument now;  // the step: skipped ones included
+  double beta1, beta2, epsilon;
+};
+
+template <typename G, typename P>
+struct AdamWTensors {
+  Elements<G> gradient;
+  Elements<P> parameter, m, v;
+  int64_t n = 0;
+  double weight_decay = 0;
 };
 
 // gradient, clip coefficient [, loss scale] -> parameter, m, v (in place).
 // `skipped` is null, or the number of skipped steps.
 template <typename G, typename P>
-__global__ void AdamW(Elements<G> gradient, Elements<Any> coefficient,
-                      const float* skipped, Elements<P> parameter,
-                      Elements<P> m, Elements<P> v, int64_t n,
-                      AdamWOptions options) {
+__global__ void AdamW(
+    const __grid_constant__ TensorList<AdamWTensors<G, P>> list,
+    Elements<Any> coefficient, const float* skipped, AdamWOptions options) {
   TESSERA_SHARED(corrections, float[2]);
   const float clip = coefficient.Get(0);
   if (clip < 0) return;
+  const StepNumbers now = options.now.Get();
+  const double lr = now.learning_rate;
   if (threadIdx.x == 0) {
-    const double t =
-        options.step + 1 - (skipped == nullptr ? 0.0 : double{*skipped});
-    corrections[0] =
-        static_cast<float>(options.lr / (1 - pow(options.beta1, t)));
+    const double t = static_cast<double>(now.step) + 1 -
+                     (skipped == nullptr ? 0.0 : double{*skipped});
+    corrections[0] = static_cast<float>(lr / (1 - pow(options.beta1, t)));
     corrections[1] = static_cast<float>(sqrt(1 - pow(options.beta2, t)));
   }
   __syncthreads();
   const float rate = corrections[0];
   const float root = corrections[1];
-  const auto decay = static_cast<float>(1 - options.lr * options.weight_decay);
   const auto epsilon = static_cast<float>(options.epsilon);
   const auto keep1 = static_cast<float>(options.beta1);
   const auto take1 = static_cast<float>(1 - options.beta1);
   const auto keep2 = static_cast<float>(options.beta2);
   const auto take2 = static_cast<float>(1 - options.beta2);
-  ForEachVector(n, [&](int64_t first, Span span) {
-    float g[kVector];
-    float p[kVector];
-    float new_m[kVector];
-    float new_v[kVector];
-    gradient.Load(first, span, g);
-    parameter.Load(first, span, p);
-    m.Load(first, span, new_m);
-    v.Load(first, span, new_v);
+  ForEachListedVector(
+      list, [&](const AdamWTensors<G, P>& of, int64_t first, Span span) {
+        const auto decay = static_cast<float>(1 - lr * of.weight_decay);
+        float g[kVector];
+        float p[kVector];
+        float new_m[kVector];
+        float new_v[kVector];
+        of.gradient.Load(first, span, g);
+        of.parameter.Load(first, span, p);
+        of.m.Load(first, span, new_m);
+        of.v.Load(first, span, new_v);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      g[j] *= clip;
-      new_m[j] = keep1 * new_m[j] + take1 * g[j];
-      new_v[j] = keep2 * new_v[j] + take2 * g[j] * g[j];
-      p[j] =
-          p[j] * decay - rate * new_m[j] / (sqrtf(new_v[j]) / root + epsilon);
-    }
-    parameter.Store(first, span, p);
-    m.Store(first, span, new_m);
-    v.Store(first, span, new_v);
-  });
+        for (int j = 0; j < kVector; ++j) {
+          g[j] *= clip;
+          new_m[j] = keep1 * new_m[j] + take1 * g[j];
+          new_v[j] = keep2 * new_v[j] + take2 * g[j] * g[j];
+          p[j] = p[j] * decay -
+                 rate * new_m[j] / (sqrtf(new_v[j]) / root + epsilon);
+        }
+        of.parameter.Store(first, span, p);
+        of.m.Store(first, span, new_m);
+        of.v.Store(first, span, new_v);
+      });
 }
+
+template <typename T>
+struct MomentumTensors {
+  Elements<T> gradient, parameter, m;
+  int64_t n = 0;
+};
 
 // gradient, clip coefficient -> parameter, m (in place).
 template <typename T>
-__global__ void Momentum(Elements<T> gradient, Elements<Any> coefficient,
-                         Elements<T> parameter, Elements<T> m, int64_t n,
-                         float lr, float keep) {
+__global__ void Momentum(
+    const __grid_constant__ TensorList<MomentumTensors<T>> list,
+    Elements<Any> coefficient, StepArgument now, float keep) {
   const float clip = coefficient.Get(0);
   if (clip < 0) return;
-  ForEachVector(n, [&](int64_t first, Span span) {
-    float g[kVector];
-    float p[kVector];
-    float new_m[kVector];
-    gradient.Load(first, span, g);
-    parameter.Load(first, span, p);
-    m.Load(first, span, new_m);
+  const auto lr = static_cast<float>(now.Get().learning_rate);
+  ForEachListedVector(
+      list, [&](const MomentumTensors<T>& of, int64_t first, Span span) {
+        float g[kVector];
+        float p[kVector];
+        float new_m[kVector];
+        of.gradient.Load(first, span, g);
+        of.parameter.Load(first, span, p);
+        of.m.Load(first, span, new_m);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      new_m[j] = keep * new_m[j] + clip * g[j];
-      p[j] -= lr * new_m[j];
-    }
-    parameter.Store(first, span, p);
-    m.Store(first, span, new_m);
-  });
+        for (int j = 0; j < kVector; ++j) {
+          new_m[j] = keep * new_m[j] + clip * g[j];
+          p[j] -= lr * new_m[j];
+        }
+        of.parameter.Store(first, span, p);
+        of.m.Store(first, span, new_m);
+      });
 }
+
+template <typename T>
+struct SgdTensors {
+  Elements<T> gradient, parameter;
+  int64_t n = 0;
+};
 
 // gradient, clip coefficient -> parameter (in place).
 template <typename T>
-__global__ void Sgd(Elements<T> gradient, Elements<Any> coefficient,
-                    Elements<T> parameter, int64_t n, float lr) {
+__global__ void Sgd(const __grid_constant__ TensorList<SgdTensors<T>> list,
+                    Elements<Any> coefficient, StepArgument now) {
   const float clip = coefficient.Get(0);
   if (clip < 0) return;
-  ForEachVector(n, [&](int64_t first, Span span) {
-    float g[kVector];
-    float p[kVector];
-    gradient.Load(first, span, g);
-    parameter.Load(first, span, p);
+  const auto lr = static_cast<float>(now.Get().learning_rate);
+  ForEachListedVector(list,
+                      [&](const SgdTensors<T>& of, int64_t first, Span span) {
+                        float g[kVector];
+                        float p[kVector];
+                        of.gradient.Load(first, span, g);
+                        of.parameter.Load(first, span, p);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) p[j] -= lr * clip * g[j];
-    parameter.Store(first, span, p);
-  });
+                        for (int j = 0; j < kVector; ++j)
+                          p[j] -= lr * clip * g[j];
+                        of.parameter.Store(first, span, p);
+                      });
 }
+
+template <typename T>
+struct RunningAverageTensors {
+  Elements<T> distance, average;
+  int64_t n = 0;
+  float rate = 0;
+};
 
 // distance -> running average (in place).
 template <typename T>
-__global__ void RunningAverage(Elements<T> distance, Elements<T> average,
-                               int64_t n, float rate) {
-  ForEachVector(n, [&](int64_t first, Span span) {
-    float d[kVector];
-    float a[kVector];
-    distance.Load(first, span, d);
-    average.Load(first, span, a);
+__global__ void RunningAverage(
+    const __grid_constant__ TensorList<RunningAverageTensors<T>> list) {
+  ForEachListedVector(
+      list,
+      [](const RunningAverageTensors<T>& of, int64_t first, Span span) {
+        float d[kVector];
+        float a[kVector];
+        of.distance.Load(first, span, d);
+        of.average.Load(first, span, a);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) a[j] -= rate * d[j];
-    average.Store(first, span, a);
-  });
+        for (int j = 0; j < kVector; ++j) a[j] -= of.rate * d[j];
+        of.average.Store(first, span, a);
+      });
 }
 
 template <typename From, typename To>
-__global__ void Cast(Elements<From> from, Elements<To> to, int64_t n) {
-  ForEachVector(n, [&](int64_t first, Span span) {
-    float x[kVector];
-    from.Load(first, span, x);
-    to.Store(first, span, x);
-  });
+struct CastTensors {
+  Elements<From> from;
+  Elements<To> to;
+  int64_t n = 0;
+};
+
+template <typename From, typename To>
+__global__ void Cast(
+    const __grid_constant__ TensorList<CastTensors<From, To>> list) {
+  ForEachListedVector(
+      list, [](const CastTensors<From, To>& of, int64_t first, Span span) {
+        float x[kVector];
+        of.from.Load(first, span, x);
+        of.to.Store(first, span, x);
+      });
 }
 
 // ---- Clipping ---------------------------------------------------------------
@@ -135,22 +181,51 @@ __global__ void Cast(Elements<From> from, Elements<To> to, int64_t n) {
 constexpr int64_t kSumElements = 32 * kSumThreads * kVector;
 
 template <typename T>
-__global__ void SumSquares(Elements<T> x, int64_t n, double* partial) {
-  const int64_t begin = blockIdx.x * kSumElements;
-  const int64_t end = begin + kSumElements < n ? begin + kSumElements : n;
+struct SquaredTensor {
+  Elements<T> x;
+  int64_t n = 0;
+};
+
+template <typename T>
+__global__ void SumSquares(
+    const __grid_constant__ TensorList<SquaredTensor<T>> list,
+    double* partial) {
   double sum = 0;
-  for (int64_t first = begin + threadIdx.x * kVector; first < end;
-       first += kSumThreads * kVector) {
-    const Span span = FirstOf(end - first);
-    float v[kVector];
-    x.Load(first, span, v);
-    float squares = 0;
+  ForEachListedVector(
+      list, [&](const SquaredTensor<T>& of, int64_t first, Span span) {
+        float v[kVector];
+        of.x.Load(first, span, v);
+        float squares = 0;
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) squares += v[j] * v[j];
-    sum += squares;
-  }
+        for (int j = 0; j < kVector; ++j) squares += v[j] * v[j];
+        sum += squares;
+      });
   sum = Sum(sum);
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+// The partial sums of a tensor, and where they go.
+struct SquareSumResult {
+  Elements<Any> total;
+  bool accumulate = false;
+  int64_t n = 0;  // partial sums
+};
+
+// SumPartials of one tensor after the other, whose partial sums follow one
+// another.
+__global__ void SumListedPartials(
+    const __grid_constant__ TensorList<SquareSumResult> list,
+    const double* partial) {
+  for (int k = 0; k < list.count; ++k) {
+    const SquareSumResult& of = list.items[k];
+    double sum = 0;
+    for (int64_t i = threadIdx.x; i < of.n; i += blockDim.x) sum += partial[i];
+    sum = Sum(sum);
+    partial += of.n;
+    if (threadIdx.x > 0) continue;
+    if (of.accumulate) sum += of.total.Get(0);
+    of.total.Set(0, static_cast<float>(sum));
+  }
 }
 
 // square of the norm [, loss scale] -> coefficient [, loss scale in place].
@@ -181,92 +256,140 @@ __global__ void ClipCoefficient(Elements<Any> square_sum, LossScale* loss,
 // ---- Calls ------------------------------------------------------------------
 
 template <typename G, typename P>
-void LaunchAdamW(const KernelCall& call) {
-  const auto& in = call.operands;
-  const int64_t n = in[0].elements();
-  const AdamWOptions options = {
-      call.attribute("lr"),           call.attribute("beta1"),
-      call.attribute("beta2"),        call.attribute("epsilon"),
-      call.attribute("weight_decay"), static_cast<double>(call.step)};
+void LaunchAdamW(std::span<const KernelCall> calls) {
+  const KernelCall& one = calls[0];
+  const AdamWOptions options = {one.step_argument(), one.attribute("beta1"),
+                                one.attribute("beta2"),
+                                one.attribute("epsilon")};
   const float* const skipped =
-      in.size() > 2 ? &in[2].as<LossScale>()->skipped_steps : nullptr;
-  Launch(AdamW<G, P>, BlocksForVectors(*call.queue, n), kThreads, 0,
-         *call.queue, Elements<G>(in[0]), Elements<Any>(in[1]), skipped,
-         Elements<P>(call.results[0]), Elements<P>(call.results[1]),
-         Elements<P>(call.results[2]), n, options);
+      one.operands.size() > 2 ? &one.operands[2].as<LossScale>()->skipped_steps
+                              : nullptr;
+  using Tensors = AdamWTensors<G, P>;
+  InLists<Tensors>(
+      calls, 0,
+      [](const KernelCall& call) {
+        return Tensors{
+            Elements<G>(call.operands[0]), Elements<P>(call.results[0]),
+            Elements<P>(call.results[1]),  Elements<P>(call.results[2]),
+            call.operands[0].elements(),   call.attribute("weight_decay")};
+      },
+      [&](const TensorList<Tensors>& list, auto, unsigned blocks) {
+        Launch(AdamW<G, P>, blocks, kThreads, 0, *one.queue, list,
+               Elements<Any>(one.operands[1]), skipped, options);
+      });
 }
 
-void CallAdamW(const KernelCall& call) {
-  ByType(call.results, [&]<typename P>() {
+void CallAdamW(std::span<const KernelCall> calls) {
+  ByType(calls[0].results, [&]<typename P>() {
     if constexpr (std::is_same_v<P, float>) {
-      ByType(call.operands.first(1),
-             [&]<typename G>() { LaunchAdamW<G, float>(call); });
+      ByType(calls[0].operands.first(1),
+             [&]<typename G>() { LaunchAdamW<G, float>(calls); });
     } else {
-      LaunchAdamW<Any, Any>(call);
+      LaunchAdamW<Any, Any>(calls);
     }
   });
 }
 
-void CallMomentum(const KernelCall& call) {
-  const LocalTensor& gradient = call.operands[0];
-  const LocalTensor& parameter = call.results[0];
-  const LocalTensor& m = call.results[1];
-  const int64_t n = gradient.elements();
-  ByType({gradient, parameter, m}, [&]<typename T>() {
-    Launch(Momentum<T>, BlocksForVectors(*call.queue, n), kThreads, 0,
-           *call.queue, Elements<T>(gradient), Elements<Any>(call.operands[1]),
-           Elements<T>(parameter), Elements<T>(m), n,
-           static_cast<float>(call.attribute("lr")),
-           static_cast<float>(call.attribute("beta1")));
+void CallMomentum(std::span<const KernelCall> calls) {
+  const KernelCall& one = calls[0];
+  ByType({one.operands[0], one.results[0], one.results[1]}, [&]<typename T>() {
+    using Tensors = MomentumTensors<T>;
+    InLists<Tensors>(
+        calls, 0,
+        [](const KernelCall& call) {
+          return Tensors{
+              Elements<T>(call.operands[0]), Elements<T>(call.results[0]),
+              Elements<T>(call.results[1]), call.operands[0].elements()};
+        },
+        [&](const TensorList<Tensors>& list, auto, unsigned blocks) {
+          Launch(Momentum<T>, blocks, kThreads, 0, *one.queue, list,
+                 Elements<Any>(one.operands[1]), one.step_argument(),
+                 static_cast<float>(one.attribute("beta1")));
+        });
   });
 }
 
-void CallSgd(const KernelCall& call) {
-  const LocalTensor& gradient = call.operands[0];
-  const LocalTensor& parameter = call.results[0];
-  const int64_t n = gradient.elements();
-  ByType({gradient, parameter}, [&]<typename T>() {
-    Launch(Sgd<T>, BlocksForVectors(*call.queue, n), kThreads, 0, *call.queue,
-           Elements<T>(gradient), Elements<Any>(call.operands[1]),
-           Elements<T>(parameter), n, static_cast<float>(call.attribute("lr")));
+void CallSgd(std::span<const KernelCall> calls) {
+  const KernelCall& one = calls[0];
+  ByType({one.operands[0], one.results[0]}, [&]<typename T>() {
+    using Tensors = SgdTensors<T>;
+    InLists<Tensors>(
+        calls, 0,
+        [](const KernelCall& call) {
+          return Tensors{Elements<T>(call.operands[0]),
+                         Elements<T>(call.results[0]),
+                         call.operands[0].elements()};
+        },
+        [&](const TensorList<Tensors>& list, auto, unsigned blocks) {
+          Launch(Sgd<T>, blocks, kThreads, 0, *one.queue, list,
+                 Elements<Any>(one.operands[1]), one.step_argument());
+        });
   });
 }
 
-void CallRunningAverage(const KernelCall& call) {
-  const LocalTensor& distance = call.operands[0];
-  const LocalTensor& average = call.results[0];
-  const int64_t n = distance.elements();
-  ByType({distance, average}, [&]<typename T>() {
-    Launch(RunningAverage<T>, BlocksForVectors(*call.queue, n), kThreads, 0,
-           *call.queue, Elements<T>(distance), Elements<T>(average), n,
-           static_cast<float>(call.attribute("rate")));
+void CallRunningAverage(std::span<const KernelCall> calls) {
+  const KernelCall& one = calls[0];
+  ByType({one.operands[0], one.results[0]}, [&]<typename T>() {
+    using Tensors = RunningAverageTensors<T>;
+    InLists<Tensors>(
+        calls, 0,
+        [](const KernelCall& call) {
+          return Tensors{Elements<T>(call.operands[0]),
+                         Elements<T>(call.results[0]),
+                         call.operands[0].elements(),
+                         static_cast<float>(call.attribute("rate"))};
+        },
+        [&](const TensorList<Tensors>& list, auto, unsigned blocks) {
+          Launch(RunningAverage<T>, blocks, kThreads, 0, *one.queue, list);
+        });
   });
 }
 
-void CallCast(const KernelCall& call) {
-  const LocalTensor& from = call.operands[0];
-  const LocalTensor& to = call.results[0];
-  const int64_t n = from.elements();
-  ByType({from}, [&]<typename From>() {
-    ByType({to}, [&]<typename To>() {
-      Launch(Cast<From, To>, BlocksForVectors(*call.queue, n), kThreads, 0,
-             *call.queue, Elements<From>(from), Elements<To>(to), n);
+void CallCast(std::span<const KernelCall> calls) {
+  const KernelCall& one = calls[0];
+  ByType({one.operands[0]}, [&]<typename From>() {
+    ByType({one.results[0]}, [&]<typename To>() {
+      using Tensors = CastTensors<From, To>;
+      InLists<Tensors>(
+          calls, 0,
+          [](const KernelCall& call) {
+            return Tensors{Elements<From>(call.operands[0]),
+                           Elements<To>(call.results[0]),
+                           call.operands[0].elements()};
+          },
+          [&](const TensorList<Tensors>& list, auto, unsigned blocks) {
+            Launch(Cast<From, To>, blocks, kThreads, 0, *one.queue, list);
+          });
     });
   });
 }
 
-void CallSquareSum(const KernelCall& call) {
-  const LocalTensor& x = call.operands[0];
-  const int64_t n = x.elements();
-  const int64_t blocks = (n + kSumElements - 1) / kSumElements;
-  auto* const partial = reinterpret_cast<double*>(
-      call.queue->Workspace(blocks * int64_t{sizeof(double)}, "a sum"));
-  if (partial == nullptr) return;
-  ByType({x}, [&]<typename T>() {
-    Launch(SumSquares<T>, static_cast<unsigned>(blocks), kSumThreads, 0,
-           *call.queue, Elements<T>(x), n, partial);
+void CallSquareSum(std::span<const KernelCall> calls) {
+  CudaQueue& queue = *calls[0].queue;
+  ByType({calls[0].operands[0]}, [&]<typename T>() {
+    using Tensors = SquaredTensor<T>;
+    InLists<Tensors>(
+        calls, kSumElements,
+        [](const KernelCall& call) {
+          return Tensors{Elements<T>(call.operands[0]),
+                         call.operands[0].elements()};
+        },
+        [&](const TensorList<Tensors>& list, std::span<const KernelCall> listed,
+            unsigned blocks) {
+          auto* const partial = reinterpret_cast<double*>(queue.Workspace(
+              int64_t{blocks} * int64_t{sizeof(double)}, "a sum"));
+          if (partial == nullptr) return;
+          Launch(SumSquares<T>, blocks, kSumThreads, 0, queue, list, partial);
+          TensorList<SquareSumResult> results;
+          for (const KernelCall& call : listed) {
+            const int k = results.count++;
+            results.items[k] = {Elements<Any>(call.results[0]), call.accumulate,
+                                list.first_block[k + 1] - list.first_block[k]};
+          }
+          Launch(SumListedPartials, 1, kSumThreads, 0, queue, results,
+                 static_cast<const double*>(partial));
+        });
   });
-  CallSumPartials(call, blocks);
 }
 
 void CallClipCoefficient(const KernelCall& call) {
@@ -281,13 +404,14 @@ void CallClipCoefficient(const KernelCall& call) {
 
 std::vector<Kernel> CudaOptimizerKernels() {
   return {
-      {"adamw", CallAdamW},
-      {"adam", CallAdamW},
-      {"momentum", CallMomentum},
-      {"sgd", CallSgd},
-      {"running_average", CallRunningAverage},
-      {"cast", CallCast},
-      {"square_sum", CallSquareSum, true},
+      {"adamw", RunAlone<CallAdamW>, false, CallAdamW},
+      {"adam", RunAlone<CallAdamW>, false, CallAdamW},
+      {"momentum", RunAlone<CallMomentum>, false, CallMomentum},
+      {"sgd", RunAlone<CallSgd>, false, CallSgd},
+      {"running_average", RunAlone<CallRunningAverage>, false,
+       CallRunningAverage},
+      {"cast", RunAlone<CallCast>, false, CallCast},
+      {"square_sum", RunAlone<CallSquareSum>, true, CallSquareSum},
       {"clip_coefficient", CallClipCoefficient},
   };
 }

@@ -70,6 +70,145 @@ TEST(WaitsOf, ImpliesAllDependenciesAndNeedsEachWait) {
   }
 }
 
+// ---- Launches
+
+constexpr Kernel kListed = {"listed", nullptr, false,
+                            [](std::span<const KernelCall>) {}};
+constexpr Kernel kAlone = {"alone", nullptr};
+
+ListedCall CallOf(const Kernel& kernel, DType gradient, int clip) {
+  return {&kernel,
+          {gradient, DType::kFloat32, DType::kFloat32},
+          {ValueId(static_cast<size_t>(clip))}};
+}
+
+TEST(LaunchSizes, LikeCallsBesideEachOther) {
+  const auto fp32 = CallOf(kListed, DType::kFloat32, 1);
+  const auto bf16 = CallOf(kListed, DType::kBFloat16, 1);
+  const auto clipped = CallOf(kListed, DType::kFloat32, 2);
+  const auto alone = CallOf(kAlone, DType::kFloat32, 1);
+  const auto sizes = [](const std::vector<ListedCall>& calls) {
+    return LaunchSizes(calls);
+  };
+  EXPECT_EQ(sizes({fp32, fp32, fp32}), std::vector<int>{3});
+  EXPECT_EQ(sizes({fp32, fp32, bf16, fp32}), (std::vector<int>{2, 1, 1}));
+  EXPECT_EQ(sizes({fp32, clipped, clipped}), (std::vector<int>{1, 2}));
+  EXPECT_EQ(sizes({alone, alone}), (std::vector<int>{1, 1}));
+  EXPECT_EQ(sizes({}), std::vector<int>{});
+}
+
+// ---- Graphs
+
+TEST(IsCapturable, WorkOfTheDeviceAlone) {
+  std::vector<Value> values(3);
+  values[1].tier = MemoryTier::kHost;
+  values[2].tier = MemoryTier::kFile;
+  const auto is = [&](TaskKind kind, size_t from, size_t to) {
+    Task task;
+    task.kind = kind;
+    task.reads = {ValueId(from)};
+    task.writes = {ValueId(to)};
+    return IsCapturable(task, values);
+  };
+  EXPECT_TRUE(is(TaskKind::kCompute, 0, 0));
+  EXPECT_FALSE(is(TaskKind::kCompute, 1, 1));
+  EXPECT_TRUE(is(TaskKind::kLoad, 0, 0));
+  EXPECT_TRUE(is(TaskKind::kSlice, 0, 0));
+  EXPECT_TRUE(is(TaskKind::kCopy, 0, 1));
+  EXPECT_TRUE(is(TaskKind::kCopy, 1, 0));
+  EXPECT_FALSE(is(TaskKind::kCopy, 1, 2));
+  EXPECT_FALSE(is(TaskKind::kCopy, 2, 1));
+  for (const TaskKind kind :
+       {TaskKind::kComm, TaskKind::kSend, TaskKind::kRecv}) {
+    EXPECT_FALSE(is(kind, 0, 0));
+  }
+}
+
+// A file (0), computation (1, 2, 4) beside a copy (3), a collective (5) of what
+// 2 made, and computation behind it (6, 7), which waits for it.
+TEST(PartsOf, GraphsBetweenWhatIsNotCaptured) {
+  const std::vector<EnqueuedJob> jobs = {{0, {}},  {0, {0}}, {0, {1}},
+                                         {1, {1}}, {0, {3}}, {2, {2}},
+                                         {0, {4}}, {0, {5}}};
+  const StepParts step =
+      PartsOf(jobs, {false, true, true, true, true, false, true, true});
+  ASSERT_EQ(step.parts.size(), 4u);
+  const auto is = [&](size_t p, int begin, int end, bool captured, int stream,
+                      const std::vector<int>& waits) {
+    const StepPart& part = step.parts[p];
+    return part.begin == begin && part.end == end &&
+           part.captured == captured && part.stream == stream &&
+           part.waits == waits;
+  };
+  EXPECT_TRUE(is(0, 0, 1, false, 0, {}));
+  EXPECT_TRUE(is(1, 1, 5, true, 0, {}));  // in the stream of 0
+  EXPECT_TRUE(is(2, 5, 6, false, 2, {1}));
+  EXPECT_TRUE(is(3, 6, 8, true, 0, {2}));
+  EXPECT_EQ(step.waits_inside[3], std::vector<int>{1});
+  EXPECT_EQ(step.waits_inside[4], std::vector<int>{3});
+  EXPECT_TRUE(step.waits_inside[7].empty());
+}
+
+// The copy (1) is in a graph of another stream's: the next one (3) of its own
+// stream follows the graph, since it would have followed the copy.
+TEST(PartsOf, AStreamFollowsItsJobsInGraphs) {
+  const StepParts step =
+      PartsOf({{0, {}}, {1, {}}, {2, {}}, {1, {}}}, {true, true, false, false});
+  ASSERT_EQ(step.parts.size(), 3u);
+  EXPECT_TRUE(step.parts[1].waits.empty());
+  EXPECT_EQ(step.parts[2].waits, std::vector<int>{0});
+}
+
+TEST(PartsOf, OneJobIsNoGraph) {
+  const StepParts step = PartsOf({{0, {}}, {0, {0}}}, {true, false});
+  EXPECT_EQ(step.parts.size(), 2u);
+  EXPECT_FALSE(step.parts[0].captured);
+}
+
+// Whatever is ordered job by job is in parts; and where nothing is captured
+// each job waits as by WaitsOf.
+TEST(PartsOf, KeepsEveryOrder) {
+  Rng rng(3);
+  for (int round = 0; round < 200; ++round) {
+    const auto jobs = RandomJobs(rng, 40, 1 + round % 5);
+    const auto before = Closure(jobs, WaitsOf(jobs));
+    std::vector<bool> capturable(jobs.size());
+    for (size_t i = 0; i < jobs.size(); ++i) capturable[i] = rng.Below(4) > 0;
+    if (round % 10 == 0) capturable.assign(jobs.size(), false);
+    const StepParts step = PartsOf(jobs, capturable);
+    std::vector<EnqueuedJob> parts;
+    std::vector<std::vector<int>> waits;
+    std::vector<size_t> part_of;
+    for (const StepPart& part : step.parts) {
+      parts.push_back({part.stream, {}});
+      waits.push_back(part.waits);
+      for (int j = part.begin; j < part.end; ++j) {
+        part_of.push_back(parts.size() - 1);
+        EXPECT_EQ(part.captured, part.end - part.begin > 1);
+        EXPECT_TRUE(!part.captured || capturable[static_cast<size_t>(j)]);
+      }
+    }
+    ASSERT_EQ(part_of.size(), jobs.size());
+    const auto outside = Closure(parts, waits);
+    const auto inside = Closure(jobs, step.waits_inside);
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) {
+        if (!before[i][j]) continue;
+        EXPECT_TRUE(part_of[i] == part_of[j] ? inside[i][j]
+                                             : outside[part_of[i]][part_of[j]])
+            << "job " << i << " is not behind " << j;
+      }
+    }
+    if (round % 10 != 0) continue;
+    const auto plain = WaitsOf(jobs);
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      EXPECT_EQ(step.parts[i].waits, plain[i]);
+    }
+  }
+}
+
+// ---- Places
+
 // a: jobs 0-1, b: jobs 1-2, c: job 3 takes the room of a, the smaller of the
 // gaps that a (100 -> 128 bytes) and b (200 -> 256) leave.
 TEST(PlaceBuffers, BestFit) {

@@ -10,8 +10,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr std::string_view kAccepted[] = {
-    "--model", "--json", "--seed", "--profile", "--dtype", "--lr", "-o"};
+constexpr std::string_view kAccepted[] = {"--model",   "--json",  "--seed",
+                                          "--profile", "--dtype", "--lr",
+                                          "-o",        "--check"};
 
 Result<Options> Parse(const std::vector<std::string>& arguments) {
   return ParseFlags(kAccepted, 1, arguments);
@@ -38,6 +39,22 @@ TEST(ParseFlagsTest, TakesSwitchesWordsAndRepeatedFlags) {
   EXPECT_TRUE(options->json);
   EXPECT_THAT(options->positional, ElementsAre("schedules"));
   EXPECT_THAT(options->profiles, ElementsAre("a", "b"));
+}
+
+TEST(ParseFlagsTest, ANumberMayBeLeftOut) {
+  for (const auto& [arguments, steps] :
+       std::vector<std::pair<std::vector<std::string>, int64_t>>{
+           {{}, 0},
+           {{"--check"}, 3},
+           {{"--check", "--json"}, 3},
+           {{"--check", "7", "--json"}, 7},
+           {{"--check=7"}, 7}}) {
+    const auto options = Parse(arguments);
+    ASSERT_TRUE(options) << options.error().ToString();
+    EXPECT_EQ(options->check, steps);
+  }
+  EXPECT_THAT(ErrorOf({"--check", "0"}), HasSubstr("--check: '0' is not"));
+  EXPECT_THAT(ErrorOf({"--check", "few"}), HasSubstr("whole number"));
 }
 
 TEST(ParseFlagsTest, NamesWhatIsWrong) {

@@ -1,9 +1,12 @@
 #include "tools/run_report.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 namespace tessera {
 namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr int64_t kMs = 1'000'000'000;  // picoseconds
 
@@ -85,6 +88,23 @@ TEST(PredictedBreakdownTest, IsTheMeanOverGroupsByTheirRanks) {
   const Breakdown mean = PredictedBreakdown(tasks, timeline);
   EXPECT_EQ(mean.compute.picoseconds, 3 * kMs);
   EXPECT_EQ(mean.idle.picoseconds, 3 * kMs);
+}
+
+TEST(RunReportTest, SaysWhatGraphsHold) {
+  TrainingResult result;
+  RunReport report;
+  report.result = &result;
+  EXPECT_THAT(RunText(report), Not(HasSubstr("graphs")));
+  result.graphs = {.graphs = 2,
+                   .tasks = 300,
+                   .captured = 295,
+                   .left = {{"collectives", 1}, {"messages", 4}}};
+  EXPECT_THAT(RunText(report),
+              HasSubstr("\ngraphs 2, of 295 of 300 tasks; not captured: 1 "
+                        "collectives, 4 messages\n"));
+  EXPECT_THAT(
+      RunJson(report).OneLine(),
+      HasSubstr(R"("not_captured": {"collectives": 1, "messages": 4})"));
 }
 
 }  // namespace

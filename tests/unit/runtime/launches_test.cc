@@ -1,0 +1,189 @@
+// How many launches a step needs, by the executor's own calls: counted on a
+// device that does nothing.
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "planner/base/table.h"
+#include "planner/io/importer.h"
+#include "planner/lower/lower.h"
+#include "planner/plan/strategy.h"
+#include "planner/topology/topologies.h"
+#include "runtime/comm/thread_world.h"
+#include "runtime/executor.h"
+#include "tests/support/paths.h"
+
+namespace tessera {
+namespace {
+
+// Memory that is not there: addresses count up. Kernels are the CPU's by name;
+// those of the optimizer take lists, as CUDA's do.
+class CountingDevice : public QueueDevice {
+ public:
+  explicit CountingDevice(bool lists) {
+    for (const Kernel& kernel : CpuKernels()) {
+      kernels_.push_back(kernel);
+      const bool listed = kernel.name == "adamw" || kernel.name == "cast" ||
+                          kernel.name == "square_sum";
+      if (lists && listed) {
+        kernels_.back().run_list = [](std::span<const KernelCall>) {};
+      }
+    }
+  }
+
+  std::string_view name() const override { return "counting"; }
+  Result<void*> Allocate(Bytes size, MemoryCategory) override {
+    next_ += (size.value + 255) / 256 * 256;
+    return reinterpret_cast<void*>(next_);
+  }
+  void Free(void*) override {}
+  void Zero(void*, Bytes) override {}
+  void Copy(void*, const void*, const StridedCopy&) override {}
+  void Write(void*, const void*, Bytes) override {}
+  void Read(void*, const void*, Bytes) override {}
+  Result<const Kernel*> FindKernel(std::string_view kernel) const override {
+    return Find("kernel", std::span<const Kernel>(kernels_), kernel);
+  }
+  void Launch(const Kernel& kernel, const KernelCall&) override {
+    ++launches_[std::string(kernel.name)];
+  }
+  void LaunchList(const Kernel& kernel, std::span<const KernelCall>) override {
+    ++launches_[std::string(kernel.name)];
+  }
+  Result<int> MakeQueue(StreamRole) override { return ++queues_; }
+  void UseQueue(int) override {}
+  void Mark(int) override {}
+  void Await(int) override {}
+  Result<Duration> Between(int, int) override { return Duration{}; }
+  void EnqueueWrite(void*, const void*, Bytes) override {}
+  void EnqueueRead(void*, const void*, Bytes) override {}
+  Result<void> Pin(void*, Bytes) override { return {}; }
+  void Unpin(void*) override {}
+  void EnqueueOnHost(std::function<Result<void>()>) override {}
+  Result<void> BeginCapture() override { return {}; }
+  Result<int> EndCapture() override { return 0; }
+  void Replay(int) override { ++launches_["graph"]; }
+  void BeginRange(const std::string& name) override { ranges_.push_back(name); }
+  void EndRange() override {}
+  Result<std::shared_ptr<QueueEvent>> RecordEvent() override {
+    return std::shared_ptr<QueueEvent>();
+  }
+  void AwaitEvent(const std::shared_ptr<QueueEvent>&) override {}
+  void Sum(std::span<const std::byte* const>, std::byte*, int64_t,
+           DType) override {}
+  Result<void> Synchronize() override { return {}; }
+
+  // Since it was called last, by kernel; and the names of ranges.
+  std::map<std::string, int> TakeLaunches() {
+    return std::exchange(launches_, {});
+  }
+  std::vector<std::string> TakeRanges() { return std::exchange(ranges_, {}); }
+
+ private:
+  std::vector<Kernel> kernels_;
+  uintptr_t next_ = 256;
+  int queues_ = 0;
+  std::map<std::string, int> launches_;
+  std::vector<std::string> ranges_;
+};
+
+int Total(const std::map<std::string, int>& launches) {
+  int sum = 0;
+  for (const auto& [kernel, count] : launches) sum += count;
+  return sum;
+}
+
+// GPT-2 of 124M parameters, 16 rows of 1024 tokens in bf16 with fp32 masters,
+// AdamW and clipping. 12 blocks of 16 weights (queries, keys and values are
+// three products), the two tables, and the last norm's two.
+class Gpt2Step : public ::testing::Test {
+ protected:
+  static constexpr int kWeights = 12 * 16 + 2 + 2;
+  static constexpr int kBlocks = 12 + 2;  // with weights
+
+  Gpt2Step() {
+    ImportOptions import;
+    import.global_batch = 16;
+    import.seq_len = 1024;
+    import.dtype = DType::kBFloat16;
+    graph_ =
+        Differentiate(
+            ImportModel(ExamplePath("models/gpt2/config.json"), import).value())
+            .value();
+    const Cluster cluster = MakeCluster("dgx-h100:1x1").value();
+    options_.clip = 1;
+    const Plan plan =
+        PlanFromStrategy(graph_, cluster, ParseStrategy("mbs=16").value())
+            .value();
+    tasks_ = Lower(graph_, cluster, plan, options_);
+  }
+
+  std::unique_ptr<RankExecutor> Executor(CountingDevice& device) {
+    return RankExecutor::Create(tasks_, graph_, options_, 0, *worlds_[0],
+                                device,
+                                [](const Tensor&, const LocalTensor&, int64_t) {
+                                  return Result<void>();
+                                })
+        .value();
+  }
+
+  Graph graph_;
+  TrainingOptions options_;
+  TaskGraph tasks_;
+  std::vector<std::unique_ptr<CommWorld>> worlds_ = MakeThreadWorlds(1);
+};
+
+TEST_F(Gpt2Step, UpdatesOfABlockAreOneLaunch) {
+  CountingDevice singly(false);
+  CountingDevice in_lists(true);
+  ASSERT_TRUE(Executor(singly)->Run(tasks_).has_value());
+  ASSERT_TRUE(Executor(in_lists)->Run(tasks_).has_value());
+  auto before = singly.TakeLaunches();
+  auto after = in_lists.TakeLaunches();
+  for (const char* kernel : {"adamw", "cast", "square_sum"}) {
+    EXPECT_EQ(before[kernel], kWeights) << kernel;
+    EXPECT_EQ(after[kernel], kBlocks) << kernel;
+  }
+  EXPECT_EQ(Total(before) - Total(after), 3 * (kWeights - kBlocks));
+  RecordProperty("launches_singly", Total(before));
+  RecordProperty("launches_in_lists", Total(after));
+}
+
+// All of the step is one graph.
+TEST_F(Gpt2Step, AReplayIsOneLaunch) {
+  CountingDevice device(true);
+  const auto executor = Executor(device);
+  ASSERT_TRUE(executor->UseGraphs().has_value());
+  ASSERT_TRUE(executor->Run(tasks_).has_value());  // task by task
+  const auto launches = device.TakeLaunches();
+  EXPECT_FALSE(launches.contains("graph"));
+  ASSERT_TRUE(executor->Run(tasks_).has_value());  // captured
+  EXPECT_EQ(Total(device.TakeLaunches()), Total(launches) + 1);
+  ASSERT_TRUE(executor->Run(tasks_).has_value());
+  EXPECT_EQ(device.TakeLaunches(), (std::map<std::string, int>{{"graph", 1}}));
+}
+
+// A profile shows the names of all tasks.
+TEST_F(Gpt2Step, RangesNameTasks) {
+  CountingDevice device(true);
+  const auto executor = Executor(device);
+  ASSERT_TRUE(executor->UseGraphs().has_value());
+  ASSERT_TRUE(executor->Run(tasks_).has_value());
+  std::vector<std::string> names;
+  for (size_t t = 0; t < tasks_.tasks.size(); ++t) {
+    names.push_back(NameOf(tasks_, graph_, TaskId(t)));
+  }
+  EXPECT_EQ(device.TakeRanges(), names);
+  ASSERT_TRUE(executor->Run(tasks_).has_value());
+  (void)device.TakeRanges();
+  ASSERT_TRUE(executor->Run(tasks_).has_value());
+  const auto ranges = device.TakeRanges();
+  EXPECT_EQ(ranges, std::vector<std::string>{"graph from '" + names.front() +
+                                             "' to '" + names.back() + "'"});
+}
+
+}  // namespace
+}  // namespace tessera
