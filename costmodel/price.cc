@@ -621,8 +621,10 @@ double Pricer::TierSeconds(const TaskView& view, CostSource& source) const {
     return static_cast<double>(bytes.value) / bandwidth;
   };
   if (task.kind == TaskKind::kCompute) {
-    // The optimizer's results are read, too.
-    const Bytes again = task.kernel == "cast" ? Bytes{} : written;
+    // The optimizer's results and sums that are added to are read, too.
+    const bool anew =
+        task.kernel == "cast" || (task.kernel == "sum" && !task.accumulate);
+    const Bytes again = anew ? Bytes{} : written;
     return seconds(read + written + again,
                    host.memory_bandwidth.value / devices_per_host_);
   }

@@ -526,7 +526,8 @@ Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
   const int here = position(task.group);
   const DeviceGroup& group = tasks_.group(task.group);
   TESSERA_TRY(Call call,
-              MakeCall(device_, task.kernel, task.reads, task.writes));
+              MakeCall(OnHost(task, tasks_.values) ? *host_ : device_,
+                       task.kernel, task.reads, task.writes));
   for (size_t i = 0; i < task.masks.size(); ++i) {
     if (group.Coordinate(here, task.masks[i]) == 0) continue;
     call.reads[i] = ValueId();
@@ -1068,8 +1069,14 @@ Result<void> RankExecutor::RunStaged(Work& work) {
 Result<void> RankExecutor::RunTask(Work& work, void* staged) {
   const Task& task = tasks_.task(work.task);
   for (ValueId value : work.zeroes) {
-    TESSERA_CHECK(tasks_.value(value).tier == MemoryTier::kDevice);
-    device_.Zero(data(value), BytesOf(value));
+    if (tasks_.value(value).tier == MemoryTier::kDevice) {
+      device_.Zero(data(value), BytesOf(value));
+      continue;
+    }
+    TESSERA_RETURN_IF_ERROR(RunOnHost([this, value]() -> Result<void> {
+      host_->Zero(data(value), BytesOf(value));
+      return {};
+    }));
   }
   switch (task.kind) {
     case TaskKind::kLoad:

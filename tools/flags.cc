@@ -235,8 +235,9 @@ std::span<const Flag> Flags() {
       {"--strategy", "TEXT",
        "uniform plan, such as \"dp=2,tp=8,pp=4,mbs=2,zero=1,sp=1\" (also "
        "zero-group=N|node, bucket=SIZE, prefetch=N, tiles=N, "
-       "offload=optimizer:host,parameters:file,activations:host in any choice "
-       "of these (file:DIR says where the files lie), dp-kind=ddp|rooted, "
+       "offload=optimizer:host,parameters:file,gradients:host,activations:host "
+       "in any choice of these, gradients with the optimizer (file:DIR says "
+       "where the files lie), dp-kind=ddp|rooted, "
        "ep=N, etp=N, "
        "cp-kind=gather|ring|ulysses, "
        "cp-balance=none|zigzag, recompute=none|selective|full[:LAYERS]); dp is "

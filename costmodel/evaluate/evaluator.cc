@@ -79,6 +79,7 @@ IntKey KeyOf(const Strategy& s) {
        {int64_t{s.zigzag}, static_cast<int64_t>(s.dp_kind),
         static_cast<int64_t>(s.parameter_tier),
         static_cast<int64_t>(s.optimizer_tier),
+        static_cast<int64_t>(s.gradient_tier),
         static_cast<int64_t>(s.activation_tier), int64_t{s.sp},
         int64_t{s.split_branches}, static_cast<int64_t>(s.recompute)}) {
     small = small << 4 | value;

@@ -634,6 +634,7 @@ std::optional<std::string> FlagTextOf(const Strategy& strategy) {
   for (const auto& [name, tier] :
        {std::pair{"optimizer:", strategy.optimizer_tier},
         {"parameters:", strategy.parameter_tier},
+        {"gradients:", strategy.gradient_tier},
         {"activations:", strategy.activation_tier}}) {
     if (tier == MemoryTier::kDevice) continue;
     offload += (offload.empty() ? "" : ",") + std::string(name) +

@@ -112,6 +112,7 @@ void AddWeights(const Graph& graph, const Plan& plan, proto::Plan& out) {
     }
     entry.set_parameter_tier(ToProto(placement.parameter_tier));
     entry.set_optimizer_tier(ToProto(placement.optimizer_tier));
+    entry.set_gradient_tier(ToProto(placement.gradient_tier));
     EntryFor(*out.mutable_weights(), known, entry)
         ->add_weights(graph.tensor(weights[w]).name);
   }
@@ -356,6 +357,9 @@ class Reader {
         TESSERA_TRY(plan_.weights[w].optimizer_tier,
                     FromProto(row.optimizer_tier(),
                               At("weights", r, "optimizer_tier")));
+        TESSERA_TRY(
+            plan_.weights[w].gradient_tier,
+            FromProto(row.gradient_tier(), At("weights", r, "gradient_tier")));
       }
     }
     for (size_t w = 0; w < weights.size(); ++w) {

@@ -248,6 +248,13 @@ Value SquareSumValue(const LoweringContext& context) {
   return v;
 }
 
+Value HostSquareSumValue(const LoweringContext& context, GroupId group) {
+  Value v = Scalar(context, "square sum", group);
+  v.layout.partial = context.plan().groups[group.index()].all_axes();
+  v.tier = MemoryTier::kHost;
+  return v;
+}
+
 BlockProgram LowerBlock(const LoweringContext& context, int block,
                         ProgramKind kind) {
   return ProgramBuilder(context, block, kind).Build();

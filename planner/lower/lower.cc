@@ -243,6 +243,7 @@ class StepLowering {
     ReduceLoss();
     BeginNorm();
     PlaceAll(ProgramKind::kNorm, false);
+    AddHostSquareSums();
     ReduceNorm();
     PlaceAll(ProgramKind::kUpdate, false);
     return std::move(tasks_);
@@ -331,6 +332,40 @@ class StepLowering {
     task.group = tasks_.world;
     task.writes = {assembler_.Bind(port, -1, SquareSumValue(context_))};
     assembler_.AddTask(std::move(task));
+  }
+
+  // What a group's ranks have summed on their hosts joins their own sums.
+  void AddHostSquareSums() {
+    const bool streams = context_.concurrent_streams();
+    const ValueId all =
+        assembler_.Bound({Port::kSquareSum, TensorId(), 0}, tasks_.world, -1);
+    for (size_t g = 0; g < context_.plan().groups.size(); ++g) {
+      const ValueId sum =
+          assembler_.Bound({Port::kSquareSum, TensorId(), 1}, GroupId(g), -1);
+      if (!sum.valid()) continue;
+      Value copied = tasks_.value(sum);
+      copied.tier = MemoryTier::kDevice;
+      copied.persistent = false;
+      const ValueId on_device = assembler_.AddValue(std::move(copied));
+      Task copy;
+      copy.kind = TaskKind::kCopy;
+      copy.stream = streams ? StreamRole::kCopyIn : StreamRole::kCompute;
+      copy.pass = Pass::kBackward;
+      copy.optimizer = true;
+      copy.group = GroupId(g);
+      copy.reads = {sum};
+      copy.writes = {on_device};
+      assembler_.AddTask(std::move(copy));
+      Task add;
+      add.kernel = "sum";
+      add.accumulate = true;
+      add.pass = Pass::kBackward;
+      add.optimizer = true;
+      add.group = GroupId(g);
+      add.reads = {on_device};
+      add.writes = {all};
+      assembler_.AddTask(std::move(add));
+    }
   }
 
   void ReduceNorm() {

@@ -232,6 +232,10 @@ class LoweringContext {
     return ZeroStage(weight) >= 3 ||
            weight_placement(weight).parameter_tier != MemoryTier::kDevice;
   }
+  // Whether the weight's gradient waits on the host for its step.
+  bool HasHostGradient(TensorId weight) const {
+    return weight_placement(weight).gradient_tier == MemoryTier::kHost;
+  }
   // Whether the host's state has a parameter of its own: it is not stored as
   // the state is, beside it.
   bool HasHostMaster(TensorId weight) const;
@@ -381,16 +385,18 @@ struct Port {
     kFirstMoment,   // or the rows of a factored second one
     kSecondMoment,  // or its columns
     kMeanMoment,    // of all elements of a factored one
-    kSquareSum,     // of the rank's gradients; lives on the world group
+    kSquareSum,     // of the rank's gradients; lives on the world group, and
+                    // of those on the host (index 1) on theirs
     kClip,          // the clip coefficient on a group
     kLossScale,     // the state of fp16's loss scaling on a group
   };
   Kind kind = kTensor;
   TensorId tensor;  // invalid from kSquareSum on
   // kTensor and kOffloaded: 1 as it was produced; kAccumulator: which of
-  // Replica::gradients; kGathered: the action; of all others 1 for what the
-  // host's step has in its memory for a while: the reduced gradient, the state
-  // that lives in files, and the parameter where it is part of that.
+  // Replica::gradients; kGathered: the action; kSquareSum: 1 on the host; of
+  // all others 1 for what the host's step has in its memory for a while: the
+  // gradient that waits on the device, the state that lives in files, and the
+  // parameter where it is part of that.
   int index = 0;
   int tile = 0;  // of the weight
   auto operator<=>(const Port&) const = default;
@@ -428,6 +434,8 @@ BlockProgram LowerBlock(const LoweringContext& context, int block,
 
 // The sum of squares of the gradients, one on each device.
 Value SquareSumValue(const LoweringContext& context);
+// That of a group's gradients on the host, one for each rank.
+Value HostSquareSumValue(const LoweringContext& context, GroupId group);
 
 // The whole step. REQUIRES: Validate(graph, cluster, plan) is empty.
 TaskGraph Lower(const Graph& graph, const Cluster& cluster, const Plan& plan,

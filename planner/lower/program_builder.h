@@ -270,11 +270,10 @@ class ProgramBuilder {
     int64_t bytes = 0;  // of the largest rank's gradients
   };
 
-  // A gradient of this block's is complete: of the microbatch where it is
-  // stored cut (then every microbatch's is reduced and the shards are summed),
-  // else of the step. Of a weight tied within this chunk it is complete in its
-  // home block, the first of its blocks, whose backward runs last. Weights
-  // tied across chunks or groups wait for the other terms (kTie).
+  // A gradient of this block's is complete: of the microbatch where each one's
+  // is reduced, else of the step. Of a weight tied within this chunk it is
+  // complete in its home block, the first of its blocks, whose backward runs
+  // last. Weights tied across chunks or groups wait for the other terms (kTie).
   void Complete(TensorId weight);
 
   void AddToBucket(const WeightPiece& piece);
@@ -287,7 +286,8 @@ class ProgramBuilder {
 
   bool StepsOnHost(TensorId weight) const;
 
-  // Copies the step's reduced gradients to the host that makes their step.
+  // Copies the step's reduced gradients to the host that makes their step, of
+  // those that wait on the device.
   void CopyOutGradients(
       const std::vector<std::pair<WeightPiece, ValueId>>& complete);
 
@@ -296,12 +296,17 @@ class ProgramBuilder {
   // not.
   void CopyOutShards(bool with_backward);
 
-  // Whether a weight's gradient is stored cut (ZeRO stages 2 and 3).
-  bool CutsGradient(TensorId weight) const;
+  // Whether every microbatch's gradient of a weight is reduced, and these are
+  // added: where it is stored cut (ZeRO stages 2 and 3) or waits on the host.
+  bool ReducesEach(TensorId weight) const;
 
   // Adds a microbatch's reduced shard to the step's, on the stream that made
   // it: compute does not wait for the reduction.
   void AddShard(const WeightPiece& piece, ValueId shard);
+
+  // Copies a microbatch's reduced gradients to the host and adds them there to
+  // the step's.
+  void AddOnHost(const std::vector<std::pair<WeightPiece, ValueId>>& reduced);
 
   // The accumulators of a weight here, and what kTie received for it, with
   // terms of equal layout added.
@@ -317,11 +322,12 @@ class ProgramBuilder {
 
   // ---- the end of the step
 
-  // The step's gradient as the optimizer reads it. One that is stored cut is a
-  // sum over the microbatches.
+  // The step's gradient as the optimizer reads it. Where each microbatch's is
+  // reduced it is their sum.
   ValueId Reduced(const WeightPiece& piece);
 
   ValueId SquareSum();
+  ValueId HostSquareSum();
 
   ValueId Clip();
 
@@ -336,7 +342,8 @@ class ProgramBuilder {
   // Each group begins with a sum, of nothing if need be.
   void EmitNorm();
 
-  void EmitSquareSum(const std::vector<WeightPiece>& pieces);
+  // Of gradients that are all on the device, or all on the host.
+  void EmitSquareSum(const std::vector<WeightPiece>& pieces, ValueId sum);
 
   ValueId State(Port::Kind kind, const WeightPiece& piece,
                 std::string_view what, const Layout& layout);
@@ -419,12 +426,17 @@ class ProgramBuilder {
   // and the moments, as they are stored.
   std::vector<std::pair<Port, ValueId>> HostState(const WeightPiece& piece);
 
-  // Reads what the host's step of a block's weights here updates in files.
-  void ReadState(int block);
+  // What of a block's weights here the host steps together: all, but each tile
+  // with state in files by itself.
+  std::vector<std::vector<WeightPiece>> HostSteps(int block) const;
 
-  // State in files is read while the block before steps, and written behind the
-  // step.
-  void UpdateOnHost(const std::vector<WeightPiece>& pieces);
+  // Reads what the host's step of some pieces updates in files.
+  void ReadState(const std::vector<WeightPiece>& pieces);
+
+  // State in files is read during the step before, and written behind the step.
+  void UpdateOnHost();
+
+  void StepOnHost(const std::vector<WeightPiece>& pieces);
 
   // Masters are cast to the parameter's type and copied to where it is stored;
   // shards of one that is not cut meet on the device.
@@ -467,8 +479,9 @@ class ProgramBuilder {
   ValueId next_tile_;                     // fetched ahead of its use
   std::map<WeightPiece, ValueId> device_parameters_;  // copies of stored ones
   std::vector<BoundValue> leaving_;                   // to be copied out
-  std::map<WeightPiece, std::vector<ValueId>> new_gradients_;  // to be cut
-  std::vector<Bucket> buckets_;                                // being filled
+  // Of the microbatch, where each one's are reduced.
+  std::map<WeightPiece, std::vector<ValueId>> new_gradients_;
+  std::vector<Bucket> buckets_;  // being filled
 };
 
 }  // namespace tessera

@@ -106,7 +106,7 @@ std::vector<ValueId> ProgramBuilder::Reduce(
 }
 
 void ProgramBuilder::Complete(TensorId weight) {
-  if (CutsGradient(weight)) {
+  if (ReducesEach(weight)) {
     // Tiles are reduced one by one as they are made.
     if (context_.tiles(weight) > 1) return;
   } else {
@@ -150,8 +150,8 @@ void ProgramBuilder::AddToBucket(const WeightPiece& piece) {
 }
 
 std::vector<ValueId> ProgramBuilder::CompleteTerms(const WeightPiece& piece) {
-  return CutsGradient(piece.weight) ? new_gradients_.at(piece)
-                                    : GradientTerms(piece);
+  return ReducesEach(piece.weight) ? new_gradients_.at(piece)
+                                   : GradientTerms(piece);
 }
 
 void ProgramBuilder::ReduceBucket(const Bucket& bucket) {
@@ -162,9 +162,12 @@ void ProgramBuilder::ReduceBucket(const Bucket& bucket) {
   }
   const std::vector<ValueId> reduced = Reduce(bucket.weights, terms);
   std::vector<std::pair<WeightPiece, ValueId>> complete;
+  std::vector<std::pair<WeightPiece, ValueId>> leaving;
   for (size_t w = 0; w < reduced.size(); ++w) {
     const WeightPiece& piece = bucket.weights[w];
-    if (CutsGradient(piece.weight)) {
+    if (context_.HasHostGradient(piece.weight)) {
+      leaving.emplace_back(piece, reduced[w]);
+    } else if (ReducesEach(piece.weight)) {
       AddShard(piece, reduced[w]);
     } else {
       program_.exports.push_back({PortOf(Port::kReduced, piece), reduced[w]});
@@ -172,10 +175,11 @@ void ProgramBuilder::ReduceBucket(const Bucket& bucket) {
     }
   }
   CopyOutGradients(complete);
+  AddOnHost(leaving);
 }
 
-bool ProgramBuilder::CutsGradient(TensorId weight) const {
-  return context_.ZeroStage(weight) >= 2;
+bool ProgramBuilder::ReducesEach(TensorId weight) const {
+  return context_.ZeroStage(weight) >= 2 || context_.HasHostGradient(weight);
 }
 
 void ProgramBuilder::AddShard(const WeightPiece& piece, ValueId shard) {
@@ -252,7 +256,7 @@ void ProgramBuilder::EmitTie() {
   }
   std::vector<TensorId> tied;
   for (TensorId weight : context_.home_weights(block_)) {
-    if (context_.CompleteWithBackward(weight) || CutsGradient(weight)) {
+    if (context_.CompleteWithBackward(weight) || ReducesEach(weight)) {
       continue;
     }
     const auto& replicas = context_.replicas(weight);

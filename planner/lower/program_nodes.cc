@@ -70,7 +70,7 @@ void ProgramBuilder::EmitNodes() {
   if (kind_ == ProgramKind::kBackwardWeightReduce) {
     // Those that came with the gradients of activations alone.
     for (TensorId weight : context_.home_weights(block_)) {
-      if (completes.contains(weight) || CutsGradient(weight)) continue;
+      if (completes.contains(weight) || ReducesEach(weight)) continue;
       here_ = HomeGroup(weight);
       Complete(weight);
     }
@@ -118,13 +118,13 @@ void ProgramBuilder::EmitNode(NodeId id, const Node& node) {
   }
   std::vector<ValueId> writes;
   bool accumulate = false;
-  // A kernel adds to all its results or to none: with one gradient cut, all
-  // of a node's are written anew and added afterwards.
-  bool cuts = false;
+  // A kernel adds to all its results or to none: with one gradient that is
+  // reduced each time, all of a node's are written anew and added afterwards.
+  bool anew = false;
   for (TensorId result : node.results) {
     const Tensor& tensor = graph_.tensor(result);
-    cuts = cuts || (tensor.kind == TensorKind::kWeightGradient &&
-                    CutsGradient(tensor.gradient_of));
+    anew = anew || (tensor.kind == TensorKind::kWeightGradient &&
+                    ReducesEach(tensor.gradient_of));
   }
   std::vector<std::pair<ValueId, ValueId>> add_later;  // from, accumulator
   for (size_t k = 0; k < node.results.size(); ++k) {
@@ -133,14 +133,14 @@ void ProgramBuilder::EmitNode(NodeId id, const Node& node) {
     if (tensor.kind == TensorKind::kWeightGradient) {
       const WeightPiece weight = {tensor.gradient_of};
       const int index = AccumulatorIndex(result);
-      if (!cuts) {
+      if (!anew) {
         writes.push_back(Accumulator(weight, index));
         accumulate = true;
         continue;
       }
       writes.push_back(
           AddValue(GradientValue(weight, context_.produced(result))));
-      if (CutsGradient(weight.weight)) {
+      if (ReducesEach(weight.weight)) {
         new_gradients_[weight].push_back(writes.back());
       } else {
         add_later.push_back({writes.back(), Accumulator(weight, index)});
@@ -241,7 +241,7 @@ void ProgramBuilder::EmitTiles(NodeId id, const Node& node,
     ValueId written;
     if (is_gradient) {
       const WeightPiece piece = {graph_.tensor(result).gradient_of, tile};
-      written = CutsGradient(piece.weight)
+      written = ReducesEach(piece.weight)
                     ? AddValue(GradientValue(piece, context_.produced(result)))
                     : Accumulator(piece, AccumulatorIndex(result));
     } else if (result_dim >= 0) {
@@ -258,7 +258,7 @@ void ProgramBuilder::EmitTiles(NodeId id, const Node& node,
     task.masks = Masks(node, placement);
     if (is_gradient) {
       const WeightPiece piece = {graph_.tensor(result).gradient_of, tile};
-      if (!CutsGradient(piece.weight)) continue;
+      if (!ReducesEach(piece.weight)) continue;
       new_gradients_[piece].push_back(written);
       ReduceBucket({here_, {}, {piece}, 0});
     } else if (result_dim >= 0) {

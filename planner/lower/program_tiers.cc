@@ -134,10 +134,28 @@ void ProgramBuilder::CopyOutGradients(
   EmitCopies(from, to);
 }
 
+void ProgramBuilder::AddOnHost(
+    const std::vector<std::pair<WeightPiece, ValueId>>& reduced) {
+  std::vector<ValueId> from;
+  std::vector<ValueId> to;
+  for (const auto& [piece, id] : reduced) {
+    from.push_back(id);
+    to.push_back(OnTier(id, MemoryTier::kHost, MemoryCategory::kGradient));
+  }
+  EmitCopies(from, to);
+  for (size_t i = 0; i < reduced.size(); ++i) {
+    const ValueId sum = Reduced(reduced[i].first);
+    Task& task = AddTask(TaskKind::kCompute, {to[i]}, {sum});
+    task.kernel = "sum";
+    task.accumulate = true;
+    task.stream = Stream(StreamRole::kHost);
+  }
+}
+
 void ProgramBuilder::CopyOutShards(bool with_backward) {
   std::vector<TensorId> cut = context_.home_weights(block_);
   std::erase_if(cut, [&](TensorId weight) {
-    return !CutsGradient(weight) ||
+    return !ReducesEach(weight) || context_.HasHostGradient(weight) ||
            context_.CompleteWithBackward(weight) != with_backward;
   });
   AtHome(PiecesOf(cut), [&](const std::vector<WeightPiece>& pieces) {
@@ -191,14 +209,33 @@ std::vector<std::pair<Port, ValueId>> ProgramBuilder::HostState(
   return state;
 }
 
-void ProgramBuilder::ReadState(int block) {
-  std::vector<ValueId> from;
-  std::vector<ValueId> to;
+std::vector<std::vector<WeightPiece>> ProgramBuilder::HostSteps(
+    int block) const {
+  std::vector<WeightPiece> together;
+  std::vector<std::vector<WeightPiece>> steps;
   for (const WeightPiece& piece : PiecesOf(context_.home_weights(block))) {
-    if (!context_.HasFileState(piece.weight) ||
-        HomeGroup(piece.weight) != here_) {
+    if (!StepsOnHost(piece.weight) || HomeGroup(piece.weight) != here_) {
       continue;
     }
+    // A factored optimizer has sums over all tiles.
+    const bool alone = context_.tiles(piece.weight) > 1 &&
+                       context_.HasFileState(piece.weight) &&
+                       !optimizer().factored;
+    if (alone) {
+      steps.push_back({piece});
+    } else {
+      together.push_back(piece);
+    }
+  }
+  if (!together.empty()) steps.insert(steps.begin(), std::move(together));
+  return steps;
+}
+
+void ProgramBuilder::ReadState(const std::vector<WeightPiece>& pieces) {
+  std::vector<ValueId> from;
+  std::vector<ValueId> to;
+  for (const WeightPiece& piece : pieces) {
+    if (!context_.HasFileState(piece.weight)) continue;
     for (const auto& [port, stored] : HostState(piece)) {
       if (value(stored).tier != MemoryTier::kFile) continue;
       const ValueId read =
@@ -211,22 +248,36 @@ void ProgramBuilder::ReadState(int block) {
   EmitCopies(from, to);
 }
 
-void ProgramBuilder::UpdateOnHost(const std::vector<WeightPiece>& pieces) {
-  if (pieces.empty()) return;
-  if (std::any_of(pieces.begin(), pieces.end(), [&](const WeightPiece& piece) {
-        return context_.HasFileState(piece.weight);
-      })) {
-    if (context_.NextFileBlock(block_, here_, -1) < 0) ReadState(block_);
-    const int next = context_.NextFileBlock(block_, here_, 1);
-    if (next >= 0) ReadState(next);
+void ProgramBuilder::UpdateOnHost() {
+  const auto steps = HostSteps(block_);
+  const bool reads =
+      std::ranges::any_of(context_.home_weights(block_), [&](TensorId weight) {
+        return context_.HasFileState(weight) && HomeGroup(weight) == here_;
+      });
+  if (reads && context_.NextFileBlock(block_, here_, -1) < 0) {
+    ReadState(steps[0]);
   }
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (i + 1 < steps.size()) {
+      ReadState(steps[i + 1]);
+    } else if (reads) {
+      const int next = context_.NextFileBlock(block_, here_, 1);
+      if (next >= 0) ReadState(HostSteps(next)[0]);
+    }
+    StepOnHost(steps[i]);
+  }
+}
+
+void ProgramBuilder::StepOnHost(const std::vector<WeightPiece>& pieces) {
   Update update;
   std::vector<ValueId> read_back;  // of files
   std::vector<ValueId> stored_in;
   std::vector<ValueId> updated;  // parameters
   for (const WeightPiece& piece : pieces) {
-    const ValueId reduced =
-        LeftOnHost(PortOf(Port::kReduced, piece, 1), Reduced(piece));
+    ValueId reduced = Reduced(piece);
+    if (!context_.HasHostGradient(piece.weight)) {
+      reduced = LeftOnHost(PortOf(Port::kReduced, piece, 1), reduced);
+    }
     updated.push_back(ValueId());
     std::vector<std::pair<Port, ValueId>> moments;
     for (const auto& [port, stored] : HostState(piece)) {

@@ -8,13 +8,19 @@ namespace tessera {
 
 ValueId ProgramBuilder::Reduced(const WeightPiece& piece) {
   return Import(PortOf(Port::kReduced, piece), [&] {
-    const bool cut = CutsGradient(piece.weight);
-    Value v =
-        TensorValue(piece.weight, cut ? "gradient shard" : "reduced gradient",
-                    context_.StateLayout(piece), MemoryCategory::kGradient);
+    const bool on_host = context_.HasHostGradient(piece.weight);
+    const Layout layout = context_.StateLayout(piece);
+    const bool sum = ReducesEach(piece.weight);
+    Value v = TensorValue(piece.weight,
+                          !sum               ? "reduced gradient"
+                          : layout.flat == 0 ? "summed gradient"
+                                             : "gradient shard",
+                          layout, MemoryCategory::kGradient);
     v.dtype = GradientDType(piece.weight);
-    v.persistent = cut;
-    if (cut && context_.stack().memory.whole_gradients) {
+    v.persistent = sum;
+    if (on_host) {
+      v.tier = MemoryTier::kHost;
+    } else if (sum && context_.stack().memory.whole_gradients) {
       const AxisSet axes = context_.weight_placement(piece.weight).zero_axes;
       v.element_bytes = v.ElementBytes() * group().Size(axes);
     }
@@ -25,6 +31,11 @@ ValueId ProgramBuilder::Reduced(const WeightPiece& piece) {
 ValueId ProgramBuilder::SquareSum() {
   return Import({Port::kSquareSum, TensorId(), 0},
                 [&] { return SquareSumValue(context_); });
+}
+
+ValueId ProgramBuilder::HostSquareSum() {
+  return Import({Port::kSquareSum, TensorId(), 1},
+                [&] { return HostSquareSumValue(context_, here_); });
 }
 
 ValueId ProgramBuilder::Clip() {
@@ -53,17 +64,27 @@ void ProgramBuilder::EmitNorm() {
   if (!clips()) return;
   std::vector<GroupId> begun = context_.groups_begun(block_);
   AtHome(PiecesOf(context_.home_weights(block_)),
-         [&](const std::vector<WeightPiece>& pieces) {
-           std::erase(begun, here_);
-           EmitSquareSum(pieces);
+         [&](std::vector<WeightPiece> pieces) {
+           const auto on_host = std::stable_partition(
+               pieces.begin(), pieces.end(), [&](const WeightPiece& piece) {
+                 return !context_.HasHostGradient(piece.weight);
+               });
+           const std::vector<WeightPiece> away(on_host, pieces.end());
+           pieces.erase(on_host, pieces.end());
+           if (!pieces.empty()) {
+             std::erase(begun, here_);
+             EmitSquareSum(pieces, SquareSum());
+           }
+           if (!away.empty()) EmitSquareSum(away, HostSquareSum());
          });
   for (GroupId group : begun) {
     here_ = group;
-    EmitSquareSum({});
+    EmitSquareSum({}, SquareSum());
   }
 }
 
-void ProgramBuilder::EmitSquareSum(const std::vector<WeightPiece>& pieces) {
+void ProgramBuilder::EmitSquareSum(const std::vector<WeightPiece>& pieces,
+                                   ValueId sum) {
   std::vector<ValueId> reads;
   std::vector<AxisSet> masks;
   for (const WeightPiece& piece : pieces) {
@@ -74,8 +95,11 @@ void ProgramBuilder::EmitSquareSum(const std::vector<WeightPiece>& pieces) {
     const Layout& layout = value(reads.back()).layout;
     masks.push_back(layout.replicated(group()) | layout.rooted);
   }
-  Task& task = AddTask(TaskKind::kCompute, reads, {SquareSum()});
+  Task& task = AddTask(TaskKind::kCompute, reads, {sum});
   task.kernel = "square_sum";
+  if (value(sum).tier == MemoryTier::kHost) {
+    task.stream = Stream(StreamRole::kHost);
+  }
   task.masks = masks;
   task.accumulate = true;
 }
@@ -138,10 +162,9 @@ void ProgramBuilder::UpdateWeights(std::vector<WeightPiece> pieces) {
   const auto on_host = std::stable_partition(
       pieces.begin(), pieces.end(),
       [&](const WeightPiece& piece) { return !StepsOnHost(piece.weight); });
-  const std::vector<WeightPiece> on_device(pieces.begin(), on_host);
-  pieces.erase(pieces.begin(), on_host);
-  if (!on_device.empty()) UpdateOnDevice(on_device);
-  UpdateOnHost(pieces);
+  pieces.erase(on_host, pieces.end());
+  if (!pieces.empty()) UpdateOnDevice(pieces);
+  UpdateOnHost();
 }
 
 void ProgramBuilder::UpdateOnDevice(const std::vector<WeightPiece>& pieces) {

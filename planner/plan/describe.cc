@@ -463,11 +463,13 @@ class Describer {
   void Offload() {
     std::map<MemoryTier, int64_t> parameters;
     std::map<MemoryTier, int64_t> optimizer;
+    std::map<MemoryTier, int64_t> gradients;
     std::map<MemoryTier, int64_t> activations;
     for (size_t w = 0; w < plan_.weights.size(); ++w) {
       const int64_t elements = index_.weights[w].elements;
       parameters[plan_.weights[w].parameter_tier] += elements;
       optimizer[plan_.weights[w].optimizer_tier] += elements;
+      gradients[plan_.weights[w].gradient_tier] += elements;
     }
     for (size_t i = 0; i < plan_.ops.size(); ++i) {
       if (!KeepsResults(index_, plan_, NodeId(i))) continue;
@@ -490,6 +492,7 @@ class Describer {
     };
     line("optimizer state and its step", "parameters", optimizer);
     line("stored parameters", "parameters", parameters);
+    line("gradients added up", "parameters", gradients);
     line("kept activations", "operators", activations);
   }
 

@@ -44,7 +44,7 @@ bool Uses(const Plan& plan, MemoryTier tier) {
                              }) ||
          std::ranges::any_of(plan.weights, [&](const WeightPlacement& weight) {
            return weight.parameter_tier == tier ||
-                  weight.optimizer_tier == tier;
+                  weight.optimizer_tier == tier || weight.gradient_tier == tier;
          });
 }
 

@@ -81,8 +81,14 @@ struct WeightPlacement {
   // the precision of the state besides, unless the parameter is stored just so
   // and there too, and the host does the step: the reduced gradient is copied
   // out, and the new parameter in (Ren et al. 2021, "ZeRO-Offload"). State in a
-  // file is read one block ahead of its step and written behind it.
+  // file is read one block, or of weights in tiles one tile, ahead of its step
+  // and written behind it.
   MemoryTier optimizer_tier = MemoryTier::kDevice;
+  // Where the gradient waits for a step that the host does: on the device, or
+  // on the host, to which each microbatch's goes as soon as it is reduced and
+  // where they are added (Ren et al. 2021, section 4.1), so that no gradient
+  // stays on the device. On the device where several groups read the weight.
+  MemoryTier gradient_tier = MemoryTier::kDevice;
   bool operator==(const WeightPlacement&) const = default;
 };
 

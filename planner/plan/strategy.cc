@@ -177,6 +177,7 @@ struct OffloadRow {
 constexpr std::array kOffloads = {
     OffloadRow{"optimizer", &Strategy::optimizer_tier},
     OffloadRow{"parameters", &Strategy::parameter_tier},
+    OffloadRow{"gradients", &Strategy::gradient_tier},
     OffloadRow{"activations", &Strategy::activation_tier},
 };
 
@@ -201,6 +202,11 @@ Result<void> ReadOffload(std::string_view value, Strategy& strategy) {
     if (!found) return found.error().At((*row)->name);
     if (strategy.*(*row)->tier != MemoryTier::kDevice) {
       return InvalidInput(std::string((*row)->name) + " is given twice");
+    }
+    if ((*row)->tier == &Strategy::gradient_tier &&
+        *found == MemoryTier::kFile) {
+      return InvalidInput("'" + std::string(item) +
+                          "': gradients wait on the device or the host");
     }
     strategy.*(*row)->tier = *found;
     if (directory.empty()) continue;
@@ -354,7 +360,13 @@ constexpr std::array kKeys = {
            },
            "zero=3 or offload=parameters:host|file"},
     KeyRow{"tiles", ReadTiles},
-    KeyRow{"offload", ReadOffload},
+    KeyRow{"offload", ReadOffload,
+           [](const Strategy& s) {
+             return s.gradient_tier == MemoryTier::kDevice ||
+                    s.optimizer_tier != MemoryTier::kDevice;
+           },
+           "a step on the host for gradients:host: optimizer:host or "
+           "optimizer:file"},
     KeyRow{"sp", ReadSequence,
            [](const Strategy& s) { return !s.sp || s.tp > 1; },
            "tp of at least 2"},
@@ -818,6 +830,7 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
     plan.weights[w].optimizer_tier = strategy.optimizer_tier;
     if (!IsTiedAcrossGroups(index, plan, w)) {
       plan.weights[w].parameter_tier = strategy.parameter_tier;
+      plan.weights[w].gradient_tier = strategy.gradient_tier;
     }
   }
   plan.bucket_bytes = strategy.bucket;
@@ -854,6 +867,8 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
     strategy.optimizer_tier = weight.optimizer_tier;
     strategy.parameter_tier =
         std::max(strategy.parameter_tier, weight.parameter_tier);
+    strategy.gradient_tier =
+        std::max(strategy.gradient_tier, weight.gradient_tier);
   }
   if (UsesRoot(plan)) strategy.dp_kind = DataParallelKind::kRooted;
   const auto plain = WithoutRoot(index, plan);

@@ -62,11 +62,12 @@ struct Strategy {
   int prefetch = 1;  // Plan::prefetch
   int tiles = 1;     // of every linear that can run in tiles, or as many as it
                      // has rows for
-  // Where parameters, optimizer states (of all weights) and kept activations
-  // (of all nodes) live. A parameter that several groups read stays on its
-  // device.
+  // Where parameters, optimizer states and gradients (of all weights) and kept
+  // activations (of all nodes) live. Parameter and gradient of a weight that
+  // several groups read stay on their device.
   MemoryTier parameter_tier = MemoryTier::kDevice;
   MemoryTier optimizer_tier = MemoryTier::kDevice;
+  MemoryTier gradient_tier = MemoryTier::kDevice;
   MemoryTier activation_tier = MemoryTier::kDevice;
   // Where a run keeps the file tier; the plan does not have it.
   std::string offload_directory = {};
@@ -92,8 +93,8 @@ struct Strategy {
 // the directory may be left out. Errors name the key, and for a value that is
 // not lowered what is, for a key without effect what it needs. `where` is the
 // key. A schedule that is no row with an order of its own names a file with a
-// table of actions (planner/schedule/action_table.h), which is read; with vp and
-// none it is "interleaved".
+// table of actions (planner/schedule/action_table.h), which is read; with vp
+// and none it is "interleaved".
 Result<Strategy> ParseStrategy(std::string_view text);
 
 // `strategy` with dp and mbs as they are by default where it gives none,

@@ -567,6 +567,12 @@ class Validator {
                " of a weight that several groups read: expected device");
       return;
     }
+    if (const std::string problem = GradientTierProblem(placement, w);
+        !problem.empty()) {
+      fail("gradient_tier",
+           "is " + std::string(NameOf(placement.gradient_tier)) + problem);
+      return;
+    }
     if (placement.rooted != 0 &&
         (placement.zero_stage > 0 || placement.zero_axes != 0)) {
       fail("rooted",
@@ -585,6 +591,22 @@ class Validator {
     // Needs a placement of the home node to compare with.
     if (!stages_ok_ || !use.home.node.valid()) return;
     CheckCopies(placement.zero_axes, use, "zero_axes", fail);
+  }
+
+  // What speaks against the tier of a weight's gradient, or nothing.
+  std::string GradientTierProblem(const WeightPlacement& placement,
+                                  size_t weight) const {
+    if (placement.gradient_tier == MemoryTier::kDevice) return "";
+    if (placement.gradient_tier == MemoryTier::kFile) {
+      return ": expected device or host";
+    }
+    if (placement.optimizer_tier == MemoryTier::kDevice) {
+      return ": expected device, since the optimizer's state is there";
+    }
+    if (stages_ok_ && IsTiedAcrossGroups(index_, plan_, weight)) {
+      return " of a weight that several groups read: expected device";
+    }
+    return "";
   }
 
   // Axes on which a weight's copies may differ in what they keep.

@@ -84,15 +84,20 @@ Strategy RoughStrategy(const GraphIndex& index, const Plan& plan) {
   std::map<int, double> zero;
   std::map<MemoryTier, double> parameters;
   std::map<MemoryTier, double> optimizer;
+  std::map<MemoryTier, double> gradients;
   for (size_t w = 0; w < plan.weights.size(); ++w) {
     const auto elements = static_cast<double>(index.weights[w].elements);
     zero[plan.weights[w].zero_stage] += elements;
     parameters[plan.weights[w].parameter_tier] += elements;
     optimizer[plan.weights[w].optimizer_tier] += elements;
+    gradients[plan.weights[w].gradient_tier] += elements;
   }
   strategy.zero = MostOf(zero, 0);
   strategy.parameter_tier = MostOf(parameters, MemoryTier::kDevice);
   strategy.optimizer_tier = MostOf(optimizer, MemoryTier::kDevice);
+  if (strategy.optimizer_tier != MemoryTier::kDevice) {
+    strategy.gradient_tier = MostOf(gradients, MemoryTier::kDevice);
+  }
   const int64_t parts = int64_t{plan.microbatches} * strategy.dp * strategy.ep;
   strategy.mbs =
       static_cast<int>(std::max<int64_t>(1, index.graph->global_batch / parts));

@@ -163,6 +163,10 @@ std::vector<Strategy> OtherOffload(const SearchSpace& space,
       other.optimizer_tier = optimizer;
       other.parameter_tier = parameters;
       other.activation_tier = MemoryTier::kDevice;
+      other.gradient_tier = MemoryTier::kDevice;
+      all.push_back(other);
+      if (optimizer == MemoryTier::kDevice) continue;
+      other.gradient_tier = MemoryTier::kHost;
       all.push_back(other);
     }
   }
@@ -209,6 +213,7 @@ std::string OffloadText(const Strategy& s) {
   };
   add("optimizer", s.optimizer_tier);
   add("parameters", s.parameter_tier);
+  add("gradients", s.gradient_tier);
   add("activations", s.activation_tier);
   return text.empty() ? "none" : text;
 }

@@ -73,8 +73,9 @@ std::vector<Strategy> ThreeDZero(const SearchSpace& space) {
   });
 }
 
-// Data parallelism of every stage with the optimizer on a tier, and parameters
-// there or on the device. Every fourth microbatch size: each plan is simulated.
+// Data parallelism of every stage with the optimizer on a tier, parameters
+// there or on the device, and gradients on the host or the device. Every fourth
+// microbatch size: each plan is simulated.
 std::vector<Strategy> Offloaded(const SearchSpace& space, MemoryTier optimizer,
                                 MemoryTier parameters, int tiles) {
   std::vector<Strategy> all;
@@ -91,8 +92,12 @@ std::vector<Strategy> Offloaded(const SearchSpace& space, MemoryTier optimizer,
         strategy.parameter_tier = tier;
         strategy.recompute = level;
         strategy.tiles = tiles;
-        for (const Strategy& sized : WithSamples(space, strategy)) {
-          if (sized.mbs == 1 || sized.mbs % 4 == 0) all.push_back(sized);
+        for (const MemoryTier gradients :
+             {MemoryTier::kDevice, MemoryTier::kHost}) {
+          strategy.gradient_tier = gradients;
+          for (const Strategy& sized : WithSamples(space, strategy)) {
+            if (sized.mbs == 1 || sized.mbs % 4 == 0) all.push_back(sized);
+          }
         }
       }
     }

@@ -79,6 +79,7 @@ class Tidier {
       target.zero_stage = source.zero_stage;
       target.parameter_tier = source.parameter_tier;
       target.optimizer_tier = source.optimizer_tier;
+      target.gradient_tier = source.gradient_tier;
     }
   }
 
@@ -104,7 +105,8 @@ class Tidier {
              const WeightPlacement& y = plan_.weights[b];
              return x.zero_stage == y.zero_stage &&
                     x.parameter_tier == y.parameter_tier &&
-                    x.optimizer_tier == y.optimizer_tier;
+                    x.optimizer_tier == y.optimizer_tier &&
+                    x.gradient_tier == y.gradient_tier;
            });
   }
 

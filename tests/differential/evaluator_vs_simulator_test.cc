@@ -114,6 +114,9 @@ std::optional<Plan> RandomStrategy(const Graph& graph, const Cluster& cluster,
     strategy.parameter_tier = static_cast<MemoryTier>(Pick(rng, {0, 1, 2}));
     strategy.optimizer_tier = static_cast<MemoryTier>(Pick(rng, {0, 1, 2}));
     strategy.activation_tier = static_cast<MemoryTier>(Pick(rng, {0, 1, 2}));
+    if (strategy.optimizer_tier != MemoryTier::kDevice) {
+      strategy.gradient_tier = static_cast<MemoryTier>(Pick(rng, {0, 1}));
+    }
   }
   strategy.sp = strategy.tp > 1 && Pick(rng, {0, 1}) == 1;
   strategy.recompute = static_cast<RecomputeLevel>(Pick(rng, {0, 0, 1, 2}));

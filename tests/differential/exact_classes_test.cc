@@ -164,6 +164,31 @@ const std::vector<ExactClass>& Classes() {
        {"dp=3,mbs=1,zero=2,offload=optimizer:file"},
        false,
        DType::kBFloat16},
+      // Gradients that wait on the host are reduced in every microbatch, as
+      // those of stage 2 are.
+      {"offload_gradients",
+       {{"dp=2,tp=2,mbs=1,zero=2"},
+        {"dp=2,tp=2,mbs=1,zero=1,offload=optimizer:host,gradients:host"},
+        {"dp=2,tp=2,mbs=1,zero=2,offload=optimizer:host,gradients:host"},
+        {"dp=2,tp=2,mbs=1,zero=2,bucket=1B,offload=optimizer:file,"
+         "gradients:host",
+         How::kShm},
+        {"dp=2,tp=2,mbs=1,zero=3,offload=optimizer:host,parameters:host,"
+         "gradients:host",
+         How::kResumed},
+        {"dp=2,tp=2,mbs=1,zero=3,offload=optimizer:file,parameters:file,"
+         "gradients:host,activations:file"}},
+       {"dp=2,tp=2,mbs=1,zero=1,offload=optimizer:host"}},
+      // The same sums where there is one microbatch.
+      {"offload_gradients_bf16",
+       {{"dp=3,mbs=4"},
+        {"dp=3,mbs=4,offload=optimizer:host,gradients:host"},
+        {"dp=3,mbs=4,zero=1,offload=optimizer:file,gradients:host"},
+        {"dp=3,mbs=4,zero=3,offload=optimizer:host,parameters:file,"
+         "gradients:host"}},
+       {"dp=3,mbs=1,offload=optimizer:host,gradients:host"},
+       false,
+       DType::kBFloat16},
       {"offload_with_stages",
        {{"pp=2,dp=2,mbs=2,zero=1"},
         {"pp=2,dp=2,mbs=2,zero=1,schedule=zb-h1,offload=activations:file"},

@@ -193,18 +193,18 @@ std::vector<Meeting> FirstShiftsUnderAttention(const TaskGraph& tasks,
   return meetings;
 }
 
-// The first copies of activations off the device, and into files, each with the
+// The first copies off the device, and into files, in a pass, each with the
 // kernel that is issued next after it and does not wait for it. Memory is far
 // from its peak there, so no kernel waits for what a copy gives back.
-std::vector<Meeting> CopiesUnderForward(const TaskGraph& tasks,
-                                        const Graph& graph) {
+template <Pass pass>
+std::vector<Meeting> CopiesUnder(const TaskGraph& tasks, const Graph& graph) {
   std::vector<Meeting> meetings;
   std::map<StreamRole, int> copies;
   std::set<std::string> seen;
   for (size_t t = 0; t < tasks.tasks.size(); ++t) {
     const Task& task = tasks.tasks[t];
-    if (task.kind != TaskKind::kCopy || task.pass != Pass::kForward ||
-        task.optimizer || copies[task.stream] == 2) {
+    if (task.kind != TaskKind::kCopy || task.pass != pass || task.optimizer ||
+        copies[task.stream] == 2) {
       continue;
     }
     for (size_t k = t + 1; k < tasks.tasks.size(); ++k) {
@@ -271,12 +271,20 @@ TEST(OverlapTest, DdpReducesUnderBackward) {
 }
 
 TEST(OverlapTest, ActivationsLeaveUnderForward) {
-  ExpectOverlap("dp=2,offload=activations:host", 2, CopiesUnderForward);
+  ExpectOverlap("dp=2,offload=activations:host", 2,
+                CopiesUnder<Pass::kForward>);
+}
+
+// Each microbatch's gradients leave while the backward goes on.
+TEST(OverlapTest, GradientsLeaveUnderBackward) {
+  ExpectOverlap("dp=2,mbs=1,offload=optimizer:host,gradients:host", 2,
+                CopiesUnder<Pass::kBackward>);
 }
 
 // Two copies each: to the host, and on into the file.
 TEST(OverlapTest, ActivationsGoToFilesUnderForward) {
-  ExpectOverlap("dp=2,offload=activations:file", 4, CopiesUnderForward);
+  ExpectOverlap("dp=2,offload=activations:file", 4,
+                CopiesUnder<Pass::kForward>);
 }
 
 TEST(OverlapTest, RingPassesBlocksOnUnderAttention) {

@@ -227,6 +227,45 @@ TEST(ParallelEqualsSerial, OtherDecoders) {
   }
 }
 
+// Gradients that are added on the host: of one rank and of several, reduced as
+// each stage of ZeRO has them, over several microbatches, with and without
+// clipping, of tied weights and of weights in tiles, and of stages in which
+// some weight's stay on the device; and on a device that works behind the
+// host's back.
+void ExpectGradientsOnTheHost(Model model, double clip) {
+  const Graph& graph = TinyGraph(model, 2);
+  TinyRun run;
+  run.options.clip = clip;
+  const Outcome serial = OutcomeOf(graph, 1, "dp=1", run);
+  for (const std::string text :
+       {"dp=1,mbs=2", "dp=1,tiles=3,mbs=4", "dp=2,mbs=2", "dp=2,mbs=1,zero=1",
+        "dp=4,mbs=1,zero=2", "dp=2,tp=2,zero=3,mbs=1", "dp=2,tiles=3,zero=2",
+        "dp=2,tiles=2,zero=3,prefetch=0", "dp=2,dp-kind=rooted,mbs=2",
+        "pp=2,dp=2,mbs=1,zero=1", "pp=2,mbs=2,schedule=zb-h1",
+        "cp=2,mbs=2,bucket=1B", "tp=2,sp=1,recompute=full,mbs=2",
+        "dp=4,zero=3,zero-group=2,mbs=1"}) {
+    for (const char* offload :
+         {",offload=optimizer:host,gradients:host",
+          ",offload=optimizer:file,parameters:host,gradients:host"}) {
+      const std::string strategy = text + offload;
+      SCOPED_TRACE(strategy);
+      const Strategy s = ParseStrategy(strategy).value();
+      const int ranks = std::max(1, s.dp) * s.tp * s.pp * s.cp;
+      run.in_queues = !run.in_queues;
+      EXPECT_EQ(Difference(OutcomeOf(graph, ranks, strategy, run), serial), "");
+    }
+    run.in_queues = !run.in_queues;
+  }
+}
+
+TEST(ParallelEqualsSerial, GradientsOnTheHost) {
+  ExpectGradientsOnTheHost(Model::kLlama, 0);
+}
+
+TEST(ParallelEqualsSerial, GradientsOfTiedWeightsOnTheHostClipped) {
+  ExpectGradientsOnTheHost(Model::kGpt2, 0.1);
+}
+
 // Gradient descent with one moment and with none; Adam, which decays nothing.
 TEST(ParallelEqualsSerial, OtherOptimizers) {
   const Graph& graph = TinyGraph(Model::kGpt2, 2);
@@ -287,7 +326,9 @@ TEST(ParallelEqualsSerial, Adafactor) {
          {"dp=2,zero=2,offload=optimizer:host", "tp=2,offload=optimizer:host",
           "dp=2,tp=2,zero=1,offload=optimizer:file,parameters:host",
           "dp=2,tp=2,zero=3,offload=optimizer:file,parameters:file",
-          "tp=2,tiles=3,offload=optimizer:host"});
+          "tp=2,tiles=3,offload=optimizer:host",
+          "dp=2,zero=2,mbs=2,offload=optimizer:host,gradients:host",
+          "dp=2,tiles=3,mbs=2,offload=optimizer:file,gradients:host"});
 }
 
 // The machine epsilon of fp64, where no gradient is zero but for rounding.

@@ -411,6 +411,12 @@ bool ParametersOffDevice(const GraphIndex&, const Plan& plan) {
                        return weight.parameter_tier != MemoryTier::kDevice;
                      });
 }
+bool GradientsOffDevice(const GraphIndex&, const Plan& plan) {
+  return std::any_of(plan.weights.begin(), plan.weights.end(),
+                     [](const WeightPlacement& weight) {
+                       return weight.gradient_tier != MemoryTier::kDevice;
+                     });
+}
 bool ActivationsOffDevice(const GraphIndex&, const Plan& plan) {
   return std::any_of(plan.ops.begin(), plan.ops.end(),
                      [](const OpPlacement& op) {
@@ -478,6 +484,7 @@ constexpr std::array kRows = {
     PlacementRow{"dropout", Dropout},
     PlacementRow{"optimizer off the device", OptimizerOffDevice},
     PlacementRow{"parameters off the device", ParametersOffDevice},
+    PlacementRow{"gradients off the device", GradientsOffDevice},
     PlacementRow{"activations off the device", ActivationsOffDevice},
     PlacementRow{"file tier", FilesUsed},
 };

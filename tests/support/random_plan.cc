@@ -382,6 +382,7 @@ class PlanMaker {
     const auto tier = [&](const std::string& what, int mode) {
       if (spec_.offload == 4) return MemoryTier::kFile;
       if (spec_.offload == mode) return MemoryTier::kHost;
+      if (spec_.offload == 6 && mode == 1) return MemoryTier::kHost;
       return spec_.offload == 5
                  ? static_cast<MemoryTier>(Draw(what, 0, kMemoryTiers))
                  : MemoryTier::kDevice;
@@ -389,8 +390,13 @@ class PlanMaker {
     for (size_t w = 0; w < plan_.weights.size(); ++w) {
       const std::string& name = graph_.tensor(index_.weights[w].tensor).name;
       plan_.weights[w].optimizer_tier = tier(name + ".optimizer_tier", 1);
-      if (!IsTiedAcrossGroups(index_, plan_, w)) {
-        plan_.weights[w].parameter_tier = tier(name + ".parameter_tier", 2);
+      if (IsTiedAcrossGroups(index_, plan_, w)) continue;
+      plan_.weights[w].parameter_tier = tier(name + ".parameter_tier", 2);
+      if (spec_.offload == 6 ||
+          (spec_.offload == 5 &&
+           plan_.weights[w].optimizer_tier != MemoryTier::kDevice &&
+           Draw(name + ".gradient_tier", 0, 2) == 1)) {
+        plan_.weights[w].gradient_tier = MemoryTier::kHost;
       }
     }
     for (size_t i = 0; i < plan_.ops.size(); ++i) {
@@ -585,7 +591,7 @@ PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng) {
   spec.tiles = Pick(rng, {1, 1, 2, 3, 5});
   spec.ring = Pick(rng, {0, 0, 1, 2});
   spec.zigzag = Pick(rng, {0, 1, 1, 1});
-  spec.offload = Pick(rng, {0, 0, 0, 0, 1, 2, 3, 4, 5});
+  spec.offload = Pick(rng, {0, 0, 0, 0, 1, 2, 3, 4, 5, 6});
   spec.shuffled = Pick(rng, {0, 0, 1});
   spec.key = static_cast<int>(rng.Below(1u << 30));
   spec.optimizer = spec.key % 5 == 0 ? 1 : 0;

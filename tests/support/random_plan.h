@@ -52,7 +52,8 @@ struct PlanSpec {
   // balances all attentions.
   int zigzag = 0;
   // 1: optimizer states on the host; 2: parameters; 3: activations; 4: all of
-  // these in files; 5: each weight and operator on its own.
+  // these in files; 5: each weight and operator on its own; 6: optimizer states
+  // and gradients on the host.
   int offload = 0;
   int shuffled = 0;  // 1: devices in any order
   // Of the run, not of the plan: 0 AdamW, 1 Adafactor.

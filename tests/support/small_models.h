@@ -223,7 +223,7 @@ inline std::string StateOf(const Plan& plan) {
   for (const WeightPlacement& weight : plan.weights) {
     text += std::to_string(weight.zero_stage) + "," +
             std::to_string(weight.zero_axes) + tier(weight.parameter_tier) +
-            tier(weight.optimizer_tier) +
+            tier(weight.optimizer_tier) + tier(weight.gradient_tier) +
             (weight.rooted != 0 ? "o" + std::to_string(weight.rooted) : "") +
             ";";
   }

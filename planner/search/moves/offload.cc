@@ -1,7 +1,8 @@
-// Moves the parameters, the optimizer states or the kept activations of some
-// blocks to another tier of memory. They must be on one tier before, as they
-// are after, but for parameters that several groups read, which stay on their
-// devices. Symmetric: blocks, what moves and the new tier are uniform. Where a
+// Moves the parameters, the optimizer states, the gradients or the kept
+// activations of some blocks to another tier of memory. They must be on one
+// tier before, as they are after, but for parameters and gradients of weights
+// that several groups read, which stay on their devices. Symmetric: blocks,
+// what moves and the new tier, of as many as it may have, are uniform. Where a
 // plan fits there is little to win by it, and the plans take far longer to
 // price than others: they are simulated.
 
@@ -11,8 +12,8 @@
 namespace tessera {
 namespace {
 
-enum class What : uint8_t { kParameters, kOptimizer, kActivations };
-constexpr uint32_t kWhats = 3;
+enum class What : uint8_t { kParameters, kOptimizer, kGradients, kActivations };
+constexpr uint32_t kWhats = 4;
 
 // The tiers of what moves in a block, to be edited.
 std::vector<MemoryTier*> TiersIn(int block, What what, Draft& draft) {
@@ -34,7 +35,8 @@ std::vector<MemoryTier*> TiersIn(int block, What what, Draft& draft) {
       tiers.push_back(&weight.optimizer_tier);
     } else if (!IsTiedAcrossGroups(index, plan, w)) {
       draft.TouchWeight(w);
-      tiers.push_back(&weight.parameter_tier);
+      tiers.push_back(what == What::kGradients ? &weight.gradient_tier
+                                               : &weight.parameter_tier);
     }
   }
   return tiers;
@@ -43,10 +45,11 @@ std::vector<MemoryTier*> TiersIn(int block, What what, Draft& draft) {
 std::optional<double> Edit(Draft& draft, Rng& rng) {
   const SearchSpace& space = draft.space();
   if (!space.cluster->host) return std::nullopt;
-  const uint32_t tiers = space.cluster->host->storage > Bytes{} ? 3 : 2;
+  const bool has_files = space.cluster->host->storage > Bytes{};
   const int block = DrawBlock(space, rng);
   const auto scope = static_cast<Scope>(rng.Below(kScopes));
   const auto what = static_cast<What>(rng.Below(kWhats));
+  const uint32_t tiers = has_files && what != What::kGradients ? 3 : 2;
   const uint32_t step = 1 + rng.Below(tiers - 1);
   const auto blocks = BlocksIn(space, draft.plan(), block, scope);
   if (!blocks.has_value()) return std::nullopt;
@@ -66,7 +69,8 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
 
 extern const Move kOffload;
 const Move kOffload = {
-    "offload", "tier of memory of parameters, optimizer states or activations",
+    "offload",
+    "tier of memory of parameters, optimizer states, gradients or activations",
     1, Edit, /*where_nothing_fits=*/true};
 
 }  // namespace tessera

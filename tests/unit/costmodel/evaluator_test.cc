@@ -91,6 +91,7 @@ TEST(Evaluator, UniformStrategiesScoreAsTheirPlans) {
                              "pp=2,tp=2,vp=2,schedule=interleaved",
                              "pp=2,tp=2,order=tp-cp-ep-pp-dp",
                              "pp=2,tp=2,offload=optimizer:host",
+                             "pp=2,tp=2,offload=optimizer:host,gradients:host",
                              "pp=2,tp=2,offload=parameters:host",
                              "pp=2,tp=2,offload=activations:host"}) {
       const Strategy strategy = ParseStrategy(text).value();

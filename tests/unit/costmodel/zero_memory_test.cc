@@ -143,6 +143,26 @@ TEST(ZeroMemory, OffloadMovesEachTerm) {
                file,
                {0, 4 / n, 0},
                {2 / n, 0, 12 / n}},
+           Row{bf16,
+               "offload=optimizer:host,gradients:host",
+               host,
+               {2, 0, 0},
+               {0, 4, 12}},
+           Row{bf16,
+               "zero=2,offload=optimizer:host,gradients:host",
+               host,
+               {2, 0, 0},
+               {0, 4 / n, 12 / n}},
+           Row{bf16,
+               "zero=3,offload=optimizer:file,parameters:file,gradients:host",
+               host,
+               {0, 0, 0},
+               {0, 4 / n, 0}},
+           Row{fp32,
+               "zero=1,offload=optimizer:host,gradients:host",
+               host,
+               {4, 0, 0},
+               {0, 4 / n, 12 / n}},
        }) {
     SCOPED_TRACE(row.strategy);
     ExpectKept(KeptBy(row.graph, row.strategy), row.device.parameter,
@@ -150,6 +170,89 @@ TEST(ZeroMemory, OffloadMovesEachTerm) {
     ExpectKept(KeptBy(row.graph, row.strategy, row.tier), row.there.parameter,
                row.there.gradient, row.there.optimizer);
   }
+}
+
+// The most bytes of a kind, of all weights or of layers alone, that a tier has
+// at a time, in issue order.
+int64_t MostHeld(const Graph& graph, const TaskGraph& tasks, MemoryTier tier,
+                 MemoryCategory category, bool layers_alone) {
+  const auto frees = LastUses(tasks);
+  std::vector<bool> held(tasks.values.size(), false);
+  int64_t now = 0;
+  const auto change = [&](ValueId id, int sign) {
+    const Value& value = tasks.value(id);
+    if (value.tier == tier && value.tensor.valid() &&
+        value.category == category &&
+        (!layers_alone || graph.tensor(value.tensor).name.starts_with("h."))) {
+      now += sign * LargestBytes(tasks, id).value;
+    }
+  };
+  for (size_t v = 0; v < tasks.values.size(); ++v) {
+    if (!tasks.values[v].persistent) continue;
+    held[v] = true;
+    if (!tasks.values[v].alias_of.valid()) change(ValueId(v), 1);
+  }
+  int64_t most = now;
+  for (size_t t = 0; t < tasks.tasks.size(); ++t) {
+    for (ValueId written : tasks.tasks[t].writes) {
+      const ValueId root = tasks.Root(written);
+      if (held[root.index()]) continue;
+      held[root.index()] = true;
+      change(root, 1);
+    }
+    most = std::max(most, now);
+    for (ValueId freed : frees[t]) change(freed, -1);
+  }
+  return most;
+}
+
+// Of GPT-2's largest model on one device.
+int64_t MostHeld(const std::string& strategy, MemoryTier tier,
+                 MemoryCategory category, bool layers_alone) {
+  const Graph& graph = Gpt2Xl(DType::kBFloat16);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1x1").value();
+  const auto plan = PlanFromStrategy(
+      graph, cluster, ParseStrategy("mbs=32," + strategy).value());
+  TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
+  return MostHeld(graph, Lower(graph, cluster, *plan, TrainingOptions()), tier,
+                  category, layers_alone);
+}
+
+// Of gradients on the host a device has those of one block at a time, 4 bytes a
+// parameter: of a layer 12 h^2 + 13 h with h = 1600, 30.7e6 parameters, or the
+// embeddings, (50257 + 1024) h = 82.1e6. Of a layer in 4 tiles it has one tile
+// at a time, of the largest weights 4 h^2 / 4, and what is not in tiles, biases
+// and norms, 13 h at most. Without the host it has all of the 48 layers, the
+// last norm and the embeddings, which the head shares.
+TEST(ZeroMemory, GradientsOnTheHostLeaveOneBlockOnTheDevice) {
+  const auto most = [](const std::string& strategy, bool layers_alone) {
+    return MostHeld("offload=optimizer:host" + strategy, MemoryTier::kDevice,
+                    MemoryCategory::kGradient, layers_alone);
+  };
+  const int64_t h = 1600;
+  const int64_t layer = 12 * h * h + 13 * h;
+  const int64_t embeddings = (50257 + 1024) * h;
+  EXPECT_EQ(most("", false), 4 * (48 * layer + 2 * h + embeddings));
+  EXPECT_EQ(most(",gradients:host", false), 4 * embeddings);
+  EXPECT_EQ(most(",gradients:host", true), 4 * layer);
+  const int64_t tiled = most(",gradients:host,tiles=4", true);
+  EXPECT_GE(tiled, 4 * h * h);
+  EXPECT_LE(tiled, 4 * (h * h + 13 * h));
+}
+
+// Of optimizer states in files the host has those of two layers at a time, 12
+// bytes a parameter; in tiles those of two tiles, of the largest weights 4 h^2 /
+// 4, besides biases and norms, 13 h of a layer.
+TEST(ZeroMemory, StatesInFilesPassThroughTheHostBlockByBlockOrTileByTile) {
+  const auto most = [](const std::string& strategy) {
+    return MostHeld("offload=optimizer:file" + strategy, MemoryTier::kHost,
+                    MemoryCategory::kOptimizer, true);
+  };
+  const int64_t h = 1600;
+  EXPECT_EQ(most(""), 12 * 2 * (12 * h * h + 13 * h));
+  const int64_t tiled = most(",tiles=4");
+  EXPECT_GE(tiled, 12 * 2 * h * h);
+  EXPECT_LE(tiled, 12 * (2 * h * h + 2 * 13 * h));
 }
 
 // The paper keeps gradients in 16 bits, half of what is kept here: 2 + 2 + 12

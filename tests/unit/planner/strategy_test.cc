@@ -189,6 +189,16 @@ TEST(ParseStrategy, Offload) {
   EXPECT_EQ(error("offload=optimizer:host:/mnt"),
             "offload: 'optimizer:host:/mnt': only the file tier has a "
             "directory");
+  EXPECT_EQ(ParseStrategy("offload=optimizer:file,gradients:host")
+                .value()
+                .gradient_tier,
+            MemoryTier::kHost);
+  EXPECT_EQ(error("offload=optimizer:file,gradients:file"),
+            "offload: 'gradients:file': gradients wait on the device or the "
+            "host");
+  EXPECT_EQ(error("offload=parameters:host,gradients:host"),
+            "offload: has no effect: needs a step on the host for "
+            "gradients:host: optimizer:host or optimizer:file");
   EXPECT_EQ(error("offload=optimizer:file:/a,parameters:file:/b"),
             "offload: names two directories, /a and /b: expected one");
 }
@@ -798,6 +808,22 @@ TEST(Describe, SaysWhatIsComputedAgain) {
   EXPECT_EQ(Make(graph, cluster, "recompute=full:5").error().ToString(),
             "recompute=full:5: expected at most 4, the number of "
             "layers of gpt2-tiny");
+}
+
+TEST(Describe, SaysWhereGradientsWait) {
+  const Graph graph = Model("gpt2-tiny", 8, 64);
+  const Cluster cluster = *MakeCluster("local-cpu:2");
+  const auto plan =
+      Make(graph, cluster, "dp=2,offload=optimizer:file,gradients:host");
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  EXPECT_THAT(
+      Describe(graph, cluster, *plan),
+      AllOf(HasSubstr("optimizer state and its step on the file tier\n"),
+            HasSubstr("gradients added up on the host\n")));
+  const auto strategy = UniformStrategy(GraphIndex(graph), cluster, *plan);
+  ASSERT_TRUE(strategy.has_value());
+  EXPECT_EQ(strategy->gradient_tier, MemoryTier::kHost);
+  EXPECT_THAT(ToString(*strategy), HasSubstr("optimizer:file,gradients:host"));
 }
 
 TEST(Describe, ListsTheSplitsOfABlockWithoutRoles) {

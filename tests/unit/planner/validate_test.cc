@@ -426,6 +426,42 @@ TEST_F(ValidateTest, TiersAreOfResultsThatWaitForBackward) {
   }
 }
 
+TEST_F(ValidateTest, GradientsWaitOnTheHostForItsStep) {
+  const Cluster cluster = *MakeCluster("dgx-a100-80gb:1x4");
+  const auto problem = [&](std::string_view strategy, MemoryTier gradient,
+                           MemoryTier optimizer) {
+    auto plan = PlanFromStrategy(graph_, cluster, *ParseStrategy(strategy));
+    TESSERA_CHECK(plan.has_value()) << plan.error().ToString();
+    plan->weights[0].gradient_tier = gradient;
+    plan->weights[0].optimizer_tier = optimizer;
+    return AllText(Validate(graph_, cluster, *plan));
+  };
+  const auto device = MemoryTier::kDevice;
+  const auto host = MemoryTier::kHost;
+  const auto file = MemoryTier::kFile;
+  for (const MemoryTier optimizer : {host, file}) {
+    for (const char* strategy : {"dp=4", "dp=4,zero=1", "dp=4,zero=3"}) {
+      EXPECT_EQ(problem(strategy, host, optimizer), "");
+    }
+  }
+  EXPECT_THAT(problem("dp=4", host, device),
+              HasSubstr("gradient_tier: is host: expected device, since the "
+                        "optimizer's state is there"));
+  EXPECT_THAT(problem("dp=4", file, host),
+              HasSubstr("gradient_tier: is file: expected device or host"));
+  // Of a weight that two stages read a strategy leaves it on the device.
+  const Graph tied = testing::TwoLayerGraph(8, 4, 16, /*tied=*/true);
+  auto plan = PlanFromStrategy(
+      tied, cluster,
+      *ParseStrategy("pp=2,offload=optimizer:host,gradients:host"));
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  EXPECT_EQ(plan->weights[0].gradient_tier, device);
+  plan->weights[0].gradient_tier = host;
+  EXPECT_THAT(AllText(Validate(tied, cluster, *plan)),
+              HasSubstr("'table' gradient_tier: is host of a weight that "
+                        "several groups read: expected device"));
+}
+
 TEST_F(ValidateTest, ZigzagNeedsExpertsWithRoomForAll) {
   const auto problem = [&](double capacity) {
     Graph graph = MoeGraph(1, 8, 4, 8, 4, 4, 32);
