@@ -22,8 +22,8 @@ std::string ChangeText(double value, double base) {
   return (change > 0 ? "+" : "-") + FormatPercent(std::abs(change));
 }
 
-Json ChangesJson(const std::vector<PlanChange>& changes) {
-  return Json::ArrayOf(changes, [](const PlanChange& change) {
+Json ChangesJson(const std::vector<PlanDifference>& changes) {
+  return Json::ArrayOf(changes, [](const PlanDifference& change) {
     return Json::Object(
         {{"what", change.what}, {"from", change.from}, {"to", change.to}});
   });
@@ -126,7 +126,7 @@ Result<int> RunDiff(const Options& options) {
     }
   }
   std::cout << "\n";
-  for (const PlanChange& change : changes) {
+  for (const PlanDifference& change : changes) {
     std::cout << change.what << "\n  a: " << Wrap(change.from, 5)
               << "\n  b: " << Wrap(change.to, 5) << "\n";
   }

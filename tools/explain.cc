@@ -124,9 +124,9 @@ std::string OnlyIn(const std::string& text, const std::string& other) {
 }
 
 // The first change in a line, and how many more there are.
-std::string ChangesText(const std::vector<PlanChange>& changes) {
+std::string ChangesText(const std::vector<PlanDifference>& changes) {
   if (changes.empty()) return "";
-  const PlanChange& first = changes[0];
+  const PlanDifference& first = changes[0];
   if (first.what == "details") return "details";
   std::string now = OnlyIn(first.to, first.from);
   if (now.empty()) now = "without " + OnlyIn(first.from, first.to);

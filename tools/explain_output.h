@@ -12,6 +12,6 @@ namespace tessera {
 // "+3.1 %", "-0.4 %", "equal", "14.2 x": of `value` against `base`.
 std::string ChangeText(double value, double base);
 
-Json ChangesJson(const std::vector<PlanChange>& changes);
+Json ChangesJson(const std::vector<PlanDifference>& changes);
 
 }  // namespace tessera

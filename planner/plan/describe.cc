@@ -539,9 +539,9 @@ std::string DescribeBlock(const GraphIndex& index, const Cluster& cluster,
   return Describer(index, cluster, plan).Block(static_cast<size_t>(block));
 }
 
-std::vector<PlanChange> ChangesBetween(const GraphIndex& index,
-                                       const Cluster& cluster, const Plan& from,
-                                       const Plan& to) {
+std::vector<PlanDifference> ChangesBetween(const GraphIndex& index,
+                                           const Cluster& cluster,
+                                           const Plan& from, const Plan& to) {
   // Axes are told by what they do.
   Plan a = from;
   Plan b = to;
@@ -549,7 +549,7 @@ std::vector<PlanChange> ChangesBetween(const GraphIndex& index,
   NameAxes(index, b);
   Describer before(index, cluster, a);
   Describer after(index, cluster, b);
-  std::vector<PlanChange> changes;
+  std::vector<PlanDifference> changes;
   const auto add = [&](std::string what, std::string x, std::string y) {
     if (x == y) return;
     changes.push_back({std::move(what), std::move(x), std::move(y)});

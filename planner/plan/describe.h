@@ -18,7 +18,7 @@ std::string DescribeBlock(const GraphIndex& index, const Cluster& cluster,
                           const Plan& plan, int block);
 
 // One thing that two plans have otherwise.
-struct PlanChange {
+struct PlanDifference {
   std::string what;  // "h.0 … h.11 (12)", "microbatches"
   std::string from;
   std::string to;
@@ -27,8 +27,8 @@ struct PlanChange {
 // What differs, coarse before fine; runs of equal blocks with one difference
 // are one row. Empty for plans that are equal but for the names of groups, axes
 // and cluster. REQUIRES: both are valid plans of the index's graph.
-std::vector<PlanChange> ChangesBetween(const GraphIndex& index,
-                                       const Cluster& cluster, const Plan& from,
-                                       const Plan& to);
+std::vector<PlanDifference> ChangesBetween(const GraphIndex& index,
+                                           const Cluster& cluster,
+                                           const Plan& from, const Plan& to);
 
 }  // namespace tessera

@@ -939,9 +939,25 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
       {D::kData, D::kTensor, D::kContext, D::kExpert, D::kPipeline},
       {D::kTensor, D::kData, D::kContext, D::kExpert, D::kPipeline},
   };
+  const auto complete = Complete(index, cluster, strategy);
+  if (!complete) return std::nullopt;
   Plan named = plan;
+  std::vector<std::vector<DeviceGroup>> tried;
   for (const std::vector<D>& order : orders) {
     strategy.order = order;
+    // An order changes groups and nothing else, but for what a zero-group
+    // takes: of other groups, or of the same, no plan need be made.
+    if (strategy.zero_group == 0) {
+      Strategy of_order = *complete;
+      of_order.order = order;
+      std::vector<DeviceGroup> groups = Groups(of_order);
+      const bool same = std::ranges::equal(
+          groups, plan.groups, [](const DeviceGroup& a, const DeviceGroup& b) {
+            return a.devices == b.devices && SameMesh(a, b);
+          });
+      if (!same || std::ranges::find(tried, groups) != tried.end()) continue;
+      tried.push_back(std::move(groups));
+    }
     const auto made = PlanFromStrategy(index, cluster, strategy);
     if (!made) return std::nullopt;
     if (made->groups.size() != plan.groups.size()) return std::nullopt;
@@ -1014,30 +1030,34 @@ std::string StrategyText(const GraphIndex& index, const Cluster& cluster,
 }
 
 void NameAxes(const GraphIndex& index, Plan& plan) {
-  for (size_t g = 0; g < plan.groups.size(); ++g) {
+  struct Use {
     AxisSet sample = 0;
     AxisSet expert = 0;
     AxisSet sequence = 0;
     AxisSet other = 0;
-    for (size_t i = 0; i < plan.ops.size(); ++i) {
-      const NodeId id(static_cast<int64_t>(i));
-      if (plan.ops[i].group.index() != g) continue;
-      for (int f = 0; f < kMaxFactors; ++f) {
-        const AxisSet axes = plan.ops[i].axes[static_cast<size_t>(f)];
-        (f == index.SampleFactor(id)     ? sample
-         : f == index.ExpertFactor(id)   ? expert
-         : f == index.SequenceFactor(id) ? sequence
-                                         : other) |= axes;
-      }
+  };
+  std::vector<Use> uses(plan.groups.size());
+  for (size_t i = 0; i < plan.ops.size(); ++i) {
+    const NodeId id(static_cast<int64_t>(i));
+    Use& use = uses[plan.ops[i].group.index()];
+    for (int f = 0; f < kMaxFactors; ++f) {
+      const AxisSet axes = plan.ops[i].axes[static_cast<size_t>(f)];
+      (f == index.SampleFactor(id)     ? use.sample
+       : f == index.ExpertFactor(id)   ? use.expert
+       : f == index.SequenceFactor(id) ? use.sequence
+                                       : use.other) |= axes;
     }
+  }
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    const Use& use = uses[g];
     std::array<int, 5> numbers = {};
     for (size_t a = 0; a < plan.groups[g].axes.size(); ++a) {
       const AxisSet axis = AxisSet{1} << a;
-      const size_t role = other & axis      ? 0
-                          : expert & axis   ? 1
-                          : sample & axis   ? 2
-                          : sequence & axis ? 3
-                                            : 4;
+      const size_t role = use.other & axis      ? 0
+                          : use.expert & axis   ? 1
+                          : use.sample & axis   ? 2
+                          : use.sequence & axis ? 3
+                                                : 4;
       static constexpr std::array kNames = {"tp", "ep", "dp", "cp", "rep"};
       plan.groups[g].axes[a].name =
           kNames[role] + std::to_string(numbers[role]++);

@@ -71,6 +71,18 @@ class Validator {
     return errors_.empty() && StaysZigzag(index_, plan_, nodes);
   }
 
+  bool RunOnFields(const PipelineShape& shape) {
+    CheckBatch();
+    CheckSchedule(shape);
+    for (size_t i = 0; i < plan_.ops.size() && !Full(); ++i) {
+      const NodeId node(i);
+      CheckSampleGroups(node);
+      const int sample = index_.SampleFactor(node);
+      if (sample >= 0) CheckShard(node, static_cast<size_t>(sample));
+    }
+    return errors_.empty() && ZigzagProblem(index_, plan_).empty();
+  }
+
  private:
   void Fail(std::string where, std::string message) {
     errors_.push_back(InvalidInput(std::move(message), std::move(where)));
@@ -316,16 +328,23 @@ class Validator {
         fail("cannot be split (rule '" + node.rule.ToString() + "')");
         continue;
       }
-      if (batch_ == 0) continue;
-      const int64_t extent = index_.Extent(id, f, batch_);
-      const int64_t degree = group.Size(axes);
-      if (extent < degree) {
-        fail(
-            "an empty shard: its extent " + std::to_string(extent) +
+      CheckShard(id, f);
+    }
+  }
+
+  // The axes of a factor leave each rank some of it.
+  void CheckShard(NodeId id, size_t f) {
+    const OpPlacement& op = plan_.ops[id.index()];
+    if (op.axes[f] == 0 || batch_ == 0) return;
+    const int64_t extent = index_.Extent(id, f, batch_);
+    const int64_t degree = plan_.groups[op.group.index()].Size(op.axes[f]);
+    if (extent >= degree) return;
+    const Factor& factor = graph_.node(id).rule.factors[f];
+    Fail(
+        NodeText(id) + " factor '" + factor.letter + "'",
+        "an empty shard: its extent " + std::to_string(extent) +
             (factor.role == Role::kSample ? " (samples of a microbatch)" : "") +
             " is split over " + std::to_string(degree) + " ranks");
-      }
-    }
   }
 
   // Each microbatch has so many.
@@ -682,6 +701,11 @@ bool StaysValid(const GraphIndex& index, const Cluster& cluster,
                 const Plan& plan, std::span<const NodeId> nodes,
                 std::span<const size_t> weights) {
   return Validator(index, cluster, plan, 1).RunOn(nodes, weights);
+}
+
+bool FieldsAreValid(const GraphIndex& index, const Cluster& cluster,
+                    const Plan& plan, const PipelineShape& shape) {
+  return Validator(index, cluster, plan, 1).RunOnFields(shape);
 }
 
 bool SendsForward(const GraphIndex& index, const Plan& plan,

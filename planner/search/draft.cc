@@ -4,9 +4,70 @@
 #include <utility>
 
 #include "planner/base/check.h"
+#include "planner/plan/recompute.h"
 #include "planner/plan/validate.h"
 
 namespace tessera {
+namespace {
+
+// Whether two blocks that PlaceBlock cannot tell from each other are on one
+// group each and have equal axes there.
+bool PlacedAlike(const SearchSpace& space, const Plan& plan, int a, int b) {
+  const auto& of_a = space.index.nodes_of_block[static_cast<size_t>(a)];
+  const auto& of_b = space.index.nodes_of_block[static_cast<size_t>(b)];
+  const GroupId group_a = plan.ops[of_a[0].index()].group;
+  const GroupId group_b = plan.ops[of_b[0].index()].group;
+  return std::ranges::equal(of_a, of_b, [&](NodeId x, NodeId y) {
+    const OpPlacement& p = plan.ops[x.index()];
+    const OpPlacement& q = plan.ops[y.index()];
+    return p.group == group_a && q.group == group_b && p.axes == q.axes &&
+           p.streamed == q.streamed;
+  });
+}
+
+// Whether a plan may be that of a strategy: false where equal layers or weights
+// differ, which is sooner seen than what strategy it could be.
+bool MayBeUniform(const SearchSpace& space, const Plan& plan) {
+  const GraphIndex& index = space.index;
+  for (const DeviceGroup& group : plan.groups) {
+    if (!SameMesh(group, plan.groups[0])) return false;
+  }
+  // Layers are placed by the same roles.
+  for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
+    const int like = space.placed_like[b];
+    if (index.nodes_of_block[b].empty() || like == static_cast<int>(b)) {
+      continue;
+    }
+    if (!PlacedAlike(space, plan, like, static_cast<int>(b))) return false;
+  }
+  // All weights have one stage, but for those that several groups read.
+  int stage = 0;
+  for (const WeightPlacement& weight : plan.weights) {
+    stage = std::max(stage, weight.zero_stage);
+  }
+  for (size_t w = 0; w < plan.weights.size(); ++w) {
+    if (plan.weights[w].zero_stage != stage &&
+        plan.weights[w].zero_stage != HighestZeroStage(index, plan, w, stage)) {
+      return false;
+    }
+  }
+  // The first layers run again, all alike, and nothing else does.
+  const auto [first, last] = Layers(index);
+  const auto level = RecomputeOf(index, plan, first);
+  if (!level.has_value()) return false;
+  bool again = true;
+  for (int b = 0; b < static_cast<int>(index.nodes_of_block.size()); ++b) {
+    const auto of_block = RecomputeOf(index, plan, b);
+    const bool is_layer = b >= first && b < last;
+    again &= !is_layer || of_block == level;
+    if (of_block != (is_layer && again ? *level : RecomputeLevel::kNone)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
 
 Draft::Fields Draft::FieldsOf(const Plan& plan) {
   return {plan.schedule, plan.microbatches, plan.bucket_bytes, plan.prefetch,
@@ -62,6 +123,16 @@ const std::optional<AxisRoles>& Draft::roles(int block) {
   return roles_[b];
 }
 
+const std::optional<Strategy>& Draft::strategy() {
+  if (!knows_strategy_) {
+    strategy_ = MayBeUniform(*space_, plan_)
+                    ? UniformStrategy(space_->index, *space_->cluster, plan_)
+                    : std::nullopt;
+    knows_strategy_ = true;
+  }
+  return strategy_;
+}
+
 void Draft::Touch(NodeId node) {
   uint64_t& edit = touched_ops_[node.index()];
   if (edit == edit_) return;
@@ -111,15 +182,13 @@ bool Draft::FinishWhole() {
 }
 
 bool Draft::FinishParts() {
-  for (const OldOp& old : old_ops_) {
-    if (plan_.ops[old.node.index()] != old.placement) {
-      change_.nodes.push_back(old.node);
-    }
-  }
+  const GraphIndex& index = space_->index;
+  FindNodes();
   if (!SetCuts()) return false;
   for (const OldWeight& old : old_weights_) {
     if (plan_.weights[old.weight] != old.placement) {
       change_.weights.push_back(old.weight);
+      read_.push_back(old.weight);
     }
   }
   const Fields fields = FieldsOf(plan_);
@@ -127,29 +196,65 @@ bool Draft::FinishParts() {
   if (!change_.whole && change_.nodes.empty() && change_.weights.empty()) {
     return false;
   }
-  FindMoved();
-  if (fields.microbatches != fields_.microbatches ||
-      fields.schedule != fields_.schedule || fields.zigzag != fields_.zigzag) {
-    return IsValid(space_->index, *space_->cluster, plan_) &&
+  if ((moved_ && !MayMove()) ||
+      !StaysValid(index, *space_->cluster, plan_, change_.nodes, read_)) {
+    return false;
+  }
+  if (fields.schedule != fields_.schedule ||
+      fields.microbatches != fields_.microbatches ||
+      fields.zigzag != fields_.zigzag) {
+    // Where a block moves, the pipeline is known from before.
+    return FieldsAreValid(
+               index, *space_->cluster, plan_,
+               {pipeline().stages, pipeline().chunks, plan_.microbatches}) &&
            Allowed(*space_, plan_);
   }
-  return (!moved_ || MayMove()) &&
-         StaysValid(space_->index, *space_->cluster, plan_, change_.nodes,
-                    cut_) &&
-         (space_->constraints.empty() ||
-          space_->constraints.StillHold(space_->index, *space_->cluster, plan_,
-                                        change_.nodes, change_.weights));
+  return space_->constraints.empty() ||
+         space_->constraints.StillHold(index, *space_->cluster, plan_,
+                                       change_.nodes, change_.weights);
 }
 
-bool Draft::SetCuts() {
+void Draft::FindNodes() {
   const GraphIndex& index = space_->index;
-  for (NodeId node : change_.nodes) {
-    const auto block = static_cast<size_t>(index.graph->node(node).block);
+  for (const OldOp& old : old_ops_) {
+    const OpPlacement& op = plan_.ops[old.node.index()];
+    const OpPlacement& was = old.placement;
+    if (op == was) continue;
+    change_.nodes.push_back(old.node);
+    if (op.group != was.group || op.chunk != was.chunk) FindMoved(old);
+    if (op.axes == was.axes && op.tiles == was.tiles && op.group == was.group) {
+      continue;  // weights do not look at the rest
+    }
+    const Node& node = index.graph->node(old.node);
+    for (TensorId operand : node.operands) {
+      const int weight = space_->weight_of_tensor[operand.index()];
+      if (weight >= 0) read_.push_back(static_cast<size_t>(weight));
+    }
+    const auto block = static_cast<size_t>(node.block);
     if (cut_blocks_[block] == edit_) continue;
     cut_blocks_[block] = edit_;
     const auto& weights = space_->weights_of_block[block];
     cut_.insert(cut_.end(), weights.begin(), weights.end());
   }
+}
+
+void Draft::FindMoved(const OldOp& old) {
+  TESSERA_CHECK(pipeline_.has_value() &&
+                pipeline_->groups.size() == plan_.groups.size())
+      << "a block of a stage of several groups moves";
+  const auto position = [&](const OpPlacement& at) {
+    return static_cast<size_t>(at.chunk * pipeline_->stages + at.group.value);
+  };
+  const MovedBlock moved = {space_->index.graph->node(old.node).block,
+                            position(old.placement),
+                            position(plan_.ops[old.node.index()])};
+  if (!moved_) moved_ = moved;
+  TESSERA_CHECK(moved.block == moved_->block && moved.to == moved_->to)
+      << "blocks " << moved.block << " and " << moved_->block << " move";
+}
+
+bool Draft::SetCuts() {
+  const GraphIndex& index = space_->index;
   for (const OldWeight& old : old_weights_) {
     const NodeId home = index.weights[old.weight].home.node;
     const bool listed =
@@ -172,32 +277,6 @@ bool Draft::SetCuts() {
     plan_.weights[w].zero_axes = axes;
   }
   return true;
-}
-
-void Draft::FindMoved() {
-  const GraphIndex& index = space_->index;
-  for (const OldOp& old : old_ops_) {
-    const OpPlacement& op = plan_.ops[old.node.index()];
-    if (op.group == old.placement.group && op.chunk == old.placement.chunk) {
-      continue;
-    }
-    TESSERA_CHECK(pipeline_.has_value() &&
-                  pipeline_->groups.size() == plan_.groups.size())
-        << "a block of a stage of several groups moves";
-    const auto position = [&](const OpPlacement& at) {
-      return static_cast<size_t>(at.chunk * pipeline_->stages + at.group.value);
-    };
-    const Node& node = index.graph->node(old.node);
-    const MovedBlock moved = {node.block, position(old.placement),
-                              position(op)};
-    if (!moved_) moved_ = moved;
-    TESSERA_CHECK(moved.block == moved_->block && moved.to == moved_->to)
-        << "blocks " << moved.block << " and " << moved_->block << " move";
-    for (TensorId operand : node.operands) {
-      const int weight = space_->weight_of_tensor[operand.index()];
-      if (weight >= 0) cut_.push_back(static_cast<size_t>(weight));
-    }
-  }
 }
 
 bool Draft::MayMove() const {
@@ -262,6 +341,7 @@ void Draft::Keep() {
     const int block = space_->index.graph->node(old.node).block;
     knows_roles_[static_cast<size_t>(block)] = false;
   }
+  knows_strategy_ = false;
   fields_ = FieldsOf(plan_);
   Clear();
 }
@@ -272,6 +352,7 @@ void Draft::Clear() {
   replaced_ = false;
   ++edit_;
   cut_.clear();
+  read_.clear();
   moved_.reset();
   change_.whole = false;
   change_.nodes.clear();

@@ -17,6 +17,7 @@
 
 #include "planner/plan/axis_roles.h"
 #include "planner/plan/stages.h"
+#include "planner/plan/strategy.h"
 #include "planner/search/objective.h"
 #include "planner/search/search_space.h"
 
@@ -44,6 +45,9 @@ class Draft {
 
   // RolesOf (planner/plan/axis_roles.h) a block. REQUIRES: nothing is edited.
   const std::optional<AxisRoles>& roles(int block);
+
+  // UniformStrategy of the plan. REQUIRES: nothing is edited.
+  const std::optional<Strategy>& strategy();
 
   // What may be changed in edited() from here on: of the placements those that
   // are touched, and schedule, microbatches, bucket_bytes, prefetch and zigzag.
@@ -102,11 +106,13 @@ class Draft {
 
   bool FinishWhole();
   bool FinishParts();
-  // Gives the weights whose cuts may have changed their axes, and lists them in
-  // `cut_`.
+  // Lists what nodes differ, what of the weights depends on that, and the block
+  // that moves.
+  void FindNodes();
+  void FindMoved(const OldOp& old);
+  // Gives the weights whose cuts may differ their axes; false where one has
+  // none within nodes.
   bool SetCuts();
-  // Sets `moved_` and adds the weights that the block reads to `cut_`.
-  void FindMoved();
   // Whether the block may have moved so.
   bool MayMove() const;
   AxisSet WithinNode(GroupId group);
@@ -120,6 +126,8 @@ class Draft {
   std::vector<std::optional<AxisSet>> within_of_group_;  // AxesWithinNode
   std::vector<std::optional<AxisRoles>> roles_;          // by block
   std::vector<bool> knows_roles_;
+  std::optional<Strategy> strategy_;
+  bool knows_strategy_ = false;
   // Whether the plan before the edits is canonical and allowed, so that parts
   // may be looked at alone. Where it is not, the first candidate that is kept
   // makes it so.
@@ -135,7 +143,9 @@ class Draft {
   std::vector<uint64_t> touched_weights_;
   std::vector<uint64_t> cut_blocks_;
 
+  // Of what differs: weights in its blocks, and weights that it reads.
   std::vector<size_t> cut_;
+  std::vector<size_t> read_;
   std::optional<MovedBlock> moved_;
   PlanChange change_;
 };

@@ -143,6 +143,12 @@ TEST_P(MoveContract, ValidInValidOutAndAFunctionOfItsArguments) {
   const SearchSpace of_branches(branches, cluster);
   const Graph attention = AttentionGraph(2, 12, 24, 8, 4, 16);
   const SearchSpace of_attention(attention, cluster);
+  // Two nodes, so that weights are cut within them.
+  const Cluster nodes = MakeCluster("dgx-a100-80gb:2x4").value();
+  const Graph layers_of_eight = MlpGraph(4, 8, 4, 8, 16, 32);
+  const SearchSpace of_nodes(layers_of_eight, nodes);
+  const Graph tied = TwoLayerGraph(12, 12, 24, /*tied=*/true);
+  const SearchSpace of_tied(tied, cluster);
   int proposals = 0;
   for (const auto& [space, text] :
        {std::pair(&of_layers, "tp=2,zero=1"),
@@ -160,7 +166,13 @@ TEST_P(MoveContract, ValidInValidOutAndAFunctionOfItsArguments) {
         {&of_layers, "mbs=1"},
         {&of_branches, "zero=1,branches=split"},
         {&of_branches, "pp=3"},
-        {&of_attention, "cp=3"}}) {
+        {&of_attention, "cp=3"},
+        {&of_attention, "cp=3,cp-balance=zigzag"},
+        {&of_layers, "dp-kind=rooted"},
+        {&of_nodes, "zero=3,zero-group=node"},
+        {&of_nodes, "pp=2,zero=1"},
+        {&of_nodes, "tp=2,zero=2,zero-group=2,mbs=1"},
+        {&of_tied, "pp=2,zero=1,mbs=2"}}) {
     proposals += Walk(move(), *space, Uniform(*space, text));
   }
   EXPECT_GT(proposals, 3);
@@ -179,15 +191,17 @@ std::map<std::string, Flow> FlowsFrom(const Move& move,
                                       uint64_t seed,
                                       std::map<std::string, Plan>* reached) {
   std::map<std::string, Flow> flows;
+  Draft draft(space, plan);
   Rng rng(seed);
   for (int i = 0; i < draws; ++i) {
-    const auto proposal = move.Propose(plan, space, rng);
-    if (!proposal.has_value()) continue;
-    const double accepted = std::min(1.0, std::exp(proposal->log_ratio));
-    const std::string state = StateOf(proposal->plan);
+    const auto log_ratio = move.Propose(draft, rng);
+    if (!log_ratio.has_value()) continue;
+    const double accepted = std::min(1.0, std::exp(*log_ratio));
+    const std::string state = StateOf(draft.plan());
     flows[state].mean += accepted / draws;
     flows[state].square += accepted * accepted / draws;
-    if (reached != nullptr) reached->emplace(state, proposal->plan);
+    if (reached != nullptr) reached->emplace(state, draft.plan());
+    draft.Undo();
   }
   return flows;
 }

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "planner/plan/strategy.h"
-#include "planner/search/moves/scope.h"
+#include "planner/search/move.h"
 
 namespace tessera {
 namespace {
@@ -17,8 +17,7 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   const int factor = 2 + static_cast<int>(rng.Below(2));
   const bool more = rng.Below(2) == 1;
   if (plan.groups.size() < 2 || !plan.actions.empty()) return std::nullopt;
-  if (!MayBeUniform(space, plan)) return std::nullopt;
-  auto strategy = UniformStrategy(space.index, *space.cluster, plan);
+  std::optional<Strategy> strategy = draft.strategy();
   if (!strategy.has_value()) return std::nullopt;
   if (!more && strategy->vp % factor != 0) return std::nullopt;
   const Draft::Pipeline& pipeline = draft.pipeline();

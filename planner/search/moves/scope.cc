@@ -3,28 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "planner/plan/recompute.h"
-
 namespace tessera {
-namespace {
-
-// Whether two blocks that PlaceBlock cannot tell from each other are on one
-// group each and have equal axes there.
-bool PlacedAlike(const SearchSpace& space, const Plan& plan, int a, int b) {
-  const auto& of_a = space.index.nodes_of_block[static_cast<size_t>(a)];
-  const auto& of_b = space.index.nodes_of_block[static_cast<size_t>(b)];
-  const GroupId group_a = plan.ops[of_a[0].index()].group;
-  const GroupId group_b = plan.ops[of_b[0].index()].group;
-  return std::ranges::equal(of_a, of_b, [&](NodeId x, NodeId y) {
-    const OpPlacement& p = plan.ops[x.index()];
-    const OpPlacement& q = plan.ops[y.index()];
-    return p.group == group_a && q.group == group_b && p.axes == q.axes &&
-           p.streamed == q.streamed;
-  });
-}
-
-}  // namespace
-
 GroupId GroupOfBlock(const SearchSpace& space, const Plan& plan, int block) {
   const auto& nodes = space.index.nodes_of_block[static_cast<size_t>(block)];
   return nodes.empty() ? GroupId() : plan.ops[nodes[0].index()].group;
@@ -139,46 +118,6 @@ bool Switch(const PlacedKinds& kinds, bool AxisRoles::*flag, bool now,
   for (size_t i = 0; i < kinds.blocks.size(); ++i) {
     const auto& placements = switched[kinds.of[i]];
     if (!placements.empty()) SetAxes(kinds.blocks[i], placements, draft);
-  }
-  return true;
-}
-
-bool MayBeUniform(const SearchSpace& space, const Plan& plan) {
-  const GraphIndex& index = space.index;
-  for (const DeviceGroup& group : plan.groups) {
-    if (!SameMesh(group, plan.groups[0])) return false;
-  }
-  // Layers are placed by the same roles.
-  for (size_t b = 0; b < index.nodes_of_block.size(); ++b) {
-    const int like = space.placed_like[b];
-    if (index.nodes_of_block[b].empty() || like == static_cast<int>(b)) {
-      continue;
-    }
-    if (!PlacedAlike(space, plan, like, static_cast<int>(b))) return false;
-  }
-  // All weights have one stage, but for those that several groups read.
-  int stage = 0;
-  for (const WeightPlacement& weight : plan.weights) {
-    stage = std::max(stage, weight.zero_stage);
-  }
-  for (size_t w = 0; w < plan.weights.size(); ++w) {
-    if (plan.weights[w].zero_stage != stage &&
-        plan.weights[w].zero_stage != HighestZeroStage(index, plan, w, stage)) {
-      return false;
-    }
-  }
-  // The first layers run again, all alike, and nothing else does.
-  const auto [first, last] = Layers(index);
-  const auto level = RecomputeOf(index, plan, first);
-  if (!level.has_value()) return false;
-  bool again = true;
-  for (int b = 0; b < static_cast<int>(index.nodes_of_block.size()); ++b) {
-    const auto of_block = RecomputeOf(index, plan, b);
-    const bool is_layer = b >= first && b < last;
-    again &= !is_layer || of_block == level;
-    if (of_block != (is_layer && again ? *level : RecomputeLevel::kNone)) {
-      return false;
-    }
   }
   return true;
 }

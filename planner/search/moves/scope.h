@@ -62,10 +62,6 @@ void SetAxes(int block, const std::vector<OpPlacement>& placements,
 bool Switch(const PlacedKinds& kinds, bool AxisRoles::*flag, bool now,
             AxisSet AxisRoles::*axes, Draft& draft);
 
-// Whether a plan may be that of a strategy: false where equal layers or weights
-// differ, which is sooner seen than what strategy it could be.
-bool MayBeUniform(const SearchSpace& space, const Plan& plan);
-
 // A block that has nodes. Symmetric: it depends on the graph only.
 int DrawBlock(const SearchSpace& space, Rng& rng);
 

@@ -4,7 +4,7 @@
 // plans are uniform.
 
 #include "planner/plan/strategy.h"
-#include "planner/search/moves/scope.h"
+#include "planner/search/move.h"
 
 namespace tessera {
 namespace {
@@ -19,8 +19,7 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
                                           &Strategy::cp};
   const auto partner = kPartners[rng.Below(3)];
 
-  if (!MayBeUniform(space, draft.plan())) return std::nullopt;
-  auto strategy = UniformStrategy(space.index, *space.cluster, draft.plan());
+  std::optional<Strategy> strategy = draft.strategy();
   if (!strategy.has_value()) return std::nullopt;
   int& from = more_stages ? (*strategy).*partner : strategy->pp;
   int& to = more_stages ? strategy->pp : (*strategy).*partner;

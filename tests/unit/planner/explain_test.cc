@@ -173,7 +173,7 @@ TEST(ChangesBetween, SaysWhatDiffersAndNothingElse) {
   const SearchSpace space(graph, cluster);
   const auto changes = [&](std::string_view a, std::string_view b) {
     std::vector<std::string> all;
-    for (const PlanChange& c : ChangesBetween(
+    for (const PlanDifference& c : ChangesBetween(
              space.index, cluster, Uniform(space, a), Uniform(space, b))) {
       all.push_back(c.what + ": " + c.from + " -> " + c.to);
     }
