@@ -23,6 +23,7 @@ namespace {
 constexpr size_t kMaxDecisions = 100'000;
 constexpr size_t kMaxBlocks = 10'000;
 constexpr size_t kMaxStages = 2'000;
+constexpr size_t kMaxPeaks = 100'000;
 // Of 200 bytes.
 constexpr size_t kMaxUniform = 1'000'000;
 
@@ -31,35 +32,6 @@ std::string GigabyteText(int64_t bytes) {
   std::snprintf(text, sizeof text, "%.1f GB",
                 static_cast<double>(bytes) * 1e-9);
   return text;
-}
-
-// The bytes of a stage's devices over the step: its actions one after another.
-MemoryUse StagePeak(const Stage& stage, std::span<const Action> actions,
-                    int microbatches) {
-  MemoryUse peak;
-  std::array<int64_t, kMemoryCategories> now = stage.persistent;
-  int64_t total = 0;
-  for (int64_t part : now) total += part;
-  peak.total = {total};
-  for (size_t c = 0; c < now.size(); ++c) peak.parts[c] = {now[c]};
-  const auto run = [&](const MemoryElement& action) {
-    if (total + action.total_peak > peak.total.value) {
-      peak.total = {total + action.total_peak};
-      for (size_t c = 0; c < now.size(); ++c) {
-        peak.parts[c] = {now[c] + action.peak[c]};
-      }
-    }
-    for (size_t c = 0; c < now.size(); ++c) now[c] += action.delta[c];
-    total += action.total_delta;
-  };
-  if (!stage.begin.tasks.empty()) run(stage.begin.final_memory);
-  FoldOrder order(stage, microbatches);
-  for (const Action& action : actions) {
-    const FoldOrder::Next next = order.Of(action);
-    run(next.final ? next.fold->final_memory : next.fold->memory);
-  }
-  run(stage.tail.final_memory);
-  return peak;
 }
 
 // Everything that a strategy says. REQUIRES: it has no table of actions.
@@ -368,10 +340,10 @@ void Evaluator::FindBlocks(const Plan& plan, const Surroundings& around,
   }
 }
 
-Evaluator::StagePtr Evaluator::StageOf(const std::vector<BlockPtr>& blocks,
-                                       const std::vector<BlockShape>& all,
-                                       const StepStage& stage, bool splits,
-                                       int microbatches) const {
+Evaluator::NumberedStage Evaluator::StageOf(const std::vector<BlockPtr>& blocks,
+                                            const std::vector<BlockShape>& all,
+                                            const StepStage& stage, bool splits,
+                                            int microbatches) const {
   // Blocks know the number of microbatches and whether backwards are split.
   IntKey key;
   for (size_t i = 0; i < stage.blocks.size(); ++i) {
@@ -384,8 +356,20 @@ Evaluator::StagePtr Evaluator::StageOf(const std::vector<BlockPtr>& blocks,
       const auto b = static_cast<size_t>(stage.blocks[i]);
       members.push_back({&blocks[b]->priced, &all[b], stage.chunks[i]});
     }
-    return MakeStage(members, splits, microbatches);
+    return NumberedStage{numbers_++, MakeStage(members, splits, microbatches)};
   });
+}
+
+// Of stage `number` of the plan.
+MemoryUse Evaluator::PeakOf(const NumberedStage& stage, const Order& order,
+                            size_t number, int microbatches) const {
+  const auto find = [&] {
+    return StagePeak(*stage.stage, order.stages[number],
+                     order.stage_steady[number], microbatches);
+  };
+  if (order.number < 0) return find();
+  const IntKey key = {stage.number, order.number, static_cast<int64_t>(number)};
+  return Remember(peaks_, kMaxPeaks, key, find);
 }
 
 std::shared_ptr<const Evaluator::Order> Evaluator::OrderOf(
@@ -400,7 +384,11 @@ std::shared_ptr<const Evaluator::Order> Evaluator::OrderOf(
   auto order = std::make_shared<Order>();
   order->stages = OrdersOf(graph_, plan);
   order->actions = GlobalOrder(order->stages, key.second);
+  order->steady = FindSteadyPhase(order->actions);
   for (const std::vector<Action>& actions : order->stages) {
+    std::vector<StageAction> alone;
+    for (const Action& action : actions) alone.push_back({0, action});
+    order->stage_steady.push_back(FindSteadyPhase(alone));
     const auto count = [&](ActionKind kind) {
       return std::count_if(
           actions.begin(), actions.end(),
@@ -415,6 +403,7 @@ std::shared_ptr<const Evaluator::Order> Evaluator::OrderOf(
   // order they end, which a table does not bind.
   if (!plan.actions.empty() && key.second.chunks > 1) order->folds = false;
   if (!remember) return order;
+  order->number = numbers_++;
   std::lock_guard lock(orders_mutex_);
   return orders_.try_emplace(key, std::move(order)).first->second;
 }
@@ -584,12 +573,12 @@ Evaluation Evaluator::EvaluateChange(
     stage.blocks.push_back(static_cast<int>(b));
     stage.chunks.push_back(now->chunks[b]);
   }
-  std::vector<StagePtr> owners(stages.size());
+  std::vector<NumberedStage> owners(stages.size());
   for (size_t s = 0; s < stages.size(); ++s) {
     owners[s] =
         StageOf(blocks, shapes, stages[s], order->splits[s], plan.microbatches);
-    stages[s].stage = owners[s].get();
-    if (!owners[s]->exact) return EvaluateBySimulation(plan);
+    stages[s].stage = owners[s].stage.get();
+    if (!stages[s].stage->exact) return EvaluateBySimulation(plan);
   }
 
   size_t devices = 0;
@@ -599,15 +588,15 @@ Evaluation Evaluator::EvaluateChange(
 
   Evaluation result;
   result.step_time = StepTime(stages, shapes, groups, order->actions,
-                              plan.microbatches, world.duration);
+                              order->steady, plan.microbatches, world.duration)
+                         .time;
   std::array<int64_t, kCostSources> time = {};
   if (world.duration >= Duration{}) {
     time[static_cast<size_t>(world.source)] += world.duration.picoseconds;
   }
   for (size_t s = 0; s < stages.size(); ++s) {
-    const Stage& stage = *owners[s];
-    result.memory.push_back(
-        StagePeak(stage, order->stages[s], plan.microbatches));
+    const Stage& stage = *owners[s].stage;
+    result.memory.push_back(PeakOf(owners[s], *order, s, plan.microbatches));
     const int64_t m = plan.microbatches;
     for (size_t c = 0; c < time.size(); ++c) {
       time[c] += stage.begin.time_by_source[c] + stage.tail.time_by_source[c];

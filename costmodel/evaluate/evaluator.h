@@ -105,13 +105,19 @@ class Evaluator : public Objective {
     BlockTemplate priced;
   };
   struct Order {
+    int number = -1;  // names it; -1 for a plan's own table
     std::vector<StageAction> actions;
+    SteadyPhase steady;
     StageOrders stages;
-    std::vector<bool> splits;  // by stage: its backwards are split
-    bool folds = true;         // each stage splits all or none
+    std::vector<SteadyPhase> stage_steady;  // by stage, of its actions
+    std::vector<bool> splits;               // by stage: its backwards are split
+    bool folds = true;                      // each stage splits all or none
   };
   using BlockPtr = std::shared_ptr<const Block>;
-  using StagePtr = std::shared_ptr<const Stage>;
+  struct NumberedStage {
+    int number = -1;  // names it
+    std::shared_ptr<const Stage> stage;
+  };
 
   template <typename T, typename Make>
   static T Remember(Memo<T>& memo, size_t limit, const IntKey& key, Make make);
@@ -144,9 +150,12 @@ class Evaluator : public Objective {
   void FindBlocks(const Plan& plan, const Surroundings& around,
                   std::vector<bool>& stale, Blocks& now) const;
   int DecisionsOf(const Plan& plan, const BlockShape& shape) const;
-  StagePtr StageOf(const std::vector<BlockPtr>& blocks,
-                   const std::vector<BlockShape>& shapes,
-                   const StepStage& stage, bool splits, int microbatches) const;
+  NumberedStage StageOf(const std::vector<BlockPtr>& blocks,
+                        const std::vector<BlockShape>& shapes,
+                        const StepStage& stage, bool splits,
+                        int microbatches) const;
+  MemoryUse PeakOf(const NumberedStage& stage, const Order& order,
+                   size_t number, int microbatches) const;
   std::shared_ptr<const Order> OrderOf(const Plan& plan) const;
   TaskCost WorldReduce(const Plan& plan) const;
   // What the stack takes beside the values: of one device of each set.
@@ -178,7 +187,8 @@ class Evaluator : public Objective {
   // common.
   mutable Memo<BlockPtr> blocks_;
   mutable Memo<BlockPtr> programs_;
-  mutable Memo<StagePtr> stages_;
+  mutable Memo<NumberedStage> stages_;
+  mutable Memo<MemoryUse> peaks_;  // of stages under orders
   mutable Memo<std::optional<Score>> uniform_;
   mutable std::once_flag bound_made_;
   mutable std::unique_ptr<const UniformBound> bound_;

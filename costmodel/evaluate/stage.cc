@@ -3,16 +3,14 @@
 #include <algorithm>
 #include <boost/container/small_vector.hpp>
 #include <limits>
-#include <unordered_map>
 
 #include "planner/base/rng.h"
 
 namespace tessera {
 namespace {
 
-// No path from a column to a task. Far enough from the minimum that adding
-// durations does not wrap.
-constexpr int64_t kNever = std::numeric_limits<int64_t>::min() / 4;
+// No path from a column to a task.
+constexpr int64_t kNever = std::numeric_limits<int64_t>::min();
 
 // What a stage does, as numbers: kBegin, then kForward to kLast of each chunk,
 // then the tail.
@@ -32,11 +30,11 @@ uint64_t ChunkBit(int chunk) {
 // Numbers ports: open addressing with keys of one word.
 class PortTable {
  public:
-  explicit PortTable(size_t ports) {
+  // For at most so many ports.
+  void Reset(size_t ports) {
     size_t size = 64;
-    while (size < 2 * ports) size *= 2;
-    keys_.assign(size, 0);
-    numbers_.resize(size);
+    while (size <= ports) size *= 2;
+    slots_.assign(size, {});
   }
 
   // The number of `port`, which may be assigned to; -1 when it is new.
@@ -45,19 +43,19 @@ class PortTable {
                          static_cast<uint64_t>(port.index) << 48 |
                          static_cast<uint64_t>(port.tile) << 32 |
                          static_cast<uint32_t>(port.tensor.value);
-    const size_t mask = keys_.size() - 1;
+    const size_t mask = slots_.size() - 1;
     size_t at = Mix64(key) & mask;
-    while (keys_[at] != 0 && keys_[at] != key) at = (at + 1) & mask;
-    if (keys_[at] == 0) {
-      keys_[at] = key;
-      numbers_[at] = -1;
-    }
-    return numbers_[at];
+    while (slots_[at].key != 0 && slots_[at].key != key) at = (at + 1) & mask;
+    slots_[at].key = key;
+    return slots_[at].number;
   }
 
  private:
-  std::vector<uint64_t> keys_;
-  std::vector<int> numbers_;
+  struct Slot {
+    uint64_t key = 0;
+    int number = -1;
+  };
+  std::vector<Slot> slots_;
 };
 
 // What a fold does with a buffer: its last tasks there that write and touch it.
@@ -65,23 +63,31 @@ struct Use {
   int fold = 0;
   int writer = -1;
   int touch = -1;
+  bool off_compute = false;  // a persistent one, on some other stream
 };
 
 // A buffer that more than one program touches.
 struct Buffer {
   const TemplateBuffer* what = nullptr;
-  boost::container::small_vector<Use, 4> uses;  // by fold, ascending
+  bool persistent = false;
   bool is_loss = false;
   bool is_square_sum = false;
-  // Persistent: readers since the last writer, by fold and task.
-  std::vector<std::pair<int, int>> readers;
+  // Persistent: readers since the last writer; a list, -1 for none.
+  int first_reader = -1;
+  int last_reader = -1;
   // Persistent: the stream of all that the chunks' folds do with it.
   int stream = kNoStream;
   static constexpr int kNoStream = -1;
   static constexpr int kSeveralStreams = -2;
   bool followed = true;  // by all that runs once and touches it
+  // The last fold that touches it, and its last task that writes it or -1.
+  int fold = -1;
+  int writer = -1;
+  boost::container::small_vector<Use, 4> uses;  // by fold, ascending
 
-  // -1 for none.
+  // In the fold that is being made; -1 for none.
+  int WriterNow(int making) const { return fold == making ? writer : -1; }
+  // In any.
   int Writer(int number) const {
     for (const Use& use : uses) {
       if (use.fold == number) return use.writer;
@@ -95,11 +101,10 @@ struct Buffer {
     return -1;
   }
   Use& UseIn(int number) {
-    const auto at = std::find_if(uses.begin(), uses.end(), [&](const Use& use) {
-      return use.fold >= number;
-    });
-    if (at != uses.end() && at->fold == number) return *at;
-    return *uses.insert(at, {number});
+    auto at = uses.end();
+    while (at != uses.begin() && (at - 1)->fold >= number) --at;
+    if (at == uses.end()) return uses.emplace_back(Use{number});
+    return at->fold == number ? *at : *uses.insert(at, {number});
   }
 
   // Whether one stream, other than compute, orders all that is done with it.
@@ -109,6 +114,13 @@ struct Buffer {
   }
 };
 
+// A reader of a persistent buffer.
+struct Reader {
+  int fold = 0;
+  int task = 0;
+  int next = -1;  // of the same buffer
+};
+
 // An off-compute touch of a persistent buffer in the loop.
 struct OffCompute {
   int fold = 0;
@@ -116,40 +128,145 @@ struct OffCompute {
   int buffer = 0;
 };
 
-// For each task, or stream, its time as a function of the columns.
-struct Rows {
-  size_t columns = 0;
-  std::vector<int64_t> cells;
-  int64_t* at(size_t i) { return cells.data() + i * columns; }
-  const int64_t* at(size_t i) const { return cells.data() + i * columns; }
+// The ends of an action's tasks as functions of the columns: of each a weight
+// for every column, or kNever. Most tasks only follow others by some time, so
+// an end is one of a few rows of weights and what it is later by.
+class Ends {
+ public:
+  struct End {
+    int row = 0;
+    int64_t later = 0;
+  };
+
+  // All streams are free at the times of their columns.
+  void Reset(size_t columns, size_t streams) {
+    columns_ = columns;
+    cells_.assign(streams * columns, kNever);
+    for (size_t s = 0; s < streams; ++s) cells_[s * columns + s] = 0;
+  }
+  size_t columns() const { return columns_; }
+  static End FreeAt(size_t stream) { return {static_cast<int>(stream), 0}; }
+
+  int64_t Weight(const End& end, size_t column) const {
+    const int64_t cell = Row(end.row)[column];
+    return cell > kNever ? cell + end.later : kNever;
+  }
+
+  // Whether `a` is never later than `b`. Each row has a weight.
+  bool NotAfter(const End& a, const End& b) const {
+    if (a.row == b.row) return a.later <= b.later;
+    for (size_t c = 0; c < columns_; ++c) {
+      if (Weight(a, c) > Weight(b, c)) return false;
+    }
+    return true;
+  }
+
+  End Later(const End& a, const End& b) {
+    if (a.row == b.row) return a.later < b.later ? b : a;
+    if (NotAfter(b, a)) return a;
+    if (NotAfter(a, b)) return b;
+    const int row = AddRow();
+    int64_t* const to = cells_.data() + static_cast<size_t>(row) * columns_;
+    for (size_t c = 0; c < columns_; ++c) {
+      to[c] = std::max(Weight(a, c), Weight(b, c));
+    }
+    return {row, 0};
+  }
+
+  // No earlier than a column either.
+  End Later(const End& a, size_t column) {
+    if (Weight(a, column) >= 0) return a;
+    const int row = AddRow();
+    int64_t* const to = cells_.data() + static_cast<size_t>(row) * columns_;
+    for (size_t c = 0; c < columns_; ++c) to[c] = Weight(a, c);
+    to[column] = 0;
+    return {row, 0};
+  }
+
+ private:
+  const int64_t* Row(int row) const {
+    return cells_.data() + static_cast<size_t>(row) * columns_;
+  }
+  int AddRow() {
+    const auto row = static_cast<int>(cells_.size() / columns_);
+    cells_.resize(cells_.size() + columns_);
+    return row;
+  }
+
+  size_t columns_ = 0;
+  std::vector<int64_t> cells_;
 };
 
+// Makes one stage after another, in the same working memory.
 class StageBuilder {
  public:
-  StageBuilder(std::span<const StageMember> members, bool splits,
-               int microbatches)
-      : members_(members),
-        splits_(splits),
-        microbatches_(microbatches),
-        stage_(std::make_shared<Stage>()),
-        ports_(CountPorts(members)) {
-    int chunks = 0;
-    size_t buffers = 0;
-    for (const StageMember& member : members) {
-      for (const TemplateProgram& program : member.block->programs) {
-        buffers += program.buffers.size();
+  std::shared_ptr<const Stage> Build(std::span<const StageMember> members,
+                                     bool splits, int microbatches) {
+    Reset(members, splits, microbatches);
+    const auto chunks = static_cast<int>(stage_->chunks.size());
+    MakeFold(ProgramKind::kBegin, kBeginFold);
+    for (int c = 0; c < chunks; ++c) {
+      MakeFold(ProgramKind::kForward, FoldNumber(c, kForwardFold));
+    }
+    // The last gradients of weights follow the same actions as the others, and
+    // make the same ports anew.
+    for (int c = chunks; c-- > 0;) {
+      const int backward = FoldNumber(c, kBackwardFold);
+      const int weight = FoldNumber(c, kWeightFold);
+      if (splits_) {
+        MakeFold(ProgramKind::kBackwardInput, backward);
+        if (microbatches_ == 1) continue;
+        MakeFold(ProgramKind::kBackwardWeight, weight);
+      } else if (microbatches_ > 1) {
+        MakeFold(ProgramKind::kBackward, backward);
       }
     }
-    buffers_.reserve(buffers);
+    for (int c = chunks; c-- > 0;) {
+      MakeFold(splits_ ? ProgramKind::kBackwardWeightReduce
+                       : ProgramKind::kBackwardReduce,
+               FoldNumber(c, kLastFold));
+    }
+    BeginFold(tail_);
+    PlaceTail(Stage::kTie);
+    PlaceTail(Stage::kLoss);
+    PlaceTail(Stage::kNorm);
+    PlaceTail(Stage::kUpdate);
+    EndFold();
+
+    CheckPersistent();
+    for (int f = 0; f < tail_; ++f) {
+      if (IsLoop(f)) Export(f);
+    }
+    FoldMemory();
+    members_ = {};
+    return std::move(stage_);
+  }
+
+ private:
+  void Reset(std::span<const StageMember> members, bool splits,
+             int microbatches) {
+    members_ = members;
+    splits_ = splits;
+    microbatches_ = microbatches;
+    stage_ = std::make_shared<Stage>();
+    int chunks = 0;
+    size_t ports = 0;
+    streams_.clear();
+    first_stream_.clear();
     stage_->streams = {{StreamRole::kCompute, 0}};
     for (const StageMember& member : members) {
       chunks = std::max(chunks, member.chunk + 1);
-      auto& numbers = streams_.emplace_back();
+      for (const TemplateProgram& program : member.block->programs) {
+        ports += program.imports.size() + program.exports.size();
+      }
+      first_stream_.push_back(streams_.size());
       for (const StreamKey& key : member.block->streams) {
-        numbers.push_back(StreamNumber(key));
+        streams_.push_back(StreamNumber(key));
       }
     }
+    ports_.Reset(ports);
     stage_->chunks.resize(static_cast<size_t>(chunks));
+    folds_.clear();
     folds_.push_back(&stage_->begin);
     for (Stage::Chunk& chunk : stage_->chunks) {
       for (StageFold* fold :
@@ -159,73 +276,19 @@ class StageBuilder {
     }
     folds_.push_back(&stage_->tail);
     tail_ = static_cast<int>(folds_.size()) - 1;
-    placed_.resize(folds_.size());
-    after_.resize(folds_.size());
-    stream_after_.resize(folds_.size());
-    rows_.resize(folds_.size());
-    ends_.resize(folds_.size());
-    input_numbers_.resize(folds_.size());
-  }
-
-  std::shared_ptr<const Stage> Build() {
-    const auto chunks = static_cast<int>(stage_->chunks.size());
-    PlaceAscending(ProgramKind::kBegin, kBeginFold, -1);
-    for (int c = 0; c < chunks; ++c) {
-      const int fold = FoldNumber(c, kForwardFold);
-      PlaceAscending(ProgramKind::kForward, fold, c);
-      FindRows(fold);
+    if (made_.size() < folds_.size()) made_.resize(folds_.size());
+    for (Made& made : made_) {
+      made.tasks = 0;
+      made.first_placed = made.last_placed = 0;
     }
-    // The last gradients of weights follow the same actions as the others, and
-    // make the same ports anew.
-    for (int c = chunks; c-- > 0;) {
-      const int backward = FoldNumber(c, kBackwardFold);
-      const int weight = FoldNumber(c, kWeightFold);
-      if (splits_) {
-        PlaceDescending(ProgramKind::kBackwardInput, backward, c);
-        FindRows(backward);
-        if (microbatches_ == 1) continue;
-        PlaceDescending(ProgramKind::kBackwardWeight, weight, c);
-        FindRows(weight);
-      } else if (microbatches_ > 1) {
-        PlaceDescending(ProgramKind::kBackward, backward, c);
-        FindRows(backward);
-      }
-    }
-    for (int c = chunks; c-- > 0;) {
-      PlaceDescending(splits_ ? ProgramKind::kBackwardWeightReduce
-                              : ProgramKind::kBackwardReduce,
-                      FoldNumber(c, kLastFold), c);
-    }
-    PlaceTail(Stage::kTie);
-    PlaceTail(Stage::kLoss);
-    PlaceTail(Stage::kNorm);
-    PlaceTail(Stage::kUpdate);
-
-    CheckPersistent();
-    for (int f = 0; f < tail_; ++f) {
-      if (IsLoop(f)) Export(f);
-    }
-    FoldMemory();
-    // Of what runs for each microbatch the matrix says all.
-    for (int f = 0; f < tail_; ++f) {
-      if (!IsLoop(f)) continue;
-      fold(f).tasks = {};
-      fold(f).deps = {};
-      fold(f).waits = {};
-      fold(f).send_tasks = {};
-    }
-    return stage_;
-  }
-
- private:
-  static size_t CountPorts(std::span<const StageMember> members) {
-    size_t count = 0;
-    for (const StageMember& member : members) {
-      for (const TemplateProgram& program : member.block->programs) {
-        count += program.imports.size() + program.exports.size();
-      }
-    }
-    return count;
+    input_numbers_.resize(StageInput::kSquareSum + 1 +
+                          static_cast<size_t>(chunks));
+    placed_.clear();
+    buffers_.clear();
+    readers_.clear();
+    loss_ = -1;
+    off_compute_.clear();
+    carried_tasks_.clear();
   }
 
   StageFold& fold(int number) { return *folds_[static_cast<size_t>(number)]; }
@@ -268,18 +331,174 @@ class StageBuilder {
     return out;
   }
 
+  // ---- folds, one after the other
+
+  void BeginFold(int number) {
+    number_ = number;
+    is_loop_ = IsLoop(number);
+    tasks_.clear();
+    deps_.clear();
+    waits_.clear();
+    after_.clear();
+    stream_after_.assign(stage_->streams.size(), 0);
+    stream_after_[0] = kAllChunks;
+    for (std::vector<int>& numbers : input_numbers_) numbers.clear();
+    made_[static_cast<size_t>(number)].first_placed = placed_.size();
+  }
+
+  void EndFold() {
+    Made& made = made_[static_cast<size_t>(number_)];
+    made.last_placed = placed_.size();
+    made.tasks = tasks_.size();
+    if (is_loop_) {
+      FindEnds();
+      return;
+    }
+    StageFold& out = fold(number_);
+    out.tasks = tasks_;
+    out.deps = deps_;
+    out.waits = waits_;
+    std::swap(made.after, after_);
+  }
+
+  // The programs of all blocks of the fold's chunk, or of the stage.
+  void MakeFold(ProgramKind kind, int number) {
+    BeginFold(number);
+    const size_t n = members_.size();
+    const bool descends =
+        kind != ProgramKind::kBegin && kind != ProgramKind::kForward;
+    for (size_t i = 0; i < n; ++i) {
+      const size_t b = descends ? n - 1 - i : i;
+      if (number != kBeginFold && members_[b].chunk != ChunkOf(number)) {
+        continue;
+      }
+      Place(static_cast<int>(b), kind);
+    }
+    EndFold();
+  }
+
+  void PlaceTail(Stage::Phase phase) {
+    std::vector<size_t>& ends = stage_->phase_ends[phase];
+    ends.resize(members_.size());
+    for (size_t i = 0; i < members_.size(); ++i) {
+      const size_t b = Stage::Descends(phase) ? members_.size() - 1 - i : i;
+      switch (phase) {
+        case Stage::kTie:
+          Place(static_cast<int>(b), ProgramKind::kTie);
+          break;
+        case Stage::kLoss:
+          PlaceLoss(b);
+          break;
+        case Stage::kNorm:
+          Place(static_cast<int>(b), ProgramKind::kNorm);
+          break;
+        case Stage::kUpdate:
+        case Stage::kPhases:
+          Place(static_cast<int>(b), ProgramKind::kUpdate);
+          break;
+      }
+      ends[b] = tasks_.size();
+    }
+  }
+
+  void PlaceLoss(size_t b) {
+    const BlockTemplate& block = *members_[b].block;
+    if (block.loss_tensor < 0) return;
+    fold(FoldNumber(members_[b].chunk, kForwardFold)).has_loss = true;
+    if (!block.reduces_loss) return;
+    StageTask task;
+    task.duration = block.loss_reduce.duration.picoseconds;
+    task.stream =
+        streams_[first_stream_[b] + static_cast<size_t>(block.loss_stream)];
+    task.first_dep = task.last_dep = static_cast<int>(deps_.size());
+    task.first_wait = static_cast<int>(waits_.size());
+    NoteAfterCompute(task);
+    Wait(task, {StageInput::kLoss, 0});
+    task.last_wait = static_cast<int>(waits_.size());
+    tasks_.push_back(task);
+    fold(number_)
+        .time_by_source[static_cast<size_t>(block.loss_reduce.source)] +=
+        task.duration;
+  }
+
   // ---- stringing programs together, as Lower does
 
-  void Place(int block, ProgramKind kind, int action) {
-    const BlockTemplate& whole = *members_[static_cast<size_t>(block)].block;
+  void Place(int block, ProgramKind kind) {
+    const auto b = static_cast<size_t>(block);
+    const BlockTemplate& whole = *members_[b].block;
     const TemplateProgram& program = whole.programs[static_cast<size_t>(kind)];
     if (program.tasks.empty() && program.imports.empty()) return;
-    StageFold& out = fold(action);
-    const int first = static_cast<int>(out.tasks.size());
+    StageFold& out = fold(number_);
+    const int first = static_cast<int>(tasks_.size());
+    Bind(block, whole, program);
+
+    const int* const streams = streams_.data() + first_stream_[b];
+    receive_of_.clear();
+    if (!program.receives.empty()) {
+      receive_of_.resize(program.tasks.size(), -1);
+    }
+    for (const TemplateTransfer& receive : program.receives) {
+      receive_of_[static_cast<size_t>(receive.task)] =
+          static_cast<int>(out.receives.size());
+      out.receives.push_back({block, receive.port, receive.peer});
+    }
+    const TemplateAccess* access = program.outside.data();
+    const TemplateAccess* const end = access + program.outside.size();
+    for (size_t i = 0; i < program.tasks.size(); ++i) {
+      const TemplateTask& from = program.tasks[i];
+      StageTask task;
+      task.duration = from.cost.duration.picoseconds;
+      task.stream = streams[from.stream];
+      task.after_compute = from.after_compute;
+      task.first_dep = static_cast<int>(deps_.size());
+      for (int d = from.first_dep; d < from.last_dep; ++d) {
+        deps_.push_back(first + program.deps[static_cast<size_t>(d)]);
+      }
+      task.first_wait = static_cast<int>(waits_.size());
+      if (!receive_of_.empty() && receive_of_[i] >= 0) {
+        Wait(task, {StageInput::kReceive, receive_of_[i]});
+      }
+      const TemplateAccess* const outside = access;
+      while (access != end && access->task == static_cast<int>(i)) ++access;
+      const std::span own(outside, access);
+      for (const TemplateAccess& a : own) {
+        DependAcross(task, BoundTo(a), a.writes);
+      }
+      task.last_dep = static_cast<int>(deps_.size());
+      NoteAfterCompute(task);
+      for (const TemplateAccess& a : own) Resolve(task, BoundTo(a), a.writes);
+      if (!is_loop_ && number_ != kBeginFold) {
+        for (const TemplateAccess& a : own) {
+          WaitForLoop(task, BoundTo(a), a.writes);
+        }
+      }
+      task.last_wait = static_cast<int>(waits_.size());
+      tasks_.push_back(task);
+      out.time_by_source[static_cast<size_t>(from.cost.source)] +=
+          task.duration;
+    }
+    for (const TemplateTransfer& send : program.sends) {
+      out.sends.push_back({block, send.port, send.peer});
+      out.send_tasks.push_back(first + send.task);
+    }
+    for (size_t i = 0; i < bound_.size(); ++i) {
+      NoteUse(bound_[i], program.buffers[i], first);
+    }
+    for (const TemplateBinding& exported : program.exports) {
+      ports_[PortOf(block, exported.port)] =
+          bound_[static_cast<size_t>(exported.buffer)];
+    }
+    placed_.push_back({&program, first});
+  }
+
+  // Finds the buffers that a program imports, and makes the others.
+  void Bind(int block, const BlockTemplate& whole,
+            const TemplateProgram& program) {
     bound_.assign(program.buffers.size(), -1);
     const auto make = [&](int local) {
       Buffer& made = buffers_.emplace_back();
       made.what = &program.buffers[static_cast<size_t>(local)];
+      made.persistent = made.what->persistent;
       return static_cast<int>(buffers_.size() - 1);
     };
     for (const TemplateBinding& import : program.imports) {
@@ -298,259 +517,138 @@ class StageBuilder {
     for (size_t i = 0; i < bound_.size(); ++i) {
       if (bound_[i] < 0) bound_[i] = make(static_cast<int>(i));
     }
+  }
+  Buffer& BoundTo(const TemplateAccess& access) {
+    return buffers_[static_cast<size_t>(
+        bound_[static_cast<size_t>(access.buffer)])];
+  }
 
-    const std::vector<int>& streams = streams_[static_cast<size_t>(block)];
-    receive_of_.assign(program.tasks.size(), -1);
-    for (const TemplateTransfer& receive : program.receives) {
-      receive_of_[static_cast<size_t>(receive.task)] =
-          static_cast<int>(out.receives.size());
-      out.receives.push_back({block, receive.port, receive.peer});
-    }
-    size_t next_outside = 0;
-    for (size_t i = 0; i < program.tasks.size(); ++i) {
-      const TemplateTask& from = program.tasks[i];
-      StageTask task;
-      task.duration = from.cost.duration.picoseconds;
-      task.stream = streams[static_cast<size_t>(from.stream)];
-      task.after_compute = from.after_compute;
-      task.first_dep = static_cast<int>(out.deps.size());
-      for (int d = from.first_dep; d < from.last_dep; ++d) {
-        out.deps.push_back(first + program.deps[static_cast<size_t>(d)]);
-      }
-      task.first_wait = static_cast<int>(out.waits.size());
-      if (receive_of_[i] >= 0) {
-        Wait(action, task, {StageInput::kReceive, receive_of_[i]});
-      }
-      const size_t first_outside = next_outside;
-      for (; next_outside < program.outside.size() &&
-             program.outside[next_outside].task == static_cast<int>(i);
-           ++next_outside) {
-        const TemplateAccess& access = program.outside[next_outside];
-        DependAcross(out, action, task,
-                     bound_[static_cast<size_t>(access.buffer)], access.writes);
-      }
-      task.last_dep = static_cast<int>(out.deps.size());
-      NoteAfterCompute(out, action, task);
-      for (size_t o = first_outside; o < next_outside; ++o) {
-        const TemplateAccess& access = program.outside[o];
-        Resolve(action, task, bound_[static_cast<size_t>(access.buffer)],
-                access.writes);
-      }
-      for (size_t o = first_outside; o < next_outside; ++o) {
-        const TemplateAccess& access = program.outside[o];
-        WaitForLoop(action, task, bound_[static_cast<size_t>(access.buffer)],
-                    access.writes);
-      }
-      task.last_wait = static_cast<int>(out.waits.size());
-      out.tasks.push_back(task);
-      out.time_by_source[static_cast<size_t>(from.cost.source)] +=
-          task.duration;
-    }
-    for (const TemplateTransfer& send : program.sends) {
-      out.sends.push_back({block, send.port, send.peer});
-      out.send_tasks.push_back(first + send.task);
-    }
-
-    for (size_t i = 0; i < bound_.size(); ++i) {
-      const TemplateBuffer& local = program.buffers[i];
-      Buffer& b = buffers_[static_cast<size_t>(bound_[i])];
-      if (local.last_touch >= 0) {
-        b.UseIn(action).touch = first + local.last_touch;
-      }
-      if (b.what->persistent) {
-        if (local.last_writer >= 0) b.readers.clear();
-        for (int reader : local.readers) {
-          b.readers.emplace_back(action, first + reader);
-        }
-        if (action != kBeginFold && action != tail_) {
-          if (local.on_compute) b.NoteStream(0);
-          for (int task : local.off_compute) {
-            off_compute_.push_back({action, first + task, bound_[i]});
-            b.NoteStream(out.tasks[static_cast<size_t>(first + task)].stream);
-          }
-        }
-      }
-      if (local.last_writer >= 0) {
-        const int writer = first + local.last_writer;
-        b.UseIn(action).writer = writer;
-        if (b.is_square_sum) {
-          out.tasks[static_cast<size_t>(writer)].sums_squares = true;
+  // What a program, whose first task is `first`, does with a buffer.
+  void NoteUse(int number, const TemplateBuffer& local, int first) {
+    Buffer& b = buffers_[static_cast<size_t>(number)];
+    if (local.last_touch < 0) return;
+    Use& use = b.UseIn(number_);
+    use.touch = first + local.last_touch;
+    if (b.persistent) {
+      if (local.last_writer >= 0) b.first_reader = b.last_reader = -1;
+      for (int reader : local.readers) AddReader(b, first + reader);
+      if (number_ != kBeginFold && number_ != tail_) {
+        if (local.on_compute) b.NoteStream(0);
+        for (int task : local.off_compute) {
+          use.off_compute = true;
+          off_compute_.push_back({number_, first + task, number});
+          b.NoteStream(tasks_[static_cast<size_t>(first + task)].stream);
         }
       }
     }
-    for (const TemplateBinding& exported : program.exports) {
-      ports_[PortOf(block, exported.port)] =
-          bound_[static_cast<size_t>(exported.buffer)];
-    }
-    placed_[static_cast<size_t>(action)].push_back({&program, first});
-  }
-
-  // Room for the tasks of the programs that are placed next.
-  void Reserve(ProgramKind kind, int number, int chunk) {
-    size_t tasks = 0;
-    size_t deps = 0;
-    for (const StageMember& member : members_) {
-      if (chunk >= 0 && member.chunk != chunk) continue;
-      const TemplateProgram& program =
-          member.block->programs[static_cast<size_t>(kind)];
-      tasks += program.tasks.size();
-      deps += program.deps.size();
-    }
-    fold(number).tasks.reserve(tasks);
-    fold(number).deps.reserve(deps);
-    after_[static_cast<size_t>(number)].reserve(tasks);
-  }
-
-  // The blocks of a chunk, or with -1 of all.
-  void PlaceAscending(ProgramKind kind, int number, int chunk) {
-    Reserve(kind, number, chunk);
-    for (size_t b = 0; b < members_.size(); ++b) {
-      if (chunk >= 0 && members_[b].chunk != chunk) continue;
-      Place(static_cast<int>(b), kind, number);
-    }
-  }
-  void PlaceDescending(ProgramKind kind, int number, int chunk) {
-    Reserve(kind, number, chunk);
-    for (size_t b = members_.size(); b-- > 0;) {
-      if (members_[b].chunk == chunk) Place(static_cast<int>(b), kind, number);
+    if (local.last_writer >= 0) use.writer = first + local.last_writer;
+    b.fold = number_;
+    b.writer = use.writer;
+    if (local.last_writer >= 0 && b.is_square_sum) {
+      tasks_[static_cast<size_t>(use.writer)].sums_squares = true;
     }
   }
 
-  void PlaceTail(Stage::Phase phase) {
-    std::vector<size_t>& ends = stage_->phase_ends[phase];
-    ends.resize(members_.size());
-    for (size_t i = 0; i < members_.size(); ++i) {
-      const size_t b = Stage::Descends(phase) ? members_.size() - 1 - i : i;
-      switch (phase) {
-        case Stage::kTie:
-          Place(static_cast<int>(b), ProgramKind::kTie, tail_);
-          break;
-        case Stage::kLoss:
-          PlaceLoss(b);
-          break;
-        case Stage::kNorm:
-          Place(static_cast<int>(b), ProgramKind::kNorm, tail_);
-          break;
-        case Stage::kUpdate:
-        case Stage::kPhases:
-          Place(static_cast<int>(b), ProgramKind::kUpdate, tail_);
-          break;
-      }
-      ends[b] = stage_->tail.tasks.size();
+  void AddReader(Buffer& b, int task) {
+    const auto added = static_cast<int>(readers_.size());
+    readers_.push_back({number_, task});
+    if (b.first_reader < 0) {
+      b.first_reader = added;
+    } else {
+      readers_[static_cast<size_t>(b.last_reader)].next = added;
     }
+    b.last_reader = added;
   }
-
-  void FindRows(int number) {
-    const auto at = static_cast<size_t>(number);
-    rows_[at] = RowsOf(fold(number));
-    ends_[at] = EndRows(fold(number), rows_[at]);
-  }
-
-  void PlaceLoss(size_t b) {
-    const BlockTemplate& block = *members_[b].block;
-    if (block.loss_tensor < 0) return;
-    fold(FoldNumber(members_[b].chunk, kForwardFold)).has_loss = true;
-    if (!block.reduces_loss) return;
-    StageFold& out = stage_->tail;
-    StageTask task;
-    task.duration = block.loss_reduce.duration.picoseconds;
-    task.stream = streams_[b][static_cast<size_t>(block.loss_stream)];
-    task.first_dep = task.last_dep = static_cast<int>(out.deps.size());
-    task.first_wait = static_cast<int>(out.waits.size());
-    NoteAfterCompute(out, tail_, task);
-    Wait(tail_, task, {StageInput::kLoss, 0});
-    task.last_wait = static_cast<int>(out.waits.size());
-    out.tasks.push_back(task);
-    out.time_by_source[static_cast<size_t>(block.loss_reduce.source)] +=
-        task.duration;
+  template <typename Visit>
+  void ForReaders(const Buffer& b, Visit visit) const {
+    for (int r = b.first_reader; r >= 0;) {
+      const Reader& reader = readers_[static_cast<size_t>(r)];
+      visit(reader);
+      r = reader.next;
+    }
   }
 
   // ---- dependencies
 
-  void Depend(StageFold& out, const StageTask& task, int on) {
-    if (out.tasks[static_cast<size_t>(on)].stream == task.stream) return;
-    const auto begin = out.deps.begin() + task.first_dep;
-    if (std::find(begin, out.deps.end(), on) == out.deps.end()) {
-      out.deps.push_back(on);
-    }
+  void Depend(const StageTask& task, int on) {
+    if (tasks_[static_cast<size_t>(on)].stream == task.stream) return;
+    const auto begin = deps_.begin() + task.first_dep;
+    if (std::find(begin, deps_.end(), on) == deps_.end()) deps_.push_back(on);
   }
 
   // On what other programs of the same action did with a buffer.
-  void DependAcross(StageFold& out, int action, const StageTask& task, int b,
-                    bool writes) {
-    const Buffer& buffer = buffers_[static_cast<size_t>(b)];
-    const int writer = buffer.Writer(action);
-    if (writer >= 0) Depend(out, task, writer);
+  void DependAcross(const StageTask& task, const Buffer& b, bool writes) {
+    const int writer = b.WriterNow(number_);
+    if (writer >= 0) Depend(task, writer);
     if (!writes) return;
-    for (const auto& [number, reader] : buffer.readers) {
-      if (number == action) Depend(out, task, reader);
-    }
+    ForReaders(b, [&](const Reader& reader) {
+      if (reader.fold == number_) Depend(task, reader.task);
+    });
   }
 
   // The chunks, bit by bit, whose loop's compute has ended when the task
   // starts: all where it starts no earlier than the compute stream was free
   // before the action, since it is on that stream, or behind a task that is.
-  void NoteAfterCompute(const StageFold& out, int action,
-                        const StageTask& task) {
-    auto& after = after_[static_cast<size_t>(action)];
-    auto& stream_after = stream_after_[static_cast<size_t>(action)];
-    stream_after.resize(stage_->streams.size(), 0);
-    stream_after[0] = kAllChunks;
-    const auto stream = static_cast<size_t>(task.stream);
-    uint64_t mask = task.after_compute ? kAllChunks : stream_after[stream];
+  void NoteAfterCompute(const StageTask& task) {
+    uint64_t& stream_after = stream_after_[static_cast<size_t>(task.stream)];
+    uint64_t mask = task.after_compute ? kAllChunks : stream_after;
     for (int d = task.first_dep; d < task.last_dep; ++d) {
-      mask |= after[static_cast<size_t>(out.deps[static_cast<size_t>(d)])];
+      mask |= after_[static_cast<size_t>(deps_[static_cast<size_t>(d)])];
     }
-    after.push_back(mask);
-    stream_after[stream] = mask;
+    after_.push_back(mask);
+    stream_after = mask;
   }
 
   // Waits for a task of chunk `chunk`'s last action. What is behind compute
   // there is behind that of the chunk's loop.
-  void WaitForLast(int action, const StageTask& task, int from, int on) {
+  void WaitForLast(const StageTask& task, int from, int on) {
     const int chunk = ChunkOf(from);
-    Wait(action, task, {StageInput::kLast, on, chunk});
-    if (after_[static_cast<size_t>(from)][static_cast<size_t>(on)] !=
+    Wait(task, {StageInput::kLast, on, chunk});
+    if (made_[static_cast<size_t>(from)].after[static_cast<size_t>(on)] !=
         kAllChunks) {
       return;
     }
-    uint64_t& mask = after_[static_cast<size_t>(action)].back();
+    uint64_t& mask = after_.back();
     mask |= ChunkBit(chunk);
-    stream_after_[static_cast<size_t>(action)]
-                 [static_cast<size_t>(task.stream)] |= mask;
+    stream_after_[static_cast<size_t>(task.stream)] |= mask;
   }
 
-  void Wait(int action, const StageTask& task, StageInput input) {
-    StageFold& out = fold(action);
-    const uint64_t key = static_cast<uint64_t>(input.kind) << 56 |
-                         static_cast<uint64_t>(input.chunk) << 32 |
-                         static_cast<uint32_t>(input.index);
-    const auto [it, is_new] =
-        input_numbers_[static_cast<size_t>(action)].try_emplace(
-            key, static_cast<int>(out.inputs.size()));
-    if (is_new) out.inputs.push_back(input);
-    const int number = it->second;
-    const auto begin = out.waits.begin() + task.first_wait;
-    if (std::find(begin, out.waits.end(), number) == out.waits.end()) {
-      out.waits.push_back(number);
+  void Wait(const StageTask& task, StageInput input) {
+    std::vector<int>& numbers =
+        input_numbers_[input.kind == StageInput::kLast
+                           ? StageInput::kSquareSum + 1 +
+                                 static_cast<size_t>(input.chunk)
+                           : static_cast<size_t>(input.kind)];
+    const auto index = static_cast<size_t>(input.index);
+    if (numbers.size() <= index) numbers.resize(index + 1, -1);
+    int& number = numbers[index];
+    if (number < 0) {
+      std::vector<StageInput>& inputs = fold(number_).inputs;
+      number = static_cast<int>(inputs.size());
+      inputs.push_back(input);
+    }
+    const auto begin = waits_.begin() + task.first_wait;
+    if (std::find(begin, waits_.end(), number) == waits_.end()) {
+      waits_.push_back(number);
     }
   }
 
   // What the task waits for when it touches a buffer that the action has not
   // written before. `after_` already has the task.
-  void Resolve(int action, const StageTask& task, int number, bool writes) {
-    Buffer& b = buffers_[static_cast<size_t>(number)];
+  void Resolve(const StageTask& task, const Buffer& b, bool writes) {
     if (b.is_square_sum) {
-      Wait(action, task, {StageInput::kSquareSum, 0});
+      Wait(task, {StageInput::kSquareSum, 0});
       return;
     }
-    if (b.is_loss && action == tail_) {
-      Wait(action, task, {StageInput::kLoss, 0});
+    if (b.is_loss && number_ == tail_) {
+      Wait(task, {StageInput::kLoss, 0});
       return;
     }
-    if (b.Writer(action) >= 0) return;
-    if (b.what->persistent) {
-      ResolvePersistent(action, task, b, writes);
+    if (b.WriterNow(number_) >= 0) return;
+    if (b.persistent) {
+      if (!is_loop_ && number_ != kBeginFold) {
+        ResolvePersistent(task, b, writes);
+      }
       return;
     }
     int from = -1;  // the fold that made it
@@ -568,72 +666,62 @@ class StageBuilder {
       return;
     }
     if (from == kBeginFold) {
-      Wait(action, task, {StageInput::kBegin, writer});
+      Wait(task, {StageInput::kBegin, writer});
       return;
     }
     if (!IsLoop(from)) {
-      WaitForLast(action, task, from, writer);
+      WaitForLast(task, from, writer);
       return;
     }
     // Implied where a stream that the reader follows was busy for longer.
     if (NotAfter(from, writer, static_cast<size_t>(task.stream)) ||
-        (after_[static_cast<size_t>(action)].back() == kAllChunks &&
-         NotAfter(from, writer, 0))) {
+        (after_.back() == kAllChunks && NotAfter(from, writer, 0))) {
       return;
     }
-    Wait(action, task, {StageInput::kCarried, Carry(from, writer)});
+    Wait(task, {StageInput::kCarried, Carry(from, writer)});
   }
 
   // What runs once waits for what else ran once.
-  void ResolvePersistent(int action, const StageTask& task, const Buffer& b,
-                         bool writes) {
-    if (IsLoop(action) || action == kBeginFold) return;
+  void ResolvePersistent(const StageTask& task, const Buffer& b, bool writes) {
     for (const Use& use : b.uses) {
-      if (!IsOf(use.fold, kLastFold) || use.fold == action) continue;
-      if (use.writer >= 0) WaitForLast(action, task, use.fold, use.writer);
+      if (!IsOf(use.fold, kLastFold) || use.fold == number_) continue;
+      if (use.writer >= 0) WaitForLast(task, use.fold, use.writer);
     }
     if (!writes) return;
-    for (const auto& [f, reader] : b.readers) {
-      if (!IsOf(f, kLastFold) || f == action) continue;
-      WaitForLast(action, task, f, reader);
-    }
+    ForReaders(b, [&](const Reader& reader) {
+      if (!IsOf(reader.fold, kLastFold) || reader.fold == number_) return;
+      WaitForLast(task, reader.fold, reader.task);
+    });
   }
 
   // What runs once and touches a persistent buffer comes later than what the
   // loop did with it: behind its compute, or else it waits for that, which has
   // to be on the compute stream.
-  void WaitForLoop(int action, const StageTask& task, int number, bool writes) {
-    Buffer& b = buffers_[static_cast<size_t>(number)];
-    if (IsLoop(action) || action == kBeginFold || !b.what->persistent ||
-        b.is_square_sum || b.Writer(action) >= 0) {
+  void WaitForLoop(const StageTask& task, Buffer& b, bool writes) {
+    if (!b.persistent || b.is_square_sum || b.WriterNow(number_) >= 0) {
       return;
     }
-    if (FollowsItsStream(action, task, b)) return;
+    if (FollowsItsStream(task, b)) return;
     b.followed = false;
-    const uint64_t after = after_[static_cast<size_t>(action)].back();
+    const uint64_t after = after_.back();
+    if (after == kAllChunks) return;
     for (const Use& use : b.uses) {
       const int f = use.fold;
       if (!IsLoop(f) || (after & ChunkBit(ChunkOf(f))) != 0) continue;
       const int on = writes ? use.touch : use.writer;
       if (on < 0) continue;
-      if (std::any_of(off_compute_.begin(), off_compute_.end(),
-                      [&](const OffCompute& touch) {
-                        return touch.fold == f && touch.buffer == number;
-                      })) {
-        stage_->exact = false;
-      }
-      Wait(action, task, {StageInput::kLatest, Carry(f, on)});
+      if (use.off_compute) stage_->exact = false;
+      Wait(task, {StageInput::kLatest, Carry(f, on)});
     }
   }
 
   // Whether all that the loop does with a buffer is on one stream, other than
   // compute, and done before the task: since it is on that stream too, or waits
   // for each chunk's last action with the buffer.
-  bool FollowsItsStream(int action, const StageTask& task,
-                        const Buffer& b) const {
+  bool FollowsItsStream(const StageTask& task, const Buffer& b) const {
     if (b.stream <= 0) return false;
     if (task.stream == b.stream) return true;
-    if (action != tail_) return false;
+    if (number_ != tail_) return false;
     return std::none_of(b.uses.begin(), b.uses.end(), [&](const Use& use) {
       return IsLoop(use.fold) && use.touch >= 0 &&
              b.Writer(FoldNumber(ChunkOf(use.fold), kLastFold)) < 0;
@@ -653,13 +741,9 @@ class StageBuilder {
   // Whether a task of a loop's fold always ends before the fold leaves a
   // stream.
   bool NotAfter(int number, int task, size_t stream) const {
-    const Rows& rows = rows_[static_cast<size_t>(number)];
-    const int64_t* a = rows.at(static_cast<size_t>(task));
-    const int64_t* b = ends_[static_cast<size_t>(number)].at(stream);
-    for (size_t c = 0; c < rows.columns; ++c) {
-      if (a[c] > b[c]) return false;
-    }
-    return true;
+    const Made& made = made_[static_cast<size_t>(number)];
+    return made.ends.NotAfter(made.task_ends[static_cast<size_t>(task)],
+                              made.stream_ends[stream]);
   }
 
   // Persistent buffers are touched by every microbatch. The fold follows them
@@ -692,99 +776,71 @@ class StageBuilder {
 
   // ---- matrices
 
-  Rows RowsOf(const StageFold& a) const {
+  // Of the loop's fold that is being made.
+  void FindEnds() {
+    Made& made = made_[static_cast<size_t>(number_)];
+    StageFold& a = fold(number_);
     const size_t streams = stage_->streams.size();
-    Rows rows;
-    rows.columns = streams + a.inputs.size();
-    rows.cells.assign(a.tasks.size() * rows.columns, kNever);
-    std::vector<int> last(streams, -1);
-    for (size_t t = 0; t < a.tasks.size(); ++t) {
-      const StageTask& task = a.tasks[t];
-      int64_t* row = rows.at(t);
-      const auto join = [&](int other) {
-        const int64_t* from = rows.at(static_cast<size_t>(other));
-        for (size_t c = 0; c < rows.columns; ++c) {
-          row[c] = std::max(row[c], from[c]);
-        }
-      };
-      const auto follow = [&](size_t stream) {
-        if (last[stream] >= 0) {
-          join(last[stream]);
-        } else {
-          row[stream] = std::max<int64_t>(row[stream], 0);
-        }
-      };
+    Ends& ends = made.ends;
+    ends.Reset(streams + a.inputs.size(), streams);
+    made.stream_ends.clear();
+    for (size_t s = 0; s < streams; ++s) {
+      made.stream_ends.push_back(Ends::FreeAt(s));
+    }
+    made.task_ends.clear();
+    std::vector<bool> touched(streams);
+    for (const StageTask& task : tasks_) {
       const auto stream = static_cast<size_t>(task.stream);
-      follow(stream);
-      if (task.after_compute) follow(0);
+      touched[stream] = true;
+      Ends::End end = made.stream_ends[stream];
+      if (task.after_compute) end = ends.Later(end, made.stream_ends[0]);
       for (int d = task.first_dep; d < task.last_dep; ++d) {
-        join(a.deps[static_cast<size_t>(d)]);
+        end = ends.Later(
+            end,
+            made.task_ends[static_cast<size_t>(deps_[static_cast<size_t>(d)])]);
       }
       for (int w = task.first_wait; w < task.last_wait; ++w) {
-        const auto column =
-            streams + static_cast<size_t>(a.waits[static_cast<size_t>(w)]);
-        row[column] = std::max<int64_t>(row[column], 0);
+        end = ends.Later(
+            end, streams + static_cast<size_t>(waits_[static_cast<size_t>(w)]));
       }
-      for (size_t c = 0; c < rows.columns; ++c) {
-        if (row[c] > kNever) row[c] += task.duration;
-      }
-      last[stream] = static_cast<int>(t);
-    }
-    return rows;
-  }
-
-  // For each stream the time that it is free after the action.
-  Rows EndRows(const StageFold& a, const Rows& rows) const {
-    const size_t streams = stage_->streams.size();
-    Rows ends;
-    ends.columns = rows.columns;
-    ends.cells.assign(streams * ends.columns, kNever);
-    std::vector<int> last(streams, -1);
-    for (size_t t = 0; t < a.tasks.size(); ++t) {
-      last[static_cast<size_t>(a.tasks[t].stream)] = static_cast<int>(t);
+      end.later += task.duration;
+      made.task_ends.push_back(end);
+      made.stream_ends[stream] = end;
     }
     for (size_t s = 0; s < streams; ++s) {
-      if (last[s] < 0) {
-        ends.at(s)[s] = 0;
-      } else {
-        std::copy_n(rows.at(static_cast<size_t>(last[s])), ends.columns,
-                    ends.at(s));
-      }
+      if (touched[s]) a.touched.push_back(static_cast<int>(s));
     }
-    return ends;
   }
 
   void Export(int number) {
     StageFold& a = fold(number);
-    const Rows& rows = rows_[static_cast<size_t>(number)];
+    const Made& made = made_[static_cast<size_t>(number)];
     MaxPlus& matrix = a.matrix;
     matrix.row = {0};
-    const auto add = [&](int task) {
-      const int64_t* row = rows.at(static_cast<size_t>(task));
-      for (size_t c = 0; c < rows.columns; ++c) {
-        if (row[c] > kNever) {
-          matrix.entries.push_back({static_cast<int>(c), row[c]});
+    if (made.tasks == 0) return;
+    const auto add = [&](const Ends::End& end) {
+      for (size_t c = 0; c < made.ends.columns(); ++c) {
+        const int64_t weight = made.ends.Weight(end, c);
+        if (weight > kNever) {
+          matrix.entries.push_back({static_cast<int>(c), weight});
         }
       }
       matrix.row.push_back(static_cast<int>(matrix.entries.size()));
     };
-    std::vector<int> last(stage_->streams.size(), -1);
-    for (size_t t = 0; t < a.tasks.size(); ++t) {
-      last[static_cast<size_t>(a.tasks[t].stream)] = static_cast<int>(t);
-    }
-    for (size_t s = 0; s < last.size(); ++s) {
-      if (last[s] < 0) continue;
-      a.touched.push_back(static_cast<int>(s));
-      add(last[s]);
-    }
-    for (int task : a.send_tasks) add(task);
+    const auto add_task = [&](int task) {
+      add(made.task_ends[static_cast<size_t>(task)]);
+    };
+    for (int s : a.touched) add(made.stream_ends[static_cast<size_t>(s)]);
+    for (int task : a.send_tasks) add_task(task);
     for (int carried : a.carries) {
-      add(carried_tasks_[static_cast<size_t>(carried)]);
+      add_task(carried_tasks_[static_cast<size_t>(carried)]);
     }
+    // Its rows say all.
+    a.send_tasks = {};
     if (!a.has_loss) return;
     const int writer = buffers_[static_cast<size_t>(loss_)].Writer(number);
     TESSERA_CHECK(writer >= 0) << "nothing writes the loss";
-    add(writer);
+    add_task(writer);
   }
 
   // ---- memory
@@ -864,13 +920,31 @@ class StageBuilder {
     return given;
   }
 
+  // What is given back behind a task: lists, by fold and task.
+  struct Given {
+    const TemplateBuffer* what = nullptr;
+    bool final_only = false;
+    int next = -1;
+  };
+
   void FoldMemory() {
-    struct Given {
-      int task = 0;
-      const TemplateBuffer* what = nullptr;
-      bool final_only = false;
+    size_t tasks = 0;
+    for (size_t f = 0; f < folds_.size(); ++f) {
+      made_[f].first_given = tasks;
+      made_[f].final_differs = false;
+      tasks += made_[f].tasks;
+    }
+    given_.clear();
+    given_behind_.assign(tasks, -1);
+    const auto give = [&](const Buffer& b, int f, bool final_only) {
+      if (f < 0) return;
+      Made& made = made_[static_cast<size_t>(f)];
+      made.final_differs |= final_only;
+      int& first =
+          given_behind_[made.first_given + static_cast<size_t>(b.Touch(f))];
+      given_.push_back({b.what, final_only, first});
+      first = static_cast<int>(given_.size() - 1);
     };
-    std::vector<std::vector<Given>> given(folds_.size());
     for (const Buffer& buffer : buffers_) {
       const TemplateBuffer* what = buffer.what;
       if (what->persistent) {
@@ -879,47 +953,32 @@ class StageBuilder {
         continue;
       }
       const GivenBack back = FindGivenBack(buffer);
-      if (back.each >= 0) {
-        given[static_cast<size_t>(back.each)].push_back(
-            {buffer.Touch(back.each), what, false});
-      }
-      if (back.once >= 0) {
-        given[static_cast<size_t>(back.once)].push_back(
-            {buffer.Touch(back.once), what, true});
-      }
+      give(buffer, back.each, false);
+      give(buffer, back.once, true);
     }
     for (int f = 0; f <= tail_; ++f) {
-      auto& list = given[static_cast<size_t>(f)];
-      std::stable_sort(
-          list.begin(), list.end(),
-          [](const Given& a, const Given& b) { return a.task < b.task; });
-      std::vector<std::pair<int, const TemplateBuffer*>> every;
-      std::vector<std::pair<int, const TemplateBuffer*>> final;
-      for (const Given& g : list) {
-        if (!g.final_only) every.emplace_back(g.task, g.what);
-        final.emplace_back(g.task, g.what);
-      }
-      FoldMemory(f, every, fold(f).memory);
-      if (final.size() == every.size()) {
-        fold(f).final_memory = fold(f).memory;
+      StageFold& a = fold(f);
+      FoldMemory(f, true, a.final_memory);
+      // What is not of the loop has one run only.
+      if (IsLoop(f) && made_[static_cast<size_t>(f)].final_differs) {
+        FoldMemory(f, false, a.memory);
       } else {
-        FoldMemory(f, final, fold(f).final_memory);
+        a.memory = a.final_memory;
       }
     }
   }
 
-  void FoldMemory(
-      int action,
-      const std::vector<std::pair<int, const TemplateBuffer*>>& given,
-      MemoryElement& memory) const {
+  void FoldMemory(int number, bool final, MemoryElement& memory) const {
     memory.total_peak = std::numeric_limits<int64_t>::min();
     const auto change = [&](MemoryCategory category, int64_t bytes) {
       memory.delta[static_cast<size_t>(category)] += bytes;
       memory.total_delta += bytes;
     };
-    size_t next_given = 0;
-    for (const Placed& placed : placed_[static_cast<size_t>(action)]) {
-      const TemplateProgram& program = *placed.program;
+    const Made& made = made_[static_cast<size_t>(number)];
+    for (size_t p = made.first_placed; p < made.last_placed; ++p) {
+      const TemplateProgram& program = *placed_[p].program;
+      const int* const given = given_behind_.data() + made.first_given +
+                               static_cast<size_t>(placed_[p].first);
       size_t taken = 0;
       size_t own = 0;
       for (int t = 0; t < static_cast<int>(program.tasks.size()); ++t) {
@@ -935,11 +994,12 @@ class StageBuilder {
              ++own) {
           change(program.given[own].category, -program.given[own].bytes);
         }
-        for (; next_given < given.size() &&
-               given[next_given].first == placed.first + t;
-             ++next_given) {
-          const TemplateBuffer& what = *given[next_given].second;
-          change(what.category, -what.bytes.value);
+        for (int g = given[t]; g >= 0;) {
+          const Given& back = given_[static_cast<size_t>(g)];
+          if (final || !back.final_only) {
+            change(back.what->category, -back.what->bytes.value);
+          }
+          g = back.next;
         }
       }
     }
@@ -949,35 +1009,59 @@ class StageBuilder {
     const TemplateProgram* program = nullptr;
     int first = 0;  // its first task in the action
   };
+  // What is known of a fold that has been made.
+  struct Made {
+    size_t tasks = 0;
+    size_t first_placed = 0;  // of `placed_`
+    size_t last_placed = 0;
+    size_t first_given = 0;  // of `given_behind_`, its first task's
+    bool final_differs = false;
+    std::vector<uint64_t> after;  // by task, where it is not of the loop
+    // Of the loop's.
+    Ends ends;
+    std::vector<Ends::End> task_ends;
+    std::vector<Ends::End> stream_ends;
+  };
 
   std::span<const StageMember> members_;
-  const bool splits_;
-  const int microbatches_;
+  bool splits_ = false;
+  int microbatches_ = 0;
   std::shared_ptr<Stage> stage_;
-  PortTable ports_;
   std::vector<StageFold*> folds_;  // by number
   int tail_ = 0;
-  std::vector<std::vector<int>> streams_;  // by block and its own stream
+  std::vector<int> streams_;  // by block and its own stream
+  std::vector<size_t> first_stream_;
+  PortTable ports_;
   std::vector<Buffer> buffers_;
+  std::vector<Reader> readers_;
   int loss_ = -1;  // buffer
-  // By fold.
-  std::vector<std::vector<Placed>> placed_;
-  std::vector<std::vector<uint64_t>> after_;
-  std::vector<std::vector<uint64_t>> stream_after_;
-  std::vector<Rows> rows_;
-  std::vector<Rows> ends_;
-  std::vector<std::unordered_map<uint64_t, int>> input_numbers_;
   std::vector<OffCompute> off_compute_;
   std::vector<int> carried_tasks_;  // whose ends they are
-  std::vector<int> bound_;          // scratch
-  std::vector<int> receive_of_;     // scratch
+  std::vector<Placed> placed_;
+  std::vector<Made> made_;  // by fold
+  std::vector<Given> given_;
+  std::vector<int> given_behind_;
+  // Of the fold that is being made.
+  int number_ = 0;
+  bool is_loop_ = false;
+  std::vector<StageTask> tasks_;
+  std::vector<int> deps_;
+  std::vector<int> waits_;
+  std::vector<uint64_t> after_;         // by task
+  std::vector<uint64_t> stream_after_;  // by stream
+  // Into StageFold::inputs, by kind, those of last actions by chunk, and index.
+  std::vector<std::vector<int>> input_numbers_;
+  // Of the program that is being placed.
+  std::vector<int> bound_;       // buffers
+  std::vector<int> receive_of_;  // by task, -1 for none; empty where none does
 };
 
 }  // namespace
 
 std::shared_ptr<const Stage> MakeStage(std::span<const StageMember> members,
                                        bool splits, int microbatches) {
-  return StageBuilder(members, splits, microbatches).Build();
+  thread_local StageBuilder builder;
+  return builder.Build(members, splits, microbatches);
 }
 
 }  // namespace tessera

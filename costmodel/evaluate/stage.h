@@ -145,6 +145,11 @@ struct StageMember {
   int chunk = 0;
 };
 
+// A chunk's folds, as FoldOrder numbers them.
+inline std::array<const StageFold*, 4> FoldsOf(const Stage::Chunk& chunk) {
+  return {&chunk.forward, &chunk.backward, &chunk.weight, &chunk.last};
+}
+
 // Which folds the actions of a stage run, one after the other.
 class FoldOrder {
  public:
@@ -155,30 +160,44 @@ class FoldOrder {
 
   struct Next {
     const StageFold* fold = nullptr;
+    int number = 0;      // 4 * chunk + its place in FoldsOf
     bool last = false;   // it is the chunk's `last`: its tasks are walked
     bool final = false;  // it does not run again in the step
   };
   Next Of(const Action& action) {
-    const auto c = static_cast<size_t>(action.chunk);
-    const Stage::Chunk& chunk = stage_.chunks[c];
-    int& runs = runs_[c][static_cast<size_t>(action.kind)];
+    int& runs = RunsOf(action);
     const bool final = ++runs == microbatches_;
+    const bool last = final && (action.kind == ActionKind::kBackward ||
+                                action.kind == ActionKind::kBackwardWeight);
+    const int number = last ? LastNumber(action.chunk) : Number(action);
+    return {FoldsOf(stage_.chunks[static_cast<size_t>(
+                action.chunk)])[static_cast<size_t>(number % 4)],
+            number, last, final};
+  }
+  // Of the fold that all such actions run but for the last.
+  static int Number(const Action& action) {
     switch (action.kind) {
       case ActionKind::kForward:
-        return {&chunk.forward, false, final};
-      case ActionKind::kBackwardInput:
-        return {&chunk.backward, false, final};
+        break;
       case ActionKind::kBackward:
-        if (!final) return {&chunk.backward, false, false};
-        break;
+      case ActionKind::kBackwardInput:
+        return 4 * action.chunk + 1;
       case ActionKind::kBackwardWeight:
-        if (!final) return {&chunk.weight, false, false};
-        break;
+        return 4 * action.chunk + 2;
     }
-    return {&chunk.last, true, true};
+    return 4 * action.chunk;
   }
+  static int LastNumber(int chunk) { return 4 * chunk + 3; }
+  static bool IsLast(int number) { return number % 4 == 3; }
+  // Leaves out so many runs, of which none is the last.
+  void Skip(const Action& action, int runs) { RunsOf(action) += runs; }
 
  private:
+  int& RunsOf(const Action& action) {
+    return runs_[static_cast<size_t>(action.chunk)]
+                [static_cast<size_t>(action.kind)];
+  }
+
   const Stage& stage_;
   const int microbatches_;
   std::vector<std::array<int, 4>> runs_;  // by chunk and ActionKind
