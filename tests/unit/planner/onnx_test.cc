@@ -552,7 +552,7 @@ TEST(Onnx, SignalsAreImagesWithoutAHeight) {
   EXPECT_EQ(conv.attribute("pad_left"), 4);
   EXPECT_EQ(conv.attribute("dilation_width"), 2);
   EXPECT_EQ(conv.attribute("stride_height"), 1);
-  EXPECT_EQ(NodeNamed(graph, "norm").rule.ToString(), "bcw,c,c->bcw,c,c");
+  EXPECT_EQ(NodeNamed(graph, "norm").rule.ToString(), "bcw,c,c,c,c->bcw,c,c");
   EXPECT_EQ(graph.tensor(NodeNamed(graph, "pool").results[0]).shape,
             (Shape{4, 4, 4}));
 }
@@ -606,7 +606,7 @@ TEST(Onnx, BatchNormsOfFeatures) {
   parts.nodes[2] = NodeOf("BatchNormalization", "norm",
                           {"y2", "scale", "shift", "scale", "shift"}, "y3");
   EXPECT_EQ(NodeNamed(Imported(parts, Options(4)), "norm").rule.ToString(),
-            "bc,c,c->bc,c,c");
+            "bc,c,c,c,c->bc,c,c");
 }
 
 // 5 places, 2 apart, of windows of 3 with a pixel of padding on both sides, and
