@@ -740,20 +740,23 @@ bool LostGradientForTheHost(const Graph& graph, TaskGraph& tasks) {
   });
 }
 
-// Not a parameter that is copied in for a step on the device: where that reads
-// it first, the copy of the step before will do.
+// What the host has just computed, not a parameter that is copied in for a step
+// on the device: where that reads it first, the copy of the step before will
+// do.
 bool StaleParameter(const Graph& graph, TaskGraph& tasks) {
-  const auto is_updated = [&](ValueId id) {
+  const auto is_computed = [&](ValueId id) {
     return FindTask(tasks, [&](const Task& task) {
              return task.kind == TaskKind::kCompute && task.optimizer &&
-                    std::ranges::find(task.writes, id) != task.writes.end();
+                    std::ranges::any_of(task.writes, [&](ValueId written) {
+                      return tasks.Root(written) == tasks.Root(id);
+                    });
            }) != nullptr;
   };
   return RemoveTask(tasks, [&](const Task& task) {
     return IsCopy(tasks, task, MemoryTier::kHost, MemoryTier::kDevice) &&
            task.optimizer && ReadsMatrix(graph, tasks, task) &&
            tasks.value(task.writes[0]).what == "parameter" &&
-           !is_updated(task.writes[0]);
+           is_computed(task.reads[0]);
   });
 }
 
