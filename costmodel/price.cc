@@ -406,7 +406,8 @@ void Pricer::AppendKey(const TaskView& view, IntKey& key) const {
     const auto kernel = kernels_.find(task.kernel);
     TESSERA_CHECK(kernel != kernels_.end()) << "unknown kernel " << task.kernel;
     key.push_back(kernel->second);
-    key.push_back(static_cast<int64_t>(task.optimizer));
+    key.push_back(static_cast<int64_t>(task.optimizer) |
+                  static_cast<int64_t>(task.accumulate) << 1);
     key.push_back(task.node.valid() ? signature_[task.node.index()] : -1);
   }
   for (const auto* ids : {&task.reads, &task.writes}) {
