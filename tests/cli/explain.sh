@@ -55,7 +55,7 @@ for limit in "--proposals 0" "--time-limit 0"; do
 done
 
 code=0
-"$tessera" explain --which-strategy --model zoo:llama-3-405b \
+"$tessera" explain --which-strategy --model zoo:gpt-1t \
   --cluster dgx-a100-80gb:1x1 --global-batch 1 --seq-len 128 --proposals 0 \
   >"$work/text" 2>/dev/null || code=$?
 [[ $code == 3 ]] || fail "exit code $code where nothing fits"

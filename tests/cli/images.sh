@@ -51,7 +51,7 @@ validated() {
   local log=$work/$1
   shift
   "$tessera" run "${model[@]}" --data "$work/images.bin" --seed 5 \
-    --decay-steps 6 --validate-every 3 --validate-batches 1 --log "$log" "$@" \
+    --validate-every 3 --validate-batches 1 --log "$log" "$@" \
     >/dev/null 2>"$work/stderr"
 }
 validated serial --steps 6 --strategy mbs=8
