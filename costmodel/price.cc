@@ -406,8 +406,7 @@ void Pricer::AppendKey(const TaskView& view, IntKey& key) const {
     const auto kernel = kernels_.find(task.kernel);
     TESSERA_CHECK(kernel != kernels_.end()) << "unknown kernel " << task.kernel;
     key.push_back(kernel->second);
-    key.push_back(static_cast<int64_t>(task.optimizer) |
-                  static_cast<int64_t>(task.accumulate) << 1);
+    key.push_back(static_cast<int64_t>(task.optimizer));
     key.push_back(task.node.valid() ? signature_[task.node.index()] : -1);
   }
   for (const auto* ids : {&task.reads, &task.writes}) {
@@ -622,10 +621,10 @@ double Pricer::TierSeconds(const TaskView& view, CostSource& source) const {
     return static_cast<double>(bytes.value) / bandwidth;
   };
   if (task.kind == TaskKind::kCompute) {
-    // The optimizer's results and sums that are added to are read, too.
-    const bool anew =
-        task.kernel == "cast" || (task.kernel == "sum" && !task.accumulate);
-    const Bytes again = anew ? Bytes{} : written;
+    // The optimizer's results and what is added to are read, too. (The first
+    // of a step's microbatches has nothing to add to, and counts as the others:
+    // Task::like.)
+    const Bytes again = task.kernel == "cast" ? Bytes{} : written;
     return seconds(read + written + again,
                    host.memory_bandwidth.value / devices_per_host_);
   }
