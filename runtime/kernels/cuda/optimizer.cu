@@ -145,8 +145,7 @@ template <typename T>
 __global__ void RunningAverage(
     const __grid_constant__ TensorList<RunningAverageTensors<T>> list) {
   ForEachListedVector(
-      list,
-      [](const RunningAverageTensors<T>& of, int64_t first, Span span) {
+      list, [](const RunningAverageTensors<T>& of, int64_t first, Span span) {
         float d[kVector];
         float a[kVector];
         of.distance.Load(first, span, d);

@@ -241,8 +241,8 @@ TEST(ZeroMemory, GradientsOnTheHostLeaveOneBlockOnTheDevice) {
 }
 
 // Of optimizer states in files the host has those of two layers at a time, 12
-// bytes a parameter; in tiles those of two tiles, of the largest weights 4 h^2 /
-// 4, besides biases and norms, 13 h of a layer.
+// bytes a parameter; in tiles those of two tiles, of the largest weights 4 h^2
+// / 4, besides biases and norms, 13 h of a layer.
 TEST(ZeroMemory, StatesInFilesPassThroughTheHostBlockByBlockOrTileByTile) {
   const auto most = [](const std::string& strategy) {
     return MostHeld("offload=optimizer:file" + strategy, MemoryTier::kHost,
