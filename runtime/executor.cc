@@ -975,6 +975,11 @@ Result<void> RankExecutor::WriteValue(ValueId id, const void* from,
   return {};
 }
 
+void RankExecutor::ZeroValue(ValueId id) {
+  TESSERA_CHECK(tasks_.value(id).tier == MemoryTier::kDevice);
+  device_.Zero(buffers_[roots_[id.index()].index()], BytesOf(id));
+}
+
 MemoryUse RankExecutor::host_peak() const {
   return host_ == nullptr ? MemoryUse() : host_->account().peak();
 }

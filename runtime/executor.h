@@ -82,17 +82,20 @@ class RankExecutor : public Executor {
   // Whether the input "positions" holds places in the row, from 0; at first
   // not.
   void set_places_are_positions(bool yes) { places_are_positions_ = yes; }
-  // From the second Run from now on what can be captured of a step is replayed
+  // From the third Run from now on what can be captured of a step is replayed
   // as graphs (PartsOf in runtime/step_order.h). The first one prepares what
-  // kernels prepare when they are first called. Results are the same, bit for
-  // bit. REQUIRES: a device with queues. set_places_are_positions is not called
-  // any more.
+  // kernels prepare when they are first called; the second one is the last with
+  // times of tasks. Results are the same, bit for bit. REQUIRES: a device with
+  // queues. set_places_are_positions is not called any more.
   Result<void> UseGraphs();
   const GraphUse& graph_use() const { return graph_use_; }
+  // Whether the next Run replays graphs.
+  bool Replays() const { return numbers_ != nullptr && runs_singly_ == 0; }
   // Of the next steps; at first TrainingOptions::learning_rate.
   void set_learning_rate(double rate);
 
-  // One training step, measured from when the call begins. An error names the
+  // One training step, measured from when the call begins. The timeline of one
+  // that replays graphs has no spans. An error names the
   // task; the job has then been aborted, and this executor is of no further
   // use.
   // REQUIRES: `tasks` is that of Create.
@@ -111,6 +114,9 @@ class RankExecutor : public Executor {
   bool Holds(ValueId value) const;
   Result<void> ReadValue(ValueId value, void* to) const;
   Result<void> WriteValue(ValueId value, const void* from);
+  // Makes it zero, where that needs no bytes from outside: on the device.
+  // REQUIRES: it lies there.
+  void ZeroValue(ValueId value);
   // Of that part `size` bytes from `offset` on, a multiple of kFileBlockBytes.
   Result<void> WriteValue(ValueId value, const void* from, Bytes offset,
                           Bytes size);
@@ -294,6 +300,7 @@ class RankExecutor : public Executor {
   QueueDevice* const queues_;
   std::vector<EnqueuedJob> enqueued_;
   StepParts jobs_apart_;
+  std::vector<int> starts_;  // by job: the mark where it begins
   std::vector<int> queue_of_;
   // With graphs: the parts of a step; by part the graph's number, or -1, and
   // its name; whether steps are replayed yet.
@@ -301,7 +308,7 @@ class RankExecutor : public Executor {
   std::vector<int> graphs_;
   std::vector<std::string> graph_names_;
   GraphUse graph_use_;
-  bool replays_ = false;
+  int runs_singly_ = 0;  // so many more steps
   bool capturing_ = false;
   StepNumbers* numbers_ = nullptr;  // in the device's memory; null: no graphs
   std::vector<std::byte> loaded_;   // what graphs copy to the device

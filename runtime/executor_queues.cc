@@ -5,9 +5,14 @@
 namespace tessera {
 namespace {
 
+// Steps before graphs are replayed.
+constexpr int kSingleSteps = 2;
+
 // Marks of a step: where it begins, where each job begins and ends, where all
 // have ended (the start of a job that is not there), and of parts that are
-// graphs where others of their streams may begin, and where they have ended.
+// graphs where others of their streams may begin, and where they have ended. A
+// job that follows another in its queue, and waits for no other queue, begins
+// where that ends.
 constexpr int kBegin = 0;
 int StartOf(int job) {
   return 1 + 2 * job;
@@ -80,6 +85,15 @@ Result<void> RankExecutor::PlanQueues() {
     }
   }
   jobs_apart_ = PartsOf(jobs, std::vector<bool>(jobs.size()));
+  std::map<int, int> last;  // by queue: the job
+  for (int job = 0; job < static_cast<int>(jobs.size()); ++job) {
+    const auto j = static_cast<size_t>(job);
+    const int queue = queue_of_[static_cast<size_t>(jobs[j].stream)];
+    const auto [before, is_first] = last.try_emplace(queue, job);
+    const bool follows = !is_first && jobs_apart_.parts[j].waits.empty();
+    starts_.push_back(follows ? EndOf(before->second) : StartOf(job));
+    before->second = job;
+  }
   return device_.Synchronize();
 }
 
@@ -110,6 +124,7 @@ Result<void> RankExecutor::UseGraphs() {
       void* const numbers,
       device_.Allocate({sizeof(StepNumbers)}, MemoryCategory::kWorkspace));
   numbers_ = static_cast<StepNumbers*>(numbers);
+  runs_singly_ = kSingleSteps;
   return PlaceLoads();
 }
 
@@ -233,7 +248,9 @@ int RankExecutor::EndMarkOf(const StepParts& step, int part) const {
 // the part's.
 Result<void> RankExecutor::RunJob(int job) {
   Work& work = work_[static_cast<size_t>(job)];
-  queues_->Mark(StartOf(job));
+  if (!capturing_ && starts_[static_cast<size_t>(job)] == StartOf(job)) {
+    queues_->Mark(StartOf(job));
+  }
   world_.SetCurrentTask(work.name);
   queues_->BeginRange(work.name);
   const auto done = RunTask(work, work.staged);
@@ -289,11 +306,11 @@ Result<void> RankExecutor::RunGraph(size_t p) {
 }
 
 Result<Timeline> RankExecutor::RunInQueues() {
-  Timeline timeline = EmptyTimeline();
   const auto jobs = static_cast<int>(work_.size());
-  const StepParts& step = replays_ ? parts_ : jobs_apart_;
+  const bool replays = Replays();
+  const StepParts& step = replays ? parts_ : jobs_apart_;
   queues_->UseQueue(0);
-  if (replays_) {
+  if (replays) {
     const StepNumbers now{step_, learning_rate_};
     device_.Write(numbers_, &now, {sizeof(now)});
   }
@@ -319,7 +336,7 @@ Result<Timeline> RankExecutor::RunInQueues() {
     (void)finish();
     return error;
   };
-  if (replays_) {
+  if (replays) {
     if (auto done = FillLoads(); !done) return fail(done.error());
   }
   for (size_t p = 0; p < step.parts.size(); ++p) {
@@ -336,13 +353,17 @@ Result<Timeline> RankExecutor::RunInQueues() {
     world_.Abort(done.error().ToString());
     return done.error();
   }
+  Timeline timeline;
+  TESSERA_TRY(timeline.step_time, queues_->Between(kBegin, end));
+  if (replays) return timeline;
+  timeline.spans = EmptyTimeline().spans;
   for (int job = 0; job < jobs; ++job) {
-    Span& span = timeline.spans[static_cast<size_t>(job)];
-    TESSERA_TRY(span.start, queues_->Between(kBegin, StartOf(job)));
+    const auto j = static_cast<size_t>(job);
+    Span& span = timeline.spans[j];
+    TESSERA_TRY(span.start, queues_->Between(kBegin, starts_[j]));
     TESSERA_TRY(span.end, queues_->Between(kBegin, EndOf(job)));
   }
-  TESSERA_TRY(timeline.step_time, queues_->Between(kBegin, end));
-  replays_ = numbers_ != nullptr;
+  runs_singly_ = std::max(0, runs_singly_ - 1);
   return timeline;
 }
 

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "runtime/float16.h"
 #include "runtime/kernels/fill.h"
 #include "runtime/loss_scale.h"
+#include "runtime/thread_pool.h"
 
 namespace tessera {
 
@@ -30,7 +32,8 @@ LocalTensor BlockOf(const Value& value, const Placement& here) {
 }
 
 Result<void> Initialise(const Graph& graph, uint64_t seed, ValueId id,
-                        RankExecutor& executor, StartUp& start) {
+                        RankExecutor& executor, ThreadPool* threads,
+                        StartUp& start) {
   const Value& value = executor.tasks().value(id);
   if (value.what == "loss scale") {
     const LossScale scale;
@@ -39,6 +42,10 @@ Result<void> Initialise(const Graph& graph, uint64_t seed, ValueId id,
   const bool drawn = value.what == "parameter" || value.what == "master";
   const Placement here = executor.placement(id);
   const int64_t size = SizeOf(value.dtype);
+  if (!drawn && value.tier == MemoryTier::kDevice) {
+    executor.ZeroValue(id);
+    return start.Advance({here.elements() * size});
+  }
   const int64_t per_piece = kPieceBytes / size;
   LocalTensor block = BlockOf(value, here);
   std::vector<std::byte> piece;
@@ -54,7 +61,7 @@ Result<void> Initialise(const Graph& graph, uint64_t seed, ValueId id,
       const int64_t begin = here.run.begin + first;
       const Tensor& tensor = graph.tensor(value.tensor);
       FillWeight(block, {begin, begin + count}, tensor.init, tensor.name, seed,
-                 executor.device().threads());
+                 threads);
     }
     if (drawn && Is16Bit(value.dtype)) {
       rounded.resize(static_cast<size_t>(bytes.value));
@@ -72,11 +79,19 @@ Result<void> Initialise(const Graph& graph, uint64_t seed, ValueId id,
 Result<void> InitialiseState(const Graph& graph, uint64_t seed,
                              RankExecutor& executor, StartUp start) {
   start.total = PersistentBytes(executor);
+  // A GPU has no threads of the host: those of all cores draw for it.
+  std::unique_ptr<ThreadPool> own;
+  ThreadPool* threads = executor.device().threads();
+  if (threads == nullptr) {
+    own = std::make_unique<ThreadPool>(HostCores());
+    threads = own.get();
+  }
   const TaskGraph& tasks = executor.tasks();
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const ValueId id(v);
     if (!tasks.values[v].persistent || !executor.Holds(id)) continue;
-    TESSERA_RETURN_IF_ERROR(Initialise(graph, seed, id, executor, start));
+    TESSERA_RETURN_IF_ERROR(
+        Initialise(graph, seed, id, executor, threads, start));
   }
   return {};
 }

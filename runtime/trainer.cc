@@ -174,6 +174,7 @@ class Trainer {
     const int64_t step = executor_.step();
     const double rate = RateAt(learning_rate_, step);
     executor_.set_learning_rate(rate);
+    const bool has_timeline = !executor_.Replays();
     TESSERA_TRY(Timeline timeline, executor_.Run(*job_.tasks));
 
     const auto ranks = static_cast<size_t>(all_.size());
@@ -199,8 +200,10 @@ class Trainer {
     report.tokens_per_s = TokensPerSecond(report.step_time);
     summary_.losses.push_back(report.loss);
     summary_.step_times.push_back(report.step_time);
-    timelines_.push_back(std::move(timeline));
-    if (timelines_.size() > kKeptTimelines) timelines_.pop_front();
+    if (has_timeline) {
+      kept_.push_back({report.step_time, std::move(timeline)});
+      if (kept_.size() > kKeptTimelines) kept_.pop_front();
+    }
     if (validator_ != nullptr && (step + 1) % job_.validation.every == 0) {
       TESSERA_TRY(report.validation_loss, Validate());
       summary_.validation_loss = report.validation_loss;
@@ -250,9 +253,9 @@ class Trainer {
 
     // The median step of those whose timelines are still there. All ranks
     // know the same times, so they choose the same step.
-    const std::vector<Duration> kept(
-        times.end() - static_cast<int64_t>(timelines_.size()), times.end());
-    const Timeline& timeline = timelines_[MedianIndex(kept)];
+    std::vector<Duration> kept;
+    for (const auto& [time, of_step] : kept_) kept.push_back(time);
+    const Timeline& timeline = kept_[MedianIndex(kept)].second;
     ReportHeader header;
     header.memory = executor_.device().account().peak();
     header.host_memory = executor_.host_peak();
@@ -297,7 +300,8 @@ class Trainer {
   TaskGraph loss_tasks_;
   std::unique_ptr<RankExecutor> validator_;  // null: no validation
   TrainingResult summary_;
-  std::deque<Timeline> timelines_;  // of the last steps
+  // Of the last steps whose tasks have times.
+  std::deque<std::pair<Duration, Timeline>> kept_;
 };
 
 // What all ranks of a job have in common, where they were started apart.

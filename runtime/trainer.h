@@ -97,7 +97,7 @@ struct TrainingResult {
   bool interrupted = false;
   GraphUse graphs;  // of this rank; none without TrainingJob::graphs
   // By rank, on rank 0 only: the true peak of memory, and the step that took
-  // the median time.
+  // the median time, of those that replayed no graphs.
   std::vector<MemoryUse> memory;
   // The same of what it kept in the host's memory, and its file.
   std::vector<MemoryUse> host_memory;

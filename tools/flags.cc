@@ -384,7 +384,7 @@ std::span<const Flag> Flags() {
        "1e-9 in fp64, 0.05 in 16 bits)",
        SetCheck},
       {"--graph", "",
-       "on GPUs: from the second step on replay what can be captured of a step "
+       "on GPUs: from the third step on replay what can be captured of a step "
        "as CUDA graphs",
        SetTrue<&Options::graph>},
       {"--compare", "",

@@ -1,20 +1,25 @@
 #!/usr/bin/env bash
 # What only a machine with a GPU can check, in parts that are bounded in time.
 #
-#   tools/gpu_check.sh [--only PART]… [--out FILE] BUILD_DIR
+#   tools/gpu_check.sh [--only PART]… [--time-limit SECONDS] [--out FILE]
+#       BUILD_DIR
 #
-# PART is one of: device, discover, parity, run, run-graph, check, graph,
-# profile, losses, training, nccl, run-nccl, kernels, matmul, attention, copy,
-# sanitize; without --only all run, in this order. A part that fails does not keep the others from running.
-# Without a GPU nothing runs: the script says so and exits with 0. Otherwise it
-# exits with 1 if a part failed, and writes one JSON file: the device, its
-# driver, the versions, and for every part its status (passed, failed, timed
-# out, skipped), seconds and what it measured or the end of its output. Beside
-# the parts: `parity`, `parity_graph` (with --graph) and `nccl`, how far the losses of each plan are from the
-# CPU's, of ranks on one GPU as threads, and over NCCL (tests/gpu/run_parity.py);
-# `losses` and `training`, against PyTorch (tests/bench/against_pytorch.py; where
-# python3 has torch). Default FILE: tests/bench/results/DEVICE-DATE.json beside
-# this script. `profile` times what plans of GPT-2 need and leaves its file at
+# PART is one of the checks device, discover, parity, run, run-graph, check,
+# nccl, run-nccl, which run side by side, or of the measurements step, graph,
+# profile, losses, training, kernels, matmul, attention, copy, sanitize, which
+# then have the GPU for themselves, in this order; without --only all run. A
+# part that fails does not keep the others from running; one for which no time
+# is left is skipped. Without a GPU nothing runs: the script says so and exits
+# with 0. Otherwise it exits with 1 if a part failed, and writes one JSON file:
+# the device, its driver, the versions, and for every part its status (passed,
+# failed, timed out, skipped), seconds and what it measured or the end of its
+# output. What all parts printed is in FILE.log. Beside the parts: `parity`,
+# `parity_graph` (with --graph) and `nccl`, how far the losses of each plan are
+# from the CPU's, of ranks on one GPU as threads, and over NCCL
+# (tests/gpu/run_parity.py); `losses` and `training`, against PyTorch
+# (tests/bench/against_pytorch.py; where python3 has torch; TRAINING holds flags
+# for it). Default FILE: tests/bench/results/DEVICE-DATE.json beside this
+# script. `profile` times what plans of GPT-2 need and leaves its file at
 # FILE.profile.pb, or profiler/profiles/DEVICE.pb.
 #
 # The binaries may come from another machine (nothing is built or installed
@@ -37,11 +42,14 @@ usage() {
   exit 2
 }
 
-all_parts=(device discover parity run run-graph check graph profile losses
-  training nccl run-nccl kernels matmul attention copy sanitize)
+checks=(device discover parity run run-graph check nccl run-nccl)
+measurements=(step graph profile losses training kernels matmul attention copy
+  sanitize)
+all_parts=("${checks[@]}" "${measurements[@]}")
 parts=()
 out=
 pack=
+time_limit=7200
 while [[ $# -gt 0 ]]; do
   case $1 in
     --only)
@@ -52,6 +60,7 @@ while [[ $# -gt 0 ]]; do
       parts+=("$2")
       shift 2 ;;
     --out) out=${2:?}; shift 2 ;;
+    --time-limit) time_limit=${2:?}; shift 2 ;;
     --pack) pack=${2:?}; shift 2 ;;
     -*) usage ;;
     *) break ;;
@@ -128,10 +137,16 @@ export TEST_TMPDIR=$work
 
 # run_part NAME SECONDS COMMAND…
 run_part() {
-  local name=$1 limit=$2
+  local name=$1 limit=$2 left=$((time_limit - SECONDS))
   shift 2
-  echo "== $name (at most $limit s)"
   local begin end status
+  if ((left < 5)); then
+    echo "no time is left" | tee "$work/$name.log"
+    echo "77 0 0" >"$work/$name.status"
+    return
+  fi
+  ((limit > left)) && limit=$left
+  echo "== $name (at most $limit s)"
   begin=$(date +%s.%N)
   timeout --kill-after=10 "$limit" "$@" >"$work/$name.log" 2>&1
   status=$?
@@ -148,6 +163,30 @@ run_bench() {
     --benchmark_report_aggregates_only=true \
     --benchmark_out="$work/$1.json" --benchmark_out_format=json
 }
+
+# run_tests NAME SECONDS FILTER
+run_tests() {
+  run_part "$1" "$2" "$test_binary" --gtest_filter="$3" --gtest_brief=1 \
+    --gtest_output=json:"$work/$1.json"
+}
+
+# Each holds a kernel to the CPU's: by the cores of the host, a share of the
+# tests in each process.
+parity() {
+  local filter='*CudaKernel*:*ProductKernels*:*RankSum*:CublasLtMatMulGpuTest.*'
+  local shares=$((($(nproc) + 1) / 2)) share failed=0
+  ((shares > 8)) && shares=8
+  local pids=()
+  for ((share = 0; share < shares; ++share)); do
+    GTEST_TOTAL_SHARDS=$shares GTEST_SHARD_INDEX=$share "$test_binary" \
+      --gtest_filter="$filter" --gtest_brief=1 \
+      --gtest_output=json:"$work/parity.$share.json" &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+  return $failed
+}
+export -f parity
 
 # run_parity NAME SECONDS BACKEND [--graph]: plans of tests/gpu/run_parity.py.
 run_parity() {
@@ -230,9 +269,20 @@ run_profile() {
     --seq-len 1024 --dtype bf16 --time-limit 120 -o "$file"
 }
 
-for part in "${parts[@]}"; do
+# GPT-2 124M on one GPU: where the time of a step goes, by kernel and size.
+step() {
+  "$tessera" run --backend cuda --nproc 1 --global-batch 32 --seq-len 1024 \
+    --model "$cd_root/examples/models/gpt2/config.json" --dtype bf16 \
+    --data "$cd_root/examples/data/gpl-3.txt" --strategy mbs=32 --steps 12 \
+    --compare "$@"
+}
+export -f step
+
+run() {
+  local part=$1
   case $part in
     profile) run_profile ;;
+    step) run_part step 100 bash -c step ;;
     discover)
       run_part discover 60 "$tessera" discover -o "$work/cluster.txtpb" ;;
     losses)
@@ -240,16 +290,9 @@ for part in "${parts[@]}"; do
     training)
       run_pytorch training 590 --speed --steps 12 --time-limit 55 ;;
     device)
-      run_part device 120 "$test_binary" \
-        --gtest_filter='CudaArenaTest.*:CudaDeviceTest.*:DeviceGpuTest.*' \
-        --gtest_output=json:"$work/device.json" ;;
-    parity)  # every CUDA kernel against the CPU's
-      run_part parity 300 "$test_binary" \
-        --gtest_filter='*CudaKernel*:*ProductKernels*:*RankSum*:CublasLtMatMulGpuTest.*' \
-        --gtest_output=json:"$work/parity.json" ;;
-    nccl)
-      run_part nccl 400 "$test_binary" --gtest_filter='*Nccl*GpuTest.*' \
-        --gtest_output=json:"$work/nccl.json" ;;
+      run_tests device 120 'CudaArenaTest.*:CudaDeviceTest.*:DeviceGpuTest.*' ;;
+    parity) run_part parity 300 bash -c parity ;;
+    nccl) run_tests nccl 400 '*Nccl*GpuTest.*' ;;
     run) run_parity run 400 cuda-loopback ;;
     run-graph) run_parity run-graph 300 cuda-loopback --graph ;;
     check)
@@ -269,7 +312,21 @@ for part in "${parts[@]}"; do
     attention)
       run_bench attention 300 '^Attention/' ;;
   esac
+}
+
+ran=()
+for part in "${checks[@]}"; do
+  [[ " ${parts[*]} " == *" $part "* ]] || continue
+  run "$part" &
+  ran+=("$part")
 done
+wait
+for part in "${measurements[@]}"; do
+  [[ " ${parts[*]} " == *" $part "* ]] || continue
+  run "$part"
+  ran+=("$part")
+done
+parts=("${ran[@]}")
 
 # ---- The results ------------------------------------------------------------
 
@@ -308,13 +365,14 @@ def measured(name):
     """What a part's own JSON file says, in short."""
     if name == "discover":
         return {"output": (work / "discover.log").read_text(errors="replace")}
-    path = work / f"{name}.json"
-    if not path.exists():
-        return {}
+    paths = [*work.glob(f"{name}.json"), *work.glob(f"{name}.[0-9].json")]
     try:
-        data = json.loads(path.read_text())
+        files = [json.loads(path.read_text()) for path in paths]
     except json.JSONDecodeError:  # cut off
         return {}
+    if not files:
+        return {}
+    data = files[0]
     if "training" in data:  # stands beside the parts
         return {}
     if name == "graph":
@@ -330,7 +388,7 @@ def measured(name):
             for row in data["benchmarks"]
             if row.get("aggregate_name") == "median"]}
     failed, ran, skipped = [], 0, []
-    for suite in data["testsuites"]:
+    for suite in (suite for file in files for suite in file["testsuites"]):
         for test in suite["testsuite"]:
             name = f"{suite['name']}.{test['name']}"
             if test["result"] == "SKIPPED":
@@ -387,6 +445,10 @@ path.parent.mkdir(parents=True, exist_ok=True)
 beside = path.with_suffix(".json.part")
 beside.write_text(json.dumps(document, indent=2) + "\n")
 beside.rename(path)
+with open(path.with_suffix(".json.log"), "w", encoding="utf-8") as logs:
+    for name in sys.argv[4:]:
+        log = (work / f"{name}.log").read_text(errors="replace")
+        logs.write(f"==== {name}\n{log[-1_000_000:]}\n")
 for part in parts:
     print(f"{part['part']}: {part['status']} in {part['seconds']} s")
 print(f"wrote {path}")

@@ -377,22 +377,15 @@ CudaEvent CudaDevice::EventOf(std::vector<CudaEvent>& of_marks, int mark,
   return of_marks[m];
 }
 
-// In a capture an event is either a dependency between its streams or a node of
-// the graph that is recorded in every replay, and only the latter has a time
-// (CUDA Runtime API 13.0, cudaEventRecordWithFlags): there are both. The node
-// is the earlier one, so that who awaits the mark awaits it, too: a capture
-// ends only where all its nodes are awaited.
+// In a capture an event is a dependency between its streams, and no node of the
+// graph: a node for each mark made the replays of small kernels slower than
+// their launches.
 void CudaDevice::Mark(int mark) {
-  CudaEvent const event = EventOf(marks_, mark, cudaEventDefault);
-  if (capturing_ == nullptr) {
-    Keep(Check(cudaEventRecord(event, queue()), "cudaEventRecord"));
-    return;
-  }
-  Keep(Check(cudaEventRecordWithFlags(event, queue(), cudaEventRecordExternal),
-             "cudaEventRecordWithFlags"));
-  CudaEvent const order =
-      EventOf(captured_marks_, mark, cudaEventDisableTiming);
-  Keep(Check(cudaEventRecord(order, queue()), "cudaEventRecord"));
+  CudaEvent const event =
+      capturing_ == nullptr
+          ? EventOf(marks_, mark, cudaEventDefault)
+          : EventOf(captured_marks_, mark, cudaEventDisableTiming);
+  Keep(Check(cudaEventRecord(event, queue()), "cudaEventRecord"));
 }
 
 void CudaDevice::Await(int mark) {

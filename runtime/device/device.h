@@ -144,7 +144,7 @@ class QueueDevice : public RankDevice {
   // and Sum are called, and UseQueue, Mark and Await. Another queue takes part
   // once it awaits a mark of the capture, and before the end the first queue
   // awaits a mark behind its last work. Only such marks are awaited, and only
-  // there; Between tells their times in the last replay.
+  // there; they have no times.
   virtual Result<void> BeginCapture() = 0;
   virtual Result<int> EndCapture() = 0;
   virtual void Replay(int graph) = 0;

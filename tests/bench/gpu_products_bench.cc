@@ -2,13 +2,15 @@
 // 7B, through the kernels that train.
 //
 // MatMul/M/N/K/PASS: y = x w^T + bias (0), dx = dy w (1), dw += dy^T x in fp32
-// (2), all of bf16; or y = GELU(x w^T + bias), with what it is the GELU of (3).
+// (2), all of bf16; or y = GELU(x w^T + bias), with what it is the GELU of (3),
+// and dx = dy w times that GELU's derivative (4), of the layer that follows.
 // Before it runs, the first 16 algorithms of cuBLASLt are
 // timed with cold caches: `first_us` is what the heuristic would take,
 // `best_us` the fastest, which then runs.
 //
 // Attention/B/S/G/R/D/PASS/BY: causal, forward (0) or the gradients (1); by our
-// own kernels (0), by cuDNN as the kernel calls it (1), or by cuDNN alone (2).
+// own kernels (0), by cuDNN as the kernel calls it (1), by cuDNN alone (2), or so
+// with its fastest algorithm, whose sums have no order (3).
 // Products above the diagonal are not counted as work.
 
 #include <algorithm>
@@ -41,7 +43,7 @@ constexpr Model kModels[] = {
 };
 constexpr int64_t kSequence = 1024;
 
-enum Pass { kForward, kDx, kDw, kForwardGelu };
+enum Pass { kForward, kDx, kDw, kForwardGelu, kDxGelu };
 
 void MatMul(benchmark::State& state) {
   constexpr int kCandidates = 16;
@@ -62,6 +64,9 @@ void MatMul(benchmark::State& state) {
       problem.transpose_b = true;
       problem.epilogue = MatMulEpilogue::kBiasGelu;
       break;
+    case kDxGelu:
+      problem.epilogue = MatMulEpilogue::kGeluGradient;
+      [[fallthrough]];
     case kDx:
       std::swap(problem.n, problem.k);
       break;
@@ -85,7 +90,7 @@ void MatMul(benchmark::State& state) {
   if (!times) return state.SkipWithError(times.error().ToString().c_str());
   const Buffer a(m * std::max(n, k) * 2), b(m * std::max(n, k) * 2);
   const Buffer w(n * k * 4), bias(n * 2),
-      aux(state.range(3) == kForwardGelu ? m * n * 2 : 2);
+      aux(state.range(3) >= kForwardGelu ? m * std::max(n, k) * 2 : 2);
   MatMulData data = {.a = a.data(),
                      .b = w.data(),
                      .d = b.data(),
@@ -113,6 +118,7 @@ void MatMulShapes(benchmark::internal::Benchmark* benchmark) {
       }
     }
     benchmark->Args({model.tokens, model.feed_forward, h, kForwardGelu});
+    benchmark->Args({model.tokens, h, model.feed_forward, kDxGelu});
   }
 }
 
@@ -157,7 +163,7 @@ class AttentionCall {
   }
 
   // As the kernel calls it, without its copies of the log-sum-exps.
-  void RunAlone(bool backward, CudaQueue* queue) const {
+  void RunAlone(bool backward, bool deterministic, CudaQueue* queue) const {
     const auto& [q, k, v, o, d_o, dq, dk, dv] = All();
     const Shape& shape = queries();
     const SdpaProblem problem = {
@@ -168,7 +174,8 @@ class AttentionCall {
         .d = shape[4],
         .e = shape[4],
         .scale = 1 / std::sqrt(static_cast<float>(shape[4])),
-        .backward = backward};
+        .backward = backward,
+        .deterministic = deterministic};
     if (!queue->sdpa->Takes(problem)) return queue->Fail("cuDNN has no kernel");
     queue->sdpa->Run(problem,
                      {.q = q.data,
@@ -214,7 +221,7 @@ class AttentionCall {
 };
 
 void Attention(benchmark::State& state) {
-  enum By { kOwn, kCudnn, kAlone };
+  enum By { kOwn, kCudnn, kAlone, kAloneUnordered };
   const int64_t b = state.range(0), s = state.range(1), g = state.range(2),
                 r = state.range(3), d = state.range(4);
   const bool backward = state.range(5) != 0;
@@ -228,7 +235,8 @@ void Attention(benchmark::State& state) {
   if (by == kOwn) queue->sdpa = nullptr;
   call.Run(/*backward=*/false, queue);  // o and lse
   Run(state, [&] {
-    by == kAlone ? call.RunAlone(backward, queue) : call.Run(backward, queue);
+    by >= kAlone ? call.RunAlone(backward, by == kAlone, queue)
+                 : call.Run(backward, queue);
   });
   queue->sdpa = cudnn;
   // Two products forward, five backward, over half of the square.
@@ -239,7 +247,8 @@ void Attention(benchmark::State& state) {
 void AttentionShapes(benchmark::internal::Benchmark* benchmark) {
   for (const Model& model : kModels) {
     for (const int64_t pass : {0, 1}) {
-      for (const int64_t by : {0, 1, 2}) {
+      for (const int64_t by : {0, 1, 2, 3}) {
+        if (by == 3 && pass == 0) continue;
         benchmark->Args({model.tokens / kSequence, kSequence, model.heads, 1,
                          model.head_width, pass, by});
       }
@@ -247,7 +256,8 @@ void AttentionShapes(benchmark::internal::Benchmark* benchmark) {
   }
   // Grouped queries, and a long row.
   for (const int64_t pass : {0, 1}) {
-    for (const int64_t by : {0, 1, 2}) {
+    for (const int64_t by : {0, 1, 2, 3}) {
+      if (by == 3 && pass == 0) continue;
       benchmark->Args({1, 8192, 8, 4, 128, pass, by});
     }
   }

@@ -299,7 +299,8 @@ class Trainer:
             lr=args.lr, betas=(0.9, 0.95), fused=not args.eager)
         self.compiled = self.model
         if not args.eager:
-            self.compiled = torch.compile(self.model)
+            # Each size has code of its own: what is compiled for any is slower.
+            self.compiled = torch.compile(self.model, dynamic=False)
         self.data = Data(args, config.vocabulary)
 
     def step(self, number, micro_batch, batch):

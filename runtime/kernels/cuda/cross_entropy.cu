@@ -86,9 +86,10 @@ __global__ void CrossEntropyState(Elements<T> logits, const int32_t* labels,
       mine.sum *= Scale(mine.maximum, maximum);
       mine.maximum = maximum;
     }
+    if (mine.maximum == -INFINITY) return;  // exp(-inf + inf) is no number
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      if (span.Has(j)) mine.sum += Scale(x[j], mine.maximum);
+      if (span.Has(j)) mine.sum += __expf(x[j] - mine.maximum);
     }
   });
   const MaxAndSum all =

@@ -44,6 +44,11 @@ bool IsGelu(MatMulEpilogue epilogue) {
          epilogue == MatMulEpilogue::kGeluGradient;
 }
 
+bool HasBias(MatMulEpilogue epilogue) {
+  return epilogue == MatMulEpilogue::kBias ||
+         epilogue == MatMulEpilogue::kBiasGelu;
+}
+
 cublasLtEpilogue_t EpilogueOf(MatMulEpilogue epilogue) {
   switch (epilogue) {
     case MatMulEpilogue::kBias:
@@ -266,14 +271,22 @@ Result<CublasLtMatMul::Plan> CublasLtMatMul::MakePlan(
   return plan;
 }
 
+// The pointers of the epilogue; others are refused.
+Result<void> CublasLtMatMul::SetPointers(Plan& plan, MatMulEpilogue epilogue,
+                                         const MatMulData& data) {
+  if (HasBias(epilogue)) {
+    TESSERA_RETURN_IF_ERROR(
+        Set(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, data.bias));
+  }
+  if (!IsGelu(epilogue)) return {};
+  return Set(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, data.aux);
+}
+
 Result<std::vector<cublasLtMatmulHeuristicResult_t>> CublasLtMatMul::Candidates(
     const MatMulKey& key, Plan& plan, const MatMulData& data, int count,
     const CudaQueue& queue) const {
   // It learns from the pointers how they are aligned.
-  TESSERA_RETURN_IF_ERROR(
-      Set(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, data.bias));
-  TESSERA_RETURN_IF_ERROR(
-      Set(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, data.aux));
+  TESSERA_RETURN_IF_ERROR(SetPointers(plan, key.problem.epilogue, data));
   cublasLtMatmulPreferenceOpaque_t preference;
   TESSERA_RETURN_IF_ERROR(
       Check(cublasLtMatmulPreferenceInit(&preference), "a preference"));
@@ -319,10 +332,7 @@ Result<std::vector<cublasLtMatmulHeuristicResult_t>> CublasLtMatMul::Candidates(
 Result<void> CublasLtMatMul::Enqueue(Plan plan, const MatMulKey& key,
                                      const MatMulData& data,
                                      const CudaQueue& queue) const {
-  TESSERA_RETURN_IF_ERROR(
-      Set(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, data.bias));
-  TESSERA_RETURN_IF_ERROR(
-      Set(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, data.aux));
+  TESSERA_RETURN_IF_ERROR(SetPointers(plan, key.problem.epilogue, data));
   const float one = 1;
   const float beta = key.problem.accumulate ? 1.0f : 0.0f;
   return Check(

@@ -62,6 +62,8 @@ class CublasLtMatMul : public CudaMatMul {
 
   explicit CublasLtMatMul(const CublasLtOptions& options);
   Result<Plan> MakePlan(const MatMulKey& key) const;
+  static Result<void> SetPointers(Plan& plan, MatMulEpilogue epilogue,
+                                  const MatMulData& data);
   Result<std::vector<cublasLtMatmulHeuristicResult_t>> Candidates(
       const MatMulKey& key, Plan& plan, const MatMulData& data, int count,
       const CudaQueue& queue) const;

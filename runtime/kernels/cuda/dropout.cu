@@ -55,16 +55,17 @@ __global__ void Dropout(Elements<T> x, Elements<T> y, int64_t n, Place place,
   ForEachVector(n, [&](int64_t first, Span span) {
     float v[kVector];
     x.Load(first, span, v);
-    int64_t global = place.Global(first);
-    int64_t left = place.Length() - first % place.Length();  // of the run
+    const auto draw = [&](int j, int64_t global) {
+      const uint64_t bits = CounterBits53(key, static_cast<uint64_t>(global));
+      v[j] = bits >= threshold ? v[j] * scale : 0;
+    };
+    const int64_t global = place.Global(first);
+    const int64_t left = place.Length() - first % place.Length();  // of the run
+    if (left >= kVector) {
 #pragma unroll
-    for (int j = 0; j < kVector; ++j, ++global, --left) {
-      if (left == 0) {
-        global = place.Global(first + j);
-        left = place.Length();
-      }
-      const uint64_t draw = CounterBits53(key, static_cast<uint64_t>(global));
-      v[j] = draw >= threshold ? v[j] * scale : 0;
+      for (int j = 0; j < kVector; ++j) draw(j, global + j);
+    } else {
+      for (int j = 0; j < kVector; ++j) draw(j, place.Global(first + j));
     }
     y.Store(first, span, v);
   });

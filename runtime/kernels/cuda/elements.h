@@ -61,10 +61,87 @@ struct Span {
   __device__ bool Whole() const { return begin == 0 && end == kVector; }
 };
 
+// All of them, as is known at compile time.
+struct WholeSpan {
+  __device__ static constexpr bool Has(int) { return true; }
+  __device__ operator Span() const { return {}; }
+};
+
 // The first elements of a vector of which `left` are there.
 __device__ inline Span FirstOf(int64_t left) {
   return {0, static_cast<int>(left < kVector ? left : int64_t{kVector})};
 }
+
+// ---- Vectors in memory ------------------------------------------------------
+
+// 16 bytes, loaded and stored at once. nvcc makes of the store of a struct, or
+// of four floats, a store for each of its elements: hence the instruction.
+struct alignas(16) Words {
+  uint32_t of[4];
+};
+
+__device__ inline Words LoadWords(const void* from) {
+  const uint4 words = *static_cast<const uint4*>(from);
+  return {{words.x, words.y, words.z, words.w}};
+}
+__device__ inline void StoreWords(const Words& words, void* to) {
+#ifdef TESSERA_EMULATE_CUDA
+  *static_cast<Words*>(to) = words;
+#else
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to),
+               "r"(words.of[0]), "r"(words.of[1]), "r"(words.of[2]),
+               "r"(words.of[3])
+               : "memory");
+#endif
+}
+
+// A vector as it is stored: registers for the time between load and use, half
+// of those of its values where these have 16 bits.
+template <typename T>
+struct Stored {
+  static constexpr int kWords = kVector * int{sizeof(T)} / 16;
+  Words words[kWords];
+
+  __device__ void Load(const T* from) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) words[w] = LoadWords(from + w * kEach);
+  }
+  __device__ void Store(T* to) const {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) StoreWords(words[w], to + w * kEach);
+  }
+  __device__ void Unpack(float (&x)[kVector]) const {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) x[j] = Fp32(Element(j));
+  }
+  __device__ void Pack(const float (&x)[kVector]) {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) SetElement(j, Rounded<T>(x[j]));
+  }
+  // j is known at compile time.
+  __device__ T Element(int j) const {
+    const uint32_t word = words[j / kEach].of[j % kEach / kOfWord];
+    if constexpr (sizeof(T) == 4) {
+      return __uint_as_float(word);
+    } else {
+      return {static_cast<uint16_t>(word >> (16 * (j % kOfWord)))};
+    }
+  }
+  __device__ void SetElement(int j, T value) {
+    uint32_t& word = words[j / kEach].of[j % kEach / kOfWord];
+    if constexpr (sizeof(T) == 4) {
+      word = __float_as_uint(value);
+    } else if (j % kOfWord == 0) {
+      word = value.bits;
+    } else {
+      word |= uint32_t{value.bits} << 16;
+    }
+  }
+
+ private:
+  static constexpr int kEach = 16 / int{sizeof(T)};    // elements of 16 bytes
+  static constexpr int kOfWord = 4 / int{sizeof(T)};
+};
 
 // ---- Tensors ----------------------------------------------------------------
 
@@ -91,8 +168,10 @@ struct Elements {
   // `first` may be anything; where it is no multiple of kVector, elements are
   // loaded one by one.
   __device__ void Load(int64_t first, Span span, float (&x)[kVector]) const {
-    if (aligned && span.Whole() && first % kVector == 0) {
-      LoadVector(data + first, x);
+    if (IsVector(first, span)) {
+      Stored<T> stored;
+      stored.Load(data + first);
+      stored.Unpack(x);
       return;
     }
 #pragma unroll
@@ -100,8 +179,10 @@ struct Elements {
   }
   __device__ void Store(int64_t first, Span span,
                         const float (&x)[kVector]) const {
-    if (aligned && span.Whole() && first % kVector == 0) {
-      StoreVector(x, data + first);
+    if (IsVector(first, span)) {
+      Stored<T> stored;
+      stored.Pack(x);
+      stored.Store(data + first);
       return;
     }
 #pragma unroll
@@ -110,40 +191,50 @@ struct Elements {
     }
   }
 
+
+  // Of whole vectors of aligned tensors.
+  __device__ void Load(int64_t first, WholeSpan, float (&x)[kVector]) const {
+    LoadStored(first, WholeSpan()).Unpack(x);
+  }
+  __device__ void Store(int64_t first, WholeSpan,
+                        const float (&x)[kVector]) const {
+    Stored<T> stored;
+    stored.Pack(x);
+    stored.Store(data + first);
+  }
+  __device__ Stored<T> LoadStored(int64_t first, WholeSpan) const {
+    Stored<T> stored;
+    stored.Load(data + first);
+    return stored;
+  }
+  // The same as it is stored, to be unpacked later.
+  __device__ Stored<T> LoadStored(int64_t first, Span span) const {
+    Stored<T> stored;
+    if (IsVector(first, span)) {
+      stored.Load(data + first);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        stored.SetElement(j, span.Has(j) ? data[first + j] : T{});
+      }
+    }
+    return stored;
+  }
+
  private:
-  __device__ static void LoadVector(const float* from, float (&x)[kVector]) {
-#pragma unroll
-    for (int j = 0; j < kVector; j += 4) {
-      const float4 part = *reinterpret_cast<const float4*>(from + j);
-      x[j] = part.x;
-      x[j + 1] = part.y;
-      x[j + 2] = part.z;
-      x[j + 3] = part.w;
-    }
+  __device__ bool IsVector(int64_t first, Span span) const {
+    return aligned && span.Whole() && first % kVector == 0;
   }
-  __device__ static void StoreVector(const float (&x)[kVector], float* to) {
+};
+
+// Values of unlike types are kept as fp32.
+template <>
+struct Stored<Any> {
+  float values[kVector];
+
+  __device__ void Unpack(float (&x)[kVector]) const {
 #pragma unroll
-    for (int j = 0; j < kVector; j += 4) {
-      *reinterpret_cast<float4*>(to + j) =
-          make_float4(x[j], x[j + 1], x[j + 2], x[j + 3]);
-    }
-  }
-  // 16-bit types.
-  struct alignas(16) Packed {
-    T of[kVector];
-  };
-  template <typename Half>
-  __device__ static void LoadVector(const Half* from, float (&x)[kVector]) {
-    const Packed packed = *reinterpret_cast<const Packed*>(from);
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) x[j] = Fp32(packed.of[j]);
-  }
-  template <typename Half>
-  __device__ static void StoreVector(const float (&x)[kVector], Half* to) {
-    Packed packed;
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) packed.of[j] = Rounded<T>(x[j]);
-    *reinterpret_cast<Packed*>(to) = packed;
+    for (int j = 0; j < kVector; ++j) x[j] = values[j];
   }
 };
 
@@ -190,7 +281,23 @@ struct Elements<Any> {
       if (span.Has(j)) Set(first + j, x[j]);
     }
   }
+  __device__ Stored<Any> LoadStored(int64_t first, Span span) const {
+    Stored<Any> stored;
+    Load(first, span, stored.values);
+    return stored;
+  }
 };
+
+// Whether rows of `width` are whole vectors in all these tensors.
+inline bool HaveWholeRows(std::initializer_list<LocalTensor> tensors,
+                          int64_t width) {
+  const bool alike =
+      std::all_of(tensors.begin(), tensors.end(), [&](const LocalTensor& t) {
+        return t.dtype == tensors.begin()->dtype &&
+               reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+      });
+  return alike && width % kVector == 0;
+}
 
 // Calls f.operator()<T>() with T the type of all these tensors, or Any.
 template <typename F>

@@ -9,9 +9,9 @@
 
 #include <algorithm>
 
-#include "runtime/kernels/cuda/elements.h"
 #include "runtime/kernels/cuda/launch.h"
 #include "runtime/kernels/cuda/matmul.h"
+#include "runtime/kernels/cuda/reduce.h"
 #include "runtime/kernels/extent.h"
 
 namespace tessera {
@@ -227,73 +227,28 @@ void LinearDw(const KernelCall& call) {
 
 // ---- Bias gradient ----------------------------------------------------------
 
-constexpr int kWarps = kThreads / 32;
-constexpr int kWidth = 32 * kVector;  // columns of a block
-
-// Sums of the y-th part of the rows, into row y of `parts`. A lane has kVector
-// columns, a warp every kWarps-th row.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    SumRows(Elements<T> dy, int64_t rows, int64_t columns, float* parts) {
-  TESSERA_SHARED(shared, float[kWarps][kWidth]);
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int64_t column = int64_t{blockIdx.x} * kWidth + lane * kVector;
-  const int64_t begin = rows * blockIdx.y / gridDim.y;
-  const int64_t end = rows * (blockIdx.y + 1) / gridDim.y;
-  const int64_t left = columns - column;
-  const Span span = {0, left < kVector ? static_cast<int>(left) : kVector};
-  float sums[kVector] = {};
-#pragma unroll 4
-  for (int64_t row = begin + warp; row < end; row += kWarps) {
+struct BiasTerm {
+  Elements<T> dy;
+  int64_t width;
+
+  __device__ void operator()(int64_t row, int64_t column, Span span,
+                             float (&sums)[1][kVector]) const {
     float values[kVector];
-    dy.Load(row * columns + column, span, values);
+    dy.Load(row * width + column, span, values);
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) sums[i] += values[i];
+    for (int j = 0; j < kVector; ++j) sums[0][j] += values[j];
   }
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) shared[warp][lane * kVector + i] = sums[i];
-  __syncthreads();
-  const int64_t to = int64_t{blockIdx.x} * kWidth + threadIdx.x;
-  static_assert(kWidth == kThreads);
-  if (to >= columns) return;
-  float sum = 0;
-  for (int j = 0; j < kWarps; ++j) sum += shared[j][threadIdx.x];
-  parts[blockIdx.y * columns + to] = sum;
-}
+};
 
-__global__ void __launch_bounds__(kThreads)
-    AddBiasParts(const float* parts, int count, int64_t columns,
-                 bool accumulate, Elements<Any> db) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= columns) return;
-  float sum = accumulate ? db.Get(i) : 0.0f;
-  for (int part = 0; part < count; ++part) sum += parts[part * columns + i];
-  db.Set(i, sum);
-}
-
-// dy -> dbias: column sums, in two stages of a fixed order.
+// dy -> dbias: column sums.
 void LinearDb(const KernelCall& call) {
-  CudaQueue& queue = *call.queue;
   const LocalTensor& dy = call.operands[0];
-  const LocalTensor& db = call.results[0];
-  const int64_t columns = db.elements();
-  const int64_t rows = dy.elements() / columns;
-  const int64_t blocks = DivideUp(columns, kWidth);
-  constexpr int64_t kLeastRows = 4 * kWarps;
-  const int64_t parts = std::clamp<int64_t>(4 * queue.multiprocessors / blocks,
-                                            1, DivideUp(rows, kLeastRows));
-  auto* const sums = reinterpret_cast<float*>(
-      queue.Workspace(parts * columns * 4, "linear_db"));
-  if (sums == nullptr) return;
+  const int64_t width = call.results[0].elements();
+  const int64_t rows = width == 0 ? 0 : dy.elements() / width;
   ByType({dy}, [&]<typename T>() {
-    Launch(SumRows<T>,
-           dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(parts)),
-           kThreads, 0, queue, Elements<T>(dy), rows, columns, sums);
+    SumColumns<1>(call, BiasTerm<T>{Elements<T>(dy), width}, rows, width);
   });
-  Launch(AddBiasParts, static_cast<unsigned>(DivideUp(columns, kThreads)),
-         kThreads, 0, queue, sums, static_cast<int>(parts), columns,
-         call.accumulate, Elements<Any>(db));
 }
 
 }  // namespace

@@ -18,25 +18,26 @@ struct Statistics {
 };
 
 // x, scale [, shift] -> y, [mean,] rstd.
-template <typename T, bool kCentred>
+template <typename T, bool kCentred, bool kWhole>
 __global__ void __launch_bounds__(kMostRowThreads)
     Norm(Elements<T> x, Elements<T> scale, Elements<T> shift, Elements<T> y,
          Statistics<kCentred> statistics, int64_t rows, int64_t width,
          float epsilon) {
   const int64_t row = RowOfThread();
   if (row >= rows) return;
-  const auto values = RowOf(x, row, width);
+  const Elements<T> operands[1] = {x};
+  const StoredRow<1, T, kWhole> values(row, width, operands);
   const auto n = static_cast<float>(width);
   float mean = 0;
   if (kCentred) {
-    values.ForEach([&](int64_t, int64_t, Span, const float(&v)[1][kVector]) {
+    values.ForEach([&](int64_t, int64_t, auto, const float(&v)[1][kVector]) {
 #pragma unroll
       for (int j = 0; j < kVector; ++j) mean += v[0][j];
     });
     mean = Sum(mean) / n;
   }
   float squares = 0;
-  values.ForEach([&](int64_t, int64_t, Span span, const float(&v)[1][kVector]) {
+  values.ForEach([&](int64_t, int64_t, auto span, const float(&v)[1][kVector]) {
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       const float d = span.Has(j) ? v[0][j] - mean : 0;
@@ -44,7 +45,7 @@ __global__ void __launch_bounds__(kMostRowThreads)
     }
   });
   const float rstd = 1 / sqrtf(Sum(squares) / n + epsilon);
-  values.ForEach([&](int64_t first, int64_t column, Span span,
+  values.ForEach([&](int64_t first, int64_t column, auto span,
                      const float(&v)[1][kVector]) {
     float s[kVector];
     float t[kVector] = {};
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kMostRowThreads)
 }
 
 // dy, x, scale, [mean,] rstd -> dx.
-template <typename T, bool kCentred>
+template <typename T, bool kCentred, bool kWhole>
 __global__ void __launch_bounds__(kMostRowThreads)
     NormDx(Elements<T> dy, Elements<T> x, Elements<T> scale, Elements<T> dx,
            Statistics<kCentred> statistics, int64_t rows, int64_t width) {
@@ -70,41 +71,34 @@ __global__ void __launch_bounds__(kMostRowThreads)
   if (row >= rows) return;
   const float mean = statistics.Mean(row);
   const float rstd = statistics.rstd.Get(row);
-  // dy scale, and the normalised x.
-  const auto values = MakeRow<2>(
-      row, width,
-      [=](int64_t first, int64_t column, Span span, float(&v)[2][kVector]) {
-        float s[kVector];
-        dy.Load(first, span, v[0]);
-        x.Load(first, span, v[1]);
-        scale.Load(column, span, s);
-#pragma unroll
-        for (int j = 0; j < kVector; ++j) {
-          v[0][j] *= s[j];
-          v[1][j] = (v[1][j] - mean) * rstd;
-        }
-      });
-  float average = 0;
-  float slope = 0;
-  values.ForEach([&](int64_t, int64_t, Span, const float(&v)[2][kVector]) {
+  const Elements<T> operands[2] = {dy, x};
+  const StoredRow<2, T, kWhole> values(row, width, operands);
+  float average = 0;  // of dy scale
+  float slope = 0;    // of that times the normalised x
+  values.ForEach([&](int64_t, int64_t column, auto span,
+                     const float(&v)[2][kVector]) {
+    float s[kVector];
+    scale.Load(column, span, s);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      average += v[0][j];
-      slope += v[0][j] * v[1][j];
+      average += v[0][j] * s[j];
+      slope += v[0][j] * s[j] * ((v[1][j] - mean) * rstd);
     }
   });
   const auto n = static_cast<float>(width);
   average = kCentred ? Sum(average) / n : 0;
   slope = Sum(slope) / n;
-  values.ForEach(
-      [&](int64_t first, int64_t, Span span, const float(&v)[2][kVector]) {
-        float d[kVector];
+  values.ForEach([&](int64_t first, int64_t column, auto span,
+                     const float(&v)[2][kVector]) {
+    float d[kVector];
+    scale.Load(column, span, d);
 #pragma unroll
-        for (int j = 0; j < kVector; ++j) {
-          d[j] = rstd * (v[0][j] - average - v[1][j] * slope);
-        }
-        dx.Store(first, span, d);
-      });
+    for (int j = 0; j < kVector; ++j) {
+      const float normalised = (v[1][j] - mean) * rstd;
+      d[j] = rstd * (v[0][j] * d[j] - average - normalised * slope);
+    }
+    dx.Store(first, span, d);
+  });
 }
 
 // dy, x, [mean,] rstd -> dscale [, dshift].
@@ -153,10 +147,18 @@ void CallNorm(const KernelCall& call) {
   const int64_t rows = call.results[1].elements();
   const RowGrid grid = RowGridFor(rows, width);
   ByType({x, scale, shift, y}, [&]<typename T>() {
-    Launch(Norm<T, kCentred>, grid.grid, grid.block, 0, *call.queue,
-           Elements<T>(x), Elements<T>(scale), Elements<T>(shift),
-           Elements<T>(y), StatisticsOf<kCentred>(call.results, 1), rows, width,
-           static_cast<float>(call.attribute("epsilon")));
+    const auto launch = [&](auto kernel) {
+      Launch(kernel, grid.grid, grid.block, 0, *call.queue, Elements<T>(x),
+             Elements<T>(scale), Elements<T>(shift), Elements<T>(y),
+             StatisticsOf<kCentred>(call.results, 1), rows, width,
+             static_cast<float>(call.attribute("epsilon")));
+    };
+    if constexpr (!std::is_same_v<T, Any>) {
+      if (HaveWholeRows({x, scale, shift, y}, width)) {
+        return launch(Norm<T, kCentred, true>);
+      }
+    }
+    launch(Norm<T, kCentred, false>);
   });
 }
 
@@ -170,9 +172,17 @@ void CallNormDx(const KernelCall& call) {
   const int64_t rows = call.operands[3].elements();
   const RowGrid grid = RowGridFor(rows, width);
   ByType({dy, x, scale, dx}, [&]<typename T>() {
-    Launch(NormDx<T, kCentred>, grid.grid, grid.block, 0, *call.queue,
-           Elements<T>(dy), Elements<T>(x), Elements<T>(scale), Elements<T>(dx),
-           StatisticsOf<kCentred>(call.operands, 3), rows, width);
+    const auto launch = [&](auto kernel) {
+      Launch(kernel, grid.grid, grid.block, 0, *call.queue, Elements<T>(dy),
+             Elements<T>(x), Elements<T>(scale), Elements<T>(dx),
+             StatisticsOf<kCentred>(call.operands, 3), rows, width);
+    };
+    if constexpr (!std::is_same_v<T, Any>) {
+      if (HaveWholeRows({dy, x, scale, dx}, width)) {
+        return launch(NormDx<T, kCentred, true>);
+      }
+    }
+    launch(NormDx<T, kCentred, false>);
   });
 }
 

@@ -40,11 +40,11 @@ __global__ void AdamW(
     const double t = static_cast<double>(now.step) + 1 -
                      (skipped == nullptr ? 0.0 : double{*skipped});
     corrections[0] = static_cast<float>(lr / (1 - pow(options.beta1, t)));
-    corrections[1] = static_cast<float>(sqrt(1 - pow(options.beta2, t)));
+    corrections[1] = static_cast<float>(1 / sqrt(1 - pow(options.beta2, t)));
   }
   __syncthreads();
   const float rate = corrections[0];
-  const float root = corrections[1];
+  const float over_root = corrections[1];
   const auto epsilon = static_cast<float>(options.epsilon);
   const auto keep1 = static_cast<float>(options.beta1);
   const auto take1 = static_cast<float>(1 - options.beta1);
@@ -67,7 +67,8 @@ __global__ void AdamW(
           new_m[j] = keep1 * new_m[j] + take1 * g[j];
           new_v[j] = keep2 * new_v[j] + take2 * g[j] * g[j];
           p[j] = p[j] * decay -
-                 rate * new_m[j] / (sqrtf(new_v[j]) / root + epsilon);
+                 __fdividef(rate * new_m[j],
+                            sqrtf(new_v[j]) * over_root + epsilon);
         }
         of.parameter.Store(first, span, p);
         of.m.Store(first, span, new_m);

@@ -3,6 +3,7 @@
 // down columns. For .cu files. The order of every sum is fixed by the shapes.
 
 #include <cstring>
+#include <type_traits>
 
 #include "runtime/kernels/cuda/elements.h"
 
@@ -185,12 +186,87 @@ __device__ Row<kOperands, LoadVector> MakeRow(int64_t row, int64_t width,
   return Row<kOperands, LoadVector>(row * width, width, load);
 }
 
-// Row number `row` of a matrix.
+// Row number `row` of matrices of one shape: as Row, with their elements as x.
+// It keeps them as they are stored. With kWhole they HaveWholeRows, and spans
+// are a WholeSpan: half of the registers.
+template <int kOperands, typename T, bool kWhole = false>
+class StoredRow {
+ public:
+  using Values = float[kOperands][kVector];
+  using SpanOfVector = std::conditional_t<kWhole, WholeSpan, Span>;
+
+  __device__ StoredRow(int64_t row, int64_t width,
+                       const Elements<T> (&operands)[kOperands])
+      : begin_(row * width), width_(width) {
+#pragma unroll
+    for (int o = 0; o < kOperands; ++o) operands_[o] = operands[o];
+    base_ = kWhole ? begin_ : begin_ / kVector * kVector;
+    vectors_ =
+        static_cast<int>((begin_ + width - base_ + kVector - 1) / kVector);
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      const int i = Index(k);
+      if (i >= vectors_) break;
+#pragma unroll
+      for (int o = 0; o < kOperands; ++o) {
+        held_[k][o] = operands_[o].LoadStored(First(i), SpanOf(i));
+      }
+    }
+  }
+
+  // Calls f(first, column, span, x) for the vectors of this thread.
+  template <typename F>
+  __device__ void ForEach(F f) const {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      const int i = Index(k);
+      if (i >= vectors_) break;
+      Values x;
+#pragma unroll
+      for (int o = 0; o < kOperands; ++o) held_[k][o].Unpack(x[o]);
+      f(First(i), First(i) - begin_, SpanOf(i), x);
+    }
+    for (int i = Index(kHeld); i < vectors_;
+         i += static_cast<int>(blockDim.x)) {
+      Values x;
+#pragma unroll
+      for (int o = 0; o < kOperands; ++o) {
+        operands_[o].Load(First(i), SpanOf(i), x[o]);
+      }
+      f(First(i), First(i) - begin_, SpanOf(i), x);
+    }
+  }
+
+ private:
+  __device__ static int Index(int k) {
+    return static_cast<int>(threadIdx.x) + k * static_cast<int>(blockDim.x);
+  }
+  __device__ int64_t First(int i) const {
+    return base_ + int64_t{i} * kVector;
+  }
+  __device__ SpanOfVector SpanOf(int i) const {
+    if constexpr (kWhole) {
+      return {};
+    } else {
+      const int64_t before = begin_ - First(i);
+      const int64_t left = begin_ + width_ - First(i);
+      return {static_cast<int>(before > 0 ? before : 0),
+              static_cast<int>(left < kVector ? left : int64_t{kVector})};
+    }
+  }
+
+  Elements<T> operands_[kOperands];
+  int64_t begin_;
+  int64_t width_;
+  int64_t base_;
+  int vectors_;
+  Stored<T> held_[kHeld][kOperands];
+};
+
 template <typename T>
-__device__ auto RowOf(Elements<T> x, int64_t row, int64_t width) {
-  return MakeRow<1>(row, width,
-                    [x](int64_t first, int64_t, Span span,
-                        float(&v)[1][kVector]) { x.Load(first, span, v[0]); });
+__device__ StoredRow<1, T> RowOf(Elements<T> x, int64_t row, int64_t width) {
+  const Elements<T> operands[1] = {x};
+  return {row, width, operands};
 }
 
 // ---- Down columns -----------------------------------------------------------
@@ -213,6 +289,7 @@ __global__ void SumChunks(Term term, int64_t rows, int64_t width,
   float sums[kSums][kVector] = {};
   if (column < width) {
     const Span span = FirstOf(width - column);
+#pragma unroll 4
     for (int64_t row = begin + threadIdx.y; row < end; row += kRowsAtOnce) {
       term(row, column, span, sums);
     }
@@ -239,22 +316,26 @@ struct ColumnSums {
   Elements<Any> of[kSums];
 };
 
+inline constexpr unsigned kChunksAtOnce = 32;
 template <int kSums>
-__global__ void AddChunks(const float* partial, int64_t chunks, int64_t width,
-                          ColumnSums<kSums> results, bool accumulate) {
-  TESSERA_SHARED(shared, float[kRowsAtOnce][kWarp]);
+__global__ void __launch_bounds__(kWarp* kChunksAtOnce)
+    AddChunks(const float* partial, int64_t chunks, int64_t width,
+              ColumnSums<kSums> results, bool accumulate) {
+  TESSERA_SHARED(shared, float[kChunksAtOnce][kWarp]);
   const int64_t n = kSums * width;
   const int64_t i = int64_t{blockIdx.x} * kWarp + threadIdx.x;
   float sum = 0;
   if (i < n) {
-    for (int64_t chunk = threadIdx.y; chunk < chunks; chunk += kRowsAtOnce) {
+#pragma unroll 4
+    for (int64_t chunk = threadIdx.y; chunk < chunks; chunk += kChunksAtOnce) {
       sum += partial[chunk * n + i];
     }
   }
   shared[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.y > 0 || i >= n) return;
-  for (unsigned y = 1; y < kRowsAtOnce; ++y) sum += shared[y][threadIdx.x];
+#pragma unroll
+  for (unsigned y = 1; y < kChunksAtOnce; ++y) sum += shared[y][threadIdx.x];
 #pragma unroll
   for (int k = 0; k < kSums; ++k) {
     if (i / width != k) continue;
@@ -294,7 +375,7 @@ void SumColumns(const KernelCall& call, Term term, int64_t rows,
          partial);
   Launch(AddChunks<kSums>,
          static_cast<unsigned>((kSums * width + kWarp - 1) / kWarp),
-         dim3(kWarp, kRowsAtOnce), 0, queue, partial, chunks, width, results,
+         dim3(kWarp, kChunksAtOnce), 0, queue, partial, chunks, width, results,
          call.accumulate);
 }
 

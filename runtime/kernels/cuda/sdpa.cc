@@ -155,7 +155,7 @@ class CudnnSdpa : public CudaSdpa {
             .set_attn_scale(p.scale)
             .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
             .set_diagonal_band_right_bound(0)
-            .set_deterministic_algorithm(true));
+            .set_deterministic_algorithm(p.deterministic));
     SetOutput(dq, kDq, Heads(p, kDq, p.heads, p.d));
     SetOutput(dk, kDk, Heads(p, kDk, p.groups, p.d));
     SetOutput(dv, kDv, Heads(p, kDv, p.groups, p.e));

@@ -26,6 +26,7 @@ struct SdpaProblem {
   DType dtype = DType::kBFloat16;
   float scale = 1;
   bool backward = false;
+  bool deterministic = true;  // of the backward pass
 
   auto operator<=>(const SdpaProblem&) const = default;
 };
@@ -55,7 +56,7 @@ class CudaSdpa {
   // captured.
   virtual bool Takes(const SdpaProblem& problem) = 0;
 
-  // Enqueues the attention, or its gradients by deterministic algorithms.
+  // Enqueues the attention, or its gradients.
   // Errors are kept in the queue. Scratch memory is its own.
   // REQUIRES: Takes(problem).
   virtual void Run(const SdpaProblem& problem, const SdpaData& data,

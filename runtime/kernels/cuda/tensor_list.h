@@ -49,12 +49,13 @@ template <typename Item, typename F>
 __device__ void ForEachListedVector(const TensorList<Item>& list, F f) {
   const auto block = static_cast<int>(blockIdx.x);
   const int i = list.ItemOf(block);
-  const Item& item = list.items[i];
+  const Item item = list.items[i];
   const int64_t begin =
       int64_t{block - list.first_block[i]} * list.block_elements;
   const int64_t end = begin + list.block_elements < item.n
                           ? begin + list.block_elements
                           : item.n;
+#pragma unroll 2
   for (int64_t first = begin + threadIdx.x * int64_t{kVector}; first < end;
        first += blockDim.x * int64_t{kVector}) {
     f(item, first, FirstOf(end - first));
