@@ -189,6 +189,7 @@ Result<void> RankExecutor::Prepare(const FileTierOptions& files) {
     work_.push_back(std::move(work));
   }
   TESSERA_RETURN_IF_ERROR(OpenChannels());
+  FuseCalls();
   FindLifetimes();
   PlanStreams();
   for (size_t v = 0; v < tasks_.values.size(); ++v) {
@@ -262,6 +263,106 @@ void RankExecutor::SizeBuffers() {
   }
 }
 
+// Where the device has a kernel for two tasks of computation, the first one's
+// call becomes that of both. What else the second one reads has to be there
+// before, by the order of computation alone, and what it writes to be its own.
+void RankExecutor::FuseCalls() {
+  if (device_.fused_kernels().empty()) return;
+  struct Use {
+    size_t work;
+    bool writes;
+  };
+  std::vector<std::vector<Use>> uses(tasks_.values.size());  // by root
+  for (size_t w = 0; w < work_.size(); ++w) {
+    const Task& task = tasks_.task(work_[w].task);
+    for (ValueId value : task.reads) {
+      uses[roots_[value.index()].index()].push_back({w, false});
+    }
+    for (ValueId value : task.writes) {
+      uses[roots_[value.index()].index()].push_back({w, true});
+    }
+  }
+  const auto uses_of = [&](ValueId value) -> const std::vector<Use>& {
+    return uses[roots_[value.index()].index()];
+  };
+  const auto computes = [&](size_t w) {
+    const Task& task = tasks_.task(work_[w].task);
+    return task.kind == TaskKind::kCompute &&
+           task.stream == StreamRole::kCompute && !OnHost(task, tasks_.values);
+  };
+  const auto is_plain = [&](size_t w) {
+    const Work& work = work_[w];
+    return computes(w) && work.calls.size() == 1 && work.launches.empty() &&
+           work.zeroes.empty() && !work.calls[0].accumulate;
+  };
+  const auto is_there_before = [&](ValueId value, size_t first, size_t second) {
+    const Use* writer = nullptr;
+    for (const Use& use : uses_of(value)) {
+      if (use.writes && use.work < second) writer = &use;
+    }
+    return writer == nullptr || (writer->work < first && computes(writer->work));
+  };
+  const auto fuse = [&](size_t first, const FusedKernel& fused) {
+    Call& call = work_[first].calls[0];
+    const ValueId value = call.writes[0];
+    const auto& users = uses_of(value);
+    const auto next = std::ranges::find_if(
+        users, [&](const Use& use) { return use.work > first; });
+    if (next == users.end() || next->writes || !is_plain(next->work)) return;
+    Work& other = work_[next->work];
+    Call& second = other.calls[0];
+    if (second.kernel->name != fused.second ||
+        second.reads[fused.operand] != value) {
+      return;
+    }
+    const bool alone = std::ranges::all_of(users, [&](const Use& use) {
+      return use.work == first || use.work == next->work;
+    });
+    if (tasks_.value(roots_[value.index()]).persistent ||
+        (!fused.keeps_first && !alone)) {
+      return;
+    }
+    for (size_t i = 0; i < second.reads.size(); ++i) {
+      if (i == fused.operand) continue;
+      if (!second.reads[i].valid() ||
+          !is_there_before(second.reads[i], first, next->work)) {
+        return;
+      }
+    }
+    for (ValueId written : second.writes) {
+      const bool own =
+          uses_of(written).front().work == next->work &&
+          !tasks_.value(roots_[written.index()]).persistent;
+      if (!own) return;
+    }
+    call.kernel = &fused.kernel;
+    for (size_t i = 0; i < second.reads.size(); ++i) {
+      if (i == fused.operand) continue;
+      call.reads.push_back(second.reads[i]);
+      call.operands.push_back(second.operands[i]);
+    }
+    if (!fused.keeps_first) {
+      call.writes.clear();
+      call.results.clear();
+      buffer_bytes_[roots_[value.index()].index()] = {};
+    }
+    for (size_t i = 0; i < second.writes.size(); ++i) {
+      call.writes.push_back(second.writes[i]);
+      call.results.push_back(second.results[i]);
+      work_[first].early.push_back(second.writes[i]);
+    }
+    other.calls.clear();
+  };
+  for (size_t w = 0; w < work_.size(); ++w) {
+    if (!is_plain(w) || work_[w].calls[0].writes.size() != 1) continue;
+    for (const FusedKernel& fused : device_.fused_kernels()) {
+      if (work_[w].calls[0].kernel->name != fused.first) continue;
+      fuse(w, fused);
+      break;
+    }
+  }
+}
+
 // A buffer lives from the first task of this rank that uses it until all that
 // do have ended. The loss stays.
 void RankExecutor::FindLifetimes() {
@@ -270,7 +371,7 @@ void RankExecutor::FindLifetimes() {
       tasks_.loss.valid() ? tasks_.Root(tasks_.loss) : ValueId();
   for (Work& work : work_) {
     const Task& task = tasks_.task(work.task);
-    for (const auto* list : {&task.reads, &task.writes}) {
+    for (const auto* list : {&task.reads, &task.writes, &std::as_const(work.early)}) {
       for (ValueId value : *list) {
         const ValueId root = roots_[value.index()];
         if (tasks_.value(root).persistent ||
@@ -282,7 +383,7 @@ void RankExecutor::FindLifetimes() {
           continue;
         }
         if (use_counts_[root.index()] == 0) {
-          TESSERA_CHECK(list == &task.writes)
+          TESSERA_CHECK(list != &task.reads)
               << work.name << " reads what was never written";
           work.allocates.push_back(root);
         }
@@ -364,6 +465,12 @@ bool RankExecutor::IsAbsent(ValueId id) const {
   const Value& value = tasks_.value(id);
   return IsAbsentAt(value.layout, tasks_.group(value.group),
                     position(value.group));
+}
+
+bool RankExecutor::IsAlone(ValueId id) const {
+  const Value& value = tasks_.value(id);
+  const DeviceGroup& group = tasks_.group(value.group);
+  return group.Size(value.layout.replicated(group)) == 1;
 }
 
 bool RankExecutor::IsIdle(const Task& task) const {
@@ -544,6 +651,8 @@ Result<void> RankExecutor::PrepareCompute(const Task& task, Work& work) {
     SetAttribute(call.attributes, "momentum", -1);  // norms by the averages
   }
   call.reads_positions = ReadsPositions(call.reads);
+  call.alone = std::ranges::all_of(
+      task.writes, [this](ValueId value) { return IsAlone(value); });
   call.accumulate = task.accumulate;
   if (call.accumulate && !call.kernel->accumulates) {
     return InvalidInput("kernel '" + std::string(task.kernel) +
@@ -1297,6 +1406,7 @@ KernelCall RankExecutor::KernelCallOf(Call& call, RankDevice& device) const {
   kernel_call.threads =
       device_.threads() != nullptr ? device_.threads() : device.threads();
   kernel_call.zigzag = tasks_.zigzag;
+  kernel_call.any_order = !deterministic_ && call.alone;
   kernel_call.places_are_positions =
       places_are_positions_ && call.reads_positions && tasks_.zigzag <= 1;
   return kernel_call;

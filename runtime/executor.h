@@ -82,6 +82,8 @@ class RankExecutor : public Executor {
   // Whether the input "positions" holds places in the row, from 0; at first
   // not.
   void set_places_are_positions(bool yes) { places_are_positions_ = yes; }
+  // Whether runs are equal bit for bit; at first they are.
+  void set_deterministic(bool yes) { deterministic_ = yes; }
   // From the third Run from now on what can be captured of a step is replayed
   // as graphs (PartsOf in runtime/step_order.h). The first one prepares what
   // kernels prepare when they are first called; the second one is the last with
@@ -145,6 +147,7 @@ class RankExecutor : public Executor {
     bool accumulate = false;
     std::optional<Range> run;
     bool reads_positions = false;  // and no other integers: attention
+    bool alone = false;            // no other rank computes the same
   };
   // kSlice, for one value.
   struct Slice {
@@ -166,6 +169,7 @@ class RankExecutor : public Executor {
     std::unique_ptr<Collective> collective;
     std::unique_ptr<GroupTransfer> transfer;
     GroupTransfer::Way way;
+    std::vector<ValueId> early;  // what it writes for a task that follows
     // Roots that are not persistent, without the loss.
     std::vector<ValueId> uses;
     std::vector<ValueId> allocates;  // whose first use this is
@@ -181,6 +185,7 @@ class RankExecutor : public Executor {
   Result<void> OpenTiers(const FileTierOptions& files);
   Result<void> JoinGroups();
   void SizeBuffers();
+  void FuseCalls();
   void FindLifetimes();
   void PlanStreams();
   // What had a file value's place before it has ended when `job`, its first,
@@ -201,6 +206,8 @@ class RankExecutor : public Executor {
   // rank's block of it (of a flat layout the block that is cut), placed in what
   // the rank has of all tiles; and the whole's extents.
   LocalTensor Regrouped(ValueId value, const std::vector<size_t>& groups) const;
+  // Whether no other rank of its group has the same part of a value.
+  bool IsAlone(ValueId value) const;
   // What a kernel of `device` does.
   bool ReadsPositions(const std::vector<ValueId>& values) const;
   Result<Call> MakeCall(const RankDevice& device, std::string_view kernel,
@@ -220,6 +227,7 @@ class RankExecutor : public Executor {
   Result<Timeline> RunInThreads();
   // executor_queues.cc
   Result<Timeline> RunInQueues();
+  Result<Timeline> TimelineOfQueues();
   Result<void> RunJob(int job);
   Result<void> RunGraph(size_t part);
   Result<int> Capture(size_t part);
@@ -270,6 +278,7 @@ class RankExecutor : public Executor {
   std::shared_ptr<FileTier> files_;
   int64_t step_ = 0;
   bool places_are_positions_ = false;
+  bool deterministic_ = true;
   int64_t samples_ = 0;
 
   std::vector<int> positions_;  // of this rank, by group
@@ -300,7 +309,7 @@ class RankExecutor : public Executor {
   QueueDevice* const queues_;
   std::vector<EnqueuedJob> enqueued_;
   StepParts jobs_apart_;
-  std::vector<int> starts_;  // by job: the mark where it begins
+  std::vector<int> follows_;  // by job: the one with whose end it begins, or -1
   std::vector<int> queue_of_;
   // With graphs: the parts of a step; by part the graph's number, or -1, and
   // its name; whether steps are replayed yet.

@@ -1,5 +1,7 @@
 // RankExecutor on a device with queues.
 
+#include <chrono>
+
 #include "runtime/executor.h"
 
 namespace tessera {
@@ -91,7 +93,7 @@ Result<void> RankExecutor::PlanQueues() {
     const int queue = queue_of_[static_cast<size_t>(jobs[j].stream)];
     const auto [before, is_first] = last.try_emplace(queue, job);
     const bool follows = !is_first && jobs_apart_.parts[j].waits.empty();
-    starts_.push_back(follows ? EndOf(before->second) : StartOf(job));
+    follows_.push_back(follows ? before->second : -1);
     before->second = job;
   }
   return device_.Synchronize();
@@ -248,7 +250,7 @@ int RankExecutor::EndMarkOf(const StepParts& step, int part) const {
 // the part's.
 Result<void> RankExecutor::RunJob(int job) {
   Work& work = work_[static_cast<size_t>(job)];
-  if (!capturing_ && starts_[static_cast<size_t>(job)] == StartOf(job)) {
+  if (!capturing_ && follows_[static_cast<size_t>(job)] < 0) {
     queues_->Mark(StartOf(job));
   }
   world_.SetCurrentTask(work.name);
@@ -305,7 +307,26 @@ Result<void> RankExecutor::RunGraph(size_t p) {
   return {};
 }
 
+Result<Timeline> RankExecutor::TimelineOfQueues() {
+  Timeline timeline = EmptyTimeline();
+  for (int job = 0; job < static_cast<int>(work_.size()); ++job) {
+    Span& span = timeline.spans[static_cast<size_t>(job)];
+    TESSERA_TRY(span.end, queues_->Between(kBegin, EndOf(job)));
+  }
+  for (int job = 0; job < static_cast<int>(work_.size()); ++job) {
+    const auto j = static_cast<size_t>(job);
+    Span& span = timeline.spans[j];
+    if (follows_[j] >= 0) {
+      span.start = timeline.spans[static_cast<size_t>(follows_[j])].end;
+    } else {
+      TESSERA_TRY(span.start, queues_->Between(kBegin, StartOf(job)));
+    }
+  }
+  return timeline;
+}
+
 Result<Timeline> RankExecutor::RunInQueues() {
+  const auto began = std::chrono::steady_clock::now();
   const auto jobs = static_cast<int>(work_.size());
   const bool replays = Replays();
   const StepParts& step = replays ? parts_ : jobs_apart_;
@@ -354,16 +375,15 @@ Result<Timeline> RankExecutor::RunInQueues() {
     return done.error();
   }
   Timeline timeline;
-  TESSERA_TRY(timeline.step_time, queues_->Between(kBegin, end));
-  if (replays) return timeline;
-  timeline.spans = EmptyTimeline().spans;
-  for (int job = 0; job < jobs; ++job) {
-    const auto j = static_cast<size_t>(job);
-    Span& span = timeline.spans[j];
-    TESSERA_TRY(span.start, queues_->Between(kBegin, starts_[j]));
-    TESSERA_TRY(span.end, queues_->Between(kBegin, EndOf(job)));
+  if (!replays) {
+    TESSERA_TRY(timeline, TimelineOfQueues());
+    runs_singly_ = std::max(0, runs_singly_ - 1);
   }
-  runs_singly_ = std::max(0, runs_singly_ - 1);
+  // With what the host does before and behind: that is a part of each step.
+  timeline.step_time = {std::chrono::duration_cast<std::chrono::nanoseconds>(
+                            std::chrono::steady_clock::now() - began)
+                            .count() *
+                        1000};
   return timeline;
 }
 

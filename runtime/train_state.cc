@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "runtime/float16.h"
@@ -14,8 +16,9 @@ namespace tessera {
 
 namespace {
 
-// Values go where they lie in pieces: whole blocks of a file.
-constexpr int64_t kPieceBytes = 512 << 10;
+// Values go where they lie in pieces: whole blocks of a file, and turns for
+// the threads of many cores.
+constexpr int64_t kPieceBytes = 8 << 20;
 static_assert(kPieceBytes % kFileBlockBytes == 0);
 
 // This rank's block of a weight, of which a flat layout keeps a run, as it is
@@ -31,9 +34,11 @@ LocalTensor BlockOf(const Value& value, const Placement& here) {
   return block;
 }
 
+// Draws a value's elements, or makes them zero. `narrow` is a 16-bit parameter
+// whose master the value is, in the same place; or invalid.
 Result<void> Initialise(const Graph& graph, uint64_t seed, ValueId id,
-                        RankExecutor& executor, ThreadPool* threads,
-                        StartUp& start) {
+                        ValueId narrow, RankExecutor& executor,
+                        ThreadPool* threads, StartUp& start) {
   const Value& value = executor.tasks().value(id);
   if (value.what == "loss scale") {
     const LossScale scale;
@@ -50,26 +55,36 @@ Result<void> Initialise(const Graph& graph, uint64_t seed, ValueId id,
   LocalTensor block = BlockOf(value, here);
   std::vector<std::byte> piece;
   std::vector<std::byte> rounded;
+  const auto write_rounded = [&](ValueId to, int64_t first, int64_t count) {
+    const DType dtype = executor.tasks().value(to).dtype;
+    const Bytes bytes{count * SizeOf(dtype)};
+    rounded.resize(static_cast<size_t>(bytes.value));
+    Narrow(block.as<const float>(), count, dtype, rounded.data());
+    return executor.WriteValue(to, rounded.data(), {first * SizeOf(dtype)},
+                               bytes);
+  };
   for (int64_t first = 0; first < here.elements(); first += per_piece) {
     const int64_t count = std::min(per_piece, here.elements() - first);
     const Bytes bytes{count * size};
     TESSERA_RETURN_IF_ERROR(start.Advance(bytes));
     piece.resize(static_cast<size_t>(count * SizeOf(block.dtype)));
-    const std::byte* from = piece.data();
+    block.data = piece.data();
     if (drawn) {
-      block.data = piece.data();
       const int64_t begin = here.run.begin + first;
       const Tensor& tensor = graph.tensor(value.tensor);
       FillWeight(block, {begin, begin + count}, tensor.init, tensor.name, seed,
                  threads);
     }
     if (drawn && Is16Bit(value.dtype)) {
-      rounded.resize(static_cast<size_t>(bytes.value));
-      Narrow(block.as<const float>(), count, value.dtype, rounded.data());
-      from = rounded.data();
+      TESSERA_RETURN_IF_ERROR(write_rounded(id, first, count));
+      continue;
     }
     TESSERA_RETURN_IF_ERROR(
-        executor.WriteValue(id, from, {first * size}, bytes));
+        executor.WriteValue(id, piece.data(), {first * size}, bytes));
+    if (!narrow.valid()) continue;
+    TESSERA_RETURN_IF_ERROR(write_rounded(narrow, first, count));
+    TESSERA_RETURN_IF_ERROR(start.Advance(
+        {count * SizeOf(executor.tasks().value(narrow).dtype)}));
   }
   return {};
 }
@@ -86,12 +101,38 @@ Result<void> InitialiseState(const Graph& graph, uint64_t seed,
     own = std::make_unique<ThreadPool>(HostCores());
     threads = own.get();
   }
+  std::vector<ValueId> held;
+  std::multimap<TensorId, ValueId> parameters;  // of 16 bits
   const TaskGraph& tasks = executor.tasks();
   for (size_t v = 0; v < tasks.values.size(); ++v) {
-    const ValueId id(v);
-    if (!tasks.values[v].persistent || !executor.Holds(id)) continue;
-    TESSERA_RETURN_IF_ERROR(
-        Initialise(graph, seed, id, executor, threads, start));
+    const Value& value = tasks.values[v];
+    if (!value.persistent || !executor.Holds(ValueId(v))) continue;
+    held.push_back(ValueId(v));
+    if (value.what == "parameter" && Is16Bit(value.dtype)) {
+      parameters.emplace(value.tensor, ValueId(v));
+    }
+  }
+  // Drawing takes longest: a parameter is drawn with its master, where both are
+  // in one place.
+  std::map<ValueId, ValueId> with_master;
+  std::set<ValueId> drawn;
+  for (const ValueId id : held) {
+    if (tasks.value(id).what != "master") continue;
+    const auto [begin, end] = parameters.equal_range(tasks.value(id).tensor);
+    for (auto it = begin; it != end; ++it) {
+      if (executor.placement(it->second) != executor.placement(id)) continue;
+      with_master[id] = it->second;
+      drawn.insert(it->second);
+      break;
+    }
+  }
+  for (const ValueId id : held) {
+    if (drawn.contains(id)) continue;
+    const auto narrow = with_master.find(id);
+    TESSERA_RETURN_IF_ERROR(Initialise(
+        graph, seed, id,
+        narrow == with_master.end() ? ValueId() : narrow->second, executor,
+        threads, start));
   }
   return {};
 }

@@ -249,6 +249,7 @@ class Trainer {
     const Duration median = times[MedianIndex(times)];
     summary_.step_time = median;
     summary_.graphs = executor_.graph_use();
+    if (job_.tune) summary_.products = executor_.device().TunedProducts();
     summary_.tokens_per_s = TokensPerSecond(median);
 
     // The median step of those whose timelines are still there. All ranks
@@ -389,6 +390,10 @@ Result<TrainingResult> TrainOrFail(const TrainingJob& job) {
   std::iota(everyone.begin(), everyone.end(), 0);
   TESSERA_TRY(Communicator* const all, job.world->Group(everyone));
   TESSERA_RETURN_IF_ERROR(CheckTerms(job, {*job.device, *all}));
+  if (job.tune) {
+    TESSERA_RETURN_IF_ERROR(
+        job.device->TuneProducts(job.products, job.products_path));
+  }
   ResetPeakResident();
   const Bytes resident_before = ResidentBytes();
   TESSERA_TRY(const auto executor,
@@ -396,6 +401,7 @@ Result<TrainingResult> TrainOrFail(const TrainingJob& job) {
                                    job.seed, *job.world, *job.device, job.load,
                                    {.directory = job.offload_directory}));
   executor->set_places_are_positions(job.places_are_positions);
+  executor->set_deterministic(job.deterministic);
   if (job.graphs) TESSERA_RETURN_IF_ERROR(executor->UseGraphs());
   return Trainer(job, *executor, *all, resident_before).Run();
 }

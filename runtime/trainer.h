@@ -72,6 +72,14 @@ struct TrainingJob {
   // Replays what can be captured of a step as graphs. REQUIRES: a device with
   // queues.
   bool graphs = false;
+  // Whether algorithms of products are timed, and those that were chosen before
+  // (TrainingResult::products), with the file's name for errors.
+  bool tune = false;
+  std::string products;
+  std::string products_path;
+  // Whether runs are equal bit for bit. Else sums that no two ranks compute may
+  // have any order, where that is faster.
+  bool deterministic = true;
   // Called on rank 0: while weights and states are set, with what is set there
   // of what it holds; and after each step. An error ends the job.
   std::function<void(Bytes done, Bytes total)> starting;
@@ -96,6 +104,7 @@ struct TrainingResult {
   double tokens_per_s = 0;
   bool interrupted = false;
   GraphUse graphs;  // of this rank; none without TrainingJob::graphs
+  std::string products;  // of this rank: RankDevice::TunedProducts
   // By rank, on rank 0 only: the true peak of memory, and the step that took
   // the median time, of those that replayed no graphs.
   std::vector<MemoryUse> memory;

@@ -387,6 +387,15 @@ std::span<const Flag> Flags() {
        "on GPUs: from the third step on replay what can be captured of a step "
        "as CUDA graphs",
        SetTrue<&Options::graph>},
+      {"--deterministic", "",
+       "on GPUs: take no algorithm whose sums have any order, so that runs are "
+       "equal bit for bit (on the CPU they always are)",
+       SetTrue<&Options::deterministic>},
+      {"--tune", "FILE",
+       "on GPUs: time the algorithms of each matrix product when it first "
+       "runs, take the fastest, and leave the choices in FILE, which a later "
+       "run begins with",
+       SetText<&Options::tune>},
       {"--compare", "",
        "at the end list the tasks by the error of their predicted times",
        SetCompare},

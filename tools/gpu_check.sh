@@ -288,7 +288,9 @@ run() {
     losses)
       run_pytorch losses 300 --losses --dtype bf16 --time-limit 140 ;;
     training)
-      run_pytorch training 590 --speed --steps 12 --time-limit 55 ;;
+      # shellcheck disable=SC2086
+      run_pytorch training 590 --speed --steps 12 --time-limit 55 \
+        --try=--graph "--try=--graph --tune" ${TRAINING:-} ;;
     device)
       run_tests device 120 'CudaArenaTest.*:CudaDeviceTest.*:DeviceGpuTest.*' ;;
     parity) run_part parity 300 bash -c parity ;;

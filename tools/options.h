@@ -78,6 +78,8 @@ struct Options {
   std::string offload_directory;  // empty: the strategy's, or the system's
   std::string log;
   bool graph = false;
+  bool deterministic = false;
+  std::string tune;
   int64_t check = 0;  // steps; 0: not asked
   bool compare = false;
   std::string learn;

@@ -462,6 +462,15 @@ Result<Job> ReadJob(const Options& options,
                             std::string(job.backend->name) + " has no graphs",
                         "--graph");
   }
+  if (!options.tune.empty()) {
+    if (!job.backend->gpu) {
+      return InvalidInput("has no effect: on --backend " +
+                              std::string(job.backend->name) +
+                              " products have one algorithm",
+                          "--tune");
+    }
+    TESSERA_RETURN_IF_ERROR(CheckWritable(options.tune, "--tune"));
+  }
   if (options.Given("--validate-batches") && options.validate_every == 0) {
     return InvalidInput("needs --validate-every N", "--validate-batches");
   }
@@ -784,6 +793,16 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   training.export_file_bytes = {static_cast<int64_t>(options.export_shard)};
   training.offload_directory = OffloadDirectory(options);
   training.graphs = options.graph;
+  training.deterministic = options.deterministic;
+  training.tune = !options.tune.empty();
+  training.products_path = options.tune;
+  if (training.tune) {
+    auto known = ReadFile(options.tune);
+    if (!known && known.error().code != ErrorCode::kNotFound) {
+      return known.error();
+    }
+    if (known) training.products = std::move(*known);
+  }
   training.stop = &CatchInterrupts();
   const bool prints = world.world_rank() == 0;
   if (prints && !options.json) {
@@ -845,6 +864,10 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
       std::cout << RunJson(report).ToString() << std::endl;
     } else {
       std::cout << RunText(report) << std::flush;
+    }
+    if (training.tune) {
+      TESSERA_RETURN_IF_ERROR(
+          WriteFileAtomically(options.tune, result.products));
     }
     if (!options.learn.empty()) {
       TESSERA_RETURN_IF_ERROR(WriteLearned(options.learn, job, tasks, report));

@@ -181,6 +181,8 @@ std::span<const Verb> Verbs() {
         "--profile",
         "--trace",
         "--graph",
+        "--deterministic",
+        "--tune",
         "--check",
         "--compare",
         "--learn",

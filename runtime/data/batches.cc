@@ -4,6 +4,10 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
 
 #include "planner/base/check.h"
 #include "planner/base/rng.h"
@@ -52,10 +56,35 @@ double Drawn(uint64_t key, Draw draw, int64_t place = 0) {
   return static_cast<double>(mixed >> 11) * 0x1p-53;
 }
 
+// The rows of a step, of which each of its inputs takes a part. Thread-safe.
+class KeptRows {
+ public:
+  // The row of a sample, from row_at(sample) where it is not there.
+  template <typename RowAt>
+  Result<std::shared_ptr<const BatchRow>> Get(int64_t first_sample,
+                                              int64_t sample, RowAt row_at) {
+    const std::lock_guard lock(mutex_);
+    if (first_sample != first_sample_) rows_.clear();
+    first_sample_ = first_sample;
+    std::shared_ptr<const BatchRow>& row = rows_[sample];
+    if (row == nullptr) {
+      TESSERA_TRY(BatchRow made, row_at(sample));
+      row = std::make_shared<const BatchRow>(std::move(made));
+    }
+    return row;
+  }
+
+ private:
+  std::mutex mutex_;
+  int64_t first_sample_ = -1;  // of the step
+  std::unordered_map<int64_t, std::shared_ptr<const BatchRow>> rows_;
+};
+
 template <typename RowAt>
 LoadInput LoadRows(RowAt row_at) {
-  return [row_at](const Tensor& tensor, const LocalTensor& block,
-                  int64_t first_sample) -> Result<void> {
+  return [row_at, kept = std::make_shared<KeptRows>()](
+             const Tensor& tensor, const LocalTensor& block,
+             int64_t first_sample) -> Result<void> {
     if (block.shape.size() != 2 || block.dtype != DType::kInt32) {
       return InvalidInput("rows of tokens have one number for each place",
                           "input '" + tensor.name + "'");
@@ -63,10 +92,11 @@ LoadInput LoadRows(RowAt row_at) {
     int32_t* out = block.as<int32_t>();
     const auto width = static_cast<size_t>(block.shape[1]);
     for (int64_t i = 0; i < block.shape[0]; ++i, out += width) {
-      TESSERA_TRY(const BatchRow row,
-                  row_at(first_sample + block.offset[0] + i));
+      TESSERA_TRY(const std::shared_ptr<const BatchRow> row,
+                  kept->Get(first_sample, first_sample + block.offset[0] + i,
+                            row_at));
       TESSERA_RETURN_IF_ERROR(
-          CopyColumns(row, tensor.name, block.offset[1], width, out));
+          CopyColumns(*row, tensor.name, block.offset[1], width, out));
     }
     return {};
   };

@@ -557,6 +557,26 @@ Result<const Kernel*> CudaDevice::FindKernel(std::string_view kernel) const {
   return FindCudaKernel(kernel);
 }
 
+std::span<const FusedKernel> CudaDevice::fused_kernels() const {
+  return CudaFusedKernels();
+}
+
+Result<void> CudaDevice::TuneProducts(std::string_view choices,
+                                      std::string_view path) {
+  // As many as part `matmul` of tools/gpu_check.sh times.
+  constexpr int kCandidates = 16;
+  matmul_->set_candidates(kCandidates);
+  if (choices.empty()) return {};
+  TESSERA_TRY(const MatMulChoices parsed, ParseMatMulChoices(choices, path));
+  auto adopted = matmul_->Adopt(parsed);
+  if (!adopted) return adopted.error().At(std::string(path));
+  return {};
+}
+
+std::string CudaDevice::TunedProducts() const {
+  return FormatMatMulChoices(matmul_->choices());
+}
+
 // ---- Errors -----------------------------------------------------------------
 
 Result<void> CudaDevice::Check(int code, std::string_view call) const {

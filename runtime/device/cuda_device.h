@@ -32,7 +32,7 @@ struct CUgraphExec_st;
 
 namespace tessera {
 
-class CudaMatMul;
+class CublasLtMatMul;
 class CudaSdpa;
 
 using CudaStream = CUstream_st*;
@@ -71,6 +71,10 @@ class CudaDevice : public QueueDevice {
   void Write(void* device_to, const void* host_from, Bytes size) override;
   void Read(void* host_to, const void* device_from, Bytes size) override;
   Result<const Kernel*> FindKernel(std::string_view kernel) const override;
+  std::span<const FusedKernel> fused_kernels() const override;
+  Result<void> TuneProducts(std::string_view choices,
+                            std::string_view path) override;
+  std::string TunedProducts() const override;
   void Launch(const Kernel& kernel, const KernelCall& call) override;
   void LaunchList(const Kernel& kernel,
                   std::span<const KernelCall> calls) override;
@@ -160,7 +164,7 @@ class CudaDevice : public QueueDevice {
 
   const int ordinal_;
   const std::string name_;
-  std::unique_ptr<CudaMatMul> matmul_;
+  std::unique_ptr<CublasLtMatMul> matmul_;
   std::unique_ptr<CudaSdpa> sdpa_;
   std::vector<std::unique_ptr<CudaQueue>> queues_;
   size_t queue_in_use_ = 0;

@@ -83,6 +83,17 @@ class RankDevice {
                           std::span<const KernelCall> calls) {
     kernel.run_list(calls);
   }
+  virtual std::span<const FusedKernel> fused_kernels() const { return {}; }
+  // From now on, for each product that is not in `choices` (of TunedProducts;
+  // `path` is for errors) the algorithms are timed when it is first run. No
+  // effect on devices whose products have one algorithm.
+  virtual Result<void> TuneProducts(std::string_view choices,
+                                    std::string_view path) {
+    (void)choices, (void)path;
+    return {};
+  }
+  // The algorithms that were chosen so far, as text.
+  virtual std::string TunedProducts() const { return ""; }
   // On which the kernels may run; null for one.
   virtual ThreadPool* threads() { return nullptr; }
 

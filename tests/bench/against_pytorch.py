@@ -2,13 +2,20 @@
 """Trains the same models by Tessera and by PyTorch, on this machine.
 
 usage: tests/bench/against_pytorch.py TESSERA [--python PYTHON]
-           [--backend cuda|cpu] [--losses] [--speed] [--models NAME,…] [-o FILE]
+           [--backend cuda|cpu] [--losses] [--speed] [--models NAME,…]
+           [--micro-batches NAME=N,…] [--try "FLAGS"]… [--profile FILE]
+           [-o FILE]
 
 --losses: GPT-2 from the same weights on the same samples, without dropout; the
 differences of the losses. --speed: tokens per second of each model, each program
 at its own best micro batch, one after the other, with Tessera's prediction of
-its step. Both without either flag. Writes one JSON object: {"losses": {…},
-"training": […]}; what each program printed lies beside FILE as FILE.log.
+its step; both with a vocabulary padded to a multiple of 64. Both without either
+flag. Writes one JSON object: {"losses": {…}, "training": […]}; what each program
+printed lies beside FILE as FILE.log.
+
+Micro batches are 1, 2, 4, … as far as these are faster, or those that are given
+for a model. --try adds flags of `tessera run` to try on the first model; the
+fastest are used for the others.
 
 PYTHON is one that has torch (pytorch_step.py says what it needs).
 """
@@ -41,6 +48,7 @@ MODELS = {
 class Bench:
     def __init__(self, args, work):
         self.args, self.work = args, pathlib.Path(work)
+        self.flags = ["", *args.tries]  # of runs, to be tried
         self.log = open(args.output + ".log", "w", encoding="utf-8")
 
     def run(self, command, limit):
@@ -57,14 +65,16 @@ class Bench:
         self.log.write(done.stderr + done.stdout + f"exit {done.returncode}\n")
         return done.stdout if done.returncode == 0 else None
 
-    def model(self, name):
+    def model(self, name, padded=False):
         """The model's folder, its dropout taken out."""
         source = ROOT / "examples/models" / MODELS.get(name, name)
         config = json.loads((source / "config.json").read_text())
         for key in ("embd_pdrop", "resid_pdrop", "attn_pdrop"):
             if key in config:
                 config[key] = 0.0
-        folder = self.work / name
+        if padded:
+            config["vocab_size"] = -(-config["vocab_size"] // 64) * 64
+        folder = self.work / (name + ("-padded" if padded else ""))
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config))
         return folder, config["vocab_size"]
@@ -78,6 +88,32 @@ class Bench:
              "--steps", steps, "--data", data, "--json", *more],
             self.args.time_limit)
         return json.loads(out) if out else None
+
+    def micro_batches(self, name):
+        """Those that are given for a model; None: doubling."""
+        for given in self.args.micro_batches:
+            model, sizes = given.split("=")
+            if model == name:
+                return [int(size) for size in sizes.split(",")]
+        return None
+
+    def best(self, run, sizes):
+        """The fastest result of run(micro_batch), and all that were tried:
+        doubling from 1 until one does not fit or two in a row are slower, or
+        over `sizes`."""
+        best, slower, tried = None, 0, []
+        for micro_batch in sizes or (1 << i for i in range(20)):
+            got = run(micro_batch)
+            if got is None and not sizes:
+                break
+            slower += 1
+            tried.append({"micro_batch": micro_batch, "tokens_per_s":
+                          got["tokens_per_s"] if got else None})
+            if got and (not best or got["tokens_per_s"] > best["tokens_per_s"]):
+                best, slower = {**got, "micro_batch": micro_batch}, 0
+            if slower == 2 and not sizes:
+                break
+        return best, tried
 
     def pytorch(self, model, *more):
         out = self.run(
@@ -110,38 +146,45 @@ class Bench:
             "tessera": a, "pytorch": b,
         }
 
-    def best_of_doubling(self, model, data):
-        """The fastest micro batch of 1, 2, 4, …, until one does not fit or two
-        in a row are slower."""
-        best, micro_batch, slower, tried = None, 1, 0, []
-        while slower < 2:
-            got = self.tessera(model, micro_batch, self.args.steps, data)
-            if got is None:
-                break
-            tried.append({"micro_batch": micro_batch,
-                          "tokens_per_s": got["tokens_per_s"]})
-            slower += 1
-            if best is None or got["tokens_per_s"] > best["tokens_per_s"]:
-                best, slower = {**got, "micro_batch": micro_batch}, 0
-            micro_batch *= 2
-        return best, tried
-
     def speed(self, name):
         model, vocabulary = self.model(name)
+        padded, _ = self.model(name, padded=True)
         # Random ids: the same work as any text, and no zeros to save power.
         data = self.work / f"{vocabulary}.bin"
         if not data.exists():
             ids = np.random.default_rng(0).integers(
                 vocabulary, size=1 << 22, dtype=np.uint16)
             ids.tofile(data)
-        ours, tried = self.best_of_doubling(model, data)
-        theirs = self.pytorch(model, "--steps", self.args.steps)
+        sizes = self.micro_batches(name)
+        more = ["--profile", self.args.profile] if self.args.profile else []
+        ours, tried = None, []
+        for flags in self.flags:
+            words = [*flags.split(), *more]
+            if "--tune" in words:
+                words.insert(words.index("--tune") + 1, self.work / "products")
+            got, these = self.best(
+                lambda size: self.tessera(padded, size, self.args.steps, data,
+                                          *words), sizes)
+            tried += [{**one, "flags": flags} for one in these]
+            if got and (not ours or got["tokens_per_s"] > ours["tokens_per_s"]):
+                ours = {**got, "flags": flags}
+        if ours:
+            self.flags = [ours["flags"]]
+        if self.args.tessera_only:
+            theirs = None
+        elif sizes:
+            theirs, _ = self.best(
+                lambda size: self.pytorch(model, "--steps", self.args.steps,
+                                          "--micro-batch", size), sizes)
+        else:
+            theirs = self.pytorch(model, "--steps", self.args.steps)
         row = {"model": name, "dtype": self.args.dtype,
                "seq_len": self.args.seq_len, "tried": tried}
         if ours:
             rank = ours["memory"]["per_rank"][0]
             row.update(
                 micro_batch=ours["micro_batch"],
+                flags=ours["flags"],
                 tokens_per_s=ours["tokens_per_s"],
                 mfu=ours["measured"].get("mfu"),
                 mfu_causal=ours["measured"].get("mfu_causal"),
@@ -168,6 +211,12 @@ def parse():
     parser.add_argument("--losses", action="store_true")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--micro-batches", action="append", default=[],
+                        metavar="NAME=N,…")
+    parser.add_argument("--try", action="append", default=[], dest="tries",
+                        metavar="FLAGS")
+    parser.add_argument("--profile", help="of this GPU, for predictions")
+    parser.add_argument("--tessera-only", action="store_true")
     parser.add_argument("--losses-model", default="gpt2-124m")
     parser.add_argument("--losses-steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=4, help="of --losses")
@@ -203,7 +252,8 @@ def main():
                   "of PyTorch's", row.get("speedup_over_pytorch", "unknown"),
                   flush=True)
     failed = "failed" in out.get("losses", {}) or any(
-        "speedup_over_pytorch" not in row for row in out["training"])
+        "speedup_over_pytorch" not in row for row in out["training"]
+        if not args.tessera_only)
     return 1 if failed else 0
 
 

@@ -395,9 +395,12 @@ std::string OtherSizes(Rank& rank) {
   return opened ? "no error" : opened.error().ToString();
 }
 
-// Hands back the error that it met.
+// Hands back the error that it met, which may come to a rank that has not yet
+// seen the end of the barrier.
 std::string Aborted(Rank& rank) {
-  if (auto barrier = rank.all().Barrier(); !barrier) return "barrier";
+  if (auto barrier = rank.all().Barrier(); !barrier) {
+    return barrier.error().ToString();
+  }
   if (rank.me() == rank.n() - 1) rank.world.Abort("disk full");
   float* const x = rank.Upload(std::vector<float>{1});
   auto result = rank.all().AllReduce(x, 1, DType::kFloat32);

@@ -345,9 +345,10 @@ TEST_P(CudaKernelContract, AccumulationAdds) {
         for (int64_t i = 0; i < result.elements(); ++i) result.Set(i, 1);
       }
       const Problem wide = Converted(stored, DType::kFloat64, 0);
+      // A product of cuBLASLt may be rounded before it is added.
       EXPECT_LE(Difference(Compute(wide, {.accumulate = true}),
                            Compute(stored, OnDevice(/*accumulate=*/true))),
-                HalfUnit(dtype) + kFp32Error)
+                2 * HalfUnit(dtype) + kFp32Error)
           << problem.op->name << " " << NameOf(dtype);
     }
   }

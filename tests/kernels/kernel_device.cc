@@ -80,6 +80,13 @@ LocalTensor AsTensor(StepNumbers& numbers) {
 
 void RunOnDevice(KernelDevice& device, std::string_view kernel,
                  const KernelCall& call, bool in_place) {
+  const auto found = FindCudaKernel(kernel);
+  ASSERT_TRUE(found) << found.error().message;
+  RunOnDevice(device, **found, call, in_place);
+}
+
+void RunOnDevice(KernelDevice& device, const Kernel& kernel,
+                 const KernelCall& call, bool in_place) {
   std::vector<std::unique_ptr<OnDevice>> tensors;
   const auto upload = [&](std::span<const LocalTensor> side, bool filled) {
     std::vector<LocalTensor> uploaded(side.begin(), side.end());
@@ -102,17 +109,15 @@ void RunOnDevice(KernelDevice& device, std::string_view kernel,
   if (call.numbers != nullptr) {
     there.numbers = reinterpret_cast<const StepNumbers*>(numbers.data());
   }
-  const auto found = FindCudaKernel(kernel);
-  ASSERT_TRUE(found) << found.error().message;
-  (*found)->run(there);
+  kernel.run(there);
   for (size_t i = 0; i < tensors.size(); ++i) {
     const bool is_operand = i < operands.size();
     tensors[i]->Return(
-        !is_operand, std::string(kernel) + "'s " +
+        !is_operand, std::string(kernel.name) + "'s " +
                          (is_operand ? "operand " : "result ") +
                          std::to_string(is_operand ? i : i - operands.size()));
   }
-  EXPECT_EQ(device.queue().error, "") << kernel;
+  EXPECT_EQ(device.queue().error, "") << kernel.name;
   device.queue().error.clear();
 }
 

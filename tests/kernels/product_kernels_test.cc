@@ -12,6 +12,7 @@
 #include "planner/base/rng.h"
 #include "tests/kernels/kernel_device.h"
 #include "tests/support/host_tensor.h"
+#include "tests/support/kernel_cases.h"
 
 namespace tessera {
 namespace {
@@ -181,6 +182,80 @@ std::vector<CudaCase> LinearCases() {
   // Sums long enough to be split.
   AddLinearCases({kBf16, kBf16, kFp32}, false, true, 400, 9, 4, rng, cases);
   return cases;
+}
+
+// ---- Fused kernels ------------------------------------------------------------
+
+// Both kernels on the CPU in fp64, the first one's result rounded where the
+// fused kernel stores it.
+std::vector<HostTensor> ExpectedOf(const FusedKernel& fused, const CudaCase& c,
+                                   size_t first_operands,
+                                   const Shape& between) {
+  CudaCase first = c;
+  first.kernel = fused.first;
+  first.operands.resize(first_operands);
+  const DType dtype = c.results.back().dtype();
+  first.results = {HostTensor(between, dtype)};
+  HostTensor value = ExpectedOf(first)[0];
+  CudaCase second;
+  second.kernel = fused.second;
+  second.rule = "ab->ab";
+  second.operands.assign(c.operands.begin() +
+                             static_cast<int64_t>(first_operands),
+                         c.operands.end());
+  second.operands.insert(
+      second.operands.begin() + static_cast<int64_t>(fused.operand), value);
+  second.results = {c.results.back()};
+  std::vector<HostTensor> results = ExpectedOf(second);
+  if (fused.keeps_first) results.insert(results.begin(), value);
+  return results;
+}
+
+// Where the tensor cores' epilogues serve, and where they do not: odd widths,
+// fp32, no bias.
+TEST(FusedKernels, EqualTheTwoKernels) {
+  const auto device = MakeKernelDevice();
+  if (device == nullptr) GTEST_SKIP() << "no CUDA device";
+  Rng rng(7);
+  for (const FusedKernel& fused : CudaFusedKernels()) {
+    for (const DType dtype :
+         {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+      for (const int64_t out : {64, 37}) {
+        for (const bool bias : {true, false}) {
+          constexpr int64_t kRows = 50, kIn = 72;
+          CudaCase c;
+          size_t first_operands = 2;
+          const Shape between = {2, kRows, out};
+          if (fused.first == "linear") {
+            c.rule = bias ? "bsi,oi+o->bso" : "bsi,oi->bso";
+            c.operands = {Random({2, kRows, kIn}, dtype, rng),
+                          Random({out, kIn}, dtype, rng)};
+            if (bias) c.operands.push_back(Random({out}, dtype, rng));
+            first_operands = c.operands.size();
+          } else {  // dy, w, and what was activated
+            if (bias) continue;
+            c.rule = "bso,oi->bsi";
+            c.operands = {Random({2, kRows, kIn}, dtype, rng),
+                          Random({kIn, out}, dtype, rng),
+                          Random(between, dtype, rng)};
+          }
+          c.results.assign(fused.keeps_first ? 2 : 1,
+                           HostTensor(between, dtype));
+          const IndexRule rule = IndexRule::Parse(c.rule).value();
+          std::vector<HostTensor> results = c.results;
+          const std::vector<LocalTensor> operands = Locals(c.operands);
+          const std::vector<LocalTensor> locals = Locals(results);
+          RunOnDevice(*device, fused.kernel, CallOf(c, rule, operands, locals),
+                      /*in_place=*/false);
+          const auto expected = ExpectedOf(fused, c, first_operands, between);
+          // The value between is rounded on some of the ways.
+          EXPECT_LE(Difference(expected, results), 3 * Rounding(dtype) + 2e-5)
+              << fused.kernel.name << " " << NameOf(dtype) << " " << out
+              << (bias ? " with bias" : "");
+        }
+      }
+    }
+  }
 }
 
 // ---- Attention --------------------------------------------------------------

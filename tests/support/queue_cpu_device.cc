@@ -1,6 +1,7 @@
 #include "tests/support/queue_cpu_device.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <string>
@@ -169,6 +170,37 @@ void QueueCpuDevice::EnqueueRead(void* host_to, const void* device_from,
 Result<const Kernel*> QueueCpuDevice::FindKernel(
     std::string_view kernel) const {
   return Find("kernel", std::span<const Kernel>(kernels_), kernel);
+}
+
+namespace {
+
+void RunPart(std::string_view kernel, KernelCall call,
+             std::span<const LocalTensor> operands,
+             std::span<const LocalTensor> results) {
+  call.operands = operands;
+  call.results = results;
+  FindCpuKernel(kernel).value()->run(call);
+}
+
+void LinearGelu(const KernelCall& call) {
+  RunPart("linear", call, call.operands, call.results.first(1));
+  RunPart("gelu", call, call.results.first(1), call.results.subspan(1));
+}
+
+void LinearDxGelu(const KernelCall& call) {
+  RunPart("linear_dx", call, call.operands.first(2), call.results);
+  const std::array<LocalTensor, 2> pair = {call.results[0], call.operands[2]};
+  RunPart("gelu_dx", call, pair, call.results);
+}
+
+}  // namespace
+
+std::span<const FusedKernel> QueueCpuDevice::fused_kernels() const {
+  static const std::array<FusedKernel, 2> kernels = {{
+      {"linear", "gelu", 0, true, {"linear+gelu", LinearGelu}},
+      {"linear_dx", "gelu_dx", 0, false, {"linear_dx+gelu_dx", LinearDxGelu}},
+  }};
+  return kernels;
 }
 
 void QueueCpuDevice::Launch(const Kernel& kernel, const KernelCall& call) {

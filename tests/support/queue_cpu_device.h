@@ -5,7 +5,8 @@
 // What CUDA would refuse in a capture, or not do as meant, ends the program.
 //
 // The kernels of optimizers take lists here, as CUDA's do, and run the calls
-// from the last to the first.
+// from the last to the first. It has CUDA's fused kernels: the CPU's kernels,
+// one after the other.
 
 #include <chrono>
 #include <condition_variable>
@@ -39,6 +40,7 @@ class QueueCpuDevice : public QueueDevice {
   void Write(void* device_to, const void* host_from, Bytes size) override;
   void Read(void* host_to, const void* device_from, Bytes size) override;
   Result<const Kernel*> FindKernel(std::string_view kernel) const override;
+  std::span<const FusedKernel> fused_kernels() const override;
   void Launch(const Kernel& kernel, const KernelCall& call) override;
   void LaunchList(const Kernel& kernel,
                   std::span<const KernelCall> calls) override;

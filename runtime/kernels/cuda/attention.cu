@@ -705,7 +705,8 @@ std::optional<SdpaProblem> SdpaOf(const KernelCall& call,
     return std::nullopt;
   }
   const SdpaProblem problem = {p.b, p.heads(), p.g,     p.s,     p.d,
-                               p.e, q.dtype,   p.scale, backward};
+                               p.e, q.dtype,   p.scale, backward,
+                               !backward || !call.any_order};
   if (!sdpa->Takes(problem)) return std::nullopt;
   return problem;
 }

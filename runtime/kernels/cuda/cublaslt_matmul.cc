@@ -404,8 +404,9 @@ void CublasLtMatMul::Run(const MatMulProblem& problem, const MatMulData& data,
     const auto known = plans_.find(key);
     if (known != plans_.end()) return Enqueue(known->second, key, data, queue);
     if (choices_.rows.count(key) == 0 && options_.candidates > 1) {
-      TESSERA_TRY(const auto times, Tune(key, options_.candidates, queue));
-      return Enqueue(plans_.at(key), key, data, queue);
+      const auto times = Tune(key, options_.candidates, queue);
+      if (times) return Enqueue(plans_.at(key), key, data, queue);
+      // No memory to time in: the heuristic's first algorithm, as without.
     }
     TESSERA_TRY(Plan plan, MakePlan(key));
     const auto chosen = choices_.rows.find(key);

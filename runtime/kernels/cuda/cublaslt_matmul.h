@@ -46,6 +46,7 @@ class CublasLtMatMul : public CudaMatMul {
   Result<std::vector<double>> Tune(const MatMulKey& key, int candidates,
                                    CudaQueue& queue);
 
+  void set_candidates(int candidates) { options_.candidates = candidates; }
   // What was timed or adopted so far.
   const MatMulChoices& choices() const { return choices_; }
   // Uses these from now on. kInvalidInput where another GPU or another version
@@ -70,7 +71,7 @@ class CublasLtMatMul : public CudaMatMul {
   Result<void> Enqueue(Plan plan, const MatMulKey& key, const MatMulData& data,
                        const CudaQueue& queue) const;
 
-  const CublasLtOptions options_;
+  CublasLtOptions options_;
   cublasLtHandle_t handle_ = nullptr;
   MatMulChoices choices_;
   std::map<MatMulKey, Plan> plans_;

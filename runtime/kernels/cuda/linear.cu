@@ -8,6 +8,7 @@
 // are added.
 
 #include <algorithm>
+#include <array>
 
 #include "runtime/kernels/cuda/launch.h"
 #include "runtime/kernels/cuda/matmul.h"
@@ -206,6 +207,49 @@ void Linear(const KernelCall& call) {
            call.operands.size() > 2 ? &call.operands[2] : nullptr);
 }
 
+// A call of some of the tensors.
+KernelCall Part(const KernelCall& call, std::span<const LocalTensor> operands,
+                std::span<const LocalTensor> results) {
+  KernelCall part = call;
+  part.operands = operands;
+  part.results = results;
+  return part;
+}
+
+// x, w [, bias] -> y = x w^T + bias, GELU(y).
+void LinearGelu(const KernelCall& call) {
+  const LocalTensor& y = call.results[0];
+  const LocalTensor& activated = call.results[1];
+  const LocalTensor* const bias =
+      call.operands.size() > 2 && call.operands[2].data != nullptr
+          ? &call.operands[2]
+          : nullptr;
+  MatMulProblem problem;
+  problem.m = Extent(call, 0, 1, /*shared=*/false);
+  problem.n = Extent(call, 1, 0, /*shared=*/false);
+  problem.k = Extent(call, 0, 1, /*shared=*/true);
+  problem.transpose_b = true;
+  problem.a = call.operands[0].dtype;
+  problem.b = call.operands[1].dtype;
+  problem.d = activated.dtype;
+  problem.epilogue =
+      bias != nullptr ? MatMulEpilogue::kBiasGelu : MatMulEpilogue::kGelu;
+  const bool alike =
+      y.dtype == activated.dtype && (!bias || bias->dtype == y.dtype);
+  if (alike && call.queue->matmul->Takes(problem)) {
+    return call.queue->matmul->Run(problem,
+                                   {.a = call.operands[0].data,
+                                    .b = call.operands[1].data,
+                                    .d = activated.data,
+                                    .bias = bias ? bias->data : nullptr,
+                                    .aux = y.data},
+                                   *call.queue);
+  }
+  Linear(Part(call, call.operands, call.results.first(1)));
+  FindCudaKernel("gelu").value()->run(
+      Part(call, call.results.first(1), call.results.subspan(1)));
+}
+
 // dy, w -> dx = dy w.
 void LinearDx(const KernelCall& call) {
   MatMulProblem problem;
@@ -213,6 +257,31 @@ void LinearDx(const KernelCall& call) {
   problem.n = Extent(call, 1, 0, /*shared=*/false);
   problem.k = Extent(call, 0, 1, /*shared=*/true);
   Multiply(call, problem, call.operands[0], call.operands[1]);
+}
+
+// dy, w, x -> dx = (dy w) GELU'(x).
+void LinearDxGelu(const KernelCall& call) {
+  const LocalTensor& x = call.operands[2];
+  const LocalTensor& dx = call.results[0];
+  MatMulProblem problem;
+  problem.m = Extent(call, 0, 1, /*shared=*/false);
+  problem.n = Extent(call, 1, 0, /*shared=*/false);
+  problem.k = Extent(call, 0, 1, /*shared=*/true);
+  problem.a = call.operands[0].dtype;
+  problem.b = call.operands[1].dtype;
+  problem.d = dx.dtype;
+  problem.epilogue = MatMulEpilogue::kGeluGradient;
+  if (x.dtype == dx.dtype && call.queue->matmul->Takes(problem)) {
+    return call.queue->matmul->Run(problem,
+                                   {.a = call.operands[0].data,
+                                    .b = call.operands[1].data,
+                                    .d = dx.data,
+                                    .aux = x.data},
+                                   *call.queue);
+  }
+  LinearDx(Part(call, call.operands.first(2), call.results));
+  const std::array<LocalTensor, 2> pair = {dx, x};
+  FindCudaKernel("gelu_dx").value()->run(Part(call, pair, call.results));
 }
 
 // dy, x -> dw = dy^T x.
@@ -252,6 +321,14 @@ void LinearDb(const KernelCall& call) {
 }
 
 }  // namespace
+
+std::span<const FusedKernel> CudaFusedKernels() {
+  static const std::array<FusedKernel, 2> kernels = {{
+      {"linear", "gelu", 0, true, {"linear+gelu", LinearGelu}},
+      {"linear_dx", "gelu_dx", 0, false, {"linear_dx+gelu_dx", LinearDxGelu}},
+  }};
+  return kernels;
+}
 
 std::vector<Kernel> CudaLinearKernels() {
   return {

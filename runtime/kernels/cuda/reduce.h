@@ -349,9 +349,10 @@ __global__ void __launch_bounds__(kWarp* kChunksAtOnce)
 template <int kSums, typename Term>
 void SumColumns(const KernelCall& call, Term term, int64_t rows,
                 int64_t width) {
-  constexpr int64_t kBlocks = 1024;  // some waves on a GPU of 132 x 8 blocks
-  constexpr int64_t kFewestRows = 32;
   CudaQueue& queue = *call.queue;
+  // A wave: on Hopper a multiprocessor has registers for three of these blocks.
+  const int64_t blocks = 3 * std::max(queue.multiprocessors, 1);
+  constexpr int64_t kRowsOfRound = 4 * kRowsAtOnce;  // the loop is unrolled
   ColumnSums<kSums> results;
   for (int k = 0; k < kSums; ++k) {
     results.of[k] = Elements<Any>(call.results[static_cast<size_t>(k)]);
@@ -360,13 +361,14 @@ void SumColumns(const KernelCall& call, Term term, int64_t rows,
   const auto partial_bytes =
       static_cast<int64_t>(kSums * sizeof(float)) * std::max<int64_t>(width, 1);
   const int64_t most =
-      std::min(std::max<int64_t>(kBlocks / std::max<int64_t>(across, 1), 1),
+      std::min(std::max<int64_t>(blocks / std::max<int64_t>(across, 1), 1),
                queue.workspace_bytes / partial_bytes);
   if (most == 0) {
     (void)queue.Workspace(partial_bytes, "a sum of columns");
     return;
   }
-  const int64_t chunk_rows = std::max(kFewestRows, (rows + most - 1) / most);
+  const int64_t rounds = (rows + most * kRowsOfRound - 1) / (most * kRowsOfRound);
+  const int64_t chunk_rows = std::max<int64_t>(rounds, 1) * kRowsOfRound;
   const int64_t chunks = (rows + chunk_rows - 1) / chunk_rows;
   auto* const partial = reinterpret_cast<float*>(queue.workspace);
   Launch(SumChunks<kSums, Term>,
