@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <vector>
 
+#include "planner/ir/vocabulary.h"
 #include "runtime/float16.h"
 #include "runtime/kernels/fill.h"
 #include "runtime/loss_scale.h"
@@ -31,9 +33,20 @@ LocalTensor BlockOf(const Value& value, const Placement& here) {
   return block;
 }
 
-Result<void> Initialise(const Graph& graph, uint64_t seed, ValueId id,
-                        RankExecutor& executor, ThreadPool* threads,
-                        StartUp& start) {
+// Of the elements of a block from the one at `first` on, those that are in its
+// first `rows` rows, of which there are as many in the whole tensor.
+int64_t ElementsInRows(const LocalTensor& block, int64_t rows, int64_t first) {
+  const int64_t here =
+      std::clamp<int64_t>(rows - block.offset[0], 0, block.shape[0]);
+  const int64_t of_row =
+      block.elements() / std::max<int64_t>(1, block.shape[0]);
+  return std::max<int64_t>(0, here * of_row - first);
+}
+
+Result<void> Initialise(const Graph& graph,
+                        const std::map<TensorId, int64_t>& padded,
+                        uint64_t seed, ValueId id, RankExecutor& executor,
+                        ThreadPool* threads, StartUp& start) {
   const Value& value = executor.tasks().value(id);
   if (value.what == "loss scale") {
     const LossScale scale;
@@ -62,6 +75,12 @@ Result<void> Initialise(const Graph& graph, uint64_t seed, ValueId id,
       const Tensor& tensor = graph.tensor(value.tensor);
       FillWeight(block, {begin, begin + count}, tensor.init, tensor.name, seed,
                  threads);
+      if (const auto rows = padded.find(value.tensor); rows != padded.end()) {
+        const int64_t kept =
+            std::min(count, ElementsInRows(block, rows->second, begin));
+        std::fill(piece.begin() + kept * SizeOf(block.dtype), piece.end(),
+                  std::byte{0});
+      }
     }
     if (drawn && Is16Bit(value.dtype)) {
       rounded.resize(static_cast<size_t>(bytes.value));
@@ -86,12 +105,13 @@ Result<void> InitialiseState(const Graph& graph, uint64_t seed,
     own = std::make_unique<ThreadPool>(HostCores());
     threads = own.get();
   }
+  const std::map<TensorId, int64_t> padded = PaddedWeights(graph);
   const TaskGraph& tasks = executor.tasks();
   for (size_t v = 0; v < tasks.values.size(); ++v) {
     const ValueId id(v);
     if (!tasks.values[v].persistent || !executor.Holds(id)) continue;
     TESSERA_RETURN_IF_ERROR(
-        Initialise(graph, seed, id, executor, threads, start));
+        Initialise(graph, padded, seed, id, executor, threads, start));
   }
   return {};
 }
