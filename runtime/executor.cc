@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "planner/ir/running_average.h"
+#include "planner/ir/vocabulary.h"
 #include "planner/plan/sequence_order.h"
 #include "runtime/device/staging.h"
 #include "runtime/float16.h"
@@ -813,6 +814,7 @@ Result<void> RankExecutor::PrepareFactoredKernel(const Task& task,
 
   const size_t calls = kernel.piece_reads == 0 ? weights.size() : pieces;
   std::vector<bool> begun(weights.size());
+  const std::map<TensorId, int64_t> padded = PaddedWeights(graph_);
   for (size_t i = 0; i < calls; ++i) {
     const TensorId weight = tasks_.value(reads[i]).tensor;
     const auto w = static_cast<size_t>(std::ranges::find(weights, weight) -
@@ -855,6 +857,12 @@ Result<void> RankExecutor::PrepareFactoredKernel(const Task& task,
     };
     regroup(operands, call.operands);
     regroup(results, call.results);
+    // Means are over the rows that are not padding, which are all zero.
+    if (const auto rows = padded.find(weight); rows != padded.end()) {
+      int64_t& whole =
+          call.operands[0].global_shape[form && form->batches == 0 ? 1 : 0];
+      whole = whole / graph_.tensor(weight).shape[0] * rows->second;
+    }
     if (!scalars[0].valid()) {
       const size_t coefficient = operands.size() - 1;
       TESSERA_TRY(call.operands[coefficient].data, One(device));

@@ -11,6 +11,7 @@
 
 #include "planner/io/json_value.h"
 #include "planner/io/onnx.h"
+#include "planner/ir/vocabulary.h"
 #include "runtime/float16.h"
 
 namespace tessera {
@@ -95,11 +96,25 @@ Result<void> ForEachRun(const Shape& shape, const Box& box, const Run& run) {
   }
 }
 
-}  // namespace
+// The pieces of a weight whose first `rows` rows alone the files have: behind
+// them is one of no tensor.
+std::vector<PublishedPiece> WithPadding(std::vector<PublishedPiece> pieces,
+                                        const Tensor& weight, int64_t rows) {
+  TESSERA_CHECK(pieces.size() == 1 && pieces[0].block.empty() &&
+                pieces[0].shape == weight.shape)
+      << weight.name << " is not one tensor of the files";
+  PublishedPiece padding;
+  padding.begin = pieces[0].count / weight.shape[0] * rows;
+  padding.count = pieces[0].count - padding.begin;
+  pieces[0].shape[0] = rows;
+  pieces[0].count = padding.begin;
+  pieces.push_back(std::move(padding));
+  return pieces;
+}
 
-std::vector<PublishedPiece> PiecesInFiles(const PublishedLayout& layout,
-                                          const Graph& graph,
-                                          const Tensor& weight) {
+std::vector<PublishedPiece> UnpaddedPieces(const PublishedLayout& layout,
+                                           const Graph& graph,
+                                           const Tensor& weight) {
   if (HasPublishedWeights(layout.family)) {
     return PublishedPieces(layout.family, graph, weight);
   }
@@ -113,6 +128,19 @@ std::vector<PublishedPiece> PiecesInFiles(const PublishedLayout& layout,
   piece.shape = weight.shape;
   piece.count = ElementsIn(weight.shape);
   return {piece};
+}
+
+}  // namespace
+
+std::vector<PublishedPiece> PiecesInFiles(const PublishedLayout& layout,
+                                          const Graph& graph,
+                                          const Tensor& weight) {
+  std::vector<PublishedPiece> pieces = UnpaddedPieces(layout, graph, weight);
+  for (const auto& [padded, rows] : PaddedWeights(graph)) {
+    if (&graph.tensor(padded) != &weight) continue;
+    return WithPadding(std::move(pieces), weight, rows);
+  }
+  return pieces;
 }
 
 Result<PublishedFiles> PublishedFiles::Open(const std::string& path,
@@ -214,7 +242,8 @@ std::string PublishedFiles::HeadThatDiffers() const {
   if (tied == nullptr) return "";
   const auto pieces = PiecesInFiles(*layout_, *graph_, *tied);
   const auto table = NameOf(pieces[0].tensor);
-  if (pieces.size() != 1 || !table) return "";
+  const bool is_one = pieces.size() == 1 || pieces[1].tensor.empty();
+  if (!is_one || !table) return "";
   const auto view = [&](const std::string& name) {
     return files_[file_of_.find(name)->second].View(name);
   };
@@ -294,6 +323,10 @@ Result<std::vector<float>> PublishedFiles::Read(const Tensor& weight,
   // `count` elements of a piece from the one at `first` on.
   const auto read_of = [&](const PublishedPiece& piece, int64_t first,
                            int64_t count, float* out) -> Result<void> {
+    if (piece.tensor.empty()) {
+      std::fill_n(out, count, 0.0F);
+      return {};
+    }
     if (!views.contains(&piece)) {
       TESSERA_TRY(views[&piece], Find(piece));
     }
@@ -350,6 +383,7 @@ std::vector<PublishedTensor> PublishedTensors(const PublishedLayout& layout,
   for (const Tensor& weight : graph.tensors) {
     if (weight.kind != TensorKind::kWeight) continue;
     for (PublishedPiece& piece : PiecesInFiles(layout, graph, weight)) {
+      if (piece.tensor.empty()) continue;  // padding
       for (const PublishedPiece& other : piece.plus) {
         tensors[other.tensor].name = other.tensor;
         tensors[other.tensor].shape = other.shape;

@@ -19,7 +19,8 @@
 namespace tessera {
 
 // The pieces of a weight in files; those of unknown families have weights as
-// the graph does.
+// the graph does. Rows that pad a vocabulary (planner/ir/vocabulary.h) are a
+// piece of no tensor: no file has them, and they are 0.
 std::vector<PublishedPiece> PiecesInFiles(const PublishedLayout& layout,
                                           const Graph& graph,
                                           const Tensor& weight);

@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "planner/ir/vocabulary.h"
 #include "runtime/float16.h"
 #include "runtime/kernels/fill.h"
 #include "runtime/loss_scale.h"
@@ -34,10 +35,22 @@ LocalTensor BlockOf(const Value& value, const Placement& here) {
   return block;
 }
 
+// Of the elements of a block from the one at `first` on, those that are in its
+// first `rows` rows, of which there are as many in the whole tensor.
+int64_t ElementsInRows(const LocalTensor& block, int64_t rows, int64_t first) {
+  const int64_t here =
+      std::clamp<int64_t>(rows - block.offset[0], 0, block.shape[0]);
+  const int64_t of_row =
+      block.elements() / std::max<int64_t>(1, block.shape[0]);
+  return std::max<int64_t>(0, here * of_row - first);
+}
+
 // Draws a value's elements, or makes them zero. `narrow` is a 16-bit parameter
 // whose master the value is, in the same place; or invalid.
-Result<void> Initialise(const Graph& graph, uint64_t seed, ValueId id,
-                        ValueId narrow, RankExecutor& executor,
+Result<void> Initialise(const Graph& graph,
+                        const std::map<TensorId, int64_t>& padded,
+                        uint64_t seed, ValueId id, ValueId narrow,
+                        RankExecutor& executor,
                         ThreadPool* threads, StartUp& start) {
   const Value& value = executor.tasks().value(id);
   if (value.what == "loss scale") {
@@ -74,6 +87,12 @@ Result<void> Initialise(const Graph& graph, uint64_t seed, ValueId id,
       const Tensor& tensor = graph.tensor(value.tensor);
       FillWeight(block, {begin, begin + count}, tensor.init, tensor.name, seed,
                  threads);
+      if (const auto rows = padded.find(value.tensor); rows != padded.end()) {
+        const int64_t kept =
+            std::min(count, ElementsInRows(block, rows->second, begin));
+        std::fill(piece.begin() + kept * SizeOf(block.dtype), piece.end(),
+                  std::byte{0});
+      }
     }
     if (drawn && Is16Bit(value.dtype)) {
       TESSERA_RETURN_IF_ERROR(write_rounded(id, first, count));
@@ -101,6 +120,7 @@ Result<void> InitialiseState(const Graph& graph, uint64_t seed,
     own = std::make_unique<ThreadPool>(HostCores());
     threads = own.get();
   }
+  const std::map<TensorId, int64_t> padded = PaddedWeights(graph);
   std::vector<ValueId> held;
   std::multimap<TensorId, ValueId> parameters;  // of 16 bits
   const TaskGraph& tasks = executor.tasks();
@@ -130,7 +150,7 @@ Result<void> InitialiseState(const Graph& graph, uint64_t seed,
     if (drawn.contains(id)) continue;
     const auto narrow = with_master.find(id);
     TESSERA_RETURN_IF_ERROR(Initialise(
-        graph, seed, id,
+        graph, padded, seed, id,
         narrow == with_master.end() ? ValueId() : narrow->second, executor,
         threads, start));
   }

@@ -429,8 +429,8 @@ std::span<const Flag> Flags() {
        "be given several times: every combination is predicted",
        AddText<&Options::vary>, true},
       {"--set", "PATH=VALUE",
-       "set a field, such as model.layers or model.KEY of the config.json, or "
-       "a "
+       "set a field, such as model.layers, model.KEY of the config.json or "
+       "model.vocab_multiple=128 (pads a vocabulary to a multiple), or a "
        "dimension of an ONNX file by its symbol (lists and null as in JSON); "
        "may be given several times",
        AddText<&Options::set>, true},

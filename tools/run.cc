@@ -21,7 +21,10 @@
 #include "costmodel/simulate/simulator.h"
 #include "planner/base/table.h"
 #include "planner/io/file.h"
+#include "planner/io/graph_io.h"
+#include "planner/io/huggingface.h"
 #include "planner/io/plan_io.h"
+#include "planner/ir/vocabulary.h"
 #include "planner/lower/check_order.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/stages.h"
@@ -50,6 +53,7 @@
 #include "tools/step_report.h"
 #include "tools/trace.h"
 #include "tools/verb.h"
+#include "tools/vocabulary_advice.h"
 
 namespace tessera {
 namespace {
@@ -90,8 +94,8 @@ Result<int> RanksOfPlan(const Options& options) {
   return last + 1;
 }
 
-// Rows of the smallest table that tokens are looked up in, or as many of which
-// there is one.
+// Rows of the smallest table that tokens are looked up in, without those that
+// pad it, or as many of which there is one.
 int64_t VocabularyOf(const Graph& graph) {
   int64_t rows = std::numeric_limits<int32_t>::max();
   for (const Node& node : graph.nodes) {
@@ -99,10 +103,11 @@ int64_t VocabularyOf(const Graph& graph) {
     if (node.op->name != "embedding" && !is_one_hot) continue;
     const Tensor& ids = graph.tensor(node.operands[0]);
     if (ids.name != "tokens" && ids.name != "source") continue;
-    rows = std::min(rows, is_one_hot
-                              ? static_cast<int64_t>(node.attribute("first") +
-                                                     node.attribute("places"))
-                              : graph.tensor(node.operands[1]).shape[0]);
+    rows = std::min(
+        rows, is_one_hot ? static_cast<int64_t>(node.attribute("first") +
+                                                node.attribute("places"))
+                         : TokensOf(node.attributes,
+                                    graph.tensor(node.operands[1]).shape[0]));
   }
   return rows;
 }
@@ -537,6 +542,11 @@ Result<Job> ReadJob(const Options& options,
   TESSERA_TRY(job.plan, PlanOrDataParallel(job.inputs));
   if (const std::string idle = IdleRanks(job.plan, devices); !idle.empty()) {
     job.inputs.warnings.push_back("without work in this plan: " + idle);
+  }
+  if (job.backend->gpu && IsHuggingFace(options.model) &&
+      !IsGraphFile(options.model)) {
+    std::string advice = VocabularyAdvice(graph, job.plan);
+    if (!advice.empty()) job.inputs.warnings.push_back(std::move(advice));
   }
   const TaskGraph tasks =
       Lower(graph, job.inputs.cluster, job.plan, options.training);

@@ -17,7 +17,7 @@ namespace tessera {
 Result<Graph> BuildBert(ModelConfig& config, const ImportOptions& options) {
   const int64_t hidden = config.Size("hidden_size", 768);
   const int64_t layers = config.Layers("num_hidden_layers");
-  const int64_t vocabulary = config.Size("vocab_size", 30522);
+  const Vocabulary vocabulary = ReadVocabulary(config, 30522);
   const int64_t positions = config.Size("max_position_embeddings");
   const int64_t segments = config.Size("type_vocab_size", 2);
   const int64_t inner = config.Size("intermediate_size", 3072);
@@ -71,9 +71,9 @@ Result<Graph> BuildBert(ModelConfig& config, const ImportOptions& options) {
         model.Matrix(embeddings + name + ".weight", {rows, hidden}, stddev));
   };
   const TensorId words = model.Matrix(embeddings + "word_embeddings.weight",
-                                      {vocabulary, hidden}, stddev);
-  TensorId x =
-      model.Lookup(embeddings + "word_embeddings", model.tokens(), words);
+                                      {vocabulary.rows, hidden}, stddev);
+  TensorId x = model.Lookup(embeddings + "word_embeddings", model.tokens(),
+                            words, vocabulary);
   x = model.Add(embeddings + "add_positions", x,
                 lookup("position_embeddings", model.positions(), positions));
   x = model.Add(embeddings + "add_segments", x,
@@ -113,12 +113,14 @@ Result<Graph> BuildBert(ModelConfig& config, const ImportOptions& options) {
                             {hidden, hidden}, linear);
   y = model.Activate(activation, masked + ".transform.transform_act_fn", y);
   y = model.LayerNorm(masked + ".transform.LayerNorm", y, epsilon);
-  const TensorId decoder = tied ? words
-                                : model.Matrix(masked + ".decoder.weight",
-                                               {vocabulary, hidden}, stddev);
-  y = model.LinearBy(masked, y, "v", "i", decoder, {vocabulary, hidden},
+  const TensorId decoder =
+      tied ? words
+           : model.Matrix(masked + ".decoder.weight", {vocabulary.rows, hidden},
+                          stddev);
+  y = model.LinearBy(masked, y, "v", "i", decoder, {vocabulary.rows, hidden},
                      /*bias=*/true);
-  TensorId loss = model.Loss("loss", y, model.labels());
+  TensorId loss =
+      model.Loss("loss", y, model.labels(), "count", vocabulary.attributes());
   if (head.name == classes[0].name) {
     const TensorId next = model.Input("next_sentence", {1});
     y = model.Linear("cls.seq_relationship", pool(), "v", "i", {2, hidden},

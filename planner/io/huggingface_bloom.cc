@@ -17,7 +17,7 @@ Result<Graph> BuildBloom(ModelConfig& config, const ImportOptions& options) {
   const char* const heads_key =
       config.Has("num_attention_heads") ? "num_attention_heads" : "n_head";
   const int64_t layers = config.Layers("n_layer");
-  const int64_t vocabulary = config.Size("vocab_size");
+  const Vocabulary vocabulary = ReadVocabulary(config);
   const Heads heads = ReadHeads(config, hidden_key, heads_key,
                                 config.Size(heads_key), heads_key);
   const double epsilon = config.Number("layer_norm_epsilon", 1e-5, 0, 1);
@@ -43,9 +43,9 @@ Result<Graph> BuildBloom(ModelConfig& config, const ImportOptions& options) {
 
   Transformer model(config, options, hidden, head);
   const TensorId embedding = model.Matrix("transformer.word_embeddings.weight",
-                                          {vocabulary, hidden}, stddev);
-  TensorId x =
-      model.Lookup("transformer.word_embeddings", model.tokens(), embedding);
+                                          {vocabulary.rows, hidden}, stddev);
+  TensorId x = model.Lookup("transformer.word_embeddings", model.tokens(),
+                            embedding, vocabulary);
   x = model.LayerNorm("transformer.word_embeddings_layernorm", x, epsilon);
   for (int64_t layer = 0; layer < layers; ++layer) {
     const std::string name = "transformer.h." + std::to_string(layer);
@@ -70,8 +70,8 @@ Result<Graph> BuildBloom(ModelConfig& config, const ImportOptions& options) {
   }
   const TensorId matrix =
       tied ? embedding
-           : model.Matrix("lm_head.weight", {vocabulary, hidden}, stddev);
-  return model.Finish("lm_head", x, matrix);
+           : model.Matrix("lm_head.weight", {vocabulary.rows, hidden}, stddev);
+  return model.Finish("lm_head", x, matrix, vocabulary);
 }
 
 }  // namespace tessera

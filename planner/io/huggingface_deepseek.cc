@@ -63,7 +63,7 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
                     const Version& version) {
   const int64_t hidden = config.Size("hidden_size");
   const int64_t layers = config.Layers("num_hidden_layers");
-  const int64_t vocabulary = config.Size("vocab_size");
+  const Vocabulary vocabulary = ReadVocabulary(config);
   const int64_t inner = config.Size("intermediate_size");
   const int64_t shared =
       config.Has("n_shared_experts") ? config.Size("n_shared_experts") : 0;
@@ -122,9 +122,10 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   TESSERA_RETURN_IF_ERROR(config.Check());
 
   Transformer model(config, options, hidden, head);
-  const TensorId embedding =
-      model.Matrix("model.embed_tokens.weight", {vocabulary, hidden}, stddev);
-  TensorId x = model.Lookup("model.embed_tokens", model.tokens(), embedding);
+  const TensorId embedding = model.Matrix("model.embed_tokens.weight",
+                                          {vocabulary.rows, hidden}, stddev);
+  TensorId x =
+      model.Lookup("model.embed_tokens", model.tokens(), embedding, vocabulary);
   for (int64_t layer = 0; layer < layers; ++layer) {
     const std::string name = "model.layers." + std::to_string(layer);
     model.BeginBlock(name);
@@ -153,8 +154,8 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   }
   const TensorId matrix =
       tied ? embedding
-           : model.Matrix("lm_head.weight", {vocabulary, hidden}, stddev);
-  return model.Finish("lm_head", x, matrix);
+           : model.Matrix("lm_head.weight", {vocabulary.rows, hidden}, stddev);
+  return model.Finish("lm_head", x, matrix, vocabulary);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace tessera {
 Result<Graph> BuildGpt2(ModelConfig& config, const ImportOptions& options) {
   const int64_t hidden = config.Size("n_embd");
   const int64_t layers = config.Layers("n_layer");
-  const int64_t vocabulary = config.Size("vocab_size");
+  const Vocabulary vocabulary = ReadVocabulary(config);
   const int64_t positions = config.Size("n_positions");
   const int64_t inner = config.Size("n_inner", 4 * hidden);
   const Heads heads =
@@ -47,9 +47,11 @@ Result<Graph> BuildGpt2(ModelConfig& config, const ImportOptions& options) {
       .out = residual};
 
   Transformer model(config, options, hidden, head);
-  const TensorId wte = model.Matrix("wte.weight", {vocabulary, hidden}, stddev);
+  const TensorId wte =
+      model.Matrix("wte.weight", {vocabulary.rows, hidden}, stddev);
   const TensorId wpe = model.Matrix("wpe.weight", {positions, hidden}, stddev);
-  TensorId x = model.Add("embed.add", model.Lookup("wte", model.tokens(), wte),
+  TensorId x = model.Add("embed.add",
+                         model.Lookup("wte", model.tokens(), wte, vocabulary),
                          model.Lookup("wpe", model.positions(), wpe));
   x = model.Dropout("drop", x, embed_dropout);
   for (int64_t layer = 0; layer < layers; ++layer) {
@@ -73,8 +75,9 @@ Result<Graph> BuildGpt2(ModelConfig& config, const ImportOptions& options) {
     return model.Finish(head, x, options.seq_len, hidden, stddev);
   }
   const TensorId matrix =
-      tied ? wte : model.Matrix("lm_head.weight", {vocabulary, hidden}, stddev);
-  return model.Finish("lm_head", x, matrix);
+      tied ? wte
+           : model.Matrix("lm_head.weight", {vocabulary.rows, hidden}, stddev);
+  return model.Finish("lm_head", x, matrix, vocabulary);
 }
 
 }  // namespace tessera

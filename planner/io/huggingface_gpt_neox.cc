@@ -13,7 +13,7 @@ namespace tessera {
 Result<Graph> BuildGptNeox(ModelConfig& config, const ImportOptions& options) {
   const int64_t hidden = config.Size("hidden_size");
   const int64_t layers = config.Layers("num_hidden_layers");
-  const int64_t vocabulary = config.Size("vocab_size");
+  const Vocabulary vocabulary = ReadVocabulary(config);
   const int64_t inner = config.Size("intermediate_size");
   const Heads heads =
       ReadHeads(config, "hidden_size", "num_attention_heads",
@@ -47,9 +47,10 @@ Result<Graph> BuildGptNeox(ModelConfig& config, const ImportOptions& options) {
       .out = attention_linear};
 
   Transformer model(config, options, hidden, head);
-  const TensorId embedding =
-      model.Matrix("gpt_neox.embed_in.weight", {vocabulary, hidden}, stddev);
-  TensorId x = model.Lookup("gpt_neox.embed_in", model.tokens(), embedding);
+  const TensorId embedding = model.Matrix("gpt_neox.embed_in.weight",
+                                          {vocabulary.rows, hidden}, stddev);
+  TensorId x =
+      model.Lookup("gpt_neox.embed_in", model.tokens(), embedding, vocabulary);
   x = model.Dropout("gpt_neox.emb_dropout", x, dropout);
   for (int64_t layer = 0; layer < layers; ++layer) {
     const std::string name = "gpt_neox.layers." + std::to_string(layer);
@@ -75,9 +76,10 @@ Result<Graph> BuildGptNeox(ModelConfig& config, const ImportOptions& options) {
     return model.Finish(head, x, options.seq_len, hidden, stddev);
   }
   const TensorId matrix =
-      tied ? embedding
-           : model.Matrix("embed_out.weight", {vocabulary, hidden}, stddev);
-  return model.Finish("embed_out", x, matrix);
+      tied
+          ? embedding
+          : model.Matrix("embed_out.weight", {vocabulary.rows, hidden}, stddev);
+  return model.Finish("embed_out", x, matrix, vocabulary);
 }
 
 }  // namespace tessera

@@ -49,7 +49,7 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
                     int64_t key_value_heads, const Relative& relative) {
   const int64_t hidden = config.Size("hidden_size");
   const int64_t layers = config.Layers("num_hidden_layers");
-  const int64_t vocabulary = config.Size("vocab_size");
+  const Vocabulary vocabulary = ReadVocabulary(config);
   const int64_t inner = config.Size("intermediate_size");
   const int64_t head_size =
       config.Has("head_dim") ? config.Size("head_dim") : 0;
@@ -83,9 +83,10 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
       .out = {.stddev = stddev, .bias = relative.out_bias}};
 
   Transformer model(config, options, hidden, head);
-  const TensorId embedding =
-      model.Matrix("model.embed_tokens.weight", {vocabulary, hidden}, stddev);
-  TensorId x = model.Lookup("model.embed_tokens", model.tokens(), embedding);
+  const TensorId embedding = model.Matrix("model.embed_tokens.weight",
+                                          {vocabulary.rows, hidden}, stddev);
+  TensorId x =
+      model.Lookup("model.embed_tokens", model.tokens(), embedding, vocabulary);
   if (relative.embedding_scale != 1) {
     x = model.Scale("model.embed_scale", x, relative.embedding_scale);
   }
@@ -127,8 +128,8 @@ Result<Graph> Build(ModelConfig& config, const ImportOptions& options,
   }
   const TensorId matrix =
       tied ? embedding
-           : model.Matrix("lm_head.weight", {vocabulary, hidden}, stddev);
-  return model.Finish("lm_head", x, matrix);
+           : model.Matrix("lm_head.weight", {vocabulary.rows, hidden}, stddev);
+  return model.Finish("lm_head", x, matrix, vocabulary);
 }
 
 // A window that is null or absent is none.

@@ -14,7 +14,7 @@ namespace tessera {
 Result<Graph> BuildOpt(ModelConfig& config, const ImportOptions& options) {
   const int64_t hidden = config.Size("hidden_size");
   const int64_t layers = config.Layers("num_hidden_layers");
-  const int64_t vocabulary = config.Size("vocab_size");
+  const Vocabulary vocabulary = ReadVocabulary(config);
   const int64_t positions = config.Size("max_position_embeddings") + 2;
   const int64_t inner = config.Size("ffn_dim");
   const Heads heads =
@@ -52,10 +52,11 @@ Result<Graph> BuildOpt(ModelConfig& config, const ImportOptions& options) {
   Transformer model(config, options, hidden, head);
   const LinearOptions projection = {.stddev = stddev};
   const TensorId tokens = model.Matrix(decoder + "embed_tokens.weight",
-                                       {vocabulary, width}, stddev);
+                                       {vocabulary.rows, width}, stddev);
   const TensorId table = model.Matrix(decoder + "embed_positions.weight",
                                       {positions, hidden}, stddev);
-  TensorId x = model.Lookup(decoder + "embed_tokens", model.tokens(), tokens);
+  TensorId x = model.Lookup(decoder + "embed_tokens", model.tokens(), tokens,
+                            vocabulary);
   if (width != hidden) {
     x = model.Linear(decoder + "project_in", x, "o", "i", {hidden, width},
                      projection);
@@ -95,8 +96,8 @@ Result<Graph> BuildOpt(ModelConfig& config, const ImportOptions& options) {
   }
   const TensorId matrix =
       tied ? tokens
-           : model.Matrix("lm_head.weight", {vocabulary, width}, stddev);
-  return model.Finish("lm_head", x, matrix);
+           : model.Matrix("lm_head.weight", {vocabulary.rows, width}, stddev);
+  return model.Finish("lm_head", x, matrix, vocabulary);
 }
 
 }  // namespace tessera

@@ -105,7 +105,7 @@ Result<Graph> BuildT5(ModelConfig& config, const ImportOptions& options) {
   const int64_t decoders = config.Has("num_decoder_layers")
                                ? config.Layers("num_decoder_layers")
                                : encoders;
-  const int64_t vocabulary = config.Size("vocab_size", 32128);
+  const Vocabulary vocabulary = ReadVocabulary(config, 32128);
   const int64_t buckets = config.Size("relative_attention_num_buckets", 32);
   const int64_t max_distance =
       config.Size("relative_attention_max_distance", 128);
@@ -139,14 +139,14 @@ Result<Graph> BuildT5(ModelConfig& config, const ImportOptions& options) {
                               : model.positions();
   const double factor = sizes.factor;
   const TensorId table =
-      model.Matrix("shared.weight", {vocabulary, sizes.hidden}, factor);
+      model.Matrix("shared.weight", {vocabulary.rows, sizes.hidden}, factor);
   const auto biases = [&](const std::string& stack) {
     return model.RelativeBias(
         stack + ".block.0.layer.0.SelfAttention.relative_attention_bias.weight",
         buckets, sizes.heads, factor * InverseRoot(sizes.hidden));
   };
 
-  TensorId x = model.Lookup("encoder.embed_tokens", source, table);
+  TensorId x = model.Lookup("encoder.embed_tokens", source, table, vocabulary);
   x = model.Dropout("encoder.dropout", x, sizes.dropout);
   AttentionOptions self = AttentionOf(sizes);
   self.causal = false;
@@ -168,7 +168,7 @@ Result<Graph> BuildT5(ModelConfig& config, const ImportOptions& options) {
     return model.Finish(head, memory, options.seq_len, sizes.hidden,
                         sizes.factor);
   }
-  x = model.Lookup("decoder.embed_tokens", model.tokens(), table);
+  x = model.Lookup("decoder.embed_tokens", model.tokens(), table, vocabulary);
   x = model.Dropout("decoder.dropout", x, sizes.dropout);
   self = AttentionOf(sizes);
   self.relative_bias = biases("decoder");
@@ -194,11 +194,11 @@ Result<Graph> BuildT5(ModelConfig& config, const ImportOptions& options) {
   }
   if (!tied) {
     const TensorId matrix =
-        model.Matrix("lm_head.weight", {vocabulary, sizes.hidden}, factor);
-    return model.Finish("lm_head", x, matrix);
+        model.Matrix("lm_head.weight", {vocabulary.rows, sizes.hidden}, factor);
+    return model.Finish("lm_head", x, matrix, vocabulary);
   }
   x = model.Scale("lm_head.scale", x, InverseRoot(sizes.hidden));
-  return model.Finish("lm_head", x, table);
+  return model.Finish("lm_head", x, table, vocabulary);
 }
 
 }  // namespace tessera

@@ -54,8 +54,12 @@ TensorId Recurrent::Dropout(std::string name, TensorId x) {
                         {"salt", static_cast<double>(dropouts_++)}});
 }
 
-Steps Recurrent::Lookup(const std::string& name, TensorId ids, TensorId table) {
-  const TensorId rows = builder_.Add1("embedding", name, {ids, table});
+Steps Recurrent::Lookup(const std::string& name, TensorId ids,
+                        const Vocabulary& vocabulary) {
+  const TensorId table =
+      Matrix(name + ".weight", {vocabulary.rows, sizes_.embedding});
+  const TensorId rows = builder_.Add1("embedding", name, {ids, table}, "",
+                                      vocabulary.attributes());
   const int64_t places = builder_.shape(ids)[1];
   std::string rule = "bd!h->bh";
   for (int64_t i = 1; i < places; ++i) rule += ",bh";
@@ -195,10 +199,12 @@ TensorId Recurrent::Attend(const std::string& name, int64_t heads, TensorId x,
   return builder_.Add1("tanh", name + ".tanh", {sum}, "bsh->bsh");
 }
 
-Result<Graph> Recurrent::Finish(TensorId logits, TensorId labels) {
+Result<Graph> Recurrent::Finish(TensorId logits, TensorId labels,
+                                std::vector<Attribute> attributes) {
   const TensorId count = builder_.Add1("count_labels", "count", {labels});
-  return builder_.Finish(
-      builder_.Add1("cross_entropy", "loss", {logits, labels, count}));
+  return builder_.Finish(builder_.Add1("cross_entropy", "loss",
+                                       {logits, labels, count}, "",
+                                       std::move(attributes)));
 }
 
 }  // namespace tessera

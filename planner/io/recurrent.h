@@ -19,6 +19,7 @@
 
 #include "planner/io/importer.h"
 #include "planner/io/model_config.h"
+#include "planner/io/vocabulary.h"
 #include "planner/ir/graph.h"
 
 namespace tessera {
@@ -56,8 +57,10 @@ class Recurrent {
   TensorId Input(std::string name, int64_t places);
   TensorId Matrix(std::string name, Shape shape);
 
-  // Rows of `table` by ids (samples, places), a step for each place.
-  Steps Lookup(const std::string& name, TensorId ids, TensorId table);
+  // Rows of the table NAME.weight of tokens by ids (samples, places), a step
+  // for each place.
+  Steps Lookup(const std::string& name, TensorId ids,
+               const Vocabulary& vocabulary);
   // Layers NAME, each in blocks of its own, that begin in `states` and leave
   // their last ones there, one for each layer. `inputs` are the features of x.
   // Only where `continues` are the cells of the last step kept.
@@ -75,7 +78,8 @@ class Recurrent {
                   TensorId memory, TensorId positions,
                   TensorId memory_positions);
   // The mean cross-entropy over the labels that are not negative.
-  Result<Graph> Finish(TensorId logits, TensorId labels);
+  Result<Graph> Finish(TensorId logits, TensorId labels,
+                       std::vector<Attribute> attributes = {});
 
  private:
   Steps Layer(const std::string& name, const std::string& suffix,

@@ -21,36 +21,33 @@ void CheckPlaces(ModelConfig& config, std::string_view key, int64_t places) {
 
 Result<Graph> BuildRnnLm(ModelConfig& config, const ImportOptions& options) {
   const RecurrentSizes sizes = ReadRecurrentSizes(config);
-  const int64_t vocabulary = config.Size("vocab_size");
+  const Vocabulary vocabulary = ReadVocabulary(config);
   CheckPlaces(config, "steps", options.seq_len);
   TESSERA_RETURN_IF_ERROR(config.Check());
   Recurrent model(config, options, sizes);
   const TensorId tokens = model.Input("tokens", options.seq_len);
   const TensorId labels = model.Input("labels", options.seq_len);
-  Steps x =
-      model.Lookup("embed", tokens,
-                   model.Matrix("embed.weight", {vocabulary, sizes.embedding}));
+  Steps x = model.Lookup("embed", tokens, vocabulary);
   std::vector<Recurrent::State> states;
   x = model.Layers("rnn", x, sizes.embedding, states, /*continues=*/false);
   model.BeginBlock("head");
   const TensorId logits = model.Linear("head", model.Stack("head.steps", x),
-                                       vocabulary, sizes.hidden, /*bias=*/true);
-  return model.Finish(logits, labels);
+                                       vocabulary.rows, sizes.hidden,
+                                       /*bias=*/true);
+  return model.Finish(logits, labels, vocabulary.attributes());
 }
 
 Result<Graph> BuildRnnClassifier(ModelConfig& config,
                                  const ImportOptions& options) {
   const RecurrentSizes sizes = ReadRecurrentSizes(config);
-  const int64_t vocabulary = config.Size("vocab_size");
+  const Vocabulary vocabulary = ReadVocabulary(config);
   const int64_t classes = config.Size("num_labels");
   CheckPlaces(config, "steps", options.seq_len);
   TESSERA_RETURN_IF_ERROR(config.Check());
   Recurrent model(config, options, sizes);
   const TensorId tokens = model.Input("tokens", options.seq_len);
   const TensorId label = model.Input("next_token", 1);
-  Steps x =
-      model.Lookup("embed", tokens,
-                   model.Matrix("embed.weight", {vocabulary, sizes.embedding}));
+  Steps x = model.Lookup("embed", tokens, vocabulary);
   std::vector<Recurrent::State> states;
   x = model.Layers("rnn", x, sizes.embedding, states, /*continues=*/false);
   model.BeginBlock("head");
@@ -63,7 +60,7 @@ Result<Graph> BuildRnnClassifier(ModelConfig& config,
 Result<Graph> BuildRnnTranslator(ModelConfig& config,
                                  const ImportOptions& options) {
   const RecurrentSizes sizes = ReadRecurrentSizes(config);
-  const int64_t vocabulary = config.Size("vocab_size");
+  const Vocabulary vocabulary = ReadVocabulary(config);
   const int64_t source_len = config.Size("source_len", options.seq_len);
   CheckPlaces(config, "steps", options.seq_len);
   CheckPlaces(config, "source_len", source_len);
@@ -81,29 +78,24 @@ Result<Graph> BuildRnnTranslator(ModelConfig& config,
   const TensorId tokens = model.Input("tokens", options.seq_len);
   const TensorId labels = model.Input("labels", options.seq_len);
   const TensorId positions = model.Input("positions", options.seq_len);
-  const auto lookup = [&](const std::string& name, TensorId ids) {
-    return model.Lookup(
-        name, ids,
-        model.Matrix(name + ".weight", {vocabulary, sizes.embedding}));
-  };
   std::vector<Recurrent::State> states;
   const Steps encoded =
-      model.Layers("encoder", lookup("embed.source", source), sizes.embedding,
-                   states, /*continues=*/true);
+      model.Layers("encoder", model.Lookup("embed.source", source, vocabulary),
+                   sizes.embedding, states, /*continues=*/true);
   model.BeginBlock("embed.target");
   const TensorId memory = model.Stack("encoder.steps", encoded);
   // Each layer of the decoder begins where that of the encoder ends.
   const Steps decoded =
-      model.Layers("decoder", lookup("embed.target", tokens), sizes.embedding,
-                   states, /*continues=*/false);
+      model.Layers("decoder", model.Lookup("embed.target", tokens, vocabulary),
+                   sizes.embedding, states, /*continues=*/false);
   model.BeginBlock("attention");
   const TensorId x =
       model.Attend("attention", heads, model.Stack("decoder.steps", decoded),
                    memory, positions, places);
   model.BeginBlock("head");
   const TensorId logits =
-      model.Linear("head", x, vocabulary, sizes.hidden, /*bias=*/true);
-  return model.Finish(logits, labels);
+      model.Linear("head", x, vocabulary.rows, sizes.hidden, /*bias=*/true);
+  return model.Finish(logits, labels, vocabulary.attributes());
 }
 
 }  // namespace tessera

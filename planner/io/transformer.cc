@@ -276,6 +276,12 @@ TensorId Transformer::Lookup(std::string name, TensorId ids, TensorId table) {
   return builder_.Add1("embedding", std::move(name), {ids, table});
 }
 
+TensorId Transformer::Lookup(std::string name, TensorId ids, TensorId table,
+                             const Vocabulary& vocabulary) {
+  return builder_.Add1("embedding", std::move(name), {ids, table}, "",
+                       vocabulary.attributes());
+}
+
 TensorId Transformer::Linear(const std::string& name, TensorId x,
                              std::string_view n, std::string_view k,
                              Shape shape, const LinearOptions& options) {
@@ -588,10 +594,12 @@ TensorId Transformer::Experts(const std::string& name,
 }
 
 Result<Graph> Transformer::Finish(std::string head_name, TensorId x,
-                                  TensorId matrix) {
+                                  TensorId matrix,
+                                  const Vocabulary& vocabulary) {
   const TensorId logits =
       builder_.Add1("linear", std::move(head_name), {x, matrix}, "bsi,vi->bsv");
-  return Finish(Loss("loss", logits, labels_));
+  return Finish(
+      Loss("loss", logits, labels_, "count", vocabulary.attributes()));
 }
 
 Result<Graph> Transformer::Finish(const Head& head, TensorId x, int64_t places,
@@ -624,11 +632,12 @@ TensorId Transformer::Activate(std::string_view op, std::string name,
 }
 
 TensorId Transformer::Loss(std::string name, TensorId logits, TensorId labels,
-                           std::string count) {
+                           std::string count,
+                           std::vector<Attribute> attributes) {
   const TensorId counted =
       builder_.Add1("count_labels", std::move(count), {labels});
   return builder_.Add1("cross_entropy", std::move(name),
-                       {logits, labels, counted});
+                       {logits, labels, counted}, "", std::move(attributes));
 }
 
 Result<Graph> Transformer::Finish(TensorId loss) {

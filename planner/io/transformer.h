@@ -10,6 +10,7 @@
 #include "planner/io/importer.h"
 #include "planner/io/model_config.h"
 #include "planner/io/model_head.h"
+#include "planner/io/vocabulary.h"
 #include "planner/ir/graph.h"
 
 namespace tessera {
@@ -172,6 +173,9 @@ class Transformer {
 
   // Rows of `table` by `ids`.
   TensorId Lookup(std::string name, TensorId ids, TensorId table);
+  // The same of tokens.
+  TensorId Lookup(std::string name, TensorId ids, TensorId table,
+                  const Vocabulary& vocabulary);
   // y[.., n] = x[.., k] w[n, k] + bias[n]: `n` and `k` are runs of letters,
   // `shape` has their extents. Weights NAME.weight and NAME.bias.
   TensorId Linear(const std::string& name, TensorId x, std::string_view n,
@@ -233,11 +237,13 @@ class Transformer {
   // The mean cross-entropy of `logits` (b, s, v) over the labels that are not
   // negative, which the node `count` counts.
   TensorId Loss(std::string name, TensorId logits, TensorId labels,
-                std::string count = "count");
+                std::string count = "count",
+                std::vector<Attribute> attributes = {});
 
-  // Logits by `matrix` [vocabulary, hidden], and their loss, auxiliary
+  // Logits by `matrix` [vocabulary.rows, hidden], and their loss, auxiliary
   // losses added.
-  Result<Graph> Finish(std::string head_name, TensorId x, TensorId matrix);
+  Result<Graph> Finish(std::string head_name, TensorId x, TensorId matrix,
+                       const Vocabulary& vocabulary);
   // The same of a head that is not the family's own, on x (b, places, width).
   // Of several places a label of the sample is that of the last.
   Result<Graph> Finish(const Head& head, TensorId x, int64_t places,

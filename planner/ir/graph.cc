@@ -477,7 +477,7 @@ std::vector<Error> Validate(const Graph& graph) {
       const bool found =
           std::any_of(node.attributes.begin(), node.attributes.end(),
                       [&](const Attribute& a) { return a.name == def.name; });
-      if (!found) {
+      if (!found && !def.list) {  // a list may be empty
         fail(where, "lacks the attribute '" + std::string(def.name) + "'");
         has_attributes = false;
       }

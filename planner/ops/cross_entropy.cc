@@ -4,10 +4,21 @@
 // state of a shard is, for each token, (maximum, sum of exp(x - maximum),
 // logit of the target or 0), merged by the log-sum-exp rule (Megatron-LM's
 // vocabulary-parallel loss, Shoeybi et al. 2019, section 3).
+//
+// Columns behind the first `vocabulary`, where that is given, are padding
+// (planner/ir/vocabulary.h): they have no probability and no gradient.
 
 #include "planner/ir/op.h"
+#include "planner/ir/vocabulary.h"
 
 namespace tessera {
+namespace {
+
+std::string Problem(const OpCall& call) {
+  return VocabularyProblem(call.attributes, call.Extent('v'));
+}
+
+}  // namespace
 
 std::vector<OpDef> CrossEntropyOps() {
   return {
@@ -26,6 +37,11 @@ std::vector<OpDef> CrossEntropyOps() {
        .rule_of_samples = "bv,b,->,b",
        .adjoints = {{"cross_entropy_dx", "x0,x1,x2,y1->dx0"}},
        .flops = FlopsPerPoint<4>,
+       .attributes = {{.name = kVocabulary,
+                       .least = 1,
+                       .whole = true,
+                       .list = true}},  // of none or one
+       .problem = Problem,
        .integer_operands = {1},
        .coupling = {"v", "bs", 3}},
       // In fp16 multiplied by the loss scale, which stands behind the operands.

@@ -1,11 +1,14 @@
 // Table lookup: y[b,s,h] = table[ids[b,s], h]. Ids address v: rows outside a
-// shard's range read as zero, so that splitting v leaves a partial sum.
+// shard's range read as zero, so that splitting v leaves a partial sum. Rows
+// behind the first `vocabulary`, where that is given, are padding that no id
+// reads (planner/ir/vocabulary.h).
 //
 // A bag is several ids of a sample, whose rows are added up, or with `mean`
 // averaged (torch.nn.EmbeddingBag): y[b,h] = sum over n of table[ids[b,n], h].
 // Negative ids are padding: they have no row and do not count.
 
 #include "planner/ir/op.h"
+#include "planner/ir/vocabulary.h"
 
 namespace tessera {
 namespace {
@@ -30,6 +33,10 @@ Bytes BagBytes(const OpCall& call) {
   return {(ids * kRowsPerId + bags) * row + ids * SizeOf(DType::kInt32)};
 }
 
+std::string Problem(const OpCall& call) {
+  return VocabularyProblem(call.attributes, call.Extent('v'));
+}
+
 }  // namespace
 
 std::vector<OpDef> EmbeddingOps() {
@@ -39,6 +46,11 @@ std::vector<OpDef> EmbeddingOps() {
        .rule = "bs,vh->bsh",
        .adjoints = {{"embedding_dw", "dy0,x0->dx1"}},
        .bytes = RowBytes<2>,
+       .attributes = {{.name = kVocabulary,
+                       .least = 1,
+                       .whole = true,
+                       .list = true}},  // of none or one
+       .problem = Problem,
        .integer_operands = {0},
        .linear = {{1}}},
       {.name = "embedding_dw",

@@ -40,6 +40,11 @@ Rotary RotaryOf(const GraphSpec& spec) {
   return rotary;
 }
 
+// One of them is padded.
+Vocabulary VocabularyOf(const GraphSpec& spec) {
+  return {spec.vocabulary, spec.vocabulary == 13 ? 16 : spec.vocabulary};
+}
+
 class SmallTransformer {
  public:
   SmallTransformer(const GraphSpec& spec, DType dtype)
@@ -48,12 +53,13 @@ class SmallTransformer {
                   .seq_len = spec.sequence,
                   .dtype = dtype}),
         model_(ModelConfig("random/config.json", {}), options_, spec.hidden),
+        vocabulary_(VocabularyOf(spec)),
         rotary_(RotaryOf(spec)),
         linear_({.stddev = kStddev, .bias = spec.bias == 1}) {}
 
   Graph Build() {
     const TensorId table =
-        model_.Matrix("embed.weight", {spec_.vocabulary, spec_.hidden}, 1);
+        model_.Matrix("embed.weight", {vocabulary_.rows, spec_.hidden}, 1);
     const bool encodes = spec_.encoder > 0 && spec_.layers > 0;
     if (spec_.relative == 1 && spec_.layers > 0 &&
         (spec_.latent == 0 || encodes)) {
@@ -62,7 +68,7 @@ class SmallTransformer {
           {.groups = spec_.groups, .per_group = spec_.per_group}, kStddev);
     }
     if (encodes) Encode(table);
-    TensorId x = model_.Lookup("embed", model_.tokens(), table);
+    TensorId x = model_.Lookup("embed", model_.tokens(), table, vocabulary_);
     if (spec_.rotary == 0) {
       const TensorId positions =
           model_.Matrix("positions.weight", {spec_.sequence, spec_.hidden}, 1);
@@ -80,9 +86,9 @@ class SmallTransformer {
     const TensorId matrix =
         spec_.tied == 1
             ? table
-            : model_.Matrix("head.weight", {spec_.vocabulary, spec_.hidden},
+            : model_.Matrix("head.weight", {vocabulary_.rows, spec_.hidden},
                             kStddev);
-    auto forward = model_.Finish("head", x, matrix);
+    auto forward = model_.Finish("head", x, matrix, vocabulary_);
     TESSERA_CHECK(forward.has_value()) << forward.error().ToString();
     auto graph = Differentiate(*std::move(forward));
     TESSERA_CHECK(graph.has_value()) << graph.error().ToString();
@@ -144,7 +150,7 @@ class SmallTransformer {
     const int64_t length = spec_.sequence + 1;
     const TensorId source = model_.Input("source", {length});
     places_ = model_.Input("source_positions", {length});
-    TensorId x = model_.Lookup("source.embed", source, table);
+    TensorId x = model_.Lookup("source.embed", source, table, vocabulary_);
     for (int i = 0; i < spec_.encoder; ++i) {
       const std::string name = "encoder." + std::to_string(i);
       model_.BeginBlock(name);
@@ -226,6 +232,7 @@ class SmallTransformer {
   const GraphSpec& spec_;
   const ImportOptions options_;
   Transformer model_;
+  const Vocabulary vocabulary_;
   const Rotary rotary_;
   const LinearOptions linear_;
   TensorId biases_;  // by distance, of all layers
@@ -339,24 +346,22 @@ Graph MakeRecurrent(const GraphSpec& spec, DType dtype) {
   const TensorId tokens = model.Input("tokens", length);
   const TensorId labels = spec.recurrent == 3 ? model.Input("next_token", 1)
                                               : model.Input("labels", length);
-  const auto table = [&](const std::string& name) {
-    return model.Matrix(name, {spec.vocabulary, spec.inner});
-  };
+  const Vocabulary vocabulary = VocabularyOf(spec);
   std::vector<Recurrent::State> states;
   TensorId places;
   TensorId memory;
   if (translates) {
     const TensorId source = model.Input("source", length + 1);
     places = model.Input("source_positions", length + 1);
-    const Steps encoded = model.Layers(
-        "encoder", model.Lookup("source", source, table("source.weight")),
-        spec.inner, states, /*continues=*/true);
+    const Steps encoded =
+        model.Layers("encoder", model.Lookup("source", source, vocabulary),
+                     spec.inner, states, /*continues=*/true);
     model.BeginBlock("target");
     memory = model.Stack("encoder.steps", encoded);
   }
   const Steps steps =
-      model.Layers("rnn", model.Lookup("embed", tokens, table("embed.weight")),
-                   spec.inner, states, /*continues=*/false);
+      model.Layers("rnn", model.Lookup("embed", tokens, vocabulary), spec.inner,
+                   states, /*continues=*/false);
   model.BeginBlock("head");
   TensorId x = model.Stack("head.steps",
                            spec.recurrent == 3 ? Steps{steps.back()} : steps);
@@ -365,8 +370,8 @@ Graph MakeRecurrent(const GraphSpec& spec, DType dtype) {
                      model.Input("positions", length), places);
   }
   auto forward = model.Finish(
-      model.Linear("head", x, spec.vocabulary, spec.hidden, spec.bias == 1),
-      labels);
+      model.Linear("head", x, vocabulary.rows, spec.hidden, spec.bias == 1),
+      labels, vocabulary.attributes());
   TESSERA_CHECK(forward.has_value()) << forward.error().ToString();
   auto graph = Differentiate(*std::move(forward));
   TESSERA_CHECK(graph.has_value()) << graph.error().ToString();

@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "planner/base/rng.h"
+#include "planner/ir/vocabulary.h"
 #include "runtime/checkpoint.h"
 #include "runtime/comm/loopback_world.h"
 #include "runtime/comm/shm_world.h"
@@ -34,7 +35,8 @@ constexpr double kAbsoluteTolerance = 1e-12;
 int64_t VocabularyOf(const Graph& graph) {
   for (const Node& node : graph.nodes) {
     if (node.op->name == "cross_entropy") {
-      return graph.tensor(node.operands[0]).shape.back();
+      return TokensOf(node.attributes,
+                      graph.tensor(node.operands[0]).shape.back());
     }
   }
   return 2;

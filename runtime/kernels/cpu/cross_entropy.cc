@@ -1,22 +1,26 @@
 // Softmax cross-entropy over a vocabulary that may be split: a shard's state
 // for each token is (maximum, sum of exp(x - maximum), logit of the target or
-// 0). Sums over tokens and over the vocabulary are taken in double.
+// 0). Sums over tokens and over the vocabulary are taken in double. Columns
+// that pad the vocabulary are as if they were not there, with gradients of 0; a
+// shard of them alone has the state (-inf, 0, 0).
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "runtime/kernels/cpu/call.h"
 #include "runtime/kernels/cpu/vector.h"
+#include "runtime/kernels/vocabulary.h"
 
 namespace tessera {
 namespace {
 
-// The column of `logits` that holds the token's target, or -1: another shard
-// holds it, or the token is not counted.
-int64_t TargetColumn(const LocalTensor& logits, int32_t label) {
+// Which of the first `columns` columns of `logits` holds the token's target, or
+// -1: another shard holds it, or the token is not counted.
+int64_t TargetColumn(const LocalTensor& logits, int64_t columns,
+                     int32_t label) {
   const int64_t column = label - logits.offset.back();
-  return label >= 0 && column >= 0 && column < logits.shape.back() ? column
-                                                                   : -1;
+  return label >= 0 && column >= 0 && column < columns ? column : -1;
 }
 
 // Calls f(token) for all tokens, on the threads of the call.
@@ -45,16 +49,19 @@ void CrossEntropyState(const KernelCall& call) {
   const LocalTensor& labels = call.operands[1];
   const LocalTensor& state = call.results[0];
   const int64_t width = logits.shape.back();
+  const int64_t columns = TokenColumns(call, logits);
   ForEachToken(call, labels, width, [&](int64_t token) {
     const T* const x = logits.as<const T>() + token * width;
-    const T maximum = ConstMatrixMap<T>(x, 1, width).maxCoeff();
+    const T maximum = columns == 0
+                          ? -std::numeric_limits<T>::infinity()
+                          : ConstMatrixMap<T>(x, 1, columns).maxCoeff();
     double sum = 0;
-    ForEachBlock(width, [&](int64_t i, int64_t count) {
+    ForEachBlock(columns, [&](int64_t i, int64_t count) {
       const Block<T> e = (Load(x + i, count) - maximum).exp();
       sum += Sum(count, [&e](int64_t j) { return e[j]; });
     });
     const int64_t target =
-        TargetColumn(logits, labels.as<const int32_t>()[token]);
+        TargetColumn(logits, columns, labels.as<const int32_t>()[token]);
     Put(state, 3 * token, maximum);
     Put(state, 3 * token + 1, sum);
     Put(state, 3 * token + 2, target < 0 ? 0 : static_cast<double>(x[target]));
@@ -101,6 +108,7 @@ void CrossEntropyDx(const KernelCall& call) {
   const double counted = Get(call.operands[2], 0);
   const double scale = call.operands.size() > 4 ? Get(call.operands[4], 0) : 1;
   const int64_t width = logits.shape.back();
+  const int64_t columns = TokenColumns(call, logits);
   ForEachToken(call, labels, width, [&](int64_t token) {
     const T* const x = logits.as<const T>() + token * width;
     T* const dx = call.results[0].as<T>() + token * width;
@@ -111,10 +119,11 @@ void CrossEntropyDx(const KernelCall& call) {
     }
     const T lse = static_cast<T>(Get(call.operands[3], token));
     const T weight = static_cast<T>(scale / counted);
-    ForEachBlock(width, [&](int64_t i, int64_t count) {
+    std::fill(dx + columns, dx + width, T{0});
+    ForEachBlock(columns, [&](int64_t i, int64_t count) {
       Store<T>((Load(x + i, count) - lse).exp() * weight, count, dx + i);
     });
-    const int64_t target = TargetColumn(logits, label);
+    const int64_t target = TargetColumn(logits, columns, label);
     if (target >= 0) dx[target] -= weight;
   });
 }

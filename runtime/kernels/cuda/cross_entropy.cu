@@ -3,6 +3,7 @@
 // and Gimelshein 2018); probabilities are not stored, but as the gradient.
 
 #include "runtime/kernels/cuda/reduce.h"
+#include "runtime/kernels/vocabulary.h"
 
 namespace tessera {
 namespace {
@@ -10,19 +11,22 @@ namespace {
 struct Vocabulary {
   int64_t first;  // global id of the first column
   int64_t width;
+  int64_t tokens;  // columns that are no padding, which stands behind them
 
   // The column that holds a token's target, or -1.
   __device__ int64_t Column(int32_t label) const {
     const int64_t column = label - first;
-    return label >= 0 && column >= 0 && column < width ? column : -1;
+    return label >= 0 && column >= 0 && column < tokens ? column : -1;
   }
 };
 
-// Calls f(first, span) for the vectors of the block's row.
+// Calls f(first, span) for the vectors of the first `columns` columns of the
+// block's row.
 template <typename F>
-__device__ void ForEachVectorOfRow(int64_t row, int64_t width, F f) {
+__device__ void ForEachVectorOfRow(int64_t row, int64_t width, int64_t columns,
+                                   F f) {
   const int64_t begin = row * width;
-  const int64_t end = begin + width;
+  const int64_t end = begin + columns;
   for (int64_t first = begin / kVector * kVector + threadIdx.x * kVector;
        first < end; first += blockDim.x * kVector) {
     f(first, Span{static_cast<int>(begin > first ? begin - first : 0),
@@ -74,7 +78,9 @@ __global__ void CrossEntropyState(Elements<T> logits, const int32_t* labels,
                                   Elements<Any> state, Vocabulary vocabulary) {
   const int64_t token = blockIdx.x;
   MaxAndSum mine = {-INFINITY, 0};
-  ForEachVectorOfRow(token, vocabulary.width, [&](int64_t first, Span span) {
+  const int64_t width = vocabulary.width;
+  const int64_t tokens = vocabulary.tokens;
+  ForEachVectorOfRow(token, width, tokens, [&](int64_t first, Span span) {
     float x[kVector];
     logits.Load(first, span, x);
     float maximum = -INFINITY;
@@ -141,13 +147,15 @@ __global__ void CrossEntropyDx(Elements<T> logits, const int32_t* labels,
   const float scale = loss_scale.data == nullptr ? 1 : loss_scale.Get(0);
   const float weight = label < 0 ? 0 : scale / count.Get(0);
   const float log_sum = lse.Get(token);
-  ForEachVectorOfRow(token, vocabulary.width, [&](int64_t first, Span span) {
+  const int64_t width = vocabulary.width;
+  const int64_t padding = token * width + vocabulary.tokens;
+  ForEachVectorOfRow(token, width, width, [&](int64_t first, Span span) {
     float x[kVector] = {};
     if (label >= 0) {
       logits.Load(first, span, x);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        x[j] = __expf(x[j] - log_sum) * weight;
+        x[j] = first + j < padding ? __expf(x[j] - log_sum) * weight : 0;
         if (has_target && first + j == target) x[j] -= weight;
       }
     }
@@ -157,8 +165,10 @@ __global__ void CrossEntropyDx(Elements<T> logits, const int32_t* labels,
 
 // ---- Calls ------------------------------------------------------------------
 
-Vocabulary VocabularyOf(const LocalTensor& logits) {
-  return {logits.offset.back(), logits.shape.back()};
+Vocabulary VocabularyOf(const KernelCall& call) {
+  const LocalTensor& logits = call.operands[0];
+  return {logits.offset.back(), logits.shape.back(),
+          TokenColumns(call, logits)};
 }
 
 void CallCountLabels(const KernelCall& call) {
@@ -176,7 +186,7 @@ void CallState(const KernelCall& call) {
     Launch(CrossEntropyState<T>, static_cast<unsigned>(labels.elements()),
            ThreadsFor(logits.shape.back()), 0, *call.queue, Elements<T>(logits),
            labels.as<const int32_t>(), Elements<Any>(call.results[0]),
-           VocabularyOf(logits));
+           VocabularyOf(call));
   });
 }
 
@@ -205,7 +215,7 @@ void CallCrossEntropyDx(const KernelCall& call) {
            in[1].as<const int32_t>(), Elements<Any>(in[2]),
            Elements<Any>(in[3]),
            in.size() > 4 ? Elements<Any>(in[4]) : Elements<Any>(),
-           Elements<T>(dlogits), VocabularyOf(in[0]));
+           Elements<T>(dlogits), VocabularyOf(call));
   });
 }
 

@@ -579,6 +579,51 @@ TEST(CrossEntropy, NoCountedToken) {
   EXPECT_EQ(loss.At(0), 0);
 }
 
+// Shards of two columns of a vocabulary of three in six: the second has one
+// column of padding, the third nothing else. Padding's logits are no matter.
+TEST(CrossEntropy, PaddingHasNoProbability) {
+  const Options options = {.attributes = {{"vocabulary", 3}}};
+  const HostTensor labels = I32({1, 1}, {2});
+  const HostTensor count = Scalar(1), loss = Scalar(0);
+  const HostTensor lse({1, 1}, kF64);
+  HostTensor states({3, 1, 1, 3}, kF64);
+  const std::vector<std::vector<double>> logits = {
+      {std::log(1), std::log(2)}, {std::log(5), 100}, {kInfinity, 7}};
+  const auto shard = [&](size_t i, const HostTensor& of) {
+    LocalTensor local = of.Local();
+    local.offset[2] = 2 * static_cast<int64_t>(i);
+    local.global_shape[2] = 6;
+    return local;
+  };
+  for (size_t i = 0; i < 3; ++i) {
+    const HostTensor x = F64({1, 1, 2}, logits[i]), state({1, 1, 3}, kF64);
+    RunKernel("cross_entropy.state",
+              {shard(i, x), labels.Local(), count.Local()}, {state.Local()},
+              options);
+    for (int64_t j = 0; j < 3; ++j) {
+      states.Set(3 * static_cast<int64_t>(i) + j, state.At(j));
+    }
+  }
+  // 1/2 + 2/2; 5/5; nothing.
+  EXPECT_THAT(states.Values(), Near({std::log(2), 1.5, 0, std::log(5), 1,
+                                     std::log(5), -kInfinity, 0, 0}));
+  const HostTensor any({1, 1, 2}, kF64);
+  RunKernel("cross_entropy",
+            {any.Local(), labels.Local(), count.Local(), states.Local()},
+            {loss.Local(), lse.Local()}, options);
+  EXPECT_NEAR(loss.At(0), std::log(8.0 / 5), 1e-14);  // of 1 + 2 + 5
+  const std::vector<std::vector<double>> gradients = {
+      {1.0 / 8, 2.0 / 8}, {5.0 / 8 - 1, 0}, {0, 0}};
+  for (size_t i = 0; i < 3; ++i) {
+    const HostTensor x = F64({1, 1, 2}, logits[i]);
+    const HostTensor dx = F64({1, 1, 2}, {9, 9});
+    RunKernel("cross_entropy_dx",
+              {shard(i, x), labels.Local(), count.Local(), lse.Local()},
+              {shard(i, dx)}, options);
+    EXPECT_THAT(dx.Values(), Near(gradients[i])) << i;
+  }
+}
+
 Options AdamWOptions(int64_t step) {
   return {.attributes = {{"beta1", 0.9},
                          {"beta2", 0.99},

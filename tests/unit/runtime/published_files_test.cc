@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -139,6 +140,50 @@ TEST_F(PublishedFilesTest, Gpt2ComesBackByteByByteFromAnyPlan) {
           (5 * 16 + 3) * sizeof(float),
       sizeof(float));
   EXPECT_EQ(key, ValueAt(13, 3 * 48 + 16 + 5));
+}
+
+// A table of 40 tokens in a model of 64 rows, of which the files have none but
+// those of tokens.
+TEST_F(PublishedFilesTest, PaddingOfAVocabularyIsInNoFile) {
+  std::string config = TinyGpt2(1, 4);
+  config.insert(1, R"("vocab_multiple": 64, )");
+  const Graph graph = ImportTiny(config, 4, 8, DType::kFloat32);
+  std::vector<Given> tensors = Gpt2Tensors(1, 16);
+  const std::string file = folder_ + "/model.safetensors";
+  WriteGiven(file, tensors, 0, tensors.size(), DType::kFloat32);
+  for (const char* strategy :
+       {"dp=4,mbs=1,zero=3", "dp=2,tp=2,zero=1,sp=1", "dp=1,tp=4"}) {
+    SCOPED_TRACE(strategy);
+    const auto tasks = LowerStrategy(graph, 4, strategy, {});
+    ASSERT_TRUE(tasks.has_value()) << tasks.error().ToString();
+    TinyRun run;
+    run.steps = 1;
+    run.options.learning_rate = 0;
+    run.family = "gpt2";
+    run.load_path = folder_;
+    run.save_path = checkpoint_;
+    run.export_folder = back_;
+    const auto trained = TrainTiny(graph, *tasks, TinyTokens(), run);
+    ASSERT_TRUE(trained.has_value()) << trained.error().ToString();
+    EXPECT_TRUE(*ReadFile(back_ + "/model.safetensors") == *ReadFile(file));
+  }
+  // The checkpoint has all rows; wte is tensor 15, behind 12 of the layer and
+  // 3 more.
+  const auto saved = *SafetensorsFile::Open(checkpoint_);
+  const auto wte =
+      std::ranges::find(graph.tensors, "wte.weight", &Tensor::name);
+  ASSERT_EQ(wte->shape, (Shape{64, 16}));
+  const std::vector<double> table = ReadTensor(saved, wte->name, *wte);
+  for (int64_t i = 0; i < 64 * 16; ++i) {
+    ASSERT_EQ(table[static_cast<size_t>(i)], i < 40 * 16 ? ValueAt(15, i) : 0)
+        << i;
+  }
+  // A head of the file's own is still told from the table.
+  const PublishedLayout layout = {.family = "gpt2"};
+  tensors.push_back({"lm_head.weight", tensors.back().shape});
+  WriteGiven(file, tensors, 0, tensors.size(), DType::kFloat32);
+  EXPECT_EQ(PublishedFiles::Open(file, layout, graph)->HeadThatDiffers(),
+            "lm_head.weight");
 }
 
 // Llama in bf16, in three files with an index: nothing is transposed; four
