@@ -301,7 +301,8 @@ void RankExecutor::FuseCalls() {
     for (const Use& use : uses_of(value)) {
       if (use.writes && use.work < second) writer = &use;
     }
-    return writer == nullptr || (writer->work < first && computes(writer->work));
+    return writer == nullptr ||
+           (writer->work < first && computes(writer->work));
   };
   const auto fuse = [&](size_t first, const FusedKernel& fused) {
     Call& call = work_[first].calls[0];
@@ -331,9 +332,8 @@ void RankExecutor::FuseCalls() {
       }
     }
     for (ValueId written : second.writes) {
-      const bool own =
-          uses_of(written).front().work == next->work &&
-          !tasks_.value(roots_[written.index()]).persistent;
+      const bool own = uses_of(written).front().work == next->work &&
+                       !tasks_.value(roots_[written.index()]).persistent;
       if (!own) return;
     }
     call.kernel = &fused.kernel;
@@ -372,7 +372,8 @@ void RankExecutor::FindLifetimes() {
       tasks_.loss.valid() ? tasks_.Root(tasks_.loss) : ValueId();
   for (Work& work : work_) {
     const Task& task = tasks_.task(work.task);
-    for (const auto* list : {&task.reads, &task.writes, &std::as_const(work.early)}) {
+    for (const auto* list :
+         {&task.reads, &task.writes, &std::as_const(work.early)}) {
       for (ValueId value : *list) {
         const ValueId root = roots_[value.index()];
         if (tasks_.value(root).persistent ||

@@ -50,8 +50,8 @@ int64_t ElementsInRows(const LocalTensor& block, int64_t rows, int64_t first) {
 Result<void> Initialise(const Graph& graph,
                         const std::map<TensorId, int64_t>& padded,
                         uint64_t seed, ValueId id, ValueId narrow,
-                        RankExecutor& executor,
-                        ThreadPool* threads, StartUp& start) {
+                        RankExecutor& executor, ThreadPool* threads,
+                        StartUp& start) {
   const Value& value = executor.tasks().value(id);
   if (value.what == "loss scale") {
     const LossScale scale;
@@ -102,8 +102,8 @@ Result<void> Initialise(const Graph& graph,
         executor.WriteValue(id, piece.data(), {first * size}, bytes));
     if (!narrow.valid()) continue;
     TESSERA_RETURN_IF_ERROR(write_rounded(narrow, first, count));
-    TESSERA_RETURN_IF_ERROR(start.Advance(
-        {count * SizeOf(executor.tasks().value(narrow).dtype)}));
+    TESSERA_RETURN_IF_ERROR(
+        start.Advance({count * SizeOf(executor.tasks().value(narrow).dtype)}));
   }
   return {};
 }
@@ -149,10 +149,10 @@ Result<void> InitialiseState(const Graph& graph, uint64_t seed,
   for (const ValueId id : held) {
     if (drawn.contains(id)) continue;
     const auto narrow = with_master.find(id);
-    TESSERA_RETURN_IF_ERROR(Initialise(
-        graph, padded, seed, id,
-        narrow == with_master.end() ? ValueId() : narrow->second, executor,
-        threads, start));
+    TESSERA_RETURN_IF_ERROR(
+        Initialise(graph, padded, seed, id,
+                   narrow == with_master.end() ? ValueId() : narrow->second,
+                   executor, threads, start));
   }
   return {};
 }

@@ -103,7 +103,7 @@ struct TrainingResult {
   Duration step_time;
   double tokens_per_s = 0;
   bool interrupted = false;
-  GraphUse graphs;  // of this rank; none without TrainingJob::graphs
+  GraphUse graphs;       // of this rank; none without TrainingJob::graphs
   std::string products;  // of this rank: RankDevice::TunedProducts
   // By rank, on rank 0 only: the true peak of memory, and the step that took
   // the median time, of those that replayed no graphs.

@@ -92,9 +92,9 @@ LoadInput LoadRows(RowAt row_at) {
     int32_t* out = block.as<int32_t>();
     const auto width = static_cast<size_t>(block.shape[1]);
     for (int64_t i = 0; i < block.shape[0]; ++i, out += width) {
-      TESSERA_TRY(const std::shared_ptr<const BatchRow> row,
-                  kept->Get(first_sample, first_sample + block.offset[0] + i,
-                            row_at));
+      TESSERA_TRY(
+          const std::shared_ptr<const BatchRow> row,
+          kept->Get(first_sample, first_sample + block.offset[0] + i, row_at));
       TESSERA_RETURN_IF_ERROR(
           CopyColumns(*row, tensor.name, block.offset[1], width, out));
     }

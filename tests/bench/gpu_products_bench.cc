@@ -9,9 +9,9 @@
 // `best_us` the fastest, which then runs.
 //
 // Attention/B/S/G/R/D/PASS/BY: causal, forward (0) or the gradients (1); by our
-// own kernels (0), by cuDNN as the kernel calls it (1), by cuDNN alone (2), or so
-// with its fastest algorithm, whose sums have no order (3).
-// Products above the diagonal are not counted as work.
+// own kernels (0), by cuDNN as the kernel calls it (1), by cuDNN alone (2), or
+// so with its fastest algorithm, whose sums have no order (3). Products above
+// the diagonal are not counted as work.
 
 #include <algorithm>
 #include <cmath>

@@ -36,10 +36,11 @@ class KernelDevice {
 // Null where this machine has none. The linker chooses.
 std::unique_ptr<KernelDevice> MakeKernelDevice();
 
-// Runs a CUDA kernel, or that of a name, on a call with host memory: tensors are
-// copied to the device, at the same alignment, and back. Fails the test where
-// the queue has an error, operands are changed, or bytes around a tensor are.
-// What a result holds before is NaNs, unless the call adds to it or `in_place`.
+// Runs a CUDA kernel, or that of a name, on a call with host memory: tensors
+// are copied to the device, at the same alignment, and back. Fails the test
+// where the queue has an error, operands are changed, or bytes around a tensor
+// are. What a result holds before is NaNs, unless the call adds to it or
+// `in_place`.
 void RunOnDevice(KernelDevice& device, const Kernel& kernel,
                  const KernelCall& call, bool in_place);
 void RunOnDevice(KernelDevice& device, std::string_view kernel,

@@ -184,7 +184,8 @@ std::vector<CudaCase> LinearCases() {
   return cases;
 }
 
-// ---- Fused kernels ------------------------------------------------------------
+// ---- Fused kernels
+// ------------------------------------------------------------
 
 // Both kernels on the CPU in fp64, the first one's result rounded where the
 // fused kernel stores it.
@@ -200,9 +201,9 @@ std::vector<HostTensor> ExpectedOf(const FusedKernel& fused, const CudaCase& c,
   CudaCase second;
   second.kernel = fused.second;
   second.rule = "ab->ab";
-  second.operands.assign(c.operands.begin() +
-                             static_cast<int64_t>(first_operands),
-                         c.operands.end());
+  second.operands.assign(
+      c.operands.begin() + static_cast<int64_t>(first_operands),
+      c.operands.end());
   second.operands.insert(
       second.operands.begin() + static_cast<int64_t>(fused.operand), value);
   second.results = {c.results.back()};

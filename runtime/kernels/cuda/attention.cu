@@ -704,9 +704,9 @@ std::optional<SdpaProblem> SdpaOf(const KernelCall& call,
       q.offset[1] != k.offset[1] || !FlashTakes(p, tensors)) {
     return std::nullopt;
   }
-  const SdpaProblem problem = {p.b, p.heads(), p.g,     p.s,     p.d,
-                               p.e, q.dtype,   p.scale, backward,
-                               !backward || !call.any_order};
+  const SdpaProblem problem = {
+      p.b, p.heads(), p.g,     p.s,      p.d,
+      p.e, q.dtype,   p.scale, backward, !backward || !call.any_order};
   if (!sdpa->Takes(problem)) return std::nullopt;
   return problem;
 }

@@ -52,8 +52,7 @@ struct SortedItems {
 // bucket_of(i) is the bucket of item i, or -1.
 template <typename BucketOf>
 __global__ void FindBuckets(BucketOf bucket_of, int64_t first, int items,
-                            uint32_t buckets, uint32_t* bucket,
-                            int32_t* item) {
+                            uint32_t buckets, uint32_t* bucket, int32_t* item) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= items) return;
   const int64_t found = bucket_of(first + i);

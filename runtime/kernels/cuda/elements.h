@@ -139,7 +139,7 @@ struct Stored {
   }
 
  private:
-  static constexpr int kEach = 16 / int{sizeof(T)};    // elements of 16 bytes
+  static constexpr int kEach = 16 / int{sizeof(T)};  // elements of 16 bytes
   static constexpr int kOfWord = 4 / int{sizeof(T)};
 };
 
@@ -190,7 +190,6 @@ struct Elements {
       if (span.Has(j)) Set(first + j, x[j]);
     }
   }
-
 
   // Of whole vectors of aligned tensors.
   __device__ void Load(int64_t first, WholeSpan, float (&x)[kVector]) const {

@@ -75,16 +75,16 @@ __global__ void __launch_bounds__(kMostRowThreads)
   const StoredRow<2, T, kWhole> values(row, width, operands);
   float average = 0;  // of dy scale
   float slope = 0;    // of that times the normalised x
-  values.ForEach([&](int64_t, int64_t column, auto span,
-                     const float(&v)[2][kVector]) {
-    float s[kVector];
-    scale.Load(column, span, s);
+  values.ForEach(
+      [&](int64_t, int64_t column, auto span, const float(&v)[2][kVector]) {
+        float s[kVector];
+        scale.Load(column, span, s);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      average += v[0][j] * s[j];
-      slope += v[0][j] * s[j] * ((v[1][j] - mean) * rstd);
-    }
-  });
+        for (int j = 0; j < kVector; ++j) {
+          average += v[0][j] * s[j];
+          slope += v[0][j] * s[j] * ((v[1][j] - mean) * rstd);
+        }
+      });
   const auto n = static_cast<float>(width);
   average = kCentred ? Sum(average) / n : 0;
   slope = Sum(slope) / n;

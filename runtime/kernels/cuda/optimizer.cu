@@ -50,30 +50,29 @@ __global__ void AdamW(
   const auto take1 = static_cast<float>(1 - options.beta1);
   const auto keep2 = static_cast<float>(options.beta2);
   const auto take2 = static_cast<float>(1 - options.beta2);
-  ForEachListedVector(
-      list, [&](const AdamWTensors<G, P>& of, int64_t first, Span span) {
-        const auto decay = static_cast<float>(1 - lr * of.weight_decay);
-        float g[kVector];
-        float p[kVector];
-        float new_m[kVector];
-        float new_v[kVector];
-        of.gradient.Load(first, span, g);
-        of.parameter.Load(first, span, p);
-        of.m.Load(first, span, new_m);
-        of.v.Load(first, span, new_v);
+  ForEachListedVector(list, [&](const AdamWTensors<G, P>& of, int64_t first,
+                                Span span) {
+    const auto decay = static_cast<float>(1 - lr * of.weight_decay);
+    float g[kVector];
+    float p[kVector];
+    float new_m[kVector];
+    float new_v[kVector];
+    of.gradient.Load(first, span, g);
+    of.parameter.Load(first, span, p);
+    of.m.Load(first, span, new_m);
+    of.v.Load(first, span, new_v);
 #pragma unroll
-        for (int j = 0; j < kVector; ++j) {
-          g[j] *= clip;
-          new_m[j] = keep1 * new_m[j] + take1 * g[j];
-          new_v[j] = keep2 * new_v[j] + take2 * g[j] * g[j];
-          p[j] = p[j] * decay -
-                 __fdividef(rate * new_m[j],
-                            sqrtf(new_v[j]) * over_root + epsilon);
-        }
-        of.parameter.Store(first, span, p);
-        of.m.Store(first, span, new_m);
-        of.v.Store(first, span, new_v);
-      });
+    for (int j = 0; j < kVector; ++j) {
+      g[j] *= clip;
+      new_m[j] = keep1 * new_m[j] + take1 * g[j];
+      new_v[j] = keep2 * new_v[j] + take2 * g[j] * g[j];
+      p[j] = p[j] * decay -
+             __fdividef(rate * new_m[j], sqrtf(new_v[j]) * over_root + epsilon);
+    }
+    of.parameter.Store(first, span, p);
+    of.m.Store(first, span, new_m);
+    of.v.Store(first, span, new_v);
+  });
 }
 
 template <typename T>

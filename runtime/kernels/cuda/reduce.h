@@ -367,7 +367,8 @@ void SumColumns(const KernelCall& call, Term term, int64_t rows,
     (void)queue.Workspace(partial_bytes, "a sum of columns");
     return;
   }
-  const int64_t rounds = (rows + most * kRowsOfRound - 1) / (most * kRowsOfRound);
+  const int64_t rounds =
+      (rows + most * kRowsOfRound - 1) / (most * kRowsOfRound);
   const int64_t chunk_rows = std::max<int64_t>(rounds, 1) * kRowsOfRound;
   const int64_t chunks = (rows + chunk_rows - 1) / chunk_rows;
   auto* const partial = reinterpret_cast<float*>(queue.workspace);
