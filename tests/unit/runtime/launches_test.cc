@@ -23,7 +23,7 @@ namespace {
 // those of the optimizer take lists, as CUDA's do.
 class CountingDevice : public QueueDevice {
  public:
-  explicit CountingDevice(bool lists) {
+  explicit CountingDevice(bool lists, bool fuses = false) : fuses_(fuses) {
     for (const Kernel& kernel : CpuKernels()) {
       kernels_.push_back(kernel);
       const bool listed = kernel.name == "adamw" || kernel.name == "cast" ||
@@ -46,6 +46,14 @@ class CountingDevice : public QueueDevice {
   void Read(void*, const void*, Bytes) override {}
   Result<const Kernel*> FindKernel(std::string_view kernel) const override {
     return Find("kernel", std::span<const Kernel>(kernels_), kernel);
+  }
+  std::span<const FusedKernel> fused_kernels() const override {
+    static const FusedKernel kKernels[] = {
+        {"linear", "gelu", 0, true, {"linear+gelu", nullptr}},
+        {"linear_dx", "gelu_dx", 0, false, {"linear_dx+gelu_dx", nullptr}},
+    };
+    return fuses_ ? std::span<const FusedKernel>(kKernels)
+                  : std::span<const FusedKernel>();
   }
   void Launch(const Kernel& kernel, const KernelCall&) override {
     ++launches_[std::string(kernel.name)];
@@ -83,6 +91,7 @@ class CountingDevice : public QueueDevice {
   std::vector<std::string> TakeRanges() { return std::exchange(ranges_, {}); }
 
  private:
+  const bool fuses_;
   std::vector<Kernel> kernels_;
   uintptr_t next_ = 256;
   int queues_ = 0;
@@ -150,6 +159,25 @@ TEST_F(Gpt2Step, UpdatesOfABlockAreOneLaunch) {
   EXPECT_EQ(Total(before) - Total(after), 3 * (kWeights - kBlocks));
   RecordProperty("launches_singly", Total(before));
   RecordProperty("launches_in_lists", Total(after));
+}
+
+// The first product of each block's two with the GELU behind it, and the
+// gradient of the second one's input with that of the GELU before it.
+TEST_F(Gpt2Step, ProductsAndGelusAreOneLaunch) {
+  constexpr int kLayers = 12;
+  CountingDevice singly(true);
+  CountingDevice fused(true, /*fuses=*/true);
+  ASSERT_TRUE(Executor(singly)->Run(tasks_).has_value());
+  ASSERT_TRUE(Executor(fused)->Run(tasks_).has_value());
+  auto before = singly.TakeLaunches();
+  auto after = fused.TakeLaunches();
+  EXPECT_EQ(before["gelu"], kLayers);
+  EXPECT_EQ(before["gelu_dx"], kLayers);
+  EXPECT_FALSE(after.contains("gelu"));
+  EXPECT_FALSE(after.contains("gelu_dx"));
+  EXPECT_EQ(after["linear+gelu"], kLayers);
+  EXPECT_EQ(after["linear_dx+gelu_dx"], kLayers);
+  EXPECT_EQ(Total(before) - Total(after), 2 * kLayers);
 }
 
 // All of the step is one graph.
