@@ -29,10 +29,8 @@ std::map<TensorId, int64_t> PaddedWeights(const Graph& graph) {
       padded[weight] = tokens;
     }
   };
-  std::map<TensorId, const Node*> makers;
   for (const Node& node : graph.nodes) {
     if (node.pass != Pass::kForward) break;
-    if (node.op->op_class == OpClass::kMatmul) makers[node.results[0]] = &node;
     if (std::ranges::count(node.attributes, kVocabulary, &Attribute::name) ==
         0) {
       continue;
@@ -43,15 +41,20 @@ std::map<TensorId, int64_t> PaddedWeights(const Graph& graph) {
       continue;
     }
     const TensorId logits = node.operands[0];
-    const auto maker = makers.find(logits);
-    if (maker == makers.end()) continue;
+    const auto maker =
+        std::ranges::find_if(graph.nodes, [&](const Node& other) {
+          return std::ranges::count(other.results, logits) > 0;
+        });
+    if (maker == graph.nodes.end() || maker->op->op_class != OpClass::kMatmul) {
+      continue;
+    }
     const int64_t tokens =
         TokensOf(node.attributes, graph.tensor(logits).shape.back());
-    const IndexRule& rule = maker->second->rule;
+    const IndexRule& rule = maker->rule;
     for (size_t i = 0; i < rule.operands.size(); ++i) {
       const Indices& indices = rule.operands[i];
       if (!indices.empty() && indices[0] == rule.results[0].back()) {
-        add(maker->second->operands[i], tokens);
+        add(maker->operands[i], tokens);
       }
     }
   }

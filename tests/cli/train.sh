@@ -40,6 +40,15 @@ END
 "$tessera" run "${tiny[@]}" "${text[@]}" --nproc 1 --steps 1 --seed 5 --json \
   --load "$work/weights" >"$work/loaded.json" 2>"$work/stderr"
 json 'j["first_step"] == 0' "$work/loaded.json" >/dev/null
+# A padded vocabulary is not in what is published: 256 tokens in 300 rows.
+padded=(--set model.vocab_multiple=100 --load "$work/weights")
+for strategy in dp=2 tp=2; do
+  "$tessera" run "${tiny[@]}" "${text[@]}" "${padded[@]}" --steps 1 --lr 0 \
+    --strategy "$strategy" --export "$work/$strategy" --export-shard 100kB \
+    >/dev/null 2>"$work/stderr"
+  diff -r "$work/weights" "$work/$strategy" ||
+    fail "padded weights under $strategy come back otherwise"
+done
 fails 2 "has weights already: model" run "${training[@]}" --steps 2 \
   --export "$work/weights"
 fails 1 "cannot make or write the folder" run "${training[@]}" --steps 2 \
