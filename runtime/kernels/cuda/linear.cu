@@ -168,6 +168,15 @@ void RunAny(const MatMulProblem& problem, const MatMulData& data,
 
 // ---- Linear -----------------------------------------------------------------
 
+// The extents of the product of the first two operands.
+MatMulProblem ProductOf(const KernelCall& call) {
+  MatMulProblem problem;
+  problem.m = Extent(call, 0, 1, /*shared=*/false);
+  problem.n = Extent(call, 1, 0, /*shared=*/false);
+  problem.k = Extent(call, 0, 1, /*shared=*/true);
+  return problem;
+}
+
 // D = op(A) op(B), + bias where there is one, into the call's result.
 void Multiply(const KernelCall& call, MatMulProblem problem,
               const LocalTensor& a, const LocalTensor& b,
@@ -198,10 +207,7 @@ void Multiply(const KernelCall& call, MatMulProblem problem,
 
 // x, w [, bias] -> y = x w^T + bias.
 void Linear(const KernelCall& call) {
-  MatMulProblem problem;
-  problem.m = Extent(call, 0, 1, /*shared=*/false);
-  problem.n = Extent(call, 1, 0, /*shared=*/false);
-  problem.k = Extent(call, 0, 1, /*shared=*/true);
+  MatMulProblem problem = ProductOf(call);
   problem.transpose_b = true;
   Multiply(call, problem, call.operands[0], call.operands[1],
            call.operands.size() > 2 ? &call.operands[2] : nullptr);
@@ -224,10 +230,7 @@ void LinearGelu(const KernelCall& call) {
       call.operands.size() > 2 && call.operands[2].data != nullptr
           ? &call.operands[2]
           : nullptr;
-  MatMulProblem problem;
-  problem.m = Extent(call, 0, 1, /*shared=*/false);
-  problem.n = Extent(call, 1, 0, /*shared=*/false);
-  problem.k = Extent(call, 0, 1, /*shared=*/true);
+  MatMulProblem problem = ProductOf(call);
   problem.transpose_b = true;
   problem.a = call.operands[0].dtype;
   problem.b = call.operands[1].dtype;
@@ -252,10 +255,7 @@ void LinearGelu(const KernelCall& call) {
 
 // dy, w -> dx = dy w.
 void LinearDx(const KernelCall& call) {
-  MatMulProblem problem;
-  problem.m = Extent(call, 0, 1, /*shared=*/false);
-  problem.n = Extent(call, 1, 0, /*shared=*/false);
-  problem.k = Extent(call, 0, 1, /*shared=*/true);
+  MatMulProblem problem = ProductOf(call);
   Multiply(call, problem, call.operands[0], call.operands[1]);
 }
 
@@ -263,10 +263,7 @@ void LinearDx(const KernelCall& call) {
 void LinearDxGelu(const KernelCall& call) {
   const LocalTensor& x = call.operands[2];
   const LocalTensor& dx = call.results[0];
-  MatMulProblem problem;
-  problem.m = Extent(call, 0, 1, /*shared=*/false);
-  problem.n = Extent(call, 1, 0, /*shared=*/false);
-  problem.k = Extent(call, 0, 1, /*shared=*/true);
+  MatMulProblem problem = ProductOf(call);
   problem.a = call.operands[0].dtype;
   problem.b = call.operands[1].dtype;
   problem.d = dx.dtype;
@@ -286,10 +283,7 @@ void LinearDxGelu(const KernelCall& call) {
 
 // dy, x -> dw = dy^T x.
 void LinearDw(const KernelCall& call) {
-  MatMulProblem problem;
-  problem.m = Extent(call, 0, 1, /*shared=*/false);
-  problem.n = Extent(call, 1, 0, /*shared=*/false);
-  problem.k = Extent(call, 0, 1, /*shared=*/true);
+  MatMulProblem problem = ProductOf(call);
   problem.transpose_a = true;
   Multiply(call, problem, call.operands[0], call.operands[1]);
 }
