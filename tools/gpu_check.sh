@@ -20,7 +20,7 @@
 # (tests/bench/against_pytorch.py; where python3 has torch; TRAINING holds flags
 # for it). Default FILE: tests/bench/results/DEVICE-DATE.json beside this
 # script. `profile` times what plans of GPT-2 need and leaves its file at
-# FILE.profile.pb, or profiler/profiles/DEVICE.pb.
+# FILE.profile.pb, or profiler/profiles/tessera/DEVICE.pb.
 #
 # The binaries may come from another machine (nothing is built or installed
 # here, only bash, coreutils and Python 3 are needed):
@@ -260,8 +260,8 @@ run_pytorch() {
 run_profile() {
   local file=$out.profile.pb
   if [[ -z $out ]]; then
-    mkdir -p "$cd_root/profiler/profiles"
-    file=$cd_root/profiler/profiles/$(nvidia-smi --query-gpu=name \
+    mkdir -p "$cd_root/profiler/profiles/tessera"
+    file=$cd_root/profiler/profiles/tessera/$(nvidia-smi --query-gpu=name \
       --format=csv,noheader | head -n 1 | tr '[:upper:] ' '[:lower:]-').pb
   fi
   run_part profile 200 "$tessera" profile --backend cuda --nproc 1 \

@@ -45,7 +45,7 @@ std::string GraphText(const GraphUse& use) {
     left += (left.empty() ? "; not captured: " : ", ") + std::to_string(count) +
             " " + kind;
   }
-  return out + left + "; times by category are of a step without them";
+  return out + left + "\ntimes by category are those of a step without graphs";
 }
 
 Json LossesJson(const std::vector<double>& losses) {
