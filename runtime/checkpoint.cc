@@ -15,6 +15,7 @@
 #include "planner/io/file.h"
 #include "planner/io/json_value.h"
 #include "planner/io/onnx.h"
+#include "planner/ir/vocabulary.h"
 #include "planner/lower/factored_update.h"
 #include "runtime/comm/host_messages.h"
 #include "runtime/device/cpu_device.h"
@@ -115,6 +116,36 @@ Result<std::optional<Integer>> Count(const SafetensorsFile& file,
                         path + ": __metadata__");
   }
   return std::optional(value);
+}
+
+// In the metadata: which weights have rows that pad a vocabulary, and how many
+// rows before those. Absent: none has.
+constexpr char kPadding[] = "tokens_of_padded";
+
+std::string PaddingText(const Graph& graph) {
+  std::string text;
+  for (const auto& [weight, tokens] : PaddedWeights(graph)) {
+    text += (text.empty() ? "" : ", ") + graph.tensor(weight).name + ": " +
+            std::to_string(tokens);
+  }
+  return text;
+}
+
+// A row that pads one model's vocabulary may be a token's in another one of the
+// same shapes.
+Result<void> CheckPadding(const SafetensorsFile& file, const Graph& graph,
+                          const std::string& path) {
+  const auto found = file.metadata().find(kPadding);
+  const std::string theirs =
+      found == file.metadata().end() ? "" : found->second;
+  const std::string own = PaddingText(graph);
+  if (theirs == own) return {};
+  const auto named = [](const std::string& text) {
+    return text.empty() ? std::string("all rows") : "'" + text + "'";
+  };
+  return InvalidInput("has rows of tokens " + named(theirs) + ": expected " +
+                          named(own) + " (model.vocab_multiple)",
+                      path + ": __metadata__");
 }
 
 // This rank's part of a value in the memory of its device: the buffer itself,
@@ -398,13 +429,16 @@ Result<void> SaveCheckpoint(const std::string& path, const Graph& graph,
   Result<void> written;
   std::optional<SafetensorsWriter> writer;
   if (all.rank() == 0) {
-    auto created = SafetensorsWriter::Create(
-        path, entries,
-        {{"graph", Fingerprint(graph)},
-         {"optimizer", std::string(OptimizerOf(tasks))},
-         {"samples", std::to_string(executor.samples())},
-         {"seed", std::to_string(seed)},
-         {"step", std::to_string(executor.step())}});
+    std::map<std::string, std::string, std::less<>> metadata = {
+        {"graph", Fingerprint(graph)},
+        {"optimizer", std::string(OptimizerOf(tasks))},
+        {"samples", std::to_string(executor.samples())},
+        {"seed", std::to_string(seed)},
+        {"step", std::to_string(executor.step())}};
+    if (const std::string padded = PaddingText(graph); !padded.empty()) {
+      metadata[kPadding] = padded;
+    }
+    auto created = SafetensorsWriter::Create(path, entries, metadata);
     if (created) {
       writer.emplace(std::move(*created));
     } else {
@@ -539,6 +573,7 @@ Result<void> LoadCheckpoint(const std::string& path,
   const TaskGraph& tasks = executor.tasks();
   TESSERA_RETURN_IF_ERROR(CheckOptimizer(path, OptimizerOf(tasks)));
   if (step) {
+    TESSERA_RETURN_IF_ERROR(CheckPadding(*file, graph, path));
     TESSERA_RETURN_IF_ERROR(CheckAllIsKept(*file, path, tasks, graph));
   }
   start.total = PersistentBytes(executor);

@@ -268,7 +268,7 @@ void RankExecutor::SizeBuffers() {
 // call becomes that of both. What else the second one reads has to be there
 // before, by the order of computation alone, and what it writes to be its own.
 void RankExecutor::FuseCalls() {
-  if (device_.fused_kernels().empty()) return;
+  if (!device_.fuses() || device_.fused_kernels().empty()) return;
   struct Use {
     size_t work;
     bool writes;

@@ -394,6 +394,7 @@ Result<TrainingResult> TrainOrFail(const TrainingJob& job) {
     TESSERA_RETURN_IF_ERROR(
         job.device->TuneProducts(job.products, job.products_path));
   }
+  job.device->set_fuses(job.fuses);
   ResetPeakResident();
   const Bytes resident_before = ResidentBytes();
   TESSERA_TRY(const auto executor,

@@ -77,6 +77,8 @@ struct TrainingJob {
   bool tune = false;
   std::string products;
   std::string products_path;
+  // Whether kernels of two tasks in one are taken. Else every task has a time.
+  bool fuses = true;
   // Whether runs are equal bit for bit. Else sums that no two ranks compute may
   // have any order, where that is faster.
   bool deterministic = true;

@@ -59,9 +59,15 @@ while [[ $# -gt 0 ]]; do
       }
       parts+=("$2")
       shift 2 ;;
-    --out) out=${2:?}; shift 2 ;;
-    --time-limit) time_limit=${2:?}; shift 2 ;;
-    --pack) pack=${2:?}; shift 2 ;;
+    --out) [[ -n ${2:-} ]] || usage; out=$2; shift 2 ;;
+    --time-limit)
+      [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || {
+        echo "gpu_check: --time-limit '${2:-}': expected seconds, at least 1" >&2
+        exit 2
+      }
+      time_limit=$2
+      shift 2 ;;
+    --pack) [[ -n ${2:-} ]] || usage; pack=$2; shift 2 ;;
     -*) usage ;;
     *) break ;;
   esac
@@ -411,8 +417,8 @@ for name in sys.argv[4:]:
     part = {"part": name, "status": status,
             "seconds": round(float(end) - float(begin), 3), **measured(name)}
     # A binary that finds no GPU where nvidia-smi finds one passes nothing.
-    if status == "passed" and (part.get("tests_skipped") or
-                               "skipped: no CUDA device" in log):
+    if status in ("passed", "skipped") and (part.get("tests_skipped") or
+                                            "no CUDA device" in log):
         part["status"] = status = "failed"
     if status not in ("passed", "skipped"):
         bad = True

@@ -804,6 +804,8 @@ Result<int> TrainInWorld(const Options& options, const Job& job,
   training.offload_directory = OffloadDirectory(options);
   training.graphs = options.graph;
   training.deterministic = options.deterministic;
+  training.fuses =
+      !options.compare && options.learn.empty() && options.trace.empty();
   training.tune = !options.tune.empty();
   training.products_path = options.tune;
   if (training.tune) {

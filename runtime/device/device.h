@@ -84,6 +84,9 @@ class RankDevice {
     kernel.run_list(calls);
   }
   virtual std::span<const FusedKernel> fused_kernels() const { return {}; }
+  // Whether executors that are made from now on take them; at first they do.
+  void set_fuses(bool yes) { fuses_ = yes; }
+  bool fuses() const { return fuses_; }
   // From now on, for each product that is not in `choices` (of TunedProducts;
   // `path` is for errors) the algorithms are timed when it is first run. No
   // effect on devices whose products have one algorithm.
@@ -106,6 +109,9 @@ class RankDevice {
 
  protected:
   MemoryAccount account_;
+
+ private:
+  bool fuses_ = true;
 };
 
 // A device whose calls enqueue their work and return: Allocate, Free, Zero,

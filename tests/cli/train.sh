@@ -49,6 +49,12 @@ for strategy in dp=2 tp=2; do
   diff -r "$work/weights" "$work/$strategy" ||
     fail "padded weights under $strategy come back otherwise"
 done
+# 200 tokens in 256 rows are not 256 tokens.
+"$tessera" run "${tiny[@]}" "${text[@]}" --nproc 1 --steps 1 \
+  --set model.vocab_size=200 --set model.vocab_multiple=128 \
+  --save "$work/padded" >/dev/null 2>"$work/stderr"
+fails 2 "has rows of tokens 'wte.weight: 200': expected all rows" \
+  run "${tiny[@]}" "${text[@]}" --nproc 1 --steps 1 --load "$work/padded"
 fails 2 "has weights already: model" run "${training[@]}" --steps 2 \
   --export "$work/weights"
 fails 1 "cannot make or write the folder" run "${training[@]}" --steps 2 \
