@@ -54,7 +54,7 @@ done
   --set model.vocab_size=200 --set model.vocab_multiple=128 \
   --save "$work/padded" >/dev/null 2>"$work/stderr"
 fails 2 "has rows of tokens 'wte.weight: 200': expected all rows" \
-  run "${tiny[@]}" "${text[@]}" --nproc 1 --steps 1 --load "$work/padded"
+  run "${tiny[@]}" "${text[@]}" --nproc 1 --steps 1 --json --load "$work/padded"
 fails 2 "has weights already: model" run "${training[@]}" --steps 2 \
   --export "$work/weights"
 fails 1 "cannot make or write the folder" run "${training[@]}" --steps 2 \
