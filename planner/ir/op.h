@@ -29,7 +29,7 @@ struct AttributeDef {
   double least = std::numeric_limits<double>::lowest();
   double most = std::numeric_limits<double>::max();
   bool whole = false;
-  bool list = false;  // it may occur several times: a list, in their order
+  bool list = false;  // it may be absent or occur several times, in order
 };
 
 // One adjoint of an operator: which backward operator computes which
