@@ -97,9 +97,8 @@ class RankExecutor : public Executor {
   void set_learning_rate(double rate);
 
   // One training step, measured from when the call begins. The timeline of one
-  // that replays graphs has no spans. An error names the
-  // task; the job has then been aborted, and this executor is of no further
-  // use.
+  // that replays graphs has no spans. An error names the task; the job has then
+  // been aborted, and this executor is of no further use.
   // REQUIRES: `tasks` is that of Create.
   Result<Timeline> Run(const TaskGraph& tasks) override;
 
@@ -116,12 +115,12 @@ class RankExecutor : public Executor {
   bool Holds(ValueId value) const;
   Result<void> ReadValue(ValueId value, void* to) const;
   Result<void> WriteValue(ValueId value, const void* from);
-  // Makes it zero, where that needs no bytes from outside: on the device.
-  // REQUIRES: it lies there.
-  void ZeroValue(ValueId value);
   // Of that part `size` bytes from `offset` on, a multiple of kFileBlockBytes.
   Result<void> WriteValue(ValueId value, const void* from, Bytes offset,
                           Bytes size);
+  // Makes that part zero, without bytes from the host. REQUIRES: it lies on the
+  // device.
+  void ZeroValue(ValueId value);
   // The peak of what this rank keeps in the host's memory, and its file; null
   // where it has none.
   MemoryUse host_peak() const;
@@ -312,12 +311,12 @@ class RankExecutor : public Executor {
   std::vector<int> follows_;  // by job: the one with whose end it begins, or -1
   std::vector<int> queue_of_;
   // With graphs: the parts of a step; by part the graph's number, or -1, and
-  // its name; whether steps are replayed yet.
+  // its name; how many more steps run without graphs.
   StepParts parts_;
   std::vector<int> graphs_;
   std::vector<std::string> graph_names_;
   GraphUse graph_use_;
-  int runs_singly_ = 0;  // so many more steps
+  int runs_singly_ = 0;
   bool capturing_ = false;
   StepNumbers* numbers_ = nullptr;  // in the device's memory; null: no graphs
   std::vector<std::byte> loaded_;   // what graphs copy to the device

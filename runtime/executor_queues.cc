@@ -10,11 +10,10 @@ namespace {
 // Steps before graphs are replayed.
 constexpr int kSingleSteps = 2;
 
-// Marks of a step: where it begins, where each job begins and ends, where all
-// have ended (the start of a job that is not there), and of parts that are
-// graphs where others of their streams may begin, and where they have ended. A
-// job that follows another in its queue, and waits for no other queue, begins
-// where that ends.
+// Marks of a step: where it begins, where each job begins and ends, and of
+// parts that are graphs where others of their streams may begin, and where they
+// have ended. A job that follows another in its queue, and waits for no other
+// queue, begins where that ends.
 constexpr int kBegin = 0;
 int StartOf(int job) {
   return 1 + 2 * job;
@@ -23,10 +22,10 @@ int EndOf(int job) {
   return 2 + 2 * job;
 }
 int ForkOf(int jobs, int part) {
-  return 2 + 2 * jobs + 2 * part;
+  return 1 + 2 * jobs + 2 * part;
 }
 int EndOfGraph(int jobs, int part) {
-  return 3 + 2 * jobs + 2 * part;
+  return 2 + 2 * jobs + 2 * part;
 }
 
 // For people: what a task that no graph has is.
@@ -327,7 +326,6 @@ Result<Timeline> RankExecutor::TimelineOfQueues() {
 
 Result<Timeline> RankExecutor::RunInQueues() {
   const auto began = std::chrono::steady_clock::now();
-  const auto jobs = static_cast<int>(work_.size());
   const bool replays = Replays();
   const StepParts& step = replays ? parts_ : jobs_apart_;
   queues_->UseQueue(0);
@@ -342,14 +340,12 @@ Result<Timeline> RankExecutor::RunInQueues() {
     queues_->Await(kBegin);
   }
   std::vector<int> last(streams_.size(), -1);  // part
-  const int end = StartOf(jobs);
   // What is enqueued uses the buffers and this executor until it has ended.
   const auto finish = [&] {
     queues_->UseQueue(0);
     for (int part : last) {
       if (part >= 0) queues_->Await(EndMarkOf(step, part));
     }
-    queues_->Mark(end);
     return queues_->Synchronize();
   };
   const auto fail = [&](const Error& error) {

@@ -184,8 +184,7 @@ std::vector<CudaCase> LinearCases() {
   return cases;
 }
 
-// ---- Fused kernels
-// ------------------------------------------------------------
+// ---- Fused kernels ----------------------------------------------------------
 
 // Both kernels on the CPU in fp64, the first one's result rounded where the
 // fused kernel stores it.

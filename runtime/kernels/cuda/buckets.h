@@ -277,7 +277,10 @@ void AddByBucket(const KernelCall& call, int64_t items, BucketOf bucket_of,
   const dim3 block(kWarp, kWarps);
   for (int64_t first = 0; first < std::max<int64_t>(items, 1); first += piece) {
     const auto n = static_cast<int>(std::min(piece, items - first));
-    std::byte* at = queue.Workspace(bytes_of(n), "a sum by buckets");
+    size_t scratch_bytes = sort_bytes(n);
+    std::byte* at = queue.Workspace(4 * list_bytes(n) + partial_bytes(n) +
+                                        static_cast<int64_t>(scratch_bytes),
+                                    "a sum by buckets");
     if (at == nullptr) return;
     const auto take = [&](int64_t bytes) {
       return std::exchange(at, at + bytes);
@@ -291,7 +294,6 @@ void AddByBucket(const KernelCall& call, int64_t items, BucketOf bucket_of,
            static_cast<unsigned>((n + kThreads - 1) / kThreads), kThreads, 0,
            queue, bucket_of, first, n, static_cast<uint32_t>(buckets),
            arrays.bucket, arrays.item);
-    size_t scratch_bytes = sort_bytes(n);
     if (n > 0) {
       queue.Keep(SortByBucket(at, scratch_bytes, arrays,
                               static_cast<uint32_t>(buckets), queue.stream),
