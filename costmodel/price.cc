@@ -327,7 +327,12 @@ int Pricer::ClassOf(const DeviceGroup& group, const DeviceGroup* peer) const {
   IntKey key;
   const auto add = [&](const DeviceGroup& g) {
     key.push_back(static_cast<int64_t>(g.axes.size()));
-    for (const MeshAxis& axis : g.axes) key.push_back(axis.size);
+    for (const MeshAxis& axis : g.axes) {
+      key.push_back(axis.size);
+      if (axis.shares.empty()) continue;
+      key.back() = -axis.size;
+      key.insert(key.end(), axis.shares.begin(), axis.shares.end());
+    }
     for (DeviceId device : g.devices) {
       if (!hosts_alike_) {
         key.push_back(device.value);
@@ -354,12 +359,12 @@ int Pricer::ClassOf(const DeviceGroup& group, const DeviceGroup* peer) const {
   }
   auto made = std::make_unique<GroupClass>();
   made->group.axes = group.axes;
-  for (size_t i = 1 + group.axes.size(); i < size; ++i) {
+  for (size_t i = size - group.devices.size(); i < size; ++i) {
     made->group.devices.push_back(DeviceId(key[i]));
   }
   if (peer != nullptr) {
     made->peer.axes = peer->axes;
-    for (size_t i = size + 2 + peer->axes.size(); i < key.size(); ++i) {
+    for (size_t i = key.size() - peer->devices.size(); i < key.size(); ++i) {
       made->peer.devices.push_back(DeviceId(key[i]));
     }
   }
@@ -368,6 +373,18 @@ int Pricer::ClassOf(const DeviceGroup& group, const DeviceGroup* peer) const {
     types.insert(cluster_.devices[device.index()].type);
   }
   made->device_types.assign(types.begin(), types.end());
+  if (group.IsUneven(group.all_axes())) {
+    for (int type : types) {
+      std::vector<int> positions;
+      for (size_t i = 0; i < made->group.devices.size(); ++i) {
+        const DeviceId device = made->group.devices[i];
+        if (cluster_.devices[device.index()].type == type) {
+          positions.push_back(static_cast<int>(i));
+        }
+      }
+      made->counted.push_back(CountedAt(made->group, positions));
+    }
+  }
   std::unique_lock lock(class_mutex_);
   const auto [it, is_new] = class_numbers_.try_emplace(
       std::move(key), static_cast<int>(classes_.size()));
@@ -422,6 +439,10 @@ void Pricer::AppendKey(const TaskView& view, IntKey& key) const {
       }
       for (size_t d = 0; d < value.shape.size(); ++d) {
         key.push_back(LargestExtent(value, *view.group, d));
+        if (!view.group->IsUneven(value.layout.dims[d])) continue;
+        for (const DeviceGroup& counted : Class(view.group_class).counted) {
+          key.push_back(LargestExtent(value, counted, d));
+        }
       }
     }
   }
@@ -592,15 +613,27 @@ Bytes Pricer::Sent(const TaskView& view) const {
                    HostsPerChoice(routing_, static_cast<int>(hosts.size()))));
 }
 
+// The task as the group's devices of one type see it.
+TaskView Pricer::CountedView(const TaskView& view, const GroupClass& where,
+                             size_t type) {
+  TaskView counted = view;
+  if (!where.counted.empty()) counted.group = &where.counted[type];
+  return counted;
+}
+
 // A copy by the slowest device of the group.
-double Pricer::CopySeconds(const TaskView& view, Bytes traffic,
+template <typename Traffic>
+double Pricer::CopySeconds(const TaskView& view, Traffic traffic,
                            CostSource& source) const {
   CostQuery query;
-  query.key = CopyKey(view);
-  query.bytes = traffic;
   double seconds = 0;
-  for (int type : Class(view.group_class).device_types) {
-    query.device = &cluster_.device_types[static_cast<size_t>(type)];
+  const GroupClass& where = Class(view.group_class);
+  for (size_t i = 0; i < where.device_types.size(); ++i) {
+    const TaskView counted = CountedView(view, where, i);
+    query.key = CopyKey(counted);
+    query.bytes = traffic(counted);
+    query.device =
+        &cluster_.device_types[static_cast<size_t>(where.device_types[i])];
     query.key.device = query.device->name;
     const Cost cost = PriceOf(query, profile_);
     seconds = std::max(seconds, cost.seconds);
@@ -899,10 +932,16 @@ TaskCost Pricer::Compute(const TaskView& view) const {
         source = CostSource::kAnalytical;
         break;
       }
-      CostQuery query = KernelQuery(view);
-      SetAttentionShare(view, query);
-      for (int type : where.device_types) {
-        query.device = &cluster_.device_types[static_cast<size_t>(type)];
+      CostQuery query;
+      for (size_t i = 0; i < where.device_types.size(); ++i) {
+        const TaskView counted = CountedView(view, where, i);
+        if (i == 0 || !where.counted.empty()) {
+          query = KernelQuery(counted);
+          SetAttentionShare(counted, query);
+          seconds = std::max(seconds, HostSeconds(counted, query));
+        }
+        query.device =
+            &cluster_.device_types[static_cast<size_t>(where.device_types[i])];
         query.key.device = query.device->name;
         if (query.matmul && query.products == ProductType::kAsValues) {
           query.matmul_factor = products_.Factor(
@@ -912,18 +951,21 @@ TaskCost Pricer::Compute(const TaskView& view) const {
         seconds = std::max(seconds, cost.seconds);
         source = std::max(source, cost.source);
       }
-      seconds = std::max(seconds, HostSeconds(view, query));
       break;
     }
     case TaskKind::kLoad: {
-      seconds = CopySeconds(view, BytesOf(view, task.writes), source);
+      seconds = CopySeconds(
+          view,
+          [&](const TaskView& seen) { return BytesOf(seen, task.writes); },
+          source);
       break;
     }
     case TaskKind::kSlice: {
       // Read and written.
-      const int64_t moved =
-          2 * SlicedElements(view) * SizeOf(ComputeType(view));
-      seconds = CopySeconds(view, {moved}, source);
+      const auto moved = [](const TaskView& seen) {
+        return Bytes{2 * SlicedElements(seen) * SizeOf(ComputeType(seen))};
+      };
+      seconds = CopySeconds(view, moved, source);
       break;
     }
     case TaskKind::kCopy: {
@@ -932,7 +974,10 @@ TaskCost Pricer::Compute(const TaskView& view) const {
       };
       if (first.shared_memory && !in_file(task.reads[0]) &&
           !in_file(task.writes[0])) {
-        seconds = CopySeconds(view, BytesOf(view, task.reads) * 2, source);
+        seconds = CopySeconds(
+            view,
+            [&](const TaskView& seen) { return BytesOf(seen, task.reads) * 2; },
+            source);
       } else {
         seconds = TierSeconds(view, source);
       }
@@ -940,7 +985,10 @@ TaskCost Pricer::Compute(const TaskView& view) const {
     }
     case TaskKind::kRecv: {
       if (!first.shared_memory) break;
-      seconds = CopySeconds(view, BytesOf(view, task.writes) * 2, source);
+      seconds = CopySeconds(
+          view,
+          [&](const TaskView& seen) { return BytesOf(seen, task.writes) * 2; },
+          source);
       break;
     }
     case TaskKind::kComm:

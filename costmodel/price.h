@@ -34,7 +34,8 @@
 // the host's memory bandwidth; where the device is a core of the host, it is a
 // kernel as any other.
 //
-// Ranks of one group may have devices of several types: the slowest counts.
+// Ranks of one group may have devices of several types: the slowest counts,
+// each with the largest shard that its type has.
 //
 // Groups are priced up to a renaming of hosts, where hosts are alike: stages
 // that lie in their hosts in the same way cost the same, exactly.
@@ -127,6 +128,8 @@ class Pricer {
     DeviceGroup group;
     DeviceGroup peer;
     std::vector<int> device_types;  // distinct, of `group`
+    // Where axes have shares: `group` as the devices of each of these see it.
+    std::vector<DeviceGroup> counted;
   };
 
   // The memos: by everything that a price, or a staging, depends on.
@@ -147,7 +150,10 @@ class Pricer {
   CostQuery KernelQuery(const TaskView& view) const;
   void AddStack(const TaskView& view, const OpCall& call,
                 CostQuery& query) const;
-  double CopySeconds(const TaskView& view, Bytes traffic,
+  static TaskView CountedView(const TaskView& view, const GroupClass& where,
+                              size_t type);
+  template <typename Traffic>
+  double CopySeconds(const TaskView& view, Traffic traffic,
                      CostSource& source) const;
   double TierSeconds(const TaskView& view, CostSource& source) const;
   ProfileKey ExchangeKey(const TaskView& view) const;

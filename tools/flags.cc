@@ -240,7 +240,8 @@ std::span<const Flag> Flags() {
        "where the files lie), dp-kind=ddp|rooted, "
        "ep=N, etp=N, "
        "cp-kind=gather|ring|ulysses, "
-       "cp-balance=none|zigzag, recompute=none|selective|full[:LAYERS]); dp is "
+       "cp-balance=none|zigzag, balance=equal|speed, "
+       "recompute=none|selective|full[:LAYERS]); dp is "
        "what the other degrees leave where absent, mbs 1 (of images and clicks "
        "all that a replica has); vp=N chunks a stage, "
        "schedule=NAME|FILE ('tessera list schedules', or a table of actions)",

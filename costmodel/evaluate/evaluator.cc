@@ -34,6 +34,15 @@ std::string GigabyteText(int64_t bytes) {
   return text;
 }
 
+// Of the smallest device of a set.
+Bytes LeastMemory(const Cluster& cluster, const DeviceSet& set) {
+  Bytes least = cluster.TypeOf(set.devices[0]).memory;
+  for (DeviceId device : set.devices) {
+    least = std::min(least, cluster.TypeOf(device).memory);
+  }
+  return least;
+}
+
 // Everything that a strategy says. REQUIRES: it has no table of actions.
 IntKey KeyOf(const Strategy& s) {
   const auto pair = [](int64_t a, int64_t b) { return a << 32 | b; };
@@ -52,8 +61,9 @@ IntKey KeyOf(const Strategy& s) {
         static_cast<int64_t>(s.parameter_tier),
         static_cast<int64_t>(s.optimizer_tier),
         static_cast<int64_t>(s.gradient_tier),
-        static_cast<int64_t>(s.activation_tier), int64_t{s.sp},
-        int64_t{s.split_branches}, static_cast<int64_t>(s.recompute)}) {
+        static_cast<int64_t>(s.activation_tier), int64_t{s.by_speed},
+        int64_t{s.sp}, int64_t{s.split_branches},
+        static_cast<int64_t>(s.recompute)}) {
     small = small << 4 | value;
   }
   key.push_back(small);
@@ -442,34 +452,55 @@ void Evaluator::AddOverheads(const Plan& plan,
 void Evaluator::CheckDevices(const Plan& plan, Evaluation& result) const {
   const std::vector<DeviceSet> sets = DeviceSets(plan.groups);
   AddOverheads(plan, sets, result.memory);
-  for (size_t g = 0; g < sets.size(); ++g) {
-    const DeviceSet& group = sets[g];
-    const DeviceType* smallest = nullptr;
-    const DeviceType* unable = nullptr;
-    for (DeviceId device : group.devices) {
+  for (const DeviceSet& set : sets) {
+    for (DeviceId device : set.devices) {
       const DeviceType& type = cluster_.TypeOf(device);
-      if (smallest == nullptr || type.memory < smallest->memory) {
-        smallest = &type;
-      }
-      if (!(type.Peak(graph_.dtype).value > 0)) unable = &type;
-    }
-    if (unable != nullptr) {
-      result.violations.push_back("group " + group.name + ": " + unable->name +
+      if (type.Peak(graph_.dtype).value > 0) continue;
+      result.violations.push_back("group " + set.name + ": " + type.name +
                                   " does not compute in " +
                                   std::string(NameOf(graph_.dtype)));
+      break;
     }
-    const MemoryUse& use = result.memory[g];
-    if (use.total <= smallest->memory) continue;
-    result.overflow = Max(result.overflow, use.total - smallest->memory);
+  }
+  const auto fits = [&](const DeviceSet& set, const MemoryUse& use) {
+    return use.total <= LeastMemory(cluster_, set);
+  };
+  const auto check = [&](const DeviceSet& set, const MemoryUse& use) {
+    if (fits(set, use)) return;
+    const Bytes memory = LeastMemory(cluster_, set);
+    result.overflow = Max(result.overflow, use.total - memory);
     const auto largest = std::max_element(use.parts.begin(), use.parts.end());
     result.violations.push_back(
-        "group " + group.name + ": needs " + GigabyteText(use.total.value) +
-        " of " + GigabyteText(smallest->memory.value) +
-        " per device; largest: " +
+        "group " + set.name + ": needs " + GigabyteText(use.total.value) +
+        " of " + GigabyteText(memory.value) + " per device; largest: " +
         std::string(
             NameOf(static_cast<MemoryCategory>(largest - use.parts.begin()))) +
         " " + GigabyteText(largest->value));
+  };
+  // The fullest device counts, but where shares are unequal smaller devices may
+  // have less.
+  bool all_fit = true;
+  bool uneven = false;
+  for (size_t s = 0; s < sets.size(); ++s) {
+    all_fit = all_fit && fits(sets[s], result.memory[s]);
+    for (GroupId id : sets[s].groups) {
+      const DeviceGroup& group = plan.groups[id.index()];
+      uneven = uneven || group.IsUneven(group.all_axes());
+    }
   }
+  if (all_fit) return;
+  if (!uneven ||
+      std::ssize(graph_.nodes) * plan.microbatches > most_simulated_) {
+    for (size_t s = 0; s < sets.size(); ++s) check(sets[s], result.memory[s]);
+    return;
+  }
+  const TaskGraph tasks = Lower(graph_, cluster_, plan, options_);
+  const std::vector<DeviceSet> kinds = AlikeDevices(tasks);
+  std::vector<DeviceId> devices;  // one of each kind
+  for (const DeviceSet& kind : kinds) devices.push_back(kind.devices[0]);
+  std::vector<MemoryUse> memory = PeakMemoryOf(tasks, devices);
+  AddOverheads(plan, kinds, memory);
+  for (size_t k = 0; k < kinds.size(); ++k) check(kinds[k], memory[k]);
 }
 
 // What the ranks of a node keep beside their devices fits into its host. Where

@@ -46,7 +46,7 @@ bool IsInnermost(const Strategy& strategy) {
 // What the tables do not know.
 bool IsPlain(const Strategy& s) {
   return s.actions.empty() && s.recompute_layers == 0 && !s.split_branches &&
-         s.dp_kind == DataParallelKind::kDdp &&
+         !s.by_speed && s.dp_kind == DataParallelKind::kDdp &&
          s.parameter_tier == MemoryTier::kDevice &&
          s.optimizer_tier == MemoryTier::kDevice &&
          s.activation_tier == MemoryTier::kDevice;

@@ -130,8 +130,10 @@ proto::Plan ToProto(const Graph& graph, const Plan& plan) {
     row.set_name(group.name);
     for (DeviceId device : group.devices) row.add_devices(device.value);
     for (const MeshAxis& axis : group.axes) {
-      row.add_axes()->set_name(axis.name);
-      row.mutable_axes()->rbegin()->set_size(axis.size);
+      proto::MeshAxis& entry = *row.add_axes();
+      entry.set_name(axis.name);
+      entry.set_size(axis.size);
+      for (int share : axis.shares) entry.add_shares(share);
     }
   }
   const int chunks = ShapeOf(graph, plan).chunks;
@@ -221,7 +223,9 @@ class Reader {
                             At("groups", g, "axes"));
       }
       for (const proto::MeshAxis& axis : row.axes()) {
-        group.axes.push_back({axis.name(), axis.size()});
+        group.axes.push_back({axis.name(),
+                              axis.size(),
+                              {axis.shares().begin(), axis.shares().end()}});
       }
       plan_.groups.push_back(std::move(group));
     }

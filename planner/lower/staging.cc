@@ -217,21 +217,33 @@ Bytes CollectiveBytes(const Task& task, std::span<const Value> values,
   return {most};
 }
 
+// Axes that split a dimension.
+struct Split {
+  const DeviceGroup* group = nullptr;
+  AxisSet axes = 0;
+};
+
 // What goes of a shard of `own` parts of a dimension to one of `other` parts:
 // the extents of the piece and of the shard, each pair once. Of the shard that
 // begins at `begin`, or of any.
 std::vector<std::pair<int64_t, int64_t>> PiecesOf(
-    int64_t extent, int64_t own, int64_t other, std::optional<int64_t> begin) {
+    int64_t extent, const Split& mine_by, const Split& theirs_by,
+    std::optional<int64_t> begin) {
+  const int64_t own = mine_by.group->Size(mine_by.axes);
+  const int64_t other = theirs_by.group->Size(theirs_by.axes);
   const int64_t finest = std::max(own, other);
-  if (extent % finest == 0 && finest % std::min(own, other) == 0) {
+  if (extent % finest == 0 && finest % std::min(own, other) == 0 &&
+      !mine_by.group->IsUneven(mine_by.axes) &&
+      !theirs_by.group->IsUneven(theirs_by.axes)) {
     return {{extent / finest, extent / own}};
   }
   std::vector<std::pair<int64_t, int64_t>> pieces;
   for (int64_t i = 0; i < own; ++i) {
-    const Range mine = ShardRange(extent, own, i);
+    const Range mine = ShardRange(*mine_by.group, mine_by.axes, extent, i);
     if (begin && mine.begin != *begin) continue;
     for (int64_t j = 0; j < other; ++j) {
-      const Range theirs = ShardRange(extent, other, j);
+      const Range theirs =
+          ShardRange(*theirs_by.group, theirs_by.axes, extent, j);
       const std::pair piece(
           std::min(mine.end, theirs.end) - std::max(mine.begin, theirs.begin),
           mine.end - mine.begin);
@@ -256,8 +268,8 @@ Bytes TransferBytes(const Value& here, const DeviceGroup& group,
   for (size_t d = 0; d < here.shape.size(); ++d) {
     std::vector<std::pair<Shape, Shape>> longer;
     for (const auto& [piece, shard] :
-         PiecesOf(here.shape[d], group.Size(here.layout.dims[d]),
-                  peer_group.Size(there.layout.dims[d]),
+         PiecesOf(here.shape[d], {&group, here.layout.dims[d]},
+                  {&peer_group, there.layout.dims[d]},
                   position ? std::optional(block[d].begin) : std::nullopt)) {
       for (auto box : boxes) {
         box.first.push_back(piece);

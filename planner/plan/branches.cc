@@ -64,7 +64,8 @@ DeviceGroup Half(const DeviceGroup& group, int axis, int coordinate) {
 bool HasAxis(const Plan& plan, GroupId group, int axis) {
   const auto& axes = plan.groups[group.index()].axes;
   return axis >= 0 && static_cast<size_t>(axis) < axes.size() &&
-         axes[static_cast<size_t>(axis)].size == 2;
+         axes[static_cast<size_t>(axis)].size == 2 &&
+         axes[static_cast<size_t>(axis)].shares.empty();
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
 #include "planner/plan/layout.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
 
 namespace tessera {
 
@@ -34,10 +37,20 @@ int64_t DeviceGroup::Coordinate(int index, AxisSet set) const {
   return coordinate;
 }
 
+bool DeviceGroup::IsUneven(AxisSet set) const {
+  for (; set != 0; set &= set - 1) {
+    const auto axis = static_cast<size_t>(std::countr_zero(set));
+    if (axis >= axes.size()) break;
+    if (!axes[axis].shares.empty()) return true;
+  }
+  return false;
+}
+
 bool SameMesh(const DeviceGroup& a, const DeviceGroup& b) {
-  return std::equal(
-      a.axes.begin(), a.axes.end(), b.axes.begin(), b.axes.end(),
-      [](const MeshAxis& x, const MeshAxis& y) { return x.size == y.size; });
+  return std::equal(a.axes.begin(), a.axes.end(), b.axes.begin(), b.axes.end(),
+                    [](const MeshAxis& x, const MeshAxis& y) {
+                      return x.size == y.size && x.shares == y.shares;
+                    });
 }
 
 std::vector<std::vector<int>> Subgroups(const DeviceGroup& group,
@@ -101,6 +114,121 @@ std::string ToString(const Layout& layout, const DeviceGroup& group,
   return text;
 }
 
+int64_t PartsOf(const MeshAxis& axis) {
+  if (axis.shares.empty()) return axis.size;
+  return std::accumulate(axis.shares.begin(), axis.shares.end(), int64_t{0});
+}
+
+Range ShardRange(const DeviceGroup& group, AxisSet set, int64_t extent,
+                 int64_t coordinate) {
+  if (!group.IsUneven(set)) {
+    return ShardRange(extent, group.Size(set), coordinate);
+  }
+  // The shard is [begin, begin + width) of `parts`, axis by axis.
+  int64_t begin = 0;
+  int64_t width = 1;
+  int64_t parts = 1;
+  int64_t inner = group.Size(set);
+  for (; set != 0; set &= set - 1) {
+    const MeshAxis& axis =
+        group.axes[static_cast<size_t>(std::countr_zero(set))];
+    inner /= axis.size;
+    const int64_t at = coordinate / inner % axis.size;
+    const int64_t of = PartsOf(axis);
+    begin =
+        begin * of +
+        width * (axis.shares.empty()
+                     ? at
+                     : std::accumulate(axis.shares.begin(),
+                                       axis.shares.begin() + at, int64_t{0}));
+    if (!axis.shares.empty()) width *= axis.shares[static_cast<size_t>(at)];
+    parts *= of;
+  }
+  return {begin * extent / parts, (begin + width) * extent / parts};
+}
+
+namespace {
+
+// Of shards whose shares are no larger than those that count.
+template <typename Better>
+int64_t ExtremeShard(const DeviceGroup& group, AxisSet set, int64_t extent,
+                     Better better) {
+  int64_t found = -1;
+  for (int64_t i = 0; i < group.Size(set); ++i) {
+    bool counts = true;
+    int64_t inner = group.Size(set);
+    for (AxisSet left = set; left != 0; left &= left - 1) {
+      const MeshAxis& axis =
+          group.axes[static_cast<size_t>(std::countr_zero(left))];
+      inner /= axis.size;
+      const auto at = static_cast<size_t>(i / inner % axis.size);
+      counts = counts && (axis.counted == 0 || axis.shares[at] <= axis.counted);
+    }
+    if (!counts) continue;
+    const int64_t size = ShardRange(group, set, extent, i).size();
+    if (found < 0 || better(size, found)) found = size;
+  }
+  return found;
+}
+
+// Where all shards are whole numbers, the fraction of the extent that has the
+// share of each axis of `set` that `choose` says; -1 elsewhere.
+template <typename Choose>
+int64_t WholeShard(const DeviceGroup& group, AxisSet set, int64_t extent,
+                   Choose choose) {
+  int64_t share = 1;
+  int64_t parts = 1;
+  for (; set != 0; set &= set - 1) {
+    const MeshAxis& axis =
+        group.axes[static_cast<size_t>(std::countr_zero(set))];
+    if (!axis.shares.empty()) share *= choose(axis);
+    parts *= PartsOf(axis);
+  }
+  return extent % parts == 0 ? extent / parts * share : -1;
+}
+
+}  // namespace
+
+int64_t LargestShard(const DeviceGroup& group, AxisSet set, int64_t extent) {
+  if (!group.IsUneven(set)) {
+    const int64_t parts = group.Size(set);
+    return (extent + parts - 1) / parts;
+  }
+  const int64_t whole =
+      WholeShard(group, set, extent, [](const MeshAxis& axis) {
+        return axis.counted > 0 ? axis.counted
+                                : *std::ranges::max_element(axis.shares);
+      });
+  return whole >= 0 ? whole
+                    : ExtremeShard(group, set, extent, std::greater<int64_t>());
+}
+
+int64_t SmallestShard(const DeviceGroup& group, AxisSet set, int64_t extent) {
+  if (!group.IsUneven(set)) return extent / group.Size(set);
+  const int64_t whole =
+      WholeShard(group, set, extent, [](const MeshAxis& axis) {
+        return *std::ranges::min_element(axis.shares);
+      });
+  return whole >= 0 ? whole
+                    : ExtremeShard(group, set, extent, std::less<int64_t>());
+}
+
+DeviceGroup CountedAt(const DeviceGroup& group,
+                      std::span<const int> positions) {
+  DeviceGroup counted = group;
+  for (size_t a = 0; a < counted.axes.size(); ++a) {
+    MeshAxis& axis = counted.axes[a];
+    if (axis.shares.empty()) continue;
+    axis.counted = 0;
+    for (int position : positions) {
+      const int at = group.Coordinate(position, static_cast<int>(a));
+      axis.counted =
+          std::max(axis.counted, axis.shares[static_cast<size_t>(at)]);
+    }
+  }
+  return counted;
+}
+
 namespace {
 
 Range Widened(Range range, const Halo& halo, int64_t extent) {
@@ -119,7 +247,7 @@ std::vector<Range> BlockAt(const Layout& layout, const DeviceGroup& group,
     if (layout.ring != 0 && layout.dims[d] == layout.ring) {
       part = (part + layout.turn) % parts;
     }
-    block[d] = ShardRange(shape[d], parts, part);
+    block[d] = ShardRange(group, layout.dims[d], shape[d], part);
   }
   if (layout.tile.count > 1) {
     Range& tiled = block[static_cast<size_t>(layout.tile.dim)];
@@ -159,9 +287,9 @@ int64_t LargestExtent(const Layout& layout, const DeviceGroup& group,
   const Tile& tile = layout.tile;
   const bool tiled = tile.count > 1 && static_cast<size_t>(tile.dim) == dim;
   if (layout.dims[dim] == 0 && !tiled) return shape[dim];
-  const int64_t parts = group.Size(layout.dims[dim]);
   for (const Halo& halo : layout.halos) {
     if (halo.dim != static_cast<int>(dim)) continue;
+    const int64_t parts = group.Size(layout.dims[dim]);
     int64_t most = 0;
     for (int64_t i = 0; i < parts; ++i) {
       const Range shard = ShardRange(shape[dim], parts, i);
@@ -169,12 +297,12 @@ int64_t LargestExtent(const Layout& layout, const DeviceGroup& group,
     }
     return most;
   }
-  const int64_t largest = (shape[dim] + parts - 1) / parts;
+  const int64_t largest = LargestShard(group, layout.dims[dim], shape[dim]);
   if (!tiled) return largest;
   // A middle tile of a smaller shard may be the larger one.
-  return std::max(
-      ShardRange(largest, tile.count, tile.index).size(),
-      ShardRange(shape[dim] / parts, tile.count, tile.index).size());
+  const int64_t smallest = SmallestShard(group, layout.dims[dim], shape[dim]);
+  return std::max(ShardRange(largest, tile.count, tile.index).size(),
+                  ShardRange(smallest, tile.count, tile.index).size());
 }
 
 Shape LargestBlock(const Layout& layout, const DeviceGroup& group,
@@ -202,7 +330,7 @@ bool HasEmptyShard(const Layout& layout, const DeviceGroup& group,
   for (size_t d = 0; d < shape.size(); ++d) {
     const bool tiled =
         layout.tile.count > 1 && static_cast<size_t>(layout.tile.dim) == d;
-    const int64_t smallest = shape[d] / group.Size(layout.dims[d]);
+    const int64_t smallest = SmallestShard(group, layout.dims[d], shape[d]);
     if (smallest < (tiled ? layout.tile.count : 1)) return true;
   }
   return false;

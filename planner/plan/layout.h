@@ -16,6 +16,12 @@ namespace tessera {
 struct MeshAxis {
   std::string name;
   int size = 1;
+  // Of a dimension that the axis splits coordinate c has shares[c] parts of as
+  // many as there are together; empty: all have as much. (Runs of flattened
+  // blocks are equal all the same.)
+  std::vector<int> shares = {};
+  // The share that LargestExtent counts; 0: the largest.
+  int counted = 0;
   bool operator==(const MeshAxis&) const = default;
 };
 
@@ -40,10 +46,12 @@ struct DeviceGroup {
   int Coordinate(int index, int axis) const;
   // The mixed-radix coordinate along the axes of `set`, outer first.
   int64_t Coordinate(int index, AxisSet set) const;
+  // Whether an axis of `set` has shares.
+  bool IsUneven(AxisSet set) const;
   bool operator==(const DeviceGroup&) const = default;
 };
 
-// Whether two groups have axes of the same sizes in the same order.
+// Whether two groups have axes of the same sizes and shares in the same order.
 bool SameMesh(const DeviceGroup& a, const DeviceGroup& b);
 
 // The positions (into `devices`) of the subgroups that span `axes`: ranks that
@@ -131,6 +139,22 @@ struct Range {
 inline Range ShardRange(int64_t extent, int64_t parts, int64_t i) {
   return {i * extent / parts, (i + 1) * extent / parts};
 }
+
+// The parts that an axis makes: all its shares together.
+int64_t PartsOf(const MeshAxis& axis);
+
+// Shard `coordinate` of an extent that the axes of `set` split, by their
+// shares: a part of the part that the outer axes leave, its bounds rounded
+// down. Without shares that is ShardRange.
+Range ShardRange(const DeviceGroup& group, AxisSet set, int64_t extent,
+                 int64_t coordinate);
+// The extents of the largest (LargestExtent) and the smallest of these.
+int64_t LargestShard(const DeviceGroup& group, AxisSet set, int64_t extent);
+int64_t SmallestShard(const DeviceGroup& group, AxisSet set, int64_t extent);
+
+// The group as the ranks at `positions` see it: LargestExtent counts the
+// largest shares that one of them has.
+DeviceGroup CountedAt(const DeviceGroup& group, std::span<const int> positions);
 
 // The block (dimensions and tile, before `flat`) at position `index` of
 // `group`.

@@ -243,6 +243,13 @@ Result<void> ReadSequence(std::string_view value, Strategy& strategy) {
   return {};
 }
 
+Result<void> ReadShares(std::string_view value, Strategy& strategy) {
+  static constexpr std::string_view kNames[] = {"equal", "speed"};
+  TESSERA_TRY(const size_t by_speed, ReadName("balance", value, kNames));
+  strategy.by_speed = by_speed == 1;
+  return {};
+}
+
 Result<void> ReadBranches(std::string_view value, Strategy& strategy) {
   static constexpr std::string_view kNames[] = {"whole", "split"};
   TESSERA_TRY(const size_t split, ReadName("branches", value, kNames));
@@ -348,6 +355,7 @@ constexpr std::array kKeys = {
            [](const Strategy& s) { return s.etp <= 1 || s.tp > 1; },
            "tp of at least 2"},
     KeyRow{"mbs", ReadDegree<&Strategy::mbs>},
+    KeyRow{"balance", ReadShares},
     KeyRow{"zero", ReadZero},
     KeyRow{"dp-kind", ReadDataParallelKind},
     KeyRow{"zero-group", ReadZeroGroup,
@@ -452,6 +460,82 @@ std::vector<DeviceGroup> Groups(const Strategy& strategy) {
     groups.push_back(std::move(group));
   }
   return groups;
+}
+
+// The speed of the slowest device at each coordinate of an axis.
+std::vector<double> SpeedsAlong(const Cluster& cluster, DType dtype,
+                                const DeviceGroup& group, size_t axis) {
+  std::vector<double> speeds(static_cast<size_t>(group.axes[axis].size),
+                             std::numeric_limits<double>::infinity());
+  for (int i = 0; i < std::ssize(group.devices); ++i) {
+    double& slowest = speeds[static_cast<size_t>(
+        group.Coordinate(i, static_cast<int>(axis)))];
+    slowest = std::min(
+        slowest,
+        SpeedOf(cluster, group.devices[static_cast<size_t>(i)], dtype));
+  }
+  return speeds;
+}
+
+// Gives data axes across unlike devices shares of `samples`, those of one
+// microbatch.
+void ShareSamples(const Cluster& cluster, DType dtype, int64_t samples,
+                  DeviceGroup& group) {
+  int64_t parts = 1;
+  for (const MeshAxis& axis : group.axes) {
+    if (axis.name.starts_with("dp") || axis.name.starts_with("ep")) {
+      parts *= axis.size;
+    }
+  }
+  for (size_t a = 0; a < group.axes.size(); ++a) {
+    MeshAxis& axis = group.axes[a];
+    if (!axis.name.starts_with("dp")) continue;
+    const std::vector<double> speeds = SpeedsAlong(cluster, dtype, group, a);
+    const auto [least, most] = std::ranges::minmax(speeds);
+    if (least == most) continue;
+    std::vector<int> shares =
+        SharesBySpeed(samples / (parts / axis.size), speeds);
+    int divisor = 0;
+    for (int share : shares) divisor = std::gcd(divisor, share);
+    for (int& share : shares) share /= divisor;
+    // Of equal shares an axis says nothing.
+    if (std::ranges::max(shares) > 1) axis.shares = std::move(shares);
+  }
+}
+
+// As the strategy gives them, with the shares of their axes.
+std::vector<DeviceGroup> GroupsOn(const GraphIndex& index,
+                                  const Cluster& cluster,
+                                  const Strategy& strategy) {
+  std::vector<DeviceGroup> groups = Groups(strategy);
+  if (!strategy.by_speed) return groups;
+  const int64_t samples = int64_t{strategy.mbs} * strategy.dp * strategy.ep;
+  for (DeviceGroup& group : groups) {
+    ShareSamples(cluster, index.graph->dtype, samples, group);
+  }
+  return groups;
+}
+
+// Of each position of the pipeline, or none where all are alike.
+std::vector<double> StageSpeeds(const GraphIndex& index, const Cluster& cluster,
+                                const Strategy& strategy,
+                                std::span<const DeviceGroup> groups) {
+  std::vector<double> speeds;
+  if (!strategy.by_speed) return speeds;
+  for (const DeviceGroup& group : groups) {
+    double slowest = std::numeric_limits<double>::infinity();
+    for (DeviceId device : group.devices) {
+      slowest = std::min(slowest, SpeedOf(cluster, device, index.graph->dtype));
+    }
+    speeds.push_back(slowest);
+  }
+  const auto [least, most] = std::ranges::minmax(speeds);
+  if (least == most) return {};
+  const size_t stages = speeds.size();
+  for (size_t p = stages; p < stages * static_cast<size_t>(strategy.vp); ++p) {
+    speeds.push_back(speeds[p - stages]);
+  }
+  return speeds;
 }
 
 AxisRoles Roles(const Strategy& strategy, const DeviceGroup& group) {
@@ -621,6 +705,74 @@ std::vector<int> StageStarts(const GraphIndex& index, int positions) {
   return starts;
 }
 
+std::vector<int> StageStarts(const GraphIndex& index,
+                             std::span<const double> speeds) {
+  const size_t blocks = index.block_flops.size();
+  const size_t positions = speeds.size();
+  TESSERA_CHECK(positions >= 1 && positions <= blocks)
+      << positions << " of " << blocks;
+  // Whether the work fits when no position takes longer than `limit`; `starts`
+  // are then where each begins that takes what it can.
+  std::vector<int> starts(positions);
+  const auto fits = [&](double limit) {
+    size_t block = 0;
+    for (size_t p = 0; p < positions; ++p) {
+      starts[p] = static_cast<int>(block);
+      double work = 0;
+      const size_t left_for_others = positions - 1 - p;
+      for (bool first = true; block + left_for_others < blocks;
+           first = false, ++block) {
+        work += index.block_flops[block];
+        if (!first && work > limit * speeds[p]) break;
+        if (first && work > limit * speeds[p]) return false;
+      }
+    }
+    return block == blocks;
+  };
+  double most = 0;
+  for (double flops : index.block_flops) most += flops;
+  most /= std::ranges::min(speeds);
+  double least = 0;
+  // Closer than any difference between two ways to cut.
+  for (int i = 0; i < 60; ++i) {
+    const double middle = (least + most) / 2;
+    (fits(middle) ? most : least) = middle;
+  }
+  TESSERA_CHECK(fits(most)) << "no cut into " << positions;
+  return starts;
+}
+
+double SpeedOf(const Cluster& cluster, DeviceId device, DType dtype) {
+  const DeviceType& type = cluster.TypeOf(device);
+  return type.Peak(dtype).value * type.compute_efficiency;
+}
+
+bool HasUnlikeSpeeds(const Cluster& cluster, DType dtype) {
+  for (size_t d = 1; d < cluster.devices.size(); ++d) {
+    if (SpeedOf(cluster, DeviceId(d), dtype) !=
+        SpeedOf(cluster, DeviceId(0), dtype)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::vector<int> SharesBySpeed(int64_t units, std::span<const double> speeds) {
+  TESSERA_CHECK(units >= std::ssize(speeds)) << units;
+  std::vector<int> shares(speeds.size(), 1);
+  // Each further one to who would be done with it first.
+  for (int64_t i = std::ssize(speeds); i < units; ++i) {
+    size_t best = 0;
+    for (size_t w = 1; w < speeds.size(); ++w) {
+      if ((shares[w] + 1) * speeds[best] < (shares[best] + 1) * speeds[w]) {
+        best = w;
+      }
+    }
+    ++shares[best];
+  }
+  return shares;
+}
+
 Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
                           Strategy strategy) {
   const auto devices = static_cast<int64_t>(cluster.devices.size());
@@ -680,6 +832,10 @@ Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
     return InvalidInput(
         "cp-balance=zigzag is an order for ranks that split the sequence: "
         "expected cp of at least 2");
+  }
+  if (strategy.by_speed && !HasUnlikeSpeeds(cluster, index.graph->dtype)) {
+    return InvalidInput("balance=speed has no effect: all devices of " +
+                        cluster.name + " are alike");
   }
   if (strategy.dp_kind == DataParallelKind::kRooted && strategy.dp == 1) {
     return InvalidInput("dp-kind=rooted has no effect: needs dp of at least 2");
@@ -753,14 +909,18 @@ Result<Plan> PlanFromStrategy(const GraphIndex& index, const Cluster& cluster,
   Plan plan;
   plan.graph_fingerprint = index.fingerprint;
   plan.cluster_name = cluster.name;
-  plan.groups = Groups(strategy);
+  plan.groups = GroupsOn(index, cluster, strategy);
   plan.schedule = strategy.schedule;
   plan.actions = strategy.actions;
   plan.microbatches =
       static_cast<int>(index.graph->global_batch /
                        (int64_t{strategy.mbs} * strategy.dp * strategy.ep));
   plan.ops.resize(index.forward_nodes);
-  const std::vector<int> starts = StageStarts(index, strategy.pp * strategy.vp);
+  const std::vector<double> speeds =
+      StageSpeeds(index, cluster, strategy, plan.groups);
+  const std::vector<int> starts =
+      speeds.empty() ? StageStarts(index, strategy.pp * strategy.vp)
+                     : StageStarts(index, speeds);
   for (size_t position = 0; position < starts.size(); ++position) {
     const size_t stage = position % plan.groups.size();
     const DeviceGroup& group = plan.groups[stage];
@@ -941,20 +1101,34 @@ std::optional<Strategy> UniformStrategy(const GraphIndex& index,
   };
   const auto complete = Complete(index, cluster, strategy);
   if (!complete) return std::nullopt;
-  Plan named = plan;
-  std::vector<std::vector<DeviceGroup>> tried;
+  struct Way {
+    std::vector<D> order;
+    bool by_speed;
+  };
+  std::vector<Way> ways;
+  const bool unlike = HasUnlikeSpeeds(cluster, index.graph->dtype);
   for (const std::vector<D>& order : orders) {
+    ways.push_back({order, false});
+    if (unlike) ways.push_back({order, true});
+  }
+  Plan named = plan;
+  // Groups of unlike stages may be equal with and without balance.
+  std::vector<std::pair<bool, std::vector<DeviceGroup>>> tried;
+  for (const auto& [order, by_speed] : ways) {
     strategy.order = order;
+    strategy.by_speed = by_speed;
     // An order changes groups and nothing else, but for what a zero-group
     // takes: of other groups, or of the same, no plan need be made.
     if (strategy.zero_group == 0) {
       Strategy of_order = *complete;
       of_order.order = order;
-      std::vector<DeviceGroup> groups = Groups(of_order);
-      const bool same = std::ranges::equal(
-          groups, plan.groups, [](const DeviceGroup& a, const DeviceGroup& b) {
-            return a.devices == b.devices && SameMesh(a, b);
-          });
+      of_order.by_speed = by_speed;
+      std::pair groups = {by_speed, GroupsOn(index, cluster, of_order)};
+      const bool same =
+          std::ranges::equal(groups.second, plan.groups,
+                             [](const DeviceGroup& a, const DeviceGroup& b) {
+                               return a.devices == b.devices && SameMesh(a, b);
+                             });
       if (!same || std::ranges::find(tried, groups) != tried.end()) continue;
       tried.push_back(std::move(groups));
     }
@@ -994,6 +1168,7 @@ std::string ToString(const Strategy& strategy) {
                : " within " + std::to_string(strategy.zero_group) + " ranks") +
           " sp" + (strategy.sp ? "1" : "0");
   if (strategy.dp_kind == DataParallelKind::kRooted) text += " rooted";
+  if (strategy.by_speed) text += " by speed";
   if (strategy.split_branches) text += " branches split";
   if (strategy.bucket.value > 0)
     text += " bucket " + BucketText(strategy.bucket);

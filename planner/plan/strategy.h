@@ -5,6 +5,7 @@
 // Functions without state; thread-safe.
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -71,6 +72,9 @@ struct Strategy {
   MemoryTier activation_tier = MemoryTier::kDevice;
   // Where a run keeps the file tier; the plan does not have it.
   std::string offload_directory = {};
+  // Devices of unlike types get work by their speed: replicas samples, stages
+  // blocks.
+  bool by_speed = false;
   bool sp = false;  // norms, dropout and residuals split the sequence over tp
   // The parallel branches of a block on halves of its group (branches.h).
   bool split_branches = false;
@@ -108,8 +112,11 @@ Result<Strategy> Complete(const GraphIndex& index, const Cluster& cluster,
 // first position, the last with the last; what does not divide goes where there
 // is least to compute, later positions first, since earlier ones keep more
 // microbatches: 126 layers on 16 are 7 on the first and the last and 8 between
-// them, as Llama 3 405B was trained). Within a block axes act by
-// role (axis_roles.h). Errors: degrees that do not make up the cluster, a batch
+// them, as Llama 3 405B was trained). With by_speed positions take blocks so
+// that their work over the speed of their stage's slowest device is as equal as
+// may be, and data axes whose coordinates are of unlike speeds get shares of a
+// microbatch's samples likewise. Within a block axes act by role
+// (axis_roles.h). Errors: degrees that do not make up the cluster, a batch
 // that does not divide, tensor parallelism beyond the heads (an empty shard), a
 // zero-group that no data and context axes make up, branches to split without a
 // data axis of 2 or without blocks that have some, and what Validate finds.
@@ -120,6 +127,20 @@ Result<Plan> PlanFromStrategy(const Graph& graph, const Cluster& cluster,
 
 // The first block of each position, for `positions` of at most as many blocks.
 std::vector<int> StageStarts(const GraphIndex& index, int positions);
+// The same for positions of such speeds, whose work over it is as equal as may
+// be.
+std::vector<int> StageStarts(const GraphIndex& index,
+                             std::span<const double> speeds);
+
+// FLOP/s that large products of the type reach on a device.
+double SpeedOf(const Cluster& cluster, DeviceId device, DType dtype);
+// Whether devices differ in that.
+bool HasUnlikeSpeeds(const Cluster& cluster, DType dtype);
+
+// How `units` are best shared among workers of such speeds: each has one at
+// least, and what takes longest takes as short as may be. REQUIRES: as many
+// units as workers.
+std::vector<int> SharesBySpeed(int64_t units, std::span<const double> speeds);
 
 // The strategy that gives `plan`, up to names of groups and axes; nothing
 // where the plan is not uniform.

@@ -14,6 +14,9 @@
 namespace tessera {
 namespace {
 
+// More would be a slip, and shares of several axes are multiplied.
+constexpr int kMostShare = 1 << 20;
+
 std::string Indexed(std::string_view list, size_t i) {
   return std::string(list) + "[" + std::to_string(i) + "]";
 }
@@ -147,11 +150,23 @@ class Validator {
       return;
     }
     int64_t product = 1;
+    int64_t parts = 1;
     for (size_t a = 0; a < group.axes.size(); ++a) {
       const MeshAxis& axis = group.axes[a];
       if (axis.size < 1) {
         Fail(where + Indexed("", a) + ".size",
              "is " + std::to_string(axis.size) + ": expected at least 1");
+        meshes_ok_ = false;
+        return;
+      }
+      if (!CheckShares(axis, where + Indexed("", a) + ".shares")) {
+        meshes_ok_ = false;
+        return;
+      }
+      parts *= PartsOf(axis);
+      if (parts > INT32_MAX) {
+        Fail(where, "the shares make more than " + std::to_string(INT32_MAX) +
+                        " parts");
         meshes_ok_ = false;
         return;
       }
@@ -175,6 +190,23 @@ class Validator {
                       " positions for " + std::to_string(group.devices.size()) +
                       " devices");
     }
+  }
+
+  bool CheckShares(const MeshAxis& axis, const std::string& where) {
+    if (axis.shares.empty()) return true;
+    const size_t before = errors_.size();
+    if (std::ssize(axis.shares) != axis.size) {
+      Fail(where, "has " + std::to_string(axis.shares.size()) +
+                      " shares: expected " + std::to_string(axis.size) +
+                      ", one for each coordinate, or none");
+    }
+    for (int share : axis.shares) {
+      if (share > 0 && share <= kMostShare) continue;
+      Fail(where, "has " + std::to_string(share) + ": expected 1 to " +
+                      std::to_string(kMostShare));
+      break;
+    }
+    return errors_.size() == before;
   }
 
   void CheckBatch() {
@@ -328,6 +360,7 @@ class Validator {
         fail("cannot be split (rule '" + node.rule.ToString() + "')");
         continue;
       }
+      CheckUneven(id, f, group);
       CheckShard(id, f);
     }
   }
@@ -337,14 +370,35 @@ class Validator {
     const OpPlacement& op = plan_.ops[id.index()];
     if (op.axes[f] == 0 || batch_ == 0) return;
     const int64_t extent = index_.Extent(id, f, batch_);
-    const int64_t degree = plan_.groups[op.group.index()].Size(op.axes[f]);
-    if (extent >= degree) return;
+    const DeviceGroup& group = plan_.groups[op.group.index()];
+    if (SmallestShard(group, op.axes[f], extent) > 0) return;
     const Factor& factor = graph_.node(id).rule.factors[f];
     Fail(
         NodeText(id) + " factor '" + factor.letter + "'",
         "an empty shard: its extent " + std::to_string(extent) +
             (factor.role == Role::kSample ? " (samples of a microbatch)" : "") +
-            " is split over " + std::to_string(degree) + " ranks");
+            " is split over " + std::to_string(group.Size(op.axes[f])) +
+            " ranks" +
+            (group.IsUneven(op.axes[f]) ? " of unequal shares" : ""));
+  }
+
+  // Of samples alone, and where no operator norms some of them together.
+  void CheckUneven(NodeId id, size_t f, const DeviceGroup& group) {
+    const AxisSet axes = plan_.ops[id.index()].axes[f];
+    if (!group.IsUneven(axes)) return;
+    const Node& node = graph_.node(id);
+    const Factor& factor = node.rule.factors[f];
+    const auto fail = [&](std::string message) {
+      Fail(NodeText(id) + " factor '" + factor.letter + "'",
+           "is split by an axis of group " + Quoted(group.name) +
+               " with unequal shares: " + std::move(message));
+    };
+    if (factor.role != Role::kSample) {
+      fail("only samples may be");
+    } else if (!node.op->coupling.groups.empty()) {
+      fail("the groups of samples that " + Quoted(node.op->name) +
+           " norms are equal");
+    }
   }
 
   // Each microbatch has so many.

@@ -221,6 +221,11 @@ std::vector<Strategy> UniformStrategies(const SearchSpace& space) {
                   const auto sized = WithSamples(space, strategy);
                   strategies.insert(strategies.end(), sized.begin(),
                                     sized.end());
+                  if (!space.unlike_speeds) continue;
+                  for (Strategy balanced : sized) {
+                    balanced.by_speed = true;
+                    strategies.push_back(std::move(balanced));
+                  }
                 }
                 if (pp == 1) break;
               }

@@ -54,16 +54,16 @@ struct Starts {
   std::vector<Plan> baselines;
 };
 
-// Moves(), those for memory with weight 0 where no start has come about by
-// them.
-std::vector<Move> MovesFrom(const Starts& starts) {
+// Moves(), those with weight 0 that lack what they need.
+std::vector<Move> MovesFrom(const SearchSpace& space, const Starts& starts) {
   std::vector<Move> moves(Moves().begin(), Moves().end());
-  if (std::ranges::any_of(starts.given, Offloads) ||
-      std::ranges::any_of(starts.ranked, Offloads)) {
-    return moves;
-  }
+  const bool offloads = std::ranges::any_of(starts.given, Offloads) ||
+                        std::ranges::any_of(starts.ranked, Offloads);
   for (Move& move : moves) {
-    if (move.where_nothing_fits) move.weight = 0;
+    if ((move.needs == MoveNeeds::kOffloads && !offloads) ||
+        (move.needs == MoveNeeds::kUnlikeDevices && !space.unlike_speeds)) {
+      move.weight = 0;
+    }
   }
   return moves;
 }
@@ -132,7 +132,7 @@ std::optional<Plan> Repaired(const SearchSpace& space, Plan plan, Rng& rng,
   const auto violations = [&](const Plan& of) {
     return space.constraints.Violations(space.index, *space.cluster, of);
   };
-  const std::vector<Move> moves = MovesFrom({});
+  const std::vector<Move> moves = MovesFrom(space, {});
   Draft draft(free, std::move(plan));
   int broken = violations(draft.plan());
   for (int i = 0; i < kRepairSteps && broken > 0 && !stop(); ++i) {
@@ -367,7 +367,7 @@ class Walk {
        const SearchOptions& options, const Starts& starts, const Score& best,
        std::function<bool()> stop, const Clock& clock)
       : options_(options),
-        moves_(MovesFrom(starts)),
+        moves_(MovesFrom(space, starts)),
         stop_(std::move(stop)),
         clock_(clock),
         rng_(options.seed, uint64_t{1} << 33),

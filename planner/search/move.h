@@ -18,6 +18,15 @@ struct Proposal {
   double log_ratio = 0;  // of Move::edit
 };
 
+// What a search needs to try a move.
+enum class MoveNeeds : uint8_t {
+  kNothing,
+  // It starts from a plan with its state off the devices, which it does where
+  // nothing else fits.
+  kOffloads,
+  kUnlikeDevices,  // SearchSpace::unlike_speeds
+};
+
 struct Move {
   std::string_view name;
   std::string_view summary;
@@ -30,9 +39,7 @@ struct Move {
   // apply. A function of the draft's plan and what is drawn. REQUIRES: the plan
   // is canonical (search_space.h), and nothing is edited yet.
   std::optional<double> (*edit)(Draft& draft, Rng& rng);
-  // Tried only in a search that starts from a plan with its state off the
-  // devices, which it does where nothing else fits.
-  bool where_nothing_fits = false;
+  MoveNeeds needs = MoveNeeds::kNothing;
 
   // One draw: the draft has a candidate, to be kept or undone, and its log
   // ratio is given; or nothing, and the draft is what it was.

@@ -21,18 +21,21 @@ extern const Move kSchedule;
 extern const Move kZero;
 extern const Move kRooted;
 extern const Move kRecompute;
+extern const Move kRecomputeOp;
 extern const Move kTiles;
 extern const Move kOffload;
 extern const Move kBucket;
 extern const Move kPrefetch;
 extern const Move kFabricOrder;
+extern const Move kShares;
 
 std::span<const Move> Moves() {
   static const std::array table = {
       kSplitOp,      kSplitClass, kSplitPair,     kAxisRole,   kSequence,
       kBranches,     kContext,    kStageBoundary, kStageCount, kChunks,
       kMicrobatches, kSchedule,   kZero,          kRooted,     kRecompute,
-      kTiles,        kOffload,    kBucket,        kPrefetch,   kFabricOrder};
+      kRecomputeOp,  kTiles,      kOffload,       kBucket,     kPrefetch,
+      kFabricOrder,  kShares};
   return table;
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "planner/plan/axis_roles.h"
+#include "planner/plan/strategy.h"
 #include "planner/plan/validate.h"
 
 namespace tessera {
@@ -68,6 +69,7 @@ SearchSpace::SearchSpace(const Graph& graph, const Cluster& cluster_in)
       batch_primes(DistinctPrimes(graph.global_batch)),
       device_primes(
           DistinctPrimes(static_cast<int64_t>(cluster_in.devices.size()))) {
+  unlike_speeds = HasUnlikeSpeeds(cluster_in, graph.dtype);
   std::map<int, int> devices_of_node;
   for (const Device& device : cluster_in.devices) {
     ++devices_of_node[device.node];
@@ -171,11 +173,7 @@ bool SetCuts(const SearchSpace& space, const std::vector<bool>& within_node,
 
 bool SameUpToNames(const Plan& a, const Plan& b) {
   const auto same_group = [](const DeviceGroup& x, const DeviceGroup& y) {
-    return x.devices == y.devices &&
-           std::equal(x.axes.begin(), x.axes.end(), y.axes.begin(),
-                      y.axes.end(), [](const MeshAxis& p, const MeshAxis& q) {
-                        return p.size == q.size;
-                      });
+    return x.devices == y.devices && SameMesh(x, y);
   };
   return a.graph_fingerprint == b.graph_fingerprint &&
          a.schedule == b.schedule && a.microbatches == b.microbatches &&

@@ -3,8 +3,11 @@
 #include <array>
 #include <charconv>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "planner/base/table.h"
+#include "planner/topology/mixture.h"
 #include "planner/topology/networks.h"
 #include "planner/topology/rows.h"
 #include "planner/topology/upkeep.h"
@@ -107,15 +110,8 @@ Result<int> ParseCount(std::string_view text, std::string_view what, int max,
   return value;
 }
 
-}  // namespace
-
-std::span<const Topology> Topologies() {
-  return kTopologies;
-}
-
-Result<Cluster> MakeCluster(std::string_view whole) {
-  const size_t at = whole.find('@');
-  const std::string_view spec = whole.substr(0, at);
+// NAME[:NODES[xGPUS]].
+Result<ClusterPart> MakePart(std::string_view spec) {
   const size_t colon = spec.find(':');
   TESSERA_TRY(const Topology* topology,
               Find("cluster", Topologies(), spec.substr(0, colon)));
@@ -140,11 +136,53 @@ Result<Cluster> MakeCluster(std::string_view whole) {
   cluster.name = std::string(topology->name) + ":" + std::to_string(nodes);
   SetUpkeep(topology->name, cluster);
   if (gpus.has_value()) cluster.name += "x" + std::to_string(*gpus);
-  if (at == std::string_view::npos) return cluster;
-  if (topology->nics_per_node == 0) {
-    return InvalidInput("has no network",
-                        "cluster '" + std::string(whole) + "'");
+  return ClusterPart{topology, std::move(cluster)};
+}
+
+}  // namespace
+
+std::span<const Topology> Topologies() {
+  return kTopologies;
+}
+
+Result<Cluster> MakeCluster(std::string_view whole) {
+  const size_t at = whole.find('@');
+  std::string_view specs = whole.substr(0, at);
+  std::vector<ClusterPart> parts;
+  for (bool more = true; more;) {
+    const size_t plus = specs.find('+');
+    TESSERA_TRY(ClusterPart part, MakePart(specs.substr(0, plus)));
+    parts.push_back(std::move(part));
+    more = plus != std::string_view::npos;
+    if (more) specs.remove_prefix(plus + 1);
   }
+  const auto fail = [&](std::string message) {
+    return InvalidInput(std::move(message),
+                        "cluster '" + std::string(whole) + "'");
+  };
+  const bool mixed = parts.size() > 1;
+  if (mixed || at != std::string_view::npos) {
+    for (const ClusterPart& part : parts) {
+      if (part.topology->nics_per_node > 0) continue;
+      return fail(mixed ? std::string(part.topology->name) +
+                              " has no network to join other nodes by"
+                        : "has no network");
+    }
+  }
+  if (mixed && at != std::string_view::npos) {
+    return fail("unlike nodes are joined by rails: expected no network");
+  }
+  if (mixed) {
+    int nodes = 0;
+    for (const ClusterPart& part : parts) nodes += part.nodes.num_nodes();
+    if (nodes > kMaxNodes) {
+      return fail("expected at most " + std::to_string(kMaxNodes) +
+                  " nodes, is " + std::to_string(nodes));
+    }
+    return MixtureOf(parts);
+  }
+  Cluster cluster = std::move(parts.front().nodes);
+  if (at == std::string_view::npos) return cluster;
   TESSERA_TRY(cluster, WithNetwork(std::move(cluster), whole.substr(at + 1)));
   cluster.name += std::string(whole.substr(at));
   return cluster;

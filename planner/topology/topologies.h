@@ -33,8 +33,9 @@ std::span<const Topology> Topologies();
 // is four nodes, "dgx-h200:1x1" one GPU of a node, "local-cpu:4" four ranks on
 // this host. NODES is 1 where absent; GPUS limits the devices of every node;
 // NETWORK (networks.h) takes the place of the preset's non-blocking rails.
-// kNotFound with the nearest name for an unknown NAME, kInvalidInput for bad
-// numbers.
+// "dgx-h100:2+dgx-a100-80gb:4" has the nodes of both (mixture.h), in this
+// order. kNotFound with the nearest name for an unknown NAME, kInvalidInput for
+// bad numbers.
 Result<Cluster> MakeCluster(std::string_view spec);
 
 }  // namespace tessera

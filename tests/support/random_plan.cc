@@ -90,6 +90,7 @@ class PlanMaker {
     if (spec_.ring > 0) PlaceRings();
     if (spec_.zigzag == 1) OrderSequences();
     PlaceOnTiers();
+    if (spec_.shares == 1) PlaceShares();
     return std::move(plan_);
   }
 
@@ -406,6 +407,46 @@ class PlanMaker {
     }
   }
 
+  // Up to three parts of the samples for each rank of an axis, where they leave
+  // all of them some.
+  void PlaceShares() {
+    for (size_t g = 0; g < plan_.groups.size(); ++g) {
+      DeviceGroup& group = plan_.groups[g];
+      for (size_t a = 0; a < group.axes.size(); ++a) {
+        std::vector<int> shares;
+        for (int c = 0; c < group.axes[a].size; ++c) {
+          shares.push_back(
+              1 +
+              static_cast<int>(Draw(
+                  "share", (g * 16 + a) * 16 + static_cast<uint64_t>(c), 3)));
+        }
+        group.axes[a].shares = std::move(shares);
+        if (!MayHaveShares(GroupId(g), AxisSet{1} << a)) {
+          group.axes[a].shares.clear();
+        }
+      }
+    }
+  }
+
+  bool MayHaveShares(GroupId g, AxisSet axis) const {
+    const int64_t batch = graph_.global_batch / std::max(1, spec_.microbatches);
+    for (size_t i = 0; i < plan_.ops.size(); ++i) {
+      const OpPlacement& op = plan_.ops[i];
+      const Node& node = graph_.nodes[i];
+      if (op.group != g) continue;
+      for (size_t f = 0; f < node.rule.factors.size(); ++f) {
+        if ((op.axes[f] & axis) == 0) continue;
+        if (node.rule.factors[f].role != Role::kSample ||
+            !node.op->coupling.groups.empty() ||
+            SmallestShard(plan_.groups[g.index()], op.axes[f],
+                          index_.Extent(NodeId(i), f, batch)) == 0) {
+          return false;
+        }
+      }
+    }
+    return true;
+  }
+
   // Any of the axes on which the weight is replicated at home, with an element
   // left for every rank.
   void PlaceWeightAlone(size_t w) {
@@ -498,6 +539,7 @@ std::vector<Field> FieldsOf(Case& c) {
                         {"zigzag", &c.plan.zigzag, 0},
                         {"offload", &c.plan.offload, 0},
                         {"shuffled", &c.plan.shuffled, 0},
+                        {"shares", &c.plan.shares, 0},
                         {"optimizer", &c.plan.optimizer, 0},
                         {"key", &c.plan.key, 0}};
   fields.insert(fields.end(), std::begin(rest), std::end(rest));
@@ -595,6 +637,7 @@ PlanSpec RandomPlanSpec(const GraphSpec& graph, Rng& rng) {
   spec.shuffled = Pick(rng, {0, 0, 1});
   spec.key = static_cast<int>(rng.Below(1u << 30));
   spec.optimizer = spec.key % 5 == 0 ? 1 : 0;
+  spec.shares = spec.key % 3 == 0 ? 1 : 0;
   return spec;
 }
 

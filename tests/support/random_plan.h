@@ -56,6 +56,8 @@ struct PlanSpec {
   // and gradients on the host.
   int offload = 0;
   int shuffled = 0;  // 1: devices in any order
+  // 1: axes that split only samples give their ranks unequal ones.
+  int shares = 0;
   // Of the run, not of the plan: 0 AdamW, 1 Adafactor.
   int optimizer = 0;
   int key = 0;

@@ -71,6 +71,6 @@ extern const Move kOffload;
 const Move kOffload = {
     "offload",
     "tier of memory of parameters, optimizer states, gradients or activations",
-    1, Edit, /*where_nothing_fits=*/true};
+    1, Edit, MoveNeeds::kOffloads};
 
 }  // namespace tessera

@@ -1,0 +1,37 @@
+// Changes whether a node runs again in backward, alone or with its like: the
+// nodes in its place in equal blocks, of its stage or of the plan. All must
+// agree before, as they do after. Symmetric: node and scope are uniform.
+
+#include "planner/search/moves/scope.h"
+
+namespace tessera {
+namespace {
+
+std::optional<double> Edit(Draft& draft, Rng& rng) {
+  const SearchSpace& space = draft.space();
+  const Plan& plan = draft.plan();
+  const GraphIndex& index = space.index;
+  const NodeId node(rng.Below(static_cast<uint32_t>(index.forward_nodes)));
+  const auto scope = static_cast<Scope>(rng.Below(3));  // up to kClass
+  if (!CanRecompute(*index.graph, node)) return std::nullopt;
+  const bool before = plan.ops[node.index()].recompute;
+  const auto blocks =
+      BlocksIn(space, plan, index.graph->node(node).block, scope);
+  if (!blocks.has_value()) return std::nullopt;
+  for (int block : *blocks) {
+    const NodeId like = index.nodes_of_block[static_cast<size_t>(block)]
+                                            [index.position[node.index()]];
+    if (plan.ops[like.index()].recompute != before) return std::nullopt;
+    draft.Touch(like);
+    draft.edited().ops[like.index()].recompute = !before;
+  }
+  return 0;
+}
+
+}  // namespace
+
+extern const Move kRecomputeOp;
+const Move kRecomputeOp = {
+    "recompute-op", "whether an operator runs again in backward", 1, Edit};
+
+}  // namespace tessera

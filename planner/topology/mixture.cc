@@ -1,0 +1,154 @@
+#include "planner/topology/mixture.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "planner/topology/fabric.h"
+#include "planner/topology/hardware.h"
+#include "planner/topology/topologies.h"
+
+namespace tessera {
+namespace {
+
+// What each of the nodes has at least. Figures of one host with the source of
+// each.
+Host LeastOf(const Host& a, const Host& b) {
+  Host least = a;
+  if (a == b) return least;
+  least.source = "the lesser of: " + a.source + "; " + b.source;
+  const auto lower = [](auto& mine, const auto& other) {
+    mine = std::min(mine, other, [](const auto& x, const auto& y) {
+      return x.value < y.value;
+    });
+  };
+  lower(least.memory, b.memory);
+  lower(least.memory_bandwidth, b.memory_bandwidth);
+  lower(least.device_link, b.device_link);
+  lower(least.storage, b.storage);
+  lower(least.storage_read, b.storage_read);
+  lower(least.storage_write, b.storage_write);
+  return least;
+}
+
+// The nodes of one part, with the NICs of each.
+struct Part {
+  std::vector<std::vector<VertexId>> nics;
+  int nic_link = 0;
+};
+
+// Adds the nodes of `part`, without the network between them.
+Part AddNodes(const Topology& topology, const Cluster& part, Cluster& cluster) {
+  const int first_node =
+      cluster.devices.empty() ? 0 : cluster.devices.back().node + 1;
+  std::vector<int> device_types;
+  for (const DeviceType& type : part.device_types) {
+    device_types.push_back(UseDeviceType(cluster, type));
+  }
+  // Switches behind all other vertices are the network.
+  std::vector<int> device_at(part.vertices.size(), -1);
+  for (size_t d = 0; d < part.devices.size(); ++d) {
+    device_at[part.devices[d].vertex.index()] = static_cast<int>(d);
+  }
+  size_t end = part.vertices.size();
+  if (part.num_nodes() > 1) {
+    while (part.vertices[end - 1].kind == VertexKind::kSwitch) --end;
+  }
+  Part added;
+  added.nics.resize(static_cast<size_t>(part.num_nodes()));
+  std::vector<VertexId> renamed(end);
+  for (size_t v = 0; v < end; ++v) {
+    const Vertex& vertex = part.vertices[v];
+    const size_t dot = vertex.name.find('.');  // "node3.gpu5"
+    const int node = std::stoi(vertex.name.substr(4, dot - 4));
+    const std::string name =
+        InNode(first_node + node, vertex.name.substr(dot + 1));
+    if (const int d = device_at[v]; d >= 0) {
+      const auto type =
+          static_cast<size_t>(part.devices[static_cast<size_t>(d)].type);
+      const DeviceId id =
+          AddDevice(cluster, device_types[type], first_node + node, name);
+      renamed[v] = cluster.devices[id.index()].vertex;
+      continue;
+    }
+    renamed[v] = AddVertex(cluster, vertex.kind, name);
+    if (vertex.kind == VertexKind::kNic) {
+      added.nics[static_cast<size_t>(node)].push_back(renamed[v]);
+    }
+  }
+  for (const Link& link : part.links) {
+    if (link.from.index() >= end || link.to.index() >= end) continue;
+    cluster.links.push_back(
+        {renamed[link.from.index()], renamed[link.to.index()],
+         UseLinkType(cluster,
+                     part.link_types[static_cast<size_t>(link.type)])});
+  }
+  added.nic_link = UseLinkType(cluster, topology.nic_link);
+  return added;
+}
+
+// NIC r of every node on leaf r, all leaves on one spine, whose links carry
+// what the leaf's NICs do.
+void ConnectParts(Cluster& cluster, const std::vector<Part>& parts) {
+  size_t rails = 0;
+  for (const Part& part : parts) {
+    for (const auto& node : part.nics) rails = std::max(rails, node.size());
+  }
+  std::vector<std::pair<VertexId, int>> leaves;  // with the link to the spine
+  std::map<std::pair<double, int>, int> trunks;
+  for (size_t rail = 0; rail < rails; ++rail) {
+    const VertexId leaf =
+        AddVertex(cluster, VertexKind::kSwitch, "leaf" + std::to_string(rail));
+    double carried = 0;
+    int fastest = -1;
+    for (const Part& part : parts) {
+      const auto& type = cluster.link_types[static_cast<size_t>(part.nic_link)];
+      for (const auto& node : part.nics) {
+        if (rail >= node.size()) continue;
+        Connect(cluster, node[rail], leaf, part.nic_link);
+        carried += type.bandwidth.value;
+        if (fastest < 0 || type.bandwidth.value >
+                               cluster.link_types[static_cast<size_t>(fastest)]
+                                   .bandwidth.value) {
+          fastest = part.nic_link;
+        }
+      }
+    }
+    const double times =
+        carried /
+        cluster.link_types[static_cast<size_t>(fastest)].bandwidth.value;
+    const auto [trunk, is_new] = trunks.try_emplace({times, fastest}, 0);
+    if (is_new) {
+      trunk->second = AddTrunk(cluster, fastest, times);
+      // Rails of fewer nodes have trunks of their own.
+      if (trunks.size() > 1) {
+        cluster.link_types.back().name += std::to_string(trunks.size());
+      }
+    }
+    leaves.emplace_back(leaf, trunk->second);
+  }
+  if (leaves.size() == 1) return;
+  const VertexId spine = AddVertex(cluster, VertexKind::kSwitch, "spine");
+  for (const auto& [leaf, trunk] : leaves) {
+    Connect(cluster, leaf, spine, trunk);
+  }
+}
+
+}  // namespace
+
+Cluster MixtureOf(const std::vector<ClusterPart>& clusters) {
+  Cluster mixture;
+  std::vector<Part> parts;
+  for (const auto& [topology, part] : clusters) {
+    mixture.name += (mixture.name.empty() ? "" : "+") + part.name;
+    mixture.host =
+        !mixture.host ? part.host : LeastOf(*mixture.host, *part.host);
+    parts.push_back(AddNodes(*topology, part, mixture));
+  }
+  ConnectParts(mixture, parts);
+  return mixture;
+}
+
+}  // namespace tessera
