@@ -217,9 +217,11 @@ std::span<const Flag> Flags() {
        "model: a Hugging Face config.json or its folder, zoo:NAME ('tessera "
        "list models'), an ONNX file (.onnx), or a graph file",
        SetText<&Options::model>},
-      {"--cluster", "NAME[:NODES[xGPUS]][@NETWORK[:N]]|FILE",
+      {"--cluster", "NAME[:NODES[xGPUS]][+NAME...][@NETWORK[:N]]|FILE",
        "cluster: a preset ('tessera list topologies'), perhaps with another "
-       "network ('tessera list networks'), or a cluster file",
+       "network ('tessera list networks'), or nodes of several presets, such "
+       "as "
+       "dgx-h100:2+dgx-a100-80gb:4, or a cluster file",
        SetText<&Options::cluster>},
       {"--stack", "NAME[,KEY=VALUE...]",
        "training software whose habits decide the time of a step ('tessera "

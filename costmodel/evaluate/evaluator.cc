@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <limits>
+#include <map>
 #include <optional>
 
 #include "costmodel/evaluate/surroundings.h"
@@ -41,6 +42,25 @@ Bytes LeastMemory(const Cluster& cluster, const DeviceSet& set) {
     least = std::min(least, cluster.TypeOf(device).memory);
   }
   return least;
+}
+
+// The sets, parted into devices of one type.
+std::vector<DeviceSet> ByType(const Cluster& cluster,
+                              const std::vector<DeviceSet>& sets) {
+  std::vector<DeviceSet> parts;
+  for (const DeviceSet& set : sets) {
+    std::map<int, DeviceSet> by_type;
+    for (DeviceId device : set.devices) {
+      DeviceSet& part = by_type[cluster.devices[device.index()].type];
+      part.devices.push_back(device);
+    }
+    for (auto& [type, part] : by_type) {
+      part.name = set.name;
+      part.groups = set.groups;
+      parts.push_back(std::move(part));
+    }
+  }
+  return parts;
 }
 
 // Everything that a strategy says. REQUIRES: it has no table of actions.
@@ -495,7 +515,7 @@ void Evaluator::CheckDevices(const Plan& plan, Evaluation& result) const {
     return;
   }
   const TaskGraph tasks = Lower(graph_, cluster_, plan, options_);
-  const std::vector<DeviceSet> kinds = AlikeDevices(tasks);
+  const std::vector<DeviceSet> kinds = ByType(cluster_, AlikeDevices(tasks));
   std::vector<DeviceId> devices;  // one of each kind
   for (const DeviceSet& kind : kinds) devices.push_back(kind.devices[0]);
   std::vector<MemoryUse> memory = PeakMemoryOf(tasks, devices);
@@ -686,7 +706,7 @@ Evaluation Evaluator::Explain(const Plan& plan, bool share_links) const {
   result.breakdown = BreakdownOf(tasks, timeline);
   result.moved = MovedBytes(pricer_, tasks);
   std::vector<DeviceId> devices;  // one of each kind
-  const std::vector<DeviceSet> kinds = AlikeDevices(tasks);
+  const std::vector<DeviceSet> kinds = ByType(cluster_, AlikeDevices(tasks));
   for (const DeviceSet& alike : kinds) {
     devices.push_back(alike.devices[0]);
     result.devices.push_back({alike.name, alike.devices, {}, {}, {}});

@@ -1,6 +1,7 @@
 #include "planner/plan/describe.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <tuple>
 
@@ -120,6 +121,14 @@ class Describer {
       for (size_t k = 0; k < kinds.size(); ++k) {
         text += (k == 0 ? ", " : " x ") + kinds[k].first + " " +
                 std::to_string(kinds[k].second);
+      }
+      for (const MeshAxis& axis : group.axes) {
+        if (axis.shares.empty()) continue;
+        text += ", samples ";
+        for (size_t c = 0; c < axis.shares.size(); ++c) {
+          text += (c == 0 ? "" : ":") + std::to_string(axis.shares[c]);
+        }
+        text += " along " + axis.name;
       }
     }
     return text;
@@ -504,10 +513,11 @@ class Describer {
     const int b = index_.SampleFactor(NodeId(0));
     if (b >= 0) {
       const OpPlacement& first = plan_.ops[0];
-      const int64_t degree = plan_.groups[first.group.index()].Size(
-          first.axes[static_cast<size_t>(b)]);
+      const DeviceGroup& group = plan_.groups[first.group.index()];
+      const AxisSet axes = first.axes[static_cast<size_t>(b)];
+      const int64_t degree = group.Size(axes);
       const int64_t samples = graph_.global_batch / plan_.microbatches;
-      if (degree > 1 && samples % degree == 0) {
+      if (degree > 1 && samples % degree == 0 && !group.IsUneven(axes)) {
         text_ += " (" + std::to_string(samples / degree) + " per replica)";
       }
     }
@@ -516,6 +526,34 @@ class Describer {
                std::to_string(plan_.zigzag) + " ranks";
     }
     text_ += "\n";
+    for (size_t g = 0; g < plan_.groups.size(); ++g) Shares(GroupId(g));
+  }
+
+  // Where devices of a group have unequal numbers of samples.
+  void Shares(GroupId id) {
+    const DeviceGroup& group = plan_.groups[id.index()];
+    AxisSet axes = 0;
+    for (size_t i = 0; i < plan_.ops.size() && axes == 0; ++i) {
+      const int b = index_.SampleFactor(NodeId(i));
+      if (b < 0 || plan_.ops[i].group != id) continue;
+      axes = plan_.ops[i].axes[static_cast<size_t>(b)];
+    }
+    if (!group.IsUneven(axes)) return;
+    const int64_t samples = graph_.global_batch / plan_.microbatches;
+    std::map<int64_t, DeviceGroup, std::greater<>> devices;
+    for (int i = 0; i < std::ssize(group.devices); ++i) {
+      const Range own =
+          ShardRange(group, axes, samples, group.Coordinate(i, axes));
+      devices[own.size()].devices.push_back(
+          group.devices[static_cast<size_t>(i)]);
+    }
+    std::string text;
+    for (const auto& [own, alike] : devices) {
+      text += (text.empty() ? "" : ", ") + Count(own, "sample", "samples") +
+              (alike.devices.size() > 1 ? " on each of " : " on ") +
+              DevicesText(cluster_, alike);
+    }
+    text_ += "of each microbatch " + text + "\n";
   }
 
   const GraphIndex& index_;

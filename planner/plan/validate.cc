@@ -163,17 +163,17 @@ class Validator {
         meshes_ok_ = false;
         return;
       }
-      parts *= PartsOf(axis);
-      if (parts > INT32_MAX) {
-        Fail(where, "the shares make more than " + std::to_string(INT32_MAX) +
-                        " parts");
-        meshes_ok_ = false;
-        return;
-      }
       product *= axis.size;
+      parts *= PartsOf(axis);
       if (product > INT32_MAX) {
         Fail(where, "the mesh has more than " + std::to_string(INT32_MAX) +
                         " positions");
+        meshes_ok_ = false;
+        return;
+      }
+      if (parts > INT32_MAX) {
+        Fail(where, "the shares make more than " + std::to_string(INT32_MAX) +
+                        " parts");
         meshes_ok_ = false;
         return;
       }

@@ -173,6 +173,14 @@ std::vector<Strategy> OtherOffload(const SearchSpace& space,
   return all;
 }
 
+std::vector<Strategy> OtherBalance(const SearchSpace& space,
+                                   const Strategy& s) {
+  if (!space.unlike_speeds) return {};
+  Strategy other = s;
+  other.by_speed = !s.by_speed;
+  return {other};
+}
+
 // The dimensions of more than one rank, innermost first.
 std::string OrderText(const Strategy& s) {
   static constexpr std::array<std::string_view, 5> kNames = {"tp", "cp", "ep",
@@ -254,6 +262,11 @@ constexpr std::array kDecisions = {
                 [](const SearchSpace& space, const Strategy& s) {
                   return WithSamples(space, s);
                 }},
+    DecisionRow{"work of unlike devices",
+                [](const Strategy& s) {
+                  return std::string(s.by_speed ? "by speed" : "equal");
+                },
+                OtherBalance},
     DecisionRow{"ZeRO", ZeroText, OtherZero},
     DecisionRow{"recomputation",
                 [](const Strategy& s) {
@@ -335,6 +348,9 @@ std::vector<Neighbour> NeighboursOf(const SearchSpace& space,
   uint64_t stream = 0;
   for (const Move& move : Moves()) {
     Rng rng(seed, stream++);
+    if (move.needs == MoveNeeds::kUnlikeDevices && !space.unlike_speeds) {
+      continue;
+    }
     Neighbour best;
     std::vector<Plan> known;
     for (int i = 0; i < draws && !(stop && stop()); ++i) {

@@ -1,5 +1,6 @@
 // Every row of the table of topologies.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -56,6 +57,72 @@ TEST(TopologyContract, TakesFewerDevicesPerNode) {
       EXPECT_TRUE(Validate(*cluster).empty()) << spec;
       EXPECT_EQ(static_cast<int>(cluster->devices.size()), 2 * gpus) << spec;
     }
+  }
+}
+
+// Unlike nodes behind one network: every node as its preset has it, and NICs of
+// either speed on the rails.
+TEST(TopologyContract, MixesNodesOfSeveralPresets) {
+  const Cluster mixture =
+      MakeCluster("dgx-h100:2+dgx1-v100-32gb:1x4+p4d.24xlarge:1").value();
+  EXPECT_EQ(mixture.name, "dgx-h100:2+dgx1-v100-32gb:1x4+p4d.24xlarge:1");
+  EXPECT_THAT(Validate(mixture), ::testing::IsEmpty());
+  EXPECT_EQ(mixture.num_nodes(), 4);
+  ASSERT_EQ(mixture.devices.size(), 28u);
+  const std::pair<int, std::string_view> devices[] = {{0, "h100-sxm5-80gb"},
+                                                      {15, "h100-sxm5-80gb"},
+                                                      {16, "v100-sxm2-32gb"},
+                                                      {19, "v100-sxm2-32gb"},
+                                                      {20, "a100-sxm4-40gb"}};
+  for (const auto& [device, type] : devices) {
+    EXPECT_EQ(mixture.TypeOf(DeviceId(device)).name, type) << device;
+  }
+  EXPECT_EQ(mixture.vertices[mixture.devices[16].vertex.index()].name,
+            "node2.gpu0");
+  // 2 nodes of 8 NICs of 400 Gb/s and 4 GPUs with 2 of 100 Gb/s on the first
+  // half, and on the second 4 of 100 Gb/s.
+  const Router router(mixture);
+  const auto slowest = [&](int from, int to) {
+    double least = 1e18;
+    for (LinkId link : router.Route(DeviceId(from), DeviceId(to))) {
+      const int type = mixture.links[link.index()].type;
+      least = std::min(
+          least, mixture.link_types[static_cast<size_t>(type)].bandwidth.value);
+    }
+    return least;
+  };
+  const auto nic = [](std::string_view name) {
+    return LinkTypeNamed(name).bandwidth.value;
+  };
+  EXPECT_EQ(slowest(0, 8), nic("ib-ndr"));
+  EXPECT_EQ(slowest(0, 16), nic("ib-edr"));
+  EXPECT_EQ(slowest(16, 20), nic("efa-100g"));
+  // Within a node as without the others.
+  const Cluster alone = MakeCluster("dgx-h100:2").value();
+  EXPECT_EQ(router.Route(DeviceId(0), DeviceId(1)).size(),
+            Router(alone).Route(DeviceId(0), DeviceId(1)).size());
+  // What any host has, all have.
+  ASSERT_TRUE(mixture.host.has_value());
+  for (const std::string_view part :
+       {"dgx-h100", "dgx1-v100-32gb", "p4d.24xlarge"}) {
+    const Host host = *MakeCluster(part)->host;
+    EXPECT_LE(mixture.host->memory, host.memory) << part;
+    EXPECT_LE(mixture.host->device_link.value, host.device_link.value) << part;
+  }
+}
+
+TEST(TopologyContract, RefusesMixturesWithoutANetwork) {
+  const std::pair<std::string_view, std::string_view> cases[] = {
+      {"dgx-h100+local-cpu:4", "no network to join"},
+      {"dgx-h100:2+dgx-a100-80gb:2@fat-tree", "joined by rails"},
+      {"dgx-h100:2+", "unknown cluster"},
+      {"dgx-h100:2+dgx-h10", "dgx-h100"},
+      {"dgx-h100:65536+dgx-h100:1", "at most 65536 nodes"}};
+  for (const auto& [spec, message] : cases) {
+    const auto cluster = MakeCluster(spec);
+    ASSERT_FALSE(cluster.has_value()) << spec;
+    EXPECT_THAT(cluster.error().ToString(),
+                ::testing::HasSubstr(std::string(message)));
   }
 }
 

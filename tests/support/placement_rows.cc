@@ -138,6 +138,11 @@ bool Rooted(const GraphIndex& index, const Plan& plan) {
 bool Buckets(const GraphIndex& index, const Plan& plan) {
   return plan.bucket_bytes.value > 0 && ReducesGradients(index, plan);
 }
+bool UnequalSamples(const GraphIndex&, const Plan& plan) {
+  return std::ranges::any_of(plan.groups, [](const DeviceGroup& group) {
+    return group.IsUneven(group.all_axes());
+  });
+}
 bool NoPrefetch(const GraphIndex&, const Plan& plan) {
   return plan.prefetch == 0 && HasZero(plan, 3);
 }
@@ -448,6 +453,7 @@ constexpr std::array kRows = {
     PlacementRow{"ZB-H1", ZeroBubble},
     PlacementRow{"table of actions", TableOfActions},
     PlacementRow{"unlike numbers of blocks", UnlikeStages},
+    PlacementRow{"unequal samples", UnequalSamples},
     PlacementRow{"tied across stages", TiedAcrossStages},
     PlacementRow{"tied within a stage", TiedWithinStage},
     PlacementRow{"microbatches no multiple of stages", NoMultipleOfStages},

@@ -35,6 +35,68 @@ TEST(ShardRange, DroppingInnerPartsYieldsTheCoarserSplit) {
   }
 }
 
+TEST(ShardRange, SharesAreExactPartsOfWhatOuterAxesLeave) {
+  // Parts 3:1 of 16, each in two: 6, 6, 2, 2.
+  DeviceGroup group = Mesh({2, 2});
+  group.axes[0].shares = {3, 1};
+  const Range ranges[] = {{0, 6}, {6, 12}, {12, 14}, {14, 16}};
+  for (int64_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(ShardRange(group, 3, 16, i), ranges[i]) << i;
+  }
+  EXPECT_EQ(ShardRange(group, 1, 16, 1), (Range{12, 16}));
+  EXPECT_EQ(ShardRange(group, 2, 16, 1), (Range{8, 16}));
+  EXPECT_EQ(LargestShard(group, 3, 16), 6);
+  EXPECT_EQ(SmallestShard(group, 3, 16), 2);
+  // The inner one instead: 6, 2, 6, 2.
+  std::swap(group.axes[0].shares, group.axes[1].shares);
+  EXPECT_EQ(ShardRange(group, 3, 16, 1), (Range{6, 8}));
+  EXPECT_EQ(ShardRange(group, 3, 16, 2), (Range{8, 14}));
+  // As the ranks at the inner coordinate 1 see it.
+  const int positions[] = {1, 3};
+  const DeviceGroup counted = CountedAt(group, positions);
+  EXPECT_EQ(LargestShard(counted, 3, 16), 2);
+  // Not whole: parts of 7 begin at 0, 2.6, 3.5 and 6.1.
+  EXPECT_EQ(ShardRange(group, 3, 7, 1), (Range{2, 3}));
+  EXPECT_EQ(LargestShard(group, 3, 7), 3);
+  EXPECT_EQ(SmallestShard(group, 3, 7), 1);
+  EXPECT_EQ(LargestShard(counted, 3, 7), 1);
+}
+
+// Whatever the shares: shards follow one another, cover all, and are parts of
+// the coarser ones; the largest and smallest are those there are.
+TEST(ShardRange, UnequalShardsCutTheCoarserOnes) {
+  Rng rng(3);
+  for (int trial = 0; trial < 300; ++trial) {
+    DeviceGroup group = Mesh({2, 3, 2});
+    for (MeshAxis& axis : group.axes) {
+      if (rng.Below(3) == 0) continue;
+      for (int c = 0; c < axis.size; ++c) {
+        axis.shares.push_back(1 + static_cast<int>(rng.Below(5)));
+      }
+    }
+    const int64_t extent = 1 + rng.Below(100);
+    int64_t largest = 0;
+    int64_t smallest = extent;
+    int64_t end = 0;
+    for (int64_t i = 0; i < 12; ++i) {
+      const Range shard = ShardRange(group, 7, extent, i);
+      EXPECT_EQ(shard.begin, end);
+      end = shard.end;
+      largest = std::max(largest, shard.size());
+      smallest = std::min(smallest, shard.size());
+      const Range coarse = ShardRange(group, 3, extent, i / 2);
+      if (i % 2 == 0) {
+        EXPECT_EQ(shard.begin, coarse.begin);
+      } else {
+        EXPECT_EQ(shard.end, coarse.end);
+      }
+    }
+    EXPECT_EQ(end, extent);
+    EXPECT_EQ(LargestShard(group, 7, extent), largest);
+    EXPECT_EQ(SmallestShard(group, 7, extent), smallest);
+  }
+}
+
 TEST(Layout, TilesCutEachRanksBlock) {
   // 11 rows over 2 ranks: [0,5) and [5,11); in 3 tiles: 1, 2, 2 and 2, 2, 2.
   const DeviceGroup group = Mesh({2});

@@ -77,8 +77,8 @@ TEST(Mcmc, VisitsStatesByTheirBoltzmannWeight) {
   for (const Move& move : Moves()) {
     const std::string_view name = move.name;
     if (name != "stage-count" && name != "chunks" && name != "recompute" &&
-        name != "tiles" && name != "offload" && name != "bucket" &&
-        name != "prefetch" && name != "rooted") {
+        name != "recompute-op" && name != "tiles" && name != "offload" &&
+        name != "bucket" && name != "prefetch" && name != "rooted") {
       moves.push_back(move);
     }
   }

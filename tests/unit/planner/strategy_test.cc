@@ -5,7 +5,9 @@
 
 #include <cstdio>
 #include <fstream>
+#include <limits>
 #include <map>
+#include <span>
 
 #include "planner/io/importer.h"
 #include "planner/plan/axis_roles.h"
@@ -610,6 +612,95 @@ TEST(PlanFromStrategy, StagesHoldEqualNumbersOfLayers) {
   const Graph two = MlpGraph(2, 8, 4, 8, 16, 32);
   EXPECT_THAT(StageStarts(GraphIndex(two), 4), ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(StageStarts(GraphIndex(two), 1), ElementsAre(0));
+}
+
+// Against all ways to cut: the largest work over speed is the least.
+TEST(PlanFromStrategy, StagesTakeLayersByTheirSpeed) {
+  const GraphIndex index(MlpGraph(7, 8, 4, 8, 16, 32));
+  const auto blocks = static_cast<int>(index.block_flops.size());
+  const auto slowest = [&](const std::vector<int>& starts,
+                           std::span<const double> speeds) {
+    double most = 0;
+    for (size_t p = 0; p < starts.size(); ++p) {
+      const int end = p + 1 < starts.size() ? starts[p + 1] : blocks;
+      double work = 0;
+      for (int b = starts[p]; b < end; ++b) {
+        work += index.block_flops[static_cast<size_t>(b)];
+      }
+      most = std::max(most, work / speeds[p]);
+    }
+    return most;
+  };
+  const double speeds[][3] = {
+      {1, 1, 1}, {3, 1, 1}, {1, 2.5, 1}, {1, 1, 9}, {5, 1, 2}};
+  for (const auto& of : speeds) {
+    double best = std::numeric_limits<double>::infinity();
+    for (int second = 1; second < blocks - 1; ++second) {
+      for (int third = second + 1; third < blocks; ++third) {
+        best = std::min(best, slowest({0, second, third}, of));
+      }
+    }
+    EXPECT_DOUBLE_EQ(slowest(StageStarts(index, of), of), best);
+  }
+}
+
+TEST(PlanFromStrategy, SharesOfSamplesFollowSpeeds) {
+  // 4 : 1 of 20 samples; 7 parts by 3 : 2 : 2; nobody goes without.
+  EXPECT_THAT(SharesBySpeed(20, std::vector<double>{4, 1}), ElementsAre(16, 4));
+  EXPECT_THAT(SharesBySpeed(7, std::vector<double>{3, 2, 2}),
+              ElementsAre(3, 2, 2));
+  EXPECT_THAT(SharesBySpeed(3, std::vector<double>{100, 1, 1}),
+              ElementsAre(1, 1, 1));
+}
+
+TEST(PlanFromStrategy, UnlikeDevicesGetWorkByTheirSpeed) {
+  // 32 samples of a microbatch and pair of ranks that are 312 and 125 TFLOP/s
+  // at the same efficiency or nearly so: 23 and 9.
+  const Cluster cluster = *MakeCluster("dgx-a100-80gb:1x2+dgx1-v100-32gb:1x2");
+  Graph graph = Model("gpt2-tiny", 64, 64);
+  graph.dtype = DType::kFloat16;
+  const GraphIndex index(graph);
+  const auto make = [&](std::string_view text) {
+    return PlanFromStrategy(index, cluster, *ParseStrategy(text)).value();
+  };
+  const Plan plan = make("mbs=16,balance=speed");
+  const double fast = SpeedOf(cluster, DeviceId(0), DType::kFloat16);
+  const double slow = SpeedOf(cluster, DeviceId(2), DType::kFloat16);
+  int best = 1;
+  const auto longest = [&](int share) {
+    return std::max(share / fast, (32 - share) / slow);
+  };
+  for (int share = 2; share < 32; ++share) {
+    if (longest(share) < longest(best)) best = share;
+  }
+  ASSERT_EQ(plan.groups[0].axes.size(), 2u);
+  ASSERT_EQ(plan.groups[0].axes[0].shares.size(), 2u);
+  const auto& shares = plan.groups[0].axes[0].shares;
+  EXPECT_EQ(shares[0] * (32 - best), shares[1] * best);
+  EXPECT_TRUE(plan.groups[0].axes[1].shares.empty());  // alike
+  EXPECT_EQ(ToString(*UniformStrategy(index, cluster, plan)),
+            "dp4 tp1 pp1 mbs16 zero0 sp0 by speed");
+  EXPECT_THAT(Describe(graph, cluster, plan),
+              HasSubstr("of each microbatch " + std::to_string(best) +
+                        " samples on each of devices 0-1 of node 0, " +
+                        std::to_string(32 - best) +
+                        " samples on each of devices 2-3 of node 1"));
+  // Stages of unlike devices have unequal numbers of layers, and samples as
+  // before.
+  const Plan stages = make("dp=2,pp=2,mbs=4,balance=speed");
+  int of_first = 0;
+  for (const OpPlacement& op : stages.ops) of_first += op.group == GroupId(0);
+  EXPECT_GT(of_first, std::ssize(stages.ops) / 2);
+  EXPECT_FALSE(stages.groups[0].IsUneven(stages.groups[0].all_axes()));
+  EXPECT_EQ(UniformStrategy(index, cluster, stages)->by_speed, true);
+  // One sample of each replica cannot be shared.
+  EXPECT_EQ(make("mbs=1,balance=speed").groups, make("mbs=1").groups);
+  const auto alike = PlanFromStrategy(index, *MakeCluster("dgx-a100-80gb:1x2"),
+                                      *ParseStrategy("mbs=1,balance=speed"));
+  ASSERT_FALSE(alike.has_value());
+  EXPECT_THAT(alike.error().ToString(),
+              HasSubstr("balance=speed has no effect: all devices of "
+                        "dgx-a100-80gb:1x2 are alike"));
 }
 
 TEST(PlanFromStrategy, ChunksAreDealtInTurns) {

@@ -218,6 +218,25 @@ TEST_F(ValidateTest, EmptyShardsAreRefusedAndRaggedOnesRun) {
                         "split over 8 ranks"));
 }
 
+TEST_F(ValidateTest, SharesAreOfSamples) {
+  const auto with = [](std::vector<int> shares) {
+    return [shares](Plan& plan) { plan.groups[0].axes[0].shares = shares; };
+  };
+  // Eight samples over 2, 2, 2: one more for none.
+  EXPECT_THAT(
+      After("", with({3, 1})),
+      HasSubstr("factor 'b': an empty shard: its extent 8 (samples of a "
+                "microbatch) is split over 8 ranks of unequal shares"));
+  EXPECT_EQ(After("tp=4", with({3, 1})), "");
+  EXPECT_THAT(After("tp=4", with({3, 1, 1})),
+              HasSubstr("groups[0].axes[0].shares: has 3 shares: expected 2"));
+  EXPECT_THAT(After("tp=4", with({3, 0})),
+              HasSubstr("groups[0].axes[0].shares: has 0: expected 1 to"));
+  EXPECT_THAT(After("tp=4", with({1 << 21, 1})), HasSubstr("expected 1 to"));
+  EXPECT_THAT(After("tp=8", with({3, 1})),
+              HasSubstr("with unequal shares: only samples may be"));
+}
+
 TEST_F(ValidateTest, TilesAreOfLinearsAndHaveRows) {
   const auto with = [&](std::string_view node, int tiles) {
     return After("tp=4",
