@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "planner/base/threads.h"
+#include "planner/search/action_orders.h"
 #include "planner/search/constraints.h"
 #include "planner/search/fit.h"
 #include "planner/search/sweep.h"
@@ -89,6 +90,8 @@ constexpr double kWalkEnd = 0.9;
 
 // Strategies that lack memory and are fitted by recomputation.
 constexpr size_t kMostFitted = 32;
+// Of the best plans, how many get orders of actions of their own.
+constexpr size_t kMostOrdered = 4;
 
 // The part of a time limit without an improvement after which a walk ends.
 constexpr double kPatience = 0.5;
@@ -627,6 +630,15 @@ Result<SearchResult> Search(const SearchSpace& space,
       starts.ranked.insert(starts.ranked.begin(), std::move(fitted[i].plan));
     }
     starts.ranked.resize(std::min(starts.ranked.size(), chains_wanted));
+  }
+  // Pipelines whose stages take turns by an order made for them.
+  for (size_t r = 0; r < std::min(starts.ranked.size(), kMostOrdered); ++r) {
+    auto ordered = BetterOrders(space, objective, starts.ranked[r], start_over);
+    if (!ordered) continue;
+    const bool first = Better(ScoreOf(objective.Evaluate(*ordered)),
+                              ScoreOf(objective.Evaluate(starts.ranked[0])));
+    starts.ranked[r] = *std::move(ordered);
+    if (first) std::swap(starts.ranked[0], starts.ranked[r]);
   }
   if (!starts.ranked.empty()) {
     const bool pipelined = starts.ranked[0].groups.size() > 1;

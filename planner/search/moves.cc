@@ -18,6 +18,7 @@ extern const Move kStageCount;
 extern const Move kChunks;
 extern const Move kMicrobatches;
 extern const Move kSchedule;
+extern const Move kActions;
 extern const Move kZero;
 extern const Move kRooted;
 extern const Move kRecompute;
@@ -31,11 +32,11 @@ extern const Move kShares;
 
 std::span<const Move> Moves() {
   static const std::array table = {
-      kSplitOp,      kSplitClass, kSplitPair,     kAxisRole,   kSequence,
-      kBranches,     kContext,    kStageBoundary, kStageCount, kChunks,
-      kMicrobatches, kSchedule,   kZero,          kRooted,     kRecompute,
-      kRecomputeOp,  kTiles,      kOffload,       kBucket,     kPrefetch,
-      kFabricOrder,  kShares};
+      kSplitOp,      kSplitClass,  kSplitPair,     kAxisRole,   kSequence,
+      kBranches,     kContext,     kStageBoundary, kStageCount, kChunks,
+      kMicrobatches, kSchedule,    kActions,       kZero,       kRooted,
+      kRecompute,    kRecomputeOp, kTiles,         kOffload,    kBucket,
+      kPrefetch,     kFabricOrder, kShares};
   return table;
 }
 

@@ -208,7 +208,12 @@ inline std::string StateOf(const Plan& plan) {
     }
     for (const MeshAxis& axis : group.axes) {
       text += "x" + std::to_string(axis.size);
+      for (int share : axis.shares) text += ":" + std::to_string(share);
     }
+  }
+  for (const std::vector<Action>& order : plan.actions) {
+    text += "|";
+    for (const Action& action : order) text += ToString(action, 2);
   }
   for (const OpPlacement& op : plan.ops) {
     text +=
