@@ -295,7 +295,8 @@ std::span<const Flag> Flags() {
        AddText<&Options::fix>, true},
       {"--forbid", "NAME",
        "no such plans: tp, pp, cp, ep, zero1, zero2, zero3, recompute, tiles, "
-       "offload, rooted, branches, or a schedule ('tessera list forbidden'); "
+       "offload, rooted, branches, shares, or a schedule ('tessera list "
+       "forbidden'); "
        "may be given several times",
        AddText<&Options::forbid>, true},
       {"--max-microbatch", "N", "samples of a microbatch on a replica, at most",

@@ -393,7 +393,7 @@ bool IsMegatron(const GraphIndex& index, const Cluster& cluster,
   const auto s = UniformStrategy(index, cluster, plan);
   return s.has_value() && s->zero <= 1 && s->zero_group == 0 && s->tiles == 1 &&
          s->dp_kind == DataParallelKind::kDdp && !s->split_branches &&
-         !Offloads(plan);
+         !s->by_speed && s->actions.empty() && !Offloads(plan);
 }
 
 bool IsSoap(const GraphIndex& index, const Cluster&, const Plan& plan) {
@@ -548,6 +548,14 @@ std::span<const ForbiddenRow> Forbidden() {
             const Stages stages = StagesOf(*index.graph, plan);
             return static_cast<size_t>(stages.count()) < plan.groups.size();
           }},
+      ForbiddenRow{"shares", "unequal samples of the devices of a group",
+                   nullptr, nullptr,
+                   [](const GraphIndex&, const Plan& plan) {
+                     return std::ranges::any_of(
+                         plan.groups, [](const DeviceGroup& group) {
+                           return group.IsUneven(group.all_axes());
+                         });
+                   }},
   };
   return kTable;
 }

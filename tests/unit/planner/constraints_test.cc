@@ -69,6 +69,19 @@ TEST_F(ConstraintsTest, CountsWhatAPlanBreaks) {
   EXPECT_EQ(Violations({.space = {"full"}}, "zero=3"), 0);
 }
 
+TEST_F(ConstraintsTest, UnequalSamplesAreForbiddenOrNoMegatrons) {
+  Plan plan = Uniform(space_, "mbs=2");
+  for (const ConstraintTexts& texts :
+       {ConstraintTexts{.forbid = {{"shares"}}},
+        ConstraintTexts{.space = {"megatron"}}}) {
+    const auto made = Constraints::Make(space_.index, cluster_, texts).value();
+    plan.groups[0].axes[0].shares.clear();
+    EXPECT_EQ(made.Violations(space_.index, cluster_, plan), 0);
+    plan.groups[0].axes[0].shares = {3, 1};
+    EXPECT_EQ(made.Violations(space_.index, cluster_, plan), 1);
+  }
+}
+
 TEST_F(ConstraintsTest, SaysWhatIsWrong) {
   EXPECT_THAT(ErrorOf({.fix = {{"h.*.up"}}}), HasSubstr("PATTERN=KEY:VALUE"));
   EXPECT_THAT(ErrorOf({.fix = {{"h.*.up=tq:8"}}}),
