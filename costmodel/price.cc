@@ -439,7 +439,9 @@ void Pricer::AppendKey(const TaskView& view, IntKey& key) const {
       }
       for (size_t d = 0; d < value.shape.size(); ++d) {
         key.push_back(LargestExtent(value, *view.group, d));
-        if (!view.group->IsUneven(value.layout.dims[d])) continue;
+        if (!view.group->IsUneven(value.layout.dims[d] & ~value.layout.even)) {
+          continue;
+        }
         for (const DeviceGroup& counted : Class(view.group_class).counted) {
           key.push_back(LargestExtent(value, counted, d));
         }

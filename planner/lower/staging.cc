@@ -301,9 +301,10 @@ void AppendStagingKey(const Task& task, std::span<const Value> values,
                   static_cast<int64_t>(value.shape.size()) << 8);
     key.insert(key.end(), value.shape.begin(), value.shape.end());
     key.insert(key.end(), layout.dims.begin(), layout.dims.end());
-    key.insert(key.end(), {layout.partial, layout.flat, layout.rooted,
-                           layout.tile.dim, layout.tile.index,
-                           layout.tile.count, layout.ring, layout.turn});
+    key.insert(key.end(),
+               {layout.partial, layout.flat, layout.rooted, layout.tile.dim,
+                layout.tile.index, layout.tile.count, layout.ring, layout.turn,
+                layout.even});
     for (const Halo& halo : layout.halos) {
       key.insert(key.end(), {halo.dim, halo.before, halo.after});
     }

@@ -238,6 +238,15 @@ Range Widened(Range range, const Halo& halo, int64_t extent) {
 
 }  // namespace
 
+namespace {
+
+bool IsUneven(const Layout& layout, const DeviceGroup& group, size_t dim) {
+  return (layout.dims[dim] & layout.even) == 0 &&
+         group.IsUneven(layout.dims[dim]);
+}
+
+}  // namespace
+
 std::vector<Range> BlockAt(const Layout& layout, const DeviceGroup& group,
                            const Shape& shape, int index) {
   std::vector<Range> block(shape.size());
@@ -247,7 +256,9 @@ std::vector<Range> BlockAt(const Layout& layout, const DeviceGroup& group,
     if (layout.ring != 0 && layout.dims[d] == layout.ring) {
       part = (part + layout.turn) % parts;
     }
-    block[d] = ShardRange(group, layout.dims[d], shape[d], part);
+    block[d] = IsUneven(layout, group, d)
+                   ? ShardRange(group, layout.dims[d], shape[d], part)
+                   : ShardRange(shape[d], parts, part);
   }
   if (layout.tile.count > 1) {
     Range& tiled = block[static_cast<size_t>(layout.tile.dim)];
@@ -287,9 +298,9 @@ int64_t LargestExtent(const Layout& layout, const DeviceGroup& group,
   const Tile& tile = layout.tile;
   const bool tiled = tile.count > 1 && static_cast<size_t>(tile.dim) == dim;
   if (layout.dims[dim] == 0 && !tiled) return shape[dim];
+  const int64_t parts = group.Size(layout.dims[dim]);
   for (const Halo& halo : layout.halos) {
     if (halo.dim != static_cast<int>(dim)) continue;
-    const int64_t parts = group.Size(layout.dims[dim]);
     int64_t most = 0;
     for (int64_t i = 0; i < parts; ++i) {
       const Range shard = ShardRange(shape[dim], parts, i);
@@ -297,10 +308,15 @@ int64_t LargestExtent(const Layout& layout, const DeviceGroup& group,
     }
     return most;
   }
-  const int64_t largest = LargestShard(group, layout.dims[dim], shape[dim]);
+  const bool uneven = IsUneven(layout, group, dim);
+  const int64_t largest =
+      uneven ? LargestShard(group, layout.dims[dim], shape[dim])
+             : (shape[dim] + parts - 1) / parts;
   if (!tiled) return largest;
   // A middle tile of a smaller shard may be the larger one.
-  const int64_t smallest = SmallestShard(group, layout.dims[dim], shape[dim]);
+  const int64_t smallest =
+      uneven ? SmallestShard(group, layout.dims[dim], shape[dim])
+             : shape[dim] / parts;
   return std::max(ShardRange(largest, tile.count, tile.index).size(),
                   ShardRange(smallest, tile.count, tile.index).size());
 }
@@ -330,7 +346,10 @@ bool HasEmptyShard(const Layout& layout, const DeviceGroup& group,
   for (size_t d = 0; d < shape.size(); ++d) {
     const bool tiled =
         layout.tile.count > 1 && static_cast<size_t>(layout.tile.dim) == d;
-    const int64_t smallest = SmallestShard(group, layout.dims[d], shape[d]);
+    const int64_t smallest =
+        IsUneven(layout, group, d)
+            ? SmallestShard(group, layout.dims[d], shape[d])
+            : shape[d] / group.Size(layout.dims[d]);
     if (smallest < (tiled ? layout.tile.count : 1)) return true;
   }
   return false;

@@ -99,6 +99,9 @@ struct Layout {
   Tile tile = {};
   AxisSet ring = 0;
   int turn = 0;
+  // Axes that cut their dimension equally, whatever their shares: of what has
+  // an entry for each rank.
+  AxisSet even = 0;
   // Of what an operator reads for itself: without partial sums, roots, flat
   // cuts, tiles and rings. The dimensions of both differ.
   std::array<Halo, 2> halos = {};
