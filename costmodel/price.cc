@@ -188,12 +188,21 @@ std::optional<SplitSequence> SplitOf(const Graph& graph, const TaskView& view) {
 
 }  // namespace
 
+// Two numbers at a time, by the high and the low half of a product (as wyhash
+// does; Wang Yi).
 size_t IntKeyHash::operator()(const IntKey& key) const {
-  uint64_t hash = key.size();
-  for (int64_t value : key) {
-    hash = (hash ^ static_cast<uint64_t>(value)) * 0x9e3779b97f4a7c15ULL;
-    hash ^= hash >> 32;
+  const auto at = [&](size_t i) { return static_cast<uint64_t>(key[i]); };
+  const auto fold = [](uint64_t a, uint64_t b) {
+    const auto product = static_cast<unsigned __int128>(a) * b;
+    return static_cast<uint64_t>(product) ^
+           static_cast<uint64_t>(product >> 64);
+  };
+  uint64_t hash = 0x9e3779b97f4a7c15ULL + key.size();
+  size_t i = 0;
+  for (; i + 1 < key.size(); i += 2) {
+    hash = fold(at(i) ^ 0xa0761d6478bd642fULL, at(i + 1) ^ hash);
   }
+  if (i < key.size()) hash = fold(at(i) ^ 0xe7037ed1a0b428dbULL, hash);
   return Mix64(hash);
 }
 
@@ -459,11 +468,17 @@ void Pricer::AppendKey(const TaskView& view, IntKey& key) const {
   }
 }
 
+// Any will do.
+Pricer::Shard& Pricer::ShardOf(const IntKey& key) const {
+  const auto number = static_cast<uint64_t>(key[0] + key[1] + key.back());
+  return shards_[number % kShards];
+}
+
 TaskCost Pricer::Price(const TaskView& view) const {
   thread_local IntKey key;  // most keys are known, and copied nowhere
   key.clear();
   AppendKey(view, key);
-  Shard& shard = shards_[IntKeyHash()(key) % kShards];
+  Shard& shard = ShardOf(key);
   {
     std::shared_lock lock(shard.mutex);
     if (auto it = shard.costs.find(key); it != shard.costs.end()) {
@@ -487,10 +502,12 @@ Bytes Pricer::Staging(const TaskView& view) const {
       task.reads.size() == 1) {
     return {};
   }
-  IntKey key = {task.kind == TaskKind::kComm ? view.group_class
-                                             : view.pair_class};
+  thread_local IntKey key;  // as in Price
+  key.clear();
+  key.push_back(task.kind == TaskKind::kComm ? view.group_class
+                                             : view.pair_class);
   AppendStagingKey(task, view.values, view.peer, key);
-  Shard& shard = shards_[IntKeyHash()(key) % kShards];
+  Shard& shard = ShardOf(key);
   {
     std::shared_lock lock(shard.mutex);
     if (auto it = shard.staging.find(key); it != shard.staging.end()) {
@@ -500,7 +517,7 @@ Bytes Pricer::Staging(const TaskView& view) const {
   const Bytes staging =
       StagingBytes(task, view.values, *view.group, view.peer, view.peer_group);
   std::unique_lock lock(shard.mutex);
-  shard.staging.emplace(std::move(key), staging);
+  shard.staging.emplace(key, staging);
   return staging;
 }
 

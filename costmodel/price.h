@@ -140,6 +140,7 @@ class Pricer {
   };
   static constexpr size_t kShards = 16;
 
+  Shard& ShardOf(const IntKey& key) const;
   bool HostsAreAlike() const;
   const GroupClass& Class(int number) const;
   void AppendKey(const TaskView& view, IntKey& key) const;

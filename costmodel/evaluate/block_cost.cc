@@ -12,13 +12,12 @@
 namespace tessera {
 namespace {
 
-// The tensor that the programs of one kind take from one block to another, if
+// The tensor that two programs of one kind take from one block to another, if
 // that is the only one: what `from` exports and `to` imports.
-std::optional<TensorId> OnlyCrossing(const BlockTemplate& from,
+std::optional<TensorId> OnlyCrossing(const TemplateProgram& from,
                                      const BlockShape& from_shape,
-                                     const BlockTemplate& to,
-                                     const BlockShape& to_shape,
-                                     ProgramKind kind) {
+                                     const TemplateProgram& to,
+                                     const BlockShape& to_shape) {
   const auto tensors = [&](const std::vector<TemplateBinding>& bindings,
                            const BlockShape& shape) {
     std::set<TensorId> out;
@@ -28,9 +27,8 @@ std::optional<TensorId> OnlyCrossing(const BlockTemplate& from,
     }
     return out;
   };
-  const auto k = static_cast<size_t>(kind);
-  const auto left = tensors(from.programs[k].exports, from_shape);
-  const auto read = tensors(to.programs[k].imports, to_shape);
+  const auto left = tensors(from.exports, from_shape);
+  const auto read = tensors(to.imports, to_shape);
   std::optional<TensorId> only;
   for (TensorId id : left) {
     if (!read.contains(id)) continue;
@@ -211,15 +209,15 @@ std::vector<BlockCost> CostsOfBlocks(const ReplicaSetting& setting,
   } else {
     kinds.push_back(ProgramKind::kBackward);
   }
-  std::vector<BlockTemplate> templates;
+  // By block and kind; others are empty.
+  std::vector<std::array<TemplateProgram, kProgramKinds>> templates(n);
   std::vector<std::array<std::vector<bool>, kProgramKinds>> exchanges(n);
   for (size_t b = 0; b < n; ++b) {
     const auto block = static_cast<int>(b);
-    BlockTemplate& made = templates.emplace_back(
-        MakeTemplate(pricer, programs, block, shapes[b], kinds));
     for (ProgramKind kind : kinds) {
       const auto k = static_cast<size_t>(kind);
-      auto& tasks = made.programs[k].tasks;
+      templates[b][k] = MakeTemplate(pricer, programs, block, shapes[b], kind);
+      auto& tasks = templates[b][k].tasks;
       const BlockProgram& program = programs.Of(block, kind);
       exchanges[b][k].resize(tasks.size());
       for (size_t t = 0; t < tasks.size(); ++t) {
@@ -243,7 +241,7 @@ std::vector<BlockCost> CostsOfBlocks(const ReplicaSetting& setting,
   const ProgramKind backward =
       splits ? ProgramKind::kBackwardInput : ProgramKind::kBackward;
   const auto program = [&](size_t b, ProgramKind kind) -> const auto& {
-    return templates[b].programs[static_cast<size_t>(kind)];
+    return templates[b][static_cast<size_t>(kind)];
   };
   // What backward reads of forward, by the block and buffer that has it.
   std::map<Port, std::pair<size_t, int>> produced;
@@ -276,8 +274,8 @@ std::vector<BlockCost> CostsOfBlocks(const ReplicaSetting& setting,
     BlockCost& cost = costs[b];
     const auto crossing = [&](size_t from, size_t to, ProgramKind kind) {
       if (std::max(from, to) >= n) return std::optional<TensorId>();
-      return OnlyCrossing(templates[from], shapes[from], templates[to],
-                          shapes[to], kind);
+      return OnlyCrossing(program(from, kind), shapes[from], program(to, kind),
+                          shapes[to]);
     };
     const auto pass = [&](ProgramKind kind, size_t before, size_t after,
                           Passage& within, Passage& out, int64_t& bytes) {
@@ -323,7 +321,7 @@ std::vector<BlockCost> CostsOfBlocks(const ReplicaSetting& setting,
                          .bytes.value;
       }
     }
-    for (const TemplateProgram& p : templates[b].programs) {
+    for (const TemplateProgram& p : templates[b]) {
       for (const TemplateBinding& binding : p.imports) {
         const auto& buffer = p.buffers[static_cast<size_t>(binding.buffer)];
         const Port at = port(b, binding.port);

@@ -111,6 +111,8 @@ std::vector<BlockShape> ShapesOf(const Graph& graph, int prefetch) {
       if (weight ? std::ranges::any_of(of, is_own)
                  : !std::ranges::all_of(of, is_own)) {
         shape.shared.push_back(id);
+      } else if (graph.tensor(id).kind == TensorKind::kActivation) {
+        shape.inner.push_back(id);
       }
     }
     std::vector<TensorId> related = shape.tensors;
@@ -205,11 +207,13 @@ class TemplateMaker {
         group_(context_.plan().groups[own_.index()]),
         group_class_(pricer.ClassOf(group_)) {}
 
-  BlockTemplate Make(std::span<const ProgramKind> kinds) {
+  TemplateProgram Make(ProgramKind kind) {
     out_.streams = {{StreamRole::kCompute, 0}};
-    for (ProgramKind kind : kinds) MakeProgram(kind);
-    MakeLoss();
-    for (TensorId id : shape_.sums) out_.sums.push_back(context_.produced(id));
+    const BlockProgram& program = programs_.Of(block_, kind);
+    MakeProgram(program, kind);
+    if (kind == ProgramKind::kForward) MakeLoss(program);
+    out_.least_bucket = program.least_bucket;
+    out_.most_bucket = program.most_bucket;
     return std::move(out_);
   }
 
@@ -284,9 +288,8 @@ class TemplateMaker {
     return end;
   }
 
-  void MakeProgram(ProgramKind kind) {
-    const BlockProgram& program = programs_.Of(block_, kind);
-    TemplateProgram& priced = out_.programs[static_cast<size_t>(kind)];
+  void MakeProgram(const BlockProgram& program, ProgramKind kind) {
+    TemplateProgram& priced = out_;
     std::vector<const Value*> peers(program.tasks.size(), nullptr);
     std::vector<std::unique_ptr<const Value>> ends;
     const auto pair = [&](const Transfer& transfer, bool sends) {
@@ -345,6 +348,12 @@ class TemplateMaker {
       int last_touch = -1;
       std::vector<int> readers;  // since the writer
     };
+    priced.outside.reserve(program.imports.size());
+    priced.taken.reserve(program.values.size());
+    priced.given.reserve(program.values.size());
+    priced.buffers.reserve(program.imports.size() + program.exports.size());
+    priced.imports.reserve(program.imports.size());
+    priced.exports.reserve(program.exports.size());
     std::vector<Local> locals(program.values.size());
     for (size_t v = 0; v < locals.size(); ++v) {
       size_t root = v;
@@ -477,9 +486,8 @@ class TemplateMaker {
   }
 
   // As Lower reduces the loss of the last microbatch.
-  void MakeLoss() {
+  void MakeLoss(const BlockProgram& forward) {
     if (out_.loss_tensor < 0) return;
-    const BlockProgram& forward = programs_.Of(block_, ProgramKind::kForward);
     for (const BoundValue& import : forward.imports) {
       if (import.port.tensor != context_.graph().loss) continue;
       Task task;
@@ -511,7 +519,7 @@ class TemplateMaker {
   const GroupId own_;
   const DeviceGroup& group_;
   const int group_class_;
-  BlockTemplate out_;
+  TemplateProgram out_;
 };
 
 }  // namespace
@@ -530,10 +538,10 @@ std::vector<ProgramKind> KindsOf(bool splits, int microbatches) {
   return kinds;
 }
 
-BlockTemplate MakeTemplate(const Pricer& pricer, Programs& programs, int block,
-                           const BlockShape& shape,
-                           std::span<const ProgramKind> kinds) {
-  return TemplateMaker(pricer, programs, block, shape).Make(kinds);
+TemplateProgram MakeTemplate(const Pricer& pricer, Programs& programs,
+                             int block, const BlockShape& shape,
+                             ProgramKind kind) {
+  return TemplateMaker(pricer, programs, block, shape).Make(kind);
 }
 
 }  // namespace tessera

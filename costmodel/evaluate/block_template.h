@@ -29,6 +29,7 @@ struct BlockShape {
   // What it has in common with other blocks: its own weights, and of the other
   // tensors, but for inputs, those that nodes elsewhere touch, too.
   std::vector<TensorId> shared;
+  std::vector<TensorId> inner;  // activations that only its own nodes touch
   // Its gradient sums that other blocks read: their layouts follow from more
   // than placements (the operands' layouts), so they are part of what readers
   // depend on.
@@ -63,7 +64,7 @@ struct StreamKey {
 
 struct TemplateTask {
   TaskCost cost;
-  int stream = 0;              // into BlockTemplate::streams
+  int stream = 0;              // into TemplateProgram::streams
   bool after_compute = false;  // Task::after_compute
   int first_dep = 0;           // a range of TemplateProgram::deps
   int last_dep = 0;
@@ -109,6 +110,7 @@ struct TemplateTransfer {
 };
 
 struct TemplateProgram {
+  std::vector<StreamKey> streams;  // the first is compute
   std::vector<TemplateTask> tasks;
   std::vector<int> deps;  // tasks of other streams that a task waits for
   std::vector<TemplateBuffer> buffers;
@@ -119,17 +121,22 @@ struct TemplateProgram {
   std::vector<TemplateBytes> given;  // by those that end with it
   std::vector<TemplateTransfer> sends;
   std::vector<TemplateTransfer> receives;
-};
-
-struct BlockTemplate {
-  std::vector<StreamKey> streams;                       // the first is compute
-  std::array<TemplateProgram, kProgramKinds> programs;  // by ProgramKind
-  // The all-reduce of the loss, where the block computes it and it is partial.
+  int loss_tensor = -1;  // into BlockShape::tensors; -1: not computed here
+  // Of the forward: the all-reduce of the loss, where it is computed here and
+  // partial.
   bool reduces_loss = false;
   TaskCost loss_reduce;
   int loss_stream = 0;
-  int loss_tensor = -1;      // into BlockShape::tensors; -1: not computed here
-  std::vector<Layout> sums;  // of BlockShape::sums
+  // As BlockProgram's.
+  Bytes least_bucket;
+  Bytes most_bucket;
+
+  bool empty() const { return tasks.empty() && imports.empty(); }
+};
+
+struct BlockTemplate {
+  // By ProgramKind; null where the stage does not run such.
+  std::array<std::shared_ptr<const TemplateProgram>, kProgramKinds> programs;
 };
 
 // The programs of one plan, each lowered when first asked for.
@@ -152,9 +159,8 @@ class Programs {
 // what reduces gradients: one that is alone has no other.
 std::vector<ProgramKind> KindsOf(bool splits, int microbatches);
 
-// With the programs of these kinds; others are empty.
-BlockTemplate MakeTemplate(const Pricer& pricer, Programs& programs, int block,
-                           const BlockShape& shape,
-                           std::span<const ProgramKind> kinds);
+TemplateProgram MakeTemplate(const Pricer& pricer, Programs& programs,
+                             int block, const BlockShape& shape,
+                             ProgramKind kind);
 
 }  // namespace tessera

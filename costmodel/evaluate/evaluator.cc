@@ -13,15 +13,18 @@
 #include "costmodel/simulate/simulator.h"
 #include "planner/lower/lower.h"
 #include "planner/plan/rooted.h"
+#include "planner/plan/sequence_order.h"
 #include "planner/plan/stages.h"
 #include "planner/search/constraints.h"
 
 namespace tessera {
 namespace {
 
-// Entries that a memo keeps at most: a block's programs take some 10 kB, a
-// stage of a dozen blocks 100 kB, the key of a decision 1 kB.
+// Entries that a memo keeps at most: a program takes 3 kB, a stage of a dozen
+// blocks 100 kB, the key of a decision 1 kB, of what programs see 3 kB.
 constexpr size_t kMaxDecisions = 100'000;
+constexpr size_t kMaxSeen = 20'000;
+constexpr size_t kMaxPrograms = 20'000;
 constexpr size_t kMaxBlocks = 10'000;
 constexpr size_t kMaxStages = 2'000;
 constexpr size_t kMaxPeaks = 100'000;
@@ -138,12 +141,12 @@ Evaluator::Evaluator(const Graph& graph, const Cluster& cluster,
 
 Evaluator::~Evaluator() = default;
 
-const Evaluator::Surroundings& Evaluator::SurroundingsFor(int prefetch) const {
+const Evaluator::Neighbours& Evaluator::NeighboursFor(int prefetch) const {
   const int blocks = static_cast<int>(graph_.blocks.size());
   const int reach = std::clamp(prefetch, 1, blocks);
   std::lock_guard lock(shapes_mutex_);
   const auto [it, is_new] = shapes_.try_emplace(reach);
-  Surroundings& around = it->second;
+  Neighbours& around = it->second;
   if (!is_new) return around;
   around.shapes = ShapesOf(graph_, reach);
   around.dependents.resize(around.shapes.size());
@@ -206,7 +209,7 @@ int Evaluator::DecisionsOf(const Plan& plan, const BlockShape& shape) const {
 std::shared_ptr<const Evaluator::Blocks> Evaluator::BlocksOf(
     const Plan& plan, int prefetch, std::shared_ptr<const Order> order,
     const PlanChange& change, const Blocks* before) const {
-  const Surroundings& around = SurroundingsFor(prefetch);
+  const Neighbours& around = NeighboursFor(prefetch);
   const size_t n = around.shapes.size();
   const bool anew =
       change.whole || before == nullptr || before->prefetch != prefetch;
@@ -231,6 +234,12 @@ std::shared_ptr<const Evaluator::Blocks> Evaluator::BlocksOf(
     now->begins.resize(n);
     now->blocks.resize(n);
     now->classes.assign(plan.groups.size() * plan.groups.size(), -1);
+    size_t devices = 0;
+    for (const DeviceGroup& group : plan.groups) {
+      devices += group.devices.size();
+    }
+    now->world = {{-1}, CostSource::kMeasured};
+    if (options_.clip > 0 && devices > 1) now->world = WorldReduce(plan);
     for (size_t b = 0; b < n; ++b) look_at(b);
   } else {
     std::vector<bool> seen(n, false);
@@ -259,7 +268,7 @@ std::shared_ptr<const Evaluator::Blocks> Evaluator::BlocksOf(
 
 // Those that are stale; each has the key of just what it depends on, and only
 // what is not known yet is lowered.
-void Evaluator::FindBlocks(const Plan& plan, const Surroundings& around,
+void Evaluator::FindBlocks(const Plan& plan, const Neighbours& around,
                            std::vector<bool>& stale, Blocks& now) const {
   const std::vector<BlockShape>& shapes = around.shapes;
   const std::vector<GroupId>& groups = now.groups;
@@ -295,7 +304,6 @@ void Evaluator::FindBlocks(const Plan& plan, const Surroundings& around,
     key.push_back(plan.zigzag);
     key.push_back(splits[own.index()]);
     key.push_back(now.begins[b]);
-    const size_t own_size = key.size();
     std::vector<GroupId> distinct;
     std::vector<int> chunk_of;  // the first block's of each of these
     for (int depends : shape.depends) {
@@ -321,44 +329,22 @@ void Evaluator::FindBlocks(const Plan& plan, const Surroundings& around,
       for (; known_from > b + 1; --known_from) {
         const std::vector<TensorId>& sums = shapes[known_from - 1].sums;
         for (size_t i = 0; i < sums.size(); ++i) {
-          context->Assume(sums[i], blocks[known_from - 1]->priced.sums[i]);
+          context->Assume(sums[i], blocks[known_from - 1]->laid[i]);
         }
       }
-      IntKey seen = key;
-      // Of the other blocks' decisions what the block sees of them.
-      seen.resize(own_size);
-      seen.push_back(decisions[b]);
-      const auto number_of = [&](GroupId group) -> int64_t {
+      BlockSetting setting;
+      setting.block = static_cast<int>(b);
+      setting.shape = &shape;
+      setting.begins = now.begins[b];
+      setting.splits = splits[own.index()];
+      setting.prefetch = prefetch;
+      setting.number_of = [&](GroupId group) -> int64_t {
         const auto at = std::find(distinct.begin(), distinct.end(), group);
         TESSERA_CHECK(at != distinct.end()) << "a group that is not around";
         return at - distinct.begin();
       };
-      for (int depends : shape.depends) {
-        const auto d = static_cast<size_t>(depends);
-        const int64_t number = number_of(groups[d]);
-        seen.push_back(number);
-        seen.push_back(class_of(own, groups[d]));
-        seen.push_back(chunks[d] - chunk_of[static_cast<size_t>(number)]);
-      }
-      AppendSurroundings(*context, static_cast<int>(b), shape, prefetch,
-                         splits[own.index()], number_of, seen);
-      return Remember(programs_, kMaxBlocks, seen, [&] {
-        ++blocks_lowered_;
-        auto made = std::make_shared<Block>();
-        made->number = numbers_++;
-        made->priced =
-            MakeTemplate(pricer_, *programs, static_cast<int>(b), shape,
-                         KindsOf(splits[own.index()], plan.microbatches));
-        IntKey sums;
-        for (const Layout& layout : made->priced.sums) {
-          sums.insert(sums.end(), layout.dims.begin(), layout.dims.end());
-          sums.push_back(layout.partial);
-          sums.push_back(layout.flat);
-        }
-        made->sums =
-            Remember(sums_, kMaxDecisions, sums, [&] { return numbers_++; });
-        return BlockPtr(made);
-      });
+      setting.class_of = [&](GroupId group) { return class_of(own, group); };
+      return FindPrograms(setting, *programs);
     });
     // Earlier blocks follow the gradient sums.
     if (blocks[b] != nullptr && blocks[b]->sums != block->sums) {
@@ -370,15 +356,177 @@ void Evaluator::FindBlocks(const Plan& plan, const Surroundings& around,
   }
 }
 
+// The programs of a block, each by just what it sees of the plan.
+Evaluator::BlockPtr Evaluator::FindPrograms(const BlockSetting& setting,
+                                            Programs& programs) const {
+  const LoweringContext& context = programs.context();
+  const Plan& plan = context.plan();
+  const Surroundings around(context, setting.block, *setting.shape,
+                            setting.prefetch, setting.number_of,
+                            setting.class_of);
+  enum Sight : int64_t {
+    kForward,
+    kBackward,
+    kWeight,
+    kStored,
+    kReduce,
+    kUpdate
+  };
+  const int64_t group_class =
+      setting.class_of(context.group_of_block(setting.block));
+  // In which order a sequence lies is seen where it is split.
+  const bool splits_sequence =
+      std::ranges::any_of(setting.shape->forward, [&](NodeId id) {
+        const Node& node = graph_.node(id);
+        const OpPlacement& op = plan.ops[id.index()];
+        const auto axes = [&](char letter) {
+          const int factor = node.rule.FactorOf(letter);
+          return factor < 0 ? 0 : op.axes[static_cast<size_t>(factor)];
+        };
+        return node.op->op_class == OpClass::kAttention &&
+               (axes(kSequenceFactor) | axes(kKeyFactor) | op.streamed) != 0;
+      });
+  const auto begin = [&](Sight sight) -> IntKey {
+    return {sight,
+            setting.shape->wiring,
+            group_class,
+            setting.prefetch,
+            plan.microbatches,
+            splits_sequence ? plan.zigzag : 0};
+  };
+  const auto append_splits = [&](IntKey& key) {
+    for (NodeId node : setting.shape->forward) {
+      const OpPlacement& op = plan.ops[node.index()];
+      key.push_back(static_cast<int64_t>(op.tiles) << 32 | op.streamed);
+      const auto factors = std::ssize(graph_.node(node).rule.factors);
+      key.insert(key.end(), op.axes.begin(), op.axes.begin() + factors);
+    }
+  };
+  IntKey key = begin(kForward);
+  append_splits(key);
+  around.AppendForward(key);
+  const int forward = NumberOf(key);
+  key = begin(kBackward);
+  append_splits(key);
+  for (NodeId node : setting.shape->forward) {
+    key.push_back(plan.ops[node.index()].recompute);
+  }
+  around.AppendBackward(
+      setting.splits ? ActionKind::kBackwardInput : ActionKind::kBackward, key);
+  const int backward = NumberOf(key);
+  int weight = backward;
+  if (setting.splits) {
+    key = begin(kWeight);
+    around.AppendBackwardWeight(key);
+    weight = NumberOf(key);
+  }
+  // Shapes number tensors and blocks for one prefetch.
+  key = {kStored, setting.shape->wiring, group_class, setting.prefetch};
+  around.AppendUpdate(key);
+  const int stored = NumberOf(key);
+  const int reduce = NumberOf({kReduce, weight, stored});
+  const int update = NumberOf({kUpdate, stored, setting.begins});
+  const bool begins_step = std::ranges::any_of(
+      setting.shape->forward,
+      [&](NodeId id) { return graph_.node(id).op->once_per_step; });
+
+  auto made = std::make_shared<Block>();
+  bool lowered = false;
+  key.clear();
+  for (ProgramKind kind : KindsOf(setting.splits, plan.microbatches)) {
+    const auto seen = [&] {
+      switch (kind) {
+        case ProgramKind::kBegin:
+        case ProgramKind::kForward:
+          return forward;
+        case ProgramKind::kBackward:
+        case ProgramKind::kBackwardInput:
+          return backward;
+        case ProgramKind::kBackwardWeight:
+          return weight;
+        case ProgramKind::kBackwardReduce:
+        case ProgramKind::kBackwardWeightReduce:
+          return reduce;
+        case ProgramKind::kTie:
+          return stored;
+        case ProgramKind::kNorm:
+        case ProgramKind::kUpdate:
+          break;
+      }
+      return update;
+    }();
+    if (kind == ProgramKind::kBegin && !begins_step) continue;
+    const ProgramPtr program =
+        FindProgram(seen, kind, setting, programs, lowered);
+    key.push_back(program->number);
+    made->priced.programs[static_cast<size_t>(kind)] = {program,
+                                                        &program->priced};
+  }
+  blocks_lowered_ += lowered;
+  IntKey sums;
+  for (TensorId id : setting.shape->sums) {
+    const Layout& layout = made->laid.emplace_back(context.produced(id));
+    sums.insert(sums.end(), layout.dims.begin(), layout.dims.end());
+    sums.push_back(layout.partial);
+    sums.push_back(layout.flat);
+  }
+  made->sums = Remember(sums_, kMaxDecisions, sums, [&] { return numbers_++; });
+  key.push_back(made->sums);
+  return Remember(templates_, kMaxBlocks, key, [&]() -> BlockPtr {
+    made->number = numbers_++;
+    return made;
+  });
+}
+
+// What lowering makes of what has number `seen`. Says whether it is `lowered`.
+Evaluator::ProgramPtr Evaluator::FindProgram(int seen, ProgramKind kind,
+                                             const BlockSetting& setting,
+                                             Programs& programs,
+                                             bool& lowered) const {
+  const IntKey key = {seen, static_cast<int64_t>(kind)};
+  const Bytes bucket = programs.context().plan().bucket_bytes;
+  const auto find = [&]() -> ProgramPtr {
+    const auto it = programs_.entries.find(key);
+    if (it == programs_.entries.end()) return nullptr;
+    for (const ProgramPtr& program : it->second) {
+      if (program->priced.least_bucket <= bucket &&
+          bucket <= program->priced.most_bucket) {
+        return program;
+      }
+    }
+    return nullptr;
+  };
+  {
+    std::shared_lock lock(programs_.mutex);
+    if (ProgramPtr known = find(); known != nullptr) return known;
+  }
+  auto made = std::make_shared<Program>();
+  made->priced =
+      MakeTemplate(pricer_, programs, setting.block, *setting.shape, kind);
+  lowered = true;
+  std::unique_lock lock(programs_.mutex);
+  // The first of two threads that make the same wins, as in Remember.
+  if (ProgramPtr known = find(); known != nullptr) return known;
+  if (programs_.entries.size() >= kMaxPrograms) programs_.entries.clear();
+  made->number = numbers_++;
+  return programs_.entries[key].emplace_back(std::move(made));
+}
+
+int Evaluator::NumberOf(const IntKey& key) const {
+  return Remember(seen_, kMaxSeen, key, [&] { return numbers_++; });
+}
+
 Evaluator::NumberedStage Evaluator::StageOf(const std::vector<BlockPtr>& blocks,
                                             const std::vector<BlockShape>& all,
                                             const StepStage& stage, bool splits,
                                             int microbatches) const {
-  // Blocks know the number of microbatches and whether backwards are split.
+  // Blocks know the number of microbatches and whether backwards are split, and
+  // how far from them the blocks are with which they share a tensor.
   IntKey key;
   for (size_t i = 0; i < stage.blocks.size(); ++i) {
+    const int64_t behind_first = stage.blocks[i] - stage.blocks[0];
     key.push_back(blocks[static_cast<size_t>(stage.blocks[i])]->number);
-    key.push_back(stage.chunks[i]);
+    key.push_back(behind_first << 32 | stage.chunks[i]);
   }
   return Remember(stages_, kMaxStages, key, [&] {
     std::vector<StageMember> members;
@@ -600,7 +748,7 @@ Evaluation Evaluator::EvaluateChange(
   basis = nullptr;
   const auto* before = dynamic_cast<const Blocks*>(kept.get());
   const int prefetch = FetchesAhead(plan);
-  const std::vector<BlockShape>& shapes = SurroundingsFor(prefetch).shapes;
+  const std::vector<BlockShape>& shapes = NeighboursFor(prefetch).shapes;
   // Blocks are folded for one group. Where inputs and losses come from, if that
   // is a root, is not among what tells blocks apart.
   const bool same_order =
@@ -632,11 +780,7 @@ Evaluation Evaluator::EvaluateChange(
     if (!stages[s].stage->exact) return EvaluateBySimulation(plan);
   }
 
-  size_t devices = 0;
-  for (const DeviceGroup& group : plan.groups) devices += group.devices.size();
-  TaskCost world{{-1}, CostSource::kMeasured};
-  if (options_.clip > 0 && devices > 1) world = WorldReduce(plan);
-
+  const TaskCost& world = now->world;
   Evaluation result;
   result.step_time = StepTime(stages, shapes, groups, order->actions,
                               order->steady, plan.microbatches, world.duration)

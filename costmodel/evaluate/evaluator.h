@@ -16,6 +16,7 @@
 // Thread-safe. The same plan gives the same bits, whatever came before.
 
 #include <atomic>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -89,7 +90,7 @@ class Evaluator : public Objective {
 
   // How many plans could not be folded and were simulated.
   int64_t simulated() const { return simulated_; }
-  // How many blocks were lowered for the others.
+  // How many blocks were lowered for the others, in some of their programs.
   int64_t blocks_lowered() const { return blocks_lowered_; }
 
  private:
@@ -99,9 +100,15 @@ class Evaluator : public Objective {
     mutable std::shared_mutex mutex;
     std::unordered_map<IntKey, T, IntKeyHash> entries;
   };
+  struct Program {
+    int number = -1;  // names it in the keys of blocks
+    TemplateProgram priced;
+  };
+  using ProgramPtr = std::shared_ptr<const Program>;
   struct Block {
-    int number = -1;  // names it in the keys of stages
-    int sums = -1;    // names BlockTemplate::sums in the keys of other blocks
+    int number = -1;           // names its programs in the keys of stages
+    int sums = -1;             // names the layouts in the keys of other blocks
+    std::vector<Layout> laid;  // of BlockShape::sums
     BlockTemplate priced;
   };
   struct Order {
@@ -123,7 +130,7 @@ class Evaluator : public Objective {
   static T Remember(Memo<T>& memo, size_t limit, const IntKey& key, Make make);
 
   // The blocks of the graph, and who is around whom.
-  struct Surroundings {
+  struct Neighbours {
     std::vector<BlockShape> shapes;
     std::vector<std::vector<int>> dependents;  // by block: whose programs
                                                // depend on it
@@ -140,16 +147,35 @@ class Evaluator : public Objective {
     std::vector<BlockPtr> blocks;
     // ClassOf pairs of groups, -1 where it was not asked for.
     std::vector<int> classes;
+    // Of the sum of squares, if it is reduced; negative otherwise.
+    TaskCost world{{-1}, CostSource::kMeasured};
   };
 
-  const Surroundings& SurroundingsFor(int prefetch) const;
+  const Neighbours& NeighboursFor(int prefetch) const;
   std::shared_ptr<const Blocks> BlocksOf(const Plan& plan, int prefetch,
                                          std::shared_ptr<const Order> order,
                                          const PlanChange& change,
                                          const Blocks* before) const;
-  void FindBlocks(const Plan& plan, const Surroundings& around,
+  void FindBlocks(const Plan& plan, const Neighbours& around,
                   std::vector<bool>& stale, Blocks& now) const;
   int DecisionsOf(const Plan& plan, const BlockShape& shape) const;
+  // A number for a key.
+  int NumberOf(const IntKey& key) const;
+  // A block with what tells it from others.
+  struct BlockSetting {
+    int block = -1;
+    const BlockShape* shape = nullptr;
+    bool begins = false;  // its group
+    bool splits = false;  // its backwards are split
+    int prefetch = 0;
+    // Of the groups around it.
+    std::function<int64_t(GroupId)> number_of;
+    std::function<int64_t(GroupId)> class_of;  // with its own
+  };
+  BlockPtr FindPrograms(const BlockSetting& setting, Programs& programs) const;
+  ProgramPtr FindProgram(int seen, ProgramKind kind,
+                         const BlockSetting& setting, Programs& programs,
+                         bool& lowered) const;
   NumberedStage StageOf(const std::vector<BlockPtr>& blocks,
                         const std::vector<BlockShape>& shapes,
                         const StepStage& stage, bool splits,
@@ -176,17 +202,20 @@ class Evaluator : public Objective {
   Pricer pricer_;
 
   mutable std::mutex shapes_mutex_;
-  mutable std::map<int, Surroundings> shapes_;  // by prefetch
+  mutable std::map<int, Neighbours> shapes_;  // by prefetch
   mutable std::atomic<int> numbers_ = 0;
   mutable std::atomic<int64_t> simulated_ = 0;
   mutable std::atomic<int64_t> blocks_lowered_ = 0;
   mutable Memo<int> decisions_;
   mutable Memo<int> sums_;
-  // By what decides on a block as the plan says it, and as its programs see it
-  // (surroundings.h): the first needs no lowering, the second has more in
-  // common.
+  // By what decides on a block as the plan says it, and by its programs.
   mutable Memo<BlockPtr> blocks_;
-  mutable Memo<BlockPtr> programs_;
+  mutable Memo<BlockPtr> templates_;
+  // By what programs see (surroundings.h): the number of that, and by it and
+  // the kind the programs, which differ in the sizes of buckets that they are
+  // of.
+  mutable Memo<int> seen_;
+  mutable Memo<std::vector<ProgramPtr>> programs_;
   mutable Memo<NumberedStage> stages_;
   mutable Memo<MemoryUse> peaks_;  // of stages under orders
   mutable Memo<std::optional<Score>> uniform_;

@@ -256,12 +256,13 @@ class StageBuilder {
     stage_->streams = {{StreamRole::kCompute, 0}};
     for (const StageMember& member : members) {
       chunks = std::max(chunks, member.chunk + 1);
-      for (const TemplateProgram& program : member.block->programs) {
-        ports += program.imports.size() + program.exports.size();
-      }
-      first_stream_.push_back(streams_.size());
-      for (const StreamKey& key : member.block->streams) {
-        streams_.push_back(StreamNumber(key));
+      for (const auto& program : member.block->programs) {
+        first_stream_.push_back(streams_.size());
+        if (program == nullptr) continue;
+        ports += program->imports.size() + program->exports.size();
+        for (const StreamKey& key : program->streams) {
+          streams_.push_back(StreamNumber(key));
+        }
       }
     }
     ports_.Reset(ports);
@@ -317,6 +318,18 @@ class StageBuilder {
     if (it != streams.end()) return static_cast<int>(it - streams.begin());
     streams.push_back(key);
     return static_cast<int>(streams.size() - 1);
+  }
+
+  // Null where the block has no such program.
+  const TemplateProgram* ProgramAt(size_t b, ProgramKind kind) const {
+    const auto& program =
+        members_[b].block->programs[static_cast<size_t>(kind)];
+    return program == nullptr || program->empty() ? nullptr : program.get();
+  }
+  // The numbers of its streams.
+  const int* StreamsOf(size_t b, ProgramKind kind) const {
+    return streams_.data() +
+           first_stream_[b * kProgramKinds + static_cast<size_t>(kind)];
   }
 
   Port PortOf(int block, const TemplatePort& port) const {
@@ -402,14 +415,13 @@ class StageBuilder {
   }
 
   void PlaceLoss(size_t b) {
-    const BlockTemplate& block = *members_[b].block;
-    if (block.loss_tensor < 0) return;
+    const TemplateProgram* const forward = ProgramAt(b, ProgramKind::kForward);
+    if (forward == nullptr || forward->loss_tensor < 0) return;
     fold(FoldNumber(members_[b].chunk, kForwardFold)).has_loss = true;
-    if (!block.reduces_loss) return;
+    if (!forward->reduces_loss) return;
     StageTask task;
-    task.duration = block.loss_reduce.duration.picoseconds;
-    task.stream =
-        streams_[first_stream_[b] + static_cast<size_t>(block.loss_stream)];
+    task.duration = forward->loss_reduce.duration.picoseconds;
+    task.stream = StreamsOf(b, ProgramKind::kForward)[forward->loss_stream];
     task.first_dep = task.last_dep = static_cast<int>(deps_.size());
     task.first_wait = static_cast<int>(waits_.size());
     NoteAfterCompute(task);
@@ -417,7 +429,7 @@ class StageBuilder {
     task.last_wait = static_cast<int>(waits_.size());
     tasks_.push_back(task);
     fold(number_)
-        .time_by_source[static_cast<size_t>(block.loss_reduce.source)] +=
+        .time_by_source[static_cast<size_t>(forward->loss_reduce.source)] +=
         task.duration;
   }
 
@@ -425,14 +437,13 @@ class StageBuilder {
 
   void Place(int block, ProgramKind kind) {
     const auto b = static_cast<size_t>(block);
-    const BlockTemplate& whole = *members_[b].block;
-    const TemplateProgram& program = whole.programs[static_cast<size_t>(kind)];
-    if (program.tasks.empty() && program.imports.empty()) return;
+    if (ProgramAt(b, kind) == nullptr) return;
+    const TemplateProgram& program = *ProgramAt(b, kind);
     StageFold& out = fold(number_);
     const int first = static_cast<int>(tasks_.size());
-    Bind(block, whole, program);
+    Bind(block, program);
 
-    const int* const streams = streams_.data() + first_stream_[b];
+    const int* const streams = StreamsOf(b, kind);
     receive_of_.clear();
     if (!program.receives.empty()) {
       receive_of_.resize(program.tasks.size(), -1);
@@ -492,8 +503,7 @@ class StageBuilder {
   }
 
   // Finds the buffers that a program imports, and makes the others.
-  void Bind(int block, const BlockTemplate& whole,
-            const TemplateProgram& program) {
+  void Bind(int block, const TemplateProgram& program) {
     bound_.assign(program.buffers.size(), -1);
     const auto make = [&](int local) {
       Buffer& made = buffers_.emplace_back();
@@ -509,7 +519,7 @@ class StageBuilder {
         Buffer& made = buffers_.back();
         made.is_square_sum = port.kind == Port::kSquareSum;
         made.is_loss = port.kind == Port::kTensor &&
-                       import.port.tensor == whole.loss_tensor;
+                       import.port.tensor == program.loss_tensor;
         if (made.is_loss) loss_ = number;
       }
       bound_[static_cast<size_t>(import.buffer)] = number;
@@ -1029,8 +1039,8 @@ class StageBuilder {
   std::shared_ptr<Stage> stage_;
   std::vector<StageFold*> folds_;  // by number
   int tail_ = 0;
-  std::vector<int> streams_;  // by block and its own stream
-  std::vector<size_t> first_stream_;
+  std::vector<int> streams_;          // by block, kind and its own stream
+  std::vector<size_t> first_stream_;  // by block and kind
   PortTable ports_;
   std::vector<Buffer> buffers_;
   std::vector<Reader> readers_;

@@ -315,47 +315,55 @@ class Step {
       Walk(run, f, 0, f.fold->tasks.size(), m);
       return;
     }
-    Apply(run, f, m);
-    Store(run, f, m);
+    in_.resize(Columns(run, f));
+    out_.resize(Rows(f));
+    Apply(run, f, m, in_.data(), out_.data());
+    Store(run, f, m, out_.data());
   }
 
-  // Runs all tasks of a fold at once, by its matrix: from what its columns
-  // are, `columns_` numbers of `in_`, to `out_`, which has the rows.
-  void Apply(const Run& run, const Fold& f, size_t m) {
+  static size_t Columns(const Run& run, const Fold& f) {
+    return run.stage->streams.size() + f.fold->inputs.size();
+  }
+  static size_t Rows(const Fold& f) { return f.fold->matrix.row.size() - 1; }
+
+  // Runs all tasks of a fold at once, by its matrix: `in` becomes what its
+  // columns are, `out` its rows.
+  void Apply(const Run& run, const Fold& f, size_t m, int64_t* in,
+             int64_t* out) const {
     const StageFold& fold = *f.fold;
     const size_t streams = run.stage->streams.size();
-    columns_ = streams + fold.inputs.size();
-    if (in_.size() < columns_) in_.resize(columns_);
-    std::copy_n(values_.data() + run.free_at, streams, in_.data());
-    const Cell* cell = cells_.data() + f.first_input;
-    for (size_t i = 0; i < fold.inputs.size(); ++i, ++cell) {
-      in_[streams + i] = values_[cell->at + m * cell->stride];
+    const int64_t* const values = values_.data();
+    std::copy_n(values + run.free_at, streams, in);
+    const Cell* const cells = cells_.data() + f.first_input;
+    const size_t inputs = fold.inputs.size();
+    for (size_t i = 0; i < inputs; ++i) {
+      in[streams + i] = values[cells[i].at + m * cells[i].stride];
     }
-    const size_t rows = fold.matrix.row.size() - 1;
-    out_.resize(rows);
-    const MaxPlus::Entry* const entries = fold.matrix.entries.data();
+    const MaxPlus::Entry* entry = fold.matrix.entries.data();
     const int* const row = fold.matrix.row.data();
+    const size_t rows = Rows(f);
     for (size_t r = 0; r < rows; ++r) {
       int64_t value = 0;
-      for (int e = row[r]; e < row[r + 1]; ++e) {
-        value = std::max(value, in_[static_cast<size_t>(entries[e].column)] +
-                                    entries[e].weight);
+      const MaxPlus::Entry* const end = entry + (row[r + 1] - row[r]);
+      for (; entry != end; ++entry) {
+        value = std::max(value, in[entry->column] + entry->weight);
       }
-      out_[r] = value;
+      out[r] = value;
     }
   }
 
-  // Puts the rows of a fold's matrix, `out_`, where they belong.
-  void Store(const Run& run, const Fold& f, size_t m) {
+  // Puts the rows of a fold's matrix where they belong.
+  void Store(const Run& run, const Fold& f, size_t m, const int64_t* out) {
     const StageFold& fold = *f.fold;
     const Cell* const cells = cells_.data() + f.first_output;
-    for (size_t r = 0; r < out_.size(); ++r) {
-      values_[cells[r].at + m * cells[r].stride] = out_[r];
+    const size_t rows = Rows(f);
+    for (size_t r = 0; r < rows; ++r) {
+      values_[cells[r].at + m * cells[r].stride] = out[r];
     }
     const size_t first = fold.touched.size() + fold.sends.size();
     for (size_t i = 0; i < fold.carries.size(); ++i) {
       values_[run.latest + static_cast<size_t>(fold.carries[i])] =
-          out_[first + i];
+          out[first + i];
     }
   }
 
@@ -468,53 +476,65 @@ class Step {
     return reach;
   }
 
-  // Values that the actions of a period read or write, one behind the other:
-  // those of the last period, and what they are later by than a period before.
-  struct Series {
-    std::vector<int64_t> value;
-    std::vector<int64_t> rate;
-
-    // Says whether the rate has changed.
-    bool Set(size_t i, int64_t now) {
-      if (i == value.size()) {
-        value.push_back(now);
-        rate.push_back(std::numeric_limits<int64_t>::min());  // none yet
-        return true;
-      }
-      const int64_t before = rate[i];
-      rate[i] = now - value[i];
-      value[i] = now;
-      return rate[i] != before;
-    }
-    void Skip(size_t periods) {
-      for (size_t i = 0; i < value.size(); ++i) {
-        value[i] += static_cast<int64_t>(periods) * rate[i];
-      }
-    }
+  // An action of the steady phase, which each period does.
+  struct Periodic {
+    Run* run = nullptr;
+    const Fold* fold = nullptr;
+    size_t microbatch = 0;  // in the first period
+    // Where what it reads and writes is among all that a period does.
+    size_t in = 0;
+    size_t out = 0;
   };
+  // What all actions of a period read or write, one behind the other.
+  using Series = std::vector<int64_t>;
 
   // The number of periods that were skipped.
   size_t DoSteady(std::span<const StageAction> order, const SteadyPhase& steady,
                   size_t reach) {
-    Series read;
-    Series written;
+    std::vector<Periodic> period;
+    size_t in = 0;
+    size_t out = 0;
+    for (const StageAction& step : order.subspan(steady.begin, steady.length)) {
+      Run& run = runs_[static_cast<size_t>(step.stage)];
+      const Fold& fold =
+          run.folds[static_cast<size_t>(FoldOrder::Number(step.action))];
+      period.push_back(
+          {&run, &fold, static_cast<size_t>(step.action.microbatch), in, out});
+      in += Columns(run, fold);
+      out += Rows(fold);
+      run.order.Skip(step.action, static_cast<int>(steady.periods));
+    }
+    const auto ahead = static_cast<size_t>(steady.microbatches);
+    // Of the last period, and of the one before. Written values are later by a
+    // rate, if there was one before.
+    Series read(in);
+    Series read_before(in);
+    Series written(out);
+    Series written_before(out);
+    Series rate(out, std::numeric_limits<int64_t>::min());
     size_t same = 0;  // periods whose rates are those of the one before
     size_t skipped = 0;
     for (size_t k = 0; k < steady.periods; ++k) {
-      const auto period =
-          order.subspan(steady.begin + k * steady.length, steady.length);
+      std::swap(read, read_before);
+      std::swap(written, written_before);
+      for (const Periodic& action : period) {
+        const size_t m = action.microbatch + k * ahead;
+        int64_t* const rows = written.data() + action.out;
+        Apply(*action.run, *action.fold, m, read.data() + action.in, rows);
+        Store(*action.run, *action.fold, m, rows);
+      }
+      if (k == 0) continue;
       bool changed = false;
-      size_t r = 0;
-      size_t w = 0;
-      for (const StageAction& step : period) {
-        Do(step);
-        for (size_t i = 0; i < columns_; ++i) read.Set(r++, in_[i]);
-        for (int64_t value : out_) changed |= written.Set(w++, value);
+      for (size_t w = 0; w < out; ++w) {
+        const int64_t now = written[w] - written_before[w];
+        changed |= now != rate[w];
+        rate[w] = now;
       }
       same = changed ? 0 : same + 1;
       if (same < reach) continue;
       const size_t left = steady.periods - 1 - k;
-      const size_t lasting = std::min(left, Lasting(period, read, written));
+      const size_t lasting =
+          std::min(left, Lasting(period, read, read_before, written, rate));
       if (lasting == 0) continue;
       // What is read behind the skipped periods is that of the last `reach`,
       // and of those whose microbatches come up behind the phase.
@@ -522,29 +542,39 @@ class Step {
       if (steady.kept < k + first) {
         first = steady.kept > k ? steady.kept - k : 1;
       }
-      Skip(period, steady, lasting, first, written);
-      read.Skip(lasting);
-      written.Skip(lasting);
+      // Put down as the skipped periods would have written it.
+      for (size_t n = first; n <= lasting; ++n) {
+        for (const Periodic& action : period) {
+          out_.resize(Rows(*action.fold));
+          for (size_t r = 0; r < out_.size(); ++r) {
+            const size_t w = action.out + r;
+            out_[r] = written[w] + static_cast<int64_t>(n) * rate[w];
+          }
+          Store(*action.run, *action.fold, action.microbatch + (k + n) * ahead,
+                out_.data());
+        }
+      }
+      const auto periods = static_cast<int64_t>(lasting);
+      for (size_t r = 0; r < in; ++r) {
+        read[r] += periods * (read[r] - read_before[r]);
+      }
+      for (size_t w = 0; w < out; ++w) written[w] += periods * rate[w];
       skipped += lasting;
       k += lasting;
     }
     return skipped;
   }
 
-  // For how many periods behind `period` all entries keep their rates.
-  size_t Lasting(std::span<const StageAction> period, const Series& read,
-                 const Series& written) const {
+  // For how many periods behind the last all entries keep their rates.
+  static size_t Lasting(const std::vector<Periodic>& period, const Series& read,
+                        const Series& read_before, const Series& written,
+                        const Series& rates) {
     size_t lasting = std::numeric_limits<size_t>::max();
-    size_t r = 0;
-    size_t w = 0;
-    for (const StageAction& step : period) {
-      const Run& run = runs_[static_cast<size_t>(step.stage)];
-      const StageFold& fold =
-          *run.folds[static_cast<size_t>(FoldOrder::Number(step.action))].fold;
-      const MaxPlus& matrix = fold.matrix;
-      for (size_t row = 0; row + 1 < matrix.row.size(); ++row, ++w) {
-        const int64_t value = written.value[w];
-        const int64_t rate = written.rate[w];
+    for (const Periodic& action : period) {
+      const MaxPlus& matrix = action.fold->fold->matrix;
+      for (size_t row = 0; row + 1 < matrix.row.size(); ++row) {
+        const int64_t value = written[action.out + row];
+        const int64_t rate = rates[action.out + row];
         bool reached = false;  // by a term with its rate
         const auto add = [&](int64_t term, int64_t its_rate) {
           if (its_rate <= rate) {
@@ -557,39 +587,13 @@ class Step {
         add(0, 0);
         for (int e = matrix.row[row]; e < matrix.row[row + 1]; ++e) {
           const auto& entry = matrix.entries[static_cast<size_t>(e)];
-          const size_t column = r + static_cast<size_t>(entry.column);
-          add(read.value[column] + entry.weight, read.rate[column]);
+          const size_t column = action.in + static_cast<size_t>(entry.column);
+          add(read[column] + entry.weight, read[column] - read_before[column]);
         }
         if (!reached || lasting == 0) return 0;
       }
-      r += run.stage->streams.size() + fold.inputs.size();
     }
     return lasting;
-  }
-
-  // Skips the `periods` behind `period`, which has written `written`. Puts down
-  // what those from the `first` on would have written.
-  void Skip(std::span<const StageAction> period, const SteadyPhase& steady,
-            size_t periods, size_t first, const Series& written) {
-    const auto ahead = static_cast<size_t>(steady.microbatches);
-    for (size_t n = first; n <= periods; ++n) {
-      size_t w = 0;
-      for (const StageAction& step : period) {
-        const Run& run = runs_[static_cast<size_t>(step.stage)];
-        const Fold& f =
-            run.folds[static_cast<size_t>(FoldOrder::Number(step.action))];
-        out_.resize(f.fold->matrix.row.size() - 1);
-        for (int64_t& value : out_) {
-          value = written.value[w] + static_cast<int64_t>(n) * written.rate[w];
-          ++w;
-        }
-        Store(run, f, static_cast<size_t>(step.action.microbatch) + n * ahead);
-      }
-    }
-    for (const StageAction& step : period) {
-      runs_[static_cast<size_t>(step.stage)].order.Skip(
-          step.action, static_cast<int>(periods));
-    }
   }
 
   std::span<const StepStage> stages_;
@@ -608,7 +612,6 @@ class Step {
   size_t allocated_ = 0;
   size_t sent_ = 0;  // by microbatch and link: into `values_`
   std::vector<int64_t> values_;
-  size_t columns_ = 0;
   std::vector<int64_t> in_;
   std::vector<int64_t> out_;
 };

@@ -103,6 +103,8 @@ LoweringContext::LoweringContext(const LoweringFacts& facts, const Plan& plan)
   FindInputRoots();
   FindTied();
   FindOffloaded();
+  fetches_ = std::ranges::any_of(
+      weights(), [&](TensorId weight) { return IsFetched(weight); });
 }
 
 void LoweringContext::PlaceBlocks() {
@@ -597,6 +599,7 @@ bool LoweringContext::CompleteWithBackward(TensorId weight) const {
 std::vector<TensorId> LoweringContext::FetchedWeights(int block,
                                                       ActionKind action) const {
   std::vector<TensorId> weights;
+  if (!fetches_) return weights;
   const Pass pass =
       action == ActionKind::kForward ? Pass::kForward : Pass::kBackward;
   std::vector<NodeId> nodes;

@@ -9,6 +9,7 @@
 // Both see the same tasks.
 
 #include <deque>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -325,6 +326,7 @@ class LoweringContext {
   Stages stages_;
   std::vector<std::vector<GroupId>> overlaps_;  // by group
   bool devices_are_shared_ = false;
+  bool fetches_ = false;  // a parameter at least
   std::vector<GroupId> group_of_block_;
   std::vector<int> position_of_block_;
   std::vector<std::vector<GroupId>> groups_begun_;  // by block
@@ -427,6 +429,9 @@ struct BlockProgram {
   std::vector<BoundValue> exports;  // exist after it
   std::vector<Transfer> sends;
   std::vector<Transfer> receives;
+  // Any Plan::bucket_bytes from the one to the other gives the same program.
+  Bytes least_bucket = {0};
+  Bytes most_bucket = {std::numeric_limits<int64_t>::max()};
 };
 
 BlockProgram LowerBlock(const LoweringContext& context, int block,

@@ -277,6 +277,7 @@ class ProgramBuilder {
   void Complete(TensorId weight);
 
   void AddToBucket(const WeightPiece& piece);
+  void NoteBucket(int64_t bytes);
 
   // What of a weight's complete gradient is reduced.
   std::vector<ValueId> CompleteTerms(const WeightPiece& piece);

@@ -144,9 +144,25 @@ void ProgramBuilder::AddToBucket(const WeightPiece& piece) {
   }
   bucket->weights.push_back(piece);
   bucket->bytes += wanted.bytes;
+  NoteBucket(bucket->bytes);
   if (limit == 0 || bucket->bytes < limit) return;
   ReduceBucket(*bucket);
   buckets_.erase(bucket);
+}
+
+// That a bucket of so many bytes is compared with the limit.
+void ProgramBuilder::NoteBucket(int64_t bytes) {
+  const int64_t limit = context_.plan().bucket_bytes.value;
+  int64_t& least = program_.least_bucket.value;
+  int64_t& most = program_.most_bucket.value;
+  least = std::max<int64_t>(least, 1);
+  if (limit == 0) {
+    least = most = 0;
+  } else if (bytes < limit) {
+    least = std::max(least, bytes + 1);
+  } else {
+    most = std::min(most, bytes);
+  }
 }
 
 std::vector<ValueId> ProgramBuilder::CompleteTerms(const WeightPiece& piece) {

@@ -344,7 +344,7 @@ ValueId ProgramBuilder::EmitState(NodeId id, const Node& node,
       graph_.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   state.shape = {group().Size(axes)};
   state.layout.dims[0] = axes;
-  state.layout.even = axes;
+  if (group().IsUneven(axes)) state.layout.even = axes;
   state.layout.rooted = placement.rooted;
   if (!coupling.groups.empty()) {
     const auto samples = static_cast<size_t>(node.rule.FactorOf('b'));

@@ -300,11 +300,23 @@ void AppendStagingKey(const Task& task, std::span<const Value> values,
     key.push_back(static_cast<int64_t>(value.dtype) |
                   static_cast<int64_t>(value.shape.size()) << 8);
     key.insert(key.end(), value.shape.begin(), value.shape.end());
-    key.insert(key.end(), layout.dims.begin(), layout.dims.end());
+    // Two axis sets to a number.
+    const auto pair = [](AxisSet a, AxisSet b) {
+      return static_cast<int64_t>(a) << 32 | b;
+    };
+    for (size_t d = 0; d < value.shape.size(); d += 2) {
+      key.push_back(pair(layout.dims[d],
+                         d + 1 < kMaxDims ? layout.dims[d + 1] : AxisSet{0}));
+    }
+    const bool plain = layout.rooted == 0 && layout.tile == Tile() &&
+                       layout.ring == 0 && layout.turn == 0 &&
+                       layout.even == 0 && !layout.has_halo();
+    key.push_back(pair(layout.partial, layout.flat));
+    key.push_back(plain);
+    if (plain) return;
     key.insert(key.end(),
-               {layout.partial, layout.flat, layout.rooted, layout.tile.dim,
-                layout.tile.index, layout.tile.count, layout.ring, layout.turn,
-                layout.even});
+               {layout.rooted, layout.tile.dim, layout.tile.index,
+                layout.tile.count, layout.ring, layout.turn, layout.even});
     for (const Halo& halo : layout.halos) {
       key.insert(key.end(), {halo.dim, halo.before, halo.after});
     }

@@ -277,6 +277,25 @@ TEST(Evaluator, LowersABlockAloneWhereItsNeighboursSeeNoChange) {
   EXPECT_EQ(evaluator.blocks_lowered(), lowered + 1);
 }
 
+// Programs are the same for all sizes of buckets that fill alike.
+TEST(Evaluator, LowersNothingForBucketsThatFillAlike) {
+  const Graph graph = Example("gpt2-tiny", 64, DType::kFloat32);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:1x4").value();
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  Plan plan = Uniform(graph, cluster, "dp=4");
+  plan.bucket_bytes = {int64_t{1} << 40};
+  const Evaluation whole = evaluator.Evaluate(plan);
+  const int64_t lowered = evaluator.blocks_lowered();
+  plan.bucket_bytes = {int64_t{1} << 41};
+  EXPECT_EQ(evaluator.Evaluate(plan), whole);
+  EXPECT_EQ(evaluator.blocks_lowered(), lowered);
+  plan.bucket_bytes = {1};
+  const Evaluation each = evaluator.Evaluate(plan);
+  EXPECT_GT(evaluator.blocks_lowered(), lowered);
+  const Evaluator fresh(graph, cluster, nullptr, {});
+  EXPECT_EQ(each, fresh.Evaluate(plan));
+}
+
 // Blocks that are fetched ahead count only where something is fetched.
 TEST(Evaluator, LowersNothingForAnotherPrefetchThatFetchesNothing) {
   const Graph graph = Example("gpt2-tiny", 64, DType::kFloat32);
@@ -292,6 +311,20 @@ TEST(Evaluator, LowersNothingForAnotherPrefetchThatFetchesNothing) {
     const bool fetches = strategy == std::string_view("dp=4,zero=3");
     EXPECT_EQ(evaluator.blocks_lowered() > lowered, fetches);
     EXPECT_EQ(far.memory != near.memory, fetches);
+  }
+}
+
+// What is fetched further ahead has more blocks around it, among which a tied
+// weight's other group has another number.
+TEST(Evaluator, TellsTiedWeightsApartByWhatIsFetchedAhead) {
+  const Graph graph = Example("gpt2-tiny", 64, DType::kFloat32);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:2x4").value();
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  Plan plan = Uniform(graph, cluster, "pp=2,dp=4,zero=3");
+  for (int prefetch : {1, 4}) {
+    plan.prefetch = prefetch;
+    const Evaluator fresh(graph, cluster, nullptr, {});
+    EXPECT_EQ(evaluator.Evaluate(plan), fresh.Evaluate(plan));
   }
 }
 
