@@ -97,6 +97,12 @@ Result<void> SetLeastLearningRate(Options& options, const std::string& value) {
   return {};
 }
 
+Result<void> SetWeightDecay(Options& options, const std::string& value) {
+  TESSERA_TRY(options.training.weight_decay,
+              ParseNumber(value, 0, "a number of at least 0"));
+  return {};
+}
+
 Result<void> SetClip(Options& options, const std::string& value) {
   TESSERA_TRY(options.training.clip,
               ParseNumber(value, 0, "a number of at least 0"));
@@ -259,6 +265,10 @@ std::span<const Flag> Flags() {
       {"--optimizer", "NAME", "optimizer (default: adamw)", SetOptimizer},
       {"--lr", "X", "learning rate, at its peak (default: 3e-4)",
        SetLearningRate},
+      {"--weight-decay", "X",
+       "of matrices, not of biases and norms (default: 0.1 of adamw and "
+       "adafactor, 0 of others)",
+       SetWeightDecay},
       {"--clip", "X", "global gradient norm, 0 for no clipping (default: 1.0)",
        SetClip},
       {"--profile", "FILE",
@@ -545,6 +555,16 @@ Result<Options> ParseFlags(std::span<const std::string_view> accepted,
       value = arguments[++i];
     }
     if (auto set = flag.set(options, value); !set) return set.error().At(name);
+  }
+  TrainingOptions& training = options.training;
+  constexpr std::string_view kDecaying[] = {"adamw", "adafactor"};
+  if (!options.Given("--weight-decay") &&
+      std::ranges::count(kDecaying, training.optimizer) == 0) {
+    training.weight_decay = 0;
+  }
+  if (training.optimizer == "adam" && training.weight_decay > 0) {
+    return InvalidInput("adam has none: adamw is Adam with weight decay",
+                        "--weight-decay");
   }
   return options;
 }

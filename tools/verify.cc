@@ -34,9 +34,10 @@ namespace {
 constexpr const char* kSteps = "6";
 
 // What of a search's command line says what is trained.
-constexpr std::array<std::string_view, 9> kOfTraining = {
-    "--model",     "--set", "--data", "--global-batch", "--seq-len",
-    "--optimizer", "--lr",  "--clip", "--end-of-text"};
+constexpr std::array<std::string_view, 10> kOfTraining = {
+    "--model",   "--set",        "--data", "--global-batch",
+    "--seq-len", "--optimizer",  "--lr",   "--weight-decay",
+    "--clip",    "--end-of-text"};
 
 std::vector<std::string> TrainingArguments(
     const std::vector<std::string>& arguments) {

@@ -255,7 +255,13 @@ Result<T> Walked(const std::string& path, const ImportOptions& options,
   few.global_batch = std::min<int64_t>(2, sizes.batch);
   few.seq_len = std::min(kFewPlaces, sizes.seq_len);
   few.warnings = nullptr;
-  if (const auto small = BindInputs(model, path, few, !all)) {
+  auto small = BindInputs(model, path, few, !all);
+  if (!small) {  // the file says how long it is
+    few.seq_len = options.seq_len;
+    small = BindInputs(model, path, few, !all);
+  }
+  if (small) {
+    found.places = small->seq_len;
     Atoms atoms;
     for (int i = 0; i < kMostWalks; ++i) {
       Walk(model, path, *small, few, outputs, frozen, atoms, found).Run();

@@ -216,7 +216,9 @@ Result<void> Walk::Elementwise(const OnnxNode& node) {
     if (!is_mask && !covers) continue;
     const auto mask = MaskOf(node, 1 - i, MaskForm::kAdded);
     // What is no mask may be numbers that are added.
-    if (!mask && other.Is(Value::Kind::kLarge)) return mask.error();
+    if (!mask && other.Is(Value::Kind::kLarge) && !UniformIn(node, 1 - i)) {
+      return mask.error();
+    }
     if (!mask) continue;
     if (are_scores) {
       Value value = scores;

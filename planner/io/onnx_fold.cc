@@ -10,19 +10,6 @@ namespace {
 using Operands = std::span<const OnnxConstant* const>;
 using Folded = Result<std::optional<OnnxConstant>>;
 
-// Strides of a row-major tensor. One without elements has no place to go to,
-// and may have extents whose product is no number.
-Shape Strides(const Shape& shape) {
-  Shape strides(shape.size(), 1);
-  double elements = 1;
-  for (const int64_t extent : shape) elements *= static_cast<double>(extent);
-  if (!(elements > 0 && elements < 0x1p53)) return strides;
-  for (size_t d = shape.size(); d-- > 1;) {
-    strides[d - 1] = strides[d] * shape[d];
-  }
-  return strides;
-}
-
 // Calls f(place of the result, index of each dimension).
 template <typename F>
 void ForEachIndex(const Shape& shape, F f) {
@@ -37,32 +24,25 @@ void ForEachIndex(const Shape& shape, F f) {
   }
 }
 
-// The shape that operands are broadcast to, or nothing.
-std::optional<Shape> Broadcast(const Shape& a, const Shape& b) {
-  Shape shape(std::max(a.size(), b.size()), 1);
-  for (size_t d = 0; d < shape.size(); ++d) {
-    const auto extent = [&](const Shape& of) {
-      const size_t missing = shape.size() - of.size();
-      return d < missing ? 1 : of[d - missing];
-    };
-    const int64_t x = extent(a);
-    const int64_t y = extent(b);
-    if (x != y && x != 1 && y != 1) return std::nullopt;
-    shape[d] = x == 1 ? y : x;
+// Elements of a constant by the index of a shape that it is broadcast to.
+class Spread {
+ public:
+  Spread(const OnnxConstant& x, size_t dims)
+      : values_(x.values), strides_(dims - x.shape.size(), 0) {
+    const Shape strides = OnnxStrides(x.shape);
+    for (size_t d = 0; d < x.shape.size(); ++d) {
+      strides_.push_back(x.shape[d] == 1 ? 0 : strides[d]);
+    }
   }
-  return shape;
-}
+  double operator[](const Shape& index) const {
+    return values_[static_cast<size_t>(std::inner_product(
+        index.begin(), index.end(), strides_.begin(), int64_t{0}))];
+  }
 
-// The place in `from` of an index of a shape that it is broadcast to.
-size_t PlaceOf(const Shape& from, const Shape& index) {
-  const size_t missing = index.size() - from.size();
-  const Shape strides = Strides(from);
-  int64_t place = 0;
-  for (size_t d = 0; d < from.size(); ++d) {
-    if (from[d] != 1) place += index[missing + d] * strides[d];
-  }
-  return static_cast<size_t>(place);
-}
+ private:
+  const std::vector<double>& values_;
+  Shape strides_;
+};
 
 Error TooLarge() {
   return {ErrorCode::kInfeasible, "its constant result is too large", ""};
@@ -73,25 +53,21 @@ Error Misfit() {
 
 Folded Elementwise(const OnnxNode& node, Operands operands) {
   const OnnxConstant& a = *operands[0];
-  const bool comparison = node.op == "Equal" || node.op == "Less" ||
-                          node.op == "LessOrEqual" || node.op == "Greater" ||
-                          node.op == "GreaterOrEqual";
-  OnnxConstant y = {a.shape, {}, a.is_float && !comparison};
+  const OnnxFunction f = OnnxFunctionOf(node.op, a.is_float);
+  OnnxConstant y = {a.shape, {}, a.is_float && !IsOnnxComparison(node.op)};
   if (operands.size() == 1) {
-    for (double value : a.values) {
-      y.values.push_back(*ApplyOnnx(node.op, value, 0, a.is_float));
-    }
+    for (double value : a.values) y.values.push_back(f(value, 0));
     return std::optional(std::move(y));
   }
   const OnnxConstant& b = *operands[1];
-  const auto shape = Broadcast(a.shape, b.shape);
+  const auto shape = OnnxBroadcast(a.shape, b.shape);
   if (!shape) return Misfit();
   if (!OnnxElements(*shape)) return TooLarge();
   y.shape = *shape;
+  const Spread of_a(a, shape->size());
+  const Spread of_b(b, shape->size());
   ForEachIndex(y.shape, [&](size_t, const Shape& index) {
-    y.values.push_back(*ApplyOnnx(node.op, a.values[PlaceOf(a.shape, index)],
-                                  b.values[PlaceOf(b.shape, index)],
-                                  a.is_float));
+    y.values.push_back(f(of_a[index], of_b[index]));
   });
   return std::optional(std::move(y));
 }
@@ -113,7 +89,7 @@ Folded Gather(const OnnxNode& node, Operands operands) {
   y.shape.insert(y.shape.end(), ids.shape.begin(), ids.shape.end());
   y.shape.insert(y.shape.end(), x.shape.begin() + axis + 1, x.shape.end());
   if (!OnnxElements(y.shape)) return TooLarge();
-  const Shape strides = Strides(x.shape);
+  const Shape strides = OnnxStrides(x.shape);
   const int64_t outer = x.shape.empty() ? 1 : strides[at] * x.shape[at];
   const int64_t rows = outer == 0 ? 0 : std::ssize(x.values) / outer;
   for (int64_t row = 0; row < rows; ++row) {
@@ -144,7 +120,7 @@ Folded Concat(const OnnxNode& node, Operands operands) {
     joint.shape[at] += x->shape[at];
     if (!OnnxElements(joint.shape)) return TooLarge();
     joint.values.clear();
-    const int64_t inner = Strides(y.shape)[at];
+    const int64_t inner = OnnxStrides(y.shape)[at];
     const int64_t of_y = inner * y.shape[at];
     const int64_t of_x = inner * x->shape[at];
     int64_t rows = 1;
@@ -163,60 +139,16 @@ Folded Concat(const OnnxNode& node, Operands operands) {
 }
 
 Folded Slice(Operands operands) {
-  if (operands.size() < 3 || operands[1] == nullptr || operands[2] == nullptr) {
-    return Misfit();
-  }
   const OnnxConstant& x = *operands[0];
-  const std::vector<int64_t> starts = operands[1]->Ints();
-  const std::vector<int64_t> ends = operands[2]->Ints();
-  const auto given = [&](size_t i) {
-    return operands.size() > i && operands[i] != nullptr;
-  };
-  std::vector<int64_t> axes;
-  if (given(3)) {
-    axes = operands[3]->Ints();
-  } else {
-    axes.resize(starts.size());
-    std::iota(axes.begin(), axes.end(), 0);
-  }
-  const std::vector<int64_t> steps =
-      given(4) ? operands[4]->Ints() : std::vector<int64_t>(starts.size(), 1);
-  if (ends.size() != starts.size() || axes.size() != starts.size() ||
-      steps.size() != starts.size()) {
-    return Misfit();
-  }
-  OnnxConstant y = {x.shape, {}, x.is_float};
-  Shape first = x.shape;
-  std::ranges::fill(first, 0);
-  Shape by = x.shape;
-  std::ranges::fill(by, 1);
-  for (size_t i = 0; i < axes.size(); ++i) {
-    const int64_t axis = AxisOf(axes[i], x.shape.size());
-    constexpr int64_t kMostStep = int64_t{1} << 31;
-    if (axis < 0 || steps[i] == 0 || std::abs(steps[i]) > kMostStep) {
-      return Misfit();
-    }
-    const auto d = static_cast<size_t>(axis);
-    const int64_t extent = x.shape[d];
-    const bool forward = steps[i] > 0;
-    const auto place = [&](int64_t at) {
-      if (at < -extent) return forward ? int64_t{0} : int64_t{-1};
-      if (at < 0) at += extent;
-      return std::clamp<int64_t>(at, forward ? 0 : -1,
-                                 forward ? extent : extent - 1);
-    };
-    first[d] = place(starts[i]);
-    by[d] = steps[i];
-    const int64_t end = place(ends[i]);
-    const int64_t room =
-        std::max<int64_t>(0, forward ? end - first[d] : first[d] - end);
-    y.shape[d] = (room + std::abs(by[d]) - 1) / std::abs(by[d]);
-  }
-  const Shape strides = Strides(x.shape);
+  const auto slice = OnnxSliceOf(x.shape, operands);
+  if (!slice) return Misfit();
+  if (!OnnxElements(slice->shape)) return TooLarge();
+  OnnxConstant y = {slice->shape, {}, x.is_float};
+  const Shape strides = OnnxStrides(x.shape);
   ForEachIndex(y.shape, [&](size_t, const Shape& index) {
     int64_t from = 0;
     for (size_t d = 0; d < index.size(); ++d) {
-      from += (first[d] + index[d] * by[d]) * strides[d];
+      from += (slice->first[d] + index[d] * slice->step[d]) * strides[d];
     }
     y.values.push_back(x.values[static_cast<size_t>(from)]);
   });
@@ -224,28 +156,29 @@ Folded Slice(Operands operands) {
 }
 
 Folded Expand(const OnnxConstant& x, const Shape& to) {
-  const auto shape = Broadcast(x.shape, to);
+  const auto shape = OnnxBroadcast(x.shape, to);
   if (!shape) return Misfit();
   if (!OnnxElements(*shape)) return TooLarge();
   OnnxConstant y = {*shape, {}, x.is_float};
+  const Spread of_x(x, shape->size());
   ForEachIndex(y.shape, [&](size_t, const Shape& index) {
-    y.values.push_back(x.values[PlaceOf(x.shape, index)]);
+    y.values.push_back(of_x[index]);
   });
   return std::optional(std::move(y));
 }
 
 Folded Where(Operands operands) {
   if (operands.size() != 3) return Misfit();
-  auto shape = Broadcast(operands[0]->shape, operands[1]->shape);
-  if (shape) shape = Broadcast(*shape, operands[2]->shape);
+  auto shape = OnnxBroadcast(operands[0]->shape, operands[1]->shape);
+  if (shape) shape = OnnxBroadcast(*shape, operands[2]->shape);
   if (!shape) return Misfit();
   if (!OnnxElements(*shape)) return TooLarge();
   OnnxConstant y = {*shape, {}, operands[1]->is_float};
+  const Spread at[] = {{*operands[0], shape->size()},
+                       {*operands[1], shape->size()},
+                       {*operands[2], shape->size()}};
   ForEachIndex(y.shape, [&](size_t, const Shape& index) {
-    const auto at = [&](size_t i) {
-      return operands[i]->values[PlaceOf(operands[i]->shape, index)];
-    };
-    y.values.push_back(at(0) != 0 ? at(1) : at(2));
+    y.values.push_back(at[0][index] != 0 ? at[1][index] : at[2][index]);
   });
   return std::optional(std::move(y));
 }
@@ -312,7 +245,7 @@ Folded CumSum(const OnnxNode& node, Operands operands) {
     return Misfit();
   }
   const auto at = static_cast<size_t>(axis);
-  const auto stride = static_cast<size_t>(Strides(y.shape)[at]);
+  const auto stride = static_cast<size_t>(OnnxStrides(y.shape)[at]);
   ForEachIndex(y.shape, [&](size_t i, const Shape& index) {
     if (index[at] > 0) y.values[i] += y.values[i - stride];
   });
@@ -330,7 +263,7 @@ Folded GatherNd(const OnnxNode& node, Operands operands) {
       {places.shape.begin(), places.shape.end() - 1}, {}, x.is_float};
   y.shape.insert(y.shape.end(), x.shape.begin() + depth, x.shape.end());
   if (!OnnxElements(y.shape)) return TooLarge();
-  const Shape strides = Strides(x.shape);
+  const Shape strides = OnnxStrides(x.shape);
   const std::vector<int64_t> ids = places.Ints();
   const int64_t inner = strides[static_cast<size_t>(depth) - 1];
   for (size_t i = 0; i < ids.size(); i += static_cast<size_t>(depth)) {
@@ -357,7 +290,7 @@ Folded GatherElements(const OnnxNode& node, Operands operands) {
     }
   }
   const auto at = static_cast<size_t>(axis);
-  const Shape strides = Strides(x.shape);
+  const Shape strides = OnnxStrides(x.shape);
   const std::vector<int64_t> places = ids.Ints();
   OnnxConstant y = {ids.shape, {}, x.is_float};
   bool fits = true;
@@ -407,11 +340,84 @@ std::optional<int64_t> OnnxElements(const Shape& shape) {
   return elements;
 }
 
+Shape OnnxStrides(const Shape& shape) {
+  Shape strides(shape.size(), 1);
+  double elements = 1;
+  for (const int64_t extent : shape) elements *= static_cast<double>(extent);
+  if (!(elements > 0 && elements < 0x1p53)) return strides;
+  for (size_t d = shape.size(); d-- > 1;) {
+    strides[d - 1] = strides[d] * shape[d];
+  }
+  return strides;
+}
+
+std::optional<Shape> OnnxBroadcast(const Shape& a, const Shape& b) {
+  Shape shape(std::max(a.size(), b.size()), 1);
+  for (size_t d = 0; d < shape.size(); ++d) {
+    const auto extent = [&](const Shape& of) {
+      const size_t missing = shape.size() - of.size();
+      return d < missing ? 1 : of[d - missing];
+    };
+    const int64_t x = extent(a);
+    const int64_t y = extent(b);
+    if (x != y && x != 1 && y != 1) return std::nullopt;
+    shape[d] = x == 1 ? y : x;
+  }
+  return shape;
+}
+
+std::optional<OnnxSlice> OnnxSliceOf(
+    const Shape& shape, std::span<const OnnxConstant* const> operands) {
+  const auto given = [&](size_t i) {
+    return operands.size() > i && operands[i] != nullptr;
+  };
+  if (!given(1) || !given(2)) return std::nullopt;
+  const std::vector<int64_t> starts = operands[1]->Ints();
+  const std::vector<int64_t> ends = operands[2]->Ints();
+  std::vector<int64_t> axes;
+  if (given(3)) {
+    axes = operands[3]->Ints();
+  } else {
+    axes.resize(starts.size());
+    std::iota(axes.begin(), axes.end(), 0);
+  }
+  const std::vector<int64_t> steps =
+      given(4) ? operands[4]->Ints() : std::vector<int64_t>(starts.size(), 1);
+  if (ends.size() != starts.size() || axes.size() != starts.size() ||
+      steps.size() != starts.size()) {
+    return std::nullopt;
+  }
+  OnnxSlice slice = {shape, Shape(shape.size(), 0), Shape(shape.size(), 1)};
+  for (size_t i = 0; i < axes.size(); ++i) {
+    const int64_t axis = AxisOf(axes[i], shape.size());
+    constexpr int64_t kMostStep = int64_t{1} << 31;
+    if (axis < 0 || steps[i] == 0 || std::abs(steps[i]) > kMostStep) {
+      return std::nullopt;
+    }
+    const auto d = static_cast<size_t>(axis);
+    const int64_t extent = shape[d];
+    const bool forward = steps[i] > 0;
+    const auto place = [&](int64_t at) {
+      if (at < -extent) return forward ? int64_t{0} : int64_t{-1};
+      if (at < 0) at += extent;
+      return std::clamp<int64_t>(at, forward ? 0 : -1,
+                                 forward ? extent : extent - 1);
+    };
+    slice.first[d] = place(starts[i]);
+    slice.step[d] = steps[i];
+    const int64_t end = place(ends[i]);
+    const int64_t room = std::max<int64_t>(
+        0, forward ? end - slice.first[d] : slice.first[d] - end);
+    slice.shape[d] = (room + std::abs(steps[i]) - 1) / std::abs(steps[i]);
+  }
+  return slice;
+}
+
 OnnxConstant TransposeOnnx(const OnnxConstant& constant,
                            std::span<const size_t> order) {
   OnnxConstant y = {{}, {}, constant.is_float};
   for (size_t d : order) y.shape.push_back(constant.shape[d]);
-  const Shape strides = Strides(constant.shape);
+  const Shape strides = OnnxStrides(constant.shape);
   ForEachIndex(y.shape, [&](size_t, const Shape& index) {
     int64_t from = 0;
     for (size_t d = 0; d < index.size(); ++d) {
@@ -422,49 +428,76 @@ OnnxConstant TransposeOnnx(const OnnxConstant& constant,
   return y;
 }
 
+namespace {
+
+struct NamedFunction {
+  std::string_view op;
+  OnnxFunction f;
+};
+
+constexpr NamedFunction kFunctions[] = {
+    {"Add", [](double x, double y) { return x + y; }},
+    {"Sub", [](double x, double y) { return x - y; }},
+    {"Mul", [](double x, double y) { return x * y; }},
+    {"Div", [](double x, double y) { return x / y; }},
+    {"Mod", [](double x,
+               double y) { return y == 0 ? 0.0 : x - y * std::floor(x / y); }},
+    {"Pow", [](double x, double y) { return std::pow(x, y); }},
+    {"Min", [](double x, double y) { return std::min(x, y); }},
+    {"Max", [](double x, double y) { return std::max(x, y); }},
+    {"Equal", [](double x, double y) { return x == y ? 1.0 : 0.0; }},
+    {"Less", [](double x, double y) { return x < y ? 1.0 : 0.0; }},
+    {"LessOrEqual", [](double x, double y) { return x <= y ? 1.0 : 0.0; }},
+    {"Greater", [](double x, double y) { return x > y ? 1.0 : 0.0; }},
+    {"GreaterOrEqual", [](double x, double y) { return x >= y ? 1.0 : 0.0; }},
+    {"And", [](double x, double y) { return x != 0 && y != 0 ? 1.0 : 0.0; }},
+    {"Or", [](double x, double y) { return x != 0 || y != 0 ? 1.0 : 0.0; }},
+    {"Xor",
+     [](double x, double y) { return (x != 0) != (y != 0) ? 1.0 : 0.0; }},
+    {"Not", [](double x, double) { return x == 0 ? 1.0 : 0.0; }},
+    {"Neg", [](double x, double) { return -x; }},
+    {"Abs", [](double x, double) { return std::abs(x); }},
+    {"Sqrt", [](double x, double) { return std::sqrt(x); }},
+    {"Reciprocal", [](double x, double) { return 1 / x; }},
+    {"Floor", [](double x, double) { return std::floor(x); }},
+    {"Ceil", [](double x, double) { return std::ceil(x); }},
+    {"Exp", [](double x, double) { return std::exp(x); }},
+    {"Log", [](double x, double) { return std::log(x); }},
+    {"Cos", [](double x, double) { return std::cos(x); }},
+    {"Sin", [](double x, double) { return std::sin(x); }},
+    {"Erf", [](double x, double) { return std::erf(x); }},
+    {"Tanh", [](double x, double) { return std::tanh(x); }},
+    {"Sigmoid", [](double x, double) { return 1 / (1 + std::exp(-x)); }},
+    {"Relu", [](double x, double) { return std::max(x, 0.0); }},
+    {"Softplus",
+     [](double x, double) {
+       return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x)));
+     }},
+    {":leaky_relu", [](double x, double y) { return x > 0 ? x : y * x; }},
+    {":elu", [](double x, double y) { return x > 0 ? x : y * std::expm1(x); }},
+    {"IsNaN", [](double x, double) { return std::isnan(x) ? 1.0 : 0.0; }},
+};
+
+}  // namespace
+
+OnnxFunction OnnxFunctionOf(std::string_view op, bool is_float) {
+  if (op == "Div" && !is_float) {
+    return [](double x, double y) { return y == 0 ? 0.0 : std::trunc(x / y); };
+  }
+  const auto* const row = std::ranges::find(kFunctions, op, &NamedFunction::op);
+  return row == std::end(kFunctions) ? nullptr : row->f;
+}
+
+bool IsOnnxComparison(std::string_view op) {
+  constexpr std::string_view kComparisons[] = {"Equal", "Less", "LessOrEqual",
+                                               "Greater", "GreaterOrEqual"};
+  return std::ranges::count(kComparisons, op) > 0;
+}
+
 std::optional<double> ApplyOnnx(const std::string& op, double x, double y,
                                 bool is_float) {
-  if (op == "Add") return x + y;
-  if (op == "Sub") return x - y;
-  if (op == "Mul") return x * y;
-  if (op == "Div") {
-    if (is_float) return x / y;
-    return y == 0 ? 0 : std::trunc(x / y);
-  }
-  if (op == "Mod") return y == 0 ? 0 : x - y * std::floor(x / y);
-  if (op == "Pow") return std::pow(x, y);
-  if (op == "Min") return std::min(x, y);
-  if (op == "Max") return std::max(x, y);
-  if (op == "Equal") return x == y ? 1 : 0;
-  if (op == "Less") return x < y ? 1 : 0;
-  if (op == "LessOrEqual") return x <= y ? 1 : 0;
-  if (op == "Greater") return x > y ? 1 : 0;
-  if (op == "GreaterOrEqual") return x >= y ? 1 : 0;
-  if (op == "And") return x != 0 && y != 0 ? 1 : 0;
-  if (op == "Or") return x != 0 || y != 0 ? 1 : 0;
-  if (op == "Xor") return (x != 0) != (y != 0) ? 1 : 0;
-  if (op == "Not") return x == 0 ? 1 : 0;
-  if (op == "Neg") return -x;
-  if (op == "Abs") return std::abs(x);
-  if (op == "Sqrt") return std::sqrt(x);
-  if (op == "Reciprocal") return 1 / x;
-  if (op == "Floor") return std::floor(x);
-  if (op == "Ceil") return std::ceil(x);
-  if (op == "Exp") return std::exp(x);
-  if (op == "Log") return std::log(x);
-  if (op == "Cos") return std::cos(x);
-  if (op == "Sin") return std::sin(x);
-  if (op == "Erf") return std::erf(x);
-  if (op == "Tanh") return std::tanh(x);
-  if (op == "Sigmoid") return 1 / (1 + std::exp(-x));
-  if (op == "Relu") return std::max(x, 0.0);
-  if (op == "Softplus") {
-    return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x)));
-  }
-  if (op == ":leaky_relu") return x > 0 ? x : y * x;
-  if (op == ":elu") return x > 0 ? x : y * std::expm1(x);
-  if (op == "IsNaN") return std::isnan(x) ? 1 : 0;
-  return std::nullopt;
+  const OnnxFunction f = OnnxFunctionOf(op, is_float);
+  return f == nullptr ? std::nullopt : std::optional(f(x, y));
 }
 
 Result<std::optional<OnnxConstant>> FoldOnnx(
@@ -521,26 +554,6 @@ Result<std::optional<OnnxConstant>> FoldOnnx(
     return std::optional(std::move(y));
   }
   return std::optional<OnnxConstant>();
-}
-
-std::optional<OnnxConstant> UniformOnnx(
-    const OnnxNode& node, std::span<const OnnxConstant* const> operands) {
-  if (operands.empty() || operands[0] == nullptr) return std::nullopt;
-  const OnnxConstant& x = *operands[0];
-  if (node.op == "ConstantOfShape") {
-    const OnnxAttribute* const value = node.Find("value");
-    if (value == nullptr) return OnnxConstant{x.Ints(), {0}, true};
-    const std::vector<double> values = value->t.Values();
-    if (values.size() != 1) return std::nullopt;
-    return OnnxConstant{x.Ints(), values, IsOnnxFloat(value->t.type)};
-  }
-  if (node.op != "Expand" || x.values.size() != 1 || operands.size() < 2 ||
-      operands[1] == nullptr) {
-    return std::nullopt;
-  }
-  const auto shape = Broadcast(x.shape, operands[1]->Ints());
-  if (!shape) return std::nullopt;
-  return OnnxConstant{*shape, x.values, x.is_float};
 }
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "planner/base/result.h"
@@ -31,9 +32,34 @@ inline constexpr int64_t kMostOnnxValues = int64_t{1} << 20;
 // more than kMostOnnxValues.
 std::optional<int64_t> OnnxElements(const Shape& shape);
 
+// Strides of a row-major tensor. One without elements has no place to go to,
+// and may have extents whose product is no number.
+Shape OnnxStrides(const Shape& shape);
+
+// The shape that operands are broadcast to, or nothing.
+std::optional<Shape> OnnxBroadcast(const Shape& a, const Shape& b);
+
+// The places of a Slice of a tensor in each dimension: `first`, and every
+// `step`-th behind it. `operands` are the node's; the first is not read.
+// Nothing where they do not fit.
+struct OnnxSlice {
+  Shape shape;
+  std::vector<int64_t> first;
+  std::vector<int64_t> step;
+};
+std::optional<OnnxSlice> OnnxSliceOf(
+    const Shape& shape, std::span<const OnnxConstant* const> operands);
+
 // `constant` with its dimensions in another order.
 OnnxConstant TransposeOnnx(const OnnxConstant& constant,
                            std::span<const size_t> order);
+
+// Elementwise operators ("Add", "Erf", ...) of scalars; null where `op` is
+// none. The second argument is not read by those of one operand.
+using OnnxFunction = double (*)(double x, double y);
+OnnxFunction OnnxFunctionOf(std::string_view op, bool is_float);
+// Whether it makes bools of numbers.
+bool IsOnnxComparison(std::string_view op);
 
 // Applies elementwise operator `op` ("Add", "Erf", ...) to scalars, or nothing
 // where it is none. `y` is not read by operators of one operand.
@@ -44,11 +70,6 @@ std::optional<double> ApplyOnnx(const std::string& op, double x, double y,
 // left out. Nothing where its operator is not one that is computed here; an
 // error where its operands do not fit, kInfeasible where it is too large.
 Result<std::optional<OnnxConstant>> FoldOnnx(
-    const OnnxNode& node, std::span<const OnnxConstant* const> operands);
-
-// What a node of a shape and a number makes, Expand or ConstantOfShape, with
-// that number alone, however large it is; nothing for others.
-std::optional<OnnxConstant> UniformOnnx(
     const OnnxNode& node, std::span<const OnnxConstant* const> operands);
 
 }  // namespace tessera

@@ -99,7 +99,9 @@ std::string Walk::Named(const OnnxNode& node, Activation x) {
 
 std::optional<double> Walk::UniformIn(const OnnxNode& node, size_t i) const {
   const Value& value = In(node, i);
-  if (value.Is(Value::Kind::kLarge)) return value.uniform;
+  if (value.Is(Value::Kind::kLarge)) {
+    return value.large ? UniformOnnx(*value.large) : std::nullopt;
+  }
   if (!value.Is(Value::Kind::kConstant)) return std::nullopt;
   const std::vector<double>& values = value.constant.values;
   const bool same =

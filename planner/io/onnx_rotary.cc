@@ -235,8 +235,7 @@ Result<bool> Walk::FoldNumbers(const OnnxNode& node) {
   }
   const OnnxConstant* const given[] = {&operands[0], &operands[1]};
   auto result = FoldOnnx(node, given);
-  Value value;
-  value.kind = Value::Kind::kLarge;
+  Value value = LargeValue();
   if (result && *result) {
     value = ConstantValue(**std::move(result));
   } else if (!result && result.error().code != ErrorCode::kInfeasible) {

@@ -225,46 +225,153 @@ Result<void> Walk::Where(const OnnxNode& node) {
   return {};
 }
 
-Result<Mask> Walk::MaskOf(const OnnxNode& node, size_t operand, MaskForm form) {
-  const bool added = form == MaskForm::kAdded;
-  const Value& value = In(node, operand);
-  const auto known = found_.masks.find(&node);
-  if (value.Is(Value::Kind::kLarge) && known != found_.masks.end()) {
-    TESSERA_RETURN_IF_ERROR(CheckNoWindow(node.inputs[operand]));
-    return known->second;
+namespace {
+
+// What a mask says, of which rows are read one by one.
+class MaskReader {
+ public:
+  // `last`: the last query's row, which sees the most.
+  MaskReader(const Shape& shape, bool added, bool ones_are_seen,
+             std::span<const double> last)
+      : added_(added), ones_are_seen_(ones_are_seen) {
+    const size_t rank = shape.size();
+    columns_ = rank < 1 ? 1 : shape[rank - 1];
+    rows_ = rank < 2 ? 1 : shape[rank - 2];
+    causal_ = rows_ > 1 && columns_ == rows_;
+    if (causal_) {
+      window_ = std::ranges::count_if(last, [&](double v) { return Sees(v); });
+    }
   }
-  TESSERA_TRY(const OnnxConstant mask, Constant(node, operand));
-  const size_t rank = mask.shape.size();
-  const int64_t columns = rank < 1 ? 1 : mask.shape[rank - 1];
-  const int64_t rows = rank < 2 ? 1 : mask.shape[rank - 2];
-  const auto is_seen = [&](double v) {
-    return (v == 0) == (form != MaskForm::kSeen);
-  };
-  bool all = true;
-  bool causal = rows > 1 && columns == rows;
-  // The last query's.
-  const int64_t window =
-      causal ? std::count_if(mask.values.begin() + (rows - 1) * columns,
-                             mask.values.begin() + rows * columns, is_seen)
-             : 0;
-  for (size_t i = 0; i < mask.values.size(); ++i) {
-    const bool sees = is_seen(mask.values[i]);
-    if (added && !sees && !(mask.values[i] <= kHidden)) {
+
+  // Whether the rows up to this one may be of a mask.
+  bool Read(std::span<const double> row, int64_t place) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      const bool sees = Sees(row[i]);
+      numbers_ = numbers_ || (added_ && !sees && !(row[i] <= kHidden));
+      marks_ = marks_ && (row[i] == 0 || row[i] == 1);
+      all_ = all_ && sees;
+      const auto column = static_cast<int64_t>(i);
+      causal_ =
+          causal_ && sees == (column <= place && place - column < window_);
+    }
+    return !numbers_ && (all_ || causal_);
+  }
+
+  // Of 0 and 1 alone.
+  bool AreMarks() const { return marks_; }
+
+  Result<Mask> Found() const {
+    if (numbers_) {
       return InvalidInput("adds numbers to scores that are no mask");
     }
-    const auto column = static_cast<int64_t>(i) % columns;
-    const auto row = static_cast<int64_t>(i) / columns % rows;
-    all = all && sees;
-    causal = causal && sees == (column <= row && row - column < window);
+    if (!all_ && !causal_) {
+      return InvalidInput(
+          "its mask is neither causal, of all keys or of a window of them, nor "
+          "of nothing");
+    }
+    Mask found = {.causal = causal_};
+    if (causal_ && window_ < rows_) found.window = window_;
+    return found;
   }
-  if (!all && !causal) {
-    return InvalidInput(
-        "its mask is neither causal, of all keys or of a window of them, nor "
-        "of nothing");
+
+ private:
+  bool Sees(double v) const { return (v == 0) != ones_are_seen_; }
+
+  bool added_;
+  bool ones_are_seen_;
+  int64_t rows_ = 1;
+  int64_t columns_ = 1;
+  int64_t window_ = 0;
+  bool numbers_ = false;
+  bool marks_ = true;
+  bool all_ = true;
+  bool causal_ = false;
+};
+
+// Elements times formulas of them that are computed to read a mask: 16,384
+// places squared by 4, about a second.
+constexpr double kMostMaskWork = 0x1p30;
+
+}  // namespace
+
+Result<Mask> Walk::MaskOf(const OnnxNode& node, size_t operand, MaskForm form) {
+  const Value& value = In(node, operand);
+  if (value.Is(Value::Kind::kLarge)) {
+    if (value.large) {
+      const auto mask = MaskOfLarge(*value.large, form);
+      if (mask) found_.masks[&node] = *mask;
+      if (mask || mask.error().code != ErrorCode::kInfeasible) return mask;
+    }
+    const auto known = found_.masks.find(&node);
+    if (known != found_.masks.end()) {
+      if (found_.places < seq_len_) {
+        TESSERA_RETURN_IF_ERROR(CheckNoWindow(node.inputs[operand]));
+      }
+      return known->second;
+    }
   }
-  Mask found = {.causal = causal};
-  if (causal && window < rows) found.window = window;
+  TESSERA_TRY(const OnnxConstant mask, Constant(node, operand));
+  const auto columns =
+      static_cast<size_t>(mask.shape.empty() ? 1 : mask.shape.back());
+  const size_t rank = mask.shape.size();
+  const auto rows = static_cast<size_t>(rank < 2 ? 1 : mask.shape[rank - 2]);
+  const std::span<const double> values(mask.values);
+  MaskReader reader(
+      mask.shape, form == MaskForm::kAdded, form == MaskForm::kSeen,
+      values.empty() ? values : values.subspan((rows - 1) * columns, columns));
+  for (size_t i = 0; i * columns < values.size(); ++i) {
+    const auto row = values.subspan(i * columns, columns);
+    if (!reader.Read(row, static_cast<int64_t>(i % rows))) break;
+  }
+  TESSERA_TRY(const Mask found, reader.Found());
   return found_.masks[&node] = found;
+}
+
+Result<Mask> Walk::MaskOfLarge(const OnnxLarge& mask, MaskForm form) {
+  const Error unread = {ErrorCode::kInfeasible,
+                        "its mask has too many elements", ""};
+  const size_t rank = mask.shape.size();
+  if (mask.formula == nullptr || rank < 2 ||
+      std::ranges::count(mask.shape, 0) > 0) {
+    return unread;
+  }
+  for (const auto& [known, form_of, read] : found_.large_masks) {
+    if (form_of == form && known.shape == mask.shape &&
+        SameFormula(*known.formula, *mask.formula)) {
+      return read;
+    }
+  }
+  // What is the same for all samples is read once.
+  Shape many(mask.shape.begin(), mask.shape.end() - 1);
+  double work = Number(mask.shape.back()) * mask.formula->size;
+  for (size_t d = 0; d < many.size(); ++d) {
+    const bool repeats = d + 1 < many.size() && !DependsOn(*mask.formula, d);
+    if (repeats) many[d] = 1;
+    work *= Number(many[d]);
+  }
+  if (work > kMostMaskWork) return unread;
+  Shape index(many.size(), 0);
+  std::vector<double> row;
+  index.back() = many.back() - 1;
+  RowOf(mask, index, row);
+  MaskReader reader(mask.shape, form == MaskForm::kAdded,
+                    form == MaskForm::kSeen, row);
+  index.back() = 0;
+  for (size_t d = 0; d < many.size();) {
+    RowOf(mask, index, row);
+    if (!reader.Read(row, index.back())) break;
+    for (d = 0; d < many.size(); ++d) {
+      int64_t& at = index[many.size() - 1 - d];
+      if (++at < many[many.size() - 1 - d]) break;
+      at = 0;
+    }
+  }
+  Result<Mask> read = reader.Found();
+  if (read && form != MaskForm::kAdded && !reader.AreMarks()) {
+    read = InvalidInput("its mask has other numbers than 0 and 1");
+  }
+  found_.large_masks.push_back({mask, form, read});
+  return read;
 }
 
 // A mask that was read in a short sequence may be one of a window there that is
@@ -312,10 +419,11 @@ Result<bool> Walk::Masked(const OnnxNode& node, size_t operand, size_t mask,
                         value.Is(Value::Kind::kScores) ||
                         value.Is(Value::Kind::kSoftmax);
   if (!computed || rank < 2 || shape[rank - 2] != shape[rank - 1]) return false;
-  const bool large = by.Is(Value::Kind::kLarge) && found_.masks.contains(&node);
+  const bool large = by.Is(Value::Kind::kLarge) && !by.large;
+  if (large && !found_.masks.contains(&node)) return false;
   if (!large) {
     const Shape& of = by.constant.shape;
-    if (!by.Is(Value::Kind::kConstant) || of.size() < 2 ||
+    if (!(by.Is(Value::Kind::kConstant) || by.large) || of.size() < 2 ||
         !std::equal(of.end() - 2, of.end(), shape.end() - 2) ||
         !Broadcasts(of, value) ||
         std::ranges::any_of(by.constant.values,
@@ -823,6 +931,61 @@ Result<void> Walk::Split(const OnnxNode& node) {
     }
     Set(node, ActivationValue(std::move(piece)), i);
   }
+  return {};
+}
+
+// A Split, whose results are read by their numbers.
+Result<void> Walk::SplitToSequence(const OnnxNode& node) {
+  const Shape shape = ShapeOf(In(node, 0));
+  const auto axis = AxisOf(node.Int("axis", 0), shape.size());
+  if (!axis) return InvalidInput("has no such dimension");
+  Shape sizes;
+  std::optional<int64_t> each = 1;  // of all but the last
+  if (Has(node, 1)) {
+    TESSERA_TRY(const OnnxConstant given, Constant(node, 1));
+    sizes = given.Ints();
+    each = given.shape.empty() ? sizes[0] : std::optional<int64_t>();
+  } else if (node.Int("keepdims", 1) == 0) {
+    return InvalidInput("leaves a dimension out");
+  }
+  constexpr int64_t kMostParts = 1024;
+  const int64_t extent = shape[*axis];
+  if (each) {
+    sizes.clear();
+    if (*each < 1 || extent < 1 || (extent - 1) / *each >= kMostParts) {
+      return InvalidInput("expected 1 to 1024 tensors");
+    }
+    for (int64_t at = 0; at < extent; at += *each) {
+      sizes.push_back(std::min(*each, extent - at));
+    }
+  }
+  if (sizes.empty() || std::ssize(sizes) > kMostParts) {
+    return InvalidInput("expected 1 to 1024 tensors");
+  }
+  OnnxNode& split = parts_.emplace_back(node);
+  split.op = "Split";
+  split.inputs = {node.inputs[0], IntsOf(node, sizes)};
+  split.outputs.clear();
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    split.outputs.push_back(node.outputs[0] + "#" +
+                            std::to_string(next_part_++));
+  }
+  TESSERA_RETURN_IF_ERROR(Declare(split));
+  TESSERA_RETURN_IF_ERROR(Map(split));
+  Value value;
+  value.kind = Value::Kind::kSequence;
+  value.sequence = split.outputs;
+  Set(node, std::move(value));
+  return {};
+}
+
+Result<void> Walk::SequenceAt(const OnnxNode& node) {
+  const std::vector<std::string>& sequence = In(node, 0).sequence;
+  TESSERA_TRY(const std::vector<int64_t> at, Ints(node, 1));
+  const auto place =
+      AxisOf(at.size() == 1 ? at[0] : std::ssize(sequence), sequence.size());
+  if (!place) return InvalidInput("expected a place in a sequence of tensors");
+  Set(node, values_[sequence[*place]]);
   return {};
 }
 

@@ -66,6 +66,24 @@ Value ConstantValue(OnnxConstant constant) {
   return value;
 }
 
+Value LargeValue(std::optional<OnnxLarge> large) {
+  Value value;
+  value.kind = Value::Kind::kLarge;
+  if (!large) return value;
+  double elements = 1;
+  for (int64_t extent : large->shape) {
+    elements *= extent < 0 ? HUGE_VAL : Number(std::max<int64_t>(extent, 1));
+  }
+  if (!(elements <= kMostElements)) return value;
+  if (auto computed = ComputedOnnx(*large)) {
+    return ConstantValue(*std::move(computed));
+  }
+  value.constant.shape = large->shape;
+  value.constant.is_float = large->is_float;
+  value.large = std::move(large);
+  return value;
+}
+
 Value ActivationValue(Activation x) {
   Value value;
   value.kind = Value::Kind::kActivation;

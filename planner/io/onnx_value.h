@@ -16,6 +16,7 @@
 
 #include "planner/io/onnx_file.h"
 #include "planner/io/onnx_fold.h"
+#include "planner/io/onnx_large.h"
 #include "planner/io/onnx_slab.h"
 #include "planner/ir/graph.h"
 
@@ -168,10 +169,12 @@ struct Value {
     kSlab,        // floating-point numbers of the file that were moved
     kScores,      // of attention
     kSoftmax,     // probabilities, of `scores` or of `x`
+    kSequence,    // several, by name
   };
   Kind kind = Kind::kUnknown;
   OnnxConstant constant;
-  std::optional<double> uniform;  // of a large one: all its elements
+  // Of a large one, where its shape, `constant.shape`, is known.
+  std::optional<OnnxLarge> large;
   // Of a weight, of a number of the file in a dimension of 1, and of a tensor
   // whose elements are not known.
   const OnnxTensor* source = nullptr;
@@ -189,6 +192,7 @@ struct Value {
   Slab slab;
   size_t axis = 0;   // of a softmax, and of pieces
   bool log = false;  // a softmax's logarithm
+  std::vector<std::string> sequence;
 
   bool Is(Kind is) const { return kind == is; }
 };
@@ -250,6 +254,10 @@ class Letters {
 int64_t Extent(const Dim& dim);
 
 Value ConstantValue(OnnxConstant constant);
+
+// A constant that is not computed; without `large` nothing is known of it. One
+// that is small after all is.
+Value LargeValue(std::optional<OnnxLarge> large = std::nullopt);
 
 Value ActivationValue(Activation x);
 

@@ -502,18 +502,9 @@ Result<void> Walk::MatMul(const OnnxNode& node) {
   if (UniformIn(node, 0) == 0.0 && ShapeOf(In(node, 0)).size() >= 2 &&
       ShapeOf(w).size() == 2) {
     // Such as a first state times a matrix.
-    OnnxConstant zeros = {ShapeOf(In(node, 0)), {}, true};
-    zeros.shape.back() = ShapeOf(w)[1];
-    const auto elements = OnnxElements(zeros.shape);
-    Value value;
-    value.kind = Value::Kind::kLarge;
-    value.constant.shape = zeros.shape;
-    value.uniform = 0;
-    if (elements) {
-      zeros.values.resize(static_cast<size_t>(*elements));
-      value = ConstantValue(std::move(zeros));
-    }
-    Set(node, std::move(value));
+    Shape shape = ShapeOf(In(node, 0));
+    shape.back() = ShapeOf(w)[1];
+    Set(node, LargeValue(LargeOnnx(std::move(shape), 0, true)));
     return {};
   }
   if (!w.Is(Value::Kind::kWeight) || ShapeOf(w).size() != 2 ||
@@ -706,6 +697,10 @@ Result<void> Walk::SetReshaped(const OnnxNode& node, const Shape& to) {
     Set(node, std::move(value));
     return {};
   }
+  if (const auto& large = In(node, 0).large) {
+    Set(node, LargeValue(ReshapeLargeOnnx(*large, to)));
+    return {};
+  }
   if (In(node, 0).Is(Value::Kind::kSteps)) {
     Value value = In(node, 0);
     TESSERA_TRY(value.x, Relabelled(std::move(value.x), to));
@@ -798,6 +793,8 @@ Result<void> Walk::Transpose(const OnnxNode& node) {
   }
   if (value.Is(Value::Kind::kConstant)) {
     value.constant = TransposeOnnx(value.constant, axes);
+  } else if (value.large) {
+    value = LargeValue(TransposeLargeOnnx(*value.large, axes));
   } else if (value.Is(Value::Kind::kWeight)) {
     std::vector<size_t> reordered;
     for (size_t axis : axes) reordered.push_back(value.order[axis]);
@@ -897,8 +894,10 @@ std::span<const Walk::Row> Walk::Rows() {
        &Walk::Softmax},
       {"Softsign", "abs and divide", &Walk::Function1},
       {"SpaceToDepth", "nothing", &Walk::Depth},
+      {"SequenceAt", "nothing", &Walk::SequenceAt},
       {"Split", "several layers instead of a fused one, or slice",
        &Walk::Split},
+      {"SplitToSequence", "as Split", &Walk::SplitToSequence},
       {"Squeeze", "nothing", &Walk::Squeeze},
       {"Sum", "sums", &Walk::Variadic},
       {"Tan", "sin, cos and divide", &Walk::Function1},
@@ -937,6 +936,40 @@ Result<void> Walk::CheckSizes(const OnnxNode& node) {
   return {};
 }
 
+// Its shape alone is asked for, or its elements are put elsewhere by a handler.
+bool Walk::MovesLarge(const OnnxNode& node) const {
+  constexpr std::string_view kMoves[] = {"Flatten",  "Reshape", "Shape",
+                                         "Size",     "Squeeze", "Transpose",
+                                         "Unsqueeze"};
+  if (std::ranges::count(kMoves, node.op) == 0) return false;
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    const Value& value = In(node, i);
+    const bool known =
+        i == 0 ? value.large.has_value() : !value.Is(Value::Kind::kLarge);
+    if (!known) return false;
+  }
+  return true;
+}
+
+// What a node makes of constants, some of them or its result large.
+Value Walk::FoldedLarge(const OnnxNode& node) const {
+  std::vector<OnnxLarge> operands(node.inputs.size());
+  std::vector<const OnnxLarge*> given(node.inputs.size());
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    if (!Has(node, i)) continue;
+    const Value& value = In(node, i);
+    if (value.large) {
+      operands[i] = *value.large;
+    } else if (value.Is(Value::Kind::kConstant)) {
+      operands[i] = LargeOnnx(value.constant);
+    } else {
+      return LargeValue();
+    }
+    given[i] = &operands[i];
+  }
+  return LargeValue(FoldLargeOnnx(node, given));
+}
+
 Result<void> Walk::Map(const OnnxNode& node) {
   if (const auto rotary = rotary_.find(&node); rotary != rotary_.end()) {
     return Rotate(node, rotary->second);
@@ -964,16 +997,19 @@ Result<void> Walk::Map(const OnnxNode& node) {
       ++behind_problems_;
       return {};
     }
+    if (value.Is(Value::Kind::kSequence) && node.op != "SequenceAt") {
+      return InvalidInput("reads a sequence of tensors as a whole");
+    }
     constants = constants && value.Is(Value::Kind::kConstant);
     known = known && !value.Is(Value::Kind::kActivation) &&
             !value.Is(Value::Kind::kPieces) && !value.Is(Value::Kind::kSteps) &&
-            !value.Is(Value::Kind::kScores) && !value.Is(Value::Kind::kSoftmax);
+            !value.Is(Value::Kind::kScores) &&
+            !value.Is(Value::Kind::kSoftmax) &&
+            !value.Is(Value::Kind::kSequence);
     large = large || value.Is(Value::Kind::kLarge);
   }
-  if (known && large) {
-    Value value;
-    value.kind = Value::Kind::kLarge;
-    Set(node, std::move(value));
+  if (known && large && !MovesLarge(node)) {
+    Set(node, FoldedLarge(node));
     return {};
   }
   if (of_slabs_.contains(&node)) return PartOfSlab(node);
@@ -1033,13 +1069,7 @@ Result<void> Walk::Map(const OnnxNode& node) {
     }
     auto result = FoldOnnx(node, given);
     if (!result && result.error().code == ErrorCode::kInfeasible) {
-      Value value;
-      value.kind = Value::Kind::kLarge;
-      if (const auto uniform = UniformOnnx(node, given)) {
-        value.constant.shape = uniform->shape;
-        value.uniform = uniform->values[0];
-      }
-      Set(node, std::move(value));
+      Set(node, FoldedLarge(node));
       return {};
     }
     TESSERA_TRY(auto folded, std::move(result));
@@ -1085,14 +1115,8 @@ void Walk::Run() {
   FindNumbers();
   for (const BoundInput& input : sizes_.inputs) {
     if (input.all_ones) {
-      Value value;
-      value.kind = Value::Kind::kLarge;
-      if (const auto elements = OnnxElements(input.shape)) {
-        value = ConstantValue(
-            {input.shape,
-             std::vector<double>(static_cast<size_t>(*elements), 1), false});
-      }
-      values_[input.input->name] = std::move(value);
+      values_[input.input->name] =
+          LargeValue(LargeOnnx(input.shape, 1, input.is_float));
       continue;
     }
     Activation x;

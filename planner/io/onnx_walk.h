@@ -61,10 +61,21 @@ struct RowRange {
 // Places of a short sequence.
 inline constexpr int64_t kFewPlaces = 8;
 
+// A mask that is added to scores, or by whose zeros these are selected.
+enum class MaskForm { kAdded, kSeen, kUnseen };
+
 // What is read in a walk over a small batch: masks and states are as large as
 // the batch, and those of a large one are not computed.
 struct Found {
+  int64_t places = 0;                     // of a sequence, where it was read
   std::map<const OnnxNode*, Mask> masks;  // by the nodes that apply them
+  // Those that are computed row by row, once for all layers that have them.
+  struct LargeMask {
+    OnnxLarge mask;
+    MaskForm form = MaskForm::kAdded;
+    Result<Mask> read;
+  };
+  std::vector<LargeMask> large_masks;
   // Initial states of recurrent layers that are zero: operands.
   std::set<std::pair<const OnnxNode*, size_t>> zeros;
   std::map<const OnnxNode*, Angles>
@@ -305,10 +316,10 @@ class Walk {
   Result<Activation> Lookup(const std::string& name, const Value& table,
                             std::vector<size_t> order, const Shape& rows,
                             const std::string& input);
-  // Which keys are seen by a mask that is added to scores, or by which they
-  // are selected.
-  enum class MaskForm { kAdded, kSeen, kUnseen };
+  // Which keys are seen by a mask.
   Result<Mask> MaskOf(const OnnxNode& node, size_t operand, MaskForm form);
+  // Of one whose elements are computed row by row.
+  Result<Mask> MaskOfLarge(const OnnxLarge& mask, MaskForm form);
   // That a mask which is not computed is as in a short sequence.
   Result<void> CheckNoWindow(const std::string& mask) const;
   // `number` in place of elements of operand `operand` that the operand `mask`
@@ -465,6 +476,8 @@ class Walk {
   // Its results, still unknown.
   Result<void> Declare(const OnnxNode& node);
   Result<void> Map(const OnnxNode& node);
+  bool MovesLarge(const OnnxNode& node) const;
+  Value FoldedLarge(const OnnxNode& node) const;
   // That no result is too large.
   Result<void> CheckSizes(const OnnxNode& node);
   Result<void> ArgMax(const OnnxNode& node);
@@ -511,8 +524,10 @@ class Walk {
   Result<void> IsNaN(const OnnxNode& node);
   Result<void> ScatterElements(const OnnxNode& node);
   Result<void> Select(const OnnxNode& node);
+  Result<void> SequenceAt(const OnnxNode& node);
   Result<void> Softmax(const OnnxNode& node);
   Result<void> Split(const OnnxNode& node);
+  Result<void> SplitToSequence(const OnnxNode& node);
   Result<void> TopK(const OnnxNode& node);
   Result<void> Where(const OnnxNode& node);
   Result<void> Squeeze(const OnnxNode& node);

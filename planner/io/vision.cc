@@ -164,26 +164,28 @@ Features Vision::BatchNorm(const std::string& name, const Features& x,
       builder_.Weight(name + ".weight", Channels(x), {.constant = 1}, false);
   const TensorId shift =
       builder_.Weight(name + ".bias", Channels(x), {}, false);
-  const TensorId mean =
-      builder_.Weight(name + ".running_mean", Channels(x), {}, false);
-  const TensorId variance = builder_.Weight(name + ".running_var", Channels(x),
-                                            {.constant = 1}, false);
-  const std::string c = x.groups > 1 ? "gc" : "c";
-  std::string rule = "b" + c + "hw";
-  for (int k = 0; k < 4; ++k) rule += "," + c;
-  rule += "->b" + c + "hw";
-  const std::vector<TensorId> operands = {x.tensor, scale, shift, mean,
-                                          variance};
-  std::vector<Attribute> attributes = {{"epsilon", options.epsilon},
-                                       {"momentum", options.momentum}};
+  std::vector<TensorId> operands = {x.tensor, scale, shift};
+  std::vector<Attribute> attributes = {{"epsilon", options.epsilon}};
+  std::string op = options.groups > 1 ? "ghost_batch_norm" : "batch_norm";
+  if (options.tracked) {
+    operands.push_back(
+        builder_.Weight(name + ".running_mean", Channels(x), {}, false));
+    operands.push_back(builder_.Weight(name + ".running_var", Channels(x),
+                                       {.constant = 1}, false));
+    attributes.push_back({"momentum", options.momentum});
+    op = "tracked_" + op;
+  }
   if (options.groups > 1) {
     attributes.push_back({"groups", static_cast<double>(options.groups)});
-    y.tensor = builder_.Add1("tracked_ghost_batch_norm", name, operands,
-                             rule + ",b" + c + ",b" + c, attributes);
-  } else {
-    y.tensor = builder_.Add1("tracked_batch_norm", name, operands,
-                             rule + "," + c + "," + c, attributes);
   }
+  const std::string c = x.groups > 1 ? "gc" : "c";
+  const std::string of_channels =
+      "," + std::string(options.groups > 1 ? "b" : "") + c;
+  std::string rule = "b" + c + "hw";
+  for (size_t k = 1; k < operands.size(); ++k) rule += "," + c;
+  rule += "->b" + c + "hw" + of_channels + of_channels;
+  y.tensor =
+      builder_.Add1(op, name, std::move(operands), rule, std::move(attributes));
   return y;
 }
 

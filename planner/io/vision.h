@@ -54,6 +54,7 @@ struct BatchNormOptions {
   // Each microbatch is normed in so many groups of consecutive samples.
   int64_t groups = 1;
   double momentum = 0.1;  // of running averages; torch.nn.BatchNorm2d's
+  bool tracked = true;    // running averages are kept
 };
 // The groups are the key "batch_norm_groups", which divides the global batch,
 // the momentum is "batch_norm_momentum".

@@ -53,18 +53,19 @@ std::vector<OpDef> OptimizerOps() {
        .rule = "n,->n,n,n",
        .flops = FlopsPerPoint<13>,
        .bytes = UpdateBytes},
-      // m = beta1 m + clip coefficient * gradient; parameter -= lr m. As
+      // m = beta1 m + g; parameter -= lr m, where g is the gradient times the
+      // clip coefficient and the weight decay times the parameter. As
       // torch.optim.SGD has it, without dampening (Sutskever et al. 2013).
       {.name = "momentum",
        .summary = "gradient descent step with momentum",
        .rule = "n,->n,n",
-       .flops = FlopsPerPoint<5>,
+       .flops = FlopsPerPoint<7>,
        .bytes = UpdateBytes},
-      // parameter -= lr * clip coefficient * gradient.
+      // parameter -= lr g, of the same g.
       {.name = "sgd",
        .summary = "plain gradient descent step",
        .rule = "n,->n",
-       .flops = FlopsPerPoint<2>,
+       .flops = FlopsPerPoint<4>,
        .bytes = UpdateBytes},
       // running average -= rate * its distance (planner/ir/running_average.h).
       // In the place of the gradient is the distance's mean over a step's

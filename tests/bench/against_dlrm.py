@@ -2,7 +2,8 @@
 """Trains a DLRM by Tessera and by PyTorch from the same weights, on the same
 clicks, and compares the losses.
 
-usage: tests/bench/against_dlrm.py TESSERA [--optimizer NAME] [--steps N]
+usage: tests/bench/against_dlrm.py TESSERA [--optimizer NAME]
+           [--weight-decay X] [--steps N]
 
 The network is that of facebookresearch/dlrm, dlrm_s_pytorch.py, with the sizes
 of zoo:dlrm-tiny: nn.EmbeddingBag tables, a bottom MLP, the products below the
@@ -65,6 +66,7 @@ def main():
     parser.add_argument("tessera")
     parser.add_argument("--optimizer", default="momentum",
                         choices=["adafactor", "adamw", "momentum", "sgd"])
+    parser.add_argument("--weight-decay", type=float)
     parser.add_argument("--steps", type=int, default=20)
     args = parser.parse_args()
     config = json.loads(
@@ -92,7 +94,9 @@ def main():
         # A step of length 0 leaves the weights that runs start from.
         run("--steps", "1", "--lr", "0", "--save",
             str(work / "weights.safetensors"))
-        losses = run("--steps", str(args.steps), "--lr", str(RATE))
+        more = [] if args.weight_decay is None else [
+            "--weight-decay", str(args.weight_decay)]
+        losses = run("--steps", str(args.steps), "--lr", str(RATE), *more)
         weights = load_file(work / "weights.safetensors")
     model = Dlrm(config)
     model.load_state_dict({k: v for k, v in weights.items()
@@ -105,7 +109,10 @@ def main():
                if n.endswith("weight") and not n.startswith("emb_l")]
     others = [p for n, p in model.named_parameters()
               if not n.endswith("weight") or n.startswith("emb_l")]
-    groups = [{"params": decayed, "weight_decay": 0.1},
+    decay = args.weight_decay
+    if decay is None:
+        decay = 0.1 if args.optimizer in ("adamw", "adafactor") else 0
+    groups = [{"params": decayed, "weight_decay": decay},
               {"params": others, "weight_decay": 0}]
     if args.optimizer == "adamw":
         optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95),
@@ -114,7 +121,7 @@ def main():
         optimizer = torch.optim.Adafactor(groups, lr=RATE)
     else:
         optimizer = torch.optim.SGD(
-            model.parameters(), lr=RATE,
+            groups, lr=RATE,
             momentum=0.9 if args.optimizer == "momentum" else 0)
     worst = 0
     for loss in losses:

@@ -397,6 +397,11 @@ def image_models_of(name):
     return module, lambda: (example(),)
 
 
+# Models of images that PyTorch's exporters do not write (adaptive maxima), and
+# whose nodes are not mapped (ids that are computed, channels that are shuffled
+# between grouped convolutions); tools/export_torch.py maps them.
+NOT_WRITTEN = {"pools", "pools-uneven", "normed", "shuffled-channels",
+               "shufflenet_v2_x0_5"}
 # By name: the model, an example of its input, which of PyTorch's exporters. The
 # older one keeps batch norms, which the other folds into convolutions.
 MODELS = {
@@ -438,15 +443,16 @@ MODELS = {
     **{name: (*image_models_of(name),
               "dynamo" if name in ("text", "depths", "unet-corners-instance")
               else "script")
-       for name in image_models.MODELS if name != "pools"},
+       for name in image_models.MODELS if name not in NOT_WRITTEN},
     "shuffled-dynamo": (*image_models_of("shuffled"), "dynamo"),
     "depths-script": (*image_models_of("depths"), "script"),
 }
 
 
 # torch.export does not trace nn.Transformer without a hint: it asks for the
-# elements of its mask. nn.RNN it writes with matrices times zero.
-NOT_TRACED = {"transformer", "transformer-norm-first",
+# elements of its mask. nn.RNN it writes with matrices times zero, and a matrix
+# of weight_norm as what it is when it is written.
+NOT_TRACED = {"weight-norm", "transformer", "transformer-norm-first",
               "transformer-steps-first", "series-rnn"}
 # A rotary embedding of neighbours, attention over an image's rows and columns;
 # what tools/export_torch.py alone is known to map.

@@ -272,6 +272,41 @@ def torchvisions(name, **more):
 
 
 # EfficientNet, RegNet and the like, all of their layers.
+class UnevenPools(nn.Module):
+    """Windows of several sizes, of images and of signals."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3)
+        self.most = nn.AdaptiveMaxPool2d((4, 3))
+        self.rows = nn.AdaptiveMaxPool1d(5)
+        self.fc = nn.Linear(30, 10)
+
+    def forward(self, images):
+        x = self.most(torch.tanh(self.conv(images))).flatten(2)
+        return self.fc(self.rows(x).flatten(1))
+
+
+class ShuffledChannels(nn.Module):
+    """Channels that change places between convolutions of two groups, of one
+    group each, and of three (ShuffleNet)."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 12, 3, padding=1)
+        self.first = nn.Conv2d(12, 12, 1, groups=2, bias=False)
+        self.each = nn.Conv2d(12, 12, 3, 2, 1, groups=12)
+        self.norm = nn.BatchNorm2d(12)
+        self.second = nn.Conv2d(12, 24, 1, groups=3)
+        self.fc = nn.Linear(24, 10)
+
+    def forward(self, images):
+        x = F.relu(self.first(F.relu(self.stem(images))))
+        x = self.norm(self.each(F.channel_shuffle(x, 2)))
+        x = F.channel_shuffle(F.relu(self.second(x)), 3)
+        return self.fc(x.mean((2, 3)))
+
+
 TORCHVISION = {
     "convnext_tiny": (torchvisions("convnext_tiny", stochastic_depth_prob=0,
                                    layer_scale=0.1), numbers(3, 64, 64)),
@@ -283,6 +318,8 @@ TORCHVISION = {
     "mobilenet_v3_small": (torchvisions("mobilenet_v3_small", dropout=0),
                            numbers(3, 64, 64)),
     "regnet_y_400mf": (torchvisions("regnet_y_400mf"), numbers(3, 64, 64)),
+    "shufflenet_v2_x0_5": (torchvisions("shufflenet_v2_x0_5"),
+                           numbers(3, 64, 64)),
     "squeezenet1_1": (torchvisions("squeezenet1_1", dropout=0),
                       numbers(3, 64, 64)),
 }
@@ -299,6 +336,8 @@ MODELS = {
     "generator": (Generator, numbers(12)),
     "waves": (Waves, numbers(3, 32)),
     "shuffled": (Shuffled, numbers(3, 8, 8)),
+    "pools-uneven": (UnevenPools, numbers(3, 12, 12)),
+    "shuffled-channels": (ShuffledChannels, numbers(3, 8, 8)),
     "pools": (Pools, numbers(3, 16, 16)),
     "normed": (Normed, numbers(3, 16, 16)),
     "depths": (Depths, tokens),

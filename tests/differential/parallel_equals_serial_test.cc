@@ -266,7 +266,8 @@ TEST(ParallelEqualsSerial, GradientsOfTiedWeightsOnTheHostClipped) {
   ExpectGradientsOnTheHost(Model::kGpt2, 0.1);
 }
 
-// Gradient descent with one moment and with none; Adam, which decays nothing.
+// Gradient descent with one moment and with none, with weight decay; Adam,
+// which decays nothing.
 TEST(ParallelEqualsSerial, OtherOptimizers) {
   const Graph& graph = TinyGraph(Model::kGpt2, 2);
   for (const auto& [optimizer, rate] :
@@ -275,6 +276,7 @@ TEST(ParallelEqualsSerial, OtherOptimizers) {
     TinyRun run;
     run.options.optimizer = optimizer;
     run.options.learning_rate = rate;
+    if (run.options.optimizer != "adam") run.options.weight_decay = 0.1;
     const Outcome serial = OutcomeOf(graph, 1, "dp=1", run);
     EXPECT_LT(serial.losses.back(), serial.losses.front()) << optimizer;
     for (const auto& [strategy, ranks] :

@@ -1,5 +1,6 @@
 #include "tests/emulation/cuda_emulation.h"
 
+#include <cuda_runtime_api.h>
 #include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -390,3 +391,11 @@ void WaitForCopies(int groups_left) {
 }
 
 }  // namespace tessera::emulation
+
+// What CudaQueue calls, where the toolkit's library is not linked.
+extern "C" __attribute__((weak)) const char* cudaGetErrorName(cudaError_t) {
+  return "cudaError";
+}
+extern "C" __attribute__((weak)) const char* cudaGetErrorString(cudaError_t) {
+  return "error of the emulation";
+}

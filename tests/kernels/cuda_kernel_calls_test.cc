@@ -108,12 +108,14 @@ TEST_F(CudaKernelCalls, NegativeCoefficientSkipsTheStep) {
   const Tensors after =
       Run("adamw", {AdamWAttributes(), {Random({100}, 1), Scalar(-1)}, start});
   for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(after[i].SameBits(start[i]));
-  const Tensors sgd =
-      Run("sgd", {{{"lr", 0.1}}, {Random({100}, 1), Scalar(-1)}, {start[0]}});
+  const Tensors sgd = Run("sgd", {{{"lr", 0.1}, {"weight_decay", 0.1}},
+                                  {Random({100}, 1), Scalar(-1)},
+                                  {start[0]}});
   EXPECT_TRUE(sgd[0].SameBits(start[0]));
-  const Tensors momentum = Run("momentum", {{{"beta1", 0.9}, {"lr", 0.1}},
-                                            {Random({100}, 1), Scalar(-1)},
-                                            {start[0], start[1]}});
+  const Tensors momentum =
+      Run("momentum", {{{"beta1", 0.9}, {"lr", 0.1}, {"weight_decay", 0.1}},
+                       {Random({100}, 1), Scalar(-1)},
+                       {start[0], start[1]}});
   for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(momentum[i].SameBits(start[i]));
 }
 
@@ -227,14 +229,15 @@ TEST_F(CudaKernelCalls, ListsOfUpdatesEqualSingleOnes) {
   }
   const std::vector<Attribute> plain = {{"beta1", 0.9}, {"lr", 0.1}};
   ExpectListEqualsCalls(
-      *device_, {"momentum", plain, kFp32, {kFp32, kFp32}, {Scalar(0.5)}});
+      *device_,
+      {"momentum", plain, kFp32, {kFp32, kFp32}, {Scalar(0.5)}, true});
   // More than one launch takes.
   ExpectListEqualsCalls(*device_, {"sgd",
                                    plain,
                                    kFp32,
                                    {kFp32},
                                    {Scalar(0.5)},
-                                   false,
+                                   true,
                                    std::vector<int64_t>(43, 9)});
   ExpectListEqualsCalls(*device_, {"cast", {}, kFp32, {DType::kBFloat16}, {}});
 }
@@ -518,8 +521,11 @@ TEST_F(CudaKernelCalls, StepNumbersFromMemory) {
         {"weight_decay", 0.1}},
        {g, Scalar(0.5)},
        {Random({100}, 2), Random({100}, 3), v}},
-      {"momentum", {{"beta1", 0.9}}, {g, Scalar(0.5)}, {g, v}},
-      {"sgd", {}, {g, Scalar(0.5)}, {g}},
+      {"momentum",
+       {{"beta1", 0.9}, {"weight_decay", 0.1}},
+       {g, Scalar(0.5)},
+       {g, v}},
+      {"sgd", {{"weight_decay", 0.1}}, {g, Scalar(0.5)}, {g}},
       {"dropout",
        {{"probability", 0.3}, {"salt", 5}},
        {g},

@@ -25,7 +25,7 @@ int Pick(Rng& rng, std::initializer_list<int> choices) {
 // Of each form some specs have one.
 Rotary RotaryOf(const GraphSpec& spec) {
   Rotary rotary = {.theta = 100, .fraction = 1};
-  const int form = (spec.layers + spec.bias) % 3;
+  const int form = (spec.layers + spec.bias) % 4;
   if (form == 1) {
     rotary.op = "rotary_linear";
     rotary.scaling = {{"factor", 2}};
@@ -36,6 +36,12 @@ Rotary RotaryOf(const GraphSpec& spec) {
                       {"factor", 4},
                       {"magnitude", 1.1},
                       {"original_positions", 16}};
+  } else if (form == 3) {
+    rotary.op = "rotary_longrope";
+    rotary.scaling = {{"magnitude", 1.2}};
+    for (int pair = 0; pair < spec.head_size / 2; ++pair) {
+      rotary.scaling.push_back({"divisor", 1.5 + pair});
+    }
   }
   return rotary;
 }
@@ -292,9 +298,10 @@ class SmallCnn {
     const Features y =
         model_.Convolution(name, x, channels, window, spec_.bias == 1, groups);
     if (spec_.image != 2) return y;
-    return model_.BatchNorm(
-        name + ".norm", y,
-        {.epsilon = kEpsilon, .groups = BatchNormGroups(spec_)});
+    return model_.BatchNorm(name + ".norm", y,
+                            {.epsilon = kEpsilon,
+                             .groups = BatchNormGroups(spec_),
+                             .tracked = spec_.shared == 0});
   }
 
   Features Active(const std::string& name, const Features& x, int64_t channels,

@@ -48,9 +48,9 @@ struct GraphSpec {
   int vocabulary = 2;
   int sequence = 1;
   int batch = 1;
-  // 1: a convolutional network; 2: one with batch norms, in BatchNormGroups.
-  // Then the sequence is
-  // the height and width of the images, `hidden` the channels between layers,
+  // 1: a convolutional network; 2: one with batch norms, in BatchNormGroups,
+  // which keep running averages unless `shared` is 1. Then the sequence is the
+  // height and width of the images, `hidden` the channels between layers,
   // `inner` those inside of them, `residual` says what a layer has (0 and 1:
   // two convolutions, or three in `groups`; 2: branches) and `gated` whether
   // its window moves by two. 3: tokens again, and layers of general

@@ -43,6 +43,26 @@ def best(of_one, of_two):
     return found
 
 
+def maxima_of_windows(x, size):
+    """Of windows of several sizes, direction by direction: window i of o is
+    [floor(i n / o), ceil((i + 1) n / o)). Their places are not known."""
+    directions = x.dim() - 2
+    size = [size] * directions if isinstance(size, int) else size
+    for dim, o in enumerate(size, 2):
+        n = x.shape[dim]
+        if o in (None, n):
+            continue
+        x = torch.cat([torch.amax(
+            x.narrow(dim, i * n // o, -(-(i + 1) * n // o) - i * n // o), dim,
+            True) for i in range(o)], dim)
+    return [x, None]
+
+
+def channel_shuffle(x, groups):
+    parts = x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+    return torch.transpose(parts, 1, 2).reshape(x.shape)
+
+
 def vector_norm(x, order=2, dims=None, keep=False, **_):
     if order == 1:
         return torch.sum(torch.abs(x), dims, keepdim=keep)
@@ -64,7 +84,10 @@ def deviation(*arguments, **keywords):
 
 
 RECIPES = {
+    "adaptive_max_pool1d": maxima_of_windows,
+    "adaptive_max_pool2d": maxima_of_windows,
     "amin": least,
+    "channel_shuffle": channel_shuffle,
     "celu": lambda x, alpha=1: elu(x, alpha, 1, 1 / alpha),
     "elu": elu,
     "expm1": lambda x: torch.exp(x) - 1,

@@ -5,8 +5,9 @@ import math
 
 import torch
 
+from .decompositions import by_others
 from .dimensions import Atom, extent, flatten
-from .layout import apart, compact, one_atom
+from .layout import apart, compact, merged, one_atom
 from .nodes import shape_of
 from .parameters import Param, vector
 from .problems import Unmappable
@@ -69,21 +70,47 @@ def window_attributes(stride, padding):
     return {"pad_top": top, "pad_left": left, **sides("stride", stride, 1)}
 
 
+def in_groups(walk, node, x, groups):
+    """x, whose channels, where they are several atoms that are not these
+    groups (as those of shuffled channels), are joined and taken apart anew."""
+    channels = x.dims[1]
+    if groups == 1 or len(channels) == 1 or channels[0].extent == groups:
+        return x
+    x = merged(walk, node, x, 1)
+    return apart(walk, node, x, 1, new_groups(
+        f"{node.name}.in", extent(channels), groups))
+
+
+def new_groups(name, size, groups):
+    return [Atom(f"{name}.groups", groups, "c"),
+            Atom(f"{name}.each", size // groups, "c")]
+
+
 def groups_of(walk, x, out_name, out_size, groups):
     """Channels of both sides, as groups and channels in a group where there
-    are several groups."""
+    are several groups; REQUIRES: in_groups. What is made is in other parts than
+    what reads it wants where that takes other groups: behind_groups."""
     channels, out = x.dims[1], walk.atoms.make(out_name, out_size, "c")
     if groups > 1:
         if len(channels) == 1:
             channels = walk.atoms.split(channels[0], groups)
         if len(out) == 1:
             out = walk.atoms.split(out[0], groups)
-        if channels[0].extent != groups or out[0].extent != groups:
-            raise Unmappable("groups that are not those of its neighbours")
+        elif out[0].extent != groups or len(out) != 2:
+            out = new_groups(out_name, out_size, groups)
     # A rule has not more than three letters of channels on both sides.
     if groups == 1 and len(channels) + len(out) > 3:
         out = [Atom(out_name, extent(out), "c")]
     return channels, out
+
+
+def behind_groups(walk, node, y, out_name, groups):
+    """y with its channels in the parts that what reads it wants."""
+    wanted = walk.atoms.make(out_name, extent(y.dims[1]), "c")
+    if walk.atoms.changed or groups == 1 or len(wanted) == 1 or (
+            wanted == y.dims[1]):
+        return y
+    return apart(walk, node, merged(walk, node, y, 1), 1, wanted)
 
 
 def convolution(walk, node, x, weight, bias=None, stride=1, padding=0,
@@ -95,7 +122,7 @@ def convolution(walk, node, x, weight, bias=None, stride=1, padding=0,
         padding = [0] * n if padding == "valid" else [
             d * (k - 1) // 2 for d, k in zip(dilation, window)]
     padding = each(padding, n)
-    x = image(walk, node, x)
+    x = in_groups(walk, node, image(walk, node, x), groups)
     channels, out = groups_of(walk, x, f"{node.name}.c", weight.shape[0],
                               groups)
     if walk.atoms.changed:
@@ -124,7 +151,8 @@ def convolution(walk, node, x, weight, bias=None, stride=1, padding=0,
                  sizes=dict(zip(yx, sizes)), **sides("dilation", dilation, 1),
                  **sides("out", sizes, 1),
                  **window_attributes(stride, padding))[0]
-    return of_image(walk, node, y, x, out)
+    return behind_groups(walk, node, of_image(walk, node, y, x, out),
+                         f"{node.name}.c", groups)
 
 
 def computed_window(walk, node, weight, shape):
@@ -151,7 +179,7 @@ def transposed_convolution(walk, node, x, weight, bias=None, stride=1,
         raise Unmappable("expected a window of parameters")
     window = weight.shape[2:]
     n = len(window)
-    x = image(walk, node, x)
+    x = in_groups(walk, node, image(walk, node, x), groups)
     channels, out = groups_of(walk, x, f"{node.name}.c",
                               weight.shape[1] * groups, groups)
     if walk.atoms.changed:
@@ -174,7 +202,8 @@ def transposed_convolution(walk, node, x, weight, bias=None, stride=1,
         rule = f"b{made}{hw}".replace("!", "")
         y = walk.add("broadcast_add", node, [y, vector(walk, bias, shape)],
                      f"{rule},{made}->{rule}", suffix="bias")[0]
-    return of_image(walk, node, y, x, out)
+    return behind_groups(walk, node, of_image(walk, node, y, x, out),
+                         f"{node.name}.c", groups)
 
 
 def pool(walk, node, x, op, window, stride, padding, shape=None, **more):
@@ -244,7 +273,7 @@ def adaptive_max_pool(walk, node, x, size):
     into = x.shape[2:]
     out = [i if o is None else o for i, o in zip(into, each(size, len(into)))]
     if any(i % o for i, o in zip(into, out)):
-        raise Unmappable(f"windows of several sizes, {into} to {out}")
+        return by_others(walk, node)
     window = [i // o for i, o in zip(into, out)]
     return [pool(walk, node, x, "max_pool", window, None, 0,
                  shape=[*x.shape[:2], *out]), None]

@@ -62,15 +62,16 @@ void Momentum(const KernelCall& call) {
   if (clip < 0) return;
   const T rate = static_cast<T>(LearningRate(call));
   const T keep = static_cast<T>(call.attribute("beta1"));
+  const T decay = static_cast<T>(call.attribute("weight_decay"));
   const T* const gradient = call.operands[0].as<const T>();
   T* const parameter = call.results[0].as<T>();
   T* const m = call.results[1].as<T>();
   ForEachBlock(
       call, call.operands[0].elements(), [&](int64_t i, int64_t count) {
-        const Block<T> new_m =
-            keep * Load(m + i, count) + clip * Load(gradient + i, count);
-        Store<T>(Load(parameter + i, count) - rate * new_m, count,
-                 parameter + i);
+        const Block<T> p = Load(parameter + i, count);
+        const Block<T> new_m = keep * Load(m + i, count) +
+                               clip * Load(gradient + i, count) + decay * p;
+        Store<T>(p - rate * new_m, count, parameter + i);
         Store<T>(new_m, count, m + i);
       });
 }
@@ -78,14 +79,17 @@ void Momentum(const KernelCall& call) {
 // gradient, clip coefficient [, loss scale] -> parameter (in place).
 template <typename T>
 void Sgd(const KernelCall& call) {
-  if (Get(call.operands[1], 0) < 0) return;
-  const T rate = static_cast<T>(LearningRate(call) * Get(call.operands[1], 0));
+  const T clip = static_cast<T>(Get(call.operands[1], 0));
+  if (clip < 0) return;
+  const T rate = static_cast<T>(LearningRate(call));
+  const T decay = static_cast<T>(call.attribute("weight_decay"));
   const T* const gradient = call.operands[0].as<const T>();
   T* const parameter = call.results[0].as<T>();
   ForEachBlock(
       call, call.operands[0].elements(), [&](int64_t i, int64_t count) {
         const Block<T> p = Load(parameter + i, count);
-        Store<T>(p - rate * Load(gradient + i, count), count, parameter + i);
+        const Block<T> g = clip * Load(gradient + i, count) + decay * p;
+        Store<T>(p - rate * g, count, parameter + i);
       });
 }
 

@@ -79,6 +79,7 @@ template <typename T>
 struct MomentumTensors {
   Elements<T> gradient, parameter, m;
   int64_t n = 0;
+  float weight_decay = 0;
 };
 
 // gradient, clip coefficient -> parameter, m (in place).
@@ -99,7 +100,7 @@ __global__ void Momentum(
         of.m.Load(first, span, new_m);
 #pragma unroll
         for (int j = 0; j < kVector; ++j) {
-          new_m[j] = keep * new_m[j] + clip * g[j];
+          new_m[j] = keep * new_m[j] + clip * g[j] + of.weight_decay * p[j];
           p[j] -= lr * new_m[j];
         }
         of.parameter.Store(first, span, p);
@@ -111,6 +112,7 @@ template <typename T>
 struct SgdTensors {
   Elements<T> gradient, parameter;
   int64_t n = 0;
+  float weight_decay = 0;
 };
 
 // gradient, clip coefficient -> parameter (in place).
@@ -128,7 +130,7 @@ __global__ void Sgd(const __grid_constant__ TensorList<SgdTensors<T>> list,
                         of.parameter.Load(first, span, p);
 #pragma unroll
                         for (int j = 0; j < kVector; ++j)
-                          p[j] -= lr * clip * g[j];
+                          p[j] -= lr * (clip * g[j] + of.weight_decay * p[j]);
                         of.parameter.Store(first, span, p);
                       });
 }
@@ -298,7 +300,8 @@ void CallMomentum(std::span<const KernelCall> calls) {
         [](const KernelCall& call) {
           return Tensors{
               Elements<T>(call.operands[0]), Elements<T>(call.results[0]),
-              Elements<T>(call.results[1]), call.operands[0].elements()};
+              Elements<T>(call.results[1]), call.operands[0].elements(),
+              static_cast<float>(call.attribute("weight_decay"))};
         },
         [&](const TensorList<Tensors>& list, auto, unsigned blocks) {
           Launch(Momentum<T>, blocks, kThreads, 0, *one.queue, list,
@@ -317,7 +320,8 @@ void CallSgd(std::span<const KernelCall> calls) {
         [](const KernelCall& call) {
           return Tensors{Elements<T>(call.operands[0]),
                          Elements<T>(call.results[0]),
-                         call.operands[0].elements()};
+                         call.operands[0].elements(),
+                         static_cast<float>(call.attribute("weight_decay"))};
         },
         [&](const TensorList<Tensors>& list, auto, unsigned blocks) {
           Launch(Sgd<T>, blocks, kThreads, 0, *one.queue, list,

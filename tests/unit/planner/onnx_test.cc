@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -456,47 +457,140 @@ TEST(Onnx, MasksOfWindows) {
               HasSubstr("its mask is neither causal"));
 }
 
-// In 2,048 places 2^22 keys are seen or not, which is not computed; in the 8
-// of a short sequence a window of 1,000 keys has them all.
-TEST(Onnx, AWindowThatIsLongerThanAShortSequenceIsRefused) {
-  const auto parts = [](int64_t window) {
-    Parts made = SmallAttention(true);
-    std::vector<Message> nodes = {
-        NodeOf("Shape", "sizes", {"ids"}, "sizes"),
-        NodeOf("Gather", "length", {"sizes", "one"}, "length"),
-        NodeOf("Range", "places", {"zero", "length", "one"}, "places"),
-        NodeOf("Unsqueeze", "rows", {"places", "ones"}, "rows"),
-        NodeOf("Unsqueeze", "columns", {"places", "zeros"}, "columns"),
-        NodeOf("Sub", "apart", {"rows", "columns"}, "apart"),
-        NodeOf("GreaterOrEqual", "behind", {"apart", "zero"}, "behind"),
-        NodeOf("Less", "near", {"apart", "window"}, "near"),
-        NodeOf("And", "mask", {"behind", "near"}, "m")};
-    for (const Message& node : made.nodes) {
-      if (node.bytes().find("mask_flat") == std::string::npos) {
-        nodes.push_back(node);
-      }
+const Node* FindOp(const Graph& graph, const std::string& op) {
+  const auto node = std::ranges::find_if(
+      graph.nodes, [&](const Node& n) { return n.op->name == op; });
+  return node == graph.nodes.end() ? nullptr : &*node;
+}
+
+// The same with a mask that `nodes` make, called "m", and these numbers.
+Parts AttentionMaskedBy(const std::vector<Message>& nodes,
+                        const std::vector<Message>& weights) {
+  Parts made = SmallAttention(true);
+  std::vector<Message> all = nodes;
+  for (const Message& node : made.nodes) {
+    if (node.bytes().find("mask_flat") == std::string::npos) {
+      all.push_back(node);
     }
-    made.nodes = nodes;
-    const auto number = [](const std::string& name, int64_t value) {
-      return Message().Number(2, 7).Text(8, name).Number(7, value);
-    };
-    made.weights.insert(
-        made.weights.end(),
-        {number("zero", 0), number("one", 1), number("window", window),
-         IntsOf("ones", {1}), IntsOf("zeros", {0})});
-    return made;
-  };
-  EXPECT_EQ(ErrorOf(parts(1000), Options(1, 512)), "");
-  EXPECT_THAT(ErrorOf(parts(1000), Options(1, 2048)),
+  }
+  made.nodes = all;
+  made.weights.insert(made.weights.end(), weights.begin(), weights.end());
+  return made;
+}
+
+Message Scalar(const std::string& name, int64_t value) {
+  return Message().Number(2, 7).Text(8, name).Number(7, value);
+}
+
+// Of a window of keys.
+Parts WindowedAttention(int64_t window) {
+  return AttentionMaskedBy(
+      {NodeOf("Shape", "sizes", {"ids"}, "sizes"),
+       NodeOf("Gather", "length", {"sizes", "one"}, "length"),
+       NodeOf("Range", "places", {"zero", "length", "one"}, "places"),
+       NodeOf("Unsqueeze", "rows", {"places", "ones"}, "rows"),
+       NodeOf("Unsqueeze", "columns", {"places", "zeros"}, "columns"),
+       NodeOf("Sub", "apart", {"rows", "columns"}, "apart"),
+       NodeOf("GreaterOrEqual", "behind", {"apart", "zero"}, "behind"),
+       NodeOf("Less", "near", {"apart", "window"}, "near"),
+       NodeOf("And", "mask", {"behind", "near"}, "m")},
+      {Scalar("zero", 0), Scalar("one", 1), Scalar("window", window),
+       IntsOf("ones", {1}), IntsOf("zeros", {0})});
+}
+
+// In 2,048 places 2^22 keys are seen or not, more than are computed at once.
+TEST(Onnx, MasksOfManyPlacesAreReadRowByRow) {
+  for (const int64_t window : {1, 5, 1000, 4096}) {
+    const Graph graph = Imported(WindowedAttention(window), Options(1, 2048));
+    const Node* const node = FindOp(graph, "attention");
+    ASSERT_NE(node, nullptr);
+    EXPECT_EQ(node->attribute("window"), window == 4096 ? 0 : window);
+  }
+  // A query that sees every other key.
+  Parts parts = WindowedAttention(5);
+  parts.nodes.insert(parts.nodes.begin() + 6,
+                     NodeOf("Mod", "odd", {"apart", "two"}, "parity"));
+  parts.nodes[8] = NodeOf("Less", "near", {"parity", "one"}, "near");
+  parts.weights.push_back(Scalar("two", 2));
+  EXPECT_THAT(ErrorOf(parts, Options(1, 2048)),
+              HasSubstr("its mask is neither causal"));
+}
+
+// As PyTorch's exporter writes them where the length is fixed: for each sample,
+// and for each layer what is added. 1,536 * 2,048^2 numbers are 2^32.6.
+TEST(Onnx, MasksOfAFixedLengthAreReadOnce) {
+  const Message infinite =
+      FloatsOf("infinite", {}, {-std::numeric_limits<float>::infinity()});
+  Parts parts = AttentionMaskedBy(
+      {NodeOf("Shape", "sizes", {"ids"}, "sizes"),
+       NodeOf("Slice", "batch", {"sizes", "zeros", "ones"}, "batch"),
+       NodeOf("Concat", "to", {"batch", "square"}, "to",
+              {IntAttribute("axis", 0)}),
+       NodeOf("Range", "places", {"zero", "length", "one"}, "places"),
+       NodeOf("Unsqueeze", "rows", {"places", "row_dims"}, "rows"),
+       NodeOf("Unsqueeze", "columns", {"places", "column_dims"}, "columns"),
+       NodeOf("LessOrEqual", "behind", {"columns", "rows"}, "behind"),
+       NodeOf("Expand", "each", {"behind", "to"}, "each"),
+       NodeOf("Where", "added", {"each", "nothing", "infinite"}, "m")},
+      {Scalar("zero", 0), Scalar("one", 1), Scalar("length", 2048),
+       IntsOf("zeros", {0}), IntsOf("ones", {1}),
+       IntsOf("square", {1, 2048, 2048}), IntsOf("row_dims", {0, 1, 3}),
+       IntsOf("column_dims", {0, 1, 2}), FloatsOf("nothing", {}, {0}),
+       infinite});
+  parts.inputs = {InputOf("ids", 7, {"n", "2048"})};
+  for (Message& node : parts.nodes) {
+    if (node.bytes().find("masked") != std::string::npos) {
+      node = NodeOf("Add", "masked", {"s0", "m"}, "s1");
+    }
+  }
+  const Graph graph = Imported(parts, Options(1536, 2048));
+  const Node* const node = FindOp(graph, "attention");
+  ASSERT_NE(node, nullptr);
+  EXPECT_EQ(node->attribute("window"), 0);
+}
+
+// In 2^16 places they are 2^32, which are not computed; in the 8 of a short
+// sequence a window of 1,000 keys has them all.
+TEST(Onnx, AWindowThatIsLongerThanAShortSequenceIsRefused) {
+  constexpr int64_t kMany = 1 << 16;
+  EXPECT_EQ(ErrorOf(WindowedAttention(1000), Options(1, 512)), "");
+  EXPECT_THAT(ErrorOf(WindowedAttention(1000), Options(1, kMany)),
               HasSubstr("may be one of a window, as it is made with the number "
                         "1000"));
   // Where there are fewer places it hides none, and where it is seen it is one.
-  EXPECT_EQ(ErrorOf(parts(4096), Options(1, 2048)), "");
-  const Graph graph = Imported(parts(5), Options(1, 2048));
-  const auto node = std::ranges::find_if(
-      graph.nodes, [](const Node& n) { return n.op->name == "attention"; });
-  ASSERT_NE(node, graph.nodes.end());
+  EXPECT_EQ(ErrorOf(WindowedAttention(2 * kMany), Options(1, kMany)), "");
+  const Graph graph = Imported(WindowedAttention(5), Options(1, kMany));
+  const Node* const node = FindOp(graph, "attention");
+  ASSERT_NE(node, nullptr);
   EXPECT_EQ(node->attribute("window"), 5);
+}
+
+TEST(Onnx, ASequenceOfPiecesIsASplit) {
+  Parts parts = SmallAttention(true);
+  const Graph expected = Imported(parts, Options(4, 6));
+  parts.weights.push_back(Scalar("zero", 0));
+  parts.weights.push_back(Scalar("one", 1));
+  parts.weights.push_back(Scalar("last", -1));
+  parts.weights.push_back(Scalar("eight", 8));
+  const std::vector<Message> split = {
+      NodeOf("SplitToSequence", "split", {"y", "eight"}, "all",
+             {IntAttribute("axis", 2)}),
+      NodeOf("SequenceAt", "first", {"all", "zero"}, "q0"),
+      NodeOf("SequenceAt", "second", {"all", "one"}, "k0"),
+      NodeOf("SequenceAt", "third", {"all", "last"}, "v0")};
+  parts.nodes.erase(parts.nodes.begin() + 2);
+  parts.nodes.insert(parts.nodes.begin() + 2, split.begin(), split.end());
+  const Graph graph = Imported(parts, Options(4, 6));
+  EXPECT_EQ(OpsOf(graph), OpsOf(expected));
+  EXPECT_EQ(graph.nodes.size(), expected.nodes.size());
+  EXPECT_EQ(ParameterCount(graph), ParameterCount(expected));
+  parts.weights.push_back(Scalar("three", 3));
+  parts.nodes[5] = NodeOf("SequenceAt", "third", {"all", "three"}, "v0");
+  EXPECT_THAT(ErrorOf(parts, Options(4, 6)),
+              HasSubstr("expected a place in a sequence of tensors"));
+  parts.nodes[5] = NodeOf("Identity", "third", {"all"}, "v0");
+  EXPECT_THAT(ErrorOf(parts, Options(4, 6)),
+              HasSubstr("reads a sequence of tensors as a whole"));
 }
 
 TEST(Onnx, ProductAndBiasAreOneLayer) {

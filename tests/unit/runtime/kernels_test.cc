@@ -688,8 +688,11 @@ TEST(Sgd, ByHand) {
   const HostTensor gradient = F64({1}, {2}), p = F64({1}, {1});
   const HostTensor clip = Scalar(0.5);
   RunKernel("sgd", {gradient.Local(), clip.Local()}, {p.Local()},
-            {.attributes = {{"lr", 0.1}}});
+            {.attributes = {{"lr", 0.1}, {"weight_decay", 0}}});
   EXPECT_DOUBLE_EQ(p.At(0), 0.9);  // 1 - 0.1 * 0.5 * 2
+  RunKernel("sgd", {gradient.Local(), clip.Local()}, {p.Local()},
+            {.attributes = {{"lr", 0.1}, {"weight_decay", 0.2}}});
+  EXPECT_DOUBLE_EQ(p.At(0), 0.782);  // 0.9 - 0.1 * (0.5 * 2 + 0.2 * 0.9)
 }
 
 // As torch.optim.SGD(lr=0.1, momentum=0.9), from m = 0 on gradients of 2 and
@@ -700,11 +703,27 @@ TEST(Momentum, ByHand) {
   const HostTensor clip = Scalar(0.5);
   for (const double gradient : {2.0, 4.0}) {
     const HostTensor g = F64({1}, {gradient});
-    RunKernel("momentum", {g.Local(), clip.Local()}, {p.Local(), m.Local()},
-              {.attributes = {{"beta1", 0.9}, {"lr", 0.1}}});
+    RunKernel(
+        "momentum", {g.Local(), clip.Local()}, {p.Local(), m.Local()},
+        {.attributes = {{"beta1", 0.9}, {"lr", 0.1}, {"weight_decay", 0}}});
   }
   EXPECT_DOUBLE_EQ(m.At(0), 2.9);
   EXPECT_DOUBLE_EQ(p.At(0), 0.61);
+}
+
+// As torch.optim.SGD(lr=0.1, momentum=0.9, weight_decay=0.2), which adds to the
+// gradient: m = 1 + 0.2, p = 1 - 0.12; m = 1.08 + 2 + 0.176, p = 0.88 - 0.3256.
+TEST(Momentum, DecaysWeightsInTheGradient) {
+  const HostTensor p = F64({1}, {1}), m = F64({1}, {0});
+  const HostTensor clip = Scalar(0.5);
+  for (const double gradient : {2.0, 4.0}) {
+    const HostTensor g = F64({1}, {gradient});
+    RunKernel(
+        "momentum", {g.Local(), clip.Local()}, {p.Local(), m.Local()},
+        {.attributes = {{"beta1", 0.9}, {"lr", 0.1}, {"weight_decay", 0.2}}});
+  }
+  EXPECT_DOUBLE_EQ(m.At(0), 3.256);
+  EXPECT_DOUBLE_EQ(p.At(0), 0.5544);
 }
 
 // Adafactor on b matrices of r rows and c columns (or, without shape, on a

@@ -10,9 +10,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr std::string_view kAccepted[] = {"--model",   "--json",  "--seed",
-                                          "--profile", "--dtype", "--lr",
-                                          "-o",        "--check"};
+constexpr std::string_view kAccepted[] = {
+    "--model", "--json", "--seed",  "--profile",   "--dtype",
+    "--lr",    "-o",     "--check", "--optimizer", "--weight-decay"};
 
 Result<Options> Parse(const std::vector<std::string>& arguments) {
   return ParseFlags(kAccepted, 1, arguments);
@@ -77,10 +77,28 @@ TEST(ParseFlagsTest, RefusesValuesThatAreNone) {
   }
   for (const char* rate : {"nan", "inf", "-1", "fast"}) {
     EXPECT_THAT(ErrorOf({"--lr", rate}), HasSubstr("--lr: '")) << rate;
+    EXPECT_THAT(ErrorOf({"--weight-decay", rate}),
+                HasSubstr("--weight-decay: '"))
+        << rate;
   }
   EXPECT_THAT(ErrorOf({"--dtype", "bf61"}), HasSubstr("did you mean 'bf16'?"));
   // An element type, but of tokens only.
   EXPECT_THAT(ErrorOf({"--dtype", "int32"}), HasSubstr("unknown dtype"));
+}
+
+// AdamW's and Adafactor's default is 0.1, that of gradient descent none.
+TEST(ParseFlagsTest, WeightDecayIsTheOptimizersUnlessItIsGiven) {
+  const auto decay = [](const std::vector<std::string>& arguments) {
+    return Parse(arguments)->training.weight_decay;
+  };
+  EXPECT_EQ(decay({}), 0.1);
+  EXPECT_EQ(decay({"--optimizer", "adafactor"}), 0.1);
+  EXPECT_EQ(decay({"--optimizer", "momentum"}), 0);
+  EXPECT_EQ(decay({"--optimizer", "sgd", "--weight-decay", "1e-4"}), 1e-4);
+  EXPECT_EQ(decay({"--weight-decay", "0"}), 0);
+  EXPECT_EQ(decay({"--optimizer", "adam", "--weight-decay", "0"}), 0);
+  EXPECT_THAT(ErrorOf({"--optimizer", "adam", "--weight-decay", "0.1"}),
+              HasSubstr("--weight-decay: adam has none"));
 }
 
 TEST(VerbsTest, EveryFlagExistsAndIsListedOnce) {
