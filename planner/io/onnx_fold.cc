@@ -103,6 +103,8 @@ Folded Gather(const OnnxNode& node, Operands operands) {
       y.values.insert(y.values.end(), first, first + strides[at]);
     }
   }
+  // Of no elements there are none to choose.
+  if (OnnxElements(y.shape) != std::ssize(y.values)) return Misfit();
   return std::optional(std::move(y));
 }
 

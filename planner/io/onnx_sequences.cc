@@ -591,8 +591,20 @@ Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
       samples.erase(samples.begin());
     }
   }
+  const auto text = [](const Activation& x) {
+    return TextOf(ShapeOf(ActivationValue(x)));
+  };
+  const auto misfit = [&] {
+    return InvalidInput(
+        "expected attention of queries, keys and values of sequences, whose "
+        "heads are those of queries or divide them; found " +
+        text(q) + ", " + text(k) + " and " + text(v));
+  };
+  if (rank < 3 || k.dims.size() != rank || v.dims.size() != rank) {
+    return misfit();
+  }
   const auto leading = [&](const Activation& x) {
-    return Flatten(std::span(x.dims).first(x.dims.size() - 2));
+    return Flatten(std::span(x.dims).first(rank - 2));
   };
   std::vector<Atom> outer = leading(q);
   std::vector<Atom> of_k = leading(k);
@@ -616,17 +628,7 @@ Result<void> Walk::Attention(const OnnxNode& node, Scores scores,
     if (times == 1 && of->size() == 3 && of->back().extent == 1) of->pop_back();
   }
   const auto single = [](const Dim& dim) { return dim.size() == 1; };
-  const auto text = [](const Activation& x) {
-    return TextOf(ShapeOf(ActivationValue(x)));
-  };
-  const auto misfit = [&] {
-    return InvalidInput(
-        "expected attention of queries, keys and values of sequences, whose "
-        "heads are those of queries or divide them; found " +
-        text(q) + ", " + text(k) + " and " + text(v));
-  };
-  if (rank < 3 || k.dims.size() != rank || v.dims.size() != rank ||
-      !single(q.dims[rank - 2]) || !single(k.dims[rank - 1]) ||
+  if (!single(q.dims[rank - 2]) || !single(k.dims[rank - 1]) ||
       !single(v.dims[rank - 2])) {
     return misfit();
   }

@@ -565,6 +565,29 @@ TEST(Onnx, AWindowThatIsLongerThanAShortSequenceIsRefused) {
   EXPECT_EQ(node->attribute("window"), 5);
 }
 
+// They are a vector, with which a product is made.
+TEST(Onnx, ValuesOfAttentionWithoutPlacesAreNoAttention) {
+  Parts parts = SmallAttention(true);
+  parts.weights.push_back(WeightOf("bias", {6}));
+  parts.nodes[13] = NodeOf("MatMul", "attend", {"p", "bias"}, "a0");
+  EXPECT_THAT(ErrorOf(parts, Options(4, 6)),
+              HasSubstr("node 'a1' (Transpose): perm is no order"));
+}
+
+// The shape of a number has no element.
+TEST(Onnx, AnElementOfNoneIsRefused) {
+  Parts parts = SmallAttention(true);
+  parts.nodes.insert(parts.nodes.begin(),
+                     {NodeOf("Shape", "none", {"one"}, "none"),
+                      NodeOf("Gather", "element", {"none", "one"}, "element"),
+                      NodeOf("Add", "sum", {"element", "one"}, "sum")});
+  parts.nodes.back() = NodeOf("Reshape", "end", {"a2", "sum"}, "logits");
+  parts.weights.push_back(Scalar("one", 1));
+  EXPECT_THAT(ErrorOf(parts, Options(4, 6)),
+              HasSubstr("node 'element' (Gather): its constant operands do not "
+                        "fit"));
+}
+
 TEST(Onnx, ASequenceOfPiecesIsASplit) {
   Parts parts = SmallAttention(true);
   const Graph expected = Imported(parts, Options(4, 6));
