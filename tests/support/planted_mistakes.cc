@@ -240,11 +240,12 @@ bool LostStateOfABatchNorm(const Graph& graph, TaskGraph& tasks) {
         !ReadsWhat(tasks, task, "state")) {
       return false;
     }
-    return std::any_of(tasks.tasks.begin(), tasks.tasks.end(),
-                       [&](const Task& t) {
-                         return OpOf(graph, t) == "tracked_batch_norm_dx" &&
-                                t.writes[0] == task.reads[0];
-                       });
+    return std::any_of(
+        tasks.tasks.begin(), tasks.tasks.end(), [&](const Task& t) {
+          const std::string_view op = OpOf(graph, t);
+          return (op == "batch_norm_dx" || op == "tracked_batch_norm_dx") &&
+                 t.writes[0] == task.reads[0];
+        });
   });
 }
 
