@@ -226,8 +226,7 @@ std::span<const Flag> Flags() {
       {"--cluster", "NAME[:NODES[xGPUS]][+NAME...][@NETWORK[:N]]|FILE",
        "cluster: a preset ('tessera list topologies'), perhaps with another "
        "network ('tessera list networks'), or nodes of several presets, such "
-       "as "
-       "dgx-h100:2+dgx-a100-80gb:4, or a cluster file",
+       "as dgx-h100:2+dgx-a100-80gb:4, or a cluster file",
        SetText<&Options::cluster>},
       {"--stack", "NAME[,KEY=VALUE...]",
        "training software whose habits decide the time of a step ('tessera "

@@ -630,12 +630,9 @@ void Evaluator::CheckDevices(const Plan& plan, Evaluation& result) const {
       break;
     }
   }
-  const auto fits = [&](const DeviceSet& set, const MemoryUse& use) {
-    return use.total <= LeastMemory(cluster_, set);
-  };
-  const auto check = [&](const DeviceSet& set, const MemoryUse& use) {
-    if (fits(set, use)) return;
-    const Bytes memory = LeastMemory(cluster_, set);
+  const auto check = [&](const DeviceSet& set, const MemoryUse& use,
+                         Bytes memory) {
+    if (use.total <= memory) return;
     result.overflow = Max(result.overflow, use.total - memory);
     const auto largest = std::max_element(use.parts.begin(), use.parts.end());
     result.violations.push_back(
@@ -648,18 +645,21 @@ void Evaluator::CheckDevices(const Plan& plan, Evaluation& result) const {
   // The fullest device counts, but where shares are unequal smaller devices may
   // have less.
   bool all_fit = true;
-  bool uneven = false;
+  std::vector<Bytes> least;
   for (size_t s = 0; s < sets.size(); ++s) {
-    all_fit = all_fit && fits(sets[s], result.memory[s]);
-    for (GroupId id : sets[s].groups) {
-      const DeviceGroup& group = plan.groups[id.index()];
-      uneven = uneven || group.IsUneven(group.all_axes());
-    }
+    least.push_back(LeastMemory(cluster_, sets[s]));
+    all_fit = all_fit && result.memory[s].total <= least[s];
   }
   if (all_fit) return;
+  const bool uneven =
+      std::ranges::any_of(plan.groups, [](const DeviceGroup& group) {
+        return group.IsUneven(group.all_axes());
+      });
   if (!uneven ||
       std::ssize(graph_.nodes) * plan.microbatches > most_simulated_) {
-    for (size_t s = 0; s < sets.size(); ++s) check(sets[s], result.memory[s]);
+    for (size_t s = 0; s < sets.size(); ++s) {
+      check(sets[s], result.memory[s], least[s]);
+    }
     return;
   }
   const TaskGraph tasks = Lower(graph_, cluster_, plan, options_);
@@ -668,7 +668,9 @@ void Evaluator::CheckDevices(const Plan& plan, Evaluation& result) const {
   for (const DeviceSet& kind : kinds) devices.push_back(kind.devices[0]);
   std::vector<MemoryUse> memory = PeakMemoryOf(tasks, devices);
   AddOverheads(plan, kinds, memory);
-  for (size_t k = 0; k < kinds.size(); ++k) check(kinds[k], memory[k]);
+  for (size_t k = 0; k < kinds.size(); ++k) {
+    check(kinds[k], memory[k], LeastMemory(cluster_, kinds[k]));
+  }
 }
 
 // What the ranks of a node keep beside their devices fits into its host. Where

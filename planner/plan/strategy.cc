@@ -493,13 +493,8 @@ void ShareSamples(const Cluster& cluster, DType dtype, int64_t samples,
     const std::vector<double> speeds = SpeedsAlong(cluster, dtype, group, a);
     const auto [least, most] = std::ranges::minmax(speeds);
     if (least == most) continue;
-    std::vector<int> shares =
-        SharesBySpeed(samples / (parts / axis.size), speeds);
-    int divisor = 0;
-    for (int share : shares) divisor = std::gcd(divisor, share);
-    for (int& share : shares) share /= divisor;
-    // Of equal shares an axis says nothing.
-    if (std::ranges::max(shares) > 1) axis.shares = std::move(shares);
+    axis.shares =
+        ReducedShares(SharesBySpeed(samples / (parts / axis.size), speeds));
   }
 }
 
@@ -523,11 +518,7 @@ std::vector<double> StageSpeeds(const GraphIndex& index, const Cluster& cluster,
   std::vector<double> speeds;
   if (!strategy.by_speed) return speeds;
   for (const DeviceGroup& group : groups) {
-    double slowest = std::numeric_limits<double>::infinity();
-    for (DeviceId device : group.devices) {
-      slowest = std::min(slowest, SpeedOf(cluster, device, index.graph->dtype));
-    }
-    speeds.push_back(slowest);
+    speeds.push_back(SlowestSpeed(cluster, group, index.graph->dtype));
   }
   const auto [least, most] = std::ranges::minmax(speeds);
   if (least == most) return {};
@@ -723,8 +714,9 @@ std::vector<int> StageStarts(const GraphIndex& index,
       for (bool first = true; block + left_for_others < blocks;
            first = false, ++block) {
         work += index.block_flops[block];
-        if (!first && work > limit * speeds[p]) break;
-        if (first && work > limit * speeds[p]) return false;
+        if (work <= limit * speeds[p]) continue;
+        if (first) return false;
+        break;
       }
     }
     return block == blocks;
@@ -747,12 +739,20 @@ double SpeedOf(const Cluster& cluster, DeviceId device, DType dtype) {
   return type.Peak(dtype).value * type.compute_efficiency;
 }
 
+double SlowestSpeed(const Cluster& cluster, const DeviceGroup& group,
+                    DType dtype) {
+  double slowest = std::numeric_limits<double>::infinity();
+  for (DeviceId device : group.devices) {
+    slowest = std::min(slowest, SpeedOf(cluster, device, dtype));
+  }
+  return slowest;
+}
+
 bool HasUnlikeSpeeds(const Cluster& cluster, DType dtype) {
+  if (cluster.device_types.size() < 2) return false;
+  const double first = SpeedOf(cluster, DeviceId(0), dtype);
   for (size_t d = 1; d < cluster.devices.size(); ++d) {
-    if (SpeedOf(cluster, DeviceId(d), dtype) !=
-        SpeedOf(cluster, DeviceId(0), dtype)) {
-      return true;
-    }
+    if (SpeedOf(cluster, DeviceId(d), dtype) != first) return true;
   }
   return false;
 }
@@ -770,6 +770,14 @@ std::vector<int> SharesBySpeed(int64_t units, std::span<const double> speeds) {
     }
     ++shares[best];
   }
+  return shares;
+}
+
+std::vector<int> ReducedShares(std::vector<int> shares) {
+  int divisor = 0;
+  for (int share : shares) divisor = std::gcd(divisor, share);
+  for (int& share : shares) share /= divisor;
+  if (std::ranges::max(shares) == 1) shares.clear();
   return shares;
 }
 

@@ -134,13 +134,20 @@ std::vector<int> StageStarts(const GraphIndex& index,
 
 // FLOP/s that large products of the type reach on a device.
 double SpeedOf(const Cluster& cluster, DeviceId device, DType dtype);
-// Whether devices differ in that.
+// That of the slowest of a group's.
+double SlowestSpeed(const Cluster& cluster, const DeviceGroup& group,
+                    DType dtype);
+// Whether devices differ in it.
 bool HasUnlikeSpeeds(const Cluster& cluster, DType dtype);
 
 // How `units` are best shared among workers of such speeds: each has one at
 // least, and what takes longest takes as short as may be. REQUIRES: as many
 // units as workers.
 std::vector<int> SharesBySpeed(int64_t units, std::span<const double> speeds);
+
+// Shares as an axis has them (MeshAxis::shares): without a common divisor, and
+// none where all are equal.
+std::vector<int> ReducedShares(std::vector<int> shares);
 
 // The strategy that gives `plan`, up to names of groups and axes; nothing
 // where the plan is not uniform.

@@ -16,6 +16,7 @@ class Scheduler {
   explicit Scheduler(const ListScheduleOptions& options)
       : options_(options),
         stages_(static_cast<size_t>(options.shape.stages)),
+        chunks_(static_cast<size_t>(options.shape.chunks)),
         positions_(options.times.size()),
         microbatches_(static_cast<size_t>(options.shape.microbatches)),
         progress_(positions_),
@@ -77,7 +78,6 @@ class Scheduler {
   std::optional<Choice> ChoiceOf(size_t s) const {
     const ActionKind backward =
         options_.splits ? ActionKind::kBackwardInput : ActionKind::kBackward;
-    const bool has_room = in_flight_[s] < options_.most_in_flight[s];
     std::optional<Choice> pass;  // forward or backward
     std::optional<Choice> weight;
     const auto offer = [&](std::optional<Choice>& best, size_t p,
@@ -89,38 +89,35 @@ class Scheduler {
     };
     // Of equals the first that is offered: backwards, of later chunks first, as
     // these free memory; of forwards the later chunks, too.
-    for (size_t p = LastOf(s); p < positions_; p -= stages_) {
+    for (size_t c = chunks_; c-- > 0;) {
+      const size_t p = c * stages_ + s;
       const size_t m = progress_[p].backward;
       if (m < progress_[p].forward) {
         offer(pass, p, backward, backward_ready_[p][m]);
       }
-      if (p < stages_) break;
     }
-    for (size_t p = LastOf(s); p < positions_; p -= stages_) {
-      // The last chunks keep a place for what is under way to them.
+    for (size_t c = chunks_; c-- > 0;) {
+      const size_t p = c * stages_ + s;
       const size_t m = progress_[p].forward;
-      if (m < microbatches_ && has_room && LeavesRoom(s, p)) {
+      if (m < microbatches_ && HasRoom(s, c)) {
         offer(pass, p, ActionKind::kForward, forward_ready_[p][m]);
       }
-      if (p < stages_) break;
     }
     if (!options_.splits) return pass;
-    for (size_t p = LastOf(s); p < positions_; p -= stages_) {
+    for (size_t c = chunks_; c-- > 0;) {
+      const size_t p = c * stages_ + s;
       if (progress_[p].weight < progress_[p].backward) {
         offer(weight, p, ActionKind::kBackwardWeight, 0);
       }
-      if (p < stages_) break;
     }
     // Rather than to wait.
     return !pass || (weight && weight->start < pass->start) ? weight : pass;
   }
 
-  size_t LastOf(size_t s) const { return positions_ - stages_ + s; }
-
   // A forward of an earlier chunk leaves a place for each later one: what it
   // begins could not end otherwise.
-  bool LeavesRoom(size_t s, size_t position) const {
-    const auto later = static_cast<int>((LastOf(s) - position) / stages_);
+  bool HasRoom(size_t s, size_t chunk) const {
+    const auto later = static_cast<int>(chunks_ - 1 - chunk);
     return in_flight_[s] + later < options_.most_in_flight[s];
   }
 
@@ -155,6 +152,7 @@ class Scheduler {
 
   const ListScheduleOptions& options_;
   const size_t stages_;
+  const size_t chunks_;
   const size_t positions_;
   const size_t microbatches_;
   std::vector<Progress> progress_;  // by position

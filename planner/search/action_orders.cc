@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "planner/plan/stages.h"
 #include "planner/plan/strategy.h"
@@ -20,11 +19,8 @@ std::vector<PassTimes> TimesOf(const SearchSpace& space, const Plan& plan,
   const Graph& graph = *space.index.graph;
   std::vector<double> speeds;  // of a group's devices together
   for (const DeviceGroup& group : plan.groups) {
-    double slowest = std::numeric_limits<double>::infinity();
-    for (DeviceId device : group.devices) {
-      slowest = std::min(slowest, SpeedOf(*space.cluster, device, graph.dtype));
-    }
-    speeds.push_back(slowest * static_cast<double>(group.devices.size()));
+    speeds.push_back(SlowestSpeed(*space.cluster, group, graph.dtype) *
+                     static_cast<double>(group.devices.size()));
   }
   std::vector<PassTimes> times(
       static_cast<size_t>(shape.stages * shape.chunks));
@@ -59,22 +55,26 @@ std::vector<int> Limits(const PipelineShape& shape, double times, bool alike) {
   return limits;
 }
 
+constexpr std::string_view kTable = "table";
+
 constexpr double kLimits[] = {1, 1.5, 2, 3};
 // Orders are made and priced in proportion.
 constexpr int64_t kMostActions = 20'000;
 
 }  // namespace
 
+std::string_view ScheduleOf(const StageOrders& orders,
+                            const PipelineShape& shape) {
+  for (const PipelineSchedule* schedule : SchedulesFor(shape)) {
+    if (OrdersOf(*schedule, shape) == orders) return schedule->name;
+  }
+  return kTable;
+}
+
 void SetOrders(const StageOrders& orders, const PipelineShape& shape,
                Plan& plan) {
-  for (const PipelineSchedule* schedule : SchedulesFor(shape)) {
-    if (OrdersOf(*schedule, shape) != orders) continue;
-    plan.schedule = schedule->name;
-    plan.actions.clear();
-    return;
-  }
-  plan.schedule = "table";
-  plan.actions = orders;
+  plan.schedule = ScheduleOf(orders, shape);
+  plan.actions = plan.schedule == kTable ? orders : StageOrders();
 }
 
 std::optional<Plan> BetterOrders(const SearchSpace& space,

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "planner/plan/plan.h"
@@ -13,8 +14,12 @@
 
 namespace tessera {
 
-// The schedule and table of a plan whose stages do what `orders` says: the
-// first named schedule that says the same, or a table.
+// The first named schedule that says what `orders` do, or "table".
+std::string_view ScheduleOf(const StageOrders& orders,
+                            const PipelineShape& shape);
+
+// Gives a plan whose stages do what `orders` says that schedule, and a table
+// its actions.
 void SetOrders(const StageOrders& orders, const PipelineShape& shape,
                Plan& plan);
 

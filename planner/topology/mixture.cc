@@ -8,6 +8,7 @@
 
 #include "planner/topology/fabric.h"
 #include "planner/topology/hardware.h"
+#include "planner/topology/networks.h"
 #include "planner/topology/topologies.h"
 
 namespace tessera {
@@ -47,19 +48,13 @@ Part AddNodes(const Topology& topology, const Cluster& part, Cluster& cluster) {
   for (const DeviceType& type : part.device_types) {
     device_types.push_back(UseDeviceType(cluster, type));
   }
-  // Switches behind all other vertices are the network.
+  const NetworkSide side = NetworkSideOf(part);
   std::vector<int> device_at(part.vertices.size(), -1);
   for (size_t d = 0; d < part.devices.size(); ++d) {
     device_at[part.devices[d].vertex.index()] = static_cast<int>(d);
   }
-  size_t end = part.vertices.size();
-  if (part.num_nodes() > 1) {
-    while (part.vertices[end - 1].kind == VertexKind::kSwitch) --end;
-  }
-  Part added;
-  added.nics.resize(static_cast<size_t>(part.num_nodes()));
-  std::vector<VertexId> renamed(end);
-  for (size_t v = 0; v < end; ++v) {
+  std::vector<VertexId> renamed(side.first);
+  for (size_t v = 0; v < side.first; ++v) {
     const Vertex& vertex = part.vertices[v];
     const size_t dot = vertex.name.find('.');  // "node3.gpu5"
     const int node = std::stoi(vertex.name.substr(4, dot - 4));
@@ -74,12 +69,14 @@ Part AddNodes(const Topology& topology, const Cluster& part, Cluster& cluster) {
       continue;
     }
     renamed[v] = AddVertex(cluster, vertex.kind, name);
-    if (vertex.kind == VertexKind::kNic) {
-      added.nics[static_cast<size_t>(node)].push_back(renamed[v]);
-    }
+  }
+  Part added;
+  for (const auto& nics : side.nics) {
+    auto& of_node = added.nics.emplace_back();
+    for (VertexId nic : nics) of_node.push_back(renamed[nic.index()]);
   }
   for (const Link& link : part.links) {
-    if (link.from.index() >= end || link.to.index() >= end) continue;
+    if (std::max(link.from.index(), link.to.index()) >= side.first) continue;
     cluster.links.push_back(
         {renamed[link.from.index()], renamed[link.to.index()],
          UseLinkType(cluster,

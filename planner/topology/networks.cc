@@ -30,6 +30,28 @@ std::span<const Network> Networks() {
   return kNetworks;
 }
 
+NetworkSide NetworkSideOf(const Cluster& cluster) {
+  // Each NIC stands behind a device of its node. What follows the last of them
+  // is the network.
+  NetworkSide side;
+  side.nics.resize(static_cast<size_t>(cluster.num_nodes()));
+  std::vector<int> node_of(cluster.vertices.size(), -1);
+  for (const Device& device : cluster.devices) {
+    node_of[device.vertex.index()] = device.node;
+  }
+  int node = 0;
+  for (size_t v = 0; v < cluster.vertices.size(); ++v) {
+    if (node_of[v] >= 0) node = node_of[v];
+    const VertexKind kind = cluster.vertices[v].kind;
+    if (kind == VertexKind::kNic) {
+      side.nics[static_cast<size_t>(node)].emplace_back(
+          static_cast<int64_t>(v));
+    }
+    if (kind != VertexKind::kSwitch) side.first = v + 1;
+  }
+  return side;
+}
+
 Result<Cluster> WithNetwork(Cluster cluster, std::string_view text) {
   const size_t colon = text.find(':');
   TESSERA_TRY(const Network* network,
@@ -47,24 +69,7 @@ Result<Cluster> WithNetwork(Cluster cluster, std::string_view text) {
                           "network '" + std::string(text) + "'");
     }
   }
-  // NICs by node: each stands behind a device of its node. What follows the
-  // last of them is the network.
-  std::vector<std::vector<VertexId>> nics(
-      static_cast<size_t>(cluster.num_nodes()));
-  std::vector<int> node_of(cluster.vertices.size(), -1);
-  for (const Device& device : cluster.devices) {
-    node_of[device.vertex.index()] = device.node;
-  }
-  int node = 0;
-  size_t first = 0;
-  for (size_t v = 0; v < cluster.vertices.size(); ++v) {
-    if (node_of[v] >= 0) node = node_of[v];
-    const VertexKind kind = cluster.vertices[v].kind;
-    if (kind == VertexKind::kNic) {
-      nics[static_cast<size_t>(node)].emplace_back(static_cast<int64_t>(v));
-    }
-    if (kind != VertexKind::kSwitch) first = v + 1;
-  }
+  const auto [nics, first] = NetworkSideOf(cluster);
   const auto in_network = [&](VertexId vertex) {
     return vertex.index() >= first;
   };

@@ -27,6 +27,14 @@ struct Network {
 
 std::span<const Network> Networks();
 
+// Where a preset's nodes end and its network begins.
+struct NetworkSide {
+  std::vector<std::vector<VertexId>> nics;  // by node
+  size_t first = 0;                         // vertex of the network
+};
+// REQUIRES: the preset's own network is what was added to `cluster` last.
+NetworkSide NetworkSideOf(const Cluster& cluster);
+
 // `cluster` with another network: NAME or NAME:NUMBER. REQUIRES: the preset's
 // own network is what was added to `cluster` last.
 Result<Cluster> WithNetwork(Cluster cluster, std::string_view network);

@@ -32,9 +32,7 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
     return std::nullopt;
   }
   StageOrders orders = OrdersOf(*space.index.graph, plan);
-  Plan same = plan;
-  SetOrders(orders, shape, same);
-  if (same.schedule != plan.schedule) return std::nullopt;
+  if (ScheduleOf(orders, shape) != plan.schedule) return std::nullopt;
   std::vector<Action>& order = orders[s];
   const uint32_t from = rng.Below(static_cast<uint32_t>(order.size()));
   if (later ? from + places >= order.size() : from < places) {

@@ -10,17 +10,14 @@ namespace {
 std::optional<double> Edit(Draft& draft, Rng& rng) {
   const SearchSpace& space = draft.space();
   const Plan& plan = draft.plan();
-  const GraphIndex& index = space.index;
-  const NodeId node(rng.Below(static_cast<uint32_t>(index.forward_nodes)));
+  const NodeId node(
+      rng.Below(static_cast<uint32_t>(space.index.forward_nodes)));
   const auto scope = static_cast<Scope>(rng.Below(3));  // up to kClass
-  if (!CanRecompute(*index.graph, node)) return std::nullopt;
+  if (!CanRecompute(*space.index.graph, node)) return std::nullopt;
   const bool before = plan.ops[node.index()].recompute;
-  const auto blocks =
-      BlocksIn(space, plan, index.graph->node(node).block, scope);
-  if (!blocks.has_value()) return std::nullopt;
-  for (int block : *blocks) {
-    const NodeId like = index.nodes_of_block[static_cast<size_t>(block)]
-                                            [index.position[node.index()]];
+  const auto nodes = NodesLike(space, plan, node, scope);
+  if (!nodes.has_value()) return std::nullopt;
+  for (NodeId like : *nodes) {
     if (plan.ops[like.index()].recompute != before) return std::nullopt;
     draft.Touch(like);
     draft.edited().ops[like.index()].recompute = !before;

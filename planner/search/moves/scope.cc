@@ -51,6 +51,21 @@ const PlacedKind& PlacedKinds::Of(int block) const {
   return kinds[of[static_cast<size_t>(at - blocks.begin())]];
 }
 
+std::optional<std::vector<NodeId>> NodesLike(const SearchSpace& space,
+                                             const Plan& plan, NodeId node,
+                                             Scope scope) {
+  const GraphIndex& index = space.index;
+  const auto blocks =
+      BlocksIn(space, plan, index.graph->node(node).block, scope);
+  if (!blocks.has_value()) return std::nullopt;
+  std::vector<NodeId> like;
+  for (int block : *blocks) {
+    like.push_back(index.nodes_of_block[static_cast<size_t>(block)]
+                                       [index.position[node.index()]]);
+  }
+  return like;
+}
+
 std::optional<PlacedKinds> PlacedKindsOf(Draft& draft,
                                          std::vector<int> blocks) {
   PlacedKinds found;

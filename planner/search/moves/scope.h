@@ -43,6 +43,12 @@ struct PlacedKinds {
   const PlacedKind& Of(int block) const;
 };
 
+// A node and its like: those in its place in the blocks of `scope`, or nothing
+// where these have no scope. REQUIRES: of equal blocks, so up to kClass.
+std::optional<std::vector<NodeId>> NodesLike(const SearchSpace& space,
+                                             const Plan& plan, NodeId node,
+                                             Scope scope);
+
 // The kinds of some blocks, ascending and of groups of one mesh; nothing where
 // one of them has no roles. REQUIRES: nothing is edited.
 std::optional<PlacedKinds> PlacedKindsOf(Draft& draft, std::vector<int> blocks);

@@ -3,8 +3,7 @@
 // Symmetric: group, axis, coordinates and number are uniform, and how many
 // there are of each does not change.
 
-#include <numeric>
-
+#include "planner/plan/strategy.h"
 #include "planner/search/move.h"
 
 namespace tessera {
@@ -47,16 +46,9 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   if (shares[from] <= moved) return std::nullopt;
   shares[from] -= moved;
   shares[to] += moved;
-  int divisor = 0;
-  for (int share : shares) divisor = std::gcd(divisor, share);
-  bool equal = true;
-  for (int& share : shares) {
-    share /= divisor;
-    equal = equal && share == 1;
-  }
-  if (equal) shares.clear();
   Plan candidate = plan;
-  candidate.groups[chosen.index()].axes[a].shares = std::move(shares);
+  candidate.groups[chosen.index()].axes[a].shares =
+      ReducedShares(std::move(shares));
   draft.Replace(std::move(candidate));
   return 0;
 }

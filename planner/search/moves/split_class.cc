@@ -12,17 +12,14 @@ namespace {
 std::optional<double> Edit(Draft& draft, Rng& rng) {
   const SearchSpace& space = draft.space();
   const Plan& plan = draft.plan();
-  const GraphIndex& index = space.index;
-  const NodeId node(rng.Below(static_cast<uint32_t>(index.forward_nodes)));
+  const NodeId node(
+      rng.Below(static_cast<uint32_t>(space.index.forward_nodes)));
   const Scope scope = rng.Below(2) == 0 ? Scope::kClassInStage : Scope::kClass;
   const auto change = DrawRetarget(plan, space, node, rng);
   if (!change.has_value()) return std::nullopt;
-  const auto blocks =
-      BlocksIn(space, plan, index.graph->node(node).block, scope);
-  if (!blocks.has_value()) return std::nullopt;
-  for (int block : *blocks) {
-    const NodeId like = index.nodes_of_block[static_cast<size_t>(block)]
-                                            [index.position[node.index()]];
+  const auto nodes = NodesLike(space, plan, node, scope);
+  if (!nodes.has_value()) return std::nullopt;
+  for (NodeId like : *nodes) {
     draft.Touch(like);
     OpPlacement& placement = draft.edited().ops[like.index()];
     if (FactorServedBy(placement, change->axis) != change->from) {
