@@ -104,19 +104,96 @@ std::optional<Box> Intersection(const Box& a, const Box& b) {
   return both;
 }
 
+namespace {
+
+// Sources by where they lie along one dimension, that in which they differ
+// most: of many most hold nothing that a target lacks.
+class SourcesAlong {
+ public:
+  // Each source holds some boxes, all of one number of dimensions.
+  explicit SourcesAlong(const std::vector<std::vector<Box>>& held) {
+    size_t most = 0;
+    const size_t dims = held.empty() || held[0].empty() ? 0 : held[0][0].size();
+    for (size_t d = 0; d < dims; ++d) {
+      std::vector<Spanned> along;
+      for (size_t s = 0; s < held.size(); ++s) {
+        if (!held[s].empty()) along.push_back({SpanOf(held[s], d), s});
+      }
+      std::ranges::sort(along, {}, [](const Spanned& x) {
+        return std::pair(x.span.begin, x.source);
+      });
+      size_t distinct = 0;
+      for (size_t i = 0; i < along.size(); ++i) {
+        distinct += i == 0 || along[i].span.begin != along[i - 1].span.begin;
+      }
+      if (distinct <= most) continue;
+      most = distinct;
+      dim_ = d;
+      along_ = std::move(along);
+    }
+    for (const Spanned& x : along_) {
+      longest_ = std::max(longest_, x.span.size());
+    }
+    all_ = held.size();
+  }
+
+  // Those that may overlap some of `boxes`, in the order first, first + 1, …
+  // with the numbers before `first` last.
+  std::vector<size_t> Near(const std::vector<Box>& boxes, size_t first) const {
+    std::vector<size_t> near;
+    if (boxes.empty()) return near;
+    if (along_.empty()) {  // of scalars
+      for (size_t i = 0; i < all_; ++i) near.push_back((first + i) % all_);
+      return near;
+    }
+    const Range span = SpanOf(boxes, dim_);
+    auto at =
+        std::ranges::upper_bound(along_, span.begin - longest_, {},
+                                 [](const Spanned& x) { return x.span.begin; });
+    for (; at != along_.end() && at->span.begin < span.end; ++at) {
+      if (at->span.end > span.begin) near.push_back(at->source);
+    }
+    std::ranges::sort(near, {}, [&](size_t s) {
+      return s >= first ? s - first : s + all_ - first;
+    });
+    return near;
+  }
+
+ private:
+  struct Spanned {
+    Range span;
+    size_t source = 0;
+  };
+  static Range SpanOf(const std::vector<Box>& boxes, size_t dim) {
+    Range span = boxes[0][dim];
+    for (const Box& box : boxes) {
+      span.begin = std::min(span.begin, box[dim].begin);
+      span.end = std::max(span.end, box[dim].end);
+    }
+    return span;
+  }
+
+  size_t dim_ = 0;
+  std::vector<Spanned> along_;
+  int64_t longest_ = 0;
+  size_t all_ = 0;
+};
+
+}  // namespace
+
 std::vector<Piece> TransferPieces(const std::vector<Placement>& sources,
                                   const std::vector<Placement>& targets) {
   std::vector<std::vector<Box>> held;
   for (const Placement& source : sources) held.push_back(BoxesOf(source));
+  const SourcesAlong near(held);
   std::vector<Piece> pieces;
   for (size_t t = 0; t < targets.size(); ++t) {
     std::vector<Box> missing = BoxesOf(targets[t]);
     const size_t first = t * sources.size() / targets.size();
-    for (size_t i = 0; i < sources.size() && !missing.empty(); ++i) {
-      const size_t s = (first + i) % sources.size();
+    for (size_t s : near.Near(missing, first)) {
+      if (missing.empty()) break;
       Piece piece{static_cast<int>(s), static_cast<int>(t), {}};
       for (const Box& box : held[s]) {
-        // Of many ranks most hold nothing that a target lacks.
         if (std::ranges::none_of(missing, [&](const Box& wanted) {
               return Overlap(wanted, box);
             })) {

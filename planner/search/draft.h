@@ -32,6 +32,10 @@ class Draft {
   // With the edits so far.
   const Plan& plan() const { return plan_; }
 
+  // Whether draws change equal layers of a stage together (moves/scope.h).
+  bool folded() const { return folded_; }
+  void Fold(bool folded) { folded_ = folded; }
+
   // How the plan is cut into stages.
   struct Pipeline {
     int stages = 1;
@@ -119,6 +123,7 @@ class Draft {
   void Clear();
 
   const SearchSpace* space_;
+  bool folded_ = false;
   Plan plan_;
   Fields fields_;                  // before the edits
   std::vector<bool> within_node_;  // by weight

@@ -69,10 +69,18 @@ std::vector<Move> MovesFrom(const SearchSpace& space, const Starts& starts) {
   return moves;
 }
 
+// Most chains change equal layers of a stage together: layers that drift apart
+// are all to be priced, and few draws apply to them. The coldest chain of every
+// second ladder looks at each by itself.
+bool IsFolded(int chain) {
+  return chain % (2 * kRungs) != kRungs;
+}
+
 // `plan` after random moves, each taken as it comes.
 Plan Randomized(const SearchSpace& space, std::span<const Move> moves,
-                Plan plan, Rng& rng) {
+                Plan plan, bool folded, Rng& rng) {
   Draft draft(space, std::move(plan));
+  draft.Fold(folded);
   for (int i = 0; i < kRandomMoves; ++i) {
     if (DrawMove(moves, rng).Propose(draft, rng)) draft.Keep();
   }
@@ -253,16 +261,17 @@ Plan StartOf(const SearchSpace& space, std::span<const Move> moves,
   if (plan != nullptr) return *plan;
   // A stream of its own, apart from the chain's.
   Rng rng(seed, (uint64_t{1} << 32) + static_cast<uint64_t>(chain));
-  return Randomized(space, moves, starts.ranked[0], rng);
+  return Randomized(space, moves, starts.ranked[0], IsFolded(chain), rng);
 }
 
 }  // namespace
 
 Chain::Chain(const SearchSpace& space, const Objective& objective,
              std::span<const Move> moves, Plan start, double temperature,
-             Rng rng, Duration unit)
+             Rng rng, Duration unit, bool folded)
     : objective_(objective),
       moves_(moves),
+      folded_(folded),
       draft_(space, std::move(start)),
       evaluation_(
           objective.EvaluateChange(draft_.plan(), {true, {}, {}}, basis_)),
@@ -270,6 +279,7 @@ Chain::Chain(const SearchSpace& space, const Objective& objective,
       time_unit_(static_cast<double>(unit.picoseconds)),
       rng_(rng) {
   SetUnit();
+  draft_.Fold(folded);
   statistics_.temperature = temperature;
   statistics_.moves.resize(moves.size());
   statistics_.start = evaluation_;
@@ -352,6 +362,8 @@ bool Chain::Exchange(Chain& a, Chain& b, Rng& rng) {
                           b.evaluation_.step_time.picoseconds);
   if (exponent < 0 && draw >= std::exp(exponent)) return false;
   std::swap(a.draft_, b.draft_);
+  a.draft_.Fold(a.folded_);
+  b.draft_.Fold(b.folded_);
   std::swap(a.evaluation_, b.evaluation_);
   std::swap(a.basis_, b.basis_);
   return true;
@@ -387,7 +399,7 @@ class Walk {
                : StartOf(space, moves_, starts, c, options.seed),
           TemperatureOf(options, c % kRungs),
           Rng(options.seed, static_cast<uint64_t>(c)),
-          best.feasible ? best.step_time : Duration{});
+          best.feasible ? best.step_time : Duration{}, IsFolded(c));
       quota_.push_back(options.proposals / options.chains +
                        (c < options.proposals % options.chains ? 1 : 0));
     }

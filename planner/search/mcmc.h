@@ -134,10 +134,11 @@ class Chain {
   static constexpr size_t kMostBests = 16;
 
   // `space`, `objective` and `moves` outlive it. `unit` is the step time that
-  // costs are in; zero: the start's. REQUIRES: `start` is canonical.
+  // costs are in; zero: the start's. A chain that is `folded` changes equal
+  // layers of a stage together. REQUIRES: `start` is canonical.
   Chain(const SearchSpace& space, const Objective& objective,
         std::span<const Move> moves, Plan start, double temperature, Rng rng,
-        Duration unit = {});
+        Duration unit = {}, bool folded = false);
 
   // One proposal; whether it was accepted.
   bool Step();
@@ -163,6 +164,7 @@ class Chain {
 
   const Objective& objective_;
   std::span<const Move> moves_;
+  bool folded_;
   Draft draft_;
   std::shared_ptr<const PlanBasis> basis_;  // of the draft's plan
   Evaluation evaluation_;

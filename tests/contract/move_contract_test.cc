@@ -187,11 +187,12 @@ struct Flow {
 
 std::map<std::string, Flow> FlowsFrom(const Move& move,
                                       const SearchSpace& space,
-                                      const Plan& plan, int draws,
+                                      const Plan& plan, bool folded, int draws,
                                       uint64_t seed,
                                       std::map<std::string, Plan>* reached) {
   std::map<std::string, Flow> flows;
   Draft draft(space, plan);
+  draft.Fold(folded);
   Rng rng(seed);
   for (int i = 0; i < draws; ++i) {
     const auto log_ratio = move.Propose(draft, rng);
@@ -214,14 +215,15 @@ struct Balance {
 };
 
 // Walks from `plan` and compares, for some plans on the way, what the move
-// sends to others with what these send back.
-void Judge(const Move& move, const SearchSpace& space, Plan plan,
+// sends to others with what these send back, in a folded walk or another.
+void Judge(const Move& move, const SearchSpace& space, Plan plan, bool folded,
            Balance& balance) {
   constexpr int kDraws = 2000;
   Rng walk(21);
   for (int round = 0; round < 4; ++round) {
     std::map<std::string, Plan> reached;
-    const auto forward = FlowsFrom(move, space, plan, kDraws, 1, &reached);
+    const auto forward =
+        FlowsFrom(move, space, plan, folded, kDraws, 1, &reached);
     // The likeliest ones, where a wrong ratio shows.
     std::vector<std::pair<double, std::string>> likely;
     for (const auto& [state, flow] : forward) {
@@ -233,7 +235,7 @@ void Judge(const Move& move, const SearchSpace& space, Plan plan,
       const Flow there = forward.at(state);
       if (there.mean * kDraws < 30) continue;  // too rare to judge
       const auto back =
-          FlowsFrom(move, space, reached.at(state), kDraws, 2, nullptr);
+          FlowsFrom(move, space, reached.at(state), folded, kDraws, 2, nullptr);
       const auto found = back.find(StateOf(plan));
       ++balance.pairs;
       if (found == back.end()) {
@@ -269,23 +271,25 @@ Balance JudgeFromMany(const Move& move) {
         "tp=4", "cp=2", "tp=2,mbs=2", "cp=2,mbs=2,dp-kind=rooted",
         "tp=2,mbs=2,dp-kind=rooted", "pp=2,vp=2,mbs=2,schedule=interleaved",
         "pp=2,vp=2,tp=2,schedule=interleaved"}) {
-    Judge(move, of_layers, Uniform(of_layers, text), balance);
+    Judge(move, of_layers, Uniform(of_layers, text), /*folded=*/false, balance);
   }
   const Graph branches = BranchesGraph(4, 2, 4, 8, 16);
   const SearchSpace of_branches(branches, cluster);
   for (const char* text : {"", "branches=split", "tp=2,branches=split"}) {
-    Judge(move, of_branches, Uniform(of_branches, text), balance);
+    Judge(move, of_branches, Uniform(of_branches, text), /*folded=*/false,
+          balance);
   }
   // A weight that both stages read.
   const Graph tied = TwoLayerGraph(4, 4, 16, /*tied=*/true);
   const SearchSpace of_tied(tied, cluster);
   for (const char* text : {"pp=2,mbs=2", "pp=2,zero=1"}) {
-    Judge(move, of_tied, Uniform(of_tied, text), balance);
+    Judge(move, of_tied, Uniform(of_tied, text), /*folded=*/false, balance);
   }
   const Graph attention = AttentionGraph(1, 4, 8, 4, 2, 16);
   const SearchSpace of_attention(attention, cluster);
   for (const char* text : {"cp=4", "cp=2,cp-kind=ring"}) {
-    Judge(move, of_attention, Uniform(of_attention, text), balance);
+    Judge(move, of_attention, Uniform(of_attention, text), /*folded=*/false,
+          balance);
   }
   return balance;
 }
@@ -299,7 +303,7 @@ TEST(AxisRole, BalancesWithExperts) {
   Balance balance;
   for (const char* text :
        {"", "ep=2,zero=1", "ep=4", "ep=2,tp=2", "ep=2,tp=2,etp=1"}) {
-    Judge(move, space, Uniform(space, text), balance);
+    Judge(move, space, Uniform(space, text), /*folded=*/false, balance);
   }
   EXPECT_GT(balance.pairs, 10);
   EXPECT_EQ(balance.no_way_back, 0) << balance.where;
@@ -333,7 +337,8 @@ TEST(Context, BalancesWithAttention) {
     for (const char* text :
          {"cp=2", "cp=2,cp-kind=ring", "cp=4,cp-kind=ring,cp-balance=zigzag",
           "cp=2,tp=2,cp-kind=ring", "cp=2,cp-kind=ulysses"}) {
-      Judge(**FindMove(name), space, Uniform(space, text), balance);
+      Judge(**FindMove(name), space, Uniform(space, text), /*folded=*/false,
+            balance);
     }
     EXPECT_GT(balance.pairs, 6) << name;
     EXPECT_EQ(balance.no_way_back, 0) << name << " " << balance.where;
@@ -344,10 +349,10 @@ TEST(Context, BalancesWithAttention) {
   const Plan gather = Uniform(space, "cp=4");
   const Plan ring = Uniform(space, "cp=4,cp-kind=ring");
   std::map<std::string, Plan> reached;
-  FlowsFrom(context, space, gather, 300, 1, &reached);
+  FlowsFrom(context, space, gather, /*folded=*/false, 300, 1, &reached);
   EXPECT_TRUE(reached.contains(StateOf(ring)));
   reached.clear();
-  FlowsFrom(context, space, ring, 300, 1, &reached);
+  FlowsFrom(context, space, ring, /*folded=*/false, 300, 1, &reached);
   EXPECT_TRUE(reached.contains(StateOf(gather)));
 }
 
@@ -427,6 +432,80 @@ TEST_P(MoveContract, BalancesWithItsWayBack) {
   EXPECT_EQ(balance.no_way_back, 0) << balance.where;
   // A few hundred comparisons: five standard errors are not chance.
   EXPECT_LT(balance.worst, 5) << balance.where;
+}
+
+TEST_P(MoveContract, BalancesWhereEqualLayersChangeTogether) {
+  const Cluster cluster = Ranks(4);
+  Balance balance;
+  const Graph layers = MlpGraph(3, 4, 4, 4, 8, 16);
+  const SearchSpace of_layers(layers, cluster);
+  for (const char* text : {"tp=2,zero=1", "pp=2,tp=2", "cp=2,mbs=2"}) {
+    Judge(move(), of_layers, Uniform(of_layers, text), /*folded=*/true,
+          balance);
+  }
+  EXPECT_EQ(balance.no_way_back, 0) << balance.where;
+  EXPECT_LT(balance.worst, 5) << balance.where;
+}
+
+// Whether equal blocks of a stage have equal splits and tiles, and equal
+// weights equal cuts.
+bool EqualLayersAreAlike(const SearchSpace& space, const Plan& plan) {
+  for (const auto& blocks : space.blocks_of_class) {
+    for (int a : blocks) {
+      for (int b : blocks) {
+        const auto& of_a = space.index.nodes_of_block[static_cast<size_t>(a)];
+        const auto& of_b = space.index.nodes_of_block[static_cast<size_t>(b)];
+        for (size_t i = 0; i < of_a.size(); ++i) {
+          const OpPlacement& x = plan.ops[of_a[i].index()];
+          const OpPlacement& y = plan.ops[of_b[i].index()];
+          if (x.group == y.group && (x.axes != y.axes || x.tiles != y.tiles ||
+                                     x.streamed != y.streamed)) {
+            return false;
+          }
+        }
+      }
+    }
+  }
+  for (const auto& weights : space.weights_of_kind) {
+    for (size_t w : weights) {
+      if (plan.weights[w].zero_stage != plan.weights[weights[0]].zero_stage) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+// A block that goes to another stage is as it was.
+TEST(Folded, LeavesEqualLayersAlike) {
+  const Cluster cluster = Ranks(4);
+  const Graph graph = MlpGraph(6, 4, 4, 4, 8, 16);
+  const SearchSpace space(graph, cluster);
+  for (const bool folded : {true, false}) {
+    int kept = 0;
+    int unlike = 0;
+    for (const char* text : {"tp=2,zero=1", "pp=2,tp=2", "pp=2,mbs=2"}) {
+      Draft draft(space, Uniform(space, text));
+      draft.Fold(folded);
+      Rng rng(3);
+      for (int i = 0; i < 1000; ++i) {
+        const Move& move = DrawMove(Moves(), rng);
+        if (move.name == "stage-boundary" || move.name == "stage-count") {
+          continue;
+        }
+        if (!move.Propose(draft, rng)) continue;
+        draft.Keep();
+        ++kept;
+        unlike += EqualLayersAreAlike(space, draft.plan()) ? 0 : 1;
+      }
+    }
+    EXPECT_GT(kept, 100);
+    if (folded) {
+      EXPECT_EQ(unlike, 0);
+    } else {
+      EXPECT_GT(unlike, 100);
+    }
+  }
 }
 
 // The contract must see a move that is out of balance.

@@ -102,7 +102,7 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   const SearchSpace& space = draft.space();
   const Plan& plan = draft.plan();
   const int block = DrawBlock(space, rng);
-  const auto scope = static_cast<Scope>(rng.Below(kScopes));
+  const auto scope = DrawScope(draft, kScopes, rng);
   const GroupId group_id = GroupOfBlock(space, plan, block);
   const DeviceGroup& group = plan.groups[group_id.index()];
   if (group.axes.empty()) return std::nullopt;

@@ -26,7 +26,7 @@ std::optional<double> ToggleRing(Draft& draft, Rng& rng) {
   const SearchSpace& space = draft.space();
   const Plan& plan = draft.plan();
   const int block = DrawBlock(space, rng);
-  const auto scope = static_cast<Scope>(rng.Below(kScopes));
+  const auto scope = DrawScope(draft, kScopes, rng);
   auto blocks = BlocksIn(space, plan, block, scope);
   if (!blocks.has_value()) return std::nullopt;
   const auto kinds = PlacedKindsOf(draft, *std::move(blocks));

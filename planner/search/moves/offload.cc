@@ -47,7 +47,7 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   if (!space.cluster->host) return std::nullopt;
   const bool has_files = space.cluster->host->storage > Bytes{};
   const int block = DrawBlock(space, rng);
-  const auto scope = static_cast<Scope>(rng.Below(kScopes));
+  const auto scope = DrawScope(draft, kScopes, rng);
   const auto what = static_cast<What>(rng.Below(kWhats));
   const uint32_t tiers = has_files && what != What::kGradients ? 3 : 2;
   const uint32_t step = 1 + rng.Below(tiers - 1);

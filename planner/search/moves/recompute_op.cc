@@ -12,7 +12,7 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   const Plan& plan = draft.plan();
   const NodeId node(
       rng.Below(static_cast<uint32_t>(space.index.forward_nodes)));
-  const auto scope = static_cast<Scope>(rng.Below(3));  // up to kClass
+  const auto scope = DrawScope(draft, 3, rng);  // up to kClass
   if (!CanRecompute(*space.index.graph, node)) return std::nullopt;
   const bool before = plan.ops[node.index()].recompute;
   const auto nodes = NodesLike(space, plan, node, scope);

@@ -9,6 +9,11 @@ GroupId GroupOfBlock(const SearchSpace& space, const Plan& plan, int block) {
   return nodes.empty() ? GroupId() : plan.ops[nodes[0].index()].group;
 }
 
+Scope DrawScope(const Draft& draft, uint32_t count, Rng& rng) {
+  const uint32_t least = draft.folded() ? 1 : 0;
+  return static_cast<Scope>(least + rng.Below(count - least));
+}
+
 std::optional<std::vector<int>> BlocksIn(const SearchSpace& space,
                                          const Plan& plan, int block,
                                          Scope scope) {

@@ -22,6 +22,10 @@ inline constexpr uint32_t kScopes = 5;
 
 GroupId GroupOfBlock(const SearchSpace& space, const Plan& plan, int block);
 
+// One of the first `count` scopes. Symmetric: uniform, without kBlock where the
+// walk is folded.
+Scope DrawScope(const Draft& draft, uint32_t count, Rng& rng);
+
 // The blocks in `scope` of `block`, ascending, or nothing where their groups'
 // meshes differ. A change of placements alters no scope.
 std::optional<std::vector<int>> BlocksIn(const SearchSpace& space,

@@ -13,7 +13,7 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   const SearchSpace& space = draft.space();
   const Plan& plan = draft.plan();
   const int block = DrawBlock(space, rng);
-  const auto scope = static_cast<Scope>(rng.Below(kScopes));
+  const auto scope = DrawScope(draft, kScopes, rng);
   auto blocks = BlocksIn(space, plan, block, scope);
   if (!blocks.has_value()) return std::nullopt;
   const std::optional<AxisRoles> own = draft.roles(block);

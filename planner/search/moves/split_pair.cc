@@ -68,9 +68,7 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   const Node& reads = index.graph->node(reader);
   const size_t k = rng.Below(static_cast<uint32_t>(reads.operands.size()));
   const NodeId maker = index.producer[reads.operands[k].index()];
-  constexpr Scope kScopesHere[] = {Scope::kBlock, Scope::kClassInStage,
-                                   Scope::kClass};
-  const Scope scope = kScopesHere[rng.Below(3)];
+  const Scope scope = DrawScope(draft, 3, rng);  // up to kClass
   const GroupId group = plan.ops[reader.index()].group;
   const size_t axes = plan.groups[group.index()].axes.size();
   if (!maker.valid() || plan.ops[maker.index()].group != group || axes == 0) {

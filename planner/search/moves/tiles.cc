@@ -20,7 +20,7 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   const SearchSpace& space = draft.space();
   const Plan& plan = draft.plan();
   const int block = DrawBlock(space, rng);
-  const auto scope = static_cast<Scope>(rng.Below(3));  // up to kClass
+  const auto scope = DrawScope(draft, 3, rng);  // up to kClass
   const uint32_t step = 1 + rng.Below(kNumbers.size() - 1);
   const auto tiles = TilesOf(space.index, plan, block);
   const auto blocks = BlocksIn(space, plan, block, scope);

@@ -28,7 +28,8 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
   const Plan& plan = draft.plan();
   if (index.weights.empty()) return std::nullopt;
   const size_t chosen = rng.Below(static_cast<uint32_t>(index.weights.size()));
-  const uint32_t reach = rng.Below(3);  // one, class, all
+  // One, class, all.
+  const uint32_t reach = draft.folded() ? 1 + rng.Below(2) : rng.Below(3);
   if (reach != 0 && IsTiedAcrossGroups(index, plan, chosen)) {
     return std::nullopt;
   }

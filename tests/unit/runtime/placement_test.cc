@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "planner/base/rng.h"
@@ -106,6 +107,72 @@ TEST(TransferPieces, EveryElementOnce) {
     }
   }
   EXPECT_EQ(count, std::vector<int>(7, 1));
+}
+
+// Of any sources, those that hold nothing included, each element of a target
+// comes once, from the first that holds it, counted round from the one at the
+// target's place among them.
+TEST(TransferPieces, EachElementFromTheFirstThatHoldsIt) {
+  Rng rng(5);
+  const Box whole = {{0, 7}, {0, 9}};
+  const auto random_run = [&]() -> Placement {
+    Box block;
+    for (const Range& all : whole) {
+      const int64_t begin = rng.Below(static_cast<uint32_t>(all.end));
+      block.push_back(
+          {begin,
+           begin + 1 + rng.Below(static_cast<uint32_t>(all.end - begin))});
+    }
+    const auto elements = static_cast<uint32_t>(ElementsOf(block));
+    const int64_t begin = rng.Below(elements);
+    return {block,
+            {begin,
+             begin + rng.Below(elements - static_cast<uint32_t>(begin) + 1)}};
+  };
+  const auto holds = [](const std::vector<Box>& boxes, int64_t row,
+                        int64_t column) {
+    return std::ranges::any_of(boxes, [&](const Box& box) {
+      return box[0].begin <= row && row < box[0].end &&
+             box[1].begin <= column && column < box[1].end;
+    });
+  };
+  for (int trial = 0; trial < 300; ++trial) {
+    std::vector<Placement> sources;
+    for (uint32_t s = rng.Below(12); s > 0; --s) {
+      sources.push_back(random_run());
+    }
+    sources.insert(
+        sources.begin() + rng.Below(static_cast<uint32_t>(sources.size()) + 1),
+        WholeBlock(whole));
+    std::vector<Placement> targets;
+    for (uint32_t t = 1 + rng.Below(4); t > 0; --t) {
+      targets.push_back(random_run());
+    }
+    const std::vector<Piece> pieces = TransferPieces(sources, targets);
+    for (size_t t = 0; t < targets.size(); ++t) {
+      const size_t first = t * sources.size() / targets.size();
+      for (int64_t row = 0; row < whole[0].end; ++row) {
+        for (int64_t column = 0; column < whole[1].end; ++column) {
+          std::vector<int> expected;
+          if (holds(BoxesOf(targets[t]), row, column)) {
+            size_t from = first;
+            while (!holds(BoxesOf(sources[from]), row, column)) {
+              from = (from + 1) % sources.size();
+            }
+            expected.push_back(static_cast<int>(from));
+          }
+          std::vector<int> actual;
+          for (const Piece& piece : pieces) {
+            if (piece.to == static_cast<int>(t) &&
+                holds(piece.boxes, row, column)) {
+              actual.push_back(piece.from);
+            }
+          }
+          EXPECT_EQ(actual, expected) << trial << ": " << row << ", " << column;
+        }
+      }
+    }
+  }
 }
 
 }  // namespace
