@@ -721,6 +721,7 @@ Evaluation Evaluator::EvaluateBySimulation(const Plan& plan) const {
   const TaskGraph tasks = Lower(graph_, cluster_, plan, options_);
   const std::vector<TaskCost> costs = PriceTasks(pricer_, tasks);
   Evaluation result;
+  result.simulated = true;
   result.step_time = LongestPath(tasks, costs).step_time;
   result.memory = PeakMemory(tasks);
   if (Offloads(plan)) {

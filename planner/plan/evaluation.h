@@ -88,6 +88,8 @@ struct Evaluation {
   Bytes overflow;                       // of the fullest device, 0 if all fit
   std::vector<std::string> violations;  // why it cannot run; one line each
   SourceShares sources;
+  // Whether it was found by simulating all tasks, which takes its time.
+  bool simulated = false;
 
   bool feasible() const { return violations.empty(); }
   bool operator==(const Evaluation&) const = default;

@@ -60,6 +60,9 @@ constexpr std::string_view kTable = "table";
 constexpr double kLimits[] = {1, 1.5, 2, 3};
 // Orders are made and priced in proportion.
 constexpr int64_t kMostActions = 20'000;
+// Operators of all microbatches up to which more than one order of a kind is
+// simulated: some 10 ms each.
+constexpr int64_t kMostSimulated = 20'000;
 
 }  // namespace
 
@@ -91,22 +94,28 @@ std::optional<Plan> BetterOrders(const SearchSpace& space,
   ListScheduleOptions options;
   options.shape = shape;
   options.times = TimesOf(space, plan, shape);
+  const int64_t operators =
+      std::ssize(space.index.graph->nodes) * plan.microbatches;
   Score best_score = ScoreOf(objective.Evaluate(plan));
   std::optional<Plan> best;
   std::vector<StageOrders> known = {OrdersOf(*space.index.graph, plan)};
-  for (const double limit : kLimits) {
-    for (const bool alike : {false, true}) {
-      options.most_in_flight = Limits(shape, limit, alike);
-      for (const bool splits : {true, false}) {
+  for (const bool splits : {true, false}) {
+    options.splits = splits;
+    bool slow = false;
+    for (const double limit : kLimits) {
+      for (const bool alike : {false, true}) {
+        if (slow) break;
         if (stop()) return best;
-        options.splits = splits;
+        options.most_in_flight = Limits(shape, limit, alike);
         StageOrders orders = ListSchedule(options);
         if (std::ranges::find(known, orders) != known.end()) continue;
         Plan candidate = plan;
         SetOrders(orders, shape, candidate);
         known.push_back(std::move(orders));
         if (!Allowed(space, candidate)) continue;
-        const Score score = ScoreOf(objective.Evaluate(candidate));
+        const Evaluation evaluation = objective.Evaluate(candidate);
+        slow = evaluation.simulated && operators > kMostSimulated;
+        const Score score = ScoreOf(evaluation);
         if (!Better(score, best_score)) continue;
         best_score = score;
         best = std::move(candidate);

@@ -114,6 +114,17 @@ const Draft::Pipeline& Draft::pipeline() {
   return pipeline_.emplace(std::move(pipeline));
 }
 
+std::vector<int> Draft::BlocksOf(int stage) {
+  std::vector<int> blocks;
+  const auto stages = static_cast<size_t>(pipeline().stages);
+  for (auto at = static_cast<size_t>(stage); at < pipeline_->blocks.size();
+       at += stages) {
+    blocks.insert(blocks.end(), pipeline_->blocks[at].begin(),
+                  pipeline_->blocks[at].end());
+  }
+  return blocks;
+}
+
 const std::optional<AxisRoles>& Draft::roles(int block) {
   const auto b = static_cast<size_t>(block);
   if (!knows_roles_[b]) {

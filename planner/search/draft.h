@@ -46,6 +46,8 @@ class Draft {
   };
   // REQUIRES: nothing is edited.
   const Pipeline& pipeline();
+  // Those of a stage, in all its chunks. REQUIRES: nothing is edited.
+  std::vector<int> BlocksOf(int stage);
 
   // RolesOf (planner/plan/axis_roles.h) a block. REQUIRES: nothing is edited.
   const std::optional<AxisRoles>& roles(int block);

@@ -15,6 +15,7 @@ extern const Move kBranches;
 extern const Move kContext;
 extern const Move kStageBoundary;
 extern const Move kStageCount;
+extern const Move kStageDevices;
 extern const Move kChunks;
 extern const Move kMicrobatches;
 extern const Move kSchedule;
@@ -32,11 +33,11 @@ extern const Move kShares;
 
 std::span<const Move> Moves() {
   static const std::array table = {
-      kSplitOp,      kSplitClass,  kSplitPair,     kAxisRole,   kSequence,
-      kBranches,     kContext,     kStageBoundary, kStageCount, kChunks,
-      kMicrobatches, kSchedule,    kActions,       kZero,       kRooted,
-      kRecompute,    kRecomputeOp, kTiles,         kOffload,    kBucket,
-      kPrefetch,     kFabricOrder, kShares};
+      kSplitOp,  kSplitClass,   kSplitPair,     kAxisRole,   kSequence,
+      kBranches, kContext,      kStageBoundary, kStageCount, kStageDevices,
+      kChunks,   kMicrobatches, kSchedule,      kActions,    kZero,
+      kRooted,   kRecompute,    kRecomputeOp,   kTiles,      kOffload,
+      kBucket,   kPrefetch,     kFabricOrder,   kShares};
   return table;
 }
 

@@ -357,6 +357,34 @@ TEST(Context, BalancesWithAttention) {
 }
 
 // What a strategy names the search may choose, and leave.
+// Stages of 1 and 3 devices: a block gets the other stage's degree of data
+// parallelism, and comes back.
+TEST(StageBoundary, BalancesBetweenUnlikeMeshes) {
+  const Cluster cluster = Ranks(4);
+  const Graph graph = MlpGraph(2, 6, 4, 4, 8, 16);
+  const SearchSpace space(graph, cluster);
+  const Move& devices = **FindMove("stage-devices");
+  Plan unlike = Uniform(space, "pp=2,mbs=3");
+  Rng rng(4);
+  for (int i = 0; i < 100 && SameMesh(unlike.groups[0], unlike.groups[1]);
+       ++i) {
+    auto step = devices.Propose(unlike, space, rng);
+    if (step.has_value()) unlike = std::move(step->plan);
+  }
+  ASSERT_EQ(unlike.groups[0].devices.size() + unlike.groups[1].devices.size(),
+            4u);
+  ASSERT_NE(unlike.groups[0].devices.size(), unlike.groups[1].devices.size());
+  const Move& boundary = **FindMove("stage-boundary");
+  Balance balance;
+  Judge(boundary, space, unlike, /*folded=*/false, balance);
+  EXPECT_GT(balance.pairs, 0);
+  EXPECT_EQ(balance.no_way_back, 0) << balance.where;
+  EXPECT_LT(balance.worst, 5) << balance.where;
+  std::map<std::string, Plan> reached;
+  FlowsFrom(boundary, space, unlike, /*folded=*/false, 300, 1, &reached);
+  EXPECT_FALSE(reached.empty());
+}
+
 TEST(Rooted, LeadsToTheStrategyAndBack) {
   const Graph graph = MlpGraph(2, 4, 4, 4, 8, 16);
   const Cluster cluster = Ranks(4);

@@ -1,0 +1,61 @@
+#include "planner/search/moves/data_axes.h"
+
+#include <algorithm>
+
+namespace tessera {
+
+std::optional<int> DataAxes(Draft& draft, const DeviceGroup& group,
+                            std::span<const int> blocks) {
+  std::optional<AxisSet> data;
+  for (int block : blocks) {
+    const std::optional<AxisRoles>& roles = draft.roles(block);
+    if (!roles.has_value() || roles->expert != 0) return std::nullopt;
+    if (data.has_value() && *data != roles->data) return std::nullopt;
+    data = roles->data;
+  }
+  if (!data.has_value()) return std::nullopt;
+  int count = 0;
+  while ((*data >> count & 1) != 0) ++count;
+  if (*data != (AxisSet{1} << count) - 1) return std::nullopt;
+  const std::vector<int> primes = PrimeFactors(DegreeOf(group, count));
+  if (std::ssize(primes) != count) return std::nullopt;
+  for (size_t a = 0; a < primes.size(); ++a) {
+    if (group.axes[a].size != primes[a] || !group.axes[a].shares.empty()) {
+      return std::nullopt;
+    }
+  }
+  return count;
+}
+
+int64_t DegreeOf(const DeviceGroup& group, int count) {
+  return group.Size((AxisSet{1} << count) - 1);
+}
+
+bool SameBehind(const DeviceGroup& a, int data_a, const DeviceGroup& b,
+                int data_b) {
+  return std::equal(a.axes.begin() + data_a, a.axes.end(),
+                    b.axes.begin() + data_b, b.axes.end(),
+                    [](const MeshAxis& x, const MeshAxis& y) {
+                      return x.size == y.size && x.shares == y.shares;
+                    });
+}
+
+AxisRoles WithDataAxes(AxisRoles roles, int from, int to) {
+  for (AxisSet* axes :
+       {&roles.expert, &roles.context, &roles.tensor, &roles.folded}) {
+    *axes = *axes >> from << to;
+  }
+  roles.data = (AxisSet{1} << to) - 1;
+  return roles;
+}
+
+bool PlaceByRoles(const SearchSpace& space, int block, GroupId group,
+                  const AxisRoles& roles, Plan& plan) {
+  SetBlock(
+      space.index, block,
+      PlaceBlock(space.index, block, plan.groups[group.index()], group, roles),
+      plan);
+  return RolesOf(space.index, plan, block) == roles;
+}
+
+}  // namespace tessera
