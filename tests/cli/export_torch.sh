@@ -225,6 +225,16 @@ grep -qE '\(top\) \(cumprod, .*own.py:[0-9]+\): no operator' stderr ||
 grep -q '(fft_fft, ' stderr || fail "no line of fft: $(cat stderr)"
 [[ $(grep -c 'own.py:' stderr) == 3 ]] || fail "named: $(cat stderr)"
 
+# Sizes that no step has, or that the module's own inputs decide.
+for flags in "--global-batch 0" "--seq-len -1" "--seq-len 8"; do
+  code=0
+  # shellcheck disable=SC2086
+  "$python" "$root/tools/export_torch.py" own:odd $flags -o odd.json \
+    >stdout 2>stderr || code=$?
+  [[ $code == 2 && ! -e odd.json ]] || fail "exit code $code of $flags"
+  grep -q "^$flags: " stderr || fail "no word of $flags: $(cat stderr)"
+done
+
 # Models that are written without a library, against PyTorch.
 if "$python" -c 'import numpy' 2>/dev/null; then
   "$python" "$root/tests/bench/against_export.py" --steps 1 "$tessera" \

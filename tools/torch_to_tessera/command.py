@@ -80,6 +80,10 @@ def main(description=None):
         folder = pathlib.Path(path).absolute().parent
         if not os.access(folder, os.W_OK):
             refuse(f"{path}: cannot write into {folder}")
+    if args.global_batch < 1:
+        refuse(f"--global-batch {args.global_batch}: expected at least 1")
+    if args.seq_len < 0:
+        refuse(f"--seq-len {args.seq_len}: expected at least 1")
     if args.batch_norm_groups < 1 or args.global_batch % args.batch_norm_groups:
         refuse(f"--batch-norm-groups {args.batch_norm_groups}: expected a "
                f"divisor of the global batch, {args.global_batch}")

@@ -98,12 +98,18 @@ def config_of(args):
         config = transformers.AutoConfig.from_pretrained(args.model)
     except (OSError, ValueError) as error:
         refuse(f"{args.model}: no config: {str(error).splitlines()[0]}")
+    except Exception as error:  # of values that the config does not take
+        refuse(f"{args.model}: {' '.join(str(error).split())}")
     for key, value in (setting.split("=", 1) for setting in args.set):
         with contextlib.suppress(json.JSONDecodeError):
             value = json.loads(value)
         if not hasattr(config, key):
             refuse(f"{args.model}: has no key '{key}' (--set)")
-        setattr(config, key, value)
+        try:
+            setattr(config, key, value)
+        except Exception as error:
+            refuse(f"{args.model}: --set {key}={value}: "
+                   f"{' '.join(str(error).split())}")
     config.use_cache = False
     return config
 
@@ -133,8 +139,15 @@ def module_of(args, config):
                f"{type(error).__name__}: {error}")
 
 
+def has_own_inputs(args):
+    if args.seq_len:
+        refuse(f"--seq-len {args.seq_len}: has no effect: {args.model} has "
+               "inputs of its own")
+
+
 def torchvision_model(args):
     import torchvision
+    has_own_inputs(args)
     name = args.model.partition(":")[2]
     more = {}
     if name in ("inception_v3", "googlenet"):
@@ -148,6 +161,7 @@ def torchvision_model(args):
 
 
 def own_model(args):
+    has_own_inputs(args)
     module_name, function = args.model.split(":")
     sys.path.insert(0, os.getcwd())
     try:
