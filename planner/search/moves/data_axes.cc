@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "planner/search/moves/scope.h"
+
 namespace tessera {
 
 std::optional<int> DataAxes(Draft& draft, const DeviceGroup& group,
@@ -49,12 +51,9 @@ AxisRoles WithDataAxes(AxisRoles roles, int from, int to) {
   return roles;
 }
 
-bool PlaceByRoles(const SearchSpace& space, int block, GroupId group,
-                  const AxisRoles& roles, Plan& plan) {
-  SetBlock(
-      space.index, block,
-      PlaceBlock(space.index, block, plan.groups[group.index()], group, roles),
-      plan);
+bool PlaceByRoles(const SearchSpace& space, int block, const AxisRoles& roles,
+                  Plan& plan) {
+  SetBlock(space.index, block, PlacementsOf(space, plan, block, roles), plan);
   return RolesOf(space.index, plan, block) == roles;
 }
 

@@ -30,9 +30,9 @@ bool SameBehind(const DeviceGroup& a, int data_a, const DeviceGroup& b,
 // Roles on a mesh with `from` data axes as they are on one with `to` of them.
 AxisRoles WithDataAxes(AxisRoles roles, int from, int to);
 
-// Gives a block the placements of `roles` on `group`, which it moves to or
-// which has changed. False where it does not show them then.
-bool PlaceByRoles(const SearchSpace& space, int block, GroupId group,
-                  const AxisRoles& roles, Plan& plan);
+// Gives a block the placements of `roles` on the group that it is on. False
+// where it does not show them then.
+bool PlaceByRoles(const SearchSpace& space, int block, const AxisRoles& roles,
+                  Plan& plan);
 
 }  // namespace tessera

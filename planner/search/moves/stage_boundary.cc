@@ -45,8 +45,7 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
     op.chunk = to / stages;
   }
   if (roles.has_value() &&
-      !PlaceByRoles(draft.space(), moved, GroupId(to % stages), *roles,
-                    draft.edited())) {
+      !PlaceByRoles(draft.space(), moved, *roles, draft.edited())) {
     return std::nullopt;
   }
   // Invalid where the position is left empty.

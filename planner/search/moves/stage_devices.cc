@@ -70,7 +70,7 @@ std::optional<double> Edit(Draft& draft, Rng& rng) {
     if (candidate.groups[both[i]].axes.size() > kMaxAxes) return std::nullopt;
     const auto now = static_cast<int>(PrimeFactors(degrees[i]).size());
     for (int block : blocks[i]) {
-      if (!PlaceByRoles(space, block, GroupId(static_cast<int>(both[i])),
+      if (!PlaceByRoles(space, block,
                         WithDataAxes(*draft.roles(block), count[i], now),
                         candidate)) {
         return std::nullopt;
