@@ -35,11 +35,12 @@ int64_t DegreeOf(const DeviceGroup& group, int count) {
 
 bool SameBehind(const DeviceGroup& a, int data_a, const DeviceGroup& b,
                 int data_b) {
-  return std::equal(a.axes.begin() + data_a, a.axes.end(),
-                    b.axes.begin() + data_b, b.axes.end(),
-                    [](const MeshAxis& x, const MeshAxis& y) {
-                      return x.size == y.size && x.shares == y.shares;
-                    });
+  const auto behind = [](const DeviceGroup& group, int data) {
+    DeviceGroup rest;
+    rest.axes.assign(group.axes.begin() + data, group.axes.end());
+    return rest;
+  };
+  return SameMesh(behind(a, data_a), behind(b, data_b));
 }
 
 AxisRoles WithDataAxes(AxisRoles roles, int from, int to) {
