@@ -827,11 +827,20 @@ std::optional<Score> Evaluator::EvaluateUniform(
 
 Score Evaluator::BoundUniform(const GraphIndex& index, const Cluster&,
                               const Strategy& strategy, Bound bound) const {
+  return Bounds().Of(index, strategy, bound);
+}
+
+std::vector<LayerCost> Evaluator::LayerCosts(const GraphIndex&, const Cluster&,
+                                             const Strategy& strategy) const {
+  return Bounds().LayerCosts(strategy);
+}
+
+const UniformBound& Evaluator::Bounds() const {
   std::call_once(bound_made_, [&] {
     bound_ = std::make_unique<const UniformBound>(graph_, cluster_, profile_,
                                                   options_);
   });
-  return bound_->Of(index, strategy, bound);
+  return *bound_;
 }
 
 Timeline Evaluator::Simulate(const TaskGraph& tasks, bool share_links) const {

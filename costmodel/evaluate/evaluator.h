@@ -76,6 +76,9 @@ class Evaluator : public Objective {
   // See uniform_bound.h.
   Score BoundUniform(const GraphIndex& index, const Cluster& cluster,
                      const Strategy& strategy, Bound bound) const override;
+  std::vector<LayerCost> LayerCosts(const GraphIndex& index,
+                                    const Cluster& cluster,
+                                    const Strategy& strategy) const override;
 
   // As Evaluate, with the breakdown of the bottleneck group and the memory of
   // every device. Lowers and simulates the whole step. With `share_links` step
@@ -219,6 +222,7 @@ class Evaluator : public Objective {
   mutable Memo<NumberedStage> stages_;
   mutable Memo<MemoryUse> peaks_;  // of stages under orders
   mutable Memo<std::optional<Score>> uniform_;
+  const UniformBound& Bounds() const;
   mutable std::once_flag bound_made_;
   mutable std::unique_ptr<const UniformBound> bound_;
   mutable std::mutex orders_mutex_;

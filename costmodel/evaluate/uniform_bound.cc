@@ -52,6 +52,15 @@ bool IsPlain(const Strategy& s) {
          s.activation_tier == MemoryTier::kDevice;
 }
 
+// Fields of so many bits each.
+uint64_t Word(std::initializer_list<std::pair<int64_t, int>> fields) {
+  uint64_t out = 0;
+  for (const auto& [value, bits] : fields) {
+    out = out << bits | static_cast<uint64_t>(value);
+  }
+  return out;
+}
+
 }  // namespace
 
 size_t UniformBound::KeyHash::operator()(const Key& key) const {
@@ -258,6 +267,107 @@ void UniformBound::SetExchanges(const Strategy& strategy,
   setting.onward = static_cast<double>(in_host) / host_bandwidth_;
 }
 
+bool UniformBound::CountsComm(const Strategy& strategy) const {
+  const int64_t replica = int64_t{strategy.tp} * strategy.cp * strategy.ep;
+  return IsInnermost(strategy) &&
+         (replica <= host_size_ ? host_size_ % replica == 0
+                                : replica % host_size_ == 0);
+}
+
+UniformBound::Key UniformBound::KeyOf(const Strategy& strategy, bool comm,
+                                      bool splits) {
+  return {Word({{strategy.tp, 20}, {strategy.cp, 20}, {strategy.ep, 20}}),
+          Word({{strategy.mbs, 30},
+                {strategy.tiles, 20},
+                {static_cast<int64_t>(strategy.recompute), 4},
+                {static_cast<int64_t>(strategy.cp_kind[0]), 8},
+                {strategy.zigzag, 1},
+                {strategy.sp, 1}}),
+          Word({{strategy.etp, 20}, {comm, 1}, {splits, 1}})};
+}
+
+const UniformBound::BlockCosts& UniformBound::CostsOf(const Strategy& strategy,
+                                                      bool splits) const {
+  const bool comm = CountsComm(strategy);
+  return Row(blocks_, KeyOf(strategy, comm, splits), [&] {
+    return CostsOfBlocks({&index_, shapes_, &pricer_, &facts_, host_size_},
+                         strategy, comm, splits);
+  });
+}
+
+double UniformBound::AllReduce(const Strategy& strategy, int64_t bytes) const {
+  if (strategy.dp == 1 || bytes == 0) return 0;
+  const int replica = strategy.tp * strategy.cp * strategy.ep;
+  DeviceGroup group;
+  group.axes = {{"dp", strategy.dp}};
+  if (replica > 1) group.axes.push_back({"", replica});
+  for (int d = 0; d < strategy.dp * replica; ++d) {
+    group.devices.push_back(DeviceId(d));
+  }
+  Value sum;
+  sum.dtype = index_.graph->dtype;
+  sum.shape = {bytes / SizeOf(sum.dtype)};
+  Task task;
+  task.kind = TaskKind::kComm;
+  task.comm = CommKind::kAllReduce;
+  task.pass = Pass::kBackward;
+  task.axes = 1;
+  task.reads = {ValueId(0)};
+  task.writes = {ValueId(0)};
+  TaskView view;
+  view.task = &task;
+  view.values = std::span(&sum, 1);
+  view.group = &group;
+  view.group_class = pricer_.ClassOf(group);
+  return static_cast<double>(pricer_.Price(view).duration.picoseconds);
+}
+
+std::vector<LayerCost> UniformBound::LayerCosts(
+    const Strategy& strategy) const {
+  if (host_size_ == 0 || shapes_.empty() || !IsPlain(strategy) ||
+      !CountsComm(strategy)) {
+    return {};
+  }
+  const BlockCosts& blocks = CostsOf(strategy, /*splits=*/false);
+  std::vector<LayerCost> costs;
+  for (const BlockCost& block : blocks) {
+    LayerCost& cost = costs.emplace_back();
+    cost.compute = static_cast<double>(block.forward.stream_to_stream +
+                                       block.backward.stream_to_stream);
+    const double parameters = AllReduce(strategy, block.exchanged[0]);
+    const double gradients = AllReduce(strategy, block.exchanged[1]);
+    switch (strategy.zero) {
+      case 0:
+        cost.reduction = gradients;
+        break;
+      case 1:
+        cost.reduction = (gradients + parameters) / 2;
+        break;
+      case 2:
+        cost.exchange = gradients / 2;
+        cost.reduction = parameters / 2;
+        break;
+      default:
+        cost.exchange = gradients / 2 + parameters;
+    }
+    cost.update = static_cast<double>(block.update);
+    if (strategy.zero > 0) cost.update /= strategy.dp;
+    cost.kept = static_cast<double>(block.kept);
+    cost.backward_peak = static_cast<double>(block.backward_peak);
+    for (size_t c = 0; c < block.stored.size(); ++c) {
+      const bool cut = strategy.zero >= 3 - static_cast<int>(c);
+      cost.stored += cut ? block.cut[c] / strategy.dp
+                         : static_cast<double>(block.stored[c]);
+    }
+  }
+  if (costs.empty()) return {};
+  std::vector<LayerCost> all;  // of the whole graph
+  for (int of_short : short_.block_of) {
+    all.push_back(costs[static_cast<size_t>(of_short)]);
+  }
+  return all;
+}
+
 std::optional<UniformBound::Setting> UniformBound::SettingOf(
     const GraphIndex& index, const Strategy& strategy) const {
   const auto devices = static_cast<int64_t>(cluster_.devices.size());
@@ -281,34 +391,10 @@ std::optional<UniformBound::Setting> UniformBound::SettingOf(
   }
   setting.shape = {strategy.pp, strategy.vp, static_cast<int>(batch / samples)};
   const bool splits = (*schedule)->put_off != nullptr;
-  const bool comm = IsInnermost(strategy) &&
-                    (replica <= host_size_ ? host_size_ % replica == 0
-                                           : replica % host_size_ == 0);
-  const auto word = [](std::initializer_list<std::pair<int64_t, int>> fields) {
-    uint64_t out = 0;
-    for (const auto& [value, bits] : fields) {
-      out = out << bits | static_cast<uint64_t>(value);
-    }
-    return out;
-  };
-  Key key = {word({{strategy.tp, 20}, {strategy.cp, 20}, {strategy.ep, 20}}),
-             word({{strategy.mbs, 30},
-                   {strategy.tiles, 20},
-                   {static_cast<int64_t>(strategy.recompute), 4},
-                   {static_cast<int64_t>(strategy.cp_kind[0]), 8},
-                   {strategy.zigzag, 1},
-                   {strategy.sp, 1}}),
-             word({{strategy.etp, 20}, {comm, 1}, {splits, 1}})};
-  const BlockCosts& blocks = Row(blocks_, key, [&] {
-    return CostsOfBlocks({&index_, shapes_, &pricer_, &facts_, host_size_},
-                         strategy, comm, splits);
-  });
+  const BlockCosts& blocks = CostsOf(strategy, splits);
   if (blocks.empty()) return std::nullopt;
-  key[2] = word({{strategy.pp, 20},
-                 {strategy.vp, 20},
-                 {strategy.etp, 20},
-                 {comm, 1},
-                 {splits, 1}});
+  Key key = KeyOf(strategy, CountsComm(strategy), splits);
+  key[2] = Word({{strategy.pp, 16}, {strategy.vp, 16}}) << 32 | key[2];
   setting.pipeline = &Row(pipelines_, key,
                           [&] { return PipelineOf(index, strategy, blocks); });
   SetExchanges(strategy, setting);

@@ -95,6 +95,10 @@ class UniformBound {
   Score Of(const GraphIndex& index, const Strategy& strategy,
            Objective::Bound bound) const;
 
+  // Objective::LayerCosts, from the same tables. Of n replicas' exchanges a
+  // reduction to parts, or a gather from parts, takes half of an all-reduce.
+  std::vector<LayerCost> LayerCosts(const Strategy& strategy) const;
+
  private:
   using BlockCosts = std::vector<BlockCost>;  // by block of the short graph
 
@@ -152,6 +156,13 @@ class UniformBound {
   template <typename T, typename Make>
   static const T& Row(Table<T>& table, const Key& key, const Make& make);
 
+  // Whether collectives within a replica count: its ranks are neighbours.
+  bool CountsComm(const Strategy& strategy) const;
+  // What tells a strategy's block costs from another's.
+  static Key KeyOf(const Strategy& strategy, bool comm, bool splits);
+  const BlockCosts& CostsOf(const Strategy& strategy, bool splits) const;
+  // An all-reduce of so many bytes among the replicas of a stage.
+  double AllReduce(const Strategy& strategy, int64_t bytes) const;
   Pipeline PipelineOf(const GraphIndex& index, const Strategy& strategy,
                       const BlockCosts& blocks) const;
   void SetBandwidths(const Router& router);

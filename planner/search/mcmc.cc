@@ -14,6 +14,7 @@
 #include "planner/search/sweep.h"
 #include "planner/search/textbook.h"
 #include "planner/search/tidy.h"
+#include "planner/search/unlike_stages.h"
 
 namespace tessera {
 namespace {
@@ -52,6 +53,7 @@ struct Starts {
   std::vector<Plan> ranked;  // uniform plans and the caller's, best first
   // The best uniform plan with a pipeline where ranked[0] has none, or without.
   std::optional<Plan> other;
+  std::optional<Plan> unlike;  // the best of unlike stages
   std::vector<Plan> baselines;
 };
 
@@ -124,6 +126,11 @@ class AllowedObjective : public Objective {
   Score BoundUniform(const GraphIndex& index, const Cluster& cluster,
                      const Strategy& strategy, Bound bound) const override {
     return objective_.BoundUniform(index, cluster, strategy, bound);
+  }
+  std::vector<LayerCost> LayerCosts(const GraphIndex& index,
+                                    const Cluster& cluster,
+                                    const Strategy& strategy) const override {
+    return objective_.LayerCosts(index, cluster, strategy);
   }
 
  private:
@@ -241,8 +248,9 @@ std::vector<Plan> Ranked(const SearchSpace& space, std::vector<Candidate> swept,
 
 // The first chains start from the caller's plans. Of the others every second
 // does from the best uniform plans in turn; the rest from the last baseline,
-// the other plan, a random one and the other baselines, since walks that are
-// cold find no way from pipelines to plans without, or back.
+// the other plan, that of unlike stages, a random one and the other baselines,
+// since walks that are cold find no way from pipelines to plans without, or
+// back.
 Plan StartOf(const SearchSpace& space, std::span<const Move> moves,
              const Starts& starts, int chain, uint64_t seed) {
   if (chain < std::ssize(starts.given)) {
@@ -254,8 +262,8 @@ Plan StartOf(const SearchSpace& space, std::span<const Move> moves,
   for (const Plan& plan : starts.baselines) rest.insert(rest.begin(), &plan);
   const auto second = rest.begin() + (rest.empty() ? 0 : 1);
   rest.insert(second, nullptr);  // the random one
-  if (starts.other) {
-    rest.insert(std::ranges::find(rest, nullptr), &*starts.other);
+  for (const std::optional<Plan>* plan : {&starts.other, &starts.unlike}) {
+    if (*plan) rest.insert(std::ranges::find(rest, nullptr), &**plan);
   }
   const Plan* const plan = rest[turn / 2 % rest.size()];
   if (plan != nullptr) return *plan;
@@ -643,6 +651,32 @@ Result<SearchResult> Search(const SearchSpace& space,
     }
     starts.ranked.resize(std::min(starts.ranked.size(), chains_wanted));
   }
+  if (!starts.ranked.empty()) {
+    const bool pipelined = starts.ranked[0].groups.size() > 1;
+    std::vector<Strategy> others = strategies;
+    std::erase_if(others,
+                  [&](const Strategy& s) { return (s.pp > 1) == pipelined; });
+    const SweepResult swept = sweep(others, 1);
+    if (!swept.best.empty()) uniform.push_back(swept.best[0].strategy);
+    if (!swept.best.empty() && swept.best[0].score.feasible) {
+      starts.other =
+          PlanFromStrategy(space.index, *space.cluster, swept.best[0].strategy)
+              .value();
+    }
+  }
+  // Pipelines of stages that need not be alike.
+  if (!starts.ranked.empty()) {
+    const Score best = ScoreOf(objective.Evaluate(starts.ranked[0]));
+    std::vector<FoundPlan> unlike =
+        UnlikeStages(space, objective, uniform, strategies, best,
+                     [&] { return stopped() || out_of_time(kFittedEnd); });
+    if (!unlike.empty() && Better(ScoreOf(unlike[0].evaluation), best)) {
+      starts.ranked.insert(starts.ranked.begin(), std::move(unlike[0].plan));
+      starts.ranked.resize(std::min(starts.ranked.size(), chains_wanted));
+    } else if (!unlike.empty() && unlike[0].evaluation.feasible()) {
+      starts.unlike = std::move(unlike[0].plan);
+    }
+  }
   // Pipelines whose stages take turns by an order made for them.
   for (size_t r = 0; r < std::min(starts.ranked.size(), kMostOrdered); ++r) {
     auto ordered = BetterOrders(space, objective, starts.ranked[r], start_over);
@@ -651,18 +685,6 @@ Result<SearchResult> Search(const SearchSpace& space,
                               ScoreOf(objective.Evaluate(starts.ranked[0])));
     starts.ranked[r] = *std::move(ordered);
     if (first) std::swap(starts.ranked[0], starts.ranked[r]);
-  }
-  if (!starts.ranked.empty()) {
-    const bool pipelined = starts.ranked[0].groups.size() > 1;
-    std::vector<Strategy> others = strategies;
-    std::erase_if(others,
-                  [&](const Strategy& s) { return (s.pp > 1) == pipelined; });
-    const SweepResult swept = sweep(others, 1);
-    if (!swept.best.empty() && swept.best[0].score.feasible) {
-      starts.other =
-          PlanFromStrategy(space.index, *space.cluster, swept.best[0].strategy)
-              .value();
-    }
   }
   // What the constraints leave may have nothing uniform.
   for (size_t b = 0; starts.ranked.empty() && b < result.baselines.size();

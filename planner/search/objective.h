@@ -44,6 +44,24 @@ struct PlanChange {
   std::vector<size_t> weights;  // whose Plan::weights differ, each once
 };
 
+// What one block adds to a stage of a pipeline, on one of its devices; an
+// estimate. Times in picoseconds.
+struct LayerCost {
+  // For each microbatch: forward and backward with what they exchange within a
+  // replica, and the exchanges of parameters and gradients between replicas,
+  // which run beside them.
+  double compute = 0;
+  double exchange = 0;
+  // Once a step: the exchanges that follow the last backward.
+  double reduction = 0;
+  double update = 0;
+  // Bytes: for each microbatch in flight; parameters, gradients and states; and
+  // on top at the highest point of the backward.
+  double kept = 0;
+  double stored = 0;
+  double backward_peak = 0;
+};
+
 // What an objective keeps of a plan that it has priced, for the candidates that
 // are an edit away.
 class PlanBasis {
@@ -82,6 +100,12 @@ class Objective {
   virtual Score BoundUniform(const GraphIndex&, const Cluster&, const Strategy&,
                              Bound) const {
     return {Duration{}, Bytes{}, /*feasible=*/true};
+  }
+  // By block, in a stage that runs the strategy without a pipeline (pp = 1) on
+  // dp x tp x cp x ep neighbouring devices. Empty where that is not known.
+  virtual std::vector<LayerCost> LayerCosts(const GraphIndex&, const Cluster&,
+                                            const Strategy&) const {
+    return {};
   }
 };
 

@@ -11,8 +11,10 @@
 #include "costmodel/link/router.h"
 #include "planner/base/rng.h"
 #include "planner/io/importer.h"
+#include "planner/plan/validate.h"
 #include "planner/search/experts.h"
 #include "planner/search/sweep.h"
+#include "planner/search/unlike_stages.h"
 #include "planner/topology/stacks.h"
 #include "planner/topology/topologies.h"
 #include "tests/support/paths.h"
@@ -153,6 +155,99 @@ TEST(UniformBound, IsBelowTheScoreUnderAStack) {
     Cluster cluster = MakeCluster("dgx-a100-80gb:3").value();
     cluster.stack = stack;
     ExpectBelow(Gpt2(DType::kBFloat16), cluster, 60, 15, 0.2);
+  }
+}
+
+Graph Zoo(const std::string& name, int64_t batch, int64_t seq_len) {
+  ImportOptions options;
+  options.global_batch = batch;
+  options.seq_len = seq_len;
+  options.dtype = DType::kBFloat16;
+  return Differentiate(ImportModel("zoo:" + name, options).value()).value();
+}
+
+// Stages cut as a uniform pipeline cuts them take about as long as that, and as
+// much memory.
+TEST(LayerCosts, AddUpToAPipeline) {
+  const Graph graph = Zoo("gpt2-medium", 64, 1024);
+  const GraphIndex index(graph);
+  const Cluster cluster = MakeCluster("dgx-a100-80gb:2").value();
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  int tried = 0;
+  for (const char* text :
+       {"tp=1,pp=2,mbs=2,zero=0", "tp=1,pp=4,mbs=1,zero=1",
+        "tp=2,pp=4,mbs=2,zero=0", "tp=2,pp=4,mbs=2,zero=1,sp=1",
+        "tp=4,pp=2,mbs=4,zero=1", "tp=1,pp=8,mbs=2,zero=0,recompute=full",
+        "tp=8,pp=2,mbs=4,zero=0,sp=1"}) {
+    const Strategy strategy =
+        Complete(index, cluster, ParseStrategy(text).value()).value();
+    const Plan plan = PlanFromStrategy(index, cluster, strategy).value();
+    const Evaluation priced = evaluator.Evaluate(plan);
+    Strategy stage = strategy;
+    stage.pp = 1;
+    const auto costs = evaluator.LayerCosts(index, cluster, stage);
+    ASSERT_EQ(costs.size(), graph.blocks.size());
+    double slowest = 0;
+    double sum = 0;
+    const std::vector<int> starts = StageStarts(index, strategy.pp);
+    for (size_t s = 0; s < starts.size(); ++s) {
+      const auto end = s + 1 < starts.size()
+                           ? static_cast<size_t>(starts[s + 1])
+                           : costs.size();
+      double time = 0;
+      double once = 0;
+      double kept = 0;
+      double stored = 0;
+      for (auto b = static_cast<size_t>(starts[s]); b < end; ++b) {
+        time += std::max(costs[b].compute, costs[b].exchange);
+        once += costs[b].update;
+        kept += costs[b].kept;
+        stored += costs[b].stored;
+      }
+      slowest = std::max(slowest, time);
+      sum += time + (s == 0 ? once : 0);
+      const double bytes =
+          stored + costs[end - 1].backward_peak +
+          kept * std::min<double>(static_cast<double>(starts.size() - s),
+                                  plan.microbatches);
+      EXPECT_NEAR(bytes / static_cast<double>(priced.memory[s].total.value), 1,
+                  0.25)
+          << text << " stage " << s;
+    }
+    const double estimate = sum + (plan.microbatches - 1) * slowest;
+    EXPECT_NEAR(estimate / static_cast<double>(priced.step_time.picoseconds), 1,
+                0.1)
+        << text;
+    ++tried;
+  }
+  EXPECT_EQ(tried, 7);
+}
+
+// Gemma's head is as much work as several layers: on more devices than a layer,
+// or with fewer layers beside it, no stage waits for it.
+TEST(UnlikeStages, AreFasterWhereLayersAreUnlike) {
+  const Graph graph = Zoo("gemma-7b", 32, 1024);
+  const Cluster cluster = MakeCluster("g5.48xlarge:2").value();
+  const SearchSpace space(graph, cluster);
+  const Evaluator evaluator(graph, cluster, nullptr, {});
+  const std::vector<Strategy> strategies = UniformStrategies(space);
+  const SweepResult swept =
+      Sweep(space, evaluator, strategies, 4, 1, nullptr, nullptr);
+  std::vector<Strategy> likely;
+  for (const Candidate& candidate : swept.best) {
+    likely.push_back(candidate.strategy);
+  }
+  const Score uniform = swept.best[0].score;
+  const std::vector<FoundPlan> found = UnlikeStages(
+      space, evaluator, likely, strategies, uniform, [] { return false; });
+  ASSERT_FALSE(found.empty());
+  EXPECT_TRUE(found[0].evaluation.feasible());
+  EXPECT_LT(found[0].evaluation.step_time.seconds(),
+            0.95 * uniform.step_time.seconds());
+  for (const FoundPlan& plan : found) {
+    EXPECT_EQ(evaluator.Evaluate(plan.plan).step_time,
+              plan.evaluation.step_time);
+    EXPECT_TRUE(Validate(space.index, cluster, plan.plan).empty());
   }
 }
 

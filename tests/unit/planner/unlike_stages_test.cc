@@ -1,0 +1,213 @@
+#include "planner/search/unlike_stages.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <vector>
+
+#include "planner/base/rng.h"
+
+namespace tessera {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// A stage's time as unlike_stages.h has it, block by block.
+double TimeOf(const StageProblem& problem, const StageOption& option, int begin,
+              int end, int in_flight) {
+  const auto sum = [&](const std::vector<LayerCost>& costs) {
+    LayerCost all;
+    for (int b = begin; b < end; ++b) {
+      const LayerCost& cost = costs[static_cast<size_t>(b)];
+      all.compute += cost.compute;
+      all.exchange += cost.exchange;
+      all.reduction += cost.reduction;
+      all.update += cost.update;
+      all.kept += cost.kept;
+      all.stored += cost.stored;
+      all.backward_peak = cost.backward_peak;
+    }
+    return all;
+  };
+  const auto time = [&](const LayerCost& all) {
+    const double pace = std::max(all.compute, all.exchange);
+    const double behind = std::max(0.0, all.reduction - pace * 2 / 3);
+    return pace +
+           (behind + all.update) / static_cast<double>(problem.microbatches);
+  };
+  const auto bytes = [&](const LayerCost& all) {
+    return all.stored + in_flight * all.kept + all.backward_peak;
+  };
+  const LayerCost none = sum(option.costs);
+  if (bytes(none) <= problem.memory) return time(none);
+  if (option.again.empty()) return kNever;
+  const LayerCost again = sum(option.again);
+  if (bytes(again) > problem.memory) return kNever;
+  const double part =
+      (bytes(none) - problem.memory) / (bytes(none) - bytes(again));
+  return (1 - part) * time(none) + part * time(again);
+}
+
+// Every way to cut the blocks and the devices: by number of stages the best.
+struct BruteForce {
+  const StageProblem& problem;
+  std::map<int, double> best = {};
+
+  // From the last stage to the first.
+  void Add(int stages, int end, int units, double sum, double slowest) {
+    if (end == 0) {
+      if (units != 0 || stages < 2) return;
+      const double time =
+          sum + static_cast<double>(problem.microbatches - 1) * slowest;
+      const auto [at, is_new] = best.try_emplace(stages, time);
+      if (!is_new) at->second = std::min(at->second, time);
+      return;
+    }
+    for (const StageOption& option : problem.options) {
+      const int left = units - option.units;
+      if (left < 0 || left % option.align != 0) continue;
+      for (int begin = 0; begin < end; ++begin) {
+        const double time =
+            TimeOf(problem, option, begin, end, problem.in_flight(stages + 1));
+        if (time == kNever) continue;
+        Add(stages + 1, begin, left, sum + time, std::max(slowest, time));
+      }
+    }
+  }
+};
+
+StageProblem RandomProblem(Rng& rng) {
+  StageProblem problem;
+  problem.units = 2 + static_cast<int>(rng.Below(4));
+  problem.microbatches = std::vector<int64_t>{1, 2, 7, 64}[rng.Below(4)];
+  const auto most = static_cast<int>(problem.microbatches);
+  problem.in_flight = [most](int stages) { return std::min(stages, most); };
+  const size_t blocks = 2 + rng.Below(4);
+  const auto draw = [&](uint32_t below) {
+    return static_cast<double>(rng.Below(below));
+  };
+  for (int units = 1; units < problem.units; ++units) {
+    for (uint32_t ways = 1 + rng.Below(2); ways > 0; --ways) {
+      StageOption& option = problem.options.emplace_back();
+      option.units = units;
+      option.align = 1 + static_cast<int>(rng.Below(2));
+      const bool again = rng.Below(2) == 0;
+      for (size_t b = 0; b < blocks; ++b) {
+        LayerCost cost;
+        cost.compute = (1000 + draw(3000)) / units;
+        cost.exchange = draw(2) * draw(6000);
+        cost.reduction = draw(2) * draw(6000);
+        cost.update = draw(500);
+        cost.stored = draw(100);
+        cost.kept = draw(100);
+        cost.backward_peak = draw(50);
+        option.costs.push_back(cost);
+        if (!again) continue;
+        cost.compute *= 1.3;
+        cost.kept *= 0.2;
+        option.again.push_back(cost);
+      }
+    }
+  }
+  problem.memory = 100 + draw(1000);
+  return problem;
+}
+
+TEST(UnlikeStages, AreTheBestOfAll) {
+  Rng rng(7, 0);
+  int possible = 0;
+  for (int i = 0; i < 400; ++i) {
+    const StageProblem problem = RandomProblem(rng);
+    BruteForce all{problem};
+    all.Add(0, static_cast<int>(problem.options[0].costs.size()), problem.units,
+            0, 0);
+    const auto found = CheapestStages(problem, [] { return false; });
+    if (all.best.empty()) {
+      EXPECT_TRUE(found.empty());
+      continue;
+    }
+    ++possible;
+    double least = kNever;
+    for (const auto& [stages, time] : all.best) least = std::min(least, time);
+    ASSERT_FALSE(found.empty());
+    EXPECT_LE(found[0].time, least * (1 + kPaceStep));
+    for (const StagesFound& one : found) {
+      const int stages = static_cast<int>(one.stages.size());
+      ASSERT_TRUE(all.best.contains(stages));
+      EXPECT_GE(one.time, all.best[stages] * (1 - 1e-12));
+      // It is what it says: devices and blocks are used up, and so much time.
+      double sum = 0;
+      double slowest = 0;
+      int begin = 0;
+      int units = 0;
+      for (int s = 0; s < stages; ++s) {
+        const StageCut& cut = one.stages[static_cast<size_t>(s)];
+        const StageOption& option =
+            problem.options[static_cast<size_t>(cut.option)];
+        EXPECT_EQ(units % option.align, 0);
+        const double time = TimeOf(problem, option, begin, cut.end,
+                                   problem.in_flight(stages - s));
+        sum += time;
+        slowest = std::max(slowest, time);
+        begin = cut.end;
+        units += option.units;
+      }
+      EXPECT_EQ(units, problem.units);
+      EXPECT_EQ(begin, std::ssize(problem.options[0].costs));
+      EXPECT_NEAR(sum + static_cast<double>(problem.microbatches - 1) * slowest,
+                  one.time, 1e-9 * one.time);
+    }
+  }
+  EXPECT_GT(possible, 200);
+}
+
+// Two layers of equal work and one of twice as much, on four devices: the third
+// gets as many as the two together.
+TEST(UnlikeStages, GiveMoreDevicesToMoreWork) {
+  StageProblem problem;
+  problem.units = 4;
+  problem.microbatches = 100;
+  problem.memory = 1;
+  problem.in_flight = [](int stages) { return stages; };
+  for (int units = 1; units < 4; ++units) {
+    StageOption option;
+    option.units = units;
+    for (double work : {600.0, 600.0, 1200.0}) {
+      LayerCost cost;
+      cost.compute = work / units;
+      option.costs.push_back(cost);
+    }
+    problem.options.push_back(option);
+  }
+  const auto found = CheapestStages(problem, [] { return false; });
+  // Two stages of two devices do as well, and fill faster: 2 x 600 in place
+  // of 3.
+  ASSERT_GE(found.size(), 2u);
+  EXPECT_EQ(found[0].stages.size(), 2u);
+  EXPECT_DOUBLE_EQ(found[0].time, 101 * 600);
+  ASSERT_EQ(found[1].stages.size(), 3u);
+  EXPECT_DOUBLE_EQ(found[1].time, 102 * 600);
+  EXPECT_EQ(
+      problem.options[static_cast<size_t>(found[1].stages[2].option)].units, 2);
+}
+
+// What is slower than the limit is not given.
+TEST(UnlikeStages, KeepTheLimit) {
+  Rng rng(9, 0);
+  for (int i = 0; i < 100; ++i) {
+    StageProblem problem = RandomProblem(rng);
+    const auto all = CheapestStages(problem, [] { return false; });
+    if (all.empty()) continue;
+    problem.limit = all[0].time;
+    const auto best = CheapestStages(problem, [] { return false; });
+    ASSERT_EQ(best.size(), 1u);
+    EXPECT_LE(best[0].time, problem.limit);
+    problem.limit = all[0].time * 0.9;
+    EXPECT_TRUE(CheapestStages(problem, [] { return false; }).empty());
+  }
+}
+
+}  // namespace
+}  // namespace tessera
