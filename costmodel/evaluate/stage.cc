@@ -706,21 +706,23 @@ class StageBuilder {
 
   // What runs once and touches a persistent buffer comes later than what the
   // loop did with it: behind its compute, or else it waits for that, which has
-  // to be on the compute stream.
+  // to be on the compute stream, or all of it on one other stream.
   void WaitForLoop(const StageTask& task, Buffer& b, bool writes) {
     if (!b.persistent || b.is_square_sum || b.WriterNow(number_) >= 0) {
       return;
     }
     if (FollowsItsStream(task, b)) return;
-    b.followed = false;
+    const bool one_stream = b.stream > 0;
+    if (!one_stream) b.followed = false;
     const uint64_t after = after_.back();
-    if (after == kAllChunks) return;
+    if (!one_stream && after == kAllChunks) return;
     for (const Use& use : b.uses) {
       const int f = use.fold;
-      if (!IsLoop(f) || (after & ChunkBit(ChunkOf(f))) != 0) continue;
+      if (!IsLoop(f)) continue;
+      if (!one_stream && (after & ChunkBit(ChunkOf(f))) != 0) continue;
       const int on = writes ? use.touch : use.writer;
       if (on < 0) continue;
-      if (use.off_compute) stage_->exact = false;
+      if (use.off_compute && !one_stream) stage_->exact = false;
       Wait(task, {StageInput::kLatest, Carry(f, on)});
     }
   }

@@ -5,10 +5,10 @@
 #include <limits>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "planner/plan/axis_roles.h"
-#include "planner/schedule/pipeline_schedule.h"
 #include "planner/search/fit.h"
 
 namespace tessera {
@@ -22,10 +22,11 @@ constexpr size_t kMostBlocks = 256;
 constexpr int kMostUnits = 32;
 // By how much longer stages are looked at next.
 constexpr double kPaceGrowth = 1.3;
-// Strategies that are taken as they are but for their stages, and plans of
-// each that are priced.
+// Strategies that are cut into stages, and plans that are priced: of each with
+// its microbatches and ZeRO, and of all.
 constexpr size_t kMostLikely = 4;
-constexpr size_t kMostPriced = 3;
+constexpr size_t kMostOfBase = 3;
+constexpr size_t kMostPriced = 16;
 // What is estimated to take so many times as long is not priced.
 constexpr double kWorth = 1.1;
 
@@ -187,8 +188,9 @@ class StageProgramme {
     if (!again_[option]) return kNever;
     const double least = again_[option]->Memory(begin, end, in_flight);
     if (least > problem_.memory) return kNever;
+    // What saves most bytes for its time runs again first.
     const double part = (needed - problem_.memory) / (needed - least);
-    return time + part * (again_[option]->Time(begin, end, m) - time);
+    return time + part * part * (again_[option]->Time(begin, end, m) - time);
   }
 
   // Of all stages that take no longer than `limit`, and of some that do.
@@ -340,10 +342,103 @@ std::vector<int> SizesOf(int units) {
   return sizes;
 }
 
+// What all that is tried has in common.
+struct Setting {
+  const SearchSpace& space;
+  const Objective& objective;
+  int64_t unit = 1;  // devices
+  // Those of uniform strategies.
+  std::set<int> degrees = {};  // of tensor parallelism
+  std::set<int> zeros = {};
+  std::set<std::string> schedules = {};
+  bool recomputes = false;
+};
+
+// Whether two strategies give the same stages.
+bool SameStages(const Strategy& a, const Strategy& b) {
+  const auto rest = [](Strategy s) {
+    // Samples of a microbatch stay the same.
+    s.mbs *= s.dp * s.ep;
+    s.dp = s.tp = s.pp = 1;
+    return s;
+  };
+  return rest(a) == rest(b);
+}
+
+// Strategies to be cut into stages: the first of those that are likely, with
+// their ZeRO, none and the first stage, and with their microbatches, those half
+// as large and twice as large.
+std::vector<Strategy> Bases(const Setting& setting,
+                            const std::vector<Strategy>& likely) {
+  const int64_t batch = setting.space.index.graph->global_batch;
+  std::vector<Strategy> bases;
+  size_t taken = 0;
+  for (Strategy base : likely) {
+    if (base.pp == 1) continue;
+    if (taken++ == kMostLikely) break;
+    base.vp = 1;
+    base.schedule = Strategy().schedule;
+    base.recompute = RecomputeLevel::kNone;
+    const int samples = base.mbs;
+    for (int zero : {base.zero, 0, 1}) {
+      for (int twice : {2 * samples, samples, 4 * samples}) {
+        base.zero = zero;
+        base.mbs = twice / 2;
+        if (twice % 2 != 0 || !setting.zeros.contains(zero) ||
+            batch % (int64_t{base.dp} * base.ep * base.mbs) != 0 ||
+            std::ranges::any_of(bases, [&](const Strategy& known) {
+              return SameStages(known, base);
+            })) {
+          continue;
+        }
+        bases.push_back(base);
+      }
+    }
+  }
+  return bases;
+}
+
+// `options` become the strategies of the problem's options.
+StageProblem ProblemOf(const Setting& setting, const Strategy& base,
+                       std::vector<Strategy>& options,
+                       const std::function<bool()>& stop) {
+  const Cluster& cluster = *setting.space.cluster;
+  const GraphIndex& index = setting.space.index;
+  const int64_t samples = int64_t{base.dp} * base.ep * base.mbs;
+  StageProblem problem;
+  problem.units = static_cast<int>(std::ssize(cluster.devices) / setting.unit);
+  problem.microbatches = index.graph->global_batch / samples;
+  problem.memory =
+      static_cast<double>(cluster.TypeOf(DeviceId(0)).memory.value);
+  const auto m = static_cast<int>(problem.microbatches);
+  problem.in_flight = [m](int stages) { return std::min(stages, m); };
+  const bool sp = base.sp || base.tp == 1;
+  for (int size : SizesOf(problem.units)) {
+    for (int tp : setting.degrees) {
+      auto stage = StageStrategy(base, tp, sp, size * setting.unit, samples);
+      if (!stage || stop()) continue;
+      StageOption option;
+      option.units = size;
+      option.align = static_cast<int>(
+          (int64_t{tp} * stage->cp * stage->ep + setting.unit - 1) /
+          setting.unit);
+      option.costs = setting.objective.LayerCosts(index, cluster, *stage);
+      if (option.costs.empty()) continue;
+      if (setting.recomputes) {
+        Strategy again = *stage;
+        again.recompute = RecomputeLevel::kFull;
+        option.again = setting.objective.LayerCosts(index, cluster, again);
+      }
+      problem.options.push_back(std::move(option));
+      options.push_back(*std::move(stage));
+    }
+  }
+  return problem;
+}
+
 // The plan of stages that follow each other on the devices, each placed as its
 // strategy places the whole model on so many.
-std::optional<Plan> PlanOf(const SearchSpace& space, const Strategy& likely,
-                           const StagesFound& found,
+std::optional<Plan> PlanOf(const SearchSpace& space, const StagesFound& found,
                            const std::vector<Strategy>& options) {
   const GraphIndex& index = space.index;
   std::optional<Plan> plan;
@@ -371,7 +466,6 @@ std::optional<Plan> PlanOf(const SearchSpace& space, const Strategy& likely,
     if (!plan) {
       plan = *stage;
       plan->groups.clear();
-      plan->schedule = likely.schedule;
     }
     plan->groups.push_back(std::move(group));
     for (; block < end; ++block) {
@@ -395,16 +489,16 @@ std::optional<Plan> PlanOf(const SearchSpace& space, const Strategy& likely,
   return plan;
 }
 
-// Two strategies give the same stages.
-bool SameStages(const Strategy& a, const Strategy& b) {
-  const auto rest = [](Strategy s) {
-    // Samples of a microbatch stay the same.
-    s.mbs *= s.dp * s.ep;
-    s.dp = s.tp = s.pp = s.vp = 1;
-    s.recompute = RecomputeLevel::kNone;
-    return s;
-  };
-  return rest(a) == rest(b);
+// The best of the schedules.
+void SetSchedule(const Setting& setting, FoundPlan& found) {
+  for (const std::string& schedule : setting.schedules) {
+    Plan plan = found.plan;
+    plan.schedule = schedule;
+    if (plan == found.plan || !Allowed(setting.space, plan)) continue;
+    Evaluation evaluation = setting.objective.Evaluate(plan);
+    if (!Better(evaluation, found.evaluation)) continue;
+    found = {std::move(plan), std::move(evaluation)};
+  }
 }
 
 }  // namespace
@@ -421,78 +515,50 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
                                     const std::vector<Strategy>& strategies,
                                     const Score& than,
                                     const std::function<bool()>& stop) {
-  const GraphIndex& index = space.index;
   const auto devices = std::ssize(space.cluster->devices);
-  if (index.nodes_of_block.size() > kMostBlocks || devices < 2) return {};
-  int64_t unit = 1;
-  while (devices % unit != 0 || devices / unit > kMostUnits) ++unit;
-  std::set<int> degrees;
-  bool recomputes = false;
-  for (const Strategy& strategy : strategies) {
-    degrees.insert(strategy.tp);
-    recomputes = recomputes || strategy.recompute == RecomputeLevel::kFull;
+  if (space.index.nodes_of_block.size() > kMostBlocks || devices < 2) return {};
+  Setting setting{space, objective};
+  setting.unit = 1;
+  while (devices % setting.unit != 0 || devices / setting.unit > kMostUnits) {
+    ++setting.unit;
   }
-  std::vector<Strategy> tried;
+  for (const Strategy& strategy : strategies) {
+    setting.degrees.insert(strategy.tp);
+    setting.zeros.insert(strategy.zero);
+    if (strategy.pp > 1 && strategy.vp == 1) {
+      setting.schedules.insert(strategy.schedule);
+    }
+    setting.recomputes |= strategy.recompute == RecomputeLevel::kFull;
+  }
+  const double limit =
+      than.feasible ? kWorth * static_cast<double>(than.step_time.picoseconds)
+                    : kNever;
+  struct Candidate {
+    StagesFound found;
+    size_t likely = 0;
+  };
+  const std::vector<Strategy> bases = Bases(setting, likely);
+  std::vector<std::vector<Strategy>> options(bases.size());
+  std::vector<Candidate> candidates;
+  for (size_t i = 0; i < bases.size() && !stop(); ++i) {
+    StageProblem problem = ProblemOf(setting, bases[i], options[i], stop);
+    problem.limit = limit;
+    std::vector<StagesFound> found = CheapestStages(problem, stop);
+    found.resize(std::min(found.size(), kMostOfBase));
+    for (StagesFound& one : found) candidates.push_back({std::move(one), i});
+  }
+  std::ranges::stable_sort(candidates, {},
+                           [](const Candidate& c) { return c.found.time; });
+  candidates.resize(std::min(candidates.size(), kMostPriced));
   std::vector<FoundPlan> plans;
-  for (Strategy strategy : likely) {
-    if (stop() || tried.size() == kMostLikely) break;
-    if (strategy.vp > 1) {
-      strategy.vp = 1;
-      strategy.schedule = Strategy().schedule;
-    }
-    if (strategy.pp == 1 ||
-        std::ranges::any_of(tried, [&](const Strategy& known) {
-          return SameStages(known, strategy);
-        })) {
-      continue;
-    }
-    tried.push_back(strategy);
-    const int64_t samples = int64_t{strategy.dp} * strategy.ep * strategy.mbs;
-    const PipelineSchedule& schedule = *FindSchedule(strategy.schedule).value();
-    StageProblem problem;
-    problem.units = static_cast<int>(devices / unit);
-    problem.microbatches = index.graph->global_batch / samples;
-    problem.memory =
-        static_cast<double>(space.cluster->TypeOf(DeviceId(0)).memory.value);
-    if (than.feasible) {
-      problem.limit = kWorth * static_cast<double>(than.step_time.picoseconds);
-    }
-    problem.in_flight = [&](int stages) {
-      return schedule.ahead(
-          0, {stages, 1, static_cast<int>(problem.microbatches)});
-    };
-    std::vector<Strategy> options;
-    for (int size : SizesOf(problem.units)) {
-      for (int tp : degrees) {
-        auto stage =
-            StageStrategy(strategy, tp, strategy.sp || strategy.tp == 1,
-                          size * unit, samples);
-        if (!stage || stop()) continue;
-        StageOption option;
-        option.units = size;
-        option.align = static_cast<int>(
-            (int64_t{tp} * stage->cp * stage->ep + unit - 1) / unit);
-        option.costs = objective.LayerCosts(index, *space.cluster, *stage);
-        if (option.costs.empty()) continue;
-        if (recomputes) {
-          Strategy again = *stage;
-          again.recompute = RecomputeLevel::kFull;
-          option.again = objective.LayerCosts(index, *space.cluster, again);
-        }
-        problem.options.push_back(std::move(option));
-        options.push_back(*std::move(stage));
-      }
-    }
-    size_t priced = 0;
-    for (const StagesFound& found : CheapestStages(problem, stop)) {
-      if (priced++ == kMostPriced || stop()) break;
-      auto plan = PlanOf(space, strategy, found, options);
-      if (!plan) continue;
-      auto fitted = FitByRecomputing(space, objective, *std::move(plan));
-      if (fitted && Allowed(space, fitted->plan)) {
-        plans.push_back(*std::move(fitted));
-      }
-    }
+  for (const Candidate& candidate : candidates) {
+    if (stop()) break;
+    auto plan = PlanOf(space, candidate.found, options[candidate.likely]);
+    if (!plan) continue;
+    auto fitted = FitByRecomputing(space, objective, *std::move(plan));
+    if (!fitted || !Allowed(space, fitted->plan)) continue;
+    SetSchedule(setting, *fitted);
+    plans.push_back(*std::move(fitted));
   }
   std::ranges::stable_sort(plans, [](const FoundPlan& a, const FoundPlan& b) {
     return Better(a.evaluation, b.evaluation);

@@ -31,8 +31,9 @@ struct StageOption {
   int units = 1;                 // of devices
   int align = 1;                 // its first unit is a multiple of this
   std::vector<LayerCost> costs;  // by block
-  // With all that runs again: where not enough memory is left without, the
-  // part of it that is needed takes that part of its time. Empty: none does.
+  // With all that runs again. Where memory lacks without, some of it does:
+  // what saves a part p of those bytes takes p^2 of that time. Empty: none
+  // does.
   std::vector<LayerCost> again;
 };
 
@@ -66,10 +67,11 @@ inline constexpr double kPaceStep = 0.01;
 std::vector<StagesFound> CheapestStages(const StageProblem& problem,
                                         const std::function<bool()>& stop);
 
-// Plans of this kind that fit, the best first: with the microbatches, ZeRO,
-// schedule and splits beside data and tensor parallelism of each of `likely`
-// uniform strategies that has a pipeline. `strategies` say which degrees of
-// tensor parallelism there are. None that seem much slower than `than`.
+// Plans of this kind that fit, the best first: with the splits beside data and
+// tensor parallelism of each of `likely` uniform strategies that has a
+// pipeline, microbatches and ZeRO near its own, and the schedule that is best.
+// `strategies` say what degrees of tensor parallelism, ZeRO stages and
+// schedules there are. None that seem much slower than `than`.
 std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
                                     const Objective& objective,
                                     const std::vector<Strategy>& likely,

@@ -47,7 +47,7 @@ double TimeOf(const StageProblem& problem, const StageOption& option, int begin,
   if (bytes(again) > problem.memory) return kNever;
   const double part =
       (bytes(none) - problem.memory) / (bytes(none) - bytes(again));
-  return (1 - part) * time(none) + part * time(again);
+  return (1 - part * part) * time(none) + part * part * time(again);
 }
 
 // Every way to cut the blocks and the devices: by number of stages the best.
