@@ -411,6 +411,10 @@ std::string IdleRanks(const Plan& plan, int ranks) {
 // like one.
 Result<void> MakeExportFolder(const std::string& folder) {
   std::error_code code;
+  if (std::filesystem::exists(folder, code) &&
+      !std::filesystem::is_directory(folder, code)) {
+    return InvalidInput("expected a folder", "--export " + folder);
+  }
   std::filesystem::create_directories(folder, code);
   if (code || access(folder.c_str(), W_OK) != 0) {
     return Error{ErrorCode::kUnavailable,

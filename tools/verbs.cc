@@ -14,6 +14,12 @@ namespace {
 constexpr int kBadInput = 2;
 constexpr int kDoesNotFit = 3;
 
+#ifdef TESSERA_HAS_CUDA
+constexpr bool kHasCuda = true;
+#else
+constexpr bool kHasCuda = false;
+#endif
+
 // One line, whatever the message holds; a rank's launcher prints it.
 int Fail(const Error& error) {
   if (!TellLauncher(error)) {
@@ -55,6 +61,11 @@ Result<int> RunWords(const std::vector<std::string>& arguments) {
   const std::string& name = arguments[0];
   if (name == "--help" || name == "-h" || name == "help") {
     std::cout << HelpText();
+    return 0;
+  }
+  if (name == "--version") {
+    std::cout << "tessera " TESSERA_VERSION
+              << (kHasCuda ? ", with CUDA" : ", without CUDA") << "\n";
     return 0;
   }
   TESSERA_TRY(const Verb* verb, Find("verb", Verbs(), name));
@@ -373,7 +384,9 @@ std::string HelpText() {
              "interrupted.",
              2) +
          "\n";
-  return out + "\n'tessera VERB --help' explains a verb. For example:\n\n  " +
+  return out +
+         "\n'tessera VERB --help' explains a verb, 'tessera --version' says "
+         "which\nprogram this is. For example:\n\n  " +
          Wrap(first.example, 4) + "\n";
 }
 

@@ -57,11 +57,15 @@ struct Starts {
   std::vector<Plan> baselines;
 };
 
+bool AnyOffloads(const Starts& starts) {
+  return std::ranges::any_of(starts.given, Offloads) ||
+         std::ranges::any_of(starts.ranked, Offloads);
+}
+
 // Moves(), those with weight 0 that lack what they need.
 std::vector<Move> MovesFrom(const SearchSpace& space, const Starts& starts) {
   std::vector<Move> moves(Moves().begin(), Moves().end());
-  const bool offloads = std::ranges::any_of(starts.given, Offloads) ||
-                        std::ranges::any_of(starts.ranked, Offloads);
+  const bool offloads = AnyOffloads(starts);
   for (Move& move : moves) {
     if ((move.needs == MoveNeeds::kOffloads && !offloads) ||
         (move.needs == MoveNeeds::kUnlikeDevices && !space.unlike_speeds)) {
@@ -73,9 +77,10 @@ std::vector<Move> MovesFrom(const SearchSpace& space, const Starts& starts) {
 
 // Most chains change equal layers of a stage together: layers that drift apart
 // are all to be priced, and few draws apply to them. The coldest chain of every
-// second ladder looks at each by itself.
-bool IsFolded(int chain) {
-  return chain % (2 * kRungs) != kRungs;
+// second ladder looks at each by itself. All do where state leaves the devices:
+// how many layers' stays is to be found, and plans are simulated whole.
+bool IsFolded(const Starts& starts, int chain) {
+  return chain % (2 * kRungs) != kRungs && !AnyOffloads(starts);
 }
 
 // `plan` after random moves, each taken as it comes.
@@ -269,7 +274,8 @@ Plan StartOf(const SearchSpace& space, std::span<const Move> moves,
   if (plan != nullptr) return *plan;
   // A stream of its own, apart from the chain's.
   Rng rng(seed, (uint64_t{1} << 32) + static_cast<uint64_t>(chain));
-  return Randomized(space, moves, starts.ranked[0], IsFolded(chain), rng);
+  return Randomized(space, moves, starts.ranked[0], IsFolded(starts, chain),
+                    rng);
 }
 
 }  // namespace
@@ -407,7 +413,7 @@ class Walk {
                : StartOf(space, moves_, starts, c, options.seed),
           TemperatureOf(options, c % kRungs),
           Rng(options.seed, static_cast<uint64_t>(c)),
-          best.feasible ? best.step_time : Duration{}, IsFolded(c));
+          best.feasible ? best.step_time : Duration{}, IsFolded(starts, c));
       quota_.push_back(options.proposals / options.chains +
                        (c < options.proposals % options.chains ? 1 : 0));
     }

@@ -15,6 +15,7 @@ search ran, its sweep included, and proposals a second of that. Batches are thos
 
 import argparse
 import json
+import math
 import re
 import subprocess
 
@@ -64,7 +65,8 @@ def row(args, model, cluster, devices):
             return "none"
         return f"{found['step_time_s'] / step:.2f}" if fits else "does not fit"
 
-    sent = " / ".join(f"{result['moved_bytes'] * 1e-9:.1f}"
+    sent = " / ".join("-" if math.isnan(result["moved_bytes"])
+                      else f"{result['moved_bytes'] * 1e-9:.1f}"
                       for result in (data[0], expert[0], found))
     seconds = found["search_time_s"]
     print(f"| {model} | {cluster} | {devices} | {step * 1e3:.1f} | {over(data)} "

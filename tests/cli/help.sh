@@ -15,6 +15,9 @@ done
 [[ $(awk 'length > 80' "$work/help" "$work/verb") == "" ]] ||
   fail "lines of the help exceed 80 columns"
 
+"$tessera" --version | grep -qE '^tessera [0-9.]+, with(out)? CUDA$' ||
+  fail "version"
+
 "$tessera" list --json >"$work/kinds"
 for kind in $(json '" ".join(row["name"] for row in j["rows"])' \
   "$work/kinds"); do

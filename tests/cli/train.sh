@@ -59,6 +59,8 @@ fails 2 "has weights already: model" run "${training[@]}" --steps 2 \
   --export "$work/weights"
 fails 1 "cannot make or write the folder" run "${training[@]}" --steps 2 \
   --export "$work/stderr/weights"
+fails 2 "expected a folder" run "${training[@]}" --steps 2 \
+  --export "$work/stderr"
 rm "$work"/weights/model-00002-*
 fails 2 "model-00002-of" run "${tiny[@]}" "${text[@]}" --nproc 1 --steps 1 \
   --load "$work/weights"
