@@ -296,12 +296,12 @@ const UniformBound::BlockCosts& UniformBound::CostsOf(const Strategy& strategy,
 }
 
 double UniformBound::AllReduce(const Strategy& strategy, int64_t bytes) const {
-  if (strategy.dp == 1 || bytes == 0) return 0;
-  const int replica = strategy.tp * strategy.cp * strategy.ep;
+  const int replicas = strategy.dp * strategy.cp * strategy.ep;
+  if (replicas == 1 || bytes == 0) return 0;
   DeviceGroup group;
-  group.axes = {{"dp", strategy.dp}};
-  if (replica > 1) group.axes.push_back({"", replica});
-  for (int d = 0; d < strategy.dp * replica; ++d) {
+  group.axes = {{"dp", replicas}};
+  if (strategy.tp > 1) group.axes.push_back({"tp", strategy.tp});
+  for (int d = 0; d < replicas * strategy.tp; ++d) {
     group.devices.push_back(DeviceId(d));
   }
   Value sum;
@@ -329,6 +329,7 @@ std::vector<LayerCost> UniformBound::LayerCosts(
     return {};
   }
   const BlockCosts& blocks = CostsOf(strategy, /*splits=*/false);
+  const int replicas = strategy.dp * strategy.cp * strategy.ep;
   std::vector<LayerCost> costs;
   for (const BlockCost& block : blocks) {
     LayerCost& cost = costs.emplace_back();
@@ -341,17 +342,18 @@ std::vector<LayerCost> UniformBound::LayerCosts(
         cost.reduction = gradients;
         break;
       case 1:
-        cost.reduction = (gradients + parameters) / 2;
+        cost.reduction = gradients / 2;
+        cost.update = parameters / 2;
         break;
       case 2:
         cost.exchange = gradients / 2;
-        cost.reduction = parameters / 2;
+        cost.update = parameters / 2;
         break;
       default:
         cost.exchange = gradients / 2 + parameters;
     }
-    cost.update = static_cast<double>(block.update);
-    if (strategy.zero > 0) cost.update /= strategy.dp;
+    const int cuts = strategy.zero > 0 ? replicas : 1;
+    cost.update += static_cast<double>(block.update) / cuts;
     cost.kept = static_cast<double>(block.kept);
     cost.backward_peak = static_cast<double>(block.backward_peak);
     for (size_t c = 0; c < block.stored.size(); ++c) {

@@ -95,8 +95,9 @@ class UniformBound {
   Score Of(const GraphIndex& index, const Strategy& strategy,
            Objective::Bound bound) const;
 
-  // Objective::LayerCosts, from the same tables. Of n replicas' exchanges a
-  // reduction to parts, or a gather from parts, takes half of an all-reduce.
+  // Objective::LayerCosts, from the same tables. A reduction to parts among the
+  // ranks that hold a weight alike, or a gather from parts, takes half of their
+  // all-reduce; experts count as all other weights.
   std::vector<LayerCost> LayerCosts(const Strategy& strategy) const;
 
  private:

@@ -132,11 +132,6 @@ class AllowedObjective : public Objective {
                      const Strategy& strategy, Bound bound) const override {
     return objective_.BoundUniform(index, cluster, strategy, bound);
   }
-  std::vector<LayerCost> LayerCosts(const GraphIndex& index,
-                                    const Cluster& cluster,
-                                    const Strategy& strategy) const override {
-    return objective_.LayerCosts(index, cluster, strategy);
-  }
 
  private:
   const SearchSpace& space_;
@@ -671,8 +666,10 @@ Result<SearchResult> Search(const SearchSpace& space,
     }
   }
   // Pipelines of stages that need not be alike.
-  if (!starts.ranked.empty()) {
-    const Score best = ScoreOf(objective.Evaluate(starts.ranked[0]));
+  {
+    const Score best = starts.ranked.empty()
+                           ? Score()
+                           : ScoreOf(objective.Evaluate(starts.ranked[0]));
     std::vector<FoundPlan> unlike =
         UnlikeStages(space, objective, uniform, strategies, best,
                      [&] { return stopped() || out_of_time(kFittedEnd); });

@@ -52,7 +52,8 @@ struct LayerCost {
   // which run beside them.
   double compute = 0;
   double exchange = 0;
-  // Once a step: the exchanges that follow the last backward.
+  // Once a step: the reductions that follow the last backward, and the
+  // optimizer with the gathers behind it.
   double reduction = 0;
   double update = 0;
   // Bytes: for each microbatch in flight; parameters, gradients and states; and

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "planner/plan/axis_roles.h"
+#include "planner/search/experts.h"
 #include "planner/search/fit.h"
 
 namespace tessera {
@@ -20,6 +22,7 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 // power of the other.
 constexpr size_t kMostBlocks = 256;
 constexpr int kMostUnits = 32;
+constexpr int kMostUnitsAtAll = 64;  // where no fewer do
 // By how much longer stages are looked at next.
 constexpr double kPaceGrowth = 1.3;
 // Strategies that are cut into stages, and plans that are priced: of each with
@@ -82,6 +85,11 @@ class StageProgramme {
     for (size_t o = 0; o < problem.options.size(); ++o) {
       const StageOption& option = problem.options[o];
       costs_.emplace_back(option.costs);
+      std::vector<int>& barred = barred_.emplace_back(1, 0);
+      for (size_t b = 0; b < blocks_; ++b) {
+        const bool may = option.may.empty() || option.may[b];
+        barred.push_back(barred.back() + (may ? 0 : 1));
+      }
       again_.push_back(option.again.empty()
                            ? std::nullopt
                            : std::optional<Sums>(option.again));
@@ -216,6 +224,7 @@ class StageProgramme {
           for (size_t end = begin + 1; end + stages <= blocks_ + 1; ++end) {
             Choice& choice = ChoiceOf(in_flight, p, begin, end);
             for (size_t option : places_[p].options) {
+              if (barred_[option][begin] != barred_[option][end]) continue;
               choice.least = std::min(
                   choice.least,
                   costs_[option].Time(begin, end, problem_.microbatches));
@@ -225,7 +234,7 @@ class StageProgramme {
               choice.option = static_cast<int>(option);
             }
             if (choice.least > limit) {
-              none_left_ = false;
+              none_left_ = none_left_ && choice.least == kNever;
               break;
             }
             if (choice.time != kNever) {
@@ -304,6 +313,7 @@ class StageProgramme {
   std::vector<Place> places_;
   std::vector<Sums> costs_;                 // by option
   std::vector<std::optional<Sums>> again_;  // by option
+  std::vector<std::vector<int>> barred_;    // by option, sums over blocks
   std::vector<Choice> choices_;
   double seen_ = 0;         // all that take no longer are among them
   bool none_left_ = false;  // all that there are
@@ -312,15 +322,12 @@ class StageProgramme {
 };
 
 // A stage as a strategy of its own on so many devices; nothing where
-// data-parallel replicas do not divide the microbatch.
-std::optional<Strategy> StageStrategy(const Strategy& likely, int tp, bool sp,
+// data-parallel replicas do not divide the microbatch of so many samples.
+std::optional<Strategy> StageStrategy(const Strategy& base, int tp,
                                       int64_t devices, int64_t samples) {
-  Strategy stage = likely;
-  stage.pp = 1;
-  stage.vp = 1;
-  stage.schedule = Strategy().schedule;
+  Strategy stage = base;
   stage.tp = tp;
-  stage.sp = sp && tp > 1;
+  stage.sp = base.sp && tp > 1;
   const int64_t replica = int64_t{tp} * stage.cp * stage.ep;
   if (devices % replica != 0) return std::nullopt;
   const int64_t dp = devices / replica;
@@ -328,7 +335,6 @@ std::optional<Strategy> StageStrategy(const Strategy& likely, int tp, bool sp,
   stage.dp = static_cast<int>(dp);
   stage.mbs = static_cast<int>(samples / (dp * stage.ep));
   if (dp * stage.cp * stage.ep == 1) stage.zero = 0;
-  stage.recompute = RecomputeLevel::kNone;
   if (stage.etp != 0 && tp % stage.etp != 0) return std::nullopt;
   return stage;
 }
@@ -346,7 +352,7 @@ std::vector<int> SizesOf(int units) {
 struct Setting {
   const SearchSpace& space;
   const Objective& objective;
-  int64_t unit = 1;  // devices
+  int64_t unit;  // devices
   // Those of uniform strategies.
   std::set<int> degrees = {};  // of tensor parallelism
   std::set<int> zeros = {};
@@ -354,80 +360,142 @@ struct Setting {
   bool recomputes = false;
 };
 
-// Whether two strategies give the same stages.
-bool SameStages(const Strategy& a, const Strategy& b) {
-  const auto rest = [](Strategy s) {
-    // Samples of a microbatch stay the same.
-    s.mbs *= s.dp * s.ep;
-    s.dp = s.tp = s.pp = 1;
-    return s;
-  };
-  return rest(a) == rest(b);
+// Devices that are dealt out together: as few as leave no more than so many
+// units, and a host's, whole hosts' or a part of one's.
+std::optional<int64_t> UnitOf(const SearchSpace& space, int most) {
+  const auto devices = std::ssize(space.cluster->devices);
+  const int64_t host = space.least_devices_of_node;
+  for (int64_t unit = 1; unit <= devices; ++unit) {
+    if (devices % unit == 0 && devices / unit <= most &&
+        (host % unit == 0 || unit % host == 0)) {
+      return unit;
+    }
+  }
+  return std::nullopt;
 }
 
-// Strategies to be cut into stages: the first of those that are likely, with
-// their ZeRO, none and the first stage, and with their microbatches, those half
-// as large and twice as large.
-std::vector<Strategy> Bases(const Setting& setting,
-                            const std::vector<Strategy>& likely) {
-  const int64_t batch = setting.space.index.graph->global_batch;
-  std::vector<Strategy> bases;
-  size_t taken = 0;
-  for (Strategy base : likely) {
-    if (base.pp == 1) continue;
-    if (taken++ == kMostLikely) break;
-    base.vp = 1;
-    base.schedule = Strategy().schedule;
-    base.recompute = RecomputeLevel::kNone;
-    const int samples = base.mbs;
-    for (int zero : {base.zero, 0, 1}) {
-      for (int twice : {2 * samples, samples, 4 * samples}) {
-        base.zero = zero;
-        base.mbs = twice / 2;
-        if (twice % 2 != 0 || !setting.zeros.contains(zero) ||
-            batch % (int64_t{base.dp} * base.ep * base.mbs) != 0 ||
-            std::ranges::any_of(bases, [&](const Strategy& known) {
-              return SameStages(known, base);
-            })) {
-          continue;
-        }
-        bases.push_back(base);
+// What is to be cut into stages: a strategy for one device, and the samples of
+// a microbatch.
+struct Base {
+  Strategy strategy;
+  int64_t samples = 1;
+  bool operator==(const Base&) const = default;
+};
+
+// Near the first of those that are likely: with their ZeRO, none and the first
+// stage, and with microbatches of their samples and of the next that divide the
+// batch.
+std::vector<Base> Bases(const Setting& setting,
+                        const std::vector<Strategy>& likely) {
+  const std::vector<int> sizes =
+      Divisors(setting.space.index.graph->global_batch);
+  std::vector<Strategy> kinds;
+  std::vector<Base> bases;
+  const auto add = [&](Base base) {
+    const int own = base.strategy.zero;
+    const auto at =
+        std::ranges::lower_bound(sizes, base.samples) - sizes.begin();
+    for (int zero : {own, 0, 1}) {
+      if (!setting.zeros.contains(zero)) continue;
+      base.strategy.zero = zero;
+      for (const int64_t to : {at, at - 1, at + 1, at - 2}) {
+        if (to < 0 || to >= std::ssize(sizes)) continue;
+        base.samples = sizes[static_cast<size_t>(to)];
+        if (std::ranges::find(bases, base) == bases.end())
+          bases.push_back(base);
       }
+    }
+  };
+  for (const Strategy& strategy : likely) {
+    if (strategy.pp == 1) continue;
+    Base base = {strategy, int64_t{strategy.dp} * strategy.ep * strategy.mbs};
+    Strategy& kind = base.strategy;
+    kind.dp = kind.tp = kind.pp = kind.vp = kind.mbs = 1;
+    kind.sp = strategy.sp || strategy.tp == 1;
+    kind.schedule = Strategy().schedule;
+    kind.actions.clear();
+    kind.recompute = RecomputeLevel::kNone;
+    if (std::ranges::find(kinds, kind) == kinds.end()) {
+      if (kinds.size() == kMostLikely) break;
+      kinds.push_back(kind);
+    }
+    add(base);
+  }
+  if (bases.empty()) {
+    Base base;
+    base.strategy.dp = 1;
+    base.strategy.sp = true;
+    add(base);
+    if (sizes.size() > 2) {
+      base.samples = sizes[2];
+      add(base);
     }
   }
   return bases;
 }
 
+// By block whether constraints let it run so; empty: all.
+std::vector<bool> AllowedBlocks(const SearchSpace& space, const Plan& plan) {
+  if (space.constraints.empty()) return {};
+  std::vector<bool> allowed;
+  for (size_t b = 0; b < space.index.nodes_of_block.size(); ++b) {
+    allowed.push_back(space.constraints.StillHold(
+        space.index, *space.cluster, plan, space.index.nodes_of_block[b],
+        space.weights_of_block[b]));
+  }
+  return allowed;
+}
+
+// The plan of the whole model on the first devices of the cluster.
+std::optional<Plan> StagePlan(const SearchSpace& space,
+                              const Strategy& strategy) {
+  const int64_t devices =
+      int64_t{strategy.dp} * strategy.tp * strategy.cp * strategy.ep;
+  Cluster part;
+  part.name = space.cluster->name;
+  part.device_types = space.cluster->device_types;
+  part.devices.assign(space.cluster->devices.begin(),
+                      space.cluster->devices.begin() + devices);
+  auto plan = PlanFromStrategy(space.index, part, strategy);
+  if (!plan || plan->groups.size() != 1) return std::nullopt;
+  return *std::move(plan);
+}
+
 // `options` become the strategies of the problem's options.
-StageProblem ProblemOf(const Setting& setting, const Strategy& base,
+StageProblem ProblemOf(const Setting& setting, const Base& base,
                        std::vector<Strategy>& options,
                        const std::function<bool()>& stop) {
-  const Cluster& cluster = *setting.space.cluster;
-  const GraphIndex& index = setting.space.index;
-  const int64_t samples = int64_t{base.dp} * base.ep * base.mbs;
+  const SearchSpace& space = setting.space;
+  const Cluster& cluster = *space.cluster;
   StageProblem problem;
   problem.units = static_cast<int>(std::ssize(cluster.devices) / setting.unit);
-  problem.microbatches = index.graph->global_batch / samples;
+  problem.microbatches = space.index.graph->global_batch / base.samples;
   problem.memory =
       static_cast<double>(cluster.TypeOf(DeviceId(0)).memory.value);
   const auto m = static_cast<int>(problem.microbatches);
   problem.in_flight = [m](int stages) { return std::min(stages, m); };
-  const bool sp = base.sp || base.tp == 1;
   for (int size : SizesOf(problem.units)) {
     for (int tp : setting.degrees) {
-      auto stage = StageStrategy(base, tp, sp, size * setting.unit, samples);
+      auto stage =
+          StageStrategy(base.strategy, tp, size * setting.unit, base.samples);
       if (!stage || stop()) continue;
       StageOption option;
       option.units = size;
-      option.align = static_cast<int>(
-          (int64_t{tp} * stage->cp * stage->ep + setting.unit - 1) /
-          setting.unit);
-      option.costs = setting.objective.LayerCosts(index, cluster, *stage);
+      const int64_t replica = int64_t{tp} * stage->cp * stage->ep;
+      option.align =
+          static_cast<int>(std::lcm(replica, setting.unit) / setting.unit);
+      option.costs = setting.objective.LayerCosts(space.index, cluster, *stage);
       if (option.costs.empty()) continue;
+      if (!space.constraints.empty()) {
+        const auto plan = StagePlan(space, *stage);
+        if (!plan) continue;
+        option.may = AllowedBlocks(space, *plan);
+      }
       if (setting.recomputes) {
         Strategy again = *stage;
         again.recompute = RecomputeLevel::kFull;
-        option.again = setting.objective.LayerCosts(index, cluster, again);
+        option.again =
+            setting.objective.LayerCosts(space.index, cluster, again);
       }
       problem.options.push_back(std::move(option));
       options.push_back(*std::move(stage));
@@ -448,21 +516,14 @@ std::optional<Plan> PlanOf(const SearchSpace& space, const StagesFound& found,
     const auto end = static_cast<size_t>(found.stages[s].end);
     const Strategy& strategy =
         options[static_cast<size_t>(found.stages[s].option)];
-    const int64_t devices =
-        int64_t{strategy.dp} * strategy.tp * strategy.cp * strategy.ep;
-    Cluster part;
-    part.name = space.cluster->name;
-    part.device_types = space.cluster->device_types;
-    part.devices.assign(space.cluster->devices.begin(),
-                        space.cluster->devices.begin() + devices);
-    auto stage = PlanFromStrategy(index, part, strategy);
-    if (!stage || stage->groups.size() != 1) return std::nullopt;
+    auto stage = StagePlan(space, strategy);
+    if (!stage) return std::nullopt;
     DeviceGroup& group = stage->groups[0];
     group.name = "stage" + std::to_string(s);
     for (DeviceId& device : group.devices) {
       device = DeviceId(device.value + first_device);
     }
-    first_device += devices;
+    first_device += std::ssize(group.devices);
     if (!plan) {
       plan = *stage;
       plan->groups.clear();
@@ -515,13 +576,11 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
                                     const std::vector<Strategy>& strategies,
                                     const Score& than,
                                     const std::function<bool()>& stop) {
-  const auto devices = std::ssize(space.cluster->devices);
-  if (space.index.nodes_of_block.size() > kMostBlocks || devices < 2) return {};
-  Setting setting{space, objective};
-  setting.unit = 1;
-  while (devices % setting.unit != 0 || devices / setting.unit > kMostUnits) {
-    ++setting.unit;
-  }
+  if (space.index.nodes_of_block.size() > kMostBlocks) return {};
+  auto unit = UnitOf(space, kMostUnits);
+  if (!unit) unit = UnitOf(space, kMostUnitsAtAll);
+  if (!unit) return {};
+  Setting setting{space, objective, *unit};
   for (const Strategy& strategy : strategies) {
     setting.degrees.insert(strategy.tp);
     setting.zeros.insert(strategy.zero);
@@ -530,14 +589,20 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
     }
     setting.recomputes |= strategy.recompute == RecomputeLevel::kFull;
   }
+  if (strategies.empty()) {
+    const auto degrees = Divisors(space.least_devices_of_node);
+    setting.degrees.insert(degrees.begin(), degrees.end());
+    setting.zeros = {0, 1};
+    setting.recomputes = true;
+  }
   const double limit =
       than.feasible ? kWorth * static_cast<double>(than.step_time.picoseconds)
                     : kNever;
   struct Candidate {
     StagesFound found;
-    size_t likely = 0;
+    size_t base = 0;
   };
-  const std::vector<Strategy> bases = Bases(setting, likely);
+  const std::vector<Base> bases = Bases(setting, likely);
   std::vector<std::vector<Strategy>> options(bases.size());
   std::vector<Candidate> candidates;
   for (size_t i = 0; i < bases.size() && !stop(); ++i) {
@@ -553,7 +618,7 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
   std::vector<FoundPlan> plans;
   for (const Candidate& candidate : candidates) {
     if (stop()) break;
-    auto plan = PlanOf(space, candidate.found, options[candidate.likely]);
+    auto plan = PlanOf(space, candidate.found, options[candidate.base]);
     if (!plan) continue;
     auto fitted = FitByRecomputing(space, objective, *std::move(plan));
     if (!fitted || !Allowed(space, fitted->plan)) continue;

@@ -11,9 +11,10 @@
 // stage, and drains), where each stage has room for its parameters and for the
 // microbatches that it keeps.
 //
-// Estimates of blocks add up to a stage's; what stages send one another, and
-// what of a stage's exchanges hides behind others' work, is left out. The plans
-// are priced as any other.
+// Estimates of blocks add up to a stage's, as on the first devices of the
+// cluster; what stages send one another, and what of a stage's exchanges hides
+// behind others' work, is left out. The plans are priced as any other. Clusters
+// of unlike hosts or devices have no such estimates (LayerCosts), and so none.
 
 #include <cstdint>
 #include <functional>
@@ -28,8 +29,10 @@ namespace tessera {
 
 // How a stage may run on some devices.
 struct StageOption {
-  int units = 1;                 // of devices
-  int align = 1;                 // its first unit is a multiple of this
+  int units = 1;  // of devices
+  int align = 1;  // its first unit is a multiple of this
+  // By block, whether it may run so; empty: all may.
+  std::vector<bool> may = {};
   std::vector<LayerCost> costs;  // by block
   // With all that runs again. Where memory lacks without, some of it does:
   // what saves a part p of those bytes takes p^2 of that time. Empty: none
@@ -62,16 +65,20 @@ struct StagesFound {
 // may an answer be from the best.
 inline constexpr double kPaceStep = 0.01;
 
-// For each number of stages from 2 on that can do it in `limit` the best way,
-// the fastest first. Ends early when `stop` says so, with what it has.
+// For numbers of stages from 2 on that can do it in `limit` a way, the fastest
+// first, which is the best of all. Ends early when `stop` says so, with what it
+// has.
 std::vector<StagesFound> CheapestStages(const StageProblem& problem,
                                         const std::function<bool()>& stop);
 
 // Plans of this kind that fit, the best first: with the splits beside data and
-// tensor parallelism of each of `likely` uniform strategies that has a
-// pipeline, microbatches and ZeRO near its own, and the schedule that is best.
-// `strategies` say what degrees of tensor parallelism, ZeRO stages and
-// schedules there are. None that seem much slower than `than`.
+// tensor parallelism of the first of `likely` uniform strategies that have a
+// pipeline, microbatches and ZeRO near theirs, and the schedule that is best;
+// with small microbatches and no other splits where none has one. `strategies`
+// say what degrees of tensor parallelism, ZeRO stages and schedules there are.
+// None that seem much slower than `than`. Empty for more than 256 blocks, and
+// where devices cannot be dealt out in at most 64 equal units that divide a
+// host or hold whole ones.
 std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
                                     const Objective& objective,
                                     const std::vector<Strategy>& likely,

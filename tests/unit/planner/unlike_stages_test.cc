@@ -40,6 +40,9 @@ double TimeOf(const StageProblem& problem, const StageOption& option, int begin,
   const auto bytes = [&](const LayerCost& all) {
     return all.stored + in_flight * all.kept + all.backward_peak;
   };
+  for (int b = begin; b < end && !option.may.empty(); ++b) {
+    if (!option.may[static_cast<size_t>(b)]) return kNever;
+  }
   const LayerCost none = sum(option.costs);
   if (bytes(none) <= problem.memory) return time(none);
   if (option.again.empty()) return kNever;
@@ -94,6 +97,7 @@ StageProblem RandomProblem(Rng& rng) {
       option.units = units;
       option.align = 1 + static_cast<int>(rng.Below(2));
       const bool again = rng.Below(2) == 0;
+      const bool bars = rng.Below(3) == 0;
       for (size_t b = 0; b < blocks; ++b) {
         LayerCost cost;
         cost.compute = (1000 + draw(3000)) / units;
@@ -104,6 +108,7 @@ StageProblem RandomProblem(Rng& rng) {
         cost.kept = draw(100);
         cost.backward_peak = draw(50);
         option.costs.push_back(cost);
+        if (bars) option.may.push_back(rng.Below(4) > 0);
         if (!again) continue;
         cost.compute *= 1.3;
         cost.kept *= 0.2;
