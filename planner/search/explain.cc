@@ -335,9 +335,14 @@ std::optional<Strategy> NearestStrategy(const SearchSpace& space,
   const GraphIndex& index = space.index;
   auto exact = UniformStrategy(index, *space.cluster, plan);
   if (exact.has_value()) return exact;
-  const Strategy strategy = RoughStrategy(index, plan);
-  if (!PlanFromStrategy(index, *space.cluster, strategy)) return std::nullopt;
-  return strategy;
+  Strategy strategy = RoughStrategy(index, plan);
+  if (PlanFromStrategy(index, *space.cluster, strategy)) return strategy;
+  // Where its degrees are none of the cluster's: stages of unlike sizes.
+  for (const Plan& near : AdaptedPlans(space, plan, 2)) {
+    auto uniform = UniformStrategy(index, *space.cluster, near);
+    if (uniform) return uniform;
+  }
+  return std::nullopt;
 }
 
 std::vector<Neighbour> NeighboursOf(const SearchSpace& space,
@@ -447,7 +452,11 @@ std::string TextbookName(const SearchSpace& space, const Plan& plan) {
   if (s.pp > 1) {
     parts.push_back("a pipeline of " + std::to_string(s.pp) + " stages");
   }
-  if (parts.empty()) parts.emplace_back("one device, nothing split");
+  if (parts.empty()) {
+    parts.emplace_back(World(plan).devices.size() == 1
+                           ? "one device, nothing split"
+                           : "most layers whole on every device");
+  }
   std::string text = parts[0];
   for (size_t i = 1; i < parts.size(); ++i) {
     text += (i == 1                  ? " with "

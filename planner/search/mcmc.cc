@@ -547,12 +547,12 @@ std::vector<Plan> Repeated(const SearchSpace& space) {
 Error NothingValid(const SearchSpace& space) {
   const auto why = PlanFromStrategy(space.index, *space.cluster, Strategy());
   const std::string what = space.constraints.empty()
-                               ? "no uniform strategy gives a valid plan"
+                               ? "no valid plan was found"
                                : "no plan was found that the constraints allow";
-  return Error{ErrorCode::kInfeasible,
-               what + (why ? std::string()
-                           : "; data parallelism: " + why.error().ToString()),
-               "search"};
+  return InvalidInput(
+      what + (why ? std::string()
+                  : "; data parallelism: " + why.error().ToString()),
+      "search");
 }
 
 }  // namespace

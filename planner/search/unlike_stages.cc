@@ -353,10 +353,10 @@ struct Setting {
   const SearchSpace& space;
   const Objective& objective;
   int64_t unit;  // devices
-  // Those of uniform strategies.
-  std::set<int> degrees = {};  // of tensor parallelism
-  std::set<int> zeros = {};
-  std::set<std::string> schedules = {};
+  // Those of uniform strategies, and what is simplest.
+  std::set<int> degrees = {1};  // of tensor parallelism
+  std::set<int> zeros = {0, 1};
+  std::set<std::string> schedules = {Strategy().schedule};
   bool recomputes = false;
 };
 
@@ -365,7 +365,7 @@ struct Setting {
 std::optional<int64_t> UnitOf(const SearchSpace& space, int most) {
   const auto devices = std::ssize(space.cluster->devices);
   const int64_t host = space.least_devices_of_node;
-  for (int64_t unit = 1; unit <= devices; ++unit) {
+  for (int64_t unit = 1; 2 * unit <= devices; ++unit) {
     if (devices % unit == 0 && devices / unit <= most &&
         (host % unit == 0 || unit % host == 0)) {
       return unit;
@@ -421,15 +421,14 @@ std::vector<Base> Bases(const Setting& setting,
     }
     add(base);
   }
-  if (bases.empty()) {
-    Base base;
-    base.strategy.dp = 1;
-    base.strategy.sp = true;
+  if (!bases.empty()) return bases;
+  Base base;
+  base.strategy.dp = 1;
+  base.strategy.sp = true;
+  for (int samples : sizes) {
+    if (samples > std::ssize(setting.space.cluster->devices)) break;
+    base.samples = samples;
     add(base);
-    if (sizes.size() > 2) {
-      base.samples = sizes[2];
-      add(base);
-    }
   }
   return bases;
 }
@@ -581,6 +580,7 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
   if (!unit) unit = UnitOf(space, kMostUnitsAtAll);
   if (!unit) return {};
   Setting setting{space, objective, *unit};
+  setting.recomputes = strategies.empty();
   for (const Strategy& strategy : strategies) {
     setting.degrees.insert(strategy.tp);
     setting.zeros.insert(strategy.zero);
@@ -588,12 +588,6 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
       setting.schedules.insert(strategy.schedule);
     }
     setting.recomputes |= strategy.recompute == RecomputeLevel::kFull;
-  }
-  if (strategies.empty()) {
-    const auto degrees = Divisors(space.least_devices_of_node);
-    setting.degrees.insert(degrees.begin(), degrees.end());
-    setting.zeros = {0, 1};
-    setting.recomputes = true;
   }
   const double limit =
       than.feasible ? kWorth * static_cast<double>(than.step_time.picoseconds)
