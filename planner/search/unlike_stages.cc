@@ -30,6 +30,8 @@ constexpr double kPaceGrowth = 1.3;
 constexpr size_t kMostLikely = 4;
 constexpr size_t kMostOfBase = 3;
 constexpr size_t kMostPriced = 16;
+// Samples of a microbatch on all replicas of a stage.
+constexpr int64_t kMostSamplesOfMicrobatch = 65'536;
 // What is estimated to take so many times as long is not priced.
 constexpr double kWorth = 1.1;
 
@@ -387,8 +389,8 @@ struct Base {
 // batch.
 std::vector<Base> Bases(const Setting& setting,
                         const std::vector<Strategy>& likely) {
-  const std::vector<int> sizes =
-      Divisors(setting.space.index.graph->global_batch);
+  const std::vector<int> sizes = Divisors(
+      setting.space.index.graph->global_batch, kMostSamplesOfMicrobatch);
   std::vector<Strategy> kinds;
   std::vector<Base> bases;
   const auto add = [&](Base base) {
@@ -401,8 +403,8 @@ std::vector<Base> Bases(const Setting& setting,
       for (const int64_t to : {at, at - 1, at + 1, at - 2}) {
         if (to < 0 || to >= std::ssize(sizes)) continue;
         base.samples = sizes[static_cast<size_t>(to)];
-        if (std::ranges::find(bases, base) == bases.end())
-          bases.push_back(base);
+        if (std::ranges::find(bases, base) != bases.end()) continue;
+        bases.push_back(base);
       }
     }
   };
