@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 
+#include "costmodel/evaluate/all_reduce.h"
 #include "costmodel/evaluate/surroundings.h"
 #include "costmodel/evaluate/uniform_bound.h"
 #include "costmodel/memory/overhead.h"
@@ -593,18 +594,8 @@ TaskCost Evaluator::WorldReduce(const Plan& plan) const {
   sum.dtype =
       graph_.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   Task task;
-  task.kind = TaskKind::kComm;
-  task.comm = CommKind::kAllReduce;
   task.optimizer = true;
-  task.axes = 1;
-  task.reads = {ValueId(0)};
-  task.writes = {ValueId(0)};
-  TaskView view;
-  view.task = &task;
-  view.values = std::span(&sum, 1);
-  view.group = &world;
-  view.group_class = pricer_.ClassOf(world);
-  return pricer_.Price(view);
+  return PriceAllReduce(pricer_, task, sum, world);
 }
 
 void Evaluator::AddOverheads(const Plan& plan,

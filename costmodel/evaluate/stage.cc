@@ -712,18 +712,25 @@ class StageBuilder {
       return;
     }
     if (FollowsItsStream(task, b)) return;
-    const bool one_stream = b.stream > 0;
-    if (!one_stream) b.followed = false;
+    const auto wait = [&](const Use& use) {
+      const int on = writes ? use.touch : use.writer;
+      if (on < 0) return false;
+      Wait(task, {StageInput::kLatest, Carry(use.fold, on)});
+      return true;
+    };
+    if (b.stream > 0) {
+      for (const Use& use : b.uses) {
+        if (IsLoop(use.fold)) wait(use);
+      }
+      return;
+    }
+    b.followed = false;
     const uint64_t after = after_.back();
-    if (!one_stream && after == kAllChunks) return;
+    if (after == kAllChunks) return;
     for (const Use& use : b.uses) {
       const int f = use.fold;
-      if (!IsLoop(f)) continue;
-      if (!one_stream && (after & ChunkBit(ChunkOf(f))) != 0) continue;
-      const int on = writes ? use.touch : use.writer;
-      if (on < 0) continue;
-      if (use.off_compute && !one_stream) stage_->exact = false;
-      Wait(task, {StageInput::kLatest, Carry(f, on)});
+      if (!IsLoop(f) || (after & ChunkBit(ChunkOf(f))) != 0) continue;
+      if (wait(use) && use.off_compute) stage_->exact = false;
     }
   }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "costmodel/evaluate/all_reduce.h"
 #include "planner/base/rng.h"
 #include "planner/schedule/pipeline_schedule.h"
 
@@ -59,6 +60,18 @@ uint64_t Word(std::initializer_list<std::pair<int64_t, int>> fields) {
     out = out << bits | static_cast<uint64_t>(value);
   }
   return out;
+}
+
+// What a device stores of a block or a stage under a ZeRO stage.
+template <typename Cost>
+double StoredBytes(const Cost& cost, int zero, int64_t dp) {
+  double bytes = 0;
+  for (size_t c = 0; c < cost.stored.size(); ++c) {
+    bytes += zero >= 3 - static_cast<int>(c)
+                 ? cost.cut[c] / static_cast<double>(dp)
+                 : static_cast<double>(cost.stored[c]);
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -308,18 +321,9 @@ double UniformBound::AllReduce(const Strategy& strategy, int64_t bytes) const {
   sum.dtype = index_.graph->dtype;
   sum.shape = {bytes / SizeOf(sum.dtype)};
   Task task;
-  task.kind = TaskKind::kComm;
-  task.comm = CommKind::kAllReduce;
   task.pass = Pass::kBackward;
-  task.axes = 1;
-  task.reads = {ValueId(0)};
-  task.writes = {ValueId(0)};
-  TaskView view;
-  view.task = &task;
-  view.values = std::span(&sum, 1);
-  view.group = &group;
-  view.group_class = pricer_.ClassOf(group);
-  return static_cast<double>(pricer_.Price(view).duration.picoseconds);
+  return static_cast<double>(
+      PriceAllReduce(pricer_, task, sum, group).duration.picoseconds);
 }
 
 std::vector<LayerCost> UniformBound::LayerCosts(
@@ -356,11 +360,7 @@ std::vector<LayerCost> UniformBound::LayerCosts(
     cost.update += static_cast<double>(block.update) / cuts;
     cost.kept = static_cast<double>(block.kept);
     cost.backward_peak = static_cast<double>(block.backward_peak);
-    for (size_t c = 0; c < block.stored.size(); ++c) {
-      const bool cut = strategy.zero >= 3 - static_cast<int>(c);
-      cost.stored += cut ? block.cut[c] / strategy.dp
-                         : static_cast<double>(block.stored[c]);
-    }
+    cost.stored = StoredBytes(block, strategy.zero, strategy.dp);
   }
   if (costs.empty()) return {};
   std::vector<LayerCost> all;  // of the whole graph
@@ -540,11 +540,7 @@ double UniformBound::PeakOf(const Strategy& strategy,
     double bytes = static_cast<double>(
         stage.kept * setting.schedule->ahead(s, setting.shape) +
         stage.backward_peak);
-    for (size_t c = 0; c < stage.stored.size(); ++c) {
-      const bool cut = strategy.zero >= 3 - static_cast<int>(c);
-      bytes += cut ? stage.cut[c] / static_cast<double>(setting.dp)
-                   : static_cast<double>(stage.stored[c]);
-    }
+    bytes += StoredBytes(stage, strategy.zero, setting.dp);
     peak = std::max(peak, bytes);
   }
   return peak;

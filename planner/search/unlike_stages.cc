@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -122,12 +123,12 @@ class StageProgramme {
     double least_pace = kNever;
     for (double limit = work / static_cast<double>(units_) * kPaceGrowth;
          least_pace == kNever && !stop_(); limit *= kPaceGrowth) {
-      const bool all_seen = FindChoices(limit);
+      FindChoices(limit);
       Fill(limit, /*pace=*/true);
       for (size_t stages = 2; stages <= most_stages_; ++stages) {
         least_pace = std::min(least_pace, At(stages, 0, units_).value);
       }
-      if (all_seen && limit >= longest_) break;
+      if (none_left_ && limit >= longest_) break;
     }
     if (least_pace == kNever) return {};
     std::vector<std::optional<StagesFound>> best(most_stages_ + 1);
@@ -204,8 +205,7 @@ class StageProgramme {
   }
 
   // Of all stages that take no longer than `limit`, and of some that do.
-  // Whether that is all there are.
-  bool FindChoices(double limit) {
+  void FindChoices(double limit) {
     int most = 0;
     for (size_t stages = 1; stages <= most_stages_; ++stages) {
       most = std::max(most, problem_.in_flight(static_cast<int>(stages)));
@@ -246,7 +246,6 @@ class StageProgramme {
         }
       }
     }
-    return none_left_;
   }
 
   // The least sum of the stages' times, or of their slowest's, of stages that
@@ -510,16 +509,18 @@ StageProblem ProblemOf(const Setting& setting, const Base& base,
 std::optional<Plan> PlanOf(const SearchSpace& space, const StagesFound& found,
                            const std::vector<Strategy>& options) {
   const GraphIndex& index = space.index;
+  std::map<int, std::optional<Plan>> by_option;
   std::optional<Plan> plan;
   int64_t first_device = 0;
   size_t block = 0;
   for (size_t s = 0; s < found.stages.size(); ++s) {
     const auto end = static_cast<size_t>(found.stages[s].end);
-    const Strategy& strategy =
-        options[static_cast<size_t>(found.stages[s].option)];
-    auto stage = StagePlan(space, strategy);
+    const int option = found.stages[s].option;
+    const auto [at, is_new] = by_option.try_emplace(option);
+    std::optional<Plan>& stage = at->second;
+    if (is_new) stage = StagePlan(space, options[static_cast<size_t>(option)]);
     if (!stage) return std::nullopt;
-    DeviceGroup& group = stage->groups[0];
+    DeviceGroup group = stage->groups[0];
     group.name = "stage" + std::to_string(s);
     for (DeviceId& device : group.devices) {
       device = DeviceId(device.value + first_device);
@@ -617,7 +618,7 @@ std::vector<FoundPlan> UnlikeStages(const SearchSpace& space,
     auto plan = PlanOf(space, candidate.found, options[candidate.base]);
     if (!plan) continue;
     auto fitted = FitByRecomputing(space, objective, *std::move(plan));
-    if (!fitted || !Allowed(space, fitted->plan)) continue;
+    if (!fitted) continue;
     SetSchedule(setting, *fitted);
     plans.push_back(*std::move(fitted));
   }

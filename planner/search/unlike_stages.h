@@ -35,8 +35,9 @@ struct StageOption {
   std::vector<bool> may = {};
   std::vector<LayerCost> costs;  // by block
   // With all that runs again. Where memory lacks without, some of it does:
-  // what saves a part p of those bytes takes p^2 of that time. Empty: none
-  // does.
+  // what saves a part p of those bytes is taken to take p^2 of that time (a
+  // guess: operators that save most bytes for their time run again first).
+  // Empty: none does.
   std::vector<LayerCost> again;
 };
 
